@@ -1,0 +1,124 @@
+/* cross_entropy: the loss of every row of logits, and, when asked, its gradient in the same visit.
+ *
+ * A row is read from memory once, in chunks that fit the first-level cache: a chunk's greatest logit raises the
+ * row's, the chunk's exponentials relative to it are summed and, if a gradient is wanted, left in its place. The
+ * second pass only multiplies: by one factor per chunk, which corrects for a maximum that rose later and carries
+ * the softmax's denominator. The row then still lies in the second-level cache (200 kB for GPT-2's vocabulary).
+ * dlogits may be the memory of the logits.
+ *
+ * vec_exp and vec_max swallow NaN, so the first pass looks for it; a row with a NaN, or whose greatest logit is
+ * infinite, has a NaN loss and gradient, as plain arithmetic would give. */
+#include "backend/cpu/kernels.h"
+#include "ops/ops.h"
+
+enum { MAX_CHUNKS = 256, MIN_CHUNK = 1024 };
+
+static int64_t chunk_size(int64_t V) {
+    int64_t size = (V + MAX_CHUNKS - 1) / MAX_CHUNKS;
+    return size < MIN_CHUNK ? MIN_CHUNK : (size + VEC_LANES - 1) / VEC_LANES * VEC_LANES;
+}
+
+static float chunk_max(const float *x, int64_t n) {
+    enum { ACCUMULATORS = 4, STRIDE = ACCUMULATORS * VEC_LANES };
+    vec greatest[ACCUMULATORS];
+    veci unordered = {0};
+    for (int a = 0; a < ACCUMULATORS; a++) greatest[a] = vec_set(-INFINITY);
+    int64_t i = 0;
+    for (; i + STRIDE <= n; i += STRIDE) {
+        for (int a = 0; a < ACCUMULATORS; a++) {
+            vec v = vec_load(x + i + a * VEC_LANES);
+            unordered |= v != v;
+            greatest[a] = vec_max(greatest[a], v);
+        }
+    }
+    for (; i < n; i += VEC_LANES) {
+        vec v = n - i >= VEC_LANES ? vec_load(x + i) : vec_load_part(x + i, (int)(n - i), -INFINITY);
+        unordered |= v != v;
+        greatest[0] = vec_max(greatest[0], v);
+    }
+    for (int lane = 0; lane < VEC_LANES; lane++) {
+        if (unordered[lane]) return NAN;
+    }
+    return vec_max_lane(vec_max(vec_max(greatest[0], greatest[1]), vec_max(greatest[2], greatest[3])));
+}
+
+/* Σ e^(x-max) over a chunk; `exponentials`, if not NULL, takes the terms. */
+CPU_INLINE double chunk_sum(const float *x, int64_t n, float max, float *exponentials) {
+    vec sum[2] = {{0}}, shift = vec_set(max);
+    int64_t i = 0;
+    for (; i + 2 * VEC_LANES <= n; i += 2 * VEC_LANES) {
+        vec first = vec_exp(vec_load(x + i) - shift), second = vec_exp(vec_load(x + i + VEC_LANES) - shift);
+        sum[0] += first;
+        sum[1] += second;
+        if (exponentials) vec_store(exponentials + i, first);
+        if (exponentials) vec_store(exponentials + i + VEC_LANES, second);
+    }
+    for (; i < n; i += VEC_LANES) {
+        int lanes = n - i < VEC_LANES ? (int)(n - i) : VEC_LANES;
+        vec v = lanes == VEC_LANES ? vec_load(x + i) : vec_load_part(x + i, lanes, -INFINITY);
+        vec term = vec_exp(v - shift);
+        sum[0] += term;
+        if (exponentials) lanes_store(exponentials + i, term, lanes);
+    }
+    return (double)vec_sum(sum[0] + sum[1]);
+}
+
+CPU_INLINE void scale_step(float *x, float factor, int lanes) {
+    lanes_store(x, lanes_load(x, lanes) * vec_set(factor), lanes);
+}
+
+static void scale_chunk(float *x, int64_t n, float factor) {
+    int64_t i = 0;
+    for (; i + VEC_LANES <= n; i += VEC_LANES) scale_step(x + i, factor, VEC_LANES);
+    if (i < n) scale_step(x + i, factor, (int)(n - i));
+}
+
+/* The loss of one row; gradient (V), if not NULL, becomes gradient_scale · (softmax - onehot). */
+static float row_loss(const float *logits, int64_t V, int64_t target, float *gradient, float gradient_scale) {
+    float chunk_maximum[MAX_CHUNKS] = {0}, max = -INFINITY;
+    double sum = 0.0, target_logit = (double)logits[target];
+    int64_t size = chunk_size(V);
+    bool broken = false;
+    for (int64_t c = 0; c * size < V; c++) {
+        int64_t first = c * size, n = V - first < size ? V - first : size;
+        float greatest = chunk_max(logits + first, n);
+        broken |= isnan(greatest) || greatest == INFINITY;
+        if (greatest > max) {
+            sum *= exp((double)max - (double)greatest);
+            max = greatest;
+        }
+        /* Before the first finite logit there is nothing to measure against; every term is zero then. */
+        chunk_maximum[c] = isfinite(max) ? max : 0.0f;
+        sum += gradient ? chunk_sum(logits + first, n, chunk_maximum[c], gradient + first)
+                        : chunk_sum(logits + first, n, chunk_maximum[c], NULL);
+    }
+    if (broken || !isfinite(max)) sum = (double)NAN;
+    for (int64_t c = 0; gradient && c * size < V; c++) {
+        int64_t first = c * size, n = V - first < size ? V - first : size;
+        double factor = exp((double)chunk_maximum[c] - (double)max) / sum * (double)gradient_scale;
+        scale_chunk(gradient + first, n, (float)factor);
+    }
+    if (gradient) gradient[target] -= gradient_scale;
+    return (float)(log(sum) + (double)max - target_logit);
+}
+
+Status cpu_cross_entropy(const KernelCall *call, Error *error) {
+    const CrossEntropyAttributes *a = call->node->attributes;
+    const float *logits = call->in[0];                     /* (N,V) */
+    const int32_t *targets = call->in[1];                  /* (N) */
+    float *losses = call->out[0], *dlogits = call->out[1]; /* (N), [(N,V)] */
+    int64_t N = shape_rows(call->node->input[0]->shape), V = shape_columns(call->node->input[0]->shape);
+    for (int64_t n = 0; n < N; n++) {
+        if (targets[n] < V) continue;
+        return error_failed(error, "cross_entropy: target %lld is not one of %lld classes",
+                            (long long)targets[n], (long long)V);
+    }
+#pragma omp parallel for schedule(static) num_threads(cpu_threads(call, N *V))
+    for (int64_t n = 0; n < N; n++) {
+        float *gradient = dlogits ? dlogits + n * V : NULL, loss = 0.0f;
+        if (targets[n] >= 0) loss = row_loss(logits + n * V, V, targets[n], gradient, a->gradient_scale);
+        else if (gradient) memset(gradient, 0, (size_t)V * sizeof(float));
+        losses[n] = loss;
+    }
+    return STATUS_OK;
+}

@@ -1,0 +1,41 @@
+/* dropout: y = x · mask / (1-p), the mask drawn again wherever it is needed.
+ *
+ * Drawing is most of the work, so it is done for a run of elements that stays in the first-level cache
+ * (dropout_mask.h) and multiplied in at once. Runs begin at multiples of 64 of their sequence, where drawing is
+ * fastest; how many threads share them changes nothing. */
+#include "backend/cpu/dropout_mask.h"
+#include "backend/cpu/kernels.h"
+#include "ops/ops.h"
+#include "ops/reference.h"
+
+enum { RUN = 2048 };
+
+CPU_INLINE void drop_step(const float *x, const float *mask, float *y, bool add, int lanes) {
+    lanes_write(y, lanes_load(x, lanes) * lanes_load(mask, lanes), add, lanes);
+}
+
+Status cpu_dropout(const KernelCall *call, Error *error) {
+    (void)error;
+    const DropoutAttributes *a = call->node->attributes;
+    const float *x = call->in[0];        /* (B,...) */
+    const int32_t *random = call->in[1]; /* (N_RANDOM_WORDS) */
+    float *y = call->out[0];             /* (B,...) */
+    int64_t count = tensor_count(call->node->input[0]), B = call->node->input[0]->shape.dim[0];
+    int64_t length = B ? count / B : 0, n_runs = (length + RUN - 1) / RUN;
+    RandomKey key = reference_dropout_key(random, a->site);
+    uint64_t first_sequence = reference_first_sequence(random);
+    uint32_t threshold = random_dropout_threshold(a->probability);
+    float scale = random_dropout_scale(threshold);
+#pragma omp parallel for schedule(static) num_threads(cpu_threads(call, count))
+    for (int64_t task = 0; task < B * n_runs; task++) {
+        int64_t b = task / n_runs, first = task % n_runs * RUN;
+        int64_t n = length - first < RUN ? length - first : RUN, i = 0;
+        const float *from = x + b * length + first;
+        float *to = y + b * length + first, mask[RUN];
+        dropout_mask_fill(key, first_sequence + (uint64_t)b, (uint64_t)first, n, threshold, scale, mask);
+        for (; i + VEC_LANES <= n; i += VEC_LANES)
+            drop_step(from + i, mask + i, to + i, call->add[0], VEC_LANES);
+        if (i < n) drop_step(from + i, mask + i, to + i, call->add[0], (int)(n - i));
+    }
+    return STATUS_OK;
+}

@@ -1,0 +1,106 @@
+/* The kernels of the CPU backend, one file per operation, and the few tools they share.
+ *
+ * A kernel is right when it agrees with the operation's reference, for every shape, and gives the same bits with
+ * every number of threads: each element is computed by one thread in an order that does not depend on how many
+ * there are, and sums over rows go through a fixed number of partial sums (reduce.h). */
+#ifndef PGPT_BACKEND_CPU_KERNELS_H
+#define PGPT_BACKEND_CPU_KERNELS_H
+
+#include "backend/cpu/simd.h"
+#include "graph/op.h"
+
+Status cpu_embedding(const KernelCall *call, Error *error);
+Status cpu_embedding_token_gradient(const KernelCall *call, Error *error);
+Status cpu_embedding_position_gradient(const KernelCall *call, Error *error);
+Status cpu_layernorm(const KernelCall *call, Error *error);
+Status cpu_layernorm_backward(const KernelCall *call, Error *error);
+Status cpu_rmsnorm(const KernelCall *call, Error *error);
+Status cpu_rmsnorm_backward(const KernelCall *call, Error *error);
+Status cpu_linear(const KernelCall *call, Error *error);
+Status cpu_linear_input_gradient(const KernelCall *call, Error *error);
+Status cpu_linear_weight_gradient(const KernelCall *call, Error *error);
+Status cpu_gelu(const KernelCall *call, Error *error);
+Status cpu_gelu_backward(const KernelCall *call, Error *error);
+Status cpu_swiglu(const KernelCall *call, Error *error);
+Status cpu_swiglu_backward(const KernelCall *call, Error *error);
+Status cpu_attention(const KernelCall *call, Error *error);
+Status cpu_attention_backward(const KernelCall *call, Error *error);
+Status cpu_attention_cached(const KernelCall *call, Error *error);
+Status cpu_rotary(const KernelCall *call, Error *error);
+Status cpu_add(const KernelCall *call, Error *error);
+Status cpu_copy(const KernelCall *call, Error *error);
+Status cpu_dropout(const KernelCall *call, Error *error);
+Status cpu_gather(const KernelCall *call, Error *error);
+Status cpu_sum(const KernelCall *call, Error *error);
+Status cpu_cross_entropy(const KernelCall *call, Error *error);
+Status cpu_squared_norm(const KernelCall *call, Error *error);
+Status cpu_clip(const KernelCall *call, Error *error);
+Status cpu_adamw(const KernelCall *call, Error *error);
+Status cpu_sgd(const KernelCall *call, Error *error);
+
+/* Bytes of scratch for the kernels that want some. */
+size_t cpu_embedding_token_gradient_scratch(const Node *node, int n_threads);
+size_t cpu_layernorm_backward_scratch(const Node *node, int n_threads);
+size_t cpu_rmsnorm_backward_scratch(const Node *node, int n_threads);
+size_t cpu_linear_scratch(const Node *node, int n_threads);
+size_t cpu_linear_input_gradient_scratch(const Node *node, int n_threads);
+size_t cpu_linear_weight_gradient_scratch(const Node *node, int n_threads);
+size_t cpu_attention_scratch(const Node *node, int n_threads);
+size_t cpu_attention_backward_scratch(const Node *node, int n_threads);
+size_t cpu_attention_cached_scratch(const Node *node, int n_threads);
+size_t cpu_rotary_scratch(const Node *node, int n_threads);
+size_t cpu_sum_scratch(const Node *node, int n_threads);
+size_t cpu_squared_norm_scratch(const Node *node, int n_threads);
+
+/* ---- threads ---- */
+
+/* Starting and joining threads costs about as much as this many elements of simple work. */
+enum { CPU_SERIAL_BELOW = 16384 };
+
+/* All threads or one, never something between: an OpenMP runtime may end and recreate threads when the size of
+ * teams changes, and that costs more than idling. */
+static inline int cpu_threads(const KernelCall *call, int64_t n_elements) {
+    return n_elements < CPU_SERIAL_BELOW ? 1 : call->n_threads;
+}
+
+/* Elements first .. end - 1: part `part` of `n_parts` nearly equal ones of n, cut where cache lines end. */
+typedef struct {
+    int64_t first, end;
+} CpuRange;
+
+static inline CpuRange cpu_part(int64_t n, int part, int n_parts) {
+    enum { LINE = 64 };
+    int64_t lines = (n + LINE - 1) / LINE;
+    int64_t end = (part + 1) * lines / n_parts * LINE;
+    return (CpuRange){part * lines / n_parts * LINE, end < n ? end : n};
+}
+
+/* ---- loops over vectors ----
+ * The body of a loop is written once, as a function of the number of lanes it sees: the main loop passes the
+ * constant VEC_LANES and is compiled without a trace of the tail. */
+#define CPU_INLINE static inline __attribute__((always_inline))
+
+CPU_INLINE vec lanes_load(const float *p, int lanes) {
+    return lanes == VEC_LANES ? vec_load(p) : vec_load_part(p, lanes, 0.0f);
+}
+
+CPU_INLINE void lanes_store(float *p, vec v, int lanes) {
+    if (lanes == VEC_LANES) vec_store(p, v);
+    else vec_store_part(p, v, lanes);
+}
+
+/* Write an output as its node asks: in place of what is there, or added to it. */
+CPU_INLINE void lanes_write(float *p, vec v, bool add, int lanes) {
+    if (add) v += lanes_load(p, lanes);
+    lanes_store(p, v, lanes);
+}
+
+/* 1/(1+e^-x) within a few units in the last place, near 0 below -88; *complement is 1 minus it, equally exact where
+ * subtraction would leave nothing but rounding. */
+CPU_INLINE vec vec_sigmoid(vec x, vec *complement) {
+    vec e = vec_exp(-x), s = vec_set(1.0f) / (vec_set(1.0f) + e);
+    *complement = e * s;
+    return s;
+}
+
+#endif

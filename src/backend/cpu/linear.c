@@ -1,0 +1,110 @@
+/* linear: hands the three products of a linear layer to gemm.h, with what can be fused described as its epilogue.
+ *
+ * The bias gradient is not part of a product: it is one pass over dy (reduce.h), which the weight gradient has just
+ * read or is about to read. */
+#include "backend/cpu/gemm.h"
+#include "backend/cpu/reduce.h"
+#include "ops/ops.h"
+
+static Gemm forward_shape(const Node *node) {
+    int64_t rows = shape_rows(node->input[0]->shape);
+    int64_t outputs = node->input[1]->shape.dim[0], inputs = node->input[1]->shape.dim[1];
+    return (Gemm){.transpose_b = true,
+                  .m = rows,
+                  .n = outputs,
+                  .k = inputs,
+                  .lda = inputs,
+                  .ldb = inputs,
+                  .ldc = outputs};
+}
+
+size_t cpu_linear_scratch(const Node *node, int n_threads) {
+    Gemm shape = forward_shape(node);
+    return gemm_scratch_bytes(&shape, n_threads);
+}
+
+static GemmActivation gemm_activation(Activation activation) {
+    switch (activation) {
+    case ACTIVATION_GELU_TANH: return GEMM_GELU_TANH;
+    case ACTIVATION_GELU_ERF: return GEMM_GELU_ERF;
+    case ACTIVATION_NONE: break;
+    }
+    return GEMM_IDENTITY;
+}
+
+Status cpu_linear(const KernelCall *call, Error *error) {
+    (void)error;
+    const LinearAttributes *a = call->node->attributes;
+    GemmEpilogue epilogue = {
+        .bias = call->in[2],           /* [(Co)] */
+        .preactivation = call->out[1], /* [(N,Co)] */
+        .activation = gemm_activation(a->activation),
+        .residual = call->in[3], /* [(N,Co)] */
+    };
+    Gemm product = forward_shape(call->node);
+    product.a = call->in[0];  /* (N,Ci) */
+    product.b = call->in[1];  /* (Co,Ci) */
+    product.c = call->out[0]; /* (N,Co) */
+    product.epilogue = &epilogue;
+    gemm_run(&product, call->scratch, call->n_threads);
+    return STATUS_OK;
+}
+
+/* ---- dx (N,Ci) = dy (N,Co) · W (Co,Ci) ---- */
+
+static Gemm input_gradient_shape(const Node *node) {
+    int64_t rows = shape_rows(node->input[0]->shape);
+    int64_t outputs = node->input[1]->shape.dim[0], inputs = node->input[1]->shape.dim[1];
+    return (Gemm){.m = rows, .n = inputs, .k = outputs, .lda = outputs, .ldb = inputs, .ldc = inputs};
+}
+
+size_t cpu_linear_input_gradient_scratch(const Node *node, int n_threads) {
+    Gemm shape = input_gradient_shape(node);
+    return gemm_scratch_bytes(&shape, n_threads);
+}
+
+Status cpu_linear_input_gradient(const KernelCall *call, Error *error) {
+    (void)error;
+    Gemm product = input_gradient_shape(call->node);
+    product.a = call->in[0];  /* (N,Co) */
+    product.b = call->in[1];  /* (Co,Ci) */
+    product.c = call->out[0]; /* (N,Ci) */
+    product.accumulate = call->add[0];
+    gemm_run(&product, call->scratch, call->n_threads);
+    return STATUS_OK;
+}
+
+/* ---- dW (Co,Ci) = dyᵀ (Co,N) · x (N,Ci), db (Co) = Σ_n dy ---- */
+
+static Gemm weight_gradient_shape(const Node *node) {
+    int64_t rows = shape_rows(node->input[0]->shape);
+    int64_t outputs = shape_columns(node->input[0]->shape), inputs = shape_columns(node->input[1]->shape);
+    return (Gemm){.transpose_a = true,
+                  .m = outputs,
+                  .n = inputs,
+                  .k = rows,
+                  .lda = outputs,
+                  .ldb = inputs,
+                  .ldc = inputs};
+}
+
+size_t cpu_linear_weight_gradient_scratch(const Node *node, int n_threads) {
+    Gemm shape = weight_gradient_shape(node);
+    size_t product = gemm_scratch_bytes(&shape, n_threads), sums = reduce_columns_scratch(shape.k, shape.m);
+    return product > sums ? product : sums; /* one after the other, in the same memory */
+}
+
+Status cpu_linear_weight_gradient(const KernelCall *call, Error *error) {
+    (void)error;
+    Gemm product = weight_gradient_shape(call->node);
+    product.a = call->in[0];  /* (N,Co) */
+    product.b = call->in[1];  /* (N,Ci) */
+    product.c = call->out[0]; /* (Co,Ci) */
+    product.accumulate = call->add[0];
+    float *dbias = call->out[1]; /* (Co) */
+    if (dbias) {
+        reduce_columns(product.a, product.k, product.m, dbias, call->add[1], call->scratch, call->n_threads);
+    }
+    if (product.c) gemm_run(&product, call->scratch, call->n_threads);
+    return STATUS_OK;
+}

@@ -1,0 +1,28 @@
+/* squared_norm and clip: the gradient's norm at the speed of reading it, and the factor that the norm asks for. */
+#include "backend/cpu/reduce.h"
+#include "ops/ops.h"
+
+Status cpu_squared_norm(const KernelCall *call, Error *error) {
+    (void)error;
+    float *total = call->out[0]; /* (1) */
+    int64_t count = tensor_count(call->node->input[0]);
+    float value = (float)reduce_all(call->in[0], count, REDUCE_SQUARES, call->scratch, call->n_threads);
+    *total = call->add[0] ? *total + value : value;
+    return STATUS_OK;
+}
+
+size_t cpu_squared_norm_scratch(const Node *node, int n_threads) {
+    (void)node, (void)n_threads;
+    return reduce_all_scratch();
+}
+
+Status cpu_clip(const KernelCall *call, Error *error) {
+    (void)error;
+    const ClipAttributes *a = call->node->attributes;
+    const float *total = call->in[0];                   /* (1) */
+    float *factor = call->out[0], *norm = call->out[1]; /* (1), (1) */
+    double length = sqrt((double)*total), limit = (double)a->max_norm;
+    if (factor) *factor = limit > 0.0 && length > limit ? (float)(limit / length) : 1.0f;
+    if (norm) *norm = (float)length;
+    return STATUS_OK;
+}

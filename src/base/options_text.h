@@ -1,0 +1,48 @@
+/* What the option table makes besides values: --help, the config file, the run record, the manual page. */
+#ifndef PGPT_BASE_OPTIONS_TEXT_H
+#define PGPT_BASE_OPTIONS_TEXT_H
+
+#include <stdio.h>
+
+#include "base/json.h"
+#include "base/options.h"
+
+/* The whole program, for `pgpt --help` and pgpt(1). */
+typedef struct {
+    const char *title; /* "EXAMPLES" */
+    const char *text;  /* paragraphs separated by an empty line */
+} ManSection;
+
+typedef struct {
+    const char *program;                  /* "pgpt" */
+    const char *version;                  /* "0.1.0" */
+    const char *date;                     /* "2024-05-01"; "" for none */
+    const char *summary;                  /* one line, no full stop */
+    const char *description;              /* paragraphs separated by an empty line */
+    const OptionCommand *const *commands; /* NULL-terminated */
+    const ManSection *sections;           /* further ones, up to one without title; may be NULL */
+} ManPage;
+
+/* `pgpt COMMAND --help`, wrapped at so many columns (terminal_columns(stdout)). */
+void options_write_help(FILE *stream, const char *program, const OptionCommand *command, int columns);
+
+/* `pgpt --help`: what it is and its commands. */
+void options_write_overview(FILE *stream, const ManPage *page, int columns);
+
+/* pgpt(1) in troff, man macros. A table that an earlier command has shown is referred to, not repeated. */
+void options_write_man(FILE *stream, const ManPage *page);
+
+/* Every option (but the transient) with its help as a comment; reading it back gives the same values. */
+void options_write_config(FILE *stream, const Options *options);
+
+/* The same into a file, atomically. */
+Status options_save_config(const Options *options, const char *path, Error *error);
+
+/* {"steps": 1000, ...}: all values, a choice by its name. A new reference. */
+json_t *options_to_json(const Options *options);
+
+/* Pieces of the texts: what follows the command's name, and what a value is called (N, X, FILE). */
+const char *option_usage(const OptionCommand *command, Arena *arena);
+const char *option_value_name(const OptionSpec *spec);
+
+#endif

@@ -1,0 +1,80 @@
+/* Counter-based random numbers (Philox 4x32-10): a pure function of a key and a counter.
+ *
+ * There is no generator state to save, to seed per thread or to keep in step between ranks: the number that element
+ * i of tensor t needs in step s is random_block(key(seed, t, s), i), wherever and in whatever order it is computed.
+ * This is what lets every layout, thread count and resumed run draw the same dropout masks and initial weights. */
+#ifndef PGPT_BASE_RANDOM_H
+#define PGPT_BASE_RANDOM_H
+
+#include <stdint.h>
+
+typedef struct {
+    uint32_t word[4];
+} RandomBlock;
+
+/* A stream of blocks: what the numbers are for (seed and purpose), hashed into 64 bits. */
+typedef struct {
+    uint32_t word[2];
+} RandomKey;
+
+/* A key from a seed and up to two further coordinates (a purpose or tensor id, a step). */
+RandomKey random_key(uint64_t seed, uint64_t purpose, uint64_t step);
+
+/* The purposes, so that no two uses share a stream; add the index of the thing within its purpose. */
+#define RANDOM_INIT    (UINT64_C(1) << 32)
+#define RANDOM_DATA    (UINT64_C(2) << 32)
+#define RANDOM_DROPOUT (UINT64_C(3) << 32)
+#define RANDOM_SAMPLE  (UINT64_C(4) << 32)
+#define RANDOM_TEST    (UINT64_C(5) << 32)
+
+static inline RandomBlock random_block(RandomKey key, uint64_t row, uint64_t column) {
+    uint32_t c0 = (uint32_t)column, c1 = (uint32_t)(column >> 32), c2 = (uint32_t)row,
+             c3 = (uint32_t)(row >> 32);
+    uint32_t k0 = key.word[0], k1 = key.word[1];
+    for (int round = 0; round < 10; round++) {
+        uint64_t p0 = (uint64_t)0xD2511F53u * c0, p1 = (uint64_t)0xCD9E8D57u * c2;
+        c0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0;
+        c1 = (uint32_t)p1;
+        c2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
+        c3 = (uint32_t)p0;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    return (RandomBlock){{c0, c1, c2, c3}};
+}
+
+/* Word -> [0,1) with 24 bits. */
+static inline float random_unit(uint32_t word) {
+    return (float)(word >> 8) * (1.0f / 16777216.0f);
+}
+
+/* Dropout. Element `index` of global sequence `row` is kept when its 16-bit draw is at least the threshold; a block
+ * serves 8 elements in order. The scale is exact for the rounded threshold, so the expectation is kept. */
+static inline uint32_t random_dropout_threshold(float probability) {
+    return (uint32_t)(probability * 65536.0f + 0.5f);
+}
+
+static inline float random_dropout_scale(uint32_t threshold) {
+    return 65536.0f / (float)(65536 - threshold);
+}
+
+static inline uint32_t random_half(RandomBlock block, unsigned which /* 0..7 */) {
+    return which % 2 ? block.word[which / 2] >> 16 : block.word[which / 2] & 0xFFFFu;
+}
+
+static inline int random_keep(RandomKey key, uint64_t row, uint64_t index, uint32_t threshold) {
+    return random_half(random_block(key, row, index / 8), (unsigned)(index % 8)) >= threshold;
+}
+
+/* Uniform in [0,1) and standard normal for element `index` of a stream. */
+float random_uniform(RandomKey key, uint64_t index);
+float random_normal(RandomKey key, uint64_t index);
+
+/* out[i] = deviation · random_normal(key, first + i), several times as fast as one by one. */
+void random_normal_fill(RandomKey key, uint64_t first, uint64_t n, float deviation, float *out);
+
+/* Element `index` of a seeded permutation of 0..n-1, computed without an array (a Feistel network that walks until
+ * it lands inside). n must be at least 1 and index below n. */
+uint64_t random_permute(RandomKey key, uint64_t index, uint64_t n);
+
+#endif

@@ -1,0 +1,264 @@
+/* pgpt bench generate: tokens a second with the key/value cache, from a prompt of one token and random weights.
+ *
+ * Two claims are checked by figures. A token costs the same wherever it stands, but for attention, which reads one more
+ * cached position for each: so the first and the last quarter of a text are timed apart, with and without attention.
+ * And a single text is limited by reading the weights once a token: so their bytes a second are set against a loop that
+ * only reads as many bytes, measured in this run. */
+#include "cli/bench.h"
+
+#include "backend/cpu/cpu.h"
+#include "base/format.h"
+#include "base/memory.h"
+#include "base/timer.h"
+#include "infer/generator.h"
+#include "ops/ops.h"
+
+#include <math.h>
+#include <stdio.h>
+
+enum { N_QUARTERS = 4, N_WARMUP_TOKENS = 8, WEIGHT_SEED = 1 };
+
+typedef struct {
+    Backend backend;
+    ParameterTable table;
+    Generator generator;
+    GeneratorPrompt *prompts; /* one a sample, all of the same token */
+    Arena arena;
+    bool has_backend, has_generator;
+    double *token_seconds;     /* (tokens) of one text: between the ends of two positions */
+    double *attention_seconds; /* (tokens) of which in attention */
+} GenerateBench;
+
+/* What the callback needs: where the clock stood when the token before was done. */
+typedef struct {
+    GenerateBench *bench;
+    int64_t n_samples, n_heard, n_done;
+    uint64_t before_ns, attention_before_ns;
+} Listener;
+
+typedef struct {
+    double tokens_per_s, best_tokens_per_s, seconds;
+    double quarter_ms[N_QUARTERS], attention_ms[N_QUARTERS]; /* a position, median over its quarter */
+    double weight_bytes, read_bytes_per_s, limit_bytes_per_s;
+} GenerateReport;
+
+static uint64_t attention_ns(const Generator *generator) {
+    uint64_t total = 0;
+    const GeneratorPass *passes[] = {&generator->decode, &generator->prefill};
+    for (int p = 0; p < 2; p++) {
+        for (int i = 0; i < passes[p]->graph->n_nodes; i++) {
+            const Instruction *instruction = &passes[p]->executor.instruction[i];
+            if (instruction->first.node->op == &OP_ATTENTION_CACHED) total += instruction->elapsed_ns;
+        }
+    }
+    return total;
+}
+
+/* All samples stand at the same position, so a position is done when each of them has been heard. */
+static GeneratorVerdict hear(void *context, const GeneratedToken *token) {
+    (void)token;
+    Listener *listener = context;
+    if (++listener->n_heard % listener->n_samples != 0) return GENERATOR_GO_ON;
+    uint64_t now = timer_now_ns(), attention = attention_ns(&listener->bench->generator);
+    listener->bench->token_seconds[listener->n_done] = timer_seconds(listener->before_ns, now);
+    listener->bench->attention_seconds[listener->n_done] =
+        timer_seconds(listener->attention_before_ns, attention);
+    listener->n_done++;
+    listener->before_ns = timer_now_ns();
+    listener->attention_before_ns = attention;
+    return GENERATOR_GO_ON;
+}
+
+static Status run_texts(GenerateBench *bench, int64_t n_samples, int64_t n_tokens, double *seconds,
+                        Error *error) {
+    Listener listener = {.bench = bench,
+                         .n_samples = n_samples,
+                         .before_ns = timer_now_ns(),
+                         .attention_before_ns = attention_ns(&bench->generator)};
+    GeneratorRequest request = {.prompts = bench->prompts,
+                                .n_prompts = n_samples,
+                                .n_new_tokens = n_tokens,
+                                .end_token = -1,
+                                .sampler = SAMPLER_DEFAULTS,
+                                .callback = hear,
+                                .context = &listener};
+    uint64_t start = timer_now_ns();
+    TRY(generator_run(&bench->generator, &request, error));
+    *seconds = timer_seconds_since(start);
+    return STATUS_OK;
+}
+
+/* ---- setting up */
+
+static Status plan(GenerateBench *bench, const BenchValues *values, Error *error) {
+    TRY(backend_cpu_open(&bench->backend, (int)values->bench.n_threads, error));
+    bench->has_backend = true;
+    TRY(parameters_build(&bench->table, &values->model, error));
+    TRY(bench_check_weights(&bench->table, &bench->backend, 1.0, error));
+    bench->has_generator = true;
+    TRY(generator_plan(&bench->generator, &values->model, &bench->table, &bench->backend,
+                       &(GeneratorOptions){.n_rows = values->bench.n_samples}, error));
+    size_t host_bytes = 0, per_sample = (size_t)values->model.vocabulary * 4 + sizeof(GeneratorPrompt);
+    size_t needed = device_required_bytes(&bench->generator.memory);
+    if (!size_multiply(per_sample, (size_t)values->bench.n_samples, &host_bytes) ||
+        !size_add(needed, host_bytes, &needed)) {
+        needed = SIZE_MAX;
+    }
+    return memory_check(needed, "generating", "use fewer --samples, a shorter --context or a smaller --model",
+                        error);
+}
+
+/* One parameter at a time, so that the weights are in memory only once. */
+static Status set_weights(GenerateBench *bench, Error *error) {
+    size_t n_bytes = (size_t)bench->table.n_flat_elements * sizeof(float);
+    void *host;
+    TRY(memory_alloc(&host, n_bytes, "initial weights", error));
+    float *flat = host; /* (n_flat_elements) */
+    parameters_initialise(&bench->table, WEIGHT_SEED, flat, bench->backend.n_threads);
+    Status status = STATUS_OK;
+    for (int i = 0; i < bench->table.n_parameters && status == STATUS_OK; i++) {
+        const Parameter *parameter = &bench->table.parameter[i];
+        status = generator_upload(&bench->generator, parameter, flat + parameter->flat_offset, error);
+    }
+    memory_free(host, n_bytes);
+    return status;
+}
+
+static Status open_bench(GenerateBench *bench, const BenchValues *values, Error *error) {
+    static const int32_t first_token = 0;
+    *bench = (GenerateBench){0};
+    TRY(plan(bench, values, error));
+    TRY(generator_open(&bench->generator, NULL, error));
+    TRY(set_weights(bench, error));
+    int64_t n_samples = values->bench.n_samples, n_tokens = values->bench.n_tokens + N_WARMUP_TOKENS;
+    bench->prompts = ARENA_ARRAY(&bench->arena, GeneratorPrompt, n_samples);
+    for (int64_t i = 0; i < n_samples; i++) {
+        bench->prompts[i] = (GeneratorPrompt){&first_token, 1, (uint64_t)i};
+    }
+    bench->token_seconds = ARENA_ARRAY(&bench->arena, double, n_tokens);
+    bench->attention_seconds = ARENA_ARRAY(&bench->arena, double, n_tokens);
+    return STATUS_OK;
+}
+
+static void close_bench(GenerateBench *bench) {
+    if (bench->has_generator) generator_close(&bench->generator);
+    parameters_free(&bench->table);
+    if (bench->has_backend) bench->backend.close(bench->backend.context);
+    arena_free(&bench->arena);
+}
+
+/* ---- measuring */
+
+/* Weights that a pass reads whole: all but the embedding's tables, of which it takes a row. A tied table is read whole
+ * as the head. */
+static double weight_bytes(const Graph *graph) {
+    double total = 0.0;
+    for (int i = 0; i < graph->n_nodes; i++) {
+        const Node *node = graph->node[i];
+        for (int k = 0; k < node->n_inputs && node->op != &OP_EMBEDDING; k++) {
+            Tensor *input = node->input[k];
+            if (input && tensor_root(input)->place == PLACE_PARAMETER) total += (double)tensor_bytes(input);
+        }
+    }
+    return total;
+}
+
+/* Medians over the quarters of the text just made, which must have at least as many tokens. */
+static void note_quarters(GenerateBench *bench, int64_t n_tokens, GenerateReport *report) {
+    for (int q = 0; q < N_QUARTERS; q++) {
+        int64_t first = n_tokens * q / N_QUARTERS, count = n_tokens * (q + 1) / N_QUARTERS - first;
+        report->quarter_ms[q] = 1e3 * bench_median(bench->token_seconds + first, count);
+        report->attention_ms[q] = 1e3 * bench_median(bench->attention_seconds + first, count);
+    }
+}
+
+static Status measure(GenerateBench *bench, const BenchOptions *options, GenerateReport *report,
+                      Error *error) {
+    double *seconds = ARENA_ARRAY(&bench->arena, double, options->n_runs), warmup, fastest = INFINITY;
+    report->weight_bytes = weight_bytes(bench->generator.decode.graph);
+    TRY(bench_read_bandwidth((size_t)report->weight_bytes, bench->backend.n_threads,
+                             &report->limit_bytes_per_s, error));
+    TRY(run_texts(bench, options->n_samples, N_WARMUP_TOKENS, &warmup, error));
+    for (int64_t run = 0; run < options->n_runs; run++) {
+        TRY(run_texts(bench, options->n_samples, options->n_tokens, &seconds[run], error));
+        report->seconds += seconds[run];
+        if (seconds[run] >= fastest) continue;
+        fastest = seconds[run];
+        note_quarters(bench, options->n_tokens, report); /* of the least disturbed run */
+    }
+    double n_tokens = (double)options->n_tokens * (double)options->n_samples;
+    double median = bench_median(seconds, options->n_runs);
+    report->tokens_per_s = n_tokens / median;
+    report->best_tokens_per_s = n_tokens / fastest;
+    report->read_bytes_per_s = report->weight_bytes * (double)options->n_tokens / median;
+    return STATUS_OK;
+}
+
+/* How much slower the last quarter is than the first, attention left out. */
+static double growth_without_attention(const GenerateReport *report) {
+    return (report->quarter_ms[N_QUARTERS - 1] - report->attention_ms[N_QUARTERS - 1]) /
+           (report->quarter_ms[0] - report->attention_ms[0]);
+}
+
+static void print_report(const GenerateBench *bench, const BenchValues *values,
+                         const GenerateReport *report) {
+    const BenchOptions *options = &values->bench;
+    const int last = N_QUARTERS - 1;
+    bench_print_model(values, &bench->table, bench->backend.n_threads);
+    printf("%lld tokens after a prompt of one, %lld text%s at once, context %lld\n\n",
+           (long long)options->n_tokens, (long long)options->n_samples, options->n_samples == 1 ? "" : "s",
+           (long long)values->model.context);
+    printf("tokens/s      %.1f median, %.1f best of %lld runs\n", report->tokens_per_s,
+           report->best_tokens_per_s, (long long)options->n_runs);
+    printf(
+        "a position    %.3f ms in the first quarter (attention %.3f), %.3f ms in the last (attention %.3f)\n",
+        report->quarter_ms[0], report->attention_ms[0], report->quarter_ms[last], report->attention_ms[last]);
+    printf("              last / first: %.2f; without attention: %.2f\n",
+           report->quarter_ms[last] / report->quarter_ms[0], growth_without_attention(report));
+    printf("weights       %s read for a position: %s, %.1f %% of %s\n",
+           format_bytes((uint64_t)report->weight_bytes).text,
+           format_rate(report->read_bytes_per_s, "B/s").text,
+           100.0 * report->read_bytes_per_s / report->limit_bytes_per_s,
+           format_rate(report->limit_bytes_per_s, "B/s").text);
+    printf(
+        "              (the limit is a loop that only reads as many bytes on the same threads, in this run)\n");
+    printf("memory        %s allocated; resident peak of the process %s\n",
+           format_bytes(bench->generator.memory.allocated_bytes).text,
+           format_bytes(memory_resident_peak_bytes()).text);
+}
+
+static json_t *report_json(const GenerateBench *bench, const BenchValues *values,
+                           const GenerateReport *report) {
+    json_t *object = bench_json("generate", values, &bench->table, bench->backend.n_threads);
+    const int last = N_QUARTERS - 1;
+    json_object_set_new(object, "samples", json_integer(values->bench.n_samples));
+    json_object_set_new(object, "tokens", json_integer(values->bench.n_tokens));
+    json_object_set_new(object, "seconds", json_make_number(report->seconds));
+    json_object_set_new(object, "tokens_per_s", json_make_number(report->tokens_per_s));
+    json_object_set_new(object, "tokens_per_s_best", json_make_number(report->best_tokens_per_s));
+    json_object_set_new(object, "first_quarter_ms", json_make_number(report->quarter_ms[0]));
+    json_object_set_new(object, "last_quarter_ms", json_make_number(report->quarter_ms[last]));
+    json_object_set_new(object, "first_quarter_attention_ms", json_make_number(report->attention_ms[0]));
+    json_object_set_new(object, "last_quarter_attention_ms", json_make_number(report->attention_ms[last]));
+    json_object_set_new(object, "growth_without_attention",
+                        json_make_number(growth_without_attention(report)));
+    json_object_set_new(object, "weight_bytes", json_make_number(report->weight_bytes));
+    json_object_set_new(object, "bytes_per_s", json_make_number(report->read_bytes_per_s));
+    json_object_set_new(object, "limit_bytes_per_s", json_make_number(report->limit_bytes_per_s));
+    json_object_set_new(object, "peak_bytes",
+                        json_integer((json_int_t)bench->generator.memory.allocated_bytes));
+    json_object_set_new(object, "resident_bytes", json_integer((json_int_t)memory_resident_peak_bytes()));
+    return object;
+}
+
+Status bench_generate(BenchValues *values, Error *error) {
+    GenerateBench bench;
+    GenerateReport report = {0};
+    TRY_GOTO(open_bench(&bench, values, error), done);
+    TRY_GOTO(measure(&bench, &values->bench, &report, error), done);
+    print_report(&bench, values, &report);
+    if (values->bench.json) bench_print_json(report_json(&bench, values, &report), error);
+done:
+    close_bench(&bench);
+    return error->status;
+}

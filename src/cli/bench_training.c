@@ -1,0 +1,148 @@
+/* The part that `bench step` and `bench ops` have in common: from checked options to a training step that is ready to
+ * run, in the same order as a real run, so that memory and message are those of `pgpt train`. */
+#include "cli/bench.h"
+
+#include "backend/cpu/cpu.h"
+#include "base/format.h"
+#include "base/memory.h"
+#include "base/random.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { BENCH_SEED = 1 };
+
+/* Every token is drawn by its place in the run: the next one is its target, as in a text. */
+static void fill_random(void *context, uint64_t first_sequence, int64_t B, int64_t T,
+                        int32_t *tokens /* (B,T) */, int32_t *targets /* (B,T) */) {
+    uint64_t vocabulary = (uint64_t) * (const int64_t *)context;
+    RandomKey key = random_key(BENCH_SEED, RANDOM_DATA, 0);
+    for (int64_t b = 0; b < B; b++) {
+        for (int64_t t = 0; t <= T; t++) {
+            RandomBlock block = random_block(key, first_sequence + (uint64_t)b, (uint64_t)t);
+            int32_t token = (int32_t)(block.word[0] % vocabulary);
+            if (t < T) tokens[b * T + t] = token;
+            if (t > 0) targets[b * T + t - 1] = token;
+        }
+    }
+}
+
+static Status complete_sizes(BenchValues *values, Error *error) {
+    BenchOptions *bench = &values->bench;
+    if (!bench->sequence) bench->sequence = values->model.context;
+    if (bench->sequence > values->model.context) {
+        return error_user(error, "--sequence %lld is longer than --context %lld", (long long)bench->sequence,
+                          (long long)values->model.context);
+    }
+    if (!bench->micro_batch) bench->micro_batch = bench->batch;
+    if (bench->batch % bench->micro_batch != 0) {
+        return error_user(error, "--micro-batch %lld does not divide --batch %lld",
+                          (long long)bench->micro_batch, (long long)bench->batch);
+    }
+    int64_t n_tokens;
+    if (!int64_multiply(bench->batch, bench->sequence, &n_tokens) || n_tokens > (int64_t)1 << 40) {
+        return error_user(error, "--batch %lld times --sequence %lld is more tokens than a step can hold",
+                          (long long)bench->batch, (long long)bench->sequence);
+    }
+    return optimizer_check(&values->optimizer, bench->batch / bench->micro_batch, error);
+}
+
+Status bench_check_weights(const ParameterTable *table, const Backend *backend, double copies, Error *error) {
+    double needed = copies * 4.0 * (double)table->n_flat_elements;
+    uint64_t available = backend->free_bytes(backend->context);
+    if (needed <= (double)available) return STATUS_OK;
+    return error_user(
+        error,
+        "%s parameters need at least %s for weights and what goes with them, %s are free; choose a smaller "
+        "--model, --layers, --channels or --vocab",
+        format_count((double)table->n_elements).text,
+        format_bytes(needed < 1.8e19 ? (uint64_t)needed : UINT64_MAX).text, format_bytes(available).text);
+}
+
+static Status plan(BenchTraining *training, BenchValues *values, Error *error) {
+    const OptimizerOptions *optimizer = &values->optimizer;
+    TRY(backend_cpu_open(&training->backend, (int)values->bench.n_threads, error));
+    training->has_backend = true;
+    TRY(parameters_build(&training->table, &values->model, error));
+    double copies = (optimizer->kind == OPTIMIZER_ADAMW ? 3.0 : 2.0) + (optimizer->eager ? 0.0 : 1.0);
+    TRY(bench_check_weights(&training->table, &training->backend, copies, error));
+    StepOptions options = {.batch = values->bench.batch,
+                           .micro_batch = values->bench.micro_batch,
+                           .T = values->bench.sequence,
+                           .recompute = values->bench.recompute,
+                           .loss_chunk = values->bench.loss_chunk,
+                           .seed = BENCH_SEED};
+    TRY(train_step_plan(&training->step, &values->model, &training->table, &options, optimizer,
+                        &training->backend, error));
+    training->has_step = true;
+    device_require(&training->memory, &training->step.program.plan);
+    return memory_check(
+        device_required_bytes(&training->memory), "this training step",
+        "use a smaller --micro-batch, --recompute 1, a shorter --sequence or a smaller --model", error);
+}
+
+static Status initialise(BenchTraining *training, Error *error) {
+    size_t n_bytes = (size_t)training->table.n_flat_elements * sizeof(float);
+    void *host;
+    TRY(memory_alloc(&host, n_bytes, "initial weights", error));
+    parameters_initialise(&training->table, BENCH_SEED, host, training->backend.n_threads);
+    executor_upload(&training->step.executor, training->step.loss.parameters.flat, host, error);
+    memory_free(host, n_bytes);
+    return error->status;
+}
+
+Status bench_training_open(BenchTraining *training, BenchValues *values, Error *error) {
+    *training = (BenchTraining){.vocabulary = values->model.vocabulary};
+    training->source = (BatchSource){fill_random, &training->vocabulary};
+    TRY(complete_sizes(values, error));
+    TRY(plan(training, values, error));
+    TRY(device_open(&training->memory, &training->backend, error));
+    TRY(train_step_open(&training->step, &training->memory, error));
+    return initialise(training, error);
+}
+
+void bench_training_close(BenchTraining *training) {
+    if (training->has_step) train_step_close(&training->step);
+    device_close(&training->memory);
+    parameters_free(&training->table);
+    if (training->has_backend) training->backend.close(training->backend.context);
+    *training = (BenchTraining){0};
+}
+
+/* ---- what the outputs share */
+
+void bench_print_model(const BenchValues *values, const ParameterTable *table, int n_threads) {
+    const ModelConfig *model = &values->model;
+    printf("model %s: %lld layers, %lld heads, %lld channels, vocabulary %lld, %s parameters; %d thread%s\n",
+           model->preset, (long long)model->n_layers, (long long)model->n_heads, (long long)model->n_channels,
+           (long long)model->vocabulary, format_count((double)table->n_elements).text, n_threads,
+           n_threads == 1 ? "" : "s");
+}
+
+json_t *bench_json(const char *which, const BenchValues *values, const ParameterTable *table, int n_threads) {
+    json_t *object = json_object();
+    json_object_set_new(object, "command", json_string("bench"));
+    json_object_set_new(object, "benchmark", json_string(which));
+    json_object_set_new(object, "model", json_make_text(values->model.preset));
+    json_object_set_new(object, "parameters", json_integer(table->n_elements));
+    json_object_set_new(object, "threads", json_integer(n_threads));
+    return object;
+}
+
+Status bench_print_json(json_t *object, Error *error) {
+    json_line_write(stdout, object, JSON_DIGITS_FLOAT, error);
+    json_decref(object);
+    return error->status;
+}
+
+static int by_value(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
+double bench_median(double *values, int64_t count) {
+    if (count < 1) return NAN;
+    qsort(values, (size_t)count, sizeof *values, by_value);
+    return 0.5 * (values[(count - 1) / 2] + values[count / 2]);
+}

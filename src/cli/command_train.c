@@ -1,0 +1,275 @@
+/* pgpt train: from options to a finished run.
+ *
+ * Everything that can be wrong is found before the run folder is made: options, data, sizes, memory. After that only
+ * the system can fail. */
+#include "cli/commands.h"
+
+#include "backend/cpu/cpu.h"
+#include "base/format.h"
+#include "base/timer.h"
+#include "data/source.h"
+#include "train/run_folder.h"
+#include "train/trainer.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+typedef struct {
+    bool print_program, json, quiet;
+} CallOptions;
+
+typedef struct {
+    ModelConfig model;
+    DataOptions data;
+    OptimizerOptions optimizer;
+    TrainOptions train;
+    CallOptions call;
+} TrainCommand;
+
+static const OptionSpec call_option_specs[] = {
+    OPTION_BOOL("print-program", CallOptions, print_program, false,
+                "print every instruction of a training step and the memory plan, then leave",
+                .flags = OPTION_TRANSIENT),
+    OPTION_BOOL("json", CallOptions, json, false, "make the last line of the output one JSON object",
+                .flags = OPTION_TRANSIENT),
+    OPTION_BOOL("quiet", CallOptions, quiet, false, "say only what went wrong", .flags = OPTION_TRANSIENT),
+    OPTION_END,
+};
+
+static const OptionGroup groups[] = {
+    OPTION_GROUP("Model", TrainCommand, model, model_option_specs),
+    OPTION_GROUP("Data", TrainCommand, data, data_option_specs),
+    OPTION_GROUP("Optimizer", TrainCommand, optimizer, optimizer_option_specs),
+    OPTION_GROUP("Training", TrainCommand, train, train_option_specs),
+    OPTION_GROUP("This call", TrainCommand, call, call_option_specs),
+    OPTION_GROUP_END,
+};
+
+static const char *const examples[] = {
+    "train the demo model on the built-in stories",
+    "pgpt train",
+    "train on your own text",
+    "pgpt train --model mini --data book.txt --steps 2000",
+    "see the step as a program",
+    "pgpt train --model mini --print-program",
+    "repeat a run, then go on for longer",
+    "pgpt train runs/first/config.ini --resume runs/first --steps 4000",
+    NULL,
+};
+
+const OptionCommand train_command = {
+    .name = "train",
+    .summary = "train a model on text",
+    .description =
+        "Trains a GPT on text and leaves a run folder with its configuration, metrics and checkpoints. "
+        "Without options it trains a small model on built-in stories and ends with a sample of its own.",
+    .groups = groups,
+    .examples = examples,
+};
+
+/* What a run needs, opened one after the other and closed together. */
+typedef struct {
+    Options options;
+    TrainCommand values;
+    DataSource source;
+    Backend backend;
+    Trainer trainer;
+    Log log;
+    bool has_backend, has_trainer;
+    const char *run;
+} Run;
+
+static void close_run(Run *run) {
+    if (run->has_trainer) trainer_close(&run->trainer);
+    if (run->has_backend) run->backend.close(run->backend.context);
+    data_source_close(&run->source);
+    options_free(&run->options);
+}
+
+static Status read_options(Run *run, int n_words, char *const *words, Error *error) {
+    TRY(options_init(&run->options, &train_command, &run->values, error));
+    TRY(options_parse(&run->options, n_words, words, error));
+    const char *resume = run->values.train.resume;
+    if (run->options.help_wanted) return STATUS_OK;
+    if (*resume) {
+        TRY(options_read_config(&run->options, arena_printf(&run->options.arena, "%s/config.ini", resume),
+                                error));
+    }
+    run->log = log_make(run->values.call.quiet);
+    return config_apply_preset(&run->options, run->values.model.preset, error);
+}
+
+/* Fill in what depends on something else, and check what must fit together. */
+static Status complete_options(Run *run, Error *error) {
+    TrainOptions *train = &run->values.train;
+    const ModelConfig *model = &run->values.model;
+    if (!train->sequence) train->sequence = model->context;
+    if (train->sequence > model->context) {
+        return error_user(error, "--sequence %lld is longer than --context %lld", (long long)train->sequence,
+                          (long long)model->context);
+    }
+    if (!train->micro_batch) train->micro_batch = train->batch;
+    if (train->batch % train->micro_batch != 0) {
+        return error_user(error, "--micro-batch %lld does not divide --batch %lld",
+                          (long long)train->micro_batch, (long long)train->batch);
+    }
+    int64_t n_tokens;
+    if (__builtin_mul_overflow(train->batch, train->sequence, &n_tokens) || n_tokens > (int64_t)1 << 40) {
+        return error_user(error, "--batch %lld times --sequence %lld is more tokens than a step can hold",
+                          (long long)train->batch, (long long)train->sequence);
+    }
+    return optimizer_check(&run->values.optimizer, train->batch / train->micro_batch, error);
+}
+
+static Status count_steps(Run *run, Error *error) {
+    TrainOptions *train = &run->values.train;
+    if (train->n_epochs <= 0.0) return STATUS_OK;
+    if (options_source(&run->options, "steps") > options_source(&run->options, "epochs")) return STATUS_OK;
+    if (options_source(&run->options, "steps") == OPTION_FROM_COMMAND) {
+        return error_user(error, "--steps and --epochs are both given; choose one");
+    }
+    uint64_t n_windows = dataset_n_windows(run->source.dataset, DATASET_TRAIN, (int)train->sequence);
+    double steps = ceil(train->n_epochs * (double)n_windows / (double)train->batch);
+    if (steps > 1e15) return error_user(error, "--epochs %g makes too many steps", train->n_epochs);
+    train->n_steps = steps < 1.0 ? 1 : (int64_t)steps;
+    return STATUS_OK;
+}
+
+static void say_plan(const Run *run) {
+    const ModelConfig *model = &run->values.model;
+    const TrainOptions *train = &run->values.train;
+    const MemoryPlan *plan = &run->trainer.step.program.plan;
+    log_note(&run->log, "model %s: %lld layers, %lld heads, %lld channels, context %lld, %s parameters",
+             model->preset, (long long)model->n_layers, (long long)model->n_heads,
+             (long long)model->n_channels, (long long)model->context,
+             format_count((double)run->trainer.table.n_elements).text);
+    log_note(&run->log, "data %s: %s tokens to learn, %s held out, %d symbols (%s)", run->values.data.data,
+             format_count((double)dataset_n_tokens(run->source.dataset, DATASET_TRAIN)).text,
+             format_count((double)dataset_n_tokens(run->source.dataset, DATASET_VALIDATION)).text,
+             tokenizer_n_vocabulary(run->source.tokenizer), tokenizer_kind(run->source.tokenizer));
+    log_note(&run->log, "memory %s: activations %s (sharing saved %s), %d threads; %s a step",
+             format_bytes(trainer_planned_bytes(&run->trainer)).text,
+             format_bytes(plan->bytes[PLACE_ACTIVATION]).text,
+             format_bytes(plan->unshared_bytes - plan->bytes[PLACE_ACTIVATION]).text, run->backend.n_threads,
+             format_rate(train_step_flops(&run->trainer.step), "FLOP").text);
+    log_note(&run->log, "%lld steps of %lld x %lld tokens into %s", (long long)train->n_steps,
+             (long long)train->batch, (long long)train->sequence, run->run);
+}
+
+static json_t *summary(const Run *run, double seconds) {
+    const Trainer *trainer = &run->trainer;
+    const TrainOptions *train = &run->values.train;
+    double per_step = trainer->n_steps_timed ? trainer->step_seconds / (double)trainer->n_steps_timed : NAN;
+    json_t *object = json_object();
+    json_object_set_new(object, "command", json_string("train"));
+    json_object_set_new(object, "model", json_make_text(run->values.model.preset));
+    json_object_set_new(object, "parameters", json_integer(trainer->table.n_elements));
+    json_object_set_new(object, "step", json_integer(trainer->n_done));
+    json_object_set_new(object, "tokens", json_integer(trainer->last.n_tokens));
+    json_object_set_new(object, "loss", json_make_number(trainer->last.loss));
+    json_object_set_new(object, "val_loss", json_make_number(trainer->validation_loss));
+    json_object_set_new(object, "lr", json_make_number(trainer->last.rate));
+    json_object_set_new(object, "grad_norm", json_make_number(trainer->last.gradient_norm));
+    json_object_set_new(object, "seconds", json_make_number(seconds));
+    json_object_set_new(object, "step_ms", json_make_number(per_step * 1e3));
+    json_object_set_new(object, "tokens_per_s",
+                        json_make_number((double)train->batch * (double)train->sequence / per_step));
+    json_object_set_new(object, "flops_per_s", json_make_number(train_step_flops(&trainer->step) / per_step));
+    json_object_set_new(object, "mfu", json_null()); /* the peak of this processor is not known */
+    json_object_set_new(object, "peak_bytes", json_integer((json_int_t)trainer_allocated_bytes(trainer)));
+    json_object_set_new(object, "interrupted", json_boolean(trainer->was_interrupted));
+    json_object_set_new(object, "run", json_make_text(run->run));
+    return object;
+}
+
+static Status print_json(json_t *object, Error *error) {
+    json_line_write(stdout, object, JSON_DIGITS_FLOAT, error);
+    json_decref(object);
+    return error->status;
+}
+
+static Status print_program(const Run *run, Error *error) {
+    trainer_print_program(&run->trainer, stdout);
+    if (!run->values.call.json) return STATUS_OK;
+    Cost cost = program_cost(&run->trainer.step.program);
+    json_t *object = json_object();
+    json_object_set_new(object, "instructions", json_integer(run->trainer.step.graph->n_nodes));
+    json_object_set_new(object, "flops_per_step", json_make_number(cost.flops));
+    json_object_set_new(object, "bytes_per_step", json_make_number(cost.bytes));
+    json_object_set_new(object, "peak_bytes", json_integer((json_int_t)trainer_planned_bytes(&run->trainer)));
+    return print_json(object, error);
+}
+
+static Status plan_run(Run *run, Error *error) {
+    TrainCommand *values = &run->values;
+    const char *resume = values->train.resume;
+    const char *saved = *resume ? arena_printf(&run->options.arena, "%s/tokenizer.json", resume) : NULL;
+    TRY(data_source_open(&run->source, &values->data, saved, error));
+    TRY(config_complete(&values->model, tokenizer_n_vocabulary(run->source.tokenizer), error));
+    TRY(complete_options(run, error));
+    TRY(data_source_encode(&run->source, &values->data, (uint64_t)values->train.seed, values->train.sequence,
+                           error));
+    TRY(count_steps(run, error));
+    TRY(backend_cpu_open(&run->backend, (int)values->train.n_threads, error));
+    run->has_backend = true;
+    TrainerSetup setup = {.config = &values->model,
+                          .optimizer = &values->optimizer,
+                          .options = &values->train,
+                          .dataset = run->source.dataset,
+                          .tokenizer = run->source.tokenizer,
+                          .backend = &run->backend,
+                          .log = &run->log};
+    run->has_trainer = true;
+    return trainer_plan(&run->trainer, &setup, error);
+}
+
+static Status prepare_folder(Run *run, Error *error) {
+    const TrainOptions *train = &run->values.train;
+    if (*train->resume) {
+        run->run = train->resume;
+        return STATUS_OK;
+    }
+    run->run = run_folder_name(&run->options.arena, train->out, run->values.model.preset);
+    return run_folder_check(run->run, error);
+}
+
+static Status train(Run *run, Error *error) {
+    uint64_t start = timer_now_ns();
+    const TrainOptions *train = &run->values.train;
+    TRY(trainer_check_memory(&run->trainer, error));
+    TRY(prepare_folder(run, error));
+    TRY(trainer_open(&run->trainer, error));
+    if (*train->resume) TRY(trainer_resume(&run->trainer, train->resume, error));
+    if (!*train->resume) TRY(run_folder_create(run->run, &run->options, run->source.tokenizer, error));
+    say_plan(run);
+    TRY(trainer_run(&run->trainer, run->run, error));
+    double seconds = timer_seconds_since(start);
+    if (run->trainer.was_interrupted) {
+        log_note(&run->log, "stopped after step %lld and saved; go on with: pgpt train --resume %s",
+                 (long long)run->trainer.n_done, run->run);
+    } else {
+        log_note(&run->log, "done in %s; the model is in %s: pgpt generate %s", format_duration(seconds).text,
+                 run->run, run->run);
+        TRY(trainer_sample(&run->trainer, stdout, error));
+    }
+    return run->values.call.json ? print_json(summary(run, seconds), error) : STATUS_OK;
+}
+
+Status command_train(int n_words, char *const *words, Error *error) {
+    Run run = {0};
+    TRY_GOTO(read_options(&run, n_words, words, error), done);
+    if (run.options.help_wanted) {
+        command_show_help(&train_command);
+        goto done;
+    }
+    TRY_GOTO(plan_run(&run, error), done);
+    if (run.values.call.print_program) {
+        print_program(&run, error);
+    } else {
+        train(&run, error);
+    }
+done:
+    close_run(&run);
+    return error->status;
+}

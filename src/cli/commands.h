@@ -1,0 +1,21 @@
+/* The subcommands: each is a table that describes its options and a function that runs it with the words after its
+ * name. The function's status is the program's exit code. */
+#ifndef PGPT_CLI_COMMANDS_H
+#define PGPT_CLI_COMMANDS_H
+
+#include "base/options.h"
+#include "base/options_text.h"
+
+extern const OptionCommand train_command, generate_command, bench_command;
+
+Status command_train(int n_words, char *const *words, Error *error);
+Status command_generate(int n_words, char *const *words, Error *error);
+Status command_bench(int n_words, char *const *words, Error *error);
+
+/* The page that --help and the manual are made from. */
+extern const ManPage manual_page;
+
+/* Show a command's --help on stdout. */
+void command_show_help(const OptionCommand *command);
+
+#endif

@@ -1,0 +1,60 @@
+/* Dataset: a sequence of tokens, split into training and validation, served as batches.
+ *
+ * Sequences have global numbers 0, 1, 2, ... over the whole run, epochs included, and what sequence i holds depends
+ * on (seed, i) alone. Whoever asks for it, in whatever batch, on whatever rank, gets the same tokens, and the
+ * position to save for an exact resume is one integer: the number of sequences consumed.
+ *
+ *   training     epoch e = i / n_windows; within the epoch every window is served once, in a seeded order; each epoch
+ *                shifts the windows' borders by another seeded offset below T
+ *   validation   window i % n_windows, in the order of the text, without overlap
+ *
+ * Tokens are kept as 16 or 32 bit segments, so a dataset may hold more than memory does. */
+#ifndef PGPT_DATA_DATASET_H
+#define PGPT_DATA_DATASET_H
+
+#include "base/error.h"
+#include "data/text.h"
+#include "data/tokenizer.h"
+
+#include <stdint.h>
+
+typedef struct Dataset Dataset;
+
+typedef enum { DATASET_TRAIN, DATASET_VALIDATION, DATASET_N_SPLITS } DatasetSplit;
+
+typedef struct {
+    uint64_t seed;
+    double validation_fraction; /* of the tokens, from the end, in [0, 1); 0: no validation split */
+    int T;                      /* the context the splits must be able to fill at least once */
+} DatasetOptions;
+
+#define DATASET_DEFAULT_VALIDATION_FRACTION 0.1
+
+/* Encode a text and split it. The text and the tokenizer may be freed afterwards. Where the tokenizer has an
+ * end-of-text id, it stands between documents. A split shorter than T + 1 tokens is a user's error that says how many
+ * there are and how many are needed. */
+Status dataset_from_text(const Text *text, const Tokenizer *tokenizer, const DatasetOptions *options,
+                         Dataset **dataset, Error *error);
+
+void dataset_free(Dataset *dataset);
+
+uint64_t dataset_n_tokens(const Dataset *dataset, DatasetSplit split);
+
+/* Sequences of T tokens (and their targets) in one pass over the split; 0 in an empty split. */
+uint64_t dataset_n_windows(const Dataset *dataset, DatasetSplit split, int T);
+
+/* Sequences first_sequence .. first_sequence + B - 1. The split must have at least one window of T. Targets are the
+ * tokens one position later. Safe to call from several threads. */
+void dataset_fill(const Dataset *dataset, DatasetSplit split, uint64_t first_sequence, int B, int T,
+                  int32_t *tokens /* (B,T) */, int32_t *targets /* (B,T) */);
+
+/* Tokens first .. first + n - 1 of a split in the order of the text, for looking at it. */
+void dataset_read(const Dataset *dataset, DatasetSplit split, uint64_t first, uint64_t n, int32_t *tokens);
+
+/* Mean bytes of text per token over both splits: turns a loss per token into one per byte. */
+double dataset_bytes_per_token(const Dataset *dataset);
+
+/* Identifies the tokens of both splits, for refusing to resume on other data. */
+uint64_t dataset_hash(const Dataset *dataset);
+
+#endif

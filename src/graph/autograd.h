@@ -1,0 +1,45 @@
+/* Autograd as a pass: reads the forward nodes backwards and records the backward half.
+ *
+ * Each op's gradient rule asks for the gradient of its outputs, records nodes, and says which input's gradient each
+ * new node's output is. Autograd decides where that gradient lives and whether it is the first contribution
+ * (written) or a further one (added). The walk starts at ops that make gradients themselves, as the loss does.
+ *
+ *     static void gelu_gradient(Autograd *autograd, const Node *node) {
+ *         Tensor *dy = autograd_gradient(autograd, node->output[0]);
+ *         Tensor *x = node->input[0];
+ *         if (!dy || !x->needs_gradient) return;
+ *         autograd_record(autograd, &OP_GELU_BACKWARD, attributes, bytes, 2, TENSORS(dy, x), 1, TENSORS(x));
+ *     }
+ */
+#ifndef PGPT_GRAPH_AUTOGRAD_H
+#define PGPT_GRAPH_AUTOGRAD_H
+
+#include "graph/op.h"
+
+typedef struct {
+    const Op *
+        copy; /* duplicates a tensor: needed when a gradient that two tensors share is to change for one of them */
+    /* PLACE_GRADIENT: parameters' gradients persist and are summed over micro-batches. PLACE_ACTIVATION: each lives
+     * only until its last reader, for steps that update every parameter as soon as its gradient is known. */
+    Place gradient_place;
+} AutogradOptions;
+
+/* Add the backward half to a graph that holds only forward nodes. Afterwards tensor->gradient is dL/dtensor. */
+Status autograd_run(Graph *graph, const AutogradOptions *options, Error *error);
+
+/* --- for gradient rules --- */
+
+/* dL/dtensor, complete when the rule of its producer runs; NULL if nothing flows into it. */
+Tensor *autograd_gradient(Autograd *autograd, Tensor *tensor);
+
+/* Record a node whose outputs are the gradients of `targets`; a NULL target, or one that needs no gradient, becomes
+ * a NULL output that the kernel skips. Returns the node, NULL when no target was left. */
+Node *autograd_record(Autograd *autograd, const Op *op, const void *attributes, size_t attributes_bytes,
+                      int n_inputs, Tensor *const *inputs, int n_targets, Tensor *const *targets);
+
+/* dL/dtensor is exactly `gradient`, an existing tensor: no node needed (residual additions, fused losses). */
+void autograd_share(Autograd *autograd, Tensor *tensor, Tensor *gradient);
+
+Graph *autograd_graph(Autograd *autograd);
+
+#endif

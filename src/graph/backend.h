@@ -1,0 +1,43 @@
+/* A backend: memory and kernels of one kind of device, as a table of functions.
+ *
+ * The executor (executor.h) does everything else, so a new backend is this table and its kernels. Slots marked
+ * optional may be NULL. */
+#ifndef PGPT_GRAPH_BACKEND_H
+#define PGPT_GRAPH_BACKEND_H
+
+#include "graph/op.h"
+
+typedef struct Backend {
+    const char *name;
+
+    /* Device memory, zeroed, aligned to at least 64 bytes; `what` names it in the message when there is not enough.
+     * A backend that computes nothing gives NULL. */
+    Status (*allocate)(void *context, size_t n_bytes, const char *what, void **memory, Error *error);
+    void (*release)(void *context, void *memory, size_t n_bytes);
+
+    /* Bytes free for allocation now, as far as it is known. */
+    size_t (*free_bytes)(void *context);
+
+    /* Copies between host and device, complete on return. */
+    Status (*upload)(void *context, void *device, const void *host, size_t n_bytes, Error *error);
+    Status (*download)(void *context, void *host, const void *device, size_t n_bytes, Error *error);
+
+    /* The kernel that runs `node`, NULL if the backend has none: then the program cannot run on it. */
+    Kernel (*kernel)(void *context, const Node *node);
+
+    /* Working memory that the kernel wants, in bytes; it becomes a tensor of the memory plan. Optional. */
+    size_t (*scratch_bytes)(void *context, const Node *node);
+
+    /* Wait until everything that was started has finished. Optional: NULL if kernels return when done. */
+    Status (*synchronize)(void *context, Error *error);
+
+    void (*close)(void *context);
+
+    void *context;
+    int n_threads; /* host threads that kernels may use */
+} Backend;
+
+/* The number of nodes of `graph` without a kernel on this backend; the first one in *missing. */
+int backend_missing_kernels(const Backend *backend, const Graph *graph, const Node **missing);
+
+#endif

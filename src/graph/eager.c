@@ -1,0 +1,85 @@
+/* Moving writers of one gradient changes which of them comes first, and the first must overwrite where the others
+ * add. So the pass remembers how the first writer of each tensor wrote, and hands that mode to whoever is first
+ * afterwards. */
+#include "graph/eager.h"
+
+#include "base/arena.h"
+
+static int node_position(const Graph *graph, const Node *node) {
+    for (int i = 0; i < graph->n_nodes; i++) {
+        if (graph->node[i] == node) return i;
+    }
+    return -1;
+}
+
+/* The forward position behind which the node may run, or -1 if it must stay. */
+static int eager_position(const Graph *graph, const Node *node, const bool *is_gradient) {
+    if (node->section != SECTION_BACKWARD) return -1;
+    int position = -1;
+    bool reads_gradient = false;
+    for (int k = 0; k < node->n_inputs; k++) {
+        Tensor *tensor = node->input[k];
+        if (!tensor) continue;
+        const Node *producer = tensor_root(tensor)->producer;
+        if (!producer) continue;
+        if (producer->section != SECTION_FORWARD) return -1;
+        reads_gradient |= is_gradient[tensor->id];
+        int at = node_position(graph, producer);
+        if (at > position) position = at;
+    }
+    return reads_gradient ? position : -1;
+}
+
+static void restore_write_modes(Graph *graph, WriteMode *first_mode, bool *is_written) {
+    for (int i = 0; i < graph->n_nodes; i++) {
+        Node *node = graph->node[i];
+        for (int k = 0; k < node->n_outputs; k++) {
+            if (!node->output[k]) continue;
+            int id = node->output[k]->id;
+            node->write[k] = is_written[id] ? WRITE_ADD : first_mode[id];
+            is_written[id] = true;
+        }
+    }
+}
+
+int eager_gradients(Graph *graph) {
+    if (graph->error.status != STATUS_OK || !graph->n_nodes) return 0;
+    Arena scratch = {0};
+    bool *is_gradient = ARENA_ARRAY(&scratch, bool, graph->n_tensors);
+    bool *is_written = ARENA_ARRAY(&scratch, bool, graph->n_tensors);
+    WriteMode *first_mode = ARENA_ARRAY(&scratch, WriteMode, graph->n_tensors);
+    int *position = ARENA_ARRAY(&scratch, int, graph->n_nodes);
+    for (int i = 0; i < graph->n_tensors; i++) {
+        if (graph->tensor[i]->gradient) is_gradient[graph->tensor[i]->gradient->id] = true;
+    }
+    int n_moved = 0;
+    for (int i = 0; i < graph->n_nodes; i++) {
+        const Node *node = graph->node[i];
+        position[i] = eager_position(graph, node, is_gradient);
+        n_moved += position[i] >= 0;
+        for (int k = 0; k < node->n_outputs; k++) {
+            if (!node->output[k] || is_written[node->output[k]->id]) continue;
+            first_mode[node->output[k]->id] = node->write[k];
+            is_written[node->output[k]->id] = true;
+        }
+    }
+    Node **old = graph->node;
+    int n_old = graph->n_nodes;
+    if (n_moved) {
+        graph->node = ARENA_ARRAY(&graph->arena, Node *, n_old);
+        graph->node_capacity = n_old;
+        graph->n_nodes = 0;
+        for (int i = 0; i < n_old; i++) {
+            if (position[i] < 0) graph->node[graph->n_nodes++] = old[i];
+            for (int k = i + 1; k < n_old; k++) {
+                if (position[k] != i) continue;
+                old[k]->section = SECTION_FORWARD;
+                graph->node[graph->n_nodes++] = old[k];
+            }
+        }
+        for (int i = 0; i < graph->n_tensors; i++) is_written[i] = false;
+        restore_write_modes(graph, first_mode, is_written);
+    }
+    arena_free(&scratch);
+    return n_moved;
+}

@@ -1,0 +1,194 @@
+/* Everything that could be decided before the first step was: a run is a walk over an array of function pointers
+ * with ready-made arguments. The clock is read once an instruction, about 25 ns, so timing is always on. */
+#include "graph/executor.h"
+
+#include "base/format.h"
+#include "base/timer.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+void device_require(DeviceMemory *memory, const MemoryPlan *plan) {
+    for (int place = 0; place < N_PLACES; place++) {
+        if (memory->bytes[place] < plan->bytes[place]) memory->bytes[place] = plan->bytes[place];
+    }
+}
+
+size_t device_required_bytes(const DeviceMemory *memory) {
+    size_t total = 0;
+    for (int place = 0; place < N_PLACES; place++)
+        total += memory->is_borrowed[place] ? 0 : memory->bytes[place];
+    return total;
+}
+
+Status device_open(DeviceMemory *memory, const Backend *backend, Error *error) {
+    memory->backend = backend;
+    for (int place = 0; place < N_PLACES; place++) {
+        if (!memory->bytes[place] || memory->is_borrowed[place]) continue;
+        Status status = backend->allocate(backend->context, memory->bytes[place], place_name((Place)place),
+                                          &memory->base[place], error);
+        if (status != STATUS_OK) {
+            device_close(memory);
+            return status;
+        }
+        memory->allocated_bytes += memory->bytes[place];
+    }
+    return STATUS_OK;
+}
+
+void device_close(DeviceMemory *memory) {
+    for (int place = 0; place < N_PLACES && memory->backend; place++) {
+        if (memory->base[place] && !memory->is_borrowed[place]) {
+            memory->backend->release(memory->backend->context, memory->base[place], memory->bytes[place]);
+        }
+        memory->base[place] = NULL;
+    }
+    memory->allocated_bytes = 0;
+}
+
+Status device_borrow(DeviceMemory *memory, Place place, const DeviceMemory *owner, Error *error) {
+    if (owner->bytes[place] < memory->bytes[place]) {
+        return error_failed(error, "%zu bytes of %s were borrowed where there are %zu", memory->bytes[place],
+                            place_name(place), owner->bytes[place]);
+    }
+    memory->bytes[place] = owner->bytes[place];
+    memory->base[place] = owner->base[place];
+    memory->is_borrowed[place] = true;
+    return STATUS_OK;
+}
+
+static void *address(const DeviceMemory *memory, Tensor *tensor) {
+    if (!tensor) return NULL;
+    char *base = memory->base[tensor_root(tensor)->place];
+    return base ? base + tensor->offset : NULL;
+}
+
+static KernelCall make_call(const DeviceMemory *memory, const Node *node, bool is_first_micro_batch) {
+    KernelCall call = {
+        .node = node, .n_threads = memory->backend->n_threads, .context = memory->backend->context};
+    for (int i = 0; i < node->n_inputs; i++) call.in[i] = address(memory, node->input[i]);
+    for (int i = 0; i < node->n_outputs; i++) {
+        call.out[i] = address(memory, node->output[i]);
+        call.add[i] =
+            node->write[i] == WRITE_ADD || (node->write[i] == WRITE_ADD_AFTER_FIRST && !is_first_micro_batch);
+    }
+    call.scratch = address(memory, node->scratch);
+    return call;
+}
+
+Status executor_open(Executor *executor, const Program *program, DeviceMemory *memory, Error *error) {
+    *executor = (Executor){.program = program, .memory = memory};
+    const Backend *backend = memory->backend;
+    for (int place = 0; place < N_PLACES; place++) {
+        if (memory->bytes[place] < program->plan.bytes[place]) {
+            return error_failed(error, "program '%s' was not announced to its memory", program->name);
+        }
+    }
+    executor->instruction = ARENA_ARRAY(&executor->arena, Instruction, program->graph->n_nodes + 1);
+    for (int i = 0; i < program->graph->n_nodes; i++) {
+        const Node *node = program->graph->node[i];
+        executor->instruction[i] = (Instruction){
+            .kernel = backend->kernel(backend->context, node),
+            .first = make_call(memory, node, true),
+            .later = make_call(memory, node, false),
+        };
+    }
+    return STATUS_OK;
+}
+
+void executor_close(Executor *executor) {
+    arena_free(&executor->arena);
+    executor->instruction = NULL;
+}
+
+Status executor_run(Executor *executor, Section section, bool is_first_micro_batch, Error *error) {
+    const Program *program = executor->program;
+    uint64_t before = timer_now_ns();
+    for (int i = program->first[section]; i < program->first[section] + program->count[section]; i++) {
+        Instruction *instruction = &executor->instruction[i];
+        const KernelCall *call = is_first_micro_batch ? &instruction->first : &instruction->later;
+        if (instruction->kernel(call, error) != STATUS_OK) {
+            return error_prefix(error, "instruction %d (%s, %s): ", i, call->node->op->name,
+                                section_name(section));
+        }
+        uint64_t after = timer_now_ns();
+        instruction->n_runs++;
+        instruction->elapsed_ns += after - before;
+        executor->phase_ns[call->node->phase] += after - before;
+        before = after;
+    }
+    const Backend *backend = executor->memory->backend;
+    return backend->synchronize ? backend->synchronize(backend->context, error) : STATUS_OK;
+}
+
+void *executor_address(const Executor *executor, const Tensor *tensor) {
+    return address(executor->memory, (Tensor *)tensor);
+}
+
+Status executor_upload(Executor *executor, const Tensor *tensor, const void *host, Error *error) {
+    const Backend *backend = executor->memory->backend;
+    return backend->upload(backend->context, executor_address(executor, tensor), host, tensor_bytes(tensor),
+                           error);
+}
+
+Status executor_download(Executor *executor, const Tensor *tensor, void *host, Error *error) {
+    const Backend *backend = executor->memory->backend;
+    return backend->download(backend->context, host, executor_address(executor, tensor), tensor_bytes(tensor),
+                             error);
+}
+
+void executor_reset_times(Executor *executor) {
+    for (int i = 0; i < executor->program->graph->n_nodes; i++) {
+        executor->instruction[i].n_runs = executor->instruction[i].elapsed_ns = 0;
+    }
+    memset(executor->phase_ns, 0, sizeof executor->phase_ns);
+}
+
+typedef struct {
+    const Op *op;
+    uint64_t n_runs, elapsed_ns;
+    Cost cost;
+} OpTime;
+
+static int by_time(const void *a, const void *b) {
+    const OpTime *x = a, *y = b;
+    return x->elapsed_ns < y->elapsed_ns ? 1 : x->elapsed_ns > y->elapsed_ns ? -1 : 0;
+}
+
+static int collect_times(const Executor *executor, OpTime *times, uint64_t *total_ns) {
+    int n_ops = 0;
+    for (int i = 0; i < executor->program->graph->n_nodes; i++) {
+        const Instruction *instruction = &executor->instruction[i];
+        const Node *node = instruction->first.node;
+        int k = 0;
+        while (k < n_ops && times[k].op != node->op) k++;
+        if (k == n_ops) times[n_ops++] = (OpTime){.op = node->op};
+        Cost cost = op_cost(node);
+        times[k].n_runs += instruction->n_runs;
+        times[k].elapsed_ns += instruction->elapsed_ns;
+        times[k].cost.flops += cost.flops * (double)instruction->n_runs;
+        times[k].cost.bytes += cost.bytes * (double)instruction->n_runs;
+        *total_ns += instruction->elapsed_ns;
+    }
+    qsort(times, (size_t)n_ops, sizeof *times, by_time);
+    return n_ops;
+}
+
+void executor_print_times(const Executor *executor, FILE *stream) {
+    Arena scratch = {0};
+    OpTime *times = ARENA_ARRAY(&scratch, OpTime, executor->program->graph->n_nodes + 1);
+    uint64_t total_ns = 0;
+    int n_ops = collect_times(executor, times, &total_ns);
+    fprintf(stream, "%-28s %8s %10s %7s %14s %12s\n", "operation", "runs", "time", "share", "arithmetic",
+            "traffic");
+    for (int i = 0; i < n_ops; i++) {
+        double seconds = (double)times[i].elapsed_ns * 1e-9;
+        if (!times[i].n_runs) continue;
+        fprintf(stream, "%-28s %8llu %10s %5.1f %% %14s %12s\n", times[i].op->name,
+                (unsigned long long)times[i].n_runs, format_duration(seconds).text,
+                100.0 * (double)times[i].elapsed_ns / (double)(total_ns ? total_ns : 1),
+                format_rate(times[i].cost.flops / seconds, "FLOP/s").text,
+                format_rate(times[i].cost.bytes / seconds, "B/s").text);
+    }
+    arena_free(&scratch);
+}

@@ -1,0 +1,69 @@
+/* The executor: runs a program's sections on memory, and times every instruction.
+ *
+ *     DeviceMemory memory = {0};
+ *     device_require(&memory, &program.plan);             // for every program that shares the memory
+ *     TRY(device_open(&memory, backend, error));
+ *     TRY(executor_open(&executor, &program, &memory, error));
+ *     for (micro-batch m) {
+ *         executor_upload(tokens...);
+ *         TRY(executor_run(&executor, SECTION_FORWARD, m == 0, error));
+ *         TRY(executor_run(&executor, SECTION_BACKWARD, m == 0, error));
+ *     }
+ *     TRY(executor_run(&executor, SECTION_UPDATE, true, error));
+ *
+ * Nothing is allocated after executor_open. */
+#ifndef PGPT_GRAPH_EXECUTOR_H
+#define PGPT_GRAPH_EXECUTOR_H
+
+#include "graph/program.h"
+
+/* One block per place, large enough for every program that was announced. Parameters of programs recorded from the
+ * same table lie at the same offsets, so training, evaluation and decoding work on the same weights. */
+typedef struct {
+    const Backend *backend;
+    size_t bytes[N_PLACES];
+    void *base[N_PLACES];
+    bool is_borrowed[N_PLACES];
+    size_t allocated_bytes; /* what the backend was really asked for */
+} DeviceMemory;
+
+void device_require(DeviceMemory *memory, const MemoryPlan *plan);
+size_t device_required_bytes(const DeviceMemory *memory);
+Status device_open(DeviceMemory *memory, const Backend *backend, Error *error);
+void device_close(DeviceMemory *memory);
+
+/* Use another memory's block for one place instead of allocating it: between the last device_require and device_open.
+ * The owner must be open, hold enough there, and stay open for as long as this memory. */
+Status device_borrow(DeviceMemory *memory, Place place, const DeviceMemory *owner, Error *error);
+
+typedef struct {
+    Kernel kernel;
+    KernelCall first, later; /* in the first micro-batch of a step, and in the others */
+    uint64_t n_runs;
+    uint64_t elapsed_ns;
+} Instruction;
+
+typedef struct {
+    const Program *program;
+    DeviceMemory *memory;
+    Arena arena;
+    Instruction *instruction; /* one a node */
+    uint64_t phase_ns[N_SECTIONS];
+} Executor;
+
+Status executor_open(Executor *executor, const Program *program, DeviceMemory *memory, Error *error);
+void executor_close(Executor *executor);
+
+Status executor_run(Executor *executor, Section section, bool is_first_micro_batch, Error *error);
+
+/* Host copies of a whole tensor. */
+Status executor_upload(Executor *executor, const Tensor *tensor, const void *host, Error *error);
+Status executor_download(Executor *executor, const Tensor *tensor, void *host, Error *error);
+void *executor_address(const Executor *executor, const Tensor *tensor);
+
+void executor_reset_times(Executor *executor);
+
+/* Where the time went: one line an operation (runs, time, share, FLOP/s, bytes/s), slowest first. */
+void executor_print_times(const Executor *executor, FILE *stream);
+
+#endif

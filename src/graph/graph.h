@@ -1,0 +1,113 @@
+/* The graph: a training step as a list of nodes over tensors, in the order in which they will run.
+ *
+ * Model code records nodes by calling the builders of ops/ops.h; nothing is computed and nothing is allocated for
+ * data. Passes then edit the list: autograd.h adds the backward half, recompute.h drops and repeats activations,
+ * plan.h gives every tensor its offset. program.h turns the result into instructions.
+ *
+ * Recording does not return errors one by one, which would bury the model under checks. The first mistake is kept
+ * in the graph; builders called after it do nothing and return a harmless tensor; the caller asks graph_status()
+ * once at the end. */
+#ifndef PGPT_GRAPH_GRAPH_H
+#define PGPT_GRAPH_GRAPH_H
+
+#include "base/arena.h"
+#include "base/error.h"
+#include "graph/dtype.h"
+#include "graph/shape.h"
+
+typedef struct Op Op;
+typedef struct Node Node;
+typedef struct Tensor Tensor;
+
+/* Where a tensor's memory comes from. Every place but the last is laid out in recording order and persists;
+ * activations share one arena by lifetimes. */
+typedef enum {
+    PLACE_PARAMETER,  /* in the order of the parameter table */
+    PLACE_GRADIENT,   /* of parameters, same order and offsets */
+    PLACE_OPTIMIZER,  /* moments */
+    PLACE_STATE,      /* what outlives a micro-batch: loss, norm, key/value caches */
+    PLACE_INPUT,      /* written by the host before a section runs */
+    PLACE_ACTIVATION, /* everything between */
+    N_PLACES,
+} Place;
+
+const char *place_name(Place place);
+
+/* A step is run in sections: forward and backward once a micro-batch, update once a step. */
+typedef enum { SECTION_FORWARD, SECTION_BACKWARD, SECTION_UPDATE, N_SECTIONS } Section;
+
+const char *section_name(Section section);
+
+/* How a node writes an output. Parameter gradients are sums over micro-batches: their first writer overwrites in
+ * the first micro-batch of a step, so that nobody has to clear them. */
+typedef enum { WRITE_FRESH, WRITE_ADD, WRITE_ADD_AFTER_FIRST } WriteMode;
+
+struct Tensor {
+    const char *name;
+    int id; /* index in graph->tensor */
+    DType dtype;
+    Shape shape;
+    Place place;
+    Tensor *base;       /* NULL, or the tensor that this one is a contiguous part of */
+    size_t base_offset; /* bytes into base */
+    Node *producer;     /* the first node that writes it, NULL for parameters and inputs */
+    bool needs_gradient;
+    Tensor *gradient; /* dL/dtensor once autograd has run, NULL if none reaches it */
+    size_t offset;    /* bytes into its place, given by the memory plan */
+};
+
+enum { NODE_MAX_INPUTS = 8, NODE_MAX_OUTPUTS = 4, NO_BLOCK = -1 };
+
+struct Node {
+    const Op *op;
+    const void *attributes; /* the op's own struct, see ops/ops.h */
+    int n_inputs, n_outputs;
+    Tensor *input[NODE_MAX_INPUTS]; /* an optional input that is absent is NULL */
+    Tensor *output[NODE_MAX_OUTPUTS];
+    WriteMode write[NODE_MAX_OUTPUTS];
+    Tensor *scratch; /* working memory of the kernel, NULL if it needs none */
+    Section section; /* when it runs */
+    Section phase;   /* what its time counts as: a node may be moved to another section by a pass */
+    int block;       /* the transformer block it belongs to, or NO_BLOCK */
+    bool is_recomputed;
+};
+
+typedef struct {
+    Arena arena;
+    Error error; /* the first mistake made while recording */
+    Node **node; /* in execution order within each section */
+    int n_nodes, node_capacity;
+    Tensor **tensor;
+    int n_tensors, tensor_capacity;
+    Section section; /* given to nodes recorded now */
+    int block;
+    Tensor *nothing; /* what a failed builder returns */
+} Graph;
+
+Graph *graph_new(void);
+void graph_free(Graph *graph);
+Status graph_status(const Graph *graph, Error *error);
+
+Tensor *graph_tensor(Graph *graph, Place place, DType dtype, Shape shape, const char *name_format, ...)
+    __attribute__((format(printf, 5, 6)));
+
+/* A contiguous part of `base` that starts at element `first`. */
+Tensor *graph_view(Graph *graph, Tensor *base, Shape shape, int64_t first, const char *name);
+
+/* Append a node; `attributes` is copied. Inputs may hold NULL. Outputs are WRITE_FRESH and get this node as producer;
+ * in the forward section an output needs a gradient when an input does. */
+Node *graph_record(Graph *graph, const Op *op, const void *attributes, size_t attributes_bytes, int n_inputs,
+                   Tensor *const *inputs, int n_outputs, Tensor *const *outputs);
+
+#define TENSORS(...)   ((Tensor *[]){__VA_ARGS__})
+#define N_TENSORS(...) ((int)(sizeof(TENSORS(__VA_ARGS__)) / sizeof(Tensor *)))
+
+/* For builders: false (and the message kept) when the condition fails or the graph failed before. */
+bool graph_check(Graph *graph, bool condition, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+/* The tensor that owns the memory: `tensor` itself or the end of its chain of bases. */
+Tensor *tensor_root(Tensor *tensor);
+int64_t tensor_count(const Tensor *tensor);
+size_t tensor_bytes(const Tensor *tensor);
+
+#endif

@@ -1,0 +1,49 @@
+/* What an operation is: the rules that every pass and backend needs, in one table.
+ *
+ * src/ops/ has one file per operation with its builder (the shape rule), these functions, and a plain-C reference
+ * kernel that says in the simplest way what the operation means. Backends bring their own kernels; a kernel is
+ * right when it agrees with the reference. */
+#ifndef PGPT_GRAPH_OP_H
+#define PGPT_GRAPH_OP_H
+
+#include "graph/graph.h"
+
+typedef struct Autograd Autograd;
+
+/* One execution of a node: everything resolved to addresses, so that nothing is looked up in the hot loop. */
+typedef struct {
+    const Node *node;
+    void *in[NODE_MAX_INPUTS];   /* NULL where the optional input is absent */
+    void *out[NODE_MAX_OUTPUTS]; /* likewise */
+    bool add[NODE_MAX_OUTPUTS];  /* add to the output instead of overwriting it */
+    void *scratch;               /* the bytes that the backend asked for, 64-byte aligned */
+    int n_threads;
+    void *context; /* the backend's or communicator's own */
+} KernelCall;
+
+typedef Status (*Kernel)(const KernelCall *call, Error *error);
+
+/* Work counted by formula: arithmetic, and the fewest bytes that must move (each input read, each output written). */
+typedef struct {
+    double flops, bytes;
+} Cost;
+
+struct Op {
+    const char *name;
+    /* Records the nodes that compute the gradients of node's inputs. NULL: no gradient flows through. */
+    void (*gradient)(Autograd *autograd, const Node *node);
+    /* FLOPs of the node (bytes are the same rule for all: see op_cost). NULL: none worth counting. */
+    double (*flops)(const Node *node);
+    /* Bytes where they are not simply all inputs + all outputs (a gather, say). NULL: the plain rule. */
+    double (*bytes)(const Node *node);
+    /* The input whose memory output `output` may take over when nobody reads it afterwards, or -1. NULL: none. */
+    int (*in_place)(const Node *node, int output);
+    /* Attributes in words for the printed program; writes into text. NULL: nothing to say. */
+    void (*describe)(const Node *node, char *text, size_t n_bytes);
+    /* The meaning, in plain C on f32 host memory. Never NULL. */
+    Kernel reference;
+};
+
+Cost op_cost(const Node *node);
+
+#endif

@@ -1,0 +1,150 @@
+/* Building is the last pass; printing is for people: one line an instruction, what it writes on the left, what it
+ * reads on the right, so that the data flow of a whole training step can be followed with a finger. */
+#include "graph/program.h"
+
+#include "base/format.h"
+
+#include <string.h>
+
+int backend_missing_kernels(const Backend *backend, const Graph *graph, const Node **missing) {
+    int n_missing = 0;
+    for (int i = 0; i < graph->n_nodes; i++) {
+        if (backend->kernel(backend->context, graph->node[i])) continue;
+        if (!n_missing++) *missing = graph->node[i];
+    }
+    return n_missing;
+}
+
+static void add_scratch(Graph *graph, const Backend *backend) {
+    if (!backend->scratch_bytes) return;
+    for (int i = 0; i < graph->n_nodes; i++) {
+        Node *node = graph->node[i];
+        size_t n_bytes = backend->scratch_bytes(backend->context, node);
+        if (!n_bytes) continue;
+        int64_t words = (int64_t)((n_bytes + 3) / 4);
+        node->scratch = graph_tensor(graph, PLACE_ACTIVATION, DTYPE_I32, SHAPE(words), "scratch");
+    }
+}
+
+/* Stable: nodes keep their order within a section. */
+static void sort_sections(Program *program) {
+    Graph *graph = program->graph;
+    Node **sorted = ARENA_ARRAY(&graph->arena, Node *, graph->n_nodes + 1);
+    int n = 0;
+    for (int section = 0; section < N_SECTIONS; section++) {
+        program->first[section] = n;
+        for (int i = 0; i < graph->n_nodes; i++) {
+            if (graph->node[i]->section == (Section)section) sorted[n++] = graph->node[i];
+        }
+        program->count[section] = n - program->first[section];
+    }
+    graph->node = sorted;
+    graph->node_capacity = graph->n_nodes;
+}
+
+Status program_build(Program *program, const char *name, Graph *graph, const Backend *backend,
+                     int n_micro_batches, Error *error) {
+    *program = (Program){.name = name, .graph = graph, .n_forward_runs = n_micro_batches};
+    TRY(graph_status(graph, error));
+    const Node *missing = NULL;
+    int n_missing = backend_missing_kernels(backend, graph, &missing);
+    if (n_missing) {
+        return error_failed(error,
+                            "the %s backend has no kernel for '%s' (%d of %d instructions cannot run on it)",
+                            backend->name, missing->op->name, n_missing, graph->n_nodes);
+    }
+    add_scratch(graph, backend);
+    sort_sections(program);
+    for (int i = 0; i < graph->n_nodes; i++) program->n_recomputed += graph->node[i]->is_recomputed;
+    TRY(plan_memory(graph, &program->plan, error));
+    return graph_status(graph, error);
+}
+
+Cost program_section_cost(const Program *program, Section section) {
+    Cost total = {0};
+    for (int i = 0; i < program->count[section]; i++) {
+        Cost cost = op_cost(program->graph->node[program->first[section] + i]);
+        total.flops += cost.flops;
+        total.bytes += cost.bytes;
+    }
+    return total;
+}
+
+Cost program_cost(const Program *program) {
+    Cost total = {0};
+    for (int section = 0; section < N_SECTIONS; section++) {
+        Cost cost = program_section_cost(program, (Section)section);
+        double runs = section == SECTION_UPDATE ? 1.0 : (double)program->n_forward_runs;
+        total.flops += runs * cost.flops;
+        total.bytes += runs * cost.bytes;
+    }
+    return total;
+}
+
+static void print_tensor(const Tensor *tensor, WriteMode mode, FILE *stream) {
+    static const char *const marks[] = {"", "+=", "+=*"};
+    static const char *const places[N_PLACES] = {"par", "grad", "opt", "state", "in", "act"};
+    char shape[80];
+    fprintf(stream, " %s%s%s%s@%s+%zu", tensor->name, shape_format(tensor->shape, shape, sizeof shape),
+            tensor->dtype == DTYPE_F32 ? "" : dtype_info(tensor->dtype)->name, marks[mode],
+            places[tensor->place], tensor->offset);
+}
+
+static void print_node(const Node *node, int index, FILE *stream) {
+    char description[96] = "";
+    if (node->op->describe) node->op->describe(node, description, sizeof description);
+    Cost cost = op_cost(node);
+    fprintf(stream, "%5d  %-8s  %-24s %10s %8sFLOP ", index, section_name(node->section), node->op->name,
+            format_bytes((uint64_t)cost.bytes).text, format_count(cost.flops).text);
+    for (int k = 0; k < node->n_outputs; k++) {
+        if (node->output[k]) print_tensor(node->output[k], node->write[k], stream);
+    }
+    fprintf(stream, "  <- ");
+    for (int k = 0; k < node->n_inputs; k++) {
+        if (node->input[k]) print_tensor(node->input[k], WRITE_FRESH, stream);
+    }
+    if (node->scratch) print_tensor(node->scratch, WRITE_FRESH, stream);
+    if (node->is_recomputed) fprintf(stream, "  [recomputed]");
+    fprintf(stream, "%s%s\n", *description ? "  " : "", description);
+}
+
+static void print_totals(const Program *program, FILE *stream) {
+    const MemoryPlan *plan = &program->plan;
+    fprintf(stream, "\nsection   instructions   runs/step        bytes         FLOPs\n");
+    for (int section = 0; section < N_SECTIONS; section++) {
+        if (!program->count[section]) continue;
+        Cost cost = program_section_cost(program, (Section)section);
+        fprintf(stream, "%-9s %12d %11d %12s %12sFLOP\n", section_name((Section)section),
+                program->count[section], section == SECTION_UPDATE ? 1 : program->n_forward_runs,
+                format_bytes((uint64_t)cost.bytes).text, format_count(cost.flops).text);
+    }
+    Cost total = program_cost(program);
+    fprintf(stream, "one step  %12d %11s %12s %12sFLOP\n", program->graph->n_nodes, "",
+            format_bytes((uint64_t)total.bytes).text, format_count(total.flops).text);
+    fprintf(stream, "\nmemory of the program '%s'\n", program->name);
+    for (int place = 0; place < N_PLACES; place++) {
+        if (!plan->bytes[place]) continue;
+        fprintf(stream, "  %-12s %16zu bytes  (%s)\n", place_name((Place)place), plan->bytes[place],
+                format_bytes(plan->bytes[place]).text);
+    }
+    fprintf(stream, "  %-12s %16zu bytes  (%s)\n", "total", plan_total_bytes(plan),
+            format_bytes(plan_total_bytes(plan)).text);
+    if (plan->unshared_bytes) {
+        fprintf(stream, "  sharing saved %s of %s of activations (%.0f %%); lower bound %s, at '%s'\n",
+                format_bytes(plan->unshared_bytes - plan->bytes[PLACE_ACTIVATION]).text,
+                format_bytes(plan->unshared_bytes).text,
+                100.0 * (1.0 - (double)plan->bytes[PLACE_ACTIVATION] / (double)plan->unshared_bytes),
+                format_bytes(plan->live_bytes).text, plan->peak_node->op->name);
+    }
+    if (program->n_recomputed) fprintf(stream, "  %d instructions run twice\n", program->n_recomputed);
+}
+
+void program_print(const Program *program, FILE *stream) {
+    fprintf(
+        stream,
+        "program '%s': index, section, operation, bytes, FLOPs, outputs <- inputs, as name(shape)@place+offset\n"
+        "(+= adds to what is there; +=* overwrites in the first micro-batch of a step and adds in the others)\n",
+        program->name);
+    for (int i = 0; i < program->graph->n_nodes; i++) print_node(program->graph->node[i], i, stream);
+    print_totals(program, stream);
+}

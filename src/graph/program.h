@@ -1,0 +1,32 @@
+/* The program: a graph made ready for one backend. Every node has a kernel, its working memory and its place; what it
+ * costs is counted. It can be printed, costed and run (executor.h). */
+#ifndef PGPT_GRAPH_PROGRAM_H
+#define PGPT_GRAPH_PROGRAM_H
+
+#include "graph/backend.h"
+#include "graph/plan.h"
+
+#include <stdio.h>
+
+typedef struct {
+    const char *name; /* "train", "evaluate", "decode" */
+    Graph *graph;     /* not owned */
+    MemoryPlan plan;
+    int first[N_SECTIONS], count[N_SECTIONS]; /* the nodes of each section lie together */
+    int n_forward_runs;                       /* micro-batches a step */
+    int n_recomputed;
+} Program;
+
+/* Asks the backend for scratch sizes, plans memory, sorts nodes into sections. Fails, naming the operation, when the
+ * backend has no kernel for one. */
+Status program_build(Program *program, const char *name, Graph *graph, const Backend *backend,
+                     int n_micro_batches, Error *error);
+
+/* Counted work of one step: forward and backward once a micro-batch, update once. */
+Cost program_cost(const Program *program);
+Cost program_section_cost(const Program *program, Section section);
+
+/* Every instruction with shapes, places, bytes and FLOPs, then the totals. */
+void program_print(const Program *program, FILE *stream);
+
+#endif

@@ -1,0 +1,121 @@
+/* Demand-driven: for each segment, find which of its forward tensors the backward half reads, mark the nodes that
+ * make them (and the nodes that make what those read, as long as it lies in the segment), and insert copies of the
+ * marked nodes before the segment's first backward node. The backward nodes then read the copies, so the originals
+ * die early and the memory plan reuses their space. What crosses a segment's border is kept: it is the input.
+ *
+ * The last segment is left alone. Its backward starts where its forward ends, so all its activations are alive at
+ * that moment whether they were kept or made again. Dropout draws by position and not by call, so a repeated node
+ * repeats its bits. */
+#include "graph/recompute.h"
+#include "graph/op.h"
+
+#include <string.h>
+
+typedef struct {
+    Graph *graph;
+    int n_blocks, n_segments;
+    bool *is_marked;     /* per forward node */
+    Tensor **substitute; /* per tensor id: the recomputed one */
+    int n_old_tensors;
+} Recompute;
+
+static int segment_of(const Recompute *pass, const Node *node) {
+    return !node || node->block == NO_BLOCK ? -1 : node->block / pass->n_blocks;
+}
+
+static bool is_forgotten(const Recompute *pass, Tensor *tensor, int segment) {
+    if (!tensor) return false;
+    const Tensor *root = tensor_root(tensor);
+    return root->place == PLACE_ACTIVATION && root->producer && root->producer->phase == SECTION_FORWARD &&
+           segment_of(pass, root->producer) == segment;
+}
+
+/* Walk the forward nodes of a segment from the last to the first and mark what is needed. */
+static void mark_segment(const Recompute *pass, int segment) {
+    const Graph *graph = pass->graph;
+    Arena scratch = {0};
+    bool *is_needed = ARENA_ARRAY(&scratch, bool, pass->n_old_tensors);
+    for (int i = graph->n_nodes - 1; i >= 0; i--) {
+        const Node *node = graph->node[i];
+        if (segment_of(pass, node) != segment) continue;
+        bool reads_for_backward = node->phase == SECTION_BACKWARD;
+        if (!reads_for_backward) {
+            for (int k = 0; k < node->n_outputs; k++) {
+                if (node->output[k] && is_needed[tensor_root(node->output[k])->id]) pass->is_marked[i] = true;
+            }
+        }
+        if (!reads_for_backward && !pass->is_marked[i]) continue;
+        for (int k = 0; k < node->n_inputs; k++) {
+            if (is_forgotten(pass, node->input[k], segment))
+                is_needed[tensor_root(node->input[k])->id] = true;
+        }
+    }
+    arena_free(&scratch);
+}
+
+static Tensor *substitute_for(Recompute *pass, Tensor *tensor) {
+    if (!tensor || tensor->id < 0 || tensor->id >= pass->n_old_tensors) return tensor;
+    if (pass->substitute[tensor->id]) return pass->substitute[tensor->id];
+    if (tensor->base && substitute_for(pass, tensor->base) != tensor->base) {
+        int64_t first = (int64_t)(tensor->base_offset / dtype_info(tensor->dtype)->n_bytes);
+        pass->substitute[tensor->id] =
+            graph_view(pass->graph, substitute_for(pass, tensor->base), tensor->shape, first, tensor->name);
+        return pass->substitute[tensor->id];
+    }
+    return tensor;
+}
+
+static Node *repeat_node(Recompute *pass, const Node *node) {
+    Graph *graph = pass->graph;
+    Node *again = arena_copy(&graph->arena, node, sizeof *node);
+    again->section = again->phase = SECTION_BACKWARD;
+    again->is_recomputed = true;
+    for (int k = 0; k < node->n_inputs; k++) again->input[k] = substitute_for(pass, node->input[k]);
+    for (int k = 0; k < node->n_outputs; k++) {
+        Tensor *old = node->output[k];
+        if (!old) continue;
+        Tensor *copy = graph_tensor(graph, PLACE_ACTIVATION, old->dtype, old->shape, "%s again", old->name);
+        copy->producer = again;
+        pass->substitute[old->id] = copy;
+        again->output[k] = copy;
+    }
+    return again;
+}
+
+int recompute_run(Graph *graph, int n_blocks) {
+    int last_block = NO_BLOCK;
+    for (int i = 0; i < graph->n_nodes; i++) {
+        if (graph->node[i]->block > last_block) last_block = graph->node[i]->block;
+    }
+    if (n_blocks <= 0 || last_block == NO_BLOCK || graph->error.status != STATUS_OK) return 0;
+    Recompute pass = {.graph = graph, .n_blocks = n_blocks, .n_segments = last_block / n_blocks + 1};
+    pass.n_old_tensors = graph->n_tensors;
+    pass.is_marked = ARENA_ARRAY(&graph->arena, bool, graph->n_nodes);
+    pass.substitute = ARENA_ARRAY(&graph->arena, Tensor *, graph->n_tensors);
+    bool *is_done = ARENA_ARRAY(&graph->arena, bool, pass.n_segments);
+    for (int segment = 0; segment + 1 < pass.n_segments; segment++) mark_segment(&pass, segment);
+    is_done[pass.n_segments - 1] = true;
+
+    Node **old = graph->node;
+    int n_old = graph->n_nodes, n_again = 0;
+    graph->node = ARENA_ARRAY(&graph->arena, Node *, n_old * 2);
+    graph->node_capacity = n_old * 2;
+    graph->n_nodes = 0;
+    for (int i = 0; i < n_old; i++) {
+        int segment = segment_of(&pass, old[i]);
+        if (segment >= 0 && old[i]->phase == SECTION_BACKWARD && !is_done[segment]) {
+            for (int k = 0; k < i; k++) {
+                if (!pass.is_marked[k] || segment_of(&pass, old[k]) != segment) continue;
+                graph->node[graph->n_nodes++] = repeat_node(&pass, old[k]);
+                n_again++;
+            }
+            is_done[segment] = true;
+        }
+        if (segment >= 0 && old[i]->phase == SECTION_BACKWARD) {
+            for (int k = 0; k < old[i]->n_inputs; k++)
+                old[i]->input[k] = substitute_for(&pass, old[i]->input[k]);
+        }
+        graph->node[graph->n_nodes++] = old[i];
+    }
+    return n_again;
+}

@@ -1,0 +1,289 @@
+/* Two programs over one set of key/value caches: one reads a chunk of T tokens of every row, the other one token.
+ *
+ * Rows differ in length, but a program has one T for all. The rule that makes this harmless: a row's pass starts so
+ * that its T positions end with its last token, or at position 0 if it has fewer. What lies before the new tokens is
+ * computed a second time, with the same result; what lies behind the last (only where the text is shorter than a
+ * chunk) is padding, which no earlier position sees and the next tokens overwrite. So every position stays within the
+ * context, no row ever needs to wait or to be masked, and after the last pass every row has its logits, whether
+ * it had anything new or not.
+ *
+ * Both programs record the same caches in the same order and nothing else in PLACE_STATE, so both see them at the
+ * same offsets. The generator has a DeviceMemory of its own for that reason; only the parameters may be somebody
+ * else's. */
+#include "infer/generator.h"
+
+#include "base/memory.h"
+
+#include <string.h>
+
+/* Long enough that the products are limited by arithmetic, short enough that a short prompt wastes little. */
+enum { CHOSEN_CHUNK = 64 };
+
+static Status plan_pass(Generator *generator, GeneratorPass *pass, const char *name,
+                        const ModelConfig *config, int64_t T, Error *error) {
+    pass->graph = graph_new();
+    pass->decode =
+        gpt_record_decode(config, generator->table, pass->graph, generator->B, T, generator->context);
+    TRY(graph_status(pass->graph, error));
+    TRY(program_build(&pass->program, name, pass->graph, generator->backend, 1, error));
+    device_require(&generator->memory, &pass->program.plan);
+    return STATUS_OK;
+}
+
+/* The next tensor of PLACE_STATE at or after *i, NULL at the end. */
+static const Tensor *next_state(const Graph *graph, int *i) {
+    while (*i < graph->n_tensors) {
+        const Tensor *tensor = graph->tensor[(*i)++];
+        if (tensor->place == PLACE_STATE && !tensor->base) return tensor;
+    }
+    return NULL;
+}
+
+static Status check_shared_caches(const Graph *a, const Graph *b, Error *error) {
+    for (int i = 0, j = 0;;) {
+        const Tensor *x = next_state(a, &i), *y = next_state(b, &j);
+        if (!x && !y) return STATUS_OK;
+        if (!x || !y || x->offset != y->offset || !shape_equal(x->shape, y->shape)) {
+            return error_failed(error, "the programs of the generator disagree about the cache %s",
+                                (x ? x : y)->name);
+        }
+    }
+}
+
+static int64_t least(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+
+Status generator_plan(Generator *generator, const ModelConfig *config, const ParameterTable *table,
+                      const Backend *backend, const GeneratorOptions *options, Error *error) {
+    *generator = (Generator){.table = table,
+                             .backend = backend,
+                             .B = options->n_rows,
+                             .context = config->context,
+                             .vocabulary = config->vocabulary};
+    generator->chunk = least(options->chunk ? options->chunk : CHOSEN_CHUNK, config->context);
+    if (generator->B < 1 || generator->chunk < 1 || generator->B > INT32_MAX / generator->chunk) {
+        return error_user(error, "%lld sequences cannot be decoded at once; choose fewer",
+                          (long long)generator->B);
+    }
+    TRY(plan_pass(generator, &generator->prefill, "prefill", config, generator->chunk, error));
+    TRY(plan_pass(generator, &generator->decode, "decode", config, 1, error));
+    return check_shared_caches(generator->prefill.graph, generator->decode.graph, error);
+}
+
+size_t generator_required_bytes(const Generator *generator) {
+    size_t parameters =
+        generator->memory.is_borrowed[PLACE_PARAMETER] ? 0 : generator->memory.bytes[PLACE_PARAMETER];
+    return device_required_bytes(&generator->memory) - parameters;
+}
+
+static size_t logits_bytes(const Generator *generator) {
+    return (size_t)(generator->B * generator->vocabulary) * sizeof(float);
+}
+
+static Status open_pass(Generator *generator, GeneratorPass *pass, Error *error) {
+    pass->is_open = true;
+    return executor_open(&pass->executor, &pass->program, &generator->memory, error);
+}
+
+Status generator_open(Generator *generator, const DeviceMemory *owner, Error *error) {
+    if (owner) TRY(device_borrow(&generator->memory, PLACE_PARAMETER, owner, error));
+    TRY(device_open(&generator->memory, generator->backend, error));
+    TRY(open_pass(generator, &generator->prefill, error));
+    TRY(open_pass(generator, &generator->decode, error));
+    void *logits;
+    TRY(memory_alloc(&logits, logits_bytes(generator), "logits", error));
+    generator->logits = logits;
+    Arena *arena = &generator->arena;
+    int64_t B = generator->B;
+    generator->row = ARENA_ARRAY(arena, GeneratorRow, B);
+    generator->window = ARENA_ARRAY(arena, int32_t, B * generator->context);
+    generator->tokens = ARENA_ARRAY(arena, int32_t, B * generator->chunk);
+    generator->start = ARENA_ARRAY(arena, int32_t, B);
+    generator->rows = ARENA_ARRAY(arena, int32_t, B);
+    generator->prompt = ARENA_ARRAY(arena, int64_t, B);
+    generator->n_new = ARENA_ARRAY(arena, int64_t, B);
+    for (int64_t b = 0; b < B; b++) generator->row[b].n_tokens = 1; /* a row without a text reads token 0 */
+    return STATUS_OK;
+}
+
+Status generator_upload(Generator *generator, const Parameter *parameter, const float *values, Error *error) {
+    GeneratorPass *pass = &generator->decode;
+    const Tensor *tensor = pass->decode.parameters.tensor[parameter - generator->table->parameter];
+    return executor_upload(&pass->executor, tensor, values, error);
+}
+
+static void close_pass(GeneratorPass *pass) {
+    if (pass->is_open) executor_close(&pass->executor);
+    if (pass->graph) graph_free(pass->graph);
+    *pass = (GeneratorPass){0};
+}
+
+void generator_close(Generator *generator) {
+    close_pass(&generator->prefill);
+    close_pass(&generator->decode);
+    device_close(&generator->memory);
+    memory_free(generator->logits, logits_bytes(generator));
+    arena_free(&generator->arena);
+    *generator = (Generator){0};
+}
+
+/* ---- rows */
+
+static int32_t *window_of(Generator *generator, int64_t row) {
+    return generator->window + row * generator->context;
+}
+
+static Status check_token(const Generator *generator, int32_t token, Error *error) {
+    if (token >= 0 && token < generator->vocabulary) return STATUS_OK;
+    return error_failed(error, "token %d is not one of the model's %lld", token,
+                        (long long)generator->vocabulary);
+}
+
+Status generator_start(Generator *generator, int64_t row, const int32_t *tokens, int64_t n_tokens,
+                       Error *error) {
+    if (row < 0 || row >= generator->B || n_tokens < 1) {
+        return error_failed(error, "a text of %lld tokens was started in row %lld of %lld",
+                            (long long)n_tokens, (long long)row, (long long)generator->B);
+    }
+    int64_t n = least(n_tokens, generator->context);
+    tokens += n_tokens - n;
+    for (int64_t i = 0; i < n; i++) TRY(check_token(generator, tokens[i], error));
+    memcpy(window_of(generator, row), tokens, sizeof *tokens * (size_t)n);
+    generator->row[row] = (GeneratorRow){.n_tokens = n};
+    return STATUS_OK;
+}
+
+Status generator_append(Generator *generator, int64_t row, int32_t token, Error *error) {
+    TRY(check_token(generator, token, error));
+    GeneratorRow *text = &generator->row[row];
+    int32_t *window = window_of(generator, row);
+    if (text->n_tokens == generator->context) {
+        /* Half of the context goes on, the new token included, at positions that the caches do not have it at. */
+        int64_t n_kept = generator->context / 2 > 0 ? generator->context / 2 - 1 : 0;
+        memmove(window, window + text->n_tokens - n_kept, sizeof *window * (size_t)n_kept);
+        *text = (GeneratorRow){.n_tokens = n_kept};
+    }
+    window[text->n_tokens++] = token;
+    return STATUS_OK;
+}
+
+float *generator_logits(Generator *generator, int64_t row) {
+    return generator->logits + row * generator->vocabulary;
+}
+
+/* ---- passes */
+
+static int64_t most_new(const Generator *generator) {
+    int64_t most = 0;
+    for (int64_t b = 0; b < generator->B; b++) {
+        int64_t n = generator->row[b].n_tokens - generator->row[b].n_cached;
+        if (n > most) most = n;
+    }
+    return most;
+}
+
+/* The T tokens of one row for the next pass, and where they start. */
+static void prepare_row(Generator *generator, int64_t b, int64_t T) {
+    GeneratorRow *text = &generator->row[b];
+    const int32_t *window = window_of(generator, b);
+    int64_t start = text->n_tokens > T ? text->n_tokens - T : 0;
+    if (start > text->n_cached) start = text->n_cached;
+    int64_t n_real = least(T, text->n_tokens - start);
+    for (int64_t t = 0; t < T; t++) generator->tokens[b * T + t] = t < n_real ? window[start + t] : 0;
+    generator->start[b] = (int32_t)start;
+    generator->rows[b] = (int32_t)(b * T + n_real - 1);
+    text->n_cached = start + n_real;
+}
+
+static Status run_pass(Generator *generator, GeneratorPass *pass, int64_t T, Error *error) {
+    for (int64_t b = 0; b < generator->B; b++) prepare_row(generator, b, T);
+    TRY(executor_upload(&pass->executor, pass->decode.tokens, generator->tokens, error));
+    TRY(executor_upload(&pass->executor, pass->decode.start, generator->start, error));
+    TRY(executor_upload(&pass->executor, pass->decode.rows, generator->rows, error));
+    return executor_run(&pass->executor, SECTION_FORWARD, true, error);
+}
+
+Status generator_step(Generator *generator, Error *error) {
+    while (most_new(generator) > 0) {
+        bool is_single = most_new(generator) == 1;
+        GeneratorPass *pass = is_single ? &generator->decode : &generator->prefill;
+        TRY(run_pass(generator, pass, is_single ? 1 : generator->chunk, error));
+        if (most_new(generator) == 0) {
+            return executor_download(&pass->executor, pass->decode.logits, generator->logits, error);
+        }
+    }
+    return STATUS_OK;
+}
+
+/* ---- prompts */
+
+/* Give every free row the next prompt. Returns, in *n_active, how many rows have one. */
+static Status fill_rows(Generator *generator, const GeneratorRequest *request, int64_t *next,
+                        int64_t *n_active, Error *error) {
+    *n_active = 0;
+    for (int64_t b = 0; b < generator->B; b++) {
+        if (generator->prompt[b] < 0 && *next < request->n_prompts) {
+            const GeneratorPrompt *prompt = &request->prompts[*next];
+            TRY(generator_start(generator, b, prompt->tokens, prompt->n_tokens, error));
+            generator->n_new[b] = 0;
+            generator->prompt[b] = (*next)++;
+        }
+        *n_active += generator->prompt[b] >= 0;
+    }
+    return STATUS_OK;
+}
+
+/* Draw the next token of one row and hand it over. */
+static Status continue_row(Generator *generator, const GeneratorRequest *request, Sampler *sampler, int64_t b,
+                           GeneratorVerdict *verdict, Error *error) {
+    const GeneratorPrompt *prompt = &request->prompts[generator->prompt[b]];
+    GeneratedToken made = {.prompt = generator->prompt[b],
+                           .position = prompt->n_tokens + generator->n_new[b]};
+    SampledToken picked;
+    if (sampler_pick(sampler, generator_logits(generator, b), prompt->sample, (uint64_t)made.position,
+                     &picked, error) != STATUS_OK) {
+        return error_prefix(error, "at token %lld: ", (long long)made.position);
+    }
+    made.token = picked.token;
+    made.log_probability = picked.log_probability;
+    made.is_last = ++generator->n_new[b] >= request->n_new_tokens ||
+                   (request->end_token >= 0 && made.token == request->end_token);
+    *verdict = request->callback ? request->callback(request->context, &made) : GENERATOR_GO_ON;
+    if (made.is_last || *verdict != GENERATOR_GO_ON) {
+        generator->prompt[b] = -1; /* the row stays as it is, and has nothing new to read */
+        return STATUS_OK;
+    }
+    return generator_append(generator, b, made.token, error);
+}
+
+static Status run_prompts(Generator *generator, const GeneratorRequest *request, Sampler *sampler,
+                          Error *error) {
+    int64_t next = 0, n_active;
+    for (int64_t b = 0; b < generator->B; b++) generator->prompt[b] = -1;
+    for (;;) {
+        TRY(fill_rows(generator, request, &next, &n_active, error));
+        if (!n_active) return STATUS_OK;
+        TRY(generator_step(generator, error));
+        for (int64_t b = 0; b < generator->B; b++) {
+            if (generator->prompt[b] < 0) continue;
+            GeneratorVerdict verdict = GENERATOR_GO_ON;
+            TRY(continue_row(generator, request, sampler, b, &verdict, error));
+            if (verdict == GENERATOR_END_ALL) return STATUS_OK;
+        }
+    }
+}
+
+Status generator_run(Generator *generator, const GeneratorRequest *request, Error *error) {
+    if (request->n_new_tokens < 1) return STATUS_OK;
+    int64_t n_vocabulary = request->n_vocabulary ? request->n_vocabulary : generator->vocabulary;
+    if (n_vocabulary > generator->vocabulary) {
+        return error_failed(error, "%lld tokens were to be sampled from a model of %lld",
+                            (long long)n_vocabulary, (long long)generator->vocabulary);
+    }
+    Sampler sampler;
+    TRY(sampler_open(&sampler, &request->sampler, n_vocabulary, error));
+    Status status = run_prompts(generator, request, &sampler, error);
+    sampler_close(&sampler);
+    return status;
+}

@@ -1,0 +1,47 @@
+/* The sampler: from the logits of one position to the next token.
+ *
+ * What it draws depends on the logits and on (seed, sample, position) alone: not on threads, on the other samples of a
+ * batch, or on what was drawn before. Nothing is allocated after sampler_open. */
+#ifndef PGPT_INFER_SAMPLER_H
+#define PGPT_INFER_SAMPLER_H
+
+#include "base/error.h"
+
+#include <stdint.h>
+
+typedef struct {
+    double temperature; /* 0 takes the likeliest token; 1 is the model's own distribution */
+    int64_t top_k;      /* only the k likeliest tokens; 0: all */
+    double top_p;       /* of those, only the likeliest that together have this probability; 1: all */
+    uint64_t seed;
+} SamplerOptions;
+
+/* The model's own distribution: nothing cut, temperature 1. */
+#define SAMPLER_DEFAULTS ((SamplerOptions){.temperature = 1.0, .top_p = 1.0})
+
+typedef struct {
+    SamplerOptions options;
+    int64_t n_vocabulary;
+    struct SamplerCandidate *candidate; /* (V) room to select in */
+    float *weight;                      /* (V) exp((logit - largest) / temperature) */
+} Sampler;
+
+typedef struct {
+    int32_t token;
+    float
+        log_probability; /* under the model's own distribution, whatever the options are: comparable between runs */
+} SampledToken;
+
+/* Tokens 0 .. n_vocabulary-1 are drawn. This may be fewer than the model has logits, whose table can be padded. */
+Status sampler_open(Sampler *sampler, const SamplerOptions *options, int64_t n_vocabulary, Error *error);
+void sampler_close(Sampler *sampler);
+
+/* Options out of their range are a user's error that names the option of the command line. */
+Status sampler_check(const SamplerOptions *options, Error *error);
+
+/* `sample` tells apart samples of one seed, `position` the tokens of one sample. A logit that is not finite is an
+ * error: the model has diverged. */
+Status sampler_pick(Sampler *sampler, const float *logits /* (V) */, uint64_t sample, uint64_t position,
+                    SampledToken *picked, Error *error);
+
+#endif

@@ -1,0 +1,121 @@
+/* Presets are rows of one table. The sizes are those that OpenAI published for GPT-2 and GPT-3; where the GPT-3 paper's
+ * own numbers do not multiply (XL: 24 heads of 128 in 2,048 channels; 13B: 5,140 channels), the usual correction is
+ * taken (16 heads; 5,120 channels). */
+#include "model/config.h"
+
+#include <string.h>
+
+enum { GPT2_VOCABULARY = 50257 };
+
+typedef struct {
+    const char *name;
+    int64_t layers, heads, channels, context;
+    int64_t vocabulary; /* 0: the tokenizer's */
+} Preset;
+
+static const Preset presets[] = {
+    {"nano", 4, 4, 128, 128, 0},
+    {"mini", 6, 6, 384, 256, 0},
+    {"gpt2", 12, 12, 768, 1024, GPT2_VOCABULARY},
+    {"gpt2-medium", 24, 16, 1024, 1024, GPT2_VOCABULARY},
+    {"gpt2-large", 36, 20, 1280, 1024, GPT2_VOCABULARY},
+    {"gpt2-xl", 48, 25, 1600, 1024, GPT2_VOCABULARY},
+    {"gpt3-xl", 24, 16, 2048, 2048, GPT2_VOCABULARY},
+    {"gpt3-13b", 40, 40, 5120, 2048, GPT2_VOCABULARY},
+    {"gpt3-175b", 96, 96, 12288, 2048, GPT2_VOCABULARY},
+};
+enum { N_PRESETS = sizeof presets / sizeof presets[0] };
+
+static const char *const norm_names[] = {"layernorm", "rmsnorm", NULL};
+static const char *const mlp_names[] = {"gelu", "gelu-erf", "swiglu", NULL};
+static const char *const position_names[] = {"learned", "rotary", NULL};
+
+enum { LARGEST = 1 << 30 };
+
+const OptionSpec model_option_specs[] = {
+    OPTION_STRING(
+        "model", ModelConfig, preset, "nano", "NAME",
+        "sizes to start from: nano, mini, gpt2, gpt2-medium, gpt2-large, gpt2-xl, gpt3-xl, gpt3-13b or "
+        "gpt3-175b; each of the options below overrides its part"),
+    OPTION_INT("layers", ModelConfig, n_layers, 4, 1, 1000, "transformer blocks"),
+    OPTION_INT("heads", ModelConfig, n_heads, 4, 1, LARGEST, "attention heads; must divide the channels"),
+    OPTION_INT("kv-heads", ModelConfig, n_kv_heads, 0, 0, LARGEST,
+               "key/value heads, fewer than heads for grouped-query attention; 0: as many as heads"),
+    OPTION_INT("channels", ModelConfig, n_channels, 128, 1, LARGEST, "width of the residual stream"),
+    OPTION_INT(
+        "hidden", ModelConfig, n_hidden, 0, 0, LARGEST,
+        "width inside the MLP; 0: 4 x channels (swiglu: 8/3 x channels, rounded up to a multiple of 32)"),
+    OPTION_INT("context", ModelConfig, context, 128, 1, LARGEST, "positions that the model sees at once"),
+    OPTION_INT("vocab", ModelConfig, vocabulary, 0, 0, LARGEST,
+               "rows of the embedding; 0: the tokenizer's size"),
+    OPTION_CHOICE("norm", ModelConfig, norm, NORM_LAYERNORM, norm_names,
+                  "normalisation before attention and MLP"),
+    OPTION_CHOICE("mlp", ModelConfig, mlp, MLP_GELU_TANH, mlp_names,
+                  "the MLP's non-linearity (gelu: tanh form)"),
+    OPTION_CHOICE("position", ModelConfig, position, POSITION_LEARNED, position_names,
+                  "how positions are told apart"),
+    OPTION_FLOAT("rotary-theta", ModelConfig, rotary_theta, 10000.0, 1.0, 1e12,
+                 "longest wavelength of rotary positions"),
+    OPTION_BOOL("tied", ModelConfig, tied, true, "use the token embedding as the output head too"),
+    OPTION_BOOL("bias", ModelConfig, bias, true, "biases in linear layers and layernorms"),
+    OPTION_FLOAT(
+        "dropout", ModelConfig, dropout, 0.0, 0.0, 1.0,
+        "probability of dropout after the embedding, on attention weights and on both residual branches",
+        .flags = OPTION_BELOW_MAX),
+    OPTION_END,
+};
+
+Status config_apply_preset(Options *options, const char *name, Error *error) {
+    for (int i = 0; i < N_PRESETS; i++) {
+        const Preset *preset = &presets[i];
+        if (strcmp(preset->name, name) != 0) continue;
+        TRY(options_set_int(options, "layers", preset->layers, OPTION_FROM_PRESET, error));
+        TRY(options_set_int(options, "heads", preset->heads, OPTION_FROM_PRESET, error));
+        TRY(options_set_int(options, "channels", preset->channels, OPTION_FROM_PRESET, error));
+        TRY(options_set_int(options, "context", preset->context, OPTION_FROM_PRESET, error));
+        return options_set_int(options, "vocab", preset->vocabulary, OPTION_FROM_PRESET, error);
+    }
+    char list[256] = "";
+    for (int i = 0; i < N_PRESETS; i++) {
+        strncat(list, i ? ", " : "", sizeof list - strlen(list) - 1);
+        strncat(list, presets[i].name, sizeof list - strlen(list) - 1);
+    }
+    return error_user(error, "--model '%s' is not known; choose one of %s", name, list);
+}
+
+int64_t config_head_size(const ModelConfig *config) {
+    return config->n_channels / config->n_heads;
+}
+
+Status config_complete(ModelConfig *config, int64_t tokenizer_vocabulary, Error *error) {
+    if (config->n_channels % config->n_heads != 0) {
+        return error_user(
+            error,
+            "--heads %lld does not divide --channels %lld; choose heads so that every head has the same size",
+            (long long)config->n_heads, (long long)config->n_channels);
+    }
+    if (!config->n_kv_heads) config->n_kv_heads = config->n_heads;
+    if (config->n_kv_heads > config->n_heads || config->n_heads % config->n_kv_heads != 0) {
+        return error_user(error, "--kv-heads %lld does not divide --heads %lld",
+                          (long long)config->n_kv_heads, (long long)config->n_heads);
+    }
+    if (config->position == POSITION_ROTARY && config_head_size(config) % 2 != 0) {
+        return error_user(
+            error,
+            "--position rotary turns channels in pairs, but the head size is %lld; choose channels and heads so that it is even",
+            (long long)config_head_size(config));
+    }
+    if (!config->n_hidden) {
+        config->n_hidden =
+            config->mlp == MLP_SWIGLU ? (config->n_channels * 8 / 3 + 31) / 32 * 32 : 4 * config->n_channels;
+    }
+    if (!config->vocabulary) config->vocabulary = tokenizer_vocabulary;
+    if (config->vocabulary < tokenizer_vocabulary) {
+        return error_user(error,
+                          "--vocab %lld is smaller than the tokenizer's %lld; leave it out or raise it",
+                          (long long)config->vocabulary, (long long)tokenizer_vocabulary);
+    }
+    if (config->vocabulary < 1)
+        return error_user(error, "the vocabulary is empty; give --vocab or a tokenizer");
+    return STATUS_OK;
+}

@@ -1,0 +1,182 @@
+/* The model, top to bottom.
+ *
+ *     x = wte[token] + wpe[position]                                  (B,T,C)
+ *     for each block:
+ *         x = x + W_out · attention(W_qkv · norm1(x))
+ *         x = x + W_proj · gelu(W_fc · norm2(x))
+ *     logits = W_head · norm_f(x)                                     (B,T,V)
+ *
+ * as in GPT-2: norms before their branch, learned positions, the token table as head. The options turn it towards
+ * Llama: rmsnorm, rotary positions, SwiGLU, fewer key/value heads, no biases.
+ *
+ * Residual additions are part of the linear layer that feeds them, unless dropout stands between. */
+#include "model/gpt.h"
+
+#include "ops/ops.h"
+
+#include <math.h>
+
+/* What the pieces of one recording share. */
+typedef struct {
+    const ModelConfig *config;
+    Graph *graph;
+    ParameterTensors parameters;
+    Tensor *random;                  /* NULL: no dropout */
+    Tensor *start;                   /* NULL: sequences start at position 0 */
+    Tensor *key_cache, *value_cache; /* of the block being recorded; NULL: attention within the batch */
+    int64_t B, capacity;
+} Recorder;
+
+/* Where dropout happens; together with the block it names a random stream. */
+enum { SITE_EMBEDDING, SITE_ATTENTION, SITE_ATTENTION_OUT, SITE_MLP_OUT, SITES_PER_BLOCK };
+
+static int dropout_site(int block, int site) {
+    return (block + 1) * SITES_PER_BLOCK + site;
+}
+
+static Tensor *parameter(const Recorder *r, ParameterRole role, int block) {
+    return parameter_tensor(&r->parameters, role, block);
+}
+
+static Tensor *record_norm(Recorder *r, Tensor *x, ParameterRole weight, ParameterRole bias, int block) {
+    if (r->config->norm == NORM_RMSNORM) {
+        return op_rmsnorm(r->graph, x, parameter(r, weight, block), NORM_EPSILON);
+    }
+    return op_layernorm(r->graph, x, parameter(r, weight, block), parameter(r, bias, block), NORM_EPSILON);
+}
+
+static Tensor *record_dropout(Recorder *r, Tensor *x, int block, int site) {
+    if (!r->random) return x;
+    return op_dropout(r->graph, x, r->random, (float)r->config->dropout, dropout_site(block, site));
+}
+
+/* x + dropout(W · branch) */
+static Tensor *record_residual(Recorder *r, Tensor *x, Tensor *branch, ParameterRole weight,
+                               ParameterRole bias, int block, int site) {
+    Tensor *w = parameter(r, weight, block), *b = parameter(r, bias, block);
+    if (!r->random) return op_linear(r->graph, branch, w, b, x, ACTIVATION_NONE);
+    Tensor *out = op_linear(r->graph, branch, w, b, NULL, ACTIVATION_NONE);
+    return op_add(r->graph, x, record_dropout(r, out, block, site));
+}
+
+static Tensor *record_attention(Recorder *r, Tensor *x, int block) {
+    const ModelConfig *config = r->config;
+    int head_size = (int)config_head_size(config);
+    Tensor *h = record_norm(r, x, ROLE_NORM1_WEIGHT, ROLE_NORM1_BIAS, block);
+    Tensor *qkv =
+        op_linear(r->graph, h, parameter(r, ROLE_QKV_WEIGHT, block), parameter(r, ROLE_QKV_BIAS, block), NULL,
+                  ACTIVATION_NONE); /* (B,T,(NH+2·NKV)·HS) */
+    if (config->position == POSITION_ROTARY) {
+        RotaryAttributes rotary = {.n_heads = (int)config->n_heads,
+                                   .n_kv_heads = (int)config->n_kv_heads,
+                                   .head_size = head_size,
+                                   .theta = (float)config->rotary_theta};
+        qkv = op_rotary(r->graph, qkv, r->start, &rotary);
+    }
+    AttentionAttributes attention = {.n_heads = (int)config->n_heads,
+                                     .n_kv_heads = (int)config->n_kv_heads,
+                                     .head_size = head_size,
+                                     .scale = 1.0f / sqrtf((float)head_size),
+                                     .dropout = r->random ? (float)config->dropout : 0.0f,
+                                     .site = dropout_site(block, SITE_ATTENTION)};
+    Tensor *y = r->key_cache
+                    ? op_attention_cached(r->graph, qkv, r->start, r->key_cache, r->value_cache, &attention)
+                    : op_attention(r->graph, qkv, r->random, &attention); /* (B,T,C) */
+    return record_residual(r, x, y, ROLE_ATTENTION_OUT_WEIGHT, ROLE_ATTENTION_OUT_BIAS, block,
+                           SITE_ATTENTION_OUT);
+}
+
+static Tensor *record_mlp(Recorder *r, Tensor *x, int block) {
+    static const Activation activations[] = {ACTIVATION_GELU_TANH, ACTIVATION_GELU_ERF, ACTIVATION_NONE};
+    const ModelConfig *config = r->config;
+    Tensor *h = record_norm(r, x, ROLE_NORM2_WEIGHT, ROLE_NORM2_BIAS, block);
+    h = op_linear(r->graph, h, parameter(r, ROLE_FC_WEIGHT, block), parameter(r, ROLE_FC_BIAS, block), NULL,
+                  activations[config->mlp]); /* (B,T,4C) */
+    if (config->mlp == MLP_SWIGLU) h = op_swiglu(r->graph, h);
+    return record_residual(r, x, h, ROLE_PROJ_WEIGHT, ROLE_PROJ_BIAS, block, SITE_MLP_OUT);
+}
+
+static void record_caches(Recorder *r, int block) {
+    if (!r->capacity) return;
+    Shape shape = SHAPE(r->B, r->config->n_kv_heads, r->capacity, config_head_size(r->config));
+    r->key_cache = graph_tensor(r->graph, PLACE_STATE, DTYPE_F32, shape, "h.%d.keys", block);
+    r->value_cache = graph_tensor(r->graph, PLACE_STATE, DTYPE_F32, shape, "h.%d.values", block);
+}
+
+/* Everything up to the head: (B,T) tokens to (B,T,C). */
+static Tensor *record_body(Recorder *r, Tensor *tokens) {
+    Tensor *x = op_embedding(r->graph, tokens, parameter(r, ROLE_TOKEN_TABLE, NO_BLOCK),
+                             parameter(r, ROLE_POSITION_TABLE, NO_BLOCK), r->start);
+    x = record_dropout(r, x, NO_BLOCK, SITE_EMBEDDING);
+    for (int block = 0; block < r->config->n_layers; block++) {
+        r->graph->block = block;
+        record_caches(r, block);
+        x = record_attention(r, x, block);
+        x = record_mlp(r, x, block);
+    }
+    r->graph->block = NO_BLOCK;
+    return record_norm(r, x, ROLE_FINAL_NORM_WEIGHT, ROLE_FINAL_NORM_BIAS, NO_BLOCK);
+}
+
+static Tensor *head_weight(const Recorder *r) {
+    return parameter(r, r->config->tied ? ROLE_TOKEN_TABLE : ROLE_HEAD_WEIGHT, NO_BLOCK);
+}
+
+/* Logits are by far the largest activation; this many bytes of them at a time keep the products efficient. */
+static int64_t chosen_chunk_rows(const ModelConfig *config, int64_t n_rows) {
+    enum { CHUNK_BYTES = 64 << 20, FEWEST_ROWS = 64 };
+    int64_t rows = CHUNK_BYTES / 4 / config->vocabulary;
+    if (rows < FEWEST_ROWS) rows = FEWEST_ROWS;
+    int64_t n_chunks = (n_rows + rows - 1) / rows;
+    return (n_rows + n_chunks - 1) / n_chunks;
+}
+
+GptLoss gpt_record_loss(const ModelConfig *config, const ParameterTable *table, Graph *graph,
+                        const GptLossOptions *options) {
+    int64_t B = options->B, T = options->T, n_rows = B * T;
+    GptLoss loss = {.parameters = parameters_record(table, graph, options->is_training)};
+    loss.tokens = graph_tensor(graph, PLACE_INPUT, DTYPE_I32, SHAPE(B, T), "tokens");
+    loss.targets = graph_tensor(graph, PLACE_INPUT, DTYPE_I32, SHAPE(n_rows), "targets");
+    loss.loss = graph_tensor(graph, PLACE_STATE, DTYPE_F32, SHAPE(1), "loss");
+    loss.losses = graph_tensor(graph, PLACE_STATE, DTYPE_F32, SHAPE(n_rows), "losses");
+    if (options->is_training && config->dropout > 0.0) {
+        loss.random = graph_tensor(graph, PLACE_INPUT, DTYPE_I32, SHAPE(N_RANDOM_WORDS), "random");
+    }
+    Recorder r = {
+        .config = config, .graph = graph, .parameters = loss.parameters, .random = loss.random, .B = B};
+    Tensor *x = record_body(&r, loss.tokens); /* (B,T,C) */
+    int64_t chunk =
+        options->loss_chunk_tokens ? options->loss_chunk_tokens : chosen_chunk_rows(config, n_rows);
+    float scale = (float)options->loss_scale;
+    for (int64_t first = 0; first < n_rows; first += chunk) {
+        int64_t rows = n_rows - first < chunk ? n_rows - first : chunk;
+        Tensor *x_rows =
+            graph_view(graph, x, SHAPE(rows, config->n_channels), first * config->n_channels, "ln_f.rows");
+        Tensor *target_rows = graph_view(graph, loss.targets, SHAPE(rows), first, "targets.rows");
+        Tensor *loss_rows = graph_view(graph, loss.losses, SHAPE(rows), first, "losses.rows");
+        Tensor *logits =
+            op_linear(graph, x_rows, head_weight(&r), NULL, NULL, ACTIVATION_NONE); /* (rows,V) */
+        op_cross_entropy_into(graph, logits, target_rows, loss_rows, scale);
+    }
+    op_sum(graph, loss.losses, loss.loss, scale);
+    return loss;
+}
+
+GptDecode gpt_record_decode(const ModelConfig *config, const ParameterTable *table, Graph *graph, int64_t B,
+                            int64_t T, int64_t capacity) {
+    GptDecode decode = {.parameters = parameters_record(table, graph, false)};
+    decode.tokens = graph_tensor(graph, PLACE_INPUT, DTYPE_I32, SHAPE(B, T), "tokens");
+    decode.start = graph_tensor(graph, PLACE_INPUT, DTYPE_I32, SHAPE(B), "start");
+    decode.rows = graph_tensor(graph, PLACE_INPUT, DTYPE_I32, SHAPE(B), "rows");
+    Recorder r = {.config = config,
+                  .graph = graph,
+                  .parameters = decode.parameters,
+                  .start = decode.start,
+                  .B = B,
+                  .capacity = capacity};
+    Tensor *x = record_body(&r, decode.tokens);
+    Tensor *last = T == 1 ? graph_view(graph, x, SHAPE(B, config->n_channels), 0, "last")
+                          : op_gather(graph, x, decode.rows); /* (B,C) */
+    decode.logits = op_linear(graph, last, head_weight(&r), NULL, NULL, ACTIVATION_NONE);
+    return decode;
+}

@@ -1,0 +1,85 @@
+/* The parameter table: every weight of a model, described once. Allocation, initialisation, optimizer, checkpoint,
+ * conversion and planner all walk it; none of them knows a weight by its number. */
+#ifndef PGPT_MODEL_PARAMETERS_H
+#define PGPT_MODEL_PARAMETERS_H
+
+#include "graph/graph.h"
+#include "model/config.h"
+
+typedef enum {
+    ROLE_TOKEN_TABLE,
+    ROLE_POSITION_TABLE,
+    ROLE_NORM1_WEIGHT,
+    ROLE_NORM1_BIAS,
+    ROLE_QKV_WEIGHT,
+    ROLE_QKV_BIAS,
+    ROLE_ATTENTION_OUT_WEIGHT,
+    ROLE_ATTENTION_OUT_BIAS,
+    ROLE_NORM2_WEIGHT,
+    ROLE_NORM2_BIAS,
+    ROLE_FC_WEIGHT,
+    ROLE_FC_BIAS,
+    ROLE_PROJ_WEIGHT,
+    ROLE_PROJ_BIAS,
+    ROLE_FINAL_NORM_WEIGHT,
+    ROLE_FINAL_NORM_BIAS,
+    ROLE_HEAD_WEIGHT,
+    N_ROLES,
+} ParameterRole;
+
+typedef enum { INIT_ZERO, INIT_ONE, INIT_NORMAL } Initializer;
+
+/* How the weight is cut over the tensor-parallel axis. */
+typedef enum {
+    SHARD_NONE,    /* every rank has all of it */
+    SHARD_ROWS,    /* by outputs (column-parallel linear, vocabulary) */
+    SHARD_COLUMNS, /* by inputs (row-parallel linear) */
+    SHARD_QKV,     /* by heads, within each of the query, key and value parts of the rows */
+} ShardRule;
+
+typedef struct {
+    const char *name; /* Hugging Face's GPT-2 name */
+    ParameterRole role;
+    int block; /* or NO_BLOCK */
+    Shape shape;
+    DType dtype;
+    ShardRule shard;
+    bool decays;        /* weight decay: matrices only */
+    bool is_transposed; /* Hugging Face stores it as (in,out) */
+    Initializer init;
+    float deviation;     /* of INIT_NORMAL */
+    int64_t flat_offset; /* its first element in the flat array of all parameters */
+} Parameter;
+
+typedef struct {
+    Arena arena;
+    int n_parameters;
+    Parameter *parameter;
+    int *index;              /* of the parameter with a role in a block: see parameter_find */
+    int64_t n_elements;      /* of all parameters */
+    int64_t n_flat_elements; /* with the padding that keeps each one aligned */
+} ParameterTable;
+
+/* Fails when the sizes overflow. */
+Status parameters_build(ParameterTable *table, const ModelConfig *config, Error *error);
+void parameters_free(ParameterTable *table);
+
+/* The parameter with this role, NULL if the model has none (no bias, say). */
+const Parameter *parameter_find(const ParameterTable *table, ParameterRole role, int block);
+
+/* The table's tensors in a graph: parts of one flat tensor, in table order. */
+typedef struct {
+    Tensor *flat;
+    Tensor **tensor; /* one a parameter */
+    const ParameterTable *table;
+} ParameterTensors;
+
+ParameterTensors parameters_record(const ParameterTable *table, Graph *graph, bool needs_gradient);
+
+/* The tensor with this role, NULL if the model has none. */
+Tensor *parameter_tensor(const ParameterTensors *tensors, ParameterRole role, int block);
+
+/* Initial values into the flat array on the host. They depend on (seed, parameter, element) alone. */
+void parameters_initialise(const ParameterTable *table, uint64_t seed, float *flat, int n_threads);
+
+#endif

@@ -1,0 +1,74 @@
+/* squared_norm and clip: the global norm of the gradient, and what to scale it with so that the norm is at most
+ * max_norm.
+ *
+ * Two operations, because the sum may run over several arrays and, on several devices, a sum over devices stands
+ * between them. The gradient itself is never scaled in memory: the optimizer multiplies by the factor as it reads. */
+#include "ops/ops.h"
+#include "ops/reference.h"
+
+#include <math.h>
+#include <stdio.h>
+
+void op_squared_norm(Graph *graph, Tensor *x, Tensor *total, bool add) {
+    if (!graph_check(graph, tensor_count(total) == 1 && total->dtype == DTYPE_F32,
+                     "squared_norm: total %s of %s is not a scalar", total->name, x->name)) {
+        return;
+    }
+    Node *node = graph_record(graph, &OP_SQUARED_NORM, NULL, 0, 1, TENSORS(x), 1, TENSORS(total));
+    if (node && add) node->write[0] = WRITE_ADD;
+    total->needs_gradient = false;
+}
+
+/* A product and a sum an element. */
+static double squared_norm_flops(const Node *node) {
+    return 2.0 * (double)tensor_count(node->input[0]);
+}
+
+static Status squared_norm_reference(const KernelCall *call, Error *error) {
+    (void)error;
+    const float *x = call->in[0]; /* (N) */
+    int64_t count = tensor_count(call->node->input[0]);
+    double sum = 0.0;
+    for (int64_t i = 0; i < count; i++) sum += (double)x[i] * (double)x[i];
+    reference_write(call->out[0], (float)sum, call->add[0]);
+    return STATUS_OK;
+}
+
+const Op OP_SQUARED_NORM = {
+    .name = "squared_norm",
+    .flops = squared_norm_flops,
+    .reference = squared_norm_reference,
+};
+
+void op_clip(Graph *graph, Tensor *total, Tensor *factor, Tensor *norm, float max_norm) {
+    if (!graph_check(graph, tensor_count(total) == 1 && tensor_count(factor) == 1 && tensor_count(norm) == 1,
+                     "clip: %s, %s and %s must be scalars", total->name, factor->name, norm->name) ||
+        !graph_check(graph, max_norm >= 0.0f, "clip: the greatest norm of %s is negative", total->name)) {
+        return;
+    }
+    ClipAttributes attributes = {max_norm};
+    graph_record(graph, &OP_CLIP, &attributes, sizeof attributes, 1, TENSORS(total), 2,
+                 TENSORS(factor, norm));
+}
+
+static void clip_describe(const Node *node, char *text, size_t n_bytes) {
+    const ClipAttributes *a = node->attributes;
+    if (a->max_norm > 0.0f) snprintf(text, n_bytes, "to %g", (double)a->max_norm);
+}
+
+static Status clip_reference(const KernelCall *call, Error *error) {
+    (void)error;
+    const ClipAttributes *a = call->node->attributes;
+    const float *total = call->in[0];                       /* (1) */
+    float *factor = call->out[0], *norm_out = call->out[1]; /* (1), (1) */
+    double norm = sqrt((double)*total), limit = (double)a->max_norm;
+    *factor = limit > 0.0 && norm > limit ? (float)(limit / norm) : 1.0f;
+    *norm_out = (float)norm;
+    return STATUS_OK;
+}
+
+const Op OP_CLIP = {
+    .name = "clip",
+    .describe = clip_describe,
+    .reference = clip_reference,
+};

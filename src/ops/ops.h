@@ -1,0 +1,151 @@
+/* The operations: builders that model code calls, and the attributes that kernels read.
+ *
+ * A builder checks shapes, creates the outputs and records one node; the gradient rules record the *_BACKWARD and
+ * *_GRADIENT ops. Shapes: B sequences, T positions, C channels, V vocabulary, NH heads, HS head size; (N,C) means any
+ * number of leading dims that multiply to N rows. Inputs in brackets may be NULL.
+ *
+ * Inputs that change from step to step (learning rate, dropout seed) are tensors in PLACE_INPUT, never attributes: a
+ * recorded program is replayed as it is. */
+#ifndef PGPT_OPS_OPS_H
+#define PGPT_OPS_OPS_H
+
+#include "graph/autograd.h"
+#include "graph/op.h"
+
+/* ---- embedding.c ------------------------------------------------------------------------------------------------
+ * y (B,T,C) = token[tokens] + [position[first_position + t + start[b]]].
+ * tokens (B,T) i32, token table (V,C), [position table (P,C)], [start (B) i32: position of each sequence's first
+ * token]. Gradients: (dy, tokens) -> dtoken table; (dy, [start]) -> dposition table; rows that nobody read become 0. */
+typedef struct {
+    int64_t first_position;
+} EmbeddingAttributes;
+extern const Op OP_EMBEDDING, OP_EMBEDDING_TOKEN_GRADIENT, OP_EMBEDDING_POSITION_GRADIENT;
+Tensor *op_embedding(Graph *graph, Tensor *tokens, Tensor *token_table, Tensor *position_table,
+                     Tensor *start);
+
+/* ---- layernorm.c, rmsnorm.c -------------------------------------------------------------------------------------
+ * y (N,C); also outputs mean (N) and rstd (N) (rmsnorm: rstd only). Backward: (dy, x, weight, [mean,] rstd) -> dx,
+ * dweight, [dbias]. */
+typedef struct {
+    float epsilon;
+} NormAttributes;
+extern const Op OP_LAYERNORM, OP_LAYERNORM_BACKWARD, OP_RMSNORM, OP_RMSNORM_BACKWARD;
+Tensor *op_layernorm(Graph *graph, Tensor *x, Tensor *weight, Tensor *bias /* or NULL */, float epsilon);
+Tensor *op_rmsnorm(Graph *graph, Tensor *x, Tensor *weight, float epsilon);
+
+/* ---- linear.c ---------------------------------------------------------------------------------------------------
+ * y (N,Co) = activation(x (N,Ci) · weightᵀ + [bias (Co)]) + [residual (N,Co)]; weight is (Co,Ci).
+ * With an activation, a second output is the value before it, which the backward needs.
+ * OP_LINEAR_INPUT_GRADIENT: (dy, weight) -> dx. OP_LINEAR_WEIGHT_GRADIENT: (dy, x) -> dweight, [dbias]. */
+typedef enum { ACTIVATION_NONE, ACTIVATION_GELU_TANH, ACTIVATION_GELU_ERF } Activation;
+typedef struct {
+    Activation activation;
+} LinearAttributes;
+extern const Op OP_LINEAR, OP_LINEAR_INPUT_GRADIENT, OP_LINEAR_WEIGHT_GRADIENT;
+Tensor *op_linear(Graph *graph, Tensor *x, Tensor *weight, Tensor *bias, Tensor *residual,
+                  Activation activation);
+
+/* ---- gelu.c, swiglu.c -------------------------------------------------------------------------------------------
+ * gelu: y = x·Φ(x), by tanh or erf; backward (dy, x) -> dx, attributes LinearAttributes.
+ * swiglu: x (N,2F) -> y (N,F) = silu(x[:, :F]) · x[:, F:]; backward (dy, x) -> dx. */
+extern const Op OP_GELU, OP_GELU_BACKWARD, OP_SWIGLU, OP_SWIGLU_BACKWARD;
+Tensor *op_gelu(Graph *graph, Tensor *x, Activation activation);
+Tensor *op_swiglu(Graph *graph, Tensor *x);
+float gelu_value(float x, Activation activation);
+float gelu_slope(float x, Activation activation);
+
+/* ---- attention.c, attention_cached.c, rotary.c ------------------------------------------------------------------
+ * qkv (B,T,(NH+2·NKV)·HS): a row holds all query heads, all key heads, all value heads; query head h reads key/value
+ * head h / (NH/NKV). attention: y (B,T,NH·HS) and lse (B,NH,T), causal. Backward (dy, qkv, y, lse, [random]) -> dqkv.
+ * Dropout on the weights draws element ((first_head+h)·T + q)·T8 + k, T8 = T rounded up to 8.
+ * attention_cached: new rows are stored in the caches (B,NKV,capacity,HS) at start[b].., then attend to all up to
+ * themselves; outputs y and the two caches, which change in place.
+ * rotary: rotates pairs (i, i+HS/2) of queries and keys by position·theta^(-2i/HS); backward rotates back. */
+typedef struct {
+    int n_heads, n_kv_heads, head_size;
+    float scale;
+    float dropout; /* probability; 0: the random input is NULL */
+    int site;      /* which dropout of the model this is: no two share a stream */
+    int first_head;
+} AttentionAttributes;
+extern const Op OP_ATTENTION, OP_ATTENTION_BACKWARD, OP_ATTENTION_CACHED;
+Tensor *op_attention(Graph *graph, Tensor *qkv, Tensor *random, const AttentionAttributes *attributes);
+Tensor *op_attention_cached(Graph *graph, Tensor *qkv, Tensor *start, Tensor *key_cache, Tensor *value_cache,
+                            const AttentionAttributes *attributes);
+
+typedef struct {
+    int n_heads, n_kv_heads, head_size;
+    float theta;
+    int64_t first_position;
+    bool inverse;
+} RotaryAttributes;
+extern const Op OP_ROTARY;
+Tensor *op_rotary(Graph *graph, Tensor *qkv, Tensor *start /* or NULL */, const RotaryAttributes *attributes);
+
+/* ---- add.c, copy.c, dropout.c, gather.c, sum.c ------------------------------------------------------------------
+ * add: y = a + b. copy: y = x. gather: y (M,C) = x[rows (M) i32] (inference only). sum: out += or = scale · Σ x.
+ * dropout: y = x · mask / (1-p); element i of sequence b draws index i of row first_sequence + b; its backward is
+ * the same op on dy. x is (B, ...). */
+typedef struct {
+    float probability;
+    int site;
+} DropoutAttributes;
+typedef struct {
+    float scale;
+} SumAttributes;
+extern const Op OP_ADD, OP_COPY, OP_DROPOUT, OP_GATHER, OP_SUM;
+Tensor *op_add(Graph *graph, Tensor *a, Tensor *b);
+Tensor *op_copy(Graph *graph, Tensor *x);
+Tensor *op_dropout(Graph *graph, Tensor *x, Tensor *random, float probability, int site);
+Tensor *op_gather(Graph *graph, Tensor *x, Tensor *rows);
+/* Adds into `total` (a scalar in PLACE_STATE) over the micro-batches of a step. */
+void op_sum(Graph *graph, Tensor *x, Tensor *total, float scale);
+
+/* The random input of dropout: i32 words written by the host before every micro-batch. */
+enum { RANDOM_SEED_LOW, RANDOM_SEED_HIGH, RANDOM_STEP, RANDOM_FIRST_SEQUENCE, N_RANDOM_WORDS };
+
+/* ---- cross_entropy.c --------------------------------------------------------------------------------------------
+ * logits (N,V), targets (N) i32 (a negative target is ignored) -> losses (N). When the logits need a gradient, the
+ * same pass leaves dlogits = gradient_scale · (softmax - onehot), which may take over the memory of the logits; the
+ * gradient rule only hands it on. */
+typedef struct {
+    float gradient_scale;
+} CrossEntropyAttributes;
+extern const Op OP_CROSS_ENTROPY;
+Tensor *op_cross_entropy(Graph *graph, Tensor *logits, Tensor *targets, float gradient_scale);
+/* The same into an existing tensor, a part of a longer one say. */
+void op_cross_entropy_into(Graph *graph, Tensor *logits, Tensor *targets, Tensor *losses, float gradient_scale);
+
+/* ---- norm.c, adamw.c, sgd.c: the update -------------------------------------------------------------------------
+ * squared_norm: total (1) += or = Σ x². clip: total -> factor min(1, max_norm/norm) (1), norm (1).
+ * adamw and sgd change parameter and moments in place: inputs gradient, hyper, [factor]; outputs parameter, moments.
+ * They see flat arrays; which elements decay is a list of runs in order. */
+typedef struct {
+    int64_t n_elements;
+    bool decays;
+} DecayRun;
+typedef struct {
+    float beta1, beta2, epsilon, weight_decay;
+    int n_runs;
+    const DecayRun *runs; /* lives as long as the graph */
+} AdamwAttributes;
+typedef struct {
+    float momentum, weight_decay;
+    bool nesterov;
+    int n_runs;
+    const DecayRun *runs;
+} SgdAttributes;
+typedef struct {
+    float max_norm; /* 0: measure only, the factor is 1 */
+} ClipAttributes;
+/* Written by the host before the update: learning rate; 1/(1-beta1^t), 1/(1-beta2^t). */
+enum { HYPER_RATE, HYPER_CORRECTION1, HYPER_CORRECTION2, N_HYPER };
+extern const Op OP_SQUARED_NORM, OP_CLIP, OP_ADAMW, OP_SGD;
+void op_squared_norm(Graph *graph, Tensor *x, Tensor *total, bool add);
+void op_clip(Graph *graph, Tensor *total, Tensor *factor, Tensor *norm, float max_norm);
+void op_adamw(Graph *graph, Tensor *gradient, Tensor *hyper, Tensor *factor, Tensor *parameter,
+              Tensor *moment1, Tensor *moment2, const AdamwAttributes *attributes);
+void op_sgd(Graph *graph, Tensor *gradient, Tensor *hyper, Tensor *factor, Tensor *parameter,
+            Tensor *momentum, const SgdAttributes *attributes);
+
+#endif

@@ -1,0 +1,109 @@
+/* Checkpoints: a run's model and optimizer at one step, in a folder of its own.
+ *
+ *     RUN/checkpoints/step-00000120/model.safetensors       parameters by name, f32, as in the parameter table
+ *                                   optimizer.safetensors   the same names behind "moment1.", "moment2."
+ *                                   manifest.json           what it is, and size and checksum of both
+ *
+ * The folder is written under a temporary name and renamed when all of it is on the disk, so whatever has its final
+ * name is complete. What was left by a process that died is ignored, and removed by the next prune. One process
+ * writes to a run's folder.
+ *
+ * Tensors are whole and in one layout, however the run that saved them was spread over machines. */
+#ifndef PGPT_TRAIN_CHECKPOINT_H
+#define PGPT_TRAIN_CHECKPOINT_H
+
+#include "base/json.h"
+#include "model/parameters.h"
+#include "train/safetensors.h"
+
+/* Where a run stands, besides its tensors. */
+typedef struct {
+    int64_t step;        /* optimizer steps done */
+    int64_t n_sequences; /* consumed: the data position */
+    int64_t n_tokens;    /* likewise in tokens */
+    int64_t seed;
+    uint64_t data_hash, tokenizer_hash;
+    double validation_loss; /* NAN when it was not measured */
+    const char *optimizer;  /* "adamw"; a loaded one belongs to the Checkpoint */
+    int n_moments;          /* flat arrays beside the parameters */
+} CheckpointState;
+
+enum { CHECKPOINT_MAX_MOMENTS = 4 };
+
+/* ---- Saving */
+
+/* What to save: flat arrays on the host, laid out by the table. Nothing of it may change until the save returns; with
+ * a copy, the save may run in a thread of its own. */
+typedef struct {
+    const ModelConfig *config; /* complete */
+    const ParameterTable *table;
+    const float *parameters;
+    const float *moment[CHECKPOINT_MAX_MOMENTS]; /* state->n_moments of them */
+    const CheckpointState *state;
+} CheckpointSource;
+
+/* Write RUN/checkpoints/step-NNNNNNNN, making folders as needed and replacing one of the same step. After an error
+ * (a full disk, say) nothing is left of it, and what was there before is untouched. */
+Status checkpoint_save(const char *run, const CheckpointSource *source, Error *error);
+
+/* Remove old checkpoints: all but the last `keep_last` (0 keeps all) up to step `written`, that one included, and,
+ * if wanted, the one with the lowest validation loss. Incomplete ones do not count and go too, as does whatever
+ * interrupted saves left behind. Later steps are left alone: they are not of this run's past. Call it after a save,
+ * not during one. */
+Status checkpoint_prune(const char *run, int64_t written, int64_t keep_last, bool keep_best, Error *error);
+
+/* The disk space that one save takes, nearly. */
+uint64_t checkpoint_bytes(const ParameterTable *table, int n_moments);
+
+/* ---- Loading
+ *
+ *     Checkpoint checkpoint;
+ *     TRY(checkpoint_open(&checkpoint, "runs/latest", CHECKPOINT_NEWEST, true, error));
+ *     if (checkpoint.warning[0]) log_warning(&logger, "%s", checkpoint.warning);
+ *     TRY_GOTO(parameters_build(&table, &checkpoint.config, error), done);
+ *     TRY_GOTO(checkpoint_read_parameters(&checkpoint, &table, flat, error), done);
+ * done:
+ *     checkpoint_close(&checkpoint); */
+
+typedef enum { CHECKPOINT_NEWEST, CHECKPOINT_BEST } CheckpointChoice;
+
+typedef struct {
+    char *path;         /* the checkpoint's folder */
+    char *run;          /* the run's folder, where tokenizer.json lies */
+    char warning[1024]; /* "" unless newer checkpoints were damaged and passed over */
+    CheckpointState state;
+    ModelConfig config;  /* complete */
+    const char *version; /* of the pgpt that wrote it */
+    SafetensorsFile *file;
+    int n_files;
+    Arena arena;
+} Checkpoint;
+
+/* `path` is a run's folder (or its checkpoints/), of which the newest or best complete checkpoint is taken; or a
+ * checkpoint's folder itself. Sizes and checksums are verified, the optimizer's only if it is wanted. A damaged
+ * checkpoint is passed over for the one before it, with a warning; named itself, it is an error. */
+Status checkpoint_open(Checkpoint *checkpoint, const char *path, CheckpointChoice choice, bool with_optimizer,
+                       Error *error);
+void checkpoint_close(Checkpoint *checkpoint); /* safe after a failed open, and twice */
+
+/* The tensors must be those of the table, all of them, in its shapes; a checkpoint of another model is a user's error
+ * that names the first tensor that differs. */
+Status checkpoint_check(const Checkpoint *checkpoint, const ParameterTable *table, Error *error);
+
+/* Into a flat array laid out by the table; `moment` counts from 0. */
+Status checkpoint_read_parameters(const Checkpoint *checkpoint, const ParameterTable *table, float *flat,
+                                  Error *error);
+Status checkpoint_read_moment(const Checkpoint *checkpoint, const ParameterTable *table, int moment,
+                              float *flat, Error *error);
+
+/* Elements first .. first + n - 1 of one parameter (moment -1) or of one of its moments. */
+Status checkpoint_read_part(const Checkpoint *checkpoint, const Parameter *parameter, int moment,
+                            int64_t first, int64_t n, float *values, Error *error);
+
+/* ---- The model's configuration as JSON, by the names of its options. A field that is missing has its default;
+ * one that is unknown is an error. Texts go to the arena. */
+json_t *checkpoint_config_json(const ModelConfig *config);
+Status checkpoint_config_read(const json_t *object, const char *path, ModelConfig *config, Arena *arena,
+                              Error *error);
+
+#endif

@@ -1,0 +1,16 @@
+/* Ctrl-C and SIGTERM as a polite question: the trainer finishes its step, saves and leaves. */
+#ifndef PGPT_TRAIN_INTERRUPT_H
+#define PGPT_TRAIN_INTERRUPT_H
+
+#include <stdbool.h>
+
+/* From here on the first SIGINT or SIGTERM is only remembered; a second one ends the process as usual. */
+void interrupt_watch(void);
+
+/* The signal that was remembered, 0 if none. */
+int interrupt_signal(void);
+
+/* Back to how it was before interrupt_watch. */
+void interrupt_ignore(void);
+
+#endif

@@ -1,0 +1,274 @@
+/* The loop: everything that happens between two steps is here, in the order in which it happens. */
+#include "train/trainer.h"
+
+#include "base/format.h"
+#include "base/memory.h"
+#include "base/progress.h"
+#include "base/timer.h"
+#include "train/checkpoint.h"
+#include "train/interrupt.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- batches */
+
+static void fill_training(void *context, uint64_t first_sequence, int64_t B, int64_t T, int32_t *tokens,
+                          int32_t *targets) {
+    const Trainer *trainer = context;
+    dataset_fill(trainer->setup.dataset, DATASET_TRAIN, first_sequence, (int)B, (int)T, tokens, targets);
+}
+
+/* The last batch of an evaluation may reach past the end; what lies there is left out of the loss. */
+static void fill_validation(void *context, uint64_t first_sequence, int64_t B, int64_t T, int32_t *tokens,
+                            int32_t *targets) {
+    const Trainer *trainer = context;
+    uint64_t n_windows = dataset_n_windows(trainer->setup.dataset, DATASET_VALIDATION, (int)T);
+    dataset_fill(trainer->setup.dataset, DATASET_VALIDATION, first_sequence, (int)B, (int)T, tokens, targets);
+    for (int64_t b = 0; b < B; b++) {
+        for (int64_t t = 0; first_sequence + (uint64_t)b >= n_windows && t < T; t++) targets[b * T + t] = -1;
+    }
+}
+
+static Status evaluate(Trainer *trainer, double *loss, Error *error) {
+    const TrainOptions *options = trainer->setup.options;
+    TrainStep *step = &trainer->evaluation;
+    uint64_t B = (uint64_t)step->options.batch;
+    uint64_t n_windows = dataset_n_windows(trainer->setup.dataset, DATASET_VALIDATION, (int)step->options.T);
+    uint64_t n_batches = (n_windows + B - 1) / B;
+    if (options->eval_batches && n_batches > (uint64_t)options->eval_batches) {
+        n_batches = (uint64_t)options->eval_batches;
+    }
+    BatchSource source = {fill_validation, trainer};
+    double sum = 0.0;
+    for (uint64_t i = 0; i < n_batches; i++) {
+        double mean;
+        TRY(evaluate_step_run(step, &source, i * B, &mean, error));
+        sum += mean * (double)B;
+    }
+    uint64_t n_seen = n_batches * B < n_windows ? n_batches * B : n_windows;
+    *loss = sum / (double)n_seen;
+    return STATUS_OK;
+}
+
+/* ---- samples */
+
+typedef struct {
+    FILE *stream;
+    TokenDecoder decoder;
+} SampleWriter;
+
+static GeneratorVerdict write_token(void *context, const GeneratedToken *token) {
+    SampleWriter *writer = context;
+    TokenBytes piece = token_decode(&writer->decoder, token->token);
+    fwrite(piece.bytes, 1, piece.n, writer->stream);
+    return interrupt_signal() ? GENERATOR_END_ALL : GENERATOR_GO_ON;
+}
+
+/* Without a prompt, a sample begins where a text does: after an end of text, or a line end. */
+static Status sample_prompt(const Trainer *trainer, TokenArray *tokens, Error *error) {
+    const Tokenizer *tokenizer = trainer->setup.tokenizer;
+    const char *prompt = trainer->setup.options->prompt;
+    if (*prompt) {
+        TRY(tokenizer_encode(tokenizer, prompt, strlen(prompt), tokens, error));
+        return tokens->n ? STATUS_OK : error_user(error, "--prompt is empty; leave it out");
+    }
+    TRY(token_array_reserve(tokens, 1, error));
+    int32_t end = tokenizer_end_of_text(tokenizer);
+    if (end >= 0) {
+        tokens->ids[tokens->n++] = end;
+        return STATUS_OK;
+    }
+    Error ignored = {0};
+    if (tokenizer_encode(tokenizer, "\n", 1, tokens, &ignored) != STATUS_OK || !tokens->n)
+        tokens->ids[tokens->n++] = 0;
+    return STATUS_OK;
+}
+
+Status trainer_sample(Trainer *trainer, FILE *stream, Error *error) {
+    if (!trainer->has_generator) return STATUS_OK;
+    const Tokenizer *tokenizer = trainer->setup.tokenizer;
+    SampleWriter writer = {stream, token_decoder(tokenizer)};
+    TokenArray tokens = {0};
+    TRY_GOTO(sample_prompt(trainer, &tokens, error), done);
+    bool show_prompt = *trainer->setup.options->prompt != '\0';
+    for (size_t i = 0; i < tokens.n; i++) {
+        TokenBytes piece = token_decode(&writer.decoder, tokens.ids[i]);
+        if (show_prompt) fwrite(piece.bytes, 1, piece.n, stream);
+    }
+    GeneratorPrompt prompt = {.tokens = tokens.ids, .n_tokens = (int64_t)tokens.n};
+    GeneratorRequest request = {.prompts = &prompt,
+                                .n_prompts = 1,
+                                .n_new_tokens = trainer->setup.options->sample_tokens,
+                                .n_vocabulary = tokenizer_n_vocabulary(tokenizer),
+                                .end_token = -1,
+                                .sampler = {.temperature = 0.8,
+                                            .top_k = 200,
+                                            .top_p = 1.0,
+                                            .seed = (uint64_t)trainer->setup.options->seed},
+                                .callback = write_token,
+                                .context = &writer};
+    TRY_GOTO(generator_run(&trainer->generator, &request, error), done);
+    fputc('\n', stream);
+done:
+    token_array_free(&tokens);
+    return error->status;
+}
+
+static Status print_sample(Trainer *trainer, Progress *progress, Error *error) {
+    char *text = NULL;
+    size_t n_bytes = 0;
+    FILE *stream = open_memstream(&text, &n_bytes);
+    if (!stream) return error_failed(error, "no memory for a sample");
+    trainer_sample(trainer, stream, error);
+    fclose(stream);
+    if (error->status == STATUS_OK) {
+        progress_print(progress, "--- sample after step %lld ---\n%s---", (long long)trainer->n_done, text);
+    }
+    free(text);
+    return error->status;
+}
+
+/* ---- checkpoints */
+
+static Status save(Trainer *trainer, const char *run, Error *error) {
+    const TrainerSetup *setup = &trainer->setup;
+    const OptimizerTensors *optimizer = &trainer->step.optimizer;
+    int64_t n_sequences = trainer->n_done * setup->options->batch;
+    CheckpointState state = {.step = trainer->n_done,
+                             .n_sequences = n_sequences,
+                             .n_tokens = n_sequences * setup->options->sequence,
+                             .seed = setup->options->seed,
+                             .data_hash = dataset_hash(setup->dataset),
+                             .tokenizer_hash = tokenizer_hash(setup->tokenizer),
+                             .validation_loss = trainer->validation_loss,
+                             .optimizer = optimizer_name((OptimizerKind)setup->optimizer->kind),
+                             .n_moments = optimizer->n_moments};
+    CheckpointSource source = {.config = setup->config, .table = &trainer->table, .state = &state};
+    source.parameters = executor_address(&trainer->step.executor, trainer->step.loss.parameters.flat);
+    for (int i = 0; i < optimizer->n_moments; i++) {
+        source.moment[i] = executor_address(&trainer->step.executor, optimizer->moment[i]);
+    }
+    TRY(checkpoint_save(run, &source, error));
+    return checkpoint_prune(run, trainer->n_done, setup->options->keep, false, error);
+}
+
+/* ---- the loop */
+
+typedef struct {
+    Trainer *trainer;
+    const char *run;
+    LineWriter metrics;
+    Progress progress;
+    Schedule schedule;
+    double flops;
+} Loop;
+
+static Status run_step(Loop *loop, Error *error) {
+    Trainer *trainer = loop->trainer;
+    const TrainOptions *options = trainer->setup.options;
+    BatchSource source = {fill_training, trainer};
+    double rate = schedule_rate(&loop->schedule, trainer->n_done);
+    StepResult result;
+    uint64_t before = timer_now_ns();
+    TRY(train_step_run(&trainer->step, &source, trainer->n_done, rate, &result, error));
+    double seconds = timer_seconds_since(before);
+    trainer->n_done++;
+    trainer->step_seconds += seconds;
+    trainer->n_steps_timed++;
+    double n_tokens = (double)options->batch * (double)options->sequence;
+    trainer->last = (StepMetrics){.step = trainer->n_done,
+                                  .n_tokens = trainer->n_done * options->batch * options->sequence,
+                                  .loss = result.loss,
+                                  .validation_loss = NAN,
+                                  .rate = rate,
+                                  .gradient_norm = result.gradient_norm,
+                                  .tokens_per_s = n_tokens / seconds,
+                                  .step_ms = seconds * 1e3,
+                                  .flops_per_s = loop->flops / seconds,
+                                  .forward_ms = result.forward_ms,
+                                  .backward_ms = result.backward_ms,
+                                  .update_ms = result.update_ms};
+    if (isfinite(result.loss)) return STATUS_OK;
+    return error_failed(
+        error, "the loss of step %lld is not a finite number; lower --lr, or set --clip and --warmup",
+        (long long)trainer->n_done);
+}
+
+static bool is_due(int64_t every, int64_t n_done) {
+    return every > 0 && n_done % every == 0;
+}
+
+/* What comes after a step: evaluation, its record, the bar, a sample, a checkpoint. */
+static Status after_step(Loop *loop, bool is_last, Error *error) {
+    Trainer *trainer = loop->trainer;
+    const TrainOptions *options = trainer->setup.options;
+    bool evaluates = trainer->has_evaluation && (is_last || is_due(options->eval_every, trainer->n_done));
+    if (evaluates) {
+        TRY(evaluate(trainer, &trainer->validation_loss, error));
+        trainer->last.validation_loss = trainer->validation_loss;
+    }
+    TRY(metrics_write(&loop->metrics, &trainer->last, error));
+    StepMetrics shown = trainer->last;
+    shown.validation_loss = trainer->validation_loss;
+    char status[PROGRESS_STATUS_BYTES];
+    metrics_status(&shown, options->n_steps, status, sizeof status);
+    progress_update(&loop->progress, (double)trainer->n_done / (double)options->n_steps, status);
+    bool has_bar = loop->progress.terminal.interactive;
+    bool says_line = is_last || is_due(options->log_every, trainer->n_done) || trainer->n_done == 1;
+    if (evaluates || (says_line && !has_bar)) progress_print(&loop->progress, "%s", status);
+    if (!is_last && is_due(options->sample_every, trainer->n_done))
+        TRY(print_sample(trainer, &loop->progress, error));
+    if (is_last || is_due(options->save_every, trainer->n_done)) TRY(save(trainer, loop->run, error));
+    return STATUS_OK;
+}
+
+static Status run_steps(Loop *loop, Error *error) {
+    Trainer *trainer = loop->trainer;
+    const TrainOptions *options = trainer->setup.options;
+    while (trainer->n_done < options->n_steps && !trainer->was_interrupted) {
+        TRY(run_step(loop, error));
+        trainer->was_interrupted = interrupt_signal() != 0;
+        bool is_last = trainer->n_done == options->n_steps;
+        if (trainer->was_interrupted && !is_last) {
+            TRY(metrics_write(&loop->metrics, &trainer->last, error));
+            TRY(save(trainer, loop->run, error));
+        } else {
+            TRY(after_step(loop, is_last, error));
+        }
+    }
+    return STATUS_OK;
+}
+
+static json_t *metrics_header(const Trainer *trainer) {
+    const TrainOptions *options = trainer->setup.options;
+    json_t *header = json_object();
+    json_object_set_new(header, "model", json_make_text(trainer->setup.config->preset));
+    json_object_set_new(header, "parameters", json_integer(trainer->table.n_elements));
+    json_object_set_new(header, "batch", json_integer(options->batch));
+    json_object_set_new(header, "sequence", json_integer(options->sequence));
+    json_object_set_new(header, "steps", json_integer(options->n_steps));
+    json_object_set_new(header, "threads", json_integer(trainer->setup.backend->n_threads));
+    json_object_set_new(header, "flops_per_step", json_make_number(train_step_flops(&trainer->step)));
+    json_object_set_new(header, "peak_bytes", json_integer((json_int_t)trainer_allocated_bytes(trainer)));
+    return header;
+}
+
+Status trainer_run(Trainer *trainer, const char *run, Error *error) {
+    const TrainOptions *options = trainer->setup.options;
+    Loop loop = {.trainer = trainer,
+                 .run = run,
+                 .schedule = optimizer_schedule(trainer->setup.optimizer, options->n_steps),
+                 .flops = train_step_flops(&trainer->step)};
+    TRY(metrics_open(&loop.metrics, run, metrics_header(trainer), error));
+    interrupt_watch();
+    progress_begin(&loop.progress, stderr, (double)trainer->n_done / (double)options->n_steps);
+    trainer->setup.log->progress = &loop.progress;
+    run_steps(&loop, error);
+    trainer->setup.log->progress = NULL;
+    progress_end(&loop.progress);
+    interrupt_ignore();
+    line_writer_close(&loop.metrics, error);
+    return error->status;
+}

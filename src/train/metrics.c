@@ -1,0 +1,100 @@
+#include "train/metrics.h"
+
+#include "base/format.h"
+#include "base/version.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/utsname.h>
+#include <time.h>
+#include <unistd.h>
+
+static json_t *processor_name(void) {
+    FILE *file = fopen("/proc/cpuinfo", "r");
+    char line[256], *name = NULL;
+    while (file && !name && fgets(line, sizeof line, file)) {
+        if (strncmp(line, "model name", 10) == 0) name = strchr(line, ':');
+    }
+    if (file) fclose(file);
+    if (!name) return json_null();
+    name += strspn(name, ": \t");
+    name[strcspn(name, "\n")] = '\0';
+    return json_make_text(name);
+}
+
+json_t *metrics_machine(void) {
+    json_t *machine = json_object();
+    struct utsname system;
+    json_object_set_new(machine, "processor", processor_name());
+    json_object_set_new(machine, "cores", json_integer(sysconf(_SC_NPROCESSORS_ONLN)));
+    json_object_set_new(
+        machine, "memory_bytes",
+        json_integer((json_int_t)sysconf(_SC_PHYS_PAGES) * (json_int_t)sysconf(_SC_PAGESIZE)));
+    if (uname(&system) == 0) {
+        json_object_set_new(machine, "system", json_make_text(system.sysname));
+        json_object_set_new(machine, "release", json_make_text(system.release));
+        json_object_set_new(machine, "host", json_make_text(system.nodename));
+    }
+    return machine;
+}
+
+static Status write_line(LineWriter *writer, json_t *object, Error *error) {
+    char *line = NULL;
+    if (json_line(object, JSON_DIGITS_FLOAT, &line, error) == STATUS_OK)
+        line_writer_write(writer, line, error);
+    free(line);
+    json_decref(object);
+    return error->status;
+}
+
+Status metrics_open(LineWriter *writer, const char *run, json_t *header, Error *error) {
+    char path[4096];
+    snprintf(path, sizeof path, "%s/metrics.jsonl", run);
+    bool is_new = !file_exists(path);
+    if (line_writer_open(writer, path, error) != STATUS_OK || !is_new) {
+        json_decref(header);
+        return error->status;
+    }
+    char date[40];
+    time_t now = time(NULL);
+    struct tm utc;
+    strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &utc));
+    json_object_set_new(header, "version", json_string(PGPT_VERSION));
+    json_object_set_new(header, "started", json_string(date));
+    json_object_set_new(header, "machine", metrics_machine());
+    return write_line(writer, header, error);
+}
+
+static void set_measured(json_t *object, const char *key, double value) {
+    if (!isnan(value)) json_object_set_new(object, key, json_make_number(value));
+}
+
+Status metrics_write(LineWriter *writer, const StepMetrics *metrics, Error *error) {
+    json_t *line = json_object();
+    json_object_set_new(line, "step", json_integer(metrics->step));
+    json_object_set_new(line, "tokens", json_integer(metrics->n_tokens));
+    set_measured(line, "loss", metrics->loss);
+    set_measured(line, "val_loss", metrics->validation_loss);
+    set_measured(line, "lr", metrics->rate);
+    set_measured(line, "grad_norm", metrics->gradient_norm);
+    set_measured(line, "tokens_per_s", metrics->tokens_per_s);
+    set_measured(line, "flops_per_s", metrics->flops_per_s);
+    set_measured(line, "step_ms", metrics->step_ms);
+    set_measured(line, "forward_ms", metrics->forward_ms);
+    set_measured(line, "backward_ms", metrics->backward_ms);
+    set_measured(line, "update_ms", metrics->update_ms);
+    return write_line(writer, line, error);
+}
+
+void metrics_status(const StepMetrics *metrics, int64_t n_steps, char *text, size_t n_bytes) {
+    char validation[32] = "";
+    if (!isnan(metrics->validation_loss)) {
+        snprintf(validation, sizeof validation, "  val %.4f", metrics->validation_loss);
+    }
+    snprintf(text, n_bytes, "step %lld/%lld  loss %.4f%s  %s  %s", (long long)metrics->step,
+             (long long)n_steps, metrics->loss, validation,
+             format_rate(metrics->tokens_per_s, "tokens/s").text,
+             format_rate(metrics->flops_per_s, "FLOP/s").text);
+}

@@ -1,0 +1,28 @@
+/* What a run reports: metrics.jsonl line by line, the text of the progress bar, the closing JSON object. */
+#ifndef PGPT_TRAIN_METRICS_H
+#define PGPT_TRAIN_METRICS_H
+
+#include "base/file.h"
+#include "base/json.h"
+#include "train/step.h"
+
+/* One step as it is reported. NAN means "not measured" and is left out (or null). */
+typedef struct {
+    int64_t step; /* counted from 1: steps done */
+    int64_t n_tokens;
+    double loss, validation_loss, rate, gradient_norm;
+    double tokens_per_s, step_ms, flops_per_s;
+    double forward_ms, backward_ms, update_ms;
+} StepMetrics;
+
+/* Opens RUN/metrics.jsonl; a new file gets a header line (version, machine, start, and `header`, which is consumed). */
+Status metrics_open(LineWriter *writer, const char *run, json_t *header, Error *error);
+Status metrics_write(LineWriter *writer, const StepMetrics *metrics, Error *error);
+
+/* "step 40/600  loss 2.3411  val 2.1012  1.40 ktokens/s  183 GFLOP/s" */
+void metrics_status(const StepMetrics *metrics, int64_t n_steps, char *text, size_t n_bytes);
+
+/* The machine in words: processor, cores, memory, system. A new reference. */
+json_t *metrics_machine(void);
+
+#endif

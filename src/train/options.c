@@ -1,0 +1,39 @@
+#include "train/options.h"
+
+enum { MANY = 1 << 30 };
+
+const OptionSpec train_option_specs[] = {
+    OPTION_INT("batch", TrainOptions, batch, 16, 1, MANY, "sequences a step"),
+    OPTION_INT(
+        "micro-batch", TrainOptions, micro_batch, 0, 0, MANY,
+        "sequences at a time; their gradients are summed until the batch is full; must divide it; 0: all"),
+    OPTION_INT("sequence", TrainOptions, sequence, 0, 0, MANY,
+               "tokens of a training sequence; 0: the model's context"),
+    OPTION_INT("steps", TrainOptions, n_steps, 600, 1, INT64_MAX / 2, "optimizer steps to take"),
+    OPTION_FLOAT("epochs", TrainOptions, n_epochs, 0.0, 0.0, 1e9, "passes over the text, instead of --steps"),
+    OPTION_INT("seed", TrainOptions, seed, 1, 0, INT64_MAX,
+               "fixes initial weights, order of the data and dropout"),
+    OPTION_INT(
+        "recompute", TrainOptions, recompute, 0, 0, 1000,
+        "keep only every Nth block's input and compute the rest again in the backward; 0: keep everything"),
+    OPTION_INT("loss-chunk", TrainOptions, loss_chunk, 0, 0, MANY,
+               "tokens whose logits are in memory at a time; 0: chosen by size"),
+    OPTION_INT("threads", TrainOptions, n_threads, 0, 0, 4096, "CPU threads; 0: all cores"),
+    OPTION_INT("eval-every", TrainOptions, eval_every, 100, 0, INT64_MAX / 2,
+               "steps between evaluations on the held-out text; 0: only at the end"),
+    OPTION_INT("eval-batches", TrainOptions, eval_batches, 50, 0, MANY,
+               "batches of an evaluation; 0: all of the held-out text"),
+    OPTION_INT("sample-every", TrainOptions, sample_every, 0, 0, INT64_MAX / 2,
+               "steps between samples of the model's text; 0: only at the end"),
+    OPTION_INT("sample-tokens", TrainOptions, sample_tokens, 300, 0, MANY, "length of a sample; 0: none"),
+    OPTION_STRING("prompt", TrainOptions, prompt, "", "TEXT", "how samples begin"),
+    OPTION_INT("save-every", TrainOptions, save_every, 0, 0, INT64_MAX / 2,
+               "steps between checkpoints; 0: only at the end"),
+    OPTION_INT("keep", TrainOptions, keep, 3, 1, MANY, "checkpoints to keep"),
+    OPTION_INT("log-every", TrainOptions, log_every, 10, 1, INT64_MAX / 2,
+               "steps between lines where there is no terminal"),
+    OPTION_STRING("out", TrainOptions, out, "", "DIR", "run folder; default: runs/DATE-TIME-MODEL"),
+    OPTION_STRING("resume", TrainOptions, resume, "", "DIR",
+                  "go on from the newest checkpoint of this run folder", .flags = OPTION_TRANSIENT),
+    OPTION_END,
+};

@@ -1,0 +1,24 @@
+/* The options of a training run beyond model, data and optimizer. */
+#ifndef PGPT_TRAIN_OPTIONS_H
+#define PGPT_TRAIN_OPTIONS_H
+
+#include "base/options.h"
+
+typedef struct {
+    int64_t batch, micro_batch, sequence, n_steps;
+    double n_epochs;
+    int64_t seed;
+    int64_t recompute, loss_chunk;
+    int64_t n_threads;
+    int64_t eval_every, eval_batches;
+    int64_t sample_every, sample_tokens;
+    int64_t save_every, keep;
+    int64_t log_every;
+    const char *prompt;
+    const char *out;
+    const char *resume;
+} TrainOptions;
+
+extern const OptionSpec train_option_specs[];
+
+#endif

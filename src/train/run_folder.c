@@ -1,0 +1,56 @@
+#include "train/run_folder.h"
+
+#include "base/file.h"
+#include "base/options_text.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define RUNS "runs/"
+
+const char *run_folder_name(Arena *arena, const char *wanted, const char *model) {
+    if (*wanted) return wanted;
+    char date[32];
+    time_t now = time(NULL);
+    struct tm local;
+    strftime(date, sizeof date, "%Y%m%d-%H%M%S", localtime_r(&now, &local));
+    const char *name = arena_printf(arena, RUNS "%s-%s", date, model);
+    for (int i = 2; file_exists(name); i++) name = arena_printf(arena, RUNS "%s-%s-%d", date, model, i);
+    return name;
+}
+
+Status run_folder_check(const char *folder, Error *error) {
+    static const char *const traces[] = {"metrics.jsonl", "checkpoints"};
+    Arena arena = {0};
+    for (int i = 0; i < 2; i++) {
+        if (file_exists(arena_printf(&arena, "%s/%s", folder, traces[i]))) {
+            error_user(error, "%s already holds a run; choose another --out, or go on with --resume %s",
+                       folder, folder);
+            break;
+        }
+    }
+    arena_free(&arena);
+    return error->status;
+}
+
+/* A symbolic link that is replaced in one step. It is a convenience: where links are not possible, there is none. */
+static void point_latest(Arena *arena, const char *folder) {
+    if (strncmp(folder, RUNS, strlen(RUNS)) != 0) return;
+    const char *temporary = arena_printf(arena, RUNS ".latest.%ld", (long)getpid());
+    if (symlink(folder + strlen(RUNS), temporary) != 0) return;
+    if (rename(temporary, RUNS "latest") != 0) unlink(temporary);
+}
+
+Status run_folder_create(const char *folder, const Options *options, const Tokenizer *tokenizer,
+                         Error *error) {
+    Arena arena = {0};
+    TRY_GOTO(file_make_folders(folder, error), done);
+    TRY_GOTO(options_save_config(options, arena_printf(&arena, "%s/config.ini", folder), error), done);
+    TRY_GOTO(tokenizer_save(tokenizer, arena_printf(&arena, "%s/tokenizer.json", folder), error), done);
+    point_latest(&arena, folder);
+done:
+    arena_free(&arena);
+    return error->status;
+}

@@ -1,0 +1,69 @@
+/* A training step and an evaluation pass as programs: recorded, edited by the passes, planned, then replayed.
+ *
+ * This is the whole chain of the design in one place:
+ *
+ *     gpt_record_loss -> autograd_run -> eager_gradients -> recompute_run -> optimizer_record -> program_build
+ *
+ * Planning and opening are apart, so that several programs can share one DeviceMemory and so that a plan can be
+ * printed without allocating anything. */
+#ifndef PGPT_TRAIN_STEP_H
+#define PGPT_TRAIN_STEP_H
+
+#include "graph/executor.h"
+#include "model/gpt.h"
+#include "optim/optimizer.h"
+
+/* Where batches come from: sequences first .. first + B - 1 of the run, in the order of the run. */
+typedef void (*BatchFill)(void *context, uint64_t first_sequence, int64_t B, int64_t T,
+                          int32_t *tokens /* (B,T) */, int32_t *targets /* (B,T) */);
+
+typedef struct {
+    BatchFill fill;
+    void *context;
+} BatchSource;
+
+typedef struct {
+    int64_t batch;       /* sequences a step */
+    int64_t micro_batch; /* sequences at a time; divides batch */
+    int64_t T;
+    int64_t recompute; /* blocks a segment, 0 for none */
+    int64_t loss_chunk;
+    uint64_t seed;
+} StepOptions;
+
+typedef struct {
+    Graph *graph;
+    GptLoss loss;
+    OptimizerTensors optimizer; /* none in an evaluation pass */
+    Program program;
+    Executor executor;
+    StepOptions options;
+    OptimizerOptions optimizer_options;
+    int32_t *tokens, *targets; /* (micro_batch,T) on the host */
+} TrainStep;
+
+typedef struct {
+    double loss;
+    double gradient_norm; /* NAN when it is not measured */
+    double forward_ms, backward_ms, update_ms;
+} StepResult;
+
+/* Record and plan. `optimizer` NULL makes an evaluation pass: forward only. */
+Status train_step_plan(TrainStep *step, const ModelConfig *config, const ParameterTable *table,
+                       const StepOptions *options, const OptimizerOptions *optimizer, const Backend *backend,
+                       Error *error);
+Status train_step_open(TrainStep *step, DeviceMemory *memory, Error *error);
+void train_step_close(TrainStep *step);
+
+/* One step on sequences index·batch .. of the source. */
+Status train_step_run(TrainStep *step, const BatchSource *source, int64_t index, double rate,
+                      StepResult *result, Error *error);
+
+/* The mean loss over one batch, forward only. */
+Status evaluate_step_run(TrainStep *step, const BatchSource *source, uint64_t first_sequence, double *loss,
+                         Error *error);
+
+/* FLOPs of a whole step as counted over the program, and per token. */
+double train_step_flops(const TrainStep *step);
+
+#endif

@@ -1,0 +1,184 @@
+/* Planning and setting up; the loop is in loop.c. */
+#include "train/trainer.h"
+
+#include "base/format.h"
+#include "base/memory.h"
+#include "train/checkpoint.h"
+
+#include <math.h>
+#include <string.h>
+
+static StepOptions step_options(const TrainerSetup *setup) {
+    const TrainOptions *options = setup->options;
+    return (StepOptions){.batch = options->batch,
+                         .micro_batch = options->micro_batch,
+                         .T = options->sequence,
+                         .recompute = options->recompute,
+                         .loss_chunk = options->loss_chunk,
+                         .seed = (uint64_t)options->seed};
+}
+
+/* Weights, gradients and moments alone may be too much; then there is no use in recording anything. */
+static Status check_parameters(const Trainer *trainer, Error *error) {
+    const TrainerSetup *setup = &trainer->setup;
+    double copies = setup->optimizer->kind == OPTIMIZER_ADAMW ? 3.0 : 2.0; /* parameters and moments */
+    if (!setup->optimizer->eager) copies += 1.0;
+    double needed = copies * 4.0 * (double)trainer->table.n_flat_elements;
+    uint64_t available = setup->backend->free_bytes(setup->backend->context);
+    if (needed <= (double)available) return STATUS_OK;
+    uint64_t shown = needed < 1.8e19 ? (uint64_t)needed : UINT64_MAX;
+    return error_user(
+        error,
+        "training %s parameters needs at least %s for weights, gradients and moments, %s are free; choose a "
+        "smaller --model, --layers, --channels or --vocab",
+        format_count((double)trainer->table.n_elements).text, format_bytes(shown).text,
+        format_bytes(available).text);
+}
+
+static Status plan_evaluation(Trainer *trainer, Error *error) {
+    const TrainerSetup *setup = &trainer->setup;
+    uint64_t n_windows = dataset_n_windows(setup->dataset, DATASET_VALIDATION, (int)setup->options->sequence);
+    if (!n_windows) return STATUS_OK;
+    StepOptions options = step_options(setup);
+    if ((uint64_t)options.micro_batch > n_windows) options.micro_batch = (int64_t)n_windows;
+    options.batch = options.micro_batch;
+    TRY(train_step_plan(&trainer->evaluation, setup->config, &trainer->table, &options, NULL, setup->backend,
+                        error));
+    trainer->has_evaluation = true;
+    device_require(&trainer->memory, &trainer->evaluation.program.plan);
+    return STATUS_OK;
+}
+
+Status trainer_plan(Trainer *trainer, const TrainerSetup *setup, Error *error) {
+    *trainer = (Trainer){.setup = *setup, .validation_loss = NAN};
+    TRY(parameters_build(&trainer->table, setup->config, error));
+    TRY(check_parameters(trainer, error));
+    StepOptions options = step_options(setup);
+    TRY(train_step_plan(&trainer->step, setup->config, &trainer->table, &options, setup->optimizer,
+                        setup->backend, error));
+    device_require(&trainer->memory, &trainer->step.program.plan);
+    TRY(plan_evaluation(trainer, error));
+    if (setup->options->sample_tokens > 0) {
+        TRY(generator_plan(&trainer->generator, setup->config, &trainer->table, setup->backend,
+                           &(GeneratorOptions){.n_rows = 1}, error));
+        trainer->has_generator = true;
+    }
+    return STATUS_OK;
+}
+
+void trainer_close(Trainer *trainer) {
+    if (trainer->has_generator) generator_close(&trainer->generator);
+    if (trainer->has_evaluation) train_step_close(&trainer->evaluation);
+    train_step_close(&trainer->step);
+    device_close(&trainer->memory);
+    parameters_free(&trainer->table);
+}
+
+size_t trainer_planned_bytes(const Trainer *trainer) {
+    size_t sampling = trainer->has_generator ? generator_required_bytes(&trainer->generator) : 0;
+    return device_required_bytes(&trainer->memory) + sampling;
+}
+
+size_t trainer_allocated_bytes(const Trainer *trainer) {
+    size_t sampling = trainer->has_generator ? trainer->generator.memory.allocated_bytes : 0;
+    return trainer->memory.allocated_bytes + sampling;
+}
+
+void trainer_print_program(const Trainer *trainer, FILE *stream) {
+    program_print(&trainer->step.program, stream);
+    fprintf(stream, "\nmemory of the run\n");
+    fprintf(stream, "  %-24s %16zu bytes\n", "training", plan_total_bytes(&trainer->step.program.plan));
+    size_t with_evaluation = device_required_bytes(&trainer->memory);
+    fprintf(stream, "  %-24s %16zu bytes (it shares the training step's memory)\n", "evaluation, beyond that",
+            with_evaluation - plan_total_bytes(&trainer->step.program.plan));
+    fprintf(stream, "  %-24s %16zu bytes (caches and activations of the sampler)\n", "samples",
+            trainer_planned_bytes(trainer) - with_evaluation);
+    fprintf(stream, "  %-24s %16zu bytes (%s)\n", "peak", trainer_planned_bytes(trainer),
+            format_bytes(trainer_planned_bytes(trainer)).text);
+}
+
+Status trainer_check_memory(const Trainer *trainer, Error *error) {
+    const Backend *backend = trainer->setup.backend;
+    uint64_t needed = trainer_planned_bytes(trainer), available = backend->free_bytes(backend->context);
+    if (needed <= available) return STATUS_OK;
+    return error_user(
+        error,
+        "this run needs %s (%s of it activations), %s are free; use a smaller --micro-batch, --recompute 1, "
+        "a shorter --sequence or a smaller --model",
+        format_bytes(needed).text, format_bytes(trainer->memory.bytes[PLACE_ACTIVATION]).text,
+        format_bytes(available).text);
+}
+
+/* Weights travel through a host copy, one parameter array at a time, so that a device may be anything. */
+static Status upload_flat(Trainer *trainer, const Tensor *tensor, const float *host, Error *error) {
+    return executor_upload(&trainer->step.executor, tensor, host, error);
+}
+
+static size_t flat_bytes(const Trainer *trainer) {
+    return (size_t)trainer->table.n_flat_elements * sizeof(float);
+}
+
+Status trainer_open(Trainer *trainer, Error *error) {
+    const TrainerSetup *setup = &trainer->setup;
+    TRY(device_open(&trainer->memory, setup->backend, error));
+    TRY(train_step_open(&trainer->step, &trainer->memory, error));
+    if (trainer->has_evaluation) TRY(train_step_open(&trainer->evaluation, &trainer->memory, error));
+    if (trainer->has_generator) TRY(generator_open(&trainer->generator, &trainer->memory, error));
+    void *host;
+    TRY(memory_alloc(&host, flat_bytes(trainer), "initial weights", error));
+    parameters_initialise(&trainer->table, (uint64_t)setup->options->seed, host, setup->backend->n_threads);
+    upload_flat(trainer, trainer->step.loss.parameters.flat, host, error);
+    memory_free(host, flat_bytes(trainer));
+    return error->status;
+}
+
+static Status check_same_run(const Trainer *trainer, const CheckpointState *state, Error *error) {
+    const TrainerSetup *setup = &trainer->setup;
+    if (state->tokenizer_hash != tokenizer_hash(setup->tokenizer)) {
+        return error_user(
+            error,
+            "the checkpoint belongs to another tokenizer; resume with the run's own --data and --tokenizer");
+    }
+    if (state->data_hash != dataset_hash(setup->dataset)) {
+        log_warning(setup->log,
+                    "the text is not the one that this run began with; going on with the new one");
+    }
+    if (strcmp(state->optimizer, optimizer_name((OptimizerKind)setup->optimizer->kind)) != 0) {
+        return error_user(error, "the checkpoint holds the moments of %s, not of %s; give --optimizer %s",
+                          state->optimizer, optimizer_name((OptimizerKind)setup->optimizer->kind),
+                          state->optimizer);
+    }
+    if (state->step >= setup->options->n_steps) {
+        return error_user(error,
+                          "the run has %lld steps done already; give more than that with --steps to go on",
+                          (long long)state->step);
+    }
+    return STATUS_OK;
+}
+
+static Status read_tensors(Trainer *trainer, const Checkpoint *checkpoint, float *host, Error *error) {
+    TRY(checkpoint_read_parameters(checkpoint, &trainer->table, host, error));
+    TRY(upload_flat(trainer, trainer->step.loss.parameters.flat, host, error));
+    for (int i = 0; i < trainer->step.optimizer.n_moments; i++) {
+        TRY(checkpoint_read_moment(checkpoint, &trainer->table, i, host, error));
+        TRY(upload_flat(trainer, trainer->step.optimizer.moment[i], host, error));
+    }
+    return STATUS_OK;
+}
+
+Status trainer_resume(Trainer *trainer, const char *folder, Error *error) {
+    Checkpoint checkpoint;
+    TRY(checkpoint_open(&checkpoint, folder, CHECKPOINT_NEWEST, true, error));
+    if (checkpoint.warning[0]) log_warning(trainer->setup.log, "%s", checkpoint.warning);
+    void *host = NULL;
+    TRY_GOTO(check_same_run(trainer, &checkpoint.state, error), done);
+    TRY_GOTO(memory_alloc(&host, flat_bytes(trainer), "the checkpoint's weights", error), done);
+    TRY_GOTO(read_tensors(trainer, &checkpoint, host, error), done);
+    trainer->n_done = checkpoint.state.step;
+    log_note(trainer->setup.log, "going on from step %lld, %s", (long long)checkpoint.state.step,
+             checkpoint.path);
+done:
+    memory_free(host, flat_bytes(trainer));
+    checkpoint_close(&checkpoint);
+    return error->status;
+}

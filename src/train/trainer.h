@@ -1,0 +1,64 @@
+/* The trainer: plans a run, owns its programs and memory, and drives the loop.
+ *
+ *     trainer_plan    records and plans every program of the run; nothing is allocated yet
+ *     trainer_open    allocates exactly what was planned and sets the weights
+ *     trainer_resume  takes weights, moments and position from a checkpoint
+ *     trainer_run     the loop: steps, evaluations, samples, checkpoints, until done or asked to stop
+ */
+#ifndef PGPT_TRAIN_TRAINER_H
+#define PGPT_TRAIN_TRAINER_H
+
+#include "base/log.h"
+#include "data/dataset.h"
+#include "infer/generator.h"
+#include "train/metrics.h"
+#include "train/options.h"
+
+typedef struct {
+    const ModelConfig *config; /* complete */
+    const OptimizerOptions *optimizer;
+    const TrainOptions *options; /* complete: micro-batch, sequence and steps are set */
+    const Dataset *dataset;
+    const Tokenizer *tokenizer;
+    const Backend *backend;
+    Log *log;
+} TrainerSetup;
+
+typedef struct {
+    TrainerSetup setup;
+    ParameterTable table;
+    TrainStep step, evaluation;
+    Generator generator;
+    DeviceMemory memory;
+    bool has_evaluation, has_generator;
+    int64_t n_done;         /* steps, those before a resume included */
+    double validation_loss; /* of the last evaluation, NAN before it */
+    StepMetrics last;       /* of the last step */
+    double step_seconds;    /* spent in steps by this process */
+    int64_t n_steps_timed;
+    bool was_interrupted;
+} Trainer;
+
+Status trainer_plan(Trainer *trainer, const TrainerSetup *setup, Error *error);
+void trainer_close(Trainer *trainer); /* after any of the others, failed or not */
+
+/* What trainer_open will allocate, and what it has allocated. */
+size_t trainer_planned_bytes(const Trainer *trainer);
+size_t trainer_allocated_bytes(const Trainer *trainer);
+
+/* All instructions of a step, and the memory of the whole run. */
+void trainer_print_program(const Trainer *trainer, FILE *stream);
+
+/* "needs 12.3 GiB ..., 3.1 GiB are free: ..." when it cannot fit. */
+Status trainer_check_memory(const Trainer *trainer, Error *error);
+
+Status trainer_open(Trainer *trainer, Error *error);
+Status trainer_resume(Trainer *trainer, const char *folder, Error *error);
+
+/* Runs in (and writes to) the folder `run`. */
+Status trainer_run(Trainer *trainer, const char *run, Error *error);
+
+/* Text by the model as it is now, to `stream`. */
+Status trainer_sample(Trainer *trainer, FILE *stream, Error *error);
+
+#endif

@@ -1,0 +1,386 @@
+/* The builders mirror the list in tests/golden/ops.py by the names of the inputs: the name decides the data. */
+#include "op_cases.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+/* ---- the loss ---- */
+
+static void loss_gradient(Autograd *autograd, const Node *node) {
+    autograd_record(autograd, &OP_COPY, NULL, 0, 1, TENSORS(node->input[1]), 1, TENSORS(node->input[0]));
+}
+
+static Status loss_reference(const KernelCall *call, Error *error) {
+    (void)call, (void)error;
+    return STATUS_OK;
+}
+
+const Op OP_TEST_LOSS = {.name = "test_loss", .gradient = loss_gradient, .reference = loss_reference};
+
+double case_loss(const OpCase *test, const TestMemory *memory) {
+    const float *y = test_memory_at(memory, test->y), *dy = test_memory_at(memory, test->dy);
+    double sum = 0.0;
+    for (int64_t i = 0; i < tensor_count(test->y); i++)
+        sum += (double)y[i] * (dy ? (double)dy[i] : test->loss_scale);
+    return sum;
+}
+
+/* ---- inputs ---- */
+
+static CaseFill *add_fill(OpCase *test, Place place, DType dtype, Shape shape, const char *name) {
+    assert_true(test->n_fills < CASE_MAX_FILLS);
+    CaseFill *fill = &test->fill[test->n_fills++];
+    *fill = (CaseFill){.tensor = graph_tensor(test->graph, place, dtype, shape, "%s", name)};
+    return fill;
+}
+
+static Tensor *floats(OpCase *test, Place place, Shape shape, const char *name, float scale, float offset) {
+    CaseFill *fill = add_fill(test, place, DTYPE_F32, shape, name);
+    fill->scale = scale;
+    fill->offset = offset;
+    return fill->tensor;
+}
+
+/* An activation that comes from elsewhere, in need of a gradient unless the case says not. */
+static Tensor *activation(OpCase *test, Shape shape, const char *name) {
+    float scale = test->spec->flags & CASE_LARGE ? 30.0f : 1.0f;
+    Tensor *x = floats(test, PLACE_ACTIVATION, shape, name, scale, 0.0f);
+    x->needs_gradient = !(test->spec->flags & CASE_FIXED_X);
+    return x;
+}
+
+static Tensor *parameter(OpCase *test, Shape shape, const char *name, float offset) {
+    Tensor *w = floats(test, PLACE_PARAMETER, shape, name, 0.5f, offset);
+    w->needs_gradient = !(test->spec->flags & CASE_FIXED_W);
+    return w;
+}
+
+static Tensor *integers(OpCase *test, Shape shape, const char *name, int64_t below) {
+    CaseFill *fill = add_fill(test, PLACE_INPUT, DTYPE_I32, shape, name);
+    fill->below = (int32_t)below;
+    return fill->tensor;
+}
+
+static Tensor *literal(OpCase *test, DType dtype, int64_t count, const char *name, const void *values) {
+    CaseFill *fill = add_fill(test, PLACE_INPUT, dtype, SHAPE(count), name);
+    fill->literal = arena_copy(&test->graph->arena, values, (size_t)count * 4);
+    return fill->tensor;
+}
+
+static Tensor *random_words(OpCase *test) {
+    static const int32_t words[N_RANDOM_WORDS] = {0x12345678, -0x6543210, 7, 11};
+    return literal(test, DTYPE_I32, N_RANDOM_WORDS, "random", words);
+}
+
+static Tensor *state(OpCase *test, Shape shape, const char *name) {
+    return graph_tensor(test->graph, PLACE_STATE, DTYPE_F32, shape, "%s", name);
+}
+
+static void add_result(OpCase *test, const char *name, Tensor *tensor) {
+    assert_true(test->n_results < CASE_MAX_RESULTS);
+    test->result[test->n_results].name = name;
+    test->result[test->n_results++].tensor = tensor;
+}
+
+/* y is a result, and the loss weighs it. */
+static void finish(OpCase *test, Tensor *y) {
+    add_result(test, "y", y);
+    Error error = {0};
+    if (graph_status(test->graph, &error) != STATUS_OK || !y->needs_gradient) return;
+    test->y = y;
+    test->dy = floats(test, PLACE_INPUT, y->shape, "dy", 1.0f, 0.0f);
+    graph_record(test->graph, &OP_TEST_LOSS, NULL, 0, 2, TENSORS(test->y, test->dy), 0, NULL);
+}
+
+static const Node *last_node(const OpCase *test) {
+    return test->graph->node[test->graph->n_nodes - 1];
+}
+
+void case_open(OpCase *test, const OpSpec *spec) {
+    *test = (OpCase){.spec = spec, .graph = graph_new(), .loss_scale = 1.0};
+    spec->build(test);
+    Error error = {0};
+    if (graph_status(test->graph, &error) != STATUS_OK) fail_msg("%s: %s", spec->label, error.text);
+    AutogradOptions options = {.copy = &OP_COPY, .gradient_place = PLACE_GRADIENT};
+    if (test->y && autograd_run(test->graph, &options, &error) != STATUS_OK)
+        fail_msg("%s: %s", spec->label, error.text);
+}
+
+void case_close(OpCase *test) {
+    graph_free(test->graph);
+}
+
+void case_fill(const OpCase *test, TestMemory *memory) {
+    for (int k = 0; k < test->n_fills; k++) {
+        const CaseFill *fill = &test->fill[k];
+        const char *name = fill->tensor->name;
+        int64_t count = tensor_count(fill->tensor);
+        void *data = test_memory_at(memory, fill->tensor);
+        if (fill->literal) memcpy(data, fill->literal, (size_t)count * 4);
+        for (int64_t i = 0; !fill->literal && i < count; i++) {
+            if (fill->tensor->dtype == DTYPE_F32) {
+                ((float *)data)[i] = fill->offset + fill->scale * test_value(name, (uint64_t)i);
+            } else {
+                int32_t value = (int32_t)(test_hash(name, (uint64_t)i) % (uint32_t)fill->below);
+                ((int32_t *)data)[i] = fill->some_negative && i % 3 == 1 ? -1 : value;
+            }
+        }
+    }
+}
+
+bool case_is_filled(const OpCase *test, const Tensor *tensor) {
+    for (int k = 0; k < test->n_fills; k++) {
+        if (test->fill[k].tensor == tensor) return true;
+    }
+    return false;
+}
+
+Tensor *case_find(const OpCase *test, const char *name) {
+    for (int k = 0; k < test->n_results; k++) {
+        if (strcmp(test->result[k].name, name) == 0) return test->result[k].tensor;
+    }
+    for (int k = 0; k < test->n_fills; k++) {
+        Tensor *tensor = test->fill[k].tensor;
+        if (strcmp(tensor->name, name) == 0) return tensor;
+        if (name[0] == 'd' && strcmp(tensor->name, name + 1) == 0) return tensor->gradient;
+    }
+    return NULL;
+}
+
+/* ---- the operations ---- */
+
+void build_embedding(OpCase *test) {
+    const int64_t *size = test->spec->size;
+    unsigned flags = test->spec->flags;
+    int64_t shift = flags & CASE_SHIFT ? CASE_FIRST_POSITION : 0;
+    Tensor *tokens = integers(test, SHAPE(size[0], size[1]), "tokens", size[3]);
+    Tensor *table = parameter(test, SHAPE(size[3], size[2]), "table", 0.0f), *positions = NULL, *start = NULL;
+    if (flags & CASE_POSITIONS) positions = parameter(test, SHAPE(size[4], size[2]), "positions", 0.0f);
+    if (flags & CASE_START) start = integers(test, SHAPE(size[0]), "start", size[4] - size[1] + 1 - shift);
+    Tensor *y = op_embedding(test->graph, tokens, table, positions, start);
+    if (shift) *(EmbeddingAttributes *)last_node(test)->attributes = (EmbeddingAttributes){shift};
+    finish(test, y);
+}
+
+void build_layernorm(OpCase *test) {
+    const int64_t *size = test->spec->size;
+    Tensor *x = activation(test, SHAPE(size[0], size[1]), "x");
+    Tensor *weight = parameter(test, SHAPE(size[1]), "weight", 1.0f), *bias = NULL;
+    if (test->spec->flags & CASE_BIAS) bias = parameter(test, SHAPE(size[1]), "bias", 0.0f);
+    Tensor *y = op_layernorm(test->graph, x, weight, bias, 1e-5f);
+    add_result(test, "mean", last_node(test)->output[1]);
+    add_result(test, "rstd", last_node(test)->output[2]);
+    finish(test, y);
+}
+
+void build_rmsnorm(OpCase *test) {
+    const int64_t *size = test->spec->size;
+    Tensor *x = activation(test, SHAPE(size[0], size[1]), "x");
+    Tensor *y = op_rmsnorm(test->graph, x, parameter(test, SHAPE(size[1]), "weight", 1.0f), 1e-5f);
+    add_result(test, "rstd", last_node(test)->output[1]);
+    finish(test, y);
+}
+
+static Activation activation_of(const OpCase *test) {
+    if (test->spec->flags & CASE_TANH) return ACTIVATION_GELU_TANH;
+    return test->spec->flags & CASE_ERF ? ACTIVATION_GELU_ERF : ACTIVATION_NONE;
+}
+
+void build_linear(OpCase *test) {
+    const int64_t *size = test->spec->size;
+    Tensor *x = activation(test, SHAPE(size[0], size[1]), "x"), *bias = NULL, *residual = NULL;
+    Tensor *weight = parameter(test, SHAPE(size[2], size[1]), "weight", 0.0f);
+    if (test->spec->flags & CASE_BIAS) bias = parameter(test, SHAPE(size[2]), "bias", 0.0f);
+    if (test->spec->flags & CASE_RESIDUAL) residual = activation(test, SHAPE(size[0], size[2]), "residual");
+    finish(test, op_linear(test->graph, x, weight, bias, residual, activation_of(test)));
+}
+
+void build_gelu(OpCase *test) {
+    Tensor *x = activation(test, SHAPE(test->spec->size[0], test->spec->size[1]), "x");
+    finish(test, op_gelu(test->graph, x, activation_of(test)));
+}
+
+void build_swiglu(OpCase *test) {
+    Tensor *x = activation(test, SHAPE(test->spec->size[0], 2 * test->spec->size[1]), "x");
+    finish(test, op_swiglu(test->graph, x));
+}
+
+static AttentionAttributes heads_of(const OpCase *test) {
+    const int64_t *size = test->spec->size;
+    return (AttentionAttributes){
+        .n_heads = (int)size[2],
+        .n_kv_heads = (int)size[3],
+        .head_size = (int)size[4],
+        .scale = (float)(1.0 / sqrt((double)size[4])),
+        .dropout = test->spec->number,
+        .site = 5,
+        .first_head = 2,
+    };
+}
+
+static Tensor *qkv_of(OpCase *test) {
+    const int64_t *size = test->spec->size;
+    return activation(test, SHAPE(size[0], size[1], (size[2] + 2 * size[3]) * size[4]), "qkv");
+}
+
+void build_attention(OpCase *test) {
+    AttentionAttributes attributes = heads_of(test);
+    Tensor *qkv = qkv_of(test), *random = attributes.dropout > 0.0f ? random_words(test) : NULL;
+    Tensor *y = op_attention(test->graph, qkv, random, &attributes);
+    add_result(test, "lse", last_node(test)->output[1]);
+    finish(test, y);
+}
+
+void build_attention_cached(OpCase *test) {
+    const int64_t *size = test->spec->size;
+    AttentionAttributes attributes = heads_of(test);
+    Tensor *qkv = qkv_of(test);
+    qkv->needs_gradient = false;
+    Tensor *start = integers(test, SHAPE(size[0]), "start", size[5] - size[1] + 1);
+    Shape shape = SHAPE(size[0], size[3], size[5], size[4]);
+    Tensor *keys = floats(test, PLACE_STATE, shape, "keys", 1.0f, 0.0f);
+    Tensor *values = floats(test, PLACE_STATE, shape, "values", 1.0f, 0.0f);
+    finish(test, op_attention_cached(test->graph, qkv, start, keys, values, &attributes));
+}
+
+void build_rotary(OpCase *test) {
+    const int64_t *size = test->spec->size;
+    RotaryAttributes attributes = {
+        .n_heads = (int)size[2],
+        .n_kv_heads = (int)size[3],
+        .head_size = (int)size[4],
+        .theta = 100.0f,
+        .first_position = test->spec->flags & CASE_SHIFT ? CASE_FIRST_POSITION : 0,
+    };
+    Tensor *qkv = qkv_of(test), *start = NULL;
+    if (test->spec->flags & CASE_START) start = integers(test, SHAPE(size[0]), "start", 50);
+    finish(test, op_rotary(test->graph, qkv, start, &attributes));
+}
+
+void build_add(OpCase *test) {
+    Shape shape = SHAPE(test->spec->size[0], test->spec->size[1]);
+    Tensor *x = activation(test, shape, "x");
+    finish(test,
+           op_add(test->graph, x, test->spec->flags & CASE_SAME ? x : activation(test, shape, "other")));
+}
+
+void build_copy(OpCase *test) {
+    Tensor *x = activation(test, SHAPE(test->spec->size[0], test->spec->size[1]), "x");
+    finish(test, op_copy(test->graph, x));
+}
+
+void build_dropout(OpCase *test) {
+    const int64_t *size = test->spec->size;
+    Tensor *x = activation(test, SHAPE(size[0], size[1], size[2]), "x");
+    finish(test, op_dropout(test->graph, x, random_words(test), test->spec->number, 5));
+}
+
+void build_gather(OpCase *test) {
+    const int64_t *size = test->spec->size;
+    Tensor *x = activation(test, SHAPE(size[0], size[1]), "x");
+    finish(test, op_gather(test->graph, x, integers(test, SHAPE(size[2]), "rows", size[0])));
+}
+
+void build_sum(OpCase *test) {
+    Tensor *x = activation(test, SHAPE(test->spec->size[0], test->spec->size[1]), "x");
+    Tensor *total = state(test, SHAPE_SCALAR, "total");
+    op_sum(test->graph, x, total, 0.125f);
+    add_result(test, "total", total);
+}
+
+void build_cross_entropy(OpCase *test) {
+    const int64_t *size = test->spec->size;
+    Tensor *logits = activation(test, SHAPE(size[0], size[1]), "logits");
+    Tensor *targets = integers(test, SHAPE(size[0]), "targets", size[1]);
+    test->fill[test->n_fills - 1].some_negative = test->spec->flags & CASE_IGNORE;
+    Tensor *losses = op_cross_entropy(test->graph, logits, targets, 0.25f);
+    add_result(test, "losses", losses);
+    if (!logits->needs_gradient) return;
+    test->y = losses;
+    test->loss_scale = 0.25;
+}
+
+void build_squared_norm(OpCase *test) {
+    Tensor *x = activation(test, SHAPE(test->spec->size[0]), "x");
+    Tensor *total = floats(test, PLACE_STATE, SHAPE_SCALAR, "total", 1.0f, 3.0f);
+    op_squared_norm(test->graph, x, total, test->spec->flags & CASE_ADD);
+}
+
+void build_clip(OpCase *test) {
+    Tensor *total = floats(test, PLACE_STATE, SHAPE_SCALAR, "total", 1.0f, 3.0f);
+    Tensor *factor = state(test, SHAPE_SCALAR, "clip_factor"), *norm = state(test, SHAPE_SCALAR, "norm");
+    op_clip(test->graph, total, factor, norm, test->spec->number);
+    add_result(test, "factor", factor);
+    add_result(test, "norm", norm);
+}
+
+/* ---- optimizers: step 3, the first third and the last element decay ---- */
+
+static const DecayRun *runs_of(OpCase *test) {
+    int64_t count = test->spec->size[0], third = count / 3;
+    DecayRun *runs = ARENA_ARRAY(&test->graph->arena, DecayRun, 3);
+    runs[0] = (DecayRun){third, true};
+    runs[1] = (DecayRun){count - third - 1, false};
+    runs[2] = (DecayRun){1, true};
+    return runs;
+}
+
+static Tensor *hyper_of(OpCase *test) {
+    const float hyper[N_HYPER] = {0.02f, (float)(1.0 / (1.0 - pow((double)0.9f, 3.0))),
+                                  (float)(1.0 / (1.0 - pow((double)0.95f, 3.0)))};
+    return literal(test, DTYPE_F32, N_HYPER, "hyper", hyper);
+}
+
+static Tensor *factor_of(OpCase *test) {
+    const float factor = 0.375f;
+    return test->spec->flags & CASE_FACTOR ? literal(test, DTYPE_F32, 1, "factor", &factor) : NULL;
+}
+
+void build_adamw(OpCase *test) {
+    Shape shape = SHAPE(test->spec->size[0]);
+    AdamwAttributes attributes = {.beta1 = 0.9f,
+                                  .beta2 = 0.95f,
+                                  .epsilon = 1e-8f,
+                                  .weight_decay = 0.25f,
+                                  .n_runs = 3,
+                                  .runs = runs_of(test)};
+    test->graph->section = SECTION_UPDATE;
+    Tensor *gradient = floats(test, PLACE_GRADIENT, shape, "gradient", 1.0f, 0.0f);
+    Tensor *parameters = floats(test, PLACE_PARAMETER, shape, "parameter", 1.0f, 0.0f);
+    Tensor *moment1 = floats(test, PLACE_OPTIMIZER, shape, "moment1", 1.0f, 0.0f);
+    Tensor *moment2 = floats(test, PLACE_OPTIMIZER, shape, "moment2", 1.0f, 1.5f); /* positive */
+    op_adamw(test->graph, gradient, hyper_of(test), factor_of(test), parameters, moment1, moment2,
+             &attributes);
+}
+
+void build_sgd(OpCase *test) {
+    Shape shape = SHAPE(test->spec->size[0]);
+    bool has_momentum = test->spec->flags & CASE_MOMENTUM;
+    SgdAttributes attributes = {.momentum = has_momentum ? 0.75f : 0.0f,
+                                .weight_decay = 0.25f,
+                                .nesterov = test->spec->flags & CASE_NESTEROV,
+                                .n_runs = 3,
+                                .runs = runs_of(test)};
+    test->graph->section = SECTION_UPDATE;
+    Tensor *gradient = floats(test, PLACE_GRADIENT, shape, "gradient", 1.0f, 0.0f);
+    Tensor *parameters = floats(test, PLACE_PARAMETER, shape, "parameter", 1.0f, 0.0f);
+    Tensor *momentum = has_momentum ? floats(test, PLACE_OPTIMIZER, shape, "momentum", 1.0f, 0.0f) : NULL;
+    op_sgd(test->graph, gradient, hyper_of(test), factor_of(test), parameters, momentum, &attributes);
+}
+
+/* x is read three times and its gradient shared twice. */
+void build_block(OpCase *test) {
+    int64_t rows = test->spec->size[0], channels = test->spec->size[1];
+    Tensor *x = activation(test, SHAPE(rows, channels), "x");
+    Tensor *weight = parameter(test, SHAPE(channels, channels), "weight", 0.0f);
+    Tensor *bias = parameter(test, SHAPE(channels), "bias", 0.0f);
+    Tensor *scale = parameter(test, SHAPE(channels), "scale", 1.0f);
+    Tensor *normal = op_layernorm(test->graph, x, scale, NULL, 1e-5f);
+    Tensor *hidden = op_linear(test->graph, normal, weight, bias, x, ACTIVATION_GELU_TANH);
+    Tensor *sum = op_add(test->graph, hidden, x);
+    finish(test, op_linear(test->graph, sum, weight, NULL, hidden, ACTIVATION_NONE));
+}

@@ -1,0 +1,96 @@
+/* Every operation as cases that tests can build: a graph with the operation, what fills its inputs, and, where a
+ * gradient flows, a loss Σ y·dy with given weights dy and the backward half.
+ *
+ * A case is described by an OpSpec; the builders say what the sizes mean. */
+#ifndef PGPT_TESTS_OP_CASES_H
+#define PGPT_TESTS_OP_CASES_H
+
+#include "harness.h"
+#include "ops/ops.h"
+
+enum {
+    CASE_BIAS = 1 << 0,
+    CASE_RESIDUAL = 1 << 1,
+    CASE_TANH = 1 << 2, /* gelu by tanh, as activation of linear */
+    CASE_ERF = 1 << 3,
+    CASE_POSITIONS = 1 << 4, /* a position table */
+    CASE_START = 1 << 5,     /* sequences start at positions of their own */
+    CASE_FIXED_X = 1 << 6,   /* x needs no gradient */
+    CASE_FIXED_W = 1 << 7,   /* parameters need none */
+    CASE_IGNORE = 1 << 8,    /* some targets are negative */
+    CASE_FACTOR = 1 << 9,    /* the gradient is scaled by a factor */
+    CASE_MOMENTUM = 1 << 10,
+    CASE_NESTEROV = 1 << 11,
+    CASE_ADD = 1 << 12,   /* squared_norm adds */
+    CASE_SAME = 1 << 13,  /* both inputs are the same tensor */
+    CASE_SHIFT = 1 << 14, /* positions are shifted by CASE_FIRST_POSITION */
+    CASE_LARGE = 1 << 15, /* inputs 30 times as large: softmax saturates */
+};
+enum { CASE_FIRST_POSITION = 3, CASE_MAX_FILLS = 8, CASE_MAX_RESULTS = 4 };
+
+typedef struct OpCase OpCase;
+
+typedef struct {
+    const char *label; /* unique; names the recorded values */
+    void (*build)(OpCase *test);
+    int64_t size[6];
+    unsigned flags;
+    float number; /* dropout probability, or greatest norm */
+} OpSpec;
+
+/* How an input is filled: literally; integers first + hash % below; or floats offset + scale · value. */
+typedef struct {
+    Tensor *tensor;
+    const void *literal;
+    float scale, offset;
+    int32_t below;
+    bool some_negative; /* every third is -1 */
+} CaseFill;
+
+struct OpCase {
+    const OpSpec *spec;
+    Graph *graph;
+    int n_fills, n_results;
+    CaseFill fill[CASE_MAX_FILLS];
+    struct {
+        const char *name;
+        Tensor *tensor;
+    } result[CASE_MAX_RESULTS];
+    Tensor *y,
+        *dy; /* the loss is Σ y·dy; dy NULL: scale · Σ y and the op makes its gradient itself; y NULL: none */
+    double loss_scale;
+};
+
+void case_open(OpCase *test,
+               const OpSpec *spec); /* builds the graph and runs autograd; fails the test on errors */
+void case_close(OpCase *test);
+void case_fill(const OpCase *test, TestMemory *memory); /* the inputs; everything else is left as it is */
+bool case_is_filled(const OpCase *test, const Tensor *tensor);
+double case_loss(const OpCase *test, const TestMemory *memory);
+/* A result, an input, or "d" + an input: its gradient. NULL if there is none. */
+Tensor *case_find(const OpCase *test, const char *name);
+
+extern const Op OP_TEST_LOSS; /* stands for Σ y·dy in the graph: computes nothing, starts the gradient */
+
+void build_embedding(OpCase *test);        /* B T C V P */
+void build_layernorm(OpCase *test);        /* N C */
+void build_rmsnorm(OpCase *test);          /* N C */
+void build_linear(OpCase *test);           /* N Ci Co */
+void build_gelu(OpCase *test);             /* N C */
+void build_swiglu(OpCase *test);           /* N F */
+void build_attention(OpCase *test);        /* B T NH NKV HS, dropout */
+void build_attention_cached(OpCase *test); /* B T NH NKV HS capacity */
+void build_rotary(OpCase *test);           /* B T NH NKV HS */
+void build_add(OpCase *test);              /* N C */
+void build_copy(OpCase *test);             /* N C */
+void build_dropout(OpCase *test);          /* B T C, dropout */
+void build_gather(OpCase *test);           /* N C M */
+void build_sum(OpCase *test);              /* N C */
+void build_cross_entropy(OpCase *test);    /* N V */
+void build_squared_norm(OpCase *test);     /* N */
+void build_clip(OpCase *test);             /* -, greatest norm */
+void build_adamw(OpCase *test);            /* N, of which the first third and the last element decay */
+void build_sgd(OpCase *test);              /* N likewise */
+void build_block(OpCase *test); /* N C: layernorm, linear with gelu and residual, add: shared gradients */
+
+#endif

@@ -1,0 +1,426 @@
+/* Every kernel of every backend against the operation's reference: odd shapes, tails, single elements, nothing at
+ * all, and sizes that cross tiles and start all threads; fresh and added outputs, and outputs that take over an
+ * input's memory. Outputs are poisoned before and fenced, and the results of different thread counts must be the
+ * same bits.
+ *
+ * Node by node: inputs come from the reference run, so an error is found in the kernel that makes it. A further
+ * backend joins by an entry in BACKENDS. */
+#include "backend/cpu/cpu.h"
+#include "op_cases.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { MAX_VARIANTS = 4 };
+
+typedef struct {
+    const char *name;
+    Status (*open)(Backend *backend, int n_threads, Error *error);
+    int n_variants, n_threads[MAX_VARIANTS];
+    bool same_bits;       /* whatever the number of threads */
+    bool has_all_kernels; /* none of them is the reference in disguise */
+    double tolerance;
+} BackendSpec;
+
+static const BackendSpec BACKENDS[] = {
+    {"cpu", backend_cpu_open, 4, {1, 2, 3, 7}, true, true, 1e-5},
+};
+
+static const OpSpec SPECS[] = {
+    {"embedding 1", build_embedding, {1, 1, 1, 1, 1}, CASE_POSITIONS, 0},
+    {"embedding odd", build_embedding, {3, 7, 13, 11, 9}, CASE_POSITIONS, 0},
+    {"embedding start", build_embedding, {5, 3, 33, 17, 40}, CASE_POSITIONS | CASE_START, 0},
+    {"embedding shift", build_embedding, {4, 9, 31, 70, 17}, CASE_POSITIONS | CASE_START | CASE_SHIFT, 0},
+    {"embedding token only", build_embedding, {2, 5, 16, 300}, 0, 0},
+    {"embedding large", build_embedding, {4, 130, 200, 1000, 150}, CASE_POSITIONS, 0},
+    {"embedding few tokens", build_embedding, {7, 200, 65, 3, 200}, CASE_POSITIONS, 0},
+    {"embedding empty", build_embedding, {0, 5, 16, 8, 8}, CASE_POSITIONS, 0},
+
+    {"layernorm 1 row", build_layernorm, {1, 5}, CASE_BIAS, 0},
+    {"layernorm odd", build_layernorm, {7, 33}, CASE_BIAS, 0},
+    {"layernorm no bias", build_layernorm, {19, 100}, 0, 0},
+    {"layernorm only weights", build_layernorm, {70, 65}, CASE_BIAS | CASE_FIXED_X, 0},
+    {"layernorm only x", build_layernorm, {70, 65}, CASE_BIAS | CASE_FIXED_W, 0},
+    {"layernorm large", build_layernorm, {301, 391}, CASE_BIAS, 0},
+    {"layernorm wide", build_layernorm, {5, 8193}, CASE_BIAS, 0},
+    {"layernorm empty", build_layernorm, {0, 16}, CASE_BIAS, 0},
+
+    {"rmsnorm 1 row", build_rmsnorm, {1, 5}, 0, 0},
+    {"rmsnorm odd", build_rmsnorm, {7, 33}, 0, 0},
+    {"rmsnorm only weights", build_rmsnorm, {70, 65}, CASE_FIXED_X, 0},
+    {"rmsnorm only x", build_rmsnorm, {70, 65}, CASE_FIXED_W, 0},
+    {"rmsnorm large", build_rmsnorm, {301, 391}, 0, 0},
+    {"rmsnorm empty", build_rmsnorm, {0, 16}, 0, 0},
+
+    {"linear 1", build_linear, {1, 1, 1}, CASE_BIAS, 0},
+    {"linear one row", build_linear, {1, 384, 1000}, CASE_BIAS, 0},
+    {"linear two rows", build_linear, {2, 129, 65}, CASE_BIAS | CASE_RESIDUAL | CASE_TANH, 0},
+    {"linear one input", build_linear, {37, 1, 19}, CASE_BIAS, 0},
+    {"linear one output", build_linear, {37, 19, 1}, CASE_BIAS | CASE_ERF, 0},
+    {"linear odd", build_linear, {17, 33, 65}, CASE_BIAS | CASE_RESIDUAL, 0},
+    {"linear even", build_linear, {64, 64, 64}, CASE_BIAS, 0},
+    {"linear plain", build_linear, {31, 130, 47}, 0, 0},
+    {"linear only x", build_linear, {31, 45, 47}, CASE_BIAS | CASE_FIXED_W, 0},
+    {"linear only weights", build_linear, {31, 45, 47}, CASE_BIAS | CASE_FIXED_X | CASE_RESIDUAL, 0},
+    {"linear tanh", build_linear, {130, 257, 129}, CASE_BIAS | CASE_TANH, 0},
+    {"linear erf residual", build_linear, {66, 100, 200}, CASE_BIAS | CASE_ERF | CASE_RESIDUAL, 0},
+    {"linear tall", build_linear, {1030, 40, 24}, CASE_BIAS | CASE_RESIDUAL | CASE_TANH, 0},
+    {"linear deep", build_linear, {24, 1030, 40}, CASE_BIAS, 0},
+    {"linear wide", build_linear, {40, 24, 2050}, CASE_BIAS, 0},
+    {"linear large", build_linear, {260, 300, 310}, CASE_BIAS, 0},
+    {"linear empty", build_linear, {0, 16, 24}, CASE_BIAS | CASE_RESIDUAL, 0},
+
+    {"gelu tanh 1", build_gelu, {1, 1}, CASE_TANH, 0},
+    {"gelu tanh", build_gelu, {3, 21}, CASE_TANH | CASE_LARGE, 0},
+    {"gelu tanh large", build_gelu, {150, 333}, CASE_TANH, 0},
+    {"gelu erf 1", build_gelu, {1, 1}, CASE_ERF, 0},
+    {"gelu erf", build_gelu, {3, 21}, CASE_ERF | CASE_LARGE, 0},
+    {"gelu erf large", build_gelu, {150, 333}, CASE_ERF, 0},
+    {"gelu empty", build_gelu, {0, 16}, CASE_TANH, 0},
+
+    {"swiglu 1", build_swiglu, {1, 1}, 0, 0},
+    {"swiglu odd", build_swiglu, {5, 37}, CASE_LARGE, 0},
+    {"swiglu large", build_swiglu, {90, 333}, 0, 0},
+    {"swiglu empty", build_swiglu, {0, 16}, 0, 0},
+
+    {"attention 1", build_attention, {1, 1, 1, 1, 1}, 0, 0},
+    {"attention one position", build_attention, {3, 1, 2, 2, 64}, 0, 0},
+    {"attention odd", build_attention, {2, 7, 3, 3, 5}, 0, 0},
+    {"attention 64", build_attention, {1, 64, 2, 2, 32}, 0, 0},
+    {"attention grouped", build_attention, {1, 65, 4, 2, 64}, 0, 0},
+    {"attention one key head", build_attention, {2, 33, 6, 1, 20}, 0, 0},
+    {"attention long", build_attention, {1, 300, 2, 2, 16}, 0, 0},
+    {"attention wide head", build_attention, {1, 140, 1, 1, 128}, 0, 0},
+    {"attention many", build_attention, {5, 40, 5, 5, 24}, 0, 0},
+    {"attention saturated", build_attention, {1, 70, 2, 2, 16}, CASE_LARGE, 0},
+    {"attention dropout", build_attention, {3, 37, 2, 2, 16}, 0, 0.1f},
+    {"attention dropout long", build_attention, {2, 135, 4, 2, 32}, 0, 0.5f},
+    {"attention empty", build_attention, {0, 9, 2, 2, 16}, 0, 0},
+
+    {"attention cached 1", build_attention_cached, {1, 1, 1, 1, 1, 1}, 0, 0},
+    {"attention cached one row", build_attention_cached, {3, 1, 4, 2, 64, 150}, 0, 0},
+    {"attention cached odd", build_attention_cached, {2, 5, 6, 2, 7, 33}, 0, 0},
+    {"attention cached prompt", build_attention_cached, {2, 130, 2, 2, 32, 140}, 0, 0},
+    {"attention cached empty", build_attention_cached, {0, 1, 2, 2, 8, 16}, 0, 0},
+
+    {"rotary 1", build_rotary, {1, 1, 1, 1, 2}, 0, 0},
+    {"rotary odd", build_rotary, {3, 5, 3, 1, 10}, CASE_START, 0},
+    {"rotary shift", build_rotary, {2, 33, 2, 2, 64}, CASE_SHIFT, 0},
+    {"rotary large", build_rotary, {3, 70, 4, 2, 48}, CASE_START | CASE_SHIFT, 0},
+    {"rotary empty", build_rotary, {0, 5, 2, 2, 8}, 0, 0},
+
+    {"add 1", build_add, {1, 1}, 0, 0},
+    {"add odd", build_add, {3, 37}, 0, 0},
+    {"add large", build_add, {130, 333}, 0, 0},
+    {"add same", build_add, {5, 37}, CASE_SAME, 0},
+    {"add empty", build_add, {0, 16}, 0, 0},
+    {"copy odd", build_copy, {3, 37}, 0, 0},
+    {"copy large", build_copy, {130, 333}, 0, 0},
+    {"copy empty", build_copy, {0, 16}, 0, 0},
+
+    {"dropout 1", build_dropout, {1, 1, 1}, 0, 0.5f},
+    {"dropout odd", build_dropout, {5, 3, 7}, 0, 0.1f},
+    {"dropout even", build_dropout, {3, 8, 64}, 0, 0.25f},
+    {"dropout large", build_dropout, {3, 101, 163}, 0, 0.9f},
+    {"dropout empty", build_dropout, {0, 3, 7}, 0, 0.1f},
+
+    {"gather odd", build_gather, {9, 13, 5}, 0, 0},
+    {"gather large", build_gather, {50, 700, 90}, 0, 0},
+    {"gather empty", build_gather, {9, 13, 0}, 0, 0},
+
+    {"sum 1", build_sum, {1, 1}, 0, 0},
+    {"sum odd", build_sum, {7, 37}, 0, 0},
+    {"sum large", build_sum, {300, 333}, 0, 0},
+    {"sum empty", build_sum, {0, 3}, 0, 0},
+
+    {"cross_entropy 1", build_cross_entropy, {1, 1}, 0, 0},
+    {"cross_entropy odd", build_cross_entropy, {7, 37}, CASE_IGNORE, 0},
+    {"cross_entropy fixed", build_cross_entropy, {7, 130}, CASE_IGNORE | CASE_FIXED_X, 0},
+    {"cross_entropy chunks", build_cross_entropy, {9, 5003}, CASE_IGNORE, 0},
+    {"cross_entropy saturated", build_cross_entropy, {5, 2100}, CASE_LARGE, 0},
+    {"cross_entropy large", build_cross_entropy, {150, 333}, 0, 0},
+    {"cross_entropy empty", build_cross_entropy, {0, 16}, 0, 0},
+
+    {"squared_norm 1", build_squared_norm, {1}, 0, 0},
+    {"squared_norm odd", build_squared_norm, {1037}, 0, 0},
+    {"squared_norm large", build_squared_norm, {200003}, CASE_ADD, 0},
+    {"squared_norm empty", build_squared_norm, {0}, 0, 0},
+    {"clip", build_clip, {0}, 0, 1.0f},
+    {"clip below", build_clip, {0}, 0, 5.0f},
+    {"clip off", build_clip, {0}, 0, 0.0f},
+
+    {"adamw 1", build_adamw, {1}, 0, 0},
+    {"adamw odd", build_adamw, {101}, CASE_FACTOR, 0},
+    {"adamw large", build_adamw, {50021}, 0, 0},
+    {"sgd 1", build_sgd, {1}, 0, 0},
+    {"sgd odd", build_sgd, {101}, CASE_FACTOR, 0},
+    {"sgd momentum", build_sgd, {50021}, CASE_MOMENTUM, 0},
+    {"sgd nesterov", build_sgd, {50021}, CASE_MOMENTUM | CASE_NESTEROV | CASE_FACTOR, 0},
+
+    {"block", build_block, {21, 37}, 0, 0},
+};
+enum { N_SPECS = sizeof SPECS / sizeof SPECS[0] };
+
+/* ---- one execution of one node ---- */
+
+/* How a node is to be run: how it writes its outputs (a kernel that may have to add can ask for more scratch), and
+ * whether one takes over an input. */
+typedef struct {
+    const char *name;
+    WriteMode first, others; /* the first output, all others */
+    int in_place;            /* output that lies on the input its op names, or -1 */
+} Mode;
+
+typedef struct {
+    void *out[NODE_MAX_OUTPUTS]; /* malloc'ed, NULL where the node has none */
+} Outputs;
+
+static void outputs_free(Outputs *outputs) {
+    for (int k = 0; k < NODE_MAX_OUTPUTS; k++) free(outputs->out[k]);
+}
+
+static WriteMode write_mode(const Mode *mode, int output) {
+    return output == 0 ? mode->first : mode->others;
+}
+
+/* What an output holds before the node runs: NULL for poison. */
+static const void *initial(const OpCase *test, const TestMemory *memory, const Node *node, const Mode *mode,
+                           int k) {
+    const Tensor *output = node->output[k];
+    if (case_is_filled(test, output)) return test_memory_at(memory, output);
+    return write_mode(mode, k) == WRITE_ADD ? test_memory_at(memory, output)
+                                            : NULL; /* any numbers: the first run left some */
+}
+
+/* Run `node` by the reference (backend NULL) or a backend's kernel, on copies of what `memory` holds. */
+static Outputs run_node(const OpCase *test, const TestMemory *memory, const Node *node, const Mode *mode,
+                        const Backend *backend) {
+    Node as_asked = *node;
+    for (int k = 0; k < NODE_MAX_OUTPUTS; k++) as_asked.write[k] = write_mode(mode, k);
+    node = &as_asked;
+    TestBuffer in[NODE_MAX_INPUTS] = {0}, out[NODE_MAX_OUTPUTS] = {0}, scratch = {0};
+    KernelCall call = {.node = node, .n_threads = backend ? backend->n_threads : 1};
+    for (int i = 0; i < node->n_inputs; i++) {
+        if (!node->input[i]) continue;
+        in[i] =
+            test_buffer_open(backend, test_memory_at(memory, node->input[i]), tensor_bytes(node->input[i]));
+        call.in[i] = test_buffer_data(&in[i]);
+    }
+    for (int k = 0; k < node->n_outputs; k++) {
+        if (!node->output[k]) continue;
+        call.add[k] = node->write[k] == WRITE_ADD;
+        out[k] =
+            test_buffer_open(backend, initial(test, memory, node, mode, k), tensor_bytes(node->output[k]));
+        call.out[k] = test_buffer_data(&out[k]);
+    }
+    if (mode->in_place >= 0) call.out[mode->in_place] = call.in[node->op->in_place(node, mode->in_place)];
+    Kernel kernel = node->op->reference;
+    Error error = {0};
+    if (backend) {
+        size_t n_bytes = backend->scratch_bytes ? backend->scratch_bytes(backend->context, node) : 0;
+        scratch = test_buffer_open(backend, NULL, n_bytes);
+        call.scratch = n_bytes ? test_buffer_data(&scratch) : NULL;
+        call.context = backend->context;
+        kernel = backend->kernel(backend->context, node);
+        if (!kernel) fail_msg("%s has no kernel for %s", backend->name, node->op->name);
+    }
+    if (kernel(&call, &error) != STATUS_OK)
+        fail_msg("%s: %s: %s", test->spec->label, node->op->name, error.text);
+    if (backend && backend->synchronize)
+        assert_int_equal(backend->synchronize(backend->context, &error), STATUS_OK);
+
+    Outputs outputs = {0};
+    for (int k = 0; k < node->n_outputs; k++) {
+        if (!node->output[k]) continue;
+        const TestBuffer *from = k == mode->in_place ? &in[node->op->in_place(node, k)] : &out[k];
+        outputs.out[k] = test_buffer_read(from, node->output[k]->name);
+    }
+    for (int i = 0; i < node->n_inputs; i++) {
+        bool replaced = mode->in_place >= 0 && node->op->in_place(node, mode->in_place) == i;
+        if (in[i].block && !replaced) { /* inputs must stay as they were */
+            void *after = test_buffer_read(&in[i], node->input[i]->name);
+            size_t n_bytes = tensor_bytes(node->input[i]);
+            if (n_bytes && memcmp(after, test_memory_at(memory, node->input[i]), n_bytes) != 0) {
+                fail_msg("%s: %s changed its input %s", test->spec->label, node->op->name,
+                         node->input[i]->name);
+            }
+            free(after);
+        }
+        test_buffer_close(&in[i]);
+    }
+    for (int k = 0; k < NODE_MAX_OUTPUTS; k++) test_buffer_close(&out[k]);
+    if (scratch.block) free(test_buffer_read(&scratch, "scratch"));
+    test_buffer_close(&scratch);
+    return outputs;
+}
+
+/* Scores of several thousand are themselves rounded to about 1e-4, and e^score carries that as it is. */
+static bool is_steep(const OpCase *test, const Node *node) {
+    return (test->spec->flags & CASE_LARGE) &&
+           (node->op == &OP_ATTENTION || node->op == &OP_ATTENTION_BACKWARD);
+}
+
+static void compare(const OpCase *test, const Node *node, const Mode *mode, const Backend *backend,
+                    double tolerance, const Outputs *got, const Outputs *want) {
+    if (is_steep(test, node)) tolerance *= 30.0;
+    for (int k = 0; k < node->n_outputs; k++) {
+        if (!node->output[k]) continue;
+        test_assert_close(got->out[k], want->out[k], tensor_count(node->output[k]), tolerance, 0.0,
+                          "%s, %d threads: %s of '%s'%s: %s", backend->name, backend->n_threads,
+                          node->op->name, test->spec->label, mode->name, node->output[k]->name);
+    }
+}
+
+static void check_same_bits(const OpCase *test, const Node *node, const Mode *mode, const Outputs *a,
+                            const Outputs *b, int n_threads) {
+    for (int k = 0; k < node->n_outputs; k++) {
+        if (node->output[k] && tensor_bytes(node->output[k]) &&
+            memcmp(a->out[k], b->out[k], tensor_bytes(node->output[k])) != 0) {
+            fail_msg("%s of '%s'%s: %s has other bits with %d threads than with 1", node->op->name,
+                     test->spec->label, mode->name, node->output[k]->name, n_threads);
+        }
+    }
+}
+
+static void check_mode(const OpCase *test, const TestMemory *memory, const Node *node, const Mode *mode,
+                       const BackendSpec *spec, const Backend *backends) {
+    Mode apart = *mode; /* the reference never works in place: it says what the result is */
+    apart.in_place = -1;
+    Outputs want = run_node(test, memory, node, &apart, NULL), first = {0};
+    for (int i = 0; i < spec->n_variants; i++) {
+        Outputs got = run_node(test, memory, node, mode, &backends[i]);
+        compare(test, node, mode, &backends[i], spec->tolerance, &got, &want);
+        if (i == 0) {
+            first = got;
+            continue;
+        }
+        if (spec->same_bits) check_same_bits(test, node, mode, &first, &got, backends[i].n_threads);
+        outputs_free(&got);
+    }
+    outputs_free(&first);
+    outputs_free(&want);
+}
+
+/* Outputs that may be asked to add: gradients and running sums. */
+static bool can_add(const Node *node) {
+    return node->section == SECTION_BACKWARD || node->op == &OP_SUM || node->op == &OP_SQUARED_NORM;
+}
+
+static void check_node(const OpCase *test, const TestMemory *memory, const Node *node,
+                       const BackendSpec *spec, const Backend *backends) {
+    static const Mode modes[] = {
+        {"", WRITE_FRESH, WRITE_FRESH, -1},
+        {" adding", WRITE_ADD, WRITE_ADD, -1},
+        {" first of several", WRITE_ADD_AFTER_FIRST, WRITE_ADD_AFTER_FIRST, -1},
+        {" adding to the first", WRITE_ADD, WRITE_ADD_AFTER_FIRST, -1},
+        {" adding to all but the first", WRITE_FRESH, WRITE_ADD, -1},
+    };
+    int n_modes = !can_add(node) ? 1 : node->n_outputs == 1 ? 3 : 5;
+    for (int i = 0; i < n_modes; i++) check_mode(test, memory, node, &modes[i], spec, backends);
+    for (int k = 0; k < node->n_outputs && node->op->in_place; k++) {
+        int input = node->op->in_place(node, k);
+        if (input < 0 || !node->output[k]) continue;
+        assert_int_equal(tensor_bytes(node->input[input]), tensor_bytes(node->output[k]));
+        Mode mode = {" in place", WRITE_FRESH, WRITE_FRESH, k};
+        check_mode(test, memory, node, &mode, spec, backends);
+    }
+}
+
+/* ---- all of them ---- */
+
+static const Op *const OPS[] = {
+    &OP_EMBEDDING,
+    &OP_EMBEDDING_TOKEN_GRADIENT,
+    &OP_EMBEDDING_POSITION_GRADIENT,
+    &OP_LAYERNORM,
+    &OP_LAYERNORM_BACKWARD,
+    &OP_RMSNORM,
+    &OP_RMSNORM_BACKWARD,
+    &OP_LINEAR,
+    &OP_LINEAR_INPUT_GRADIENT,
+    &OP_LINEAR_WEIGHT_GRADIENT,
+    &OP_GELU,
+    &OP_GELU_BACKWARD,
+    &OP_SWIGLU,
+    &OP_SWIGLU_BACKWARD,
+    &OP_ATTENTION,
+    &OP_ATTENTION_BACKWARD,
+    &OP_ATTENTION_CACHED,
+    &OP_ROTARY,
+    &OP_ADD,
+    &OP_COPY,
+    &OP_DROPOUT,
+    &OP_GATHER,
+    &OP_SUM,
+    &OP_CROSS_ENTROPY,
+    &OP_SQUARED_NORM,
+    &OP_CLIP,
+    &OP_ADAMW,
+    &OP_SGD,
+};
+enum { N_OPS = sizeof OPS / sizeof OPS[0] };
+
+static void check_spec(const OpSpec *op_spec, const BackendSpec *spec, const Backend *backends,
+                       int *n_checked) {
+    OpCase test;
+    case_open(&test, op_spec);
+    TestMemory memory = test_memory_open(test.graph);
+    case_fill(&test, &memory);
+    for (int n = 0; n < test.graph->n_nodes; n++) {
+        const Node *node = test.graph->node[n];
+        if (node->op == &OP_TEST_LOSS) continue;
+        TestMemory before =
+            test_memory_open(test.graph); /* in-outs must be seen as they are before the node */
+        for (int i = 0; i < test.graph->n_tensors; i++) {
+            Tensor *tensor = test.graph->tensor[i];
+            memcpy(test_memory_at(&before, tensor), test_memory_at(&memory, tensor), tensor_bytes(tensor));
+        }
+        KernelCall call = test_memory_call(&memory, node);
+        Error error = {0};
+        if (node->op->reference(&call, &error) != STATUS_OK) fail_msg("%s: %s", op_spec->label, error.text);
+        for (int k = 0; k < node->n_outputs; k++) { /* numbers for outputs to add to */
+            Tensor *output = node->output[k];
+            if (output && !case_is_filled(&test, output)) {
+                memcpy(test_memory_at(&before, output), test_memory_at(&memory, output),
+                       tensor_bytes(output));
+            }
+        }
+        if (spec->has_all_kernels && backends[0].kernel(backends[0].context, node) == node->op->reference) {
+            fail_msg("%s has no kernel of its own for %s", spec->name, node->op->name);
+        }
+        check_node(&test, &before, node, spec, backends);
+        for (int i = 0; i < N_OPS; i++) n_checked[i] += OPS[i] == node->op;
+        test_memory_close(&before);
+    }
+    test_memory_close(&memory);
+    case_close(&test);
+}
+
+static void test_backend(void **state) {
+    const BackendSpec *spec = *state;
+    Backend backends[MAX_VARIANTS] = {0};
+    Error error = {0};
+    for (int i = 0; i < spec->n_variants; i++) {
+        if (spec->open(&backends[i], spec->n_threads[i], &error) != STATUS_OK) fail_msg("%s", error.text);
+    }
+    int n_checked[N_OPS] = {0};
+    for (int i = 0; i < N_SPECS; i++) check_spec(&SPECS[i], spec, backends, n_checked);
+    for (int i = 0; i < N_OPS; i++) {
+        if (!n_checked[i]) fail_msg("no case has a node of %s", OPS[i]->name);
+    }
+    for (int i = 0; i < spec->n_variants; i++) backends[i].close(backends[i].context);
+}
+
+int main(void) {
+    enum { N_BACKENDS = sizeof BACKENDS / sizeof BACKENDS[0] };
+    struct CMUnitTest tests[N_BACKENDS];
+    for (int i = 0; i < N_BACKENDS; i++) {
+        tests[i] = (struct CMUnitTest){BACKENDS[i].name, test_backend, NULL, NULL, (void *)&BACKENDS[i]};
+    }
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,399 @@
+/* The whole model: against recorded PyTorch values, and against itself computed in other ways.
+ *
+ * A layout never changes the result: micro-batches, recomputation, chunks of the loss, threads and the eager update are
+ * rearrangements of one computation, so their losses are compared with the plain run's. */
+#include "backend/cpu/cpu.h"
+#include "base/random.h"
+#include "golden_file.h"
+#include "harness.h"
+#include "train/step.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { L = 2, NH = 3, C = 24, V = 61, T = 11, B = 4, STEPS = 10 };
+
+static ModelConfig small_config(void) {
+    ModelConfig config = {.n_layers = L,
+                          .n_heads = NH,
+                          .n_channels = C,
+                          .context = T,
+                          .vocabulary = V,
+                          .tied = true,
+                          .bias = true,
+                          .rotary_theta = 10000.0};
+    return config;
+}
+
+static OptimizerOptions small_optimizer(void) {
+    return (OptimizerOptions){
+        .rate = 1e-2, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1, .clip = 1.0};
+}
+
+static StepOptions small_step(void) {
+    return (StepOptions){.batch = B, .micro_batch = B, .T = T, .seed = 7};
+}
+
+/* As tests/golden/gpt2.py: step s trains on the sequences of "tokens s". */
+static void fill_golden(void *context, uint64_t first_sequence, int64_t n, int64_t n_positions,
+                        int32_t *tokens, int32_t *targets) {
+    (void)context;
+    for (int64_t b = 0; b < n; b++) {
+        uint64_t sequence = first_sequence + (uint64_t)b;
+        char name[32];
+        snprintf(name, sizeof name, "tokens %d", (int)(sequence / B));
+        for (int64_t t = 0; t < n_positions; t++) {
+            uint64_t index = sequence % B * (T + 1) + (uint64_t)t;
+            tokens[b * n_positions + t] = (int32_t)(test_hash(name, index) % V);
+            targets[b * n_positions + t] = (int32_t)(test_hash(name, index + 1) % V);
+        }
+    }
+}
+
+static const BatchSource source = {fill_golden, NULL};
+
+static void golden_weights(const ParameterTable *table, float *flat) {
+    for (int i = 0; i < table->n_parameters; i++) {
+        const Parameter *parameter = &table->parameter[i];
+        float offset = parameter->init == INIT_ONE ? 1.0f : 0.0f;
+        for (int64_t k = 0; k < shape_count(parameter->shape); k++) {
+            flat[parameter->flat_offset + k] = offset + 0.25f * test_value(parameter->name, (uint64_t)k);
+        }
+    }
+}
+
+/* A training step with its memory, ready to run from the golden weights. */
+typedef struct {
+    Backend backend;
+    ParameterTable table;
+    TrainStep step;
+    DeviceMemory memory;
+} Fixture;
+
+static Fixture *open_fixture(ModelConfig config, StepOptions options, OptimizerOptions optimizer,
+                             int n_threads) {
+    Fixture *f = calloc(1, sizeof *f); /* programs and memory point into it: it must not move */
+    Error error = {0};
+    assert_int_equal(config_complete(&config, V, &error), STATUS_OK);
+    assert_int_equal(parameters_build(&f->table, &config, &error), STATUS_OK);
+    assert_int_equal(backend_cpu_open(&f->backend, n_threads, &error), STATUS_OK);
+    if (train_step_plan(&f->step, &config, &f->table, &options, &optimizer, &f->backend, &error) !=
+        STATUS_OK) {
+        fail_msg("%s", error.text);
+    }
+    device_require(&f->memory, &f->step.program.plan);
+    assert_int_equal(device_open(&f->memory, &f->backend, &error), STATUS_OK);
+    assert_int_equal(train_step_open(&f->step, &f->memory, &error), STATUS_OK);
+    memset(f->memory.base[PLACE_ACTIVATION], 0xFF,
+           f->memory.bytes[PLACE_ACTIVATION]); /* NaN: nobody may rely on it */
+    golden_weights(&f->table, f->memory.base[PLACE_PARAMETER]);
+    return f;
+}
+
+static void close_fixture(Fixture *f) {
+    train_step_close(&f->step);
+    device_close(&f->memory);
+    parameters_free(&f->table);
+    f->backend.close(f->backend.context);
+    free(f);
+}
+
+static StepResult run_step(Fixture *f, int64_t index) {
+    Error error = {0};
+    StepResult result;
+    if (train_step_run(&f->step, &source, index, f->step.optimizer_options.rate, &result, &error) !=
+        STATUS_OK) {
+        fail_msg("%s", error.text);
+    }
+    return result;
+}
+
+/* The losses of STEPS steps, and the weights after them (a malloc'ed copy, if wanted). */
+static void run_losses(ModelConfig config, StepOptions options, OptimizerOptions optimizer, int n_threads,
+                       double losses[STEPS], float **weights) {
+    Fixture *f = open_fixture(config, options, optimizer, n_threads);
+    for (int i = 0; i < STEPS; i++) losses[i] = run_step(f, i).loss;
+    if (weights) {
+        size_t n_bytes = (size_t)f->table.n_flat_elements * sizeof(float);
+        *weights = malloc(n_bytes);
+        memcpy(*weights, f->memory.base[PLACE_PARAMETER], n_bytes);
+    }
+    close_fixture(f);
+}
+
+static void assert_losses(const double *got, const double *want, double tolerance, const char *what) {
+    for (int i = 0; i < STEPS; i++) {
+        if (!(fabs(got[i] - want[i]) <= tolerance * fabs(want[i]))) {
+            fail_msg("%s: loss of step %d is %.9g, should be %.9g", what, i, got[i], want[i]);
+        }
+    }
+}
+
+static const GoldenEntry *golden(const GoldenFile *file, const char *label, const char *tensor) {
+    for (int i = 0; i < file->n_entries; i++) {
+        if (!strcmp(file->entry[i].label, label) && !strcmp(file->entry[i].tensor, tensor))
+            return &file->entry[i];
+    }
+    fail_msg("no recorded values for %s %s", label, tensor);
+    return NULL;
+}
+
+static void loss_gradients_and_training_follow_pytorch(void **state) {
+    (void)state;
+    GoldenFile file = golden_open("tests/golden/gpt2.txt");
+    Fixture *f = open_fixture(small_config(), small_step(), small_optimizer(), 2);
+    const GoldenEntry *losses = golden(&file, "training", "losses"),
+                      *norms = golden(&file, "training", "norms");
+    assert_int_equal(losses->count, STEPS);
+    for (int i = 0; i < STEPS; i++) {
+        StepResult result = run_step(f, i);
+        float loss = (float)result.loss, norm = (float)result.gradient_norm;
+        test_assert_close(&loss, &losses->value[i], 1, 1e-4, 0, "loss of step %d", i);
+        test_assert_close(&norm, &norms->value[i], 1, 1e-4, 0, "gradient norm of step %d", i);
+        for (int k = 0; i == 0 && k < f->table.n_parameters; k++) {
+            const GoldenEntry *want = golden(&file, "gradient", f->table.parameter[k].name);
+            const Tensor *gradient = f->step.loss.parameters.tensor[k]->gradient;
+            assert_int_equal(tensor_count(gradient), want->count);
+            test_assert_close(executor_address(&f->step.executor, gradient), want->value, want->count, 1e-4,
+                              1e-6, "gradient of %s", f->table.parameter[k].name);
+        }
+    }
+    close_fixture(f);
+    golden_close(&file);
+}
+
+static void logits_follow_pytorch(void **state) {
+    (void)state;
+    GoldenFile file = golden_open("tests/golden/gpt2.txt");
+    const GoldenEntry *want = golden(&file, "first", "logits"); /* (B,T,V) */
+    Error error = {0};
+    ModelConfig config = small_config();
+    ParameterTable table;
+    Backend backend;
+    Program program;
+    DeviceMemory memory = {0};
+    Executor executor;
+    assert_int_equal(config_complete(&config, V, &error), STATUS_OK);
+    assert_int_equal(parameters_build(&table, &config, &error), STATUS_OK);
+    assert_int_equal(backend_cpu_open(&backend, 2, &error), STATUS_OK);
+    Graph *graph = graph_new();
+    GptDecode decode = gpt_record_decode(&config, &table, graph, B, T, T);
+    assert_int_equal(program_build(&program, "decode", graph, &backend, 1, &error), STATUS_OK);
+    device_require(&memory, &program.plan);
+    assert_int_equal(device_open(&memory, &backend, &error), STATUS_OK);
+    assert_int_equal(executor_open(&executor, &program, &memory, &error), STATUS_OK);
+    golden_weights(&table, memory.base[PLACE_PARAMETER]);
+    int32_t tokens[B * T], targets[B * T], start[B] = {0}, rows[B];
+    fill_golden(NULL, 0, B, T, tokens, targets);
+    executor_upload(&executor, decode.tokens, tokens, &error);
+    executor_upload(&executor, decode.start, start, &error);
+    for (int t = 0; t < T; t++) {
+        for (int b = 0; b < B; b++) rows[b] = b * T + t;
+        executor_upload(&executor, decode.rows, rows, &error);
+        assert_int_equal(executor_run(&executor, SECTION_FORWARD, true, &error), STATUS_OK);
+        const float *logits = executor_address(&executor, decode.logits); /* (B,V) */
+        for (int b = 0; b < B; b++) {
+            test_assert_close(&logits[b * V], &want->value[(b * T + t) * V], V, 1e-4, 0,
+                              "logits of row %d, %d", b, t);
+        }
+    }
+    executor_close(&executor);
+    device_close(&memory);
+    graph_free(graph);
+    parameters_free(&table);
+    backend.close(backend.context);
+    golden_close(&file);
+}
+
+static void micro_batches_do_not_change_the_result(void **state) {
+    (void)state;
+    double plain[STEPS], split[STEPS];
+    for (int with_dropout = 0; with_dropout < 2; with_dropout++) {
+        ModelConfig config = small_config();
+        config.dropout = with_dropout ? 0.3 : 0.0;
+        run_losses(config, small_step(), small_optimizer(), 2, plain, NULL);
+        for (int64_t micro = 1; micro < B; micro *= 2) {
+            StepOptions options = small_step();
+            options.micro_batch = micro;
+            run_losses(config, options, small_optimizer(), 2, split, NULL);
+            assert_losses(split, plain, 1e-5, "micro-batches");
+        }
+    }
+}
+
+static void recomputation_does_not_change_a_bit(void **state) {
+    (void)state;
+    ModelConfig config = small_config();
+    config.n_layers = 5;
+    config.dropout = 0.2;
+    double plain[STEPS], again[STEPS];
+    float *weights, *weights_again;
+    run_losses(config, small_step(), small_optimizer(), 2, plain, &weights);
+    for (int64_t blocks = 1; blocks <= 6; blocks++) {
+        StepOptions options = small_step();
+        options.recompute = blocks;
+        run_losses(config, options, small_optimizer(), 2, again, &weights_again);
+        assert_memory_equal(again, plain, sizeof plain);
+        assert_memory_equal(weights_again, weights, (size_t)V * C * sizeof(float));
+        free(weights_again);
+    }
+    free(weights);
+}
+
+static void recomputation_saves_activations(void **state) {
+    (void)state;
+    ModelConfig config = small_config();
+    config.n_layers = 12;
+    StepOptions options = small_step();
+    Fixture *plain = open_fixture(config, options, small_optimizer(), 1);
+    options.recompute = 3;
+    Fixture *saved = open_fixture(config, options, small_optimizer(), 1);
+    size_t before = plain->step.program.plan.bytes[PLACE_ACTIVATION];
+    size_t after = saved->step.program.plan.bytes[PLACE_ACTIVATION];
+    assert_true(after < before * 6 / 10);
+    assert_true(saved->step.program.n_recomputed > 0);
+    close_fixture(plain);
+    close_fixture(saved);
+}
+
+static void chunks_of_the_loss_do_not_change_the_result(void **state) {
+    (void)state;
+    double plain[STEPS], chunked[STEPS];
+    run_losses(small_config(), small_step(), small_optimizer(), 2, plain, NULL);
+    static const int64_t chunks[] = {1, 7, 43, 44, 1000};
+    for (int i = 0; i < 5; i++) {
+        StepOptions options = small_step();
+        options.loss_chunk = chunks[i];
+        options.micro_batch = i % 2 ? B : B / 2;
+        run_losses(small_config(), options, small_optimizer(), 2, chunked, NULL);
+        assert_losses(chunked, plain, 1e-5, "loss chunks");
+    }
+}
+
+static void eager_update_does_not_change_the_result(void **state) {
+    (void)state;
+    double plain[STEPS], eager[STEPS];
+    for (int tied = 0; tied < 2; tied++) {
+        ModelConfig config = small_config();
+        config.tied = tied;
+        OptimizerOptions optimizer = small_optimizer();
+        optimizer.clip = 0.0;
+        run_losses(config, small_step(), optimizer, 2, plain, NULL);
+        optimizer.eager = true;
+        StepOptions options = small_step();
+        options.recompute = 1;
+        run_losses(config, options, optimizer, 2, eager, NULL);
+        assert_losses(eager, plain, 1e-6, "eager update");
+    }
+}
+
+static void threads_agree_and_runs_repeat(void **state) {
+    (void)state;
+    ModelConfig config = small_config();
+    config.dropout = 0.1;
+    double one[STEPS], other[STEPS];
+    float *weights, *weights_again;
+    run_losses(config, small_step(), small_optimizer(), 2, one, &weights);
+    run_losses(config, small_step(), small_optimizer(), 2, other, &weights_again);
+    assert_memory_equal(one, other, sizeof one);
+    assert_memory_equal(weights, weights_again, (size_t)V * C * sizeof(float));
+    free(weights);
+    free(weights_again);
+    for (int n_threads = 1; n_threads <= 3; n_threads += 2) {
+        run_losses(config, small_step(), small_optimizer(), n_threads, other, NULL);
+        assert_losses(other, one, 1e-5, "threads");
+    }
+}
+
+/* The loss as a function of one weight, through an evaluation pass. */
+static double loss_with(TrainStep *evaluation, float *weight, float value) {
+    Error error = {0};
+    float kept = *weight;
+    double loss;
+    *weight = value;
+    assert_int_equal(evaluate_step_run(evaluation, &source, 0, &loss, &error), STATUS_OK);
+    *weight = kept;
+    return loss;
+}
+
+/* Every variant of the architecture: gradients against central differences of the loss, on elements of each parameter. */
+static void check_variant(ModelConfig config) {
+    Error error = {0};
+    OptimizerOptions optimizer = small_optimizer();
+    optimizer.rate = 0.0;
+    optimizer.weight_decay = 0.0;
+    Fixture *f = open_fixture(config, small_step(), optimizer, 2);
+    ModelConfig complete = config;
+    assert_int_equal(config_complete(&complete, V, &error), STATUS_OK);
+    StepOptions options = small_step();
+    TrainStep evaluation;
+    assert_int_equal(train_step_plan(&evaluation, &complete, &f->table, &options, NULL, &f->backend, &error),
+                     STATUS_OK);
+    device_require(&f->memory, &evaluation.program.plan);
+    device_close(&f->memory);
+    assert_int_equal(device_open(&f->memory, &f->backend, &error), STATUS_OK);
+    executor_close(&f->step.executor);
+    assert_int_equal(train_step_open(&f->step, &f->memory, &error), STATUS_OK);
+    assert_int_equal(train_step_open(&evaluation, &f->memory, &error), STATUS_OK);
+    golden_weights(&f->table, f->memory.base[PLACE_PARAMETER]);
+    run_step(f, 0);
+    float *flat = f->memory.base[PLACE_PARAMETER];
+    const float h = 4e-3f;
+    for (int i = 0; i < f->table.n_parameters; i++) {
+        const Parameter *parameter = &f->table.parameter[i];
+        const float *gradient =
+            executor_address(&f->step.executor, f->step.loss.parameters.tensor[i]->gradient);
+        for (int sample = 0; sample < 4; sample++) {
+            int64_t k = (int64_t)(test_hash(parameter->name, (uint64_t)sample) %
+                                  (uint64_t)shape_count(parameter->shape));
+            float *weight = &flat[parameter->flat_offset + k];
+            double difference =
+                (loss_with(&evaluation, weight, *weight + h) - loss_with(&evaluation, weight, *weight - h)) /
+                (2.0 * (double)h);
+            if (fabs(difference - (double)gradient[k]) > 2e-3 + 2e-2 * fabs(difference)) {
+                fail_msg("%s[%lld]: gradient %g, difference quotient %g", parameter->name, (long long)k,
+                         (double)gradient[k], difference);
+            }
+        }
+    }
+    train_step_close(&evaluation);
+    close_fixture(f);
+}
+
+static void variants_have_right_gradients(void **state) {
+    (void)state;
+    ModelConfig config = small_config();
+    config.tied = false;
+    check_variant(config);
+    config.bias = false;
+    config.mlp = MLP_GELU_ERF;
+    check_variant(config);
+    config = small_config();
+    config.norm = NORM_RMSNORM;
+    config.mlp = MLP_SWIGLU;
+    config.position = POSITION_ROTARY;
+    config.bias = false;
+    config.n_kv_heads = 1;
+    check_variant(config);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(logits_follow_pytorch),
+        cmocka_unit_test(loss_gradients_and_training_follow_pytorch),
+        cmocka_unit_test(micro_batches_do_not_change_the_result),
+        cmocka_unit_test(recomputation_does_not_change_a_bit),
+        cmocka_unit_test(recomputation_saves_activations),
+        cmocka_unit_test(chunks_of_the_loss_do_not_change_the_result),
+        cmocka_unit_test(eager_update_does_not_change_the_result),
+        cmocka_unit_test(threads_agree_and_runs_repeat),
+        cmocka_unit_test(variants_have_right_gradients),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
