@@ -2,6 +2,7 @@
 #include "backend/null/null.h"
 #include "graph/eager.h"
 #include "graph/executor.h"
+#include "graph/lazy.h"
 #include "graph/recompute.h"
 #include "harness.h"
 #include "ops/ops.h"
@@ -203,6 +204,30 @@ static void eager_gradients_keep_write_modes(void **state) {
     graph_free(graph);
 }
 
+/* A table that is used at both ends of the graph: with few rows its early gradient waits for the late one. */
+static void lazy_gradients_wait_when_that_is_smaller(void **state) {
+    (void)state;
+    for (int64_t n_rows = 4; n_rows <= 400; n_rows *= 10) {
+        Error error = {0};
+        Graph *graph = graph_new();
+        Tensor *table = graph_tensor(graph, PLACE_PARAMETER, DTYPE_F32, SHAPE(50, 40), "table");
+        Tensor *tokens = graph_tensor(graph, PLACE_INPUT, DTYPE_I32, SHAPE(1, n_rows), "tokens");
+        Tensor *targets = graph_tensor(graph, PLACE_INPUT, DTYPE_I32, SHAPE(n_rows), "targets");
+        Tensor *x = op_gelu(graph, op_embedding(graph, tokens, table, NULL, NULL), ACTIVATION_GELU_TANH);
+        op_cross_entropy(graph, op_linear(graph, x, table, NULL, NULL, ACTIVATION_NONE), targets, 1.0f);
+        AutogradOptions options = {.copy = &OP_COPY, .gradient_place = PLACE_ACTIVATION};
+        assert_int_equal(autograd_run(graph, &options, &error), STATUS_OK);
+        assert_int_equal(eager_gradients(graph), 2);
+        assert_int_equal(lazy_gradients(graph), n_rows < 40 ? 1 : 0);
+        const Node *last = graph->node[graph->n_nodes - 1], *before = graph->node[graph->n_nodes - 2];
+        assert_ptr_equal(last->op, &OP_EMBEDDING_TOKEN_GRADIENT);
+        assert_int_equal(last->write[0], WRITE_ADD);
+        assert_int_equal(before->op == &OP_LINEAR_WEIGHT_GRADIENT, n_rows < 40);
+        if (n_rows < 40) assert_int_equal(before->section, SECTION_BACKWARD);
+        graph_free(graph);
+    }
+}
+
 static void recompute_repeats_all_segments_but_the_last(void **state) {
     (void)state;
     Graph *graph = record_chain(6, false);
@@ -285,6 +310,7 @@ int main(void) {
         cmocka_unit_test(a_shared_gradient_is_copied_before_it_changes),
         cmocka_unit_test(live_tensors_never_overlap),
         cmocka_unit_test(eager_gradients_keep_write_modes),
+        cmocka_unit_test(lazy_gradients_wait_when_that_is_smaller),
         cmocka_unit_test(recompute_repeats_all_segments_but_the_last),
         cmocka_unit_test(the_null_backend_counts_the_program),
         cmocka_unit_test(the_printed_program_names_everything),

@@ -228,8 +228,12 @@ static TestModel open_model(const ModelConfig *config) {
     assert_int_equal(parameters_build(&model.table, &model.config, &error), STATUS_OK);
     model.flat = calloc((size_t)model.table.n_flat_elements, sizeof(float));
     parameters_initialise(&model.table, 5, model.flat, 1);
-    /* Larger than a fresh model's, so that positions and tokens matter to the logits. */
-    for (int64_t i = 0; i < model.table.n_flat_elements; i++) model.flat[i] *= 8.0f;
+    /* Matrices larger than a fresh model's, so that positions and tokens matter to the logits. */
+    for (int i = 0; i < model.table.n_parameters; i++) {
+        const Parameter *parameter = &model.table.parameter[i];
+        int64_t count = parameter->init == INIT_NORMAL ? shape_count(parameter->shape) : 0;
+        for (int64_t k = 0; k < count; k++) model.flat[parameter->flat_offset + k] *= 8.0f;
+    }
     assert_int_equal(backend_cpu_open(&model.backend, 2, &error), STATUS_OK);
     return model;
 }

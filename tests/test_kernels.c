@@ -172,8 +172,9 @@ enum { N_SPECS = sizeof SPECS / sizeof SPECS[0] };
  * whether one takes over an input. */
 typedef struct {
     const char *name;
-    WriteMode first, others; /* the first output, all others */
-    int in_place;            /* output that lies on the input its op names, or -1 */
+    unsigned adds;    /* a bit for every output that adds */
+    WriteMode others; /* how the others are written */
+    int in_place;     /* output that lies on the input its op names, or -1 */
 } Mode;
 
 typedef struct {
@@ -185,7 +186,7 @@ static void outputs_free(Outputs *outputs) {
 }
 
 static WriteMode write_mode(const Mode *mode, int output) {
-    return output == 0 ? mode->first : mode->others;
+    return mode->adds >> output & 1 ? WRITE_ADD : mode->others;
 }
 
 /* What an output holds before the node runs: NULL for poison. */
@@ -195,6 +196,17 @@ static const void *initial(const OpCase *test, const TestMemory *memory, const N
     if (case_is_filled(test, output)) return test_memory_at(memory, output);
     return write_mode(mode, k) == WRITE_ADD ? test_memory_at(memory, output)
                                             : NULL; /* any numbers: the first run left some */
+}
+
+static void check_unchanged(const OpCase *test, const TestMemory *memory, const Node *node, int input,
+                            const TestBuffer *buffer) {
+    const Tensor *tensor = node->input[input];
+    size_t n_bytes = tensor_bytes(tensor);
+    void *after = test_buffer_read(buffer, tensor->name);
+    if (n_bytes && memcmp(after, test_memory_at(memory, tensor), n_bytes) != 0) {
+        fail_msg("%s: %s changed its input %s", test->spec->label, node->op->name, tensor->name);
+    }
+    free(after);
 }
 
 /* Run `node` by the reference (backend NULL) or a backend's kernel, on copies of what `memory` holds. */
@@ -242,15 +254,7 @@ static Outputs run_node(const OpCase *test, const TestMemory *memory, const Node
     }
     for (int i = 0; i < node->n_inputs; i++) {
         bool replaced = mode->in_place >= 0 && node->op->in_place(node, mode->in_place) == i;
-        if (in[i].block && !replaced) { /* inputs must stay as they were */
-            void *after = test_buffer_read(&in[i], node->input[i]->name);
-            size_t n_bytes = tensor_bytes(node->input[i]);
-            if (n_bytes && memcmp(after, test_memory_at(memory, node->input[i]), n_bytes) != 0) {
-                fail_msg("%s: %s changed its input %s", test->spec->label, node->op->name,
-                         node->input[i]->name);
-            }
-            free(after);
-        }
+        if (in[i].block && !replaced) check_unchanged(test, memory, node, i, &in[i]);
         test_buffer_close(&in[i]);
     }
     for (int k = 0; k < NODE_MAX_OUTPUTS; k++) test_buffer_close(&out[k]);
@@ -314,19 +318,21 @@ static bool can_add(const Node *node) {
 static void check_node(const OpCase *test, const TestMemory *memory, const Node *node,
                        const BackendSpec *spec, const Backend *backends) {
     static const Mode modes[] = {
-        {"", WRITE_FRESH, WRITE_FRESH, -1},
-        {" adding", WRITE_ADD, WRITE_ADD, -1},
-        {" first of several", WRITE_ADD_AFTER_FIRST, WRITE_ADD_AFTER_FIRST, -1},
-        {" adding to the first", WRITE_ADD, WRITE_ADD_AFTER_FIRST, -1},
-        {" adding to all but the first", WRITE_FRESH, WRITE_ADD, -1},
+        {"", 0, WRITE_FRESH, -1},
+        {" adding", ~0u, WRITE_ADD, -1},
+        {" first of several", 0, WRITE_ADD_AFTER_FIRST, -1},
+        {" adding to the first", 1, WRITE_ADD_AFTER_FIRST, -1},
+        {" adding to the second", 2, WRITE_FRESH, -1},
+        {" adding to the third", 4, WRITE_FRESH, -1},
     };
-    int n_modes = !can_add(node) ? 1 : node->n_outputs == 1 ? 3 : 5;
+    assert_in_range(node->n_outputs, 1, 3);
+    int n_modes = !can_add(node) ? 1 : node->n_outputs == 1 ? 3 : 3 + node->n_outputs;
     for (int i = 0; i < n_modes; i++) check_mode(test, memory, node, &modes[i], spec, backends);
     for (int k = 0; k < node->n_outputs && node->op->in_place; k++) {
         int input = node->op->in_place(node, k);
         if (input < 0 || !node->output[k]) continue;
         assert_int_equal(tensor_bytes(node->input[input]), tensor_bytes(node->output[k]));
-        Mode mode = {" in place", WRITE_FRESH, WRITE_FRESH, k};
+        Mode mode = {" in place", 0, WRITE_FRESH, k};
         check_mode(test, memory, node, &mode, spec, backends);
     }
 }

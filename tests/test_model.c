@@ -279,14 +279,16 @@ static void chunks_of_the_loss_do_not_change_the_result(void **state) {
 static void eager_update_does_not_change_the_result(void **state) {
     (void)state;
     double plain[STEPS], eager[STEPS];
-    for (int tied = 0; tied < 2; tied++) {
+    for (int variant = 0; variant < 4;
+         variant++) { /* tied or not; a large batch, and one that makes gradients lazy */
         ModelConfig config = small_config();
-        config.tied = tied;
+        config.tied = variant % 2;
         OptimizerOptions optimizer = small_optimizer();
         optimizer.clip = 0.0;
-        run_losses(config, small_step(), optimizer, 2, plain, NULL);
-        optimizer.eager = true;
         StepOptions options = small_step();
+        options.batch = options.micro_batch = variant / 2 ? 1 : B;
+        run_losses(config, options, optimizer, 2, plain, NULL);
+        optimizer.eager = true;
         options.recompute = 1;
         run_losses(config, options, optimizer, 2, eager, NULL);
         assert_losses(eager, plain, 1e-6, "eager update");

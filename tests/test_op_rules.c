@@ -293,6 +293,8 @@ static void test_refused_shapes(void **unused) {
     REFUSED("cross_entropy: targets t", op_cross_entropy(g, F("l", 3, 5), I("t", 5), 1.0f));
     REFUSED("cross_entropy: targets t", op_cross_entropy(g, F("l", 3, 5), F("t", 3), 1.0f));
     REFUSED("cross_entropy: logits l", op_cross_entropy(g, F("l", 3, 0), I("t", 3), 1.0f));
+    REFUSED("cross_entropy: s must be",
+            (op_cross_entropy_into(g, F("l", 3, 5), I("t", 3), F("s", 4), 1.0f), 0));
 }
 
 /* Sizes that each are possible, but not their product. */

@@ -60,6 +60,30 @@ Status bench_check_weights(const ParameterTable *table, const Backend *backend, 
         format_bytes(needed < 1.8e19 ? (uint64_t)needed : UINT64_MAX).text, format_bytes(available).text);
 }
 
+/* A lower bound of the activations, and of the work to record them: whatever is recomputed, the input of every block
+ * is kept. Sizes far beyond the machine end here, before a graph with a node for each piece of their loss is made. */
+static Status check_tokens(const BenchTraining *training, const BenchValues *values, Error *error) {
+    enum { MOST_CHUNKS = 1 << 16 };
+    const BenchOptions *bench = &values->bench;
+    double n_tokens = (double)bench->micro_batch * (double)bench->sequence;
+    double needed = n_tokens * 4.0 * (double)values->model.n_channels * (double)(values->model.n_layers + 1);
+    uint64_t available = training->backend.free_bytes(training->backend.context);
+    if (needed > (double)available) {
+        return error_user(
+            error,
+            "micro-batches of %lld x %lld tokens need at least %s for activations, %s are free; use "
+            "a smaller --micro-batch or a shorter --sequence",
+            (long long)bench->micro_batch, (long long)bench->sequence,
+            format_bytes(needed < 1.8e19 ? (uint64_t)needed : UINT64_MAX).text, format_bytes(available).text);
+    }
+    if (bench->loss_chunk && n_tokens / (double)bench->loss_chunk > MOST_CHUNKS) {
+        return error_user(
+            error, "--loss-chunk %lld cuts %.0f tokens into more than %d pieces; raise it or leave it out",
+            (long long)bench->loss_chunk, n_tokens, MOST_CHUNKS);
+    }
+    return STATUS_OK;
+}
+
 static Status plan(BenchTraining *training, BenchValues *values, Error *error) {
     const OptimizerOptions *optimizer = &values->optimizer;
     TRY(backend_cpu_open(&training->backend, (int)values->bench.n_threads, error));
@@ -67,6 +91,7 @@ static Status plan(BenchTraining *training, BenchValues *values, Error *error) {
     TRY(parameters_build(&training->table, &values->model, error));
     double copies = (optimizer->kind == OPTIMIZER_ADAMW ? 3.0 : 2.0) + (optimizer->eager ? 0.0 : 1.0);
     TRY(bench_check_weights(&training->table, &training->backend, copies, error));
+    TRY(check_tokens(training, values, error));
     StepOptions options = {.batch = values->bench.batch,
                            .micro_batch = values->bench.micro_batch,
                            .T = values->bench.sequence,

@@ -1,6 +1,7 @@
 #include "train/step.h"
 
 #include "graph/eager.h"
+#include "graph/lazy.h"
 #include "graph/recompute.h"
 #include "ops/ops.h"
 
@@ -25,6 +26,7 @@ static Status record(TrainStep *step, const ModelConfig *config, const Parameter
                                 .gradient_place = optimizer_gradient_place(&step->optimizer_options)};
     TRY(autograd_run(step->graph, &autograd, error));
     eager_gradients(step->graph);
+    lazy_gradients(step->graph);
     recompute_run(step->graph, (int)options->recompute);
     step->optimizer = optimizer_record(&step->optimizer_options, &step->loss.parameters, step->graph);
     return graph_status(step->graph, error);

@@ -2,7 +2,8 @@
  *
  * This is the whole chain of the design in one place:
  *
- *     gpt_record_loss -> autograd_run -> eager_gradients -> recompute_run -> optimizer_record -> program_build
+ *     gpt_record_loss -> autograd_run -> eager_gradients -> lazy_gradients -> recompute_run -> optimizer_record
+ *                     -> program_build
  *
  * Planning and opening are apart, so that several programs can share one DeviceMemory and so that a plan can be
  * printed without allocating anything. */

@@ -18,13 +18,15 @@
 
 #include "backend/cpu/gemm_kernel.h"
 
-#define K_BLOCK          512       /* sums over k are cut into blocks of at most this, */
-#define K_WHOLE          768       /* unless all of it is no longer than this */
-#define TASK_COLUMNS     128       /* 128 x 768 floats are 384 KiB, well inside the second level */
+#define K_BLOCK          512 /* sums over k are cut into blocks of at most this, */
+#define K_WHOLE          768 /* unless all of it is no longer than this */
+#define TASK_COLUMNS     128 /* 128 x 768 floats are 384 KiB, well inside the second level */
 #define TASK_ROWS        126
 #define STATIONARY_MAX   8192      /* rows or columns packed at a time */
 #define STATIONARY_BYTES (8 << 20) /* blocks of k packed at a time may take this much, or one block if more */
 #define SHARE_THRESHOLD  400000    /* multiply-adds below which a second thread costs more than it brings */
+#define PIECE_K          32        /* rows of k, or */
+#define PIECE_STRIPS     2         /* strips, that a thread packs at a time */
 #define ALIGNMENT        64
 
 typedef struct {
@@ -108,9 +110,14 @@ static int64_t k_of_block(const Product *product, int64_t block) {
     return gemm_min(block * product->plan.k_block, product->gemm->k);
 }
 
-static void pack(const Product *product, bool rows, int64_t first, int64_t last, int64_t k_block, float *out) {
-    int64_t k_start = k_of_block(product, k_block), k_end = k_of_block(product, k_block + 1);
-    (rows ? gemm_pack_rows : gemm_pack_columns)(product->gemm, first, last, k_start, k_end, out);
+static int64_t depth_of_block(const Product *product, int64_t block) {
+    return gemm_pad_k(k_of_block(product, block + 1) - k_of_block(product, block));
+}
+
+/* Strips [first, last) of one block of k. */
+static GemmPart block_part(const Product *product, int64_t first, int64_t last, int64_t block) {
+    int64_t k_start = k_of_block(product, block), k_end = k_of_block(product, block + 1);
+    return (GemmPart){first, last, k_start, k_end, k_start, k_end};
 }
 
 /* A strip: its rows (columns), those of them that exist, and its packed values. */
@@ -134,8 +141,8 @@ static Strip get_strip(const Product *product, bool rows, int64_t index, int64_t
 
 /* One tile of C for one block of k. Its places in memory are asked for meanwhile, so that they are at hand when it is
  * done. Usually the kernel writes C itself; at the edges and before an activation it writes a buffer. */
-static void multiply_tile(const Product *product, const Strip *a, const Strip *b, int64_t depth, int64_t k_block,
-                          GemmFetch *fetch) {
+static void multiply_tile(const Product *product, const Strip *a, const Strip *b, int64_t depth,
+                          int64_t k_block, GemmFetch *fetch) {
     const Gemm *gemm = product->gemm;
     const int64_t at = a->start * gemm->ldc + b->start, rows = a->existing, columns = b->existing;
     const bool last = k_block == product->plan.n_k_blocks - 1;
@@ -166,8 +173,8 @@ static void multiply_tile(const Product *product, const Strip *a, const Strip *b
     gemm_tile(gemm->transpose_a, a->size, b->size, &tile);
     const Gemm destination = {.c = to, .ldc = gemm->ldc};
     const GemmEpilogue nothing = {0};
-    gemm_finish(&destination, last ? &product->epilogue : &nothing, values, b->size, addend, a->start, b->start, rows,
-                columns);
+    gemm_finish(&destination, last ? &product->epilogue : &nothing, values, b->size, addend, a->start,
+                b->start, rows, columns);
 }
 
 /* The part of the moving operand that a thread will pack next, spread over the tiles it computes before that. */
@@ -181,8 +188,10 @@ static GemmFetch fetch_source(const Product *product, int64_t task, int64_t k_bl
     last = gemm_min(last, rows ? gemm->m : gemm->n);
     const int64_t k_first = k_of_block(product, k_block), k_last = k_of_block(product, k_block + 1);
     const int64_t width = k_is_row ? last - first : k_last - k_first;
-    GemmFetch fetch = {.stride = rows ? gemm->lda : gemm->ldb, .rows_left = k_is_row ? k_last - k_first : last - first};
-    fetch.row = (rows ? gemm->a : gemm->b) + (k_is_row ? k_first * fetch.stride + first : first * fetch.stride + k_first);
+    GemmFetch fetch = {.stride = rows ? gemm->lda : gemm->ldb,
+                       .rows_left = k_is_row ? k_last - k_first : last - first};
+    fetch.row = (rows ? gemm->a : gemm->b) +
+                (k_is_row ? k_first * fetch.stride + first : first * fetch.stride + k_first);
     fetch.lines = gemm_ceil_div(width - 1, GEMM_LINE) + 1;
     fetch.lines_per_step = gemm_ceil_div(fetch.rows_left * fetch.lines, n_steps);
     return fetch;
@@ -204,12 +213,15 @@ static void run_task(const Product *product, int64_t task, int64_t begin, int64_
     const int64_t last = part_start(plan->n_moving, plan->n_tasks, task + 1);
     const int64_t origin = strip_start(product, rows, first), n_tiles = (last - first) * (end - begin);
     const int64_t stationary_origin = strip_start(product, !rows, begin);
-    const int64_t next_task = task + omp_get_num_threads(); /* the likely one: tasks are handed out in order */
+    const int64_t next_task =
+        task + omp_get_num_threads(); /* the likely one: tasks are handed out in order */
 
     for (int64_t block = k_begin; block < k_end; block++) {
-        const float *stationary = product->stationary + (size_t)(block - k_begin) * plan->stationary_block_floats;
-        const int64_t depth = gemm_pad_k(k_of_block(product, block + 1) - k_of_block(product, block));
-        pack(product, rows, first, last, block, moving);
+        const float *stationary =
+            product->stationary + (size_t)(block - k_begin) * plan->stationary_block_floats;
+        const int64_t depth = depth_of_block(product, block);
+        const GemmPart part = block_part(product, first, last, block);
+        (rows ? gemm_pack_rows : gemm_pack_columns)(product->gemm, &part, moving);
         const int64_t n_steps = n_tiles * depth / VEC_LANES;
         GemmFetch fetch[2];
         fetch[0] = block + 1 < k_end ? fetch_source(product, task, block + 1, n_steps)
@@ -217,7 +229,8 @@ static void run_task(const Product *product, int64_t task, int64_t begin, int64_
         for (int64_t s = begin; s < end; s++) {
             const Strip still = get_strip(product, !rows, s, stationary_origin, depth, stationary);
             const float *next = still.packed + still.size * depth;
-            if (s + 1 == end) next = block + 1 < k_end ? stationary + plan->stationary_block_floats : product->stationary;
+            if (s + 1 == end)
+                next = block + 1 < k_end ? stationary + plan->stationary_block_floats : product->stationary;
             fetch[1] = fetch_packed(next, still.size * depth, n_steps / (end - begin));
             for (int64_t t = first; t < last; t++) {
                 const Strip moved = get_strip(product, rows, t, origin, depth, moving);
@@ -227,27 +240,43 @@ static void run_task(const Product *product, int64_t task, int64_t begin, int64_
     }
 }
 
+/* Packs stationary strips [begin, end) for blocks [k_begin, k_end) of k, all threads together. Pieces are cut so that
+ * each reads whole rows as stored: along k where k is the row, along the strips where it is the column. */
+static void pack_stationary(const Product *product, int64_t begin, int64_t end, int64_t k_begin,
+                            int64_t k_end) {
+    const Plan *plan = &product->plan;
+    const Gemm *gemm = product->gemm;
+    const bool rows = !plan->rows_move, k_is_row = rows ? gemm->transpose_a : !gemm->transpose_b;
+    const int64_t origin = strip_start(product, rows, begin);
+    const int64_t n_pieces =
+        gemm_ceil_div(k_is_row ? plan->k_block : end - begin, k_is_row ? PIECE_K : PIECE_STRIPS);
+
+#pragma omp for schedule(static)
+    for (int64_t piece = 0; piece < n_pieces * (k_end - k_begin); piece++) {
+        const int64_t block = k_begin + piece / n_pieces, index = piece % n_pieces;
+        GemmPart part = block_part(product, begin, end, block);
+        if (k_is_row) {
+            part.k_from = part.k_start + index * PIECE_K;
+            part.k_to = gemm_min(part.k_from + PIECE_K, part.k_end);
+        } else {
+            part.first = begin + index * PIECE_STRIPS;
+            part.last = gemm_min(part.first + PIECE_STRIPS, end);
+        }
+        float *out = product->stationary + (size_t)(block - k_begin) * plan->stationary_block_floats;
+        out += (strip_start(product, rows, part.first) - origin) * depth_of_block(product, block);
+        (rows ? gemm_pack_rows : gemm_pack_columns)(gemm, &part, out);
+    }
+}
+
 /* What each thread does. */
 static void run_thread(const Product *product) {
     const Plan *plan = &product->plan;
     float *moving = (float *)(product->moving + plan->moving_bytes * (size_t)omp_get_thread_num());
-
     for (int64_t begin = 0; begin < plan->n_stationary; begin += plan->stationary_per_pass) {
         const int64_t end = gemm_min(begin + plan->stationary_per_pass, plan->n_stationary);
-        const int64_t origin = strip_start(product, !plan->rows_move, begin);
         for (int64_t k_begin = 0; k_begin < plan->n_k_blocks; k_begin += plan->k_blocks_per_pass) {
             const int64_t k_end = gemm_min(k_begin + plan->k_blocks_per_pass, plan->n_k_blocks);
-            const int64_t n_strips = end - begin, n_pieces = gemm_ceil_div(n_strips, 4);
-#pragma omp for schedule(static)
-            for (int64_t piece = 0; piece < n_pieces * (k_end - k_begin); piece++) {
-                int64_t block = k_begin + piece / n_pieces, part = piece % n_pieces;
-                int64_t from = begin + part_start(n_strips, n_pieces, part);
-                int64_t to = begin + part_start(n_strips, n_pieces, part + 1);
-                int64_t depth = gemm_pad_k(k_of_block(product, block + 1) - k_of_block(product, block));
-                pack(product, !plan->rows_move, from, to, block,
-                     product->stationary + (size_t)(block - k_begin) * plan->stationary_block_floats +
-                         (strip_start(product, !plan->rows_move, from) - origin) * depth);
-            }
+            pack_stationary(product, begin, end, k_begin, k_end);
 #pragma omp for schedule(dynamic, 1)
             for (int64_t task = 0; task < plan->n_tasks; task++)
                 run_task(product, task, begin, end, k_begin, k_end, moving);
@@ -265,7 +294,8 @@ static void run_empty_sum(const Gemm *gemm, const GemmEpilogue *epilogue) {
     if (gemm->accumulate) return;
     const float zeros[GEMM_COLUMNS] = {0};
     for (int64_t column = 0; column < gemm->n; column += GEMM_COLUMNS)
-        gemm_finish(gemm, epilogue, zeros, 0, NULL, 0, column, gemm->m, gemm_min(GEMM_COLUMNS, gemm->n - column));
+        gemm_finish(gemm, epilogue, zeros, 0, NULL, 0, column, gemm->m,
+                    gemm_min(GEMM_COLUMNS, gemm->n - column));
 }
 
 /* Sums between blocks of k rest in C, unless C may still hold the residual for after the activation; without an

@@ -20,8 +20,9 @@ typedef enum {
 
 /* What happens to a finished piece of the product, in this order. {0} does nothing. */
 typedef struct {
-    const float *bias;    /* (n) added to every row, or NULL */
-    float *preactivation; /* (m,n), leading dimension as c: the value before the activation goes here, or NULL */
+    const float *bias; /* (n) added to every row, or NULL */
+    float *
+        preactivation; /* (m,n), leading dimension as c: the value before the activation goes here, or NULL */
     GemmActivation activation;
     const float *residual; /* (m,n), leading dimension as c: added last, or NULL. It may be c itself, if the
                             * activation is GEMM_IDENTITY or `preactivation` is given: a long sum over k needs a

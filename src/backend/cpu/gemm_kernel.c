@@ -35,7 +35,8 @@ static inline __attribute__((always_inline)) void tile_body(const int rows, cons
 #pragma GCC unroll 16
     for (int i = 0; i < rows; i++)
 #pragma GCC unroll 2
-        for (int v = 0; v < vecs; v++) sum[i][v] = tile->bias ? vec_load(tile->bias + v * VEC_LANES) : vec_set(0.0f);
+        for (int v = 0; v < vecs; v++)
+            sum[i][v] = tile->bias ? vec_load(tile->bias + v * VEC_LANES) : vec_set(0.0f);
 
     GemmFetch fetch_moving = tile->fetch[0], fetch_stationary = tile->fetch[1];
     int64_t row = 0;
@@ -70,15 +71,20 @@ static inline __attribute__((always_inline)) void tile_body(const int rows, cons
 
 typedef void TileFunction(const GemmTile *tile);
 
-#define TILE(rows, vecs)                                                                                         \
-    static void tile_##rows##_##vecs(const GemmTile *tile) {                                                     \
-        tile_body(rows, vecs, false, tile);                                                                      \
-    }                                                                                                            \
-    static void tile_##rows##_##vecs##_by_k(const GemmTile *tile) {                                              \
-        tile_body(rows, vecs, true, tile);                                                                       \
+#define TILE(rows, vecs)                                                                                     \
+    static void tile_##rows##_##vecs(const GemmTile *tile) {                                                 \
+        tile_body(rows, vecs, false, tile);                                                                  \
+    }                                                                                                        \
+    static void tile_##rows##_##vecs##_by_k(const GemmTile *tile) {                                          \
+        tile_body(rows, vecs, true, tile);                                                                   \
     }
 #define TILES(rows) TILE(rows, 1) TILE(rows, 2)
-#define ENTRY(rows) {{tile_##rows##_1, tile_##rows##_2}, {tile_##rows##_1_by_k, tile_##rows##_2_by_k}}
+#define ENTRY(rows)                                                                                          \
+    {                                                                                                        \
+        {tile_##rows##_1, tile_##rows##_2}, {                                                                \
+            tile_##rows##_1_by_k, tile_##rows##_2_by_k                                                       \
+        }                                                                                                    \
+    }
 
 TILES(2)
 TILES(4)
@@ -91,7 +97,7 @@ TILES(14)
 #endif
 
 static TileFunction *const tile_table[GEMM_ROWS / 2][2][GEMM_VECS] = {
-    ENTRY(2),  ENTRY(4), ENTRY(6),
+    ENTRY(2), ENTRY(4),  ENTRY(6),
 #if GEMM_ROWS == 14
     ENTRY(8), ENTRY(10), ENTRY(12), ENTRY(14),
 #endif
@@ -112,12 +118,12 @@ static inline vec gelu_erf(vec x) {
     return vec_fma(half, vec_erf(x * vec_set(0.707106781f)), half);
 }
 
-static inline __attribute__((always_inline)) void finish_vec(const Gemm *gemm, const GemmEpilogue *epilogue, vec x,
-                                                             const float *addend, int64_t at, int64_t column,
-                                                             const int count) {
+static inline __attribute__((always_inline)) void finish_vec(const Gemm *gemm, const GemmEpilogue *epilogue,
+                                                             vec x, const float *addend, int64_t at,
+                                                             int64_t column, const int count) {
 #define LOAD(p) (count == VEC_LANES ? vec_load(p) : vec_load_part((p), count, 0.0f))
-#define STORE(p, v)                                                                                              \
-    if (count == VEC_LANES) vec_store((p), (v));                                                                 \
+#define STORE(p, v)                                                                                          \
+    if (count == VEC_LANES) vec_store((p), (v));                                                             \
     else vec_store_part((p), (v), count)
     if (addend) x = LOAD(addend) + x;
     if (epilogue->bias) x += LOAD(epilogue->bias + column);
@@ -143,8 +149,8 @@ void gemm_finish(const Gemm *gemm, const GemmEpilogue *epilogue, const float *va
                        VEC_LANES);
         if (whole < columns) {
             int count = (int)(columns - whole);
-            finish_vec(gemm, epilogue, vec_load_part(in + whole, count, 0.0f), addend ? addend + at + whole : NULL,
-                       at + whole, column + whole, count);
+            finish_vec(gemm, epilogue, vec_load_part(in + whole, count, 0.0f),
+                       addend ? addend + at + whole : NULL, at + whole, column + whole, count);
         }
     }
 }

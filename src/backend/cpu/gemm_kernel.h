@@ -76,9 +76,17 @@ static inline int64_t gemm_column_start(int64_t n, int64_t strip) {
     return gemm_min(strip * GEMM_COLUMNS, gemm_ceil_div(n, VEC_LANES) * VEC_LANES);
 }
 
-/* Pack strips [first, last) for k in [k_start, k_end), rows (columns) past the matrix as zeros. */
-void gemm_pack_rows(const Gemm *gemm, int64_t first, int64_t last, int64_t k_start, int64_t k_end, float *out);
-void gemm_pack_columns(const Gemm *gemm, int64_t first, int64_t last, int64_t k_start, int64_t k_end, float *out);
+/* What to pack: strips [first, last) of a block of k, or of that block only [k_from, k_to), which starts a multiple of
+ * VEC_LANES into the block and ends so, or with the block. */
+typedef struct {
+    int64_t first, last;
+    int64_t k_start, k_end;
+    int64_t k_from, k_to;
+} GemmPart;
+
+/* `out` is where strip `first` of the block begins. Rows (columns) past the matrix are packed as zeros. */
+void gemm_pack_rows(const Gemm *gemm, const GemmPart *part, float *out);
+void gemm_pack_columns(const Gemm *gemm, const GemmPart *part, float *out);
 
 /* Products with few rows and B stored (n,k): B is read once, as it lies. */
 #define GEMM_SMALL_ROWS 16
@@ -98,13 +106,13 @@ typedef struct {
 
 /* One tile: C = A·B + bias + addend. */
 typedef struct {
-    const float *a, *b; /* packed strips */
-    int64_t depth;      /* padded k */
-    const float *bias;  /* (columns), or NULL */
-    const float *addend; /* (rows,columns), or NULL; may be c */
-    float *c;            /* (rows,columns) */
-    int64_t stride;      /* of addend and c */
-    GemmFetch *fetch; /* [2]: what will be packed next, and the packed strip that comes next */
+    const float *a, *b;    /* packed strips */
+    int64_t depth;         /* padded k */
+    const float *bias;     /* (columns), or NULL */
+    const float *addend;   /* (rows,columns), or NULL; may be c */
+    float *c;              /* (rows,columns) */
+    int64_t stride;        /* of addend and c */
+    GemmFetch *fetch;      /* [2]: what will be packed next, and the packed strip that comes next */
     const float *touch[3]; /* where the tile lies in the matrices it will end up in or be added to */
     int n_touch;
     int64_t touch_stride, touch_rows, touch_columns;

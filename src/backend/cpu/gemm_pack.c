@@ -15,8 +15,8 @@ static inline __attribute__((always_inline)) void zip_stage(const vec *in, vec *
     }
 }
 
-static inline __attribute__((always_inline)) void transpose_square(const float *in, int64_t stride_in, float *out,
-                                                                   int64_t stride_out) {
+static inline __attribute__((always_inline)) void transpose_square(const float *in, int64_t stride_in,
+                                                                   float *out, int64_t stride_out) {
     vec x[VEC_LANES], y[VEC_LANES];
 #pragma GCC unroll 16
     for (int i = 0; i < VEC_LANES; i++) x[i] = vec_load(in + i * stride_in);
@@ -44,17 +44,16 @@ static void transpose_part(const float *in, int64_t stride_in, int64_t rows, int
 }
 
 /* One strip of B stored (n,k). */
-static void pack_strip_transposed(const Gemm *gemm, int64_t column, int64_t width, int64_t k_start, int64_t k_end,
+static void pack_strip_transposed(const Gemm *gemm, int64_t column, int64_t width, const GemmPart *part,
                                   float *out) {
     for (int64_t j = 0; j < width; j += VEC_LANES) {
         int64_t rows = gemm_min(VEC_LANES, gemm->n - column - j);
         const float *in = gemm->b + (column + j) * gemm->ldb;
-        for (int64_t k = k_start; k < k_end; k += VEC_LANES) {
-            float *square = out + (k - k_start) * width + j;
-            if (rows == VEC_LANES && k + VEC_LANES <= k_end)
+        for (int64_t k = part->k_from; k < part->k_to; k += VEC_LANES) {
+            float *square = out + (k - part->k_start) * width + j;
+            if (rows == VEC_LANES && k + VEC_LANES <= part->k_to)
                 transpose_square(in + k, gemm->ldb, square, width);
-            else
-                transpose_part(in + k, gemm->ldb, rows, k_end - k, square, width);
+            else transpose_part(in + k, gemm->ldb, rows, part->k_to - k, square, width);
         }
     }
 }
@@ -86,54 +85,58 @@ static void copy_padded(int64_t depth, int64_t count, const float *in, int64_t s
 
 /* Strips of a matrix stored with k as its rows, VEC_LANES rows at a time. `start` says where strips begin. */
 static void pack_copied(const float *in, int64_t stride, int64_t size, int64_t (*start)(int64_t, int64_t),
-                        int64_t first, int64_t last, int64_t k_start, int64_t k_end, float *out) {
-    const int64_t depth = gemm_pad_k(k_end - k_start), origin = start(size, first);
-    for (int64_t k = k_start; k < k_end; k += VEC_LANES)
-        for (int64_t strip = first; strip < last; strip++) {
+                        const GemmPart *part, float *out) {
+    const int64_t depth = gemm_pad_k(part->k_end - part->k_start), origin = start(size, part->first);
+    for (int64_t k = part->k_from; k < part->k_to; k += VEC_LANES)
+        for (int64_t strip = part->first; strip < part->last; strip++) {
             int64_t begin = start(size, strip), width = start(size, strip + 1) - begin;
-            copy_padded(gemm_min(VEC_LANES, k_end - k), gemm_min(width, size - begin), in + k * stride + begin,
-                        stride, out + (begin - origin) * depth + (k - k_start) * width, VEC_LANES, width);
+            copy_padded(gemm_min(VEC_LANES, part->k_to - k), gemm_min(width, size - begin),
+                        in + k * stride + begin, stride,
+                        out + (begin - origin) * depth + (k - part->k_start) * width, VEC_LANES, width);
         }
 }
 
-void gemm_pack_columns(const Gemm *gemm, int64_t first, int64_t last, int64_t k_start, int64_t k_end, float *out) {
+void gemm_pack_columns(const Gemm *gemm, const GemmPart *part, float *out) {
     if (!gemm->transpose_b) {
-        pack_copied(gemm->b, gemm->ldb, gemm->n, gemm_column_start, first, last, k_start, k_end, out);
+        pack_copied(gemm->b, gemm->ldb, gemm->n, gemm_column_start, part, out);
         return;
     }
-    const int64_t depth = gemm_pad_k(k_end - k_start), origin = gemm_column_start(gemm->n, first);
-    for (int64_t strip = first; strip < last; strip++) {
+    const int64_t depth = gemm_pad_k(part->k_end - part->k_start),
+                  origin = gemm_column_start(gemm->n, part->first);
+    for (int64_t strip = part->first; strip < part->last; strip++) {
         int64_t column = gemm_column_start(gemm->n, strip);
         int64_t width = gemm_column_start(gemm->n, strip + 1) - column;
-        pack_strip_transposed(gemm, column, width, k_start, k_end, out + (column - origin) * depth);
+        pack_strip_transposed(gemm, column, width, part, out + (column - origin) * depth);
     }
 }
 
 /* One strip of A stored (m,k): VEC_LANES values of a row at a time. */
-static void pack_strip_rows(const Gemm *gemm, int64_t row, int64_t height, int64_t k_start, int64_t k_end,
-                            float *out) {
-    const int64_t whole = (k_end - k_start) / VEC_LANES * VEC_LANES, existing = gemm_min(height, gemm->m - row);
-    const int rest = (int)(k_end - k_start - whole);
+static void pack_strip_rows(const Gemm *gemm, int64_t row, int64_t height, const GemmPart *part, float *out) {
+    const int64_t length = part->k_to - part->k_from, whole = length / VEC_LANES * VEC_LANES;
+    const int64_t existing = gemm_min(height, gemm->m - row);
+    const int rest = (int)(length - whole);
+    out += (part->k_from - part->k_start) * height;
     for (int64_t i = 0; i < existing; i++) {
-        const float *in = gemm->a + (row + i) * gemm->lda + k_start;
+        const float *in = gemm->a + (row + i) * gemm->lda + part->k_from;
         float *to = out + i * VEC_LANES;
         for (int64_t k = 0; k < whole; k += VEC_LANES) vec_store(to + k * height, vec_load(in + k));
         if (rest) vec_store(to + whole * height, vec_load_part(in + whole, rest, 0.0f));
     }
     for (int64_t i = existing; i < height; i++)
-        for (int64_t k = 0; k < k_end - k_start; k += VEC_LANES)
+        for (int64_t k = 0; k < length; k += VEC_LANES)
             vec_store(out + k * height + i * VEC_LANES, vec_set(0.0f));
 }
 
-void gemm_pack_rows(const Gemm *gemm, int64_t first, int64_t last, int64_t k_start, int64_t k_end, float *out) {
+void gemm_pack_rows(const Gemm *gemm, const GemmPart *part, float *out) {
     if (gemm->transpose_a) {
-        pack_copied(gemm->a, gemm->lda, gemm->m, gemm_row_start, first, last, k_start, k_end, out);
+        pack_copied(gemm->a, gemm->lda, gemm->m, gemm_row_start, part, out);
         return;
     }
-    const int64_t depth = gemm_pad_k(k_end - k_start), origin = gemm_row_start(gemm->m, first);
-    for (int64_t strip = first; strip < last; strip++) {
+    const int64_t depth = gemm_pad_k(part->k_end - part->k_start),
+                  origin = gemm_row_start(gemm->m, part->first);
+    for (int64_t strip = part->first; strip < part->last; strip++) {
         int64_t row = gemm_row_start(gemm->m, strip);
         int64_t height = gemm_row_start(gemm->m, strip + 1) - row;
-        pack_strip_rows(gemm, row, height, k_start, k_end, out + (row - origin) * depth);
+        pack_strip_rows(gemm, row, height, part, out + (row - origin) * depth);
     }
 }

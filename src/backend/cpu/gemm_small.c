@@ -28,9 +28,9 @@ static inline void store_four_sums(float *out, vec a, vec b, vec c, vec d) {
     memcpy(out, lane, 4 * sizeof(float));
 }
 
-static inline __attribute__((always_inline)) void dot_body(const int tokens, int64_t k, const float *x, int64_t ldx,
-                                                           const float *const w[WEIGHT_ROWS], int64_t ahead,
-                                                           float *out, int64_t stride) {
+static inline __attribute__((always_inline)) void dot_body(const int tokens, int64_t k, const float *x,
+                                                           int64_t ldx, const float *const w[WEIGHT_ROWS],
+                                                           int64_t ahead, float *out, int64_t stride) {
     vec sum[TOKENS][WEIGHT_ROWS];
     const int64_t whole = k / VEC_LANES * VEC_LANES;
 #pragma GCC unroll 8
@@ -65,13 +65,13 @@ static inline __attribute__((always_inline)) void dot_body(const int tokens, int
         store_four_sums(out + t * stride, sum[t][0], sum[t][1], sum[t][2], sum[t][3]);
 }
 
-typedef void DotFunction(int64_t k, const float *x, int64_t ldx, const float *const w[WEIGHT_ROWS], int64_t ahead,
-                         float *out, int64_t stride);
+typedef void DotFunction(int64_t k, const float *x, int64_t ldx, const float *const w[WEIGHT_ROWS],
+                         int64_t ahead, float *out, int64_t stride);
 
-#define DOT(tokens)                                                                                              \
-    static void dot_##tokens(int64_t k, const float *x, int64_t ldx, const float *const w[WEIGHT_ROWS],          \
-                             int64_t ahead, float *out, int64_t stride) {                                        \
-        dot_body(tokens, k, x, ldx, w, ahead, out, stride);                                                      \
+#define DOT(tokens)                                                                                          \
+    static void dot_##tokens(int64_t k, const float *x, int64_t ldx, const float *const w[WEIGHT_ROWS],      \
+                             int64_t ahead, float *out, int64_t stride) {                                    \
+        dot_body(tokens, k, x, ldx, w, ahead, out, stride);                                                  \
     }
 DOT(1)
 DOT(2)
@@ -89,7 +89,8 @@ static DotFunction *const dot_table[TOKENS] = {
 #endif
 };
 
-static void multiply_columns(const Gemm *gemm, const GemmEpilogue *epilogue, int64_t column, int64_t columns) {
+static void multiply_columns(const Gemm *gemm, const GemmEpilogue *epilogue, int64_t column,
+                             int64_t columns) {
     _Alignas(64) float values[GEMM_SMALL_ROWS * BLOCK_COLUMNS];
     const int64_t chunks = gemm_ceil_div(gemm->m, TOKENS);
     for (int64_t j = 0; j < columns; j += WEIGHT_ROWS) {

@@ -1,0 +1,80 @@
+#include "graph/lazy.h"
+
+#include <string.h>
+
+static bool writes(const Node *node, const Tensor *tensor) {
+    for (int k = 0; k < node->n_outputs; k++) {
+        if (node->output[k] == tensor) return true;
+    }
+    return false;
+}
+
+static bool touches_root(const Node *node, const Tensor *root) {
+    for (int k = 0; k < node->n_inputs; k++) {
+        if (node->input[k] && tensor_root(node->input[k]) == root) return true;
+    }
+    for (int k = 0; k < node->n_outputs; k++) {
+        if (node->output[k] && tensor_root(node->output[k]) == root) return true;
+    }
+    return false;
+}
+
+/* Bytes of activations that the node reads and that nobody touches at `end` or later: moving it there keeps them. */
+static size_t kept_bytes(const Graph *graph, const Node *node, int end) {
+    size_t n_bytes = 0;
+    for (int k = 0; k < node->n_inputs; k++) {
+        if (!node->input[k]) continue;
+        Tensor *root = tensor_root(node->input[k]);
+        if (root->place != PLACE_ACTIVATION) continue;
+        bool lives_on = false;
+        for (int i = end; i < graph->n_nodes && !lives_on; i++) lives_on = touches_root(graph->node[i], root);
+        if (!lives_on) n_bytes += tensor_bytes(root);
+    }
+    return n_bytes;
+}
+
+/* A node with other outputs has other readers, and cannot wait for this one. */
+static bool can_wait(const Node *node) {
+    int n_outputs = 0;
+    for (int k = 0; k < node->n_outputs; k++) n_outputs += node->output[k] != NULL;
+    return n_outputs == 1;
+}
+
+static int move_writers(Graph *graph, const Tensor *gradient) {
+    int last = -1, n_earlier = 0;
+    for (int i = graph->n_nodes - 1; i >= 0 && last < 0; i--) {
+        if (writes(graph->node[i], gradient)) last = i;
+    }
+    size_t n_kept_bytes = 0;
+    for (int i = 0; i < last; i++) {
+        if (!writes(graph->node[i], gradient)) continue;
+        if (!can_wait(graph->node[i])) return 0;
+        n_kept_bytes += kept_bytes(graph, graph->node[i], last);
+        n_earlier++;
+    }
+    if (!n_earlier || n_kept_bytes >= tensor_bytes(gradient)) return 0;
+    int n_moved = 0;
+    for (int i = 0; i + n_moved < last;) {
+        Node *node = graph->node[i];
+        if (!writes(node, gradient)) {
+            i++;
+            continue;
+        }
+        memmove(&graph->node[i], &graph->node[i + 1], (size_t)(last - 1 - i) * sizeof(Node *));
+        node->section = graph->node[last]->section;
+        graph->node[last - 1] = node;
+        n_moved++;
+    }
+    return n_moved;
+}
+
+int lazy_gradients(Graph *graph) {
+    int n_moved = 0;
+    for (int i = 0; i < graph->n_tensors && graph->error.status == STATUS_OK; i++) {
+        const Tensor *tensor = graph->tensor[i];
+        const Tensor *gradient = tensor->gradient;
+        if (tensor->place != PLACE_PARAMETER || !gradient || gradient->place != PLACE_ACTIVATION) continue;
+        n_moved += move_writers(graph, gradient);
+    }
+    return n_moved;
+}
