@@ -230,16 +230,16 @@ static Outputs run_node(const OpCase *test, const TestMemory *memory, const Node
             test_buffer_open(backend, initial(test, memory, node, mode, k), tensor_bytes(node->output[k]));
         call.out[k] = test_buffer_data(&out[k]);
     }
-    if (mode->in_place >= 0) call.out[mode->in_place] = call.in[node->op->in_place(node, mode->in_place)];
-    Kernel kernel = node->op->reference;
+    int source = mode->in_place >= 0 ? node->op->in_place(node, mode->in_place) : -1;
+    if (source >= 0) call.out[mode->in_place] = test_buffer_data(&in[source]);
+    Kernel kernel = backend ? backend->kernel(backend->context, node) : node->op->reference;
+    if (!kernel) fail_msg("%s has no kernel for %s", backend->name, node->op->name);
     Error error = {0};
     if (backend) {
         size_t n_bytes = backend->scratch_bytes ? backend->scratch_bytes(backend->context, node) : 0;
         scratch = test_buffer_open(backend, NULL, n_bytes);
         call.scratch = n_bytes ? test_buffer_data(&scratch) : NULL;
         call.context = backend->context;
-        kernel = backend->kernel(backend->context, node);
-        if (!kernel) fail_msg("%s has no kernel for %s", backend->name, node->op->name);
     }
     if (kernel(&call, &error) != STATUS_OK)
         fail_msg("%s: %s: %s", test->spec->label, node->op->name, error.text);
@@ -249,12 +249,11 @@ static Outputs run_node(const OpCase *test, const TestMemory *memory, const Node
     Outputs outputs = {0};
     for (int k = 0; k < node->n_outputs; k++) {
         if (!node->output[k]) continue;
-        const TestBuffer *from = k == mode->in_place ? &in[node->op->in_place(node, k)] : &out[k];
+        const TestBuffer *from = k == mode->in_place ? &in[source] : &out[k];
         outputs.out[k] = test_buffer_read(from, node->output[k]->name);
     }
     for (int i = 0; i < node->n_inputs; i++) {
-        bool replaced = mode->in_place >= 0 && node->op->in_place(node, mode->in_place) == i;
-        if (in[i].block && !replaced) check_unchanged(test, memory, node, i, &in[i]);
+        if (in[i].block && i != source) check_unchanged(test, memory, node, i, &in[i]);
         test_buffer_close(&in[i]);
     }
     for (int k = 0; k < NODE_MAX_OUTPUTS; k++) test_buffer_close(&out[k]);
@@ -297,6 +296,9 @@ static void check_mode(const OpCase *test, const TestMemory *memory, const Node 
     apart.in_place = -1;
     Outputs want = run_node(test, memory, node, &apart, NULL), first = {0};
     for (int i = 0; i < spec->n_variants; i++) {
+        if (spec->has_all_kernels && backends[i].kernel(backends[i].context, node) == node->op->reference) {
+            fail_msg("%s has no kernel of its own for %s", spec->name, node->op->name);
+        }
         Outputs got = run_node(test, memory, node, mode, &backends[i]);
         compare(test, node, mode, &backends[i], spec->tolerance, &got, &want);
         if (i == 0) {
@@ -395,9 +397,6 @@ static void check_spec(const OpSpec *op_spec, const BackendSpec *spec, const Bac
                 memcpy(test_memory_at(&before, output), test_memory_at(&memory, output),
                        tensor_bytes(output));
             }
-        }
-        if (spec->has_all_kernels && backends[0].kernel(backends[0].context, node) == node->op->reference) {
-            fail_msg("%s has no kernel of its own for %s", spec->name, node->op->name);
         }
         check_node(&test, &before, node, spec, backends);
         for (int i = 0; i < N_OPS; i++) n_checked[i] += OPS[i] == node->op;

@@ -13,7 +13,7 @@
 
 /* Enough independent sums to hide the latency of the multiply-add units (4 cycles, 2 units), and few enough that they
  * and the two factors stay in 16 registers. */
-enum { N_SUMS = 12, N_TRIES = 8 };
+enum { N_SUMS = 12, N_TRIES = 24 };
 
 /* Sums that run towards 1, so that no number is ever slow. */
 static float fma_loop(int64_t n_rounds, float factor, float term) {
@@ -47,7 +47,7 @@ double bench_peak_flops(int n_threads) {
         double rate =
             2.0 * VEC_LANES * N_SUMS * (double)n_rounds * (double)n_threads / (seconds > 0.0 ? seconds : 1.0);
         if (i > 0 && rate > best) best = rate; /* the first run starts the threads */
-        if (i == 0 && seconds > 0.0) n_rounds = 1 + (int64_t)((double)n_rounds * 0.02 / seconds);
+        if (i == 0 && seconds > 0.0) n_rounds = 1 + (int64_t)((double)n_rounds * 5e-3 / seconds);
     }
     return best;
 }

@@ -294,7 +294,7 @@ static GeneratorVerdict take_token(void *context, const GeneratedToken *token) {
         sample->end = sample->n_tokens < call->values.generate.n_tokens ? "end-of-text" : "length";
     call->n_made++;
     show_progress(call);
-    call->was_interrupted = interrupt_signal() != 0;
+    call->was_interrupted = interrupt_was_signalled();
     return call->was_interrupted ? GENERATOR_END_ALL : GENERATOR_GO_ON;
 }
 

@@ -136,6 +136,13 @@ Tensor *tensor_root(Tensor *tensor) {
     return tensor;
 }
 
+const char *tensor_layer_name(Graph *graph, const Tensor *weight) {
+    static const char suffix[] = ".weight";
+    size_t length = strlen(weight->name), n_suffix = sizeof suffix - 1;
+    bool ends = length > n_suffix && strcmp(weight->name + length - n_suffix, suffix) == 0;
+    return ends ? arena_printf(&graph->arena, "%.*s", (int)(length - n_suffix), weight->name) : weight->name;
+}
+
 int64_t tensor_count(const Tensor *tensor) {
     return shape_count(tensor->shape);
 }

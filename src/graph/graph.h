@@ -107,6 +107,10 @@ bool graph_check(Graph *graph, bool condition, const char *format, ...) __attrib
 
 /* The tensor that owns the memory: `tensor` itself or the end of its chain of bases. */
 Tensor *tensor_root(Tensor *tensor);
+
+/* A layer's name from its weight's: "h.0.mlp.c_fc.weight" gives "h.0.mlp.c_fc". In the graph's arena. */
+const char *tensor_layer_name(Graph *graph, const Tensor *weight);
+
 int64_t tensor_count(const Tensor *tensor);
 size_t tensor_bytes(const Tensor *tensor);
 

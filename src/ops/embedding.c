@@ -35,7 +35,8 @@ Tensor *op_embedding(Graph *graph, Tensor *tokens, Tensor *token_table, Tensor *
         return graph->nothing;
     }
     Tensor *y = graph_tensor(graph, PLACE_ACTIVATION, token_table->dtype,
-                             SHAPE(tokens->shape.dim[0], n_positions, channels), "%s.out", token_table->name);
+                             SHAPE(tokens->shape.dim[0], n_positions, channels), "%s.out",
+                             tensor_layer_name(graph, token_table));
     EmbeddingAttributes attributes = {0};
     graph_record(graph, &OP_EMBEDDING, &attributes, sizeof attributes, 4,
                  TENSORS(tokens, token_table, position_table, start), 1, TENSORS(y));

@@ -22,10 +22,13 @@ Tensor *op_layernorm(Graph *graph, Tensor *x, Tensor *weight, Tensor *bias, floa
         !graph_check(graph, epsilon >= 0.0f, "layernorm: epsilon of %s is negative", weight->name)) {
         return graph->nothing;
     }
-    Tensor *y = graph_tensor(graph, PLACE_ACTIVATION, x->dtype, x->shape, "%s.out", weight->name);
+    Tensor *y =
+        graph_tensor(graph, PLACE_ACTIVATION, x->dtype, x->shape, "%s.out", tensor_layer_name(graph, weight));
     Shape rows = SHAPE(shape_rows(x->shape));
-    Tensor *mean = graph_tensor(graph, PLACE_ACTIVATION, DTYPE_F32, rows, "%s.mean", weight->name);
-    Tensor *rstd = graph_tensor(graph, PLACE_ACTIVATION, DTYPE_F32, rows, "%s.rstd", weight->name);
+    Tensor *mean =
+        graph_tensor(graph, PLACE_ACTIVATION, DTYPE_F32, rows, "%s.mean", tensor_layer_name(graph, weight));
+    Tensor *rstd =
+        graph_tensor(graph, PLACE_ACTIVATION, DTYPE_F32, rows, "%s.rstd", tensor_layer_name(graph, weight));
     NormAttributes attributes = {epsilon};
     graph_record(graph, &OP_LAYERNORM, &attributes, sizeof attributes, 3, TENSORS(x, weight, bias), 3,
                  TENSORS(y, mean, rstd));

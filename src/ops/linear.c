@@ -23,10 +23,12 @@ Tensor *op_linear(Graph *graph, Tensor *x, Tensor *weight, Tensor *bias, Tensor 
                      "linear: residual of %s has another shape than the output", weight->name)) {
         return graph->nothing;
     }
-    Tensor *y = graph_tensor(graph, PLACE_ACTIVATION, x->dtype, shape, "%s.out", weight->name);
+    Tensor *y =
+        graph_tensor(graph, PLACE_ACTIVATION, x->dtype, shape, "%s.out", tensor_layer_name(graph, weight));
     Tensor *before = NULL;
     if (activation != ACTIVATION_NONE) {
-        before = graph_tensor(graph, PLACE_ACTIVATION, x->dtype, shape, "%s.before", weight->name);
+        before = graph_tensor(graph, PLACE_ACTIVATION, x->dtype, shape, "%s.before",
+                              tensor_layer_name(graph, weight));
     }
     LinearAttributes attributes = {activation};
     graph_record(graph, &OP_LINEAR, &attributes, sizeof attributes, 4, TENSORS(x, weight, bias, residual), 2,

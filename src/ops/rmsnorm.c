@@ -17,9 +17,10 @@ Tensor *op_rmsnorm(Graph *graph, Tensor *x, Tensor *weight, float epsilon) {
         !graph_check(graph, epsilon >= 0.0f, "rmsnorm: epsilon of %s is negative", weight->name)) {
         return graph->nothing;
     }
-    Tensor *y = graph_tensor(graph, PLACE_ACTIVATION, x->dtype, x->shape, "%s.out", weight->name);
+    Tensor *y =
+        graph_tensor(graph, PLACE_ACTIVATION, x->dtype, x->shape, "%s.out", tensor_layer_name(graph, weight));
     Tensor *rstd = graph_tensor(graph, PLACE_ACTIVATION, DTYPE_F32, SHAPE(shape_rows(x->shape)), "%s.rstd",
-                                weight->name);
+                                tensor_layer_name(graph, weight));
     NormAttributes attributes = {epsilon};
     graph_record(graph, &OP_RMSNORM, &attributes, sizeof attributes, 2, TENSORS(x, weight), 2,
                  TENSORS(y, rstd));

@@ -22,8 +22,8 @@ void interrupt_watch(void) {
     set_handler(SIGTERM, remember, (int)SA_RESETHAND | SA_RESTART);
 }
 
-int interrupt_signal(void) {
-    return received;
+bool interrupt_was_signalled(void) {
+    return received != 0;
 }
 
 void interrupt_ignore(void) {

@@ -7,8 +7,8 @@
 /* From here on the first SIGINT or SIGTERM is only remembered; a second one ends the process as usual. */
 void interrupt_watch(void);
 
-/* The signal that was remembered, 0 if none. */
-int interrupt_signal(void);
+/* Has there been one? */
+bool interrupt_was_signalled(void);
 
 /* Back to how it was before interrupt_watch. */
 void interrupt_ignore(void);

@@ -63,7 +63,7 @@ static GeneratorVerdict write_token(void *context, const GeneratedToken *token) 
     SampleWriter *writer = context;
     TokenBytes piece = token_decode(&writer->decoder, token->token);
     fwrite(piece.bytes, 1, piece.n, writer->stream);
-    return interrupt_signal() ? GENERATOR_END_ALL : GENERATOR_GO_ON;
+    return interrupt_was_signalled() ? GENERATOR_END_ALL : GENERATOR_GO_ON;
 }
 
 /* Without a prompt, a sample begins where a text does: after an end of text, or a line end. */
@@ -174,6 +174,8 @@ static Status run_step(Loop *loop, Error *error) {
     uint64_t before = timer_now_ns();
     TRY(train_step_run(&trainer->step, &source, trainer->n_done, rate, &result, error));
     double seconds = timer_seconds_since(before);
+    trainer->was_interrupted = interrupt_was_signalled();
+    if (result.was_abandoned) return STATUS_OK;
     trainer->n_done++;
     trainer->step_seconds += seconds;
     trainer->n_steps_timed++;
@@ -228,11 +230,11 @@ static Status run_steps(Loop *loop, Error *error) {
     Trainer *trainer = loop->trainer;
     const TrainOptions *options = trainer->setup.options;
     while (trainer->n_done < options->n_steps && !trainer->was_interrupted) {
+        int64_t n_before = trainer->n_done;
         TRY(run_step(loop, error));
-        trainer->was_interrupted = interrupt_signal() != 0;
         bool is_last = trainer->n_done == options->n_steps;
         if (trainer->was_interrupted && !is_last) {
-            TRY(metrics_write(&loop->metrics, &trainer->last, error));
+            if (trainer->n_done > n_before) TRY(metrics_write(&loop->metrics, &trainer->last, error));
             TRY(save(trainer, loop->run, error));
         } else {
             TRY(after_step(loop, is_last, error));

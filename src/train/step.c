@@ -87,7 +87,10 @@ Status train_step_run(TrainStep *step, const BatchSource *source, int64_t index,
     optimizer_hyper(&step->optimizer_options, rate, index, hyper);
     TRY(executor_upload(executor, step->optimizer.hyper, hyper, error));
     uint64_t first_sequence = (uint64_t)index * (uint64_t)options->batch;
+    *result = (StepResult){0};
     for (int64_t micro = 0; micro < n_micro_batches(options); micro++) {
+        result->was_abandoned = micro > 0 && options->should_stop && options->should_stop();
+        if (result->was_abandoned) return STATUS_OK;
         TRY(upload_batch(step, source, first_sequence + (uint64_t)(micro * options->micro_batch), index,
                          error));
         TRY(executor_run(executor, SECTION_FORWARD, micro == 0, error));

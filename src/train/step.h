@@ -30,6 +30,7 @@ typedef struct {
     int64_t recompute; /* blocks a segment, 0 for none */
     int64_t loss_chunk;
     uint64_t seed;
+    bool (*should_stop)(void); /* asked between micro-batches; NULL: never */
 } StepOptions;
 
 typedef struct {
@@ -47,6 +48,7 @@ typedef struct {
     double loss;
     double gradient_norm; /* NAN when it is not measured */
     double forward_ms, backward_ms, update_ms;
+    bool was_abandoned; /* stopped before the update: the weights are as they were */
 } StepResult;
 
 /* Record and plan. `optimizer` NULL makes an evaluation pass: forward only. */

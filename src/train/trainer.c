@@ -4,6 +4,7 @@
 #include "base/format.h"
 #include "base/memory.h"
 #include "train/checkpoint.h"
+#include "train/interrupt.h"
 
 #include <math.h>
 #include <string.h>
@@ -15,7 +16,8 @@ static StepOptions step_options(const TrainerSetup *setup) {
                          .T = options->sequence,
                          .recompute = options->recompute,
                          .loss_chunk = options->loss_chunk,
-                         .seed = (uint64_t)options->seed};
+                         .seed = (uint64_t)options->seed,
+                         .should_stop = interrupt_was_signalled};
 }
 
 /* Weights, gradients and moments alone may be too much; then there is no use in recording anything. */

@@ -97,7 +97,7 @@ static inline void row_gradients(float *weights, float *dscores, const float *ma
 
 /* P∘M and dS of a tile. */
 static void tile_scores(const AttentionShape *shape, uint64_t sequence, const Backward *work,
-                        const ScoreTile *tile) {
+                        const ScoreTile *tile, TileAhead *ahead) {
     const int size = shape->head_size;
     const int64_t padded = tile_round_up(size, VEC_LANES);
     const uint32_t threshold = random_dropout_threshold(shape->dropout);
@@ -113,6 +113,7 @@ static void tile_scores(const AttentionShape *shape, uint64_t sequence, const Ba
                                .c = weights,
                                .c_step = TILE_KEYS};
         tile_multiply(rows, n_vecs, size, product);
+        tile_prefetch(ahead);
         product.a = work->dy + (tile->first_query + row) * padded;
         product.b = work->values_by_column + tile->first_key * size;
         product.c = dscores;
@@ -166,7 +167,8 @@ static void add_transposed(const float *x, const float *from, float *to, const S
 }
 
 /* dq of one query head, complete; its part of dk and dv, added. */
-static void backward_head(const AttentionShape *shape, const Backward *work, int64_t b, int h) {
+static void backward_head(const AttentionShape *shape, const Backward *work, int64_t b, int h,
+                          TileAhead *ahead) {
     const int64_t T = shape->T, padded = tile_round_up(shape->head_size, VEC_LANES);
     const uint64_t stride = (uint64_t)tile_round_up(T, 8);
     for (int64_t key = 0; key < T; key += TILE_KEYS)
@@ -178,7 +180,7 @@ static void backward_head(const AttentionShape *shape, const Backward *work, int
                               .n_keys = tile_min(TILE_KEYS, T - key),
                               .diagonal = query == key,
                               .dropout_first = first_row * stride + (uint64_t)key};
-            tile_scores(shape, shape->first_sequence + (uint64_t)b, work, &tile);
+            tile_scores(shape, shape->first_sequence + (uint64_t)b, work, &tile, ahead);
             add_transposed(work->weights, work->dy, work->dvalues, &tile, padded);
             add_transposed(work->dscores, work->q, work->dkeys, &tile, padded);
             add_dqueries(work, &tile, padded);
@@ -211,8 +213,11 @@ static void row_numbers(const Backward *work, int64_t T, int size, const float *
     }
 }
 
+/* One key/value head of a sequence, `item` = b·NKV + kv. */
 static void backward_item(const AttentionShape *shape, const float *dy, const float *qkv, const float *y,
-                          const float *lse, float *dqkv, int64_t b, int kv, TileMemory memory) {
+                          const float *lse, float *dqkv, int64_t item, int64_t next_item, TileMemory memory) {
+    const int64_t b = item / shape->n_kv_heads;
+    const int kv = (int)(item % shape->n_kv_heads);
     const int64_t T = shape->T;
     const int size = shape->head_size, group = shape->n_heads / shape->n_kv_heads;
     const int64_t row = (int64_t)(shape->n_heads + 2 * shape->n_kv_heads) * size;
@@ -225,13 +230,19 @@ static void backward_item(const AttentionShape *shape, const float *dy, const fl
     tile_pack_rows(qkv + key_place, row, T, size, 1.0f, work.keys);
     memset(work.dkeys, 0, (size_t)(T * padded) * sizeof(float));
     memset(work.dvalues, 0, (size_t)(T * padded) * sizeof(float));
+    TileAhead ahead = {0};
+    tile_ahead_qkv(&ahead, shape, dqkv, item);
+    tile_ahead_qkv(&ahead, shape, qkv, next_item);
+    tile_ahead_y(&ahead, shape, dy, next_item);
+    tile_ahead_y(&ahead, shape, y, next_item);
+    tile_ahead_pace(&ahead, T, group, 0, T);
     for (int h = kv * group; h < (kv + 1) * group; h++) {
         const int64_t q_place = b * T * row + (int64_t)h * size, y_place = b * T * y_row + (int64_t)h * size;
         tile_pack_rows(qkv + q_place, row, T, size, (float)(shape->scale * TILE_LOG2_E), work.q);
         tile_pack_rows(dy + y_place, y_row, T, size, 1.0f, work.dy);
         row_numbers(&work, T, size, lse + (b * shape->n_heads + h) * T, y + y_place, y_row);
         memset(work.dq, 0, (size_t)(T * padded) * sizeof(float));
-        backward_head(shape, &work, b, h);
+        backward_head(shape, &work, b, h, &ahead);
         unpack_rows(work.dq, T, size, shape->scale, dqkv + q_place, row);
     }
     unpack_rows(work.dkeys, T, size, TILE_LN_2, dqkv + key_place, row); /* Q carries scale·log2(e) */
@@ -244,6 +255,6 @@ void attention_backward(const AttentionShape *shape, const float *dy, const floa
     const size_t thread_bytes = backward_thread_bytes(shape);
 #pragma omp parallel for schedule(dynamic) num_threads(n_threads) if (n_threads > 1)
     for (int64_t item = 0; item < n_items; item++)
-        backward_item(shape, dy, qkv, y, lse, dqkv, item / shape->n_kv_heads, (int)(item % shape->n_kv_heads),
+        backward_item(shape, dy, qkv, y, lse, dqkv, item, item + n_threads,
                       tile_memory(scratch, tile_thread(), thread_bytes));
 }

@@ -119,6 +119,7 @@ static void attend_key_tile(const TileQueries *queries, const TileState *tile, i
                                     .b_step = TILE_KEYS,
                                     .c = tile->weights + row * TILE_KEYS,
                                     .c_step = TILE_KEYS});
+        if (queries->ahead) tile_prefetch(queries->ahead);
         strip_weights(tile, row, rows, n_vecs, position + row + 1);
         if (queries->dropout > 0) strip_dropout(queries, tile, first_query, row, rows, n_vecs, first_key);
     }
@@ -200,9 +201,12 @@ size_t attention_forward_scratch_bytes(const AttentionShape *shape, int n_thread
     return tile_scratch_bytes(n_threads, forward_thread_bytes(shape));
 }
 
-/* Queries first .. last-1 of every head that uses key/value head `kv` of sequence b. */
-static void forward_item(const AttentionShape *shape, const float *qkv, float *y, float *lse, int64_t b,
-                         int kv, int64_t first, int64_t last, TileMemory memory) {
+/* Queries first .. last-1 of every head that uses one key/value head, `item` = b·NKV + kv. Its output's memory and
+ * what next_item reads are prefetched on the way. */
+static void forward_item(const AttentionShape *shape, const float *qkv, float *y, float *lse, int64_t item,
+                         int64_t next_item, int64_t first, int64_t last, TileMemory memory) {
+    const int64_t b = item / shape->n_kv_heads;
+    const int kv = (int)(item % shape->n_kv_heads);
     const int64_t T = shape->T;
     const int size = shape->head_size, group = shape->n_heads / shape->n_kv_heads;
     const int64_t row = (int64_t)(shape->n_heads + 2 * shape->n_kv_heads) * size,
@@ -212,6 +216,10 @@ static void forward_item(const AttentionShape *shape, const float *qkv, float *y
     Forward work = forward_arrays(shape, &memory);
     tile_pack_columns(keys, row, last, size, work.keys);
     tile_pack_rows(keys + (int64_t)shape->n_kv_heads * size, row, last, size, 1.0f, work.values);
+    TileAhead ahead = {0};
+    tile_ahead_y(&ahead, shape, y, item);
+    tile_ahead_qkv(&ahead, shape, qkv, next_item);
+    tile_ahead_pace(&ahead, last, group, first, last);
     for (int h = kv * group; h < (kv + 1) * group; h++) {
         uint64_t stride = (uint64_t)tile_round_up(T, 8);
         TileQueries queries = {
@@ -231,6 +239,7 @@ static void forward_item(const AttentionShape *shape, const float *qkv, float *y
             .dropout_row = shape->first_sequence + (uint64_t)b,
             .dropout_first = ((shape->first_head + (uint64_t)h) * (uint64_t)T + (uint64_t)first) * stride,
             .dropout_stride = stride,
+            .ahead = &ahead,
         };
         tile_attend(&queries, &work.state);
     }
@@ -243,12 +252,10 @@ void attention_forward(const AttentionShape *shape, const float *qkv, float *y, 
     const int64_t run = tile_run(T, n_heads, n_threads), n_runs = (T + run - 1) / run;
     const size_t thread_bytes = forward_thread_bytes(shape);
 #pragma omp parallel for schedule(dynamic) num_threads(n_threads) if (n_threads > 1)
-    for (int64_t item = 0; item < n_heads * n_runs; item++) {
+    for (int64_t i = 0; i < n_heads * n_runs; i++) {
         int64_t first =
-            (n_runs - 1 - item / n_heads) * run; /* later queries see more keys: the long items first */
-        int64_t b = item % n_heads / shape->n_kv_heads;
-        int kv = (int)(item % n_heads % shape->n_kv_heads);
-        forward_item(shape, qkv, y, lse, b, kv, first, tile_min(first + run, T),
-                     tile_memory(scratch, tile_thread(), thread_bytes));
+            (n_runs - 1 - i / n_heads) * run; /* later queries see more keys: the long items first */
+        forward_item(shape, qkv, y, lse, i % n_heads, i % n_heads + n_threads, first,
+                     tile_min(first + run, T), tile_memory(scratch, tile_thread(), thread_bytes));
     }
 }

@@ -1,4 +1,4 @@
-/* The one matrix product that attention is made of, and the packing that feeds it.
+/* The one matrix product that attention is made of, the packing that feeds it, and prefetching.
  *
  * All six products of attention (scores, output, and four of the gradients) have the same inner loop: broadcast an
  * element of A, multiply it with a row of B, add to a strip of C that stays in registers. Only where A's elements
@@ -137,4 +137,42 @@ void tile_pack_columns(const float *from, int64_t from_step, int64_t n, int size
         for (; column % VEC_LANES; column++)
             for (int d = 0; d < size; d++) to[(int64_t)d * TILE_KEYS + column] = 0.0f;
     }
+}
+
+static void ahead_add(TileAhead *ahead, const float *row, int64_t step, int64_t size) {
+    ahead->stream[ahead->n_streams].row = row;
+    ahead->stream[ahead->n_streams].step = step;
+    ahead->stream[ahead->n_streams++].size = size;
+}
+
+void tile_ahead_qkv(TileAhead *ahead, const AttentionShape *shape, const float *qkv, int64_t item) {
+    const int64_t size = shape->head_size, group = shape->n_heads / shape->n_kv_heads;
+    const int64_t kv = item % shape->n_kv_heads, row = (shape->n_heads + 2 * shape->n_kv_heads) * size;
+    if (item >= shape->B * shape->n_kv_heads) return;
+    const float *sequence = qkv + item / shape->n_kv_heads * shape->T * row;
+    ahead_add(ahead, sequence + kv * group * size, row, group * size);
+    ahead_add(ahead, sequence + (shape->n_heads + kv) * size, row, size);
+    ahead_add(ahead, sequence + (shape->n_heads + shape->n_kv_heads + kv) * size, row, size);
+}
+
+void tile_ahead_y(TileAhead *ahead, const AttentionShape *shape, const float *y, int64_t item) {
+    const int64_t row = (int64_t)shape->n_heads * shape->head_size, size = row / shape->n_kv_heads;
+    if (item >= shape->B * shape->n_kv_heads) return;
+    ahead_add(ahead, y + item / shape->n_kv_heads * shape->T * row + item % shape->n_kv_heads * size, row,
+              size);
+}
+
+void tile_ahead_pace(TileAhead *ahead, int64_t n_rows, int64_t group, int64_t first, int64_t last) {
+    int64_t n_strips = (last - first) / TILE_ROWS + 1, n_tiles = (first + last) / 2 / TILE_KEYS + 1;
+    ahead->n_rows = n_rows;
+    ahead->rows_per_call = n_rows / (group * n_strips * n_tiles) + 1;
+}
+
+void tile_prefetch(TileAhead *ahead) {
+    int64_t end = tile_min(ahead->row + ahead->rows_per_call, ahead->n_rows);
+    for (; ahead->row < end; ahead->row++)
+        for (int i = 0; i < ahead->n_streams; i++) {
+            const float *row = ahead->stream[i].row + ahead->row * ahead->stream[i].step;
+            for (int64_t d = 0; d < ahead->stream[i].size; d += 16) __builtin_prefetch(row + d, 0, 2);
+        }
 }

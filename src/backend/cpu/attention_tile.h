@@ -104,6 +104,31 @@ void tile_multiply(int rows, int n_vecs, int64_t depth, TileProduct product);
 /* Factors for c_keep that keep C as it is. */
 extern const float tile_keep_all[TILE_ROWS];
 
+/* Memory to ask for while something else is computed. The rows of a head lie a page or so apart, where the machine's
+ * own prefetching does not follow, and would be waited for one by one. A call of tile_prefetch takes a few rows of
+ * all streams. It changes the time, never the result, so what comes next may be guessed. */
+typedef struct {
+    struct {
+        const float *row; /* row 0 */
+        int64_t step;     /* from one row to the next */
+        int64_t size;     /* floats */
+    } stream[8];
+    int n_streams;
+    int64_t row, n_rows;
+    int64_t rows_per_call;
+} TileAhead;
+
+/* Adds the rows of work item `item`, a key/value head of a sequence counted as b·NKV + kv: of a tensor shaped as
+ * qkv, or as y. Items that do not exist add nothing. */
+void tile_ahead_qkv(TileAhead *ahead, const AttentionShape *shape, const float *qkv, int64_t item);
+void tile_ahead_y(TileAhead *ahead, const AttentionShape *shape, const float *y, int64_t item);
+
+/* Plans for n_rows rows in the time in which `group` heads with queries first .. last-1 go through their keys. A call
+ * is due for every strip and key tile. */
+void tile_ahead_pace(TileAhead *ahead, int64_t n_rows, int64_t group, int64_t first, int64_t last);
+
+void tile_prefetch(TileAhead *ahead);
+
 /* n rows of `size` floats, `from_step` apart, to rows of size rounded up to whole vectors, padded with zeros. */
 void tile_pack_rows(const float *from, int64_t from_step, int64_t n, int size, float factor, float *to);
 
@@ -137,6 +162,7 @@ typedef struct {
     uint64_t dropout_row;    /* global sequence */
     uint64_t dropout_first;  /* index of the weight of query 0 and key 0 */
     uint64_t dropout_stride; /* from one query's weights to the next one's */
+    TileAhead *ahead;        /* what to prefetch on the way, or NULL */
 } TileQueries;
 
 /* Memory for one tile of queries on its way through the keys. */

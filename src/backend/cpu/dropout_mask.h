@@ -34,12 +34,26 @@ static inline DropoutVec dropout_multiply(DropoutVec a, DropoutVec b) {
 #endif
 }
 
+/* The vectors' lanes in turn, as they shall lie in memory: low[0], high[0], low[1], high[1], ... */
+static inline void dropout_interleave(DropoutVec low, DropoutVec high, DropoutVec to[2]) {
+#if DROPOUT_LANES == 8
+    to[0] = __builtin_shufflevector(low, high, 0, 8, 1, 9, 2, 10, 3, 11);
+    to[1] = __builtin_shufflevector(low, high, 4, 12, 5, 13, 6, 14, 7, 15);
+#elif DROPOUT_LANES == 4
+    to[0] = __builtin_shufflevector(low, high, 0, 4, 1, 5);
+    to[1] = __builtin_shufflevector(low, high, 2, 6, 3, 7);
+#else
+    to[0] = __builtin_shufflevector(low, high, 0, 2);
+    to[1] = __builtin_shufflevector(low, high, 1, 3);
+#endif
+}
+
 /* The 16-bit draws of blocks first_block .. first_block + DROPOUT_BLOCKS - 1, in the order of their elements. */
 static inline void dropout_draw(RandomKey key, uint64_t row, uint64_t first_block,
                                 uint16_t draw[DROPOUT_GROUP]) {
     const DropoutVec multiplier0 = 0xD2511F53u + (DropoutVec){0}, multiplier1 = 0xCD9E8D57u + (DropoutVec){0};
-    DropoutVec c0[DROPOUT_VECS], c1[DROPOUT_VECS], c2[DROPOUT_VECS], c3[DROPOUT_VECS];
     static const uint64_t count[DROPOUT_BLOCKS] = {0, 1, 2, 3, 4, 5, 6, 7};
+    DropoutVec c0[DROPOUT_VECS], c1[DROPOUT_VECS], c2[DROPOUT_VECS], c3[DROPOUT_VECS];
     for (int v = 0; v < DROPOUT_VECS; v++) {
         memcpy(&c0[v], count + v * DROPOUT_LANES, sizeof c0[v]);
         c0[v] += first_block;
@@ -47,7 +61,9 @@ static inline void dropout_draw(RandomKey key, uint64_t row, uint64_t first_bloc
         c2[v] = row + (DropoutVec){0};
         c3[v] = c2[v] >> 32;
     }
-    uint32_t k0 = key.word[0], k1 = key.word[1];
+    /* The keys grow in vectors too (carries out of the lower half do not matter): cheaper than spreading each. */
+    DropoutVec k0 = key.word[0] + (DropoutVec){0}, k1 = key.word[1] + (DropoutVec){0};
+#pragma GCC unroll 10
     for (int round = 0; round < 10; round++) {
         for (int v = 0; v < DROPOUT_VECS; v++) {
             DropoutVec p0 = dropout_multiply(c0[v], multiplier0), p1 = dropout_multiply(c2[v], multiplier1);
@@ -59,17 +75,12 @@ static inline void dropout_draw(RandomKey key, uint64_t row, uint64_t first_bloc
         k0 += 0x9E3779B9u;
         k1 += 0xBB67AE85u;
     }
+    _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
+                   "halves of a 64-bit lane are taken apart in memory");
     for (int v = 0; v < DROPOUT_VECS; v++) {
-        DropoutVec low = (c0[v] & 0xFFFFFFFFu) | c1[v] << 32, high = (c2[v] & 0xFFFFFFFFu) | c3[v] << 32;
-        for (int lane = 0; lane < DROPOUT_LANES; lane++) {
-            uint64_t words[2] = {low[lane], high[lane]};
-#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-            for (int i = 0; i < 8; i++)
-                draw[(v * DROPOUT_LANES + lane) * 8 + i] = (uint16_t)(words[i / 4] >> (i % 4 * 16));
-#else
-            memcpy(draw + (v * DROPOUT_LANES + lane) * 8, words, sizeof words);
-#endif
-        }
+        DropoutVec both[2];
+        dropout_interleave((c0[v] & 0xFFFFFFFFu) | c1[v] << 32, (c2[v] & 0xFFFFFFFFu) | c3[v] << 32, both);
+        memcpy(draw + v * DROPOUT_LANES * 8, both, sizeof both);
     }
 }
 
