@@ -122,16 +122,15 @@ typedef struct {
     ParameterTable table;
     Backend backend;
     Generator generator;
-    bool has_backend, has_generator;
     TokenArray prompt;
-    bool shows_prompt; /* not when it only says "begin" */
     Sample *samples;
-    bool streams; /* the sample goes to stdout as it grows */
     Progress progress;
-    bool shows_progress;
     uint64_t started_ns;
     int64_t n_made; /* tokens, of all samples */
-    bool was_interrupted;
+    bool has_backend, has_generator;
+    bool shows_prompt; /* not when it only says "begin" */
+    bool streams;      /* the sample goes to stdout as it grows */
+    bool shows_progress, was_interrupted;
 } Call;
 
 static void close_call(Call *call) {
@@ -344,7 +343,7 @@ static void print_samples(const Call *call) {
     int64_t n_samples = call->values.generate.n_samples;
     for (int64_t i = 0; i < n_samples; i++) {
         const Sample *sample = &call->samples[i];
-        if (n_samples > 1) printf("--- sample %lld of %lld ---\n", (long long)(i + 1), (long long)n_samples);
+        if (n_samples > 1) printf("--- sample %lld of %lld ---\n", (long long)i + 1, (long long)n_samples);
         if (!call->streams) {
             TokenDecoder decoder = token_decoder(call->tokenizer);
             write_prompt(call, &decoder, stdout);

@@ -8,6 +8,7 @@
 #include "base/format.h"
 #include "base/timer.h"
 #include "data/source.h"
+#include "train/checkpoint.h"
 #include "train/run_folder.h"
 #include "train/trainer.h"
 
@@ -92,6 +93,10 @@ static Status read_options(Run *run, int n_words, char *const *words, Error *err
     TRY(options_parse(&run->options, n_words, words, error));
     const char *resume = run->values.train.resume;
     if (run->options.help_wanted) return STATUS_OK;
+    if (*resume && options_source(&run->options, "out") == OPTION_FROM_COMMAND) {
+        return error_user(
+            error, "--out and --resume are both given; a resumed run stays in its folder, leave --out out");
+    }
     if (*resume) {
         TRY(options_read_config(&run->options, arena_printf(&run->options.arena, "%s/config.ini", resume),
                                 error));
@@ -100,25 +105,55 @@ static Status read_options(Run *run, int n_words, char *const *words, Error *err
     return config_apply_preset(&run->options, run->values.model.preset, error);
 }
 
+/* Chunks of the loss are instructions of the step, so they have to stay few. */
+static Status check_loss_chunk(const TrainOptions *train, Error *error) {
+    enum { MOST_CHUNKS = 4096 };
+    int64_t n_tokens = train->micro_batch * train->sequence;
+    if (!train->loss_chunk || n_tokens / train->loss_chunk < MOST_CHUNKS) return STATUS_OK;
+    return error_user(
+        error,
+        "--loss-chunk %lld cuts %lld tokens into more than %d chunks; make it at least %lld, or leave it out",
+        (long long)train->loss_chunk, (long long)n_tokens, MOST_CHUNKS,
+        (long long)(n_tokens / MOST_CHUNKS + 1));
+}
+
+/* A prompt that the samples cannot begin with is found now, not at the end of the run. */
+static Status check_prompt(const Run *run, Error *error) {
+    const char *prompt = run->values.train.prompt;
+    TokenArray tokens = {0};
+    if (*prompt &&
+        tokenizer_encode(run->source.tokenizer, prompt, strlen(prompt), &tokens, error) != STATUS_OK)
+        error_prefix(error, "--prompt: ");
+    else if (*prompt && !tokens.n) error_user(error, "--prompt has no words in it; leave it out");
+    token_array_free(&tokens);
+    return error->status;
+}
+
 /* Fill in what depends on something else, and check what must fit together. */
 static Status complete_options(Run *run, Error *error) {
     TrainOptions *train = &run->values.train;
     const ModelConfig *model = &run->values.model;
     if (!train->sequence) train->sequence = model->context;
     if (train->sequence > model->context) {
-        return error_user(error, "--sequence %lld is longer than --context %lld", (long long)train->sequence,
-                          (long long)model->context);
+        return error_user(error,
+                          "--sequence %lld is longer than --context %lld; shorten it, or raise --context",
+                          (long long)train->sequence, (long long)model->context);
     }
     if (!train->micro_batch) train->micro_batch = train->batch;
     if (train->batch % train->micro_batch != 0) {
-        return error_user(error, "--micro-batch %lld does not divide --batch %lld",
-                          (long long)train->micro_batch, (long long)train->batch);
+        return error_user(
+            error, "--micro-batch %lld does not divide --batch %lld; choose a divisor, or change --batch",
+            (long long)train->micro_batch, (long long)train->batch);
     }
     int64_t n_tokens;
     if (__builtin_mul_overflow(train->batch, train->sequence, &n_tokens) || n_tokens > (int64_t)1 << 40) {
-        return error_user(error, "--batch %lld times --sequence %lld is more tokens than a step can hold",
-                          (long long)train->batch, (long long)train->sequence);
+        return error_user(
+            error,
+            "--batch %lld times --sequence %lld is more than the 2^40 tokens that a step can hold; make one smaller",
+            (long long)train->batch, (long long)train->sequence);
     }
+    TRY(check_loss_chunk(train, error));
+    TRY(check_prompt(run, error));
     return optimizer_check(&run->values.optimizer, train->batch / train->micro_batch, error);
 }
 
@@ -206,6 +241,10 @@ static Status plan_run(Run *run, Error *error) {
     const char *resume = values->train.resume;
     const char *saved = *resume ? arena_printf(&run->options.arena, "%s/tokenizer.json", resume) : NULL;
     TRY(data_source_open(&run->source, &values->data, saved, error));
+    if (strcmp(values->data.tokenizer, tokenizer_kind(run->source.tokenizer)) != 0) {
+        return error_user(error, "the run has the tokenizer '%s'; leave out --tokenizer %s when resuming it",
+                          tokenizer_kind(run->source.tokenizer), values->data.tokenizer);
+    }
     TRY(config_complete(&values->model, tokenizer_n_vocabulary(run->source.tokenizer), error));
     TRY(complete_options(run, error));
     TRY(data_source_encode(&run->source, &values->data, (uint64_t)values->train.seed, values->train.sequence,
@@ -224,14 +263,24 @@ static Status plan_run(Run *run, Error *error) {
     return trainer_plan(&run->trainer, &setup, error);
 }
 
+/* A run whose first checkpoint cannot be written is of no use. */
+static Status check_disk(const Run *run, Error *error) {
+    uint64_t needed = checkpoint_bytes(&run->trainer.table, run->trainer.step.optimizer.n_moments);
+    uint64_t room = file_free_bytes(run->run);
+    if (needed <= room) return STATUS_OK;
+    return error_user(
+        error,
+        "a checkpoint of this run takes %s, %s are free on the disk of %s; make room, or choose "
+        "another --out or a smaller --model",
+        format_bytes(needed).text, format_bytes(room).text, run->run);
+}
+
 static Status prepare_folder(Run *run, Error *error) {
     const TrainOptions *train = &run->values.train;
-    if (*train->resume) {
-        run->run = train->resume;
-        return STATUS_OK;
-    }
-    run->run = run_folder_name(&run->options.arena, train->out, run->values.model.preset);
-    return run_folder_check(run->run, error);
+    run->run = *train->resume ? train->resume
+                              : run_folder_name(&run->options.arena, train->out, run->values.model.preset);
+    if (!*train->resume) TRY(run_folder_check(run->run, error));
+    return check_disk(run, error);
 }
 
 static Status train(Run *run, Error *error) {
@@ -246,8 +295,12 @@ static Status train(Run *run, Error *error) {
     TRY(trainer_run(&run->trainer, run->run, error));
     double seconds = timer_seconds_since(start);
     if (run->trainer.was_interrupted) {
-        log_note(&run->log, "stopped after step %lld and saved; go on with: pgpt train --resume %s",
-                 (long long)run->trainer.n_done, run->run);
+        /* The run's config.ini keeps the steps that it began with; a resumed run may want more. */
+        const char *steps =
+            *train->resume ? arena_printf(&run->options.arena, " --steps %lld", (long long)train->n_steps)
+                           : "";
+        log_note(&run->log, "stopped after step %lld and saved; go on with: pgpt train --resume %s%s",
+                 (long long)run->trainer.n_done, run->run, steps);
     } else {
         log_note(&run->log, "done in %s; the model is in %s: pgpt generate %s", format_duration(seconds).text,
                  run->run, run->run);

@@ -137,6 +137,14 @@ Status executor_download(Executor *executor, const Tensor *tensor, void *host, E
                              error);
 }
 
+Status executor_download_part(Executor *executor, const Tensor *tensor, size_t first_byte, size_t n_bytes,
+                              void *host, Error *error) {
+    const Backend *backend = executor->memory->backend;
+    const char *address = executor_address(executor, tensor);
+    if (address) address += first_byte; /* there is none where nothing is computed */
+    return backend->download(backend->context, host, address, n_bytes, error);
+}
+
 void executor_reset_times(Executor *executor) {
     for (int i = 0; i < executor->program->graph->n_nodes; i++) {
         executor->instruction[i].n_runs = executor->instruction[i].elapsed_ns = 0;

@@ -56,9 +56,11 @@ void executor_close(Executor *executor);
 
 Status executor_run(Executor *executor, Section section, bool is_first_micro_batch, Error *error);
 
-/* Host copies of a whole tensor. */
+/* Host copies of a whole tensor, and of bytes first_byte .. first_byte + n_bytes - 1 of one. */
 Status executor_upload(Executor *executor, const Tensor *tensor, const void *host, Error *error);
 Status executor_download(Executor *executor, const Tensor *tensor, void *host, Error *error);
+Status executor_download_part(Executor *executor, const Tensor *tensor, size_t first_byte, size_t n_bytes,
+                              void *host, Error *error);
 void *executor_address(const Executor *executor, const Tensor *tensor);
 
 void executor_reset_times(Executor *executor);

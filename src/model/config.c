@@ -96,8 +96,10 @@ Status config_complete(ModelConfig *config, int64_t tokenizer_vocabulary, Error 
     }
     if (!config->n_kv_heads) config->n_kv_heads = config->n_heads;
     if (config->n_kv_heads > config->n_heads || config->n_heads % config->n_kv_heads != 0) {
-        return error_user(error, "--kv-heads %lld does not divide --heads %lld",
-                          (long long)config->n_kv_heads, (long long)config->n_heads);
+        return error_user(
+            error,
+            "--kv-heads %lld does not divide --heads %lld; choose a divisor, or leave it out for all heads",
+            (long long)config->n_kv_heads, (long long)config->n_heads);
     }
     if (config->position == POSITION_ROTARY && config_head_size(config) % 2 != 0) {
         return error_user(

@@ -32,14 +32,17 @@ enum { CHECKPOINT_MAX_MOMENTS = 4 };
 
 /* ---- Saving */
 
-/* What to save: flat arrays on the host, laid out by the table. Nothing of it may change until the save returns; with
- * a copy, the save may run in a thread of its own. */
+/* What to save: flat arrays laid out by the table, on the host or where only `read` gets at them. Nothing of it may
+ * change until the save returns; with a copy, the save may run in a thread of its own. */
 typedef struct {
     const ModelConfig *config; /* complete */
     const ParameterTable *table;
     const float *parameters;
     const float *moment[CHECKPOINT_MAX_MOMENTS]; /* state->n_moments of them */
     const CheckpointState *state;
+    /* If set, instead of the arrays: elements first .. first + n - 1 of array 0, the parameters, or 1 + i, moment i. */
+    Status (*read)(void *context, int array, int64_t first, int64_t n, float *values, Error *error);
+    void *context;
 } CheckpointSource;
 
 /* Write RUN/checkpoints/step-NNNNNNNN, making folders as needed and replacing one of the same step. After an error

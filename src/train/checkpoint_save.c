@@ -83,19 +83,36 @@ static void describe_tensors(const ParameterTable *table, const char *prefix, Sa
     }
 }
 
-static Status write_flat(SafetensorsWriter *writer, const ParameterTable *table, const float *flat,
-                         Error *error) {
-    for (int i = 0; i < table->n_parameters; i++) {
-        const Parameter *parameter = &table->parameter[i];
-        TRY(safetensors_writer_write(writer, flat + parameter->flat_offset,
-                                     sizeof(float) * (size_t)shape_count(parameter->shape), error));
+/* Elements of array 0, the parameters, or 1 + i, moment i. */
+static Status write_elements(SafetensorsWriter *writer, const CheckpointSource *source, int array,
+                             int64_t first, int64_t n, Error *error) {
+    enum { PIECE = 16384 };
+    if (!source->read) {
+        const float *flat = array == 0 ? source->parameters : source->moment[array - 1];
+        return safetensors_writer_write(writer, flat + first, sizeof(float) * (size_t)n, error);
+    }
+    float piece[PIECE];
+    for (int64_t done = 0; done < n; done += PIECE) {
+        int64_t count = n - done < PIECE ? n - done : PIECE;
+        TRY(source->read(source->context, array, first + done, count, piece, error));
+        TRY(safetensors_writer_write(writer, piece, sizeof(float) * (size_t)count, error));
     }
     return STATUS_OK;
 }
 
-/* Flat arrays into one file, each with its own prefix before the names. */
-static Status write_arrays(const char *folder, ManifestFile *file, const ParameterTable *table, int n_arrays,
-                           const float *const *arrays, const char *const *prefixes, Error *error) {
+static Status write_flat(SafetensorsWriter *writer, const CheckpointSource *source, int array, Error *error) {
+    for (int i = 0; i < source->table->n_parameters; i++) {
+        const Parameter *parameter = &source->table->parameter[i];
+        TRY(write_elements(writer, source, array, parameter->flat_offset, shape_count(parameter->shape),
+                           error));
+    }
+    return STATUS_OK;
+}
+
+/* Flat arrays, from the first one on, into one file, each with its own prefix before the names. */
+static Status write_arrays(const char *folder, ManifestFile *file, const CheckpointSource *source, int first,
+                           int n_arrays, const char *const *prefixes, Error *error) {
+    const ParameterTable *table = source->table;
     static const char *const metadata[] = {"format", "pgpt", "layout", "matrices are (out,in)", NULL};
     Arena arena = {0};
     SafetensorsWriter writer;
@@ -106,7 +123,7 @@ static Status write_arrays(const char *folder, ManifestFile *file, const Paramet
     const char *path = arena_printf(&arena, "%s/%s", folder, file->name);
     TRY_GOTO(safetensors_writer_open(&writer, path, tensors, n_arrays * table->n_parameters, metadata, error),
              failed);
-    for (int i = 0; i < n_arrays; i++) TRY_GOTO(write_flat(&writer, table, arrays[i], error), done);
+    for (int i = 0; i < n_arrays; i++) TRY_GOTO(write_flat(&writer, source, first + i, error), done);
     file->n_bytes = writer.checksum.n_bytes;
     file->checksum = checksum_value(&writer.checksum);
     safetensors_writer_commit(&writer, error);
@@ -124,9 +141,9 @@ static Status write_files(const char *folder, const CheckpointSource *source, Er
     ManifestFile files[] = {{.name = "model.safetensors"},
                             {.name = "optimizer.safetensors", .is_optimizer = true}};
     int n_moments = source->state->n_moments;
-    TRY(write_arrays(folder, &files[0], source->table, 1, &source->parameters, no_prefix, error));
+    TRY(write_arrays(folder, &files[0], source, 0, 1, no_prefix, error));
     if (n_moments > 0) {
-        TRY(write_arrays(folder, &files[1], source->table, n_moments, source->moment, prefixes, error));
+        TRY(write_arrays(folder, &files[1], source, 1, n_moments, prefixes, error));
     }
     Manifest manifest = {
         .state = *source->state, .config = *source->config, .file = files, .n_files = n_moments > 0 ? 2 : 1};

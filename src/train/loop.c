@@ -174,9 +174,9 @@ static Status run_step(Loop *loop, Error *error) {
     uint64_t before = timer_now_ns();
     TRY(train_step_run(&trainer->step, &source, trainer->n_done, rate, &result, error));
     double seconds = timer_seconds_since(before);
-    trainer->was_interrupted = interrupt_was_signalled();
+    if (!result.was_abandoned) trainer->n_done++;
+    trainer->was_interrupted = interrupt_was_signalled() && trainer->n_done < options->n_steps;
     if (result.was_abandoned) return STATUS_OK;
-    trainer->n_done++;
     trainer->step_seconds += seconds;
     trainer->n_steps_timed++;
     double n_tokens = (double)options->batch * (double)options->sequence;
@@ -216,10 +216,11 @@ static Status after_step(Loop *loop, bool is_last, Error *error) {
     shown.validation_loss = trainer->validation_loss;
     char status[PROGRESS_STATUS_BYTES];
     metrics_status(&shown, options->n_steps, status, sizeof status);
-    progress_update(&loop->progress, (double)trainer->n_done / (double)options->n_steps, status);
-    bool has_bar = loop->progress.terminal.interactive;
+    bool is_quiet = trainer->setup.log->quiet, has_bar = loop->progress.terminal.interactive;
     bool says_line = is_last || is_due(options->log_every, trainer->n_done) || trainer->n_done == 1;
-    if (evaluates || (says_line && !has_bar)) progress_print(&loop->progress, "%s", status);
+    if (!is_quiet)
+        progress_update(&loop->progress, (double)trainer->n_done / (double)options->n_steps, status);
+    if (!is_quiet && (evaluates || (says_line && !has_bar))) progress_print(&loop->progress, "%s", status);
     if (!is_last && is_due(options->sample_every, trainer->n_done))
         TRY(print_sample(trainer, &loop->progress, error));
     if (is_last || is_due(options->save_every, trainer->n_done)) TRY(save(trainer, loop->run, error));
@@ -233,7 +234,7 @@ static Status run_steps(Loop *loop, Error *error) {
         int64_t n_before = trainer->n_done;
         TRY(run_step(loop, error));
         bool is_last = trainer->n_done == options->n_steps;
-        if (trainer->was_interrupted && !is_last) {
+        if (trainer->was_interrupted) {
             if (trainer->n_done > n_before) TRY(metrics_write(&loop->metrics, &trainer->last, error));
             TRY(save(trainer, loop->run, error));
         } else {
@@ -263,7 +264,7 @@ Status trainer_run(Trainer *trainer, const char *run, Error *error) {
                  .run = run,
                  .schedule = optimizer_schedule(trainer->setup.optimizer, options->n_steps),
                  .flops = train_step_flops(&trainer->step)};
-    TRY(metrics_open(&loop.metrics, run, metrics_header(trainer), error));
+    TRY(metrics_open(&loop.metrics, run, metrics_header(trainer), trainer->n_done, error));
     interrupt_watch();
     progress_begin(&loop.progress, stderr, (double)trainer->n_done / (double)options->n_steps);
     trainer->setup.log->progress = &loop.progress;

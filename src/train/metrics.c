@@ -3,6 +3,7 @@
 #include "base/format.h"
 #include "base/version.h"
 
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -49,13 +50,32 @@ static Status write_line(LineWriter *writer, json_t *object, Error *error) {
     return error->status;
 }
 
-Status metrics_open(LineWriter *writer, const char *run, json_t *header, Error *error) {
+/* Steps only grow, so everything from the first that is too many on can go at once. */
+static Status cut_after_step(const char *path, int64_t n_done, Error *error) {
+    FILE *file = fopen(path, "r");
+    if (!file) return error_failed(error, "cannot read %s: %s", path, strerror(errno));
+    char *line = NULL;
+    size_t capacity = 0;
+    off_t offset = 0;
+    bool is_too_far = false;
+    for (ssize_t n; !is_too_far && (n = getline(&line, &capacity, file)) > 0;) {
+        long long step;
+        is_too_far = sscanf(line, "{\"step\":%lld", &step) == 1 && step > n_done;
+        if (!is_too_far) offset += n;
+    }
+    free(line);
+    fclose(file);
+    if (!is_too_far || truncate(path, offset) == 0) return STATUS_OK;
+    return error_failed(error, "cannot shorten %s: %s", path, strerror(errno));
+}
+
+Status metrics_open(LineWriter *writer, const char *run, json_t *header, int64_t n_done, Error *error) {
     char path[4096];
     snprintf(path, sizeof path, "%s/metrics.jsonl", run);
     bool is_new = !file_exists(path);
     if (line_writer_open(writer, path, error) != STATUS_OK || !is_new) {
         json_decref(header);
-        return error->status;
+        return error->status == STATUS_OK ? cut_after_step(path, n_done, error) : error->status;
     }
     char date[40];
     time_t now = time(NULL);

@@ -15,8 +15,9 @@ typedef struct {
     double forward_ms, backward_ms, update_ms;
 } StepMetrics;
 
-/* Opens RUN/metrics.jsonl; a new file gets a header line (version, machine, start, and `header`, which is consumed). */
-Status metrics_open(LineWriter *writer, const char *run, json_t *header, Error *error);
+/* Opens RUN/metrics.jsonl; a new file gets a header line (version, machine, start, and `header`, which is consumed).
+ * Of an old one, the steps after `n_done` go: a run that was killed after its last checkpoint takes them again. */
+Status metrics_open(LineWriter *writer, const char *run, json_t *header, int64_t n_done, Error *error);
 Status metrics_write(LineWriter *writer, const StepMetrics *metrics, Error *error);
 
 /* "step 40/600  loss 2.3411  val 2.1012  1.40 ktokens/s  183 GFLOP/s" */

@@ -43,14 +43,41 @@ static void point_latest(Arena *arena, const char *folder) {
     if (rename(temporary, RUNS "latest") != 0) unlink(temporary);
 }
 
+/* How much of the path is there already: the length of the longest part that exists. */
+static size_t existing_part(const char *folder, Arena *arena) {
+    char *part = arena_strdup(arena, folder);
+    while (*part && !file_exists(part)) {
+        char *slash = strrchr(part, '/');
+        *(slash ? slash : part) = '\0';
+    }
+    return strlen(part);
+}
+
+/* Take back the folders that a failed run_folder_create made; those that were there before stay. */
+static void remove_folders(const char *folder, size_t n_existing, Arena *arena) {
+    char *part = arena_strdup(arena, folder);
+    while (strlen(part) > n_existing) {
+        rmdir(part); /* some may not have been made; one that is not empty stays */
+        char *slash = strrchr(part, '/');
+        *(slash ? slash : part) = '\0';
+    }
+}
+
 Status run_folder_create(const char *folder, const Options *options, const Tokenizer *tokenizer,
                          Error *error) {
     Arena arena = {0};
+    size_t n_existing = existing_part(folder, &arena);
+    const char *config = arena_printf(&arena, "%s/config.ini", folder);
+    bool had_config = file_exists(config);
     TRY_GOTO(file_make_folders(folder, error), done);
-    TRY_GOTO(options_save_config(options, arena_printf(&arena, "%s/config.ini", folder), error), done);
+    TRY_GOTO(options_save_config(options, config, error), done);
     TRY_GOTO(tokenizer_save(tokenizer, arena_printf(&arena, "%s/tokenizer.json", folder), error), done);
     point_latest(&arena, folder);
 done:
+    if (error->status != STATUS_OK) {
+        if (!had_config) unlink(config);
+        remove_folders(folder, n_existing, &arena);
+    }
     arena_free(&arena);
     return error->status;
 }

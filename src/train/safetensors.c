@@ -75,7 +75,7 @@ static json_t *entry_json(const SafetensorsTensor *tensor) {
     json_t *shape = json_array();
     for (int i = 0; i < tensor->n_dims; i++) json_array_append_new(shape, json_integer(tensor->dim[i]));
     return json_pack("{s:s, s:o, s:[I,I]}", "dtype", types[tensor->type].name, "shape", shape, "data_offsets",
-                     (json_int_t)tensor->offset, (json_int_t)(tensor->offset + tensor->n_bytes));
+                     (json_int_t)tensor->offset, (json_int_t)tensor->offset + (json_int_t)tensor->n_bytes);
 }
 
 /* The header's JSON text, from malloc. */

@@ -305,7 +305,7 @@ Status safetensors_read_f32(const SafetensorsFile *file, const SafetensorsTensor
                           "%s: tensor '%s' is of type %s, which cannot be read as numbers with a fraction",
                           file->path, tensor->name, safetensors_type_name(type));
     }
-    double piece[PIECE]; /* room for any type, aligned for all */
+    double piece[PIECE] = {0}; /* room for any type, aligned for all */
     for (int64_t done = 0; done < n; done += PIECE) {
         int64_t count = n - done < PIECE ? n - done : PIECE;
         TRY(safetensors_read(file, tensor, (uint64_t)(first + done) * size, piece, (size_t)count * size,

@@ -37,6 +37,25 @@ static Status check_parameters(const Trainer *trainer, Error *error) {
         format_bytes(available).text);
 }
 
+/* Likewise the residual stream alone, which a step keeps at least once a segment: a batch beyond all measure is refused
+ * before its loss is cut into millions of chunks. */
+static Status check_batch(const Trainer *trainer, Error *error) {
+    const TrainerSetup *setup = &trainer->setup;
+    const TrainOptions *options = setup->options;
+    int64_t n_blocks = setup->config->n_layers, segment = options->recompute > 1 ? options->recompute : 1;
+    double needed = 4.0 * (double)options->micro_batch * (double)options->sequence *
+                    (double)setup->config->n_channels * (double)(1 + n_blocks / segment);
+    uint64_t available = setup->backend->free_bytes(setup->backend->context);
+    if (needed <= (double)available) return STATUS_OK;
+    uint64_t shown = needed < 1.8e19 ? (uint64_t)needed : UINT64_MAX;
+    return error_user(
+        error,
+        "%lld sequences of %lld tokens at a time need at least %s of activations, %s are free; use a smaller "
+        "--micro-batch or --batch, a shorter --sequence or fewer --channels",
+        (long long)options->micro_batch, (long long)options->sequence, format_bytes(shown).text,
+        format_bytes(available).text);
+}
+
 static Status plan_evaluation(Trainer *trainer, Error *error) {
     const TrainerSetup *setup = &trainer->setup;
     uint64_t n_windows = dataset_n_windows(setup->dataset, DATASET_VALIDATION, (int)setup->options->sequence);
@@ -52,9 +71,12 @@ static Status plan_evaluation(Trainer *trainer, Error *error) {
 }
 
 Status trainer_plan(Trainer *trainer, const TrainerSetup *setup, Error *error) {
-    *trainer = (Trainer){.setup = *setup, .validation_loss = NAN};
+    *trainer = (Trainer){.setup = *setup,
+                         .validation_loss = NAN,
+                         .last = {.loss = NAN, .validation_loss = NAN, .rate = NAN, .gradient_norm = NAN}};
     TRY(parameters_build(&trainer->table, setup->config, error));
     TRY(check_parameters(trainer, error));
+    TRY(check_batch(trainer, error));
     StepOptions options = step_options(setup);
     TRY(train_step_plan(&trainer->step, setup->config, &trainer->table, &options, setup->optimizer,
                         setup->backend, error));

@@ -80,9 +80,9 @@ static Plan make_plan(const Gemm *gemm, int n_threads) {
     return plan;
 }
 
-/* How many threads a product is worth. */
+/* How many threads a product is worth. One of few rows waits for memory, and is worth as many as one of eight. */
 static int count_workers(const Gemm *gemm, int n_threads) {
-    const double work = (double)gemm->m * (double)gemm->n * (double)gemm->k;
+    const double work = (double)max_int64(gemm->m, 8) * (double)gemm->n * (double)gemm->k;
     return work < SHARE_THRESHOLD || n_threads < 1 ? 1 : n_threads;
 }
 

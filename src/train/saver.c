@@ -1,0 +1,154 @@
+/* A save is two parts: taking the state and writing it. Only the first must keep training waiting, so the state is
+ * copied into buffers of the host that were planned and allocated with everything else, and a thread writes from
+ * there. The copies double the memory of weights and moments; who cannot spare it saves in the foreground, where the
+ * state is read in small pieces as it is written.
+ *
+ * The thread lives for one save. It shares nothing with the trainer but the Saver, and that in turns: the trainer
+ * fills it in before the thread begins and looks at it after the thread has been joined. The one thing looked at
+ * in between is `is_done`, so that a poll after each step costs a load and a failure does not wait for the next save.
+ *
+ * All signals are blocked in the thread: they are the trainer's to answer. */
+#include "train/saver.h"
+
+#include "base/memory.h"
+
+#include <signal.h>
+#include <string.h>
+
+void saver_plan(Saver *saver, const ParameterTable *table, int n_moments, bool in_background) {
+    memset(saver, 0, sizeof *saver);
+    saver->in_background = in_background;
+    saver->n_arrays = 1 + n_moments;
+    saver->array_bytes = (size_t)table->n_flat_elements * sizeof(float);
+    saver->saved_step = -1;
+}
+
+size_t saver_planned_bytes(const Saver *saver) {
+    return saver->in_background ? (size_t)saver->n_arrays * saver->array_bytes : 0;
+}
+
+size_t saver_allocated_bytes(const Saver *saver) {
+    size_t n_bytes = 0;
+    for (int i = 0; i < saver->n_arrays; i++) n_bytes += saver->copy[i] ? saver->array_bytes : 0;
+    return n_bytes;
+}
+
+Status saver_open(Saver *saver, Error *error) {
+    for (int i = 0; saver->in_background && i < saver->n_arrays; i++) {
+        TRY(memory_alloc(&saver->copy[i], saver->array_bytes, "the copies that checkpoints are written from",
+                         error));
+    }
+    return STATUS_OK;
+}
+
+void saver_close(Saver *saver) {
+    Error ignored = {0};
+    saver_finish(saver, &ignored);
+    for (int i = 0; i < saver->n_arrays; i++) {
+        memory_free(saver->copy[i], saver->array_bytes);
+        saver->copy[i] = NULL;
+    }
+}
+
+/* ---- writing */
+
+static CheckpointSource source_of(const Saver *saver) {
+    const SaveRequest *request = &saver->request;
+    return (CheckpointSource){.config = request->config, .table = request->table, .state = &request->state};
+}
+
+static void write_checkpoint(Saver *saver, const CheckpointSource *source) {
+    const SaveRequest *request = &saver->request;
+    saver->is_written = checkpoint_save(request->run, source, &saver->result) == STATUS_OK;
+    if (!saver->is_written) return;
+    checkpoint_prune(request->run, request->state.step, request->keep_last, request->keep_best,
+                     &saver->result);
+}
+
+/* Straight from the device, in pieces. */
+static Status read_device(void *context, int array, int64_t first, int64_t n, float *values, Error *error) {
+    const SaveRequest *request = context;
+    return executor_download_part(request->executor, request->array[array], (size_t)first * sizeof(float),
+                                  (size_t)n * sizeof(float), values, error);
+}
+
+static void write_device(Saver *saver) {
+    CheckpointSource source = source_of(saver);
+    source.read = read_device;
+    source.context = &saver->request;
+    write_checkpoint(saver, &source);
+}
+
+static void *write_copies(void *context) {
+    Saver *saver = context;
+    CheckpointSource source = source_of(saver);
+    source.parameters = saver->copy[0];
+    for (int i = 1; i < saver->n_arrays; i++) source.moment[i - 1] = saver->copy[i];
+    write_checkpoint(saver, &source);
+    atomic_store(&saver->is_done, true);
+    return NULL;
+}
+
+/* The outcome of the save, as the error of the call that learns of it. */
+static Status conclude(Saver *saver, Error *error) {
+    int64_t step = saver->request.state.step, before = saver->saved_step;
+    if (saver->is_written) saver->saved_step = step;
+    if (saver->result.status == STATUS_OK || error->status != STATUS_OK) return error->status;
+    *error = saver->result;
+    if (saver->is_written) return error->status; /* it is old ones that could not be removed */
+    if (before < 0)
+        return error_prefix(error, "the checkpoint of step %lld was not saved: ", (long long)step);
+    return error_prefix(
+        error, "the checkpoint of step %lld was not saved (that of step %lld is there): ", (long long)step,
+        (long long)before);
+}
+
+/* ---- the thread */
+
+static bool start_thread(Saver *saver) {
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    saver->is_under_way = pthread_create(&saver->thread, NULL, write_copies, saver) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return saver->is_under_way;
+}
+
+Status saver_finish(Saver *saver, Error *error) {
+    if (!saver->is_under_way) return error->status;
+    pthread_join(saver->thread, NULL);
+    saver->is_under_way = false;
+    return conclude(saver, error);
+}
+
+Status saver_poll(Saver *saver, Error *error) {
+    if (!saver->is_under_way || !atomic_load(&saver->is_done)) return error->status;
+    return saver_finish(saver, error);
+}
+
+/* Wait for the save before this one and take the request; false if there is nothing to do or no way to do it. */
+static bool begin(Saver *saver, const SaveRequest *request, Error *error) {
+    if (saver_finish(saver, error) != STATUS_OK || saver->saved_step == request->state.step) return false;
+    saver->request = *request;
+    saver->result = (Error){0};
+    saver->is_written = false;
+    atomic_store(&saver->is_done, false);
+    return true;
+}
+
+Status saver_save_now(Saver *saver, const SaveRequest *request, Error *error) {
+    if (!begin(saver, request, error)) return error->status;
+    write_device(saver);
+    return conclude(saver, error);
+}
+
+Status saver_save(Saver *saver, const SaveRequest *request, Error *error) {
+    if (!saver->in_background) return saver_save_now(saver, request, error);
+    if (!begin(saver, request, error)) return error->status;
+    for (int i = 0; i < saver->n_arrays; i++) {
+        TRY(executor_download(request->executor, request->array[i], saver->copy[i], error));
+    }
+    if (start_thread(saver)) return STATUS_OK;
+    write_copies(saver); /* the system has no thread to spare */
+    return conclude(saver, error);
+}

@@ -1,0 +1,38 @@
+#!/bin/bash
+# pgpt bench: each benchmark on something tiny. Figures are not judged here, only that they are there.
+# shellcheck source=/dev/null
+. "$SOURCE_ROOT/tests/cli/lib"
+
+model=(--layers 1 --heads 2 --channels 16 --context 16 --threads 1)
+
+has() {
+    tail -n 1 out | check_json
+    for key in "$@"; do
+        [[ -n $(tail -n 1 out | field "$key") ]] || depth=1 fail "no $key: $(tail -n 1 out)"
+    done
+}
+
+pgpt bench step "${model[@]}" --batch 4 --steps 2 --json
+has command tokens_per_s step_ms flops_per_s peak_bytes
+bench_peak=$(tail -n 1 out | field peak_bytes)
+((bench_peak > 0)) || fail "peak_bytes $bench_peak"
+pgpt bench step "${model[@]}" --batch 4 --micro-batch 2 --steps 1 --recompute 1 --dropout 0.1 --clip 1 --json
+pgpt bench step "${model[@]}" --batch 2 --steps 1 --eager-update --optimizer sgd --no-tied
+pgpt bench ops "${model[@]}" --batch 2 --json
+has command
+grep -q attention out || fail "bench ops does not name the operations"
+pgpt bench generate "${model[@]}" --tokens 12 --runs 1 --samples 2 --json
+has command tokens_per_s
+[[ $(echo *) == "err out" ]] || fail "left behind: $(ls)"
+
+refused '/step, ops or generate/' bench nothing
+refused "/did you mean 'step'/" bench stp
+refused bench
+refused '/--tokens/' bench step --tokens 5
+refused '/--batch/' bench generate --batch 5
+refused '/does not divide/' bench step --heads 3 --channels 16
+refused bench step --batch 4 --micro-batch 3
+refused '/iB.*free/' bench step --batch 1000000000
+refused '/iB.*free/' bench ops --vocab 1073741824
+refused '/iB.*free/' bench generate --context 1073741824
+refused bench step --channels 1000000000

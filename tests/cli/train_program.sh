@@ -1,0 +1,56 @@
+#!/bin/bash
+# --print-program: one line an instruction, and a peak that is what the run allocates, whatever the model.
+# shellcheck source=/dev/null
+. "$SOURCE_ROOT/tests/cli/lib"
+
+check() {
+    pgpt train "${TINY[@]}" --layers 2 --steps 1 "$@" --print-program
+    local stated allocated
+    stated=$(awk '/^memory of the run/ { run = 1 } run && $1 == "peak" { print $2 }' out)
+    [[ -n $stated ]] || depth=1 fail "no peak: $*"
+
+    # Numbered from 0 without a gap; each with its section, its bytes and FLOPs, and where its tensors lie.
+    awk '/^ +[0-9]+ +(forward|backward|update) / {
+             if ($1 != n++) exit 1
+             if (!/FLOP/ || !/ (B|KiB|MiB) / || !/\([0-9,]+\)[a-z0-9+=*]*@(act|par|grad|opt|state|in)\+[0-9]+/) exit 1
+         }
+         /^one step/ { total = $3 }
+         END { exit !(n > 30 && n == total) }' out || depth=1 fail "the listing is not whole: $*"
+    pgpt train "${TINY[@]}" --layers 2 --steps 1 "$@" --print-program --json
+    [[ $(tail -n 1 out | field peak_bytes) == "$stated" ]] || depth=1 fail "--json states another peak: $*"
+    [[ $(tail -n 1 out | field instructions) == "$(grep -Ec '^ +[0-9]+ +(forward|backward|update) ' out)" ]] ||
+        depth=1 fail "--json states another number of instructions: $*"
+    [[ ! -e runs && ! -e run ]] || depth=1 fail "--print-program left a run"
+
+    pgpt train "${TINY[@]}" --layers 2 --steps 1 "$@" --out run --json
+    allocated=$(tail -n 1 out | field peak_bytes)
+    [[ $stated == "$allocated" ]] || depth=1 fail "states $stated, allocates $allocated: $*"
+    rm -r run
+}
+
+check
+check --sample-tokens 5
+check --validation 0
+check --dropout 0.1
+check --recompute 1
+check --recompute 2 --dropout 0.1
+check --micro-batch 2
+check --clip 0
+check --eager-update --clip 0
+check --no-tied
+check --no-bias
+check --optimizer sgd
+check --loss-chunk 10
+check --threads 2
+check --norm rmsnorm --mlp swiglu --position rotary --heads 4 --kv-heads 2 --no-bias --no-tied --recompute 1
+check --mlp gelu-erf --position rotary
+
+# Sharing and recomputing save something.
+peak() {
+    pgpt train "${TINY[@]}" --layers 6 --print-program --json "$@"
+    tail -n 1 out | field peak_bytes
+}
+plain=$(peak) recomputed=$(peak --recompute 1) micro=$(peak --micro-batch 1)
+((recomputed < plain && micro < plain)) || fail "plain $plain, recomputed $recomputed, micro-batched $micro"
+pgpt train "${TINY[@]}" --print-program
+grep -q 'sharing saved .* of activations' out || fail "does not say what sharing saved"
