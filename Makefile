@@ -15,7 +15,7 @@ configure  = MAKEFLAGS= CMAKE_GENERATOR=$(generator) $(CMAKE) --preset $(1) $(op
 build      = MAKEFLAGS= $(CMAKE) --build --preset $(1) -j $(JOBS)
 test       = ctest --preset $(1) -j 2
 
-.PHONY: all setup train test sanitize debug format format-check lint install clean help
+.PHONY: all setup train test sanitize fuzz debug format format-check lint install clean help
 
 all: ## build the program build/pgpt and the libraries
 	@command -v $(CMAKE) >/dev/null || { echo "make: cmake is missing; run 'make setup' first" >&2; exit 1; }
@@ -42,6 +42,12 @@ sanitize: ## build with the sanitizers and run the tests
 	@$(call build,sanitize)
 	$(call test,sanitize)
 
+fuzz: ## feed the readers of files with hostile input, FUZZ_SECONDS (60) each
+	@$(SETUP) build fuzz
+	@$(call configure,fuzz)
+	@$(call build,fuzz)
+	@scripts/fuzz
+
 debug: ## build build-debug/pgpt for the debugger
 	@$(call configure,debug,$(if $(wildcard build-debug/CMakeCache.txt),,-DBUILD_TESTING=OFF))
 	@$(call build,debug)
@@ -62,7 +68,7 @@ install: ## install below PREFIX (/usr/local), staged below DESTDIR if given
 	@$(CMAKE) --install build --prefix "$(PREFIX)"
 
 clean: ## remove what was built
-	rm -rf build build-debug build-sanitize
+	rm -rf build build-debug build-sanitize build-fuzz
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))

@@ -24,8 +24,8 @@ target_compile_options(
 if(PGPT_WERROR)
     target_compile_options(pgpt_options INTERFACE -Werror)
 endif()
-if(NOT TARGET OpenMP::OpenMP_C)
-    target_compile_options(pgpt_options INTERFACE -Wno-unknown-pragmas) # the omp pragmas are all there is to ignore
+if(NOT TARGET OpenMP::OpenMP_C) # the omp pragmas are all there is to ignore, and the numbers of threads that they take
+    target_compile_options(pgpt_options INTERFACE -Wno-unknown-pragmas -Wno-unused-parameter)
 endif()
 
 if(NOT PGPT_ARCH STREQUAL generic)

@@ -41,6 +41,11 @@ pgpt_require(inih ini.h libinih-dev "it reads configuration files")
 target_link_libraries(pgpt_dependencies INTERFACE jansson::jansson inih::inih m)
 list(APPEND PGPT_PC_REQUIRES jansson inih)
 
+set(THREADS_PREFER_PTHREAD_FLAG ON)
+find_package(Threads REQUIRED) # checkpoints are written in one of their own
+target_link_libraries(pgpt_dependencies INTERFACE Threads::Threads)
+list(APPEND PGPT_PC_LIBS -pthread)
+
 pgpt_switch(PGPT_OPENMP "Threads by OpenMP")
 if(NOT PGPT_OPENMP STREQUAL off)
     find_package(OpenMP COMPONENTS C)

@@ -281,6 +281,65 @@ static void test_batches(void **state) {
     close_model(&model);
 }
 
+/* The likeliest token of a row once those that stand in its last `window` tokens (0: in all) are penalised. */
+static int32_t best_penalised(const float *logits, const int32_t *text, int64_t n, int64_t window,
+                              float penalty) {
+    float changed[V];
+    memcpy(changed, logits, sizeof changed);
+    for (int64_t i = window && n > window ? n - window : 0; i < n; i++) {
+        float logit = logits[text[i]];
+        changed[text[i]] = logit > 0.0f ? logit / penalty : logit * penalty;
+    }
+    int32_t best = 0;
+    for (int32_t i = 1; i < V - 2; i++) best = changed[i] > changed[best] ? i : best;
+    return best;
+}
+
+/* Prompts that take turns in two rows, one of them longer than the context, each followed token by token. */
+static void test_repetition(void **state) {
+    (void)state;
+    enum { N_NEW = 40, N_PROMPTS = 3 };
+    TestModel model = open_model(&gpt_config);
+    Generator generator, alone;
+    open_generator(&generator, &model, 2, 8);
+    open_generator(&alone, &model, 1, 8);
+    int32_t text[MOST_TOKENS];
+    make_tokens("repeated", MOST_TOKENS, text);
+    for (int64_t i = 0; i < MOST_TOKENS; i++) text[i] %= V - 2;
+    GeneratorPrompt prompts[N_PROMPTS] = {{text, 3, 0}, {text + 5, 40, 0}, {text + 9, 1, 0}};
+    const int64_t windows[] = {0, 1, 5, 30, 1000};
+    for (int k = 0; k < 5; k++) {
+        Record record = {.end_text_token = -1};
+        GeneratorRequest request = {
+            .prompts = prompts,
+            .n_prompts = N_PROMPTS,
+            .n_new_tokens = N_NEW,
+            .n_vocabulary = V - 2,
+            .end_token = -1,
+            .sampler = {.top_p = 1.0, .repetition_penalty = 1.5, .repetition_window = windows[k]},
+            .callback = record_token,
+            .context = &record};
+        Error error = {0};
+        if (generator_run(&generator, &request, &error) != STATUS_OK) fail_msg("%s", error.text);
+        for (int p = 0; p < N_PROMPTS; p++) {
+            int32_t whole[MOST_TOKENS];
+            int64_t n = prompts[p].n_tokens;
+            memcpy(whole, prompts[p].tokens, sizeof *whole * (size_t)n);
+            assert_int_equal(record.n[p], N_NEW);
+            assert_int_equal(generator_start(&alone, 0, whole, n, &error), STATUS_OK);
+            for (int i = 0; i < N_NEW; i++) {
+                assert_int_equal(generator_step(&alone, &error), STATUS_OK);
+                whole[n] = best_penalised(generator_logits(&alone, 0), whole, n, windows[k], 1.5f);
+                assert_int_equal(record.tokens[p][i], whole[n]);
+                assert_int_equal(generator_append(&alone, 0, whole[n++], &error), STATUS_OK);
+            }
+        }
+    }
+    generator_close(&generator);
+    generator_close(&alone);
+    close_model(&model);
+}
+
 static void test_ends(void **state) {
     (void)state;
     TestModel model = open_model(&gpt_config);
@@ -373,13 +432,10 @@ static void test_bad_calls(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_decode_gpt),
-        cmocka_unit_test(test_decode_llama),
-        cmocka_unit_test(test_short_contexts),
-        cmocka_unit_test(test_rows_are_independent),
-        cmocka_unit_test(test_batches),
-        cmocka_unit_test(test_ends),
-        cmocka_unit_test(test_borrowed_parameters),
+        cmocka_unit_test(test_decode_gpt),     cmocka_unit_test(test_decode_llama),
+        cmocka_unit_test(test_short_contexts), cmocka_unit_test(test_rows_are_independent),
+        cmocka_unit_test(test_batches),        cmocka_unit_test(test_repetition),
+        cmocka_unit_test(test_ends),           cmocka_unit_test(test_borrowed_parameters),
         cmocka_unit_test(test_bad_calls),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -170,6 +170,11 @@ static int open_temporary(const char *name) {
     return descriptor;
 }
 
+/* /dev/stdout is a link, possibly to a regular file: renaming over it would replace the link for everybody. */
+static bool is_system_path(const char *path) {
+    return strncmp(path, "/dev/", 5) == 0 || strncmp(path, "/proc/", 6) == 0;
+}
+
 Status file_writer_open(FileWriter *writer, const char *path, Error *error) {
     *writer = (FileWriter){.descriptor = -1};
     if (!*path) return error_user(error, "cannot write a file without a name; give a path");
@@ -178,7 +183,7 @@ Status file_writer_open(FileWriter *writer, const char *path, Error *error) {
     size_t n_path = strlen(path);
     if ((exists && S_ISDIR(facts.st_mode)) || path[n_path - 1] == '/')
         return problem(error, "write", path, EISDIR);
-    writer->direct = exists && !S_ISREG(facts.st_mode);
+    writer->direct = (exists && !S_ISREG(facts.st_mode)) || is_system_path(path);
     writer->path = strdup(path);
     writer->temporary = calloc(1, n_path + 32);
     writer->buffer = malloc(BUFFER_BYTES);
@@ -187,8 +192,8 @@ Status file_writer_open(FileWriter *writer, const char *path, Error *error) {
         return error_failed(error, "cannot write %s: out of memory", path);
     }
     snprintf(writer->temporary, n_path + 32, "%s.tmp.%ld", path, (long)getpid());
-    writer->descriptor =
-        writer->direct ? open(path, O_WRONLY | O_CLOEXEC | O_NOCTTY) : open_temporary(writer->temporary);
+    writer->descriptor = writer->direct ? open(path, O_WRONLY | O_APPEND | O_CLOEXEC | O_NOCTTY)
+                                        : open_temporary(writer->temporary);
     if (writer->descriptor >= 0) return STATUS_OK;
     int code = errno;
     char *folder = folder_of(path);
@@ -243,6 +248,25 @@ Status file_writer_printf(FileWriter *writer, Error *error, const char *format, 
     Status status = file_writer_write(writer, text, (size_t)n, error);
     free(text);
     return status;
+}
+
+Status file_writer_rewrite(FileWriter *writer, uint64_t offset, const void *bytes, size_t n_bytes,
+                           Error *error) {
+    if (writer->descriptor < 0) return error_failed(error, "a closed file was written to");
+    if (offset > writer->n_bytes || n_bytes > writer->n_bytes - offset) {
+        return error_failed(error, "cannot write %s: its end lies before what is to be written again",
+                            writer->path);
+    }
+    TRY(flush_buffer(writer, error));
+    for (const unsigned char *from = bytes; n_bytes > 0;) {
+        ssize_t written = pwrite(writer->descriptor, from, n_bytes, (off_t)offset);
+        if (written < 0 && errno == EINTR) continue;
+        if (written < 0) return problem(error, "write", writer->path, errno);
+        from += written;
+        offset += (uint64_t)written;
+        n_bytes -= (size_t)written;
+    }
+    return STATUS_OK;
 }
 
 /* Devices and some network file systems cannot sync, and say so with EINVAL: there is nothing to wait for. */

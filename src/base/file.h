@@ -25,7 +25,8 @@ uint64_t file_free_bytes(const char *path);
 /* ---- Whole files, atomically.
  *
  * Bytes go to "PATH.tmp.<pid>" beside the final name; commit syncs it, renames it and syncs the folder, so that PATH
- * is either what it was or all of the new file. If PATH is a device or pipe (/dev/stdout), it is written directly.
+ * is either what it was or all of the new file. If PATH is a device or pipe, or anything in
+ * /dev or /proc (/dev/stdout), it is written directly, at its end.
  *
  *     FileWriter writer;
  *     TRY(file_writer_open(&writer, path, error));
@@ -48,6 +49,10 @@ Status file_writer_open(FileWriter *writer, const char *path, Error *error);
 Status file_writer_write(FileWriter *writer, const void *bytes, size_t n_bytes, Error *error);
 Status file_writer_printf(FileWriter *writer, Error *error, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
+
+/* Write again what lies at an offset, within what was written: a header whose counts are known at the end. */
+Status file_writer_rewrite(FileWriter *writer, uint64_t offset, const void *bytes, size_t n_bytes,
+                           Error *error);
 Status file_writer_commit(FileWriter *writer, Error *error);
 
 /* Close, and remove what was not committed. Safe after commit, after a failed open, and twice. */

@@ -45,9 +45,6 @@ typedef struct {
 Status bench_training_open(BenchTraining *training, BenchValues *values, Error *error);
 void bench_training_close(BenchTraining *training); /* also after a failure */
 
-/* Weights of the model alone against the free memory: there is no use in recording what cannot fit. */
-Status bench_check_weights(const ParameterTable *table, const Backend *backend, double copies, Error *error);
-
 /* One line about the model; the fields that every benchmark's object begins with (a new reference). */
 void bench_print_model(const BenchValues *values, const ParameterTable *table, int n_threads);
 json_t *bench_json(const char *which, const BenchValues *values, const ParameterTable *table, int n_threads);

@@ -94,7 +94,6 @@ static Status plan(GenerateBench *bench, const BenchValues *values, Error *error
     TRY(backend_cpu_open(&bench->backend, (int)values->bench.n_threads, error));
     bench->has_backend = true;
     TRY(parameters_build(&bench->table, &values->model, error));
-    TRY(bench_check_weights(&bench->table, &bench->backend, 1.0, error));
     bench->has_generator = true;
     TRY(generator_plan(&bench->generator, &values->model, &bench->table, &bench->backend,
                        &(GeneratorOptions){.n_rows = values->bench.n_samples}, error));

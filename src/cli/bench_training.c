@@ -28,60 +28,22 @@ static void fill_random(void *context, uint64_t first_sequence, int64_t B, int64
     }
 }
 
+static StepOptions step_options(const BenchOptions *bench) {
+    return (StepOptions){.batch = bench->batch,
+                         .micro_batch = bench->micro_batch,
+                         .T = bench->sequence,
+                         .recompute = bench->recompute,
+                         .loss_chunk = bench->loss_chunk,
+                         .seed = BENCH_SEED};
+}
+
 static Status complete_sizes(BenchValues *values, Error *error) {
     BenchOptions *bench = &values->bench;
-    if (!bench->sequence) bench->sequence = values->model.context;
-    if (bench->sequence > values->model.context) {
-        return error_user(error, "--sequence %lld is longer than --context %lld", (long long)bench->sequence,
-                          (long long)values->model.context);
-    }
-    if (!bench->micro_batch) bench->micro_batch = bench->batch;
-    if (bench->batch % bench->micro_batch != 0) {
-        return error_user(error, "--micro-batch %lld does not divide --batch %lld",
-                          (long long)bench->micro_batch, (long long)bench->batch);
-    }
-    int64_t n_tokens;
-    if (!int64_multiply(bench->batch, bench->sequence, &n_tokens) || n_tokens > (int64_t)1 << 40) {
-        return error_user(error, "--batch %lld times --sequence %lld is more tokens than a step can hold",
-                          (long long)bench->batch, (long long)bench->sequence);
-    }
+    StepOptions step = step_options(bench);
+    TRY(step_options_complete(&step, values->model.context, error));
+    bench->micro_batch = step.micro_batch;
+    bench->sequence = step.T;
     return optimizer_check(&values->optimizer, bench->batch / bench->micro_batch, error);
-}
-
-Status bench_check_weights(const ParameterTable *table, const Backend *backend, double copies, Error *error) {
-    double needed = copies * 4.0 * (double)table->n_flat_elements;
-    uint64_t available = backend->free_bytes(backend->context);
-    if (needed <= (double)available) return STATUS_OK;
-    return error_user(
-        error,
-        "%s parameters need at least %s for weights and what goes with them, %s are free; choose a smaller "
-        "--model, --layers, --channels or --vocab",
-        format_count((double)table->n_elements).text,
-        format_bytes(needed < 1.8e19 ? (uint64_t)needed : UINT64_MAX).text, format_bytes(available).text);
-}
-
-/* A lower bound of the activations, and of the work to record them: whatever is recomputed, the input of every block
- * is kept. Sizes far beyond the machine end here, before a graph with a node for each piece of their loss is made. */
-static Status check_tokens(const BenchTraining *training, const BenchValues *values, Error *error) {
-    enum { MOST_CHUNKS = 1 << 16 };
-    const BenchOptions *bench = &values->bench;
-    double n_tokens = (double)bench->micro_batch * (double)bench->sequence;
-    double needed = n_tokens * 4.0 * (double)values->model.n_channels * (double)(values->model.n_layers + 1);
-    uint64_t available = training->backend.free_bytes(training->backend.context);
-    if (needed > (double)available) {
-        return error_user(
-            error,
-            "micro-batches of %lld x %lld tokens need at least %s for activations, %s are free; use "
-            "a smaller --micro-batch or a shorter --sequence",
-            (long long)bench->micro_batch, (long long)bench->sequence,
-            format_bytes(needed < 1.8e19 ? (uint64_t)needed : UINT64_MAX).text, format_bytes(available).text);
-    }
-    if (bench->loss_chunk && n_tokens / (double)bench->loss_chunk > MOST_CHUNKS) {
-        return error_user(
-            error, "--loss-chunk %lld cuts %.0f tokens into more than %d pieces; raise it or leave it out",
-            (long long)bench->loss_chunk, n_tokens, MOST_CHUNKS);
-    }
-    return STATUS_OK;
 }
 
 static Status plan(BenchTraining *training, BenchValues *values, Error *error) {
@@ -89,15 +51,7 @@ static Status plan(BenchTraining *training, BenchValues *values, Error *error) {
     TRY(backend_cpu_open(&training->backend, (int)values->bench.n_threads, error));
     training->has_backend = true;
     TRY(parameters_build(&training->table, &values->model, error));
-    double copies = (optimizer->kind == OPTIMIZER_ADAMW ? 3.0 : 2.0) + (optimizer->eager ? 0.0 : 1.0);
-    TRY(bench_check_weights(&training->table, &training->backend, copies, error));
-    TRY(check_tokens(training, values, error));
-    StepOptions options = {.batch = values->bench.batch,
-                           .micro_batch = values->bench.micro_batch,
-                           .T = values->bench.sequence,
-                           .recompute = values->bench.recompute,
-                           .loss_chunk = values->bench.loss_chunk,
-                           .seed = BENCH_SEED};
+    StepOptions options = step_options(&values->bench);
     TRY(train_step_plan(&training->step, &values->model, &training->table, &options, optimizer,
                         &training->backend, error));
     training->has_step = true;

@@ -9,6 +9,7 @@
 #include "base/timer.h"
 #include "data/source.h"
 #include "train/checkpoint.h"
+#include "train/resume.h"
 #include "train/run_folder.h"
 #include "train/trainer.h"
 
@@ -52,6 +53,8 @@ static const char *const examples[] = {
     "pgpt train",
     "train on your own text",
     "pgpt train --model mini --data book.txt --steps 2000",
+    "train a model of Hugging Face further",
+    "pgpt train --init downloads/gpt2 --data book.txt --micro-batch 1",
     "see the step as a program",
     "pgpt train --model mini --print-program",
     "repeat a run, then go on for longer",
@@ -78,43 +81,81 @@ typedef struct {
     Trainer trainer;
     Log log;
     bool has_backend, has_trainer;
+    bool is_auto; /* --resume auto: whatever is there is fine */
     const char *run;
+    ModelSource init; /* what it begins with */
+    bool has_init;
 } Run;
 
 static void close_run(Run *run) {
     if (run->has_trainer) trainer_close(&run->trainer);
     if (run->has_backend) run->backend.close(run->backend.context);
     data_source_close(&run->source);
+    model_source_close(&run->init);
     options_free(&run->options);
+}
+
+/* Turn --resume into the folder of a run, or into nothing where auto finds none. */
+static Status find_resumed(Run *run, Error *error) {
+    TrainOptions *train = &run->values.train;
+    if (!*train->resume) return STATUS_OK;
+    run->is_auto = strcmp(train->resume, "auto") == 0;
+    if (!run->is_auto) {
+        if (options_source(&run->options, "out") == OPTION_FROM_COMMAND) {
+            return error_user(
+                error,
+                "--out and --resume are both given; a resumed run stays in its folder, leave --out out");
+        }
+        train->resume = resume_folder(train->resume, &run->options.arena);
+        return STATUS_OK;
+    }
+    const char *folder;
+    TRY(resume_find(train->out, &run->options.arena, &folder, error));
+    if (!folder) {
+        log_note(&run->log, "nothing to resume: %s has no checkpoint; beginning anew",
+                 *train->out ? train->out : "runs/latest");
+    }
+    train->resume = folder ? folder : "";
+    return STATUS_OK;
+}
+
+/* Open the model of --init, and make the run's model one like it. */
+static Status open_init(Run *run, Error *error) {
+    const TrainOptions *train = &run->values.train;
+    if (*train->init && *train->resume && !run->is_auto &&
+        options_source(&run->options, "init") == OPTION_FROM_COMMAND) {
+        return error_user(
+            error, "--init and --resume are both given; a resumed run has its weights, leave --init out");
+    }
+    if (!*train->init || *train->resume) return STATUS_OK; /* a resumed run has begun already */
+    if (options_source(&run->options, "model") > OPTION_FROM_PRESET)
+        TRY(config_apply_preset(&run->options, run->values.model.preset, error));
+    TRY(model_source_open(&run->init, train->init, CHECKPOINT_NEWEST, error));
+    run->has_init = true;
+    if (run->init.warning[0]) log_warning(&run->log, "%s", run->init.warning);
+    TRY(options_set(&run->options, "lr", "5e-5", OPTION_FROM_PRESET, error));
+    return model_source_set_options(&run->init, &run->options, error);
 }
 
 static Status read_options(Run *run, int n_words, char *const *words, Error *error) {
     TRY(options_init(&run->options, &train_command, &run->values, error));
     TRY(options_parse(&run->options, n_words, words, error));
-    const char *resume = run->values.train.resume;
     if (run->options.help_wanted) return STATUS_OK;
-    if (*resume && options_source(&run->options, "out") == OPTION_FROM_COMMAND) {
-        return error_user(
-            error, "--out and --resume are both given; a resumed run stays in its folder, leave --out out");
-    }
+    run->log = log_make(run->values.call.quiet);
+    TRY(find_resumed(run, error));
+    const char *resume = run->values.train.resume;
     if (*resume) {
         TRY(options_read_config(&run->options, arena_printf(&run->options.arena, "%s/config.ini", resume),
                                 error));
     }
-    run->log = log_make(run->values.call.quiet);
+    TRY(open_init(run, error));
+    /* The record of a new run says what was chosen. */
+    if (!*resume && !run->init.tokenizer) {
+        TRY(options_set(&run->options, "tokenizer", data_source_tokenizer(&run->values.data),
+                        OPTION_FROM_COMMAND, error));
+    }
+    if (run->has_init) return STATUS_OK;
     return config_apply_preset(&run->options, run->values.model.preset, error);
-}
-
-/* Chunks of the loss are instructions of the step, so they have to stay few. */
-static Status check_loss_chunk(const TrainOptions *train, Error *error) {
-    enum { MOST_CHUNKS = 4096 };
-    int64_t n_tokens = train->micro_batch * train->sequence;
-    if (!train->loss_chunk || n_tokens / train->loss_chunk < MOST_CHUNKS) return STATUS_OK;
-    return error_user(
-        error,
-        "--loss-chunk %lld cuts %lld tokens into more than %d chunks; make it at least %lld, or leave it out",
-        (long long)train->loss_chunk, (long long)n_tokens, MOST_CHUNKS,
-        (long long)(n_tokens / MOST_CHUNKS + 1));
 }
 
 /* A prompt that the samples cannot begin with is found now, not at the end of the run. */
@@ -132,27 +173,13 @@ static Status check_prompt(const Run *run, Error *error) {
 /* Fill in what depends on something else, and check what must fit together. */
 static Status complete_options(Run *run, Error *error) {
     TrainOptions *train = &run->values.train;
-    const ModelConfig *model = &run->values.model;
-    if (!train->sequence) train->sequence = model->context;
-    if (train->sequence > model->context) {
-        return error_user(error,
-                          "--sequence %lld is longer than --context %lld; shorten it, or raise --context",
-                          (long long)train->sequence, (long long)model->context);
-    }
-    if (!train->micro_batch) train->micro_batch = train->batch;
-    if (train->batch % train->micro_batch != 0) {
-        return error_user(
-            error, "--micro-batch %lld does not divide --batch %lld; choose a divisor, or change --batch",
-            (long long)train->micro_batch, (long long)train->batch);
-    }
-    int64_t n_tokens;
-    if (__builtin_mul_overflow(train->batch, train->sequence, &n_tokens) || n_tokens > (int64_t)1 << 40) {
-        return error_user(
-            error,
-            "--batch %lld times --sequence %lld is more than the 2^40 tokens that a step can hold; make one smaller",
-            (long long)train->batch, (long long)train->sequence);
-    }
-    TRY(check_loss_chunk(train, error));
+    StepOptions step = {.batch = train->batch,
+                        .micro_batch = train->micro_batch,
+                        .T = train->sequence,
+                        .loss_chunk = train->loss_chunk};
+    TRY(step_options_complete(&step, run->values.model.context, error));
+    train->micro_batch = step.micro_batch;
+    train->sequence = step.T;
     TRY(check_prompt(run, error));
     return optimizer_check(&run->values.optimizer, train->batch / train->micro_batch, error);
 }
@@ -236,15 +263,25 @@ static Status print_program(const Run *run, Error *error) {
     return print_json(object, error);
 }
 
+/* The model that the run begins with must have room for all that the tokenizer makes. */
+static Status check_init(const Run *run, Error *error) {
+    int n_tokens = tokenizer_n_vocabulary(run->source.tokenizer);
+    if (!run->has_init || n_tokens <= run->init.config.vocabulary) return STATUS_OK;
+    return error_user(
+        error,
+        "the tokenizer has %d tokens, and the model of --init %s knows %lld; give the model's own "
+        "with --tokenizer",
+        n_tokens, run->init.path, (long long)run->init.config.vocabulary);
+}
+
 static Status plan_run(Run *run, Error *error) {
     TrainCommand *values = &run->values;
     const char *resume = values->train.resume;
-    const char *saved = *resume ? arena_printf(&run->options.arena, "%s/tokenizer.json", resume) : NULL;
+    const char *saved =
+        *resume ? arena_printf(&run->options.arena, "%s/tokenizer.json", resume) : run->init.tokenizer;
+    values->data.log = &run->log;
     TRY(data_source_open(&run->source, &values->data, saved, error));
-    if (strcmp(values->data.tokenizer, tokenizer_kind(run->source.tokenizer)) != 0) {
-        return error_user(error, "the run has the tokenizer '%s'; leave out --tokenizer %s when resuming it",
-                          tokenizer_kind(run->source.tokenizer), values->data.tokenizer);
-    }
+    TRY(check_init(run, error));
     TRY(config_complete(&values->model, tokenizer_n_vocabulary(run->source.tokenizer), error));
     TRY(complete_options(run, error));
     TRY(data_source_encode(&run->source, &values->data, (uint64_t)values->train.seed, values->train.sequence,
@@ -279,8 +316,22 @@ static Status prepare_folder(Run *run, Error *error) {
     const TrainOptions *train = &run->values.train;
     run->run = *train->resume ? train->resume
                               : run_folder_name(&run->options.arena, train->out, run->values.model.preset);
-    if (!*train->resume) TRY(run_folder_check(run->run, error));
+    if (!*train->resume && !run->is_auto) TRY(run_folder_check(run->run, error));
     return check_disk(run, error);
+}
+
+/* Resumed, and there is nothing left to do: a mistake, unless it is a script that cannot know. */
+static Status say_finished(const Run *run, Error *error) {
+    long long n_done = (long long)run->trainer.n_done;
+    if (!run->is_auto) {
+        return error_user(
+            error, "the run has %lld steps done already; give more than that with --steps to go on", n_done);
+    }
+    log_note(
+        &run->log,
+        "%s has its %lld steps done; give more with --steps to go on, or leave out --resume for a new run",
+        run->run, n_done);
+    return run->values.call.json ? print_json(summary(run, 0.0), error) : STATUS_OK;
 }
 
 static Status train(Run *run, Error *error) {
@@ -289,8 +340,15 @@ static Status train(Run *run, Error *error) {
     TRY(trainer_check_memory(&run->trainer, error));
     TRY(prepare_folder(run, error));
     TRY(trainer_open(&run->trainer, error));
-    if (*train->resume) TRY(trainer_resume(&run->trainer, train->resume, error));
-    if (!*train->resume) TRY(run_folder_create(run->run, &run->options, run->source.tokenizer, error));
+    if (*train->resume) {
+        TRY(trainer_resume(&run->trainer, train->resume, error));
+        if (run->trainer.n_done >= train->n_steps) return say_finished(run, error);
+    } else {
+        if (run->has_init) TRY(trainer_take_weights(&run->trainer, &run->init, error));
+        if (run->is_auto) TRY(resume_restart(run->run, error));
+        TRY(run_folder_create(run->run, &run->options, run->source.tokenizer, error));
+        if (run->has_init) TRY(model_source_keep_origin(&run->init, run->run, error));
+    }
     say_plan(run);
     TRY(trainer_run(&run->trainer, run->run, error));
     double seconds = timer_seconds_since(start);

@@ -6,10 +6,14 @@
 #include "base/options.h"
 #include "base/options_text.h"
 
-extern const OptionCommand train_command, generate_command, bench_command;
+extern const OptionCommand train_command, generate_command, eval_command, convert_command, bench_command,
+    data_command;
 
 Status command_train(int n_words, char *const *words, Error *error);
 Status command_generate(int n_words, char *const *words, Error *error);
+Status command_eval(int n_words, char *const *words, Error *error);
+Status command_convert(int n_words, char *const *words, Error *error);
+Status command_data(int n_words, char *const *words, Error *error);
 Status command_bench(int n_words, char *const *words, Error *error);
 
 /* The page that --help and the manual are made from. */

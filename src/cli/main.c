@@ -9,7 +9,9 @@
 #include <locale.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 typedef struct {
     const OptionCommand *description;
@@ -17,13 +19,14 @@ typedef struct {
 } Command;
 
 static const Command commands[] = {
-    {&train_command, command_train},
-    {&generate_command, command_generate},
-    {&bench_command, command_bench},
+    {&train_command, command_train}, {&generate_command, command_generate},
+    {&eval_command, command_eval},   {&convert_command, command_convert},
+    {&data_command, command_data},   {&bench_command, command_bench},
 };
 enum { N_COMMANDS = sizeof commands / sizeof commands[0] };
 
-static const OptionCommand *const descriptions[] = {&train_command, &generate_command, &bench_command, NULL};
+static const OptionCommand *const descriptions[] = {
+    &train_command, &generate_command, &eval_command, &convert_command, &data_command, &bench_command, NULL};
 
 static const ManSection sections[] = {
     {"CONFIGURATION FILES",
@@ -64,7 +67,17 @@ static Status run_command(int n_words, char *const *words, Error *error) {
                       nearest ? "did you mean '" : "", nearest ? nearest : "", nearest ? "'? " : "");
 }
 
+/* Threads that wait for others spin before they sleep. GNU's OpenMP spins for milliseconds, which costs nothing on an idle
+ * machine and most of the speed on a busy one: the spinning thread holds the core that the late one needs. It reads its
+ * settings before main(), so the program starts itself once more with a short spin, unless the user has chosen. */
+static void shorten_spinning(char *const *argv) {
+    if (getenv("GOMP_SPINCOUNT") || getenv("OMP_WAIT_POLICY")) return;
+    if (setenv("GOMP_SPINCOUNT", "2000", 1) == 0)
+        execv("/proc/self/exe", argv); /* if it fails, all is as before */
+}
+
 int main(int argc, char **argv) {
+    shorten_spinning(argv);
     setlocale(LC_CTYPE, "");
     signal(SIGPIPE, SIG_DFL);
     Error error = {0};

@@ -7,12 +7,15 @@
  *   training     epoch e = i / n_windows; within the epoch every window is served once, in a seeded order; each epoch
  *                shifts the windows' borders by another seeded offset below T
  *   validation   window i % n_windows, in the order of the text, without overlap
+ *   mixtures     every block of sequences has the same number of each corpus, by its weight, in a seeded order; each
+ *                corpus goes through its own windows in its own order, epoch by epoch
  *
- * Tokens are kept as 16 or 32 bit segments, so a dataset may hold more than memory does. */
+ * Tokens are kept as 16 or 32 bits, in memory or in mapped files, so a dataset may hold more than memory does. */
 #ifndef PGPT_DATA_DATASET_H
 #define PGPT_DATA_DATASET_H
 
 #include "base/error.h"
+#include "data/shard_set.h"
 #include "data/text.h"
 #include "data/tokenizer.h"
 
@@ -36,6 +39,16 @@ typedef struct {
 Status dataset_from_text(const Text *text, const Tokenizer *tokenizer, const DatasetOptions *options,
                          Dataset **dataset, Error *error);
 
+/* The tokens of prepared shards, where they lie. The set is taken over, and given back ({0}) whatever happens. Its own
+ * split is used where it has one, unless the fraction is 0 (no validation); otherwise the fraction of its tokens. */
+Status dataset_from_shards(ShardSet *shards, const DatasetOptions *options, Dataset **dataset, Error *error);
+
+/* Several, made with the same seed and T, mixed by weight (above 0; only their ratios count). The parts are taken over,
+ * whatever happens. The validation split is mixed alike, from the parts that have one. An epoch (dataset_n_windows) is
+ * as many sequences as the parts have windows together. */
+Status dataset_mix(Dataset *const *parts, const double *weights, size_t n_parts, Dataset **dataset,
+                   Error *error);
+
 void dataset_free(Dataset *dataset);
 
 uint64_t dataset_n_tokens(const Dataset *dataset, DatasetSplit split);
@@ -48,13 +61,14 @@ uint64_t dataset_n_windows(const Dataset *dataset, DatasetSplit split, int T);
 void dataset_fill(const Dataset *dataset, DatasetSplit split, uint64_t first_sequence, int B, int T,
                   int32_t *tokens /* (B,T) */, int32_t *targets /* (B,T) */);
 
-/* Tokens first .. first + n - 1 of a split in the order of the text, for looking at it. */
+/* Tokens first .. first + n - 1 of a split in the order of the text (one corpus after the other), for looking at it. */
 void dataset_read(const Dataset *dataset, DatasetSplit split, uint64_t first, uint64_t n, int32_t *tokens);
 
-/* Mean bytes of text per token over both splits: turns a loss per token into one per byte. */
+/* Mean bytes of text per token over both splits (of a mixture, as it is served): turns a loss per token into one per
+ * byte. */
 double dataset_bytes_per_token(const Dataset *dataset);
 
-/* Identifies the tokens of both splits, for refusing to resume on other data. */
+/* Identifies the tokens of both splits, for noticing a resume on other data. Mapped tokens are not read for it. */
 uint64_t dataset_hash(const Dataset *dataset);
 
 #endif

@@ -2,6 +2,7 @@
 #ifndef PGPT_DATA_SOURCE_H
 #define PGPT_DATA_SOURCE_H
 
+#include "base/log.h"
 #include "base/options.h"
 #include "data/dataset.h"
 
@@ -10,21 +11,37 @@ typedef struct {
     const char *tokenizer;
     int64_t max_vocabulary;
     double validation_fraction;
+    const Log *log; /* no option: who hears of long preparations; NULL for nobody */
 } DataOptions;
 
 extern const OptionSpec data_option_specs[];
 
+/* One of the corpora that --data names: a text in memory, or shards. */
 typedef struct {
+    char *name;
+    double weight;
     Text text;
+    ShardSet shards;
+    bool is_shards;
+} DataCorpus;
+
+typedef struct {
+    DataCorpus *corpora;
+    size_t n_corpora;
     Tokenizer *tokenizer;
     Dataset *dataset;
 } DataSource;
 
-/* Read the text and make (or, with `saved` not NULL, load) the tokenizer. */
+/* The tokenizer that the options ask for, with "auto" made plain: word for the built-in stories, char for other texts;
+ * "auto" stays only where prepared data brings its own. */
+const char *data_source_tokenizer(const DataOptions *options);
+
+/* Find the corpora and make (or, with `saved_tokenizer` not NULL, load) the tokenizer. A large text, or one in JSON
+ * lines, is prepared into the cache or found there. */
 Status data_source_open(DataSource *source, const DataOptions *options, const char *saved_tokenizer,
                         Error *error);
 
-/* Encode and split for sequences of T tokens; the text is given back. */
+/* Encode and split for sequences of T tokens; texts are given back. */
 Status data_source_encode(DataSource *source, const DataOptions *options, uint64_t seed, int64_t T,
                           Error *error);
 

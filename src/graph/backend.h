@@ -17,6 +17,7 @@ typedef struct Backend {
 
     /* Bytes free for allocation now, as far as it is known. */
     size_t (*free_bytes)(void *context);
+    bool uses_host_memory; /* they are taken from the memory that the host's own buffers come from */
 
     /* Copies between host and device, complete on return. */
     Status (*upload)(void *context, void *device, const void *host, size_t n_bytes, Error *error);

@@ -140,9 +140,9 @@ Status executor_download(Executor *executor, const Tensor *tensor, void *host, E
 Status executor_download_part(Executor *executor, const Tensor *tensor, size_t first_byte, size_t n_bytes,
                               void *host, Error *error) {
     const Backend *backend = executor->memory->backend;
-    const char *address = executor_address(executor, tensor);
-    if (address) address += first_byte; /* there is none where nothing is computed */
-    return backend->download(backend->context, host, address, n_bytes, error);
+    const char *from = executor_address(executor, tensor);
+    if (from) from += first_byte; /* there is none where nothing is computed */
+    return backend->download(backend->context, host, from, n_bytes, error);
 }
 
 void executor_reset_times(Executor *executor) {

@@ -13,6 +13,7 @@
 #include "infer/generator.h"
 
 #include "base/memory.h"
+#include "infer/repetition.h"
 
 #include <string.h>
 
@@ -218,14 +219,23 @@ Status generator_step(Generator *generator, Error *error) {
 
 /* ---- prompts */
 
+typedef struct {
+    const GeneratorRequest *request;
+    Sampler sampler;
+    RepetitionWindows repetition; /* a text in each row; closed where repetition is not penalised */
+} Run;
+
 /* Give every free row the next prompt. Returns, in *n_active, how many rows have one. */
-static Status fill_rows(Generator *generator, const GeneratorRequest *request, int64_t *next,
-                        int64_t *n_active, Error *error) {
+static Status fill_rows(Generator *generator, Run *run, int64_t *next, int64_t *n_active, Error *error) {
+    const GeneratorRequest *request = run->request;
     *n_active = 0;
     for (int64_t b = 0; b < generator->B; b++) {
         if (generator->prompt[b] < 0 && *next < request->n_prompts) {
             const GeneratorPrompt *prompt = &request->prompts[*next];
+            for (int64_t i = 0; i < prompt->n_tokens; i++)
+                TRY(check_token(generator, prompt->tokens[i], error));
             TRY(generator_start(generator, b, prompt->tokens, prompt->n_tokens, error));
+            repetition_start(&run->repetition, b, prompt->tokens, prompt->n_tokens);
             generator->n_new[b] = 0;
             generator->prompt[b] = (*next)++;
         }
@@ -235,14 +245,15 @@ static Status fill_rows(Generator *generator, const GeneratorRequest *request, i
 }
 
 /* Draw the next token of one row and hand it over. */
-static Status continue_row(Generator *generator, const GeneratorRequest *request, Sampler *sampler, int64_t b,
-                           GeneratorVerdict *verdict, Error *error) {
+static Status continue_row(Generator *generator, Run *run, int64_t b, GeneratorVerdict *verdict,
+                           Error *error) {
+    const GeneratorRequest *request = run->request;
     const GeneratorPrompt *prompt = &request->prompts[generator->prompt[b]];
     GeneratedToken made = {.prompt = generator->prompt[b],
                            .position = prompt->n_tokens + generator->n_new[b]};
     SampledToken picked;
-    if (sampler_pick(sampler, generator_logits(generator, b), prompt->sample, (uint64_t)made.position,
-                     &picked, error) != STATUS_OK) {
+    if (sampler_pick(&run->sampler, generator_logits(generator, b), repetition_counts(&run->repetition, b),
+                     prompt->sample, (uint64_t)made.position, &picked, error) != STATUS_OK) {
         return error_prefix(error, "at token %lld: ", (long long)made.position);
     }
     made.token = picked.token;
@@ -254,24 +265,36 @@ static Status continue_row(Generator *generator, const GeneratorRequest *request
         generator->prompt[b] = -1; /* the row stays as it is, and has nothing new to read */
         return STATUS_OK;
     }
+    repetition_add(&run->repetition, b, made.token);
     return generator_append(generator, b, made.token, error);
 }
 
-static Status run_prompts(Generator *generator, const GeneratorRequest *request, Sampler *sampler,
-                          Error *error) {
+static Status run_prompts(Generator *generator, Run *run, Error *error) {
     int64_t next = 0, n_active;
     for (int64_t b = 0; b < generator->B; b++) generator->prompt[b] = -1;
     for (;;) {
-        TRY(fill_rows(generator, request, &next, &n_active, error));
+        TRY(fill_rows(generator, run, &next, &n_active, error));
         if (!n_active) return STATUS_OK;
         TRY(generator_step(generator, error));
         for (int64_t b = 0; b < generator->B; b++) {
             if (generator->prompt[b] < 0) continue;
             GeneratorVerdict verdict = GENERATOR_GO_ON;
-            TRY(continue_row(generator, request, sampler, b, &verdict, error));
+            TRY(continue_row(generator, run, b, &verdict, error));
             if (verdict == GENERATOR_END_ALL) return STATUS_OK;
         }
     }
+}
+
+/* A window that no text of the run outgrows is one over all of it. */
+static Status open_repetition(Generator *generator, Run *run, Error *error) {
+    const GeneratorRequest *request = run->request;
+    if (!sampler_penalises(&request->sampler)) return STATUS_OK;
+    int64_t longest = 0, window = request->sampler.repetition_window;
+    for (int64_t i = 0; i < request->n_prompts; i++) {
+        if (request->prompts[i].n_tokens > longest) longest = request->prompts[i].n_tokens;
+    }
+    if (window - request->n_new_tokens >= longest) window = 0;
+    return repetition_open(&run->repetition, generator->B, generator->vocabulary, window, error);
 }
 
 Status generator_run(Generator *generator, const GeneratorRequest *request, Error *error) {
@@ -281,9 +304,10 @@ Status generator_run(Generator *generator, const GeneratorRequest *request, Erro
         return error_failed(error, "%lld tokens were to be sampled from a model of %lld",
                             (long long)n_vocabulary, (long long)generator->vocabulary);
     }
-    Sampler sampler;
-    TRY(sampler_open(&sampler, &request->sampler, n_vocabulary, error));
-    Status status = run_prompts(generator, request, &sampler, error);
-    sampler_close(&sampler);
-    return status;
+    Run run = {.request = request};
+    TRY(sampler_open(&run.sampler, &request->sampler, n_vocabulary, error));
+    if (open_repetition(generator, &run, error) == STATUS_OK) run_prompts(generator, &run, error);
+    repetition_close(&run.repetition);
+    sampler_close(&run.sampler);
+    return error->status;
 }

@@ -13,8 +13,13 @@
  * that anew from position 0: a pause of context/2 tokens of reading every context/2 tokens, so the price of a token
  * stays the same however long the text grows.
  *
- * Nothing is allocated after generator_open, but for the few bytes of a run's sampler. The struct points into itself:
- * it stays where it was planned. */
+ * Nothing is allocated after generator_open, but for the few bytes of a run's sampler and, where repetition is
+ * penalised, its counts. The struct points into itself: it stays where it was planned.
+ *
+ * What a row computes does not depend on what the others do, but its last bits depend on how many rows there are and
+ * on whether a pass reads one token or a chunk, since products of different shapes add up in different orders. A text
+ * is therefore the same in every batch, but for the rare token that is decided by such a bit: two that are equally
+ * likely to seven digits, or a random number that falls on the border between two. */
 #ifndef PGPT_INFER_GENERATOR_H
 #define PGPT_INFER_GENERATOR_H
 

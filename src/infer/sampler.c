@@ -4,14 +4,18 @@
  * for top-k and its probability for top-p.
  *
  * The draw then walks the tokens by number, not in the order that the selection left: how the partitions went must
- * not show in the result. Equal logits are ordered by token number, so that the cut never depends on chance. */
+ * not show in the result. Equal logits are ordered by token number, so that the cut never depends on chance.
+ *
+ * The repetition penalty comes first of all and works on a copy of the logits, for the log-probability that is
+ * reported is the model's own. Its products stay within the range of floats: a penalty must not make a logit look
+ * like one of a model that has diverged. */
 #include "infer/sampler.h"
 
 #include "base/memory.h"
 #include "base/random.h"
 
+#include <float.h>
 #include <math.h>
-#include <stdbool.h>
 #include <stddef.h>
 
 typedef struct SamplerCandidate {
@@ -31,12 +35,24 @@ Status sampler_check(const SamplerOptions *options, Error *error) {
         return error_user(error, "--top-p wants a number above 0 and at most 1 (1 keeps all), got %g",
                           options->top_p);
     }
+    if (!(options->repetition_penalty >= 0.0) || isinf(options->repetition_penalty)) {
+        return error_user(error, "--repetition-penalty wants a number above 0 (1 is none), got %g",
+                          options->repetition_penalty);
+    }
+    if (options->repetition_window < 0) {
+        return error_user(error, "--repetition-window wants a number of at least 0 (0 is all), got %lld",
+                          (long long)options->repetition_window);
+    }
     return STATUS_OK;
 }
 
-/* One block: the candidates, then the weights. */
+bool sampler_penalises(const SamplerOptions *options) {
+    return options->repetition_penalty != 0.0 && options->repetition_penalty != 1.0;
+}
+
+/* One block: the candidates, then the weights, then the penalised logits. */
 static size_t room_bytes(int64_t n_vocabulary) {
-    return (size_t)n_vocabulary * (sizeof(Candidate) + sizeof(float));
+    return (size_t)n_vocabulary * (sizeof(Candidate) + 2 * sizeof(float));
 }
 
 Status sampler_open(Sampler *sampler, const SamplerOptions *options, int64_t n_vocabulary, Error *error) {
@@ -50,6 +66,7 @@ Status sampler_open(Sampler *sampler, const SamplerOptions *options, int64_t n_v
     sampler->n_vocabulary = n_vocabulary;
     sampler->candidate = room;
     sampler->weight = (float *)(sampler->candidate + n_vocabulary);
+    sampler->penalised = sampler->weight + n_vocabulary;
     return STATUS_OK;
 }
 
@@ -182,16 +199,33 @@ static Status find_largest(const float *logits, int64_t n, int32_t *largest, Err
     return STATUS_OK;
 }
 
-Status sampler_pick(Sampler *sampler, const float *logits, uint64_t sample, uint64_t position,
-                    SampledToken *picked, Error *error) {
-    int32_t best;
-    TRY(find_largest(logits, sampler->n_vocabulary, &best, error));
-    float largest = logits[best];
+/* The logits with the penalty on those of repeated tokens. */
+static const float *penalise(Sampler *sampler, const float *logits, const int32_t *counts) {
+    double penalty = sampler->options.repetition_penalty;
+    for (int64_t i = 0; i < sampler->n_vocabulary; i++) {
+        double logit = (double)logits[i];
+        if (counts[i] > 0) logit = logit < 0.0 ? logit * penalty : logit / penalty;
+        sampler->penalised[i] = (float)fmax(fmin(logit, (double)FLT_MAX), (double)-FLT_MAX);
+    }
+    return sampler->penalised;
+}
+
+Status sampler_pick(Sampler *sampler, const float *logits, const int32_t *counts, uint64_t sample,
+                    uint64_t position, SampledToken *picked, Error *error) {
+    int32_t likeliest, best;
+    TRY(find_largest(logits, sampler->n_vocabulary, &likeliest, error));
     const SamplerOptions *options = &sampler->options;
-    picked->token = options->temperature == 0.0
-                        ? best
-                        : draw_token(sampler, logits, largest, draw(options->seed, sample, position));
+    const float *chosen_from = logits;
+    best = likeliest;
+    if (counts && sampler_penalises(options)) {
+        chosen_from = penalise(sampler, logits, counts);
+        TRY(find_largest(chosen_from, sampler->n_vocabulary, &best, error));
+    }
+    picked->token = options->temperature == 0.0 ? best
+                                                : draw_token(sampler, chosen_from, chosen_from[best],
+                                                             draw(options->seed, sample, position));
     double sum = 0.0;
+    float largest = logits[likeliest];
     for (int64_t i = 0; i < sampler->n_vocabulary; i++) sum += (double)expf(logits[i] - largest);
     picked->log_probability = (float)((double)(logits[picked->token] - largest) - log(sum));
     return STATUS_OK;

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 
+#include <stdbool.h>
 #include <stdint.h>
 
 typedef struct {
@@ -14,6 +15,9 @@ typedef struct {
     int64_t top_k;      /* only the k likeliest tokens; 0: all */
     double top_p;       /* of those, only the likeliest that together have this probability; 1: all */
     uint64_t seed;
+    double
+        repetition_penalty; /* what logits of repeated tokens are made worse by, before all else; 0 or 1: not */
+    int64_t repetition_window; /* repeated are those among the last so many of the text; 0: in all of it */
 } SamplerOptions;
 
 /* The model's own distribution: nothing cut, temperature 1. */
@@ -24,6 +28,7 @@ typedef struct {
     int64_t n_vocabulary;
     struct SamplerCandidate *candidate; /* (V) room to select in */
     float *weight;                      /* (V) exp((logit - largest) / temperature) */
+    float *penalised;                   /* (V) logits */
 } Sampler;
 
 typedef struct {
@@ -39,9 +44,16 @@ void sampler_close(Sampler *sampler);
 /* Options out of their range are a user's error that names the option of the command line. */
 Status sampler_check(const SamplerOptions *options, Error *error);
 
-/* `sample` tells apart samples of one seed, `position` the tokens of one sample. A logit that is not finite is an
+/* Do they ask for counts of the tokens that were there before? */
+bool sampler_penalises(const SamplerOptions *options);
+
+/* `counts` (V) says how often each token stands in the repetition window; NULL: nothing is penalised. A token that
+ * stands there, however often, has its logit divided by the penalty if it is above 0, multiplied if below: a penalty
+ * above 1 makes it less likely either way, one below 1 likelier.
+ *
+ * `sample` tells apart samples of one seed, `position` the tokens of one sample. A logit that is not finite is an
  * error: the model has diverged. */
-Status sampler_pick(Sampler *sampler, const float *logits /* (V) */, uint64_t sample, uint64_t position,
-                    SampledToken *picked, Error *error);
+Status sampler_pick(Sampler *sampler, const float *logits /* (V) */, const int32_t *counts, uint64_t sample,
+                    uint64_t position, SampledToken *picked, Error *error);
 
 #endif

@@ -1,6 +1,6 @@
 /* Presets are rows of one table. The sizes are those that OpenAI published for GPT-2 and GPT-3; where the GPT-3 paper's
  * own numbers do not multiply (XL: 24 heads of 128 in 2,048 channels; 13B: 5,140 channels), the usual correction is
- * taken (16 heads; 5,120 channels). */
+ * taken (16 heads; 5,120 channels). Learning rates are GPT-3's for the size, and what was found good for the two small ones. */
 #include "model/config.h"
 
 #include <string.h>
@@ -11,18 +11,19 @@ typedef struct {
     const char *name;
     int64_t layers, heads, channels, context;
     int64_t vocabulary; /* 0: the tokenizer's */
+    const char *rate;   /* a learning rate that suits the size */
 } Preset;
 
 static const Preset presets[] = {
-    {"nano", 4, 4, 128, 128, 0},
-    {"mini", 6, 6, 384, 256, 0},
-    {"gpt2", 12, 12, 768, 1024, GPT2_VOCABULARY},
-    {"gpt2-medium", 24, 16, 1024, 1024, GPT2_VOCABULARY},
-    {"gpt2-large", 36, 20, 1280, 1024, GPT2_VOCABULARY},
-    {"gpt2-xl", 48, 25, 1600, 1024, GPT2_VOCABULARY},
-    {"gpt3-xl", 24, 16, 2048, 2048, GPT2_VOCABULARY},
-    {"gpt3-13b", 40, 40, 5120, 2048, GPT2_VOCABULARY},
-    {"gpt3-175b", 96, 96, 12288, 2048, GPT2_VOCABULARY},
+    {"nano", 4, 4, 128, 128, 0, "3e-3"},
+    {"mini", 6, 6, 384, 256, 0, "1e-3"},
+    {"gpt2", 12, 12, 768, 1024, GPT2_VOCABULARY, "6e-4"},
+    {"gpt2-medium", 24, 16, 1024, 1024, GPT2_VOCABULARY, "3e-4"},
+    {"gpt2-large", 36, 20, 1280, 1024, GPT2_VOCABULARY, "2.5e-4"},
+    {"gpt2-xl", 48, 25, 1600, 1024, GPT2_VOCABULARY, "2e-4"},
+    {"gpt3-xl", 24, 16, 2048, 2048, GPT2_VOCABULARY, "2e-4"},
+    {"gpt3-13b", 40, 40, 5120, 2048, GPT2_VOCABULARY, "1e-4"},
+    {"gpt3-175b", 96, 96, 12288, 2048, GPT2_VOCABULARY, "6e-5"},
 };
 enum { N_PRESETS = sizeof presets / sizeof presets[0] };
 
@@ -73,7 +74,9 @@ Status config_apply_preset(Options *options, const char *name, Error *error) {
         TRY(options_set_int(options, "heads", preset->heads, OPTION_FROM_PRESET, error));
         TRY(options_set_int(options, "channels", preset->channels, OPTION_FROM_PRESET, error));
         TRY(options_set_int(options, "context", preset->context, OPTION_FROM_PRESET, error));
-        return options_set_int(options, "vocab", preset->vocabulary, OPTION_FROM_PRESET, error);
+        TRY(options_set_int(options, "vocab", preset->vocabulary, OPTION_FROM_PRESET, error));
+        if (options_find(options->command, "lr") < 0) return STATUS_OK; /* a command that does not train */
+        return options_set(options, "lr", preset->rate, OPTION_FROM_PRESET, error);
     }
     char list[256] = "";
     for (int i = 0; i < N_PRESETS; i++) {

@@ -124,10 +124,11 @@ static Tensor *head_weight(const Recorder *r) {
 
 /* Logits are by far the largest activation; this many bytes of them at a time keep the products efficient. */
 static int64_t chosen_chunk_rows(const ModelConfig *config, int64_t n_rows) {
-    enum { CHUNK_BYTES = 64 << 20, FEWEST_ROWS = 64 };
+    enum { CHUNK_BYTES = 64 << 20, FEWEST_ROWS = 64, MOST_CHUNKS = 1024 };
     int64_t rows = CHUNK_BYTES / 4 / config->vocabulary;
     if (rows < FEWEST_ROWS) rows = FEWEST_ROWS;
     int64_t n_chunks = (n_rows + rows - 1) / rows;
+    if (n_chunks > MOST_CHUNKS) n_chunks = MOST_CHUNKS; /* each is a few instructions of the program */
     return (n_rows + n_chunks - 1) / n_chunks;
 }
 

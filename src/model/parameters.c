@@ -2,6 +2,8 @@
  * finishes gradients from the end of the flat array to its start. */
 #include "model/parameters.h"
 
+#include "base/format.h"
+#include "base/memory.h"
 #include "base/random.h"
 #include "graph/plan.h"
 
@@ -11,6 +13,7 @@
 typedef struct {
     ParameterTable *table;
     bool overflow;
+    double n_elements; /* counted beyond what an integer holds, for the message */
 } Builder;
 
 static Parameter *add(Builder *builder, ParameterRole role, int block, const char *name, Shape shape) {
@@ -21,6 +24,9 @@ static Parameter *add(Builder *builder, ParameterRole role, int block, const cha
     parameter->name = block == NO_BLOCK ? arena_strdup(&table->arena, name)
                                         : arena_printf(&table->arena, "h.%d.%s", block, name);
     int64_t count = shape_count(shape);
+    double approximate = 1.0;
+    for (int i = 0; i < shape.n_dims; i++) approximate *= (double)shape.dim[i];
+    builder->n_elements += approximate;
     enum { ALIGN = PLAN_ALIGNMENT / 4 };
     if (count < 0 || table->n_flat_elements > INT64_MAX / 16 - count - ALIGN) {
         builder->overflow = true;
@@ -108,7 +114,9 @@ Status parameters_build(ParameterTable *table, const ModelConfig *config, Error 
         parameters_free(table);
         return error_user(
             error,
-            "a model of these sizes has more parameters than can be addressed; choose smaller --channels, --layers or --vocab");
+            "a model of these sizes has %.3g parameters and needs %.3g bytes for its weights alone, %s are "
+            "free; choose smaller --channels, --layers, --context or --vocab",
+            builder.n_elements, 4.0 * builder.n_elements, format_bytes(memory_available_bytes()).text);
     }
     return STATUS_OK;
 }

@@ -11,12 +11,14 @@ static const char *const schedule_names[] = {"constant", "linear", "cosine", "ws
 
 const OptionSpec optimizer_option_specs[] = {
     OPTION_CHOICE("optimizer", OptimizerOptions, kind, OPTIMIZER_ADAMW, optimizer_names, "update rule"),
-    OPTION_FLOAT("lr", OptimizerOptions, rate, 1e-3, 0.0, 1000.0, "highest learning rate"),
+    OPTION_FLOAT("lr", OptimizerOptions, rate, 1e-3, 0.0, 1000.0,
+                 "highest learning rate; each --model brings one that suits its size"),
     OPTION_CHOICE("lr-schedule", OptimizerOptions, schedule, SCHEDULE_COSINE, schedule_names,
                   "course of the learning rate after the warm-up (wsd: stable, then straight down)"),
     OPTION_FLOAT("lr-min", OptimizerOptions, lowest_rate, 0.0, 0.0, 1000.0,
                  "learning rate at the end of the decay"),
-    OPTION_INT("warmup", OptimizerOptions, n_warmup_steps, 0, 0, INT64_MAX / 2, "steps of linear warm-up"),
+    OPTION_INT("warmup", OptimizerOptions, n_warmup_steps, -1, -1, INT64_MAX / 2,
+               "steps of linear warm-up; -1: a twentieth of the steps, at most 2000"),
     OPTION_FLOAT("lr-decay", OptimizerOptions, decay_fraction, 0.2, 0.0, 1.0,
                  "part of the steps that wsd spends on its decay"),
     OPTION_FLOAT("weight-decay", OptimizerOptions, weight_decay, 0.1, 0.0, 100.0,
@@ -62,10 +64,12 @@ Status optimizer_check(const OptimizerOptions *options, int64_t n_micro_batches,
 }
 
 Schedule optimizer_schedule(const OptimizerOptions *options, int64_t n_steps) {
+    int64_t n_warmup_steps = options->n_warmup_steps;
+    if (n_warmup_steps < 0) n_warmup_steps = n_steps / 20 < 2000 ? n_steps / 20 : 2000;
     return (Schedule){.kind = (ScheduleKind)options->schedule,
                       .peak = options->rate,
                       .lowest = options->lowest_rate,
-                      .n_warmup_steps = options->n_warmup_steps,
+                      .n_warmup_steps = n_warmup_steps,
                       .decay_fraction = options->decay_fraction,
                       .n_steps = n_steps};
 }

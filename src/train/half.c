@@ -40,6 +40,6 @@ uint16_t half_f16_from_f32(float value) {
     }
     /* A subnormal counts units of 2^-24: the number's own bits, shifted to that place. */
     unsigned shift = 126u - (magnitude >> 23);
-    if (shift > 24u) return (uint16_t)sign; /* below a quarter of a unit, zeros and f32's subnormals too */
+    if (shift > 24u) return (uint16_t)sign; /* below half a unit, zeros and f32's subnormals too */
     return (uint16_t)(sign | round_off((magnitude & 0x7FFFFFu) | 0x800000u, shift));
 }

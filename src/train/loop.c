@@ -132,26 +132,31 @@ static Status print_sample(Trainer *trainer, Progress *progress, Error *error) {
 
 /* ---- checkpoints */
 
-static Status save(Trainer *trainer, const char *run, Error *error) {
+/* What there is to save now. */
+static SaveRequest save_request(Trainer *trainer, const char *run) {
     const TrainerSetup *setup = &trainer->setup;
     const OptimizerTensors *optimizer = &trainer->step.optimizer;
     int64_t n_sequences = trainer->n_done * setup->options->batch;
+    bool was_validated = trainer->validated_step == trainer->n_done;
     CheckpointState state = {.step = trainer->n_done,
                              .n_sequences = n_sequences,
                              .n_tokens = n_sequences * setup->options->sequence,
                              .seed = setup->options->seed,
                              .data_hash = dataset_hash(setup->dataset),
                              .tokenizer_hash = tokenizer_hash(setup->tokenizer),
-                             .validation_loss = trainer->validation_loss,
+                             .validation_loss = was_validated ? trainer->validation_loss : NAN,
                              .optimizer = optimizer_name((OptimizerKind)setup->optimizer->kind),
                              .n_moments = optimizer->n_moments};
-    CheckpointSource source = {.config = setup->config, .table = &trainer->table, .state = &state};
-    source.parameters = executor_address(&trainer->step.executor, trainer->step.loss.parameters.flat);
-    for (int i = 0; i < optimizer->n_moments; i++) {
-        source.moment[i] = executor_address(&trainer->step.executor, optimizer->moment[i]);
-    }
-    TRY(checkpoint_save(run, &source, error));
-    return checkpoint_prune(run, trainer->n_done, setup->options->keep, false, error);
+    SaveRequest request = {.run = run,
+                           .config = setup->config,
+                           .table = &trainer->table,
+                           .executor = &trainer->step.executor,
+                           .array = {trainer->step.loss.parameters.flat},
+                           .state = state,
+                           .keep_last = setup->options->keep,
+                           .keep_best = trainer->has_evaluation};
+    for (int i = 0; i < optimizer->n_moments; i++) request.array[1 + i] = optimizer->moment[i];
+    return request;
 }
 
 /* ---- the loop */
@@ -163,7 +168,27 @@ typedef struct {
     Progress progress;
     Schedule schedule;
     double flops;
+    uint64_t saved_at; /* when the last checkpoint was taken, or the loop began */
 } Loop;
+
+static bool is_due(int64_t every, int64_t n_done) {
+    return every > 0 && n_done % every == 0;
+}
+
+static bool save_is_due(const Loop *loop) {
+    const TrainOptions *options = loop->trainer->setup.options;
+    if (is_due(options->save_every, loop->trainer->n_done)) return true;
+    return options->save_minutes > 0.0 && timer_seconds_since(loop->saved_at) >= 60.0 * options->save_minutes;
+}
+
+/* The last one is waited for; training goes on beside the others. */
+static Status save(Loop *loop, bool is_last, Error *error) {
+    Trainer *trainer = loop->trainer;
+    SaveRequest request = save_request(trainer, loop->run);
+    loop->saved_at = timer_now_ns();
+    return is_last ? saver_save_now(&trainer->saver, &request, error)
+                   : saver_save(&trainer->saver, &request, error);
+}
 
 static Status run_step(Loop *loop, Error *error) {
     Trainer *trainer = loop->trainer;
@@ -198,10 +223,6 @@ static Status run_step(Loop *loop, Error *error) {
         (long long)trainer->n_done);
 }
 
-static bool is_due(int64_t every, int64_t n_done) {
-    return every > 0 && n_done % every == 0;
-}
-
 /* What comes after a step: evaluation, its record, the bar, a sample, a checkpoint. */
 static Status after_step(Loop *loop, bool is_last, Error *error) {
     Trainer *trainer = loop->trainer;
@@ -209,6 +230,7 @@ static Status after_step(Loop *loop, bool is_last, Error *error) {
     bool evaluates = trainer->has_evaluation && (is_last || is_due(options->eval_every, trainer->n_done));
     if (evaluates) {
         TRY(evaluate(trainer, &trainer->validation_loss, error));
+        trainer->validated_step = trainer->n_done;
         trainer->last.validation_loss = trainer->validation_loss;
     }
     TRY(metrics_write(&loop->metrics, &trainer->last, error));
@@ -223,8 +245,8 @@ static Status after_step(Loop *loop, bool is_last, Error *error) {
     if (!is_quiet && (evaluates || (says_line && !has_bar))) progress_print(&loop->progress, "%s", status);
     if (!is_last && is_due(options->sample_every, trainer->n_done))
         TRY(print_sample(trainer, &loop->progress, error));
-    if (is_last || is_due(options->save_every, trainer->n_done)) TRY(save(trainer, loop->run, error));
-    return STATUS_OK;
+    if (is_last || save_is_due(loop)) return save(loop, is_last, error);
+    return saver_poll(&trainer->saver, error);
 }
 
 static Status run_steps(Loop *loop, Error *error) {
@@ -236,7 +258,7 @@ static Status run_steps(Loop *loop, Error *error) {
         bool is_last = trainer->n_done == options->n_steps;
         if (trainer->was_interrupted) {
             if (trainer->n_done > n_before) TRY(metrics_write(&loop->metrics, &trainer->last, error));
-            TRY(save(trainer, loop->run, error));
+            TRY(save(loop, true, error));
         } else {
             TRY(after_step(loop, is_last, error));
         }
@@ -263,12 +285,14 @@ Status trainer_run(Trainer *trainer, const char *run, Error *error) {
     Loop loop = {.trainer = trainer,
                  .run = run,
                  .schedule = optimizer_schedule(trainer->setup.optimizer, options->n_steps),
-                 .flops = train_step_flops(&trainer->step)};
+                 .flops = train_step_flops(&trainer->step),
+                 .saved_at = timer_now_ns()};
     TRY(metrics_open(&loop.metrics, run, metrics_header(trainer), trainer->n_done, error));
     interrupt_watch();
     progress_begin(&loop.progress, stderr, (double)trainer->n_done / (double)options->n_steps);
     trainer->setup.log->progress = &loop.progress;
     run_steps(&loop, error);
+    saver_finish(&trainer->saver, error);
     trainer->setup.log->progress = NULL;
     progress_end(&loop.progress);
     interrupt_ignore();

@@ -28,13 +28,26 @@ const OptionSpec train_option_specs[] = {
     OPTION_INT("sample-tokens", TrainOptions, sample_tokens, 300, 0, MANY, "length of a sample; 0: none"),
     OPTION_STRING("prompt", TrainOptions, prompt, "", "TEXT", "how samples begin"),
     OPTION_INT("save-every", TrainOptions, save_every, 0, 0, INT64_MAX / 2,
-               "steps between checkpoints; 0: only at the end"),
-    OPTION_INT("keep", TrainOptions, keep, 3, 1, MANY, "checkpoints to keep"),
+               "steps between checkpoints; 0: only by --save-minutes and at the end"),
+    OPTION_FLOAT("save-minutes", TrainOptions, save_minutes, 10.0, 0.0, 1e6,
+                 "minutes between checkpoints; 0: only by --save-every and at the end"),
+    OPTION_BOOL("background-save", TrainOptions, background_save, true,
+                "write checkpoints while training goes on, from a copy in memory; without it training waits, "
+                "and the memory is saved"),
+    OPTION_INT("keep", TrainOptions, keep, 3, 1, MANY,
+               "newest checkpoints to keep; the one with the lowest loss on the held-out text stays too"),
     OPTION_INT("log-every", TrainOptions, log_every, 10, 1, INT64_MAX / 2,
                "steps between lines where there is no terminal"),
     OPTION_STRING("out", TrainOptions, out, "", "DIR", "run folder; default: runs/DATE-TIME-MODEL",
                   .flags = OPTION_TRANSIENT),
-    OPTION_STRING("resume", TrainOptions, resume, "", "DIR",
-                  "go on from the newest checkpoint of this run folder", .flags = OPTION_TRANSIENT),
+    OPTION_STRING(
+        "resume", TrainOptions, resume, "", "DIR|auto",
+        "go on from the newest checkpoint of this run folder; auto: of --out or else runs/latest, or "
+        "begin anew if there is none",
+        .flags = OPTION_TRANSIENT),
+    OPTION_STRING(
+        "init", TrainOptions, init, "", "DIR",
+        "begin with the weights of another model instead of random ones: a run's folder, a checkpoint's, or one of "
+        "Hugging Face (GPT-2). Sizes and tokenizer are that model's, and --lr is 5e-5 unless given"),
     OPTION_END,
 };

@@ -13,10 +13,13 @@ typedef struct {
     int64_t eval_every, eval_batches;
     int64_t sample_every, sample_tokens;
     int64_t save_every, keep;
+    double save_minutes;
+    bool background_save;
     int64_t log_every;
     const char *prompt;
     const char *out;
     const char *resume;
+    const char *init;
 } TrainOptions;
 
 extern const OptionSpec train_option_specs[];

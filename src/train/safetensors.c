@@ -12,8 +12,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { DATA_ALIGNMENT = 64 };
-
 static const struct {
     const char *name;
     size_t n_bytes;
@@ -104,11 +102,11 @@ static Status write_bytes(SafetensorsWriter *writer, const void *bytes, size_t n
     return file_writer_write(&writer->file, bytes, n_bytes, error);
 }
 
-static Status write_header(SafetensorsWriter *writer, const char *text, Error *error) {
-    static const char blanks[DATA_ALIGNMENT + 1] =
+static Status write_header(SafetensorsWriter *writer, const char *text, size_t alignment, Error *error) {
+    static const char blanks[SAFETENSORS_ALIGNMENT + 1] =
         "                                                                ";
     size_t n_text = strlen(text);
-    size_t n_blanks = (DATA_ALIGNMENT - (8 + n_text) % DATA_ALIGNMENT) % DATA_ALIGNMENT;
+    size_t n_blanks = (alignment - (8 + n_text) % alignment) % alignment;
     uint64_t n_header = n_text + n_blanks;
     if (n_header > SAFETENSORS_MAX_HEADER_BYTES) {
         return error_failed(error, "cannot write %s: its header would be larger than the format allows",
@@ -123,11 +121,19 @@ static Status write_header(SafetensorsWriter *writer, const char *text, Error *e
 
 Status safetensors_writer_open(SafetensorsWriter *writer, const char *path, SafetensorsTensor *tensors,
                                int n_tensors, const char *const *metadata, Error *error) {
+    return safetensors_writer_open_aligned(writer, path, tensors, n_tensors, metadata, SAFETENSORS_ALIGNMENT,
+                                           error);
+}
+
+Status safetensors_writer_open_aligned(SafetensorsWriter *writer, const char *path,
+                                       SafetensorsTensor *tensors, int n_tensors, const char *const *metadata,
+                                       size_t alignment, Error *error) {
     *writer = (SafetensorsWriter){.file = {.descriptor = -1}, .checksum = checksum_start()};
     TRY(place_tensors(path, tensors, n_tensors, &writer->n_bytes_left, error));
     char *text;
     TRY(header_text(path, tensors, n_tensors, metadata, &text, error));
-    if (file_writer_open(&writer->file, path, error) == STATUS_OK) write_header(writer, text, error);
+    if (file_writer_open(&writer->file, path, error) == STATUS_OK)
+        write_header(writer, text, alignment, error);
     free(text);
     if (error->status != STATUS_OK) safetensors_writer_abort(writer);
     return error->status;

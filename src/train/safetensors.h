@@ -62,9 +62,14 @@ typedef struct {
     uint64_t n_bytes_left; /* of data */
 } SafetensorsWriter;
 
-/* `metadata` is key, value, key, value, ..., NULL; it may be NULL. The data begins at a multiple of 64 bytes. */
+/* `metadata` is key, value, key, value, ..., NULL; it may be NULL. The data begins at a multiple of 64 bytes, or of a
+ * smaller power of two: Hugging Face's own writer takes 8, which files that shall be the same to the byte need. */
+enum { SAFETENSORS_ALIGNMENT = 64 };
 Status safetensors_writer_open(SafetensorsWriter *writer, const char *path, SafetensorsTensor *tensors,
                                int n_tensors, const char *const *metadata, Error *error);
+Status safetensors_writer_open_aligned(SafetensorsWriter *writer, const char *path,
+                                       SafetensorsTensor *tensors, int n_tensors, const char *const *metadata,
+                                       size_t alignment, Error *error);
 Status safetensors_writer_write(SafetensorsWriter *writer, const void *bytes, size_t n_bytes, Error *error);
 Status safetensors_writer_commit(SafetensorsWriter *writer, Error *error);
 void safetensors_writer_abort(SafetensorsWriter *writer); /* after commit too */

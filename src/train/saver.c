@@ -98,9 +98,8 @@ static Status conclude(Saver *saver, Error *error) {
     if (saver->is_written) return error->status; /* it is old ones that could not be removed */
     if (before < 0)
         return error_prefix(error, "the checkpoint of step %lld was not saved: ", (long long)step);
-    return error_prefix(
-        error, "the checkpoint of step %lld was not saved (that of step %lld is there): ", (long long)step,
-        (long long)before);
+    return error_prefix(error, "the checkpoint of step %lld was not saved (that of step %lld is there): ",
+                        (long long)step, (long long)before);
 }
 
 /* ---- the thread */

@@ -32,7 +32,8 @@ typedef struct {
     const ModelConfig *config;
     const ParameterTable *table;
     Executor *executor;
-    const Tensor *array[SAVER_MAX_ARRAYS]; /* the parameters, then state.n_moments moments, all flat by the table */
+    const Tensor
+        *array[SAVER_MAX_ARRAYS]; /* the parameters, then state.n_moments moments, all flat by the table */
     CheckpointState state;
     int64_t keep_last; /* see checkpoint_prune */
     bool keep_best;

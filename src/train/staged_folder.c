@@ -26,10 +26,10 @@ Status staged_folder_check(const char *path, Error *error) {
         is_empty = strcmp(item->d_name, ".") == 0 || strcmp(item->d_name, "..") == 0;
     }
     closedir(stream);
-    return is_empty ? STATUS_OK
-                    : error_user(error,
-                                 "%s is there already and not empty; name a new folder, or remove it first",
-                                 path);
+    return is_empty
+               ? STATUS_OK
+               : error_user(error, "%s is there already and not empty; name a new folder, or remove it first",
+                            path);
 }
 
 /* The last part of a path goes; "" when nothing is left. */

@@ -8,6 +8,41 @@
 #include <math.h>
 #include <string.h>
 
+Status step_options_complete(StepOptions *options, int64_t context, Error *error) {
+    enum { MOST_CHUNKS = 4096, TOKEN_BITS = 40 };
+    if (!options->T) options->T = context;
+    if (options->T > context) {
+        return error_user(error,
+                          "--sequence %lld is longer than --context %lld; shorten it, or raise --context",
+                          (long long)options->T, (long long)context);
+    }
+    if (!options->micro_batch) options->micro_batch = options->batch;
+    if (options->batch % options->micro_batch != 0) {
+        return error_user(
+            error, "--micro-batch %lld does not divide --batch %lld; choose a divisor, or change --batch",
+            (long long)options->micro_batch, (long long)options->batch);
+    }
+    int64_t n_tokens;
+    if (__builtin_mul_overflow(options->batch, options->T, &n_tokens) || n_tokens >> TOKEN_BITS) {
+        return error_user(
+            error,
+            "--batch %lld times --sequence %lld is more than the 2^%d tokens that a step can hold; make one "
+            "smaller",
+            (long long)options->batch, (long long)options->T, TOKEN_BITS);
+    }
+    int64_t n_at_a_time =
+        options->micro_batch * options->T; /* chunks are instructions: they have to stay few */
+    if (options->loss_chunk && n_at_a_time / options->loss_chunk >= MOST_CHUNKS) {
+        return error_user(
+            error,
+            "--loss-chunk %lld cuts %lld tokens into more than %d chunks; make it at least %lld, or leave it "
+            "out",
+            (long long)options->loss_chunk, (long long)n_at_a_time, MOST_CHUNKS,
+            (long long)(n_at_a_time / MOST_CHUNKS + 1));
+    }
+    return STATUS_OK;
+}
+
 static int64_t n_micro_batches(const StepOptions *options) {
     return options->batch / options->micro_batch;
 }

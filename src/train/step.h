@@ -26,12 +26,16 @@ typedef struct {
 typedef struct {
     int64_t batch;       /* sequences a step */
     int64_t micro_batch; /* sequences at a time; divides batch */
-    int64_t T;
-    int64_t recompute; /* blocks a segment, 0 for none */
-    int64_t loss_chunk;
+    int64_t T;           /* tokens of a sequence */
+    int64_t recompute;   /* blocks a segment, 0 for none */
+    int64_t loss_chunk;  /* tokens whose logits are in memory at a time, 0 for as many as seem good */
     uint64_t seed;
     bool (*should_stop)(void); /* asked between micro-batches; NULL: never */
 } StepOptions;
+
+/* Fill in what is 0 (micro_batch: all of the batch, T: the model's context) and check what must fit together; a mistake
+ * names the options by which `pgpt` knows these fields. */
+Status step_options_complete(StepOptions *options, int64_t context, Error *error);
 
 typedef struct {
     Graph *graph;

@@ -20,42 +20,6 @@ static StepOptions step_options(const TrainerSetup *setup) {
                          .should_stop = interrupt_was_signalled};
 }
 
-/* Weights, gradients and moments alone may be too much; then there is no use in recording anything. */
-static Status check_parameters(const Trainer *trainer, Error *error) {
-    const TrainerSetup *setup = &trainer->setup;
-    double copies = setup->optimizer->kind == OPTIMIZER_ADAMW ? 3.0 : 2.0; /* parameters and moments */
-    if (!setup->optimizer->eager) copies += 1.0;
-    double needed = copies * 4.0 * (double)trainer->table.n_flat_elements;
-    uint64_t available = setup->backend->free_bytes(setup->backend->context);
-    if (needed <= (double)available) return STATUS_OK;
-    uint64_t shown = needed < 1.8e19 ? (uint64_t)needed : UINT64_MAX;
-    return error_user(
-        error,
-        "training %s parameters needs at least %s for weights, gradients and moments, %s are free; choose a "
-        "smaller --model, --layers, --channels or --vocab",
-        format_count((double)trainer->table.n_elements).text, format_bytes(shown).text,
-        format_bytes(available).text);
-}
-
-/* Likewise the residual stream alone, which a step keeps at least once a segment: a batch beyond all measure is refused
- * before its loss is cut into millions of chunks. */
-static Status check_batch(const Trainer *trainer, Error *error) {
-    const TrainerSetup *setup = &trainer->setup;
-    const TrainOptions *options = setup->options;
-    int64_t n_blocks = setup->config->n_layers, segment = options->recompute > 1 ? options->recompute : 1;
-    double needed = 4.0 * (double)options->micro_batch * (double)options->sequence *
-                    (double)setup->config->n_channels * (double)(1 + n_blocks / segment);
-    uint64_t available = setup->backend->free_bytes(setup->backend->context);
-    if (needed <= (double)available) return STATUS_OK;
-    uint64_t shown = needed < 1.8e19 ? (uint64_t)needed : UINT64_MAX;
-    return error_user(
-        error,
-        "%lld sequences of %lld tokens at a time need at least %s of activations, %s are free; use a smaller "
-        "--micro-batch or --batch, a shorter --sequence or fewer --channels",
-        (long long)options->micro_batch, (long long)options->sequence, format_bytes(shown).text,
-        format_bytes(available).text);
-}
-
 static Status plan_evaluation(Trainer *trainer, Error *error) {
     const TrainerSetup *setup = &trainer->setup;
     uint64_t n_windows = dataset_n_windows(setup->dataset, DATASET_VALIDATION, (int)setup->options->sequence);
@@ -75,13 +39,15 @@ Status trainer_plan(Trainer *trainer, const TrainerSetup *setup, Error *error) {
                          .validation_loss = NAN,
                          .last = {.loss = NAN, .validation_loss = NAN, .rate = NAN, .gradient_norm = NAN}};
     TRY(parameters_build(&trainer->table, setup->config, error));
-    TRY(check_parameters(trainer, error));
-    TRY(check_batch(trainer, error));
     StepOptions options = step_options(setup);
     TRY(train_step_plan(&trainer->step, setup->config, &trainer->table, &options, setup->optimizer,
                         setup->backend, error));
     device_require(&trainer->memory, &trainer->step.program.plan);
     TRY(plan_evaluation(trainer, error));
+    /* A run that saves only when it ends has nothing to do meanwhile. */
+    bool saves_on_the_way = setup->options->save_every > 0 || setup->options->save_minutes > 0.0;
+    saver_plan(&trainer->saver, &trainer->table, trainer->step.optimizer.n_moments,
+               setup->options->background_save && saves_on_the_way);
     if (setup->options->sample_tokens > 0) {
         TRY(generator_plan(&trainer->generator, setup->config, &trainer->table, setup->backend,
                            &(GeneratorOptions){.n_rows = 1}, error));
@@ -91,6 +57,7 @@ Status trainer_plan(Trainer *trainer, const TrainerSetup *setup, Error *error) {
 }
 
 void trainer_close(Trainer *trainer) {
+    saver_close(&trainer->saver);
     if (trainer->has_generator) generator_close(&trainer->generator);
     if (trainer->has_evaluation) train_step_close(&trainer->evaluation);
     train_step_close(&trainer->step);
@@ -100,12 +67,12 @@ void trainer_close(Trainer *trainer) {
 
 size_t trainer_planned_bytes(const Trainer *trainer) {
     size_t sampling = trainer->has_generator ? generator_required_bytes(&trainer->generator) : 0;
-    return device_required_bytes(&trainer->memory) + sampling;
+    return device_required_bytes(&trainer->memory) + sampling + saver_planned_bytes(&trainer->saver);
 }
 
 size_t trainer_allocated_bytes(const Trainer *trainer) {
     size_t sampling = trainer->has_generator ? trainer->generator.memory.allocated_bytes : 0;
-    return trainer->memory.allocated_bytes + sampling;
+    return trainer->memory.allocated_bytes + sampling + saver_allocated_bytes(&trainer->saver);
 }
 
 void trainer_print_program(const Trainer *trainer, FILE *stream) {
@@ -115,16 +82,30 @@ void trainer_print_program(const Trainer *trainer, FILE *stream) {
     size_t with_evaluation = device_required_bytes(&trainer->memory);
     fprintf(stream, "  %-24s %16zu bytes (it shares the training step's memory)\n", "evaluation, beyond that",
             with_evaluation - plan_total_bytes(&trainer->step.program.plan));
+    size_t copies = saver_planned_bytes(&trainer->saver);
     fprintf(stream, "  %-24s %16zu bytes (caches and activations of the sampler)\n", "samples",
-            trainer_planned_bytes(trainer) - with_evaluation);
+            trainer_planned_bytes(trainer) - with_evaluation - copies);
+    fprintf(stream, "  %-24s %16zu bytes (what is written while training goes on)\n", "checkpoint", copies);
     fprintf(stream, "  %-24s %16zu bytes (%s)\n", "peak", trainer_planned_bytes(trainer),
             format_bytes(trainer_planned_bytes(trainer)).text);
 }
 
 Status trainer_check_memory(const Trainer *trainer, Error *error) {
     const Backend *backend = trainer->setup.backend;
-    uint64_t needed = trainer_planned_bytes(trainer), available = backend->free_bytes(backend->context);
+    uint64_t needed = trainer_planned_bytes(trainer), copies = saver_planned_bytes(&trainer->saver);
+    uint64_t available = backend->free_bytes(backend->context);
+    if (!backend->uses_host_memory) {
+        needed -= copies;
+        TRY(memory_check(copies, "the copies that checkpoints are written from", "use --no-background-save",
+                         error));
+    }
     if (needed <= available) return STATUS_OK;
+    if (backend->uses_host_memory && needed - copies <= available) {
+        return error_user(error,
+                          "this run needs %s (%s of it to write checkpoints while training goes on), %s are "
+                          "free; use --no-background-save",
+                          format_bytes(needed).text, format_bytes(copies).text, format_bytes(available).text);
+    }
     return error_user(
         error,
         "this run needs %s (%s of it activations), %s are free; use a smaller --micro-batch, --recompute 1, "
@@ -148,6 +129,7 @@ Status trainer_open(Trainer *trainer, Error *error) {
     TRY(train_step_open(&trainer->step, &trainer->memory, error));
     if (trainer->has_evaluation) TRY(train_step_open(&trainer->evaluation, &trainer->memory, error));
     if (trainer->has_generator) TRY(generator_open(&trainer->generator, &trainer->memory, error));
+    TRY(saver_open(&trainer->saver, error));
     void *host;
     TRY(memory_alloc(&host, flat_bytes(trainer), "initial weights", error));
     parameters_initialise(&trainer->table, (uint64_t)setup->options->seed, host, setup->backend->n_threads);
@@ -156,8 +138,30 @@ Status trainer_open(Trainer *trainer, Error *error) {
     return error->status;
 }
 
+Status trainer_take_weights(Trainer *trainer, const ModelSource *source, Error *error) {
+    const ParameterTable *table = &trainer->table;
+    size_t n_bytes = (size_t)model_source_largest(table) * sizeof(float);
+    void *values;
+    TRY(model_source_check(source, table, error));
+    TRY(memory_alloc(&values, n_bytes, "one of the model's tensors", error));
+    for (int i = 0; i < table->n_parameters; i++) {
+        const Tensor *tensor = trainer->step.loss.parameters.tensor[i];
+        TRY_GOTO(model_source_read(source, &table->parameter[i], values, error), done);
+        TRY_GOTO(executor_upload(&trainer->step.executor, tensor, values, error), done);
+    }
+    log_note(trainer->setup.log, "beginning with the weights of %s", source->path);
+done:
+    memory_free(values, n_bytes);
+    return error->status;
+}
+
 static Status check_same_run(const Trainer *trainer, const CheckpointState *state, Error *error) {
     const TrainerSetup *setup = &trainer->setup;
+    if (strcmp(state->optimizer, "none") == 0) {
+        return error_user(
+            error,
+            "the model was converted and has no run to go on with; begin one with --init instead of --resume");
+    }
     if (state->tokenizer_hash != tokenizer_hash(setup->tokenizer)) {
         return error_user(
             error,
@@ -171,11 +175,6 @@ static Status check_same_run(const Trainer *trainer, const CheckpointState *stat
         return error_user(error, "the checkpoint holds the moments of %s, not of %s; give --optimizer %s",
                           state->optimizer, optimizer_name((OptimizerKind)setup->optimizer->kind),
                           state->optimizer);
-    }
-    if (state->step >= setup->options->n_steps) {
-        return error_user(error,
-                          "the run has %lld steps done already; give more than that with --steps to go on",
-                          (long long)state->step);
     }
     return STATUS_OK;
 }
@@ -198,9 +197,12 @@ Status trainer_resume(Trainer *trainer, const char *folder, Error *error) {
     TRY_GOTO(check_same_run(trainer, &checkpoint.state, error), done);
     TRY_GOTO(memory_alloc(&host, flat_bytes(trainer), "the checkpoint's weights", error), done);
     TRY_GOTO(read_tensors(trainer, &checkpoint, host, error), done);
-    trainer->n_done = checkpoint.state.step;
-    log_note(trainer->setup.log, "going on from step %lld, %s", (long long)checkpoint.state.step,
-             checkpoint.path);
+    trainer->n_done = trainer->saver.saved_step = checkpoint.state.step;
+    trainer->last.n_tokens = checkpoint.state.n_tokens;
+    if (trainer->n_done < trainer->setup.options->n_steps) {
+        log_note(trainer->setup.log, "going on from step %lld, %s", (long long)trainer->n_done,
+                 checkpoint.path);
+    }
 done:
     memory_free(host, flat_bytes(trainer));
     checkpoint_close(&checkpoint);

@@ -3,6 +3,7 @@
  *     trainer_plan    records and plans every program of the run; nothing is allocated yet
  *     trainer_open    allocates exactly what was planned and sets the weights
  *     trainer_resume  takes weights, moments and position from a checkpoint
+ *     trainer_take_weights  takes weights only, from any model
  *     trainer_run     the loop: steps, evaluations, samples, checkpoints, until done or asked to stop
  */
 #ifndef PGPT_TRAIN_TRAINER_H
@@ -12,7 +13,9 @@
 #include "data/dataset.h"
 #include "infer/generator.h"
 #include "train/metrics.h"
+#include "train/model_source.h"
 #include "train/options.h"
+#include "train/saver.h"
 
 typedef struct {
     const ModelConfig *config; /* complete */
@@ -30,9 +33,11 @@ typedef struct {
     TrainStep step, evaluation;
     Generator generator;
     DeviceMemory memory;
+    Saver saver;
     bool has_evaluation, has_generator;
     int64_t n_done;         /* steps, those before a resume included */
     double validation_loss; /* of the last evaluation, NAN before it */
+    int64_t validated_step; /* when that was */
     StepMetrics last;       /* of the last step */
     double step_seconds;    /* spent in steps by this process */
     int64_t n_steps_timed;
@@ -53,7 +58,10 @@ void trainer_print_program(const Trainer *trainer, FILE *stream);
 Status trainer_check_memory(const Trainer *trainer, Error *error);
 
 Status trainer_open(Trainer *trainer, Error *error);
-Status trainer_resume(Trainer *trainer, const char *folder, Error *error);
+Status trainer_resume(Trainer *trainer, const char *folder, Error *error); /* n_done may be n_steps or more */
+
+/* Begin with the weights of another model, which must have this one's parameters. */
+Status trainer_take_weights(Trainer *trainer, const ModelSource *source, Error *error);
 
 /* Runs in (and writes to) the folder `run`. */
 Status trainer_run(Trainer *trainer, const char *run, Error *error);

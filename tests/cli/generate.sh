@@ -3,7 +3,7 @@
 # shellcheck source=/dev/null
 . "$SOURCE_ROOT/tests/cli/lib"
 
-pgpt train "${TINY[@]}" --out run
+pgpt train "${TINY[@]}" --tokenizer char --out run
 pgpt train "${TINY[@]}" --tokenizer word --out words
 
 # The prompt, then as many tokens as were asked for: of characters, one byte each.

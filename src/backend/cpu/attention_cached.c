@@ -12,9 +12,10 @@
 
 #include <float.h>
 
-#define CHUNK            256      /* positions */
-#define STREAM_QUERIES   8        /* fewer new positions than this are streamed, not tiled */
-#define THREAD_MIN_BYTES (128000) /* of cache to read before a second thread is worth waking */
+#define CHUNK            256    /* positions */
+#define KEYS_AHEAD_BYTES 8192   /* how far ahead of their use keys are prefetched */
+#define STREAM_QUERIES   8      /* fewer new positions than this are streamed, not tiled */
+#define THREAD_MIN_BYTES 128000 /* of cache to read before a second thread is worth waking */
 
 /* What a thread works in. */
 typedef struct {
@@ -123,6 +124,13 @@ static inline Quad sum_each(const vec v[4]) {
     return __builtin_shufflevector(ab, cd, 0, 1, 4, 5) + __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
 }
 
+/* Asks for what comes KEYS_AHEAD_BYTES after these rows: keys of this chunk, of the next one, or nobody's, which does
+ * no harm. Four rows at a time is a pattern that hardware prefetching follows only by luck. */
+static inline void prefetch_rows(const float *rows, int n_floats) {
+    for (int i = 0; i < n_floats; i += 16)
+        __builtin_prefetch((const void *)((uintptr_t)(rows + i) + KEYS_AHEAD_BYTES));
+}
+
 /* scores[k] = q · keys[k] for n keys; room for n rounded up to a vector, and what is beyond n is minus infinity. */
 static void chunk_scores(const float *q, const float *keys, int64_t n, int size, float *scores) {
     const int whole = size / VEC_LANES * VEC_LANES;
@@ -134,6 +142,7 @@ static void chunk_scores(const float *q, const float *keys, int64_t n, int size,
             row[i] = keys + tile_min(k + i, n - 1) * size;
             sum[i] = vec_set(0.0f);
         }
+        prefetch_rows(row[0], 4 * size);
         for (int d = 0; d < whole; d += VEC_LANES) {
             vec part = vec_load(q + d);
             for (int i = 0; i < 4; i++) sum[i] = vec_fma(part, vec_load(row[i] + d), sum[i]);
@@ -147,35 +156,45 @@ static void chunk_scores(const float *q, const float *keys, int64_t n, int size,
     for (int64_t k = n; k % VEC_LANES; k++) scores[k] = -INFINITY;
 }
 
-/* output = sum over k of weights[k]·values[k]. `vecs` vectors of the row at once, each in two sums (even and odd
- * keys) to hide the latency of the additions. */
-static inline __attribute__((always_inline)) void
-weighted_sum(int vecs, const float *weights, const float *values, int64_t n, int size, float *output) {
-    vec even[4], odd[4];
-#pragma GCC unroll 4
-    for (int v = 0; v < vecs; v++) even[v] = odd[v] = vec_set(0.0f);
+/* output = sum over k of weights[k]·values[k], `vecs` vectors of the row at once, in as many sums as it takes to
+ * hide the latency of the additions: key k goes to sum k % keys. */
+static inline __attribute__((always_inline)) void weighted_sum(int vecs, int keys, const float *weights,
+                                                               const float *values, int64_t n, int size,
+                                                               float *output) {
+    vec sum[8][8];
+#pragma GCC unroll 8
+    for (int i = 0; i < keys; i++)
+#pragma GCC unroll 8
+        for (int v = 0; v < vecs; v++) sum[i][v] = vec_set(0.0f);
     int64_t k = 0;
-    for (; k + 2 <= n; k += 2, values += 2 * size) {
-        vec first = vec_set(weights[k]), second = vec_set(weights[k + 1]);
-#pragma GCC unroll 4
-        for (int v = 0; v < vecs; v++) {
-            even[v] = vec_fma(first, vec_load(values + v * VEC_LANES), even[v]);
-            odd[v] = vec_fma(second, vec_load(values + size + v * VEC_LANES), odd[v]);
+    for (; k + keys <= n; k += keys, values += keys * size)
+#pragma GCC unroll 8
+        for (int i = 0; i < keys; i++) {
+            vec weight = vec_set(weights[k + i]);
+#pragma GCC unroll 8
+            for (int v = 0; v < vecs; v++)
+                sum[i][v] = vec_fma(weight, vec_load(values + i * size + v * VEC_LANES), sum[i][v]);
         }
-    }
-    if (k < n)
-#pragma GCC unroll 4
+    for (; k < n; k++, values += size)
+#pragma GCC unroll 8
         for (int v = 0; v < vecs; v++)
-            even[v] = vec_fma(vec_set(weights[k]), vec_load(values + v * VEC_LANES), even[v]);
-#pragma GCC unroll 4
-    for (int v = 0; v < vecs; v++) vec_store(output + v * VEC_LANES, even[v] + odd[v]);
+            sum[0][v] = vec_fma(vec_set(weights[k]), vec_load(values + v * VEC_LANES), sum[0][v]);
+#pragma GCC unroll 8
+    for (int v = 0; v < vecs; v++) {
+#pragma GCC unroll 8
+        for (int i = 1; i < keys; i++) sum[0][v] += sum[i][v];
+        vec_store(output + v * VEC_LANES, sum[0][v]);
+    }
 }
 
 static void chunk_output(const float *weights, const float *values, int64_t n, int size, float *output) {
     int d = 0;
+    for (; d + 8 * VEC_LANES <= size; d += 8 * VEC_LANES)
+        weighted_sum(8, 1, weights, values + d, n, size, output + d);
     for (; d + 4 * VEC_LANES <= size; d += 4 * VEC_LANES)
-        weighted_sum(4, weights, values + d, n, size, output + d);
-    for (; d + VEC_LANES <= size; d += VEC_LANES) weighted_sum(1, weights, values + d, n, size, output + d);
+        weighted_sum(4, 2, weights, values + d, n, size, output + d);
+    for (; d + VEC_LANES <= size; d += VEC_LANES)
+        weighted_sum(1, 4, weights, values + d, n, size, output + d);
     for (; d < size; d++) {
         float sum = 0.0f;
         for (int64_t k = 0; k < n; k++) sum += weights[k] * values[k * size + d];
@@ -297,8 +316,8 @@ void attention_cached(const AttentionShape *shape, const float *qkv, const int32
             store_new_rows(&call, i / shape->n_kv_heads, (int)(i % shape->n_kv_heads));
 #pragma omp for schedule(dynamic)
         for (int64_t item = 0; item < n_heads * n_parts; item++) {
-            int64_t part = n_parts - 1 - item / n_heads, b = item % n_heads / shape->n_kv_heads;
-            int kv = (int)(item % n_heads % shape->n_kv_heads);
+            int64_t part = item % n_parts, b = item / n_parts / shape->n_kv_heads;
+            int kv = (int)(item / n_parts % shape->n_kv_heads);
             if (!stream) tile_run_item(&call, b, kv, part * run, tile_min((part + 1) * run, T));
             else if (part * CHUNK < position[b] + T) stream_chunk(&call, b, kv, part);
         }

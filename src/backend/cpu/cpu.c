@@ -161,6 +161,7 @@ Status backend_cpu_open(Backend *backend, int n_threads, Error *error) {
         .allocate = cpu_allocate,
         .release = cpu_release,
         .free_bytes = cpu_free_bytes,
+        .uses_host_memory = true,
         .upload = cpu_upload,
         .download = cpu_download,
         .kernel = cpu_kernel,

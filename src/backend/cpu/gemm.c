@@ -13,10 +13,22 @@
 #include "backend/cpu/gemm.h"
 
 #include <assert.h>
-#include <omp.h>
 #include <string.h>
 
+#ifdef _OPENMP
+#    include <omp.h>
+#endif
+
 #include "backend/cpu/gemm_kernel.h"
+
+#ifndef _OPENMP /* one thread */
+static int omp_get_thread_num(void) {
+    return 0;
+}
+static int omp_get_num_threads(void) {
+    return 1;
+}
+#endif
 
 #define K_BLOCK          512 /* sums over k are cut into blocks of at most this, */
 #define K_WHOLE          768 /* unless all of it is no longer than this */

@@ -1,0 +1,165 @@
+/* An entry is made in a folder of its own under a temporary name and renamed when it is complete, so that two runs that
+ * start at once do not meet: the second rename fails, and its run takes what the first one made. What a run that was
+ * killed left behind is removed by a later one.
+ *
+ * The name is a hash of the text, so a changed text is another entry, wherever the file lies and whatever its date.
+ * Reading the text for that takes a fraction of what encoding it would; while at it, the entry is read as well and
+ * compared with its checksums, so that nobody trains on a damaged one. */
+#include "data/cache.h"
+
+#include "base/arena.h"
+#include "base/file.h"
+#include "base/format.h"
+#include "data/hash.h"
+#include "data/prepare.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { ABANDONED_SECONDS = 3600 };
+
+Status cache_folder(char **folder, Error *error) {
+    const char *base = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    bool has_base = base && base[0] == '/'; /* the standard says that others are to be ignored */
+    *folder = NULL;
+    if (!has_base && !(home && *home)) {
+        return error_user(
+            error, "there is no place to keep the prepared text: neither HOME nor XDG_CACHE_HOME is set; "
+                   "set one, or prepare it with 'pgpt data prepare'");
+    }
+    size_t n = strlen(has_base ? base : home) + 40;
+    *folder = malloc(n);
+    if (!*folder) return error_failed(error, "out of memory: no room for a name");
+    snprintf(*folder, n, has_base ? "%s/pgpt/data" : "%s/.cache/pgpt/data", has_base ? base : home);
+    return STATUS_OK;
+}
+
+static const char *entry_name(Arena *arena, const char *folder, uint64_t content, const CacheKey *key) {
+    content = hash_u64(content, SHARD_VERSION);
+    if (key->tokenizer) {
+        return arena_printf(arena, "%s/%016" PRIx64 "-%016" PRIx64, folder, content,
+                            tokenizer_hash(key->tokenizer));
+    }
+    return arena_printf(arena, "%s/%016" PRIx64 "-%s-%d", folder, content, key->kind, key->max_vocabulary);
+}
+
+/* A run that goes on knows its tokenizer, but not what it was learned as: look among the entries of the text. */
+static const char *find_entry(Arena *arena, const char *folder, const char *entry,
+                              const Tokenizer *tokenizer) {
+    enum { N_CONTENT = 17 }; /* the part of the name that the content makes */
+    DIR *entries = file_exists(entry) ? NULL : opendir(folder);
+    const char *name = entry + strlen(folder) + 1, *found = entry;
+    if (!entries) return entry;
+    for (struct dirent *other; found == entry && (other = readdir(entries));) {
+        ShardSet set;
+        Error ignored = {0};
+        if (strncmp(other->d_name, name, N_CONTENT) != 0 || strstr(other->d_name, ".tmp.")) continue;
+        const char *path = arena_printf(arena, "%s/%s", folder, other->d_name);
+        if (shard_set_open(path, &set, &ignored) != STATUS_OK) continue;
+        if (set.tokenizer_hash == tokenizer_hash(tokenizer)) found = path;
+        shard_set_close(&set);
+    }
+    closedir(entries);
+    return found;
+}
+
+/* Is it there, whole, and of this tokenizer? */
+static Status open_entry(const char *entry, const CacheKey *key, ShardSet *set, Error *error) {
+    Tokenizer *own = NULL;
+    TRY(shard_set_open(entry, set, error));
+    TRY_GOTO(shard_set_tokenizer(set, &own, error), failed);
+    if (key->tokenizer && tokenizer_hash(own) != tokenizer_hash(key->tokenizer)) {
+        error_user(error, "%s: field 'tokenizer_hash' is not the one of its name", entry);
+        goto failed;
+    }
+    TRY_GOTO(shard_set_verify(set, NULL, NULL, error), failed);
+    tokenizer_free(own);
+    return STATUS_OK;
+failed:
+    tokenizer_free(own);
+    shard_set_close(set);
+    return error->status;
+}
+
+/* Entries that somebody began and did not finish: their names end in the number of a process that is gone. */
+static void remove_abandoned(const char *folder) {
+    DIR *entries = opendir(folder);
+    if (!entries) return;
+    Arena arena = {0};
+    for (struct dirent *entry; (entry = readdir(entries));) {
+        const char *mark = strstr(entry->d_name, ".tmp.");
+        struct stat facts;
+        if (!mark || fstatat(dirfd(entries), entry->d_name, &facts, 0) != 0) continue;
+        bool old = time(NULL) - facts.st_mtime > ABANDONED_SECONDS;
+        long process = strtol(mark + 5, NULL, 10);
+        if (!old || process <= 0 || kill((pid_t)process, 0) == 0 || errno != ESRCH) continue;
+        prepare_remove(arena_printf(&arena, "%s/%s", folder, entry->d_name));
+    }
+    arena_free(&arena);
+    closedir(entries);
+}
+
+static Status fill_entry(const InputList *list, const CacheKey *key, const char *folder, Progress *progress,
+                         Error *error) {
+    Tokenizer *learned = NULL;
+    if (!key->tokenizer) {
+        TRY(prepare_tokenizer(key->kind, key->max_vocabulary, list, &learned, error));
+    }
+    PrepareOptions options = {.folder = folder, .progress = progress};
+    prepare_shards(list, learned ? learned : key->tokenizer, &options, error);
+    tokenizer_free(learned);
+    return error->status;
+}
+
+static Status make_entry(const InputList *list, const CacheKey *key, const char *entry, const Log *log,
+                         Arena *arena, Error *error) {
+    const char *temporary = arena_printf(arena, "%s.tmp.%ld", entry, (long)getpid());
+    bool shown = log && log->stream && !log->quiet;
+    if (shown) {
+        log_note(log, "preparing %s of text, for this run and later ones, in %s",
+                 format_bytes(list->n_bytes).text, entry);
+    }
+    Progress progress;
+    if (shown) progress_begin(&progress, log->stream, 0.0);
+    fill_entry(list, key, temporary, shown ? &progress : NULL, error);
+    if (shown) progress_end(&progress);
+    TRY(error->status);
+    if (rename(temporary, entry) == 0) return STATUS_OK;
+    int code = errno;
+    prepare_remove(temporary);
+    if (code == EEXIST || code == ENOTEMPTY) return STATUS_OK; /* somebody else was faster */
+    return error_failed(error, "cannot rename %s: %s", temporary, strerror(code));
+}
+
+Status cache_open(const InputList *list, const CacheKey *key, const Log *log, ShardSet *set, Error *error) {
+    *set = (ShardSet){0};
+    Arena arena = {0};
+    char *folder = NULL;
+    uint64_t content;
+    Error damage = {0};
+    TRY_GOTO(cache_folder(&folder, error), done);
+    TRY_GOTO(input_list_hash(list, &content, error), done);
+    const char *entry = entry_name(&arena, folder, content, key);
+    if (key->tokenizer) entry = find_entry(&arena, folder, entry, key->tokenizer);
+    if (file_exists(entry)) {
+        if (open_entry(entry, key, set, &damage) == STATUS_OK) goto done;
+        if (log) log_warning(log, "%s; making it again", damage.text);
+        prepare_remove(entry);
+    }
+    if (file_make_folders(folder, error) == STATUS_OK) {
+        remove_abandoned(folder);
+        if (make_entry(list, key, entry, log, &arena, error) == STATUS_OK) open_entry(entry, key, set, error);
+    }
+done:
+    arena_free(&arena);
+    free(folder);
+    return error->status;
+}
