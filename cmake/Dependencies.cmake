@@ -38,8 +38,9 @@ endfunction()
 
 pgpt_require(jansson jansson.h libjansson-dev "it reads and writes JSON")
 pgpt_require(inih ini.h libinih-dev "it reads configuration files")
-target_link_libraries(pgpt_dependencies INTERFACE jansson::jansson inih::inih m)
-list(APPEND PGPT_PC_REQUIRES jansson inih)
+pgpt_require(pcre2-8 pcre2.h libpcre2-dev "it splits text into words for tokenizers")
+target_link_libraries(pgpt_dependencies INTERFACE jansson::jansson inih::inih pcre2-8::pcre2-8 m)
+list(APPEND PGPT_PC_REQUIRES jansson inih libpcre2-8)
 
 set(THREADS_PREFER_PTHREAD_FLAG ON)
 find_package(Threads REQUIRED) # checkpoints are written in one of their own

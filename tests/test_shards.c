@@ -1,5 +1,6 @@
 /* Shards: the files, what is made of them, and what happens to damaged ones. */
 #include "base/file.h"
+#include "data/bpe_train.h"
 #include "data/cache.h"
 #include "data/corpus.h"
 #include "data/dataset.h"
@@ -277,9 +278,12 @@ static void test_prepared_tokens(void **state) {
     assert_ok(corpus_generate(5, 3500000, &stories, &n, &error), &error);
     write_bytes(in_folder("stories.txt"), stories, n);
     const char *source = in_folder("stories.txt");
-    static const char *const kinds[] = {"byte", "char", "word"};
-    for (int k = 0; k < 3; k++) {
-        Tokenizer *tokenizer = build(kinds[k], stories, n, 0);
+    static const char *const kinds[] = {"byte", "char", "word", "bpe"};
+    for (int k = 0; k < 4; k++) {
+        Tokenizer *tokenizer;
+        BpeTrainOptions training = {.n_vocabulary = 600};
+        if (k == 3) assert_ok(bpe_train_text(&training, stories, 100000, &tokenizer, &error), &error);
+        else tokenizer = build(kinds[k], stories, n, 0);
         TokenArray whole = encode(tokenizer, stories, n);
         ShardSet set = prepare(&source, 1, tokenizer, 0.1, 900001, kinds[k]);
         assert_int_equal(set.n_tokens, whole.n);

@@ -140,7 +140,7 @@ static int32_t find_end_token(const ModelSource *source) {
     Tokenizer *tokenizer = NULL;
     Error ignored = {0};
     if (!source->tokenizer || source->kind == MODEL_SOURCE_HUGGINGFACE ||
-        tokenizer_load(source->tokenizer, &tokenizer, &ignored) != STATUS_OK)
+        tokenizer_open(source->tokenizer, &tokenizer, &ignored) != STATUS_OK)
         return -1;
     int32_t end = tokenizer_end_of_text(tokenizer);
     tokenizer_free(tokenizer);

@@ -24,6 +24,8 @@ static const OptionSpec data_specs[] = {
                "tokens in a file"),
     OPTION_INT("max-vocab", DataValues, max_vocabulary, 0, 0, INT32_MAX,
                "word tokenizer: keep only the most frequent words; 0: all"),
+    OPTION_INT("vocab-size", DataValues, vocabulary_size, 0, 0, 1 << 24,
+               "symbols to learn, the 256 bytes and <|endoftext|> among them ('train-tokenizer')"),
     OPTION_INT("excerpts", DataValues, n_excerpts, 3, 0, 1000, "places of the text to show"),
     OPTION_INT("threads", DataValues, n_threads, 0, 0, 4096, "CPU threads; 0: all cores"),
     OPTION_BOOL("json", DataValues, json, false, "make the last line of the output one JSON object"),
@@ -42,7 +44,7 @@ static const OptionGroup groups[] = {
 };
 
 static const OptionPositional positionals[] = {
-    {.name = "WHAT", .help = "prepare, encode, decode, inspect or verify"},
+    {.name = "WHAT", .help = "prepare, encode, decode, inspect, verify or train-tokenizer"},
     {.name = "FILE",
      .help =
          "a text, a .jsonl file (a document a line: its \"text\"), a folder of either, - for standard input; for "
@@ -57,6 +59,8 @@ static const char *const examples[] = {
     "pgpt data prepare texts --tokenizer char --out shards && pgpt train --data shards",
     "with the tokenizer of another model",
     "pgpt data prepare corpus.jsonl --tokenizer downloads/gpt2 --out shards",
+    "learn a tokenizer of one's own first",
+    "pgpt data train-tokenizer texts --vocab-size 16384 --out bpe && pgpt data prepare texts --tokenizer bpe --out shards",
     "see what is in them, and whether they are whole",
     "pgpt data inspect shards && pgpt data verify shards",
     "a text as ids, and back",
@@ -70,14 +74,15 @@ const OptionCommand data_command = {
     .description =
         "'prepare' encodes texts of any size into a folder of token files that 'pgpt train --data' maps into memory. "
         "'encode' prints the ids of a text, separated by blanks; 'decode' turns ids back into bytes. 'inspect' shows "
-        "what a prepared folder holds, 'verify' reads all of it and compares checksums.",
+        "what a prepared folder holds, 'verify' reads all of it and compares checksums. 'train-tokenizer' learns a byte-level "
+        "BPE vocabulary from texts and writes a tokenizer.json that other programs read too.",
     .groups = groups,
     .positionals = positionals,
     .examples = examples,
     .no_config = true,
 };
 
-enum { FOR_PREPARE = 1, FOR_ENCODE = 2, FOR_DECODE = 4, FOR_INSPECT = 8, FOR_VERIFY = 16 };
+enum { FOR_PREPARE = 1, FOR_ENCODE = 2, FOR_DECODE = 4, FOR_INSPECT = 8, FOR_VERIFY = 16, FOR_TRAIN = 32 };
 
 typedef struct {
     const char *name;
@@ -93,6 +98,7 @@ static const Action actions[] = {
     {"decode", FOR_DECODE, 0, 1, "one file of ids, or none for standard input", data_decode},
     {"inspect", FOR_INSPECT, 1, 1, "one folder of prepared data", data_inspect},
     {"verify", FOR_VERIFY, 1, 1, "one folder of prepared data", data_verify},
+    {"train-tokenizer", FOR_TRAIN, 1, SIZE_MAX, "one text or more", data_train_tokenizer},
 };
 enum { N_ACTIONS = sizeof actions / sizeof actions[0] };
 
@@ -102,13 +108,14 @@ static const struct {
     unsigned mask;
 } limited_options[] = {
     {"tokenizer", FOR_PREPARE | FOR_ENCODE | FOR_DECODE},
-    {"out", FOR_PREPARE},
+    {"out", FOR_PREPARE | FOR_TRAIN},
     {"validation", FOR_PREPARE},
     {"shard-tokens", FOR_PREPARE},
     {"max-vocab", FOR_PREPARE},
+    {"vocab-size", FOR_TRAIN},
     {"excerpts", FOR_INSPECT},
-    {"threads", FOR_PREPARE | FOR_ENCODE},
-    {"json", FOR_PREPARE | FOR_ENCODE | FOR_INSPECT | FOR_VERIFY},
+    {"threads", FOR_PREPARE | FOR_ENCODE | FOR_TRAIN},
+    {"json", FOR_PREPARE | FOR_ENCODE | FOR_INSPECT | FOR_VERIFY | FOR_TRAIN},
 };
 
 Progress *data_progress(DataCall *call) {
@@ -151,8 +158,9 @@ static Status find_action(const char *word, const Action **found, Error *error) 
         if (strcmp(word, names[i]) == 0) return STATUS_OK;
     }
     const char *nearest = format_nearest(word, names);
-    return error_user(error, "'data' cannot '%s'; %s%s%schoose prepare, encode, decode, inspect or verify",
-                      word, nearest ? "did you mean '" : "", nearest ? nearest : "", nearest ? "'? " : "");
+    return error_user(
+        error, "'data' cannot '%s'; %s%s%schoose prepare, encode, decode, inspect, verify or train-tokenizer",
+        word, nearest ? "did you mean '" : "", nearest ? nearest : "", nearest ? "'? " : "");
 }
 
 static Status refuse_ignored(const Options *options, const Action *action, Error *error) {

@@ -176,7 +176,7 @@ static Status open_tokenizer(Call *call, Error *error) {
     if (!source->tokenizer) {
         return error_user(error, "%s has no tokenizer; put its tokenizer.json there", source->folder);
     }
-    TRY(tokenizer_load(source->tokenizer, &call->tokenizer, error));
+    TRY(tokenizer_open(source->tokenizer, &call->tokenizer, error));
     bool is_other = source->tokenizer_hash && tokenizer_hash(call->tokenizer) != source->tokenizer_hash;
     if (is_other || tokenizer_n_vocabulary(call->tokenizer) > source->config.vocabulary) {
         return error_user(error, "%s is not the tokenizer that %s was trained with; put the right one there",

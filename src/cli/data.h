@@ -28,6 +28,7 @@ Status data_encode(DataCall *call, Error *error);
 Status data_decode(DataCall *call, Error *error);
 Status data_inspect(DataCall *call, Error *error);
 Status data_verify(DataCall *call, Error *error);
+Status data_train_tokenizer(DataCall *call, Error *error);
 
 /* The bar, or NULL when the user wants quiet. Ends with data_progress_end. */
 Progress *data_progress(DataCall *call);

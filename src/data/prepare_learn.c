@@ -29,7 +29,7 @@ Status prepare_open_tokenizer(const char *path, Tokenizer **tokenizer, Error *er
         return error_user(error, "unknown tokenizer '%s'; known: %s, or give a tokenizer's file or folder",
                           path, tokenizer_kinds());
     }
-    return tokenizer_load(path, tokenizer, error);
+    return tokenizer_open(path, tokenizer, error);
 }
 
 typedef struct {

@@ -37,6 +37,7 @@ Status tokenizer_finish(Tokenizer *tokenizer, Error *error) {
     if (tokenizer->kind->prepare) TRY(tokenizer->kind->prepare(tokenizer, error));
     const char *name = tokenizer->kind->name;
     tokenizer->hash = symbols_hash(&tokenizer->symbols, hash_bytes(0, name, strlen(name)));
+    if (tokenizer->kind->hash) tokenizer->hash = tokenizer->kind->hash(tokenizer, tokenizer->hash);
     return STATUS_OK;
 }
 

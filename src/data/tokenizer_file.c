@@ -1,22 +1,24 @@
-/* Tokenizers on disk: one JSON object.
+/* Tokenizers on disk. Those of our own kinds are one JSON object:
  *
  *     {"pgpt_tokenizer": 1, "kind": "char", "symbols": ["\n", " ", "!", {"bytes": "e9"}, ...]}
  *
  * A symbol's place is its id. It is a string where its bytes are UTF-8 without a zero, and an object with their
  * hexadecimal digits where they are not. "byte" has no symbols to list. The first field carries the version and tells
- * the file apart from other programs' tokenizer.json.
+ * the file apart from other programs' tokenizer.json. A bpe tokenizer is written as such a file of another program
+ * (bpe_huggingface.c), for others to read. What a path may lead to besides is found out in tokenizer_open.c.
  *
  * A file may have been edited, cut or made up: every symbol is checked for type, size, double entry and what its kind
  * demands before the tokenizer is used. */
 #include "base/file.h"
 #include "base/json.h"
+#include "data/bpe.h"
 #include "data/tokenizer_kind.h"
 #include "data/utf8.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-enum { VERSION = 1, LIMIT_BYTES = 256 << 20, MAX_SYMBOL_BYTES = 4096 };
+enum { VERSION = 1, MAX_SYMBOL_BYTES = 4096 };
 
 static json_t *symbol_to_json(const char *bytes, size_t n_bytes) {
     if (!memchr(bytes, 0, n_bytes) && utf8_valid(bytes, n_bytes)) return json_stringn(bytes, n_bytes);
@@ -31,19 +33,29 @@ static json_t *symbol_to_json(const char *bytes, size_t n_bytes) {
     return value;
 }
 
-Status tokenizer_save(const Tokenizer *tokenizer, const char *path, Error *error) {
-    char *line = NULL;
-    FileWriter writer = {.descriptor = -1};
+/* {"pgpt_tokenizer": 1, ...}; NULL: out of memory. */
+static json_t *to_json(const Tokenizer *tokenizer) {
     json_t *object = json_pack("{s:i,s:s}", "pgpt_tokenizer", VERSION, "kind", tokenizer->kind->name);
-    json_t *symbols = tokenizer->kind->symbols_in_file ? json_array() : NULL;
-    bool complete = object && (symbols || !tokenizer->kind->symbols_in_file);
-    for (int32_t id = 0; complete && symbols && id < tokenizer->symbols.n; id++) {
+    if (!object || !tokenizer->kind->symbols_in_file) return object;
+    json_t *symbols = json_array();
+    bool complete = symbols != NULL;
+    for (int32_t id = 0; complete && id < tokenizer->symbols.n; id++) {
         json_t *symbol =
             symbol_to_json(symbols_bytes(&tokenizer->symbols, id), symbols_n_bytes(&tokenizer->symbols, id));
         complete = json_array_append_new(symbols, symbol) == 0;
     }
-    if (complete && symbols) complete = json_object_set(object, "symbols", symbols) == 0;
-    if (!complete) {
+    if (complete && json_object_set(object, "symbols", symbols) != 0) complete = false;
+    json_decref(symbols);
+    if (complete) return object;
+    json_decref(object);
+    return NULL;
+}
+
+Status tokenizer_save(const Tokenizer *tokenizer, const char *path, Error *error) {
+    char *line = NULL;
+    FileWriter writer = {.descriptor = -1};
+    json_t *object = tokenizer->kind == &tokenizer_bpe ? bpe_to_huggingface(tokenizer) : to_json(tokenizer);
+    if (!object) {
         error_failed(error, "out of memory: no room to write %s", path);
         goto done;
     }
@@ -55,7 +67,6 @@ Status tokenizer_save(const Tokenizer *tokenizer, const char *path, Error *error
 done:
     file_writer_abort(&writer);
     free(line);
-    json_decref(symbols);
     json_decref(object);
     return error->status;
 }
@@ -121,9 +132,6 @@ static Status read_fields(const json_t *object, const char *path, Tokenizer **to
     int64_t version;
     const char *name;
     json_t *symbols;
-    if (!json_is_object(object) || !json_object_get(object, "pgpt_tokenizer")) {
-        return error_user(error, "%s: not a pgpt tokenizer: field 'pgpt_tokenizer' is missing", path);
-    }
     TRY(json_field_int(object, path, "pgpt_tokenizer", VERSION, VERSION, &version, error));
     TRY(json_field_text(object, path, "kind", &name, error));
     const TokenizerKind *kind = tokenizer_find_kind(name);
@@ -142,14 +150,27 @@ static Status read_fields(const json_t *object, const char *path, Tokenizer **to
     return STATUS_OK;
 }
 
-Status tokenizer_load(const char *path, Tokenizer **tokenizer, Error *error) {
-    json_t *object = NULL;
+Status tokenizer_from_json(const json_t *object, const char *path, Tokenizer **tokenizer, Error *error) {
     *tokenizer = NULL;
-    TRY(json_read(path, LIMIT_BYTES, &object, error));
+    if (json_object_get(object, "model")) return bpe_from_huggingface(object, path, tokenizer, error);
+    if (!json_object_get(object, "pgpt_tokenizer")) {
+        return error_user(error,
+                          "%s: not a tokenizer: it has neither the field 'pgpt_tokenizer' nor 'model', which "
+                          "pgpt's and Hugging Face's tokenizer.json have",
+                          path);
+    }
     if (read_fields(object, path, tokenizer, error) != STATUS_OK) {
         tokenizer_free(*tokenizer);
         *tokenizer = NULL;
     }
+    return error->status;
+}
+
+Status tokenizer_load(const char *path, Tokenizer **tokenizer, Error *error) {
+    json_t *object = NULL;
+    *tokenizer = NULL;
+    TRY(tokenizer_read_json(path, &object, error));
+    tokenizer_from_json(object, path, tokenizer, error);
     json_decref(object);
     return error->status;
 }

@@ -3,13 +3,14 @@
 #ifndef PGPT_DATA_TOKENIZER_KIND_H
 #define PGPT_DATA_TOKENIZER_KIND_H
 
+#include "base/json.h"
 #include "data/symbols.h"
 #include "data/tokenizer.h"
 
 typedef struct {
     const char *name;
 
-    /* Fill tokenizer->symbols from a text. */
+    /* Fill tokenizer->symbols from a text. A kind without it (bpe) is not built from text but opened or trained. */
     Status (*build)(Tokenizer *tokenizer, const char *text, size_t n_bytes, int max_vocabulary, Error *error);
 
     /* Check symbols that came from a file, one by one; optional. The caller names the file and the symbol. */
@@ -24,6 +25,9 @@ typedef struct {
 
     /* The bytes of an id that is in range; optional: without it they are the symbol's. */
     TokenBytes (*decode)(TokenDecoder *decoder, int32_t id);
+
+    /* Continue the hash with what besides the symbols decides the ids; optional. */
+    uint64_t (*hash)(const Tokenizer *tokenizer, uint64_t hash);
 
     void (*free_lookup)(Tokenizer *tokenizer); /* optional */
     bool symbols_in_file; /* false: the symbols are always the same, build() makes them */
@@ -45,6 +49,13 @@ const TokenizerKind *tokenizer_find_kind(const char *name);
 /* An empty tokenizer, and what makes one with symbols ready for use. */
 Status tokenizer_new(const TokenizerKind *kind, Tokenizer **tokenizer, Error *error);
 Status tokenizer_finish(Tokenizer *tokenizer, Error *error);
+
+/* Read a JSON file that may be hostile: limits on its size, depth and number of values are kept before it is parsed
+ * (tokenizer_open.c). */
+Status tokenizer_read_json(const char *path, json_t **object, Error *error);
+
+/* A tokenizer from the JSON of tokenizer.json, our own or Hugging Face's; NULL on failure. */
+Status tokenizer_from_json(const json_t *object, const char *path, Tokenizer **tokenizer, Error *error);
 
 /* Append an id; the array grows by doubling. */
 static inline Status token_array_push(TokenArray *tokens, int32_t id, Error *error) {
