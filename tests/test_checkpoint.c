@@ -450,7 +450,7 @@ static void test_config_json(void **state) {
     } wrong[] = {{"layers", "0", "'layers'"},
                  {"layers", "\"3\"", "'layers'"},
                  {"norm", "\"batchnorm\"", "batchnorm"},
-                 {"dropout", "1.0", "out of range"},
+                 {"dropout", "1.0", "between 0 and 0.999"},
                  {"heads", "7", "--heads"},
                  {"tied", "1", "'tied'"},
                  {"n_experts", "8", "'n_experts'"},

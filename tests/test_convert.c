@@ -152,7 +152,7 @@ static void assert_golden_weights(const char *name, const HfFolder *options) {
     json_decref(want);
     assert_ok(parameters_build(&table, &source.config, &error), error);
     assert_ok(model_source_check(&source, &table, &error), error);
-    float *values = malloc((size_t)model_source_largest(&table) * sizeof *values);
+    float *values = malloc((size_t)parameters_largest(&table) * sizeof *values);
     for (int i = 0; i < table.n_parameters; i++) {
         const Parameter *parameter = &table.parameter[i];
         assert_ok(model_source_read(&source, parameter, values, &error), error);
@@ -213,7 +213,7 @@ static void the_model_has_the_loss_that_pytorch_recorded(void **state) {
     device_require(&memory, &step->program.plan);
     assert_ok(device_open(&memory, &backend, &error), error);
     assert_ok(train_step_open(step, &memory, &error), error);
-    float *values = malloc((size_t)model_source_largest(&table) * sizeof *values);
+    float *values = malloc((size_t)parameters_largest(&table) * sizeof *values);
     for (int i = 0; i < table.n_parameters; i++) {
         assert_ok(model_source_read(&source, &table.parameter[i], values, &error), error);
         assert_ok(executor_upload(&step->executor, step->loss.parameters.tensor[i], values, &error), error);

@@ -9,6 +9,7 @@
 
 #include <fcntl.h>
 #include <math.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -251,11 +252,18 @@ static bool open_terminal(int *master, FILE **slave, unsigned short columns) {
 }
 
 /* What has been written to the terminal since the last look. */
+/* What has come to the screen since the last call. A terminal hands text on a moment after it was written: wait until
+ * there has been nothing new for a while. */
 static const char *screen(int master) {
     static char text[65536];
-    fcntl(master, F_SETFL, O_NONBLOCK);
-    ssize_t n = read(master, text, sizeof text - 1);
-    text[n > 0 ? n : 0] = 0;
+    size_t n_bytes = 0;
+    struct pollfd ready = {.fd = master, .events = POLLIN};
+    while (n_bytes < sizeof text - 1 && poll(&ready, 1, 200) == 1) {
+        ssize_t n = read(master, text + n_bytes, sizeof text - 1 - n_bytes);
+        if (n <= 0) break;
+        n_bytes += (size_t)n;
+    }
+    text[n_bytes] = 0;
     return text;
 }
 

@@ -109,17 +109,16 @@ static Status plan(GenerateBench *bench, const BenchValues *values, Error *error
 
 /* One parameter at a time, so that the weights are in memory only once. */
 static Status set_weights(GenerateBench *bench, Error *error) {
-    size_t n_bytes = (size_t)bench->table.n_flat_elements * sizeof(float);
-    void *host;
-    TRY(memory_alloc(&host, n_bytes, "initial weights", error));
-    float *flat = host; /* (n_flat_elements) */
-    parameters_initialise(&bench->table, WEIGHT_SEED, flat, bench->backend.n_threads);
+    const ParameterTable *table = &bench->table;
+    size_t n_bytes = (size_t)parameters_largest(table) * sizeof(float);
+    void *values;
+    TRY(memory_alloc(&values, n_bytes, "one of the model's tensors", error));
     Status status = STATUS_OK;
-    for (int i = 0; i < bench->table.n_parameters && status == STATUS_OK; i++) {
-        const Parameter *parameter = &bench->table.parameter[i];
-        status = generator_upload(&bench->generator, parameter, flat + parameter->flat_offset, error);
+    for (int i = 0; i < table->n_parameters && status == STATUS_OK; i++) {
+        parameter_initialise(table, i, WEIGHT_SEED, values, bench->backend.n_threads);
+        status = generator_upload(&bench->generator, &table->parameter[i], values, error);
     }
-    memory_free(host, n_bytes);
+    memory_free(values, n_bytes);
     return status;
 }
 

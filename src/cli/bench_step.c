@@ -21,6 +21,7 @@ typedef struct {
 typedef struct {
     double step_ms, best_ms, forward_ms, backward_ms, update_ms;
     double tokens_per_s, best_tokens_per_s, flops, flops_per_s, peak_flops;
+    double utilisation; /* of the peak, by arithmetic that is not done twice */
     uint64_t resident_bytes;
 } StepReport;
 
@@ -67,6 +68,7 @@ static StepReport make_report(const BenchTraining *training, const BenchOptions 
         .flops = flops,
         .flops_per_s = flops / median,
         .peak_flops = peak_flops,
+        .utilisation = program_useful_flops(&training->step.program) / median / peak_flops,
         .resident_bytes = memory_resident_peak_bytes(),
     };
 }
@@ -120,7 +122,7 @@ static json_t *report_json(const BenchTraining *training, const BenchValues *val
     json_object_set_new(object, "flops_per_step", json_make_number(report->flops));
     json_object_set_new(object, "flops_per_s", json_make_number(report->flops_per_s));
     json_object_set_new(object, "limit_flops_per_s", json_make_number(report->peak_flops));
-    json_object_set_new(object, "mfu", json_make_number(report->flops_per_s / report->peak_flops));
+    json_object_set_new(object, "mfu", json_make_number(report->utilisation));
     json_object_set_new(object, "peak_bytes", json_integer((json_int_t)training->memory.allocated_bytes));
     json_object_set_new(object, "resident_bytes", json_integer((json_int_t)report->resident_bytes));
     return object;

@@ -210,7 +210,7 @@ static Status read_data(Call *call, Error *error) {
 /* One parameter after the other, so that the model is in memory once. */
 static Status load_weights(Call *call, Error *error) {
     void *values;
-    size_t n_bytes = sizeof(float) * (size_t)model_source_largest(&call->table);
+    size_t n_bytes = sizeof(float) * (size_t)parameters_largest(&call->table);
     TRY(memory_alloc(&values, n_bytes, "one of the model's tensors", error));
     for (int i = 0; i < call->table.n_parameters; i++) {
         const Parameter *parameter = &call->table.parameter[i];

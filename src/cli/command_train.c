@@ -170,6 +170,32 @@ static Status check_prompt(const Run *run, Error *error) {
     return error->status;
 }
 
+/* Options that the others leave without effect. On the command line only: a config file holds them all. */
+static Status refuse_ignored(const Run *run, Error *error) {
+    const OptimizerOptions *optimizer = &run->values.optimizer;
+    bool is_adamw = optimizer->kind == OPTIMIZER_ADAMW;
+    const struct {
+        const char *name, *needs;
+        bool has_effect;
+    } rules[] = {
+        {"beta1", "--optimizer adamw", is_adamw},
+        {"beta2", "--optimizer adamw", is_adamw},
+        {"epsilon", "--optimizer adamw", is_adamw},
+        {"momentum", "--optimizer sgd", !is_adamw},
+        {"nesterov", "--optimizer sgd", !is_adamw},
+        {"lr-decay", "--lr-schedule wsd", optimizer->schedule == SCHEDULE_WSD},
+        {"lr-min", "a schedule that decays", optimizer->schedule != SCHEDULE_CONSTANT},
+        {"rotary-theta", "--position rotary", run->values.model.position == POSITION_ROTARY},
+    };
+    for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++) {
+        if (rules[i].has_effect || options_source(&run->options, rules[i].name) != OPTION_FROM_COMMAND)
+            continue;
+        return error_user(error, "--%s means something only with %s; leave it out, or give that too",
+                          rules[i].name, rules[i].needs);
+    }
+    return STATUS_OK;
+}
+
 /* Fill in what depends on something else, and check what must fit together. */
 static Status complete_options(Run *run, Error *error) {
     TrainOptions *train = &run->values.train;
@@ -181,6 +207,7 @@ static Status complete_options(Run *run, Error *error) {
     train->micro_batch = step.micro_batch;
     train->sequence = step.T;
     TRY(check_prompt(run, error));
+    TRY(refuse_ignored(run, error));
     return optimizer_check(&run->values.optimizer, train->batch / train->micro_batch, error);
 }
 

@@ -351,7 +351,7 @@ static Status check_options(const BpeTrainOptions *options, Error *error) {
 static Status add_bytes(Tokenizer *tokenizer, Error *error) {
     for (uint32_t character = 0; character < 512; character++) {
         int byte = bpe_byte_of_character(character);
-        int32_t id;
+        int32_t id = 0;
         if (byte >= 0) TRY(symbols_intern(&tokenizer->symbols, &(char){(char)byte}, 1, &id, error));
     }
     return bpe_tokenizer_find_bytes(tokenizer, error);

@@ -151,7 +151,7 @@ static Status mend(Matcher *matcher, const char *text, size_t n_bytes, Error *er
     for (size_t i = 0, n; i < n_bytes; i += n) {
         n_strays += utf8_decode(text + i, n_bytes - i, &n) >= UTF8_N_UNICODE;
     }
-    matcher->copy = malloc(n_bytes + 2 * n_strays);
+    matcher->copy = malloc(n_bytes + 2 * n_strays + 1);
     matcher->strays = malloc((n_strays + 1) * sizeof *matcher->strays);
     if (!matcher->copy || !matcher->strays) {
         return error_failed(error, "out of memory: no room for %zu bytes of text", n_bytes);

@@ -304,3 +304,7 @@ Status bpe_tokenizer_finish(Tokenizer *tokenizer, const char *pattern, Error *er
     tokenizer->end_of_text = find_end_of_text(tokenizer);
     return tokenizer_finish(tokenizer, error);
 }
+
+void tokenizer_allow_special(Tokenizer *tokenizer, bool allowed) {
+    if (tokenizer->kind == &tokenizer_bpe) bpe_of(tokenizer)->allow_special = allowed;
+}

@@ -56,12 +56,10 @@ Status tokenizer_read_json(const char *path, json_t **object, Error *error) {
 
 /* FOLDER/NAME, from malloc; NULL: out of memory. */
 static char *join(const char *folder, size_t n_folder, const char *name) {
-    char *path = malloc(n_folder + strlen(name) + 2);
-    if (!path) return NULL;
+    size_t n = n_folder + strlen(name) + 2;
     bool slash = n_folder > 0 && folder[n_folder - 1] != '/';
-    memcpy(path, folder, n_folder);
-    path[n_folder] = '/';
-    strcpy(path + n_folder + slash, name);
+    char *path = malloc(n);
+    if (path) snprintf(path, n, "%.*s%s%s", (int)n_folder, folder, slash ? "/" : "", name);
     return path;
 }
 
@@ -185,7 +183,8 @@ static Status open_folder(const char *path, Tokenizer **tokenizer, Error *error)
         free(found);
         found = NULL;
     }
-    if (!found) TRY(find_ranks(path, &found, error));
+    if (!found) find_ranks(path, &found, error);
+    if (!found) return error->status;
     Status status = open_file(found, tokenizer, error);
     free(found);
     return status;

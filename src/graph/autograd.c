@@ -32,10 +32,6 @@ struct Autograd {
     int visited; /* position of the node whose rule runs now */
 };
 
-Graph *autograd_graph(Autograd *autograd) {
-    return autograd->graph;
-}
-
 static bool is_parameter(const Tensor *tensor) {
     return tensor->place == PLACE_PARAMETER;
 }
@@ -72,6 +68,23 @@ static void unshare(Autograd *autograd, Tensor *tensor) {
                  TENSORS(slot->gradient));
 }
 
+/* Has the gradient of this part of `root` been written already, through this view or an equal one? A view that overlaps
+ * another without being equal would need its parts added and written separately: the model has to cut at equal borders. */
+static bool is_part_written(Autograd *autograd, const Tensor *target, Tensor *root) {
+    int64_t first = tensor_root_element(target), end = first + tensor_count(target);
+    bool is_written = autograd->slot[target->id].is_written;
+    for (int i = 0; i < autograd->n_slots && !is_parameter(root); i++) {
+        Tensor *other = autograd->graph->tensor[i];
+        if (!other->base || !autograd->slot[i].is_written || tensor_root(other) != root) continue;
+        int64_t other_first = tensor_root_element(other), other_end = other_first + tensor_count(other);
+        if (other_end <= first || end <= other_first) continue;
+        graph_check(autograd->graph, other_first == first && other_end == end,
+                    "autograd: the views %s and %s overlap without being equal", other->name, target->name);
+        is_written = true;
+    }
+    return is_written;
+}
+
 /* Where a contribution to dL/dtarget goes, and how. */
 static Tensor *contribution(Autograd *autograd, Tensor *target, WriteMode *mode) {
     bool persists = autograd->options->gradient_place == PLACE_GRADIENT;
@@ -81,6 +94,10 @@ static Tensor *contribution(Autograd *autograd, Tensor *target, WriteMode *mode)
     bool first;
     if (target == root) {
         first = !slot->is_written && !slot->written_parts;
+        graph_check(autograd->graph,
+                    slot->is_written || !slot->written_parts || slot->written_parts == tensor_count(root),
+                    "autograd: the gradient of %s is added to while only parts of it are written",
+                    root->name);
         if (!first && is_shared_with_unread(autograd, root)) {
             unshare(autograd, root);
             gradient = slot->gradient;
@@ -88,12 +105,16 @@ static Tensor *contribution(Autograd *autograd, Tensor *target, WriteMode *mode)
         slot->is_written = true;
     } else {
         Slot *part = &autograd->slot[target->id];
-        first = !slot->is_written && !part->is_written;
+        if (slot->is_written && is_shared_with_unread(autograd, root)) {
+            unshare(autograd, root);
+            gradient = slot->gradient;
+            part->gradient = NULL;
+        }
+        first = !slot->is_written && !is_part_written(autograd, target, root);
         part->is_written = true;
         if (first) slot->written_parts += tensor_count(target);
         if (!part->gradient) {
-            size_t first_element = target->base_offset / dtype_info(target->dtype)->n_bytes;
-            part->gradient = graph_view(autograd->graph, gradient, target->shape, (int64_t)first_element,
+            part->gradient = graph_view(autograd->graph, gradient, target->shape, tensor_root_element(target),
                                         arena_printf(&autograd->graph->arena, "d %s", target->name));
         }
         gradient = part->gradient;

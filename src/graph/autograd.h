@@ -40,6 +40,4 @@ Node *autograd_record(Autograd *autograd, const Op *op, const void *attributes, 
 /* dL/dtensor is exactly `gradient`, an existing tensor: no node needed (residual additions, fused losses). */
 void autograd_share(Autograd *autograd, Tensor *tensor, Tensor *gradient);
 
-Graph *autograd_graph(Autograd *autograd);
-
 #endif

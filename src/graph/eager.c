@@ -12,8 +12,19 @@ static int node_position(const Graph *graph, const Node *node) {
     return -1;
 }
 
+/* Is what the node reads changed by anybody between the two places? */
+static bool inputs_change(const Graph *graph, const Node *node, int after, int before) {
+    for (int i = after + 1; i < before; i++) {
+        for (int k = 0; k < node->n_inputs; k++) {
+            if (node->input[k] && node_writes_root(graph->node[i], tensor_root(node->input[k]))) return true;
+        }
+    }
+    return false;
+}
+
 /* The forward position behind which the node may run, or -1 if it must stay. */
-static int eager_position(const Graph *graph, const Node *node, const bool *is_gradient) {
+static int eager_position(const Graph *graph, int index, const bool *is_gradient) {
+    const Node *node = graph->node[index];
     if (node->section != SECTION_BACKWARD) return -1;
     int position = -1;
     bool reads_gradient = false;
@@ -27,7 +38,7 @@ static int eager_position(const Graph *graph, const Node *node, const bool *is_g
         int at = node_position(graph, producer);
         if (at > position) position = at;
     }
-    return reads_gradient ? position : -1;
+    return reads_gradient && !inputs_change(graph, node, position, index) ? position : -1;
 }
 
 static void restore_write_modes(Graph *graph, WriteMode *first_mode, bool *is_written) {
@@ -55,7 +66,7 @@ int eager_gradients(Graph *graph) {
     int n_moved = 0;
     for (int i = 0; i < graph->n_nodes; i++) {
         const Node *node = graph->node[i];
-        position[i] = eager_position(graph, node, is_gradient);
+        position[i] = eager_position(graph, i, is_gradient);
         n_moved += position[i] >= 0;
         for (int k = 0; k < node->n_outputs; k++) {
             if (!node->output[k] || is_written[node->output[k]->id]) continue;

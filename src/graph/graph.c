@@ -136,6 +136,29 @@ Tensor *tensor_root(Tensor *tensor) {
     return tensor;
 }
 
+int64_t tensor_root_element(const Tensor *tensor) {
+    size_t n_bytes = 0;
+    for (const Tensor *part = tensor; part->base; part = part->base) n_bytes += part->base_offset;
+    return (int64_t)(n_bytes / dtype_info(tensor->dtype)->n_bytes);
+}
+
+bool node_touches(const Node *node, const Tensor *tensor) {
+    for (int i = 0; i < node->n_inputs; i++) {
+        if (node->input[i] == tensor) return true;
+    }
+    for (int i = 0; i < node->n_outputs; i++) {
+        if (node->output[i] == tensor) return true;
+    }
+    return false;
+}
+
+bool node_writes_root(const Node *node, const Tensor *root) {
+    for (int i = 0; i < node->n_outputs; i++) {
+        if (node->output[i] && tensor_root(node->output[i]) == root) return true;
+    }
+    return false;
+}
+
 const char *tensor_layer_name(Graph *graph, const Tensor *weight) {
     static const char suffix[] = ".weight";
     size_t length = strlen(weight->name), n_suffix = sizeof suffix - 1;

@@ -99,14 +99,20 @@ Tensor *graph_view(Graph *graph, Tensor *base, Shape shape, int64_t first, const
 Node *graph_record(Graph *graph, const Op *op, const void *attributes, size_t attributes_bytes, int n_inputs,
                    Tensor *const *inputs, int n_outputs, Tensor *const *outputs);
 
-#define TENSORS(...)   ((Tensor *[]){__VA_ARGS__})
-#define N_TENSORS(...) ((int)(sizeof(TENSORS(__VA_ARGS__)) / sizeof(Tensor *)))
+#define TENSORS(...) ((Tensor *[]){__VA_ARGS__})
 
 /* For builders: false (and the message kept) when the condition fails or the graph failed before. */
 bool graph_check(Graph *graph, bool condition, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
+/* Does the node read or write this very tensor? And does it write any part of the memory of `root`? */
+bool node_touches(const Node *node, const Tensor *tensor);
+bool node_writes_root(const Node *node, const Tensor *root);
+
 /* The tensor that owns the memory: `tensor` itself or the end of its chain of bases. */
 Tensor *tensor_root(Tensor *tensor);
+
+/* Its first element within the root. */
+int64_t tensor_root_element(const Tensor *tensor);
 
 /* A layer's name from its weight's: "h.0.mlp.c_fc.weight" gives "h.0.mlp.c_fc". In the graph's arena. */
 const char *tensor_layer_name(Graph *graph, const Tensor *weight);

@@ -1,3 +1,6 @@
+/* Moving a node towards the end keeps its inputs alive longer, so it pays only where they are smaller than what it makes.
+ * It is allowed only where nobody changes those inputs in between: gradients that a residual addition shares are added to
+ * later, and a node that was moved behind such an addition would read another value. */
 #include "graph/lazy.h"
 
 #include <string.h>
@@ -33,10 +36,16 @@ static size_t kept_bytes(const Graph *graph, const Node *node, int end) {
     return n_bytes;
 }
 
-/* A node with other outputs has other readers, and cannot wait for this one. */
-static bool can_wait(const Node *node) {
+/* A node with other outputs has other readers, and cannot wait for this one; nor can one whose inputs change. */
+static bool can_wait(const Graph *graph, int position, int end) {
+    const Node *node = graph->node[position];
     int n_outputs = 0;
     for (int k = 0; k < node->n_outputs; k++) n_outputs += node->output[k] != NULL;
+    for (int i = position + 1; i < end; i++) {
+        for (int k = 0; k < node->n_inputs; k++) {
+            if (node->input[k] && node_writes_root(graph->node[i], tensor_root(node->input[k]))) return false;
+        }
+    }
     return n_outputs == 1;
 }
 
@@ -48,7 +57,7 @@ static int move_writers(Graph *graph, const Tensor *gradient) {
     size_t n_kept_bytes = 0;
     for (int i = 0; i < last; i++) {
         if (!writes(graph->node[i], gradient)) continue;
-        if (!can_wait(graph->node[i])) return 0;
+        if (!can_wait(graph, i, last)) return 0;
         n_kept_bytes += kept_bytes(graph, graph->node[i], last);
         n_earlier++;
     }

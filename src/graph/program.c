@@ -81,6 +81,14 @@ Cost program_cost(const Program *program) {
     return total;
 }
 
+double program_useful_flops(const Program *program) {
+    double again = 0.0;
+    for (int i = 0; i < program->graph->n_nodes; i++) {
+        if (program->graph->node[i]->is_recomputed) again += op_cost(program->graph->node[i]).flops;
+    }
+    return program_cost(program).flops - again * (double)program->n_forward_runs;
+}
+
 static void print_tensor(const Tensor *tensor, WriteMode mode, FILE *stream) {
     static const char *const marks[] = {"", "+=", "+=*"};
     static const char *const places[N_PLACES] = {"par", "grad", "opt", "state", "in", "act"};

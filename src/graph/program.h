@@ -26,6 +26,9 @@ Status program_build(Program *program, const char *name, Graph *graph, const Bac
 Cost program_cost(const Program *program);
 Cost program_section_cost(const Program *program, Section section);
 
+/* The FLOPs of a step without what is only computed again: what utilisation is measured with. */
+double program_useful_flops(const Program *program);
+
 /* Every instruction with shapes, places, bytes and FLOPs, then the totals. */
 void program_print(const Program *program, FILE *stream);
 

@@ -14,10 +14,11 @@ typedef struct {
 /* Inputs and outputs of a recorded forward pass with its loss. */
 typedef struct {
     ParameterTensors parameters;
-    Tensor *tokens, *targets; /* (B,T) i32 in PLACE_INPUT; a negative target is left out of the loss */
-    Tensor *random;           /* see ops.h; NULL without dropout */
-    Tensor *losses;           /* (B·T) cross-entropy of every token */
-    Tensor *loss;             /* scalar in PLACE_STATE: the sum over a step's micro-batches, scaled */
+    Tensor *tokens,
+        *targets;   /* (B,T) and (B·T) i32 in PLACE_INPUT; a negative target is left out of the loss */
+    Tensor *random; /* see ops.h; NULL without dropout */
+    Tensor *losses; /* (B·T) cross-entropy of every token */
+    Tensor *loss;   /* scalar in PLACE_STATE: the sum over a step's micro-batches, scaled */
 } GptLoss;
 
 GptLoss gpt_record_loss(const ModelConfig *config, const ParameterTable *table, Graph *graph,

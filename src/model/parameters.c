@@ -151,21 +151,34 @@ Tensor *parameter_tensor(const ParameterTensors *tensors, ParameterRole role, in
     return parameter ? tensors->tensor[parameter - tensors->table->parameter] : NULL;
 }
 
-void parameters_initialise(const ParameterTable *table, uint64_t seed, float *flat, int n_threads) {
+void parameter_initialise(const ParameterTable *table, int index, uint64_t seed, float *values,
+                          int n_threads) {
     enum { CHUNK = 1 << 16 };
-    for (int i = 0; i < table->n_parameters; i++) {
-        const Parameter *parameter = &table->parameter[i];
-        float *values = flat + parameter->flat_offset;
-        int64_t count = shape_count(parameter->shape);
-        RandomKey key = random_key(seed, RANDOM_INIT + (uint64_t)i, 0);
+    const Parameter *parameter = &table->parameter[index];
+    int64_t count = shape_count(parameter->shape);
+    RandomKey key = random_key(seed, RANDOM_INIT + (uint64_t)index, 0);
 #pragma omp parallel for num_threads(n_threads) schedule(static)
-        for (int64_t first = 0; first < count; first += CHUNK) {
-            int64_t n = count - first < CHUNK ? count - first : CHUNK;
-            if (parameter->init == INIT_NORMAL) {
-                random_normal_fill(key, (uint64_t)first, (uint64_t)n, parameter->deviation, values + first);
-            } else {
-                for (int64_t k = 0; k < n; k++) values[first + k] = parameter->init == INIT_ONE ? 1.0f : 0.0f;
-            }
+    for (int64_t first = 0; first < count; first += CHUNK) {
+        int64_t n = count - first < CHUNK ? count - first : CHUNK;
+        if (parameter->init == INIT_NORMAL) {
+            random_normal_fill(key, (uint64_t)first, (uint64_t)n, parameter->deviation, values + first);
+        } else {
+            for (int64_t k = 0; k < n; k++) values[first + k] = parameter->init == INIT_ONE ? 1.0f : 0.0f;
         }
     }
+}
+
+void parameters_initialise(const ParameterTable *table, uint64_t seed, float *flat, int n_threads) {
+    for (int i = 0; i < table->n_parameters; i++) {
+        parameter_initialise(table, i, seed, flat + table->parameter[i].flat_offset, n_threads);
+    }
+}
+
+int64_t parameters_largest(const ParameterTable *table) {
+    int64_t largest = 0;
+    for (int i = 0; i < table->n_parameters; i++) {
+        int64_t count = shape_count(table->parameter[i].shape);
+        if (count > largest) largest = count;
+    }
+    return largest;
 }

@@ -82,4 +82,11 @@ Tensor *parameter_tensor(const ParameterTensors *tensors, ParameterRole role, in
 /* Initial values into the flat array on the host. They depend on (seed, parameter, element) alone. */
 void parameters_initialise(const ParameterTable *table, uint64_t seed, float *flat, int n_threads);
 
+/* The same for one parameter (by its position in the table), into an array of its own. */
+void parameter_initialise(const ParameterTable *table, int index, uint64_t seed, float *values,
+                          int n_threads);
+
+/* Elements of the largest parameter: room for any one of them. */
+int64_t parameters_largest(const ParameterTable *table);
+
 #endif

@@ -49,6 +49,10 @@ Status optimizer_check(const OptimizerOptions *options, int64_t n_micro_batches,
         return error_user(error, "--lr-min %g is above --lr %g; swap them or leave --lr-min out",
                           options->lowest_rate, options->rate);
     }
+    if (options->kind == OPTIMIZER_SGD && options->nesterov && options->momentum <= 0.0) {
+        return error_user(error,
+                          "--nesterov looks ahead along the momentum; give --momentum, or leave it out");
+    }
     if (options->eager && options->clip > 0.0) {
         return error_user(
             error,
@@ -72,6 +76,10 @@ Schedule optimizer_schedule(const OptimizerOptions *options, int64_t n_steps) {
                       .n_warmup_steps = n_warmup_steps,
                       .decay_fraction = options->decay_fraction,
                       .n_steps = n_steps};
+}
+
+static int optimizer_n_moments(const OptimizerOptions *options) {
+    return options->kind == OPTIMIZER_ADAMW ? 2 : options->momentum > 0.0 ? 1 : 0;
 }
 
 Place optimizer_gradient_place(const OptimizerOptions *options) {
@@ -143,16 +151,6 @@ static void record_whole(const OptimizerOptions *options, OptimizerTensors *tens
     record_update(options, tensors, factor, &range, graph);
 }
 
-static bool touches(const Node *node, const Tensor *tensor) {
-    for (int i = 0; i < node->n_inputs; i++) {
-        if (node->input[i] == tensor) return true;
-    }
-    for (int i = 0; i < node->n_outputs; i++) {
-        if (node->output[i] == tensor) return true;
-    }
-    return false;
-}
-
 /* Record one update node a parameter, then sort each behind the last node that touches the parameter or its gradient. */
 static void record_eager(const OptimizerOptions *options, const OptimizerTensors *tensors,
                          const ParameterTensors *parameters, Graph *graph) {
@@ -173,7 +171,8 @@ static void record_eager(const OptimizerOptions *options, const OptimizerTensors
         }
         int last = 0;
         for (int k = 0; k < n_before; k++) {
-            if (touches(graph->node[k], tensor) || touches(graph->node[k], tensor->gradient)) last = k;
+            if (node_touches(graph->node[k], tensor) || node_touches(graph->node[k], tensor->gradient))
+                last = k;
         }
         record_update(options, tensors, NULL, &range, graph);
         behind[graph->n_nodes - 1] = last;
@@ -193,7 +192,7 @@ static void record_eager(const OptimizerOptions *options, const OptimizerTensors
 
 OptimizerTensors optimizer_record(const OptimizerOptions *options, const ParameterTensors *parameters,
                                   Graph *graph) {
-    OptimizerTensors tensors = {.n_moments = options->kind == OPTIMIZER_ADAMW ? 2 : 1};
+    OptimizerTensors tensors = {.n_moments = optimizer_n_moments(options)};
     graph->section = SECTION_UPDATE;
     graph->block = NO_BLOCK;
     tensors.hyper = graph_tensor(graph, PLACE_INPUT, DTYPE_F32, SHAPE(N_HYPER), "hyper");

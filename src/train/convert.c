@@ -144,7 +144,7 @@ static Status write_run(Conversion *conversion, const char *folder, Arena *arena
                                    .state = &state,
                                    .read = read_elements,
                                    .context = conversion};
-    size_t n_bytes = (size_t)model_source_largest(&conversion->table) * sizeof(float);
+    size_t n_bytes = (size_t)parameters_largest(&conversion->table) * sizeof(float);
     void *values;
     TRY(memory_alloc(&values, n_bytes, "the largest tensor", error));
     conversion->values = values;

@@ -200,7 +200,7 @@ Status huggingface_write(const ModelSource *source, const ParameterTable *table,
     char *config = NULL;
     bool is_bare = false;
     void *room = NULL;
-    size_t n_values = (size_t)model_source_largest(table);
+    size_t n_values = (size_t)parameters_largest(table);
     size_t n_bytes = (n_values + BAND_ELEMENTS) * sizeof(float) + BAND_ELEMENTS * sizeof(uint16_t);
     TRY_GOTO(huggingface_config_text(&source->config, source->origin, options->type, options->end_token,
                                      &config, &is_bare, error),

@@ -217,10 +217,11 @@ static Status run_step(Loop *loop, Error *error) {
                                   .forward_ms = result.forward_ms,
                                   .backward_ms = result.backward_ms,
                                   .update_ms = result.update_ms};
-    if (isfinite(result.loss)) return STATUS_OK;
-    return error_failed(
-        error, "the loss of step %lld is not a finite number; lower --lr, or set --clip and --warmup",
-        (long long)trainer->n_done);
+    bool has_norm = trainer->step.optimizer.norm != NULL;
+    if (isfinite(result.loss) && (!has_norm || isfinite(result.gradient_norm))) return STATUS_OK;
+    return error_failed(error,
+                        "the %s of step %lld is not a finite number; lower --lr, or set --clip and --warmup",
+                        isfinite(result.loss) ? "gradient" : "loss", (long long)trainer->n_done);
 }
 
 /* What comes after a step: evaluation, its record, the bar, a sample, a checkpoint. */

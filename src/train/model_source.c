@@ -92,15 +92,6 @@ Status model_source_read(const ModelSource *source, const Parameter *parameter, 
                                 error);
 }
 
-int64_t model_source_largest(const ParameterTable *table) {
-    int64_t most = 0;
-    for (int i = 0; i < table->n_parameters; i++) {
-        int64_t count = shape_count(table->parameter[i].shape);
-        if (count > most) most = count;
-    }
-    return most;
-}
-
 /* Ours begins with its own name; see data/tokenizer_file.c. */
 bool model_source_is_our_tokenizer(const char *path) {
     char begin[64] = "";

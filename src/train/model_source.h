@@ -49,9 +49,6 @@ Status model_source_check(const ModelSource *source, const ParameterTable *table
 /* All values of one parameter; there is room for one tensor in memory, not for the model. */
 Status model_source_read(const ModelSource *source, const Parameter *parameter, float *values, Error *error);
 
-/* The most elements that a parameter of the table has: the room that reading one by one takes. */
-int64_t model_source_largest(const ParameterTable *table);
-
 /* Give a command's model options the values of the source, as a preset does. One that was set to something else is a
  * user's error, except for dropout. */
 Status model_source_set_options(const ModelSource *source, Options *options, Error *error);

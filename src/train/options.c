@@ -15,7 +15,7 @@ const OptionSpec train_option_specs[] = {
                "fixes initial weights, order of the data and dropout"),
     OPTION_INT(
         "recompute", TrainOptions, recompute, 0, 0, 1000,
-        "keep only every Nth block's input and compute the rest again in the backward; 0: keep everything"),
+        "keep only every Nth block's input and compute the rest again in the backward, except for the last N; 0: keep everything"),
     OPTION_INT("loss-chunk", TrainOptions, loss_chunk, 0, 0, MANY,
                "tokens whose logits are in memory at a time; 0: chosen by size"),
     OPTION_INT("threads", TrainOptions, n_threads, 0, 0, 4096, "CPU threads; 0: all cores"),
@@ -29,11 +29,12 @@ const OptionSpec train_option_specs[] = {
     OPTION_STRING("prompt", TrainOptions, prompt, "", "TEXT", "how samples begin"),
     OPTION_INT("save-every", TrainOptions, save_every, 0, 0, INT64_MAX / 2,
                "steps between checkpoints; 0: only by --save-minutes and at the end"),
-    OPTION_FLOAT("save-minutes", TrainOptions, save_minutes, 10.0, 0.0, 1e6,
+    OPTION_FLOAT("save-minutes", TrainOptions, save_minutes, 0.0, 0.0, 1e6,
                  "minutes between checkpoints; 0: only by --save-every and at the end"),
-    OPTION_BOOL("background-save", TrainOptions, background_save, true,
-                "write checkpoints while training goes on, from a copy in memory; without it training waits, "
-                "and the memory is saved"),
+    OPTION_BOOL(
+        "background-save", TrainOptions, background_save, true,
+        "write the checkpoints of --save-every and --save-minutes while training goes on, from a copy in memory; "
+        "without it training waits, and the memory is saved"),
     OPTION_INT("keep", TrainOptions, keep, 3, 1, MANY,
                "newest checkpoints to keep; the one with the lowest loss on the held-out text stays too"),
     OPTION_INT("log-every", TrainOptions, log_every, 10, 1, INT64_MAX / 2,

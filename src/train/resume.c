@@ -8,6 +8,7 @@
 
 #include "train/checkpoint_manifest.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <limits.h>
 #include <string.h>
@@ -42,8 +43,21 @@ Status resume_find(const char *out, Arena *arena, const char **folder, Error *er
     return STATUS_OK;
 }
 
+/* What a process leaves that dies while it writes one of the run's first files. */
+static void remove_temporaries(const char *folder, Arena *arena) {
+    DIR *stream = opendir(folder);
+    for (struct dirent *item; stream && (item = readdir(stream));) {
+        if (strncmp(item->d_name, "config.ini.tmp.", 15) != 0 &&
+            strncmp(item->d_name, "tokenizer.json.tmp.", 19) != 0)
+            continue;
+        unlink(arena_printf(arena, "%s/%s", folder, item->d_name));
+    }
+    if (stream) closedir(stream);
+}
+
 Status resume_restart(const char *folder, Error *error) {
     Arena arena = {0};
+    remove_temporaries(folder, &arena);
     const char *metrics = arena_printf(&arena, "%s/metrics.jsonl", folder);
     if (unlink(metrics) != 0 && errno != ENOENT && errno != ENOTDIR)
         error_user(error, "cannot remove %s to begin anew: %s", metrics, strerror(errno));

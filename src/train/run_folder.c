@@ -22,9 +22,9 @@ const char *run_folder_name(Arena *arena, const char *wanted, const char *model)
 }
 
 Status run_folder_check(const char *folder, Error *error) {
-    static const char *const traces[] = {"metrics.jsonl", "checkpoints"};
+    static const char *const traces[] = {"metrics.jsonl", "checkpoints", "config.ini"};
     Arena arena = {0};
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 3; i++) {
         if (file_exists(arena_printf(&arena, "%s/%s", folder, traces[i]))) {
             error_user(error, "%s already holds a run; choose another --out, or go on with --resume %s",
                        folder, folder);

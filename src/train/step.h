@@ -70,7 +70,7 @@ Status train_step_run(TrainStep *step, const BatchSource *source, int64_t index,
 Status evaluate_step_run(TrainStep *step, const BatchSource *source, uint64_t first_sequence, double *loss,
                          Error *error);
 
-/* FLOPs of a whole step as counted over the program, and per token. */
+/* FLOPs of a whole step as counted over the program, what is recomputed included. */
 double train_step_flops(const TrainStep *step);
 
 #endif

@@ -123,6 +123,21 @@ static size_t flat_bytes(const Trainer *trainer) {
     return (size_t)trainer->table.n_flat_elements * sizeof(float);
 }
 
+/* One parameter at a time, so that the weights are in memory only once. */
+static Status initialise_weights(Trainer *trainer, Error *error) {
+    const TrainerSetup *setup = &trainer->setup;
+    const ParameterTable *table = &trainer->table;
+    size_t n_bytes = (size_t)parameters_largest(table) * sizeof(float);
+    void *values;
+    TRY(memory_alloc(&values, n_bytes, "one of the model's tensors", error));
+    for (int i = 0; i < table->n_parameters && error->status == STATUS_OK; i++) {
+        parameter_initialise(table, i, (uint64_t)setup->options->seed, values, setup->backend->n_threads);
+        executor_upload(&trainer->step.executor, trainer->step.loss.parameters.tensor[i], values, error);
+    }
+    memory_free(values, n_bytes);
+    return error->status;
+}
+
 Status trainer_open(Trainer *trainer, Error *error) {
     const TrainerSetup *setup = &trainer->setup;
     TRY(device_open(&trainer->memory, setup->backend, error));
@@ -130,17 +145,12 @@ Status trainer_open(Trainer *trainer, Error *error) {
     if (trainer->has_evaluation) TRY(train_step_open(&trainer->evaluation, &trainer->memory, error));
     if (trainer->has_generator) TRY(generator_open(&trainer->generator, &trainer->memory, error));
     TRY(saver_open(&trainer->saver, error));
-    void *host;
-    TRY(memory_alloc(&host, flat_bytes(trainer), "initial weights", error));
-    parameters_initialise(&trainer->table, (uint64_t)setup->options->seed, host, setup->backend->n_threads);
-    upload_flat(trainer, trainer->step.loss.parameters.flat, host, error);
-    memory_free(host, flat_bytes(trainer));
-    return error->status;
+    return initialise_weights(trainer, error);
 }
 
 Status trainer_take_weights(Trainer *trainer, const ModelSource *source, Error *error) {
     const ParameterTable *table = &trainer->table;
-    size_t n_bytes = (size_t)model_source_largest(table) * sizeof(float);
+    size_t n_bytes = (size_t)parameters_largest(table) * sizeof(float);
     void *values;
     TRY(model_source_check(source, table, error));
     TRY(memory_alloc(&values, n_bytes, "one of the model's tensors", error));

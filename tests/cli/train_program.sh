@@ -54,3 +54,28 @@ plain=$(peak) recomputed=$(peak --recompute 1) micro=$(peak --micro-batch 1)
 ((recomputed < plain && micro < plain)) || fail "plain $plain, recomputed $recomputed, micro-batched $micro"
 pgpt train "${TINY[@]}" --print-program
 grep -q 'sharing saved .* of activations' out || fail "does not say what sharing saved"
+
+# What the process really takes is what was stated, and a constant for the program itself, its data and its threads. Run by
+# whatever here can say how much that was, in KiB; sanitizers need memory of their own.
+cat >measure.py <<'END'
+import resource, subprocess, sys
+code = subprocess.call(sys.argv[2:])
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, file=open(sys.argv[1], "w"))
+sys.exit(code)
+END
+if /usr/bin/time -f %M -o resident true 2>/dev/null && [[ $(cat resident) =~ ^[0-9]+$ ]]; then
+    measure=(/usr/bin/time -f %M -o resident)
+elif python3 measure.py resident true 2>/dev/null; then
+    measure=(python3 measure.py resident)
+else
+    measure=()
+fi
+if ((${#measure[@]})) && ! grep -q __asan_init "$PGPT"; then
+    large=(--model mini --batch 8 --sequence 128 --steps 1 --threads 1 --sample-tokens 0 --validation 0)
+    pgpt train "${large[@]}" --print-program --json
+    stated=$(tail -n 1 out | field peak_bytes)
+    "${measure[@]}" "$PGPT" train "${large[@]}" --out large >out 2>err </dev/null || fail "$(cat err)"
+    taken=$(($(cat resident) * 1024))
+    ((stated > 200 << 20)) || fail "not a large plan: $stated bytes"
+    ((taken > stated / 2 && taken < stated + (32 << 20))) || fail "states $stated bytes, takes $taken"
+fi

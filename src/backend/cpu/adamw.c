@@ -3,7 +3,7 @@
  * Everything that is the same for a run of elements (decay, step size, bias corrections) is folded into a handful
  * of constants, so the arithmetic hides behind memory:
  *     p = p·keep - step·m / (√v·root + ε),   keep = 1 - rate·decay, step = rate·c1, root = √c2.
- * Moments of parameters that get no gradient shrink for ever; below 1e-30 they become 0, because arithmetic on the
+ * Moments of parameters that get no gradient shrink for ever; below 1e-37 they become 0, because arithmetic on the
  * denormal numbers they would end in is a hundred times slower on some machines. */
 #include "backend/cpu/kernels.h"
 #include "ops/ops.h"
@@ -13,8 +13,9 @@ typedef struct {
     float scale, root, epsilon, step, keep;
 } AdamwConstants;
 
+/* Not a number is not small: it stays, and is seen. */
 CPU_INLINE vec flush(vec moment, vec magnitude) {
-    return (vec)((magnitude > vec_set(1e-30f)) & (veci)moment);
+    return (vec)(~(magnitude <= vec_set(1e-37f)) & (veci)moment);
 }
 
 CPU_INLINE void adamw_step(const AdamwConstants *c, const float *gradient, float *parameter, float *moment1,

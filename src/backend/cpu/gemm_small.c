@@ -143,6 +143,7 @@ static void multiply_columns(const Gemm *gemm, const GemmEpilogue *epilogue, int
 }
 
 void gemm_small(const Gemm *gemm, const GemmEpilogue *epilogue, int n_threads) {
+    (void)n_threads; /* in a build without OpenMP */
     const int64_t n_blocks = gemm_ceil_div(gemm->n, BLOCK_COLUMNS);
 #pragma omp parallel for num_threads(n_threads) if (n_threads > 1) schedule(static)
     for (int64_t block = 0; block < n_blocks; block++) {
