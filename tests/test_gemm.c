@@ -134,7 +134,8 @@ static void check_gaps(const Case *test, const float *matrix) {
 static void check_case(const Case *test, int64_t n_samples) {
     Result one = run_case(test, 1), three = run_case(test, 3);
     const size_t n_bytes = (size_t)(test->m * (test->n + GAP)) * sizeof(float);
-    if (memcmp(one.c, three.c, n_bytes) || memcmp(one.preactivation, three.preactivation, n_bytes)) {
+    if (memcmp(one.c, three.c, n_bytes) != 0 ||
+        memcmp(one.preactivation, three.preactivation, n_bytes) != 0) {
         fail_msg("%lldx%lldx%lld, %s: three threads give other bits than one", (long long)test->m,
                  (long long)test->n, (long long)test->k, mode_names[test->mode]);
     }

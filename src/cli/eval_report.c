@@ -83,7 +83,8 @@ Status eval_report_json(const EvalReport *report, FILE *stream, Error *error) {
 
 /* Bytes as a JSON text: a part of a character, as byte tokens are, becomes U+FFFD. */
 static json_t *piece_json(TokenBytes piece) {
-    json_t *value = json_stringn(piece.bytes ? piece.bytes : "", piece.n);
+    if (!piece.bytes) return json_string("");
+    json_t *value = json_stringn(piece.bytes, piece.n);
     if (value) return value;
     char *copy = malloc(piece.n + 1);
     if (!copy) return json_null();

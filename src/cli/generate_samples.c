@@ -155,7 +155,7 @@ static GeneratorPrompt *list_prompts(const GenerateSamples *set, Error *error) {
 Status generate_samples_run(GenerateSamples *set, Generator *generator, Error *error) {
     const GenerateOptions *options = set->options;
     GeneratorPrompt *prompts = list_prompts(set, error);
-    TRY(error->status);
+    if (!prompts) return error->status;
     GeneratorRequest request = {.prompts = prompts,
                                 .n_prompts = set->n_samples,
                                 .n_new_tokens = options->n_tokens,

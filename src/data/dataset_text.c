@@ -5,6 +5,7 @@
 #include "data/dataset_tokens.h"
 #include "data/hash.h"
 
+#include <assert.h>
 #include <stdlib.h>
 
 enum { CHUNK_BYTES = 1 << 20, BLOCK_TOKENS = 1 << 20 };
@@ -116,9 +117,12 @@ static Status list_tokens(TokenList *list, const Packed *packed, uint64_t begin,
     size_t first_block = begin / BLOCK_TOKENS, last_block = (end - 1) / BLOCK_TOKENS;
     list->segments = calloc(last_block - first_block + 1, sizeof *list->segments);
     if (!list->segments) return error_failed(error, "out of memory: no room for a list of tokens");
+    assert(packed->blocks); /* there are tokens, so there are blocks */
     while (begin < end) {
         uint64_t at = begin % BLOCK_TOKENS, n = BLOCK_TOKENS - at;
         if (n > end - begin) n = end - begin;
+        /* Every block up to n_blocks was set by add_block, which the analyzer cannot follow through realloc. */
+        /* NOLINTNEXTLINE(clang-analyzer-core.uninitialized.Assign) */
         const char *block = packed->blocks[begin / BLOCK_TOKENS];
         list->segments[list->n_segments++] =
             (Segment){block + at * (uint64_t)packed->token_bytes, packed->token_bytes, list->n_tokens,

@@ -276,7 +276,11 @@ Status data_source_encode(DataSource *source, const DataOptions *options, uint64
     if (n == 1) return encode_corpus(source, source->corpora, &split, &source->dataset, error);
     Dataset **parts = calloc(n, sizeof(Dataset *));
     double *weights = calloc(n, sizeof *weights);
-    if (!parts || !weights) error_failed(error, "out of memory: no room for %zu corpora", n);
+    if (!parts || !weights) {
+        free(parts);
+        free(weights);
+        return error_failed(error, "out of memory: no room for %zu corpora", n);
+    }
     for (; n_made < n && error->status == STATUS_OK; n_made++) {
         DataCorpus *corpus = &source->corpora[n_made];
         weights[n_made] = corpus->weight;

@@ -17,7 +17,6 @@ typedef struct Backend {
 
     /* Bytes free for allocation now, as far as it is known. */
     size_t (*free_bytes)(void *context);
-    bool uses_host_memory; /* they are taken from the memory that the host's own buffers come from */
 
     /* Copies between host and device, complete on return. */
     Status (*upload)(void *context, void *device, const void *host, size_t n_bytes, Error *error);
@@ -35,7 +34,8 @@ typedef struct Backend {
     void (*close)(void *context);
 
     void *context;
-    int n_threads; /* host threads that kernels may use */
+    int n_threads;         /* host threads that kernels may use */
+    bool uses_host_memory; /* its memory is that which the host's own buffers come from */
 } Backend;
 
 /* The number of nodes of `graph` without a kernel on this backend; the first one in *missing. */

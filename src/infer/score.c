@@ -121,7 +121,7 @@ static Status sort_windows(Scorer *scorer, Error *error) {
     for (int round = 0; round < 2; round++) {
         for (int64_t i = 0; i < scorer->n_windows; i++) {
             int k = n_lengths - 1;
-            while (length[k] < scorer->windows[i].n_inputs) k--;
+            while (k > 0 && length[k] < scorer->windows[i].n_inputs) k--;
             if (round == 0) count[k]++;
             else ((ScoreWindow *)sorted)[place[k]++] = scorer->windows[i];
         }

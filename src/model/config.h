@@ -25,7 +25,7 @@ typedef struct {
 extern const OptionSpec model_option_specs[];
 
 /* Give the options of --model's preset that the user did not set himself their values. */
-Status config_apply_preset(Options *options, const char *preset, Error *error);
+Status config_apply_preset(Options *options, const char *name, Error *error);
 
 /* Fill in what is 0 (hidden size, key/value heads, vocabulary from the tokenizer) and check that all of it fits
  * together; a mistake names the option to change. */

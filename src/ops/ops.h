@@ -114,7 +114,8 @@ typedef struct {
 extern const Op OP_CROSS_ENTROPY;
 Tensor *op_cross_entropy(Graph *graph, Tensor *logits, Tensor *targets, float gradient_scale);
 /* The same into an existing tensor, a part of a longer one say. */
-void op_cross_entropy_into(Graph *graph, Tensor *logits, Tensor *targets, Tensor *losses, float gradient_scale);
+void op_cross_entropy_into(Graph *graph, Tensor *logits, Tensor *targets, Tensor *losses,
+                           float gradient_scale);
 
 /* ---- norm.c, adamw.c, sgd.c: the update -------------------------------------------------------------------------
  * squared_norm: total (1) += or = Σ x². clip: total -> factor min(1, max_norm/norm) (1), norm (1).

@@ -163,6 +163,7 @@ sed 's/.*/{"text": "&"}/' numbers.txt >numbers.jsonl
 export -f full_and_read_only
 export SCRATCH PGPT TINY_WORDS="${TINY[*]}"
 code=0
+# shellcheck disable=SC2016 # the words are for the inner shell
 unshare -m bash -c 'set -euo pipefail; read -ra TINY <<<"$TINY_WORDS"; full_and_read_only' || code=$?
 ((code != 77)) || skip "a full disk and a read-only one: no mounts are allowed here"
 ((code == 0)) || fail "a full disk"

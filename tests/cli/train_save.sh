@@ -50,7 +50,7 @@ for value in -1 nan inf x ''; do no '/--save-minutes/' --save-minutes "$value"; 
 # SIGTERM while checkpoints are under way: the last one is complete, nothing half-done stays.
 "$PGPT" train "${small[@]}" --steps 100000 --save-every 1 --out term >out 2>err </dev/null &
 process=$!
-until [[ -d term/checkpoints/step-00000003 ]]; do sleep 0.01; done
+until (($(find term/checkpoints -maxdepth 1 -name "step-????????" 2>/dev/null | wc -l) >= 3)); do sleep 0.01; done
 kill -TERM $process
 code=0
 wait $process || code=$?
@@ -127,7 +127,7 @@ for way in --background-save --no-background-save; do
     rm -rf disk/*
     "$PGPT" train "$@" --steps 1000000 --save-every 40 --keep 2 --out disk/run $way >out 2>err </dev/null &
     process=$!
-    until [[ -d disk/run/checkpoints/step-00000120 ]]; do sleep 0.01; done
+    until (($(find disk/run/checkpoints -maxdepth 1 -name "step-????????" 2>/dev/null | wc -l) >= 2)); do sleep 0.01; done
     dd if=/dev/zero of=disk/filler bs=4k status=none 2>/dev/null || true
     code=0
     wait $process || code=$?

@@ -177,6 +177,6 @@ typedef struct {
 } TileState;
 
 TileState tile_state(TileMemory *memory, int head_size);
-void tile_attend(const TileQueries *queries, const TileState *state);
+void tile_attend(const TileQueries *queries, const TileState *tile);
 
 #endif

@@ -13,6 +13,8 @@
 #ifndef PGPT_BACKEND_CPU_GEMM_KERNEL_H
 #define PGPT_BACKEND_CPU_GEMM_KERNEL_H
 
+#include <assert.h>
+
 #include "backend/cpu/gemm.h"
 #include "backend/cpu/simd.h"
 
@@ -47,6 +49,7 @@ static inline vec gemm_zip_high(vec a, vec b) {
 }
 
 static inline int64_t gemm_ceil_div(int64_t a, int64_t b) {
+    assert(b > 0);
     return (a + b - 1) / b;
 }
 
