@@ -33,7 +33,7 @@ static Status open_model(Model *model, const char *path, int64_t B, int64_t T, E
     device_require(&model->memory, &model->program.plan);
     TRY(device_open(&model->memory, &model->backend, error));
     TRY(executor_open(&model->executor, &model->program, &model->memory, error));
-    float *values = calloc((size_t)model_source_largest(&model->table), sizeof *values);
+    float *values = calloc((size_t)parameters_largest(&model->table), sizeof *values);
     if (!values) return error_failed(error, "no memory for a tensor");
     for (int i = 0; i < model->table.n_parameters && error->status == STATUS_OK; i++) {
         if (model_source_read(&model->source, &model->table.parameter[i], values, error) == STATUS_OK)
