@@ -123,7 +123,7 @@ static void test_given_and_batches(void **state) {
     ScoreText texts[3][N_TEXTS];
     const int64_t batches[3] = {1, 6, 0};
     for (int i = 0; i < N_TEXTS; i++) {
-        char name[16];
+        char name[32];
         snprintf(name, sizeof name, "given %d", i);
         make_tokens(name, MOST_TOKENS, V, tokens[i]);
         int64_t n_tokens = 2 + test_hash(name, 1000) % 70, n_scored = 1 + test_hash(name, 1001) % 12;
@@ -170,7 +170,7 @@ static void test_last_word_losses(void **state) {
     static float by_scorer[N_TEXTS][MOST_TOKENS], by_words[2][N_TEXTS][MOST_TOKENS];
     ScoreText texts[N_TEXTS];
     for (int i = 0; i < N_TEXTS; i++) {
-        char name[16];
+        char name[32];
         snprintf(name, sizeof name, "word %d", i);
         make_tokens(name, MOST_TOKENS, V, tokens[i]);
         int64_t n_given = 1 + test_hash(name, 1000) % 50;
