@@ -61,6 +61,22 @@ if(NOT PGPT_OPENMP STREQUAL off)
     endif()
 endif()
 
+pgpt_switch(PGPT_MPI "Many processes by MPI")
+if(NOT PGPT_MPI STREQUAL off)
+    find_package(MPI COMPONENTS C)
+    if(MPI_C_FOUND)
+        set(PGPT_HAVE_MPI ON)
+        target_link_libraries(pgpt_dependencies INTERFACE MPI::MPI_C)
+        list(APPEND PGPT_PC_LIBS ${MPI_C_LIBRARIES})
+    elseif(PGPT_MPI STREQUAL on)
+        message(FATAL_ERROR "PGPT_MPI is on, but there is no MPI. Debian and Ubuntu: apt install libopenmpi-dev "
+                            "openmpi-bin (or libmpich-dev mpich); elsewhere name its compiler with -DMPI_C_COMPILER=...")
+    else()
+        message(STATUS "MPI is missing: pgpt will run as one process. Debian and Ubuntu: apt install libopenmpi-dev "
+                       "openmpi-bin")
+    endif()
+endif()
+
 if(BUILD_TESTING)
     pgpt_require(cmocka cmocka.h libcmocka-dev "the tests need it (-DBUILD_TESTING=OFF builds without them)")
 endif()

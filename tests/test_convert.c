@@ -220,7 +220,7 @@ static void the_model_has_the_loss_that_pytorch_recorded(void **state) {
     }
     double loss;
     BatchSource batches = {fill_golden, NULL};
-    assert_ok(evaluate_step_run(step, &batches, 0, &loss, &error), error);
+    assert_ok(evaluate_step_run(step, &batches, 0, step->options.batch, &loss, &error), error);
     GoldenFile golden = golden_open("tests/golden/gpt2.txt");
     int n_found = 0;
     for (int i = 0; i < golden.n_entries; i++) {

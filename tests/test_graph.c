@@ -262,8 +262,8 @@ static void the_null_backend_counts_the_program(void **state) {
     assert_int_equal(memory.allocated_bytes, plan_total_bytes(&program.plan));
     assert_int_equal(executor_open(&executor, &program, &memory, &error), STATUS_OK);
     for (int micro = 0; micro < 2; micro++) {
-        assert_int_equal(executor_run(&executor, SECTION_FORWARD, micro == 0, &error), STATUS_OK);
-        assert_int_equal(executor_run(&executor, SECTION_BACKWARD, micro == 0, &error), STATUS_OK);
+        assert_int_equal(executor_run(&executor, SECTION_FORWARD, micro_batch(micro, 2), &error), STATUS_OK);
+        assert_int_equal(executor_run(&executor, SECTION_BACKWARD, micro_batch(micro, 2), &error), STATUS_OK);
     }
     NullCounts counts = backend_null_counts(&null);
     Cost cost = program_cost(&program);

@@ -216,7 +216,7 @@ static void logits_follow_pytorch(void **state) {
     for (int t = 0; t < T; t++) {
         for (int b = 0; b < B; b++) rows[b] = b * T + t;
         executor_upload(&executor, decode.rows, rows, &error);
-        assert_int_equal(executor_run(&executor, SECTION_FORWARD, true, &error), STATUS_OK);
+        assert_int_equal(executor_run(&executor, SECTION_FORWARD, MICRO_BATCH_ONLY, &error), STATUS_OK);
         const float *logits = executor_address(&executor, decode.logits); /* (B,V) */
         for (int b = 0; b < B; b++) {
             test_assert_close(&logits[b * V], &want->value[(b * T + t) * V], V, 1e-4, 0,
@@ -391,7 +391,7 @@ static double loss_with(TrainStep *evaluation, float *weight, float value) {
     float kept = *weight;
     double loss;
     *weight = value;
-    assert_int_equal(evaluate_step_run(evaluation, &source, 0, &loss, &error), STATUS_OK);
+    assert_int_equal(evaluate_step_run(evaluation, &source, 0, evaluation->options.batch, &loss, &error), STATUS_OK);
     *weight = kept;
     return loss;
 }

@@ -1,12 +1,16 @@
 /* pgpt train: from options to a finished run.
  *
  * Everything that can be wrong is found before the run folder is made: options, data, sizes, memory. After that only
- * the system can fail. */
-#include "cli/commands.h"
+ * the system can fail.
+ *
+ * With several ranks every one of them goes through the same phases. After each they agree on whether it went well
+ * (launch_agree), so that a mistake which only one of them sees ends all, with one message, and nobody waits. */
+#include "cli/train.h"
 
 #include "backend/cpu/cpu.h"
 #include "base/format.h"
 #include "base/timer.h"
+#include "comm/algo/algo.h"
 #include "data/source.h"
 #include "train/checkpoint.h"
 #include "train/resume.h"
@@ -17,21 +21,12 @@
 #include <stdio.h>
 #include <string.h>
 
-typedef struct {
-    bool print_program, json, quiet;
-} CallOptions;
-
-typedef struct {
-    ModelConfig model;
-    DataOptions data;
-    OptimizerOptions optimizer;
-    TrainOptions train;
-    CallOptions call;
-} TrainCommand;
-
 static const OptionSpec call_option_specs[] = {
     OPTION_BOOL("print-program", CallOptions, print_program, false,
                 "print every instruction of a training step and the memory plan, then leave",
+                .flags = OPTION_TRANSIENT),
+    OPTION_BOOL("print-mesh", CallOptions, print_mesh, false,
+                "print every rank's place in the mesh and the groups that talk to each other, then leave",
                 .flags = OPTION_TRANSIENT),
     OPTION_BOOL("json", CallOptions, json, false, "make the last line of the output one JSON object",
                 .flags = OPTION_TRANSIENT),
@@ -44,6 +39,7 @@ static const OptionGroup groups[] = {
     OPTION_GROUP("Data", TrainCommand, data, data_option_specs),
     OPTION_GROUP("Optimizer", TrainCommand, optimizer, optimizer_option_specs),
     OPTION_GROUP("Training", TrainCommand, train, train_option_specs),
+    OPTION_GROUP("Parallel", TrainCommand, parallel, parallel_option_specs),
     OPTION_GROUP("This call", TrainCommand, call, call_option_specs),
     OPTION_GROUP_END,
 };
@@ -57,6 +53,8 @@ static const char *const examples[] = {
     "pgpt train --init downloads/gpt2 --data book.txt --micro-batch 1",
     "see the step as a program",
     "pgpt train --model mini --print-program",
+    "train on four processes that share moments, gradients and weights",
+    "mpirun -n 4 pgpt train --model mini --data book.txt --zero 3",
     "repeat a run, then go on for longer",
     "pgpt train runs/first/config.ini --resume runs/first --steps 4000",
     NULL,
@@ -72,23 +70,10 @@ const OptionCommand train_command = {
     .examples = examples,
 };
 
-/* What a run needs, opened one after the other and closed together. */
-typedef struct {
-    Options options;
-    TrainCommand values;
-    DataSource source;
-    Backend backend;
-    Trainer trainer;
-    Log log;
-    bool has_backend, has_trainer;
-    bool is_auto; /* --resume auto: whatever is there is fine */
-    const char *run;
-    ModelSource init; /* what it begins with */
-    bool has_init;
-} Run;
-
-static void close_run(Run *run) {
+static void close_run(TrainRun *run) {
     if (run->has_trainer) trainer_close(&run->trainer);
+    comm_close(&run->saving);
+    mesh_close(&run->mesh);
     if (run->has_backend) run->backend.close(run->backend.context);
     data_source_close(&run->source);
     model_source_close(&run->init);
@@ -96,7 +81,7 @@ static void close_run(Run *run) {
 }
 
 /* Turn --resume into the folder of a run, or into nothing where auto finds none. */
-static Status find_resumed(Run *run, Error *error) {
+static Status find_resumed(TrainRun *run, Error *error) {
     TrainOptions *train = &run->values.train;
     if (!*train->resume) return STATUS_OK;
     run->is_auto = strcmp(train->resume, "auto") == 0;
@@ -120,7 +105,7 @@ static Status find_resumed(Run *run, Error *error) {
 }
 
 /* Open the model of --init, and make the run's model one like it. */
-static Status open_init(Run *run, Error *error) {
+static Status open_init(TrainRun *run, Error *error) {
     const TrainOptions *train = &run->values.train;
     if (*train->init && *train->resume && !run->is_auto &&
         options_source(&run->options, "init") == OPTION_FROM_COMMAND) {
@@ -137,16 +122,19 @@ static Status open_init(Run *run, Error *error) {
     return model_source_set_options(&run->init, &run->options, error);
 }
 
-static Status read_options(Run *run, int n_words, char *const *words, Error *error) {
+static Status read_options(TrainRun *run, int n_words, char *const *words, Error *error) {
     TRY(options_init(&run->options, &train_command, &run->values, error));
     TRY(options_parse(&run->options, n_words, words, error));
     if (run->options.help_wanted) return STATUS_OK;
-    run->log = log_make(run->values.call.quiet);
+    run->log = launch_log(run->launch, run->values.call.quiet);
     TRY(find_resumed(run, error));
     const char *resume = run->values.train.resume;
     if (*resume) {
         TRY(options_read_config(&run->options, arena_printf(&run->options.arena, "%s/config.ini", resume),
                                 error));
+        /* How many ranks there are is this launch's matter, not the run's. */
+        if (options_source(&run->options, "dp") != OPTION_FROM_COMMAND)
+            TRY(options_set_int(&run->options, "dp", 0, OPTION_FROM_FILE, error));
     }
     TRY(open_init(run, error));
     /* The record of a new run says what was chosen. */
@@ -159,7 +147,7 @@ static Status read_options(Run *run, int n_words, char *const *words, Error *err
 }
 
 /* A prompt that the samples cannot begin with is found now, not at the end of the run. */
-static Status check_prompt(const Run *run, Error *error) {
+static Status check_prompt(const TrainRun *run, Error *error) {
     const char *prompt = run->values.train.prompt;
     TokenArray tokens = {0};
     if (*prompt &&
@@ -171,7 +159,7 @@ static Status check_prompt(const Run *run, Error *error) {
 }
 
 /* Options that the others leave without effect. On the command line only: a config file holds them all. */
-static Status refuse_ignored(const Run *run, Error *error) {
+static Status refuse_ignored(const TrainRun *run, Error *error) {
     const OptimizerOptions *optimizer = &run->values.optimizer;
     bool is_adamw = optimizer->kind == OPTIMIZER_ADAMW;
     const struct {
@@ -196,8 +184,28 @@ static Status refuse_ignored(const Run *run, Error *error) {
     return STATUS_OK;
 }
 
+/* What several ranks cannot do. */
+static Status check_ranks(TrainRun *run, Error *error) {
+    const TrainCommand *values = &run->values;
+    int n_ranks = run->launch->world.size;
+    TRY(mesh_shape(values->parallel.size, n_ranks, &run->shape, error));
+    int n_shares = run->shape.size[AXIS_DP];
+    if (values->train.batch < n_shares) {
+        return error_user(
+            error,
+            "--batch %lld has fewer sequences than the %d ranks that share it; raise --batch, or "
+            "start fewer ranks",
+            (long long)values->train.batch, n_shares);
+    }
+    if (values->optimizer.eager && n_shares > 1) {
+        return error_user(error,
+                          "--eager-update is for one process; leave it out, and save memory by --zero 2");
+    }
+    return STATUS_OK;
+}
+
 /* Fill in what depends on something else, and check what must fit together. */
-static Status complete_options(Run *run, Error *error) {
+static Status complete_options(TrainRun *run, Error *error) {
     TrainOptions *train = &run->values.train;
     StepOptions step = {.batch = train->batch,
                         .micro_batch = train->micro_batch,
@@ -206,12 +214,13 @@ static Status complete_options(Run *run, Error *error) {
     TRY(step_options_complete(&step, run->values.model.context, error));
     train->micro_batch = step.micro_batch;
     train->sequence = step.T;
+    TRY(check_ranks(run, error));
     TRY(check_prompt(run, error));
     TRY(refuse_ignored(run, error));
     return optimizer_check(&run->values.optimizer, train->batch / train->micro_batch, error);
 }
 
-static Status count_steps(Run *run, Error *error) {
+static Status count_steps(TrainRun *run, Error *error) {
     TrainOptions *train = &run->values.train;
     if (train->n_epochs <= 0.0) return STATUS_OK;
     if (options_source(&run->options, "steps") > options_source(&run->options, "epochs")) return STATUS_OK;
@@ -225,73 +234,8 @@ static Status count_steps(Run *run, Error *error) {
     return STATUS_OK;
 }
 
-static void say_plan(const Run *run) {
-    const ModelConfig *model = &run->values.model;
-    const TrainOptions *train = &run->values.train;
-    const MemoryPlan *plan = &run->trainer.step.program.plan;
-    log_note(&run->log, "model %s: %lld layers, %lld heads, %lld channels, context %lld, %s parameters",
-             model->preset, (long long)model->n_layers, (long long)model->n_heads,
-             (long long)model->n_channels, (long long)model->context,
-             format_count((double)run->trainer.table.n_elements).text);
-    log_note(&run->log, "data %s: %s tokens to learn, %s held out, %d symbols (%s)", run->values.data.data,
-             format_count((double)dataset_n_tokens(run->source.dataset, DATASET_TRAIN)).text,
-             format_count((double)dataset_n_tokens(run->source.dataset, DATASET_VALIDATION)).text,
-             tokenizer_n_vocabulary(run->source.tokenizer), tokenizer_kind(run->source.tokenizer));
-    log_note(&run->log, "memory %s: activations %s (sharing saved %s), %d threads; %s a step",
-             format_bytes(trainer_planned_bytes(&run->trainer)).text,
-             format_bytes(plan->bytes[PLACE_ACTIVATION]).text,
-             format_bytes(plan->unshared_bytes - plan->bytes[PLACE_ACTIVATION]).text, run->backend.n_threads,
-             format_rate(train_step_flops(&run->trainer.step), "FLOP").text);
-    log_note(&run->log, "%lld steps of %lld x %lld tokens into %s", (long long)train->n_steps,
-             (long long)train->batch, (long long)train->sequence, run->run);
-}
-
-static json_t *summary(const Run *run, double seconds) {
-    const Trainer *trainer = &run->trainer;
-    const TrainOptions *train = &run->values.train;
-    double per_step = trainer->n_steps_timed ? trainer->step_seconds / (double)trainer->n_steps_timed : NAN;
-    json_t *object = json_object();
-    json_object_set_new(object, "command", json_string("train"));
-    json_object_set_new(object, "model", json_make_text(run->values.model.preset));
-    json_object_set_new(object, "parameters", json_integer(trainer->table.n_elements));
-    json_object_set_new(object, "step", json_integer(trainer->n_done));
-    json_object_set_new(object, "tokens", json_integer(trainer->last.n_tokens));
-    json_object_set_new(object, "loss", json_make_number(trainer->last.loss));
-    json_object_set_new(object, "val_loss", json_make_number(trainer->validation_loss));
-    json_object_set_new(object, "lr", json_make_number(trainer->last.rate));
-    json_object_set_new(object, "grad_norm", json_make_number(trainer->last.gradient_norm));
-    json_object_set_new(object, "seconds", json_make_number(seconds));
-    json_object_set_new(object, "step_ms", json_make_number(per_step * 1e3));
-    json_object_set_new(object, "tokens_per_s",
-                        json_make_number((double)train->batch * (double)train->sequence / per_step));
-    json_object_set_new(object, "flops_per_s", json_make_number(train_step_flops(&trainer->step) / per_step));
-    json_object_set_new(object, "mfu", json_null()); /* the peak of this processor is not known */
-    json_object_set_new(object, "peak_bytes", json_integer((json_int_t)trainer_allocated_bytes(trainer)));
-    json_object_set_new(object, "interrupted", json_boolean(trainer->was_interrupted));
-    json_object_set_new(object, "run", json_make_text(run->run));
-    return object;
-}
-
-static Status print_json(json_t *object, Error *error) {
-    json_line_write(stdout, object, JSON_DIGITS_FLOAT, error);
-    json_decref(object);
-    return error->status;
-}
-
-static Status print_program(const Run *run, Error *error) {
-    trainer_print_program(&run->trainer, stdout);
-    if (!run->values.call.json) return STATUS_OK;
-    Cost cost = program_cost(&run->trainer.step.program);
-    json_t *object = json_object();
-    json_object_set_new(object, "instructions", json_integer(run->trainer.step.graph->n_nodes));
-    json_object_set_new(object, "flops_per_step", json_make_number(cost.flops));
-    json_object_set_new(object, "bytes_per_step", json_make_number(cost.bytes));
-    json_object_set_new(object, "peak_bytes", json_integer((json_int_t)trainer_planned_bytes(&run->trainer)));
-    return print_json(object, error);
-}
-
 /* The model that the run begins with must have room for all that the tokenizer makes. */
-static Status check_init(const Run *run, Error *error) {
+static Status check_init(const TrainRun *run, Error *error) {
     int n_tokens = tokenizer_n_vocabulary(run->source.tokenizer);
     if (!run->has_init || n_tokens <= run->init.config.vocabulary) return STATUS_OK;
     return error_user(
@@ -301,7 +245,9 @@ static Status check_init(const Run *run, Error *error) {
         n_tokens, run->init.path, (long long)run->init.config.vocabulary);
 }
 
-static Status plan_run(Run *run, Error *error) {
+/* ---- The phases: each is a function of one rank, and all agree after it. */
+
+static Status open_data(TrainRun *run, Error *error) {
     TrainCommand *values = &run->values;
     const char *resume = values->train.resume;
     const char *saved =
@@ -313,8 +259,50 @@ static Status plan_run(Run *run, Error *error) {
     TRY(complete_options(run, error));
     TRY(data_source_encode(&run->source, &values->data, (uint64_t)values->train.seed, values->train.sequence,
                            error));
-    TRY(count_steps(run, error));
-    TRY(backend_cpu_open(&run->backend, (int)values->train.n_threads, error));
+    return count_steps(run, error);
+}
+
+/* The root goes first: what it leaves in the cache, the others need not make again. */
+static Status open_data_in_turn(TrainRun *run, Error *error) {
+    bool is_root = run->launch->world.rank == 0;
+    if (is_root) open_data(run, error);
+    TRY(launch_agree(run->launch, error));
+    if (!is_root) open_data(run, error);
+    return launch_agree(run->launch, error);
+}
+
+static const char *hash_text(Arena *arena, uint64_t hash) {
+    return arena_printf(arena, "checksum %016llx", (unsigned long long)hash);
+}
+
+/* Ranks that were started differently, or see different files, would train different models. */
+static Status check_same_data(TrainRun *run, Error *error) {
+    Arena *arena = &run->options.arena;
+    TRY(launch_check_same(run->launch, "tokenizer", hash_text(arena, tokenizer_hash(run->source.tokenizer)),
+                          error));
+    return launch_check_same(run->launch, "text of --data",
+                             hash_text(arena, dataset_hash(run->source.dataset)), error);
+}
+
+static Status check_same_options(TrainRun *run, Error *error) {
+    if (run->launch->world.size == 1) return STATUS_OK;
+    char *text = NULL;
+    size_t n_bytes = 0;
+    FILE *stream = open_memstream(&text, &n_bytes);
+    if (!stream) return error_failed(error, "no memory to compare options");
+    options_write_config(stream, &run->options);
+    fclose(stream);
+    if (launch_check_lines(run->launch, "options", text, error) == STATUS_OK &&
+        launch_check_same(run->launch, "--resume", run->values.train.resume, error) == STATUS_OK)
+        launch_check_same(run->launch, "--out", run->values.train.out, error);
+    free(text);
+    return error->status;
+}
+
+static Status plan_trainer(TrainRun *run, Error *error) {
+    TrainCommand *values = &run->values;
+    int n_threads = launch_threads(run->launch, (int)values->train.n_threads);
+    TRY(backend_cpu_open(&run->backend, n_threads, error));
     run->has_backend = true;
     TrainerSetup setup = {.config = &values->model,
                           .optimizer = &values->optimizer,
@@ -322,13 +310,25 @@ static Status plan_run(Run *run, Error *error) {
                           .dataset = run->source.dataset,
                           .tokenizer = run->source.tokenizer,
                           .backend = &run->backend,
-                          .log = &run->log};
+                          .log = &run->log,
+                          .launch = run->launch,
+                          .mesh = &run->mesh,
+                          .saving = run->saving.size > 1 ? &run->saving : NULL,
+                          .parallel = &values->parallel};
     run->has_trainer = true;
     return trainer_plan(&run->trainer, &setup, error);
 }
 
+static Status open_mesh(TrainRun *run, Error *error) {
+    if (run->values.parallel.pin) TRY(launch_pin(run->launch, error));
+    TRY(mesh_open(&run->mesh, &run->shape, &run->launch->world, error));
+    run->mesh.axis[AXIS_DP].all_reduce = comm_algorithm(run->values.parallel.all_reduce);
+    Comm *world = &run->launch->world;
+    return world->size > 1 ? comm_split(world, 0, world->rank, &run->saving, error) : STATUS_OK;
+}
+
 /* A run whose first checkpoint cannot be written is of no use. */
-static Status check_disk(const Run *run, Error *error) {
+static Status check_disk(const TrainRun *run, Error *error) {
     uint64_t needed = checkpoint_bytes(&run->trainer.table, run->trainer.step.optimizer.n_moments);
     uint64_t room = file_free_bytes(run->run);
     if (needed <= room) return STATUS_OK;
@@ -339,16 +339,37 @@ static Status check_disk(const Run *run, Error *error) {
         format_bytes(needed).text, format_bytes(room).text, run->run);
 }
 
-static Status prepare_folder(Run *run, Error *error) {
+/* The root chooses the folder: its clock gives a new run its name. */
+static Status share_folder_name(TrainRun *run, Error *error) {
+    char name[4096] = "";
+    if (run->run) snprintf(name, sizeof name, "%s", run->run);
+    TRY(comm_broadcast(&run->launch->world, name, sizeof name, COMM_U8, 0, error));
+    run->run = arena_strdup(&run->options.arena, name);
+    return STATUS_OK;
+}
+
+static Status prepare_folder(TrainRun *run, Error *error) {
     const TrainOptions *train = &run->values.train;
-    run->run = *train->resume ? train->resume
-                              : run_folder_name(&run->options.arena, train->out, run->values.model.preset);
-    if (!*train->resume && !run->is_auto) TRY(run_folder_check(run->run, error));
-    return check_disk(run, error);
+    if (run->launch->world.rank == 0) {
+        run->run = *train->resume
+                       ? train->resume
+                       : run_folder_name(&run->options.arena, train->out, run->values.model.preset);
+        if (strlen(run->run) >= 4096) return error_user(error, "the path of the run's folder is too long");
+        if (!*train->resume && !run->is_auto) TRY(run_folder_check(run->run, error));
+        TRY(check_disk(run, error));
+    }
+    return STATUS_OK;
+}
+
+static Status create_folder(TrainRun *run, Error *error) {
+    if (run->launch->world.rank != 0) return STATUS_OK;
+    if (run->is_auto) TRY(resume_restart(run->run, error));
+    TRY(run_folder_create(run->run, &run->options, run->source.tokenizer, error));
+    return run->has_init ? model_source_keep_origin(&run->init, run->run, error) : STATUS_OK;
 }
 
 /* Resumed, and there is nothing left to do: a mistake, unless it is a script that cannot know. */
-static Status say_finished(const Run *run, Error *error) {
+static Status say_finished(const TrainRun *run, Error *error) {
     long long n_done = (long long)run->trainer.n_done;
     if (!run->is_auto) {
         return error_user(
@@ -358,56 +379,82 @@ static Status say_finished(const Run *run, Error *error) {
         &run->log,
         "%s has its %lld steps done; give more with --steps to go on, or leave out --resume for a new run",
         run->run, n_done);
-    return run->values.call.json ? print_json(summary(run, 0.0), error) : STATUS_OK;
+    return train_report_json(run, 0.0, error);
 }
 
-static Status train(Run *run, Error *error) {
-    uint64_t start = timer_now_ns();
+static Status set_weights(TrainRun *run, Error *error) {
+    if (*run->values.train.resume) return trainer_resume(&run->trainer, run->values.train.resume, error);
+    return run->has_init ? trainer_take_weights(&run->trainer, &run->init, error) : STATUS_OK;
+}
+
+static void say_stopped(const TrainRun *run) {
     const TrainOptions *train = &run->values.train;
-    TRY(trainer_check_memory(&run->trainer, error));
-    TRY(prepare_folder(run, error));
-    TRY(trainer_open(&run->trainer, error));
-    if (*train->resume) {
-        TRY(trainer_resume(&run->trainer, train->resume, error));
-        if (run->trainer.n_done >= train->n_steps) return say_finished(run, error);
-    } else {
-        if (run->has_init) TRY(trainer_take_weights(&run->trainer, &run->init, error));
-        if (run->is_auto) TRY(resume_restart(run->run, error));
-        TRY(run_folder_create(run->run, &run->options, run->source.tokenizer, error));
-        if (run->has_init) TRY(model_source_keep_origin(&run->init, run->run, error));
+    Arena arena = {0};
+    /* The run's config.ini keeps the steps that it began with; a resumed run may want more. */
+    const char *steps =
+        *train->resume ? arena_printf(&arena, " --steps %lld", (long long)train->n_steps) : "";
+    log_note(&run->log, "stopped after step %lld and saved; go on with: pgpt train --resume %s%s",
+             (long long)run->trainer.n_done, run->run, steps);
+    arena_free(&arena);
+}
+
+static Status train(TrainRun *run, Error *error) {
+    Launch *launch = run->launch;
+    uint64_t start = timer_now_ns();
+    trainer_check_memory(&run->trainer, error);
+    TRY(launch_agree(launch, error));
+    prepare_folder(run, error);
+    TRY(launch_agree(launch, error));
+    TRY(share_folder_name(run, error));
+    trainer_open(&run->trainer, error);
+    TRY(launch_agree(launch, error));
+    set_weights(run, error);
+    TRY(launch_agree(launch, error));
+    if (run->trainer.n_done >= run->values.train.n_steps) {
+        say_finished(run, error);
+        return launch_agree(launch, error);
     }
-    say_plan(run);
-    TRY(trainer_run(&run->trainer, run->run, error));
+    if (!*run->values.train.resume) create_folder(run, error);
+    TRY(launch_agree(launch, error));
+    train_report_plan(run);
+    if (trainer_run(&run->trainer, run->run, error) != STATUS_OK) {
+        launch->is_agreed = run->trainer.error_is_common;
+        return error->status;
+    }
     double seconds = timer_seconds_since(start);
     if (run->trainer.was_interrupted) {
-        /* The run's config.ini keeps the steps that it began with; a resumed run may want more. */
-        const char *steps =
-            *train->resume ? arena_printf(&run->options.arena, " --steps %lld", (long long)train->n_steps)
-                           : "";
-        log_note(&run->log, "stopped after step %lld and saved; go on with: pgpt train --resume %s%s",
-                 (long long)run->trainer.n_done, run->run, steps);
+        say_stopped(run);
     } else {
         log_note(&run->log, "done in %s; the model is in %s: pgpt generate %s", format_duration(seconds).text,
                  run->run, run->run);
         TRY(trainer_sample(&run->trainer, stdout, error));
     }
-    return run->values.call.json ? print_json(summary(run, seconds), error) : STATUS_OK;
+    return train_report_json(run, seconds, error);
 }
 
-Status command_train(int n_words, char *const *words, Error *error) {
-    Run run = {0};
-    TRY_GOTO(read_options(&run, n_words, words, error), done);
-    if (run.options.help_wanted) {
-        command_show_help(&train_command);
-        goto done;
+static Status run_phases(TrainRun *run, int n_words, char *const *words, Error *error) {
+    Launch *launch = run->launch;
+    read_options(run, n_words, words, error);
+    TRY(launch_agree(launch, error));
+    if (run->options.help_wanted) {
+        if (launch->has_voice) command_show_help(&train_command);
+        return STATUS_OK;
     }
-    TRY_GOTO(plan_run(&run, error), done);
-    if (run.values.call.print_program) {
-        print_program(&run, error);
-    } else {
-        train(&run, error);
-    }
-done:
+    TRY(check_same_options(run, error));
+    mesh_shape(run->values.parallel.size, launch->world.size, &run->shape, error);
+    TRY(launch_agree(launch, error));
+    if (run->values.call.print_mesh) return train_report_mesh(run, error);
+    TRY(open_data_in_turn(run, error));
+    TRY(check_same_data(run, error));
+    TRY(open_mesh(run, error));
+    plan_trainer(run, error);
+    TRY(launch_agree(launch, error));
+    return run->values.call.print_program ? train_report_program(run, error) : train(run, error);
+}
+
+Status command_train(Launch *launch, int n_words, char *const *words, Error *error) {
+    TrainRun run = {.launch = launch};
+    run_phases(&run, n_words, words, error);
     close_run(&run);
     return error->status;
 }

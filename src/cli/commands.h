@@ -1,15 +1,21 @@
 /* The subcommands: each is a table that describes its options and a function that runs it with the words after its
- * name. The function's status is the program's exit code. */
+ * name. The function's status is the program's exit code.
+ *
+ * A command that takes a Launch can be one of many ranks: all of them call it. What goes wrong while it prepares it passes
+ * through launch_agree, on all ranks at the same points; an error that it returns without having agreed ends the job. Only
+ * the rank with the voice writes to stdout. The other commands run in one process. */
 #ifndef PGPT_CLI_COMMANDS_H
 #define PGPT_CLI_COMMANDS_H
 
 #include "base/options.h"
 #include "base/options_text.h"
+#include "parallel/launch.h"
 
-extern const OptionCommand train_command, generate_command, eval_command, convert_command, bench_command,
-    data_command;
+extern const OptionCommand train_command, verify_command, generate_command, eval_command, convert_command,
+    bench_command, data_command;
 
-Status command_train(int n_words, char *const *words, Error *error);
+Status command_train(Launch *launch, int n_words, char *const *words, Error *error);
+Status command_verify(Launch *launch, int n_words, char *const *words, Error *error);
 Status command_generate(int n_words, char *const *words, Error *error);
 Status command_eval(int n_words, char *const *words, Error *error);
 Status command_convert(int n_words, char *const *words, Error *error);

@@ -1,4 +1,9 @@
-/* pgpt: finds the subcommand, runs it, says what went wrong. Everything else is in the library. */
+/* pgpt: finds the subcommand, runs it, says what went wrong. Everything else is in the library.
+ *
+ * Under mpirun or srun all ranks come through here. They are brought together before anything that can fail, so that a
+ * mistake which all of them make is printed once. A command that runs on many ranks agrees with the others
+ * (launch_agree) on what went wrong while it prepares; an error that they have not agreed upon is one rank's alone, the
+ * others may be waiting for it in the middle of something, and nothing but ending the job reaches them. */
 #include "cli/commands.h"
 
 #include "base/format.h"
@@ -13,20 +18,24 @@
 #include <string.h>
 #include <unistd.h>
 
+/* Has one of the two functions. */
 typedef struct {
     const OptionCommand *description;
     Status (*run)(int n_words, char *const *words, Error *error);
+    Status (*run_parallel)(Launch *launch, int n_words, char *const *words, Error *error);
 } Command;
 
 static const Command commands[] = {
-    {&train_command, command_train}, {&generate_command, command_generate},
-    {&eval_command, command_eval},   {&convert_command, command_convert},
-    {&data_command, command_data},   {&bench_command, command_bench},
+    {&train_command, .run_parallel = command_train}, {&verify_command, .run_parallel = command_verify},
+    {&generate_command, .run = command_generate},    {&eval_command, .run = command_eval},
+    {&convert_command, .run = command_convert},      {&data_command, .run = command_data},
+    {&bench_command, .run = command_bench},
 };
 enum { N_COMMANDS = sizeof commands / sizeof commands[0] };
 
 static const OptionCommand *const descriptions[] = {
-    &train_command, &generate_command, &eval_command, &convert_command, &data_command, &bench_command, NULL};
+    &train_command, &generate_command, &eval_command,   &convert_command,
+    &data_command,  &bench_command,    &verify_command, NULL};
 
 static const ManSection sections[] = {
     {"CONFIGURATION FILES",
@@ -54,17 +63,50 @@ void command_show_help(const OptionCommand *command) {
     options_write_help(stdout, "pgpt", command, terminal_columns(stdout));
 }
 
-static Status run_command(int n_words, char *const *words, Error *error) {
+static const Command *find_command(const char *name, Error *error) {
     for (int i = 0; i < N_COMMANDS; i++) {
-        if (strcmp(words[0], commands[i].description->name) == 0) {
-            return commands[i].run(n_words - 1, words + 1, error);
-        }
+        if (strcmp(name, commands[i].description->name) == 0) return &commands[i];
     }
     const char *names[N_COMMANDS + 1] = {NULL};
     for (int i = 0; i < N_COMMANDS; i++) names[i] = commands[i].description->name;
-    const char *nearest = format_nearest(words[0], names);
-    return error_user(error, "unknown command '%s'; %s%s%s'pgpt --help' lists the commands", words[0],
-                      nearest ? "did you mean '" : "", nearest ? nearest : "", nearest ? "'? " : "");
+    const char *nearest = format_nearest(name, names);
+    error_user(error, "unknown command '%s'; %s%s%s'pgpt --help' lists the commands", name,
+               nearest ? "did you mean '" : "", nearest ? nearest : "", nearest ? "'? " : "");
+    return NULL;
+}
+
+/* Is the first option --help? Then nothing but that will happen. */
+static bool is_help(int n_words, char *const *words) {
+    int i = 0;
+    while (i < n_words && words[i][0] != '-') i++;
+    return i < n_words && (strcmp(words[i], "--help") == 0 || strcmp(words[i], "-h") == 0);
+}
+
+/* On one of several ranks. Rank 0 shows the help. */
+static Status run_among_others(const Command *command, Launch *launch, int n_words, char *const *words,
+                               Error *error) {
+    bool wants_help = is_help(n_words, words);
+    TRY(launch_check_same(launch, "--help", wants_help ? "yes" : "no", error));
+    if (wants_help && !launch->has_voice) return STATUS_OK;
+    if (wants_help && command->run) return command->run(n_words, words, error);
+    if (wants_help) {
+        command_show_help(command->description);
+        return STATUS_OK;
+    }
+    if (!command->run_parallel) {
+        error_user(error, "pgpt %s runs in one process; start it without mpirun", command->description->name);
+        return launch_agree(launch, error);
+    }
+    return command->run_parallel(launch, n_words, words, error);
+}
+
+static Status run_command(Launch *launch, int n_words, char *const *words, Error *error) {
+    TRY(launch_check_same(launch, "command", words[0], error));
+    const Command *command = find_command(words[0], error);
+    TRY(launch_agree(launch, error));
+    if (launch->world.size > 1) return run_among_others(command, launch, n_words - 1, words + 1, error);
+    if (command->run_parallel) return command->run_parallel(launch, n_words - 1, words + 1, error);
+    return command->run(n_words - 1, words + 1, error);
 }
 
 /* Threads that wait for others spin before they sleep. GNU's OpenMP spins for milliseconds, which costs nothing on an idle
@@ -76,24 +118,67 @@ static void shorten_spinning(char *const *argv) {
         execv("/proc/self/exe", argv); /* if it fails, all is as before */
 }
 
+/* What is asked for without a command. */
+static void write_overview(void) {
+    options_write_overview(stdout, &manual_page, terminal_columns(stdout));
+}
+
+static void write_version(void) {
+    printf("pgpt %s\n", PGPT_VERSION);
+}
+
+static void write_manual(void) {
+    options_write_man(stdout, &manual_page);
+}
+
+typedef struct {
+    const char *word;
+    void (*write)(void);
+} Page;
+
+static const Page pages[] = {{"--help", write_overview},
+                             {"-h", write_overview},
+                             {"help", write_overview},
+                             {"--version", write_version},
+                             {"man", write_manual}};
+
+static const Page *find_page(const char *word) {
+    for (size_t i = 0; i < sizeof pages / sizeof pages[0]; i++) {
+        if (strcmp(word, pages[i].word) == 0) return &pages[i];
+    }
+    return NULL;
+}
+
+/* Say what went wrong, once, and leave together with the others. */
+static int finish(Launch *launch, Error *error) {
+    Log logger = launch_log(launch, false);
+    bool has_others = launch->world.size > 1;
+    if (error->status == STATUS_OK && (fflush(stdout) != 0 || ferror(stdout)))
+        error_failed(error, "cannot write to standard output");
+    if (error->status != STATUS_OK && has_others && !launch->is_agreed) {
+        error_prefix(error, "rank %d on %s: ", launch->world.rank, launch->host);
+        logger = log_make(false);
+        log_error(&logger, error);
+        comm_abort(&launch->world, (int)error->status);
+    }
+    log_error(&logger, error);
+    /* Nobody leaves before it is said: some launchers end everybody when the first one fails. */
+    if (error->status != STATUS_OK && has_others) comm_barrier(&launch->world, &(Error){0});
+    launch_close(launch);
+    return (int)error->status;
+}
+
 int main(int argc, char **argv) {
     shorten_spinning(argv);
     setlocale(LC_CTYPE, "");
     signal(SIGPIPE, SIG_DFL);
     Error error = {0};
-    const char *word = argc > 1 ? argv[1] : "--help";
-    if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0 || strcmp(word, "help") == 0) {
-        options_write_overview(stdout, &manual_page, terminal_columns(stdout));
-    } else if (strcmp(word, "--version") == 0) {
-        printf("pgpt %s\n", PGPT_VERSION);
-    } else if (strcmp(word, "man") == 0) {
-        options_write_man(stdout, &manual_page);
-    } else {
-        run_command(argc - 1, argv + 1, &error);
+    Launch launch = launch_alone();
+    const Page *page = find_page(argc > 1 ? argv[1] : "--help");
+    if (page) {
+        if (launch.has_voice) page->write();
+    } else if (launch_open(&launch, &error) == STATUS_OK) {
+        run_command(&launch, argc - 1, argv + 1, &error);
     }
-    Log logger = log_make(false);
-    if (error.status == STATUS_OK && (fflush(stdout) != 0 || ferror(stdout))) {
-        error_failed(&error, "cannot write to standard output");
-    }
-    return (int)log_error(&logger, &error);
+    return finish(&launch, &error);
 }

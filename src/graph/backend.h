@@ -38,6 +38,9 @@ typedef struct Backend {
     bool uses_host_memory; /* its memory is that which the host's own buffers come from */
 } Backend;
 
+/* The kernel that runs `node`: the backend's, or the op's own where that is portable. NULL if there is none. */
+Kernel backend_kernel(const Backend *backend, const Node *node);
+
 /* The number of nodes of `graph` without a kernel on this backend; the first one in *missing. */
 int backend_missing_kernels(const Backend *backend, const Graph *graph, const Node **missing);
 

@@ -88,7 +88,7 @@ Status executor_open(Executor *executor, const Program *program, DeviceMemory *m
     for (int i = 0; i < program->graph->n_nodes; i++) {
         const Node *node = program->graph->node[i];
         executor->instruction[i] = (Instruction){
-            .kernel = backend->kernel(backend->context, node),
+            .kernel = backend_kernel(backend, node),
             .first = make_call(memory, node, true),
             .later = make_call(memory, node, false),
         };
@@ -101,12 +101,13 @@ void executor_close(Executor *executor) {
     executor->instruction = NULL;
 }
 
-Status executor_run(Executor *executor, Section section, bool is_first_micro_batch, Error *error) {
+Status executor_run(Executor *executor, Section section, MicroBatch micro, Error *error) {
     const Program *program = executor->program;
     uint64_t before = timer_now_ns();
     for (int i = program->first[section]; i < program->first[section] + program->count[section]; i++) {
         Instruction *instruction = &executor->instruction[i];
-        const KernelCall *call = is_first_micro_batch ? &instruction->first : &instruction->later;
+        const KernelCall *call = micro.is_first ? &instruction->first : &instruction->later;
+        if (call->node->is_last_only && !micro.is_last) continue;
         if (instruction->kernel(call, error) != STATUS_OK) {
             return error_prefix(error, "instruction %d (%s, %s): ", i, call->node->op->name,
                                 section_name(section));
@@ -135,6 +136,14 @@ Status executor_download(Executor *executor, const Tensor *tensor, void *host, E
     const Backend *backend = executor->memory->backend;
     return backend->download(backend->context, host, executor_address(executor, tensor), tensor_bytes(tensor),
                              error);
+}
+
+Status executor_upload_part(Executor *executor, const Tensor *tensor, size_t first_byte, size_t n_bytes,
+                            const void *host, Error *error) {
+    const Backend *backend = executor->memory->backend;
+    char *to = executor_address(executor, tensor);
+    if (to) to += first_byte; /* there is none where nothing is computed */
+    return backend->upload(backend->context, to, host, n_bytes, error);
 }
 
 Status executor_download_part(Executor *executor, const Tensor *tensor, size_t first_byte, size_t n_bytes,

@@ -6,10 +6,10 @@
  *     TRY(executor_open(&executor, &program, &memory, error));
  *     for (micro-batch m) {
  *         executor_upload(tokens...);
- *         TRY(executor_run(&executor, SECTION_FORWARD, m == 0, error));
- *         TRY(executor_run(&executor, SECTION_BACKWARD, m == 0, error));
+ *         TRY(executor_run(&executor, SECTION_FORWARD, micro_batch(m, n), error));
+ *         TRY(executor_run(&executor, SECTION_BACKWARD, micro_batch(m, n), error));
  *     }
- *     TRY(executor_run(&executor, SECTION_UPDATE, true, error));
+ *     TRY(executor_run(&executor, SECTION_UPDATE, MICRO_BATCH_ONLY, error));
  *
  * Nothing is allocated after executor_open. */
 #ifndef PGPT_GRAPH_EXECUTOR_H
@@ -48,17 +48,30 @@ typedef struct {
     DeviceMemory *memory;
     Arena arena;
     Instruction *instruction; /* one a node */
-    uint64_t phase_ns[N_SECTIONS];
+    uint64_t phase_ns[N_PHASES];
 } Executor;
 
 Status executor_open(Executor *executor, const Program *program, DeviceMemory *memory, Error *error);
 void executor_close(Executor *executor);
 
-Status executor_run(Executor *executor, Section section, bool is_first_micro_batch, Error *error);
+/* Which of a step's micro-batches it is: the first overwrites gradients, the last may communicate them. */
+typedef struct {
+    bool is_first, is_last;
+} MicroBatch;
+
+#define MICRO_BATCH_ONLY ((MicroBatch){true, true})
+
+static inline MicroBatch micro_batch(int64_t index, int64_t count) {
+    return (MicroBatch){index == 0, index == count - 1};
+}
+
+Status executor_run(Executor *executor, Section section, MicroBatch micro, Error *error);
 
 /* Host copies of a whole tensor, and of bytes first_byte .. first_byte + n_bytes - 1 of one. */
 Status executor_upload(Executor *executor, const Tensor *tensor, const void *host, Error *error);
 Status executor_download(Executor *executor, const Tensor *tensor, void *host, Error *error);
+Status executor_upload_part(Executor *executor, const Tensor *tensor, size_t first_byte, size_t n_bytes,
+                            const void *host, Error *error);
 Status executor_download_part(Executor *executor, const Tensor *tensor, size_t first_byte, size_t n_bytes,
                               void *host, Error *error);
 void *executor_address(const Executor *executor, const Tensor *tensor);

@@ -111,7 +111,8 @@ Node *graph_record(Graph *graph, const Op *op, const void *attributes, size_t at
     node->attributes = attributes_bytes ? arena_copy(&graph->arena, attributes, attributes_bytes) : NULL;
     node->n_inputs = n_inputs;
     node->n_outputs = n_outputs;
-    node->section = node->phase = graph->section;
+    node->section = graph->section;
+    node->phase = (Phase)graph->section;
     node->block = graph->block;
     bool needs_gradient = false;
     for (int i = 0; i < n_inputs; i++) {

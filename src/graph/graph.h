@@ -38,6 +38,10 @@ typedef enum { SECTION_FORWARD, SECTION_BACKWARD, SECTION_UPDATE, N_SECTIONS } S
 
 const char *section_name(Section section);
 
+/* What an instruction's time counts as. The first three are the sections': a node may be moved to another section by a
+ * pass, and keeps its phase. */
+typedef enum { PHASE_FORWARD, PHASE_BACKWARD, PHASE_UPDATE, PHASE_COMMUNICATION, N_PHASES } Phase;
+
 /* How a node writes an output. Parameter gradients are sums over micro-batches: their first writer overwrites in
  * the first micro-batch of a step, so that nobody has to clear them. */
 typedef enum { WRITE_FRESH, WRITE_ADD, WRITE_ADD_AFTER_FIRST } WriteMode;
@@ -67,9 +71,10 @@ struct Node {
     WriteMode write[NODE_MAX_OUTPUTS];
     Tensor *scratch; /* working memory of the kernel, NULL if it needs none */
     Section section; /* when it runs */
-    Section phase;   /* what its time counts as: a node may be moved to another section by a pass */
+    Phase phase;     /* what its time counts as */
     int block;       /* the transformer block it belongs to, or NO_BLOCK */
     bool is_recomputed;
+    bool is_last_only; /* runs in the last micro-batch of a step only */
 };
 
 typedef struct {

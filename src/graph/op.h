@@ -42,6 +42,8 @@ struct Op {
     void (*describe)(const Node *node, char *text, size_t n_bytes);
     /* The meaning, in plain C on f32 host memory. Never NULL. */
     Kernel reference;
+    /* Communication is no device's business: the reference is what runs, with addresses of whatever device it is. */
+    bool is_portable;
 };
 
 Cost op_cost(const Node *node);

@@ -143,9 +143,11 @@ static void give_offsets(Graph *graph, Storage *storages) {
         Tensor *tensor = graph->tensor[i];
         if (!tensor->base && is_planned(tensor)) tensor->offset = storage_of(storages, tensor)->offset;
     }
-    for (int i = 0; i < graph->n_tensors; i++) { /* a base is always older than its view */
+    for (int i = 0; i < graph->n_tensors; i++) {
         Tensor *tensor = graph->tensor[i];
-        if (tensor->base) tensor->offset = tensor->base->offset + tensor->base_offset;
+        if (!tensor->base) continue;
+        tensor->offset = tensor_root(tensor)->offset;
+        for (const Tensor *part = tensor; part->base; part = part->base) tensor->offset += part->base_offset;
     }
 }
 

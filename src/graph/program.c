@@ -6,10 +6,14 @@
 
 #include <string.h>
 
+Kernel backend_kernel(const Backend *backend, const Node *node) {
+    return node->op->is_portable ? node->op->reference : backend->kernel(backend->context, node);
+}
+
 int backend_missing_kernels(const Backend *backend, const Graph *graph, const Node **missing) {
     int n_missing = 0;
     for (int i = 0; i < graph->n_nodes; i++) {
-        if (backend->kernel(backend->context, graph->node[i])) continue;
+        if (backend_kernel(backend, graph->node[i])) continue;
         if (!n_missing++) *missing = graph->node[i];
     }
     return n_missing;
@@ -19,6 +23,7 @@ static void add_scratch(Graph *graph, const Backend *backend) {
     if (!backend->scratch_bytes) return;
     for (int i = 0; i < graph->n_nodes; i++) {
         Node *node = graph->node[i];
+        if (node->op->is_portable) continue;
         size_t n_bytes = backend->scratch_bytes(backend->context, node);
         if (!n_bytes) continue;
         int64_t words = (int64_t)((n_bytes + 3) / 4);
@@ -113,6 +118,7 @@ static void print_node(const Node *node, int index, FILE *stream) {
     }
     if (node->scratch) print_tensor(node->scratch, WRITE_FRESH, stream);
     if (node->is_recomputed) fprintf(stream, "  [recomputed]");
+    if (node->is_last_only) fprintf(stream, "  [last micro-batch]");
     fprintf(stream, "%s%s\n", *description ? "  " : "", description);
 }
 

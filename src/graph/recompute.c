@@ -26,7 +26,7 @@ static int segment_of(const Recompute *pass, const Node *node) {
 static bool is_forgotten(const Recompute *pass, Tensor *tensor, int segment) {
     if (!tensor) return false;
     const Tensor *root = tensor_root(tensor);
-    return root->place == PLACE_ACTIVATION && root->producer && root->producer->phase == SECTION_FORWARD &&
+    return root->place == PLACE_ACTIVATION && root->producer && root->producer->phase == PHASE_FORWARD &&
            segment_of(pass, root->producer) == segment;
 }
 
@@ -38,7 +38,7 @@ static void mark_segment(const Recompute *pass, int segment) {
     for (int i = graph->n_nodes - 1; i >= 0; i--) {
         const Node *node = graph->node[i];
         if (segment_of(pass, node) != segment) continue;
-        bool reads_for_backward = node->phase == SECTION_BACKWARD;
+        bool reads_for_backward = node->phase == PHASE_BACKWARD;
         if (!reads_for_backward) {
             for (int k = 0; k < node->n_outputs; k++) {
                 if (node->output[k] && is_needed[tensor_root(node->output[k])->id]) pass->is_marked[i] = true;
@@ -68,7 +68,8 @@ static Tensor *substitute_for(Recompute *pass, Tensor *tensor) {
 static Node *repeat_node(Recompute *pass, const Node *node) {
     Graph *graph = pass->graph;
     Node *again = arena_copy(&graph->arena, node, sizeof *node);
-    again->section = again->phase = SECTION_BACKWARD;
+    again->section = SECTION_BACKWARD;
+    again->phase = PHASE_BACKWARD;
     again->is_recomputed = true;
     for (int k = 0; k < node->n_inputs; k++) again->input[k] = substitute_for(pass, node->input[k]);
     for (int k = 0; k < node->n_outputs; k++) {
@@ -103,7 +104,7 @@ int recompute_run(Graph *graph, int n_blocks) {
     graph->n_nodes = 0;
     for (int i = 0; i < n_old; i++) {
         int segment = segment_of(&pass, old[i]);
-        if (segment >= 0 && old[i]->phase == SECTION_BACKWARD && !is_done[segment]) {
+        if (segment >= 0 && old[i]->phase == PHASE_BACKWARD && !is_done[segment]) {
             for (int k = 0; k < i; k++) {
                 if (!pass.is_marked[k] || segment_of(&pass, old[k]) != segment) continue;
                 graph->node[graph->n_nodes++] = repeat_node(&pass, old[k]);
@@ -111,7 +112,7 @@ int recompute_run(Graph *graph, int n_blocks) {
             }
             is_done[segment] = true;
         }
-        if (segment >= 0 && old[i]->phase == SECTION_BACKWARD) {
+        if (segment >= 0 && old[i]->phase == PHASE_BACKWARD) {
             for (int k = 0; k < old[i]->n_inputs; k++)
                 old[i]->input[k] = substitute_for(&pass, old[i]->input[k]);
         }

@@ -202,7 +202,7 @@ static Status run_pass(Generator *generator, GeneratorPass *pass, int64_t T, Err
     TRY(executor_upload(&pass->executor, pass->decode.tokens, generator->tokens, error));
     TRY(executor_upload(&pass->executor, pass->decode.start, generator->start, error));
     TRY(executor_upload(&pass->executor, pass->decode.rows, generator->rows, error));
-    return executor_run(&pass->executor, SECTION_FORWARD, true, error);
+    return executor_run(&pass->executor, SECTION_FORWARD, MICRO_BATCH_ONLY, error);
 }
 
 Status generator_step(Generator *generator, Error *error) {

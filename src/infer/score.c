@@ -249,7 +249,7 @@ static Status run_batch(Scorer *scorer, ScorePass *pass, const ScoreWindow *wind
     }
     TRY(executor_upload(&pass->executor, pass->loss.tokens, scorer->tokens, error));
     TRY(executor_upload(&pass->executor, pass->loss.targets, scorer->targets, error));
-    TRY(executor_run(&pass->executor, SECTION_FORWARD, true, error));
+    TRY(executor_run(&pass->executor, SECTION_FORWARD, MICRO_BATCH_ONLY, error));
     TRY(executor_download(&pass->executor, pass->loss.losses, scorer->losses, error));
     for (int64_t b = 0; b < n_windows; b++) TRY(take_row(scorer, &windows[b], scorer->losses + b * T, error));
     return STATUS_OK;

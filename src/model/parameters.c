@@ -182,3 +182,14 @@ int64_t parameters_largest(const ParameterTable *table) {
     }
     return largest;
 }
+
+const FlatPiece *parameters_pieces(const ParameterTable *table, Arena *arena) {
+    FlatPiece *pieces = ARENA_ARRAY(arena, FlatPiece, table->n_parameters + 1);
+    int64_t end = table->n_flat_elements;
+    for (int i = table->n_parameters - 1; i >= 0; i--) {
+        const Parameter *parameter = &table->parameter[i];
+        pieces[i] = (FlatPiece){parameter->flat_offset, end - parameter->flat_offset, parameter->block};
+        end = parameter->flat_offset;
+    }
+    return pieces;
+}

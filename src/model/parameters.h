@@ -5,6 +5,7 @@
 
 #include "graph/graph.h"
 #include "model/config.h"
+#include "parallel/partition.h"
 
 typedef enum {
     ROLE_TOKEN_TABLE,
@@ -63,6 +64,9 @@ typedef struct {
 /* Fails when the sizes overflow. */
 Status parameters_build(ParameterTable *table, const ModelConfig *config, Error *error);
 void parameters_free(ParameterTable *table);
+
+/* The parameters as pieces of the flat array, each with its padding; n_parameters of them, from the arena. */
+const FlatPiece *parameters_pieces(const ParameterTable *table, Arena *arena);
 
 /* The parameter with this role, NULL if the model has none (no bias, say). */
 const Parameter *parameter_find(const ParameterTable *table, ParameterRole role, int block);

@@ -10,6 +10,15 @@ Tensor *op_copy(Graph *graph, Tensor *x) {
     return y;
 }
 
+void op_copy_into(Graph *graph, Tensor *x, Tensor *y, WriteMode mode) {
+    if (!graph_check(graph, tensor_count(x) == tensor_count(y), "copy: %s and %s differ in size", x->name,
+                     y->name)) {
+        return;
+    }
+    Node *node = graph_record(graph, &OP_COPY, NULL, 0, 1, TENSORS(x), 1, TENSORS(y));
+    node->write[0] = mode;
+}
+
 static void copy_gradient(Autograd *autograd, const Node *node) {
     Tensor *dy = autograd_gradient(autograd, node->output[0]);
     if (dy) autograd_share(autograd, node->input[0], dy);

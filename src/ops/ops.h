@@ -82,8 +82,8 @@ typedef struct {
 extern const Op OP_ROTARY;
 Tensor *op_rotary(Graph *graph, Tensor *qkv, Tensor *start /* or NULL */, const RotaryAttributes *attributes);
 
-/* ---- add.c, copy.c, dropout.c, gather.c, sum.c ------------------------------------------------------------------
- * add: y = a + b. copy: y = x. gather: y (M,C) = x[rows (M) i32] (inference only). sum: out += or = scale · Σ x.
+/* ---- add.c, copy.c, dropout.c, gather.c, sum.c, zero.c ----------------------------------------------------------
+ * add: y = a + b. copy: y = x. zero: y = 0. gather: y (M,C) = x[rows (M) i32] (inference only). sum: out += or = scale · Σ x.
  * dropout: y = x · mask / (1-p); element i of sequence b draws index i of row first_sequence + b; its backward is
  * the same op on dy. x is (B, ...). */
 typedef struct {
@@ -93,9 +93,11 @@ typedef struct {
 typedef struct {
     float scale;
 } SumAttributes;
-extern const Op OP_ADD, OP_COPY, OP_DROPOUT, OP_GATHER, OP_SUM;
+extern const Op OP_ADD, OP_COPY, OP_DROPOUT, OP_GATHER, OP_SUM, OP_ZERO;
 Tensor *op_add(Graph *graph, Tensor *a, Tensor *b);
 Tensor *op_copy(Graph *graph, Tensor *x);
+void op_copy_into(Graph *graph, Tensor *x, Tensor *y, WriteMode mode);
+void op_zero(Graph *graph, Tensor *y);
 Tensor *op_dropout(Graph *graph, Tensor *x, Tensor *random, float probability, int site);
 Tensor *op_gather(Graph *graph, Tensor *x, Tensor *rows);
 /* Adds into `total` (a scalar in PLACE_STATE) over the micro-batches of a step. */

@@ -2,6 +2,7 @@
  * of elements decay comes from the parameter table (matrices do, vectors do not). */
 #include "optim/optimizer.h"
 
+#include "graph/insert.h"
 #include "ops/ops.h"
 
 #include <math.h>
@@ -78,7 +79,7 @@ Schedule optimizer_schedule(const OptimizerOptions *options, int64_t n_steps) {
                       .n_steps = n_steps};
 }
 
-static int optimizer_n_moments(const OptimizerOptions *options) {
+int optimizer_n_moments(const OptimizerOptions *options) {
     return options->kind == OPTIMIZER_ADAMW ? 2 : options->momentum > 0.0 ? 1 : 0;
 }
 
@@ -93,7 +94,7 @@ void optimizer_hyper(const OptimizerOptions *options, double rate, int64_t step,
     hyper[HYPER_CORRECTION2] = (float)(1.0 / (1.0 - pow(options->beta2, t)));
 }
 
-/* What one update node works on: all parameters, or one. */
+/* What one update node works on. */
 typedef struct {
     Tensor *gradient, *parameter, *moment[OPTIMIZER_MAX_MOMENTS];
     int n_runs;
@@ -122,40 +123,58 @@ static void record_update(const OptimizerOptions *options, const OptimizerTensor
     }
 }
 
-/* One run a parameter, its padding included: the padding is 0 everywhere and stays so. */
-static const DecayRun *decay_runs(const ParameterTable *table, Graph *graph) {
+/* Which of elements first .. first + n - 1 decay. A parameter's padding goes with it: it is 0 everywhere and stays so. */
+static const DecayRun *decay_runs(const ParameterTable *table, int64_t first, int64_t n, Graph *graph,
+                                  int *n_runs) {
     DecayRun *runs = ARENA_ARRAY(&graph->arena, DecayRun, table->n_parameters);
+    *n_runs = 0;
     for (int i = 0; i < table->n_parameters; i++) {
+        int64_t begin = table->parameter[i].flat_offset;
         int64_t end =
             i + 1 < table->n_parameters ? table->parameter[i + 1].flat_offset : table->n_flat_elements;
-        runs[i] = (DecayRun){end - table->parameter[i].flat_offset, table->parameter[i].decays};
+        if (begin < first) begin = first;
+        if (end > first + n) end = first + n;
+        if (begin < end) runs[(*n_runs)++] = (DecayRun){end - begin, table->parameter[i].decays};
     }
     return runs;
 }
 
-static void record_whole(const OptimizerOptions *options, OptimizerTensors *tensors,
-                         const ParameterTensors *parameters, Graph *graph) {
-    Tensor *gradient = parameters->flat->gradient, *factor = NULL;
+static void record_slice(const OptimizerOptions *options, const OptimizerTensors *tensors, Tensor *factor,
+                         const UpdateSlice *slice, const ParameterTable *table, Graph *graph) {
+    UpdateRange range = {.gradient = slice->gradient, .parameter = slice->parameter};
+    range.runs = decay_runs(table, slice->flat_first, slice->n, graph, &range.n_runs);
+    for (int i = 0; i < tensors->n_moments; i++) {
+        range.moment[i] = graph_view(graph, tensors->moment[i], SHAPE(slice->n), slice->local_first,
+                                     tensors->moment[i]->name);
+    }
+    record_update(options, tensors, factor, &range, graph);
+}
+
+/* After the backward: the norm of everything, then the update of every slice. */
+static void record_slices(const OptimizerOptions *options, OptimizerTensors *tensors,
+                          const ParameterTable *table, const UpdateShare *share, Graph *graph) {
+    Tensor *factor = NULL;
     if (options->clip > 0.0) {
         Tensor *total = graph_tensor(graph, PLACE_STATE, DTYPE_F32, SHAPE(1), "squared norm");
         factor = graph_tensor(graph, PLACE_STATE, DTYPE_F32, SHAPE(1), "clip factor");
         tensors->norm = graph_tensor(graph, PLACE_STATE, DTYPE_F32, SHAPE(1), "gradient norm");
-        op_squared_norm(graph, gradient, total, false);
+        for (int i = 0; i < share->n_slices; i++)
+            op_squared_norm(graph, share->slice[i].gradient, total, i > 0);
+        if (!share->n_slices) op_zero(graph, total); /* more processes than there is to share */
+        if (share->record_sum) share->record_sum(share->context, graph, total);
         op_clip(graph, total, factor, tensors->norm, (float)options->clip);
     }
-    UpdateRange range = {.gradient = gradient,
-                         .parameter = parameters->flat,
-                         .n_runs = parameters->table->n_parameters,
-                         .runs = decay_runs(parameters->table, graph)};
-    for (int i = 0; i < tensors->n_moments; i++) range.moment[i] = tensors->moment[i];
-    record_update(options, tensors, factor, &range, graph);
+    for (int i = 0; i < share->n_slices; i++) {
+        record_slice(options, tensors, factor, &share->slice[i], table, graph);
+        if (share->record_updated) share->record_updated(share->context, graph, i);
+    }
 }
 
-/* Record one update node a parameter, then sort each behind the last node that touches the parameter or its gradient. */
+/* One node a parameter, right behind the last one that touches it or its gradient. */
 static void record_eager(const OptimizerOptions *options, const OptimizerTensors *tensors,
                          const ParameterTensors *parameters, Graph *graph) {
+    Insertion insertion = insertion_begin(graph);
     int n_before = graph->n_nodes;
-    int *behind = ARENA_ARRAY(&graph->arena, int, n_before + parameters->table->n_parameters);
     for (int i = 0; i < parameters->table->n_parameters; i++) {
         const Parameter *parameter = &parameters->table->parameter[i];
         Tensor *tensor = parameters->tensor[i];
@@ -175,35 +194,26 @@ static void record_eager(const OptimizerOptions *options, const OptimizerTensors
                 last = k;
         }
         record_update(options, tensors, NULL, &range, graph);
-        behind[graph->n_nodes - 1] = last;
-        graph->node[graph->n_nodes - 1]->section = graph->node[last]->section;
+        insertion_behind(&insertion, last);
     }
-    Node **sorted = ARENA_ARRAY(&graph->arena, Node *, graph->n_nodes);
-    int n_sorted = 0;
-    for (int i = 0; i < n_before; i++) {
-        sorted[n_sorted++] = graph->node[i];
-        for (int k = n_before; k < graph->n_nodes; k++) {
-            if (behind[k] == i) sorted[n_sorted++] = graph->node[k];
-        }
-    }
-    graph->node = sorted;
-    graph->node_capacity = graph->n_nodes;
+    insertion_end(&insertion);
 }
 
 OptimizerTensors optimizer_record(const OptimizerOptions *options, const ParameterTensors *parameters,
-                                  Graph *graph) {
+                                  const UpdateShare *share, Graph *graph) {
     OptimizerTensors tensors = {.n_moments = optimizer_n_moments(options)};
+    const ParameterTable *table = parameters->table;
+    UpdateSlice all = {parameters->flat->gradient, parameters->flat, .n = table->n_flat_elements};
+    UpdateShare everything = {.n_slices = 1, .slice = &all, .n_local = table->n_flat_elements};
+    if (!share) share = &everything;
     graph->section = SECTION_UPDATE;
     graph->block = NO_BLOCK;
     tensors.hyper = graph_tensor(graph, PLACE_INPUT, DTYPE_F32, SHAPE(N_HYPER), "hyper");
     for (int i = 0; i < tensors.n_moments; i++) {
         tensors.moment[i] =
-            graph_tensor(graph, PLACE_OPTIMIZER, DTYPE_F32, parameters->flat->shape, "moment%d", i + 1);
+            graph_tensor(graph, PLACE_OPTIMIZER, DTYPE_F32, SHAPE(share->n_local), "moment%d", i + 1);
     }
-    if (options->eager) {
-        record_eager(options, &tensors, parameters, graph);
-    } else {
-        record_whole(options, &tensors, parameters, graph);
-    }
+    if (options->eager) record_eager(options, &tensors, parameters, graph);
+    else record_slices(options, &tensors, table, share, graph);
     return tensors;
 }

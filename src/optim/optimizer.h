@@ -31,18 +31,40 @@ enum { OPTIMIZER_MAX_MOMENTS = 2 };
 typedef struct {
     Tensor *hyper; /* see ops.h; the host writes it before each update */
     Tensor *norm;  /* of the whole gradient, before clipping; NULL when clipping is off */
-    Tensor *moment[OPTIMIZER_MAX_MOMENTS]; /* flat, as the parameters */
+    Tensor *moment[OPTIMIZER_MAX_MOMENTS]; /* flat, as the parameters; or of the share only */
     int n_moments;
 } OptimizerTensors;
 
 /* Where the gradients shall live for these options (see AutogradOptions). */
 Place optimizer_gradient_place(const OptimizerOptions *options);
 
-/* Record the update of every parameter that autograd found a gradient for. With options->eager, each parameter's
+/* A run of elements that one node updates: n of the flat array from flat_first on, whose moments begin at local_first of
+ * this process's. */
+typedef struct {
+    Tensor *gradient, *parameter; /* (n) */
+    int64_t flat_first, n, local_first;
+} UpdateSlice;
+
+/* What this process updates where others update the rest. */
+typedef struct {
+    int n_slices;
+    const UpdateSlice *slice;
+    int64_t n_local; /* elements of a moment here */
+    /* Record the sum of a scalar over all processes, for the norm. */
+    void (*record_sum)(void *context, Graph *graph, Tensor *scalar);
+    /* The update of slice `index` has been recorded. Optional. */
+    void (*record_updated)(void *context, Graph *graph, int index);
+    void *context;
+} UpdateShare;
+
+/* Record the update of every parameter that autograd found a gradient for, or of a share of them (NULL: all). With options->eager, each parameter's
  * update stands right behind the last node that needs its old value or adds to its gradient, so that the gradient's
  * memory is free again; otherwise the updates are one node over the flat arrays, after the backward. */
 OptimizerTensors optimizer_record(const OptimizerOptions *options, const ParameterTensors *parameters,
-                                  Graph *graph);
+                                  const UpdateShare *share, Graph *graph);
+
+/* The moments that the optimizer keeps of every parameter. */
+int optimizer_n_moments(const OptimizerOptions *options);
 
 /* What the host writes into hyper for step 0, 1, ... */
 void optimizer_hyper(const OptimizerOptions *options, double rate, int64_t step, float *hyper);

@@ -4,16 +4,21 @@
  *                                   optimizer.safetensors   the same names behind "moment1.", "moment2."
  *                                   manifest.json           what it is, and size and checksum of both
  *
- * The folder is written under a temporary name and renamed when all of it is on the disk, so whatever has its final
- * name is complete. What was left by a process that died is ignored, and removed by the next prune. One process
- * writes to a run's folder.
+ * Several ranks write side by side, each what it holds: model-00002-of-00004.safetensors is that of rank 1 of 4. A
+ * tensor that one rank has whole is stored as before; a part of one is a tensor of one dim named NAME[first:end], the
+ * elements first .. end-1 in the order of the rows. Who loads sees whole tensors again and need not know how the
+ * run that saved them was spread over machines; nor does it matter how its own is.
  *
- * Tensors are whole and in one layout, however the run that saved them was spread over machines. */
+ * The folder is written under a temporary name and renamed when all of it is on the disk, so whatever has its final
+ * name is complete. What was left by a process that died is ignored, and removed by the next prune. One run
+ * writes to a run's folder. */
 #ifndef PGPT_TRAIN_CHECKPOINT_H
 #define PGPT_TRAIN_CHECKPOINT_H
 
 #include "base/json.h"
+#include "comm/comm.h"
 #include "model/parameters.h"
+#include "parallel/shard_map.h"
 #include "train/safetensors.h"
 
 /* Where a run stands, besides its tensors. */
@@ -43,17 +48,27 @@ typedef struct {
     /* If set, instead of the arrays: elements first .. first + n - 1 of array 0, the parameters, or 1 + i, moment i. */
     Status (*read)(void *context, int array, int64_t first, int64_t n, float *values, Error *error);
     void *context;
+    /* Several ranks (NULL: this process is alone): arrays are this rank's own, and it writes those elements of them
+     * that its maps have (NULL: all). The maps of all ranks together have every element of every parameter once;
+     * padding between parameters does not matter. Nothing else may use the communicator meanwhile. */
+    Comm *comm;
+    const ShardMap *parameters_saved, *moments_saved;
 } CheckpointSource;
 
 /* Write RUN/checkpoints/step-NNNNNNNN, making folders as needed and replacing one of the same step. After an error
- * (a full disk, say) nothing is left of it, and what was there before is untouched. */
+ * (a full disk, say) nothing is left of it, and what was there before is untouched. Collective: what goes wrong on one
+ * rank is every rank's error. */
 Status checkpoint_save(const char *run, const CheckpointSource *source, Error *error);
 
 /* Remove old checkpoints: all but the last `keep_last` (0 keeps all) up to step `written`, that one included, and,
  * if wanted, the one with the lowest validation loss. Incomplete ones do not count and go too, as does whatever
  * interrupted saves left behind. Later steps are left alone: they are not of this run's past. Call it after a save,
- * not during one. */
+ * not during one, and on one rank only. */
 Status checkpoint_prune(const char *run, int64_t written, int64_t keep_last, bool keep_best, Error *error);
+
+/* Collective: rank 0 does it, and every rank has the outcome. */
+Status checkpoint_prune_together(Comm *comm, const char *run, int64_t written, int64_t keep_last,
+                                 bool keep_best, Error *error);
 
 /* The disk space that one save takes, nearly. */
 uint64_t checkpoint_bytes(const ParameterTable *table, int n_moments);
@@ -70,23 +85,35 @@ uint64_t checkpoint_bytes(const ParameterTable *table, int n_moments);
 
 typedef enum { CHECKPOINT_NEWEST, CHECKPOINT_BEST } CheckpointChoice;
 
+typedef struct CheckpointTensor CheckpointTensor; /* checkpoint_index.h: where its elements are */
+
 typedef struct {
     char *path;         /* the checkpoint's folder */
     char *run;          /* the run's folder, where tokenizer.json lies */
     char warning[1024]; /* "" unless newer checkpoints were damaged and passed over */
     CheckpointState state;
-    ModelConfig config;  /* complete */
-    const char *version; /* of the pgpt that wrote it */
+    ModelConfig config;   /* complete */
+    const char *version;  /* of the pgpt that wrote it */
+    ParameterTable table; /* of the configuration: every tensor that there is */
     SafetensorsFile *file;
     int n_files;
+    const CheckpointTensor
+        *tensor;  /* the table's parameters, then, if they were wanted, those of every moment */
+    int n_arrays; /* 1, or with the moments */
     Arena arena;
 } Checkpoint;
 
 /* `path` is a run's folder (or its checkpoints/), of which the newest or best complete checkpoint is taken; or a
- * checkpoint's folder itself. Sizes and checksums are verified, the optimizer's only if it is wanted. A damaged
- * checkpoint is passed over for the one before it, with a warning; named itself, it is an error. */
+ * checkpoint's folder itself. Sizes and checksums are verified, the optimizer's only if it is wanted, and that every
+ * element of every tensor is there once. A damaged checkpoint is passed over for the one before it, with a warning;
+ * named itself, it is an error. */
 Status checkpoint_open(Checkpoint *checkpoint, const char *path, CheckpointChoice choice, bool with_optimizer,
                        Error *error);
+
+/* The same on several ranks (comm may be NULL): they share the work, and all have the same checkpoint with the same
+ * warning, or the same error. Collective. */
+Status checkpoint_open_together(Checkpoint *checkpoint, Comm *comm, const char *path, CheckpointChoice choice,
+                                bool with_optimizer, Error *error);
 void checkpoint_close(Checkpoint *checkpoint); /* safe after a failed open, and twice */
 
 /* The tensors must be those of the table, all of them, in its shapes; a checkpoint of another model is a user's error
@@ -98,6 +125,11 @@ Status checkpoint_read_parameters(const Checkpoint *checkpoint, const ParameterT
                                   Error *error);
 Status checkpoint_read_moment(const Checkpoint *checkpoint, const ParameterTable *table, int moment,
                               float *flat, Error *error);
+
+/* The elements that a map has, of the parameters (moment -1) or a moment, into the array of map->n_local elements that
+ * it describes: a rank's share, in whatever layout. What belongs to no parameter becomes 0. */
+Status checkpoint_read_map(const Checkpoint *checkpoint, const ParameterTable *table, int moment,
+                           const ShardMap *map, float *local, Error *error);
 
 /* Elements first .. first + n - 1 of one parameter (moment -1) or of one of its moments. */
 Status checkpoint_read_part(const Checkpoint *checkpoint, const Parameter *parameter, int moment,

@@ -2,6 +2,8 @@
  * a checksum of the bytes before it, taken from the text as it lies on the disk. The check therefore finds any
  * change, also one that JSON would not mind.
  *
+ * Version 2 is version 1 with tensors in parts, so that a program that knows only whole ones says that it is too old.
+ *
  * 64-bit hashes are written as hexadecimal texts, since many readers of JSON keep numbers in doubles. */
 #include "train/checkpoint_manifest.h"
 
@@ -17,7 +19,13 @@
 #include <sys/stat.h>
 
 #define MANIFEST_FORMAT "pgpt checkpoint"
-enum { MANIFEST_VERSION = 1, MANIFEST_LIMIT_BYTES = 16 << 20, N_HASH_DIGITS = 16, MAX_FILES = 1 << 16 };
+enum {
+    WHOLE_VERSION = 1,
+    PARTS_VERSION = 2,
+    MANIFEST_LIMIT_BYTES = 16 << 20,
+    N_HASH_DIGITS = 16,
+    MAX_FILES = 1 << 16
+};
 
 /* What follows the text that the checksum covers. */
 #define CHECKSUM_FORMAT ",\n  \"checksum\": \"%016" PRIx64 "\"\n}\n"
@@ -40,12 +48,12 @@ static json_t *manifest_json(const Manifest *manifest) {
                                         (json_int_t)file->n_bytes, "checksum", hash_json(file->checksum)));
     }
     return json_pack("{s:s, s:i, s:s, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:{s:s, s:i}, s:o, s:o}", "format",
-                     MANIFEST_FORMAT, "version", MANIFEST_VERSION, "pgpt", PGPT_VERSION, "step",
-                     (json_int_t)state->step, "sequences", (json_int_t)state->n_sequences, "tokens",
-                     (json_int_t)state->n_tokens, "seed", (json_int_t)state->seed, "data_hash",
-                     hash_json(state->data_hash), "tokenizer_hash", hash_json(state->tokenizer_hash),
-                     "val_loss", json_make_number(state->validation_loss), "optimizer", "name",
-                     state->optimizer, "moments", state->n_moments, "model",
+                     MANIFEST_FORMAT, "version", manifest->has_parts ? PARTS_VERSION : WHOLE_VERSION, "pgpt",
+                     PGPT_VERSION, "step", (json_int_t)state->step, "sequences",
+                     (json_int_t)state->n_sequences, "tokens", (json_int_t)state->n_tokens, "seed",
+                     (json_int_t)state->seed, "data_hash", hash_json(state->data_hash), "tokenizer_hash",
+                     hash_json(state->tokenizer_hash), "val_loss", json_make_number(state->validation_loss),
+                     "optimizer", "name", state->optimizer, "moments", state->n_moments, "model",
                      checkpoint_config_json(&manifest->config), "files", files);
 }
 
@@ -71,13 +79,14 @@ failed:
 
 /* ---- reading */
 
-static Status check_text(const char *path, const char *text, size_t n_bytes, Error *error) {
+static Status check_text(const char *path, const char *text, size_t n_bytes, uint64_t *value, Error *error) {
     char wanted[N_CHECKSUM_BYTES + 1];
     if (n_bytes > N_CHECKSUM_BYTES) {
         size_t n_covered = n_bytes - N_CHECKSUM_BYTES;
         Checksum checksum = checksum_start();
         checksum_add(&checksum, text, n_covered);
-        snprintf(wanted, sizeof wanted, CHECKSUM_FORMAT, checksum_value(&checksum));
+        *value = checksum_value(&checksum);
+        snprintf(wanted, sizeof wanted, CHECKSUM_FORMAT, *value);
         if (memcmp(text + n_covered, wanted, N_CHECKSUM_BYTES) == 0) return STATUS_OK;
     }
     return error_user(error, "%s does not have the checksum that its last line states: it is damaged", path);
@@ -145,12 +154,13 @@ static Status read_manifest(const json_t *object, const char *path, Manifest *ma
         return error_user(error, "%s is not a checkpoint's manifest", path);
     TRY(json_field_int(object, path, "version", 1, INT32_MAX, &format_version, error));
     TRY(json_field_text(object, path, "pgpt", &version, error));
-    if (format_version > MANIFEST_VERSION) {
+    if (format_version > PARTS_VERSION) {
         return error_user(error,
                           "%s was written by pgpt %.40s in a format that this one does not know; update pgpt",
                           path, version);
     }
     manifest->version = arena_strdup(arena, version);
+    manifest->has_parts = format_version >= PARTS_VERSION;
     TRY(read_state(object, path, &manifest->state, arena, error));
     json_t *model, *files;
     TRY(json_field_object(object, path, "model", &model, error));
@@ -171,7 +181,7 @@ Status manifest_read(const char *path, Manifest *manifest, Arena *arena, Error *
     size_t n_bytes;
     json_t *object = NULL;
     TRY(file_read(path, MANIFEST_LIMIT_BYTES, &text, &n_bytes, error));
-    if (check_text(path, text, n_bytes, error) == STATUS_OK &&
+    if (check_text(path, text, n_bytes, &manifest->checksum, error) == STATUS_OK &&
         json_parse(text, n_bytes, path, &object, error) == STATUS_OK) {
         read_manifest(object, path, manifest, arena, error);
     }

@@ -16,6 +16,8 @@ typedef struct {
     const char *version; /* of the pgpt that wrote it */
     ManifestFile *file;
     int n_files;
+    bool has_parts;    /* tensors may lie in several files, as NAME[first:end] */
+    uint64_t checksum; /* of the text that was read */
 } Manifest;
 
 /* The last line of the file is a checksum of all lines before it. */

@@ -4,11 +4,18 @@
  * A save writes its folder under "step-00000120.tmp.<pid>": each file is synced as it is finished, the manifest comes
  * last, then one rename makes the folder a checkpoint. Where the step was saved before, the two folders are exchanged
  * in one system call. Removal goes the other way: a folder first loses its name, then its files. Whatever carries
- * ".tmp." in its name is rubbish for the next prune. */
+ * ".tmp." in its name is rubbish for the next prune.
+ *
+ * Several ranks do it in three steps, each ended by a word with the others, so that nobody goes on with what failed
+ * elsewhere: rank 0 makes the folder and tells its name; all write their own files; rank 0 collects their sizes and
+ * checksums, writes the manifest and gives the folder its name. Only rank 0 makes, renames and removes folders, and
+ * removes one only when nobody writes there any more. Alone, the same steps have nobody to talk to. */
 #define _GNU_SOURCE /* renameat2 */
 #include "train/checkpoint_manifest.h"
 
 #include "base/format.h"
+#include "train/checkpoint_part.h"
+#include "train/checkpoint_together.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -69,89 +76,7 @@ static Status publish(const char *temporary, const char *path, Error *error) {
     return error_failed(error, "cannot rename %s to %s: %s", temporary, path, strerror(errno));
 }
 
-/* ---- files */
-
-/* The tensors of one flat array, in the order of the table. */
-static void describe_tensors(const ParameterTable *table, const char *prefix, SafetensorsTensor *tensors,
-                             Arena *arena) {
-    for (int i = 0; i < table->n_parameters; i++) {
-        const Parameter *parameter = &table->parameter[i];
-        tensors[i] = (SafetensorsTensor){.name = arena_printf(arena, "%s%s", prefix, parameter->name),
-                                         .type = SAFETENSORS_F32,
-                                         .n_dims = parameter->shape.n_dims};
-        memcpy(tensors[i].dim, parameter->shape.dim, sizeof parameter->shape.dim);
-    }
-}
-
-/* Elements of array 0, the parameters, or 1 + i, moment i. */
-static Status write_elements(SafetensorsWriter *writer, const CheckpointSource *source, int array,
-                             int64_t first, int64_t n, Error *error) {
-    enum { PIECE = 16384 };
-    if (!source->read) {
-        const float *flat = array == 0 ? source->parameters : source->moment[array - 1];
-        return safetensors_writer_write(writer, flat + first, sizeof(float) * (size_t)n, error);
-    }
-    float piece[PIECE];
-    for (int64_t done = 0; done < n; done += PIECE) {
-        int64_t count = n - done < PIECE ? n - done : PIECE;
-        TRY(source->read(source->context, array, first + done, count, piece, error));
-        TRY(safetensors_writer_write(writer, piece, sizeof(float) * (size_t)count, error));
-    }
-    return STATUS_OK;
-}
-
-static Status write_flat(SafetensorsWriter *writer, const CheckpointSource *source, int array, Error *error) {
-    for (int i = 0; i < source->table->n_parameters; i++) {
-        const Parameter *parameter = &source->table->parameter[i];
-        TRY(write_elements(writer, source, array, parameter->flat_offset, shape_count(parameter->shape),
-                           error));
-    }
-    return STATUS_OK;
-}
-
-/* Flat arrays, from the first one on, into one file, each with its own prefix before the names. */
-static Status write_arrays(const char *folder, ManifestFile *file, const CheckpointSource *source, int first,
-                           int n_arrays, const char *const *prefixes, Error *error) {
-    const ParameterTable *table = source->table;
-    static const char *const metadata[] = {"format", "pgpt", "layout", "matrices are (out,in)", NULL};
-    Arena arena = {0};
-    SafetensorsWriter writer;
-    SafetensorsTensor *tensors = ARENA_ARRAY(&arena, SafetensorsTensor, n_arrays * table->n_parameters + 1);
-    for (int i = 0; i < n_arrays; i++) {
-        describe_tensors(table, prefixes[i], tensors + i * table->n_parameters, &arena);
-    }
-    const char *path = arena_printf(&arena, "%s/%s", folder, file->name);
-    TRY_GOTO(safetensors_writer_open(&writer, path, tensors, n_arrays * table->n_parameters, metadata, error),
-             failed);
-    for (int i = 0; i < n_arrays; i++) TRY_GOTO(write_flat(&writer, source, first + i, error), done);
-    file->n_bytes = writer.checksum.n_bytes;
-    file->checksum = checksum_value(&writer.checksum);
-    safetensors_writer_commit(&writer, error);
-done:
-    safetensors_writer_abort(&writer);
-failed:
-    arena_free(&arena);
-    return error->status;
-}
-
-static Status write_files(const char *folder, const CheckpointSource *source, Error *error) {
-    static const char *const no_prefix[] = {""};
-    static const char *const prefixes[CHECKPOINT_MAX_MOMENTS] = {"moment1.", "moment2.", "moment3.",
-                                                                 "moment4."};
-    ManifestFile files[] = {{.name = "model.safetensors"},
-                            {.name = "optimizer.safetensors", .is_optimizer = true}};
-    int n_moments = source->state->n_moments;
-    TRY(write_arrays(folder, &files[0], source, 0, 1, no_prefix, error));
-    if (n_moments > 0) {
-        TRY(write_arrays(folder, &files[1], source, 1, n_moments, prefixes, error));
-    }
-    Manifest manifest = {
-        .state = *source->state, .config = *source->config, .file = files, .n_files = n_moments > 0 ? 2 : 1};
-    Arena arena = {0};
-    manifest_write(arena_printf(&arena, "%s/manifest.json", folder), &manifest, error);
-    arena_free(&arena);
-    return error->status;
-}
+/* ---- saving */
 
 uint64_t checkpoint_bytes(const ParameterTable *table, int n_moments) {
     enum { HEADER_BYTES_A_TENSOR = 160, OTHER_BYTES = 16384 };
@@ -162,12 +87,14 @@ uint64_t checkpoint_bytes(const ParameterTable *table, int n_moments) {
 }
 
 static Status check_source(const char *run, const CheckpointSource *source, Error *error) {
+    enum { BYTES_A_RANK = 16384 }; /* of headers and names of pieces */
     const CheckpointState *state = source->state;
     if (state->step < 0 || state->n_moments < 0 || state->n_moments > CHECKPOINT_MAX_MOMENTS) {
         return error_failed(error, "a checkpoint of step %lld with %d moments cannot be saved",
                             (long long)state->step, state->n_moments);
     }
     uint64_t needed = checkpoint_bytes(source->table, state->n_moments), room = file_free_bytes(run);
+    needed += (uint64_t)BYTES_A_RANK * (uint64_t)(checkpoint_n_ranks(source->comm) - 1);
     if (needed <= room) return STATUS_OK;
     return error_user(
         error,
@@ -175,22 +102,99 @@ static Status check_source(const char *run, const CheckpointSource *source, Erro
         format_bytes(needed).text, format_bytes(room).text);
 }
 
-Status checkpoint_save(const char *run, const CheckpointSource *source, Error *error) {
-    TRY(check_source(run, source, error));
+/* Where a save goes. */
+typedef struct {
+    const char *folder;    /* of the run's checkpoints */
+    const char *path;      /* of this one */
+    const char *temporary; /* until it is complete */
+} Places;
+
+static Places places_of(const char *run, int64_t step, long process, Arena *arena) {
+    Places places = {.folder = arena_printf(arena, "%s/checkpoints", run)};
+    places.path = arena_printf(arena, "%s/step-%08lld", places.folder, (long long)step);
+    places.temporary = arena_printf(arena, "%s.tmp.%ld", places.path, process);
+    return places;
+}
+
+/* Rank 0's first step: what it tells the others. */
+typedef struct {
+    Error error;
+    int64_t step, process; /* which name the folder */
+} Start;
+
+static void prepare(const char *run, const CheckpointSource *source, Start *start) {
+    *start = (Start){.step = source->state->step, .process = getpid()};
     Arena arena = {0};
-    const char *folder = arena_printf(&arena, "%s/checkpoints", run);
-    const char *path = arena_printf(&arena, "%s/step-%08lld", folder, (long long)source->state->step);
-    const char *temporary = arena_printf(&arena, "%s.tmp.%ld", path, (long)getpid());
-    TRY_GOTO(file_make_folders(folder, error), done);
-    TRY_GOTO(remove_folder(temporary, error), done); /* left by a process that died with our number */
-    TRY_GOTO(file_make_folders(temporary, error), done);
-    if (write_files(temporary, source, error) == STATUS_OK && publish(temporary, path, error) == STATUS_OK) {
-        sync_folder(folder, error);
-    } else {
-        Error ignored = {0};
-        remove_folder(temporary, &ignored);
-    }
+    Places places = places_of(run, start->step, (long)start->process, &arena);
+    TRY_GOTO(check_source(run, source, &start->error), done);
+    TRY_GOTO(file_make_folders(places.folder, &start->error), done);
+    /* One may be left by a process that died with our number. */
+    TRY_GOTO(remove_folder(places.temporary, &start->error), done);
+    file_make_folders(places.temporary, &start->error);
 done:
+    arena_free(&arena);
+}
+
+/* Every rank's step: its own files. */
+static Status write_part(const char *temporary, const CheckpointSource *source, const Start *start,
+                         CheckpointPart *part, Error *error) {
+    *part = (CheckpointPart){0};
+    if (source->state->step != start->step) {
+        return error_failed(error, "it saves step %lld while rank 0 saves step %lld",
+                            (long long)source->state->step, (long long)start->step);
+    }
+    if (!file_exists(temporary)) {
+        return error_user(error,
+                          "cannot see %s, which rank 0 has made; put the run's folder on a file system that "
+                          "all ranks share",
+                          temporary);
+    }
+    return checkpoint_part_write(temporary, source, checkpoint_rank(source->comm),
+                                 checkpoint_n_ranks(source->comm), part, error);
+}
+
+/* Every rank's part, on rank 0; from the arena. */
+static Status collect_parts(Comm *comm, const CheckpointPart *part, CheckpointPart **parts, Arena *arena,
+                            Error *error) {
+    enum { N_WORDS = sizeof *part / sizeof(int64_t) };
+    int n_ranks = checkpoint_n_ranks(comm);
+    *parts = ARENA_ARRAY(arena, CheckpointPart, n_ranks);
+    **parts = *part;
+    if (n_ranks == 1) return STATUS_OK;
+    int64_t *border = ARENA_ARRAY(arena, int64_t, n_ranks + 1);
+    for (int i = 0; i <= n_ranks; i++) border[i] = (int64_t)N_WORDS * i;
+    return comm_gather(comm, *parts, border, part, N_WORDS, COMM_I64, 0, error);
+}
+
+/* Rank 0's last step. */
+static Status complete(const Places *places, const CheckpointSource *source, const CheckpointPart *parts,
+                       Error *error) {
+    TRY(checkpoint_parts_seal(places->temporary, source, parts, checkpoint_n_ranks(source->comm), error));
+    TRY(publish(places->temporary, places->path, error));
+    return sync_folder(places->folder, error);
+}
+
+Status checkpoint_save(const char *run, const CheckpointSource *source, Error *error) {
+    Comm *comm = source->comm;
+    bool is_first = checkpoint_rank(comm) == 0;
+    Arena arena = {0};
+    Start start = {0};
+    if (is_first) prepare(run, source, &start);
+    TRY(checkpoint_share(comm, &start, sizeof start, error));
+    if (start.error.status != STATUS_OK) {
+        *error = start.error;
+        return error->status;
+    }
+    Places places = places_of(run, start.step, (long)start.process, &arena);
+    CheckpointPart part, *parts = NULL;
+    write_part(places.temporary, source, &start, &part, error);
+    if (checkpoint_agree(comm, error) == STATUS_OK) collect_parts(comm, &part, &parts, &arena, error);
+    if (is_first && error->status == STATUS_OK) complete(&places, source, parts, error);
+    if (is_first && error->status != STATUS_OK) {
+        Error ignored = {0};
+        remove_folder(places.temporary, &ignored);
+    }
+    checkpoint_share_outcome(comm, error); /* and nobody returns before rank 0 has cleared up */
     arena_free(&arena);
     return error->status;
 }
@@ -230,4 +234,10 @@ Status checkpoint_prune(const char *run, int64_t written, int64_t keep_last, boo
 done:
     arena_free(&arena);
     return error->status;
+}
+
+Status checkpoint_prune_together(Comm *comm, const char *run, int64_t written, int64_t keep_last,
+                                 bool keep_best, Error *error) {
+    if (checkpoint_rank(comm) == 0) checkpoint_prune(run, written, keep_last, keep_best, error);
+    return checkpoint_share_outcome(comm, error);
 }

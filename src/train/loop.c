@@ -20,36 +20,21 @@ static void fill_training(void *context, uint64_t first_sequence, int64_t B, int
     dataset_fill(trainer->setup.dataset, DATASET_TRAIN, first_sequence, (int)B, (int)T, tokens, targets);
 }
 
-/* The last batch of an evaluation may reach past the end; what lies there is left out of the loss. */
 static void fill_validation(void *context, uint64_t first_sequence, int64_t B, int64_t T, int32_t *tokens,
                             int32_t *targets) {
     const Trainer *trainer = context;
-    uint64_t n_windows = dataset_n_windows(trainer->setup.dataset, DATASET_VALIDATION, (int)T);
     dataset_fill(trainer->setup.dataset, DATASET_VALIDATION, first_sequence, (int)B, (int)T, tokens, targets);
-    for (int64_t b = 0; b < B; b++) {
-        for (int64_t t = 0; first_sequence + (uint64_t)b >= n_windows && t < T; t++) targets[b * T + t] = -1;
-    }
 }
 
+/* Over as many windows as there are in eval_batches batches, whatever the micro-batch and however many ranks. */
 static Status evaluate(Trainer *trainer, double *loss, Error *error) {
     const TrainOptions *options = trainer->setup.options;
     TrainStep *step = &trainer->evaluation;
-    uint64_t B = (uint64_t)step->options.batch;
     uint64_t n_windows = dataset_n_windows(trainer->setup.dataset, DATASET_VALIDATION, (int)step->options.T);
-    uint64_t n_batches = (n_windows + B - 1) / B;
-    if (options->eval_batches && n_batches > (uint64_t)options->eval_batches) {
-        n_batches = (uint64_t)options->eval_batches;
-    }
+    uint64_t most = (uint64_t)options->eval_batches * (uint64_t)options->batch;
     BatchSource source = {fill_validation, trainer};
-    double sum = 0.0;
-    for (uint64_t i = 0; i < n_batches; i++) {
-        double mean;
-        TRY(evaluate_step_run(step, &source, i * B, &mean, error));
-        sum += mean * (double)B;
-    }
-    uint64_t n_seen = n_batches * B < n_windows ? n_batches * B : n_windows;
-    *loss = sum / (double)n_seen;
-    return STATUS_OK;
+    return evaluate_step_run(step, &source, 0, (int64_t)(most && most < n_windows ? most : n_windows), loss,
+                             error);
 }
 
 /* ---- samples */
@@ -86,7 +71,42 @@ static Status sample_prompt(const Trainer *trainer, TokenArray *tokens, Error *e
     return STATUS_OK;
 }
 
+/* Where weights are cut up: bring them together, unit by unit, for the root's sampler. */
+static Status collect_weights(Trainer *trainer, float *values, int unit_index, Error *error) {
+    const SpreadModel *spread = &trainer->step.spread;
+    const PartitionUnit *unit = &spread->partition.unit[unit_index];
+    int64_t first = partition_slice_first(&spread->partition, unit_index);
+    int64_t n = partition_slice_count(&spread->partition, unit_index);
+    TRY(executor_download_part(&trainer->step.executor, spread->held,
+                               (size_t)unit->local_first * sizeof(float), (size_t)n * sizeof(float),
+                               values + first, error));
+    TRY(comm_all_gather(spread->layout->control, values, unit->border, COMM_F32, error));
+    for (int i = unit->first_piece; i < unit->first_piece + unit->n_pieces && trainer->has_generator; i++) {
+        const Parameter *parameter = &trainer->table.parameter[i];
+        TRY(generator_upload(&trainer->generator, parameter, values + parameter->flat_offset - unit->first,
+                             error));
+    }
+    return STATUS_OK;
+}
+
+static Status collect_all_weights(Trainer *trainer, Error *error) {
+    const Partition *partition = &trainer->step.spread.partition;
+    if (trainer->step.spread.zero < 3 || trainer->setup.options->sample_tokens <= 0) return STATUS_OK;
+    int64_t largest = 0;
+    for (int i = 0; i < partition->n_units; i++) {
+        if (largest < partition->unit[i].n) largest = partition->unit[i].n;
+    }
+    void *values;
+    size_t n_bytes = (size_t)largest * sizeof(float);
+    TRY(memory_alloc(&values, n_bytes, "the weights of a sample", error));
+    for (int i = 0; i < partition->n_units && error->status == STATUS_OK; i++)
+        collect_weights(trainer, values, i, error);
+    memory_free(values, n_bytes);
+    return error->status;
+}
+
 Status trainer_sample(Trainer *trainer, FILE *stream, Error *error) {
+    TRY(collect_all_weights(trainer, error));
     if (!trainer->has_generator) return STATUS_OK;
     const Tokenizer *tokenizer = trainer->setup.tokenizer;
     SampleWriter writer = {stream, token_decoder(tokenizer)};
@@ -117,6 +137,7 @@ done:
 }
 
 static Status print_sample(Trainer *trainer, Progress *progress, Error *error) {
+    if (!trainer_is_root(trainer)) return trainer_sample(trainer, NULL, error);
     char *text = NULL;
     size_t n_bytes = 0;
     FILE *stream = open_memstream(&text, &n_bytes);
@@ -151,7 +172,10 @@ static SaveRequest save_request(Trainer *trainer, const char *run) {
                            .config = setup->config,
                            .table = &trainer->table,
                            .executor = &trainer->step.executor,
-                           .array = {trainer->step.loss.parameters.flat},
+                           .array = {trainer->step.spread.held},
+                           .comm = setup->saving,
+                           .parameters_saved = &trainer->step.spread.parameters_saved,
+                           .moments_saved = &trainer->step.spread.moments_saved,
                            .state = state,
                            .keep_last = setup->options->keep,
                            .keep_best = trainer->has_evaluation};
@@ -169,6 +193,7 @@ typedef struct {
     Schedule schedule;
     double flops;
     uint64_t saved_at; /* when the last checkpoint was taken, or the loop began */
+    bool wants_save;   /* all ranks agree that enough minutes have gone by */
 } Loop;
 
 static bool is_due(int64_t every, int64_t n_done) {
@@ -178,7 +203,21 @@ static bool is_due(int64_t every, int64_t n_done) {
 static bool save_is_due(const Loop *loop) {
     const TrainOptions *options = loop->trainer->setup.options;
     if (is_due(options->save_every, loop->trainer->n_done)) return true;
-    return options->save_minutes > 0.0 && timer_seconds_since(loop->saved_at) >= 60.0 * options->save_minutes;
+    return loop->wants_save;
+}
+
+/* Signals and clocks are each rank's own: if any rank was told to stop, all do, after the same step, and the root's
+ * clock says when it is time to save. */
+static Status agree_on_requests(Loop *loop, bool *stops, Error *error) {
+    Trainer *trainer = loop->trainer;
+    double minutes = trainer->setup.options->save_minutes;
+    bool is_time = minutes > 0.0 && timer_seconds_since(loop->saved_at) >= 60.0 * minutes;
+    int32_t request[2] = {interrupt_was_signalled(), is_time && trainer_is_root(trainer)};
+    if (trainer_n_ranks(trainer) > 1)
+        TRY(comm_all_reduce(&trainer->setup.launch->world, request, 2, COMM_I32, COMM_MAX, error));
+    *stops = request[0] != 0;
+    loop->wants_save = request[1] != 0;
+    return STATUS_OK;
 }
 
 /* The last one is waited for; training goes on beside the others. */
@@ -186,8 +225,10 @@ static Status save(Loop *loop, bool is_last, Error *error) {
     Trainer *trainer = loop->trainer;
     SaveRequest request = save_request(trainer, loop->run);
     loop->saved_at = timer_now_ns();
-    return is_last ? saver_save_now(&trainer->saver, &request, error)
-                   : saver_save(&trainer->saver, &request, error);
+    if (is_last) saver_save_now(&trainer->saver, &request, error);
+    else saver_save(&trainer->saver, &request, error);
+    trainer->error_is_common = error->status != STATUS_OK; /* ranks save together and fail together */
+    return error->status;
 }
 
 static Status run_step(Loop *loop, Error *error) {
@@ -200,7 +241,9 @@ static Status run_step(Loop *loop, Error *error) {
     TRY(train_step_run(&trainer->step, &source, trainer->n_done, rate, &result, error));
     double seconds = timer_seconds_since(before);
     if (!result.was_abandoned) trainer->n_done++;
-    trainer->was_interrupted = interrupt_was_signalled() && trainer->n_done < options->n_steps;
+    bool stops;
+    TRY(agree_on_requests(loop, &stops, error));
+    trainer->was_interrupted = stops && trainer->n_done < options->n_steps;
     if (result.was_abandoned) return STATUS_OK;
     trainer->step_seconds += seconds;
     trainer->n_steps_timed++;
@@ -216,9 +259,12 @@ static Status run_step(Loop *loop, Error *error) {
                                   .flops_per_s = loop->flops / seconds,
                                   .forward_ms = result.forward_ms,
                                   .backward_ms = result.backward_ms,
-                                  .update_ms = result.update_ms};
+                                  .update_ms = result.update_ms,
+                                  .comm_ms = trainer_n_ranks(trainer) > 1 ? result.comm_ms : NAN,
+                                  .comm_wait_ms = trainer_n_ranks(trainer) > 1 ? result.comm_wait_ms : NAN};
     bool has_norm = trainer->step.optimizer.norm != NULL;
     if (isfinite(result.loss) && (!has_norm || isfinite(result.gradient_norm))) return STATUS_OK;
+    trainer->error_is_common = true;
     return error_failed(error,
                         "the %s of step %lld is not a finite number; lower --lr, or set --clip and --warmup",
                         isfinite(result.loss) ? "gradient" : "loss", (long long)trainer->n_done);
@@ -234,12 +280,13 @@ static Status after_step(Loop *loop, bool is_last, Error *error) {
         trainer->validated_step = trainer->n_done;
         trainer->last.validation_loss = trainer->validation_loss;
     }
-    TRY(metrics_write(&loop->metrics, &trainer->last, error));
+    if (trainer_is_root(trainer)) TRY(metrics_write(&loop->metrics, &trainer->last, error));
     StepMetrics shown = trainer->last;
     shown.validation_loss = trainer->validation_loss;
     char status[PROGRESS_STATUS_BYTES];
     metrics_status(&shown, options->n_steps, status, sizeof status);
-    bool is_quiet = trainer->setup.log->quiet, has_bar = loop->progress.terminal.interactive;
+    bool is_quiet = trainer->setup.log->quiet || !trainer_is_root(trainer),
+         has_bar = loop->progress.terminal.interactive;
     bool says_line = is_last || is_due(options->log_every, trainer->n_done) || trainer->n_done == 1;
     if (!is_quiet)
         progress_update(&loop->progress, (double)trainer->n_done / (double)options->n_steps, status);
@@ -258,7 +305,8 @@ static Status run_steps(Loop *loop, Error *error) {
         TRY(run_step(loop, error));
         bool is_last = trainer->n_done == options->n_steps;
         if (trainer->was_interrupted) {
-            if (trainer->n_done > n_before) TRY(metrics_write(&loop->metrics, &trainer->last, error));
+            if (trainer->n_done > n_before && trainer_is_root(trainer))
+                TRY(metrics_write(&loop->metrics, &trainer->last, error));
             TRY(save(loop, true, error));
         } else {
             TRY(after_step(loop, is_last, error));
@@ -275,8 +323,10 @@ static json_t *metrics_header(const Trainer *trainer) {
     json_object_set_new(header, "batch", json_integer(options->batch));
     json_object_set_new(header, "sequence", json_integer(options->sequence));
     json_object_set_new(header, "steps", json_integer(options->n_steps));
+    json_object_set_new(header, "ranks", json_integer(trainer_n_ranks(trainer)));
+    json_object_set_new(header, "zero", json_integer(trainer->step.spread.zero));
     json_object_set_new(header, "threads", json_integer(trainer->setup.backend->n_threads));
-    json_object_set_new(header, "flops_per_step", json_make_number(train_step_flops(&trainer->step)));
+    json_object_set_new(header, "flops_per_step", json_make_number(trainer_flops(trainer)));
     json_object_set_new(header, "peak_bytes", json_integer((json_int_t)trainer_allocated_bytes(trainer)));
     return header;
 }
@@ -286,17 +336,20 @@ Status trainer_run(Trainer *trainer, const char *run, Error *error) {
     Loop loop = {.trainer = trainer,
                  .run = run,
                  .schedule = optimizer_schedule(trainer->setup.optimizer, options->n_steps),
-                 .flops = train_step_flops(&trainer->step),
+                 .flops = trainer_flops(trainer),
                  .saved_at = timer_now_ns()};
-    TRY(metrics_open(&loop.metrics, run, metrics_header(trainer), trainer->n_done, error));
+    bool is_root = trainer_is_root(trainer);
+    if (is_root) TRY(metrics_open(&loop.metrics, run, metrics_header(trainer), trainer->n_done, error));
     interrupt_watch();
-    progress_begin(&loop.progress, stderr, (double)trainer->n_done / (double)options->n_steps);
-    trainer->setup.log->progress = &loop.progress;
+    if (is_root) {
+        progress_begin(&loop.progress, stderr, (double)trainer->n_done / (double)options->n_steps);
+        trainer->setup.log->progress = &loop.progress;
+    }
     run_steps(&loop, error);
     saver_finish(&trainer->saver, error);
     trainer->setup.log->progress = NULL;
-    progress_end(&loop.progress);
+    if (is_root) progress_end(&loop.progress);
     interrupt_ignore();
-    line_writer_close(&loop.metrics, error);
+    if (is_root) line_writer_close(&loop.metrics, error);
     return error->status;
 }

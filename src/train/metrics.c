@@ -105,6 +105,8 @@ Status metrics_write(LineWriter *writer, const StepMetrics *metrics, Error *erro
     set_measured(line, "forward_ms", metrics->forward_ms);
     set_measured(line, "backward_ms", metrics->backward_ms);
     set_measured(line, "update_ms", metrics->update_ms);
+    set_measured(line, "comm_ms", metrics->comm_ms);
+    set_measured(line, "comm_wait_ms", metrics->comm_wait_ms);
     return write_line(writer, line, error);
 }
 

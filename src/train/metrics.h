@@ -12,7 +12,7 @@ typedef struct {
     int64_t n_tokens;
     double loss, validation_loss, rate, gradient_norm;
     double tokens_per_s, step_ms, flops_per_s;
-    double forward_ms, backward_ms, update_ms;
+    double forward_ms, backward_ms, update_ms, comm_ms, comm_wait_ms; /* the last two NAN on one rank */
 } StepMetrics;
 
 /* Opens RUN/metrics.jsonl; a new file gets a header line (version, machine, start, and `header`, which is consumed).

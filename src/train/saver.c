@@ -7,36 +7,66 @@
  * fills it in before the thread begins and looks at it after the thread has been joined. The one thing looked at
  * in between is `is_done`, so that a poll after each step costs a load and a failure does not wait for the next save.
  *
- * All signals are blocked in the thread: they are the trainer's to answer. */
+ * All signals are blocked in the thread: they are the trainer's to answer.
+ *
+ * Of several ranks each has its thread, and the threads agree among each other over a communicator of their own
+ * (checkpoint_save), so that a save succeeds or fails everywhere. A rank that cannot take its copy must not stay away,
+ * since the others' threads would wait for it for ever: it comes, and says so. */
 #include "train/saver.h"
 
 #include "base/memory.h"
+#include "train/checkpoint_together.h"
 
 #include <signal.h>
 #include <string.h>
 
-void saver_plan(Saver *saver, const ParameterTable *table, int n_moments, bool in_background) {
+static void plan(Saver *saver, int n_moments, bool in_background) {
     memset(saver, 0, sizeof *saver);
     saver->in_background = in_background;
     saver->n_arrays = 1 + n_moments;
-    saver->array_bytes = (size_t)table->n_flat_elements * sizeof(float);
     saver->saved_step = -1;
 }
 
+void saver_plan(Saver *saver, const ParameterTable *table, int n_moments, bool in_background) {
+    plan(saver, n_moments, in_background);
+    for (int i = 0; i < saver->n_arrays; i++)
+        saver->copy_bytes[i] = (size_t)table->n_flat_elements * sizeof(float);
+}
+
+static size_t map_bytes(const ShardMap *map) {
+    size_t n_elements = 0;
+    for (int i = 0; i < map->n_runs; i++) n_elements += (size_t)map->run[i].n;
+    return n_elements * sizeof(float);
+}
+
+void saver_plan_parts(Saver *saver, const ShardMap *parameters, const ShardMap *moments, int n_moments,
+                      bool in_background) {
+    plan(saver, n_moments, in_background);
+    saver->packs = true;
+    for (int i = 0; i < saver->n_arrays; i++) {
+        const ShardMap *map = i == 0 ? parameters : moments;
+        saver->copy_bytes[i] = map_bytes(map);
+        saver->most_runs[i] = map->n_runs;
+    }
+}
+
 size_t saver_planned_bytes(const Saver *saver) {
-    return saver->in_background ? (size_t)saver->n_arrays * saver->array_bytes : 0;
+    size_t n_bytes = 0;
+    for (int i = 0; saver->in_background && i < saver->n_arrays; i++) n_bytes += saver->copy_bytes[i];
+    return n_bytes;
 }
 
 size_t saver_allocated_bytes(const Saver *saver) {
     size_t n_bytes = 0;
-    for (int i = 0; i < saver->n_arrays; i++) n_bytes += saver->copy[i] ? saver->array_bytes : 0;
+    for (int i = 0; i < saver->n_arrays; i++) n_bytes += saver->copy[i] ? saver->copy_bytes[i] : 0;
     return n_bytes;
 }
 
 Status saver_open(Saver *saver, Error *error) {
     for (int i = 0; saver->in_background && i < saver->n_arrays; i++) {
-        TRY(memory_alloc(&saver->copy[i], saver->array_bytes, "the copies that checkpoints are written from",
-                         error));
+        saver->runs[i] = ARENA_ARRAY(&saver->arena, ShardRun, saver->most_runs[i] + 1);
+        TRY(memory_alloc(&saver->copy[i], saver->copy_bytes[i],
+                         "the copies that checkpoints are written from", error));
     }
     return STATUS_OK;
 }
@@ -45,24 +75,27 @@ void saver_close(Saver *saver) {
     Error ignored = {0};
     saver_finish(saver, &ignored);
     for (int i = 0; i < saver->n_arrays; i++) {
-        memory_free(saver->copy[i], saver->array_bytes);
+        memory_free(saver->copy[i], saver->copy_bytes[i]);
         saver->copy[i] = NULL;
     }
+    arena_free(&saver->arena);
 }
 
 /* ---- writing */
 
 static CheckpointSource source_of(const Saver *saver) {
     const SaveRequest *request = &saver->request;
-    return (CheckpointSource){.config = request->config, .table = request->table, .state = &request->state};
+    return (CheckpointSource){
+        .config = request->config, .table = request->table, .state = &request->state, .comm = request->comm};
 }
 
 static void write_checkpoint(Saver *saver, const CheckpointSource *source) {
     const SaveRequest *request = &saver->request;
+    if (checkpoint_agree(request->comm, &saver->result) != STATUS_OK) return; /* somebody has no copy */
     saver->is_written = checkpoint_save(request->run, source, &saver->result) == STATUS_OK;
     if (!saver->is_written) return;
-    checkpoint_prune(request->run, request->state.step, request->keep_last, request->keep_best,
-                     &saver->result);
+    checkpoint_prune_together(request->comm, request->run, request->state.step, request->keep_last,
+                              request->keep_best, &saver->result);
 }
 
 /* Straight from the device, in pieces. */
@@ -84,6 +117,10 @@ static void *write_copies(void *context) {
     CheckpointSource source = source_of(saver);
     source.parameters = saver->copy[0];
     for (int i = 1; i < saver->n_arrays; i++) source.moment[i - 1] = saver->copy[i];
+    if (saver->packs) {
+        source.parameters_saved = &saver->packed[0];
+        source.moments_saved = &saver->packed[saver->n_arrays > 1];
+    }
     write_checkpoint(saver, &source);
     atomic_store(&saver->is_done, true);
     return NULL;
@@ -122,6 +159,7 @@ Status saver_finish(Saver *saver, Error *error) {
 
 Status saver_poll(Saver *saver, Error *error) {
     if (!saver->is_under_way || !atomic_load(&saver->is_done)) return error->status;
+    if (checkpoint_n_ranks(saver->request.comm) > 1) return error->status;
     return saver_finish(saver, error);
 }
 
@@ -141,11 +179,44 @@ Status saver_save_now(Saver *saver, const SaveRequest *request, Error *error) {
     return conclude(saver, error);
 }
 
+/* Does what carries the ranks' words allow it to a second thread? */
+static bool may_use_thread(const Comm *comm) {
+    return checkpoint_n_ranks(comm) == 1 || comm->table->is_threaded(comm->context);
+}
+
+/* Copy what the map has, one run behind the other, and note where each lies. */
+static Status take_packed(Saver *saver, int array, const ShardMap *map, Error *error) {
+    const SaveRequest *request = &saver->request;
+    ShardRun *runs = saver->runs[array];
+    if (!map || map->n_runs > saver->most_runs[array] || map_bytes(map) > saver->copy_bytes[array])
+        return error_failed(error, "more is to be saved than was planned");
+    saver->packed[array] = (ShardMap){.n_runs = map->n_runs, .run = runs};
+    for (int i = 0; i < map->n_runs; i++) {
+        int64_t at = saver->packed[array].n_local, n = map->run[i].n;
+        runs[i] = (ShardRun){.flat_first = map->run[i].flat_first, .n = n, .local_first = at};
+        saver->packed[array].n_local += n;
+        TRY(executor_download_part(request->executor, request->array[array],
+                                   (size_t)map->run[i].local_first * sizeof(float), (size_t)n * sizeof(float),
+                                   (float *)saver->copy[array] + at, error));
+    }
+    return STATUS_OK;
+}
+
+static Status take_copy(Saver *saver, int array, Error *error) {
+    const SaveRequest *request = &saver->request;
+    if (!saver->packs)
+        return executor_download(request->executor, request->array[array], saver->copy[array], error);
+    return take_packed(saver, array, array == 0 ? request->parameters_saved : request->moments_saved, error);
+}
+
 Status saver_save(Saver *saver, const SaveRequest *request, Error *error) {
-    if (!saver->in_background) return saver_save_now(saver, request, error);
+    if (!saver->in_background || !may_use_thread(request->comm)) return saver_save_now(saver, request, error);
     if (!begin(saver, request, error)) return error->status;
-    for (int i = 0; i < saver->n_arrays; i++) {
-        TRY(executor_download(request->executor, request->array[i], saver->copy[i], error));
+    for (int i = 0; i < saver->n_arrays && saver->result.status == STATUS_OK; i++)
+        take_copy(saver, i, &saver->result);
+    if (saver->result.status != STATUS_OK && checkpoint_n_ranks(request->comm) == 1) {
+        *error = saver->result;
+        return error->status;
     }
     if (start_thread(saver)) return STATUS_OK;
     write_copies(saver); /* the system has no thread to spare */

@@ -13,7 +13,11 @@
  *
  * At most one save is under way; the next one waits for it. What goes wrong in the background is reported by the next
  * call that takes an error. In the foreground the same calls need no memory and return when the checkpoint is
- * on the disk. */
+ * on the disk.
+ *
+ * Several ranks save together, each its own part (saver_plan_parts, SaveRequest.comm): all of them call saver_save,
+ * saver_save_now and saver_finish after the same steps. Every rank then learns of an error from the same call; so as
+ * not to part them, saver_poll says nothing. */
 #ifndef PGPT_TRAIN_SAVER_H
 #define PGPT_TRAIN_SAVER_H
 
@@ -32,17 +36,24 @@ typedef struct {
     const ModelConfig *config;
     const ParameterTable *table;
     Executor *executor;
-    const Tensor
-        *array[SAVER_MAX_ARRAYS]; /* the parameters, then state.n_moments moments, all flat by the table */
+    const Tensor *array[SAVER_MAX_ARRAYS]; /* this rank's: the parameters, then state.n_moments moments */
+    const ShardMap *parameters_saved, *moments_saved; /* as in CheckpointSource */
     CheckpointState state;
     int64_t keep_last; /* see checkpoint_prune */
     bool keep_best;
+    /* Of all ranks, and used by nobody else as long as the saver lives; NULL: this process is alone. */
+    Comm *comm;
 } SaveRequest;
 
 typedef struct {
     bool in_background;
     int n_arrays;
-    size_t array_bytes;
+    bool packs;                        /* the copies hold what is saved, and nothing else */
+    int most_runs[SAVER_MAX_ARRAYS];   /* of the maps of what is packed */
+    ShardRun *runs[SAVER_MAX_ARRAYS];  /* room for them, as they lie in the copy, */
+    ShardMap packed[SAVER_MAX_ARRAYS]; /* and the maps */
+    Arena arena;
+    size_t copy_bytes[SAVER_MAX_ARRAYS];
     void *copy[SAVER_MAX_ARRAYS]; /* what the thread writes; NULL in the foreground */
     int64_t saved_step;           /* of the last checkpoint known to be on the disk, -1 if there is none */
     SaveRequest request;          /* of the save under way, or the last one */
@@ -53,7 +64,13 @@ typedef struct {
     atomic_bool is_done; /* it will not touch anything any more */
 } Saver;
 
+/* For whole arrays: copies are taken of all of them. */
 void saver_plan(Saver *saver, const ParameterTable *table, int n_moments, bool in_background);
+
+/* For what a rank saves of its arrays by these maps, and others with no more runs and elements: copies are taken of
+ * that only. The maps need not stay. */
+void saver_plan_parts(Saver *saver, const ShardMap *parameters, const ShardMap *moments, int n_moments,
+                      bool in_background);
 
 /* What saver_open allocates, and what it has allocated: the copies. */
 size_t saver_planned_bytes(const Saver *saver);
@@ -68,7 +85,8 @@ Status saver_save(Saver *saver, const SaveRequest *request, Error *error);
 /* The same, returning when it is on the disk; takes no copy. */
 Status saver_save_now(Saver *saver, const SaveRequest *request, Error *error);
 
-/* The error of a save that has ended since, without waiting. */
+/* The error of a save that has ended since, without waiting. Of several ranks none: they might learn of it after
+ * different steps. */
 Status saver_poll(Saver *saver, Error *error);
 
 /* Wait for the save under way, if there is one. */

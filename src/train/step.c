@@ -43,27 +43,40 @@ Status step_options_complete(StepOptions *options, int64_t context, Error *error
     return STATUS_OK;
 }
 
-static int64_t n_micro_batches(const StepOptions *options) {
-    return options->batch / options->micro_batch;
+/* The largest share of the batch is cut into as few equal micro-batches as the option allows. Smaller shares end with
+ * empty rows: the ranks have to keep in step. */
+static void cut_batch(TrainStep *step) {
+    const StepOptions *options = &step->options;
+    int64_t n_shares = layout_n_shares(&options->layout);
+    int64_t share = (options->batch + n_shares - 1) / n_shares;
+    step->n_micro_batches = (share + options->micro_batch - 1) / options->micro_batch;
+    step->B = (share + step->n_micro_batches - 1) / step->n_micro_batches;
 }
 
 static Status record(TrainStep *step, const ModelConfig *config, const ParameterTable *table,
                      bool is_training, Error *error) {
     const StepOptions *options = &step->options;
-    GptLossOptions loss_options = {.B = options->micro_batch,
+    GptLossOptions loss_options = {.B = step->B,
                                    .T = options->T,
                                    .loss_scale = 1.0 / ((double)options->batch * (double)options->T),
                                    .loss_chunk_tokens = options->loss_chunk,
                                    .is_training = is_training};
     step->loss = gpt_record_loss(config, table, step->graph, &loss_options);
-    if (!is_training) return graph_status(step->graph, error);
-    AutogradOptions autograd = {.copy = &OP_COPY,
-                                .gradient_place = optimizer_gradient_place(&step->optimizer_options)};
+    step->spread = spread_plan(&options->layout, table, &step->graph->arena);
+    if (!is_training) {
+        spread_parameters(&step->spread, step->graph, &step->loss.parameters);
+        return graph_status(step->graph, error);
+    }
+    AutogradOptions autograd = {
+        .copy = &OP_COPY, .gradient_place = spread_gradient_place(&step->spread, &step->optimizer_options)};
     TRY(autograd_run(step->graph, &autograd, error));
     eager_gradients(step->graph);
     lazy_gradients(step->graph);
     recompute_run(step->graph, (int)options->recompute);
-    step->optimizer = optimizer_record(&step->optimizer_options, &step->loss.parameters, step->graph);
+    spread_gradients(&step->spread, step->graph, &step->loss.parameters);
+    step->optimizer =
+        spread_update(&step->spread, &step->optimizer_options, &step->loss.parameters, step->graph);
+    spread_parameters(&step->spread, step->graph, &step->loss.parameters);
     return graph_status(step->graph, error);
 }
 
@@ -73,17 +86,20 @@ Status train_step_plan(TrainStep *step, const ModelConfig *config, const Paramet
     *step = (TrainStep){.options = *options};
     if (optimizer) step->optimizer_options = *optimizer;
     step->graph = graph_new();
+    cut_batch(step);
     Status status = record(step, config, table, optimizer != NULL, error);
     if (status == STATUS_OK) {
         status = program_build(&step->program, optimizer ? "train" : "evaluate", step->graph, backend,
-                               (int)n_micro_batches(options), error);
+                               (int)step->n_micro_batches, error);
     }
     if (status != STATUS_OK) train_step_close(step);
     return status;
 }
 
 Status train_step_open(TrainStep *step, DeviceMemory *memory, Error *error) {
-    int64_t count = step->options.micro_batch * step->options.T;
+    int64_t count = step->B * step->options.T;
+    Comm *data = step->options.layout.data;
+    if (data && data->size > 1) TRY(comm_prepare(data, error));
     step->tokens = ARENA_ARRAY(&step->graph->arena, int32_t, count);
     step->targets = ARENA_ARRAY(&step->graph->arena, int32_t, count);
     return executor_open(&step->executor, &step->program, memory, error);
@@ -95,11 +111,15 @@ void train_step_close(TrainStep *step) {
     step->graph = NULL;
 }
 
-static Status upload_batch(TrainStep *step, const BatchSource *source, uint64_t first_sequence, int64_t index,
-                           Error *error) {
+/* n of the rows are sequences; those behind them have no targets and so no part in the loss. */
+static Status upload_batch(TrainStep *step, const BatchSource *source, uint64_t first_sequence, int64_t n,
+                           int64_t index, Error *error) {
     const StepOptions *options = &step->options;
-    source->fill(source->context, first_sequence, options->micro_batch, options->T, step->tokens,
-                 step->targets);
+    int64_t T = options->T;
+    if (n > 0) source->fill(source->context, first_sequence, n, T, step->tokens, step->targets);
+    else n = 0;
+    memset(step->tokens + n * T, 0, (size_t)((step->B - n) * T) * sizeof *step->tokens);
+    memset(step->targets + n * T, 0xff, (size_t)((step->B - n) * T) * sizeof *step->targets); /* -1 */
     TRY(executor_upload(&step->executor, step->loss.tokens, step->tokens, error));
     TRY(executor_upload(&step->executor, step->loss.targets, step->targets, error));
     if (!step->loss.random) return STATUS_OK;
@@ -111,48 +131,113 @@ static Status upload_batch(TrainStep *step, const BatchSource *source, uint64_t 
     return executor_upload(&step->executor, step->loss.random, words, error);
 }
 
-Status train_step_run(TrainStep *step, const BatchSource *source, int64_t index, double rate,
-                      StepResult *result, Error *error) {
+/* The sum over all ranks of a number that each has a part of. */
+static Status sum_number(const Layout *layout, double *number, Error *error) {
+    if (layout_n_shares(layout) == 1) return STATUS_OK;
+    return comm_all_reduce(layout->control, number, 1, COMM_F64, COMM_SUM, error);
+}
+
+typedef struct {
+    uint64_t phase_ns[N_PHASES], busy_ns;
+} Times;
+
+static Times times_now(const TrainStep *step) {
+    Times times = {.busy_ns = step->options.layout.data ? step->options.layout.data->counts.busy_ns : 0};
+    memcpy(times.phase_ns, step->executor.phase_ns, sizeof times.phase_ns);
+    return times;
+}
+
+static void set_times(StepResult *result, const Times *before, const Times *after) {
+    double ms[N_PHASES];
+    for (int i = 0; i < N_PHASES; i++) ms[i] = (double)(after->phase_ns[i] - before->phase_ns[i]) * 1e-6;
+    result->forward_ms = ms[PHASE_FORWARD];
+    result->backward_ms = ms[PHASE_BACKWARD];
+    result->update_ms = ms[PHASE_UPDATE];
+    result->comm_wait_ms = ms[PHASE_COMMUNICATION];
+    result->comm_ms = (double)(after->busy_ns - before->busy_ns) * 1e-6;
+}
+
+/* Forward and backward over all micro-batches of this rank's share. */
+static Status run_micro_batches(TrainStep *step, const BatchSource *source, int64_t index,
+                                bool *was_abandoned, Error *error) {
     const StepOptions *options = &step->options;
-    Executor *executor = &step->executor;
-    uint64_t before[N_SECTIONS];
-    memcpy(before, executor->phase_ns, sizeof before);
-    /* Before the backward: an eager update reads it there. */
-    float hyper[N_HYPER];
-    optimizer_hyper(&step->optimizer_options, rate, index, hyper);
-    TRY(executor_upload(executor, step->optimizer.hyper, hyper, error));
-    uint64_t first_sequence = (uint64_t)index * (uint64_t)options->batch;
-    *result = (StepResult){0};
-    for (int64_t micro = 0; micro < n_micro_batches(options); micro++) {
-        result->was_abandoned = micro > 0 && options->should_stop && options->should_stop();
-        if (result->was_abandoned) return STATUS_OK;
-        TRY(upload_batch(step, source, first_sequence + (uint64_t)(micro * options->micro_batch), index,
-                         error));
-        TRY(executor_run(executor, SECTION_FORWARD, micro == 0, error));
-        TRY(executor_run(executor, SECTION_BACKWARD, micro == 0, error));
+    bool may_stop = options->should_stop && layout_n_shares(&options->layout) == 1;
+    int64_t first, end;
+    layout_share(&options->layout, options->batch, &first, &end);
+    uint64_t start = (uint64_t)index * (uint64_t)options->batch;
+    for (int64_t micro = 0; micro < step->n_micro_batches; micro++) {
+        *was_abandoned = micro > 0 && may_stop && options->should_stop();
+        if (*was_abandoned) return STATUS_OK;
+        int64_t at = first + micro * step->B, n = end - at < step->B ? end - at : step->B;
+        MicroBatch position = micro_batch(micro, step->n_micro_batches);
+        TRY(upload_batch(step, source, start + (uint64_t)at, n, index, error));
+        TRY(executor_run(&step->executor, SECTION_FORWARD, position, error));
+        TRY(executor_run(&step->executor, SECTION_BACKWARD, position, error));
     }
-    TRY(executor_run(executor, SECTION_UPDATE, true, error));
-    float loss, norm = NAN;
-    TRY(executor_download(executor, step->loss.loss, &loss, error));
-    if (step->optimizer.norm) TRY(executor_download(executor, step->optimizer.norm, &norm, error));
-    *result = (StepResult){
-        .loss = (double)loss,
-        .gradient_norm = (double)norm,
-        .forward_ms = (double)(executor->phase_ns[SECTION_FORWARD] - before[SECTION_FORWARD]) * 1e-6,
-        .backward_ms = (double)(executor->phase_ns[SECTION_BACKWARD] - before[SECTION_BACKWARD]) * 1e-6,
-        .update_ms = (double)(executor->phase_ns[SECTION_UPDATE] - before[SECTION_UPDATE]) * 1e-6,
-    };
     return STATUS_OK;
 }
 
-Status evaluate_step_run(TrainStep *step, const BatchSource *source, uint64_t first_sequence, double *loss,
-                         Error *error) {
-    TRY(upload_batch(step, source, first_sequence, 0, error));
-    TRY(executor_run(&step->executor, SECTION_FORWARD, true, error));
-    float value;
-    TRY(executor_download(&step->executor, step->loss.loss, &value, error));
-    *loss = (double)value;
+Status train_step_run(TrainStep *step, const BatchSource *source, int64_t index, double rate,
+                      StepResult *result, Error *error) {
+    Executor *executor = &step->executor;
+    *result = (StepResult){.gradient_norm = NAN};
+    Times before = times_now(step);
+    /* Before the backward: an eager update reads it there. */
+    float hyper[N_HYPER], loss, norm;
+    optimizer_hyper(&step->optimizer_options, rate, index, hyper);
+    TRY(executor_upload(executor, step->optimizer.hyper, hyper, error));
+    TRY(run_micro_batches(step, source, index, &result->was_abandoned, error));
+    if (result->was_abandoned) return STATUS_OK;
+    TRY(executor_run(executor, SECTION_UPDATE, MICRO_BATCH_ONLY, error));
+    TRY(executor_download(executor, step->loss.loss, &loss, error));
+    result->loss = (double)loss;
+    TRY(sum_number(&step->options.layout, &result->loss, error));
+    if (step->optimizer.norm) {
+        TRY(executor_download(executor, step->optimizer.norm, &norm, error));
+        result->gradient_norm = (double)norm;
+    }
+    Times after = times_now(step);
+    set_times(result, &before, &after);
     return STATUS_OK;
+}
+
+Status evaluate_step_run(TrainStep *step, const BatchSource *source, uint64_t first_sequence, int64_t n,
+                         double *loss, Error *error) {
+    const StepOptions *options = &step->options;
+    int64_t n_shares = layout_n_shares(&options->layout), largest = (n + n_shares - 1) / n_shares, first, end;
+    layout_share(&options->layout, n, &first, &end);
+    double sum = 0.0;
+    for (int64_t done = 0; done < largest; done += step->B) { /* as often as the others */
+        float mean; /* over options->batch rows, by the loss's scale */
+        int64_t at = first + done, n_rows = end - at < step->B ? end - at : step->B;
+        TRY(upload_batch(step, source, first_sequence + (uint64_t)at, n_rows, 0, error));
+        TRY(executor_run(&step->executor, SECTION_FORWARD, MICRO_BATCH_ONLY, error));
+        TRY(executor_download(&step->executor, step->loss.loss, &mean, error));
+        sum += (double)mean * (double)options->batch;
+    }
+    TRY(sum_number(&options->layout, &sum, error));
+    *loss = sum / (double)n;
+    return STATUS_OK;
+}
+
+/* ---- weights and moments from the host */
+
+typedef struct {
+    TrainStep *step;
+    const Tensor *array;
+    const float *values;
+} Upload;
+
+static Status upload_part(void *context, int64_t skip, int64_t count, int64_t local_first, Error *error) {
+    const Upload *upload = context;
+    return executor_upload_part(&upload->step->executor, upload->array, (size_t)local_first * sizeof(float),
+                                (size_t)count * sizeof(float), upload->values + skip, error);
+}
+
+Status train_step_upload(TrainStep *step, const Tensor *array, const ShardMap *map, int64_t flat_first,
+                         int64_t n, const float *values, Error *error) {
+    Upload upload = {step, array, values};
+    return shard_map_visit(map, flat_first, n, upload_part, &upload, error);
 }
 
 double train_step_flops(const TrainStep *step) {

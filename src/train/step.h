@@ -2,8 +2,8 @@
  *
  * This is the whole chain of the design in one place:
  *
- *     gpt_record_loss -> autograd_run -> eager_gradients -> lazy_gradients -> recompute_run -> optimizer_record
- *                     -> program_build
+ *     gpt_record_loss -> autograd_run -> eager_gradients -> lazy_gradients -> recompute_run -> spread_gradients
+ *                     -> spread_update -> spread_parameters -> program_build
  *
  * Planning and opening are apart, so that several programs can share one DeviceMemory and so that a plan can be
  * printed without allocating anything. */
@@ -13,6 +13,7 @@
 #include "graph/executor.h"
 #include "model/gpt.h"
 #include "optim/optimizer.h"
+#include "train/layout.h"
 
 /* Where batches come from: sequences first .. first + B - 1 of the run, in the order of the run. */
 typedef void (*BatchFill)(void *context, uint64_t first_sequence, int64_t B, int64_t T,
@@ -24,13 +25,14 @@ typedef struct {
 } BatchSource;
 
 typedef struct {
-    int64_t batch;       /* sequences a step */
-    int64_t micro_batch; /* sequences at a time; divides batch */
+    int64_t batch;       /* sequences a step, of all ranks together */
+    int64_t micro_batch; /* the most sequences at a time on a rank; divides batch */
     int64_t T;           /* tokens of a sequence */
     int64_t recompute;   /* blocks a segment, 0 for none */
     int64_t loss_chunk;  /* tokens whose logits are in memory at a time, 0 for as many as seem good */
     uint64_t seed;
-    bool (*should_stop)(void); /* asked between micro-batches; NULL: never */
+    Layout layout;             /* {0}: one process */
+    bool (*should_stop)(void); /* asked between micro-batches where there is one process; NULL: never */
 } StepOptions;
 
 /* Fill in what is 0 (micro_batch: all of the batch, T: the model's context) and check what must fit together; a mistake
@@ -45,14 +47,19 @@ typedef struct {
     Executor executor;
     StepOptions options;
     OptimizerOptions optimizer_options;
-    int32_t *tokens, *targets; /* (micro_batch,T) on the host */
+    SpreadModel spread;
+    int64_t B;                 /* sequences of a micro-batch on this rank: at most micro_batch */
+    int64_t n_micro_batches;   /* the same on every rank */
+    int32_t *tokens, *targets; /* (B,T) on the host */
 } TrainStep;
 
 typedef struct {
-    double loss;
+    double loss;          /* of the whole batch, on every rank */
     double gradient_norm; /* NAN when it is not measured */
     double forward_ms, backward_ms, update_ms;
-    bool was_abandoned; /* stopped before the update: the weights are as they were */
+    double comm_ms;      /* communication under way, beside the rest or not */
+    double comm_wait_ms; /* and the part of it that the rest had to wait for */
+    bool was_abandoned;  /* stopped before the update: the weights are as they were */
 } StepResult;
 
 /* Record and plan. `optimizer` NULL makes an evaluation pass: forward only. */
@@ -66,9 +73,14 @@ void train_step_close(TrainStep *step);
 Status train_step_run(TrainStep *step, const BatchSource *source, int64_t index, double rate,
                       StepResult *result, Error *error);
 
-/* The mean loss over one batch, forward only. */
-Status evaluate_step_run(TrainStep *step, const BatchSource *source, uint64_t first_sequence, double *loss,
-                         Error *error);
+/* The mean loss over n sequences from the first on, forward only. Each rank does its share; all get the same. */
+Status evaluate_step_run(TrainStep *step, const BatchSource *source, uint64_t first_sequence, int64_t n,
+                         double *loss, Error *error);
+
+/* Elements flat_first .. flat_first + n - 1 of a flat array, as far as this process holds them: `array` is
+ * step->spread.held or one of step->optimizer.moment, `map` the one that belongs to it. */
+Status train_step_upload(TrainStep *step, const Tensor *array, const ShardMap *map, int64_t flat_first,
+                         int64_t n, const float *values, Error *error);
 
 /* FLOPs of a whole step as counted over the program, what is recomputed included. */
 double train_step_flops(const TrainStep *step);

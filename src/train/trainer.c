@@ -9,6 +9,24 @@
 #include <math.h>
 #include <string.h>
 
+int trainer_n_ranks(const Trainer *trainer) {
+    return trainer->setup.launch ? trainer->setup.launch->world.size : 1;
+}
+
+bool trainer_is_root(const Trainer *trainer) {
+    return trainer_n_ranks(trainer) == 1 || trainer->setup.launch->world.rank == 0;
+}
+
+static Layout layout_of(const TrainerSetup *setup) {
+    if (!setup->launch || setup->launch->world.size == 1) return (Layout){0};
+    const ParallelOptions *parallel = setup->parallel;
+    return (Layout){.data = &setup->mesh->axis[AXIS_DP],
+                    .control = &setup->launch->world,
+                    .zero = (int)parallel->zero,
+                    .bucket_bytes = (int64_t)(parallel->bucket_mb * 1048576.0),
+                    .overlaps = parallel->overlap};
+}
+
 static StepOptions step_options(const TrainerSetup *setup) {
     const TrainOptions *options = setup->options;
     return (StepOptions){.batch = options->batch,
@@ -17,6 +35,7 @@ static StepOptions step_options(const TrainerSetup *setup) {
                          .recompute = options->recompute,
                          .loss_chunk = options->loss_chunk,
                          .seed = (uint64_t)options->seed,
+                         .layout = layout_of(setup),
                          .should_stop = interrupt_was_signalled};
 }
 
@@ -25,8 +44,10 @@ static Status plan_evaluation(Trainer *trainer, Error *error) {
     uint64_t n_windows = dataset_n_windows(setup->dataset, DATASET_VALIDATION, (int)setup->options->sequence);
     if (!n_windows) return STATUS_OK;
     StepOptions options = step_options(setup);
-    if ((uint64_t)options.micro_batch > n_windows) options.micro_batch = (int64_t)n_windows;
-    options.batch = options.micro_batch;
+    int64_t n_shares = layout_n_shares(&options.layout);
+    int64_t share = (int64_t)(n_windows - 1) / n_shares + 1; /* of the windows, on the rank with most */
+    options.micro_batch = trainer->step.B < share ? trainer->step.B : share;
+    options.batch = options.micro_batch * n_shares;
     TRY(train_step_plan(&trainer->evaluation, setup->config, &trainer->table, &options, NULL, setup->backend,
                         error));
     trainer->has_evaluation = true;
@@ -46,9 +67,10 @@ Status trainer_plan(Trainer *trainer, const TrainerSetup *setup, Error *error) {
     TRY(plan_evaluation(trainer, error));
     /* A run that saves only when it ends has nothing to do meanwhile. */
     bool saves_on_the_way = setup->options->save_every > 0 || setup->options->save_minutes > 0.0;
-    saver_plan(&trainer->saver, &trainer->table, trainer->step.optimizer.n_moments,
-               setup->options->background_save && saves_on_the_way);
-    if (setup->options->sample_tokens > 0) {
+    saver_plan_parts(&trainer->saver, &trainer->step.spread.parameters_saved,
+                     &trainer->step.spread.moments_saved, trainer->step.optimizer.n_moments,
+                     setup->options->background_save && saves_on_the_way);
+    if (setup->options->sample_tokens > 0 && trainer_is_root(trainer)) {
         TRY(generator_plan(&trainer->generator, setup->config, &trainer->table, setup->backend,
                            &(GeneratorOptions){.n_rows = 1}, error));
         trainer->has_generator = true;
@@ -65,8 +87,28 @@ void trainer_close(Trainer *trainer) {
     parameters_free(&trainer->table);
 }
 
+/* Where weights are cut up, the sampler has whole ones of its own. */
+static bool samples_from_copy(const Trainer *trainer) {
+    return trainer->step.spread.zero == 3;
+}
+
+static size_t sampling_bytes(const Trainer *trainer) {
+    if (!trainer->has_generator) return 0;
+    size_t copy = samples_from_copy(trainer) ? trainer->generator.memory.bytes[PLACE_PARAMETER] : 0;
+    return generator_required_bytes(&trainer->generator) + copy;
+}
+
+size_t trainer_state_bytes(const Trainer *trainer) {
+    const MemoryPlan *plan = &trainer->step.program.plan;
+    return plan->bytes[PLACE_PARAMETER] + plan->bytes[PLACE_GRADIENT] + plan->bytes[PLACE_OPTIMIZER];
+}
+
+double trainer_flops(const Trainer *trainer) {
+    return train_step_flops(&trainer->step) * layout_n_shares(&trainer->step.options.layout);
+}
+
 size_t trainer_planned_bytes(const Trainer *trainer) {
-    size_t sampling = trainer->has_generator ? generator_required_bytes(&trainer->generator) : 0;
+    size_t sampling = sampling_bytes(trainer);
     return device_required_bytes(&trainer->memory) + sampling + saver_planned_bytes(&trainer->saver);
 }
 
@@ -114,13 +156,12 @@ Status trainer_check_memory(const Trainer *trainer, Error *error) {
         format_bytes(available).text);
 }
 
-/* Weights travel through a host copy, one parameter array at a time, so that a device may be anything. */
-static Status upload_flat(Trainer *trainer, const Tensor *tensor, const float *host, Error *error) {
-    return executor_upload(&trainer->step.executor, tensor, host, error);
-}
-
-static size_t flat_bytes(const Trainer *trainer) {
-    return (size_t)trainer->table.n_flat_elements * sizeof(float);
+/* A whole parameter; the process keeps what it holds of it. */
+static Status upload_parameter(Trainer *trainer, int index, const float *values, Error *error) {
+    const Parameter *parameter = &trainer->table.parameter[index];
+    const SpreadModel *spread = &trainer->step.spread;
+    return train_step_upload(&trainer->step, spread->held, &spread->parameters, parameter->flat_offset,
+                             shape_count(parameter->shape), values, error);
 }
 
 /* One parameter at a time, so that the weights are in memory only once. */
@@ -132,7 +173,7 @@ static Status initialise_weights(Trainer *trainer, Error *error) {
     TRY(memory_alloc(&values, n_bytes, "one of the model's tensors", error));
     for (int i = 0; i < table->n_parameters && error->status == STATUS_OK; i++) {
         parameter_initialise(table, i, (uint64_t)setup->options->seed, values, setup->backend->n_threads);
-        executor_upload(&trainer->step.executor, trainer->step.loss.parameters.tensor[i], values, error);
+        upload_parameter(trainer, i, values, error);
     }
     memory_free(values, n_bytes);
     return error->status;
@@ -143,7 +184,10 @@ Status trainer_open(Trainer *trainer, Error *error) {
     TRY(device_open(&trainer->memory, setup->backend, error));
     TRY(train_step_open(&trainer->step, &trainer->memory, error));
     if (trainer->has_evaluation) TRY(train_step_open(&trainer->evaluation, &trainer->memory, error));
-    if (trainer->has_generator) TRY(generator_open(&trainer->generator, &trainer->memory, error));
+    if (trainer->has_generator) {
+        const DeviceMemory *owner = samples_from_copy(trainer) ? NULL : &trainer->memory;
+        TRY(generator_open(&trainer->generator, owner, error));
+    }
     TRY(saver_open(&trainer->saver, error));
     return initialise_weights(trainer, error);
 }
@@ -155,9 +199,8 @@ Status trainer_take_weights(Trainer *trainer, const ModelSource *source, Error *
     TRY(model_source_check(source, table, error));
     TRY(memory_alloc(&values, n_bytes, "one of the model's tensors", error));
     for (int i = 0; i < table->n_parameters; i++) {
-        const Tensor *tensor = trainer->step.loss.parameters.tensor[i];
         TRY_GOTO(model_source_read(source, &table->parameter[i], values, error), done);
-        TRY_GOTO(executor_upload(&trainer->step.executor, tensor, values, error), done);
+        TRY_GOTO(upload_parameter(trainer, i, values, error), done);
     }
     log_note(trainer->setup.log, "beginning with the weights of %s", source->path);
 done:
@@ -189,23 +232,35 @@ static Status check_same_run(const Trainer *trainer, const CheckpointState *stat
     return STATUS_OK;
 }
 
+/* Weights travel through a host copy, one array at a time, so that a device may be anything. */
 static Status read_tensors(Trainer *trainer, const Checkpoint *checkpoint, float *host, Error *error) {
-    TRY(checkpoint_read_parameters(checkpoint, &trainer->table, host, error));
-    TRY(upload_flat(trainer, trainer->step.loss.parameters.flat, host, error));
+    Executor *executor = &trainer->step.executor;
+    const SpreadModel *spread = &trainer->step.spread;
+    TRY(checkpoint_read_map(checkpoint, &trainer->table, -1, &spread->parameters, host, error));
+    TRY(executor_upload(executor, spread->held, host, error));
     for (int i = 0; i < trainer->step.optimizer.n_moments; i++) {
-        TRY(checkpoint_read_moment(checkpoint, &trainer->table, i, host, error));
-        TRY(upload_flat(trainer, trainer->step.optimizer.moment[i], host, error));
+        TRY(checkpoint_read_map(checkpoint, &trainer->table, i, &spread->moments, host, error));
+        TRY(executor_upload(executor, trainer->step.optimizer.moment[i], host, error));
     }
     return STATUS_OK;
 }
 
+/* Of the longest array that this process holds. */
+static size_t host_bytes(const Trainer *trainer) {
+    const SpreadModel *spread = &trainer->step.spread;
+    int64_t n = spread->parameters.n_local > spread->moments.n_local ? spread->parameters.n_local
+                                                                     : spread->moments.n_local;
+    return (size_t)n * sizeof(float);
+}
+
 Status trainer_resume(Trainer *trainer, const char *folder, Error *error) {
     Checkpoint checkpoint;
-    TRY(checkpoint_open(&checkpoint, folder, CHECKPOINT_NEWEST, true, error));
+    Comm *world = trainer->setup.launch ? &trainer->setup.launch->world : NULL;
+    TRY(checkpoint_open_together(&checkpoint, world, folder, CHECKPOINT_NEWEST, true, error));
     if (checkpoint.warning[0]) log_warning(trainer->setup.log, "%s", checkpoint.warning);
     void *host = NULL;
     TRY_GOTO(check_same_run(trainer, &checkpoint.state, error), done);
-    TRY_GOTO(memory_alloc(&host, flat_bytes(trainer), "the checkpoint's weights", error), done);
+    TRY_GOTO(memory_alloc(&host, host_bytes(trainer), "the checkpoint's weights", error), done);
     TRY_GOTO(read_tensors(trainer, &checkpoint, host, error), done);
     trainer->n_done = trainer->saver.saved_step = checkpoint.state.step;
     trainer->last.n_tokens = checkpoint.state.n_tokens;
@@ -214,7 +269,7 @@ Status trainer_resume(Trainer *trainer, const char *folder, Error *error) {
                  checkpoint.path);
     }
 done:
-    memory_free(host, flat_bytes(trainer));
+    memory_free(host, host_bytes(trainer));
     checkpoint_close(&checkpoint);
     return error->status;
 }

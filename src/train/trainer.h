@@ -5,13 +5,17 @@
  *     trainer_resume  takes weights, moments and position from a checkpoint
  *     trainer_take_weights  takes weights only, from any model
  *     trainer_run     the loop: steps, evaluations, samples, checkpoints, until done or asked to stop
- */
+ *
+ * With several ranks, each has a trainer, and all call the same functions. The root, rank 0, writes metrics, shows
+ * progress and samples; checkpoints are written by all. */
 #ifndef PGPT_TRAIN_TRAINER_H
 #define PGPT_TRAIN_TRAINER_H
 
 #include "base/log.h"
 #include "data/dataset.h"
 #include "infer/generator.h"
+#include "parallel/launch.h"
+#include "parallel/options.h"
 #include "train/metrics.h"
 #include "train/model_source.h"
 #include "train/options.h"
@@ -25,6 +29,10 @@ typedef struct {
     const Tokenizer *tokenizer;
     const Backend *backend;
     Log *log;
+    Launch *launch; /* NULL: one process */
+    Mesh *mesh;
+    Comm *saving; /* of all ranks, used by nobody else: checkpoints are written beside the training */
+    const ParallelOptions *parallel;
 } TrainerSetup;
 
 typedef struct {
@@ -42,6 +50,7 @@ typedef struct {
     double step_seconds;    /* spent in steps by this process */
     int64_t n_steps_timed;
     bool was_interrupted;
+    bool error_is_common; /* what went wrong is known to every rank */
 } Trainer;
 
 Status trainer_plan(Trainer *trainer, const TrainerSetup *setup, Error *error);
@@ -50,6 +59,15 @@ void trainer_close(Trainer *trainer); /* after any of the others, failed or not 
 /* What trainer_open will allocate, and what it has allocated. */
 size_t trainer_planned_bytes(const Trainer *trainer);
 size_t trainer_allocated_bytes(const Trainer *trainer);
+
+/* Weights, gradients and moments on this rank: as planned. */
+size_t trainer_state_bytes(const Trainer *trainer);
+
+/* FLOPs of a step, of all ranks together. */
+double trainer_flops(const Trainer *trainer);
+
+bool trainer_is_root(const Trainer *trainer);
+int trainer_n_ranks(const Trainer *trainer);
 
 /* All instructions of a step, and the memory of the whole run. */
 void trainer_print_program(const Trainer *trainer, FILE *stream);
@@ -66,7 +84,7 @@ Status trainer_take_weights(Trainer *trainer, const ModelSource *source, Error *
 /* Runs in (and writes to) the folder `run`. */
 Status trainer_run(Trainer *trainer, const char *run, Error *error);
 
-/* Text by the model as it is now, to `stream`. */
+/* Text by the model as it is now, to `stream`; the root writes. */
 Status trainer_sample(Trainer *trainer, FILE *stream, Error *error);
 
 #endif

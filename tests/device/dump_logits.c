@@ -55,7 +55,7 @@ static Status dump(Model *model, int64_t B, int64_t T, const int32_t *tokens, fl
         executor_upload(&model->executor, model->decode.start, start, error);
         for (int64_t b = 0; b < B; b++) rows[b] = (int32_t)(b * T + t);
         executor_upload(&model->executor, model->decode.rows, rows, error);
-        executor_run(&model->executor, SECTION_FORWARD, true, error);
+        executor_run(&model->executor, SECTION_FORWARD, MICRO_BATCH_ONLY, error);
         executor_download(&model->executor, model->decode.logits, step, error);
         for (int64_t k = 0; k < B * V; k++) logits[(k / V * T + t) * V + k % V] = step[k];
     }

@@ -1,15 +1,13 @@
 /* The table that makes these kernels a backend: which function runs which operation, and where memory comes from.
  *
  * Memory is the host's own, so uploads and downloads are copies. Kernels return when they are done. */
-#define _GNU_SOURCE /* sched_getaffinity */
 #include "backend/cpu/cpu.h"
 
 #include "backend/cpu/kernels.h"
+#include "base/cores.h"
 #include "base/memory.h"
 #include "ops/ops.h"
 
-#include <sched.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -107,39 +105,12 @@ static void cpu_close(void *context) {
 
 /* ---- how many threads ---- */
 
-static int affinity_cores(void) {
-    enum { MAX_CORES = 8192 };
-    cpu_set_t *set = CPU_ALLOC(MAX_CORES);
-    size_t n_bytes = CPU_ALLOC_SIZE(MAX_CORES);
-    int count = 0;
-    if (set && sched_getaffinity(0, n_bytes, set) == 0) count = CPU_COUNT_S(n_bytes, set);
-    if (set) CPU_FREE(set);
-    return count > 0 ? count : 1;
-}
-
-/* A container may see all cores of its host and be given the time of a few: threads beyond that only take turns.
- * The file holds "QUOTA PERIOD" in microseconds, or "max PERIOD". 0: no limit. */
-static long quota_cores(void) {
-    char text[64] = "";
-    FILE *file = fopen("/sys/fs/cgroup/cpu.max", "r");
-    if (!file) return 0;
-    if (!fgets(text, sizeof text, file)) text[0] = 0;
-    fclose(file);
-    char *rest = text;
-    long quota = strtol(text, &rest, 10), period = strtol(rest, NULL, 10);
-    return quota > 0 && period > 0 ? quota / period + (quota % period != 0) : 0;
-}
-
 enum { MAX_THREADS = 4096 };
 
 static int default_threads(void) {
     const char *wish = getenv("OMP_NUM_THREADS"); /* a list for nested regions begins with ours */
     long threads = wish ? strtol(wish, NULL, 10) : 0;
-    if (threads <= 0) {
-        long quota = quota_cores();
-        threads = affinity_cores();
-        if (quota > 0 && quota < threads) threads = quota;
-    }
+    if (threads <= 0) threads = cores_usable();
     return threads < MAX_THREADS ? (int)threads : MAX_THREADS;
 }
 

@@ -1,0 +1,197 @@
+/* pgpt verify: a table, one line a layout. */
+#include "cli/commands.h"
+
+#include "backend/cpu/cpu.h"
+#include "base/format.h"
+#include "base/json.h"
+#include "base/terminal.h"
+#include "train/verify.h"
+
+#include <math.h>
+#include <stdio.h>
+
+typedef struct {
+    int64_t n_steps, batch, left_out;
+    double tolerance;
+    int64_t n_threads;
+    bool json;
+} VerifyCallOptions;
+
+typedef struct {
+    ModelConfig model;
+    VerifyCallOptions call;
+} VerifyCommand;
+
+static const OptionSpec call_specs[] = {
+    OPTION_INT("steps", VerifyCallOptions, n_steps, 20, 1, 10000, "optimizer steps in every layout"),
+    OPTION_INT("batch", VerifyCallOptions, batch, 0, 0, 1 << 20,
+               "sequences a step; 0: two a rank and one more, so that ranks have unequal shares"),
+    OPTION_FLOAT("tolerance", VerifyCallOptions, tolerance, 1e-5, 0.0, 1.0,
+                 "largest deviation: relative for losses, of a tensor's largest value for weights",
+                 .flags = OPTION_ABOVE_MIN),
+    OPTION_INT(
+        "break", VerifyCallOptions, left_out, 0, 0, 1 << 20,
+        "leave out the sum of this bucket of gradients, counted from 1, to see that it is noticed; 0: none"),
+    OPTION_INT("threads", VerifyCallOptions, n_threads, 0, 0, 4096,
+               "CPU threads a rank; 0: its share of the cores"),
+    OPTION_BOOL("json", VerifyCallOptions, json, false, "make the last line of the output one JSON object"),
+    OPTION_END,
+};
+
+static const OptionGroup groups[] = {
+    OPTION_GROUP("Verification", VerifyCommand, call, call_specs),
+    OPTION_GROUP("Model", VerifyCommand, model, model_option_specs),
+    OPTION_GROUP_END,
+};
+
+static const char *const examples[] = {
+    "check every layout of eight ranks",
+    "mpirun -n 8 pgpt verify",
+    "see that a forgotten sum is found",
+    "mpirun -n 4 pgpt verify --break 1",
+    "check another kind of model",
+    "mpirun -n 4 pgpt verify --norm rmsnorm --mlp swiglu --position rotary --kv-heads 2",
+    NULL,
+};
+
+const OptionCommand verify_command = {
+    .name = "verify",
+    .summary = "check that every layout trains as one process does",
+    .description =
+        "Trains a small model serially, then in every layout that the number of ranks allows, and compares losses and "
+        "weights after each step. One line a layout; where one differs, the first step and tensor in which it does. Exits 1 if "
+        "any differs. The model is small unless its options are given.",
+    .groups = groups,
+    .examples = examples,
+};
+
+typedef struct {
+    Launch *launch;
+    Options options;
+    VerifyCommand values;
+    Backend backend;
+    bool has_backend;
+    VerifyOptions verify;
+    VerifyReference reference;
+    int n_differ;
+    double loss_deviation, weight_deviation;
+} Verify;
+
+/* Small, but with everything that a layout could get wrong: several blocks, an odd vocabulary, dropout. */
+static Status read_options(Verify *run, int n_words, char *const *words, Error *error) {
+    static const struct {
+        const char *name, *value;
+    } small[] = {{"layers", "3"},   {"heads", "4"},  {"channels", "48"},
+                 {"context", "24"}, {"vocab", "61"}, {"dropout", "0.1"}};
+    TRY(options_init(&run->options, &verify_command, &run->values, error));
+    TRY(options_parse(&run->options, n_words, words, error));
+    if (run->options.help_wanted) return STATUS_OK;
+    if (options_source(&run->options, "model") == OPTION_FROM_COMMAND) {
+        TRY(config_apply_preset(&run->options, run->values.model.preset, error));
+    }
+    for (size_t i = 0; i < sizeof small / sizeof small[0]; i++) {
+        if (options_source(&run->options, small[i].name) < OPTION_FROM_PRESET)
+            TRY(options_set(&run->options, small[i].name, small[i].value, OPTION_FROM_PRESET, error));
+    }
+    VerifyCallOptions *call = &run->values.call;
+    int n_ranks = run->launch->world.size;
+    if (!call->batch) call->batch = 2 * n_ranks + 1;
+    if (call->batch < n_ranks) {
+        return error_user(error, "--batch %lld has fewer sequences than there are ranks (%d); raise it",
+                          (long long)call->batch, n_ranks);
+    }
+    TRY(config_complete(&run->values.model, run->values.model.vocabulary, error));
+    TRY(backend_cpu_open(&run->backend, launch_threads(run->launch, (int)call->n_threads), error));
+    run->has_backend = true;
+    run->verify = (VerifyOptions){.config = &run->values.model,
+                                  .backend = &run->backend,
+                                  .launch = run->launch,
+                                  .n_steps = call->n_steps,
+                                  .batch = call->batch,
+                                  .tolerance = call->tolerance,
+                                  .left_out = (int)call->left_out};
+    return STATUS_OK;
+}
+
+static void say_difference(const Verify *run, const VerifyResult *result) {
+    if (result->parameter < 0) {
+        printf("    first difference in step %lld: the loss is %.9g instead of %.9g\n",
+               (long long)result->step, result->value, result->wanted);
+        return;
+    }
+    const Parameter *parameter = &run->reference.table.parameter[result->parameter];
+    printf("    first difference in step %lld: %s, element %lld, is %.9g instead of %.9g (rank %d)\n",
+           (long long)result->step, parameter->name, (long long)result->element, result->value,
+           result->wanted, result->rank);
+}
+
+static Status run_case(Verify *run, const VerifyCase *layout, Error *error) {
+    VerifyResult result;
+    TRY(verify_run(&run->verify, &run->reference, layout, &result, error));
+    run->n_differ += result.differs;
+    if (result.loss_deviation > run->loss_deviation) run->loss_deviation = result.loss_deviation;
+    if (result.weight_deviation > run->weight_deviation) run->weight_deviation = result.weight_deviation;
+    if (!run->launch->has_voice) return STATUS_OK;
+    char name[128];
+    printf("%-52s %10.1e %10.1e %9s  %s\n", verify_case_name(layout, name, sizeof name),
+           result.loss_deviation, result.weight_deviation, format_duration(result.seconds).text,
+           result.differs ? "DIFFERS" : "same");
+    if (result.differs) say_difference(run, &result);
+    fflush(stdout);
+    return STATUS_OK;
+}
+
+static Status print_json(const Verify *run, int n_cases, Error *error) {
+    json_t *object = json_object();
+    json_object_set_new(object, "command", json_string("verify"));
+    json_object_set_new(object, "ranks", json_integer(run->launch->world.size));
+    json_object_set_new(object, "layouts", json_integer(n_cases));
+    json_object_set_new(object, "differ", json_integer(run->n_differ));
+    json_object_set_new(object, "loss_deviation", json_make_number(run->loss_deviation));
+    json_object_set_new(object, "weight_deviation", json_make_number(run->weight_deviation));
+    json_object_set_new(object, "tolerance", json_make_number(run->verify.tolerance));
+    json_line_write(stdout, object, JSON_DIGITS_FLOAT, error);
+    json_decref(object);
+    return error->status;
+}
+
+static Status run_cases(Verify *run, Error *error) {
+    int n_cases;
+    const VerifyCase *cases = verify_cases(run->launch->world.size, &run->options.arena, &n_cases);
+    bool speaks = run->launch->has_voice;
+    const ModelConfig *model = run->verify.config;
+    TRY(verify_reference_open(&run->reference, &run->verify, error));
+    if (speaks) {
+        char text[256];
+        printf("%s\n", launch_describe(run->launch, run->backend.n_threads, text, sizeof text));
+        printf(
+            "%lld layers, %lld channels, %s parameters, %lld steps of %lld x %lld tokens; serially in %s, loss %.6f "
+            "to %.6f\n\n",
+            (long long)model->n_layers, (long long)model->n_channels,
+            format_count((double)run->reference.table.n_elements).text, (long long)run->verify.n_steps,
+            (long long)run->verify.batch, (long long)model->context,
+            format_duration(run->reference.seconds).text, run->reference.losses[0],
+            run->reference.losses[run->verify.n_steps - 1]);
+        printf("%-52s %10s %10s %9s\n", "layout", "loss", "weights", "time");
+    }
+    for (int i = 0; i < n_cases; i++) TRY(run_case(run, &cases[i], error));
+    if (speaks)
+        printf("\n%d layouts, %d differ (tolerance %g)\n", n_cases, run->n_differ, run->verify.tolerance);
+    if (speaks && run->values.call.json) TRY(print_json(run, n_cases, error));
+    if (!run->n_differ) return STATUS_OK;
+    run->launch->is_agreed = true;
+    return error_failed(error, "%d of %d layouts do not train as one process does", run->n_differ, n_cases);
+}
+
+Status command_verify(Launch *launch, int n_words, char *const *words, Error *error) {
+    Verify run = {.launch = launch};
+    read_options(&run, n_words, words, error);
+    if (launch_agree(launch, error) == STATUS_OK) {
+        if (!run.options.help_wanted) run_cases(&run, error);
+        else if (launch->has_voice) command_show_help(&verify_command);
+    }
+    verify_reference_close(&run.reference);
+    if (run.has_backend) run.backend.close(run.backend.context);
+    options_free(&run.options);
+    return error->status;
+}

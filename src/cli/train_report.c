@@ -1,0 +1,139 @@
+#include "cli/train.h"
+
+#include "base/format.h"
+#include "comm/algo/algo.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+/* Each rank's state against the formula of its stage: the padding between parameters is what it may differ by. */
+static void say_ranks(const TrainRun *run) {
+    const Trainer *trainer = &run->trainer;
+    const Layout *layout = &trainer->step.options.layout;
+    int n_moments = trainer->step.optimizer.n_moments;
+    char text[256], formula[64];
+    if (trainer_n_ranks(trainer) == 1) return;
+    log_note(&run->log, "%s", launch_describe(run->launch, run->backend.n_threads, text, sizeof text));
+    if (launch_advice(run->launch, text, sizeof text)) log_warning(&run->log, "%s", text);
+    double wanted = layout_formula_bytes(layout, trainer->table.n_elements, n_moments);
+    log_note(
+        &run->log,
+        "each rank has %lld of %lld sequences a step and %s of weights, gradients and moments (ZeRO %d: %s = %s); "
+        "%d gradient buckets, all-reduce by %s",
+        (long long)(trainer->step.B * trainer->step.n_micro_batches), (long long)run->values.train.batch,
+        format_bytes(trainer_state_bytes(trainer)).text, trainer->step.spread.zero,
+        layout_formula(layout, n_moments, formula, sizeof formula), format_bytes((uint64_t)wanted).text,
+        trainer->step.spread.partition.n_units, comm_algorithm_names[run->values.parallel.all_reduce]);
+}
+
+void train_report_plan(const TrainRun *run) {
+    const ModelConfig *model = &run->values.model;
+    const TrainOptions *train = &run->values.train;
+    const MemoryPlan *plan = &run->trainer.step.program.plan;
+    log_note(&run->log, "model %s: %lld layers, %lld heads, %lld channels, context %lld, %s parameters",
+             model->preset, (long long)model->n_layers, (long long)model->n_heads,
+             (long long)model->n_channels, (long long)model->context,
+             format_count((double)run->trainer.table.n_elements).text);
+    log_note(&run->log, "data %s: %s tokens to learn, %s held out, %d symbols (%s)", run->values.data.data,
+             format_count((double)dataset_n_tokens(run->source.dataset, DATASET_TRAIN)).text,
+             format_count((double)dataset_n_tokens(run->source.dataset, DATASET_VALIDATION)).text,
+             tokenizer_n_vocabulary(run->source.tokenizer), tokenizer_kind(run->source.tokenizer));
+    log_note(&run->log, "memory %s: activations %s (sharing saved %s), %d threads; %s a step",
+             format_bytes(trainer_planned_bytes(&run->trainer)).text,
+             format_bytes(plan->bytes[PLACE_ACTIVATION]).text,
+             format_bytes(plan->unshared_bytes - plan->bytes[PLACE_ACTIVATION]).text, run->backend.n_threads,
+             format_rate(trainer_flops(&run->trainer), "FLOP").text);
+    say_ranks(run);
+    log_note(&run->log, "%lld steps of %lld x %lld tokens into %s", (long long)train->n_steps,
+             (long long)train->batch, (long long)train->sequence, run->run);
+}
+
+/* ---- JSON */
+
+static void add_ranks(json_t *object, const TrainRun *run) {
+    const Trainer *trainer = &run->trainer;
+    const Layout *layout = &trainer->step.options.layout;
+    double wanted =
+        layout_formula_bytes(layout, trainer->table.n_elements, trainer->step.optimizer.n_moments);
+    json_object_set_new(object, "ranks", json_integer(trainer_n_ranks(trainer)));
+    json_object_set_new(object, "zero", json_integer(trainer->step.spread.zero));
+    json_object_set_new(object, "state_bytes", json_integer((json_int_t)trainer_state_bytes(trainer)));
+    json_object_set_new(object, "state_formula_bytes", json_make_number(wanted));
+}
+
+static json_t *summary(const TrainRun *run, double seconds) {
+    const Trainer *trainer = &run->trainer;
+    const TrainOptions *train = &run->values.train;
+    double per_step = trainer->n_steps_timed ? trainer->step_seconds / (double)trainer->n_steps_timed : NAN;
+    json_t *object = json_object();
+    json_object_set_new(object, "command", json_string("train"));
+    json_object_set_new(object, "model", json_make_text(run->values.model.preset));
+    json_object_set_new(object, "parameters", json_integer(trainer->table.n_elements));
+    json_object_set_new(object, "step", json_integer(trainer->n_done));
+    json_object_set_new(object, "tokens", json_integer(trainer->last.n_tokens));
+    json_object_set_new(object, "loss", json_make_number(trainer->last.loss));
+    json_object_set_new(object, "val_loss", json_make_number(trainer->validation_loss));
+    json_object_set_new(object, "lr", json_make_number(trainer->last.rate));
+    json_object_set_new(object, "grad_norm", json_make_number(trainer->last.gradient_norm));
+    json_object_set_new(object, "seconds", json_make_number(seconds));
+    json_object_set_new(object, "step_ms", json_make_number(per_step * 1e3));
+    json_object_set_new(object, "tokens_per_s",
+                        json_make_number((double)train->batch * (double)train->sequence / per_step));
+    json_object_set_new(object, "flops_per_s", json_make_number(trainer_flops(trainer) / per_step));
+    json_object_set_new(object, "mfu", json_null()); /* the peak of this processor is not known */
+    json_object_set_new(object, "peak_bytes", json_integer((json_int_t)trainer_allocated_bytes(trainer)));
+    add_ranks(object, run);
+    json_object_set_new(object, "interrupted", json_boolean(trainer->was_interrupted));
+    json_object_set_new(object, "run", json_make_text(run->run));
+    return object;
+}
+
+static Status print_json(json_t *object, Error *error) {
+    json_line_write(stdout, object, JSON_DIGITS_FLOAT, error);
+    json_decref(object);
+    return error->status;
+}
+
+Status train_report_json(const TrainRun *run, double seconds, Error *error) {
+    if (!run->values.call.json || !run->launch->has_voice) return STATUS_OK;
+    return print_json(summary(run, seconds), error);
+}
+
+Status train_report_program(const TrainRun *run, Error *error) {
+    if (!run->launch->has_voice) return STATUS_OK;
+    trainer_print_program(&run->trainer, stdout);
+    if (!run->values.call.json) return STATUS_OK;
+    Cost cost = program_cost(&run->trainer.step.program);
+    json_t *object = json_object();
+    json_object_set_new(object, "instructions", json_integer(run->trainer.step.graph->n_nodes));
+    json_object_set_new(object, "flops_per_step", json_make_number(cost.flops));
+    json_object_set_new(object, "bytes_per_step", json_make_number(cost.bytes));
+    json_object_set_new(object, "peak_bytes", json_integer((json_int_t)trainer_planned_bytes(&run->trainer)));
+    add_ranks(object, run);
+    return print_json(object, error);
+}
+
+/* ---- the mesh */
+
+enum { HOST_BYTES = sizeof((Launch *)NULL)->host };
+
+Status train_report_mesh(TrainRun *run, Error *error) {
+    Comm *world = &run->launch->world;
+    Arena *arena = &run->options.arena;
+    int64_t *border = ARENA_ARRAY(arena, int64_t, world->size + 1);
+    for (int i = 0; i <= world->size; i++) border[i] = (int64_t)i * HOST_BYTES;
+    char *names = ARENA_ARRAY(arena, char, world->size *HOST_BYTES);
+    const char **hosts = ARENA_ARRAY(arena, const char *, world->size);
+    memcpy(names + border[world->rank], run->launch->host, HOST_BYTES);
+    TRY(comm_all_gather(world, names, border, COMM_U8, error));
+    for (int i = 0; i < world->size; i++) hosts[i] = names + border[i];
+    if (!run->launch->has_voice) return STATUS_OK;
+    mesh_print(&run->shape, hosts, stdout);
+    if (!run->values.call.json) return STATUS_OK;
+    json_t *object = json_object();
+    json_object_set_new(object, "ranks", json_integer(world->size));
+    for (int axis = 0; axis < N_AXES; axis++)
+        json_object_set_new(object, axis_name((Axis)axis), json_integer(run->shape.size[axis]));
+    return print_json(object, error);
+}

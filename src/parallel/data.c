@@ -1,0 +1,44 @@
+#include "parallel/data.h"
+
+#include "graph/insert.h"
+#include "parallel/comm_ops.h"
+
+/* The last node that writes any of elements first .. first + n - 1 of the root, -1 if nobody does. */
+static int last_writer(const Graph *graph, const Tensor *root, int64_t first, int64_t n) {
+    for (int i = graph->n_nodes - 1; i >= 0; i--) {
+        const Node *node = graph->node[i];
+        for (int k = 0; k < node->n_outputs; k++) {
+            if (!node->output[k] || tensor_root(node->output[k]) != root) continue;
+            int64_t at = tensor_root_element(node->output[k]);
+            if (at < first + n && first < at + tensor_count(node->output[k])) return i;
+        }
+    }
+    return -1;
+}
+
+void data_parallel_sum(Graph *graph, const DataParallel *data, const Partition *partition, Tensor *gradient,
+                       bool scatter) {
+    if (graph->error.status != STATUS_OK || !graph->n_nodes) return;
+    const Node **start = ARENA_ARRAY(&graph->arena, const Node *, partition->n_units + 1);
+    Insertion insertion = insertion_begin(graph);
+    int n_backward = graph->n_nodes;
+    for (int i = partition->n_units - 1; i >= 0; i--) { /* as the backward comes by */
+        const PartitionUnit *unit = &partition->unit[i];
+        if (i == data->left_out - 1) continue;
+        int last = last_writer(graph, gradient, unit->first, unit->n);
+        if (last < 0 || last >= n_backward) continue; /* nothing flows into any of these parameters */
+        Tensor *part = graph_view(graph, gradient, SHAPE(unit->n), unit->first,
+                                  arena_printf(&graph->arena, "gradients %d", i));
+        Node *node = scatter ? op_reduce_scatter(graph, data->comm, part, unit->border)
+                             : op_all_reduce(graph, data->comm, part);
+        node->is_last_only = true;
+        start[i] = node;
+        if (!data->overlaps) op_comm_wait(graph, node);
+        insertion_behind(&insertion, last);
+    }
+    insertion_end(&insertion);
+    graph->section = SECTION_UPDATE;
+    for (int i = partition->n_units - 1; i >= 0 && data->overlaps; i--) {
+        if (start[i]) op_comm_wait(graph, start[i])->is_last_only = false;
+    }
+}

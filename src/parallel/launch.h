@@ -1,0 +1,75 @@
+/* How this process was started: alone, or as one of many by mpirun, mpiexec or srun.
+ *
+ *     Launch launch;
+ *     TRY(launch_open(&launch, error));
+ *     ... launch.world is the group of all processes, of size 1 where there is only this one ...
+ *     launch_close(&launch);
+ *
+ * Errors are everybody's: what goes wrong on one rank before the run begins is agreed upon (launch_agree) and printed
+ * once, by rank 0; what goes wrong later is printed by the rank that it happened to, which then ends the job. */
+#ifndef PGPT_PARALLEL_LAUNCH_H
+#define PGPT_PARALLEL_LAUNCH_H
+
+#include "base/log.h"
+#include "comm/comm.h"
+
+typedef struct {
+    Comm world;    /* of the host's own memory, for control: options, errors, losses */
+    int host_rank; /* among the ranks of this host */
+    int host_size;
+    int n_hosts;
+    char host[256];    /* this one's name */
+    int n_cores;       /* that this rank may use without taking them from another */
+    int n_host_cores;  /* that the ranks of this host may use together */
+    int part, n_parts; /* of cores that several ranks were given alike: how launch_pin divides them */
+    bool is_pinned;    /* to cores of its own, by the launcher or by launch_pin */
+    bool is_shared;    /* there are more ranks on this host than cores */
+    bool is_agreed;    /* the error that ended the run is known to all ranks */
+    bool has_voice;    /* speaks for all: rank 0. The others print no notes and no results */
+} Launch;
+
+/* A process that does without the others, whatever started it (pgpt --version). It has the voice if the launcher's
+ * environment calls it rank 0. Nothing to close. */
+Launch launch_alone(void);
+
+/* Begins MPI where there are others to find, and checks that all ranks run the same program. After an error the launch
+ * can still be asked for its voice, and must be closed. */
+Status launch_open(Launch *launch, Error *error);
+void launch_close(Launch *launch);
+
+/* Give each rank of a host cores of its own, unless the launcher has done so or there are too few. Before any threads
+ * are made; all ranks of a host or none. */
+Status launch_pin(Launch *launch, Error *error);
+
+/* Threads to ask a backend for: what the user wished (0: nothing), or this rank's share of the cores; 0, the backend's
+ * own choice, where there is nobody to share with or OMP_NUM_THREADS decides. */
+int launch_threads(const Launch *launch, int wished);
+
+/* To stderr on the rank that has the voice, nowhere on the others. */
+Log launch_log(const Launch *launch, bool quiet);
+
+/* Are these the same on all ranks? `name` says what it is ("command", "--data"), `value` is text; the message names
+ * the first rank that differs from rank 0, and both values. Collective. */
+Status launch_check_same(Launch *launch, const char *name, const char *value, Error *error);
+
+/* The same for lines of "key = value", as options_write_config makes them: names the first key that differs. `what` is
+ * what they are ("options"). Collective. */
+Status launch_check_lines(Launch *launch, const char *what, const char *text, Error *error);
+
+/* Do all ranks run the same program? Collective; launch_open has done it. */
+Status launch_check_program(Launch *launch, Error *error);
+
+/* A number that differs when the program's file does; 0 where it cannot be read. */
+uint64_t launch_program_hash(void);
+
+/* comm_agree on the world; what it returns need not be printed by anybody but rank 0. */
+Status launch_agree(Launch *launch, Error *error);
+
+/* "8 ranks on 2 hosts, 4 threads each, pinned to cores": for the log. */
+const char *launch_describe(const Launch *launch, int n_threads, char *text, size_t n_bytes);
+
+/* What the user may want to know about the cores of this rank's host: the launcher has bound the ranks to a few of them.
+ * NULL where there is nothing to say. */
+const char *launch_advice(const Launch *launch, char *text, size_t n_bytes);
+
+#endif

@@ -1,0 +1,142 @@
+#include "parallel/mesh.h"
+
+#include "comm/comm_self.h"
+
+#include <string.h>
+
+static const struct {
+    const char *name, *meaning;
+    bool is_available;
+} axes[N_AXES] = {
+    [AXIS_PP] = {"pp", "pipeline: layers", false},
+    [AXIS_DP] = {"dp", "data: sequences", true},
+    [AXIS_CP] = {"cp", "context: positions", false},
+    [AXIS_EP] = {"ep", "experts", false},
+    [AXIS_TP] = {"tp", "tensors: heads and channels", false},
+};
+
+const char *axis_name(Axis axis) {
+    return axes[axis].name;
+}
+
+const char *axis_meaning(Axis axis) {
+    return axes[axis].meaning;
+}
+
+bool axis_is_available(Axis axis) {
+    return axes[axis].is_available;
+}
+
+int mesh_n_ranks(const MeshShape *shape) {
+    int n_ranks = 1;
+    for (int axis = 0; axis < N_AXES; axis++) n_ranks *= shape->size[axis];
+    return n_ranks;
+}
+
+void mesh_coordinates(const MeshShape *shape, int rank, int *coordinate) {
+    for (int axis = N_AXES - 1; axis >= 0; axis--) {
+        coordinate[axis] = rank % shape->size[axis];
+        rank /= shape->size[axis];
+    }
+}
+
+int mesh_rank(const MeshShape *shape, const int *coordinate) {
+    int rank = 0;
+    for (int axis = 0; axis < N_AXES; axis++) rank = rank * shape->size[axis] + coordinate[axis];
+    return rank;
+}
+
+/* "--tp 2 --dp 3": the sizes that were given. */
+static const char *given_sizes(const int64_t *sizes, char *text, size_t n_bytes) {
+    size_t n = 0;
+    text[0] = '\0';
+    for (int axis = 0; axis < N_AXES; axis++) {
+        if (sizes[axis] == 1 || (axis == AXIS_DP && sizes[axis] == 0)) continue;
+        int length = snprintf(text + n, n_bytes - n, "%s--%s %lld", n ? " " : "", axes[axis].name,
+                              (long long)sizes[axis]);
+        if (length < 0 || (size_t)length >= n_bytes - n) break;
+        n += (size_t)length;
+    }
+    return text;
+}
+
+Status mesh_shape(const int64_t *sizes, int n_ranks, MeshShape *shape, Error *error) {
+    int64_t product = 1;
+    char text[160];
+    for (int axis = 0; axis < N_AXES; axis++) {
+        if (sizes[axis] > 1 && !axes[axis].is_available) {
+            return error_user(error, "--%s %lld: this version cannot split %s yet; leave it out",
+                              axes[axis].name, (long long)sizes[axis], axes[axis].meaning);
+        }
+        if (axis != AXIS_DP || sizes[axis]) product *= sizes[axis];
+        if (product > n_ranks) break;
+    }
+    bool fits = sizes[AXIS_DP] ? product == n_ranks : product <= n_ranks && n_ranks % product == 0;
+    if (!fits) {
+        return error_user(
+            error,
+            "%s does not multiply to the %d rank%s of this run; leave out --dp, which then takes what is left, "
+            "or start as many ranks as the mesh has (mpirun -n)",
+            given_sizes(sizes, text, sizeof text), n_ranks, n_ranks == 1 ? "" : "s");
+    }
+    for (int axis = 0; axis < N_AXES; axis++) shape->size[axis] = (int)sizes[axis];
+    if (!sizes[AXIS_DP]) shape->size[AXIS_DP] = n_ranks / (int)product;
+    return STATUS_OK;
+}
+
+Status mesh_open(Mesh *mesh, const MeshShape *shape, Comm *world, Error *error) {
+    *mesh = (Mesh){.shape = *shape};
+    if (mesh_n_ranks(shape) != world->size) {
+        return error_failed(error, "a mesh of %d ranks was opened on %d", mesh_n_ranks(shape), world->size);
+    }
+    mesh_coordinates(shape, world->rank, mesh->coordinate);
+    for (int axis = 0; axis < N_AXES; axis++) {
+        if (shape->size[axis] == 1) {
+            mesh->axis[axis] = comm_self();
+            continue;
+        }
+        int origin[N_AXES]; /* the group is named by its rank with coordinate 0 */
+        memcpy(origin, mesh->coordinate, sizeof origin);
+        origin[axis] = 0;
+        TRY(comm_split(world, mesh_rank(shape, origin), mesh->coordinate[axis], &mesh->axis[axis], error));
+    }
+    return STATUS_OK;
+}
+
+void mesh_close(Mesh *mesh) {
+    for (int axis = 0; axis < N_AXES; axis++) comm_close(&mesh->axis[axis]);
+}
+
+static void print_groups(const MeshShape *shape, int axis, FILE *stream) {
+    fprintf(stream, "%s groups (%s):", axes[axis].name, axes[axis].meaning);
+    for (int rank = 0; rank < mesh_n_ranks(shape); rank++) {
+        int coordinate[N_AXES];
+        mesh_coordinates(shape, rank, coordinate);
+        if (coordinate[axis]) continue; /* a group is printed where its first rank comes by */
+        for (int i = 0; i < shape->size[axis]; i++) {
+            coordinate[axis] = i;
+            fprintf(stream, "%s%d", i ? "," : " {", mesh_rank(shape, coordinate));
+        }
+        fputc('}', stream);
+    }
+    fputc('\n', stream);
+}
+
+void mesh_print(const MeshShape *shape, const char *const *hosts, FILE *stream) {
+    fprintf(stream, "mesh of %d ranks:", mesh_n_ranks(shape));
+    for (int axis = 0; axis < N_AXES; axis++)
+        fprintf(stream, "%s %s %d", axis ? "," : "", axes[axis].name, shape->size[axis]);
+    fprintf(stream, "\n%6s", "rank");
+    for (int axis = 0; axis < N_AXES; axis++) fprintf(stream, " %5s", axes[axis].name);
+    fprintf(stream, "%s\n", hosts ? "  host" : "");
+    for (int rank = 0; rank < mesh_n_ranks(shape); rank++) {
+        int coordinate[N_AXES];
+        mesh_coordinates(shape, rank, coordinate);
+        fprintf(stream, "%6d", rank);
+        for (int axis = 0; axis < N_AXES; axis++) fprintf(stream, " %5d", coordinate[axis]);
+        fprintf(stream, "%s%s\n", hosts ? "  " : "", hosts ? hosts[rank] : "");
+    }
+    for (int axis = 0; axis < N_AXES; axis++) {
+        if (shape->size[axis] > 1) print_groups(shape, axis, stream);
+    }
+}

@@ -1,0 +1,56 @@
+/* The mesh: every rank's place on the axes along which work is split.
+ *
+ * A mesh is a value. Its sizes multiply to the number of ranks; a rank's coordinates follow from its number, tp running
+ * fastest, pp slowest, so that ranks which talk most lie next to each other:
+ *
+ *     rank = (((pp·DP + dp)·CP + cp)·EP + ep)·TP + tp
+ *
+ * Along each axis a rank has a communicator with those that differ from it in that coordinate alone. */
+#ifndef PGPT_PARALLEL_MESH_H
+#define PGPT_PARALLEL_MESH_H
+
+#include "comm/comm.h"
+
+#include <stdio.h>
+
+typedef enum {
+    AXIS_PP, /* pipeline: layers */
+    AXIS_DP, /* data: sequences */
+    AXIS_CP, /* context: positions */
+    AXIS_EP, /* experts */
+    AXIS_TP, /* tensors: heads and channels */
+    N_AXES,
+} Axis;
+
+const char *axis_name(Axis axis);    /* "dp" */
+const char *axis_meaning(Axis axis); /* "data: sequences" */
+
+/* Can a run be split along this axis by this version? */
+bool axis_is_available(Axis axis);
+
+typedef struct {
+    int size[N_AXES];
+} MeshShape;
+
+int mesh_n_ranks(const MeshShape *shape);
+void mesh_coordinates(const MeshShape *shape, int rank, int *coordinate /* (N_AXES) */);
+int mesh_rank(const MeshShape *shape, const int *coordinate);
+
+/* Sizes as options give them; 0 for dp means whatever is left. Fails, saying what would fit, when they do not multiply
+ * to n_ranks or ask for an axis that is not available. */
+Status mesh_shape(const int64_t *sizes /* (N_AXES) */, int n_ranks, MeshShape *shape, Error *error);
+
+typedef struct {
+    MeshShape shape;
+    int coordinate[N_AXES];
+    Comm axis[N_AXES]; /* of size 1 where the axis is */
+} Mesh;
+
+/* Collective over the world, whose size is the shape's. */
+Status mesh_open(Mesh *mesh, const MeshShape *shape, Comm *world, Error *error);
+void mesh_close(Mesh *mesh); /* safe on {0} */
+
+/* A table: one line a rank with its coordinates and, if given, its host; then the groups of every axis. */
+void mesh_print(const MeshShape *shape, const char *const *hosts, FILE *stream);
+
+#endif

@@ -1,0 +1,19 @@
+/* The options by which a run is spread over ranks. */
+#ifndef PGPT_PARALLEL_OPTIONS_H
+#define PGPT_PARALLEL_OPTIONS_H
+
+#include "base/options.h"
+#include "parallel/mesh.h"
+
+typedef struct {
+    int64_t size[N_AXES]; /* of the mesh; 0 for dp: what is left */
+    int64_t zero;
+    int all_reduce; /* see comm_algorithm */
+    double bucket_mb;
+    bool overlap;
+    bool pin;
+} ParallelOptions;
+
+extern const OptionSpec parallel_option_specs[];
+
+#endif

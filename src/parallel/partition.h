@@ -1,0 +1,73 @@
+/* A flat array cut up for several ranks.
+ *
+ * Parameters, gradients and moments are flat arrays with the same offsets. The array is cut into units, runs of
+ * parameters that travel together: a bucket of gradients, or one transformer block's weights. Every unit is cut again
+ * into one slice a rank. What a rank holds of a sharded array is its slices of all units, one behind the other:
+ *
+ *     whole    | unit 0: r0 r1 r2 | unit 1: r0 r1 r2 | unit 2: r0 r1 r2 |
+ *     rank 1   | u0 r1 | u1 r1 | u2 r1 |
+ *
+ * Cutting every unit, rather than the array as a whole, lets each unit be summed or collected by all ranks at once as
+ * soon as it is complete. */
+#ifndef PGPT_PARALLEL_PARTITION_H
+#define PGPT_PARALLEL_PARTITION_H
+
+#include "base/arena.h"
+#include "base/error.h"
+#include "parallel/shard_map.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+
+/* A parameter with the padding behind it; `block` as in Node. */
+typedef struct {
+    int64_t first, n;
+    int block;
+} FlatPiece;
+
+typedef struct {
+    int64_t first, n;          /* of the flat array */
+    int first_piece, n_pieces; /* the parameters in it */
+    const int64_t *border;     /* (n_ranks+1) within the unit: rank r has border[r] .. border[r+1]-1 */
+    int64_t local_first;       /* where this rank's slice lies in its own array */
+} PartitionUnit;
+
+typedef struct {
+    int rank, n_ranks;
+    int n_units;
+    const PartitionUnit *unit; /* in the order of the array */
+    int64_t n_flat;            /* elements of the whole, */
+    int64_t n_local;           /* and of this rank's array */
+} Partition;
+
+enum { PARTITION_GRAIN = 64 }; /* slices begin at multiples of this: 256 bytes of f32, as PLAN_ALIGNMENT */
+
+/* Units of about unit_bytes (of f32), whole pieces; or, by block, a unit a transformer block and what lies outside of
+ * the blocks in units of about unit_bytes. A piece is never cut between units, so one may be larger. */
+Partition partition_build(Arena *arena, const FlatPiece *pieces, int n_pieces, int rank, int n_ranks,
+                          int64_t unit_bytes, bool by_block);
+
+static inline int64_t partition_slice_first(const Partition *partition, int unit) {
+    return partition->unit[unit].border[partition->rank];
+}
+
+static inline int64_t partition_slice_count(const Partition *partition, int unit) {
+    const int64_t *border = partition->unit[unit].border;
+    return border[partition->rank + 1] - border[partition->rank];
+}
+
+/* The rank's slices. */
+ShardMap partition_map(const Partition *partition, Arena *arena);
+
+/* Everything, held by every rank; and the share of it that this rank writes to a checkpoint: whole pieces, about as many
+ * bytes on every rank. */
+ShardMap shard_map_whole(int64_t n_flat, Arena *arena);
+ShardMap shard_map_share(const FlatPiece *pieces, int n_pieces, int rank, int n_ranks, Arena *arena);
+
+/* Calls `visit` for every part of elements first .. first + n - 1 of the whole that the map has: `skip` elements into
+ * the range, `count` of them, at local_first of the rank's array. Stops at the first that fails. */
+typedef Status (*ShardVisit)(void *context, int64_t skip, int64_t count, int64_t local_first, Error *error);
+Status shard_map_visit(const ShardMap *map, int64_t first, int64_t n, ShardVisit visit, void *context,
+                       Error *error);
+
+#endif

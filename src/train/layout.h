@@ -1,0 +1,72 @@
+/* How a step is spread over ranks, and what of the model each of them holds.
+ *
+ *     SpreadModel spread = spread_plan(&layout, &table, &arena);
+ *     ... record the forward and the backward ...
+ *     spread_gradients(&spread, graph, &parameters);
+ *     ... optimizer_record with spread_share(&spread, ...) ...
+ *     spread_parameters(&spread, graph, &parameters);
+ *
+ * On one rank all of it does nothing, and the step is the serial one. */
+#ifndef PGPT_TRAIN_LAYOUT_H
+#define PGPT_TRAIN_LAYOUT_H
+
+#include "optim/optimizer.h"
+#include "parallel/zero.h"
+
+/* {0} is one process. */
+typedef struct {
+    Comm *data;           /* the ranks that share the batch; NULL: alone */
+    Comm *control;        /* all ranks, for numbers of the host; NULL: alone */
+    int zero;             /* 0 to ZERO_STAGES */
+    int64_t bucket_bytes; /* of gradients that travel together */
+    bool overlaps;        /* communicate beside the computation */
+    int left_out;         /* see DataParallel */
+} Layout;
+
+static inline int layout_n_shares(const Layout *layout) {
+    return layout->data ? layout->data->size : 1;
+}
+
+/* Which of n sequences (of a batch, of an evaluation) are this rank's: first .. end - 1. */
+void layout_share(const Layout *layout, int64_t n, int64_t *first, int64_t *end);
+
+/* Bytes of weights, gradients and moments that a rank holds by the formula of its stage, in f32: 4 bytes of each of the
+ * three kinds (moments: 4·n_moments), divided by the ranks from the stage on that cuts them up. */
+double layout_formula_bytes(const Layout *layout, int64_t n_parameters, int n_moments);
+
+/* The formula in words: "4Ψ + 12Ψ/N". */
+const char *layout_formula(const Layout *layout, int n_moments, char *text, size_t n_bytes);
+
+typedef struct {
+    const Layout *layout;
+    int zero; /* 0 where there is nobody to share with */
+    const ParameterTable *table;
+    const FlatPiece *pieces;
+    Partition partition; /* units of one slice where the rank is alone */
+    DataParallel data;
+    /* What this process holds of the flat arrays, and which part of that it writes to a checkpoint. */
+    ShardMap parameters, moments;
+    ShardMap parameters_saved, moments_saved;
+    Tensor *held;           /* the flat parameters, or this rank's slices of them */
+    Tensor *gradient_shard; /* NULL where gradients are whole */
+    UpdateSlice *slices;
+    const Node **gathers; /* of updated slices, to be waited for */
+    int n_gathers;
+    int *slice_unit;
+} SpreadModel;
+
+SpreadModel spread_plan(const Layout *layout, const ParameterTable *table, Arena *arena);
+
+/* Where autograd shall put gradients. */
+Place spread_gradient_place(const SpreadModel *spread, const OptimizerOptions *options);
+
+void spread_gradients(SpreadModel *spread, Graph *graph, const ParameterTensors *parameters);
+
+/* The update and what follows it. */
+OptimizerTensors spread_update(SpreadModel *spread, const OptimizerOptions *options,
+                               const ParameterTensors *parameters, Graph *graph);
+
+/* The last pass, of training and evaluation. */
+void spread_parameters(SpreadModel *spread, Graph *graph, const ParameterTensors *parameters);
+
+#endif

@@ -1,0 +1,362 @@
+/* The task is one that a model of this size learns in a few steps: each token follows from the one before it, but for one
+ * in eight that is drawn at random. Gradients are then neither tiny nor all alike, and a sum that is missing anywhere
+ * shows in the first step.
+ *
+ * What a rank compares is what it holds. With ZeRO that is a slice of the weights; all slices together are all of them. */
+#include "train/verify.h"
+
+#include "base/memory.h"
+#include "base/random.h"
+#include "base/timer.h"
+#include "comm/algo/algo.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { SEED = 7, ALONE = 8 };
+
+static int32_t next_token(RandomKey key, uint64_t sequence, int64_t t, int32_t before, int64_t vocabulary) {
+    RandomBlock draw = random_block(key, sequence, (uint64_t)t);
+    if (t == 0 || draw.word[0] % ALONE == 0) return (int32_t)(draw.word[1] % (uint32_t)vocabulary);
+    return (int32_t)((5 * (int64_t)before + 3) % vocabulary);
+}
+
+static void fill(void *context, uint64_t first_sequence, int64_t B, int64_t T, int32_t *tokens /* (B,T) */,
+                 int32_t *targets /* (B,T) */) {
+    const ModelConfig *config = context;
+    RandomKey key = random_key(SEED, RANDOM_TEST, 0);
+    for (int64_t b = 0; b < B; b++) {
+        int32_t token = 0;
+        for (int64_t t = 0; t <= T; t++) {
+            token = next_token(key, first_sequence + (uint64_t)b, t, token, config->vocabulary);
+            if (t < T) tokens[b * T + t] = token;
+            if (t > 0) targets[b * T + t - 1] = token;
+        }
+    }
+}
+
+/* ---- layouts */
+
+const char *verify_case_name(const VerifyCase *layout, char *text, size_t n_bytes) {
+    size_t n = 0;
+    for (int axis = 0; axis < N_AXES; axis++) {
+        if (layout->shape.size[axis] == 1) continue;
+        n += (size_t)snprintf(text + n, n_bytes - n, "%s %d, ", axis_name((Axis)axis),
+                              layout->shape.size[axis]);
+    }
+    if (n)
+        n += (size_t)snprintf(text + n, n_bytes - n, "zero %d, %s, ", layout->zero,
+                              comm_algorithm_names[layout->all_reduce]);
+    snprintf(text + n, n_bytes - n, "%lld micro-batch%s%s%s", (long long)layout->n_micro_batches,
+             layout->n_micro_batches == 1 ? "" : "es", layout->recompute ? ", recompute" : "",
+             layout->overlaps ? "" : ", no overlap");
+    return text;
+}
+
+typedef struct {
+    VerifyCase *cases;
+    int n_cases, capacity;
+    Arena *arena;
+} CaseList;
+
+static void add_case(CaseList *list, VerifyCase layout) {
+    if (list->n_cases == list->capacity) {
+        VerifyCase *larger = ARENA_ARRAY(list->arena, VerifyCase, 2 * list->capacity + 32);
+        if (list->n_cases) memcpy(larger, list->cases, (size_t)list->n_cases * sizeof *larger);
+        list->cases = larger;
+        list->capacity = 2 * list->capacity + 32;
+    }
+    list->cases[list->n_cases++] = layout;
+}
+
+static int default_algorithm(void) {
+    for (int i = 0; comm_algorithm_names[i]; i++) {
+        if (comm_algorithm(i) == &ALGORITHM_RING) return i;
+    }
+    return 0;
+}
+
+/* Everything that can be chosen on one mesh. */
+static void add_mesh(CaseList *list, const MeshShape *shape) {
+    VerifyCase plain = {
+        .shape = *shape, .all_reduce = default_algorithm(), .n_micro_batches = 1, .overlaps = true};
+    int n_stages = shape->size[AXIS_DP] > 1 ? ZERO_STAGES : 0;
+    for (plain.zero = 0; plain.zero <= n_stages; plain.zero++) {
+        for (int micro = 1; micro <= 2; micro++) {
+            for (int recompute = 0; recompute <= 1; recompute++) {
+                VerifyCase layout = plain;
+                layout.n_micro_batches = micro;
+                layout.recompute = recompute;
+                add_case(list, layout);
+            }
+        }
+        VerifyCase layout = plain;
+        layout.overlaps = false;
+        if (shape->size[AXIS_DP] > 1) add_case(list, layout);
+    }
+    plain.zero = 0;
+    for (int i = 0; comm_algorithm_names[i] && shape->size[AXIS_DP] > 1; i++) {
+        VerifyCase layout = plain;
+        layout.all_reduce = i;
+        if (i != plain.all_reduce) add_case(list, layout);
+    }
+}
+
+/* Every way to write n_left as a product of sizes of the axes from `axis` on. */
+static void add_meshes(CaseList *list, MeshShape *shape, int axis, int n_left) {
+    if (axis == N_AXES) {
+        if (n_left == 1) add_mesh(list, shape);
+        return;
+    }
+    for (int size = 1; size <= n_left; size++) {
+        if (n_left % size || (size > 1 && !axis_is_available((Axis)axis))) continue;
+        shape->size[axis] = size;
+        add_meshes(list, shape, axis + 1, n_left / size);
+    }
+}
+
+VerifyCase *verify_cases(int n_ranks, Arena *arena, int *n_cases) {
+    CaseList list = {.arena = arena};
+    MeshShape shape;
+    add_meshes(&list, &shape, 0, n_ranks);
+    *n_cases = list.n_cases;
+    return list.cases;
+}
+
+/* ---- training */
+
+typedef struct {
+    TrainStep step;
+    DeviceMemory memory;
+} Training;
+
+/* AdamW divides by the size of a gradient: where that is nothing but rounding, as for the biases of keys, which change
+ * no attention weight, so would the update be. Its epsilon is therefore well above rounding here. */
+static OptimizerOptions optimizer_options(void) {
+    return (OptimizerOptions){.kind = OPTIMIZER_ADAMW,
+                              .schedule = SCHEDULE_CONSTANT,
+                              .rate = 3e-3,
+                              .weight_decay = 0.1,
+                              .beta1 = 0.9,
+                              .beta2 = 0.99,
+                              .epsilon = 1e-4,
+                              .clip = 1.0};
+}
+
+static Status initialise(Training *training, const VerifyOptions *options, const ParameterTable *table,
+                         Error *error) {
+    size_t n_bytes = (size_t)parameters_largest(table) * sizeof(float);
+    TrainStep *step = &training->step;
+    void *values;
+    TRY(memory_alloc(&values, n_bytes, "one of the model's tensors", error));
+    for (int i = 0; i < table->n_parameters && error->status == STATUS_OK; i++) {
+        parameter_initialise(table, i, SEED, values, options->backend->n_threads);
+        train_step_upload(step, step->spread.held, &step->spread.parameters, table->parameter[i].flat_offset,
+                          shape_count(table->parameter[i].shape), values, error);
+    }
+    memory_free(values, n_bytes);
+    return error->status;
+}
+
+static Status open_training(Training *training, const VerifyOptions *options, const ParameterTable *table,
+                            const VerifyCase *layout, const Layout *parallel, Error *error) {
+    OptimizerOptions optimizer = optimizer_options();
+    int64_t n_shares = layout_n_shares(parallel), share = (options->batch + n_shares - 1) / n_shares;
+    StepOptions step = {.batch = options->batch,
+                        .micro_batch = (share + layout->n_micro_batches - 1) / layout->n_micro_batches,
+                        .T = options->config->context,
+                        .recompute = layout->recompute,
+                        .seed = SEED,
+                        .layout = *parallel};
+    TRY(train_step_plan(&training->step, options->config, table, &step, &optimizer, options->backend, error));
+    device_require(&training->memory, &training->step.program.plan);
+    TRY(device_open(&training->memory, options->backend, error));
+    TRY(train_step_open(&training->step, &training->memory, error));
+    return initialise(training, options, table, error);
+}
+
+static void close_training(Training *training) {
+    train_step_close(&training->step);
+    device_close(&training->memory);
+}
+
+/* ---- the reference */
+
+static Status train_serially(VerifyReference *reference, const VerifyOptions *options, Error *error) {
+    Training training = {0};
+    VerifyCase layout = {.n_micro_batches = 1};
+    BatchSource source = {fill, (void *)options->config};
+    uint64_t start = timer_now_ns();
+    open_training(&training, options, &reference->table, &layout, &(Layout){0}, error);
+    for (int64_t i = 0; i < options->n_steps && error->status == STATUS_OK; i++) {
+        StepResult result;
+        TRY_GOTO(train_step_run(&training.step, &source, i, optimizer_options().rate, &result, error), done);
+        reference->losses[i] = result.loss;
+        executor_download(&training.step.executor, training.step.spread.held,
+                          reference->weights + i * reference->table.n_flat_elements, error);
+    }
+    reference->seconds = timer_seconds_since(start);
+done:
+    close_training(&training);
+    return error->status;
+}
+
+Status verify_reference_open(VerifyReference *reference, const VerifyOptions *options, Error *error) {
+    *reference = (VerifyReference){0};
+    Comm *world = &options->launch->world;
+    int64_t n_steps = options->n_steps;
+    parameters_build(&reference->table, options->config, error);
+    int64_t n_weights = reference->table.n_flat_elements * n_steps;
+    reference->weights_bytes = (size_t)n_weights * sizeof(float);
+    void *weights = NULL;
+    if (error->status == STATUS_OK)
+        memory_alloc(&weights, reference->weights_bytes, "the serial run's weights", error);
+    reference->weights = weights;
+    if (error->status == STATUS_OK) {
+        reference->losses = ARENA_ARRAY(&reference->table.arena, double, n_steps);
+        if (world->rank == 0) train_serially(reference, options, error);
+    }
+    TRY(launch_agree(options->launch, error));
+    TRY(comm_broadcast(world, reference->losses, n_steps, COMM_F64, 0, error));
+    return comm_broadcast(world, reference->weights, n_weights, COMM_F32, 0, error);
+}
+
+void verify_reference_close(VerifyReference *reference) {
+    memory_free(reference->weights, reference->weights_bytes);
+    parameters_free(&reference->table);
+    *reference = (VerifyReference){0};
+}
+
+/* ---- comparing */
+
+/* One parameter after one step, as far as this rank holds it. */
+typedef struct {
+    const float *held; /* by the rank's map */
+    const float *wanted;
+    double scale; /* the largest value of the tensor */
+    double worst;
+    int64_t element; /* where that is */
+    float value;
+} Comparison;
+
+static Status compare_part(void *context, int64_t skip, int64_t count, int64_t local_first, Error *error) {
+    (void)error;
+    Comparison *comparison = context;
+    for (int64_t i = 0; i < count; i++) {
+        float value = comparison->held[local_first + i], wanted = comparison->wanted[skip + i];
+        double deviation = fabs((double)value - (double)wanted) / comparison->scale;
+        if (isnan(deviation)) deviation = INFINITY;
+        if (deviation <= comparison->worst) continue;
+        comparison->worst = deviation;
+        comparison->element = skip + i;
+        comparison->value = value;
+    }
+    return STATUS_OK;
+}
+
+static double largest_value(const float *values, int64_t n) {
+    double largest = 1e-3; /* a bias that is still near 0 is compared with what it may become */
+    for (int64_t i = 0; i < n; i++) {
+        if (fabs((double)values[i]) > largest) largest = fabs((double)values[i]);
+    }
+    return largest;
+}
+
+static void note_difference(VerifyResult *result, int64_t step, int parameter, int64_t element, double value,
+                            double wanted) {
+    if (result->differs) return;
+    result->differs = true;
+    result->step = step + 1;
+    result->parameter = parameter;
+    result->element = element;
+    result->value = value;
+    result->wanted = wanted;
+}
+
+static void compare_weights(const VerifyOptions *options, const VerifyReference *reference,
+                            const TrainStep *step, const float *held, int64_t index, VerifyResult *result) {
+    const ParameterTable *table = &reference->table;
+    for (int i = 0; i < table->n_parameters; i++) {
+        const Parameter *parameter = &table->parameter[i];
+        int64_t n = shape_count(parameter->shape);
+        const float *wanted = reference->weights + index * table->n_flat_elements + parameter->flat_offset;
+        Comparison comparison = {.held = held, .wanted = wanted, .scale = largest_value(wanted, n)};
+        Error ignored = {0};
+        shard_map_visit(&step->spread.parameters, parameter->flat_offset, n, compare_part, &comparison,
+                        &ignored);
+        if (comparison.worst > result->weight_deviation) result->weight_deviation = comparison.worst;
+        if (comparison.worst > options->tolerance)
+            note_difference(result, index, i, comparison.element, (double)comparison.value,
+                            (double)wanted[comparison.element]);
+    }
+}
+
+static void compare_loss(const VerifyOptions *options, const VerifyReference *reference, double loss,
+                         int64_t index, VerifyResult *result) {
+    double deviation = fabs(loss - reference->losses[index]) / fabs(reference->losses[index]);
+    if (isnan(deviation)) deviation = INFINITY;
+    if (deviation > result->loss_deviation) result->loss_deviation = deviation;
+    if (deviation > options->tolerance) note_difference(result, index, -1, 0, loss, reference->losses[index]);
+}
+
+/* Every rank has compared its part: the earliest difference of all counts, there the first tensor. */
+static Status combine(Comm *world, VerifyResult *result, Error *error) {
+    double worst[2] = {result->loss_deviation, result->weight_deviation};
+    TRY(comm_all_reduce(world, worst, 2, COMM_F64, COMM_MAX, error));
+    int64_t place = INT64_MAX; /* step, then parameter, then rank, in one number */
+    if (result->differs)
+        place = (result->step << 40) + ((int64_t)(result->parameter + 1) << 20) + world->rank;
+    TRY(comm_all_reduce(world, &place, 1, COMM_I64, COMM_MIN, error));
+    if (place != INT64_MAX) {
+        int rank = (int)(place & 0xFFFFF);
+        TRY(comm_broadcast(world, result, sizeof *result, COMM_U8, rank, error));
+        result->rank = rank;
+    }
+    result->loss_deviation = worst[0];
+    result->weight_deviation = worst[1];
+    return STATUS_OK;
+}
+
+static Status train_and_compare(Training *training, const VerifyOptions *options,
+                                const VerifyReference *reference, float *held, VerifyResult *result,
+                                Error *error) {
+    BatchSource source = {fill, (void *)options->config};
+    for (int64_t i = 0; i < options->n_steps; i++) {
+        StepResult step;
+        TRY(train_step_run(&training->step, &source, i, optimizer_options().rate, &step, error));
+        TRY(executor_download(&training->step.executor, training->step.spread.held, held, error));
+        compare_loss(options, reference, step.loss, i, result);
+        compare_weights(options, reference, &training->step, held, i, result);
+    }
+    return STATUS_OK;
+}
+
+Status verify_run(const VerifyOptions *options, const VerifyReference *reference, const VerifyCase *layout,
+                  VerifyResult *result, Error *error) {
+    *result = (VerifyResult){0};
+    Mesh mesh;
+    Training training = {0};
+    uint64_t start = timer_now_ns();
+    size_t n_bytes = (size_t)reference->table.n_flat_elements * sizeof(float);
+    void *held = NULL;
+    TRY_GOTO(mesh_open(&mesh, &layout->shape, &options->launch->world, error), done);
+    mesh.axis[AXIS_DP].all_reduce = comm_algorithm(layout->all_reduce);
+    Layout parallel = {.data = &mesh.axis[AXIS_DP],
+                       .control = &options->launch->world,
+                       .zero = layout->zero,
+                       .bucket_bytes = 16384, /* several even of a small model */
+                       .overlaps = layout->overlaps,
+                       .left_out = options->left_out};
+    if (memory_alloc(&held, n_bytes, "weights to compare", error) == STATUS_OK)
+        open_training(&training, options, &reference->table, layout, &parallel, error);
+    TRY_GOTO(launch_agree(options->launch, error), done);
+    TRY_GOTO(train_and_compare(&training, options, reference, held, result, error), done);
+    TRY_GOTO(combine(&options->launch->world, result, error), done);
+    result->seconds = timer_seconds_since(start);
+done:
+    memory_free(held, n_bytes);
+    close_training(&training);
+    mesh_close(&mesh);
+    return error->status;
+}
