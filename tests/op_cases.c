@@ -273,6 +273,13 @@ void build_copy(OpCase *test) {
     finish(test, op_copy(test->graph, x));
 }
 
+void build_zero(OpCase *test) {
+    Shape shape = SHAPE(test->spec->size[0], test->spec->size[1]);
+    Tensor *y = graph_tensor(test->graph, PLACE_ACTIVATION, DTYPE_F32, shape, "y");
+    op_zero(test->graph, y);
+    add_result(test, "y", y);
+}
+
 void build_dropout(OpCase *test) {
     const int64_t *size = test->spec->size;
     Tensor *x = activation(test, SHAPE(size[0], size[1], size[2]), "x");

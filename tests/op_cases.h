@@ -83,6 +83,7 @@ void build_attention_cached(OpCase *test); /* B T NH NKV HS capacity */
 void build_rotary(OpCase *test);           /* B T NH NKV HS */
 void build_add(OpCase *test);              /* N C */
 void build_copy(OpCase *test);             /* N C */
+void build_zero(OpCase *test);             /* N C */
 void build_dropout(OpCase *test);          /* B T C, dropout */
 void build_gather(OpCase *test);           /* N C M */
 void build_sum(OpCase *test);              /* N C */

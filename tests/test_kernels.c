@@ -122,6 +122,10 @@ static const OpSpec SPECS[] = {
     {"copy odd", build_copy, {3, 37}, 0, 0},
     {"copy large", build_copy, {130, 333}, 0, 0},
     {"copy empty", build_copy, {0, 16}, 0, 0},
+    {"zero 1", build_zero, {1, 1}, 0, 0},
+    {"zero odd", build_zero, {3, 37}, 0, 0},
+    {"zero large", build_zero, {130, 333}, 0, 0},
+    {"zero empty", build_zero, {0, 16}, 0, 0},
 
     {"dropout 1", build_dropout, {1, 1, 1}, 0, 0.5f},
     {"dropout odd", build_dropout, {5, 3, 7}, 0, 0.1f},
@@ -362,6 +366,7 @@ static const Op *const OPS[] = {
     &OP_ROTARY,
     &OP_ADD,
     &OP_COPY,
+    &OP_ZERO,
     &OP_DROPOUT,
     &OP_GATHER,
     &OP_SUM,

@@ -61,6 +61,7 @@ static const CostCase COSTS[] = {
     {{"rotary", build_rotary, {2, 3, 2, 1, 6}, CASE_START, 0}, &OP_ROTARY, 6 * 9 * 6, 1160},
     {{"add", build_add, {3, 5}, 0, 0}, &OP_ADD, 15, 180},
     {{"copy", build_copy, {3, 5}, 0, 0}, &OP_COPY, 0, 120},
+    {{"zero", build_zero, {3, 5}, 0, 0}, &OP_ZERO, 0, 60},
     {{"dropout", build_dropout, {3, 5, 7}, 0, 0.5f}, &OP_DROPOUT, 105, 856},
     {{"gather", build_gather, {6, 5, 4}, 0, 0}, &OP_GATHER, 0, 176},
     {{"sum", build_sum, {3, 7}, 0, 0}, &OP_SUM, 21, 92},

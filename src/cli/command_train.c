@@ -422,6 +422,7 @@ static Status train(TrainRun *run, Error *error) {
         return error->status;
     }
     double seconds = timer_seconds_since(start);
+    train_report_communication(run);
     if (run->trainer.was_interrupted) {
         say_stopped(run);
     } else {

@@ -43,6 +43,9 @@ typedef struct {
 /* What is about to happen: model, data, memory, ranks. */
 void train_report_plan(const TrainRun *run);
 
+/* How long a step took, and how much of its communication was hidden behind computation; nothing on one rank. */
+void train_report_communication(const TrainRun *run);
+
 /* The closing line of --json, if it is wanted. */
 Status train_report_json(const TrainRun *run, double seconds, Error *error);
 

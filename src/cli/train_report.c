@@ -49,6 +49,19 @@ void train_report_plan(const TrainRun *run) {
              (long long)train->batch, (long long)train->sequence, run->run);
 }
 
+void train_report_communication(const TrainRun *run) {
+    const Trainer *trainer = &run->trainer;
+    if (trainer_n_ranks(trainer) == 1 || !trainer->n_steps_timed) return;
+    double n_steps = (double)trainer->n_steps_timed, comm_ms = trainer->sum.comm_ms / n_steps;
+    double wait_ms = trainer->sum.comm_wait_ms / n_steps, step_ms = trainer->step_seconds * 1e3 / n_steps;
+    double hidden = comm_ms > wait_ms ? 1.0 - wait_ms / comm_ms : 0.0;
+    log_note(
+        &run->log,
+        "a step took %.1f ms, communication %.1f ms of it beside the computation or not; %.1f ms were waited for "
+        "(%.0f %% hidden)",
+        step_ms, comm_ms, wait_ms, 100.0 * hidden);
+}
+
 /* ---- JSON */
 
 static void add_ranks(json_t *object, const TrainRun *run) {
@@ -60,6 +73,18 @@ static void add_ranks(json_t *object, const TrainRun *run) {
     json_object_set_new(object, "zero", json_integer(trainer->step.spread.zero));
     json_object_set_new(object, "state_bytes", json_integer((json_int_t)trainer_state_bytes(trainer)));
     json_object_set_new(object, "state_formula_bytes", json_make_number(wanted));
+}
+
+/* Means over the steps of this process. */
+static void add_times(json_t *object, const TrainRun *run) {
+    const StepResult *sum = &run->trainer.sum;
+    double n_steps = run->trainer.n_steps_timed ? (double)run->trainer.n_steps_timed : NAN;
+    json_object_set_new(object, "forward_ms", json_make_number(sum->forward_ms / n_steps));
+    json_object_set_new(object, "backward_ms", json_make_number(sum->backward_ms / n_steps));
+    json_object_set_new(object, "update_ms", json_make_number(sum->update_ms / n_steps));
+    if (trainer_n_ranks(&run->trainer) == 1) return;
+    json_object_set_new(object, "comm_ms", json_make_number(sum->comm_ms / n_steps));
+    json_object_set_new(object, "comm_wait_ms", json_make_number(sum->comm_wait_ms / n_steps));
 }
 
 static json_t *summary(const TrainRun *run, double seconds) {
@@ -83,6 +108,7 @@ static json_t *summary(const TrainRun *run, double seconds) {
     json_object_set_new(object, "flops_per_s", json_make_number(trainer_flops(trainer) / per_step));
     json_object_set_new(object, "mfu", json_null()); /* the peak of this processor is not known */
     json_object_set_new(object, "peak_bytes", json_integer((json_int_t)trainer_allocated_bytes(trainer)));
+    add_times(object, run);
     add_ranks(object, run);
     json_object_set_new(object, "interrupted", json_boolean(trainer->was_interrupted));
     json_object_set_new(object, "run", json_make_text(run->run));

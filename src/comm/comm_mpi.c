@@ -3,12 +3,8 @@
  * Nothing here waits inside MPI. A library that waits spins at full speed, which is right for a rank with a core of its
  * own and ruinous for ranks that share cores with each other or with the computation they wait for. So everything is
  * started (MPI_Isend, MPI_Iallreduce, ...) and then looked at (MPI_Testall) by a loop of our own, which decides what to
- * do between two looks: look again, give way to whoever else wants the core, or sleep.
- *   - A rank that waits for the result itself looks `spins` times, then gives way some hundred times, then sleeps.
- *   - While somebody computes and only this thread waits, it sleeps at once, longer and longer.
- *   - A look that took long has moved data, of which there is probably more: the count begins anew.
- * Looking is also what makes MPI move data at all. The few calls that have no started form (splitting, ending) come
- * right behind a barrier of that kind, so that all ranks are there and none spins for long.
+ * do between two looks (patience.c). The few calls that have no started form (splitting, ending) come right behind a
+ * barrier of that kind, so that all ranks are there and none spins for long.
  *
  * A request holds MPI's own by value and, packed beside it, what a message about it needs: whom it is with and how many
  * bytes it has. That also finds a message shorter than expected, which MPI lets pass.
@@ -65,22 +61,17 @@ void comm_mpi_set_patience(Comm *comm, int spins) {
 
 #else
 
-#    include "base/timer.h"
+#    include "comm/patience.h"
 
 #    include <limits.h>
 #    include <mpi.h>
-#    include <sched.h>
 #    include <stdarg.h>
-#    include <stdatomic.h>
 #    include <stdio.h>
 #    include <string.h>
 #    include <unistd.h>
 
 enum {
-    YIELDS = 500, /* looks with giving way between, before the first sleep */
-    SHORTEST_SLEEP_NS = 20000,
-    DOUBLINGS = 4,           /* of that, to the longest sleep */
-    LOOK_MOVED_NS = 4000,    /* a look that finds nothing is done in a tenth of that */
+    SPINS = 10000,           /* unless told: a millisecond or two */
     BATCH = 64,              /* requests looked at together */
     MOST_ELEMENTS = 1 << 30, /* of one call of a reduction */
 };
@@ -88,10 +79,9 @@ enum {
 typedef struct {
     MPI_Comm comm;
     int rank, size;
-    int spins;
-    atomic_bool is_patient;
     bool is_world;
     int *counts; /* 2 x size: lengths and places of slices */
+    Patience patience;
 } MpiContext;
 
 /* "MPI cannot DO-WHAT: WHY" */
@@ -108,44 +98,22 @@ __attribute__((format(printf, 3, 4))) static Status failed(Error *error, int cod
 
 /* ---- Waiting */
 
-static void sleep_ns(long ns) {
-    struct timespec time = {.tv_nsec = ns};
-    nanosleep(&time, NULL);
-}
-
-/* After the n-th look in a row that moved nothing. */
-static void give_way(const MpiContext *context, int n_looks) {
-    int n_awake = context->spins + YIELDS;
-    bool is_patient = atomic_load_explicit(&context->is_patient, memory_order_relaxed);
-    if (!is_patient && n_looks < context->spins) return;
-    if (!is_patient && n_looks < n_awake) {
-        sched_yield();
-        return;
-    }
-    int n_sleeps = is_patient ? n_looks : n_looks - n_awake;
-    sleep_ns((long)SHORTEST_SLEEP_NS << (n_sleeps < DOUBLINGS ? n_sleeps : DOUBLINGS));
-}
-
 /* Until all are done; MPI's code. */
-static int wait_for(const MpiContext *context, int n_requests, MPI_Request *requests, MPI_Status *statuses) {
-    for (int n_looks = 0;; n_looks += n_looks < INT_MAX) {
-        bool is_timed = n_looks >= context->spins; /* a rank that only spins need not know the time */
-        uint64_t start_ns = is_timed ? timer_now_ns() : 0;
+static int wait_for(MpiContext *context, int n_requests, MPI_Request *requests, MPI_Status *statuses) {
+    for (Pause pause = {.patience = &context->patience};; pause_after_look(&pause)) {
         int is_done = 0;
+        pause_before_look(&pause);
         int code = MPI_Testall(n_requests, requests, &is_done, statuses);
         if (code != MPI_SUCCESS || is_done) return code;
-        if (is_timed && timer_now_ns() - start_ns > LOOK_MOVED_NS)
-            n_looks = -1; /* it moved data: look again at once */
-        else give_way(context, n_looks);
     }
 }
 
-static int wait_for_one(const MpiContext *context, int start_code, MPI_Request *request) {
+static int wait_for_one(MpiContext *context, int start_code, MPI_Request *request) {
     return start_code == MPI_SUCCESS ? wait_for(context, 1, request, MPI_STATUSES_IGNORE) : start_code;
 }
 
 /* All ranks are there. */
-static Status meet(const MpiContext *context, Error *error) {
+static Status meet(MpiContext *context, Error *error) {
     MPI_Request request;
     int code = wait_for_one(context, MPI_Ibarrier(context->comm, &request), &request);
     return code == MPI_SUCCESS ? STATUS_OK : failed(error, code, "wait for the other ranks");
@@ -226,8 +194,7 @@ static Status check_message(const CommRequest *request, int code, const MPI_Stat
                         n_received, (size_t)n_bytes);
 }
 
-static Status wait_for_batch(const MpiContext *context, const CommRequest *requests, int n_requests,
-                             Error *error) {
+static Status wait_for_batch(MpiContext *context, const CommRequest *requests, int n_requests, Error *error) {
     MPI_Request mpi[BATCH];
     MPI_Status statuses[BATCH];
     for (int i = 0; i < n_requests; i++) memcpy(&mpi[i], &requests[i].handle[0], sizeof mpi[i]);
@@ -285,7 +252,7 @@ static int start_vector(const MpiContext *context, const CommOperation *operatio
     return MPI_Ireduce(data, NULL, n, type, reduction, root, context->comm, request);
 }
 
-static int run_vector(const MpiContext *context, const CommOperation *operation) {
+static int run_vector(MpiContext *context, const CommOperation *operation) {
     char *data = operation->data;
     int code = MPI_SUCCESS;
     for (int64_t first = 0; first < operation->n && code == MPI_SUCCESS; first += MOST_ELEMENTS) {
@@ -313,7 +280,7 @@ static int start_slices(const MpiContext *context, const CommOperation *operatio
                                reduction_of(operation->reduction), context->comm, request);
 }
 
-static int run_slices(const MpiContext *context, const CommOperation *operation) {
+static int run_slices(MpiContext *context, const CommOperation *operation) {
     MPI_Request request;
     int code = wait_for_one(context, start_slices(context, operation, &request), &request);
     if (code != MPI_SUCCESS || operation->kind != COMM_REDUCE_SCATTER) return code;
@@ -342,7 +309,7 @@ static bool is_taken(const MpiContext *context, const CommOperation *operation) 
 }
 
 static Status collective(void *opaque, const CommOperation *operation, bool *done, Error *error) {
-    const MpiContext *context = opaque;
+    MpiContext *context = opaque;
     if (!is_taken(context, operation)) return STATUS_OK;
     *done = true;
     if (operation->kind == COMM_BARRIER) return meet(context, error);
@@ -366,6 +333,7 @@ static void close_context(void *opaque) {
         MPI_Comm_free(&context->comm);
         if (context->is_world) MPI_Finalize();
     }
+    patience_close(&context->patience);
     free(context->counts);
     free(context);
 }
@@ -383,20 +351,20 @@ static Status wrap(Comm *comm, MPI_Comm mpi, int spins, bool is_world, Error *er
         MPI_Comm_free(&mpi);
         return error_failed(error, "no memory for a communicator of %d ranks", size);
     }
-    *context =
-        (MpiContext){.comm = mpi, .size = size, .spins = spins, .is_world = is_world, .counts = counts};
+    *context = (MpiContext){.comm = mpi, .size = size, .is_world = is_world, .counts = counts};
+    patience_open(&context->patience, spins);
     MPI_Comm_rank(mpi, &context->rank);
     *comm = (Comm){.table = &mpi_table, .context = context, .rank = context->rank, .size = size};
     return STATUS_OK;
 }
 
 static Status split(void *opaque, int color, int key, Comm *child, Error *error) {
-    const MpiContext *context = opaque;
+    MpiContext *context = opaque;
     MPI_Comm mpi = MPI_COMM_NULL;
     TRY(meet(context, error));
     int code = MPI_Comm_split(context->comm, color < 0 ? MPI_UNDEFINED : color, key, &mpi);
     if (code != MPI_SUCCESS) return failed(error, code, "split a group of %d ranks", context->size);
-    return mpi == MPI_COMM_NULL ? STATUS_OK : wrap(child, mpi, context->spins, false, error);
+    return mpi == MPI_COMM_NULL ? STATUS_OK : wrap(child, mpi, context->patience.spins, false, error);
 }
 
 Status comm_mpi_split_host(Comm *comm, Comm *host, Error *error) {
@@ -404,12 +372,12 @@ Status comm_mpi_split_host(Comm *comm, Comm *host, Error *error) {
     if (comm->table != &mpi_table)
         return error_failed(error, "%s is not a communicator over MPI",
                             comm->table ? comm->table->name : "{0}");
-    const MpiContext *context = comm->context;
+    MpiContext *context = comm->context;
     MPI_Comm mpi = MPI_COMM_NULL;
     TRY(comm_barrier(comm, error));
     int code = MPI_Comm_split_type(context->comm, MPI_COMM_TYPE_SHARED, context->rank, MPI_INFO_NULL, &mpi);
     if (code != MPI_SUCCESS) return failed(error, code, "find the ranks of this host");
-    TRY(wrap(host, mpi, context->spins, false, error));
+    TRY(wrap(host, mpi, context->patience.spins, false, error));
     host->all_reduce = comm->all_reduce;
     return STATUS_OK;
 }
@@ -423,7 +391,7 @@ static bool is_threaded(void *opaque) {
 
 static void be_patient(void *opaque, bool is_patient) {
     MpiContext *context = opaque;
-    atomic_store_explicit(&context->is_patient, is_patient, memory_order_relaxed);
+    patience_set(&context->patience, is_patient);
 }
 
 static void abort_job(void *opaque, int exit_code) {
@@ -448,7 +416,7 @@ static const CommTable mpi_table = {
 void comm_mpi_set_patience(Comm *comm, int spins) {
     if (comm->table != &mpi_table) return;
     MpiContext *context = comm->context;
-    context->spins = spins;
+    context->patience.spins = spins;
 }
 
 /* ---- The library */
@@ -498,7 +466,7 @@ Status comm_mpi_open(Comm *world, Error *error) {
     MPI_Comm mpi = MPI_COMM_NULL;
     code = MPI_Comm_dup(MPI_COMM_WORLD, &mpi);
     if (code != MPI_SUCCESS) return failed(error, code, "open the group of all ranks");
-    return wrap(world, mpi, 0, true, error);
+    return wrap(world, mpi, SPINS, true, error);
 }
 
 #endif

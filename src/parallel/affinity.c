@@ -13,10 +13,11 @@ static int at_least_one(int n) {
 CoreShare affinity_share(const CoreSet *sets, int n_ranks, int rank, int quota) {
     const CoreSet *mine = &sets[rank];
     CoreSet all = {{0}};
-    int part = 0, n_team = 0;
+    int part = 0, n_team = 1;
     bool is_team = cores_count(mine) > 0; /* nothing is known of an empty set */
     for (int i = 0; i < n_ranks; i++) {
         cores_join(&all, &sets[i]);
+        if (i == rank) continue;
         if (cores_equal(&sets[i], mine)) {
             if (i < rank) part++;
             n_team++;

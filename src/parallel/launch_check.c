@@ -36,11 +36,12 @@ static Status fetch_first(Launch *launch, const char *mine, char **text, Error *
     *text = malloc((size_t)n_bytes);
     if (!*text) return error_failed(error, "no memory for %lld bytes of rank 0", (long long)n_bytes);
     if (world->rank == 0) memcpy(*text, mine, (size_t)n_bytes);
-    if (comm_broadcast(world, *text, n_bytes, COMM_U8, 0, error) != STATUS_OK) {
+    Status status = comm_broadcast(world, *text, n_bytes, COMM_U8, 0, error);
+    if (status != STATUS_OK) {
         free(*text);
         *text = NULL;
     }
-    return error->status;
+    return status;
 }
 
 /* ---- Values in a message */
@@ -147,10 +148,9 @@ static void describe_entry(const Entry *key, const Entry *entry, const Entry *ot
 }
 
 /* `mine` or `first` is NULL where that side lacks the key. */
-static void complain(const Launch *launch, const char *what, const Entry *mine, const Entry *first,
-                     Error *found) {
+static void complain(const Launch *launch, const char *what, const Entry *key, const Entry *mine,
+                     const Entry *first, Error *found) {
     char here[SHOWN_BYTES + 128], there[SHOWN_BYTES + 128];
-    const Entry *key = mine ? mine : first;
     describe_entry(key, mine, first, here, sizeof here);
     describe_entry(key, first, mine, there, sizeof there);
     error_user(found, "rank %d on %s has %s where rank 0 has %s; start every rank with the same %s",
@@ -163,12 +163,12 @@ static void compare_lines(const Launch *launch, const char *what, const char *mi
     for (const char *next = first; next_entry(&next, &theirs);) {
         bool is_there = find_entry(mine, &theirs, &ours);
         if (is_there && same_value(&ours, &theirs)) continue;
-        complain(launch, what, is_there ? &ours : NULL, &theirs, found);
+        complain(launch, what, &theirs, is_there ? &ours : NULL, &theirs, found);
         return;
     }
     for (const char *next = mine; next_entry(&next, &ours);) {
         if (find_entry(first, &ours, &theirs)) continue;
-        complain(launch, what, &ours, NULL, found);
+        complain(launch, what, &ours, &ours, NULL, found);
         return;
     }
 }
@@ -191,7 +191,7 @@ Status launch_check_same(Launch *launch, const char *name, const char *value, Er
     if (strcmp(value, first) != 0) {
         Entry ours = {name, value, strlen(name), strlen(value)};
         Entry theirs = {name, first, strlen(name), strlen(first)};
-        complain(launch, name, &ours, &theirs, &found);
+        complain(launch, name, &ours, &ours, &theirs, &found);
     }
     free(first);
     return settle(launch, &found, error);

@@ -231,6 +231,14 @@ static Status save(Loop *loop, bool is_last, Error *error) {
     return error->status;
 }
 
+static void add_times(StepResult *sum, const StepResult *step) {
+    sum->forward_ms += step->forward_ms;
+    sum->backward_ms += step->backward_ms;
+    sum->update_ms += step->update_ms;
+    sum->comm_ms += step->comm_ms;
+    sum->comm_wait_ms += step->comm_wait_ms;
+}
+
 static Status run_step(Loop *loop, Error *error) {
     Trainer *trainer = loop->trainer;
     const TrainOptions *options = trainer->setup.options;
@@ -246,6 +254,7 @@ static Status run_step(Loop *loop, Error *error) {
     trainer->was_interrupted = stops && trainer->n_done < options->n_steps;
     if (result.was_abandoned) return STATUS_OK;
     trainer->step_seconds += seconds;
+    add_times(&trainer->sum, &result);
     trainer->n_steps_timed++;
     double n_tokens = (double)options->batch * (double)options->sequence;
     trainer->last = (StepMetrics){.step = trainer->n_done,

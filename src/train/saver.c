@@ -85,8 +85,12 @@ void saver_close(Saver *saver) {
 
 static CheckpointSource source_of(const Saver *saver) {
     const SaveRequest *request = &saver->request;
-    return (CheckpointSource){
-        .config = request->config, .table = request->table, .state = &request->state, .comm = request->comm};
+    return (CheckpointSource){.config = request->config,
+                              .table = request->table,
+                              .state = &request->state,
+                              .comm = request->comm,
+                              .parameters_saved = request->parameters_saved,
+                              .moments_saved = request->moments_saved};
 }
 
 static void write_checkpoint(Saver *saver, const CheckpointSource *source) {

@@ -48,6 +48,7 @@ typedef struct {
     int64_t validated_step; /* when that was */
     StepMetrics last;       /* of the last step */
     double step_seconds;    /* spent in steps by this process */
+    StepResult sum;         /* of the times of those steps */
     int64_t n_steps_timed;
     bool was_interrupted;
     bool error_is_common; /* what went wrong is known to every rank */

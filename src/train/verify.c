@@ -140,7 +140,7 @@ static OptimizerOptions optimizer_options(void) {
                               .weight_decay = 0.1,
                               .beta1 = 0.9,
                               .beta2 = 0.99,
-                              .epsilon = 1e-4,
+                              .epsilon = 1e-3,
                               .clip = 1.0};
 }
 
@@ -255,8 +255,9 @@ static Status compare_part(void *context, int64_t skip, int64_t count, int64_t l
     return STATUS_OK;
 }
 
-static double largest_value(const float *values, int64_t n) {
-    double largest = 1e-3; /* a bias that is still near 0 is compared with what it may become */
+/* The largest value of a tensor; of one that is still near 0, how far it may have come. */
+static double largest_value(const float *values, int64_t n, int64_t n_steps) {
+    double largest = optimizer_options().rate * (double)n_steps;
     for (int64_t i = 0; i < n; i++) {
         if (fabs((double)values[i]) > largest) largest = fabs((double)values[i]);
     }
@@ -281,7 +282,8 @@ static void compare_weights(const VerifyOptions *options, const VerifyReference 
         const Parameter *parameter = &table->parameter[i];
         int64_t n = shape_count(parameter->shape);
         const float *wanted = reference->weights + index * table->n_flat_elements + parameter->flat_offset;
-        Comparison comparison = {.held = held, .wanted = wanted, .scale = largest_value(wanted, n)};
+        Comparison comparison = {
+            .held = held, .wanted = wanted, .scale = largest_value(wanted, n, index + 1)};
         Error ignored = {0};
         shard_map_visit(&step->spread.parameters, parameter->flat_offset, n, compare_part, &comparison,
                         &ignored);

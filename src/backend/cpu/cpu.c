@@ -38,6 +38,7 @@ static const CpuKernel KERNELS[] = {
     {&OP_ROTARY, cpu_rotary, cpu_rotary_scratch},
     {&OP_ADD, cpu_add, NULL},
     {&OP_COPY, cpu_copy, NULL},
+    {&OP_ZERO, cpu_zero, NULL},
     {&OP_DROPOUT, cpu_dropout, NULL},
     {&OP_GATHER, cpu_gather, NULL},
     {&OP_SUM, cpu_sum, cpu_sum_scratch},

@@ -1,4 +1,4 @@
-/* add and copy: nothing to compute, so all that counts is that memory is read and written once, by all threads. */
+/* add, copy and zero: nothing to compute, so all that counts is that memory is read and written once, by all threads. */
 #include "backend/cpu/kernels.h"
 #include "ops/ops.h"
 
@@ -48,6 +48,19 @@ Status cpu_copy(const KernelCall *call, Error *error) {
         int64_t i = range.first;
         for (; i + VEC_LANES <= range.end; i += VEC_LANES) copy_add_step(x + i, y + i, VEC_LANES);
         if (i < range.end) copy_add_step(x + i, y + i, (int)(range.end - i));
+    }
+    return STATUS_OK;
+}
+
+Status cpu_zero(const KernelCall *call, Error *error) {
+    (void)error;
+    float *y = call->out[0]; /* (N) */
+    int64_t count = tensor_count(call->node->output[0]);
+    int n_parts = cpu_threads(call, count);
+#pragma omp parallel for schedule(static) num_threads(n_parts)
+    for (int part = 0; part < n_parts; part++) {
+        CpuRange range = cpu_part(count, part, n_parts);
+        memset(y + range.first, 0, (size_t)(range.end - range.first) * sizeof *y);
     }
     return STATUS_OK;
 }

@@ -29,6 +29,7 @@ Status cpu_attention_cached(const KernelCall *call, Error *error);
 Status cpu_rotary(const KernelCall *call, Error *error);
 Status cpu_add(const KernelCall *call, Error *error);
 Status cpu_copy(const KernelCall *call, Error *error);
+Status cpu_zero(const KernelCall *call, Error *error);
 Status cpu_dropout(const KernelCall *call, Error *error);
 Status cpu_gather(const KernelCall *call, Error *error);
 Status cpu_sum(const KernelCall *call, Error *error);
