@@ -99,7 +99,7 @@ static Status read_number(const char *text, int64_t most, int64_t *number, Error
 static Status read_arguments(Arguments *arguments, int argc, char **argv, Error *error) {
     *arguments = (Arguments){.n_repeats = 15};
     for (int i = 1; i < argc; i++) {
-        int64_t number;
+        int64_t number = 0;
         if (strcmp(argv[i], "--repeats") == 0) {
             TRY(read_number(argv[++i], MAX_REPEATS, &number, error));
             arguments->n_repeats = (int)number;

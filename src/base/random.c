@@ -2,20 +2,6 @@
 
 #include <math.h>
 
-/* SplitMix64's finaliser: every input bit reaches every output bit. */
-static uint64_t mix(uint64_t x) {
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
-    return x ^ (x >> 31);
-}
-
-RandomKey random_key(uint64_t seed, uint64_t purpose, uint64_t step) {
-    uint64_t key = mix(seed + 0x9E3779B97F4A7C15u);
-    key = mix(key ^ (purpose + 0xD1B54A32D192ED03u));
-    key = mix(key ^ (step + 0x8CB92BA72F3D8DD7u));
-    return (RandomKey){{(uint32_t)key, (uint32_t)(key >> 32)}};
-}
-
 float random_uniform(RandomKey key, uint64_t index) {
     return random_unit(random_block(key, 0, index / 4).word[index % 4]);
 }

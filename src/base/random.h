@@ -8,6 +8,13 @@
 
 #include <stdint.h>
 
+/* A GPU draws the same numbers with the same code. */
+#ifdef __CUDACC__
+#    define RANDOM_INLINE static inline __host__ __device__
+#else
+#    define RANDOM_INLINE static inline
+#endif
+
 typedef struct {
     uint32_t word[4];
 } RandomBlock;
@@ -17,8 +24,20 @@ typedef struct {
     uint32_t word[2];
 } RandomKey;
 
+/* SplitMix64's finaliser: every input bit reaches every output bit. */
+RANDOM_INLINE uint64_t random_mix(uint64_t x) {
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+    return x ^ (x >> 31);
+}
+
 /* A key from a seed and up to two further coordinates (a purpose or tensor id, a step). */
-RandomKey random_key(uint64_t seed, uint64_t purpose, uint64_t step);
+RANDOM_INLINE RandomKey random_key(uint64_t seed, uint64_t purpose, uint64_t step) {
+    uint64_t key = random_mix(seed + 0x9E3779B97F4A7C15u);
+    key = random_mix(key ^ (purpose + 0xD1B54A32D192ED03u));
+    key = random_mix(key ^ (step + 0x8CB92BA72F3D8DD7u));
+    return (RandomKey){{(uint32_t)key, (uint32_t)(key >> 32)}};
+}
 
 /* The purposes, so that no two uses share a stream; add the index of the thing within its purpose. */
 #define RANDOM_INIT    (UINT64_C(1) << 32)
@@ -26,8 +45,9 @@ RandomKey random_key(uint64_t seed, uint64_t purpose, uint64_t step);
 #define RANDOM_DROPOUT (UINT64_C(3) << 32)
 #define RANDOM_SAMPLE  (UINT64_C(4) << 32)
 #define RANDOM_TEST    (UINT64_C(5) << 32)
+#define RANDOM_ROUND   (UINT64_C(6) << 32)
 
-static inline RandomBlock random_block(RandomKey key, uint64_t row, uint64_t column) {
+RANDOM_INLINE RandomBlock random_block(RandomKey key, uint64_t row, uint64_t column) {
     uint32_t c0 = (uint32_t)column, c1 = (uint32_t)(column >> 32), c2 = (uint32_t)row,
              c3 = (uint32_t)(row >> 32);
     uint32_t k0 = key.word[0], k1 = key.word[1];
@@ -44,25 +64,25 @@ static inline RandomBlock random_block(RandomKey key, uint64_t row, uint64_t col
 }
 
 /* Word -> [0,1) with 24 bits. */
-static inline float random_unit(uint32_t word) {
+RANDOM_INLINE float random_unit(uint32_t word) {
     return (float)(word >> 8) * (1.0f / 16777216.0f);
 }
 
 /* Dropout. Element `index` of global sequence `row` is kept when its 16-bit draw is at least the threshold; a block
  * serves 8 elements in order. The scale is exact for the rounded threshold, so the expectation is kept. */
-static inline uint32_t random_dropout_threshold(float probability) {
+RANDOM_INLINE uint32_t random_dropout_threshold(float probability) {
     return (uint32_t)(probability * 65536.0f + 0.5f);
 }
 
-static inline float random_dropout_scale(uint32_t threshold) {
+RANDOM_INLINE float random_dropout_scale(uint32_t threshold) {
     return 65536.0f / (float)(65536 - threshold);
 }
 
-static inline uint32_t random_half(RandomBlock block, unsigned which /* 0..7 */) {
+RANDOM_INLINE uint32_t random_half(RandomBlock block, unsigned which /* 0..7 */) {
     return which % 2 ? block.word[which / 2] >> 16 : block.word[which / 2] & 0xFFFFu;
 }
 
-static inline int random_keep(RandomKey key, uint64_t row, uint64_t index, uint32_t threshold) {
+RANDOM_INLINE int random_keep(RandomKey key, uint64_t row, uint64_t index, uint32_t threshold) {
     return random_half(random_block(key, row, index / 8), (unsigned)(index % 8)) >= threshold;
 }
 

@@ -262,13 +262,16 @@ static Status open_data(TrainRun *run, Error *error) {
     return count_steps(run, error);
 }
 
-/* The root goes first: what it leaves in the cache, the others need not make again. */
+/* The root goes first: what it leaves in the cache, the others need not make again. They try even where it failed, so
+ * that it is known whether the mistake is everybody's or the root's alone. */
 static Status open_data_in_turn(TrainRun *run, Error *error) {
-    bool is_root = run->launch->world.rank == 0;
+    Launch *launch = run->launch;
+    bool is_root = launch->world.rank == 0;
     if (is_root) open_data(run, error);
-    TRY(launch_agree(run->launch, error));
-    if (!is_root) open_data(run, error);
-    return launch_agree(run->launch, error);
+    Error trouble = {0};
+    if (comm_barrier(&launch->world, &trouble) != STATUS_OK && !is_root) *error = trouble;
+    if (!is_root && error->status == STATUS_OK) open_data(run, error);
+    return launch_agree(launch, error);
 }
 
 static const char *hash_text(Arena *arena, uint64_t hash) {
@@ -282,6 +285,20 @@ static Status check_same_data(TrainRun *run, Error *error) {
                           error));
     return launch_check_same(run->launch, "text of --data",
                              hash_text(arena, dataset_hash(run->source.dataset)), error);
+}
+
+/* Options that are not of the run but decide what this call does. */
+static Status check_same_call(TrainRun *run, Error *error) {
+    const CallOptions *call = &run->values.call;
+    const struct {
+        const char *name;
+        bool is_set;
+    } options[] = {{"--help", run->options.help_wanted},
+                   {"--print-mesh", call->print_mesh},
+                   {"--print-program", call->print_program}};
+    for (size_t i = 0; i < sizeof options / sizeof options[0]; i++)
+        TRY(launch_check_same(run->launch, options[i].name, options[i].is_set ? "yes" : "no", error));
+    return STATUS_OK;
 }
 
 static Status check_same_options(TrainRun *run, Error *error) {
@@ -437,6 +454,7 @@ static Status run_phases(TrainRun *run, int n_words, char *const *words, Error *
     Launch *launch = run->launch;
     read_options(run, n_words, words, error);
     TRY(launch_agree(launch, error));
+    TRY(check_same_call(run, error));
     if (run->options.help_wanted) {
         if (launch->has_voice) command_show_help(&train_command);
         return STATUS_OK;

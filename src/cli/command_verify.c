@@ -4,11 +4,11 @@
 #include "backend/cpu/cpu.h"
 #include "base/format.h"
 #include "base/json.h"
-#include "base/terminal.h"
 #include "train/verify.h"
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 typedef struct {
     int64_t n_steps, batch, left_out;
@@ -113,6 +113,21 @@ static Status read_options(Verify *run, int n_words, char *const *words, Error *
     return STATUS_OK;
 }
 
+/* Ranks that were told different things would wait for each other. */
+static Status check_same_options(Verify *run, Error *error) {
+    if (run->launch->world.size == 1) return STATUS_OK;
+    TRY(launch_check_same(run->launch, "--help", run->options.help_wanted ? "yes" : "no", error));
+    char *text = NULL;
+    size_t n_bytes = 0;
+    FILE *stream = open_memstream(&text, &n_bytes);
+    if (!stream) return error_failed(error, "no memory to compare options");
+    options_write_config(stream, &run->options);
+    fclose(stream);
+    launch_check_lines(run->launch, "options", text, error);
+    free(text);
+    return error->status;
+}
+
 static void say_difference(const Verify *run, const VerifyResult *result) {
     if (result->parameter < 0) {
         printf("    first difference in step %lld: the loss is %.9g instead of %.9g\n",
@@ -186,7 +201,8 @@ static Status run_cases(Verify *run, Error *error) {
 Status command_verify(Launch *launch, int n_words, char *const *words, Error *error) {
     Verify run = {.launch = launch};
     read_options(&run, n_words, words, error);
-    if (launch_agree(launch, error) == STATUS_OK) {
+    if (launch_agree(launch, error) == STATUS_OK) check_same_options(&run, error);
+    if (error->status == STATUS_OK) {
         if (!run.options.help_wanted) run_cases(&run, error);
         else if (launch->has_voice) command_show_help(&verify_command);
     }

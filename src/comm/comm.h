@@ -84,7 +84,7 @@ typedef struct {
  * comm.c then does it by messages. */
 typedef struct CommTable {
     const char *name;
-    bool counts_only; /* moves nothing: data may be NULL, must not be touched, and needs no cutting into pieces */
+    bool counts_only; /* moves nothing: data may be NULL and is not touched; needs no cutting into pieces */
 
     /* Point to point. Messages between two ranks with the same tag arrive in order; a receive's size is its message's. */
     Status (*start_send)(void *context, const void *data, size_t n_bytes, int to, int tag,
@@ -119,8 +119,8 @@ typedef struct CommTable {
 /* What went through, since the communicator was opened. */
 typedef struct {
     uint64_t n_operations[N_COMM_KINDS];
-    uint64_t n_bytes;  /* of vectors handed over, whatever the algorithm makes of them */
-    uint64_t busy_ns;  /* operations under way, in the worker or in blocking calls */
+    uint64_t n_bytes;   /* of vectors handed over, whatever the algorithm makes of them */
+    uint64_t busy_ns;   /* operations under way, in the worker or in blocking calls */
     uint64_t waited_ns; /* the caller's time, in blocking calls and in comm_wait */
 } CommCounts;
 
@@ -131,7 +131,7 @@ struct Comm {
     const CommAlgorithm *all_reduce; /* NULL: the carrier's own */
     CommWorker *worker;              /* made when something is first started */
     void *scratch;                   /* of the algorithms, COMM_SCRATCH_BYTES, made before one is called */
-    void *wide;                      /* 16-bit numbers on their way through a reduction, made when first needed */
+    void *wide;                      /* 16-bit numbers made f32 for a reduction, made when first needed */
     CommCounts counts;
 };
 
@@ -141,6 +141,7 @@ enum { COMM_SCRATCH_BYTES = 4 << 20 };
 
 /* Tags are 0 .. COMM_N_TAGS-1; those above are for the messages that collective operations are made of. */
 enum { COMM_N_TAGS = 1 << 14 };
+
 Status comm_send(Comm *comm, const void *data, size_t n_bytes, int to, int tag, Error *error);
 Status comm_receive(Comm *comm, void *data, size_t n_bytes, int from, int tag, Error *error);
 

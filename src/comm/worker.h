@@ -6,7 +6,7 @@
 
 #include "comm/comm.h"
 
-Status worker_open(CommWorker **worker, Error *error);
+Status worker_open(CommWorker **out, Error *error);
 
 /* Finishes what was started. NULL is allowed. */
 void worker_close(CommWorker *worker);

@@ -77,9 +77,11 @@ Cost program_section_cost(const Program *program, Section section) {
 
 Cost program_cost(const Program *program) {
     Cost total = {0};
-    for (int section = 0; section < N_SECTIONS; section++) {
-        Cost cost = program_section_cost(program, (Section)section);
-        double runs = section == SECTION_UPDATE ? 1.0 : (double)program->n_forward_runs;
+    for (int i = 0; i < program->graph->n_nodes; i++) {
+        const Node *node = program->graph->node[i];
+        Cost cost = op_cost(node);
+        bool runs_once = node->section == SECTION_UPDATE || node->is_last_only;
+        double runs = runs_once ? 1.0 : (double)program->n_forward_runs;
         total.flops += runs * cost.flops;
         total.bytes += runs * cost.bytes;
     }

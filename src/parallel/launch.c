@@ -78,7 +78,7 @@ static Status open_world(Launch *launch, Promise promise, Error *error) {
         error_user(
             error,
             "%d processes were started, but MPI (%s) shows each of them only itself; use the mpirun of that "
-            "MPI, or with Slurm: srun --mpi=pmix",
+            "MPI; with Slurm, srun --mpi=pmix (Open MPI) or --mpi=pmi2 (MPICH)",
             promise.size, comm_mpi_library());
         comm_close(&world);
         return fail_apart(launch, error);

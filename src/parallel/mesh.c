@@ -51,7 +51,7 @@ static const char *given_sizes(const int64_t *sizes, char *text, size_t n_bytes)
     size_t n = 0;
     text[0] = '\0';
     for (int axis = 0; axis < N_AXES; axis++) {
-        if (sizes[axis] == 1 || (axis == AXIS_DP && sizes[axis] == 0)) continue;
+        if (sizes[axis] == (axis == AXIS_DP ? 0 : 1)) continue;
         int length = snprintf(text + n, n_bytes - n, "%s--%s %lld", n ? " " : "", axes[axis].name,
                               (long long)sizes[axis]);
         if (length < 0 || (size_t)length >= n_bytes - n) break;

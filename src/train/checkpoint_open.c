@@ -163,7 +163,7 @@ static Status copy_path(char copy[PATH_MAX], const char *path, Error *error) {
 
 /* The next candidate that looks right from outside. */
 static void choose(Candidates *candidates, bool with_optimizer, Choice *choice) {
-    for (; candidates->next < candidates->n_entries;) {
+    while (candidates->next < candidates->n_entries) {
         const CheckpointEntry *entry = &candidates->entry[candidates->next];
         Arena arena = {0};
         Manifest manifest;

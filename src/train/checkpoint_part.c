@@ -10,20 +10,20 @@
 
 #include <string.h>
 
-/* Elements first .. first + n - 1 of a parameter, and the sources they come from, in order. */
+/* Elements first .. first + n - 1 of a parameter. */
 typedef struct {
     const Parameter *parameter;
     int64_t first, n;
-    int first_source, n_sources;
 } Piece;
 
+/* Elements of the rank's array. */
 typedef struct {
     int64_t local_first, n;
 } Source;
 
 typedef struct {
     Piece *piece;
-    Source *source;
+    Source *source; /* one behind the other, all pieces; a piece may come from several */
     int n_pieces, n_sources;
     int64_t n_elements;
     const Parameter *parameter; /* the one being laid against the map */
@@ -31,16 +31,16 @@ typedef struct {
 
 /* ---- what to write */
 
+static bool continues(const Piece *piece, const Parameter *parameter, int64_t first) {
+    return piece->parameter == parameter && piece->first + piece->n == first;
+}
+
 static Status add_run(void *context, int64_t first, int64_t n, int64_t local_first, Error *error) {
     (void)error;
     Pieces *pieces = context;
-    Piece *last = pieces->n_pieces ? &pieces->piece[pieces->n_pieces - 1] : NULL;
-    if (!last || last->parameter != pieces->parameter || last->first + last->n != first) {
-        last = &pieces->piece[pieces->n_pieces++];
-        *last = (Piece){.parameter = pieces->parameter, .first = first, .first_source = pieces->n_sources};
-    }
-    last->n += n;
-    last->n_sources++;
+    int last = pieces->n_pieces - 1;
+    if (last >= 0 && continues(&pieces->piece[last], pieces->parameter, first)) pieces->piece[last].n += n;
+    else pieces->piece[pieces->n_pieces++] = (Piece){.parameter = pieces->parameter, .first = first, .n = n};
     pieces->source[pieces->n_sources++] = (Source){local_first, n};
     pieces->n_elements += n;
     return STATUS_OK;
@@ -53,7 +53,7 @@ static Status find_pieces(const ParameterTable *table, const ShardMap *map, Piec
     const ShardMap whole = {.n_runs = 1, .run = &everything, .n_local = everything.n};
     if (!map) map = &whole;
     *pieces = (Pieces){0};
-    size_t most = (size_t)table->n_parameters + (size_t)map->n_runs; /* every border of either begins one */
+    size_t most = (size_t)table->n_parameters + (size_t)map->n_runs + 1; /* a border of either begins one */
     pieces->piece = ARENA_ARRAY(arena, Piece, most);
     pieces->source = ARENA_ARRAY(arena, Source, most);
     for (int i = 0; i < table->n_parameters; i++) {
@@ -71,8 +71,9 @@ static SafetensorsTensor describe_piece(const Piece *piece, const char *prefix, 
         tensor.name = arena_printf(arena, "%s%s", prefix, parameter->name);
         memcpy(tensor.dim, parameter->shape.dim, sizeof parameter->shape.dim);
     } else {
+        int64_t end = piece->first + piece->n;
         tensor.name = arena_printf(arena, "%s%s[%lld:%lld]", prefix, parameter->name, (long long)piece->first,
-                                   (long long)(piece->first + piece->n));
+                                   (long long)end);
         tensor.n_dims = 1;
         tensor.dim[0] = piece->n;
     }
@@ -100,7 +101,7 @@ static Status write_elements(SafetensorsWriter *writer, const CheckpointSource *
 
 static Status write_array(SafetensorsWriter *writer, const CheckpointSource *source, int array,
                           const Pieces *pieces, Error *error) {
-    for (int i = 0; i < pieces->n_sources; i++) { /* which are in the order of the pieces */
+    for (int i = 0; i < pieces->n_sources; i++) {
         TRY(write_elements(writer, source, array, pieces->source[i].local_first, pieces->source[i].n, error));
     }
     return STATUS_OK;

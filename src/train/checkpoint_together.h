@@ -9,7 +9,7 @@ static inline int checkpoint_n_ranks(const Comm *comm) {
 }
 
 static inline int checkpoint_rank(const Comm *comm) {
-    return checkpoint_n_ranks(comm) > 1 ? comm->rank : 0;
+    return comm && comm->size > 1 ? comm->rank : 0;
 }
 
 /* An error of any rank becomes everybody's. */

@@ -105,7 +105,8 @@ static void started_run_in_order(void **state) {
         OK(comm_start(&world, &sum, &ticket, &error));
     }
     OK(comm_wait(&world, &ticket, &error));
-    float of_ranks = (float)(world.size * (world.size - 1) / 2);
+    float of_ranks = 0;
+    for (int r = 0; r < world.size; r++) of_ranks += (float)r;
     for (int k = 0; k < N; k++)
         for (int i = 0; i < LENGTH; i++) {
             float want = k % 3 == 1 ? (float)(k + i) : of_ranks + (float)(world.size * (k + i));

@@ -1,0 +1,29 @@
+/* What stands in for the CUDA backend in a pgpt that was built without it: the same entrance, with a sign on it. */
+#include "backend/cuda/cuda.h"
+
+#include <stdio.h>
+
+static const char REASON[] = "this pgpt was built without CUDA";
+
+int backend_cuda_devices(char *reason, size_t n_bytes) {
+    snprintf(reason, n_bytes, "%s", REASON);
+    return 0;
+}
+
+Status backend_cuda_open(Backend *backend, int device, Error *error) {
+    (void)backend, (void)device;
+    return error_user(error,
+                      "--device cuda: %s; build it where NVIDIA's CUDA toolkit is installed (cmake -DPGPT_CUDA=on "
+                      "names what is missing), or use --device cpu",
+                      REASON);
+}
+
+void backend_cuda_configure(Backend *backend, CudaSettings settings) {
+    (void)backend, (void)settings;
+}
+
+const char *backend_cuda_describe(const Backend *backend, char *text, size_t n_bytes) {
+    (void)backend;
+    snprintf(text, n_bytes, "none");
+    return text;
+}

@@ -1,0 +1,164 @@
+/* cross_entropy: the loss of every row of logits and, when asked, its gradient, which may replace them.
+ *
+ * Floor over the copy bandwidth: the logits read once and dlogits written once, 4 bytes a logit in 16 bits. Nothing
+ * V-wide is ever stored in f32.
+ *
+ * A team of threads takes a row and visits it twice. In the first visit every thread keeps a running maximum and the
+ * sum of exponentials relative to it, which is scaled down when the maximum rises; the team joins those. The second
+ * visit makes the gradient, reading a row of 100 kB that still lies in the second-level cache. Long rows get a block,
+ * short ones a warp.
+ *
+ * Rows of an odd vocabulary begin anywhere, so vectors are counted from the last 16-byte boundary before the row: all
+ * but the first and the last are whole. A row with a NaN or an infinite greatest logit has a NaN loss, as plain
+ * arithmetic would give. */
+#include "backend/cuda/device.cuh"
+
+enum { BLOCK = 512, SHORT = 2048 }; /* threads of a block; a row of fewer logits is one warp's */
+
+typedef struct {
+    float max, sum; /* sum of e^(x-max); max is -inf while nothing finite was seen */
+} Softmax;
+
+/* What exponents are relative to: nothing is -inf away from -inf. */
+DEVICE float reference_of(float max) {
+    return max == -INFINITY ? 0.0f : max;
+}
+
+/* The sum that belongs to a maximum of -inf is 0 or NaN, and 0 times either is what it should be. */
+DEVICE Softmax join(Softmax a, Softmax b) {
+    float max = fmaxf(a.max, b.max), reference = reference_of(max);
+    Softmax s = {max, a.sum * __expf(a.max - reference) + b.sum * __expf(b.max - reference)};
+    return s;
+}
+
+DEVICE Softmax warp_join(Softmax s) {
+#pragma unroll
+    for (int step = WARP / 2; step; step /= 2) {
+        Softmax other = {__shfl_xor_sync(0xFFFFFFFFu, s.max, step), __shfl_xor_sync(0xFFFFFFFFu, s.sum, step)};
+        s = join(s, other);
+    }
+    return s;
+}
+
+DEVICE void add_vector(Softmax *s, const float v[VECTOR]) {
+    float max = s->max;
+#pragma unroll
+    for (int k = 0; k < VECTOR; k++) max = fmaxf(max, v[k]);
+    float reference = reference_of(max);
+    if (max > s->max) {
+        s->sum *= __expf(s->max - reference); /* from -inf: 0 · 0 */
+        s->max = max;
+    }
+#pragma unroll
+    for (int k = 0; k < VECTOR; k++) s->sum += __expf(v[k] - reference);
+}
+
+/* 8 elements of a row of n from column c on, which may be negative in the first vector. */
+template <typename T> DEVICE void load_columns(const T *row, int64_t c, int64_t n, float v[VECTOR]) {
+    if (c >= 0 && c + VECTOR <= n) {
+        load8(row + c, v);
+        return;
+    }
+#pragma unroll
+    for (int k = 0; k < VECTOR; k++) v[k] = c + k >= 0 && c + k < n ? as_float(row[c + k]) : -INFINITY;
+}
+
+template <typename T>
+DEVICE void write_columns(T *row, int64_t c, int64_t n, bool aligned, float v[VECTOR], bool add) {
+    if (c >= 0) write8(row + c, n - c, aligned, v, add);
+    else {
+#pragma unroll
+        for (int k = 0; k < VECTOR; k++) {
+            if (c + k >= 0 && c + k < n) write_element(row + c + k, v[k], add);
+        }
+    }
+}
+
+typedef struct {
+    int64_t rows, vocabulary;
+    float gradient_scale;
+    bool add_gradient;
+} EntropyShape;
+
+/* TEAM threads have a row: WARP or BLOCK. loss_scale is NULL or a scalar that multiplies the gradient. */
+template <typename T, int TEAM>
+static __global__ void __launch_bounds__(BLOCK, 2)
+    cross_entropy_kernel(const T *logits, const int32_t *targets, const float *loss_scale, float *losses, T *dlogits,
+                         EntropyShape s, CudaFault *fault) {
+    __shared__ Softmax shared[BLOCK / WARP];
+    int64_t n = (int64_t)blockIdx.x * (BLOCK / TEAM) + threadIdx.x / TEAM;
+    int member = (int)threadIdx.x % TEAM;
+    if (n >= s.rows) return; /* a whole warp, or a whole block */
+    const T *row = logits + n * s.vocabulary;
+    T *gradient = dlogits ? dlogits + n * s.vocabulary : NULL;
+    int64_t target = targets[n], skew = (int64_t)((uintptr_t)row % 16 / sizeof(T));
+    bool is_wrong = target >= s.vocabulary, is_ignored = target < 0 || is_wrong;
+    if (is_wrong && member == 0) report(fault, FAULT_TARGET, target, s.vocabulary);
+    Softmax softmax = {-INFINITY, 0.0f};
+    float target_logit = is_ignored || member ? 0.0f : as_float(row[target]);
+    if (!is_ignored) {
+#pragma unroll 4
+        for (int64_t c = (int64_t)member * VECTOR - skew; c < s.vocabulary; c += TEAM * VECTOR) {
+            float v[VECTOR];
+            load_columns(row, c, s.vocabulary, v);
+            add_vector(&softmax, v);
+        }
+        softmax = warp_join(softmax);
+    }
+    if (TEAM > WARP) {
+        if (threadIdx.x % WARP == 0) shared[threadIdx.x / WARP] = softmax;
+        __syncthreads();
+        softmax = shared[threadIdx.x % (TEAM / WARP)];
+#pragma unroll
+        for (int step = TEAM / WARP / 2; step; step /= 2) {
+            Softmax other = {__shfl_xor_sync(0xFFFFFFFFu, softmax.max, step),
+                             __shfl_xor_sync(0xFFFFFFFFu, softmax.sum, step)};
+            softmax = join(softmax, other);
+        }
+    }
+    if (member == 0) {
+        /* A greatest logit of -inf has no softmax: 0/0. */
+        float sum = softmax.max == -INFINITY && !is_ignored ? NAN : softmax.sum;
+        losses[n] = is_ignored ? 0.0f : softmax.max + logf(sum) - target_logit;
+    }
+    if (!gradient) return;
+    if (TEAM == WARP) __syncwarp(); /* the target's logit is read before anybody replaces it */
+    float scale = s.gradient_scale * (loss_scale ? *loss_scale : 1.0f);
+    float factor = is_ignored ? 0.0f : scale / softmax.sum, reference = softmax.max;
+    bool aligned = (uintptr_t)gradient % 16 == (uintptr_t)row % 16;
+#pragma unroll 2
+    for (int64_t c = (int64_t)member * VECTOR - skew; c < s.vocabulary; c += TEAM * VECTOR) {
+        float v[VECTOR] = {0};
+        if (!is_ignored) {
+            load_columns(row, c, s.vocabulary, v);
+#pragma unroll
+            for (int k = 0; k < VECTOR; k++) {
+                v[k] = __expf(v[k] - reference) * factor - (c + k == target ? scale : 0.0f);
+            }
+        }
+        write_columns(gradient, c, s.vocabulary, aligned, v, s.add_gradient);
+    }
+}
+
+extern "C" Status cuda_cross_entropy(const KernelCall *call, Error *error) {
+    const CrossEntropyAttributes *a = (const CrossEntropyAttributes *)call->node->attributes;
+    const Tensor *logits = call->node->input[0];
+    if (!same_types(logits, call->node->output[1])) return cuda_unsupported(call, call->node->output[1], error);
+    EntropyShape s = {shape_rows(logits->shape), shape_columns(logits->shape), a->gradient_scale, call->add[1]};
+    if (!s.rows) return STATUS_OK;
+    const CudaContext *context = cuda_context(call);
+    const int32_t *targets = (const int32_t *)call->in[1];
+    const float *loss_scale = call->node->n_inputs > 2 ? (const float *)call->in[2] : NULL;
+    float *losses = (float *)call->out[0];
+    FOR_TYPE(logits, T, {
+        const T *from = (const T *)call->in[0];
+        T *to = (T *)call->out[1];
+        if (s.vocabulary < SHORT)
+            cross_entropy_kernel<T, WARP><<<blocks_for(s.rows, BLOCK / WARP), BLOCK, 0, context->stream>>>(
+                from, targets, loss_scale, losses, to, s, context->device_fault);
+        else
+            cross_entropy_kernel<T, BLOCK><<<(unsigned)s.rows, BLOCK, 0, context->stream>>>(
+                from, targets, loss_scale, losses, to, s, context->device_fault);
+    });
+    return cuda_launched("cross_entropy", error);
+}

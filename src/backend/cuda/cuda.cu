@@ -1,0 +1,359 @@
+/* The table that makes these kernels a backend: which function runs which operation, where memory comes from, and how
+ * bytes get to the device and back.
+ *
+ * One stream carries everything, so order is the program's order and needs no events. Small uploads (a batch of tokens,
+ * a learning rate) are first copied into a ring of pinned memory and enqueued: the host goes on at once, while the
+ * device is still busy with what came before. Only when the ring comes round must it wait, for a copy that is eight
+ * segments old. Large ones (weights) wait until they are done.
+ *
+ * Kernels cannot return errors. What they find wrong (a token that is not in the table) they leave in a word of host
+ * memory, and the next synchronize or download reports it. */
+#include "backend/cuda/kernels.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- errors ---- */
+
+Status cuda_check(cudaError_t code, const char *what, Error *error) {
+    if (code == cudaSuccess) return STATUS_OK;
+    return error_failed(error, "%s: %s (%s, CUDA error %d)", what, cudaGetErrorString(code), cudaGetErrorName(code),
+                        (int)code);
+}
+
+Status cuda_check_cublas(cublasStatus_t code, const char *what, Error *error) {
+    if (code == CUBLAS_STATUS_SUCCESS) return STATUS_OK;
+    return error_failed(error, "%s: cuBLASLt says %s", what, cublasLtGetStatusName(code));
+}
+
+Status cuda_launched(const char *what, Error *error) {
+    return cuda_check(cudaGetLastError(), what, error);
+}
+
+Status cuda_unsupported(const KernelCall *call, const Tensor *tensor, Error *error) {
+    char shape[80];
+    return error_failed(error, "the CUDA kernel of '%s' does not take %s%s of type %s", call->node->op->name,
+                        tensor->name, shape_format(tensor->shape, shape, sizeof shape),
+                        dtype_info(tensor->dtype)->name);
+}
+
+static Status report_fault(CudaContext *context, Error *error) {
+    static const char *const format[] = {
+        "",
+        "embedding: token %lld is not one of the table's %lld rows",
+        "embedding: position %lld is not one of the table's %lld rows",
+        "gather: row %lld of a tensor of %lld rows",
+        "cross_entropy: target %lld of a vocabulary of %lld",
+        "attention_cached: the last new row would lie at position %lld of a cache of %lld",
+    };
+    CudaFault fault = *context->fault;
+    if (fault.kind == FAULT_NONE) return STATUS_OK;
+    context->fault->kind = FAULT_NONE;
+    return error_failed(error, format[fault.kind], fault.value, fault.limit);
+}
+
+/* ---- which kernel ---- */
+
+typedef struct {
+    const Op *op;
+    Kernel kernel;
+    size_t (*scratch_bytes)(CudaContext *context, const Node *node); /* NULL: none */
+} CudaKernel;
+
+static const CudaKernel KERNELS[] = {
+    {&OP_EMBEDDING, cuda_embedding, NULL},
+    {&OP_EMBEDDING_TOKEN_GRADIENT, cuda_embedding_token_gradient, cuda_embedding_token_gradient_scratch},
+    {&OP_EMBEDDING_POSITION_GRADIENT, cuda_embedding_position_gradient, NULL},
+    {&OP_LAYERNORM, cuda_layernorm, NULL},
+    {&OP_LAYERNORM_BACKWARD, cuda_layernorm_backward, cuda_layernorm_backward_scratch},
+    {&OP_RMSNORM, cuda_rmsnorm, NULL},
+    {&OP_RMSNORM_BACKWARD, cuda_rmsnorm_backward, cuda_rmsnorm_backward_scratch},
+    {&OP_LINEAR, cuda_linear, cuda_linear_scratch},
+    {&OP_LINEAR_INPUT_GRADIENT, cuda_linear_input_gradient, cuda_linear_input_gradient_scratch},
+    {&OP_LINEAR_WEIGHT_GRADIENT, cuda_linear_weight_gradient, cuda_linear_weight_gradient_scratch},
+    {&OP_GELU, cuda_gelu, NULL},
+    {&OP_GELU_BACKWARD, cuda_gelu_backward, NULL},
+    {&OP_SWIGLU, cuda_swiglu, NULL},
+    {&OP_SWIGLU_BACKWARD, cuda_swiglu_backward, NULL},
+    {&OP_ATTENTION, cuda_attention, cuda_attention_scratch},
+    {&OP_ATTENTION_BACKWARD, cuda_attention_backward, cuda_attention_backward_scratch},
+    {&OP_ATTENTION_CACHED, cuda_attention_cached, cuda_attention_cached_scratch},
+    {&OP_ROTARY, cuda_rotary, NULL},
+    {&OP_ADD, cuda_add, NULL},
+    {&OP_COPY, cuda_copy, NULL},
+    {&OP_ZERO, cuda_zero, NULL},
+    {&OP_DROPOUT, cuda_dropout, NULL},
+    {&OP_GATHER, cuda_gather, NULL},
+    {&OP_SUM, cuda_sum, cuda_sum_scratch},
+    {&OP_CROSS_ENTROPY, cuda_cross_entropy, NULL},
+    {&OP_SQUARED_NORM, cuda_squared_norm, cuda_squared_norm_scratch},
+    {&OP_CLIP, cuda_clip, NULL},
+    {&OP_ADAMW, cuda_adamw, NULL},
+    {&OP_SGD, cuda_sgd, NULL},
+};
+
+static const CudaKernel *find_kernel(const Op *op) {
+    for (size_t i = 0; i < sizeof KERNELS / sizeof KERNELS[0]; i++) {
+        if (KERNELS[i].op == op) return &KERNELS[i];
+    }
+    return NULL;
+}
+
+static Kernel kernel(void *context, const Node *node) {
+    (void)context;
+    const CudaKernel *found = find_kernel(node->op);
+    return found ? found->kernel : NULL;
+}
+
+static size_t scratch_bytes(void *context, const Node *node) {
+    const CudaKernel *found = find_kernel(node->op);
+    return found && found->scratch_bytes ? found->scratch_bytes((CudaContext *)context, node) : 0;
+}
+
+/* ---- memory ---- */
+
+/* The device is a property of the calling thread, and a checkpoint may be read from another one. */
+static CudaContext *enter(void *context) {
+    CudaContext *cuda = (CudaContext *)context;
+    cudaSetDevice(cuda->device);
+    return cuda;
+}
+
+static size_t free_bytes(void *context) {
+    enter(context);
+    size_t available = 0, total = 0;
+    if (cudaMemGetInfo(&available, &total) != cudaSuccess) {
+        cudaGetLastError(); /* an answer of 0 says enough */
+        return 0;
+    }
+    return available;
+}
+
+static Status allocate(void *context, size_t n_bytes, const char *what, void **memory, Error *error) {
+    CudaContext *cuda = enter(context);
+    *memory = NULL;
+    cudaError_t code = cudaMalloc(memory, n_bytes);
+    if (code == cudaErrorMemoryAllocation) {
+        cudaGetLastError(); /* it is not sticky: the device goes on working */
+        return error_failed(error, "no memory for %.2f GiB of %s on GPU %d, where %.2f GiB are free",
+                            (double)n_bytes / 0x1p30, what, cuda->device, (double)free_bytes(context) / 0x1p30);
+    }
+    TRY(cuda_check(code, what, error));
+    if (!n_bytes) return STATUS_OK;
+    TRY(cuda_check(cudaMemsetAsync(*memory, 0, n_bytes, cuda->stream), what, error));
+    return cuda_check(cudaStreamSynchronize(cuda->stream), what, error);
+}
+
+static void release(void *context, void *memory, size_t n_bytes) {
+    (void)n_bytes;
+    enter(context);
+    cudaFree(memory);
+}
+
+/* A place for n_bytes (at most a segment) in the ring. */
+static Status upload_place(CudaContext *cuda, size_t n_bytes, char **place, Error *error) {
+    size_t aligned = (n_bytes + 63) / 64 * 64;
+    if (cuda->upload_used + aligned > UPLOAD_SEGMENT_BYTES) {
+        TRY(cuda_check(cudaEventRecord(cuda->upload_done[cuda->upload_segment], cuda->stream), "upload", error));
+        cuda->upload_segment = (cuda->upload_segment + 1) % UPLOAD_SEGMENTS;
+        cuda->upload_used = 0;
+        TRY(cuda_check(cudaEventSynchronize(cuda->upload_done[cuda->upload_segment]), "upload", error));
+    }
+    *place = cuda->upload + (size_t)cuda->upload_segment * UPLOAD_SEGMENT_BYTES + cuda->upload_used;
+    cuda->upload_used += aligned;
+    return STATUS_OK;
+}
+
+static Status upload(void *context, void *device, const void *host, size_t n_bytes, Error *error) {
+    CudaContext *cuda = enter(context);
+    if (!n_bytes) return STATUS_OK;
+    if (n_bytes > UPLOAD_SEGMENT_BYTES) {
+        TRY(cuda_check(cudaMemcpyAsync(device, host, n_bytes, cudaMemcpyHostToDevice, cuda->stream), "upload", error));
+        return cuda_check(cudaStreamSynchronize(cuda->stream), "upload", error);
+    }
+    char *place;
+    TRY(upload_place(cuda, n_bytes, &place, error));
+    memcpy(place, host, n_bytes);
+    return cuda_check(cudaMemcpyAsync(device, place, n_bytes, cudaMemcpyHostToDevice, cuda->stream), "upload", error);
+}
+
+static Status synchronize(void *context, Error *error) {
+    CudaContext *cuda = enter(context);
+    TRY(cuda_check(cudaStreamSynchronize(cuda->stream), "waiting for the GPU", error));
+    return report_fault(cuda, error);
+}
+
+static Status download(void *context, void *host, const void *device, size_t n_bytes, Error *error) {
+    CudaContext *cuda = enter(context);
+    if (!n_bytes) return STATUS_OK;
+    bool small = n_bytes <= DOWNLOAD_BYTES;
+    void *place = small ? cuda->download : host;
+    TRY(cuda_check(cudaMemcpyAsync(place, device, n_bytes, cudaMemcpyDeviceToHost, cuda->stream), "download", error));
+    TRY(synchronize(context, error));
+    if (small) memcpy(host, place, n_bytes);
+    return STATUS_OK;
+}
+
+/* ---- recordings and times ---- */
+
+/* Only this thread's calls are held to the rules of a capture: others may allocate meanwhile. */
+Status cuda_capture_begin(void *context, Error *error) {
+    CudaContext *cuda = enter(context);
+    return cuda_check(cudaStreamBeginCapture(cuda->stream, cudaStreamCaptureModeThreadLocal), "recording", error);
+}
+
+Status cuda_capture_end(void *context, void **recording, Error *error) {
+    CudaContext *cuda = enter(context);
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t ready = NULL;
+    *recording = NULL;
+    TRY(cuda_check(cudaStreamEndCapture(cuda->stream, &graph), "recording", error));
+    cudaError_t code = cudaGraphInstantiate(&ready, graph, 0);
+    cudaGraphDestroy(graph);
+    TRY(cuda_check(code, "making a recording ready", error));
+    *recording = ready;
+    return cuda_check(cudaGraphUpload(ready, cuda->stream), "making a recording ready", error);
+}
+
+void cuda_capture_abandon(void *context) {
+    CudaContext *cuda = enter(context);
+    cudaGraph_t graph = NULL;
+    cudaStreamEndCapture(cuda->stream, &graph);
+    if (graph) cudaGraphDestroy(graph);
+    cudaGetLastError(); /* a capture that broke says so again */
+}
+
+Status cuda_replay(void *context, void *recording, Error *error) {
+    CudaContext *cuda = enter(context);
+    return cuda_check(cudaGraphLaunch((cudaGraphExec_t)recording, cuda->stream), "replaying a recording", error);
+}
+
+void cuda_recording_free(void *context, void *recording) {
+    enter(context);
+    if (recording) cudaGraphExecDestroy((cudaGraphExec_t)recording);
+}
+
+Status cuda_mark_new(void *context, void **mark, Error *error) {
+    enter(context);
+    return cuda_check(cudaEventCreate((cudaEvent_t *)mark), "making a mark", error);
+}
+
+Status cuda_mark(void *context, void *mark, Error *error) {
+    CudaContext *cuda = enter(context);
+    return cuda_check(cudaEventRecord((cudaEvent_t)mark, cuda->stream), "setting a mark", error);
+}
+
+Status cuda_elapsed_ms(void *context, void *first, void *second, float *milliseconds, Error *error) {
+    enter(context);
+    TRY(cuda_check(cudaEventSynchronize((cudaEvent_t)second), "waiting for a mark", error));
+    return cuda_check(cudaEventElapsedTime(milliseconds, (cudaEvent_t)first, (cudaEvent_t)second), "reading a mark",
+                      error);
+}
+
+void cuda_mark_free(void *context, void *mark) {
+    enter(context);
+    if (mark) cudaEventDestroy((cudaEvent_t)mark);
+}
+
+/* ---- opening and closing ---- */
+
+int backend_cuda_devices(char *reason, size_t n_bytes) {
+    int count = 0;
+    cudaError_t code = cudaGetDeviceCount(&count);
+    if (code == cudaSuccess && count > 0) return count;
+    cudaGetLastError();
+    if (code == cudaSuccess) code = cudaErrorNoDevice;
+    snprintf(reason, n_bytes, "no CUDA device is visible (%s: %s)", cudaGetErrorName(code), cudaGetErrorString(code));
+    return 0;
+}
+
+static void close(void *context) {
+    CudaContext *cuda = enter(context);
+    if (cuda->stream) cudaStreamSynchronize(cuda->stream);
+    if (cuda->close_attention) cuda->close_attention(cuda);
+    if (cuda->close_products) cuda->close_products(cuda);
+    if (cuda->cublas) cublasLtDestroy(cuda->cublas);
+    for (int i = 0; i < UPLOAD_SEGMENTS; i++) {
+        if (cuda->upload_done[i]) cudaEventDestroy(cuda->upload_done[i]);
+    }
+    cudaFree(cuda->workspace);
+    cudaFreeHost(cuda->fault);
+    cudaFreeHost(cuda->upload);
+    cudaFreeHost(cuda->download);
+    if (cuda->stream) cudaStreamDestroy(cuda->stream);
+    free(cuda);
+}
+
+/* NVIDIA recommends 32 MiB for Hopper and a few for what came before it. */
+static size_t workspace_size(const struct cudaDeviceProp *properties) {
+    return (size_t)(properties->major >= 9 ? 32 : 8) << 20;
+}
+
+static Status open_context(CudaContext *cuda, Error *error) {
+    TRY(cuda_check(cudaSetDevice(cuda->device), "choosing a GPU", error));
+    TRY(cuda_check(cudaGetDeviceProperties(&cuda->properties, cuda->device), "asking what the GPU is", error));
+    cuda->n_processors = cuda->properties.multiProcessorCount;
+    cuda->max_shared_bytes = (int)cuda->properties.sharedMemPerBlockOptin;
+    cuda->workspace_bytes = workspace_size(&cuda->properties);
+    TRY(cuda_check(cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking), "making a stream", error));
+    TRY(cuda_check(cudaMalloc(&cuda->workspace, cuda->workspace_bytes), "memory for matrix products", error));
+    TRY(cuda_check(cudaHostAlloc((void **)&cuda->fault, sizeof *cuda->fault, cudaHostAllocMapped), "pinned memory",
+                   error));
+    memset(cuda->fault, 0, sizeof *cuda->fault);
+    TRY(cuda_check(cudaHostGetDevicePointer((void **)&cuda->device_fault, cuda->fault, 0), "pinned memory", error));
+    TRY(cuda_check(cudaMallocHost((void **)&cuda->upload, (size_t)UPLOAD_SEGMENTS * UPLOAD_SEGMENT_BYTES),
+                   "pinned memory", error));
+    TRY(cuda_check(cudaMallocHost((void **)&cuda->download, DOWNLOAD_BYTES), "pinned memory", error));
+    for (int i = 0; i < UPLOAD_SEGMENTS; i++) {
+        TRY(cuda_check(cudaEventCreateWithFlags(&cuda->upload_done[i], cudaEventDisableTiming), "making an event",
+                       error));
+    }
+    return cuda_check_cublas(cublasLtCreate(&cuda->cublas), "opening cuBLASLt", error);
+}
+
+Status backend_cuda_open(Backend *backend, int device, Error *error) {
+    char reason[256];
+    int n_devices = backend_cuda_devices(reason, sizeof reason);
+    if (!n_devices) {
+        return error_user(error,
+                          "--device cuda: %s; check `nvidia-smi` and CUDA_VISIBLE_DEVICES, or use --device cpu", reason);
+    }
+    if (device < 0 || device >= n_devices) {
+        return error_user(error, "--device cuda: there is no GPU %d; %d %s visible, from 0 on", device, n_devices,
+                          n_devices == 1 ? "is" : "are");
+    }
+    CudaContext *cuda = (CudaContext *)calloc(1, sizeof *cuda);
+    if (!cuda) return error_failed(error, "no memory for the CUDA backend");
+    cuda->device = device;
+    if (open_context(cuda, error) != STATUS_OK) {
+        close(cuda);
+        return error_prefix(error, "GPU %d: ", device);
+    }
+    memset(backend, 0, sizeof *backend);
+    backend->name = "cuda";
+    backend->allocate = allocate;
+    backend->release = release;
+    backend->free_bytes = free_bytes;
+    backend->upload = upload;
+    backend->download = download;
+    backend->kernel = kernel;
+    backend->scratch_bytes = scratch_bytes;
+    backend->synchronize = synchronize;
+    backend->close = close;
+    backend->context = cuda;
+    backend->n_threads = 1;
+    backend->uses_host_memory = false;
+    return STATUS_OK;
+}
+
+void backend_cuda_configure(Backend *backend, CudaSettings settings) {
+    ((CudaContext *)backend->context)->settings = settings;
+}
+
+const char *backend_cuda_describe(const Backend *backend, char *text, size_t n_bytes) {
+    const CudaContext *cuda = (const CudaContext *)backend->context;
+    snprintf(text, n_bytes, "%s, %d multiprocessors, compute capability %d.%d, %.1f GiB", cuda->properties.name,
+             cuda->n_processors, cuda->properties.major, cuda->properties.minor,
+             (double)cuda->properties.totalGlobalMem / 0x1p30);
+    return text;
+}

@@ -1,0 +1,38 @@
+/* The CUDA backend: one NVIDIA GPU.
+ *
+ * Everything is enqueued on one stream, in the order of the program; the host waits only where it asks for something
+ * (download, synchronize). An upload is complete on return in the sense that the host's memory may be reused and
+ * whatever is enqueued afterwards sees the new bytes. */
+#ifndef PGPT_BACKEND_CUDA_CUDA_H
+#define PGPT_BACKEND_CUDA_CUDA_H
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#include "graph/backend.h"
+
+/* Takes GPU number `device` of those that are visible. Fails with a user's error that says why when there is none or
+ * pgpt was built without CUDA. backend->close gives everything back. */
+Status backend_cuda_open(Backend *backend, int device, Error *error);
+
+/* How many GPUs are visible. 0: `reason` (n_bytes) says why there is none. */
+int backend_cuda_devices(char *reason, size_t n_bytes);
+
+/* What the user may choose; the default is all false. Call it before a program is built. */
+typedef struct {
+    bool tf32;            /* products of f32 tensors keep 10 bits of their factors' mantissas, and are 8 times as fast */
+    bool any_order;       /* sums may be taken in an order that varies from run to run, where that is faster */
+    bool default_product; /* the library's first choice of algorithm for each product, none timed */
+} CudaSettings;
+
+void backend_cuda_configure(Backend *backend, CudaSettings settings);
+
+/* The GPU in words: "NVIDIA H200, 132 multiprocessors, compute capability 9.0, 139.7 GiB". */
+const char *backend_cuda_describe(const Backend *backend, char *text, size_t n_bytes);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

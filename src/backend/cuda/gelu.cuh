@@ -1,0 +1,32 @@
+/* The value and the slope of gelu for one element, for every kernel that ends in one. */
+#ifndef PGPT_BACKEND_CUDA_GELU_CUH
+#define PGPT_BACKEND_CUDA_GELU_CUH
+
+#include "backend/cuda/device.cuh"
+
+/* 1/(1+e^-x); *complement is 1 minus it, without cancellation. Beyond 80 both are 0 and 1 as floats see them. */
+DEVICE float sigmoid(float x, float *complement) {
+    float e = __expf(-fmaxf(fminf(x, 80.0f), -80.0f)), s = __fdividef(1.0f, 1.0f + e);
+    *complement = e * s;
+    return x != x ? x : s; /* not a number stays one */
+}
+
+template <Activation KIND> DEVICE float gelu_forward(float x) {
+    if (KIND == ACTIVATION_GELU_ERF) return 0.5f * x * (1.0f + erff(x * 0.70710678f));
+    if (KIND == ACTIVATION_NONE) return x;
+    float rest, twice = 1.5957691216f * x * fmaf(0.044715f * x, x, 1.0f); /* twice the argument of the tanh */
+    return x * sigmoid(twice, &rest);
+}
+
+template <Activation KIND> DEVICE float gelu_backward(float x) {
+    if (KIND == ACTIVATION_GELU_ERF) {
+        float density = 0.39894228f * __expf(-0.5f * x * x);
+        return fmaf(x, density, 0.5f * (1.0f + erff(x * 0.70710678f)));
+    }
+    if (KIND == ACTIVATION_NONE) return 1.0f;
+    float rest, twice = 1.5957691216f * x * fmaf(0.044715f * x, x, 1.0f);
+    float s = sigmoid(twice, &rest), slope = 1.5957691216f * fmaf(3.0f * 0.044715f * x, x, 1.0f);
+    return fmaf(x * slope, s * rest, s);
+}
+
+#endif

@@ -1,0 +1,160 @@
+/* The kernels of the CUDA backend, one file per operation, and what they share on the host's side.
+ *
+ * A kernel enqueues its work on context->stream and returns: no allocation, no waiting, nothing that a stream capture
+ * would forbid. Working memory comes from its scratch function. Element types are read from the node's tensors:
+ *   P  weights and activations (and the gradients of activations): f32, bf16 or f16, one of them for the whole node;
+ *   G  gradients of parameters: f32 or P;
+ *   f32 whatever is a statistic (mean, rstd, lse, losses), a scalar or a hyperparameter.
+ * Arithmetic is in f32 registers. Sums are taken in an order that depends on shapes and on the GPU's model alone, so
+ * the same run twice gives the same bits. */
+#ifndef PGPT_BACKEND_CUDA_KERNELS_H
+#define PGPT_BACKEND_CUDA_KERNELS_H
+
+#include <cublasLt.h>
+#include <cuda_runtime_api.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#include "backend/cuda/cuda.h"
+#include "ops/ops.h"
+
+/* ---- the context ---- */
+
+/* What a kernel found wrong with an index that only the device knows. It lies in host memory that the device can
+ * write; synchronize and download report it. The kernel itself goes on as if the row were zero. */
+typedef enum { FAULT_NONE, FAULT_TOKEN, FAULT_POSITION, FAULT_ROW, FAULT_TARGET, FAULT_CACHE } FaultKind;
+typedef struct {
+    int kind;
+    long long value, limit;
+} CudaFault;
+
+enum { UPLOAD_SEGMENTS = 8, UPLOAD_SEGMENT_BYTES = 512 * 1024, DOWNLOAD_BYTES = 1024 * 1024 };
+
+typedef struct CudaContext {
+    int device;
+    CudaSettings settings;
+    struct cudaDeviceProp properties;
+    int n_processors;      /* streaming multiprocessors */
+    int max_shared_bytes;  /* of a block, once a kernel has asked for it */
+    cudaStream_t stream;   /* everything is enqueued here */
+    cublasLtHandle_t cublas;
+    void *workspace; /* of the matrix products, which run one after the other */
+    size_t workspace_bytes;
+    CudaFault *fault;        /* as the host sees it */
+    CudaFault *device_fault; /* the same memory, as kernels see it */
+    struct CudaProducts *products; /* linear.cu's: what it remembers about shapes; NULL until it is used */
+    void *attention;               /* a library's attention: what it remembers; NULL until it is used */
+    void (*close_products)(struct CudaContext *context);
+    void (*close_attention)(struct CudaContext *context);
+
+    /* Small copies go through pinned memory: a ring of segments on the way up, one buffer on the way down. */
+    char *upload;
+    cudaEvent_t upload_done[UPLOAD_SEGMENTS]; /* the device has read the segment */
+    int upload_segment;
+    size_t upload_used; /* bytes of the present segment */
+    char *download;
+} CudaContext;
+
+static inline CudaContext *cuda_context(const KernelCall *call) {
+    return (CudaContext *)call->context;
+}
+
+/* STATUS_OK, or the error with what was being done: "layernorm: an illegal memory access was encountered (700, ...)". */
+Status cuda_check(cudaError_t code, const char *what, Error *error);
+Status cuda_check_cublas(cublasStatus_t code, const char *what, Error *error);
+/* The same for the launch just made. */
+Status cuda_launched(const char *what, Error *error);
+/* For an element type or shape that a kernel is not made for. */
+Status cuda_unsupported(const KernelCall *call, const Tensor *tensor, Error *error);
+
+/* ---- recording what is enqueued, to replay it with one call ----
+ * Between begin and end, kernels are recorded instead of run; uploads, downloads and synchronize are not allowed
+ * there. A recording keeps the addresses and sizes it was made with. If anything fails in between, end (or
+ * abandon) must still be called. `context` is backend->context. */
+Status cuda_capture_begin(void *context, Error *error);
+Status cuda_capture_end(void *context, void **recording, Error *error);
+void cuda_capture_abandon(void *context);
+Status cuda_replay(void *context, void *recording, Error *error);
+void cuda_recording_free(void *context, void *recording);
+
+/* ---- times on the device ----
+ * Marks in the stream; the milliseconds between two of them, once both have passed (this waits). */
+Status cuda_mark_new(void *context, void **mark, Error *error);
+Status cuda_mark(void *context, void *mark, Error *error);
+Status cuda_elapsed_ms(void *context, void *first, void *second, float *milliseconds, Error *error);
+void cuda_mark_free(void *context, void *mark);
+
+/* ---- sums of columns (reduce.cu) ----
+ * out (columns) = or += Σ over rows of x (rows,columns), of type out_dtype; in a fixed order. */
+size_t cuda_reduce_columns_scratch(const CudaContext *context, int64_t rows, int64_t columns);
+Status cuda_reduce_columns(const CudaContext *context, const void *x, DType dtype, int64_t rows, int64_t columns,
+                           void *out, DType out_dtype, bool add, void *scratch, Error *error);
+/* The last step of such sums: partial (n_partials, n_outputs·columns) is summed over its rows; the first `columns` sums
+ * go to output[0], the next to output[1]. An output without memory is left out. */
+typedef struct {
+    void *data;
+    DType dtype;
+    bool add;
+} SumOutput;
+Status cuda_reduce_partials(const CudaContext *context, const float *partial, int64_t n_partials, int64_t columns,
+                            int n_outputs, const SumOutput *output, Error *error);
+/* total = or += scale · Σ x, or Σ x² if squared. */
+size_t cuda_reduce_all_scratch(const CudaContext *context, int64_t count);
+Status cuda_reduce_all(const CudaContext *context, const void *x, DType dtype, int64_t count, bool squared, float scale,
+                       float *total, bool add, void *scratch, Error *error);
+
+/* ---- kernels ---- */
+
+Status cuda_embedding(const KernelCall *call, Error *error);
+Status cuda_embedding_token_gradient(const KernelCall *call, Error *error);
+Status cuda_embedding_position_gradient(const KernelCall *call, Error *error);
+Status cuda_layernorm(const KernelCall *call, Error *error);
+Status cuda_layernorm_backward(const KernelCall *call, Error *error);
+Status cuda_rmsnorm(const KernelCall *call, Error *error);
+Status cuda_rmsnorm_backward(const KernelCall *call, Error *error);
+Status cuda_linear(const KernelCall *call, Error *error);
+Status cuda_linear_input_gradient(const KernelCall *call, Error *error);
+Status cuda_linear_weight_gradient(const KernelCall *call, Error *error);
+Status cuda_gelu(const KernelCall *call, Error *error);
+Status cuda_gelu_backward(const KernelCall *call, Error *error);
+Status cuda_swiglu(const KernelCall *call, Error *error);
+Status cuda_swiglu_backward(const KernelCall *call, Error *error);
+Status cuda_attention(const KernelCall *call, Error *error);
+Status cuda_attention_backward(const KernelCall *call, Error *error);
+Status cuda_attention_cached(const KernelCall *call, Error *error);
+Status cuda_rotary(const KernelCall *call, Error *error);
+Status cuda_add(const KernelCall *call, Error *error);
+Status cuda_copy(const KernelCall *call, Error *error);
+Status cuda_zero(const KernelCall *call, Error *error);
+Status cuda_dropout(const KernelCall *call, Error *error);
+Status cuda_gather(const KernelCall *call, Error *error);
+Status cuda_sum(const KernelCall *call, Error *error);
+Status cuda_cross_entropy(const KernelCall *call, Error *error);
+Status cuda_squared_norm(const KernelCall *call, Error *error);
+Status cuda_clip(const KernelCall *call, Error *error);
+Status cuda_adamw(const KernelCall *call, Error *error);
+Status cuda_sgd(const KernelCall *call, Error *error);
+
+/* Bytes of scratch for the kernels that want some. */
+size_t cuda_embedding_token_gradient_scratch(CudaContext *context, const Node *node);
+size_t cuda_layernorm_backward_scratch(CudaContext *context, const Node *node);
+size_t cuda_rmsnorm_backward_scratch(CudaContext *context, const Node *node);
+size_t cuda_linear_scratch(CudaContext *context, const Node *node);
+size_t cuda_linear_input_gradient_scratch(CudaContext *context, const Node *node);
+size_t cuda_linear_weight_gradient_scratch(CudaContext *context, const Node *node);
+size_t cuda_attention_scratch(CudaContext *context, const Node *node);
+size_t cuda_attention_backward_scratch(CudaContext *context, const Node *node);
+size_t cuda_attention_cached_scratch(CudaContext *context, const Node *node);
+size_t cuda_sum_scratch(CudaContext *context, const Node *node);
+size_t cuda_squared_norm_scratch(CudaContext *context, const Node *node);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,71 @@
+/* sgd: one pass over gradient, parameter and, if there is one, momentum of a flat array.
+ *
+ * Floor over the copy bandwidth: in f32 20 bytes an element with momentum, 12 without. A thread takes 8 elements. As in
+ * adamw.cu, an input [3] makes 16-bit results round at random, and an output [2] takes a copy of the parameter in its
+ * own type. */
+#include "backend/cuda/decay_runs.cuh"
+#include "backend/cuda/rounding.cuh"
+
+enum { THREADS = 256 };
+
+typedef struct {
+    Memory gradient, parameter, momentum, copy;
+    const float *hyper, *factor;
+    const int32_t *random;
+    float mu, weight_decay;
+    bool nesterov;
+    uint64_t first_global; /* of the array within its arena, for the draws */
+} SgdCall;
+
+static __global__ void __launch_bounds__(THREADS) sgd_kernel(SgdCall a, const __grid_constant__ DecayTable table) {
+    int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * VECTOR, n = table.count - i;
+    if (n <= 0) return;
+    i += table.first;
+    float g[VECTOR], p[VECTOR], u[VECTOR] = {0};
+    load8(a.gradient, i, n, g);
+    load8(a.parameter, i, n, p);
+    if (a.momentum.data) load8(a.momentum, i, n, u);
+    float scale = a.factor ? *a.factor : 1.0f, rate = a.hyper[HYPER_RATE];
+    unsigned decays = decay_bits(table, i);
+#pragma unroll
+    for (int k = 0; k < VECTOR; k++) {
+        float gradient = fmaf(decays >> k & 1 ? a.weight_decay : 0.0f, p[k], scale * g[k]);
+        u[k] = fmaf(a.mu, u[k], gradient); /* without momentum mu is 0 */
+        p[k] = fmaf(-rate, a.nesterov ? fmaf(a.mu, u[k], gradient) : u[k], p[k]);
+    }
+    if (a.random) {
+        RandomKey key = rounding_key(a.random);
+        uint64_t block = (a.first_global + (uint64_t)i) / VECTOR;
+        round_random(p, a.parameter.dtype, random_block(key, 0, block));
+        round_random(u, a.momentum.dtype, random_block(key, 1, block));
+    }
+    store8(a.parameter, i, n, p);
+    if (a.momentum.data) store8(a.momentum, i, n, u);
+    if (a.copy.data) store8(a.copy, i, n, p);
+}
+
+extern "C" Status cuda_sgd(const KernelCall *call, Error *error) {
+    const Node *node = call->node;
+    const SgdAttributes *a = (const SgdAttributes *)node->attributes;
+    SgdCall arguments = {0};
+    arguments.hyper = (const float *)call->in[1];
+    arguments.factor = (const float *)call->in[2];
+    arguments.random = node->n_inputs > 3 ? (const int32_t *)call->in[3] : NULL;
+    arguments.mu = a->momentum;
+    arguments.weight_decay = a->weight_decay;
+    arguments.nesterov = a->nesterov;
+    arguments.first_global = (uint64_t)tensor_root_element(node->output[0]);
+    const Tensor *copy = node->n_outputs > 2 ? node->output[2] : NULL;
+    DecayTable table;
+    int run = 0;
+    for (int64_t element = 0; decay_table_next(&table, a->runs, a->n_runs, &run, &element);) {
+        arguments.gradient = part_of(call->in[0], node->input[0], table.first);
+        arguments.parameter = part_of(call->out[0], node->output[0], table.first);
+        arguments.momentum = part_of(call->out[1], node->output[1], table.first);
+        arguments.copy = part_of(copy ? call->out[2] : NULL, copy, table.first);
+        sgd_kernel<<<blocks_for(table.count, THREADS * VECTOR), THREADS, 0, cuda_context(call)->stream>>>(arguments,
+                                                                                                          table);
+        TRY(cuda_launched("sgd", error));
+    }
+    return STATUS_OK;
+}

@@ -1,0 +1,60 @@
+#!/bin/bash
+# Mistakes that several ranks make, or one of them alone: one message from one rank, exit 2, nobody hangs, and nothing
+# is left behind.
+# shellcheck source=/dev/null
+. "$SOURCE_ROOT/tests/cli/lib"
+# shellcheck source=/dev/null
+. "$SOURCE_ROOT/tests/cli/lib_mpi"
+
+mkdir a b
+for i in {1..400}; do echo "the $((i * i % 13)) of $((i % 7)) is $((i % 11))"; done >book.txt
+cp book.txt a/book.txt
+sed '200s/of/or/' book.txt >b/book.txt
+small=(train "${TINY[@]}" --data book.txt --out run)
+no() {
+    local pattern=$1 n=$2
+    shift 2
+    depth=2 ranks_refused "$pattern" "$n" "${small[@]}" "$@"
+}
+
+# Said of everybody: no rank is named.
+no '/--batch 3 has fewer sequences than the 4 ranks that share it; raise --batch/' 4 --batch 3
+no '/--dp 3 does not multiply to the 4 ranks of this run; leave out --dp/' 4 --dp 3
+no '/--dp 1 does not multiply to the 2 ranks of this run/' 2 --dp 1
+no "/--zero wants a whole number between 0 and 3, got '4'/" 2 --zero 4
+no '/--tp 2: this version cannot split .*; leave it out/' 2 --tp 2
+no '/--pp 2 --dp 2 .*|--pp 2: this version cannot split .*; leave it out/' 4 --pp 2 --dp 2
+no "/--allreduce .*'star'/" 2 --allreduce star
+no '/--eager-update is for one process; leave it out/' 2 --eager-update --clip 0
+no "/cannot find 'none.txt': No such file/" 3 --data none.txt
+depth=1 ranks_refused "/unknown command 'trian'; did you mean 'train'/" 2 trian
+depth=1 ranks_refused "/--batch 1 has fewer sequences than there are ranks \(2\); raise it/" 2 verify --batch 1
+depth=1 ranks_refused '/pgpt generate runs in one process; start it without mpirun/' 2 generate run
+
+# A folder that holds a run already stays as it is.
+pgpt "${small[@]}" --out taken
+no '/.*taken already holds a run; choose another --out/' 2 --out taken
+depth=1 ranks_refused '/.*none/' 2 train --resume none
+
+# One rank sees something else than the others: it is named.
+export VIEW
+# shellcheck disable=SC2016 # the ranks find out
+VIEW='if ((rank == 2)); then cd "$SCRATCH"; fi'
+no "/rank 2 on [^ ]+: cannot find 'book.txt': No such file/" 3
+# shellcheck disable=SC2016
+VIEW='if ((rank == 1)); then cd b; else cd a; fi'
+no '/rank 1 on [^ ]+ has text of --data = checksum [0-9a-f]{16} where rank 0 has .*; start every rank with the same/' 3 --tokenizer byte
+no '/rank 1 on [^ ]+ has tokenizer = .* where rank 0 has tokenizer = /' 2
+VIEW='if ((rank == 1)); then set -- "$@" --lr 0.5; fi'
+no '/rank 1 on [^ ]+ has lr = 0.5 where rank 0 has lr = 0.003; start every rank with the same options/' 3
+VIEW='if ((rank == 0)); then set -- "$@" --zero 9; fi'
+no "/rank 0 on [^ ]+: --zero wants a whole number/" 2
+VIEW='if ((rank == 1)); then set -- "$@" --out other; fi'
+no '/rank 1 on [^ ]+ has --out = other where rank 0 has --out = run/' 2
+VIEW='if ((rank == 1)); then set -- verify; fi'
+no '/rank 1 on [^ ]+ has command = verify where rank 0 has command = train/' 2
+if ((EUID != 0)); then # root reads everything
+    cp book.txt closed.txt
+    VIEW='if ((rank == 1)); then chmod 0 closed.txt; fi'
+    no '/.*closed.txt/' 2 --data closed.txt
+fi

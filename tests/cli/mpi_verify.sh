@@ -1,0 +1,57 @@
+#!/bin/bash
+# pgpt verify: every layout that so many ranks allow trains as one process does; a sum that is left out is noticed, and
+# said where.
+# shellcheck source=/dev/null
+. "$SOURCE_ROOT/tests/cli/lib"
+# shellcheck source=/dev/null
+. "$SOURCE_ROOT/tests/cli/lib_mpi"
+
+# Fewer steps than by hand, of a smaller model; odd sizes, so that slices and shares are unequal.
+small=(verify --layers 2 --channels 20 --heads 5 --context 9 --vocab 37 --threads 1)
+
+# check N WORDS...: what a verification of N ranks printed, line by line.
+check() {
+    local n=$1
+    shift
+    ranks "$n" "${small[@]}" "$@" --json
+    tail -n 1 out | check_json
+    local layouts differ same
+    layouts=$(tail -n 1 out | field layouts) differ=$(tail -n 1 out | field differ)
+    same=$(grep -c ' same$' out)
+    [[ $(tail -n 1 out | field ranks) == "$n" ]] || depth=1 fail "ranks: $(tail -n 1 out)"
+    ((differ == 0 && same == layouts)) || depth=1 fail "$same of $layouts layouts are the same: $(cat out)"
+    ! grep -q DIFFERS out || depth=1 fail "a layout differs: $(cat out)"
+    for number in loss_deviation weight_deviation; do
+        awk "BEGIN { exit !($(tail -n 1 out | field $number) <= 1e-5) }" || depth=1 fail "$number: $(tail -n 1 out)"
+    done
+}
+
+check 1 --steps 5
+for n in 2 3 5; do
+    check $n --steps $((22 / n))
+    # Every stage, every algorithm, with and without everything else.
+    for words in "dp $n" 'zero 0' 'zero 1' 'zero 2' 'zero 3' naive server tree ring halving library '1 micro-batch' \
+        '2 micro-batches' recompute 'no overlap'; do
+        grep -q "$words.* same\$" out || fail "no layout with '$words' on $n ranks: $(cat out)"
+    done
+done
+
+# One sum left out: found in the first step, in a tensor of that bucket, in every layout.
+for bucket in 1 2; do
+    code=0
+    ranks_apart 2 "${small[@]}" --steps 2 --break $bucket --json || code=$?
+    ((code == 1)) || fail "exit $code with a sum left out: $(cat "$SCRATCH/launcher")"
+    layouts=$(tail -n 1 "$SCRATCH/out.0" | field layouts)
+    (($(tail -n 1 "$SCRATCH/out.0" | field differ) == layouts)) || fail "not noticed everywhere: $(cat "$SCRATCH/out.0")"
+    (($(grep -c DIFFERS "$SCRATCH/out.0") == layouts)) || fail "not said everywhere: $(cat "$SCRATCH/out.0")"
+    where='^    first difference in step 1: [a-z0-9_.]+(weight|bias), element [0-9]+, is [-0-9.e]+ instead of [-0-9.e]+ \(rank [01]\)$'
+    (($(grep -Ec "$where" "$SCRATCH/out.0") == layouts)) || fail "not located: $(cat "$SCRATCH/out.0")"
+    (($(cat "$SCRATCH"/err.* | wc -l) == 1)) || fail "not one message: $(cat "$SCRATCH"/err.*)"
+    grep -q "^pgpt: $layouts of $layouts layouts do not train as one process does" "$SCRATCH/err.0" ||
+        fail "what is said: $(cat "$SCRATCH/err.0")"
+    [[ ! -s $SCRATCH/out.1 ]] || fail "the other rank writes: $(cat "$SCRATCH/out.1")"
+done
+
+# As a user calls it.
+ranks 2 verify
+tail -n 1 out | grep -Eq '^[0-9]+ layouts, 0 differ \(tolerance 1e-05\)$' || fail "the last line: $(tail -n 1 out)"
