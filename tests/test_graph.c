@@ -195,7 +195,7 @@ static void eager_gradients_keep_write_modes(void **state) {
     int n_eager = 0;
     for (int i = 0; i < graph->n_nodes; i++) {
         const Node *node = graph->node[i];
-        n_eager += node->section == SECTION_FORWARD && node->phase == SECTION_BACKWARD;
+        n_eager += node->section == SECTION_FORWARD && node->phase == PHASE_BACKWARD;
         if (node->op != &OP_LINEAR_WEIGHT_GRADIENT) continue;
         assert_int_equal(node->write[0], is_written ? WRITE_ADD : WRITE_ADD_AFTER_FIRST);
         is_written = true;
