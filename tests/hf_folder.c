@@ -8,7 +8,7 @@
 
 #include "harness.h"
 #include "hf_folder.h"
-#include "train/half.h"
+#include "base/half.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -5,7 +5,7 @@
 #include "harness.h"
 #include "hf_folder.h"
 #include "train/convert.h"
-#include "train/half.h"
+#include "base/half.h"
 #include "train/step.h"
 
 #include <math.h>

@@ -203,7 +203,7 @@ static void logits_follow_pytorch(void **state) {
     assert_int_equal(parameters_build(&table, &config, &error), STATUS_OK);
     assert_int_equal(backend_cpu_open(&backend, 2, &error), STATUS_OK);
     Graph *graph = graph_new();
-    GptDecode decode = gpt_record_decode(&config, &table, graph, B, T, T);
+    GptDecode decode = gpt_record_decode(&config, &table, graph, DTYPE_F32, B, T, T);
     assert_int_equal(program_build(&program, "decode", graph, &backend, 1, &error), STATUS_OK);
     device_require(&memory, &program.plan);
     assert_int_equal(device_open(&memory, &backend, &error), STATUS_OK);

@@ -40,12 +40,12 @@ RANDOM_INLINE RandomKey random_key(uint64_t seed, uint64_t purpose, uint64_t ste
 }
 
 /* The purposes, so that no two uses share a stream; add the index of the thing within its purpose. */
-#define RANDOM_INIT    (UINT64_C(1) << 32)
-#define RANDOM_DATA    (UINT64_C(2) << 32)
-#define RANDOM_DROPOUT (UINT64_C(3) << 32)
-#define RANDOM_SAMPLE  (UINT64_C(4) << 32)
-#define RANDOM_TEST    (UINT64_C(5) << 32)
-#define RANDOM_ROUND   (UINT64_C(6) << 32)
+#define RANDOM_INIT     (UINT64_C(1) << 32)
+#define RANDOM_DATA     (UINT64_C(2) << 32)
+#define RANDOM_DROPOUT  (UINT64_C(3) << 32)
+#define RANDOM_SAMPLE   (UINT64_C(4) << 32)
+#define RANDOM_TEST     (UINT64_C(5) << 32)
+#define RANDOM_ROUNDING (UINT64_C(6) << 32)
 
 RANDOM_INLINE RandomBlock random_block(RandomKey key, uint64_t row, uint64_t column) {
     uint32_t c0 = (uint32_t)column, c1 = (uint32_t)(column >> 32), c2 = (uint32_t)row,
@@ -84,6 +84,12 @@ RANDOM_INLINE uint32_t random_half(RandomBlock block, unsigned which /* 0..7 */)
 
 RANDOM_INLINE int random_keep(RandomKey key, uint64_t row, uint64_t index, uint32_t threshold) {
     return random_half(random_block(key, row, index / 8), (unsigned)(index % 8)) >= threshold;
+}
+
+/* What a 16-bit number is rounded with (half.h): element `element` of array `array`, in the step of `draw`. */
+RANDOM_INLINE uint32_t random_rounding(uint32_t draw, unsigned array, uint64_t element) {
+    RandomBlock block = random_block((RandomKey){{draw, array}}, 0, element / 4);
+    return block.word[element % 4];
 }
 
 /* Uniform in [0,1) and standard normal for element `index` of a stream. */

@@ -66,7 +66,7 @@ static Status initialise(BenchTraining *training, Error *error) {
     void *host;
     TRY(memory_alloc(&host, n_bytes, "initial weights", error));
     parameters_initialise(&training->table, BENCH_SEED, host, training->backend.n_threads);
-    executor_upload(&training->step.executor, training->step.loss.parameters.flat, host, error);
+    train_step_upload(&training->step, 0, training->table.n_flat_elements, host, error);
     memory_free(host, n_bytes);
     return error->status;
 }

@@ -12,6 +12,7 @@
 
 typedef struct {
     int64_t n_steps, batch, left_out;
+    int precision;
     double tolerance;
     int64_t n_threads;
     bool json;
@@ -26,6 +27,8 @@ static const OptionSpec call_specs[] = {
     OPTION_INT("steps", VerifyCallOptions, n_steps, 20, 1, 10000, "optimizer steps in every layout"),
     OPTION_INT("batch", VerifyCallOptions, batch, 0, 0, 1 << 20,
                "sequences a step; 0: two a rank and one more, so that ranks have unequal shares"),
+    OPTION_CHOICE("dtype", VerifyCallOptions, precision, PRECISION_F32, precision_names,
+                  "numbers to train in; 16-bit ones need a larger --tolerance"),
     OPTION_FLOAT("tolerance", VerifyCallOptions, tolerance, 1e-5, 0.0, 1.0,
                  "largest deviation: relative for losses, of a tensor's largest value for weights",
                  .flags = OPTION_ABOVE_MIN),
@@ -106,6 +109,7 @@ static Status read_options(Verify *run, int n_words, char *const *words, Error *
     run->verify = (VerifyOptions){.config = &run->values.model,
                                   .backend = &run->backend,
                                   .launch = run->launch,
+                                  .precision = precision_of((PrecisionKind)call->precision),
                                   .n_steps = call->n_steps,
                                   .batch = call->batch,
                                   .tolerance = call->tolerance,

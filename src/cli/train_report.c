@@ -11,20 +11,22 @@
 static void say_ranks(const TrainRun *run) {
     const Trainer *trainer = &run->trainer;
     const Layout *layout = &trainer->step.options.layout;
+    Precision precision = trainer->step.options.precision;
     int n_moments = trainer->step.optimizer.n_moments;
     char text[256], formula[64];
     if (trainer_n_ranks(trainer) == 1) return;
     log_note(&run->log, "%s", launch_describe(run->launch, run->backend.n_threads, text, sizeof text));
     if (launch_advice(run->launch, text, sizeof text)) log_warning(&run->log, "%s", text);
-    double wanted = layout_formula_bytes(layout, trainer->table.n_elements, n_moments);
+    double wanted = layout_formula_bytes(layout, precision, trainer->table.n_elements, n_moments);
     log_note(
         &run->log,
         "each rank has %lld of %lld sequences a step and %s of weights, gradients and moments (ZeRO %d: %s = %s); "
         "%d gradient buckets, all-reduce by %s",
         (long long)(trainer->step.B * trainer->step.n_micro_batches), (long long)run->values.train.batch,
         format_bytes(trainer_state_bytes(trainer)).text, trainer->step.spread.zero,
-        layout_formula(layout, n_moments, formula, sizeof formula), format_bytes((uint64_t)wanted).text,
-        trainer->step.spread.partition.n_units, comm_algorithm_names[run->values.parallel.all_reduce]);
+        layout_formula(layout, precision, n_moments, formula, sizeof formula),
+        format_bytes((uint64_t)wanted).text, trainer->step.spread.partition.n_units,
+        comm_algorithm_names[run->values.parallel.all_reduce]);
 }
 
 void train_report_plan(const TrainRun *run) {
@@ -67,8 +69,8 @@ void train_report_communication(const TrainRun *run) {
 static void add_ranks(json_t *object, const TrainRun *run) {
     const Trainer *trainer = &run->trainer;
     const Layout *layout = &trainer->step.options.layout;
-    double wanted =
-        layout_formula_bytes(layout, trainer->table.n_elements, trainer->step.optimizer.n_moments);
+    double wanted = layout_formula_bytes(layout, trainer->step.options.precision, trainer->table.n_elements,
+                                         trainer->step.optimizer.n_moments);
     json_object_set_new(object, "ranks", json_integer(trainer_n_ranks(trainer)));
     json_object_set_new(object, "zero", json_integer(trainer->step.spread.zero));
     json_object_set_new(object, "state_bytes", json_integer((json_int_t)trainer_state_bytes(trainer)));

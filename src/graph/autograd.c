@@ -41,7 +41,8 @@ static Tensor *root_gradient(Autograd *autograd, Tensor *root) {
     Slot *slot = &autograd->slot[root->id];
     if (!slot->gradient) {
         Place place = is_parameter(root) ? autograd->options->gradient_place : PLACE_ACTIVATION;
-        slot->gradient = graph_tensor(autograd->graph, place, root->dtype, root->shape, "d %s", root->name);
+        DType dtype = is_parameter(root) ? autograd->options->parameter_dtype : root->dtype;
+        slot->gradient = graph_tensor(autograd->graph, place, dtype, root->shape, "d %s", root->name);
     }
     return slot->gradient;
 }

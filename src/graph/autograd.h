@@ -22,6 +22,7 @@ typedef struct {
     /* PLACE_GRADIENT: parameters' gradients persist and are summed over micro-batches. PLACE_ACTIVATION: each lives
      * only until its last reader, for steps that update every parameter as soon as its gradient is known. */
     Place gradient_place;
+    DType parameter_dtype; /* of the gradients of parameters, whatever these are */
 } AutogradOptions;
 
 /* Add the backward half to a graph that holds only forward nodes. Afterwards tensor->gradient is dL/dtensor. */

@@ -3,6 +3,7 @@
 #include "graph/executor.h"
 
 #include "base/format.h"
+#include "base/half.h"
 #include "base/timer.h"
 
 #include <stdlib.h>
@@ -152,6 +153,43 @@ Status executor_download_part(Executor *executor, const Tensor *tensor, size_t f
     const char *from = executor_address(executor, tensor);
     if (from) from += first_byte; /* there is none where nothing is computed */
     return backend->download(backend->context, host, from, n_bytes, error);
+}
+
+enum { PIECE = 1 << 15 }; /* elements that are converted at a time */
+
+Status executor_upload_f32(Executor *executor, const Tensor *tensor, int64_t first, int64_t n,
+                           const float *values, Error *error) {
+    size_t size = dtype_info(tensor->dtype)->n_bytes;
+    if (tensor->dtype == DTYPE_F32)
+        return executor_upload_part(executor, tensor, (size_t)first * size, (size_t)n * size, values, error);
+    uint16_t piece[PIECE];
+    for (int64_t done = 0; done < n; done += PIECE) {
+        int64_t count = n - done < PIECE ? n - done : PIECE;
+        for (int64_t i = 0; i < count; i++)
+            piece[i] = tensor->dtype == DTYPE_BF16 ? half_bf16_from_f32(values[done + i])
+                                                   : half_f16_from_f32(values[done + i]);
+        TRY(executor_upload_part(executor, tensor, (size_t)(first + done) * size, (size_t)count * size, piece,
+                                 error));
+    }
+    return STATUS_OK;
+}
+
+Status executor_download_f32(Executor *executor, const Tensor *tensor, int64_t first, int64_t n,
+                             float *values, Error *error) {
+    size_t size = dtype_info(tensor->dtype)->n_bytes;
+    if (tensor->dtype == DTYPE_F32)
+        return executor_download_part(executor, tensor, (size_t)first * size, (size_t)n * size, values,
+                                      error);
+    uint16_t piece[PIECE];
+    for (int64_t done = 0; done < n; done += PIECE) {
+        int64_t count = n - done < PIECE ? n - done : PIECE;
+        TRY(executor_download_part(executor, tensor, (size_t)(first + done) * size, (size_t)count * size,
+                                   piece, error));
+        for (int64_t i = 0; i < count; i++)
+            values[done + i] =
+                tensor->dtype == DTYPE_BF16 ? half_bf16_to_f32(piece[i]) : half_f16_to_f32(piece[i]);
+    }
+    return STATUS_OK;
 }
 
 void executor_reset_times(Executor *executor) {

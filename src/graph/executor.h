@@ -74,6 +74,13 @@ Status executor_upload_part(Executor *executor, const Tensor *tensor, size_t fir
                             const void *host, Error *error);
 Status executor_download_part(Executor *executor, const Tensor *tensor, size_t first_byte, size_t n_bytes,
                               void *host, Error *error);
+
+/* Elements first .. first + n - 1 of a tensor of any float type, which the host has or wants in f32. */
+Status executor_upload_f32(Executor *executor, const Tensor *tensor, int64_t first, int64_t n,
+                           const float *values, Error *error);
+Status executor_download_f32(Executor *executor, const Tensor *tensor, int64_t first, int64_t n,
+                             float *values, Error *error);
+
 void *executor_address(const Executor *executor, const Tensor *tensor);
 
 void executor_reset_times(Executor *executor);

@@ -23,8 +23,8 @@ enum { CHOSEN_CHUNK = 64 };
 static Status plan_pass(Generator *generator, GeneratorPass *pass, const char *name,
                         const ModelConfig *config, int64_t T, Error *error) {
     pass->graph = graph_new();
-    pass->decode =
-        gpt_record_decode(config, generator->table, pass->graph, generator->B, T, generator->context);
+    pass->decode = gpt_record_decode(config, generator->table, pass->graph, generator->dtype, generator->B, T,
+                                     generator->context);
     TRY(graph_status(pass->graph, error));
     TRY(program_build(&pass->program, name, pass->graph, generator->backend, 1, error));
     device_require(&generator->memory, &pass->program.plan);
@@ -60,6 +60,7 @@ Status generator_plan(Generator *generator, const ModelConfig *config, const Par
     *generator = (Generator){.table = table,
                              .backend = backend,
                              .B = options->n_rows,
+                             .dtype = options->dtype,
                              .context = config->context,
                              .vocabulary = config->vocabulary};
     generator->chunk = least(options->chunk ? options->chunk : CHOSEN_CHUNK, config->context);
@@ -111,7 +112,7 @@ Status generator_open(Generator *generator, const DeviceMemory *owner, Error *er
 Status generator_upload(Generator *generator, const Parameter *parameter, const float *values, Error *error) {
     GeneratorPass *pass = &generator->decode;
     const Tensor *tensor = pass->decode.parameters.tensor[parameter - generator->table->parameter];
-    return executor_upload(&pass->executor, tensor, values, error);
+    return executor_upload_f32(&pass->executor, tensor, 0, tensor_count(tensor), values, error);
 }
 
 static void close_pass(GeneratorPass *pass) {

@@ -30,6 +30,7 @@
 typedef struct {
     int64_t n_rows; /* B: sequences decoded together, at least 1 */
     int64_t chunk;  /* tokens of a prompt read at a time; 0: chosen */
+    DType dtype;    /* of weights, activations and caches */
 } GeneratorOptions;
 
 /* The text of one row, as far as the model can see it. */
@@ -53,6 +54,7 @@ typedef struct {
     const Backend *backend;
     DeviceMemory memory;
     int64_t B, chunk, context, vocabulary;
+    DType dtype;
     Arena arena;             /* the host's side: */
     GeneratorRow *row;       /* (B) */
     int32_t *window;         /* (B,context) the tokens that each row sees */

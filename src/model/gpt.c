@@ -25,6 +25,7 @@ typedef struct {
     Tensor *start;                   /* NULL: sequences start at position 0 */
     Tensor *key_cache, *value_cache; /* of the block being recorded; NULL: attention within the batch */
     int64_t B, capacity;
+    DType dtype;
 } Recorder;
 
 /* Where dropout happens; together with the block it names a random stream. */
@@ -99,8 +100,8 @@ static Tensor *record_mlp(Recorder *r, Tensor *x, int block) {
 static void record_caches(Recorder *r, int block) {
     if (!r->capacity) return;
     Shape shape = SHAPE(r->B, r->config->n_kv_heads, r->capacity, config_head_size(r->config));
-    r->key_cache = graph_tensor(r->graph, PLACE_STATE, DTYPE_F32, shape, "h.%d.keys", block);
-    r->value_cache = graph_tensor(r->graph, PLACE_STATE, DTYPE_F32, shape, "h.%d.values", block);
+    r->key_cache = graph_tensor(r->graph, PLACE_STATE, r->dtype, shape, "h.%d.keys", block);
+    r->value_cache = graph_tensor(r->graph, PLACE_STATE, r->dtype, shape, "h.%d.values", block);
 }
 
 /* Everything up to the head: (B,T) tokens to (B,T,C). */
@@ -135,7 +136,7 @@ static int64_t chosen_chunk_rows(const ModelConfig *config, int64_t n_rows) {
 GptLoss gpt_record_loss(const ModelConfig *config, const ParameterTable *table, Graph *graph,
                         const GptLossOptions *options) {
     int64_t B = options->B, T = options->T, n_rows = B * T;
-    GptLoss loss = {.parameters = parameters_record(table, graph, options->is_training)};
+    GptLoss loss = {.parameters = parameters_record(table, graph, options->dtype, options->is_training)};
     loss.tokens = graph_tensor(graph, PLACE_INPUT, DTYPE_I32, SHAPE(B, T), "tokens");
     loss.targets = graph_tensor(graph, PLACE_INPUT, DTYPE_I32, SHAPE(n_rows), "targets");
     loss.loss = graph_tensor(graph, PLACE_STATE, DTYPE_F32, SHAPE(1), "loss");
@@ -143,6 +144,8 @@ GptLoss gpt_record_loss(const ModelConfig *config, const ParameterTable *table, 
     if (options->is_training && config->dropout > 0.0) {
         loss.random = graph_tensor(graph, PLACE_INPUT, DTYPE_I32, SHAPE(N_RANDOM_WORDS), "random");
     }
+    if (options->is_training && options->scales_loss)
+        loss.scale = graph_tensor(graph, PLACE_INPUT, DTYPE_F32, SHAPE(1), "loss scale");
     Recorder r = {
         .config = config, .graph = graph, .parameters = loss.parameters, .random = loss.random, .B = B};
     Tensor *x = record_body(&r, loss.tokens); /* (B,T,C) */
@@ -157,15 +160,15 @@ GptLoss gpt_record_loss(const ModelConfig *config, const ParameterTable *table, 
         Tensor *loss_rows = graph_view(graph, loss.losses, SHAPE(rows), first, "losses.rows");
         Tensor *logits =
             op_linear(graph, x_rows, head_weight(&r), NULL, NULL, ACTIVATION_NONE); /* (rows,V) */
-        op_cross_entropy_into(graph, logits, target_rows, loss_rows, scale);
+        op_cross_entropy_scaled(graph, logits, target_rows, loss.scale, loss_rows, scale);
     }
     op_sum(graph, loss.losses, loss.loss, scale);
     return loss;
 }
 
-GptDecode gpt_record_decode(const ModelConfig *config, const ParameterTable *table, Graph *graph, int64_t B,
-                            int64_t T, int64_t capacity) {
-    GptDecode decode = {.parameters = parameters_record(table, graph, false)};
+GptDecode gpt_record_decode(const ModelConfig *config, const ParameterTable *table, Graph *graph, DType dtype,
+                            int64_t B, int64_t T, int64_t capacity) {
+    GptDecode decode = {.parameters = parameters_record(table, graph, dtype, false)};
     decode.tokens = graph_tensor(graph, PLACE_INPUT, DTYPE_I32, SHAPE(B, T), "tokens");
     decode.start = graph_tensor(graph, PLACE_INPUT, DTYPE_I32, SHAPE(B), "start");
     decode.rows = graph_tensor(graph, PLACE_INPUT, DTYPE_I32, SHAPE(B), "rows");
@@ -174,10 +177,16 @@ GptDecode gpt_record_decode(const ModelConfig *config, const ParameterTable *tab
                   .parameters = decode.parameters,
                   .start = decode.start,
                   .B = B,
-                  .capacity = capacity};
+                  .capacity = capacity,
+                  .dtype = dtype};
     Tensor *x = record_body(&r, decode.tokens);
     Tensor *last = T == 1 ? graph_view(graph, x, SHAPE(B, config->n_channels), 0, "last")
                           : op_gather(graph, x, decode.rows); /* (B,C) */
-    decode.logits = op_linear(graph, last, head_weight(&r), NULL, NULL, ACTIVATION_NONE);
+    Tensor *logits = op_linear(graph, last, head_weight(&r), NULL, NULL, ACTIVATION_NONE);
+    decode.logits = logits;
+    if (dtype != DTYPE_F32) { /* the sampler's */
+        decode.logits = graph_tensor(graph, PLACE_ACTIVATION, DTYPE_F32, logits->shape, "logits");
+        op_copy_into(graph, logits, decode.logits, WRITE_FRESH);
+    }
     return decode;
 }

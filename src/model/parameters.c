@@ -126,10 +126,10 @@ void parameters_free(ParameterTable *table) {
     *table = (ParameterTable){0};
 }
 
-ParameterTensors parameters_record(const ParameterTable *table, Graph *graph, bool needs_gradient) {
+ParameterTensors parameters_record(const ParameterTable *table, Graph *graph, DType dtype,
+                                   bool needs_gradient) {
     ParameterTensors tensors = {.table = table};
-    tensors.flat =
-        graph_tensor(graph, PLACE_PARAMETER, DTYPE_F32, SHAPE(table->n_flat_elements), "parameters");
+    tensors.flat = graph_tensor(graph, PLACE_PARAMETER, dtype, SHAPE(table->n_flat_elements), "parameters");
     tensors.flat->needs_gradient = needs_gradient;
     tensors.tensor = ARENA_ARRAY(&graph->arena, Tensor *, table->n_parameters);
     for (int i = 0; i < table->n_parameters; i++) {

@@ -78,7 +78,8 @@ typedef struct {
     const ParameterTable *table;
 } ParameterTensors;
 
-ParameterTensors parameters_record(const ParameterTable *table, Graph *graph, bool needs_gradient);
+ParameterTensors parameters_record(const ParameterTable *table, Graph *graph, DType dtype,
+                                   bool needs_gradient);
 
 /* The tensor with this role, NULL if the model has none. */
 Tensor *parameter_tensor(const ParameterTensors *tensors, ParameterRole role, int block);

@@ -13,6 +13,11 @@
 
 void op_adamw(Graph *graph, Tensor *gradient, Tensor *hyper, Tensor *factor, Tensor *parameter,
               Tensor *moment1, Tensor *moment2, const AdamwAttributes *attributes) {
+    op_adamw_copied(graph, gradient, hyper, factor, parameter, moment1, moment2, NULL, attributes);
+}
+
+void op_adamw_copied(Graph *graph, Tensor *gradient, Tensor *hyper, Tensor *factor, Tensor *parameter,
+                     Tensor *moment1, Tensor *moment2, Tensor *copy, const AdamwAttributes *attributes) {
     int64_t count = tensor_count(parameter);
     if (!graph_check(graph,
                      tensor_count(gradient) == count && tensor_count(moment1) == count &&
@@ -22,13 +27,15 @@ void op_adamw(Graph *graph, Tensor *gradient, Tensor *hyper, Tensor *factor, Ten
                      "adamw: hyper input %s must be %d f32 numbers", hyper->name, N_HYPER) ||
         !graph_check(graph, !factor || tensor_count(factor) == 1, "adamw: factor for %s is not a scalar",
                      parameter->name) ||
+        !graph_check(graph, !copy || tensor_count(copy) == count,
+                     "adamw: the copy of %s must have as many elements as it", parameter->name) ||
         !graph_check(graph, reference_runs_cover(attributes->runs, attributes->n_runs, count),
                      "adamw: decay runs of %s do not cover its %lld elements", parameter->name,
                      (long long)count)) {
         return;
     }
-    graph_record(graph, &OP_ADAMW, attributes, sizeof *attributes, 3, TENSORS(gradient, hyper, factor), 3,
-                 TENSORS(parameter, moment1, moment2));
+    graph_record(graph, &OP_ADAMW, attributes, sizeof *attributes, 3, TENSORS(gradient, hyper, factor), 4,
+                 TENSORS(parameter, moment1, moment2, copy));
 }
 
 /* An element: 3 for m, 4 for v, 7 for the step, 1 for the decay (counted for all), 1 for the factor. */
@@ -41,7 +48,10 @@ static double adamw_bytes(const Node *node) {
     double bytes = 0.0;
     for (int i = 0; i < node->n_inputs; i++)
         bytes += node->input[i] ? (double)tensor_bytes(node->input[i]) : 0.0;
-    for (int i = 0; i < node->n_outputs; i++) bytes += 2.0 * (double)tensor_bytes(node->output[i]);
+    for (int i = 0; i < node->n_outputs; i++) {
+        double passes = i < 3 ? 2.0 : 1.0; /* the copy is only written */
+        bytes += node->output[i] ? passes * (double)tensor_bytes(node->output[i]) : 0.0;
+    }
     return bytes;
 }
 
@@ -59,6 +69,7 @@ static Status adamw_reference(const KernelCall *call, Error *error) {
     float *parameter = call->out[0], *moment1 = call->out[1], *moment2 = call->out[2]; /* (N) each */
     double beta1 = (double)a->beta1, beta2 = (double)a->beta2, rate = (double)hyper[HYPER_RATE];
     double scale = factor ? (double)*factor : 1.0;
+    if (!isfinite(scale)) return STATUS_OK;
     int64_t i = 0;
     for (int run = 0; run < a->n_runs; run++) {
         double decay = a->runs[run].decays ? (double)a->weight_decay : 0.0;
@@ -71,6 +82,7 @@ static Status adamw_reference(const KernelCall *call, Error *error) {
             parameter[i] = (float)((double)parameter[i] * (1.0 - rate * decay) - step);
             moment1[i] = (float)m;
             moment2[i] = (float)v;
+            if (call->out[3]) reference_write_copy(call, 3, i, parameter[i]);
         }
     }
     return STATUS_OK;

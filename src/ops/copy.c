@@ -1,4 +1,4 @@
-/* copy: y = x in memory of its own. Autograd records it where two tensors share a gradient and one of them gets a
+/* copy: y = x in memory of its own, and in y's type: 16 bits become 32 or the other way round. Autograd records it where two tensors share a gradient and one of them gets a
  * further contribution; there it may also add. */
 #include "ops/ops.h"
 #include "ops/reference.h"
@@ -31,10 +31,12 @@ static double copy_flops(const Node *node) {
 
 static Status copy_reference(const KernelCall *call, Error *error) {
     (void)error;
-    const float *x = call->in[0]; /* (N) */
-    float *y = call->out[0];      /* (N) */
-    int64_t count = tensor_count(call->node->output[0]);
-    for (int64_t i = 0; i < count; i++) reference_write(&y[i], x[i], call->add[0]);
+    int64_t count = tensor_count(call->node->output[0]); /* (N) to (N) */
+    for (int64_t i = 0; i < count; i++) {
+        float value = reference_read(call->in[0], call->node->input[0]->dtype, i);
+        if (call->add[0]) value += reference_read(call->out[0], call->node->output[0]->dtype, i);
+        reference_write_copy(call, 0, i, value);
+    }
     return STATUS_OK;
 }
 

@@ -19,11 +19,18 @@ Tensor *op_cross_entropy(Graph *graph, Tensor *logits, Tensor *targets, float gr
 
 void op_cross_entropy_into(Graph *graph, Tensor *logits, Tensor *targets, Tensor *losses,
                            float gradient_scale) {
+    op_cross_entropy_scaled(graph, logits, targets, NULL, losses, gradient_scale);
+}
+
+void op_cross_entropy_scaled(Graph *graph, Tensor *logits, Tensor *targets, Tensor *scale, Tensor *losses,
+                             float gradient_scale) {
     if (!graph_check(graph, logits->shape.n_dims >= 1 && shape_columns(logits->shape) > 0,
                      "cross_entropy: logits %s must have shape (N,V)", logits->name) ||
         !graph_check(graph, targets->dtype == DTYPE_I32 && tensor_count(targets) == shape_rows(logits->shape),
                      "cross_entropy: targets %s must be i32, one per row of %s", targets->name,
                      logits->name) ||
+        !graph_check(graph, !scale || (scale->dtype == DTYPE_F32 && tensor_count(scale) == 1),
+                     "cross_entropy: the scale for %s must be one f32 number", logits->name) ||
         !graph_check(graph, losses->dtype == DTYPE_F32 && tensor_count(losses) == tensor_count(targets),
                      "cross_entropy: %s must be f32, one per row of %s", losses->name, logits->name)) {
         return;
@@ -33,8 +40,8 @@ void op_cross_entropy_into(Graph *graph, Tensor *logits, Tensor *targets, Tensor
         dlogits = graph_tensor(graph, PLACE_ACTIVATION, logits->dtype, logits->shape, "d%s", logits->name);
     }
     CrossEntropyAttributes attributes = {gradient_scale};
-    graph_record(graph, &OP_CROSS_ENTROPY, &attributes, sizeof attributes, 2, TENSORS(logits, targets), 2,
-                 TENSORS(losses, dlogits));
+    graph_record(graph, &OP_CROSS_ENTROPY, &attributes, sizeof attributes, 3, TENSORS(logits, targets, scale),
+                 2, TENSORS(losses, dlogits));
     losses->needs_gradient = false;
     if (dlogits) dlogits->needs_gradient = false;
 }
@@ -64,6 +71,8 @@ static Status cross_entropy_reference(const KernelCall *call, Error *error) {
     const float *logits = call->in[0];    /* (N,V) */
     const int32_t *targets = call->in[1]; /* (N) */
     float *losses = call->out[0] /* (N) */, *dlogits = call->out[1] /* (N,V) */;
+    const float *scale = call->in[2]; /* [(1)] */
+    double gradient_scale = (double)a->gradient_scale * (scale ? (double)*scale : 1.0);
     int64_t rows = shape_rows(call->node->input[0]->shape),
             vocabulary = shape_columns(call->node->input[0]->shape);
     for (int64_t n = 0; n < rows; n++) {
@@ -79,7 +88,7 @@ static Status cross_entropy_reference(const KernelCall *call, Error *error) {
         losses[n] = target < 0 ? 0.0f : (float)(maximum + log(sum) - (double)row[target]);
         for (int64_t v = 0; dlogits && v < vocabulary; v++) {
             double gradient = exp((double)row[v] - maximum) / sum - (v == target ? 1.0 : 0.0);
-            float value = target < 0 ? 0.0f : (float)((double)a->gradient_scale * gradient);
+            float value = target < 0 ? 0.0f : (float)(gradient_scale * gradient);
             reference_write(&dlogits[n * vocabulary + v], value, call->add[1]);
         }
     }

@@ -41,13 +41,18 @@ const Op OP_SQUARED_NORM = {
 };
 
 void op_clip(Graph *graph, Tensor *total, Tensor *factor, Tensor *norm, float max_norm) {
+    op_clip_scaled(graph, total, NULL, factor, norm, max_norm);
+}
+
+void op_clip_scaled(Graph *graph, Tensor *total, Tensor *scale, Tensor *factor, Tensor *norm,
+                    float max_norm) {
     if (!graph_check(graph, tensor_count(total) == 1 && tensor_count(factor) == 1 && tensor_count(norm) == 1,
                      "clip: %s, %s and %s must be scalars", total->name, factor->name, norm->name) ||
         !graph_check(graph, max_norm >= 0.0f, "clip: the greatest norm of %s is negative", total->name)) {
         return;
     }
     ClipAttributes attributes = {max_norm};
-    graph_record(graph, &OP_CLIP, &attributes, sizeof attributes, 1, TENSORS(total), 2,
+    graph_record(graph, &OP_CLIP, &attributes, sizeof attributes, 2, TENSORS(total, scale), 2,
                  TENSORS(factor, norm));
 }
 
@@ -59,10 +64,12 @@ static void clip_describe(const Node *node, char *text, size_t n_bytes) {
 static Status clip_reference(const KernelCall *call, Error *error) {
     (void)error;
     const ClipAttributes *a = call->node->attributes;
-    const float *total = call->in[0];                       /* (1) */
-    float *factor = call->out[0], *norm_out = call->out[1]; /* (1), (1) */
-    double norm = sqrt((double)*total), limit = (double)a->max_norm;
-    *factor = limit > 0.0 && norm > limit ? (float)(limit / norm) : 1.0f;
+    const float *total = call->in[0];                                       /* (1) */
+    float *factor = call->out[0], *norm_out = call->out[1];                 /* (1), (1) */
+    double scale = call->in[1] ? (double)*(const float *)call->in[1] : 1.0; /* [(1)] */
+    double norm = sqrt((double)*total) / scale, limit = (double)a->max_norm;
+    double clipped = limit > 0.0 && norm > limit ? limit / norm : 1.0;
+    *factor = isfinite(norm) ? (float)(clipped / scale) : NAN;
     *norm_out = (float)norm;
     return STATUS_OK;
 }

@@ -107,7 +107,7 @@ void op_sum(Graph *graph, Tensor *x, Tensor *total, float scale);
 enum { RANDOM_SEED_LOW, RANDOM_SEED_HIGH, RANDOM_STEP, RANDOM_FIRST_SEQUENCE, N_RANDOM_WORDS };
 
 /* ---- cross_entropy.c --------------------------------------------------------------------------------------------
- * logits (N,V), targets (N) i32 (a negative target is ignored) -> losses (N). When the logits need a gradient, the
+ * logits (N,V), targets (N) i32 (a negative target is ignored), [scale (1)] -> losses (N). When the logits need a gradient, the
  * same pass leaves dlogits = gradient_scale · (softmax - onehot), which may take over the memory of the logits; the
  * gradient rule only hands it on. */
 typedef struct {
@@ -118,10 +118,15 @@ Tensor *op_cross_entropy(Graph *graph, Tensor *logits, Tensor *targets, float gr
 /* The same into an existing tensor, a part of a longer one say. */
 void op_cross_entropy_into(Graph *graph, Tensor *logits, Tensor *targets, Tensor *losses,
                            float gradient_scale);
+/* And with the gradient times [scale (1)], which the host may change from step to step: 16-bit gradients need it. */
+void op_cross_entropy_scaled(Graph *graph, Tensor *logits, Tensor *targets, Tensor *scale, Tensor *losses,
+                             float gradient_scale);
 
 /* ---- norm.c, adamw.c, sgd.c: the update -------------------------------------------------------------------------
- * squared_norm: total (1) += or = Σ x². clip: total -> factor min(1, max_norm/norm) (1), norm (1).
- * adamw and sgd change parameter and moments in place: inputs gradient, hyper, [factor]; outputs parameter, moments.
+ * squared_norm: total (1) += or = Σ x². clip: total, [scale] -> factor min(1, max_norm/norm)/scale (1), norm (1), where
+ * the norm is √total/scale; a norm that is no finite number makes a factor that is none, and the update then does nothing.
+ * adamw and sgd change parameter and moments in place: inputs gradient, hyper, [factor]; outputs parameter, moments,
+ * [copy: the new parameter, rounded to the copy's type]. A 16-bit parameter or moment is rounded by chance (half.h).
  * They see flat arrays; which elements decay is a list of runs in order. */
 typedef struct {
     int64_t n_elements;
@@ -130,25 +135,33 @@ typedef struct {
 typedef struct {
     float beta1, beta2, epsilon, weight_decay;
     int n_runs;
-    const DecayRun *runs; /* lives as long as the graph */
+    const DecayRun *runs;  /* lives as long as the graph */
+    int64_t first_element; /* of all parameters: what rounding by chance draws by */
 } AdamwAttributes;
 typedef struct {
     float momentum, weight_decay;
     bool nesterov;
     int n_runs;
     const DecayRun *runs;
+    int64_t first_element;
 } SgdAttributes;
 typedef struct {
     float max_norm; /* 0: measure only, the factor is 1 */
 } ClipAttributes;
-/* Written by the host before the update: learning rate; 1/(1-beta1^t), 1/(1-beta2^t). */
-enum { HYPER_RATE, HYPER_CORRECTION1, HYPER_CORRECTION2, N_HYPER };
+/* Written by the host before the update: learning rate; 1/(1-beta1^t), 1/(1-beta2^t); the bits of a number that differs
+ * from step to step, for rounding by chance. */
+enum { HYPER_RATE, HYPER_CORRECTION1, HYPER_CORRECTION2, HYPER_DRAW, N_HYPER };
 extern const Op OP_SQUARED_NORM, OP_CLIP, OP_ADAMW, OP_SGD;
 void op_squared_norm(Graph *graph, Tensor *x, Tensor *total, bool add);
 void op_clip(Graph *graph, Tensor *total, Tensor *factor, Tensor *norm, float max_norm);
+void op_clip_scaled(Graph *graph, Tensor *total, Tensor *scale, Tensor *factor, Tensor *norm, float max_norm);
 void op_adamw(Graph *graph, Tensor *gradient, Tensor *hyper, Tensor *factor, Tensor *parameter,
               Tensor *moment1, Tensor *moment2, const AdamwAttributes *attributes);
+void op_adamw_copied(Graph *graph, Tensor *gradient, Tensor *hyper, Tensor *factor, Tensor *parameter,
+                     Tensor *moment1, Tensor *moment2, Tensor *copy, const AdamwAttributes *attributes);
 void op_sgd(Graph *graph, Tensor *gradient, Tensor *hyper, Tensor *factor, Tensor *parameter,
             Tensor *momentum, const SgdAttributes *attributes);
+void op_sgd_copied(Graph *graph, Tensor *gradient, Tensor *hyper, Tensor *factor, Tensor *parameter,
+                   Tensor *momentum, Tensor *copy, const SgdAttributes *attributes);
 
 #endif

@@ -4,6 +4,7 @@
 #define PGPT_OPS_REFERENCE_H
 
 #include "base/error.h"
+#include "base/half.h"
 #include "base/random.h"
 #include "ops/ops.h"
 
@@ -13,6 +14,22 @@
 
 static inline void reference_write(float *element, float value, bool add) {
     *element = add ? *element + value : value;
+}
+
+/* Element `index` of an array of any float type. */
+static inline float reference_read(const void *values, DType dtype, int64_t index) {
+    if (dtype == DTYPE_F32) return ((const float *)values)[index];
+    uint16_t half = ((const uint16_t *)values)[index];
+    return dtype == DTYPE_BF16 ? half_bf16_to_f32(half) : half_f16_to_f32(half);
+}
+
+/* Element `index` of an output of any float type, rounded to the nearest. */
+static inline void reference_write_copy(const KernelCall *call, int output, int64_t index, float value) {
+    DType dtype = call->node->output[output]->dtype;
+    if (dtype == DTYPE_F32) ((float *)call->out[output])[index] = value;
+    else
+        ((uint16_t *)call->out[output])[index] =
+            dtype == DTYPE_BF16 ? half_bf16_from_f32(value) : half_f16_from_f32(value);
 }
 
 /* Zeroed doubles to sum into; the caller frees them. At least one, so that NULL only means failure. */

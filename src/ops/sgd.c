@@ -5,11 +5,17 @@
 #include "ops/ops.h"
 #include "ops/reference.h"
 
+#include <math.h>
 #include <stdio.h>
 
 /* `momentum` is NULL exactly when attributes->momentum is 0. */
 void op_sgd(Graph *graph, Tensor *gradient, Tensor *hyper, Tensor *factor, Tensor *parameter,
             Tensor *momentum, const SgdAttributes *attributes) {
+    op_sgd_copied(graph, gradient, hyper, factor, parameter, momentum, NULL, attributes);
+}
+
+void op_sgd_copied(Graph *graph, Tensor *gradient, Tensor *hyper, Tensor *factor, Tensor *parameter,
+                   Tensor *momentum, Tensor *copy, const SgdAttributes *attributes) {
     int64_t count = tensor_count(parameter);
     if (!graph_check(graph, tensor_count(gradient) == count && (!momentum || tensor_count(momentum) == count),
                      "sgd: gradient and momentum of %s must have as many elements as it", parameter->name) ||
@@ -21,13 +27,15 @@ void op_sgd(Graph *graph, Tensor *gradient, Tensor *hyper, Tensor *factor, Tenso
                      "sgd: hyper input %s must be %d f32 numbers", hyper->name, N_HYPER) ||
         !graph_check(graph, !factor || tensor_count(factor) == 1, "sgd: factor for %s is not a scalar",
                      parameter->name) ||
+        !graph_check(graph, !copy || tensor_count(copy) == count,
+                     "sgd: the copy of %s must have as many elements as it", parameter->name) ||
         !graph_check(graph, reference_runs_cover(attributes->runs, attributes->n_runs, count),
                      "sgd: decay runs of %s do not cover its %lld elements", parameter->name,
                      (long long)count)) {
         return;
     }
-    graph_record(graph, &OP_SGD, attributes, sizeof *attributes, 3, TENSORS(gradient, hyper, factor), 2,
-                 TENSORS(parameter, momentum));
+    graph_record(graph, &OP_SGD, attributes, sizeof *attributes, 3, TENSORS(gradient, hyper, factor), 3,
+                 TENSORS(parameter, momentum, copy));
 }
 
 /* An element: 2 for the decay (counted for all), 2 for the momentum, 2 more with nesterov, 2 for the step, 1 for the
@@ -45,7 +53,8 @@ static double sgd_bytes(const Node *node) {
     for (int i = 0; i < node->n_inputs; i++)
         bytes += node->input[i] ? (double)tensor_bytes(node->input[i]) : 0.0;
     for (int i = 0; i < node->n_outputs; i++) {
-        bytes += node->output[i] ? 2.0 * (double)tensor_bytes(node->output[i]) : 0.0;
+        double passes = i < 2 ? 2.0 : 1.0; /* the copy is only written */
+        bytes += node->output[i] ? passes * (double)tensor_bytes(node->output[i]) : 0.0;
     }
     return bytes;
 }
@@ -63,6 +72,7 @@ static Status sgd_reference(const KernelCall *call, Error *error) {
                 *factor = call->in[2];
     float *parameter = call->out[0], *momentum = call->out[1]; /* (N) each */
     double scale = factor ? (double)*factor : 1.0, mu = (double)a->momentum;
+    if (!isfinite(scale)) return STATUS_OK;
     int64_t i = 0;
     for (int run = 0; run < a->n_runs; run++) {
         double decay = a->runs[run].decays ? (double)a->weight_decay : 0.0;
@@ -74,6 +84,7 @@ static Status sgd_reference(const KernelCall *call, Error *error) {
                 momentum[i] = (float)u;
             }
             parameter[i] = (float)((double)parameter[i] - (double)hyper[HYPER_RATE] * step);
+            if (call->out[2]) reference_write_copy(call, 2, i, parameter[i]);
         }
     }
     return STATUS_OK;

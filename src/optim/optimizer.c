@@ -2,10 +2,12 @@
  * of elements decay comes from the parameter table (matrices do, vectors do not). */
 #include "optim/optimizer.h"
 
+#include "base/random.h"
 #include "graph/insert.h"
 #include "ops/ops.h"
 
 #include <math.h>
+#include <string.h>
 
 static const char *const optimizer_names[] = {"adamw", "sgd", NULL};
 static const char *const schedule_names[] = {"constant", "linear", "cosine", "wsd", NULL};
@@ -87,16 +89,20 @@ Place optimizer_gradient_place(const OptimizerOptions *options) {
     return options->eager ? PLACE_ACTIVATION : PLACE_GRADIENT;
 }
 
-void optimizer_hyper(const OptimizerOptions *options, double rate, int64_t step, float *hyper) {
+void optimizer_hyper(const OptimizerOptions *options, double rate, int64_t step, uint64_t seed,
+                     float *hyper) {
     double t = (double)step + 1.0;
     hyper[HYPER_RATE] = (float)rate;
     hyper[HYPER_CORRECTION1] = (float)(1.0 / (1.0 - pow(options->beta1, t)));
     hyper[HYPER_CORRECTION2] = (float)(1.0 / (1.0 - pow(options->beta2, t)));
+    RandomKey key = random_key(seed, RANDOM_ROUNDING, (uint64_t)step);
+    memcpy(&hyper[HYPER_DRAW], &key.word[0], sizeof(float));
 }
 
 /* What one update node works on. */
 typedef struct {
-    Tensor *gradient, *parameter, *moment[OPTIMIZER_MAX_MOMENTS];
+    Tensor *gradient, *parameter, *copy, *moment[OPTIMIZER_MAX_MOMENTS];
+    int64_t first;
     int n_runs;
     const DecayRun *runs;
 } UpdateRange;
@@ -109,17 +115,19 @@ static void record_update(const OptimizerOptions *options, const OptimizerTensor
                                       .epsilon = (float)options->epsilon,
                                       .weight_decay = (float)options->weight_decay,
                                       .n_runs = range->n_runs,
-                                      .runs = range->runs};
-        op_adamw(graph, range->gradient, tensors->hyper, factor, range->parameter, range->moment[0],
-                 range->moment[1], &attributes);
+                                      .runs = range->runs,
+                                      .first_element = range->first};
+        op_adamw_copied(graph, range->gradient, tensors->hyper, factor, range->parameter, range->moment[0],
+                        range->moment[1], range->copy, &attributes);
     } else {
         SgdAttributes attributes = {.momentum = (float)options->momentum,
                                     .weight_decay = (float)options->weight_decay,
                                     .nesterov = options->nesterov,
                                     .n_runs = range->n_runs,
-                                    .runs = range->runs};
-        op_sgd(graph, range->gradient, tensors->hyper, factor, range->parameter, range->moment[0],
-               &attributes);
+                                    .runs = range->runs,
+                                    .first_element = range->first};
+        op_sgd_copied(graph, range->gradient, tensors->hyper, factor, range->parameter, range->moment[0],
+                      range->copy, &attributes);
     }
 }
 
@@ -141,7 +149,13 @@ static const DecayRun *decay_runs(const ParameterTable *table, int64_t first, in
 
 static void record_slice(const OptimizerOptions *options, const OptimizerTensors *tensors, Tensor *factor,
                          const UpdateSlice *slice, const ParameterTable *table, Graph *graph) {
-    UpdateRange range = {.gradient = slice->gradient, .parameter = slice->parameter};
+    UpdateRange range = {
+        .gradient = slice->gradient, .parameter = slice->parameter, .first = slice->flat_first};
+    if (tensors->master) {
+        range.copy = slice->parameter;
+        range.parameter =
+            graph_view(graph, tensors->master, SHAPE(slice->n), slice->local_first, tensors->master->name);
+    }
     range.runs = decay_runs(table, slice->flat_first, slice->n, graph, &range.n_runs);
     for (int i = 0; i < tensors->n_moments; i++) {
         range.moment[i] = graph_view(graph, tensors->moment[i], SHAPE(slice->n), slice->local_first,
@@ -152,9 +166,10 @@ static void record_slice(const OptimizerOptions *options, const OptimizerTensors
 
 /* After the backward: the norm of everything, then the update of every slice. */
 static void record_slices(const OptimizerOptions *options, OptimizerTensors *tensors,
-                          const ParameterTable *table, const UpdateShare *share, Graph *graph) {
+                          const ParameterTable *table, const UpdateShare *share, Tensor *loss_scale,
+                          Graph *graph) {
     Tensor *factor = NULL;
-    if (options->clip > 0.0) {
+    if (options->clip > 0.0 || loss_scale) {
         Tensor *total = graph_tensor(graph, PLACE_STATE, DTYPE_F32, SHAPE(1), "squared norm");
         factor = graph_tensor(graph, PLACE_STATE, DTYPE_F32, SHAPE(1), "clip factor");
         tensors->norm = graph_tensor(graph, PLACE_STATE, DTYPE_F32, SHAPE(1), "gradient norm");
@@ -162,7 +177,7 @@ static void record_slices(const OptimizerOptions *options, OptimizerTensors *ten
             op_squared_norm(graph, share->slice[i].gradient, total, i > 0);
         if (!share->n_slices) op_zero(graph, total); /* more processes than there is to share */
         if (share->record_sum) share->record_sum(share->context, graph, total);
-        op_clip(graph, total, factor, tensors->norm, (float)options->clip);
+        op_clip_scaled(graph, total, loss_scale, factor, tensors->norm, (float)options->clip);
     }
     for (int i = 0; i < share->n_slices; i++) {
         record_slice(options, tensors, factor, &share->slice[i], table, graph);
@@ -182,11 +197,17 @@ static void record_eager(const OptimizerOptions *options, const OptimizerTensors
         DecayRun run = {tensor_count(tensor), parameter->decays};
         UpdateRange range = {.gradient = tensor->gradient,
                              .parameter = tensor,
+                             .first = parameter->flat_offset,
                              .n_runs = 1,
                              .runs = arena_copy(&graph->arena, &run, sizeof run)};
         for (int k = 0; k < tensors->n_moments; k++) {
             range.moment[k] = graph_view(graph, tensors->moment[k], tensor->shape, parameter->flat_offset,
                                          arena_printf(&graph->arena, "%s.moment%d", parameter->name, k + 1));
+        }
+        if (tensors->master) {
+            range.copy = tensor;
+            range.parameter = graph_view(graph, tensors->master, tensor->shape, parameter->flat_offset,
+                                         arena_printf(&graph->arena, "%s.master", parameter->name));
         }
         int last = 0;
         for (int k = 0; k < n_before; k++) {
@@ -199,8 +220,9 @@ static void record_eager(const OptimizerOptions *options, const OptimizerTensors
     insertion_end(&insertion);
 }
 
-OptimizerTensors optimizer_record(const OptimizerOptions *options, const ParameterTensors *parameters,
-                                  const UpdateShare *share, Graph *graph) {
+OptimizerTensors optimizer_record(const OptimizerOptions *options, Precision precision,
+                                  const ParameterTensors *parameters, const UpdateShare *share,
+                                  Tensor *loss_scale, Graph *graph) {
     OptimizerTensors tensors = {.n_moments = optimizer_n_moments(options)};
     const ParameterTable *table = parameters->table;
     UpdateSlice all = {parameters->flat->gradient, parameters->flat, .n = table->n_flat_elements};
@@ -211,9 +233,11 @@ OptimizerTensors optimizer_record(const OptimizerOptions *options, const Paramet
     tensors.hyper = graph_tensor(graph, PLACE_INPUT, DTYPE_F32, SHAPE(N_HYPER), "hyper");
     for (int i = 0; i < tensors.n_moments; i++) {
         tensors.moment[i] =
-            graph_tensor(graph, PLACE_OPTIMIZER, DTYPE_F32, SHAPE(share->n_local), "moment%d", i + 1);
+            graph_tensor(graph, PLACE_OPTIMIZER, precision.moment, SHAPE(share->n_local), "moment%d", i + 1);
     }
+    if (precision.has_master)
+        tensors.master = graph_tensor(graph, PLACE_OPTIMIZER, DTYPE_F32, SHAPE(share->n_local), "master");
     if (options->eager) record_eager(options, &tensors, parameters, graph);
-    else record_slices(options, &tensors, table, share, graph);
+    else record_slices(options, &tensors, table, share, loss_scale, graph);
     return tensors;
 }

@@ -4,6 +4,7 @@
 
 #include "base/options.h"
 #include "model/parameters.h"
+#include "model/precision.h"
 #include "optim/schedule.h"
 
 typedef enum { OPTIMIZER_ADAMW, OPTIMIZER_SGD } OptimizerKind;
@@ -32,6 +33,8 @@ typedef struct {
     Tensor *hyper; /* see ops.h; the host writes it before each update */
     Tensor *norm;  /* of the whole gradient, before clipping; NULL when clipping is off */
     Tensor *moment[OPTIMIZER_MAX_MOMENTS]; /* flat, as the parameters; or of the share only */
+    Tensor
+        *master; /* likewise: the weights in f32 where those that are computed with have 16 bits; or NULL */
     int n_moments;
 } OptimizerTensors;
 
@@ -57,16 +60,18 @@ typedef struct {
     void *context;
 } UpdateShare;
 
-/* Record the update of every parameter that autograd found a gradient for, or of a share of them (NULL: all). With options->eager, each parameter's
- * update stands right behind the last node that needs its old value or adds to its gradient, so that the gradient's
- * memory is free again; otherwise the updates are one node over the flat arrays, after the backward. */
-OptimizerTensors optimizer_record(const OptimizerOptions *options, const ParameterTensors *parameters,
-                                  const UpdateShare *share, Graph *graph);
+/* Record the update of every parameter that autograd found a gradient for, or of a share of them (NULL: all). With
+ * options->eager, each parameter's update stands right behind the last node that needs its old value or adds to its
+ * gradient, so that the gradient's memory is free again; otherwise the updates come after the backward. Gradients are
+ * loss_scale times too large where that is not NULL. */
+OptimizerTensors optimizer_record(const OptimizerOptions *options, Precision precision,
+                                  const ParameterTensors *parameters, const UpdateShare *share,
+                                  Tensor *loss_scale, Graph *graph);
 
 /* The moments that the optimizer keeps of every parameter. */
 int optimizer_n_moments(const OptimizerOptions *options);
 
-/* What the host writes into hyper for step 0, 1, ... */
-void optimizer_hyper(const OptimizerOptions *options, double rate, int64_t step, float *hyper);
+/* What the host writes into hyper for step 0, 1, ... `seed` and step decide how 16-bit weights are rounded. */
+void optimizer_hyper(const OptimizerOptions *options, double rate, int64_t step, uint64_t seed, float *hyper);
 
 #endif

@@ -41,13 +41,13 @@ static int find_times(const Graph *graph, const Partition *partition, Tensor *co
 
 /* Lay the gradients of a unit side by side, as its weights are; what no gradient covers is set to 0. */
 static Tensor *join_gradients(Graph *graph, const PartitionUnit *unit, int number, const FlatPiece *pieces,
-                              Tensor *const *gradients) {
-    Tensor *joined = graph_tensor(graph, PLACE_ACTIVATION, DTYPE_F32, SHAPE(unit->n), "gradients %d", number);
+                              Tensor *const *gradients, DType dtype) {
+    Tensor *joined = graph_tensor(graph, PLACE_ACTIVATION, dtype, SHAPE(unit->n), "gradients %d", number);
     for (int i = unit->first_piece; i < unit->first_piece + unit->n_pieces; i++) {
         int64_t at = pieces[i].first - unit->first, n_covered = 0;
         if (gradients[i]) {
             gradients[i]->base = joined;
-            gradients[i]->base_offset = (size_t)at * sizeof(float);
+            gradients[i]->base_offset = (size_t)at * dtype_info(dtype)->n_bytes;
             n_covered = tensor_count(gradients[i]);
         }
         if (n_covered == pieces[i].n) continue;
@@ -83,7 +83,7 @@ void zero_shard_gradients(Graph *graph, const DataParallel *data, const Partitio
     for (int i = 0; i < n_times; i++) {
         const UnitTime *time = &times[i];
         const PartitionUnit *unit = &partition->unit[time->unit];
-        UnitSum sum = {.joined = join_gradients(graph, unit, time->unit, pieces, gradients)};
+        UnitSum sum = {.joined = join_gradients(graph, unit, time->unit, pieces, gradients, shard->dtype)};
         insertion_before(&insertion, time->first);
         if (time->unit != data->left_out - 1)
             sum.start = op_reduce_scatter(graph, data->comm, sum.joined, unit->border);

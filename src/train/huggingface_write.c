@@ -5,8 +5,8 @@
  * into the type asked for a band at a time. */
 #include "train/huggingface_write.h"
 
+#include "base/half.h"
 #include "base/memory.h"
-#include "train/half.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -10,29 +10,48 @@ void layout_share(const Layout *layout, int64_t n, int64_t *first, int64_t *end)
     *end = n / size * (rank + 1) + n % size * (rank + 1) / size;
 }
 
-double layout_formula_bytes(const Layout *layout, int64_t n_parameters, int n_moments) {
-    double psi = (double)n_parameters, n_ranks = layout_n_shares(layout);
-    double parameters = 4.0 * psi, gradients = 4.0 * psi, moments = 4.0 * n_moments * psi;
-    if (layout->zero >= 1) moments /= n_ranks;
-    if (layout->zero >= 2) gradients /= n_ranks;
-    if (layout->zero >= 3) parameters /= n_ranks;
-    return parameters + gradients + moments;
+/* Bytes a parameter of each kind. */
+typedef struct {
+    int weight, gradient, optimizer;
+} StateBytes;
+
+static StateBytes state_bytes(Precision precision, int n_moments) {
+    int moment = (int)dtype_info(precision.moment)->n_bytes;
+    return (StateBytes){.weight = (int)dtype_info(precision.weight)->n_bytes,
+                        .gradient = (int)dtype_info(precision.gradient)->n_bytes,
+                        .optimizer = n_moments * moment + (precision.has_master ? 4 : 0)};
 }
 
-const char *layout_formula(const Layout *layout, int n_moments, char *text, size_t n_bytes) {
-    int cut = layout->zero >= 1 ? 4 * n_moments : 0;
-    if (layout->zero >= 2) cut += 4;
-    if (layout->zero >= 3) cut += 4;
-    int whole = 8 + 4 * n_moments - cut;
+/* What is cut up of those, and what is not. */
+static void split_bytes(const Layout *layout, Precision precision, int n_moments, int *whole, int *cut) {
+    StateBytes bytes = state_bytes(precision, n_moments);
+    *cut = layout->zero >= 1 ? bytes.optimizer : 0;
+    if (layout->zero >= 2) *cut += bytes.gradient;
+    if (layout->zero >= 3) *cut += bytes.weight;
+    *whole = bytes.weight + bytes.gradient + bytes.optimizer - *cut;
+}
+
+double layout_formula_bytes(const Layout *layout, Precision precision, int64_t n_parameters, int n_moments) {
+    int whole, cut;
+    split_bytes(layout, precision, n_moments, &whole, &cut);
+    return ((double)whole + (double)cut / layout_n_shares(layout)) * (double)n_parameters;
+}
+
+const char *layout_formula(const Layout *layout, Precision precision, int n_moments, char *text,
+                           size_t n_bytes) {
+    int whole, cut;
+    split_bytes(layout, precision, n_moments, &whole, &cut);
     if (!cut) snprintf(text, n_bytes, "%dΨ", whole);
     else if (!whole) snprintf(text, n_bytes, "%dΨ/%d", cut, layout_n_shares(layout));
     else snprintf(text, n_bytes, "%dΨ + %dΨ/%d", whole, cut, layout_n_shares(layout));
     return text;
 }
 
-SpreadModel spread_plan(const Layout *layout, const ParameterTable *table, Arena *arena) {
+SpreadModel spread_plan(const Layout *layout, Precision precision, const ParameterTable *table,
+                        Arena *arena) {
     int n_ranks = layout_n_shares(layout), rank = n_ranks > 1 ? layout->data->rank : 0;
-    SpreadModel spread = {.layout = layout, .zero = n_ranks > 1 ? layout->zero : 0, .table = table};
+    SpreadModel spread = {
+        .layout = layout, .precision = precision, .zero = n_ranks > 1 ? layout->zero : 0, .table = table};
     spread.pieces = parameters_pieces(table, arena);
     spread.partition = partition_build(arena, spread.pieces, table->n_parameters, rank, n_ranks,
                                        layout->bucket_bytes, spread.zero == 3);
@@ -42,7 +61,7 @@ SpreadModel spread_plan(const Layout *layout, const ParameterTable *table, Arena
     ShardMap share = shard_map_share(spread.pieces, table->n_parameters, rank, n_ranks, arena);
     ShardMap slices = partition_map(&spread.partition, arena);
     spread.parameters = spread.zero == 3 ? slices : whole;
-    spread.parameters_saved = spread.zero == 3 ? slices : share;
+    spread.parameters_saved = spread.zero == 3 || (spread.zero && precision.has_master) ? slices : share;
     spread.moments = spread.zero >= 1 ? slices : whole;
     spread.moments_saved = spread.zero >= 1 ? slices : share;
     spread.slices = ARENA_ARRAY(arena, UpdateSlice, spread.partition.n_units + 1);
@@ -65,8 +84,8 @@ void spread_gradients(SpreadModel *spread, Graph *graph, const ParameterTensors 
     int n_pieces = spread->table->n_parameters;
     Tensor **gradients = ARENA_ARRAY(&graph->arena, Tensor *, n_pieces + 1);
     for (int i = 0; i < n_pieces; i++) gradients[i] = parameters->tensor[i]->gradient;
-    spread->gradient_shard = graph_tensor(graph, PLACE_GRADIENT, DTYPE_F32, SHAPE(spread->partition.n_local),
-                                          "d parameters (slices)");
+    spread->gradient_shard = graph_tensor(graph, PLACE_GRADIENT, spread->precision.gradient,
+                                          SHAPE(spread->partition.n_local), "d parameters (slices)");
     zero_shard_gradients(graph, &spread->data, &spread->partition, spread->pieces, gradients,
                          spread->gradient_shard);
 }
@@ -116,16 +135,16 @@ static void gather_updated(void *context, Graph *graph, int index) {
 }
 
 OptimizerTensors spread_update(SpreadModel *spread, const OptimizerOptions *options,
-                               const ParameterTensors *parameters, Graph *graph) {
+                               const ParameterTensors *parameters, Tensor *loss_scale, Graph *graph) {
     if (!spread->zero) {
         spread->held = parameters->flat;
-        return optimizer_record(options, parameters, NULL, graph);
+        return optimizer_record(options, spread->precision, parameters, NULL, loss_scale, graph);
     }
     graph->section = SECTION_UPDATE;
     graph->block = NO_BLOCK;
     bool is_cut = spread->zero == 3;
-    spread->held = is_cut ? graph_tensor(graph, PLACE_PARAMETER, DTYPE_F32, SHAPE(spread->partition.n_local),
-                                         "parameters (slices)")
+    spread->held = is_cut ? graph_tensor(graph, PLACE_PARAMETER, spread->precision.weight,
+                                         SHAPE(spread->partition.n_local), "parameters (slices)")
                           : parameters->flat;
     Tensor *gradient = spread->zero >= 2 ? spread->gradient_shard : parameters->flat->gradient;
     UpdateShare share = {.n_slices = make_slices(spread, graph, gradient),
@@ -134,7 +153,8 @@ OptimizerTensors spread_update(SpreadModel *spread, const OptimizerOptions *opti
                          .record_sum = sum_scalar,
                          .record_updated = is_cut ? NULL : gather_updated,
                          .context = spread};
-    OptimizerTensors tensors = optimizer_record(options, parameters, &share, graph);
+    OptimizerTensors tensors =
+        optimizer_record(options, spread->precision, parameters, &share, loss_scale, graph);
     if (is_cut) return tensors;
     gather_up_to(spread, graph, spread->partition.n_units);
     for (int i = 0; i < spread->n_gathers && spread->layout->overlaps; i++)
@@ -145,8 +165,8 @@ OptimizerTensors spread_update(SpreadModel *spread, const OptimizerOptions *opti
 void spread_parameters(SpreadModel *spread, Graph *graph, const ParameterTensors *parameters) {
     if (!spread->held) { /* an evaluation has no update */
         spread->held = spread->zero == 3
-                           ? graph_tensor(graph, PLACE_PARAMETER, DTYPE_F32, SHAPE(spread->partition.n_local),
-                                          "parameters (slices)")
+                           ? graph_tensor(graph, PLACE_PARAMETER, spread->precision.weight,
+                                          SHAPE(spread->partition.n_local), "parameters (slices)")
                            : parameters->flat;
     }
     if (spread->zero < 3) return;

@@ -30,15 +30,17 @@ static inline int layout_n_shares(const Layout *layout) {
 /* Which of n sequences (of a batch, of an evaluation) are this rank's: first .. end - 1. */
 void layout_share(const Layout *layout, int64_t n, int64_t *first, int64_t *end);
 
-/* Bytes of weights, gradients and moments that a rank holds by the formula of its stage, in f32: 4 bytes of each of the
- * three kinds (moments: 4·n_moments), divided by the ranks from the stage on that cuts them up. */
-double layout_formula_bytes(const Layout *layout, int64_t n_parameters, int n_moments);
+/* Bytes of weights, gradients and moments (with master weights, where there are) that a rank holds by the formula of its
+ * stage: those of each kind, divided by the ranks from the stage on that cuts them up. */
+double layout_formula_bytes(const Layout *layout, Precision precision, int64_t n_parameters, int n_moments);
 
 /* The formula in words: "4Ψ + 12Ψ/N". */
-const char *layout_formula(const Layout *layout, int n_moments, char *text, size_t n_bytes);
+const char *layout_formula(const Layout *layout, Precision precision, int n_moments, char *text,
+                           size_t n_bytes);
 
 typedef struct {
     const Layout *layout;
+    Precision precision;
     int zero; /* 0 where there is nobody to share with */
     const ParameterTable *table;
     const FlatPiece *pieces;
@@ -46,16 +48,16 @@ typedef struct {
     DataParallel data;
     /* What this process holds of the flat arrays, and which part of that it writes to a checkpoint. */
     ShardMap parameters, moments;
-    ShardMap parameters_saved, moments_saved;
-    Tensor *held;           /* the flat parameters, or this rank's slices of them */
-    Tensor *gradient_shard; /* NULL where gradients are whole */
+    ShardMap parameters_saved, moments_saved; /* the first is of the master weights where there are */
+    Tensor *held;                             /* the flat parameters, or this rank's slices of them */
+    Tensor *gradient_shard;                   /* NULL where gradients are whole */
     UpdateSlice *slices;
     const Node **gathers; /* of updated slices, to be waited for */
     int n_gathers;
     int *slice_unit;
 } SpreadModel;
 
-SpreadModel spread_plan(const Layout *layout, const ParameterTable *table, Arena *arena);
+SpreadModel spread_plan(const Layout *layout, Precision precision, const ParameterTable *table, Arena *arena);
 
 /* Where autograd shall put gradients. */
 Place spread_gradient_place(const SpreadModel *spread, const OptimizerOptions *options);
@@ -64,7 +66,7 @@ void spread_gradients(SpreadModel *spread, Graph *graph, const ParameterTensors 
 
 /* The update and what follows it. */
 OptimizerTensors spread_update(SpreadModel *spread, const OptimizerOptions *options,
-                               const ParameterTensors *parameters, Graph *graph);
+                               const ParameterTensors *parameters, Tensor *loss_scale, Graph *graph);
 
 /* The last pass, of training and evaluation. */
 void spread_parameters(SpreadModel *spread, Graph *graph, const ParameterTensors *parameters);

@@ -77,9 +77,8 @@ static Status collect_weights(Trainer *trainer, float *values, int unit_index, E
     const PartitionUnit *unit = &spread->partition.unit[unit_index];
     int64_t first = partition_slice_first(&spread->partition, unit_index);
     int64_t n = partition_slice_count(&spread->partition, unit_index);
-    TRY(executor_download_part(&trainer->step.executor, spread->held,
-                               (size_t)unit->local_first * sizeof(float), (size_t)n * sizeof(float),
-                               values + first, error));
+    TRY(executor_download_f32(&trainer->step.executor, spread->held, unit->local_first, n, values + first,
+                              error));
     TRY(comm_all_gather(spread->layout->control, values, unit->border, COMM_F32, error));
     for (int i = unit->first_piece; i < unit->first_piece + unit->n_pieces && trainer->has_generator; i++) {
         const Parameter *parameter = &trainer->table.parameter[i];
@@ -172,7 +171,7 @@ static SaveRequest save_request(Trainer *trainer, const char *run) {
                            .config = setup->config,
                            .table = &trainer->table,
                            .executor = &trainer->step.executor,
-                           .array = {trainer->step.spread.held},
+                           .array = {train_step_weights(&trainer->step)},
                            .comm = setup->saving,
                            .parameters_saved = &trainer->step.spread.parameters_saved,
                            .moments_saved = &trainer->step.spread.moments_saved,
@@ -262,7 +261,9 @@ static Status run_step(Loop *loop, Error *error) {
                                   .loss = result.loss,
                                   .validation_loss = NAN,
                                   .rate = rate,
-                                  .gradient_norm = result.gradient_norm,
+                                  .gradient_norm = result.was_skipped ? NAN : result.gradient_norm,
+                                  .loss_scale = trainer->step.loss.scale ? trainer->step.scale.value : NAN,
+                                  .n_skipped = trainer->step.scale.n_skipped,
                                   .tokens_per_s = n_tokens / seconds,
                                   .step_ms = seconds * 1e3,
                                   .flops_per_s = loop->flops / seconds,
@@ -272,7 +273,8 @@ static Status run_step(Loop *loop, Error *error) {
                                   .comm_ms = trainer_n_ranks(trainer) > 1 ? result.comm_ms : NAN,
                                   .comm_wait_ms = trainer_n_ranks(trainer) > 1 ? result.comm_wait_ms : NAN};
     bool has_norm = trainer->step.optimizer.norm != NULL;
-    if (isfinite(result.loss) && (!has_norm || isfinite(result.gradient_norm))) return STATUS_OK;
+    bool is_sound = !has_norm || isfinite(result.gradient_norm) || result.was_skipped;
+    if (isfinite(result.loss) && is_sound) return STATUS_OK;
     trainer->error_is_common = true;
     return error_failed(error,
                         "the %s of step %lld is not a finite number; lower --lr, or set --clip and --warmup",

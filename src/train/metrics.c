@@ -99,6 +99,10 @@ Status metrics_write(LineWriter *writer, const StepMetrics *metrics, Error *erro
     set_measured(line, "val_loss", metrics->validation_loss);
     set_measured(line, "lr", metrics->rate);
     set_measured(line, "grad_norm", metrics->gradient_norm);
+    if (!isnan(metrics->loss_scale)) {
+        set_measured(line, "loss_scale", metrics->loss_scale);
+        json_object_set_new(line, "skipped", json_integer(metrics->n_skipped));
+    }
     set_measured(line, "tokens_per_s", metrics->tokens_per_s);
     set_measured(line, "flops_per_s", metrics->flops_per_s);
     set_measured(line, "step_ms", metrics->step_ms);

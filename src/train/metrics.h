@@ -12,6 +12,8 @@ typedef struct {
     int64_t n_tokens;
     double loss, validation_loss, rate, gradient_norm;
     double tokens_per_s, step_ms, flops_per_s;
+    double loss_scale; /* NAN where gradients are not scaled */
+    int64_t n_skipped; /* steps whose gradient was not finite, since the run began */
     double forward_ms, backward_ms, update_ms, comm_ms, comm_wait_ms; /* the last two NAN on one rank */
 } StepMetrics;
 

@@ -1,5 +1,7 @@
 #include "train/options.h"
 
+#include "model/precision.h"
+
 enum { MANY = 1 << 30 };
 
 const OptionSpec train_option_specs[] = {
@@ -18,6 +20,10 @@ const OptionSpec train_option_specs[] = {
         "keep only every Nth block's input and compute the rest again in the backward, except for the last N; 0: keep everything"),
     OPTION_INT("loss-chunk", TrainOptions, loss_chunk, 0, 0, MANY,
                "tokens whose logits are in memory at a time; 0: chosen by size"),
+    OPTION_CHOICE(
+        "dtype", TrainOptions, precision, PRECISION_F32, precision_names,
+        "numbers to train in; bf16 and f16 keep f32 master weights, pure-... are 16-bit throughout, with weights rounded by "
+        "chance"),
     OPTION_INT("threads", TrainOptions, n_threads, 0, 0, 4096, "CPU threads; 0: all cores"),
     OPTION_INT("eval-every", TrainOptions, eval_every, 100, 0, INT64_MAX / 2,
                "steps between evaluations on the held-out text; 0: only at the end"),

@@ -10,6 +10,7 @@ typedef struct {
     int64_t seed;
     int64_t recompute, loss_chunk;
     int64_t n_threads;
+    int precision; /* PrecisionKind */
     int64_t eval_every, eval_batches;
     int64_t sample_every, sample_tokens;
     int64_t save_every, keep;

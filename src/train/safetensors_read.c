@@ -9,6 +9,8 @@
  * The data is read with pread, not mapped: a file that shrinks while it is read is then an error, not a signal. */
 #include "train/safetensors.h"
 
+#include "base/half.h"
+
 #include "base/format.h"
 #include "base/json.h"
 #include "base/memory.h"
@@ -260,33 +262,12 @@ Status safetensors_read(const SafetensorsFile *file, const SafetensorsTensor *te
     return read_at(file, file->data_start + tensor->offset + first_byte, bytes, n_bytes, error);
 }
 
-/* A half-precision number: the exponent is moved by the difference of the biases, done as a multiplication so that
- * denormals come out right; infinity and NaN keep their own exponent. */
-static float from_f16(uint16_t half) {
-    uint32_t sign = (uint32_t)(half & 0x8000u) << 16, bits = (uint32_t)(half & 0x7FFFu) << 13;
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    value *= 0x1p112f;
-    memcpy(&bits, &value, sizeof bits);
-    if ((half & 0x7C00u) == 0x7C00u) bits |= 0x7F800000u;
-    bits |= sign;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-static float from_bf16(uint16_t brain) {
-    uint32_t bits = (uint32_t)brain << 16;
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
 static void convert(SafetensorsType type, const void *from, int64_t n, float *values) {
     const uint16_t *half = from;
     const double *wide = from;
     for (int64_t i = 0; i < n; i++) {
-        values[i] = type == SAFETENSORS_F16    ? from_f16(half[i])
-                    : type == SAFETENSORS_BF16 ? from_bf16(half[i])
+        values[i] = type == SAFETENSORS_F16    ? half_f16_to_f32(half[i])
+                    : type == SAFETENSORS_BF16 ? half_bf16_to_f32(half[i])
                                                : (float)wide[i];
     }
 }

@@ -105,8 +105,7 @@ static void write_checkpoint(Saver *saver, const CheckpointSource *source) {
 /* Straight from the device, in pieces. */
 static Status read_device(void *context, int array, int64_t first, int64_t n, float *values, Error *error) {
     const SaveRequest *request = context;
-    return executor_download_part(request->executor, request->array[array], (size_t)first * sizeof(float),
-                                  (size_t)n * sizeof(float), values, error);
+    return executor_download_f32(request->executor, request->array[array], first, n, values, error);
 }
 
 static void write_device(Saver *saver) {
@@ -199,17 +198,18 @@ static Status take_packed(Saver *saver, int array, const ShardMap *map, Error *e
         int64_t at = saver->packed[array].n_local, n = map->run[i].n;
         runs[i] = (ShardRun){.flat_first = map->run[i].flat_first, .n = n, .local_first = at};
         saver->packed[array].n_local += n;
-        TRY(executor_download_part(request->executor, request->array[array],
-                                   (size_t)map->run[i].local_first * sizeof(float), (size_t)n * sizeof(float),
-                                   (float *)saver->copy[array] + at, error));
+        TRY(executor_download_f32(request->executor, request->array[array], map->run[i].local_first, n,
+                                  (float *)saver->copy[array] + at, error));
     }
     return STATUS_OK;
 }
 
 static Status take_copy(Saver *saver, int array, Error *error) {
     const SaveRequest *request = &saver->request;
+    const Tensor *tensor = request->array[array];
     if (!saver->packs)
-        return executor_download(request->executor, request->array[array], saver->copy[array], error);
+        return executor_download_f32(request->executor, tensor, 0, tensor_count(tensor), saver->copy[array],
+                                     error);
     return take_packed(saver, array, array == 0 ? request->parameters_saved : request->moments_saved, error);
 }
 

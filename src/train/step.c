@@ -53,6 +53,20 @@ static void cut_batch(TrainStep *step) {
     step->B = (share + step->n_micro_batches - 1) / step->n_micro_batches;
 }
 
+#define FIRST_SCALE   65536.0
+#define LARGEST_SCALE 16777216.0
+
+/* After a step whose gradient was finite, or not. */
+static void adapt_scale(LossScale *scale, bool is_finite) {
+    enum { STEPS_TO_DOUBLE = 1000 };
+    scale->n_good = is_finite ? scale->n_good + 1 : 0;
+    scale->n_skipped += !is_finite;
+    if (!is_finite && scale->value > 1.0) scale->value *= 0.5;
+    if (scale->n_good < STEPS_TO_DOUBLE || scale->value >= LARGEST_SCALE) return;
+    scale->value *= 2.0;
+    scale->n_good = 0;
+}
+
 static Status record(TrainStep *step, const ModelConfig *config, const ParameterTable *table,
                      bool is_training, Error *error) {
     const StepOptions *options = &step->options;
@@ -60,22 +74,26 @@ static Status record(TrainStep *step, const ModelConfig *config, const Parameter
                                    .T = options->T,
                                    .loss_scale = 1.0 / ((double)options->batch * (double)options->T),
                                    .loss_chunk_tokens = options->loss_chunk,
-                                   .is_training = is_training};
+                                   .is_training = is_training,
+                                   .dtype = options->precision.weight,
+                                   .scales_loss = options->precision.scales_loss};
     step->loss = gpt_record_loss(config, table, step->graph, &loss_options);
-    step->spread = spread_plan(&options->layout, table, &step->graph->arena);
+    step->spread = spread_plan(&options->layout, options->precision, table, &step->graph->arena);
     if (!is_training) {
         spread_parameters(&step->spread, step->graph, &step->loss.parameters);
         return graph_status(step->graph, error);
     }
-    AutogradOptions autograd = {
-        .copy = &OP_COPY, .gradient_place = spread_gradient_place(&step->spread, &step->optimizer_options)};
+    AutogradOptions autograd = {.copy = &OP_COPY,
+                                .gradient_place =
+                                    spread_gradient_place(&step->spread, &step->optimizer_options),
+                                .parameter_dtype = options->precision.gradient};
     TRY(autograd_run(step->graph, &autograd, error));
     eager_gradients(step->graph);
     lazy_gradients(step->graph);
     recompute_run(step->graph, (int)options->recompute);
     spread_gradients(&step->spread, step->graph, &step->loss.parameters);
-    step->optimizer =
-        spread_update(&step->spread, &step->optimizer_options, &step->loss.parameters, step->graph);
+    step->optimizer = spread_update(&step->spread, &step->optimizer_options, &step->loss.parameters,
+                                    step->loss.scale, step->graph);
     spread_parameters(&step->spread, step->graph, &step->loss.parameters);
     return graph_status(step->graph, error);
 }
@@ -83,7 +101,8 @@ static Status record(TrainStep *step, const ModelConfig *config, const Parameter
 Status train_step_plan(TrainStep *step, const ModelConfig *config, const ParameterTable *table,
                        const StepOptions *options, const OptimizerOptions *optimizer, const Backend *backend,
                        Error *error) {
-    *step = (TrainStep){.options = *options};
+    *step = (TrainStep){.options = *options,
+                        .scale = {.value = options->precision.scales_loss ? FIRST_SCALE : 1.0}};
     if (optimizer) step->optimizer_options = *optimizer;
     step->graph = graph_new();
     cut_batch(step);
@@ -183,9 +202,10 @@ Status train_step_run(TrainStep *step, const BatchSource *source, int64_t index,
     *result = (StepResult){.gradient_norm = NAN};
     Times before = times_now(step);
     /* Before the backward: an eager update reads it there. */
-    float hyper[N_HYPER], loss, norm;
-    optimizer_hyper(&step->optimizer_options, rate, index, hyper);
+    float hyper[N_HYPER], loss, norm, scale = (float)step->scale.value;
+    optimizer_hyper(&step->optimizer_options, rate, index - step->scale.n_skipped, step->options.seed, hyper);
     TRY(executor_upload(executor, step->optimizer.hyper, hyper, error));
+    if (step->loss.scale) TRY(executor_upload(executor, step->loss.scale, &scale, error));
     TRY(run_micro_batches(step, source, index, &result->was_abandoned, error));
     if (result->was_abandoned) return STATUS_OK;
     TRY(executor_run(executor, SECTION_UPDATE, MICRO_BATCH_ONLY, error));
@@ -195,6 +215,8 @@ Status train_step_run(TrainStep *step, const BatchSource *source, int64_t index,
     if (step->optimizer.norm) {
         TRY(executor_download(executor, step->optimizer.norm, &norm, error));
         result->gradient_norm = (double)norm;
+        result->was_skipped = step->loss.scale && !isfinite(norm);
+        if (step->loss.scale) adapt_scale(&step->scale, !result->was_skipped);
     }
     Times after = times_now(step);
     set_times(result, &before, &after);
@@ -220,7 +242,7 @@ Status evaluate_step_run(TrainStep *step, const BatchSource *source, uint64_t fi
     return STATUS_OK;
 }
 
-/* ---- weights and moments from the host */
+/* ---- weights from the host */
 
 typedef struct {
     TrainStep *step;
@@ -230,14 +252,20 @@ typedef struct {
 
 static Status upload_part(void *context, int64_t skip, int64_t count, int64_t local_first, Error *error) {
     const Upload *upload = context;
-    return executor_upload_part(&upload->step->executor, upload->array, (size_t)local_first * sizeof(float),
-                                (size_t)count * sizeof(float), upload->values + skip, error);
+    return executor_upload_f32(&upload->step->executor, upload->array, local_first, count,
+                               upload->values + skip, error);
 }
 
-Status train_step_upload(TrainStep *step, const Tensor *array, const ShardMap *map, int64_t flat_first,
-                         int64_t n, const float *values, Error *error) {
-    Upload upload = {step, array, values};
-    return shard_map_visit(map, flat_first, n, upload_part, &upload, error);
+Status train_step_upload(TrainStep *step, int64_t flat_first, int64_t n, const float *values, Error *error) {
+    const SpreadModel *spread = &step->spread;
+    Upload held = {step, spread->held, values}, master = {step, step->optimizer.master, values};
+    TRY(shard_map_visit(&spread->parameters, flat_first, n, upload_part, &held, error));
+    if (!master.array) return STATUS_OK;
+    return shard_map_visit(&spread->moments, flat_first, n, upload_part, &master, error);
+}
+
+const Tensor *train_step_weights(const TrainStep *step) {
+    return step->optimizer.master ? step->optimizer.master : step->spread.held;
 }
 
 double train_step_flops(const TrainStep *step) {

@@ -32,12 +32,21 @@ typedef struct {
     int64_t loss_chunk;  /* tokens whose logits are in memory at a time, 0 for as many as seem good */
     uint64_t seed;
     Layout layout;             /* {0}: one process */
+    Precision precision;       /* {0}: f32 */
     bool (*should_stop)(void); /* asked between micro-batches where there is one process; NULL: never */
 } StepOptions;
 
 /* Fill in what is 0 (micro_batch: all of the batch, T: the model's context) and check what must fit together; a mistake
  * names the options by which `pgpt` knows these fields. */
 Status step_options_complete(StepOptions *options, int64_t context, Error *error);
+
+/* The number that f16 gradients are multiplied by so that they do not vanish: doubled from time to time, halved whenever a
+ * gradient was too large. A step whose gradient is not finite is skipped: it changes nothing. */
+typedef struct {
+    double value;
+    int64_t n_good;    /* steps since it last changed */
+    int64_t n_skipped; /* steps, since the run began */
+} LossScale;
 
 typedef struct {
     Graph *graph;
@@ -48,6 +57,7 @@ typedef struct {
     StepOptions options;
     OptimizerOptions optimizer_options;
     SpreadModel spread;
+    LossScale scale;           /* of value 1 where it is not needed */
     int64_t B;                 /* sequences of a micro-batch on this rank: at most micro_batch */
     int64_t n_micro_batches;   /* the same on every rank */
     int32_t *tokens, *targets; /* (B,T) on the host */
@@ -60,6 +70,7 @@ typedef struct {
     double comm_ms;      /* communication under way, beside the rest or not */
     double comm_wait_ms; /* and the part of it that the rest had to wait for */
     bool was_abandoned;  /* stopped before the update: the weights are as they were */
+    bool was_skipped;    /* the gradient was not finite, as f16 may have it: likewise */
 } StepResult;
 
 /* Record and plan. `optimizer` NULL makes an evaluation pass: forward only. */
@@ -77,10 +88,11 @@ Status train_step_run(TrainStep *step, const BatchSource *source, int64_t index,
 Status evaluate_step_run(TrainStep *step, const BatchSource *source, uint64_t first_sequence, int64_t n,
                          double *loss, Error *error);
 
-/* Elements flat_first .. flat_first + n - 1 of a flat array, as far as this process holds them: `array` is
- * step->spread.held or one of step->optimizer.moment, `map` the one that belongs to it. */
-Status train_step_upload(TrainStep *step, const Tensor *array, const ShardMap *map, int64_t flat_first,
-                         int64_t n, const float *values, Error *error);
+/* Weights flat_first .. flat_first + n - 1 of the flat array, as far as this process holds them, in whatever types. */
+Status train_step_upload(TrainStep *step, int64_t flat_first, int64_t n, const float *values, Error *error);
+
+/* What a checkpoint takes for the weights: the master weights where there are. By step->spread.parameters_saved. */
+const Tensor *train_step_weights(const TrainStep *step);
 
 /* FLOPs of a whole step as counted over the program, what is recomputed included. */
 double train_step_flops(const TrainStep *step);

@@ -36,6 +36,7 @@ static StepOptions step_options(const TrainerSetup *setup) {
                          .loss_chunk = options->loss_chunk,
                          .seed = (uint64_t)options->seed,
                          .layout = layout_of(setup),
+                         .precision = precision_of((PrecisionKind)options->precision),
                          .should_stop = interrupt_was_signalled};
 }
 
@@ -72,7 +73,8 @@ Status trainer_plan(Trainer *trainer, const TrainerSetup *setup, Error *error) {
                      setup->options->background_save && saves_on_the_way);
     if (setup->options->sample_tokens > 0 && trainer_is_root(trainer)) {
         TRY(generator_plan(&trainer->generator, setup->config, &trainer->table, setup->backend,
-                           &(GeneratorOptions){.n_rows = 1}, error));
+                           &(GeneratorOptions){.n_rows = 1, .dtype = trainer->step.options.precision.weight},
+                           error));
         trainer->has_generator = true;
     }
     return STATUS_OK;
@@ -159,9 +161,8 @@ Status trainer_check_memory(const Trainer *trainer, Error *error) {
 /* A whole parameter; the process keeps what it holds of it. */
 static Status upload_parameter(Trainer *trainer, int index, const float *values, Error *error) {
     const Parameter *parameter = &trainer->table.parameter[index];
-    const SpreadModel *spread = &trainer->step.spread;
-    return train_step_upload(&trainer->step, spread->held, &spread->parameters, parameter->flat_offset,
-                             shape_count(parameter->shape), values, error);
+    return train_step_upload(&trainer->step, parameter->flat_offset, shape_count(parameter->shape), values,
+                             error);
 }
 
 /* One parameter at a time, so that the weights are in memory only once. */
@@ -236,11 +237,16 @@ static Status check_same_run(const Trainer *trainer, const CheckpointState *stat
 static Status read_tensors(Trainer *trainer, const Checkpoint *checkpoint, float *host, Error *error) {
     Executor *executor = &trainer->step.executor;
     const SpreadModel *spread = &trainer->step.spread;
+    const OptimizerTensors *optimizer = &trainer->step.optimizer;
     TRY(checkpoint_read_map(checkpoint, &trainer->table, -1, &spread->parameters, host, error));
-    TRY(executor_upload(executor, spread->held, host, error));
-    for (int i = 0; i < trainer->step.optimizer.n_moments; i++) {
+    TRY(executor_upload_f32(executor, spread->held, 0, spread->parameters.n_local, host, error));
+    if (optimizer->master) {
+        TRY(checkpoint_read_map(checkpoint, &trainer->table, -1, &spread->moments, host, error));
+        TRY(executor_upload_f32(executor, optimizer->master, 0, spread->moments.n_local, host, error));
+    }
+    for (int i = 0; i < optimizer->n_moments; i++) {
         TRY(checkpoint_read_map(checkpoint, &trainer->table, i, &spread->moments, host, error));
-        TRY(executor_upload(executor, trainer->step.optimizer.moment[i], host, error));
+        TRY(executor_upload_f32(executor, optimizer->moment[i], 0, spread->moments.n_local, host, error));
     }
     return STATUS_OK;
 }

@@ -152,8 +152,8 @@ static Status initialise(Training *training, const VerifyOptions *options, const
     TRY(memory_alloc(&values, n_bytes, "one of the model's tensors", error));
     for (int i = 0; i < table->n_parameters && error->status == STATUS_OK; i++) {
         parameter_initialise(table, i, SEED, values, options->backend->n_threads);
-        train_step_upload(step, step->spread.held, &step->spread.parameters, table->parameter[i].flat_offset,
-                          shape_count(table->parameter[i].shape), values, error);
+        train_step_upload(step, table->parameter[i].flat_offset, shape_count(table->parameter[i].shape),
+                          values, error);
     }
     memory_free(values, n_bytes);
     return error->status;
@@ -168,7 +168,8 @@ static Status open_training(Training *training, const VerifyOptions *options, co
                         .T = options->config->context,
                         .recompute = layout->recompute,
                         .seed = SEED,
-                        .layout = *parallel};
+                        .layout = *parallel,
+                        .precision = options->precision};
     TRY(train_step_plan(&training->step, options->config, table, &step, &optimizer, options->backend, error));
     device_require(&training->memory, &training->step.program.plan);
     TRY(device_open(&training->memory, options->backend, error));
@@ -193,8 +194,9 @@ static Status train_serially(VerifyReference *reference, const VerifyOptions *op
         StepResult result;
         TRY_GOTO(train_step_run(&training.step, &source, i, optimizer_options().rate, &result, error), done);
         reference->losses[i] = result.loss;
-        executor_download(&training.step.executor, training.step.spread.held,
-                          reference->weights + i * reference->table.n_flat_elements, error);
+        executor_download_f32(&training.step.executor, training.step.spread.held, 0,
+                              reference->table.n_flat_elements,
+                              reference->weights + i * reference->table.n_flat_elements, error);
     }
     reference->seconds = timer_seconds_since(start);
 done:
@@ -327,7 +329,8 @@ static Status train_and_compare(Training *training, const VerifyOptions *options
     for (int64_t i = 0; i < options->n_steps; i++) {
         StepResult step;
         TRY(train_step_run(&training->step, &source, i, optimizer_options().rate, &step, error));
-        TRY(executor_download(&training->step.executor, training->step.spread.held, held, error));
+        TRY(executor_download_f32(&training->step.executor, training->step.spread.held, 0,
+                                  training->step.spread.parameters.n_local, held, error));
         compare_loss(options, reference, step.loss, i, result);
         compare_weights(options, reference, &training->step, held, i, result);
     }

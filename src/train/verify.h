@@ -30,6 +30,7 @@ typedef struct {
     const ModelConfig *config; /* complete */
     const Backend *backend;
     Launch *launch;
+    Precision precision;
     int64_t n_steps, batch;
     double tolerance; /* relative: of the loss, and of the largest weight of each tensor */
     int left_out;     /* see DataParallel */

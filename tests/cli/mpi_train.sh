@@ -82,7 +82,7 @@ sed "s/  $(uname -n)\$/  H/" out | diff want - || fail "the mesh"
 # The program: what is started and waited for, once a step or once a micro-batch.
 count() { grep -Ec -e "^ *[0-9]+ +$1" out || true; }
 for zero in 0 1 2 3; do
-    ranks 2 "${small[@]}" --zero $zero --micro-batch 2 --bucket-mb 0.01 --print-program --json
+    ranks 2 "${small[@]}" --layers 4 --zero $zero --micro-batch 2 --bucket-mb 0.01 --print-program --json
     reduces=$(count '[a-z]+ +all_reduce_start') scatters=$(count '[a-z]+ +reduce_scatter_start')
     gathers=$(count '[a-z]+ +all_gather_start') waits=$(count '[a-z]+ +wait')
     ((waits == reduces + scatters + gathers)) || fail "ZeRO $zero: $waits waits for $reduces, $scatters and $gathers"

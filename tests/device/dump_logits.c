@@ -28,7 +28,7 @@ static Status open_model(Model *model, const char *path, int64_t B, int64_t T, E
     TRY(model_source_check(&model->source, &model->table, error));
     TRY(backend_cpu_open(&model->backend, 0, error));
     model->graph = graph_new();
-    model->decode = gpt_record_decode(config, &model->table, model->graph, B, T, T);
+    model->decode = gpt_record_decode(config, &model->table, model->graph, DTYPE_F32, B, T, T);
     TRY(program_build(&model->program, "decode", model->graph, &model->backend, 1, error));
     device_require(&model->memory, &model->program.plan);
     TRY(device_open(&model->memory, &model->backend, error));

@@ -32,7 +32,8 @@ CPU_INLINE void adamw_step(const AdamwConstants *c, const float *gradient, float
     lanes_store(moment2, v, lanes);
 }
 
-static void update(const KernelCall *call, const AdamwConstants *constants, int64_t i, int64_t end) {
+static void update(const KernelCall *call, const AdamwConstants *constants, int64_t first, int64_t end) {
+    int64_t i = first;
     const AdamwConstants c = *constants;
     const float *gradient = call->in[0];                                               /* (N) */
     float *parameter = call->out[0], *moment1 = call->out[1], *moment2 = call->out[2]; /* (N) each */
@@ -40,12 +41,14 @@ static void update(const KernelCall *call, const AdamwConstants *constants, int6
         adamw_step(&c, gradient + i, parameter + i, moment1 + i, moment2 + i, VEC_LANES);
     }
     if (i < end) adamw_step(&c, gradient + i, parameter + i, moment1 + i, moment2 + i, (int)(end - i));
+    if (call->out[3]) cpu_narrow(call->node->output[3]->dtype, parameter, call->out[3], first, end);
 }
 
 Status cpu_adamw(const KernelCall *call, Error *error) {
     (void)error;
     const AdamwAttributes *a = call->node->attributes;
     const float *hyper = call->in[1], *factor = call->in[2]; /* (N_HYPER), [(1)] */
+    if (factor && !isfinite(*factor)) return STATUS_OK;
     double rate = (double)hyper[HYPER_RATE];
     const AdamwConstants shared = {
         .beta1 = a->beta1,

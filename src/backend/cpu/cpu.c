@@ -57,10 +57,14 @@ static const CpuKernel *find_kernel(const Op *op) {
 }
 
 /* What has no fast kernel yet runs its reference: slow, but the program runs. */
+Kernel cpu_plain_kernel(const Op *op) {
+    const CpuKernel *found = find_kernel(op);
+    return found ? found->kernel : op->reference;
+}
+
 static Kernel cpu_kernel(void *context, const Node *node) {
     (void)context;
-    const CpuKernel *found = find_kernel(node->op);
-    return found ? found->kernel : node->op->reference;
+    return cpu_needs_widening(node) ? cpu_widened : cpu_plain_kernel(node->op);
 }
 
 typedef struct {
@@ -69,7 +73,9 @@ typedef struct {
 
 static size_t cpu_scratch_bytes(void *context, const Node *node) {
     const CpuKernel *found = find_kernel(node->op);
-    return found && found->scratch_bytes ? found->scratch_bytes(node, ((CpuContext *)context)->n_threads) : 0;
+    size_t plain =
+        found && found->scratch_bytes ? found->scratch_bytes(node, ((CpuContext *)context)->n_threads) : 0;
+    return plain + (cpu_needs_widening(node) ? cpu_widening_bytes(node) : 0);
 }
 
 static Status cpu_allocate(void *context, size_t n_bytes, const char *what, void **memory, Error *error) {

@@ -107,6 +107,8 @@ Status cpu_cross_entropy(const KernelCall *call, Error *error) {
     const float *logits = call->in[0];                     /* (N,V) */
     const int32_t *targets = call->in[1];                  /* (N) */
     float *losses = call->out[0], *dlogits = call->out[1]; /* (N), [(N,V)] */
+    const float *scale = call->in[2];                      /* [(1)] */
+    float gradient_scale = a->gradient_scale * (scale ? *scale : 1.0f);
     int64_t N = shape_rows(call->node->input[0]->shape), V = shape_columns(call->node->input[0]->shape);
     for (int64_t n = 0; n < N; n++) {
         if (targets[n] < V) continue;
@@ -116,7 +118,7 @@ Status cpu_cross_entropy(const KernelCall *call, Error *error) {
 #pragma omp parallel for schedule(static) num_threads(cpu_threads(call, N *V))
     for (int64_t n = 0; n < N; n++) {
         float *gradient = dlogits ? dlogits + n * V : NULL, loss = 0.0f;
-        if (targets[n] >= 0) loss = row_loss(logits + n * V, V, targets[n], gradient, a->gradient_scale);
+        if (targets[n] >= 0) loss = row_loss(logits + n * V, V, targets[n], gradient, gradient_scale);
         else if (gradient) memset(gradient, 0, (size_t)V * sizeof(float));
         losses[n] = loss;
     }

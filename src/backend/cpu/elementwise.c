@@ -31,7 +31,7 @@ Status cpu_copy(const KernelCall *call, Error *error) {
     (void)error;
     const Tensor *output = call->node->output[0];
     int64_t count = tensor_count(output);
-    size_t n_bytes = dtype_info(output->dtype)->n_bytes;
+    size_t n_bytes = cpu_is_plain_copy(call->node) ? dtype_info(output->dtype)->n_bytes : sizeof(float);
     const char *from = call->in[0];
     char *to = call->out[0];
     int n_parts = cpu_threads(call, count);

@@ -39,6 +39,21 @@ Status cpu_clip(const KernelCall *call, Error *error);
 Status cpu_adamw(const KernelCall *call, Error *error);
 Status cpu_sgd(const KernelCall *call, Error *error);
 
+/* ---- 16-bit storage (half.c) ----
+ * Kernels compute on f32. Where a node has 16-bit tensors, cpu_widened runs its f32 kernel on widened copies. */
+bool cpu_needs_widening(const Node *node);
+Status cpu_widened(const KernelCall *call, Error *error);
+size_t cpu_widening_bytes(const Node *node);
+
+/* A copy of bytes, whatever they are. */
+bool cpu_is_plain_copy(const Node *node);
+
+/* The kernel of an operation on f32 (cpu.c). */
+Kernel cpu_plain_kernel(const Op *op);
+
+/* to[first..end-1] = from[first..end-1], rounded to the nearest. */
+void cpu_narrow(DType dtype, const float *from, void *to, int64_t first, int64_t end);
+
 /* Bytes of scratch for the kernels that want some. */
 size_t cpu_embedding_token_gradient_scratch(const Node *node, int n_threads);
 size_t cpu_layernorm_backward_scratch(const Node *node, int n_threads);

@@ -19,10 +19,12 @@ size_t cpu_squared_norm_scratch(const Node *node, int n_threads) {
 Status cpu_clip(const KernelCall *call, Error *error) {
     (void)error;
     const ClipAttributes *a = call->node->attributes;
-    const float *total = call->in[0];                   /* (1) */
-    float *factor = call->out[0], *norm = call->out[1]; /* (1), (1) */
-    double length = sqrt((double)*total), limit = (double)a->max_norm;
-    if (factor) *factor = limit > 0.0 && length > limit ? (float)(limit / length) : 1.0f;
+    const float *total = call->in[0];                                       /* (1) */
+    float *factor = call->out[0], *norm = call->out[1];                     /* (1), (1) */
+    double scale = call->in[1] ? (double)*(const float *)call->in[1] : 1.0; /* [(1)] */
+    double length = sqrt((double)*total) / scale, limit = (double)a->max_norm;
+    double clipped = limit > 0.0 && length > limit ? limit / length : 1.0;
+    if (factor) *factor = isfinite(length) ? (float)(clipped / scale) : NAN;
     if (norm) *norm = (float)length;
     return STATUS_OK;
 }

@@ -19,7 +19,8 @@ CPU_INLINE void sgd_step(const SgdConstants *c, const float *gradient, float *pa
     lanes_store(parameter, vec_fma(vec_set(-c->rate), step, p), lanes);
 }
 
-static void update(const KernelCall *call, const SgdConstants *constants, int64_t i, int64_t end) {
+static void update(const KernelCall *call, const SgdConstants *constants, int64_t first, int64_t end) {
+    int64_t i = first;
     const SgdConstants c = *constants;
     const float *gradient = call->in[0];                       /* (N) */
     float *parameter = call->out[0], *momentum = call->out[1]; /* (N), [(N)] */
@@ -27,12 +28,14 @@ static void update(const KernelCall *call, const SgdConstants *constants, int64_
         sgd_step(&c, gradient + i, parameter + i, momentum ? momentum + i : NULL, VEC_LANES);
     }
     if (i < end) sgd_step(&c, gradient + i, parameter + i, momentum ? momentum + i : NULL, (int)(end - i));
+    if (call->out[2]) cpu_narrow(call->node->output[2]->dtype, parameter, call->out[2], first, end);
 }
 
 Status cpu_sgd(const KernelCall *call, Error *error) {
     (void)error;
     const SgdAttributes *a = call->node->attributes;
     const float *hyper = call->in[1], *factor = call->in[2]; /* (N_HYPER), [(1)] */
+    if (factor && !isfinite(*factor)) return STATUS_OK;
     const SgdConstants shared = {
         .scale = factor ? *factor : 1.0f,
         .momentum = a->momentum,

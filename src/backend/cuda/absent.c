@@ -12,10 +12,11 @@ int backend_cuda_devices(char *reason, size_t n_bytes) {
 
 Status backend_cuda_open(Backend *backend, int device, Error *error) {
     (void)backend, (void)device;
-    return error_user(error,
-                      "--device cuda: %s; build it where NVIDIA's CUDA toolkit is installed (cmake -DPGPT_CUDA=on "
-                      "names what is missing), or use --device cpu",
-                      REASON);
+    return error_user(
+        error,
+        "--device cuda: %s; build it where NVIDIA's CUDA toolkit is installed (cmake -DPGPT_CUDA=on "
+        "names what is missing), or use --device cpu",
+        REASON);
 }
 
 void backend_cuda_configure(Backend *backend, CudaSettings settings) {

@@ -24,7 +24,8 @@ DEVICE float flush(float moment) {
     return fabsf(moment) <= 1e-37f ? 0.0f : moment;
 }
 
-static __global__ void __launch_bounds__(THREADS) adamw_kernel(AdamwCall a, const __grid_constant__ DecayTable table) {
+static __global__ void __launch_bounds__(THREADS)
+    adamw_kernel(AdamwCall a, const __grid_constant__ DecayTable table) {
     int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * VECTOR, n = table.count - i;
     if (n <= 0) return;
     i += table.first;
@@ -81,8 +82,8 @@ extern "C" Status cuda_adamw(const KernelCall *call, Error *error) {
         arguments.moment1 = part_of(call->out[1], node->output[1], table.first);
         arguments.moment2 = part_of(call->out[2], node->output[2], table.first);
         arguments.copy = part_of(copy ? call->out[3] : NULL, copy, table.first);
-        adamw_kernel<<<blocks_for(table.count, THREADS * VECTOR), THREADS, 0, cuda_context(call)->stream>>>(arguments,
-                                                                                                            table);
+        adamw_kernel<<<blocks_for(table.count, THREADS * VECTOR), THREADS, 0, cuda_context(call)->stream>>>(
+            arguments, table);
         TRY(cuda_launched("adamw", error));
     }
     return STATUS_OK;

@@ -27,7 +27,8 @@ static int parts_of(const CudaContext *context, const Node *node) {
 
 /* New keys and values of position t into the cache. */
 template <typename T>
-DEVICE void store_row(const T *key, const T *value, T *key_cache, T *value_cache, int64_t at, const CachedShape &s) {
+DEVICE void store_row(const T *key, const T *value, T *key_cache, T *value_cache, int64_t at,
+                      const CachedShape &s) {
     for (int c = (int)threadIdx.x * VECTOR; c < s.head_size; c += ATTEND_THREADS * VECTOR) {
         float v[VECTOR];
         load8(key + c, s.head_size - c, s.aligned, v);
@@ -39,17 +40,19 @@ DEVICE void store_row(const T *key, const T *value, T *key_cache, T *value_cache
 
 template <typename T, int LANES>
 static __global__ void __launch_bounds__(ATTEND_THREADS)
-    cached_kernel(const T *qkv, const int32_t *start, T *y, T *key_cache, T *value_cache, float *parts, CachedShape s,
-                  CudaFault *fault) {
+    cached_kernel(const T *qkv, const int32_t *start, T *y, T *key_cache, T *value_cache, float *parts,
+                  CachedShape s, CudaFault *fault) {
     __shared__ Attention shared[ATTEND_WARPS * LANES];
     int64_t query = blockIdx.x, n = query / s.n_heads, b = n / s.n_positions, t = n - b * s.n_positions;
-    int h = (int)(query - n * s.n_heads), share = s.n_heads / s.n_kv_heads, kv = h / share, part = (int)blockIdx.y;
+    int h = (int)(query - n * s.n_heads), share = s.n_heads / s.n_kv_heads, kv = h / share,
+        part = (int)blockIdx.y;
     int64_t first_new = start[b];
     if (first_new < 0 || first_new + s.n_positions > s.capacity) {
         if (threadIdx.x == 0) report(fault, FAULT_CACHE, first_new + s.n_positions - 1, s.capacity);
         return;
     }
-    int64_t cache = (b * s.n_kv_heads + kv) * s.capacity * s.head_size, values_at = (int64_t)s.n_kv_heads * s.head_size;
+    int64_t cache = (b * s.n_kv_heads + kv) * s.capacity * s.head_size,
+            values_at = (int64_t)s.n_kv_heads * s.head_size;
     const T *new_keys = qkv + b * s.n_positions * s.width + (int64_t)(s.n_heads + kv) * s.head_size;
     if (part == 0 && h % share == 0) {
         store_row(new_keys + t * s.width, new_keys + t * s.width + values_at, key_cache, value_cache,
@@ -62,13 +65,15 @@ static __global__ void __launch_bounds__(ATTEND_THREADS)
     float q[VECTOR];
     load8(qkv + n * s.width + (int64_t)h * s.head_size + c, left, s.aligned, q);
     Attention mine = attention_none();
-    for (int64_t base = first; base < end; base += 2 * GROUPS) { /* all threads together: groups sum by shuffles */
+    for (int64_t base = first; base < end;
+         base += 2 * GROUPS) { /* all threads together: groups sum by shuffles */
         float key[2][VECTOR], value[2][VECTOR], score[2];
 #pragma unroll
         for (int j = 0; j < 2; j++) {
             int64_t k = base + j * GROUPS + threadIdx.x / LANES;
             bool is_there = k < end, is_new = k >= first_new;
-            const T *from = is_new ? new_keys + (k - first_new) * s.width + c : key_cache + cache + k * s.head_size + c;
+            const T *from =
+                is_new ? new_keys + (k - first_new) * s.width + c : key_cache + cache + k * s.head_size + c;
             load8(from, is_there ? left : 0, s.aligned, key[j]);
             from = is_new ? from + values_at : value_cache + cache + k * s.head_size + c;
             load8(from, is_there ? left : 0, s.aligned, value[j]);
@@ -80,11 +85,13 @@ static __global__ void __launch_bounds__(ATTEND_THREADS)
             if (!is_there) score[j] = -INFINITY;
         }
         float max = fmaxf(mine.max, fmaxf(score[0], score[1])), reference = max == -INFINITY ? 0.0f : max;
-        float keep = __expf(mine.max - reference), p0 = __expf(score[0] - reference), p1 = __expf(score[1] - reference);
+        float keep = __expf(mine.max - reference), p0 = __expf(score[0] - reference),
+              p1 = __expf(score[1] - reference);
         mine.max = max;
         mine.sum = mine.sum * keep + p0 + p1;
 #pragma unroll
-        for (int k = 0; k < VECTOR; k++) mine.value[k] = mine.value[k] * keep + p0 * value[0][k] + p1 * value[1][k];
+        for (int k = 0; k < VECTOR; k++)
+            mine.value[k] = mine.value[k] * keep + p0 * value[0][k] + p1 * value[1][k];
     }
     mine = block_join<LANES>(mine, shared);
     if ((int)threadIdx.x >= LANES || left <= 0) return;
@@ -100,7 +107,8 @@ static __global__ void __launch_bounds__(ATTEND_THREADS)
 }
 
 /* One warp a query: every thread has its channels and walks over the parts. */
-template <typename T> static __global__ void join_kernel(const float *parts, T *y, int64_t n_queries, CachedShape s) {
+template <typename T>
+static __global__ void join_kernel(const float *parts, T *y, int64_t n_queries, CachedShape s) {
     int64_t query = (int64_t)blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
     if (query >= n_queries) return;
     int stride = s.head_size + 2;
@@ -111,7 +119,8 @@ template <typename T> static __global__ void join_kernel(const float *parts, T *
     for (int p = 0; p < s.n_parts; p++) sum += mine[p * stride + 1] * __expf(mine[p * stride] - reference);
     for (int c = (int)threadIdx.x % WARP; c < s.head_size; c += WARP) {
         float value = 0.0f;
-        for (int p = 0; p < s.n_parts; p++) value += mine[p * stride + 2 + c] * __expf(mine[p * stride] - reference);
+        for (int p = 0; p < s.n_parts; p++)
+            value += mine[p * stride + 2 + c] * __expf(mine[p * stride] - reference);
         set_element(y + query * s.head_size + c, value / sum);
     }
 }
@@ -132,9 +141,14 @@ extern "C" Status cuda_attention_cached(const KernelCall *call, Error *error) {
     }
     if (a->head_size > ATTEND_MOST_CHANNELS) return cuda_unsupported(call, qkv, error);
     const CudaContext *context = cuda_context(call);
-    CachedShape s = {qkv->shape.dim[1], qkv->shape.dim[2], cache->shape.dim[2],
-                     a->n_heads,        a->n_kv_heads,     a->head_size,
-                     parts_of(context, node), a->scale,
+    CachedShape s = {qkv->shape.dim[1],
+                     qkv->shape.dim[2],
+                     cache->shape.dim[2],
+                     a->n_heads,
+                     a->n_kv_heads,
+                     a->head_size,
+                     parts_of(context, node),
+                     a->scale,
                      a->head_size % VECTOR == 0 && is_aligned(call->in[0]) && is_aligned(call->out[0]) &&
                          is_aligned(call->out[1]) && is_aligned(call->out[2])};
     int64_t queries = qkv->shape.dim[0] * qkv->shape.dim[1] * a->n_heads;
@@ -143,8 +157,9 @@ extern "C" Status cuda_attention_cached(const KernelCall *call, Error *error) {
     FOR_TYPE(qkv, T,
              FOR_LANES(a->head_size, LANES,
                        cached_kernel<T, LANES><<<grid, ATTEND_THREADS, 0, context->stream>>>(
-                           (const T *)call->in[0], (const int32_t *)call->in[1], (T *)call->out[0], (T *)call->out[1],
-                           (T *)call->out[2], (float *)call->scratch, s, context->device_fault)));
+                           (const T *)call->in[0], (const int32_t *)call->in[1], (T *)call->out[0],
+                           (T *)call->out[1], (T *)call->out[2], (float *)call->scratch, s,
+                           context->device_fault)));
     TRY(cuda_launched("attention_cached", error));
     if (s.n_parts == 1) return STATUS_OK;
     FOR_TYPE(qkv, T,

@@ -34,7 +34,8 @@ DEVICE Softmax join(Softmax a, Softmax b) {
 DEVICE Softmax warp_join(Softmax s) {
 #pragma unroll
     for (int step = WARP / 2; step; step /= 2) {
-        Softmax other = {__shfl_xor_sync(0xFFFFFFFFu, s.max, step), __shfl_xor_sync(0xFFFFFFFFu, s.sum, step)};
+        Softmax other = {__shfl_xor_sync(0xFFFFFFFFu, s.max, step),
+                         __shfl_xor_sync(0xFFFFFFFFu, s.sum, step)};
         s = join(s, other);
     }
     return s;
@@ -83,8 +84,8 @@ typedef struct {
 /* TEAM threads have a row: WARP or BLOCK. loss_scale is NULL or a scalar that multiplies the gradient. */
 template <typename T, int TEAM>
 static __global__ void __launch_bounds__(BLOCK, 2)
-    cross_entropy_kernel(const T *logits, const int32_t *targets, const float *loss_scale, float *losses, T *dlogits,
-                         EntropyShape s, CudaFault *fault) {
+    cross_entropy_kernel(const T *logits, const int32_t *targets, const float *loss_scale, float *losses,
+                         T *dlogits, EntropyShape s, CudaFault *fault) {
     __shared__ Softmax shared[BLOCK / WARP];
     int64_t n = (int64_t)blockIdx.x * (BLOCK / TEAM) + threadIdx.x / TEAM;
     int member = (int)threadIdx.x % TEAM;
@@ -143,8 +144,10 @@ static __global__ void __launch_bounds__(BLOCK, 2)
 extern "C" Status cuda_cross_entropy(const KernelCall *call, Error *error) {
     const CrossEntropyAttributes *a = (const CrossEntropyAttributes *)call->node->attributes;
     const Tensor *logits = call->node->input[0];
-    if (!same_types(logits, call->node->output[1])) return cuda_unsupported(call, call->node->output[1], error);
-    EntropyShape s = {shape_rows(logits->shape), shape_columns(logits->shape), a->gradient_scale, call->add[1]};
+    if (!same_types(logits, call->node->output[1]))
+        return cuda_unsupported(call, call->node->output[1], error);
+    EntropyShape s = {shape_rows(logits->shape), shape_columns(logits->shape), a->gradient_scale,
+                      call->add[1]};
     if (!s.rows) return STATUS_OK;
     const CudaContext *context = cuda_context(call);
     const int32_t *targets = (const int32_t *)call->in[1];

@@ -17,8 +17,8 @@
 
 Status cuda_check(cudaError_t code, const char *what, Error *error) {
     if (code == cudaSuccess) return STATUS_OK;
-    return error_failed(error, "%s: %s (%s, CUDA error %d)", what, cudaGetErrorString(code), cudaGetErrorName(code),
-                        (int)code);
+    return error_failed(error, "%s: %s (%s, CUDA error %d)", what, cudaGetErrorString(code),
+                        cudaGetErrorName(code), (int)code);
 }
 
 Status cuda_check_cublas(cublasStatus_t code, const char *what, Error *error) {
@@ -136,7 +136,8 @@ static Status allocate(void *context, size_t n_bytes, const char *what, void **m
     if (code == cudaErrorMemoryAllocation) {
         cudaGetLastError(); /* it is not sticky: the device goes on working */
         return error_failed(error, "no memory for %.2f GiB of %s on GPU %d, where %.2f GiB are free",
-                            (double)n_bytes / 0x1p30, what, cuda->device, (double)free_bytes(context) / 0x1p30);
+                            (double)n_bytes / 0x1p30, what, cuda->device,
+                            (double)free_bytes(context) / 0x1p30);
     }
     TRY(cuda_check(code, what, error));
     if (!n_bytes) return STATUS_OK;
@@ -154,7 +155,8 @@ static void release(void *context, void *memory, size_t n_bytes) {
 static Status upload_place(CudaContext *cuda, size_t n_bytes, char **place, Error *error) {
     size_t aligned = (n_bytes + 63) / 64 * 64;
     if (cuda->upload_used + aligned > UPLOAD_SEGMENT_BYTES) {
-        TRY(cuda_check(cudaEventRecord(cuda->upload_done[cuda->upload_segment], cuda->stream), "upload", error));
+        TRY(cuda_check(cudaEventRecord(cuda->upload_done[cuda->upload_segment], cuda->stream), "upload",
+                       error));
         cuda->upload_segment = (cuda->upload_segment + 1) % UPLOAD_SEGMENTS;
         cuda->upload_used = 0;
         TRY(cuda_check(cudaEventSynchronize(cuda->upload_done[cuda->upload_segment]), "upload", error));
@@ -168,13 +170,15 @@ static Status upload(void *context, void *device, const void *host, size_t n_byt
     CudaContext *cuda = enter(context);
     if (!n_bytes) return STATUS_OK;
     if (n_bytes > UPLOAD_SEGMENT_BYTES) {
-        TRY(cuda_check(cudaMemcpyAsync(device, host, n_bytes, cudaMemcpyHostToDevice, cuda->stream), "upload", error));
+        TRY(cuda_check(cudaMemcpyAsync(device, host, n_bytes, cudaMemcpyHostToDevice, cuda->stream), "upload",
+                       error));
         return cuda_check(cudaStreamSynchronize(cuda->stream), "upload", error);
     }
     char *place;
     TRY(upload_place(cuda, n_bytes, &place, error));
     memcpy(place, host, n_bytes);
-    return cuda_check(cudaMemcpyAsync(device, place, n_bytes, cudaMemcpyHostToDevice, cuda->stream), "upload", error);
+    return cuda_check(cudaMemcpyAsync(device, place, n_bytes, cudaMemcpyHostToDevice, cuda->stream), "upload",
+                      error);
 }
 
 static Status synchronize(void *context, Error *error) {
@@ -188,7 +192,8 @@ static Status download(void *context, void *host, const void *device, size_t n_b
     if (!n_bytes) return STATUS_OK;
     bool small = n_bytes <= DOWNLOAD_BYTES;
     void *place = small ? cuda->download : host;
-    TRY(cuda_check(cudaMemcpyAsync(place, device, n_bytes, cudaMemcpyDeviceToHost, cuda->stream), "download", error));
+    TRY(cuda_check(cudaMemcpyAsync(place, device, n_bytes, cudaMemcpyDeviceToHost, cuda->stream), "download",
+                   error));
     TRY(synchronize(context, error));
     if (small) memcpy(host, place, n_bytes);
     return STATUS_OK;
@@ -199,7 +204,8 @@ static Status download(void *context, void *host, const void *device, size_t n_b
 /* Only this thread's calls are held to the rules of a capture: others may allocate meanwhile. */
 Status cuda_capture_begin(void *context, Error *error) {
     CudaContext *cuda = enter(context);
-    return cuda_check(cudaStreamBeginCapture(cuda->stream, cudaStreamCaptureModeThreadLocal), "recording", error);
+    return cuda_check(cudaStreamBeginCapture(cuda->stream, cudaStreamCaptureModeThreadLocal), "recording",
+                      error);
 }
 
 Status cuda_capture_end(void *context, void **recording, Error *error) {
@@ -225,7 +231,8 @@ void cuda_capture_abandon(void *context) {
 
 Status cuda_replay(void *context, void *recording, Error *error) {
     CudaContext *cuda = enter(context);
-    return cuda_check(cudaGraphLaunch((cudaGraphExec_t)recording, cuda->stream), "replaying a recording", error);
+    return cuda_check(cudaGraphLaunch((cudaGraphExec_t)recording, cuda->stream), "replaying a recording",
+                      error);
 }
 
 void cuda_recording_free(void *context, void *recording) {
@@ -246,8 +253,8 @@ Status cuda_mark(void *context, void *mark, Error *error) {
 Status cuda_elapsed_ms(void *context, void *first, void *second, float *milliseconds, Error *error) {
     enter(context);
     TRY(cuda_check(cudaEventSynchronize((cudaEvent_t)second), "waiting for a mark", error));
-    return cuda_check(cudaEventElapsedTime(milliseconds, (cudaEvent_t)first, (cudaEvent_t)second), "reading a mark",
-                      error);
+    return cuda_check(cudaEventElapsedTime(milliseconds, (cudaEvent_t)first, (cudaEvent_t)second),
+                      "reading a mark", error);
 }
 
 void cuda_mark_free(void *context, void *mark) {
@@ -263,7 +270,8 @@ int backend_cuda_devices(char *reason, size_t n_bytes) {
     if (code == cudaSuccess && count > 0) return count;
     cudaGetLastError();
     if (code == cudaSuccess) code = cudaErrorNoDevice;
-    snprintf(reason, n_bytes, "no CUDA device is visible (%s: %s)", cudaGetErrorName(code), cudaGetErrorString(code));
+    snprintf(reason, n_bytes, "no CUDA device is visible (%s: %s)", cudaGetErrorName(code),
+             cudaGetErrorString(code));
     return 0;
 }
 
@@ -291,22 +299,25 @@ static size_t workspace_size(const struct cudaDeviceProp *properties) {
 
 static Status open_context(CudaContext *cuda, Error *error) {
     TRY(cuda_check(cudaSetDevice(cuda->device), "choosing a GPU", error));
-    TRY(cuda_check(cudaGetDeviceProperties(&cuda->properties, cuda->device), "asking what the GPU is", error));
+    TRY(cuda_check(cudaGetDeviceProperties(&cuda->properties, cuda->device), "asking what the GPU is",
+                   error));
     cuda->n_processors = cuda->properties.multiProcessorCount;
     cuda->max_shared_bytes = (int)cuda->properties.sharedMemPerBlockOptin;
     cuda->workspace_bytes = workspace_size(&cuda->properties);
-    TRY(cuda_check(cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking), "making a stream", error));
-    TRY(cuda_check(cudaMalloc(&cuda->workspace, cuda->workspace_bytes), "memory for matrix products", error));
-    TRY(cuda_check(cudaHostAlloc((void **)&cuda->fault, sizeof *cuda->fault, cudaHostAllocMapped), "pinned memory",
+    TRY(cuda_check(cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking), "making a stream",
                    error));
+    TRY(cuda_check(cudaMalloc(&cuda->workspace, cuda->workspace_bytes), "memory for matrix products", error));
+    TRY(cuda_check(cudaHostAlloc((void **)&cuda->fault, sizeof *cuda->fault, cudaHostAllocMapped),
+                   "pinned memory", error));
     memset(cuda->fault, 0, sizeof *cuda->fault);
-    TRY(cuda_check(cudaHostGetDevicePointer((void **)&cuda->device_fault, cuda->fault, 0), "pinned memory", error));
+    TRY(cuda_check(cudaHostGetDevicePointer((void **)&cuda->device_fault, cuda->fault, 0), "pinned memory",
+                   error));
     TRY(cuda_check(cudaMallocHost((void **)&cuda->upload, (size_t)UPLOAD_SEGMENTS * UPLOAD_SEGMENT_BYTES),
                    "pinned memory", error));
     TRY(cuda_check(cudaMallocHost((void **)&cuda->download, DOWNLOAD_BYTES), "pinned memory", error));
     for (int i = 0; i < UPLOAD_SEGMENTS; i++) {
-        TRY(cuda_check(cudaEventCreateWithFlags(&cuda->upload_done[i], cudaEventDisableTiming), "making an event",
-                       error));
+        TRY(cuda_check(cudaEventCreateWithFlags(&cuda->upload_done[i], cudaEventDisableTiming),
+                       "making an event", error));
     }
     return cuda_check_cublas(cublasLtCreate(&cuda->cublas), "opening cuBLASLt", error);
 }
@@ -315,12 +326,13 @@ Status backend_cuda_open(Backend *backend, int device, Error *error) {
     char reason[256];
     int n_devices = backend_cuda_devices(reason, sizeof reason);
     if (!n_devices) {
-        return error_user(error,
-                          "--device cuda: %s; check `nvidia-smi` and CUDA_VISIBLE_DEVICES, or use --device cpu", reason);
+        return error_user(
+            error, "--device cuda: %s; check `nvidia-smi` and CUDA_VISIBLE_DEVICES, or use --device cpu",
+            reason);
     }
     if (device < 0 || device >= n_devices) {
-        return error_user(error, "--device cuda: there is no GPU %d; %d %s visible, from 0 on", device, n_devices,
-                          n_devices == 1 ? "is" : "are");
+        return error_user(error, "--device cuda: there is no GPU %d; %d %s visible, from 0 on", device,
+                          n_devices, n_devices == 1 ? "is" : "are");
     }
     CudaContext *cuda = (CudaContext *)calloc(1, sizeof *cuda);
     if (!cuda) return error_failed(error, "no memory for the CUDA backend");
@@ -352,8 +364,8 @@ void backend_cuda_configure(Backend *backend, CudaSettings settings) {
 
 const char *backend_cuda_describe(const Backend *backend, char *text, size_t n_bytes) {
     const CudaContext *cuda = (const CudaContext *)backend->context;
-    snprintf(text, n_bytes, "%s, %d multiprocessors, compute capability %d.%d, %.1f GiB", cuda->properties.name,
-             cuda->n_processors, cuda->properties.major, cuda->properties.minor,
+    snprintf(text, n_bytes, "%s, %d multiprocessors, compute capability %d.%d, %.1f GiB",
+             cuda->properties.name, cuda->n_processors, cuda->properties.major, cuda->properties.minor,
              (double)cuda->properties.totalGlobalMem / 0x1p30);
     return text;
 }

@@ -21,8 +21,8 @@ int backend_cuda_devices(char *reason, size_t n_bytes);
 
 /* What the user may choose; the default is all false. Call it before a program is built. */
 typedef struct {
-    bool tf32;            /* products of f32 tensors keep 10 bits of their factors' mantissas, and are 8 times as fast */
-    bool any_order;       /* sums may be taken in an order that varies from run to run, where that is faster */
+    bool tf32; /* products of f32 tensors keep 10 bits of their factors' mantissas, and are 8 times as fast */
+    bool any_order; /* sums may be taken in an order that varies from run to run, where that is faster */
     bool default_product; /* the library's first choice of algorithm for each product, none timed */
 } CudaSettings;
 

@@ -19,7 +19,8 @@ typedef struct {
 } DecayTable;
 
 /* The next launch: false when there is none. *run and *element say how far the earlier ones got; begin with 0, 0. */
-static inline bool decay_table_next(DecayTable *table, const DecayRun *runs, int n_runs, int *run, int64_t *element) {
+static inline bool decay_table_next(DecayTable *table, const DecayRun *runs, int n_runs, int *run,
+                                    int64_t *element) {
     table->first = *element;
     table->n_runs = 0;
     for (; *run < n_runs; (*run)++) {

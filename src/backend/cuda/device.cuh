@@ -93,7 +93,8 @@ template <typename T> DEVICE void store8(T *p, const float v[VECTOR]) {
 
 /* ---- up to 8 elements anywhere: n of them are there (more than 8 means 8) ---- */
 
-template <typename T> DEVICE void load8(const T *p, int64_t n, bool aligned, float v[VECTOR], float filler = 0.0f) {
+template <typename T>
+DEVICE void load8(const T *p, int64_t n, bool aligned, float v[VECTOR], float filler = 0.0f) {
     if (aligned && n >= VECTOR) {
         load8(p, v);
         return;
@@ -224,23 +225,23 @@ static inline int64_t vectors_for(int64_t n) {
 }
 
 /* Runs the statement with T being the element type of `tensor`; returns with an error for types without kernels. */
-#define FOR_TYPE(tensor, T, ...)                                                                                       \
-    do {                                                                                                               \
-        switch ((tensor)->dtype) {                                                                                     \
-        case DTYPE_F32: {                                                                                              \
-            typedef float T;                                                                                           \
-            __VA_ARGS__;                                                                                               \
-        } break;                                                                                                       \
-        case DTYPE_BF16: {                                                                                             \
-            typedef bf16 T;                                                                                            \
-            __VA_ARGS__;                                                                                               \
-        } break;                                                                                                       \
-        case DTYPE_F16: {                                                                                              \
-            typedef f16 T;                                                                                             \
-            __VA_ARGS__;                                                                                               \
-        } break;                                                                                                       \
-        default: return cuda_unsupported(call, tensor, error);                                                         \
-        }                                                                                                              \
+#define FOR_TYPE(tensor, T, ...)                                                                             \
+    do {                                                                                                     \
+        switch ((tensor)->dtype) {                                                                           \
+        case DTYPE_F32: {                                                                                    \
+            typedef float T;                                                                                 \
+            __VA_ARGS__;                                                                                     \
+        } break;                                                                                             \
+        case DTYPE_BF16: {                                                                                   \
+            typedef bf16 T;                                                                                  \
+            __VA_ARGS__;                                                                                     \
+        } break;                                                                                             \
+        case DTYPE_F16: {                                                                                    \
+            typedef f16 T;                                                                                   \
+            __VA_ARGS__;                                                                                     \
+        } break;                                                                                             \
+        default: return cuda_unsupported(call, tensor, error);                                               \
+        }                                                                                                    \
     } while (0)
 
 /* The tensors of a node that must share one element type. */

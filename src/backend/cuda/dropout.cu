@@ -8,9 +8,11 @@
 enum { THREADS = 256 };
 
 template <typename T>
-static __global__ void dropout_kernel(const T *x, const int32_t *random, T *y, int64_t n_sequences, int64_t length,
-                               int64_t vectors, int site, uint32_t threshold, bool aligned, bool add) {
-    int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x, sequence = i / vectors, block = i - sequence * vectors;
+static __global__ void dropout_kernel(const T *x, const int32_t *random, T *y, int64_t n_sequences,
+                                      int64_t length, int64_t vectors, int site, uint32_t threshold,
+                                      bool aligned, bool add) {
+    int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x, sequence = i / vectors,
+            block = i - sequence * vectors;
     if (sequence >= n_sequences) return;
     int64_t n = length - block * VECTOR, at = sequence * length + block * VECTOR;
     float v[VECTOR], scale = random_dropout_scale(threshold);
@@ -31,8 +33,9 @@ extern "C" Status cuda_dropout(const KernelCall *call, Error *error) {
     int64_t length = count / n_sequences, vectors = vectors_for(length);
     bool aligned = rows_aligned(call->in[0], length) && is_aligned(call->out[0]);
     FOR_TYPE(x, T,
-             dropout_kernel<T><<<blocks_for(n_sequences * vectors, THREADS), THREADS, 0, cuda_context(call)->stream>>>(
-                 (const T *)call->in[0], (const int32_t *)call->in[1], (T *)call->out[0], n_sequences, length, vectors,
-                 a->site, random_dropout_threshold(a->probability), aligned, call->add[0]));
+             dropout_kernel<T>
+             <<<blocks_for(n_sequences * vectors, THREADS), THREADS, 0, cuda_context(call)->stream>>>(
+                 (const T *)call->in[0], (const int32_t *)call->in[1], (T *)call->out[0], n_sequences, length,
+                 vectors, a->site, random_dropout_threshold(a->probability), aligned, call->add[0]));
     return cuda_launched("dropout", error);
 }

@@ -24,9 +24,10 @@ extern "C" Status cuda_add(const KernelCall *call, Error *error) {
     int64_t count = tensor_count(y);
     if (!count) return STATUS_OK;
     bool aligned = is_aligned(call->in[0]) && is_aligned(call->in[1]) && is_aligned(call->out[0]);
-    FOR_TYPE(y, T,
-             add_kernel<T><<<blocks_for(count, THREADS * VECTOR), THREADS, 0, cuda_context(call)->stream>>>(
-                 (const T *)call->in[0], (const T *)call->in[1], (T *)call->out[0], count, aligned, call->add[0]));
+    FOR_TYPE(
+        y, T,
+        add_kernel<T><<<blocks_for(count, THREADS * VECTOR), THREADS, 0, cuda_context(call)->stream>>>(
+            (const T *)call->in[0], (const T *)call->in[1], (T *)call->out[0], count, aligned, call->add[0]));
     return cuda_launched("add", error);
 }
 
@@ -48,8 +49,8 @@ extern "C" Status cuda_copy(const KernelCall *call, Error *error) {
     if (!count || (call->in[0] == call->out[0] && same_types(x, y) && !call->add[0])) return STATUS_OK;
     if (x->dtype == DTYPE_I32 && y->dtype == DTYPE_I32 && !call->add[0]) {
         return cuda_check(
-            cudaMemcpyAsync(call->out[0], call->in[0], tensor_bytes(y), cudaMemcpyDeviceToDevice, stream), "copy",
-            error);
+            cudaMemcpyAsync(call->out[0], call->in[0], tensor_bytes(y), cudaMemcpyDeviceToDevice, stream),
+            "copy", error);
     }
     bool aligned = is_aligned(call->in[0]) && is_aligned(call->out[0]);
     FOR_TYPE(x, T,

@@ -24,10 +24,11 @@ typedef struct {
 
 template <typename T>
 static __global__ void embedding_kernel(const int32_t *tokens, const T *token_table, const T *position_table,
-                                 const int32_t *start, T *y, EmbeddingShape s, CudaFault *fault) {
+                                        const int32_t *start, T *y, EmbeddingShape s, CudaFault *fault) {
     int64_t n = (int64_t)blockIdx.x * ROWS + threadIdx.x / WARP, lane = threadIdx.x % WARP;
     if (n >= s.n_rows) return;
-    int64_t token = tokens[n], place = s.first_position + n % s.n_positions + (start ? start[n / s.n_positions] : 0);
+    int64_t token = tokens[n],
+            place = s.first_position + n % s.n_positions + (start ? start[n / s.n_positions] : 0);
     bool has_token = token >= 0 && token < s.vocabulary;
     bool has_place = position_table && place >= 0 && place < s.n_places;
     if (lane == 0 && !has_token) report(fault, FAULT_TOKEN, token, s.vocabulary);
@@ -45,7 +46,8 @@ static __global__ void embedding_kernel(const int32_t *tokens, const T *token_ta
 extern "C" Status cuda_embedding(const KernelCall *call, Error *error) {
     const Node *node = call->node;
     const EmbeddingAttributes *a = (const EmbeddingAttributes *)node->attributes;
-    const Tensor *tokens = node->input[0], *table = node->input[1], *positions = node->input[2], *y = node->output[0];
+    const Tensor *tokens = node->input[0], *table = node->input[1], *positions = node->input[2],
+                 *y = node->output[0];
     if (!same_types(table, positions) || !same_types(table, y)) return cuda_unsupported(call, y, error);
     EmbeddingShape s = {tensor_count(tokens),
                         tokens->shape.dim[1],
@@ -108,14 +110,15 @@ extern "C" size_t cuda_embedding_token_gradient_scratch(CudaContext *context, co
 /* One pass of the sort, by the digit at `shift`. Warp w has the w-th part of the list. Counts of every (digit, warp)
  * are made into the place where that warp's first element with that digit goes; then each warp walks its part again,
  * 32 elements at a time, and lanes with equal digits find their rank by asking who has the same. */
-DEVICE void sort_pass(const int32_t *place, const int32_t *token, int32_t *to_place, int32_t *to_token, int64_t n,
-                      int shift, int (*next)[SORT_WARPS], int *warp_total) {
+DEVICE void sort_pass(const int32_t *place, const int32_t *token, int32_t *to_place, int32_t *to_token,
+                      int64_t n, int shift, int (*next)[SORT_WARPS], int *warp_total) {
     int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP;
     int64_t part = ((n + SORT_WARPS - 1) / SORT_WARPS + WARP - 1) / WARP * WARP;
     int64_t first = warp * part, end = first + part < n ? first + part : n;
     for (int i = (int)threadIdx.x; i < N_DIGITS * SORT_WARPS; i += SORT_THREADS) (&next[0][0])[i] = 0;
     __syncthreads();
-    for (int64_t i = first + lane; i < end; i += WARP) atomicAdd(&next[token[i] >> shift & (N_DIGITS - 1)][warp], 1);
+    for (int64_t i = first + lane; i < end; i += WARP)
+        atomicAdd(&next[token[i] >> shift & (N_DIGITS - 1)][warp], 1);
     __syncthreads();
     /* Exclusive sum over (digit, warp) in that order: thread t has the 8 counts from 8·t on. */
     enum { EACH = N_DIGITS * SORT_WARPS / SORT_THREADS };
@@ -161,7 +164,8 @@ static __global__ void __launch_bounds__(SORT_THREADS)
     __shared__ int next[N_DIGITS][SORT_WARPS];
     __shared__ int warp_total[SORT_WARPS];
     int32_t *place = n_passes % 2 ? s.spare_place : s.place, *token = n_passes % 2 ? s.spare_token : s.token;
-    int32_t *to_place = n_passes % 2 ? s.place : s.spare_place, *to_token = n_passes % 2 ? s.token : s.spare_token;
+    int32_t *to_place = n_passes % 2 ? s.place : s.spare_place,
+            *to_token = n_passes % 2 ? s.token : s.spare_token;
     for (int64_t i = threadIdx.x; i < s.n; i += SORT_THREADS) {
         int32_t key = tokens[i];
         if (key < 0 || key >= vocabulary) {
@@ -190,9 +194,10 @@ DEVICE bool goes_on_after(const SortedTokens &s, int64_t chunk) {
 
 template <typename T>
 static __global__ void __launch_bounds__(STRIP_THREADS)
-    token_gradient_kernel(const T *dy, SortedTokens s, Memory table, int64_t vocabulary, int64_t channels, bool aligned,
-                          bool add) {
-    int64_t chunk = blockIdx.x, c = ((int64_t)blockIdx.y * STRIP_THREADS + threadIdx.x) * VECTOR, n = channels - c;
+    token_gradient_kernel(const T *dy, SortedTokens s, Memory table, int64_t vocabulary, int64_t channels,
+                          bool aligned, bool add) {
+    int64_t chunk = blockIdx.x, c = ((int64_t)blockIdx.y * STRIP_THREADS + threadIdx.x) * VECTOR,
+            n = channels - c;
     if (n <= 0) return;
     int64_t first = chunk * CHUNK, end = first + CHUNK < s.n ? first + CHUNK : s.n;
     bool crosses_begin = begins_before(s, chunk), crosses_end = goes_on_after(s, chunk);
@@ -229,7 +234,8 @@ static __global__ void __launch_bounds__(STRIP_THREADS)
 /* A run that crosses chunks: the block of the chunk where it begins adds up what the later ones left. */
 static __global__ void __launch_bounds__(STRIP_THREADS)
     join_kernel(SortedTokens s, Memory table, int64_t vocabulary, int64_t channels, bool aligned, bool add) {
-    int64_t chunk = blockIdx.x, c = ((int64_t)blockIdx.y * STRIP_THREADS + threadIdx.x) * VECTOR, n = channels - c;
+    int64_t chunk = blockIdx.x, c = ((int64_t)blockIdx.y * STRIP_THREADS + threadIdx.x) * VECTOR,
+            n = channels - c;
     if (n <= 0 || !goes_on_after(s, chunk)) return;
     int32_t token = s.token[(chunk + 1) * CHUNK - 1];
     bool is_whole_chunk = s.token[chunk * CHUNK] == token;
@@ -258,8 +264,8 @@ extern "C" Status cuda_embedding_token_gradient(const KernelCall *call, Error *e
     if (!s.n || !channels) return STATUS_OK;
     int n_passes = 1; /* the greatest key is `vocabulary` itself */
     while (vocabulary >> (n_passes * DIGIT_BITS)) n_passes++;
-    sort_kernel<<<1, SORT_THREADS, 0, context->stream>>>((const int32_t *)call->in[1], s, vocabulary, n_passes,
-                                                         context->device_fault);
+    sort_kernel<<<1, SORT_THREADS, 0, context->stream>>>((const int32_t *)call->in[1], s, vocabulary,
+                                                         n_passes, context->device_fault);
     TRY(cuda_launched("embedding_token_gradient (sort)", error));
     Memory table = memory_of(call->out[0], output, channels);
     bool aligned = rows_aligned(call->in[0], channels) && is_aligned(s.partial);
@@ -268,7 +274,8 @@ extern "C" Status cuda_embedding_token_gradient(const KernelCall *call, Error *e
              token_gradient_kernel<T><<<grid, STRIP_THREADS, 0, context->stream>>>(
                  (const T *)call->in[0], s, table, vocabulary, channels, aligned, call->add[0]));
     TRY(cuda_launched("embedding_token_gradient", error));
-    join_kernel<<<grid, STRIP_THREADS, 0, context->stream>>>(s, table, vocabulary, channels, aligned, call->add[0]);
+    join_kernel<<<grid, STRIP_THREADS, 0, context->stream>>>(s, table, vocabulary, channels, aligned,
+                                                             call->add[0]);
     return cuda_launched("embedding_token_gradient (join)", error);
 }
 
@@ -276,10 +283,11 @@ extern "C" Status cuda_embedding_token_gradient(const KernelCall *call, Error *e
 
 template <typename T>
 static __global__ void __launch_bounds__(STRIP_THREADS)
-    position_gradient_kernel(const T *dy, const int32_t *start, Memory table, int64_t n_sequences, int64_t n_positions,
-                             int64_t n_places, int64_t channels, int64_t first_position, bool aligned, bool add,
-                             CudaFault *fault) {
-    int64_t place = blockIdx.x, c = ((int64_t)blockIdx.y * STRIP_THREADS + threadIdx.x) * VECTOR, n = channels - c;
+    position_gradient_kernel(const T *dy, const int32_t *start, Memory table, int64_t n_sequences,
+                             int64_t n_positions, int64_t n_places, int64_t channels, int64_t first_position,
+                             bool aligned, bool add, CudaFault *fault) {
+    int64_t place = blockIdx.x, c = ((int64_t)blockIdx.y * STRIP_THREADS + threadIdx.x) * VECTOR,
+            n = channels - c;
     if (n <= 0) return;
     float sum[VECTOR] = {0};
     bool is_named = false;
@@ -308,8 +316,9 @@ extern "C" Status cuda_embedding_position_gradient(const KernelCall *call, Error
     dim3 grid((unsigned)n_places, blocks_for(channels, STRIP_THREADS * VECTOR));
     FOR_TYPE(dy, T,
              position_gradient_kernel<T><<<grid, STRIP_THREADS, 0, context->stream>>>(
-                 (const T *)call->in[0], (const int32_t *)call->in[1], memory_of(call->out[0], output, channels),
-                 dy->shape.dim[0], dy->shape.dim[1], n_places, channels, a->first_position,
-                 rows_aligned(call->in[0], channels), call->add[0], context->device_fault));
+                 (const T *)call->in[0], (const int32_t *)call->in[1],
+                 memory_of(call->out[0], output, channels), dy->shape.dim[0], dy->shape.dim[1], n_places,
+                 channels, a->first_position, rows_aligned(call->in[0], channels), call->add[0],
+                 context->device_fault));
     return cuda_launched("embedding_position_gradient", error);
 }

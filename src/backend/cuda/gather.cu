@@ -7,8 +7,8 @@
 enum { THREADS = 256, ROWS = THREADS / WARP };
 
 template <typename T>
-static __global__ void gather_kernel(const T *x, const int32_t *rows, T *y, int64_t n_rows, int64_t count, int64_t columns,
-                              bool aligned, CudaFault *fault) {
+static __global__ void gather_kernel(const T *x, const int32_t *rows, T *y, int64_t n_rows, int64_t count,
+                                     int64_t columns, bool aligned, CudaFault *fault) {
     int64_t m = (int64_t)blockIdx.x * ROWS + threadIdx.x / WARP, lane = threadIdx.x % WARP;
     if (m >= count) return;
     int64_t row = rows[m];
@@ -24,13 +24,14 @@ static __global__ void gather_kernel(const T *x, const int32_t *rows, T *y, int6
 extern "C" Status cuda_gather(const KernelCall *call, Error *error) {
     const Tensor *x = call->node->input[0];
     if (!same_types(x, call->node->output[0])) return cuda_unsupported(call, call->node->output[0], error);
-    int64_t n_rows = shape_rows(x->shape), columns = shape_columns(x->shape), count = tensor_count(call->node->input[1]);
+    int64_t n_rows = shape_rows(x->shape), columns = shape_columns(x->shape),
+            count = tensor_count(call->node->input[1]);
     if (!count) return STATUS_OK;
     bool aligned = rows_aligned(call->in[0], columns) && is_aligned(call->out[0]);
     const CudaContext *context = cuda_context(call);
     FOR_TYPE(x, T,
              gather_kernel<T><<<blocks_for(count, ROWS), THREADS, 0, context->stream>>>(
-                 (const T *)call->in[0], (const int32_t *)call->in[1], (T *)call->out[0], n_rows, count, columns, aligned,
-                 context->device_fault));
+                 (const T *)call->in[0], (const int32_t *)call->in[1], (T *)call->out[0], n_rows, count,
+                 columns, aligned, context->device_fault));
     return cuda_launched("gather", error);
 }

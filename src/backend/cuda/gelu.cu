@@ -8,7 +8,8 @@
 
 enum { THREADS = 256 };
 
-template <typename T, Activation KIND> static __global__ void gelu_kernel(const T *x, T *y, int64_t count, bool aligned) {
+template <typename T, Activation KIND>
+static __global__ void gelu_kernel(const T *x, T *y, int64_t count, bool aligned) {
     int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * VECTOR;
     if (i >= count) return;
     float v[VECTOR];
@@ -39,7 +40,8 @@ extern "C" Status cuda_gelu(const KernelCall *call, Error *error) {
 
 /* dx may lie on x. */
 template <typename T, Activation KIND>
-static __global__ void backward_kernel(const T *dy, const T *x, T *dx, int64_t count, bool aligned, bool add) {
+static __global__ void backward_kernel(const T *dy, const T *x, T *dx, int64_t count, bool aligned,
+                                       bool add) {
     int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * VECTOR;
     if (i >= count) return;
     float v[VECTOR], g[VECTOR];

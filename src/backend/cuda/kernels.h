@@ -39,14 +39,14 @@ typedef struct CudaContext {
     int device;
     CudaSettings settings;
     struct cudaDeviceProp properties;
-    int n_processors;      /* streaming multiprocessors */
-    int max_shared_bytes;  /* of a block, once a kernel has asked for it */
-    cudaStream_t stream;   /* everything is enqueued here */
+    int n_processors;     /* streaming multiprocessors */
+    int max_shared_bytes; /* of a block, once a kernel has asked for it */
+    cudaStream_t stream;  /* everything is enqueued here */
     cublasLtHandle_t cublas;
     void *workspace; /* of the matrix products, which run one after the other */
     size_t workspace_bytes;
-    CudaFault *fault;        /* as the host sees it */
-    CudaFault *device_fault; /* the same memory, as kernels see it */
+    CudaFault *fault;              /* as the host sees it */
+    CudaFault *device_fault;       /* the same memory, as kernels see it */
     struct CudaProducts *products; /* linear.cu's: what it remembers about shapes; NULL until it is used */
     void *attention;               /* a library's attention: what it remembers; NULL until it is used */
     void (*close_products)(struct CudaContext *context);
@@ -92,8 +92,9 @@ void cuda_mark_free(void *context, void *mark);
 /* ---- sums of columns (reduce.cu) ----
  * out (columns) = or += Σ over rows of x (rows,columns), of type out_dtype; in a fixed order. */
 size_t cuda_reduce_columns_scratch(const CudaContext *context, int64_t rows, int64_t columns);
-Status cuda_reduce_columns(const CudaContext *context, const void *x, DType dtype, int64_t rows, int64_t columns,
-                           void *out, DType out_dtype, bool add, void *scratch, Error *error);
+Status cuda_reduce_columns(const CudaContext *context, const void *x, DType dtype, int64_t rows,
+                           int64_t columns, void *out, DType out_dtype, bool add, void *scratch,
+                           Error *error);
 /* The last step of such sums: partial (n_partials, n_outputs·columns) is summed over its rows; the first `columns` sums
  * go to output[0], the next to output[1]. An output without memory is left out. */
 typedef struct {
@@ -101,12 +102,12 @@ typedef struct {
     DType dtype;
     bool add;
 } SumOutput;
-Status cuda_reduce_partials(const CudaContext *context, const float *partial, int64_t n_partials, int64_t columns,
-                            int n_outputs, const SumOutput *output, Error *error);
+Status cuda_reduce_partials(const CudaContext *context, const float *partial, int64_t n_partials,
+                            int64_t columns, int n_outputs, const SumOutput *output, Error *error);
 /* total = or += scale · Σ x, or Σ x² if squared. */
 size_t cuda_reduce_all_scratch(const CudaContext *context, int64_t count);
-Status cuda_reduce_all(const CudaContext *context, const void *x, DType dtype, int64_t count, bool squared, float scale,
-                       float *total, bool add, void *scratch, Error *error);
+Status cuda_reduce_all(const CudaContext *context, const void *x, DType dtype, int64_t count, bool squared,
+                       float scale, float *total, bool add, void *scratch, Error *error);
 
 /* ---- kernels ---- */
 

@@ -11,12 +11,14 @@ extern "C" Status cuda_layernorm(const KernelCall *call, Error *error) {
     int64_t channels = shape_columns(x->shape);
     NormShape s = {shape_rows(x->shape), channels, ((const NormAttributes *)node->attributes)->epsilon,
                    rows_aligned(call->in[0], channels) && is_aligned(call->out[0])};
-    if (!same_types(x, node->output[0]) || channels > NORM_MOST_CHANNELS) return cuda_unsupported(call, x, error);
+    if (!same_types(x, node->output[0]) || channels > NORM_MOST_CHANNELS)
+        return cuda_unsupported(call, x, error);
     if (!s.rows) return STATUS_OK;
-    Memory weight = memory_of(call->in[1], node->input[1], channels), bias = memory_of(call->in[2], node->input[2], channels);
+    Memory weight = memory_of(call->in[1], node->input[1], channels),
+           bias = memory_of(call->in[2], node->input[2], channels);
     FOR_TYPE(x, T,
-             norm_forward<T, true>(cuda_context(call), call->in[0], weight, bias, call->out[0], (float *)call->out[1],
-                                   (float *)call->out[2], s));
+             norm_forward<T, true>(cuda_context(call), call->in[0], weight, bias, call->out[0],
+                                   (float *)call->out[1], (float *)call->out[2], s));
     return cuda_launched("layernorm", error);
 }
 
@@ -29,7 +31,8 @@ extern "C" Status cuda_layernorm_backward(const KernelCall *call, Error *error) 
     const Tensor *x = node->input[1], *dweight = node->output[1], *dbias = node->output[2];
     int64_t channels = shape_columns(x->shape);
     NormShape s = {shape_rows(x->shape), channels, 0.0f,
-                   rows_aligned(call->in[0], channels) && is_aligned(call->in[1]) && is_aligned(call->out[0])};
+                   rows_aligned(call->in[0], channels) && is_aligned(call->in[1]) &&
+                       is_aligned(call->out[0])};
     if (!same_types(x, node->input[0]) || !same_types(x, node->output[0]) || channels > NORM_MOST_CHANNELS) {
         return cuda_unsupported(call, x, error);
     }
@@ -39,8 +42,8 @@ extern "C" Status cuda_layernorm_backward(const KernelCall *call, Error *error) 
     FOR_TYPE(x, T,
              n_partials = norm_backward<T, true>(cuda_context(call), call->in[0], call->in[1],
                                                  memory_of(call->in[2], node->input[2], channels),
-                                                 (const float *)call->in[3], (const float *)call->in[4], call->out[0],
-                                                 partial, s, call->add[0]));
+                                                 (const float *)call->in[3], (const float *)call->in[4],
+                                                 call->out[0], partial, s, call->add[0]));
     TRY(cuda_launched("layernorm_backward", error));
     if (!has_sums) return STATUS_OK;
     const SumOutput output[2] = {{call->out[1], dweight ? dweight->dtype : DTYPE_F32, call->add[1]},

@@ -24,8 +24,8 @@ static inline int norm_threads(int64_t channels, int vectors) {
 enum { NORM_MOST_CHANNELS = 1024 * 4 * VECTOR };
 
 template <typename T, int VECTORS, bool HAS_MEAN>
-static __global__ void norm_forward_kernel(const T *x, Memory weight, Memory bias, T *y, float *means, float *rstds,
-                                    NormShape s) {
+static __global__ void norm_forward_kernel(const T *x, Memory weight, Memory bias, T *y, float *means,
+                                           float *rstds, NormShape s) {
     __shared__ float shared[2][WARP];
     int use = 0;
     for (int64_t row = blockIdx.x; row < s.rows; row += gridDim.x) {
@@ -87,8 +87,9 @@ DEVICE float2 block_sum2(float a, float b, float2 *shared) {
 
 /* dx, if not NULL; and a row of partial, if not NULL: dweight, then dbias. No mean, no bias. */
 template <typename T, int VECTORS, bool HAS_MEAN>
-static __global__ void norm_backward_kernel(const T *dy, const T *x, Memory weight, const float *means, const float *rstds,
-                                     T *dx, float *partial, NormShape s, bool add) {
+static __global__ void norm_backward_kernel(const T *dy, const T *x, Memory weight, const float *means,
+                                            const float *rstds, T *dx, float *partial, NormShape s,
+                                            bool add) {
     __shared__ float2 shared[2][WARP];
     int use = 0;
     enum { SUMS = HAS_MEAN ? 2 : 1 }; /* only layernorm has a bias */
@@ -158,8 +159,8 @@ static inline unsigned norm_backward_blocks(const CudaContext *context, int64_t 
 }
 
 template <typename T, bool HAS_MEAN>
-static void norm_forward(const CudaContext *context, const void *x, Memory weight, Memory bias, void *y, float *means,
-                         float *rstds, NormShape s) {
+static void norm_forward(const CudaContext *context, const void *x, Memory weight, Memory bias, void *y,
+                         float *means, float *rstds, NormShape s) {
     int vectors = s.channels <= WARP * VECTOR ? 1 : s.channels <= 2 * WARP * VECTOR ? 2 : 4;
     int threads = norm_threads(s.channels, vectors);
     unsigned blocks = norm_forward_blocks(context, s.rows, threads);
@@ -182,13 +183,15 @@ static inline size_t norm_backward_scratch(const CudaContext *context, const Nod
     const Tensor *x = node->input[1];
     int64_t channels = shape_columns(x->shape);
     int threads = norm_threads(channels, norm_backward_vectors(channels));
-    return norm_backward_blocks(context, shape_rows(x->shape), threads) * 2 * (size_t)channels * sizeof(float);
+    return norm_backward_blocks(context, shape_rows(x->shape), threads) * 2 * (size_t)channels *
+           sizeof(float);
 }
 
 /* Returns the number of rows of partial sums. */
 template <typename T, bool HAS_MEAN>
 static unsigned norm_backward(const CudaContext *context, const void *dy, const void *x, Memory weight,
-                              const float *means, const float *rstds, void *dx, float *partial, NormShape s, bool add) {
+                              const float *means, const float *rstds, void *dx, float *partial, NormShape s,
+                              bool add) {
     int vectors = norm_backward_vectors(s.channels), threads = norm_threads(s.channels, vectors);
     unsigned blocks = norm_backward_blocks(context, s.rows, threads);
     if (vectors == 1)

@@ -11,8 +11,8 @@ enum { JOIN_ROWS = 32 };
 
 /* A warp has 32 columns, JOIN_ROWS warps share the rows; then one warp adds theirs in order. */
 static __global__ void __launch_bounds__(WARP *JOIN_ROWS)
-    join_kernel(const float *partial, int64_t n_partials, int64_t columns, int64_t stride, Memory first, bool first_add,
-                Memory second, bool second_add) {
+    join_kernel(const float *partial, int64_t n_partials, int64_t columns, int64_t stride, Memory first,
+                bool first_add, Memory second, bool second_add) {
     __shared__ float sums[JOIN_ROWS][WARP];
     int64_t c = (int64_t)blockIdx.x * WARP + threadIdx.x;
     float sum = 0.0f;
@@ -31,7 +31,8 @@ static __global__ void __launch_bounds__(WARP *JOIN_ROWS)
 }
 
 extern "C" Status cuda_reduce_partials(const CudaContext *context, const float *partial, int64_t n_partials,
-                                       int64_t columns, int n_outputs, const SumOutput *output, Error *error) {
+                                       int64_t columns, int n_outputs, const SumOutput *output,
+                                       Error *error) {
     if (!columns) return STATUS_OK;
     Memory first = {output[0].data, output[0].dtype, false}, second = {NULL, DTYPE_F32, false};
     bool second_add = false;
@@ -60,7 +61,8 @@ static int64_t row_parts(const CudaContext *context, int64_t rows, int64_t colum
 
 template <typename T>
 static __global__ void __launch_bounds__(WARP *COLUMN_WARPS)
-    columns_kernel(const T *x, int64_t rows, int64_t columns, int64_t rows_each, bool aligned, float *partial) {
+    columns_kernel(const T *x, int64_t rows, int64_t columns, int64_t rows_each, bool aligned,
+                   float *partial) {
     __shared__ float sums[COLUMN_WARPS][COLUMNS];
     int64_t c = ((int64_t)blockIdx.x * WARP + threadIdx.x) * VECTOR, n = columns - c;
     int64_t first = blockIdx.y * rows_each, end = first + rows_each < rows ? first + rows_each : rows;
@@ -89,17 +91,20 @@ extern "C" size_t cuda_reduce_columns_scratch(const CudaContext *context, int64_
     return (size_t)(row_parts(context, rows, columns) * columns) * sizeof(float);
 }
 
-static Status columns_partial(const CudaContext *context, const void *x, DType dtype, int64_t rows, int64_t columns,
-                              int64_t parts, float *partial, Error *error) {
+static Status columns_partial(const CudaContext *context, const void *x, DType dtype, int64_t rows,
+                              int64_t columns, int64_t parts, float *partial, Error *error) {
     dim3 grid(blocks_for(columns, COLUMNS), (unsigned)parts), block(WARP, COLUMN_WARPS);
     int64_t rows_each = (rows + parts - 1) / parts;
     bool aligned = rows_aligned(x, columns);
     if (dtype == DTYPE_F32)
-        columns_kernel<<<grid, block, 0, context->stream>>>((const float *)x, rows, columns, rows_each, aligned, partial);
+        columns_kernel<<<grid, block, 0, context->stream>>>((const float *)x, rows, columns, rows_each,
+                                                            aligned, partial);
     else if (dtype == DTYPE_BF16)
-        columns_kernel<<<grid, block, 0, context->stream>>>((const bf16 *)x, rows, columns, rows_each, aligned, partial);
+        columns_kernel<<<grid, block, 0, context->stream>>>((const bf16 *)x, rows, columns, rows_each,
+                                                            aligned, partial);
     else
-        columns_kernel<<<grid, block, 0, context->stream>>>((const f16 *)x, rows, columns, rows_each, aligned, partial);
+        columns_kernel<<<grid, block, 0, context->stream>>>((const f16 *)x, rows, columns, rows_each, aligned,
+                                                            partial);
     return cuda_launched("sums of columns", error);
 }
 
@@ -145,8 +150,9 @@ DEVICE void finish(double sum, float scale, float *total, bool add) {
 
 /* partial NULL: this block is the only one, and its sum the total. */
 template <typename T, bool SQUARED>
-static __global__ void __launch_bounds__(ALL_THREADS) all_kernel(const T *x, int64_t count, bool aligned, double *partial,
-                                                          float scale, float *total, bool add) {
+static __global__ void __launch_bounds__(ALL_THREADS)
+    all_kernel(const T *x, int64_t count, bool aligned, double *partial, float scale, float *total,
+               bool add) {
     __shared__ double shared[ALL_THREADS / WARP];
     float sum[VECTOR] = {0};
     int64_t stride = (int64_t)gridDim.x * ALL_AT_ONCE;
@@ -185,18 +191,20 @@ static void all_launch(const CudaContext *context, const T *x, int64_t count, bo
                        double *partial, float scale, float *total, bool add) {
     bool aligned = is_aligned(x);
     if (squared)
-        all_kernel<T, true><<<(unsigned)parts, ALL_THREADS, 0, context->stream>>>(x, count, aligned, partial, scale,
-                                                                                  total, add);
+        all_kernel<T, true><<<(unsigned)parts, ALL_THREADS, 0, context->stream>>>(x, count, aligned, partial,
+                                                                                  scale, total, add);
     else
-        all_kernel<T, false><<<(unsigned)parts, ALL_THREADS, 0, context->stream>>>(x, count, aligned, partial, scale,
-                                                                                   total, add);
+        all_kernel<T, false><<<(unsigned)parts, ALL_THREADS, 0, context->stream>>>(x, count, aligned, partial,
+                                                                                   scale, total, add);
 }
 
-extern "C" Status cuda_reduce_all(const CudaContext *context, const void *x, DType dtype, int64_t count, bool squared,
-                                  float scale, float *total, bool add, void *scratch, Error *error) {
+extern "C" Status cuda_reduce_all(const CudaContext *context, const void *x, DType dtype, int64_t count,
+                                  bool squared, float scale, float *total, bool add, void *scratch,
+                                  Error *error) {
     int64_t parts = all_parts(context, count);
     double *partial = parts > 1 ? (double *)scratch : NULL;
-    if (dtype == DTYPE_F32) all_launch(context, (const float *)x, count, squared, parts, partial, scale, total, add);
+    if (dtype == DTYPE_F32)
+        all_launch(context, (const float *)x, count, squared, parts, partial, scale, total, add);
     else if (dtype == DTYPE_BF16)
         all_launch(context, (const bf16 *)x, count, squared, parts, partial, scale, total, add);
     else all_launch(context, (const f16 *)x, count, squared, parts, partial, scale, total, add);

@@ -10,7 +10,8 @@ extern "C" Status cuda_rmsnorm(const KernelCall *call, Error *error) {
     int64_t channels = shape_columns(x->shape);
     NormShape s = {shape_rows(x->shape), channels, ((const NormAttributes *)node->attributes)->epsilon,
                    rows_aligned(call->in[0], channels) && is_aligned(call->out[0])};
-    if (!same_types(x, node->output[0]) || channels > NORM_MOST_CHANNELS) return cuda_unsupported(call, x, error);
+    if (!same_types(x, node->output[0]) || channels > NORM_MOST_CHANNELS)
+        return cuda_unsupported(call, x, error);
     if (!s.rows) return STATUS_OK;
     Memory weight = memory_of(call->in[1], node->input[1], channels), none = memory_of(NULL, NULL, channels);
     FOR_TYPE(x, T,
@@ -28,16 +29,18 @@ extern "C" Status cuda_rmsnorm_backward(const KernelCall *call, Error *error) {
     const Tensor *x = node->input[1], *dweight = node->output[1];
     int64_t channels = shape_columns(x->shape);
     NormShape s = {shape_rows(x->shape), channels, 0.0f,
-                   rows_aligned(call->in[0], channels) && is_aligned(call->in[1]) && is_aligned(call->out[0])};
+                   rows_aligned(call->in[0], channels) && is_aligned(call->in[1]) &&
+                       is_aligned(call->out[0])};
     if (!same_types(x, node->input[0]) || !same_types(x, node->output[0]) || channels > NORM_MOST_CHANNELS) {
         return cuda_unsupported(call, x, error);
     }
     float *partial = call->out[1] ? (float *)call->scratch : NULL;
     unsigned n_partials = 0;
     FOR_TYPE(x, T,
-             n_partials = norm_backward<T, false>(cuda_context(call), call->in[0], call->in[1],
-                                                  memory_of(call->in[2], node->input[2], channels), NULL,
-                                                  (const float *)call->in[3], call->out[0], partial, s, call->add[0]));
+             n_partials =
+                 norm_backward<T, false>(cuda_context(call), call->in[0], call->in[1],
+                                         memory_of(call->in[2], node->input[2], channels), NULL,
+                                         (const float *)call->in[3], call->out[0], partial, s, call->add[0]));
     TRY(cuda_launched("rmsnorm_backward", error));
     if (!partial) return STATUS_OK;
     const SumOutput output = {call->out[1], dweight->dtype, call->add[1]};

@@ -29,7 +29,8 @@ DEVICE void fill_table(float *cosine, float *sine, int half, double position, co
 }
 
 template <typename T>
-static __global__ void __launch_bounds__(THREADS) rotary_kernel(const T *x, const int32_t *start, T *y, RotaryShape s) {
+static __global__ void __launch_bounds__(THREADS)
+    rotary_kernel(const T *x, const int32_t *start, T *y, RotaryShape s) {
     extern __shared__ float table[]; /* (2, HS/2): cosines, sines */
     int64_t n = blockIdx.x;
     int half = s.head_size / 2, vectors = (half + VECTOR - 1) / VECTOR;
@@ -54,7 +55,8 @@ static __global__ void __launch_bounds__(THREADS) rotary_kernel(const T *x, cons
         write8(out + at + half, half - c, s.aligned, second, s.add);
     }
     if (s.in_place && !s.add) return;
-    for (int64_t c = (int64_t)s.n_turned * s.head_size + threadIdx.x * VECTOR; c < s.width; c += THREADS * VECTOR) {
+    for (int64_t c = (int64_t)s.n_turned * s.head_size + threadIdx.x * VECTOR; c < s.width;
+         c += THREADS * VECTOR) {
         float v[VECTOR];
         load8(row + c, s.width - c, s.aligned, v);
         write8(out + c, s.width - c, s.aligned, v, s.add);
@@ -78,8 +80,8 @@ extern "C" Status cuda_rotary(const KernelCall *call, Error *error) {
                      call->add[0],
                      call->in[0] == call->out[0]};
     FOR_TYPE(qkv, T,
-             rotary_kernel<T><<<(unsigned)rows, THREADS, (size_t)a->head_size * sizeof(float),
-                                cuda_context(call)->stream>>>((const T *)call->in[0], (const int32_t *)call->in[1],
-                                                              (T *)call->out[0], s));
+             rotary_kernel<T>
+             <<<(unsigned)rows, THREADS, (size_t)a->head_size * sizeof(float), cuda_context(call)->stream>>>(
+                 (const T *)call->in[0], (const int32_t *)call->in[1], (T *)call->out[0], s));
     return cuda_launched("rotary", error);
 }

@@ -10,7 +10,7 @@
 
 DEVICE RandomKey rounding_key(const int32_t *random) {
     uint64_t low = (uint32_t)random[RANDOM_SEED_LOW], high = (uint32_t)random[RANDOM_SEED_HIGH];
-    return random_key(high << 32 | low, RANDOM_ROUND, (uint32_t)random[RANDOM_STEP]);
+    return random_key(high << 32 | low, RANDOM_ROUNDING, (uint32_t)random[RANDOM_STEP]);
 }
 
 /* What is cut off bf16 are 16 bits: adding 16 random ones carries with just the right probability. */
@@ -23,7 +23,8 @@ DEVICE float round_random_bf16(float x, uint32_t draw16) {
 DEVICE float round_random_f16(float x, uint32_t draw16) {
     if (!isfinite(x)) return x;
     f16 below = __float2half_rz(x);
-    float low = __half2float(below), high = __half2float(__ushort_as_half((unsigned short)(__half_as_ushort(below) + 1)));
+    float low = __half2float(below),
+          high = __half2float(__ushort_as_half((unsigned short)(__half_as_ushort(below) + 1)));
     if (low == x || !isfinite(high)) return low;
     float part = (x - low) / (high - low);
     return part * 65536.0f > (float)draw16 ? high : low;

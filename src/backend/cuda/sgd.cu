@@ -17,7 +17,8 @@ typedef struct {
     uint64_t first_global; /* of the array within its arena, for the draws */
 } SgdCall;
 
-static __global__ void __launch_bounds__(THREADS) sgd_kernel(SgdCall a, const __grid_constant__ DecayTable table) {
+static __global__ void __launch_bounds__(THREADS)
+    sgd_kernel(SgdCall a, const __grid_constant__ DecayTable table) {
     int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * VECTOR, n = table.count - i;
     if (n <= 0) return;
     i += table.first;
@@ -63,8 +64,8 @@ extern "C" Status cuda_sgd(const KernelCall *call, Error *error) {
         arguments.parameter = part_of(call->out[0], node->output[0], table.first);
         arguments.momentum = part_of(call->out[1], node->output[1], table.first);
         arguments.copy = part_of(copy ? call->out[2] : NULL, copy, table.first);
-        sgd_kernel<<<blocks_for(table.count, THREADS * VECTOR), THREADS, 0, cuda_context(call)->stream>>>(arguments,
-                                                                                                          table);
+        sgd_kernel<<<blocks_for(table.count, THREADS * VECTOR), THREADS, 0, cuda_context(call)->stream>>>(
+            arguments, table);
         TRY(cuda_launched("sgd", error));
     }
     return STATUS_OK;

@@ -49,12 +49,14 @@ extern "C" Status cuda_swiglu(const KernelCall *call, Error *error) {
     Halves h = halves_of(y, call->in[0], call->out[0], NULL);
     if (!(h.rows * h.vectors)) return STATUS_OK;
     FOR_TYPE(y, T,
-             swiglu_kernel<T><<<blocks_for(h.rows * h.vectors, THREADS), THREADS, 0, cuda_context(call)->stream>>>(
+             swiglu_kernel<T>
+             <<<blocks_for(h.rows * h.vectors, THREADS), THREADS, 0, cuda_context(call)->stream>>>(
                  (const T *)call->in[0], (T *)call->out[0], h));
     return cuda_launched("swiglu", error);
 }
 
-template <typename T> static __global__ void backward_kernel(const T *dy, const T *x, T *dx, Halves h, bool add) {
+template <typename T>
+static __global__ void backward_kernel(const T *dy, const T *x, T *dx, Halves h, bool add) {
     int64_t row, column;
     if (!place_of(h, &row, &column)) return;
     int64_t n = h.columns - column, first = row * 2 * h.columns + column, second = first + h.columns;
@@ -80,7 +82,8 @@ extern "C" Status cuda_swiglu_backward(const KernelCall *call, Error *error) {
     Halves h = halves_of(dy, call->in[0], call->in[1], call->out[0]);
     if (!(h.rows * h.vectors)) return STATUS_OK;
     FOR_TYPE(dy, T,
-             backward_kernel<T><<<blocks_for(h.rows * h.vectors, THREADS), THREADS, 0, cuda_context(call)->stream>>>(
+             backward_kernel<T>
+             <<<blocks_for(h.rows * h.vectors, THREADS), THREADS, 0, cuda_context(call)->stream>>>(
                  (const T *)call->in[0], (const T *)call->in[1], (T *)call->out[0], h, call->add[0]));
     return cuda_launched("swiglu_backward", error);
 }
