@@ -2,10 +2,10 @@
  *
  *     mpirun -n 2 bench_collectives [--repeats N] [BYTES ...]      default: 15 repeats of 16 KiB, 1 MiB and 43 MB of f32
  *
- * 43 MB are the gradients of `mini`. The ways take turns, so that whatever else the machine does hits all of them; a
- * measurement is the time of the slowest rank, and the median counts. The reference is the library's blocking
- * MPI_Allreduce; "library" is what pgpt makes of the library: MPI_Iallreduce, watched by a loop that gives way. GB/s are
- * bytes of the vector by the time: what the caller sees, not what travels. */
+ * 43 MB are the gradients of `mini`. The ways take turns, so that whatever else the machine does hits all of them; every
+ * result is checked; a measurement is the time of the slowest rank, and the median counts. The reference is the library's
+ * blocking MPI_Allreduce; "library" is what pgpt makes of the library: MPI_Iallreduce, watched by a loop that gives way.
+ * GB/s are bytes of the vector by the time: what the caller sees, not what travels. */
 #include "base/memory.h"
 #include "base/timer.h"
 #include "comm/algo/algo.h"
@@ -35,8 +35,27 @@ static int count_ways(void) {
     return n_ways;
 }
 
+/* Whole numbers, different on every rank and all around the vector, whose sums are exact. */
+static float term(int64_t i, int factor) {
+    return (float)((i % 1021 + 1) * factor);
+}
+
+static void fill(float *data, int64_t n, int rank) {
+    for (int64_t i = 0; i < n; i++) data[i] = term(i, rank + 1);
+}
+
+static Status check(const float *data, int64_t n, const Comm *world, int way, Error *error) {
+    int factor = world->size * (world->size + 1) / 2;
+    for (int64_t i = 0; i < n; i++)
+        if (data[i] != term(i, factor))
+            return error_failed(error, "%s: element %lld is %g on rank %d, not %g", way_name(way),
+                                (long long)i, (double)data[i], world->rank, (double)term(i, factor));
+    return STATUS_OK;
+}
+
 static Status run_once(Comm *world, int way, float *data, int64_t n, double *seconds, Error *error) {
     world->all_reduce = way == REFERENCE ? NULL : comm_algorithm(way - 1);
+    fill(data, n, world->rank);
     TRY(comm_barrier(world, error));
     uint64_t start_ns = timer_now_ns();
     if (way != REFERENCE) {
@@ -46,6 +65,7 @@ static Status run_once(Comm *world, int way, float *data, int64_t n, double *sec
     }
     *seconds = timer_seconds_since(start_ns);
     world->all_reduce = NULL;
+    TRY(check(data, n, world, way, error));
     return comm_all_reduce(world, seconds, 1, COMM_F64, COMM_MAX, error);
 }
 
@@ -72,7 +92,6 @@ static Status measure(Comm *world, int64_t n_bytes, int n_repeats, Error *error)
     void *data;
     int64_t n = n_bytes / 4;
     TRY(memory_alloc(&data, (size_t)n * 4, "the vector", error));
-    memset(data, 0, (size_t)n * 4); /* so that it is really there */
     for (int repeat = -1; repeat < n_repeats; repeat++) {
         for (int way = 0; way < count_ways(); way++) {
             double once = 0; /* the first round is not counted */

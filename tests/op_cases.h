@@ -94,4 +94,8 @@ void build_adamw(OpCase *test);            /* N, of which the first third and th
 void build_sgd(OpCase *test);              /* N likewise */
 void build_block(OpCase *test); /* N C: layernorm, linear with gelu and residual, add: shared gradients */
 
+/* Every operation in the shapes that kernels tend to get wrong (op_specs.c). */
+extern const OpSpec kernel_specs[];
+extern const int n_kernel_specs;
+
 #endif

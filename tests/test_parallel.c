@@ -5,7 +5,7 @@
 #include "harness.h"
 #include "ops/ops.h"
 #include "parallel/mesh.h"
-#include "train/layout.h"
+#include "train/trainer.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -385,8 +385,8 @@ static void assert_formula(int zero, int n_moments, const char *words, double by
     Comm comm = {.size = 4};
     Layout layout = {.data = &comm, .zero = zero};
     char text[64];
-    assert_string_equal(layout_formula(&layout, n_moments, text, sizeof text), words);
-    assert_true(layout_formula_bytes(&layout, 1000, n_moments) == bytes);
+    assert_string_equal(layout_formula(&layout, (Precision){0}, n_moments, text, sizeof text), words);
+    assert_true(layout_formula_bytes(&layout, (Precision){0}, 1000, n_moments) == bytes);
 }
 
 static void test_formulas(void **state) {
@@ -400,7 +400,36 @@ static void test_formulas(void **state) {
     assert_formula(2, 1, "4Ψ + 8Ψ/4", 6000.0);
     assert_formula(3, 0, "8Ψ/4", 2000.0);
     char text[64];
-    assert_string_equal(layout_formula(&(Layout){0}, 2, text, sizeof text), "16Ψ");
+    assert_string_equal(layout_formula(&(Layout){0}, (Precision){0}, 2, text, sizeof text), "16Ψ");
+}
+
+/* ---- memory of a host ---- */
+
+static size_t a_gigabyte_is_free(void *context) {
+    (void)context;
+    return (size_t)1 << 30;
+}
+
+/* Ranks of one host must not each count on all that is free there. */
+static void test_memory_is_shared(void **state) {
+    (void)state;
+    Backend backend = {.free_bytes = a_gigabyte_is_free, .uses_host_memory = true};
+    Launch launch = {.world = {.size = 8}, .host_size = 4}; /* two hosts */
+    Trainer trainer = {.setup = {.backend = &backend, .launch = &launch}};
+    trainer.memory.bytes[PLACE_ACTIVATION] = (size_t)1 << 28;
+    Error error = {0};
+    assert_int_equal(trainer_check_memory(&trainer, &error), STATUS_OK);
+    trainer.memory.bytes[PLACE_ACTIVATION]++;
+    assert_int_equal(trainer_check_memory(&trainer, &error), STATUS_USER);
+    assert_non_null(strstr(error.text, "needs 256 MiB for each rank"));
+    assert_non_null(strstr(error.text, "256 MiB are free"));
+    error = (Error){0};
+    backend.uses_host_memory = false; /* a device of its own */
+    assert_int_equal(trainer_check_memory(&trainer, &error), STATUS_OK);
+    trainer.setup.launch = NULL;
+    backend.uses_host_memory = true;
+    trainer.memory.bytes[PLACE_ACTIVATION] = (size_t)1 << 30;
+    assert_int_equal(trainer_check_memory(&trainer, &error), STATUS_OK);
 }
 
 int main(void) {
@@ -410,7 +439,7 @@ int main(void) {
         cmocka_unit_test(test_coordinates),     cmocka_unit_test(test_groups),
         cmocka_unit_test(test_printed),         cmocka_unit_test(test_asked),
         cmocka_unit_test(test_refusals),        cmocka_unit_test(test_shares),
-        cmocka_unit_test(test_formulas),
+        cmocka_unit_test(test_formulas),        cmocka_unit_test(test_memory_is_shared),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

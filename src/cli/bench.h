@@ -6,6 +6,7 @@
 #define PGPT_CLI_BENCH_H
 
 #include "base/json.h"
+#include "infer/device.h"
 #include "train/step.h"
 
 typedef struct {
@@ -15,6 +16,7 @@ typedef struct {
     int64_t n_steps, n_warmup_steps;
     int64_t n_tokens, n_samples, n_runs;
     int64_t n_threads;
+    int device, precision; /* DeviceKind, PrecisionKind */
     bool json;
 } BenchOptions;
 
@@ -46,6 +48,9 @@ Status bench_training_open(BenchTraining *training, BenchValues *values, Error *
 void bench_training_close(BenchTraining *training); /* also after a failure */
 
 /* One line about the model; the fields that every benchmark's object begins with (a new reference). */
+/* The device of --device. */
+Status bench_backend_open(Backend *backend, const BenchOptions *bench, Error *error);
+
 void bench_print_model(const BenchValues *values, const ParameterTable *table, int n_threads);
 json_t *bench_json(const char *which, const BenchValues *values, const ParameterTable *table, int n_threads);
 Status bench_print_json(json_t *object, Error *error); /* takes the reference */

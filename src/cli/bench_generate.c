@@ -6,7 +6,6 @@
  * only reads as many bytes, measured in this run. */
 #include "cli/bench.h"
 
-#include "backend/cpu/cpu.h"
 #include "base/format.h"
 #include "base/memory.h"
 #include "base/timer.h"
@@ -91,12 +90,15 @@ static Status run_texts(GenerateBench *bench, int64_t n_samples, int64_t n_token
 /* ---- setting up */
 
 static Status plan(GenerateBench *bench, const BenchValues *values, Error *error) {
-    TRY(backend_cpu_open(&bench->backend, (int)values->bench.n_threads, error));
+    TRY(bench_backend_open(&bench->backend, &values->bench, error));
     bench->has_backend = true;
     TRY(parameters_build(&bench->table, &values->model, error));
     bench->has_generator = true;
-    TRY(generator_plan(&bench->generator, &values->model, &bench->table, &bench->backend,
-                       &(GeneratorOptions){.n_rows = values->bench.n_samples}, error));
+    TRY(generator_plan(
+        &bench->generator, &values->model, &bench->table, &bench->backend,
+        &(GeneratorOptions){.n_rows = values->bench.n_samples,
+                            .dtype = precision_of((PrecisionKind)values->bench.precision).weight},
+        error));
     size_t host_bytes = 0, per_sample = (size_t)values->model.vocabulary * 4 + sizeof(GeneratorPrompt);
     size_t needed = device_required_bytes(&bench->generator.memory);
     if (!size_multiply(per_sample, (size_t)values->bench.n_samples, &host_bytes) ||

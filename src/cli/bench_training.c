@@ -2,10 +2,10 @@
  * run, in the same order as a real run, so that memory and message are those of `pgpt train`. */
 #include "cli/bench.h"
 
-#include "backend/cpu/cpu.h"
 #include "base/format.h"
 #include "base/memory.h"
 #include "base/random.h"
+#include "infer/device.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -28,12 +28,20 @@ static void fill_random(void *context, uint64_t first_sequence, int64_t B, int64
     }
 }
 
+Status bench_backend_open(Backend *backend, const BenchOptions *bench, Error *error) {
+    DeviceOptions device = {.kind = bench->device,
+                            .n_threads = (int)bench->n_threads,
+                            .precision = (PrecisionKind)bench->precision};
+    return device_backend_open(backend, &device, error);
+}
+
 static StepOptions step_options(const BenchOptions *bench) {
     return (StepOptions){.batch = bench->batch,
                          .micro_batch = bench->micro_batch,
                          .T = bench->sequence,
                          .recompute = bench->recompute,
                          .loss_chunk = bench->loss_chunk,
+                         .precision = precision_of((PrecisionKind)bench->precision),
                          .seed = BENCH_SEED};
 }
 
@@ -48,7 +56,7 @@ static Status complete_sizes(BenchValues *values, Error *error) {
 
 static Status plan(BenchTraining *training, BenchValues *values, Error *error) {
     const OptimizerOptions *optimizer = &values->optimizer;
-    TRY(backend_cpu_open(&training->backend, (int)values->bench.n_threads, error));
+    TRY(bench_backend_open(&training->backend, &values->bench, error));
     training->has_backend = true;
     TRY(parameters_build(&training->table, &values->model, error));
     StepOptions options = step_options(&values->bench);
@@ -56,8 +64,8 @@ static Status plan(BenchTraining *training, BenchValues *values, Error *error) {
                         &training->backend, error));
     training->has_step = true;
     device_require(&training->memory, &training->step.program.plan);
-    return memory_check(
-        device_required_bytes(&training->memory), "this training step",
+    return device_check_memory(
+        &training->backend, device_required_bytes(&training->memory), "this training step",
         "use a smaller --micro-batch, --recompute 1, a shorter --sequence or a smaller --model", error);
 }
 

@@ -4,12 +4,12 @@
  * the first window is scored. */
 #include "cli/commands.h"
 
-#include "backend/cpu/cpu.h"
 #include "base/format.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/timer.h"
 #include "cli/eval_report.h"
+#include "infer/device.h"
 #include "train/interrupt.h"
 #include "train/model_source.h"
 
@@ -22,7 +22,8 @@ typedef struct {
     const char *data, *delimiter, *per_token;
     int kind; /* ScoreKind */
     int64_t window, stride, tokens_limit, items_limit, batch, n_threads;
-    int choice; /* CheckpointChoice */
+    int device, precision; /* DeviceKind, PrecisionKind */
+    int choice;            /* CheckpointChoice */
     bool json, quiet;
 } EvalOptions;
 
@@ -57,6 +58,10 @@ static const OptionSpec eval_option_specs[] = {
                "windows at a time; more take more memory and change no result; 0: chosen"),
     OPTION_CHOICE("checkpoint", EvalOptions, choice, CHECKPOINT_NEWEST, choice_names,
                   "which checkpoint of the run: the newest, or the one with the lowest validation loss"),
+    OPTION_CHOICE("device", EvalOptions, device, DEVICE_AUTO, device_names,
+                  "where to compute; auto: on a GPU if there is one"),
+    OPTION_CHOICE("dtype", EvalOptions, precision, PRECISION_F32, precision_names,
+                  "numbers to compute in; pure-... are the same here as without"),
     OPTION_INT("threads", EvalOptions, n_threads, 0, 0, 4096, "CPU threads; 0: all cores"),
     OPTION_STRING("per-token", EvalOptions, per_token, "", "FILE",
                   "write every scored token with its text and log-probability to this file, as JSON lines",
@@ -201,7 +206,10 @@ static Status read_data(Call *call, Error *error) {
     ScoreReadOptions read = {.most_tokens = options->tokens_limit,
                              .most_items = options->items_limit,
                              .delimiter = options->delimiter};
-    call->score = (ScoreOptions){options->window, options->stride, options->batch};
+    call->score = (ScoreOptions){.window = options->window,
+                                 .stride = options->stride,
+                                 .batch = options->batch,
+                                 .dtype = precision_of((PrecisionKind)options->precision).weight};
     TRY(score_options_complete(&call->score, &call->source.config, error));
     score_set_init(&call->set, (ScoreKind)options->kind, call->tokenizer);
     return score_set_read(&call->set, options->data, &read, error);
@@ -232,7 +240,8 @@ static Status plan_scorer(Call *call, Error *error) {
 
 static Status plan_generator(Call *call, Error *error) {
     int64_t n_rows = call->score.batch ? call->score.batch : CHOSEN_ROWS;
-    GeneratorOptions rows = {.n_rows = n_rows < call->set.n_texts ? n_rows : call->set.n_texts};
+    GeneratorOptions rows = {.n_rows = n_rows < call->set.n_texts ? n_rows : call->set.n_texts,
+                             .dtype = call->score.dtype};
     call->has_generator = true;
     return generator_plan(&call->generator, &call->source.config, &call->table, &call->backend, &rows, error);
 }
@@ -244,11 +253,15 @@ static const DeviceMemory *device_memory(const Call *call) {
 static Status open_model(Call *call, Error *error) {
     TRY(parameters_build(&call->table, &call->source.config, error));
     TRY(model_source_check(&call->source, &call->table, error));
-    TRY(backend_cpu_open(&call->backend, (int)call->values.eval.n_threads, error));
+    const EvalOptions *options = &call->values.eval;
+    DeviceOptions device = {.kind = options->device,
+                            .n_threads = (int)options->n_threads,
+                            .precision = (PrecisionKind)options->precision};
+    TRY(device_backend_open(&call->backend, &device, error));
     call->has_backend = true;
     TRY(call->set.kind == SCORE_LAST_WORD ? plan_generator(call, error) : plan_scorer(call, error));
-    TRY(memory_check(device_required_bytes(device_memory(call)), "the evaluation",
-                     "choose a smaller --batch or --window, or a smaller model", error));
+    TRY(device_check_memory(&call->backend, device_required_bytes(device_memory(call)), "the evaluation",
+                            "choose a smaller --batch or --window, or a smaller model", error));
     TRY(call->has_scorer ? scorer_open(&call->scorer, NULL, error)
                          : generator_open(&call->generator, NULL, error));
     return load_weights(call, error);

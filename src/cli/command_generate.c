@@ -5,9 +5,9 @@
  * generate_prompts.c reads, generate_samples.c makes, and generate_report.c tells. */
 #include "cli/commands.h"
 
-#include "backend/cpu/cpu.h"
 #include "base/memory.h"
 #include "cli/generate.h"
+#include "infer/device.h"
 #include "train/model_source.h"
 
 #include <string.h>
@@ -62,6 +62,10 @@ static const OptionSpec generate_option_specs[] = {
                 "end a sample where the model ends its text, if its tokenizer has a token for that"),
     OPTION_CHOICE("checkpoint", GenerateOptions, choice, CHECKPOINT_NEWEST, choice_names,
                   "which checkpoint of the run: the newest, or the one with the lowest validation loss"),
+    OPTION_CHOICE("device", GenerateOptions, device, DEVICE_AUTO, device_names,
+                  "where to compute; auto: on a GPU if there is one"),
+    OPTION_CHOICE("dtype", GenerateOptions, precision, PRECISION_F32, precision_names,
+                  "numbers to compute in; pure-... are the same here as without"),
     OPTION_INT("threads", GenerateOptions, n_threads, 0, 0, 4096, "CPU threads; 0: all cores"),
     OPTION_STRING("output", GenerateOptions, output, "", "FILE",
                   "write the samples to this file, a JSON object a line, instead of to standard output",
@@ -208,14 +212,18 @@ static Status open_model(Call *call, Error *error) {
     const GenerateOptions *options = &call->values.generate;
     TRY(parameters_build(&call->table, &call->source.config, error));
     TRY(model_source_check(&call->source, &call->table, error));
-    TRY(backend_cpu_open(&call->backend, (int)options->n_threads, error));
+    PrecisionKind precision = (PrecisionKind)options->precision;
+    DeviceOptions device = {
+        .kind = options->device, .n_threads = (int)options->n_threads, .precision = precision};
+    TRY(device_backend_open(&call->backend, &device, error));
     call->has_backend = true;
-    GeneratorOptions rows = {.n_rows = options->n_rows ? options->n_rows : CHOSEN_ROWS};
+    GeneratorOptions rows = {.n_rows = options->n_rows ? options->n_rows : CHOSEN_ROWS,
+                             .dtype = precision_of(precision).weight};
     if (rows.n_rows > call->samples.n_samples) rows.n_rows = call->samples.n_samples;
     call->has_generator = true;
     TRY(generator_plan(&call->generator, &call->source.config, &call->table, &call->backend, &rows, error));
-    TRY(memory_check(device_required_bytes(&call->generator.memory), "generation",
-                     "choose fewer --rows or a smaller model", error));
+    TRY(device_check_memory(&call->backend, device_required_bytes(&call->generator.memory), "generation",
+                            "choose fewer --rows or a smaller model", error));
     TRY(generator_open(&call->generator, NULL, error));
     return load_weights(call, error);
 }

@@ -7,11 +7,11 @@
  * (launch_agree), so that a mistake which only one of them sees ends all, with one message, and nobody waits. */
 #include "cli/train.h"
 
-#include "backend/cpu/cpu.h"
 #include "base/format.h"
 #include "base/timer.h"
 #include "comm/algo/algo.h"
 #include "data/source.h"
+#include "infer/device.h"
 #include "train/checkpoint.h"
 #include "train/resume.h"
 #include "train/run_folder.h"
@@ -318,8 +318,11 @@ static Status check_same_options(TrainRun *run, Error *error) {
 
 static Status plan_trainer(TrainRun *run, Error *error) {
     TrainCommand *values = &run->values;
-    int n_threads = launch_threads(run->launch, (int)values->train.n_threads);
-    TRY(backend_cpu_open(&run->backend, n_threads, error));
+    DeviceOptions device = {.kind = values->train.device,
+                            .index = run->launch->host_rank,
+                            .n_threads = launch_threads(run->launch, (int)values->train.n_threads),
+                            .precision = (PrecisionKind)values->train.precision};
+    TRY(device_backend_open(&run->backend, &device, error));
     run->has_backend = true;
     TrainerSetup setup = {.config = &values->model,
                           .optimizer = &values->optimizer,

@@ -1,9 +1,9 @@
 /* pgpt verify: a table, one line a layout. */
 #include "cli/commands.h"
 
-#include "backend/cpu/cpu.h"
 #include "base/format.h"
 #include "base/json.h"
+#include "infer/device.h"
 #include "train/verify.h"
 
 #include <math.h>
@@ -12,7 +12,7 @@
 
 typedef struct {
     int64_t n_steps, batch, left_out;
-    int precision;
+    int precision, device;
     double tolerance;
     int64_t n_threads;
     bool json;
@@ -27,6 +27,8 @@ static const OptionSpec call_specs[] = {
     OPTION_INT("steps", VerifyCallOptions, n_steps, 20, 1, 10000, "optimizer steps in every layout"),
     OPTION_INT("batch", VerifyCallOptions, batch, 0, 0, 1 << 20,
                "sequences a step; 0: two a rank and one more, so that ranks have unequal shares"),
+    OPTION_CHOICE("device", VerifyCallOptions, device, DEVICE_AUTO, device_names,
+                  "where to compute; auto: on a GPU if there is one"),
     OPTION_CHOICE("dtype", VerifyCallOptions, precision, PRECISION_F32, precision_names,
                   "numbers to train in; 16-bit ones need a larger --tolerance"),
     OPTION_FLOAT("tolerance", VerifyCallOptions, tolerance, 1e-5, 0.0, 1.0,
@@ -104,7 +106,11 @@ static Status read_options(Verify *run, int n_words, char *const *words, Error *
                           (long long)call->batch, n_ranks);
     }
     TRY(config_complete(&run->values.model, run->values.model.vocabulary, error));
-    TRY(backend_cpu_open(&run->backend, launch_threads(run->launch, (int)call->n_threads), error));
+    DeviceOptions device = {.kind = call->device,
+                            .index = run->launch->host_rank,
+                            .n_threads = launch_threads(run->launch, (int)call->n_threads),
+                            .precision = (PrecisionKind)call->precision};
+    TRY(device_backend_open(&run->backend, &device, error));
     run->has_backend = true;
     run->verify = (VerifyOptions){.config = &run->values.model,
                                   .backend = &run->backend,

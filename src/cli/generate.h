@@ -12,6 +12,7 @@
 typedef struct {
     const char *prompt, *prompts, *stop, *output;
     int64_t n_tokens, n_samples, n_rows, top_k, seed, n_threads, repetition_window;
+    int device, precision; /* DeviceKind, PrecisionKind */
     double temperature, top_p, repetition_penalty;
     int choice; /* CheckpointChoice */
     bool stop_at_end, log_probs, stream, json, quiet;

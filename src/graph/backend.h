@@ -31,6 +31,21 @@ typedef struct Backend {
     /* Wait until everything that was started has finished. Optional: NULL if kernels return when done. */
     Status (*synchronize)(void *context, Error *error);
 
+    /* Recording: between begin and end kernels are recorded instead of run, and the recording can be replayed as one. If
+     * anything fails in between, abandon ends it. Optional, all or none. */
+    Status (*record_begin)(void *context, Error *error);
+    Status (*record_end)(void *context, void **recording, Error *error);
+    void (*record_abandon)(void *context);
+    Status (*replay)(void *context, void *recording, Error *error);
+    void (*recording_free)(void *context, void *recording);
+
+    /* Times on a device that runs behind the host: marks between the kernels, and the milliseconds from one to another,
+     * for which this waits. Optional, all or none. */
+    Status (*mark_new)(void *context, void **mark, Error *error);
+    Status (*mark)(void *context, void *mark, Error *error);
+    Status (*elapsed_ms)(void *context, void *first, void *second, float *milliseconds, Error *error);
+    void (*mark_free)(void *context, void *mark);
+
     void (*close)(void *context);
 
     void *context;

@@ -98,29 +98,115 @@ Status executor_open(Executor *executor, const Program *program, DeviceMemory *m
 }
 
 void executor_close(Executor *executor) {
+    const Backend *backend = executor->memory ? executor->memory->backend : NULL;
+    for (int section = 0; backend && backend->recording_free && section < N_SECTIONS; section++) {
+        for (int i = 0; i < 4; i++)
+            backend->recording_free(backend->context, executor->recording[section][i].recording);
+    }
+    for (int i = 0; backend && backend->mark_free && i < EXECUTOR_MAX_PENDING; i++) {
+        backend->mark_free(backend->context, executor->pending[i].begin);
+        backend->mark_free(backend->context, executor->pending[i].end);
+    }
     arena_free(&executor->arena);
-    executor->instruction = NULL;
+    *executor = (Executor){0};
 }
 
-Status executor_run(Executor *executor, Section section, MicroBatch micro, Error *error) {
+/* ---- running */
+
+/* The host's clock tells an instruction's time where the kernel returns when it is done, or is waited for. */
+static Status run_instructions(Executor *executor, Section section, MicroBatch micro, bool is_timed,
+                               Error *error) {
     const Program *program = executor->program;
+    const Backend *backend = executor->memory->backend;
+    bool waits = is_timed && backend->synchronize;
     uint64_t before = timer_now_ns();
     for (int i = program->first[section]; i < program->first[section] + program->count[section]; i++) {
         Instruction *instruction = &executor->instruction[i];
         const KernelCall *call = micro.is_first ? &instruction->first : &instruction->later;
         if (call->node->is_last_only && !micro.is_last) continue;
-        if (instruction->kernel(call, error) != STATUS_OK) {
+        if (instruction->kernel(call, error) != STATUS_OK ||
+            (waits && backend->synchronize(backend->context, error) != STATUS_OK)) {
             return error_prefix(error, "instruction %d (%s, %s): ", i, call->node->op->name,
                                 section_name(section));
         }
+        if (!is_timed) continue;
         uint64_t after = timer_now_ns();
         instruction->n_runs++;
         instruction->elapsed_ns += after - before;
         executor->phase_ns[call->node->phase] += after - before;
         before = after;
     }
+    return STATUS_OK;
+}
+
+/* What the host has to do itself cannot be part of a recording. */
+static bool can_record(const Executor *executor, Section section) {
+    const Program *program = executor->program;
+    if (!executor->memory->backend->record_begin) return false;
+    for (int i = program->first[section]; i < program->first[section] + program->count[section]; i++) {
+        if (program->graph->node[i]->op->is_portable) return false;
+    }
+    return true;
+}
+
+static Status run_recorded(Executor *executor, Section section, MicroBatch micro, Error *error) {
     const Backend *backend = executor->memory->backend;
+    SectionRecording *slot = &executor->recording[section][micro.is_first + 2 * micro.is_last];
+    if (!slot->was_run || !can_record(executor, section)) {
+        slot->was_run = true;
+        return run_instructions(executor, section, micro, false, error);
+    }
+    if (!slot->recording) {
+        TRY(backend->record_begin(backend->context, error));
+        if (run_instructions(executor, section, micro, false, error) != STATUS_OK) {
+            backend->record_abandon(backend->context);
+            return error->status;
+        }
+        TRY(backend->record_end(backend->context, &slot->recording, error));
+    }
+    return backend->replay(backend->context, slot->recording, error);
+}
+
+/* ---- a device that runs behind the host */
+
+static Status collect_pending(Executor *executor, Error *error) {
+    const Backend *backend = executor->memory->backend;
+    for (int i = 0; i < executor->n_pending; i++) {
+        const SectionTime *time = &executor->pending[i];
+        float milliseconds;
+        TRY(backend->elapsed_ms(backend->context, time->begin, time->end, &milliseconds, error));
+        executor->phase_ns[time->section] += (uint64_t)((double)milliseconds * 1e6);
+    }
+    executor->n_pending = 0;
+    return STATUS_OK;
+}
+
+static Status run_behind(Executor *executor, Section section, MicroBatch micro, Error *error) {
+    const Backend *backend = executor->memory->backend;
+    if (executor->n_pending == EXECUTOR_MAX_PENDING) TRY(collect_pending(executor, error));
+    SectionTime *time = &executor->pending[executor->n_pending];
+    time->section = section;
+    if (!time->begin) TRY(backend->mark_new(backend->context, &time->begin, error));
+    if (!time->end) TRY(backend->mark_new(backend->context, &time->end, error));
+    TRY(backend->mark(backend->context, time->begin, error));
+    TRY(run_recorded(executor, section, micro, error));
+    TRY(backend->mark(backend->context, time->end, error));
+    executor->n_pending++;
+    return STATUS_OK;
+}
+
+Status executor_run(Executor *executor, Section section, MicroBatch micro, Error *error) {
+    const Backend *backend = executor->memory->backend;
+    if (backend->mark_new && !executor->times_instructions)
+        return run_behind(executor, section, micro, error);
+    TRY(run_instructions(executor, section, micro, true, error));
     return backend->synchronize ? backend->synchronize(backend->context, error) : STATUS_OK;
+}
+
+Status executor_phases(Executor *executor, uint64_t *phase_ns, Error *error) {
+    TRY(collect_pending(executor, error));
+    memcpy(phase_ns, executor->phase_ns, sizeof executor->phase_ns);
+    return STATUS_OK;
 }
 
 void *executor_address(const Executor *executor, const Tensor *tensor) {

@@ -11,7 +11,8 @@
  *     }
  *     TRY(executor_run(&executor, SECTION_UPDATE, MICRO_BATCH_ONLY, error));
  *
- * Nothing is allocated after executor_open. */
+ * Nothing is allocated after executor_open, but for recordings. Where the backend can record, a section is run
+ * instruction by instruction the first time, recorded the second, and replayed as one from then on. */
 #ifndef PGPT_GRAPH_EXECUTOR_H
 #define PGPT_GRAPH_EXECUTOR_H
 
@@ -43,12 +44,31 @@ typedef struct {
     uint64_t elapsed_ns;
 } Instruction;
 
+/* One way to run a section: by the position of the micro-batch in its step. */
+typedef struct {
+    bool was_run;    /* once, instruction by instruction, so that everything is prepared */
+    void *recording; /* NULL before it was run a second time, or where it cannot be recorded */
+} SectionRecording;
+
+/* A section under way on a device that runs behind the host. */
+typedef struct {
+    Section section;
+    void *begin, *end; /* the backend's marks */
+} SectionTime;
+
+enum { EXECUTOR_MAX_PENDING = 32 };
+
 typedef struct {
     const Program *program;
     DeviceMemory *memory;
     Arena arena;
-    Instruction *instruction; /* one a node */
-    uint64_t phase_ns[N_PHASES];
+    Instruction *instruction;    /* one a node */
+    uint64_t phase_ns[N_PHASES]; /* ask executor_phase_ns */
+    bool
+        times_instructions; /* wait for each: for executor_print_times where the device runs behind the host */
+    SectionRecording recording[N_SECTIONS][4];
+    SectionTime pending[EXECUTOR_MAX_PENDING];
+    int n_pending;
 } Executor;
 
 Status executor_open(Executor *executor, const Program *program, DeviceMemory *memory, Error *error);
@@ -84,6 +104,9 @@ Status executor_download_f32(Executor *executor, const Tensor *tensor, int64_t f
 void *executor_address(const Executor *executor, const Tensor *tensor);
 
 void executor_reset_times(Executor *executor);
+
+/* Nanoseconds since executor_open in each phase. Waits for what the device has under way. */
+Status executor_phases(Executor *executor, uint64_t *phase_ns /* (N_PHASES) */, Error *error);
 
 /* Where the time went: one line an operation (runs, time, share, FLOP/s, bytes/s), slowest first. */
 void executor_print_times(const Executor *executor, FILE *stream);

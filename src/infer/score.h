@@ -38,6 +38,7 @@ typedef struct {
     int64_t window; /* tokens read at a time; 0: the model's context, which is also the most */
     int64_t stride; /* 1 .. window; 0: half of the window */
     int64_t batch;  /* windows at a time; 0: chosen */
+    DType dtype;    /* of weights and activations */
 } ScoreOptions;
 
 /* Fill in what is 0; out of range is a user's error that names the option of the command line. */

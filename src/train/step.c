@@ -160,10 +160,9 @@ typedef struct {
     uint64_t phase_ns[N_PHASES], busy_ns;
 } Times;
 
-static Times times_now(const TrainStep *step) {
-    Times times = {.busy_ns = step->options.layout.data ? step->options.layout.data->counts.busy_ns : 0};
-    memcpy(times.phase_ns, step->executor.phase_ns, sizeof times.phase_ns);
-    return times;
+static Status times_now(TrainStep *step, Times *times, Error *error) {
+    times->busy_ns = step->options.layout.data ? step->options.layout.data->counts.busy_ns : 0;
+    return executor_phases(&step->executor, times->phase_ns, error);
 }
 
 static void set_times(StepResult *result, const Times *before, const Times *after) {
@@ -200,7 +199,8 @@ Status train_step_run(TrainStep *step, const BatchSource *source, int64_t index,
                       StepResult *result, Error *error) {
     Executor *executor = &step->executor;
     *result = (StepResult){.gradient_norm = NAN};
-    Times before = times_now(step);
+    Times before, after;
+    TRY(times_now(step, &before, error));
     /* Before the backward: an eager update reads it there. */
     float hyper[N_HYPER], loss, norm, scale = (float)step->scale.value;
     optimizer_hyper(&step->optimizer_options, rate, index - step->scale.n_skipped, step->options.seed, hyper);
@@ -218,7 +218,7 @@ Status train_step_run(TrainStep *step, const BatchSource *source, int64_t index,
         result->was_skipped = step->loss.scale && !isfinite(norm);
         if (step->loss.scale) adapt_scale(&step->scale, !result->was_skipped);
     }
-    Times after = times_now(step);
+    TRY(times_now(step, &after, error));
     set_times(result, &before, &after);
     return STATUS_OK;
 }

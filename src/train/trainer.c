@@ -134,10 +134,19 @@ void trainer_print_program(const Trainer *trainer, FILE *stream) {
             format_bytes(trainer_planned_bytes(trainer)).text);
 }
 
+/* The ranks of a host are about to ask for as much each, so a rank counts on its share only. */
+static uint64_t free_share(const Trainer *trainer) {
+    const Backend *backend = trainer->setup.backend;
+    const Launch *launch = trainer->setup.launch;
+    uint64_t n_sharing = launch && backend->uses_host_memory ? (uint64_t)launch->host_size : 1;
+    return backend->free_bytes(backend->context) / n_sharing;
+}
+
 Status trainer_check_memory(const Trainer *trainer, Error *error) {
     const Backend *backend = trainer->setup.backend;
     uint64_t needed = trainer_planned_bytes(trainer), copies = saver_planned_bytes(&trainer->saver);
-    uint64_t available = backend->free_bytes(backend->context);
+    uint64_t available = free_share(trainer);
+    const char *whose = trainer_n_ranks(trainer) > 1 ? " for each rank" : "";
     if (!backend->uses_host_memory) {
         needed -= copies;
         TRY(memory_check(copies, "the copies that checkpoints are written from", "use --no-background-save",
@@ -145,16 +154,17 @@ Status trainer_check_memory(const Trainer *trainer, Error *error) {
     }
     if (needed <= available) return STATUS_OK;
     if (backend->uses_host_memory && needed - copies <= available) {
-        return error_user(error,
-                          "this run needs %s (%s of it to write checkpoints while training goes on), %s are "
-                          "free; use --no-background-save",
-                          format_bytes(needed).text, format_bytes(copies).text, format_bytes(available).text);
+        return error_user(
+            error,
+            "this run needs %s%s (%s of it to write checkpoints while training goes on), %s are "
+            "free; use --no-background-save",
+            format_bytes(needed).text, whose, format_bytes(copies).text, format_bytes(available).text);
     }
     return error_user(
         error,
-        "this run needs %s (%s of it activations), %s are free; use a smaller --micro-batch, --recompute 1, "
+        "this run needs %s%s (%s of it activations), %s are free; use a smaller --micro-batch, --recompute 1, "
         "a shorter --sequence or a smaller --model",
-        format_bytes(needed).text, format_bytes(trainer->memory.bytes[PLACE_ACTIVATION]).text,
+        format_bytes(needed).text, whose, format_bytes(trainer->memory.bytes[PLACE_ACTIVATION]).text,
         format_bytes(available).text);
 }
 

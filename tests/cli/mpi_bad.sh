@@ -23,11 +23,10 @@ no '/--dp 3 does not multiply to the 4 ranks of this run; leave out --dp/' 4 --d
 no '/--dp 1 does not multiply to the 2 ranks of this run/' 2 --dp 1
 no "/--zero wants a whole number between 0 and 3, got '4'/" 2 --zero 4
 no '/--tp 2: this version cannot split .*; leave it out/' 2 --tp 2
-no '/--pp 2 --dp 2 .*|--pp 2: this version cannot split .*; leave it out/' 4 --pp 2 --dp 2
+no '/--pp 2: this version cannot split .*; leave it out/' 2 --pp 2
 no "/--allreduce .*'star'/" 2 --allreduce star
 no '/--eager-update is for one process; leave it out/' 2 --eager-update --clip 0
 no "/cannot find 'none.txt': No such file/" 3 --data none.txt
-depth=1 ranks_refused "/unknown command 'trian'; did you mean 'train'/" 2 trian
 depth=1 ranks_refused "/--batch 1 has fewer sequences than there are ranks \(2\); raise it/" 2 verify --batch 1
 depth=1 ranks_refused '/pgpt generate runs in one process; start it without mpirun/' 2 generate run
 
@@ -45,16 +44,8 @@ no "/rank 2 on [^ ]+: cannot find 'book.txt': No such file/" 3
 VIEW='if ((rank == 1)); then cd b; else cd a; fi'
 no '/rank 1 on [^ ]+ has text of --data = checksum [0-9a-f]{16} where rank 0 has .*; start every rank with the same/' 3 --tokenizer byte
 no '/rank 1 on [^ ]+ has tokenizer = .* where rank 0 has tokenizer = /' 2
-VIEW='if ((rank == 1)); then set -- "$@" --lr 0.5; fi'
-no '/rank 1 on [^ ]+ has lr = 0.5 where rank 0 has lr = 0.003; start every rank with the same options/' 3
+# shellcheck disable=SC2016
 VIEW='if ((rank == 0)); then set -- "$@" --zero 9; fi'
 no "/rank 0 on [^ ]+: --zero wants a whole number/" 2
 VIEW='if ((rank == 1)); then set -- "$@" --out other; fi'
 no '/rank 1 on [^ ]+ has --out = other where rank 0 has --out = run/' 2
-VIEW='if ((rank == 1)); then set -- verify; fi'
-no '/rank 1 on [^ ]+ has command = verify where rank 0 has command = train/' 2
-if ((EUID != 0)); then # root reads everything
-    cp book.txt closed.txt
-    VIEW='if ((rank == 1)); then chmod 0 closed.txt; fi'
-    no '/.*closed.txt/' 2 --data closed.txt
-fi

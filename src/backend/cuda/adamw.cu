@@ -4,8 +4,6 @@
  * of the weights for the next step 30; with everything in 16 bits 14. A thread takes 8 elements; the types are looked
  * up, not compiled in, since the arithmetic has nothing to do but wait for memory.
  *
- * Beyond what the reference has: an input [3], the words of dropout's random input, makes whatever is stored in 16 bits
- * round at random (rounding.cuh); an output [3] takes a copy of the parameter in its own type. Either may be absent.
  * Moments below 1e-37 become 0, as on the CPU. */
 #include "backend/cuda/decay_runs.cuh"
 #include "backend/cuda/rounding.cuh"
@@ -15,9 +13,8 @@ enum { THREADS = 256 };
 typedef struct {
     Memory gradient, parameter, moment1, moment2, copy;
     const float *hyper, *factor;
-    const int32_t *random;
     float beta1, beta2, new1, new2, epsilon, weight_decay;
-    uint64_t first_global; /* of the array within its arena, for the draws */
+    uint64_t first_element; /* of all parameters, for the draws */
 } AdamwCall;
 
 DEVICE float flush(float moment) {
@@ -37,6 +34,7 @@ static __global__ void __launch_bounds__(THREADS)
     float scale = a.factor ? *a.factor : 1.0f, rate = a.hyper[HYPER_RATE];
     float step = rate * a.hyper[HYPER_CORRECTION1], root = sqrtf(a.hyper[HYPER_CORRECTION2]);
     float keep = (float)(1.0 - (double)rate * (double)a.weight_decay);
+    if (!isfinite(scale)) return; /* the step is skipped */
     unsigned decays = decay_bits(table, i);
 #pragma unroll
     for (int k = 0; k < VECTOR; k++) {
@@ -46,13 +44,11 @@ static __global__ void __launch_bounds__(THREADS)
         float deviation = fmaf(sqrtf(v[k]), root, a.epsilon);
         p[k] = fmaf(p[k], decays >> k & 1 ? keep : 1.0f, -(step * m[k] / deviation));
     }
-    if (a.random) {
-        RandomKey key = rounding_key(a.random);
-        uint64_t block = (a.first_global + (uint64_t)i) / VECTOR;
-        round_random(p, a.parameter.dtype, random_block(key, 0, block));
-        round_random(m, a.moment1.dtype, random_block(key, 1, block));
-        round_random(v, a.moment2.dtype, random_block(key, 2, block));
-    }
+    uint32_t draw = __float_as_uint(a.hyper[HYPER_DRAW]);
+    uint64_t element = a.first_element + (uint64_t)i;
+    round_by_chance(p, a.parameter.dtype, draw, 0, element);
+    round_by_chance(m, a.moment1.dtype, draw, 1, element);
+    round_by_chance(v, a.moment2.dtype, draw, 2, element);
     store8(a.parameter, i, n, p);
     store8(a.moment1, i, n, m);
     store8(a.moment2, i, n, v);
@@ -62,17 +58,16 @@ static __global__ void __launch_bounds__(THREADS)
 extern "C" Status cuda_adamw(const KernelCall *call, Error *error) {
     const Node *node = call->node;
     const AdamwAttributes *a = (const AdamwAttributes *)node->attributes;
-    AdamwCall arguments = {0};
+    AdamwCall arguments = {};
     arguments.hyper = (const float *)call->in[1];
     arguments.factor = (const float *)call->in[2];
-    arguments.random = node->n_inputs > 3 ? (const int32_t *)call->in[3] : NULL;
     arguments.beta1 = a->beta1;
     arguments.beta2 = a->beta2;
     arguments.new1 = (float)(1.0 - (double)a->beta1);
     arguments.new2 = (float)(1.0 - (double)a->beta2);
     arguments.epsilon = a->epsilon;
     arguments.weight_decay = a->weight_decay;
-    arguments.first_global = (uint64_t)tensor_root_element(node->output[0]);
+    arguments.first_element = (uint64_t)a->first_element;
     const Tensor *copy = node->n_outputs > 3 ? node->output[3] : NULL;
     DecayTable table;
     int run = 0;

@@ -64,16 +64,10 @@ template <int LANES> DEVICE Attention block_join(Attention a, Attention *shared)
     return a;
 }
 
-/* Runs the statement with LANES being a constant: the least power of 2 whose threads hold a head. */
+/* Runs the statement with LANES being a constant: 8, 16 or 32 threads hold a head. */
 #define FOR_LANES(head_size, LANES, ...)                                                                     \
     do {                                                                                                     \
-        if ((head_size) <= 1 * VECTOR) {                                                                     \
-            enum { LANES = 1 };                                                                              \
-            __VA_ARGS__;                                                                                     \
-        } else if ((head_size) <= 4 * VECTOR) {                                                              \
-            enum { LANES = 4 };                                                                              \
-            __VA_ARGS__;                                                                                     \
-        } else if ((head_size) <= 8 * VECTOR) {                                                              \
+        if ((head_size) <= 8 * VECTOR) {                                                                     \
             enum { LANES = 8 };                                                                              \
             __VA_ARGS__;                                                                                     \
         } else if ((head_size) <= 16 * VECTOR) {                                                             \

@@ -23,7 +23,7 @@ typedef struct {
 
 static AttentionShape shape_of(const Node *node, const Tensor *qkv, const void *random) {
     const AttentionAttributes *a = (const AttentionAttributes *)node->attributes;
-    AttentionShape s = {0};
+    AttentionShape s = {};
     s.n_positions = qkv->shape.dim[1];
     s.width = qkv->shape.dim[2];
     s.y_width = (int64_t)a->n_heads * a->head_size;

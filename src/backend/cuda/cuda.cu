@@ -351,6 +351,15 @@ Status backend_cuda_open(Backend *backend, int device, Error *error) {
     backend->kernel = kernel;
     backend->scratch_bytes = scratch_bytes;
     backend->synchronize = synchronize;
+    backend->record_begin = cuda_capture_begin;
+    backend->record_end = cuda_capture_end;
+    backend->record_abandon = cuda_capture_abandon;
+    backend->replay = cuda_replay;
+    backend->recording_free = cuda_recording_free;
+    backend->mark_new = cuda_mark_new;
+    backend->mark = cuda_mark;
+    backend->elapsed_ms = cuda_elapsed_ms;
+    backend->mark_free = cuda_mark_free;
     backend->close = close;
     backend->context = cuda;
     backend->n_threads = 1;

@@ -88,7 +88,7 @@ typedef struct {
 static SortedTokens sorted_tokens(const Node *node, void *scratch, size_t *n_bytes) {
     int64_t n = tensor_count(node->input[1]), channels = shape_columns(node->output[0]->shape);
     int64_t padded = (n + 15) / 16 * 16;
-    SortedTokens s = {0};
+    SortedTokens s = {};
     s.n = n;
     s.n_chunks = (n + CHUNK - 1) / CHUNK;
     s.place = (int32_t *)scratch;

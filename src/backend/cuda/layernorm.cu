@@ -14,6 +14,8 @@ extern "C" Status cuda_layernorm(const KernelCall *call, Error *error) {
     if (!same_types(x, node->output[0]) || channels > NORM_MOST_CHANNELS)
         return cuda_unsupported(call, x, error);
     if (!s.rows) return STATUS_OK;
+    if (!weights_fit(x, node->input[1]) || !weights_fit(x, node->n_inputs > 2 ? node->input[2] : NULL))
+        return cuda_unsupported(call, node->input[1], error);
     Memory weight = memory_of(call->in[1], node->input[1], channels),
            bias = memory_of(call->in[2], node->input[2], channels);
     FOR_TYPE(x, T,
@@ -36,6 +38,7 @@ extern "C" Status cuda_layernorm_backward(const KernelCall *call, Error *error) 
     if (!same_types(x, node->input[0]) || !same_types(x, node->output[0]) || channels > NORM_MOST_CHANNELS) {
         return cuda_unsupported(call, x, error);
     }
+    if (!weights_fit(x, node->input[2])) return cuda_unsupported(call, node->input[2], error);
     bool has_sums = call->out[1] || call->out[2];
     float *partial = has_sums ? (float *)call->scratch : NULL;
     unsigned n_partials = 0;

@@ -13,15 +13,18 @@ extern "C" Status cuda_squared_norm(const KernelCall *call, Error *error) {
                            (float *)call->out[0], call->add[0], call->scratch, error);
 }
 
-static __global__ void clip_kernel(const float *total, float *factor, float *norm, float max_norm) {
-    double length = sqrt((double)*total), limit = (double)max_norm;
-    *factor = limit > 0.0 && length > limit ? (float)(limit / length) : 1.0f;
-    *norm = (float)length;
+static __global__ void clip_kernel(const float *total, const float *scale_of, float *factor, float *norm,
+                                   float max_norm) {
+    double scale = scale_of ? (double)*scale_of : 1.0, length = sqrt((double)*total) / scale;
+    double limit = (double)max_norm, clipped = limit > 0.0 && length > limit ? limit / length : 1.0;
+    if (factor) *factor = isfinite(length) ? (float)(clipped / scale) : NAN;
+    if (norm) *norm = (float)length;
 }
 
 extern "C" Status cuda_clip(const KernelCall *call, Error *error) {
     const ClipAttributes *a = (const ClipAttributes *)call->node->attributes;
-    clip_kernel<<<1, 1, 0, cuda_context(call)->stream>>>((const float *)call->in[0], (float *)call->out[0],
+    clip_kernel<<<1, 1, 0, cuda_context(call)->stream>>>((const float *)call->in[0],
+                                                         (const float *)call->in[1], (float *)call->out[0],
                                                          (float *)call->out[1], a->max_norm);
     return cuda_launched("clip", error);
 }

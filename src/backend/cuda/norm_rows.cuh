@@ -3,7 +3,8 @@
  * A block is a team for one row at a time: every thread keeps its VECTORS vectors of the row in registers, so a row is
  * read once, whatever is done with it. The team's columns stay the same from row to row, so in the backward each thread
  * also keeps the running sums of dweight and dbias for its columns; a block leaves them as one row of partial sums, and
- * reduce.cu adds those up. The grid is as large as the GPU holds at once, and blocks stride over the rows. */
+ * reduce.cu adds those up. The grid is as large as the GPU holds at once, and blocks stride over the rows. Teams of
+ * more than 256 threads are for rows beyond 4096 channels; their registers are fewer. */
 #ifndef PGPT_BACKEND_CUDA_NORM_ROWS_CUH
 #define PGPT_BACKEND_CUDA_NORM_ROWS_CUH
 
@@ -21,11 +22,18 @@ static inline int norm_threads(int64_t channels, int vectors) {
     return (int)(warps > 0 ? warps : 1) * WARP;
 }
 
-enum { NORM_MOST_CHANNELS = 1024 * 4 * VECTOR };
+enum { BACKWARD_VECTORS = 2, NORM_MOST_CHANNELS = 1024 * BACKWARD_VECTORS * VECTOR };
 
-template <typename T, int VECTORS, bool HAS_MEAN>
-static __global__ void norm_forward_kernel(const T *x, Memory weight, Memory bias, T *y, float *means,
-                                           float *rstds, NormShape s) {
+/* Weights have the type of the activations, or are f32. */
+template <typename T> DEVICE void load_weights(Memory m, int64_t c, int64_t n, float v[VECTOR]) {
+    if (m.dtype == DTYPE_F32) load8((const float *)m.data + c, n, m.aligned, v);
+    else load8((const T *)m.data + c, n, m.aligned, v);
+}
+
+template <typename T, int VECTORS, bool HAS_MEAN, int MOST_THREADS>
+static __global__ void __launch_bounds__(MOST_THREADS, MOST_THREADS > 512 ? 1 : 2)
+    norm_forward_kernel(const T *x, Memory weight, Memory bias, T *y, float *means, float *rstds,
+                        NormShape s) {
     __shared__ float shared[2][WARP];
     int use = 0;
     for (int64_t row = blockIdx.x; row < s.rows; row += gridDim.x) {
@@ -61,8 +69,8 @@ static __global__ void norm_forward_kernel(const T *x, Memory weight, Memory bia
             int64_t c = ((int64_t)j * blockDim.x + threadIdx.x) * VECTOR, n = s.channels - c;
             if (n <= 0) continue;
             float w[VECTOR], b[VECTOR] = {0};
-            load8(weight, c, n, w);
-            if (bias.data) load8(bias, c, n, b);
+            load_weights<T>(weight, c, n, w);
+            if (bias.data) load_weights<T>(bias, c, n, b);
 #pragma unroll
             for (int k = 0; k < VECTOR; k++) v[j][k] = fmaf((v[j][k] - mean) * rstd, w[k], b[k]);
             store8(y + row * s.channels + c, n, s.aligned, v[j]);
@@ -86,10 +94,10 @@ DEVICE float2 block_sum2(float a, float b, float2 *shared) {
 }
 
 /* dx, if not NULL; and a row of partial, if not NULL: dweight, then dbias. No mean, no bias. */
-template <typename T, int VECTORS, bool HAS_MEAN>
-static __global__ void norm_backward_kernel(const T *dy, const T *x, Memory weight, const float *means,
-                                            const float *rstds, T *dx, float *partial, NormShape s,
-                                            bool add) {
+template <typename T, int VECTORS, bool HAS_MEAN, int MOST_THREADS>
+static __global__ void __launch_bounds__(MOST_THREADS, MOST_THREADS > 512 ? 1 : 2)
+    norm_backward_kernel(const T *dy, const T *x, Memory weight, const float *means, const float *rstds,
+                         T *dx, float *partial, NormShape s, bool add) {
     __shared__ float2 shared[2][WARP];
     int use = 0;
     enum { SUMS = HAS_MEAN ? 2 : 1 }; /* only layernorm has a bias */
@@ -107,7 +115,7 @@ static __global__ void norm_backward_kernel(const T *dy, const T *x, Memory weig
         for (int j = 0; j < VECTORS; j++) {
             int64_t c = ((int64_t)j * blockDim.x + threadIdx.x) * VECTOR, n = s.channels - c;
             float w[VECTOR] = {0};
-            if (n > 0) load8(weight, c, n, w);
+            if (n > 0) load_weights<T>(weight, c, n, w);
 #pragma unroll
             for (int k = 0; k < VECTOR; k++) { /* beyond the row, dy and weight are 0 */
                 v[j][k] = (v[j][k] - mean) * rstd;
@@ -144,6 +152,10 @@ static __global__ void norm_backward_kernel(const T *dy, const T *x, Memory weig
 
 /* ---- on the host's side ---- */
 
+static inline bool weights_fit(const Tensor *x, const Tensor *weight) {
+    return same_types(x, weight) || weight->dtype == DTYPE_F32;
+}
+
 static inline unsigned norm_forward_blocks(const CudaContext *context, int64_t rows, int threads) {
     int64_t each = 32 * WARP / threads, most = context->n_processors * (each > 0 ? each : 1);
     return (unsigned)(rows < most ? rows : most);
@@ -161,28 +173,21 @@ static inline unsigned norm_backward_blocks(const CudaContext *context, int64_t 
 template <typename T, bool HAS_MEAN>
 static void norm_forward(const CudaContext *context, const void *x, Memory weight, Memory bias, void *y,
                          float *means, float *rstds, NormShape s) {
-    int vectors = s.channels <= WARP * VECTOR ? 1 : s.channels <= 2 * WARP * VECTOR ? 2 : 4;
-    int threads = norm_threads(s.channels, vectors);
+    int vectors = s.channels <= 2 * WARP * VECTOR ? 2 : 4, threads = norm_threads(s.channels, vectors);
     unsigned blocks = norm_forward_blocks(context, s.rows, threads);
-    if (vectors == 1)
-        norm_forward_kernel<T, 1, HAS_MEAN>
-            <<<blocks, threads, 0, context->stream>>>((const T *)x, weight, bias, (T *)y, means, rstds, s);
-    else if (vectors == 2)
-        norm_forward_kernel<T, 2, HAS_MEAN>
-            <<<blocks, threads, 0, context->stream>>>((const T *)x, weight, bias, (T *)y, means, rstds, s);
-    else
-        norm_forward_kernel<T, 4, HAS_MEAN>
-            <<<blocks, threads, 0, context->stream>>>((const T *)x, weight, bias, (T *)y, means, rstds, s);
-}
-
-static inline int norm_backward_vectors(int64_t channels) {
-    return channels <= WARP * VECTOR ? 1 : channels <= 1024 * 2 * VECTOR ? 2 : 4;
+#define FORWARD(VECTORS, MOST_THREADS)                                                                       \
+    norm_forward_kernel<T, VECTORS, HAS_MEAN, MOST_THREADS>                                                  \
+        <<<blocks, threads, 0, context->stream>>>((const T *)x, weight, bias, (T *)y, means, rstds, s)
+    if (vectors == 2) FORWARD(2, 256);
+    else if (threads <= 256) FORWARD(4, 256);
+    else FORWARD(4, 1024);
+#undef FORWARD
 }
 
 static inline size_t norm_backward_scratch(const CudaContext *context, const Node *node) {
     const Tensor *x = node->input[1];
     int64_t channels = shape_columns(x->shape);
-    int threads = norm_threads(channels, norm_backward_vectors(channels));
+    int threads = norm_threads(channels, BACKWARD_VECTORS);
     return norm_backward_blocks(context, shape_rows(x->shape), threads) * 2 * (size_t)channels *
            sizeof(float);
 }
@@ -192,17 +197,15 @@ template <typename T, bool HAS_MEAN>
 static unsigned norm_backward(const CudaContext *context, const void *dy, const void *x, Memory weight,
                               const float *means, const float *rstds, void *dx, float *partial, NormShape s,
                               bool add) {
-    int vectors = norm_backward_vectors(s.channels), threads = norm_threads(s.channels, vectors);
+    int threads = norm_threads(s.channels, BACKWARD_VECTORS);
     unsigned blocks = norm_backward_blocks(context, s.rows, threads);
-    if (vectors == 1)
-        norm_backward_kernel<T, 1, HAS_MEAN><<<blocks, threads, 0, context->stream>>>(
-            (const T *)dy, (const T *)x, weight, means, rstds, (T *)dx, partial, s, add);
-    else if (vectors == 2)
-        norm_backward_kernel<T, 2, HAS_MEAN><<<blocks, threads, 0, context->stream>>>(
-            (const T *)dy, (const T *)x, weight, means, rstds, (T *)dx, partial, s, add);
-    else
-        norm_backward_kernel<T, 4, HAS_MEAN><<<blocks, threads, 0, context->stream>>>(
-            (const T *)dy, (const T *)x, weight, means, rstds, (T *)dx, partial, s, add);
+#define BACKWARD(MOST_THREADS)                                                                               \
+    norm_backward_kernel<T, BACKWARD_VECTORS, HAS_MEAN, MOST_THREADS>                                        \
+        <<<blocks, threads, 0, context->stream>>>((const T *)dy, (const T *)x, weight, means, rstds,         \
+                                                  (T *)dx, partial, s, add)
+    if (threads <= 256) BACKWARD(256);
+    else BACKWARD(1024);
+#undef BACKWARD
     return blocks;
 }
 

@@ -111,7 +111,7 @@ static Status columns_partial(const CudaContext *context, const void *x, DType d
 extern "C" Status cuda_reduce_columns(const CudaContext *context, const void *x, DType dtype, int64_t rows,
                                       int64_t columns, void *out, DType out_dtype, bool add, void *scratch,
                                       Error *error) {
-    static_assert(COLUMN_WARPS == VECTOR, "every warp adds up one column of each vector");
+    static_assert((int)COLUMN_WARPS == (int)VECTOR, "every warp adds up one column of each vector");
     if (!columns) return STATUS_OK;
     int64_t parts = row_parts(context, rows, columns);
     TRY(columns_partial(context, x, dtype, rows, columns, parts, (float *)scratch, error));

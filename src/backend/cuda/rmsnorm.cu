@@ -13,6 +13,8 @@ extern "C" Status cuda_rmsnorm(const KernelCall *call, Error *error) {
     if (!same_types(x, node->output[0]) || channels > NORM_MOST_CHANNELS)
         return cuda_unsupported(call, x, error);
     if (!s.rows) return STATUS_OK;
+    if (!weights_fit(x, node->input[1]) || !weights_fit(x, node->n_inputs > 2 ? node->input[2] : NULL))
+        return cuda_unsupported(call, node->input[1], error);
     Memory weight = memory_of(call->in[1], node->input[1], channels), none = memory_of(NULL, NULL, channels);
     FOR_TYPE(x, T,
              norm_forward<T, false>(cuda_context(call), call->in[0], weight, none, call->out[0], NULL,
@@ -34,6 +36,7 @@ extern "C" Status cuda_rmsnorm_backward(const KernelCall *call, Error *error) {
     if (!same_types(x, node->input[0]) || !same_types(x, node->output[0]) || channels > NORM_MOST_CHANNELS) {
         return cuda_unsupported(call, x, error);
     }
+    if (!weights_fit(x, node->input[2])) return cuda_unsupported(call, node->input[2], error);
     float *partial = call->out[1] ? (float *)call->scratch : NULL;
     unsigned n_partials = 0;
     FOR_TYPE(x, T,

@@ -17,9 +17,9 @@ typedef struct {
     bool aligned, add, in_place;
 } RotaryShape;
 
-DEVICE void fill_table(float *cosine, float *sine, int half, double position, const RotaryShape &s) {
+DEVICE void fill_table(float *cosine, float *sine, int pairs, double position, const RotaryShape &s) {
     const double TURN = 6.283185307179586476925;
-    for (int i = (int)threadIdx.x; i < half; i += THREADS) {
+    for (int i = (int)threadIdx.x; i < pairs; i += THREADS) {
         double angle = position * exp2(s.frequency_step * i);
         angle -= TURN * rint(angle / TURN);
         sincosf((float)angle, &sine[i], &cosine[i]);
@@ -33,26 +33,26 @@ static __global__ void __launch_bounds__(THREADS)
     rotary_kernel(const T *x, const int32_t *start, T *y, RotaryShape s) {
     extern __shared__ float table[]; /* (2, HS/2): cosines, sines */
     int64_t n = blockIdx.x;
-    int half = s.head_size / 2, vectors = (half + VECTOR - 1) / VECTOR;
-    float *cosine = table, *sine = table + half;
+    int pairs = s.head_size / 2, vectors = (pairs + VECTOR - 1) / VECTOR;
+    float *cosine = table, *sine = table + pairs;
     int64_t position = s.first_position + n % s.n_positions + (start ? start[n / s.n_positions] : 0);
-    fill_table(cosine, sine, half, (double)position, s);
+    fill_table(cosine, sine, pairs, (double)position, s);
     const T *row = x + n * s.width;
     T *out = y + n * s.width;
     for (int i = (int)threadIdx.x; i < s.n_turned * vectors; i += THREADS) {
         int head = i / vectors, c = (i - head * vectors) * VECTOR, at = head * s.head_size + c;
         float first[VECTOR], second[VECTOR];
-        load8(row + at, half - c, s.aligned, first);
-        load8(row + at + half, half - c, s.aligned, second);
+        load8(row + at, pairs - c, s.aligned, first);
+        load8(row + at + pairs, pairs - c, s.aligned, second);
 #pragma unroll
         for (int k = 0; k < VECTOR; k++) {
-            int pair = c + k < half ? c + k : 0;
+            int pair = c + k < pairs ? c + k : 0;
             float turned = first[k] * cosine[pair] - second[k] * sine[pair];
             second[k] = second[k] * cosine[pair] + first[k] * sine[pair];
             first[k] = turned;
         }
-        write8(out + at, half - c, s.aligned, first, s.add);
-        write8(out + at + half, half - c, s.aligned, second, s.add);
+        write8(out + at, pairs - c, s.aligned, first, s.add);
+        write8(out + at + pairs, pairs - c, s.aligned, second, s.add);
     }
     if (s.in_place && !s.add) return;
     for (int64_t c = (int64_t)s.n_turned * s.head_size + threadIdx.x * VECTOR; c < s.width;

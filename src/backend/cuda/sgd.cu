@@ -1,8 +1,7 @@
 /* sgd: one pass over gradient, parameter and, if there is one, momentum of a flat array.
  *
- * Floor over the copy bandwidth: in f32 20 bytes an element with momentum, 12 without. A thread takes 8 elements. As in
- * adamw.cu, an input [3] makes 16-bit results round at random, and an output [2] takes a copy of the parameter in its
- * own type. */
+ * Floor over the copy bandwidth: in f32 20 bytes an element with momentum, 12 without. A thread takes 8 elements, of
+ * whatever types. */
 #include "backend/cuda/decay_runs.cuh"
 #include "backend/cuda/rounding.cuh"
 
@@ -11,10 +10,9 @@ enum { THREADS = 256 };
 typedef struct {
     Memory gradient, parameter, momentum, copy;
     const float *hyper, *factor;
-    const int32_t *random;
     float mu, weight_decay;
     bool nesterov;
-    uint64_t first_global; /* of the array within its arena, for the draws */
+    uint64_t first_element; /* of all parameters, for the draws */
 } SgdCall;
 
 static __global__ void __launch_bounds__(THREADS)
@@ -27,6 +25,7 @@ static __global__ void __launch_bounds__(THREADS)
     load8(a.parameter, i, n, p);
     if (a.momentum.data) load8(a.momentum, i, n, u);
     float scale = a.factor ? *a.factor : 1.0f, rate = a.hyper[HYPER_RATE];
+    if (!isfinite(scale)) return; /* the step is skipped */
     unsigned decays = decay_bits(table, i);
 #pragma unroll
     for (int k = 0; k < VECTOR; k++) {
@@ -34,12 +33,10 @@ static __global__ void __launch_bounds__(THREADS)
         u[k] = fmaf(a.mu, u[k], gradient); /* without momentum mu is 0 */
         p[k] = fmaf(-rate, a.nesterov ? fmaf(a.mu, u[k], gradient) : u[k], p[k]);
     }
-    if (a.random) {
-        RandomKey key = rounding_key(a.random);
-        uint64_t block = (a.first_global + (uint64_t)i) / VECTOR;
-        round_random(p, a.parameter.dtype, random_block(key, 0, block));
-        round_random(u, a.momentum.dtype, random_block(key, 1, block));
-    }
+    uint32_t draw = __float_as_uint(a.hyper[HYPER_DRAW]);
+    uint64_t element = a.first_element + (uint64_t)i;
+    round_by_chance(p, a.parameter.dtype, draw, 0, element);
+    if (a.momentum.data) round_by_chance(u, a.momentum.dtype, draw, 1, element);
     store8(a.parameter, i, n, p);
     if (a.momentum.data) store8(a.momentum, i, n, u);
     if (a.copy.data) store8(a.copy, i, n, p);
@@ -48,14 +45,13 @@ static __global__ void __launch_bounds__(THREADS)
 extern "C" Status cuda_sgd(const KernelCall *call, Error *error) {
     const Node *node = call->node;
     const SgdAttributes *a = (const SgdAttributes *)node->attributes;
-    SgdCall arguments = {0};
+    SgdCall arguments = {};
     arguments.hyper = (const float *)call->in[1];
     arguments.factor = (const float *)call->in[2];
-    arguments.random = node->n_inputs > 3 ? (const int32_t *)call->in[3] : NULL;
     arguments.mu = a->momentum;
     arguments.weight_decay = a->weight_decay;
     arguments.nesterov = a->nesterov;
-    arguments.first_global = (uint64_t)tensor_root_element(node->output[0]);
+    arguments.first_element = (uint64_t)a->first_element;
     const Tensor *copy = node->n_outputs > 2 ? node->output[2] : NULL;
     DecayTable table;
     int run = 0;

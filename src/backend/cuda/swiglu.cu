@@ -13,9 +13,9 @@ typedef struct {
     bool aligned;
 } Halves;
 
-static Halves halves_of(const Tensor *half, const void *a, const void *b, const void *c) {
-    int64_t columns = shape_columns(half->shape);
-    Halves h = {shape_rows(half->shape), columns, vectors_for(columns),
+static Halves halves_of(const Tensor *gate, const void *a, const void *b, const void *c) {
+    int64_t columns = shape_columns(gate->shape);
+    Halves h = {shape_rows(gate->shape), columns, vectors_for(columns),
                 columns % VECTOR == 0 && is_aligned(a) && is_aligned(b) && is_aligned(c)};
     return h;
 }
@@ -47,7 +47,7 @@ extern "C" Status cuda_swiglu(const KernelCall *call, Error *error) {
     const Tensor *y = call->node->output[0];
     if (!same_types(y, call->node->input[0])) return cuda_unsupported(call, y, error);
     Halves h = halves_of(y, call->in[0], call->out[0], NULL);
-    if (!(h.rows * h.vectors)) return STATUS_OK;
+    if (!h.rows || !h.vectors) return STATUS_OK;
     FOR_TYPE(y, T,
              swiglu_kernel<T>
              <<<blocks_for(h.rows * h.vectors, THREADS), THREADS, 0, cuda_context(call)->stream>>>(
@@ -80,7 +80,7 @@ extern "C" Status cuda_swiglu_backward(const KernelCall *call, Error *error) {
         return cuda_unsupported(call, call->node->output[0], error);
     }
     Halves h = halves_of(dy, call->in[0], call->in[1], call->out[0]);
-    if (!(h.rows * h.vectors)) return STATUS_OK;
+    if (!h.rows || !h.vectors) return STATUS_OK;
     FOR_TYPE(dy, T,
              backward_kernel<T>
              <<<blocks_for(h.rows * h.vectors, THREADS), THREADS, 0, cuda_context(call)->stream>>>(

@@ -1,0 +1,384 @@
+/* Matrix products on the GPU: every product of a training step of three GPT-2 sizes, and those of decoding.
+ *
+ *   cuda_products            everything below
+ *   cuda_products train      forward, input gradient and weight gradient of each layer; what the library does beside
+ *   cuda_products head       the last layer: a vocabulary that is no multiple of 8, and how many rows at a time
+ *   cuda_products decode     few rows: our kernel and the library's best, alone and as a whole stack of layers
+ *
+ * A line of train and head says the rate of the library's first proposal, of the fastest proposal, and of the fastest
+ * with the same bits as the first, which is the one that pgpt takes; and which proposal that is. Results are checked
+ * elsewhere (tests/cuda). Data are random: products of zeros are faster. */
+#include "backend/cuda/device.cuh"
+#include "backend/cuda/few_rows.h"
+#include "backend/cuda/product.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct {
+    const char *name;
+    int64_t tokens, channels;
+    int layers;
+} Model;
+
+static const Model MODELS[] = {
+    {"124M", 65536, 768, 12}, {"350M", 32768, 1024, 24}, {"1558M", 16384, 1600, 48}};
+enum { N_MODELS = 3, VOCABULARY = 50257, PADDED = 50304, HEAD_ROWS = 16384 };
+
+typedef struct {
+    CudaContext *context;
+    char *x, *y, *z, *weight, *bias; /* random bf16, large enough for everything */
+    char *gradient, *sums;           /* for f32 */
+    size_t x_bytes, y_bytes, weight_bytes;
+} Bench;
+
+static void must(Status status, const Error *error) {
+    if (status == STATUS_OK) return;
+    fprintf(stderr, "cuda_products: %s\n", error->text);
+    exit(1);
+}
+
+static void must_cuda(cudaError_t code, const char *what) {
+    Error error = {STATUS_OK, ""};
+    must(cuda_check(code, what, &error), &error);
+}
+
+/* Pairs of bf16 of about one sixteenth, which are harmless as f32 too. */
+static __global__ void fill_kernel(unsigned *words, int64_t count) {
+    int64_t step = (int64_t)gridDim.x * blockDim.x;
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += step) {
+        unsigned long long h = (unsigned long long)(i + 1) * 0x9E3779B97F4A7C15ull;
+        h = (h ^ (h >> 30)) * 0xBF58476D1CE4E5B9ull;
+        float low = (float)(int)(h & 0xFFFF) / 524288.0f - 0.0625f,
+              high = (float)(int)((h >> 20) & 0xFFFF) / 524288.0f - 0.0625f;
+        words[i] = pair_of_floats(low, high, bf16());
+    }
+}
+
+static char *random_memory(const Bench *bench, size_t n_bytes) {
+    char *memory = NULL;
+    must_cuda(cudaMalloc((void **)&memory, n_bytes), "memory for the benchmark");
+    fill_kernel<<<1024, 256, 0, bench->context->stream>>>((unsigned *)memory, (int64_t)(n_bytes / 4));
+    must_cuda(cudaGetLastError(), "filling memory");
+    return memory;
+}
+
+/* ---- surveys ---- */
+
+static double rate(const Product *p, float microseconds) {
+    return 2.0 * (double)p->rows * (double)p->columns * (double)p->inner / (double)microseconds * 1e-6;
+}
+
+/* Prints a line; returns the microseconds of the choice. */
+static double line(const Bench *bench, const char *model, const char *layer, const char *which,
+                   const Product *p) {
+    ProductDescription description;
+    ProductCandidate candidate[PRODUCT_MOST_CANDIDATES];
+    Error error = {STATUS_OK, ""};
+    char text[160];
+    printf("%-6s %-6s %-26s ", model, layer, which);
+    must(product_describe(bench->context, p, &description, &error), &error);
+    int n = product_candidates(bench->context, &description, candidate, PRODUCT_MOST_CANDIDATES);
+    if (!n) {
+        printf("there is none\n");
+        product_description_free(&description);
+        return 0.0;
+    }
+    must(product_survey(bench->context, p, &description, candidate, n, &error), &error);
+    int first = 0, same = 0;
+    while (first < n - 1 && candidate[first].rank) first++;
+    while (same < first && candidate[same].bits != candidate[first].bits) same++;
+    printf("%5.0f %5.0f %5.0f  %8.1f us  of %2d: %2d, same %2d  %s\n", rate(p, candidate[first].microseconds),
+           rate(p, candidate[0].microseconds), rate(p, candidate[same].microseconds),
+           (double)candidate[same].microseconds, n, candidate[0].rank, candidate[same].rank,
+           product_candidate_describe(&candidate[same], text, sizeof text));
+    fflush(stdout);
+    product_description_free(&description);
+    return (double)candidate[same].microseconds;
+}
+
+static Product forward_of(const Bench *bench, int64_t rows, int64_t inner, int64_t columns) {
+    Product p = {};
+    p.rows = rows;
+    p.columns = columns;
+    p.inner = inner;
+    p.transpose_b = true;
+    p.a_type = p.b_type = p.c_type = p.vector_type = DTYPE_BF16;
+    p.a = bench->x;
+    p.b = bench->weight;
+    p.c = bench->y;
+    return p;
+}
+
+static Product input_gradient_of(const Bench *bench, int64_t rows, int64_t inputs, int64_t outputs) {
+    Product p = forward_of(bench, rows, outputs, inputs);
+    p.transpose_b = false;
+    p.a = bench->y;
+    p.c = bench->x;
+    return p;
+}
+
+static Product weight_gradient_of(const Bench *bench, int64_t rows, int64_t inputs, int64_t outputs) {
+    Product p = forward_of(bench, outputs, rows, inputs);
+    p.transpose_a = true;
+    p.transpose_b = false;
+    p.c_type = p.vector_type = DTYPE_F32;
+    p.a = bench->y;
+    p.b = bench->x;
+    p.c = bench->gradient;
+    return p;
+}
+
+/* How long a sum of columns takes, the other way to the gradient of a bias. */
+static void column_sums(const Bench *bench, const char *model, const char *layer, int64_t rows,
+                        int64_t columns) {
+    Error error = {STATUS_OK, ""};
+    CudaContext *context = bench->context;
+    void *begin, *end;
+    float milliseconds = 0.0f;
+    enum { RUNS = 10 };
+    must(cuda_mark_new(context, &begin, &error), &error);
+    must(cuda_mark_new(context, &end, &error), &error);
+    for (int i = -2; i < RUNS; i++) {
+        if (i == 0) must(cuda_mark(context, begin, &error), &error);
+        must(cuda_reduce_columns(context, bench->y, DTYPE_BF16, rows, columns, bench->gradient, DTYPE_F32,
+                                 false, bench->sums, &error),
+             &error);
+    }
+    must(cuda_mark(context, end, &error), &error);
+    must(cuda_elapsed_ms(context, begin, end, &milliseconds, &error), &error);
+    double us = 1000.0 * (double)milliseconds / RUNS;
+    printf("%-6s %-6s %-26s %8.1f us  %.2f TB/s\n", model, layer, "sums of columns", us,
+           2.0 * (double)rows * (double)columns / us * 1e-6);
+    cuda_mark_free(context, begin);
+    cuda_mark_free(context, end);
+}
+
+static double layer_lines(const Bench *bench, const Model *m, const char *layer, int64_t inputs,
+                          int64_t outputs, ProductFinish finish, bool has_residual) {
+    int64_t N = m->tokens;
+    Product p = forward_of(bench, N, inputs, outputs);
+    line(bench, m->name, layer, "forward", &p);
+    p.finish = finish;
+    p.vector = bench->bias;
+    p.before = finish == FINISH_BIAS_GELU ? bench->z : NULL;
+    if (has_residual) p.addend = bench->z;
+    double total =
+        line(bench, m->name, layer, has_residual ? "forward, bias, residual" : "forward, bias", &p);
+    p = input_gradient_of(bench, N, inputs, outputs);
+    total += line(bench, m->name, layer, "input gradient", &p);
+    if (inputs > outputs) { /* what gelu comes before */
+        p.before = bench->z;
+        p.finish = FINISH_SLOPE;
+        line(bench, m->name, layer, "input gradient, slope", &p);
+        p.finish = FINISH_SLOPE_SUMS;
+        p.vector = bench->sums;
+        line(bench, m->name, layer, "input gradient, slope, sums", &p);
+    }
+    p = weight_gradient_of(bench, N, inputs, outputs);
+    line(bench, m->name, layer, "weight gradient", &p);
+    p.addend = p.c;
+    total += line(bench, m->name, layer, "weight gradient, added", &p);
+    p.finish = FINISH_ROW_SUMS;
+    p.vector = bench->sums;
+    line(bench, m->name, layer, "weight gradient, added, sums", &p);
+    column_sums(bench, m->name, layer, N, outputs);
+    return total;
+}
+
+static double head_lines(const Bench *bench, const Model *m, const char *layer, int64_t rows,
+                         int64_t vocabulary, int64_t stride) {
+    Product p = forward_of(bench, rows, m->channels, vocabulary);
+    p.c_stride = stride;
+    double total = line(bench, m->name, layer, "forward", &p);
+    p = input_gradient_of(bench, rows, m->channels, vocabulary);
+    p.a_stride = stride;
+    total += line(bench, m->name, layer, "input gradient", &p);
+    p = weight_gradient_of(bench, rows, m->channels, vocabulary);
+    p.a_stride = stride;
+    p.addend = p.c;
+    total += line(bench, m->name, layer, "weight gradient, added", &p);
+    printf("%-6s %-6s rows %lld, vocabulary %lld, stride %lld: %.2f ms a 65536 rows\n", m->name, layer,
+           (long long)rows, (long long)vocabulary, (long long)stride, total * 65536.0 / (double)rows * 1e-3);
+    return total;
+}
+
+static void run_train(const Bench *bench) {
+    printf("TFLOP/s of the first proposal, the fastest, the fastest with the same bits\n");
+    for (int i = 0; i < N_MODELS; i++) {
+        const Model *m = &MODELS[i];
+        int64_t C = m->channels;
+        double total = layer_lines(bench, m, "qkv", C, 3 * C, FINISH_BIAS, false);
+        total += layer_lines(bench, m, "out", C, C, FINISH_BIAS, true);
+        total += layer_lines(bench, m, "fc", C, 4 * C, FINISH_BIAS_GELU, false);
+        total += layer_lines(bench, m, "proj", 4 * C, C, FINISH_BIAS, true);
+        double head = head_lines(bench, m, "head", HEAD_ROWS, VOCABULARY, PADDED);
+        printf("%-6s layers %.1f ms, head %.1f ms a step\n\n", m->name, total * m->layers * 1e-3,
+               head * (double)m->tokens / HEAD_ROWS * 1e-3);
+    }
+}
+
+static void run_head(const Bench *bench) {
+    const Model *m = &MODELS[0];
+    for (int64_t rows = 2048; rows <= 32768; rows *= 2)
+        head_lines(bench, m, "head", rows, VOCABULARY, PADDED);
+    head_lines(bench, m, "odd", 8192, VOCABULARY, 0);
+    head_lines(bench, m, "whole", 8192, PADDED, 0);
+    head_lines(bench, &MODELS[2], "odd", 8192, VOCABULARY, 0);
+    head_lines(bench, &MODELS[2], "whole", 8192, PADDED, 0);
+}
+
+/* ---- decoding ---- */
+
+typedef Status (*Enqueue)(const Bench *bench, const FewRows *product, Error *error);
+
+static Status enqueue_ours(const Bench *bench, const FewRows *product, Error *error) {
+    return cuda_few_rows(bench->context, product, error);
+}
+
+static Status enqueue_library(const Bench *bench, const FewRows *f, Error *error) {
+    Product p = forward_of(bench, f->rows, f->inner, f->columns);
+    p.a = f->x;
+    p.b = f->weight;
+    p.c = f->y;
+    p.finish = FINISH_BIAS;
+    p.vector = (void *)f->bias;
+    return cuda_product(bench->context, &p, error);
+}
+
+static FewRows few_rows_of(const Bench *bench, int64_t rows, int64_t inner, int64_t columns) {
+    FewRows f = {};
+    f.x = bench->x;
+    f.weight = bench->weight;
+    f.bias = bench->bias;
+    f.y = bench->y;
+    f.dtype = f.bias_type = DTYPE_BF16;
+    f.rows = rows;
+    f.inner = inner;
+    f.columns = columns;
+    return f;
+}
+
+/* The products one after the other through all of the weights' memory, recorded; microseconds of one replay. */
+static double replay(const Bench *bench, const FewRows *product, int n_products, int n_repeats,
+                     Enqueue enqueue) {
+    CudaContext *context = bench->context;
+    Error error = {STATUS_OK, ""};
+    void *recording = NULL, *begin, *end;
+    size_t at = 0;
+    for (int i = 0; i < n_products; i++) must(enqueue(bench, &product[i], &error), &error);
+    must(cuda_capture_begin(context, &error), &error);
+    for (int i = 0; i < n_products * n_repeats; i++) {
+        FewRows f = product[i % n_products];
+        size_t n_bytes = (size_t)(f.columns * f.inner * 2 + 255) / 256 * 256;
+        if (at + n_bytes > bench->weight_bytes) at = 0;
+        f.weight = bench->weight + at;
+        at += n_bytes;
+        must(enqueue(bench, &f, &error), &error);
+    }
+    must(cuda_capture_end(context, &recording, &error), &error);
+    must(cuda_mark_new(context, &begin, &error), &error);
+    must(cuda_mark_new(context, &end, &error), &error);
+    float best = 1e30f;
+    for (int i = 0; i < 6; i++) {
+        float milliseconds;
+        must(cuda_mark(context, begin, &error), &error);
+        must(cuda_replay(context, recording, &error), &error);
+        must(cuda_mark(context, end, &error), &error);
+        must(cuda_elapsed_ms(context, begin, end, &milliseconds, &error), &error);
+        if (milliseconds < best) best = milliseconds;
+    }
+    cuda_mark_free(context, begin);
+    cuda_mark_free(context, end);
+    cuda_recording_free(context, recording);
+    return 1000.0 * (double)best / n_repeats;
+}
+
+static void decode_line(const Bench *bench, const Model *m, const char *layer, int64_t rows, int64_t inner,
+                        int64_t columns) {
+    FewRows f = few_rows_of(bench, rows, inner, columns);
+    double n_bytes = 2.0 * (double)inner * (double)columns;
+    double ours = replay(bench, &f, 1, 64, enqueue_ours);
+    f.may_start_early = true;
+    double early = replay(bench, &f, 1, 64, enqueue_ours);
+    double library = replay(bench, &f, 1, 64, enqueue_library);
+    printf("%-6s %-6s rows %2lld  ours %6.2f us %5.2f TB/s, early %6.2f us %5.2f TB/s, library %6.2f us "
+           "%5.2f TB/s\n",
+           m->name, layer, (long long)rows, ours, n_bytes / ours * 1e-6, early, n_bytes / early * 1e-6,
+           library, n_bytes / library * 1e-6);
+    fflush(stdout);
+}
+
+/* All products of a token in their order. */
+static void decode_stack(const Bench *bench, const Model *m, int64_t rows) {
+    FewRows stack[4 * 48 + 1];
+    int64_t C = m->channels;
+    int n = 0;
+    double n_bytes = 0.0;
+    for (int layer = 0; layer < m->layers; layer++) {
+        stack[n++] = few_rows_of(bench, rows, C, 3 * C);
+        stack[n++] = few_rows_of(bench, rows, C, C);
+        stack[n++] = few_rows_of(bench, rows, C, 4 * C);
+        stack[n++] = few_rows_of(bench, rows, 4 * C, C);
+    }
+    stack[n++] = few_rows_of(bench, rows, C, VOCABULARY);
+    for (int i = 0; i < n; i++) n_bytes += 2.0 * (double)stack[i].inner * (double)stack[i].columns;
+    double ours = replay(bench, stack, n, 4, enqueue_ours);
+    for (int i = 0; i < n; i++) stack[i].may_start_early = true;
+    double early = replay(bench, stack, n, 4, enqueue_ours),
+           library = replay(bench, stack, n, 4, enqueue_library);
+    printf(
+        "%-6s stack  rows %2lld  ours %.1f us (%.2f TB/s), early %.1f us (%.2f TB/s), library %.1f us (%.2f "
+        "TB/s)\n",
+        m->name, (long long)rows, ours, n_bytes / ours * 1e-6, early, n_bytes / early * 1e-6, library,
+        n_bytes / library * 1e-6);
+}
+
+static void run_decode(const Bench *bench) {
+    for (int i = 0; i < N_MODELS; i += 2) {
+        const Model *m = &MODELS[i];
+        int64_t C = m->channels;
+        for (int64_t rows = 1; rows <= FEW_ROWS; rows *= 4) {
+            decode_line(bench, m, "qkv", rows, C, 3 * C);
+            decode_line(bench, m, "out", rows, C, C);
+            decode_line(bench, m, "fc", rows, C, 4 * C);
+            decode_line(bench, m, "proj", rows, 4 * C, C);
+            decode_line(bench, m, "head", rows, C, VOCABULARY);
+        }
+        for (int64_t rows = 1; rows <= FEW_ROWS; rows *= 4) decode_stack(bench, m, rows);
+    }
+}
+
+int main(int n_arguments, char **argument) {
+    const char *what = n_arguments > 1 ? argument[1] : "all";
+    Error error = {STATUS_OK, ""};
+    Backend backend;
+    char text[200];
+    must(backend_cuda_open(&backend, 0, &error), &error);
+    Bench bench = {};
+    bench.context = (CudaContext *)backend.context;
+    bench.x_bytes = (size_t)65536 * 3072 * 2; /* 4C of 124M, the widest */
+    bench.y_bytes = (size_t)32768 * PADDED * 2;
+    bench.weight_bytes = (size_t)1 << 30;
+    bench.x = random_memory(&bench, bench.x_bytes);
+    bench.y = random_memory(&bench, bench.y_bytes);
+    bench.z = random_memory(&bench, bench.x_bytes);
+    bench.weight = random_memory(&bench, bench.weight_bytes);
+    bench.bias = random_memory(&bench, 1 << 20);
+    bench.gradient = random_memory(&bench, (size_t)PADDED * 1600 * 4);
+    bench.sums = random_memory(&bench, 64 << 20);
+    printf("%s, cuBLASLt %zu\n", backend_cuda_describe(&backend, text, sizeof text), cublasLtGetVersion());
+    bool all = strcmp(what, "all") == 0;
+    if (all || strcmp(what, "decode") == 0) run_decode(&bench);
+    if (all || strcmp(what, "train") == 0) run_train(&bench);
+    if (all || strcmp(what, "head") == 0) run_head(&bench);
+    cudaFree(bench.x);
+    cudaFree(bench.y);
+    cudaFree(bench.z);
+    cudaFree(bench.weight);
+    cudaFree(bench.bias);
+    cudaFree(bench.gradient);
+    cudaFree(bench.sums);
+    backend.close(backend.context);
+    return 0;
+}

@@ -1,0 +1,99 @@
+# PGPT_CUDA: the CUDA backend, src/backend/cuda. Its sources are .cu files, compiled by nvcc into the target pgpt_cuda;
+# a pgpt without it has absent.c in their place. PGPT_CUDNN: cuDNN's attention, for sources with cudnn in their names.
+#
+# nvcc is looked for on the PATH, in CUDACXX, CUDA_HOME and CUDA_PATH, and where NVIDIA's packages put it. Architectures
+# are CMAKE_CUDA_ARCHITECTURES, by default 80 (A100) and 90 (H100, H200).
+
+# Why CUDA cannot be had: an error if it was asked for.
+macro(pgpt_no_cuda)
+    if(PGPT_CUDA STREQUAL on)
+        message(FATAL_ERROR "PGPT_CUDA is on, but " ${ARGN} " Install NVIDIA's CUDA toolkit (nvcc, cuBLAS), or name nvcc "
+                            "with -DCMAKE_CUDA_COMPILER=...")
+    endif()
+    message(STATUS "CUDA is missing: pgpt will run on the CPU only; " ${ARGN})
+endmacro()
+
+set(PGPT_HAVE_CUDA OFF)
+pgpt_switch(PGPT_CUDA "NVIDIA GPUs by CUDA")
+if(NOT PGPT_CUDA STREQUAL off)
+    find_program(
+        CMAKE_CUDA_COMPILER nvcc
+        HINTS ENV CUDACXX ENV CUDA_HOME ENV CUDA_PATH
+        PATHS /usr/local/cuda /opt/cuda
+        PATH_SUFFIXES bin
+        DOC "NVIDIA's compiler")
+    if(NOT CMAKE_CUDA_COMPILER)
+        unset(CMAKE_CUDA_COMPILER CACHE) # CMake takes any entry of this name for an answer
+        pgpt_no_cuda("there is no nvcc.")
+    else()
+        if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+            set(CMAKE_CUDA_ARCHITECTURES 80-real 90 CACHE STRING "GPU architectures to compile for")
+        endif()
+        set(CMAKE_CUDA_FLAGS_RELEASE "-O3 -lineinfo" CACHE STRING "CUDA flags of the Release build")
+        set(CMAKE_CUDA_FLAGS_DEBUG "-O1 -lineinfo" CACHE STRING "CUDA flags of the Debug build")
+        set(CMAKE_CUDA_FLAGS_SANITIZE "-O1 -lineinfo" CACHE STRING "CUDA flags of the Sanitize build")
+        enable_language(CUDA)
+        find_package(CUDAToolkit)
+        if(TARGET CUDA::cudart_static AND TARGET CUDA::cublasLt)
+            set(PGPT_HAVE_CUDA ON)
+        else()
+            pgpt_no_cuda("its libraries cudart and cublasLt are not beside ${CMAKE_CUDA_COMPILER}.")
+        endif()
+    endif()
+endif()
+
+set(PGPT_HAVE_CUDNN OFF)
+pgpt_switch(PGPT_CUDNN "Attention by cuDNN")
+if(PGPT_HAVE_CUDA AND NOT PGPT_CUDNN STREQUAL off)
+    find_path(cudnn_INCLUDE_DIR cudnn.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
+    find_library(cudnn_LIBRARY NAMES cudnn libcudnn.so.9 HINTS ${CUDAToolkit_LIBRARY_DIR})
+    mark_as_advanced(cudnn_INCLUDE_DIR cudnn_LIBRARY)
+    if(cudnn_INCLUDE_DIR AND cudnn_LIBRARY)
+        set(PGPT_HAVE_CUDNN ON)
+    elseif(PGPT_CUDNN STREQUAL on)
+        message(FATAL_ERROR "PGPT_CUDNN is on, but cudnn.h or libcudnn is missing. Debian and Ubuntu, from NVIDIA's "
+                            "repository: apt install libcudnn9-dev-cuda-13")
+    endif()
+endif()
+
+# Takes the files of src/backend/cuda that this build does not use out of the list of C sources, and makes pgpt_cuda.
+function(pgpt_add_cuda sources)
+    set(kept ${${sources}})
+    if(NOT PGPT_HAVE_CUDA)
+        list(FILTER kept EXCLUDE REGEX "/backend/cuda/")
+        set(${sources} ${kept} "${CMAKE_CURRENT_SOURCE_DIR}/src/backend/cuda/absent.c" PARENT_SCOPE)
+        return()
+    endif()
+    list(FILTER kept EXCLUDE REGEX "/backend/cuda/absent\\.c$")
+    set(${sources} ${kept} PARENT_SCOPE)
+
+    file(GLOB cuda_sources CONFIGURE_DEPENDS src/backend/cuda/*.cu)
+    if(NOT PGPT_HAVE_CUDNN)
+        list(FILTER cuda_sources EXCLUDE REGEX "cudnn[^/]*$")
+    endif()
+    add_library(pgpt_cuda OBJECT ${cuda_sources})
+    set_target_properties(
+        pgpt_cuda PROPERTIES POSITION_INDEPENDENT_CODE ON CUDA_STANDARD 17 CUDA_STANDARD_REQUIRED ON)
+    target_include_directories(pgpt_cuda PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}/src")
+    # C in style: no exceptions and no types at run time, so that the program needs no C++ library.
+    set(host_flags -Wall -Wextra -Wshadow -fno-exceptions -fno-rtti -fno-semantic-interposition)
+    if(PGPT_WERROR)
+        list(APPEND host_flags -Werror)
+    endif()
+    list(JOIN host_flags "," host_flags)
+    target_compile_options(pgpt_cuda PRIVATE "-Xcompiler=${host_flags}")
+    target_link_libraries(pgpt_cuda PRIVATE CUDA::cudart_static CUDA::cublasLt)
+    target_link_libraries(pgpt_dependencies INTERFACE CUDA::cudart_static CUDA::cublasLt)
+    set(libraries "-L${CUDAToolkit_LIBRARY_DIR}" -lcublasLt -lcudart_static -lrt -ldl)
+    if(PGPT_HAVE_CUDNN)
+        target_compile_definitions(pgpt_cuda PRIVATE PGPT_HAVE_CUDNN)
+        target_include_directories(pgpt_cuda SYSTEM PRIVATE "${cudnn_INCLUDE_DIR}")
+        set(uses_cudnn ${cuda_sources})
+        list(FILTER uses_cudnn INCLUDE REGEX "cudnn[^/]*$")
+        if(uses_cudnn)
+            target_link_libraries(pgpt_dependencies INTERFACE "${cudnn_LIBRARY}")
+            list(APPEND libraries -lcudnn)
+        endif()
+    endif()
+    set(PGPT_PC_LIBS ${PGPT_PC_LIBS} ${libraries} PARENT_SCOPE)
+endfunction()

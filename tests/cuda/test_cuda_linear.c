@@ -1,0 +1,308 @@
+/* The products of a linear layer on the GPU against the reference, in every element type, at shapes that reach each way
+ * of doing them: few rows, the library's own bias, residual and gelu, and the pass over y where the library cannot.
+ *
+ * Inputs are rounded to the element type first, so what is compared is the arithmetic: with results in f32 it is exact to
+ * the order of the sums, with 16-bit results to one rounding. */
+#include "backend/cuda/cuda.h"
+#include "base/half.h"
+#include "harness.h"
+#include "ops/ops.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { BIAS = 1, RESIDUAL = 2, TANH = 4, ERF = 8 };
+
+typedef struct {
+    int64_t rows, inputs, outputs;
+    unsigned flags;
+} LinearCase;
+
+static const LinearCase CASES[] = {
+    {1, 64, 8, 0},
+    {1, 768, 2304, BIAS},
+    {1, 3072, 768, BIAS | RESIDUAL},
+    {3, 1600, 200, BIAS | TANH},
+    {5, 72, 33, BIAS | ERF | RESIDUAL},
+    {8, 512, 40, RESIDUAL},
+    {9, 520, 65, BIAS | TANH | RESIDUAL},
+    {16, 768, 1003, BIAS | TANH},
+    {16, 104, 24, ERF},
+    {4, 33, 17, BIAS | RESIDUAL}, /* no whole vectors: not for the kernel for few rows */
+    {17, 64, 64, BIAS},
+    {130, 96, 200, BIAS | RESIDUAL},
+    {128, 256, 512, BIAS | TANH},
+    {128, 256, 512, TANH},
+    {128, 256, 512, BIAS | ERF},
+    {128, 256, 512, BIAS | TANH | RESIDUAL},
+    {200, 120, 77, BIAS | TANH},
+    {200, 120, 77, BIAS | RESIDUAL},
+    {65, 31, 129, BIAS | ERF | RESIDUAL},
+    {384, 400, 1600, BIAS | TANH},
+    {2048, 64, 96, BIAS | RESIDUAL}, /* few outputs, many terms in the gradient of the weight */
+};
+enum { N_CASES = sizeof CASES / sizeof CASES[0] };
+
+static Backend gpu;
+
+static Activation activation_of(const LinearCase *c) {
+    return c->flags & TANH ? ACTIVATION_GELU_TANH : c->flags & ERF ? ACTIVATION_GELU_ERF : ACTIVATION_NONE;
+}
+
+/* ---- values ---- */
+
+static float rounded(float value, DType dtype) {
+    if (dtype == DTYPE_BF16) return half_bf16_to_f32(half_bf16_from_f32(value));
+    if (dtype == DTYPE_F16) return half_f16_to_f32(half_f16_from_f32(value));
+    return value;
+}
+
+static float *values(const char *name, const Tensor *tensor, DType dtype, float scale) {
+    int64_t count = tensor_count(tensor);
+    float *value = malloc((size_t)count * sizeof *value + 1);
+    assert_non_null(value);
+    for (int64_t i = 0; i < count; i++) value[i] = rounded(scale * test_value(name, (uint64_t)i), dtype);
+    return value;
+}
+
+/* The values as elements of the tensor, on the GPU. NULL values: poison. */
+static TestBuffer to_gpu(const Tensor *tensor, const float *value) {
+    int64_t count = tensor_count(tensor);
+    if (!value || tensor->dtype == DTYPE_F32) return test_buffer_open(&gpu, value, tensor_bytes(tensor));
+    uint16_t *half = malloc((size_t)count * sizeof *half + 1);
+    assert_non_null(half);
+    for (int64_t i = 0; i < count; i++)
+        half[i] = tensor->dtype == DTYPE_BF16 ? half_bf16_from_f32(value[i]) : half_f16_from_f32(value[i]);
+    TestBuffer buffer = test_buffer_open(&gpu, half, tensor_bytes(tensor));
+    free(half);
+    return buffer;
+}
+
+static float *from_gpu(const Tensor *tensor, const TestBuffer *buffer) {
+    void *raw = test_buffer_read(buffer, tensor->name);
+    if (tensor->dtype == DTYPE_F32) return raw;
+    int64_t count = tensor_count(tensor);
+    const uint16_t *half = raw;
+    float *value = malloc((size_t)count * sizeof *value + 1);
+    assert_non_null(value);
+    for (int64_t i = 0; i < count; i++)
+        value[i] = tensor->dtype == DTYPE_BF16 ? half_bf16_to_f32(half[i]) : half_f16_to_f32(half[i]);
+    free(raw);
+    return value;
+}
+
+/* ---- one node on both sides ---- */
+
+/* inputs: values by input; old: what the outputs hold when they are added to, or NULL. */
+typedef struct {
+    const float *input[NODE_MAX_INPUTS], *old[NODE_MAX_OUTPUTS];
+    bool add;
+    int in_place; /* output 0 takes this input's memory; -1: none */
+} Run;
+
+static void run_reference(const Node *node, const Run *run, float **result) {
+    KernelCall call = {.node = node, .n_threads = 1};
+    for (int i = 0; i < node->n_inputs; i++) call.in[i] = (void *)run->input[i];
+    for (int i = 0; i < node->n_outputs; i++) {
+        if (!node->output[i]) continue;
+        size_t n_bytes = (size_t)tensor_count(node->output[i]) * sizeof(float);
+        result[i] = malloc(n_bytes + 1);
+        assert_non_null(result[i]);
+        if (run->add) memcpy(result[i], run->old[i], n_bytes);
+        call.out[i] = result[i];
+        call.add[i] = run->add;
+    }
+    Error error = {0};
+    if (node->op->reference(&call, &error) != STATUS_OK) fail_msg("%s", error.text);
+}
+
+static void run_gpu(const Node *node, const Run *run, float **result) {
+    TestBuffer in[NODE_MAX_INPUTS] = {0}, out[NODE_MAX_OUTPUTS] = {0}, scratch = {0};
+    KernelCall call = {.node = node, .n_threads = 1, .context = gpu.context};
+    for (int i = 0; i < node->n_inputs; i++) {
+        if (!node->input[i]) continue;
+        in[i] = to_gpu(node->input[i], run->input[i]);
+        call.in[i] = test_buffer_data(&in[i]);
+    }
+    for (int i = 0; i < node->n_outputs; i++) {
+        if (!node->output[i]) continue;
+        bool shares = i == 0 && run->in_place >= 0;
+        out[i] = shares ? in[run->in_place] : to_gpu(node->output[i], run->add ? run->old[i] : NULL);
+        call.out[i] = test_buffer_data(&out[i]);
+        call.add[i] = run->add;
+    }
+    size_t n_bytes = gpu.scratch_bytes(gpu.context, node);
+    if (n_bytes) {
+        scratch = test_buffer_open(&gpu, NULL, n_bytes);
+        call.scratch = test_buffer_data(&scratch);
+    }
+    Error error = {0};
+    Kernel kernel = gpu.kernel(gpu.context, node);
+    assert_non_null(kernel);
+    if (kernel(&call, &error) != STATUS_OK || gpu.synchronize(gpu.context, &error) != STATUS_OK)
+        fail_msg("%s: %s", node->op->name, error.text);
+    for (int i = 0; i < node->n_outputs; i++) {
+        if (!node->output[i]) continue;
+        result[i] = from_gpu(node->output[i], &out[i]);
+        if (!(i == 0 && run->in_place >= 0)) test_buffer_close(&out[i]);
+    }
+    for (int i = 0; i < node->n_inputs; i++) {
+        if (node->input[i]) test_buffer_close(&in[i]);
+    }
+    if (n_bytes) test_buffer_close(&scratch);
+}
+
+/* Against the reference, and twice: the second run, whose algorithms are chosen already, must give the same bits. */
+static void check(const Node *node, const Node *plain, const Run *run, const char *what) {
+    float *want[NODE_MAX_OUTPUTS] = {0}, *got[NODE_MAX_OUTPUTS] = {0}, *again[NODE_MAX_OUTPUTS] = {0};
+    run_reference(plain, run, want);
+    run_gpu(node, run, got);
+    run_gpu(node, run, again);
+    for (int i = 0; i < node->n_outputs; i++) {
+        if (!node->output[i]) continue;
+        DType dtype = node->output[i]->dtype;
+        int64_t count = tensor_count(node->output[i]);
+        double tolerance = dtype == DTYPE_F32 ? 1e-5 : dtype == DTYPE_BF16 ? 4e-3 : 5e-4;
+        test_assert_close(got[i], want[i], count, tolerance, 0.0, "%s, output %d (%s)", what, i,
+                          dtype_info(dtype)->name);
+        assert_memory_equal(got[i], again[i], (size_t)count * sizeof(float));
+        free(want[i]), free(got[i]), free(again[i]);
+    }
+}
+
+/* ---- forward ---- */
+
+typedef struct {
+    Graph *graph;
+    Tensor *x, *weight, *bias, *residual, *dy;
+} LinearGraph;
+
+static LinearGraph linear_graph(const LinearCase *c, DType dtype) {
+    LinearGraph g = {.graph = graph_new()};
+    Shape out = SHAPE(c->rows, c->outputs);
+    g.x = graph_tensor(g.graph, PLACE_ACTIVATION, dtype, SHAPE(c->rows, c->inputs), "x");
+    g.weight = graph_tensor(g.graph, PLACE_PARAMETER, dtype, SHAPE(c->outputs, c->inputs), "weight");
+    g.bias = graph_tensor(g.graph, PLACE_PARAMETER, dtype, SHAPE(c->outputs), "bias");
+    g.residual = graph_tensor(g.graph, PLACE_ACTIVATION, dtype, out, "residual");
+    g.dy = graph_tensor(g.graph, PLACE_ACTIVATION, dtype, out, "dy");
+    return g;
+}
+
+static const Node *last_node(const LinearGraph *g) {
+    Error error = {0};
+    if (graph_status(g->graph, &error) != STATUS_OK) fail_msg("%s", error.text);
+    return g->graph->node[g->graph->n_nodes - 1];
+}
+
+static const Node *record_forward(const LinearGraph *g, const LinearCase *c) {
+    op_linear(g->graph, g->x, g->weight, c->flags & BIAS ? g->bias : NULL,
+              c->flags & RESIDUAL ? g->residual : NULL, activation_of(c));
+    return last_node(g);
+}
+
+static void test_forward(void **state) {
+    DType dtype = *(const DType *)*state;
+    for (int i = 0; i < N_CASES; i++) {
+        const LinearCase *c = &CASES[i];
+        char what[120];
+        snprintf(what, sizeof what, "linear %lldx%lld by %lld, flags %u", (long long)c->rows,
+                 (long long)c->inputs, (long long)c->outputs, c->flags);
+        LinearGraph g = linear_graph(c, dtype), plain = linear_graph(c, DTYPE_F32);
+        const Node *node = record_forward(&g, c), *reference = record_forward(&plain, c);
+        float *x = values("x", g.x, dtype, 1.0f), *weight = values("weight", g.weight, dtype, 0.1f),
+              *bias = values("bias", g.bias, dtype, 1.0f),
+              *residual = values("residual", g.residual, dtype, 1.0f);
+        Run run = {.input = {x, weight, c->flags & BIAS ? bias : NULL, c->flags & RESIDUAL ? residual : NULL},
+                   .in_place = -1};
+        check(node, reference, &run, what);
+        g.weight->needs_gradient = false; /* weights that nobody changes: a kernel may start early */
+        run.in_place = c->flags & RESIDUAL ? 3 : -1;
+        check(node, reference, &run, what);
+        free(x), free(weight), free(bias), free(residual);
+        graph_free(g.graph), graph_free(plain.graph);
+    }
+}
+
+/* With 16-bit factors, dx is 16 bits wide and dweight either. */
+static void test_gradients(void **state) {
+    DType dtype = *(const DType *)*state, wide[] = {DTYPE_F32, dtype};
+    for (int i = 0; i < 4 * N_CASES; i++) {
+        const LinearCase *c = &CASES[i / 4];
+        bool add = i % 2;
+        DType parameter = wide[i / 2 % 2];
+        LinearGraph g = linear_graph(c, dtype), plain = linear_graph(c, DTYPE_F32);
+        float *x = values("x", g.x, dtype, 1.0f), *weight = values("weight", g.weight, dtype, 0.1f),
+              *dy = values("dy", g.dy, dtype, 1.0f), *old_x = values("old", g.x, dtype, 1.0f),
+              *old_weight = values("old", g.weight, parameter, 1.0f),
+              *old_bias = values("old", g.bias, parameter, 1.0f);
+        const LinearGraph *both[] = {&g, &plain};
+        const Node *input_gradient[2], *weight_gradient[2];
+        for (int k = 0; k < 2; k++) {
+            Graph *graph = both[k]->graph;
+            DType p = k ? DTYPE_F32 : dtype, q = k ? DTYPE_F32 : parameter;
+            Tensor *dx = graph_tensor(graph, PLACE_ACTIVATION, p, g.x->shape, "dx"),
+                   *dweight = graph_tensor(graph, PLACE_GRADIENT, q, g.weight->shape, "dweight"),
+                   *dbias = graph_tensor(graph, PLACE_GRADIENT, q, g.bias->shape, "dbias");
+            input_gradient[k] = graph_record(graph, &OP_LINEAR_INPUT_GRADIENT, NULL, 0, 2,
+                                             TENSORS(both[k]->dy, both[k]->weight), 1, TENSORS(dx));
+            weight_gradient[k] = graph_record(graph, &OP_LINEAR_WEIGHT_GRADIENT, NULL, 0, 2,
+                                              TENSORS(both[k]->dy, both[k]->x), 2, TENSORS(dweight, dbias));
+        }
+        Run run = {.input = {dy, weight}, .old = {old_x}, .add = add, .in_place = -1};
+        check(input_gradient[0], input_gradient[1], &run, "input gradient");
+        run = (Run){.input = {dy, x}, .old = {old_weight, old_bias}, .add = add, .in_place = -1};
+        check(weight_gradient[0], weight_gradient[1], &run, "weight gradient");
+        free(x), free(weight), free(dy), free(old_x), free(old_weight), free(old_bias);
+        graph_free(g.graph), graph_free(plain.graph);
+    }
+}
+
+/* A sequence's logits must not depend on who else is decoded beside it. */
+static void test_rows_are_independent(void **state) {
+    DType dtype = *(const DType *)*state;
+    LinearCase many = {16, 768, 2304, BIAS}, one = {1, 768, 2304, BIAS};
+    LinearGraph g = linear_graph(&many, dtype), single = linear_graph(&one, dtype);
+    const Node *node = record_forward(&g, &many), *node_one = record_forward(&single, &one);
+    float *x = values("x", g.x, dtype, 1.0f), *weight = values("weight", g.weight, dtype, 0.1f),
+          *bias = values("bias", g.bias, dtype, 1.0f), *all[NODE_MAX_OUTPUTS] = {0},
+          *alone[NODE_MAX_OUTPUTS] = {0};
+    Run run = {.input = {x, weight, bias}, .in_place = -1};
+    run_gpu(node, &run, all);
+    run.input[0] = x + 11 * many.inputs;
+    run_gpu(node_one, &run, alone);
+    assert_memory_equal(alone[0], all[0] + 11 * many.outputs, (size_t)many.outputs * sizeof(float));
+    free(x), free(weight), free(bias), free(all[0]), free(alone[0]);
+    graph_free(g.graph), graph_free(single.graph);
+}
+
+int main(void) {
+    static DType f32 = DTYPE_F32, bf16 = DTYPE_BF16, f16 = DTYPE_F16;
+    const struct CMUnitTest tests[] = {
+        {"forward f32", test_forward, NULL, NULL, &f32},
+        {"forward bf16", test_forward, NULL, NULL, &bf16},
+        {"forward f16", test_forward, NULL, NULL, &f16},
+        {"gradients f32", test_gradients, NULL, NULL, &f32},
+        {"gradients bf16", test_gradients, NULL, NULL, &bf16},
+        {"gradients f16", test_gradients, NULL, NULL, &f16},
+        {"rows are independent bf16", test_rows_are_independent, NULL, NULL, &bf16},
+        {"rows are independent f16", test_rows_are_independent, NULL, NULL, &f16},
+    };
+    char reason[256];
+    Error error = {0};
+    if (!backend_cuda_devices(reason, sizeof reason)) {
+        printf("skipped: %s\n", reason);
+        return 77;
+    }
+    if (backend_cuda_open(&gpu, 0, &error) != STATUS_OK) {
+        fprintf(stderr, "%s\n", error.text);
+        return 1;
+    }
+    int failed = cmocka_run_group_tests_name("cuda linear", tests, NULL, NULL);
+    gpu.close(gpu.context);
+    return failed;
+}

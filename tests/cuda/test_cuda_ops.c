@@ -1,0 +1,457 @@
+/* Every CUDA kernel against its operation's reference, in every combination of element types that a program can have:
+ * f32 within 1e-4, 16 bits within 1e-2 of the reference on the same rounded inputs.
+ *
+ * Node by node: a case is recorded twice, once as it is, for the reference on the host, and once with its tensors
+ * retyped, for the GPU. Inputs come from the reference run, rounded to the type they have on the GPU, so an error is
+ * found in the kernel that makes it. Outputs are fresh, added to, in place of an input, and at addresses that no vector
+ * fits. What differs is printed; the test fails at the end, with the whole list. Exit code 77 without a GPU. */
+#include "backend/cpu/cpu.h"
+#include "backend/cuda/cuda.h"
+#include "base/half.h"
+#include "op_cases.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+/* Shapes of real models, beside those of op_specs.c; the references are slow, so there are few. */
+static const OpSpec LARGE_SPECS[] = {
+    {"embedding gpt2", build_embedding, {4, 512, 768, 5003, 512}, CASE_POSITIONS, 0},
+    {"embedding characters", build_embedding, {16, 256, 384, 65, 256}, CASE_POSITIONS, 0},
+    {"embedding wide", build_embedding, {2, 64, 1600, 300, 64}, CASE_POSITIONS | CASE_START, 0},
+    {"embedding one token", build_embedding, {8, 256, 72, 1, 256}, CASE_POSITIONS, 0},
+    {"layernorm 384", build_layernorm, {4096, 384}, CASE_BIAS, 0},
+    {"layernorm 768", build_layernorm, {3001, 768}, CASE_BIAS, 0},
+    {"layernorm 1600", build_layernorm, {517, 1600}, CASE_BIAS, 0},
+    {"layernorm 16384", build_layernorm, {3, 16384}, CASE_BIAS, 0},
+    {"rmsnorm 2048", build_rmsnorm, {515, 2048}, 0, 0},
+    {"rmsnorm 5120", build_rmsnorm, {65, 5120}, 0, 0},
+    {"linear qkv", build_linear, {192, 768, 2304}, CASE_BIAS, 0},
+    {"linear out", build_linear, {256, 768, 768}, CASE_BIAS | CASE_RESIDUAL, 0},
+    {"linear fc", build_linear, {128, 384, 1536}, CASE_BIAS | CASE_TANH, 0},
+    {"linear one row", build_linear, {1, 768, 3072}, CASE_BIAS | CASE_TANH, 0},
+    {"linear eight rows", build_linear, {8, 1600, 1600}, CASE_BIAS | CASE_RESIDUAL, 0},
+    {"gelu large", build_gelu, {1024, 3072}, CASE_TANH, 0},
+    {"swiglu large", build_swiglu, {512, 2048}, 0, 0},
+    {"attention gpt2", build_attention, {2, 256, 6, 6, 64}, 0, 0},
+    {"attention llama", build_attention, {1, 200, 4, 2, 128}, 0, 0},
+    {"attention dropout 64", build_attention, {2, 130, 3, 3, 64}, 0, 0.2f},
+    {"attention 96", build_attention, {1, 130, 2, 1, 96}, 0, 0},
+    {"attention 80", build_attention, {1, 100, 2, 2, 80}, 0, 0},
+    {"attention cached long", build_attention_cached, {2, 1, 12, 12, 64, 1024}, 0, 0},
+    {"attention cached grouped", build_attention_cached, {3, 2, 8, 2, 128, 700}, 0, 0},
+    {"rotary 128", build_rotary, {2, 300, 8, 2, 128}, CASE_START, 0},
+    {"dropout 768", build_dropout, {5, 130, 768}, 0, 0.1f},
+    {"cross_entropy gpt2", build_cross_entropy, {37, 50257}, CASE_IGNORE, 0},
+    {"cross_entropy padded", build_cross_entropy, {40, 50304}, 0, 0},
+    {"cross_entropy characters", build_cross_entropy, {4096, 65}, 0, 0},
+    {"sum large", build_sum, {1500, 1333}, 0, 0},
+    {"squared_norm large", build_squared_norm, {6000011}, CASE_ADD, 0},
+    {"adamw large", build_adamw, {2000003}, CASE_FACTOR, 0},
+    {"sgd large", build_sgd, {1000003}, CASE_MOMENTUM | CASE_FACTOR, 0},
+};
+enum { N_LARGE = sizeof LARGE_SPECS / sizeof LARGE_SPECS[0], MOST_FAILURES = 100 };
+
+typedef struct {
+    const char *name;
+    DType activation, gradient; /* gradient: of parameters */
+    bool is_pure;               /* parameters and moments of the update have the type of activations */
+    double tolerance;
+} Variant;
+
+static const Variant VARIANTS[] = {
+    {"f32", DTYPE_F32, DTYPE_F32, true, 1e-4},      {"bf16", DTYPE_BF16, DTYPE_F32, false, 1e-2},
+    {"f16", DTYPE_F16, DTYPE_F32, false, 1e-2},     {"pure-bf16", DTYPE_BF16, DTYPE_BF16, true, 1e-2},
+    {"pure-f16", DTYPE_F16, DTYPE_F16, true, 1e-2},
+};
+
+static Backend gpu;
+static int n_failures;
+
+static void failed(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+static void failed(const char *format, ...) {
+    if (n_failures++ >= MOST_FAILURES) return;
+    va_list arguments;
+    va_start(arguments, format);
+    printf("FAILED  ");
+    vprintf(format, arguments);
+    printf("\n");
+    va_end(arguments);
+    fflush(stdout);
+}
+
+/* ---- types ---- */
+
+static float rounded(float value, DType dtype) {
+    if (dtype == DTYPE_BF16) return half_bf16_to_f32(half_bf16_from_f32(value));
+    return dtype == DTYPE_F16 ? half_f16_to_f32(half_f16_from_f32(value)) : value;
+}
+
+/* Statistics, scalars and hyperparameters are f32 whatever the rest is. */
+static bool is_always_f32(const Graph *graph, const Tensor *tensor) {
+    static const struct {
+        const Op *op;
+        bool is_input;
+        int slot;
+    } SLOTS[] = {
+        {&OP_LAYERNORM, false, 1}, {&OP_LAYERNORM, false, 2},     {&OP_RMSNORM, false, 1},
+        {&OP_ATTENTION, false, 1}, {&OP_CROSS_ENTROPY, false, 0}, {&OP_CROSS_ENTROPY, true, 2},
+        {&OP_SUM, false, 0},       {&OP_SQUARED_NORM, false, 0},  {&OP_CLIP, true, 0},
+        {&OP_CLIP, true, 1},       {&OP_CLIP, false, 0},          {&OP_CLIP, false, 1},
+        {&OP_ADAMW, true, 1},      {&OP_ADAMW, true, 2},          {&OP_SGD, true, 1},
+        {&OP_SGD, true, 2},
+    };
+    for (int n = 0; n < graph->n_nodes; n++) {
+        const Node *node = graph->node[n];
+        for (size_t i = 0; i < sizeof SLOTS / sizeof SLOTS[0]; i++) {
+            if (node->op != SLOTS[i].op) continue;
+            if ((SLOTS[i].is_input ? node->input : node->output)[SLOTS[i].slot] == tensor) return true;
+        }
+    }
+    return false;
+}
+
+static bool is_update(const Node *node) {
+    return node->op == &OP_ADAMW || node->op == &OP_SGD;
+}
+
+/* Gives the graph the types that the variant's programs have. In a mixed one the update writes a copy in 16 bits. */
+static void retype(Graph *graph, const Variant *variant) {
+    for (int i = 0; i < graph->n_tensors; i++) {
+        Tensor *tensor = graph->tensor[i];
+        if (tensor->dtype != DTYPE_F32 || is_always_f32(graph, tensor)) continue;
+        tensor->dtype = tensor->place == PLACE_GRADIENT ? variant->gradient : variant->activation;
+    }
+    for (int n = 0; n < graph->n_nodes; n++) {
+        Node *node = graph->node[n];
+        if (!is_update(node) || variant->is_pure) continue;
+        for (int k = 0; k < node->n_outputs - 1; k++) {
+            if (node->output[k]) node->output[k]->dtype = DTYPE_F32;
+        }
+        node->output[node->n_outputs - 1] =
+            graph_tensor(graph, PLACE_PARAMETER, variant->activation, node->output[0]->shape, "copy");
+    }
+}
+
+/* ---- one execution of one node ---- */
+
+typedef struct {
+    const char *name;
+    unsigned adds;    /* a bit for every output that adds */
+    WriteMode others; /* how the others are written */
+    int in_place;     /* output that lies on the input its op names, or -1 */
+    size_t shift;     /* elements that every address is moved by */
+} Mode;
+
+/* A tensor's values in its own type in the GPU's memory. */
+typedef struct {
+    TestBuffer buffer;
+    DType dtype;
+    int64_t count;
+    size_t shift;
+} TypedBuffer;
+
+static void *typed_data(const TypedBuffer *typed) {
+    return (char *)test_buffer_data(&typed->buffer) + typed->shift;
+}
+
+/* values NULL: poison. */
+static TypedBuffer typed_open(const Tensor *tensor, const float *values, size_t shift) {
+    size_t size = dtype_info(tensor->dtype)->n_bytes;
+    TypedBuffer typed = {.dtype = tensor->dtype, .count = tensor_count(tensor), .shift = shift * size};
+    size_t n_bytes = (size_t)typed.count * size + typed.shift;
+    char *image = values ? calloc(1, n_bytes + 1) : NULL;
+    char *at = image + typed.shift;
+    for (int64_t i = 0; values && i < typed.count; i++) {
+        uint16_t half =
+            tensor->dtype == DTYPE_BF16 ? half_bf16_from_f32(values[i]) : half_f16_from_f32(values[i]);
+        if (size == 4) memcpy(at + 4 * i, &values[i], 4);
+        else memcpy(at + 2 * i, &half, 2);
+    }
+    typed.buffer = test_buffer_open(&gpu, image, n_bytes);
+    free(image);
+    return typed;
+}
+
+/* The contents in f32 (i32 words as they are); fails the test if a fence was overwritten. */
+static float *typed_read(const TypedBuffer *typed, const char *what) {
+    char *image = test_buffer_read(&typed->buffer, what), *at = image + typed->shift;
+    float *values = calloc((size_t)typed->count + 1, sizeof *values);
+    assert_non_null(values);
+    for (int64_t i = 0; i < typed->count; i++) {
+        uint16_t half;
+        if (dtype_info(typed->dtype)->n_bytes == 4) memcpy(&values[i], at + 4 * i, 4);
+        else {
+            memcpy(&half, at + 2 * i, 2);
+            values[i] = typed->dtype == DTYPE_BF16 ? half_bf16_to_f32(half) : half_f16_to_f32(half);
+        }
+    }
+    free(image);
+    return values;
+}
+
+/* What an output holds that is added to. */
+static float *initial_values(const Tensor *tensor) {
+    float *values = calloc((size_t)tensor_count(tensor) + 1, sizeof *values);
+    assert_non_null(values);
+    for (int64_t i = 0; i < tensor_count(tensor); i++)
+        values[i] = rounded(test_value("initial", (uint64_t)i), tensor->dtype);
+    return values;
+}
+
+typedef struct {
+    const OpCase *test;
+    const Variant *variant;
+    const Node *plain, *typed;             /* the same node, as the reference sees it and as the GPU does */
+    const float *input[NODE_MAX_INPUTS];   /* before the node ran; i32 words as they are */
+    const float *before[NODE_MAX_OUTPUTS]; /* outputs that are inputs too, before the node ran; else NULL */
+    const float *want[NODE_MAX_OUTPUTS];   /* after it */
+} Run;
+
+typedef struct {
+    float *out[NODE_MAX_OUTPUTS];
+} Outputs;
+
+static void call_kernel(const Run *run, const Node *node, KernelCall *call) {
+    Kernel kernel = gpu.kernel(gpu.context, node);
+    Error error = {0};
+    if (!kernel) {
+        failed("no kernel for %s", node->op->name);
+        return;
+    }
+    size_t n_bytes = gpu.scratch_bytes(gpu.context, node);
+    TestBuffer scratch = test_buffer_open(&gpu, NULL, n_bytes);
+    call->scratch = n_bytes ? test_buffer_data(&scratch) : NULL;
+    call->context = gpu.context;
+    call->n_threads = 1;
+    if (kernel(call, &error) != STATUS_OK || gpu.synchronize(gpu.context, &error) != STATUS_OK) {
+        failed("%s, '%s', %s: %s", run->variant->name, run->test->spec->label, node->op->name, error.text);
+    }
+    free(test_buffer_read(&scratch, "scratch"));
+    test_buffer_close(&scratch);
+}
+
+static Outputs run_on_gpu(const Run *run, const Mode *mode) {
+    Node node = *run->typed;
+    TypedBuffer in[NODE_MAX_INPUTS] = {0}, out[NODE_MAX_OUTPUTS] = {0};
+    KernelCall call = {.node = &node};
+    for (int i = 0; i < node.n_inputs; i++) {
+        if (!node.input[i]) continue;
+        in[i] = typed_open(node.input[i], run->input[i], node.input[i]->dtype == DTYPE_I32 ? 0 : mode->shift);
+        call.in[i] = typed_data(&in[i]);
+    }
+    for (int k = 0; k < node.n_outputs; k++) {
+        if (!node.output[k]) continue;
+        bool add = mode->adds >> k & 1;
+        node.write[k] = add ? WRITE_ADD : mode->others;
+        call.add[k] = add;
+        float *initial = add ? initial_values(node.output[k]) : NULL;
+        out[k] = typed_open(node.output[k], run->before[k] ? run->before[k] : initial, mode->shift);
+        call.out[k] = typed_data(&out[k]);
+        free(initial);
+    }
+    int source = mode->in_place >= 0 ? node.op->in_place(&node, mode->in_place) : -1;
+    if (source >= 0) call.out[mode->in_place] = call.in[source];
+    call_kernel(run, &node, &call);
+    Outputs outputs = {0};
+    for (int k = 0; k < node.n_outputs; k++) {
+        if (!node.output[k]) continue;
+        outputs.out[k] = typed_read(k == mode->in_place ? &in[source] : &out[k], node.output[k]->name);
+    }
+    for (int i = 0; i < node.n_inputs; i++) {
+        if (!node.input[i]) continue;
+        float *after = i == source ? NULL : typed_read(&in[i], node.input[i]->name);
+        size_t n_bytes = (size_t)in[i].count * sizeof(float);
+        if (after && n_bytes && memcmp(after, run->input[i], n_bytes) != 0) {
+            failed("%s, '%s', %s%s changed its input %s", run->variant->name, run->test->spec->label,
+                   node.op->name, mode->name, node.input[i]->name);
+        }
+        free(after);
+        test_buffer_close(&in[i].buffer);
+    }
+    for (int k = 0; k < node.n_outputs; k++) test_buffer_close(&out[k].buffer);
+    return outputs;
+}
+
+/* ---- comparing ---- */
+
+/* Scores of several thousand are themselves rounded, and e^score carries that as it is. */
+static double tolerance_of(const Run *run) {
+    bool is_steep = (run->test->spec->flags & CASE_LARGE) &&
+                    (run->plain->op == &OP_ATTENTION || run->plain->op == &OP_ATTENTION_BACKWARD);
+    return run->variant->tolerance * (is_steep ? 30.0 : 1.0);
+}
+
+/* As test_assert_close: the norm of the difference within the tolerance, each element within ten times that. */
+static void compare(const Run *run, const Mode *mode, int k, const float *got, const float *base) {
+    const Tensor *output = run->typed->output[k];
+    int64_t count = tensor_count(output), worst = -1;
+    const float *want = run->want[k];
+    double tolerance = tolerance_of(run), squares = 0.0, difference_squares = 0.0, worst_excess = 1.0;
+    for (int64_t i = 0; i < count; i++) {
+        double expected = (double)want[i] + (base ? (double)base[i] : 0.0), d = (double)got[i] - expected;
+        squares += expected * expected;
+        difference_squares += d * d;
+    }
+    double mean = count ? sqrt(squares / (double)count) : 0.0;
+    double difference = count ? sqrt(difference_squares / (double)count) : 0.0;
+    for (int64_t i = 0; i < count; i++) {
+        double expected = (double)want[i] + (base ? (double)base[i] : 0.0),
+               d = fabs((double)got[i] - expected);
+        double excess = d / (10.0 * tolerance * (mean + fabs(expected)) + 1e-30);
+        if (excess <= worst_excess) continue;
+        if (isnan(worst_excess)) break;
+        worst_excess = excess;
+        worst = i;
+    }
+    if (worst < 0 && difference <= tolerance * mean + 1e-30) return;
+    failed("%s, '%s', %s%s: %s (%s) differs by %.2g of its norm; element %lld of %lld is %.6g, not %.6g",
+           run->variant->name, run->test->spec->label, run->plain->op->name, mode->name, output->name,
+           dtype_info(output->dtype)->name, difference / mean, (long long)worst, (long long)count,
+           worst >= 0 ? (double)got[worst] : 0.0,
+           worst >= 0 ? (double)want[worst] + (base ? (double)base[worst] : 0.0) : 0.0);
+}
+
+static void check_mode(const Run *run, const Mode *mode) {
+    Outputs got = run_on_gpu(run, mode);
+    for (int k = 0; k < run->typed->n_outputs; k++) {
+        if (!run->typed->output[k] || !run->want[k]) continue;
+        float *base = mode->adds >> k & 1 ? initial_values(run->typed->output[k]) : NULL;
+        compare(run, mode, k, got.out[k], base);
+        free(base);
+    }
+    for (int k = 0; k < NODE_MAX_OUTPUTS; k++) free(got.out[k]);
+}
+
+/* Outputs that may be asked to add: gradients and running sums. */
+static bool can_add(const Node *node) {
+    return node->section == SECTION_BACKWARD || node->op == &OP_SUM || node->op == &OP_SQUARED_NORM;
+}
+
+static bool is_attention(const Node *node) {
+    return node->op == &OP_ATTENTION || node->op == &OP_ATTENTION_BACKWARD ||
+           node->op == &OP_ATTENTION_CACHED;
+}
+
+static void check_node(const Run *run) {
+    static const Mode modes[] = {
+        {"", 0, WRITE_FRESH, -1, 0},
+        {" adding", ~0u, WRITE_ADD, -1, 0},
+        {" first of several", 0, WRITE_ADD_AFTER_FIRST, -1, 0},
+        {" adding to the first", 1, WRITE_ADD_AFTER_FIRST, -1, 0},
+        {" adding to the second", 2, WRITE_FRESH, -1, 0},
+        {" adding to the third", 4, WRITE_FRESH, -1, 0},
+    };
+    static const Mode shifted = {" at odd addresses", 0, WRITE_FRESH, -1, 1};
+    const Node *node = run->plain;
+    bool is_sum = run->before[0] && (node->op == &OP_SQUARED_NORM || node->op == &OP_SUM);
+    int n_modes = !can_add(node) || is_sum ? 1 : node->n_outputs == 1 ? 3 : 3 + node->n_outputs;
+    if (is_sum && node->write[0] == WRITE_ADD) { /* the total was read: want holds the sum with it */
+        Mode mode = {" adding", 1, WRITE_ADD, -1, 0};
+        Outputs got = run_on_gpu(run, &mode);
+        compare(run, &mode, 0, got.out[0], NULL);
+        free(got.out[0]);
+        return;
+    }
+    for (int i = 0; i < n_modes; i++) check_mode(run, &modes[i]);
+    if (!is_attention(node)) check_mode(run, &shifted);
+    for (int k = 0; k < node->n_outputs && node->op->in_place; k++) {
+        int input = node->op->in_place(node, k);
+        if (input < 0 || !node->output[k]) continue;
+        Mode mode = {" in place", 0, WRITE_FRESH, k, 0};
+        check_mode(run, &mode);
+    }
+}
+
+/* ---- all of them ---- */
+
+static float *copy_of(const TestMemory *memory, const Tensor *tensor) {
+    float *values = malloc((size_t)tensor_count(tensor) * 4 + 4);
+    assert_non_null(values);
+    memcpy(values, test_memory_at(memory, tensor), (size_t)tensor_count(tensor) * 4);
+    return values;
+}
+
+static void round_tensor(const TestMemory *memory, const Tensor *plain, const Tensor *typed) {
+    if (plain->dtype != DTYPE_F32 || typed->dtype == DTYPE_F32) return;
+    float *values = test_memory_at(memory, plain);
+    for (int64_t i = 0; i < tensor_count(plain); i++) values[i] = rounded(values[i], typed->dtype);
+}
+
+static void check_spec(const OpSpec *spec, const Variant *variant) {
+    OpCase plain, typed;
+    case_open(&plain, spec);
+    case_open(&typed, spec);
+    retype(typed.graph, variant);
+    TestMemory memory = test_memory_open(plain.graph);
+    case_fill(&plain, &memory);
+    for (int i = 0; i < plain.n_fills; i++) round_tensor(&memory, plain.fill[i].tensor, typed.fill[i].tensor);
+    for (int n = 0; n < plain.graph->n_nodes; n++) {
+        const Node *node = plain.graph->node[n];
+        if (node->op == &OP_TEST_LOSS) continue;
+        Run run = {.test = &plain, .variant = variant, .plain = node, .typed = typed.graph->node[n]};
+        for (int i = 0; i < node->n_inputs; i++)
+            run.input[i] = node->input[i] ? copy_of(&memory, node->input[i]) : NULL;
+        for (int k = 0; k < node->n_outputs; k++) {
+            if (node->output[k] && case_is_filled(&plain, node->output[k]))
+                run.before[k] = copy_of(&memory, node->output[k]);
+        }
+        KernelCall call = test_memory_call(&memory, node);
+        for (int k = 0; k < node->n_outputs;
+             k++) { /* gradients that add up in the graph are looked at one by one */
+            if (node->section == SECTION_BACKWARD) call.add[k] = false;
+        }
+        Error error = {0};
+        if (node->op->reference(&call, &error) != STATUS_OK) fail_msg("%s: %s", spec->label, error.text);
+        for (int k = 0; k < node->n_outputs; k++)
+            run.want[k] = node->output[k] ? copy_of(&memory, node->output[k]) : NULL;
+        if (is_update(node) && run.typed->output[node->n_outputs - 1]) /* the copy is the parameter */
+            run.want[node->n_outputs - 1] = copy_of(&memory, node->output[0]);
+        check_node(&run);
+        for (int i = 0; i < node->n_inputs; i++) free((void *)run.input[i]);
+        for (int k = 0; k < node->n_outputs; k++) {
+            free((void *)run.before[k]);
+            free((void *)run.want[k]);
+            if (node->output[k]) round_tensor(&memory, node->output[k], run.typed->output[k]);
+        }
+    }
+    test_memory_close(&memory);
+    case_close(&plain);
+    case_close(&typed);
+}
+
+static void test_variant(void **state) {
+    const Variant *variant = *state;
+    n_failures = 0;
+    for (int i = 0; i < n_kernel_specs; i++) check_spec(&kernel_specs[i], variant);
+    for (int i = 0; i < N_LARGE; i++) check_spec(&LARGE_SPECS[i], variant);
+    if (n_failures) fail_msg("%d differences with %s", n_failures, variant->name);
+}
+
+int main(void) {
+    char words[256];
+    Error error = {0};
+    if (!backend_cuda_devices(words, sizeof words)) {
+        printf("skipped: %s\n", words);
+        return 77;
+    }
+    if (backend_cuda_open(&gpu, 0, &error) != STATUS_OK) {
+        printf("%s\n", error.text);
+        return 1;
+    }
+    printf("%s\n", backend_cuda_describe(&gpu, words, sizeof words));
+    enum { N_VARIANTS = sizeof VARIANTS / sizeof VARIANTS[0] };
+    struct CMUnitTest tests[N_VARIANTS];
+    for (int i = 0; i < N_VARIANTS; i++) {
+        tests[i] = (struct CMUnitTest){VARIANTS[i].name, test_variant, NULL, NULL, (void *)&VARIANTS[i]};
+    }
+    int result = cmocka_run_group_tests(tests, NULL, NULL);
+    gpu.close(gpu.context);
+    return result;
+}
