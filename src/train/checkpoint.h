@@ -29,6 +29,9 @@ typedef struct {
     int64_t seed;
     uint64_t data_hash, tokenizer_hash;
     double validation_loss; /* NAN when it was not measured */
+    /* What f16 gradients are multiplied by, how long it has been so, and steps that were skipped; 0 where they are not. */
+    double loss_scale;
+    int64_t n_good_steps, n_skipped_steps;
     const char *optimizer;  /* "adamw"; a loaded one belongs to the Checkpoint */
     int n_moments;          /* flat arrays beside the parameters */
 } CheckpointState;

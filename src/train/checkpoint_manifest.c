@@ -47,14 +47,20 @@ static json_t *manifest_json(const Manifest *manifest) {
                                         file->is_optimizer ? "optimizer" : "model", "bytes",
                                         (json_int_t)file->n_bytes, "checksum", hash_json(file->checksum)));
     }
-    return json_pack("{s:s, s:i, s:s, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:{s:s, s:i}, s:o, s:o}", "format",
-                     MANIFEST_FORMAT, "version", manifest->has_parts ? PARTS_VERSION : WHOLE_VERSION, "pgpt",
-                     PGPT_VERSION, "step", (json_int_t)state->step, "sequences",
-                     (json_int_t)state->n_sequences, "tokens", (json_int_t)state->n_tokens, "seed",
-                     (json_int_t)state->seed, "data_hash", hash_json(state->data_hash), "tokenizer_hash",
-                     hash_json(state->tokenizer_hash), "val_loss", json_make_number(state->validation_loss),
-                     "optimizer", "name", state->optimizer, "moments", state->n_moments, "model",
-                     checkpoint_config_json(&manifest->config), "files", files);
+    json_t *object =
+        json_pack("{s:s, s:i, s:s, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:{s:s, s:i}, s:o, s:o}", "format",
+                  MANIFEST_FORMAT, "version", manifest->has_parts ? PARTS_VERSION : WHOLE_VERSION, "pgpt",
+                  PGPT_VERSION, "step", (json_int_t)state->step, "sequences", (json_int_t)state->n_sequences,
+                  "tokens", (json_int_t)state->n_tokens, "seed", (json_int_t)state->seed, "data_hash",
+                  hash_json(state->data_hash), "tokenizer_hash", hash_json(state->tokenizer_hash), "val_loss",
+                  json_make_number(state->validation_loss), "optimizer", "name", state->optimizer, "moments",
+                  state->n_moments, "model", checkpoint_config_json(&manifest->config), "files", files);
+    if (object && state->loss_scale > 0.0) {
+        json_object_set_new(object, "loss_scale", json_make_number(state->loss_scale));
+        json_object_set_new(object, "good_steps", json_integer(state->n_good_steps));
+        json_object_set_new(object, "skipped_steps", json_integer(state->n_skipped_steps));
+    }
+    return object;
 }
 
 Status manifest_write(const char *path, const Manifest *manifest, Error *error) {
@@ -133,6 +139,11 @@ static Status read_state(const json_t *object, const char *path, CheckpointState
     state->validation_loss = NAN;
     if (!json_is_null(json_object_get(object, "val_loss"))) {
         TRY(json_field_float(object, path, "val_loss", -DBL_MAX, DBL_MAX, &state->validation_loss, error));
+    }
+    if (json_object_get(object, "loss_scale")) {
+        TRY(json_field_float(object, path, "loss_scale", 0.0, DBL_MAX, &state->loss_scale, error));
+        TRY(json_field_int(object, path, "good_steps", 0, INT64_MAX, &state->n_good_steps, error));
+        TRY(json_field_int(object, path, "skipped_steps", 0, INT64_MAX, &state->n_skipped_steps, error));
     }
     json_t *optimizer;
     const char *name;

@@ -165,6 +165,9 @@ static SaveRequest save_request(Trainer *trainer, const char *run) {
                              .data_hash = dataset_hash(setup->dataset),
                              .tokenizer_hash = tokenizer_hash(setup->tokenizer),
                              .validation_loss = was_validated ? trainer->validation_loss : NAN,
+                             .loss_scale = trainer->step.loss.scale ? trainer->step.scale.value : 0.0,
+                             .n_good_steps = trainer->step.scale.n_good,
+                             .n_skipped_steps = trainer->step.scale.n_skipped,
                              .optimizer = optimizer_name((OptimizerKind)setup->optimizer->kind),
                              .n_moments = optimizer->n_moments};
     SaveRequest request = {.run = run,

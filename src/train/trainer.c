@@ -280,6 +280,9 @@ Status trainer_resume(Trainer *trainer, const char *folder, Error *error) {
     TRY_GOTO(read_tensors(trainer, &checkpoint, host, error), done);
     trainer->n_done = trainer->saver.saved_step = checkpoint.state.step;
     trainer->last.n_tokens = checkpoint.state.n_tokens;
+    if (trainer->step.loss.scale && checkpoint.state.loss_scale > 0.0)
+        trainer->step.scale = (LossScale){checkpoint.state.loss_scale, checkpoint.state.n_good_steps,
+                                          checkpoint.state.n_skipped_steps};
     if (trainer->n_done < trainer->setup.options->n_steps) {
         log_note(trainer->setup.log, "going on from step %lld, %s", (long long)trainer->n_done,
                  checkpoint.path);
