@@ -76,7 +76,8 @@ function(pgpt_add_cuda sources)
         pgpt_cuda PROPERTIES POSITION_INDEPENDENT_CODE ON CUDA_STANDARD 17 CUDA_STANDARD_REQUIRED ON)
     target_include_directories(pgpt_cuda PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}/src")
     # C in style: no exceptions and no types at run time, so that the program needs no C++ library.
-    set(host_flags -Wall -Wextra -Wshadow -fno-exceptions -fno-rtti -fno-semantic-interposition)
+    set(host_flags -Wall -Wextra -Wshadow -fno-exceptions -fno-rtti -fno-threadsafe-statics
+        -fno-semantic-interposition)
     if(PGPT_WERROR)
         list(APPEND host_flags -Werror)
     endif()

@@ -295,7 +295,7 @@ static void check_asked(const int64_t *sizes, int n_ranks) {
     int64_t others = 1;
     for (int axis = 0; axis < N_AXES; axis++) {
         is_available &= sizes[axis] <= 1 || axis_is_available((Axis)axis);
-        if (axis != AXIS_DP) others *= sizes[axis];
+        if (axis != AXIS_DP && others <= n_ranks) others *= sizes[axis];
     }
     bool fits = sizes[AXIS_DP] ? others * sizes[AXIS_DP] == n_ranks : n_ranks % others == 0;
     Status status = mesh_shape(sizes, n_ranks, &shape, &error);
