@@ -388,6 +388,16 @@ static Status create_folder(TrainRun *run, Error *error) {
     return run->has_init ? model_source_keep_origin(&run->init, run->run, error) : STATUS_OK;
 }
 
+/* Every rank writes its part of a checkpoint there; better to know now than at the first one. */
+static Status check_folder_seen(const TrainRun *run, Error *error) {
+    if (file_exists(run->run)) return STATUS_OK;
+    return error_user(
+        error,
+        "the run's folder %s, which rank 0 has made, is not to be seen here; choose an --out on a file "
+        "system that all hosts share",
+        run->run);
+}
+
 /* Resumed, and there is nothing left to do: a mistake, unless it is a script that cannot know. */
 static Status say_finished(const TrainRun *run, Error *error) {
     long long n_done = (long long)run->trainer.n_done;
@@ -435,6 +445,8 @@ static Status train(TrainRun *run, Error *error) {
         return launch_agree(launch, error);
     }
     if (!*run->values.train.resume) create_folder(run, error);
+    TRY(launch_agree(launch, error));
+    check_folder_seen(run, error);
     TRY(launch_agree(launch, error));
     train_report_plan(run);
     if (trainer_run(&run->trainer, run->run, error) != STATUS_OK) {

@@ -105,6 +105,10 @@ static Status read_options(Verify *run, int n_words, char *const *words, Error *
         return error_user(error, "--batch %lld has fewer sequences than there are ranks (%d); raise it",
                           (long long)call->batch, n_ranks);
     }
+    if (call->left_out && n_ranks == 1) {
+        return error_user(
+            error, "--break leaves out a sum over ranks, and there is one rank; start several (mpirun -n)");
+    }
     TRY(config_complete(&run->values.model, run->values.model.vocabulary, error));
     DeviceOptions device = {.kind = call->device,
                             .index = run->launch->host_rank,

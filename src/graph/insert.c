@@ -35,6 +35,7 @@ void insertion_behind(Insertion *insertion, int index) {
 
 void insertion_end(Insertion *insertion) {
     Graph *graph = insertion->graph;
+    if (insertion->n_old > 0) insertion_behind(insertion, insertion->n_old - 1); /* what nobody has placed */
     int n_old = insertion->n_old, n_new = insertion->n_placed, n_places = 2 * n_old + 2;
     int *start = ARENA_ARRAY(&insertion->arena, int, n_places + 1); /* of each place in the merged list */
     for (int i = 0; i < n_new; i++) start[insertion->place[i] + 1]++;

@@ -199,6 +199,7 @@ void zero_gather_parameters(Graph *graph, const DataParallel *data, const Partit
     Stretch *stretches = ARENA_ARRAY(&graph->arena, Stretch, count_uses(graph, flat) + 1);
     int *current = ARENA_ARRAY(&graph->arena, int, partition->n_units + 1);
     int n_stretches = find_stretches(graph, partition, flat, stretches, current);
+    graph->section = SECTION_FORWARD; /* what the slices' copies count as */
     Insertion insertion = insertion_begin(graph);
     const Node *ahead = NULL; /* the collection that was started before its time */
     for (int i = 0; i < n_stretches; i++) {

@@ -355,6 +355,11 @@ Status verify_run(const VerifyOptions *options, const VerifyReference *reference
                        .left_out = options->left_out};
     if (memory_alloc(&held, n_bytes, "weights to compare", error) == STATUS_OK)
         open_training(&training, options, &reference->table, layout, &parallel, error);
+    int n_units = training.step.spread.partition.n_units;
+    if (error->status == STATUS_OK && options->left_out > n_units) {
+        error_user(error, "--break %d: there are %d buckets of gradients here, counted from 1",
+                   options->left_out, n_units);
+    }
     TRY_GOTO(launch_agree(options->launch, error), done);
     TRY_GOTO(train_and_compare(&training, options, reference, held, result, error), done);
     TRY_GOTO(combine(&options->launch->world, result, error), done);

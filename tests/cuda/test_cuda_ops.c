@@ -434,7 +434,8 @@ static void test_variant(void **state) {
     if (n_failures) fail_msg("%d differences with %s", n_failures, variant->name);
 }
 
-int main(void) {
+/* An argument names the only variant to test. */
+int main(int argc, char **argv) {
     char words[256];
     Error error = {0};
     if (!backend_cuda_devices(words, sizeof words)) {
@@ -451,6 +452,7 @@ int main(void) {
     for (int i = 0; i < N_VARIANTS; i++) {
         tests[i] = (struct CMUnitTest){VARIANTS[i].name, test_variant, NULL, NULL, (void *)&VARIANTS[i]};
     }
+    if (argc > 1) cmocka_set_test_filter(argv[1]);
     int result = cmocka_run_group_tests(tests, NULL, NULL);
     gpu.close(gpu.context);
     return result;

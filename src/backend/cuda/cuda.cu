@@ -269,9 +269,11 @@ int backend_cuda_devices(char *reason, size_t n_bytes) {
     cudaError_t code = cudaGetDeviceCount(&count);
     if (code == cudaSuccess && count > 0) return count;
     cudaGetLastError();
+    int driver = 0;
+    bool has_driver = cudaDriverGetVersion(&driver) == cudaSuccess && driver > 0;
     if (code == cudaSuccess) code = cudaErrorNoDevice;
     snprintf(reason, n_bytes, "no CUDA device is visible (%s: %s)", cudaGetErrorName(code),
-             cudaGetErrorString(code));
+             has_driver ? cudaGetErrorString(code) : "there is no NVIDIA driver");
     return 0;
 }
 
