@@ -3,7 +3,9 @@
  *   cuda_products            everything below
  *   cuda_products train      forward, input gradient and weight gradient of each layer; what the library does beside
  *   cuda_products head       the last layer: a vocabulary that is no multiple of 8, and how many rows at a time
- *   cuda_products decode     few rows: our kernel and the library's best, alone and as a whole stack of layers
+ *   cuda_products decode     few rows: our kernels and the library's best, alone and as a whole stack of layers
+ *   cuda_products start      how long it takes to choose the kernels of a whole program
+ *   cuda_products search     forward products by every variant of the library's first kernel, proposed or not
  *
  * A line of train and head says the rate of the library's first proposal, of the fastest proposal, and of the fastest
  * with the same bits as the first, which is the one that pgpt takes; and which proposal that is. Results are checked
@@ -11,6 +13,7 @@
 #include "backend/cuda/device.cuh"
 #include "backend/cuda/few_rows.h"
 #include "backend/cuda/product.h"
+#include "base/timer.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -69,32 +72,34 @@ static double rate(const Product *p, float microseconds) {
     return 2.0 * (double)p->rows * (double)p->columns * (double)p->inner / (double)microseconds * 1e-6;
 }
 
+static double print_line(const char *model, const char *layer, const char *which, const Product *p,
+                         const ProductCandidate *candidate, int n) {
+    char text[160];
+    int first = 0, same = 0;
+    while (first < n - 1 && candidate[first].rank) first++;
+    while (same < first && candidate[same].bits != candidate[first].bits) same++;
+    printf("%-6s %-6s %-28s %5.0f %5.0f %5.0f  %8.1f us  of %2d: %2d, same %2d  %s\n", model, layer, which,
+           rate(p, candidate[first].microseconds), rate(p, candidate[0].microseconds),
+           rate(p, candidate[same].microseconds), (double)candidate[same].microseconds, n, candidate[0].rank,
+           candidate[same].rank, product_candidate_describe(&candidate[same], text, sizeof text));
+    fflush(stdout);
+    return (double)candidate[same].microseconds;
+}
+
 /* Prints a line; returns the microseconds of the choice. */
 static double line(const Bench *bench, const char *model, const char *layer, const char *which,
                    const Product *p) {
     ProductDescription description;
     ProductCandidate candidate[PRODUCT_MOST_CANDIDATES];
     Error error = {STATUS_OK, ""};
-    char text[160];
-    printf("%-6s %-6s %-26s ", model, layer, which);
+    double microseconds = 0.0;
     must(product_describe(bench->context, p, &description, &error), &error);
-    int n = product_candidates(bench->context, &description, candidate, PRODUCT_MOST_CANDIDATES);
-    if (!n) {
-        printf("there is none\n");
-        product_description_free(&description);
-        return 0.0;
-    }
+    int n = product_candidates(bench->context, p, &description, candidate, PRODUCT_MOST_CANDIDATES);
     must(product_survey(bench->context, p, &description, candidate, n, &error), &error);
-    int first = 0, same = 0;
-    while (first < n - 1 && candidate[first].rank) first++;
-    while (same < first && candidate[same].bits != candidate[first].bits) same++;
-    printf("%5.0f %5.0f %5.0f  %8.1f us  of %2d: %2d, same %2d  %s\n", rate(p, candidate[first].microseconds),
-           rate(p, candidate[0].microseconds), rate(p, candidate[same].microseconds),
-           (double)candidate[same].microseconds, n, candidate[0].rank, candidate[same].rank,
-           product_candidate_describe(&candidate[same], text, sizeof text));
-    fflush(stdout);
+    if (n) microseconds = print_line(model, layer, which, p, candidate, n);
+    else printf("%-6s %-6s %-28s there is none\n", model, layer, which);
     product_description_free(&description);
-    return (double)candidate[same].microseconds;
+    return microseconds;
 }
 
 static Product forward_of(const Bench *bench, int64_t rows, int64_t inner, int64_t columns) {
@@ -212,7 +217,7 @@ static void run_train(const Bench *bench) {
         total += layer_lines(bench, m, "out", C, C, FINISH_BIAS, true);
         total += layer_lines(bench, m, "fc", C, 4 * C, FINISH_BIAS_GELU, false);
         total += layer_lines(bench, m, "proj", 4 * C, C, FINISH_BIAS, true);
-        double head = head_lines(bench, m, "head", HEAD_ROWS, VOCABULARY, PADDED);
+        double head = head_lines(bench, m, "head", HEAD_ROWS, PADDED, 0);
         printf("%-6s layers %.1f ms, head %.1f ms a step\n\n", m->name, total * m->layers * 1e-3,
                head * (double)m->tokens / HEAD_ROWS * 1e-3);
     }
@@ -220,20 +225,136 @@ static void run_train(const Bench *bench) {
 
 static void run_head(const Bench *bench) {
     const Model *m = &MODELS[0];
-    for (int64_t rows = 2048; rows <= 32768; rows *= 2)
-        head_lines(bench, m, "head", rows, VOCABULARY, PADDED);
-    head_lines(bench, m, "odd", 8192, VOCABULARY, 0);
-    head_lines(bench, m, "whole", 8192, PADDED, 0);
-    head_lines(bench, &MODELS[2], "odd", 8192, VOCABULARY, 0);
-    head_lines(bench, &MODELS[2], "whole", 8192, PADDED, 0);
+    for (int64_t rows = 1024; rows <= 32768; rows *= 2) head_lines(bench, m, "whole", rows, PADDED, 0);
+    head_lines(bench, m, "odd", 4096, VOCABULARY, 0);
+    head_lines(bench, m, "stride", 4096, VOCABULARY, PADDED);
+    head_lines(bench, m, "even", 4096, VOCABULARY - 1, PADDED);
+}
+
+/* ---- choosing ---- */
+
+static void choose(const Bench *bench, Product p) {
+    Error error = {STATUS_OK, ""};
+    must(cuda_product(bench->context, &p, &error), &error);
+}
+
+static void choose_layer(const Bench *bench, int64_t rows, int64_t inputs, int64_t outputs,
+                         ProductFinish finish, bool has_residual) {
+    Product p = forward_of(bench, rows, inputs, outputs);
+    p.finish = finish;
+    p.vector = bench->bias;
+    p.before = bench->z;
+    if (has_residual) p.addend = bench->z;
+    choose(bench, p);
+    choose(bench, input_gradient_of(bench, rows, inputs, outputs));
+    p = weight_gradient_of(bench, rows, inputs, outputs);
+    p.addend = p.c;
+    choose(bench, p);
+}
+
+static void run_start(const Bench *bench) {
+    static const Model models[] = {
+        {"mini", 16384, 384, 6}, {"124M", 65536, 768, 12}, {"1558M", 16384, 1600, 48}};
+    for (int i = 0; i < 3; i++) {
+        int64_t C = models[i].channels, N = models[i].tokens;
+        Error error = {STATUS_OK, ""};
+        uint64_t before = timer_now_ns();
+        choose_layer(bench, N, C, 3 * C, FINISH_BIAS, false);
+        choose_layer(bench, N, C, C, FINISH_BIAS, true);
+        choose_layer(bench, N, C, 4 * C, FINISH_BIAS_GELU, false);
+        choose_layer(bench, N, 4 * C, C, FINISH_BIAS, true);
+        choose_layer(bench, i ? 8192 : N, C, i ? PADDED : 72, FINISH_NONE, false);
+        must(cuda_check(cudaStreamSynchronize(bench->context->stream), "waiting", &error), &error);
+        printf("%-6s choosing takes %.0f ms\n", models[i].name, (double)(timer_now_ns() - before) * 1e-6);
+    }
+}
+
+/* ---- every variant of a kernel ---- */
+
+enum { MOST_VARIANTS = 800, MOST_VALUES = 1024 };
+
+static int capabilities(const cublasLtMatmulAlgo_t *algorithm, cublasLtMatmulAlgoCapAttributes_t name,
+                        uint32_t *values) {
+    size_t written = 0;
+    cublasLtMatmulAlgoCapGetAttribute(algorithm, name, values, MOST_VALUES * sizeof *values, &written);
+    return (int)(written / sizeof *values);
+}
+
+static void configure(cublasLtMatmulAlgo_t *algorithm, cublasLtMatmulAlgoConfigAttributes_t name,
+                      const void *value, size_t n_bytes) {
+    cublasLtMatmulAlgoConfigSetAttribute(algorithm, name, value, n_bytes);
+}
+
+/* The first proposal with every tile, cluster and option that the library says it has. */
+static int variants(const Bench *bench, const ProductDescription *description, ProductCandidate *candidate,
+                    int n) {
+    static uint32_t tiles[MOST_VALUES], option_most[MOST_VALUES];
+    cublasLtMatmulAlgo_t base = candidate[0].algorithm;
+    int n_tiles = capabilities(&base, CUBLASLT_ALGO_CAP_TILE_IDS, tiles);
+    capabilities(&base, CUBLASLT_ALGO_CAP_CUSTOM_OPTION_MAX, option_most);
+    printf("%d tiles, options to %u\n", n_tiles, option_most[0]);
+    if (option_most[0] > 15) option_most[0] = 15;
+    for (int i = 0; i < n_tiles; i++) {
+        for (uint16_t cluster = 2; cluster <= 8; cluster++) {
+            for (uint32_t option = 0; option <= option_most[0] && n < MOST_VARIANTS; option++) {
+                cublasLtMatmulAlgo_t algorithm = base;
+                configure(&algorithm, CUBLASLT_ALGO_CONFIG_TILE_ID, &tiles[i], sizeof tiles[i]);
+                configure(&algorithm, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, &cluster, sizeof cluster);
+                configure(&algorithm, CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, &option, sizeof option);
+                if (!product_can_run(bench->context, description, &algorithm)) continue;
+                candidate[n] = candidate[0];
+                candidate[n].algorithm = algorithm;
+                candidate[n].rank = n;
+                n++;
+            }
+        }
+    }
+    return n;
+}
+
+static void search_line(const Bench *bench, const char *model, const char *layer, const char *which,
+                        const Product *p) {
+    static ProductCandidate candidate[MOST_VARIANTS];
+    ProductDescription description;
+    Error error = {STATUS_OK, ""};
+    line(bench, model, layer, which, p);
+    must(product_describe(bench->context, p, &description, &error), &error);
+    int n = product_candidates(bench->context, p, &description, candidate, PRODUCT_MOST_CANDIDATES);
+    if (n) n = variants(bench, &description, candidate, n);
+    must(product_survey(bench->context, p, &description, candidate, n, &error), &error);
+    if (n) print_line(model, layer, "  every variant", p, candidate, n);
+    product_description_free(&description);
+}
+
+static void run_search(const Bench *bench) {
+    for (int i = 0; i < N_MODELS; i++) {
+        const Model *m = &MODELS[i];
+        int64_t C = m->channels;
+        Product p = forward_of(bench, m->tokens, C, 3 * C);
+        p.finish = FINISH_BIAS;
+        p.vector = bench->bias;
+        search_line(bench, m->name, "qkv", "forward, bias", &p);
+        p.columns = 4 * C;
+        p.finish = FINISH_BIAS_GELU;
+        p.before = bench->z;
+        search_line(bench, m->name, "fc", "forward, bias, gelu", &p);
+        p = input_gradient_of(bench, m->tokens, 4 * C, C);
+        p.finish = FINISH_SLOPE;
+        p.before = bench->z;
+        search_line(bench, m->name, "proj", "input gradient, slope", &p);
+    }
 }
 
 /* ---- decoding ---- */
 
 typedef Status (*Enqueue)(const Bench *bench, const FewRows *product, Error *error);
 
-static Status enqueue_ours(const Bench *bench, const FewRows *product, Error *error) {
-    return cuda_few_rows(bench->context, product, error);
+static Status enqueue_loaded(const Bench *bench, const FewRows *product, Error *error) {
+    return cuda_few_rows_loaded(bench->context, product, error);
+}
+
+static Status enqueue_streamed(const Bench *bench, const FewRows *product, Error *error) {
+    return cuda_few_rows_streamed(bench->context, product, error);
 }
 
 static Status enqueue_library(const Bench *bench, const FewRows *f, Error *error) {
@@ -294,19 +415,27 @@ static double replay(const Bench *bench, const FewRows *product, int n_products,
     return 1000.0 * (double)best / n_repeats;
 }
 
+/* One line: loaded and streamed, each after its predecessor and early, and the library. */
+static void decode_times(const Bench *bench, const Model *m, const char *layer, FewRows *product, int n,
+                         int n_repeats) {
+    static const Enqueue ways[] = {enqueue_loaded, enqueue_streamed, enqueue_loaded, enqueue_streamed,
+                                   enqueue_library};
+    static const char *const names[] = {"loaded", "streamed", "loaded early", "streamed early", "library"};
+    double n_bytes = 0.0;
+    for (int i = 0; i < n; i++) n_bytes += 2.0 * (double)product[i].inner * (double)product[i].columns;
+    printf("%-6s %-6s rows %2lld ", m->name, layer, (long long)product->rows);
+    for (int way = 0; way < 5; way++) {
+        for (int i = 0; i < n; i++) product[i].may_start_early = way == 2 || way == 3;
+        double us = replay(bench, product, n, n_repeats, ways[way]);
+        printf(" %s %.2f us %.2f TB/s%s", names[way], us, n_bytes / us * 1e-6, way < 4 ? "," : "\n");
+    }
+    fflush(stdout);
+}
+
 static void decode_line(const Bench *bench, const Model *m, const char *layer, int64_t rows, int64_t inner,
                         int64_t columns) {
     FewRows f = few_rows_of(bench, rows, inner, columns);
-    double n_bytes = 2.0 * (double)inner * (double)columns;
-    double ours = replay(bench, &f, 1, 64, enqueue_ours);
-    f.may_start_early = true;
-    double early = replay(bench, &f, 1, 64, enqueue_ours);
-    double library = replay(bench, &f, 1, 64, enqueue_library);
-    printf("%-6s %-6s rows %2lld  ours %6.2f us %5.2f TB/s, early %6.2f us %5.2f TB/s, library %6.2f us "
-           "%5.2f TB/s\n",
-           m->name, layer, (long long)rows, ours, n_bytes / ours * 1e-6, early, n_bytes / early * 1e-6,
-           library, n_bytes / library * 1e-6);
-    fflush(stdout);
+    decode_times(bench, m, layer, &f, 1, 64);
 }
 
 /* All products of a token in their order. */
@@ -314,7 +443,6 @@ static void decode_stack(const Bench *bench, const Model *m, int64_t rows) {
     FewRows stack[4 * 48 + 1];
     int64_t C = m->channels;
     int n = 0;
-    double n_bytes = 0.0;
     for (int layer = 0; layer < m->layers; layer++) {
         stack[n++] = few_rows_of(bench, rows, C, 3 * C);
         stack[n++] = few_rows_of(bench, rows, C, C);
@@ -322,16 +450,7 @@ static void decode_stack(const Bench *bench, const Model *m, int64_t rows) {
         stack[n++] = few_rows_of(bench, rows, 4 * C, C);
     }
     stack[n++] = few_rows_of(bench, rows, C, VOCABULARY);
-    for (int i = 0; i < n; i++) n_bytes += 2.0 * (double)stack[i].inner * (double)stack[i].columns;
-    double ours = replay(bench, stack, n, 4, enqueue_ours);
-    for (int i = 0; i < n; i++) stack[i].may_start_early = true;
-    double early = replay(bench, stack, n, 4, enqueue_ours),
-           library = replay(bench, stack, n, 4, enqueue_library);
-    printf(
-        "%-6s stack  rows %2lld  ours %.1f us (%.2f TB/s), early %.1f us (%.2f TB/s), library %.1f us (%.2f "
-        "TB/s)\n",
-        m->name, (long long)rows, ours, n_bytes / ours * 1e-6, early, n_bytes / early * 1e-6, library,
-        n_bytes / library * 1e-6);
+    decode_times(bench, m, "stack", stack, n, 4);
 }
 
 static void run_decode(const Bench *bench) {
@@ -369,9 +488,11 @@ int main(int n_arguments, char **argument) {
     bench.sums = random_memory(&bench, 64 << 20);
     printf("%s, cuBLASLt %zu\n", backend_cuda_describe(&backend, text, sizeof text), cublasLtGetVersion());
     bool all = strcmp(what, "all") == 0;
+    if (all || strcmp(what, "start") == 0) run_start(&bench);
     if (all || strcmp(what, "decode") == 0) run_decode(&bench);
     if (all || strcmp(what, "train") == 0) run_train(&bench);
     if (all || strcmp(what, "head") == 0) run_head(&bench);
+    if (all || strcmp(what, "search") == 0) run_search(&bench);
     cudaFree(bench.x);
     cudaFree(bench.y);
     cudaFree(bench.z);

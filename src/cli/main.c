@@ -114,8 +114,11 @@ static Status run_command(Launch *launch, int n_words, char *const *words, Error
  * settings before main(), so the program starts itself once more with a short spin, unless the user has chosen. */
 static void shorten_spinning(char *const *argv) {
     if (getenv("GOMP_SPINCOUNT") || getenv("OMP_WAIT_POLICY")) return;
-    if (setenv("GOMP_SPINCOUNT", "2000", 1) == 0)
-        execv("/proc/self/exe", argv); /* if it fails, all is as before */
+    char program[4096]; /* its own name, so that ps shows it */
+    ssize_t n = readlink("/proc/self/exe", program, sizeof program - 1);
+    if (n <= 0 || setenv("GOMP_SPINCOUNT", "2000", 1) != 0) return;
+    program[n] = '\0';
+    execv(program, argv); /* if it fails, all is as before */
 }
 
 /* What is asked for without a command. */

@@ -20,6 +20,7 @@ void interrupt_watch(void) {
     received = 0;
     set_handler(SIGINT, remember, (int)SA_RESETHAND | SA_RESTART);
     set_handler(SIGTERM, remember, (int)SA_RESETHAND | SA_RESTART);
+    set_handler(SIGUSR1, remember, (int)SA_RESETHAND | SA_RESTART);
 }
 
 bool interrupt_was_signalled(void) {
@@ -29,4 +30,5 @@ bool interrupt_was_signalled(void) {
 void interrupt_ignore(void) {
     set_handler(SIGINT, SIG_DFL, 0);
     set_handler(SIGTERM, SIG_DFL, 0);
+    set_handler(SIGUSR1, SIG_DFL, 0);
 }

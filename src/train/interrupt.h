@@ -1,10 +1,10 @@
-/* Ctrl-C and SIGTERM as a polite question: the trainer finishes its step, saves and leaves. */
+/* Ctrl-C, SIGTERM and SIGUSR1 (which launchers of many ranks pass on at once) as a polite question: the trainer finishes its step, saves and leaves. */
 #ifndef PGPT_TRAIN_INTERRUPT_H
 #define PGPT_TRAIN_INTERRUPT_H
 
 #include <stdbool.h>
 
-/* From here on the first SIGINT or SIGTERM is only remembered; a second one ends the process as usual. */
+/* From here on the first of these signals is only remembered; a second one ends the process as usual. */
 void interrupt_watch(void);
 
 /* Has there been one? */

@@ -280,7 +280,8 @@ static void test_rows_are_independent(void **state) {
     graph_free(g.graph), graph_free(single.graph);
 }
 
-int main(void) {
+/* A pattern of names may be given: only those tests are run. */
+int main(int n_arguments, char **argument) {
     static DType f32 = DTYPE_F32, bf16 = DTYPE_BF16, f16 = DTYPE_F16;
     const struct CMUnitTest tests[] = {
         {"forward f32", test_forward, NULL, NULL, &f32},
@@ -302,6 +303,7 @@ int main(void) {
         fprintf(stderr, "%s\n", error.text);
         return 1;
     }
+    if (n_arguments > 1) cmocka_set_test_filter(argument[1]);
     int failed = cmocka_run_group_tests_name("cuda linear", tests, NULL, NULL);
     gpu.close(gpu.context);
     return failed;

@@ -24,6 +24,7 @@ static const OpSpec LARGE_SPECS[] = {
     {"embedding gpt2", build_embedding, {4, 512, 768, 5003, 512}, CASE_POSITIONS, 0},
     {"embedding characters", build_embedding, {16, 256, 384, 65, 256}, CASE_POSITIONS, 0},
     {"embedding wide", build_embedding, {2, 64, 1600, 300, 64}, CASE_POSITIONS | CASE_START, 0},
+    {"embedding long runs", build_embedding, {64, 400, 8, 385, 400}, CASE_POSITIONS, 0},
     {"embedding one token", build_embedding, {8, 256, 72, 1, 256}, CASE_POSITIONS, 0},
     {"layernorm 384", build_layernorm, {4096, 384}, CASE_BIAS, 0},
     {"layernorm 768", build_layernorm, {3001, 768}, CASE_BIAS, 0},

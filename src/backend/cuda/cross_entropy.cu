@@ -13,27 +13,40 @@
  * arithmetic would give. */
 #include "backend/cuda/device.cuh"
 
-enum { BLOCK = 512, SHORT = 2048 }; /* threads of a block; a row of fewer logits is one warp's */
+enum {
+    BLOCK = 512,
+    SHORT_BLOCK = 128,
+    SHORT = 2048
+}; /* threads of a block; a row below SHORT is one warp's */
+
+#define LOG2_E 1.4426950408889634f
 
 typedef struct {
     float max, sum; /* sum of e^(x-max); max is -inf while nothing finite was seen */
 } Softmax;
 
-/* What exponents are relative to: nothing is -inf away from -inf. */
+/* e^x as 2^(x·log2 e): a multiply-add that also subtracts the maximum, and one instruction for the power. */
+DEVICE float power(float exponent) {
+    float result;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(exponent));
+    return result;
+}
+
+/* What exponents are relative to, times log2 e: nothing is -inf away from -inf. */
 DEVICE float reference_of(float max) {
-    return max == -INFINITY ? 0.0f : max;
+    return max == -INFINITY ? 0.0f : max * LOG2_E;
 }
 
 /* The sum that belongs to a maximum of -inf is 0 or NaN, and 0 times either is what it should be. */
 DEVICE Softmax join(Softmax a, Softmax b) {
     float max = fmaxf(a.max, b.max), reference = reference_of(max);
-    Softmax s = {max, a.sum * __expf(a.max - reference) + b.sum * __expf(b.max - reference)};
+    Softmax s = {max, a.sum * power(fmaf(a.max, LOG2_E, -reference)) +
+                          b.sum * power(fmaf(b.max, LOG2_E, -reference))};
     return s;
 }
 
-DEVICE Softmax warp_join(Softmax s) {
-#pragma unroll
-    for (int step = WARP / 2; step; step /= 2) {
+DEVICE Softmax warp_join(Softmax s, int lanes) {
+    for (int step = lanes / 2; step; step /= 2) {
         Softmax other = {__shfl_xor_sync(0xFFFFFFFFu, s.max, step),
                          __shfl_xor_sync(0xFFFFFFFFu, s.sum, step)};
         s = join(s, other);
@@ -42,20 +55,21 @@ DEVICE Softmax warp_join(Softmax s) {
 }
 
 DEVICE void add_vector(Softmax *s, const float v[VECTOR]) {
-    float max = s->max;
-#pragma unroll
-    for (int k = 0; k < VECTOR; k++) max = fmaxf(max, v[k]);
-    float reference = reference_of(max);
+    float low = fmaxf(fmaxf(v[0], v[1]), fmaxf(v[2], v[3])),
+          high = fmaxf(fmaxf(v[4], v[5]), fmaxf(v[6], v[7]));
+    float max = fmaxf(low, high);
     if (max > s->max) {
-        s->sum *= __expf(s->max - reference); /* from -inf: 0 · 0 */
+        s->sum *= power(fmaf(s->max, LOG2_E, -reference_of(max))); /* from -inf: 0 times 0 */
         s->max = max;
     }
+    float reference = reference_of(s->max), term[VECTOR];
 #pragma unroll
-    for (int k = 0; k < VECTOR; k++) s->sum += __expf(v[k] - reference);
+    for (int k = 0; k < VECTOR; k++) term[k] = power(fmaf(v[k], LOG2_E, -reference));
+    s->sum += ((term[0] + term[1]) + (term[2] + term[3])) + ((term[4] + term[5]) + (term[6] + term[7]));
 }
 
 /* 8 elements of a row of n from column c on, which may be negative in the first vector. */
-template <typename T> DEVICE void load_columns(const T *row, int64_t c, int64_t n, float v[VECTOR]) {
+template <typename T> DEVICE void load_columns(const T *row, int c, int n, float v[VECTOR]) {
     if (c >= 0 && c + VECTOR <= n) {
         load8(row + c, v);
         return;
@@ -65,7 +79,7 @@ template <typename T> DEVICE void load_columns(const T *row, int64_t c, int64_t 
 }
 
 template <typename T>
-DEVICE void write_columns(T *row, int64_t c, int64_t n, bool aligned, float v[VECTOR], bool add) {
+DEVICE void write_columns(T *row, int c, int n, bool aligned, float v[VECTOR], bool add) {
     if (c >= 0) write8(row + c, n - c, aligned, v, add);
     else {
 #pragma unroll
@@ -76,46 +90,42 @@ DEVICE void write_columns(T *row, int64_t c, int64_t n, bool aligned, float v[VE
 }
 
 typedef struct {
-    int64_t rows, vocabulary;
+    int64_t rows;
+    int vocabulary;
     float gradient_scale;
     bool add_gradient;
 } EntropyShape;
 
-/* TEAM threads have a row: WARP or BLOCK. loss_scale is NULL or a scalar that multiplies the gradient. */
-template <typename T, int TEAM>
-static __global__ void __launch_bounds__(BLOCK, 2)
+/* THREADS of a block, TEAM of them have a row: a warp, or the whole block. loss_scale is NULL or multiplies the
+ * gradient. */
+template <typename T, int THREADS, int TEAM>
+static __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
     cross_entropy_kernel(const T *logits, const int32_t *targets, const float *loss_scale, float *losses,
                          T *dlogits, EntropyShape s, CudaFault *fault) {
-    __shared__ Softmax shared[BLOCK / WARP];
-    int64_t n = (int64_t)blockIdx.x * (BLOCK / TEAM) + threadIdx.x / TEAM;
+    __shared__ Softmax shared[THREADS / WARP];
+    int64_t n = (int64_t)blockIdx.x * (THREADS / TEAM) + threadIdx.x / TEAM;
     int member = (int)threadIdx.x % TEAM;
     if (n >= s.rows) return; /* a whole warp, or a whole block */
     const T *row = logits + n * s.vocabulary;
     T *gradient = dlogits ? dlogits + n * s.vocabulary : NULL;
-    int64_t target = targets[n], skew = (int64_t)((uintptr_t)row % 16 / sizeof(T));
+    int target = targets[n], skew = (int)((uintptr_t)row % 16 / sizeof(T));
     bool is_wrong = target >= s.vocabulary, is_ignored = target < 0 || is_wrong;
     if (is_wrong && member == 0) report(fault, FAULT_TARGET, target, s.vocabulary);
     Softmax softmax = {-INFINITY, 0.0f};
     float target_logit = is_ignored || member ? 0.0f : as_float(row[target]);
     if (!is_ignored) {
 #pragma unroll 4
-        for (int64_t c = (int64_t)member * VECTOR - skew; c < s.vocabulary; c += TEAM * VECTOR) {
+        for (int c = member * VECTOR - skew; c < s.vocabulary; c += TEAM * VECTOR) {
             float v[VECTOR];
             load_columns(row, c, s.vocabulary, v);
             add_vector(&softmax, v);
         }
-        softmax = warp_join(softmax);
+        softmax = warp_join(softmax, WARP);
     }
     if (TEAM > WARP) {
         if (threadIdx.x % WARP == 0) shared[threadIdx.x / WARP] = softmax;
         __syncthreads();
-        softmax = shared[threadIdx.x % (TEAM / WARP)];
-#pragma unroll
-        for (int step = TEAM / WARP / 2; step; step /= 2) {
-            Softmax other = {__shfl_xor_sync(0xFFFFFFFFu, softmax.max, step),
-                             __shfl_xor_sync(0xFFFFFFFFu, softmax.sum, step)};
-            softmax = join(softmax, other);
-        }
+        softmax = warp_join(shared[threadIdx.x % (TEAM / WARP)], TEAM / WARP);
     }
     if (member == 0) {
         /* A greatest logit of -inf has no softmax: 0/0. */
@@ -125,16 +135,18 @@ static __global__ void __launch_bounds__(BLOCK, 2)
     if (!gradient) return;
     if (TEAM == WARP) __syncwarp(); /* the target's logit is read before anybody replaces it */
     float scale = s.gradient_scale * (loss_scale ? *loss_scale : 1.0f);
-    float factor = is_ignored ? 0.0f : scale / softmax.sum, reference = softmax.max;
+    float factor = is_ignored ? 0.0f : scale / softmax.sum, reference = softmax.max * LOG2_E;
     bool aligned = (uintptr_t)gradient % 16 == (uintptr_t)row % 16;
-#pragma unroll 2
-    for (int64_t c = (int64_t)member * VECTOR - skew; c < s.vocabulary; c += TEAM * VECTOR) {
+#pragma unroll 4
+    for (int c = member * VECTOR - skew; c < s.vocabulary; c += TEAM * VECTOR) {
         float v[VECTOR] = {0};
         if (!is_ignored) {
             load_columns(row, c, s.vocabulary, v);
 #pragma unroll
-            for (int k = 0; k < VECTOR; k++) {
-                v[k] = __expf(v[k] - reference) * factor - (c + k == target ? scale : 0.0f);
+            for (int k = 0; k < VECTOR; k++) v[k] = power(fmaf(v[k], LOG2_E, -reference)) * factor;
+            if ((unsigned)(target - c) < VECTOR) {
+#pragma unroll
+                for (int k = 0; k < VECTOR; k++) v[k] -= target - c == k ? scale : 0.0f;
             }
         }
         write_columns(gradient, c, s.vocabulary, aligned, v, s.add_gradient);
@@ -146,7 +158,8 @@ extern "C" Status cuda_cross_entropy(const KernelCall *call, Error *error) {
     const Tensor *logits = call->node->input[0];
     if (!same_types(logits, call->node->output[1]))
         return cuda_unsupported(call, call->node->output[1], error);
-    EntropyShape s = {shape_rows(logits->shape), shape_columns(logits->shape), a->gradient_scale,
+    if (shape_columns(logits->shape) > INT32_MAX / 2) return cuda_unsupported(call, logits, error);
+    EntropyShape s = {shape_rows(logits->shape), (int)shape_columns(logits->shape), a->gradient_scale,
                       call->add[1]};
     if (!s.rows) return STATUS_OK;
     const CudaContext *context = cuda_context(call);
@@ -157,10 +170,11 @@ extern "C" Status cuda_cross_entropy(const KernelCall *call, Error *error) {
         const T *from = (const T *)call->in[0];
         T *to = (T *)call->out[1];
         if (s.vocabulary < SHORT)
-            cross_entropy_kernel<T, WARP><<<blocks_for(s.rows, BLOCK / WARP), BLOCK, 0, context->stream>>>(
-                from, targets, loss_scale, losses, to, s, context->device_fault);
+            cross_entropy_kernel<T, SHORT_BLOCK, WARP>
+                <<<blocks_for(s.rows, SHORT_BLOCK / WARP), SHORT_BLOCK, 0, context->stream>>>(
+                    from, targets, loss_scale, losses, to, s, context->device_fault);
         else
-            cross_entropy_kernel<T, BLOCK><<<(unsigned)s.rows, BLOCK, 0, context->stream>>>(
+            cross_entropy_kernel<T, BLOCK, BLOCK><<<(unsigned)s.rows, BLOCK, 0, context->stream>>>(
                 from, targets, loss_scale, losses, to, s, context->device_fault);
     });
     return cuda_launched("cross_entropy", error);

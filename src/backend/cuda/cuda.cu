@@ -132,12 +132,12 @@ static size_t free_bytes(void *context) {
 static Status allocate(void *context, size_t n_bytes, const char *what, void **memory, Error *error) {
     CudaContext *cuda = enter(context);
     *memory = NULL;
-    cudaError_t code = cudaMalloc(memory, n_bytes);
+    size_t available = free_bytes(context);
+    cudaError_t code = n_bytes > available ? cudaErrorMemoryAllocation : cudaMalloc(memory, n_bytes);
     if (code == cudaErrorMemoryAllocation) {
         cudaGetLastError(); /* it is not sticky: the device goes on working */
         return error_failed(error, "no memory for %.2f GiB of %s on GPU %d, where %.2f GiB are free",
-                            (double)n_bytes / 0x1p30, what, cuda->device,
-                            (double)free_bytes(context) / 0x1p30);
+                            (double)n_bytes / 0x1p30, what, cuda->device, (double)available / 0x1p30);
     }
     TRY(cuda_check(code, what, error));
     if (!n_bytes) return STATUS_OK;
@@ -287,6 +287,7 @@ static void close(void *context) {
         if (cuda->upload_done[i]) cudaEventDestroy(cuda->upload_done[i]);
     }
     cudaFree(cuda->workspace);
+    cudaFree(cuda->tickets);
     cudaFreeHost(cuda->fault);
     cudaFreeHost(cuda->upload);
     cudaFreeHost(cuda->download);
@@ -309,6 +310,10 @@ static Status open_context(CudaContext *cuda, Error *error) {
     TRY(cuda_check(cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking), "making a stream",
                    error));
     TRY(cuda_check(cudaMalloc(&cuda->workspace, cuda->workspace_bytes), "memory for matrix products", error));
+    TRY(cuda_check(cudaMalloc((void **)&cuda->tickets, N_TICKETS * sizeof *cuda->tickets),
+                   "memory for tickets", error));
+    TRY(cuda_check(cudaMemset(cuda->tickets, 0, N_TICKETS * sizeof *cuda->tickets), "memory for tickets",
+                   error));
     TRY(cuda_check(cudaHostAlloc((void **)&cuda->fault, sizeof *cuda->fault, cudaHostAllocMapped),
                    "pinned memory", error));
     memset(cuda->fault, 0, sizeof *cuda->fault);

@@ -91,6 +91,18 @@ template <typename T> DEVICE void store8(T *p, const float v[VECTOR]) {
     *(uint4 *)p = make_uint4(word[0], word[1], word[2], word[3]);
 }
 
+/* The same in two steps, so that something can be done between them: 8 elements on their way, as they lie in memory. */
+template <typename T> struct alignas(16) Raw { T element[VECTOR]; };
+template <typename T> DEVICE Raw<T> load_raw(const T *p) {
+    Raw<T> raw;
+#pragma unroll
+    for (int i = 0; i < (int)sizeof(T) / 2; i++) ((uint4 *)&raw)[i] = ((const uint4 *)p)[i];
+    return raw;
+}
+template <typename T> DEVICE void unpack(const Raw<T> &raw, float v[VECTOR]) {
+    load8(raw.element, v);
+}
+
 /* ---- up to 8 elements anywhere: n of them are there (more than 8 means 8) ---- */
 
 template <typename T>
@@ -101,6 +113,16 @@ DEVICE void load8(const T *p, int64_t n, bool aligned, float v[VECTOR], float fi
     }
 #pragma unroll
     for (int i = 0; i < VECTOR; i++) v[i] = i < n ? as_float(p[i]) : filler;
+}
+/* In two steps again: where rows are aligned, a vector is there whole or not at all. */
+template <typename T, bool ALIGNED> DEVICE Raw<T> load_raw(const T *p, int64_t n) {
+    if (ALIGNED && n > 0) return load_raw(p);
+    Raw<T> raw = {};
+#pragma unroll
+    for (int i = 0; i < VECTOR; i++) {
+        if (!ALIGNED && i < n) raw.element[i] = p[i];
+    }
+    return raw;
 }
 template <typename T> DEVICE void store8(T *p, int64_t n, bool aligned, const float v[VECTOR]) {
     if (aligned && n >= VECTOR) {

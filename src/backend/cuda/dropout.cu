@@ -2,26 +2,39 @@
  * the CPU draws from.
  *
  * Floor: one tensor read and one written over the copy bandwidth. One block of random numbers serves 8 elements of a
- * sequence, so a thread draws one and takes those 8. */
+ * sequence, so a thread draws one for each of its vectors. */
 #include "backend/cuda/device.cuh"
 
-enum { THREADS = 256 };
+enum { THREADS = 256, EACH = 4 }; /* vectors of a thread, so that the key is worked out for 32 elements */
 
+/* Block (x, y): part x of sequence y, y + gridDim.y, ... */
 template <typename T>
-static __global__ void dropout_kernel(const T *x, const int32_t *random, T *y, int64_t n_sequences,
-                                      int64_t length, int64_t vectors, int site, uint32_t threshold,
-                                      bool aligned, bool add) {
-    int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x, sequence = i / vectors,
-            block = i - sequence * vectors;
-    if (sequence >= n_sequences) return;
-    int64_t n = length - block * VECTOR, at = sequence * length + block * VECTOR;
-    float v[VECTOR], scale = random_dropout_scale(threshold);
-    load8(x + at, n, aligned, v);
-    RandomBlock draw =
-        random_block(dropout_key(random, site), first_sequence(random) + (uint64_t)sequence, (uint64_t)block);
+static __global__ void __launch_bounds__(THREADS)
+    dropout_kernel(const T *x, const int32_t *random, T *y, int64_t n_sequences, int64_t length, int site,
+                   uint32_t threshold, bool aligned, bool add) {
+    RandomKey key = dropout_key(random, site);
+    uint64_t first = first_sequence(random);
+    float scale = random_dropout_scale(threshold);
+    for (int64_t sequence = blockIdx.y; sequence < n_sequences; sequence += gridDim.y) {
+        const T *from = x + sequence * length;
+        T *to = y + sequence * length;
+        int64_t block = (int64_t)blockIdx.x * THREADS * EACH + threadIdx.x;
+        float v[EACH][VECTOR];
 #pragma unroll
-    for (int k = 0; k < VECTOR; k++) v[k] = random_half(draw, k) >= threshold ? v[k] * scale : v[k] * 0.0f;
-    write8(y + at, n, aligned, v, add);
+        for (int j = 0; j < EACH; j++) {
+            int64_t at = (block + j * THREADS) * VECTOR;
+            load8(from + at, length - at, aligned, v[j]);
+        }
+#pragma unroll
+        for (int j = 0; j < EACH; j++) {
+            int64_t at = (block + j * THREADS) * VECTOR;
+            if (at >= length) break;
+            RandomBlock draw = random_block(key, first + (uint64_t)sequence, (uint64_t)(block + j * THREADS));
+#pragma unroll
+            for (int k = 0; k < VECTOR; k++) v[j][k] *= random_half(draw, k) >= threshold ? scale : 0.0f;
+            write8(to + at, length - at, aligned, v[j], add);
+        }
+    }
 }
 
 extern "C" Status cuda_dropout(const KernelCall *call, Error *error) {
@@ -30,12 +43,13 @@ extern "C" Status cuda_dropout(const KernelCall *call, Error *error) {
     if (!same_types(x, call->node->output[0])) return cuda_unsupported(call, call->node->output[0], error);
     int64_t n_sequences = x->shape.dim[0], count = tensor_count(x);
     if (!count) return STATUS_OK;
-    int64_t length = count / n_sequences, vectors = vectors_for(length);
+    int64_t length = count / n_sequences;
     bool aligned = rows_aligned(call->in[0], length) && is_aligned(call->out[0]);
+    dim3 grid(blocks_for(vectors_for(length), THREADS * EACH),
+              (unsigned)(n_sequences < 65535 ? n_sequences : 65535));
     FOR_TYPE(x, T,
-             dropout_kernel<T>
-             <<<blocks_for(n_sequences * vectors, THREADS), THREADS, 0, cuda_context(call)->stream>>>(
+             dropout_kernel<T><<<grid, THREADS, 0, cuda_context(call)->stream>>>(
                  (const T *)call->in[0], (const int32_t *)call->in[1], (T *)call->out[0], n_sequences, length,
-                 vectors, a->site, random_dropout_threshold(a->probability), aligned, call->add[0]));
+                 a->site, random_dropout_threshold(a->probability), aligned, call->add[0]));
     return cuda_launched("dropout", error);
 }

@@ -1,6 +1,7 @@
 /* y = activation(x·Wᵀ + [bias]) + [residual] for a few rows of x: what decoding does, a token of each sequence at a time.
  *
- * For 16-bit types, at most FEW_ROWS rows, and weights whose rows are whole 16-byte vectors. */
+ * For 16-bit types, at most FEW_ROWS rows, and weights whose rows are whole 16-byte vectors. The result of a row does not
+ * depend on how many rows there are. */
 #ifndef PGPT_BACKEND_CUDA_FEW_ROWS_H
 #define PGPT_BACKEND_CUDA_FEW_ROWS_H
 
@@ -24,6 +25,10 @@ typedef struct {
 
 bool cuda_few_rows_fit(const FewRows *product);
 Status cuda_few_rows(const CudaContext *context, const FewRows *product, Error *error);
+
+/* The two ways to do it: weights through registers, or (compute capability 9) through shared memory by bulk copies. */
+Status cuda_few_rows_loaded(const CudaContext *context, const FewRows *product, Error *error);
+Status cuda_few_rows_streamed(const CudaContext *context, const FewRows *product, Error *error);
 
 #ifdef __cplusplus
 }

@@ -33,6 +33,7 @@ typedef struct {
     long long value, limit;
 } CudaFault;
 
+enum { N_TICKETS = 8192 };
 enum { UPLOAD_SEGMENTS = 8, UPLOAD_SEGMENT_BYTES = 512 * 1024, DOWNLOAD_BYTES = 1024 * 1024 };
 
 typedef struct CudaContext {
@@ -45,8 +46,10 @@ typedef struct CudaContext {
     cublasLtHandle_t cublas;
     void *workspace; /* of the matrix products, which run one after the other */
     size_t workspace_bytes;
-    CudaFault *fault;              /* as the host sees it */
-    CudaFault *device_fault;       /* the same memory, as kernels see it */
+    CudaFault *fault;        /* as the host sees it */
+    CudaFault *device_fault; /* the same memory, as kernels see it */
+    unsigned *
+        tickets; /* (N_TICKETS), 0 between kernels: which of several blocks comes last. Kernels set them back */
     struct CudaProducts *products; /* linear.cu's: what it remembers about shapes; NULL until it is used */
     void *attention;               /* a library's attention: what it remembers; NULL until it is used */
     void (*close_products)(struct CudaContext *context);

@@ -233,7 +233,7 @@ static Status find_entry(CudaContext *context, const Product *p, ProductEntry **
     Error reason = {STATUS_OK,
                     ""}; /* a description that is refused is one more kind of "there is no kernel for it" */
     entry->exists = is_sound(p) && product_describe(context, p, &entry->description, &reason) == STATUS_OK &&
-                    product_candidates(context, &entry->description, &entry->choice, 1) > 0;
+                    product_candidates(context, p, &entry->description, &entry->choice, 1) > 0;
     return STATUS_OK;
 }
 

@@ -74,9 +74,14 @@ typedef struct {
     uint64_t bits;      /* a hash of its result; 0 until it was timed */
 } ProductCandidate;
 
-/* The library's proposals, best guess first; returns how many. */
-int product_candidates(const CudaContext *context, const ProductDescription *description,
-                       ProductCandidate *candidate, int most);
+/* The library's proposals, best guess first, and for a product with a finish those for the same product without one as
+ * far as they can do it: it proposes more of them there, and often better ones. Returns how many; `most` 1 is quick. */
+int product_candidates(const CudaContext *context, const Product *product,
+                       const ProductDescription *description, ProductCandidate *candidate, int most);
+
+/* Will the library run the product by this algorithm, in the memory there is for it? */
+bool product_can_run(const CudaContext *context, const ProductDescription *description,
+                     const cublasLtMatmulAlgo_t *algorithm);
 
 /* Times all of them on the product's own addresses, then the fastest again, and sorts by time. With an addend that is
  * c itself, c must be memory whose contents do not matter. */

@@ -11,6 +11,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* ---- what there is to choose from ---- */
 
@@ -30,12 +31,19 @@ static bool set_preferences(const CudaContext *context, const ProductDescription
            PREFER(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment);
 }
 
-extern "C" int product_candidates(const CudaContext *context, const ProductDescription *description,
-                                  ProductCandidate *candidate, int most) {
-    cublasLtMatmulHeuristicResult_t result[PRODUCT_MOST_CANDIDATES];
+/* Can it keep the addend apart from the result? */
+static bool is_usable(const cublasLtMatmulAlgo_t *algorithm) {
+    int out_of_place = 1;
+    size_t written;
+    cublasLtMatmulAlgoCapGetAttribute(algorithm, CUBLASLT_ALGO_CAP_OUT_OF_PLACE_RESULT_SUPPORT, &out_of_place,
+                                      sizeof out_of_place, &written);
+    return out_of_place;
+}
+
+static int library_proposals(const CudaContext *context, const ProductDescription *description,
+                             cublasLtMatmulHeuristicResult_t *result, int most) {
     cublasLtMatmulPreference_t preference = NULL;
     int n_results = 0, n = 0;
-    if (most > PRODUCT_MOST_CANDIDATES) most = PRODUCT_MOST_CANDIDATES;
     if (cublasLtMatmulPreferenceCreate(&preference) != CUBLAS_STATUS_SUCCESS) return 0;
     if (!set_preferences(context, description, preference) ||
         cublasLtMatmulAlgoGetHeuristic(context->cublas, description->operation, description->a,
@@ -45,15 +53,50 @@ extern "C" int product_candidates(const CudaContext *context, const ProductDescr
     }
     cublasLtMatmulPreferenceDestroy(preference);
     for (int i = 0; i < n_results; i++) {
-        int out_of_place = 1;
-        size_t written;
-        cublasLtMatmulAlgoCapGetAttribute(&result[i].algo, CUBLASLT_ALGO_CAP_OUT_OF_PLACE_RESULT_SUPPORT,
-                                          &out_of_place, sizeof out_of_place, &written);
-        if (result[i].state != CUBLAS_STATUS_SUCCESS || !out_of_place) continue;
-        candidate[n].algorithm = result[i].algo;
-        candidate[n].rank = n;
-        candidate[n].microseconds = 0.0f;
-        candidate[n++].bits = 0;
+        if (result[i].state == CUBLAS_STATUS_SUCCESS && is_usable(&result[i].algo)) result[n++] = result[i];
+    }
+    return n;
+}
+
+static int add_candidate(ProductCandidate *candidate, int n, const cublasLtMatmulAlgo_t *algorithm) {
+    for (int i = 0; i < n; i++) {
+        if (memcmp(&candidate[i].algorithm, algorithm, sizeof *algorithm) == 0) return n;
+    }
+    candidate[n].algorithm = *algorithm;
+    candidate[n].rank = n;
+    candidate[n].microseconds = 0.0f;
+    candidate[n].bits = 0;
+    return n + 1;
+}
+
+extern "C" bool product_can_run(const CudaContext *context, const ProductDescription *description,
+                                const cublasLtMatmulAlgo_t *algorithm) {
+    cublasLtMatmulHeuristicResult_t verdict;
+    return cublasLtMatmulAlgoCheck(context->cublas, description->operation, description->a, description->b,
+                                   description->c, description->c, algorithm,
+                                   &verdict) == CUBLAS_STATUS_SUCCESS &&
+           verdict.workspaceSize <= context->workspace_bytes;
+}
+
+extern "C" int product_candidates(const CudaContext *context, const Product *product,
+                                  const ProductDescription *description, ProductCandidate *candidate,
+                                  int most) {
+    cublasLtMatmulHeuristicResult_t result[PRODUCT_MOST_CANDIDATES];
+    if (most > PRODUCT_MOST_CANDIDATES) most = PRODUCT_MOST_CANDIDATES;
+    int n_results = library_proposals(context, description, result, most), n = 0;
+    for (int i = 0; i < n_results; i++) n = add_candidate(candidate, n, &result[i].algo);
+    if (!n || n >= most || product->finish == FINISH_NONE) return n;
+    Product plain = *product;
+    ProductDescription plain_description;
+    Error reason = {STATUS_OK, ""};
+    plain.finish = FINISH_NONE;
+    n_results = 0;
+    if (product_describe(context, &plain, &plain_description, &reason) == STATUS_OK)
+        n_results = library_proposals(context, &plain_description, result, most);
+    product_description_free(&plain_description);
+    for (int i = 0; i < n_results && n < most; i++) {
+        if (product_can_run(context, description, &result[i].algo))
+            n = add_candidate(candidate, n, &result[i].algo);
     }
     return n;
 }
@@ -260,7 +303,7 @@ extern "C" Status product_choose(CudaContext *context, const Product *product,
     ProductCandidate candidate[PRODUCT_CANDIDATES];
     Product trial = *product;
     void *memory;
-    int n = product_candidates(context, description, candidate, PRODUCT_CANDIDATES);
+    int n = product_candidates(context, product, description, candidate, PRODUCT_CANDIDATES);
     if (n < 2 || !trial_memory(context, &trial, &memory)) return STATUS_OK;
     Status status = product_survey(context, &trial, description, candidate, n, error);
     cudaFree(memory);

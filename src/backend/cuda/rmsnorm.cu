@@ -8,8 +8,7 @@ extern "C" Status cuda_rmsnorm(const KernelCall *call, Error *error) {
     const Node *node = call->node;
     const Tensor *x = node->input[0];
     int64_t channels = shape_columns(x->shape);
-    NormShape s = {shape_rows(x->shape), channels, ((const NormAttributes *)node->attributes)->epsilon,
-                   rows_aligned(call->in[0], channels) && is_aligned(call->out[0])};
+    NormShape s = {shape_rows(x->shape), (int)channels, ((const NormAttributes *)node->attributes)->epsilon};
     if (!same_types(x, node->output[0]) || channels > NORM_MOST_CHANNELS)
         return cuda_unsupported(call, x, error);
     if (!s.rows) return STATUS_OK;
@@ -30,9 +29,7 @@ extern "C" Status cuda_rmsnorm_backward(const KernelCall *call, Error *error) {
     const Node *node = call->node;
     const Tensor *x = node->input[1], *dweight = node->output[1];
     int64_t channels = shape_columns(x->shape);
-    NormShape s = {shape_rows(x->shape), channels, 0.0f,
-                   rows_aligned(call->in[0], channels) && is_aligned(call->in[1]) &&
-                       is_aligned(call->out[0])};
+    NormShape s = {shape_rows(x->shape), (int)channels, 0.0f};
     if (!same_types(x, node->input[0]) || !same_types(x, node->output[0]) || channels > NORM_MOST_CHANNELS) {
         return cuda_unsupported(call, x, error);
     }
