@@ -5,7 +5,6 @@
  *   cuda_products head       the last layer: a vocabulary that is no multiple of 8, and how many rows at a time
  *   cuda_products decode     few rows: our kernels and the library's best, alone and as a whole stack of layers
  *   cuda_products start      how long it takes to choose the kernels of a whole program
- *   cuda_products search     forward products by every variant of the library's first kernel, proposed or not
  *
  * A line of train and head says the rate of the library's first proposal, of the fastest proposal, and of the fastest
  * with the same bits as the first, which is the one that pgpt takes; and which proposal that is. Results are checked
@@ -269,82 +268,6 @@ static void run_start(const Bench *bench) {
     }
 }
 
-/* ---- every variant of a kernel ---- */
-
-enum { MOST_VARIANTS = 800, MOST_VALUES = 1024 };
-
-static int capabilities(const cublasLtMatmulAlgo_t *algorithm, cublasLtMatmulAlgoCapAttributes_t name,
-                        uint32_t *values) {
-    size_t written = 0;
-    cublasLtMatmulAlgoCapGetAttribute(algorithm, name, values, MOST_VALUES * sizeof *values, &written);
-    return (int)(written / sizeof *values);
-}
-
-static void configure(cublasLtMatmulAlgo_t *algorithm, cublasLtMatmulAlgoConfigAttributes_t name,
-                      const void *value, size_t n_bytes) {
-    cublasLtMatmulAlgoConfigSetAttribute(algorithm, name, value, n_bytes);
-}
-
-/* The first proposal with every tile, cluster and option that the library says it has. */
-static int variants(const Bench *bench, const ProductDescription *description, ProductCandidate *candidate,
-                    int n) {
-    static uint32_t tiles[MOST_VALUES], option_most[MOST_VALUES];
-    cublasLtMatmulAlgo_t base = candidate[0].algorithm;
-    int n_tiles = capabilities(&base, CUBLASLT_ALGO_CAP_TILE_IDS, tiles);
-    capabilities(&base, CUBLASLT_ALGO_CAP_CUSTOM_OPTION_MAX, option_most);
-    printf("%d tiles, options to %u\n", n_tiles, option_most[0]);
-    if (option_most[0] > 15) option_most[0] = 15;
-    for (int i = 0; i < n_tiles; i++) {
-        for (uint16_t cluster = 2; cluster <= 8; cluster++) {
-            for (uint32_t option = 0; option <= option_most[0] && n < MOST_VARIANTS; option++) {
-                cublasLtMatmulAlgo_t algorithm = base;
-                configure(&algorithm, CUBLASLT_ALGO_CONFIG_TILE_ID, &tiles[i], sizeof tiles[i]);
-                configure(&algorithm, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, &cluster, sizeof cluster);
-                configure(&algorithm, CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, &option, sizeof option);
-                if (!product_can_run(bench->context, description, &algorithm)) continue;
-                candidate[n] = candidate[0];
-                candidate[n].algorithm = algorithm;
-                candidate[n].rank = n;
-                n++;
-            }
-        }
-    }
-    return n;
-}
-
-static void search_line(const Bench *bench, const char *model, const char *layer, const char *which,
-                        const Product *p) {
-    static ProductCandidate candidate[MOST_VARIANTS];
-    ProductDescription description;
-    Error error = {STATUS_OK, ""};
-    line(bench, model, layer, which, p);
-    must(product_describe(bench->context, p, &description, &error), &error);
-    int n = product_candidates(bench->context, p, &description, candidate, PRODUCT_MOST_CANDIDATES);
-    if (n) n = variants(bench, &description, candidate, n);
-    must(product_survey(bench->context, p, &description, candidate, n, &error), &error);
-    if (n) print_line(model, layer, "  every variant", p, candidate, n);
-    product_description_free(&description);
-}
-
-static void run_search(const Bench *bench) {
-    for (int i = 0; i < N_MODELS; i++) {
-        const Model *m = &MODELS[i];
-        int64_t C = m->channels;
-        Product p = forward_of(bench, m->tokens, C, 3 * C);
-        p.finish = FINISH_BIAS;
-        p.vector = bench->bias;
-        search_line(bench, m->name, "qkv", "forward, bias", &p);
-        p.columns = 4 * C;
-        p.finish = FINISH_BIAS_GELU;
-        p.before = bench->z;
-        search_line(bench, m->name, "fc", "forward, bias, gelu", &p);
-        p = input_gradient_of(bench, m->tokens, 4 * C, C);
-        p.finish = FINISH_SLOPE;
-        p.before = bench->z;
-        search_line(bench, m->name, "proj", "input gradient, slope", &p);
-    }
-}
-
 /* ---- decoding ---- */
 
 typedef Status (*Enqueue)(const Bench *bench, const FewRows *product, Error *error);
@@ -492,7 +415,6 @@ int main(int n_arguments, char **argument) {
     if (all || strcmp(what, "decode") == 0) run_decode(&bench);
     if (all || strcmp(what, "train") == 0) run_train(&bench);
     if (all || strcmp(what, "head") == 0) run_head(&bench);
-    if (all || strcmp(what, "search") == 0) run_search(&bench);
     cudaFree(bench.x);
     cudaFree(bench.y);
     cudaFree(bench.z);

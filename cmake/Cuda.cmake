@@ -56,6 +56,20 @@ if(PGPT_HAVE_CUDA AND NOT PGPT_CUDNN STREQUAL off)
     endif()
 endif()
 
+set(PGPT_HAVE_NCCL OFF)
+pgpt_switch(PGPT_NCCL "Many GPUs by NCCL")
+if(PGPT_HAVE_CUDA AND NOT PGPT_NCCL STREQUAL off)
+    find_path(nccl_INCLUDE_DIR nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
+    find_library(nccl_LIBRARY NAMES nccl libnccl.so.2 HINTS ${CUDAToolkit_LIBRARY_DIR})
+    mark_as_advanced(nccl_INCLUDE_DIR nccl_LIBRARY)
+    if(nccl_INCLUDE_DIR AND nccl_LIBRARY)
+        set(PGPT_HAVE_NCCL ON)
+    elseif(PGPT_NCCL STREQUAL on)
+        message(FATAL_ERROR "PGPT_NCCL is on, but nccl.h or libnccl is missing. Debian and Ubuntu, from NVIDIA's "
+                            "repository: apt install libnccl-dev")
+    endif()
+endif()
+
 # Takes the files of src/backend/cuda that this build does not use out of the list of C sources, and makes pgpt_cuda.
 function(pgpt_add_cuda sources)
     set(kept ${${sources}})
@@ -95,6 +109,14 @@ function(pgpt_add_cuda sources)
             target_link_libraries(pgpt_dependencies INTERFACE "${cudnn_LIBRARY}")
             list(APPEND libraries -lcudnn)
         endif()
+    endif()
+    if(PGPT_HAVE_NCCL) # the one file that knows
+        set_source_files_properties(
+            "${CMAKE_CURRENT_SOURCE_DIR}/src/comm/comm_nccl.c"
+            PROPERTIES COMPILE_DEFINITIONS PGPT_HAVE_NCCL INCLUDE_DIRECTORIES
+                                                          "${nccl_INCLUDE_DIR};${CUDAToolkit_INCLUDE_DIRS}")
+        target_link_libraries(pgpt_dependencies INTERFACE "${nccl_LIBRARY}")
+        list(APPEND libraries -lnccl)
     endif()
     set(PGPT_PC_LIBS ${PGPT_PC_LIBS} ${libraries} PARENT_SCOPE)
 endfunction()

@@ -92,7 +92,8 @@ static void test_losses(void **state) {
                  {N, 1, 1, 0}, {CONTEXT, 0, 0, 0}, {CONTEXT + 1, 0, 0, 1}, {CONTEXT + 2, 0, 0, 1},
                  {2, 0, 0, 0}, {N - 1, 0, 5, 100}};
     for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
-        ScoreOptions options = {cases[c].window, cases[c].stride, cases[c].batch};
+        ScoreOptions options = {
+            .window = cases[c].window, .stride = cases[c].stride, .batch = cases[c].batch};
         ScoreText text = {.tokens = tokens, .n_tokens = cases[c].n, .n_given = 1, .losses = losses};
         score(&model, &text, 1, options);
         Error error = {0};

@@ -72,6 +72,7 @@ const OptionCommand train_command = {
 
 static void close_run(TrainRun *run) {
     if (run->has_trainer) trainer_close(&run->trainer);
+    comm_close(&run->data);
     comm_close(&run->saving);
     mesh_close(&run->mesh);
     if (run->has_backend) run->backend.close(run->backend.context);
@@ -316,14 +317,19 @@ static Status check_same_options(TrainRun *run, Error *error) {
     return error->status;
 }
 
-static Status plan_trainer(TrainRun *run, Error *error) {
-    TrainCommand *values = &run->values;
+static Status open_device(TrainRun *run, Error *error) {
+    const TrainCommand *values = &run->values;
     DeviceOptions device = {.kind = values->train.device,
                             .index = run->launch->host_rank,
                             .n_threads = launch_threads(run->launch, (int)values->train.n_threads),
                             .precision = (PrecisionKind)values->train.precision};
     TRY(device_backend_open(&run->backend, &device, error));
     run->has_backend = true;
+    return STATUS_OK;
+}
+
+static Status plan_trainer(TrainRun *run, Error *error) {
+    TrainCommand *values = &run->values;
     TrainerSetup setup = {.config = &values->model,
                           .optimizer = &values->optimizer,
                           .options = &values->train,
@@ -332,7 +338,7 @@ static Status plan_trainer(TrainRun *run, Error *error) {
                           .backend = &run->backend,
                           .log = &run->log,
                           .launch = run->launch,
-                          .mesh = &run->mesh,
+                          .data = run->data.table ? &run->data : &run->mesh.axis[AXIS_DP],
                           .saving = run->saving.size > 1 ? &run->saving : NULL,
                           .parallel = &values->parallel};
     run->has_trainer = true;
@@ -481,6 +487,10 @@ static Status run_phases(TrainRun *run, int n_words, char *const *words, Error *
     TRY(open_data_in_turn(run, error));
     TRY(check_same_data(run, error));
     TRY(open_mesh(run, error));
+    open_device(run, error);
+    TRY(launch_agree(launch, error));
+    device_comm_open(&run->data, &run->mesh.axis[AXIS_DP], &run->backend, error);
+    TRY(launch_agree(launch, error));
     plan_trainer(run, error);
     TRY(launch_agree(launch, error));
     return run->values.call.print_program ? train_report_program(run, error) : train(run, error);

@@ -28,6 +28,7 @@ typedef struct {
     Backend backend;
     MeshShape shape;
     Mesh mesh;
+    Comm data;   /* of a GPU's memory along dp; {0} on the CPU */
     Comm saving; /* of all ranks, for checkpoints */
     Trainer trainer;
     Log log;

@@ -4,6 +4,7 @@
 #include "backend/cuda/cuda.h"
 #include "base/format.h"
 #include "base/memory.h"
+#include "comm/comm_device.h"
 
 #include <stdio.h>
 
@@ -29,6 +30,15 @@ Status device_check_memory(const Backend *backend, size_t n_bytes, const char *w
     if (n_bytes <= available) return STATUS_OK;
     return error_user(error, "%s needs %s of the GPU's memory, %s are free; %s", what,
                       format_bytes(n_bytes).text, format_bytes(available).text, advice);
+}
+
+Status device_comm_open(Comm *comm, Comm *host, const Backend *backend, Error *error) {
+    *comm = (Comm){0};
+    if (backend->uses_host_memory || host->size == 1) return STATUS_OK;
+    if (comm_nccl_is_built())
+        return comm_nccl_open(comm, host, backend_cuda_device(backend), backend_cuda_stream(backend), error);
+    CommStaging staging = {backend->upload, backend->download, backend->context};
+    return comm_staged_open(comm, host, &staging, error);
 }
 
 const char *device_describe(const Backend *backend, char *text, size_t n_bytes) {

@@ -2,6 +2,7 @@
 #ifndef PGPT_INFER_DEVICE_H
 #define PGPT_INFER_DEVICE_H
 
+#include "comm/comm.h"
 #include "graph/backend.h"
 #include "model/precision.h"
 
@@ -22,6 +23,10 @@ Status device_backend_open(Backend *backend, const DeviceOptions *options, Error
 /* Can the device give so much? The message says what it is for and what to do instead (see memory_check). */
 Status device_check_memory(const Backend *backend, size_t n_bytes, const char *what, const char *advice,
                            Error *error);
+
+/* A communicator for the device's memory over the same ranks as `host`, which must stay open: by NCCL where the build has it,
+ * else through the host. On the CPU it is {0}: `host` itself is the one to use. Collective. */
+Status device_comm_open(Comm *comm, Comm *host, const Backend *backend, Error *error);
 
 /* "NVIDIA H200, ..." or "8 threads". */
 const char *device_describe(const Backend *backend, char *text, size_t n_bytes);

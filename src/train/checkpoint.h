@@ -32,8 +32,8 @@ typedef struct {
     /* What f16 gradients are multiplied by, how long it has been so, and steps that were skipped; 0 where they are not. */
     double loss_scale;
     int64_t n_good_steps, n_skipped_steps;
-    const char *optimizer;  /* "adamw"; a loaded one belongs to the Checkpoint */
-    int n_moments;          /* flat arrays beside the parameters */
+    const char *optimizer; /* "adamw"; a loaded one belongs to the Checkpoint */
+    int n_moments;         /* flat arrays beside the parameters */
 } CheckpointState;
 
 enum { CHECKPOINT_MAX_MOMENTS = 4 };

@@ -20,7 +20,7 @@ bool trainer_is_root(const Trainer *trainer) {
 static Layout layout_of(const TrainerSetup *setup) {
     if (!setup->launch || setup->launch->world.size == 1) return (Layout){0};
     const ParallelOptions *parallel = setup->parallel;
-    return (Layout){.data = &setup->mesh->axis[AXIS_DP],
+    return (Layout){.data = setup->data,
                     .control = &setup->launch->world,
                     .zero = (int)parallel->zero,
                     .bucket_bytes = (int64_t)(parallel->bucket_mb * 1048576.0),

@@ -30,8 +30,8 @@ typedef struct {
     const Backend *backend;
     Log *log;
     Launch *launch; /* NULL: one process */
-    Mesh *mesh;
-    Comm *saving; /* of all ranks, used by nobody else: checkpoints are written beside the training */
+    Comm *data;     /* the ranks that share the batch, for the device's memory */
+    Comm *saving;   /* of all ranks, used by nobody else: checkpoints are written beside the training */
     const ParallelOptions *parallel;
 } TrainerSetup;
 

@@ -9,6 +9,7 @@
 #include "base/random.h"
 #include "base/timer.h"
 #include "comm/algo/algo.h"
+#include "infer/device.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -341,13 +342,15 @@ Status verify_run(const VerifyOptions *options, const VerifyReference *reference
                   VerifyResult *result, Error *error) {
     *result = (VerifyResult){0};
     Mesh mesh;
+    Comm data = {0};
     Training training = {0};
     uint64_t start = timer_now_ns();
     size_t n_bytes = (size_t)reference->table.n_flat_elements * sizeof(float);
     void *held = NULL;
     TRY_GOTO(mesh_open(&mesh, &layout->shape, &options->launch->world, error), done);
     mesh.axis[AXIS_DP].all_reduce = comm_algorithm(layout->all_reduce);
-    Layout parallel = {.data = &mesh.axis[AXIS_DP],
+    TRY_GOTO(device_comm_open(&data, &mesh.axis[AXIS_DP], options->backend, error), done);
+    Layout parallel = {.data = data.table ? &data : &mesh.axis[AXIS_DP],
                        .control = &options->launch->world,
                        .zero = layout->zero,
                        .bucket_bytes = 16384, /* several even of a small model */
@@ -367,6 +370,7 @@ Status verify_run(const VerifyOptions *options, const VerifyReference *reference
 done:
     memory_free(held, n_bytes);
     close_training(&training);
+    comm_close(&data);
     mesh_close(&mesh);
     return error->status;
 }

@@ -23,6 +23,16 @@ void backend_cuda_configure(Backend *backend, CudaSettings settings) {
     (void)backend, (void)settings;
 }
 
+int backend_cuda_device(const Backend *backend) {
+    (void)backend;
+    return 0;
+}
+
+void *backend_cuda_stream(const Backend *backend) {
+    (void)backend;
+    return NULL;
+}
+
 const char *backend_cuda_describe(const Backend *backend, char *text, size_t n_bytes) {
     (void)backend;
     snprintf(text, n_bytes, "none");

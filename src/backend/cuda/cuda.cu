@@ -378,6 +378,14 @@ void backend_cuda_configure(Backend *backend, CudaSettings settings) {
     ((CudaContext *)backend->context)->settings = settings;
 }
 
+int backend_cuda_device(const Backend *backend) {
+    return ((const CudaContext *)backend->context)->device;
+}
+
+void *backend_cuda_stream(const Backend *backend) {
+    return ((const CudaContext *)backend->context)->stream;
+}
+
 const char *backend_cuda_describe(const Backend *backend, char *text, size_t n_bytes) {
     const CudaContext *cuda = (const CudaContext *)backend->context;
     snprintf(text, n_bytes, "%s, %d multiprocessors, compute capability %d.%d, %.1f GiB",

@@ -28,6 +28,10 @@ typedef struct {
 
 void backend_cuda_configure(Backend *backend, CudaSettings settings);
 
+/* Its number, and the stream that everything is enqueued on (a cudaStream_t), for those who enqueue beside it. */
+int backend_cuda_device(const Backend *backend);
+void *backend_cuda_stream(const Backend *backend);
+
 /* The GPU in words: "NVIDIA H200, 132 multiprocessors, compute capability 9.0, 139.7 GiB". */
 const char *backend_cuda_describe(const Backend *backend, char *text, size_t n_bytes);
 

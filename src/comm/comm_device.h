@@ -1,0 +1,31 @@
+/* Communicators for memory that the host cannot touch: a GPU's.
+ *
+ * Their operations take addresses of the device and are ordered like its kernels: what was enqueued before an operation
+ * is done before it begins, what is enqueued after the wait sees its result. Neither start nor wait makes the host wait
+ * longer than it must.
+ *
+ * comm_nccl_open: NCCL, on a stream of its own. comm_staged_open: any communicator of the host, by copies through the
+ * host's memory; it waits for the device at every operation, and is for machines without NCCL. */
+#ifndef PGPT_COMM_COMM_DEVICE_H
+#define PGPT_COMM_COMM_DEVICE_H
+
+#include "comm/comm.h"
+
+/* Was the build made with NCCL? */
+bool comm_nccl_is_built(void);
+
+/* `control` is a communicator of the host over the same ranks, which must stay open; `device` this rank's GPU and `stream`
+ * the CUDA stream that its kernels run on. Collective. */
+Status comm_nccl_open(Comm *comm, Comm *control, int device, void *stream, Error *error);
+
+/* How to reach the device's memory: as the slots of a backend. */
+typedef struct {
+    Status (*upload)(void *context, void *device, const void *host, size_t n_bytes, Error *error);
+    Status (*download)(void *context, void *host, const void *device, size_t n_bytes, Error *error);
+    void *context;
+} CommStaging;
+
+/* `host` must stay open; its choice of all-reduce is kept. */
+Status comm_staged_open(Comm *comm, Comm *host, const CommStaging *staging, Error *error);
+
+#endif

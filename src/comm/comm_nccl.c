@@ -1,0 +1,265 @@
+/* NCCL on a stream of its own, tied to the stream of the kernels by events:
+ *
+ *     start    event on the kernels' stream -> our stream waits for it -> the operation -> event on our stream
+ *     finish   the kernels' stream waits for that event
+ *
+ * so the host only enqueues, and communication runs beside kernels that do not need it. Events are taken in turn from a
+ * ring; there are far more of them than operations under way in a step.
+ *
+ * NCCL's own reduce-scatter and all-gather want equal slices. Where ours are not, the same is done as a group of reductions
+ * or broadcasts, one a slice, which NCCL runs together.
+ *
+ * A rank that dies leaves the others' kernels waiting. NCCL notices asynchronously; every wait asks, and aborts the
+ * communicator, so that the error comes up as that of an instruction. */
+#include "comm/comm_device.h"
+
+#ifdef PGPT_HAVE_NCCL
+
+#    include <cuda_runtime_api.h>
+#    include <nccl.h>
+#    include <stdlib.h>
+
+enum { N_EVENTS = 512 };
+
+typedef struct {
+    Comm *control;
+    ncclComm_t comm;
+    int rank, size, device;
+    cudaStream_t kernels, stream;
+    cudaEvent_t ready[N_EVENTS], done[N_EVENTS];
+    uint64_t n_started;
+} Nccl;
+
+static Status check_nccl(ncclResult_t code, const char *what, const Nccl *nccl, Error *error) {
+    if (code == ncclSuccess || code == ncclInProgress) return STATUS_OK;
+    const char *details = nccl && nccl->comm ? ncclGetLastError(nccl->comm) : "";
+    return error_failed(error, "NCCL: %s: %s%s%s", what, ncclGetErrorString(code), *details ? ": " : "",
+                        details);
+}
+
+static Status check_cuda(cudaError_t code, const char *what, Error *error) {
+    if (code == cudaSuccess) return STATUS_OK;
+    return error_failed(error, "NCCL: %s: %s (%s)", what, cudaGetErrorString(code), cudaGetErrorName(code));
+}
+
+static ncclDataType_t nccl_type(CommType type) {
+    static const ncclDataType_t types[N_COMM_TYPES] = {
+        [COMM_F32] = ncclFloat32, [COMM_F64] = ncclFloat64, [COMM_BF16] = ncclBfloat16,
+        [COMM_F16] = ncclFloat16, [COMM_I32] = ncclInt32,   [COMM_I64] = ncclInt64,
+        [COMM_U8] = ncclUint8,
+    };
+    return types[type];
+}
+
+static ncclRedOp_t nccl_reduction(CommReduction reduction) {
+    return reduction == COMM_SUM ? ncclSum : reduction == COMM_MAX ? ncclMax : ncclMin;
+}
+
+static bool is_even(const int64_t *border, int size) {
+    for (int r = 1; r < size; r++) {
+        if (border[r + 1] - border[r] != border[1] - border[0]) return false;
+    }
+    return true;
+}
+
+/* Every slice by a group of operations with a root each. */
+static ncclResult_t run_slices(const Nccl *nccl, const CommOperation *operation) {
+    size_t size = comm_type_bytes(operation->type);
+    ncclResult_t code = ncclGroupStart();
+    for (int r = 0; r < nccl->size && code == ncclSuccess; r++) {
+        char *slice = (char *)operation->data + (size_t)operation->border[r] * size;
+        size_t n = (size_t)(operation->border[r + 1] - operation->border[r]);
+        if (!n) continue;
+        code = operation->kind == COMM_ALL_GATHER
+                   ? ncclBroadcast(slice, slice, n, nccl_type(operation->type), r, nccl->comm, nccl->stream)
+                   : ncclReduce(slice, slice, n, nccl_type(operation->type),
+                                nccl_reduction(operation->reduction), r, nccl->comm, nccl->stream);
+    }
+    ncclResult_t ended = ncclGroupEnd();
+    return code == ncclSuccess ? ended : code;
+}
+
+static ncclResult_t run_even_slices(const Nccl *nccl, const CommOperation *operation) {
+    size_t n = (size_t)(operation->border[1] - operation->border[0]);
+    char *mine =
+        (char *)operation->data + (size_t)operation->border[nccl->rank] * comm_type_bytes(operation->type);
+    if (operation->kind == COMM_ALL_GATHER)
+        return ncclAllGather(mine, operation->data, n, nccl_type(operation->type), nccl->comm, nccl->stream);
+    return ncclReduceScatter(operation->data, mine, n, nccl_type(operation->type),
+                             nccl_reduction(operation->reduction), nccl->comm, nccl->stream);
+}
+
+static ncclResult_t run(const Nccl *nccl, const CommOperation *operation) {
+    void *data = operation->data;
+    size_t n = (size_t)operation->n;
+    ncclDataType_t type = nccl_type(operation->type);
+    switch (operation->kind) {
+    case COMM_ALL_REDUCE:
+        return ncclAllReduce(data, data, n, type, nccl_reduction(operation->reduction), nccl->comm,
+                             nccl->stream);
+    case COMM_REDUCE:
+        return ncclReduce(data, data, n, type, nccl_reduction(operation->reduction), operation->root,
+                          nccl->comm, nccl->stream);
+    case COMM_BROADCAST: return ncclBroadcast(data, data, n, type, operation->root, nccl->comm, nccl->stream);
+    case COMM_ALL_GATHER:
+    case COMM_REDUCE_SCATTER:
+        return is_even(operation->border, nccl->size) ? run_even_slices(nccl, operation)
+                                                      : run_slices(nccl, operation);
+    default: return ncclInvalidUsage;
+    }
+}
+
+static Status start(void *context, const CommOperation *operation, CommTicket *ticket, Error *error) {
+    Nccl *nccl = context;
+    int turn = (int)(nccl->n_started % N_EVENTS);
+    ticket->number = ++nccl->n_started;
+    if (operation->kind == COMM_BARRIER) return comm_run(nccl->control, operation, error);
+    TRY(check_cuda(cudaEventRecord(nccl->ready[turn], nccl->kernels), "marking the kernels' stream", error));
+    TRY(check_cuda(cudaStreamWaitEvent(nccl->stream, nccl->ready[turn], 0), "waiting for kernels", error));
+    TRY(check_nccl(run(nccl, operation), comm_kind_name(operation->kind), nccl, error));
+    return check_cuda(cudaEventRecord(nccl->done[turn], nccl->stream), "marking the stream", error);
+}
+
+static Status finish(void *context, const CommTicket *ticket, Error *error) {
+    Nccl *nccl = context;
+    if (!ticket->number) return STATUS_OK;
+    ncclResult_t state = ncclSuccess;
+    TRY(check_nccl(ncclCommGetAsyncError(nccl->comm, &state), "asking for errors", nccl, error));
+    if (check_nccl(state, "another rank, or the way to it, has failed", nccl, error) != STATUS_OK) {
+        ncclCommAbort(nccl->comm);
+        nccl->comm = NULL;
+        return error->status;
+    }
+    int turn = (int)((ticket->number - 1) % N_EVENTS);
+    return check_cuda(cudaStreamWaitEvent(nccl->kernels, nccl->done[turn], 0), "waiting for communication",
+                      error);
+}
+
+/* ---- point to point: enqueued on the same stream */
+
+static Status message(Nccl *nccl, ncclResult_t code, CommRequest *request, Error *error) {
+    request->handle[0] = nccl;
+    return check_nccl(code, "message", nccl, error);
+}
+
+static Status start_send(void *context, const void *data, size_t n_bytes, int to, int tag,
+                         CommRequest *request, Error *error) {
+    (void)tag; /* messages between two ranks arrive in order */
+    Nccl *nccl = context;
+    return message(nccl, ncclSend(data, n_bytes, ncclUint8, to, nccl->comm, nccl->stream), request, error);
+}
+
+static Status start_receive(void *context, void *data, size_t n_bytes, int from, int tag,
+                            CommRequest *request, Error *error) {
+    (void)tag;
+    Nccl *nccl = context;
+    return message(nccl, ncclRecv(data, n_bytes, ncclUint8, from, nccl->comm, nccl->stream), request, error);
+}
+
+static Status wait_all(void *context, CommRequest *requests, int n_requests, Error *error) {
+    (void)requests;
+    Nccl *nccl = context;
+    return n_requests ? check_cuda(cudaStreamSynchronize(nccl->stream), "waiting for a message", error)
+                      : STATUS_OK;
+}
+
+static Status split(void *context, int color, int key, Comm *child, Error *error) {
+    (void)context, (void)color, (void)key, (void)child;
+    return error_failed(error, "split the host's communicator, and open NCCL on its parts");
+}
+
+static bool is_threaded(void *context) {
+    (void)context;
+    return false;
+}
+
+static void abort_job(void *context, int exit_code) {
+    Nccl *nccl = context;
+    if (nccl->comm) ncclCommAbort(nccl->comm);
+    nccl->comm = NULL;
+    comm_abort(nccl->control, exit_code);
+}
+
+static void close_nccl(void *context) {
+    Nccl *nccl = context;
+    if (nccl->stream) cudaStreamSynchronize(nccl->stream);
+    if (nccl->comm) ncclCommDestroy(nccl->comm);
+    for (int i = 0; i < N_EVENTS; i++) {
+        if (nccl->ready[i]) cudaEventDestroy(nccl->ready[i]);
+        if (nccl->done[i]) cudaEventDestroy(nccl->done[i]);
+    }
+    if (nccl->stream) cudaStreamDestroy(nccl->stream);
+    free(nccl);
+}
+
+static const CommTable nccl_table = {
+    .name = "nccl",
+    .start_send = start_send,
+    .start_receive = start_receive,
+    .wait = wait_all,
+    .start = start,
+    .finish = finish,
+    .split = split,
+    .is_threaded = is_threaded,
+    .abort = abort_job,
+    .close = close_nccl,
+};
+
+bool comm_nccl_is_built(void) {
+    return true;
+}
+
+static Status open_streams(Nccl *nccl, Error *error) {
+    TRY(check_cuda(cudaSetDevice(nccl->device), "choosing a GPU", error));
+    int lowest = 0, highest = 0; /* communication first: what waits for it are the kernels */
+    TRY(check_cuda(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "asking for priorities", error));
+    TRY(check_cuda(cudaStreamCreateWithPriority(&nccl->stream, cudaStreamNonBlocking, highest),
+                   "making a stream", error));
+    for (int i = 0; i < N_EVENTS; i++) {
+        TRY(check_cuda(cudaEventCreateWithFlags(&nccl->ready[i], cudaEventDisableTiming), "making an event",
+                       error));
+        TRY(check_cuda(cudaEventCreateWithFlags(&nccl->done[i], cudaEventDisableTiming), "making an event",
+                       error));
+    }
+    return STATUS_OK;
+}
+
+static Status join(Nccl *nccl, Error *error) {
+    ncclUniqueId id = {{0}};
+    if (nccl->rank == 0) check_nccl(ncclGetUniqueId(&id), "beginning", NULL, error);
+    if (error->status == STATUS_OK) open_streams(nccl, error);
+    TRY(comm_agree(nccl->control, error));
+    TRY(comm_broadcast(nccl->control, &id, sizeof id, COMM_U8, 0, error));
+    return check_nccl(ncclCommInitRank(&nccl->comm, nccl->size, id, nccl->rank), "joining the other ranks",
+                      NULL, error);
+}
+
+Status comm_nccl_open(Comm *comm, Comm *control, int device, void *stream, Error *error) {
+    Nccl *nccl = calloc(1, sizeof *nccl);
+    if (!nccl) return error_failed(error, "no memory for a communicator");
+    nccl->control = control;
+    nccl->rank = control->rank;
+    nccl->size = control->size;
+    nccl->device = device;
+    nccl->kernels = stream;
+    if (join(nccl, error) != STATUS_OK) {
+        close_nccl(nccl);
+        return error->status;
+    }
+    *comm = (Comm){.table = &nccl_table, .context = nccl, .rank = nccl->rank, .size = nccl->size};
+    return STATUS_OK;
+}
+
+#else
+
+bool comm_nccl_is_built(void) {
+    return false;
+}
+
+Status comm_nccl_open(Comm *comm, Comm *control, int device, void *stream, Error *error) {
+    (void)comm, (void)control, (void)device, (void)stream;
+    return error_user(
+        error, "this pgpt was built without NCCL; build it where NCCL is installed (cmake -DPGPT_NCCL=on)");
+}
+
+#endif
