@@ -170,8 +170,10 @@ static int open_temporary(const char *name) {
     return descriptor;
 }
 
-/* /dev/stdout is a link, possibly to a regular file: renaming over it would replace the link for everybody. */
+/* /dev/stdout is a link, possibly to a regular file: renaming over it would replace the link for everybody. /dev/shm holds
+ * ordinary files. */
 static bool is_system_path(const char *path) {
+    if (strncmp(path, "/dev/shm/", 9) == 0) return false;
     return strncmp(path, "/dev/", 5) == 0 || strncmp(path, "/proc/", 6) == 0;
 }
 

@@ -5,8 +5,9 @@
  *
  * A team of threads takes a row and visits it twice. In the first visit every thread keeps a running maximum and the
  * sum of exponentials relative to it, which is scaled down when the maximum rises; the team joins those. The second
- * visit makes the gradient, reading a row of 100 kB that still lies in the second-level cache. Long rows get a block,
- * short ones a warp.
+ * visit makes the gradient. Long rows get a block, short ones a warp. A block keeps the row in shared memory between the
+ * visits (GPT-2's vocabulary in 16 bits takes 100 kB, and two such blocks fit a multiprocessor); a row that is too long
+ * for that is read again.
  *
  * Rows of an odd vocabulary begin anywhere, so vectors are counted from the last 16-byte boundary before the row: all
  * but the first and the last are whole. A row with a NaN or an infinite greatest logit has a NaN loss, as plain
@@ -68,14 +69,16 @@ DEVICE void add_vector(Softmax *s, const float v[VECTOR]) {
     s->sum += ((term[0] + term[1]) + (term[2] + term[3])) + ((term[4] + term[5]) + (term[6] + term[7]));
 }
 
-/* 8 elements of a row of n from column c on, which may be negative in the first vector. */
-template <typename T> DEVICE void load_columns(const T *row, int c, int n, float v[VECTOR]) {
-    if (c >= 0 && c + VECTOR <= n) {
-        load8(row + c, v);
-        return;
-    }
+/* 8 elements of a row of n from column c on, which may be negative in the first vector. What is not there is -inf. */
+template <typename T> DEVICE Raw<T> load_columns(const T *row, int c, int n) {
+    if (c >= 0 && c + VECTOR <= n) return load_raw(row + c);
+    Raw<T> raw;
 #pragma unroll
-    for (int k = 0; k < VECTOR; k++) v[k] = c + k >= 0 && c + k < n ? as_float(row[c + k]) : -INFINITY;
+    for (int k = 0; k < VECTOR; k++) {
+        if (c + k >= 0 && c + k < n) raw.element[k] = row[c + k];
+        else set_element(&raw.element[k], -INFINITY);
+    }
+    return raw;
 }
 
 template <typename T>
@@ -96,13 +99,16 @@ typedef struct {
     bool add_gradient;
 } EntropyShape;
 
-/* THREADS of a block, TEAM of them have a row: a warp, or the whole block. loss_scale is NULL or multiplies the
- * gradient. */
-template <typename T, int THREADS, int TEAM>
+/* THREADS of a block, TEAM of them have a row: a warp, or the whole block, which may keep it. loss_scale is NULL or
+ * multiplies the gradient. */
+template <typename T, int THREADS, int TEAM, bool KEEPS>
 static __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
     cross_entropy_kernel(const T *logits, const int32_t *targets, const float *loss_scale, float *losses,
                          T *dlogits, EntropyShape s, CudaFault *fault) {
+    enum { AT_ONCE = TEAM == WARP ? 1 : 4 }; /* vectors on their way together */
     __shared__ Softmax shared[THREADS / WARP];
+    extern __shared__ uint4 memory[];
+    Raw<T> *kept = (Raw<T> *)memory; /* the row, from the 16-byte boundary before it on */
     int64_t n = (int64_t)blockIdx.x * (THREADS / TEAM) + threadIdx.x / TEAM;
     int member = (int)threadIdx.x % TEAM;
     if (n >= s.rows) return; /* a whole warp, or a whole block */
@@ -114,11 +120,18 @@ static __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
     Softmax softmax = {-INFINITY, 0.0f};
     float target_logit = is_ignored || member ? 0.0f : as_float(row[target]);
     if (!is_ignored) {
-#pragma unroll 4
-        for (int c = member * VECTOR - skew; c < s.vocabulary; c += TEAM * VECTOR) {
-            float v[VECTOR];
-            load_columns(row, c, s.vocabulary, v);
-            add_vector(&softmax, v);
+        for (int c = member * VECTOR - skew; c < s.vocabulary; c += AT_ONCE * TEAM * VECTOR) {
+            Raw<T> raw[AT_ONCE];
+#pragma unroll
+            for (int j = 0; j < AT_ONCE; j++) raw[j] = load_columns(row, c + j * TEAM * VECTOR, s.vocabulary);
+#pragma unroll
+            for (int j = 0; j < AT_ONCE; j++) {
+                int at = c + j * TEAM * VECTOR;
+                if (KEEPS && at < s.vocabulary) kept[(at + skew) / VECTOR] = raw[j];
+                float v[VECTOR];
+                unpack(raw[j], v);
+                add_vector(&softmax, v);
+            }
         }
         softmax = warp_join(softmax, WARP);
     }
@@ -137,19 +150,29 @@ static __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
     float scale = s.gradient_scale * (loss_scale ? *loss_scale : 1.0f);
     float factor = is_ignored ? 0.0f : scale / softmax.sum, reference = softmax.max * LOG2_E;
     bool aligned = (uintptr_t)gradient % 16 == (uintptr_t)row % 16;
-#pragma unroll 4
-    for (int c = member * VECTOR - skew; c < s.vocabulary; c += TEAM * VECTOR) {
-        float v[VECTOR] = {0};
-        if (!is_ignored) {
-            load_columns(row, c, s.vocabulary, v);
+    for (int c = member * VECTOR - skew; c < s.vocabulary; c += AT_ONCE * TEAM * VECTOR) {
+        Raw<T> raw[AT_ONCE] = {};
 #pragma unroll
-            for (int k = 0; k < VECTOR; k++) v[k] = power(fmaf(v[k], LOG2_E, -reference)) * factor;
-            if ((unsigned)(target - c) < VECTOR) {
-#pragma unroll
-                for (int k = 0; k < VECTOR; k++) v[k] -= target - c == k ? scale : 0.0f;
-            }
+        for (int j = 0; j < AT_ONCE && !is_ignored; j++) {
+            int at = c + j * TEAM * VECTOR;
+            if (!KEEPS) raw[j] = load_columns(row, at, s.vocabulary);
+            else if (at < s.vocabulary) raw[j] = kept[(at + skew) / VECTOR];
         }
-        write_columns(gradient, c, s.vocabulary, aligned, v, s.add_gradient);
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++) {
+            int at = c + j * TEAM * VECTOR;
+            if (at >= s.vocabulary) break;
+            float v[VECTOR];
+            unpack(raw[j], v);
+#pragma unroll
+            for (int k = 0; k < VECTOR; k++)
+                v[k] = is_ignored ? 0.0f : power(fmaf(v[k], LOG2_E, -reference)) * factor;
+            if ((unsigned)(target - at) < VECTOR && !is_ignored) {
+#pragma unroll
+                for (int k = 0; k < VECTOR; k++) v[k] -= target - at == k ? scale : 0.0f;
+            }
+            write_columns(gradient, at, s.vocabulary, aligned, v, s.add_gradient);
+        }
     }
 }
 
@@ -169,13 +192,21 @@ extern "C" Status cuda_cross_entropy(const KernelCall *call, Error *error) {
     FOR_TYPE(logits, T, {
         const T *from = (const T *)call->in[0];
         T *to = (T *)call->out[1];
-        if (s.vocabulary < SHORT)
-            cross_entropy_kernel<T, SHORT_BLOCK, WARP>
+        size_t kept = (size_t)(vectors_for(s.vocabulary) + 1) * sizeof(Raw<T>);
+        if (s.vocabulary < SHORT) {
+            cross_entropy_kernel<T, SHORT_BLOCK, WARP, false>
                 <<<blocks_for(s.rows, SHORT_BLOCK / WARP), SHORT_BLOCK, 0, context->stream>>>(
                     from, targets, loss_scale, losses, to, s, context->device_fault);
-        else
-            cross_entropy_kernel<T, BLOCK, BLOCK><<<(unsigned)s.rows, BLOCK, 0, context->stream>>>(
+        } else if (to && kept <= (size_t)context->max_shared_bytes - 1024) {
+            TRY(cuda_check(cudaFuncSetAttribute(cross_entropy_kernel<T, BLOCK, BLOCK, true>,
+                                                cudaFuncAttributeMaxDynamicSharedMemorySize, (int)kept),
+                           "cross_entropy", error));
+            cross_entropy_kernel<T, BLOCK, BLOCK, true><<<(unsigned)s.rows, BLOCK, kept, context->stream>>>(
                 from, targets, loss_scale, losses, to, s, context->device_fault);
+        } else {
+            cross_entropy_kernel<T, BLOCK, BLOCK, false><<<(unsigned)s.rows, BLOCK, 0, context->stream>>>(
+                from, targets, loss_scale, losses, to, s, context->device_fault);
+        }
     });
     return cuda_launched("cross_entropy", error);
 }

@@ -59,19 +59,25 @@ static int64_t row_parts(const CudaContext *context, int64_t rows, int64_t colum
     return parts > 0 ? parts : 1;
 }
 
-template <typename T>
+template <typename T, bool ALIGNED>
 static __global__ void __launch_bounds__(WARP *COLUMN_WARPS)
-    columns_kernel(const T *x, int64_t rows, int64_t columns, int64_t rows_each, bool aligned,
-                   float *partial) {
+    columns_kernel(const T *x, int64_t rows, int64_t columns, int64_t rows_each, float *partial) {
     __shared__ float sums[COLUMN_WARPS][COLUMNS];
     int64_t c = ((int64_t)blockIdx.x * WARP + threadIdx.x) * VECTOR, n = columns - c;
     int64_t first = blockIdx.y * rows_each, end = first + rows_each < rows ? first + rows_each : rows;
     float sum[VECTOR] = {0};
-    if (n > 0) {
-#pragma unroll 4
-        for (int64_t r = first + threadIdx.y; r < end; r += COLUMN_WARPS) {
+    enum { AT_ONCE = 4 };
+    for (int64_t r = first + threadIdx.y; n > 0 && r < end; r += AT_ONCE * COLUMN_WARPS) {
+        Raw<T> raw[AT_ONCE];
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++) {
+            bool is_there = r + j * COLUMN_WARPS < end;
+            raw[j] = load_raw<T, ALIGNED>(x + (r + j * COLUMN_WARPS) * columns + c, is_there ? n : 0);
+        }
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++) {
             float v[VECTOR];
-            load8(x + r * columns + c, n, aligned, v);
+            unpack(raw[j], v);
 #pragma unroll
             for (int k = 0; k < VECTOR; k++) sum[k] += v[k];
         }
@@ -91,21 +97,14 @@ extern "C" size_t cuda_reduce_columns_scratch(const CudaContext *context, int64_
     return (size_t)(row_parts(context, rows, columns) * columns) * sizeof(float);
 }
 
-static Status columns_partial(const CudaContext *context, const void *x, DType dtype, int64_t rows,
-                              int64_t columns, int64_t parts, float *partial, Error *error) {
+template <typename T>
+static void columns_launch(const CudaContext *context, const T *x, int64_t rows, int64_t columns,
+                           int64_t parts, float *partial) {
     dim3 grid(blocks_for(columns, COLUMNS), (unsigned)parts), block(WARP, COLUMN_WARPS);
     int64_t rows_each = (rows + parts - 1) / parts;
-    bool aligned = rows_aligned(x, columns);
-    if (dtype == DTYPE_F32)
-        columns_kernel<<<grid, block, 0, context->stream>>>((const float *)x, rows, columns, rows_each,
-                                                            aligned, partial);
-    else if (dtype == DTYPE_BF16)
-        columns_kernel<<<grid, block, 0, context->stream>>>((const bf16 *)x, rows, columns, rows_each,
-                                                            aligned, partial);
-    else
-        columns_kernel<<<grid, block, 0, context->stream>>>((const f16 *)x, rows, columns, rows_each, aligned,
-                                                            partial);
-    return cuda_launched("sums of columns", error);
+    if (rows_aligned(x, columns))
+        columns_kernel<T, true><<<grid, block, 0, context->stream>>>(x, rows, columns, rows_each, partial);
+    else columns_kernel<T, false><<<grid, block, 0, context->stream>>>(x, rows, columns, rows_each, partial);
 }
 
 extern "C" Status cuda_reduce_columns(const CudaContext *context, const void *x, DType dtype, int64_t rows,
@@ -114,14 +113,18 @@ extern "C" Status cuda_reduce_columns(const CudaContext *context, const void *x,
     static_assert((int)COLUMN_WARPS == (int)VECTOR, "every warp adds up one column of each vector");
     if (!columns) return STATUS_OK;
     int64_t parts = row_parts(context, rows, columns);
-    TRY(columns_partial(context, x, dtype, rows, columns, parts, (float *)scratch, error));
+    float *partial = (float *)scratch;
+    if (dtype == DTYPE_F32) columns_launch(context, (const float *)x, rows, columns, parts, partial);
+    else if (dtype == DTYPE_BF16) columns_launch(context, (const bf16 *)x, rows, columns, parts, partial);
+    else columns_launch(context, (const f16 *)x, rows, columns, parts, partial);
+    TRY(cuda_launched("sums of columns", error));
     SumOutput output = {out, out_dtype, add};
-    return cuda_reduce_partials(context, (const float *)scratch, parts, columns, 1, &output, error);
+    return cuda_reduce_partials(context, partial, parts, columns, 1, &output, error);
 }
 
 /* ---- everything ---- */
 
-enum { ALL_THREADS = 512, ALL_AT_ONCE = ALL_THREADS * VECTOR, SMALL = 16 * ALL_AT_ONCE };
+enum { ALL_THREADS = 512, ALL_AT_ONCE = ALL_THREADS * VECTOR, SMALL = 4 * ALL_AT_ONCE };
 
 /* Few elements are summed by one block, without a second step. */
 static int64_t all_parts(const CudaContext *context, int64_t count) {
@@ -149,19 +152,33 @@ DEVICE void finish(double sum, float scale, float *total, bool add) {
 }
 
 /* partial NULL: this block is the only one, and its sum the total. */
-template <typename T, bool SQUARED>
+template <typename T, bool SQUARED, bool ALIGNED>
 static __global__ void __launch_bounds__(ALL_THREADS)
-    all_kernel(const T *x, int64_t count, bool aligned, double *partial, float scale, float *total,
-               bool add) {
+    all_kernel(const T *x, int64_t count, double *partial, float scale, float *total, bool add) {
+    enum { AT_ONCE = 4 };
     __shared__ double shared[ALL_THREADS / WARP];
     float sum[VECTOR] = {0};
     int64_t stride = (int64_t)gridDim.x * ALL_AT_ONCE;
-#pragma unroll 4
-    for (int64_t i = ((int64_t)blockIdx.x * ALL_THREADS + threadIdx.x) * VECTOR; i < count; i += stride) {
-        float v[VECTOR];
-        load8(x + i, count - i, aligned, v);
+    for (int64_t i = ((int64_t)blockIdx.x * ALL_THREADS + threadIdx.x) * VECTOR; i < count;
+         i += AT_ONCE * stride) {
+        Raw<T> raw[AT_ONCE];
 #pragma unroll
-        for (int k = 0; k < VECTOR; k++) sum[k] = SQUARED ? fmaf(v[k], v[k], sum[k]) : sum[k] + v[k];
+        for (int j = 0; j < AT_ONCE; j++) {
+            int64_t n = count - i - j * stride;
+            raw[j] = load_raw<T, ALIGNED>(x + i + j * stride, !ALIGNED || n >= VECTOR ? n : 0);
+        }
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++) {
+            float v[VECTOR];
+            unpack(raw[j], v);
+#pragma unroll
+            for (int k = 0; k < VECTOR; k++) sum[k] = SQUARED ? fmaf(v[k], v[k], sum[k]) : sum[k] + v[k];
+        }
+    }
+    if (ALIGNED && blockIdx.x == 0 &&
+        threadIdx.x < count % VECTOR) { /* what is left behind the last whole vector */
+        float v = as_float(x[count - count % VECTOR + threadIdx.x]);
+        sum[0] += SQUARED ? v * v : v;
     }
     double all = 0.0;
 #pragma unroll
@@ -189,13 +206,14 @@ extern "C" size_t cuda_reduce_all_scratch(const CudaContext *context, int64_t co
 template <typename T>
 static void all_launch(const CudaContext *context, const T *x, int64_t count, bool squared, int64_t parts,
                        double *partial, float scale, float *total, bool add) {
-    bool aligned = is_aligned(x);
-    if (squared)
-        all_kernel<T, true><<<(unsigned)parts, ALL_THREADS, 0, context->stream>>>(x, count, aligned, partial,
-                                                                                  scale, total, add);
-    else
-        all_kernel<T, false><<<(unsigned)parts, ALL_THREADS, 0, context->stream>>>(x, count, aligned, partial,
-                                                                                   scale, total, add);
+#define ALL(SQUARED, ALIGNED)                                                                                \
+    all_kernel<T, SQUARED, ALIGNED>                                                                          \
+        <<<(unsigned)parts, ALL_THREADS, 0, context->stream>>>(x, count, partial, scale, total, add)
+    if (squared && is_aligned(x)) ALL(true, true);
+    else if (squared) ALL(true, false);
+    else if (is_aligned(x)) ALL(false, true);
+    else ALL(false, false);
+#undef ALL
 }
 
 extern "C" Status cuda_reduce_all(const CudaContext *context, const void *x, DType dtype, int64_t count,

@@ -16,7 +16,7 @@ extern "C" Status cuda_rmsnorm(const KernelCall *call, Error *error) {
         return cuda_unsupported(call, node->input[1], error);
     Memory weight = memory_of(call->in[1], node->input[1], channels), none = memory_of(NULL, NULL, channels);
     FOR_TYPE(x, T,
-             norm_forward<T, false>(cuda_context(call), call->in[0], weight, none, call->out[0], NULL,
+             norm_forward<T, false>(cuda_context(call), x, call->in[0], weight, none, call->out[0], NULL,
                                     (float *)call->out[1], s));
     return cuda_launched("rmsnorm", error);
 }
@@ -38,7 +38,7 @@ extern "C" Status cuda_rmsnorm_backward(const KernelCall *call, Error *error) {
     unsigned n_partials = 0;
     FOR_TYPE(x, T,
              n_partials =
-                 norm_backward<T, false>(cuda_context(call), call->in[0], call->in[1],
+                 norm_backward<T, false>(cuda_context(call), x, call->in[0], call->in[1],
                                          memory_of(call->in[2], node->input[2], channels), NULL,
                                          (const float *)call->in[3], call->out[0], partial, s, call->add[0]));
     TRY(cuda_launched("rmsnorm_backward", error));
