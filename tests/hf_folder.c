@@ -6,9 +6,9 @@
 
 #include <cmocka.h>
 
+#include "base/half.h"
 #include "harness.h"
 #include "hf_folder.h"
-#include "base/half.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,11 +1,11 @@
 /* Models from Hugging Face and back: the numbers of the golden model under their names and in their layout give the
  * golden model's weights and loss, and what goes there and back is the same to the byte. */
 #include "backend/cpu/cpu.h"
+#include "base/half.h"
 #include "golden_file.h"
 #include "harness.h"
 #include "hf_folder.h"
 #include "train/convert.h"
-#include "base/half.h"
 #include "train/step.h"
 
 #include <math.h>

@@ -391,7 +391,8 @@ static double loss_with(TrainStep *evaluation, float *weight, float value) {
     float kept = *weight;
     double loss;
     *weight = value;
-    assert_int_equal(evaluate_step_run(evaluation, &source, 0, evaluation->options.batch, &loss, &error), STATUS_OK);
+    assert_int_equal(evaluate_step_run(evaluation, &source, 0, evaluation->options.batch, &loss, &error),
+                     STATUS_OK);
     *weight = kept;
     return loss;
 }

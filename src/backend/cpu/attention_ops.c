@@ -37,7 +37,9 @@ Status cpu_attention(const KernelCall *call, Error *error) {
 
 /* The kernel writes the gradient whole. Where it must be added to another one, it is made in scratch first. */
 static size_t gradient_bytes(const Node *node) {
-    return node->write[0] == WRITE_FRESH ? 0 : ((size_t)tensor_count(node->input[1]) * sizeof(float) + 63) / 64 * 64;
+    return node->write[0] == WRITE_FRESH
+               ? 0
+               : ((size_t)tensor_count(node->input[1]) * sizeof(float) + 63) / 64 * 64;
 }
 
 size_t cpu_attention_backward_scratch(const Node *node, int n_threads) {

@@ -26,10 +26,6 @@ typedef struct {
 bool cuda_few_rows_fit(const FewRows *product);
 Status cuda_few_rows(const CudaContext *context, const FewRows *product, Error *error);
 
-/* The two ways to do it: weights through registers, or (compute capability 9) through shared memory by bulk copies. */
-Status cuda_few_rows_loaded(const CudaContext *context, const FewRows *product, Error *error);
-Status cuda_few_rows_streamed(const CudaContext *context, const FewRows *product, Error *error);
-
 #ifdef __cplusplus
 }
 #endif
