@@ -272,12 +272,8 @@ static void run_start(const Bench *bench) {
 
 typedef Status (*Enqueue)(const Bench *bench, const FewRows *product, Error *error);
 
-static Status enqueue_loaded(const Bench *bench, const FewRows *product, Error *error) {
-    return cuda_few_rows_loaded(bench->context, product, error);
-}
-
-static Status enqueue_streamed(const Bench *bench, const FewRows *product, Error *error) {
-    return cuda_few_rows_streamed(bench->context, product, error);
+static Status enqueue_ours(const Bench *bench, const FewRows *product, Error *error) {
+    return cuda_few_rows(bench->context, product, error);
 }
 
 static Status enqueue_library(const Bench *bench, const FewRows *f, Error *error) {
@@ -338,19 +334,18 @@ static double replay(const Bench *bench, const FewRows *product, int n_products,
     return 1000.0 * (double)best / n_repeats;
 }
 
-/* One line: loaded and streamed, each after its predecessor and early, and the library. */
+/* One line: ours after its predecessor and early, and the library's. */
 static void decode_times(const Bench *bench, const Model *m, const char *layer, FewRows *product, int n,
                          int n_repeats) {
-    static const Enqueue ways[] = {enqueue_loaded, enqueue_streamed, enqueue_loaded, enqueue_streamed,
-                                   enqueue_library};
-    static const char *const names[] = {"loaded", "streamed", "loaded early", "streamed early", "library"};
+    static const Enqueue ways[] = {enqueue_ours, enqueue_ours, enqueue_library};
+    static const char *const names[] = {"ours", "early", "library"};
     double n_bytes = 0.0;
     for (int i = 0; i < n; i++) n_bytes += 2.0 * (double)product[i].inner * (double)product[i].columns;
     printf("%-6s %-6s rows %2lld ", m->name, layer, (long long)product->rows);
-    for (int way = 0; way < 5; way++) {
-        for (int i = 0; i < n; i++) product[i].may_start_early = way == 2 || way == 3;
+    for (int way = 0; way < 3; way++) {
+        for (int i = 0; i < n; i++) product[i].may_start_early = way == 1;
         double us = replay(bench, product, n, n_repeats, ways[way]);
-        printf(" %s %.2f us %.2f TB/s%s", names[way], us, n_bytes / us * 1e-6, way < 4 ? "," : "\n");
+        printf(" %s %.2f us %.2f TB/s%s", names[way], us, n_bytes / us * 1e-6, way < 2 ? "," : "\n");
     }
     fflush(stdout);
 }

@@ -62,13 +62,13 @@ extern "C" Status cuda_embedding(const KernelCall *call, Error *error) {
 
 /* ---- gradient of the position table ---- */
 
-enum { PLACE_THREADS = 64, PLACE_PARTS = 4 };
+enum { PLACE_THREADS = 128, PLACE_PARTS = 4 }; /* of a block, at most: each thread has 8 channels */
 
 /* The sum over sequences first .. end - 1 of the rows that lie at `place`; true if there are any. */
 template <typename T, bool ALIGNED>
 DEVICE bool sum_place(const T *dy, const int32_t *start, int64_t place, int64_t first, int64_t end,
                       int64_t n_positions, int64_t channels, int64_t n, float sum[VECTOR]) {
-    enum { AT_ONCE = 8 };
+    enum { AT_ONCE = 4 };
     bool is_named = false;
     for (int64_t b = first; b < end; b += AT_ONCE) {
         Raw<T> raw[AT_ONCE];
@@ -90,17 +90,17 @@ DEVICE bool sum_place(const T *dy, const int32_t *start, int64_t place, int64_t 
     return is_named;
 }
 
-/* A block has a row of the table for a strip of channels; PLACE_PARTS parts of the sequences are summed side by side
- * and then in order. */
+/* A block has a row of the table for a strip of channels; where rows are few, parts of the sequences are summed side by
+ * side and then in order. */
 template <typename T, bool ALIGNED>
 static __global__ void __launch_bounds__(PLACE_THREADS *PLACE_PARTS)
     position_gradient_kernel(const T *dy, const int32_t *start, Memory table, int64_t n_sequences,
                              int64_t n_positions, int64_t n_places, int64_t channels, int64_t first_position,
                              bool add, CudaFault *fault) {
     __shared__ float sums[PLACE_PARTS][VECTOR][PLACE_THREADS];
-    int64_t place = blockIdx.x, c = ((int64_t)blockIdx.y * PLACE_THREADS + threadIdx.x) * VECTOR,
+    int64_t place = blockIdx.x, c = ((int64_t)blockIdx.y * blockDim.x + threadIdx.x) * VECTOR,
             n = channels - c;
-    int64_t each = (n_sequences + PLACE_PARTS - 1) / PLACE_PARTS, first = threadIdx.y * each;
+    int64_t each = (n_sequences + blockDim.y - 1) / blockDim.y, first = threadIdx.y * each;
     int64_t end = first + each < n_sequences ? first + each : n_sequences;
     for (int64_t b = first; start && place == 0 && c == 0 && b < end; b++) {
         int64_t begin = first_position + start[b];
@@ -114,7 +114,7 @@ static __global__ void __launch_bounds__(PLACE_THREADS *PLACE_PARTS)
     for (int k = 0; k < VECTOR; k++) sums[threadIdx.y][k][threadIdx.x] = sum[k];
     is_named = __syncthreads_or(is_named);
     if (threadIdx.y || n <= 0 || (add && !is_named)) return;
-    for (int part = 1; part < PLACE_PARTS; part++) {
+    for (int part = 1; part < (int)blockDim.y; part++) {
 #pragma unroll
         for (int k = 0; k < VECTOR; k++) sum[k] += sums[part][k][threadIdx.x];
     }
@@ -130,8 +130,10 @@ extern "C" Status cuda_embedding_position_gradient(const KernelCall *call, Error
     if (!call->in[1] && a->first_position + dy->shape.dim[1] > n_places)
         return error_failed(error, "embedding: position %lld is not one of the table's %lld rows",
                             (long long)(a->first_position + dy->shape.dim[1] - 1), (long long)n_places);
-    dim3 grid((unsigned)n_places, blocks_for(channels, PLACE_THREADS * VECTOR)),
-        block(PLACE_THREADS, PLACE_PARTS);
+    unsigned threads = blocks_for(channels, WARP * VECTOR) * WARP;
+    threads = threads < PLACE_THREADS ? threads : (unsigned)PLACE_THREADS;
+    dim3 grid((unsigned)n_places, blocks_for(channels, threads * VECTOR));
+    dim3 block(threads, (int64_t)grid.x * grid.y < 4 * context->n_processors ? PLACE_PARTS : 1);
 #define POSITIONS(ALIGNED)                                                                                   \
     position_gradient_kernel<T, ALIGNED><<<grid, block, 0, context->stream>>>(                               \
         (const T *)call->in[0], (const int32_t *)call->in[1], memory_of(call->out[0], output, channels),     \

@@ -23,8 +23,8 @@ typedef struct {
     const void *x, *weight, *residual, *bias;
     void *before, *y;
     bool is_wide_bias; /* f32 */
-    int rows;
-    int64_t columns, inner;
+    int rows, inner;
+    int64_t columns;
 } FewRowsCall;
 
 typedef struct {
@@ -47,13 +47,13 @@ DEVICE uint4 load_weights(const void *p) {
 }
 
 /* The part that begins at term k; 0 behind the end and for what does not exist. */
-template <typename T> DEVICE Part weights_at(const T *row, int64_t k, int64_t inner, bool exists) {
+template <typename T> DEVICE Part weights_at(const T *row, int k, int inner, bool exists) {
     Part part;
     part.low = exists && k < inner ? load_weights(row + k) : no_vector();
     part.high = exists && k + 32 < inner ? load_weights(row + k + 32) : no_vector();
     return part;
 }
-template <typename T> DEVICE Part x_at(const T *row, int64_t k, int64_t inner, bool exists) {
+template <typename T> DEVICE Part x_at(const T *row, int k, int inner, bool exists) {
     Part part;
     part.low = exists && k < inner ? *(const uint4 *)(row + k) : no_vector();
     part.high = exists && k + 32 < inner ? *(const uint4 *)(row + k + 32) : no_vector();
@@ -126,32 +126,33 @@ DEVICE void let_successor_start(void) {
 
 /* MANY: more than 8 rows. GROUPS of 8 outputs share what is loaded of x. */
 template <typename T, Activation KIND, bool MANY, int GROUPS, int WARPS>
-static __global__ void __launch_bounds__(WARPS *WARP, 32 / (WARPS * GROUPS))
+static __global__ void __launch_bounds__(WARPS *WARP, GROUPS == 1 ? 32 / WARPS : 3)
     few_rows_kernel(const __grid_constant__ FewRowsCall c) {
     __shared__ float shared[WARPS][GROUPS][FEW_ROWS][OUTPUTS];
     int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP, g = lane / 4, t = lane % 4;
-    int64_t first = (int64_t)blockIdx.x * GROUPS * OUTPUTS + g, k = (int64_t)warp * TERMS + 8 * t;
-    const int64_t step = WARPS * TERMS;
+    int64_t first = (int64_t)blockIdx.x * GROUPS * OUTPUTS + g;
+    enum { STEP = WARPS * TERMS };
+    int k = warp * TERMS + 8 * t;
     const T *weights = (const T *)c.weight + first * c.inner;
-    const T *x = (const T *)c.x + (int64_t)g * c.inner, *x8 = x + 8 * c.inner;
+    const T *x = (const T *)c.x + (int64_t)g * c.inner, *x8 = x + 8 * (int64_t)c.inner;
     bool has_row = g < c.rows, has_row8 = MANY && g + 8 < c.rows;
     Part part[AHEAD][GROUPS];
 #pragma unroll
     for (int i = 0; i < AHEAD * GROUPS; i++) {
         int group = i % GROUPS * OUTPUTS;
-        part[i / GROUPS][i % GROUPS] =
-            weights_at(weights + group * c.inner, k + i / GROUPS * step, c.inner, first + group < c.columns);
+        part[i / GROUPS][i % GROUPS] = weights_at(weights + (int64_t)group * c.inner, k + i / GROUPS * STEP,
+                                                  c.inner, first + group < c.columns);
     }
     wait_for_predecessor();
     float sum[GROUPS][4] = {{0}};
     while (k - 8 * t < c.inner) {
 #pragma unroll
-        for (int i = 0; i < AHEAD; i++, k += step) {
+        for (int i = 0; i < AHEAD; i++, k += STEP) {
             Part now = x_at(x, k, c.inner, has_row), now8 = x_at(x8, k, c.inner, has_row8);
 #pragma unroll
             for (int j = 0; j < GROUPS; j++) {
                 Part w = part[i][j];
-                part[i][j] = weights_at(weights + j * OUTPUTS * c.inner, k + AHEAD * step, c.inner,
+                part[i][j] = weights_at(weights + (int64_t)(j * OUTPUTS) * c.inner, k + AHEAD * STEP, c.inner,
                                         first + j * OUTPUTS < c.columns);
                 multiply_part<T>(sum[j], now, now8, w);
             }
@@ -174,8 +175,8 @@ static __global__ void __launch_bounds__(WARPS *WARP, 32 / (WARPS * GROUPS))
 extern "C" bool cuda_few_rows_fit(const FewRows *p) {
     bool is_16_bit = p->dtype == DTYPE_BF16 || p->dtype == DTYPE_F16;
     return is_16_bit && (!p->bias || p->bias_type == p->dtype || p->bias_type == DTYPE_F32) && p->rows > 0 &&
-           p->rows <= FEW_ROWS && p->columns > 0 && p->inner > 0 && p->inner % VECTOR == 0 &&
-           is_aligned(p->x) && is_aligned(p->weight);
+           p->rows <= FEW_ROWS && p->columns > 0 && p->inner > 0 && p->inner < 1 << 30 &&
+           p->inner % VECTOR == 0 && is_aligned(p->x) && is_aligned(p->weight);
 }
 
 typedef struct {
@@ -243,7 +244,7 @@ extern "C" Status cuda_few_rows(const CudaContext *context, const FewRows *p, Er
     s.call.is_wide_bias = p->bias_type == DTYPE_F32;
     s.call.rows = (int)p->rows;
     s.call.columns = p->columns;
-    s.call.inner = p->inner;
+    s.call.inner = (int)p->inner;
     s.shape = block_shape(context, p);
     s.config.gridDim = dim3(blocks_for(p->columns, s.shape.groups * OUTPUTS));
     s.config.blockDim = dim3((unsigned)(s.shape.warps * WARP));

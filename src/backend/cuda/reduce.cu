@@ -129,7 +129,7 @@ enum { ALL_THREADS = 512, ALL_AT_ONCE = ALL_THREADS * VECTOR, SMALL = 4 * ALL_AT
 /* Few elements are summed by one block, without a second step. */
 static int64_t all_parts(const CudaContext *context, int64_t count) {
     if (count <= SMALL) return 1;
-    int64_t most = 8 * context->n_processors, parts = (count + 2 * ALL_AT_ONCE - 1) / (2 * ALL_AT_ONCE);
+    int64_t most = 2 * context->n_processors, parts = (count + 2 * ALL_AT_ONCE - 1) / (2 * ALL_AT_ONCE);
     return parts < most ? parts : most;
 }
 
@@ -153,7 +153,7 @@ DEVICE void finish(double sum, float scale, float *total, bool add) {
 
 /* partial NULL: this block is the only one, and its sum the total. */
 template <typename T, bool SQUARED, bool ALIGNED>
-static __global__ void __launch_bounds__(ALL_THREADS)
+static __global__ void __launch_bounds__(ALL_THREADS, 2)
     all_kernel(const T *x, int64_t count, double *partial, float scale, float *total, bool add) {
     enum { AT_ONCE = 4 };
     __shared__ double shared[ALL_THREADS / WARP];
