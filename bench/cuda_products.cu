@@ -175,17 +175,11 @@ static double layer_lines(const Bench *bench, const Model *m, const char *layer,
         p.before = bench->z;
         p.finish = FINISH_SLOPE;
         line(bench, m->name, layer, "input gradient, slope", &p);
-        p.finish = FINISH_SLOPE_SUMS;
-        p.vector = bench->sums;
-        line(bench, m->name, layer, "input gradient, slope, sums", &p);
     }
     p = weight_gradient_of(bench, N, inputs, outputs);
     line(bench, m->name, layer, "weight gradient", &p);
     p.addend = p.c;
     total += line(bench, m->name, layer, "weight gradient, added", &p);
-    p.finish = FINISH_ROW_SUMS;
-    p.vector = bench->sums;
-    line(bench, m->name, layer, "weight gradient, added, sums", &p);
     column_sums(bench, m->name, layer, N, outputs);
     return total;
 }
@@ -282,7 +276,7 @@ static Status enqueue_library(const Bench *bench, const FewRows *f, Error *error
     p.b = f->weight;
     p.c = f->y;
     p.finish = FINISH_BIAS;
-    p.vector = (void *)f->bias;
+    p.vector = f->bias;
     return cuda_product(bench->context, &p, error);
 }
 

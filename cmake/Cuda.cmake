@@ -14,6 +14,7 @@ macro(pgpt_no_cuda)
 endmacro()
 
 set(PGPT_HAVE_CUDA OFF)
+set(PGPT_CUDA off CACHE STRING "NVIDIA GPUs by CUDA: auto, on or off") # not by itself until it is complete
 pgpt_switch(PGPT_CUDA "NVIDIA GPUs by CUDA")
 if(NOT PGPT_CUDA STREQUAL off)
     find_program(

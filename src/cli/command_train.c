@@ -188,8 +188,6 @@ static Status refuse_ignored(const TrainRun *run, Error *error) {
 /* What several ranks cannot do. */
 static Status check_ranks(TrainRun *run, Error *error) {
     const TrainCommand *values = &run->values;
-    int n_ranks = run->launch->world.size;
-    TRY(mesh_shape(values->parallel.size, n_ranks, &run->shape, error));
     int n_shares = run->shape.size[AXIS_DP];
     if (values->train.batch < n_shares) {
         return error_user(
@@ -199,6 +197,10 @@ static Status check_ranks(TrainRun *run, Error *error) {
             (long long)values->train.batch, n_shares);
     }
     if (values->optimizer.eager && n_shares > 1) {
+        bool is_given = options_source(&run->options, "eager-update") == OPTION_FROM_COMMAND;
+        if (!is_given)
+            return error_user(error, "the run was begun with --eager-update, which is for one process; give "
+                                     "--no-eager-update to go on with several");
         return error_user(error,
                           "--eager-update is for one process; leave it out, and save memory by --zero 2");
     }
@@ -304,17 +306,9 @@ static Status check_same_call(TrainRun *run, Error *error) {
 
 static Status check_same_options(TrainRun *run, Error *error) {
     if (run->launch->world.size == 1) return STATUS_OK;
-    char *text = NULL;
-    size_t n_bytes = 0;
-    FILE *stream = open_memstream(&text, &n_bytes);
-    if (!stream) return error_failed(error, "no memory to compare options");
-    options_write_config(stream, &run->options);
-    fclose(stream);
-    if (launch_check_lines(run->launch, "options", text, error) == STATUS_OK &&
-        launch_check_same(run->launch, "--resume", run->values.train.resume, error) == STATUS_OK)
-        launch_check_same(run->launch, "--out", run->values.train.out, error);
-    free(text);
-    return error->status;
+    TRY(launch_check_options(run->launch, &run->options, error));
+    TRY(launch_check_same(run->launch, "--resume", run->values.train.resume, error));
+    return launch_check_same(run->launch, "--out", run->values.train.out, error);
 }
 
 static Status open_device(TrainRun *run, Error *error) {
@@ -499,6 +493,7 @@ static Status run_phases(TrainRun *run, int n_words, char *const *words, Error *
 Status command_train(Launch *launch, int n_words, char *const *words, Error *error) {
     TrainRun run = {.launch = launch};
     run_phases(&run, n_words, words, error);
+    launch_fail(launch, error);
     close_run(&run);
     return error->status;
 }

@@ -8,7 +8,6 @@
 
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 
 typedef struct {
     int64_t n_steps, batch, left_out;
@@ -131,15 +130,7 @@ static Status read_options(Verify *run, int n_words, char *const *words, Error *
 static Status check_same_options(Verify *run, Error *error) {
     if (run->launch->world.size == 1) return STATUS_OK;
     TRY(launch_check_same(run->launch, "--help", run->options.help_wanted ? "yes" : "no", error));
-    char *text = NULL;
-    size_t n_bytes = 0;
-    FILE *stream = open_memstream(&text, &n_bytes);
-    if (!stream) return error_failed(error, "no memory to compare options");
-    options_write_config(stream, &run->options);
-    fclose(stream);
-    launch_check_lines(run->launch, "options", text, error);
-    free(text);
-    return error->status;
+    return launch_check_options(run->launch, &run->options, error);
 }
 
 static void say_difference(const Verify *run, const VerifyResult *result) {
@@ -220,6 +211,7 @@ Status command_verify(Launch *launch, int n_words, char *const *words, Error *er
         if (!run.options.help_wanted) run_cases(&run, error);
         else if (launch->has_voice) command_show_help(&verify_command);
     }
+    launch_fail(launch, error);
     verify_reference_close(&run.reference);
     if (run.has_backend) run.backend.close(run.backend.context);
     options_free(&run.options);

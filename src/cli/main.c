@@ -158,12 +158,7 @@ static int finish(Launch *launch, Error *error) {
     bool has_others = launch->world.size > 1;
     if (error->status == STATUS_OK && (fflush(stdout) != 0 || ferror(stdout)))
         error_failed(error, "cannot write to standard output");
-    if (error->status != STATUS_OK && has_others && !launch->is_agreed) {
-        error_prefix(error, "rank %d on %s: ", launch->world.rank, launch->host);
-        logger = log_make(false);
-        log_error(&logger, error);
-        comm_abort(&launch->world, (int)error->status);
-    }
+    launch_fail(launch, error);
     log_error(&logger, error);
     /* Nobody leaves before it is said: some launchers end everybody when the first one fails. */
     if (error->status != STATUS_OK && has_others) comm_barrier(&launch->world, &(Error){0});
@@ -176,12 +171,16 @@ int main(int argc, char **argv) {
     setlocale(LC_CTYPE, "");
     signal(SIGPIPE, SIG_DFL);
     Error error = {0};
-    Launch launch = launch_alone();
-    const Page *page = find_page(argc > 1 ? argv[1] : "--help");
-    if (page) {
-        if (launch.has_voice) page->write();
-    } else if (launch_open(&launch, &error) == STATUS_OK) {
+    Launch launch;
+    const char *word = argc > 1 ? argv[1] : "--help";
+    const Page *page = find_page(word);
+    if (launch_open(&launch, &error) != STATUS_OK) {
+        if (page) error = (Error){0}; /* a page needs nobody else */
+    } else if (page) {
+        launch_check_same(&launch, "command", word, &error);
+    } else {
         run_command(&launch, argc - 1, argv + 1, &error);
     }
+    if (page && error.status == STATUS_OK && launch.has_voice) page->write();
     return finish(&launch, &error);
 }

@@ -2,6 +2,7 @@
 
 #include "base/format.h"
 #include "comm/algo/algo.h"
+#include "comm/comm_mpi.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -17,16 +18,23 @@ static void say_ranks(const TrainRun *run) {
     if (trainer_n_ranks(trainer) == 1) return;
     log_note(&run->log, "%s", launch_describe(run->launch, run->backend.n_threads, text, sizeof text));
     if (launch_advice(run->launch, text, sizeof text)) log_warning(&run->log, "%s", text);
+    if (!run->launch->world.table->is_threaded(run->launch->world.context))
+        log_warning(&run->log,
+                    "this MPI lets one thread talk at a time (%s): nothing is hidden behind computation",
+                    comm_mpi_library());
     double wanted = layout_formula_bytes(layout, precision, trainer->table.n_elements, n_moments);
     log_note(
         &run->log,
-        "each rank has %lld of %lld sequences a step and %s of weights, gradients and moments (ZeRO %d: %s = %s); "
+        "each rank has up to %lld of %lld sequences a step and %s of weights, gradients and moments (ZeRO %d: %s = %s); "
         "%d gradient buckets, all-reduce by %s",
-        (long long)(trainer->step.B * trainer->step.n_micro_batches), (long long)run->values.train.batch,
-        format_bytes(trainer_state_bytes(trainer)).text, trainer->step.spread.zero,
-        layout_formula(layout, precision, n_moments, formula, sizeof formula),
+        (long long)((run->values.train.batch - 1) / trainer_n_ranks(trainer) + 1),
+        (long long)run->values.train.batch, format_bytes(trainer_state_bytes(trainer)).text,
+        trainer->step.spread.zero, layout_formula(layout, precision, n_moments, formula, sizeof formula),
         format_bytes((uint64_t)wanted).text, trainer->step.spread.partition.n_units,
         comm_algorithm_names[run->values.parallel.all_reduce]);
+    if (trainer->step.spread.zero == 3 && trainer->has_generator)
+        log_note(&run->log,
+                 "rank 0 also keeps whole weights for its samples; --sample-tokens 0 does without");
 }
 
 void train_report_plan(const TrainRun *run) {

@@ -158,7 +158,10 @@ Status comm_run(Comm *comm, const CommOperation *operation, Error *error) {
     }
     TRY(take(comm, error));
     uint64_t run_ns = timer_now_ns();
-    TRY(collective_run(comm, operation, error));
+    if (collective_run(comm, operation, error) != STATUS_OK) {
+        comm->is_broken = true;
+        return error->status;
+    }
     uint64_t end_ns = timer_now_ns();
     count(comm, operation);
     comm->counts.busy_ns += end_ns - run_ns;
@@ -316,6 +319,7 @@ Status comm_wait(Comm *comm, const CommTicket *ticket, Error *error) {
         be_patient(comm, true); /* for what was started after it */
     }
     comm->counts.waited_ns += timer_now_ns() - start_ns;
+    comm->is_broken |= status != STATUS_OK;
     return status;
 }
 

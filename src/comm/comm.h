@@ -133,6 +133,7 @@ struct Comm {
     void *scratch;                   /* of the algorithms, COMM_SCRATCH_BYTES, made before one is called */
     void *wide;                      /* 16-bit numbers made f32 for a reduction, made when first needed */
     CommCounts counts;
+    bool is_broken; /* an operation has failed: the ranks need not have the same idea of what has happened */
 };
 
 enum { COMM_SCRATCH_BYTES = 4 << 20 };

@@ -40,7 +40,7 @@ static Promise read_promise(void) {
     return (Promise){0, 0};
 }
 
-Launch launch_alone(void) {
+static Launch launch_alone(void) {
     CoreSet allowed = cores_allowed();
     Launch launch = {.world = comm_self(),
                      .host_size = 1,
@@ -172,8 +172,16 @@ Log launch_log(const Launch *launch, bool quiet) {
 
 Status launch_agree(Launch *launch, Error *error) {
     comm_agree(&launch->world, error);
-    launch->is_agreed = error->status != STATUS_OK;
+    launch->is_agreed = error->status != STATUS_OK && !launch->world.is_broken;
     return error->status;
+}
+
+void launch_fail(Launch *launch, Error *error) {
+    if (error->status == STATUS_OK || launch->world.size == 1 || launch->is_agreed) return;
+    Log logger = log_make(false);
+    error_prefix(error, "rank %d on %s: ", launch->world.rank, launch->host);
+    log_error(&logger, error);
+    comm_abort(&launch->world, (int)error->status);
 }
 
 const char *launch_describe(const Launch *launch, int n_threads, char *text, size_t n_bytes) {

@@ -11,6 +11,7 @@
 #define PGPT_PARALLEL_LAUNCH_H
 
 #include "base/log.h"
+#include "base/options_text.h"
 #include "comm/comm.h"
 
 typedef struct {
@@ -27,10 +28,6 @@ typedef struct {
     bool is_agreed;    /* the error that ended the run is known to all ranks */
     bool has_voice;    /* speaks for all: rank 0. The others print no notes and no results */
 } Launch;
-
-/* A process that does without the others, whatever started it (pgpt --version). It has the voice if the launcher's
- * environment calls it rank 0. Nothing to close. */
-Launch launch_alone(void);
 
 /* Begins MPI where there are others to find, and checks that all ranks run the same program. After an error the launch
  * can still be asked for its voice, and must be closed. */
@@ -61,6 +58,13 @@ Status launch_check_program(Launch *launch, Error *error);
 
 /* A number that differs when the program's file does; 0 where it cannot be read. */
 uint64_t launch_program_hash(void);
+
+/* After an error that only this rank knows of, where there are others: says it and ends the job. Before anything is given
+ * back that other ranks, or threads of this one, may still use. Otherwise it does nothing. */
+void launch_fail(Launch *launch, Error *error);
+
+/* Do all ranks have the same options (but the transient ones)? Collective. */
+Status launch_check_options(Launch *launch, const Options *options, Error *error);
 
 /* comm_agree on the world; what it returns need not be printed by anybody but rank 0. */
 Status launch_agree(Launch *launch, Error *error);

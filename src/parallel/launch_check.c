@@ -250,3 +250,16 @@ Status launch_check_program(Launch *launch, Error *error) {
     }
     return settle(launch, &found, error);
 }
+
+Status launch_check_options(Launch *launch, const Options *options, Error *error) {
+    if (launch->world.size == 1) return STATUS_OK;
+    char *text = NULL;
+    size_t n_bytes = 0;
+    FILE *stream = open_memstream(&text, &n_bytes);
+    if (!stream) return error_failed(error, "no memory to compare options");
+    options_write_config(stream, options);
+    fclose(stream);
+    launch_check_lines(launch, "options", text, error);
+    free(text);
+    return error->status;
+}

@@ -229,7 +229,9 @@ static Status save(Loop *loop, bool is_last, Error *error) {
     loop->saved_at = timer_now_ns();
     if (is_last) saver_save_now(&trainer->saver, &request, error);
     else saver_save(&trainer->saver, &request, error);
-    trainer->error_is_common = error->status != STATUS_OK; /* ranks save together and fail together */
+    /* Ranks save together and fail together, unless it is their talk that has failed. */
+    bool is_broken = request.comm && request.comm->is_broken;
+    trainer->error_is_common = error->status != STATUS_OK && !is_broken;
     return error->status;
 }
 
@@ -360,6 +362,9 @@ Status trainer_run(Trainer *trainer, const char *run, Error *error) {
         trainer->setup.log->progress = &loop.progress;
     }
     run_steps(&loop, error);
+    /* What only this rank knows must end the job now: a save under way may wait for ranks that wait for us. */
+    if (error->status != STATUS_OK && trainer_n_ranks(trainer) > 1 && !trainer->error_is_common)
+        return error->status;
     saver_finish(&trainer->saver, error);
     trainer->setup.log->progress = NULL;
     if (is_root) progress_end(&loop.progress);

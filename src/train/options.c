@@ -27,7 +27,8 @@ const OptionSpec train_option_specs[] = {
         "dtype", TrainOptions, precision, PRECISION_F32, precision_names,
         "numbers to train in; bf16 and f16 keep f32 master weights, pure-... are 16-bit throughout, with weights rounded by "
         "chance"),
-    OPTION_INT("threads", TrainOptions, n_threads, 0, 0, 4096, "CPU threads; 0: all cores"),
+    OPTION_INT("threads", TrainOptions, n_threads, 0, 0, 4096,
+               "CPU threads; 0: all cores, or a rank's share of them"),
     OPTION_INT("eval-every", TrainOptions, eval_every, 100, 0, INT64_MAX / 2,
                "steps between evaluations on the held-out text; 0: only at the end"),
     OPTION_INT("eval-batches", TrainOptions, eval_batches, 50, 0, MANY,

@@ -106,7 +106,10 @@ size_t trainer_state_bytes(const Trainer *trainer) {
 }
 
 double trainer_flops(const Trainer *trainer) {
-    return train_step_flops(&trainer->step) * layout_n_shares(&trainer->step.options.layout);
+    /* A rank's program has rows without a sequence where shares are unequal. */
+    const TrainStep *step = &trainer->step;
+    double rows = (double)(step->B * step->n_micro_batches);
+    return train_step_flops(step) * (double)step->options.batch / rows;
 }
 
 size_t trainer_planned_bytes(const Trainer *trainer) {

@@ -33,6 +33,9 @@ static const LinearCase CASES[] = {
     {9, 520, 65, BIAS | TANH | RESIDUAL},
     {16, 768, 1003, BIAS | TANH},
     {16, 104, 24, ERF},
+    {7, 1024, 96, BIAS | RESIDUAL},
+    {2, 128, 4300, BIAS | RESIDUAL},
+    {11, 200, 4228, BIAS | TANH},
     {4, 33, 17, BIAS | RESIDUAL}, /* no whole vectors: not for the kernel for few rows */
     {17, 64, 64, BIAS},
     {130, 96, 200, BIAS | RESIDUAL},

@@ -1,250 +1,144 @@
-/* attention, causal, forward and backward, one query or key at a time: plain, for every head size up to 256, every
- * element type and dropout.
+/* attention: which of the ways of attention.h computes a node.
  *
- * FLOPs decide here, not bytes: 4·HS a pair of a query and a key it may see forward, 10·HS backward. These kernels do
- * them on the ordinary cores, from the second-level cache; the tensor cores' kernels are elsewhere.
+ * cuDNN for long sequences if it has a plan for the shape, since it is the fastest there (short ones gain nothing, and
+ * its plans take a second to make); tiles if the head size allows and the memory is aligned; else plain. cuDNN's
+ * backward either adds in an order that varies (faster, and only if the user allows it), or stores all dscores: that
+ * takes memory that the tiles do without, so they are preferred where it would be more than a few GiB. A context may
+ * force one way, for tests: what that way does not take then fails.
  *
- * Forward: a block a query, groups of threads take its keys in turn (attend.cuh). Backward, with p = e^(score - lse),
- * m the dropout factor and D = Σ dy·y of the query's row: dscore = p·(m·(dy·value) - D)·scale. One kernel gives each
- * query a block that sums dscore·key; another gives each key a block that sums dscore·query and p·m·dy over all queries
- * that see it, of all heads that share it. Every element of dqkv is written by one thread, in a fixed order. */
-#include "backend/cuda/attend.cuh"
+ * The choice is made when the memory is planned, and again, the same way, when the node runs. Only an output that is
+ * added to, or memory that is not aligned, is found out then: tiles do the first, plain kernels the second, with
+ * scratch memory for either. */
+#include "backend/cuda/attention.h"
+#include "backend/cuda/device.cuh"
 
-typedef struct {
-    int64_t n_positions, width, y_width; /* T, elements of a row of qkv and of y */
-    int n_heads, n_kv_heads, head_size, share;
-    float scale;
-    bool aligned, add;
-    /* dropout */
-    const int32_t *random; /* NULL: none */
-    uint32_t threshold;
-    int site, first_head;
-} AttentionShape;
+#include <string.h>
 
-static AttentionShape shape_of(const Node *node, const Tensor *qkv, const void *random) {
+static AttentionShape shape_of(const Node *node, const Tensor *qkv) {
     const AttentionAttributes *a = (const AttentionAttributes *)node->attributes;
-    AttentionShape s = {};
+    AttentionShape s;
+    memset(&s, 0, sizeof s); /* compared byte by byte */
+    s.dtype = qkv->dtype;
+    s.n_sequences = qkv->shape.dim[0];
     s.n_positions = qkv->shape.dim[1];
     s.width = qkv->shape.dim[2];
     s.y_width = (int64_t)a->n_heads * a->head_size;
     s.n_heads = a->n_heads;
     s.n_kv_heads = a->n_kv_heads;
     s.head_size = a->head_size;
-    s.share = a->n_heads / a->n_kv_heads;
     s.scale = a->scale;
-    s.random = (const int32_t *)random;
     s.threshold = random_dropout_threshold(a->dropout);
     s.site = a->site;
     s.first_head = a->first_head;
     return s;
 }
 
-DEVICE float keep_factor(const AttentionShape &s, RandomKey key, int64_t b, int64_t h, int64_t q, int64_t k) {
-    if (!s.random) return 1.0f;
-    uint64_t length = (uint64_t)(s.n_positions + 7) / 8 * 8;
-    uint64_t index =
-        ((uint64_t)(s.first_head + h) * (uint64_t)s.n_positions + (uint64_t)q) * length + (uint64_t)k;
-    bool keep = random_keep(key, first_sequence(s.random) + (uint64_t)b, index, s.threshold);
-    return keep ? random_dropout_scale(s.threshold) : 0.0f;
+#ifdef PGPT_HAVE_CUDNN
+static const size_t MOST_LIBRARY_SCRATCH = (size_t)2 << 30; /* bytes of dscores */
+enum { LEAST_LIBRARY_POSITIONS = 512 };
+
+static void close_library(CudaContext *context) {
+    attention_library_close((AttentionLibrary *)context->attention);
+    context->attention = NULL;
 }
 
-DEVICE RandomKey key_of(const AttentionShape &s) {
-    RandomKey none = {{0, 0}};
-    return s.random ? dropout_key(s.random, s.site) : none;
+/* cuDNN's plan for the shape, if that is the way to take. */
+static const AttentionPlan *library_plan(CudaContext *context, const AttentionShape *shape, bool backward) {
+    bool forced = context->attention_way == ATTENTION_LIBRARY;
+    if (context->attention_way != ATTENTION_AUTO && !forced) return NULL;
+    int64_t pairs = shape->n_sequences * shape->n_heads * shape->n_positions * shape->n_positions;
+    bool too_much = backward && !context->settings.any_order && (size_t)pairs * 2 > MOST_LIBRARY_SCRATCH;
+    if (!forced && (too_much || shape->n_positions < LEAST_LIBRARY_POSITIONS)) return NULL;
+    if (!context->attention) cudaSetDevice(context->device); /* the library opens on the calling thread's */
+    context->close_attention = close_library;
+    return attention_library_plan((AttentionLibrary **)&context->attention, shape, backward,
+                                  context->settings.any_order);
 }
+#else
+typedef struct AttentionPlan AttentionPlan;
 
-template <typename T, int LANES>
-static __global__ void __launch_bounds__(ATTEND_THREADS)
-    forward_kernel(const T *qkv, T *y, float *lse, AttentionShape s) {
-    __shared__ Attention shared[ATTEND_WARPS * LANES];
-    enum { GROUPS = ATTEND_THREADS / LANES };
-    int64_t row = blockIdx.x, n = row / s.n_heads, b = n / s.n_positions, t = n - b * s.n_positions;
-    int h = (int)(row - n * s.n_heads), kv = h / s.share;
-    const T *keys = qkv + b * s.n_positions * s.width + (int64_t)(s.n_heads + kv) * s.head_size;
-    const T *values = keys + (int64_t)s.n_kv_heads * s.head_size;
-    int c = (int)threadIdx.x % LANES * VECTOR, left = s.head_size - c;
-    RandomKey random = key_of(s);
-    float q[VECTOR];
-    load8(qkv + n * s.width + (int64_t)h * s.head_size + c, left, s.aligned, q);
-    Attention mine = attention_none();
-    for (int64_t base = 0; base <= t; base += GROUPS) {
-        int64_t k = base + threadIdx.x / LANES;
-        bool is_there = k <= t;
-        float key[VECTOR], value[VECTOR];
-        load8(keys + k * s.width + c, is_there ? left : 0, s.aligned, key);
-        load8(values + k * s.width + c, is_there ? left : 0, s.aligned, value);
-        float score = group_sum<LANES>(dot8(q, key)) * s.scale;
-        if (!is_there) continue; /* in the last turn only */
-        float max = fmaxf(mine.max, score), keep = __expf(mine.max - max), p = __expf(score - max);
-        float weight = p * keep_factor(s, random, b, h, t, k);
-        mine.max = max;
-        mine.sum = mine.sum * keep + p;
-#pragma unroll
-        for (int i = 0; i < VECTOR; i++) mine.value[i] = mine.value[i] * keep + weight * value[i];
-    }
-    __syncwarp();
-    mine = block_join<LANES>(mine, shared);
-    if ((int)threadIdx.x >= LANES) return;
-    if (threadIdx.x == 0) lse[(b * s.n_heads + h) * s.n_positions + t] = mine.max + logf(mine.sum);
-#pragma unroll
-    for (int i = 0; i < VECTOR; i++) mine.value[i] /= mine.sum;
-    store8(y + n * s.y_width + (int64_t)h * s.head_size + c, left, s.aligned, mine.value);
+static const AttentionPlan *library_plan(CudaContext *context, const AttentionShape *shape, bool backward) {
+    (void)context, (void)shape, (void)backward;
+    return NULL;
+}
+static size_t attention_plan_scratch(const AttentionPlan *plan) {
+    (void)plan;
+    return 0;
+}
+static Status attention_plan_run(const AttentionPlan *plan, const AttentionMemory *memory,
+                                 cudaStream_t stream, Error *error) {
+    (void)plan, (void)memory, (void)stream;
+    return error_failed(error, "this pgpt was built without cuDNN");
+}
+#endif
+
+static size_t scratch_for(CudaContext *context, const Node *node, const Tensor *qkv, bool backward) {
+    AttentionShape shape = shape_of(node, qkv);
+    const AttentionPlan *plan = library_plan(context, &shape, backward);
+    size_t of_plan = plan ? attention_plan_scratch(plan) : 0,
+           of_tiles = backward ? attention_tiled_backward_scratch(&shape) : 0;
+    return of_plan > of_tiles ? of_plan : of_tiles;
 }
 
 extern "C" size_t cuda_attention_scratch(CudaContext *context, const Node *node) {
-    (void)context, (void)node;
-    return 0;
+    return scratch_for(context, node, node->input[0], false);
+}
+
+extern "C" size_t cuda_attention_backward_scratch(CudaContext *context, const Node *node) {
+    return scratch_for(context, node, node->input[1], true);
+}
+
+static Status run(const KernelCall *call, const Tensor *qkv, const AttentionMemory *memory, bool backward,
+                  Error *error) {
+    CudaContext *context = cuda_context(call);
+    AttentionShape shape = shape_of(call->node, qkv);
+    AttentionWay way = context->attention_way;
+    cudaStream_t stream = context->stream;
+    bool any = way == ATTENTION_AUTO, aligned = attention_aligned(&shape, memory);
+    if (!shape.n_sequences || !shape.n_positions) return STATUS_OK;
+    if (aligned && !memory->add) {
+        const AttentionPlan *plan = library_plan(context, &shape, backward);
+        if (plan) return attention_plan_run(plan, memory, stream, error);
+    }
+    if ((any || way == ATTENTION_TILED) && aligned && attention_tiled_takes(&shape)) {
+        if (!backward) return attention_tiled_forward(&shape, memory, stream, error);
+        TRY(attention_tiled_queries(&shape, memory, stream, error));
+        return attention_tiled_keys(&shape, memory, stream, error);
+    }
+    if ((any || way == ATTENTION_PLAIN) && attention_plain_takes(&shape)) {
+        return backward ? attention_plain_backward(&shape, memory, stream, error)
+                        : attention_plain_forward(&shape, memory, stream, error);
+    }
+    return cuda_unsupported(call, qkv, error);
 }
 
 extern "C" Status cuda_attention(const KernelCall *call, Error *error) {
     const Node *node = call->node;
-    const Tensor *qkv = node->input[0];
-    AttentionShape s = shape_of(node, qkv, call->in[1]);
-    if (!same_types(qkv, node->output[0])) return cuda_unsupported(call, node->output[0], error);
-    if (s.head_size > ATTEND_MOST_CHANNELS) return cuda_unsupported(call, qkv, error);
-    s.aligned = s.head_size % VECTOR == 0 && is_aligned(call->in[0]) && is_aligned(call->out[0]);
-    int64_t rows = qkv->shape.dim[0] * s.n_positions * s.n_heads;
-    if (!rows) return STATUS_OK;
-    FOR_TYPE(qkv, T,
-             FOR_LANES(s.head_size, LANES,
-                       forward_kernel<T, LANES>
-                       <<<(unsigned)rows, ATTEND_THREADS, 0, cuda_context(call)->stream>>>(
-                           (const T *)call->in[0], (T *)call->out[0], (float *)call->out[1], s)));
-    return cuda_launched("attention", error);
-}
-
-/* ---- backward ---- */
-
-/* The sum over all groups of the block, in the first one. shared: (ATTEND_WARPS, LANES, VECTOR). */
-template <int LANES> DEVICE void block_sum8(float v[VECTOR], float *shared) {
-#pragma unroll
-    for (int step = LANES; step < WARP; step *= 2) {
-#pragma unroll
-        for (int i = 0; i < VECTOR; i++) v[i] += __shfl_xor_sync(0xFFFFFFFFu, v[i], step);
-    }
-    int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP;
-    __syncthreads();
-    if (lane < LANES) {
-#pragma unroll
-        for (int i = 0; i < VECTOR; i++) shared[(warp * LANES + lane) * VECTOR + i] = v[i];
-    }
-    __syncthreads();
-    if ((int)threadIdx.x >= LANES) return;
-    for (int w = 1; w < ATTEND_WARPS; w++) {
-#pragma unroll
-        for (int i = 0; i < VECTOR; i++) v[i] += shared[(w * LANES + lane) * VECTOR + i];
-    }
-}
-
-template <typename T, int LANES>
-static __global__ void __launch_bounds__(ATTEND_THREADS)
-    query_kernel(const T *dy, const T *qkv, const T *y, const float *lse, T *dqkv, AttentionShape s) {
-    __shared__ float shared[ATTEND_WARPS * LANES * VECTOR];
-    enum { GROUPS = ATTEND_THREADS / LANES };
-    int64_t row = blockIdx.x, n = row / s.n_heads, b = n / s.n_positions, t = n - b * s.n_positions;
-    int h = (int)(row - n * s.n_heads), kv = h / s.share;
-    const T *keys = qkv + b * s.n_positions * s.width + (int64_t)(s.n_heads + kv) * s.head_size;
-    const T *values = keys + (int64_t)s.n_kv_heads * s.head_size;
-    int c = (int)threadIdx.x % LANES * VECTOR, left = s.head_size - c;
-    int64_t at_query = n * s.width + (int64_t)h * s.head_size + c,
-            at_y = n * s.y_width + (int64_t)h * s.head_size + c;
-    RandomKey random = key_of(s);
-    float q[VECTOR], g[VECTOR], out[VECTOR], dq[VECTOR] = {0};
-    load8(qkv + at_query, left, s.aligned, q);
-    load8(dy + at_y, left, s.aligned, g);
-    load8(y + at_y, left, s.aligned, out);
-    float row_sum = group_sum<LANES>(dot8(g, out)), row_lse = lse[(b * s.n_heads + h) * s.n_positions + t];
-    for (int64_t base = 0; base <= t; base += GROUPS) {
-        int64_t k = base + threadIdx.x / LANES;
-        bool is_there = k <= t;
-        float key[VECTOR], value[VECTOR];
-        load8(keys + k * s.width + c, is_there ? left : 0, s.aligned, key);
-        load8(values + k * s.width + c, is_there ? left : 0, s.aligned, value);
-        float score = group_sum<LANES>(dot8(q, key)) * s.scale, dp = group_sum<LANES>(dot8(g, value));
-        if (!is_there) continue;
-        float p = __expf(score - row_lse),
-              dscore = p * (keep_factor(s, random, b, h, t, k) * dp - row_sum) * s.scale;
-#pragma unroll
-        for (int i = 0; i < VECTOR; i++) dq[i] = fmaf(dscore, key[i], dq[i]);
-    }
-    __syncwarp();
-    block_sum8<LANES>(dq, shared);
-    if ((int)threadIdx.x < LANES) write8(dqkv + at_query, left, s.aligned, dq, s.add);
-}
-
-template <typename T, int LANES>
-static __global__ void __launch_bounds__(ATTEND_THREADS)
-    key_kernel(const T *dy, const T *qkv, const T *y, const float *lse, T *dqkv, AttentionShape s) {
-    __shared__ float shared[ATTEND_WARPS * LANES * VECTOR];
-    enum { GROUPS = ATTEND_THREADS / LANES };
-    int64_t row = blockIdx.x, n = row / s.n_kv_heads, b = n / s.n_positions, k = n - b * s.n_positions;
-    int kv = (int)(row - n * s.n_kv_heads), c = (int)threadIdx.x % LANES * VECTOR, left = s.head_size - c;
-    int64_t at_key = n * s.width + (int64_t)(s.n_heads + kv) * s.head_size + c;
-    int64_t at_value = at_key + (int64_t)s.n_kv_heads * s.head_size;
-    RandomKey random = key_of(s);
-    float key[VECTOR], value[VECTOR], dkey[VECTOR] = {0}, dvalue[VECTOR] = {0};
-    load8(qkv + at_key, left, s.aligned, key);
-    load8(qkv + at_value, left, s.aligned, value);
-    int64_t queries = (s.n_positions - k) * s.share; /* that see the key, over all heads that share it */
-    for (int64_t base = 0; base < queries; base += GROUPS) {
-        int64_t i = base + threadIdx.x / LANES;
-        bool is_there = i < queries;
-        int64_t h = (int64_t)kv * s.share + (is_there ? i % s.share : 0),
-                t = k + (is_there ? i / s.share : 0);
-        int64_t at = b * s.n_positions + t;
-        float q[VECTOR], g[VECTOR], out[VECTOR];
-        load8(qkv + at * s.width + h * s.head_size + c, is_there ? left : 0, s.aligned, q);
-        load8(dy + at * s.y_width + h * s.head_size + c, is_there ? left : 0, s.aligned, g);
-        load8(y + at * s.y_width + h * s.head_size + c, is_there ? left : 0, s.aligned, out);
-        float score = group_sum<LANES>(dot8(q, key)) * s.scale, dp = group_sum<LANES>(dot8(g, value));
-        float row_sum = group_sum<LANES>(dot8(g, out));
-        if (!is_there) continue;
-        float p = __expf(score - lse[(b * s.n_heads + h) * s.n_positions + t]);
-        float factor = keep_factor(s, random, b, h, t, k), dscore = p * (factor * dp - row_sum) * s.scale;
-#pragma unroll
-        for (int j = 0; j < VECTOR; j++) {
-            dkey[j] = fmaf(dscore, q[j], dkey[j]);
-            dvalue[j] = fmaf(p * factor, g[j], dvalue[j]);
-        }
-    }
-    __syncwarp();
-    block_sum8<LANES>(dkey, shared);
-    block_sum8<LANES>(dvalue, shared);
-    if ((int)threadIdx.x >= LANES) return;
-    write8(dqkv + at_key, left, s.aligned, dkey, s.add);
-    write8(dqkv + at_value, left, s.aligned, dvalue, s.add);
-}
-
-extern "C" size_t cuda_attention_backward_scratch(CudaContext *context, const Node *node) {
-    (void)context, (void)node;
-    return 0;
+    if (!same_types(node->input[0], node->output[0])) return cuda_unsupported(call, node->output[0], error);
+    AttentionMemory memory = {};
+    memory.qkv = call->in[0];
+    memory.random = (const int32_t *)call->in[1];
+    memory.y = call->out[0];
+    memory.lse = (float *)call->out[1];
+    memory.scratch = call->scratch;
+    return run(call, node->input[0], &memory, false, error);
 }
 
 extern "C" Status cuda_attention_backward(const KernelCall *call, Error *error) {
     const Node *node = call->node;
     const Tensor *qkv = node->input[1];
-    AttentionShape s = shape_of(node, qkv, call->in[4]);
     if (!same_types(qkv, node->input[0]) || !same_types(qkv, node->input[2]) ||
         !same_types(qkv, node->output[0])) {
         return cuda_unsupported(call, node->output[0], error);
     }
-    if (s.head_size > ATTEND_MOST_CHANNELS) return cuda_unsupported(call, qkv, error);
-    s.add = call->add[0];
-    s.aligned = s.head_size % VECTOR == 0 && is_aligned(call->in[0]) && is_aligned(call->in[1]) &&
-                is_aligned(call->in[2]) && is_aligned(call->out[0]);
-    int64_t rows = qkv->shape.dim[0] * s.n_positions;
-    if (!rows) return STATUS_OK;
-    cudaStream_t stream = cuda_context(call)->stream;
-    const float *lse = (const float *)call->in[3];
-    FOR_TYPE(qkv, T, {
-        const T *dy = (const T *)call->in[0], *from = (const T *)call->in[1], *y = (const T *)call->in[2];
-        T *dqkv = (T *)call->out[0];
-        FOR_LANES(s.head_size, LANES, {
-            query_kernel<T, LANES>
-                <<<(unsigned)(rows * s.n_heads), ATTEND_THREADS, 0, stream>>>(dy, from, y, lse, dqkv, s);
-            key_kernel<T, LANES>
-                <<<(unsigned)(rows * s.n_kv_heads), ATTEND_THREADS, 0, stream>>>(dy, from, y, lse, dqkv, s);
-        });
-    });
-    return cuda_launched("attention_backward", error);
+    AttentionMemory memory = {};
+    memory.dy = call->in[0];
+    memory.qkv = call->in[1];
+    memory.y = call->in[2];
+    memory.lse = (float *)call->in[3];
+    memory.random = (const int32_t *)call->in[4];
+    memory.dqkv = call->out[0];
+    memory.add = call->add[0];
+    memory.scratch = call->scratch;
+    return run(call, qkv, &memory, true, error);
 }

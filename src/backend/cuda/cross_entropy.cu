@@ -3,11 +3,12 @@
  * Floor over the copy bandwidth: the logits read once and dlogits written once, 4 bytes a logit in 16 bits. Nothing
  * V-wide is ever stored in f32.
  *
- * A long row with a gradient is kept by a block in shared memory (GPT-2's vocabulary in 16 bits takes 100 kB, and two
- * such blocks fit a multiprocessor) and visited three times: for the maximum as it comes in, for the exponentials and
- * their sum, and to write the gradient. Exponentials are what limits the speed beside memory, so they are made once: the
- * second visit leaves them where the logits were. Between 0 and 1 as they are, f16 times 2^15 holds them to 11 bits down
- * to 2e-9, more than a 16-bit gradient shows.
+ * A long row with a gradient is kept by a block in shared memory and visited three times: for the maximum, for the
+ * exponentials and their sum, and to write the gradient. The second visit leaves the exponentials where the logits were,
+ * so that they are made once. Between 0 and 1 as they are, f16 times 2^15 holds them to 11 bits down to 2e-9, more than a
+ * 16-bit gradient shows. While a row is worked on, the block's next one is copied into a second buffer (GPT-2's
+ * vocabulary in 16 bits takes 100 kB, twice); without that, all blocks would read, compute and write in step, and memory
+ * would idle while they compute.
  *
  * Other rows (short ones, those without a gradient, and those too long to keep) are visited twice by a team: in the first
  * visit every thread keeps a running maximum and the sum of exponentials relative to it, which is scaled down when the
@@ -19,10 +20,12 @@
 #include "backend/cuda/device.cuh"
 
 enum {
-    BLOCK = 512,
+    SHORT = 2048, /* a row with fewer logits is one warp's, */
+    LONG = 16384, /* and one with as many is kept */
     SHORT_BLOCK = 128,
-    SHORT = 2048
-}; /* threads of a block; a row below SHORT is one warp's */
+    BLOCK = 512,
+    KEPT_BLOCK = 1024,
+};
 
 #define LOG2_E 1.4426950408889634f
 
@@ -176,6 +179,14 @@ static __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
 
 /* ---- rows that are kept ---- */
 
+/* Shared memory for rows, beside a little for the rest. */
+static size_t kept_bytes(const CudaContext *context) {
+    return (size_t)context->max_shared_bytes - 2048;
+}
+template <typename T> static size_t row_bytes(const EntropyShape *s) {
+    return (size_t)(vectors_for(s->vocabulary) + 1) * sizeof(Raw<T>);
+}
+
 /* What the exponentials of logits of type T are kept as, and what they are multiplied by before. */
 template <typename T> struct Kept {
     typedef f16 type;
@@ -201,74 +212,90 @@ DEVICE void raise(Raw<f16> *max, const Raw<f16> &raw) {
         ((__half2 *)max)[k] = __hmax2(((__half2 *)max)[k], ((const __half2 *)&raw)[k]);
 }
 
-/* The block's greatest logit, and the row in `kept`. */
-template <typename T>
-DEVICE float keep_row(const T *row, int skew, int vocabulary, Raw<T> *kept, float *shared) {
-    enum { AT_ONCE = 4 };
-    Raw<T> max;
-    for (int k = 0; k < VECTOR; k++) set_element(&max.element[k], -INFINITY);
-    for (int c = (int)threadIdx.x * VECTOR - skew; c < vocabulary; c += AT_ONCE * BLOCK * VECTOR) {
-        Raw<T> raw[AT_ONCE];
+/* 16 bytes from global to shared memory, on their own. */
+DEVICE void copy_later(void *shared, const void *global) {
+    asm volatile(
+        "cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(shared)),
+        "l"(global));
+}
+/* Ends a batch of such copies; waits until at most N batches are under way. */
+DEVICE void end_batch(void) {
+    asm volatile("cp.async.commit_group;");
+}
+template <int N> DEVICE void wait_batches(void) {
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+/* A thread copies, and later visits, every KEPT_BLOCK-th vector of the row, counted from the 16-byte boundary before it;
+ * nobody else touches those. */
+template <typename T> DEVICE void fetch_row(const T *row, int vocabulary, Raw<T> *kept) {
+    int skew = (int)((uintptr_t)row % 16 / sizeof(T));
+    for (int i = (int)threadIdx.x; i * VECTOR - skew < vocabulary; i += KEPT_BLOCK) {
+        int c = i * VECTOR - skew;
+        if (c >= 0 && c + VECTOR <= vocabulary) {
 #pragma unroll
-        for (int j = 0; j < AT_ONCE; j++) raw[j] = load_columns(row, c + j * BLOCK * VECTOR, vocabulary);
-#pragma unroll
-        for (int j = 0; j < AT_ONCE; j++) {
-            int at = c + j * BLOCK * VECTOR;
-            if (at < vocabulary) kept[(at + skew) / VECTOR] = raw[j];
-            raise(&max, raw[j]);
+            for (int part = 0; part < (int)sizeof(T) / 2; part++)
+                copy_later((uint4 *)&kept[i] + part, (const uint4 *)(row + c) + part);
+        } else {
+            kept[i] = load_columns(row, c, vocabulary);
         }
+    }
+}
+
+/* What the threads of a block tell each other about a row; a barrier lies between two uses of each. */
+typedef struct {
+    float max[KEPT_BLOCK / WARP], sum[KEPT_BLOCK / WARP], target_logit;
+} RowShared;
+
+/* The greatest logit; also notes the target's, which lies at element target_at of `kept`. */
+template <typename T>
+DEVICE float row_max(const Raw<T> *kept, int n_vectors, int target_at, RowShared *shared) {
+    Raw<T> max;
+#pragma unroll
+    for (int k = 0; k < VECTOR; k++) set_element(&max.element[k], -INFINITY);
+#pragma unroll 2
+    for (int i = (int)threadIdx.x; i < n_vectors; i += KEPT_BLOCK) {
+        raise(&max, kept[i]);
+        if (i == target_at / VECTOR) shared->target_logit = as_float(((const T *)kept)[target_at]);
     }
     float v[VECTOR], greatest = -INFINITY;
     unpack(max, v);
 #pragma unroll
     for (int k = 0; k < VECTOR; k++) greatest = fmaxf(greatest, v[k]);
     greatest = warp_max(greatest);
-    if (threadIdx.x % WARP == 0) shared[threadIdx.x / WARP] = greatest;
+    if (threadIdx.x % WARP == 0) shared->max[threadIdx.x / WARP] = greatest;
     __syncthreads();
-    return warp_max(shared[threadIdx.x % (BLOCK / WARP)]);
+    return warp_max(shared->max[threadIdx.x % (KEPT_BLOCK / WARP)]);
 }
 
-template <typename T>
-static __global__ void __launch_bounds__(BLOCK, 2)
-    kept_kernel(const T *logits, const int32_t *targets, const float *loss_scale, float *losses, T *dlogits,
-                EntropyShape s, CudaFault *fault) {
+/* The logits become exponentials; returns their sum. */
+template <typename T> DEVICE float row_sum(Raw<T> *kept, int n_vectors, float max, RowShared *shared) {
     typedef typename Kept<T>::type E;
-    __shared__ float shared[2][BLOCK / WARP];
-    extern __shared__ uint4
-        memory[]; /* the row, from the 16-byte boundary before it on; then its exponentials */
-    Raw<T> *kept = (Raw<T> *)memory;
-    int64_t n = blockIdx.x;
-    const T *row = logits + n * s.vocabulary;
-    T *gradient = dlogits + n * s.vocabulary;
-    int target = targets[n], skew = (int)((uintptr_t)row % 16 / sizeof(T));
-    int n_vectors = (s.vocabulary + skew + VECTOR - 1) / VECTOR;
-    bool is_wrong = target >= s.vocabulary, is_ignored = target < 0 || is_wrong;
-    bool aligned = (uintptr_t)gradient % 16 == (uintptr_t)row % 16;
-    if (is_wrong && threadIdx.x == 0) report(fault, FAULT_TARGET, target, s.vocabulary);
-    float target_logit = is_ignored || threadIdx.x ? 0.0f : as_float(row[target]), sum = 0.0f, factor = 0.0f;
-    float scale = s.gradient_scale * (loss_scale ? *loss_scale : 1.0f);
-    if (!is_ignored) {
-        float max = keep_row(row, skew, s.vocabulary, kept, shared[0]), reference = max * LOG2_E;
-#pragma unroll 4
-        for (int i = (int)threadIdx.x; i < n_vectors; i += BLOCK) {
-            float v[VECTOR];
-            unpack(kept[i], v);
+    float sum = 0.0f, reference = max * LOG2_E;
+#pragma unroll 2
+    for (int i = (int)threadIdx.x; i < n_vectors; i += KEPT_BLOCK) {
+        float v[VECTOR];
+        unpack(kept[i], v);
 #pragma unroll
-            for (int k = 0; k < VECTOR; k++) v[k] = power(fmaf(v[k], LOG2_E, -reference));
-            sum += ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]));
+        for (int k = 0; k < VECTOR; k++) v[k] = power(fmaf(v[k], LOG2_E, -reference));
+        sum += ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]));
 #pragma unroll
-            for (int k = 0; k < VECTOR; k++) v[k] *= Kept<T>::scale;
-            store8((E *)&kept[i], v);
-        }
-        sum = block_sum(sum, shared[1]);
-        factor = scale / sum / Kept<T>::scale;
-        if (threadIdx.x == 0) losses[n] = max + logf(sum) - target_logit;
-    } else if (threadIdx.x == 0) losses[n] = 0.0f;
-#pragma unroll 4
-    for (int i = (int)threadIdx.x; i < n_vectors; i += BLOCK) {
+        for (int k = 0; k < VECTOR; k++) v[k] *= Kept<T>::scale;
+        store8((E *)&kept[i], v);
+    }
+    return block_sum(sum, shared->sum);
+}
+
+/* gradient = exponentials · factor - scale at the target; all 0 where there is no target (-1). */
+template <typename T>
+DEVICE void write_row(const Raw<T> *kept, T *gradient, int skew, int n_vectors, int target, float factor,
+                      float scale, bool aligned, const EntropyShape &s) {
+    typedef typename Kept<T>::type E;
+#pragma unroll 2
+    for (int i = (int)threadIdx.x; i < n_vectors; i += KEPT_BLOCK) {
         float v[VECTOR] = {0};
         int c = i * VECTOR - skew;
-        if (!is_ignored) {
+        if (target >= 0) {
             load8((const E *)&kept[i], v);
 #pragma unroll
             for (int k = 0; k < VECTOR; k++) v[k] *= factor;
@@ -279,6 +306,66 @@ static __global__ void __launch_bounds__(BLOCK, 2)
         }
         write_columns(gradient, c, s.vocabulary, aligned, v, s.add_gradient);
     }
+}
+
+/* Block b has rows b, b + gridDim.x, ... */
+template <typename T>
+static __global__ void __launch_bounds__(KEPT_BLOCK)
+    kept_kernel(const T *logits, const int32_t *targets, const float *loss_scale, float *losses, T *dlogits,
+                EntropyShape s, int n_buffers, CudaFault *fault) {
+    __shared__ RowShared shared;
+    extern __shared__ uint4 memory[]; /* (n_buffers, vectors of a row + 1) */
+    Raw<T> *buffer = (Raw<T> *)memory;
+    int room = (s.vocabulary + VECTOR - 1) / VECTOR + 1, use = 0;
+    float scale = s.gradient_scale * (loss_scale ? *loss_scale : 1.0f);
+    if (n_buffers > 1) fetch_row(logits + blockIdx.x * (int64_t)s.vocabulary, s.vocabulary, buffer);
+    end_batch();
+    for (int64_t n = blockIdx.x; n < s.rows; n += gridDim.x) {
+        const T *row = logits + n * s.vocabulary;
+        T *gradient = dlogits + n * s.vocabulary;
+        Raw<T> *kept = buffer + use * room;
+        int target = targets[n], skew = (int)((uintptr_t)row % 16 / sizeof(T));
+        int n_vectors = (s.vocabulary + skew + VECTOR - 1) / VECTOR;
+        if (n_buffers > 1) {
+            use ^= 1;
+            if (n + gridDim.x < s.rows)
+                fetch_row(row + gridDim.x * (int64_t)s.vocabulary, s.vocabulary, buffer + use * room);
+            end_batch();
+            wait_batches<1>();
+        } else {
+            fetch_row(row, s.vocabulary, kept);
+            end_batch();
+            wait_batches<0>();
+        }
+        if (target >= s.vocabulary) {
+            if (threadIdx.x == 0) report(fault, FAULT_TARGET, target, s.vocabulary);
+            target = -1;
+        }
+        float factor = 0.0f;
+        if (target >= 0) {
+            float max = row_max(kept, n_vectors, target + skew, &shared), target_logit = shared.target_logit;
+            float sum = row_sum(kept, n_vectors, max, &shared);
+            factor = scale / sum / Kept<T>::scale;
+            if (threadIdx.x == 0) losses[n] = max + logf(sum) - target_logit;
+        } else if (threadIdx.x == 0) losses[n] = 0.0f;
+        bool aligned = (uintptr_t)gradient % 16 == (uintptr_t)row % 16;
+        write_row(kept, gradient, skew, n_vectors, target, factor, scale, aligned, s);
+    }
+}
+
+template <typename T> static Status launch_kept(const KernelCall *call, const EntropyShape *s, Error *error) {
+    const CudaContext *context = cuda_context(call);
+    int n_buffers = 2 * row_bytes<T>(s) <= kept_bytes(context) ? 2 : 1;
+    size_t shared = (size_t)n_buffers * row_bytes<T>(s);
+    int64_t blocks = context->n_processors < s->rows ? context->n_processors : s->rows;
+    TRY(cuda_check(
+        cudaFuncSetAttribute(kept_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared),
+        "cross_entropy", error));
+    kept_kernel<T><<<(unsigned)blocks, KEPT_BLOCK, shared, context->stream>>>(
+        (const T *)call->in[0], (const int32_t *)call->in[1],
+        call->node->n_inputs > 2 ? (const float *)call->in[2] : NULL, (float *)call->out[0],
+        (T *)call->out[1], *s, n_buffers, context->device_fault);
+    return STATUS_OK;
 }
 
 extern "C" Status cuda_cross_entropy(const KernelCall *call, Error *error) {
@@ -297,17 +384,12 @@ extern "C" Status cuda_cross_entropy(const KernelCall *call, Error *error) {
     FOR_TYPE(logits, T, {
         const T *from = (const T *)call->in[0];
         T *to = (T *)call->out[1];
-        size_t kept = (size_t)(vectors_for(s.vocabulary) + 1) * sizeof(Raw<T>);
         if (s.vocabulary < SHORT) {
             cross_entropy_kernel<T, SHORT_BLOCK, WARP>
                 <<<blocks_for(s.rows, SHORT_BLOCK / WARP), SHORT_BLOCK, 0, context->stream>>>(
                     from, targets, loss_scale, losses, to, s, context->device_fault);
-        } else if (to && kept <= (size_t)context->max_shared_bytes - 1024) {
-            TRY(cuda_check(
-                cudaFuncSetAttribute(kept_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)kept),
-                "cross_entropy", error));
-            kept_kernel<T><<<(unsigned)s.rows, BLOCK, kept, context->stream>>>(
-                from, targets, loss_scale, losses, to, s, context->device_fault);
+        } else if (to && s.vocabulary >= LONG && row_bytes<T>(&s) <= kept_bytes(context)) {
+            TRY(launch_kept<T>(call, &s, error));
         } else {
             cross_entropy_kernel<T, BLOCK, BLOCK><<<(unsigned)s.rows, BLOCK, 0, context->stream>>>(
                 from, targets, loss_scale, losses, to, s, context->device_fault);

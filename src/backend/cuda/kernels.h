@@ -36,6 +36,9 @@ typedef struct {
 enum { N_TICKETS = 8192 };
 enum { UPLOAD_SEGMENTS = 8, UPLOAD_SEGMENT_BYTES = 512 * 1024, DOWNLOAD_BYTES = 1024 * 1024 };
 
+/* How attention is computed (attention.h): tests force a way, and what it does not take fails. */
+typedef enum { ATTENTION_AUTO, ATTENTION_PLAIN, ATTENTION_TILED, ATTENTION_LIBRARY } AttentionWay;
+
 typedef struct CudaContext {
     int device;
     CudaSettings settings;
@@ -51,6 +54,7 @@ typedef struct CudaContext {
     unsigned *
         tickets; /* (N_TICKETS), 0 between kernels: which of several blocks comes last. Kernels set them back */
     struct CudaProducts *products; /* linear.cu's: what it remembers about shapes; NULL until it is used */
+    AttentionWay attention_way;    /* ATTENTION_AUTO, but for tests */
     void *attention;               /* a library's attention: what it remembers; NULL until it is used */
     void (*close_products)(struct CudaContext *context);
     void (*close_attention)(struct CudaContext *context);

@@ -3,11 +3,12 @@
  * Floor: 2·N·Ci·Co FLOPs over the matrix rate for each product; for a few rows (few_rows.h) the bytes of the weight over
  * the copy bandwidth.
  *
- * What the library can do before it stores a product costs nothing or little there: the bias; the residual, which it
- * takes as the matrix that the product is added to; gelu by tanh, which stores the value before it as well. Otherwise
- * there is one pass over y, 4 to 10 bytes an element in 16 bits. Gelu by the library is taken for 16-bit types only
- * (nothing is known about the precision of its tanh), and from compute capability 9 on (before that it is slower than
- * a pass of its own). */
+ * What the library can do before it stores a product costs little there: the bias; the residual, which it takes as the
+ * matrix that the product is added to; gelu by tanh, which stores the value before it as well. Otherwise there is one
+ * pass over y, 4 to 10 bytes an element in 16 bits. Gelu by the library is taken for 16-bit types only (nothing is known
+ * about the precision of its tanh), and from compute capability 9 on (before that it is slower than a pass of its own).
+ * The gradient of the bias is a pass over dy (reduce.cu): on the H200 the library's way, beside the product of the
+ * weight's gradient, takes as long as both one after the other or up to 13 % longer. */
 #include "backend/cuda/device.cuh"
 #include "backend/cuda/few_rows.h"
 #include "backend/cuda/gelu.cuh"

@@ -23,20 +23,12 @@ static bool is_matrix_type(DType dtype) {
     return dtype == DTYPE_F32 || dtype == DTYPE_BF16 || dtype == DTYPE_F16;
 }
 
-static bool reads_vector(ProductFinish finish) {
+static bool has_vector(ProductFinish finish) {
     return finish == FINISH_BIAS || finish == FINISH_BIAS_GELU;
 }
 
-static bool has_vector(ProductFinish finish) {
-    return reads_vector(finish) || finish == FINISH_ROW_SUMS || finish == FINISH_SLOPE_SUMS;
-}
-
-static bool reads_before(ProductFinish finish) {
-    return finish == FINISH_SLOPE || finish == FINISH_SLOPE_SUMS;
-}
-
 static bool may_have_before(ProductFinish finish) {
-    return finish == FINISH_GELU || finish == FINISH_BIAS_GELU || reads_before(finish);
+    return finish == FINISH_GELU || finish == FINISH_BIAS_GELU || finish == FINISH_SLOPE;
 }
 
 static cublasLtEpilogue_t library_epilogue(const Product *p) {
@@ -44,11 +36,8 @@ static cublasLtEpilogue_t library_epilogue(const Product *p) {
     case FINISH_BIAS: return CUBLASLT_EPILOGUE_BIAS;
     case FINISH_GELU: return p->before ? CUBLASLT_EPILOGUE_GELU_AUX : CUBLASLT_EPILOGUE_GELU;
     case FINISH_BIAS_GELU: return p->before ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_BIAS;
-    case FINISH_ROW_SUMS: return CUBLASLT_EPILOGUE_BGRADB;
     case FINISH_SLOPE: return CUBLASLT_EPILOGUE_DGELU;
-    case FINISH_SLOPE_SUMS: return CUBLASLT_EPILOGUE_DGELU_BGRAD;
-    case FINISH_NONE:
-    case N_FINISHES: break;
+    case FINISH_NONE: break;
     }
     return CUBLASLT_EPILOGUE_DEFAULT;
 }
@@ -215,7 +204,7 @@ static ProductEntry *products_add(CudaContext *context) {
 /* What the library's epilogues ask for beyond its own checks: 16-byte rows of the values before gelu. */
 static bool is_sound(const Product *p) {
     if (!is_matrix_type(p->a_type) || !is_matrix_type(p->b_type) || !is_matrix_type(p->c_type)) return false;
-    if (!may_have_before(p->finish) || !p->before) return !reads_before(p->finish);
+    if (!may_have_before(p->finish) || !p->before) return p->finish != FINISH_SLOPE;
     return stride_of(p->c_stride, p->columns) % 8 == 0 && (uintptr_t)p->before % 16 == 0;
 }
 
@@ -230,8 +219,8 @@ static Status find_entry(CudaContext *context, const Product *p, ProductEntry **
     if (!entry) return error_failed(error, "no memory for the table of matrix products");
     entry->key = key;
     *found = entry;
-    Error reason = {STATUS_OK,
-                    ""}; /* a description that is refused is one more kind of "there is no kernel for it" */
+    /* A description that is refused is one more kind of "there is no kernel for it". */
+    Error reason = {STATUS_OK, ""};
     entry->exists = is_sound(p) && product_describe(context, p, &entry->description, &reason) == STATUS_OK &&
                     product_candidates(context, p, &entry->description, &entry->choice, 1) > 0;
     return STATUS_OK;

@@ -20,13 +20,10 @@ extern "C" {
 /* What happens to the product before it is stored. */
 typedef enum {
     FINISH_NONE,
-    FINISH_BIAS,       /* + vector (columns) */
-    FINISH_GELU,       /* stored in `before` if there is one, then gelu by tanh */
-    FINISH_BIAS_GELU,  /* + vector (columns), then the same */
-    FINISH_ROW_SUMS,   /* also vector (rows) = Σ over inner of op(a): the gradient of a bias */
-    FINISH_SLOPE,      /* times the slope of gelu by tanh at `before`, which is read */
-    FINISH_SLOPE_SUMS, /* the same, and vector (columns) = Σ over the rows of the result */
-    N_FINISHES,
+    FINISH_BIAS,      /* + vector (columns) */
+    FINISH_GELU,      /* stored in `before` if there is one, then gelu by tanh */
+    FINISH_BIAS_GELU, /* + vector (columns), then the same */
+    FINISH_SLOPE,     /* times the slope of gelu by tanh at `before`, which is read */
 } ProductFinish;
 
 /* c (rows,columns) = finish(op(a) · op(b) + addend), all row-major: a is (rows,inner) or, transposed, (inner,rows), and
@@ -40,7 +37,8 @@ typedef struct {
     const void *a, *b;
     const void *addend; /* like c, and may be c itself; NULL: none */
     void *c;
-    void *vector, *before; /* see finish; before has c's type and stride */
+    const void *vector;
+    void *before; /* see finish; before has c's type and stride */
 } Product;
 
 /* Does the library have a kernel for it? One with FINISH_NONE always exists. */

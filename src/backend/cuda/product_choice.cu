@@ -154,7 +154,7 @@ static void enqueue_hash(const CudaContext *context, const void *x, DType dtype,
                                                                   total);
 }
 
-/* The hash of what the candidate makes of the product: c, and sums if it takes some. Never 0. */
+/* The hash of what the candidate makes of the product. Never 0. */
 static Status hash_result(const CudaContext *context, const Product *p, const ProductDescription *description,
                           ProductCandidate *candidate, Error *error) {
     int64_t stride = p->c_stride ? p->c_stride : p->columns;
@@ -167,10 +167,6 @@ static Status hash_result(const CudaContext *context, const Product *p, const Pr
     TRY(cuda_check(cudaMemsetAsync(context->workspace, 0, sizeof bits, context->stream), "matrix product",
                    error));
     enqueue_hash(context, p->c, p->c_type, p->rows, p->columns, stride);
-    if (p->finish == FINISH_ROW_SUMS || p->finish == FINISH_SLOPE_SUMS) {
-        int64_t count = p->finish == FINISH_ROW_SUMS ? p->rows : p->columns;
-        enqueue_hash(context, p->vector, p->vector_type, 1, count, count);
-    }
     TRY(cuda_launched("comparing matrix products", error));
     TRY(cuda_check(
         cudaMemcpyAsync(&bits, context->workspace, sizeof bits, cudaMemcpyDeviceToHost, context->stream),
