@@ -23,12 +23,12 @@ static void say_ranks(const TrainRun *run) {
                     "this MPI lets one thread talk at a time (%s): nothing is hidden behind computation",
                     comm_mpi_library());
     double wanted = layout_formula_bytes(layout, precision, trainer->table.n_elements, n_moments);
+    int64_t share = (run->values.train.batch - 1) / trainer_n_ranks(trainer) + 1; /* the largest */
     log_note(
         &run->log,
         "each rank has up to %lld of %lld sequences a step and %s of weights, gradients and moments (ZeRO %d: %s = %s); "
         "%d gradient buckets, all-reduce by %s",
-        (long long)((run->values.train.batch - 1) / trainer_n_ranks(trainer) + 1),
-        (long long)run->values.train.batch, format_bytes(trainer_state_bytes(trainer)).text,
+        (long long)share, (long long)run->values.train.batch, format_bytes(trainer_state_bytes(trainer)).text,
         trainer->step.spread.zero, layout_formula(layout, precision, n_moments, formula, sizeof formula),
         format_bytes((uint64_t)wanted).text, trainer->step.spread.partition.n_units,
         comm_algorithm_names[run->values.parallel.all_reduce]);
