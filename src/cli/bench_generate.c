@@ -168,7 +168,10 @@ static void note_quarters(GenerateBench *bench, int64_t n_tokens, GenerateReport
     for (int q = 0; q < N_QUARTERS; q++) {
         int64_t first = n_tokens * q / N_QUARTERS, count = n_tokens * (q + 1) / N_QUARTERS - first;
         report->quarter_ms[q] = 1e3 * bench_median(bench->token_seconds + first, count);
-        report->attention_ms[q] = 1e3 * bench_median(bench->attention_seconds + first, count);
+        /* Instructions of a GPU are not timed one by one here. */
+        report->attention_ms[q] = bench->backend.uses_host_memory
+                                      ? 1e3 * bench_median(bench->attention_seconds + first, count)
+                                      : NAN;
     }
 }
 
@@ -176,8 +179,10 @@ static Status measure(GenerateBench *bench, const BenchOptions *options, Generat
                       Error *error) {
     double *seconds = ARENA_ARRAY(&bench->arena, double, options->n_runs), warmup, fastest = INFINITY;
     report->weight_bytes = weight_bytes(bench->generator.decode.graph);
-    TRY(bench_read_bandwidth((size_t)report->weight_bytes, bench->backend.n_threads,
-                             &report->limit_bytes_per_s, error));
+    report->limit_bytes_per_s = NAN; /* of a GPU it is not measured */
+    if (bench->backend.uses_host_memory)
+        TRY(bench_read_bandwidth((size_t)report->weight_bytes, bench->backend.n_threads,
+                                 &report->limit_bytes_per_s, error));
     TRY(run_texts(bench, options->n_samples, N_WARMUP_TOKENS, &warmup, error));
     for (int64_t run = 0; run < options->n_runs; run++) {
         TRY(run_texts(bench, options->n_samples, options->n_tokens, &seconds[run], error));
@@ -210,6 +215,15 @@ static void print_report(const GenerateBench *bench, const BenchValues *values,
            (long long)values->model.context);
     printf("tokens/s      %.1f median, %.1f best of %lld runs\n", report->tokens_per_s,
            report->best_tokens_per_s, (long long)options->n_runs);
+    if (!bench->backend.uses_host_memory) {
+        printf("a position    %.3f ms in the first quarter, %.3f ms in the last\n", report->quarter_ms[0],
+               report->quarter_ms[last]);
+        printf("weights       %s read for a position: %s of an unknown limit\n",
+               format_bytes((uint64_t)report->weight_bytes).text,
+               format_rate(report->read_bytes_per_s, "B/s").text);
+        printf("memory        %s allocated\n", format_bytes(bench->generator.memory.allocated_bytes).text);
+        return;
+    }
     printf(
         "a position    %.3f ms in the first quarter (attention %.3f), %.3f ms in the last (attention %.3f)\n",
         report->quarter_ms[0], report->attention_ms[0], report->quarter_ms[last], report->attention_ms[last]);

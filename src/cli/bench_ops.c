@@ -267,7 +267,13 @@ static Status measure(BenchTraining *training, const BenchValues *values, Arena 
 Status bench_ops(BenchValues *values, Error *error) {
     BenchTraining training;
     Arena arena = {0};
-    if (bench_training_open(&training, values, error) == STATUS_OK) {
+    bench_training_open(&training, values, error);
+    if (error->status == STATUS_OK && !training.backend.uses_host_memory) {
+        error_user(error,
+                   "bench ops measures the CPU so far; add --device cpu, or use bench step, which prints the "
+                   "GPU's times too");
+    }
+    if (error->status == STATUS_OK) {
         measure(&training, values, &arena, error);
     }
     arena_free(&arena);

@@ -73,6 +73,20 @@ static StepReport make_report(const BenchTraining *training, const BenchOptions 
     };
 }
 
+/* A GPU's limit is not measured here, and a guess would be worse than nothing. */
+static void print_arithmetic(const StepReport *report) {
+    if (isnan(report->peak_flops)) {
+        printf("arithmetic  %s of an unknown limit (%s a step, counted over the program)\n",
+               format_rate(report->flops_per_s, "FLOP/s").text, format_rate(report->flops, "FLOP").text);
+        return;
+    }
+    printf("arithmetic  %s, %.1f %% of %s\n", format_rate(report->flops_per_s, "FLOP/s").text,
+           100.0 * report->flops_per_s / report->peak_flops, format_rate(report->peak_flops, "FLOP/s").text);
+    printf("            (%s a step, counted over the program; the limit is a loop of multiply-adds between\n"
+           "            registers on the same threads, measured in this run)\n",
+           format_rate(report->flops, "FLOP").text);
+}
+
 static void print_report(const BenchTraining *training, const BenchValues *values, const StepReport *report) {
     const BenchOptions *bench = &values->bench;
     const MemoryPlan *plan = &training->step.program.plan;
@@ -88,11 +102,7 @@ static void print_report(const BenchTraining *training, const BenchValues *value
            report->best_tokens_per_s, (long long)bench->n_steps);
     printf("step        %.2f ms: forward %.2f, backward %.2f, update %.2f\n", report->step_ms,
            report->forward_ms, report->backward_ms, report->update_ms);
-    printf("arithmetic  %s, %.1f %% of %s\n", format_rate(report->flops_per_s, "FLOP/s").text,
-           100.0 * report->flops_per_s / report->peak_flops, format_rate(report->peak_flops, "FLOP/s").text);
-    printf("            (%s a step, counted over the program; the limit is a loop of multiply-adds between\n"
-           "            registers on the same threads, measured in this run)\n",
-           format_rate(report->flops, "FLOP").text);
+    print_arithmetic(report);
     printf(
         "memory      %s planned and allocated, of which activations %s; resident peak of the process %s\n\n",
         format_bytes(plan_total_bytes(plan)).text, format_bytes(plan->bytes[PLACE_ACTIVATION]).text,
@@ -128,15 +138,26 @@ static json_t *report_json(const BenchTraining *training, const BenchValues *val
     return object;
 }
 
+/* A device that runs behind the host tells the time of an instruction only if it is waited for: in one further step. */
+static Status time_instructions(BenchTraining *training, const BenchOptions *bench, Error *error) {
+    StepResult result;
+    executor_reset_times(&training->step.executor);
+    training->step.executor.times_instructions = true;
+    return train_step_run(&training->step, &training->source, bench->n_steps + bench->n_warmup_steps, 3e-4,
+                          &result, error);
+}
+
 static Status measure(BenchTraining *training, BenchValues *values, Arena *arena, Error *error) {
     StepTimes times = {0};
-    double before = bench_peak_flops(training->backend.n_threads);
+    bool is_cpu = training->backend.uses_host_memory;
+    double before = is_cpu ? bench_peak_flops(training->backend.n_threads) : NAN;
     TRY(run_steps(training, &values->bench, &times, arena, error));
-    double after = bench_peak_flops(training->backend.n_threads);
+    double after = is_cpu ? bench_peak_flops(training->backend.n_threads) : NAN;
     if (!isfinite(times.loss))
         return error_failed(error, "the loss is not a number after %lld steps",
                             (long long)(values->bench.n_steps + values->bench.n_warmup_steps));
     StepReport report = make_report(training, &values->bench, &times, fmax(before, after));
+    if (!is_cpu) TRY(time_instructions(training, &values->bench, error));
     print_report(training, values, &report);
     if (!values->bench.json) return STATUS_OK;
     return bench_print_json(report_json(training, values, &times, &report), error);

@@ -10,6 +10,7 @@
 #include "base/format.h"
 #include "base/timer.h"
 #include "comm/algo/algo.h"
+#include "comm/comm_device.h"
 #include "data/source.h"
 #include "infer/device.h"
 #include "train/checkpoint.h"
@@ -484,6 +485,10 @@ static Status run_phases(TrainRun *run, int n_words, char *const *words, Error *
     open_device(run, error);
     TRY(launch_agree(launch, error));
     device_comm_open(&run->data, &run->mesh.axis[AXIS_DP], &run->backend, error);
+    if (error->status == STATUS_OK && run->data.table && comm_nccl_is_built() &&
+        options_source(&run->options, "allreduce") == OPTION_FROM_COMMAND) {
+        error_user(error, "--allreduce is of the host's memory; GPUs sum by NCCL here, leave it out");
+    }
     TRY(launch_agree(launch, error));
     plan_trainer(run, error);
     TRY(launch_agree(launch, error));

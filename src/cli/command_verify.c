@@ -177,7 +177,8 @@ static Status print_json(const Verify *run, int n_cases, Error *error) {
 
 static Status run_cases(Verify *run, Error *error) {
     int n_cases;
-    const VerifyCase *cases = verify_cases(run->launch->world.size, &run->options.arena, &n_cases);
+    const VerifyCase *cases =
+        verify_cases(run->launch->world.size, run->backend.uses_host_memory, &run->options.arena, &n_cases);
     bool speaks = run->launch->has_voice;
     const ModelConfig *model = run->verify.config;
     TRY(verify_reference_open(&run->reference, &run->verify, error));

@@ -1,3 +1,4 @@
+/* What pgpt train says: the plan before the first step, the closing JSON object, the program, the mesh. One rank speaks. */
 #include "cli/train.h"
 
 #include "base/format.h"
@@ -31,7 +32,7 @@ static void say_ranks(const TrainRun *run) {
         (long long)share, (long long)run->values.train.batch, format_bytes(trainer_state_bytes(trainer)).text,
         trainer->step.spread.zero, layout_formula(layout, precision, n_moments, formula, sizeof formula),
         format_bytes((uint64_t)wanted).text, trainer->step.spread.partition.n_units,
-        comm_algorithm_names[run->values.parallel.all_reduce]);
+        run->data.table ? run->data.table->name : comm_algorithm_names[run->values.parallel.all_reduce]);
     if (trainer->step.spread.zero == 3 && trainer->has_generator)
         log_note(&run->log,
                  "rank 0 also keeps whole weights for its samples; --sample-tokens 0 does without");
@@ -61,7 +62,7 @@ void train_report_plan(const TrainRun *run) {
 
 void train_report_communication(const TrainRun *run) {
     const Trainer *trainer = &run->trainer;
-    if (trainer_n_ranks(trainer) == 1 || !trainer->n_steps_timed) return;
+    if (trainer_n_ranks(trainer) == 1 || !trainer->n_steps_timed || isnan(trainer->sum.comm_ms)) return;
     double n_steps = (double)trainer->n_steps_timed, comm_ms = trainer->sum.comm_ms / n_steps;
     double wait_ms = trainer->sum.comm_wait_ms / n_steps, step_ms = trainer->step_seconds * 1e3 / n_steps;
     double hidden = comm_ms > wait_ms ? 1.0 - wait_ms / comm_ms : 0.0;

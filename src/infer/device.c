@@ -1,3 +1,4 @@
+/* The one place that knows which backends there are, so that no command has to. */
 #include "infer/device.h"
 
 #include "backend/cpu/cpu.h"

@@ -1,3 +1,4 @@
+/* A table: what each --dtype means for weights, gradients and moments. */
 #include "model/precision.h"
 
 #include <stddef.h>

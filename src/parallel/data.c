@@ -1,3 +1,5 @@
+/* A unit's gradients are complete behind the last node that writes any of them; that is where its sum is put into the program.
+ * Everything else, order and overlap, follows from the place. */
 #include "parallel/data.h"
 
 #include "graph/insert.h"

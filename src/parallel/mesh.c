@@ -1,3 +1,4 @@
+/* Coordinates are the digits of the rank in a number system with one base an axis; groups are ranks that differ in one digit. */
 #include "parallel/mesh.h"
 
 #include "comm/comm_self.h"

@@ -1,3 +1,4 @@
+/* One table for every command that runs on several ranks. */
 #include "parallel/options.h"
 
 #include "comm/algo/algo.h"

@@ -1,3 +1,5 @@
+/* The passes of parallel/ know graphs and flat arrays; this file knows the model's table, and calls them in the order in which
+ * the step is recorded. */
 #include "train/layout.h"
 
 #include "parallel/comm_ops.h"

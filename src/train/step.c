@@ -165,14 +165,19 @@ static Status times_now(TrainStep *step, Times *times, Error *error) {
     return executor_phases(&step->executor, times->phase_ns, error);
 }
 
-static void set_times(StepResult *result, const Times *before, const Times *after) {
+/* A device's own communication runs behind the host, which then knows nothing of its times. */
+static bool times_communication(const Layout *layout) {
+    return !layout->data || !layout->data->table->start;
+}
+
+static void set_times(StepResult *result, const Times *before, const Times *after, bool is_timed) {
     double ms[N_PHASES];
     for (int i = 0; i < N_PHASES; i++) ms[i] = (double)(after->phase_ns[i] - before->phase_ns[i]) * 1e-6;
     result->forward_ms = ms[PHASE_FORWARD];
     result->backward_ms = ms[PHASE_BACKWARD];
     result->update_ms = ms[PHASE_UPDATE];
-    result->comm_wait_ms = ms[PHASE_COMMUNICATION];
-    result->comm_ms = (double)(after->busy_ns - before->busy_ns) * 1e-6;
+    result->comm_wait_ms = is_timed ? ms[PHASE_COMMUNICATION] : NAN;
+    result->comm_ms = is_timed ? (double)(after->busy_ns - before->busy_ns) * 1e-6 : NAN;
 }
 
 /* Forward and backward over all micro-batches of this rank's share. */
@@ -219,7 +224,7 @@ Status train_step_run(TrainStep *step, const BatchSource *source, int64_t index,
         if (step->loss.scale) adapt_scale(&step->scale, !result->was_skipped);
     }
     TRY(times_now(step, &after, error));
-    set_times(result, &before, &after);
+    set_times(result, &before, &after, times_communication(&step->options.layout));
     return STATUS_OK;
 }
 

@@ -67,10 +67,11 @@ typedef struct {
     double loss;          /* of the whole batch, on every rank */
     double gradient_norm; /* NAN when it is not measured */
     double forward_ms, backward_ms, update_ms;
-    double comm_ms;      /* communication under way, beside the rest or not */
-    double comm_wait_ms; /* and the part of it that the rest had to wait for */
-    bool was_abandoned;  /* stopped before the update: the weights are as they were */
-    bool was_skipped;    /* the gradient was not finite, as f16 may have it: likewise */
+    double comm_ms; /* communication under way, beside the rest or not */
+    double
+        comm_wait_ms;   /* and the part of it that the rest had to wait for; both NAN where it is not timed */
+    bool was_abandoned; /* stopped before the update: the weights are as they were */
+    bool was_skipped;   /* the gradient was not finite, as f16 may have it: likewise */
 } StepResult;
 
 /* Record and plan. `optimizer` NULL makes an evaluation pass: forward only. */

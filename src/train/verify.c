@@ -46,9 +46,9 @@ const char *verify_case_name(const VerifyCase *layout, char *text, size_t n_byte
         n += (size_t)snprintf(text + n, n_bytes - n, "%s %d, ", axis_name((Axis)axis),
                               layout->shape.size[axis]);
     }
-    if (n)
-        n += (size_t)snprintf(text + n, n_bytes - n, "zero %d, %s, ", layout->zero,
-                              comm_algorithm_names[layout->all_reduce]);
+    if (n) n += (size_t)snprintf(text + n, n_bytes - n, "zero %d, ", layout->zero);
+    if (n && layout->all_reduce >= 0)
+        n += (size_t)snprintf(text + n, n_bytes - n, "%s, ", comm_algorithm_names[layout->all_reduce]);
     snprintf(text + n, n_bytes - n, "%lld micro-batch%s%s%s", (long long)layout->n_micro_batches,
              layout->n_micro_batches == 1 ? "" : "es", layout->recompute ? ", recompute" : "",
              layout->overlaps ? "" : ", no overlap");
@@ -58,6 +58,7 @@ const char *verify_case_name(const VerifyCase *layout, char *text, size_t n_byte
 typedef struct {
     VerifyCase *cases;
     int n_cases, capacity;
+    bool has_algorithms;
     Arena *arena;
 } CaseList;
 
@@ -80,8 +81,10 @@ static int default_algorithm(void) {
 
 /* Everything that can be chosen on one mesh. */
 static void add_mesh(CaseList *list, const MeshShape *shape) {
-    VerifyCase plain = {
-        .shape = *shape, .all_reduce = default_algorithm(), .n_micro_batches = 1, .overlaps = true};
+    VerifyCase plain = {.shape = *shape,
+                        .all_reduce = list->has_algorithms ? default_algorithm() : -1,
+                        .n_micro_batches = 1,
+                        .overlaps = true};
     int n_stages = shape->size[AXIS_DP] > 1 ? ZERO_STAGES : 0;
     for (plain.zero = 0; plain.zero <= n_stages; plain.zero++) {
         for (int micro = 1; micro <= 2; micro++) {
@@ -97,7 +100,7 @@ static void add_mesh(CaseList *list, const MeshShape *shape) {
         if (shape->size[AXIS_DP] > 1) add_case(list, layout);
     }
     plain.zero = 0;
-    for (int i = 0; comm_algorithm_names[i] && shape->size[AXIS_DP] > 1; i++) {
+    for (int i = 0; list->has_algorithms && comm_algorithm_names[i] && shape->size[AXIS_DP] > 1; i++) {
         VerifyCase layout = plain;
         layout.all_reduce = i;
         if (i != plain.all_reduce) add_case(list, layout);
@@ -117,8 +120,8 @@ static void add_meshes(CaseList *list, MeshShape *shape, int axis, int n_left) {
     }
 }
 
-VerifyCase *verify_cases(int n_ranks, Arena *arena, int *n_cases) {
-    CaseList list = {.arena = arena};
+VerifyCase *verify_cases(int n_ranks, bool has_algorithms, Arena *arena, int *n_cases) {
+    CaseList list = {.arena = arena, .has_algorithms = has_algorithms};
     MeshShape shape;
     add_meshes(&list, &shape, 0, n_ranks);
     *n_cases = list.n_cases;
@@ -348,7 +351,7 @@ Status verify_run(const VerifyOptions *options, const VerifyReference *reference
     size_t n_bytes = (size_t)reference->table.n_flat_elements * sizeof(float);
     void *held = NULL;
     TRY_GOTO(mesh_open(&mesh, &layout->shape, &options->launch->world, error), done);
-    mesh.axis[AXIS_DP].all_reduce = comm_algorithm(layout->all_reduce);
+    if (layout->all_reduce >= 0) mesh.axis[AXIS_DP].all_reduce = comm_algorithm(layout->all_reduce);
     TRY_GOTO(device_comm_open(&data, &mesh.axis[AXIS_DP], options->backend, error), done);
     Layout parallel = {.data = data.table ? &data : &mesh.axis[AXIS_DP],
                        .control = &options->launch->world,

@@ -13,7 +13,7 @@
 typedef struct {
     MeshShape shape;
     int zero;
-    int all_reduce;          /* see comm_algorithm */
+    int all_reduce;          /* see comm_algorithm; -1: there is no choice */
     int64_t n_micro_batches; /* that a rank's share is cut into, at least */
     int64_t recompute;
     bool overlaps;
@@ -23,8 +23,8 @@ typedef struct {
 const char *verify_case_name(const VerifyCase *layout, char *text, size_t n_bytes);
 
 /* Every legal layout of so many ranks: all meshes over the available axes, and on each every ZeRO stage with and without
- * overlap, accumulation and recomputation, and every all-reduce algorithm. From the arena. */
-VerifyCase *verify_cases(int n_ranks, Arena *arena, int *n_cases);
+ * overlap, accumulation and recomputation, and every all-reduce algorithm, where there is a choice. From the arena. */
+VerifyCase *verify_cases(int n_ranks, bool has_algorithms, Arena *arena, int *n_cases);
 
 typedef struct {
     const ModelConfig *config; /* complete */
