@@ -153,9 +153,9 @@ static Status measure(BenchTraining *training, BenchValues *values, Arena *arena
     double before = is_cpu ? bench_peak_flops(training->backend.n_threads) : NAN;
     TRY(run_steps(training, &values->bench, &times, arena, error));
     double after = is_cpu ? bench_peak_flops(training->backend.n_threads) : NAN;
+    int64_t n_steps = values->bench.n_steps + values->bench.n_warmup_steps;
     if (!isfinite(times.loss))
-        return error_failed(error, "the loss is not a number after %lld steps",
-                            (long long)(values->bench.n_steps + values->bench.n_warmup_steps));
+        return error_failed(error, "the loss is not a number after %lld steps", (long long)n_steps);
     StepReport report = make_report(training, &values->bench, &times, fmax(before, after));
     if (!is_cpu) TRY(time_instructions(training, &values->bench, error));
     print_report(training, values, &report);

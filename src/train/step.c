@@ -32,13 +32,13 @@ Status step_options_complete(StepOptions *options, int64_t context, Error *error
     }
     int64_t n_at_a_time =
         options->micro_batch * options->T; /* chunks are instructions: they have to stay few */
+    int64_t fewest = n_at_a_time / MOST_CHUNKS + 1;
     if (options->loss_chunk && n_at_a_time / options->loss_chunk >= MOST_CHUNKS) {
         return error_user(
             error,
             "--loss-chunk %lld cuts %lld tokens into more than %d chunks; make it at least %lld, or leave it "
             "out",
-            (long long)options->loss_chunk, (long long)n_at_a_time, MOST_CHUNKS,
-            (long long)(n_at_a_time / MOST_CHUNKS + 1));
+            (long long)options->loss_chunk, (long long)n_at_a_time, MOST_CHUNKS, (long long)fewest);
     }
     return STATUS_OK;
 }
