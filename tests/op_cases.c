@@ -302,9 +302,12 @@ void build_sum(OpCase *test) {
 void build_cross_entropy(OpCase *test) {
     const int64_t *size = test->spec->size;
     Tensor *logits = activation(test, SHAPE(size[0], size[1]), "logits");
-    Tensor *targets = integers(test, SHAPE(size[0]), "targets", size[1]);
+    int64_t n_classes = size[2] ? size[2] : size[1];
+    Tensor *targets = integers(test, SHAPE(size[0]), "targets", n_classes);
     test->fill[test->n_fills - 1].some_negative = test->spec->flags & CASE_IGNORE;
-    Tensor *losses = op_cross_entropy(test->graph, logits, targets, 0.25f);
+    Tensor *losses = graph_tensor(test->graph, PLACE_ACTIVATION, DTYPE_F32, SHAPE(size[0]), "losses");
+    CrossEntropyAttributes attributes = {0.25f, n_classes};
+    op_cross_entropy_scaled(test->graph, logits, targets, NULL, losses, &attributes);
     add_result(test, "losses", losses);
     if (!logits->needs_gradient) return;
     test->y = losses;

@@ -483,6 +483,34 @@ static void variants_have_right_gradients(void **state) {
     check_variant(config);
 }
 
+/* Rows that fill up a large vocabulary have no part in the softmax, get no gradient and stay what they are: zeros. */
+static void padding_of_the_vocabulary_has_no_effect(void **state) {
+    (void)state;
+    enum { ODD_VOCABULARY = 4100 };
+    for (int is_tied = 0; is_tied < 2; is_tied++) {
+        ModelConfig config = small_config();
+        config.vocabulary = ODD_VOCABULARY;
+        config.tied = is_tied;
+        Fixture *f = open_fixture(config, small_step(), small_optimizer(), 2);
+        const Parameter *table =
+            parameter_find(&f->table, is_tied ? ROLE_TOKEN_TABLE : ROLE_HEAD_WEIGHT, NO_BLOCK);
+        float *weights = (float *)f->memory.base[PLACE_PARAMETER] + table->flat_offset;
+        const Tensor *gradient =
+            f->step.loss.parameters.tensor[table - f->table.parameter]->gradient; /* (4224,C) */
+        assert_int_equal(table->shape.dim[0], ODD_VOCABULARY);
+        assert_int_equal(gradient->shape.dim[0], 4224);
+        memset(weights, 0, (size_t)ODD_VOCABULARY * C * sizeof(float)); /* all classes alike */
+        assert_true(fabs(run_step(f, 0).loss - log(ODD_VOCABULARY)) < 1e-5);
+        run_step(f, 1);
+        const float *values = executor_address(&f->step.executor, gradient);
+        for (int64_t k = (int64_t)ODD_VOCABULARY * C; k < tensor_count(gradient); k++) {
+            assert_true(values[k] == 0.0f);
+            assert_true(weights[k] == 0.0f);
+        }
+        close_fixture(f);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(logits_follow_pytorch),
@@ -495,6 +523,7 @@ int main(void) {
         cmocka_unit_test(threads_agree_and_runs_repeat),
         cmocka_unit_test(a_large_model_has_the_same_bits_on_any_threads),
         cmocka_unit_test(variants_have_right_gradients),
+        cmocka_unit_test(padding_of_the_vocabulary_has_no_effect),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

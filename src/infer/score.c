@@ -146,8 +146,11 @@ static Status plan_pass(Scorer *scorer, ScorePass *pass, const ModelConfig *conf
                           (long long)pass->B, (long long)pass->T);
     }
     pass->graph = graph_new();
-    GptLossOptions options = {
-        .B = pass->B, .T = pass->T, .loss_scale = 1.0, .is_training = false, .dtype = scorer->options.dtype};
+    GptLossOptions options = {.B = pass->B,
+                              .T = pass->T,
+                              .loss_scale = 1.0,
+                              .has_wide_device = !scorer->backend->uses_host_memory,
+                              .dtype = scorer->options.dtype};
     pass->loss = gpt_record_loss(config, scorer->table, pass->graph, &options);
     TRY(graph_status(pass->graph, error));
     TRY(program_build(&pass->program, "score", pass->graph, scorer->backend, 1, error));

@@ -123,10 +123,13 @@ static Tensor *head_weight(const Recorder *r) {
     return parameter(r, r->config->tied ? ROLE_TOKEN_TABLE : ROLE_HEAD_WEIGHT, NO_BLOCK);
 }
 
-/* Logits are by far the largest activation; this many bytes of them at a time keep the products efficient. */
-static int64_t chosen_chunk_rows(const ModelConfig *config, int64_t n_rows) {
-    enum { CHUNK_BYTES = 64 << 20, FEWEST_ROWS = 64, MOST_CHUNKS = 1024 };
-    int64_t rows = CHUNK_BYTES / 4 / config->vocabulary;
+/* Logits are by far the largest activation; this many bytes of them at a time keep the products efficient: rows for all
+ * threads on a CPU, and on a GPU 4,096 rows of GPT-2's vocabulary in 16 bits. */
+static int64_t chosen_chunk_rows(const ModelConfig *config, const GptLossOptions *options) {
+    enum { CPU_BYTES = 64 << 20, GPU_BYTES = 400 << 20, FEWEST_ROWS = 64, MOST_CHUNKS = 1024 };
+    int64_t n_rows = options->B * options->T, bytes = options->has_wide_device ? GPU_BYTES : CPU_BYTES;
+    int64_t a_number = options->has_wide_device ? (int64_t)dtype_info(options->dtype)->n_bytes : 4;
+    int64_t rows = bytes / a_number / config->vocabulary;
     if (rows < FEWEST_ROWS) rows = FEWEST_ROWS;
     int64_t n_chunks = (n_rows + rows - 1) / rows;
     if (n_chunks > MOST_CHUNKS) n_chunks = MOST_CHUNKS; /* each is a few instructions of the program */
@@ -150,8 +153,9 @@ GptLoss gpt_record_loss(const ModelConfig *config, const ParameterTable *table, 
         .config = config, .graph = graph, .parameters = loss.parameters, .random = loss.random, .B = B};
     Tensor *x = record_body(&r, loss.tokens); /* (B,T,C) */
     int64_t chunk =
-        options->loss_chunk_tokens ? options->loss_chunk_tokens : chosen_chunk_rows(config, n_rows);
+        options->loss_chunk_tokens ? options->loss_chunk_tokens : chosen_chunk_rows(config, options);
     float scale = (float)options->loss_scale;
+    CrossEntropyAttributes entropy = {scale, config->vocabulary};
     for (int64_t first = 0; first < n_rows; first += chunk) {
         int64_t rows = n_rows - first < chunk ? n_rows - first : chunk;
         Tensor *x_rows =
@@ -159,8 +163,8 @@ GptLoss gpt_record_loss(const ModelConfig *config, const ParameterTable *table, 
         Tensor *target_rows = graph_view(graph, loss.targets, SHAPE(rows), first, "targets.rows");
         Tensor *loss_rows = graph_view(graph, loss.losses, SHAPE(rows), first, "losses.rows");
         Tensor *logits =
-            op_linear(graph, x_rows, head_weight(&r), NULL, NULL, ACTIVATION_NONE); /* (rows,V) */
-        op_cross_entropy_scaled(graph, logits, target_rows, loss.scale, loss_rows, scale);
+            op_linear(graph, x_rows, head_weight(&r), NULL, NULL, ACTIVATION_NONE); /* (rows,V or more) */
+        op_cross_entropy_scaled(graph, logits, target_rows, loss.scale, loss_rows, &entropy);
     }
     op_sum(graph, loss.losses, loss.loss, scale);
     return loss;
@@ -182,7 +186,9 @@ GptDecode gpt_record_decode(const ModelConfig *config, const ParameterTable *tab
     Tensor *x = record_body(&r, decode.tokens);
     Tensor *last = T == 1 ? graph_view(graph, x, SHAPE(B, config->n_channels), 0, "last")
                           : op_gather(graph, x, decode.rows); /* (B,C) */
-    Tensor *logits = op_linear(graph, last, head_weight(&r), NULL, NULL, ACTIVATION_NONE);
+    Tensor *head = graph_view(graph, head_weight(&r), SHAPE(config->vocabulary, config->n_channels), 0,
+                              "head"); /* without the rows that pad it */
+    Tensor *logits = op_linear(graph, last, head, NULL, NULL, ACTIVATION_NONE);
     decode.logits = logits;
     if (dtype != DTYPE_F32) { /* the sampler's */
         decode.logits = graph_tensor(graph, PLACE_ACTIVATION, DTYPE_F32, logits->shape, "logits");

@@ -8,6 +8,7 @@ typedef struct {
     int64_t B, T;      /* of one micro-batch */
     double loss_scale; /* the loss and its gradient are summed with this factor: 1 / tokens of a whole step */
     int64_t loss_chunk_tokens; /* rows of logits in memory at a time; 0: chosen by size */
+    bool has_wide_device;      /* whose products want more rows at a time than a CPU's */
     bool is_training;          /* with dropout, and room for gradients in the loss */
     DType dtype;               /* of weights and activations */
     bool scales_loss;          /* the gradient is multiplied by a number that the host writes: see GptLoss */

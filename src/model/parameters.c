@@ -16,14 +16,22 @@ typedef struct {
     double n_elements; /* counted beyond what an integer holds, for the message */
 } Builder;
 
+static Shape laid_out(ParameterRole role, Shape shape) {
+    bool has_tokens = role == ROLE_TOKEN_TABLE || role == ROLE_HEAD_WEIGHT;
+    if (has_tokens && shape.dim[0] >= PADDED_VOCABULARY && shape.dim[0] <= INT64_MAX - VOCABULARY_MULTIPLE)
+        shape.dim[0] = (shape.dim[0] + VOCABULARY_MULTIPLE - 1) / VOCABULARY_MULTIPLE * VOCABULARY_MULTIPLE;
+    return shape;
+}
+
 static Parameter *add(Builder *builder, ParameterRole role, int block, const char *name, Shape shape) {
     ParameterTable *table = builder->table;
     table->index[(block + 1) * N_ROLES + (int)role] = table->n_parameters + 1;
     Parameter *parameter = &table->parameter[table->n_parameters++];
-    *parameter = (Parameter){.role = role, .block = block, .shape = shape, .dtype = DTYPE_F32};
+    *parameter = (Parameter){
+        .role = role, .block = block, .shape = shape, .laid_out = laid_out(role, shape), .dtype = DTYPE_F32};
     parameter->name = block == NO_BLOCK ? arena_strdup(&table->arena, name)
                                         : arena_printf(&table->arena, "h.%d.%s", block, name);
-    int64_t count = shape_count(shape);
+    int64_t count = shape_count(parameter->laid_out);
     double approximate = 1.0;
     for (int i = 0; i < shape.n_dims; i++) approximate *= (double)shape.dim[i];
     builder->n_elements += approximate;
@@ -33,7 +41,7 @@ static Parameter *add(Builder *builder, ParameterRole role, int block, const cha
         return parameter;
     }
     parameter->flat_offset = table->n_flat_elements;
-    table->n_elements += count;
+    table->n_elements += shape_count(shape);
     table->n_flat_elements += (count + ALIGN - 1) / ALIGN * ALIGN;
     return parameter;
 }
@@ -135,7 +143,7 @@ ParameterTensors parameters_record(const ParameterTable *table, Graph *graph, DT
     for (int i = 0; i < table->n_parameters; i++) {
         const Parameter *parameter = &table->parameter[i];
         tensors.tensor[i] =
-            graph_view(graph, tensors.flat, parameter->shape, parameter->flat_offset, parameter->name);
+            graph_view(graph, tensors.flat, parameter->laid_out, parameter->flat_offset, parameter->name);
     }
     return tensors;
 }

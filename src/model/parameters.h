@@ -43,6 +43,7 @@ typedef struct {
     ParameterRole role;
     int block; /* or NO_BLOCK */
     Shape shape;
+    Shape laid_out; /* its shape in memory: tables of tokens have rows of zeros at the end, see below */
     DType dtype;
     ShardRule shard;
     bool decays;        /* weight decay: matrices only */
@@ -51,6 +52,10 @@ typedef struct {
     float deviation;     /* of INIT_NORMAL */
     int64_t flat_offset; /* its first element in the flat array of all parameters */
 } Parameter;
+
+/* Rows of a large vocabulary are filled up to a multiple of this, the width that tensor cores want: GPT-2's 50,257 columns
+ * of logits take seven times as long as 50,304. Files and reports know nothing of it. */
+enum { VOCABULARY_MULTIPLE = 128, PADDED_VOCABULARY = 4096 /* and larger ones */ };
 
 typedef struct {
     Arena arena;

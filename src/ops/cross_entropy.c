@@ -19,13 +19,18 @@ Tensor *op_cross_entropy(Graph *graph, Tensor *logits, Tensor *targets, float gr
 
 void op_cross_entropy_into(Graph *graph, Tensor *logits, Tensor *targets, Tensor *losses,
                            float gradient_scale) {
-    op_cross_entropy_scaled(graph, logits, targets, NULL, losses, gradient_scale);
+    CrossEntropyAttributes attributes = {gradient_scale, shape_columns(logits->shape)};
+    op_cross_entropy_scaled(graph, logits, targets, NULL, losses, &attributes);
 }
 
 void op_cross_entropy_scaled(Graph *graph, Tensor *logits, Tensor *targets, Tensor *scale, Tensor *losses,
-                             float gradient_scale) {
+                             const CrossEntropyAttributes *attributes) {
     if (!graph_check(graph, logits->shape.n_dims >= 1 && shape_columns(logits->shape) > 0,
                      "cross_entropy: logits %s must have shape (N,V)", logits->name) ||
+        !graph_check(graph,
+                     attributes->n_classes >= 1 && attributes->n_classes <= shape_columns(logits->shape),
+                     "cross_entropy: %lld classes in %s of %lld columns", (long long)attributes->n_classes,
+                     logits->name, (long long)shape_columns(logits->shape)) ||
         !graph_check(graph, targets->dtype == DTYPE_I32 && tensor_count(targets) == shape_rows(logits->shape),
                      "cross_entropy: targets %s must be i32, one per row of %s", targets->name,
                      logits->name) ||
@@ -39,8 +44,7 @@ void op_cross_entropy_scaled(Graph *graph, Tensor *logits, Tensor *targets, Tens
     if (logits->needs_gradient) {
         dlogits = graph_tensor(graph, PLACE_ACTIVATION, logits->dtype, logits->shape, "d%s", logits->name);
     }
-    CrossEntropyAttributes attributes = {gradient_scale};
-    graph_record(graph, &OP_CROSS_ENTROPY, &attributes, sizeof attributes, 3, TENSORS(logits, targets, scale),
+    graph_record(graph, &OP_CROSS_ENTROPY, attributes, sizeof *attributes, 3, TENSORS(logits, targets, scale),
                  2, TENSORS(losses, dlogits));
     losses->needs_gradient = false;
     if (dlogits) dlogits->needs_gradient = false;
@@ -57,7 +61,11 @@ static double cross_entropy_flops(const Node *node) {
 
 static void cross_entropy_describe(const Node *node, char *text, size_t n_bytes) {
     const CrossEntropyAttributes *a = node->attributes;
-    if (node->output[1]) snprintf(text, n_bytes, "gradient scale %g", (double)a->gradient_scale);
+    int64_t padding = shape_columns(node->input[0]->shape) - a->n_classes;
+    int n = node->output[1] ? snprintf(text, n_bytes, "gradient scale %g", (double)a->gradient_scale) : 0;
+    if (padding && n >= 0 && (size_t)n < n_bytes)
+        snprintf(text + n, n_bytes - (size_t)n, "%s%lld columns of padding", n ? ", " : "",
+                 (long long)padding);
 }
 
 /* A row's maximum and sum are known before its logits are replaced one by one. */
@@ -73,10 +81,10 @@ static Status cross_entropy_reference(const KernelCall *call, Error *error) {
     float *losses = call->out[0] /* (N) */, *dlogits = call->out[1] /* (N,V) */;
     const float *scale = call->in[2]; /* [(1)] */
     double gradient_scale = (double)a->gradient_scale * (scale ? (double)*scale : 1.0);
-    int64_t rows = shape_rows(call->node->input[0]->shape),
-            vocabulary = shape_columns(call->node->input[0]->shape);
+    int64_t rows = shape_rows(call->node->input[0]->shape), vocabulary = a->n_classes,
+            width = shape_columns(call->node->input[0]->shape);
     for (int64_t n = 0; n < rows; n++) {
-        const float *row = logits + n * vocabulary;
+        const float *row = logits + n * width;
         int64_t target = targets[n];
         if (target >= vocabulary) {
             return error_failed(error, "cross_entropy: target %lld of a vocabulary of %lld",
@@ -86,10 +94,10 @@ static Status cross_entropy_reference(const KernelCall *call, Error *error) {
         for (int64_t v = 0; v < vocabulary; v++) maximum = fmax(maximum, (double)row[v]);
         for (int64_t v = 0; v < vocabulary; v++) sum += exp((double)row[v] - maximum);
         losses[n] = target < 0 ? 0.0f : (float)(maximum + log(sum) - (double)row[target]);
-        for (int64_t v = 0; dlogits && v < vocabulary; v++) {
+        for (int64_t v = 0; dlogits && v < width; v++) {
             double gradient = exp((double)row[v] - maximum) / sum - (v == target ? 1.0 : 0.0);
-            float value = target < 0 ? 0.0f : (float)(gradient_scale * gradient);
-            reference_write(&dlogits[n * vocabulary + v], value, call->add[1]);
+            float value = target < 0 || v >= vocabulary ? 0.0f : (float)(gradient_scale * gradient);
+            reference_write(&dlogits[n * width + v], value, call->add[1]);
         }
     }
     return STATUS_OK;

@@ -109,18 +109,20 @@ enum { RANDOM_SEED_LOW, RANDOM_SEED_HIGH, RANDOM_STEP, RANDOM_FIRST_SEQUENCE, N_
 /* ---- cross_entropy.c --------------------------------------------------------------------------------------------
  * logits (N,V), targets (N) i32 (a negative target is ignored), [scale (1)] -> losses (N). When the logits need a gradient, the
  * same pass leaves dlogits = gradient_scale · (softmax - onehot), which may take over the memory of the logits; the
- * gradient rule only hands it on. */
+ * gradient rule only hands it on. Columns from n_classes on are padding: no part of the softmax, and of gradient 0. */
 typedef struct {
     float gradient_scale;
+    int64_t n_classes; /* 1 .. V */
 } CrossEntropyAttributes;
 extern const Op OP_CROSS_ENTROPY;
 Tensor *op_cross_entropy(Graph *graph, Tensor *logits, Tensor *targets, float gradient_scale);
 /* The same into an existing tensor, a part of a longer one say. */
 void op_cross_entropy_into(Graph *graph, Tensor *logits, Tensor *targets, Tensor *losses,
                            float gradient_scale);
-/* And with the gradient times [scale (1)], which the host may change from step to step: 16-bit gradients need it. */
+/* And with the gradient times [scale (1)], which the host may change from step to step (16-bit gradients need it), and of
+ * the first n_classes columns. */
 void op_cross_entropy_scaled(Graph *graph, Tensor *logits, Tensor *targets, Tensor *scale, Tensor *losses,
-                             float gradient_scale);
+                             const CrossEntropyAttributes *attributes);
 
 /* ---- norm.c, adamw.c, sgd.c: the update -------------------------------------------------------------------------
  * squared_norm: total (1) += or = Σ x². clip: total, [scale] -> factor min(1, max_norm/norm)/scale (1), norm (1), where

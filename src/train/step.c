@@ -68,12 +68,13 @@ static void adapt_scale(LossScale *scale, bool is_finite) {
 }
 
 static Status record(TrainStep *step, const ModelConfig *config, const ParameterTable *table,
-                     bool is_training, Error *error) {
+                     const Backend *backend, bool is_training, Error *error) {
     const StepOptions *options = &step->options;
     GptLossOptions loss_options = {.B = step->B,
                                    .T = options->T,
                                    .loss_scale = 1.0 / ((double)options->batch * (double)options->T),
                                    .loss_chunk_tokens = options->loss_chunk,
+                                   .has_wide_device = !backend->uses_host_memory,
                                    .is_training = is_training,
                                    .dtype = options->precision.weight,
                                    .scales_loss = options->precision.scales_loss};
@@ -106,7 +107,7 @@ Status train_step_plan(TrainStep *step, const ModelConfig *config, const Paramet
     if (optimizer) step->optimizer_options = *optimizer;
     step->graph = graph_new();
     cut_batch(step);
-    Status status = record(step, config, table, optimizer != NULL, error);
+    Status status = record(step, config, table, backend, optimizer != NULL, error);
     if (status == STATUS_OK) {
         status = program_build(&step->program, optimizer ? "train" : "evaluate", step->graph, backend,
                                (int)step->n_micro_batches, error);

@@ -4,7 +4,7 @@
  * row's, the chunk's exponentials relative to it are summed and, if a gradient is wanted, left in its place. The
  * second pass only multiplies: by one factor per chunk, which corrects for a maximum that rose later and carries
  * the softmax's denominator. The row then still lies in the second-level cache (200 kB for GPT-2's vocabulary).
- * dlogits may be the memory of the logits.
+ * dlogits may be the memory of the logits. Padding columns behind the classes are not read, and get a gradient of 0.
  *
  * vec_exp and vec_max swallow NaN, so the first pass looks for it; a row with a NaN, or whose greatest logit is
  * infinite, has a NaN loss and gradient, as plain arithmetic would give. */
@@ -109,7 +109,8 @@ Status cpu_cross_entropy(const KernelCall *call, Error *error) {
     float *losses = call->out[0], *dlogits = call->out[1]; /* (N), [(N,V)] */
     const float *scale = call->in[2];                      /* [(1)] */
     float gradient_scale = a->gradient_scale * (scale ? *scale : 1.0f);
-    int64_t N = shape_rows(call->node->input[0]->shape), V = shape_columns(call->node->input[0]->shape);
+    int64_t N = shape_rows(call->node->input[0]->shape), V = a->n_classes;
+    int64_t width = shape_columns(call->node->input[0]->shape);
     for (int64_t n = 0; n < N; n++) {
         if (targets[n] < V) continue;
         return error_failed(error, "cross_entropy: target %lld is not one of %lld classes",
@@ -117,9 +118,11 @@ Status cpu_cross_entropy(const KernelCall *call, Error *error) {
     }
 #pragma omp parallel for schedule(static) num_threads(cpu_threads(call, N *V))
     for (int64_t n = 0; n < N; n++) {
-        float *gradient = dlogits ? dlogits + n * V : NULL, loss = 0.0f;
-        if (targets[n] >= 0) loss = row_loss(logits + n * V, V, targets[n], gradient, gradient_scale);
-        else if (gradient) memset(gradient, 0, (size_t)V * sizeof(float));
+        float *gradient = dlogits ? dlogits + n * width : NULL, loss = 0.0f;
+        bool counts = targets[n] >= 0;
+        if (counts) loss = row_loss(logits + n * width, V, targets[n], gradient, gradient_scale);
+        int64_t first_zero = counts ? V : 0;
+        if (gradient) memset(gradient + first_zero, 0, (size_t)(width - first_zero) * sizeof(float));
         losses[n] = loss;
     }
     return STATUS_OK;

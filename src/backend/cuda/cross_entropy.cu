@@ -15,7 +15,7 @@
  * maximum rises; the second makes the gradient. A short row is one warp's, a long one a block's.
  *
  * Rows of an odd vocabulary begin anywhere, so vectors are counted from the last 16-byte boundary before the row: all
- * but the first and the last are whole. A row with a NaN or an infinite greatest logit has a NaN loss, as plain
+ * but the first and the last are whole. Padding columns count as -inf, which makes their gradient 0. A row with a NaN or an infinite greatest logit has a NaN loss, as plain
  * arithmetic would give. */
 #include "backend/cuda/device.cuh"
 
@@ -101,7 +101,7 @@ DEVICE void write_columns(T *row, int c, int n, bool aligned, float v[VECTOR], b
 
 typedef struct {
     int64_t rows;
-    int vocabulary;
+    int vocabulary, width; /* classes, and columns with their padding */
     float gradient_scale;
     bool add_gradient;
 } EntropyShape;
@@ -117,15 +117,15 @@ static __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
     int64_t n = (int64_t)blockIdx.x * (THREADS / TEAM) + threadIdx.x / TEAM;
     int member = (int)threadIdx.x % TEAM;
     if (n >= s.rows) return; /* a whole warp, or a whole block */
-    const T *row = logits + n * s.vocabulary;
-    T *gradient = dlogits ? dlogits + n * s.vocabulary : NULL;
+    const T *row = logits + n * s.width;
+    T *gradient = dlogits ? dlogits + n * s.width : NULL;
     int target = targets[n], skew = (int)((uintptr_t)row % 16 / sizeof(T));
     bool is_wrong = target >= s.vocabulary, is_ignored = target < 0 || is_wrong;
     if (is_wrong && member == 0) report(fault, FAULT_TARGET, target, s.vocabulary);
     Softmax softmax = {-INFINITY, 0.0f};
     float target_logit = is_ignored || member ? 0.0f : as_float(row[target]);
     if (!is_ignored) {
-        for (int c = member * VECTOR - skew; c < s.vocabulary; c += AT_ONCE * TEAM * VECTOR) {
+        for (int c = member * VECTOR - skew; c < s.width; c += AT_ONCE * TEAM * VECTOR) {
             Raw<T> raw[AT_ONCE];
 #pragma unroll
             for (int j = 0; j < AT_ONCE; j++) raw[j] = load_columns(row, c + j * TEAM * VECTOR, s.vocabulary);
@@ -153,7 +153,7 @@ static __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
     float scale = s.gradient_scale * (loss_scale ? *loss_scale : 1.0f);
     float factor = is_ignored ? 0.0f : scale / softmax.sum, reference = softmax.max * LOG2_E;
     bool aligned = (uintptr_t)gradient % 16 == (uintptr_t)row % 16;
-    for (int c = member * VECTOR - skew; c < s.vocabulary; c += AT_ONCE * TEAM * VECTOR) {
+    for (int c = member * VECTOR - skew; c < s.width; c += AT_ONCE * TEAM * VECTOR) {
         Raw<T> raw[AT_ONCE] = {};
 #pragma unroll
         for (int j = 0; j < AT_ONCE && !is_ignored; j++) {
@@ -162,7 +162,7 @@ static __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
 #pragma unroll
         for (int j = 0; j < AT_ONCE; j++) {
             int at = c + j * TEAM * VECTOR;
-            if (at >= s.vocabulary) break;
+            if (at >= s.width) break;
             float v[VECTOR];
             unpack(raw[j], v);
 #pragma unroll
@@ -172,7 +172,7 @@ static __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
 #pragma unroll
                 for (int k = 0; k < VECTOR; k++) v[k] -= target - at == k ? scale : 0.0f;
             }
-            write_columns(gradient, at, s.vocabulary, aligned, v, s.add_gradient);
+            write_columns(gradient, at, s.width, aligned, v, s.add_gradient);
         }
     }
 }
@@ -184,7 +184,7 @@ static size_t kept_bytes(const CudaContext *context) {
     return (size_t)context->max_shared_bytes - 2048;
 }
 template <typename T> static size_t row_bytes(const EntropyShape *s) {
-    return (size_t)(vectors_for(s->vocabulary) + 1) * sizeof(Raw<T>);
+    return (size_t)(vectors_for(s->width) + 1) * sizeof(Raw<T>);
 }
 
 /* What the exponentials of logits of type T are kept as, and what they are multiplied by before. */
@@ -228,16 +228,16 @@ template <int N> DEVICE void wait_batches(void) {
 
 /* A thread copies, and later visits, every KEPT_BLOCK-th vector of the row, counted from the 16-byte boundary before it;
  * nobody else touches those. */
-template <typename T> DEVICE void fetch_row(const T *row, int vocabulary, Raw<T> *kept) {
+template <typename T> DEVICE void fetch_row(const T *row, const EntropyShape &s, Raw<T> *kept) {
     int skew = (int)((uintptr_t)row % 16 / sizeof(T));
-    for (int i = (int)threadIdx.x; i * VECTOR - skew < vocabulary; i += KEPT_BLOCK) {
+    for (int i = (int)threadIdx.x; i * VECTOR - skew < s.width; i += KEPT_BLOCK) {
         int c = i * VECTOR - skew;
-        if (c >= 0 && c + VECTOR <= vocabulary) {
+        if (c >= 0 && c + VECTOR <= s.vocabulary) {
 #pragma unroll
             for (int part = 0; part < (int)sizeof(T) / 2; part++)
                 copy_later((uint4 *)&kept[i] + part, (const uint4 *)(row + c) + part);
         } else {
-            kept[i] = load_columns(row, c, vocabulary);
+            kept[i] = load_columns(row, c, s.vocabulary);
         }
     }
 }
@@ -304,7 +304,7 @@ DEVICE void write_row(const Raw<T> *kept, T *gradient, int skew, int n_vectors, 
                 for (int k = 0; k < VECTOR; k++) v[k] -= target - c == k ? scale : 0.0f;
             }
         }
-        write_columns(gradient, c, s.vocabulary, aligned, v, s.add_gradient);
+        write_columns(gradient, c, s.width, aligned, v, s.add_gradient);
     }
 }
 
@@ -316,24 +316,23 @@ static __global__ void __launch_bounds__(KEPT_BLOCK)
     __shared__ RowShared shared;
     extern __shared__ uint4 memory[]; /* (n_buffers, vectors of a row + 1) */
     Raw<T> *buffer = (Raw<T> *)memory;
-    int room = (s.vocabulary + VECTOR - 1) / VECTOR + 1, use = 0;
+    int room = (s.width + VECTOR - 1) / VECTOR + 1, use = 0;
     float scale = s.gradient_scale * (loss_scale ? *loss_scale : 1.0f);
-    if (n_buffers > 1) fetch_row(logits + blockIdx.x * (int64_t)s.vocabulary, s.vocabulary, buffer);
+    if (n_buffers > 1) fetch_row(logits + blockIdx.x * (int64_t)s.width, s, buffer);
     end_batch();
     for (int64_t n = blockIdx.x; n < s.rows; n += gridDim.x) {
-        const T *row = logits + n * s.vocabulary;
-        T *gradient = dlogits + n * s.vocabulary;
+        const T *row = logits + n * s.width;
+        T *gradient = dlogits + n * s.width;
         Raw<T> *kept = buffer + use * room;
         int target = targets[n], skew = (int)((uintptr_t)row % 16 / sizeof(T));
-        int n_vectors = (s.vocabulary + skew + VECTOR - 1) / VECTOR;
+        int n_vectors = (s.width + skew + VECTOR - 1) / VECTOR;
         if (n_buffers > 1) {
             use ^= 1;
-            if (n + gridDim.x < s.rows)
-                fetch_row(row + gridDim.x * (int64_t)s.vocabulary, s.vocabulary, buffer + use * room);
+            if (n + gridDim.x < s.rows) fetch_row(row + gridDim.x * (int64_t)s.width, s, buffer + use * room);
             end_batch();
             wait_batches<1>();
         } else {
-            fetch_row(row, s.vocabulary, kept);
+            fetch_row(row, s, kept);
             end_batch();
             wait_batches<0>();
         }
@@ -374,8 +373,8 @@ extern "C" Status cuda_cross_entropy(const KernelCall *call, Error *error) {
     if (!same_types(logits, call->node->output[1]))
         return cuda_unsupported(call, call->node->output[1], error);
     if (shape_columns(logits->shape) > INT32_MAX / 2) return cuda_unsupported(call, logits, error);
-    EntropyShape s = {shape_rows(logits->shape), (int)shape_columns(logits->shape), a->gradient_scale,
-                      call->add[1]};
+    EntropyShape s = {shape_rows(logits->shape), (int)a->n_classes, (int)shape_columns(logits->shape),
+                      a->gradient_scale, call->add[1]};
     if (!s.rows) return STATUS_OK;
     const CudaContext *context = cuda_context(call);
     const int32_t *targets = (const int32_t *)call->in[1];
