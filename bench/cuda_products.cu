@@ -71,8 +71,8 @@ static double rate(const Product *p, float microseconds) {
     return 2.0 * (double)p->rows * (double)p->columns * (double)p->inner / (double)microseconds * 1e-6;
 }
 
-static double print_line(const char *model, const char *layer, const char *which, const Product *p,
-                         const ProductCandidate *candidate, int n) {
+static double print_line(const Bench *bench, const char *model, const char *layer, const char *which,
+                         const Product *p, const ProductCandidate *candidate, int n) {
     char text[160];
     int first = 0, same = 0;
     while (first < n - 1 && candidate[first].rank) first++;
@@ -80,7 +80,8 @@ static double print_line(const char *model, const char *layer, const char *which
     printf("%-6s %-6s %-28s %5.0f %5.0f %5.0f  %8.1f us  of %2d: %2d, same %2d  %s\n", model, layer, which,
            rate(p, candidate[first].microseconds), rate(p, candidate[0].microseconds),
            rate(p, candidate[same].microseconds), (double)candidate[same].microseconds, n, candidate[0].rank,
-           candidate[same].rank, product_candidate_describe(&candidate[same], text, sizeof text));
+           candidate[same].rank,
+           product_candidate_describe(bench->context, &candidate[same], text, sizeof text));
     fflush(stdout);
     return (double)candidate[same].microseconds;
 }
@@ -95,7 +96,7 @@ static double line(const Bench *bench, const char *model, const char *layer, con
     must(product_describe(bench->context, p, &description, &error), &error);
     int n = product_candidates(bench->context, p, &description, candidate, PRODUCT_MOST_CANDIDATES);
     must(product_survey(bench->context, p, &description, candidate, n, &error), &error);
-    if (n) microseconds = print_line(model, layer, which, p, candidate, n);
+    if (n) microseconds = print_line(bench, model, layer, which, p, candidate, n);
     else printf("%-6s %-6s %-28s there is none\n", model, layer, which);
     product_description_free(&description);
     return microseconds;
@@ -398,7 +399,8 @@ int main(int n_arguments, char **argument) {
     bench.bias = random_memory(&bench, 1 << 20);
     bench.gradient = random_memory(&bench, (size_t)PADDED * 1600 * 4);
     bench.sums = random_memory(&bench, 64 << 20);
-    printf("%s, cuBLASLt %zu\n", backend_cuda_describe(&backend, text, sizeof text), cublasLtGetVersion());
+    printf("%s, cuBLASLt %zu\n", backend_cuda_describe(&backend, text, sizeof text),
+           bench.context->lt.GetVersion());
     bool all = strcmp(what, "all") == 0;
     if (all || strcmp(what, "start") == 0) run_start(&bench);
     if (all || strcmp(what, "decode") == 0) run_decode(&bench);
