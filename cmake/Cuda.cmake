@@ -1,8 +1,15 @@
 # PGPT_CUDA: the CUDA backend, src/backend/cuda. Its sources are .cu files, compiled by nvcc into the target pgpt_cuda;
 # a pgpt without it has absent.c in their place. PGPT_CUDNN: cuDNN's attention, for sources with cudnn in their names.
+# PGPT_NCCL: NCCL, in src/comm/comm_nccl.c.
 #
 # nvcc is looked for on the PATH, in CUDACXX, CUDA_HOME and CUDA_PATH, and where NVIDIA's packages put it. Architectures
 # are CMAKE_CUDA_ARCHITECTURES, by default 80 (A100) and 90 (H100, H200).
+#
+# Of cuBLASLt, cuDNN and NCCL the headers are needed, not the libraries: those are opened when a GPU is used
+# (src/base/library.h), so that the same program runs, and costs nothing, where there are none. The CUDA runtime is
+# linked, statically; it loads the driver when it is first asked for a device.
+
+include(CheckLanguage)
 
 # Why CUDA cannot be had: an error if it was asked for.
 macro(pgpt_no_cuda)
@@ -13,20 +20,37 @@ macro(pgpt_no_cuda)
     message(STATUS "CUDA is missing: pgpt will run on the CPU only; " ${ARGN})
 endmacro()
 
-set(PGPT_HAVE_CUDA OFF)
-set(PGPT_CUDA off CACHE STRING "NVIDIA GPUs by CUDA: auto, on or off") # not by itself until it is complete
-pgpt_switch(PGPT_CUDA "NVIDIA GPUs by CUDA")
-if(NOT PGPT_CUDA STREQUAL off)
-    find_program(
-        CMAKE_CUDA_COMPILER nvcc
-        HINTS ENV CUDACXX ENV CUDA_HOME ENV CUDA_PATH
-        PATHS /usr/local/cuda /opt/cuda
-        PATH_SUFFIXES bin
-        DOC "NVIDIA's compiler")
+# CMAKE_CUDA_COMPILER, or pgpt_no_cuda. Where CUDA is only taken if it is there, an nvcc that does not work, say for want
+# of a C++ compiler that it knows, is none.
+macro(pgpt_find_nvcc)
     if(NOT CMAKE_CUDA_COMPILER)
         unset(CMAKE_CUDA_COMPILER CACHE) # CMake takes any entry of this name for an answer
-        pgpt_no_cuda("there is no nvcc.")
-    else()
+        find_program(
+            nvcc_PROGRAM nvcc
+            HINTS ENV CUDACXX ENV CUDA_HOME ENV CUDA_PATH
+            PATHS /usr/local/cuda /opt/cuda
+            PATH_SUFFIXES bin
+            DOC "NVIDIA's compiler")
+        mark_as_advanced(nvcc_PROGRAM)
+        if(NOT nvcc_PROGRAM)
+            pgpt_no_cuda("there is no nvcc.")
+        elseif(PGPT_CUDA STREQUAL on)
+            set(CMAKE_CUDA_COMPILER "${nvcc_PROGRAM}" CACHE FILEPATH "NVIDIA's compiler")
+        else()
+            set(ENV{CUDACXX} "${nvcc_PROGRAM}")
+            check_language(CUDA)
+            if(NOT CMAKE_CUDA_COMPILER)
+                pgpt_no_cuda("${nvcc_PROGRAM} does not work here (-DPGPT_CUDA=on shows why).")
+            endif()
+        endif()
+    endif()
+endmacro()
+
+set(PGPT_HAVE_CUDA OFF)
+pgpt_switch(PGPT_CUDA "NVIDIA GPUs by CUDA")
+if(NOT PGPT_CUDA STREQUAL off)
+    pgpt_find_nvcc()
+    if(CMAKE_CUDA_COMPILER)
         if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
             set(CMAKE_CUDA_ARCHITECTURES 80-real 90 CACHE STRING "GPU architectures to compile for")
         endif()
@@ -35,10 +59,14 @@ if(NOT PGPT_CUDA STREQUAL off)
         set(CMAKE_CUDA_FLAGS_SANITIZE "-O1 -lineinfo" CACHE STRING "CUDA flags of the Sanitize build")
         enable_language(CUDA)
         find_package(CUDAToolkit)
-        if(TARGET CUDA::cudart_static AND TARGET CUDA::cublasLt)
-            set(PGPT_HAVE_CUDA ON)
+        find_path(cublas_INCLUDE_DIR cublasLt.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
+        mark_as_advanced(cublas_INCLUDE_DIR)
+        if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 12)
+            pgpt_no_cuda("${CMAKE_CUDA_COMPILER} is version ${CMAKE_CUDA_COMPILER_VERSION}, and 12 is the oldest that will do.")
+        elseif(NOT TARGET CUDA::cudart_static OR NOT cublas_INCLUDE_DIR)
+            pgpt_no_cuda("cudart_static and cublasLt.h are not beside ${CMAKE_CUDA_COMPILER}.")
         else()
-            pgpt_no_cuda("its libraries cudart and cublasLt are not beside ${CMAKE_CUDA_COMPILER}.")
+            set(PGPT_HAVE_CUDA ON)
         endif()
     endif()
 endif()
@@ -47,13 +75,12 @@ set(PGPT_HAVE_CUDNN OFF)
 pgpt_switch(PGPT_CUDNN "Attention by cuDNN")
 if(PGPT_HAVE_CUDA AND NOT PGPT_CUDNN STREQUAL off)
     find_path(cudnn_INCLUDE_DIR cudnn.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
-    find_library(cudnn_LIBRARY NAMES cudnn libcudnn.so.9 HINTS ${CUDAToolkit_LIBRARY_DIR})
-    mark_as_advanced(cudnn_INCLUDE_DIR cudnn_LIBRARY)
-    if(cudnn_INCLUDE_DIR AND cudnn_LIBRARY)
+    mark_as_advanced(cudnn_INCLUDE_DIR)
+    if(cudnn_INCLUDE_DIR)
         set(PGPT_HAVE_CUDNN ON)
     elseif(PGPT_CUDNN STREQUAL on)
-        message(FATAL_ERROR "PGPT_CUDNN is on, but cudnn.h or libcudnn is missing. Debian and Ubuntu, from NVIDIA's "
-                            "repository: apt install libcudnn9-dev-cuda-13")
+        message(FATAL_ERROR "PGPT_CUDNN is on, but cudnn.h is missing. Debian and Ubuntu, from NVIDIA's repository: apt "
+                            "install libcudnn9-dev-cuda-13")
     endif()
 endif()
 
@@ -61,13 +88,12 @@ set(PGPT_HAVE_NCCL OFF)
 pgpt_switch(PGPT_NCCL "Many GPUs by NCCL")
 if(PGPT_HAVE_CUDA AND NOT PGPT_NCCL STREQUAL off)
     find_path(nccl_INCLUDE_DIR nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
-    find_library(nccl_LIBRARY NAMES nccl libnccl.so.2 HINTS ${CUDAToolkit_LIBRARY_DIR})
-    mark_as_advanced(nccl_INCLUDE_DIR nccl_LIBRARY)
-    if(nccl_INCLUDE_DIR AND nccl_LIBRARY)
+    mark_as_advanced(nccl_INCLUDE_DIR)
+    if(nccl_INCLUDE_DIR)
         set(PGPT_HAVE_NCCL ON)
     elseif(PGPT_NCCL STREQUAL on)
-        message(FATAL_ERROR "PGPT_NCCL is on, but nccl.h or libnccl is missing. Debian and Ubuntu, from NVIDIA's "
-                            "repository: apt install libnccl-dev")
+        message(FATAL_ERROR "PGPT_NCCL is on, but nccl.h is missing. Debian and Ubuntu, from NVIDIA's repository: apt "
+                            "install libnccl-dev")
     endif()
 endif()
 
@@ -101,26 +127,19 @@ function(pgpt_add_cuda sources)
     if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13) # whose drivers unpack it: a seventh of the size
         target_compile_options(pgpt_cuda PRIVATE --compress-mode=size)
     endif()
-    target_link_libraries(pgpt_cuda PRIVATE CUDA::cudart_static CUDA::cublasLt)
-    target_link_libraries(pgpt_dependencies INTERFACE CUDA::cudart_static CUDA::cublasLt)
-    set(libraries "-L${CUDAToolkit_LIBRARY_DIR}" -lcublasLt -lcudart_static -lrt -ldl)
+    target_include_directories(pgpt_cuda SYSTEM PRIVATE "${cublas_INCLUDE_DIR}")
+    target_link_libraries(pgpt_cuda PRIVATE CUDA::cudart_static)
+    target_link_libraries(pgpt_dependencies INTERFACE CUDA::cudart_static)
     if(PGPT_HAVE_CUDNN)
         target_compile_definitions(pgpt_cuda PRIVATE PGPT_HAVE_CUDNN)
         target_include_directories(pgpt_cuda SYSTEM PRIVATE "${cudnn_INCLUDE_DIR}")
-        set(uses_cudnn ${cuda_sources})
-        list(FILTER uses_cudnn INCLUDE REGEX "cudnn[^/]*$")
-        if(uses_cudnn)
-            target_link_libraries(pgpt_dependencies INTERFACE "${cudnn_LIBRARY}")
-            list(APPEND libraries -lcudnn)
-        endif()
     endif()
     if(PGPT_HAVE_NCCL) # the one file that knows
         set_source_files_properties(
             "${CMAKE_CURRENT_SOURCE_DIR}/src/comm/comm_nccl.c"
             PROPERTIES COMPILE_DEFINITIONS PGPT_HAVE_NCCL INCLUDE_DIRECTORIES
                                                           "${nccl_INCLUDE_DIR};${CUDAToolkit_INCLUDE_DIRS}")
-        target_link_libraries(pgpt_dependencies INTERFACE "${nccl_LIBRARY}")
-        list(APPEND libraries -lnccl)
     endif()
+    set(libraries "-L${CUDAToolkit_LIBRARY_DIR}" -lcudart_static -lrt)
     set(PGPT_PC_LIBS ${PGPT_PC_LIBS} ${libraries} PARENT_SCOPE)
 endfunction()

@@ -47,6 +47,11 @@ find_package(Threads REQUIRED) # checkpoints are written in one of their own
 target_link_libraries(pgpt_dependencies INTERFACE Threads::Threads)
 list(APPEND PGPT_PC_LIBS -pthread)
 
+if(CMAKE_DL_LIBS) # for base/library.c; nothing where the C library has dlopen itself and says so
+    target_link_libraries(pgpt_dependencies INTERFACE ${CMAKE_DL_LIBS})
+    list(APPEND PGPT_PC_LIBS -l${CMAKE_DL_LIBS})
+endif()
+
 pgpt_switch(PGPT_OPENMP "Threads by OpenMP")
 if(NOT PGPT_OPENMP STREQUAL off)
     find_package(OpenMP COMPONENTS C)

@@ -55,7 +55,8 @@ typedef struct {
     int root;                /* of broadcast, reduce, scatter, gather */
     /* broadcast, reduce, all-reduce: the vector of n elements; reduce's result is the root's, others keep theirs.
      * all-gather: all slices; the rank's own is there before, all of them after.
-     * reduce-scatter: the whole vector before; after it the rank's own slice is the sum, the rest is undefined.
+     * reduce-scatter: the whole vector before; after it the rank's own slice is the sum, the rest is undefined, but for
+     * elements that were 0 on all ranks and stay 0: the gaps between gradients are cleared once and never again.
      * scatter, gather: all slices, at the root (others may pass NULL).
      * all-to-all: what goes to each rank, by `border`. */
     void *data;
@@ -85,6 +86,8 @@ typedef struct {
 typedef struct CommTable {
     const char *name;
     bool counts_only; /* moves nothing: data may be NULL and is not touched; needs no cutting into pieces */
+    bool
+        only_enqueues; /* start and finish leave everything to a device's queues: they can be recorded there */
 
     /* Point to point. Messages between two ranks with the same tag arrive in order; a receive's size is its message's. */
     Status (*start_send)(void *context, const void *data, size_t n_bytes, int to, int tag,
@@ -100,6 +103,9 @@ typedef struct CommTable {
      * thread runs what is started. */
     Status (*start)(void *context, const CommOperation *operation, CommTicket *ticket, Error *error);
     Status (*finish)(void *context, const CommTicket *ticket, Error *error);
+
+    /* Has anything failed behind the host's back? Asked by whoever waits for the device. Optional. */
+    Status (*check)(void *context, Error *error);
 
     /* The group of all ranks that pass the same color, ordered by key; a copy of itself if all do. */
     Status (*split)(void *context, int color, int key, Comm *child, Error *error);

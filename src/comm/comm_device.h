@@ -11,12 +11,16 @@
 
 #include "comm/comm.h"
 
-/* Was the build made with NCCL? */
-bool comm_nccl_is_built(void);
+/* Can NCCL be used here: was the build made with it, and is its library installed? Else `reason` (n_bytes) says why not.
+ * Ranks may differ. */
+bool comm_nccl_is_available(char *reason, size_t n_bytes);
 
 /* `control` is a communicator of the host over the same ranks, which must stay open; `device` this rank's GPU and `stream`
  * the CUDA stream that its kernels run on. Collective. */
 Status comm_nccl_open(Comm *comm, Comm *control, int device, void *stream, Error *error);
+
+/* Is it one of those? */
+bool comm_is_nccl(const Comm *comm);
 
 /* How to reach the device's memory: as the slots of a backend. */
 typedef struct {

@@ -287,12 +287,13 @@ static int run_slices(MpiContext *context, const CommOperation *operation) {
     MPI_Request request;
     int code = wait_for_one(context, start_slices(context, operation, &request), &request);
     if (code != MPI_SUCCESS || operation->kind != COMM_REDUCE_SCATTER) return code;
-    /* MPI leaves the rank's slice at the beginning. */
+    /* MPI leaves the rank's slice at the beginning, from where it is moved; what was 0 there before must not be its copy. */
     size_t element_bytes = comm_type_bytes(operation->type);
     int64_t first = operation->border[context->rank], n = operation->border[context->rank + 1] - first;
-    if (n)
-        memmove((char *)operation->data + (size_t)first * element_bytes, operation->data,
-                (size_t)n * element_bytes);
+    if (!n || !first) return code;
+    memmove((char *)operation->data + (size_t)first * element_bytes, operation->data,
+            (size_t)n * element_bytes);
+    memset(operation->data, 0, (size_t)(n < first ? n : first) * element_bytes);
     return code;
 }
 

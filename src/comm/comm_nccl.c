@@ -9,19 +9,85 @@
  * NCCL's own reduce-scatter and all-gather want equal slices. Where ours are not, the same is done as a group of reductions
  * or broadcasts, one a slice, which NCCL runs together.
  *
- * A rank that dies leaves the others' kernels waiting. NCCL notices asynchronously; every wait asks, and aborts the
- * communicator, so that the error comes up as that of an instruction. */
+ * The library is opened when it is first asked for (base/library.h), and its functions are called through a table.
+ *
+ * A rank that dies leaves the others' kernels waiting. NCCL notices asynchronously; every wait asks, the host's for the
+ * device too, and aborts the communicator, so that the error comes up as that of an instruction. */
 #include "comm/comm_device.h"
 
 #ifdef PGPT_HAVE_NCCL
 
 #    include <cuda_runtime_api.h>
 #    include <nccl.h>
+#    include <stddef.h>
+#    include <stdio.h>
 #    include <stdlib.h>
+
+#    include "base/library.h"
+
+/* ---- the library ---- */
+
+/* nccl... */
+#    define NCCL_FUNCTIONS(_)                                                                                \
+        _(AllGather)                                                                                         \
+        _(AllReduce)                                                                                         \
+        _(Broadcast)                                                                                         \
+        _(CommAbort)                                                                                         \
+        _(CommDestroy)                                                                                       \
+        _(CommGetAsyncError)                                                                                 \
+        _(CommInitRank)                                                                                      \
+        _(GetErrorString)                                                                                    \
+        _(GetLastError)                                                                                      \
+        _(GetUniqueId)                                                                                       \
+        _(GetVersion)                                                                                        \
+        _(GroupEnd)                                                                                          \
+        _(GroupStart)                                                                                        \
+        _(Recv)                                                                                              \
+        _(Reduce)                                                                                            \
+        _(ReduceScatter)                                                                                     \
+        _(Send)
+
+typedef struct {
+#    define NCCL_FIELD(name) __typeof__(nccl##name) *name;
+    NCCL_FUNCTIONS(NCCL_FIELD)
+} NcclFunctions;
+
+static const LibrarySymbol SYMBOLS[] = {
+#    define NCCL_SYMBOL(name) LIBRARY_SYMBOL(NcclFunctions, nccl, name),
+    NCCL_FUNCTIONS(NCCL_SYMBOL){NULL, 0}};
+
+static const Library NCCL = {
+    .name = "nccl",
+    .file = "libnccl.so." LIBRARY_TEXT(NCCL_MAJOR),
+    .folders = library_cuda_folders,
+    .symbols = SYMBOLS,
+    .advice =
+        "install NVIDIA's NCCL (libnccl" LIBRARY_TEXT(NCCL_MAJOR) "), or add its folder to LD_LIBRARY_PATH",
+};
+
+static Status load(NcclFunctions *call, Error *error) {
+    int version = 0;
+    TRY(library_load(&NCCL, call, error));
+    ncclResult_t code = call->GetVersion(&version);
+    if (code == ncclSuccess && version / 10000 == NCCL_MAJOR) return STATUS_OK; /* so counted from 2.9 on */
+    return error_user(error, "%s says that it is version %d, and pgpt was built for %d: %s", NCCL.file,
+                      version, NCCL_VERSION_CODE, NCCL.advice);
+}
+
+bool comm_nccl_is_available(char *reason, size_t n_bytes) {
+    NcclFunctions call;
+    Error error = {0};
+    if (load(&call, &error) == STATUS_OK) return true;
+    snprintf(reason, n_bytes, "%s", error.text);
+    return false;
+}
+
+/* ---- the communicator ---- */
 
 enum { N_EVENTS = 512 };
 
 typedef struct {
+    NcclFunctions call;
     Comm *control;
     ncclComm_t comm;
     int rank, size, device;
@@ -32,9 +98,9 @@ typedef struct {
 
 static Status check_nccl(ncclResult_t code, const char *what, const Nccl *nccl, Error *error) {
     if (code == ncclSuccess || code == ncclInProgress) return STATUS_OK;
-    const char *details = nccl && nccl->comm ? ncclGetLastError(nccl->comm) : "";
-    return error_failed(error, "NCCL: %s: %s%s%s", what, ncclGetErrorString(code), *details ? ": " : "",
-                        details);
+    const char *details = nccl->comm ? nccl->call.GetLastError(nccl->comm) : "";
+    return error_failed(error, "NCCL: %s: %s%s%s", what, nccl->call.GetErrorString(code),
+                        *details ? ": " : "", details);
 }
 
 static Status check_cuda(cudaError_t code, const char *what, Error *error) {
@@ -65,17 +131,18 @@ static bool is_even(const int64_t *border, int size) {
 /* Every slice by a group of operations with a root each. */
 static ncclResult_t run_slices(const Nccl *nccl, const CommOperation *operation) {
     size_t size = comm_type_bytes(operation->type);
-    ncclResult_t code = ncclGroupStart();
+    ncclResult_t code = nccl->call.GroupStart();
     for (int r = 0; r < nccl->size && code == ncclSuccess; r++) {
         char *slice = (char *)operation->data + (size_t)operation->border[r] * size;
         size_t n = (size_t)(operation->border[r + 1] - operation->border[r]);
         if (!n) continue;
         code = operation->kind == COMM_ALL_GATHER
-                   ? ncclBroadcast(slice, slice, n, nccl_type(operation->type), r, nccl->comm, nccl->stream)
-                   : ncclReduce(slice, slice, n, nccl_type(operation->type),
-                                nccl_reduction(operation->reduction), r, nccl->comm, nccl->stream);
+                   ? nccl->call.Broadcast(slice, slice, n, nccl_type(operation->type), r, nccl->comm,
+                                          nccl->stream)
+                   : nccl->call.Reduce(slice, slice, n, nccl_type(operation->type),
+                                       nccl_reduction(operation->reduction), r, nccl->comm, nccl->stream);
     }
-    ncclResult_t ended = ncclGroupEnd();
+    ncclResult_t ended = nccl->call.GroupEnd();
     return code == ncclSuccess ? ended : code;
 }
 
@@ -84,9 +151,10 @@ static ncclResult_t run_even_slices(const Nccl *nccl, const CommOperation *opera
     char *mine =
         (char *)operation->data + (size_t)operation->border[nccl->rank] * comm_type_bytes(operation->type);
     if (operation->kind == COMM_ALL_GATHER)
-        return ncclAllGather(mine, operation->data, n, nccl_type(operation->type), nccl->comm, nccl->stream);
-    return ncclReduceScatter(operation->data, mine, n, nccl_type(operation->type),
-                             nccl_reduction(operation->reduction), nccl->comm, nccl->stream);
+        return nccl->call.AllGather(mine, operation->data, n, nccl_type(operation->type), nccl->comm,
+                                    nccl->stream);
+    return nccl->call.ReduceScatter(operation->data, mine, n, nccl_type(operation->type),
+                                    nccl_reduction(operation->reduction), nccl->comm, nccl->stream);
 }
 
 static ncclResult_t run(const Nccl *nccl, const CommOperation *operation) {
@@ -95,12 +163,13 @@ static ncclResult_t run(const Nccl *nccl, const CommOperation *operation) {
     ncclDataType_t type = nccl_type(operation->type);
     switch (operation->kind) {
     case COMM_ALL_REDUCE:
-        return ncclAllReduce(data, data, n, type, nccl_reduction(operation->reduction), nccl->comm,
-                             nccl->stream);
+        return nccl->call.AllReduce(data, data, n, type, nccl_reduction(operation->reduction), nccl->comm,
+                                    nccl->stream);
     case COMM_REDUCE:
-        return ncclReduce(data, data, n, type, nccl_reduction(operation->reduction), operation->root,
-                          nccl->comm, nccl->stream);
-    case COMM_BROADCAST: return ncclBroadcast(data, data, n, type, operation->root, nccl->comm, nccl->stream);
+        return nccl->call.Reduce(data, data, n, type, nccl_reduction(operation->reduction), operation->root,
+                                 nccl->comm, nccl->stream);
+    case COMM_BROADCAST:
+        return nccl->call.Broadcast(data, data, n, type, operation->root, nccl->comm, nccl->stream);
     case COMM_ALL_GATHER:
     case COMM_REDUCE_SCATTER:
         return is_even(operation->border, nccl->size) ? run_even_slices(nccl, operation)
@@ -120,16 +189,23 @@ static Status start(void *context, const CommOperation *operation, CommTicket *t
     return check_cuda(cudaEventRecord(nccl->done[turn], nccl->stream), "marking the stream", error);
 }
 
+/* NCCL notices by itself that another rank is gone. The communicator is of no use then, and its kernels must be told to end. */
+static Status check(void *context, Error *error) {
+    Nccl *nccl = context;
+    if (!nccl->comm) return error_failed(error, "NCCL: the communicator has failed before");
+    ncclResult_t state = ncclSuccess;
+    TRY(check_nccl(nccl->call.CommGetAsyncError(nccl->comm, &state), "asking for errors", nccl, error));
+    if (check_nccl(state, "another rank, or the way to it, has failed", nccl, error) == STATUS_OK)
+        return STATUS_OK;
+    nccl->call.CommAbort(nccl->comm);
+    nccl->comm = NULL;
+    return error->status;
+}
+
 static Status finish(void *context, const CommTicket *ticket, Error *error) {
     Nccl *nccl = context;
     if (!ticket->number) return STATUS_OK;
-    ncclResult_t state = ncclSuccess;
-    TRY(check_nccl(ncclCommGetAsyncError(nccl->comm, &state), "asking for errors", nccl, error));
-    if (check_nccl(state, "another rank, or the way to it, has failed", nccl, error) != STATUS_OK) {
-        ncclCommAbort(nccl->comm);
-        nccl->comm = NULL;
-        return error->status;
-    }
+    TRY(check(nccl, error));
     int turn = (int)((ticket->number - 1) % N_EVENTS);
     return check_cuda(cudaStreamWaitEvent(nccl->kernels, nccl->done[turn], 0), "waiting for communication",
                       error);
@@ -146,14 +222,16 @@ static Status start_send(void *context, const void *data, size_t n_bytes, int to
                          CommRequest *request, Error *error) {
     (void)tag; /* messages between two ranks arrive in order */
     Nccl *nccl = context;
-    return message(nccl, ncclSend(data, n_bytes, ncclUint8, to, nccl->comm, nccl->stream), request, error);
+    return message(nccl, nccl->call.Send(data, n_bytes, ncclUint8, to, nccl->comm, nccl->stream), request,
+                   error);
 }
 
 static Status start_receive(void *context, void *data, size_t n_bytes, int from, int tag,
                             CommRequest *request, Error *error) {
     (void)tag;
     Nccl *nccl = context;
-    return message(nccl, ncclRecv(data, n_bytes, ncclUint8, from, nccl->comm, nccl->stream), request, error);
+    return message(nccl, nccl->call.Recv(data, n_bytes, ncclUint8, from, nccl->comm, nccl->stream), request,
+                   error);
 }
 
 static Status wait_all(void *context, CommRequest *requests, int n_requests, Error *error) {
@@ -175,7 +253,7 @@ static bool is_threaded(void *context) {
 
 static void abort_job(void *context, int exit_code) {
     Nccl *nccl = context;
-    if (nccl->comm) ncclCommAbort(nccl->comm);
+    if (nccl->comm) nccl->call.CommAbort(nccl->comm);
     nccl->comm = NULL;
     comm_abort(nccl->control, exit_code);
 }
@@ -183,7 +261,7 @@ static void abort_job(void *context, int exit_code) {
 static void close_nccl(void *context) {
     Nccl *nccl = context;
     if (nccl->stream) cudaStreamSynchronize(nccl->stream);
-    if (nccl->comm) ncclCommDestroy(nccl->comm);
+    if (nccl->comm) nccl->call.CommDestroy(nccl->comm);
     for (int i = 0; i < N_EVENTS; i++) {
         if (nccl->ready[i]) cudaEventDestroy(nccl->ready[i]);
         if (nccl->done[i]) cudaEventDestroy(nccl->done[i]);
@@ -194,20 +272,18 @@ static void close_nccl(void *context) {
 
 static const CommTable nccl_table = {
     .name = "nccl",
+    .only_enqueues = true,
     .start_send = start_send,
     .start_receive = start_receive,
     .wait = wait_all,
     .start = start,
     .finish = finish,
+    .check = check,
     .split = split,
     .is_threaded = is_threaded,
     .abort = abort_job,
     .close = close_nccl,
 };
-
-bool comm_nccl_is_built(void) {
-    return true;
-}
 
 static Status open_streams(Nccl *nccl, Error *error) {
     TRY(check_cuda(cudaSetDevice(nccl->device), "choosing a GPU", error));
@@ -226,12 +302,18 @@ static Status open_streams(Nccl *nccl, Error *error) {
 
 static Status join(Nccl *nccl, Error *error) {
     ncclUniqueId id = {{0}};
-    if (nccl->rank == 0) check_nccl(ncclGetUniqueId(&id), "beginning", NULL, error);
+    load(&nccl->call, error);
+    if (error->status == STATUS_OK && nccl->rank == 0)
+        check_nccl(nccl->call.GetUniqueId(&id), "beginning", nccl, error);
     if (error->status == STATUS_OK) open_streams(nccl, error);
     TRY(comm_agree(nccl->control, error));
     TRY(comm_broadcast(nccl->control, &id, sizeof id, COMM_U8, 0, error));
-    return check_nccl(ncclCommInitRank(&nccl->comm, nccl->size, id, nccl->rank), "joining the other ranks",
-                      NULL, error);
+    return check_nccl(nccl->call.CommInitRank(&nccl->comm, nccl->size, id, nccl->rank),
+                      "joining the other ranks", nccl, error);
+}
+
+bool comm_is_nccl(const Comm *comm) {
+    return comm->table == &nccl_table;
 }
 
 Status comm_nccl_open(Comm *comm, Comm *control, int device, void *stream, Error *error) {
@@ -252,7 +334,15 @@ Status comm_nccl_open(Comm *comm, Comm *control, int device, void *stream, Error
 
 #else
 
-bool comm_nccl_is_built(void) {
+#    include <stdio.h>
+
+bool comm_nccl_is_available(char *reason, size_t n_bytes) {
+    snprintf(reason, n_bytes, "this pgpt was built without NCCL");
+    return false;
+}
+
+bool comm_is_nccl(const Comm *comm) {
+    (void)comm;
     return false;
 }
 

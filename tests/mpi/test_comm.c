@@ -268,6 +268,25 @@ static void very_long_vectors(void **state) {
     }
 }
 
+/* What is 0 on all ranks is so after a reduce-scatter in every slice: ZeRO's sums of squares count the gaps between
+ * gradients. */
+static void zeros_stay(void **state) {
+    (void)state;
+    enum { N = 1000 };
+    int64_t borders[2][16];
+    comm_even_borders(N, world.size, 1, borders[0]);
+    uneven_borders(N, world.size, borders[1]);
+    for (int w = 0; w < N_WAYS; w++) {
+        for (int b = 0; b < 2; b++) {
+            Error error = {0};
+            float data[N];
+            for (int i = 0; i < N; i++) data[i] = i % 3 ? 1.0f : 0.0f;
+            OK(comm_reduce_scatter(&ways[w].comm, data, borders[b], COMM_F32, COMM_SUM, &error));
+            for (int i = 0; i < N; i += 3) check_element(data, i, COMM_F32, 0, "reduce-scatter");
+        }
+    }
+}
+
 /* ---- Arithmetic */
 
 /* 256 + 1 is 256 again in bf16, and 2048 + 1 is 2048 in f16: whoever rounds on the way loses all the ones. At the end
@@ -344,6 +363,7 @@ int main(void) {
         cmocka_unit_test(long_vectors_blocking),
         cmocka_unit_test(long_vectors_started),
         cmocka_unit_test(very_long_vectors),
+        cmocka_unit_test(zeros_stay),
         cmocka_unit_test(nan_wins),
         cmocka_unit_test(sixteen_bits_are_rounded_once),
         cmocka_unit_test(sums_are_the_same_everywhere),
