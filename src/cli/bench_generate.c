@@ -3,7 +3,7 @@
  * Two claims are checked by figures. A token costs the same wherever it stands, but for attention, which reads one more
  * cached position for each: so the first and the last quarter of a text are timed apart, with and without attention.
  * And a single text is limited by reading the weights once a token: so their bytes a second are set against a loop that
- * only reads as many bytes, measured in this run. */
+ * only reads as many bytes, or on a GPU against a copy, measured in this run. */
 #include "cli/bench.h"
 
 #include "base/format.h"
@@ -99,14 +99,16 @@ static Status plan(GenerateBench *bench, const BenchValues *values, Error *error
         &(GeneratorOptions){.n_rows = values->bench.n_samples,
                             .dtype = precision_of((PrecisionKind)values->bench.precision).weight},
         error));
+    const char *advice = "use fewer --samples, a shorter --context or a smaller --model";
     size_t host_bytes = 0, per_sample = (size_t)values->model.vocabulary * 4 + sizeof(GeneratorPrompt);
     size_t needed = device_required_bytes(&bench->generator.memory);
-    if (!size_multiply(per_sample, (size_t)values->bench.n_samples, &host_bytes) ||
-        !size_add(needed, host_bytes, &needed)) {
-        needed = SIZE_MAX;
+    if (!size_multiply(per_sample, (size_t)values->bench.n_samples, &host_bytes)) host_bytes = SIZE_MAX;
+    if (bench->backend.uses_host_memory) {
+        if (!size_add(needed, host_bytes, &needed)) needed = SIZE_MAX;
+        return memory_check(needed, "generating", advice, error);
     }
-    return memory_check(needed, "generating", "use fewer --samples, a shorter --context or a smaller --model",
-                        error);
+    TRY(memory_check(host_bytes, "the samples", advice, error));
+    return device_check_memory(&bench->backend, needed, "generation", advice, error);
 }
 
 /* One parameter at a time, so that the weights are in memory only once. */
@@ -179,10 +181,10 @@ static Status measure(GenerateBench *bench, const BenchOptions *options, Generat
                       Error *error) {
     double *seconds = ARENA_ARRAY(&bench->arena, double, options->n_runs), warmup, fastest = INFINITY;
     report->weight_bytes = weight_bytes(bench->generator.decode.graph);
-    report->limit_bytes_per_s = NAN; /* of a GPU it is not measured */
     if (bench->backend.uses_host_memory)
         TRY(bench_read_bandwidth((size_t)report->weight_bytes, bench->backend.n_threads,
                                  &report->limit_bytes_per_s, error));
+    else TRY(bench_device_copy(&bench->backend, &report->limit_bytes_per_s, error));
     TRY(run_texts(bench, options->n_samples, N_WARMUP_TOKENS, &warmup, error));
     for (int64_t run = 0; run < options->n_runs; run++) {
         TRY(run_texts(bench, options->n_samples, options->n_tokens, &seconds[run], error));
@@ -209,7 +211,7 @@ static void print_report(const GenerateBench *bench, const BenchValues *values,
                          const GenerateReport *report) {
     const BenchOptions *options = &values->bench;
     const int last = N_QUARTERS - 1;
-    bench_print_model(values, &bench->table, bench->backend.n_threads);
+    bench_print_model(values, &bench->table, &bench->backend);
     printf("%lld tokens after a prompt of one, %lld text%s at once, context %lld\n\n",
            (long long)options->n_tokens, (long long)options->n_samples, options->n_samples == 1 ? "" : "s",
            (long long)values->model.context);
@@ -218,9 +220,12 @@ static void print_report(const GenerateBench *bench, const BenchValues *values,
     if (!bench->backend.uses_host_memory) {
         printf("a position    %.3f ms in the first quarter, %.3f ms in the last\n", report->quarter_ms[0],
                report->quarter_ms[last]);
-        printf("weights       %s read for a position: %s of an unknown limit\n",
+        printf("weights       %s read for a position: %s, %.1f %% of %s\n"
+               "              (the limit is a copy of half a GiB, bytes read and written, in this run)\n",
                format_bytes((uint64_t)report->weight_bytes).text,
-               format_rate(report->read_bytes_per_s, "B/s").text);
+               format_rate(report->read_bytes_per_s, "B/s").text,
+               100.0 * report->read_bytes_per_s / report->limit_bytes_per_s,
+               format_rate(report->limit_bytes_per_s, "B/s").text);
         printf("memory        %s allocated\n", format_bytes(bench->generator.memory.allocated_bytes).text);
         return;
     }

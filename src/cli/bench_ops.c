@@ -1,39 +1,41 @@
 /* pgpt bench ops: every kernel of a training step at the shapes it has there, against its floor.
  *
  * The step's own program is walked in order, so that a kernel finds its inputs as training would leave them; where an
- * operation with these shapes and attributes comes for the first time, it is repeated and the best run counts. An
- * output that adds to what is there, or takes over an input's memory, holds something else after that; numbers stay of
- * an ordinary size because the repetitions are few, and nobody reads them but later kernels that are only timed.
+ * operation with these shapes and attributes comes for the first time, it is repeated and the best run counts
+ * (bench_program.c). What a kernel changes in place, or adds to, is put back afterwards: a GPU's products are faster on
+ * numbers that have become zero. Operations that the step does not have follow in a program of their own (bench_rest.c).
  *
- * The floor is the time below which nothing can fall: the larger of FLOPs / (multiply-adds a second between registers)
- * and bytes / (bytes a second of a copy), counting the fewest bytes that must move. Repeated runs leave small tensors
- * in the caches, so the copy is measured at several sizes and the one nearest to the kernel's tensors together is its
- * limit. Limits are measured before and after the kernels, and the higher one counts. */
+ * The floor is the time below which nothing can fall: the larger of FLOPs / (the most FLOP/s) and bytes / (bytes a
+ * second of a copy), counting the fewest bytes that must move. On the CPU the most FLOP/s are those of multiply-adds
+ * between registers; on a GPU those of a large product in the same numbers, and they bound products and attention only.
+ * Repeated runs leave small tensors in a CPU's caches, so there the copy is measured at several sizes and the one
+ * nearest to the kernel's tensors together is its limit; a GPU is measured with one of half a GiB. Limits are measured
+ * before and after the kernels, and the higher one counts. */
 #include "cli/bench.h"
 
 #include "base/format.h"
-#include "base/timer.h"
+#include "base/memory.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { N_SIZES = 6, LEAST_RUNS = 3, MOST_RUNS = 20 };
+enum { N_SIZES = 6 };
 static const size_t smallest_bytes = (size_t)256 << 10; /* each size is four times the one before */
-static const double time_budget = 0.1;                  /* seconds for a kernel's repetitions */
 
 typedef struct {
+    bool is_gpu;
     double flops_per_s;
-    double copy_bytes_per_s[N_SIZES];
+    double copy_bytes_per_s[N_SIZES]; /* of a GPU the first only */
 } Limits;
 
 /* Nodes that differ only in where their tensors lie. */
 typedef struct {
     const Node *node;
     Cost cost;
-    int n_nodes, n_timed;
-    double runs_per_step;
+    int n_nodes;
+    double runs_per_step;  /* 0: the step does not have it */
     double seconds, floor; /* of one run */
     bool is_arithmetic;    /* what the floor comes from */
 } OpTime;
@@ -45,17 +47,26 @@ typedef struct {
 } OpTimes;
 
 /* Keeps the better of what is there and what is measured now. */
-static Status measure_limits(Limits *limits, int n_threads, Error *error) {
-    limits->flops_per_s = fmax(limits->flops_per_s, bench_peak_flops(n_threads));
+static Status measure_limits(Limits *limits, const Backend *backend, PrecisionKind precision, Error *error) {
+    double rate;
+    limits->is_gpu = !backend->uses_host_memory;
+    if (limits->is_gpu) {
+        TRY(bench_device_product(backend, precision, &rate, error));
+        limits->flops_per_s = fmax(limits->flops_per_s, rate);
+        TRY(bench_device_copy(backend, &rate, error));
+        limits->copy_bytes_per_s[0] = fmax(limits->copy_bytes_per_s[0], rate);
+        return STATUS_OK;
+    }
+    limits->flops_per_s = fmax(limits->flops_per_s, bench_peak_flops(backend->n_threads));
     for (int i = 0; i < N_SIZES; i++) {
-        double rate;
-        TRY(bench_copy_bandwidth(smallest_bytes << (2 * i), n_threads, &rate, error));
+        TRY(bench_copy_bandwidth(smallest_bytes << (2 * i), backend->n_threads, &rate, error));
         limits->copy_bytes_per_s[i] = fmax(limits->copy_bytes_per_s[i], rate);
     }
     return STATUS_OK;
 }
 
 static double copy_limit(const Limits *limits, double n_bytes) {
+    if (limits->is_gpu) return limits->copy_bytes_per_s[0];
     double size = n_bytes > 0.0 ? 0.5 * log2(n_bytes / (double)smallest_bytes) : 0.0;
     long nearest = lround(size);
     return limits->copy_bytes_per_s[nearest < 0 ? 0 : nearest >= N_SIZES ? N_SIZES - 1 : nearest];
@@ -80,8 +91,19 @@ static double working_set(const Node *node) {
     return total;
 }
 
+/* What a GPU's matrix units do; its other units are never what a kernel here waits for. */
+static bool is_product(const Op *op) {
+    static const Op *const products[] = {&OP_LINEAR,    &OP_LINEAR_INPUT_GRADIENT, &OP_LINEAR_WEIGHT_GRADIENT,
+                                         &OP_ATTENTION, &OP_ATTENTION_BACKWARD,    &OP_ATTENTION_CACHED};
+    for (size_t i = 0; i < sizeof products / sizeof products[0]; i++) {
+        if (op == products[i]) return true;
+    }
+    return false;
+}
+
 static void set_floor(const Limits *limits, OpTime *time) {
-    double arithmetic = time->cost.flops / limits->flops_per_s;
+    bool counts = !limits->is_gpu || is_product(time->node->op);
+    double arithmetic = counts ? time->cost.flops / limits->flops_per_s : 0.0;
     double traffic = time->cost.bytes / copy_limit(limits, working_set(time->node));
     time->is_arithmetic = arithmetic > traffic;
     time->floor = fmax(arithmetic, traffic);
@@ -122,32 +144,63 @@ static OpTime *find_time(OpTimes *times, const Node *node, bool *is_new) {
 
 /* ---- timing */
 
-static Status time_instruction(const Instruction *instruction, OpTime *time, Error *error) {
-    double spent = 0.0;
-    time->seconds = INFINITY;
-    while (time->n_timed < LEAST_RUNS || (time->n_timed < MOST_RUNS && spent < time_budget)) {
-        uint64_t start = timer_now_ns();
-        TRY(instruction->kernel(&instruction->first, error));
-        double seconds = timer_seconds_since(start);
-        spent += seconds;
-        time->seconds = fmin(time->seconds, seconds);
-        time->n_timed++;
+/* An output that holds something else after every run. */
+static bool changes_in_place(const KernelCall *call, int output) {
+    bool changes = call->out[output] && call->add[output];
+    for (int i = 0; i < call->node->n_inputs; i++)
+        changes |= call->out[output] && call->in[i] == call->out[output];
+    return changes;
+}
+
+/* Copies of what a kernel changes in place, to put back. Nobody reads what an update leaves. */
+typedef struct {
+    void *copy[NODE_MAX_OUTPUTS];
+} Kept;
+
+static Status keep_outputs(const Backend *backend, const KernelCall *call, Kept *kept, Error *error) {
+    for (int k = 0; k < call->node->n_outputs && call->node->section != SECTION_UPDATE; k++) {
+        if (!changes_in_place(call, k)) continue;
+        size_t n_bytes = tensor_bytes(call->node->output[k]);
+        TRY(memory_alloc(&kept->copy[k], n_bytes, "what a kernel changes", error));
+        TRY(backend->download(backend->context, kept->copy[k], call->out[k], n_bytes, error));
     }
     return STATUS_OK;
 }
 
-static Status time_program(BenchTraining *training, OpTimes *times, Error *error) {
-    const Program *program = &training->step.program;
+static Status put_back(const Backend *backend, const KernelCall *call, Kept *kept, Error *error) {
+    for (int k = 0; k < call->node->n_outputs; k++) {
+        size_t n_bytes = kept->copy[k] ? tensor_bytes(call->node->output[k]) : 0;
+        if (kept->copy[k] && error->status == STATUS_OK)
+            backend->upload(backend->context, call->out[k], kept->copy[k], n_bytes, error);
+        memory_free(kept->copy[k], n_bytes);
+    }
+    return error->status;
+}
+
+static Status time_instruction(const Backend *backend, const Instruction *instruction, OpTime *time,
+                               Error *error) {
+    Kept kept = {{NULL}};
+    BenchTime measured = {0};
+    if (keep_outputs(backend, &instruction->first, &kept, error) == STATUS_OK)
+        bench_time_kernel(backend, instruction->kernel, &instruction->first, &measured, error);
+    time->seconds = measured.seconds;
+    return put_back(backend, &instruction->first, &kept, error);
+}
+
+/* Times what is new of a program and runs each instruction once, as the next ones want it. */
+static Status time_program(const Executor *executor, bool is_step, OpTimes *times, Error *error) {
+    const Program *program = executor->program;
     for (int i = 0; i < program->graph->n_nodes; i++) {
-        const Instruction *instruction = &training->step.executor.instruction[i];
+        const Instruction *instruction = &executor->instruction[i];
         const Node *node = instruction->first.node;
         bool is_new;
         OpTime *time = find_time(times, node, &is_new);
         time->n_nodes++;
-        time->runs_per_step += node->section == SECTION_UPDATE ? 1.0 : (double)program->n_forward_runs;
-        Status status = is_new ? time_instruction(instruction, time, error)
-                               : instruction->kernel(&instruction->first, error);
-        if (status != STATUS_OK) return error_prefix(error, "instruction %d (%s): ", i, node->op->name);
+        if (is_step)
+            time->runs_per_step += node->section == SECTION_UPDATE ? 1.0 : (double)program->n_forward_runs;
+        if ((is_new && time_instruction(executor->memory->backend, instruction, time, error) != STATUS_OK) ||
+            instruction->kernel(&instruction->first, error) != STATUS_OK)
+            return error_prefix(error, "instruction %d (%s): ", i, node->op->name);
     }
     return STATUS_OK;
 }
@@ -176,7 +229,16 @@ static int by_share(const void *a, const void *b) {
     return x < y ? 1 : x > y ? -1 : 0;
 }
 
-static void print_limits(const Limits *limits, int n_threads) {
+static void print_limits(const Limits *limits, int n_threads, const char *dtype) {
+    if (limits->is_gpu) {
+        printf(
+            "limits, measured in this run: %s (a large product in %s), %s (a copy of half a GiB, bytes read and\n"
+            "written). floor = max(bytes / B/s, for products and attention also FLOPs / FLOP/s); of floor: floor / best time.\n"
+            "What only reads or only writes, or stays in the GPU's cache from run to run, may be faster than that\n\n",
+            format_rate(limits->flops_per_s, "FLOP/s").text, dtype,
+            format_rate(limits->copy_bytes_per_s[0], "B/s").text);
+        return;
+    }
     printf("limits on %d thread%s, measured in this run: %s (multiply-adds between registers);\n"
            "copies (bytes read and written) within",
            n_threads, n_threads == 1 ? "" : "s", format_rate(limits->flops_per_s, "FLOP/s").text);
@@ -184,24 +246,26 @@ static void print_limits(const Limits *limits, int n_threads) {
         printf("%s %s: %s", i ? "," : "", format_bytes(smallest_bytes << (2 * i)).text,
                format_rate(limits->copy_bytes_per_s[i], "B/s").text);
     }
-    printf(
-        "\nfloor = max(FLOPs / FLOP/s, bytes / B/s of the nearest copy); of a floor: floor / best time\n\n");
+    printf("\nfloor = max(FLOPs / FLOP/s, bytes / B/s of the nearest copy); of floor: floor / best time\n\n");
 }
 
 static void print_times(const OpTimes *times, double total, double total_floor) {
+    int n_decimals = times->limits.is_gpu ? 4 : 3;
     printf("%-28s %-30s %6s %12s %7s %14s %11s %10s %9s\n", "operation", "first input > first output",
            "a step", "time", "share", "arithmetic", "traffic", "floor by", "of floor");
     for (int i = 0; i < times->n_times; i++) {
         const OpTime *time = &times->time[i];
         char shapes[168];
-        printf("%-28s %-30s %6.0f %9.3f ms %5.1f %% %14s %11s %10s %7.1f %%\n", time->node->op->name,
-               shapes_of(time->node, shapes, sizeof shapes), time->runs_per_step, time->seconds * 1e3,
-               100.0 * step_seconds(time) / total,
+        printf("%-28s %-30s %6.0f %9.*f ms %5.1f %% %14s %11s %10s %7.1f %%\n", time->node->op->name,
+               shapes_of(time->node, shapes, sizeof shapes), time->runs_per_step, n_decimals,
+               time->seconds * 1e3, 100.0 * step_seconds(time) / total,
                format_rate(time->cost.flops / time->seconds, "FLOP/s").text,
                format_rate(time->cost.bytes / time->seconds, "B/s").text,
                time->is_arithmetic ? "arithmetic" : "memory", 100.0 * time->floor / time->seconds);
     }
-    printf("\na step of these: %.2f ms, its floor %.2f ms: %.1f %%\n", total * 1e3, total_floor * 1e3,
+    printf(
+        "\nWhat has 0 runs a step is not part of this one, and is measured at the sizes it would have here.\n");
+    printf("A step of these: %.2f ms, its floor %.2f ms: %.1f %%\n", total * 1e3, total_floor * 1e3,
            100.0 * total_floor / total);
 }
 
@@ -233,12 +297,15 @@ static Status report(const BenchTraining *training, const BenchValues *values, O
         total_floor += times->time[i].floor * times->time[i].runs_per_step;
     }
     qsort(times->time, (size_t)times->n_times, sizeof *times->time, by_share);
-    int n_threads = training->backend.n_threads;
-    bench_print_model(values, &training->table, n_threads);
-    print_limits(&times->limits, n_threads);
+    const Backend *backend = &training->backend;
+    const char *dtype = precision_names[values->bench.precision];
+    bench_print_model(values, &training->table, backend);
+    print_limits(&times->limits, backend->n_threads, dtype);
     print_times(times, total, total_floor);
     if (!values->bench.json) return STATUS_OK;
-    json_t *object = bench_json("ops", values, &training->table, n_threads);
+    json_t *object = bench_json("ops", values, &training->table, backend->n_threads);
+    json_object_set_new(object, "device", json_string(backend->name));
+    json_object_set_new(object, "dtype", json_string(dtype));
     json_object_set_new(object, "batch", json_integer(values->bench.batch));
     json_object_set_new(object, "micro_batch", json_integer(values->bench.micro_batch));
     json_object_set_new(object, "sequence", json_integer(values->bench.sequence));
@@ -247,35 +314,51 @@ static Status report(const BenchTraining *training, const BenchValues *values, O
     json_object_set_new(object, "of_floor", json_make_number(total_floor / total));
     json_object_set_new(object, "limit_flops_per_s", json_make_number(times->limits.flops_per_s));
     json_object_set_new(object, "limit_bytes_per_s",
-                        json_make_number(times->limits.copy_bytes_per_s[N_SIZES - 1]));
-    json_object_set_new(object, "peak_bytes", json_integer((json_int_t)training->memory.allocated_bytes));
+                        json_make_number(copy_limit(&times->limits, (double)SIZE_MAX)));
+    json_object_set_new(object, "peak_bytes",
+                        json_integer((json_int_t)device_required_bytes(&training->memory)));
     json_object_set_new(object, "operations", times_json(times));
     return bench_print_json(object, error);
 }
 
-static Status measure(BenchTraining *training, const BenchValues *values, Arena *arena, Error *error) {
-    OpTimes times = {.time = ARENA_ARRAY(arena, OpTime, training->step.graph->n_nodes + 1)};
-    TRY(measure_limits(&times.limits, training->backend.n_threads, error));
+/* ---- the benchmark */
+
+/* The graph stays, for the report; the memory goes to the step. */
+static Status measure_rest(const BenchTraining *training, const BenchValues *values, BenchProgram *rest,
+                           OpTimes *times, Error *error) {
+    bench_record_rest(rest->graph, values, training->table.n_flat_elements, training->step.graph);
+    TRY(bench_program_open(rest, &training->backend, error));
+    TRY(bench_fill_rest(rest, values, error));
+    TRY(time_program(&rest->executor, false, times, error));
+    bench_program_release(rest);
+    return STATUS_OK;
+}
+
+static Status measure(BenchTraining *training, const BenchValues *values, BenchProgram *rest, Arena *arena,
+                      Error *error) {
+    const Backend *backend = &training->backend;
+    PrecisionKind precision = (PrecisionKind)values->bench.precision;
+    OpTimes times = {.time = ARENA_ARRAY(arena, OpTime, training->step.graph->n_nodes + BENCH_MOST_REST)};
+    TRY(measure_limits(&times.limits, backend, precision, error));
+    TRY(measure_rest(training, values, rest, &times, error));
+    TRY(bench_training_open(training, error));
     /* One ordinary step uploads a batch and leaves every tensor with real numbers. */
     StepResult result;
     TRY(train_step_run(&training->step, &training->source, 0, 3e-4, &result, error));
-    TRY(time_program(training, &times, error));
-    TRY(measure_limits(&times.limits, training->backend.n_threads, error));
+    TRY(time_program(&training->step.executor, true, &times, error));
+    if (backend->synchronize) TRY(backend->synchronize(backend->context, error));
+    device_close(&training->memory); /* what is left of it is the plan */
+    TRY(measure_limits(&times.limits, backend, precision, error));
     return report(training, values, &times, error);
 }
 
 Status bench_ops(BenchValues *values, Error *error) {
     BenchTraining training;
+    BenchProgram rest = {.graph = graph_new()};
     Arena arena = {0};
-    bench_training_open(&training, values, error);
-    if (error->status == STATUS_OK && !training.backend.uses_host_memory) {
-        error_user(error,
-                   "bench ops measures the CPU so far; add --device cpu, or use bench step, which prints the "
-                   "GPU's times too");
-    }
-    if (error->status == STATUS_OK) {
-        measure(&training, values, &arena, error);
-    }
+    if (bench_training_plan(&training, values, error) == STATUS_OK)
+        measure(&training, values, &rest, &arena, error);
+    bench_program_close(&rest);
     arena_free(&arena);
     bench_training_close(&training);
     return error->status;

@@ -23,6 +23,7 @@ typedef struct {
     double tokens_per_s, best_tokens_per_s, flops, flops_per_s, peak_flops;
     double utilisation; /* of the peak, by arithmetic that is not done twice */
     uint64_t resident_bytes;
+    uint64_t beside_bytes; /* of a GPU's memory, taken since the plan was made and not part of it */
 } StepReport;
 
 static const double learning_rate = 3e-4;
@@ -53,7 +54,7 @@ static Status run_steps(BenchTraining *training, const BenchOptions *bench, Step
 }
 
 static StepReport make_report(const BenchTraining *training, const BenchOptions *bench, StepTimes *times,
-                              double peak_flops) {
+                              double peak_flops, uint64_t beside_bytes) {
     double median = bench_median(times->seconds, times->n_steps), best = times->seconds[0]; /* now sorted */
     double n_tokens = (double)bench->batch * (double)bench->sequence;
     double flops = train_step_flops(&training->step);
@@ -70,27 +71,24 @@ static StepReport make_report(const BenchTraining *training, const BenchOptions 
         .peak_flops = peak_flops,
         .utilisation = program_useful_flops(&training->step.program) / median / peak_flops,
         .resident_bytes = memory_resident_peak_bytes(),
+        .beside_bytes = beside_bytes,
     };
 }
 
-/* A GPU's limit is not measured here, and a guess would be worse than nothing. */
-static void print_arithmetic(const StepReport *report) {
-    if (isnan(report->peak_flops)) {
-        printf("arithmetic  %s of an unknown limit (%s a step, counted over the program)\n",
-               format_rate(report->flops_per_s, "FLOP/s").text, format_rate(report->flops, "FLOP").text);
-        return;
-    }
-    printf("arithmetic  %s, %.1f %% of %s\n", format_rate(report->flops_per_s, "FLOP/s").text,
+static void print_arithmetic(const StepReport *report, const char *limit) {
+    printf("arithmetic  %s, %.1f %% of %s", format_rate(report->flops_per_s, "FLOP/s").text,
            100.0 * report->flops_per_s / report->peak_flops, format_rate(report->peak_flops, "FLOP/s").text);
-    printf("            (%s a step, counted over the program; the limit is a loop of multiply-adds between\n"
-           "            registers on the same threads, measured in this run)\n",
-           format_rate(report->flops, "FLOP").text);
+    if (report->utilisation * report->peak_flops < 0.999 * report->flops_per_s)
+        printf("; %.1f %% without what is computed twice", 100.0 * report->utilisation);
+    printf("\n            (%s a step, counted over the program; the limit is %s,\n"
+           "            measured in this run)\n",
+           format_rate(report->flops, "FLOP").text, limit);
 }
 
 static void print_report(const BenchTraining *training, const BenchValues *values, const StepReport *report) {
     const BenchOptions *bench = &values->bench;
     const MemoryPlan *plan = &training->step.program.plan;
-    bench_print_model(values, &training->table, training->backend.n_threads);
+    bench_print_model(values, &training->table, &training->backend);
     printf("step: %lld x %lld tokens", (long long)bench->batch, (long long)bench->sequence);
     if (bench->micro_batch != bench->batch) {
         printf(" in micro-batches of %lld", (long long)bench->micro_batch);
@@ -102,11 +100,16 @@ static void print_report(const BenchTraining *training, const BenchValues *value
            report->best_tokens_per_s, (long long)bench->n_steps);
     printf("step        %.2f ms: forward %.2f, backward %.2f, update %.2f\n", report->step_ms,
            report->forward_ms, report->backward_ms, report->update_ms);
-    print_arithmetic(report);
-    printf(
-        "memory      %s planned and allocated, of which activations %s; resident peak of the process %s\n\n",
-        format_bytes(plan_total_bytes(plan)).text, format_bytes(plan->bytes[PLACE_ACTIVATION]).text,
-        format_bytes(report->resident_bytes).text);
+    print_arithmetic(report, training->backend.uses_host_memory
+                                 ? "a loop of multiply-adds between registers on the same threads"
+                                 : "a large product in the same numbers");
+    printf("memory      %s planned and allocated, of which activations %s; resident peak of the process %s\n",
+           format_bytes(plan_total_bytes(plan)).text, format_bytes(plan->bytes[PLACE_ACTIVATION]).text,
+           format_bytes(report->resident_bytes).text);
+    if (!training->backend.uses_host_memory)
+        printf("            the GPU's libraries and recordings took %s beside it\n",
+               format_bytes(report->beside_bytes).text);
+    printf("\n");
     executor_print_times(&training->step.executor, stdout);
 }
 
@@ -114,6 +117,8 @@ static json_t *report_json(const BenchTraining *training, const BenchValues *val
                            const StepReport *report) {
     const BenchOptions *bench = &values->bench;
     json_t *object = bench_json("step", values, &training->table, training->backend.n_threads);
+    json_object_set_new(object, "device", json_string(training->backend.name));
+    json_object_set_new(object, "dtype", json_string(precision_names[bench->precision]));
     json_object_set_new(object, "batch", json_integer(bench->batch));
     json_object_set_new(object, "micro_batch", json_integer(bench->micro_batch));
     json_object_set_new(object, "sequence", json_integer(bench->sequence));
@@ -135,6 +140,8 @@ static json_t *report_json(const BenchTraining *training, const BenchValues *val
     json_object_set_new(object, "mfu", json_make_number(report->utilisation));
     json_object_set_new(object, "peak_bytes", json_integer((json_int_t)training->memory.allocated_bytes));
     json_object_set_new(object, "resident_bytes", json_integer((json_int_t)report->resident_bytes));
+    if (!training->backend.uses_host_memory)
+        json_object_set_new(object, "beside_bytes", json_integer((json_int_t)report->beside_bytes));
     return object;
 }
 
@@ -147,17 +154,39 @@ static Status time_instructions(BenchTraining *training, const BenchOptions *ben
                           &result, error);
 }
 
+/* The most FLOP/s: by multiply-adds on the CPU, by a product on a GPU. */
+static Status measure_peak(const BenchTraining *training, const BenchOptions *bench, double *flops_per_s,
+                           Error *error) {
+    const Backend *backend = &training->backend;
+    double rate;
+    if (backend->uses_host_memory) rate = bench_peak_flops(backend->n_threads);
+    else TRY(bench_device_product(backend, (PrecisionKind)bench->precision, &rate, error));
+    *flops_per_s = fmax(*flops_per_s, rate);
+    return STATUS_OK;
+}
+
+/* What a GPU had free before the memory was taken and has no more, the plan's own left out. */
+static uint64_t bytes_beside(const BenchTraining *training, uint64_t free_before) {
+    const Backend *backend = &training->backend;
+    uint64_t taken = training->memory.allocated_bytes + backend->free_bytes(backend->context);
+    return free_before > taken ? free_before - taken : 0;
+}
+
 static Status measure(BenchTraining *training, BenchValues *values, Arena *arena, Error *error) {
     StepTimes times = {0};
-    bool is_cpu = training->backend.uses_host_memory;
-    double before = is_cpu ? bench_peak_flops(training->backend.n_threads) : NAN;
+    const Backend *backend = &training->backend;
+    uint64_t free_before = backend->free_bytes(backend->context);
+    double peak = 0.0;
+    TRY(measure_peak(training, &values->bench, &peak, error));
+    TRY(bench_training_open(training, error));
     TRY(run_steps(training, &values->bench, &times, arena, error));
-    double after = is_cpu ? bench_peak_flops(training->backend.n_threads) : NAN;
+    uint64_t beside = backend->uses_host_memory ? 0 : bytes_beside(training, free_before);
+    if (backend->uses_host_memory) TRY(measure_peak(training, &values->bench, &peak, error));
     int64_t n_steps = values->bench.n_steps + values->bench.n_warmup_steps;
     if (!isfinite(times.loss))
         return error_failed(error, "the loss is not a number after %lld steps", (long long)n_steps);
-    StepReport report = make_report(training, &values->bench, &times, fmax(before, after));
-    if (!is_cpu) TRY(time_instructions(training, &values->bench, error));
+    StepReport report = make_report(training, &values->bench, &times, peak, beside);
+    if (!backend->uses_host_memory) TRY(time_instructions(training, &values->bench, error));
     print_report(training, values, &report);
     if (!values->bench.json) return STATUS_OK;
     return bench_print_json(report_json(training, values, &times, &report), error);
@@ -166,9 +195,7 @@ static Status measure(BenchTraining *training, BenchValues *values, Arena *arena
 Status bench_step(BenchValues *values, Error *error) {
     BenchTraining training;
     Arena arena = {0};
-    if (bench_training_open(&training, values, error) == STATUS_OK) {
-        measure(&training, values, &arena, error);
-    }
+    if (bench_training_plan(&training, values, error) == STATUS_OK) measure(&training, values, &arena, error);
     arena_free(&arena);
     bench_training_close(&training);
     return error->status;

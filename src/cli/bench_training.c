@@ -6,6 +6,7 @@
 #include "base/memory.h"
 #include "base/random.h"
 #include "infer/device.h"
+#include "train/advice.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -31,7 +32,8 @@ static void fill_random(void *context, uint64_t first_sequence, int64_t B, int64
 Status bench_backend_open(Backend *backend, const BenchOptions *bench, Error *error) {
     DeviceOptions device = {.kind = bench->device,
                             .n_threads = (int)bench->n_threads,
-                            .precision = (PrecisionKind)bench->precision};
+                            .precision = (PrecisionKind)bench->precision,
+                            .any_order = bench->any_order};
     return device_backend_open(backend, &device, error);
 }
 
@@ -54,6 +56,55 @@ static Status complete_sizes(BenchValues *values, Error *error) {
     return optimizer_check(&values->optimizer, bench->batch / bench->micro_batch, error);
 }
 
+/* ---- is there enough memory? */
+
+typedef struct {
+    const BenchTraining *training;
+    const BenchValues *values;
+} Planner;
+
+static Status plan_choice(void *context, const MemoryChoice *choice, uint64_t *n_bytes, Error *error) {
+    const Planner *planner = context;
+    BenchOptions bench = planner->values->bench;
+    bench.batch = choice->batch;
+    bench.micro_batch = choice->micro_batch;
+    bench.recompute = choice->recompute;
+    bench.precision = choice->precision;
+    StepOptions options = step_options(&bench);
+    TrainStep step;
+    TRY(train_step_plan(&step, &planner->values->model, &planner->training->table, &options,
+                        &planner->values->optimizer, &planner->training->backend, error));
+    *n_bytes = plan_total_bytes(&step.program.plan);
+    train_step_close(&step);
+    return STATUS_OK;
+}
+
+static uint64_t state_of_choice(void *context, const MemoryChoice *choice) {
+    const Planner *planner = context;
+    return memory_state_bytes(&(Layout){0}, choice, &planner->values->optimizer, &planner->training->table);
+}
+
+static Status check_memory(const BenchTraining *training, const BenchValues *values, Error *error) {
+    const BenchOptions *bench = &values->bench;
+    const Backend *backend = &training->backend;
+    MemoryQuestion question = {.present = {.batch = bench->batch,
+                                           .micro_batch = bench->micro_batch,
+                                           .recompute = bench->recompute,
+                                           .precision = bench->precision},
+                               .needed = device_required_bytes(&training->memory),
+                               .usable = device_usable_bytes(backend),
+                               .is_gpu = !backend->uses_host_memory,
+                               .has_one_micro_batch = values->optimizer.eager,
+                               .plan = plan_choice,
+                               .state = state_of_choice,
+                               .context = &(Planner){training, values}};
+    if (question.needed <= question.usable) return STATUS_OK;
+    MemoryAdvice advice = memory_advise(&question);
+    char text[512];
+    return device_check_memory(backend, question.needed, "this training step",
+                               memory_advice_text(&question, &advice, text, sizeof text), error);
+}
+
 static Status plan(BenchTraining *training, BenchValues *values, Error *error) {
     const OptimizerOptions *optimizer = &values->optimizer;
     TRY(bench_backend_open(&training->backend, &values->bench, error));
@@ -64,9 +115,7 @@ static Status plan(BenchTraining *training, BenchValues *values, Error *error) {
                         &training->backend, error));
     training->has_step = true;
     device_require(&training->memory, &training->step.program.plan);
-    return device_check_memory(
-        &training->backend, device_required_bytes(&training->memory), "this training step",
-        "use a smaller --micro-batch, --recompute 1, a shorter --sequence or a smaller --model", error);
+    return check_memory(training, values, error);
 }
 
 static Status initialise(BenchTraining *training, Error *error) {
@@ -79,11 +128,14 @@ static Status initialise(BenchTraining *training, Error *error) {
     return error->status;
 }
 
-Status bench_training_open(BenchTraining *training, BenchValues *values, Error *error) {
+Status bench_training_plan(BenchTraining *training, BenchValues *values, Error *error) {
     *training = (BenchTraining){.vocabulary = values->model.vocabulary};
     training->source = (BatchSource){fill_random, &training->vocabulary};
     TRY(complete_sizes(values, error));
-    TRY(plan(training, values, error));
+    return plan(training, values, error);
+}
+
+Status bench_training_open(BenchTraining *training, Error *error) {
     TRY(device_open(&training->memory, &training->backend, error));
     TRY(train_step_open(&training->step, &training->memory, error));
     return initialise(training, error);
@@ -99,12 +151,13 @@ void bench_training_close(BenchTraining *training) {
 
 /* ---- what the outputs share */
 
-void bench_print_model(const BenchValues *values, const ParameterTable *table, int n_threads) {
+void bench_print_model(const BenchValues *values, const ParameterTable *table, const Backend *backend) {
     const ModelConfig *model = &values->model;
-    printf("model %s: %lld layers, %lld heads, %lld channels, vocabulary %lld, %s parameters; %d thread%s\n",
+    char device[128];
+    printf("model %s: %lld layers, %lld heads, %lld channels, vocabulary %lld, %s parameters; %s\n",
            model->preset, (long long)model->n_layers, (long long)model->n_heads, (long long)model->n_channels,
-           (long long)model->vocabulary, format_count((double)table->n_elements).text, n_threads,
-           n_threads == 1 ? "" : "s");
+           (long long)model->vocabulary, format_count((double)table->n_elements).text,
+           device_describe(backend, device, sizeof device));
 }
 
 json_t *bench_json(const char *which, const BenchValues *values, const ParameterTable *table, int n_threads) {

@@ -46,6 +46,7 @@ static const OptionSpec bench_option_specs[] = {
     OPTION_CHOICE("device", BenchOptions, device, DEVICE_AUTO, device_names,
                   "where to compute; auto: on a GPU if there is one"),
     OPTION_CHOICE("dtype", BenchOptions, precision, PRECISION_F32, precision_names, "numbers to compute in"),
+    OPTION_BOOL("any-order", BenchOptions, any_order, false, DEVICE_ANY_ORDER_HELP),
     OPTION_INT("threads", BenchOptions, n_threads, 0, 0, 4096, "CPU threads; 0: all cores"),
     OPTION_BOOL("json", BenchOptions, json, false, "make the last line of the output one JSON object",
                 .flags = OPTION_TRANSIENT),
@@ -74,6 +75,8 @@ static const char *const examples[] = {
     "pgpt bench step --model mini --batch 16 --threads 1 --json",
     "each kernel against what the machine can do",
     "pgpt bench ops --model mini",
+    "the same on a GPU: GPT-2 with 64 sequences, unless --model and --batch say otherwise",
+    "pgpt bench ops --device cuda --dtype bf16",
     "generation",
     "pgpt bench generate --model mini --tokens 256",
     NULL,
@@ -84,7 +87,8 @@ const OptionCommand bench_command = {
     .summary = "measure training steps, kernels and generation",
     .description =
         "Measures this program on this machine, with random weights and tokens, against limits that are "
-        "measured in the same run: multiply-adds between registers, copies, reads. Nothing is written to disk.\n\n"
+        "measured in the same run: multiply-adds between registers (on a GPU: a large product), copies, reads. Nothing is "
+        "written to disk.\n\n"
         "Where the preset has no vocabulary of its own (nano, mini), 65 is taken; --vocab changes it.",
     .groups = groups,
     .positionals = positionals,
@@ -120,6 +124,7 @@ static const struct {
     {"recompute", FOR_STEP | FOR_OPS},
     {"loss-chunk", FOR_STEP | FOR_OPS},
     {"dropout", FOR_STEP | FOR_OPS},
+    {"any-order", FOR_STEP | FOR_OPS},
     {"steps", FOR_STEP},
     {"warmup-steps", FOR_STEP},
     {"tokens", FOR_GENERATE},
@@ -150,10 +155,20 @@ static Status refuse_ignored(const Options *options, const Benchmark *benchmark,
     return STATUS_OK;
 }
 
+/* Kernels that last microseconds say little about a GPU. */
+static Status choose_gpu_sizes(Options *options, Error *error) {
+    TRY(options_set(options, "model", "gpt2", OPTION_FROM_PRESET, error));
+    return options_set(options, "batch", "64", OPTION_FROM_PRESET, error);
+}
+
 static Status run_bench(Options *options, BenchValues *values, Error *error) {
     const Benchmark *benchmark;
     TRY(find_benchmark(options->arguments[0], &benchmark, error));
     TRY(refuse_ignored(options, benchmark, error));
+    bool takes_gpu = device_takes_gpu(values->bench.device);
+    if (!takes_gpu && options_source(options, "any-order") == OPTION_FROM_COMMAND)
+        return error_user(error, "--any-order means something only with --device cuda; leave it out");
+    if (takes_gpu && benchmark->mask == FOR_OPS) TRY(choose_gpu_sizes(options, error));
     TRY(config_apply_preset(options, values->model.preset, error));
     if (!values->model.vocabulary) values->model.vocabulary = USUAL_VOCABULARY;
     TRY(config_complete(&values->model, values->model.vocabulary, error));

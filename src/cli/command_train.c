@@ -73,7 +73,7 @@ const OptionCommand train_command = {
 
 static void close_run(TrainRun *run) {
     if (run->has_trainer) trainer_close(&run->trainer);
-    comm_close(&run->data);
+    device_comm_close(&run->data, &run->backend);
     comm_close(&run->saving);
     mesh_close(&run->mesh);
     if (run->has_backend) run->backend.close(run->backend.context);
@@ -176,6 +176,7 @@ static Status refuse_ignored(const TrainRun *run, Error *error) {
         {"lr-decay", "--lr-schedule wsd", optimizer->schedule == SCHEDULE_WSD},
         {"lr-min", "a schedule that decays", optimizer->schedule != SCHEDULE_CONSTANT},
         {"rotary-theta", "--position rotary", run->values.model.position == POSITION_ROTARY},
+        {"any-order", "--device cuda", device_takes_gpu(run->values.train.device)},
     };
     for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++) {
         if (rules[i].has_effect || options_source(&run->options, rules[i].name) != OPTION_FROM_COMMAND)
@@ -317,7 +318,8 @@ static Status open_device(TrainRun *run, Error *error) {
     DeviceOptions device = {.kind = values->train.device,
                             .index = run->launch->host_rank,
                             .n_threads = launch_threads(run->launch, (int)values->train.n_threads),
-                            .precision = (PrecisionKind)values->train.precision};
+                            .precision = (PrecisionKind)values->train.precision,
+                            .any_order = values->train.any_order};
     TRY(device_backend_open(&run->backend, &device, error));
     run->has_backend = true;
     return STATUS_OK;
@@ -485,7 +487,7 @@ static Status run_phases(TrainRun *run, int n_words, char *const *words, Error *
     open_device(run, error);
     TRY(launch_agree(launch, error));
     device_comm_open(&run->data, &run->mesh.axis[AXIS_DP], &run->backend, error);
-    if (error->status == STATUS_OK && run->data.table && comm_nccl_is_built() &&
+    if (error->status == STATUS_OK && run->data.table && comm_is_nccl(&run->data) &&
         options_source(&run->options, "allreduce") == OPTION_FROM_COMMAND) {
         error_user(error, "--allreduce is of the host's memory; GPUs sum by NCCL here, leave it out");
     }

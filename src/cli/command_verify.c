@@ -78,6 +78,7 @@ typedef struct {
     VerifyOptions verify;
     VerifyReference reference;
     int n_differ;
+    const char *carrier; /* of the sums over ranks, in the last layout */
     double loss_deviation, weight_deviation;
 } Verify;
 
@@ -149,6 +150,7 @@ static Status run_case(Verify *run, const VerifyCase *layout, Error *error) {
     VerifyResult result;
     TRY(verify_run(&run->verify, &run->reference, layout, &result, error));
     run->n_differ += result.differs;
+    run->carrier = result.carrier;
     if (result.loss_deviation > run->loss_deviation) run->loss_deviation = result.loss_deviation;
     if (result.weight_deviation > run->weight_deviation) run->weight_deviation = result.weight_deviation;
     if (!run->launch->has_voice) return STATUS_OK;
@@ -167,6 +169,7 @@ static Status print_json(const Verify *run, int n_cases, Error *error) {
     json_object_set_new(object, "ranks", json_integer(run->launch->world.size));
     json_object_set_new(object, "layouts", json_integer(n_cases));
     json_object_set_new(object, "differ", json_integer(run->n_differ));
+    json_object_set_new(object, "carrier", json_string(run->carrier));
     json_object_set_new(object, "loss_deviation", json_make_number(run->loss_deviation));
     json_object_set_new(object, "weight_deviation", json_make_number(run->weight_deviation));
     json_object_set_new(object, "tolerance", json_make_number(run->verify.tolerance));
@@ -180,10 +183,10 @@ static Status run_cases(Verify *run, Error *error) {
     const VerifyCase *cases =
         verify_cases(run->launch->world.size, run->backend.uses_host_memory, &run->options.arena, &n_cases);
     bool speaks = run->launch->has_voice;
+    char text[256];
     const ModelConfig *model = run->verify.config;
     TRY(verify_reference_open(&run->reference, &run->verify, error));
     if (speaks) {
-        char text[256];
         printf("%s\n", launch_describe(run->launch, run->backend.n_threads, text, sizeof text));
         printf(
             "%lld layers, %lld channels, %s parameters, %lld steps of %lld x %lld tokens; serially in %s, loss %.6f "
@@ -196,6 +199,9 @@ static Status run_cases(Verify *run, Error *error) {
         printf("%-52s %10s %10s %9s\n", "layout", "loss", "weights", "time");
     }
     for (int i = 0; i < n_cases; i++) TRY(run_case(run, &cases[i], error));
+    if (speaks && !run->backend.uses_host_memory)
+        printf("\non %s, sums over ranks by %s", device_describe(&run->backend, text, sizeof text),
+               run->carrier);
     if (speaks)
         printf("\n%d layouts, %d differ (tolerance %g)\n", n_cases, run->n_differ, run->verify.tolerance);
     if (speaks && run->values.call.json) TRY(print_json(run, n_cases, error));

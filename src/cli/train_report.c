@@ -4,6 +4,7 @@
 #include "base/format.h"
 #include "comm/algo/algo.h"
 #include "comm/comm_mpi.h"
+#include "infer/device.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -55,6 +56,7 @@ void train_report_plan(const TrainRun *run) {
              format_bytes(plan->bytes[PLACE_ACTIVATION]).text,
              format_bytes(plan->unshared_bytes - plan->bytes[PLACE_ACTIVATION]).text, run->backend.n_threads,
              format_rate(trainer_flops(&run->trainer), "FLOP").text);
+    device_say(&run->log, &run->backend, &run->data);
     say_ranks(run);
     log_note(&run->log, "%lld steps of %lld x %lld tokens into %s", (long long)train->n_steps,
              (long long)train->batch, (long long)train->sequence, run->run);

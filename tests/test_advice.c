@@ -1,0 +1,330 @@
+/* Memory that is not enough: what is advised fits, by the plan it names; what is milder would not have fitted; and the
+ * search stays small. Plans are real ones, of a small model on a device that computes nothing; how much memory there is
+ * is the test's choice. */
+#include "backend/null/null.h"
+#include "comm/comm_null.h"
+#include "infer/device.h"
+#include "train/advice.h"
+#include "train/step.h"
+#include "train/trainer.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+typedef struct {
+    Backend backend;
+    ModelConfig config;
+    ParameterTable table;
+    OptimizerOptions optimizer;
+    NullGroup *group;
+    Comm comm;
+    int64_t T;
+} Step;
+
+static Layout layout_of(const Step *step, int zero) {
+    if (!step->group) return (Layout){0};
+    return (Layout){
+        .data = (Comm *)&step->comm, .control = (Comm *)&step->comm, .zero = zero, .bucket_bytes = 65536};
+}
+
+static Status plan(void *context, const MemoryChoice *choice, uint64_t *n_bytes, Error *error) {
+    const Step *step = context;
+    StepOptions options = {.batch = choice->batch,
+                           .micro_batch = choice->micro_batch,
+                           .T = step->T,
+                           .recompute = choice->recompute,
+                           .layout = layout_of(step, choice->zero),
+                           .precision = precision_of((PrecisionKind)choice->precision)};
+    TrainStep planned;
+    TRY(train_step_plan(&planned, &step->config, &step->table, &options, &step->optimizer, &step->backend,
+                        error));
+    *n_bytes = plan_total_bytes(&planned.program.plan);
+    train_step_close(&planned);
+    return STATUS_OK;
+}
+
+static uint64_t state(void *context, const MemoryChoice *choice) {
+    const Step *step = context;
+    Layout layout = layout_of(step, 0);
+    return memory_state_bytes(&layout, choice, &step->optimizer, &step->table);
+}
+
+static uint64_t bytes_of(Step *step, MemoryChoice choice) {
+    Error error = {0};
+    uint64_t n_bytes = 0;
+    assert_int_equal(plan(step, &choice, &n_bytes, &error), STATUS_OK);
+    return n_bytes;
+}
+
+static void open_step(Step *step, int n_ranks) {
+    Error error = {0};
+    *step = (Step){.config = {.n_layers = 6,
+                              .n_heads = 4,
+                              .n_channels = 64,
+                              .context = 32,
+                              .vocabulary = 97,
+                              .tied = true,
+                              .bias = true,
+                              .rotary_theta = 1e4},
+                   .optimizer = {.rate = 1e-3, .beta1 = 0.9, .beta2 = 0.99, .epsilon = 1e-8, .clip = 1.0},
+                   .T = 32};
+    assert_int_equal(backend_null_open(&step->backend, &error), STATUS_OK);
+    assert_int_equal(config_complete(&step->config, 97, &error), STATUS_OK);
+    assert_int_equal(parameters_build(&step->table, &step->config, &error), STATUS_OK);
+    if (n_ranks == 1) return;
+    assert_int_equal(comm_null_open(&step->group, n_ranks, &error), STATUS_OK);
+    step->comm = comm_null_rank(step->group, 0);
+}
+
+static void close_step(Step *step) {
+    if (step->group) comm_null_close(step->group);
+    parameters_free(&step->table);
+    step->backend.close(step->backend.context);
+}
+
+static MemoryQuestion ask(Step *step, MemoryChoice present, uint64_t usable) {
+    return (MemoryQuestion){.present = present,
+                            .needed = bytes_of(step, present),
+                            .usable = usable,
+                            .n_ranks = step->group ? step->comm.size : 1,
+                            .has_one_micro_batch = step->optimizer.eager,
+                            .plan = plan,
+                            .state = state,
+                            .context = step};
+}
+
+/* Every answer is what its plan says, and fits. */
+static void assert_true_answers(Step *step, const MemoryQuestion *question, const MemoryAdvice *advice) {
+    assert_true(advice->n_plans <= MEMORY_MOST_PLANS);
+    for (int i = 0; i < advice->n_answers; i++) {
+        assert_int_equal(advice->answer[i].n_bytes, bytes_of(step, advice->answer[i].choice));
+        assert_true(advice->answer[i].n_bytes <= question->usable);
+    }
+}
+
+static const char *text_of(const MemoryQuestion *question, const MemoryAdvice *advice, char *text) {
+    return memory_advice_text(question, advice, text, 512);
+}
+
+/* For every amount of memory the micro-batch that is named is the largest of its kind that fits. */
+static void test_largest_micro_batch(void **unused) {
+    (void)unused;
+    Step step;
+    open_step(&step, 1);
+    MemoryChoice present = {.batch = 48, .micro_batch = 48};
+    static const int64_t levels[] = {48, 24, 12, 6, 3, 1};
+    for (int i = 1; i < 6; i++) {
+        MemoryChoice smaller = present;
+        smaller.micro_batch = levels[i];
+        uint64_t enough = bytes_of(&step, smaller);
+        MemoryQuestion question = ask(&step, present, enough);
+        MemoryAdvice advice = memory_advise(&question);
+        assert_true_answers(&step, &question, &advice);
+        assert_true(advice.n_answers >= 1);
+        assert_int_equal(advice.answer[0].choice.micro_batch, levels[i]);
+        assert_int_equal(advice.answer[0].choice.recompute, 0);
+        if (levels[i] == 1) continue;
+        question.usable = enough - 1; /* a byte less, and it is not that one any more */
+        advice = memory_advise(&question);
+        assert_true_answers(&step, &question, &advice);
+        assert_int_equal(advice.answer[0].choice.micro_batch, levels[i + 1]);
+    }
+    close_step(&step);
+}
+
+/* Recomputation is named beside it only where it lets more sequences in at once. */
+static void test_recompute(void **unused) {
+    (void)unused;
+    char text[512];
+    Step step;
+    open_step(&step, 1);
+    MemoryChoice present = {.batch = 64, .micro_batch = 64},
+                 again = {.batch = 64, .micro_batch = 64, .recompute = 1};
+    MemoryQuestion question = ask(&step, present, bytes_of(&step, again));
+    MemoryAdvice advice = memory_advise(&question);
+    assert_true_answers(&step, &question, &advice);
+    assert_int_equal(advice.n_answers, 2);
+    assert_true(advice.answer[0].choice.micro_batch < 64);
+    assert_int_equal(advice.answer[1].choice.micro_batch, 64);
+    assert_int_equal(advice.answer[1].choice.recompute, 1);
+    text_of(&question, &advice, text);
+    assert_non_null(strstr(text, "what would fit: --micro-batch "));
+    assert_non_null(strstr(text, ", --recompute 1 ("));
+    question.present.recompute = 1; /* it is there already: nothing to gain from it */
+    question.usable = bytes_of(&step, (MemoryChoice){.batch = 64, .micro_batch = 16, .recompute = 1});
+    advice = memory_advise(&question);
+    assert_int_equal(advice.n_answers, 1);
+    assert_int_equal(advice.answer[0].choice.micro_batch, 16);
+    close_step(&step);
+}
+
+/* Sixteen bits are advised on a GPU only. */
+static void test_dtype(void **unused) {
+    (void)unused;
+    char text[512];
+    Step step;
+    open_step(&step, 1);
+    MemoryChoice present = {.batch = 64, .micro_batch = 64}, half = present;
+    half.precision = PRECISION_BF16;
+    MemoryQuestion question = ask(&step, present, bytes_of(&step, half));
+    MemoryAdvice advice = memory_advise(&question);
+    assert_null(strstr(text_of(&question, &advice, text), "--dtype"));
+    question.is_gpu = true;
+    advice = memory_advise(&question);
+    assert_true_answers(&step, &question, &advice);
+    assert_non_null(strstr(text_of(&question, &advice, text), "--dtype bf16 ("));
+    close_step(&step);
+}
+
+/* With ranks to share with, the first stage of ZeRO that is enough. */
+static void test_zero(void **unused) {
+    (void)unused;
+    char text[512];
+    Step step;
+    open_step(&step, 4);
+    MemoryChoice present = {.batch = 4, .micro_batch = 1};
+    for (int stage = 1; stage <= 3; stage++) {
+        MemoryChoice cut = present;
+        cut.zero = stage;
+        MemoryQuestion question = ask(&step, present, bytes_of(&step, cut));
+        MemoryAdvice advice = memory_advise(&question);
+        assert_true_answers(&step, &question, &advice);
+        assert_true(advice.n_answers >= 1);
+        const MemoryAnswer *last = &advice.answer[advice.n_answers - 1];
+        assert_int_equal(last->choice.zero, stage);
+        char wanted[32];
+        snprintf(wanted, sizeof wanted, "--zero %d (", stage);
+        assert_non_null(strstr(text_of(&question, &advice, text), wanted));
+    }
+    close_step(&step);
+}
+
+/* Where nothing helps it says so, and how much there would have to be; parameters that do not fit are not even
+ * planned. */
+static void test_nothing_fits(void **unused) {
+    (void)unused;
+    char text[512];
+    Step step;
+    open_step(&step, 1);
+    MemoryChoice present = {.batch = 64, .micro_batch = 64},
+                 least = {.batch = 64, .micro_batch = 1, .recompute = 1};
+    MemoryQuestion question = ask(&step, present, bytes_of(&step, least) - 1);
+    MemoryAdvice advice = memory_advise(&question);
+    assert_int_equal(advice.n_answers, 0);
+    assert_int_equal(advice.least.n_bytes, question.usable + 1);
+    assert_non_null(
+        strstr(text_of(&question, &advice, text), "even with --micro-batch 1 --recompute 1 it would need "));
+    question.usable = state(&step, &present) - 1;
+    advice = memory_advise(&question);
+    assert_int_equal(advice.n_plans, 0);
+    assert_non_null(strstr(text_of(&question, &advice, text), "weights, gradients and moments alone take "));
+    assert_non_null(strstr(text, "smaller --model"));
+    close_step(&step);
+}
+
+/* An eager update has one micro-batch: the batch itself becomes smaller. */
+static void test_eager(void **unused) {
+    (void)unused;
+    char text[512];
+    Step step;
+    open_step(&step, 1);
+    step.optimizer.eager = true;
+    step.optimizer.clip = 0.0;
+    MemoryQuestion question = ask(&step, (MemoryChoice){.batch = 64, .micro_batch = 64},
+                                  bytes_of(&step, (MemoryChoice){.batch = 16, .micro_batch = 16}));
+    MemoryAdvice advice = memory_advise(&question);
+    assert_true_answers(&step, &question, &advice);
+    assert_int_equal(advice.answer[0].choice.batch, 16);
+    assert_non_null(strstr(text_of(&question, &advice, text), "what would fit: --batch 16 ("));
+    close_step(&step);
+}
+
+/* ---- a whole run ---- */
+
+static size_t n_free;
+
+static size_t some_are_free(void *context) {
+    (void)context;
+    return n_free;
+}
+
+/* Somebody was quicker. */
+static Status allocate_nothing(void *context, size_t n_bytes, const char *what, void **memory, Error *error) {
+    (void)context, (void)n_bytes;
+    *memory = NULL;
+    n_free /= 2;
+    return error_failed(error, "no memory for %s", what);
+}
+
+static Dataset *some_text(Tokenizer **tokenizer) {
+    static char bytes[4000];
+    for (size_t i = 0; i < sizeof bytes; i++) bytes[i] = (char)('a' + i % 23);
+    Error error = {0};
+    Text text;
+    Dataset *dataset = NULL;
+    assert_int_equal(tokenizer_build("byte", bytes, sizeof bytes, 0, tokenizer, &error), STATUS_OK);
+    assert_int_equal(text_from_bytes("letters", bytes, sizeof bytes, &text, &error), STATUS_OK);
+    DatasetOptions options = {.validation_fraction = 0.1, .T = 32};
+    assert_int_equal(dataset_from_text(&text, *tokenizer, &options, &dataset, &error), STATUS_OK);
+    text_free(&text);
+    return dataset;
+}
+
+/* What is said before memory is taken is said again if it is gone when it is wanted. */
+static void test_run(void **unused) {
+    (void)unused;
+    Step step;
+    Error error = {0};
+    open_step(&step, 1);
+    step.config.vocabulary = 256;
+    step.backend.free_bytes = some_are_free;
+    step.backend.allocate = allocate_nothing;
+    Tokenizer *tokenizer = NULL;
+    Dataset *dataset = some_text(&tokenizer);
+    TrainOptions options = {
+        .batch = 64, .micro_batch = 64, .sequence = 32, .n_steps = 1, .background_save = true};
+    TrainerSetup setup = {.config = &step.config,
+                          .optimizer = &step.optimizer,
+                          .options = &options,
+                          .dataset = dataset,
+                          .tokenizer = tokenizer,
+                          .backend = &step.backend};
+    Trainer trainer;
+    assert_int_equal(trainer_plan(&trainer, &setup, &error), STATUS_OK);
+    size_t needed = trainer_planned_bytes(&trainer);
+    n_free = needed + DEVICE_RESERVE_BYTES; /* what a GPU's libraries will want is not for the plan */
+    assert_int_equal(trainer_check_memory(&trainer, &error), STATUS_OK);
+    n_free--;
+    assert_int_equal(trainer_check_memory(&trainer, &error), STATUS_USER);
+    assert_non_null(strstr(error.text, "of the GPU's memory"));
+    assert_non_null(strstr(error.text, "what would fit: --micro-batch 32 ("));
+    error = (Error){0};
+    step.backend.uses_host_memory = true; /* no libraries there */
+    n_free = needed;
+    assert_int_equal(trainer_check_memory(&trainer, &error), STATUS_OK);
+    assert_int_equal(trainer_open(&trainer, &error), STATUS_USER);
+    assert_non_null(strstr(error.text, "are free; "));
+    assert_non_null(strstr(error.text, "--micro-batch"));
+    trainer_close(&trainer);
+    dataset_free(dataset);
+    tokenizer_free(tokenizer);
+    close_step(&step);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_largest_micro_batch),
+        cmocka_unit_test(test_recompute),
+        cmocka_unit_test(test_dtype),
+        cmocka_unit_test(test_zero),
+        cmocka_unit_test(test_nothing_fits),
+        cmocka_unit_test(test_eager),
+        cmocka_unit_test(test_run),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,153 @@
+/* An error of a device that runs behind the host: which instruction is named, and when. The device is the null backend
+ * with a place to wait at that may fail. */
+#include "backend/null/null.h"
+#include "graph/executor.h"
+#include "ops/ops.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { N_COPIES = 5, NEVER = -1 };
+
+static int n_waits, failing_wait; /* which wait finds something wrong */
+
+static Status wait_and_fail(void *context, Error *error) {
+    (void)context;
+    return n_waits++ == failing_wait ? error_failed(error, "waiting: an illegal memory access") : STATUS_OK;
+}
+
+static Status download_and_fail(void *context, void *host, const void *device, size_t n_bytes, Error *error) {
+    (void)host, (void)device, (void)n_bytes;
+    return wait_and_fail(context, error);
+}
+
+static Status new_mark(void *context, void **mark, Error *error) {
+    (void)context, (void)error;
+    *mark = NULL;
+    return STATUS_OK;
+}
+
+static Status set_mark(void *context, void *mark, Error *error) {
+    (void)context, (void)mark, (void)error;
+    return STATUS_OK;
+}
+
+static Status read_marks(void *context, void *first, void *second, float *milliseconds, Error *error) {
+    (void)first, (void)second;
+    *milliseconds = 1.0f;
+    return wait_and_fail(context, error);
+}
+
+static void free_mark(void *context, void *mark) {
+    (void)context, (void)mark;
+}
+
+typedef struct {
+    Backend backend;
+    Graph *graph;
+    Program program;
+    DeviceMemory memory;
+    Executor executor;
+    const Tensor *last;
+} Device;
+
+static void open_device(Device *device, bool is_blocking) {
+    Error error = {0};
+    *device = (Device){.graph = graph_new()};
+    assert_int_equal(backend_null_open(&device->backend, &error), STATUS_OK);
+    device->backend.synchronize = wait_and_fail;
+    device->backend.download = download_and_fail;
+    device->backend.mark_new = new_mark;
+    device->backend.mark = set_mark;
+    device->backend.elapsed_ms = read_marks;
+    device->backend.mark_free = free_mark;
+    device->backend.is_blocking = is_blocking;
+    device->backend.blocking_wish = "set WAIT=1";
+    Tensor *x = graph_tensor(device->graph, PLACE_INPUT, DTYPE_F32, SHAPE(8), "x");
+    for (int i = 0; i < N_COPIES; i++) x = op_copy(device->graph, x);
+    device->last = x;
+    assert_int_equal(program_build(&device->program, "copies", device->graph, &device->backend, 1, &error),
+                     STATUS_OK);
+    device_require(&device->memory, &device->program.plan);
+    assert_int_equal(device_open(&device->memory, &device->backend, &error), STATUS_OK);
+    assert_int_equal(executor_open(&device->executor, &device->program, &device->memory, &error), STATUS_OK);
+    n_waits = 0;
+    failing_wait = NEVER;
+}
+
+static void close_device(Device *device) {
+    executor_close(&device->executor);
+    device_close(&device->memory);
+    graph_free(device->graph);
+    device->backend.close(device->backend.context);
+}
+
+static Status run(Device *device, Error *error) {
+    *error = (Error){0};
+    return executor_run(&device->executor, SECTION_FORWARD, MICRO_BATCH_ONLY, error);
+}
+
+/* The first time every instruction is waited for; afterwards none is. */
+static void test_first_run_names_it(void **state) {
+    (void)state;
+    Device device;
+    Error error;
+    open_device(&device, false);
+    failing_wait = 3;
+    assert_int_equal(run(&device, &error), STATUS_FAILED);
+    assert_string_equal(error.text, "instruction 3 (copy, forward): waiting: an illegal memory access");
+    failing_wait = NEVER;
+    n_waits = 0;
+    assert_int_equal(run(&device, &error), STATUS_OK);
+    assert_int_equal(n_waits, 0);
+    close_device(&device);
+}
+
+/* Later it is found where something is asked for, and the message says how to learn more. */
+static void test_found_late(void **state) {
+    (void)state;
+    Device device;
+    Error error;
+    float host[8];
+    uint64_t phases[N_PHASES];
+    open_device(&device, false);
+    assert_int_equal(run(&device, &error), STATUS_OK);
+    assert_int_equal(n_waits, N_COPIES);
+    failing_wait = n_waits;
+    assert_int_equal(executor_download(&device.executor, device.last, host, &error), STATUS_FAILED);
+    assert_string_equal(error.text,
+                        "an instruction of program 'copies' (set WAIT=1 and it is named): waiting: an "
+                        "illegal memory access");
+    error = (Error){0};
+    failing_wait = n_waits;
+    assert_int_equal(executor_phases(&device.executor, phases, &error), STATUS_FAILED);
+    assert_non_null(strstr(error.text, "(set WAIT=1 and it is named)"));
+    close_device(&device);
+}
+
+/* Who wishes for it has every instruction waited for, every time. */
+static void test_blocking(void **state) {
+    (void)state;
+    Device device;
+    Error error;
+    open_device(&device, true);
+    for (int i = 0; i < 3; i++) assert_int_equal(run(&device, &error), STATUS_OK);
+    failing_wait = n_waits + 1;
+    assert_int_equal(run(&device, &error), STATUS_FAILED);
+    assert_non_null(strstr(error.text, "instruction 1 (copy, forward): "));
+    close_device(&device);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_first_run_names_it),
+        cmocka_unit_test(test_found_late),
+        cmocka_unit_test(test_blocking),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
