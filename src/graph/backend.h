@@ -49,8 +49,10 @@ typedef struct Backend {
     void (*close)(void *context);
 
     void *context;
-    int n_threads;         /* host threads that kernels may use */
-    bool uses_host_memory; /* its memory is that which the host's own buffers come from */
+    int n_threads;             /* host threads that kernels may use */
+    bool uses_host_memory;     /* its memory is that which the host's own buffers come from */
+    bool is_blocking;          /* wait for every instruction, so that one that fails is known by name */
+    const char *blocking_wish; /* how the user asks for that; NULL where kernels return when they are done */
 } Backend;
 
 /* The kernel that runs `node`: the backend's, or the op's own where that is portable. NULL if there is none. */

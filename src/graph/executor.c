@@ -78,8 +78,8 @@ static KernelCall make_call(const DeviceMemory *memory, const Node *node, bool i
 }
 
 Status executor_open(Executor *executor, const Program *program, DeviceMemory *memory, Error *error) {
-    *executor = (Executor){.program = program, .memory = memory};
     const Backend *backend = memory->backend;
+    *executor = (Executor){.program = program, .memory = memory, .times_instructions = backend->is_blocking};
     for (int place = 0; place < N_PLACES; place++) {
         if (memory->bytes[place] < program->plan.bytes[place]) {
             return error_failed(error, "program '%s' was not announced to its memory", program->name);
@@ -102,6 +102,7 @@ void executor_close(Executor *executor) {
     for (int section = 0; backend && backend->recording_free && section < N_SECTIONS; section++) {
         for (int i = 0; i < 4; i++)
             backend->recording_free(backend->context, executor->recording[section][i].recording);
+        backend->recording_free(backend->context, executor->repeated[section]);
     }
     for (int i = 0; backend && backend->mark_free && i < EXECUTOR_MAX_PENDING; i++) {
         backend->mark_free(backend->context, executor->pending[i].begin);
@@ -115,10 +116,10 @@ void executor_close(Executor *executor) {
 
 /* The host's clock tells an instruction's time where the kernel returns when it is done, or is waited for. */
 static Status run_instructions(Executor *executor, Section section, MicroBatch micro, bool is_timed,
-                               Error *error) {
+                               bool is_waited_for, Error *error) {
     const Program *program = executor->program;
     const Backend *backend = executor->memory->backend;
-    bool waits = is_timed && backend->synchronize;
+    bool waits = is_waited_for && backend->synchronize;
     uint64_t before = timer_now_ns();
     for (int i = program->first[section]; i < program->first[section] + program->count[section]; i++) {
         Instruction *instruction = &executor->instruction[i];
@@ -144,44 +145,83 @@ static bool can_record(const Executor *executor, Section section) {
     const Program *program = executor->program;
     if (!executor->memory->backend->record_begin) return false;
     for (int i = program->first[section]; i < program->first[section] + program->count[section]; i++) {
-        if (program->graph->node[i]->op->is_portable) return false;
+        const Node *node = program->graph->node[i];
+        if (node->op->is_portable && !(node->op->is_recordable && node->op->is_recordable(node)))
+            return false;
     }
     return true;
+}
+
+/* The section so many times as one recording. */
+static Status record(Executor *executor, Section section, MicroBatch micro, int n_times, void **recording,
+                     Error *error) {
+    const Backend *backend = executor->memory->backend;
+    TRY(backend->record_begin(backend->context, error));
+    for (int i = 0; i < n_times; i++) {
+        if (run_instructions(executor, section, micro, false, false, error) != STATUS_OK) {
+            backend->record_abandon(backend->context);
+            return error->status;
+        }
+    }
+    return backend->record_end(backend->context, recording, error);
 }
 
 static Status run_recorded(Executor *executor, Section section, MicroBatch micro, Error *error) {
     const Backend *backend = executor->memory->backend;
     SectionRecording *slot = &executor->recording[section][micro.is_first + 2 * micro.is_last];
     if (!slot->was_run || !can_record(executor, section)) {
+        bool is_first = !slot->was_run; /* waited for, so that a mistake has a name from the beginning */
         slot->was_run = true;
-        return run_instructions(executor, section, micro, false, error);
+        return run_instructions(executor, section, micro, false, is_first, error);
     }
-    if (!slot->recording) {
-        TRY(backend->record_begin(backend->context, error));
-        if (run_instructions(executor, section, micro, false, error) != STATUS_OK) {
-            backend->record_abandon(backend->context);
-            return error->status;
-        }
-        TRY(backend->record_end(backend->context, &slot->recording, error));
-    }
+    if (!slot->recording) TRY(record(executor, section, micro, 1, &slot->recording, error));
     return backend->replay(backend->context, slot->recording, error);
 }
 
+/* Several at a time, once it was run; the rest one by one. */
+static Status run_often(Executor *executor, Section section, MicroBatch micro, int n_times, Error *error) {
+    const Backend *backend = executor->memory->backend;
+    void **repeated = &executor->repeated[section];
+    for (int n; n_times > 0; n_times -= n) {
+        n = 1;
+        if (n_times < EXECUTOR_REPEATS || !can_record(executor, section) ||
+            !executor->recording[section][micro.is_first + 2 * micro.is_last].was_run) {
+            TRY(run_recorded(executor, section, micro, error));
+            continue;
+        }
+        n = EXECUTOR_REPEATS;
+        if (!*repeated) TRY(record(executor, section, micro, n, repeated, error));
+        TRY(backend->replay(backend->context, *repeated, error));
+    }
+    return STATUS_OK;
+}
+
 /* ---- a device that runs behind the host */
+
+/* What fails behind the host is found where the host waits; which instruction it was, the device does not say. */
+static Status found_late(const Executor *executor, Status status, Error *error) {
+    const Backend *backend = executor->memory->backend;
+    if (status == STATUS_OK || !backend->blocking_wish || backend->is_blocking) return status;
+    return error_prefix(error,
+                        "an instruction of program '%s' (%s and it is named): ", executor->program->name,
+                        backend->blocking_wish);
+}
 
 static Status collect_pending(Executor *executor, Error *error) {
     const Backend *backend = executor->memory->backend;
     for (int i = 0; i < executor->n_pending; i++) {
         const SectionTime *time = &executor->pending[i];
         float milliseconds;
-        TRY(backend->elapsed_ms(backend->context, time->begin, time->end, &milliseconds, error));
+        TRY(found_late(executor,
+                       backend->elapsed_ms(backend->context, time->begin, time->end, &milliseconds, error),
+                       error));
         executor->phase_ns[time->section] += (uint64_t)((double)milliseconds * 1e6);
     }
     executor->n_pending = 0;
     return STATUS_OK;
 }
 
-static Status run_behind(Executor *executor, Section section, MicroBatch micro, Error *error) {
+static Status run_behind(Executor *executor, Section section, MicroBatch micro, int n_times, Error *error) {
     const Backend *backend = executor->memory->backend;
     if (executor->n_pending == EXECUTOR_MAX_PENDING) TRY(collect_pending(executor, error));
     SectionTime *time = &executor->pending[executor->n_pending];
@@ -189,7 +229,8 @@ static Status run_behind(Executor *executor, Section section, MicroBatch micro, 
     if (!time->begin) TRY(backend->mark_new(backend->context, &time->begin, error));
     if (!time->end) TRY(backend->mark_new(backend->context, &time->end, error));
     TRY(backend->mark(backend->context, time->begin, error));
-    TRY(run_recorded(executor, section, micro, error));
+    TRY(n_times == 1 ? run_recorded(executor, section, micro, error)
+                     : run_often(executor, section, micro, n_times, error));
     TRY(backend->mark(backend->context, time->end, error));
     executor->n_pending++;
     return STATUS_OK;
@@ -198,9 +239,17 @@ static Status run_behind(Executor *executor, Section section, MicroBatch micro, 
 Status executor_run(Executor *executor, Section section, MicroBatch micro, Error *error) {
     const Backend *backend = executor->memory->backend;
     if (backend->mark_new && !executor->times_instructions)
-        return run_behind(executor, section, micro, error);
-    TRY(run_instructions(executor, section, micro, true, error));
+        return run_behind(executor, section, micro, 1, error);
+    TRY(run_instructions(executor, section, micro, true, true, error));
     return backend->synchronize ? backend->synchronize(backend->context, error) : STATUS_OK;
+}
+
+Status executor_repeat(Executor *executor, Section section, int n_times, Error *error) {
+    const Backend *backend = executor->memory->backend;
+    if (backend->mark_new && !executor->times_instructions)
+        return run_behind(executor, section, MICRO_BATCH_ONLY, n_times, error);
+    for (int i = 0; i < n_times; i++) TRY(executor_run(executor, section, MICRO_BATCH_ONLY, error));
+    return STATUS_OK;
 }
 
 Status executor_phases(Executor *executor, uint64_t *phase_ns, Error *error) {
@@ -214,15 +263,11 @@ void *executor_address(const Executor *executor, const Tensor *tensor) {
 }
 
 Status executor_upload(Executor *executor, const Tensor *tensor, const void *host, Error *error) {
-    const Backend *backend = executor->memory->backend;
-    return backend->upload(backend->context, executor_address(executor, tensor), host, tensor_bytes(tensor),
-                           error);
+    return executor_upload_part(executor, tensor, 0, tensor_bytes(tensor), host, error);
 }
 
 Status executor_download(Executor *executor, const Tensor *tensor, void *host, Error *error) {
-    const Backend *backend = executor->memory->backend;
-    return backend->download(backend->context, host, executor_address(executor, tensor), tensor_bytes(tensor),
-                             error);
+    return executor_download_part(executor, tensor, 0, tensor_bytes(tensor), host, error);
 }
 
 Status executor_upload_part(Executor *executor, const Tensor *tensor, size_t first_byte, size_t n_bytes,
@@ -230,7 +275,8 @@ Status executor_upload_part(Executor *executor, const Tensor *tensor, size_t fir
     const Backend *backend = executor->memory->backend;
     char *to = executor_address(executor, tensor);
     if (to) to += first_byte; /* there is none where nothing is computed */
-    return backend->upload(backend->context, to, host, n_bytes, error);
+    executor->memory->n_input_writes += tensor->place == PLACE_INPUT;
+    return found_late(executor, backend->upload(backend->context, to, host, n_bytes, error), error);
 }
 
 Status executor_download_part(Executor *executor, const Tensor *tensor, size_t first_byte, size_t n_bytes,
@@ -238,7 +284,7 @@ Status executor_download_part(Executor *executor, const Tensor *tensor, size_t f
     const Backend *backend = executor->memory->backend;
     const char *from = executor_address(executor, tensor);
     if (from) from += first_byte; /* there is none where nothing is computed */
-    return backend->download(backend->context, host, from, n_bytes, error);
+    return found_late(executor, backend->download(backend->context, host, from, n_bytes, error), error);
 }
 
 enum { PIECE = 1 << 15 }; /* elements that are converted at a time */

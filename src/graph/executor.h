@@ -26,6 +26,8 @@ typedef struct {
     void *base[N_PLACES];
     bool is_borrowed[N_PLACES];
     size_t allocated_bytes; /* what the backend was really asked for */
+    uint64_t
+        n_input_writes; /* by the host: inputs that were written ahead are still there if nothing came since */
 } DeviceMemory;
 
 void device_require(DeviceMemory *memory, const MemoryPlan *plan);
@@ -56,7 +58,7 @@ typedef struct {
     void *begin, *end; /* the backend's marks */
 } SectionTime;
 
-enum { EXECUTOR_MAX_PENDING = 32 };
+enum { EXECUTOR_MAX_PENDING = 32, EXECUTOR_REPEATS = 8 };
 
 typedef struct {
     const Program *program;
@@ -67,6 +69,7 @@ typedef struct {
     bool
         times_instructions; /* wait for each: for executor_print_times where the device runs behind the host */
     SectionRecording recording[N_SECTIONS][4];
+    void *repeated[N_SECTIONS]; /* a recording of EXECUTOR_REPEATS runs; NULL before it was wanted */
     SectionTime pending[EXECUTOR_MAX_PENDING];
     int n_pending;
 } Executor;
@@ -86,6 +89,10 @@ static inline MicroBatch micro_batch(int64_t index, int64_t count) {
 }
 
 Status executor_run(Executor *executor, Section section, MicroBatch micro, Error *error);
+
+/* A section n times in a row, timed as one: for programs that go on from where their last run has left things. Where the
+ * backend can record, EXECUTOR_REPEATS runs at a time are one recording, so that nothing stands between them. */
+Status executor_repeat(Executor *executor, Section section, int n_times, Error *error);
 
 /* Host copies of a whole tensor, and of bytes first_byte .. first_byte + n_bytes - 1 of one. */
 Status executor_upload(Executor *executor, const Tensor *tensor, const void *host, Error *error);

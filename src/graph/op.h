@@ -44,6 +44,8 @@ struct Op {
     Kernel reference;
     /* Communication is no device's business: the reference is what runs, with addresses of whatever device it is. */
     bool is_portable;
+    /* May a portable node be part of a backend's recording: does it only enqueue on the device? NULL: no. */
+    bool (*is_recordable)(const Node *node);
 };
 
 Cost op_cost(const Node *node);

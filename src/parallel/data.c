@@ -38,9 +38,10 @@ void data_parallel_sum(Graph *graph, const DataParallel *data, const Partition *
         if (!data->overlaps) op_comm_wait(graph, node);
         insertion_behind(&insertion, last);
     }
-    insertion_end(&insertion);
-    graph->section = SECTION_UPDATE;
+    /* In the section in which they began, since a device records sections one by one. */
     for (int i = partition->n_units - 1; i >= 0 && data->overlaps; i--) {
-        if (start[i]) op_comm_wait(graph, start[i])->is_last_only = false;
+        if (start[i]) op_comm_wait(graph, start[i]);
     }
+    insertion_behind(&insertion, n_backward - 1);
+    insertion_end(&insertion);
 }

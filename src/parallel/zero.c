@@ -193,6 +193,14 @@ static Node *start_collecting(Graph *graph, const DataParallel *data, const Part
     return op_all_gather(graph, data->comm, stretch->collected, unit->border);
 }
 
+/* One that a device records with its section cannot begin in another. */
+static bool may_start_ahead(const Graph *graph, const DataParallel *data, const Stretch *now,
+                            const Stretch *next) {
+    if (!data->overlaps) return false;
+    return !data->comm->table->only_enqueues ||
+           graph->node[now->first]->section == graph->node[next->first]->section;
+}
+
 void zero_gather_parameters(Graph *graph, const DataParallel *data, const Partition *partition, Tensor *flat,
                             Tensor *shard) {
     if (graph->error.status != STATUS_OK || !graph->n_nodes) return;
@@ -205,7 +213,7 @@ void zero_gather_parameters(Graph *graph, const DataParallel *data, const Partit
     for (int i = 0; i < n_stretches; i++) {
         const Node *start = ahead ? ahead : start_collecting(graph, data, partition, &stretches[i], shard);
         op_comm_wait(graph, start);
-        ahead = data->overlaps && i + 1 < n_stretches
+        ahead = i + 1 < n_stretches && may_start_ahead(graph, data, &stretches[i], &stretches[i + 1])
                     ? start_collecting(graph, data, partition, &stretches[i + 1], shard)
                     : NULL;
         insertion_before(&insertion, stretches[i].first);

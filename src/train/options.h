@@ -12,6 +12,7 @@ typedef struct {
     int64_t n_threads;
     int precision; /* PrecisionKind */
     int device;    /* DeviceKind */
+    bool any_order;
     int64_t eval_every, eval_batches;
     int64_t sample_every, sample_tokens;
     int64_t save_every, keep;

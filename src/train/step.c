@@ -151,6 +151,38 @@ static Status upload_batch(TrainStep *step, const BatchSource *source, uint64_t 
     return executor_upload(&step->executor, step->loss.random, words, error);
 }
 
+/* Micro-batch `micro` of this rank's share of step `index`. */
+static Status upload_micro_batch(TrainStep *step, const BatchSource *source, int64_t index, int64_t micro,
+                                 Error *error) {
+    const StepOptions *options = &step->options;
+    int64_t first, end;
+    layout_share(&options->layout, options->batch, &first, &end);
+    int64_t at = first + micro * step->B, n = end - at < step->B ? end - at : step->B;
+    uint64_t start = (uint64_t)index * (uint64_t)options->batch;
+    return upload_batch(step, source, start + (uint64_t)at, n, index, error);
+}
+
+/* A device that runs behind the host gets its next batch while it computes. */
+static Status upload_ahead(TrainStep *step, const BatchSource *source, int64_t index, Error *error) {
+    if (step->executor.memory->backend->uses_host_memory) return STATUS_OK;
+    TRY(upload_micro_batch(step, source, index, 0, error));
+    step->ahead.is_sent = true;
+    step->ahead.source = *source;
+    step->ahead.index = index;
+    step->ahead.n_input_writes = step->executor.memory->n_input_writes;
+    return STATUS_OK;
+}
+
+/* Is the first micro-batch of this step there already? Asked before anything else of the step is uploaded. */
+static bool was_uploaded_ahead(TrainStep *step, const BatchSource *source, int64_t index) {
+    bool is_there = step->ahead.is_sent && step->ahead.index == index &&
+                    step->ahead.source.fill == source->fill &&
+                    step->ahead.source.context == source->context &&
+                    step->ahead.n_input_writes == step->executor.memory->n_input_writes;
+    step->ahead.is_sent = false;
+    return is_there;
+}
+
 /* The sum over all ranks of a number that each has a part of. */
 static Status sum_number(const Layout *layout, double *number, Error *error) {
     if (layout_n_shares(layout) == 1) return STATUS_OK;
@@ -182,19 +214,15 @@ static void set_times(StepResult *result, const Times *before, const Times *afte
 }
 
 /* Forward and backward over all micro-batches of this rank's share. */
-static Status run_micro_batches(TrainStep *step, const BatchSource *source, int64_t index,
+static Status run_micro_batches(TrainStep *step, const BatchSource *source, int64_t index, bool has_first,
                                 bool *was_abandoned, Error *error) {
     const StepOptions *options = &step->options;
     bool may_stop = options->should_stop && layout_n_shares(&options->layout) == 1;
-    int64_t first, end;
-    layout_share(&options->layout, options->batch, &first, &end);
-    uint64_t start = (uint64_t)index * (uint64_t)options->batch;
     for (int64_t micro = 0; micro < step->n_micro_batches; micro++) {
         *was_abandoned = micro > 0 && may_stop && options->should_stop();
         if (*was_abandoned) return STATUS_OK;
-        int64_t at = first + micro * step->B, n = end - at < step->B ? end - at : step->B;
         MicroBatch position = micro_batch(micro, step->n_micro_batches);
-        TRY(upload_batch(step, source, start + (uint64_t)at, n, index, error));
+        if (micro > 0 || !has_first) TRY(upload_micro_batch(step, source, index, micro, error));
         TRY(executor_run(&step->executor, SECTION_FORWARD, position, error));
         TRY(executor_run(&step->executor, SECTION_BACKWARD, position, error));
     }
@@ -207,14 +235,16 @@ Status train_step_run(TrainStep *step, const BatchSource *source, int64_t index,
     *result = (StepResult){.gradient_norm = NAN};
     Times before, after;
     TRY(times_now(step, &before, error));
+    bool has_first = was_uploaded_ahead(step, source, index);
     /* Before the backward: an eager update reads it there. */
     float hyper[N_HYPER], loss, norm, scale = (float)step->scale.value;
     optimizer_hyper(&step->optimizer_options, rate, index - step->scale.n_skipped, step->options.seed, hyper);
     TRY(executor_upload(executor, step->optimizer.hyper, hyper, error));
     if (step->loss.scale) TRY(executor_upload(executor, step->loss.scale, &scale, error));
-    TRY(run_micro_batches(step, source, index, &result->was_abandoned, error));
+    TRY(run_micro_batches(step, source, index, has_first, &result->was_abandoned, error));
     if (result->was_abandoned) return STATUS_OK;
     TRY(executor_run(executor, SECTION_UPDATE, MICRO_BATCH_ONLY, error));
+    TRY(upload_ahead(step, source, index + 1, error));
     TRY(executor_download(executor, step->loss.loss, &loss, error));
     result->loss = (double)loss;
     TRY(sum_number(&step->options.layout, &result->loss, error));

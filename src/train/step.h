@@ -61,6 +61,13 @@ typedef struct {
     int64_t B;                 /* sequences of a micro-batch on this rank: at most micro_batch */
     int64_t n_micro_batches;   /* the same on every rank */
     int32_t *tokens, *targets; /* (B,T) on the host */
+    /* The first micro-batch of the step to come, sent while the device was still at the one before. */
+    struct {
+        bool is_sent;
+        BatchSource source;
+        int64_t index;
+        uint64_t n_input_writes; /* then: the device's inputs are shared with other programs */
+    } ahead;
 } TrainStep;
 
 typedef struct {

@@ -3,6 +3,8 @@
 
 #include "base/format.h"
 #include "base/memory.h"
+#include "infer/device.h"
+#include "train/advice.h"
 #include "train/checkpoint.h"
 #include "train/interrupt.h"
 
@@ -137,38 +139,103 @@ void trainer_print_program(const Trainer *trainer, FILE *stream) {
             format_bytes(trainer_planned_bytes(trainer)).text);
 }
 
+/* ---- is there enough memory? */
+
 /* The ranks of a host are about to ask for as much each, so a rank counts on its share only. */
-static uint64_t free_share(const Trainer *trainer) {
+static uint64_t usable_share(const Trainer *trainer) {
     const Backend *backend = trainer->setup.backend;
     const Launch *launch = trainer->setup.launch;
     uint64_t n_sharing = launch && backend->uses_host_memory ? (uint64_t)launch->host_size : 1;
-    return backend->free_bytes(backend->context) / n_sharing;
+    return device_usable_bytes(backend) / n_sharing;
+}
+
+/* On the backend. Checkpoints are copied to the host. */
+static uint64_t needed_bytes(const Trainer *trainer) {
+    uint64_t copies = saver_planned_bytes(&trainer->saver);
+    return trainer_planned_bytes(trainer) - (trainer->setup.backend->uses_host_memory ? 0 : copies);
+}
+
+/* The same run with another choice. */
+static Status plan_choice(void *context, const MemoryChoice *choice, uint64_t *n_bytes, Error *error) {
+    const Trainer *present = context;
+    TrainOptions options = *present->setup.options;
+    ParallelOptions parallel = {0};
+    TrainerSetup setup = present->setup;
+    options.batch = choice->batch;
+    if (choice->micro_batch != present->step.B) options.micro_batch = choice->micro_batch;
+    options.recompute = choice->recompute;
+    options.precision = choice->precision;
+    setup.options = &options;
+    if (setup.parallel) {
+        parallel = *setup.parallel;
+        parallel.zero = choice->zero;
+        setup.parallel = &parallel;
+    }
+    Trainer other;
+    if (trainer_plan(&other, &setup, error) == STATUS_OK) *n_bytes = needed_bytes(&other);
+    trainer_close(&other);
+    return error->status;
+}
+
+static uint64_t state_of_choice(void *context, const MemoryChoice *choice) {
+    const Trainer *trainer = context;
+    return memory_state_bytes(&trainer->step.options.layout, choice, trainer->setup.optimizer,
+                              &trainer->table);
+}
+
+static Status refuse(const Trainer *trainer, uint64_t needed, uint64_t usable, Error *error) {
+    const TrainerSetup *setup = &trainer->setup;
+    bool is_gpu = !setup->backend->uses_host_memory;
+    int n_ranks = trainer_n_ranks(trainer);
+    MemoryQuestion question = {
+        .present = {.batch = trainer->step.options.batch,
+                    .micro_batch = trainer->step.B,
+                    .recompute = trainer->step.options.recompute,
+                    .precision = setup->options->precision,
+                    .zero = trainer->step.options.layout.zero},
+        .needed = needed,
+        .usable = usable,
+        .n_ranks = n_ranks,
+        .is_gpu = is_gpu,
+        .has_one_micro_batch = trainer->step.optimizer_options.eager,
+        .plan = plan_choice,
+        .state = state_of_choice,
+        .context = (void *)trainer,
+    };
+    MemoryAdvice advice = memory_advise(&question);
+    char text[512];
+    return error_user(error, "this run needs %s%s%s (%s of it activations), %s are free%s; %s",
+                      format_bytes(needed).text, is_gpu ? " of the GPU's memory" : "",
+                      n_ranks > 1 ? " for each rank" : "",
+                      format_bytes(trainer->memory.bytes[PLACE_ACTIVATION]).text, format_bytes(usable).text,
+                      is_gpu ? " beside what its libraries take" : "",
+                      memory_advice_text(&question, &advice, text, sizeof text));
 }
 
 Status trainer_check_memory(const Trainer *trainer, Error *error) {
-    const Backend *backend = trainer->setup.backend;
-    uint64_t needed = trainer_planned_bytes(trainer), copies = saver_planned_bytes(&trainer->saver);
-    uint64_t available = free_share(trainer);
-    const char *whose = trainer_n_ranks(trainer) > 1 ? " for each rank" : "";
-    if (!backend->uses_host_memory) {
-        needed -= copies;
+    uint64_t needed = needed_bytes(trainer), copies = saver_planned_bytes(&trainer->saver);
+    uint64_t usable = usable_share(trainer);
+    if (!trainer->setup.backend->uses_host_memory)
         TRY(memory_check(copies, "the copies that checkpoints are written from", "use --no-background-save",
                          error));
-    }
-    if (needed <= available) return STATUS_OK;
-    if (backend->uses_host_memory && needed - copies <= available) {
+    if (needed <= usable) return STATUS_OK;
+    if (trainer->setup.backend->uses_host_memory && needed - copies <= usable) {
         return error_user(
             error,
             "this run needs %s%s (%s of it to write checkpoints while training goes on), %s are "
             "free; use --no-background-save",
-            format_bytes(needed).text, whose, format_bytes(copies).text, format_bytes(available).text);
+            format_bytes(needed).text, trainer_n_ranks(trainer) > 1 ? " for each rank" : "",
+            format_bytes(copies).text, format_bytes(usable).text);
     }
-    return error_user(
-        error,
-        "this run needs %s%s (%s of it activations), %s are free; use a smaller --micro-batch, --recompute 1, "
-        "a shorter --sequence or a smaller --model",
-        format_bytes(needed).text, whose, format_bytes(trainer->memory.bytes[PLACE_ACTIVATION]).text,
-        format_bytes(available).text);
+    return refuse(trainer, needed, usable, error);
+}
+
+/* Somebody else has taken memory since it was checked: what was said then is said now. */
+static Status open_memory(Trainer *trainer, Error *error) {
+    if (device_open(&trainer->memory, trainer->setup.backend, error) == STATUS_OK) return STATUS_OK;
+    Error shortage = {0};
+    if (trainer_check_memory(trainer, &shortage) != STATUS_OK) *error = shortage;
+    return error->status;
 }
 
 /* A whole parameter; the process keeps what it holds of it. */
@@ -194,8 +261,7 @@ static Status initialise_weights(Trainer *trainer, Error *error) {
 }
 
 Status trainer_open(Trainer *trainer, Error *error) {
-    const TrainerSetup *setup = &trainer->setup;
-    TRY(device_open(&trainer->memory, setup->backend, error));
+    TRY(open_memory(trainer, error));
     TRY(train_step_open(&trainer->step, &trainer->memory, error));
     if (trainer->has_evaluation) TRY(train_step_open(&trainer->evaluation, &trainer->memory, error));
     if (trainer->has_generator) {

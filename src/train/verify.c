@@ -353,6 +353,7 @@ Status verify_run(const VerifyOptions *options, const VerifyReference *reference
     TRY_GOTO(mesh_open(&mesh, &layout->shape, &options->launch->world, error), done);
     if (layout->all_reduce >= 0) mesh.axis[AXIS_DP].all_reduce = comm_algorithm(layout->all_reduce);
     TRY_GOTO(device_comm_open(&data, &mesh.axis[AXIS_DP], options->backend, error), done);
+    result->carrier = data.table ? data.table->name : mesh.axis[AXIS_DP].table->name;
     Layout parallel = {.data = data.table ? &data : &mesh.axis[AXIS_DP],
                        .control = &options->launch->world,
                        .zero = layout->zero,
@@ -373,7 +374,7 @@ Status verify_run(const VerifyOptions *options, const VerifyReference *reference
 done:
     memory_free(held, n_bytes);
     close_training(&training);
-    comm_close(&data);
+    device_comm_close(&data, options->backend);
     mesh_close(&mesh);
     return error->status;
 }
