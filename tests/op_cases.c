@@ -307,11 +307,14 @@ void build_cross_entropy(OpCase *test) {
     test->fill[test->n_fills - 1].some_negative = test->spec->flags & CASE_IGNORE;
     Tensor *losses = graph_tensor(test->graph, PLACE_ACTIVATION, DTYPE_F32, SHAPE(size[0]), "losses");
     CrossEntropyAttributes attributes = {0.25f, n_classes};
-    op_cross_entropy_scaled(test->graph, logits, targets, NULL, losses, &attributes);
+    const float factor = 0.375f;
+    bool is_scaled = test->spec->flags & CASE_FACTOR;
+    Tensor *scale = is_scaled ? literal(test, DTYPE_F32, 1, "loss scale", &factor) : NULL;
+    op_cross_entropy_scaled(test->graph, logits, targets, scale, losses, &attributes);
     add_result(test, "losses", losses);
     if (!logits->needs_gradient) return;
     test->y = losses;
-    test->loss_scale = 0.25;
+    test->loss_scale = is_scaled ? 0.25 * 0.375 : 0.25;
 }
 
 void build_squared_norm(OpCase *test) {

@@ -120,6 +120,7 @@ const OpSpec kernel_specs[] = {
     {"cross_entropy saturated", build_cross_entropy, {5, 2100}, CASE_LARGE, 0},
     {"cross_entropy large", build_cross_entropy, {150, 333}, 0, 0},
     {"cross_entropy empty", build_cross_entropy, {0, 16}, 0, 0},
+    {"cross_entropy scaled", build_cross_entropy, {7, 37}, CASE_IGNORE | CASE_FACTOR, 0},
     {"cross_entropy padded", build_cross_entropy, {7, 40, 37}, CASE_IGNORE, 0},
     {"cross_entropy padded, fixed", build_cross_entropy, {7, 2176, 2100}, CASE_FIXED_X, 0},
     {"cross_entropy padded, long", build_cross_entropy, {6, 16512, 16391}, CASE_IGNORE, 0},

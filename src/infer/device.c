@@ -11,35 +11,73 @@
 
 const char *const device_names[] = {"auto", "cpu", "cuda", NULL};
 
-Status device_backend_open(Backend *backend, const DeviceOptions *options, Error *error) {
+/* 0 where the CPU is asked for, whatever there is. */
+static int count_gpus(int kind) {
     char reason[256];
-    int n_gpus = options->kind == DEVICE_CPU ? 0 : backend_cuda_devices(reason, sizeof reason);
+    return kind == DEVICE_CPU ? 0 : backend_cuda_devices(reason, sizeof reason);
+}
+
+bool device_takes_gpu(int kind) {
+    return kind == DEVICE_CUDA || count_gpus(kind) > 0;
+}
+
+Status device_backend_open(Backend *backend, const DeviceOptions *options, Error *error) {
+    int n_gpus = count_gpus(options->kind);
     bool takes_gpu = options->kind == DEVICE_CUDA || n_gpus > 0;
     if (!takes_gpu && options->precision == PRECISION_TF32) {
         return error_user(error, "--dtype tf32 is of GPUs; use --dtype f32 here, or --device cuda");
     }
     if (!takes_gpu) return backend_cpu_open(backend, options->n_threads, error);
     TRY(backend_cuda_open(backend, n_gpus ? options->index % n_gpus : 0, error));
-    backend_cuda_configure(backend, (CudaSettings){.tf32 = options->precision == PRECISION_TF32});
+    backend_cuda_configure(backend, (CudaSettings){.tf32 = options->precision == PRECISION_TF32,
+                                                   .any_order = options->any_order});
     return STATUS_OK;
+}
+
+uint64_t device_usable_bytes(const Backend *backend) {
+    uint64_t available = backend->free_bytes(backend->context);
+    uint64_t reserve = backend->uses_host_memory ? 0 : DEVICE_RESERVE_BYTES;
+    return available > reserve ? available - reserve : 0;
 }
 
 Status device_check_memory(const Backend *backend, size_t n_bytes, const char *what, const char *advice,
                            Error *error) {
     if (backend->uses_host_memory) return memory_check(n_bytes, what, advice, error);
-    size_t available = backend->free_bytes(backend->context);
-    if (n_bytes <= available) return STATUS_OK;
-    return error_user(error, "%s needs %s of the GPU's memory, %s are free; %s", what,
-                      format_bytes(n_bytes).text, format_bytes(available).text, advice);
+    uint64_t usable = device_usable_bytes(backend);
+    if (n_bytes <= usable) return STATUS_OK;
+    return error_user(error, "%s needs %s of the GPU's memory, %s are free beside %s for its libraries; %s",
+                      what, format_bytes(n_bytes).text, format_bytes(usable).text,
+                      format_bytes(DEVICE_RESERVE_BYTES).text, advice);
 }
 
 Status device_comm_open(Comm *comm, Comm *host, const Backend *backend, Error *error) {
     *comm = (Comm){0};
     if (backend->uses_host_memory || host->size == 1) return STATUS_OK;
-    if (comm_nccl_is_built())
-        return comm_nccl_open(comm, host, backend_cuda_device(backend), backend_cuda_stream(backend), error);
+    char reason[512];
+    int32_t everywhere = comm_nccl_is_available(reason, sizeof reason);
+    TRY(comm_all_reduce(host, &everywhere, 1, COMM_I32, COMM_MIN, error));
+    if (everywhere) {
+        TRY(comm_nccl_open(comm, host, backend_cuda_device(backend), backend_cuda_stream(backend), error));
+        backend_cuda_watch(backend, comm->table->check, comm->context);
+        return STATUS_OK;
+    }
     CommStaging staging = {backend->upload, backend->download, backend->context};
     return comm_staged_open(comm, host, &staging, error);
+}
+
+void device_comm_close(Comm *comm, const Backend *backend) {
+    if (comm->table && !backend->uses_host_memory) backend_cuda_watch(backend, NULL, NULL);
+    comm_close(comm);
+}
+
+void device_say(const Log *log, const Backend *backend, const Comm *comm) {
+    char text[512];
+    if (backend->uses_host_memory) return;
+    log_note(log, "device %s", device_describe(backend, text, sizeof text));
+    if (*backend_cuda_note(backend)) log_note(log, "%s", backend_cuda_note(backend));
+    if (!comm->table || comm_is_nccl(comm)) return;
+    if (comm_nccl_is_available(text, sizeof text)) snprintf(text, sizeof text, "another rank has no NCCL");
+    log_warning(log, "GPUs exchange their memory through the host, which is slow: %s", text);
 }
 
 const char *device_describe(const Backend *backend, char *text, size_t n_bytes) {

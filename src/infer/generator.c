@@ -7,18 +7,37 @@
  * context, no row ever needs to wait or to be masked, and after the last pass every row has its logits, whether
  * it had anything new or not.
  *
+ * On a device that can draw tokens, the program of single tokens ends with drawing the next one, which its next run reads: it
+ * can be run many times before the host looks at what was drawn.
+ *
  * Both programs record the same caches in the same order and nothing else in PLACE_STATE, so both see them at the
  * same offsets. The generator has a DeviceMemory of its own for that reason; only the parameters may be somebody
  * else's. */
 #include "infer/generator.h"
 
 #include "base/memory.h"
-#include "infer/repetition.h"
+#include "ops/decode_step.h"
 
 #include <string.h>
 
 /* Long enough that the products are limited by arithmetic, short enough that a short prompt wastes little. */
 enum { CHOSEN_CHUNK = 64 };
+
+/* The program of single tokens ends with drawing the next one, if the device can. */
+static void record_drawing(Generator *generator, GeneratorPass *pass) {
+    Graph *graph = pass->graph;
+    GeneratorDrawing *drawing = &generator->drawing;
+    const Node example = {.op = &OP_SAMPLE};
+    if (!backend_kernel(generator->backend, &example)) return;
+    int64_t B = generator->B;
+    drawing->is_there = true;
+    drawing->settings = graph_tensor(graph, PLACE_INPUT, DTYPE_I32, SHAPE(N_SAMPLE_SETTINGS), "settings");
+    drawing->rows = graph_tensor(graph, PLACE_INPUT, DTYPE_I32, SHAPE(B, N_SAMPLE_ROW), "texts");
+    drawing->picks = graph_tensor(graph, PLACE_INPUT, DTYPE_I32,
+                                  SHAPE(GENERATOR_MOST_AHEAD, B, N_SAMPLE_PICK), "picks");
+    op_sample(graph, pass->decode.logits, drawing->settings, pass->decode.tokens, pass->decode.start,
+              drawing->rows, drawing->picks);
+}
 
 static Status plan_pass(Generator *generator, GeneratorPass *pass, const char *name,
                         const ModelConfig *config, int64_t T, Error *error) {
@@ -26,6 +45,10 @@ static Status plan_pass(Generator *generator, GeneratorPass *pass, const char *n
     pass->decode = gpt_record_decode(config, generator->table, pass->graph, generator->dtype, generator->B, T,
                                      generator->context);
     TRY(graph_status(pass->graph, error));
+    if (pass == &generator->decode) {
+        decode_step_fuse(pass->graph, generator->backend);
+        record_drawing(generator, pass);
+    }
     TRY(program_build(&pass->program, name, pass->graph, generator->backend, 1, error));
     device_require(&generator->memory, &pass->program.plan);
     return STATUS_OK;
@@ -70,6 +93,7 @@ Status generator_plan(Generator *generator, const ModelConfig *config, const Par
     }
     TRY(plan_pass(generator, &generator->prefill, "prefill", config, generator->chunk, error));
     TRY(plan_pass(generator, &generator->decode, "decode", config, 1, error));
+    generator->n_logits = shape_columns(generator->decode.decode.logits->shape);
     return check_shared_caches(generator->prefill.graph, generator->decode.graph, error);
 }
 
@@ -80,7 +104,7 @@ size_t generator_required_bytes(const Generator *generator) {
 }
 
 static size_t logits_bytes(const Generator *generator) {
-    return (size_t)(generator->B * generator->vocabulary) * sizeof(float);
+    return (size_t)(generator->B * generator->n_logits) * sizeof(float);
 }
 
 static Status open_pass(Generator *generator, GeneratorPass *pass, Error *error) {
@@ -105,6 +129,8 @@ Status generator_open(Generator *generator, const DeviceMemory *owner, Error *er
     generator->rows = ARENA_ARRAY(arena, int32_t, B);
     generator->prompt = ARENA_ARRAY(arena, int64_t, B);
     generator->n_new = ARENA_ARRAY(arena, int64_t, B);
+    generator->drawing.row = ARENA_ARRAY(arena, SampleRow, B);
+    generator->drawing.pick = ARENA_ARRAY(arena, SamplePick, GENERATOR_MOST_AHEAD * B);
     for (int64_t b = 0; b < B; b++) generator->row[b].n_tokens = 1; /* a row without a text reads token 0 */
     return STATUS_OK;
 }
@@ -112,7 +138,7 @@ Status generator_open(Generator *generator, const DeviceMemory *owner, Error *er
 Status generator_upload(Generator *generator, const Parameter *parameter, const float *values, Error *error) {
     GeneratorPass *pass = &generator->decode;
     const Tensor *tensor = pass->decode.parameters.tensor[parameter - generator->table->parameter];
-    return executor_upload_f32(&pass->executor, tensor, 0, tensor_count(tensor), values, error);
+    return executor_upload_f32(&pass->executor, tensor, 0, shape_count(parameter->shape), values, error);
 }
 
 static void close_pass(GeneratorPass *pass) {
@@ -136,7 +162,7 @@ static int32_t *window_of(Generator *generator, int64_t row) {
     return generator->window + row * generator->context;
 }
 
-static Status check_token(const Generator *generator, int32_t token, Error *error) {
+Status generator_check_token(const Generator *generator, int32_t token, Error *error) {
     if (token >= 0 && token < generator->vocabulary) return STATUS_OK;
     return error_failed(error, "token %d is not one of the model's %lld", token,
                         (long long)generator->vocabulary);
@@ -150,14 +176,14 @@ Status generator_start(Generator *generator, int64_t row, const int32_t *tokens,
     }
     int64_t n = least(n_tokens, generator->context);
     tokens += n_tokens - n;
-    for (int64_t i = 0; i < n; i++) TRY(check_token(generator, tokens[i], error));
+    for (int64_t i = 0; i < n; i++) TRY(generator_check_token(generator, tokens[i], error));
     memcpy(window_of(generator, row), tokens, sizeof *tokens * (size_t)n);
     generator->row[row] = (GeneratorRow){.n_tokens = n};
     return STATUS_OK;
 }
 
 Status generator_append(Generator *generator, int64_t row, int32_t token, Error *error) {
-    TRY(check_token(generator, token, error));
+    TRY(generator_check_token(generator, token, error));
     GeneratorRow *text = &generator->row[row];
     int32_t *window = window_of(generator, row);
     if (text->n_tokens == generator->context) {
@@ -171,7 +197,7 @@ Status generator_append(Generator *generator, int64_t row, int32_t token, Error 
 }
 
 float *generator_logits(Generator *generator, int64_t row) {
-    return generator->logits + row * generator->vocabulary;
+    return generator->logits + row * generator->n_logits;
 }
 
 /* ---- passes */
@@ -198,8 +224,19 @@ static void prepare_row(Generator *generator, int64_t b, int64_t T) {
     text->n_cached = start + n_real;
 }
 
+/* Nothing is drawn while the host chooses the tokens. */
+static Status rest_drawing(Generator *generator, Error *error) {
+    GeneratorDrawing *drawing = &generator->drawing;
+    drawing->n_current = -1;
+    if (!drawing->is_there) return STATUS_OK;
+    memset(drawing->row, 0, sizeof *drawing->row * (size_t)generator->B);
+    return executor_upload(&generator->decode.executor, drawing->rows, drawing->row, error);
+}
+
 static Status run_pass(Generator *generator, GeneratorPass *pass, int64_t T, Error *error) {
     for (int64_t b = 0; b < generator->B; b++) prepare_row(generator, b, T);
+    if (pass == &generator->decode) TRY(rest_drawing(generator, error));
+    else generator->drawing.n_current = -1;
     TRY(executor_upload(&pass->executor, pass->decode.tokens, generator->tokens, error));
     TRY(executor_upload(&pass->executor, pass->decode.start, generator->start, error));
     TRY(executor_upload(&pass->executor, pass->decode.rows, generator->rows, error));
@@ -218,97 +255,55 @@ Status generator_step(Generator *generator, Error *error) {
     return STATUS_OK;
 }
 
-/* ---- prompts */
+/* ---- many tokens at a time, drawn by the device */
 
-typedef struct {
-    const GeneratorRequest *request;
-    Sampler sampler;
-    RepetitionWindows repetition; /* a text in each row; closed where repetition is not penalised */
-} Run;
-
-/* Give every free row the next prompt. Returns, in *n_active, how many rows have one. */
-static Status fill_rows(Generator *generator, Run *run, int64_t *next, int64_t *n_active, Error *error) {
-    const GeneratorRequest *request = run->request;
-    *n_active = 0;
+static Status start_drawing(Generator *generator, const SampleSettings *settings, Error *error) {
+    GeneratorDrawing *drawing = &generator->drawing;
+    GeneratorPass *pass = &generator->decode;
     for (int64_t b = 0; b < generator->B; b++) {
-        if (generator->prompt[b] < 0 && *next < request->n_prompts) {
-            const GeneratorPrompt *prompt = &request->prompts[*next];
-            for (int64_t i = 0; i < prompt->n_tokens; i++)
-                TRY(check_token(generator, prompt->tokens[i], error));
-            TRY(generator_start(generator, b, prompt->tokens, prompt->n_tokens, error));
-            repetition_start(&run->repetition, b, prompt->tokens, prompt->n_tokens);
-            generator->n_new[b] = 0;
-            generator->prompt[b] = (*next)++;
-        }
-        *n_active += generator->prompt[b] >= 0;
+        int64_t last = generator->row[b].n_tokens - 1;
+        generator->tokens[b] = window_of(generator, b)[last];
+        generator->start[b] = (int32_t)last;
     }
+    TRY(executor_upload(&pass->executor, pass->decode.tokens, generator->tokens, error));
+    TRY(executor_upload(&pass->executor, pass->decode.start, generator->start, error));
+    TRY(executor_upload(&pass->executor, drawing->rows, drawing->row, error));
+    TRY(executor_upload(&pass->executor, drawing->settings, settings, error));
+    drawing->n_current = 0;
     return STATUS_OK;
 }
 
-/* Draw the next token of one row and hand it over. */
-static Status continue_row(Generator *generator, Run *run, int64_t b, GeneratorVerdict *verdict,
-                           Error *error) {
-    const GeneratorRequest *request = run->request;
-    const GeneratorPrompt *prompt = &request->prompts[generator->prompt[b]];
-    GeneratedToken made = {.prompt = generator->prompt[b],
-                           .position = prompt->n_tokens + generator->n_new[b]};
-    SampledToken picked;
-    if (sampler_pick(&run->sampler, generator_logits(generator, b), repetition_counts(&run->repetition, b),
-                     prompt->sample, (uint64_t)made.position, &picked, error) != STATUS_OK) {
-        return error_prefix(error, "at token %lld: ", (long long)made.position);
+int64_t generator_can_draw(const Generator *generator, const bool *is_drawing) {
+    int64_t most = generator->drawing.is_there ? GENERATOR_MOST_AHEAD : 0;
+    for (int64_t b = 0; b < generator->B; b++) {
+        const GeneratorRow *text = &generator->row[b];
+        if (!is_drawing[b]) continue;
+        most = least(most, generator->context - text->n_tokens + 1);
+        if (text->n_tokens - text->n_cached != 1) return 0; /* there is more to read first */
     }
-    made.token = picked.token;
-    made.log_probability = picked.log_probability;
-    made.is_last = ++generator->n_new[b] >= request->n_new_tokens ||
-                   (request->end_token >= 0 && made.token == request->end_token);
-    *verdict = request->callback ? request->callback(request->context, &made) : GENERATOR_GO_ON;
-    if (made.is_last || *verdict != GENERATOR_GO_ON) {
-        generator->prompt[b] = -1; /* the row stays as it is, and has nothing new to read */
-        return STATUS_OK;
-    }
-    repetition_add(&run->repetition, b, made.token);
-    return generator_append(generator, b, made.token, error);
+    return most;
 }
 
-static Status run_prompts(Generator *generator, Run *run, Error *error) {
-    int64_t next = 0, n_active;
-    for (int64_t b = 0; b < generator->B; b++) generator->prompt[b] = -1;
-    for (;;) {
-        TRY(fill_rows(generator, run, &next, &n_active, error));
-        if (!n_active) return STATUS_OK;
-        TRY(generator_step(generator, error));
-        for (int64_t b = 0; b < generator->B; b++) {
-            if (generator->prompt[b] < 0) continue;
-            GeneratorVerdict verdict = GENERATOR_GO_ON;
-            TRY(continue_row(generator, run, b, &verdict, error));
-            if (verdict == GENERATOR_END_ALL) return STATUS_OK;
-        }
-    }
+void generator_changed(Generator *generator) {
+    generator->drawing.n_current = -1;
 }
 
-/* A window that no text of the run outgrows is one over all of it. */
-static Status open_repetition(Generator *generator, Run *run, Error *error) {
-    const GeneratorRequest *request = run->request;
-    if (!sampler_penalises(&request->sampler)) return STATUS_OK;
-    int64_t longest = 0, window = request->sampler.repetition_window;
-    for (int64_t i = 0; i < request->n_prompts; i++) {
-        if (request->prompts[i].n_tokens > longest) longest = request->prompts[i].n_tokens;
-    }
-    if (window - request->n_new_tokens >= longest) window = 0;
-    return repetition_open(&run->repetition, generator->B, generator->vocabulary, window, error);
+Status generator_draw(Generator *generator, const SampleSettings *settings, int n_tokens, Error *error) {
+    GeneratorDrawing *drawing = &generator->drawing;
+    GeneratorPass *pass = &generator->decode;
+    if (drawing->n_current < 0) TRY(start_drawing(generator, settings, error));
+    TRY(executor_repeat(&pass->executor, SECTION_FORWARD, n_tokens, error));
+    drawing->first = drawing->n_current;
+    drawing->n_current = (drawing->n_current + n_tokens) % GENERATOR_MOST_AHEAD;
+    return executor_download(&pass->executor, drawing->picks, drawing->pick, error);
 }
 
-Status generator_run(Generator *generator, const GeneratorRequest *request, Error *error) {
-    if (request->n_new_tokens < 1) return STATUS_OK;
-    int64_t n_vocabulary = request->n_vocabulary ? request->n_vocabulary : generator->vocabulary;
-    if (n_vocabulary > generator->vocabulary) {
-        return error_failed(error, "%lld tokens were to be sampled from a model of %lld",
-                            (long long)n_vocabulary, (long long)generator->vocabulary);
-    }
-    Run run = {.request = request};
-    TRY(sampler_open(&run.sampler, &request->sampler, n_vocabulary, error));
-    if (open_repetition(generator, &run, error) == STATUS_OK) run_prompts(generator, &run, error);
-    repetition_close(&run.repetition);
-    sampler_close(&run.sampler);
-    return error->status;
+SamplePick generator_drawn(const Generator *generator, int64_t row, int i) {
+    int place = (generator->drawing.first + i) % GENERATOR_MOST_AHEAD;
+    return generator->drawing.pick[place * generator->B + row];
+}
+
+Status generator_append_drawn(Generator *generator, int64_t row, int32_t token, Error *error) {
+    generator->row[row].n_cached = generator->row[row].n_tokens; /* the step that drew it has read the others */
+    return generator_append(generator, row, token, error);
 }

@@ -26,6 +26,7 @@
 #include "graph/executor.h"
 #include "infer/sampler.h"
 #include "model/gpt.h"
+#include "ops/sample.h"
 
 typedef struct {
     int64_t n_rows; /* B: sequences decoded together, at least 1 */
@@ -48,19 +49,32 @@ typedef struct {
     bool is_open;
 } GeneratorPass;
 
+/* Tokens that the device draws by itself, at most so many before the host looks at them. */
+enum { GENERATOR_MOST_AHEAD = 32 };
+
+typedef struct {
+    bool is_there;                    /* the device can, and the program of single tokens ends with it */
+    Tensor *settings, *rows, *picks;  /* see ops/sample.h */
+    SampleRow *row;                   /* (B) as the host wants them */
+    SamplePick *pick;                 /* (GENERATOR_MOST_AHEAD,B) what came back */
+    int n_current, first;             /* picks since the device's state was written, -1: it must be; of the last draw */
+} GeneratorDrawing;
+
 typedef struct {
     GeneratorPass prefill, decode; /* (B,chunk) and (B,1), over the same caches */
     const ParameterTable *table;
     const Backend *backend;
     DeviceMemory memory;
+    GeneratorDrawing drawing;
     int64_t B, chunk, context, vocabulary;
+    int64_t n_logits; /* of a row: its first `vocabulary` are tokens' */
     DType dtype;
     Arena arena;             /* the host's side: */
     GeneratorRow *row;       /* (B) */
     int32_t *window;         /* (B,context) the tokens that each row sees */
     int32_t *tokens;         /* (B,chunk) what is uploaded */
     int32_t *start, *rows;   /* (B) likewise */
-    float *logits;           /* (B,V) of the last pass */
+    float *logits;           /* (B,n_logits) of the last pass */
     int64_t *prompt, *n_new; /* (B) of a run: the prompt in the row (-1: none), and tokens made from it */
 } Generator;
 
@@ -96,6 +110,25 @@ Status generator_step(Generator *generator, Error *error);
 
 /* (V) what follows the row's text; valid from one generator_step to the next. May be edited in place. */
 float *generator_logits(Generator *generator, int64_t row);
+
+/* A token below the model's vocabulary? */
+Status generator_check_token(const Generator *generator, int32_t token, Error *error);
+
+/* ---- Several tokens of every row at a time, where the device can draw them (generator_can_draw).
+ *
+ *     set generator->drawing.row (B): which rows draw, and their places in the random stream
+ *     TRY(generator_draw(&generator, &settings, n, error));
+ *     for (i < n) for (each row that draws) generator_append_drawn(&generator, row, generator_drawn(&generator, row, i).token, error);
+ *
+ * A row may end after fewer: then nothing more is appended to it, and the device is told what changed (generator_changed)
+ * before it draws again. As long as nothing changes, draws follow each other without anything being written. */
+
+/* How many tokens can be drawn at once, if these rows (B) do; 0: the rows must be read first, or the device cannot. */
+int64_t generator_can_draw(const Generator *generator, const bool *is_drawing);
+Status generator_draw(Generator *generator, const SampleSettings *settings, int n_tokens, Error *error);
+SamplePick generator_drawn(const Generator *generator, int64_t row, int i);
+Status generator_append_drawn(Generator *generator, int64_t row, int32_t token, Error *error);
+void generator_changed(Generator *generator);
 
 /* ---- Many prompts, sampled. */
 

@@ -185,15 +185,17 @@ static int32_t draw_token(Sampler *sampler, const float *logits, float largest, 
     return token;
 }
 
+Status sampler_diverged(int64_t token, float logit, Error *error) {
+    return error_failed(
+        error,
+        "the model's logit of token %lld is %f: its weights have diverged or are damaged; use an earlier checkpoint",
+        (long long)token, (double)logit);
+}
+
 static Status find_largest(const float *logits, int64_t n, int32_t *largest, Error *error) {
     *largest = 0;
     for (int64_t i = 0; i < n; i++) {
-        if (!isfinite(logits[i])) {
-            return error_failed(
-                error,
-                "the model's logit of token %lld is %f: its weights have diverged or are damaged; use an earlier checkpoint",
-                (long long)i, (double)logits[i]);
-        }
+        if (!isfinite(logits[i])) return sampler_diverged(i, logits[i], error);
         if (logits[i] > logits[*largest]) *largest = (int32_t)i;
     }
     return STATUS_OK;

@@ -56,4 +56,7 @@ bool sampler_penalises(const SamplerOptions *options);
 Status sampler_pick(Sampler *sampler, const float *logits /* (V) */, const int32_t *counts, uint64_t sample,
                     uint64_t position, SampledToken *picked, Error *error);
 
+/* That error. */
+Status sampler_diverged(int64_t token, float logit, Error *error);
+
 #endif

@@ -203,7 +203,7 @@ Status scorer_upload(Scorer *scorer, const Parameter *parameter, const float *va
     if (!scorer->n_passes) return STATUS_OK; /* nothing to score, nobody to read it */
     ScorePass *pass = &scorer->pass[0];
     const Tensor *tensor = pass->loss.parameters.tensor[parameter - scorer->table->parameter];
-    return executor_upload_f32(&pass->executor, tensor, 0, tensor_count(tensor), values, error);
+    return executor_upload_f32(&pass->executor, tensor, 0, shape_count(parameter->shape), values, error);
 }
 
 void scorer_close(Scorer *scorer) {

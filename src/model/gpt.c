@@ -23,7 +23,8 @@ typedef struct {
     ParameterTensors parameters;
     Tensor *random;                  /* NULL: no dropout */
     Tensor *start;                   /* NULL: sequences start at position 0 */
-    Tensor *key_cache, *value_cache; /* of the block being recorded; NULL: attention within the batch */
+    Tensor *caches;                  /* of all blocks, keys before values; NULL: attention within the batch */
+    Tensor *key_cache, *value_cache; /* of the block being recorded */
     int64_t B, capacity;
     DType dtype;
 } Recorder;
@@ -97,11 +98,19 @@ static Tensor *record_mlp(Recorder *r, Tensor *x, int block) {
     return record_residual(r, x, h, ROLE_PROJ_WEIGHT, ROLE_PROJ_BIAS, block, SITE_MLP_OUT);
 }
 
+/* Views of one tensor, as parameters are, so that an operation that works on many of them can name them all. */
 static void record_caches(Recorder *r, int block) {
     if (!r->capacity) return;
-    Shape shape = SHAPE(r->B, r->config->n_kv_heads, r->capacity, config_head_size(r->config));
-    r->key_cache = graph_tensor(r->graph, PLACE_STATE, r->dtype, shape, "h.%d.keys", block);
-    r->value_cache = graph_tensor(r->graph, PLACE_STATE, r->dtype, shape, "h.%d.values", block);
+    int64_t n_heads = r->config->n_kv_heads, head_size = config_head_size(r->config);
+    Shape shape = SHAPE(r->B, n_heads, r->capacity, head_size);
+    if (!r->caches) {
+        Shape all = SHAPE(2 * r->config->n_layers, r->B * n_heads, r->capacity, head_size);
+        r->caches = graph_tensor(r->graph, PLACE_STATE, r->dtype, all, "caches");
+    }
+    const char *keys = arena_printf(&r->graph->arena, "h.%d.keys", block);
+    const char *values = arena_printf(&r->graph->arena, "h.%d.values", block);
+    r->key_cache = graph_view(r->graph, r->caches, shape, 2 * block * shape_count(shape), keys);
+    r->value_cache = graph_view(r->graph, r->caches, shape, (2 * block + 1) * shape_count(shape), values);
 }
 
 /* Everything up to the head: (B,T) tokens to (B,T,C). */

@@ -20,7 +20,12 @@ pgpt bench step "${model[@]}" --batch 4 --micro-batch 2 --steps 1 --recompute 1 
 pgpt bench step "${model[@]}" --batch 2 --steps 1 --eager-update --optimizer sgd --no-tied
 pgpt bench ops "${model[@]}" --batch 2 --json
 has command
-grep -q attention out || fail "bench ops does not name the operations"
+for name in attention attention_backward linear_weight_gradient cross_entropy adamw; do
+    grep -q "^$name  .* 1  " out || fail "bench ops does not have $name in the step"
+done
+for name in rmsnorm_backward swiglu rotary attention_cached dropout squared_norm sgd; do # not in the step: beside it
+    grep -q "^$name  .* 0  " out || fail "bench ops leaves out $name"
+done
 pgpt bench generate "${model[@]}" --tokens 12 --runs 1 --samples 2 --json
 has command tokens_per_s
 [[ $(echo *) == "err out" ]] || fail "left behind: $(ls)"

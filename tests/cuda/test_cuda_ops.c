@@ -4,7 +4,8 @@
  * Node by node: a case is recorded twice, once as it is, for the reference on the host, and once with its tensors
  * retyped, for the GPU. Inputs come from the reference run, rounded to the type they have on the GPU, so an error is
  * found in the kernel that makes it. Outputs are fresh, added to, in place of an input, and at addresses that no vector
- * fits. What differs is printed; the test fails at the end, with the whole list. Exit code 77 without a GPU. */
+ * fits. What differs is printed; the test fails at the end, with the whole list, and if there is an operation that no case
+ * has run. Exit code 77 without a GPU. */
 #include "backend/cpu/cpu.h"
 #include "backend/cuda/cuda.h"
 #include "base/half.h"
@@ -73,8 +74,42 @@ static const Variant VARIANTS[] = {
     {"pure-f16", DTYPE_F16, DTYPE_F16, true, 1e-2},
 };
 
+/* What a program can be made of. */
+static const Op *const OPERATIONS[] = {
+    &OP_EMBEDDING,
+    &OP_EMBEDDING_TOKEN_GRADIENT,
+    &OP_EMBEDDING_POSITION_GRADIENT,
+    &OP_LAYERNORM,
+    &OP_LAYERNORM_BACKWARD,
+    &OP_RMSNORM,
+    &OP_RMSNORM_BACKWARD,
+    &OP_LINEAR,
+    &OP_LINEAR_INPUT_GRADIENT,
+    &OP_LINEAR_WEIGHT_GRADIENT,
+    &OP_GELU,
+    &OP_GELU_BACKWARD,
+    &OP_SWIGLU,
+    &OP_SWIGLU_BACKWARD,
+    &OP_ATTENTION,
+    &OP_ATTENTION_BACKWARD,
+    &OP_ATTENTION_CACHED,
+    &OP_ROTARY,
+    &OP_ADD,
+    &OP_COPY,
+    &OP_DROPOUT,
+    &OP_GATHER,
+    &OP_SUM,
+    &OP_ZERO,
+    &OP_CROSS_ENTROPY,
+    &OP_SQUARED_NORM,
+    &OP_CLIP,
+    &OP_ADAMW,
+    &OP_SGD,
+};
+enum { N_OPERATIONS = sizeof OPERATIONS / sizeof OPERATIONS[0] };
+
 static Backend gpu;
-static int n_failures;
+static int n_failures, n_outputs_compared, n_runs_of[N_OPERATIONS];
 
 static void failed(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
@@ -240,8 +275,13 @@ static void call_kernel(const Run *run, const Node *node, KernelCall *call) {
     test_buffer_close(&scratch);
 }
 
+static void count_run(const Op *op) {
+    for (int i = 0; i < N_OPERATIONS; i++) n_runs_of[i] += OPERATIONS[i] == op;
+}
+
 static Outputs run_on_gpu(const Run *run, const Mode *mode) {
     Node node = *run->typed;
+    count_run(node.op);
     TypedBuffer in[NODE_MAX_INPUTS] = {0}, out[NODE_MAX_OUTPUTS] = {0};
     KernelCall call = {.node = &node};
     for (int i = 0; i < node.n_inputs; i++) {
@@ -295,6 +335,7 @@ static double tolerance_of(const Run *run) {
 static void compare(const Run *run, const Mode *mode, int k, const float *got, const float *base) {
     const Tensor *output = run->typed->output[k];
     int64_t count = tensor_count(output), worst = -1;
+    n_outputs_compared++;
     const float *want = run->want[k];
     double tolerance = tolerance_of(run), squares = 0.0, difference_squares = 0.0, worst_excess = 1.0;
     for (int64_t i = 0; i < count; i++) {
@@ -431,10 +472,35 @@ static void check_spec(const OpSpec *spec, const Variant *variant) {
 
 static void test_variant(void **state) {
     const Variant *variant = *state;
-    n_failures = 0;
+    n_failures = n_outputs_compared = 0;
+    memset(n_runs_of, 0, sizeof n_runs_of);
     for (int i = 0; i < n_kernel_specs; i++) check_spec(&kernel_specs[i], variant);
     for (int i = 0; i < N_LARGE; i++) check_spec(&LARGE_SPECS[i], variant);
+    for (int i = 0; i < N_OPERATIONS; i++) {
+        if (!n_runs_of[i]) failed("no case has run %s", OPERATIONS[i]->name);
+    }
+    printf("compared: %d outputs of %d operations in %s\n", n_outputs_compared, (int)N_OPERATIONS,
+           variant->name);
     if (n_failures) fail_msg("%d differences with %s", n_failures, variant->name);
+}
+
+/* What is faster when the order of sums is free must still be the sum. */
+static void test_any_order(void **state) {
+    (void)state;
+    static const OpSpec specs[] = {
+        {"embedding gpt2", build_embedding, {4, 512, 768, 5003, 512}, CASE_POSITIONS, 0},
+        {"embedding long runs", build_embedding, {64, 400, 8, 385, 400}, CASE_POSITIONS, 0},
+        {"embedding odd", build_embedding, {4, 100, 37, 500, 100}, CASE_POSITIONS, 0},
+        {"linear qkv", build_linear, {192, 768, 2304}, CASE_BIAS, 0},
+        {"attention long", build_attention, {1, 512, 2, 2, 64}, 0, 0},
+    };
+    backend_cuda_configure(&gpu, (CudaSettings){.any_order = true});
+    n_failures = n_outputs_compared = 0;
+    for (size_t i = 0; i < sizeof specs / sizeof specs[0]; i++) {
+        for (int v = 0; v < 3; v++) check_spec(&specs[i], &VARIANTS[v]);
+    }
+    backend_cuda_configure(&gpu, (CudaSettings){0});
+    if (n_failures) fail_msg("%d differences in any order", n_failures);
 }
 
 /* An argument names the only variant to test. */
@@ -451,10 +517,11 @@ int main(int argc, char **argv) {
     }
     printf("%s\n", backend_cuda_describe(&gpu, words, sizeof words));
     enum { N_VARIANTS = sizeof VARIANTS / sizeof VARIANTS[0] };
-    struct CMUnitTest tests[N_VARIANTS];
+    struct CMUnitTest tests[N_VARIANTS + 1];
     for (int i = 0; i < N_VARIANTS; i++) {
         tests[i] = (struct CMUnitTest){VARIANTS[i].name, test_variant, NULL, NULL, (void *)&VARIANTS[i]};
     }
+    tests[N_VARIANTS] = (struct CMUnitTest)cmocka_unit_test(test_any_order);
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     int result = cmocka_run_group_tests(tests, NULL, NULL);
     gpu.close(gpu.context);

@@ -64,6 +64,7 @@ Kernel cpu_plain_kernel(const Op *op) {
 
 static Kernel cpu_kernel(void *context, const Node *node) {
     (void)context;
+    if (node->op->is_shortcut && !find_kernel(node->op)) return NULL;
     return cpu_needs_widening(node) ? cpu_widened : cpu_plain_kernel(node->op);
 }
 

@@ -33,8 +33,17 @@ void *backend_cuda_stream(const Backend *backend) {
     return NULL;
 }
 
+void backend_cuda_watch(const Backend *backend, Status (*check)(void *context, Error *error), void *context) {
+    (void)backend, (void)check, (void)context;
+}
+
 const char *backend_cuda_describe(const Backend *backend, char *text, size_t n_bytes) {
     (void)backend;
     snprintf(text, n_bytes, "none");
     return text;
+}
+
+const char *backend_cuda_note(const Backend *backend) {
+    (void)backend;
+    return "";
 }

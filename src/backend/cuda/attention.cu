@@ -51,8 +51,14 @@ static const AttentionPlan *library_plan(CudaContext *context, const AttentionSh
     if (!forced && (too_much || shape->n_positions < LEAST_LIBRARY_POSITIONS)) return NULL;
     if (!context->attention) cudaSetDevice(context->device); /* the library opens on the calling thread's */
     context->close_attention = close_library;
-    return attention_library_plan((AttentionLibrary **)&context->attention, shape, backward,
-                                  context->settings.any_order);
+    const AttentionPlan *plan = attention_library_plan((AttentionLibrary **)&context->attention, shape,
+                                                       backward, context->settings.any_order);
+    const char *reason = attention_library_reason((const AttentionLibrary *)context->attention);
+    if (!plan && *reason) {
+        snprintf(context->note, sizeof context->note,
+                 "attention by pgpt's own kernels instead of cuDNN's: %s", reason);
+    }
+    return plan;
 }
 #else
 typedef struct AttentionPlan AttentionPlan;

@@ -13,7 +13,8 @@
 #include <string.h>
 
 struct AttentionLibrary {
-    cudnnHandle_t handle; /* NULL: cuDNN does not work here */
+    Cudnn cudnn;
+    cudnnHandle_t handle; /* NULL: cuDNN is not there, or does not work here */
     AttentionPlan *plans;
     char reason[512];
 };
@@ -42,9 +43,9 @@ static int64_t propose(AttentionPlan *p, Descriptor graph, Descriptor *configura
     }
     if (p->status != CUDNN_STATUS_SUCCESS) return 0;
     plan_note(p,
-              cudnnBackendGetAttribute(heuristic, CUDNN_ATTR_ENGINEHEUR_RESULTS,
-                                       CUDNN_TYPE_BACKEND_DESCRIPTOR, MOST_CONFIGURATIONS, &count,
-                                       configuration),
+              p->cudnn->BackendGetAttribute(heuristic, CUDNN_ATTR_ENGINEHEUR_RESULTS,
+                                            CUDNN_TYPE_BACKEND_DESCRIPTOR, MOST_CONFIGURATIONS, &count,
+                                            configuration),
               "the choice of an engine");
     if (p->status != CUDNN_STATUS_SUCCESS) return 0;
     if (count < 1) plan_note(p, CUDNN_STATUS_NOT_SUPPORTED, "no engine for it");
@@ -54,23 +55,24 @@ static int64_t propose(AttentionPlan *p, Descriptor graph, Descriptor *configura
 /* The plan of one engine, NULL if that does not work out. */
 static Descriptor make_plan(AttentionPlan *p, Descriptor configuration) {
     AttentionPlan attempt = {};
+    attempt.cudnn = p->cudnn;
     attempt.status = CUDNN_STATUS_SUCCESS;
     Descriptor plan = plan_create(&attempt, CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
     plan_set_descriptor(&attempt, plan, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, configuration, "a plan");
     plan_set(&attempt, plan, CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, 1, &p->handle, "a plan");
     plan_finalize(&attempt, plan, "a plan");
     if (attempt.status == CUDNN_STATUS_SUCCESS) {
-        attempt.status = cudnnBackendGetAttribute(plan, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE,
-                                                  CUDNN_TYPE_INT64, 1, NULL, &p->workspace_bytes);
+        attempt.status = p->cudnn->BackendGetAttribute(plan, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE,
+                                                       CUDNN_TYPE_INT64, 1, NULL, &p->workspace_bytes);
     }
     if (attempt.status == CUDNN_STATUS_SUCCESS) return plan;
-    if (plan) cudnnBackendDestroyDescriptor(plan);
+    if (plan) p->cudnn->BackendDestroyDescriptor(plan);
     return NULL;
 }
 
 static void plan_close(AttentionPlan *p) {
-    if (p->plan) cudnnBackendDestroyDescriptor(p->plan);
-    while (p->n_made) cudnnBackendDestroyDescriptor(p->made[--p->n_made]);
+    if (p->plan) p->cudnn->BackendDestroyDescriptor(p->plan);
+    while (p->n_made) p->cudnn->BackendDestroyDescriptor(p->made[--p->n_made]);
 }
 
 static void plan_open(AttentionPlan *p) {
@@ -103,10 +105,15 @@ static bool may_take(const AttentionShape *s, bool backward) {
 static AttentionLibrary *library_new(void) {
     AttentionLibrary *library = (AttentionLibrary *)calloc(1, sizeof *library);
     if (!library) return NULL;
-    cudnnStatus_t status = cudnnCreate(&library->handle);
+    Error error = {STATUS_OK, ""};
+    if (cuda_load_cudnn(&library->cudnn, &error) != STATUS_OK) {
+        snprintf(library->reason, sizeof library->reason, "%s", error.text);
+        return library;
+    }
+    cudnnStatus_t status = library->cudnn.Create(&library->handle);
     if (status != CUDNN_STATUS_SUCCESS) {
         library->handle = NULL;
-        snprintf(library->reason, sizeof library->reason, "cuDNN: %s", cudnnGetErrorString(status));
+        snprintf(library->reason, sizeof library->reason, "cuDNN: %s", library->cudnn.GetErrorString(status));
     }
     return library;
 }
@@ -125,15 +132,16 @@ static AttentionPlan *plan_for(AttentionLibrary *library, const AttentionShape *
     p->shape = *shape;
     p->backward = backward;
     p->any_order = any_order;
+    p->cudnn = &library->cudnn;
     p->handle = library->handle;
     p->next = library->plans;
     library->plans = p;
     plan_open(p);
     if (p->plan) return p;
     char detail[256];
-    cudnnGetLastErrorString(detail, sizeof detail);
+    p->cudnn->GetLastErrorString(detail, sizeof detail);
     snprintf(library->reason, sizeof library->reason, "cuDNN: %s: %s (%s)", p->what,
-             cudnnGetErrorString(p->status), detail);
+             p->cudnn->GetErrorString(p->status), detail);
     return p;
 }
 
@@ -161,7 +169,7 @@ void attention_library_close(AttentionLibrary *library) {
         plan_close(p);
         free(p);
     }
-    if (library->handle) cudnnDestroy(library->handle);
+    if (library->handle) library->cudnn.Destroy(library->handle);
     free(library);
 }
 
@@ -228,27 +236,27 @@ Status attention_plan_run(const AttentionPlan *p, const AttentionMemory *memory,
     char *workspace;
     Addresses a = addresses(p, memory, &workspace);
     Descriptor pack = NULL;
-    cudnnStatus_t status = cudnnSetStream(p->handle, stream);
+    cudnnStatus_t status = p->cudnn->SetStream(p->handle, stream);
     if (status == CUDNN_STATUS_SUCCESS) {
-        status = cudnnBackendCreateDescriptor(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, &pack);
+        status = p->cudnn->BackendCreateDescriptor(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, &pack);
     }
     if (status == CUDNN_STATUS_SUCCESS) {
-        status = cudnnBackendSetAttribute(pack, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, a.count,
-                                          a.id);
+        status = p->cudnn->BackendSetAttribute(pack, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64,
+                                               a.count, a.id);
     }
     if (status == CUDNN_STATUS_SUCCESS) {
-        status = cudnnBackendSetAttribute(pack, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR,
-                                          a.count, a.address);
+        status = p->cudnn->BackendSetAttribute(pack, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS,
+                                               CUDNN_TYPE_VOID_PTR, a.count, a.address);
     }
     if (status == CUDNN_STATUS_SUCCESS) {
-        status = cudnnBackendSetAttribute(pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1,
-                                          &workspace);
+        status = p->cudnn->BackendSetAttribute(pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR,
+                                               1, &workspace);
     }
-    if (status == CUDNN_STATUS_SUCCESS) status = cudnnBackendFinalize(pack);
-    if (status == CUDNN_STATUS_SUCCESS) status = cudnnBackendExecute(p->handle, p->plan, pack);
-    if (pack) cudnnBackendDestroyDescriptor(pack);
+    if (status == CUDNN_STATUS_SUCCESS) status = p->cudnn->BackendFinalize(pack);
+    if (status == CUDNN_STATUS_SUCCESS) status = p->cudnn->BackendExecute(p->handle, p->plan, pack);
+    if (pack) p->cudnn->BackendDestroyDescriptor(pack);
     if (status == CUDNN_STATUS_SUCCESS) return STATUS_OK;
     char detail[256];
-    cudnnGetLastErrorString(detail, sizeof detail);
-    return error_failed(error, "attention by cuDNN: %s (%s)", cudnnGetErrorString(status), detail);
+    p->cudnn->GetLastErrorString(detail, sizeof detail);
+    return error_failed(error, "attention by cuDNN: %s (%s)", p->cudnn->GetErrorString(status), detail);
 }

@@ -3,8 +3,7 @@
 #define PGPT_BACKEND_CUDA_ATTENTION_CUDNN_H
 
 #include "backend/cuda/attention.h"
-
-#include <cudnn.h>
+#include "backend/cuda/library_cudnn.h"
 
 /* Tensors that memory is given for, by name; those in between are numbered from FIRST_BETWEEN on. */
 enum {
@@ -33,6 +32,7 @@ struct AttentionPlan {
     AttentionShape shape;
     bool backward, any_order;
     struct AttentionPlan *next;
+    const Cudnn *cudnn;
     cudnnHandle_t handle;
     /* Everything that was made, in order; what went wrong first, if anything. */
     Descriptor made[MOST_DESCRIPTORS], operation[MOST_OPERATIONS];

@@ -21,7 +21,7 @@ Descriptor plan_create(AttentionPlan *p, cudnnBackendDescriptorType_t type) {
         plan_note(p, CUDNN_STATUS_INTERNAL_ERROR, "too many descriptors");
         return NULL;
     }
-    plan_note(p, cudnnBackendCreateDescriptor(type, &d), "a descriptor");
+    plan_note(p, p->cudnn->BackendCreateDescriptor(type, &d), "a descriptor");
     if (d) p->made[p->n_made++] = d;
     return d;
 }
@@ -29,7 +29,7 @@ Descriptor plan_create(AttentionPlan *p, cudnnBackendDescriptorType_t type) {
 void plan_set(AttentionPlan *p, Descriptor d, cudnnBackendAttributeName_t name,
               cudnnBackendAttributeType_t type, int64_t count, const void *value, const char *what) {
     if (p->status == CUDNN_STATUS_SUCCESS)
-        plan_note(p, cudnnBackendSetAttribute(d, name, type, count, value), what);
+        plan_note(p, p->cudnn->BackendSetAttribute(d, name, type, count, value), what);
 }
 
 void plan_set_descriptor(AttentionPlan *p, Descriptor d, cudnnBackendAttributeName_t name, Descriptor value,
@@ -38,7 +38,7 @@ void plan_set_descriptor(AttentionPlan *p, Descriptor d, cudnnBackendAttributeNa
 }
 
 void plan_finalize(AttentionPlan *p, Descriptor d, const char *what) {
-    if (p->status == CUDNN_STATUS_SUCCESS) plan_note(p, cudnnBackendFinalize(d), what);
+    if (p->status == CUDNN_STATUS_SUCCESS) plan_note(p, p->cudnn->BackendFinalize(d), what);
 }
 
 /* ---- tensors ---- */

@@ -10,6 +10,11 @@
  * memory, and the next synchronize or download reports it. */
 #include "backend/cuda/kernels.h"
 
+extern "C" {
+#include "ops/decode_step.h"
+#include "ops/sample.h"
+}
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -21,9 +26,9 @@ Status cuda_check(cudaError_t code, const char *what, Error *error) {
                         cudaGetErrorName(code), (int)code);
 }
 
-Status cuda_check_cublas(cublasStatus_t code, const char *what, Error *error) {
+Status cuda_check_cublas(const CublasLt *lt, cublasStatus_t code, const char *what, Error *error) {
     if (code == CUBLAS_STATUS_SUCCESS) return STATUS_OK;
-    return error_failed(error, "%s: cuBLASLt says %s", what, cublasLtGetStatusName(code));
+    return error_failed(error, "%s: cuBLASLt says %s", what, lt->GetStatusName(code));
 }
 
 Status cuda_launched(const char *what, Error *error) {
@@ -78,6 +83,8 @@ static const CudaKernel KERNELS[] = {
     {&OP_ATTENTION, cuda_attention, cuda_attention_scratch},
     {&OP_ATTENTION_BACKWARD, cuda_attention_backward, cuda_attention_backward_scratch},
     {&OP_ATTENTION_CACHED, cuda_attention_cached, cuda_attention_cached_scratch},
+    {&OP_DECODE_STEP, cuda_decode_step, NULL},
+    {&OP_SAMPLE, cuda_sample, cuda_sample_scratch},
     {&OP_ROTARY, cuda_rotary, NULL},
     {&OP_ADD, cuda_add, NULL},
     {&OP_COPY, cuda_copy, NULL},
@@ -100,7 +107,7 @@ static const CudaKernel *find_kernel(const Op *op) {
 }
 
 static Kernel kernel(void *context, const Node *node) {
-    (void)context;
+    if (node->op == &OP_DECODE_STEP && !cuda_decode_step_fits((CudaContext *)context, node)) return NULL;
     const CudaKernel *found = find_kernel(node->op);
     return found ? found->kernel : NULL;
 }
@@ -181,9 +188,23 @@ static Status upload(void *context, void *device, const void *host, size_t n_byt
                       error);
 }
 
+/* Until everything is done, or somebody knows that it never will be. */
+static Status wait_watchfully(CudaContext *cuda, Error *error) {
+    enum { LOOKS = 1000 }; /* between two questions, about a millisecond */
+    for (;;) {
+        TRY(cuda->check(cuda->check_context, error));
+        for (int look = 0; look < LOOKS; look++) {
+            cudaError_t code = cudaStreamQuery(cuda->stream);
+            if (code == cudaErrorNotReady) continue;
+            return cuda_check(code, "waiting for the GPU", error);
+        }
+    }
+}
+
 static Status synchronize(void *context, Error *error) {
     CudaContext *cuda = enter(context);
-    TRY(cuda_check(cudaStreamSynchronize(cuda->stream), "waiting for the GPU", error));
+    if (cuda->check) TRY(wait_watchfully(cuda, error));
+    else TRY(cuda_check(cudaStreamSynchronize(cuda->stream), "waiting for the GPU", error));
     return report_fault(cuda, error);
 }
 
@@ -282,12 +303,13 @@ static void close(void *context) {
     if (cuda->stream) cudaStreamSynchronize(cuda->stream);
     if (cuda->close_attention) cuda->close_attention(cuda);
     if (cuda->close_products) cuda->close_products(cuda);
-    if (cuda->cublas) cublasLtDestroy(cuda->cublas);
+    if (cuda->cublas) cuda->lt.Destroy(cuda->cublas);
     for (int i = 0; i < UPLOAD_SEGMENTS; i++) {
         if (cuda->upload_done[i]) cudaEventDestroy(cuda->upload_done[i]);
     }
     cudaFree(cuda->workspace);
     cudaFree(cuda->tickets);
+    cudaFree(cuda->mail);
     cudaFreeHost(cuda->fault);
     cudaFreeHost(cuda->upload);
     cudaFreeHost(cuda->download);
@@ -314,6 +336,8 @@ static Status open_context(CudaContext *cuda, Error *error) {
                    "memory for tickets", error));
     TRY(cuda_check(cudaMemset(cuda->tickets, 0, N_TICKETS * sizeof *cuda->tickets), "memory for tickets",
                    error));
+    TRY(cuda_check(cudaMalloc(&cuda->mail, MAIL_BYTES + sizeof(uint64_t)), "memory for mail", error));
+    TRY(cuda_check(cudaMemset(cuda->mail, 0, MAIL_BYTES + sizeof(uint64_t)), "memory for mail", error));
     TRY(cuda_check(cudaHostAlloc((void **)&cuda->fault, sizeof *cuda->fault, cudaHostAllocMapped),
                    "pinned memory", error));
     memset(cuda->fault, 0, sizeof *cuda->fault);
@@ -326,7 +350,7 @@ static Status open_context(CudaContext *cuda, Error *error) {
         TRY(cuda_check(cudaEventCreateWithFlags(&cuda->upload_done[i], cudaEventDisableTiming),
                        "making an event", error));
     }
-    return cuda_check_cublas(cublasLtCreate(&cuda->cublas), "opening cuBLASLt", error);
+    return cuda_check_cublas(&cuda->lt, cuda->lt.Create(&cuda->cublas), "opening cuBLASLt", error);
 }
 
 Status backend_cuda_open(Backend *backend, int device, Error *error) {
@@ -344,6 +368,10 @@ Status backend_cuda_open(Backend *backend, int device, Error *error) {
     CudaContext *cuda = (CudaContext *)calloc(1, sizeof *cuda);
     if (!cuda) return error_failed(error, "no memory for the CUDA backend");
     cuda->device = device;
+    if (cuda_load_cublas(&cuda->lt, error) != STATUS_OK) {
+        free(cuda);
+        return error_prefix(error, "--device cuda: ");
+    }
     if (open_context(cuda, error) != STATUS_OK) {
         close(cuda);
         return error_prefix(error, "GPU %d: ", device);
@@ -371,6 +399,9 @@ Status backend_cuda_open(Backend *backend, int device, Error *error) {
     backend->context = cuda;
     backend->n_threads = 1;
     backend->uses_host_memory = false;
+    const char *wish = getenv("CUDA_LAUNCH_BLOCKING"); /* the driver obeys it too */
+    backend->is_blocking = wish && atoi(wish) != 0;
+    backend->blocking_wish = "set CUDA_LAUNCH_BLOCKING=1";
     return STATUS_OK;
 }
 
@@ -386,10 +417,20 @@ void *backend_cuda_stream(const Backend *backend) {
     return ((const CudaContext *)backend->context)->stream;
 }
 
+void backend_cuda_watch(const Backend *backend, Status (*check)(void *context, Error *error), void *context) {
+    CudaContext *cuda = (CudaContext *)backend->context;
+    cuda->check = check;
+    cuda->check_context = context;
+}
+
 const char *backend_cuda_describe(const Backend *backend, char *text, size_t n_bytes) {
     const CudaContext *cuda = (const CudaContext *)backend->context;
     snprintf(text, n_bytes, "%s, %d multiprocessors, compute capability %d.%d, %.1f GiB",
              cuda->properties.name, cuda->n_processors, cuda->properties.major, cuda->properties.minor,
              (double)cuda->properties.totalGlobalMem / 0x1p30);
     return text;
+}
+
+const char *backend_cuda_note(const Backend *backend) {
+    return ((const CudaContext *)backend->context)->note;
 }

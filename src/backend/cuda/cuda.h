@@ -32,6 +32,13 @@ void backend_cuda_configure(Backend *backend, CudaSettings settings);
 int backend_cuda_device(const Backend *backend);
 void *backend_cuda_stream(const Backend *backend);
 
+/* What of it is done another way than it could be, and why: attention where cuDNN is missing, say. "" if nothing is. Known
+ * once programs were built. */
+const char *backend_cuda_note(const Backend *backend);
+
+/* Whom to ask while the host waits for the device: an error of his ends the wait. NULL: nobody. */
+void backend_cuda_watch(const Backend *backend, Status (*check)(void *context, Error *error), void *context);
+
 /* The GPU in words: "NVIDIA H200, 132 multiprocessors, compute capability 9.0, 139.7 GiB". */
 const char *backend_cuda_describe(const Backend *backend, char *text, size_t n_bytes);
 

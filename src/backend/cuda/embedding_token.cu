@@ -1,7 +1,9 @@
 /* The gradient of the token table: each row of dy is added to the row of the table that its token names.
  *
  * Floor over the copy bandwidth: N·C elements of dy read, plus the table written once, or, where it is added to, what
- * the tokens name of it read and written. Floats are never added by atomics, whose order would differ from run to run.
+ * the tokens name of it read and written. Floats are not added by atomics, whose order would differ from run to run,
+ * unless the user allows any order: then each row of dy is added to its row of an f32 table as it comes, and nothing is
+ * sorted. (Not where there are few tokens: they would all wait for the same rows.)
  *
  * Few tokens (bytes, characters): every warp has a whole table of sums for a strip of 32 channels in shared memory, one
  * channel a thread, and walks over a part of the rows in order. The tables of a block's warps are added up, then those
@@ -135,7 +137,13 @@ static SortedTokens sorted_tokens(const Node *node, void *scratch, size_t *n_byt
     return s;
 }
 
+/* In any order: by atomics. Sums of 16-bit numbers would be rounded at every step, so those are sorted still. */
+static bool takes_any_order(const CudaContext *context, const Node *node) {
+    return context->settings.any_order && node->output[0]->dtype == DTYPE_F32 && !has_few_tokens(node);
+}
+
 extern "C" size_t cuda_embedding_token_gradient_scratch(CudaContext *context, const Node *node) {
+    if (takes_any_order(context, node)) return 0;
     if (has_few_tokens(node))
         return (size_t)few_parts(context, node) * (size_t)tensor_count(node->output[0]) * sizeof(float);
     size_t n_bytes;
@@ -297,17 +305,76 @@ static __global__ void __launch_bounds__(STRIP_THREADS)
     write8(table, token * channels + c, n, sum, add);
 }
 
+/* ---- many tokens, in any order ---- */
+
+enum { ATOMIC = 4 }; /* channels of a thread: as many as one atomic can add, from compute capability 9.0 on */
+
+DEVICE void add4(float *p, int64_t n, bool aligned, const float v[ATOMIC]) {
+#if __CUDA_ARCH__ >= 900
+    if (aligned && n >= ATOMIC) {
+        atomicAdd((float4 *)p, make_float4(v[0], v[1], v[2], v[3]));
+        return;
+    }
+#endif
+    (void)aligned;
+#pragma unroll
+    for (int k = 0; k < ATOMIC; k++) {
+        if (k < n) atomicAdd(p + k, v[k]);
+    }
+}
+
+template <typename T>
+static __global__ void __launch_bounds__(SORT_THREADS)
+    any_order_kernel(const T *dy, const int32_t *tokens, Memory table, int64_t n_threads, int64_t channels,
+                     int vocabulary, bool aligned, CudaFault *fault) {
+    struct alignas(ATOMIC * sizeof(T)) Four {
+        T element[ATOMIC];
+    };
+    int64_t i = (int64_t)blockIdx.x * SORT_THREADS + threadIdx.x, each = (channels + ATOMIC - 1) / ATOMIC;
+    if (i >= n_threads) return;
+    int64_t row = i / each, c = (i - row * each) * ATOMIC, n = channels - c;
+    int token = tokens[row];
+    if (kind_of(token, vocabulary) == vocabulary) {
+        report(fault, FAULT_TOKEN, token, vocabulary);
+        return;
+    }
+    const T *p = dy + row * channels + c;
+    Four four = {};
+    if (aligned) four = *(const Four *)p;
+    float v[ATOMIC];
+#pragma unroll
+    for (int k = 0; k < ATOMIC; k++)
+        v[k] = aligned ? as_float(four.element[k]) : k < n ? as_float(p[k]) : 0.0f;
+    add4((float *)table.data + token * channels + c, n, table.aligned, v);
+}
+
+static Status any_order_gradient(const KernelCall *call, Error *error) {
+    const Tensor *dy = call->node->input[0], *output = call->node->output[0];
+    int64_t channels = output->shape.dim[1], n = tensor_count(call->node->input[1]);
+    int64_t n_threads = n * ((channels + ATOMIC - 1) / ATOMIC);
+    const CudaContext *context = cuda_context(call);
+    if (!n_threads) return STATUS_OK;
+    Memory table = memory_of(call->out[0], output, channels);
+    bool aligned = rows_aligned(call->in[0], channels);
+    FOR_TYPE(dy, T,
+             any_order_kernel<T><<<blocks_for(n_threads, SORT_THREADS), SORT_THREADS, 0, context->stream>>>(
+                 (const T *)call->in[0], (const int32_t *)call->in[1], table, n_threads, channels,
+                 (int)output->shape.dim[0], aligned, context->device_fault));
+    return cuda_launched("embedding_token_gradient (in any order)", error);
+}
+
 extern "C" Status cuda_embedding_token_gradient(const KernelCall *call, Error *error) {
     if (has_few_tokens(call->node)) return few_tokens_gradient(call, error);
     const Tensor *dy = call->node->input[0], *output = call->node->output[0];
     int64_t channels = output->shape.dim[1];
     const CudaContext *context = cuda_context(call);
-    size_t n_bytes;
-    SortedTokens s = sorted_tokens(call->node, call->scratch, &n_bytes);
     if (!call->add[0]) {
         TRY(cuda_check(cudaMemsetAsync(call->out[0], 0, tensor_bytes(output), context->stream),
                        "embedding_token_gradient", error));
     }
+    if (takes_any_order(context, call->node)) return any_order_gradient(call, error);
+    size_t n_bytes;
+    SortedTokens s = sorted_tokens(call->node, call->scratch, &n_bytes);
     if (!s.n || !channels) return STATUS_OK;
     TRY(sort_tokens(context, (const int32_t *)call->in[1], &s, error));
     Memory table = memory_of(call->out[0], output, channels);

@@ -16,6 +16,7 @@
  * its predecessor has ended, the first of them are loaded while that one comes to its end. */
 #include "backend/cuda/few_rows.h"
 #include "backend/cuda/gelu.cuh"
+#include "backend/cuda/multiply16.cuh"
 
 enum { OUTPUTS = 8, TERMS = 64, AHEAD = 3, FEWEST_WARPS = 4, MOST_WARPS = 16 };
 
@@ -61,21 +62,6 @@ template <typename T> DEVICE Part x_at(const T *row, int k, int inner, bool exis
 }
 
 /* ---- products ---- */
-
-DEVICE void multiply16(float sum[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0,
-                       unsigned b1, bf16) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-                 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                 : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-DEVICE void multiply16(float sum[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0,
-                       unsigned b1, f16) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
-                 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                 : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
 
 /* 32 terms: rows g and g + 8 of x by output g. */
 template <typename T> DEVICE void multiply32(float sum[4], uint4 x, uint4 x8, uint4 w) {

@@ -10,11 +10,12 @@
 #ifndef PGPT_BACKEND_CUDA_KERNELS_H
 #define PGPT_BACKEND_CUDA_KERNELS_H
 
-#include <cublasLt.h>
 #include <cuda_runtime_api.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
+
+#include "backend/cuda/library_cublas.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -34,6 +35,7 @@ typedef struct {
 } CudaFault;
 
 enum { N_TICKETS = 8192 };
+enum { MAIL_BYTES = 2 << 20 };
 enum { UPLOAD_SEGMENTS = 8, UPLOAD_SEGMENT_BYTES = 512 * 1024, DOWNLOAD_BYTES = 1024 * 1024 };
 
 /* How attention is computed (attention.h): tests force a way, and what it does not take fails. */
@@ -46,6 +48,7 @@ typedef struct CudaContext {
     int n_processors;     /* streaming multiprocessors */
     int max_shared_bytes; /* of a block, once a kernel has asked for it */
     cudaStream_t stream;  /* everything is enqueued here */
+    CublasLt lt;          /* the functions of cuBLASLt */
     cublasLtHandle_t cublas;
     void *workspace; /* of the matrix products, which run one after the other */
     size_t workspace_bytes;
@@ -53,9 +56,13 @@ typedef struct CudaContext {
     CudaFault *device_fault; /* the same memory, as kernels see it */
     unsigned *
         tickets; /* (N_TICKETS), 0 between kernels: which of several blocks comes last. Kernels set them back */
+    void *mail; /* MAIL_BYTES and a tag: what blocks of one grid send each other (decode_mail.cuh) */
     struct CudaProducts *products; /* linear.cu's: what it remembers about shapes; NULL until it is used */
     AttentionWay attention_way;    /* ATTENTION_AUTO, but for tests */
+    char note[640];                /* for backend_cuda_note */
     void *attention;               /* a library's attention: what it remembers; NULL until it is used */
+    Status (*check)(void *context, Error *error); /* asked while the host waits; NULL: nobody */
+    void *check_context;
     void (*close_products)(struct CudaContext *context);
     void (*close_attention)(struct CudaContext *context);
 
@@ -73,7 +80,7 @@ static inline CudaContext *cuda_context(const KernelCall *call) {
 
 /* STATUS_OK, or the error with what was being done: "layernorm: an illegal memory access was encountered (700, ...)". */
 Status cuda_check(cudaError_t code, const char *what, Error *error);
-Status cuda_check_cublas(cublasStatus_t code, const char *what, Error *error);
+Status cuda_check_cublas(const CublasLt *lt, cublasStatus_t code, const char *what, Error *error);
 /* The same for the launch just made. */
 Status cuda_launched(const char *what, Error *error);
 /* For an element type or shape that a kernel is not made for. */
@@ -135,6 +142,8 @@ Status cuda_swiglu_backward(const KernelCall *call, Error *error);
 Status cuda_attention(const KernelCall *call, Error *error);
 Status cuda_attention_backward(const KernelCall *call, Error *error);
 Status cuda_attention_cached(const KernelCall *call, Error *error);
+Status cuda_decode_step(const KernelCall *call, Error *error);
+Status cuda_sample(const KernelCall *call, Error *error);
 Status cuda_rotary(const KernelCall *call, Error *error);
 Status cuda_add(const KernelCall *call, Error *error);
 Status cuda_copy(const KernelCall *call, Error *error);
@@ -148,7 +157,11 @@ Status cuda_clip(const KernelCall *call, Error *error);
 Status cuda_adamw(const KernelCall *call, Error *error);
 Status cuda_sgd(const KernelCall *call, Error *error);
 
+/* Is the node one that its kernel is made for? For the operations that a program can do without. */
+bool cuda_decode_step_fits(const CudaContext *context, const Node *node);
+
 /* Bytes of scratch for the kernels that want some. */
+size_t cuda_sample_scratch(CudaContext *context, const Node *node);
 size_t cuda_embedding_token_gradient_scratch(CudaContext *context, const Node *node);
 size_t cuda_layernorm_backward_scratch(CudaContext *context, const Node *node);
 size_t cuda_rmsnorm_backward_scratch(CudaContext *context, const Node *node);

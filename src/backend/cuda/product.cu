@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define TRY_CUBLAS(call) TRY(cuda_check_cublas(call, "matrix product", error))
+#define TRY_CUBLAS(call) TRY(cuda_check_cublas(description->lt, call, "matrix product", error))
 
 /* ---- descriptions ---- */
 
@@ -60,15 +60,15 @@ static cublasComputeType_t compute_type(const CudaContext *context, const Produc
 }
 
 /* A row-major (rows,columns) matrix, stored transposed or not, as the library's column-major one. */
-static cublasStatus_t layout(cublasLtMatrixLayout_t *out, DType dtype, int64_t rows, int64_t columns,
-                             bool is_transposed, int64_t stride) {
+static cublasStatus_t layout(const CublasLt *lt, cublasLtMatrixLayout_t *out, DType dtype, int64_t rows,
+                             int64_t columns, bool is_transposed, int64_t stride) {
     int64_t stored_rows = is_transposed ? columns : rows, stored_columns = is_transposed ? rows : columns;
-    return cublasLtMatrixLayoutCreate(out, library_type(dtype), (uint64_t)stored_columns,
-                                      (uint64_t)stored_rows, stride_of(stride, stored_columns));
+    return lt->MatrixLayoutCreate(out, library_type(dtype), (uint64_t)stored_columns, (uint64_t)stored_rows,
+                                  stride_of(stride, stored_columns));
 }
 
 #define SET(name, value)                                                                                     \
-    TRY_CUBLAS(cublasLtMatmulDescSetAttribute(description->operation, name, &(value), sizeof(value)))
+    TRY_CUBLAS(description->lt->MatmulDescSetAttribute(description->operation, name, &(value), sizeof(value)))
 
 static Status set_addresses(const Product *p, const ProductDescription *description, Error *error) {
     if (has_vector(p->finish)) SET(CUBLASLT_MATMUL_DESC_BIAS_POINTER, p->vector);
@@ -93,23 +93,26 @@ static Status describe_finish(const Product *p, const ProductDescription *descri
 extern "C" Status product_describe(const CudaContext *context, const Product *p,
                                    ProductDescription *description, Error *error) {
     memset(description, 0, sizeof *description);
+    description->lt = &context->lt;
     description->alignment = common_alignment(p);
     cublasOperation_t first = p->transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N,
                       second = p->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
-    TRY_CUBLAS(cublasLtMatmulDescCreate(&description->operation, compute_type(context, p), CUDA_R_32F));
+    TRY_CUBLAS(context->lt.MatmulDescCreate(&description->operation, compute_type(context, p), CUDA_R_32F));
     SET(CUBLASLT_MATMUL_DESC_TRANSA, first);
     SET(CUBLASLT_MATMUL_DESC_TRANSB, second);
-    TRY_CUBLAS(layout(&description->a, p->b_type, p->inner, p->columns, p->transpose_b, p->b_stride));
-    TRY_CUBLAS(layout(&description->b, p->a_type, p->rows, p->inner, p->transpose_a, p->a_stride));
-    TRY_CUBLAS(layout(&description->c, p->c_type, p->rows, p->columns, false, p->c_stride));
+    TRY_CUBLAS(
+        layout(&context->lt, &description->a, p->b_type, p->inner, p->columns, p->transpose_b, p->b_stride));
+    TRY_CUBLAS(
+        layout(&context->lt, &description->b, p->a_type, p->rows, p->inner, p->transpose_a, p->a_stride));
+    TRY_CUBLAS(layout(&context->lt, &description->c, p->c_type, p->rows, p->columns, false, p->c_stride));
     return describe_finish(p, description, error);
 }
 
 extern "C" void product_description_free(ProductDescription *description) {
-    if (description->a) cublasLtMatrixLayoutDestroy(description->a);
-    if (description->b) cublasLtMatrixLayoutDestroy(description->b);
-    if (description->c) cublasLtMatrixLayoutDestroy(description->c);
-    if (description->operation) cublasLtMatmulDescDestroy(description->operation);
+    if (description->a) description->lt->MatrixLayoutDestroy(description->a);
+    if (description->b) description->lt->MatrixLayoutDestroy(description->b);
+    if (description->c) description->lt->MatrixLayoutDestroy(description->c);
+    if (description->operation) description->lt->MatmulDescDestroy(description->operation);
     memset(description, 0, sizeof *description);
 }
 
@@ -118,10 +121,10 @@ extern "C" Status product_launch(const CudaContext *context, const Product *p,
                                  Error *error) {
     float one = 1.0f, keep = p->addend ? 1.0f : 0.0f;
     TRY(set_addresses(p, description, error));
-    TRY_CUBLAS(cublasLtMatmul(context->cublas, description->operation, &one, p->b, description->a, p->a,
-                              description->b, &keep, p->addend ? p->addend : p->c, description->c, p->c,
-                              description->c, algorithm, context->workspace, context->workspace_bytes,
-                              context->stream));
+    TRY_CUBLAS(context->lt.Matmul(context->cublas, description->operation, &one, p->b, description->a, p->a,
+                                  description->b, &keep, p->addend ? p->addend : p->c, description->c, p->c,
+                                  description->c, algorithm, context->workspace, context->workspace_bytes,
+                                  context->stream));
     return STATUS_OK;
 }
 

@@ -51,6 +51,7 @@ Status cuda_product(CudaContext *context, const Product *product, Error *error);
 
 /* cuBLASLt's view of a product without its addresses. */
 typedef struct {
+    const CublasLt *lt;
     cublasLtMatmulDesc_t operation;
     cublasLtMatrixLayout_t a, b, c;
     uint32_t alignment; /* of all matrices, in bytes, at least */
@@ -91,7 +92,8 @@ Status product_choose(CudaContext *context, const Product *product, const Produc
                       ProductCandidate *choice, Error *error);
 
 /* A candidate in words: "tile 128x256, cluster 2x1, split 1". */
-const char *product_candidate_describe(const ProductCandidate *candidate, char *text, size_t n_bytes);
+const char *product_candidate_describe(const CudaContext *context, const ProductCandidate *candidate,
+                                       char *text, size_t n_bytes);
 
 #ifdef __cplusplus
 }

@@ -16,7 +16,8 @@
 /* ---- what there is to choose from ---- */
 
 #define PREFER(name, value)                                                                                  \
-    (cublasLtMatmulPreferenceSetAttribute(preference, name, &(value), sizeof(value)) == CUBLAS_STATUS_SUCCESS)
+    (context->lt.MatmulPreferenceSetAttribute(preference, name, &(value), sizeof(value)) ==                  \
+     CUBLAS_STATUS_SUCCESS)
 
 /* Parts of a sum may be added in f32 only: in the type of a 16-bit result they would be rounded in between. */
 static bool set_preferences(const CudaContext *context, const ProductDescription *description,
@@ -32,11 +33,11 @@ static bool set_preferences(const CudaContext *context, const ProductDescription
 }
 
 /* Can it keep the addend apart from the result? */
-static bool is_usable(const cublasLtMatmulAlgo_t *algorithm) {
+static bool is_usable(const CudaContext *context, const cublasLtMatmulAlgo_t *algorithm) {
     int out_of_place = 1;
     size_t written;
-    cublasLtMatmulAlgoCapGetAttribute(algorithm, CUBLASLT_ALGO_CAP_OUT_OF_PLACE_RESULT_SUPPORT, &out_of_place,
-                                      sizeof out_of_place, &written);
+    context->lt.MatmulAlgoCapGetAttribute(algorithm, CUBLASLT_ALGO_CAP_OUT_OF_PLACE_RESULT_SUPPORT,
+                                          &out_of_place, sizeof out_of_place, &written);
     return out_of_place;
 }
 
@@ -44,16 +45,17 @@ static int library_proposals(const CudaContext *context, const ProductDescriptio
                              cublasLtMatmulHeuristicResult_t *result, int most) {
     cublasLtMatmulPreference_t preference = NULL;
     int n_results = 0, n = 0;
-    if (cublasLtMatmulPreferenceCreate(&preference) != CUBLAS_STATUS_SUCCESS) return 0;
+    if (context->lt.MatmulPreferenceCreate(&preference) != CUBLAS_STATUS_SUCCESS) return 0;
     if (!set_preferences(context, description, preference) ||
-        cublasLtMatmulAlgoGetHeuristic(context->cublas, description->operation, description->a,
-                                       description->b, description->c, description->c, preference, most,
-                                       result, &n_results) != CUBLAS_STATUS_SUCCESS) {
+        context->lt.MatmulAlgoGetHeuristic(context->cublas, description->operation, description->a,
+                                           description->b, description->c, description->c, preference, most,
+                                           result, &n_results) != CUBLAS_STATUS_SUCCESS) {
         n_results = 0;
     }
-    cublasLtMatmulPreferenceDestroy(preference);
+    context->lt.MatmulPreferenceDestroy(preference);
     for (int i = 0; i < n_results; i++) {
-        if (result[i].state == CUBLAS_STATUS_SUCCESS && is_usable(&result[i].algo)) result[n++] = result[i];
+        if (result[i].state == CUBLAS_STATUS_SUCCESS && is_usable(context, &result[i].algo))
+            result[n++] = result[i];
     }
     return n;
 }
@@ -72,9 +74,9 @@ static int add_candidate(ProductCandidate *candidate, int n, const cublasLtMatmu
 extern "C" bool product_can_run(const CudaContext *context, const ProductDescription *description,
                                 const cublasLtMatmulAlgo_t *algorithm) {
     cublasLtMatmulHeuristicResult_t verdict;
-    return cublasLtMatmulAlgoCheck(context->cublas, description->operation, description->a, description->b,
-                                   description->c, description->c, algorithm,
-                                   &verdict) == CUBLAS_STATUS_SUCCESS &&
+    return context->lt.MatmulAlgoCheck(context->cublas, description->operation, description->a,
+                                       description->b, description->c, description->c, algorithm,
+                                       &verdict) == CUBLAS_STATUS_SUCCESS &&
            verdict.workspaceSize <= context->workspace_bytes;
 }
 
@@ -101,23 +103,24 @@ extern "C" int product_candidates(const CudaContext *context, const Product *pro
     return n;
 }
 
-static unsigned algorithm_number(const ProductCandidate *candidate, cublasLtMatmulAlgoConfigAttributes_t name,
-                                 size_t n_bytes) {
+static unsigned algorithm_number(const CudaContext *context, const ProductCandidate *candidate,
+                                 cublasLtMatmulAlgoConfigAttributes_t name, size_t n_bytes) {
     unsigned value = 0; /* little-endian: two bytes are its low half */
     size_t written;
-    cublasLtMatmulAlgoConfigGetAttribute(&candidate->algorithm, name, &value, n_bytes, &written);
+    context->lt.MatmulAlgoConfigGetAttribute(&candidate->algorithm, name, &value, n_bytes, &written);
     return value;
 }
 
-extern "C" const char *product_candidate_describe(const ProductCandidate *c, char *text, size_t n_bytes) {
+extern "C" const char *product_candidate_describe(const CudaContext *context, const ProductCandidate *c,
+                                                  char *text, size_t n_bytes) {
     snprintf(text, n_bytes, "id %u tile %u stages %u cluster %u split %u swizzle %u option %u",
-             algorithm_number(c, CUBLASLT_ALGO_CONFIG_ID, 4),
-             algorithm_number(c, CUBLASLT_ALGO_CONFIG_TILE_ID, 4),
-             algorithm_number(c, CUBLASLT_ALGO_CONFIG_STAGES_ID, 4),
-             algorithm_number(c, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, 2),
-             algorithm_number(c, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, 4),
-             algorithm_number(c, CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING, 4),
-             algorithm_number(c, CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, 4));
+             algorithm_number(context, c, CUBLASLT_ALGO_CONFIG_ID, 4),
+             algorithm_number(context, c, CUBLASLT_ALGO_CONFIG_TILE_ID, 4),
+             algorithm_number(context, c, CUBLASLT_ALGO_CONFIG_STAGES_ID, 4),
+             algorithm_number(context, c, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, 2),
+             algorithm_number(context, c, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, 4),
+             algorithm_number(context, c, CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING, 4),
+             algorithm_number(context, c, CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, 4));
     return text;
 }
 
