@@ -142,7 +142,8 @@ static void run_steps(const TestModel *model, bool fuses, float *logits, float *
 static void check_fused(const ModelConfig *config) {
     TestModel model = open_model(config);
     float want[3 * V], got[3 * V];
-    int64_t n = 2 * model.config.n_layers * model.config.n_kv_heads * CONTEXT * config_head_size(&model.config);
+    int64_t n =
+        2 * model.config.n_layers * model.config.n_kv_heads * CONTEXT * config_head_size(&model.config);
     float *want_caches = calloc((size_t)n, sizeof(float)), *got_caches = calloc((size_t)n, sizeof(float));
     run_steps(&model, false, want, want_caches, n);
     run_steps(&model, true, got, got_caches, n);
@@ -216,9 +217,11 @@ static void check_draws(const SamplerOptions *options) {
     assert_int_equal(sampler_open(&sampler, options, V, &error), STATUS_OK);
     for (int step = 0; step < N_STEPS; step++) {
         float *values = test_memory_at(&memory, logits);
-        for (int i = 0; i < B * STRIDE; i++) /* rounded, so that some are equal; those of no token are large */
-            values[i] = i % STRIDE < V ? roundf(64.0f * test_value("logits", (uint64_t)(step * B * STRIDE + i))) / 8.0f
-                                       : 1e6f;
+        for (int i = 0; i < B * STRIDE;
+             i++) /* rounded, so that some are equal; those of no token are large */
+            values[i] = i % STRIDE < V
+                            ? roundf(64.0f * test_value("logits", (uint64_t)(step * B * STRIDE + i))) / 8.0f
+                            : 1e6f;
         test_memory_run(&memory, SECTION_FORWARD);
         for (int b = 0; b < B; b++) {
             SampledToken want;
@@ -228,8 +231,8 @@ static void check_draws(const SamplerOptions *options) {
                 assert_int_equal(token[b], -7);
                 continue;
             }
-            assert_int_equal(sampler_pick(&sampler, values + b * STRIDE, NULL, (uint64_t)b, 100u + (uint64_t)step,
-                                          &want, &error),
+            assert_int_equal(sampler_pick(&sampler, values + b * STRIDE, NULL, (uint64_t)b,
+                                          100u + (uint64_t)step, &want, &error),
                              STATUS_OK);
             SamplePick got = ((SamplePick *)test_memory_at(&memory, picks))[step % N * B + b];
             assert_int_equal(got.token, want.token);
@@ -267,8 +270,8 @@ static GeneratorVerdict record_token(void *context, const GeneratedToken *token)
     return token->token == record->end_text_token ? GENERATOR_END_TEXT : GENERATOR_GO_ON;
 }
 
-static Record run(const TestModel *model, const Backend *backend, int64_t n_rows, const SamplerOptions *sampler,
-                  int32_t end_text_token, int64_t end_all_after, int n_runs) {
+static Record run(const TestModel *model, const Backend *backend, int64_t n_rows,
+                  const SamplerOptions *sampler, int32_t end_text_token, int64_t end_all_after, int n_runs) {
     Generator generator;
     Error error = {0};
     GeneratorOptions options = {.n_rows = n_rows, .chunk = 8};
@@ -335,13 +338,15 @@ static void test_diverged(void **state) {
         Generator generator;
         Error error = {0};
         GeneratorOptions options = {.n_rows = 1};
-        assert_int_equal(generator_plan(&generator, &model.config, &model.table, backends[i], &options, &error),
-                         STATUS_OK);
+        assert_int_equal(
+            generator_plan(&generator, &model.config, &model.table, backends[i], &options, &error),
+            STATUS_OK);
         assert_int_equal(generator_open(&generator, NULL, &error), STATUS_OK);
         for (int k = 0; k < model.table.n_parameters; k++) {
             const Parameter *parameter = &model.table.parameter[k];
             assert_int_equal(
-                generator_upload(&generator, parameter, model.flat + parameter->flat_offset, &error), STATUS_OK);
+                generator_upload(&generator, parameter, model.flat + parameter->flat_offset, &error),
+                STATUS_OK);
         }
         const int32_t token = 1;
         const GeneratorPrompt prompt = {&token, 1, 0};

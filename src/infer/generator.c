@@ -33,8 +33,8 @@ static void record_drawing(Generator *generator, GeneratorPass *pass) {
     drawing->is_there = true;
     drawing->settings = graph_tensor(graph, PLACE_INPUT, DTYPE_I32, SHAPE(N_SAMPLE_SETTINGS), "settings");
     drawing->rows = graph_tensor(graph, PLACE_INPUT, DTYPE_I32, SHAPE(B, N_SAMPLE_ROW), "texts");
-    drawing->picks = graph_tensor(graph, PLACE_INPUT, DTYPE_I32,
-                                  SHAPE(GENERATOR_MOST_AHEAD, B, N_SAMPLE_PICK), "picks");
+    drawing->picks =
+        graph_tensor(graph, PLACE_INPUT, DTYPE_I32, SHAPE(GENERATOR_MOST_AHEAD, B, N_SAMPLE_PICK), "picks");
     op_sample(graph, pass->decode.logits, drawing->settings, pass->decode.tokens, pass->decode.start,
               drawing->rows, drawing->picks);
 }
@@ -304,6 +304,7 @@ SamplePick generator_drawn(const Generator *generator, int64_t row, int i) {
 }
 
 Status generator_append_drawn(Generator *generator, int64_t row, int32_t token, Error *error) {
-    generator->row[row].n_cached = generator->row[row].n_tokens; /* the step that drew it has read the others */
+    generator->row[row].n_cached =
+        generator->row[row].n_tokens; /* the step that drew it has read the others */
     return generator_append(generator, row, token, error);
 }

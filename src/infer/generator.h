@@ -53,11 +53,11 @@ typedef struct {
 enum { GENERATOR_MOST_AHEAD = 32 };
 
 typedef struct {
-    bool is_there;                    /* the device can, and the program of single tokens ends with it */
-    Tensor *settings, *rows, *picks;  /* see ops/sample.h */
-    SampleRow *row;                   /* (B) as the host wants them */
-    SamplePick *pick;                 /* (GENERATOR_MOST_AHEAD,B) what came back */
-    int n_current, first;             /* picks since the device's state was written, -1: it must be; of the last draw */
+    bool is_there;                   /* the device can, and the program of single tokens ends with it */
+    Tensor *settings, *rows, *picks; /* see ops/sample.h */
+    SampleRow *row;                  /* (B) as the host wants them */
+    SamplePick *pick;                /* (GENERATOR_MOST_AHEAD,B) what came back */
+    int n_current, first; /* picks since the device's state was written, -1: it must be; of the last draw */
 } GeneratorDrawing;
 
 typedef struct {

@@ -50,7 +50,8 @@ static int64_t next_position(const Generator *generator, const Run *run, int64_t
 }
 
 /* Hand a row's next token over. *goes_on: it is to be appended. */
-static GeneratorVerdict hand_over(Generator *generator, Run *run, int64_t b, SampledToken picked, bool *goes_on) {
+static GeneratorVerdict hand_over(Generator *generator, Run *run, int64_t b, SampledToken picked,
+                                  bool *goes_on) {
     const GeneratorRequest *request = run->request;
     GeneratedToken made = {.prompt = generator->prompt[b],
                            .position = next_position(generator, run, b),
@@ -75,8 +76,7 @@ static Status continue_row(Generator *generator, Run *run, int64_t b, GeneratorV
     SampledToken picked;
     int64_t position = next_position(generator, run, b);
     if (sampler_pick(&run->sampler, generator_logits(generator, b), repetition_counts(&run->repetition, b),
-                     prompt_of(generator, run, b)->sample, (uint64_t)position, &picked,
-                     error) != STATUS_OK) {
+                     prompt_of(generator, run, b)->sample, (uint64_t)position, &picked, error) != STATUS_OK) {
         return error_prefix(error, "at token %lld: ", (long long)position);
     }
     bool goes_on;
@@ -101,7 +101,8 @@ static Status choose_tokens(Generator *generator, Run *run, GeneratorVerdict *ve
 static int n_to_draw(Generator *generator, Run *run) {
     if (sampler_penalises(&run->request->sampler)) return 0;
     bool is_waiting = run->next < run->request->n_prompts;
-    int64_t n = is_waiting && run->n_ahead > MOST_AHEAD_WHILE_WAITING ? MOST_AHEAD_WHILE_WAITING : run->n_ahead;
+    int64_t n =
+        is_waiting && run->n_ahead > MOST_AHEAD_WHILE_WAITING ? MOST_AHEAD_WHILE_WAITING : run->n_ahead;
     for (int64_t b = 0; b < generator->B; b++) {
         run->is_drawing[b] = generator->prompt[b] >= 0;
         int64_t left = run->request->n_new_tokens - generator->n_new[b];
@@ -122,8 +123,8 @@ static void set_rows(Generator *generator, const Run *run) {
     }
 }
 
-static Status take_drawn(Generator *generator, Run *run, int64_t b, SamplePick pick, GeneratorVerdict *verdict,
-                         Error *error) {
+static Status take_drawn(Generator *generator, Run *run, int64_t b, SamplePick pick,
+                         GeneratorVerdict *verdict, Error *error) {
     if (pick.token < 0) {
         sampler_diverged(-1 - (int64_t)pick.token, pick.log_probability, error);
         return error_prefix(error, "at token %lld: ", (long long)next_position(generator, run, b));

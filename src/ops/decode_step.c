@@ -156,10 +156,9 @@ bool decode_step_fuse(Graph *graph, const Backend *backend) {
     step.n_parts = reader.next;
     step.parts = arena_copy(&graph->arena, graph->node, sizeof *graph->node * (size_t)reader.next);
     Tensor *logits = graph->node[reader.next - 1]->output[0];
-    Node *node =
-        graph_record(graph, &OP_DECODE_STEP, &step, sizeof step, N_DECODE_INPUTS,
-                     TENSORS(embedding->input[0], embedding->input[3], reader.parameters), N_DECODE_OUTPUTS,
-                     TENSORS(logits, reader.caches));
+    Node *node = graph_record(graph, &OP_DECODE_STEP, &step, sizeof step, N_DECODE_INPUTS,
+                              TENSORS(embedding->input[0], embedding->input[3], reader.parameters),
+                              N_DECODE_OUTPUTS, TENSORS(logits, reader.caches));
     graph->n_nodes--; /* it goes to the front, or nowhere */
     if (!backend_kernel(backend, node)) return false;
     logits->producer = node;
@@ -252,7 +251,8 @@ static Status step_reference(const KernelCall *call, Error *error) {
         const Node *node = step->parts[i];
         for (int k = 0; k < node->n_outputs; k++) {
             Tensor *output = node->output[k];
-            if (!output || tensor_root(output)->place != PLACE_ACTIVATION || parts.memory[output->id]) continue;
+            if (!output || tensor_root(output)->place != PLACE_ACTIVATION || parts.memory[output->id])
+                continue;
             parts.memory[output->id] = ARENA_ARRAY(&arena, float, tensor_count(output) + 1);
         }
         run_part(&parts, node, error);

@@ -1,9 +1,9 @@
 /* Attention of decode_step: one query against the cached keys and the new one.
  *
  * The keys of a head are cut into parts, and a thread block takes a part of one head. Its cached keys and values are in
- * shared memory, then in registers, before the query comes. Groups of HS/8 threads have a key at a time; what they get is
- * joined in the warp, then over the warps. A part's output is already divided by its sum of exponentials; who needs the
- * head's output joins the parts by those sums. */
+ * shared memory, then in registers, before the query comes. Groups of HS/8 threads have a key at a time, KEY_ROUNDS of them
+ * of a tile; what they get is joined in the warp, then over the warps. A part's output is already divided by its sum of
+ * exponentials; who needs the head's output joins the parts by those sums. */
 #ifndef PGPT_BACKEND_CUDA_DECODE_ATTEND_CUH
 #define PGPT_BACKEND_CUDA_DECODE_ATTEND_CUH
 
@@ -15,6 +15,11 @@ typedef struct {
     float max, sum, value[VECTOR]; /* scores are logarithms to base 2 */
 } Attended;
 
+/* This thread's keys and values of a tile. */
+typedef struct {
+    float key[KEY_ROUNDS][VECTOR], value[KEY_ROUNDS][VECTOR];
+} Held;
+
 DEVICE int lanes_of(const DecodeCall &c) {
     return c.head_size / VECTOR;
 }
@@ -22,10 +27,14 @@ DEVICE int lanes_of(const DecodeCall &c) {
 DEVICE int head_channel(const Me &me, const DecodeCall &c) {
     return (me.lane & (lanes_of(c) - 1)) * VECTOR;
 }
+/* Which key of a tile round i has for this thread. */
+DEVICE int key_at(const Me &me, const DecodeCall &c, int i) {
+    return (((i * c.n_warps + me.warp) * WARP + me.lane) * VECTOR) >> c.head_shift;
+}
 
 template <typename T> DEVICE void unpack8(uint4 raw, float v[VECTOR]) {
     const unsigned word[4] = {raw.x, raw.y, raw.z, raw.w};
-#pragma unroll
+#    pragma unroll
     for (int i = 0; i < 4; i++) {
         float2 pair = pair_as_floats(word[i], T());
         v[2 * i] = pair.x, v[2 * i + 1] = pair.y;
@@ -34,20 +43,20 @@ template <typename T> DEVICE void unpack8(uint4 raw, float v[VECTOR]) {
 
 /* ---- keys and values ---- */
 
-/* Which key of a tile round i has for this thread. */
-DEVICE int key_at(const Me &me, const DecodeCall &c, int i) {
-    return (((i * c.n_warps + me.warp) * WARP + me.lane) * VECTOR) >> c.head_shift;
-}
-
-template <typename T, int ROUNDS>
-DEVICE void take_keys(Ring &ring, const Me &me, const DecodeCall &c, int n_keys, uint4 (&keys)[ROUNDS],
-                      uint4 (&values)[ROUNDS]) {
+/* Keys that are not there have values of 0; their scores will not count. */
+template <typename T>
+DEVICE void take_keys(Ring &ring, const Me &me, const DecodeCall &c, int n_keys, Held &held) {
     const T *tile = (const T *)ring_wait(ring) + head_channel(me, c);
-#pragma unroll
-    for (int i = 0; i < ROUNDS; i++) {
+#    pragma unroll
+    for (int i = 0; i < KEY_ROUNDS; i++) {
         int k = key_at(me, c, i);
-        keys[i] = k < n_keys ? *(const uint4 *)(tile + k * c.head_size) : nothing4();
-        values[i] = k < n_keys ? *(const uint4 *)(tile + (n_keys + k) * c.head_size) : nothing4();
+        uint4 key = make_uint4(0, 0, 0, 0), value = key;
+        if (k < n_keys) {
+            key = *(const uint4 *)(tile + k * c.head_size);
+            value = *(const uint4 *)(tile + (n_keys + k) * c.head_size);
+        }
+        unpack8<T>(key, held.key[i]);
+        unpack8<T>(value, held.value[i]);
     }
     ring_release(ring);
 }
@@ -58,113 +67,132 @@ DEVICE void turn8(const Me &me, const DecodeCall &c, float (&v)[VECTOR]) {
     const float *cosine = (const float *)(decode_shared + c.shared.angles) + (channel & (half - 1));
     const float *sine = cosine + half;
     float sign = channel < half ? -1.0f : 1.0f;
-#pragma unroll
+#    pragma unroll
     for (int k = 0; k < VECTOR; k++) {
         float other = __shfl_xor_sync(0xFFFFFFFFu, v[k], lanes_of(c) / 2);
         v[k] = fmaf(v[k], cosine[k], sign * other * sine[k]);
     }
 }
 
-template <typename T> DEVICE void round8(float (&v)[VECTOR]) {
-#pragma unroll
-    for (int k = 0; k < VECTOR; k += 2) {
-        float2 pair = pair_as_floats(pair_of_floats(v[k], v[k + 1], T()), T());
-        v[k] = pair.x, v[k + 1] = pair.y;
-    }
-}
-
 enum { QUERY, KEY, VALUE, N_RECEIVED };
 
 /* This thread's channels of the new query, and with has_new of the new key and value. By whole warps. */
-template <typename T>
 DEVICE void receive_new(const Me &me, const DecodeCall &c, int head, int kv, bool has_new,
-                        float (&got)[N_RECEIVED][VECTOR]) {
-    int half = c.head_size / 2;
+                        unsigned (&payload)[N_RECEIVED][VECTOR / 2]) {
+    int half = c.head_size / 2, looks = 0;
     const Word *words = mail_box(c.mail) + me.set + c.at.qkv + head_channel(me, c) / 2;
-    const Word *key = words + (c.n_heads + kv) * half;
-    const Word *const from[N_RECEIVED] = {words + head * half, key, key + c.n_kv_heads * half};
-    const bool wanted[N_RECEIVED] = {true, has_new, has_new};
-    unsigned payload[N_RECEIVED][VECTOR / 2];
-    mail_receive<N_RECEIVED, VECTOR / 2>(from, wanted, me.tag, payload);
+    const Word *query = words + head * half, *key = words + (c.n_heads + kv) * half;
+    bool complete;
+    do {
+        complete = mail_look(query, me.tag, payload[QUERY]);
+        if (has_new) {
+            complete &= mail_look(key, me.tag, payload[KEY]);
+            complete &= mail_look(key + c.n_kv_heads * half, me.tag, payload[VALUE]);
+        }
+        mail_patience(&looks);
+    } while (!complete);
     __syncwarp();
-#pragma unroll
-    for (int i = 0; i < N_RECEIVED * VECTOR / 2; i++) {
-        float2 pair = pair_as_floats(payload[i / 4][i % 4], T());
-        got[i / 4][i % 4 * 2] = pair.x, got[i / 4][i % 4 * 2 + 1] = pair.y;
-    }
-    if (c.is_rotary) turn8(me, c, got[QUERY]);
-    if (c.is_rotary && has_new) turn8(me, c, got[KEY]);
 }
 
-/* The new key and value into the cache, and as they will be read from there. */
+DEVICE uint4 as_vector(const unsigned (&word)[4]) {
+    return make_uint4(word[0], word[1], word[2], word[3]);
+}
+
+/* The new key and value: into the cache, and in the place of the key that they are of this tile. By a whole warp. */
 template <typename T>
-DEVICE void keep_new(const Me &me, const DecodeCall &c, int block, int kv, bool stores,
-                     float (&got)[N_RECEIVED][VECTOR]) {
-    int64_t to = block * c.cache_stride + ((int64_t)kv * c.capacity + me.position) * c.head_size;
-    if (stores) {
-        store8((T *)c.keys + to + head_channel(me, c), got[KEY]);
-        store8((T *)c.values + to + head_channel(me, c), got[VALUE]);
+DEVICE void keep_new(const Me &me, const DecodeCall &c, int64_t to, int number, bool stores,
+                     unsigned (&payload)[N_RECEIVED][VECTOR / 2], Held &held) {
+    uint4 raw = as_vector(payload[KEY]);
+    float key[VECTOR];
+    unpack8<T>(raw, key);
+    if (c.is_rotary) { /* rounded, as it will be read from the cache */
+        turn8(me, c, key);
+        raw = make_uint4(pair_of_floats(key[0], key[1], T()), pair_of_floats(key[2], key[3], T()),
+                         pair_of_floats(key[4], key[5], T()), pair_of_floats(key[6], key[7], T()));
+        unpack8<T>(raw, key);
     }
-    round8<T>(got[KEY]);
-    round8<T>(got[VALUE]);
+    float value[VECTOR];
+    unpack8<T>(as_vector(payload[VALUE]), value);
+    bool is_here = false;
+#    pragma unroll
+    for (int i = 0; i < KEY_ROUNDS; i++) {
+        if (key_at(me, c, i) != number) continue;
+        is_here = true;
+#    pragma unroll
+        for (int k = 0; k < VECTOR; k++) held.key[i][k] = key[k], held.value[i][k] = value[k];
+    }
+    if (!is_here || !stores) return;
+    *(uint4 *)((T *)c.keys + to) = raw;
+    *(uint4 *)((T *)c.values + to) = as_vector(payload[VALUE]);
 }
 
 /* ---- scores and sums ---- */
 
-DEVICE float group_dot(const float (&a)[VECTOR], const float (&b)[VECTOR], int lanes) {
-    float sum = 0.0f;
-#pragma unroll
-    for (int k = 0; k < VECTOR; k++) sum = fmaf(a[k], b[k], sum);
-    for (int step = lanes / 2; step; step /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, step);
-    return sum;
-}
-
-DEVICE void attend_key(Attended &mine, float score, const float (&value)[VECTOR]) {
-    float max = fmaxf(mine.max, score), reference = max == -INFINITY ? 0.0f : max;
-    float keep = exp2f(mine.max - reference), p = exp2f(score - reference);
-    mine.max = max;
-    mine.sum = fmaf(mine.sum, keep, p);
-#pragma unroll
-    for (int k = 0; k < VECTOR; k++) mine.value[k] = fmaf(p, value[k], mine.value[k] * keep);
-}
-
-template <typename T, int ROUNDS>
-DEVICE void attend_tile(const Me &me, const DecodeCall &c, Attended &mine, const float (&q)[VECTOR],
-                        int n_keys, const uint4 (&keys)[ROUNDS], const uint4 (&values)[ROUNDS]) {
-    float score[ROUNDS];
-#pragma unroll
-    for (int i = 0; i < ROUNDS; i++) {
-        float key[VECTOR];
-        unpack8<T>(keys[i], key);
-        score[i] = group_dot(q, key, lanes_of(c));
-        if (key_at(me, c, i) >= n_keys) score[i] = -INFINITY;
+/* The sums over the threads of a group, of N numbers at a time. */
+template <int N> DEVICE void group_sums(float (&v)[N], int lanes) {
+#    pragma unroll
+    for (int step = 1; step < WARP; step *= 2) {
+        if (step >= lanes) continue;
+#    pragma unroll
+        for (int i = 0; i < N; i++) v[i] += __shfl_xor_sync(0xFFFFFFFFu, v[i], step);
     }
-#pragma unroll
-    for (int i = 0; i < ROUNDS; i++) {
-        float value[VECTOR];
-        unpack8<T>(values[i], value);
-        attend_key(mine, score[i], value);
+}
+
+/* A tile of n keys, the new one included. */
+DEVICE void attend_tile(const Me &me, const DecodeCall &c, Attended &mine, const float (&q)[VECTOR],
+                        int n_keys, const Held &held) {
+    float score[KEY_ROUNDS], max = mine.max;
+#    pragma unroll
+    for (int i = 0; i < KEY_ROUNDS; i++) {
+        float even = 0.0f, odd = 0.0f;
+#    pragma unroll
+        for (int k = 0; k < VECTOR; k += 2) {
+            even = fmaf(q[k], held.key[i][k], even);
+            odd = fmaf(q[k + 1], held.key[i][k + 1], odd);
+        }
+        score[i] = even + odd;
+    }
+    group_sums<KEY_ROUNDS>(score, lanes_of(c));
+#    pragma unroll
+    for (int i = 0; i < KEY_ROUNDS; i++) {
+        score[i] = key_at(me, c, i) < n_keys ? score[i] * (c.scale * 1.44269504f) : -INFINITY;
+        max = fmaxf(max, score[i]);
+    }
+    float reference = max == -INFINITY ? 0.0f : max, keep = exp2f(mine.max - reference);
+    mine.max = max;
+    mine.sum *= keep;
+#    pragma unroll
+    for (int k = 0; k < VECTOR; k++) mine.value[k] *= keep;
+#    pragma unroll
+    for (int i = 0; i < KEY_ROUNDS; i++) {
+        float p = exp2f(score[i] - reference);
+        mine.sum += p;
+#    pragma unroll
+        for (int k = 0; k < VECTOR; k++) mine.value[k] = fmaf(p, held.value[i][k], mine.value[k]);
     }
 }
 
 /* All groups of the warp into one. */
 DEVICE void join_groups(Attended &mine, int lanes) {
     float max = mine.max;
-    for (int step = lanes; step < WARP; step *= 2) max = fmaxf(max, __shfl_xor_sync(0xFFFFFFFFu, max, step));
+#    pragma unroll
+    for (int step = 1; step < WARP; step *= 2)
+        if (step >= lanes) max = fmaxf(max, __shfl_xor_sync(0xFFFFFFFFu, max, step));
     float keep = exp2f(mine.max - (max == -INFINITY ? 0.0f : max));
     mine.max = max;
     mine.sum *= keep;
-#pragma unroll
+#    pragma unroll
     for (int k = 0; k < VECTOR; k++) mine.value[k] *= keep;
+#    pragma unroll 1
     for (int step = lanes; step < WARP; step *= 2) {
         mine.sum += __shfl_xor_sync(0xFFFFFFFFu, mine.sum, step);
-#pragma unroll
+#    pragma unroll
         for (int k = 0; k < VECTOR; k++) mine.value[k] += __shfl_xor_sync(0xFFFFFFFFu, mine.value[k], step);
     }
 }
 
 /* All warps into one, and out with it: by a thread a channel. */
-template <typename T>
+template <typename T, int WARPS>
 DEVICE void send_part(const Me &me, const DecodeCall &c, const Attended &mine, int head, int part) {
     float *heads = (float *)(decode_shared + c.shared.heads);
     float2 *weights = (float2 *)(decode_shared + c.shared.head_weights);
@@ -172,16 +200,19 @@ DEVICE void send_part(const Me &me, const DecodeCall &c, const Attended &mine, i
     if (me.lane == 0) weights[me.warp] = make_float2(mine.max, mine.sum);
     computing_barrier(c);
     if (me.warp * WARP >= c.head_size) return;
+    float2 weight[WARPS];
     float max = -INFINITY, sum = 0.0f, value = 0.0f;
-#pragma unroll 4
-    for (int w = 0; w < c.n_warps; w++) max = fmaxf(max, weights[w].x);
     bool is_channel = me.thread < c.head_size;
-#pragma unroll 4
-    for (int w = 0; w < c.n_warps; w++) {
-        float2 other = weights[w];
-        float weight = exp2f(other.x - max);
-        sum = fmaf(weight, other.y, sum);
-        if (is_channel) value = fmaf(weight, heads[w * c.head_size + me.thread], value);
+#    pragma unroll
+    for (int w = 0; w < WARPS; w++) {
+        weight[w] = w < c.n_warps ? weights[w] : make_float2(-INFINITY, 0.0f);
+        max = fmaxf(max, weight[w].x);
+    }
+#    pragma unroll
+    for (int w = 0; w < WARPS; w++) {
+        float p = exp2f(weight[w].x - max);
+        sum = fmaf(p, weight[w].y, sum);
+        if (is_channel && w < c.n_warps) value = fmaf(p, heads[w * c.head_size + me.thread], value);
     }
     value = __fdividef(value, sum);
     float next = __shfl_down_sync(0xFFFFFFFFu, value, 1);
@@ -193,93 +224,115 @@ DEVICE void send_part(const Me &me, const DecodeCall &c, const Attended &mine, i
                   me.thread ? sum : max, me.tag);
 }
 
-/* One part of the keys of one head. */
-template <typename T, int ROUNDS>
+/* One part of the keys of one head. Of its n keys the last may be the new one, which is in no cache yet. */
+template <typename T, int WARPS>
 DEVICE void attend_part(Ring &ring, const Me &me, const DecodeCall &c, int block, int head, int part) {
-    int first = part * me.part_keys, n_old = least(first + me.part_keys, me.position) - first;
-    int share = c.n_heads / c.n_kv_heads, kv = head / share;
-    bool has_new = part == me.n_parts - 1 && me.warp == 0;
+    int first = part * me.part_keys, n = least(first + me.part_keys, me.position + 1) - first;
+    int n_old = least(n, me.position - first), share = c.n_heads / c.n_kv_heads, kv = head / share;
     Attended mine = {-INFINITY, 0.0f, {0}};
-    float got[N_RECEIVED][VECTOR];
-    uint4 keys[ROUNDS], values[ROUNDS];
-    if (n_old > 0) take_keys<T, ROUNDS>(ring, me, c, least(n_old, c.tile_keys), keys, values);
-    receive_new<T>(me, c, head, kv, has_new, got);
-#pragma unroll
-    for (int k = 0; k < VECTOR; k++) got[QUERY][k] *= c.scale * 1.44269504f;
-    for (int done = 0; done < n_old; done += c.tile_keys) {
-        int here = least(n_old - done, c.tile_keys);
-        if (done) take_keys<T, ROUNDS>(ring, me, c, here, keys, values);
-        attend_tile<T, ROUNDS>(me, c, mine, got[QUERY], here, keys, values);
-    }
-    if (has_new) { /* a whole warp, of which the first group counts */
-        bool counts = me.lane < lanes_of(c);
-        keep_new<T>(me, c, block, kv, counts && kv * share == head, got);
-        float score = group_dot(got[QUERY], got[KEY], lanes_of(c));
-        attend_key(mine, counts ? score : -INFINITY, got[VALUE]);
+    float q[VECTOR];
+    unsigned payload[N_RECEIVED][VECTOR / 2];
+#    pragma unroll 1
+    for (int done = 0; done < n; done += c.tile_keys) {
+        int old = least(n_old - done, c.tile_keys), all = least(n - done, c.tile_keys);
+        bool has_new = false; /* is the new one among this warp's keys? */
+#    pragma unroll
+        for (int i = 0; i < KEY_ROUNDS; i++) has_new |= all > old && key_at(me, c, i) == old;
+        has_new = __any_sync(0xFFFFFFFFu, has_new);
+        Held held = {};
+        if (old > 0) take_keys<T>(ring, me, c, old, held);
+        if (!done || has_new) receive_new(me, c, head, kv, has_new, payload);
+        if (!done) {
+            unpack8<T>(as_vector(payload[QUERY]), q);
+            if (c.is_rotary) turn8(me, c, q);
+        }
+        if (has_new) {
+            int64_t to = block * c.cache_stride + ((int64_t)kv * c.capacity + me.position) * c.head_size;
+            keep_new<T>(me, c, to + head_channel(me, c), old, kv * share == head, payload, held);
+        }
+        attend_tile(me, c, mine, q, all, held);
     }
     join_groups(mine, lanes_of(c));
-    send_part<T>(me, c, mine, head, part);
+    send_part<T, WARPS>(me, c, mine, head, part);
 }
 
-template <typename T, int ROUNDS> DEVICE void attend(const DecodeCall &c, Ring &ring, Me &me, int block) {
+template <typename T, int WARPS>
+DEVICE void attend(const DecodeCall &c, Ring &ring, const Me &me, int block) {
     int n_units = c.n_heads * me.n_parts;
-    for (int unit = block_number(); unit < n_units; unit += (int)gridDim.x) {
-        find_place(me);
-        attend_part<T, ROUNDS>(ring, me, c, block, unit % c.n_heads, unit / c.n_heads);
+#    pragma unroll 1
+    for (int unit = (int)blockIdx.x; unit < n_units; unit += (int)gridDim.x) {
+        attend_part<T, WARPS>(ring, me, c, block, unit % c.n_heads, unit / c.n_heads);
         if (unit + (int)gridDim.x < n_units) computing_barrier(c); /* the next one uses the same memory */
     }
 }
 
 /* ---- at the other end ---- */
 
-/* Two channels of a part of a head. */
+/* Two channels of a part of a head, and what it weighs: greatest score, sum of exponentials. */
 typedef struct {
-    unsigned pair[1];
-    unsigned weight[2]; /* greatest score, sum of exponentials */
+    unsigned pair[1], weight[2];
 } Part;
 
-/* Parts p .. p + PARTS_AT_ONCE - 1, as far as there are. */
-DEVICE void receive_parts(const Me &me, const DecodeCall &c, int channel, int p, Part (&got)[PARTS_AT_ONCE]) {
+/* Parts p .. p + PARTS_AT_ONCE - 1, as far as there are, of this thread's channels. */
+DEVICE void receive_parts(const Me &me, const DecodeCall &c, int n_slices, int p,
+                          Part (&got)[MOST_SLICES][PARTS_AT_ONCE]) {
     const Word *box = mail_box(c.mail) + me.set;
-    bool complete;
     int looks = 0;
+    bool complete;
     do {
         complete = true;
-#pragma unroll
-        for (int i = 0; i < PARTS_AT_ONCE; i++) {
-            if (p + i >= me.n_parts) continue;
-            complete &= mail_look(box + c.at.parts + ((p + i) * c.channels + channel) / 2, me.tag, got[i].pair);
-            complete &= mail_look(box + c.at.weights + ((p + i) * c.n_heads + (channel >> c.head_shift)) * 2, me.tag,
-                                  got[i].weight);
+#    pragma unroll
+        for (int i = 0; i < MOST_SLICES * PARTS_AT_ONCE; i++) {
+            int s = i / PARTS_AT_ONCE, k = i % PARTS_AT_ONCE;
+            if (s >= n_slices || p + k >= me.n_parts) continue;
+            int channel = channel_of(me, c, s), head = channel >> c.head_shift;
+            complete &=
+                mail_look(box + c.at.parts + ((p + k) * c.channels + channel) / 2, me.tag, got[s][k].pair);
+            complete &=
+                mail_look(box + c.at.weights + ((p + k) * c.n_heads + head) * 2, me.tag, got[s][k].weight);
         }
-        if (++looks > MOST_LOOKS) __trap();
+        mail_patience(&looks);
     } while (!complete);
 }
 
 /* What the heads have put out, this thread's channels: the parts of a head, each by its share of the sum. */
-template <typename T, int S> DEVICE void receive_heads(const Me &me, const DecodeCall &c, float (&x)[S][2]) {
-    int n_slices = warp_slices(c, me.warp);
-#pragma unroll
-    for (int s = 0; s < S; s++) {
-        float most = -INFINITY, sum = 0.0f;
-        x[s][0] = x[s][1] = 0.0f;
-        for (int p = 0; p < me.n_parts && s < n_slices; p += PARTS_AT_ONCE) {
-            Part got[PARTS_AT_ONCE];
-            receive_parts(me, c, channel_of(me, c, s), p, got);
-#pragma unroll
-            for (int i = 0; i < PARTS_AT_ONCE; i++) {
-                if (p + i >= me.n_parts) continue;
-                float score = __uint_as_float(got[i].weight[0]), max = fmaxf(most, score);
-                float keep = exp2f(most - max), share = __uint_as_float(got[i].weight[1]) * exp2f(score - max);
-                float2 v = pair_as_floats(got[i].pair[0], T());
-                most = max;
-                sum = fmaf(sum, keep, share);
-                x[s][0] = fmaf(share, v.x, x[s][0] * keep);
-                x[s][1] = fmaf(share, v.y, x[s][1] * keep);
+template <typename T>
+DEVICE void receive_heads(const Me &me, const DecodeCall &c, float (&x)[MOST_SLICES][2]) {
+    int n_slices = own_slices(me, c);
+    float most[MOST_SLICES], sum[MOST_SLICES];
+#    pragma unroll
+    for (int s = 0; s < MOST_SLICES; s++) most[s] = -INFINITY, sum[s] = x[s][0] = x[s][1] = 0.0f;
+#    pragma unroll 1
+    for (int p = 0; p < me.n_parts; p += PARTS_AT_ONCE) {
+        Part got[MOST_SLICES][PARTS_AT_ONCE];
+        receive_parts(me, c, n_slices, p, got);
+#    pragma unroll
+        for (int s = 0; s < MOST_SLICES; s++) {
+            float max = most[s];
+#    pragma unroll
+            for (int k = 0; k < PARTS_AT_ONCE; k++)
+                if (s < n_slices && p + k < me.n_parts)
+                    max = fmaxf(max, __uint_as_float(got[s][k].weight[0]));
+            float keep = exp2f(most[s] - max);
+            most[s] = max;
+            sum[s] *= keep, x[s][0] *= keep, x[s][1] *= keep;
+#    pragma unroll
+            for (int k = 0; k < PARTS_AT_ONCE; k++) {
+                if (s >= n_slices || p + k >= me.n_parts) continue;
+                float part =
+                    __uint_as_float(got[s][k].weight[1]) * exp2f(__uint_as_float(got[s][k].weight[0]) - max);
+                float2 v = pair_as_floats(got[s][k].pair[0], T());
+                sum[s] += part;
+                x[s][0] = fmaf(part, v.x, x[s][0]);
+                x[s][1] = fmaf(part, v.y, x[s][1]);
             }
         }
-        float part = sum > 0.0f ? __fdividef(1.0f, sum) : 0.0f;
-        x[s][0] *= part, x[s][1] *= part;
+    }
+#    pragma unroll
+    for (int s = 0; s < MOST_SLICES; s++) {
+        float part = s < n_slices ? __fdividef(1.0f, sum[s]) : 0.0f;
+        x[s][0] = s < n_slices ? x[s][0] * part : 0.0f;
+        x[s][1] = s < n_slices ? x[s][1] * part : 0.0f;
     }
 }
 

@@ -70,7 +70,10 @@ DEVICE bool mail_look(const Word *from, unsigned tag, unsigned (&payload)[1]) {
 }
 DEVICE bool mail_look(const Word *from, unsigned tag, unsigned (&payload)[2]) {
     Word w[2];
-    asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(w[0]), "=l"(w[1]) : "l"(from) : "memory");
+    asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];"
+                 : "=l"(w[0]), "=l"(w[1])
+                 : "l"(from)
+                 : "memory");
     return mail_tags<2>(w, tag, payload);
 }
 DEVICE bool mail_look(const Word *from, unsigned tag, unsigned (&payload)[4]) {
@@ -83,20 +86,8 @@ DEVICE bool mail_look(const Word *from, unsigned tag, unsigned (&payload)[4]) {
     return mail_tags<4>(w, tag, payload);
 }
 
-/* N times WORDS consecutive ones, as far as they are wanted; returns when all have come. */
-template <int N, int WORDS>
-DEVICE void mail_receive(const Word *const (&from)[N], const bool (&wanted)[N], unsigned tag,
-                         unsigned (&payload)[N][WORDS]) {
-    bool complete;
-    int looks = 0;
-    do {
-        complete = true;
-#pragma unroll
-        for (int n = 0; n < N; n++) {
-            if (wanted[n]) complete &= mail_look(from[n], tag, payload[n]);
-        }
-        if (++looks > MOST_LOOKS) __trap();
-    } while (!complete);
+DEVICE void mail_patience(int *looks) {
+    if (++*looks > MOST_LOOKS) __trap();
 }
 
 #endif

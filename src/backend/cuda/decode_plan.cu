@@ -9,26 +9,30 @@ extern "C" {
 }
 
 #include <math.h>
-#include <stdlib.h>
+
+/* Of the head, in the time that blocks leave: it must stay in the second-level cache until it is needed. */
+enum { FETCHED_BYTES = 20 << 20 };
 
 static bool is_vector_place(const Tensor *tensor) {
     return !tensor || tensor_root_element(tensor) % VECTOR == 0;
 }
 
 /* Do all blocks have their tensors at the same distance, at places that vectors fit? */
-static bool is_regular(const DecodeStepAttributes *step, DecodeCall *c) {
+static bool is_regular(const DecodeStepAttributes *step, int64_t *block_stride, int64_t *cache_stride) {
     const DecodeBlock *blocks = step->blocks;
+    *block_stride = *cache_stride = 0;
     if (step->n_blocks > 1) {
-        c->block_stride = tensor_root_element(blocks[1].qkv_weight) - tensor_root_element(blocks[0].qkv_weight);
-        c->cache_stride = tensor_root_element(blocks[1].keys) - tensor_root_element(blocks[0].keys);
+        *block_stride = tensor_root_element(blocks[1].qkv_weight) - tensor_root_element(blocks[0].qkv_weight);
+        *cache_stride = tensor_root_element(blocks[1].keys) - tensor_root_element(blocks[0].keys);
     }
     enum { N_TENSORS = sizeof(DecodeBlock) / sizeof(Tensor *), N_CACHES = 2 };
     for (int i = 0; i < step->n_blocks * N_TENSORS; i++) {
         int l = i / N_TENSORS, k = i % N_TENSORS;
-        const Tensor *first = ((const Tensor *const *)&blocks[0])[k], *here = ((const Tensor *const *)&blocks[l])[k];
+        const Tensor *first = ((const Tensor *const *)&blocks[0])[k],
+                     *here = ((const Tensor *const *)&blocks[l])[k];
         if (!first != !here) return false;
         if (!first) continue;
-        int64_t stride = k < N_TENSORS - N_CACHES ? c->block_stride : c->cache_stride;
+        int64_t stride = k < N_TENSORS - N_CACHES ? *block_stride : *cache_stride;
         if (!is_vector_place(here) || !shape_equal(first->shape, here->shape) ||
             tensor_root_element(here) != tensor_root_element(first) + l * stride) {
             return false;
@@ -52,7 +56,8 @@ static bool is_taken(const CudaContext *context, const Node *node) {
     if (head_size < 2 * VECTOR || head_size > WARP * VECTOR || (head_size & (head_size - 1))) return false;
     if (step->is_gated && step->activation != ACTIVATION_NONE) return false;
     if (step->is_rotary && step->rotary.first_position) return false;
-    return cache->shape.dim[2] <= 1 << 24 && step->head_weight->shape.dim[0] <= 1 << 28 && step->n_blocks < 1 << 16;
+    return cache->shape.dim[2] <= 1 << 24 && step->head_weight->shape.dim[0] <= 1 << 28 &&
+           step->n_blocks < 1 << 16;
 }
 
 static void note_sizes(const DecodeStepAttributes *step, DecodeCall *c) {
@@ -82,35 +87,39 @@ static int larger(int a, int b) {
     return a > b ? a : b;
 }
 
-/* Rows of `inner` weights, at most `eighths` times 8 of them in a tile. */
-static Deal deal(int rows, int unit, int n_grid, int eighths, int inner) {
-    Deal d = {rows / unit / n_grid, rows / unit % n_grid, unit,
-              smaller(8 * eighths, SLOT_BYTES / (2 * inner))};
-    return d;
+/* A product of `rows` rows, dealt out in units, with `inner` terms of which a warp has so many slices. */
+static void plan_product(DecodeCall *c, int k, int rows, int unit, int n_grid, int inner, int slices) {
+    DecodeProduct *p = &c->product[k];
+    p->is_wide = k != ATTENTION_OUT && k != HIDDEN_OUT;
+    p->has_norm = p->is_wide;
+    p->inner = inner;
+    p->slices = slices;
+    p->n_ranges = k == HIDDEN_IN && c->is_gated ? 2 : 1;
+    Deal deal = {rows / unit / n_grid, rows / unit % n_grid, unit,
+                 smaller(p->is_wide ? WIDE_ROWS : NARROW_ROWS, SLOT_BYTES / (2 * inner))};
+    p->deal = deal;
+    int most = k == HEAD ? deal.tile : (deal.each + (deal.more > 0)) * unit * p->n_ranges;
+    c->most_rows = larger(c->most_rows, most);
 }
 
-static int most_rows(Deal d) {
-    return (d.each + (d.more > 0)) * d.unit;
-}
-
-template <typename Size> static bool deal_out(DecodeCall *c, DecodeSize size, int n_logits, int n_grid) {
-    c->size = size;
-    int width = (c->n_heads + 2 * c->n_kv_heads) * c->head_size, slices = c->channels / SLICE;
-    c->n_warps = (slices + Size::CHANNELS - 1) / Size::CHANNELS;
-    c->channel_slices = Size::CHANNELS;
-    c->hidden_slices = (c->hidden / SLICE + c->n_warps - 1) / c->n_warps;
-    c->factor_words = larger(2 * Size::CHANNELS, Size::HIDDEN) * SLICE / 2;
-    c->qkv = deal(width, 2, n_grid, Size::EIGHTS_IN, c->channels);
-    c->out = deal(c->channels, 1, n_grid, Size::EIGHTS_OUT, c->channels);
-    c->fc = deal(c->hidden, 2, n_grid, Size::EIGHTS_IN, c->channels);
-    c->proj = deal(c->channels, 1, n_grid, Size::EIGHTS_OUT, c->hidden);
-    c->logit = deal(n_logits, 1, n_grid, Size::EIGHTS_IN, c->channels);
-    c->most_rows = larger(most_rows(c->qkv), most_rows(c->fc) * (c->is_gated ? 2 : 1));
-    c->most_rows = larger(larger(c->most_rows, most_rows(c->out)), c->logit.tile);
+static bool deal_out(DecodeCall *c, int n_logits, int n_grid, int64_t block_stride) {
+    int width = (c->n_heads + 2 * c->n_kv_heads) * c->head_size, all = c->channels / SLICE;
+    int slices = all > FEW_WARPS ? MOST_SLICES : 1;
+    c->n_warps = (all + slices - 1) / slices;
+    int hidden_slices = (c->hidden / SLICE + c->n_warps - 1) / c->n_warps;
+    plan_product(c, ATTENTION_IN, width, 2, n_grid, c->channels, slices);
+    plan_product(c, ATTENTION_OUT, c->channels, 1, n_grid, c->channels, slices);
+    plan_product(c, HIDDEN_IN, c->hidden, 2, n_grid, c->channels, slices);
+    plan_product(c, HIDDEN_OUT, c->channels, 1, n_grid, c->hidden, hidden_slices);
+    plan_product(c, HEAD, n_logits, 1, n_grid, c->channels, slices);
+    for (int k = 0; k < HEAD; k++) c->product[k].stride = block_stride;
+    c->factor_step = MOST_SLICES * SLICE / 2 + 16; /* 64 bytes more: no two columns in the same banks */
+    c->factor_words = larger(4 * c->factor_step, MOST_HIDDEN * SLICE / 2);
     int each = WARP * VECTOR / c->head_size; /* keys of a warp and round */
-    c->tile_keys = smaller(Size::ROUNDS * c->n_warps * each, KEY_SLOT_BYTES / (4 * c->head_size));
-    return c->n_warps <= Size::MOST_WARPS && c->hidden_slices <= Size::HIDDEN && c->proj.tile > 0 &&
-           c->most_rows <= c->n_warps * WARP;
+    c->tile_keys = smaller(KEY_ROUNDS * c->n_warps * each, KEY_SLOT_BYTES / (4 * c->head_size));
+    c->key_slot_bytes = c->tile_keys * c->head_size * 4;
+    return c->n_warps <= MANY_WARPS && hidden_slices <= MOST_HIDDEN && c->product[HIDDEN_OUT].deal.tile > 0 &&
+           c->most_rows <= c->n_warps * WARP && c->head_size <= c->n_warps * WARP; /* a thread each */
 }
 
 static MailLayout mail_layout(const DecodeCall *c) {
@@ -126,39 +135,37 @@ static MailLayout mail_layout(const DecodeCall *c) {
 
 static SharedLayout shared_layout(const DecodeCall *c, int n_slots) {
     SharedLayout at = {};
-    at.key_slot = n_slots * SLOT_BYTES;
-    at.heads = at.key_slot + KEY_SLOT_BYTES;
+    at.key_slots = n_slots * SLOT_BYTES;
+    at.heads = at.key_slots + KEY_SLOTS * c->key_slot_bytes;
     at.factors = at.heads + c->n_warps * c->head_size * (int)sizeof(float);
-    at.full = at.factors + c->n_warps * c->factor_words * (int)sizeof(unsigned);
+    at.sums = at.factors + c->n_warps * c->factor_words * (int)sizeof(unsigned);
+    at.moments = at.sums + 2 * c->n_warps * c->most_rows * (int)sizeof(float4);
+    at.head_weights = at.moments + 2 * c->n_warps * (int)sizeof(float2);
+    at.full = at.head_weights + c->n_warps * (int)sizeof(float2);
     at.empty = at.full + n_slots * (int)sizeof(uint64_t);
     at.key_full = at.empty + n_slots * (int)sizeof(uint64_t);
-    at.key_empty = at.key_full + (int)sizeof(uint64_t);
-    at.head_weights = at.key_empty + (int)sizeof(uint64_t);
-    at.moments = at.head_weights + c->n_warps * (int)sizeof(float2);
-    at.sums = at.moments + 2 * c->n_warps * (int)sizeof(float2);
-    at.angles = at.sums + 2 * c->n_warps * c->most_rows * (int)sizeof(float);
+    at.key_empty = at.key_full + KEY_SLOTS * (int)sizeof(uint64_t);
+    at.angles = at.key_empty + KEY_SLOTS * (int)sizeof(uint64_t);
     at.end = at.angles + c->head_size * (int)sizeof(float);
     return at;
 }
 
 extern "C" bool cuda_decode_plan(const CudaContext *context, const Node *node, DecodeCall *c, int *n_grid) {
     const DecodeStepAttributes *step = (const DecodeStepAttributes *)node->attributes;
-    if (!is_taken(context, node) || !is_regular(step, c)) return false;
+    int64_t block_stride;
+    if (!is_taken(context, node) || !is_regular(step, &block_stride, &c->cache_stride)) return false;
     note_sizes(step, c);
-    int n_logits = (int)step->head_weight->shape.dim[0];
-    *n_grid = smaller(smaller(context->n_processors, c->channels), smaller(c->hidden / 2, n_logits));
-    const char *many = getenv("DECODE_MANY");
-    if ((!many && !deal_out<FewWarps>(c, FEW_WARPS, n_logits, *n_grid)) || (many && !deal_out<ManyWarps>(c, MANY_WARPS, n_logits, *n_grid))) {
-        if (!deal_out<ManyWideWarps>(c, MANY_WIDE_WARPS, n_logits, *n_grid)) return false;
-    }
+    int n_logits = (int)step->head_weight->shape.dim[0]; /* everybody has a row of everything */
+    int pairs = smaller(c->hidden, (c->n_heads + 2 * c->n_kv_heads) * c->head_size) / 2;
+    *n_grid = smaller(smaller(context->n_processors, c->channels), smaller(pairs, n_logits));
+    if (!deal_out(c, n_logits, *n_grid, block_stride)) return false;
     c->at = mail_layout(c);
     c->mail.copy_words = 2 * c->at.words;
     for (c->n_slots = MOST_SLOTS; c->n_slots > 1; c->n_slots--) {
         c->shared = shared_layout(c, c->n_slots);
         if (c->shared.end <= context->max_shared_bytes) break;
     }
-    const char *kept = getenv("DECODE_KEPT");
-    c->kept_rows = c->logit.tile * (kept ? atoi(kept) : 0);
+    c->fetched_rows = (int)(FETCHED_BYTES / (2 * c->channels) / *n_grid / c->n_blocks);
     return c->n_slots > 1 && (size_t)c->mail.copy_words * MAIL_COPIES * sizeof(Word) <= MAIL_BYTES;
 }
 

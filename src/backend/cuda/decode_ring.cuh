@@ -102,8 +102,8 @@ DEVICE const char *ring_wait(const Ring &ring) {
 DEVICE void ring_release(Ring &ring) {
     __syncwarp();
     if (threadIdx.x % WARP == 0)
-        asm volatile(
-            "mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier_address(ring.empty, ring.slot)) : "memory");
+        asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier_address(ring.empty, ring.slot))
+                     : "memory");
     ring_advance(ring);
 }
 

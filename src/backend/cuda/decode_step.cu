@@ -32,73 +32,84 @@ DEVICE void let_successor_start(void) {
 
 /* ---- ordering copies: one thread each ---- */
 
-/* Rows first .. end - 1 of a matrix, counted from the thread block's own first one. */
+/* What will be read shortly after, into the second-level cache. */
+DEVICE void prefetch(const void *p, int64_t n_elements) {
+    if (p && n_elements > 0)
+        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"((unsigned)n_elements * 2u)
+                     : "memory");
+}
+
 template <typename T>
-DEVICE void order_rows(Ring &ring, const T *weight, const Deal &deal, int first, int end, int inner,
-                       uint64_t policy) {
-    weight += (int64_t)share_of(deal).first * inner;
-    for (int row = first; row < end; row += deal.tile) {
-        unsigned n_bytes = (unsigned)(least(end - row, deal.tile) * inner) * 2u;
-        ring_expect(ring, n_bytes);
-        ring_copy(ring, 0, weight + (int64_t)row * inner, n_bytes, policy);
-        ring_advance(ring);
+DEVICE void order_product(const DecodeCall &c, Ring &ring, int k, int block, uint64_t policy) {
+    const DecodeProduct &p = c.product[k];
+    Share rows = share_of(p.deal);
+    const T *weight = of_block<T>(p.weight, block, p.stride) + (int64_t)rows.first * p.inner;
+#    pragma unroll 1
+    for (int range = 0; range < p.n_ranges; range++, weight += (int64_t)c.hidden * p.inner) {
+#    pragma unroll 1
+        for (int row = 0; row < rows.count; row += p.deal.tile) {
+            unsigned n_bytes = (unsigned)(least(rows.count - row, p.deal.tile) * p.inner) * 2u;
+            ring_expect(ring, n_bytes);
+            ring_copy(ring, 0, weight + (int64_t)row * p.inner, n_bytes, policy);
+            ring_advance(ring);
+        }
     }
 }
 
-/* Vectors that all thread blocks will read. */
-template <typename T> DEVICE void prefetch(const T *p, int count) {
-    if (p) asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(count * 2) : "memory");
-}
-template <typename T> DEVICE void prefetch_vectors(const DecodeCall &c, int block) {
-    prefetch(of_block<T>(c, c.block.norm1_weight, block), c.channels);
-    prefetch(of_block<T>(c, c.block.norm1_bias, block), c.channels);
-    prefetch(of_block<T>(c, c.block.qkv_bias, block), (c.n_heads + 2 * c.n_kv_heads) * c.head_size);
-    prefetch(of_block<T>(c, c.block.out_bias, block), c.channels);
-    prefetch(of_block<T>(c, c.block.norm2_weight, block), c.channels);
-    prefetch(of_block<T>(c, c.block.norm2_bias, block), c.channels);
-    prefetch(of_block<T>(c, c.block.fc_bias, block), c.hidden * (c.is_gated ? 2 : 1));
-    prefetch(of_block<T>(c, c.block.proj_bias, block), c.channels);
+/* Vectors that all thread blocks will read, and a share of the head for when there is time. */
+template <typename T> DEVICE void prefetch_block(const DecodeCall &c, int block) {
+    const DecodeProduct &head = c.product[HEAD];
+    Share rows = share_of(head.deal);
+    int first = least(block * c.fetched_rows, rows.count), end = least(first + c.fetched_rows, rows.count);
+    prefetch((const T *)head.weight + (int64_t)(rows.first + first) * head.inner,
+             (int64_t)(end - first) * head.inner);
+    if (blockIdx.x) return;
+#    pragma unroll 1
+    for (int k = 0; k < HEAD; k++) {
+        const DecodeProduct &p = c.product[k];
+        int count = k == ATTENTION_IN ? (c.n_heads + 2 * c.n_kv_heads) * c.head_size
+                    : k == HIDDEN_IN  ? c.hidden * p.n_ranges
+                                      : c.channels;
+        prefetch(of_block<T>(p.norm_weight, block, p.stride), c.channels);
+        prefetch(of_block<T>(p.norm_bias, block, p.stride), c.channels);
+        prefetch(of_block<T>(p.bias, block, p.stride), count);
+    }
 }
 
 /* In the order in which they are taken. */
 template <typename T> DEVICE void order_weights(const DecodeCall &c, Ring &ring) {
     uint64_t policy = keep_policy(KEEP_SHORT);
+#    pragma unroll 1
     for (int l = 0; l < c.n_blocks; l++) {
-        if (blockIdx.x == 0) prefetch_vectors<T>(c, l);
-        order_rows(ring, of_block<T>(c, c.block.qkv_weight, l), c.qkv, 0, share_of(c.qkv).count, c.channels,
-                   policy);
-        order_rows(ring, of_block<T>(c, c.block.out_weight, l), c.out, 0, share_of(c.out).count, c.channels,
-                   policy);
-        for (int range = 0; range < (c.is_gated ? 2 : 1); range++)
-            order_rows(ring, of_block<T>(c, c.block.fc_weight, l) + (int64_t)range * c.hidden * c.channels,
-                       c.fc, 0, share_of(c.fc).count, c.channels, policy);
-        order_rows(ring, of_block<T>(c, c.block.proj_weight, l), c.proj, 0, share_of(c.proj).count, c.hidden,
-                   policy);
+#    pragma unroll 1
+        for (int k = 0; k < HEAD; k++) order_product<T>(c, ring, k, l, policy);
+        prefetch_block<T>(c, l + 1 < c.n_blocks ? l + 1 : l);
     }
-    int count = share_of(c.logit).count, kept = least(c.kept_rows, count);
-    order_rows(ring, (const T *)c.head, c.logit, 0, kept, c.channels, keep_policy(KEEP_LONG));
-    order_rows(ring, (const T *)c.head, c.logit, kept, count, c.channels, policy);
+    order_product<T>(c, ring, HEAD, 0, policy);
 }
 
-DEVICE void cut_keys(const DecodeCall &c, Me &me) {
-    me.position = c.start[0];
-    if (me.position < 0 || me.position >= c.capacity) { /* reported; the cache's last place is as good as any */
-        if (blockIdx.x == 0 && me.thread == 0) report(c.fault, FAULT_CACHE, me.position, c.capacity);
-        me.position = c.capacity - 1;
+/* How the keys up to the new one are cut. */
+DEVICE void cut_keys(const DecodeCall &c, Me &me, int position) {
+    if (position < 0 || position >= c.capacity) { /* reported; the cache's last place is as good as any */
+        if (blockIdx.x == 0 && me.thread == 0) report(c.fault, FAULT_CACHE, position, c.capacity);
+        position = c.capacity - 1;
     }
-    int n_keys = me.position + 1;
-    me.n_parts = least((n_keys + c.tile_keys - 1) / c.tile_keys, MOST_PARTS);
-    me.part_keys = (n_keys + me.n_parts - 1) / me.n_parts;
+    me.position = position;
+    me.n_parts = least((position + c.tile_keys) / c.tile_keys, MOST_PARTS);
+    me.part_keys = (position + me.n_parts) / me.n_parts;
 }
 
 template <typename T> DEVICE void order_keys(const DecodeCall &c, Me &me, Ring &ring) {
     uint64_t policy = keep_policy(KEEP_NORMAL);
-    cut_keys(c, me);
+    cut_keys(c, me, *(const volatile int32_t *)c.start);
+#    pragma unroll 1
     for (int l = 0; l < c.n_blocks; l++) {
+#    pragma unroll 1
         for (int unit = (int)blockIdx.x; unit < c.n_heads * me.n_parts; unit += (int)gridDim.x) {
             int head = unit % c.n_heads, first = unit / c.n_heads * me.part_keys;
             int end = least(first + me.part_keys, me.position), kv = head / (c.n_heads / c.n_kv_heads);
             int64_t at = l * c.cache_stride + (int64_t)kv * c.capacity * c.head_size;
+#    pragma unroll 1
             for (; first < end; first += c.tile_keys) {
                 unsigned n_bytes = (unsigned)(least(end - first, c.tile_keys) * c.head_size) * 2u;
                 int64_t from = at + (int64_t)first * c.head_size;
@@ -118,32 +129,33 @@ template <typename T> DEVICE const T *table_row(const DecodeCall &c, const void 
     return table && row >= 0 && row < n_rows ? (const T *)table + (int64_t)row * c.channels : NULL;
 }
 
-/* This thread's channels of the embedding, and the row of x that it keeps. */
-template <typename T, int S> DEVICE float embed(const DecodeCall &c, const Me &me, float (&x)[S][2]) {
-    int token = c.tokens[0];
+/* This thread's channels of the embedding, and the element of x that it keeps. */
+template <typename T> DEVICE void embed(const DecodeCall &c, Me &me, int token, float (&x)[MOST_SLICES][2]) {
     const T *row = table_row<T>(c, c.token_table, token, c.vocabulary);
     const T *place = table_row<T>(c, c.position_table, me.position, c.n_places);
     if (blockIdx.x == 0 && me.thread == 0) {
         if (!row) report(c.fault, FAULT_TOKEN, token, c.vocabulary);
         if (c.position_table && !place) report(c.fault, FAULT_POSITION, me.position, c.n_places);
     }
-    unsigned of_token[S], of_place[S];
-    load_channels<T, S>(me, c, row, of_token);
-    load_channels<T, S>(me, c, place, of_place);
-#pragma unroll
-    for (int s = 0; s < S; s++) {
+    unsigned of_token[MOST_SLICES], of_place[MOST_SLICES];
+    load_channels<T>(me, c, row, of_token);
+    load_channels<T>(me, c, place, of_place);
+    Share own = share_of(c.product[ATTENTION_OUT].deal);
+    bool has_row = me.thread < own.count;
+    me.kept =
+        element_of(row, own.first + me.thread, has_row) + element_of(place, own.first + me.thread, has_row);
+#    pragma unroll
+    for (int s = 0; s < MOST_SLICES; s++) {
         float2 a = pair_as_floats(of_token[s], T()), b = pair_as_floats(of_place[s], T());
         x[s][0] = a.x + b.x, x[s][1] = a.y + b.y;
     }
-    Share own = share_of(c.out);
-    bool has_row = me.thread < own.count;
-    return element_of(row, own.first + me.thread, has_row) + element_of(place, own.first + me.thread, has_row);
 }
 
 DEVICE void fill_angles(const DecodeCall &c, const Me &me) {
     const double TURN = 6.283185307179586476925;
     float *cosine = (float *)(decode_shared + c.shared.angles), *sine = cosine + c.head_size / 2;
-    for (int i = me.thread; c.is_rotary && i < c.head_size / 2; i += c.n_warps * WARP) {
+#    pragma unroll 1
+    for (int i = me.thread; i < c.head_size / 2; i += c.n_warps * WARP) {
         double angle = (double)me.position * exp2(c.frequency_step * i);
         angle -= TURN * rint(angle / TURN);
         sincosf((float)angle, &sine[i], &cosine[i]);
@@ -151,54 +163,7 @@ DEVICE void fill_angles(const DecodeCall &c, const Me &me) {
     computing_barrier(c);
 }
 
-/* ---- the five phases of a block, and the head ---- */
-
-/* Values of this thread block's rows, two a word; by whole warps. */
-template <typename T> DEVICE void send_pairs(const Me &me, const DecodeCall &c, int at, Share rows, float value) {
-    float next = __shfl_down_sync(0xFFFFFFFFu, value, 1);
-    if (me.thread < rows.count && me.thread % 2 == 0)
-        mail_send(c.mail, me.set + at + (rows.first + me.thread) / 2, pair_of_floats(value, next, T()), me.tag);
-}
-
-/* qkv of norm1(x), x being that of the block before, or in registers already. */
-template <typename T, typename Size>
-DEVICE void attention_in(const DecodeCall &c, Ring &ring, Me &me, int l, float (&x)[Size::CHANNELS][2]) {
-    enum { E = Size::EIGHTS_IN, S = Size::CHANNELS, LOW = S * SLICE / 2 };
-    uint4 w[E][2 * S];
-    unsigned weight[S], bias[S];
-    find_place(me);
-    Share rows = share_of(c.qkv);
-    take_first<T, E, S>(ring, me, c.qkv, c.channels, c.channel_slices, w);
-    load_channels<T, S>(me, c, of_block<T>(c, c.block.norm1_weight, l), weight);
-    load_channels<T, S>(me, c, of_block<T>(c, c.block.norm1_bias, l), bias);
-    bool has_row = me.thread < rows.count;
-    float b = element_of(of_block<T>(c, c.block.qkv_bias, l), rows.first + me.thread, has_row);
-    if (l) receive_x<S>(me, c, (me.set ? 0 : c.at.words) + c.at.end, me.tag - 1, x);
-    normalise<T, S>(me, c, weight, bias, x);
-    multiply<T, E, S, LOW>(ring, me, c, c.qkv, 1, c.channels, c.channel_slices, w);
-    if (me.warp * WARP >= rows.count) return;
-    float value = has_row ? row_sum(me, c, me.thread) + b : 0.0f;
-    send_pairs<T>(me, c, c.at.qkv, rows, value);
-}
-
-/* x plus the attention's output: the rows that this thread block keeps. */
-template <typename T, typename Size>
-DEVICE void attention_out(const DecodeCall &c, Ring &ring, Me &me, int l, float &kept) {
-    enum { E = Size::EIGHTS_OUT, S = Size::CHANNELS, LOW = S * SLICE / 2 };
-    uint4 w[E][2 * S];
-    float x[S][2];
-    find_place(me);
-    Share rows = share_of(c.out);
-    take_first<T, E, S>(ring, me, c.out, c.channels, c.channel_slices, w);
-    bool has_row = me.thread < rows.count;
-    float b = element_of(of_block<T>(c, c.block.out_bias, l), rows.first + me.thread, has_row);
-    receive_heads<T, S>(me, c, x);
-    set_factors<T, S>(me, c, x);
-    multiply<T, E, S, LOW>(ring, me, c, c.out, 1, c.channels, c.channel_slices, w);
-    if (!has_row) return;
-    kept += row_sum(me, c, me.thread) + b;
-    mail_send(c.mail, me.set + c.at.middle + rows.first + me.thread, kept, me.tag);
-}
+/* ---- products ---- */
 
 DEVICE float activate(Activation activation, float x) {
     if (activation == ACTIVATION_GELU_TANH) return gelu_forward<ACTIVATION_GELU_TANH>(x);
@@ -206,98 +171,126 @@ DEVICE float activate(Activation activation, float x) {
     return x;
 }
 
-template <typename T, typename Size> DEVICE void hidden_in(const DecodeCall &c, Ring &ring, Me &me, int l) {
-    enum { E = Size::EIGHTS_IN, S = Size::CHANNELS, LOW = S * SLICE / 2 };
-    uint4 w[E][2 * S];
-    unsigned weight[S], bias[S];
-    float x[S][2];
-    find_place(me);
-    Share rows = share_of(c.fc);
-    take_first<T, E, S>(ring, me, c.fc, c.channels, c.channel_slices, w);
-    load_channels<T, S>(me, c, of_block<T>(c, c.block.norm2_weight, l), weight);
-    load_channels<T, S>(me, c, of_block<T>(c, c.block.norm2_bias, l), bias);
-    bool has_row = me.thread < rows.count;
-    const T *biases = of_block<T>(c, c.block.fc_bias, l);
-    float b = element_of(biases, rows.first + me.thread, has_row);
-    float up = element_of(biases, c.hidden + rows.first + me.thread, has_row && c.is_gated);
-    receive_x<S>(me, c, me.set + c.at.middle, me.tag, x);
-    normalise<T, S>(me, c, weight, bias, x);
-    multiply<T, E, S, LOW>(ring, me, c, c.fc, c.is_gated ? 2 : 1, c.channels, c.channel_slices, w);
+/* What the tile is multiplied with; returns how many columns it has. */
+template <typename T>
+DEVICE int receive_factors(const DecodeCall &c, const Me &me, int k, bool has_x,
+                           const unsigned (&weight)[MOST_SLICES], float (&x)[MOST_SLICES][2]) {
+    if (k == HIDDEN_OUT) {
+        receive_hidden(me, c);
+        return 1;
+    }
+    if (k == ATTENTION_OUT) {
+        receive_heads<T>(me, c, x);
+        set_factors<T>(me, c, x);
+        return 2;
+    }
+    if (k == HIDDEN_IN) receive_x(me, c, me.set + c.at.middle, me.tag, x);
+    else if (k == HEAD) receive_x(me, c, me.set + c.at.end, me.tag, x);
+    else if (!has_x) receive_x(me, c, (me.set ? 0 : c.at.words) + c.at.end, me.tag - 1, x);
+    begin_norm<T>(me, c, weight, x);
+    return 4;
+}
+
+/* The rows that have their sums: a thread each. norm: mean and 1 / deviation. */
+template <typename T, int WARPS>
+DEVICE void finish_rows(const DecodeCall &c, Me &me, int k, Share rows, int columns, float2 norm, float bias,
+                        float up_bias) {
     if (me.warp * WARP >= rows.count) return;
-    float value = has_row ? row_sum(me, c, me.thread) + b : 0.0f, rest;
-    if (c.is_gated && has_row) up += row_sum(me, c, rows.count + me.thread);
-    value = c.is_gated ? value * sigmoid(value, &rest) * up : activate(c.activation, value);
-    send_pairs<T>(me, c, c.at.hidden, rows, value);
-}
-
-template <typename T, typename Size>
-DEVICE void hidden_out(const DecodeCall &c, Ring &ring, Me &me, int l, float &kept) {
-    enum { E = Size::EIGHTS_OUT, S = Size::HIDDEN };
-    uint4 w[E][2 * S];
-    find_place(me);
-    Share rows = share_of(c.proj);
-    take_first<T, E, S>(ring, me, c.proj, c.hidden, c.hidden_slices, w);
     bool has_row = me.thread < rows.count;
-    float b = element_of(of_block<T>(c, c.block.proj_bias, l), rows.first + me.thread, has_row);
-    receive_hidden<S>(me, c);
-    multiply<T, E, S, 0>(ring, me, c, c.proj, 1, c.hidden, c.hidden_slices, w);
-    if (!has_row) return;
-    kept += row_sum(me, c, me.thread) + b;
-    mail_send(c.mail, me.set + c.at.end + rows.first + me.thread, kept, me.tag);
-}
-
-template <typename T, typename Size> DEVICE void head(const DecodeCall &c, Ring &ring, Me &me) {
-    enum { E = Size::EIGHTS_IN, S = Size::CHANNELS, LOW = S * SLICE / 2 };
-    uint4 w[E][2 * S];
-    unsigned weight[S], bias[S];
-    float x[S][2];
-    find_place(me);
-    Share rows = share_of(c.logit);
-    load_channels<T, S>(me, c, (const T *)c.final_weight, weight);
-    load_channels<T, S>(me, c, (const T *)c.final_bias, bias);
-    receive_x<S>(me, c, me.set + c.at.end, me.tag, x);
-    normalise<T, S>(me, c, weight, bias, x);
-    for (int first = 0, kept = least(c.kept_rows, rows.count); first < rows.count;) {
-        int here = least((first < kept ? kept : rows.count) - first, c.logit.tile);
-        me.turn ^= 1;
-        take_tile<T, E, S>(ring, me, here, c.channels, c.channel_slices, w);
-        multiply_tile<T, E, S, LOW>(me, c, w, here, 0);
-        computing_barrier(c);
-        if (me.thread < here) c.logits[rows.first + first + me.thread] = row_sum(me, c, me.thread);
-        first += here;
+    int row = has_row ? me.thread : 0;
+    float4 sum = row_sum<WARPS>(me, c, row);
+    float value = sum.x + (columns > 1 ? sum.y : 0.0f);
+    if (columns == 4) value = fmaf(norm.y, fmaf(-norm.x, sum.z, value), sum.w);
+    value += bias;
+    if (k == ATTENTION_IN) {
+        send_pairs<T>(me, c, c.at.qkv, rows, value);
+    } else if (k == HIDDEN_IN) {
+        float rest;
+        if (c.is_gated) {
+            sum = row_sum<WARPS>(me, c, rows.count + row);
+            float up = fmaf(norm.y, fmaf(-norm.x, sum.z, sum.x + sum.y), sum.w) + up_bias;
+            value = value * sigmoid(value, &rest) * up;
+        } else {
+            value = activate(c.activation, value);
+        }
+        send_pairs<T>(me, c, c.at.hidden, rows, value);
+    } else if (has_row && k == HEAD) {
+        c.logits[rows.first + me.thread] = value;
+    } else if (has_row) {
+        me.kept += value;
+        mail_send(c.mail, me.set + (k == ATTENTION_OUT ? c.at.middle : c.at.end) + rows.first + me.thread,
+                  me.kept, me.tag);
     }
 }
 
-template <typename T, typename Size>
-DEVICE void compute(const DecodeCall &c, Me &me, Ring &weights, Ring &keys) {
-    cut_keys(c, me);
-    fill_angles(c, me);
+/* Product k of a block. has_x: x is in registers already. The head, which has many tiles, finishes each by itself. */
+template <typename T, int WARPS>
+DEVICE void run_product(const DecodeCall &c, Ring &ring, Me &me, int k, int block, bool has_x,
+                        float (&x)[MOST_SLICES][2]) {
+    find_place(me);
+    const DecodeProduct &p = c.product[k];
+    Share rows = share_of(p.deal);
+    uint4 w[HELD];
+    unsigned weight[MOST_SLICES];
+    float bias = 0.0f, up_bias = 0.0f;
+    float2 norm = make_float2(0.0f, 1.0f);
+    int columns = 0, n_tiles = (rows.count + p.deal.tile - 1) / p.deal.tile * p.n_ranges;
+    int first = 0, range = 0;
+#    pragma unroll 1
+    for (int tile = 0; tile < n_tiles; tile++) {
+        int here = least(rows.count - first, p.deal.tile);
+        take_tile<T>(ring, me, p, w);
+        if (tile == 0) {
+            const T *biases = of_block<T>(p.bias, block, p.stride) + rows.first;
+            bool has_bias = p.bias && me.thread < rows.count;
+            bias = has_bias ? as_float(biases[me.thread]) : 0.0f;
+            up_bias = has_bias && p.n_ranges > 1 ? as_float(biases[c.hidden + me.thread]) : 0.0f;
+            if (p.has_norm) prepare_norm<T>(me, c, p, block, weight);
+            columns = receive_factors<T>(c, me, k, has_x, weight, x);
+        }
+        multiply_tile<T>(me, c, p, w, columns, here, k == HEAD ? 0 : range * rows.count + first);
+        if (k == HEAD || tile == n_tiles - 1) {
+            computing_barrier(c);
+            if (p.has_norm && (k != HEAD || tile == 0)) norm = end_norm<WARPS>(me, c);
+            Share done = {rows.first + (k == HEAD ? first : 0), k == HEAD ? here : rows.count};
+            finish_rows<T, WARPS>(c, me, k, done, columns, norm, bias, up_bias);
+            me.turn ^= 1;
+        }
+        first += here;
+        if (first == rows.count) first = 0, range++;
+    }
+}
+
+template <typename T, int WARPS> DEVICE void compute(const DecodeCall &c, Me &me, Ring &weights, Ring &keys) {
+    int position = *(const volatile int32_t *)c.start, token = *(const volatile int32_t *)c.tokens;
     unsigned first_tag = *(volatile unsigned *)c.tag + 1;
-    float x[Size::CHANNELS][2], kept = embed<T, Size::CHANNELS>(c, me, x);
-    for (int i = 0; i < c.n_blocks; i++) {
-        int l = i;
-        asm volatile("" : "+r"(l)); /* addresses are made from it where they are needed, not all kept */
+    float x[MOST_SLICES][2];
+    cut_keys(c, me, position);
+    embed<T>(c, me, token, x);
+    if (c.is_rotary) fill_angles(c, me);
+#    pragma unroll 1
+    for (int step = 0; step <= c.n_blocks * HEAD; step++) {
+        int l = step / HEAD, k = step % HEAD;
+        if (l == c.n_blocks) l--, k = HEAD;
         me.tag = first_tag + (unsigned)l;
         me.set = l % 2 * c.at.words;
-        attention_in<T, Size>(c, weights, me, l, x);
-        attend<T, Size::ROUNDS>(c, keys, me, l);
-        attention_out<T, Size>(c, weights, me, l, kept);
-        hidden_in<T, Size>(c, weights, me, l);
-        hidden_out<T, Size>(c, weights, me, l, kept);
+        if (k == ATTENTION_OUT) attend<T, WARPS>(c, keys, me, l);
+        if (k == HEAD) let_successor_start();
+        run_product<T, WARPS>(c, weights, me, k, l, step == 0, x);
     }
-    let_successor_start();
-    head<T, Size>(c, weights, me);
-    if (blockIdx.x == 0 && me.thread == 0) *c.tag = me.tag; /* all others have read it: they have sent since */
+    if (blockIdx.x == 0 && me.thread == 0)
+        *c.tag = me.tag; /* all others have read it: they have sent since */
 }
 
 #endif
 
-template <typename T, typename Size>
-static __global__ void __launch_bounds__((Size::MOST_WARPS + 2) * WARP, 1)
+template <typename T, int WARPS>
+static __global__ void __launch_bounds__((WARPS + 2) * WARP, 1)
     decode_kernel(const __grid_constant__ DecodeCall c) {
 #if __CUDA_ARCH__ >= 900
     Ring weights = {c.shared.full, c.shared.empty, 0, SLOT_BYTES, c.n_slots, 0, 0};
-    Ring keys = {c.shared.key_full, c.shared.key_empty, c.shared.key_slot, KEY_SLOT_BYTES, 1, 0, 0};
+    Ring keys = {
+        c.shared.key_full, c.shared.key_empty, c.shared.key_slots, c.key_slot_bytes, KEY_SLOTS, 0, 0};
     Me me = {};
     find_place(me);
     if (me.thread == 0) {
@@ -314,7 +307,7 @@ static __global__ void __launch_bounds__((Size::MOST_WARPS + 2) * WARP, 1)
         if (me.lane == 0) order_keys<T>(c, me, keys);
         return;
     }
-    compute<T, Size>(c, me, weights, keys);
+    compute<T, WARPS>(c, me, weights, keys);
 #endif
 }
 
@@ -325,29 +318,37 @@ static const void *place_of(const KernelCall *call, const Tensor *tensor) {
     return (const char *)call->in[DECODE_PARAMETERS] + (size_t)tensor_root_element(tensor) * 2;
 }
 
+static void place_product(const KernelCall *call, DecodeProduct *p, const Tensor *weight, const Tensor *bias,
+                          const Tensor *norm_weight, const Tensor *norm_bias) {
+    p->weight = place_of(call, weight);
+    p->bias = place_of(call, bias);
+    p->norm_weight = place_of(call, norm_weight);
+    p->norm_bias = place_of(call, norm_bias);
+}
+
 static void fill_addresses(const KernelCall *call, DecodeCall *c) {
     const DecodeStepAttributes *step = (const DecodeStepAttributes *)call->node->attributes;
-    const DecodeBlock *first = &step->blocks[0];
-    enum { N_WEIGHTS = sizeof(BlockWeights) / sizeof(void *) };
-    for (int i = 0; i < N_WEIGHTS; i++) /* the two structs name the same things in the same order */
-        ((const void **)&c->block)[i] = place_of(call, ((const Tensor *const *)first)[i]);
+    const DecodeBlock *b = &step->blocks[0];
+    const CudaContext *context = cuda_context(call);
+    DecodeProduct *p = c->product;
+    place_product(call, &p[ATTENTION_IN], b->qkv_weight, b->qkv_bias, b->norm1_weight, b->norm1_bias);
+    place_product(call, &p[ATTENTION_OUT], b->out_weight, b->out_bias, NULL, NULL);
+    place_product(call, &p[HIDDEN_IN], b->fc_weight, b->fc_bias, b->norm2_weight, b->norm2_bias);
+    place_product(call, &p[HIDDEN_OUT], b->proj_weight, b->proj_bias, NULL, NULL);
+    place_product(call, &p[HEAD], step->head_weight, NULL, step->final_weight, step->final_bias);
     c->token_table = place_of(call, step->token_table);
     c->position_table = place_of(call, step->position_table);
-    c->final_weight = place_of(call, step->final_weight);
-    c->final_bias = place_of(call, step->final_bias);
-    c->head = place_of(call, step->head_weight);
-    c->keys = (char *)call->out[DECODE_CACHES] + (size_t)tensor_root_element(first->keys) * 2;
-    c->values = (char *)call->out[DECODE_CACHES] + (size_t)tensor_root_element(first->values) * 2;
+    c->keys = (char *)call->out[DECODE_CACHES] + (size_t)tensor_root_element(b->keys) * 2;
+    c->values = (char *)call->out[DECODE_CACHES] + (size_t)tensor_root_element(b->values) * 2;
     c->tokens = (const int32_t *)call->in[DECODE_TOKENS];
     c->start = (const int32_t *)call->in[DECODE_START];
     c->logits = (float *)call->out[DECODE_LOGITS];
-    CudaContext *context = cuda_context(call);
     c->mail.words = (Word *)context->mail;
     c->tag = (unsigned *)((char *)context->mail + MAIL_BYTES);
     c->fault = context->device_fault;
 }
 
-template <typename T, typename Size>
+template <typename T, int WARPS>
 static cudaError_t start(const DecodeCall *c, int n_grid, cudaStream_t stream) {
     cudaLaunchAttribute early;
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -359,15 +360,14 @@ static cudaError_t start(const DecodeCall *c, int n_grid, cudaStream_t stream) {
     config.stream = stream;
     config.attrs = &early;
     config.numAttrs = 1;
-    cudaError_t code = cudaFuncSetAttribute(decode_kernel<T, Size>,
+    cudaError_t code = cudaFuncSetAttribute(decode_kernel<T, WARPS>,
                                             cudaFuncAttributeMaxDynamicSharedMemorySize, c->shared.end);
-    return code == cudaSuccess ? cudaLaunchKernelEx(&config, decode_kernel<T, Size>, *c) : code;
+    return code == cudaSuccess ? cudaLaunchKernelEx(&config, decode_kernel<T, WARPS>, *c) : code;
 }
 
 template <typename T> static cudaError_t start_size(const DecodeCall *c, int n_grid, cudaStream_t stream) {
-    if (c->size == FEW_WARPS) return start<T, FewWarps>(c, n_grid, stream);
-    if (c->size == MANY_WARPS) return start<T, ManyWarps>(c, n_grid, stream);
-    return start<T, ManyWideWarps>(c, n_grid, stream);
+    return c->n_warps <= FEW_WARPS ? start<T, FEW_WARPS>(c, n_grid, stream)
+                                   : start<T, MANY_WARPS>(c, n_grid, stream);
 }
 
 extern "C" Status cuda_decode_step(const KernelCall *call, Error *error) {

@@ -207,7 +207,8 @@ static __device__ Key find_cut(const CutRow &row, Key floor, bool counts, Weight
     for (int i = (int)threadIdx.x; i < row.n; i += CUT_THREADS) {
         float logit = row.logits[i];
         if (key_of(logit, i) < floor) continue;
-        if (counts) atomicAdd((unsigned *)&shared->bins[bin_of(row, logit)], 1u); /* little-endian, and quicker */
+        if (counts)
+            atomicAdd((unsigned *)&shared->bins[bin_of(row, logit)], 1u); /* little-endian, and quicker */
         else atomicAdd(&shared->bins[bin_of(row, logit)], whole_weight(row, logit, false));
     }
     __syncthreads();
