@@ -50,7 +50,7 @@ typedef struct {
 } GeneratorPass;
 
 /* Tokens that the device draws by itself, at most so many before the host looks at them. */
-enum { GENERATOR_MOST_AHEAD = 32 };
+enum { GENERATOR_MOST_AHEAD = 64 };
 
 typedef struct {
     bool is_there;                   /* the device can, and the program of single tokens ends with it */

@@ -1,7 +1,7 @@
 /* sample: the next token of every row of logits (ops/sample.h).
  *
  * Floor: 4·V bytes a row, which the head has just left in the second-level cache; in practice the launch, and passes of one
- * multiprocessor over 200 kB where the distribution is cut. A row's logits are dealt out to SEGMENTS thread blocks, each
+ * multiprocessor over 200 kB where the distribution is cut. A row's logits are dealt out to many thread blocks, each
  * of which leaves its greatest logit and its sums of exponentials; the block that comes last has all it needs to take the
  * likeliest token, or to say in which segment the drawn one lies, and then looks for it there: sums of 16 parts say which
  * part it is in, again and again, until a warp can count it out.
@@ -13,7 +13,7 @@ extern "C" {
 #include "ops/sample.h"
 }
 
-enum { SEGMENTS = WARP };
+enum { MOST_EACH = 4 }; /* segments of a row that a thread joins: 128 in all */
 
 typedef struct {
     float largest;
@@ -28,11 +28,11 @@ typedef struct {
     int32_t *tokens, *start;
     SampleRow *rows;
     SamplePick *picks;
-    Segment *segments; /* (B,SEGMENTS) */
-    unsigned *tickets; /* (B) */
-    int64_t stride;    /* logits of a row */
-    int n_rows;
-    unsigned n_picks; /* places */
+    Segment *segments;      /* (B,n_segments) */
+    unsigned *tickets;      /* (B) */
+    int64_t stride;         /* logits of a row */
+    int n_rows, n_segments; /* of a row: a multiple of a warp's threads */
+    unsigned n_picks;       /* places */
 } SampleCall;
 
 /* ---- a segment ---- */
@@ -42,7 +42,7 @@ typedef struct {
     int token[CUT_WARPS], bad[CUT_WARPS];
     double sum[CUT_WARPS], weight[CUT_WARPS];
     Segment whole;
-    double target, before;
+    double target;
     int first, end, token_found;
     bool is_last;
 } SampleShared;
@@ -108,13 +108,27 @@ DEVICE void sum_segment(const float *logits, int first, int end, double temperat
 
 /* ---- the row, in the block that comes last ---- */
 
-/* All segments as one, and the segment that `uniform` falls into: by the first warp, a segment a thread. */
-DEVICE void join_segments(const Segment *segments, int per, int n, double temperature, double uniform,
-                          SampleShared *shared) {
-    int lane = (int)threadIdx.x;
-    Segment mine = segments[lane];
-    float largest = mine.largest;
-    int token = mine.token, bad = mine.first_bad;
+/* A segment as part of the row: what it weighs relative to the row's largest logit. */
+DEVICE double weight_in_row(const Segment &segment, float largest, double temperature) {
+    if (segment.largest == -INFINITY || temperature == 0.0) return 0.0;
+    return segment.weight * (double)expf((float)((double)(segment.largest - largest) / temperature));
+}
+
+/* All segments as one, and the segment that `uniform` falls into: by the first warp, `each` segments a thread. */
+DEVICE void join_segments(const Segment *segments, int each, int per, int n, double temperature,
+                          double uniform, SampleShared *shared) {
+    int lane = (int)threadIdx.x, token = INT32_MAX, bad = INT32_MAX;
+    float largest = -INFINITY;
+    Segment mine[MOST_EACH];
+#pragma unroll
+    for (int i = 0; i < MOST_EACH; i++) {
+        mine[i].largest = -INFINITY;
+        if (i >= each) continue;
+        mine[i] = segments[lane * each + i];
+        bad = bad < mine[i].first_bad ? bad : mine[i].first_bad;
+        if (is_better(mine[i].largest, mine[i].token, largest, token))
+            largest = mine[i].largest, token = mine[i].token;
+    }
 #pragma unroll
     for (int step = WARP / 2; step; step /= 2) {
         float other = __shfl_xor_sync(0xFFFFFFFFu, largest, step);
@@ -123,10 +137,13 @@ DEVICE void join_segments(const Segment *segments, int per, int n, double temper
         bad = bad < other_bad ? bad : other_bad;
         if (is_better(other, other_token, largest, token)) largest = other, token = other_token;
     }
-    bool is_empty = mine.largest == -INFINITY;
-    double away = is_empty ? 0.0 : (double)mine.largest - (double)largest;
-    double sum = is_empty ? 0.0 : mine.sum * exp(away);
-    double weight = is_empty || temperature == 0.0 ? 0.0 : mine.weight * exp(away / temperature);
+    double sum = 0.0, weight = 0.0;
+#pragma unroll
+    for (int i = 0; i < MOST_EACH; i++) {
+        if (mine[i].largest == -INFINITY) continue;
+        sum += mine[i].sum * (double)expf(mine[i].largest - largest);
+        weight += weight_in_row(mine[i], largest, temperature);
+    }
     double up_to = weight;
 #pragma unroll
     for (int step = 1; step < WARP; step *= 2) {
@@ -139,9 +156,19 @@ DEVICE void join_segments(const Segment *segments, int per, int n, double temper
     int chosen = enough ? __ffs((int)enough) - 1 : any ? 31 - __clz((int)any) : 0;
     sum = warp_sum(sum);
     if (lane == chosen) {
-        shared->first = chosen * per;
-        shared->end = (chosen + 1) * per < n ? (chosen + 1) * per : n;
-        shared->target = target - (up_to - weight);
+        int last = 0;
+        double before = up_to - weight, sum_here = before;
+#pragma unroll
+        for (int i = 0; i < MOST_EACH; i++) {
+            double here = weight_in_row(mine[i], largest, temperature);
+            if (here <= 0.0 || (last && sum_here > target)) continue;
+            before = sum_here, last = i + 1;
+            sum_here += here;
+        }
+        int segment = lane * each + (last ? last - 1 : 0);
+        shared->first = segment * per;
+        shared->end = (segment + 1) * per < n ? (segment + 1) * per : n;
+        shared->target = target - before;
     }
     if (lane == 0) {
         Segment whole = {largest, token, bad, sum, 0.0};
@@ -233,7 +260,7 @@ DEVICE void draw(const CutRow &row, const SampleSettings &settings, double unifo
 /* By one thread. */
 DEVICE void hand_over(const SampleCall &c, int b, const Segment &whole, int token, float logit) {
     SampleRow *row = &c.rows[b];
-    SamplePick pick = {token, (float)((double)(logit - whole.largest) - log(whole.sum))};
+    SamplePick pick = {token, logit - whole.largest - logf((float)whole.sum)};
     if (whole.first_bad != INT32_MAX) {
         pick.token = -1 - whole.first_bad;
         pick.log_probability = c.logits[b * c.stride + whole.first_bad];
@@ -246,7 +273,11 @@ DEVICE void hand_over(const SampleCall &c, int b, const Segment &whole, int toke
     c.picks[(int64_t)(row->n_picks++ % c.n_picks) * c.n_rows + b] = pick;
 }
 
-static __global__ void __launch_bounds__(CUT_THREADS) sample_kernel(const __grid_constant__ SampleCall c) {
+DEVICE int least_of(int a, int b) {
+    return a < b ? a : b;
+}
+
+static __global__ void __launch_bounds__(CUT_THREADS, 1) sample_kernel(const __grid_constant__ SampleCall c) {
     __shared__ SampleShared shared;
     __shared__ CutShared cut_shared;
 #if __CUDA_ARCH__ >= 900
@@ -259,15 +290,15 @@ static __global__ void __launch_bounds__(CUT_THREADS) sample_kernel(const __grid
     SampleSettings settings = *c.settings;
     const float *logits = c.logits + b * c.stride;
     int n = (int)(settings.n_vocabulary < c.stride ? settings.n_vocabulary : c.stride);
-    int per = (n + SEGMENTS - 1) / SEGMENTS, first = (int)blockIdx.x * per;
+    int per = (n + c.n_segments - 1) / c.n_segments, first = least_of((int)blockIdx.x * per, n);
     int end = first + per < n ? first + per : n;
     Segment segment;
     find_largest(logits, first, end, &shared, &segment);
     sum_segment(logits, first, end, settings.temperature, &shared, &segment);
     if (threadIdx.x == 0) {
-        c.segments[b * SEGMENTS + blockIdx.x] = segment;
+        c.segments[b * c.n_segments + blockIdx.x] = segment;
         __threadfence();
-        shared.is_last = atomicAdd(&c.tickets[b], 1u) == SEGMENTS - 1;
+        shared.is_last = atomicAdd(&c.tickets[b], 1u) == (unsigned)c.n_segments - 1;
         if (shared.is_last) c.tickets[b] = 0;
         __threadfence();
     }
@@ -276,7 +307,8 @@ static __global__ void __launch_bounds__(CUT_THREADS) sample_kernel(const __grid
     RandomBlock block = random_block(random_key(settings.seed, RANDOM_SAMPLE, 0), row.sample, row.position);
     double uniform = (double)(((uint64_t)block.word[0] << 32 | block.word[1]) >> 11) * 0x1p-53;
     if (threadIdx.x < WARP)
-        join_segments(c.segments + b * SEGMENTS, per, n, settings.temperature, uniform, &shared);
+        join_segments(c.segments + b * c.n_segments, c.n_segments / WARP, per, n, settings.temperature,
+                      uniform, &shared);
     __syncthreads();
     Segment whole = shared.whole;
     int token = whole.token;
@@ -290,9 +322,15 @@ static __global__ void __launch_bounds__(CUT_THREADS) sample_kernel(const __grid
 
 /* ---- on the host's side ---- */
 
+/* A thread block a multiprocessor, about. */
+static int segments_of(int64_t n_rows) {
+    return n_rows <= 1 ? MOST_EACH * WARP : n_rows <= 2 ? 2 * WARP : WARP;
+}
+
 extern "C" size_t cuda_sample_scratch(CudaContext *context, const Node *node) {
     (void)context;
-    return sizeof(Segment) * SEGMENTS * (size_t)shape_rows(node->input[0]->shape);
+    int64_t n_rows = shape_rows(node->input[0]->shape);
+    return sizeof(Segment) * (size_t)(segments_of(n_rows) * n_rows);
 }
 
 extern "C" Status cuda_sample(const KernelCall *call, Error *error) {
@@ -309,13 +347,14 @@ extern "C" Status cuda_sample(const KernelCall *call, Error *error) {
     c.tickets = context->tickets;
     c.stride = shape_columns(logits->shape);
     c.n_rows = (int)shape_rows(logits->shape);
+    c.n_segments = segments_of(c.n_rows);
     c.n_picks = (unsigned)call->node->output[3]->shape.dim[0];
     if (c.n_rows > N_TICKETS || c.stride > INT32_MAX) return cuda_unsupported(call, logits, error);
     cudaLaunchAttribute early;
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(SEGMENTS, (unsigned)c.n_rows);
+    config.gridDim = dim3((unsigned)c.n_segments, (unsigned)c.n_rows);
     config.blockDim = dim3(CUT_THREADS);
     config.stream = context->stream;
     config.attrs = &early;
