@@ -231,6 +231,11 @@ static Status turn_off(Options *options, const char *name, bool has_value, Error
     return set_index(options, index, "false", OPTION_FROM_COMMAND, error);
 }
 
+/* Behind an option that may stand alone: is the next word its value, or something else? */
+static bool is_value_of_optional(const OptionCommand *command, const char *next) {
+    return next && next[0] != '-' && (command->no_config || !ends_in_ini(next));
+}
+
 /* One "--name", "--name=value" or "--name value"; *used counts the words taken. */
 static Status parse_option(Options *options, int n_words, char *const *words, int *used,
                            const char **switch_name, Error *error) {
@@ -251,6 +256,8 @@ static Status parse_option(Options *options, int n_words, char *const *words, in
         const char *next = n_words > 1 ? words[1] : NULL;
         bool is_option =
             next && strncmp(next, "--", 2) == 0 && next[2] && options_find(command, next + 2) >= 0;
+        if (spec->text_alone && !is_value_of_optional(command, next))
+            return set_index(options, index, spec->text_alone, OPTION_FROM_COMMAND, error);
         if (!next || is_option) {
             error_user(error, "--%s wants %s, but %s%s follows", spec->name,
                        option_wants(spec, &options->arena), next ? "the option " : "nothing",

@@ -66,7 +66,8 @@ typedef struct {
     int64_t int_default, int_min, int_max; /* int_default is also a choice's */
     double float_default, float_min, float_max;
     const char *text_default;
-    const char *value_name;     /* what --help calls a string: FILE, TEXT */
+    const char *text_alone;     /* of a string: its value where none follows; NULL: it wants one */
+    const char *value_name;     /* what --help calls a string: FILE, TEXT, [FILE] */
     const char *const *choices; /* NULL-terminated, in the order of the enum */
     const char *help;           /* one or more sentences without final full stop */
 } OptionSpec;

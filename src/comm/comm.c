@@ -15,6 +15,8 @@
 #include "comm/collective.h"
 #include "comm/worker.h"
 
+#include <stdio.h>
+
 static const struct {
     const char *name;
     size_t n_bytes;
@@ -118,6 +120,55 @@ static Status check(const Comm *comm, const CommOperation *operation, Error *err
     return STATUS_OK;
 }
 
+/* ---- Seen from outside */
+
+static int64_t n_elements(const Comm *comm, const CommOperation *operation) {
+    if (operation->kind == COMM_BARRIER) return 0;
+    bool is_all_here =
+        has_slices(operation->kind) && (!has_root(operation->kind) || comm->rank == operation->root);
+    return is_all_here ? operation->border[comm->size] : operation->n;
+}
+
+ActivityEntry comm_entry(const Comm *comm, const CommOperation *operation, uint64_t number) {
+    return (ActivityEntry){.kind = ACTIVITY_COLLECTIVE,
+                           .name = comm_kind_name(operation->kind),
+                           .place = comm->name,
+                           .number = (int64_t)number,
+                           .n_bytes =
+                               (uint64_t)n_elements(comm, operation) * comm_type_bytes(operation->type),
+                           .peers = comm->size};
+}
+
+static void begin_wait(Comm *comm, uint64_t collective) {
+    ActivityEntry entry = {.kind = ACTIVITY_WAIT,
+                           .name = "wait for",
+                           .place = comm->name,
+                           .number = (int64_t)collective,
+                           .peers = comm->size};
+    activity_begin(comm->activity, comm->lane, &entry);
+}
+
+static void watch_worker(Comm *comm) {
+    char words[128];
+    snprintf(words, sizeof words, "worker of %s", comm->name ? comm->name : "?");
+    comm->worker_lane = activity_add_lane(comm->activity, activity_keep(comm->activity, words));
+}
+
+void comm_watch(Comm *comm, Activity *activity, int lane, const char *name) {
+    if (!comm->table) return;
+    comm->activity = activity;
+    comm->lane = lane;
+    comm->name = activity ? activity_keep(activity, name) : NULL;
+    if (comm->worker) watch_worker(comm);
+}
+
+static void watch_child(Comm *comm, int color, Comm *child) {
+    char name[96];
+    if (!comm->activity) return;
+    snprintf(name, sizeof name, "%s/%llu:%d", comm->name, (unsigned long long)comm->n_collectives, color);
+    comm_watch(child, comm->activity, comm->lane, name);
+}
+
 /* ---- Order and measure */
 
 static void be_patient(const Comm *comm, bool is_patient) {
@@ -125,9 +176,11 @@ static void be_patient(const Comm *comm, bool is_patient) {
 }
 
 /* What was started up to this number is done. */
-static Status finish_started(Comm *comm, uint64_t number, Error *error) {
+static Status finish_started(Comm *comm, uint64_t number, uint64_t collective, Error *error) {
     if (!comm->worker) return STATUS_OK;
+    begin_wait(comm, collective);
     Status status = worker_wait(comm->worker, number, error);
+    activity_end(comm->activity, comm->lane);
     comm->counts.busy_ns += worker_take_busy_ns(comm->worker);
     return status;
 }
@@ -135,16 +188,30 @@ static Status finish_started(Comm *comm, uint64_t number, Error *error) {
 /* Before a call that blocks: the communicator is this thread's. */
 static Status take(Comm *comm, Error *error) {
     be_patient(comm, false);
-    return finish_started(comm, UINT64_MAX, error);
+    return finish_started(comm, UINT64_MAX, comm->n_collectives, error);
 }
 
 static void count(Comm *comm, const CommOperation *operation) {
-    bool is_all_here =
-        has_slices(operation->kind) && (!has_root(operation->kind) || comm->rank == operation->root);
-    int64_t n = is_all_here ? operation->border[comm->size] : operation->n;
-    if (operation->kind == COMM_BARRIER) n = 0;
     comm->counts.n_operations[operation->kind]++;
-    comm->counts.n_bytes += (uint64_t)n * comm_type_bytes(operation->type);
+    comm->counts.n_bytes += (uint64_t)n_elements(comm, operation) * comm_type_bytes(operation->type);
+}
+
+/* By a carrier that proceeds on its own: what is seen of it is the host's part, to begin it. */
+static Status start_by_carrier(Comm *comm, const CommOperation *operation, CommTicket *ticket, Error *error) {
+    count(comm, operation);
+    ActivityEntry entry = comm_entry(comm, operation, ++comm->n_collectives);
+    activity_begin(comm->activity, comm->lane, &entry);
+    Status status = comm->table->start(comm->context, operation, ticket, error);
+    activity_end(comm->activity, comm->lane);
+    ticket->collective = comm->n_collectives;
+    return status;
+}
+
+static Status finish_by_carrier(Comm *comm, const CommTicket *ticket, Error *error) {
+    begin_wait(comm, ticket->collective);
+    Status status = comm->table->finish(comm->context, ticket, error);
+    activity_end(comm->activity, comm->lane);
+    return status;
 }
 
 Status comm_run(Comm *comm, const CommOperation *operation, Error *error) {
@@ -152,13 +219,16 @@ Status comm_run(Comm *comm, const CommOperation *operation, Error *error) {
     uint64_t start_ns = timer_now_ns();
     if (comm->table->start) { /* in the order of the device: done for whatever comes after it */
         CommTicket ticket;
-        count(comm, operation);
-        TRY(comm->table->start(comm->context, operation, &ticket, error));
-        return comm->table->finish(comm->context, &ticket, error);
+        TRY(start_by_carrier(comm, operation, &ticket, error));
+        return finish_by_carrier(comm, &ticket, error);
     }
     TRY(take(comm, error));
     uint64_t run_ns = timer_now_ns();
-    if (collective_run(comm, operation, error) != STATUS_OK) {
+    ActivityEntry entry = comm_entry(comm, operation, ++comm->n_collectives);
+    activity_begin(comm->activity, comm->lane, &entry);
+    Status status = collective_run(comm, operation, error);
+    activity_end(comm->activity, comm->lane);
+    if (status != STATUS_OK) {
         comm->is_broken = true;
         return error->status;
     }
@@ -190,13 +260,26 @@ static Status finish_message(Comm *comm, CommRequest *request, size_t n_bytes, u
     return STATUS_OK;
 }
 
+static void begin_message(Comm *comm, const char *verb, int peer, int tag, size_t n_bytes) {
+    ActivityEntry entry = {.kind = ACTIVITY_MESSAGE,
+                           .name = verb,
+                           .place = comm->name,
+                           .number = tag,
+                           .n_bytes = n_bytes,
+                           .peers = peer};
+    activity_begin(comm->activity, comm->lane, &entry);
+}
+
 Status comm_send(Comm *comm, const void *data, size_t n_bytes, int to, int tag, Error *error) {
     TRY(check_message(comm, to, tag, "send to", error));
     CommRequest request;
     uint64_t start_ns = timer_now_ns();
     TRY(take(comm, error));
-    TRY(comm->table->start_send(comm->context, data, n_bytes, to, tag, &request, error));
-    return finish_message(comm, &request, n_bytes, start_ns, error);
+    begin_message(comm, "send to", to, tag, n_bytes);
+    Status status = comm->table->start_send(comm->context, data, n_bytes, to, tag, &request, error);
+    if (status == STATUS_OK) status = finish_message(comm, &request, n_bytes, start_ns, error);
+    activity_end(comm->activity, comm->lane);
+    return status;
 }
 
 Status comm_receive(Comm *comm, void *data, size_t n_bytes, int from, int tag, Error *error) {
@@ -204,8 +287,11 @@ Status comm_receive(Comm *comm, void *data, size_t n_bytes, int from, int tag, E
     CommRequest request;
     uint64_t start_ns = timer_now_ns();
     TRY(take(comm, error));
-    TRY(comm->table->start_receive(comm->context, data, n_bytes, from, tag, &request, error));
-    return finish_message(comm, &request, n_bytes, start_ns, error);
+    begin_message(comm, "receive from", from, tag, n_bytes);
+    Status status = comm->table->start_receive(comm->context, data, n_bytes, from, tag, &request, error);
+    if (status == STATUS_OK) status = finish_message(comm, &request, n_bytes, start_ns, error);
+    activity_end(comm->activity, comm->lane);
+    return status;
 }
 
 Status comm_barrier(Comm *comm, Error *error) {
@@ -290,21 +376,21 @@ Status comm_prepare(Comm *comm, Error *error) {
     if (!comm->table) return error_failed(error, "a closed communicator cannot be used");
     if (!starts_in_worker(comm)) return STATUS_OK;
     TRY(collective_prepare(comm, error));
-    return comm->worker ? STATUS_OK : worker_open(&comm->worker, error);
+    if (comm->worker) return STATUS_OK;
+    if (comm->activity) watch_worker(comm);
+    return worker_open(&comm->worker, error);
 }
 
 Status comm_start(Comm *comm, const CommOperation *operation, CommTicket *ticket, Error *error) {
     TRY(check(comm, operation, error));
     ticket->number = 0;
-    if (comm->table->start) {
-        count(comm, operation);
-        return comm->table->start(comm->context, operation, ticket, error);
-    }
+    if (comm->table->start) return start_by_carrier(comm, operation, ticket, error);
+    ticket->collective = comm->n_collectives + 1;
     if (!starts_in_worker(comm)) return comm_run(comm, operation, error);
     if (!comm->worker) TRY(comm_prepare(comm, error));
     count(comm, operation);
     be_patient(comm, true);
-    return worker_start(comm->worker, comm, operation, &ticket->number, error);
+    return worker_start(comm->worker, comm, operation, ++comm->n_collectives, &ticket->number, error);
 }
 
 Status comm_wait(Comm *comm, const CommTicket *ticket, Error *error) {
@@ -312,10 +398,10 @@ Status comm_wait(Comm *comm, const CommTicket *ticket, Error *error) {
     uint64_t start_ns = timer_now_ns();
     Status status;
     if (comm->table->finish) {
-        status = comm->table->finish(comm->context, ticket, error);
+        status = finish_by_carrier(comm, ticket, error);
     } else {
         be_patient(comm, false);
-        status = finish_started(comm, ticket->number, error);
+        status = finish_started(comm, ticket->number, ticket->collective, error);
         be_patient(comm, true); /* for what was started after it */
     }
     comm->counts.waited_ns += timer_now_ns() - start_ns;
@@ -329,8 +415,17 @@ Status comm_split(Comm *comm, int color, int key, Comm *child, Error *error) {
     *child = (Comm){0};
     if (!comm->table) return error_failed(error, "a closed communicator cannot be split");
     TRY(take(comm, error));
-    TRY(comm->table->split(comm->context, color, key, child, error));
-    if (child->table) child->all_reduce = comm->all_reduce;
+    ActivityEntry entry = {.kind = ACTIVITY_COLLECTIVE,
+                           .name = "split",
+                           .place = comm->name,
+                           .number = (int64_t)++comm->n_collectives,
+                           .peers = comm->size};
+    activity_begin(comm->activity, comm->lane, &entry);
+    Status status = comm->table->split(comm->context, color, key, child, error);
+    activity_end(comm->activity, comm->lane);
+    if (status != STATUS_OK || !child->table) return status;
+    child->all_reduce = comm->all_reduce;
+    watch_child(comm, color, child);
     return STATUS_OK;
 }
 

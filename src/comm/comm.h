@@ -17,6 +17,7 @@
 #ifndef PGPT_COMM_COMM_H
 #define PGPT_COMM_COMM_H
 
+#include "base/activity.h"
 #include "base/error.h"
 
 #include <stdbool.h>
@@ -74,6 +75,7 @@ typedef struct CommWorker CommWorker;       /* runs what was started, in a threa
 /* Something started: which of the communicator's operations it is. */
 typedef struct {
     uint64_t number;
+    uint64_t collective; /* its number among the collectives of the communicator */
 } CommTicket;
 
 /* A message under way; the carrier's own. */
@@ -95,6 +97,9 @@ typedef struct CommTable {
     Status (*start_receive)(void *context, void *data, size_t n_bytes, int from, int tag,
                             CommRequest *request, Error *error);
     Status (*wait)(void *context, CommRequest *requests, int n_requests, Error *error); /* for all of them */
+
+    /* Wait for one of them and say which; the others stay under way. Optional. */
+    Status (*wait_any)(void *context, CommRequest *requests, int n_requests, int *index, Error *error);
 
     /* A collective operation by the carrier's own means, done on return. Optional, and may decline by *done = false. */
     Status (*collective)(void *context, const CommOperation *operation, bool *done, Error *error);
@@ -139,6 +144,11 @@ struct Comm {
     void *scratch;                   /* of the algorithms, COMM_SCRATCH_BYTES, made before one is called */
     void *wide;                      /* 16-bit numbers made f32 for a reduction, made when first needed */
     CommCounts counts;
+    uint64_t
+        n_collectives; /* begun so far, by running or starting: the same on every rank, so a number names one */
+    const char *name;      /* "data"; NULL before comm_watch */
+    Activity *activity;    /* that is told of everything; NULL: nobody */
+    int lane, worker_lane; /* of the thread that calls, and of the one that runs what is started */
     bool is_broken; /* an operation has failed: the ranks need not have the same idea of what has happened */
 };
 
@@ -171,6 +181,24 @@ Status comm_all_to_all(Comm *comm, const void *out, const int64_t *out_border, v
 /* Any of them, described. */
 Status comm_run(Comm *comm, const CommOperation *operation, Error *error);
 
+/* ---- Messages that go on beside the caller (post.c)
+ *
+ *     TRY(comm_post_receive(&comm, in, n_bytes, from, 0, &request[0], error));
+ *     TRY(comm_post_send(&comm, out, n_bytes, to, 0, &request[1], error));
+ *     ... compute ...
+ *     TRY(comm_wait_posted(&comm, request, 2, error));
+ *
+ * For ranks that need not keep in step. Not on a communicator with started collectives under way. */
+
+Status comm_post_send(Comm *comm, const void *data, size_t n_bytes, int to, int tag, CommRequest *request,
+                      Error *error);
+Status comm_post_receive(Comm *comm, void *data, size_t n_bytes, int from, int tag, CommRequest *request,
+                         Error *error);
+
+/* For all of them; and for any one, which must be one of at least one and is then no longer to be waited for. */
+Status comm_wait_posted(Comm *comm, CommRequest *requests, int n_requests, Error *error);
+Status comm_wait_any_posted(Comm *comm, CommRequest *requests, int n_requests, int *index, Error *error);
+
 /* ---- Started and waited for */
 
 /* Make ready for comm_start, so that the first one need not allocate. */
@@ -181,6 +209,16 @@ Status comm_start(Comm *comm, const CommOperation *operation, CommTicket *ticket
 
 /* What was started up to this ticket is done; the error of the first that failed. */
 Status comm_wait(Comm *comm, const CommTicket *ticket, Error *error);
+
+/* ---- Seen from outside */
+
+/* Tell an activity of every collective, wait and message, under this name (copied) and in this lane, which is that of the
+ * thread that will call. Groups split off later are watched like their parent, as "NAME/1:0": first split, color 0. While
+ * nothing is under way; an activity of NULL ends it. */
+void comm_watch(Comm *comm, Activity *activity, int lane, const char *name);
+
+/* How an operation, number `number` of its communicator, is told of. */
+ActivityEntry comm_entry(const Comm *comm, const CommOperation *operation, uint64_t number);
 
 /* ---- Groups */
 

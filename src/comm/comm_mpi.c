@@ -55,6 +55,11 @@ Status comm_mpi_split_host(Comm *comm, Comm *host, Error *error) {
     return error_failed(error, "%s is not a communicator over MPI", comm->table ? comm->table->name : "{0}");
 }
 
+Status comm_mpi_sum(Comm *comm, float *data, int64_t n, Error *error) {
+    (void)comm, (void)data, (void)n;
+    return error_failed(error, "there is no MPI");
+}
+
 void comm_mpi_set_patience(Comm *comm, int spins) {
     (void)comm, (void)spins;
 }
@@ -220,6 +225,27 @@ static Status wait_for_messages(void *opaque, CommRequest *requests, int n_reque
         TRY(wait_for_batch(opaque, requests + first, n, error));
     }
     return STATUS_OK;
+}
+
+/* MPI_Testany takes no notice of requests that are not in the batch, so batches take turns. */
+static Status wait_for_any(void *opaque, CommRequest *requests, int n_requests, int *index, Error *error) {
+    MpiContext *context = opaque;
+    MPI_Request mpi[BATCH];
+    MPI_Status status;
+    int first = 0;
+    for (Pause pause = {.patience = &context->patience};; pause_after_look(&pause)) {
+        int n = n_requests - first < BATCH ? n_requests - first : BATCH, which = MPI_UNDEFINED, is_done = 0;
+        for (int i = 0; i < n; i++) memcpy(&mpi[i], &requests[first + i].handle[0], sizeof mpi[i]);
+        pause_before_look(&pause);
+        int code = MPI_Testany(n, mpi, &which, &is_done, &status);
+        if (code != MPI_SUCCESS && which == MPI_UNDEFINED)
+            return failed(error, code, "wait for any of %d messages", n_requests);
+        if (code != MPI_SUCCESS || (is_done && which != MPI_UNDEFINED)) {
+            *index = first + which;
+            return check_message(&requests[*index], code, &status, error);
+        }
+        first = first + n < n_requests ? first + n : 0;
+    }
 }
 
 /* ---- Collective operations */
@@ -409,6 +435,7 @@ static const CommTable mpi_table = {
     .start_send = start_send,
     .start_receive = start_receive,
     .wait = wait_for_messages,
+    .wait_any = wait_for_any,
     .collective = collective,
     .split = split,
     .is_threaded = is_threaded,
@@ -416,6 +443,14 @@ static const CommTable mpi_table = {
     .abort = abort_job,
     .close = close_context,
 };
+
+Status comm_mpi_sum(Comm *comm, float *data, int64_t n, Error *error) {
+    if (comm->table != &mpi_table || n > INT_MAX)
+        return error_failed(error, "MPI cannot sum %lld numbers at once here", (long long)n);
+    const MpiContext *context = comm->context;
+    int code = MPI_Allreduce(MPI_IN_PLACE, data, (int)n, MPI_FLOAT, MPI_SUM, context->comm);
+    return code == MPI_SUCCESS ? STATUS_OK : failed(error, code, "sum %lld numbers", (long long)n);
+}
 
 void comm_mpi_set_patience(Comm *comm, int spins) {
     if (comm->table != &mpi_table) return;

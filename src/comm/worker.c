@@ -27,6 +27,7 @@ enum { QUEUE_LENGTH = 256 };
 typedef struct {
     Comm *comm;
     CommOperation operation;
+    uint64_t collective;
 } Entry;
 
 struct CommWorker {
@@ -46,8 +47,12 @@ static void run_next(CommWorker *worker) {
     pthread_mutex_unlock(&worker->mutex);
 
     Error error = {0};
+    Comm *comm = entry.comm;
+    ActivityEntry told = comm_entry(comm, &entry.operation, entry.collective);
     uint64_t start_ns = timer_now_ns();
-    if (!is_broken) collective_run(entry.comm, &entry.operation, &error);
+    activity_begin(comm->activity, comm->worker_lane, &told);
+    if (!is_broken) collective_run(comm, &entry.operation, &error);
+    activity_end(comm->activity, comm->worker_lane);
     uint64_t end_ns = timer_now_ns();
 
     pthread_mutex_lock(&worker->mutex);
@@ -109,14 +114,15 @@ static Status result_of(const CommWorker *worker, Error *error) {
     return worker->result.status;
 }
 
-Status worker_start(CommWorker *worker, Comm *comm, const CommOperation *operation, uint64_t *number,
-                    Error *error) {
+Status worker_start(CommWorker *worker, Comm *comm, const CommOperation *operation, uint64_t collective,
+                    uint64_t *number, Error *error) {
     pthread_mutex_lock(&worker->mutex);
     while (worker->n_started - worker->n_done == QUEUE_LENGTH)
         pthread_cond_wait(&worker->something_done, &worker->mutex);
     Status status = result_of(worker, error);
     if (status == STATUS_OK) {
-        worker->queue[worker->n_started % QUEUE_LENGTH] = (Entry){.comm = comm, .operation = *operation};
+        worker->queue[worker->n_started % QUEUE_LENGTH] =
+            (Entry){.comm = comm, .operation = *operation, .collective = collective};
         *number = ++worker->n_started;
         pthread_cond_signal(&worker->something_started);
     }

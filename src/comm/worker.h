@@ -11,10 +11,10 @@ Status worker_open(CommWorker **out, Error *error);
 /* Finishes what was started. NULL is allowed. */
 void worker_close(CommWorker *worker);
 
-/* Queue an operation; waits where there are very many already. The communicator must stay where it is until it is done.
+/* Queue an operation, the collective-th of its communicator; waits where there are very many already. The communicator must stay where it is until it is done.
  * The number of the first one is 1. */
-Status worker_start(CommWorker *worker, Comm *comm, const CommOperation *operation, uint64_t *number,
-                    Error *error);
+Status worker_start(CommWorker *worker, Comm *comm, const CommOperation *operation, uint64_t collective,
+                    uint64_t *number, Error *error);
 
 /* Wait for all operations up to this number; UINT64_MAX is all there are. */
 Status worker_wait(CommWorker *worker, uint64_t number, Error *error);

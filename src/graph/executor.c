@@ -114,6 +114,22 @@ void executor_close(Executor *executor) {
 
 /* ---- running */
 
+/* One instruction, with its name on the board while the host is in it. Behind a device that is the time to enqueue it. */
+static Status run_one(Executor *executor, int number, const KernelCall *call, bool waits, Error *error) {
+    const Backend *backend = executor->memory->backend;
+    Section section = call->node->section;
+    ActivityEntry entry = {.kind = ACTIVITY_INSTRUCTION,
+                           .name = call->node->op->name,
+                           .place = section_name(section),
+                           .number = number};
+    activity_begin(executor->activity, ACTIVITY_HOST, &entry);
+    Status status = executor->instruction[number].kernel(call, error);
+    if (status == STATUS_OK && waits) status = backend->synchronize(backend->context, error);
+    activity_end(executor->activity, ACTIVITY_HOST);
+    if (status == STATUS_OK) return STATUS_OK;
+    return error_prefix(error, "instruction %d (%s, %s): ", number, entry.name, entry.place);
+}
+
 /* The host's clock tells an instruction's time where the kernel returns when it is done, or is waited for. */
 static Status run_instructions(Executor *executor, Section section, MicroBatch micro, bool is_timed,
                                bool is_waited_for, Error *error) {
@@ -125,11 +141,7 @@ static Status run_instructions(Executor *executor, Section section, MicroBatch m
         Instruction *instruction = &executor->instruction[i];
         const KernelCall *call = micro.is_first ? &instruction->first : &instruction->later;
         if (call->node->is_last_only && !micro.is_last) continue;
-        if (instruction->kernel(call, error) != STATUS_OK ||
-            (waits && backend->synchronize(backend->context, error) != STATUS_OK)) {
-            return error_prefix(error, "instruction %d (%s, %s): ", i, call->node->op->name,
-                                section_name(section));
-        }
+        TRY(run_one(executor, i, call, waits, error));
         if (!is_timed) continue;
         uint64_t after = timer_now_ns();
         instruction->n_runs++;
@@ -166,8 +178,17 @@ static Status record(Executor *executor, Section section, MicroBatch micro, int 
     return backend->record_end(backend->context, recording, error);
 }
 
-static Status run_recorded(Executor *executor, Section section, MicroBatch micro, Error *error) {
+static Status replay(Executor *executor, Section section, void *recording, Error *error) {
     const Backend *backend = executor->memory->backend;
+    ActivityEntry entry = {
+        .kind = ACTIVITY_INSTRUCTION, .name = "replay", .place = section_name(section), .number = -1};
+    activity_begin(executor->activity, ACTIVITY_HOST, &entry);
+    Status status = backend->replay(backend->context, recording, error);
+    activity_end(executor->activity, ACTIVITY_HOST);
+    return status;
+}
+
+static Status run_recorded(Executor *executor, Section section, MicroBatch micro, Error *error) {
     SectionRecording *slot = &executor->recording[section][micro.is_first + 2 * micro.is_last];
     if (!slot->was_run || !can_record(executor, section)) {
         bool is_first = !slot->was_run; /* waited for, so that a mistake has a name from the beginning */
@@ -175,12 +196,11 @@ static Status run_recorded(Executor *executor, Section section, MicroBatch micro
         return run_instructions(executor, section, micro, false, is_first, error);
     }
     if (!slot->recording) TRY(record(executor, section, micro, 1, &slot->recording, error));
-    return backend->replay(backend->context, slot->recording, error);
+    return replay(executor, section, slot->recording, error);
 }
 
 /* Several at a time, once it was run; the rest one by one. */
 static Status run_often(Executor *executor, Section section, MicroBatch micro, int n_times, Error *error) {
-    const Backend *backend = executor->memory->backend;
     void **repeated = &executor->repeated[section];
     for (int n; n_times > 0; n_times -= n) {
         n = 1;
@@ -191,7 +211,7 @@ static Status run_often(Executor *executor, Section section, MicroBatch micro, i
         }
         n = EXECUTOR_REPEATS;
         if (!*repeated) TRY(record(executor, section, micro, n, repeated, error));
-        TRY(backend->replay(backend->context, *repeated, error));
+        TRY(replay(executor, section, *repeated, error));
     }
     return STATUS_OK;
 }
@@ -267,7 +287,13 @@ Status executor_upload(Executor *executor, const Tensor *tensor, const void *hos
 }
 
 Status executor_download(Executor *executor, const Tensor *tensor, void *host, Error *error) {
-    return executor_download_part(executor, tensor, 0, tensor_bytes(tensor), host, error);
+    ActivityEntry entry = {.kind = ACTIVITY_WAIT, .name = "wait for the device", .number = -1};
+    bool is_behind = executor->memory->backend->mark_new; /* elsewhere it is a copy */
+    Activity *activity = is_behind ? executor->activity : NULL;
+    activity_begin(activity, ACTIVITY_HOST, &entry);
+    Status status = executor_download_part(executor, tensor, 0, tensor_bytes(tensor), host, error);
+    activity_end(activity, ACTIVITY_HOST);
+    return status;
 }
 
 Status executor_upload_part(Executor *executor, const Tensor *tensor, size_t first_byte, size_t n_bytes,

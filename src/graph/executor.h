@@ -16,6 +16,7 @@
 #ifndef PGPT_GRAPH_EXECUTOR_H
 #define PGPT_GRAPH_EXECUTOR_H
 
+#include "base/activity.h"
 #include "graph/program.h"
 
 /* One block per place, large enough for every program that was announced. Parameters of programs recorded from the
@@ -72,6 +73,8 @@ typedef struct {
     void *repeated[N_SECTIONS]; /* a recording of EXECUTOR_REPEATS runs; NULL before it was wanted */
     SectionTime pending[EXECUTOR_MAX_PENDING];
     int n_pending;
+    Activity
+        *activity; /* that is told of every instruction of the host; NULL, as after executor_open: nobody */
 } Executor;
 
 Status executor_open(Executor *executor, const Program *program, DeviceMemory *memory, Error *error);
