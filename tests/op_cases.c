@@ -317,6 +317,17 @@ void build_cross_entropy(OpCase *test) {
     test->loss_scale = is_scaled ? 0.25 * 0.375 : 0.25;
 }
 
+void build_squared_error(OpCase *test) {
+    Shape shape = SHAPE(test->spec->size[0], test->spec->size[1]);
+    Tensor *predictions = activation(test, shape, "predictions");
+    Tensor *targets = floats(test, PLACE_INPUT, shape, "targets", 1.0f, 0.0f);
+    Tensor *losses = op_squared_error(test->graph, predictions, targets, 0.25f);
+    add_result(test, "losses", losses);
+    if (!predictions->needs_gradient) return;
+    test->y = losses;
+    test->loss_scale = 0.25;
+}
+
 void build_squared_norm(OpCase *test) {
     Tensor *x = activation(test, SHAPE(test->spec->size[0]), "x");
     Tensor *total = floats(test, PLACE_STATE, SHAPE_SCALAR, "total", 1.0f, 3.0f);

@@ -88,6 +88,7 @@ void build_dropout(OpCase *test);          /* B T C, dropout */
 void build_gather(OpCase *test);           /* N C M */
 void build_sum(OpCase *test);              /* N C */
 void build_cross_entropy(OpCase *test);    /* N V */
+void build_squared_error(OpCase *test);    /* N C */
 void build_squared_norm(OpCase *test);     /* N */
 void build_clip(OpCase *test);             /* -, greatest norm */
 void build_adamw(OpCase *test);            /* N, of which the first third and the last element decay */

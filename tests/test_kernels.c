@@ -232,6 +232,7 @@ static const Op *const OPS[] = {
     &OP_GATHER,
     &OP_SUM,
     &OP_CROSS_ENTROPY,
+    &OP_SQUARED_ERROR,
     &OP_SQUARED_NORM,
     &OP_CLIP,
     &OP_ADAMW,

@@ -67,6 +67,8 @@ static const CostCase COSTS[] = {
     {{"sum", build_sum, {3, 7}, 0, 0}, &OP_SUM, 21, 92},
     {{"cross_entropy", build_cross_entropy, {4, 9}, 0, 0}, &OP_CROSS_ENTROPY, 6 * 36, 320},
     {{"cross_entropy", build_cross_entropy, {4, 9}, CASE_FIXED_X, 0}, &OP_CROSS_ENTROPY, 4 * 36, 176},
+    {{"squared_error", build_squared_error, {4, 9}, 0, 0}, &OP_SQUARED_ERROR, 3 * 36, 4 * 144},
+    {{"squared_error", build_squared_error, {4, 9}, CASE_FIXED_X, 0}, &OP_SQUARED_ERROR, 2 * 36, 3 * 144},
     {{"squared_norm", build_squared_norm, {37}, 0, 0}, &OP_SQUARED_NORM, 74, 152},
     {{"squared_norm", build_squared_norm, {37}, CASE_ADD, 0}, &OP_SQUARED_NORM, 74, 156},
     {{"clip", build_clip, {0}, 0, 1.0f}, &OP_CLIP, 0, 12},
@@ -131,6 +133,7 @@ static const InPlaceCase IN_PLACE[] = {
     {{"add", build_add, {3, 4}, 0, 0}, &OP_ADD, {0, -1, -1}},
     {{"dropout", build_dropout, {3, 4, 5}, 0, 0.5f}, &OP_DROPOUT, {0, -1, -1}},
     {{"cross_entropy", build_cross_entropy, {3, 4}, 0, 0}, &OP_CROSS_ENTROPY, {-1, 0, -1}},
+    {{"squared_error", build_squared_error, {3, 4}, 0, 0}, &OP_SQUARED_ERROR, {-1, 0, -1}},
 };
 
 static void test_in_place(void **unused) {
@@ -219,6 +222,8 @@ static void test_descriptions(void **unused) {
     assert_described(&(OpSpec){"", build_sum, {3, 4}, 0, 0}, &OP_SUM, "scale 0.125");
     assert_described(&(OpSpec){"", build_cross_entropy, {3, 4}, 0, 0}, &OP_CROSS_ENTROPY,
                      "gradient scale 0.25");
+    assert_described(&(OpSpec){"", build_squared_error, {3, 4}, 0, 0}, &OP_SQUARED_ERROR,
+                     "gradient scale 0.25");
     assert_described(&(OpSpec){"", build_clip, {0}, 0, 1.0f}, &OP_CLIP, "to 1");
     assert_described(&(OpSpec){"", build_adamw, {9}, 0, 0}, &OP_ADAMW,
                      "betas 0.9 0.95, epsilon 1e-08, decay 0.25");
@@ -291,6 +296,8 @@ static void test_refused_shapes(void **unused) {
     REFUSED("dropout: random input of x", op_dropout(g, F("x", 3, 5), I("r", 3), 0.5f, 0));
     REFUSED("gather: rows r", op_gather(g, F("x", 3, 5), F("r", 2)));
     REFUSED("gather: rows r", op_gather(g, F("x", 3, 5), I("r", 2, 1)));
+    REFUSED("squared_error: targets t", op_squared_error(g, F("p", 3, 5), F("t", 14), 1.0f));
+    REFUSED("squared_error: targets t", op_squared_error(g, F("p", 3, 5), I("t", 15), 1.0f));
     REFUSED("cross_entropy: targets t", op_cross_entropy(g, F("l", 3, 5), I("t", 5), 1.0f));
     REFUSED("cross_entropy: targets t", op_cross_entropy(g, F("l", 3, 5), F("t", 3), 1.0f));
     REFUSED("cross_entropy: logits l", op_cross_entropy(g, F("l", 3, 0), I("t", 3), 1.0f));

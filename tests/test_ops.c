@@ -46,6 +46,7 @@ static const OpSpec SPECS[] = {
     {"cross_entropy", build_cross_entropy, {4, 9}, 0, 0},
     {"cross_entropy_ignore", build_cross_entropy, {7, 5}, CASE_IGNORE, 0},
     {"cross_entropy_saturated", build_cross_entropy, {4, 9}, CASE_LARGE, 0},
+    {"squared_error", build_squared_error, {4, 9}, 0, 0},
     {"squared_norm", build_squared_norm, {37}, 0, 0},
     {"squared_norm_add", build_squared_norm, {37}, CASE_ADD, 0},
     {"clip", build_clip, {0}, 0, 1.0f},
@@ -150,7 +151,7 @@ static void test_finite_differences(void **unused) {
         test_memory_close(&memory);
         case_close(&test);
     }
-    assert_int_equal(n_tensors, 48);
+    assert_int_equal(n_tensors, 49);
 }
 
 /* ---- sums over micro-batches: what is added to must stay ---- */

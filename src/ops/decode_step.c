@@ -86,6 +86,7 @@ static void read_attention(Reader *reader, DecodeBlock *block, const Tensor *sta
     step->is_rotary = is_next(reader, &OP_ROTARY);
     if (step->is_rotary) {
         const Node *node = read_node(reader, &OP_ROTARY);
+        if (reader->failed) return;
         step->rotary = *(const RotaryAttributes *)node->attributes;
         require(reader, node->input[1] == start && !step->rotary.inverse);
     }

@@ -124,6 +124,16 @@ void op_cross_entropy_into(Graph *graph, Tensor *logits, Tensor *targets, Tensor
 void op_cross_entropy_scaled(Graph *graph, Tensor *logits, Tensor *targets, Tensor *scale, Tensor *losses,
                              const CrossEntropyAttributes *attributes);
 
+/* ---- squared_error.c --------------------------------------------------------------------------------------------
+ * predictions and targets of one type, N of each -> losses (N) = (prediction - target)². When the predictions need a gradient,
+ * the same pass leaves dpredictions = gradient_scale · 2 · (prediction - target), which may take over their memory; the
+ * gradient rule only hands it on. */
+typedef struct {
+    float gradient_scale;
+} SquaredErrorAttributes;
+extern const Op OP_SQUARED_ERROR;
+Tensor *op_squared_error(Graph *graph, Tensor *predictions, Tensor *targets, float gradient_scale);
+
 /* ---- norm.c, adamw.c, sgd.c: the update -------------------------------------------------------------------------
  * squared_norm: total (1) += or = Σ x². clip: total, [scale] -> factor min(1, max_norm/norm)/scale (1), norm (1), where
  * the norm is √total/scale; a norm that is no finite number makes a factor that is none, and the update then does nothing.

@@ -138,11 +138,22 @@ static bool is_always_f32(const Graph *graph, const Tensor *tensor) {
         bool is_input;
         int slot;
     } SLOTS[] = {
-        {&OP_LAYERNORM, false, 1}, {&OP_LAYERNORM, false, 2},     {&OP_RMSNORM, false, 1},
-        {&OP_ATTENTION, false, 1}, {&OP_CROSS_ENTROPY, false, 0}, {&OP_CROSS_ENTROPY, true, 2},
-        {&OP_SUM, false, 0},       {&OP_SQUARED_NORM, false, 0},  {&OP_CLIP, true, 0},
-        {&OP_CLIP, true, 1},       {&OP_CLIP, false, 0},          {&OP_CLIP, false, 1},
-        {&OP_ADAMW, true, 1},      {&OP_ADAMW, true, 2},          {&OP_SGD, true, 1},
+        {&OP_LAYERNORM, false, 1},
+        {&OP_LAYERNORM, false, 2},
+        {&OP_RMSNORM, false, 1},
+        {&OP_ATTENTION, false, 1},
+        {&OP_CROSS_ENTROPY, false, 0},
+        {&OP_CROSS_ENTROPY, true, 2},
+        {&OP_SQUARED_ERROR, false, 0},
+        {&OP_SUM, false, 0},
+        {&OP_SQUARED_NORM, false, 0},
+        {&OP_CLIP, true, 0},
+        {&OP_CLIP, true, 1},
+        {&OP_CLIP, false, 0},
+        {&OP_CLIP, false, 1},
+        {&OP_ADAMW, true, 1},
+        {&OP_ADAMW, true, 2},
+        {&OP_SGD, true, 1},
         {&OP_SGD, true, 2},
     };
     for (int n = 0; n < graph->n_nodes; n++) {

@@ -289,6 +289,11 @@ def loss_cases():
     case("cross_entropy_ignore", 7, 5, ignore=True)
     case("cross_entropy_saturated", 4, 9, scale=30)
 
+    predictions = floats("predictions", 4, 9).requires_grad_()
+    losses = F.mse_loss(predictions, floats("targets", 4, 9), reduction="none")
+    (0.25 * losses.sum()).backward()
+    record("squared_error", losses=losses, dpredictions=predictions.grad)
+
 
 def update_cases():
     total = floats("total", 1, offset=3.0)

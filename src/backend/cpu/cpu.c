@@ -43,6 +43,7 @@ static const CpuKernel KERNELS[] = {
     {&OP_GATHER, cpu_gather, NULL},
     {&OP_SUM, cpu_sum, cpu_sum_scratch},
     {&OP_CROSS_ENTROPY, cpu_cross_entropy, NULL},
+    {&OP_SQUARED_ERROR, cpu_squared_error, NULL},
     {&OP_SQUARED_NORM, cpu_squared_norm, cpu_squared_norm_scratch},
     {&OP_CLIP, cpu_clip, NULL},
     {&OP_ADAMW, cpu_adamw, NULL},

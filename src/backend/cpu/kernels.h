@@ -34,6 +34,7 @@ Status cpu_dropout(const KernelCall *call, Error *error);
 Status cpu_gather(const KernelCall *call, Error *error);
 Status cpu_sum(const KernelCall *call, Error *error);
 Status cpu_cross_entropy(const KernelCall *call, Error *error);
+Status cpu_squared_error(const KernelCall *call, Error *error);
 Status cpu_squared_norm(const KernelCall *call, Error *error);
 Status cpu_clip(const KernelCall *call, Error *error);
 Status cpu_adamw(const KernelCall *call, Error *error);

@@ -1,8 +1,10 @@
-/* linear: hands the three products of a linear layer to gemm.h, with what can be fused described as its epilogue.
+/* linear: hands the three products of a linear layer to gemm.h, with what can be fused described as its epilogue; those of a
+ * layer with one output to linear_one.h.
  *
  * The bias gradient is not part of a product: it is one pass over dy (reduce.h), which the weight gradient has just
  * read or is about to read. */
 #include "backend/cpu/gemm.h"
+#include "backend/cpu/linear_one.h"
 #include "backend/cpu/reduce.h"
 #include "ops/ops.h"
 
@@ -35,13 +37,18 @@ static GemmActivation gemm_activation(Activation activation) {
 Status cpu_linear(const KernelCall *call, Error *error) {
     (void)error;
     const LinearAttributes *a = call->node->attributes;
+    Gemm product = forward_shape(call->node);
+    if (product.n == 1 && product.k > 0 && a->activation == ACTIVATION_NONE) {
+        linear_one(call->in[0], call->in[1], call->in[2], call->in[3], call->out[0], product.m, product.k,
+                   call->n_threads);
+        return STATUS_OK;
+    }
     GemmEpilogue epilogue = {
         .bias = call->in[2],           /* [(Co)] */
         .preactivation = call->out[1], /* [(N,Co)] */
         .activation = gemm_activation(a->activation),
         .residual = call->in[3], /* [(N,Co)] */
     };
-    Gemm product = forward_shape(call->node);
     product.a = call->in[0];  /* (N,Ci) */
     product.b = call->in[1];  /* (Co,Ci) */
     product.c = call->out[0]; /* (N,Co) */
@@ -90,7 +97,10 @@ static Gemm weight_gradient_shape(const Node *node) {
 
 size_t cpu_linear_weight_gradient_scratch(const Node *node, int n_threads) {
     Gemm shape = weight_gradient_shape(node);
-    size_t product = gemm_scratch_bytes(&shape, n_threads), sums = reduce_columns_scratch(shape.k, shape.m);
+    bool is_one = shape.m == 1;
+    size_t product =
+        is_one ? linear_one_gradient_scratch(shape.k, shape.n) : gemm_scratch_bytes(&shape, n_threads);
+    size_t sums = reduce_columns_scratch(shape.k, shape.m);
     return product > sums ? product : sums; /* one after the other, in the same memory */
 }
 
@@ -105,6 +115,11 @@ Status cpu_linear_weight_gradient(const KernelCall *call, Error *error) {
     if (dbias) {
         reduce_columns(product.a, product.k, product.m, dbias, call->add[1], call->scratch, call->n_threads);
     }
-    if (product.c) gemm_run(&product, call->scratch, call->n_threads);
+    if (product.c && product.m == 1) {
+        linear_one_gradient(product.a, product.b, product.c, product.accumulate, product.k, product.n,
+                            call->scratch, call->n_threads);
+    } else if (product.c) {
+        gemm_run(&product, call->scratch, call->n_threads);
+    }
     return STATUS_OK;
 }

@@ -93,6 +93,7 @@ static const CudaKernel KERNELS[] = {
     {&OP_GATHER, cuda_gather, NULL},
     {&OP_SUM, cuda_sum, cuda_sum_scratch},
     {&OP_CROSS_ENTROPY, cuda_cross_entropy, NULL},
+    {&OP_SQUARED_ERROR, cuda_squared_error, NULL},
     {&OP_SQUARED_NORM, cuda_squared_norm, cuda_squared_norm_scratch},
     {&OP_CLIP, cuda_clip, NULL},
     {&OP_ADAMW, cuda_adamw, NULL},

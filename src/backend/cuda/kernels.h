@@ -152,6 +152,7 @@ Status cuda_dropout(const KernelCall *call, Error *error);
 Status cuda_gather(const KernelCall *call, Error *error);
 Status cuda_sum(const KernelCall *call, Error *error);
 Status cuda_cross_entropy(const KernelCall *call, Error *error);
+Status cuda_squared_error(const KernelCall *call, Error *error);
 Status cuda_squared_norm(const KernelCall *call, Error *error);
 Status cuda_clip(const KernelCall *call, Error *error);
 Status cuda_adamw(const KernelCall *call, Error *error);
