@@ -1,0 +1,219 @@
+/* The job runs in a process group of its own, so that Ctrl-C reaches it once, through here, and so that what is left of an attempt
+ * can be ended as a whole before the next begins: two of them must not write to one folder.
+ *
+ * Words are handed to execvp as they are; no shell sees them. */
+#include "train/supervise.h"
+
+#include "base/format.h"
+#include "base/timer.h"
+#include "train/fault.h"
+#include "train/notice.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+static volatile sig_atomic_t received; /* the signal that asked us to stop */
+static volatile sig_atomic_t pending;  /* the one that is still to be passed on */
+
+static void remember(int number) {
+    received = pending = number;
+}
+
+static const int stop_signals[] = {SIGINT, SIGTERM, SIGUSR1, SIGHUP};
+enum { N_STOP_SIGNALS = sizeof stop_signals / sizeof stop_signals[0] };
+
+/* What nohup has switched off stays off: a terminal that is closed is no wish to stop. */
+static void watch_signals(struct sigaction *before) {
+    received = pending = 0;
+    struct sigaction action = {.sa_handler = remember}; /* no SA_RESTART: waiting ends */
+    sigemptyset(&action.sa_mask);
+    for (int i = 0; i < N_STOP_SIGNALS; i++) {
+        sigaction(stop_signals[i], &action, &before[i]);
+        if (stop_signals[i] == SIGHUP && before[i].sa_handler == SIG_IGN) sigaction(SIGHUP, &before[i], NULL);
+    }
+}
+
+static void restore_signals(const struct sigaction *before) {
+    for (int i = 0; i < N_STOP_SIGNALS; i++) sigaction(stop_signals[i], &before[i], NULL);
+}
+
+/* ---- one attempt */
+
+static bool has_word(const SuperviseOptions *options, const char *word) {
+    size_t n = strlen(word);
+    for (int i = 0; i < options->n_words; i++) {
+        const char *other = options->command[i];
+        if (strncmp(other, word, n) == 0 && (other[n] == '\0' || other[n] == '=')) return true;
+    }
+    return false;
+}
+
+/* The words of an attempt, NULL at the end; from malloc. */
+static char **make_words(const SuperviseOptions *options, int attempt) {
+    char **words = calloc((size_t)options->n_words + 3, sizeof *words);
+    if (!words) return NULL;
+    memcpy(words, options->command, (size_t)options->n_words * sizeof *words);
+    if (attempt > 0 && !has_word(options, "--resume")) {
+        words[options->n_words] = (char *)"--resume";
+        words[options->n_words + 1] = (char *)"auto";
+    }
+    return words;
+}
+
+/* In the child. What goes wrong is told through the pipe, which closes by itself when it goes well. */
+static void become(char **words, int attempt, const struct sigaction *before, int report) {
+    char number[16];
+    snprintf(number, sizeof number, "%d", attempt);
+    setpgid(0, 0);
+    restore_signals(before);
+    if (isatty(STDIN_FILENO)) { /* a group in the background is stopped when it reads from the terminal */
+        int nothing = open("/dev/null", O_RDONLY);
+        if (nothing >= 0) dup2(nothing, STDIN_FILENO);
+    }
+    if (setenv(ATTEMPT_VARIABLE, number, 1) == 0) execvp(words[0], words);
+    int code = errno;
+    if (write(report, &code, sizeof code) < 0) _exit(126);
+    _exit(127);
+}
+
+static Status start(const SuperviseOptions *options, int attempt, const struct sigaction *before,
+                    pid_t *child, Error *error) {
+    int report[2], code = 0;
+    char **words = make_words(options, attempt);
+    if (!words) return error_failed(error, "no memory for the words of the job");
+    if (pipe(report) != 0) {
+        free(words);
+        return error_failed(error, "cannot make a pipe: %s", strerror(errno));
+    }
+    fcntl(report[0], F_SETFD, FD_CLOEXEC);
+    fcntl(report[1], F_SETFD, FD_CLOEXEC);
+    fflush(NULL);
+    *child = fork();
+    if (*child == 0) become(words, attempt, before, report[1]);
+    if (*child < 0) error_failed(error, "cannot start a process: %s", strerror(errno));
+    else setpgid(*child, *child); /* both do it: whoever comes first */
+    close(report[1]);
+    if (*child > 0 && read(report[0], &code, sizeof code) == (ssize_t)sizeof code) {
+        waitpid(*child, NULL, 0);
+        error_user(error, "cannot start %s: %s; what comes behind -- is the command that starts the job",
+                   words[0], strerror(code));
+    }
+    close(report[0]);
+    free(words);
+    return error->status;
+}
+
+static void rest(void) {
+    nanosleep(&(struct timespec){0, 50 * 1000 * 1000}, NULL);
+}
+
+/* Until it ends; signals are passed on as they come, each of them: a second one ends a job that is slow to save. */
+static int wait_for(pid_t child) {
+    int status = 0;
+    for (pid_t ended; (ended = waitpid(child, &status, WNOHANG)) != child; rest()) {
+        if (ended < 0 && errno != EINTR) return 127;
+        int number = pending;
+        pending = 0;
+        if (number) kill(-child, number);
+    }
+    return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+}
+
+/* Ranks that have outlived their launcher. */
+static void end_group(pid_t child) {
+    if (kill(-child, SIGKILL) != 0) return; /* nobody is left */
+    for (int i = 0; i < 100 && kill(-child, 0) == 0; i++) rest();
+}
+
+/* ---- between two attempts */
+
+/* Where the ranks were; tells whether the run had begun in this attempt. */
+static bool report_ranks(const SuperviseOptions *options, double started) {
+    enum { MOST_LINES = 16 };
+    RankNotice *notices;
+    int n = notices_read(options->run, &notices), n_new = 0;
+    for (int i = 0; i < n; i++) {
+        char name[256];
+        if (notices[i].time < started) continue;
+        if (n_new++ < MOST_LINES)
+            log_note(options->log, "%s was last in: %s", notice_name(&notices[i], name, sizeof name),
+                     notices[i].where);
+    }
+    if (n_new > MOST_LINES)
+        log_note(options->log, "and %d more ranks: see %s/ranks", n_new - MOST_LINES, options->run);
+    free(notices);
+    return n_new > 0;
+}
+
+static void sleep_for(double seconds) {
+    for (uint64_t start_ns = timer_now_ns(); !received && timer_seconds_since(start_ns) < seconds;) rest();
+}
+
+static double wall_seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+static const char *code_text(int code, char *text, size_t n_bytes) {
+    if (code > 128 && code < 128 + 65)
+        snprintf(text, n_bytes, "signal %d (%s)", code - 128, strsignal(code - 128));
+    else snprintf(text, n_bytes, "exit code %d", code);
+    return text;
+}
+
+/* Is there another attempt to be made? Says what is going on either way. */
+static bool goes_on(const SuperviseOptions *options, SuperviseResult *result, double started) {
+    char text[128];
+    code_text(result->exit_code, text, sizeof text);
+    result->was_stopped = received != 0;
+    if (result->was_stopped) {
+        log_note(options->log, "the job was asked to stop and ended with %s", text);
+        return false;
+    }
+    if (result->exit_code == 0) return false;
+    log_warning(options->log, "the job ended with %s", text);
+    bool had_begun = report_ranks(options, started);
+    if (result->exit_code == STATUS_USER && !had_begun) {
+        log_note(options->log, "it had not begun: starting it again would not help");
+        return false;
+    }
+    if (result->n_restarts == options->most_restarts) {
+        log_note(options->log, "it has been started %d times; giving up (--restarts %d)",
+                 options->most_restarts + 1, options->most_restarts);
+        return false;
+    }
+    return true;
+}
+
+Status supervise(const SuperviseOptions *options, SuperviseResult *result, Error *error) {
+    *result = (SuperviseResult){0};
+    struct sigaction before[N_STOP_SIGNALS];
+    uint64_t start_ns = timer_now_ns();
+    watch_signals(before);
+    for (;;) {
+        double started = wall_seconds();
+        pid_t child = -1;
+        if (start(options, result->n_restarts, before, &child, error) != STATUS_OK) break;
+        result->exit_code = wait_for(child);
+        end_group(child);
+        if (!goes_on(options, result, started)) break;
+        log_note(options->log, "starting it again from its last checkpoint in %s (%d of %d)",
+                 format_duration(options->wait_seconds).text, result->n_restarts + 1, options->most_restarts);
+        sleep_for(options->wait_seconds);
+        if (received) {
+            result->was_stopped = true;
+            break;
+        }
+        result->n_restarts++;
+    }
+    restore_signals(before);
+    result->seconds = timer_seconds_since(start_ns);
+    return error->status;
+}
