@@ -141,6 +141,8 @@ Status launch_open(Launch *launch, Error *error) {
 
 void launch_close(Launch *launch) {
     comm_close(&launch->world);
+    if (launch->at_end) launch->at_end(launch->at_end_context);
+    launch->at_end = NULL;
 }
 
 /* ---- Cores and threads */

@@ -27,6 +27,8 @@ typedef struct {
     bool is_shared;    /* there are more ranks on this host than cores */
     bool is_agreed;    /* the error that ended the run is known to all ranks */
     bool has_voice;    /* speaks for all: rank 0. The others print no notes and no results */
+    void (*at_end)(void *context); /* what launch_close calls when MPI has ended; NULL: nothing */
+    void *at_end_context;
 } Launch;
 
 /* Begins MPI where there are others to find, and checks that all ranks run the same program. After an error the launch
