@@ -217,11 +217,11 @@ static void check_draws(const SamplerOptions *options) {
     assert_int_equal(sampler_open(&sampler, options, V, &error), STATUS_OK);
     for (int step = 0; step < N_STEPS; step++) {
         float *values = test_memory_at(&memory, logits);
-        for (int i = 0; i < B * STRIDE;
-             i++) /* rounded, so that some are equal; those of no token are large */
-            values[i] = i % STRIDE < V
-                            ? roundf(64.0f * test_value("logits", (uint64_t)(step * B * STRIDE + i))) / 8.0f
-                            : 1e6f;
+        for (int i = 0; i < B * STRIDE; i++) {
+            uint64_t index = (uint64_t)step * B * STRIDE + (uint64_t)i;
+            /* rounded, so that some are equal; those of no token are large */
+            values[i] = i % STRIDE < V ? roundf(64.0f * test_value("logits", index)) / 8.0f : 1e6f;
+        }
         test_memory_run(&memory, SECTION_FORWARD);
         for (int b = 0; b < B; b++) {
             SampledToken want;

@@ -29,6 +29,11 @@ static const OptionSpec call_option_specs[] = {
     OPTION_BOOL("print-mesh", CallOptions, print_mesh, false,
                 "print every rank's place in the mesh and the groups that talk to each other, then leave",
                 .flags = OPTION_TRANSIENT),
+    OPTION_STRING(
+        "fault", CallOptions, fault, "", "KIND:RANK:STEP",
+        "let something go wrong, to see that the job survives it: kill, stop or hang a rank before a step, "
+        "throw an error there, or let its disk be full",
+        .flags = OPTION_TRANSIENT),
     OPTION_BOOL("json", CallOptions, json, false, "make the last line of the output one JSON object",
                 .flags = OPTION_TRANSIENT),
     OPTION_BOOL("quiet", CallOptions, quiet, false, "say only what went wrong", .flags = OPTION_TRANSIENT),
@@ -41,6 +46,8 @@ static const OptionGroup groups[] = {
     OPTION_GROUP("Optimizer", TrainCommand, optimizer, optimizer_option_specs),
     OPTION_GROUP("Training", TrainCommand, train, train_option_specs),
     OPTION_GROUP("Parallel", TrainCommand, parallel, parallel_option_specs),
+    OPTION_GROUP("Loose synchrony", TrainCommand, loose, loose_option_specs),
+    OPTION_GROUP("Timeline", TrainCommand, trace, trace_option_specs),
     OPTION_GROUP("This call", TrainCommand, call, call_option_specs),
     OPTION_GROUP_END,
 };
@@ -56,6 +63,8 @@ static const char *const examples[] = {
     "pgpt train --model mini --print-program",
     "train on four processes that share moments, gradients and weights",
     "mpirun -n 4 pgpt train --model mini --data book.txt --zero 3",
+    "train on four processes that average their weights every 8 steps",
+    "mpirun -n 4 pgpt train --model mini --data book.txt --sync local --sync-every 8",
     "repeat a run, then go on for longer",
     "pgpt train runs/first/config.ini --resume runs/first --steps 4000",
     NULL,
@@ -80,6 +89,7 @@ static void close_run(TrainRun *run) {
     data_source_close(&run->source);
     model_source_close(&run->init);
     options_free(&run->options);
+    train_unwatch(run);
 }
 
 /* Turn --resume into the folder of a run, or into nothing where auto finds none. */
@@ -219,6 +229,7 @@ static Status complete_options(TrainRun *run, Error *error) {
     TRY(step_options_complete(&step, run->values.model.context, error));
     train->micro_batch = step.micro_batch;
     train->sequence = step.T;
+    TRY(train_loose_complete(run, error));
     TRY(check_ranks(run, error));
     TRY(check_prompt(run, error));
     TRY(refuse_ignored(run, error));
@@ -337,7 +348,11 @@ static Status plan_trainer(TrainRun *run, Error *error) {
                           .launch = run->launch,
                           .data = run->data.table ? &run->data : &run->mesh.axis[AXIS_DP],
                           .saving = run->saving.size > 1 ? &run->saving : NULL,
-                          .parallel = &values->parallel};
+                          .parallel = &values->parallel,
+                          .loose = &run->loose,
+                          .fault = &run->fault,
+                          .activity = &run->activity,
+                          .trace = &run->trace};
     run->has_trainer = true;
     return trainer_plan(&run->trainer, &setup, error);
 }
@@ -431,9 +446,20 @@ static void say_stopped(const TrainRun *run) {
     arena_free(&arena);
 }
 
+/* From here on nobody waits forever for a rank that is gone. */
+static Status watch_over(TrainRun *run, Error *error) {
+    WatchdogOptions options = {.run = run->run,
+                               .launch = run->launch,
+                               .activity = &run->activity,
+                               .timeout_seconds = run->values.train.hang_timeout};
+    watchdog_open(&run->watchdog, &options, error);
+    return launch_agree(run->launch, error);
+}
+
 static Status train(TrainRun *run, Error *error) {
     Launch *launch = run->launch;
     uint64_t start = timer_now_ns();
+    train_enter(run, "making the weights");
     trainer_check_memory(&run->trainer, error);
     TRY(launch_agree(launch, error));
     prepare_folder(run, error);
@@ -441,23 +467,29 @@ static Status train(TrainRun *run, Error *error) {
     TRY(share_folder_name(run, error));
     trainer_open(&run->trainer, error);
     TRY(launch_agree(launch, error));
+    train_enter(run, "loading weights");
     set_weights(run, error);
     TRY(launch_agree(launch, error));
     if (run->trainer.n_done >= run->values.train.n_steps) {
         say_finished(run, error);
         return launch_agree(launch, error);
     }
+    TRY(train_trace_open(run, error));
     if (!*run->values.train.resume) create_folder(run, error);
     TRY(launch_agree(launch, error));
     check_folder_seen(run, error);
     TRY(launch_agree(launch, error));
     train_report_plan(run);
-    if (trainer_run(&run->trainer, run->run, error) != STATUS_OK) {
+    train_enter(run, NULL);
+    TRY(watch_over(run, error));
+    trainer_run(&run->trainer, run->run, error);
+    if (error->status != STATUS_OK) {
         launch->is_agreed = run->trainer.error_is_common;
         return error->status;
     }
     double seconds = timer_seconds_since(start);
     train_report_communication(run);
+    TRY(train_trace_write(run, error));
     if (run->trainer.was_interrupted) {
         say_stopped(run);
     } else {
@@ -470,6 +502,7 @@ static Status train(TrainRun *run, Error *error) {
 
 static Status run_phases(TrainRun *run, int n_words, char *const *words, Error *error) {
     Launch *launch = run->launch;
+    train_enter(run, "reading options");
     read_options(run, n_words, words, error);
     TRY(launch_agree(launch, error));
     TRY(check_same_call(run, error));
@@ -478,13 +511,20 @@ static Status run_phases(TrainRun *run, int n_words, char *const *words, Error *
         return STATUS_OK;
     }
     TRY(check_same_options(run, error));
+    TRY(train_trace_check(run, error));
     mesh_shape(run->values.parallel.size, launch->world.size, &run->shape, error);
     TRY(launch_agree(launch, error));
+    fault_parse(run->values.call.fault, launch->world.size, &run->fault, error);
+    TRY(launch_agree(launch, error));
     if (run->values.call.print_mesh) return train_report_mesh(run, error);
+    train_enter(run, "reading the data");
     TRY(open_data_in_turn(run, error));
     TRY(check_same_data(run, error));
+    train_enter(run, "opening devices and groups");
     TRY(open_mesh(run, error));
     open_device(run, error);
+    TRY(launch_agree(launch, error));
+    train_loose_check(run, error);
     TRY(launch_agree(launch, error));
     device_comm_open(&run->data, &run->mesh.axis[AXIS_DP], &run->backend, error);
     if (error->status == STATUS_OK && run->data.table && comm_is_nccl(&run->data) &&
@@ -492,6 +532,8 @@ static Status run_phases(TrainRun *run, int n_words, char *const *words, Error *
         error_user(error, "--allreduce is of the host's memory; GPUs sum by NCCL here, leave it out");
     }
     TRY(launch_agree(launch, error));
+    train_watch_groups(run);
+    train_enter(run, "planning");
     plan_trainer(run, error);
     TRY(launch_agree(launch, error));
     return run->values.call.print_program ? train_report_program(run, error) : train(run, error);
@@ -499,7 +541,9 @@ static Status run_phases(TrainRun *run, int n_words, char *const *words, Error *
 
 Status command_train(Launch *launch, int n_words, char *const *words, Error *error) {
     TrainRun run = {.launch = launch};
+    train_watch(&run);
     run_phases(&run, n_words, words, error);
+    watchdog_leave(run.watchdog, error->status != STATUS_OK);
     launch_fail(launch, error);
     close_run(&run);
     return error->status;

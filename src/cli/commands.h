@@ -12,7 +12,7 @@
 #include "parallel/launch.h"
 
 extern const OptionCommand train_command, verify_command, generate_command, eval_command, convert_command,
-    bench_command, data_command;
+    bench_command, data_command, lab_command, supervise_command;
 
 Status command_train(Launch *launch, int n_words, char *const *words, Error *error);
 Status command_verify(Launch *launch, int n_words, char *const *words, Error *error);
@@ -20,6 +20,8 @@ Status command_generate(int n_words, char *const *words, Error *error);
 Status command_eval(int n_words, char *const *words, Error *error);
 Status command_convert(int n_words, char *const *words, Error *error);
 Status command_data(int n_words, char *const *words, Error *error);
+Status command_lab(Launch *launch, int n_words, char *const *words, Error *error);
+Status command_supervise(int n_words, char *const *words, Error *error);
 Status command_bench(int n_words, char *const *words, Error *error);
 
 /* The page that --help and the manual are made from. */

@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "base/terminal.h"
 #include "base/version.h"
+#include "cli/lab.h"
 
 #include <locale.h>
 #include <signal.h>
@@ -23,19 +24,26 @@ typedef struct {
     const OptionCommand *description;
     Status (*run)(int n_words, char *const *words, Error *error);
     Status (*run_parallel)(Launch *launch, int n_words, char *const *words, Error *error);
+    const OptionCommand *(*describe)(int n_words,
+                                     char *const *words); /* what --help shows, if not the description */
 } Command;
 
 static const Command commands[] = {
-    {&train_command, .run_parallel = command_train}, {&verify_command, .run_parallel = command_verify},
-    {&generate_command, .run = command_generate},    {&eval_command, .run = command_eval},
-    {&convert_command, .run = command_convert},      {&data_command, .run = command_data},
+    {&train_command, .run_parallel = command_train},
+    {&verify_command, .run_parallel = command_verify},
+    {&generate_command, .run = command_generate},
+    {&eval_command, .run = command_eval},
+    {&convert_command, .run = command_convert},
+    {&data_command, .run = command_data},
     {&bench_command, .run = command_bench},
+    {&supervise_command, .run = command_supervise},
+    {&lab_command, .run_parallel = command_lab, .describe = lab_description},
 };
 enum { N_COMMANDS = sizeof commands / sizeof commands[0] };
 
 static const OptionCommand *const descriptions[] = {
-    &train_command, &generate_command, &eval_command,   &convert_command,
-    &data_command,  &bench_command,    &verify_command, NULL};
+    &train_command, &generate_command, &eval_command, &convert_command,   &data_command,
+    &bench_command, &verify_command,   &lab_command,  &supervise_command, NULL};
 
 static const ManSection sections[] = {
     {"CONFIGURATION FILES",
@@ -90,7 +98,7 @@ static Status run_among_others(const Command *command, Launch *launch, int n_wor
     if (wants_help && !launch->has_voice) return STATUS_OK;
     if (wants_help && command->run) return command->run(n_words, words, error);
     if (wants_help) {
-        command_show_help(command->description);
+        command_show_help(command->describe ? command->describe(n_words, words) : command->description);
         return STATUS_OK;
     }
     if (!command->run_parallel) {
@@ -130,8 +138,15 @@ static void write_version(void) {
     printf("pgpt %s\n", PGPT_VERSION);
 }
 
+/* The studies of pgpt lab are commands of their own there. */
 static void write_manual(void) {
-    options_write_man(stdout, &manual_page);
+    const OptionCommand *all[64] = {NULL};
+    size_t n = 0, most = sizeof all / sizeof all[0] - 1;
+    for (; descriptions[n]; n++) all[n] = descriptions[n];
+    for (int i = 0; lab_study(i) && n < most; i++) all[n++] = lab_study(i);
+    ManPage page = manual_page;
+    page.commands = all;
+    options_write_man(stdout, &page);
 }
 
 typedef struct {
@@ -166,10 +181,21 @@ static int finish(Launch *launch, Error *error) {
     return (int)error->status;
 }
 
+/* Token files are mapped into memory, and the system has no other way to say that a part of one is not there any more. */
+static void say_file_is_gone(int number) {
+    static const char words[] =
+        "\npgpt: a file that is read piece by piece was cut off, taken away or cannot be read any more (SIGBUS), a data file most "
+        "likely; bring it back, then go on from the last checkpoint with --resume\n";
+    ssize_t ignored = write(STDERR_FILENO, words, sizeof words - 1);
+    (void)ignored, (void)number;
+    _exit(STATUS_FAILED);
+}
+
 int main(int argc, char **argv) {
     shorten_spinning(argv);
     setlocale(LC_CTYPE, "");
     signal(SIGPIPE, SIG_DFL);
+    signal(SIGBUS, say_file_is_gone); /* before MPI, which would show a stack instead */
     Error error = {0};
     Launch launch;
     const char *word = argc > 1 ? argv[1] : "--help";

@@ -4,10 +4,13 @@
 
 #include "cli/commands.h"
 #include "data/source.h"
+#include "train/fault.h"
 #include "train/trainer.h"
+#include "train/watchdog.h"
 
 typedef struct {
     bool print_program, print_mesh, json, quiet;
+    const char *fault;
 } CallOptions;
 
 typedef struct {
@@ -16,6 +19,8 @@ typedef struct {
     OptimizerOptions optimizer;
     TrainOptions train;
     ParallelOptions parallel;
+    LooseOptions loose;
+    TraceOptions trace;
     CallOptions call;
 } TrainCommand;
 
@@ -28,8 +33,9 @@ typedef struct {
     Backend backend;
     MeshShape shape;
     Mesh mesh;
-    Comm data;   /* of a GPU's memory along dp; {0} on the CPU */
-    Comm saving; /* of all ranks, for checkpoints */
+    Comm data;          /* of a GPU's memory along dp; {0} on the CPU */
+    Comm saving;        /* of all ranks, for checkpoints */
+    LooseOptions loose; /* complete: what values.loose comes to on these ranks */
     Trainer trainer;
     Log log;
     bool has_backend, has_trainer;
@@ -37,7 +43,41 @@ typedef struct {
     const char *run;
     ModelSource init; /* what it begins with */
     bool has_init;
+    Activity activity; /* what this process is doing */
+    Fault fault;       /* on purpose */
+    Watchdog *watchdog;
+    bool is_in_phase;
+    Trace trace;
+    const char *trace_path; /* where it is written; NULL: there is none */
 } TrainRun;
+
+/* ---- What it is doing, for whoever looks on (train_watch.c) */
+
+/* First of all; and when the communicators of the mesh are open. */
+void train_watch(TrainRun *run);
+void train_watch_groups(TrainRun *run);
+
+/* What begins now, in words that live as long as the program; ends what was entered before. NULL: the trainer goes on. */
+void train_enter(TrainRun *run, const char *phase);
+
+/* Is --trace well written, and the same on every rank? Collective. */
+Status train_trace_check(TrainRun *run, Error *error);
+
+/* Begin recording, and write it down, if that is wanted. Collective. */
+Status train_trace_open(TrainRun *run, Error *error);
+Status train_trace_write(TrainRun *run, Error *error);
+
+/* When nothing is left that could be doing anything. */
+void train_unwatch(TrainRun *run);
+
+/* ---- Loose synchrony (train_loose.c) */
+
+/* Fills in run->loose when the mesh is known, and checks it against the rest when the device is. */
+Status train_loose_complete(TrainRun *run, Error *error);
+Status train_loose_check(const TrainRun *run, Error *error);
+
+void train_loose_say(const TrainRun *run);
+void train_loose_json(const TrainRun *run, json_t *object);
 
 /* ---- What is said of it (train_report.c). Collective where there are several ranks; the root prints. */
 

@@ -25,7 +25,16 @@ static void say_ranks(const TrainRun *run) {
                     "this MPI lets one thread talk at a time (%s): nothing is hidden behind computation",
                     comm_mpi_library());
     double wanted = layout_formula_bytes(layout, precision, trainer->table.n_elements, n_moments);
-    int64_t share = (run->values.train.batch - 1) / trainer_n_ranks(trainer) + 1; /* the largest */
+    int64_t share = (run->values.train.batch - 1) / layout_n_shares(layout) + 1; /* the largest */
+    train_loose_say(run);
+    if (layout->is_loose) {
+        log_note(
+            &run->log,
+            "%s has up to %lld of %lld sequences a step; every rank has %s of weights, gradients and moments",
+            run->loose.sync == SYNC_SERVER ? "every rank but the first" : "each rank", (long long)share,
+            (long long)run->values.train.batch, format_bytes(trainer_state_bytes(trainer)).text);
+        return;
+    }
     log_note(
         &run->log,
         "each rank has up to %lld of %lld sequences a step and %s of weights, gradients and moments (ZeRO %d: %s = %s); "
@@ -123,8 +132,10 @@ static json_t *summary(const TrainRun *run, double seconds) {
     json_object_set_new(object, "peak_bytes", json_integer((json_int_t)trainer_allocated_bytes(trainer)));
     add_times(object, run);
     add_ranks(object, run);
+    train_loose_json(run, object);
     json_object_set_new(object, "interrupted", json_boolean(trainer->was_interrupted));
     json_object_set_new(object, "run", json_make_text(run->run));
+    if (run->trace_path) json_object_set_new(object, "trace", json_make_text(run->trace_path));
     return object;
 }
 

@@ -8,8 +8,9 @@
 
 void layout_share(const Layout *layout, int64_t n, int64_t *first, int64_t *end) {
     int rank = layout->data ? layout->data->rank : 0, size = layout_n_shares(layout);
-    *first = n / size * rank + n % size * rank / size;
-    *end = n / size * (rank + 1) + n % size * (rank + 1) / size;
+    int share = layout->is_loose ? layout->share : rank;
+    *first = n / size * share + n % size * share / size;
+    *end = n / size * (share + 1) + n % size * (share + 1) / size;
 }
 
 /* Bytes a parameter of each kind. */
@@ -51,7 +52,7 @@ const char *layout_formula(const Layout *layout, Precision precision, int n_mome
 
 SpreadModel spread_plan(const Layout *layout, Precision precision, const ParameterTable *table,
                         Arena *arena) {
-    int n_ranks = layout_n_shares(layout), rank = n_ranks > 1 ? layout->data->rank : 0;
+    int n_ranks = layout_n_ranks(layout), rank = n_ranks > 1 ? layout->data->rank : 0;
     SpreadModel spread = {
         .layout = layout, .precision = precision, .zero = n_ranks > 1 ? layout->zero : 0, .table = table};
     spread.pieces = parameters_pieces(table, arena);
@@ -66,6 +67,10 @@ SpreadModel spread_plan(const Layout *layout, Precision precision, const Paramet
     spread.parameters_saved = spread.zero == 3 || (spread.zero && precision.has_master) ? slices : share;
     spread.moments = spread.zero >= 1 ? slices : whole;
     spread.moments_saved = spread.zero >= 1 ? slices : share;
+    if (layout->root_saves) {
+        ShardMap nothing = {.run = share.run, .n_local = table->n_flat_elements};
+        spread.parameters_saved = spread.moments_saved = rank == 0 ? whole : nothing;
+    }
     spread.slices = ARENA_ARRAY(arena, UpdateSlice, spread.partition.n_units + 1);
     spread.slice_unit = ARENA_ARRAY(arena, int, spread.partition.n_units + 1);
     spread.gathers = ARENA_ARRAY(arena, const Node *, spread.partition.n_units + 1);
@@ -77,7 +82,7 @@ Place spread_gradient_place(const SpreadModel *spread, const OptimizerOptions *o
 }
 
 void spread_gradients(SpreadModel *spread, Graph *graph, const ParameterTensors *parameters) {
-    if (layout_n_shares(spread->layout) == 1) return;
+    if (layout_n_ranks(spread->layout) == 1 || spread->layout->is_loose) return;
     if (spread->zero < 2) {
         data_parallel_sum(graph, &spread->data, &spread->partition, parameters->flat->gradient,
                           spread->zero == 1);

@@ -21,10 +21,20 @@ typedef struct {
     int64_t bucket_bytes; /* of gradients that travel together */
     bool overlaps;        /* communicate beside the computation */
     int left_out;         /* see DataParallel */
+    /* Gradients are not summed (parallel/loose.h): the step is this rank's own, on share `share` of the n_shares that the
+     * batch is cut into, and its gradient is n_shares times as large, so that the mean over the shares is the batch's. */
+    bool is_loose;
+    int share, n_shares;
+    bool root_saves; /* rank 0 writes checkpoints alone: the others do not have what is in them */
 } Layout;
 
-static inline int layout_n_shares(const Layout *layout) {
+static inline int layout_n_ranks(const Layout *layout) {
     return layout->data ? layout->data->size : 1;
+}
+
+/* Of a batch. */
+static inline int layout_n_shares(const Layout *layout) {
+    return layout->is_loose ? layout->n_shares : layout_n_ranks(layout);
 }
 
 /* Which of n sequences (of a batch, of an evaluation) are this rank's: first .. end - 1. */

@@ -1,9 +1,8 @@
 /* The loop: everything that happens between two steps is here, in the order in which it happens. */
-#include "train/trainer.h"
+#include "train/loop.h"
 
 #include "base/format.h"
 #include "base/memory.h"
-#include "base/progress.h"
 #include "base/timer.h"
 #include "train/checkpoint.h"
 #include "train/interrupt.h"
@@ -11,6 +10,16 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* What the board says. Where something fails in between, it stays: that is where the run has ended. */
+static void begin(const Trainer *trainer, ActivityKind kind, const char *name, int64_t number) {
+    ActivityEntry entry = {.kind = kind, .name = name, .number = number};
+    activity_begin(trainer->setup.activity, ACTIVITY_HOST, &entry);
+}
+
+static void end(const Trainer *trainer) {
+    activity_end(trainer->setup.activity, ACTIVITY_HOST);
+}
 
 /* ---- batches */
 
@@ -104,7 +113,7 @@ static Status collect_all_weights(Trainer *trainer, Error *error) {
     return error->status;
 }
 
-Status trainer_sample(Trainer *trainer, FILE *stream, Error *error) {
+static Status write_sample(Trainer *trainer, FILE *stream, Error *error) {
     TRY(collect_all_weights(trainer, error));
     if (!trainer->has_generator) return STATUS_OK;
     const Tokenizer *tokenizer = trainer->setup.tokenizer;
@@ -132,6 +141,13 @@ Status trainer_sample(Trainer *trainer, FILE *stream, Error *error) {
     fputc('\n', stream);
 done:
     token_array_free(&tokens);
+    return error->status;
+}
+
+Status trainer_sample(Trainer *trainer, FILE *stream, Error *error) {
+    begin(trainer, ACTIVITY_WORK, "sample", trainer->n_done);
+    write_sample(trainer, stream, error);
+    end(trainer);
     return error->status;
 }
 
@@ -176,6 +192,8 @@ static SaveRequest save_request(Trainer *trainer, const char *run) {
                            .executor = &trainer->step.executor,
                            .array = {train_step_weights(&trainer->step)},
                            .comm = setup->saving,
+                           .activity = setup->activity,
+                           .lane = activity_add_lane(setup->activity, "saver"),
                            .parameters_saved = &trainer->step.spread.parameters_saved,
                            .moments_saved = &trainer->step.spread.moments_saved,
                            .state = state,
@@ -187,16 +205,9 @@ static SaveRequest save_request(Trainer *trainer, const char *run) {
 
 /* ---- the loop */
 
-typedef struct {
-    Trainer *trainer;
-    const char *run;
-    LineWriter metrics;
-    Progress progress;
-    Schedule schedule;
-    double flops;
-    uint64_t saved_at; /* when the last checkpoint was taken, or the loop began */
-    bool wants_save;   /* all ranks agree that enough minutes have gone by */
-} Loop;
+BatchSource loop_batches(Trainer *trainer) {
+    return (BatchSource){fill_training, trainer};
+}
 
 static bool is_due(int64_t every, int64_t n_done) {
     return every > 0 && n_done % every == 0;
@@ -208,17 +219,37 @@ static bool save_is_due(const Loop *loop) {
     return loop->wants_save;
 }
 
+bool loop_is_due(const Loop *loop, int64_t n_done) {
+    const TrainOptions *options = loop->trainer->setup.options;
+    return n_done >= options->n_steps || is_due(options->eval_every, n_done) ||
+           is_due(options->sample_every, n_done) || is_due(options->save_every, n_done);
+}
+
+bool loop_is_time_to_save(const Loop *loop) {
+    double minutes = loop->trainer->setup.options->save_minutes;
+    return minutes > 0.0 && trainer_is_root(loop->trainer) &&
+           timer_seconds_since(loop->saved_at) >= 60.0 * minutes;
+}
+
+enum { RANK_BITS = 22 };
+
 /* Signals and clocks are each rank's own: if any rank was told to stop, all do, after the same step, and the root's
  * clock says when it is time to save. */
-static Status agree_on_requests(Loop *loop, bool *stops, Error *error) {
+Status loop_agree(Loop *loop, bool *stops, Error *error) {
     Trainer *trainer = loop->trainer;
-    double minutes = trainer->setup.options->save_minutes;
-    bool is_time = minutes > 0.0 && timer_seconds_since(loop->saved_at) >= 60.0 * minutes;
-    int32_t request[2] = {interrupt_was_signalled(), is_time && trainer_is_root(trainer)};
-    if (trainer_n_ranks(trainer) > 1)
-        TRY(comm_all_reduce(&trainer->setup.launch->world, request, 2, COMM_I32, COMM_MAX, error));
+    int64_t request[3] = {interrupt_was_signalled(), loop_is_time_to_save(loop), 0};
+    if (trainer_n_ranks(trainer) > 1) {
+        Comm *world = &trainer->setup.launch->world;
+        request[2] = (int64_t)(loop->busy_ms * 1e3) << RANK_BITS |
+                     world->rank; /* the time decides, and brings its rank */
+        TRY(comm_all_reduce(world, request, 3, COMM_I64, COMM_MAX, error));
+    }
     *stops = request[0] != 0;
     loop->wants_save = request[1] != 0;
+    bool is_known = request[2] >> RANK_BITS > 0;
+    loop->slowest_ms = is_known ? (double)(request[2] >> RANK_BITS) * 1e-3 : NAN;
+    loop->slowest_rank = (int)(request[2] & ((1 << RANK_BITS) - 1));
+    loop->busy_ms = 0;
     return STATUS_OK;
 }
 
@@ -227,12 +258,26 @@ static Status save(Loop *loop, bool is_last, Error *error) {
     Trainer *trainer = loop->trainer;
     SaveRequest request = save_request(trainer, loop->run);
     loop->saved_at = timer_now_ns();
+    begin(trainer, ACTIVITY_FILE, "checkpoint", trainer->n_done);
     if (is_last) saver_save_now(&trainer->saver, &request, error);
     else saver_save(&trainer->saver, &request, error);
+    end(trainer);
     /* Ranks save together and fail together, unless it is their talk that has failed. */
     bool is_broken = request.comm && request.comm->is_broken;
     trainer->error_is_common = error->status != STATUS_OK && !is_broken;
     return error->status;
+}
+
+Status loop_strike(const Trainer *trainer, int64_t step, Error *error) {
+    int rank = trainer_n_ranks(trainer) > 1 ? trainer->setup.launch->world.rank : 0;
+    if (!trainer->setup.fault) return STATUS_OK;
+    return fault_strike(trainer->setup.fault, rank, step, error);
+}
+
+static void delay(const Trainer *trainer) {
+    const LooseOptions *options = trainer->setup.loose;
+    int rank = trainer_n_ranks(trainer) > 1 ? trainer->setup.launch->world.rank : 0;
+    if (options) loose_delay(options, rank, trainer->n_done, rank, trainer_n_ranks(trainer));
 }
 
 static void add_times(StepResult *sum, const StepResult *step) {
@@ -243,47 +288,82 @@ static void add_times(StepResult *sum, const StepResult *step) {
     sum->comm_wait_ms += step->comm_wait_ms;
 }
 
-static Status run_step(Loop *loop, Error *error) {
+/* All ranks together. */
+static Status run_exact_step(Loop *loop, Error *error) {
     Trainer *trainer = loop->trainer;
     const TrainOptions *options = trainer->setup.options;
-    BatchSource source = {fill_training, trainer};
+    BatchSource source = loop_batches(trainer);
     double rate = schedule_rate(&loop->schedule, trainer->n_done);
     StepResult result;
+    trace_before_step(trainer->setup.trace, trainer->n_done + 1);
     uint64_t before = timer_now_ns();
+    begin(trainer, ACTIVITY_STEP, "step", trainer->n_done + 1);
+    TRY(loop_strike(trainer, trainer->n_done + 1, error));
+    delay(trainer);
     TRY(train_step_run(&trainer->step, &source, trainer->n_done, rate, &result, error));
     double seconds = timer_seconds_since(before);
     if (!result.was_abandoned) trainer->n_done++;
+    if (!isnan(result.comm_wait_ms)) loop->busy_ms = fmax(seconds * 1e3 - result.comm_wait_ms, 0);
     bool stops;
-    TRY(agree_on_requests(loop, &stops, error));
+    TRY(loop_agree(loop, &stops, error));
+    end(trainer);
     trainer->was_interrupted = stops && trainer->n_done < options->n_steps;
     if (result.was_abandoned) return STATUS_OK;
+    return loop_record(loop, trainer->n_done, &result, rate, seconds, error);
+}
+
+Status loop_record(Loop *loop, int64_t step, const StepResult *result, double rate, double seconds,
+                   Error *error) {
+    Trainer *trainer = loop->trainer;
+    const TrainOptions *options = trainer->setup.options;
     trainer->step_seconds += seconds;
-    add_times(&trainer->sum, &result);
+    add_times(&trainer->sum, result);
     trainer->n_steps_timed++;
     double n_tokens = (double)options->batch * (double)options->sequence;
-    trainer->last = (StepMetrics){.step = trainer->n_done,
-                                  .n_tokens = trainer->n_done * options->batch * options->sequence,
-                                  .loss = result.loss,
+    trainer->last = (StepMetrics){.step = step,
+                                  .n_tokens = step * options->batch * options->sequence,
+                                  .loss = result->loss,
                                   .validation_loss = NAN,
                                   .rate = rate,
-                                  .gradient_norm = result.was_skipped ? NAN : result.gradient_norm,
+                                  .gradient_norm = result->was_skipped ? NAN : result->gradient_norm,
                                   .loss_scale = trainer->step.loss.scale ? trainer->step.scale.value : NAN,
                                   .n_skipped = trainer->step.scale.n_skipped,
                                   .tokens_per_s = n_tokens / seconds,
                                   .step_ms = seconds * 1e3,
                                   .flops_per_s = loop->flops / seconds,
-                                  .forward_ms = result.forward_ms,
-                                  .backward_ms = result.backward_ms,
-                                  .update_ms = result.update_ms,
-                                  .comm_ms = trainer_n_ranks(trainer) > 1 ? result.comm_ms : NAN,
-                                  .comm_wait_ms = trainer_n_ranks(trainer) > 1 ? result.comm_wait_ms : NAN};
+                                  .forward_ms = result->forward_ms,
+                                  .backward_ms = result->backward_ms,
+                                  .update_ms = result->update_ms,
+                                  .comm_ms = trainer_n_ranks(trainer) > 1 ? result->comm_ms : NAN,
+                                  .comm_wait_ms = trainer_n_ranks(trainer) > 1 ? result->comm_wait_ms : NAN,
+                                  .slowest_ms = trainer_n_ranks(trainer) > 1 ? loop->slowest_ms : NAN,
+                                  .slowest_rank = loop->slowest_rank,
+                                  .staleness = NAN};
     bool has_norm = trainer->step.optimizer.norm != NULL;
-    bool is_sound = !has_norm || isfinite(result.gradient_norm) || result.was_skipped;
-    if (isfinite(result.loss) && is_sound) return STATUS_OK;
+    bool is_sound = !has_norm || isfinite(result->gradient_norm) || result->was_skipped;
+    if (isfinite(result->loss) && is_sound) return STATUS_OK;
     trainer->error_is_common = true;
     return error_failed(error,
                         "the %s of step %lld is not a finite number; lower --lr, or set --clip and --warmup",
-                        isfinite(result.loss) ? "gradient" : "loss", (long long)trainer->n_done);
+                        isfinite(result->loss) ? "gradient" : "loss", (long long)step);
+}
+
+Status loop_report(Loop *loop, const StepMetrics *metrics, bool is_wanted, Error *error) {
+    Trainer *trainer = loop->trainer;
+    const TrainOptions *options = trainer->setup.options;
+    if (!trainer_is_root(trainer)) return STATUS_OK;
+    TRY(metrics_write(&loop->metrics, metrics, error));
+    if (trainer->setup.log->quiet) return STATUS_OK;
+    StepMetrics shown = *metrics;
+    shown.validation_loss = trainer->validation_loss;
+    char status[PROGRESS_STATUS_BYTES];
+    metrics_status(&shown, options->n_steps, status, sizeof status);
+    bool says_line =
+        metrics->step == options->n_steps || metrics->step == 1 || is_due(options->log_every, metrics->step);
+    progress_update(&loop->progress, (double)metrics->step / (double)options->n_steps, status);
+    if (is_wanted || (says_line && !loop->progress.terminal.interactive))
+        progress_print(&loop->progress, "%s", status);
+    return STATUS_OK;
 }
 
 /* What comes after a step: evaluation, its record, the bar, a sample, a checkpoint. */
@@ -292,33 +372,46 @@ static Status after_step(Loop *loop, bool is_last, Error *error) {
     const TrainOptions *options = trainer->setup.options;
     bool evaluates = trainer->has_evaluation && (is_last || is_due(options->eval_every, trainer->n_done));
     if (evaluates) {
+        begin(trainer, ACTIVITY_WORK, "evaluation", trainer->n_done);
         TRY(evaluate(trainer, &trainer->validation_loss, error));
+        end(trainer);
         trainer->validated_step = trainer->n_done;
         trainer->last.validation_loss = trainer->validation_loss;
     }
-    if (trainer_is_root(trainer)) TRY(metrics_write(&loop->metrics, &trainer->last, error));
-    StepMetrics shown = trainer->last;
-    shown.validation_loss = trainer->validation_loss;
-    char status[PROGRESS_STATUS_BYTES];
-    metrics_status(&shown, options->n_steps, status, sizeof status);
-    bool is_quiet = trainer->setup.log->quiet || !trainer_is_root(trainer),
-         has_bar = loop->progress.terminal.interactive;
-    bool says_line = is_last || is_due(options->log_every, trainer->n_done) || trainer->n_done == 1;
-    if (!is_quiet)
-        progress_update(&loop->progress, (double)trainer->n_done / (double)options->n_steps, status);
-    if (!is_quiet && (evaluates || (says_line && !has_bar))) progress_print(&loop->progress, "%s", status);
+    TRY(loop_report(loop, &trainer->last, evaluates, error));
     if (!is_last && is_due(options->sample_every, trainer->n_done))
         TRY(print_sample(trainer, &loop->progress, error));
     if (is_last || save_is_due(loop)) return save(loop, is_last, error);
     return saver_poll(&trainer->saver, error);
 }
 
+static Status open_steps(Loop *loop, Error *error) {
+    switch ((SyncKind)loop->trainer->loose.options.sync) {
+    case SYNC_EXACT: return STATUS_OK;
+    case SYNC_SERVER: return served_open(loop, error);
+    default: return loose_run_open(loop, error);
+    }
+}
+
+/* One step, or as many as there are up to the next meeting; *is_meeting: all ranks are there. */
+static Status run_step(Loop *loop, bool *is_meeting, Error *error) {
+    *is_meeting = true;
+    switch ((SyncKind)loop->trainer->loose.options.sync) {
+    case SYNC_EXACT: return run_exact_step(loop, error);
+    case SYNC_SERVER: return served_run_steps(loop, error);
+    default: return loose_run_step(loop, is_meeting, error);
+    }
+}
+
 static Status run_steps(Loop *loop, Error *error) {
     Trainer *trainer = loop->trainer;
     const TrainOptions *options = trainer->setup.options;
+    TRY(open_steps(loop, error));
     while (trainer->n_done < options->n_steps && !trainer->was_interrupted) {
         int64_t n_before = trainer->n_done;
-        TRY(run_step(loop, error));
+        bool is_meeting;
+        TRY(run_step(loop, &is_meeting, error));
+        if (!is_meeting) continue;
         bool is_last = trainer->n_done == options->n_steps;
         if (trainer->was_interrupted) {
             if (trainer->n_done > n_before && trainer_is_root(trainer))
@@ -341,6 +434,7 @@ static json_t *metrics_header(const Trainer *trainer) {
     json_object_set_new(header, "steps", json_integer(options->n_steps));
     json_object_set_new(header, "ranks", json_integer(trainer_n_ranks(trainer)));
     json_object_set_new(header, "zero", json_integer(trainer->step.spread.zero));
+    json_object_set_new(header, "sync", json_string(sync_names[trainer->loose.options.sync]));
     json_object_set_new(header, "threads", json_integer(trainer->setup.backend->n_threads));
     json_object_set_new(header, "flops_per_step", json_make_number(trainer_flops(trainer)));
     json_object_set_new(header, "peak_bytes", json_integer((json_int_t)trainer_allocated_bytes(trainer)));
@@ -353,7 +447,8 @@ Status trainer_run(Trainer *trainer, const char *run, Error *error) {
                  .run = run,
                  .schedule = optimizer_schedule(trainer->setup.optimizer, options->n_steps),
                  .flops = trainer_flops(trainer),
-                 .saved_at = timer_now_ns()};
+                 .saved_at = timer_now_ns(),
+                 .slowest_ms = NAN};
     bool is_root = trainer_is_root(trainer);
     if (is_root) TRY(metrics_open(&loop.metrics, run, metrics_header(trainer), trainer->n_done, error));
     interrupt_watch();
@@ -365,7 +460,9 @@ Status trainer_run(Trainer *trainer, const char *run, Error *error) {
     /* What only this rank knows must end the job now: a save under way may wait for ranks that wait for us. */
     if (error->status != STATUS_OK && trainer_n_ranks(trainer) > 1 && !trainer->error_is_common)
         return error->status;
+    begin(trainer, ACTIVITY_WAIT, "wait for the saver", -1);
     saver_finish(&trainer->saver, error);
+    end(trainer);
     trainer->setup.log->progress = NULL;
     if (is_root) progress_end(&loop.progress);
     interrupt_ignore();

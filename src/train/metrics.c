@@ -111,6 +111,12 @@ Status metrics_write(LineWriter *writer, const StepMetrics *metrics, Error *erro
     set_measured(line, "update_ms", metrics->update_ms);
     set_measured(line, "comm_ms", metrics->comm_ms);
     set_measured(line, "comm_wait_ms", metrics->comm_wait_ms);
+    if (!isnan(metrics->slowest_ms)) {
+        set_measured(line, "slowest_ms", metrics->slowest_ms);
+        json_object_set_new(line, "slowest_rank", json_integer(metrics->slowest_rank));
+    }
+    if (!isnan(metrics->staleness))
+        json_object_set_new(line, "staleness", json_integer((json_int_t)metrics->staleness));
     return write_line(writer, line, error);
 }
 

@@ -15,6 +15,10 @@ typedef struct {
     double loss_scale; /* NAN where gradients are not scaled */
     int64_t n_skipped; /* steps whose gradient was not finite, since the run began */
     double forward_ms, backward_ms, update_ms, comm_ms, comm_wait_ms; /* the last two NAN on one rank */
+    double
+        slowest_ms; /* of the rank that worked longest, without its waits; NAN on one rank, or where ranks do not meet */
+    int slowest_rank;
+    double staleness; /* the largest of this step's gradients; NAN where none can be late */
 } StepMetrics;
 
 /* Opens RUN/metrics.jsonl; a new file gets a header line (version, machine, start, and `header`, which is consumed).

@@ -48,6 +48,9 @@ const OptionSpec train_option_specs[] = {
         "without it training waits, and the memory is saved"),
     OPTION_INT("keep", TrainOptions, keep, 3, 1, MANY,
                "newest checkpoints to keep; the one with the lowest loss on the held-out text stays too"),
+    OPTION_FLOAT(
+        "hang-timeout", TrainOptions, hang_timeout, 1800.0, 0.0, 1e9,
+        "seconds in which nothing moves on a rank before the job is ended, with a report of where each rank is; 0: never"),
     OPTION_INT("log-every", TrainOptions, log_every, 10, 1, INT64_MAX / 2,
                "steps between lines where there is no terminal"),
     OPTION_STRING("out", TrainOptions, out, "", "DIR", "run folder; default: runs/DATE-TIME-MODEL",

@@ -19,6 +19,7 @@ typedef struct {
     double save_minutes;
     bool background_save;
     int64_t log_every;
+    double hang_timeout; /* seconds */
     const char *prompt;
     const char *out;
     const char *resume;

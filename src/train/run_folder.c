@@ -38,6 +38,8 @@ Status run_folder_check(const char *folder, Error *error) {
 /* A symbolic link that is replaced in one step. It is a convenience: where links are not possible, there is none. */
 static void point_latest(Arena *arena, const char *folder) {
     if (strncmp(folder, RUNS, strlen(RUNS)) != 0) return;
+    const char *deeper = strchr(folder + strlen(RUNS), '/');
+    if (deeper && deeper[1]) return; /* of a study, in a folder that is gone when it is over */
     const char *temporary = arena_printf(arena, RUNS ".latest.%ld", (long)getpid());
     if (symlink(folder + strlen(RUNS), temporary) != 0) return;
     if (rename(temporary, RUNS "latest") != 0) unlink(temporary);

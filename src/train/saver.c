@@ -93,13 +93,21 @@ static CheckpointSource source_of(const Saver *saver) {
                               .moments_saved = request->moments_saved};
 }
 
-static void write_checkpoint(Saver *saver, const CheckpointSource *source) {
+static void write_and_prune(Saver *saver, const CheckpointSource *source) {
     const SaveRequest *request = &saver->request;
     if (checkpoint_agree(request->comm, &saver->result) != STATUS_OK) return; /* somebody has no copy */
     saver->is_written = checkpoint_save(request->run, source, &saver->result) == STATUS_OK;
     if (!saver->is_written) return;
     checkpoint_prune_together(request->comm, request->run, request->state.step, request->keep_last,
                               request->keep_best, &saver->result);
+}
+
+static void write_checkpoint(Saver *saver, const CheckpointSource *source) {
+    const SaveRequest *request = &saver->request;
+    ActivityEntry entry = {.kind = ACTIVITY_FILE, .name = "write checkpoint", .number = request->state.step};
+    activity_begin(request->activity, request->lane, &entry);
+    write_and_prune(saver, source);
+    activity_end(request->activity, request->lane);
 }
 
 /* Straight from the device, in pieces. */

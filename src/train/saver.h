@@ -43,6 +43,8 @@ typedef struct {
     bool keep_best;
     /* Of all ranks, and used by nobody else as long as the saver lives; NULL: this process is alone. */
     Comm *comm;
+    Activity *activity; /* that is told, in this lane; NULL: nobody */
+    int lane;
 } SaveRequest;
 
 typedef struct {

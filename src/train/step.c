@@ -70,9 +70,11 @@ static void adapt_scale(LossScale *scale, bool is_finite) {
 static Status record(TrainStep *step, const ModelConfig *config, const ParameterTable *table,
                      const Backend *backend, bool is_training, Error *error) {
     const StepOptions *options = &step->options;
+    int64_t n_apart = options->layout.is_loose ? layout_n_shares(&options->layout) : 1;
+    double n_tokens = (double)options->batch * (double)options->T / (double)n_apart;
     GptLossOptions loss_options = {.B = step->B,
                                    .T = options->T,
-                                   .loss_scale = 1.0 / ((double)options->batch * (double)options->T),
+                                   .loss_scale = 1.0 / n_tokens,
                                    .loss_chunk_tokens = options->loss_chunk,
                                    .has_wide_device = !backend->uses_host_memory,
                                    .is_training = is_training,
@@ -119,7 +121,7 @@ Status train_step_plan(TrainStep *step, const ModelConfig *config, const Paramet
 Status train_step_open(TrainStep *step, DeviceMemory *memory, Error *error) {
     int64_t count = step->B * step->options.T;
     Comm *data = step->options.layout.data;
-    if (data && data->size > 1) TRY(comm_prepare(data, error));
+    if (data && data->size > 1 && !step->options.layout.is_loose) TRY(comm_prepare(data, error));
     step->tokens = ARENA_ARRAY(&step->graph->arena, int32_t, count);
     step->targets = ARENA_ARRAY(&step->graph->arena, int32_t, count);
     return executor_open(&step->executor, &step->program, memory, error);
@@ -136,8 +138,11 @@ static Status upload_batch(TrainStep *step, const BatchSource *source, uint64_t 
                            int64_t index, Error *error) {
     const StepOptions *options = &step->options;
     int64_t T = options->T;
+    ActivityEntry entry = {.kind = ACTIVITY_WORK, .name = "batch", .number = (int64_t)first_sequence};
+    activity_begin(step->executor.activity, ACTIVITY_HOST, &entry);
     if (n > 0) source->fill(source->context, first_sequence, n, T, step->tokens, step->targets);
     else n = 0;
+    activity_end(step->executor.activity, ACTIVITY_HOST);
     memset(step->tokens + n * T, 0, (size_t)((step->B - n) * T) * sizeof *step->tokens);
     memset(step->targets + n * T, 0xff, (size_t)((step->B - n) * T) * sizeof *step->targets); /* -1 */
     TRY(executor_upload(&step->executor, step->loss.tokens, step->tokens, error));
@@ -185,7 +190,7 @@ static bool was_uploaded_ahead(TrainStep *step, const BatchSource *source, int64
 
 /* The sum over all ranks of a number that each has a part of. */
 static Status sum_number(const Layout *layout, double *number, Error *error) {
-    if (layout_n_shares(layout) == 1) return STATUS_OK;
+    if (layout_n_ranks(layout) == 1 || layout->is_loose) return STATUS_OK;
     return comm_all_reduce(layout->control, number, 1, COMM_F64, COMM_SUM, error);
 }
 
@@ -217,14 +222,17 @@ static void set_times(StepResult *result, const Times *before, const Times *afte
 static Status run_micro_batches(TrainStep *step, const BatchSource *source, int64_t index, bool has_first,
                                 bool *was_abandoned, Error *error) {
     const StepOptions *options = &step->options;
-    bool may_stop = options->should_stop && layout_n_shares(&options->layout) == 1;
+    bool may_stop = options->should_stop && layout_n_ranks(&options->layout) == 1;
     for (int64_t micro = 0; micro < step->n_micro_batches; micro++) {
         *was_abandoned = micro > 0 && may_stop && options->should_stop();
         if (*was_abandoned) return STATUS_OK;
         MicroBatch position = micro_batch(micro, step->n_micro_batches);
+        ActivityEntry entry = {.kind = ACTIVITY_STEP, .name = "micro-batch", .number = micro};
+        activity_begin(step->executor.activity, ACTIVITY_HOST, &entry);
         if (micro > 0 || !has_first) TRY(upload_micro_batch(step, source, index, micro, error));
         TRY(executor_run(&step->executor, SECTION_FORWARD, position, error));
         TRY(executor_run(&step->executor, SECTION_BACKWARD, position, error));
+        activity_end(step->executor.activity, ACTIVITY_HOST);
     }
     return STATUS_OK;
 }
@@ -257,6 +265,37 @@ Status train_step_run(TrainStep *step, const BatchSource *source, int64_t index,
     TRY(times_now(step, &after, error));
     set_times(result, &before, &after, times_communication(&step->options.layout));
     return STATUS_OK;
+}
+
+/* ---- in halves */
+
+Status train_step_gradient(TrainStep *step, const BatchSource *source, int64_t index, StepResult *result,
+                           Error *error) {
+    *result = (StepResult){.gradient_norm = NAN};
+    Times before, after;
+    float loss;
+    TRY(times_now(step, &before, error));
+    TRY(run_micro_batches(step, source, index, false, &result->was_abandoned, error));
+    TRY(executor_download(&step->executor, step->loss.loss, &loss, error));
+    result->loss = (double)loss;
+    TRY(times_now(step, &after, error));
+    set_times(result, &before, &after, times_communication(&step->options.layout));
+    return STATUS_OK;
+}
+
+Status train_step_update(TrainStep *step, int64_t n_updates, double rate, double *gradient_norm,
+                         Error *error) {
+    float hyper[N_HYPER], norm = NAN;
+    optimizer_hyper(&step->optimizer_options, rate, n_updates, step->options.seed, hyper);
+    TRY(executor_upload(&step->executor, step->optimizer.hyper, hyper, error));
+    TRY(executor_run(&step->executor, SECTION_UPDATE, MICRO_BATCH_ONLY, error));
+    if (step->optimizer.norm) TRY(executor_download(&step->executor, step->optimizer.norm, &norm, error));
+    *gradient_norm = (double)norm;
+    return STATUS_OK;
+}
+
+const Tensor *train_step_gradients(const TrainStep *step) {
+    return step->loss.parameters.flat->gradient;
 }
 
 Status evaluate_step_run(TrainStep *step, const BatchSource *source, uint64_t first_sequence, int64_t n,

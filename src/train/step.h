@@ -71,7 +71,7 @@ typedef struct {
 } TrainStep;
 
 typedef struct {
-    double loss;          /* of the whole batch, on every rank */
+    double loss; /* of the whole batch, on every rank; of the rank's share where gradients are not summed */
     double gradient_norm; /* NAN when it is not measured */
     double forward_ms, backward_ms, update_ms;
     double comm_ms; /* communication under way, beside the rest or not */
@@ -91,6 +91,15 @@ void train_step_close(TrainStep *step);
 /* One step on sequences index·batch .. of the source. */
 Status train_step_run(TrainStep *step, const BatchSource *source, int64_t index, double rate,
                       StepResult *result, Error *error);
+
+/* A step in two halves, for ranks that do one of them: the gradient of this rank's share, left where the update reads it
+ * (train_step_gradients), and the update by whatever lies there, the n_updates-th of the run from 0 on. The first leaves the
+ * loss of the share, the second the norm of the gradient. */
+Status train_step_gradient(TrainStep *step, const BatchSource *source, int64_t index, StepResult *result,
+                           Error *error);
+Status train_step_update(TrainStep *step, int64_t n_updates, double rate, double *gradient_norm,
+                         Error *error);
+const Tensor *train_step_gradients(const TrainStep *step);
 
 /* The mean loss over n sequences from the first on, forward only. Each rank does its share; all get the same. */
 Status evaluate_step_run(TrainStep *step, const BatchSource *source, uint64_t first_sequence, int64_t n,

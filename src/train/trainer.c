@@ -29,6 +29,23 @@ static Layout layout_of(const TrainerSetup *setup) {
                     .overlaps = parallel->overlap};
 }
 
+static LooseOptions loose_of(const TrainerSetup *setup) {
+    bool is_alone = !setup->launch || setup->launch->world.size == 1;
+    LooseOptions exact = {.sync = SYNC_EXACT};
+    return is_alone || !setup->loose ? exact : *setup->loose;
+}
+
+/* Of the training step where ranks are not in step: a share of the batch of its own, and nothing summed. */
+static void loosen(const TrainerSetup *setup, Layout *layout) {
+    LooseOptions loose = loose_of(setup);
+    if (loose.sync == SYNC_EXACT) return;
+    layout->is_loose = true;
+    layout->n_shares = loose_n_shares((SyncKind)loose.sync, layout->data->size);
+    layout->share =
+        loose.sync == SYNC_SERVER ? 0 : layout->data->rank; /* the server's workers take one at a time */
+    layout->root_saves = loose.sync == SYNC_SERVER;
+}
+
 static StepOptions step_options(const TrainerSetup *setup) {
     const TrainOptions *options = setup->options;
     return (StepOptions){.batch = options->batch,
@@ -62,8 +79,10 @@ Status trainer_plan(Trainer *trainer, const TrainerSetup *setup, Error *error) {
     *trainer = (Trainer){.setup = *setup,
                          .validation_loss = NAN,
                          .last = {.loss = NAN, .validation_loss = NAN, .rate = NAN, .gradient_norm = NAN}};
+    trainer->loose.options = loose_of(setup);
     TRY(parameters_build(&trainer->table, setup->config, error));
     StepOptions options = step_options(setup);
+    loosen(setup, &options.layout);
     TRY(train_step_plan(&trainer->step, setup->config, &trainer->table, &options, setup->optimizer,
                         setup->backend, error));
     device_require(&trainer->memory, &trainer->step.program.plan);
@@ -84,6 +103,7 @@ Status trainer_plan(Trainer *trainer, const TrainerSetup *setup, Error *error) {
 
 void trainer_close(Trainer *trainer) {
     saver_close(&trainer->saver);
+    loose_run_close(&trainer->loose);
     if (trainer->has_generator) generator_close(&trainer->generator);
     if (trainer->has_evaluation) train_step_close(&trainer->evaluation);
     train_step_close(&trainer->step);
@@ -116,24 +136,35 @@ double trainer_flops(const Trainer *trainer) {
 
 size_t trainer_planned_bytes(const Trainer *trainer) {
     size_t sampling = sampling_bytes(trainer);
-    return device_required_bytes(&trainer->memory) + sampling + saver_planned_bytes(&trainer->saver);
+    return device_required_bytes(&trainer->memory) + sampling + saver_planned_bytes(&trainer->saver) +
+           loose_run_bytes(&trainer->loose.options, trainer->table.n_flat_elements);
 }
 
 size_t trainer_allocated_bytes(const Trainer *trainer) {
     size_t sampling = trainer->has_generator ? trainer->generator.memory.allocated_bytes : 0;
-    return trainer->memory.allocated_bytes + sampling + saver_allocated_bytes(&trainer->saver);
+    size_t loose =
+        trainer->loose.is_open ? loose_run_bytes(&trainer->loose.options, trainer->table.n_flat_elements) : 0;
+    return trainer->memory.allocated_bytes + sampling + saver_allocated_bytes(&trainer->saver) + loose;
 }
 
 void trainer_print_program(const Trainer *trainer, FILE *stream) {
     program_print(&trainer->step.program, stream);
+    if (trainer->loose.options.sync != SYNC_EXACT) {
+        fprintf(stream, "\nafter each step (--sync %s)\n", sync_names[trainer->loose.options.sync]);
+        loose_print(&trainer->loose.options, trainer_n_ranks(trainer), stream);
+    }
     fprintf(stream, "\nmemory of the run\n");
     fprintf(stream, "  %-24s %16zu bytes\n", "training", plan_total_bytes(&trainer->step.program.plan));
     size_t with_evaluation = device_required_bytes(&trainer->memory);
     fprintf(stream, "  %-24s %16zu bytes (it shares the training step's memory)\n", "evaluation, beyond that",
             with_evaluation - plan_total_bytes(&trainer->step.program.plan));
     size_t copies = saver_planned_bytes(&trainer->saver);
+    size_t loose = loose_run_bytes(&trainer->loose.options, trainer->table.n_flat_elements);
     fprintf(stream, "  %-24s %16zu bytes (caches and activations of the sampler)\n", "samples",
-            trainer_planned_bytes(trainer) - with_evaluation - copies);
+            trainer_planned_bytes(trainer) - with_evaluation - copies - loose);
+    if (loose)
+        fprintf(stream, "  %-24s %16zu bytes (--sync %s)\n", "messages", loose,
+                sync_names[trainer->loose.options.sync]);
     fprintf(stream, "  %-24s %16zu bytes (what is written while training goes on)\n", "checkpoint", copies);
     fprintf(stream, "  %-24s %16zu bytes (%s)\n", "peak", trainer_planned_bytes(trainer),
             format_bytes(trainer_planned_bytes(trainer)).text);
@@ -269,6 +300,10 @@ Status trainer_open(Trainer *trainer, Error *error) {
         TRY(generator_open(&trainer->generator, owner, error));
     }
     TRY(saver_open(&trainer->saver, error));
+    trainer->step.executor.activity = trainer->setup.activity;
+    trainer->evaluation.executor.activity = trainer->setup.activity;
+    trainer->generator.prefill.executor.activity = trainer->setup.activity;
+    trainer->generator.decode.executor.activity = trainer->setup.activity;
     return initialise_weights(trainer, error);
 }
 

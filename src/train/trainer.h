@@ -16,10 +16,13 @@
 #include "infer/generator.h"
 #include "parallel/launch.h"
 #include "parallel/options.h"
+#include "train/fault.h"
+#include "train/loose.h"
 #include "train/metrics.h"
 #include "train/model_source.h"
 #include "train/options.h"
 #include "train/saver.h"
+#include "train/trace.h"
 
 typedef struct {
     const ModelConfig *config; /* complete */
@@ -33,6 +36,10 @@ typedef struct {
     Comm *data;     /* the ranks that share the batch, for the device's memory */
     Comm *saving;   /* of all ranks, used by nobody else: checkpoints are written beside the training */
     const ParallelOptions *parallel;
+    const LooseOptions *loose; /* complete; NULL: exact */
+    Activity *activity;        /* that is told what the trainer does; NULL: nobody */
+    const Fault *fault;        /* on purpose; NULL: none */
+    Trace *trace;              /* that records it; NULL: nobody */
 } TrainerSetup;
 
 typedef struct {
@@ -42,6 +49,7 @@ typedef struct {
     Generator generator;
     DeviceMemory memory;
     Saver saver;
+    LooseRun loose; /* of SYNC_EXACT where there is one process */
     bool has_evaluation, has_generator;
     int64_t n_done;         /* steps, those before a resume included */
     double validation_loss; /* of the last evaluation, NAN before it */

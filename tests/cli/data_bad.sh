@@ -143,6 +143,20 @@ if ((EUID != 0)); then
     no '/locked/' data prepare story.txt --tokenizer byte --out locked/new
 fi
 
+# Cut off under a run's feet: said in words, not by a stack.
+seq 1 2000 >cut.txt
+pgpt data prepare cut.txt --tokenizer byte --out cut
+"$PGPT" train "${TINY[@]}" --data cut --tokenizer byte --steps 1000000 --eval-every 0 --quiet --out cut-run >out 2>err </dev/null &
+process=$! code=0
+for ((i = 0; i < 500; i++)); do
+    [[ -s cut-run/ranks/0 ]] && break
+    sleep 0.02
+done
+truncate -s 100 cut/*.bin
+wait $process || code=$?
+((code == 1)) || fail "exit $code after the data was cut off: $(cat err)"
+grep -q 'pgpt: .*cut off, taken away' err || fail "no word of the data that was cut off: $(cat err)"
+
 ((EUID == 0)) || skip "a full disk and a read-only one: only root can mount them"
 unshare -m true 2>/dev/null || skip "a full disk and a read-only one: no mounts are allowed here"
 mkdir disk

@@ -1,0 +1,152 @@
+/* What the studies of pgpt lab share: options that every one of them has, lists of numbers, how results are shown.
+ *
+ * A study is often run to be put on a page, so the command that made a picture is written below it. It is put together
+ * from the words as they came, quoted where a shell would need it: what stands there can be copied and run again. */
+#include "cli/lab.h"
+
+#include "base/format.h"
+#include "base/terminal.h"
+#include "lab/launcher.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+const OptionSpec lab_option_specs[] = {
+    OPTION_STRING("out", LabOptions, out, "runs/lab", "FOLDER", "where data and pictures go"),
+    OPTION_BOOL("json", LabOptions, json, false, "make the last line of the output one JSON object"),
+    OPTION_BOOL("quiet", LabOptions, quiet, false, "only the table, and what went wrong"),
+    OPTION_END,
+};
+
+Status lab_read_options(Launch *launch, Options *options, const OptionCommand *command, void *values,
+                        int n_words, char *const *words, bool *goes_on, Error *error) {
+    *goes_on = false;
+    if (options_init(options, command, values, error) == STATUS_OK)
+        options_parse(options, n_words, words, error);
+    if (launch_agree(launch, error) == STATUS_OK) launch_check_options(launch, options, error);
+    if (error->status != STATUS_OK) {
+        options_free(options);
+        return error->status;
+    }
+    *goes_on = !options->help_wanted;
+    if (options->help_wanted && launch->has_voice) command_show_help(command);
+    return STATUS_OK;
+}
+
+/* ---- The caption */
+
+static const char *quoted(const char *word, Arena *arena) {
+    static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_=+,./:@%";
+    size_t n = strlen(word);
+    if (n && strspn(word, plain) == n) return word;
+    char *text = ARENA_ARRAY(arena, char, 4 * n + 3), *next = text;
+    *next++ = '\'';
+    for (; *word; word++) {
+        if (*word == '\'') next = stpcpy(next, "'\\''");
+        else *next++ = *word;
+    }
+    *next = '\'';
+    return text;
+}
+
+LabOutput lab_output(const Launch *launch, Options *options, const LabOptions *lab, int n_words,
+                     char *const *words) {
+    Arena *arena = &options->arena;
+    char *text = arena_printf(arena, "pgpt %s", options->command->name);
+    if (launch->world.size > 1) text = arena_printf(arena, "mpirun -n %d %s", launch->world.size, text);
+    for (int i = 0; i < n_words; i++) {
+        bool is_place = strcmp(words[i], "--out") == 0; /* where it went is not what made it */
+        if (is_place) i++;
+        if (is_place || strncmp(words[i], "--out=", 6) == 0 || strcmp(words[i], "--json") == 0 ||
+            strcmp(words[i], "--quiet") == 0)
+            continue;
+        text = arena_printf(arena, "%s %s", text, quoted(words[i], arena));
+    }
+    return (LabOutput){.folder = lab->out, .caption = text, .log = launch_log(launch, lab->quiet)};
+}
+
+/* ---- Results */
+
+Status lab_check_folder(const Launch *launch, const LabOutput *output, Error *error) {
+    RunFolder probe = {0};
+    if (!launch->has_voice || error->status != STATUS_OK) return error->status;
+    run_folder_make(&probe, *output->folder ? output->folder : ".", error);
+    run_folder_remove(&probe);
+    return error->status;
+}
+
+Status lab_draw(const LabOutput *output, const Plot *plot, const char *name, Error *error) {
+    Plot shown = *plot;
+    bool drawn = false;
+    if (!shown.caption) shown.caption = output->caption;
+    TRY(plot_write(&shown, output->folder, name, &drawn, error));
+    if (drawn) {
+        log_note(&output->log, "picture: %s/%s.svg and .png; data: %s/%s.dat", output->folder, name,
+                 output->folder, name);
+    } else {
+        log_warning(
+            &output->log,
+            "no picture: gnuplot %s; the data is in %s/%s.dat. To draw it, %s: (cd %s && gnuplot %s.gp)",
+            plot_has_gnuplot() ? "failed" : "is not installed", output->folder, name,
+            plot_has_gnuplot() ? "and to see why" : "install gnuplot, then", output->folder, name);
+    }
+    return STATUS_OK;
+}
+
+Status lab_print_json(json_t *object, Error *error) {
+    json_line_write(stdout, object, JSON_DIGITS_FLOAT, error);
+    json_decref(object);
+    return error->status;
+}
+
+/* ---- Lists */
+
+/* 64, 4K, 4KiB, 1M, 2GiB; what follows is left in *end. */
+static bool read_number(const char *text, bool is_bytes, int64_t *value, const char **end) {
+    char *behind;
+    errno = 0;
+    long long number = strtoll(text, &behind, 10);
+    if (behind == text || isspace((unsigned char)*text) || errno) return false;
+    const char *unit = is_bytes && *behind ? strchr("KMG", toupper((unsigned char)*behind)) : NULL;
+    if (unit) {
+        int shift = *unit == 'K' ? 10 : *unit == 'M' ? 20 : 30;
+        if (number > INT64_MAX >> shift || number < 0) return false;
+        number <<= shift;
+        behind++;
+        if (strncmp(behind, "iB", 2) == 0) behind += 2;
+    }
+    *value = number;
+    *end = behind;
+    return true;
+}
+
+Status lab_read_list(const char *option, const char *text, int64_t min, int64_t max, bool is_bytes,
+                     LabList *list, Error *error) {
+    *list = (LabList){.n = 0};
+    for (const char *next = text;; next++) {
+        int64_t value = 0;
+        const char *end = next;
+        size_t n_shown = strcspn(next, ",");
+        bool is_good = read_number(next, is_bytes, &value, &end) && (*end == ',' || !*end) && value >= min &&
+                       value <= max;
+        if (!is_good) {
+            return error_user(error,
+                              "%s '%.60s': '%.*s' is not a whole number between %" PRId64 " and %" PRId64
+                              "; write %s",
+                              option, text, (int)(n_shown > 40 ? 40 : n_shown), next, min, max,
+                              is_bytes ? "bytes, as in 1K,64K,4M" : "them as in 1,2,4");
+        }
+        for (int i = 0; i < list->n; i++)
+            if (list->values[i] == value)
+                return error_user(error, "%s '%.60s' has %" PRId64 " twice; leave one out", option, text,
+                                  value);
+        if (list->n == LAB_LIST_MAX)
+            return error_user(error, "%s has more than %d numbers; give fewer", option, LAB_LIST_MAX);
+        list->values[list->n++] = value;
+        if (!*end) return STATUS_OK;
+        next = end;
+    }
+}

@@ -1,0 +1,82 @@
+/* A row is two runs of this program, as a user would start them, and their closing JSON objects. The training time is that of the
+ * steps: reading the text and writing the checkpoint are the same in every row and would blur what the rows differ in. */
+#include "lab/table.h"
+
+#include "base/json.h"
+#include "lab/launch_child.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdint.h>
+
+static Status run_json(const TableSetup *setup, int n_ranks, const char *const *arguments, json_t **object,
+                       Error *error) {
+    const char *const *words = launcher_words(setup->launcher, n_ranks, arguments);
+    ChildResult result;
+    TRY(child_run(&(ChildSetup){.words = words, .timeout_s = setup->timeout_s}, &result, error));
+    if (child_check(&result, words, error) == STATUS_OK) child_json(&result, words, object, error);
+    child_free(&result);
+    return error->status;
+}
+
+static Status train(const TableSetup *setup, TableRow *row, const char *run, Error *error) {
+    static const char source[] = "what pgpt train printed";
+    Arena *arena = &setup->launcher->arena;
+    int n = 0, at = 0;
+    while (setup->arguments[n]) n++;
+    const char **words = ARENA_ARRAY(arena, const char *, n + 20);
+    words[at++] = "train";
+    for (int i = 0; i < n; i++) words[at++] = setup->arguments[i];
+    const char *set[] = {"--steps",         arena_printf(arena, "%" PRId64, setup->n_steps),
+                         "--threads",       arena_printf(arena, "%d", row->n_threads),
+                         "--device",        row->device,
+                         "--out",           run,
+                         "--sample-tokens", "0",
+                         "--validation",    "0",
+                         "--json",          "--quiet"};
+    for (size_t i = 0; i < sizeof set / sizeof set[0]; i++) words[at++] = set[i];
+    json_t *object = NULL;
+    int64_t n_done, n_tokens;
+    double step_ms;
+    TRY(run_json(setup, row->n_ranks, words, &object, error));
+    TRY_GOTO(json_field_int(object, source, "step", 1, INT64_MAX, &n_done, error), done);
+    TRY_GOTO(json_field_int(object, source, "tokens", 1, INT64_MAX, &n_tokens, error), done);
+    TRY_GOTO(json_field_int(object, source, "parameters", 1, INT64_MAX, &row->n_parameters, error), done);
+    TRY_GOTO(json_field_float(object, source, "step_ms", 0, INFINITY, &step_ms, error), done);
+    TRY_GOTO(json_field_float(object, source, "loss", -INFINITY, INFINITY, &row->loss, error), done);
+    row->train_s = (double)n_done * step_ms * 1e-3;
+    row->n_step_tokens = n_tokens / n_done;
+done:
+    json_decref(object);
+    return error->status;
+}
+
+static Status generate(const TableSetup *setup, TableRow *row, const char *run, Error *error) {
+    static const char source[] = "what pgpt generate printed";
+    Arena *arena = &setup->launcher->arena;
+    const char *words[] = {"generate",  run,
+                           "--tokens",  arena_printf(arena, "%" PRId64, setup->n_tokens),
+                           "--threads", arena_printf(arena, "%d", row->n_ranks * row->n_threads),
+                           "--device",  row->device,
+                           "--json",    "--quiet",
+                           NULL};
+    json_t *object = NULL;
+    int64_t n_made;
+    TRY(run_json(setup, 1, words, &object, error));
+    TRY_GOTO(json_field_int(object, source, "tokens", 1, INT64_MAX, &n_made, error), done);
+    TRY_GOTO(json_field_float(object, source, "seconds", 0, INFINITY, &row->generate_s, error), done);
+    if (n_made != setup->n_tokens)
+        error_failed(error, "pgpt generate made %" PRId64 " tokens, not %" PRId64, n_made, setup->n_tokens);
+done:
+    json_decref(object);
+    return error->status;
+}
+
+Status table_measure(const TableSetup *setup, TableRow *row, Error *error) {
+    RunFolder folder;
+    TRY(run_folder_make(&folder, setup->folder, error));
+    const char *run = arena_printf(&setup->launcher->arena, "%s/run", folder.path);
+    if (train(setup, row, run, error) == STATUS_OK) generate(setup, row, run, error);
+    run_folder_remove(&folder);
+    return error->status;
+}

@@ -1,0 +1,60 @@
+/* The loop's own: what the ways to take a step share with it. trainer_run is the way in.
+ *
+ * loop.c takes exact steps; loose.c those of ranks that average now and then, and served.c those of a server and its
+ * workers. All three leave trainer->last, trainer->n_done and trainer->was_interrupted as after an exact step, on all ranks
+ * alike, whenever they say that there is a meeting. */
+#ifndef PGPT_TRAIN_LOOP_H
+#define PGPT_TRAIN_LOOP_H
+
+#include "base/progress.h"
+#include "train/trainer.h"
+
+typedef struct {
+    Trainer *trainer;
+    const char *run;
+    LineWriter metrics;
+    Progress progress;
+    Schedule schedule;
+    double flops;
+    uint64_t saved_at; /* when the last checkpoint was taken, or the loop began */
+    bool wants_save;   /* all ranks agree that enough minutes have gone by */
+    double busy_ms;    /* this rank's own work in an exact step, what it waited for left out; 0: not known */
+    double slowest_ms; /* the most that any rank worked; NAN: not known */
+    int slowest_rank;
+} Loop;
+
+BatchSource loop_batches(Trainer *trainer);
+
+/* A fault on purpose, if it is to come before step `step`, counted from 1. */
+Status loop_strike(const Trainer *trainer, int64_t step, Error *error);
+
+/* Does something come after step n_done that needs all ranks and one model: an evaluation, a sample, a checkpoint, the end? */
+bool loop_is_due(const Loop *loop, int64_t n_done);
+
+/* By the root's clock. */
+bool loop_is_time_to_save(const Loop *loop);
+
+/* Was any rank told to stop, and is it time to save (loop->wants_save)? Collective. */
+Status loop_agree(Loop *loop, bool *stops, Error *error);
+
+/* Step `step`, counted from 1, is done: fills in trainer->last and the sums. Fails if it is not a number: then every rank
+ * that has the same result knows. */
+Status loop_record(Loop *loop, int64_t step, const StepResult *result, double rate, double seconds,
+                   Error *error);
+
+/* A line in metrics.jsonl and, where it is due or wanted, one on the screen; of the root. */
+Status loop_report(Loop *loop, const StepMetrics *metrics, bool is_wanted, Error *error);
+
+/* ---- Loose steps (loose.c) */
+
+/* Collective. The step must be open, and its weights set. */
+Status loose_run_open(Loop *loop, Error *error);
+
+/* One step of this rank; *is_meeting says whether it ends with all ranks together. */
+Status loose_run_step(Loop *loop, bool *is_meeting, Error *error);
+
+/* Of server and workers (served.c): as many steps as there are before the next meeting. */
+Status served_open(Loop *loop, Error *error);
+Status served_run_steps(Loop *loop, Error *error);
+
+#endif

@@ -1,0 +1,81 @@
+#!/bin/bash
+# pgpt lab: the list, misspelt names, lists of numbers, pictures with and without gnuplot, and a study in one process.
+# shellcheck source=/dev/null
+. "$SOURCE_ROOT/tests/cli/lib"
+
+pgpt lab
+cp out list
+for study in linear collectives scaling table; do
+    grep -q "pgpt lab $study " list || fail "$study is not listed"
+    pgpt lab $study --help
+    grep -q "usage: pgpt lab $study" out || fail "lab $study --help: $(head -n 3 out)"
+    for option in out json; do grep -q -e "--.*$option" out || fail "lab $study has no --$option"; done
+done
+pgpt man
+sed 's/\\-/-/g' out >manual
+grep -q 'pgpt lab collectives' manual || fail "the studies are not in the manual"
+
+refused "/did you mean 'scaling'/" lab sclaing
+refused "/'pgpt lab' lists them/" lab zzzzzzzz
+refused '/did you mean --ranks/' lab scaling --rank 2
+refused '/--ranks .0.*between 1 and/' lab scaling --ranks 0
+refused "/'a' is not a whole number/" lab scaling --ranks a,b
+refused '/is not a whole number/' lab scaling --ranks 1,
+refused '/has 2 twice/' lab scaling --ranks 1,2,2
+refused '/is not a whole number/' lab scaling --ranks 99999999999999999999
+refused '/--threads/' lab scaling --threads -1
+refused "/'-3' is not a whole number/" lab collectives --sizes -3
+refused '/is not a whole number/' lab collectives --sizes 1K,junk
+refused '/is not a whole number/' lab collectives --sizes 900G
+refused '/--ranks/' lab collectives --ranks 1
+refused '/--steps/' lab table --steps 0
+refused '/did you mean --batch/' lab scaling -- --bach 3
+refused '/the study sets it/' lab scaling -- --threads 3
+refused '/the study sets it/' lab table -- --device cpu
+refused '/leave --help out/' lab scaling -- --help
+refused '/leave --help out/' lab table -- --help
+refused '/no sequence for each/' lab scaling --ranks 1,16 --mode strong -- --batch 4
+refused '/no whole batch/' lab scaling --ranks 2,3 -- --batch 7
+touch file
+for study in linear collectives 'scaling --schedules' scaling table; do # before anything is measured
+    # shellcheck disable=SC2086 # words
+    refused '/cannot make folder file/sub: file is a file/' lab $study --quiet --out file/sub
+done
+refused "/trains nothing/" lab scaling --schedules -- --batch 4
+refused '/at most|between|memory|GiB/' lab scaling --schedules --rows 100000000000
+refused "/cannot find 'nowhere.txt'/" lab scaling --quiet --ranks 1 -- --data nowhere.txt
+
+# OpenMP's schedules: a table, the data, a picture if there is gnuplot; the data alone if there is none.
+pgpt lab scaling --schedules --threads 1,2 --rows 2000 --rounds 1 --json --out with
+tail -n 1 out | grep -q '"command":"lab scaling"' || fail "no JSON at the end: $(tail -n 1 out)"
+grep -q 'uneven rows' out || fail "no table"
+[[ $(grep -o '"schedule":"guided"' out | wc -l) == 6 ]] || fail "not 6 measurements of guided"
+[[ -s with/schedules.dat && -s with/schedules.gp ]] || fail "no data"
+if command -v gnuplot >/dev/null; then
+    [[ -s with/schedules.svg && -s with/schedules.png ]] || fail "no picture"
+    grep -q 'pgpt lab scaling --schedules --threads 1,2 --rows 2000' with/schedules.svg || fail "no caption"
+    grep -q 'picture: with/schedules.svg' err || fail "does not say where the picture is: $(cat err)"
+fi
+mkdir empty
+PATH=$PWD/empty pgpt lab scaling --schedules --rows 2000 --rounds 1 --out without
+[[ -s without/schedules.dat && ! -e without/schedules.svg && ! -e without/schedules.png ]] || fail "a picture without gnuplot"
+grep -q 'gnuplot is not installed; the data is in without/schedules.dat' err || fail "says: $(cat err)"
+grep -q '(cd without && gnuplot schedules.gp)' err || fail "does not say how to draw it: $(cat err)"
+cat >empty/gnuplot <<'END'
+#!/bin/sh
+exit 3
+END
+chmod +x empty/gnuplot
+PATH=$PWD/empty:/bin pgpt lab scaling --schedules --rows 2000 --rounds 1 --out without
+grep -q 'gnuplot failed' err || fail "says: $(cat err)"
+[[ -z $(find without -name '*tmp*') ]] || fail "left behind: $(ls without)"
+
+# Training runs of one rank need no launcher.
+rm empty/gnuplot
+PATH=$PWD/empty pgpt lab scaling --ranks 1 --threads 1,2 --mode weak --steps 2 --warmup 1 --json --out one -- \
+    --layers 1 --heads 2 --channels 16 --context 16 --batch 2
+tail -n 1 out >line
+[[ $(grep -o '"step_ms":[0-9]' line | wc -l) == 2 ]] || fail "not two points: $(cat line)"
+grep -q '"threads":2,"batch":4' line || fail "the batch does not grow with the threads: $(cat line)"
+grep -q '"efficiency":1' line || fail "no efficiency: $(cat line)"
+[[ -z $(find one -name '.runs*') ]] || fail "runs were left behind"

@@ -1,0 +1,83 @@
+#!/bin/bash
+# pgpt lab with several ranks: started by the study or by mpirun, and what it does when a run dies, hangs, or loses its data.
+# shellcheck source=/dev/null
+. "$SOURCE_ROOT/tests/cli/lib"
+# shellcheck source=/dev/null
+. "$SOURCE_ROOT/tests/cli/lib_mpi"
+
+SMALL=(--layers 1 --heads 2 --channels 16 --context 16 --batch 4)
+
+# Collectives: by mpirun, and by itself.
+ranks 2 lab collectives --sizes 1K,300K --rounds 2 --json --out there
+grep -q 'all-reduce' out || fail "no table"
+tail -n 1 out >line
+for way in naive server tree ring halving library MPI_Allreduce; do
+    [[ $(grep -o "\"$way\":{\"seconds\":[0-9]" line | wc -l) == 2 ]] || fail "$way was not measured twice: $(cat line)"
+done
+[[ $(grep -o '"model_s":[0-9]' line | wc -l) == 10 ]] || fail "not 10 expectations: $(cat line)"
+[[ -s there/collectives-2.dat ]] || fail "no data"
+ranks_refused "/--ranks starts ranks/" 2 lab collectives --ranks 2
+ranks_refused "/'lab scaling' starts its own ranks/" 2 lab scaling --ranks 1
+ranks_refused "/there is no study/" 2 lab nonsense
+ranks 2 lab collectives --help
+grep -q 'usage: pgpt lab collectives' out || fail "help under mpirun: $(head -n 2 out)"
+[[ $(grep -c 'usage:' out) == 1 ]] || fail "help more than once"
+pgpt lab collectives --ranks 2,3 --sizes 4K --rounds 2 --out here --json
+[[ -s here/collectives-2.dat && -s here/collectives-3.dat ]] || fail "no data for each number of ranks: $(ls here)"
+[[ $(tail -n 1 out | grep -o '"host_of_rank"' | wc -l) == 2 ]] || fail "not two machines"
+
+# Scaling: points, what messages should take, the slowest rank.
+pgpt lab scaling --ranks 1,2 --steps 2 --warmup 1 --json --out here -- "${SMALL[@]}"
+tail -n 1 out >line
+[[ $(grep -o '"step_ms":[0-9]' line | wc -l) == 4 ]] || fail "not four points: $(cat line)"
+[[ $(grep -o '"slowest_rank":[01]' line | wc -l) == 2 ]] || fail "no slowest rank: $(cat line)"
+[[ $(grep -o '"expected_comm_ms":[0-9]' line | wc -l) == 2 ]] || fail "nothing expected: $(cat line)"
+[[ -s here/scaling-efficiency.dat && -s here/scaling-phases.dat ]] || fail "no data"
+
+# The table: two rows here, the others say what is missing (or have a GPU).
+pgpt lab table --steps 1 --tokens 3 --ranks 2 --json --out here -- "${SMALL[@]}" --vocab 700
+[[ $(tail -n 1 out | grep -o '"older_train_s":[0-9]' | wc -l) == 4 ]] || fail "not four rows"
+grep -Eq '"name":"MPI","missing":null,"ranks":2,"train_s":[0-9]' out || fail "no row of MPI: $(tail -n 1 out)"
+grep -Eq 'no GPU here|"name":"CUDA","missing":null' out || fail "CUDA is not marked"
+
+# A launcher that is not there, or no program at all.
+refused "/there is no launcher 'no-such-mpirun'/" lab scaling --ranks 2 --launcher no-such-mpirun
+refused "/a quote .* not closed/" lab scaling --ranks 2 --launcher "mpirun 'x"
+
+# What a run dies of is said; nothing stays behind. First the data goes away between two runs.
+launcher() {
+    # shellcheck disable=SC2016 # the script expands it
+    printf '#!/bin/bash\n[[ $1 == --version ]] && exit 0\n%s\n' "$1" >launcher
+    chmod +x launcher
+}
+printf 'It was a dark and stormy night. %.0s' {1..40} >text.txt
+launcher "rm -f text.txt; exec \"$MPIEXEC\" \"\$@\""
+before=$(find . | sort)
+code=0
+timeout 60 "$PGPT" lab scaling --ranks 1,2 --mode weak --steps 1 --warmup 0 --launcher ./launcher --out new/folder -- "${SMALL[@]}" \
+    --data text.txt >out 2>err || code=$?
+[[ $code == 2 ]] || fail "exit $code when the data went away: $(cat err)"
+grep -q "cannot find 'text.txt'" err || fail "does not say what is missing: $(cat err)"
+[[ $(find . | sort) == "$(echo "$before" | grep -v 'text.txt')" ]] || fail "left behind: $(find . | sort | diff - <(echo "$before"))"
+
+launcher 'kill -9 $$'
+code=0
+timeout 60 "$PGPT" lab collectives --ranks 2 --sizes 1K --launcher ./launcher --out new >out 2>err || code=$?
+[[ $code == 1 && $(cat err) == *'signal 9'* && ! -e new ]] || fail "exit $code after a kill: $(cat err)"
+
+# A rank that dies: its name, and not what could be done with a run that is gone by then.
+code=0
+timeout 60 "$PGPT" lab scaling --ranks 2 --mode weak --steps 3 --no-predict --quiet --out new -- "${SMALL[@]}" --fault kill:1:3 >out 2>err ||
+    code=$?
+[[ $code == 1 && $(cat err) == *': rank 1 ('*'is gone'* && $(cat err) != *'ending the job'* && ! -e new ]] ||
+    fail "exit $code after a rank was killed: $(cat err)"
+
+# One that hangs is ended, by --timeout or with us.
+launcher 'echo $$ >pid; exec sleep 100'
+code=0
+timeout 60 "$PGPT" lab table --steps 1 --timeout 1 --launcher ./launcher --out new -- "${SMALL[@]}" >out 2>err || code=$?
+[[ $code == 1 && $(cat err) == *'without a result'* && ! -e new ]] || fail "exit $code after a hang: $(cat err)"
+code=0
+timeout -s TERM 3 "$PGPT" lab scaling --ranks 2 --launcher ./launcher --out new -- "${SMALL[@]}" >out 2>err || code=$?
+[[ $(cat err) == *interrupted* && ! -e new ]] || fail "exit $code after a signal: $(cat err)"
+! kill -0 "$(cat pid)" 2>/dev/null || fail "the run goes on without us"

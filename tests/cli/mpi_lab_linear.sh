@@ -1,0 +1,59 @@
+#!/bin/bash
+# pgpt lab linear on several ranks: the same weights as one process finds, from points of their own and from divided ones; the
+# efficiency is measured in the same launch; what all ranks do wrong is said once.
+# shellcheck source=/dev/null
+. "$SOURCE_ROOT/tests/cli/lib"
+# shellcheck source=/dev/null
+. "$SOURCE_ROOT/tests/cli/lib_mpi"
+
+W='0.500593,-0.0807231,1.17474,-1.45482,-0.629856'
+
+# weights ENGINE: those that this engine found, one a line.
+weights() {
+    tail -n 1 out | sed 's/.*"engines"//' | grep -o "\"engine\":\"$1\",\"weights\":\[[^]]*\]" | grep -Eo '[-0-9.e+]*[0-9]'
+}
+
+# near TOLERANCE A B: two lists, absolute difference at most so much.
+near() {
+    [[ -n $2 ]] || depth=1 fail "no numbers"
+    paste <(echo "$2") <(echo "$3") | awk -v tolerance="$1" '
+        NF != 2 { exit 1 }
+        { d = $1 - $2; if (!(d <= tolerance && -d <= tolerance)) exit 1 }' ||
+        depth=1 fail "not within $1: $(paste <(echo "$2") <(echo "$3"))"
+}
+
+# As a user calls it: 10,000 points a rank, both engines.
+pgpt lab linear --rounds 1 --json
+scalar=$(weights scalar) tensor=$(weights tensor)
+for n in 2 4; do
+    ranks $n lab linear --rounds 1 --json
+    tail -n 1 out | check_json
+    near 1e-8 "$(weights scalar)" "${W//,/$'\n'}"
+    near 1e-5 "$(weights tensor)" "${W//,/$'\n'}"
+    near 1e-8 "$(weights scalar)" "$scalar"
+    near 1e-5 "$(weights tensor)" "$tensor"
+    [[ $(tail -n 1 out | field ranks) == "$n" ]] || fail "ranks: $(tail -n 1 out)"
+    [[ $(tail -n 1 out | grep -o '"all_points":[0-9]*') == "\"all_points\":$((10000 * n))" ]] || fail "$(tail -n 1 out)"
+    (($(grep -c ': efficiency [0-9.]* of weak scaling' out) == 2)) || fail "no efficiency: $(cat out)"
+    (($(tail -n 1 out | grep -Eo '"efficiency":[0-9.]+' | wc -l) == 3)) || fail "no efficiency: $(tail -n 1 out)"
+done
+
+# Divided points are the same points, noise and all, and give the same weights to rounding.
+noisy=(lab linear --strong --points 1003 --noise 1 --epochs 60 --rounds 1 --json)
+pgpt "${noisy[@]}"
+scalar=$(weights scalar) tensor=$(weights tensor)
+near 0.3 "$scalar" "${W//,/$'\n'}"
+for n in 3 4; do
+    ranks $n "${noisy[@]}"
+    near 1e-8 "$(weights scalar)" "$scalar"
+    near 1e-5 "$(weights tensor)" "$tensor"
+    [[ $(tail -n 1 out | grep -o '"all_points":[0-9]*') == '"all_points":1003' ]] || fail "$(tail -n 1 out)"
+done
+ranks 2 lab linear --no-scaling --rounds 1 --points 100 --json
+[[ $(tail -n 1 out | grep -o '"efficiency":null' | head -n 1) ]] || fail "an efficiency: $(tail -n 1 out)"
+
+# Mistakes of all ranks are said by one of them, and nobody waits.
+rm -rf runs
+ranks_refused '/--points 2 cannot be divided among 3 ranks/' 3 lab linear --strong --points 2
+ranks_refused '/.*the loss grew from .* lower --lr/' 2 lab linear --lr 30 --points 100
+ranks_refused "/--weights: 'x' is not a number/" 2 lab linear --weights 1,x

@@ -1,0 +1,234 @@
+/* Pictures: the data file, the script, and what happens where gnuplot is not; and children, which draw them. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "base/timer.h"
+#include "lab/launch_child.h"
+#include "lab/plot.h"
+
+static char folder[] = "/tmp/pgpt-test-plot.XXXXXX";
+static char *old_path;
+
+static int set_up(void **state) {
+    (void)state;
+    old_path = strdup(getenv("PATH") ? getenv("PATH") : "");
+    return mkdtemp(folder) && old_path ? 0 : -1;
+}
+
+static int tear_down(void **state) {
+    (void)state;
+    char command[200];
+    setenv("PATH", old_path, 1);
+    snprintf(command, sizeof command, "rm -rf %s", folder);
+    free(old_path);
+    return system(command) == 0 ? 0 : -1;
+}
+
+static char *text_of(const char *name) {
+    char path[200], *bytes = NULL;
+    size_t n_bytes;
+    Error error = {0};
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    if (file_read(path, 1 << 20, &bytes, &n_bytes, &error) != STATUS_OK) fail_msg("%s", error.text);
+    return bytes;
+}
+
+static bool is_there(const char *name) {
+    char path[200];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    return file_exists(path);
+}
+
+static void assert_has(const char *text, const char *part) {
+    if (!strstr(text, part)) fail_msg("'%s' is not in: %s", part, text);
+}
+
+static const double X[] = {1, 2, 4}, Y[] = {8.5, NAN, 2.25};
+
+static Plot curves(const PlotSeries *series, int n_series) {
+    return (Plot){.title = "Time of a step",
+                  .x_label = "ranks",
+                  .y_label = "time (s)",
+                  .x_log = true,
+                  .y_log = true,
+                  .caption = "pgpt lab test --words 'a b'",
+                  .series = series,
+                  .n_series = n_series};
+}
+
+static void draw(const Plot *plot, const char *name, bool *drawn) {
+    Error error = {0};
+    if (plot_write(plot, folder, name, drawn, &error) != STATUS_OK) fail_msg("%s", error.text);
+}
+
+/* The data is all there without gnuplot, and pictures of other data are not. */
+static void test_without_gnuplot(void **state) {
+    (void)state;
+    PlotSeries series[] = {{"measured", PLOT_POINTS, X, Y, 3}, {"measured: model", PLOT_DASHED, X, X, 3}};
+    Plot plot = curves(series, 2);
+    bool drawn = true;
+    setenv("PATH", "/nonexistent", 1);
+    Error error = {0};
+    FileWriter writer;
+    char path[200];
+    snprintf(path, sizeof path, "%s/step.svg", folder);
+    assert_int_equal(file_writer_open(&writer, path, &error), STATUS_OK);
+    assert_int_equal(file_writer_printf(&writer, &error, "old"), STATUS_OK);
+    assert_int_equal(file_writer_commit(&writer, &error), STATUS_OK);
+    file_writer_abort(&writer);
+    draw(&plot, "step", &drawn);
+    setenv("PATH", old_path, 1);
+    assert_false(drawn);
+    assert_false(is_there("step.svg"));
+    char *data = text_of("step.dat"), *script = text_of("step.gp");
+    assert_has(data, "# Time of a step\n# made by: pgpt lab test --words 'a b'\n# x: ranks\n# y: time (s)\n");
+    assert_has(data, "# series: measured\n1 8.5\n\n4 2.25\n\n\n# series: measured: model\n1 1\n2 2\n4 4\n");
+    assert_has(script, "set title 'Time of a step'");
+    assert_has(script, "set ylabel 'time (s)'");
+    assert_has(script, "'pgpt lab test --words '.\"'\".'a b'.\"'\".''");
+    free(data);
+    free(script);
+}
+
+static void test_bars_are_a_table(void **state) {
+    (void)state;
+    static const char *const names[] = {"one", "t\"wo", "three"};
+    PlotSeries series[] = {{"a", PLOT_BARS, X, X, 3}, {"b", PLOT_BARS, X, Y, 2}};
+    Plot plot = {.title = "Bars",
+                 .x_label = "",
+                 .y_label = "time (ms)",
+                 .series = series,
+                 .n_series = 2,
+                 .x_names = names};
+    bool drawn;
+    draw(&plot, "bars", &drawn);
+    char *data = text_of("bars.dat");
+    assert_has(data, "\"one\" 1 8.5\n\"t wo\" 2 ?\n\"three\" 4 ?\n");
+    free(data);
+}
+
+/* A caption is what somebody typed: it is shown, and nothing in it is run. */
+static void test_words_are_only_words(void **state) {
+    (void)state;
+    char caption[300];
+    snprintf(caption, sizeof caption, "pgpt `touch %s/pwned1` \"`touch %s/pwned2`\" 'it''s' \\n <b> & %%s",
+             folder, folder);
+    PlotSeries series[] = {{"a`b\"c'd", PLOT_LINES, X, X, 3}};
+    Plot plot = curves(series, 1);
+    plot.caption = caption;
+    plot.title = "`touch pwned3`";
+    bool drawn;
+    draw(&plot, "words", &drawn);
+    assert_false(is_there("pwned1") || is_there("pwned2") || is_there("pwned3"));
+    assert_int_equal(drawn, plot_has_gnuplot());
+    if (!drawn) skip();
+    char *svg = text_of("words.svg");
+    assert_has(svg, "pwned1");
+    assert_has(svg, "&lt;b");
+    assert_true(is_there("words.png"));
+    free(svg);
+}
+
+static void test_names_are_checked(void **state) {
+    (void)state;
+    PlotSeries series[] = {{"a", PLOT_LINES, X, X, 3}};
+    Plot plot = curves(series, 1);
+    bool drawn;
+    Error error = {0};
+    assert_int_equal(plot_write(&plot, folder, "../x", &drawn, &error), STATUS_FAILED);
+    error = (Error){0};
+    assert_int_equal(plot_write(&plot, "/proc/nothing", "x", &drawn, &error), STATUS_USER);
+}
+
+/* ---- Children */
+
+static Status run(const char *const *words, double timeout_s, ChildResult *result, Error *error) {
+    return child_run(&(ChildSetup){.words = words, .folder = folder, .timeout_s = timeout_s}, result, error);
+}
+
+static void test_a_child_is_read(void **state) {
+    (void)state;
+    const char *words[] = {"sh", "-c", "echo first; echo wrong >&2; printf '{\"a\": 3}\\n'; pwd > here",
+                           NULL};
+    ChildResult result;
+    Error error = {0};
+    json_t *object = NULL;
+    assert_int_equal(run(words, 20, &result, &error), STATUS_OK);
+    assert_int_equal(result.exit_code, 0);
+    assert_string_equal(result.complaint, "wrong\n");
+    assert_int_equal(child_json(&result, words, &object, &error), STATUS_OK);
+    assert_int_equal(json_integer_value(json_object_get(object, "a")), 3);
+    assert_true(is_there("here"));
+    json_decref(object);
+    child_free(&result);
+}
+
+/* More than a pipe holds, on both of them at once. */
+static void test_a_child_may_say_much(void **state) {
+    (void)state;
+    const char *words[] = {"sh", "-c", "seq 1 40000; seq 1 40000 >&2; echo end", NULL};
+    ChildResult result;
+    Error error = {0};
+    assert_int_equal(run(words, 60, &result, &error), STATUS_OK);
+    assert_int_equal(result.exit_code, 0);
+    assert_string_equal(result.output + result.n_output - 10, "40000\nend\n");
+    child_free(&result);
+}
+
+static void test_what_goes_wrong_is_said(void **state) {
+    (void)state;
+    const char *failing[] = {
+        "sh", "-c", "echo '-----' >&2; echo 'pgpt: no such sea' >&2; echo '-----' >&2; exit 2", NULL};
+    const char *killed[] = {"sh", "-c", "kill -9 $$", NULL}, *missing[] = {"no-such-program", NULL};
+    const char *slow[] = {"sh", "-c", "sleep 100", NULL}, *chatty[] = {"sh", "-c", "echo no json", NULL};
+    ChildResult result;
+    Error error = {0};
+    assert_int_equal(run(failing, 20, &result, &error), STATUS_OK);
+    assert_int_equal(child_check(&result, failing, &error), STATUS_USER);
+    assert_has(error.text, "exit code 2: no such sea");
+    child_free(&result);
+    error = (Error){0};
+    assert_int_equal(run(killed, 20, &result, &error), STATUS_OK);
+    assert_int_equal(child_check(&result, killed, &error), STATUS_FAILED);
+    assert_has(error.text, "signal 9");
+    child_free(&result);
+    error = (Error){0};
+    assert_int_equal(run(missing, 20, &result, &error), STATUS_USER);
+    assert_has(error.text, "no-such-program");
+    child_free(&result);
+    error = (Error){0};
+    uint64_t start = timer_now_ns();
+    assert_int_equal(run(slow, 0.2, &result, &error), STATUS_OK);
+    assert_true(timer_seconds_since(start) < 50);
+    assert_int_equal(child_check(&result, slow, &error), STATUS_FAILED);
+    assert_has(error.text, "without a result");
+    child_free(&result);
+    error = (Error){0};
+    json_t *object = NULL;
+    assert_int_equal(run(chatty, 20, &result, &error), STATUS_OK);
+    assert_int_equal(child_json(&result, chatty, &object, &error), STATUS_FAILED);
+    assert_has(error.text, "did not end with a JSON object");
+    child_free(&result);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_without_gnuplot),         cmocka_unit_test(test_bars_are_a_table),
+        cmocka_unit_test(test_words_are_only_words),    cmocka_unit_test(test_names_are_checked),
+        cmocka_unit_test(test_a_child_is_read),         cmocka_unit_test(test_a_child_may_say_much),
+        cmocka_unit_test(test_what_goes_wrong_is_said),
+    };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}
