@@ -9,11 +9,12 @@
  * messages that could begin and all additions, the one that can begin first gets its time. That is safe: whatever turns up later
  * comes from a rank that waits for one of these, so it begins no earlier.
  *
- * Between hosts every message stands in line twice: where it leaves its host and, a latency later, where it enters the other. A
- * long one goes back and forth before it is through: the question; the answer, once the receiver wants the message; its bytes; and
- * a seal, the word that all of it is there. On an idle network that adds up to the line that was fitted. On a busy one each of them
- * stands behind what its host is already sending. That is why two messages that are answered together arrive together, and why
- * ranks that exchange long messages and are out of step end up taking turns. */
+ * Between hosts a message stands in line twice: where it leaves its host and, a latency later, where it enters the other. A long
+ * one goes back and forth before it is through: the question; the answer, once the receiver wants the message; its bytes, which the
+ * sender hands over and goes on; and a seal, the word that all of it is there. On an idle network that adds up to the line that was
+ * fitted. On a busy one bytes wait for a line to be free, and the words for what goes between the same two ranks before them. That is
+ * why two messages that are answered together arrive together, and why two ranks that exchange long messages and are out of step
+ * may end up taking turns: the answer stands behind the bytes. */
 #include "lab/replay.h"
 
 #include "base/arena.h"
@@ -34,7 +35,7 @@ struct Message {
     Message *next;             /* of the same two ranks, which are paired in their order */
     double sent_at, wanted_at; /* when each side has posted it; NAN: not yet */
     double arrives_at;         /* NAN: not known yet */
-    double gone_at;            /* when all of a long one has left its host; NAN: not known yet */
+    double handed_at;          /* when the sender of a long one goes on; NAN: not known yet */
     double asked_at;           /* when the question is there; NAN: not yet */
     Leg leg;
     Message *sealed;    /* by this one, which stands for the fourth part of that */
@@ -56,6 +57,7 @@ struct Event {
 typedef struct {
     Message *first;
     Message **next_sent, **next_wanted; /* where the next one of each side stands, or will */
+    double left_at, arrived_at;         /* on a network: the last of them */
 } Line;
 
 typedef struct Replay Replay;
@@ -105,7 +107,7 @@ static Status post(Rank *rank, Kind kind, int peer, size_t n_bytes, Message **fo
                             .sent_at = NAN,
                             .wanted_at = NAN,
                             .arrives_at = NAN,
-                            .gone_at = NAN,
+                            .handed_at = NAN,
                             .asked_at = NAN};
     }
     Message *message = **side;
@@ -246,35 +248,44 @@ static void finish_leg(Replay *replay, Message *message, double at) {
         message->asked_at = at;
         if (!isnan(message->wanted_at)) open_leg(replay, message, ANSWER, later(at, message->wanted_at));
         break;
-    case ANSWER: open_leg(replay, message, BYTES, at); break;
+    case ANSWER:
+        message->handed_at = at;
+        open_leg(replay, message, BYTES, at);
+        break;
     case BYTES: break;
     case SEAL: message->sealed->arrives_at = at; break;
     case WHOLE: message->arrives_at = at;
     }
 }
 
-/* All has left: the sender goes on, and says so. */
+/* All has left, and that is said. */
 static void open_seal(Replay *replay, Message *message, double at) {
     Message *seal = ARENA_NEW(&replay->arena, Message);
     *seal = *message;
     seal->sealed = message;
-    message->gone_at = at;
     open_leg(replay, seal, SEAL, at);
 }
 
+/* The bytes of a message wait until its host's line is free, at either end. What carries none waits for those only that go between
+ * the same two ranks before it: messages to others share a line, and it passes between them. */
 static void move_leg(Replay *replay, Message *message) {
     const Machine *machine = replay->machine;
-    bool is_back = message->leg == ANSWER;
-    int from = machine->host[is_back ? message->to : message->from],
-        to = machine->host[is_back ? message->from : message->to];
+    bool is_back = message->leg == ANSWER, has_bytes = message->leg == WHOLE || message->leg == BYTES;
+    int from = is_back ? message->to : message->from, to = is_back ? message->from : message->to;
+    Line *line = &replay->lines[from * machine->n_ranks + to];
     Trip trip = trip_of(machine, message);
     if (message->is_under_way) {
-        replay->host_receives[to] = later(message->leg_at, replay->host_receives[to]) + trip.busy;
-        finish_leg(replay, message, replay->host_receives[to]);
+        double *receives = &replay->host_receives[machine->host[to]];
+        double end = later(message->leg_at, has_bytes ? *receives : line->arrived_at) + trip.busy;
+        line->arrived_at = end;
+        if (has_bytes) *receives = end;
+        finish_leg(replay, message, end);
         return;
     }
-    double begin = later(message->leg_at, replay->host_sends[from]);
-    replay->host_sends[from] = begin + trip.busy;
+    double *sends = &replay->host_sends[machine->host[from]];
+    double begin = later(message->leg_at, has_bytes ? *sends : line->left_at);
+    line->left_at = begin + trip.busy;
+    if (has_bytes) *sends = begin + trip.busy;
     if (message->leg == BYTES) open_seal(replay, message, begin + trip.busy);
     open_leg(replay, message, message->leg, begin + trip.latency);
     message->is_under_way = true;
@@ -304,7 +315,7 @@ static void open_message(Replay *replay, Message *message, bool is_send) {
 
 /* When the sender of a long message goes on; NAN: not known yet. */
 static double let_go_at(const Machine *machine, const Message *message) {
-    return asks(machine, message) ? message->gone_at : message->arrives_at;
+    return asks(machine, message) ? message->handed_at : message->arrives_at;
 }
 
 /* Until the rank waits for what has no time yet, or has to add. */

@@ -6,10 +6,9 @@
  *
  * The rules. A message takes alpha + n beta. Its latency runs beside other things, its bytes do not: a host sends one message
  * to others at a time and receives one, and a message within a host is copied by the rank that receives it. A long message to
- * another host is announced, and answered, before the most of it goes; the answer waits for its turn as everything does that
- * leaves a host. Adding n bytes
- * takes n gamma of that rank's time too. At most n_cores ranks of a host work at once. A vector longer than the cache comes from
- * memory and goes back there once, which takes n delta more. */
+ * another host is announced, answered, sent and sealed, and the words for that wait for the bytes that go between the same two ranks
+ * before them. Adding n bytes takes n gamma of that rank's time too. At most n_cores ranks of a host work at once. A vector longer
+ * than the cache comes from memory and goes back there once, which takes n delta more. */
 #ifndef PGPT_LAB_REPLAY_H
 #define PGPT_LAB_REPLAY_H
 
