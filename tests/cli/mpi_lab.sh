@@ -4,6 +4,7 @@
 . "$SOURCE_ROOT/tests/cli/lib"
 # shellcheck source=/dev/null
 . "$SOURCE_ROOT/tests/cli/lib_mpi"
+unset OMPI_MCA_odls_base_sigkill_timeout # as users have it: ranks that are left have a moment to say who is gone
 
 SMALL=(--layers 1 --heads 2 --channels 16 --context 16 --batch 4)
 
