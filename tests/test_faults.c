@@ -43,7 +43,8 @@ static RankNotice example(int rank) {
                          .time = 1.7e9 + 0.25,
                          .idle_seconds = 1.5,
                          .waits = rank == 1,
-                         .has_failed = rank == 2};
+                         .has_failed = rank == 2,
+                         .hang_timeout = 2.5};
     snprintf(notice.host, sizeof notice.host, "node \"%d\"", rank);
     snprintf(notice.where, sizeof notice.where, "step 3, instruction 5 (wait, update)");
     return notice;
@@ -71,6 +72,7 @@ static void notices_come_back(void **state) {
         assert_true(notices[rank].time == want.time && notices[rank].idle_seconds == want.idle_seconds);
         assert_int_equal(notices[rank].waits, rank == 1);
         assert_int_equal(notices[rank].has_failed, rank == 2);
+        assert_true(notices[rank].hang_timeout == 2.5);
         assert_string_equal(notices[rank].host, want.host);
         assert_string_equal(notices[rank].where, "idle");
     }

@@ -191,6 +191,20 @@ static void say_file_is_gone(int number) {
     _exit(STATUS_FAILED);
 }
 
+/* --hang-timeout, before the options are read: they are read together with the other ranks, who have to be there for it. Whether
+ * it is well written is found then. */
+static double find_hang_seconds(int n_words, char *const *words) {
+    static const char name[] = "--hang-timeout";
+    const double usual = 1800.0; /* as in train's options */
+    for (int i = n_words - 1; i >= 0; i--) {
+        if (strncmp(words[i], name, sizeof name - 1) != 0) continue;
+        const char *rest = words[i] + sizeof name - 1;
+        if (*rest == '=') return strtod(rest + 1, NULL);
+        if (!*rest && i + 1 < n_words) return strtod(words[i + 1], NULL);
+    }
+    return usual;
+}
+
 int main(int argc, char **argv) {
     shorten_spinning(argv);
     setlocale(LC_CTYPE, "");
@@ -200,7 +214,7 @@ int main(int argc, char **argv) {
     Launch launch;
     const char *word = argc > 1 ? argv[1] : "--help";
     const Page *page = find_page(word);
-    if (launch_open(&launch, &error) != STATUS_OK) {
+    if (launch_open(&launch, find_hang_seconds(argc - 1, argv + 1), &error) != STATUS_OK) {
         if (page) error = (Error){0}; /* a page needs nobody else */
     } else if (page) {
         launch_check_same(&launch, "command", word, &error);

@@ -51,6 +51,14 @@ typedef struct {
     const char *trace_path; /* where it is written; NULL: there is none */
 } TrainRun;
 
+/* ---- Its options (train_options.c) */
+
+/* Reads them, with those of the run that is resumed or of the model that it begins with, which is opened. */
+Status train_options_read(TrainRun *run, int n_words, char *const *words, Error *error);
+
+/* Fills in what depends on something else, and checks what must fit together: when data and ranks are known. */
+Status train_options_complete(TrainRun *run, Error *error);
+
 /* ---- What it is doing, for whoever looks on (train_watch.c) */
 
 /* First of all; and when the communicators of the mesh are open. */

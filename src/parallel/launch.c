@@ -27,17 +27,18 @@ static const struct {
 };
 
 typedef struct {
-    int rank, size; /* size 0: there is no launcher that we know */
+    int rank, size;       /* size 0: there is no launcher that we know */
+    const char *variable; /* that has the rank */
 } Promise;
 
 static Promise read_promise(void) {
     for (size_t i = 0; i < sizeof VARIABLES / sizeof VARIABLES[0]; i++) {
         const char *rank = getenv(VARIABLES[i].rank), *size = getenv(VARIABLES[i].size);
         if (!rank || !size) continue;
-        Promise promise = {(int)strtol(rank, NULL, 10), (int)strtol(size, NULL, 10)};
+        Promise promise = {(int)strtol(rank, NULL, 10), (int)strtol(size, NULL, 10), VARIABLES[i].rank};
         if (promise.size > 0 && promise.rank >= 0) return promise;
     }
-    return (Promise){0, 0};
+    return (Promise){0};
 }
 
 static Launch launch_alone(void) {
@@ -129,18 +130,26 @@ static Status find_neighbours(Launch *launch, Error *error) {
     return STATUS_OK;
 }
 
-Status launch_open(Launch *launch, Error *error) {
+Status launch_open(Launch *launch, double hang_seconds, Error *error) {
     *launch = launch_alone();
     Promise promise = read_promise();
     if (promise.size == 1 || (promise.size == 0 && !comm_mpi_is_launched())) return STATUS_OK;
+    launch->guard = guard_open(
+        &(GuardOptions){.rank = promise.rank, .variable = promise.variable, .seconds = hang_seconds});
     TRY(open_world(launch, promise, error));
     if (launch->world.size == 1) return STATUS_OK;
     TRY(launch_check_program(launch, error));
     return find_neighbours(launch, error);
 }
 
+void launch_end_guard(Launch *launch) {
+    guard_close(launch->guard);
+    launch->guard = NULL;
+}
+
 void launch_close(Launch *launch) {
     comm_close(&launch->world);
+    launch_end_guard(launch);
     if (launch->at_end) launch->at_end(launch->at_end_context);
     launch->at_end = NULL;
 }

@@ -1,7 +1,7 @@
 /* How this process was started: alone, or as one of many by mpirun, mpiexec or srun.
  *
  *     Launch launch;
- *     TRY(launch_open(&launch, error));
+ *     TRY(launch_open(&launch, 1800.0, error));
  *     ... launch.world is the group of all processes, of size 1 where there is only this one ...
  *     launch_close(&launch);
  *
@@ -13,6 +13,7 @@
 #include "base/log.h"
 #include "base/options_text.h"
 #include "comm/comm.h"
+#include "parallel/guard.h"
 
 typedef struct {
     Comm world;    /* of the host's own memory, for control: options, errors, losses */
@@ -29,11 +30,14 @@ typedef struct {
     bool has_voice;    /* speaks for all: rank 0. The others print no notes and no results */
     void (*at_end)(void *context); /* what launch_close calls when MPI has ended; NULL: nothing */
     void *at_end_context;
+    Guard *guard; /* NULL: nobody looks out for ranks that are stopped, or somebody else does */
 } Launch;
 
 /* Begins MPI where there are others to find, and checks that all ranks run the same program. After an error the launch
- * can still be asked for its voice, and must be closed. */
-Status launch_open(Launch *launch, Error *error);
+ * can still be asked for its voice, and must be closed. From now on a rank that is stopped for hang_seconds ends the job (0: never),
+ * until launch_end_guard. */
+Status launch_open(Launch *launch, double hang_seconds, Error *error);
+void launch_end_guard(Launch *launch);
 void launch_close(Launch *launch);
 
 /* Give each rank of a host cores of its own, unless the launcher has done so or there are too few. Before any threads

@@ -72,6 +72,7 @@ static json_t *to_json(const RankNotice *notice) {
     json_object_set_new(object, "idle_seconds", json_make_number(notice->idle_seconds));
     json_object_set_new(object, "waits", json_boolean(notice->waits));
     json_object_set_new(object, "failed", json_boolean(notice->has_failed));
+    json_object_set_new(object, "hang_timeout", json_make_number(notice->hang_timeout));
     json_object_set_new(object, "where", json_make_text(notice->where));
     return object;
 }
@@ -111,6 +112,8 @@ static bool from_json(const json_t *object, const char *path, RankNotice *notice
             STATUS_OK ||
         json_field_bool(object, path, "waits", &notice->waits, &error) != STATUS_OK ||
         json_field_bool(object, path, "failed", &notice->has_failed, &error) != STATUS_OK ||
+        json_field_float(object, path, "hang_timeout", 0.0, 1e18, &notice->hang_timeout, &error) !=
+            STATUS_OK ||
         json_field_text(object, path, "host", &host, &error) != STATUS_OK ||
         json_field_text(object, path, "where", &where, &error) != STATUS_OK) {
         return false;

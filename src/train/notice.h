@@ -21,6 +21,7 @@ typedef struct {
     double idle_seconds; /* how long nothing has begun or ended there */
     bool waits;          /* for other ranks */
     bool has_failed;     /* it has said why itself */
+    double hang_timeout; /* how long it may stand still; 0: for ever */
     char host[128];
     char where[768]; /* activity_describe */
 } RankNotice;

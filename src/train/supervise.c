@@ -1,6 +1,8 @@
 /* The job runs in a process group of its own, so that Ctrl-C reaches it once, through here, and so that what is left of an attempt
  * can be ended as a whole before the next begins: two of them must not write to one folder.
  *
+ * A job of which nothing moves any more, not even its watchdogs, is ended from here: the notices in its folder tell.
+ *
  * Words are handed to execvp as they are; no shell sees them. */
 #include "train/supervise.h"
 
@@ -113,14 +115,45 @@ static void rest(void) {
     nanosleep(&(struct timespec){0, 50 * 1000 * 1000}, NULL);
 }
 
+/* Ranks watch each other. Where nobody is left to do it, since there is one rank only, or all of them stand still, their notices do
+ * too. */
+typedef struct {
+    uint64_t sum;                   /* of all beats */
+    uint64_t changed_ns, looked_ns; /* when it was last seen to change; when we last looked */
+} Pulse;
+
+/* Has no rank been heard of for so long that they cannot end the job themselves any more? */
+static bool has_frozen(const SuperviseOptions *options, Pulse *pulse, double started) {
+    if (timer_seconds_since(pulse->looked_ns) < 1.0) return false;
+    RankNotice *notices;
+    uint64_t sum = 0;
+    double timeout = 0.0;
+    for (int i = 0, n = notices_read(options->run, &notices); i < n; i++) {
+        if (notices[i].time < started) continue; /* an earlier attempt's */
+        sum += notices[i].beat;
+        timeout = notices[i].hang_timeout;
+    }
+    free(notices);
+    pulse->looked_ns = timer_now_ns();
+    if (sum != pulse->sum || sum == 0) pulse->changed_ns = pulse->looked_ns;
+    pulse->sum = sum;
+    double seconds = timer_seconds_since(pulse->changed_ns);
+    if (timeout <= 0.0 || seconds < 2.0 * timeout + 5.0) return false;
+    log_warning(options->log, "no rank has been heard of for %s; ending the job",
+                format_duration(seconds).text);
+    return true;
+}
+
 /* Until it ends; signals are passed on as they come, each of them: a second one ends a job that is slow to save. */
-static int wait_for(pid_t child) {
+static int wait_for(const SuperviseOptions *options, pid_t child, double started) {
     int status = 0;
+    Pulse pulse = {.looked_ns = timer_now_ns()};
     for (pid_t ended; (ended = waitpid(child, &status, WNOHANG)) != child; rest()) {
         if (ended < 0 && errno != EINTR) return 127;
         int number = pending;
         pending = 0;
         if (number) kill(-child, number);
+        if (has_frozen(options, &pulse, started)) kill(-child, SIGKILL);
     }
     return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
 }
@@ -201,7 +234,7 @@ Status supervise(const SuperviseOptions *options, SuperviseResult *result, Error
         double started = wall_seconds();
         pid_t child = -1;
         if (start(options, result->n_restarts, before, &child, error) != STATUS_OK) break;
-        result->exit_code = wait_for(child);
+        result->exit_code = wait_for(options, child, started);
         end_group(child);
         if (!goes_on(options, result, started)) break;
         log_note(options->log, "starting it again from its last checkpoint in %s (%d of %d)",

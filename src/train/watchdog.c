@@ -18,6 +18,7 @@
 #include "train/watchdog.h"
 
 #include "base/format.h"
+#include "base/process.h"
 #include "base/timer.h"
 #include "train/notice.h"
 
@@ -98,7 +99,8 @@ static RankNotice make_notice(Watchdog *watchdog, bool has_failed) {
                          .time = wall_seconds(),
                          .idle_seconds = timer_seconds_since(watchdog->moved_ns),
                          .waits = waits_for_others(watchdog),
-                         .has_failed = has_failed || watchdog->has_failed};
+                         .has_failed = has_failed || watchdog->has_failed,
+                         .hang_timeout = watchdog->options.timeout_seconds};
     snprintf(notice.host, sizeof notice.host, "%.*s", (int)sizeof notice.host - 1,
              watchdog->options.launch->host);
     describe(watchdog, notice.where, sizeof notice.where);
@@ -140,18 +142,8 @@ static bool is_silent(const Watchdog *watchdog, int rank) {
     return rank != watchdog->rank && !peer->is_ended && timer_seconds_since(peer->changed_ns) >= patience;
 }
 
-/* Has the process ended, reaped or not? */
 static bool is_process_gone(int64_t process) {
-    if (kill((pid_t)process, 0) != 0) return errno == ESRCH;
-    char path[64], text[512];
-    snprintf(path, sizeof path, "/proc/%lld/stat", (long long)process);
-    FILE *stream = fopen(path, "re");
-    if (!stream) return false;
-    size_t n = fread(text, 1, sizeof text - 1, stream);
-    fclose(stream);
-    text[n] = '\0';
-    const char *state = strrchr(text, ')'); /* behind the name, which may hold anything */
-    return state && state[1] == ' ' && (state[2] == 'Z' || state[2] == 'X');
+    return process_state(process) == PROCESS_GONE;
 }
 
 /* The lowest rank of this host that is gone without having finished, -1: none. */
@@ -470,6 +462,7 @@ Status watchdog_open(Watchdog **result, const WatchdogOptions *options, Error *e
         free_watchdog(watchdog);
         return error->status;
     }
+    launch_end_guard(options->launch); /* this one sees more */
     options->launch->at_end = finish;
     options->launch->at_end_context = *result = watchdog;
     return STATUS_OK;

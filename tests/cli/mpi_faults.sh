@@ -1,7 +1,7 @@
 #!/bin/bash
 # A job of three ranks to which something happens at a random moment: a rank is killed, stopped, throws an error or finds its disk
 # full. The job ends by itself, in time, with a report that names the rank and where it was; and under `pgpt supervise` it
-# goes on to the very weights of a run that nothing happened to. FAULT_RUNS=20 does every kind 20 times.
+# goes on to the very weights of a run that nothing happened to. FAULT_RUNS=20 does every kind 20 times, alone and supervised.
 # shellcheck source=/dev/null
 . "$SOURCE_ROOT/tests/cli/lib"
 # shellcheck source=/dev/null
@@ -51,21 +51,45 @@ has_report() {
         depth=1 fail "no word of rank $2 after $1: $(cat err)"
 }
 
-# The end of a job that nobody supervises: by itself, and not with 0.
-for kind in kill stop error disk; do
-    rank=$((RANDOM % n_ranks)) code=0 start=$SECONDS
+# ended KIND CODE START: the job that was struck is over: by itself, and not with 0.
+ended() {
+    (($2 != 0 && $2 != 124)) || depth=1 fail "$1: exit $2: $(cat err)"
+    ((SECONDS - $3 <= 4 * timeout + 10)) || depth=1 fail "$1: took $((SECONDS - $3)) s"
+}
+
+# The end of a job that nobody supervises.
+alone() {
+    local kind=$1 rank=$((RANDOM % n_ranks)) code=0 start=$SECONDS
     timeout -k 5 60 "$MPIEXEC" "$MPIEXEC_N" "$n_ranks" "$PGPT" train "${job[@]}" --out "alone-$kind" \
-        --fault "$kind:$rank:$((20 + RANDOM % 30))" >out 2>err </dev/null || code=$?
-    ((code != 0 && code != 124)) || fail "$kind: exit $code: $(cat err)"
-    ((SECONDS - start <= 4 * timeout + 10)) || fail "$kind: took $((SECONDS - start)) s"
+        --fault "$kind:$rank:$((1 + RANDOM % 60))" >out 2>err </dev/null || code=$?
+    ended "$kind" "$code" "$start"
     # MPICH's launcher kills those that are left at once; where the rank was is then to be read in its notice.
     if [[ $kind == kill ]] && "$MPIEXEC" --version 2>/dev/null | grep -qi hydra && ! grep -q 'is gone' err; then
         grep -q '"where":"[^"]' "alone-$kind/ranks/$rank" || fail "kill: no notice of rank $rank"
-        continue
+        return
     fi
     has_report "$kind" "$rank"
     [[ $kind != stop && $kind != kill ]] || grep -q 'step [0-9]' err || fail "$kind: not where it was: $(cat err)"
+}
+
+for ((run = 0; run < runs; run++)); do
+    for kind in kill stop error disk; do
+        alone $kind
+        rm -rf "alone-$kind"
+    done
 done
+
+# A rank that is stopped before it has met the others.
+rank=$((RANDOM % n_ranks)) code=0 start=$SECONDS
+cat >late <<'END'
+#!/bin/bash
+[[ ${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-}} != "$1" ]] || kill -STOP $$
+exec "${@:2}"
+END
+chmod +x late
+timeout -k 5 60 "$MPIEXEC" "$MPIEXEC_N" "$n_ranks" ./late $rank "$PGPT" train "${job[@]}" --out late-run >out 2>err </dev/null || code=$?
+ended "stopped at the start" "$code" "$start"
+grep -q "rank $rank .*has been stopped for" err || fail "no word of rank $rank: $(cat err)"
 
 # Under supervision. Killed and stopped from outside, at any moment; the other two cannot be done from there. A signal may come after
 # the end of a job on a quick machine, but not all of them.
@@ -90,6 +114,14 @@ for ((run = 0; run < runs; run++)); do
 done
 
 ((missed < 2 * runs)) || fail "all that was sent from outside came too late"
+
+# One process has nobody who watches it but the supervisor.
+"$PGPT" train "${job[@]}" --out single
+"$PGPT" supervise --wait 0 --json -- "$PGPT" train "${job[@]}" --hang-timeout 1 --fault stop:0:100 --out kept-single >out 2>err </dev/null ||
+    fail "exit $?: $(cat err)"
+[[ $(field restarts <out) == 1 ]] || fail "other restarts: $(cat out)"
+grep -q 'no rank has been heard of' err || fail "not said: $(cat err)"
+same_checkpoint kept-single single
 
 # A job that cannot be: said once, not tried again. And one that never gets better.
 refused '/the job has no --out/' supervise -- true

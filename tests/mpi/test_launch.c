@@ -208,7 +208,7 @@ int main(void) {
         cmocka_unit_test(test_describe),    cmocka_unit_test(test_pin),
     };
     Error error = {0};
-    if (launch_open(&launch, &error) != STATUS_OK) {
+    if (launch_open(&launch, 0.0, &error) != STATUS_OK) {
         fprintf(stderr, "test_launch: %s\n", error.text);
         return 1;
     }
