@@ -2,15 +2,19 @@
  * recorded is complete or counted as lost. */
 #include <pthread.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
 #include "base/activity.h"
+#include "base/activity_board.h"
 #include "base/timer.h"
 #include "comm/comm_self.h"
 
@@ -274,6 +278,65 @@ static void collectives_have_running_numbers(void **state) {
     activity_close(&activity);
 }
 
+/* What a process was doing when it was killed. It is in a collective since before there was a board, and in an instruction with
+ * a name that is longer than a board has room for. */
+static void do_something_until_killed(int report) {
+    Activity activity;
+    int descriptor;
+    ActivityEntry outer = {.kind = ACTIVITY_STEP, .name = "step", .number = 7}, inner = instruction(57),
+                  over = instruction(56);
+    activity_open(&activity);
+    int lane = activity_add_lane(&activity, "a worker");
+    activity_begin(&activity, ACTIVITY_HOST, &outer);
+    activity_set_board(&activity, activity_board_open(&descriptor));
+    activity_begin(&activity, ACTIVITY_HOST, &over);
+    activity_end(&activity, ACTIVITY_HOST);
+    inner.name = "an instruction with a name of more than forty letters";
+    activity_begin(&activity, ACTIVITY_HOST, &inner);
+    activity_begin(
+        &activity, lane,
+        &(ActivityEntry){.kind = ACTIVITY_COLLECTIVE, .name = "split", .number = 3, .place = "all"});
+    ssize_t n = write(report, &descriptor, sizeof descriptor);
+    while (n > 0) pause();
+    _exit(1);
+}
+
+static void a_board_outlives_its_process(void **state) {
+    (void)state;
+    int report[2], descriptor = -1;
+    char text[256], wanted[] = "step 7, instruction 57 (an instruction with a name of more tha, forward) for";
+    assert_int_equal(pipe(report), 0);
+    pid_t child = fork();
+    if (child == 0) do_something_until_killed(report[1]);
+    assert_int_equal(read(report[0], &descriptor, sizeof descriptor), sizeof descriptor);
+    ActivityBoard *board = activity_board_join(child, descriptor);
+    assert_non_null(board);
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+    assert_ptr_equal(activity_board_describe(board, text, sizeof text), text);
+    assert_int_equal(strncmp(text, wanted, sizeof wanted - 1), 0);
+    assert_non_null(strstr(text, "; a worker: split 3 of 'all' for "));
+    activity_board_close(board);
+    assert_null(activity_board_join(child, descriptor)); /* it is gone now */
+    close(report[0]);
+    close(report[1]);
+}
+
+static void a_board_can_be_empty_or_missing(void **state) {
+    (void)state;
+    char text[64];
+    int descriptor;
+    ActivityBoard *board = activity_board_open(&descriptor);
+    assert_non_null(board);
+    assert_null(activity_board_describe(board, text, sizeof text));
+    assert_null(activity_board_describe(NULL, text, sizeof text));
+    assert_null(activity_board_join(getpid(), -1));
+    assert_null(activity_board_join(getpid(), STDERR_FILENO)); /* something else */
+    activity_board_close(board);
+    activity_board_close(NULL);
+    close(descriptor);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(entries_are_seen_from_the_outermost_on),
@@ -284,6 +347,8 @@ int main(void) {
         cmocka_unit_test(the_recorder_is_bounded_and_counts),
         cmocka_unit_test(a_reader_never_sees_a_mixture),
         cmocka_unit_test(collectives_have_running_numbers),
+        cmocka_unit_test(a_board_outlives_its_process),
+        cmocka_unit_test(a_board_can_be_empty_or_missing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

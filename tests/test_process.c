@@ -67,6 +67,19 @@ static void stopped_siblings_are_found(void **state) {
     assert_true(WIFEXITED(code) && WEXITSTATUS(code) == 0);
 }
 
+static void children_are_found(void **state) {
+    (void)state;
+    assert_int_equal(process_child(), 0);
+    pid_t first = start_child(), second = start_child();
+    assert_true(first > 0 && second > 0);
+    assert_int_equal(process_child(), first < second ? first : second);
+    kill(first, SIGKILL);
+    kill(second, SIGKILL);
+    waitpid(first, NULL, 0);
+    waitpid(second, NULL, 0);
+    assert_int_equal(process_child(), 0);
+}
+
 static void variables_are_read(void **state) {
     (void)state;
     char value[8] = "";
@@ -85,6 +98,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(states_are_seen),
         cmocka_unit_test(stopped_siblings_are_found),
+        cmocka_unit_test(children_are_found),
         cmocka_unit_test(variables_are_read),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -13,6 +13,7 @@
  * is complete. */
 #include "base/activity.h"
 
+#include "base/activity_board.h"
 #include "base/format.h"
 #include "base/memory.h"
 #include "base/timer.h"
@@ -117,6 +118,7 @@ void activity_begin(Activity *activity, int lane, const ActivityEntry *entry) {
     }
     STORE(at->depth, depth + 1);
     STORE(at->sequence, sequence + 2);
+    activity_board_begin(LOAD(activity->board), lane, LOAD(at->name), depth, entry, now);
 }
 
 static ActivityEntry entry_of(const ActivitySlot *slot) {
@@ -159,6 +161,17 @@ void activity_end(Activity *activity, int lane) {
     STORE(at->sequence, sequence + 1);
     STORE(at->depth, depth);
     STORE(at->sequence, sequence + 2);
+    activity_board_end(LOAD(activity->board), lane, depth);
+}
+
+void activity_set_board(Activity *activity, ActivityBoard *board) {
+    for (int lane = 0; board && lane < activity_n_lanes(activity); lane++) {
+        ActivityView view;
+        activity_look(activity, lane, &view);
+        for (int i = 0; i < view.n; i++)
+            activity_board_begin(board, lane, view.lane, i, &view.current[i].entry, view.current[i].since_ns);
+    }
+    STORE(activity->board, board);
 }
 
 /* ---- Whoever looks on */

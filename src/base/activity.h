@@ -80,12 +80,14 @@ typedef struct {
 } ActivityEvent;
 
 typedef struct ActivityName ActivityName;
+typedef struct ActivityBoard ActivityBoard; /* activity_board.h */
 
 typedef struct {
     ActivityLane lane[ACTIVITY_MAX_LANES];
     _Atomic int32_t n_lanes;
     pthread_mutex_t mutex; /* over names and lanes being added */
     ActivityName *names;
+    _Atomic(ActivityBoard *) board; /* where other processes see it; NULL: nowhere */
     /* the recorder */
     ActivityEvent *event; /* NULL: there is none */
     size_t max_events;
@@ -108,6 +110,9 @@ int activity_add_lane(Activity *activity, const char *name);
 /* A copy of a text that lives as long as the activity; the same text gives the same pointer. `text` itself where
  * there is no activity or no memory. Any thread. */
 const char *activity_keep(Activity *activity, const char *text);
+
+/* From now on all of it is shown there too, what is being done at this moment included; NULL: no more. While other lanes are idle. */
+void activity_set_board(Activity *activity, ActivityBoard *board);
 
 /* ---- The thread that acts */
 

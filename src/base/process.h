@@ -20,6 +20,9 @@ ProcessState process_state(int64_t id);
 /* A process with the same parent as this one that is stopped: the one with the lowest number; 0: there is none. */
 int64_t process_stopped_sibling(void);
 
+/* A child of this process, zombies among them: the one with the lowest number; 0: there is none. */
+int64_t process_child(void);
+
 /* A variable of another process's environment, as it was when its program started; false where it has none, or may not be looked
  * at. */
 bool process_variable(int64_t id, const char *name, char *value, size_t n_bytes);

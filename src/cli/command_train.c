@@ -254,9 +254,17 @@ static Status watch_over(TrainRun *run, Error *error) {
     return launch_agree(run->launch, error);
 }
 
+static Status check_fault(const TrainRun *run, Error *error) {
+    if (run->fault.kind == FAULT_NONE || run->fault.step <= run->values.train.n_steps) return STATUS_OK;
+    return error_user(error, "--fault %s: the run has %lld steps, and nothing would happen",
+                      run->values.call.fault, (long long)run->values.train.n_steps);
+}
+
 static Status train(TrainRun *run, Error *error) {
     Launch *launch = run->launch;
     uint64_t start = timer_now_ns();
+    check_fault(run, error);
+    TRY(launch_agree(launch, error));
     train_enter(run, "making the weights");
     trainer_check_memory(&run->trainer, error);
     TRY(launch_agree(launch, error));

@@ -56,6 +56,8 @@ Status fault_strike(const Fault *fault, int rank, int64_t step, Error *error) {
     case FAULT_ERROR:
         return error_failed(error, "an error was thrown before step %lld, as --fault asked", (long long)step);
     case FAULT_DISK:
+        /* A log in a file is as full as the rest. */
+        fprintf(stderr, "pgpt: the disk of rank %d is full from here on, as --fault asked\n", rank);
         signal(SIGXFSZ, SIG_IGN); /* so that write(2) fails instead */
         setrlimit(RLIMIT_FSIZE, &(struct rlimit){.rlim_cur = 0, .rlim_max = RLIM_INFINITY});
         break;

@@ -1,5 +1,6 @@
-/* The job runs in a process group of its own, so that Ctrl-C reaches it once, through here, and so that what is left of an attempt
- * can be ended as a whole before the next begins: two of them must not write to one folder.
+/* The job runs in a process group of its own, so that Ctrl-C reaches it once, through here. What is left of an attempt is ended as
+ * a whole before the next begins: two of them must not write to one folder. Launchers give ranks groups of their own, so it is not
+ * the group that counts, but whose children they are.
  *
  * A job of which nothing moves any more, not even its watchdogs, is ended from here: the notices in its folder tell.
  *
@@ -7,6 +8,7 @@
 #include "train/supervise.h"
 
 #include "base/format.h"
+#include "base/process.h"
 #include "base/timer.h"
 #include "train/fault.h"
 #include "train/notice.h"
@@ -16,6 +18,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -152,16 +155,27 @@ static int wait_for(const SuperviseOptions *options, pid_t child, double started
         if (ended < 0 && errno != EINTR) return 127;
         int number = pending;
         pending = 0;
-        if (number) kill(-child, number);
+        if (number) {
+            kill(-child, number);
+            kill(-child, SIGCONT); /* what is stopped hears nothing */
+        }
         if (has_frozen(options, &pulse, started)) kill(-child, SIGKILL);
     }
     return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
 }
 
-/* Ranks that have outlived their launcher. */
-static void end_group(pid_t child) {
-    if (kill(-child, SIGKILL) != 0) return; /* nobody is left */
-    for (int i = 0; i < 100 && kill(-child, 0) == 0; i++) rest();
+/* Ranks that have outlived their launcher, wherever it has put them: a process whose parent is gone becomes a child of this one
+ * (adopt_orphans), and so, one after the other, do all that are left. */
+static void end_rest(pid_t child) {
+    kill(-child, SIGKILL);
+    for (int64_t left; (left = process_child()) != 0;) {
+        kill((pid_t)left, SIGKILL);
+        if (waitpid((pid_t)left, NULL, 0) < 0 && errno != EINTR) break;
+    }
+}
+
+static void adopt_orphans(bool wanted) {
+    prctl(PR_SET_CHILD_SUBREAPER, wanted ? 1UL : 0UL, 0UL, 0UL, 0UL);
 }
 
 /* ---- between two attempts */
@@ -218,8 +232,8 @@ static bool goes_on(const SuperviseOptions *options, SuperviseResult *result, do
         return false;
     }
     if (result->n_restarts == options->most_restarts) {
-        log_note(options->log, "it has been started %d times; giving up (--restarts %d)",
-                 options->most_restarts + 1, options->most_restarts);
+        log_note(options->log, "it has been started %d time%s; giving up (--restarts %d)",
+                 options->most_restarts + 1, options->most_restarts ? "s" : "", options->most_restarts);
         return false;
     }
     return true;
@@ -230,12 +244,13 @@ Status supervise(const SuperviseOptions *options, SuperviseResult *result, Error
     struct sigaction before[N_STOP_SIGNALS];
     uint64_t start_ns = timer_now_ns();
     watch_signals(before);
+    adopt_orphans(true);
     for (;;) {
         double started = wall_seconds();
         pid_t child = -1;
         if (start(options, result->n_restarts, before, &child, error) != STATUS_OK) break;
         result->exit_code = wait_for(options, child, started);
-        end_group(child);
+        end_rest(child);
         if (!goes_on(options, result, started)) break;
         log_note(options->log, "starting it again from its last checkpoint in %s (%d of %d)",
                  format_duration(options->wait_seconds).text, result->n_restarts + 1, options->most_restarts);
@@ -246,6 +261,7 @@ Status supervise(const SuperviseOptions *options, SuperviseResult *result, Error
         }
         result->n_restarts++;
     }
+    adopt_orphans(false);
     restore_signals(before);
     result->seconds = timer_seconds_since(start_ns);
     return error->status;

@@ -15,12 +15,12 @@
  * descriptors of the processes of its host, which wake it at once when one of them ends. Processes that cannot be seen at the
  * start (containers) are not watched; where the system has no such descriptors, they are looked for every twentieth of a second. */
 #define _GNU_SOURCE /* syscall */
-#include "train/watchdog.h"
+#include "train/watchdog_inside.h"
 
+#include "base/activity_board.h"
 #include "base/format.h"
 #include "base/process.h"
 #include "base/timer.h"
-#include "train/notice.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -35,47 +35,9 @@
 
 static const double LOOK_SECONDS = 0.05;
 
-/* What ranks tell each other at the start. */
-typedef struct {
-    int64_t process;
-    char host[128];
-} Identity;
-
-typedef struct {
-    Identity identity;
-    bool is_near;  /* a process that this one can see */
-    bool is_ended; /* as it should */
-    uint64_t beat; /* when its notice was last seen to change, and how it was then */
-    uint64_t changed_ns;
-    bool has_notice;
-    RankNotice notice;
-} Peer;
-
-struct Watchdog {
-    WatchdogOptions options; /* with a run of its own, which outlives the caller's */
-    int rank, size;
-    pthread_mutex_t mutex; /* over one look at everything */
-    bool is_leaving, has_failed, has_left;
-    char failed_where[sizeof((RankNotice *)NULL)->where];
-    Peer *peer; /* (size) */
-    pthread_t thread;
-    int stop[2];            /* a pipe: closing its second end stops the thread */
-    struct pollfd *sleeper; /* (n_sleepers): the pipe's first end, then processes */
-    int n_sleepers;
-    /* of this rank */
-    uint64_t progress, moved_ns, beat, noticed_ns, looked_ns;
-    uint64_t gone_ns; /* when somebody was first found to be gone; 0: never */
-};
-
 /* ---- this rank's notice */
 
-static double wall_seconds(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
-
-static bool waits_for_others(const Watchdog *watchdog) {
+bool watchdog_waits(const Watchdog *watchdog) {
     ActivityView view;
     if (watchdog->is_leaving) return true;
     if (!activity_look(watchdog->options.activity, ACTIVITY_HOST, &view) || !view.n) return false;
@@ -83,7 +45,7 @@ static bool waits_for_others(const Watchdog *watchdog) {
     return kind == ACTIVITY_COLLECTIVE || kind == ACTIVITY_WAIT || kind == ACTIVITY_MESSAGE;
 }
 
-static const char *describe(const Watchdog *watchdog, char *text, size_t n_bytes) {
+const char *watchdog_describe(const Watchdog *watchdog, char *text, size_t n_bytes) {
     if (!watchdog->is_leaving) return activity_describe(watchdog->options.activity, text, n_bytes);
     if (watchdog->has_failed) snprintf(text, n_bytes, "%s", watchdog->failed_where);
     else
@@ -96,14 +58,14 @@ static RankNotice make_notice(Watchdog *watchdog, bool has_failed) {
     RankNotice notice = {.rank = watchdog->rank,
                          .process = getpid(),
                          .beat = ++watchdog->beat,
-                         .time = wall_seconds(),
+                         .time = watchdog_wall_seconds(),
                          .idle_seconds = timer_seconds_since(watchdog->moved_ns),
-                         .waits = waits_for_others(watchdog),
+                         .waits = watchdog_waits(watchdog),
                          .has_failed = has_failed || watchdog->has_failed,
                          .hang_timeout = watchdog->options.timeout_seconds};
     snprintf(notice.host, sizeof notice.host, "%.*s", (int)sizeof notice.host - 1,
              watchdog->options.launch->host);
-    describe(watchdog, notice.where, sizeof notice.where);
+    watchdog_describe(watchdog, notice.where, sizeof notice.where);
     return notice;
 }
 
@@ -121,6 +83,13 @@ static double notice_seconds(const Watchdog *watchdog) {
 
 /* ---- the others */
 
+/* A board knows to the instruction what a notice knew a moment ago. */
+static void look_at_board(Peer *peer) {
+    char where[sizeof peer->notice.where];
+    if (!peer->notice.has_failed && activity_board_describe(peer->board, where, sizeof where))
+        memcpy(peer->notice.where, where, sizeof where);
+}
+
 static void look_at(Watchdog *watchdog, int rank) {
     Peer *peer = &watchdog->peer[rank];
     RankNotice notice;
@@ -133,9 +102,10 @@ static void look_at(Watchdog *watchdog, int rank) {
     peer->has_notice = true;
     peer->beat = notice.beat;
     peer->notice = notice;
+    look_at_board(peer);
 }
 
-static bool is_silent(const Watchdog *watchdog, int rank) {
+bool watchdog_is_silent(const Watchdog *watchdog, int rank) {
     const Peer *peer = &watchdog->peer[rank];
     double patience = watchdog->options.timeout_seconds / 4.0;
     if (patience < 3.0 * notice_seconds(watchdog)) patience = 3.0 * notice_seconds(watchdog);
@@ -158,94 +128,29 @@ static int find_gone(Watchdog *watchdog) {
         if (peer->is_ended) continue;
         peer->notice = notice;
         peer->has_notice = true;
+        look_at_board(peer);
         return rank;
     }
     return -1;
 }
 
-/* ---- the report */
+/* ---- the end */
 
-static void write_place(const Watchdog *watchdog, const Peer *peer, int rank, FILE *stream) {
-    fprintf(stream, "  rank %d (%s, process %lld): ", rank, peer->identity.host,
-            (long long)peer->identity.process);
-    if (rank == watchdog->rank) {
-        char text[1024];
-        fprintf(stream, "%s\n", describe(watchdog, text, sizeof text));
-    } else if (peer->is_ended && !peer->notice.has_failed) {
-        fprintf(stream, "has finished\n");
-    } else if (!peer->has_notice) {
-        fprintf(stream, "has left no notice\n");
-    } else {
-        fprintf(stream, "%s\n", peer->notice.where);
-    }
-}
-
-static void write_places(Watchdog *watchdog, FILE *stream) {
-    enum { MOST_LINES = 64 };
-    fprintf(stream, "pgpt: where each rank is:\n");
-    for (int rank = 0; rank < watchdog->size && rank < MOST_LINES; rank++)
-        write_place(watchdog, &watchdog->peer[rank], rank, stream);
-    if (watchdog->size > MOST_LINES)
-        fprintf(stream, "  and %d more ranks: see %s/ranks\n", watchdog->size - MOST_LINES,
-                watchdog->options.run);
-}
-
-static void write_gone(const Watchdog *watchdog, int gone, FILE *stream) {
-    char name[256];
-    const RankNotice *notice = &watchdog->peer[gone].notice;
-    fprintf(stream, "pgpt: %s is gone; when last heard of, %s earlier, it was in: %s\n",
-            notice_name(notice, name, sizeof name),
-            format_duration(wall_seconds() > notice->time ? wall_seconds() - notice->time : 0.0).text,
-            notice->where);
-}
-
-/* Those that have fallen silent, or else those that are not waiting for others. */
-static void write_suspects(const Watchdog *watchdog, FILE *stream) {
-    fprintf(stream, "pgpt: nothing has moved for %s on rank %d (--hang-timeout %g)\n",
-            format_duration(timer_seconds_since(watchdog->moved_ns)).text, watchdog->rank,
-            watchdog->options.timeout_seconds);
-    int n_silent = 0, n_busy = 0;
+/* What is now known of a rank that cannot say it any more, for whoever reads its notice later. */
+static void leave_notices_of_others(const Watchdog *watchdog, int gone) {
     for (int rank = 0; rank < watchdog->size; rank++) {
-        if (!is_silent(watchdog, rank)) continue;
-        n_silent++;
-        fprintf(stream,
-                "pgpt: rank %d (%s, process %lld) has not been heard of for %s: stopped, or its host is\n",
-                rank, watchdog->peer[rank].identity.host, (long long)watchdog->peer[rank].identity.process,
-                format_duration(timer_seconds_since(watchdog->peer[rank].changed_ns)).text);
-    }
-    for (int rank = 0; rank < watchdog->size && !n_silent; rank++) {
         const Peer *peer = &watchdog->peer[rank];
-        bool waits =
-            rank == watchdog->rank ? waits_for_others(watchdog) : !peer->has_notice || peer->notice.waits;
-        if (waits) continue;
-        n_busy++;
-        fprintf(stream, "pgpt: rank %d is the one that the others wait for\n", rank);
+        if (peer->board && peer->has_notice && !peer->is_ended &&
+            (rank == gone || watchdog_is_silent(watchdog, rank)))
+            notice_write(watchdog->options.run, &peer->notice, &(Error){0});
     }
-    if (!n_silent && !n_busy)
-        fprintf(stream, "pgpt: every rank waits for others: they have lost step with each other\n");
 }
 
-/* All of it by one write, so that nothing comes in between; then the end. */
 static void end_job(Watchdog *watchdog, int gone) {
-    char *text = NULL;
-    size_t n_bytes = 0;
-    FILE *stream = open_memstream(&text, &n_bytes);
-    if (stream) {
-        for (int rank = 0; rank < watchdog->size; rank++) look_at(watchdog, rank);
-        fputc('\n', stream); /* a progress bar may be up */
-        if (gone >= 0) write_gone(watchdog, gone, stream);
-        else write_suspects(watchdog, stream);
-        write_places(watchdog, stream);
-        fprintf(stream, "pgpt: ending the job; go on from its last checkpoint with: pgpt train --resume %s\n",
-                watchdog->options.run);
-        fclose(stream);
-        for (size_t done = 0; done < n_bytes;) {
-            ssize_t n = write(STDERR_FILENO, text + done, n_bytes - done);
-            if (n <= 0) break;
-            done += (size_t)n;
-        }
-    }
+    for (int rank = 0; rank < watchdog->size; rank++) look_at(watchdog, rank);
+    watchdog_report(watchdog, gone);
     leave_notice(watchdog, true);
+    leave_notices_of_others(watchdog, gone);
     enum { ABORT_SECONDS = 30 };
     alarm(ABORT_SECONDS); /* what hangs may hold a lock that the abort wants, too */
     if (watchdog->size > 1 && !watchdog->is_leaving)
@@ -268,7 +173,7 @@ static int turn_when_gone(const Watchdog *watchdog) {
 static int turn_when_stuck(Watchdog *watchdog) {
     for (int rank = 0; rank < watchdog->rank; rank++) {
         look_at(watchdog, rank);
-        if (!is_silent(watchdog, rank)) return 1; /* it will speak, or fall silent */
+        if (!watchdog_is_silent(watchdog, rank)) return 1; /* it will speak, or fall silent */
     }
     for (int rank = watchdog->rank + 1; rank < watchdog->size; rank++) look_at(watchdog, rank);
     return 0;
@@ -351,6 +256,7 @@ static Status meet_others(Watchdog *watchdog, Error *error) {
     for (int r = 0; r <= size; r++) border[r] = r * (int64_t)sizeof *all;
     Identity *own = &all[watchdog->rank];
     own->process = getpid();
+    own->board = watchdog->board_descriptor;
     snprintf(own->host, sizeof own->host, "%.*s", (int)sizeof own->host - 1, launch->host);
     if (size > 1) comm_all_gather(&launch->world, all, border, COMM_U8, error);
     for (int r = 0; r < size && error->status == STATUS_OK; r++) {
@@ -359,6 +265,8 @@ static Status meet_others(Watchdog *watchdog, Error *error) {
         peer->identity.host[sizeof peer->identity.host - 1] = '\0';
         peer->is_near = strcmp(all[r].host, own->host) == 0 && !is_process_gone(all[r].process);
         peer->changed_ns = timer_now_ns();
+        if (peer->is_near && r != watchdog->rank)
+            peer->board = activity_board_join(all[r].process, all[r].board);
     }
     free(all);
     free(border);
@@ -394,6 +302,9 @@ static void free_watchdog(Watchdog *watchdog) {
     for (int i = 0; i < 2; i++) {
         if (watchdog->stop[i] >= 0) close(watchdog->stop[i]);
     }
+    for (int rank = 0; rank < watchdog->size; rank++) activity_board_close(watchdog->peer[rank].board);
+    activity_board_close(watchdog->board);
+    if (watchdog->board_descriptor >= 0) close(watchdog->board_descriptor);
     pthread_mutex_destroy(&watchdog->mutex);
     free((char *)(uintptr_t)watchdog->options.run);
     free(watchdog->sleeper);
@@ -451,6 +362,7 @@ Status watchdog_open(Watchdog **result, const WatchdogOptions *options, Error *e
                            .stop = {-1, -1}};
     watchdog->options.run = run;
     pthread_mutex_init(&watchdog->mutex, NULL);
+    watchdog->board = activity_board_open(&watchdog->board_descriptor);
     meet_others(watchdog, error);
     if (error->status == STATUS_OK) open_sleepers(watchdog, error);
     if (error->status == STATUS_OK) {
@@ -462,6 +374,7 @@ Status watchdog_open(Watchdog **result, const WatchdogOptions *options, Error *e
         free_watchdog(watchdog);
         return error->status;
     }
+    activity_set_board(options->activity, watchdog->board);
     launch_end_guard(options->launch); /* this one sees more */
     options->launch->at_end = finish;
     options->launch->at_end_context = *result = watchdog;
@@ -472,7 +385,7 @@ void watchdog_leave(Watchdog *watchdog, bool has_failed) {
     if (!watchdog) return;
     pthread_mutex_lock(&watchdog->mutex);
     if (!watchdog->is_leaving) {
-        if (has_failed) describe(watchdog, watchdog->failed_where, sizeof watchdog->failed_where);
+        if (has_failed) watchdog_describe(watchdog, watchdog->failed_where, sizeof watchdog->failed_where);
         watchdog->has_failed = has_failed;
         watchdog->is_leaving = true;
         watchdog->moved_ns = timer_now_ns();

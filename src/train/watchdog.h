@@ -21,8 +21,8 @@
 typedef struct {
     const char *run; /* its folder, where the notices go; must stay good */
     Launch *launch;
-    const Activity *activity; /* of this rank */
-    double timeout_seconds;   /* 0: only processes that are gone are noticed */
+    Activity *activity;     /* of this rank; is closed before launch_close */
+    double timeout_seconds; /* 0: only processes that are gone are noticed */
 } WatchdogOptions;
 
 typedef struct Watchdog Watchdog;

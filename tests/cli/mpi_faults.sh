@@ -45,10 +45,17 @@ same_checkpoint() {
     done
 }
 
-# has_report WHAT RANK: what was said names the rank, and where it was.
+# has_report KIND RANK: what was said names the rank, and the step that it was in.
 has_report() {
-    grep -Eq "rank $2 .*(is gone; when last heard of|has not been heard of|: (an error was thrown|cannot write))" err ||
-        depth=1 fail "no word of rank $2 after $1: $(cat err)"
+    local said
+    case $1 in
+    kill) said="rank $2 .*is gone; .*it was in: step [0-9]" ;;
+    stop) said="rank $2 .*has not been heard of" ;;
+    error) said="rank $2 .*: an error was thrown before step [0-9]" ;;
+    disk) said="rank $2 .*: cannot write" ;;
+    esac
+    grep -Eq "$said" err || depth=1 fail "no word of rank $2 after $1: $(cat err)"
+    [[ $1 != stop ]] || grep -Eq "^  rank $2 .*: step [0-9]" err || depth=1 fail "stop: not where rank $2 was: $(cat err)"
 }
 
 # ended KIND CODE START: the job that was struck is over: by itself, and not with 0.
@@ -69,7 +76,6 @@ alone() {
         return
     fi
     has_report "$kind" "$rank"
-    [[ $kind != stop && $kind != kill ]] || grep -q 'step [0-9]' err || fail "$kind: not where it was: $(cat err)"
 }
 
 for ((run = 0; run < runs; run++)); do
@@ -114,6 +120,24 @@ for ((run = 0; run < runs; run++)); do
 done
 
 ((missed < 2 * runs)) || fail "all that was sent from outside came too late"
+
+# A launcher that is killed, and a rank that is stopped and does not notice: nothing of the first attempt stays.
+timeout -k 5 120 "$PGPT" supervise --wait 0 --json -- "$MPIEXEC" "$MPIEXEC_N" "$n_ranks" "$PGPT" train "${job[@]}" --out orphans \
+    >out 2>err </dev/null &
+supervisor=$!
+process=
+for ((i = 0; i < 300; i++)); do
+    process=$(processes orphans 2>/dev/null | sed -n 's/^1 //p') || true
+    [[ -z $process ]] || break
+    sleep 0.02
+done
+[[ -n $process ]] || fail "no rank 1 was seen: $(cat err)"
+launcher=$(awk '{ print $4 }' "/proc/$process/stat") # a name without blanks
+kill -STOP "$process"
+kill -KILL "$launcher"
+wait $supervisor || fail "exit $? after the launcher was killed: $(cat err)"
+! kill -0 "$process" 2>/dev/null || fail "rank 1 of the first attempt is still there: $(cat "/proc/$process/stat")"
+same_checkpoint orphans whole
 
 # One process has nobody who watches it but the supervisor.
 "$PGPT" train "${job[@]}" --out single
