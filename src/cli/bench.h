@@ -19,6 +19,7 @@ typedef struct {
     int64_t n_threads;
     int device, precision; /* DeviceKind, PrecisionKind */
     bool any_order;
+    int64_t n_streams;
     bool json;
 } BenchOptions;
 

@@ -33,7 +33,8 @@ Status bench_backend_open(Backend *backend, const BenchOptions *bench, Error *er
     DeviceOptions device = {.kind = bench->device,
                             .n_threads = (int)bench->n_threads,
                             .precision = (PrecisionKind)bench->precision,
-                            .any_order = bench->any_order};
+                            .any_order = bench->any_order,
+                            .n_streams = (int)bench->n_streams};
     return device_backend_open(backend, &device, error);
 }
 

@@ -47,6 +47,7 @@ static const OptionSpec bench_option_specs[] = {
                   "where to compute; auto: on a GPU if there is one"),
     OPTION_CHOICE("dtype", BenchOptions, precision, PRECISION_F32, precision_names, "numbers to compute in"),
     OPTION_BOOL("any-order", BenchOptions, any_order, false, DEVICE_ANY_ORDER_HELP),
+    OPTION_INT("streams", BenchOptions, n_streams, 1, 1, 2, DEVICE_STREAMS_HELP),
     OPTION_INT("threads", BenchOptions, n_threads, 0, 0, 4096, "CPU threads; 0: all cores"),
     OPTION_BOOL("json", BenchOptions, json, false, "make the last line of the output one JSON object",
                 .flags = OPTION_TRANSIENT),
@@ -125,6 +126,7 @@ static const struct {
     {"loss-chunk", FOR_STEP | FOR_OPS},
     {"dropout", FOR_STEP | FOR_OPS},
     {"any-order", FOR_STEP | FOR_OPS},
+    {"streams", FOR_STEP},
     {"steps", FOR_STEP},
     {"warmup-steps", FOR_STEP},
     {"tokens", FOR_GENERATE},
@@ -166,8 +168,12 @@ static Status run_bench(Options *options, BenchValues *values, Error *error) {
     TRY(find_benchmark(options->arguments[0], &benchmark, error));
     TRY(refuse_ignored(options, benchmark, error));
     bool takes_gpu = device_takes_gpu(values->bench.device);
-    if (!takes_gpu && options_source(options, "any-order") == OPTION_FROM_COMMAND)
-        return error_user(error, "--any-order means something only with --device cuda; leave it out");
+    static const char *const of_gpus[] = {"any-order", "streams"};
+    for (size_t i = 0; !takes_gpu && i < sizeof of_gpus / sizeof of_gpus[0]; i++) {
+        if (options_source(options, of_gpus[i]) == OPTION_FROM_COMMAND)
+            return error_user(error, "--%s means something only with --device cuda; leave it out",
+                              of_gpus[i]);
+    }
     if (takes_gpu && benchmark->mask == FOR_OPS) TRY(choose_gpu_sizes(options, error));
     TRY(config_apply_preset(options, values->model.preset, error));
     if (!values->model.vocabulary) values->model.vocabulary = USUAL_VOCABULARY;

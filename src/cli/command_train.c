@@ -128,7 +128,8 @@ static Status open_device(TrainRun *run, Error *error) {
                             .index = run->launch->host_rank,
                             .n_threads = launch_threads(run->launch, (int)values->train.n_threads),
                             .precision = (PrecisionKind)values->train.precision,
-                            .any_order = values->train.any_order};
+                            .any_order = values->train.any_order,
+                            .n_streams = (int)values->train.n_streams};
     TRY(device_backend_open(&run->backend, &device, error));
     run->has_backend = true;
     return STATUS_OK;

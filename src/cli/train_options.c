@@ -162,6 +162,7 @@ static Status refuse_ignored(const TrainRun *run, Error *error) {
         {"lr-min", "a schedule that decays", optimizer->schedule != SCHEDULE_CONSTANT},
         {"rotary-theta", "--position rotary", run->values.model.position == POSITION_ROTARY},
         {"any-order", "--device cuda", device_takes_gpu(run->values.train.device)},
+        {"streams", "--device cuda", device_takes_gpu(run->values.train.device)},
     };
     for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++) {
         if (rules[i].has_effect || options_source(&run->options, rules[i].name) != OPTION_FROM_COMMAND)

@@ -46,6 +46,11 @@ typedef struct Backend {
     Status (*elapsed_ms)(void *context, void *first, void *second, float *milliseconds, Error *error);
     void (*mark_free)(void *context, void *mark);
 
+    /* A second lane: kernels, marks and waits go to lane 0, or to lane 1 after set_lane(context, 1), and lanes run beside each
+     * other but for waits for marks of the other. Optional, both or neither; needs marks. */
+    void (*set_lane)(void *context, int lane);
+    Status (*wait_mark)(void *context, void *mark, Error *error);
+
     void (*close)(void *context);
 
     void *context;

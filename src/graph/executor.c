@@ -77,6 +77,27 @@ static KernelCall make_call(const DeviceMemory *memory, const Node *node, bool i
     return call;
 }
 
+static Status open_lanes(Executor *executor, Error *error) {
+    const Program *program = executor->program;
+    const Backend *backend = executor->memory->backend;
+    if (!program->lane || !backend->set_lane) return STATUS_OK;
+    executor->marks = ARENA_ARRAY(&executor->arena, LaneMarks, program->graph->n_nodes + 1);
+    for (int i = 0; i < program->graph->n_nodes; i++) {
+        if (!program->lane[i].is_beside) continue;
+        TRY(backend->mark_new(backend->context, &executor->marks[i].begin, error));
+        TRY(backend->mark_new(backend->context, &executor->marks[i].end, error));
+    }
+    return STATUS_OK;
+}
+
+static void close_lanes(Executor *executor) {
+    const Backend *backend = executor->memory->backend;
+    for (int i = 0; executor->marks && i < executor->program->graph->n_nodes; i++) {
+        backend->mark_free(backend->context, executor->marks[i].begin);
+        backend->mark_free(backend->context, executor->marks[i].end);
+    }
+}
+
 Status executor_open(Executor *executor, const Program *program, DeviceMemory *memory, Error *error) {
     const Backend *backend = memory->backend;
     *executor = (Executor){.program = program, .memory = memory, .times_instructions = backend->is_blocking};
@@ -94,7 +115,7 @@ Status executor_open(Executor *executor, const Program *program, DeviceMemory *m
             .later = make_call(memory, node, false),
         };
     }
-    return STATUS_OK;
+    return open_lanes(executor, error);
 }
 
 void executor_close(Executor *executor) {
@@ -108,6 +129,7 @@ void executor_close(Executor *executor) {
         backend->mark_free(backend->context, executor->pending[i].begin);
         backend->mark_free(backend->context, executor->pending[i].end);
     }
+    if (backend) close_lanes(executor);
     arena_free(&executor->arena);
     *executor = (Executor){0};
 }
@@ -130,12 +152,52 @@ static Status run_one(Executor *executor, int number, const KernelCall *call, bo
     return error_prefix(error, "instruction %d (%s, %s): ", number, entry.name, entry.place);
 }
 
+/* The instruction on the second lane, from where the first one is now. */
+static Status run_beside(Executor *executor, int number, const KernelCall *call, Error *error) {
+    const Backend *backend = executor->memory->backend;
+    const LaneMarks *marks = &executor->marks[number];
+    TRY(backend->mark(backend->context, marks->begin, error));
+    backend->set_lane(backend->context, 1);
+    if (backend->wait_mark(backend->context, marks->begin, error) == STATUS_OK &&
+        run_one(executor, number, call, false, error) == STATUS_OK)
+        backend->mark(backend->context, marks->end, error);
+    backend->set_lane(backend->context, 0);
+    return error->status;
+}
+
+/* A section on two lanes: nothing is waited for but what has to be, and in the end everything. */
+static Status run_on_lanes(Executor *executor, Section section, MicroBatch micro, Error *error) {
+    const Program *program = executor->program;
+    const Backend *backend = executor->memory->backend;
+    int last = -1,
+        joined = -1; /* of those beside: the last that was begun, and the last that was waited for */
+    for (int i = program->first[section]; i < program->first[section] + program->count[section]; i++) {
+        Instruction *instruction = &executor->instruction[i];
+        const KernelCall *call = micro.is_first ? &instruction->first : &instruction->later;
+        const LaneStep *step = &program->lane[i];
+        if (call->node->is_last_only && !micro.is_last) continue;
+        if (step->is_beside) {
+            TRY(run_beside(executor, i, call, error));
+            last = i;
+            continue;
+        }
+        if (step->joins >= 0) {
+            TRY(backend->wait_mark(backend->context, executor->marks[step->joins].end, error));
+            if (joined < step->joins) joined = step->joins;
+        }
+        TRY(run_one(executor, i, call, false, error));
+    }
+    if (last <= joined) return STATUS_OK;
+    return backend->wait_mark(backend->context, executor->marks[last].end, error);
+}
+
 /* The host's clock tells an instruction's time where the kernel returns when it is done, or is waited for. */
 static Status run_instructions(Executor *executor, Section section, MicroBatch micro, bool is_timed,
                                bool is_waited_for, Error *error) {
     const Program *program = executor->program;
     const Backend *backend = executor->memory->backend;
     bool waits = is_waited_for && backend->synchronize;
+    if (executor->marks && !is_timed && !waits) return run_on_lanes(executor, section, micro, error);
     uint64_t before = timer_now_ns();
     for (int i = program->first[section]; i < program->first[section] + program->count[section]; i++) {
         Instruction *instruction = &executor->instruction[i];

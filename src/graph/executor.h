@@ -47,6 +47,11 @@ typedef struct {
     uint64_t elapsed_ns;
 } Instruction;
 
+/* Of a node that runs beside others: the backend's marks before and after it; NULL: it does not. */
+typedef struct {
+    void *begin, *end;
+} LaneMarks;
+
 /* One way to run a section: by the position of the micro-batch in its step. */
 typedef struct {
     bool was_run;    /* once, instruction by instruction, so that everything is prepared */
@@ -66,6 +71,7 @@ typedef struct {
     DeviceMemory *memory;
     Arena arena;
     Instruction *instruction;    /* one a node */
+    LaneMarks *marks;            /* one a node, of those that run beside others; NULL where nothing does */
     uint64_t phase_ns[N_PHASES]; /* ask executor_phase_ns */
     bool
         times_instructions; /* wait for each: for executor_print_times where the device runs behind the host */

@@ -42,6 +42,8 @@ struct Op {
     void (*describe)(const Node *node, char *text, size_t n_bytes);
     /* The meaning, in plain C on f32 host memory. Never NULL. */
     Kernel reference;
+    /* Nothing near it in a program waits for it: it may run beside what follows, where a device can do that (lanes.h). */
+    bool runs_beside;
     /* A program can be recorded without it: a backend has it only if it has a kernel of its own for it. */
     bool is_shortcut;
     /* Communication is no device's business: the reference is what runs, with addresses of whatever device it is. */

@@ -7,6 +7,8 @@
  * of the lower bound (live_bytes), which the plan reports beside it. */
 #include "graph/plan.h"
 
+#include "graph/lanes.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -41,12 +43,22 @@ static void touch(Storage *storages, Tensor *tensor, int index) {
     if (storage->last < index) storage->last = index;
 }
 
-static void find_lifetimes(Graph *graph, Storage *storages) {
+static void touch_all(Storage *storages, const Node *node, int index) {
+    for (int k = 0; k < node->n_inputs; k++) touch(storages, node->input[k], index);
+    for (int k = 0; k < node->n_outputs; k++) touch(storages, node->output[k], index);
+    touch(storages, node->scratch, index);
+}
+
+static void find_lifetimes(Graph *graph, bool with_lanes, Storage *storages) {
     for (int i = 0; i < graph->n_nodes; i++) {
         const Node *node = graph->node[i];
-        for (int k = 0; k < node->n_inputs; k++) touch(storages, node->input[k], i);
-        for (int k = 0; k < node->n_outputs; k++) touch(storages, node->output[k], i);
-        touch(storages, node->scratch, i);
+        touch_all(storages, node, i);
+        if (!with_lanes || !lanes_is_beside(node)) continue;
+        int last = i; /* within its section */
+        while (last < i + LANES_GRACE && last + 1 < graph->n_nodes &&
+               graph->node[last + 1]->section == node->section)
+            last++;
+        touch_all(storages, node, last);
     }
 }
 
@@ -151,7 +163,7 @@ static void give_offsets(Graph *graph, Storage *storages) {
     }
 }
 
-Status plan_memory(Graph *graph, MemoryPlan *plan, Error *error) {
+Status plan_memory(Graph *graph, bool with_lanes, MemoryPlan *plan, Error *error) {
     *plan = (MemoryPlan){0};
     TRY(lay_out_persistent(graph, plan, error));
     Arena scratch = {0};
@@ -160,7 +172,7 @@ Status plan_memory(Graph *graph, MemoryPlan *plan, Error *error) {
         storages[i] =
             (Storage){.first = -1, .last = -1, .id = i, .n_bytes = aligned(tensor_bytes(graph->tensor[i]))};
     }
-    find_lifetimes(graph, storages);
+    find_lifetimes(graph, with_lanes, storages);
     merge_in_place(graph, storages);
 
     Storage **order = ARENA_ARRAY(&scratch, Storage *, graph->n_tensors);

@@ -17,8 +17,9 @@ typedef struct {
     const Node *peak_node;  /* that node */
 } MemoryPlan;
 
-/* Gives every tensor its offset. Nodes run in the order of graph->node. Fails only on sizes beyond the address space. */
-Status plan_memory(Graph *graph, MemoryPlan *plan, Error *error);
+/* Gives every tensor its offset. Nodes run in the order of graph->node; with_lanes, some of them beside others (lanes.h), which keep
+ * their memory for a while. Fails only on sizes beyond the address space. */
+Status plan_memory(Graph *graph, bool with_lanes, MemoryPlan *plan, Error *error);
 
 size_t plan_total_bytes(const MemoryPlan *plan);
 

@@ -61,7 +61,13 @@ Status program_build(Program *program, const char *name, Graph *graph, const Bac
     add_scratch(graph, backend);
     sort_sections(program);
     for (int i = 0; i < graph->n_nodes; i++) program->n_recomputed += graph->node[i]->is_recomputed;
-    TRY(plan_memory(graph, &program->plan, error));
+    TRY(plan_memory(graph, backend->set_lane != NULL, &program->plan, error));
+    if (backend->set_lane) {
+        program->lane = ARENA_ARRAY(&graph->arena, LaneStep, graph->n_nodes + 1);
+        for (int section = 0; section < N_SECTIONS; section++)
+            lanes_assign(graph, program->first[section], program->count[section],
+                         program->lane + program->first[section]);
+    }
     return graph_status(graph, error);
 }
 

@@ -4,6 +4,7 @@
 #define PGPT_GRAPH_PROGRAM_H
 
 #include "graph/backend.h"
+#include "graph/lanes.h"
 #include "graph/plan.h"
 
 #include <stdio.h>
@@ -15,6 +16,7 @@ typedef struct {
     int first[N_SECTIONS], count[N_SECTIONS]; /* the nodes of each section lie together */
     int n_forward_runs;                       /* micro-batches a step */
     int n_recomputed;
+    LaneStep *lane; /* (n_nodes): what runs beside what; NULL where the backend has one lane */
 } Program;
 
 /* Asks the backend for scratch sizes, plans memory, sorts nodes into sections. Fails, naming the operation, when the

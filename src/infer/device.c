@@ -29,9 +29,11 @@ Status device_backend_open(Backend *backend, const DeviceOptions *options, Error
     }
     if (!takes_gpu) return backend_cpu_open(backend, options->n_threads, error);
     TRY(backend_cuda_open(backend, n_gpus ? options->index % n_gpus : 0, error));
-    backend_cuda_configure(backend, (CudaSettings){.tf32 = options->precision == PRECISION_TF32,
-                                                   .any_order = options->any_order});
-    return STATUS_OK;
+    CudaSettings settings = {.tf32 = options->precision == PRECISION_TF32,
+                             .any_order = options->any_order,
+                             .two_streams = options->n_streams > 1};
+    if (backend_cuda_configure(backend, settings, error) != STATUS_OK) backend->close(backend->context);
+    return error->status;
 }
 
 uint64_t device_usable_bytes(const Backend *backend) {

@@ -17,6 +17,7 @@ typedef struct {
     int n_threads;           /* of the CPU; 0: chosen */
     PrecisionKind precision; /* tf32 is a setting of the device */
     bool any_order;          /* a GPU may add in an order that varies from run to run, where that is faster */
+    int n_streams;           /* of a GPU: 2 run gradients of weights beside the rest; 0 is 1 */
 } DeviceOptions;
 
 /* Does this kind mean a GPU here? */
@@ -26,6 +27,9 @@ bool device_takes_gpu(int kind);
 #define DEVICE_ANY_ORDER_HELP                                                                                             \
     "let a GPU add in an order that varies from run to run, where that is faster; the result is then no longer the same " \
     "bit by bit"
+
+#define DEVICE_STREAMS_HELP                                                                                  \
+    "streams of a GPU: 1, or 2, which run gradients of weights beside what follows them, with the same result"
 
 /* backend->close gives it back. */
 Status device_backend_open(Backend *backend, const DeviceOptions *options, Error *error);

@@ -168,4 +168,5 @@ const Op OP_LINEAR_WEIGHT_GRADIENT = {
     .name = "linear_weight_gradient",
     .flops = weight_gradient_flops,
     .reference = weight_gradient_reference,
+    .runs_beside = true,
 };

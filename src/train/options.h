@@ -13,6 +13,7 @@ typedef struct {
     int precision; /* PrecisionKind */
     int device;    /* DeviceKind */
     bool any_order;
+    int64_t n_streams;
     int64_t eval_every, eval_batches;
     int64_t sample_every, sample_tokens;
     int64_t save_every, keep;

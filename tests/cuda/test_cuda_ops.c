@@ -505,12 +505,13 @@ static void test_any_order(void **state) {
         {"linear qkv", build_linear, {192, 768, 2304}, CASE_BIAS, 0},
         {"attention long", build_attention, {1, 512, 2, 2, 64}, 0, 0},
     };
-    backend_cuda_configure(&gpu, (CudaSettings){.any_order = true});
+    Error error = {0};
+    assert_int_equal(backend_cuda_configure(&gpu, (CudaSettings){.any_order = true}, &error), STATUS_OK);
     n_failures = n_outputs_compared = 0;
     for (size_t i = 0; i < sizeof specs / sizeof specs[0]; i++) {
         for (int v = 0; v < 3; v++) check_spec(&specs[i], &VARIANTS[v]);
     }
-    backend_cuda_configure(&gpu, (CudaSettings){0});
+    assert_int_equal(backend_cuda_configure(&gpu, (CudaSettings){0}, &error), STATUS_OK);
     if (n_failures) fail_msg("%d differences in any order", n_failures);
 }
 

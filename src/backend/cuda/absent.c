@@ -19,8 +19,9 @@ Status backend_cuda_open(Backend *backend, int device, Error *error) {
         REASON);
 }
 
-void backend_cuda_configure(Backend *backend, CudaSettings settings) {
-    (void)backend, (void)settings;
+Status backend_cuda_configure(Backend *backend, CudaSettings settings, Error *error) {
+    (void)backend, (void)settings, (void)error;
+    return STATUS_OK;
 }
 
 int backend_cuda_device(const Backend *backend) {

@@ -1,7 +1,8 @@
 /* The table that makes these kernels a backend: which function runs which operation, where memory comes from, and how
  * bytes get to the device and back.
  *
- * One stream carries everything, so order is the program's order and needs no events. Small uploads (a batch of tokens,
+ * One stream carries everything, so order is the program's order and needs no events; where two lanes are wanted, the executor
+ * marks and waits where it must. Small uploads (a batch of tokens,
  * a learning rate) are first copied into a ring of pinned memory and enqueued: the host goes on at once, while the
  * device is still busy with what came before. Only when the ring comes round must it wait, for a copy that is eight
  * segments old. Large ones (weights) wait until they are done.
@@ -308,19 +309,40 @@ static void close(void *context) {
     for (int i = 0; i < UPLOAD_SEGMENTS; i++) {
         if (cuda->upload_done[i]) cudaEventDestroy(cuda->upload_done[i]);
     }
-    cudaFree(cuda->workspace);
+    for (int lane = 0; lane < 2; lane++) {
+        cudaFree(cuda->lane_workspace[lane]);
+        if (cuda->lane_stream[lane]) cudaStreamDestroy(cuda->lane_stream[lane]);
+    }
     cudaFree(cuda->tickets);
     cudaFree(cuda->mail);
     cudaFreeHost(cuda->fault);
     cudaFreeHost(cuda->upload);
     cudaFreeHost(cuda->download);
-    if (cuda->stream) cudaStreamDestroy(cuda->stream);
     free(cuda);
 }
 
 /* NVIDIA recommends 32 MiB for Hopper and a few for what came before it. */
 static size_t workspace_size(const struct cudaDeviceProp *properties) {
     return (size_t)(properties->major >= 9 ? 32 : 8) << 20;
+}
+
+/* What has to be a lane's own: its stream, and the working memory of its products. */
+static Status open_lane(CudaContext *cuda, int lane, Error *error) {
+    TRY(cuda_check(cudaStreamCreateWithFlags(&cuda->lane_stream[lane], cudaStreamNonBlocking),
+                   "making a stream", error));
+    return cuda_check(cudaMalloc(&cuda->lane_workspace[lane], cuda->workspace_bytes),
+                      "memory for matrix products", error);
+}
+
+static void set_lane(void *context, int lane) {
+    CudaContext *cuda = (CudaContext *)context;
+    cuda->stream = cuda->lane_stream[lane];
+    cuda->workspace = cuda->lane_workspace[lane];
+}
+
+static Status wait_mark(void *context, void *mark, Error *error) {
+    CudaContext *cuda = enter(context);
+    return cuda_check(cudaStreamWaitEvent(cuda->stream, (cudaEvent_t)mark, 0), "waiting for a mark", error);
 }
 
 static Status open_context(CudaContext *cuda, Error *error) {
@@ -330,9 +352,8 @@ static Status open_context(CudaContext *cuda, Error *error) {
     cuda->n_processors = cuda->properties.multiProcessorCount;
     cuda->max_shared_bytes = (int)cuda->properties.sharedMemPerBlockOptin;
     cuda->workspace_bytes = workspace_size(&cuda->properties);
-    TRY(cuda_check(cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking), "making a stream",
-                   error));
-    TRY(cuda_check(cudaMalloc(&cuda->workspace, cuda->workspace_bytes), "memory for matrix products", error));
+    TRY(open_lane(cuda, 0, error));
+    set_lane(cuda, 0);
     TRY(cuda_check(cudaMalloc((void **)&cuda->tickets, N_TICKETS * sizeof *cuda->tickets),
                    "memory for tickets", error));
     TRY(cuda_check(cudaMemset(cuda->tickets, 0, N_TICKETS * sizeof *cuda->tickets), "memory for tickets",
@@ -406,8 +427,13 @@ Status backend_cuda_open(Backend *backend, int device, Error *error) {
     return STATUS_OK;
 }
 
-void backend_cuda_configure(Backend *backend, CudaSettings settings) {
-    ((CudaContext *)backend->context)->settings = settings;
+Status backend_cuda_configure(Backend *backend, CudaSettings settings, Error *error) {
+    CudaContext *cuda = enter(backend->context);
+    cuda->settings = settings;
+    if (settings.two_streams && !cuda->lane_stream[1]) TRY(open_lane(cuda, 1, error));
+    backend->set_lane = settings.two_streams ? set_lane : NULL;
+    backend->wait_mark = settings.two_streams ? wait_mark : NULL;
+    return STATUS_OK;
 }
 
 int backend_cuda_device(const Backend *backend) {
@@ -415,7 +441,7 @@ int backend_cuda_device(const Backend *backend) {
 }
 
 void *backend_cuda_stream(const Backend *backend) {
-    return ((const CudaContext *)backend->context)->stream;
+    return ((const CudaContext *)backend->context)->lane_stream[0];
 }
 
 void backend_cuda_watch(const Backend *backend, Status (*check)(void *context, Error *error), void *context) {

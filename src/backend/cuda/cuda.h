@@ -1,6 +1,7 @@
 /* The CUDA backend: one NVIDIA GPU.
  *
- * Everything is enqueued on one stream, in the order of the program; the host waits only where it asks for something
+ * Everything is enqueued on one stream, in the order of the program, but for what may run beside the rest where two are
+ * wanted (graph/lanes.h); the host waits only where it asks for something
  * (download, synchronize). An upload is complete on return in the sense that the host's memory may be reused and
  * whatever is enqueued afterwards sees the new bytes. */
 #ifndef PGPT_BACKEND_CUDA_CUDA_H
@@ -24,9 +25,10 @@ typedef struct {
     bool tf32; /* products of f32 tensors keep 10 bits of their factors' mantissas, and are 8 times as fast */
     bool any_order; /* sums may be taken in an order that varies from run to run, where that is faster */
     bool default_product; /* the library's first choice of algorithm for each product, none timed */
+    bool two_streams;     /* gradients of weights run beside what follows them */
 } CudaSettings;
 
-void backend_cuda_configure(Backend *backend, CudaSettings settings);
+Status backend_cuda_configure(Backend *backend, CudaSettings settings, Error *error);
 
 /* Its number, and the stream that everything is enqueued on (a cudaStream_t), for those who enqueue beside it. */
 int backend_cuda_device(const Backend *backend);

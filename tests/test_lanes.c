@@ -1,0 +1,178 @@
+/* Two lanes give the numbers of one. The backend here is the CPU's, but for a second lane whose instructions are as late as they may
+ * be: each is run only when somebody waits for its mark. What reads their results too early, or writes over what they still
+ * have to read, makes other numbers. */
+#include "backend/cpu/cpu.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "train_small.h"
+
+enum { MANY = 256 };
+
+/* ---- a device that is late */
+
+typedef struct {
+    Kernel kernel;
+    KernelCall call;
+} Late;
+
+typedef struct {
+    Backend cpu;
+    int lane;
+    Late late[MANY]; /* a ring: of the second lane, n_late came in all, and n_done of them are done */
+    int n_late, n_done;
+    int most; /* that were late at the same time */
+} LateDevice;
+
+/* How many of the late ones come before it. */
+typedef struct {
+    int n_before;
+} LateMark;
+
+static void catch_up(LateDevice *device, int n) {
+    Error error = {0};
+    for (; device->n_done < n; device->n_done++) {
+        Late *late = &device->late[device->n_done % MANY];
+        assert_int_equal(late->kernel(&late->call, &error), STATUS_OK);
+    }
+}
+
+static Status run_now_or_later(const KernelCall *call, Error *error) {
+    LateDevice *device = call->context;
+    KernelCall own = *call;
+    own.context = device->cpu.context;
+    Kernel kernel = device->cpu.kernel(device->cpu.context, call->node);
+    if (device->lane == 0) return kernel(&own, error);
+    assert_true(device->n_late - device->n_done < MANY);
+    device->late[device->n_late++ % MANY] = (Late){kernel, own};
+    if (device->most < device->n_late - device->n_done) device->most = device->n_late - device->n_done;
+    return STATUS_OK;
+}
+
+static Kernel late_kernel(void *context, const Node *node) {
+    LateDevice *device = context;
+    return device->cpu.kernel(device->cpu.context, node) ? run_now_or_later : NULL;
+}
+
+static Status late_allocate(void *context, size_t n_bytes, const char *what, void **memory, Error *error) {
+    LateDevice *device = context;
+    return device->cpu.allocate(device->cpu.context, n_bytes, what, memory, error);
+}
+
+static void late_release(void *context, void *memory, size_t n_bytes) {
+    LateDevice *device = context;
+    device->cpu.release(device->cpu.context, memory, n_bytes);
+}
+
+static size_t late_free_bytes(void *context) {
+    LateDevice *device = context;
+    return device->cpu.free_bytes(device->cpu.context);
+}
+
+static size_t late_scratch_bytes(void *context, const Node *node) {
+    LateDevice *device = context;
+    return device->cpu.scratch_bytes(device->cpu.context, node);
+}
+
+/* What the host asks for must be there: after a section nothing is late. */
+static Status late_copy(void *context, void *to, const void *from, size_t n_bytes, Error *error) {
+    LateDevice *device = context;
+    (void)error;
+    assert_int_equal(device->n_late, device->n_done);
+    memcpy(to, from, n_bytes);
+    return STATUS_OK;
+}
+
+static Status mark_new(void *context, void **mark, Error *error) {
+    (void)context, (void)error;
+    *mark = calloc(1, sizeof(LateMark));
+    return STATUS_OK;
+}
+
+static void mark_free(void *context, void *mark) {
+    (void)context;
+    free(mark);
+}
+
+static Status set_mark(void *context, void *mark, Error *error) {
+    LateDevice *device = context;
+    (void)error;
+    ((LateMark *)mark)->n_before = device->lane == 1 ? device->n_late : 0;
+    return STATUS_OK;
+}
+
+static Status wait_mark(void *context, void *mark, Error *error) {
+    LateDevice *device = context;
+    (void)error;
+    if (device->lane == 0) catch_up(device, ((LateMark *)mark)->n_before);
+    return STATUS_OK;
+}
+
+static Status elapsed_ms(void *context, void *first, void *second, float *milliseconds, Error *error) {
+    (void)context, (void)first, (void)second, (void)error;
+    *milliseconds = 1.0f;
+    return STATUS_OK;
+}
+
+static void set_lane(void *context, int lane) {
+    ((LateDevice *)context)->lane = lane;
+}
+
+static Status wait_for_nothing(void *context, Error *error) {
+    (void)context, (void)error;
+    return STATUS_OK;
+}
+
+static Backend late_backend(LateDevice *device) {
+    return (Backend){.name = "late",
+                     .allocate = late_allocate,
+                     .release = late_release,
+                     .free_bytes = late_free_bytes,
+                     .upload = late_copy,
+                     .download = late_copy,
+                     .kernel = late_kernel,
+                     .scratch_bytes = late_scratch_bytes,
+                     .synchronize = wait_for_nothing,
+                     .mark_new = mark_new,
+                     .mark = set_mark,
+                     .elapsed_ms = elapsed_ms,
+                     .mark_free = mark_free,
+                     .set_lane = set_lane,
+                     .wait_mark = wait_mark,
+                     .context = device,
+                     .n_threads = 1,
+                     .uses_host_memory = true};
+}
+
+/* ---- training on it */
+
+static void two_lanes_have_the_weights_of_one(void **state) {
+    (void)state;
+    Error error = {0};
+    for (int i = 0; i < N_SMALL_TRAININGS; i++) {
+        LateDevice device = {0};
+        size_t n_one, n_two;
+        assert_int_equal(backend_cpu_open(&device.cpu, 1, &error), STATUS_OK);
+        Backend late = late_backend(&device);
+        void *one = train_small(&device.cpu, i, PRECISION_F32, &n_one);
+        void *two = train_small(&late, i, PRECISION_F32, &n_two);
+        assert_int_equal(n_one, n_two);
+        assert_memory_equal(one, two, n_one);
+        assert_true(device.n_late > 3 * SMALL_STEPS && device.n_done == device.n_late);
+        assert_true(device.most > 1); /* they were late, and more than one at a time */
+        free(one);
+        free(two);
+        device.cpu.close(device.cpu.context);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(two_lanes_have_the_weights_of_one)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,16 @@
+/* A small model trained for a few steps on any backend, to see whether two ways to do it leave the same weights.
+ *
+ *     size_t n_bytes;
+ *     void *weights = train_small(&backend, i, PRECISION_BF16, &n_bytes);      // i < N_SMALL_TRAININGS; free it
+ */
+#ifndef PGPT_TESTS_TRAIN_SMALL_H
+#define PGPT_TESTS_TRAIN_SMALL_H
+
+#include "train/step.h"
+
+enum { N_SMALL_TRAININGS = 4, SMALL_STEPS = 5 };
+
+/* The bytes of all weights after SMALL_STEPS steps, from malloc. Checks that the program has lanes where the backend has. */
+void *train_small(const Backend *backend, int number, PrecisionKind precision, size_t *n_bytes);
+
+#endif
