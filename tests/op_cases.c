@@ -185,6 +185,28 @@ void build_rmsnorm(OpCase *test) {
     finish(test, y);
 }
 
+void build_residual_norm(OpCase *test) {
+    const int64_t *size = test->spec->size;
+    unsigned flags = test->spec->flags;
+    Shape shape = SHAPE(size[0], size[1], size[2]);
+    Tensor *x = activation(test, shape, "x");
+    Tensor *branch = flags & CASE_SAME ? x : activation(test, shape, "branch"), *bias = NULL;
+    Tensor *weight = parameter(test, SHAPE(size[2]), "weight", 1.0f);
+    if (flags & CASE_BIAS) bias = parameter(test, SHAPE(size[2]), "bias", 0.0f);
+    ResidualNormAttributes attributes = {1e-5f, !(flags & CASE_RMS), test->spec->number, 5};
+    Tensor *random = attributes.probability > 0.0f ? random_words(test) : NULL;
+    ResidualNorm both = op_residual_norm(test->graph, x, branch, weight, bias, random, &attributes);
+    const Node *node = last_node(test);
+    add_result(test, "sum", both.sum);
+    if (node->output[2]) add_result(test, "mean", node->output[2]);
+    add_result(test, "rstd", node->output[3]);
+    Tensor *y = both.normed;
+    if (flags & CASE_SUM_ONLY) y = both.sum;
+    else if (flags & CASE_RESIDUAL)
+        y = op_add(test->graph, op_gelu(test->graph, both.sum, ACTIVATION_GELU_TANH), both.normed);
+    finish(test, y);
+}
+
 static Activation activation_of(const OpCase *test) {
     if (test->spec->flags & CASE_TANH) return ACTIVATION_GELU_TANH;
     return test->spec->flags & CASE_ERF ? ACTIVATION_GELU_ERF : ACTIVATION_NONE;

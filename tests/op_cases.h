@@ -21,10 +21,12 @@ enum {
     CASE_FACTOR = 1 << 9,    /* the gradient is scaled by a factor */
     CASE_MOMENTUM = 1 << 10,
     CASE_NESTEROV = 1 << 11,
-    CASE_ADD = 1 << 12,   /* squared_norm adds */
-    CASE_SAME = 1 << 13,  /* both inputs are the same tensor */
-    CASE_SHIFT = 1 << 14, /* positions are shifted by CASE_FIRST_POSITION */
-    CASE_LARGE = 1 << 15, /* inputs 30 times as large: softmax saturates */
+    CASE_ADD = 1 << 12,      /* squared_norm adds */
+    CASE_SAME = 1 << 13,     /* both inputs are the same tensor */
+    CASE_SHIFT = 1 << 14,    /* positions are shifted by CASE_FIRST_POSITION */
+    CASE_LARGE = 1 << 15,    /* inputs 30 times as large: softmax saturates */
+    CASE_RMS = 1 << 16,      /* rmsnorm, not layernorm */
+    CASE_SUM_ONLY = 1 << 17, /* residual_norm: nobody reads what it has normed */
 };
 enum { CASE_FIRST_POSITION = 3, CASE_MAX_FILLS = 8, CASE_MAX_RESULTS = 4 };
 
@@ -75,6 +77,7 @@ extern const Op OP_TEST_LOSS; /* stands for Σ y·dy in the graph: computes noth
 void build_embedding(OpCase *test);        /* B T C V P */
 void build_layernorm(OpCase *test);        /* N C */
 void build_rmsnorm(OpCase *test);          /* N C */
+void build_residual_norm(OpCase *test);    /* B T C, dropout; CASE_RESIDUAL: y is normed + gelu(sum) */
 void build_linear(OpCase *test);           /* N Ci Co */
 void build_gelu(OpCase *test);             /* N C */
 void build_swiglu(OpCase *test);           /* N F */

@@ -7,6 +7,7 @@
  * backend joins by an entry in BACKENDS. */
 #include "backend/cpu/cpu.h"
 #include "op_cases.h"
+#include "residual_parts.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -191,6 +192,7 @@ static void check_node(const OpCase *test, const TestMemory *memory, const Node 
         {" adding to the first", 1, WRITE_ADD_AFTER_FIRST, -1},
         {" adding to the second", 2, WRITE_FRESH, -1},
         {" adding to the third", 4, WRITE_FRESH, -1},
+        {" adding to the fourth", 8, WRITE_FRESH, -1},
     };
     assert_in_range(node->n_outputs, 1, NODE_MAX_OUTPUTS);
     int n_modes = !can_add(node) ? 1 : node->n_outputs == 1 ? 3 : 3 + node->n_outputs;
@@ -214,6 +216,8 @@ static const Op *const OPS[] = {
     &OP_LAYERNORM_BACKWARD,
     &OP_RMSNORM,
     &OP_RMSNORM_BACKWARD,
+    &OP_RESIDUAL_NORM,
+    &OP_RESIDUAL_NORM_BACKWARD,
     &OP_LINEAR,
     &OP_LINEAR_INPUT_GRADIENT,
     &OP_LINEAR_WEIGHT_GRADIENT,
@@ -288,9 +292,18 @@ static void test_backend(void **state) {
     for (int i = 0; i < spec->n_variants; i++) backends[i].close(backends[i].context);
 }
 
+static void test_residual_norm_on_cpu(void **unused) {
+    (void)unused;
+    Backend backend;
+    Error error = {0};
+    assert_int_equal(backend_cpu_open(&backend, 2, &error), STATUS_OK);
+    residual_norm_has_the_bits_of_its_parts(&backend);
+    backend.close(backend.context);
+}
+
 int main(void) {
     enum { N_BACKENDS = sizeof BACKENDS / sizeof BACKENDS[0] };
-    struct CMUnitTest tests[N_BACKENDS];
+    struct CMUnitTest tests[N_BACKENDS + 1] = {[N_BACKENDS] = cmocka_unit_test(test_residual_norm_on_cpu)};
     for (int i = 0; i < N_BACKENDS; i++) {
         tests[i] = (struct CMUnitTest){BACKENDS[i].name, test_backend, NULL, NULL, (void *)&BACKENDS[i]};
     }

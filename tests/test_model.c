@@ -6,6 +6,7 @@
 #include "base/random.h"
 #include "golden_file.h"
 #include "harness.h"
+#include "ops/ops.h"
 #include "train/step.h"
 
 #include <math.h>
@@ -265,6 +266,36 @@ static void recomputation_does_not_change_a_bit(void **state) {
     free(weights.flat);
 }
 
+static int count_op(const Fixture *f, const Op *op) {
+    int n = 0;
+    for (int i = 0; i < f->step.graph->n_nodes; i++)
+        n += f->step.graph->node[i]->op == op && !f->step.graph->node[i]->is_recomputed;
+    return n;
+}
+
+/* One operation for dropout, addition and norm: after each of the 2·5 branches, but where what crosses a border between
+ * recomputed segments has to be a single tensor. Without dropout there is nothing to do for it. */
+static void dropout_and_addition_are_part_of_the_norm(void **state) {
+    (void)state;
+    for (int variant = 0; variant < 4; variant++) {
+        ModelConfig config = small_config();
+        config.n_layers = 5;
+        config.dropout = variant ? 0.2 : 0.0;
+        StepOptions options = small_step();
+        options.recompute = variant == 2 ? 1 : variant == 3 ? 2 : 0;
+        int n_borders = variant == 2 ? 4 : variant == 3 ? 2 : 0, n_fused = variant ? 10 - n_borders : 0;
+        Fixture *f = open_fixture(config, options, small_optimizer(), 1);
+        assert_int_equal(count_op(f, &OP_RESIDUAL_NORM), n_fused);
+        assert_int_equal(count_op(f, &OP_RESIDUAL_NORM_BACKWARD), n_fused);
+        assert_int_equal(count_op(f, &OP_LAYERNORM), 11 - n_fused);
+        assert_int_equal(count_op(f, &OP_ADD), n_borders);
+        /* The embedding's and the borders', and their gradients. */
+        assert_int_equal(count_op(f, &OP_DROPOUT), variant ? 2 * (1 + n_borders) : 0);
+        assert_int_equal(count_op(f, &OP_COPY), 0); /* gradients are shared, never copied */
+        close_fixture(f);
+    }
+}
+
 static void recomputation_saves_activations(void **state) {
     (void)state;
     ModelConfig config = small_config();
@@ -517,6 +548,7 @@ int main(void) {
         cmocka_unit_test(loss_gradients_and_training_follow_pytorch),
         cmocka_unit_test(micro_batches_do_not_change_the_result),
         cmocka_unit_test(recomputation_does_not_change_a_bit),
+        cmocka_unit_test(dropout_and_addition_are_part_of_the_norm),
         cmocka_unit_test(recomputation_saves_activations),
         cmocka_unit_test(chunks_of_the_loss_do_not_change_the_result),
         cmocka_unit_test(eager_update_does_not_change_the_result),

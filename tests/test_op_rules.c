@@ -35,6 +35,20 @@ static const CostCase COSTS[] = {
     {{"layernorm", build_layernorm, {5, 7}, CASE_FIXED_W, 0}, &OP_LAYERNORM_BACKWARD, 10 * 35, 488},
     {{"rmsnorm", build_rmsnorm, {4, 7}, 0, 0}, &OP_RMSNORM, 4 * 28, 268},
     {{"rmsnorm", build_rmsnorm, {4, 7}, 0, 0}, &OP_RMSNORM_BACKWARD, 9 * 28, 436},
+    /* x, branch, sum and normed 4·168, weight and bias 56, mean and rstd 48, random 16 */
+    {{"residual_norm", build_residual_norm, {2, 3, 7}, CASE_BIAS, 0.5f}, &OP_RESIDUAL_NORM, 10 * 42, 792},
+    {{"residual_norm", build_residual_norm, {2, 3, 7}, 0, 0}, &OP_RESIDUAL_NORM, 8 * 42, 748},
+    {{"residual_norm", build_residual_norm, {2, 3, 7}, CASE_RMS, 0.5f}, &OP_RESIDUAL_NORM, 6 * 42, 740},
+    /* dnormed, sum, dsum and dbranch 4·168; weight 28, dweight and dbias in the first of several 112; 48 and 16 */
+    {{"residual_norm", build_residual_norm, {2, 3, 7}, CASE_BIAS, 0.5f},
+     &OP_RESIDUAL_NORM_BACKWARD,
+     14 * 42,
+     876},
+    /* dsum is added to what the sum's reader left there */
+    {{"residual_norm", build_residual_norm, {2, 3, 7}, CASE_RMS | CASE_FIXED_W | CASE_RESIDUAL, 0.5f},
+     &OP_RESIDUAL_NORM_BACKWARD,
+     8 * 42,
+     908},
     {{"linear", build_linear, {5, 7, 6}, CASE_BIAS, 0}, &OP_LINEAR, 420 + 30, 452},
     {{"linear", build_linear, {4, 5, 6}, CASE_BIAS | CASE_RESIDUAL | CASE_TANH, 0},
      &OP_LINEAR,
@@ -118,7 +132,7 @@ static void test_cost_of_adding_to_a_table(void **unused) {
 typedef struct {
     OpSpec spec;
     const Op *op;
-    int input[3]; /* for outputs 0, 1, 2 */
+    int input[4]; /* for outputs 0, 1, 2, 3 */
 } InPlaceCase;
 
 static const InPlaceCase IN_PLACE[] = {
@@ -126,6 +140,8 @@ static const InPlaceCase IN_PLACE[] = {
     {{"linear", build_linear, {3, 4, 5}, CASE_TANH, 0}, &OP_LINEAR, {-1, -1, -1}},
     {{"layernorm", build_layernorm, {3, 4}, CASE_BIAS, 0}, &OP_LAYERNORM, {0, -1, -1}},
     {{"rmsnorm", build_rmsnorm, {3, 4}, 0, 0}, &OP_RMSNORM, {0, -1, -1}},
+    {{"residual_norm", build_residual_norm, {1, 3, 4}, 0, 0.5f}, &OP_RESIDUAL_NORM, {1, 0, -1, -1}},
+    {{"residual_norm", build_residual_norm, {1, 3, 4}, 0, 0.5f}, &OP_RESIDUAL_NORM_BACKWARD, {-1, -1, -1, 0}},
     {{"gelu", build_gelu, {3, 4}, CASE_TANH, 0}, &OP_GELU, {0, -1, -1}},
     {{"gelu", build_gelu, {3, 4}, CASE_TANH, 0}, &OP_GELU_BACKWARD, {1, -1, -1}},
     {{"swiglu", build_swiglu, {3, 4}, 0, 0}, &OP_SWIGLU_BACKWARD, {1, -1, -1}},
@@ -180,6 +196,13 @@ static void test_only_results_need_gradients(void **unused) {
         for (int k = 1; k < node->n_outputs; k++) assert_false(node->output[k]->needs_gradient);
         case_close(&test);
     }
+    static const OpSpec residual = {"residual_norm", build_residual_norm, {1, 3, 4}, CASE_FIXED_X, 0.5f};
+    OpCase norm;
+    case_open(&norm, &residual);
+    assert_false(norm.graph->node[0]->output[0]->needs_gradient); /* of the sum: only the weights want any */
+    assert_true(norm.graph->node[0]->output[1]->needs_gradient);
+    for (int k = 2; k < 4; k++) assert_false(norm.graph->node[0]->output[k]->needs_gradient);
+    case_close(&norm);
     static const OpSpec loss = {"cross_entropy", build_cross_entropy, {3, 4}, 0, 0};
     OpCase test;
     case_open(&test, &loss);
@@ -213,6 +236,10 @@ static void test_descriptions(void **unused) {
     assert_described(&(OpSpec){"", build_gelu, {3, 4}, CASE_ERF, 0}, &OP_GELU, "erf");
     assert_described(&(OpSpec){"", build_layernorm, {3, 4}, 0, 0}, &OP_LAYERNORM, "epsilon 1e-05");
     assert_described(&(OpSpec){"", build_rmsnorm, {3, 4}, 0, 0}, &OP_RMSNORM, "epsilon 1e-05");
+    assert_described(&(OpSpec){"", build_residual_norm, {1, 3, 4}, 0, 0.5f}, &OP_RESIDUAL_NORM,
+                     "layernorm, epsilon 1e-05, dropout 0.5");
+    assert_described(&(OpSpec){"", build_residual_norm, {1, 3, 4}, CASE_RMS, 0}, &OP_RESIDUAL_NORM_BACKWARD,
+                     "rmsnorm, epsilon 1e-05");
     assert_described(&(OpSpec){"", build_attention, {1, 3, 4, 2, 8}, 0, 0.5f}, &OP_ATTENTION_BACKWARD,
                      "4 heads of 8 over 2, dropout 0.5");
     assert_described(&(OpSpec){"", build_attention_cached, {1, 3, 4, 2, 8, 16}, 0, 0}, &OP_ATTENTION_CACHED,
@@ -282,6 +309,22 @@ static void test_refused_shapes(void **unused) {
     REFUSED("layernorm: input x", op_layernorm(g, given(g, "x", SHAPE_SCALAR), F("w", 4), NULL, 1e-5f));
     REFUSED("rmsnorm: weight w", op_rmsnorm(g, F("x", 3, 4), F("w", 5), 1e-5f));
     REFUSED("rmsnorm: epsilon of w", op_rmsnorm(g, F("x", 3, 4), F("w", 4), -1.0f));
+    ResidualNormAttributes a = {1e-5f, true, 0.0f, 0}, rms = a, drops = a, negative = a;
+    rms.has_mean = false;
+    drops.probability = 0.5f;
+    negative.epsilon = -1.0f;
+#define RESIDUAL(...) op_residual_norm(g, F("x", 2, 4), __VA_ARGS__)
+    REFUSED("residual_norm: x has no rows",
+            op_residual_norm(g, F("x", 4), F("b", 4), F("w", 4), NULL, NULL, &a));
+    REFUSED("residual_norm: x and b", RESIDUAL(F("b", 4, 2), F("w", 4), NULL, NULL, &a));
+    REFUSED("residual_norm: weight w", RESIDUAL(F("b", 2, 4), F("w", 3), NULL, NULL, &a));
+    REFUSED("residual_norm: bias of w", RESIDUAL(F("b", 2, 4), F("w", 4), F("c", 3), NULL, &a));
+    REFUSED("residual_norm: bias of w", RESIDUAL(F("b", 2, 4), F("w", 4), F("c", 4), NULL, &rms));
+    REFUSED("residual_norm: epsilon of w", RESIDUAL(F("b", 2, 4), F("w", 4), NULL, NULL, &negative));
+    REFUSED("residual_norm: random input of b", RESIDUAL(F("b", 2, 4), F("w", 4), NULL, NULL, &drops));
+    REFUSED("residual_norm: random input of b", RESIDUAL(F("b", 2, 4), F("w", 4), NULL, I("r", 3), &drops));
+    drops.probability = 1.0f;
+    REFUSED("residual_norm: probability 1 of b", RESIDUAL(F("b", 2, 4), F("w", 4), NULL, NULL, &drops));
     REFUSED("linear: weight w", op_linear(g, F("x", 3, 4), F("w", 5, 3), NULL, NULL, ACTIVATION_NONE));
     REFUSED("linear: weight w", op_linear(g, F("x", 3, 4), F("w", 20), NULL, NULL, ACTIVATION_NONE));
     REFUSED("linear: bias of w", op_linear(g, F("x", 3, 4), F("w", 5, 4), F("b", 4), NULL, ACTIVATION_NONE));

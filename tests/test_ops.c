@@ -19,6 +19,11 @@ static const OpSpec SPECS[] = {
     {"layernorm", build_layernorm, {5, 7}, CASE_BIAS, 0},
     {"layernorm_no_bias", build_layernorm, {3, 9}, 0, 0},
     {"rmsnorm", build_rmsnorm, {4, 7}, 0, 0},
+    {"residual_norm", build_residual_norm, {2, 3, 7}, CASE_BIAS | CASE_RESIDUAL, 0.4f},
+    {"residual_norm_alone", build_residual_norm, {3, 2, 5}, 0, 0.3f},
+    {"residual_norm_sum_only", build_residual_norm, {2, 3, 4}, CASE_FIXED_W | CASE_SUM_ONLY, 0.4f},
+    {"residual_norm_no_dropout", build_residual_norm, {2, 2, 6}, CASE_BIAS | CASE_RESIDUAL, 0},
+    {"residual_norm_rms", build_residual_norm, {3, 2, 7}, CASE_RMS | CASE_RESIDUAL, 0.4f},
     {"linear", build_linear, {5, 7, 6}, CASE_BIAS, 0},
     {"linear_plain", build_linear, {3, 4, 5}, 0, 0},
     {"linear_residual", build_linear, {4, 3, 5}, CASE_BIAS | CASE_RESIDUAL, 0},
@@ -151,7 +156,7 @@ static void test_finite_differences(void **unused) {
         test_memory_close(&memory);
         case_close(&test);
     }
-    assert_int_equal(n_tensors, 49);
+    assert_int_equal(n_tensors, 65);
 }
 
 /* ---- sums over micro-batches: what is added to must stay ---- */

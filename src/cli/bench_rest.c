@@ -95,6 +95,33 @@ static void record_rmsnorm_backward(const Rest *rest) {
     record_norm_backward(rest, &OP_RMSNORM_BACKWARD, false);
 }
 
+static Tensor *random_words(const Rest *rest) {
+    return shared(rest, DTYPE_I32, SHAPE(N_RANDOM_WORDS), "random");
+}
+
+static const ResidualNormAttributes residual_norm = {
+    .epsilon = NORM_EPSILON, .has_mean = true, .probability = 0.1f};
+
+static void record_residual_norm(const Rest *rest) {
+    int64_t C = rest->model->n_channels;
+    op_residual_norm(rest->graph, rows(rest, C, "x"), rows(rest, C, "dy"), channels(rest, "weight"),
+                     channels(rest, "bias"), random_words(rest), &residual_norm);
+}
+
+static void record_residual_norm_backward(const Rest *rest) {
+    int64_t C = rest->model->n_channels;
+    Tensor *dy = rows(rest, C, "dy"), *sum = rows(rest, C, "x"), *weight = channels(rest, "weight");
+    Tensor *dsum = output(rest, dy->dtype, dy->shape, "dsum");
+    Tensor *dbranch = output(rest, dy->dtype, dy->shape, "dbranch");
+    Tensor *dweight = output(rest, rest->precision.gradient, SHAPE(C), "dweight");
+    Tensor *dbias = output(rest, rest->precision.gradient, SHAPE(C), "dbias");
+    Node *node = graph_record(
+        rest->graph, &OP_RESIDUAL_NORM_BACKWARD, &residual_norm, sizeof residual_norm, 6,
+        TENSORS(dy, sum, weight, statistic(rest, "mean"), statistic(rest, "rstd"), random_words(rest)), 4,
+        TENSORS(dsum, dweight, dbias, dbranch));
+    node->write[0] = WRITE_ADD; /* as where the stream goes on */
+}
+
 static void record_gelu(const Rest *rest) {
     op_gelu(rest->graph, rows(rest, rest->model->n_hidden, "hidden"), ACTIVATION_GELU_TANH);
 }
@@ -164,8 +191,7 @@ static void record_zero(const Rest *rest) {
 }
 
 static void record_dropout(const Rest *rest) {
-    op_dropout(rest->graph, rows(rest, rest->model->n_channels, "x"),
-               shared(rest, DTYPE_I32, SHAPE(N_RANDOM_WORDS), "random"), 0.1f, 0);
+    op_dropout(rest->graph, rows(rest, rest->model->n_channels, "x"), random_words(rest), 0.1f, 0);
 }
 
 static void record_gather(const Rest *rest) {
@@ -229,6 +255,8 @@ static const struct {
     {&OP_LAYERNORM_BACKWARD, record_layernorm_backward},
     {&OP_RMSNORM, record_rmsnorm},
     {&OP_RMSNORM_BACKWARD, record_rmsnorm_backward},
+    {&OP_RESIDUAL_NORM, record_residual_norm},
+    {&OP_RESIDUAL_NORM_BACKWARD, record_residual_norm_backward},
     {&OP_GELU, record_gelu},
     {&OP_GELU_BACKWARD, record_gelu_backward},
     {&OP_SWIGLU, record_swiglu},

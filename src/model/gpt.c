@@ -9,7 +9,8 @@
  * as in GPT-2: norms before their branch, learned positions, the token table as head. The options turn it towards
  * Llama: rmsnorm, rotary positions, SwiGLU, fewer key/value heads, no biases.
  *
- * Residual additions are part of the linear layer that feeds them, unless dropout stands between. */
+ * Residual additions are part of the linear layer that feeds them. Where dropout stands between, dropout and addition
+ * wait for the norm that follows, and the three are one operation. */
 #include "model/gpt.h"
 
 #include "ops/ops.h"
@@ -26,8 +27,16 @@ typedef struct {
     Tensor *caches;                  /* of all blocks, keys before values; NULL: attention within the batch */
     Tensor *key_cache, *value_cache; /* of the block being recorded */
     int64_t B, capacity;
+    int64_t segment; /* blocks whose activations are forgotten and made again together; 0: all are kept */
     DType dtype;
 } Recorder;
+
+/* The residual stream: the sum of everything so far, but for a branch that dropout and its addition are still due for. */
+typedef struct {
+    Tensor *sum;
+    Tensor *branch; /* NULL: none */
+    int site;       /* of the branch's dropout */
+} Stream;
 
 /* Where dropout happens; together with the block it names a random stream. */
 enum { SITE_EMBEDDING, SITE_ATTENTION, SITE_ATTENTION_OUT, SITE_MLP_OUT, SITES_PER_BLOCK };
@@ -40,28 +49,46 @@ static Tensor *parameter(const Recorder *r, ParameterRole role, int block) {
     return parameter_tensor(&r->parameters, role, block);
 }
 
-static Tensor *record_norm(Recorder *r, Tensor *x, ParameterRole weight, ParameterRole bias, int block) {
-    if (r->config->norm == NORM_RMSNORM) {
-        return op_rmsnorm(r->graph, x, parameter(r, weight, block), NORM_EPSILON);
-    }
-    return op_layernorm(r->graph, x, parameter(r, weight, block), parameter(r, bias, block), NORM_EPSILON);
+static Tensor *record_dropout(Recorder *r, Tensor *x, int site) {
+    if (!r->random) return x;
+    return op_dropout(r->graph, x, r->random, (float)r->config->dropout, site);
 }
 
-static Tensor *record_dropout(Recorder *r, Tensor *x, int block, int site) {
-    if (!r->random) return x;
-    return op_dropout(r->graph, x, r->random, (float)r->config->dropout, dropout_site(block, site));
+static Tensor *record_norm(Recorder *r, Stream *x, ParameterRole weight, ParameterRole bias, int block) {
+    bool has_mean = r->config->norm != NORM_RMSNORM;
+    Tensor *w = parameter(r, weight, block), *b = has_mean ? parameter(r, bias, block) : NULL;
+    if (x->branch) {
+        ResidualNormAttributes attributes = {.epsilon = NORM_EPSILON,
+                                             .has_mean = has_mean,
+                                             .probability = (float)r->config->dropout,
+                                             .site = x->site};
+        ResidualNorm both = op_residual_norm(r->graph, x->sum, x->branch, w, b, r->random, &attributes);
+        *x = (Stream){.sum = both.sum};
+        return both.normed;
+    }
+    return has_mean ? op_layernorm(r->graph, x->sum, w, b, NORM_EPSILON)
+                    : op_rmsnorm(r->graph, x->sum, w, NORM_EPSILON);
 }
 
 /* x + dropout(W · branch) */
-static Tensor *record_residual(Recorder *r, Tensor *x, Tensor *branch, ParameterRole weight,
-                               ParameterRole bias, int block, int site) {
+static void record_residual(Recorder *r, Stream *x, Tensor *branch, ParameterRole weight, ParameterRole bias,
+                            int block, int site) {
     Tensor *w = parameter(r, weight, block), *b = parameter(r, bias, block);
-    if (!r->random) return op_linear(r->graph, branch, w, b, x, ACTIVATION_NONE);
-    Tensor *out = op_linear(r->graph, branch, w, b, NULL, ACTIVATION_NONE);
-    return op_add(r->graph, x, record_dropout(r, out, block, site));
+    if (r->random) {
+        x->branch = op_linear(r->graph, branch, w, b, NULL, ACTIVATION_NONE);
+        x->site = dropout_site(block, site);
+    } else {
+        x->sum = op_linear(r->graph, branch, w, b, x->sum, ACTIVATION_NONE);
+    }
 }
 
-static Tensor *record_attention(Recorder *r, Tensor *x, int block) {
+/* What is forgotten block by block is made again from what crosses the border between blocks: that is to be one tensor. */
+static void record_border(Recorder *r, Stream *x) {
+    if (!x->branch) return;
+    *x = (Stream){.sum = op_add(r->graph, x->sum, record_dropout(r, x->branch, x->site))};
+}
+
+static void record_attention(Recorder *r, Stream *x, int block) {
     const ModelConfig *config = r->config;
     int head_size = (int)config_head_size(config);
     Tensor *h = record_norm(r, x, ROLE_NORM1_WEIGHT, ROLE_NORM1_BIAS, block);
@@ -84,18 +111,17 @@ static Tensor *record_attention(Recorder *r, Tensor *x, int block) {
     Tensor *y = r->key_cache
                     ? op_attention_cached(r->graph, qkv, r->start, r->key_cache, r->value_cache, &attention)
                     : op_attention(r->graph, qkv, r->random, &attention); /* (B,T,C) */
-    return record_residual(r, x, y, ROLE_ATTENTION_OUT_WEIGHT, ROLE_ATTENTION_OUT_BIAS, block,
-                           SITE_ATTENTION_OUT);
+    record_residual(r, x, y, ROLE_ATTENTION_OUT_WEIGHT, ROLE_ATTENTION_OUT_BIAS, block, SITE_ATTENTION_OUT);
 }
 
-static Tensor *record_mlp(Recorder *r, Tensor *x, int block) {
+static void record_mlp(Recorder *r, Stream *x, int block) {
     static const Activation activations[] = {ACTIVATION_GELU_TANH, ACTIVATION_GELU_ERF, ACTIVATION_NONE};
     const ModelConfig *config = r->config;
     Tensor *h = record_norm(r, x, ROLE_NORM2_WEIGHT, ROLE_NORM2_BIAS, block);
     h = op_linear(r->graph, h, parameter(r, ROLE_FC_WEIGHT, block), parameter(r, ROLE_FC_BIAS, block), NULL,
                   activations[config->mlp]); /* (B,T,4C) */
     if (config->mlp == MLP_SWIGLU) h = op_swiglu(r->graph, h);
-    return record_residual(r, x, h, ROLE_PROJ_WEIGHT, ROLE_PROJ_BIAS, block, SITE_MLP_OUT);
+    record_residual(r, x, h, ROLE_PROJ_WEIGHT, ROLE_PROJ_BIAS, block, SITE_MLP_OUT);
 }
 
 /* Views of one tensor, as parameters are, so that an operation that works on many of them can name them all. */
@@ -115,17 +141,18 @@ static void record_caches(Recorder *r, int block) {
 
 /* Everything up to the head: (B,T) tokens to (B,T,C). */
 static Tensor *record_body(Recorder *r, Tensor *tokens) {
-    Tensor *x = op_embedding(r->graph, tokens, parameter(r, ROLE_TOKEN_TABLE, NO_BLOCK),
-                             parameter(r, ROLE_POSITION_TABLE, NO_BLOCK), r->start);
-    x = record_dropout(r, x, NO_BLOCK, SITE_EMBEDDING);
+    Tensor *embedded = op_embedding(r->graph, tokens, parameter(r, ROLE_TOKEN_TABLE, NO_BLOCK),
+                                    parameter(r, ROLE_POSITION_TABLE, NO_BLOCK), r->start);
+    Stream x = {.sum = record_dropout(r, embedded, dropout_site(NO_BLOCK, SITE_EMBEDDING))};
     for (int block = 0; block < r->config->n_layers; block++) {
+        if (r->segment && block % r->segment == 0) record_border(r, &x);
         r->graph->block = block;
         record_caches(r, block);
-        x = record_attention(r, x, block);
-        x = record_mlp(r, x, block);
+        record_attention(r, &x, block);
+        record_mlp(r, &x, block);
     }
     r->graph->block = NO_BLOCK;
-    return record_norm(r, x, ROLE_FINAL_NORM_WEIGHT, ROLE_FINAL_NORM_BIAS, NO_BLOCK);
+    return record_norm(r, &x, ROLE_FINAL_NORM_WEIGHT, ROLE_FINAL_NORM_BIAS, NO_BLOCK);
 }
 
 static Tensor *head_weight(const Recorder *r) {
@@ -158,8 +185,12 @@ GptLoss gpt_record_loss(const ModelConfig *config, const ParameterTable *table, 
     }
     if (options->is_training && options->scales_loss)
         loss.scale = graph_tensor(graph, PLACE_INPUT, DTYPE_F32, SHAPE(1), "loss scale");
-    Recorder r = {
-        .config = config, .graph = graph, .parameters = loss.parameters, .random = loss.random, .B = B};
+    Recorder r = {.config = config,
+                  .graph = graph,
+                  .parameters = loss.parameters,
+                  .random = loss.random,
+                  .B = B,
+                  .segment = options->recompute};
     Tensor *x = record_body(&r, loss.tokens); /* (B,T,C) */
     int64_t chunk =
         options->loss_chunk_tokens ? options->loss_chunk_tokens : chosen_chunk_rows(config, options);

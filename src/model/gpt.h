@@ -11,6 +11,7 @@ typedef struct {
     bool has_wide_device;      /* whose products want more rows at a time than a CPU's */
     bool is_training;          /* with dropout, and room for gradients in the loss */
     DType dtype;               /* of weights and activations */
+    int64_t recompute;         /* blocks that recompute_run will take together; 0: it will not run */
     bool scales_loss;          /* the gradient is multiplied by a number that the host writes: see GptLoss */
 } GptLossOptions;
 

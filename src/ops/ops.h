@@ -33,6 +33,25 @@ extern const Op OP_LAYERNORM, OP_LAYERNORM_BACKWARD, OP_RMSNORM, OP_RMSNORM_BACK
 Tensor *op_layernorm(Graph *graph, Tensor *x, Tensor *weight, Tensor *bias /* or NULL */, float epsilon);
 Tensor *op_rmsnorm(Graph *graph, Tensor *x, Tensor *weight, float epsilon);
 
+/* ---- residual_norm.c --------------------------------------------------------------------------------------------
+ * sum (N,C) = stream + dropout(branch) and normed (N,C), its layernorm or rmsnorm; also outputs [mean (N)] and rstd (N).
+ * Bit for bit what op_dropout, op_add and the norm give; without dropout random is NULL.
+ * Backward: (dnormed, sum, weight, [mean], rstd, [random]) -> dsum, dweight, [dbias], [dbranch], where dbranch is the
+ * mask times all of dsum: what the node makes of it and, if it adds, what was there. No dbranch without dsum. */
+typedef struct {
+    float epsilon;
+    bool has_mean;     /* layernorm; else rmsnorm, which has no bias */
+    float probability; /* of dropout; 0: none */
+    int site;
+} ResidualNormAttributes;
+typedef struct {
+    Tensor *sum, *normed;
+} ResidualNorm;
+extern const Op OP_RESIDUAL_NORM, OP_RESIDUAL_NORM_BACKWARD;
+ResidualNorm op_residual_norm(Graph *graph, Tensor *stream, Tensor *branch, Tensor *weight,
+                              Tensor *bias /* or NULL */, Tensor *random,
+                              const ResidualNormAttributes *attributes);
+
 /* ---- linear.c ---------------------------------------------------------------------------------------------------
  * y (N,Co) = activation(x (N,Ci) · weightᵀ + [bias (Co)]) + [residual (N,Co)]; weight is (Co,Ci).
  * With an activation, a second output is the value before it, which the backward needs.

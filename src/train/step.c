@@ -79,6 +79,7 @@ static Status record(TrainStep *step, const ModelConfig *config, const Parameter
                                    .has_wide_device = !backend->uses_host_memory,
                                    .is_training = is_training,
                                    .dtype = options->precision.weight,
+                                   .recompute = options->recompute,
                                    .scales_loss = options->precision.scales_loss};
     step->loss = gpt_record_loss(config, table, step->graph, &loss_options);
     step->spread = spread_plan(&options->layout, options->precision, table, &step->graph->arena);

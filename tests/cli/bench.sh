@@ -23,7 +23,7 @@ has command
 for name in attention attention_backward linear_weight_gradient cross_entropy adamw; do
     grep -q "^$name  .* 1  " out || fail "bench ops does not have $name in the step"
 done
-for name in rmsnorm_backward swiglu rotary attention_cached dropout squared_norm sgd; do # not in the step: beside it
+for name in rmsnorm_backward residual_norm_backward swiglu rotary attention_cached dropout squared_norm sgd; do # not in the step: beside it
     grep -q "^$name  .* 0  " out || fail "bench ops leaves out $name"
 done
 pgpt bench generate "${model[@]}" --tokens 12 --runs 1 --samples 2 --json

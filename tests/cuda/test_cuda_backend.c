@@ -1,8 +1,10 @@
 /* The CUDA backend beside its kernels: copies, memory that runs out, indices that only the device sees, recordings, the
- * same bits twice, and the CPU's draws when rounding by chance. Exit code 77 without a GPU. */
+ * same bits twice, the CPU's draws when rounding by chance, residual_norm with the bits of its parts. Exit code 77
+ * without a GPU. */
 #include "backend/cpu/cpu.h"
 #include "backend/cuda/kernels.h"
 #include "op_cases.h"
+#include "residual_parts.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -304,6 +306,11 @@ static void test_rounding_by_chance(void **state) {
     cpu.close(cpu.context);
 }
 
+static void test_residual_norm(void **state) {
+    (void)state;
+    residual_norm_has_the_bits_of_its_parts(&gpu);
+}
+
 int main(void) {
     char words[256];
     Error error = {0};
@@ -323,6 +330,7 @@ int main(void) {
         cmocka_unit_test(test_recording),
         cmocka_unit_test(test_same_bits),
         cmocka_unit_test(test_rounding_by_chance),
+        cmocka_unit_test(test_residual_norm),
     };
     int result = cmocka_run_group_tests(tests, NULL, NULL);
     gpu.close(gpu.context);

@@ -33,6 +33,12 @@ static const OpSpec LARGE_SPECS[] = {
     {"layernorm 16384", build_layernorm, {3, 16384}, CASE_BIAS, 0},
     {"rmsnorm 2048", build_rmsnorm, {515, 2048}, 0, 0},
     {"rmsnorm 5120", build_rmsnorm, {65, 5120}, 0, 0},
+    {"residual_norm 384", build_residual_norm, {16, 256, 384}, CASE_BIAS | CASE_RESIDUAL, 0.2f},
+    {"residual_norm 768", build_residual_norm, {3, 1001, 768}, CASE_BIAS | CASE_RESIDUAL, 0.1f},
+    {"residual_norm 1600", build_residual_norm, {11, 47, 1600}, CASE_BIAS | CASE_RESIDUAL, 0.1f},
+    {"residual_norm 16384", build_residual_norm, {1, 3, 16384}, CASE_BIAS | CASE_RESIDUAL, 0.1f},
+    {"residual_norm rms 2048", build_residual_norm, {5, 103, 2048}, CASE_RMS | CASE_RESIDUAL, 0.1f},
+    {"residual_norm rms 5120", build_residual_norm, {5, 13, 5120}, CASE_RMS | CASE_RESIDUAL, 0.5f},
     {"linear qkv", build_linear, {192, 768, 2304}, CASE_BIAS, 0},
     {"linear out", build_linear, {256, 768, 768}, CASE_BIAS | CASE_RESIDUAL, 0},
     {"linear fc", build_linear, {128, 384, 1536}, CASE_BIAS | CASE_TANH, 0},
@@ -83,6 +89,8 @@ static const Op *const OPERATIONS[] = {
     &OP_LAYERNORM_BACKWARD,
     &OP_RMSNORM,
     &OP_RMSNORM_BACKWARD,
+    &OP_RESIDUAL_NORM,
+    &OP_RESIDUAL_NORM_BACKWARD,
     &OP_LINEAR,
     &OP_LINEAR_INPUT_GRADIENT,
     &OP_LINEAR_WEIGHT_GRADIENT,
@@ -141,6 +149,8 @@ static bool is_always_f32(const Graph *graph, const Tensor *tensor) {
         {&OP_LAYERNORM, false, 1},
         {&OP_LAYERNORM, false, 2},
         {&OP_RMSNORM, false, 1},
+        {&OP_RESIDUAL_NORM, false, 2},
+        {&OP_RESIDUAL_NORM, false, 3},
         {&OP_ATTENTION, false, 1},
         {&OP_CROSS_ENTROPY, false, 0},
         {&OP_CROSS_ENTROPY, true, 2},
@@ -373,11 +383,30 @@ static void compare(const Run *run, const Mode *mode, int k, const float *got, c
            worst >= 0 ? (double)want[worst] + (base ? (double)base[worst] : 0.0) : 0.0);
 }
 
+/* What is there beside what the node makes: what an output that adds held before. NULL: nothing. */
+static float *base_values(const Run *run, const Mode *mode, int k) {
+    const Node *node = run->typed;
+    float *base = mode->adds >> k & 1 ? initial_values(node->output[k]) : NULL;
+    if (node->op != &OP_RESIDUAL_NORM_BACKWARD || k != 3 || !(mode->adds & 1)) return base;
+    /* The branch's gradient is made of all of the sum's: the mask goes over what was there, too. */
+    const ResidualNormAttributes *a = node->attributes;
+    DropoutAttributes attributes = {a->probability, a->site};
+    Node dropout = {.attributes = &attributes, .input = {node->output[0]}};
+    float *sum = initial_values(node->output[0]);
+    if (!base) base = calloc((size_t)tensor_count(node->output[k]) + 1, sizeof *base);
+    assert_non_null(base);
+    KernelCall call = {.node = &dropout, .in = {sum, (void *)run->input[5]}, .out = {base}, .add = {true}};
+    Error error = {0};
+    assert_int_equal(OP_DROPOUT.reference(&call, &error), STATUS_OK);
+    free(sum);
+    return base;
+}
+
 static void check_mode(const Run *run, const Mode *mode) {
     Outputs got = run_on_gpu(run, mode);
     for (int k = 0; k < run->typed->n_outputs; k++) {
         if (!run->typed->output[k] || !run->want[k]) continue;
-        float *base = mode->adds >> k & 1 ? initial_values(run->typed->output[k]) : NULL;
+        float *base = base_values(run, mode, k);
         compare(run, mode, k, got.out[k], base);
         free(base);
     }
@@ -402,6 +431,7 @@ static void check_node(const Run *run) {
         {" adding to the first", 1, WRITE_ADD_AFTER_FIRST, -1, 0},
         {" adding to the second", 2, WRITE_FRESH, -1, 0},
         {" adding to the third", 4, WRITE_FRESH, -1, 0},
+        {" adding to the fourth", 8, WRITE_FRESH, -1, 0},
     };
     static const Mode shifted = {" at odd addresses", 0, WRITE_FRESH, -1, 1};
     const Node *node = run->plain;

@@ -216,6 +216,39 @@ def norm_cases():
     record_with_gradients("rmsnorm", {"x": floats("x", 4, 7), "weight": weight(7)}, rmsnorm)
 
 
+def residual_norm_cases():
+    def case(name, B, T, C, dropout=0.0, bias=False, rms=False, reads="both"):
+        factors = [dropout_factor(b, i, dropout) if dropout else 1.0 for b in range(B) for i in range(T * C)]
+        mask = torch.tensor(factors, dtype=torch.float64).reshape(B, T, C)
+
+        def compute(x, branch, weight=None, bias=None):
+            total = x + branch * mask
+            mean = total.mean(2)
+            variance = total.square().mean(2) if rms else total.var(2, unbiased=False)
+            rstd = 1 / (variance + as_float32(1e-5)).sqrt()
+            normed = torch.zeros(())
+            if rms:
+                normed = total * rstd[:, :, None] * weight
+            elif weight is not None:
+                normed = F.layer_norm(total, (C,), weight, bias, as_float32(1e-5))
+            further = {"sum": total, "rstd": rstd} if rms else {"sum": total, "mean": mean, "rstd": rstd}
+            y = {"sum": total, "normed": normed, "both": gelu(total, "tanh") + normed}
+            return y[reads], further
+
+        inputs = {"x": floats("x", B, T, C), "branch": floats("branch", B, T, C)}
+        if reads != "sum":
+            inputs["weight"] = floats("weight", C, scale=0.5, offset=1.0)
+        if bias:
+            inputs["bias"] = floats("bias", C, scale=0.5)
+        record_with_gradients(name, inputs, compute)
+
+    case("residual_norm", 2, 3, 7, dropout=0.4, bias=True)
+    case("residual_norm_alone", 3, 2, 5, dropout=0.3, reads="normed")
+    case("residual_norm_sum_only", 2, 3, 4, dropout=0.4, reads="sum")
+    case("residual_norm_no_dropout", 2, 2, 6, bias=True)
+    case("residual_norm_rms", 3, 2, 7, dropout=0.4, rms=True)
+
+
 def linear_cases():
     def linear(approximate):
         def compute(x, weight, bias=None, residual=None):
@@ -324,8 +357,8 @@ def composed_cases():
 
 def main():
     print(f"# Made by tests/golden/ops.py with PyTorch {torch.__version__}, in double.")
-    for cases in (embedding_cases, norm_cases, linear_cases, activation_cases, attention_cases, elementwise_cases,
-                  loss_cases, update_cases, composed_cases):  # fmt: skip
+    for cases in (embedding_cases, norm_cases, residual_norm_cases, linear_cases, activation_cases, attention_cases,
+                  elementwise_cases, loss_cases, update_cases, composed_cases):  # fmt: skip
         cases()
 
 

@@ -25,6 +25,8 @@ static const CpuKernel KERNELS[] = {
     {&OP_LAYERNORM_BACKWARD, cpu_layernorm_backward, cpu_layernorm_backward_scratch},
     {&OP_RMSNORM, cpu_rmsnorm, NULL},
     {&OP_RMSNORM_BACKWARD, cpu_rmsnorm_backward, cpu_rmsnorm_backward_scratch},
+    {&OP_RESIDUAL_NORM, cpu_residual_norm, NULL},
+    {&OP_RESIDUAL_NORM_BACKWARD, cpu_residual_norm_backward, cpu_residual_norm_backward_scratch},
     {&OP_LINEAR, cpu_linear, cpu_linear_scratch},
     {&OP_LINEAR_INPUT_GRADIENT, cpu_linear_input_gradient, cpu_linear_input_gradient_scratch},
     {&OP_LINEAR_WEIGHT_GRADIENT, cpu_linear_weight_gradient, cpu_linear_weight_gradient_scratch},

@@ -71,6 +71,14 @@ void cpu_narrow(DType dtype, const float *from, void *to, int64_t first, int64_t
     }
 }
 
+void cpu_round(DType dtype, float *x, int64_t n) {
+    if (dtype == DTYPE_BF16) {
+        for (int64_t i = 0; i < n; i++) x[i] = half_bf16_to_f32(half_bf16_from_f32(x[i]));
+    } else if (dtype == DTYPE_F16) {
+        for (int64_t i = 0; i < n; i++) x[i] = half_f16_to_f32(half_f16_from_f32(x[i]));
+    }
+}
+
 static void narrow(const KernelCall *call, const Tensor *tensor, const float *from, void *to) {
     int64_t count = tensor_count(tensor);
     int n_parts = cpu_threads(call, count);

@@ -16,6 +16,8 @@ Status cpu_layernorm(const KernelCall *call, Error *error);
 Status cpu_layernorm_backward(const KernelCall *call, Error *error);
 Status cpu_rmsnorm(const KernelCall *call, Error *error);
 Status cpu_rmsnorm_backward(const KernelCall *call, Error *error);
+Status cpu_residual_norm(const KernelCall *call, Error *error);
+Status cpu_residual_norm_backward(const KernelCall *call, Error *error);
 Status cpu_linear(const KernelCall *call, Error *error);
 Status cpu_linear_input_gradient(const KernelCall *call, Error *error);
 Status cpu_linear_weight_gradient(const KernelCall *call, Error *error);
@@ -55,10 +57,14 @@ Kernel cpu_plain_kernel(const Op *op);
 /* to[first..end-1] = from[first..end-1], rounded to the nearest. */
 void cpu_narrow(DType dtype, const float *from, void *to, int64_t first, int64_t end);
 
+/* What a tensor of this type would hold in place of x[0..n-1]. */
+void cpu_round(DType dtype, float *x, int64_t n);
+
 /* Bytes of scratch for the kernels that want some. */
 size_t cpu_embedding_token_gradient_scratch(const Node *node, int n_threads);
 size_t cpu_layernorm_backward_scratch(const Node *node, int n_threads);
 size_t cpu_rmsnorm_backward_scratch(const Node *node, int n_threads);
+size_t cpu_residual_norm_backward_scratch(const Node *node, int n_threads);
 size_t cpu_linear_scratch(const Node *node, int n_threads);
 size_t cpu_linear_input_gradient_scratch(const Node *node, int n_threads);
 size_t cpu_linear_weight_gradient_scratch(const Node *node, int n_threads);

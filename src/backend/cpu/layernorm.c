@@ -4,6 +4,7 @@
  * costs memory one read; the variance is a sum of squared deviations and loses nothing to cancellation. Backward is
  * one pass over the rows for all three gradients: two sums per row give dx, and the sums over rows that dweight and
  * dbias are go into partial rows, one pair per block of rows. */
+#include "backend/cpu/norm_rows.h"
 #include "backend/cpu/reduce.h"
 #include "ops/ops.h"
 
@@ -46,28 +47,32 @@ CPU_INLINE void forward_step(const float *x, const float *weight, const float *b
     lanes_write(y, value, add, lanes);
 }
 
+NormStatistics cpu_layernorm_row(const float *x, const float *weight, const float *bias, float epsilon,
+                                 int64_t C, float *y, bool add) {
+    float mean = row_mean(x, C);
+    float rstd = 1.0f / sqrtf(row_variance(x, C, mean) + epsilon);
+    int64_t i = 0;
+    for (; i + VEC_LANES <= C; i += VEC_LANES) {
+        forward_step(x + i, weight + i, bias ? bias + i : NULL, mean, rstd, y + i, add, VEC_LANES);
+    }
+    if (i < C) {
+        forward_step(x + i, weight + i, bias ? bias + i : NULL, mean, rstd, y + i, add, (int)(C - i));
+    }
+    return (NormStatistics){mean, rstd};
+}
+
 Status cpu_layernorm(const KernelCall *call, Error *error) {
     (void)error;
     const NormAttributes *a = call->node->attributes;
     const float *x = call->in[0], *weight = call->in[1], *bias = call->in[2]; /* (N,C), (C), [(C)] */
     float *y = call->out[0], *means = call->out[1], *rstds = call->out[2];    /* (N,C), (N), (N) */
     int64_t N = shape_rows(call->node->input[0]->shape), C = shape_columns(call->node->input[0]->shape);
-    bool add = call->add[0];
 #pragma omp parallel for schedule(static) num_threads(cpu_threads(call, N *C))
     for (int64_t n = 0; n < N; n++) {
-        const float *row = x + n * C;
-        float *out = y + n * C;
-        float mean = row_mean(row, C);
-        float rstd = 1.0f / sqrtf(row_variance(row, C, mean) + a->epsilon);
-        int64_t i = 0;
-        for (; i + VEC_LANES <= C; i += VEC_LANES) {
-            forward_step(row + i, weight + i, bias ? bias + i : NULL, mean, rstd, out + i, add, VEC_LANES);
-        }
-        if (i < C) {
-            forward_step(row + i, weight + i, bias ? bias + i : NULL, mean, rstd, out + i, add, (int)(C - i));
-        }
-        if (means) means[n] = call->add[1] ? means[n] + mean : mean;
-        if (rstds) rstds[n] = call->add[2] ? rstds[n] + rstd : rstd;
+        NormStatistics row =
+            cpu_layernorm_row(x + n * C, weight, bias, a->epsilon, C, y + n * C, call->add[0]);
+        if (means) means[n] = call->add[1] ? means[n] + row.mean : row.mean;
+        if (rstds) rstds[n] = call->add[2] ? rstds[n] + row.rstd : row.rstd;
     }
     return STATUS_OK;
 }
@@ -75,20 +80,13 @@ Status cpu_layernorm(const KernelCall *call, Error *error) {
 /* ---- backward: dx = rstd · (w·dy - mean(w·dy) - x̂ · mean(w·dy·x̂)), dw = Σ_n dy·x̂, db = Σ_n dy ---- */
 
 typedef struct {
-    const float *dy, *x, *weight; /* at the row: (C) */
-    float mean, rstd;
-    float *dx;              /* (C) or NULL */
-    float *dweight, *dbias; /* partial sums (C) or NULL */
-    bool add;               /* to dx */
-} BackwardRow;
-
-typedef struct {
     vec plain, normal; /* sums of w·dy and of w·dy·x̂ */
 } BackwardSums;
 
-CPU_INLINE void sums_step(const BackwardRow *row, int64_t i, BackwardSums *sums, int lanes) {
+CPU_INLINE void sums_step(const NormBackwardRow *row, int64_t i, BackwardSums *sums, int lanes) {
     vec dy = lanes_load(row->dy + i, lanes);
-    vec normal = (lanes_load(row->x + i, lanes) - vec_set(row->mean)) * vec_set(row->rstd);
+    vec normal =
+        (lanes_load(row->x + i, lanes) - vec_set(row->statistics.mean)) * vec_set(row->statistics.rstd);
     vec scaled = dy * lanes_load(row->weight + i, lanes);
     sums->plain += scaled;
     sums->normal = vec_fma(scaled, normal, sums->normal);
@@ -98,15 +96,16 @@ CPU_INLINE void sums_step(const BackwardRow *row, int64_t i, BackwardSums *sums,
     if (row->dbias) lanes_store(row->dbias + i, dy + lanes_load(row->dbias + i, lanes), lanes);
 }
 
-CPU_INLINE void dx_step(const BackwardRow *row, int64_t i, float plain, float normal_mean, int lanes) {
-    vec normal = (lanes_load(row->x + i, lanes) - vec_set(row->mean)) * vec_set(row->rstd);
+CPU_INLINE void dx_step(const NormBackwardRow *row, int64_t i, float plain, float normal_mean, int lanes) {
+    vec normal =
+        (lanes_load(row->x + i, lanes) - vec_set(row->statistics.mean)) * vec_set(row->statistics.rstd);
     vec rest = vec_fma(lanes_load(row->dy + i, lanes), lanes_load(row->weight + i, lanes), vec_set(-plain));
-    vec dx = vec_fma(normal, vec_set(-normal_mean), rest) * vec_set(row->rstd);
+    vec dx = vec_fma(normal, vec_set(-normal_mean), rest) * vec_set(row->statistics.rstd);
     lanes_write(row->dx + i, dx, row->add, lanes);
 }
 
-static void backward_row(const BackwardRow *shared, int64_t C) {
-    BackwardRow row = *shared;
+void cpu_layernorm_backward_row(const NormBackwardRow *shared, int64_t C) {
+    NormBackwardRow row = *shared;
     BackwardSums sums[2] = {0};
     int64_t i = 0;
     for (; i + 2 * VEC_LANES <= C; i += 2 * VEC_LANES) {
@@ -136,16 +135,15 @@ Status cpu_layernorm_backward(const KernelCall *call, Error *error) {
         float *partial = partials + block * 2 * C;
         if (dweight || dbias) memset(partial, 0, (size_t)(2 * C) * sizeof(float));
         for (int64_t n = reduce_first(&blocks, block); n < reduce_end(&blocks, block); n++) {
-            backward_row(&(BackwardRow){.dy = dy + n * C,
-                                        .x = x + n * C,
-                                        .weight = weight,
-                                        .mean = means[n],
-                                        .rstd = rstds[n],
-                                        .dx = dx ? dx + n * C : NULL,
-                                        .dweight = dweight ? partial : NULL,
-                                        .dbias = dbias ? partial + C : NULL,
-                                        .add = call->add[0]},
-                         C);
+            cpu_layernorm_backward_row(&(NormBackwardRow){.dy = dy + n * C,
+                                                          .x = x + n * C,
+                                                          .weight = weight,
+                                                          .statistics = {means[n], rstds[n]},
+                                                          .dx = dx ? dx + n * C : NULL,
+                                                          .dweight = dweight ? partial : NULL,
+                                                          .dbias = dbias ? partial + C : NULL,
+                                                          .add = call->add[0]},
+                                       C);
         }
     }
     if (dweight) reduce_partials(partials, blocks.n_blocks, 2 * C, C, dweight, call->add[1], n_threads);

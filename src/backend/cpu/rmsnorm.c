@@ -2,6 +2,7 @@
  *
  * The same plan as layernorm.c: the row stays in cache between the pass that measures it and the pass that writes,
  * and one pass over the rows gives both gradients. */
+#include "backend/cpu/norm_rows.h"
 #include "backend/cpu/reduce.h"
 #include "ops/ops.h"
 
@@ -26,22 +27,24 @@ CPU_INLINE void forward_step(const float *x, const float *weight, float rstd, fl
     lanes_write(y, lanes_load(x, lanes) * vec_set(rstd) * lanes_load(weight, lanes), add, lanes);
 }
 
+NormStatistics cpu_rmsnorm_row(const float *x, const float *weight, float epsilon, int64_t C, float *y,
+                               bool add) {
+    float rstd = 1.0f / sqrtf(mean_square(x, C) + epsilon);
+    int64_t i = 0;
+    for (; i + VEC_LANES <= C; i += VEC_LANES) forward_step(x + i, weight + i, rstd, y + i, add, VEC_LANES);
+    if (i < C) forward_step(x + i, weight + i, rstd, y + i, add, (int)(C - i));
+    return (NormStatistics){0.0f, rstd};
+}
+
 Status cpu_rmsnorm(const KernelCall *call, Error *error) {
     (void)error;
     const NormAttributes *a = call->node->attributes;
     const float *x = call->in[0], *weight = call->in[1]; /* (N,C), (C) */
     float *y = call->out[0], *rstds = call->out[1];      /* (N,C), (N) */
     int64_t N = shape_rows(call->node->input[0]->shape), C = shape_columns(call->node->input[0]->shape);
-    bool add = call->add[0];
 #pragma omp parallel for schedule(static) num_threads(cpu_threads(call, N *C))
     for (int64_t n = 0; n < N; n++) {
-        const float *row = x + n * C;
-        float *out = y + n * C;
-        float rstd = 1.0f / sqrtf(mean_square(row, C) + a->epsilon);
-        int64_t i = 0;
-        for (; i + VEC_LANES <= C; i += VEC_LANES)
-            forward_step(row + i, weight + i, rstd, out + i, add, VEC_LANES);
-        if (i < C) forward_step(row + i, weight + i, rstd, out + i, add, (int)(C - i));
+        float rstd = cpu_rmsnorm_row(x + n * C, weight, a->epsilon, C, y + n * C, call->add[0]).rstd;
         if (rstds) rstds[n] = call->add[1] ? rstds[n] + rstd : rstd;
     }
     return STATUS_OK;
@@ -49,28 +52,22 @@ Status cpu_rmsnorm(const KernelCall *call, Error *error) {
 
 /* ---- backward: dx = rstd · (w·dy - x̂ · mean(w·dy·x̂)), dw = Σ_n dy·x̂, with x̂ = x·rstd ---- */
 
-typedef struct {
-    const float *dy, *x, *weight; /* at the row: (C) */
-    float rstd;
-    float *dx;      /* (C) or NULL */
-    float *dweight; /* partial sum (C) or NULL */
-    bool add;       /* to dx */
-} BackwardRow;
-
-CPU_INLINE vec sum_step(const BackwardRow *row, int64_t i, vec sum, int lanes) {
-    vec product = lanes_load(row->dy + i, lanes) * (lanes_load(row->x + i, lanes) * vec_set(row->rstd));
+CPU_INLINE vec sum_step(const NormBackwardRow *row, int64_t i, vec sum, int lanes) {
+    vec product =
+        lanes_load(row->dy + i, lanes) * (lanes_load(row->x + i, lanes) * vec_set(row->statistics.rstd));
     if (row->dweight) lanes_store(row->dweight + i, product + lanes_load(row->dweight + i, lanes), lanes);
     return vec_fma(product, lanes_load(row->weight + i, lanes), sum);
 }
 
-CPU_INLINE void dx_step(const BackwardRow *row, int64_t i, float mean, int lanes) {
+CPU_INLINE void dx_step(const NormBackwardRow *row, int64_t i, float mean, int lanes) {
     vec scaled = lanes_load(row->dy + i, lanes) * lanes_load(row->weight + i, lanes);
-    vec normal = lanes_load(row->x + i, lanes) * vec_set(row->rstd);
-    lanes_write(row->dx + i, vec_fma(normal, vec_set(-mean), scaled) * vec_set(row->rstd), row->add, lanes);
+    vec normal = lanes_load(row->x + i, lanes) * vec_set(row->statistics.rstd);
+    lanes_write(row->dx + i, vec_fma(normal, vec_set(-mean), scaled) * vec_set(row->statistics.rstd),
+                row->add, lanes);
 }
 
-static void backward_row(const BackwardRow *shared, int64_t C) {
-    BackwardRow row = *shared;
+void cpu_rmsnorm_backward_row(const NormBackwardRow *shared, int64_t C) {
+    NormBackwardRow row = *shared;
     vec sum[2] = {{0}};
     int64_t i = 0;
     for (; i + 2 * VEC_LANES <= C; i += 2 * VEC_LANES) {
@@ -99,14 +96,14 @@ Status cpu_rmsnorm_backward(const KernelCall *call, Error *error) {
         float *partial = dweight ? partials + block * C : NULL;
         if (partial) memset(partial, 0, (size_t)C * sizeof(float));
         for (int64_t n = reduce_first(&blocks, block); n < reduce_end(&blocks, block); n++) {
-            backward_row(&(BackwardRow){.dy = dy + n * C,
-                                        .x = x + n * C,
-                                        .weight = weight,
-                                        .rstd = rstds[n],
-                                        .dx = dx ? dx + n * C : NULL,
-                                        .dweight = partial,
-                                        .add = call->add[0]},
-                         C);
+            cpu_rmsnorm_backward_row(&(NormBackwardRow){.dy = dy + n * C,
+                                                        .x = x + n * C,
+                                                        .weight = weight,
+                                                        .statistics = {.rstd = rstds[n]},
+                                                        .dx = dx ? dx + n * C : NULL,
+                                                        .dweight = partial,
+                                                        .add = call->add[0]},
+                                     C);
         }
     }
     if (dweight) reduce_partials(partials, blocks.n_blocks, C, C, dweight, call->add[1], n_threads);

@@ -74,6 +74,8 @@ static const CudaKernel KERNELS[] = {
     {&OP_LAYERNORM_BACKWARD, cuda_layernorm_backward, cuda_layernorm_backward_scratch},
     {&OP_RMSNORM, cuda_rmsnorm, NULL},
     {&OP_RMSNORM_BACKWARD, cuda_rmsnorm_backward, cuda_rmsnorm_backward_scratch},
+    {&OP_RESIDUAL_NORM, cuda_residual_norm, NULL},
+    {&OP_RESIDUAL_NORM_BACKWARD, cuda_residual_norm_backward, cuda_residual_norm_backward_scratch},
     {&OP_LINEAR, cuda_linear, cuda_linear_scratch},
     {&OP_LINEAR_INPUT_GRADIENT, cuda_linear_input_gradient, cuda_linear_input_gradient_scratch},
     {&OP_LINEAR_WEIGHT_GRADIENT, cuda_linear_weight_gradient, cuda_linear_weight_gradient_scratch},

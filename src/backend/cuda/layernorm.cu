@@ -18,8 +18,8 @@ extern "C" Status cuda_layernorm(const KernelCall *call, Error *error) {
     Memory weight = memory_of(call->in[1], node->input[1], channels),
            bias = memory_of(call->in[2], node->input[2], channels);
     FOR_TYPE(x, T,
-             norm_forward<T, true>(cuda_context(call), x, call->in[0], weight, bias, call->out[0],
-                                   (float *)call->out[1], (float *)call->out[2], s));
+             norm_forward<T, true, false>(cuda_context(call), x, call->in[0], weight, bias, call->out[0],
+                                          (float *)call->out[1], (float *)call->out[2], s, Branch()));
     return cuda_launched("layernorm", error);
 }
 
@@ -40,10 +40,10 @@ extern "C" Status cuda_layernorm_backward(const KernelCall *call, Error *error) 
     float *partial = has_sums ? (float *)call->scratch : NULL;
     unsigned n_partials = 0;
     FOR_TYPE(x, T,
-             n_partials = norm_backward<T, true>(cuda_context(call), x, call->in[0], call->in[1],
-                                                 memory_of(call->in[2], node->input[2], channels),
-                                                 (const float *)call->in[3], (const float *)call->in[4],
-                                                 call->out[0], partial, s, call->add[0]));
+             n_partials = norm_backward<T, true, false>(
+                 cuda_context(call), x, call->in[0], call->in[1],
+                 memory_of(call->in[2], node->input[2], channels), (const float *)call->in[3],
+                 (const float *)call->in[4], call->out[0], partial, s, call->add[0], Branch()));
     TRY(cuda_launched("layernorm_backward", error));
     if (!has_sums) return STATUS_OK;
     const SumOutput output[2] = {{call->out[1], dweight ? dweight->dtype : DTYPE_F32, call->add[1]},

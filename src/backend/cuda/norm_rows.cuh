@@ -1,4 +1,5 @@
-/* layernorm and rmsnorm: what both do with a row; they differ in whether a mean is taken off.
+/* layernorm and rmsnorm: what both do with a row; they differ in whether a mean is taken off. residual_norm is either with
+ * a branch: the row is a sum that is made and stored on the way, and its gradient goes to the branch as well.
  *
  * A team of threads has one row at a time in registers, up to 32 channels a thread: a row is read once, whatever is done
  * with it, and up to 1024 channels a team is a warp, which sums by shuffles alone. The grid is as large as the GPU holds
@@ -16,6 +17,10 @@ enum {
     NORM_SMALL = 128, /* threads of a block, as far as a row allows */
     NORM_LARGE = 512, /* threads of a block for long rows, and for those that no vector fits */
     NORM_MOST_CHANNELS = NORM_LARGE * 4 * VECTOR,
+    /* Blocks of NORM_SMALL threads that a multiprocessor has registers for. */
+    NORM_FORWARD_BLOCKS = 6,
+    NORM_BRANCH_BLOCKS = 4,
+    NORM_BACKWARD_BLOCKS = 4,
 };
 
 typedef struct {
@@ -23,6 +28,23 @@ typedef struct {
     int channels;
     float epsilon;
 } NormShape;
+
+/* A branch's dropout: element i of row r is that of sequence r / rows. */
+typedef struct {
+    const int32_t *random; /* NULL: none */
+    uint32_t threshold;
+    int site;
+    unsigned rows; /* of a sequence */
+} Draws;
+
+/* What residual_norm has beside the norm. */
+typedef struct {
+    const void *branch; /* forward: x + dropout(branch) is what is normed, */
+    void *sum;          /* and it is stored here */
+    void *dbranch;      /* backward: dropout(dx), NULL: not wanted */
+    bool add;           /* to dbranch */
+    Draws draws;
+} Branch;
 
 /* The first channel of vector j of this thread. A block is (threads of a team, teams). */
 DEVICE int channel_of(int j) {
@@ -73,10 +95,82 @@ DEVICE float2 team_sum(float a, float b, float2 *shared) {
     return make_float2(a, b);
 }
 
-template <typename T, int VECTORS, bool HAS_MEAN, bool ALIGNED, int THREADS>
-static __global__ void __launch_bounds__(THREADS, THREADS == NORM_SMALL ? 6 : 1)
-    norm_forward_kernel(const T *x, Memory weight, Memory bias, T *y, float *means, float *rstds,
-                        NormShape s) {
+/* ---- dropout of a branch ---- */
+
+/* The masks of a site, and of one row. */
+typedef struct {
+    RandomKey key;
+    uint64_t first_sequence;
+    uint32_t threshold; /* 0: no dropout */
+    float scale;
+    uint64_t sequence, first; /* the row's, and its first element there */
+} Masks;
+
+DEVICE Masks masks_of(const Draws &draws) {
+    Masks masks = {};
+    if (!draws.random) return masks;
+    masks.key = dropout_key(draws.random, draws.site);
+    masks.first_sequence = first_sequence(draws.random);
+    masks.threshold = draws.threshold;
+    masks.scale = random_dropout_scale(draws.threshold);
+    return masks;
+}
+DEVICE void set_row(Masks *masks, const Draws &draws, int64_t row, int channels) {
+    if (!masks->threshold) return;
+    masks->sequence = masks->first_sequence + (unsigned)row / draws.rows;
+    masks->first = (uint64_t)((unsigned)row % draws.rows) * (unsigned)channels;
+}
+
+/* Dropout of 8 elements from channel c on. Where rows are aligned, one block of draws is theirs; else they may begin within
+ * one and end in the next. The product is rounded as that of dropout.cu, and not part of whatever is added to it. */
+template <bool ALIGNED> DEVICE void drop8(const Masks &masks, int c, float v[VECTOR]) {
+    uint64_t at = masks.first + (unsigned)c;
+    RandomBlock draw[2] = {random_block(masks.key, masks.sequence, at / VECTOR)};
+    if (!ALIGNED) draw[1] = random_block(masks.key, masks.sequence, at / VECTOR + 1);
+#pragma unroll
+    for (int k = 0; k < VECTOR; k++) {
+        unsigned which = ALIGNED ? (unsigned)k : (unsigned)(at % VECTOR) + (unsigned)k;
+        uint32_t drawn = random_half(draw[which / VECTOR], which % VECTOR);
+        v[k] = __fmul_rn(v[k], drawn >= masks.threshold ? masks.scale : 0.0f);
+    }
+}
+
+/* What a tensor of type T would hold. */
+DEVICE float as_stored(float x, float) {
+    return x;
+}
+DEVICE float as_stored(float x, bf16) {
+    return as_float(__float2bfloat16_rn(x));
+}
+DEVICE float as_stored(float x, f16) {
+    return as_float(__float2half_rn(x));
+}
+
+/* v = x + dropout(branch) of a row that is there, and stores it. Behind the row both are 0. */
+template <typename T, int VECTORS, bool ALIGNED>
+DEVICE void add_branch(float v[VECTORS][VECTOR], const Raw<T> raw[VECTORS], const Masks &masks, T *sum,
+                       int channels) {
+#pragma unroll
+    for (int j = 0; j < VECTORS; j++) {
+        int c = channel_of(j), n = channels - c;
+        if (n <= 0) continue;
+        float b[VECTOR];
+        unpack(raw[j], b);
+        if (masks.threshold) drop8<ALIGNED>(masks, c, b);
+#pragma unroll
+        for (int k = 0; k < VECTOR; k++) v[j][k] = as_stored(v[j][k] + as_stored(b[k], T()), T());
+        store8(sum + c, n, ALIGNED, v[j]);
+    }
+}
+
+/* ---- forward ---- */
+
+template <typename T, int VECTORS, bool HAS_MEAN, bool HAS_BRANCH, bool ALIGNED, int THREADS>
+static __global__ void __launch_bounds__(THREADS, THREADS != NORM_SMALL ? 1
+                                                  : HAS_BRANCH          ? NORM_BRANCH_BLOCKS
+                                                                        : NORM_FORWARD_BLOCKS)
+    norm_forward_kernel(const T *x, Memory weight, Memory bias, T *y, float *means, float *rstds, NormShape s,
+                        Branch branch) {
     __shared__ float2 shared[2][THREADS / WARP];
     extern __shared__ __align__(16) float kept[]; /* weights (C), then biases (C) */
     int64_t stride = (int64_t)gridDim.x * blockDim.y, first = (int64_t)blockIdx.x * blockDim.y;
@@ -84,16 +178,34 @@ static __global__ void __launch_bounds__(THREADS, THREADS == NORM_SMALL ? 6 : 1)
     keep_weights<T, THREADS>(weight, s.channels, kept);
     keep_weights<T, THREADS>(bias, s.channels, kept + s.channels);
     __syncthreads();
-    Raw<T> next[VECTORS] = {};
-    if (first + threadIdx.y < s.rows)
-        load_row<T, VECTORS, ALIGNED>(x + (first + threadIdx.y) * s.channels, s.channels, next);
+    Raw<T> next[VECTORS] = {}, next_branch[VECTORS] = {};
+    Masks masks = {};
+    if (HAS_BRANCH) masks = masks_of(branch.draws);
+    if (first + threadIdx.y < s.rows) {
+        int64_t at = (first + threadIdx.y) * s.channels;
+        load_row<T, VECTORS, ALIGNED>(x + at, s.channels, next);
+        if (HAS_BRANCH) load_row<T, VECTORS, ALIGNED>((const T *)branch.branch + at, s.channels, next_branch);
+    }
     for (int64_t base = first; base < s.rows; base += stride) { /* all teams together: they share barriers */
         int64_t row = base + threadIdx.y;
         float v[VECTORS][VECTOR], sum = 0.0f, mean = 0.0f;
+        Raw<T> own_branch[VECTORS];
 #pragma unroll
-        for (int j = 0; j < VECTORS; j++) unpack(next[j], v[j]);
-        if (row + stride < s.rows)
-            load_row<T, VECTORS, ALIGNED>(x + (row + stride) * s.channels, s.channels, next);
+        for (int j = 0; j < VECTORS; j++) {
+            unpack(next[j], v[j]);
+            if (HAS_BRANCH) own_branch[j] = next_branch[j];
+        }
+        if (row + stride < s.rows) {
+            int64_t at = (row + stride) * s.channels;
+            load_row<T, VECTORS, ALIGNED>(x + at, s.channels, next);
+            if (HAS_BRANCH)
+                load_row<T, VECTORS, ALIGNED>((const T *)branch.branch + at, s.channels, next_branch);
+        }
+        if (HAS_BRANCH && row < s.rows) {
+            set_row(&masks, branch.draws, row, s.channels);
+            add_branch<T, VECTORS, ALIGNED>(v, own_branch, masks, (T *)branch.sum + row * s.channels,
+                                            s.channels);
+        }
         if (HAS_MEAN) {
 #pragma unroll
             for (int j = 0; j < VECTORS; j++) {
@@ -153,11 +265,12 @@ template <bool ALIGNED> DEVICE void store_sums(float v[VECTOR], float *out, int 
     store8(out, n, ALIGNED, v);
 }
 
-/* dx, if not NULL; and a row of partial, if not NULL: dweight, then dbias. No mean, no bias. */
-template <typename T, int VECTORS, bool HAS_MEAN, bool ALIGNED, int THREADS>
-static __global__ void __launch_bounds__(THREADS, 512 / THREADS)
+/* dx, if not NULL; and a row of partial, if not NULL: dweight, then dbias. No mean, no bias. A branch's gradient is made of
+ * all of dx, and may lie where dy is. */
+template <typename T, int VECTORS, bool HAS_MEAN, bool HAS_BRANCH, bool ALIGNED, int THREADS>
+static __global__ void __launch_bounds__(THREADS, THREADS == NORM_SMALL ? NORM_BACKWARD_BLOCKS : 1)
     norm_backward_kernel(const T *dy, const T *x, Memory weight, const float *means, const float *rstds,
-                         T *dx, float *partial, NormShape s, bool add) {
+                         T *dx, float *partial, NormShape s, bool add, Branch branch) {
     enum { SUMS = HAS_MEAN ? 2 : 1 };
     __shared__ float2 shared[2][THREADS / WARP];
     extern __shared__ __align__(16) float kept[]; /* weights (C); at the end, sums of the teams */
@@ -166,10 +279,13 @@ static __global__ void __launch_bounds__(THREADS, 512 / THREADS)
     float dweight[VECTORS][VECTOR] = {{0}}, dbias[VECTORS][VECTOR] = {{0}}, part = 1.0f / (float)s.channels;
     Raw<T> own_x[VECTORS] = {}, own_g[VECTORS] = {};
     keep_weights<T, THREADS>(weight, s.channels, kept);
+    Masks masks = {};
+    if (HAS_BRANCH && branch.dbranch) masks = masks_of(branch.draws);
     __syncthreads();
     for (int64_t base = first; base < s.rows; base += stride) { /* all teams together: they share barriers */
         int64_t row = base + threadIdx.y;
         bool is_there = row < s.rows;
+        if (HAS_BRANCH) set_row(&masks, branch.draws, row, s.channels);
         if (is_there) {
             load_row<T, VECTORS, ALIGNED>(x + row * s.channels, s.channels, own_x);
             load_row<T, VECTORS, ALIGNED>(dy + row * s.channels, s.channels, own_g);
@@ -208,6 +324,12 @@ static __global__ void __launch_bounds__(THREADS, 512 / THREADS)
 #pragma unroll
             for (int k = 0; k < VECTOR; k++) v[k] = fmaf(g[k] * w[k], rstd, fmaf(v[k], of_x, of_one));
             write8(dx + row * s.channels + c, n, ALIGNED, v, add);
+            if (HAS_BRANCH && branch.dbranch) {
+#pragma unroll
+                for (int k = 0; k < VECTOR; k++) v[k] = as_stored(v[k], T());
+                drop8<ALIGNED>(masks, c, v);
+                write8((T *)branch.dbranch + row * s.channels + c, n, ALIGNED, v, branch.add);
+            }
         }
     }
     if (!partial) return;
@@ -234,7 +356,7 @@ typedef struct {
 } NormTeams;
 
 static inline NormTeams norm_teams(const CudaContext *context, DType dtype, int64_t rows, int64_t channels,
-                                   bool aligned, bool is_backward) {
+                                   bool aligned, int most_blocks) {
     NormTeams t = {4, 0, 1, 1, true};
     if (aligned && dtype == DTYPE_F32 && channels <= 2048) t.vectors = 2, t.is_large = false;
     if (aligned && dtype != DTYPE_F32 && channels <= 4096) {
@@ -244,7 +366,7 @@ static inline NormTeams norm_teams(const CudaContext *context, DType dtype, int6
     int64_t warps = (channels + WARP * VECTOR * t.vectors - 1) / (WARP * VECTOR * t.vectors);
     t.threads = (int)(warps > 0 ? warps : 1) * WARP;
     if (!t.is_large) t.teams = NORM_SMALL / t.threads;
-    int64_t most = context->n_processors * (t.is_large ? 1 : is_backward ? 4 : 6);
+    int64_t most = context->n_processors * (t.is_large ? 1 : most_blocks);
     int64_t wanted = (rows + t.teams - 1) / t.teams;
     t.blocks = (unsigned)(wanted < most ? wanted > 0 ? wanted : 1 : most);
     return t;
@@ -254,8 +376,8 @@ static inline NormTeams norm_teams(const CudaContext *context, DType dtype, int6
 static inline size_t norm_backward_scratch(const CudaContext *context, const Node *node) {
     const Tensor *x = node->input[1];
     int64_t rows = shape_rows(x->shape), channels = shape_columns(x->shape);
-    unsigned blocks = norm_teams(context, x->dtype, rows, channels, false, true).blocks;
-    unsigned others = norm_teams(context, x->dtype, rows, channels, true, true).blocks;
+    unsigned blocks = norm_teams(context, x->dtype, rows, channels, false, NORM_BACKWARD_BLOCKS).blocks;
+    unsigned others = norm_teams(context, x->dtype, rows, channels, true, NORM_BACKWARD_BLOCKS).blocks;
     return (blocks > others ? blocks : others) * 2 * (size_t)channels * sizeof(float);
 }
 
@@ -269,34 +391,38 @@ static inline size_t norm_backward_scratch(const CudaContext *context, const Nod
         else LAUNCH((sizeof(T) == 4 ? 2 : 4), true, NORM_SMALL);                                             \
     } while (0)
 
-template <typename T, bool HAS_MEAN>
+template <typename T, bool HAS_MEAN, bool HAS_BRANCH>
 static void norm_forward(const CudaContext *context, const Tensor *tensor, const void *x, Memory weight,
-                         Memory bias, void *y, float *means, float *rstds, NormShape s) {
+                         Memory bias, void *y, float *means, float *rstds, NormShape s, Branch branch) {
     bool aligned = rows_aligned(x, s.channels) && is_aligned(y);
-    NormTeams t = norm_teams(context, tensor->dtype, s.rows, s.channels, aligned, false);
+    if (HAS_BRANCH) aligned = aligned && is_aligned(branch.branch) && is_aligned(branch.sum);
+    NormTeams t = norm_teams(context, tensor->dtype, s.rows, s.channels, aligned,
+                             HAS_BRANCH ? NORM_BRANCH_BLOCKS : NORM_FORWARD_BLOCKS);
     dim3 block((unsigned)t.threads, (unsigned)t.teams);
     size_t shared = t.is_large ? 0 : (size_t)s.channels * 2 * sizeof(float);
 #define FORWARD(VECTORS, ALIGNED, THREADS)                                                                   \
-    norm_forward_kernel<T, VECTORS, HAS_MEAN, ALIGNED, THREADS>                                              \
-        <<<t.blocks, block, shared, context->stream>>>((const T *)x, weight, bias, (T *)y, means, rstds, s)
+    norm_forward_kernel<T, VECTORS, HAS_MEAN, HAS_BRANCH, ALIGNED, THREADS>                                  \
+        <<<t.blocks, block, shared, context->stream>>>((const T *)x, weight, bias, (T *)y, means, rstds, s,  \
+                                                       branch)
     FOR_TEAMS(t, aligned, T, FORWARD);
 #undef FORWARD
 }
 
 /* Returns the number of rows of partial sums. */
-template <typename T, bool HAS_MEAN>
+template <typename T, bool HAS_MEAN, bool HAS_BRANCH>
 static unsigned norm_backward(const CudaContext *context, const Tensor *tensor, const void *dy, const void *x,
                               Memory weight, const float *means, const float *rstds, void *dx, float *partial,
-                              NormShape s, bool add) {
+                              NormShape s, bool add, Branch branch) {
     bool aligned = rows_aligned(x, s.channels) && is_aligned(dy) && is_aligned(dx);
-    NormTeams t = norm_teams(context, tensor->dtype, s.rows, s.channels, aligned, true);
+    if (HAS_BRANCH) aligned = aligned && is_aligned(branch.dbranch);
+    NormTeams t = norm_teams(context, tensor->dtype, s.rows, s.channels, aligned, NORM_BACKWARD_BLOCKS);
     dim3 block((unsigned)t.threads, (unsigned)t.teams);
     int64_t sums = (int64_t)(t.teams - 1) * t.threads * VECTOR, weights = t.is_large ? 0 : s.channels;
     size_t shared = (size_t)(sums > weights ? sums : weights) * sizeof(float);
 #define BACKWARD(VECTORS, ALIGNED, THREADS)                                                                  \
-    norm_backward_kernel<T, VECTORS, HAS_MEAN, ALIGNED, THREADS>                                             \
+    norm_backward_kernel<T, VECTORS, HAS_MEAN, HAS_BRANCH, ALIGNED, THREADS>                                 \
         <<<t.blocks, block, shared, context->stream>>>((const T *)dy, (const T *)x, weight, means, rstds,    \
-                                                       (T *)dx, partial, s, add)
+                                                       (T *)dx, partial, s, add, branch)
     FOR_TEAMS(t, aligned, T, BACKWARD);
 #undef BACKWARD
     return t.blocks;

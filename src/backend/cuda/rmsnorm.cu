@@ -16,8 +16,8 @@ extern "C" Status cuda_rmsnorm(const KernelCall *call, Error *error) {
         return cuda_unsupported(call, node->input[1], error);
     Memory weight = memory_of(call->in[1], node->input[1], channels), none = memory_of(NULL, NULL, channels);
     FOR_TYPE(x, T,
-             norm_forward<T, false>(cuda_context(call), x, call->in[0], weight, none, call->out[0], NULL,
-                                    (float *)call->out[1], s));
+             norm_forward<T, false, false>(cuda_context(call), x, call->in[0], weight, none, call->out[0],
+                                           NULL, (float *)call->out[1], s, Branch()));
     return cuda_launched("rmsnorm", error);
 }
 
@@ -37,10 +37,10 @@ extern "C" Status cuda_rmsnorm_backward(const KernelCall *call, Error *error) {
     float *partial = call->out[1] ? (float *)call->scratch : NULL;
     unsigned n_partials = 0;
     FOR_TYPE(x, T,
-             n_partials =
-                 norm_backward<T, false>(cuda_context(call), x, call->in[0], call->in[1],
-                                         memory_of(call->in[2], node->input[2], channels), NULL,
-                                         (const float *)call->in[3], call->out[0], partial, s, call->add[0]));
+             n_partials = norm_backward<T, false, false>(cuda_context(call), x, call->in[0], call->in[1],
+                                                         memory_of(call->in[2], node->input[2], channels),
+                                                         NULL, (const float *)call->in[3], call->out[0],
+                                                         partial, s, call->add[0], Branch()));
     TRY(cuda_launched("rmsnorm_backward", error));
     if (!partial) return STATUS_OK;
     const SumOutput output = {call->out[1], dweight->dtype, call->add[1]};

@@ -1,0 +1,86 @@
+/* residual_norm and its backward: the norms of norm_rows.cuh with a branch that is added on the way.
+ *
+ * Floor over the copy bandwidth: stream and branch read, sum and normed rows written forward, 8 bytes an element in 16
+ * bits; dnormed, sum and dsum read, dsum and dbranch written backward, 10 bytes. As dropout, add and norm it was 14 and 12.
+ * A block of random numbers, drawn once forward and once backward for 8 elements, is integer work that hides behind that. */
+#include "backend/cuda/norm_rows.cuh"
+
+static bool can_count_rows(int64_t rows) {
+    return rows <= UINT32_MAX; /* see set_row */
+}
+
+static Draws draws_of(const ResidualNormAttributes *a, const void *random, Shape shape) {
+    Draws draws = {};
+    if (!random || !shape_count(shape)) return draws;
+    draws.random = (const int32_t *)random;
+    draws.threshold = random_dropout_threshold(a->probability);
+    draws.site = a->site;
+    draws.rows = (unsigned)(shape_rows(shape) / shape.dim[0]);
+    return draws;
+}
+
+extern "C" Status cuda_residual_norm(const KernelCall *call, Error *error) {
+    const Node *node = call->node;
+    const ResidualNormAttributes *a = (const ResidualNormAttributes *)node->attributes;
+    const Tensor *x = node->input[0];
+    int64_t channels = shape_columns(x->shape);
+    NormShape s = {shape_rows(x->shape), (int)channels, a->epsilon};
+    if (!same_types(x, node->input[1]) || !same_types(x, node->output[0]) ||
+        !same_types(x, node->output[1]) || channels > NORM_MOST_CHANNELS || !can_count_rows(s.rows))
+        return cuda_unsupported(call, x, error);
+    if (!s.rows) return STATUS_OK;
+    if (!weights_fit(x, node->input[2]) || !weights_fit(x, node->input[3]))
+        return cuda_unsupported(call, node->input[2], error);
+    Memory weight = memory_of(call->in[2], node->input[2], channels),
+           bias = memory_of(call->in[3], node->input[3], channels);
+    Branch branch = {};
+    branch.branch = call->in[1];
+    branch.sum = call->out[0];
+    branch.draws = draws_of(a, call->in[4], x->shape);
+#define FORWARD_NORM(HAS_MEAN)                                                                               \
+    norm_forward<T, HAS_MEAN, true>(cuda_context(call), x, call->in[0], weight, bias, call->out[1],          \
+                                    (float *)call->out[2], (float *)call->out[3], s, branch)
+    FOR_TYPE(x, T, {
+        if (a->has_mean) FORWARD_NORM(true);
+        else FORWARD_NORM(false);
+    });
+    return cuda_launched("residual_norm", error);
+}
+
+extern "C" size_t cuda_residual_norm_backward_scratch(CudaContext *context, const Node *node) {
+    return norm_backward_scratch(context, node);
+}
+
+extern "C" Status cuda_residual_norm_backward(const KernelCall *call, Error *error) {
+    const Node *node = call->node;
+    const ResidualNormAttributes *a = (const ResidualNormAttributes *)node->attributes;
+    const Tensor *x = node->input[1], *dweight = node->output[1], *dbias = node->output[2];
+    int64_t channels = shape_columns(x->shape);
+    NormShape s = {shape_rows(x->shape), (int)channels, 0.0f};
+    if (!same_types(x, node->input[0]) || !same_types(x, node->output[0]) ||
+        !same_types(x, node->output[3]) || channels > NORM_MOST_CHANNELS || !can_count_rows(s.rows))
+        return cuda_unsupported(call, x, error);
+    if (!weights_fit(x, node->input[2])) return cuda_unsupported(call, node->input[2], error);
+    Branch branch = {};
+    branch.dbranch = call->out[3];
+    branch.add = call->add[3];
+    branch.draws = draws_of(a, call->in[5], x->shape);
+    bool has_sums = call->out[1] || call->out[2];
+    float *partial = has_sums ? (float *)call->scratch : NULL;
+    unsigned n_partials = 0;
+    Memory weight = memory_of(call->in[2], node->input[2], channels);
+#define BACKWARD_NORM(HAS_MEAN)                                                                              \
+    n_partials = norm_backward<T, HAS_MEAN, true>(cuda_context(call), x, call->in[0], call->in[1], weight,   \
+                                                  (const float *)call->in[3], (const float *)call->in[4],    \
+                                                  call->out[0], partial, s, call->add[0], branch)
+    FOR_TYPE(x, T, {
+        if (a->has_mean) BACKWARD_NORM(true);
+        else BACKWARD_NORM(false);
+    });
+    TRY(cuda_launched("residual_norm_backward", error));
+    if (!has_sums) return STATUS_OK;
+    const SumOutput output[2] = {{call->out[1], dweight ? dweight->dtype : DTYPE_F32, call->add[1]},
+                                 {call->out[2], dbias ? dbias->dtype : DTYPE_F32, call->add[2]}};
+    return cuda_reduce_partials(cuda_context(call), partial, n_partials, channels, a->has_mean ? 2 : 1,
+                                output, error);
+}
