@@ -46,6 +46,14 @@ static void test_format_count_and_rate(void **state) {
     assert_true(strlen(format_rate(1e300, "a unit that is much too long").text) < sizeof(FormatText));
 }
 
+static void test_format_things(void **state) {
+    (void)state;
+    assert_string_equal(format_things(1, "step").text, "1 step");
+    assert_string_equal(format_things(0, "rank").text, "0 ranks");
+    assert_string_equal(format_things(-1, "step").text, "-1 steps");
+    assert_string_equal(format_things(INT64_MAX, "parameter").text, "9223372036854775807 parameters");
+}
+
 static void test_format_duration(void **state) {
     (void)state;
     static const struct {
@@ -201,11 +209,17 @@ static void test_random_permute(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_format_bytes),    cmocka_unit_test(test_format_count_and_rate),
-        cmocka_unit_test(test_format_duration), cmocka_unit_test(test_format_double_round_trips),
-        cmocka_unit_test(test_nearest),         cmocka_unit_test(test_error),
-        cmocka_unit_test(test_arena),           cmocka_unit_test(test_random_known),
-        cmocka_unit_test(test_random_spread),   cmocka_unit_test(test_random_permute),
+        cmocka_unit_test(test_format_bytes),
+        cmocka_unit_test(test_format_count_and_rate),
+        cmocka_unit_test(test_format_things),
+        cmocka_unit_test(test_format_duration),
+        cmocka_unit_test(test_format_double_round_trips),
+        cmocka_unit_test(test_nearest),
+        cmocka_unit_test(test_error),
+        cmocka_unit_test(test_arena),
+        cmocka_unit_test(test_random_known),
+        cmocka_unit_test(test_random_spread),
+        cmocka_unit_test(test_random_permute),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "lab/alpha_beta.h"
+#include "lab/ping_pong.h"
 #include "lab/replay.h"
 #include "lab/scaling.h"
 
@@ -91,6 +92,53 @@ static void test_two_lines_where_there_are_two(void **state) {
     assert_close(link.asking.alpha, 3e-2, 1e-6);
     assert_close(link_seconds(&link, 2048), 1e-2 + 8e-8 * 2048, 1e-6);
     assert_close(link_seconds(&link, 4096), 3e-2 + 8e-8 * 4096, 1e-6);
+}
+
+/* A sweep over all sizes, on a link of 1 us and 10 GB/s; visits to sizes in [from, to) are disturbed, with all of their trips. */
+static void sweep(PingPongTimes *times, int from, int to) {
+    for (int i = 0; i < times->n; i++) {
+        double trips[PING_PONG_MAX_TRIPS], one_way = 1e-6 + 1e-10 * times->bytes[i];
+        int n_trips = ping_pong_trips(times, i);
+        for (int k = 0; k < n_trips; k++)
+            trips[k] = 2 * one_way * (1 + 1e-4 * (n_trips - k)) + (i >= from && i < to ? 600e-6 : 0);
+        ping_pong_add(times, i, trips, n_trips);
+    }
+}
+
+/* The machine was busy while the short messages were sent, twice, and later while the long ones were. */
+static void test_a_disturbed_moment_spoils_nothing(void **state) {
+    (void)state;
+    PingPongTimes times = ping_pong_sizes(1 << 18);
+    Link link;
+    Error error = {0};
+    assert_int_equal(times.n, 16);
+    assert_int_equal(ping_pong_trips(&times, 0), 2);
+    sweep(&times, 0, 6);
+    assert_true(times.seconds[0] > 300e-6);
+    assert_int_equal(ping_pong_trips(&times, 15), PING_PONG_MAX_TRIPS);
+    sweep(&times, 0, 4);
+    sweep(&times, 9, 16);
+    sweep(&times, 3, 9);
+    assert_int_equal(ping_pong_trips(&times, 0), PING_PONG_MAX_TRIPS);
+    assert_int_equal(link_fit(times.bytes, times.seconds, times.n, &link, &error), STATUS_OK);
+    assert_true(link.border == 0);
+    assert_close(link.asking.alpha, 1e-6, 0.02);
+    assert_close(link.asking.beta, 1e-10, 0.02);
+}
+
+/* On a slow link a visit is one trip; a trip that took longer than ever before changes nothing. */
+static void test_slow_links_are_visited_shortly(void **state) {
+    (void)state;
+    PingPongTimes times = ping_pong_sizes(64);
+    double fast[] = {0.03, 0.02}, slow[] = {5.0};
+    assert_int_equal(times.n, 4);
+    ping_pong_add(&times, 0, fast, 2);
+    assert_close(times.seconds[0], 0.01, 1e-12);
+    assert_int_equal(ping_pong_trips(&times, 0), 2);
+    ping_pong_add(&times, 0, slow, 1);
+    assert_close(times.seconds[0], 0.01, 1e-12);
+    ping_pong_add(&times, 1, slow, 1);
+    assert_int_equal(ping_pong_trips(&times, 1), 1);
 }
 
 /* ---- Replaying: every rank on a host of its own, whose network sends and receives at once */
@@ -243,6 +291,8 @@ int main(void) {
         cmocka_unit_test(test_nothing_is_negative),
         cmocka_unit_test(test_what_cannot_be_fitted),
         cmocka_unit_test(test_two_lines_where_there_are_two),
+        cmocka_unit_test(test_a_disturbed_moment_spoils_nothing),
+        cmocka_unit_test(test_slow_links_are_visited_shortly),
         cmocka_unit_test(test_replay_is_the_formula),
         cmocka_unit_test(test_rounds_cost_latency),
         cmocka_unit_test(test_short_messages_overlap),

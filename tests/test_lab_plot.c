@@ -95,7 +95,7 @@ static void test_without_gnuplot(void **state) {
     char *data = text_of("step.dat"), *script = text_of("step.gp");
     assert_has(data, "# Time of a step\n# made by: pgpt lab test --words 'a b'\n# x: ranks\n# y: time (s)\n");
     assert_has(data, "# series: measured\n1 8.5\n\n4 2.25\n\n\n# series: measured: model\n1 1\n2 2\n4 4\n");
-    assert_has(script, "set title 'Time of a step'");
+    assert_has(script, "set label 101 'Time of a step' at screen 0.5, 0.955 center");
     assert_has(script, "set ylabel 'time (s)'");
     assert_has(script, "'pgpt lab test --words '.\"'\".'a b'.\"'\".''");
     free(data);
@@ -119,6 +119,96 @@ static void test_bars_are_a_table(void **state) {
     free(data);
 }
 
+/* The script of a picture of one curve, or of bars that stand on names. */
+static char *script_of(const double *x, const double *y, int n, const char *const *names) {
+    PlotSeries series[] = {{"a", names ? PLOT_BARS : PLOT_LINES, x, y, n}};
+    Plot plot = curves(series, 1);
+    plot.x_names = names;
+    bool drawn;
+    draw(&plot, "one", &drawn);
+    return text_of("one.gp");
+}
+
+static void assert_script(const double *x, const double *y, int n, const char *part) {
+    char *script = script_of(x, y, n, NULL);
+    assert_has(script, part);
+    free(script);
+}
+
+/* Three marks at least, wherever the values lie; where a logarithmic axis has none, it is a linear one, which always has. */
+static void test_axes_have_marks(void **state) {
+    (void)state;
+    const double far[] = {1.2, 11, 23}, near[] = {3e-3, 4.5e-3, 6.6e-3}, same[] = {5.1, 5.3, 5.5};
+    assert_script(X, far, 3, "set ytics ('2 s' 2, '5 s' 5, '10 s' 10, '20 s' 20)\n");
+    assert_script(X, near, 3, "set ytics ('3 ms' 0.003, '4 ms' 0.004, '5 ms' 0.005)\n");
+    char *script = script_of(X, same, 3, NULL);
+    assert_null(strstr(script, "set logscale y"));
+    assert_null(strstr(script, "ytics"));
+    free(script);
+    assert_script(X, far, 3, "set xtics ('1' 1, '2' 2, '4' 4)\n");
+    assert_script(X + 2, far, 1, "set xtics ('2' 2, '4' 4, '8' 8)\n"); /* one measurement: one to each side */
+    const double apart[] = {4, 64};
+    assert_script(apart, far, 2, "set xtics ('4' 4, '16' 16, '64' 64)\n");
+}
+
+/* Names that have no room beside each other are turned, and end below their bars. */
+static void test_long_names_are_turned(void **state) {
+    (void)state;
+    static const char *const few[] = {"weak 1x1", "weak 2x1", "weak 4x1"};
+    static const char *const wide[] = {"MPI + CUDA (not here)", "MPI + CUDA (not here, either)",
+                                       "MPI + CUDA (nor here)"};
+    char *script = script_of(X, X, 3, few);
+    assert_has(script, "set xtics nomirror rotate by 0\n");
+    free(script);
+    script = script_of(X, X, 3, wide);
+    assert_has(script, "set xtics nomirror rotate by 20 right\n");
+    free(script);
+    const char *many[40];
+    double numbers[40];
+    for (int i = 0; i < 40; i++) {
+        many[i] = "weak 1x1";
+        numbers[i] = i + 1;
+    }
+    script = script_of(numbers, numbers, 40, many);
+    assert_has(script, "rotate by 90 right\n");
+    free(script);
+}
+
+/* Where a text stands: what the last shift before it says. (Inlined, gcc 12 takes the file's text for a dead local.) */
+__attribute__((noinline)) static double height_of(const char *svg, const char *text) {
+    double x = NAN, y = NAN;
+    const char *place = strstr(svg, text);
+    if (!place) return NAN;
+    for (const char *next = svg; (next = strstr(next, "translate(")) && next < place; next++)
+        if (sscanf(next, "translate(%lf,%lf)", &x, &y) != 2) return NAN;
+    return y;
+}
+
+/* A title, one of two lines too, lies within the picture: so far below its upper edge that its letters are. */
+static void test_titles_are_whole(void **state) {
+    (void)state;
+    PlotSeries series[] = {{"a", PLOT_LINES, X, X, 3}, {"b", PLOT_LINES, X, X, 3}};
+    Plot plot = curves(series, 2);
+    plot.title =
+        "A title that is so long that it has two lines, which is why nobody can be sure that the first of "
+        "them is to be seen";
+    plot.note = "four hosts: 100 Mbit/s, 10 ms";
+    bool drawn;
+    draw(&plot, "title", &drawn);
+    char *data = text_of("title.dat"), *script = text_of("title.gp");
+    assert_has(data, "\n# note: four hosts: 100 Mbit/s, 10 ms\n");
+    assert_has(script, "set label 1 'four hosts: 100 Mbit/s, 10 ms' at screen 0.5, 0.058 center");
+    assert_has(script, "set label 2 'pgpt lab test");
+    assert_has(script, "set label 102 '");
+    free(data);
+    free(script);
+    if (!drawn) skip();
+    char *svg = text_of("title.svg");
+    double y = height_of(svg, ">A title that is");
+    if (!(y >= 16)) fail_msg("the title's letters stand at %g", y);
+    free(svg);
+}
+
 /* A caption is what somebody typed: it is shown, and nothing in it is run. */
 static void test_words_are_only_words(void **state) {
     (void)state;
@@ -127,7 +217,7 @@ static void test_words_are_only_words(void **state) {
              folder, folder);
     PlotSeries series[] = {{"a`b\"c'd", PLOT_LINES, X, X, 3}};
     Plot plot = curves(series, 1);
-    plot.caption = caption;
+    plot.caption = plot.note = caption;
     plot.title = "`touch pwned3`";
     bool drawn;
     draw(&plot, "words", &drawn);
@@ -225,10 +315,11 @@ static void test_what_goes_wrong_is_said(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_without_gnuplot),         cmocka_unit_test(test_bars_are_a_table),
-        cmocka_unit_test(test_words_are_only_words),    cmocka_unit_test(test_names_are_checked),
-        cmocka_unit_test(test_a_child_is_read),         cmocka_unit_test(test_a_child_may_say_much),
-        cmocka_unit_test(test_what_goes_wrong_is_said),
+        cmocka_unit_test(test_without_gnuplot),      cmocka_unit_test(test_bars_are_a_table),
+        cmocka_unit_test(test_axes_have_marks),      cmocka_unit_test(test_long_names_are_turned),
+        cmocka_unit_test(test_titles_are_whole),     cmocka_unit_test(test_words_are_only_words),
+        cmocka_unit_test(test_names_are_checked),    cmocka_unit_test(test_a_child_is_read),
+        cmocka_unit_test(test_a_child_may_say_much), cmocka_unit_test(test_what_goes_wrong_is_said),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -5,6 +5,7 @@
  * the commonest slip of the fingers and must cost one, not two. */
 #include "base/format.h"
 
+#include <inttypes.h>
 #include <math.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -91,6 +92,12 @@ FormatText format_duration(double seconds) {
     } else {
         snprintf(text, size, "over 999d");
     }
+    return result;
+}
+
+FormatText format_things(int64_t n, const char *thing) {
+    FormatText result;
+    snprintf(result.text, sizeof result.text, "%" PRId64 " %.16s%s", n, thing, n == 1 ? "" : "s");
     return result;
 }
 

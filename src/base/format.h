@@ -25,6 +25,9 @@ FormatText format_rate(double per_second, const char *unit);
 /* 850us, 12ms, 4.2s, 1m05s, 1h02m, 3d04h; "unknown" when not finite or negative. */
 FormatText format_duration(double seconds);
 
+/* 1 step, 3 steps, 0 steps: of a thing whose plural has an s. */
+FormatText format_things(int64_t n, const char *thing);
+
 /* The shortest decimal number that reads back as exactly this double. */
 FormatText format_double(double value);
 

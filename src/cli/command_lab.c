@@ -40,7 +40,7 @@ const OptionCommand lab_command = {
     .summary = "studies of parallel training: a table, a picture and the data, one command each",
     .description =
         "Every study prints a table, writes its data as NAME.dat and draws NAME.svg and NAME.png with gnuplot (where there is "
-        "none, it says how to draw them later). All take --out FOLDER, --json and --quiet.",
+        "none, it says how to draw them later). All take --out FOLDER, --note TEXT, --json and --quiet.",
     .usage = "STUDY [--key value]...",
     .positionals = positionals,
     .examples = examples,

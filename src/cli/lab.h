@@ -47,13 +47,13 @@ Status lab_timeline(Launch *launch, int n_words, char *const *words, Error *erro
 /* ---- What every study has (lab_common.c) */
 
 typedef struct {
-    const char *out;
+    const char *out, *note;
     bool json, quiet;
 } LabOptions;
 
-extern const OptionSpec lab_option_specs[]; /* --out, --json, --quiet */
+extern const OptionSpec lab_option_specs[]; /* --out, --note, --json, --quiet */
 
-/* Reads the options and agrees on them with the other ranks. *goes_on is false if there is no more to do: help was
+/* Reads the options, checks those that all studies have, and agrees on them with the other ranks. *goes_on is false if there is no more to do: help was
  * asked for and shown. After STATUS_OK the caller frees `options`; after an error it need not. Collective. */
 Status lab_read_options(Launch *launch, Options *options, const OptionCommand *command, void *values,
                         int n_words, char *const *words, bool *goes_on, Error *error);
@@ -63,6 +63,7 @@ typedef struct {
     const char *folder;
     const char
         *caption; /* "mpirun -n 4 pgpt lab linear --epochs 300", as it was typed; from the options' arena */
+    const char *note; /* what the user has to say about it; "": nothing */
     Log log;
 } LabOutput;
 
@@ -73,7 +74,7 @@ LabOutput lab_output(const Launch *launch, Options *options, const LabOptions *l
  * the rank with the voice looks, so agree afterwards. */
 Status lab_check_folder(const Launch *launch, const LabOutput *output, Error *error);
 
-/* plot_write into the folder, with the caption if the plot has none of its own, and a note of where picture and data are,
+/* plot_write into the folder, with caption and note if the plot has none of its own, and a line about where picture and data are,
  * or of how to draw it. On the rank with the voice only. */
 Status lab_draw(const LabOutput *output, const Plot *plot, const char *name, Error *error);
 

@@ -9,6 +9,7 @@
 #include "lab/launcher.h"
 #include "train/interrupt.h"
 
+#include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
 
@@ -26,7 +27,7 @@ typedef struct {
 
 static const OptionSpec specs[] = {
     OPTION_STRING("sizes", CollectivesCall, sizes, "1K,4K,16K,64K,256K,1M,4M,16M,64M", "LIST",
-                  "bytes of the vectors that are summed; K, M and G are 1024s"),
+                  "bytes of the vectors that are summed, multiples of 4; K, M and G are 1024s"),
     OPTION_STRING(
         "ranks", CollectivesCall, ranks, "", "LIST",
         "numbers of ranks to start, as 2,4 (which is what happens without it); not under mpirun, where they are there"),
@@ -95,9 +96,8 @@ static void print_link(const char *where, const Link *link) {
 
 static void print_machine(const Machine *machine) {
     bool has_pairs = machine->n_ranks > machine->n_hosts;
-    printf("%d ranks on %d host%s, %d core%s each; fitted to this machine:\n", machine->n_ranks,
-           machine->n_hosts, machine->n_hosts == 1 ? "" : "s", machine->n_cores,
-           machine->n_cores == 1 ? "" : "s");
+    printf("%d ranks on %s, %s each; fitted to this machine:\n", machine->n_ranks,
+           format_things(machine->n_hosts, "host").text, format_things(machine->n_cores, "core").text);
     if (has_pairs) print_link("within a host", &machine->within);
     if (machine->n_hosts > 1) print_link("between hosts", &machine->across);
     printf("  addition: bytes at %s; a vector above %s: %.3f ns a byte more\n", rate(machine->gamma).text,
@@ -106,8 +106,8 @@ static void print_machine(const Machine *machine) {
 
 static void print_result(const CollectivesResult *result) {
     print_machine(&result->machine);
-    printf("\n%10s  %-13s %12s %12s %15s %12s\n", "size", "all-reduce", "measured ms", "model ms",
-           "measured/model", "library ms");
+    printf("\n%10s  %-13s %12s %12s %15s %17s\n", "size", "all-reduce", "measured ms", "model ms",
+           "measured/model", "MPI_Allreduce ms");
     for (int i = 0; i < result->n_rows; i++) {
         const CollectivesRow *row = &result->rows[i];
         for (int way = 0; way < COLLECTIVES_N_WAYS; way++) {
@@ -115,7 +115,7 @@ static void print_result(const CollectivesResult *result) {
                    1e3 * row->seconds[way]);
             if (isnan(row->model[way])) printf(" %12s %15s", "", "");
             else printf(" %12.4f %15.2f", 1e3 * row->model[way], row->seconds[way] / row->model[way]);
-            printf(" %12.4f\n", 1e3 * row->seconds[COLLECTIVES_BLOCKING]);
+            printf(" %17.4f\n", 1e3 * row->seconds[COLLECTIVES_BLOCKING]);
         }
         printf("\n");
     }
@@ -175,7 +175,7 @@ static Status measure_here(Launch *launch, const CollectivesCall *call, const La
     TRY(collectives_probe(launch, &result->machine, error));
     TRY(common_start_open(&start, &launch->world, result->machine.n_hosts, error));
     for (int i = 0; i < sizes->n; i++) {
-        TRY(collectives_measure(launch, sizes->values[i] / 4 * 4, &options, &result->rows[i], error));
+        TRY(collectives_measure(launch, sizes->values[i], &options, &result->rows[i], error));
         result->n_rows++;
     }
     if (!launch->has_voice) return STATUS_OK;
@@ -240,6 +240,12 @@ static Status read_lists(Launch *launch, const Options *options, const Collectiv
             error, "--ranks starts ranks of its own, but mpirun has started %d; leave one of the two out",
             launch->world.size);
     TRY(lab_read_list("--sizes", call->sizes, 4, INT64_C(4) << 30, true, sizes, error));
+    for (int i = 0; i < sizes->n; i++)
+        if (sizes->values[i] % 4)
+            return error_user(error,
+                              "--sizes '%.60s': %" PRId64
+                              " bytes are no whole number of elements, which have 4 each; give %" PRId64,
+                              call->sizes, sizes->values[i], (sizes->values[i] + 3) / 4 * 4);
     return lab_read_list("--ranks", *call->ranks ? call->ranks : "2,4", 2, 4096, false, ranks, error);
 }
 

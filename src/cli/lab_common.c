@@ -6,6 +6,7 @@
 
 #include "base/format.h"
 #include "base/terminal.h"
+#include "data/utf8.h"
 #include "lab/launcher.h"
 
 #include <ctype.h>
@@ -16,16 +17,46 @@
 
 const OptionSpec lab_option_specs[] = {
     OPTION_STRING("out", LabOptions, out, "runs/lab", "FOLDER", "where data and pictures go"),
+    OPTION_STRING("note", LabOptions, note, "", "TEXT",
+                  "stands below the pictures, above the command: what they do not show by themselves"),
     OPTION_BOOL("json", LabOptions, json, false, "make the last line of the output one JSON object"),
     OPTION_BOOL("quiet", LabOptions, quiet, false, "only the table, and what went wrong"),
     OPTION_END,
 };
+
+enum { NOTE_COLUMNS = 200 }; /* two lines */
+
+/* The options that all studies have, wherever the command keeps them. */
+static const LabOptions *own_options(const OptionCommand *command, const void *values) {
+    const OptionGroup *group = command->groups;
+    while (group->specs != lab_option_specs) group++;
+    return (const LabOptions *)((const char *)values + group->offset);
+}
+
+static Status check_options(const LabOptions *lab, Error *error) {
+    size_t n = strlen(lab->note), n_columns = 0;
+    if (!*lab->out)
+        return error_user(error,
+                          "--out '' is no folder; leave it out for runs/lab, or give '.' for this one");
+    if (!utf8_valid(lab->note, n)) return error_user(error, "--note is not UTF-8; write it in plain letters");
+    for (size_t i = 0; i < n; i++) {
+        if ((unsigned char)lab->note[i] < ' ' || lab->note[i] == 127)
+            return error_user(error, "--note has a line break or another control character; leave it out");
+        n_columns += ((unsigned char)lab->note[i] & 0xC0) != 0x80;
+    }
+    if (n_columns > NOTE_COLUMNS)
+        return error_user(error, "--note has %zu characters, and below a picture there is room for %d",
+                          n_columns, NOTE_COLUMNS);
+    return STATUS_OK;
+}
 
 Status lab_read_options(Launch *launch, Options *options, const OptionCommand *command, void *values,
                         int n_words, char *const *words, bool *goes_on, Error *error) {
     *goes_on = false;
     if (options_init(options, command, values, error) == STATUS_OK)
         options_parse(options, n_words, words, error);
+    if (error->status == STATUS_OK && !options->help_wanted)
+        check_options(own_options(command, values), error);
     if (launch_agree(launch, error) == STATUS_OK) launch_check_options(launch, options, error);
     if (error->status != STATUS_OK) {
         options_free(options);
@@ -52,20 +83,35 @@ static const char *quoted(const char *word, Arena *arena) {
     return text;
 }
 
+/* Where results go is not what made them. *i moves on if the next word belongs to this one. */
+static bool is_about_output(const char *word, int *i) {
+    bool has_value = strcmp(word, "--out") == 0 || strcmp(word, "--note") == 0;
+    *i += has_value;
+    return has_value || strncmp(word, "--out=", 6) == 0 || strncmp(word, "--note=", 7) == 0 ||
+           strcmp(word, "--json") == 0 || strcmp(word, "--quiet") == 0;
+}
+
+/* What starts ranks here: srun, if it has started as many, and mpirun otherwise. Its further words are not known. */
+static const char *starter(const Launch *launch) {
+    const char *n_tasks = getenv("SLURM_STEP_NUM_TASKS");
+    bool is_slurm = n_tasks && atoi(n_tasks) == launch->world.size && !getenv("OMPI_COMM_WORLD_SIZE");
+    return is_slurm ? "srun" : "mpirun";
+}
+
 LabOutput lab_output(const Launch *launch, Options *options, const LabOptions *lab, int n_words,
                      char *const *words) {
     Arena *arena = &options->arena;
     char *text = arena_printf(arena, "pgpt %s", options->command->name);
-    if (launch->world.size > 1) text = arena_printf(arena, "mpirun -n %d %s", launch->world.size, text);
+    if (launch->world.size > 1)
+        text = arena_printf(arena, "%s -n %d %s", starter(launch), launch->world.size, text);
+    bool is_ours = true; /* behind -- stand words of another command */
     for (int i = 0; i < n_words; i++) {
-        bool is_place = strcmp(words[i], "--out") == 0; /* where it went is not what made it */
-        if (is_place) i++;
-        if (is_place || strncmp(words[i], "--out=", 6) == 0 || strcmp(words[i], "--json") == 0 ||
-            strcmp(words[i], "--quiet") == 0)
-            continue;
+        is_ours = is_ours && strcmp(words[i], "--") != 0;
+        if (is_ours && is_about_output(words[i], &i)) continue;
         text = arena_printf(arena, "%s %s", text, quoted(words[i], arena));
     }
-    return (LabOutput){.folder = lab->out, .caption = text, .log = launch_log(launch, lab->quiet)};
+    return (LabOutput){
+        .folder = lab->out, .caption = text, .note = lab->note, .log = launch_log(launch, lab->quiet)};
 }
 
 /* ---- Results */
@@ -73,7 +119,7 @@ LabOutput lab_output(const Launch *launch, Options *options, const LabOptions *l
 Status lab_check_folder(const Launch *launch, const LabOutput *output, Error *error) {
     RunFolder probe = {0};
     if (!launch->has_voice || error->status != STATUS_OK) return error->status;
-    run_folder_make(&probe, *output->folder ? output->folder : ".", error);
+    run_folder_make(&probe, output->folder, error);
     run_folder_remove(&probe);
     return error->status;
 }
@@ -82,6 +128,7 @@ Status lab_draw(const LabOutput *output, const Plot *plot, const char *name, Err
     Plot shown = *plot;
     bool drawn = false;
     if (!shown.caption) shown.caption = output->caption;
+    if (!shown.note) shown.note = output->note;
     TRY(plot_write(&shown, output->folder, name, &drawn, error));
     if (drawn) {
         log_note(&output->log, "picture: %s/%s.svg and .png; data: %s/%s.dat", output->folder, name,

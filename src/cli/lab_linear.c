@@ -164,8 +164,8 @@ static Status read_problem(Linear *study, Error *error) {
 static void print_head(const Linear *study) {
     const LinearProblem *problem = &study->problem;
     char text[256];
-    printf("least squares: %d weight%s, %lld epochs of %lld points %s, lr %g", problem->n_weights,
-           problem->n_weights == 1 ? "" : "s", (long long)problem->n_epochs, (long long)problem->n_points,
+    printf("least squares: %s, %s of %s %s, lr %g", format_things(problem->n_weights, "weight").text,
+           format_things(problem->n_epochs, "epoch").text, format_things(problem->n_points, "point").text,
            problem->is_divided ? "in all" : "a rank", problem->lr);
     if (problem->noise > 0.0) printf(", noise %g", problem->noise);
     printf("; %s\n\n", launch_describe(study->launch, problem->n_threads, text, sizeof text));
@@ -238,8 +238,8 @@ static void print_rates(const Linear *study) {
             result->alone_seconds * 1e3, result->seconds * 1e3, result->alone_round_seconds * 1e3,
             result->round_seconds * 1e3, launch->is_shared ? "; the ranks share cores" : "");
     }
-    printf("times are sums over the epochs, each in the fastest of %lld rounds, and means over the ranks\n",
-           (long long)study->problem.n_rounds);
+    printf("times are sums over the epochs, each in the fastest of %s, and means over the ranks\n",
+           format_things(study->problem.n_rounds, "round").text);
 }
 
 /* ---- JSON */
@@ -353,11 +353,10 @@ static Status draw_times(const Linear *study, const LabOutput *output, Arena *ar
             .n = N_LINEAR_PHASES,
         };
     }
-    int n_ranks = study->launch->world.size;
-    Plot plot = {.title = arena_printf(arena, "Where an epoch's time goes: %lld points %s, %d rank%s",
-                                       (long long)study->problem.n_points,
-                                       study->problem.is_divided ? "in all" : "a rank", n_ranks,
-                                       n_ranks == 1 ? "" : "s"),
+    Plot plot = {.title = arena_printf(arena, "Where an epoch's time goes: %s %s, %s",
+                                       format_things(study->problem.n_points, "point").text,
+                                       study->problem.is_divided ? "in all" : "a rank",
+                                       format_things(study->launch->world.size, "rank").text),
                  .x_label = "phase",
                  .y_label = "time per epoch (µs)",
                  .series = series,
@@ -371,8 +370,9 @@ static Status draw_times(const Linear *study, const LabOutput *output, Arena *ar
 static void warn(const Linear *study, const Log *log) {
     const LinearProblem *problem = &study->problem;
     if (study->result[0].n_points < problem->n_weights) {
-        log_warning(log, "%lld points do not determine %d weights", (long long)study->result[0].n_points,
-                    problem->n_weights);
+        log_warning(log, "%s %s not determine %s", format_things(study->result[0].n_points, "point").text,
+                    study->result[0].n_points == 1 ? "does" : "do",
+                    format_things(problem->n_weights, "weight").text);
         return;
     }
     for (int e = 0; e < study->n_engines; e++) {

@@ -6,6 +6,7 @@
 #include "cli/lab_scaling.h"
 
 #include "base/cores.h"
+#include "base/format.h"
 #include "cli/train.h"
 #include "comm/comm_mpi.h"
 #include "lab/collectives.h"
@@ -181,10 +182,10 @@ static Status run_points(Study *study, Error *error) {
             int i = repeat % 2 ? study->n_points - 1 - k : k; /* back and forth */
             ScalingPoint *point = &all[i * n_repeats + repeat];
             *point = study->points[i];
-            log_note(&study->output.log, "%s scaling: %d rank%s x %d thread%s, batch %" PRId64,
-                     is_weak(study, i / study->n_of_mode) ? "weak" : "strong", point->n_ranks,
-                     point->n_ranks == 1 ? "" : "s", point->n_threads, point->n_threads == 1 ? "" : "s",
-                     point->batch);
+            log_note(&study->output.log, "%s scaling: %s x %s, batch %" PRId64,
+                     is_weak(study, i / study->n_of_mode) ? "weak" : "strong",
+                     format_things(point->n_ranks, "rank").text,
+                     format_things(point->n_threads, "thread").text, point->batch);
             scaling_run(&runs, point, error);
         }
     }
@@ -264,7 +265,7 @@ static void print_table(const Study *study) {
 static Status draw_efficiency(const Study *study, Error *error) {
     enum { MOST = 16 };
     double x[MOST][LAB_LIST_MAX], y[MOST][LAB_LIST_MAX], ideal[LAB_LIST_MAX];
-    char names[MOST][48];
+    char names[MOST][64];
     PlotSeries series[MOST + 1];
     int n = 0;
     for (int mode = 0; mode * study->n_of_mode < study->n_points; mode++) {
@@ -276,9 +277,8 @@ static Status draw_efficiency(const Study *study, Error *error) {
                 y[n][r] = scaling_efficiency(&points[0], point);
                 ideal[r] = 1.0;
             }
-            snprintf(names[n], sizeof names[n], "%s, %d thread%s a rank",
-                     is_weak(study, mode) ? "weak" : "strong", (int)study->threads.values[t],
-                     study->threads.values[t] == 1 ? "" : "s");
+            snprintf(names[n], sizeof names[n], "%s, %s a rank", is_weak(study, mode) ? "weak" : "strong",
+                     format_things(study->threads.values[t], "thread").text);
             series[n] = (PlotSeries){names[n], PLOT_LINES, x[n], y[n], study->ranks.n};
         }
     }

@@ -65,9 +65,9 @@ static Status measure(Study *study, Error *error) {
 static void print_table(const Study *study) {
     int n_nodes = schedules_memory_nodes();
     double n_bytes = (double)study->options.n_rows * (double)(study->options.n_weights + 1) * 8;
-    printf("gradient of least squares over %lld rows of %lld weights (%s), %s\n",
-           (long long)study->options.n_rows, (long long)study->options.n_weights,
-           format_bytes((uint64_t)n_bytes).text,
+    printf("gradient of least squares over %s of %s (%s), %s\n",
+           format_things(study->options.n_rows, "row").text,
+           format_things(study->options.n_weights, "weight").text, format_bytes((uint64_t)n_bytes).text,
            study->options.chunk ? "dealt in chunks" : "dealt as OpenMP does by itself");
     printf("%7s  %-28s", "threads", "");
     for (int s = 0; s < N_SCHEDULES; s++) printf(" %10s ms %8s", schedules_names[s], "speed-up");

@@ -1,5 +1,8 @@
 /* pgpt lab table: a six-layer GPT-2, trained and asked for text by one core, by MPI, by a GPU, by both, beside the seconds that an
- * older study published for its own program on its own machines. Rows for which this machine has no hardware say so. */
+ * older study published for its own program on its own machines. Rows for which this machine has no hardware say so.
+ *
+ * With other options of pgpt train it is another model. What stands in title and table is what the runs say that they have
+ * trained, and the older study's seconds stand beside only if that is the same. */
 #include "cli/lab.h"
 
 #include "backend/cuda/cuda.h"
@@ -18,7 +21,14 @@
 
 /* What the older study measured: 50 steps of 4,096 tokens, and 30 tokens of text. It gives one figure for text, of its serial
  * program. */
-enum { OLD_STEPS = 50, OLD_TOKENS = 30, OLD_STEP_TOKENS = 4096 };
+enum { OLD_STEPS = 50, OLD_TOKENS = 30 };
+
+static const TableModel OLD_MODEL = {.n_parameters = 81912576,
+                                     .n_layers = 6,
+                                     .n_heads = 12,
+                                     .n_channels = 768,
+                                     .n_vocabulary = 50257,
+                                     .n_step_tokens = 4096};
 
 typedef enum { ROW_SERIAL, ROW_MPI, ROW_CUDA, ROW_BOTH, N_ROWS } RowKind;
 
@@ -45,11 +55,11 @@ typedef struct {
 
 static const OptionSpec specs[] = {
     OPTION_INT("steps", TableCall, n_steps, OLD_STEPS, 1, 1000000,
-               "training steps of each row; times are also shown for 50"),
+               "training steps of each row; of the older study's model, times are also shown for 50"),
     OPTION_INT("tokens", TableCall, n_tokens, OLD_TOKENS, 1, 1000000,
-               "tokens of text to make; times are also shown for 30"),
+               "tokens of text to make; of the older study's model, times are also shown for 30"),
     OPTION_INT("ranks", TableCall, n_ranks, 0, 0, 4096,
-               "ranks of the rows with MPI; 0: one a core, between 2 and 4; of GPUs one each"),
+               "ranks of the rows with MPI, 2 or more; 0: one a core, between 2 and 4; of GPUs one each"),
     OPTION_STRING("launcher", TableCall, launcher, "", "COMMAND",
                   "what starts ranks, with its options, if not this MPI's mpirun; split at blanks"),
     OPTION_FLOAT("timeout", TableCall, timeout, 86400.0, 1.0, 1e7, "seconds after which a run is ended"),
@@ -84,7 +94,8 @@ const OptionCommand lab_table_command = {
     .description =
         "Trains a GPT-2 of 6 layers (768 channels, 12 heads, a vocabulary of 50,257) for 50 steps of 4,096 tokens and makes 30 tokens of text "
         "with it: on one core; on several ranks of one core each; on a GPU; on several. The seconds that an older study published for "
-        "the same work, by its own program on its own machines, stand beside. Rows that this machine has no hardware for say what is missing.",
+        "the same work, by its own program on its own machines, stand beside, unless options behind '--' make it other work. Rows that this "
+        "machine has no hardware for say what is missing.",
     .usage = "[--key value]... [-- OPTIONS OF TRAIN]",
     .groups = groups,
     .positionals = positionals,
@@ -173,77 +184,120 @@ static void print_cell(double value, int width, int decimals, const char *ending
     else printf(" %*.*f%s", width - (int)strlen(ending), decimals, value, ending);
 }
 
-static void print_table(const Study *study) {
+/* Of any row: all trained the same. */
+static const TableModel *model_of(const Study *study) {
+    int i = 0;
+    while (i + 1 < N_ROWS && isnan(study->rows[i].train_s)) i++;
+    return &study->rows[i].model;
+}
+
+/* Is it the older study's work, or some part of it? */
+static bool compares(const Study *study) {
+    const TableModel *model = model_of(study);
+    return model->n_parameters == OLD_MODEL.n_parameters && model->n_layers == OLD_MODEL.n_layers &&
+           model->n_heads == OLD_MODEL.n_heads && model->n_channels == OLD_MODEL.n_channels &&
+           model->n_vocabulary == OLD_MODEL.n_vocabulary && model->n_step_tokens == OLD_MODEL.n_step_tokens;
+}
+
+static void print_head(const Study *study) {
     const TableCall *call = &study->values->call;
-    const TableRow *rows = study->rows;
-    int64_t n_step_tokens = 0, n_parameters = 0;
-    for (int i = 0; i < N_ROWS; i++) {
-        if (isnan(rows[i].train_s)) continue;
-        n_step_tokens = rows[i].n_step_tokens;
-        n_parameters = rows[i].n_parameters;
+    const TableModel *model = model_of(study);
+    printf("%s, %" PRId64 " channels, %s, %s parameters; %s of %s, then %s of text; seconds\n\n",
+           format_things(model->n_layers, "layer").text, model->n_channels,
+           format_things(model->n_heads, "head").text, format_count((double)model->n_parameters).text,
+           format_things(call->n_steps, "step").text, format_things(model->n_step_tokens, "token").text,
+           format_things(call->n_tokens, "token").text);
+    if (compares(study)) {
+        printf("%-11s %5s | %10s %10s %9s | %10s %10s %9s | %10s %9s %10s\n", "", "", "training", "50 steps",
+               "speed-up", "text", "30 tokens", "speed-up", "older", "speed-up", "older text");
+        printf("%-11s %5s | %10s %10s %9s | %10s %10s %9s | %10s %9s %10s\n", "", "ranks", "measured", "", "",
+               "measured", "", "", "50 steps", "", "30 tokens");
+    } else {
+        printf("%-11s %5s | %10s %9s | %10s %9s\n", "", "ranks", "training", "speed-up", "text", "speed-up");
     }
-    printf("%s parameters; %" PRId64 " steps of %" PRId64 " tokens, then %" PRId64
-           " tokens of text; seconds\n\n",
-           format_count((double)n_parameters).text, call->n_steps, n_step_tokens, call->n_tokens);
-    printf("%-11s %5s | %10s %10s %9s | %10s %10s %9s | %10s %9s %10s\n", "", "", "training", "50 steps",
-           "speed-up", "text", "30 tokens", "speed-up", "older", "speed-up", "older text");
-    printf("%-11s %5s | %10s %10s %9s | %10s %10s %9s | %10s %9s %10s\n", "", "ranks", "measured", "", "",
-           "measured", "", "", "50 steps", "", "30 tokens");
-    for (int i = 0; i < N_ROWS; i++) {
-        printf("%-11s", rows[i].name);
-        if (*rows[i].missing) {
-            printf(" %5s |%32s |%32s |", "-", "", "");
-        } else {
-            printf(" %5d |", rows[i].n_ranks);
-            print_cell(rows[i].train_s, 10, 2, "");
-            print_cell(scaled_train(study, i), 10, 2, "");
-            print_cell(rows[ROW_SERIAL].train_s / rows[i].train_s, 9, 2, "x");
-            printf(" |");
-            print_cell(rows[i].generate_s, 10, 3, "");
-            print_cell(scaled_generate(study, i), 10, 3, "");
-            print_cell(rows[ROW_SERIAL].generate_s / rows[i].generate_s, 9, 2, "x");
-            printf(" |");
-        }
+}
+
+static void print_row(const Study *study, int i) {
+    const TableRow *row = &study->rows[i], *serial = &study->rows[ROW_SERIAL];
+    bool has_older = compares(study), is_there = !*row->missing;
+    printf("%-11s", row->name);
+    if (is_there) printf(" %5d |", row->n_ranks);
+    else printf(" %5s |", "-");
+    print_cell(is_there ? row->train_s : NAN, 10, 3, "");
+    if (has_older) print_cell(scaled_train(study, i), 10, 2, "");
+    print_cell(serial->train_s / row->train_s, 9, 2, "x");
+    printf(" |");
+    print_cell(is_there ? row->generate_s : NAN, 10, 3, "");
+    if (has_older) print_cell(scaled_generate(study, i), 10, 3, "");
+    print_cell(serial->generate_s / row->generate_s, 9, 2, "x");
+    if (has_older) {
+        printf(" |");
         print_cell(OLD[i].train_s, 10, 0, "");
         print_cell(OLD[ROW_SERIAL].train_s / OLD[i].train_s, 9, 2, "x");
         print_cell(OLD[i].generate_s, 10, 0, "");
-        printf("\n");
-        if (*rows[i].missing) printf("%11s (%s)\n", "", rows[i].missing);
     }
-    if (call->n_steps != OLD_STEPS || call->n_tokens != OLD_TOKENS)
+    printf("\n");
+    if (!is_there) printf("%11s (%s)\n", "", row->missing);
+}
+
+static void print_table(const Study *study) {
+    const TableCall *call = &study->values->call;
+    print_head(study);
+    for (int i = 0; i < N_ROWS; i++) print_row(study, i);
+    if (!compares(study))
+        printf("\nThe older study's seconds are left out: it trained %" PRId64 " layers of %" PRId64
+               " channels (%s parameters) in steps of\n%" PRId64 " tokens, which is other work.\n",
+               OLD_MODEL.n_layers, OLD_MODEL.n_channels, format_count((double)OLD_MODEL.n_parameters).text,
+               OLD_MODEL.n_step_tokens);
+    else if (call->n_steps != OLD_STEPS || call->n_tokens != OLD_TOKENS)
         printf("\nColumns of 50 steps and 30 tokens are what was measured, multiplied.\n");
-    if (n_step_tokens != OLD_STEP_TOKENS)
-        printf("\nA step has %" PRId64 " tokens here; the older study's had %d, so the two do not compare.\n",
-               n_step_tokens, OLD_STEP_TOKENS);
     printf("\nText is made by one process; in a row with MPI it has as many threads as there are ranks.\n");
+}
+
+/* Training what, and how much of it the bars stand for. */
+static void write_title(const Study *study, char *title, size_t n_bytes) {
+    const TableModel *model = model_of(study);
+    int64_t n_steps = study->values->call.n_steps, n_shown = compares(study) ? OLD_STEPS : n_steps;
+    char measured[64] = "";
+    if (n_shown != n_steps)
+        snprintf(measured, sizeof measured, " (%s measured)", format_things(n_steps, "step").text);
+    snprintf(title, n_bytes, "Training a GPT of %s, %" PRId64 " channels: %s of %s%s",
+             format_things(model->n_layers, "layer").text, model->n_channels,
+             format_things(n_shown, "step").text, format_things(model->n_step_tokens, "token").text,
+             measured);
 }
 
 static Status draw(const Study *study, Error *error) {
     const char *names[N_ROWS];
+    char title[240];
     double x[N_ROWS], ours[N_ROWS], older[N_ROWS];
+    bool has_older = compares(study);
     for (int i = 0; i < N_ROWS; i++) {
         names[i] = *study->rows[i].missing ? (i == ROW_BOTH   ? "MPI + CUDA (not here)"
                                               : i == ROW_CUDA ? "CUDA (not here)"
                                                               : "MPI (not here)")
                                            : OLD[i].name;
         x[i] = i;
-        ours[i] = scaled_train(study, i);
+        ours[i] = has_older ? scaled_train(study, i) : study->rows[i].train_s;
         older[i] = OLD[i].train_s;
     }
-    PlotSeries series[] = {{"older study", PLOT_BARS, x, older, N_ROWS},
-                           {"pgpt, this machine", PLOT_BARS, x, ours, N_ROWS}};
-    Plot plot = {.title = "Training a six-layer GPT-2: 50 steps of 4,096 tokens",
+    write_title(study, title, sizeof title);
+    PlotSeries series[] = {{"pgpt, this machine", PLOT_BARS, x, ours, N_ROWS},
+                           {"older study", PLOT_BARS, x, older, N_ROWS}};
+    Plot plot = {.title = title,
                  .x_label = "",
-                 .y_label = "time (s), logarithmic",
-                 .y_log = true,
+                 .y_label = has_older ? "time (s), logarithmic" : "time (s)",
+                 .y_log = has_older, /* from 226 to 15,264, whatever ours are */
                  .series = series,
-                 .n_series = 2,
+                 .n_series = has_older ? 2 : 1,
                  .x_names = names};
     return lab_draw(&study->output, &plot, "table", error);
 }
 
 static Status print_json(const Study *study, Error *error) {
     json_t *object = json_object(), *rows = json_array();
+    const TableModel *model = model_of(study);
+    bool has_older = compares(study);
     for (int i = 0; i < N_ROWS; i++) {
         const TableRow *row = &study->rows[i];
         json_t *entry = json_object();
@@ -256,13 +310,17 @@ static Status print_json(const Study *study, Error *error) {
         json_object_set_new(entry, "speed_up",
                             json_make_number(study->rows[ROW_SERIAL].train_s / row->train_s));
         json_object_set_new(entry, "loss", json_make_number(row->loss));
-        json_object_set_new(entry, "older_train_s", json_make_number(OLD[i].train_s));
-        json_object_set_new(entry, "older_generate_s", json_make_number(OLD[i].generate_s));
+        json_object_set_new(entry, "older_train_s", json_make_number(has_older ? OLD[i].train_s : NAN));
+        json_object_set_new(entry, "older_generate_s", json_make_number(has_older ? OLD[i].generate_s : NAN));
         json_array_append_new(rows, entry);
     }
     json_object_set_new(object, "command", json_string("lab table"));
     json_object_set_new(object, "steps", json_integer(study->values->call.n_steps));
     json_object_set_new(object, "tokens", json_integer(study->values->call.n_tokens));
+    json_object_set_new(object, "parameters", json_integer(model->n_parameters));
+    json_object_set_new(object, "layers", json_integer(model->n_layers));
+    json_object_set_new(object, "channels", json_integer(model->n_channels));
+    json_object_set_new(object, "step_tokens", json_integer(model->n_step_tokens));
     json_object_set_new(object, "rows", rows);
     json_object_set_new(object, "out", json_make_text(study->output.folder));
     return lab_print_json(object, error);
@@ -300,8 +358,8 @@ static Status run_rows(Study *study, Error *error) {
             log_note(&study->output.log, "%s: left out, %s", row->name, row->missing);
             continue;
         }
-        log_note(&study->output.log, "%s: %d rank%s on %s", row->name, row->n_ranks,
-                 row->n_ranks == 1 ? "" : "s", row->device);
+        log_note(&study->output.log, "%s: %s on %s", row->name, format_things(row->n_ranks, "rank").text,
+                 row->device);
         TRY(table_measure(&setup, row, error));
     }
     return STATUS_OK;
@@ -310,6 +368,8 @@ static Status run_rows(Study *study, Error *error) {
 static Status run_study(Study *study, const Options *options, Error *error) {
     const char *no_mpi;
     char reason[240];
+    if (study->values->call.n_ranks == 1)
+        return error_user(error, "--ranks 1 is what the row 'serial' has; give 2 or more, or leave it out");
     TRY(open_launcher(study, &no_mpi, reason, sizeof reason, error));
     if (plan_words(study, options, error) == STATUS_OK) {
         plan_rows(study, no_mpi);

@@ -88,7 +88,7 @@ static const char *plain(const char *text, char *out, size_t n_bytes) {
 static void print_ranks(const Timeline *timeline) {
     double window_us = timeline->to_us - timeline->from_us;
     char name[24];
-    printf("%d rank%s, %s", timeline->n_ranks, timeline->n_ranks == 1 ? "" : "s", in_ms(window_us).text);
+    printf("%s, %s", format_things(timeline->n_ranks, "rank").text, in_ms(window_us).text);
     if (timeline->uncertainty_us > 0.0) printf(", clocks known to %.3g us", timeline->uncertainty_us);
     printf("\n\n%-23s %15s %15s %15s %15s %15s\n", "", "compute", "communication", "overlapped", "waiting",
            "other");
@@ -232,11 +232,13 @@ static Status write_files(const Timeline *timeline, const LabOutput *output, Are
     const char *picture = arena_printf(arena, "%s/timeline.svg", output->folder);
     const char *data = arena_printf(arena, "%s/timeline.dat", output->folder);
     const char *title =
-        arena_printf(arena, "What %d rank%s did: %s of training", timeline->n_ranks,
-                     timeline->n_ranks == 1 ? "" : "s", in_ms(timeline->to_us - timeline->from_us).text);
+        arena_printf(arena, "What %s did: %s of training", format_things(timeline->n_ranks, "rank").text,
+                     in_ms(timeline->to_us - timeline->from_us).text);
     TRY(file_make_folders(output->folder, error));
-    TRY(write_data(timeline, data, output->caption, error));
-    return timeline_draw(timeline, title, output->caption, picture, error);
+    const char *caption = output->caption;
+    if (*output->note) caption = arena_printf(arena, "%s (%s)", output->note, caption);
+    TRY(write_data(timeline, data, caption, error));
+    return timeline_draw(timeline, title, caption, picture, error);
 }
 
 /* ---- All of it */

@@ -117,6 +117,10 @@ static json_t *summary(const TrainRun *run, double seconds) {
     json_object_set_new(object, "command", json_string("train"));
     json_object_set_new(object, "model", json_make_text(run->values.model.preset));
     json_object_set_new(object, "parameters", json_integer(trainer->table.n_elements));
+    json_object_set_new(object, "layers", json_integer(run->values.model.n_layers));
+    json_object_set_new(object, "heads", json_integer(run->values.model.n_heads));
+    json_object_set_new(object, "channels", json_integer(run->values.model.n_channels));
+    json_object_set_new(object, "vocab", json_integer(run->values.model.vocabulary));
     json_object_set_new(object, "step", json_integer(trainer->n_done));
     json_object_set_new(object, "tokens", json_integer(trainer->last.n_tokens));
     json_object_set_new(object, "loss", json_make_number(trainer->last.loss));

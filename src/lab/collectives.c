@@ -1,9 +1,5 @@
 /* The ways take turns, so that whatever else the machine does hits all of them. How many rounds are made is decided from times that
- * all ranks have agreed upon, so that all make the same number.
- *
- * The links are probed by the messages that the algorithms are made of: the same functions, within a host no longer than a piece, which
- * stays in the cache; between hosts longer, because networks let a little through at once and hold back what follows. One pair of
- * ranks plays; the others wait as ranks do. */
+ * all ranks have agreed upon, so that all make the same number. What links cost is found by a ping-pong (ping_pong.c). */
 #include "lab/collectives.h"
 
 #include "base/memory.h"
@@ -11,6 +7,7 @@
 #include "comm/algo/transfer.h"
 #include "comm/combine.h"
 #include "comm/comm_mpi.h"
+#include "lab/ping_pong.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -33,126 +30,22 @@ static double median(double *values, int n) {
     return n % 2 ? values[n / 2] : 0.5 * (values[n / 2 - 1] + values[n / 2]);
 }
 
-/* ---- Links */
-
-enum { TAG = 1, MAX_TRIPS = 200, N_SIZES = 20, N_GAP_MESSAGES = 64, SHORT_BYTES = 8, ACROSS_BYTES = 1 << 20 };
-
-typedef struct {
-    Comm *world;
-    int first, second; /* the two that play */
-    size_t longest;    /* message */
-    char *buffer;
-} Pair;
-
-static bool plays(const Pair *pair) {
-    return pair->world->rank == pair->first || pair->world->rank == pair->second;
-}
-
-/* A quarter of the times is below it: what the machine does when it is let, but for luck. Sorts them. */
-static double quartile(double *values, int n) {
-    qsort(values, (size_t)n, sizeof *values, compare_doubles);
-    return values[n / 4];
-}
-
-/* There and back, n times; the times are known to the first of the two. */
-static Status bounce(const Pair *pair, size_t n_bytes, int n_trips, double *seconds, Error *error) {
-    bool is_first = pair->world->rank == pair->first;
-    int other = is_first ? pair->second : pair->first;
-    for (int i = 0; i < n_trips; i++) {
-        uint64_t start = timer_now_ns();
-        if (is_first) TRY(comm_send(pair->world, pair->buffer, n_bytes, other, TAG, error));
-        TRY(comm_receive(pair->world, pair->buffer, n_bytes, other, TAG, error));
-        if (!is_first) TRY(comm_send(pair->world, pair->buffer, n_bytes, other, TAG, error));
-        seconds[i] = timer_seconds_since(start);
-    }
-    return STATUS_OK;
-}
-
-/* Half a trip. The first trip says how many there can be in a moment. */
-static Status time_one_way(const Pair *pair, size_t n_bytes, double *seconds, Error *error) {
-    const double moment = 0.15;
-    double trips[MAX_TRIPS];
-    int other = pair->world->rank == pair->first ? pair->second : pair->first;
-    int32_t n_trips = 0;
-    TRY(bounce(pair, n_bytes, 2, trips, error));
-    if (pair->world->rank == pair->first) {
-        double most = moment / (trips[1] > 1e-7 ? trips[1] : 1e-7);
-        n_trips = most < 3 ? 3 : most > MAX_TRIPS ? MAX_TRIPS : (int32_t)most;
-        TRY(comm_send(pair->world, &n_trips, sizeof n_trips, other, TAG, error));
-    } else {
-        TRY(comm_receive(pair->world, &n_trips, sizeof n_trips, other, TAG, error));
-    }
-    TRY(bounce(pair, n_bytes, n_trips, trips, error));
-    *seconds = 0.5 * quartile(trips, n_trips);
-    return STATUS_OK;
-}
-
-/* Many short messages in a row and an answer: what each adds is work, the rest of its latency is not. */
-static Status time_row(const Pair *pair, int n_messages, double *seconds, Error *error) {
-    enum { N_TRIALS = 9 };
-    double trials[N_TRIALS];
-    bool is_first = pair->world->rank == pair->first;
-    int other = is_first ? pair->second : pair->first;
-    for (int trial = 0; trial < N_TRIALS; trial++) {
-        uint64_t start = timer_now_ns();
-        for (int i = 0; i < n_messages; i++) {
-            if (is_first) TRY(comm_send(pair->world, pair->buffer, SHORT_BYTES, other, TAG, error));
-            else TRY(comm_receive(pair->world, pair->buffer, SHORT_BYTES, other, TAG, error));
-        }
-        if (is_first) TRY(comm_receive(pair->world, pair->buffer, SHORT_BYTES, other, TAG, error));
-        else TRY(comm_send(pair->world, pair->buffer, SHORT_BYTES, other, TAG, error));
-        trials[trial] = timer_seconds_since(start);
-    }
-    *seconds = quartile(trials, N_TRIALS);
-    return STATUS_OK;
-}
-
-/* Sizes lie a little below the powers of two, which are where libraries begin to ask, headers included: the border between short
- * messages and long ones is then found where it is and not a factor of two below. */
-static Status play(const Pair *pair, Link *link, Error *error) {
-    enum { BELOW = 64 };
-    double bytes[N_SIZES], seconds[N_SIZES], one = 0, many = 0;
-    int n = 0;
-    for (size_t size = SHORT_BYTES; size <= pair->longest; size *= 2, n++) {
-        size_t n_bytes = size > BELOW * BELOW ? size - BELOW : size;
-        bytes[n] = (double)n_bytes;
-        TRY(time_one_way(pair, n_bytes, &seconds[n], error));
-    }
-    TRY(time_row(pair, 1, &one, error));
-    TRY(time_row(pair, N_GAP_MESSAGES, &many, error));
-    if (pair->world->rank != pair->first) return STATUS_OK;
-    TRY(link_fit(bytes, seconds, n, link, error));
-    link->gap = many > one ? (many - one) / (N_GAP_MESSAGES - 1) : 0;
-    return STATUS_OK;
-}
-
-/* Collective, also for the ranks that only wait. */
-static Status probe_link(Comm *world, int first, int second, size_t longest, Link *link, Error *error) {
-    Pair pair = {.world = world, .first = first, .second = second, .longest = longest};
-    void *buffer = NULL;
-    TRY(memory_alloc(&buffer, longest, "messages", error));
-    pair.buffer = buffer;
-    if (comm_barrier(world, error) == STATUS_OK && plays(&pair)) play(&pair, link, error);
-    if (error->status == STATUS_OK) comm_broadcast(world, link, sizeof *link, COMM_U8, first, error);
-    memory_free(buffer, longest);
-    return error->status;
-}
-
 /* ---- Addition */
 
 /* A piece that is in the cache, added to another one that is: as it happens to what has just arrived. */
 static Status probe_addition(Comm *world, double *gamma, Error *error) {
-    enum { N_TRIALS = 41 };
-    double trials[N_TRIALS];
+    enum { N_TRIALS = 100 };
+    double least = INFINITY;
     void *pieces = NULL;
     TRY(memory_alloc(&pieces, 2 * TRANSFER_PIECE_BYTES, "two pieces", error));
     char *a = pieces, *b = a + TRANSFER_PIECE_BYTES;
     for (int i = 0; i < N_TRIALS; i++) {
         uint64_t start = timer_now_ns();
         comm_combine(a, b, TRANSFER_PIECE_BYTES / 4, COMM_F32, COMM_SUM);
-        trials[i] = timer_seconds_since(start);
+        double seconds = timer_seconds_since(start);
+        if (seconds < least) least = seconds;
     }
-    *gamma = median(trials, N_TRIALS) / TRANSFER_PIECE_BYTES;
+    *gamma = least / TRANSFER_PIECE_BYTES;
     memory_free(pieces, 2 * TRANSFER_PIECE_BYTES);
     TRY(comm_barrier(world, error));
     return comm_broadcast(world, gamma, 1, COMM_F64, 0, error);
@@ -234,6 +127,7 @@ static double cache_bytes(int n_host_ranks) {
 }
 
 Status collectives_probe(Launch *launch, Machine *machine, Error *error) {
+    enum { ACROSS_BYTES = 1 << 20 };
     *machine = (Machine){.n_ranks = launch->world.size};
     int64_t n_cores = launch->n_host_cores;
     int first, second;
@@ -242,9 +136,9 @@ Status collectives_probe(Launch *launch, Machine *machine, Error *error) {
     machine->n_cores = n_cores > 0 ? (int)n_cores : 1;
     bool has_within = find_pair(machine, true, &first, &second);
     if (has_within)
-        TRY(probe_link(&launch->world, first, second, TRANSFER_PIECE_BYTES, &machine->within, error));
+        TRY(ping_pong_fit(&launch->world, first, second, TRANSFER_PIECE_BYTES, &machine->within, error));
     bool has_across = find_pair(machine, false, &first, &second);
-    if (has_across) TRY(probe_link(&launch->world, first, second, ACROSS_BYTES, &machine->across, error));
+    if (has_across) TRY(ping_pong_fit(&launch->world, first, second, ACROSS_BYTES, &machine->across, error));
     TRY(probe_addition(&launch->world, &machine->gamma, error));
     machine->cache_bytes = cache_bytes(launch->host_size);
     return probe_memory(&launch->world, machine->gamma, &machine->delta, error);

@@ -90,6 +90,7 @@ static Status write_data(FileWriter *writer, Picture *picture, Error *error) {
     const Plot *plot = picture->plot;
     TRY(write_comment(writer, "", plot->title, error));
     TRY(write_comment(writer, "made by: ", plot->caption ? plot->caption : "", error));
+    if (plot->note && *plot->note) TRY(write_comment(writer, "note: ", plot->note, error));
     TRY(write_comment(writer, "x: ", plot->x_label, error));
     TRY(write_comment(writer, "y: ", plot->y_label, error));
     return picture->has_bars ? write_rows(writer, picture, error) : write_curves(writer, plot, error);
@@ -155,7 +156,7 @@ static Status write_file(Picture *picture, const char *ending,
 }
 
 Status plot_write(const Plot *plot, const char *folder, const char *name, bool *drawn, Error *error) {
-    Picture picture = {.plot = plot, .folder = *folder ? folder : ".", .name = name};
+    Picture picture = {.plot = plot, .folder = folder, .name = name};
     *drawn = false;
     TRY(check_name(name, error));
     TRY(file_make_folders(picture.folder, error));

@@ -32,6 +32,7 @@ typedef struct {
     const char *x_label, *y_label; /* with their units */
     bool x_log, y_log;   /* points that are not above 0 are left out; y_log is not for stacked bars */
     const char *caption; /* the command that made it; stands below the picture */
+    const char *note;    /* about how it was made; stands above the caption; NULL or "": nothing */
     const PlotSeries *series;
     int n_series;
     const char *const

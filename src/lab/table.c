@@ -19,6 +19,14 @@ static Status run_json(const TableSetup *setup, int n_ranks, const char *const *
     return error->status;
 }
 
+static Status read_model(const json_t *object, const char *source, TableModel *model, Error *error) {
+    TRY(json_field_int(object, source, "parameters", 1, INT64_MAX, &model->n_parameters, error));
+    TRY(json_field_int(object, source, "layers", 1, INT64_MAX, &model->n_layers, error));
+    TRY(json_field_int(object, source, "heads", 1, INT64_MAX, &model->n_heads, error));
+    TRY(json_field_int(object, source, "channels", 1, INT64_MAX, &model->n_channels, error));
+    return json_field_int(object, source, "vocab", 1, INT64_MAX, &model->n_vocabulary, error);
+}
+
 static Status train(const TableSetup *setup, TableRow *row, const char *run, Error *error) {
     static const char source[] = "what pgpt train printed";
     Arena *arena = &setup->launcher->arena;
@@ -41,11 +49,11 @@ static Status train(const TableSetup *setup, TableRow *row, const char *run, Err
     TRY(run_json(setup, row->n_ranks, words, &object, error));
     TRY_GOTO(json_field_int(object, source, "step", 1, INT64_MAX, &n_done, error), done);
     TRY_GOTO(json_field_int(object, source, "tokens", 1, INT64_MAX, &n_tokens, error), done);
-    TRY_GOTO(json_field_int(object, source, "parameters", 1, INT64_MAX, &row->n_parameters, error), done);
+    TRY_GOTO(read_model(object, source, &row->model, error), done);
     TRY_GOTO(json_field_float(object, source, "step_ms", 0, INFINITY, &step_ms, error), done);
     TRY_GOTO(json_field_float(object, source, "loss", -INFINITY, INFINITY, &row->loss, error), done);
     row->train_s = (double)n_done * step_ms * 1e-3;
-    row->n_step_tokens = n_tokens / n_done;
+    row->model.n_step_tokens = n_tokens / n_done;
 done:
     json_decref(object);
     return error->status;

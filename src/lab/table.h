@@ -18,6 +18,12 @@ typedef struct {
     double timeout_s;
 } TableSetup;
 
+/* What was trained, by its own account. */
+typedef struct {
+    int64_t n_parameters, n_layers, n_heads, n_channels, n_vocabulary;
+    int64_t n_step_tokens; /* of all ranks together */
+} TableModel;
+
 typedef struct {
     const char *name;
     int n_ranks,
@@ -27,7 +33,7 @@ typedef struct {
     double train_s;     /* all steps, the first included; NAN: not measured */
     double generate_s;  /* the tokens, without loading */
     double loss;        /* of the last step */
-    int64_t n_parameters, n_step_tokens;
+    TableModel model;
 } TableRow;
 
 /* Starts a training run, then a generation from what it saved. Nothing is left behind. */

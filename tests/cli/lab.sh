@@ -28,6 +28,8 @@ refused "/'-3' is not a whole number/" lab collectives --sizes -3
 refused '/is not a whole number/' lab collectives --sizes 1K,junk
 refused '/is not a whole number/' lab collectives --sizes 900G
 refused '/--ranks/' lab collectives --ranks 1
+refused "/--sizes '4K,7': 7 bytes are no whole number.*give 8/" lab collectives --sizes 4K,7
+refused "/--ranks 1 is what the row 'serial' has/" lab table --ranks 1
 refused '/--steps/' lab table --steps 0
 refused '/did you mean --batch/' lab scaling -- --bach 3
 refused '/the study sets it/' lab scaling -- --threads 3
@@ -36,6 +38,13 @@ refused '/leave --help out/' lab scaling -- --help
 refused '/leave --help out/' lab table -- --help
 refused '/no sequence for each/' lab scaling --ranks 1,16 --mode strong -- --batch 4
 refused '/no whole batch/' lab scaling --ranks 2,3 -- --batch 7
+for study in linear collectives 'scaling --schedules' scaling table staleness 'timeline trace.json'; do
+    # shellcheck disable=SC2086 # words
+    refused "/--out '' is no folder/" lab $study --out ''
+done
+refused '/--note has a line break/' lab linear --note $'a\nb'
+refused '/--note is not UTF-8/' lab linear --note $'a\xff'
+refused '/--note has 201 characters/' lab linear --note "$(printf 'é%.0s' {1..201})"
 touch file
 for study in linear collectives 'scaling --schedules' scaling table; do # before anything is measured
     # shellcheck disable=SC2086 # words
@@ -56,6 +65,15 @@ if command -v gnuplot >/dev/null; then
     grep -q 'pgpt lab scaling --schedules --threads 1,2 --rows 2000' with/schedules.svg || fail "no caption"
     grep -q 'picture: with/schedules.svg' err || fail "does not say where the picture is: $(cat err)"
 fi
+
+# A note is shown, whatever is in it; nothing of it is run. It is no part of the command below it.
+# shellcheck disable=SC2016 # it must not be expanded, by nobody
+pgpt lab scaling --schedules --rows 2000 --rounds 1 --out with --note 'it'"'"'s `touch here` "$HOME" {x} \n %s <b> @y & é'
+[[ ! -e here && ! -e with/here ]] || fail "a note was run"
+# shellcheck disable=SC2016
+grep -qF '# note: it'"'"'s `touch here` "$HOME" {x} \n %s <b> @y & é' with/schedules.dat || fail "no note: $(head -n 4 with/schedules.dat)"
+grep -q '^# made by: pgpt lab scaling --schedules --rows 2000 --rounds 1$' with/schedules.dat || fail "$(head -n 3 with/schedules.dat)"
+! command -v gnuplot >/dev/null || grep -q 'touch here.*&lt;b' with/schedules.svg || fail "the picture has no note"
 mkdir empty
 PATH=$PWD/empty pgpt lab scaling --schedules --rows 2000 --rounds 1 --out without
 [[ -s without/schedules.dat && ! -e without/schedules.svg && ! -e without/schedules.png ]] || fail "a picture without gnuplot"
