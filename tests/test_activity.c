@@ -297,7 +297,9 @@ static void do_something_until_killed(int report) {
         &activity, lane,
         &(ActivityEntry){.kind = ACTIVITY_COLLECTIVE, .name = "split", .number = 3, .place = "all"});
     ssize_t n = write(report, &descriptor, sizeof descriptor);
-    while (n > 0) pause();
+    if (n > 0) {
+        for (;;) pause();
+    }
     _exit(1);
 }
 

@@ -47,17 +47,19 @@ static Status run_now_or_later(const KernelCall *call, Error *error) {
     LateDevice *device = call->context;
     KernelCall own = *call;
     own.context = device->cpu.context;
-    Kernel kernel = device->cpu.kernel(device->cpu.context, call->node);
+    Kernel kernel = backend_kernel(&device->cpu, call->node);
     if (device->lane == 0) return kernel(&own, error);
     assert_true(device->n_late - device->n_done < MANY);
-    device->late[device->n_late++ % MANY] = (Late){kernel, own};
+    Late *late = &device->late[device->n_late++ % MANY];
+    late->kernel = kernel;
+    late->call = own;
     if (device->most < device->n_late - device->n_done) device->most = device->n_late - device->n_done;
     return STATUS_OK;
 }
 
 static Kernel late_kernel(void *context, const Node *node) {
     LateDevice *device = context;
-    return device->cpu.kernel(device->cpu.context, node) ? run_now_or_later : NULL;
+    return backend_kernel(&device->cpu, node) ? run_now_or_later : NULL;
 }
 
 static Status late_allocate(void *context, size_t n_bytes, const char *what, void **memory, Error *error) {

@@ -230,13 +230,18 @@ static Status run_all(Study *study, Error *error) {
 
 /* ---- What came of it */
 
+/* That it spent in steps. */
+static double seconds_of(const SyncRun *run) {
+    return run->seconds && run->n_steps > 0 ? run->seconds[run->n_steps - 1] : (double)NAN;
+}
+
 static void print_table(const Study *study) {
     printf("\n%-8s %10s %10s %10s %9s %9s %10s %10s\n", "sync", "loss", "val loss", "- first", "seconds",
            "steps/s", "s to loss", "staleness");
     for (int i = 0; i < study->n_runs; i++) {
         const SyncRun *run = &study->run[i];
         if (!run->seconds || run->n_steps < 1) continue;
-        double seconds = run->seconds[run->n_steps - 1];
+        double seconds = seconds_of(run);
         printf("%-8s %10.4f %10.4f %+10.4f %9.2f %9.2f %10.2f", sync_names[study->scheme[i]], run->final_loss,
                run->val_loss, run->val_loss - study->run[0].val_loss, seconds, run->steps_per_s,
                sync_run_time_to(run, study->target));
@@ -286,7 +291,7 @@ static Status print_json(const Study *study, Error *error) {
         json_object_set_new(entry, "sync", json_string(sync_names[study->scheme[i]]));
         json_object_set_new(entry, "loss", json_make_number(run->final_loss));
         json_object_set_new(entry, "val_loss", json_make_number(run->val_loss));
-        json_object_set_new(entry, "seconds", json_make_number(run->seconds[run->n_steps - 1]));
+        json_object_set_new(entry, "seconds", json_make_number(seconds_of(run)));
         json_object_set_new(entry, "steps_per_s", json_make_number(run->steps_per_s));
         json_object_set_new(entry, "seconds_to_loss", json_make_number(sync_run_time_to(run, study->target)));
         json_object_set_new(entry, "max_staleness",

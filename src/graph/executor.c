@@ -92,7 +92,8 @@ static Status open_lanes(Executor *executor, Error *error) {
 
 static void close_lanes(Executor *executor) {
     const Backend *backend = executor->memory->backend;
-    for (int i = 0; executor->marks && i < executor->program->graph->n_nodes; i++) {
+    if (!executor->marks || !backend->mark_free) return;
+    for (int i = 0; i < executor->program->graph->n_nodes; i++) {
         backend->mark_free(backend->context, executor->marks[i].begin);
         backend->mark_free(backend->context, executor->marks[i].end);
     }

@@ -3,8 +3,8 @@
 #include "graph/lanes.h"
 
 typedef struct {
-    Place place;
     size_t begin, end;
+    Place place;
     bool is_written;
 } Range;
 
