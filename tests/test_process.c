@@ -69,15 +69,18 @@ static void stopped_siblings_are_found(void **state) {
 
 static void children_are_found(void **state) {
     (void)state;
-    assert_int_equal(process_child(), 0);
+    int64_t ids[2] = {0};
+    assert_int_equal(process_children(ids, 2), 0);
     pid_t first = start_child(), second = start_child();
     assert_true(first > 0 && second > 0);
-    assert_int_equal(process_child(), first < second ? first : second);
+    assert_int_equal(process_children(ids, 1), 2);
+    assert_int_equal(process_children(ids, 2), 2);
+    assert_true((ids[0] == first && ids[1] == second) || (ids[0] == second && ids[1] == first));
     kill(first, SIGKILL);
     kill(second, SIGKILL);
     waitpid(first, NULL, 0);
     waitpid(second, NULL, 0);
-    assert_int_equal(process_child(), 0);
+    assert_int_equal(process_children(ids, 2), 0);
 }
 
 static void variables_are_read(void **state) {

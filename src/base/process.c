@@ -40,28 +40,29 @@ ProcessState process_state(int64_t id) {
     return read_state(number, &letter, &parent) ? state_of_letter(letter) : PROCESS_GOES_ON;
 }
 
-/* The lowest number of a process with that parent; 0: there is none. */
-static int64_t find_lowest(long wanted_parent, bool only_stopped) {
-    int64_t lowest = 0;
+/* All processes with that parent: how many there are, and the first `most` of them. */
+static int find_children(long of, bool only_stopped, int64_t *ids, int most) {
+    int n = 0;
     DIR *folder = opendir("/proc");
     for (struct dirent *item; folder && (item = readdir(folder));) {
         char letter, *end;
         long parent, id = strtol(item->d_name, &end, 10);
-        if (id <= 0 || *end || !read_state(item->d_name, &letter, &parent) || parent != wanted_parent)
-            continue;
-        bool fits = !only_stopped || state_of_letter(letter) == PROCESS_STOPPED;
-        if (fits && (!lowest || id < lowest)) lowest = id;
+        if (id <= 0 || *end || !read_state(item->d_name, &letter, &parent) || parent != of) continue;
+        if (only_stopped && state_of_letter(letter) != PROCESS_STOPPED) continue;
+        if (n < most) ids[n] = id;
+        n++;
     }
     if (folder) closedir(folder);
-    return lowest;
+    return n;
 }
 
 int64_t process_stopped_sibling(void) {
-    return find_lowest(getppid(), true);
+    int64_t id;
+    return find_children(getppid(), true, &id, 1) ? id : 0;
 }
 
-int64_t process_child(void) {
-    return find_lowest(getpid(), false);
+int process_children(int64_t *ids, int most) {
+    return find_children(getpid(), false, ids, most);
 }
 
 bool process_variable(int64_t id, const char *name, char *value, size_t n_bytes) {

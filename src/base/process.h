@@ -17,11 +17,11 @@ typedef enum {
 
 ProcessState process_state(int64_t id);
 
-/* A process with the same parent as this one that is stopped: the one with the lowest number; 0: there is none. */
+/* A process with the same parent as this one that is stopped; 0: there is none. */
 int64_t process_stopped_sibling(void);
 
-/* A child of this process, zombies among them: the one with the lowest number; 0: there is none. */
-int64_t process_child(void);
+/* The children of this process, zombies among them: how many there are, and the first `most` of them. */
+int process_children(int64_t *ids, int most);
 
 /* A variable of another process's environment, as it was when its program started; false where it has none, or may not be looked
  * at. */

@@ -319,6 +319,7 @@ static Status run_phases(TrainRun *run, int n_words, char *const *words, Error *
         return STATUS_OK;
     }
     TRY(check_same_options(run, error));
+    if (run->values.train.hang_timeout <= 0.0) launch_end_guard(launch); /* a file may have said so */
     TRY(train_trace_check(run, error));
     mesh_shape(run->values.parallel.size, launch->world.size, &run->shape, error);
     TRY(launch_agree(launch, error));

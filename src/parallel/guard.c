@@ -12,6 +12,7 @@
 #include "base/timer.h"
 
 #include <fcntl.h>
+#include <math.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -38,8 +39,9 @@ static void say(const Guard *guard, int64_t process, double seconds) {
 }
 
 static void *look_out(void *context) {
-    enum { LOOK_MS = 500 };
     Guard *guard = context;
+    double look_seconds =
+        fmin(fmax(guard->options.seconds / 8.0, 0.25), 10.0); /* every look is one at all processes */
     int64_t stopped = 0;
     uint64_t since_ns = 0, looked_ns = timer_now_ns();
     double turn_seconds = 1.0 * (guard->options.rank < 8 ? guard->options.rank : 8);
@@ -48,11 +50,11 @@ static void *look_out(void *context) {
     pthread_sigmask(SIG_BLOCK, &all, NULL);
     for (;;) {
         struct pollfd sleeper = {.fd = guard->stop[0], .events = POLLIN};
-        poll(&sleeper, 1, LOOK_MS);
+        poll(&sleeper, 1, (int)(look_seconds * 1e3));
         if (sleeper.revents) return NULL;
         int64_t found = process_stopped_sibling();
         /* Where this process itself was stopped for a while, the time before does not count. */
-        bool was_stopped = timer_seconds_since(looked_ns) > 2.0;
+        bool was_stopped = timer_seconds_since(looked_ns) > 4.0 * look_seconds;
         looked_ns = timer_now_ns();
         if (found != stopped || was_stopped) since_ns = looked_ns;
         stopped = found;

@@ -134,8 +134,10 @@ Status launch_open(Launch *launch, double hang_seconds, Error *error) {
     *launch = launch_alone();
     Promise promise = read_promise();
     if (promise.size == 1 || (promise.size == 0 && !comm_mpi_is_launched())) return STATUS_OK;
-    launch->guard = guard_open(
-        &(GuardOptions){.rank = promise.rank, .variable = promise.variable, .seconds = hang_seconds});
+    /* Where ranks are not known, not all speak at once either. */
+    int turn = promise.variable ? promise.rank : (int)(getpid() % 8);
+    launch->guard =
+        guard_open(&(GuardOptions){.rank = turn, .variable = promise.variable, .seconds = hang_seconds});
     TRY(open_world(launch, promise, error));
     if (launch->world.size == 1) return STATUS_OK;
     TRY(launch_check_program(launch, error));

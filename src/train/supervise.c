@@ -164,14 +164,49 @@ static int wait_for(const SuperviseOptions *options, pid_t child, double started
     return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
 }
 
-/* Ranks that have outlived their launcher, wherever it has put them: a process whose parent is gone becomes a child of this one
- * (adopt_orphans), and so, one after the other, do all that are left. */
-static void end_rest(pid_t child) {
-    kill(-child, SIGKILL);
-    for (int64_t left; (left = process_child()) != 0;) {
-        kill((pid_t)left, SIGKILL);
-        if (waitpid((pid_t)left, NULL, 0) < 0 && errno != EINTR) break;
+/* Children that are not the job's: a shell that became this process may have had some. */
+typedef struct {
+    int64_t id[64];
+    int n;
+} Strangers;
+
+static Strangers find_strangers(void) {
+    Strangers found;
+    enum { MOST = sizeof found.id / sizeof found.id[0] };
+    found.n = process_children(found.id, MOST);
+    if (found.n > MOST) found.n = MOST;
+    return found;
+}
+
+static bool is_stranger(const Strangers *strangers, int64_t id) {
+    for (int i = 0; i < strangers->n; i++) {
+        if (strangers->id[i] == id) return true;
     }
+    return false;
+}
+
+/* Kills what is left of the job; how many are still there. */
+static int end_children(const Strangers *strangers) {
+    int64_t id[64];
+    enum { MOST = sizeof id / sizeof id[0] };
+    int n = process_children(id, MOST), n_left = 0;
+    for (int i = 0; i < n && i < MOST; i++) {
+        if (is_stranger(strangers, id[i]) || waitpid((pid_t)id[i], NULL, WNOHANG) != 0) continue;
+        kill((pid_t)id[i], SIGKILL);
+        n_left++;
+    }
+    return n_left + (n > MOST);
+}
+
+/* Ranks that have outlived their launcher, wherever it has put them: a process whose parent is gone becomes a child of this one
+ * (adopt_orphans), and so, one after the other, do all that are left. False if one cannot be ended: it hangs in the system. */
+static bool end_rest(pid_t child, const Strangers *strangers) {
+    const double patience = 30.0;
+    kill(-child, SIGKILL);
+    for (uint64_t start_ns = timer_now_ns(); end_children(strangers) > 0; rest()) {
+        if (timer_seconds_since(start_ns) > patience) return false;
+    }
+    return true;
 }
 
 static void adopt_orphans(bool wanted) {
@@ -243,6 +278,7 @@ Status supervise(const SuperviseOptions *options, SuperviseResult *result, Error
     *result = (SuperviseResult){0};
     struct sigaction before[N_STOP_SIGNALS];
     uint64_t start_ns = timer_now_ns();
+    Strangers strangers = find_strangers();
     watch_signals(before);
     adopt_orphans(true);
     for (;;) {
@@ -250,8 +286,14 @@ Status supervise(const SuperviseOptions *options, SuperviseResult *result, Error
         pid_t child = -1;
         if (start(options, result->n_restarts, before, &child, error) != STATUS_OK) break;
         result->exit_code = wait_for(options, child, started);
-        end_rest(child);
+        bool is_over = end_rest(child, &strangers);
         if (!goes_on(options, result, started)) break;
+        if (!is_over) {
+            log_warning(
+                options->log,
+                "a process of the job does not end, even when killed; not starting another beside it");
+            break;
+        }
         log_note(options->log, "starting it again from its last checkpoint in %s (%d of %d)",
                  format_duration(options->wait_seconds).text, result->n_restarts + 1, options->most_restarts);
         sleep_for(options->wait_seconds);

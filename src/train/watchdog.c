@@ -86,8 +86,8 @@ static double notice_seconds(const Watchdog *watchdog) {
 /* A board knows to the instruction what a notice knew a moment ago. */
 static void look_at_board(Peer *peer) {
     char where[sizeof peer->notice.where];
-    if (!peer->notice.has_failed && activity_board_describe(peer->board, where, sizeof where))
-        memcpy(peer->notice.where, where, sizeof where);
+    peer->is_exact = !peer->notice.has_failed && activity_board_describe(peer->board, where, sizeof where);
+    if (peer->is_exact) memcpy(peer->notice.where, where, sizeof where);
 }
 
 static void look_at(Watchdog *watchdog, int rank) {
@@ -140,7 +140,7 @@ static int find_gone(Watchdog *watchdog) {
 static void leave_notices_of_others(const Watchdog *watchdog, int gone) {
     for (int rank = 0; rank < watchdog->size; rank++) {
         const Peer *peer = &watchdog->peer[rank];
-        if (peer->board && peer->has_notice && !peer->is_ended &&
+        if (peer->is_exact && peer->has_notice && !peer->is_ended &&
             (rank == gone || watchdog_is_silent(watchdog, rank)))
             notice_write(watchdog->options.run, &peer->notice, &(Error){0});
     }

@@ -24,6 +24,7 @@ typedef struct {
     bool has_notice;
     RankNotice notice;
     ActivityBoard *board; /* NULL: cannot be seen from here */
+    bool is_exact;        /* the notice's place is from the board */
 } Peer;
 
 struct Watchdog {

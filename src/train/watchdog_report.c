@@ -45,7 +45,7 @@ static void write_gone(const Watchdog *watchdog, int gone, FILE *stream) {
     char name[256];
     const Peer *peer = &watchdog->peer[gone];
     fprintf(stream, "pgpt: %s is gone; ", notice_name(&peer->notice, name, sizeof name));
-    if (!peer->board) {
+    if (!peer->is_exact) {
         double age = watchdog_wall_seconds() - peer->notice.time;
         fprintf(stream, "when last heard of, %s earlier, ", format_duration(age > 0.0 ? age : 0.0).text);
     }

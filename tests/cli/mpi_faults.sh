@@ -147,6 +147,12 @@ same_checkpoint orphans whole
 grep -q 'no rank has been heard of' err || fail "not said: $(cat err)"
 same_checkpoint kept-single single
 
+# What is not the job's is left alone: the children of a shell that has become the supervisor.
+# shellcheck disable=SC2016 # that shell expands it
+bash -c 'sleep 60 & echo $! >bystander; exec "$0" "$@"' "$PGPT" supervise -- "$PGPT" train "${job[@]}" --steps 5 --out plain >out 2>err </dev/null ||
+    fail "exit $?: $(cat err)"
+kill "$(cat bystander)" || fail "a process that is not the job's was ended"
+
 # A job that cannot be: said once, not tried again. And one that never gets better.
 refused '/the job has no --out/' supervise -- true
 refused '/there is no job/' supervise
