@@ -1,4 +1,5 @@
-/* A monotonic clock: never set back, unrelated to the time of day, cheap enough to read around every instruction. */
+/* A monotonic clock: never set back, unrelated to the time of day, cheap enough to read around every instruction. And, for
+ * what is compared with other processes' files, the time of day. */
 #ifndef PGPT_BASE_TIMER_H
 #define PGPT_BASE_TIMER_H
 
@@ -17,6 +18,13 @@ static inline double timer_seconds(uint64_t from_ns, uint64_t to_ns) {
 
 static inline double timer_seconds_since(uint64_t start_ns) {
     return timer_seconds(start_ns, timer_now_ns());
+}
+
+/* In seconds since 1970, by this host's clock. */
+static inline double timer_wall_seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
 #endif

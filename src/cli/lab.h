@@ -81,6 +81,13 @@ Status lab_draw(const LabOutput *output, const Plot *plot, const char *name, Err
 /* One line on stdout, flushed; the reference is taken over. On the rank with the voice only. */
 Status lab_print_json(json_t *object, Error *error);
 
+/* ---- Words for pgpt train, behind '--' (lab_common.c) */
+
+/* Reads them as pgpt train would, into `train`, which is made for it. Refused are --help and `ours` (NULL at the end): what the
+ * study sets itself. The words stay the caller's. */
+Status lab_read_train_words(const OptionCommand *study, const char *const *words, int n_words,
+                            const char *const *ours, Options *train, Error *error);
+
 /* ---- Lists of numbers, "1,2,4" (lab_common.c) */
 
 enum { LAB_LIST_MAX = 32 };

@@ -151,6 +151,23 @@ Status lab_print_json(json_t *object, Error *error) {
 
 /* ---- Lists */
 
+Status lab_read_train_words(const OptionCommand *study, const char *const *words, int n_words,
+                            const char *const *ours, Options *train, Error *error) {
+    char **copies = ARENA_ARRAY(&train->arena, char *, n_words + 1);
+    for (int i = 0; i < n_words; i++) copies[i] = arena_strdup(&train->arena, words[i]);
+    TRY(options_parse(train, n_words, copies, error));
+    if (train->help_wanted)
+        return error_user(error,
+                          "'pgpt train --help' shows what can stand behind '--'; leave --help out there");
+    for (; *ours; ours++) {
+        if (options_source(train, *ours) == OPTION_FROM_COMMAND)
+            return error_user(error,
+                              "behind '--', --%s cannot be given: the study sets it; see 'pgpt %s --help'",
+                              *ours, study->name);
+    }
+    return STATUS_OK;
+}
+
 /* 64, 4K, 4KiB, 1M, 2GiB; what follows is left in *end. */
 static bool read_number(const char *text, bool is_bytes, int64_t *value, const char **end) {
     char *behind;

@@ -103,28 +103,15 @@ typedef struct {
 } Study;
 
 /* What the study says itself must not be said twice. */
-static Status check_train_words(const Options *options, Error *error) {
+static Status read_train_words(Study *study, const Options *options, Options *train_options, Error *error) {
     static const char *const ours[] = {
         "steps",         "epochs",     "threads",       "out",        "resume",       "json", "quiet",
         "print-program", "print-mesh", "sample-tokens", "eval-every", "eval-batches", NULL};
-    for (const char *const *name = ours; *name; name++)
-        if (options_source(options, *name) == OPTION_FROM_COMMAND)
-            return error_user(
-                error, "behind '--', --%s cannot be given: the study sets it; see 'pgpt lab scaling --help'",
-                *name);
-    return STATUS_OK;
-}
-
-static Status read_train_words(Study *study, const Options *options, Options *train_options, Error *error) {
-    char **words = ARENA_ARRAY(&train_options->arena, char *, options->n_arguments + 1);
-    for (int i = 0; i < options->n_arguments; i++)
-        words[i] = arena_strdup(&train_options->arena, options->arguments[i]);
-    TRY(options_parse(train_options, options->n_arguments, words, error));
-    if (train_options->help_wanted)
-        return error_user(error,
-                          "'pgpt train --help' shows what can stand behind '--'; leave --help out there");
-    study->arguments = (const char *const *)words;
-    return check_train_words(train_options, error);
+    const char **words = ARENA_ARRAY(&train_options->arena, const char *, options->n_arguments + 1);
+    for (int i = 0; i < options->n_arguments; i++) words[i] = options->arguments[i];
+    study->arguments = words;
+    return lab_read_train_words(&lab_scaling_command, options->arguments, options->n_arguments, ours,
+                                train_options, error);
 }
 
 static bool is_weak(const Study *study, int mode) {

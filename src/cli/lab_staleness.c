@@ -131,16 +131,8 @@ static Status check_train_words(Study *study, const Options *options, Error *err
     TrainCommand values;
     Options train;
     TRY(options_init(&train, &train_command, &values, error));
-    char **words = ARENA_ARRAY(study->arena, char *, options->n_arguments + 1);
-    for (int i = 0; i < options->n_arguments; i++)
-        words[i] = arena_strdup(study->arena, options->arguments[i]);
-    options_parse(&train, options->n_arguments, words, error);
-    for (const char *const *name = ours; *name && error->status == STATUS_OK; name++)
-        if (options_source(&train, *name) == OPTION_FROM_COMMAND)
-            error_user(
-                error,
-                "behind '--', --%s cannot be given: the study sets it; see 'pgpt lab staleness --help'",
-                *name);
+    lab_read_train_words(&lab_staleness_command, options->arguments, options->n_arguments, ours, &train,
+                         error);
     study->says_model = options_source(&train, "model") == OPTION_FROM_COMMAND;
     study->arguments = options->arguments;
     study->n_arguments = options->n_arguments;

@@ -156,14 +156,7 @@ static Status plan_words(Study *study, const Options *options, Error *error) {
     TrainCommand train;
     Options parsed;
     TRY(options_init(&parsed, &train_command, &train, error));
-    options_parse(&parsed, N_MODEL + options->n_arguments, (char *const *)(uintptr_t)words, error);
-    if (error->status == STATUS_OK && parsed.help_wanted)
-        error_user(error, "'pgpt train --help' shows what can stand behind '--'; leave --help out there");
-    for (const char *const *name = ours; error->status == STATUS_OK && *name; name++)
-        if (options_source(&parsed, *name) == OPTION_FROM_COMMAND)
-            error_user(error,
-                       "behind '--', --%s cannot be given: the study sets it; see 'pgpt lab table --help'",
-                       *name);
+    lab_read_train_words(&lab_table_command, words, N_MODEL + options->n_arguments, ours, &parsed, error);
     options_free(&parsed);
     return error->status;
 }

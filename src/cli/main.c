@@ -11,6 +11,7 @@
 #include "base/terminal.h"
 #include "base/version.h"
 #include "cli/lab.h"
+#include "train/options.h"
 
 #include <locale.h>
 #include <signal.h>
@@ -195,14 +196,13 @@ static void say_file_is_gone(int number) {
  * it is well written is found then. */
 static double find_hang_seconds(int n_words, char *const *words) {
     static const char name[] = "--hang-timeout";
-    const double usual = 1800.0; /* as in train's options */
     for (int i = n_words - 1; i >= 0; i--) {
         if (strncmp(words[i], name, sizeof name - 1) != 0) continue;
         const char *rest = words[i] + sizeof name - 1;
         if (*rest == '=') return strtod(rest + 1, NULL);
         if (!*rest && i + 1 < n_words) return strtod(words[i + 1], NULL);
     }
-    return usual;
+    return TRAIN_HANG_SECONDS;
 }
 
 int main(int argc, char **argv) {

@@ -50,7 +50,7 @@ const OptionSpec train_option_specs[] = {
     OPTION_INT("keep", TrainOptions, keep, 3, 1, MANY,
                "newest checkpoints to keep; the one with the lowest loss on the held-out text stays too"),
     OPTION_FLOAT(
-        "hang-timeout", TrainOptions, hang_timeout, 1800.0, 0.0, 1e9,
+        "hang-timeout", TrainOptions, hang_timeout, TRAIN_HANG_SECONDS, 0.0, 1e9,
         "seconds in which nothing moves on a rank before the job is ended, with a report of where each rank is; 0: never"),
     OPTION_INT("log-every", TrainOptions, log_every, 10, 1, INT64_MAX / 2,
                "steps between lines where there is no terminal"),

@@ -4,6 +4,9 @@
 
 #include "base/options.h"
 
+/* --hang-timeout, where nobody says otherwise. */
+#define TRAIN_HANG_SECONDS 1800.0
+
 typedef struct {
     int64_t batch, micro_batch, sequence, n_steps;
     double n_epochs;

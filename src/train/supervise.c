@@ -237,12 +237,6 @@ static void sleep_for(double seconds) {
     for (uint64_t start_ns = timer_now_ns(); !received && timer_seconds_since(start_ns) < seconds;) rest();
 }
 
-static double wall_seconds(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
-
 static const char *code_text(int code, char *text, size_t n_bytes) {
     if (code > 128 && code < 128 + 65)
         snprintf(text, n_bytes, "signal %d (%s)", code - 128, strsignal(code - 128));
@@ -282,7 +276,7 @@ Status supervise(const SuperviseOptions *options, SuperviseResult *result, Error
     watch_signals(before);
     adopt_orphans(true);
     for (;;) {
-        double started = wall_seconds();
+        double started = timer_wall_seconds();
         pid_t child = -1;
         if (start(options, result->n_restarts, before, &child, error) != STATUS_OK) break;
         result->exit_code = wait_for(options, child, started);

@@ -58,7 +58,7 @@ static RankNotice make_notice(Watchdog *watchdog, bool has_failed) {
     RankNotice notice = {.rank = watchdog->rank,
                          .process = getpid(),
                          .beat = ++watchdog->beat,
-                         .time = watchdog_wall_seconds(),
+                         .time = timer_wall_seconds(),
                          .idle_seconds = timer_seconds_since(watchdog->moved_ns),
                          .waits = watchdog_waits(watchdog),
                          .has_failed = has_failed || watchdog->has_failed,

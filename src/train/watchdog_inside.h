@@ -45,9 +45,6 @@ struct Watchdog {
     uint64_t gone_ns; /* when somebody was first found to be gone; 0: never */
 };
 
-/* In seconds since 1970. */
-double watchdog_wall_seconds(void);
-
 /* What this rank is doing, and whether that is to wait for others. */
 const char *watchdog_describe(const Watchdog *watchdog, char *text, size_t n_bytes);
 bool watchdog_waits(const Watchdog *watchdog);

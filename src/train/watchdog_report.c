@@ -7,14 +7,7 @@
 #include "base/timer.h"
 
 #include <stdlib.h>
-#include <time.h>
 #include <unistd.h>
-
-double watchdog_wall_seconds(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
 
 static void write_place(const Watchdog *watchdog, const Peer *peer, int rank, FILE *stream) {
     fprintf(stream, "  rank %d (%s, process %lld): ", rank, peer->identity.host,
@@ -46,7 +39,7 @@ static void write_gone(const Watchdog *watchdog, int gone, FILE *stream) {
     const Peer *peer = &watchdog->peer[gone];
     fprintf(stream, "pgpt: %s is gone; ", notice_name(&peer->notice, name, sizeof name));
     if (!peer->is_exact) {
-        double age = watchdog_wall_seconds() - peer->notice.time;
+        double age = timer_wall_seconds() - peer->notice.time;
         fprintf(stream, "when last heard of, %s earlier, ", format_duration(age > 0.0 ? age : 0.0).text);
     }
     fprintf(stream, "it was in: %s\n", peer->notice.where);

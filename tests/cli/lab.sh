@@ -19,6 +19,10 @@ refused "/did you mean 'scaling'/" lab sclaing
 refused "/'pgpt lab' lists them/" lab zzzzzzzz
 refused '/did you mean --ranks/' lab scaling --rank 2
 refused '/--ranks .0.*between 1 and/' lab scaling --ranks 0
+for study in scaling staleness table; do
+    refused '/leave --help out there/' lab $study -- --help
+    refused "/--out cannot be given.*pgpt lab $study --help/" lab $study -- --out elsewhere
+done
 refused "/'a' is not a whole number/" lab scaling --ranks a,b
 refused '/is not a whole number/' lab scaling --ranks 1,
 refused '/has 2 twice/' lab scaling --ranks 1,2,2
