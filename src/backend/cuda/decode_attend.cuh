@@ -1,9 +1,9 @@
 /* Attention of decode_step: one query against the cached keys and the new one.
  *
  * The keys of a head are cut into parts, and a thread block takes a part of one head. Its cached keys and values are in
- * shared memory, then in registers, before the query comes. Groups of HS/8 threads have a key at a time, KEY_ROUNDS of them
- * of a tile; what they get is joined in the warp, then over the warps. A part's output is already divided by its sum of
- * exponentials; who needs the head's output joins the parts by those sums. */
+ * shared memory, then in registers, before the query comes. Groups of HS/8 threads have a key at a time, KEY_ROUNDS of
+ * them of a tile; what they get is joined in the warp, then over the warps. A part's output is already divided by its
+ * sum of exponentials; who needs the head's output joins the parts by those sums. */
 #ifndef PGPT_BACKEND_CUDA_DECODE_ATTEND_CUH
 #define PGPT_BACKEND_CUDA_DECODE_ATTEND_CUH
 
@@ -20,15 +20,15 @@ typedef struct {
     float key[KEY_ROUNDS][VECTOR], value[KEY_ROUNDS][VECTOR];
 } Held;
 
-DEVICE int lanes_of(const DecodeCall &c) {
+template <typename Call> DEVICE int lanes_of(const Call &c) {
     return c.head_size / VECTOR;
 }
 /* The first of this thread's channels of a head. */
-DEVICE int head_channel(const Me &me, const DecodeCall &c) {
+template <typename Call> DEVICE int head_channel(const Me &me, const Call &c) {
     return (me.lane & (lanes_of(c) - 1)) * VECTOR;
 }
 /* Which key of a tile round i has for this thread. */
-DEVICE int key_at(const Me &me, const DecodeCall &c, int i) {
+template <typename Call> DEVICE int key_at(const Me &me, const Call &c, int i) {
     return (((i * c.n_warps + me.warp) * WARP + me.lane) * VECTOR) >> c.head_shift;
 }
 
@@ -44,8 +44,8 @@ template <typename T> DEVICE void unpack8(uint4 raw, float v[VECTOR]) {
 /* ---- keys and values ---- */
 
 /* Keys that are not there have values of 0; their scores will not count. */
-template <typename T>
-DEVICE void take_keys(Ring &ring, const Me &me, const DecodeCall &c, int n_keys, Held &held) {
+template <typename T, typename Call>
+DEVICE void take_keys(Ring &ring, const Me &me, const Call &c, int n_keys, Held &held) {
     const T *tile = (const T *)ring_wait(ring) + head_channel(me, c);
 #    pragma unroll
     for (int i = 0; i < KEY_ROUNDS; i++) {
@@ -62,7 +62,7 @@ DEVICE void take_keys(Ring &ring, const Me &me, const DecodeCall &c, int n_keys,
 }
 
 /* Pairs (i, i+HS/2) turned by the position's angle; the other half of the pairs is in the other half of the group. */
-DEVICE void turn8(const Me &me, const DecodeCall &c, float (&v)[VECTOR]) {
+template <typename Call> DEVICE void turn8(const Me &me, const Call &c, float (&v)[VECTOR]) {
     int half = c.head_size / 2, channel = head_channel(me, c);
     const float *cosine = (const float *)(decode_shared + c.shared.angles) + (channel & (half - 1));
     const float *sine = cosine + half;
@@ -77,7 +77,8 @@ DEVICE void turn8(const Me &me, const DecodeCall &c, float (&v)[VECTOR]) {
 enum { QUERY, KEY, VALUE, N_RECEIVED };
 
 /* This thread's channels of the new query, and with has_new of the new key and value. By whole warps. */
-DEVICE void receive_new(const Me &me, const DecodeCall &c, int head, int kv, bool has_new,
+template <typename Call>
+DEVICE void receive_new(const Me &me, const Call &c, int head, int kv, bool has_new,
                         unsigned (&payload)[N_RECEIVED][VECTOR / 2]) {
     int half = c.head_size / 2, looks = 0;
     const Word *words = mail_box(c.mail) + me.set + c.at.qkv + head_channel(me, c) / 2;
@@ -99,8 +100,8 @@ DEVICE uint4 as_vector(const unsigned (&word)[4]) {
 }
 
 /* The new key and value: into the cache, and in the place of the key that they are of this tile. By a whole warp. */
-template <typename T>
-DEVICE void keep_new(const Me &me, const DecodeCall &c, int64_t to, int number, bool stores,
+template <typename T, typename Call>
+DEVICE void keep_new(const Me &me, const Call &c, int64_t to, int number, bool stores,
                      unsigned (&payload)[N_RECEIVED][VECTOR / 2], Held &held) {
     uint4 raw = as_vector(payload[KEY]);
     float key[VECTOR];
@@ -139,8 +140,9 @@ template <int N> DEVICE void group_sums(float (&v)[N], int lanes) {
 }
 
 /* A tile of n keys, the new one included. */
-DEVICE void attend_tile(const Me &me, const DecodeCall &c, Attended &mine, const float (&q)[VECTOR],
-                        int n_keys, const Held &held) {
+template <typename Call>
+DEVICE void attend_tile(const Me &me, const Call &c, Attended &mine, const float (&q)[VECTOR], int n_keys,
+                        const Held &held) {
     float score[KEY_ROUNDS], max = mine.max;
 #    pragma unroll
     for (int i = 0; i < KEY_ROUNDS; i++) {
@@ -158,14 +160,14 @@ DEVICE void attend_tile(const Me &me, const DecodeCall &c, Attended &mine, const
         score[i] = key_at(me, c, i) < n_keys ? score[i] * (c.scale * 1.44269504f) : -INFINITY;
         max = fmaxf(max, score[i]);
     }
-    float reference = max == -INFINITY ? 0.0f : max, keep = exp2f(mine.max - reference);
+    float reference = max == -INFINITY ? 0.0f : max, keep = power2(mine.max - reference);
     mine.max = max;
     mine.sum *= keep;
 #    pragma unroll
     for (int k = 0; k < VECTOR; k++) mine.value[k] *= keep;
 #    pragma unroll
     for (int i = 0; i < KEY_ROUNDS; i++) {
-        float p = exp2f(score[i] - reference);
+        float p = power2(score[i] - reference);
         mine.sum += p;
 #    pragma unroll
         for (int k = 0; k < VECTOR; k++) mine.value[k] = fmaf(p, held.value[i][k], mine.value[k]);
@@ -178,7 +180,7 @@ DEVICE void join_groups(Attended &mine, int lanes) {
 #    pragma unroll
     for (int step = 1; step < WARP; step *= 2)
         if (step >= lanes) max = fmaxf(max, __shfl_xor_sync(0xFFFFFFFFu, max, step));
-    float keep = exp2f(mine.max - (max == -INFINITY ? 0.0f : max));
+    float keep = power2(mine.max - (max == -INFINITY ? 0.0f : max));
     mine.max = max;
     mine.sum *= keep;
 #    pragma unroll
@@ -192,25 +194,25 @@ DEVICE void join_groups(Attended &mine, int lanes) {
 }
 
 /* All warps into one, and out with it: by a thread a channel. */
-template <typename T, int WARPS>
-DEVICE void send_part(const Me &me, const DecodeCall &c, const Attended &mine, int head, int part) {
+template <typename T, typename Call>
+DEVICE void send_part(const Me &me, const Call &c, const Attended &mine, int head, int part) {
     float *heads = (float *)(decode_shared + c.shared.heads);
     float2 *weights = (float2 *)(decode_shared + c.shared.head_weights);
     if (me.lane < lanes_of(c)) store8(heads + me.warp * c.head_size + me.lane * VECTOR, mine.value);
     if (me.lane == 0) weights[me.warp] = make_float2(mine.max, mine.sum);
     computing_barrier(c);
     if (me.warp * WARP >= c.head_size) return;
-    float2 weight[WARPS];
+    float2 weight[Call::MOST_WARPS];
     float max = -INFINITY, sum = 0.0f, value = 0.0f;
     bool is_channel = me.thread < c.head_size;
 #    pragma unroll
-    for (int w = 0; w < WARPS; w++) {
+    for (int w = 0; w < Call::MOST_WARPS; w++) {
         weight[w] = w < c.n_warps ? weights[w] : make_float2(-INFINITY, 0.0f);
         max = fmaxf(max, weight[w].x);
     }
 #    pragma unroll
-    for (int w = 0; w < WARPS; w++) {
-        float p = exp2f(weight[w].x - max);
+    for (int w = 0; w < Call::MOST_WARPS; w++) {
+        float p = power2(weight[w].x - max);
         sum = fmaf(p, weight[w].y, sum);
         if (is_channel && w < c.n_warps) value = fmaf(p, heads[w * c.head_size + me.thread], value);
     }
@@ -225,8 +227,8 @@ DEVICE void send_part(const Me &me, const DecodeCall &c, const Attended &mine, i
 }
 
 /* One part of the keys of one head. Of its n keys the last may be the new one, which is in no cache yet. */
-template <typename T, int WARPS>
-DEVICE void attend_part(Ring &ring, const Me &me, const DecodeCall &c, int block, int head, int part) {
+template <typename T, typename Call>
+DEVICE void attend_part(Ring &ring, const Me &me, const Call &c, int block, int head, int part) {
     int first = part * me.part_keys, n = least(first + me.part_keys, me.position + 1) - first;
     int n_old = least(n, me.position - first), share = c.n_heads / c.n_kv_heads, kv = head / share;
     Attended mine = {-INFINITY, 0.0f, {0}};
@@ -241,7 +243,9 @@ DEVICE void attend_part(Ring &ring, const Me &me, const DecodeCall &c, int block
         has_new = __any_sync(0xFFFFFFFFu, has_new);
         Held held = {};
         if (old > 0) take_keys<T>(ring, me, c, old, held);
+        DECODE_PROBE(block, ATTENTION_OUT, 7);
         if (!done || has_new) receive_new(me, c, head, kv, has_new, payload);
+        DECODE_PROBE(block, ATTENTION_OUT, 8);
         if (!done) {
             unpack8<T>(as_vector(payload[QUERY]), q);
             if (c.is_rotary) turn8(me, c, q);
@@ -253,15 +257,18 @@ DEVICE void attend_part(Ring &ring, const Me &me, const DecodeCall &c, int block
         attend_tile(me, c, mine, q, all, held);
     }
     join_groups(mine, lanes_of(c));
-    send_part<T, WARPS>(me, c, mine, head, part);
+    DECODE_PROBE(block, ATTENTION_OUT, 9);
+    send_part<T>(me, c, mine, head, part);
+    DECODE_PROBE(block, ATTENTION_OUT, 10);
 }
 
-template <typename T, int WARPS>
-DEVICE void attend(const DecodeCall &c, Ring &ring, const Me &me, int block) {
+template <typename T, typename Call> DEVICE void attend(const Call &c, Ring &ring, Me &me, int block) {
+    find_place(me);
+    DECODE_PROBE(block, ATTENTION_OUT, 6);
     int n_units = c.n_heads * me.n_parts;
 #    pragma unroll 1
-    for (int unit = (int)blockIdx.x; unit < n_units; unit += (int)gridDim.x) {
-        attend_part<T, WARPS>(ring, me, c, block, unit % c.n_heads, unit / c.n_heads);
+    for (int unit = block_number(); unit < n_units; unit += (int)gridDim.x) {
+        attend_part<T>(ring, me, c, block, unit % c.n_heads, unit / c.n_heads);
         if (unit + (int)gridDim.x < n_units) computing_barrier(c); /* the next one uses the same memory */
     }
 }
@@ -274,7 +281,8 @@ typedef struct {
 } Part;
 
 /* Parts p .. p + PARTS_AT_ONCE - 1, as far as there are, of this thread's channels. */
-DEVICE void receive_parts(const Me &me, const DecodeCall &c, int n_slices, int p,
+template <typename Call>
+DEVICE void receive_parts(const Me &me, const Call &c, int n_slices, int p,
                           Part (&got)[MOST_SLICES][PARTS_AT_ONCE]) {
     const Word *box = mail_box(c.mail) + me.set;
     int looks = 0;
@@ -296,8 +304,8 @@ DEVICE void receive_parts(const Me &me, const DecodeCall &c, int n_slices, int p
 }
 
 /* What the heads have put out, this thread's channels: the parts of a head, each by its share of the sum. */
-template <typename T>
-DEVICE void receive_heads(const Me &me, const DecodeCall &c, float (&x)[MOST_SLICES][2]) {
+template <typename T, typename Call>
+DEVICE void receive_heads(const Me &me, const Call &c, float (&x)[MOST_SLICES][2]) {
     int n_slices = own_slices(me, c);
     float most[MOST_SLICES], sum[MOST_SLICES];
 #    pragma unroll
@@ -313,14 +321,14 @@ DEVICE void receive_heads(const Me &me, const DecodeCall &c, float (&x)[MOST_SLI
             for (int k = 0; k < PARTS_AT_ONCE; k++)
                 if (s < n_slices && p + k < me.n_parts)
                     max = fmaxf(max, __uint_as_float(got[s][k].weight[0]));
-            float keep = exp2f(most[s] - max);
+            float keep = power2(most[s] - max);
             most[s] = max;
             sum[s] *= keep, x[s][0] *= keep, x[s][1] *= keep;
 #    pragma unroll
             for (int k = 0; k < PARTS_AT_ONCE; k++) {
                 if (s >= n_slices || p + k >= me.n_parts) continue;
                 float part =
-                    __uint_as_float(got[s][k].weight[1]) * exp2f(__uint_as_float(got[s][k].weight[0]) - max);
+                    __uint_as_float(got[s][k].weight[1]) * power2(__uint_as_float(got[s][k].weight[0]) - max);
                 float2 v = pair_as_floats(got[s][k].pair[0], T());
                 sum[s] += part;
                 x[s][0] = fmaf(part, v.x, x[s][0]);

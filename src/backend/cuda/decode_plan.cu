@@ -1,7 +1,8 @@
 /* Which steps decode_step's kernel takes, and how it cuts them up.
  *
- * It takes what GPT-2 and its descendants are, in 16 bits: either norm, learned or rotary positions, gelu or swiglu, shared
- * key/value heads, with biases or without, up to 1792 channels. What it does not take runs operation by operation. */
+ * It takes what GPT-2 and its descendants are, in 16 bits: either norm, learned or rotary positions, gelu or swiglu,
+ * shared key/value heads, with biases or without, up to 1792 channels. What it does not take runs operation by
+ * operation. */
 #include "backend/cuda/decode_step.h"
 
 extern "C" {
@@ -87,39 +88,37 @@ static int larger(int a, int b) {
     return a > b ? a : b;
 }
 
-/* A product of `rows` rows, dealt out in units, with `inner` terms of which a warp has so many slices. */
-static void plan_product(DecodeCall *c, int k, int rows, int unit, int n_grid, int inner, int slices) {
+/* A product of `rows` rows, dealt out in units. */
+static void plan_product(DecodeCall *c, int k, int rows, int unit, int n_grid) {
     DecodeProduct *p = &c->product[k];
-    p->is_wide = k != ATTENTION_OUT && k != HIDDEN_OUT;
-    p->has_norm = p->is_wide;
-    p->inner = inner;
-    p->slices = slices;
-    p->n_ranges = k == HIDDEN_IN && c->is_gated ? 2 : 1;
+    int inner = k == HIDDEN_OUT ? c->hidden : c->channels, n_ranges = k == HIDDEN_IN && c->is_gated ? 2 : 1;
     Deal deal = {rows / unit / n_grid, rows / unit % n_grid, unit,
-                 smaller(p->is_wide ? WIDE_ROWS : NARROW_ROWS, SLOT_BYTES / (2 * inner))};
+                 smaller(is_wide(k) ? WIDE_ROWS : NARROW_ROWS, SLOT_BYTES / (2 * inner))};
     p->deal = deal;
-    int most = k == HEAD ? deal.tile : (deal.each + (deal.more > 0)) * unit * p->n_ranges;
+    int most = k == HEAD ? deal.tile : (deal.each + (deal.more > 0)) * unit * n_ranges;
     c->most_rows = larger(c->most_rows, most);
 }
 
 static bool deal_out(DecodeCall *c, int n_logits, int n_grid, int64_t block_stride) {
     int width = (c->n_heads + 2 * c->n_kv_heads) * c->head_size, all = c->channels / SLICE;
-    int slices = all > FEW_WARPS ? MOST_SLICES : 1;
-    c->n_warps = (all + slices - 1) / slices;
-    int hidden_slices = (c->hidden / SLICE + c->n_warps - 1) / c->n_warps;
-    plan_product(c, ATTENTION_IN, width, 2, n_grid, c->channels, slices);
-    plan_product(c, ATTENTION_OUT, c->channels, 1, n_grid, c->channels, slices);
-    plan_product(c, HIDDEN_IN, c->hidden, 2, n_grid, c->channels, slices);
-    plan_product(c, HIDDEN_OUT, c->channels, 1, n_grid, c->hidden, hidden_slices);
-    plan_product(c, HEAD, n_logits, 1, n_grid, c->channels, slices);
+    c->channel_slices = all > FEW_WARPS ? MOST_SLICES : 1;
+    c->n_warps = (all + c->channel_slices - 1) / c->channel_slices;
+    c->hidden_slices = (c->hidden / SLICE + c->n_warps - 1) / c->n_warps;
+    plan_product(c, ATTENTION_IN, width, 2, n_grid);
+    plan_product(c, ATTENTION_OUT, c->channels, 1, n_grid);
+    plan_product(c, HIDDEN_IN, c->hidden, 2, n_grid);
+    plan_product(c, HIDDEN_OUT, c->channels, 1, n_grid);
+    plan_product(c, HEAD, n_logits, 1, n_grid);
     for (int k = 0; k < HEAD; k++) c->product[k].stride = block_stride;
-    c->factor_step = MOST_SLICES * SLICE / 2 + 16; /* 64 bytes more: no two columns in the same banks */
-    c->factor_words = larger(4 * c->factor_step, MOST_HIDDEN * SLICE / 2);
+    c->factor_step =
+        MOST_SLICES * SLICE / 2 + 8; /* 32 bytes more, so that no two kinds are in the same banks */
+    c->factor_words = 3 * c->factor_step + MOST_HIDDEN * SLICE / 2 + 8;
     int each = WARP * VECTOR / c->head_size; /* keys of a warp and round */
     c->tile_keys = smaller(KEY_ROUNDS * c->n_warps * each, KEY_SLOT_BYTES / (4 * c->head_size));
     c->key_slot_bytes = c->tile_keys * c->head_size * 4;
-    return c->n_warps <= MANY_WARPS && hidden_slices <= MOST_HIDDEN && c->product[HIDDEN_OUT].deal.tile > 0 &&
-           c->most_rows <= c->n_warps * WARP && c->head_size <= c->n_warps * WARP; /* a thread each */
+    return c->n_warps <= MANY_WARPS && c->hidden_slices <= MOST_HIDDEN &&
+           c->product[HIDDEN_OUT].deal.tile > 0 && c->most_rows <= c->n_warps * WARP &&
+           c->head_size <= c->n_warps * WARP; /* a thread each */
 }
 
 static MailLayout mail_layout(const DecodeCall *c) {

@@ -1,5 +1,5 @@
-/* A ring of tiles on their way from global to shared memory: one thread orders copies as far ahead as there is room, and
- * warps take the tiles in the same order.
+/* A ring of tiles on their way from global to shared memory: one thread orders copies as far ahead as there is room,
+ * and warps take the tiles in the same order.
  *
  * A slot has two barriers in shared memory: `full`, which the copy's bytes complete, and `empty`, which every warp
  * completes that has taken its part of the tile into registers. Both are used in turns: the turn of tile number n is
@@ -84,11 +84,11 @@ DEVICE void ring_expect(Ring &ring, unsigned n_bytes) {
 
 /* n_bytes and both addresses are multiples of 16. */
 DEVICE void ring_copy(const Ring &ring, int at, const void *from, unsigned n_bytes, uint64_t policy) {
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
-            "r"(shared_address(ring.slots + ring.slot * ring.slot_bytes + at)),
-        "l"(from), "r"(n_bytes), "r"(barrier_address(ring.full, ring.slot)), "l"(policy)
-        : "memory");
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::"
+                 "cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
+                     shared_address(ring.slots + ring.slot * ring.slot_bytes + at)),
+                 "l"(from), "r"(n_bytes), "r"(barrier_address(ring.full, ring.slot)), "l"(policy)
+                 : "memory");
 }
 
 /* ---- those that take ---- */

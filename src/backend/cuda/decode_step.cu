@@ -1,14 +1,15 @@
 /* decode_step: one grid that stays for the whole step, a thread block on every multiprocessor.
  *
- * Floor: the bytes of the weights over the read bandwidth, 58 us for 124M parameters in 16 bits on an H200. Every product
- * needs all results of the one before, so a step takes at least five times a block the time that numbers need from every
- * multiprocessor to every other; as kernels of their own they would pay for an end and a start each time as well.
+ * Floor: the bytes of the weights over the read bandwidth, 58 us for 124M parameters in 16 bits on an H200. Every
+ * product needs all results of the one before, so a step takes at least five times a block the time that numbers need
+ * from every multiprocessor to every other; as kernels of their own they would pay for an end and a start each time as
+ * well.
  *
- * Rows of every matrix are dealt out to the thread blocks. One warp orders the copies of the weights, block after block, as
- * far ahead as shared memory holds (decode_ring.cuh): reading never waits for computing. Another orders cached keys and
- * values. The others take a tile into registers, then look for the numbers that it is to be multiplied with
- * (decode_mail.cuh), so that only arithmetic is left when those come. A thread a row finishes what comes out (bias,
- * activation, residual) and sends it to all thread blocks.
+ * Rows of every matrix are dealt out to the thread blocks. One warp orders the copies of the weights, block after
+ * block, as far ahead as shared memory holds (decode_ring.cuh): reading never waits for computing. Another orders
+ * cached keys and values. The others take a tile into registers, then look for the numbers that it is to be multiplied
+ * with (decode_mail.cuh), so that only arithmetic is left when those come. A thread a row finishes what comes out
+ * (bias, activation, residual) and sends it to all thread blocks.
  *
  * x is in f32, in the registers of the threads that finish its rows. */
 #include "backend/cuda/decode_attend.cuh"
@@ -20,8 +21,7 @@ extern "C" {
 
 #if __CUDA_ARCH__ >= 900
 
-/* ---- with its neighbours in the stream ----
- * Until it has waited, a thread reads only what no predecessor writes. */
+/* ---- with its neighbours in the stream ---- Until it has waited, a thread reads only what no predecessor writes. */
 
 DEVICE void wait_for_predecessor(void) {
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -39,36 +39,37 @@ DEVICE void prefetch(const void *p, int64_t n_elements) {
                      : "memory");
 }
 
-template <typename T>
-DEVICE void order_product(const DecodeCall &c, Ring &ring, int k, int block, uint64_t policy) {
+template <typename T, typename Call>
+DEVICE void order_product(const Call &c, Ring &ring, int k, int block, uint64_t policy) {
     const DecodeProduct &p = c.product[k];
     Share rows = share_of(p.deal);
-    const T *weight = of_block<T>(p.weight, block, p.stride) + (int64_t)rows.first * p.inner;
+    int inner = inner_of(c, k), n_ranges = k == HIDDEN_IN && c.is_gated ? 2 : 1;
+    const T *weight = of_block<T>(p.weight, block, p.stride) + (int64_t)rows.first * inner;
 #    pragma unroll 1
-    for (int range = 0; range < p.n_ranges; range++, weight += (int64_t)c.hidden * p.inner) {
+    for (int range = 0; range < n_ranges; range++, weight += (int64_t)c.hidden * inner) {
 #    pragma unroll 1
         for (int row = 0; row < rows.count; row += p.deal.tile) {
-            unsigned n_bytes = (unsigned)(least(rows.count - row, p.deal.tile) * p.inner) * 2u;
+            unsigned n_bytes = (unsigned)(least(rows.count - row, p.deal.tile) * inner) * 2u;
             ring_expect(ring, n_bytes);
-            ring_copy(ring, 0, weight + (int64_t)row * p.inner, n_bytes, policy);
+            ring_copy(ring, 0, weight + (int64_t)row * inner, n_bytes, policy);
             ring_advance(ring);
         }
     }
 }
 
 /* Vectors that all thread blocks will read, and a share of the head for when there is time. */
-template <typename T> DEVICE void prefetch_block(const DecodeCall &c, int block) {
+template <typename T, typename Call> DEVICE void prefetch_block(const Call &c, int block) {
     const DecodeProduct &head = c.product[HEAD];
     Share rows = share_of(head.deal);
     int first = least(block * c.fetched_rows, rows.count), end = least(first + c.fetched_rows, rows.count);
-    prefetch((const T *)head.weight + (int64_t)(rows.first + first) * head.inner,
-             (int64_t)(end - first) * head.inner);
+    prefetch((const T *)head.weight + (int64_t)(rows.first + first) * c.channels,
+             (int64_t)(end - first) * c.channels);
     if (blockIdx.x) return;
 #    pragma unroll 1
     for (int k = 0; k < HEAD; k++) {
         const DecodeProduct &p = c.product[k];
         int count = k == ATTENTION_IN ? (c.n_heads + 2 * c.n_kv_heads) * c.head_size
-                    : k == HIDDEN_IN  ? c.hidden * p.n_ranges
+                    : k == HIDDEN_IN  ? c.hidden * (c.is_gated ? 2 : 1)
                                       : c.channels;
         prefetch(of_block<T>(p.norm_weight, block, p.stride), c.channels);
         prefetch(of_block<T>(p.norm_bias, block, p.stride), c.channels);
@@ -77,7 +78,7 @@ template <typename T> DEVICE void prefetch_block(const DecodeCall &c, int block)
 }
 
 /* In the order in which they are taken. */
-template <typename T> DEVICE void order_weights(const DecodeCall &c, Ring &ring) {
+template <typename T, typename Call> DEVICE void order_weights(const Call &c, Ring &ring) {
     uint64_t policy = keep_policy(KEEP_SHORT);
 #    pragma unroll 1
     for (int l = 0; l < c.n_blocks; l++) {
@@ -89,7 +90,7 @@ template <typename T> DEVICE void order_weights(const DecodeCall &c, Ring &ring)
 }
 
 /* How the keys up to the new one are cut. */
-DEVICE void cut_keys(const DecodeCall &c, Me &me, int position) {
+template <typename Call> DEVICE void cut_keys(const Call &c, Me &me, int position) {
     if (position < 0 || position >= c.capacity) { /* reported; the cache's last place is as good as any */
         if (blockIdx.x == 0 && me.thread == 0) report(c.fault, FAULT_CACHE, position, c.capacity);
         position = c.capacity - 1;
@@ -99,7 +100,7 @@ DEVICE void cut_keys(const DecodeCall &c, Me &me, int position) {
     me.part_keys = (position + me.n_parts) / me.n_parts;
 }
 
-template <typename T> DEVICE void order_keys(const DecodeCall &c, Me &me, Ring &ring) {
+template <typename T, typename Call> DEVICE void order_keys(const Call &c, Me &me, Ring &ring) {
     uint64_t policy = keep_policy(KEEP_NORMAL);
     cut_keys(c, me, *(const volatile int32_t *)c.start);
 #    pragma unroll 1
@@ -125,12 +126,14 @@ template <typename T> DEVICE void order_keys(const DecodeCall &c, Me &me, Ring &
 /* ---- the beginning of x ---- */
 
 /* The row of a table, NULL where there is none. */
-template <typename T> DEVICE const T *table_row(const DecodeCall &c, const void *table, int row, int n_rows) {
+template <typename T, typename Call>
+DEVICE const T *table_row(const Call &c, const void *table, int row, int n_rows) {
     return table && row >= 0 && row < n_rows ? (const T *)table + (int64_t)row * c.channels : NULL;
 }
 
 /* This thread's channels of the embedding, and the element of x that it keeps. */
-template <typename T> DEVICE void embed(const DecodeCall &c, Me &me, int token, float (&x)[MOST_SLICES][2]) {
+template <typename T, typename Call>
+DEVICE void embed(const Call &c, Me &me, int token, float (&x)[MOST_SLICES][2]) {
     const T *row = table_row<T>(c, c.token_table, token, c.vocabulary);
     const T *place = table_row<T>(c, c.position_table, me.position, c.n_places);
     if (blockIdx.x == 0 && me.thread == 0) {
@@ -151,7 +154,7 @@ template <typename T> DEVICE void embed(const DecodeCall &c, Me &me, int token, 
     }
 }
 
-DEVICE void fill_angles(const DecodeCall &c, const Me &me) {
+template <typename Call> DEVICE void fill_angles(const Call &c, const Me &me) {
     const double TURN = 6.283185307179586476925;
     float *cosine = (float *)(decode_shared + c.shared.angles), *sine = cosine + c.head_size / 2;
 #    pragma unroll 1
@@ -171,89 +174,97 @@ DEVICE float activate(Activation activation, float x) {
     return x;
 }
 
-/* What the tile is multiplied with; returns how many columns it has. */
-template <typename T>
-DEVICE int receive_factors(const DecodeCall &c, const Me &me, int k, bool has_x,
-                           const unsigned (&weight)[MOST_SLICES], float (&x)[MOST_SLICES][2]) {
+/* What the tile is multiplied with. has_x: x is in registers already. */
+template <typename T, typename Call>
+DEVICE void receive_factors(const Call &c, const Me &me, int k, bool has_x,
+                            const unsigned (&weight)[MOST_SLICES], float (&x)[MOST_SLICES][2],
+                            float (&moments)[2]) {
     if (k == HIDDEN_OUT) {
         receive_hidden(me, c);
-        return 1;
-    }
-    if (k == ATTENTION_OUT) {
+    } else if (k == ATTENTION_OUT) {
         receive_heads<T>(me, c, x);
         set_factors<T>(me, c, x);
-        return 2;
+    } else {
+        bool is_behind = k == ATTENTION_IN; /* x comes from the block before */
+        int set = is_behind ? c.at.words - me.set : me.set;
+        int at = set + (k == HIDDEN_IN ? c.at.middle : c.at.end);
+        if (!has_x) receive_x(me, c, at, is_behind ? me.tag - 1 : me.tag, x);
+        begin_norm<T>(me, c, weight, x, moments);
     }
-    if (k == HIDDEN_IN) receive_x(me, c, me.set + c.at.middle, me.tag, x);
-    else if (k == HEAD) receive_x(me, c, me.set + c.at.end, me.tag, x);
-    else if (!has_x) receive_x(me, c, (me.set ? 0 : c.at.words) + c.at.end, me.tag - 1, x);
-    begin_norm<T>(me, c, weight, x);
-    return 4;
 }
 
-/* The rows that have their sums: a thread each. norm: mean and 1 / deviation. */
-template <typename T, int WARPS>
-DEVICE void finish_rows(const DecodeCall &c, Me &me, int k, Share rows, int columns, float2 norm, float bias,
-                        float up_bias) {
+/* What comes out of a row, before it is sent. norm: mean and 1 / deviation. */
+template <typename Call>
+DEVICE float row_value(const Call &c, const Me &me, int k, int row, float2 norm, float bias) {
+    float4 sum = row_sum(me, c, row);
+    float value = k == HIDDEN_OUT ? sum.x : sum.x + sum.y;
+    return (is_wide(k) ? fmaf(norm.y, fmaf(-norm.x, sum.z, value), sum.w) : value) + bias;
+}
+
+/* The rows that have their sums: a thread each. By whole warps. */
+template <typename T, typename Call>
+DEVICE void finish_rows(const Call &c, Me &me, int k, Share rows, float2 norm, float bias, float up_bias) {
     if (me.warp * WARP >= rows.count) return;
-    bool has_row = me.thread < rows.count;
-    int row = has_row ? me.thread : 0;
-    float4 sum = row_sum<WARPS>(me, c, row);
-    float value = sum.x + (columns > 1 ? sum.y : 0.0f);
-    if (columns == 4) value = fmaf(norm.y, fmaf(-norm.x, sum.z, value), sum.w);
-    value += bias;
-    if (k == ATTENTION_IN) {
-        send_pairs<T>(me, c, c.at.qkv, rows, value);
-    } else if (k == HIDDEN_IN) {
-        float rest;
-        if (c.is_gated) {
-            sum = row_sum<WARPS>(me, c, rows.count + row);
-            float up = fmaf(norm.y, fmaf(-norm.x, sum.z, sum.x + sum.y), sum.w) + up_bias;
-            value = value * sigmoid(value, &rest) * up;
-        } else {
-            value = activate(c.activation, value);
-        }
-        send_pairs<T>(me, c, c.at.hidden, rows, value);
-    } else if (has_row && k == HEAD) {
-        c.logits[rows.first + me.thread] = value;
-    } else if (has_row) {
-        me.kept += value;
-        mail_send(c.mail, me.set + (k == ATTENTION_OUT ? c.at.middle : c.at.end) + rows.first + me.thread,
-                  me.kept, me.tag);
+    bool has_row = me.thread < rows.count, is_pair = k == ATTENTION_IN || k == HIDDEN_IN;
+    int row = has_row ? me.thread : 0, at = rows.first + me.thread;
+    float value = row_value(c, me, k, row, norm, bias), rest;
+    if (k == HIDDEN_IN && c.is_gated)
+        value = value * sigmoid(value, &rest) * row_value(c, me, k, rows.count + row, norm, up_bias);
+    else if (k == HIDDEN_IN) value = activate(c.activation, value);
+    if (k == HEAD) {
+        if (has_row) c.logits[at] = value;
+        return;
     }
+    float next = __shfl_down_sync(0xFFFFFFFFu, value, 1);
+    me.kept += is_pair ? 0.0f : value;
+    unsigned payload = is_pair ? pair_of_floats(value, next, T()) : __float_as_uint(me.kept);
+    int place = k == ATTENTION_IN    ? c.at.qkv
+                : k == ATTENTION_OUT ? c.at.middle
+                : k == HIDDEN_IN     ? c.at.hidden
+                                     : c.at.end;
+    if (has_row && !(is_pair && at % 2))
+        mail_send(c.mail, me.set + place + (is_pair ? at / 2 : at), payload, me.tag);
 }
 
 /* Product k of a block. has_x: x is in registers already. The head, which has many tiles, finishes each by itself. */
-template <typename T, int WARPS>
-DEVICE void run_product(const DecodeCall &c, Ring &ring, Me &me, int k, int block, bool has_x,
+template <typename T, typename Call>
+DEVICE void run_product(const Call &c, Ring &ring, Me &me, int k, int block, bool has_x,
                         float (&x)[MOST_SLICES][2]) {
     find_place(me);
+    DECODE_PROBE(block, k, 0);
     const DecodeProduct &p = c.product[k];
     Share rows = share_of(p.deal);
     uint4 w[HELD];
     unsigned weight[MOST_SLICES];
-    float bias = 0.0f, up_bias = 0.0f;
+    float bias = 0.0f, up_bias = 0.0f, moments[2];
     float2 norm = make_float2(0.0f, 1.0f);
-    int columns = 0, n_tiles = (rows.count + p.deal.tile - 1) / p.deal.tile * p.n_ranges;
+    int n_ranges = k == HIDDEN_IN && c.is_gated ? 2 : 1;
+    int n_tiles = (rows.count + p.deal.tile - 1) / p.deal.tile * n_ranges;
     int first = 0, range = 0;
 #    pragma unroll 1
     for (int tile = 0; tile < n_tiles; tile++) {
         int here = least(rows.count - first, p.deal.tile);
-        take_tile<T>(ring, me, p, w);
+        take_tile<T>(ring, me, c, k, w);
         if (tile == 0) {
+            DECODE_PROBE(block, k, 1);
             const T *biases = of_block<T>(p.bias, block, p.stride) + rows.first;
             bool has_bias = p.bias && me.thread < rows.count;
             bias = has_bias ? as_float(biases[me.thread]) : 0.0f;
-            up_bias = has_bias && p.n_ranges > 1 ? as_float(biases[c.hidden + me.thread]) : 0.0f;
-            if (p.has_norm) prepare_norm<T>(me, c, p, block, weight);
-            columns = receive_factors<T>(c, me, k, has_x, weight, x);
+            up_bias = has_bias && n_ranges > 1 ? as_float(biases[c.hidden + me.thread]) : 0.0f;
+            if (is_wide(k)) prepare_norm<T>(me, c, p, block, weight);
+            receive_factors<T>(c, me, k, has_x, weight, x, moments);
+            DECODE_PROBE(block, k, 2);
         }
-        multiply_tile<T>(me, c, p, w, columns, here, k == HEAD ? 0 : range * rows.count + first);
+        multiply_tile<T>(me, c, k, w, here, k == HEAD ? 0 : range * rows.count + first,
+                         is_wide(k) && tile == 0 ? moments : NULL);
+        DECODE_PROBE(block, k, 3);
         if (k == HEAD || tile == n_tiles - 1) {
             computing_barrier(c);
-            if (p.has_norm && (k != HEAD || tile == 0)) norm = end_norm<WARPS>(me, c);
+            DECODE_PROBE(block, k, 4);
+            if (is_wide(k) && (k != HEAD || tile == 0)) norm = end_norm(me, c);
             Share done = {rows.first + (k == HEAD ? first : 0), k == HEAD ? here : rows.count};
-            finish_rows<T, WARPS>(c, me, k, done, columns, norm, bias, up_bias);
+            finish_rows<T>(c, me, k, done, norm, bias, up_bias);
+            DECODE_PROBE(block, k, 5);
             me.turn ^= 1;
         }
         first += here;
@@ -261,7 +272,7 @@ DEVICE void run_product(const DecodeCall &c, Ring &ring, Me &me, int k, int bloc
     }
 }
 
-template <typename T, int WARPS> DEVICE void compute(const DecodeCall &c, Me &me, Ring &weights, Ring &keys) {
+template <typename T, typename Call> DEVICE void compute(const Call &c, Me &me, Ring &weights, Ring &keys) {
     int position = *(const volatile int32_t *)c.start, token = *(const volatile int32_t *)c.tokens;
     unsigned first_tag = *(volatile unsigned *)c.tag + 1;
     float x[MOST_SLICES][2];
@@ -274,9 +285,9 @@ template <typename T, int WARPS> DEVICE void compute(const DecodeCall &c, Me &me
         if (l == c.n_blocks) l--, k = HEAD;
         me.tag = first_tag + (unsigned)l;
         me.set = l % 2 * c.at.words;
-        if (k == ATTENTION_OUT) attend<T, WARPS>(c, keys, me, l);
+        if (k == ATTENTION_OUT) attend<T>(c, keys, me, l);
         if (k == HEAD) let_successor_start();
-        run_product<T, WARPS>(c, weights, me, k, l, step == 0, x);
+        run_product<T>(c, weights, me, k, l, step == 0, x);
     }
     if (blockIdx.x == 0 && me.thread == 0)
         *c.tag = me.tag; /* all others have read it: they have sent since */
@@ -284,9 +295,9 @@ template <typename T, int WARPS> DEVICE void compute(const DecodeCall &c, Me &me
 
 #endif
 
-template <typename T, int WARPS>
-static __global__ void __launch_bounds__((WARPS + 2) * WARP, 1)
-    decode_kernel(const __grid_constant__ DecodeCall c) {
+template <typename T, typename Call>
+static __global__ void __launch_bounds__((Call::MOST_WARPS + 2) * WARP, 1)
+    decode_kernel(const __grid_constant__ Call c) {
 #if __CUDA_ARCH__ >= 900
     Ring weights = {c.shared.full, c.shared.empty, 0, SLOT_BYTES, c.n_slots, 0, 0};
     Ring keys = {
@@ -307,7 +318,7 @@ static __global__ void __launch_bounds__((WARPS + 2) * WARP, 1)
         if (me.lane == 0) order_keys<T>(c, me, keys);
         return;
     }
-    compute<T, WARPS>(c, me, weights, keys);
+    compute<T>(c, me, weights, keys);
 #endif
 }
 
@@ -348,8 +359,10 @@ static void fill_addresses(const KernelCall *call, DecodeCall *c) {
     c->fault = context->device_fault;
 }
 
-template <typename T, int WARPS>
+template <typename T, typename Call>
 static cudaError_t start(const DecodeCall *c, int n_grid, cudaStream_t stream) {
+    Call call;
+    (DecodeCall &)call = *c;
     cudaLaunchAttribute early;
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;
@@ -360,14 +373,15 @@ static cudaError_t start(const DecodeCall *c, int n_grid, cudaStream_t stream) {
     config.stream = stream;
     config.attrs = &early;
     config.numAttrs = 1;
-    cudaError_t code = cudaFuncSetAttribute(decode_kernel<T, WARPS>,
+    cudaError_t code = cudaFuncSetAttribute(decode_kernel<T, Call>,
                                             cudaFuncAttributeMaxDynamicSharedMemorySize, c->shared.end);
-    return code == cudaSuccess ? cudaLaunchKernelEx(&config, decode_kernel<T, WARPS>, *c) : code;
+    return code == cudaSuccess ? cudaLaunchKernelEx(&config, decode_kernel<T, Call>, call) : code;
 }
 
 template <typename T> static cudaError_t start_size(const DecodeCall *c, int n_grid, cudaStream_t stream) {
-    return c->n_warps <= FEW_WARPS ? start<T, FEW_WARPS>(c, n_grid, stream)
-                                   : start<T, MANY_WARPS>(c, n_grid, stream);
+    if (is_gpt2(c)) return start<T, Gpt2Call>(c, n_grid, stream);
+    return c->n_warps <= FEW_WARPS ? start<T, FewWarpsCall>(c, n_grid, stream)
+                                   : start<T, ManyWarpsCall>(c, n_grid, stream);
 }
 
 extern "C" Status cuda_decode_step(const KernelCall *call, Error *error) {

@@ -1,17 +1,20 @@
-/* What the threads of decode_step do with a tile of weights and with x; decode_attend.cuh has what is special to attention.
+/* What the threads of decode_step do with a tile of weights and with x; decode_attend.cuh has what is special to
+ * attention.
  *
- * Each warp has its own terms of every sum, in slices of 64: two channels a thread where it is x. It takes the weights that
- * they meet from a tile and leaves its sums in shared memory, where they are added up over the warps in a fixed order by as
- * many threads as there are rows.
+ * Each warp has its own terms of every sum, in slices of 64: two channels a thread where it is x. It takes the weights
+ * that they meet from a tile and leaves its sums in shared memory, where they are added up over the warps in a fixed
+ * order by as many threads as there are rows.
  *
- * The sums of a warp are the tensor cores': 16 rows by 16 terms at once. In which order terms are taken does not matter as
- * long as weights and factors have the same: thread t of four has terms 8t .. 8t+7 of every 32. There are 8 columns for
- * factors, which are used in turns of four:
+ * The sums of a warp are the tensor cores': 16 rows by 16 terms by 8 columns of factors at once. There is only one x,
+ * but that room can be used. The 16 rows are 8 of the tile, twice: once with terms 0, 1, 4 and 5 of every 8, once with
+ * the others, which are then multiplied with factors in columns of their own, and the rest of what comes out is not
+ * looked at. A thread's 8 weights, 16 bytes, are thus exactly what the hardware wants from it. And there are four
+ * columns for each half:
  *
- *     0   x, rounded to 16 bits          where x goes through a norm first, W·norm(x) is a sum of products with W:
- *     1   what rounding took off               W·((x - mean) · rstd · g + b) = rstd · (W·(g·x) - mean · W·g) + W·b
- *     2   g, the norm's weights          so columns 0 and 1 have g·x, and mean and rstd may come later: nobody waits
- *     3   b, its biases                  for them before the product.
+ *     0, 4   x, rounded to 16 bits       where x goes through a norm first,
+ * W·norm(x) is a sum of products with W: 1, 5   what rounding took off W·((x - mean) · rstd · g + b) = rstd · (W·(g·x)
+ * - mean · W·g) + W·b 2, 6   g, the norm's weights       so the first two have g·x, and mean and rstd may come later:
+ * nobody waits 3, 7   b, its biases               for them before the product.
  *
  * Instructions are what costs here: few warps, each waiting for itself. So loops stay loops, the same code serves all
  * products, and what is known early is done before x comes. */
@@ -21,6 +24,11 @@
 #include "backend/cuda/decode_ring.cuh"
 #include "backend/cuda/decode_step.h"
 #include "backend/cuda/multiply16.cuh"
+
+/* Where bench/cuda_decode.cu reads the clock. */
+#ifndef DECODE_PROBE
+#    define DECODE_PROBE(block, product, place)
+#endif
 
 #if __CUDA_ARCH__ >= 900
 
@@ -38,8 +46,8 @@ typedef struct {
     float kept;             /* the element of x that this thread keeps, if any */
 } Me;
 
-/* Said again at the beginning of every phase, so that the compiler does not keep in registers whatever follows from these
- * and is the same for every block. */
+/* Said again at the beginning of every phase, so that the compiler does not keep in registers whatever follows from
+ * these and is the same for every block. */
 DEVICE void find_place(Me &me) {
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(me.thread));
     asm volatile("" : "+r"(me.position), "+r"(me.n_parts), "+r"(me.part_keys));
@@ -53,7 +61,7 @@ DEVICE int block_number(void) {
 }
 
 /* A barrier for the warps that compute. */
-DEVICE void computing_barrier(const DecodeCall &c) {
+template <typename Call> DEVICE void computing_barrier(const Call &c) {
     asm volatile("barrier.sync 1, %0;" ::"r"(c.n_warps * WARP) : "memory");
 }
 
@@ -78,89 +86,141 @@ template <typename T> DEVICE float element_of(const T *vector, int i, bool exist
     return vector && exists ? as_float(vector[i]) : 0.0f;
 }
 
+/* 2^x, by the hardware alone. */
+DEVICE float power2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 /* ---- tiles of weights ---- */
 
-enum { HELD = 16 }; /* vectors of a thread: 3 times 8 rows by 4 times 32 terms, or 8 rows by 16 times 32 */
+enum {
+    HELD = 16
+}; /* vectors of a thread: 3 times 8 rows by 4 times 32 terms, or 8 rows by 16
+      times 32 */
 
-/* How many times 32 terms this warp has of a product's sums. */
-DEVICE int own_blocks(const Me &me, const DecodeProduct &p) {
-    int left = p.inner / SLICE - me.warp * p.slices;
-    return left < 0 ? 0 : 2 * least(left, p.slices);
+/* Terms of product k, and slices of them that a warp has. */
+template <typename Call> DEVICE int inner_of(const Call &c, int k) {
+    return k == HIDDEN_OUT ? c.hidden : c.channels;
+}
+template <typename Call> DEVICE int slices_of(const Call &c, int k) {
+    return k == HIDDEN_OUT ? c.hidden_slices : c.channel_slices;
+}
+
+/* How many times 32 terms this warp has. */
+template <typename Call> DEVICE int own_blocks(const Me &me, const Call &c, int k) {
+    int left = inner_of(c, k) / SLICE - me.warp * slices_of(c, k);
+    if (Call::IS_EXACT) return 2 * slices_of(c, k);
+    return left < 0 ? 0 : 2 * least(left, slices_of(c, k));
 }
 
 /* This thread's part of the next tile of the ring. Rows that do not exist are never looked at: any numbers will do. */
-template <typename T>
-DEVICE void take_tile(Ring &ring, const Me &me, const DecodeProduct &p, uint4 (&w)[HELD]) {
-    int n = own_blocks(me, p), step = p.is_wide ? 8 * p.inner : 4 * 32;
-    const T *tile = (const T *)ring_wait(ring) + me.lane / 4 * p.inner + me.warp * p.slices * SLICE +
-                    me.lane % 4 * VECTOR;
+template <typename T, typename Call>
+DEVICE void take_tile(Ring &ring, const Me &me, const Call &c, int k, uint4 (&w)[HELD]) {
+    int n = own_blocks(me, c, k);
+    const T *tile = (const T *)ring_wait(ring) + me.lane / 4 * inner_of(c, k) +
+                    me.warp * slices_of(c, k) * SLICE + me.lane % 4 * VECTOR;
+    if (is_wide(k)) {
 #    pragma unroll
-    for (int q = 0; q < HELD / 4; q++) {
-        int here = !p.is_wide ? n - 4 * q : q < WIDE_ROWS / 8 ? n : 0;
+        for (int i = 0; i < WIDE_ROWS / 8 * 4; i++)
+            if (Call::IS_EXACT || i % 4 < n)
+                w[i] = *(const uint4 *)(tile + i / 4 * 8 * c.channels + i % 4 * 32);
+    } else {
 #    pragma unroll
-        for (int b = 0; b < 4; b++)
-            if (b < here) w[4 * q + b] = *(const uint4 *)(tile + q * step + 32 * b);
+        for (int q = 0; q < HELD; q += 4) {
+            if (q >= n) continue;
+#    pragma unroll
+            for (int b = q; b < q + 4; b++)
+                if (Call::IS_EXACT || b < n) w[b] = *(const uint4 *)(tile + b * 32);
+        }
     }
     ring_release(ring);
 }
 
-/* Columns of factors of this warp. */
-DEVICE unsigned *factors_of(const Me &me, const DecodeCall &c) {
+/* Factors of this warp: four kinds, factor_step words apart, pairs of 16-bit numbers. Of every 16 pairs the even ones
+ * come first, so that a thread finds what it wants side by side. */
+template <typename Call> DEVICE unsigned *factors_of(const Me &me, const Call &c) {
     return (unsigned *)(decode_shared + c.shared.factors) + me.warp * c.factor_words;
 }
+/* Where pair i of this warp's is. */
+DEVICE int pair_place(int i) {
+    return i / 16 * 16 + i % 2 * 8 + i % 16 / 2;
+}
 
-DEVICE float4 *sums_of(const Me &me, const DecodeCall &c) {
+/* Of a row: x = W·x, y = W·what rounding took off it, z = W·g, w = W·b. */
+template <typename Call> DEVICE float4 *sums_of(const Me &me, const Call &c) {
     return (float4 *)(decode_shared + c.shared.sums) + me.turn * c.n_warps * c.most_rows;
 }
 
-DEVICE void add4(float (&a)[4], const float (&b)[4]) {
-#    pragma unroll
-    for (int i = 0; i < 4; i++) a[i] += b[i];
+/* 32 terms: 8 rows of weights by factors. */
+template <typename T> DEVICE void multiply32(float (&sum)[4], uint4 w, uint2 x) {
+    multiply16(sum, w.x, w.y, w.z, w.w, x.x, x.y, T());
 }
 
-/* A tile by this warp's factors, of which there are 1, 2 or 4 columns: its sums of the rows. */
-template <typename T>
-DEVICE void multiply_tile(const Me &me, const DecodeCall &c, const DecodeProduct &p, const uint4 (&w)[HELD],
-                          int columns, int rows, int first_row) {
-    float sum[4][4] = {{0}};
-    int row = me.lane / 4, t = me.lane % 4, n = own_blocks(me, p);
-    const unsigned *factors = factors_of(me, c) + (row & (columns - 1)) * c.factor_step + 4 * t;
-    if (p.is_wide) {
+/* The two halves of the sums of 8 rows come together, two kinds a thread. */
+DEVICE void put_sums(const Me &me, float4 *sums, int rows, const float (&a)[4], const float (&b)[4]) {
+    bool is_first = me.lane % 4 < 2;
+    float even = is_first ? a[0] + b[0] : a[2] + b[2], odd = is_first ? a[1] + b[1] : a[3] + b[3];
+    even += __shfl_xor_sync(0xFFFFFFFFu, even, 2);
+    odd += __shfl_xor_sync(0xFFFFFFFFu, odd, 2);
+    if (is_first && me.lane / 4 < rows) ((float2 *)&sums[me.lane / 4])[me.lane % 4] = make_float2(even, odd);
+}
+
+/* The moments of this warp's channels, for end_norm. */
+template <typename Call> DEVICE void put_moments(const Me &me, const Call &c, float sum, float squares) {
+#    pragma unroll
+    for (int step = 1; step < WARP; step *= 2) {
+        sum += __shfl_xor_sync(0xFFFFFFFFu, sum, step);
+        squares += __shfl_xor_sync(0xFFFFFFFFu, squares, step);
+    }
+    float2 *moments = (float2 *)(decode_shared + c.shared.moments) + me.turn * c.n_warps;
+    if (me.lane == 0) moments[me.warp] = make_float2(sum, squares);
+}
+
+/* A tile by this warp's factors: its sums of the rows. With moments, those too: while the tensor cores work. */
+template <typename T, typename Call>
+DEVICE void multiply_tile(const Me &me, const Call &c, int k, const uint4 (&w)[HELD], int rows, int first_row,
+                          const float *moments) {
+    int n = own_blocks(me, c, k), column = me.lane / 4;
+    const unsigned *factors =
+        factors_of(me, c) + column % 4 * c.factor_step + column / 4 * 8 + me.lane % 4 * 2;
+    float4 *sums = sums_of(me, c) + me.warp * c.most_rows + first_row;
+    float sum[WIDE_ROWS / 8][2][4] = {{{0}}};
+    if (is_wide(k)) {
 #    pragma unroll
         for (int b = 0; b < 4; b++) {
-            if (b >= n) continue;
-            uint4 x = *(const uint4 *)(factors + 16 * b), low = w[b], high = w[4 + b], last = w[8 + b];
-            float(&first)[4] = sum[b % 2], (&second)[4] = sum[2 + b % 2];
-            multiply16(first, low.x, high.x, low.y, high.y, x.x, x.y, T());
-            multiply16(second, last.x, 0u, last.y, 0u, x.x, x.y, T());
-            multiply16(first, low.z, high.z, low.w, high.w, x.z, x.w, T());
-            multiply16(second, last.z, 0u, last.w, 0u, x.z, x.w, T());
+            if (!Call::IS_EXACT && b >= n) continue;
+            uint2 x = *(const uint2 *)(factors + 16 * b);
+#    pragma unroll
+            for (int e = 0; e < WIDE_ROWS / 8; e++) multiply32<T>(sum[e][b % 2], w[4 * e + b], x);
         }
     } else {
 #    pragma unroll
-        for (int b = 0; b < HELD; b++) {
-            if (b >= n) continue;
-            uint4 x = *(const uint4 *)(factors + 16 * b);
-            multiply16(sum[b % 4], w[b].x, 0u, w[b].y, 0u, x.x, x.y, T());
-            multiply16(sum[b % 4], w[b].z, 0u, w[b].w, 0u, x.z, x.w, T());
+        for (int q = 0; q < HELD; q += 4) {
+            if (q >= n) continue;
+#    pragma unroll
+            for (int b = q; b < q + 4; b++) {
+                if (Call::IS_EXACT || b < n)
+                    multiply32<T>(sum[b / 2 % 2][b % 2], w[b], *(const uint2 *)(factors + 16 * b));
+            }
         }
+#    pragma unroll
+        for (int i = 0; i < 8; i++) sum[0][i / 4][i % 4] += sum[1][i / 4][i % 4];
     }
-    add4(sum[0], sum[1]);
-    add4(sum[2], sum[3]);
-    if (!p.is_wide) add4(sum[0], sum[2]);
-    if (t >= 2) return;
-    float2 *sums = (float2 *)(sums_of(me, c) + me.warp * c.most_rows + first_row + row) + t;
-    if (row < rows) sums[0] = make_float2(sum[0][0], sum[0][1]);
-    if (row + 8 < rows) sums[2 * 8] = make_float2(sum[0][2], sum[0][3]);
-    if (row + 16 < rows) sums[2 * 16] = make_float2(sum[2][0], sum[2][1]);
+    if (moments) put_moments(me, c, moments[0], moments[1]);
+    put_sums(me, sums, rows, sum[0][0], sum[0][1]);
+    if (!is_wide(k)) return;
+    put_sums(me, sums + 8, rows - 8, sum[1][0], sum[1][1]);
+    put_sums(me, sums + 16, rows - 16, sum[2][0], sum[2][1]);
 }
 
-/* The sum of a row over the warps, in a fixed order; by column. */
-template <int WARPS> DEVICE float4 row_sum(const Me &me, const DecodeCall &c, int row) {
+/* The sums of a row over the warps, in a fixed order. */
+template <typename Call> DEVICE float4 row_sum(const Me &me, const Call &c, int row) {
     const float4 *sums = sums_of(me, c) + row;
     float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #    pragma unroll
-    for (int w = 0; w < WARPS; w++) {
+    for (int w = 0; w < Call::MOST_WARPS; w++) {
         if (w >= c.n_warps) continue;
         float4 other = sums[w * c.most_rows];
         sum.x += other.x, sum.y += other.y, sum.z += other.z, sum.w += other.w;
@@ -171,20 +231,19 @@ template <int WARPS> DEVICE float4 row_sum(const Me &me, const DecodeCall &c, in
 /* ---- x: two channels a thread of every slice of its warp ---- */
 
 /* Slices of x that this warp has. */
-DEVICE int own_slices(const Me &me, const DecodeCall &c) {
-    int left = c.channels / SLICE - me.warp * c.product[HEAD].slices;
-    return left < 0 ? 0 : least(left, c.product[HEAD].slices);
+template <typename Call> DEVICE int own_slices(const Me &me, const Call &c) {
+    return own_blocks(me, c, HEAD) / 2;
 }
 
 /* This thread's first channel of slice s. */
-DEVICE int channel_of(const Me &me, const DecodeCall &c, int s) {
-    return (me.warp * c.product[HEAD].slices + s) * SLICE + 2 * me.lane;
+template <typename Call> DEVICE int channel_of(const Me &me, const Call &c, int s) {
+    return (me.warp * c.channel_slices + s) * SLICE + 2 * me.lane;
 }
 
-/* x becomes the first two columns of factors. */
-template <typename T>
-DEVICE void set_factors(const Me &me, const DecodeCall &c, const float (&x)[MOST_SLICES][2]) {
-    unsigned *factors = factors_of(me, c) + me.lane;
+/* x becomes the factors of a product. */
+template <typename T, typename Call>
+DEVICE void set_factors(const Me &me, const Call &c, const float (&x)[MOST_SLICES][2]) {
+    unsigned *factors = factors_of(me, c) + pair_place(me.lane);
 #    pragma unroll
     for (int s = 0; s < MOST_SLICES; s++) {
         unsigned high = pair_of_floats(x[s][0], x[s][1], T());
@@ -197,19 +256,20 @@ DEVICE void set_factors(const Me &me, const DecodeCall &c, const float (&x)[MOST
 }
 
 /* This thread's channels of a vector of parameters. */
-template <typename T>
-DEVICE void load_channels(const Me &me, const DecodeCall &c, const T *p, unsigned (&raw)[MOST_SLICES]) {
+template <typename T, typename Call>
+DEVICE void load_channels(const Me &me, const Call &c, const T *p, unsigned (&raw)[MOST_SLICES]) {
     int n_slices = own_slices(me, c);
 #    pragma unroll
     for (int s = 0; s < MOST_SLICES; s++)
         raw[s] = p && s < n_slices ? __ldg((const unsigned *)(p + channel_of(me, c, s))) : 0u;
 }
 
-/* The norm's weights, which go with x, and its columns of factors: before x comes. */
-template <typename T>
-DEVICE void prepare_norm(const Me &me, const DecodeCall &c, const DecodeProduct &p, int block,
+/* The norm's weights, which go with x, and the factors that they are themselves: before x comes. */
+template <typename T, typename Call>
+DEVICE void prepare_norm(const Me &me, const Call &c, const DecodeProduct &p, int block,
                          unsigned (&weight)[MOST_SLICES]) {
-    unsigned bias[MOST_SLICES], *factors = factors_of(me, c) + 2 * c.factor_step + me.lane;
+    unsigned bias[MOST_SLICES];
+    unsigned *factors = factors_of(me, c) + 2 * c.factor_step + pair_place(me.lane);
     load_channels<T>(me, c, of_block<T>(p.norm_weight, block, p.stride), weight);
     load_channels<T>(me, c, of_block<T>(p.norm_bias, block, p.stride), bias);
 #    pragma unroll
@@ -219,10 +279,10 @@ DEVICE void prepare_norm(const Me &me, const DecodeCall &c, const DecodeProduct 
     }
 }
 
-/* x times the norm's weights becomes factors, and its moments are left for normalise. */
-template <typename T>
-DEVICE void begin_norm(const Me &me, const DecodeCall &c, const unsigned (&weight)[MOST_SLICES],
-                       const float (&x)[MOST_SLICES][2]) {
+/* x times the norm's weights becomes factors. moments: the sums of x and of its squares over this thread's channels. */
+template <typename T, typename Call>
+DEVICE void begin_norm(const Me &me, const Call &c, const unsigned (&weight)[MOST_SLICES],
+                       const float (&x)[MOST_SLICES][2], float (&moments)[2]) {
     float scaled[MOST_SLICES][2], sum = 0.0f, squares = 0.0f;
     int n_slices = own_slices(me, c);
 #    pragma unroll
@@ -234,21 +294,15 @@ DEVICE void begin_norm(const Me &me, const DecodeCall &c, const unsigned (&weigh
         squares = fmaf(a, a, fmaf(b, b, squares));
     }
     set_factors<T>(me, c, scaled);
-#    pragma unroll
-    for (int step = 1; step < WARP; step *= 2) {
-        sum += __shfl_xor_sync(0xFFFFFFFFu, sum, step);
-        squares += __shfl_xor_sync(0xFFFFFFFFu, squares, step);
-    }
-    float2 *moments = (float2 *)(decode_shared + c.shared.moments) + me.turn * c.n_warps;
-    if (me.lane == 0) moments[me.warp] = make_float2(sum, squares);
+    moments[0] = sum, moments[1] = squares;
 }
 
 /* Mean (from the origin) and 1 / deviation of x, behind the barrier; the origin moves to the mean. */
-template <int WARPS> DEVICE float2 end_norm(Me &me, const DecodeCall &c) {
+template <typename Call> DEVICE float2 end_norm(Me &me, const Call &c) {
     const float2 *moments = (const float2 *)(decode_shared + c.shared.moments) + me.turn * c.n_warps;
     float sum = 0.0f, squares = 0.0f, part = __fdividef(1.0f, (float)c.channels);
 #    pragma unroll
-    for (int w = 0; w < WARPS; w++) {
+    for (int w = 0; w < Call::MOST_WARPS; w++) {
         if (w >= c.n_warps) continue;
         float2 other = moments[w];
         sum += other.x, squares += other.y;
@@ -261,7 +315,8 @@ template <int WARPS> DEVICE float2 end_norm(Me &me, const DecodeCall &c) {
 
 /* ---- mail ---- */
 
-DEVICE void receive_x(const Me &me, const DecodeCall &c, int at, unsigned tag, float (&x)[MOST_SLICES][2]) {
+template <typename Call>
+DEVICE void receive_x(const Me &me, const Call &c, int at, unsigned tag, float (&x)[MOST_SLICES][2]) {
     const Word *from = mail_box(c.mail) + at + channel_of(me, c, 0);
     int n_slices = own_slices(me, c), looks = 0;
     unsigned payload[MOST_SLICES][2] = {{0}};
@@ -281,12 +336,12 @@ DEVICE void receive_x(const Me &me, const DecodeCall &c, int at, unsigned tag, f
 }
 
 /* The hidden layer comes as it is multiplied. */
-DEVICE void receive_hidden(const Me &me, const DecodeCall &c) {
+template <typename Call> DEVICE void receive_hidden(const Me &me, const Call &c) {
     enum { N = MOST_HIDDEN / 2 };
-    int slices = c.product[HIDDEN_OUT].slices, first = me.warp * slices * (SLICE / 2) + 2 * me.lane;
+    int slices = c.hidden_slices, first = me.warp * slices * (SLICE / 2) + 2 * me.lane;
     int end = least(c.hidden / 2, me.warp * slices * (SLICE / 2) + slices * (SLICE / 2)), looks = 0;
     const Word *from = mail_box(c.mail) + me.set + c.at.hidden + first;
-    unsigned payload[N][2] = {{0}}, *factors = factors_of(me, c) + 2 * me.lane;
+    unsigned payload[N][2] = {{0}}, *factors = factors_of(me, c) + pair_place(2 * me.lane);
     bool complete;
     do {
         complete = true;
@@ -296,17 +351,8 @@ DEVICE void receive_hidden(const Me &me, const DecodeCall &c) {
         mail_patience(&looks);
     } while (!complete);
 #    pragma unroll
-    for (int i = 0; i < N; i++) *(uint2 *)(factors + SLICE * i) = make_uint2(payload[i][0], payload[i][1]);
+    for (int i = 0; i < N; i++) factors[SLICE * i] = payload[i][0], factors[SLICE * i + 8] = payload[i][1];
     __syncwarp();
-}
-
-/* Values of this thread block's rows, two a word; by whole warps. */
-template <typename T>
-DEVICE void send_pairs(const Me &me, const DecodeCall &c, int at, Share rows, float value) {
-    float next = __shfl_down_sync(0xFFFFFFFFu, value, 1);
-    if (me.thread < rows.count && me.thread % 2 == 0)
-        mail_send(c.mail, me.set + at + (rows.first + me.thread) / 2, pair_of_floats(value, next, T()),
-                  me.tag);
 }
 
 #endif

@@ -1,5 +1,5 @@
-/* What a decoding step is to its kernel: addresses, sizes, and how the work is cut up. decode_plan.cu fills it in from the
- * node; decode_step.cu computes. */
+/* What a decoding step is to its kernel: addresses, sizes, and how the work is cut up. decode_plan.cu fills it in from
+ * the node; decode_step.cu computes. */
 #ifndef PGPT_BACKEND_CUDA_DECODE_STEP_H
 #define PGPT_BACKEND_CUDA_DECODE_STEP_H
 
@@ -23,7 +23,8 @@ enum {
 /* How many warps compute, at most. Two more order copies: 8 in all leave 255 registers to a thread, 16 leave 128. */
 enum { FEW_WARPS = 6, MANY_WARPS = 14 };
 
-/* How the rows of a matrix are dealt out: thread block i has `each` units, one more if i < more. A tile has `tile` rows. */
+/* How the rows of a matrix are dealt out: thread block i has `each` units, one more if i < more. A tile has `tile`
+ * rows. */
 typedef struct {
     int each, more, unit, tile;
 } Deal;
@@ -39,16 +40,19 @@ typedef struct {
     Deal deal;
     int inner;  /* terms of a sum */
     int slices; /* of them that a warp has; the last ones may have fewer */
-    int n_ranges; /* of rows that are dealt out alike, one behind the other: 2 where the hidden layer is gated */
-    bool is_wide; /* WIDE_ROWS */
-    bool has_norm;
 } DecodeProduct;
+
+/* Which have WIDE_ROWS, over the channels of a norm of x; the others have few rows, which are added to x. */
+static inline __host__ __device__ bool is_wide(int k) {
+    return k != ATTENTION_OUT && k != HIDDEN_OUT;
+}
 
 /* Where each kind of word lies in a set of mail; a set is `words` long. */
 typedef struct {
     int qkv;     /* ((NH+2·NKV)·HS/2) pairs */
     int parts;   /* (MOST_PARTS, C/2) pairs: outputs of the parts of each head */
-    int weights; /* (MOST_PARTS, NH, 2): their greatest score and sum of exponentials */
+    int weights; /* (MOST_PARTS, NH, 2): their greatest score and sum of
+                  exponentials */
     int middle;  /* (C) values: x behind attention */
     int hidden;  /* (F/2) pairs */
     int end;     /* (C) values: x behind the block */
@@ -59,10 +63,12 @@ typedef struct {
 typedef struct {
     int key_slots;                        /* behind the slots of the weights */
     int heads;                            /* f32 (n_warps, HS): outputs of a head, by warp */
-    int factors;                          /* words (n_warps, factor_words): what a tile is multiplied with */
+    int factors;                          /* words (n_warps, factor_words): what a tile is multiplied with
+                */
     int sums;                             /* float4 (2, n_warps, most_rows): of products, in turns */
     int moments;                          /* float2 (2, n_warps): sums of x and of its squares, in turns */
-    int head_weights;                     /* float2 (n_warps): greatest score and sum of exponentials */
+    int head_weights;                     /* float2 (n_warps): greatest score and sum of exponentials
+                     */
     int full, empty, key_full, key_empty; /* barriers of the two rings */
     int angles;                           /* f32 (2, HS/2): cosines, sines */
     int end;
@@ -83,16 +89,45 @@ typedef struct {
     int n_blocks, channels, hidden, n_heads, n_kv_heads, head_size;
     int head_shift; /* head_size is 2^head_shift */
     int vocabulary, n_places, capacity;
-    int n_warps, n_slots;          /* n_warps: that compute */
-    int factor_words, factor_step; /* of a warp; from one column of factors to the next */
-    int most_rows;                 /* of a product in one thread block */
-    int tile_keys, key_slot_bytes; /* of a tile of the cache */
-    int fetched_rows;              /* of the head, with every block, to the second-level cache */
+    int n_warps, n_slots;              /* n_warps: that compute */
+    int channel_slices, hidden_slices; /* of a warp */
+    int factor_words, factor_step;     /* of a warp; from one kind to the next */
+    int most_rows;                     /* of a product in one thread block */
+    int tile_keys, key_slot_bytes;     /* of a tile of the cache */
+    int fetched_rows;                  /* of the head, with every block, to the second-level cache
+                     */
     bool has_mean, is_gated, is_rotary;
     Activation activation;
     float epsilon, scale;
     double frequency_step; /* frequency i is 2^(step·i) */
 } DecodeCall;
+
+/* The same, for a kernel of its own size. One that knows the sizes when it is compiled has a fraction of the
+ * instructions, and instructions are what it waits for: these have the names of DecodeCall's members, and hide them. */
+struct FewWarpsCall : DecodeCall {
+    enum { MOST_WARPS = FEW_WARPS, IS_EXACT = 0 };
+};
+struct ManyWarpsCall : DecodeCall {
+    enum { MOST_WARPS = MANY_WARPS, IS_EXACT = 0 };
+};
+struct Gpt2Call : DecodeCall { /* the smallest GPT-2: every warp has as many
+                                  slices as any other */
+    enum { MOST_WARPS = FEW_WARPS, IS_EXACT = 1 };
+    static constexpr int channels = 768, hidden = 3072, n_heads = 12, n_kv_heads = 12, head_size = 64,
+                         head_shift = 6;
+    static constexpr int n_warps = 6, channel_slices = 2, hidden_slices = 8, tile_keys = 72;
+    static constexpr int factor_words = 480, factor_step = 72;
+    static constexpr bool is_gated = false, is_rotary = false, has_mean = true;
+};
+
+static inline bool is_gpt2(const DecodeCall *c) {
+    typedef Gpt2Call G;
+    return c->channels == G::channels && c->hidden == G::hidden && c->n_heads == G::n_heads &&
+           c->n_kv_heads == G::n_kv_heads && c->head_size == G::head_size && c->n_warps == G::n_warps &&
+           c->channel_slices == G::channel_slices && c->hidden_slices == G::hidden_slices &&
+           c->tile_keys == G::tile_keys && c->factor_words == G::factor_words &&
+           c->factor_step == G::factor_step && !c->is_gated && !c->is_rotary && c->has_mean;
+}
 
 #ifdef __cplusplus
 extern "C" {

@@ -1,5 +1,5 @@
-/* The tensor cores' product of 16 rows by 16 terms by 8 columns of 16-bit numbers, added to sums in f32: see few_rows.cu for
- * what thread has what. */
+/* The tensor cores' product of 16 rows by 16 terms by 8 columns of 16-bit numbers, added to sums in f32: see
+ * few_rows.cu for what thread has what. */
 #ifndef PGPT_BACKEND_CUDA_MULTIPLY16_CUH
 #define PGPT_BACKEND_CUDA_MULTIPLY16_CUH
 
