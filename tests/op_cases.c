@@ -221,6 +221,19 @@ void build_linear(OpCase *test) {
     finish(test, op_linear(test->graph, x, weight, bias, residual, activation_of(test)));
 }
 
+void build_mlp(OpCase *test) {
+    const int64_t *size = test->spec->size;
+    Tensor *x = activation(test, SHAPE(size[0], size[1]), "x");
+    Tensor *up = parameter(test, SHAPE(size[2], size[1]), "up", 0.0f),
+           *down = parameter(test, SHAPE(size[1], size[2]), "down", 0.0f),
+           *bias = parameter(test, SHAPE(size[2]), "bias", 0.0f);
+    Tensor *hidden = op_linear(test->graph, x, up, bias, NULL, activation_of(test));
+    Tensor *y = op_linear(test->graph, hidden, down, NULL, NULL, ACTIVATION_NONE);
+    if (test->spec->flags & CASE_RESIDUAL) /* a second reader of what is hidden */
+        y = op_add(test->graph, y, op_linear(test->graph, hidden, down, NULL, NULL, ACTIVATION_NONE));
+    finish(test, y);
+}
+
 void build_gelu(OpCase *test) {
     Tensor *x = activation(test, SHAPE(test->spec->size[0], test->spec->size[1]), "x");
     finish(test, op_gelu(test->graph, x, activation_of(test)));

@@ -79,6 +79,7 @@ void build_layernorm(OpCase *test);        /* N C */
 void build_rmsnorm(OpCase *test);          /* N C */
 void build_residual_norm(OpCase *test);    /* B T C, dropout; CASE_RESIDUAL: y is normed + gelu(sum) */
 void build_linear(OpCase *test);           /* N Ci Co */
+void build_mlp(OpCase *test);              /* N C F; CASE_RESIDUAL: what is hidden has two readers */
 void build_gelu(OpCase *test);             /* N C */
 void build_swiglu(OpCase *test);           /* N F */
 void build_attention(OpCase *test);        /* B T NH NKV HS, dropout */

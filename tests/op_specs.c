@@ -69,6 +69,12 @@ const OpSpec kernel_specs[] = {
     {"linear large", build_linear, {260, 300, 310}, CASE_BIAS, 0},
     {"linear empty", build_linear, {0, 16, 24}, CASE_BIAS | CASE_RESIDUAL, 0},
 
+    {"mlp tanh 1", build_mlp, {1, 1, 1}, CASE_TANH, 0},
+    {"mlp tanh", build_mlp, {70, 24, 100}, CASE_TANH, 0},
+    {"mlp erf", build_mlp, {33, 40, 64}, CASE_ERF, 0},
+    {"mlp twice", build_mlp, {9, 8, 40}, CASE_TANH | CASE_RESIDUAL, 0},
+    {"mlp empty", build_mlp, {0, 16, 24}, CASE_TANH, 0},
+
     {"gelu tanh 1", build_gelu, {1, 1}, CASE_TANH, 0},
     {"gelu tanh", build_gelu, {3, 21}, CASE_TANH | CASE_LARGE, 0},
     {"gelu tanh large", build_gelu, {150, 333}, CASE_TANH, 0},

@@ -56,6 +56,7 @@ static const CostCase COSTS[] = {
      512},
     {{"linear", build_linear, {4, 5, 6}, CASE_ERF, 0}, &OP_LINEAR, 240 + 5 * 24, 392},
     {{"linear", build_linear, {5, 7, 6}, CASE_BIAS, 0}, &OP_LINEAR_INPUT_GRADIENT, 420, 428},
+    {{"mlp", build_mlp, {5, 7, 6}, CASE_TANH, 0}, &OP_LINEAR_INPUT_GRADIENT, 420 + 16 * 30, 548},
     {{"linear", build_linear, {5, 7, 6}, CASE_BIAS, 0}, &OP_LINEAR_WEIGHT_GRADIENT, 420 + 30, 644},
     {{"gelu", build_gelu, {3, 5}, CASE_TANH, 0}, &OP_GELU, 8 * 15, 120},
     {{"gelu", build_gelu, {3, 5}, CASE_ERF, 0}, &OP_GELU, 5 * 15, 120},

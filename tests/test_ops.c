@@ -29,6 +29,7 @@ static const OpSpec SPECS[] = {
     {"linear_residual", build_linear, {4, 3, 5}, CASE_BIAS | CASE_RESIDUAL, 0},
     {"linear_gelu_tanh", build_linear, {4, 5, 6}, CASE_BIAS | CASE_TANH, 0},
     {"linear_gelu_erf", build_linear, {4, 5, 6}, CASE_BIAS | CASE_RESIDUAL | CASE_ERF, 0},
+    {"mlp_gelu_tanh", build_mlp, {4, 5, 6}, CASE_TANH, 0},
     {"gelu_tanh", build_gelu, {9, 5}, CASE_TANH | CASE_LARGE, 0},
     {"gelu_erf", build_gelu, {9, 5}, CASE_ERF | CASE_LARGE, 0},
     {"gelu_tanh_small", build_gelu, {3, 5}, CASE_TANH, 0},
@@ -156,7 +157,7 @@ static void test_finite_differences(void **unused) {
         test_memory_close(&memory);
         case_close(&test);
     }
-    assert_int_equal(n_tensors, 65);
+    assert_int_equal(n_tensors, 69);
 }
 
 /* ---- sums over micro-batches: what is added to must stay ---- */

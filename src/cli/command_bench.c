@@ -47,7 +47,7 @@ static const OptionSpec bench_option_specs[] = {
                   "where to compute; auto: on a GPU if there is one"),
     OPTION_CHOICE("dtype", BenchOptions, precision, PRECISION_F32, precision_names, "numbers to compute in"),
     OPTION_BOOL("any-order", BenchOptions, any_order, false, DEVICE_ANY_ORDER_HELP),
-    OPTION_INT("streams", BenchOptions, n_streams, 1, 1, 2, DEVICE_STREAMS_HELP),
+    OPTION_INT("streams", BenchOptions, n_streams, DEVICE_STREAMS, 1, 2, DEVICE_STREAMS_HELP),
     OPTION_INT("threads", BenchOptions, n_threads, 0, 0, 4096, "CPU threads; 0: all cores"),
     OPTION_BOOL("json", BenchOptions, json, false, "make the last line of the output one JSON object",
                 .flags = OPTION_TRANSIENT),

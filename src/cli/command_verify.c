@@ -113,7 +113,8 @@ static Status read_options(Verify *run, int n_words, char *const *words, Error *
     DeviceOptions device = {.kind = call->device,
                             .index = run->launch->host_rank,
                             .n_threads = launch_threads(run->launch, (int)call->n_threads),
-                            .precision = (PrecisionKind)call->precision};
+                            .precision = (PrecisionKind)call->precision,
+                            .n_streams = DEVICE_STREAMS};
     TRY(device_backend_open(&run->backend, &device, error));
     run->has_backend = true;
     run->verify = (VerifyOptions){.config = &run->values.model,

@@ -28,7 +28,7 @@ struct Autograd {
     Graph *graph;
     const AutogradOptions *options;
     Slot *slot; /* per tensor id of the forward half */
-    int n_slots;
+    int n_slots, n_forward;
     int visited; /* position of the node whose rule runs now */
 };
 
@@ -133,6 +133,20 @@ Tensor *autograd_gradient(Autograd *autograd, Tensor *tensor) {
     return slot->is_written || slot->written_parts ? slot->gradient : NULL;
 }
 
+bool autograd_is_only_reader(const Autograd *autograd, const Node *node, Tensor *tensor) {
+    int n_reads = 0;
+    for (int i = 0; i < autograd->n_forward; i++) {
+        const Node *reader = autograd->graph->node[i];
+        for (int k = 0; k < reader->n_inputs; k++) {
+            Tensor *input = reader->input[k];
+            if (!input || tensor_root(input) != tensor_root(tensor)) continue;
+            if (reader != node || input != tensor) return false;
+            n_reads++;
+        }
+    }
+    return n_reads == 1;
+}
+
 Node *autograd_record(Autograd *autograd, const Op *op, const void *attributes, size_t attributes_bytes,
                       int n_inputs, Tensor *const *inputs, int n_targets, Tensor *const *targets) {
     Tensor *output[NODE_MAX_OUTPUTS] = {NULL};
@@ -171,7 +185,8 @@ static void keep_gradients(Autograd *autograd) {
 Status autograd_run(Graph *graph, const AutogradOptions *options, Error *error) {
     TRY(graph_status(graph, error));
     int n_forward = graph->n_nodes;
-    Autograd autograd = {.graph = graph, .options = options, .n_slots = graph->n_tensors};
+    Autograd autograd = {
+        .graph = graph, .options = options, .n_slots = graph->n_tensors, .n_forward = n_forward};
     autograd.slot = ARENA_ARRAY(&graph->arena, Slot, autograd.n_slots);
     for (int i = 0; i < autograd.n_slots; i++) autograd.slot[i].position = -1;
     for (int i = 0; i < n_forward; i++) {

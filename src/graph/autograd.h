@@ -33,6 +33,9 @@ Status autograd_run(Graph *graph, const AutogradOptions *options, Error *error);
 /* dL/dtensor, complete when the rule of its producer runs; NULL if nothing flows into it. */
 Tensor *autograd_gradient(Autograd *autograd, Tensor *tensor);
 
+/* Of all forward nodes, does only this one read the tensor, and no node any part of it through a view? */
+bool autograd_is_only_reader(const Autograd *autograd, const Node *node, Tensor *tensor);
+
 /* Record a node whose outputs are the gradients of `targets`; a NULL target, or one that needs no gradient, becomes
  * a NULL output that the kernel skips. Returns the node, NULL when no target was left. */
 Node *autograd_record(Autograd *autograd, const Op *op, const void *attributes, size_t attributes_bytes,

@@ -28,6 +28,7 @@ bool device_takes_gpu(int kind);
     "let a GPU add in an order that varies from run to run, where that is faster; the result is then no longer the same " \
     "bit by bit"
 
+enum { DEVICE_STREAMS = 2 }; /* where nothing else is said */
 #define DEVICE_STREAMS_HELP                                                                                  \
     "streams of a GPU: 1, or 2, which run gradients of weights beside what follows them, with the same result"
 

@@ -18,8 +18,9 @@ typedef struct {
 
 static Shape laid_out(ParameterRole role, Shape shape) {
     bool has_tokens = role == ROLE_TOKEN_TABLE || role == ROLE_HEAD_WEIGHT;
-    if (has_tokens && shape.dim[0] >= PADDED_VOCABULARY && shape.dim[0] <= INT64_MAX - VOCABULARY_MULTIPLE)
-        shape.dim[0] = (shape.dim[0] + VOCABULARY_MULTIPLE - 1) / VOCABULARY_MULTIPLE * VOCABULARY_MULTIPLE;
+    int64_t multiple = shape.dim[0] < LARGE_VOCABULARY ? VOCABULARY_MULTIPLE : LARGE_VOCABULARY_MULTIPLE;
+    if (has_tokens && shape.dim[0] <= INT64_MAX - multiple)
+        shape.dim[0] = (shape.dim[0] + multiple - 1) / multiple * multiple;
     return shape;
 }
 

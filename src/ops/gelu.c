@@ -84,9 +84,13 @@ const Op OP_GELU = {
 
 /* An element by tanh: 4 for the cubic, tanh, 2 for the half with it, 8 for the half with its slope, 1 for dy;
  * by erf: 4 for Φ, 4 for the density, 2 to combine, 1 for dy. */
+double gelu_slope_flops(Activation activation) {
+    return activation == ACTIVATION_NONE ? 0.0 : activation == ACTIVATION_GELU_TANH ? 16.0 : 11.0;
+}
+
 static double backward_flops(const Node *node) {
     const LinearAttributes *a = node->attributes;
-    return (a->activation == ACTIVATION_GELU_TANH ? 16.0 : 11.0) * (double)tensor_count(node->input[0]);
+    return gelu_slope_flops(a->activation) * (double)tensor_count(node->input[0]);
 }
 
 /* x rather than dy: dy is often shared with a residual stream that still needs it. */

@@ -3,7 +3,11 @@
  * Bias, activation and residual are part of the operation because every backend can apply them to a tile of the
  * product that is still in registers or cache, which saves up to three passes over memory. The backward half is
  * several nodes, not one: the gradient of the weight and that of the input do not depend on each other, and passes
- * want to put communication between them. */
+ * want to put communication between them.
+ *
+ * Where the input is what another linear layer's activation made, and nobody else reads it, as inside an MLP, the gradient
+ * of the input is multiplied by the activation's slope at once: it is then the gradient of the value before the
+ * activation, and the one in between never exists. */
 #include "ops/ops.h"
 #include "ops/reference.h"
 
@@ -36,21 +40,39 @@ Tensor *op_linear(Graph *graph, Tensor *x, Tensor *weight, Tensor *bias, Tensor 
     return y;
 }
 
-static void linear_gradient(Autograd *autograd, const Node *node) {
+/* The layer whose activation made x for this node alone; NULL: x is not of that kind. */
+static const Node *activated_for(const Autograd *autograd, const Node *node, Tensor *x) {
+    const Node *maker = x->producer;
+    if (!maker || maker->op != &OP_LINEAR || maker->output[0] != x || maker->input[3]) return NULL;
+    const LinearAttributes *a = maker->attributes;
+    return a->activation != ACTIVATION_NONE && autograd_is_only_reader(autograd, node, x) ? maker : NULL;
+}
+
+/* dL/d(x·Wᵀ + b), NULL if nothing flows into it. What reads y may have left it there already. */
+static Tensor *gradient_before(Autograd *autograd, const Node *node) {
     const LinearAttributes *a = node->attributes;
-    Tensor *x = node->input[0], *weight = node->input[1], *bias = node->input[2], *residual = node->input[3];
+    Tensor *before = node->output[1], *residual = node->input[3];
     Tensor *dy = autograd_gradient(autograd, node->output[0]);
-    if (!dy) return;
-    if (residual) autograd_share(autograd, residual, dy);
-    if (a->activation != ACTIVATION_NONE) {
-        Tensor *before = node->output[1];
+    if (dy && residual) autograd_share(autograd, residual, dy);
+    if (a->activation == ACTIVATION_NONE) return dy;
+    if (dy)
         autograd_record(autograd, &OP_GELU_BACKWARD, a, sizeof *a, 2, TENSORS(dy, before), 1,
                         TENSORS(before));
-        dy = autograd_gradient(autograd, before);
-    }
+    return autograd_gradient(autograd, before);
+}
+
+static void linear_gradient(Autograd *autograd, const Node *node) {
+    Tensor *x = node->input[0], *weight = node->input[1], *bias = node->input[2];
+    Tensor *dy = gradient_before(autograd, node);
+    if (!dy) return;
     autograd_record(autograd, &OP_LINEAR_WEIGHT_GRADIENT, NULL, 0, 2, TENSORS(dy, x), 2,
                     TENSORS(weight, bias));
-    autograd_record(autograd, &OP_LINEAR_INPUT_GRADIENT, NULL, 0, 2, TENSORS(dy, weight), 1, TENSORS(x));
+    const Node *maker = activated_for(autograd, node, x);
+    LinearAttributes plain = {ACTIVATION_NONE};
+    const LinearAttributes *a = maker ? maker->attributes : &plain;
+    Tensor *before = maker ? maker->output[1] : NULL;
+    autograd_record(autograd, &OP_LINEAR_INPUT_GRADIENT, a, sizeof *a, 3, TENSORS(dy, weight, before), 1,
+                    TENSORS(before ? before : x));
 }
 
 /* The product, and for each output 1 for the bias, 1 for the residual, 8 or 5 for the activation (see gelu.c). */
@@ -105,15 +127,21 @@ const Op OP_LINEAR = {
     .reference = linear_reference,
 };
 
-/* ---- gradient of the input: dx (N,Ci) = dy (N,Co) · W (Co,Ci) ---- */
+/* ---- gradient of the input: dx (N,Ci) = dy (N,Co) · W (Co,Ci), times the activation's slope at `before` (N,Ci) ---- */
 
 static double product_flops(const Node *node) {
     return 2.0 * (double)tensor_count(node->input[0]) * (double)shape_columns(node->input[1]->shape);
 }
 
+static double input_gradient_flops(const Node *node) {
+    const LinearAttributes *a = node->attributes;
+    return product_flops(node) + gelu_slope_flops(a->activation) * (double)tensor_count(node->output[0]);
+}
+
 static Status input_gradient_reference(const KernelCall *call, Error *error) {
     (void)error;
-    const float *dy = call->in[0], *weight = call->in[1];
+    const LinearAttributes *a = call->node->attributes;
+    const float *dy = call->in[0], *weight = call->in[1], *before = call->in[2];
     float *dx = call->out[0];
     int64_t rows = shape_rows(call->node->input[0]->shape);
     int64_t outputs = call->node->input[1]->shape.dim[0], inputs = call->node->input[1]->shape.dim[1];
@@ -123,6 +151,7 @@ static Status input_gradient_reference(const KernelCall *call, Error *error) {
             for (int64_t o = 0; o < outputs; o++) {
                 sum += (double)dy[n * outputs + o] * (double)weight[o * inputs + i];
             }
+            if (before) sum *= (double)gelu_slope(before[n * inputs + i], a->activation);
             reference_write(&dx[n * inputs + i], (float)sum, call->add[0]);
         }
     }
@@ -131,7 +160,8 @@ static Status input_gradient_reference(const KernelCall *call, Error *error) {
 
 const Op OP_LINEAR_INPUT_GRADIENT = {
     .name = "linear_input_gradient",
-    .flops = product_flops,
+    .flops = input_gradient_flops,
+    .describe = linear_describe,
     .reference = input_gradient_reference,
 };
 

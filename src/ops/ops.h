@@ -55,7 +55,8 @@ ResidualNorm op_residual_norm(Graph *graph, Tensor *stream, Tensor *branch, Tens
 /* ---- linear.c ---------------------------------------------------------------------------------------------------
  * y (N,Co) = activation(x (N,Ci) · weightᵀ + [bias (Co)]) + [residual (N,Co)]; weight is (Co,Ci).
  * With an activation, a second output is the value before it, which the backward needs.
- * OP_LINEAR_INPUT_GRADIENT: (dy, weight) -> dx. OP_LINEAR_WEIGHT_GRADIENT: (dy, x) -> dweight, [dbias]. */
+ * OP_LINEAR_INPUT_GRADIENT: (dy, weight, [before]) -> dx, times the activation's slope at `before` (N,Ci), which comes with
+ * an activation and only then. OP_LINEAR_WEIGHT_GRADIENT: (dy, x) -> dweight, [dbias]. */
 typedef enum { ACTIVATION_NONE, ACTIVATION_GELU_TANH, ACTIVATION_GELU_ERF } Activation;
 typedef struct {
     Activation activation;
@@ -72,6 +73,7 @@ Tensor *op_gelu(Graph *graph, Tensor *x, Activation activation);
 Tensor *op_swiglu(Graph *graph, Tensor *x);
 float gelu_value(float x, Activation activation);
 float gelu_slope(float x, Activation activation);
+double gelu_slope_flops(Activation activation); /* of the slope, times dy */
 
 /* ---- attention.c, attention_cached.c, rotary.c ------------------------------------------------------------------
  * qkv (B,T,(NH+2·NKV)·HS): a row holds all query heads, all key heads, all value heads; query head h reads key/value

@@ -28,7 +28,7 @@ const OptionSpec train_option_specs[] = {
         "numbers to train in; bf16 and f16 keep f32 master weights, pure-... are 16-bit throughout, with weights rounded by "
         "chance"),
     OPTION_BOOL("any-order", TrainOptions, any_order, false, DEVICE_ANY_ORDER_HELP),
-    OPTION_INT("streams", TrainOptions, n_streams, 1, 1, 2, DEVICE_STREAMS_HELP),
+    OPTION_INT("streams", TrainOptions, n_streams, DEVICE_STREAMS, 1, 2, DEVICE_STREAMS_HELP),
     OPTION_INT("threads", TrainOptions, n_threads, 0, 0, 4096,
                "CPU threads; 0: all cores, or a rank's share of them"),
     OPTION_INT("eval-every", TrainOptions, eval_every, 100, 0, INT64_MAX / 2,

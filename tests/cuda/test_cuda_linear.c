@@ -251,8 +251,10 @@ static void test_gradients(void **state) {
             Tensor *dx = graph_tensor(graph, PLACE_ACTIVATION, p, g.x->shape, "dx"),
                    *dweight = graph_tensor(graph, PLACE_GRADIENT, q, g.weight->shape, "dweight"),
                    *dbias = graph_tensor(graph, PLACE_GRADIENT, q, g.bias->shape, "dbias");
-            input_gradient[k] = graph_record(graph, &OP_LINEAR_INPUT_GRADIENT, NULL, 0, 2,
-                                             TENSORS(both[k]->dy, both[k]->weight), 1, TENSORS(dx));
+            LinearAttributes plain_product = {ACTIVATION_NONE};
+            input_gradient[k] =
+                graph_record(graph, &OP_LINEAR_INPUT_GRADIENT, &plain_product, sizeof plain_product, 3,
+                             TENSORS(both[k]->dy, both[k]->weight, NULL), 1, TENSORS(dx));
             weight_gradient[k] = graph_record(graph, &OP_LINEAR_WEIGHT_GRADIENT, NULL, 0, 2,
                                               TENSORS(both[k]->dy, both[k]->x), 2, TENSORS(dweight, dbias));
         }

@@ -44,6 +44,7 @@ static const OpSpec LARGE_SPECS[] = {
     {"linear fc", build_linear, {128, 384, 1536}, CASE_BIAS | CASE_TANH, 0},
     {"linear one row", build_linear, {1, 768, 3072}, CASE_BIAS | CASE_TANH, 0},
     {"linear eight rows", build_linear, {8, 1600, 1600}, CASE_BIAS | CASE_RESIDUAL, 0},
+    {"mlp large", build_mlp, {256, 384, 1536}, CASE_TANH, 0},
     {"gelu large", build_gelu, {1024, 3072}, CASE_TANH, 0},
     {"swiglu large", build_swiglu, {512, 2048}, 0, 0},
     {"attention gpt2", build_attention, {2, 256, 6, 6, 64}, 0, 0},

@@ -272,6 +272,12 @@ def linear_cases():
     record_with_gradients("linear_gelu_tanh", inputs(4, 5, 6), linear("tanh"))
     record_with_gradients("linear_gelu_erf", inputs(4, 5, 6, residual=True), linear("none"))
 
+    def mlp(x, up, down, bias):
+        return F.linear(gelu(F.linear(x, up, bias), "tanh"), down)
+
+    tensors = {"x": floats("x", 4, 5), "up": floats("up", 6, 5, scale=0.5), "down": floats("down", 5, 6, scale=0.5)}
+    record_with_gradients("mlp_gelu_tanh", {**tensors, "bias": floats("bias", 6, scale=0.5)}, mlp)
+
 
 def activation_cases():
     record_with_gradients("gelu_tanh", {"x": floats("x", 9, 5, scale=30)}, lambda x: gelu(x, "tanh"))

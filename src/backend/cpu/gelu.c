@@ -74,21 +74,23 @@ CPU_INLINE void backward_range(const float *dy, const float *x, float *dx, CpuRa
     if (i < range.end) backward_step(dy + i, x + i, dx + i, activation, add, (int)(range.end - i));
 }
 
-Status cpu_gelu_backward(const KernelCall *call, Error *error) {
-    (void)error;
+void cpu_gelu_slope(const KernelCall *call, const float *dy, const float *x, float *dx, bool add) {
     const LinearAttributes *a = call->node->attributes;
-    const float *dy = call->in[0], *x = call->in[1]; /* (N) */
-    float *dx = call->out[0];                        /* (N) */
-    int64_t count = tensor_count(call->node->input[1]);
+    int64_t count = tensor_count(call->node->output[0]);
     int n_parts = cpu_threads(call, count);
 #pragma omp parallel for schedule(static) num_threads(n_parts)
     for (int part = 0; part < n_parts; part++) {
         CpuRange range = cpu_part(count, part, n_parts);
         if (a->activation == ACTIVATION_GELU_ERF) {
-            backward_range(dy, x, dx, range, ACTIVATION_GELU_ERF, call->add[0]);
+            backward_range(dy, x, dx, range, ACTIVATION_GELU_ERF, add);
         } else {
-            backward_range(dy, x, dx, range, ACTIVATION_GELU_TANH, call->add[0]);
+            backward_range(dy, x, dx, range, ACTIVATION_GELU_TANH, add);
         }
     }
+}
+
+Status cpu_gelu_backward(const KernelCall *call, Error *error) {
+    (void)error;
+    cpu_gelu_slope(call, call->in[0], call->in[1], call->out[0], call->add[0]);
     return STATUS_OK;
 }

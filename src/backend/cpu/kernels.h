@@ -23,6 +23,8 @@ Status cpu_linear_input_gradient(const KernelCall *call, Error *error);
 Status cpu_linear_weight_gradient(const KernelCall *call, Error *error);
 Status cpu_gelu(const KernelCall *call, Error *error);
 Status cpu_gelu_backward(const KernelCall *call, Error *error);
+/* dx = dy · slope at x of the node's activation, as many as its first output has; dx may be dy or x. */
+void cpu_gelu_slope(const KernelCall *call, const float *dy, const float *x, float *dx, bool add);
 Status cpu_swiglu(const KernelCall *call, Error *error);
 Status cpu_swiglu_backward(const KernelCall *call, Error *error);
 Status cpu_attention(const KernelCall *call, Error *error);

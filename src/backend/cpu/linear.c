@@ -57,7 +57,7 @@ Status cpu_linear(const KernelCall *call, Error *error) {
     return STATUS_OK;
 }
 
-/* ---- dx (N,Ci) = dy (N,Co) · W (Co,Ci) ---- */
+/* ---- dx (N,Ci) = dy (N,Co) · W (Co,Ci), times the slope of an activation ---- */
 
 static Gemm input_gradient_shape(const Node *node) {
     int64_t rows = shape_rows(node->input[0]->shape);
@@ -65,19 +65,29 @@ static Gemm input_gradient_shape(const Node *node) {
     return (Gemm){.m = rows, .n = inputs, .k = outputs, .lda = outputs, .ldb = inputs, .ldc = inputs};
 }
 
+/* A product that is multiplied by a slope and then added to something is made apart, behind the gemm's own scratch. */
+static bool is_made_apart(const Node *node) {
+    return node->input[2] && node->write[0] != WRITE_FRESH;
+}
+
 size_t cpu_linear_input_gradient_scratch(const Node *node, int n_threads) {
     Gemm shape = input_gradient_shape(node);
-    return gemm_scratch_bytes(&shape, n_threads);
+    size_t apart = is_made_apart(node) ? tensor_bytes(node->output[0]) : 0;
+    return apart + gemm_scratch_bytes(&shape, n_threads);
 }
 
 Status cpu_linear_input_gradient(const KernelCall *call, Error *error) {
     (void)error;
     Gemm product = input_gradient_shape(call->node);
-    product.a = call->in[0];  /* (N,Co) */
-    product.b = call->in[1];  /* (Co,Ci) */
-    product.c = call->out[0]; /* (N,Ci) */
-    product.accumulate = call->add[0];
+    const float *before = call->in[2]; /* [(N,Ci)] */
+    product.a = call->in[0];           /* (N,Co) */
+    product.b = call->in[1];           /* (Co,Ci) */
+    product.c = call->out[0];          /* (N,Ci) */
+    product.accumulate = call->add[0] && !before;
+    if (before && call->add[0])
+        product.c = (float *)((char *)call->scratch + gemm_scratch_bytes(&product, call->n_threads));
     gemm_run(&product, call->scratch, call->n_threads);
+    if (before) cpu_gelu_slope(call, product.c, before, call->out[0], call->add[0]);
     return STATUS_OK;
 }
 

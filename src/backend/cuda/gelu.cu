@@ -38,7 +38,7 @@ extern "C" Status cuda_gelu(const KernelCall *call, Error *error) {
     return cuda_launched("gelu", error);
 }
 
-/* dx may lie on x. */
+/* dx may lie on x, or on dy. */
 template <typename T, Activation KIND>
 static __global__ void backward_kernel(const T *dy, const T *x, T *dx, int64_t count, bool aligned,
                                        bool add) {
@@ -52,26 +52,30 @@ static __global__ void backward_kernel(const T *dy, const T *x, T *dx, int64_t c
     write8(dx + i, count - i, aligned, v, add);
 }
 
-extern "C" Status cuda_gelu_backward(const KernelCall *call, Error *error) {
+extern "C" Status cuda_gelu_slope(const KernelCall *call, const void *dy, const void *x, void *dx, bool add,
+                                  Error *error) {
     const LinearAttributes *a = (const LinearAttributes *)call->node->attributes;
+    const Tensor *type = call->node->output[0];
+    int64_t count = tensor_count(type);
+    if (!count) return STATUS_OK;
+    bool aligned = is_aligned(dy) && is_aligned(x) && is_aligned(dx);
+    unsigned blocks = blocks_for(count, THREADS * VECTOR);
+    cudaStream_t stream = cuda_context(call)->stream;
+    FOR_TYPE(type, T, {
+        if (a->activation == ACTIVATION_GELU_ERF)
+            backward_kernel<T, ACTIVATION_GELU_ERF>
+                <<<blocks, THREADS, 0, stream>>>((const T *)dy, (const T *)x, (T *)dx, count, aligned, add);
+        else
+            backward_kernel<T, ACTIVATION_GELU_TANH>
+                <<<blocks, THREADS, 0, stream>>>((const T *)dy, (const T *)x, (T *)dx, count, aligned, add);
+    });
+    return cuda_launched("gelu_backward", error);
+}
+
+extern "C" Status cuda_gelu_backward(const KernelCall *call, Error *error) {
     const Tensor *x = call->node->input[1];
     if (!same_types(x, call->node->input[0]) || !same_types(x, call->node->output[0])) {
         return cuda_unsupported(call, call->node->output[0], error);
     }
-    int64_t count = tensor_count(x);
-    if (!count) return STATUS_OK;
-    bool aligned = is_aligned(call->in[0]) && is_aligned(call->in[1]) && is_aligned(call->out[0]);
-    unsigned blocks = blocks_for(count, THREADS * VECTOR);
-    cudaStream_t stream = cuda_context(call)->stream;
-    FOR_TYPE(x, T, {
-        const T *dy = (const T *)call->in[0], *from = (const T *)call->in[1];
-        T *dx = (T *)call->out[0];
-        if (a->activation == ACTIVATION_GELU_ERF)
-            backward_kernel<T, ACTIVATION_GELU_ERF>
-                <<<blocks, THREADS, 0, stream>>>(dy, from, dx, count, aligned, call->add[0]);
-        else
-            backward_kernel<T, ACTIVATION_GELU_TANH>
-                <<<blocks, THREADS, 0, stream>>>(dy, from, dx, count, aligned, call->add[0]);
-    });
-    return cuda_launched("gelu_backward", error);
+    return cuda_gelu_slope(call, call->in[0], call->in[1], call->out[0], call->add[0], error);
 }

@@ -141,6 +141,9 @@ Status cuda_linear_input_gradient(const KernelCall *call, Error *error);
 Status cuda_linear_weight_gradient(const KernelCall *call, Error *error);
 Status cuda_gelu(const KernelCall *call, Error *error);
 Status cuda_gelu_backward(const KernelCall *call, Error *error);
+/* dx = dy · slope at x of the node's activation, all like its first output; dx may be dy or x. */
+Status cuda_gelu_slope(const KernelCall *call, const void *dy, const void *x, void *dx, bool add,
+                       Error *error);
 Status cuda_swiglu(const KernelCall *call, Error *error);
 Status cuda_swiglu_backward(const KernelCall *call, Error *error);
 Status cuda_attention(const KernelCall *call, Error *error);

@@ -4,17 +4,22 @@
  * the copy bandwidth.
  *
  * What the library can do before it stores a product costs little there: the bias; the residual, which it takes as the
- * matrix that the product is added to; gelu by tanh, which stores the value before it as well. Otherwise there is one
- * pass over y, 4 to 10 bytes an element in 16 bits. Gelu by the library is taken for 16-bit types only (nothing is known
- * about the precision of its tanh), and from compute capability 9 on (before that it is slower than a pass of its own).
- * The gradient of the bias is a pass over dy (reduce.cu): on the H200 the library's way, beside the product of the
- * weight's gradient, takes as long as both one after the other or up to 13 % longer. */
+ * matrix that the product is added to; gelu by tanh, which stores the value before it as well, and its slope, which reads
+ * that value again. Otherwise there is one pass over y, 4 to 10 bytes an element in 16 bits. Gelu by the library is taken
+ * for 16-bit types only (nothing is known about the precision of its tanh), and from compute capability 9 on (before that it
+ * is slower than a pass of its own). Its slope has older kernels only, which win where a sum has many terms: on the H200
+ * 1.4 of 58 ms of the backward of 124M, and with 384 terms they lose as much as the pass takes. The gradient of the bias
+ * is a pass over dy (reduce.cu): on the H200 the library's way, beside the product of the weight's gradient, takes as long as
+ * both one after the other or up to 13 % longer. */
 #include "backend/cuda/device.cuh"
 #include "backend/cuda/few_rows.h"
 #include "backend/cuda/gelu.cuh"
 #include "backend/cuda/product.h"
 
-enum { THREADS = 256 };
+enum {
+    THREADS = 256,
+    LEAST_SLOPE_INNER = 512, /* terms of a sum from which on the library's slope is the faster way */
+};
 
 /* ---- forward: y (N,Co) = activation(x (N,Ci) · Wᵀ + b) + residual ---- */
 
@@ -165,11 +170,26 @@ extern "C" Status cuda_linear(const KernelCall *call, Error *error) {
     return a->activation == ACTIVATION_NONE ? forward_plain(call, error) : forward_activated(call, error);
 }
 
-/* ---- dx (N,Ci) = dy (N,Co) · W (Co,Ci) ---- */
+/* ---- dx (N,Ci) = dy (N,Co) · W (Co,Ci), times the slope of an activation ---- */
 
+/* A product that is multiplied by a slope and then added to something is made apart. */
 extern "C" size_t cuda_linear_input_gradient_scratch(CudaContext *context, const Node *node) {
-    (void)context, (void)node;
-    return 0;
+    (void)context;
+    return node->input[2] && node->write[0] != WRITE_FRESH ? tensor_bytes(node->output[0]) : 0;
+}
+
+static bool library_slope(const KernelCall *call, Product *p) {
+    const LinearAttributes *a = (const LinearAttributes *)call->node->attributes;
+    CudaContext *context = cuda_context(call);
+    if (a->activation != ACTIVATION_GELU_TANH || p->c_type == DTYPE_F32 || context->properties.major < 9 ||
+        p->inner < LEAST_SLOPE_INNER)
+        return false;
+    p->finish = FINISH_SLOPE;
+    p->before = call->in[2];
+    if (cuda_product_exists(context, p)) return true;
+    p->finish = FINISH_NONE;
+    p->before = NULL;
+    return false;
 }
 
 extern "C" Status cuda_linear_input_gradient(const KernelCall *call, Error *error) {
@@ -184,8 +204,15 @@ extern "C" Status cuda_linear_input_gradient(const KernelCall *call, Error *erro
     p.a = call->in[0];
     p.b = call->in[1];
     p.c = call->out[0];
-    p.addend = call->add[0] ? p.c : NULL;
-    return cuda_product(cuda_context(call), &p, error);
+    if (!call->in[2]) {
+        p.addend = call->add[0] ? p.c : NULL;
+        return cuda_product(cuda_context(call), &p, error);
+    }
+    if (!same_types(dx, call->node->input[2])) return cuda_unsupported(call, dx, error);
+    if (call->add[0]) p.c = call->scratch;
+    else if (library_slope(call, &p)) return cuda_product(cuda_context(call), &p, error);
+    TRY(cuda_product(cuda_context(call), &p, error));
+    return cuda_gelu_slope(call, p.c, call->in[2], call->out[0], call->add[0], error);
 }
 
 /* ---- dW (Co,Ci) = dyᵀ (Co,N) · x (N,Ci), db (Co) = Σ_n dy ---- */
