@@ -6,16 +6,13 @@
 
 #include "base/format.h"
 #include "base/log.h"
-#include "base/memory.h"
 #include "base/timer.h"
 #include "cli/eval_report.h"
-#include "infer/device.h"
+#include "cli/given_model.h"
 #include "train/interrupt.h"
-#include "train/model_source.h"
 
 #include <string.h>
 
-#define DEFAULT_RUN "runs/latest"
 enum { CHOSEN_ROWS = 8, MANY = 1 << 30 };
 
 typedef struct {
@@ -31,7 +28,6 @@ typedef struct {
     EvalOptions eval;
 } EvalCommand;
 
-static const char *const choice_names[] = {"newest", "best", NULL};
 static const char *const task_names[] = {"text", "choice", "last-word", NULL};
 
 static const OptionSpec eval_option_specs[] = {
@@ -56,8 +52,8 @@ static const OptionSpec eval_option_specs[] = {
                   "put this between a context and its choices, ' ' for data whose choices begin with a word"),
     OPTION_INT("batch", EvalOptions, batch, 0, 0, 1 << 20,
                "windows at a time; more take more memory and change no result; 0: chosen"),
-    OPTION_CHOICE("checkpoint", EvalOptions, choice, CHECKPOINT_NEWEST, choice_names,
-                  "which checkpoint of the run: the newest, or the one with the lowest validation loss"),
+    OPTION_CHOICE("checkpoint", EvalOptions, choice, CHECKPOINT_NEWEST, given_model_choices,
+                  GIVEN_MODEL_CHOICE_HELP),
     OPTION_CHOICE("device", EvalOptions, device, DEVICE_AUTO, device_names,
                   "where to compute; auto: on a GPU if there is one"),
     OPTION_CHOICE("dtype", EvalOptions, precision, PRECISION_F32, precision_names,
@@ -79,10 +75,7 @@ static const OptionGroup groups[] = {
 };
 
 static const OptionPositional positionals[] = {
-    {.name = "MODEL",
-     .help = "a run's folder, one checkpoint's, or a model folder of Hugging Face; default: " DEFAULT_RUN
-             ", the last run in this folder",
-     .optional = true},
+    {.name = "MODEL", .help = GIVEN_MODEL_HELP, .optional = true},
     {.name = NULL},
 };
 
@@ -123,10 +116,7 @@ typedef struct {
     Options options;
     EvalCommand values;
     Log log;
-    ModelSource source;
-    Tokenizer *tokenizer;
-    ParameterTable table;
-    Backend backend;
+    GivenModel model;
     ScoreSet set;
     ScoreOptions score;  /* complete */
     Scorer scorer;       /* of texts and choices */
@@ -135,18 +125,15 @@ typedef struct {
     Progress progress;
     uint64_t started_ns;
     int64_t n_read;
-    bool has_backend, has_scorer, has_generator, was_interrupted;
+    bool has_scorer, has_generator, was_interrupted;
 } Call;
 
 static void close_call(Call *call) {
     file_writer_abort(&call->per_token);
     if (call->has_scorer) scorer_close(&call->scorer);
     if (call->has_generator) generator_close(&call->generator);
-    if (call->has_backend) call->backend.close(call->backend.context);
     score_set_free(&call->set);
-    parameters_free(&call->table);
-    tokenizer_free(call->tokenizer);
-    model_source_close(&call->source);
+    given_model_close(&call->model);
     options_free(&call->options);
 }
 
@@ -176,31 +163,6 @@ static Status check_options(const Call *call, Error *error) {
 
 /* ---- the model */
 
-static Status open_tokenizer(Call *call, Error *error) {
-    const ModelSource *source = &call->source;
-    if (!source->tokenizer) {
-        return error_user(error, "%s has no tokenizer; put its tokenizer.json there", source->folder);
-    }
-    TRY(tokenizer_open(source->tokenizer, &call->tokenizer, error));
-    bool is_other = source->tokenizer_hash && tokenizer_hash(call->tokenizer) != source->tokenizer_hash;
-    if (is_other || tokenizer_n_vocabulary(call->tokenizer) > source->config.vocabulary) {
-        return error_user(error, "%s is not the tokenizer that %s was trained with; put the right one there",
-                          source->tokenizer, source->path);
-    }
-    return STATUS_OK;
-}
-
-static Status open_source(Call *call, Error *error) {
-    const char *path = call->options.n_arguments ? call->options.arguments[0] : DEFAULT_RUN;
-    if (!call->options.n_arguments && !file_exists(path)) {
-        return error_user(error, "there is no " DEFAULT_RUN
-                                 " here; train a model first (pgpt train), or name one: pgpt eval MODEL");
-    }
-    TRY(model_source_open(&call->source, path, (CheckpointChoice)call->values.eval.choice, error));
-    if (call->source.warning[0]) log_warning(&call->log, "%s", call->source.warning);
-    return open_tokenizer(call, error);
-}
-
 static Status read_data(Call *call, Error *error) {
     const EvalOptions *options = &call->values.eval;
     ScoreReadOptions read = {.most_tokens = options->tokens_limit,
@@ -210,32 +172,21 @@ static Status read_data(Call *call, Error *error) {
                                  .stride = options->stride,
                                  .batch = options->batch,
                                  .dtype = precision_of((PrecisionKind)options->precision).weight};
-    TRY(score_options_complete(&call->score, &call->source.config, error));
-    score_set_init(&call->set, (ScoreKind)options->kind, call->tokenizer);
+    TRY(score_options_complete(&call->score, &call->model.source.config, error));
+    score_set_init(&call->set, (ScoreKind)options->kind, call->model.tokenizer);
     return score_set_read(&call->set, options->data, &read, error);
 }
 
-/* One parameter after the other, so that the model is in memory once. */
-static Status load_weights(Call *call, Error *error) {
-    void *values;
-    size_t n_bytes = sizeof(float) * (size_t)parameters_largest(&call->table);
-    TRY(memory_alloc(&values, n_bytes, "one of the model's tensors", error));
-    for (int i = 0; i < call->table.n_parameters; i++) {
-        const Parameter *parameter = &call->table.parameter[i];
-        TRY_GOTO(model_source_read(&call->source, parameter, values, error), done);
-        TRY_GOTO(call->has_scorer ? scorer_upload(&call->scorer, parameter, values, error)
-                                  : generator_upload(&call->generator, parameter, values, error),
-                 done);
-    }
-done:
-    memory_free(values, n_bytes);
-    return error->status;
+static Status upload(void *context, const Parameter *parameter, const float *values, Error *error) {
+    Call *call = context;
+    return call->has_scorer ? scorer_upload(&call->scorer, parameter, values, error)
+                            : generator_upload(&call->generator, parameter, values, error);
 }
 
 static Status plan_scorer(Call *call, Error *error) {
     call->has_scorer = true;
-    return scorer_plan(&call->scorer, &call->source.config, &call->table, &call->backend, call->set.texts,
-                       call->set.n_texts, &call->score, error);
+    return scorer_plan(&call->scorer, &call->model.source.config, &call->model.table, &call->model.backend,
+                       call->set.texts, call->set.n_texts, &call->score, error);
 }
 
 static Status plan_generator(Call *call, Error *error) {
@@ -243,7 +194,8 @@ static Status plan_generator(Call *call, Error *error) {
     GeneratorOptions rows = {.n_rows = n_rows < call->set.n_texts ? n_rows : call->set.n_texts,
                              .dtype = call->score.dtype};
     call->has_generator = true;
-    return generator_plan(&call->generator, &call->source.config, &call->table, &call->backend, &rows, error);
+    return generator_plan(&call->generator, &call->model.source.config, &call->model.table,
+                          &call->model.backend, &rows, error);
 }
 
 static const DeviceMemory *device_memory(const Call *call) {
@@ -251,20 +203,18 @@ static const DeviceMemory *device_memory(const Call *call) {
 }
 
 static Status open_model(Call *call, Error *error) {
-    TRY(parameters_build(&call->table, &call->source.config, error));
-    TRY(model_source_check(&call->source, &call->table, error));
     const EvalOptions *options = &call->values.eval;
     DeviceOptions device = {.kind = options->device,
                             .n_threads = (int)options->n_threads,
                             .precision = (PrecisionKind)options->precision};
-    TRY(device_backend_open(&call->backend, &device, error));
-    call->has_backend = true;
+    TRY(given_model_open(&call->model, &device, error));
     TRY(call->set.kind == SCORE_LAST_WORD ? plan_generator(call, error) : plan_scorer(call, error));
-    TRY(device_check_memory(&call->backend, device_required_bytes(device_memory(call)), "the evaluation",
-                            "choose a smaller --batch or --window, or a smaller model", error));
+    TRY(device_check_memory(&call->model.backend, device_required_bytes(device_memory(call)),
+                            "the evaluation", "choose a smaller --batch or --window, or a smaller model",
+                            error));
     TRY(call->has_scorer ? scorer_open(&call->scorer, NULL, error)
                          : generator_open(&call->generator, NULL, error));
-    return load_weights(call, error);
+    return given_model_load(&call->model, upload, call, error);
 }
 
 /* ---- the run */
@@ -300,8 +250,8 @@ static Status evaluate(Call *call, Error *error) {
     EvalReport report = {.set = &call->set,
                          .task = task_names[options->kind],
                          .data = options->data,
-                         .model = call->source.path,
-                         .step = call->source.step,
+                         .model = call->model.source.path,
+                         .step = call->model.source.step,
                          .options = call->score,
                          .peak_bytes = device_memory(call)->allocated_bytes};
     call->started_ns = timer_now_ns();
@@ -326,7 +276,9 @@ Status command_eval(int n_words, char *const *words, Error *error) {
     }
     call.log = log_make(call.values.eval.quiet);
     TRY_GOTO(check_options(&call, error), done);
-    TRY_GOTO(open_source(&call, error), done);
+    TRY_GOTO(given_model_find(&call.model, &call.options, (CheckpointChoice)call.values.eval.choice,
+                              "pgpt eval MODEL", &call.log, error),
+             done);
     TRY_GOTO(read_data(&call, error), done);
     TRY_GOTO(open_model(&call, error), done);
     if (*call.values.eval.per_token)

@@ -5,22 +5,17 @@
  * generate_prompts.c reads, generate_samples.c makes, and generate_report.c tells. */
 #include "cli/commands.h"
 
-#include "base/memory.h"
 #include "cli/generate.h"
-#include "infer/device.h"
-#include "train/model_source.h"
+#include "cli/given_model.h"
 
 #include <string.h>
 #include <unistd.h>
 
-#define DEFAULT_RUN "runs/latest"
 enum { CHOSEN_ROWS = 32, MANY = 1 << 30 };
 
 typedef struct {
     GenerateOptions generate;
 } GenerateCommand;
-
-static const char *const choice_names[] = {"newest", "best", NULL};
 
 static const OptionSpec generate_option_specs[] = {
     OPTION_STRING(
@@ -60,8 +55,8 @@ static const OptionSpec generate_option_specs[] = {
         "\\r, \\\\ and \\| stand for a line end, a tab, a carriage return, a backslash and a bar"),
     OPTION_BOOL("stop-at-end", GenerateOptions, stop_at_end, false,
                 "end a sample where the model ends its text, if its tokenizer has a token for that"),
-    OPTION_CHOICE("checkpoint", GenerateOptions, choice, CHECKPOINT_NEWEST, choice_names,
-                  "which checkpoint of the run: the newest, or the one with the lowest validation loss"),
+    OPTION_CHOICE("checkpoint", GenerateOptions, choice, CHECKPOINT_NEWEST, given_model_choices,
+                  GIVEN_MODEL_CHOICE_HELP),
     OPTION_CHOICE("device", GenerateOptions, device, DEVICE_AUTO, device_names,
                   "where to compute; auto: on a GPU if there is one"),
     OPTION_CHOICE("dtype", GenerateOptions, precision, PRECISION_F32, precision_names,
@@ -90,10 +85,7 @@ static const OptionGroup groups[] = {
 };
 
 static const OptionPositional positionals[] = {
-    {.name = "RUN",
-     .help = "a run's folder, one checkpoint's, or a model folder of Hugging Face; default: " DEFAULT_RUN
-             ", the last run in this folder",
-     .optional = true},
+    {.name = "RUN", .help = GIVEN_MODEL_HELP, .optional = true},
     {.name = NULL},
 };
 
@@ -128,15 +120,12 @@ typedef struct {
     Options options;
     GenerateCommand values;
     Log log;
-    ModelSource source;
-    Tokenizer *tokenizer;
-    ParameterTable table;
-    Backend backend;
+    GivenModel model;
     Generator generator;
     GeneratePrompts prompts;
     GenerateSamples samples;
     FileWriter output;
-    bool has_backend, has_generator;
+    bool has_generator;
 } Call;
 
 static void close_call(Call *call) {
@@ -144,10 +133,7 @@ static void close_call(Call *call) {
     generate_samples_close(&call->samples);
     generate_prompts_free(&call->prompts);
     if (call->has_generator) generator_close(&call->generator);
-    if (call->has_backend) call->backend.close(call->backend.context);
-    parameters_free(&call->table);
-    tokenizer_free(call->tokenizer);
-    model_source_close(&call->source);
+    given_model_close(&call->model);
     options_free(&call->options);
 }
 
@@ -173,59 +159,26 @@ static Status check_options(const Call *call, Error *error) {
 
 /* ---- the model */
 
-static Status open_run(Call *call, Error *error) {
-    const char *run = call->options.n_arguments ? call->options.arguments[0] : DEFAULT_RUN;
-    if (!call->options.n_arguments && !file_exists(run)) {
-        return error_user(error, "there is no " DEFAULT_RUN
-                                 " here; train a model first (pgpt train), or name a run: pgpt generate RUN");
-    }
-    ModelSource *source = &call->source;
-    TRY(model_source_open(source, run, (CheckpointChoice)call->values.generate.choice, error));
-    if (source->warning[0]) log_warning(&call->log, "%s", source->warning);
-    if (!source->tokenizer)
-        return error_user(error, "%s has no tokenizer; put its tokenizer.json there", source->folder);
-    TRY(tokenizer_open(source->tokenizer, &call->tokenizer, error));
-    bool is_other = source->tokenizer_hash && tokenizer_hash(call->tokenizer) != source->tokenizer_hash;
-    if (is_other || tokenizer_n_vocabulary(call->tokenizer) > source->config.vocabulary) {
-        return error_user(error, "%s is not the tokenizer that %s was trained with; put the right one there",
-                          source->tokenizer, source->path);
-    }
-    return STATUS_OK;
-}
-
-/* One parameter after the other, so that the model is in memory once. */
-static Status load_weights(Call *call, Error *error) {
-    void *values;
-    size_t n_bytes = sizeof(float) * (size_t)parameters_largest(&call->table);
-    TRY(memory_alloc(&values, n_bytes, "one of the model's tensors", error));
-    for (int i = 0; i < call->table.n_parameters; i++) {
-        const Parameter *parameter = &call->table.parameter[i];
-        TRY_GOTO(model_source_read(&call->source, parameter, values, error), done);
-        TRY_GOTO(generator_upload(&call->generator, parameter, values, error), done);
-    }
-done:
-    memory_free(values, n_bytes);
-    return error->status;
+static Status upload(void *context, const Parameter *parameter, const float *values, Error *error) {
+    return generator_upload(context, parameter, values, error);
 }
 
 static Status open_model(Call *call, Error *error) {
     const GenerateOptions *options = &call->values.generate;
-    TRY(parameters_build(&call->table, &call->source.config, error));
-    TRY(model_source_check(&call->source, &call->table, error));
     PrecisionKind precision = (PrecisionKind)options->precision;
     DeviceOptions device = {
         .kind = options->device, .n_threads = (int)options->n_threads, .precision = precision};
-    TRY(device_backend_open(&call->backend, &device, error));
-    call->has_backend = true;
+    TRY(given_model_open(&call->model, &device, error));
     GeneratorOptions rows = {.n_rows = options->n_rows ? options->n_rows : CHOSEN_ROWS,
                              .dtype = precision_of(precision).weight};
     if (rows.n_rows > call->samples.n_samples) rows.n_rows = call->samples.n_samples;
     call->has_generator = true;
-    TRY(generator_plan(&call->generator, &call->source.config, &call->table, &call->backend, &rows, error));
-    TRY(device_check_memory(&call->backend, device_required_bytes(&call->generator.memory), "generation",
-                            "choose fewer --rows or a smaller model", error));
+    TRY(generator_plan(&call->generator, &call->model.source.config, &call->model.table, &call->model.backend,
+                       &rows, error));
+    TRY(device_check_memory(&call->model.backend, device_required_bytes(&call->generator.memory),
+                            "generation", "choose fewer --rows or a smaller model", error));
     TRY(generator_open(&call->generator, NULL, error));
-    return load_weights(call, error);
+    return given_model_load(&call->model, upload, &call->generator, error);
 }
 
 /* ---- the call */
@@ -235,13 +188,14 @@ static Status read_prompts(Call *call, Error *error) {
     const char *given = options->prompt;
     bool has_prompt = is_given(call, "prompt");
     if (*options->prompts) {
-        TRY(generate_prompts_add_file(&call->prompts, call->tokenizer, options->prompts, error));
+        TRY(generate_prompts_add_file(&call->prompts, call->model.tokenizer, options->prompts, error));
     } else if (has_prompt ? strcmp(given, "-") == 0 : !isatty(STDIN_FILENO)) {
-        TRY(generate_prompts_add_stdin(&call->prompts, call->tokenizer, error));
+        TRY(generate_prompts_add_stdin(&call->prompts, call->model.tokenizer, error));
     } else {
-        TRY(generate_prompts_add(&call->prompts, call->tokenizer, "--prompt", given, strlen(given), error));
+        TRY(generate_prompts_add(&call->prompts, call->model.tokenizer, "--prompt", given, strlen(given),
+                                 error));
     }
-    generate_prompts_warn(&call->prompts, options->prompts, call->source.config.context, &call->log);
+    generate_prompts_warn(&call->prompts, options->prompts, call->model.source.config.context, &call->log);
     return STATUS_OK;
 }
 
@@ -255,16 +209,17 @@ static Status report(Call *call, Error *error) {
         generate_report_print(samples, stdout);
     }
     if (!options->json) return STATUS_OK;
-    return generate_report_json(samples, call->source.path, call->source.step,
+    return generate_report_json(samples, call->model.source.path, call->model.source.step,
                                 call->generator.memory.allocated_bytes, stdout, error);
 }
 
 static Status generate(Call *call, Error *error) {
     const GenerateOptions *options = &call->values.generate;
     TRY(check_options(call, error));
-    TRY(open_run(call, error));
+    TRY(given_model_find(&call->model, &call->options, (CheckpointChoice)options->choice, "pgpt generate RUN",
+                         &call->log, error));
     TRY(read_prompts(call, error));
-    TRY(generate_samples_open(&call->samples, options, &call->options, call->tokenizer, &call->prompts,
+    TRY(generate_samples_open(&call->samples, options, &call->options, call->model.tokenizer, &call->prompts,
                               error));
     if (*options->output) TRY(file_writer_open(&call->output, options->output, error));
     TRY(open_model(call, error));
