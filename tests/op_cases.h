@@ -103,4 +103,8 @@ void build_block(OpCase *test); /* N C: layernorm, linear with gelu and residual
 extern const OpSpec kernel_specs[];
 extern const int n_kernel_specs;
 
+/* The operations of a training step and of decoding with single kernels: what a backend has and its tests run. */
+enum { N_KERNEL_OPS = 32 };
+extern const Op *const kernel_ops[N_KERNEL_OPS];
+
 #endif

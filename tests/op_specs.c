@@ -180,3 +180,38 @@ const OpSpec kernel_specs[] = {
 };
 
 const int n_kernel_specs = sizeof kernel_specs / sizeof kernel_specs[0];
+
+const Op *const kernel_ops[N_KERNEL_OPS] = {
+    &OP_EMBEDDING,
+    &OP_EMBEDDING_TOKEN_GRADIENT,
+    &OP_EMBEDDING_POSITION_GRADIENT,
+    &OP_LAYERNORM,
+    &OP_LAYERNORM_BACKWARD,
+    &OP_RMSNORM,
+    &OP_RMSNORM_BACKWARD,
+    &OP_RESIDUAL_NORM,
+    &OP_RESIDUAL_NORM_BACKWARD,
+    &OP_LINEAR,
+    &OP_LINEAR_INPUT_GRADIENT,
+    &OP_LINEAR_WEIGHT_GRADIENT,
+    &OP_GELU,
+    &OP_GELU_BACKWARD,
+    &OP_SWIGLU,
+    &OP_SWIGLU_BACKWARD,
+    &OP_ATTENTION,
+    &OP_ATTENTION_BACKWARD,
+    &OP_ATTENTION_CACHED,
+    &OP_ROTARY,
+    &OP_ADD,
+    &OP_COPY,
+    &OP_ZERO,
+    &OP_DROPOUT,
+    &OP_GATHER,
+    &OP_SUM,
+    &OP_CROSS_ENTROPY,
+    &OP_SQUARED_ERROR,
+    &OP_SQUARED_NORM,
+    &OP_CLIP,
+    &OP_ADAMW,
+    &OP_SGD,
+};

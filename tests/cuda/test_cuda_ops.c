@@ -81,44 +81,8 @@ static const Variant VARIANTS[] = {
     {"pure-f16", DTYPE_F16, DTYPE_F16, true, 1e-2},
 };
 
-/* What a program can be made of. */
-static const Op *const OPERATIONS[] = {
-    &OP_EMBEDDING,
-    &OP_EMBEDDING_TOKEN_GRADIENT,
-    &OP_EMBEDDING_POSITION_GRADIENT,
-    &OP_LAYERNORM,
-    &OP_LAYERNORM_BACKWARD,
-    &OP_RMSNORM,
-    &OP_RMSNORM_BACKWARD,
-    &OP_RESIDUAL_NORM,
-    &OP_RESIDUAL_NORM_BACKWARD,
-    &OP_LINEAR,
-    &OP_LINEAR_INPUT_GRADIENT,
-    &OP_LINEAR_WEIGHT_GRADIENT,
-    &OP_GELU,
-    &OP_GELU_BACKWARD,
-    &OP_SWIGLU,
-    &OP_SWIGLU_BACKWARD,
-    &OP_ATTENTION,
-    &OP_ATTENTION_BACKWARD,
-    &OP_ATTENTION_CACHED,
-    &OP_ROTARY,
-    &OP_ADD,
-    &OP_COPY,
-    &OP_DROPOUT,
-    &OP_GATHER,
-    &OP_SUM,
-    &OP_ZERO,
-    &OP_CROSS_ENTROPY,
-    &OP_SQUARED_NORM,
-    &OP_CLIP,
-    &OP_ADAMW,
-    &OP_SGD,
-};
-enum { N_OPERATIONS = sizeof OPERATIONS / sizeof OPERATIONS[0] };
-
 static Backend gpu;
-static int n_failures, n_outputs_compared, n_runs_of[N_OPERATIONS];
+static int n_failures, n_outputs_compared, n_runs_of[N_KERNEL_OPS];
 
 static void failed(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
@@ -298,7 +262,7 @@ static void call_kernel(const Run *run, const Node *node, KernelCall *call) {
 }
 
 static void count_run(const Op *op) {
-    for (int i = 0; i < N_OPERATIONS; i++) n_runs_of[i] += OPERATIONS[i] == op;
+    for (int i = 0; i < N_KERNEL_OPS; i++) n_runs_of[i] += kernel_ops[i] == op;
 }
 
 static Outputs run_on_gpu(const Run *run, const Mode *mode) {
@@ -518,10 +482,10 @@ static void test_variant(void **state) {
     memset(n_runs_of, 0, sizeof n_runs_of);
     for (int i = 0; i < n_kernel_specs; i++) check_spec(&kernel_specs[i], variant);
     for (int i = 0; i < N_LARGE; i++) check_spec(&LARGE_SPECS[i], variant);
-    for (int i = 0; i < N_OPERATIONS; i++) {
-        if (!n_runs_of[i]) failed("no case has run %s", OPERATIONS[i]->name);
+    for (int i = 0; i < N_KERNEL_OPS; i++) {
+        if (!n_runs_of[i]) failed("no case has run %s", kernel_ops[i]->name);
     }
-    printf("compared: %d outputs of %d operations in %s\n", n_outputs_compared, (int)N_OPERATIONS,
+    printf("compared: %d outputs of %d operations in %s\n", n_outputs_compared, (int)N_KERNEL_OPS,
            variant->name);
     if (n_failures) fail_msg("%d differences with %s", n_failures, variant->name);
 }
