@@ -3,8 +3,8 @@
  *
  * A team of threads has one row at a time in registers, up to 32 channels a thread: a row is read once, whatever is done
  * with it. A team is half a warp up to 384 channels (three vectors a thread: none idles at 384, as a quarter would with two
- * vectors in a whole warp), a warp up to 1024 (768 are three vectors again), both of which sum by shuffles alone, and
- * several warps beyond. The grid is as large as the GPU holds at once, and strides over the rows.
+ * vectors in a whole warp), a warp up to 768 (three vectors again), both of which sum by shuffles alone, and as many warps
+ * as it takes beyond. The grid is as large as the GPU holds at once, and strides over the rows.
  *
  * In the backward every thread also keeps the running sums of dweight and dbias for its channels, which stay the same
  * from row to row. A block adds up the sums of its teams at the end and leaves one row of partial sums; reduce.cu adds
@@ -13,6 +13,8 @@
 #define PGPT_BACKEND_CUDA_NORM_ROWS_CUH
 
 #include "backend/cuda/norm_parts.cuh"
+
+#include <cuda_pipeline_primitives.h>
 
 /* ---- forward ---- */
 
@@ -140,6 +142,34 @@ DEVICE void store_sums(float v[VECTORS][VECTOR], float *out, int channels, float
     }
 }
 
+/* Teams of as many warps as it takes wait for each other in every row, and have no registers for the next one: it is on its
+ * way to shared memory meanwhile. (The others lose more to the instructions of this than they wait.) Every thread has places
+ * of its own there, which it fills again as soon as it has taken from them: vector j of x, of dy and of dx, if that is
+ * read. */
+template <typename T, int VECTORS> DEVICE T *place_of(Words<T> *stage, int which, int j) {
+    return (T *)(stage + (which * VECTORS + j) * NORM_WAITING_THREADS);
+}
+template <typename T> DEVICE void fetch8(T *to, const T *from) {
+#pragma unroll
+    for (int i = 0; i < (int)sizeof(T) / 2; i++)
+        __pipeline_memcpy_async((uint4 *)to + i, (const uint4 *)from + i, sizeof(uint4));
+}
+template <typename T, int VECTORS, int LANES>
+DEVICE void fetch(Words<T> *stage, int j, const T *x, const T *dy, const T *dx, bool has_dx, int64_t at,
+                  int channels) {
+    int c = channel_of<LANES>(j);
+    if (c >= channels) return;
+    fetch8(place_of<T, VECTORS>(stage, 0, j), x + at + c);
+    fetch8(place_of<T, VECTORS>(stage, 1, j), dy + at + c);
+    if (has_dx) fetch8(place_of<T, VECTORS>(stage, 2, j), dx + at + c);
+}
+template <typename T, int VECTORS>
+DEVICE void take(Words<T> *stage, int j, Words<T> *x, Words<T> *dy, bool has_dx, Words<T> *dx) {
+    load_words<T, true>(place_of<T, VECTORS>(stage, 0, j), VECTOR, x);
+    load_words<T, true>(place_of<T, VECTORS>(stage, 1, j), VECTOR, dy);
+    if (has_dx) load_words<T, true>(place_of<T, VECTORS>(stage, 2, j), VECTOR, dx);
+}
+
 /* dx, if not NULL; and a row of partial, if not NULL: dweight, then dbias. No mean, no bias. A branch's gradient is made of
  * all of dx, and may lie where dy is. */
 template <typename T, int VECTORS, int LANES, bool HAS_MEAN, bool HAS_BRANCH, bool ALIGNED, int THREADS>
@@ -147,14 +177,24 @@ static __global__ void __launch_bounds__(THREADS,
                                          THREADS == NORM_SMALL ? NORM_BACKWARD_RESIDENT / NORM_SMALL : 1)
     norm_backward_kernel(const T *dy, const T *x, Memory weight, const float *means, const float *rstds,
                          T *dx, float *partial, NormShape s, bool add, Branch branch) {
-    enum { SUMS = HAS_MEAN ? 2 : 1, IS_EARLY = VECTORS < 4 }; /* dx and draws: as far as registers allow */
+    enum { SUMS = HAS_MEAN ? 2 : 1, IS_STAGED = THREADS == NORM_SMALL && !LANES };
     __shared__ float2 shared[2][THREADS / WARP];
-    extern __shared__ __align__(16) float kept[]; /* weights; at the end, sums of the teams */
-    int use = 0;
+    extern __shared__ __align__(16) float kept[]; /* weights, stage; at the end, sums of the teams */
+    int use = 0, width = width_of<VECTORS, LANES>();
     int64_t stride = (int64_t)gridDim.x * blockDim.y, first = (int64_t)blockIdx.x * blockDim.y;
+    int64_t step = stride * s.channels;
     float dweight[VECTORS][VECTOR] = {{0}}, dbias[VECTORS][VECTOR] = {{0}}, part = 1.0f / (float)s.channels;
     Words<T> own_x[VECTORS] = {}, own_g[VECTORS] = {};
-    int width = width_of<VECTORS, LANES>();
+    Words<T> *stage = (Words<T> *)(kept + width) + threadIdx.y * blockDim.x + threadIdx.x;
+    float next_rstd = 0.0f, next_mean = 0.0f;
+    if (IS_STAGED && first + threadIdx.y < s.rows) {
+        int64_t row = first + threadIdx.y;
+        next_rstd = rstds[row], next_mean = HAS_MEAN ? means[row] : 0.0f;
+#pragma unroll
+        for (int j = 0; j < VECTORS; j++)
+            fetch<T, VECTORS, LANES>(stage, j, x, dy, dx, dx && add, row * s.channels, s.channels);
+        __pipeline_commit();
+    }
     keep_weights<T, THREADS>(weight, s.channels, kept, width);
     Masks masks = {};
     if (HAS_BRANCH && branch.dbranch) masks = masks_of(branch.draws, first + threadIdx.y, stride);
@@ -162,16 +202,25 @@ static __global__ void __launch_bounds__(THREADS,
     for (int64_t base = first; base < s.rows; base += stride) { /* all teams together: they share barriers */
         int64_t row = base + threadIdx.y, at = row * s.channels;
         int channels = row < s.rows ? s.channels : 0;
+        bool has_next = row + stride < s.rows;
         Words<T> before[VECTORS];
-        load_row<T, VECTORS, LANES, ALIGNED>(x + at, channels, own_x);
-        load_row<T, VECTORS, LANES, ALIGNED>(dy + at, channels, own_g);
-        float rstd = channels ? rstds[row] : 0.0f, shift = HAS_MEAN && channels ? -means[row] * rstd : 0.0f;
+        float rstd = next_rstd, mean = next_mean;
+        if (IS_STAGED) {
+            if (has_next) next_rstd = rstds[row + stride], next_mean = HAS_MEAN ? means[row + stride] : 0.0f;
+            __pipeline_wait_prior(0);
+        } else {
+            load_row<T, VECTORS, LANES, ALIGNED>(x + at, channels, own_x);
+            load_row<T, VECTORS, LANES, ALIGNED>(dy + at, channels, own_g);
+            rstd = channels ? rstds[row] : 0.0f, mean = HAS_MEAN && channels ? means[row] : 0.0f;
+        }
+        float shift = HAS_MEAN ? -mean * rstd : 0.0f;
         float sum_g = 0.0f, sum_gx = 0.0f;
 #pragma unroll
         for (int j = 0; j < VECTORS; j++) {
             int c = channel_of<LANES>(j);
             float v[VECTOR], g[VECTOR], w[VECTOR];
             if (c >= channels) continue;
+            if (IS_STAGED) take<T, VECTORS>(stage, j, &own_x[j], &own_g[j], false, &before[j]);
             unpack(own_x[j], v), unpack(own_g[j], g);
             read_weights<T, THREADS>(weight, s.channels, kept, width, c, w);
 #pragma unroll
@@ -184,25 +233,36 @@ static __global__ void __launch_bounds__(THREADS,
                 sum_gx = fmaf(g[k], v[k], sum_gx);
             }
         }
-        if (!dx) continue;
-        if (add && IS_EARLY) load_row<T, VECTORS, LANES, ALIGNED>(dx + at, channels, before);
+        if (!dx) {
+#pragma unroll
+            for (int j = 0; j < VECTORS; j++) {
+                if (IS_STAGED && has_next)
+                    fetch<T, VECTORS, LANES>(stage, j, x, dy, dx, false, at + step, s.channels);
+            }
+            if (IS_STAGED) __pipeline_commit();
+            continue;
+        }
+        if (add && LANES) load_row<T, VECTORS, LANES, ALIGNED>(dx + at, channels, before);
         float2 both = team_sum<LANES>(sum_g, sum_gx, shared[use]);
         use ^= 1;
         float of_one = fmaf(-both.y * part * rstd, shift, -both.x * part * rstd),
               of_x = -both.y * part * rstd * rstd;
         RandomBlock draw[VECTORS] = {};
-        if (HAS_BRANCH && IS_EARLY && masks.limit) draw_row<VECTORS, LANES, ALIGNED>(masks, s.channels, draw);
+        if (HAS_BRANCH && LANES && masks.limit) draw_row<VECTORS, LANES, ALIGNED>(masks, s.channels, draw);
 #pragma unroll
         for (int j = 0; j < VECTORS; j++) { /* unpacked again: registers are short, and this is cheap */
             int c = channel_of<LANES>(j);
             float v[VECTOR], g[VECTOR], w[VECTOR];
             if (c >= channels) continue;
+            if (IS_STAGED) take<T, VECTORS>(stage, j, &own_x[j], &own_g[j], add, &before[j]);
             unpack(own_x[j], v), unpack(own_g[j], g);
+            if (IS_STAGED && has_next)
+                fetch<T, VECTORS, LANES>(stage, j, x, dy, dx, add, at + step, s.channels);
             read_weights<T, THREADS>(weight, s.channels, kept, width, c, w);
 #pragma unroll
             for (int k = 0; k < VECTOR; k++) v[k] = fmaf(g[k] * w[k], rstd, fmaf(v[k], of_x, of_one));
             if (add) {
-                if (!IS_EARLY) load_words<T, ALIGNED>(dx + at + c, channels - c, &before[j]);
+                if (!LANES && !IS_STAGED) load_words<T, ALIGNED>(dx + at + c, channels - c, &before[j]);
                 unpack(before[j], g);
 #pragma unroll
                 for (int k = 0; k < VECTOR; k++) v[k] += g[k];
@@ -213,9 +273,8 @@ static __global__ void __launch_bounds__(THREADS,
                 T *to = (T *)branch.dbranch + at + c;
                 unpack(made, v);
                 if (masks.limit) {
-                    if (!IS_EARLY)
-                        draw[j] =
-                            draw8<ALIGNED>(masks, (uint64_t)masks.place * (unsigned)s.channels + (unsigned)c);
+                    uint64_t place = (uint64_t)masks.place * (unsigned)s.channels + (unsigned)c;
+                    if (!LANES) draw[j] = draw8<ALIGNED>(masks, place);
                     drop8(masks, draw[j], v);
                 }
                 if (branch.add) {
@@ -227,6 +286,7 @@ static __global__ void __launch_bounds__(THREADS,
                 store_words<T, ALIGNED>(to, channels - c, pack<T>(v));
             }
         }
+        if (IS_STAGED) __pipeline_commit();
         if (HAS_BRANCH) next_row(&masks, branch.draws);
     }
     if (!partial) return;
@@ -328,7 +388,10 @@ static unsigned norm_backward(const CudaContext *context, const Tensor *tensor, 
     NormTeams t = norm_teams(context, tensor->dtype, s.rows, s.channels, aligned, NORM_BACKWARD_THREADS,
                              NORM_BACKWARD_RESIDENT);
     dim3 block((unsigned)t.threads, (unsigned)t.teams);
-    size_t shared = norm_shared(t, t.threads < WARP ? t.teams * t.threads / WARP : t.teams);
+    size_t sums = norm_shared(t, t.threads < WARP ? t.teams * t.threads / WARP : t.teams);
+    size_t shared = norm_shared(t, 1);
+    if (!t.is_large && !t.lanes) shared += (size_t)(3 * t.vectors * NORM_WAITING_THREADS) * sizeof(Words<T>);
+    if (shared < sums) shared = sums;
 #define BACKWARD(VECTORS, LANES, ALIGNED, THREADS)                                                           \
     norm_backward_kernel<T, VECTORS, LANES, HAS_MEAN, HAS_BRANCH, ALIGNED, THREADS>                          \
         <<<t.blocks, block, shared, context->stream>>>((const T *)dy, (const T *)x, weight, means, rstds,    \
