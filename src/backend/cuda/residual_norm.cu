@@ -2,11 +2,14 @@
  *
  * Floor over the copy bandwidth: stream and branch read, sum and normed rows written forward, 8 bytes an element in 16
  * bits; dnormed, sum and dsum read, dsum and dbranch written backward, 10 bytes. As dropout, add and norm it was 14 and 12.
- * A block of random numbers, drawn once forward and once backward for 8 elements, is integer work that hides behind that. */
+ * A block of random numbers, drawn once forward and once backward for 8 elements, is integer work that hides behind that,
+ * if nothing else is wasted: at 384 channels most of the bytes come from the second-level cache. */
 #include "backend/cuda/norm_rows.cuh"
 
-static bool can_count_rows(int64_t rows) {
-    return rows <= UINT32_MAX; /* see set_row */
+/* Rows, and the blocks of random numbers of a sequence, are counted in 32 bits (masks_of, draw8). */
+static bool can_count(Shape shape) {
+    return shape_rows(shape) <= UINT32_MAX &&
+           (!shape.dim[0] || shape_count(shape) / shape.dim[0] / VECTOR < UINT32_MAX);
 }
 
 static Draws draws_of(const ResidualNormAttributes *a, const void *random, Shape shape) {
@@ -26,7 +29,7 @@ extern "C" Status cuda_residual_norm(const KernelCall *call, Error *error) {
     int64_t channels = shape_columns(x->shape);
     NormShape s = {shape_rows(x->shape), (int)channels, a->epsilon};
     if (!same_types(x, node->input[1]) || !same_types(x, node->output[0]) ||
-        !same_types(x, node->output[1]) || channels > NORM_MOST_CHANNELS || !can_count_rows(s.rows))
+        !same_types(x, node->output[1]) || channels > NORM_MOST_CHANNELS || !can_count(x->shape))
         return cuda_unsupported(call, x, error);
     if (!s.rows) return STATUS_OK;
     if (!weights_fit(x, node->input[2]) || !weights_fit(x, node->input[3]))
@@ -58,7 +61,7 @@ extern "C" Status cuda_residual_norm_backward(const KernelCall *call, Error *err
     int64_t channels = shape_columns(x->shape);
     NormShape s = {shape_rows(x->shape), (int)channels, 0.0f};
     if (!same_types(x, node->input[0]) || !same_types(x, node->output[0]) ||
-        !same_types(x, node->output[3]) || channels > NORM_MOST_CHANNELS || !can_count_rows(s.rows))
+        !same_types(x, node->output[3]) || channels > NORM_MOST_CHANNELS || !can_count(x->shape))
         return cuda_unsupported(call, x, error);
     if (!weights_fit(x, node->input[2])) return cuda_unsupported(call, node->input[2], error);
     Branch branch = {};
