@@ -71,7 +71,7 @@ static __global__ void __launch_bounds__(THREADS, THREADS != NORM_SMALL ? 1
 #pragma unroll
                 for (int k = 0; k < VECTOR; k++) sum += v[j][k];
             }
-            mean = team_sum<LANES>(sum, 0.0f, shared[0]).x * part;
+            mean = __fmul_rn(team_sum<LANES>(sum, 0.0f, shared[0]).x, part); /* the same in every form */
             sum = 0.0f;
         }
 #pragma unroll
@@ -84,7 +84,7 @@ static __global__ void __launch_bounds__(THREADS, THREADS != NORM_SMALL ? 1
                 sum = fmaf(v[j][k], v[j][k], sum);
             }
         }
-        float rstd = rsqrtf(team_sum<LANES>(sum, 0.0f, shared[1]).x * part + s.epsilon);
+        float rstd = rsqrtf(fmaf(team_sum<LANES>(sum, 0.0f, shared[1]).x, part, s.epsilon));
 #pragma unroll
         for (int j = 0; j < VECTORS; j++) {
             int c = channel_of<LANES>(j);
