@@ -1,7 +1,9 @@
 /* Attention on the GPU: every way to compute it against a reference in double precision, and against the clock.
  *
- *     cuda_attention check        errors ‖out - reference‖ / ‖reference‖ of y, lse and dqkv; fails if one is too large
- *     cuda_attention time         TFLOP/s of forward and backward (4·HS and 10·HS a visible pair), and scratch memory
+ *     cuda_attention check [WAY]  errors ‖out - reference‖ / ‖reference‖ of y, lse and dqkv; fails if one is too large
+ *     cuda_attention time [NAME]  TFLOP/s of forward and backward (4·HS and 10·HS a visible pair), and scratch memory
+ *
+ * WAY: this way only ("short"); NAME: only cases whose names contain it.
  *
  * Outputs are filled with NaNs before every check, inputs are normal random numbers. Backward passes are run twice: an
  * ordered one must give the same bits. Exit code 77 without a GPU. */
@@ -26,8 +28,8 @@ typedef struct {
     double *y, *lse, *dqkv; /* the reference's */
 } Problem;
 
-enum { WAY_PLAIN, WAY_TILED, WAY_LIBRARY, WAY_LIBRARY_ANY, N_WAYS };
-static const char *const WAY_NAME[N_WAYS] = {"plain", "tiled", "cuDNN", "cuDNN, any order"};
+enum { WAY_PLAIN, WAY_TILED, WAY_SHORT, WAY_LIBRARY, WAY_LIBRARY_ANY, N_WAYS };
+static const char *const WAY_NAME[N_WAYS] = {"plain", "tiled", "short", "cuDNN", "cuDNN, any order"};
 
 static void must(cudaError_t code, const char *what) {
     if (code == cudaSuccess) return;
@@ -197,6 +199,13 @@ static void problem_free(Problem *p) {
 
 /* ---- running ---- */
 
+static int max_shared_bytes(void) {
+    int device = 0, bytes = 0;
+    must(cudaGetDevice(&device), "the device");
+    must(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "the device");
+    return bytes;
+}
+
 /* Does this way take the shape? If so, with scratch memory. */
 static bool prepare(Problem *p, int way, bool backward, AttentionLibrary **library,
                     const AttentionPlan **plan) {
@@ -206,6 +215,7 @@ static bool prepare(Problem *p, int way, bool backward, AttentionLibrary **libra
     if (way == WAY_PLAIN && !attention_plain_takes(s)) return false;
     if (way == WAY_TILED && !attention_tiled_takes(s)) return false;
     if (way == WAY_TILED && backward) bytes = attention_tiled_backward_scratch(s);
+    if (way == WAY_SHORT && !attention_short_takes(s, backward, max_shared_bytes())) return false;
 #ifdef PGPT_HAVE_CUDNN
     if (way >= WAY_LIBRARY) {
         *plan = attention_library_plan(library, s, backward, way == WAY_LIBRARY_ANY);
@@ -233,6 +243,10 @@ static Status run(const Problem *p, int way, bool backward, const AttentionPlan 
     if (way == WAY_PLAIN) {
         return backward ? attention_plain_backward(s, m, stream, error)
                         : attention_plain_forward(s, m, stream, error);
+    }
+    if (way == WAY_SHORT) {
+        return backward ? attention_short_backward(s, m, stream, error)
+                        : attention_short_forward(s, m, stream, error);
     }
     if (!backward) return attention_tiled_forward(s, m, stream, error);
     TRY(attention_tiled_queries(s, m, stream, error));
@@ -268,12 +282,13 @@ static bool check_again(const Problem *p, int way, const AttentionPlan *plan) {
     return same;
 }
 
-static bool check(Case c, AttentionLibrary **library) {
+static bool check(Case c, const char *only, AttentionLibrary **library) {
     Problem p = problem_new(c, true);
     double bound = c.dtype == DTYPE_F32 ? 1e-5 : c.dtype == DTYPE_F16 ? 1e-3 : 1e-2;
     bool all_good = true;
     for (int way = 0; way < N_WAYS; way++) {
         const AttentionPlan *plan;
+        if (only && strcmp(only, WAY_NAME[way])) continue;
         if (!prepare(&p, way, false, library, &plan)) continue;
         must(cudaMemset(p.memory.y, 0xFF, (size_t)p.n_y * p.element_bytes), "clearing");
         must(cudaMemset(p.memory.lse, 0xFF, (size_t)p.n_lse * sizeof(float)), "clearing");
@@ -377,6 +392,7 @@ int main(int argc, char **argv) {
     }
     bool checks = argc < 2 || !strcmp(argv[1], "check"), times = argc < 2 || !strcmp(argv[1], "time"),
          good = true;
+    const char *only = argc > 2 ? argv[2] : NULL;
     AttentionLibrary *library = NULL;
     static const Case CHECKS[] = {
         {DTYPE_BF16, 2, 256, 4, 4, 64, 0.0f}, {DTYPE_BF16, 2, 333, 4, 2, 64, 0.0f},
@@ -389,6 +405,11 @@ int main(int argc, char **argv) {
         {DTYPE_F32, 2, 333, 4, 2, 64, 0.0f},  {DTYPE_F32, 2, 130, 2, 2, 32, 0.2f},
         {DTYPE_F32, 2, 130, 2, 2, 96, 0.0f},  {DTYPE_F32, 2, 200, 2, 1, 128, 0.2f},
         {DTYPE_F32, 2, 33, 3, 3, 17, 0.1f},   {DTYPE_F32, 1, 64, 1, 1, 8, 0.0f},
+        {DTYPE_BF16, 2, 256, 6, 6, 64, 0.2f}, {DTYPE_BF16, 1, 255, 3, 3, 64, 0.2f},
+        {DTYPE_BF16, 2, 100, 2, 2, 64, 0.1f}, {DTYPE_BF16, 1, 64, 2, 2, 64, 0.2f},
+        {DTYPE_BF16, 3, 7, 2, 2, 64, 0.5f},   {DTYPE_BF16, 3, 1, 2, 2, 64, 0.5f},
+        {DTYPE_F16, 1, 129, 2, 2, 56, 0.2f},  {DTYPE_F16, 1, 255, 2, 2, 32, 0.0f},
+        {DTYPE_F16, 2, 256, 4, 2, 64, 0.2f},  {DTYPE_F16, 2, 250, 2, 2, 8, 0.3f},
     };
     static const struct {
         const char *name;
@@ -404,9 +425,10 @@ int main(int argc, char **argv) {
         {"f32", {DTYPE_F32, 16, 1024, 12, 12, 64, 0.0f}},
     };
     for (size_t i = 0; checks && i < sizeof CHECKS / sizeof CHECKS[0]; i++)
-        good = check(CHECKS[i], &library) && good;
-    for (size_t i = 0; times && i < sizeof TIMES / sizeof TIMES[0]; i++)
-        time_case(TIMES[i].name, TIMES[i].c, &library);
+        good = check(CHECKS[i], only, &library) && good;
+    for (size_t i = 0; times && i < sizeof TIMES / sizeof TIMES[0]; i++) {
+        if (!only || strstr(TIMES[i].name, only)) time_case(TIMES[i].name, TIMES[i].c, &library);
+    }
 #ifdef PGPT_HAVE_CUDNN
     if (library && attention_library_reason(library)[0]) printf("%s\n", attention_library_reason(library));
     attention_library_close(library);

@@ -1,10 +1,11 @@
 /* attention: which of the ways of attention.h computes a node.
  *
  * cuDNN for long sequences if it has a plan for the shape, since it is the fastest there (short ones gain nothing, and
- * its plans take a second to make); tiles if the head size allows and the memory is aligned; else plain. cuDNN's
- * backward either adds in an order that varies (faster, and only if the user allows it), or stores all dscores: that
- * takes memory that the tiles do without, so they are preferred where it would be more than a few GiB. A context may
- * force one way, for tests: what that way does not take then fails.
+ * its plans take a second to make); for short ones a head at a time, if it fits into shared memory; else tiles if the
+ * head size allows and the memory is aligned; else plain. cuDNN's backward either adds in an order that varies (faster,
+ * and only if the user allows it), or stores all dscores: that takes memory that the tiles do without, so they are
+ * preferred where it would be more than a few GiB. A context may force one way, for tests: what that way does not take
+ * then fails.
  *
  * The choice is made when the memory is planned, and again, the same way, when the node runs. Only an output that is
  * added to, or memory that is not aligned, is found out then: tiles do the first, plain kernels the second, with
@@ -105,6 +106,10 @@ static Status run(const KernelCall *call, const Tensor *qkv, const AttentionMemo
     if (aligned && !memory->add) {
         const AttentionPlan *plan = library_plan(context, &shape, backward);
         if (plan) return attention_plan_run(plan, memory, stream, error);
+    }
+    if (any && aligned && attention_short_takes(&shape, backward, context->max_shared_bytes)) {
+        return backward ? attention_short_backward(&shape, memory, stream, error)
+                        : attention_short_forward(&shape, memory, stream, error);
     }
     if ((any || way == ATTENTION_TILED) && aligned && attention_tiled_takes(&shape)) {
         if (!backward) return attention_tiled_forward(&shape, memory, stream, error);

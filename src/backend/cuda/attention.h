@@ -1,8 +1,10 @@
-/* The three ways to compute attention on a GPU, and what they share. attention.cu chooses.
+/* The four ways to compute attention on a GPU, and what they share. attention.cu chooses.
  *
  *   plain    attention_plain.cu: every element type and head size up to 256, one query or key a block; slow.
  *   tiled    attention_forward.cu, attention_queries.cu, attention_keys.cu: tiles on the tensor cores; head sizes that
  *            are multiples of 8, up to 128.
+ *   short    attention_short_forward.cu, attention_short_backward.cu: the same for short sequences of small heads in 16
+ *            bits, of which a whole head fits into shared memory.
  *   library  attention_cudnn.cu: cuDNN's fused attention, where pgpt was built with it and it has a plan for the shape.
  *
  * All read queries, keys and values where they lie in the rows of qkv and write y, lse and dqkv in place; see
@@ -65,6 +67,14 @@ Status attention_tiled_queries(const AttentionShape *shape, const AttentionMemor
                                cudaStream_t stream, Error *error);
 Status attention_tiled_keys(const AttentionShape *shape, const AttentionMemory *memory, cudaStream_t stream,
                             Error *error);
+
+/* Of aligned memory, 16-bit types, at most 256 positions: a head fits into a block's shared memory, of which there are so
+ * many bytes. The backward only where no heads share keys. */
+bool attention_short_takes(const AttentionShape *shape, bool backward, int max_shared_bytes);
+Status attention_short_forward(const AttentionShape *shape, const AttentionMemory *memory,
+                               cudaStream_t stream, Error *error);
+Status attention_short_backward(const AttentionShape *shape, const AttentionMemory *memory,
+                                cudaStream_t stream, Error *error);
 
 #ifdef PGPT_HAVE_CUDNN
 

@@ -4,28 +4,15 @@
  * the exponentials alone take as long as products at 950 TFLOP/s would, on 132 multiprocessors.
  *
  * A block has the queries of one head that its warps hold, and walks over the keys in tiles, the next one on its way
- * from memory while this one is computed with. Scores and weights never leave the registers: a tile's scores are made
- * relative to the largest so far, and what was summed before is scaled down when that grows. Small growth is let
- * pass: weights up to 2^8 are as exact as weights up to 1, and mostly nothing has to be scaled. Tiles behind a warp's
- * last query are skipped; only the tile on the diagonal is masked. Long rows of tiles are started first. */
+ * from memory while this one is computed with. Tiles behind a warp's last query are skipped; only the tile on the
+ * diagonal is masked. Long rows of tiles are started first. attention_softmax.cuh has the softmax. */
 #include "backend/cuda/attention_products.cuh"
+#include "backend/cuda/attention_softmax.cuh"
 
 enum { STAGES = 2 };
 
 template <typename T, int HS, typename CUT> constexpr int forward_shared_bytes(void) {
     return (CUT::ROWS + STAGES * 2 * CUT::TILE_ROWS) * tile_stride<T, HS>() * (int)sizeof(T);
-}
-
-/* The state of a warp's rows: for each block of 16, rows g and g+8. */
-template <int HS, int M> struct ForwardRows { float max[M][2], sum[M][2], y[M][HS / 8][4]; };
-
-template <int HS, int M> DEVICE void start_rows(ForwardRows<HS, M> &rows) {
-    clear<M, HS / 8>(rows.y);
-#pragma unroll
-    for (int m = 0; m < M; m++) {
-#pragma unroll
-        for (int i = 0; i < 2; i++) rows.max[m][i] = -INFINITY, rows.sum[m][i] = 0.0f;
-    }
 }
 
 /* Scores of keys that a query must not see become -inf. first_row and first_key are the thread's own. */
@@ -37,59 +24,6 @@ template <int M, int N> DEVICE void mask_scores(float s[M][N][4], int first_row,
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 if (first_key + n * 8 + (i & 1) > first_row + m * 16 + (i >> 1) * 8) s[m][n][i] = -INFINITY;
-            }
-        }
-    }
-}
-
-/* Everything relative to a new maximum. */
-template <int HS, int M>
-DEVICE void shrink_rows(ForwardRows<HS, M> &rows, const float max[M][2], float scale_log2) {
-#pragma unroll
-    for (int m = 0; m < M; m++) {
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            float shrink = exp2_fast((rows.max[m][i] - max[m][i]) * scale_log2);
-            rows.max[m][i] = max[m][i];
-            rows.sum[m][i] *= shrink;
-#pragma unroll
-            for (int n = 0; n < HS / 8; n++) {
-                rows.y[m][n][2 * i] *= shrink;
-                rows.y[m][n][2 * i + 1] *= shrink;
-            }
-        }
-    }
-}
-
-/* Scores become weights relative to each row's maximum. */
-template <int HS, int M, int N>
-DEVICE void soften(ForwardRows<HS, M> &rows, float s[M][N][4], float scale_log2) {
-    float max[M][2];
-    bool grows = false;
-#pragma unroll
-    for (int m = 0; m < M; m++) {
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            float most = s[m][0][2 * i];
-#pragma unroll
-            for (int n = 0; n < N; n++) most = fmaxf(most, fmaxf(s[m][n][2 * i], s[m][n][2 * i + 1]));
-            max[m][i] = fmaxf(rows.max[m][i], row_max(most));
-            grows = grows || (max[m][i] - rows.max[m][i]) * scale_log2 > 8.0f;
-        }
-    }
-    if (__any_sync(0xFFFFFFFFu, grows)) shrink_rows<HS, M>(rows, max, scale_log2);
-#pragma unroll
-    for (int m = 0; m < M; m++) {
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            float shift = -rows.max[m][i] * scale_log2;
-#pragma unroll
-            for (int n = 0; n < N; n++) {
-#pragma unroll
-                for (int j = 2 * i; j < 2 * i + 2; j++) {
-                    s[m][n][j] = exp2_fast(fmaf(s[m][n][j], scale_log2, shift));
-                    rows.sum[m][i] += s[m][n][j];
-                }
             }
         }
     }
