@@ -29,10 +29,12 @@ typedef struct {
     SamplerOptions sampler;
 } GenerateBench;
 
-/* What the callback needs: where the clock stood when the token before was done. */
+/* What the callback needs: where the clock stood when the token before was done. A GPU hands over several tokens at a
+ * time, a batch: what the first of them took is the whole batch's, and each gets its share once all have been heard. */
 typedef struct {
     GenerateBench *bench;
     int64_t n_samples, n_heard, n_done;
+    int64_t batch, batch_first; /* number of the last draw; its first position */
     uint64_t before_ns, attention_before_ns;
 } Listener;
 
@@ -43,8 +45,10 @@ typedef struct {
     double greedy_tokens_per_s; /* NAN on the host */
 } GenerateReport;
 
+/* Of what was timed instruction by instruction: nothing on a GPU. */
 static uint64_t attention_ns(const Generator *generator) {
     uint64_t total = 0;
+    if (!generator->backend->uses_host_memory) return total;
     const GeneratorPass *passes[] = {&generator->decode, &generator->prefill};
     for (int p = 0; p < 2; p++) {
         for (int i = 0; i < passes[p]->graph->n_nodes; i++) {
@@ -55,11 +59,31 @@ static uint64_t attention_ns(const Generator *generator) {
     return total;
 }
 
-/* All samples stand at the same position, so a position is done when each of them has been heard. */
+static double sum_of(const double *values, int64_t count) {
+    double sum = 0.0;
+    for (int64_t i = 0; i < count; i++) sum += values[i];
+    return sum;
+}
+
+/* The batch is complete. */
+static void share_out(Listener *listener) {
+    double *seconds = listener->bench->token_seconds + listener->batch_first;
+    int64_t count = listener->n_done - listener->batch_first;
+    double sum = sum_of(seconds, count);
+    for (int64_t i = 0; i < count; i++) seconds[i] = sum / (double)count;
+    listener->batch_first = listener->n_done;
+}
+
+/* All samples stand at the same position, so a position is done when each of them has been heard. Tokens that the host
+ * chooses come one by one. */
 static GeneratorVerdict hear(void *context, const GeneratedToken *token) {
     (void)token;
     Listener *listener = context;
     if (++listener->n_heard % listener->n_samples != 0) return GENERATOR_GO_ON;
+    const GeneratorDrawing *drawing = &listener->bench->generator.drawing;
+    bool is_drawn = drawing->n_current >= 0;
+    if (!is_drawn || listener->batch != drawing->n_draws) share_out(listener);
+    listener->batch = drawing->n_draws;
     uint64_t now = timer_now_ns(), attention = attention_ns(&listener->bench->generator);
     listener->bench->token_seconds[listener->n_done] = timer_seconds(listener->before_ns, now);
     listener->bench->attention_seconds[listener->n_done] =
@@ -86,6 +110,7 @@ static Status run_texts(GenerateBench *bench, int64_t n_samples, int64_t n_token
     uint64_t start = timer_now_ns();
     TRY(generator_run(&bench->generator, &request, error));
     *seconds = timer_seconds_since(start);
+    share_out(&listener);
     return STATUS_OK;
 }
 
@@ -172,14 +197,8 @@ static double weight_bytes(const Node *const *nodes, int n_nodes) {
     return total;
 }
 
-static double sum_of(const double *values, int64_t count) {
-    double sum = 0.0;
-    for (int64_t i = 0; i < count; i++) sum += values[i];
-    return sum;
-}
-
-/* Medians over the quarters of the text just made, which must have at least as many tokens. A GPU hands over several
- * tokens at a time, and its instructions are not timed one by one: there it is the mean, without attention. */
+/* Medians over the quarters of the text just made, which must have at least as many tokens. A GPU's instructions are not
+ * timed one by one: there it is the mean, without attention. */
 static void note_quarters(GenerateBench *bench, int64_t n_tokens, GenerateReport *report) {
     bool on_host = bench->backend.uses_host_memory;
     for (int q = 0; q < N_QUARTERS; q++) {

@@ -64,7 +64,7 @@ typedef struct {
     void *begin, *end; /* the backend's marks */
 } SectionTime;
 
-enum { EXECUTOR_MAX_PENDING = 32, EXECUTOR_REPEATS = 8 };
+enum { EXECUTOR_MAX_PENDING = 32, EXECUTOR_REPEATS = 16 };
 
 typedef struct {
     const Program *program;

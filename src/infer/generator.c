@@ -293,6 +293,7 @@ Status generator_draw(Generator *generator, const SampleSettings *settings, int 
     GeneratorPass *pass = &generator->decode;
     if (drawing->n_current < 0) TRY(start_drawing(generator, settings, error));
     TRY(executor_repeat(&pass->executor, SECTION_FORWARD, n_tokens, error));
+    drawing->n_draws++;
     drawing->first = drawing->n_current;
     drawing->n_current = (drawing->n_current + n_tokens) % GENERATOR_MOST_AHEAD;
     return executor_download(&pass->executor, drawing->picks, drawing->pick, error);

@@ -57,6 +57,7 @@ typedef struct {
     Tensor *settings, *rows, *picks; /* see ops/sample.h */
     SampleRow *row;                  /* (B) as the host wants them */
     SamplePick *pick;                /* (GENERATOR_MOST_AHEAD,B) what came back */
+    int64_t n_draws;                 /* how often it was asked: tokens of one draw come at the same time */
     int n_current, first; /* picks since the device's state was written, -1: it must be; of the last draw */
 } GeneratorDrawing;
 

@@ -87,7 +87,7 @@ static const CudaKernel KERNELS[] = {
     {&OP_ATTENTION_BACKWARD, cuda_attention_backward, cuda_attention_backward_scratch},
     {&OP_ATTENTION_CACHED, cuda_attention_cached, cuda_attention_cached_scratch},
     {&OP_DECODE_STEP, cuda_decode_step, NULL},
-    {&OP_SAMPLE, cuda_sample, cuda_sample_scratch},
+    {&OP_SAMPLE, cuda_sample, NULL},
     {&OP_ROTARY, cuda_rotary, NULL},
     {&OP_ADD, cuda_add, NULL},
     {&OP_COPY, cuda_copy, NULL},

@@ -243,9 +243,7 @@ DEVICE void attend_part(Ring &ring, const Me &me, const Call &c, int block, int 
         has_new = __any_sync(0xFFFFFFFFu, has_new);
         Held held = {};
         if (old > 0) take_keys<T>(ring, me, c, old, held);
-        DECODE_PROBE(block, ATTENTION_OUT, 7);
         if (!done || has_new) receive_new(me, c, head, kv, has_new, payload);
-        DECODE_PROBE(block, ATTENTION_OUT, 8);
         if (!done) {
             unpack8<T>(as_vector(payload[QUERY]), q);
             if (c.is_rotary) turn8(me, c, q);
@@ -257,14 +255,11 @@ DEVICE void attend_part(Ring &ring, const Me &me, const Call &c, int block, int 
         attend_tile(me, c, mine, q, all, held);
     }
     join_groups(mine, lanes_of(c));
-    DECODE_PROBE(block, ATTENTION_OUT, 9);
     send_part<T>(me, c, mine, head, part);
-    DECODE_PROBE(block, ATTENTION_OUT, 10);
 }
 
 template <typename T, typename Call> DEVICE void attend(const Call &c, Ring &ring, Me &me, int block) {
     find_place(me);
-    DECODE_PROBE(block, ATTENTION_OUT, 6);
     int n_units = c.n_heads * me.n_parts;
 #    pragma unroll 1
     for (int unit = block_number(); unit < n_units; unit += (int)gridDim.x) {

@@ -11,9 +11,6 @@ extern "C" {
 
 #include <math.h>
 
-/* Of the head, in the time that blocks leave: it must stay in the second-level cache until it is needed. */
-enum { FETCHED_BYTES = 20 << 20 };
-
 static bool is_vector_place(const Tensor *tensor) {
     return !tensor || tensor_root_element(tensor) % VECTOR == 0;
 }
@@ -154,7 +151,7 @@ extern "C" bool cuda_decode_plan(const CudaContext *context, const Node *node, D
     int64_t block_stride;
     if (!is_taken(context, node) || !is_regular(step, &block_stride, &c->cache_stride)) return false;
     note_sizes(step, c);
-    int n_logits = (int)step->head_weight->shape.dim[0]; /* everybody has a row of everything */
+    int n_logits = c->n_logits = (int)step->head_weight->shape.dim[0]; /* everybody has a row of everything */
     int pairs = smaller(c->hidden, (c->n_heads + 2 * c->n_kv_heads) * c->head_size) / 2;
     *n_grid = smaller(smaller(context->n_processors, c->channels), smaller(pairs, n_logits));
     if (!deal_out(c, n_logits, *n_grid, block_stride)) return false;

@@ -11,8 +11,11 @@
  * with (decode_mail.cuh), so that only arithmetic is left when those come. A thread a row finishes what comes out
  * (bias, activation, residual) and sends it to all thread blocks.
  *
- * x is in f32, in the registers of the threads that finish its rows. */
+ * x is in f32, in the registers of the threads that finish its rows.
+ *
+ * The smallest GPT-2 has a kernel of its own, decode_cluster.cu, where the GPU has clusters enough. */
 #include "backend/cuda/decode_attend.cuh"
+#include "backend/cuda/decode_cluster.h"
 #include "backend/cuda/gelu.cuh"
 
 extern "C" {
@@ -168,12 +171,6 @@ template <typename Call> DEVICE void fill_angles(const Call &c, const Me &me) {
 
 /* ---- products ---- */
 
-DEVICE float activate(Activation activation, float x) {
-    if (activation == ACTIVATION_GELU_TANH) return gelu_forward<ACTIVATION_GELU_TANH>(x);
-    if (activation == ACTIVATION_GELU_ERF) return gelu_forward<ACTIVATION_GELU_ERF>(x);
-    return x;
-}
-
 /* What the tile is multiplied with. has_x: x is in registers already. */
 template <typename T, typename Call>
 DEVICE void receive_factors(const Call &c, const Me &me, int k, bool has_x,
@@ -231,7 +228,6 @@ template <typename T, typename Call>
 DEVICE void run_product(const Call &c, Ring &ring, Me &me, int k, int block, bool has_x,
                         float (&x)[MOST_SLICES][2]) {
     find_place(me);
-    DECODE_PROBE(block, k, 0);
     const DecodeProduct &p = c.product[k];
     Share rows = share_of(p.deal);
     uint4 w[HELD];
@@ -246,25 +242,20 @@ DEVICE void run_product(const Call &c, Ring &ring, Me &me, int k, int block, boo
         int here = least(rows.count - first, p.deal.tile);
         take_tile<T>(ring, me, c, k, w);
         if (tile == 0) {
-            DECODE_PROBE(block, k, 1);
             const T *biases = of_block<T>(p.bias, block, p.stride) + rows.first;
             bool has_bias = p.bias && me.thread < rows.count;
             bias = has_bias ? as_float(biases[me.thread]) : 0.0f;
             up_bias = has_bias && n_ranges > 1 ? as_float(biases[c.hidden + me.thread]) : 0.0f;
             if (is_wide(k)) prepare_norm<T>(me, c, p, block, weight);
             receive_factors<T>(c, me, k, has_x, weight, x, moments);
-            DECODE_PROBE(block, k, 2);
         }
         multiply_tile<T>(me, c, k, w, here, k == HEAD ? 0 : range * rows.count + first,
                          is_wide(k) && tile == 0 ? moments : NULL);
-        DECODE_PROBE(block, k, 3);
         if (k == HEAD || tile == n_tiles - 1) {
             computing_barrier(c);
-            DECODE_PROBE(block, k, 4);
             if (is_wide(k) && (k != HEAD || tile == 0)) norm = end_norm(me, c);
             Share done = {rows.first + (k == HEAD ? first : 0), k == HEAD ? here : rows.count};
             finish_rows<T>(c, me, k, done, norm, bias, up_bias);
-            DECODE_PROBE(block, k, 5);
             me.turn ^= 1;
         }
         first += here;
@@ -393,6 +384,8 @@ extern "C" Status cuda_decode_step(const KernelCall *call, Error *error) {
         return cuda_unsupported(call, node->output[DECODE_LOGITS], error);
     fill_addresses(call, &c);
     bool is_bf16 = node->input[DECODE_PARAMETERS]->dtype == DTYPE_BF16;
+    if (cuda_decode_cluster_fits(&c, is_bf16))
+        return cuda_check(cuda_decode_cluster(&c, is_bf16, context->stream), "decode_step", error);
     cudaError_t code = is_bf16 ? start_size<bf16>(&c, n_grid, context->stream)
                                : start_size<f16>(&c, n_grid, context->stream);
     return cuda_check(code, "decode_step", error);

@@ -11,10 +11,16 @@
  * looked at. A thread's 8 weights, 16 bytes, are thus exactly what the hardware wants from it. And there are four
  * columns for each half:
  *
- *     0, 4   x, rounded to 16 bits       where x goes through a norm first,
- * W·norm(x) is a sum of products with W: 1, 5   what rounding took off W·((x - mean) · rstd · g + b) = rstd · (W·(g·x)
- * - mean · W·g) + W·b 2, 6   g, the norm's weights       so the first two have g·x, and mean and rstd may come later:
- * nobody waits 3, 7   b, its biases               for them before the product.
+ *     0, 4   x, rounded to 16 bits
+ *     1, 5   what rounding took off
+ *     2, 6   g, the norm's weights
+ *     3, 7   b, its biases
+ *
+ * where x goes through a norm first. W·norm(x) is a sum of products with W,
+ *
+ *     W·((x - mean) · rstd · g + b) = rstd · (W·(g·x) - mean · W·g) + W·b
+ *
+ * so the first two have g·x, and mean and rstd may come later: nobody waits for them before the product.
  *
  * Instructions are what costs here: few warps, each waiting for itself. So loops stay loops, the same code serves all
  * products, and what is known early is done before x comes. */
@@ -24,11 +30,6 @@
 #include "backend/cuda/decode_ring.cuh"
 #include "backend/cuda/decode_step.h"
 #include "backend/cuda/multiply16.cuh"
-
-/* Where bench/cuda_decode.cu reads the clock. */
-#ifndef DECODE_PROBE
-#    define DECODE_PROBE(block, product, place)
-#endif
 
 #if __CUDA_ARCH__ >= 900
 
@@ -95,10 +96,8 @@ DEVICE float power2(float x) {
 
 /* ---- tiles of weights ---- */
 
-enum {
-    HELD = 16
-}; /* vectors of a thread: 3 times 8 rows by 4 times 32 terms, or 8 rows by 16
-      times 32 */
+/* Vectors of a thread: 3 times 8 rows by 4 times 32 terms, or 8 rows by 16 times 32. */
+enum { HELD = 16 };
 
 /* Terms of product k, and slices of them that a warp has. */
 template <typename Call> DEVICE int inner_of(const Call &c, int k) {

@@ -20,6 +20,9 @@ enum {
     KEY_SLOT_BYTES = 18432, /* of a tile of keys and values, at most */
 };
 
+/* Of the head, in the time that blocks leave: it must stay in the second-level cache until it is needed. */
+enum { FETCHED_BYTES = 20 << 20 };
+
 /* How many warps compute, at most. Two more order copies: 8 in all leave 255 registers to a thread, 16 leave 128. */
 enum { FEW_WARPS = 6, MANY_WARPS = 14 };
 
@@ -51,8 +54,7 @@ static inline __host__ __device__ bool is_wide(int k) {
 typedef struct {
     int qkv;     /* ((NH+2·NKV)·HS/2) pairs */
     int parts;   /* (MOST_PARTS, C/2) pairs: outputs of the parts of each head */
-    int weights; /* (MOST_PARTS, NH, 2): their greatest score and sum of
-                  exponentials */
+    int weights; /* (MOST_PARTS, NH, 2): their greatest score and sum of exponentials */
     int middle;  /* (C) values: x behind attention */
     int hidden;  /* (F/2) pairs */
     int end;     /* (C) values: x behind the block */
@@ -63,12 +65,10 @@ typedef struct {
 typedef struct {
     int key_slots;                        /* behind the slots of the weights */
     int heads;                            /* f32 (n_warps, HS): outputs of a head, by warp */
-    int factors;                          /* words (n_warps, factor_words): what a tile is multiplied with
-                */
+    int factors;                          /* words (n_warps, factor_words): what a tile is multiplied with */
     int sums;                             /* float4 (2, n_warps, most_rows): of products, in turns */
     int moments;                          /* float2 (2, n_warps): sums of x and of its squares, in turns */
-    int head_weights;                     /* float2 (n_warps): greatest score and sum of exponentials
-                     */
+    int head_weights;                     /* float2 (n_warps): greatest score and sum of exponentials */
     int full, empty, key_full, key_empty; /* barriers of the two rings */
     int angles;                           /* f32 (2, HS/2): cosines, sines */
     int end;
@@ -88,14 +88,13 @@ typedef struct {
     SharedLayout shared;
     int n_blocks, channels, hidden, n_heads, n_kv_heads, head_size;
     int head_shift; /* head_size is 2^head_shift */
-    int vocabulary, n_places, capacity;
+    int vocabulary, n_logits, n_places, capacity;
     int n_warps, n_slots;              /* n_warps: that compute */
     int channel_slices, hidden_slices; /* of a warp */
     int factor_words, factor_step;     /* of a warp; from one kind to the next */
     int most_rows;                     /* of a product in one thread block */
     int tile_keys, key_slot_bytes;     /* of a tile of the cache */
-    int fetched_rows;                  /* of the head, with every block, to the second-level cache
-                     */
+    int fetched_rows;                  /* of the head, with every block, to the second-level cache */
     bool has_mean, is_gated, is_rotary;
     Activation activation;
     float epsilon, scale;
@@ -110,8 +109,8 @@ struct FewWarpsCall : DecodeCall {
 struct ManyWarpsCall : DecodeCall {
     enum { MOST_WARPS = MANY_WARPS, IS_EXACT = 0 };
 };
-struct Gpt2Call : DecodeCall { /* the smallest GPT-2: every warp has as many
-                                  slices as any other */
+/* The smallest GPT-2, where decode_cluster.cu does not take it: every warp has as many slices as any other. */
+struct Gpt2Call : DecodeCall {
     enum { MOST_WARPS = FEW_WARPS, IS_EXACT = 1 };
     static constexpr int channels = 768, hidden = 3072, n_heads = 12, n_kv_heads = 12, head_size = 64,
                          head_shift = 6;

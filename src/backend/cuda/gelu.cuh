@@ -18,6 +18,13 @@ template <Activation KIND> DEVICE float gelu_forward(float x) {
     return x * sigmoid(twice, &rest);
 }
 
+/* Where the kind is known when the kernel runs only. */
+DEVICE float activate(Activation activation, float x) {
+    if (activation == ACTIVATION_GELU_TANH) return gelu_forward<ACTIVATION_GELU_TANH>(x);
+    if (activation == ACTIVATION_GELU_ERF) return gelu_forward<ACTIVATION_GELU_ERF>(x);
+    return x;
+}
+
 template <Activation KIND> DEVICE float gelu_backward(float x) {
     if (KIND == ACTIVATION_GELU_ERF) {
         float density = 0.39894228f * __expf(-0.5f * x * x);

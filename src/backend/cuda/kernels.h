@@ -169,7 +169,6 @@ Status cuda_sgd(const KernelCall *call, Error *error);
 bool cuda_decode_step_fits(const CudaContext *context, const Node *node);
 
 /* Bytes of scratch for the kernels that want some. */
-size_t cuda_sample_scratch(CudaContext *context, const Node *node);
 size_t cuda_embedding_token_gradient_scratch(CudaContext *context, const Node *node);
 size_t cuda_layernorm_backward_scratch(CudaContext *context, const Node *node);
 size_t cuda_rmsnorm_backward_scratch(CudaContext *context, const Node *node);

@@ -53,7 +53,8 @@ DEVICE Key key_of(float logit, int token) {
 }
 
 DEVICE float weight_of(const CutRow &row, float logit) {
-    return expf((float)((double)(logit - row.largest) / row.temperature));
+    float distance = logit - row.largest; /* a temperature of 1 changes nothing, and divisions take long */
+    return expf(row.temperature == 1.0 ? distance : (float)((double)distance / row.temperature));
 }
 
 DEVICE Weight whole_weight(const CutRow &row, float logit, bool counts) {

@@ -1,0 +1,441 @@
+/* What the warps of decode_cluster.cu do with weights and with x. */
+#ifndef PGPT_BACKEND_CUDA_DECODE_CLUSTER_PARTS_CUH
+#define PGPT_BACKEND_CUDA_DECODE_CLUSTER_PARTS_CUH
+
+#include "backend/cuda/decode_cluster.cuh"
+#include "backend/cuda/gelu.cuh"
+
+#if __CUDA_ARCH__ >= 900
+
+/* What a thread knows. */
+typedef struct {
+    int thread, lane, warp;
+    int group, member; /* of four threads, as the tensor cores count */
+    int rank, cluster;
+    unsigned way_by_lane, way_by_warp, way_by_group; /* to rank lane % 8, warp, group */
+    int position;                                    /* of the new token */
+    int first_key, n_keys, n_old;                    /* of this rank; n_old: that are in the cache */
+    unsigned tag;
+    float origin; /* moments are taken from here: the mean at the last norm */
+    float2 kept;  /* channels of x, with three others */
+} Self;
+
+/* Until it has waited, a thread reads only what no kernel before writes. */
+DEVICE void wait_for_predecessor(void) {
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+DEVICE void let_successor_start(void) {
+    asm volatile("griddepcontrol.launch_dependents;");
+}
+/* 2^x, by the hardware alone. */
+DEVICE float exponential2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+/* For the warps that compute. */
+DEVICE void computing_barrier(void) {
+    asm volatile("barrier.sync 1, %0;" ::"n"(COMPUTING_WARPS * WARP) : "memory");
+}
+
+/* ---- the beginning ---- */
+
+template <int HEADS> DEVICE unsigned message_bytes(int message) {
+    typedef ClusterSizes<HEADS> S;
+    return message < MOMENTS       ? S::C * 4
+           : message < MOMENTS_END ? RANKS * S::ROW_WARPS * sizeof(float2)
+           : message == QKV        ? HEAD_SIZE * sizeof(float4)
+           : message == PARTS      ? RANKS * (HEAD_SIZE * sizeof(float) + sizeof(float2))
+                                   : CLUSTER_HIDDEN * 2;
+}
+
+/* By one thread. */
+template <int HEADS> DEVICE void init_barriers(void) {
+    typedef ClusterSizes<HEADS> S;
+    ClusterShared<HEADS> &shared = shared_of<HEADS>();
+    for (int k = 0; k < HEAD; k++) {
+        barrier_init(&shared.full[k], 1);
+        barrier_init(&shared.empty[k], is_wide(k) ? COMPUTING_WARPS : S::ROW_WARPS);
+    }
+    barrier_init(&shared.keys_full, 1);
+    barrier_init(&shared.keys_empty, COMPUTING_WARPS);
+    barrier_init(&shared.final_full, 1);
+    for (int i = 0; i < HEAD_SLOTS; i++) {
+        barrier_init(&shared.head_full[i], 1);
+        barrier_init(&shared.head_empty[i], COMPUTING_WARPS);
+    }
+    for (int i = 0; i < N_MESSAGES; i++) barrier_init(&shared.arrived[i], 1);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    for (int i = 0; i < N_MESSAGES; i++) barrier_expect(&shared.arrived[i], message_bytes<HEADS>(i));
+}
+
+DEVICE void clear(uint16_t *p, int n, const void *there) {
+    for (int i = (int)threadIdx.x; i < n && !there; i += CLUSTER_THREADS) p[i] = 0;
+}
+/* Biases that the model does not have. */
+template <int HEADS> DEVICE void clear_missing(const DecodeCall &c) {
+    typedef ClusterSizes<HEADS> S;
+    ClusterShared<HEADS> &shared = shared_of<HEADS>();
+    const DecodeProduct *p = c.product;
+    clear(shared.qkv.bias, 3 * HEAD_SIZE / RANKS, p[ATTENTION_IN].bias);
+    clear(shared.qkv.norm_bias, S::C, p[ATTENTION_IN].norm_bias);
+    clear(shared.out_vectors.bias, S::RANK_ROWS, p[ATTENTION_OUT].bias);
+    clear(shared.fc.bias, RANK_HIDDEN, p[HIDDEN_IN].bias);
+    clear(shared.fc.norm_bias, S::C, p[HIDDEN_IN].norm_bias);
+    clear(shared.proj_vectors.bias, S::RANK_ROWS, p[HIDDEN_OUT].bias);
+    clear(shared.final_bias, S::C, p[HEAD].norm_bias);
+}
+
+/* Which keys this rank has, the new one included. */
+DEVICE void find_keys(const DecodeCall &c, Self &me, int position) {
+    if (position < 0 || position >= c.capacity) { /* reported; the cache's last place is as good as any */
+        if (blockIdx.x == 0 && me.thread == 0) report(c.fault, FAULT_CACHE, position, c.capacity);
+        position = c.capacity - 1;
+    }
+    int each = (position + RANKS) / RANKS, first = me.rank * each, end = first + each;
+    me.position = position;
+    me.first_key = first;
+    me.n_keys = (end < position + 1 ? end : position + 1) - first;
+    me.n_old = (end < position ? end : position) - first;
+    me.n_keys = me.n_keys < 0 ? 0 : me.n_keys;
+    me.n_old = me.n_old < 0 ? 0 : me.n_old;
+}
+
+/* Two channels of a row of a table; 0 where there is no such row. */
+template <typename T, int HEADS>
+DEVICE float2 table_pair(const void *table, int row, int n_rows, int channel) {
+    const T *from = (const T *)table + (int64_t)row * ClusterSizes<HEADS>::C + channel;
+    return pair_as_floats(row >= 0 && row < n_rows ? *(const unsigned *)from : 0u, T());
+}
+
+/* This thread's channels of the embedding; says what the first norm multiplies them with. */
+template <typename T, int HEADS> DEVICE unsigned wait_and_embed(const DecodeCall &c, Self &me) {
+    enum { ROWS = ClusterSizes<HEADS>::RANK_ROWS };
+    int channel = me.rank * ROWS + me.thread / 4 * 2;
+    bool has_rows = me.thread < 2 * ROWS;
+    unsigned norm =
+        has_rows ? *(const unsigned *)((const T *)c.product[ATTENTION_IN].norm_weight + channel) : 0u;
+    wait_for_predecessor();
+    int position = *(const volatile int32_t *)c.start, token = *(const volatile int32_t *)c.tokens;
+    me.tag = *(volatile unsigned *)c.tag + 1;
+    find_keys(c, me, position);
+    if (blockIdx.x == 0 && me.thread == 0) {
+        if (token < 0 || token >= c.vocabulary) report(c.fault, FAULT_TOKEN, token, c.vocabulary);
+        if (me.position >= c.n_places) report(c.fault, FAULT_POSITION, me.position, c.n_places);
+    }
+    if (!has_rows) return norm;
+    float2 a = table_pair<T, HEADS>(c.token_table, token, c.vocabulary, channel);
+    float2 b = table_pair<T, HEADS>(c.position_table, me.position, c.n_places, channel);
+    me.kept = make_float2(a.x + b.x, a.y + b.y);
+    return norm;
+}
+
+/* ---- taking weights, receiving ---- */
+
+/* By a whole warp, which has read its part of a tile. */
+DEVICE void release(const Self &me, uint64_t *barrier) {
+    __syncwarp();
+    if (me.lane == 0) barrier_arrive(barrier);
+}
+
+template <int HEADS>
+DEVICE void receive(ClusterShared<HEADS> &shared, const Self &me, int message, int turn) {
+    barrier_pass(&shared.arrived[message], turn);
+    if (me.thread == 0) barrier_expect(&shared.arrived[message], message_bytes<HEADS>(message));
+}
+
+/* ---- products over all channels ---- */
+
+/* Rows 0 .. 7 of what the tensor cores multiply are rows 0 .. 3 of the warp's, twice: with one half of every 64 terms,
+ * and with the other. Rows of odd number have the halves the other way round, so that no two are in the same banks.
+ * Rows 8 .. 15 are the same once more: a thread's 8 terms are 4 of the one and 4 of the other. */
+DEVICE int half_of(const Self &me) {
+    return me.group / WARP_ROWS ^ (me.group & 1);
+}
+
+/* row: the one of group % 4. */
+template <int STEPS> DEVICE void take_wide(const Self &me, const uint16_t *row, uint4 (&w)[STEPS]) {
+    const uint4 *from = (const uint4 *)row + half_of(me) * 4 + me.member;
+#    pragma unroll
+    for (int i = 0; i < STEPS; i++) w[i] = from[8 * i];
+}
+
+/* This thread's factors of the first 64 terms: 4 of one of two kinds. */
+DEVICE int factor_place(const Self &me) {
+    return (me.group / 4 * 4 + me.member) * 2 + me.group / 2 % 2;
+}
+DEVICE const char *quads_of(const Self &me, const Quad *quads) {
+    return (const char *)(quads + factor_place(me)) + me.group % 2 * sizeof(uint2);
+}
+
+/* This warp's rows by factors of two kinds. */
+typedef struct {
+    float sum[4];
+} Product;
+template <typename T, int STEPS>
+DEVICE Product multiply_wide(const uint4 (&w)[STEPS], const uint2 (&x)[STEPS]) {
+    enum { CHAINS = 3 };
+    float sum[CHAINS][4] = {{0}};
+    Product product;
+#    pragma unroll
+    for (int i = 0; i < STEPS; i++)
+        multiply16(sum[i % CHAINS], w[i].x, w[i].z, w[i].y, w[i].w, x[i].x, x[i].y, T());
+#    pragma unroll
+    for (int k = 0; k < 4; k++) product.sum[k] = sum[0][k] + sum[1][k] + sum[2][k];
+    return product;
+}
+
+/* Both sums of row group % 4, in the threads where member / 2 is the half. */
+DEVICE float2 sums_of(const Self &me, const Product &product) {
+    bool is_low = me.member % 2 == 0, counts = me.member / 2 == half_of(me);
+    return make_float2(counts ? product.sum[is_low ? 0 : 2] : 0.0f,
+                       counts ? product.sum[is_low ? 1 : 3] : 0.0f);
+}
+DEVICE float whole_sum(float mine) {
+    mine += __shfl_xor_sync(0xFFFFFFFFu, mine, 1);
+    return mine + __shfl_xor_sync(0xFFFFFFFFu, mine, 18);
+}
+/* The two kinds together. */
+DEVICE float one_sum(const Self &me, const Product &product) {
+    float2 mine = sums_of(me, product);
+    return whole_sum(mine.x + mine.y);
+}
+/* The thread of row i that has its sums, one of them. */
+DEVICE int holder_of(int i) {
+    return 4 * i + 2 * (i & 1);
+}
+
+/* Rows of a product before x comes. */
+template <int STEPS> struct Wide {
+    uint4 w[STEPS];
+    float of_norm, constant; /* W·g; W·b and the bias */
+};
+
+/* stride: from a row of a warp's to the next; 1: they are side by side. */
+template <typename T, int HEADS, typename Tile, int STEPS>
+DEVICE void prepare_wide(ClusterShared<HEADS> &shared, const Self &me, int k, const Tile &tile, int stride,
+                         int turn, Wide<STEPS> &wide) {
+    int i = me.group % WARP_ROWS,
+        row = stride == 1 ? me.warp * WARP_ROWS + i : me.warp + (i < 3 ? i : 2) * stride;
+    const uint2 *factors =
+        (const uint2 *)(me.group % 2 ? tile.norm_bias : tile.norm_weight) + factor_place(me);
+    uint2 x[STEPS];
+    barrier_pass(&shared.full[k], turn);
+    take_wide(me, tile.row[row], wide.w);
+#    pragma unroll
+    for (int s = 0; s < STEPS; s++) x[s] = factors[16 * s];
+    float bias = as_float(*(const T *)&tile.bias[row]);
+    release(me, &shared.empty[k]);
+    float2 sums = sums_of(me, multiply_wide<T>(wide.w, x));
+    wide.of_norm = whole_sum(sums.x);
+    wide.constant = whole_sum(sums.y) + bias;
+}
+
+/* Mean (from the origin) and 1 / deviation of x; the origin moves to the mean. */
+template <int HEADS>
+DEVICE float2 receive_moments(const DecodeCall &c, ClusterShared<HEADS> &shared, Self &me, int which,
+                              int turn) {
+    typedef ClusterSizes<HEADS> S;
+    enum { N = RANKS * S::ROW_WARPS };
+    receive(shared, me, MOMENTS + which, turn);
+    float2 sum = make_float2(0.0f, 0.0f);
+#    pragma unroll
+    for (int i = 0; i < N; i += WARP) {
+        if (i + me.lane >= N) continue;
+        float2 other = shared.moments[which][i + me.lane];
+        sum.x += other.x, sum.y += other.y;
+    }
+#    pragma unroll
+    for (int step = 1; step < WARP; step *= 2) {
+        sum.x += __shfl_xor_sync(0xFFFFFFFFu, sum.x, step);
+        sum.y += __shfl_xor_sync(0xFFFFFFFFu, sum.y, step);
+    }
+    const float part = 1.0f / S::C;
+    float mean = sum.x * part, variance = fmaxf(fmaf(sum.y, part, -mean * mean), 0.0f);
+    me.origin += mean;
+    return make_float2(mean, rsqrtf(variance + c.epsilon));
+}
+
+/* W·norm(x) and the bias, in the holders of the rows. */
+template <typename T, int HEADS, int STEPS>
+DEVICE float multiply_norm(const DecodeCall &c, ClusterShared<HEADS> &shared, Self &me, int which, int turn,
+                           const Wide<STEPS> &wide) {
+    uint2 x[STEPS];
+    const char *factors = quads_of(me, shared.x[which]);
+    receive(shared, me, which, turn);
+#    pragma unroll
+    for (int i = 0; i < STEPS; i++) x[i] = *(const uint2 *)(factors + 16 * sizeof(Quad) * i);
+    Product product = multiply_wide<T>(wide.w, x);
+    float2 norm = receive_moments(c, shared, me, which, turn); /* while the tensor cores work */
+    return fmaf(norm.y, fmaf(-norm.x, wide.of_norm, one_sum(me, product)), wide.constant);
+}
+
+/* The head's factors, by a thread a quad: x = norm.y · (g·x - norm.x · g) + b, of which g·x has been sent. */
+template <typename T, int HEADS> DEVICE void end_norm(ClusterShared<HEADS> &shared, int quad, float2 norm) {
+    Quad x = shared.x[0][quad], y;
+    uint2 weight = ((const uint2 *)shared.final_weight)[quad],
+          bias = ((const uint2 *)shared.final_bias)[quad];
+    const unsigned from[2][4] = {{x.rounded.x, x.rest.x, weight.x, bias.x},
+                                 {x.rounded.y, x.rest.y, weight.y, bias.y}};
+    unsigned rounded[2], rest[2];
+#    pragma unroll
+    for (int i = 0; i < 2; i++) {
+        float2 a = pair_as_floats(from[i][0], T()), b = pair_as_floats(from[i][1], T());
+        float2 g = pair_as_floats(from[i][2], T()), d = pair_as_floats(from[i][3], T());
+        float low = fmaf(norm.y, fmaf(-norm.x, g.x, a.x + b.x), d.x);
+        float high = fmaf(norm.y, fmaf(-norm.x, g.y, a.y + b.y), d.y);
+        rounded[i] = pair_of_floats(low, high, T());
+        float2 back = pair_as_floats(rounded[i], T());
+        rest[i] = pair_of_floats(low - back.x, high - back.y, T());
+    }
+    y.rounded = make_uint2(rounded[0], rounded[1]), y.rest = make_uint2(rest[0], rest[1]);
+    shared.y[quad] = y;
+}
+
+/* ---- what comes out of them ---- */
+
+/* Query, key and value of channel rank · 8 + warp, to all ranks. */
+template <int HEADS> DEVICE void send_new(ClusterShared<HEADS> &shared, const Self &me, float value) {
+    float query = __shfl_sync(0xFFFFFFFFu, value, holder_of(0));
+    float key = __shfl_sync(0xFFFFFFFFu, value, holder_of(1));
+    float val = __shfl_sync(0xFFFFFFFFu, value, holder_of(2));
+    uint4 word = make_uint4(__float_as_uint(query), __float_as_uint(key), __float_as_uint(val), 0u);
+    if (me.lane < RANKS)
+        send(me.way_by_lane, &shared.new_token[me.warp * RANKS + me.rank], word, &shared.arrived[QKV]);
+}
+
+/* Four numbers of the hidden layer, to all ranks, rounded as they will be multiplied. */
+template <typename T, int HEADS>
+DEVICE void send_hidden(const DecodeCall &c, ClusterShared<HEADS> &shared, const Self &me, float value) {
+    float v[WARP_ROWS];
+    value = activate(c.activation, value);
+#    pragma unroll
+    for (int i = 0; i < WARP_ROWS; i++) v[i] = __shfl_sync(0xFFFFFFFFu, value, holder_of(i));
+    uint2 word = make_uint2(pair_of_floats(v[0], v[1], T()), pair_of_floats(v[2], v[3], T()));
+    if (me.lane < RANKS)
+        send(me.way_by_lane, &shared.hidden[me.rank * RANK_HIDDEN + me.warp * WARP_ROWS], word,
+             &shared.arrived[HIDDEN]);
+}
+
+/* ---- products that are added to x ---- */
+
+/* A warp's 16 rows: two of them a thread, and of them 8 of every 32 terms; and what the channels need that it will add
+ * up. */
+template <int TERMS> struct Narrow {
+    uint4 low[TERMS / 32], high[TERMS / 32];
+    unsigned bias, next_norm;
+};
+
+/* Which of the first 8 rows of its warp's a group of four has: those that read at the same time are four apart. */
+DEVICE int row_of_group(const Self &me) {
+    return me.group / 2 + me.group % 2 * 4;
+}
+
+template <int HEADS, int ROWS, int TERMS>
+DEVICE void take_narrow(ClusterShared<HEADS> &shared, const Self &me, int k, const Boxes<ROWS, TERMS> &boxes,
+                        const RowVectors<ROWS> &vectors, int turn, Narrow<TERMS> &narrow) {
+    int row = me.warp * TILE_ROWS + row_of_group(me);
+    barrier_pass(&shared.full[k], turn);
+#    pragma unroll
+    for (int i = 0; i < TERMS / 32; i++) {
+        int vector = (i % 2 * 4 + me.member) ^ row_of_group(me);
+        narrow.low[i] = boxes.row[i / 2][row][vector];
+        narrow.high[i] = boxes.row[i / 2][row + 8][vector];
+    }
+    narrow.bias = ((const unsigned *)vectors.bias)[me.thread / 4];
+    narrow.next_norm = ((const unsigned *)vectors.next_norm)[me.thread / 4];
+    release(me, &shared.empty[k]);
+}
+
+/* Sums of this thread's two rows. factors: pairs; TWO: and behind them what rounding took off. */
+template <typename T, int TERMS, bool TWO>
+DEVICE float2 multiply_narrow(const Self &me, const Narrow<TERMS> &narrow, const unsigned *factors) {
+    const uint4 *from = (const uint4 *)(factors + (TWO ? me.group % 2 * (TERMS / 2) : 0)) + me.member;
+    float sum[4][4] = {{0}};
+#    pragma unroll
+    for (int i = 0; i < TERMS / 32; i++) {
+        uint4 x = from[4 * i], a = narrow.low[i], b = narrow.high[i];
+        multiply16(sum[2 * i % 4], a.x, b.x, a.y, b.y, x.x, x.y, T());
+        multiply16(sum[2 * i % 4 + 1], a.z, b.z, a.w, b.w, x.z, x.w, T());
+    }
+#    pragma unroll
+    for (int k = 0; k < 4; k++) sum[0][k] = (sum[0][k] + sum[1][k]) + (sum[2][k] + sum[3][k]);
+    return make_float2(TWO ? sum[0][0] + sum[0][1] : sum[0][0], TWO ? sum[0][2] + sum[0][3] : sum[0][2]);
+}
+
+/* ---- x ---- */
+
+/* Where the summands of the channels of this rank begin, of cluster 0. which: behind attention, behind the block. */
+template <int HEADS> DEVICE Word *rows_of(const DecodeCall &c, const Self &me, int which) {
+    typedef ClusterSizes<HEADS> S;
+    return c.mail.words + which * HEADS * S::C + me.rank * S::RANK_ROWS;
+}
+
+/* Summands of 16 channels, to the same rank of all clusters. */
+template <int HEADS>
+DEVICE void send_rows(const DecodeCall &c, const Self &me, int which, int block, float2 sums) {
+    Word *to = rows_of<HEADS>(c, me, which) + me.cluster * ClusterSizes<HEADS>::C + me.warp * TILE_ROWS;
+    float value = me.member ? sums.y : sums.x;
+    if (me.member < 2) mail_put(to + row_of_group(me) + 8 * me.member, value, me.tag + (unsigned)block);
+}
+
+/* All summands of this thread's two channels: it takes every fourth cluster's, three others the rest. */
+template <typename T, int HEADS>
+DEVICE void receive_rows(const DecodeCall &c, Self &me, int which, int block, unsigned bias) {
+    enum { EACH = (HEADS + 3) / 4 };
+    const Word *from = rows_of<HEADS>(c, me, which) + me.thread / 4 * 2 + me.member * ClusterSizes<HEADS>::C;
+    unsigned payload[EACH][2] = {{0}};
+    int looks = 0;
+    bool complete;
+    do {
+        complete = true;
+#    pragma unroll
+        for (int i = 0; i < EACH; i++)
+            if (me.member + 4 * i < HEADS)
+                complete &=
+                    mail_look(from + 4 * i * ClusterSizes<HEADS>::C, me.tag + (unsigned)block, payload[i]);
+        mail_patience(&looks);
+    } while (!complete);
+    float2 sum = make_float2(0.0f, 0.0f), constant = pair_as_floats(bias, T());
+#    pragma unroll
+    for (int i = 0; i < EACH; i++)
+        sum.x += __uint_as_float(payload[i][0]), sum.y += __uint_as_float(payload[i][1]);
+#    pragma unroll
+    for (int step = 1; step < 4; step *= 2) {
+        sum.x += __shfl_xor_sync(0xFFFFFFFFu, sum.x, step);
+        sum.y += __shfl_xor_sync(0xFFFFFFFFu, sum.y, step);
+    }
+    me.kept.x += sum.x + constant.x;
+    me.kept.y += sum.y + constant.y;
+}
+
+/* This rank's channels of x, times the weights of the norm that follows, and their moments: to all ranks. Four threads
+ * each send the warp's four quads, side by side, to one of the ranks. */
+template <typename T, int HEADS>
+DEVICE void send_x(ClusterShared<HEADS> &shared, const Self &me, int which, unsigned norm) {
+    typedef ClusterSizes<HEADS> S;
+    float2 g = pair_as_floats(norm, T()), x = make_float2(me.kept.x - me.origin, me.kept.y - me.origin);
+    unsigned rounded = pair_of_floats(x.x * g.x, x.y * g.y, T());
+    float2 back = pair_as_floats(rounded, T());
+    unsigned rest = pair_of_floats(x.x * g.x - back.x, x.y * g.y - back.y, T());
+    int from =
+        8 * me.member; /* the threads of a quad's first channels; four further on are those of the others */
+    uint4 quad;
+    quad.x = __shfl_sync(0xFFFFFFFFu, rounded, from), quad.y = __shfl_sync(0xFFFFFFFFu, rounded, from + 4);
+    quad.z = __shfl_sync(0xFFFFFFFFu, rest, from), quad.w = __shfl_sync(0xFFFFFFFFu, rest, from + 4);
+    int to = me.rank * (S::RANK_ROWS / 4) + me.warp * (TILE_ROWS / 4) + me.member;
+    send(me.way_by_group, &shared.x[which][to], quad, &shared.arrived[which]);
+    float sum = x.x + x.y, squares = fmaf(x.x, x.x, x.y * x.y);
+#    pragma unroll
+    for (int step = 4; step < WARP; step *= 2) {
+        sum += __shfl_xor_sync(0xFFFFFFFFu, sum, step);
+        squares += __shfl_xor_sync(0xFFFFFFFFu, squares, step);
+    }
+    if (me.lane < RANKS)
+        send(me.way_by_lane, &shared.moments[which][me.rank * S::ROW_WARPS + me.warp],
+             make_uint2(__float_as_uint(sum), __float_as_uint(squares)), &shared.arrived[MOMENTS + which]);
+}
+
+#endif
+
+#endif
