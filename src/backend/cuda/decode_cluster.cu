@@ -176,6 +176,19 @@ extern "C" bool cuda_decode_cluster_fits(const DecodeCall *c, bool is_bf16) {
     return n_clusters >= GPT2_HEADS;
 }
 
+/* The driver's function that makes such maps; the library of the driver itself is not linked. */
+static void *find_encoder(void) {
+    static const char name[] = "cuTensorMapEncodeTiled";
+    void *entry = NULL;
+    cudaDriverEntryPointQueryResult found;
+#if CUDART_VERSION >= 12050
+    cudaError_t code = cudaGetDriverEntryPointByVersion(name, &entry, 12000, cudaEnableDefault, &found);
+#else
+    cudaError_t code = cudaGetDriverEntryPoint(name, &entry, cudaEnableDefault, &found);
+#endif
+    return code == cudaSuccess && found == cudaDriverEntryPointSuccess ? entry : NULL;
+}
+
 /* A product's matrices in all blocks, in boxes of this kernel's shape. */
 static bool map_product(const DecodeCall *c, int k, CUtensorMap *map) {
     typedef ClusterSizes<GPT2_HEADS> S;
@@ -185,12 +198,8 @@ static bool map_product(const DecodeCall *c, int k, CUtensorMap *map) {
     cuuint64_t stride[2] = {inner * 2,
                             (cuuint64_t)(c->n_blocks > 1 ? p->stride : (int64_t)inner * c->channels) * 2};
     cuuint32_t box[3] = {BOX_TERMS, S::RANK_ROWS / BOXES_OF_RANK, 1}, step[3] = {1, 1, 1};
-    void *entry = NULL;
-    cudaDriverEntryPointQueryResult found;
-    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault,
-                                         &found) != cudaSuccess ||
-        found != cudaDriverEntryPointSuccess)
-        return false;
+    void *entry = find_encoder();
+    if (!entry) return false;
     typedef CUresult Encode(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
                             const cuuint64_t *, const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave,
                             CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
