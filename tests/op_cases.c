@@ -162,7 +162,7 @@ void build_embedding(OpCase *test) {
     if (flags & CASE_POSITIONS) positions = parameter(test, SHAPE(size[4], size[2]), "positions", 0.0f);
     if (flags & CASE_START) start = integers(test, SHAPE(size[0]), "start", size[4] - size[1] + 1 - shift);
     Tensor *y = op_embedding(test->graph, tokens, table, positions, start);
-    if (shift) *(EmbeddingAttributes *)last_node(test)->attributes = (EmbeddingAttributes){shift};
+    if (shift) ((EmbeddingAttributes *)last_node(test)->attributes)->first_position = shift;
     finish(test, y);
 }
 

@@ -518,26 +518,48 @@ static void variants_have_right_gradients(void **state) {
 }
 
 /* Rows that fill up a large vocabulary have no part in the softmax, get no gradient and stay what they are: zeros. */
+/* One token is a row of the table that only pads it. */
+static void fill_with_padding(void *context, uint64_t first_sequence, int64_t n, int64_t n_positions,
+                              int32_t *tokens, int32_t *targets) {
+    fill_golden(context, first_sequence, n, n_positions, tokens, targets);
+    tokens[1] = 70;
+}
+
+static void padding_is_no_token(void **state) {
+    (void)state;
+    static const BatchSource padded = {fill_with_padding, NULL};
+    ModelConfig config = small_config();
+    config.vocabulary = 65; /* laid out as 72 */
+    Fixture *f = open_fixture(config, small_step(), small_optimizer(), 2);
+    Error error = {0};
+    StepResult result;
+    assert_int_equal(train_step_run(&f->step, &padded, 0, 1e-2, &result, &error), STATUS_FAILED);
+    assert_non_null(strstr(error.text, "token 70 is not one of the table's 65 rows"));
+    close_fixture(f);
+}
+
 static void padding_of_the_vocabulary_has_no_effect(void **state) {
     (void)state;
-    enum { ODD_VOCABULARY = 4100 };
-    for (int is_tied = 0; is_tied < 2; is_tied++) {
+    static const struct { int64_t vocabulary, rows; } sizes[] = {{4100, 4224}, {65, 72}};
+    for (int i = 0; i < 4; i++) {
+        const int64_t vocabulary = sizes[i / 2].vocabulary;
+        const bool is_tied = i % 2;
         ModelConfig config = small_config();
-        config.vocabulary = ODD_VOCABULARY;
+        config.vocabulary = vocabulary;
         config.tied = is_tied;
         Fixture *f = open_fixture(config, small_step(), small_optimizer(), 2);
         const Parameter *table =
             parameter_find(&f->table, is_tied ? ROLE_TOKEN_TABLE : ROLE_HEAD_WEIGHT, NO_BLOCK);
         float *weights = (float *)f->memory.base[PLACE_PARAMETER] + table->flat_offset;
         const Tensor *gradient =
-            f->step.loss.parameters.tensor[table - f->table.parameter]->gradient; /* (4224,C) */
-        assert_int_equal(table->shape.dim[0], ODD_VOCABULARY);
-        assert_int_equal(gradient->shape.dim[0], 4224);
-        memset(weights, 0, (size_t)ODD_VOCABULARY * C * sizeof(float)); /* all classes alike */
-        assert_true(fabs(run_step(f, 0).loss - log(ODD_VOCABULARY)) < 1e-5);
+            f->step.loss.parameters.tensor[table - f->table.parameter]->gradient; /* (rows,C) */
+        assert_int_equal(table->shape.dim[0], vocabulary);
+        assert_int_equal(gradient->shape.dim[0], sizes[i / 2].rows);
+        memset(weights, 0, (size_t)vocabulary * C * sizeof(float)); /* all classes alike */
+        assert_true(fabs(run_step(f, 0).loss - log((double)vocabulary)) < 1e-5);
         run_step(f, 1);
         const float *values = executor_address(&f->step.executor, gradient);
-        for (int64_t k = (int64_t)ODD_VOCABULARY * C; k < tensor_count(gradient); k++) {
+        for (int64_t k = vocabulary * C; k < tensor_count(gradient); k++) {
             assert_true(values[k] == 0.0f);
             assert_true(weights[k] == 0.0f);
         }
@@ -559,6 +581,7 @@ int main(void) {
         cmocka_unit_test(a_large_model_has_the_same_bits_on_any_threads),
         cmocka_unit_test(variants_have_right_gradients),
         cmocka_unit_test(padding_of_the_vocabulary_has_no_effect),
+        cmocka_unit_test(padding_is_no_token),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -29,8 +29,9 @@ bool device_takes_gpu(int kind);
     "bit by bit"
 
 enum { DEVICE_STREAMS = 2 }; /* where nothing else is said */
-#define DEVICE_STREAMS_HELP                                                                                  \
-    "streams of a GPU: 1, or 2, which run gradients of weights beside what follows them, with the same result"
+#define DEVICE_STREAMS_HELP                                                                                                  \
+    "streams of a GPU: 1, or 2, which run gradients of weights beside what follows them, with the same result and a little " \
+    "more memory"
 
 /* backend->close gives it back. */
 Status device_backend_open(Backend *backend, const DeviceOptions *options, Error *error);

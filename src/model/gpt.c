@@ -141,8 +141,9 @@ static void record_caches(Recorder *r, int block) {
 
 /* Everything up to the head: (B,T) tokens to (B,T,C). */
 static Tensor *record_body(Recorder *r, Tensor *tokens) {
-    Tensor *embedded = op_embedding(r->graph, tokens, parameter(r, ROLE_TOKEN_TABLE, NO_BLOCK),
-                                    parameter(r, ROLE_POSITION_TABLE, NO_BLOCK), r->start);
+    Tensor *embedded =
+        op_embedding_padded(r->graph, tokens, parameter(r, ROLE_TOKEN_TABLE, NO_BLOCK), r->config->vocabulary,
+                            parameter(r, ROLE_POSITION_TABLE, NO_BLOCK), r->start);
     Stream x = {.sum = record_dropout(r, embedded, dropout_site(NO_BLOCK, SITE_EMBEDDING))};
     for (int block = 0; block < r->config->n_layers; block++) {
         if (r->segment && block % r->segment == 0) record_border(r, &x);

@@ -12,10 +12,15 @@
 
 Tensor *op_embedding(Graph *graph, Tensor *tokens, Tensor *token_table, Tensor *position_table,
                      Tensor *start) {
+    return op_embedding_padded(graph, tokens, token_table, token_table->shape.dim[0], position_table, start);
+}
+
+Tensor *op_embedding_padded(Graph *graph, Tensor *tokens, Tensor *token_table, int64_t n_tokens,
+                            Tensor *position_table, Tensor *start) {
     if (!graph_check(graph, tokens->dtype == DTYPE_I32 && tokens->shape.n_dims == 2,
                      "embedding: tokens %s must be i32 of shape (B,T)", tokens->name) ||
-        !graph_check(graph, token_table->shape.n_dims == 2, "embedding: table %s must have shape (V,C)",
-                     token_table->name)) {
+        !graph_check(graph, token_table->shape.n_dims == 2 && n_tokens <= token_table->shape.dim[0],
+                     "embedding: table %s must have shape (V,C)", token_table->name)) {
         return graph->nothing;
     }
     int64_t n_positions = tokens->shape.dim[1], channels = token_table->shape.dim[1];
@@ -37,7 +42,7 @@ Tensor *op_embedding(Graph *graph, Tensor *tokens, Tensor *token_table, Tensor *
     Tensor *y = graph_tensor(graph, PLACE_ACTIVATION, token_table->dtype,
                              SHAPE(tokens->shape.dim[0], n_positions, channels), "%s.out",
                              tensor_layer_name(graph, token_table));
-    EmbeddingAttributes attributes = {0};
+    EmbeddingAttributes attributes = {.n_tokens = n_tokens};
     graph_record(graph, &OP_EMBEDDING, &attributes, sizeof attributes, 4,
                  TENSORS(tokens, token_table, position_table, start), 1, TENSORS(y));
     return y;
@@ -91,7 +96,7 @@ static Status embedding_reference(const KernelCall *call, Error *error) {
         for (int64_t t = 0; t < n_positions; t++) {
             int64_t token = tokens[b * n_positions + t],
                     position = a->first_position + t + (start ? start[b] : 0);
-            TRY(check_row(token, node->input[1]->shape.dim[0], "token", error));
+            TRY(check_row(token, a->n_tokens, "token", error));
             if (position_table) TRY(check_row(position, node->input[2]->shape.dim[0], "position", error));
             for (int64_t c = 0; c < channels; c++) {
                 y[(b * n_positions + t) * channels + c] =

@@ -18,10 +18,14 @@
  * token]. Gradients: (dy, tokens) -> dtoken table; (dy, [start]) -> dposition table; rows that nobody read become 0. */
 typedef struct {
     int64_t first_position;
+    int64_t
+        n_tokens; /* rows of the table that are a token's; the others pad it, and to name one is a mistake */
 } EmbeddingAttributes;
 extern const Op OP_EMBEDDING, OP_EMBEDDING_TOKEN_GRADIENT, OP_EMBEDDING_POSITION_GRADIENT;
 Tensor *op_embedding(Graph *graph, Tensor *tokens, Tensor *token_table, Tensor *position_table,
                      Tensor *start);
+Tensor *op_embedding_padded(Graph *graph, Tensor *tokens, Tensor *token_table, int64_t n_tokens,
+                            Tensor *position_table, Tensor *start);
 
 /* ---- layernorm.c, rmsnorm.c -------------------------------------------------------------------------------------
  * y (N,C); also outputs mean (N) and rstd (N) (rmsnorm: rstd only). Backward: (dy, x, weight, [mean,] rstd) -> dx,

@@ -43,7 +43,7 @@ Status cpu_embedding(const KernelCall *call, Error *error) {
     float *y = call->out[0];                                               /* (B,T,C) */
     int64_t B = node->input[0]->shape.dim[0], T = node->input[0]->shape.dim[1],
             C = node->input[1]->shape.dim[1];
-    TRY(check_rows(tokens, B * T, node->input[1]->shape.dim[0], error));
+    TRY(check_rows(tokens, B * T, a->n_tokens, error));
     if (position_table) {
         TRY(check_positions(start, B, T, a->first_position, node->input[2]->shape.dim[0], error));
     }

@@ -72,7 +72,7 @@ static bool is_made_apart(const Node *node) {
 
 size_t cpu_linear_input_gradient_scratch(const Node *node, int n_threads) {
     Gemm shape = input_gradient_shape(node);
-    size_t apart = is_made_apart(node) ? tensor_bytes(node->output[0]) : 0;
+    size_t apart = is_made_apart(node) ? (size_t)tensor_count(node->output[0]) * sizeof(float) : 0;
     return apart + gemm_scratch_bytes(&shape, n_threads);
 }
 

@@ -36,11 +36,17 @@
                      FOR_CONSTANT(ROWS, (shape)->n_positions <= 128, 128, 256,                               \
                                   FOR_CONSTANT(DROPS, (shape)->threshold > 0, 1, 0, __VA_ARGS__))))
 
+/* The forward's blocks: queries, keys and values in shared memory. */
+template <typename T, int HS, int ROWS> struct ShortForward {
+    enum { WARPS = ROWS / 32, THREADS = WARPS * WARP, STRIDE = tile_stride<T, HS>() };
+    enum { BYTES = 3 * ROWS * STRIDE * (int)sizeof(T) };
+};
+
 /* ---- rows to and from shared memory ---- */
 
 /* All copies of all threads are there but for those that were begun last. */
 DEVICE void copies_wait_but_last(void) {
-    asm volatile("cp.async.wait_group 1;\n" ::: "memory");
+    copies_arrive<1>();
     __syncthreads();
 }
 

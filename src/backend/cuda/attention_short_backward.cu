@@ -30,7 +30,7 @@ template <typename T, int HS, int ROWS> struct ShortBackward {
 /* What a block has in shared memory: of one head queries and their dy, of this one and the next keys and values, one
  * behind the other. */
 template <typename T> struct ShortHead {
-    T *queries, *slopes, *keys, *values;
+    T *queries, *slopes, *keys; /* values are behind the keys */
     RowFacts *facts;
     unsigned char *mask;
     int *counter; /* of the tiles of the mask that are drawn */
@@ -167,10 +167,10 @@ DEVICE void gradients_of_keys(float dk[1][HS / 8][4], float dv[1][HS / 8][4], co
                               int block, const TiledShape &s) {
     typedef Products<T, HS> Product;
     enum { STRIDE = tile_stride<T, HS>(), N = 2 };
-    const unsigned to_slopes = ROWS * STRIDE * sizeof(T), row_bytes = STRIDE * sizeof(T);
+    const unsigned to_other = ROWS * STRIDE * sizeof(T); /* from queries to dy, and from keys to values */
+    const unsigned row_bytes = STRIDE * sizeof(T);
     int lane = (int)threadIdx.x % WARP;
-    unsigned k = shared_address(head.keys + block * 16 * STRIDE) + Product::lane_of_first(),
-             v = k + to_slopes;
+    unsigned k = shared_address(head.keys + block * 16 * STRIDE) + Product::lane_of_first(), v = k + to_other;
     unsigned rows_at = shared_address(head.queries) + Product::lane_of_rows(),
              turned_at = shared_address(head.queries) + Product::lane_of_channels();
     const unsigned char *mask = head.mask + 32 * (tiles_before(block) + block) + lane % 4 * 4;
@@ -180,7 +180,7 @@ DEVICE void gradients_of_keys(float dk[1][HS / 8][4], float dv[1][HS / 8][4], co
     for (int query = block * 16 / (N * 8) * (N * 8); query < s.n_positions; query += N * 8) {
         float p[1][N][4], dp[1][N][4];
         unsigned bits[N] = {}, at = (unsigned)query * row_bytes;
-        multiply_both<T, HS, N>(p, k, rows_at + at, dp, v, rows_at + at + to_slopes);
+        multiply_both<T, HS, N>(p, k, rows_at + at, dp, v, rows_at + at + to_other);
 #pragma unroll
         for (int n = 0; n < N && DROPS; n++) {
             bits[n] = *(const unsigned *)(mask + n * 16) >> (lane / 4);
@@ -192,7 +192,7 @@ DEVICE void gradients_of_keys(float dk[1][HS / 8][4], float dv[1][HS / 8][4], co
         } else {
             slopes_of_keys<N, DROPS, false>(p, dp, head.facts + query, bits, ahead, s.scale_log2);
         }
-        Product::template multiply_weights<1, N>(dv, p, turned_at + at + to_slopes);
+        Product::template multiply_weights<1, N>(dv, p, turned_at + at + to_other);
         Product::template multiply_weights<1, N>(dk, dp, turned_at + at);
     }
 }
@@ -267,7 +267,7 @@ DEVICE void load_keys(T *keys, const T *qkv, int head, const TiledShape &s) {
 }
 
 /* What will be read of the next head only after this one, but for its keys and values: into the cache. */
-template <typename T, int ROWS>
+template <typename T>
 DEVICE void fetch_head(const T *dy, const T *qkv, const T *y, int index, const TiledShape &s) {
     ShortPlace place = short_place(index, s);
     for (int row = (int)threadIdx.x; row < s.n_positions; row += (int)blockDim.x) {
@@ -328,14 +328,13 @@ static __global__ void __launch_bounds__(ShortBackward<T, HS, ROWS>::THREADS, 25
     __syncthreads();
     for (int index = (int)blockIdx.x; index < n_heads_in_all; index += (int)gridDim.x, turn ^= 1) {
         head.keys = both_keys + turn * 2 * Short::SIZE;
-        head.values = head.keys + Short::SIZE;
         head.mask = both_masks + turn * Short::MASK_BYTES;
         prepare_head<T, HS, ROWS, DROPS>(head, dy, qkv, y, lse, dropout, index != (int)blockIdx.x,
                                          1.0f / keep, index, s);
         int next = index + (int)gridDim.x;
         if (next < n_heads_in_all) {
             load_keys<T, HS, ROWS>(both_keys + (turn ^ 1) * 2 * Short::SIZE, qkv, next, s);
-            fetch_head<T, ROWS>(dy, qkv, y, next, s);
+            fetch_head(dy, qkv, y, next, s);
         }
         if (block * 16 < s.n_positions) {
             T *to = dqkv + short_place(index, s).at_query;
@@ -361,10 +360,11 @@ static __global__ void __launch_bounds__(ShortBackward<T, HS, ROWS>::THREADS, 25
 /* ---- launching ---- */
 
 template <int HS> static int shared_bytes_for(const AttentionShape *s, bool backward) {
-    typedef ShortBackward<bf16, HS, 128> Small;
-    typedef ShortBackward<bf16, HS, 256> Large;
-    if (s->n_positions <= 128) return backward ? Small::BYTES : 3 * Small::SIZE * (int)sizeof(bf16);
-    return backward ? Large::BYTES : 3 * Large::SIZE * (int)sizeof(bf16);
+    if (backward)
+        return s->n_positions <= 128 ? (int)ShortBackward<bf16, HS, 128>::BYTES
+                                     : (int)ShortBackward<bf16, HS, 256>::BYTES;
+    return s->n_positions <= 128 ? (int)ShortForward<bf16, HS, 128>::BYTES
+                                 : (int)ShortForward<bf16, HS, 256>::BYTES;
 }
 
 /* As many blocks as can be on the device at a time, and no more than there are heads. */
@@ -395,7 +395,6 @@ Status attention_short_backward(const AttentionShape *shape, const AttentionMemo
     return cuda_check(code, "attention_backward (short)", error);
 }
 
-/* The forward has queries, keys and values in shared memory, nothing else. */
 bool attention_short_takes(const AttentionShape *s, bool backward, int max_shared_bytes) {
     int64_t blocks = (s->n_positions + 7) / 8;
     if (s->dtype == DTYPE_F32 || s->head_size % 8 || s->head_size > 64 || s->n_positions > 256) return false;

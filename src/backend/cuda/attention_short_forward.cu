@@ -7,11 +7,6 @@
 #include "backend/cuda/attention_short.cuh"
 #include "backend/cuda/attention_softmax.cuh"
 
-template <typename T, int HS, int ROWS> struct ShortForward {
-    enum { WARPS = ROWS / 32, THREADS = WARPS * WARP, STRIDE = tile_stride<T, HS>() };
-    enum { BYTES = 3 * ROWS * STRIDE * (int)sizeof(T) };
-};
-
 /* Of 16 queries and 32 keys, as keys are permuted. */
 DEVICE void hide_later_keys(float p[1][4][4], int first_query, int first_key) {
     int lane = (int)threadIdx.x % WARP, query = first_query + lane / 4, key = first_key + lane % 4 * 8;

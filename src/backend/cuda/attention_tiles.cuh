@@ -12,7 +12,7 @@
 #define PGPT_BACKEND_CUDA_ATTENTION_TILES_CUH
 
 #include "backend/cuda/attention.h"
-#include "backend/cuda/device.cuh"
+#include "backend/cuda/copies.cuh"
 
 #define LOG2_E 1.4426950408889634f
 #define LN_2   0.6931471805599453f
@@ -94,25 +94,9 @@ typedef float2 RowFacts;
 
 /* ---- to and from shared memory ---- */
 
-DEVICE unsigned shared_address(const void *p) {
-    return (unsigned)__cvta_generic_to_shared(p);
-}
-
-/* 16 or 8 bytes, later; zeros if there is nothing there. */
-DEVICE void copy16_later(unsigned shared, const void *global, bool there) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(shared), "l"(global),
-                 "r"(there ? 16 : 0));
-}
-DEVICE void copy8_later(unsigned shared, const void *global, bool there) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;\n" ::"r"(shared), "l"(global),
-                 "r"(there ? 8 : 0));
-}
-DEVICE void copies_end(void) {
-    asm volatile("cp.async.commit_group;\n" ::);
-}
 /* All copies of all threads are there. */
 DEVICE void copies_wait(void) {
-    asm volatile("cp.async.wait_group 0;\n" ::: "memory");
+    copies_arrive<0>();
     __syncthreads();
 }
 

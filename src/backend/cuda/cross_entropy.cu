@@ -17,7 +17,7 @@
  * Rows of an odd vocabulary begin anywhere, so vectors are counted from the last 16-byte boundary before the row: all
  * but the first and the last are whole. Padding columns count as -inf, which makes their gradient 0. A row with a NaN or an infinite greatest logit has a NaN loss, as plain
  * arithmetic would give. */
-#include "backend/cuda/device.cuh"
+#include "backend/cuda/copies.cuh"
 
 enum {
     SHORT = 2048, /* a row with fewer logits is one warp's, */
@@ -212,20 +212,6 @@ DEVICE void raise(Raw<f16> *max, const Raw<f16> &raw) {
         ((__half2 *)max)[k] = __hmax2(((__half2 *)max)[k], ((const __half2 *)&raw)[k]);
 }
 
-/* 16 bytes from global to shared memory, on their own. */
-DEVICE void copy_later(void *shared, const void *global) {
-    asm volatile(
-        "cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(shared)),
-        "l"(global));
-}
-/* Ends a batch of such copies; waits until at most N batches are under way. */
-DEVICE void end_batch(void) {
-    asm volatile("cp.async.commit_group;");
-}
-template <int N> DEVICE void wait_batches(void) {
-    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
-}
-
 /* A thread copies, and later visits, every KEPT_BLOCK-th vector of the row, counted from the 16-byte boundary before it;
  * nobody else touches those. */
 template <typename T> DEVICE void fetch_row(const T *row, const EntropyShape &s, Raw<T> *kept) {
@@ -235,7 +221,7 @@ template <typename T> DEVICE void fetch_row(const T *row, const EntropyShape &s,
         if (c >= 0 && c + VECTOR <= s.vocabulary) {
 #pragma unroll
             for (int part = 0; part < (int)sizeof(T) / 2; part++)
-                copy_later((uint4 *)&kept[i] + part, (const uint4 *)(row + c) + part);
+                copy16_later((uint4 *)&kept[i] + part, (const uint4 *)(row + c) + part);
         } else {
             kept[i] = load_columns(row, c, s.vocabulary);
         }
@@ -319,7 +305,7 @@ static __global__ void __launch_bounds__(KEPT_BLOCK)
     int room = (s.width + VECTOR - 1) / VECTOR + 1, use = 0;
     float scale = s.gradient_scale * (loss_scale ? *loss_scale : 1.0f);
     if (n_buffers > 1) fetch_row(logits + blockIdx.x * (int64_t)s.width, s, buffer);
-    end_batch();
+    copies_end();
     for (int64_t n = blockIdx.x; n < s.rows; n += gridDim.x) {
         const T *row = logits + n * s.width;
         T *gradient = dlogits + n * s.width;
@@ -329,12 +315,12 @@ static __global__ void __launch_bounds__(KEPT_BLOCK)
         if (n_buffers > 1) {
             use ^= 1;
             if (n + gridDim.x < s.rows) fetch_row(row + gridDim.x * (int64_t)s.width, s, buffer + use * room);
-            end_batch();
-            wait_batches<1>();
+            copies_end();
+            copies_arrive<1>();
         } else {
             fetch_row(row, s, kept);
-            end_batch();
-            wait_batches<0>();
+            copies_end();
+            copies_arrive<0>();
         }
         if (target >= s.vocabulary) {
             if (threadIdx.x == 0) report(fault, FAULT_TARGET, target, s.vocabulary);

@@ -46,7 +46,7 @@ extern "C" Status cuda_embedding(const KernelCall *call, Error *error) {
     EmbeddingShape s = {tensor_count(tokens),
                         tokens->shape.dim[1],
                         table->shape.dim[1],
-                        table->shape.dim[0],
+                        a->n_tokens,
                         positions ? positions->shape.dim[0] : 0,
                         a->first_position,
                         rows_aligned(call->in[1], table->shape.dim[1]) && is_aligned(call->in[2]) &&

@@ -12,9 +12,8 @@
 #ifndef PGPT_BACKEND_CUDA_NORM_ROWS_CUH
 #define PGPT_BACKEND_CUDA_NORM_ROWS_CUH
 
+#include "backend/cuda/copies.cuh"
 #include "backend/cuda/norm_parts.cuh"
-
-#include <cuda_pipeline_primitives.h>
 
 /* ---- forward ---- */
 
@@ -151,8 +150,7 @@ template <typename T, int VECTORS> DEVICE T *place_of(Words<T> *stage, int which
 }
 template <typename T> DEVICE void fetch8(T *to, const T *from) {
 #pragma unroll
-    for (int i = 0; i < (int)sizeof(T) / 2; i++)
-        __pipeline_memcpy_async((uint4 *)to + i, (const uint4 *)from + i, sizeof(uint4));
+    for (int i = 0; i < (int)sizeof(T) / 2; i++) copy16_later((uint4 *)to + i, (const uint4 *)from + i);
 }
 template <typename T, int VECTORS, int LANES>
 DEVICE void fetch(Words<T> *stage, int j, const T *x, const T *dy, const T *dx, bool has_dx, int64_t at,
@@ -193,7 +191,7 @@ static __global__ void __launch_bounds__(THREADS,
 #pragma unroll
         for (int j = 0; j < VECTORS; j++)
             fetch<T, VECTORS, LANES>(stage, j, x, dy, dx, dx && add, row * s.channels, s.channels);
-        __pipeline_commit();
+        copies_end();
     }
     keep_weights<T, THREADS>(weight, s.channels, kept, width);
     Masks masks = {};
@@ -207,7 +205,7 @@ static __global__ void __launch_bounds__(THREADS,
         float rstd = next_rstd, mean = next_mean;
         if (IS_STAGED) {
             if (has_next) next_rstd = rstds[row + stride], next_mean = HAS_MEAN ? means[row + stride] : 0.0f;
-            __pipeline_wait_prior(0);
+            copies_arrive<0>();
         } else {
             load_row<T, VECTORS, LANES, ALIGNED>(x + at, channels, own_x);
             load_row<T, VECTORS, LANES, ALIGNED>(dy + at, channels, own_g);
@@ -239,7 +237,7 @@ static __global__ void __launch_bounds__(THREADS,
                 if (IS_STAGED && has_next)
                     fetch<T, VECTORS, LANES>(stage, j, x, dy, dx, false, at + step, s.channels);
             }
-            if (IS_STAGED) __pipeline_commit();
+            if (IS_STAGED) copies_end();
             continue;
         }
         if (add && LANES) load_row<T, VECTORS, LANES, ALIGNED>(dx + at, channels, before);
@@ -286,7 +284,7 @@ static __global__ void __launch_bounds__(THREADS,
                 store_words<T, ALIGNED>(to, channels - c, pack<T>(v));
             }
         }
-        if (IS_STAGED) __pipeline_commit();
+        if (IS_STAGED) copies_end();
         if (HAS_BRANCH) next_row(&masks, branch.draws);
     }
     if (!partial) return;
