@@ -385,14 +385,22 @@ static void time_case(const char *name, Case c, AttentionLibrary **library) {
 }
 
 int main(int argc, char **argv) {
+    bool checks = argc < 2 || !strcmp(argv[1], "check"), times = argc < 2 || !strcmp(argv[1], "time"),
+         good = true;
+    const char *only = argc > 2 ? argv[2] : NULL;
+    bool is_known = (checks || times) && argc < 4, is_way = !only || !checks;
+    for (int way = 0; way < N_WAYS && !is_way; way++) is_way = !strcmp(only, WAY_NAME[way]);
+    if (!is_known || !is_way) {
+        fprintf(stderr, "usage: cuda_attention [check [WAY] | time [NAME]]; WAY is one of");
+        for (int way = 0; way < N_WAYS; way++) fprintf(stderr, "%s '%s'", way ? "," : "", WAY_NAME[way]);
+        fprintf(stderr, "\n");
+        return 2;
+    }
     int n_devices = 0;
     if (cudaGetDeviceCount(&n_devices) != cudaSuccess || !n_devices) {
         printf("cuda_attention: skipped, no GPU is visible\n");
         return 77;
     }
-    bool checks = argc < 2 || !strcmp(argv[1], "check"), times = argc < 2 || !strcmp(argv[1], "time"),
-         good = true;
-    const char *only = argc > 2 ? argv[2] : NULL;
     AttentionLibrary *library = NULL;
     static const Case CHECKS[] = {
         {DTYPE_BF16, 2, 256, 4, 4, 64, 0.0f}, {DTYPE_BF16, 2, 333, 4, 2, 64, 0.0f},

@@ -136,13 +136,9 @@ typedef struct {
 } ShortDropout;
 
 DEVICE ShortDropout short_dropout_of(const TiledShape &s, int b, int h) {
-    ShortDropout d;
-    d.key = dropout_key(s.random, s.site);
-    d.sequence = first_sequence(s.random) + (uint64_t)b;
-    d.first_row = (unsigned)(s.first_head + h) * (unsigned)s.n_positions;
-    d.blocks = (unsigned)(s.n_positions + 7) / 8;
-    d.limit = s.threshold << 16;
-    return d;
+    Dropout d = dropout_of(s, b, h);
+    ShortDropout narrow = {d.key, d.sequence, (unsigned)d.first_row, d.blocks, s.threshold << 16};
+    return narrow;
 }
 
 /* Of keys 8·block to 8·block + 7. */

@@ -201,12 +201,6 @@ template <int M, int N> DEVICE void clear(float c[M][N][4]) {
 
 /* ---- arithmetic ---- */
 
-DEVICE float exp2_fast(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 /* The sum and the maximum over the four lanes that share rows. */
 DEVICE float row_max(float x) {
     x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFFu, x, 1));

@@ -33,14 +33,9 @@ typedef struct {
     float max, sum; /* sum of e^(x-max); max is -inf while nothing finite was seen */
 } Softmax;
 
-/* e^x as 2^(x·log2 e): a multiply-add that also subtracts the maximum, and one instruction for the power. */
-DEVICE float power(float exponent) {
-    float result;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(exponent));
-    return result;
-}
-
-/* What exponents are relative to, times log2 e: nothing is -inf away from -inf. */
+/* e^x is taken as 2^(x·log2 e): a multiply-add that also subtracts the maximum, and one instruction for the power.
+ *
+ * What exponents are relative to, times log2 e: nothing is -inf away from -inf. */
 DEVICE float reference_of(float max) {
     return max == -INFINITY ? 0.0f : max * LOG2_E;
 }
@@ -48,8 +43,8 @@ DEVICE float reference_of(float max) {
 /* The sum that belongs to a maximum of -inf is 0 or NaN, and 0 times either is what it should be. */
 DEVICE Softmax join(Softmax a, Softmax b) {
     float max = fmaxf(a.max, b.max), reference = reference_of(max);
-    Softmax s = {max, a.sum * power(fmaf(a.max, LOG2_E, -reference)) +
-                          b.sum * power(fmaf(b.max, LOG2_E, -reference))};
+    Softmax s = {max, a.sum * exp2_fast(fmaf(a.max, LOG2_E, -reference)) +
+                          b.sum * exp2_fast(fmaf(b.max, LOG2_E, -reference))};
     return s;
 }
 
@@ -67,12 +62,12 @@ DEVICE void add_vector(Softmax *s, const float v[VECTOR]) {
           high = fmaxf(fmaxf(v[4], v[5]), fmaxf(v[6], v[7]));
     float max = fmaxf(low, high);
     if (max > s->max) {
-        s->sum *= power(fmaf(s->max, LOG2_E, -reference_of(max))); /* from -inf: 0 times 0 */
+        s->sum *= exp2_fast(fmaf(s->max, LOG2_E, -reference_of(max))); /* from -inf: 0 times 0 */
         s->max = max;
     }
     float reference = reference_of(s->max), term[VECTOR];
 #pragma unroll
-    for (int k = 0; k < VECTOR; k++) term[k] = power(fmaf(v[k], LOG2_E, -reference));
+    for (int k = 0; k < VECTOR; k++) term[k] = exp2_fast(fmaf(v[k], LOG2_E, -reference));
     s->sum += ((term[0] + term[1]) + (term[2] + term[3])) + ((term[4] + term[5]) + (term[6] + term[7]));
 }
 
@@ -167,7 +162,7 @@ static __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
             unpack(raw[j], v);
 #pragma unroll
             for (int k = 0; k < VECTOR; k++)
-                v[k] = is_ignored ? 0.0f : power(fmaf(v[k], LOG2_E, -reference)) * factor;
+                v[k] = is_ignored ? 0.0f : exp2_fast(fmaf(v[k], LOG2_E, -reference)) * factor;
             if ((unsigned)(target - at) < VECTOR && !is_ignored) {
 #pragma unroll
                 for (int k = 0; k < VECTOR; k++) v[k] -= target - at == k ? scale : 0.0f;
@@ -263,7 +258,7 @@ template <typename T> DEVICE float row_sum(Raw<T> *kept, int n_vectors, float ma
         float v[VECTOR];
         unpack(kept[i], v);
 #pragma unroll
-        for (int k = 0; k < VECTOR; k++) v[k] = power(fmaf(v[k], LOG2_E, -reference));
+        for (int k = 0; k < VECTOR; k++) v[k] = exp2_fast(fmaf(v[k], LOG2_E, -reference));
         sum += ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]));
 #pragma unroll
         for (int k = 0; k < VECTOR; k++) v[k] *= Kept<T>::scale;

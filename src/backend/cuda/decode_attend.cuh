@@ -160,14 +160,14 @@ DEVICE void attend_tile(const Me &me, const Call &c, Attended &mine, const float
         score[i] = key_at(me, c, i) < n_keys ? score[i] * (c.scale * 1.44269504f) : -INFINITY;
         max = fmaxf(max, score[i]);
     }
-    float reference = max == -INFINITY ? 0.0f : max, keep = power2(mine.max - reference);
+    float reference = max == -INFINITY ? 0.0f : max, keep = exp2_fast(mine.max - reference);
     mine.max = max;
     mine.sum *= keep;
 #    pragma unroll
     for (int k = 0; k < VECTOR; k++) mine.value[k] *= keep;
 #    pragma unroll
     for (int i = 0; i < KEY_ROUNDS; i++) {
-        float p = power2(score[i] - reference);
+        float p = exp2_fast(score[i] - reference);
         mine.sum += p;
 #    pragma unroll
         for (int k = 0; k < VECTOR; k++) mine.value[k] = fmaf(p, held.value[i][k], mine.value[k]);
@@ -180,7 +180,7 @@ DEVICE void join_groups(Attended &mine, int lanes) {
 #    pragma unroll
     for (int step = 1; step < WARP; step *= 2)
         if (step >= lanes) max = fmaxf(max, __shfl_xor_sync(0xFFFFFFFFu, max, step));
-    float keep = power2(mine.max - (max == -INFINITY ? 0.0f : max));
+    float keep = exp2_fast(mine.max - (max == -INFINITY ? 0.0f : max));
     mine.max = max;
     mine.sum *= keep;
 #    pragma unroll
@@ -212,7 +212,7 @@ DEVICE void send_part(const Me &me, const Call &c, const Attended &mine, int hea
     }
 #    pragma unroll
     for (int w = 0; w < Call::MOST_WARPS; w++) {
-        float p = power2(weight[w].x - max);
+        float p = exp2_fast(weight[w].x - max);
         sum = fmaf(p, weight[w].y, sum);
         if (is_channel && w < c.n_warps) value = fmaf(p, heads[w * c.head_size + me.thread], value);
     }
@@ -316,14 +316,14 @@ DEVICE void receive_heads(const Me &me, const Call &c, float (&x)[MOST_SLICES][2
             for (int k = 0; k < PARTS_AT_ONCE; k++)
                 if (s < n_slices && p + k < me.n_parts)
                     max = fmaxf(max, __uint_as_float(got[s][k].weight[0]));
-            float keep = power2(most[s] - max);
+            float keep = exp2_fast(most[s] - max);
             most[s] = max;
             sum[s] *= keep, x[s][0] *= keep, x[s][1] *= keep;
 #    pragma unroll
             for (int k = 0; k < PARTS_AT_ONCE; k++) {
                 if (s >= n_slices || p + k >= me.n_parts) continue;
-                float part =
-                    __uint_as_float(got[s][k].weight[1]) * power2(__uint_as_float(got[s][k].weight[0]) - max);
+                float part = __uint_as_float(got[s][k].weight[1]) *
+                             exp2_fast(__uint_as_float(got[s][k].weight[0]) - max);
                 float2 v = pair_as_floats(got[s][k].pair[0], T());
                 sum[s] += part;
                 x[s][0] = fmaf(part, v.x, x[s][0]);

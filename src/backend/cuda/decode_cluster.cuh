@@ -10,6 +10,7 @@
 #ifndef PGPT_BACKEND_CUDA_DECODE_CLUSTER_CUH
 #define PGPT_BACKEND_CUDA_DECODE_CLUSTER_CUH
 
+#include "backend/cuda/copies.cuh"
 #include "backend/cuda/decode_ring.cuh"
 #include "backend/cuda/decode_step.h"
 #include "backend/cuda/multiply16.cuh"
@@ -120,17 +121,14 @@ template <int HEADS> DEVICE ClusterShared<HEADS> &shared_of(void) {
 
 /* ---- barriers in shared memory ---- */
 
-DEVICE unsigned address_of(const void *p) {
-    return (unsigned)__cvta_generic_to_shared(p);
-}
 DEVICE void barrier_init(uint64_t *barrier, int count) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address_of(barrier)), "r"(count));
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count));
 }
 DEVICE void barrier_arrive(uint64_t *barrier) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address_of(barrier)) : "memory");
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 DEVICE void barrier_expect(uint64_t *barrier, unsigned n_bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address_of(barrier)),
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
                  "r"(n_bytes)
                  : "memory");
 }
@@ -144,14 +142,14 @@ DEVICE void barrier_pass(uint64_t *barrier, int turn) {
                      "selp.u32 %0, 1, 0, p;\n"
                      "}\n"
                      : "=r"(done)
-                     : "r"(address_of(barrier)), "r"(turn)
+                     : "r"(shared_address(barrier)), "r"(turn)
                      : "memory");
     } while (!done);
 }
 DEVICE void copy_in(void *to, const void *from, unsigned n_bytes, uint64_t *barrier, uint64_t policy) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-                 "[%0], [%1], %2, [%3], %4;" ::"r"(address_of(to)),
-                 "l"(from), "r"(n_bytes), "r"(address_of(barrier)), "l"(policy)
+                 "[%0], [%1], %2, [%3], %4;" ::"r"(shared_address(to)),
+                 "l"(from), "r"(n_bytes), "r"(shared_address(barrier)), "l"(policy)
                  : "memory");
 }
 /* A box of BOX_TERMS columns, as many rows as the map says, of a block's matrix. */
@@ -159,8 +157,8 @@ DEVICE void copy_box(void *to, const CUtensorMap *map, int column, int row, int 
                      uint64_t policy) {
     asm volatile(
         "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
-        "[%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(address_of(to)),
-        "l"(map), "r"(column), "r"(row), "r"(block), "r"(address_of(barrier)), "l"(policy)
+        "[%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(shared_address(to)),
+        "l"(map), "r"(column), "r"(row), "r"(block), "r"(shared_address(barrier)), "l"(policy)
         : "memory");
 }
 
@@ -176,20 +174,20 @@ DEVICE void cluster_barrier(void) {
 }
 /* What has to be added to an address in this block's shared memory to have the same place of another's. */
 DEVICE unsigned way_to(int rank) {
-    unsigned here = address_of(cluster_shared), there;
+    unsigned here = shared_address(cluster_shared), there;
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(here), "r"(rank));
     return there - here;
 }
 DEVICE void send(unsigned way, void *to, uint2 v, uint64_t *barrier) {
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::"r"(
-                     address_of(to) + way),
-                 "r"(v.x), "r"(v.y), "r"(address_of(barrier) + way)
+                     shared_address(to) + way),
+                 "r"(v.x), "r"(v.y), "r"(shared_address(barrier) + way)
                  : "memory");
 }
 DEVICE void send(unsigned way, void *to, uint4 v, uint64_t *barrier) {
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, "
-                 "[%5];" ::"r"(address_of(to) + way),
-                 "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(address_of(barrier) + way)
+                 "[%5];" ::"r"(shared_address(to) + way),
+                 "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(shared_address(barrier) + way)
                  : "memory");
 }
 

@@ -81,7 +81,7 @@ DEVICE void see_keys(const DecodeCall &c, const Self &me, const float (&query)[V
     seen.max = max;
 #    pragma unroll
     for (int i = 0; i < TURNS; i++) {
-        float p = exponential2(score[i] - reference);
+        float p = exp2_fast(score[i] - reference);
         seen.sum += p;
         unpack_vector<T>(value[i], v);
 #    pragma unroll
@@ -109,7 +109,7 @@ DEVICE float2 join_parts(const Self &me, const float (&part)[RANKS][HEAD_SIZE],
     float reference = max == -INFINITY ? 0.0f : max;
 #    pragma unroll
     for (int i = 0; i < RANKS; i++) {
-        float p = exponential2(w[i].x - reference);
+        float p = exp2_fast(w[i].x - reference);
         float2 here = ((const float2 *)part[i])[me.lane];
         sum = fmaf(p, w[i].y, sum);
         v.x = fmaf(p, here.x, v.x);

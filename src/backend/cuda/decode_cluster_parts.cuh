@@ -20,19 +20,6 @@ typedef struct {
     float2 kept;  /* channels of x, with three others */
 } Self;
 
-/* Until it has waited, a thread reads only what no kernel before writes. */
-DEVICE void wait_for_predecessor(void) {
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-}
-DEVICE void let_successor_start(void) {
-    asm volatile("griddepcontrol.launch_dependents;");
-}
-/* 2^x, by the hardware alone. */
-DEVICE float exponential2(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
 /* For the warps that compute. */
 DEVICE void computing_barrier(void) {
     asm volatile("barrier.sync 1, %0;" ::"n"(COMPUTING_WARPS * WARP) : "memory");

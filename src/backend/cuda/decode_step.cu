@@ -24,15 +24,6 @@ extern "C" {
 
 #if __CUDA_ARCH__ >= 900
 
-/* ---- with its neighbours in the stream ---- Until it has waited, a thread reads only what no predecessor writes. */
-
-DEVICE void wait_for_predecessor(void) {
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-}
-DEVICE void let_successor_start(void) {
-    asm volatile("griddepcontrol.launch_dependents;");
-}
-
 /* ---- ordering copies: one thread each ---- */
 
 /* What will be read shortly after, into the second-level cache. */
@@ -370,7 +361,6 @@ static cudaError_t start(const DecodeCall *c, int n_grid, cudaStream_t stream) {
 }
 
 template <typename T> static cudaError_t start_size(const DecodeCall *c, int n_grid, cudaStream_t stream) {
-    if (is_gpt2(c)) return start<T, Gpt2Call>(c, n_grid, stream);
     return c->n_warps <= FEW_WARPS ? start<T, FewWarpsCall>(c, n_grid, stream)
                                    : start<T, ManyWarpsCall>(c, n_grid, stream);
 }

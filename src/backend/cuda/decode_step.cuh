@@ -87,13 +87,6 @@ template <typename T> DEVICE float element_of(const T *vector, int i, bool exist
     return vector && exists ? as_float(vector[i]) : 0.0f;
 }
 
-/* 2^x, by the hardware alone. */
-DEVICE float power2(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 /* ---- tiles of weights ---- */
 
 /* Vectors of a thread: 3 times 8 rows by 4 times 32 terms, or 8 rows by 16 times 32. */
@@ -110,7 +103,6 @@ template <typename Call> DEVICE int slices_of(const Call &c, int k) {
 /* How many times 32 terms this warp has. */
 template <typename Call> DEVICE int own_blocks(const Me &me, const Call &c, int k) {
     int left = inner_of(c, k) / SLICE - me.warp * slices_of(c, k);
-    if (Call::IS_EXACT) return 2 * slices_of(c, k);
     return left < 0 ? 0 : 2 * least(left, slices_of(c, k));
 }
 
@@ -123,15 +115,14 @@ DEVICE void take_tile(Ring &ring, const Me &me, const Call &c, int k, uint4 (&w)
     if (is_wide(k)) {
 #    pragma unroll
         for (int i = 0; i < WIDE_ROWS / 8 * 4; i++)
-            if (Call::IS_EXACT || i % 4 < n)
-                w[i] = *(const uint4 *)(tile + i / 4 * 8 * c.channels + i % 4 * 32);
+            if (i % 4 < n) w[i] = *(const uint4 *)(tile + i / 4 * 8 * c.channels + i % 4 * 32);
     } else {
 #    pragma unroll
         for (int q = 0; q < HELD; q += 4) {
             if (q >= n) continue;
 #    pragma unroll
             for (int b = q; b < q + 4; b++)
-                if (Call::IS_EXACT || b < n) w[b] = *(const uint4 *)(tile + b * 32);
+                if (b < n) w[b] = *(const uint4 *)(tile + b * 32);
         }
     }
     ring_release(ring);
@@ -189,7 +180,7 @@ DEVICE void multiply_tile(const Me &me, const Call &c, int k, const uint4 (&w)[H
     if (is_wide(k)) {
 #    pragma unroll
         for (int b = 0; b < 4; b++) {
-            if (!Call::IS_EXACT && b >= n) continue;
+            if (b >= n) continue;
             uint2 x = *(const uint2 *)(factors + 16 * b);
 #    pragma unroll
             for (int e = 0; e < WIDE_ROWS / 8; e++) multiply32<T>(sum[e][b % 2], w[4 * e + b], x);
@@ -200,8 +191,7 @@ DEVICE void multiply_tile(const Me &me, const Call &c, int k, const uint4 (&w)[H
             if (q >= n) continue;
 #    pragma unroll
             for (int b = q; b < q + 4; b++) {
-                if (Call::IS_EXACT || b < n)
-                    multiply32<T>(sum[b / 2 % 2][b % 2], w[b], *(const uint2 *)(factors + 16 * b));
+                if (b < n) multiply32<T>(sum[b / 2 % 2][b % 2], w[b], *(const uint2 *)(factors + 16 * b));
             }
         }
 #    pragma unroll

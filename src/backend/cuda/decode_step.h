@@ -101,32 +101,13 @@ typedef struct {
     double frequency_step; /* frequency i is 2^(step·i) */
 } DecodeCall;
 
-/* The same, for a kernel of its own size. One that knows the sizes when it is compiled has a fraction of the
- * instructions, and instructions are what it waits for: these have the names of DecodeCall's members, and hide them. */
+/* The same, for a kernel of its own size. */
 struct FewWarpsCall : DecodeCall {
-    enum { MOST_WARPS = FEW_WARPS, IS_EXACT = 0 };
+    enum { MOST_WARPS = FEW_WARPS };
 };
 struct ManyWarpsCall : DecodeCall {
-    enum { MOST_WARPS = MANY_WARPS, IS_EXACT = 0 };
+    enum { MOST_WARPS = MANY_WARPS };
 };
-/* The smallest GPT-2, where decode_cluster.cu does not take it: every warp has as many slices as any other. */
-struct Gpt2Call : DecodeCall {
-    enum { MOST_WARPS = FEW_WARPS, IS_EXACT = 1 };
-    static constexpr int channels = 768, hidden = 3072, n_heads = 12, n_kv_heads = 12, head_size = 64,
-                         head_shift = 6;
-    static constexpr int n_warps = 6, channel_slices = 2, hidden_slices = 8, tile_keys = 72;
-    static constexpr int factor_words = 480, factor_step = 72;
-    static constexpr bool is_gated = false, is_rotary = false, has_mean = true;
-};
-
-static inline bool is_gpt2(const DecodeCall *c) {
-    typedef Gpt2Call G;
-    return c->channels == G::channels && c->hidden == G::hidden && c->n_heads == G::n_heads &&
-           c->n_kv_heads == G::n_kv_heads && c->head_size == G::head_size && c->n_warps == G::n_warps &&
-           c->channel_slices == G::channel_slices && c->hidden_slices == G::hidden_slices &&
-           c->tile_keys == G::tile_keys && c->factor_words == G::factor_words &&
-           c->factor_step == G::factor_step && !c->is_gated && !c->is_rotary && c->has_mean;
-}
 
 #ifdef __cplusplus
 extern "C" {

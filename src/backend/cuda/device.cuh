@@ -246,6 +246,27 @@ static inline int64_t vectors_for(int64_t n) {
     return (n + VECTOR - 1) / VECTOR;
 }
 
+/* 2^x, by the hardware alone. */
+DEVICE float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* ---- starting before the predecessor in the stream has ended (compute capability 9) ----
+ * Until it has waited, a kernel may read only what no predecessor writes, and write nothing. */
+
+DEVICE void wait_for_predecessor(void) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+DEVICE void let_successor_start(void) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
 /* Runs the statement with T being the element type of `tensor`; returns with an error for types without kernels. */
 #define FOR_TYPE(tensor, T, ...)                                                                             \
     do {                                                                                                     \

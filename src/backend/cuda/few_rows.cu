@@ -94,20 +94,6 @@ DEVICE void finish_element(const FewRowsCall &c, const float *shared, int n_warp
     set_element((T *)c.y + place, sum);
 }
 
-/* ---- starting before the predecessor in the stream has ended (compute capability 9) ----
- * Until it has waited, a kernel may read only what no predecessor writes, and write nothing. Every thread must wait. */
-
-DEVICE void wait_for_predecessor(void) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-DEVICE void let_successor_start(void) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;");
-#endif
-}
-
 /* ---- the kernel ---- */
 
 /* MANY: more than 8 rows. GROUPS of 8 outputs share what is loaded of x. */

@@ -307,10 +307,8 @@ static __global__ void __launch_bounds__(CUT_THREADS, 1) sample_kernel(const __g
     __shared__ SampleShared shared;
     __shared__ CutShared cut_shared;
     SampleSettings settings = *c.settings; /* the host's: no kernel writes them */
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;");
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
+    let_successor_start();
+    wait_for_predecessor();
     int b = (int)blockIdx.y, rank = (int)blockIdx.x;
     SampleRow row = c.rows[b];
     const float *logits = c.logits + b * c.stride;
