@@ -131,6 +131,7 @@ static __global__ void __launch_bounds__(CLUSTER_THREADS, 1)
 /* ---- on the host's side ---- */
 
 enum { GPT2_HEADS = 12 };
+static_assert(2 * GPT2_HEADS * ClusterSizes<GPT2_HEADS>::C * sizeof(Word) <= MAIL_BYTES, "see rows_of");
 
 typedef void ClusterKernel(const ClusterCall);
 

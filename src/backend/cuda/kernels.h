@@ -58,7 +58,8 @@ typedef struct CudaContext {
     CudaFault *device_fault; /* the same memory, as kernels see it */
     unsigned *
         tickets; /* (N_TICKETS), 0 between kernels: which of several blocks comes last. Kernels set them back */
-    void *mail; /* MAIL_BYTES and a tag: what blocks of one grid send each other (decode_mail.cuh) */
+    /* MAIL_BYTES, a tag and a counter: what blocks of one grid send each other (decode_mail.cuh) */
+    void *mail;
     struct CudaProducts *products; /* linear.cu's: what it remembers about shapes; NULL until it is used */
     AttentionWay attention_way;    /* ATTENTION_AUTO, but for tests */
     char note[640];                /* for backend_cuda_note */
