@@ -68,7 +68,7 @@ install: ## install below PREFIX (/usr/local), staged below DESTDIR if given
 	@$(CMAKE) --install build --prefix "$(PREFIX)"
 
 clean: ## remove what was built
-	rm -rf build build-debug build-sanitize build-fuzz build-mpich build-cuda
+	rm -rf build build-debug build-sanitize build-fuzz build-mpich build-cuda build-cache
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
