@@ -2,8 +2,6 @@
  * memory: so the columns have one writer, who writes them whole, and nobody in between touches the sums. */
 #include "graph/sums.h"
 
-#include "graph/op.h"
-
 static int count_outputs(const Node *node) {
     int n_outputs = 0;
     for (int k = 0; k < node->n_outputs; k++) n_outputs += node->output[k] != NULL;
@@ -48,7 +46,7 @@ static int place_for_sums(const Node *writer, const Tensor *x) {
     return -1;
 }
 
-static bool move_output(Graph *graph, int reader, int output) {
+static bool move_output(Graph *graph, const Backend *backend, int reader, int output) {
     Node *node = graph->node[reader];
     int input = node->op->sums_input(node, output);
     if (input < 0 || !node->output[output] || count_outputs(node) < 2) return false;
@@ -57,6 +55,7 @@ static bool move_output(Graph *graph, int reader, int output) {
     Node *writer = graph->node[at];
     int place = place_for_sums(writer, node->input[input]);
     if (place < 0) return false;
+    if (backend && backend->sums_columns && !backend->sums_columns(backend->context, writer)) return false;
     Tensor *sums = node->output[output];
     for (int i = at; i < reader; i++) {
         if (node_meets(graph->node[i], sums)) return false;
@@ -69,11 +68,12 @@ static bool move_output(Graph *graph, int reader, int output) {
     return true;
 }
 
-int move_column_sums(Graph *graph) {
+int move_column_sums(Graph *graph, const Backend *backend) {
     int n_moved = 0;
     for (int i = 0; i < graph->n_nodes && graph->error.status == STATUS_OK; i++) {
         const Node *node = graph->node[i];
-        for (int k = 0; k < node->n_outputs && node->op->sums_input; k++) n_moved += move_output(graph, i, k);
+        for (int k = 0; k < node->n_outputs && node->op->sums_input; k++)
+            n_moved += move_output(graph, backend, i, k);
     }
     return n_moved;
 }

@@ -521,6 +521,48 @@ static void test_variant(void **state) {
     if (n_failures) fail_msg("%d differences with %s", n_failures, variant->name);
 }
 
+/* Whether the sums of columns are worth moving to the node that makes these (graph/sums.h). */
+static void test_who_sums(void **state) {
+    (void)state;
+    static const struct {
+        OpSpec spec;
+        const Op *op;
+        bool sums[2]; /* in 16 bits, in f32 */
+    } cases[] = {
+        {{"norm", build_residual_norm, {2, 64, 384}, CASE_LAYER, 0.2f},
+         &OP_RESIDUAL_NORM_BACKWARD,
+         {true, false}},
+        {{"norm odd", build_residual_norm, {2, 9, 33}, CASE_LAYER, 0.2f},
+         &OP_RESIDUAL_NORM_BACKWARD,
+         {false, false}},
+        {{"norm wide", build_residual_norm, {2, 9, 1600}, CASE_LAYER, 0.2f},
+         &OP_RESIDUAL_NORM_BACKWARD,
+         {false, false}},
+        {{"mlp erf", build_mlp, {70, 520, 64}, CASE_ERF, 0}, &OP_LINEAR_INPUT_GRADIENT, {true, true}},
+        {{"mlp odd", build_mlp, {70, 24, 33}, CASE_ERF, 0}, &OP_LINEAR_INPUT_GRADIENT, {false, false}},
+        {{"attention", build_attention, {2, 256, 2, 2, 64}, CASE_LAYER, 0},
+         &OP_ATTENTION_BACKWARD,
+         {true, false}},
+        {{"attention long", build_attention, {1, 300, 2, 2, 64}, CASE_LAYER, 0},
+         &OP_ATTENTION_BACKWARD,
+         {false, false}},
+    };
+    for (size_t i = 0; i < 2 * sizeof cases / sizeof cases[0]; i++) {
+        OpCase test;
+        case_open(&test, &cases[i / 2].spec);
+        retype(test.graph, &VARIANTS[i % 2 ? 0 : 1]);
+        for (int n = 0; n < test.graph->n_nodes; n++) {
+            const Node *node = test.graph->node[n];
+            if (node->op != cases[i / 2].op || (node->op == &OP_LINEAR_INPUT_GRADIENT && !node->input[2]))
+                continue;
+            if (gpu.sums_columns(gpu.context, node) != cases[i / 2].sums[i % 2])
+                fail_msg("'%s' in %s: not what was expected", cases[i / 2].spec.label,
+                         i % 2 ? "f32" : "16 bits");
+        }
+        case_close(&test);
+    }
+}
+
 /* What is faster when the order of sums is free must still be the sum. */
 static void test_any_order(void **state) {
     (void)state;
@@ -555,11 +597,12 @@ int main(int argc, char **argv) {
     }
     printf("%s\n", backend_cuda_describe(&gpu, words, sizeof words));
     enum { N_VARIANTS = sizeof VARIANTS / sizeof VARIANTS[0] };
-    struct CMUnitTest tests[N_VARIANTS + 1];
+    struct CMUnitTest tests[N_VARIANTS + 2];
     for (int i = 0; i < N_VARIANTS; i++) {
         tests[i] = (struct CMUnitTest){VARIANTS[i].name, test_variant, NULL, NULL, (void *)&VARIANTS[i]};
     }
     tests[N_VARIANTS] = (struct CMUnitTest)cmocka_unit_test(test_any_order);
+    tests[N_VARIANTS + 1] = (struct CMUnitTest)cmocka_unit_test(test_who_sums);
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     int result = cmocka_run_group_tests(tests, NULL, NULL);
     gpu.close(gpu.context);

@@ -113,6 +113,12 @@ static bool is_short(const CudaContext *context, const AttentionShape *shape, co
            attention_short_takes(shape, backward, context->max_shared_bytes);
 }
 
+extern "C" bool cuda_attention_sums(const CudaContext *context, const Node *node) {
+    AttentionShape shape = shape_of(node, node->input[1]);
+    AttentionMemory anywhere = {};
+    return is_short(context, &shape, &anywhere, true);
+}
+
 static Status run(const KernelCall *call, const Tensor *qkv, const AttentionMemory *memory, bool backward,
                   Error *error) {
     CudaContext *context = cuda_context(call);

@@ -176,6 +176,11 @@ Status cuda_sgd(const KernelCall *call, Error *error);
 /* Is the node one that its kernel is made for? For the operations that a program can do without. */
 bool cuda_decode_step_fits(const CudaContext *context, const Node *node);
 
+/* Do they sum the columns of what they make on the way, as far as shape and type tell? */
+bool cuda_residual_norm_sums(const CudaContext *context, const Node *node);
+bool cuda_linear_input_gradient_sums(const CudaContext *context, const Node *node);
+bool cuda_attention_sums(const CudaContext *context, const Node *node);
+
 /* Bytes of scratch for the kernels that want some. */
 size_t cuda_embedding_token_gradient_scratch(CudaContext *context, const Node *node);
 size_t cuda_layernorm_backward_scratch(CudaContext *context, const Node *node);

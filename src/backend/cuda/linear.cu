@@ -9,8 +9,8 @@
  * for 16-bit types only (nothing is known about the precision of its tanh), and from compute capability 9 on (before that it
  * is slower than a pass of its own). Its slope has older kernels only, which win where a sum has many terms: on the H200
  * 1.4 of 58 ms of the backward of 124M, and with 384 terms they lose as much as the pass takes. The pass has every element
- * in registers, and sums its columns on the way where they are wanted; so does what makes dy elsewhere (graph/sums.h). What is
- * left of the gradients of biases is a pass over dy (reduce.cu): on the H200 the library's way, beside the product of the weight's gradient, takes as long as
+ * in registers, and sums its columns on the way where they are wanted (graph/sums.h). What is left of the gradients of biases is
+ * a pass over dy (reduce.cu): on the H200 the library's way, beside the product of the weight's gradient, takes as long as
  * both one after the other or up to 13 % longer. */
 #include "backend/cuda/device.cuh"
 #include "backend/cuda/few_rows.h"
@@ -187,18 +187,27 @@ extern "C" size_t cuda_linear_input_gradient_scratch(CudaContext *context, const
     return bytes_apart(node) + sums;
 }
 
+/* Is the library's slope the faster way? */
+static bool is_slope_for_library(const CudaContext *context, const Node *node) {
+    const LinearAttributes *a = (const LinearAttributes *)node->attributes;
+    return a->activation == ACTIVATION_GELU_TANH && node->output[0]->dtype != DTYPE_F32 &&
+           context->properties.major >= 9 && node->input[1]->shape.dim[0] >= LEAST_SLOPE_INNER;
+}
+
 static bool library_slope(const KernelCall *call, Product *p) {
-    const LinearAttributes *a = (const LinearAttributes *)call->node->attributes;
     CudaContext *context = cuda_context(call);
-    if (a->activation != ACTIVATION_GELU_TANH || p->c_type == DTYPE_F32 || context->properties.major < 9 ||
-        p->inner < LEAST_SLOPE_INNER)
-        return false;
+    if (!is_slope_for_library(context, call->node)) return false;
     p->finish = FINISH_SLOPE;
     p->before = call->in[2];
     if (cuda_product_exists(context, p)) return true;
     p->finish = FINISH_NONE;
     p->before = NULL;
     return false;
+}
+
+extern "C" bool cuda_linear_input_gradient_sums(const CudaContext *context, const Node *node) {
+    return node->input[2] && shape_columns(node->output[0]->shape) % VECTOR == 0 &&
+           !is_slope_for_library(context, node);
 }
 
 /* dx, and how the sums of its columns come, if they are wanted: *is_summed, whoever made dx has made them as well. */
