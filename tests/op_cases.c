@@ -1,6 +1,8 @@
 /* The builders mirror the list in tests/golden/ops.py by the names of the inputs: the name decides the data. */
 #include "op_cases.h"
 
+#include "graph/sums.h"
+
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -108,6 +110,7 @@ void case_open(OpCase *test, const OpSpec *spec) {
     AutogradOptions options = {.copy = &OP_COPY, .gradient_place = PLACE_GRADIENT};
     if (test->y && autograd_run(test->graph, &options, &error) != STATUS_OK)
         fail_msg("%s: %s", spec->label, error.text);
+    move_column_sums(test->graph, NULL);
 }
 
 void case_close(OpCase *test) {
@@ -185,12 +188,22 @@ void build_rmsnorm(OpCase *test) {
     finish(test, y);
 }
 
+/* What comes into an operation: given, or made of something given by a layer whose bias needs a gradient. */
+static Tensor *incoming(OpCase *test, Shape shape, const char *name) {
+    enum { N_INPUTS = 3 };
+    if (!(test->spec->flags & CASE_LAYER)) return activation(test, shape, name);
+    Tensor *x = activation(test, shape_with_columns(shape, N_INPUTS), "layer.x");
+    int64_t columns = shape_columns(shape);
+    return op_linear(test->graph, x, parameter(test, SHAPE(columns, N_INPUTS), "layer.weight", 0.0f),
+                     parameter(test, SHAPE(columns), "layer.bias", 0.0f), NULL, ACTIVATION_NONE);
+}
+
 void build_residual_norm(OpCase *test) {
     const int64_t *size = test->spec->size;
     unsigned flags = test->spec->flags;
     Shape shape = SHAPE(size[0], size[1], size[2]);
     Tensor *x = activation(test, shape, "x");
-    Tensor *branch = flags & CASE_SAME ? x : activation(test, shape, "branch"), *bias = NULL;
+    Tensor *branch = flags & CASE_SAME ? x : incoming(test, shape, "branch"), *bias = NULL;
     Tensor *weight = parameter(test, SHAPE(size[2]), "weight", 1.0f);
     if (flags & CASE_BIAS) bias = parameter(test, SHAPE(size[2]), "bias", 0.0f);
     ResidualNormAttributes attributes = {1e-5f, !(flags & CASE_RMS), test->spec->number, 5};
@@ -259,7 +272,7 @@ static AttentionAttributes heads_of(const OpCase *test) {
 
 static Tensor *qkv_of(OpCase *test) {
     const int64_t *size = test->spec->size;
-    return activation(test, SHAPE(size[0], size[1], (size[2] + 2 * size[3]) * size[4]), "qkv");
+    return incoming(test, SHAPE(size[0], size[1], (size[2] + 2 * size[3]) * size[4]), "qkv");
 }
 
 void build_attention(OpCase *test) {

@@ -27,8 +27,9 @@ enum {
     CASE_LARGE = 1 << 15,    /* inputs 30 times as large: softmax saturates */
     CASE_RMS = 1 << 16,      /* rmsnorm, not layernorm */
     CASE_SUM_ONLY = 1 << 17, /* residual_norm: nobody reads what it has normed */
+    CASE_LAYER = 1 << 18,    /* residual_norm's branch, attention's qkv: made by a layer that has a bias */
 };
-enum { CASE_FIRST_POSITION = 3, CASE_MAX_FILLS = 8, CASE_MAX_RESULTS = 4 };
+enum { CASE_FIRST_POSITION = 3, CASE_MAX_FILLS = 9, CASE_MAX_RESULTS = 4 };
 
 typedef struct OpCase OpCase;
 
@@ -63,8 +64,9 @@ struct OpCase {
     double loss_scale;
 };
 
-void case_open(OpCase *test,
-               const OpSpec *spec); /* builds the graph and runs autograd; fails the test on errors */
+void case_open(
+    OpCase *test,
+    const OpSpec *spec); /* builds the graph, runs autograd, moves sums; fails the test on errors */
 void case_close(OpCase *test);
 void case_fill(const OpCase *test, TestMemory *memory); /* the inputs; everything else is left as it is */
 bool case_is_filled(const OpCase *test, const Tensor *tensor);

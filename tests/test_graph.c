@@ -4,6 +4,7 @@
 #include "graph/executor.h"
 #include "graph/lazy.h"
 #include "graph/recompute.h"
+#include "graph/sums.h"
 #include "harness.h"
 #include "ops/ops.h"
 
@@ -246,6 +247,115 @@ static void recompute_repeats_all_segments_but_the_last(void **state) {
     graph_free(graph);
 }
 
+/* A layer with a bias whose output is read by `n_readers` layers; each reads it through the layer's own activation, a gelu of
+ * its own, or attention. */
+typedef enum { BY_ACTIVATION, BY_GELU, BY_ATTENTION } Between;
+
+static Graph *record_layer(Between between, int n_readers, Tensor **bias) {
+    Graph *graph = graph_new();
+    Tensor *start = graph_tensor(graph, PLACE_PARAMETER, DTYPE_F32, SHAPE(2, 5, 8), "start");
+    Tensor *w = graph_tensor(graph, PLACE_PARAMETER, DTYPE_F32, SHAPE(24, 8), "w");
+    Tensor *down =
+        graph_tensor(graph, PLACE_PARAMETER, DTYPE_F32, SHAPE(5, between == BY_ATTENTION ? 8 : 24), "down");
+    Tensor *targets = graph_tensor(graph, PLACE_INPUT, DTYPE_I32, SHAPE(10), "targets");
+    AttentionAttributes heads = {.n_heads = 2, .n_kv_heads = 2, .head_size = 4, .scale = 0.5f};
+    *bias = graph_tensor(graph, PLACE_PARAMETER, DTYPE_F32, SHAPE(24), "bias");
+    Tensor *x = op_copy(graph, start), *logits = NULL;
+    Tensor *y = op_linear(graph, x, w, *bias, NULL,
+                          between == BY_ACTIVATION ? ACTIVATION_GELU_TANH : ACTIVATION_NONE);
+    for (int i = 0; i < n_readers; i++) {
+        Tensor *read = between == BY_GELU        ? op_gelu(graph, y, ACTIVATION_GELU_TANH)
+                       : between == BY_ATTENTION ? op_attention(graph, y, NULL, &heads)
+                                                 : y;
+        Tensor *more = op_linear(graph, read, down, NULL, NULL, ACTIVATION_NONE);
+        logits = logits ? op_add(graph, logits, more) : more;
+    }
+    op_cross_entropy(graph, logits, targets, 0.5f);
+    run_autograd(graph);
+    return graph;
+}
+
+/* The node that writes the tensor, and where among its outputs; fails unless there is one. */
+static Node *writer_of(const Graph *graph, const Tensor *tensor, int *output) {
+    Node *writer = NULL;
+    for (int i = 0; i < graph->n_nodes; i++) {
+        for (int k = 0; k < graph->node[i]->n_outputs; k++) {
+            if (graph->node[i]->output[k] != tensor) continue;
+            assert_null(writer);
+            writer = graph->node[i];
+            *output = k;
+        }
+    }
+    assert_non_null(writer);
+    return writer;
+}
+
+/* Sums of columns move where the columns are made at one go by somebody who can sum, and nowhere else. */
+static void column_sums_move_to_the_writer(void **state) {
+    (void)state;
+    static const struct {
+        Between between;
+        int n_readers;
+        const Op *op; /* that writes the gradient of the bias afterwards */
+    } cases[] = {
+        {BY_ACTIVATION, 1, &OP_LINEAR_INPUT_GRADIENT},  {BY_ATTENTION, 1, &OP_ATTENTION_BACKWARD},
+        {BY_GELU, 1, &OP_LINEAR_WEIGHT_GRADIENT},       /* made by an operation that does not sum */
+        {BY_ACTIVATION, 2, &OP_LINEAR_WEIGHT_GRADIENT}, /* by one of its own, of what two others have added up */
+        {BY_ATTENTION, 2, &OP_LINEAR_WEIGHT_GRADIENT}, /* by two, one of which adds */
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        Tensor *bias;
+        Graph *graph = record_layer(cases[i].between, cases[i].n_readers, &bias);
+        bool moves = cases[i].op != &OP_LINEAR_WEIGHT_GRADIENT;
+        int before = -1, after = -1;
+        Node *reader = writer_of(graph, bias->gradient, &before);
+        assert_ptr_equal(reader->op, &OP_LINEAR_WEIGHT_GRADIENT);
+        reader->write[before] = WRITE_ADD; /* goes along */
+        assert_int_equal(move_column_sums(graph, NULL), moves);
+        Node *writer = writer_of(graph, bias->gradient, &after);
+        assert_ptr_equal(writer->op, cases[i].op);
+        assert_int_equal(writer->write[after], WRITE_ADD);
+        assert_ptr_equal(bias->gradient->producer, writer);
+        assert_int_equal(reader->output[1] == NULL, moves);
+        assert_non_null(reader->output[0]);
+        if (moves) assert_ptr_equal(writer->output[0], reader->input[0]);
+        assert_int_equal(move_column_sums(graph, NULL), 0);
+        graph_free(graph);
+    }
+}
+
+static bool sums_nothing(void *context, const Node *node) {
+    (void)context, (void)node;
+    return false;
+}
+
+/* Nor do they move past somebody who touches them, into another section, away from a node that makes nothing else, or where
+ * the backend would gain nothing. */
+static void column_sums_stay_where_they_must(void **state) {
+    (void)state;
+    for (int variant = 0; variant < 6; variant++) {
+        Tensor *bias;
+        Graph *graph = record_layer(BY_ATTENTION, 1, &bias);
+        int output = -1, n_nodes = graph->n_nodes;
+        Node *reader = writer_of(graph, bias->gradient, &output);
+        Node *writer = writer_of(graph, reader->input[0], &output);
+        assert_int_equal(output, 0);
+        assert_ptr_equal(graph->node[n_nodes - 4],
+                         writer); /* then the reader, the gradient of x, and its copy */
+        if (variant == 1) writer->write[0] = WRITE_ADD;
+        if (variant == 2) reader->section = SECTION_UPDATE;
+        if (variant == 3) reader->output[0] = NULL;
+        if (variant == 4) { /* between the two */
+            Node *clear = graph_record(graph, &OP_ZERO, NULL, 0, 0, NULL, 1, TENSORS(bias->gradient));
+            for (int i = n_nodes; i > n_nodes - 3; i--) graph->node[i] = graph->node[i - 1];
+            graph->node[n_nodes - 3] = clear;
+        }
+        Backend backend = {.sums_columns = variant == 5 ? sums_nothing : NULL};
+        assert_int_equal(move_column_sums(graph, &backend), variant == 0);
+        graph_free(graph);
+    }
+}
+
 /* The null backend runs the real program and counts what the formulas say. */
 static void the_null_backend_counts_the_program(void **state) {
     (void)state;
@@ -312,6 +422,8 @@ int main(void) {
         cmocka_unit_test(eager_gradients_keep_write_modes),
         cmocka_unit_test(lazy_gradients_wait_when_that_is_smaller),
         cmocka_unit_test(recompute_repeats_all_segments_but_the_last),
+        cmocka_unit_test(column_sums_move_to_the_writer),
+        cmocka_unit_test(column_sums_stay_where_they_must),
         cmocka_unit_test(the_null_backend_counts_the_program),
         cmocka_unit_test(the_printed_program_names_everything),
     };

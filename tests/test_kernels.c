@@ -193,6 +193,7 @@ static void check_node(const OpCase *test, const TestMemory *memory, const Node 
         {" adding to the second", 2, WRITE_FRESH, -1},
         {" adding to the third", 4, WRITE_FRESH, -1},
         {" adding to the fourth", 8, WRITE_FRESH, -1},
+        {" adding to the fifth", 16, WRITE_FRESH, -1},
     };
     assert_in_range(node->n_outputs, 1, NODE_MAX_OUTPUTS);
     int n_modes = !can_add(node) ? 1 : node->n_outputs == 1 ? 3 : 3 + node->n_outputs;

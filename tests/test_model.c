@@ -276,6 +276,16 @@ static int count_op(const Fixture *f, const Op *op) {
     return n;
 }
 
+/* Gradients of biases that are left to the products of the weights'. */
+static int count_biases(const Fixture *f) {
+    int n = 0;
+    for (int i = 0; i < f->step.graph->n_nodes; i++) {
+        const Node *node = f->step.graph->node[i];
+        n += node->op == &OP_LINEAR_WEIGHT_GRADIENT && node->output[1];
+    }
+    return n;
+}
+
 /* One operation for dropout, addition and norm: after each of the 2·5 branches, but where what crosses a border between
  * recomputed segments has to be a single tensor. Without dropout there is nothing to do for it. */
 static void dropout_and_addition_are_part_of_the_norm(void **state) {
@@ -295,6 +305,8 @@ static void dropout_and_addition_are_part_of_the_norm(void **state) {
         /* The embedding's and the borders', and their gradients. */
         assert_int_equal(count_op(f, &OP_DROPOUT), variant ? 2 * (1 + n_borders) : 0);
         assert_int_equal(count_op(f, &OP_COPY), 0); /* gradients are shared, never copied */
+        /* Those of biases are summed by who makes dy; not where that is the stream's, or behind a dropout of its own. */
+        assert_int_equal(count_biases(f), 10 - n_fused);
         close_fixture(f);
     }
 }

@@ -49,6 +49,11 @@ static const CostCase COSTS[] = {
      &OP_RESIDUAL_NORM_BACKWARD,
      8 * 42,
      908},
+    /* and the sums of dbranch's columns */
+    {{"residual_norm", build_residual_norm, {2, 3, 7}, CASE_BIAS | CASE_LAYER, 0.5f},
+     &OP_RESIDUAL_NORM_BACKWARD,
+     15 * 42,
+     876 + 56},
     {{"linear", build_linear, {5, 7, 6}, CASE_BIAS, 0}, &OP_LINEAR, 420 + 30, 452},
     {{"linear", build_linear, {4, 5, 6}, CASE_BIAS | CASE_RESIDUAL | CASE_TANH, 0},
      &OP_LINEAR,
@@ -56,7 +61,8 @@ static const CostCase COSTS[] = {
      512},
     {{"linear", build_linear, {4, 5, 6}, CASE_ERF, 0}, &OP_LINEAR, 240 + 5 * 24, 392},
     {{"linear", build_linear, {5, 7, 6}, CASE_BIAS, 0}, &OP_LINEAR_INPUT_GRADIENT, 420, 428},
-    {{"mlp", build_mlp, {5, 7, 6}, CASE_TANH, 0}, &OP_LINEAR_INPUT_GRADIENT, 420 + 16 * 30, 548},
+    {{"mlp", build_mlp, {5, 7, 6}, CASE_TANH, 0}, &OP_LINEAR_INPUT_GRADIENT, 420 + 17 * 30, 548 + 48},
+    {{"mlp", build_mlp, {5, 7, 6}, CASE_TANH | CASE_RESIDUAL, 0}, &OP_LINEAR_INPUT_GRADIENT, 420, 428},
     {{"linear", build_linear, {5, 7, 6}, CASE_BIAS, 0}, &OP_LINEAR_WEIGHT_GRADIENT, 420 + 30, 644},
     {{"gelu", build_gelu, {3, 5}, CASE_TANH, 0}, &OP_GELU, 8 * 15, 120},
     {{"gelu", build_gelu, {3, 5}, CASE_ERF, 0}, &OP_GELU, 5 * 15, 120},
@@ -67,6 +73,10 @@ static const CostCase COSTS[] = {
     /* 2·2 heads with 15 visible pairs each */
     {{"attention", build_attention, {2, 5, 2, 2, 3}, 0, 0}, &OP_ATTENTION, 60 * 17 + 60, 1040},
     {{"attention", build_attention, {2, 5, 2, 2, 3}, 0, 0}, &OP_ATTENTION_BACKWARD, 60 * 36 + 120, 2000},
+    {{"attention", build_attention, {2, 5, 2, 2, 3}, CASE_LAYER, 0},
+     &OP_ATTENTION_BACKWARD,
+     60 * 36 + 120 + 180,
+     2000 + 144},
     {{"attention", build_attention, {2, 5, 2, 2, 3}, 0, 0.5f}, &OP_ATTENTION, 60 * 17 + 60, 1056},
     /* 24 queries against 6 keys; new rows 576 and half of them stored, both caches 864, y 288, start 12 */
     {{"cached", build_attention_cached, {3, 2, 4, 2, 3, 6}, 0, 0},
@@ -133,7 +143,7 @@ static void test_cost_of_adding_to_a_table(void **unused) {
 typedef struct {
     OpSpec spec;
     const Op *op;
-    int input[4]; /* for outputs 0, 1, 2, 3 */
+    int input[NODE_MAX_OUTPUTS];
 } InPlaceCase;
 
 static const InPlaceCase IN_PLACE[] = {
@@ -142,7 +152,9 @@ static const InPlaceCase IN_PLACE[] = {
     {{"layernorm", build_layernorm, {3, 4}, CASE_BIAS, 0}, &OP_LAYERNORM, {0, -1, -1}},
     {{"rmsnorm", build_rmsnorm, {3, 4}, 0, 0}, &OP_RMSNORM, {0, -1, -1}},
     {{"residual_norm", build_residual_norm, {1, 3, 4}, 0, 0.5f}, &OP_RESIDUAL_NORM, {1, 0, -1, -1}},
-    {{"residual_norm", build_residual_norm, {1, 3, 4}, 0, 0.5f}, &OP_RESIDUAL_NORM_BACKWARD, {-1, -1, -1, 0}},
+    {{"residual_norm", build_residual_norm, {1, 3, 4}, 0, 0.5f},
+     &OP_RESIDUAL_NORM_BACKWARD,
+     {-1, -1, -1, 0, -1}},
     {{"gelu", build_gelu, {3, 4}, CASE_TANH, 0}, &OP_GELU, {0, -1, -1}},
     {{"gelu", build_gelu, {3, 4}, CASE_TANH, 0}, &OP_GELU_BACKWARD, {1, -1, -1}},
     {{"swiglu", build_swiglu, {3, 4}, 0, 0}, &OP_SWIGLU_BACKWARD, {1, -1, -1}},

@@ -28,6 +28,10 @@ typedef struct Backend {
     /* Working memory that the kernel wants, in bytes; it becomes a tensor of the memory plan. Optional. */
     size_t (*scratch_bytes)(void *context, const Node *node);
 
+    /* Does the kernel of `node` sum the columns of its outputs as it makes them, if it is asked to (sums.h)? Else that is a pass of
+     * its own, which may as well stay with whoever reads them. Optional: NULL where it makes no difference. */
+    bool (*sums_columns)(void *context, const Node *node);
+
     /* Wait until everything that was started has finished. Optional: NULL if kernels return when done. */
     Status (*synchronize)(void *context, Error *error);
 

@@ -60,7 +60,7 @@ struct Tensor {
     size_t offset;    /* bytes into its place, given by the memory plan */
 };
 
-enum { NODE_MAX_INPUTS = 8, NODE_MAX_OUTPUTS = 4, NO_BLOCK = -1 };
+enum { NODE_MAX_INPUTS = 8, NODE_MAX_OUTPUTS = 5, NO_BLOCK = -1 };
 
 struct Node {
     const Op *op;

@@ -38,6 +38,10 @@ struct Op {
     double (*bytes)(const Node *node);
     /* The input whose memory output `output` may take over when nobody reads it afterwards, or -1. NULL: none. */
     int (*in_place)(const Node *node, int output);
+    /* Sums of columns (sums.h): the input whose columns output `output` sums up, or -1. NULL: none. */
+    int (*sums_input)(const Node *node, int output);
+    /* And the output that may take the sums of the columns of output `output`, as they are stored, or -1. NULL: none. */
+    int (*sums_output)(const Node *node, int output);
     /* Attributes in words for the printed program; writes into text. NULL: nothing to say. */
     void (*describe)(const Node *node, char *text, size_t n_bytes);
     /* The meaning, in plain C on f32 host memory. Never NULL. */

@@ -40,7 +40,7 @@ static void attention_gradient(Autograd *autograd, const Node *node) {
     Tensor *dy = autograd_gradient(autograd, y);
     if (!dy) return;
     autograd_record(autograd, &OP_ATTENTION_BACKWARD, node->attributes, sizeof(AttentionAttributes), 5,
-                    TENSORS(dy, qkv, y, lse, random), 1, TENSORS(qkv));
+                    TENSORS(dy, qkv, y, lse, random), 2, TENSORS(qkv, NULL));
 }
 
 /* Pairs of a query and a key that it may see: T(T+1)/2 a head and sequence. */
@@ -161,11 +161,18 @@ const Op OP_ATTENTION = {
 };
 
 /* A pair: 2·HS each for the score again, for dweight, and for its parts of dquery, dkey and dvalue; 6 between (scale,
- * subtract, e^, subtract the row sum, multiply, scale). A row: 2·HS for the sum of dy·y. */
+ * subtract, e^, subtract the row sum, multiply, scale). A row: 2·HS for the sum of dy·y. An element of dqkv: 1 if its
+ * columns are summed. */
 static double backward_flops(const Node *node) {
     const AttentionAttributes *a = node->attributes;
     return visible_pairs(node, node->input[1]) * (10.0 * a->head_size + 6.0) +
-           2.0 * (double)tensor_count(node->input[0]);
+           2.0 * (double)tensor_count(node->input[0]) +
+           (node->output[1] ? (double)tensor_count(node->input[1]) : 0.0);
+}
+
+static int backward_sums_output(const Node *node, int output) {
+    (void)node;
+    return output == 0 ? 1 : -1;
 }
 
 /* Adds what one row of weights contributes to the gradient of its sequence, dqkv (T,W). With m the dropout factor:
@@ -216,12 +223,16 @@ static Status backward_reference(const KernelCall *call, Error *error) {
         for (int64_t i = 0; i < sequence; i++) reference_write(&dqkv[i], (float)sums[i], call->add[0]);
         free(sums);
     }
+    if (call->out[1])
+        reference_column_sums(call->out[0], n_sequences * n_positions, rows.width, call->out[1],
+                              call->add[1]);
     return STATUS_OK;
 }
 
 const Op OP_ATTENTION_BACKWARD = {
     .name = "attention_backward",
     .flops = backward_flops,
+    .sums_output = backward_sums_output,
     .describe = attention_describe,
     .reference = backward_reference,
 };

@@ -7,7 +7,10 @@
  *
  * Where the input is what another linear layer's activation made, and nobody else reads it, as inside an MLP, the gradient
  * of the input is multiplied by the activation's slope at once: it is then the gradient of the value before the
- * activation, and the one in between never exists. */
+ * activation, and the one in between never exists.
+ *
+ * The gradient of the bias is the sum of dy's columns: here it belongs to the node that reads dy, and sums.h gives it to the
+ * one that makes dy, where that can be. */
 #include "ops/ops.h"
 #include "ops/reference.h"
 
@@ -71,8 +74,8 @@ static void linear_gradient(Autograd *autograd, const Node *node) {
     LinearAttributes plain = {ACTIVATION_NONE};
     const LinearAttributes *a = maker ? maker->attributes : &plain;
     Tensor *before = maker ? maker->output[1] : NULL;
-    autograd_record(autograd, &OP_LINEAR_INPUT_GRADIENT, a, sizeof *a, 3, TENSORS(dy, weight, before), 1,
-                    TENSORS(before ? before : x));
+    autograd_record(autograd, &OP_LINEAR_INPUT_GRADIENT, a, sizeof *a, 3, TENSORS(dy, weight, before), 2,
+                    TENSORS(before ? before : x, NULL));
 }
 
 /* The product, and for each output 1 for the bias, 1 for the residual, 8 or 5 for the activation (see gelu.c). */
@@ -135,7 +138,13 @@ static double product_flops(const Node *node) {
 
 static double input_gradient_flops(const Node *node) {
     const LinearAttributes *a = node->attributes;
-    return product_flops(node) + gelu_slope_flops(a->activation) * (double)tensor_count(node->output[0]);
+    double each = gelu_slope_flops(a->activation) + (node->output[1] ? 1.0 : 0.0);
+    return product_flops(node) + each * (double)tensor_count(node->output[0]);
+}
+
+/* Where there is a slope, an element is looked at once more before it is stored, or just after. */
+static int input_gradient_sums_output(const Node *node, int output) {
+    return output == 0 && node->input[2] ? 1 : -1;
 }
 
 static Status input_gradient_reference(const KernelCall *call, Error *error) {
@@ -155,12 +164,14 @@ static Status input_gradient_reference(const KernelCall *call, Error *error) {
             reference_write(&dx[n * inputs + i], (float)sum, call->add[0]);
         }
     }
+    if (call->out[1]) reference_column_sums(dx, rows, inputs, call->out[1], call->add[1]);
     return STATUS_OK;
 }
 
 const Op OP_LINEAR_INPUT_GRADIENT = {
     .name = "linear_input_gradient",
     .flops = input_gradient_flops,
+    .sums_output = input_gradient_sums_output,
     .describe = linear_describe,
     .reference = input_gradient_reference,
 };
@@ -170,6 +181,11 @@ const Op OP_LINEAR_INPUT_GRADIENT = {
 static double weight_gradient_flops(const Node *node) {
     return (node->output[0] ? product_flops(node) : 0.0) +
            (node->output[1] ? (double)tensor_count(node->input[0]) : 0.0);
+}
+
+static int weight_gradient_sums_input(const Node *node, int output) {
+    (void)node;
+    return output == 1 ? 0 : -1;
 }
 
 static Status weight_gradient_reference(const KernelCall *call, Error *error) {
@@ -185,18 +201,15 @@ static Status weight_gradient_reference(const KernelCall *call, Error *error) {
             for (int64_t n = 0; n < rows; n++) sum += (double)dy[n * outputs + o] * (double)x[n * inputs + i];
             reference_write(&dweight[o * inputs + i], (float)sum, call->add[0]);
         }
-        if (dbias) {
-            double sum = 0.0;
-            for (int64_t n = 0; n < rows; n++) sum += (double)dy[n * outputs + o];
-            reference_write(&dbias[o], (float)sum, call->add[1]);
-        }
     }
+    if (dbias) reference_column_sums(dy, rows, outputs, dbias, call->add[1]);
     return STATUS_OK;
 }
 
 const Op OP_LINEAR_WEIGHT_GRADIENT = {
     .name = "linear_weight_gradient",
     .flops = weight_gradient_flops,
+    .sums_input = weight_gradient_sums_input,
     .reference = weight_gradient_reference,
     .runs_beside = true,
 };

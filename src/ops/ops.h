@@ -2,7 +2,8 @@
  *
  * A builder checks shapes, creates the outputs and records one node; the gradient rules record the *_BACKWARD and
  * *_GRADIENT ops. Shapes: B sequences, T positions, C channels, V vocabulary, NH heads, HS head size; (N,C) means any
- * number of leading dims that multiply to N rows. Inputs in brackets may be NULL.
+ * number of leading dims that multiply to N rows. Inputs and outputs in brackets may be NULL. An output Σname is the sums
+ * of the columns of another, as that is stored: the gradient of a bias, which graph/sums.h gives to whoever makes dy.
  *
  * Inputs that change from step to step (learning rate, dropout seed) are tensors in PLACE_INPUT, never attributes: a
  * recorded program is replayed as it is. */
@@ -40,8 +41,8 @@ Tensor *op_rmsnorm(Graph *graph, Tensor *x, Tensor *weight, float epsilon);
 /* ---- residual_norm.c --------------------------------------------------------------------------------------------
  * sum (N,C) = stream + dropout(branch) and normed (N,C), its layernorm or rmsnorm; also outputs [mean (N)] and rstd (N).
  * Bit for bit what op_dropout, op_add and the norm give; without dropout random is NULL.
- * Backward: (dnormed, sum, weight, [mean], rstd, [random]) -> dsum, dweight, [dbias], [dbranch], where dbranch is the
- * mask times all of dsum: what the node makes of it and, if it adds, what was there. No dbranch without dsum. */
+ * Backward: (dnormed, sum, weight, [mean], rstd, [random]) -> dsum, dweight, [dbias], [dbranch], [Σdbranch], where
+ * dbranch is the mask times all of dsum: what the node makes of it and, if it adds, what was there. No dbranch without dsum. */
 typedef struct {
     float epsilon;
     bool has_mean;     /* layernorm; else rmsnorm, which has no bias */
@@ -59,8 +60,8 @@ ResidualNorm op_residual_norm(Graph *graph, Tensor *stream, Tensor *branch, Tens
 /* ---- linear.c ---------------------------------------------------------------------------------------------------
  * y (N,Co) = activation(x (N,Ci) · weightᵀ + [bias (Co)]) + [residual (N,Co)]; weight is (Co,Ci).
  * With an activation, a second output is the value before it, which the backward needs.
- * OP_LINEAR_INPUT_GRADIENT: (dy, weight, [before]) -> dx, times the activation's slope at `before` (N,Ci), which comes with
- * an activation and only then. OP_LINEAR_WEIGHT_GRADIENT: (dy, x) -> dweight, [dbias]. */
+ * OP_LINEAR_INPUT_GRADIENT: (dy, weight, [before]) -> dx, [Σdx], times the activation's slope at `before` (N,Ci), which
+ * comes with an activation and only then. OP_LINEAR_WEIGHT_GRADIENT: (dy, x) -> dweight, [dbias]. */
 typedef enum { ACTIVATION_NONE, ACTIVATION_GELU_TANH, ACTIVATION_GELU_ERF } Activation;
 typedef struct {
     Activation activation;
@@ -81,7 +82,8 @@ double gelu_slope_flops(Activation activation); /* of the slope, times dy */
 
 /* ---- attention.c, attention_cached.c, rotary.c ------------------------------------------------------------------
  * qkv (B,T,(NH+2·NKV)·HS): a row holds all query heads, all key heads, all value heads; query head h reads key/value
- * head h / (NH/NKV). attention: y (B,T,NH·HS) and lse (B,NH,T), causal. Backward (dy, qkv, y, lse, [random]) -> dqkv.
+ * head h / (NH/NKV). attention: y (B,T,NH·HS) and lse (B,NH,T), causal. Backward (dy, qkv, y, lse, [random]) -> dqkv,
+ * [Σdqkv].
  * Dropout on the weights draws element ((first_head+h)·T + q)·T8 + k, T8 = T rounded up to 8.
  * attention_cached: new rows are stored in the caches (B,NKV,capacity,HS) at start[b].., then attend to all up to
  * themselves; outputs y and the two caches, which change in place.

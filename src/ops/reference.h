@@ -39,6 +39,16 @@ static inline double *reference_sums(int64_t count, Error *error) {
     return sums;
 }
 
+/* out (columns) = or += the sums over the rows of x (rows, columns). */
+static inline void reference_column_sums(const float *x, int64_t rows, int64_t columns, float *out,
+                                         bool add) {
+    for (int64_t c = 0; c < columns; c++) {
+        double sum = 0.0;
+        for (int64_t n = 0; n < rows; n++) sum += (double)x[n * columns + c];
+        reference_write(&out[c], (float)sum, add);
+    }
+}
+
 /* The stream of one dropout site in this step, and the global number of the first sequence, from the random input. */
 static inline RandomKey reference_dropout_key(const int32_t *random, int site) {
     uint64_t low = (uint32_t)random[RANDOM_SEED_LOW], high = (uint32_t)random[RANDOM_SEED_HIGH];

@@ -63,8 +63,8 @@ static void residual_norm_gradient(Autograd *autograd, const Node *node) {
     Tensor *sum = node->output[0], *dnormed = autograd_gradient(autograd, node->output[1]);
     if (dnormed) {
         autograd_record(autograd, &OP_RESIDUAL_NORM_BACKWARD, a, sizeof *a, 6,
-                        TENSORS(dnormed, sum, weight, node->output[2], node->output[3], random), 4,
-                        TENSORS(sum, weight, bias, random ? branch : NULL));
+                        TENSORS(dnormed, sum, weight, node->output[2], node->output[3], random), 5,
+                        TENSORS(sum, weight, bias, random ? branch : NULL, NULL));
     }
     Tensor *dsum = autograd_gradient(autograd, sum);
     if (!dsum) return;
@@ -133,11 +133,12 @@ const Op OP_RESIDUAL_NORM = {
     .reference = residual_norm_reference,
 };
 
-/* An element of dsum: 10 (rmsnorm 7), see there; dweight 2; dbias 1; dbranch 1. */
+/* An element of dsum: 10 (rmsnorm 7), see there; dweight 2; dbias 1; dbranch 1, and 1 for its sums. */
 static double backward_flops(const Node *node) {
     const ResidualNormAttributes *a = node->attributes;
     double each = node->output[0] ? (a->has_mean ? 10.0 : 7.0) : (a->has_mean ? 2.0 : 1.0);
-    each += (node->output[1] ? 2.0 : 0.0) + (node->output[2] ? 1.0 : 0.0) + (node->output[3] ? 1.0 : 0.0);
+    each += node->output[1] ? 2.0 : 0.0;
+    for (int k = 2; k < 5; k++) each += node->output[k] ? 1.0 : 0.0;
     return each * (double)tensor_count(node->input[0]);
 }
 
@@ -146,6 +147,11 @@ static double backward_flops(const Node *node) {
 static int backward_in_place(const Node *node, int output) {
     Tensor *dnormed = node->input[0], *dsum = node->output[0];
     return output == 3 && dsum && tensor_root(dnormed) != tensor_root(dsum) ? 0 : -1;
+}
+
+static int backward_sums_output(const Node *node, int output) {
+    (void)node;
+    return output == 3 ? 4 : -1;
 }
 
 static Status backward_reference(const KernelCall *call, Error *error) {
@@ -167,13 +173,17 @@ static Status backward_reference(const KernelCall *call, Error *error) {
     DropoutAttributes attributes = {a->probability, a->site};
     Node dropout = {.attributes = &attributes, .input = {in[1], in[5]}};
     KernelCall drop = {.node = &dropout, .in = {out[0], data[5]}, .out = {out[3]}, .add = {call->add[3]}};
-    return OP_DROPOUT.reference(&drop, error);
+    TRY(OP_DROPOUT.reference(&drop, error));
+    Shape shape = in[1]->shape;
+    if (out[4]) reference_column_sums(out[3], shape_rows(shape), shape_columns(shape), out[4], call->add[4]);
+    return STATUS_OK;
 }
 
 const Op OP_RESIDUAL_NORM_BACKWARD = {
     .name = "residual_norm_backward",
     .flops = backward_flops,
     .in_place = backward_in_place,
+    .sums_output = backward_sums_output,
     .describe = residual_norm_describe,
     .reference = backward_reference,
 };

@@ -3,6 +3,7 @@
 #include "graph/eager.h"
 #include "graph/lazy.h"
 #include "graph/recompute.h"
+#include "graph/sums.h"
 #include "ops/ops.h"
 
 #include <math.h>
@@ -94,6 +95,7 @@ static Status record(TrainStep *step, const ModelConfig *config, const Parameter
     TRY(autograd_run(step->graph, &autograd, error));
     eager_gradients(step->graph);
     lazy_gradients(step->graph);
+    move_column_sums(step->graph, backend);
     recompute_run(step->graph, (int)options->recompute);
     spread_gradients(&step->spread, step->graph, &step->loss.parameters);
     step->optimizer = spread_update(&step->spread, &step->optimizer_options, &step->loss.parameters,

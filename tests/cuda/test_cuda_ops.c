@@ -37,6 +37,10 @@ static const OpSpec LARGE_SPECS[] = {
     {"residual_norm 768", build_residual_norm, {3, 1001, 768}, CASE_BIAS | CASE_RESIDUAL, 0.1f},
     {"residual_norm 1600", build_residual_norm, {11, 47, 1600}, CASE_BIAS | CASE_RESIDUAL, 0.1f},
     {"residual_norm 16384", build_residual_norm, {1, 3, 16384}, CASE_BIAS | CASE_RESIDUAL, 0.1f},
+    {"residual_norm layer 384", build_residual_norm, {16, 256, 384}, CASE_BIAS | CASE_LAYER, 0.2f},
+    {"residual_norm layer 768", build_residual_norm, {3, 501, 768}, CASE_BIAS | CASE_LAYER, 0.1f},
+    {"residual_norm layer rms 512", build_residual_norm, {3, 101, 512}, CASE_RMS | CASE_LAYER, 0.1f},
+    {"residual_norm layer 1600", build_residual_norm, {3, 47, 1600}, CASE_BIAS | CASE_LAYER, 0.1f},
     {"residual_norm rms 2048", build_residual_norm, {5, 103, 2048}, CASE_RMS | CASE_RESIDUAL, 0.1f},
     {"residual_norm rms 5120", build_residual_norm, {5, 13, 5120}, CASE_RMS | CASE_RESIDUAL, 0.5f},
     {"linear qkv", build_linear, {192, 768, 2304}, CASE_BIAS, 0},
@@ -45,6 +49,8 @@ static const OpSpec LARGE_SPECS[] = {
     {"linear one row", build_linear, {1, 768, 3072}, CASE_BIAS | CASE_TANH, 0},
     {"linear eight rows", build_linear, {8, 1600, 1600}, CASE_BIAS | CASE_RESIDUAL, 0},
     {"mlp large", build_mlp, {256, 384, 1536}, CASE_TANH, 0},
+    {"mlp tall", build_mlp, {2100, 24, 520}, CASE_ERF, 0},
+    {"mlp deep", build_mlp, {130, 520, 264}, CASE_TANH, 0},
     {"gelu large", build_gelu, {1024, 3072}, CASE_TANH, 0},
     {"swiglu large", build_swiglu, {512, 2048}, 0, 0},
     {"attention gpt2", build_attention, {2, 256, 6, 6, 64}, 0, 0},
@@ -54,6 +60,10 @@ static const OpSpec LARGE_SPECS[] = {
     {"attention dropout 256", build_attention, {2, 256, 3, 3, 64}, 0, 0.2f},
     {"attention dropout short", build_attention, {3, 7, 2, 2, 32}, 0, 0.5f},
     {"attention dropout grouped", build_attention, {1, 255, 4, 2, 64}, 0, 0.1f},
+    {"attention layer 256", build_attention, {3, 256, 3, 3, 64}, CASE_LAYER, 0.2f},
+    {"attention layer 100", build_attention, {2, 100, 6, 6, 64}, CASE_LAYER, 0},
+    {"attention layer 130", build_attention, {5, 130, 4, 4, 24}, CASE_LAYER, 0.1f},
+    {"attention layer long", build_attention, {1, 512, 2, 2, 64}, CASE_LAYER, 0},
     {"attention 96", build_attention, {1, 130, 2, 1, 96}, 0, 0},
     {"attention 80", build_attention, {1, 100, 2, 2, 80}, 0, 0},
     {"attention cached long", build_attention_cached, {2, 1, 12, 12, 64, 1024}, 0, 0},
@@ -351,10 +361,27 @@ static void compare(const Run *run, const Mode *mode, int k, const float *got, c
            worst >= 0 ? (double)want[worst] + (base ? (double)base[worst] : 0.0) : 0.0);
 }
 
+/* Whose columns output k sums up, or -1. */
+static int summed_output(const Node *node, int k) {
+    for (int of = 0; of < node->n_outputs && node->op->sums_output; of++) {
+        if (node->output[of] && node->op->sums_output(node, of) == k) return of;
+    }
+    return -1;
+}
+
 /* What is there beside what the node makes: what an output that adds held before. NULL: nothing. */
 static float *base_values(const Run *run, const Mode *mode, int k) {
     const Node *node = run->typed;
     float *base = mode->adds >> k & 1 ? initial_values(node->output[k]) : NULL;
+    int of = summed_output(node, k);
+    float *summed = of >= 0 ? base_values(run, mode, of) : NULL;
+    if (summed) {
+        int64_t count = tensor_count(node->output[of]), columns = tensor_count(node->output[k]);
+        if (!base) base = calloc((size_t)columns + 1, sizeof *base);
+        assert_non_null(base);
+        for (int64_t i = 0; i < count; i++) base[i % columns] += summed[i];
+        free(summed);
+    }
     if (node->op != &OP_RESIDUAL_NORM_BACKWARD || k != 3 || !(mode->adds & 1)) return base;
     /* The branch's gradient is made of all of the sum's: the mask goes over what was there, too. */
     const ResidualNormAttributes *a = node->attributes;
@@ -400,6 +427,7 @@ static void check_node(const Run *run) {
         {" adding to the second", 2, WRITE_FRESH, -1, 0},
         {" adding to the third", 4, WRITE_FRESH, -1, 0},
         {" adding to the fourth", 8, WRITE_FRESH, -1, 0},
+        {" adding to the fifth", 16, WRITE_FRESH, -1, 0},
     };
     static const Mode shifted = {" at odd addresses", 0, WRITE_FRESH, -1, 1};
     const Node *node = run->plain;
@@ -493,6 +521,48 @@ static void test_variant(void **state) {
     if (n_failures) fail_msg("%d differences with %s", n_failures, variant->name);
 }
 
+/* Whether the sums of columns are worth moving to the node that makes these (graph/sums.h). */
+static void test_who_sums(void **state) {
+    (void)state;
+    static const struct {
+        OpSpec spec;
+        const Op *op;
+        bool sums[2]; /* in 16 bits, in f32 */
+    } cases[] = {
+        {{"norm", build_residual_norm, {2, 64, 384}, CASE_LAYER, 0.2f},
+         &OP_RESIDUAL_NORM_BACKWARD,
+         {true, false}},
+        {{"norm odd", build_residual_norm, {2, 9, 33}, CASE_LAYER, 0.2f},
+         &OP_RESIDUAL_NORM_BACKWARD,
+         {false, false}},
+        {{"norm wide", build_residual_norm, {2, 9, 1600}, CASE_LAYER, 0.2f},
+         &OP_RESIDUAL_NORM_BACKWARD,
+         {false, false}},
+        {{"mlp erf", build_mlp, {70, 520, 64}, CASE_ERF, 0}, &OP_LINEAR_INPUT_GRADIENT, {true, true}},
+        {{"mlp odd", build_mlp, {70, 24, 33}, CASE_ERF, 0}, &OP_LINEAR_INPUT_GRADIENT, {false, false}},
+        {{"attention", build_attention, {2, 256, 2, 2, 64}, CASE_LAYER, 0},
+         &OP_ATTENTION_BACKWARD,
+         {true, false}},
+        {{"attention long", build_attention, {1, 300, 2, 2, 64}, CASE_LAYER, 0},
+         &OP_ATTENTION_BACKWARD,
+         {false, false}},
+    };
+    for (size_t i = 0; i < 2 * sizeof cases / sizeof cases[0]; i++) {
+        OpCase test;
+        case_open(&test, &cases[i / 2].spec);
+        retype(test.graph, &VARIANTS[i % 2 ? 0 : 1]);
+        for (int n = 0; n < test.graph->n_nodes; n++) {
+            const Node *node = test.graph->node[n];
+            if (node->op != cases[i / 2].op || (node->op == &OP_LINEAR_INPUT_GRADIENT && !node->input[2]))
+                continue;
+            if (gpu.sums_columns(gpu.context, node) != cases[i / 2].sums[i % 2])
+                fail_msg("'%s' in %s: not what was expected", cases[i / 2].spec.label,
+                         i % 2 ? "f32" : "16 bits");
+        }
+        case_close(&test);
+    }
+}
+
 /* What is faster when the order of sums is free must still be the sum. */
 static void test_any_order(void **state) {
     (void)state;
@@ -527,11 +597,12 @@ int main(int argc, char **argv) {
     }
     printf("%s\n", backend_cuda_describe(&gpu, words, sizeof words));
     enum { N_VARIANTS = sizeof VARIANTS / sizeof VARIANTS[0] };
-    struct CMUnitTest tests[N_VARIANTS + 1];
+    struct CMUnitTest tests[N_VARIANTS + 2];
     for (int i = 0; i < N_VARIANTS; i++) {
         tests[i] = (struct CMUnitTest){VARIANTS[i].name, test_variant, NULL, NULL, (void *)&VARIANTS[i]};
     }
     tests[N_VARIANTS] = (struct CMUnitTest)cmocka_unit_test(test_any_order);
+    tests[N_VARIANTS + 1] = (struct CMUnitTest)cmocka_unit_test(test_who_sums);
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     int result = cmocka_run_group_tests(tests, NULL, NULL);
     gpu.close(gpu.context);

@@ -1,6 +1,7 @@
 /* The attention operations: from the words of a node to those of attention_kernel.h. */
 #include "backend/cpu/attention_kernel.h"
 #include "backend/cpu/kernels.h"
+#include "backend/cpu/reduce.h"
 #include "ops/ops.h"
 #include "ops/reference.h"
 
@@ -44,7 +45,9 @@ static size_t gradient_bytes(const Node *node) {
 
 size_t cpu_attention_backward_scratch(const Node *node, int n_threads) {
     AttentionShape shape = attention_shape(node, node->input[1], NULL);
-    return gradient_bytes(node) + attention_backward_scratch_bytes(&shape, n_threads);
+    size_t heads = attention_backward_scratch_bytes(&shape, n_threads),
+           sums = reduce_output_scratch(node, 0, 1);
+    return gradient_bytes(node) + (heads > sums ? heads : sums); /* one after the other */
 }
 
 CPU_INLINE void add_step(const float *x, float *y, int lanes) {
@@ -72,6 +75,7 @@ Status cpu_attention_backward(const KernelCall *call, Error *error) {
     if (call->add[0]) {
         add_gradient(gradient, call->out[0], tensor_count(qkv), cpu_threads(call, tensor_count(qkv)));
     }
+    if (call->out[1]) reduce_output(call, 0, 1, scratch);
     return STATUS_OK;
 }
 

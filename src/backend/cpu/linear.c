@@ -2,7 +2,7 @@
  * layer with one output to linear_one.h.
  *
  * The bias gradient is not part of a product: it is one pass over dy (reduce.h), which the weight gradient has just
- * read or is about to read. */
+ * read or is about to read, or which the gradient of an input has just written. */
 #include "backend/cpu/gemm.h"
 #include "backend/cpu/linear_one.h"
 #include "backend/cpu/reduce.h"
@@ -73,7 +73,8 @@ static bool is_made_apart(const Node *node) {
 size_t cpu_linear_input_gradient_scratch(const Node *node, int n_threads) {
     Gemm shape = input_gradient_shape(node);
     size_t apart = is_made_apart(node) ? (size_t)tensor_count(node->output[0]) * sizeof(float) : 0;
-    return apart + gemm_scratch_bytes(&shape, n_threads);
+    size_t product = gemm_scratch_bytes(&shape, n_threads), sums = reduce_output_scratch(node, 0, 1);
+    return apart + (product > sums ? product : sums); /* one after the other */
 }
 
 Status cpu_linear_input_gradient(const KernelCall *call, Error *error) {
@@ -88,6 +89,7 @@ Status cpu_linear_input_gradient(const KernelCall *call, Error *error) {
         product.c = (float *)((char *)call->scratch + gemm_scratch_bytes(&product, call->n_threads));
     gemm_run(&product, call->scratch, call->n_threads);
     if (before) cpu_gelu_slope(call, product.c, before, call->out[0], call->add[0]);
+    if (call->out[1]) reduce_output(call, 0, 1, call->scratch);
     return STATUS_OK;
 }
 

@@ -55,7 +55,7 @@ CPU_INLINE void add_rows(const float *x, int rows, int64_t columns, float *sum, 
     if (i < columns) column_step(x + i, rows, columns, sum + i, add, (int)(columns - i));
 }
 
-static void sum_block(const float *x, int64_t rows, int64_t columns, float *sum, bool add) {
+void reduce_block(const float *x, int64_t rows, int64_t columns, float *sum, bool add) {
     int64_t n = 0;
     for (; n + ROWS_AT_ONCE <= rows; n += ROWS_AT_ONCE) {
         add_rows(x + n * columns, ROWS_AT_ONCE, columns, sum, add);
@@ -70,14 +70,14 @@ void reduce_columns(const float *x, int64_t rows, int64_t columns, float *out, b
     float *partials = scratch; /* (n_blocks, columns) */
     if (rows * columns < CPU_SERIAL_BELOW) n_threads = 1;
     if (blocks.n_blocks == 1) {
-        sum_block(x, rows, columns, out, add);
+        reduce_block(x, rows, columns, out, add);
         return;
     }
 #pragma omp parallel for schedule(static) num_threads(n_threads)
     for (int block = 0; block < blocks.n_blocks; block++) {
         int64_t first = reduce_first(&blocks, block);
-        sum_block(x + first * columns, reduce_end(&blocks, block) - first, columns,
-                  partials + block * columns, false);
+        reduce_block(x + first * columns, reduce_end(&blocks, block) - first, columns,
+                     partials + block * columns, false);
     }
     reduce_partials(partials, blocks.n_blocks, columns, columns, out, add, n_threads);
 }
@@ -85,6 +85,28 @@ void reduce_columns(const float *x, int64_t rows, int64_t columns, float *out, b
 size_t reduce_columns_scratch(int64_t rows, int64_t columns) {
     RowBlocks blocks = reduce_blocks(rows);
     return blocks.n_blocks > 1 ? (size_t)(blocks.n_blocks * columns) * sizeof(float) : 0;
+}
+
+/* ---- columns of an output ---- */
+
+void reduce_output(const KernelCall *call, int of, int sums, void *scratch) {
+    const Tensor *tensor = call->node->output[of];
+    float *x = call->out[of];
+    int64_t count = tensor_count(tensor);
+    int n_parts = cpu_threads(call, count);
+#pragma omp parallel for schedule(static) num_threads(n_parts) if (tensor->dtype != DTYPE_F32)
+    for (int part = 0; part < n_parts; part++) {
+        CpuRange range = cpu_part(count, part, n_parts);
+        cpu_round(tensor->dtype, x + range.first, range.end - range.first);
+    }
+    reduce_columns(x, shape_rows(tensor->shape), shape_columns(tensor->shape), call->out[sums],
+                   call->add[sums], scratch, call->n_threads);
+}
+
+size_t reduce_output_scratch(const Node *node, int of, int sums) {
+    if (node->n_outputs <= sums || !node->output[sums]) return 0;
+    Shape shape = node->output[of]->shape;
+    return reduce_columns_scratch(shape_rows(shape), shape_columns(shape));
 }
 
 /* ---- everything ---- */

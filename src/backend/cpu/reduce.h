@@ -35,6 +35,13 @@ void reduce_columns(const float *x, int64_t rows, int64_t columns, float *out, b
                     int n_threads);
 size_t reduce_columns_scratch(int64_t rows, int64_t columns);
 
+/* The part of it that one block is: sum (columns) = or += the sum over the rows of x. */
+void reduce_block(const float *x, int64_t rows, int64_t columns, float *sum, bool add);
+
+/* Output `sums` of a call = or += the sums of the columns of its output `of`, which is rounded to what its tensor will hold. */
+void reduce_output(const KernelCall *call, int of, int sums, void *scratch);
+size_t reduce_output_scratch(const Node *node, int of, int sums);
+
 /* Σ x or Σ x² of n elements, in double between blocks of a few thousand floats. */
 typedef enum { REDUCE_SUM, REDUCE_SQUARES } ReduceKind;
 double reduce_all(const float *x, int64_t n, ReduceKind kind, void *scratch, int n_threads);

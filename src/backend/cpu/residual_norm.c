@@ -116,19 +116,21 @@ Status cpu_residual_norm_backward(const KernelCall *call, Error *error) {
     const float *means = call->in[3], *rstds = call->in[4];                        /* [(N)], (N) */
     float *dsum = call->out[0], *dweight = call->out[1], *dbias = call->out[2], *dbranch = call->out[3];
     Shape shape = call->node->input[1]->shape;
-    int64_t N = shape_rows(shape), C = shape_columns(shape), width = a->has_mean ? 2 * C : C;
+    int64_t N = shape_rows(shape), C = shape_columns(shape), width = 3 * C;
+    float *sums = dbranch ? call->out[4] : NULL;
     DType dtype = call->node->input[1]->dtype;
     Draws draws = draws_of(a, call->in[5], shape);
     void (*backward_row)(const NormBackwardRow *row, int64_t C) =
         a->has_mean ? cpu_layernorm_backward_row : cpu_rmsnorm_backward_row;
     RowBlocks blocks = reduce_blocks(N);
-    float *partials = call->scratch; /* (n_blocks, width): dweight, [dbias] */
+    float *partials = call->scratch; /* (n_blocks, width): dweight, dbias, sums of dbranch */
     int n_threads = cpu_threads(call, N * C);
 #pragma omp parallel for schedule(static) num_threads(n_threads)
     for (int block = 0; block < blocks.n_blocks; block++) {
         float *partial = partials + block * width;
-        if (dweight || dbias) memset(partial, 0, (size_t)width * sizeof(float));
-        for (int64_t n = reduce_first(&blocks, block); n < reduce_end(&blocks, block); n++) {
+        int64_t first = reduce_first(&blocks, block), end = reduce_end(&blocks, block);
+        if (dweight || dbias) memset(partial, 0, (size_t)(2 * C) * sizeof(float));
+        for (int64_t n = first; n < end; n++) {
             float *dsum_row = dsum ? dsum + n * C : NULL;
             backward_row(&(NormBackwardRow){.dy = dnormed + n * C,
                                             .x = sum + n * C,
@@ -142,10 +144,15 @@ Status cpu_residual_norm_backward(const KernelCall *call, Error *error) {
             if (!dbranch) continue;
             cpu_round(dtype, dsum_row, C);
             branch_row(&draws, n, C, dsum_row, dbranch + n * C, call->add[3]);
+            if (sums) cpu_round(dtype, dbranch + n * C, C);
         }
+        if (sums && blocks.n_blocks == 1) reduce_block(dbranch, N, C, sums, call->add[4]);
+        else if (sums) reduce_block(dbranch + first * C, end - first, C, partial + 2 * C, false);
     }
     if (dweight) reduce_partials(partials, blocks.n_blocks, width, C, dweight, call->add[1], n_threads);
     if (dbias) reduce_partials(partials + C, blocks.n_blocks, width, C, dbias, call->add[2], n_threads);
+    if (sums && blocks.n_blocks != 1)
+        reduce_partials(partials + 2 * C, blocks.n_blocks, width, C, sums, call->add[4], n_threads);
     return STATUS_OK;
 }
 
@@ -153,5 +160,5 @@ size_t cpu_residual_norm_backward_scratch(const Node *node, int n_threads) {
     (void)n_threads;
     int64_t channels = shape_columns(node->input[1]->shape);
     RowBlocks blocks = reduce_blocks(shape_rows(node->input[1]->shape));
-    return (size_t)(blocks.n_blocks * 2 * channels) * sizeof(float);
+    return (size_t)(blocks.n_blocks * 3 * channels) * sizeof(float);
 }

@@ -91,8 +91,32 @@ extern "C" size_t cuda_attention_scratch(CudaContext *context, const Node *node)
     return scratch_for(context, node, node->input[0], false);
 }
 
+/* Sums of dqkv's columns, if they are wanted: made on the way, sequence by sequence, or by a pass over it. */
+static size_t sums_scratch(const CudaContext *context, const Node *node) {
+    if (!node->output[1]) return 0;
+    Shape shape = node->output[0]->shape;
+    size_t partials = (size_t)(shape.dim[0] * shape.dim[2]) * sizeof(float),
+           pass = cuda_reduce_columns_scratch(context, shape_rows(shape), shape_columns(shape));
+    return partials > pass ? partials : pass;
+}
+
+/* They may lie in the same memory: who needs scratch for the gradient makes no sums, and the pass comes behind. */
 extern "C" size_t cuda_attention_backward_scratch(CudaContext *context, const Node *node) {
-    return scratch_for(context, node, node->input[1], true);
+    size_t gradient = scratch_for(context, node, node->input[1], true), sums = sums_scratch(context, node);
+    return gradient > sums ? gradient : sums;
+}
+
+/* A head at a time: cuDNN takes no sequences as short as these, unless it is forced. */
+static bool is_short(const CudaContext *context, const AttentionShape *shape, const AttentionMemory *memory,
+                     bool backward) {
+    return context->attention_way == ATTENTION_AUTO && attention_aligned(shape, memory) &&
+           attention_short_takes(shape, backward, context->max_shared_bytes);
+}
+
+extern "C" bool cuda_attention_sums(const CudaContext *context, const Node *node) {
+    AttentionShape shape = shape_of(node, node->input[1]);
+    AttentionMemory anywhere = {};
+    return is_short(context, &shape, &anywhere, true);
 }
 
 static Status run(const KernelCall *call, const Tensor *qkv, const AttentionMemory *memory, bool backward,
@@ -107,7 +131,7 @@ static Status run(const KernelCall *call, const Tensor *qkv, const AttentionMemo
         const AttentionPlan *plan = library_plan(context, &shape, backward);
         if (plan) return attention_plan_run(plan, memory, stream, error);
     }
-    if (any && aligned && attention_short_takes(&shape, backward, context->max_shared_bytes)) {
+    if (is_short(context, &shape, memory, backward)) {
         return backward ? attention_short_backward(&shape, memory, stream, error)
                         : attention_short_forward(&shape, memory, stream, error);
     }
@@ -151,5 +175,15 @@ extern "C" Status cuda_attention_backward(const KernelCall *call, Error *error) 
     memory.dqkv = call->out[0];
     memory.add = call->add[0];
     memory.scratch = call->scratch;
-    return run(call, qkv, &memory, true, error);
+    AttentionShape shape = shape_of(node, qkv);
+    CudaContext *context = cuda_context(call);
+    if (call->out[1] && !memory.add && is_short(context, &shape, &memory, true))
+        memory.sums = (float *)call->scratch;
+    TRY(run(call, qkv, &memory, true, error));
+    if (!call->out[1]) return STATUS_OK;
+    const SumOutput sums = {call->out[1], node->output[1]->dtype, call->add[1]};
+    if (memory.sums)
+        return cuda_reduce_partials(context, memory.sums, shape.n_sequences, shape.width, 1, &sums, error);
+    return cuda_reduce_columns(context, call->out[0], qkv->dtype, shape.n_sequences * shape.n_positions,
+                               shape.width, sums.data, sums.dtype, sums.add, call->scratch, error);
 }

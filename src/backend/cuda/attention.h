@@ -29,7 +29,7 @@ typedef struct {
     int site, first_head;
 } AttentionShape;
 
-/* Where everything lies. The backward reads qkv, y, lse and dy and writes dqkv. */
+/* Where everything lies. The backward reads qkv, y, lse and dy and writes dqkv, and sums. */
 typedef struct {
     const void *qkv; /* (B,T,(NH+2·NKV)·HS) */
     void *y;         /* (B,T,NH·HS) */
@@ -39,6 +39,8 @@ typedef struct {
     bool add;        /* to what is in dqkv */
     const int32_t *random;
     void *scratch;
+    float *
+        sums; /* (B, elements of a row): of each sequence's rows of dqkv, as they are stored; NULL: not wanted */
 } AttentionMemory;
 
 /* Does every row of a head begin at a 16-byte boundary? */
@@ -69,7 +71,7 @@ Status attention_tiled_keys(const AttentionShape *shape, const AttentionMemory *
                             Error *error);
 
 /* Of aligned memory, 16-bit types, at most 256 positions: a head fits into a block's shared memory, of which there are so
- * many bytes. The backward only where no heads share keys. */
+ * many bytes. The backward only where no heads share keys; it is the one way that makes sums, where it does not add. */
 bool attention_short_takes(const AttentionShape *shape, bool backward, int max_shared_bytes);
 Status attention_short_forward(const AttentionShape *shape, const AttentionMemory *memory,
                                cudaStream_t stream, Error *error);

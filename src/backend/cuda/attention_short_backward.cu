@@ -13,7 +13,11 @@
  *
  * c being 1 over the part that dropout keeps, p the weights before dropout and p' those that are kept, else 0:
  *     dvalue = c·Σ p'·dy,   dscore = c·scale·(p'·(dy·value) - p·D/c);
- * so c and scale are left to the end, and D/c is found once for each query. */
+ * so c and scale are left to the end, and D/c is found once for each query.
+ *
+ * The sums over a sequence's rows, if they are wanted, are those of its head's queries, keys and values: a warp adds up its 16
+ * rows by shuffles, and keeps what it has in registers until nobody needs the head any more; then there is room for it in
+ * shared memory, and the block adds up its warps. */
 #include "backend/cuda/attention_short.cuh"
 
 template <typename T, int HS, int ROWS> struct ShortBackward {
@@ -230,6 +234,59 @@ DEVICE void gradient_of_queries(float dq[1][HS / 8][4], const ShortHead<T> &head
     }
 }
 
+/* Of 2·HALF sums a lane keeps one half and gives the other to the lane that is `step` away, which has other rows of the same
+ * columns. */
+template <int HALF> DEVICE void give_half(float v[2 * HALF], int step) {
+    bool is_upper = threadIdx.x & step;
+#pragma unroll
+    for (int k = 0; k < HALF; k++) {
+        float get = __shfl_xor_sync(0xFFFFFFFFu, is_upper ? v[k] : v[k + HALF], step);
+        v[k] = (is_upper ? v[k + HALF] : v[k]) + get;
+    }
+}
+
+/* The sums of the columns of 16 rows from `first` on, as store_results stores them. A lane gets HS/32 of them: number k is
+ * that of summed_column(k). */
+template <int HS> DEVICE int summed_column(int k) {
+    int lane = (int)threadIdx.x % WARP, index = lane / 4 * (HS / 32) + k;
+    return index / 2 * 8 + lane % 4 * 2 + index % 2;
+}
+template <typename T, int HS>
+DEVICE void sum_rows(float sums[HS / 32], const float c[HS / 8][4], float factor, int first,
+                     const TiledShape &s) {
+    int lane = (int)threadIdx.x % WARP, row = first + lane / 4;
+    float v[HS / 4];
+#pragma unroll
+    for (int n = 0; n < HS / 8; n++) {
+        float2 upper = pair_as_floats(pair_of_floats(c[n][0] * factor, c[n][1] * factor, T()), T());
+        float2 lower = pair_as_floats(pair_of_floats(c[n][2] * factor, c[n][3] * factor, T()), T());
+        v[2 * n] = (row < s.n_positions ? upper.x : 0.0f) + (row + 8 < s.n_positions ? lower.x : 0.0f);
+        v[2 * n + 1] = (row < s.n_positions ? upper.y : 0.0f) + (row + 8 < s.n_positions ? lower.y : 0.0f);
+    }
+    give_half<HS / 8>(v, 16);
+    give_half<HS / 16>(v, 8);
+    give_half<HS / 32>(v, 4);
+#pragma unroll
+    for (int k = 0; k < HS / 32; k++) sums[k] = v[k];
+}
+
+/* What all warps have of queries, keys and values, added up in their order. shared: (warps, 3, HS). */
+template <int HS>
+DEVICE void store_head_sums(float *sums, float *shared, const float own[3][HS / 32], const TiledShape &s) {
+    int warp = (int)threadIdx.x / WARP, n_warps = (s.n_positions + 15) / 16;
+#pragma unroll
+    for (int i = 0; i < 3; i++) {
+#pragma unroll
+        for (int k = 0; k < HS / 32; k++) shared[(warp * 3 + i) * HS + summed_column<HS>(k)] = own[i][k];
+    }
+    __syncthreads();
+    int which = (int)threadIdx.x / HS, column = (int)threadIdx.x % HS;
+    if (which >= 3 || column >= s.head_size) return;
+    float sum = 0.0f;
+    for (int w = 0; w < n_warps; w++) sum += shared[(w * 3 + which) * HS + column];
+    sums[which * s.n_heads * s.head_size + column] = sum;
+}
+
 /* Where a head is: elements from the beginning of qkv and y to its first row. */
 typedef struct {
     int b, h;
@@ -307,7 +364,7 @@ DEVICE void prepare_head(const ShortHead<T> &head, const T *dy, const T *qkv, co
 
 template <typename T, int HS, int ROWS, bool DROPS>
 static __global__ void __launch_bounds__(ShortBackward<T, HS, ROWS>::THREADS, 256 / ROWS)
-    short_backward_kernel(const T *dy, const T *qkv, const T *y, const float *lse, T *dqkv,
+    short_backward_kernel(const T *dy, const T *qkv, const T *y, const float *lse, T *dqkv, float *sums,
                           int n_heads_in_all, TiledShape s) {
     typedef ShortBackward<T, HS, ROWS> Short;
     extern __shared__ __align__(16) char shared_memory[];
@@ -336,17 +393,21 @@ static __global__ void __launch_bounds__(ShortBackward<T, HS, ROWS>::THREADS, 25
             load_keys<T, HS, ROWS>(both_keys + (turn ^ 1) * 2 * Short::SIZE, qkv, next, s);
             fetch_head(dy, qkv, y, next, s);
         }
+        float own[3][HS / 32] = {};
         if (block * 16 < s.n_positions) {
             T *to = dqkv + short_place(index, s).at_query;
             int64_t to_keys = (int64_t)s.n_heads * s.head_size;
             {
                 float dk[1][HS / 8][4], dv[1][HS / 8][4];
                 gradients_of_keys<T, HS, ROWS, DROPS>(dk, dv, head, block, s);
+                if (sums) sum_rows<T, HS>(own[1], dk[0], factor[0], block * 16, s);
+                if (sums) sum_rows<T, HS>(own[2], dv[0], value_factor[0], block * 16, s);
                 store_results<T, HS>(to + to_keys, s.width, dk[0], factor, block * 16, s, s.add);
                 store_results<T, HS>(to + 2 * to_keys, s.width, dv[0], value_factor, block * 16, s, s.add);
             }
             float dq[1][HS / 8][4];
             gradient_of_queries<T, HS, ROWS, DROPS>(dq, head, block, s);
+            if (sums) sum_rows<T, HS>(own[0], dq[0], factor[0], block * 16, s);
             store_results<T, HS>(to, s.width, dq[0], factor, block * 16, s, s.add);
         }
         if (DROPS && next < n_heads_in_all) {
@@ -354,6 +415,10 @@ static __global__ void __launch_bounds__(ShortBackward<T, HS, ROWS>::THREADS, 25
                       s.n_positions, head.counter);
         }
         __syncthreads(); /* nobody needs this head any more */
+        if (sums) {
+            ShortPlace place = short_place(index, s);
+            store_head_sums<HS>(sums + place.b * s.width + place.h * s.head_size, (float *)head.keys, own, s);
+        }
     }
 }
 
@@ -382,9 +447,9 @@ static cudaError_t launch(const AttentionShape *shape, const AttentionMemory *m,
     if (code != cudaSuccess) return code;
     int most = n_processors * (256 / ROWS), rounds = (n_heads + most - 1) / most;
     int blocks = (n_heads + rounds - 1) / rounds;
-    kernel<<<(unsigned)blocks, Short::THREADS, Short::BYTES, stream>>>((const T *)m->dy, (const T *)m->qkv,
-                                                                       (const T *)m->y, m->lse, (T *)m->dqkv,
-                                                                       n_heads, tiled_shape(shape, m));
+    kernel<<<(unsigned)blocks, Short::THREADS, Short::BYTES, stream>>>(
+        (const T *)m->dy, (const T *)m->qkv, (const T *)m->y, m->lse, (T *)m->dqkv, m->sums, n_heads,
+        tiled_shape(shape, m));
     return cudaGetLastError();
 }
 

@@ -121,6 +121,13 @@ static size_t scratch_bytes(void *context, const Node *node) {
     return found && found->scratch_bytes ? found->scratch_bytes((CudaContext *)context, node) : 0;
 }
 
+static bool sums_columns(void *context, const Node *node) {
+    CudaContext *cuda = (CudaContext *)context;
+    if (node->op == &OP_RESIDUAL_NORM_BACKWARD) return cuda_residual_norm_sums(cuda, node);
+    if (node->op == &OP_LINEAR_INPUT_GRADIENT) return cuda_linear_input_gradient_sums(cuda, node);
+    return node->op == &OP_ATTENTION_BACKWARD && cuda_attention_sums(cuda, node);
+}
+
 /* ---- memory ---- */
 
 /* The device is a property of the calling thread, and a checkpoint may be read from another one. */
@@ -409,6 +416,7 @@ Status backend_cuda_open(Backend *backend, int device, Error *error) {
     backend->download = download;
     backend->kernel = kernel;
     backend->scratch_bytes = scratch_bytes;
+    backend->sums_columns = sums_columns;
     backend->synchronize = synchronize;
     backend->record_begin = cuda_capture_begin;
     backend->record_end = cuda_capture_end;

@@ -99,6 +99,10 @@ template <typename T> DEVICE Raw<T> load_raw(const T *p) {
     for (int i = 0; i < (int)sizeof(T) / 2; i++) ((uint4 *)&raw)[i] = ((const uint4 *)p)[i];
     return raw;
 }
+template <typename T> DEVICE void store_raw(T *p, const Raw<T> &raw) {
+#pragma unroll
+    for (int i = 0; i < (int)sizeof(T) / 2; i++) ((uint4 *)p)[i] = ((const uint4 *)&raw)[i];
+}
 template <typename T> DEVICE void unpack(const Raw<T> &raw, float v[VECTOR]) {
     load8(raw.element, v);
 }

@@ -112,8 +112,11 @@ size_t cuda_reduce_columns_scratch(const CudaContext *context, int64_t rows, int
 Status cuda_reduce_columns(const CudaContext *context, const void *x, DType dtype, int64_t rows,
                            int64_t columns, void *out, DType out_dtype, bool add, void *scratch,
                            Error *error);
+/* How many parts it cuts the rows into, and of whose sums its scratch has room for. */
+int64_t cuda_reduce_columns_parts(const CudaContext *context, int64_t rows, int64_t columns);
 /* The last step of such sums: partial (n_partials, n_outputs·columns) is summed over its rows; the first `columns` sums
- * go to output[0], the next to output[1]. An output without memory is left out. */
+ * go to output[0], the next to output[1], and so on. An output without memory is left out. */
+enum { MOST_SUMS = 3 }; /* outputs */
 typedef struct {
     void *data;
     DType dtype;
@@ -145,6 +148,10 @@ Status cuda_gelu_backward(const KernelCall *call, Error *error);
 /* dx = dy · slope at x of the node's activation, all like its first output; dx may be dy or x. */
 Status cuda_gelu_slope(const KernelCall *call, const void *dy, const void *x, void *dx, bool add,
                        Error *error);
+/* The same with the sums of dx's columns as cuda_reduce_columns makes them, and with its scratch. Whole rows of vectors in
+ * aligned memory only. */
+Status cuda_gelu_slope_summed(const KernelCall *call, const void *dy, const void *x, void *dx, bool add,
+                              const SumOutput *sums, void *scratch, Error *error);
 Status cuda_swiglu(const KernelCall *call, Error *error);
 Status cuda_swiglu_backward(const KernelCall *call, Error *error);
 Status cuda_attention(const KernelCall *call, Error *error);
@@ -168,6 +175,11 @@ Status cuda_sgd(const KernelCall *call, Error *error);
 
 /* Is the node one that its kernel is made for? For the operations that a program can do without. */
 bool cuda_decode_step_fits(const CudaContext *context, const Node *node);
+
+/* Do they sum the columns of what they make on the way, as far as shape and type tell? */
+bool cuda_residual_norm_sums(const CudaContext *context, const Node *node);
+bool cuda_linear_input_gradient_sums(const CudaContext *context, const Node *node);
+bool cuda_attention_sums(const CudaContext *context, const Node *node);
 
 /* Bytes of scratch for the kernels that want some. */
 size_t cuda_embedding_token_gradient_scratch(CudaContext *context, const Node *node);

@@ -24,7 +24,7 @@ extern "C" Status cuda_layernorm(const KernelCall *call, Error *error) {
 }
 
 extern "C" size_t cuda_layernorm_backward_scratch(CudaContext *context, const Node *node) {
-    return norm_backward_scratch(context, node);
+    return norm_backward_scratch(context, node, 2);
 }
 
 extern "C" Status cuda_layernorm_backward(const KernelCall *call, Error *error) {
@@ -41,9 +41,10 @@ extern "C" Status cuda_layernorm_backward(const KernelCall *call, Error *error) 
     unsigned n_partials = 0;
     FOR_TYPE(x, T,
              n_partials = norm_backward<T, true, false>(
-                 cuda_context(call), x, call->in[0], call->in[1],
-                 memory_of(call->in[2], node->input[2], channels), (const float *)call->in[3],
-                 (const float *)call->in[4], call->out[0], partial, s, call->add[0], Branch()));
+                              cuda_context(call), x, call->in[0], call->in[1],
+                              memory_of(call->in[2], node->input[2], channels), (const float *)call->in[3],
+                              (const float *)call->in[4], call->out[0], partial, s, call->add[0], Branch())
+                              .rows);
     TRY(cuda_launched("layernorm_backward", error));
     if (!has_sums) return STATUS_OK;
     const SumOutput output[2] = {{call->out[1], dweight ? dweight->dtype : DTYPE_F32, call->add[1]},

@@ -8,8 +8,9 @@
  * that value again. Otherwise there is one pass over y, 4 to 10 bytes an element in 16 bits. Gelu by the library is taken
  * for 16-bit types only (nothing is known about the precision of its tanh), and from compute capability 9 on (before that it
  * is slower than a pass of its own). Its slope has older kernels only, which win where a sum has many terms: on the H200
- * 1.4 of 58 ms of the backward of 124M, and with 384 terms they lose as much as the pass takes. The gradient of the bias
- * is a pass over dy (reduce.cu): on the H200 the library's way, beside the product of the weight's gradient, takes as long as
+ * 1.4 of 58 ms of the backward of 124M, and with 384 terms they lose as much as the pass takes. The pass has every element
+ * in registers, and sums its columns on the way where they are wanted (graph/sums.h). What is left of the gradients of biases is
+ * a pass over dy (reduce.cu): on the H200 the library's way, beside the product of the weight's gradient, takes as long as
  * both one after the other or up to 13 % longer. */
 #include "backend/cuda/device.cuh"
 #include "backend/cuda/few_rows.h"
@@ -172,18 +173,30 @@ extern "C" Status cuda_linear(const KernelCall *call, Error *error) {
 
 /* ---- dx (N,Ci) = dy (N,Co) · W (Co,Ci), times the slope of an activation ---- */
 
-/* A product that is multiplied by a slope and then added to something is made apart. */
+/* A product that is multiplied by a slope and then added to something is made apart, before what the sums of its columns
+ * need. */
+static size_t bytes_apart(const Node *node) {
+    if (!node->input[2] || node->write[0] == WRITE_FRESH) return 0;
+    return (tensor_bytes(node->output[0]) + 63) / 64 * 64;
+}
+
 extern "C" size_t cuda_linear_input_gradient_scratch(CudaContext *context, const Node *node) {
-    (void)context;
-    return node->input[2] && node->write[0] != WRITE_FRESH ? tensor_bytes(node->output[0]) : 0;
+    Shape dx = node->output[0]->shape;
+    size_t sums =
+        node->output[1] ? cuda_reduce_columns_scratch(context, shape_rows(dx), shape_columns(dx)) : 0;
+    return bytes_apart(node) + sums;
+}
+
+/* Is the library's slope the faster way? */
+static bool is_slope_for_library(const CudaContext *context, const Node *node) {
+    const LinearAttributes *a = (const LinearAttributes *)node->attributes;
+    return a->activation == ACTIVATION_GELU_TANH && node->output[0]->dtype != DTYPE_F32 &&
+           context->properties.major >= 9 && node->input[1]->shape.dim[0] >= LEAST_SLOPE_INNER;
 }
 
 static bool library_slope(const KernelCall *call, Product *p) {
-    const LinearAttributes *a = (const LinearAttributes *)call->node->attributes;
     CudaContext *context = cuda_context(call);
-    if (a->activation != ACTIVATION_GELU_TANH || p->c_type == DTYPE_F32 || context->properties.major < 9 ||
-        p->inner < LEAST_SLOPE_INNER)
-        return false;
+    if (!is_slope_for_library(context, call->node)) return false;
     p->finish = FINISH_SLOPE;
     p->before = call->in[2];
     if (cuda_product_exists(context, p)) return true;
@@ -192,7 +205,14 @@ static bool library_slope(const KernelCall *call, Product *p) {
     return false;
 }
 
-extern "C" Status cuda_linear_input_gradient(const KernelCall *call, Error *error) {
+extern "C" bool cuda_linear_input_gradient_sums(const CudaContext *context, const Node *node) {
+    return node->input[2] && shape_columns(node->output[0]->shape) % VECTOR == 0 &&
+           !is_slope_for_library(context, node);
+}
+
+/* dx, and how the sums of its columns come, if they are wanted: *is_summed, whoever made dx has made them as well. */
+static Status make_input_gradient(const KernelCall *call, const SumOutput *sums, void *sums_scratch,
+                                  bool *is_summed, Error *error) {
     const Tensor *dy = call->node->input[0], *weight = call->node->input[1], *dx = call->node->output[0];
     Product p = {};
     p.rows = shape_rows(dy->shape);
@@ -212,7 +232,22 @@ extern "C" Status cuda_linear_input_gradient(const KernelCall *call, Error *erro
     if (call->add[0]) p.c = call->scratch;
     else if (library_slope(call, &p)) return cuda_product(cuda_context(call), &p, error);
     TRY(cuda_product(cuda_context(call), &p, error));
-    return cuda_gelu_slope(call, p.c, call->in[2], call->out[0], call->add[0], error);
+    *is_summed =
+        sums->data && rows_aligned(p.c, p.columns) && is_aligned(call->in[2]) && is_aligned(call->out[0]);
+    return *is_summed ? cuda_gelu_slope_summed(call, p.c, call->in[2], call->out[0], call->add[0], sums,
+                                               sums_scratch, error)
+                      : cuda_gelu_slope(call, p.c, call->in[2], call->out[0], call->add[0], error);
+}
+
+extern "C" Status cuda_linear_input_gradient(const KernelCall *call, Error *error) {
+    const Tensor *dx = call->node->output[0], *of_dx = call->node->output[1];
+    SumOutput sums = {call->out[1], of_dx ? of_dx->dtype : DTYPE_F32, call->add[1]};
+    void *scratch = (char *)call->scratch + bytes_apart(call->node);
+    bool is_summed = false;
+    TRY(make_input_gradient(call, &sums, scratch, &is_summed, error));
+    if (!sums.data || is_summed) return STATUS_OK;
+    return cuda_reduce_columns(cuda_context(call), call->out[0], dx->dtype, shape_rows(dx->shape),
+                               shape_columns(dx->shape), sums.data, sums.dtype, sums.add, scratch, error);
 }
 
 /* ---- dW (Co,Ci) = dyᵀ (Co,N) · x (N,Ci), db (Co) = Σ_n dy ---- */

@@ -44,6 +44,7 @@ typedef struct {
     void *sum;          /* and it is stored here */
     void *dbranch;      /* backward: dropout(dx), NULL: not wanted */
     bool add;           /* to dbranch */
+    bool sums;          /* its columns, as they are stored, are the last of the partial sums */
     Draws draws;
 } Branch;
 

@@ -8,7 +8,9 @@
  *
  * In the backward every thread also keeps the running sums of dweight and dbias for its channels, which stay the same
  * from row to row. A block adds up the sums of its teams at the end and leaves one row of partial sums; reduce.cu adds
- * those up. All of it happens in an order that depends on shapes and the GPU's model alone. */
+ * those up. The sums of a branch's gradient come with them. There are no registers left for those: teams within a warp keep
+ * them in shared memory, each thread its own, and for larger teams they are a pass of their own. All of it happens in an
+ * order that depends on shapes and the GPU's model alone. */
 #ifndef PGPT_BACKEND_CUDA_NORM_ROWS_CUH
 #define PGPT_BACKEND_CUDA_NORM_ROWS_CUH
 
@@ -168,8 +170,26 @@ DEVICE void take(Words<T> *stage, int j, Words<T> *x, Words<T> *dy, bool has_dx,
     if (has_dx) load_words<T, true>(place_of<T, VECTORS>(stage, 2, j), VECTOR, dx);
 }
 
-/* dx, if not NULL; and a row of partial, if not NULL: dweight, then dbias. No mean, no bias. A branch's gradient is made of
- * all of dx, and may lie where dy is. */
+/* Vector j of a thread's own sums in shared memory: first halves of all threads of the block side by side, then the second
+ * ones. (With the constant that the size of such a block is, the compiler keeps more addresses than it has registers for.) */
+DEVICE float4 *own_sums(float *shared, int j) {
+    int thread = (int)(threadIdx.y * blockDim.x + threadIdx.x), n_threads = (int)(blockDim.x * blockDim.y);
+    return (float4 *)shared + 2 * j * n_threads + thread;
+}
+DEVICE void load_own(float *shared, int j, float v[VECTOR]) {
+    const float4 *own = own_sums(shared, j);
+    float4 low = own[0], high = own[blockDim.x * blockDim.y];
+    v[0] = low.x, v[1] = low.y, v[2] = low.z, v[3] = low.w;
+    v[4] = high.x, v[5] = high.y, v[6] = high.z, v[7] = high.w;
+}
+DEVICE void store_own(float *shared, int j, const float v[VECTOR]) {
+    float4 *own = own_sums(shared, j);
+    own[0] = make_float4(v[0], v[1], v[2], v[3]);
+    own[blockDim.x * blockDim.y] = make_float4(v[4], v[5], v[6], v[7]);
+}
+
+/* dx, if not NULL; and a row of partial, if not NULL: dweight, then dbias, then the branch's. No mean, no bias. A branch's
+ * gradient is made of all of dx, and may lie where dy is. */
 template <typename T, int VECTORS, int LANES, bool HAS_MEAN, bool HAS_BRANCH, bool ALIGNED, int THREADS>
 static __global__ void __launch_bounds__(THREADS,
                                          THREADS == NORM_SMALL ? NORM_BACKWARD_RESIDENT / NORM_SMALL : 1)
@@ -177,7 +197,8 @@ static __global__ void __launch_bounds__(THREADS,
                          T *dx, float *partial, NormShape s, bool add, Branch branch) {
     enum { SUMS = HAS_MEAN ? 2 : 1, IS_STAGED = THREADS == NORM_SMALL && !LANES };
     __shared__ float2 shared[2][THREADS / WARP];
-    extern __shared__ __align__(16) float kept[]; /* weights, stage; at the end, sums of the teams */
+    extern __shared__ __align__(16) float kept[]; /* weights, stage or own sums; at the end, the teams' */
+    const bool has_own = HAS_BRANCH && LANES && branch.sums;
     int use = 0, width = width_of<VECTORS, LANES>();
     int64_t stride = (int64_t)gridDim.x * blockDim.y, first = (int64_t)blockIdx.x * blockDim.y;
     int64_t step = stride * s.channels;
@@ -196,6 +217,8 @@ static __global__ void __launch_bounds__(THREADS,
     keep_weights<T, THREADS>(weight, s.channels, kept, width);
     Masks masks = {};
     if (HAS_BRANCH && branch.dbranch) masks = masks_of(branch.draws, first + threadIdx.y, stride);
+    const float none[VECTOR] = {0};
+    for (int j = 0; has_own && j < VECTORS; j++) store_own(kept + width, j, none);
     __syncthreads();
     for (int64_t base = first; base < s.rows; base += stride) { /* all teams together: they share barriers */
         int64_t row = base + threadIdx.y, at = row * s.channels;
@@ -281,16 +304,31 @@ static __global__ void __launch_bounds__(THREADS,
 #pragma unroll
                     for (int k = 0; k < VECTOR; k++) v[k] += g[k];
                 }
-                store_words<T, ALIGNED>(to, channels - c, pack<T>(v));
+                made = pack<T>(v);
+                store_words<T, ALIGNED>(to, channels - c, made);
+                if (has_own) {
+                    unpack(made, v);
+                    load_own(kept + width, j, g);
+#pragma unroll
+                    for (int k = 0; k < VECTOR; k++) g[k] += v[k];
+                    store_own(kept + width, j, g);
+                }
             }
         }
         if (IS_STAGED) copies_end();
         if (HAS_BRANCH) next_row(&masks, branch.draws);
     }
     if (!partial) return;
-    float *mine = partial + (int64_t)blockIdx.x * SUMS * s.channels;
+    float of_branch[VECTORS][VECTOR];
+#pragma unroll
+    for (int j = 0; j < VECTORS; j++) {
+        if (has_own) load_own(kept + width, j, of_branch[j]);
+    }
+    float *mine = partial + (int64_t)blockIdx.x * (SUMS + has_own) * s.channels;
     store_sums<VECTORS, LANES, ALIGNED, THREADS>(dweight, mine, s.channels, kept);
     if (HAS_MEAN) store_sums<VECTORS, LANES, ALIGNED, THREADS>(dbias, mine + s.channels, s.channels, kept);
+    if (has_own)
+        store_sums<VECTORS, LANES, ALIGNED, THREADS>(of_branch, mine + SUMS * s.channels, s.channels, kept);
 }
 
 /* ---- on the host's side ---- */
@@ -334,8 +372,8 @@ static inline size_t norm_shared(NormTeams t, int n) {
     return t.is_large ? 0 : (size_t)(n * t.vectors * t.threads * VECTOR) * sizeof(float);
 }
 
-/* Rows may turn out not to be aligned: room for either way. */
-static inline size_t norm_backward_scratch(const CudaContext *context, const Node *node) {
+/* Room for rows of n_sums partial sums. Rows may turn out not to be aligned: for either way. */
+static inline size_t norm_backward_scratch(const CudaContext *context, const Node *node, int n_sums) {
     const Tensor *x = node->input[1];
     int64_t rows = shape_rows(x->shape), channels = shape_columns(x->shape);
     unsigned blocks =
@@ -344,7 +382,7 @@ static inline size_t norm_backward_scratch(const CudaContext *context, const Nod
     unsigned others =
         norm_teams(context, x->dtype, rows, channels, true, NORM_BACKWARD_THREADS, NORM_BACKWARD_RESIDENT)
             .blocks;
-    return (blocks > others ? blocks : others) * 2 * (size_t)channels * sizeof(float);
+    return (blocks > others ? blocks : others) * (size_t)n_sums * (size_t)channels * sizeof(float);
 }
 
 /* Runs the launch for the one of the compiled forms that t asks for. */
@@ -376,18 +414,25 @@ static void norm_forward(const CudaContext *context, const Tensor *tensor, const
 #undef FORWARD
 }
 
-/* Returns the number of rows of partial sums. */
+/* What is left in partial: rows of sums. */
+typedef struct {
+    unsigned rows;
+    int sums;             /* of a row: dweight, and what else there is */
+    bool has_branch_sums; /* the last of them */
+} NormPartials;
+
 template <typename T, bool HAS_MEAN, bool HAS_BRANCH>
-static unsigned norm_backward(const CudaContext *context, const Tensor *tensor, const void *dy, const void *x,
-                              Memory weight, const float *means, const float *rstds, void *dx, float *partial,
-                              NormShape s, bool add, Branch branch) {
+static NormPartials norm_backward(const CudaContext *context, const Tensor *tensor, const void *dy,
+                                  const void *x, Memory weight, const float *means, const float *rstds,
+                                  void *dx, float *partial, NormShape s, bool add, Branch branch) {
     bool aligned = rows_aligned(x, s.channels) && is_aligned(dy) && is_aligned(dx);
     if (HAS_BRANCH) aligned = aligned && is_aligned(branch.dbranch);
     NormTeams t = norm_teams(context, tensor->dtype, s.rows, s.channels, aligned, NORM_BACKWARD_THREADS,
                              NORM_BACKWARD_RESIDENT);
     dim3 block((unsigned)t.threads, (unsigned)t.teams);
     size_t sums = norm_shared(t, t.threads < WARP ? t.teams * t.threads / WARP : t.teams);
-    size_t shared = norm_shared(t, 1);
+    branch.sums = branch.sums && t.lanes;
+    size_t shared = norm_shared(t, branch.sums ? 1 + t.teams : 1);
     if (!t.is_large && !t.lanes) shared += (size_t)(3 * t.vectors * NORM_WAITING_THREADS) * sizeof(Words<T>);
     if (shared < sums) shared = sums;
 #define BACKWARD(VECTORS, LANES, ALIGNED, THREADS)                                                           \
@@ -396,7 +441,8 @@ static unsigned norm_backward(const CudaContext *context, const Tensor *tensor, 
                                                        (T *)dx, partial, s, add, branch)
     FOR_TEAMS(t, aligned, T, BACKWARD);
 #undef BACKWARD
-    return t.blocks;
+    NormPartials partials = {t.blocks, (HAS_MEAN ? 2 : 1) + branch.sums, branch.sums};
+    return partials;
 }
 
 #endif

@@ -3,16 +3,21 @@
  *
  * Floor: the bytes of x over the copy bandwidth. Each goes in two steps: blocks sum what they are given into partial
  * sums, and a second kernel sums those. How many partial sums there are depends on the shape and the GPU alone. */
-#include "backend/cuda/device.cuh"
+#include "backend/cuda/columns.cuh"
 
 /* ---- partial sums of columns -> columns ---- */
 
 enum { JOIN_ROWS = 32 };
 
+typedef struct {
+    Memory memory;
+    bool add;
+} JoinOutput;
+
 /* A warp has 32 columns, JOIN_ROWS warps share the rows; then one warp adds theirs in order. */
 static __global__ void __launch_bounds__(WARP *JOIN_ROWS)
-    join_kernel(const float *partial, int64_t n_partials, int64_t columns, int64_t stride, Memory first,
-                bool first_add, Memory second, bool second_add) {
+    join_kernel(const float *partial, int64_t n_partials, int64_t columns, int64_t stride, JoinOutput first,
+                JoinOutput second, JoinOutput third) {
     __shared__ float sums[JOIN_ROWS][WARP];
     int64_t c = (int64_t)blockIdx.x * WARP + threadIdx.x;
     float sum = 0.0f;
@@ -26,33 +31,31 @@ static __global__ void __launch_bounds__(WARP *JOIN_ROWS)
     sum = 0.0f;
 #pragma unroll
     for (int r = 0; r < JOIN_ROWS; r++) sum += sums[r][threadIdx.x];
-    Memory to = c < columns ? first : second;
-    if (to.data) write_element(to, c < columns ? c : c - columns, sum, c < columns ? first_add : second_add);
+    JoinOutput to = c < columns ? first : c < 2 * columns ? second : third;
+    int64_t at = c < columns ? c : c < 2 * columns ? c - columns : c - 2 * columns;
+    if (to.memory.data) write_element(to.memory, at, sum, to.add);
 }
 
 extern "C" Status cuda_reduce_partials(const CudaContext *context, const float *partial, int64_t n_partials,
                                        int64_t columns, int n_outputs, const SumOutput *output,
                                        Error *error) {
     if (!columns) return STATUS_OK;
-    Memory first = {output[0].data, output[0].dtype, false}, second = {NULL, DTYPE_F32, false};
-    bool second_add = false;
-    if (n_outputs > 1) {
-        second.data = output[1].data;
-        second.dtype = output[1].dtype;
-        second_add = output[1].add;
+    JoinOutput to[MOST_SUMS] = {};
+    for (int i = 0; i < n_outputs; i++) {
+        to[i].memory.data = output[i].data;
+        to[i].memory.dtype = output[i].dtype;
+        to[i].add = output[i].add;
     }
     int64_t stride = n_outputs * columns;
     join_kernel<<<blocks_for(stride, WARP), dim3(WARP, JOIN_ROWS), 0, context->stream>>>(
-        partial, n_partials, columns, stride, first, output[0].add, second, second_add);
+        partial, n_partials, columns, stride, to[0], to[1], to[2]);
     return cuda_launched("sums of columns (second step)", error);
 }
 
 /* ---- columns ---- */
 
-enum { COLUMN_WARPS = 8, COLUMNS = WARP * VECTOR };
-
-/* How many parts the rows are cut into: enough blocks for the GPU, none with fewer than 64 rows if it can be helped. */
-static int64_t row_parts(const CudaContext *context, int64_t rows, int64_t columns) {
+/* Enough blocks for the GPU, none with fewer than 64 rows if it can be helped. */
+extern "C" int64_t cuda_reduce_columns_parts(const CudaContext *context, int64_t rows, int64_t columns) {
     int64_t strips = (columns + COLUMNS - 1) / COLUMNS;
     int64_t parts = (4 * context->n_processors + strips - 1) / (strips ? strips : 1), most = (rows + 63) / 64;
     parts = parts < most ? parts : most;
@@ -62,17 +65,16 @@ static int64_t row_parts(const CudaContext *context, int64_t rows, int64_t colum
 template <typename T, bool ALIGNED>
 static __global__ void __launch_bounds__(WARP *COLUMN_WARPS)
     columns_kernel(const T *x, int64_t rows, int64_t columns, int64_t rows_each, float *partial) {
-    __shared__ float sums[COLUMN_WARPS][COLUMNS];
-    int64_t c = ((int64_t)blockIdx.x * WARP + threadIdx.x) * VECTOR, n = columns - c;
-    int64_t first = blockIdx.y * rows_each, end = first + rows_each < rows ? first + rows_each : rows;
+    const ColumnPart part = column_part(rows, columns, rows_each);
     float sum[VECTOR] = {0};
     enum { AT_ONCE = 4 };
-    for (int64_t r = first + threadIdx.y; n > 0 && r < end; r += AT_ONCE * COLUMN_WARPS) {
+    for (int64_t r = part.first + threadIdx.y; part.n > 0 && r < part.end; r += AT_ONCE * COLUMN_WARPS) {
         Raw<T> raw[AT_ONCE];
 #pragma unroll
         for (int j = 0; j < AT_ONCE; j++) {
-            bool is_there = r + j * COLUMN_WARPS < end;
-            raw[j] = load_raw<T, ALIGNED>(x + (r + j * COLUMN_WARPS) * columns + c, is_there ? n : 0);
+            bool is_there = r + j * COLUMN_WARPS < part.end;
+            raw[j] =
+                load_raw<T, ALIGNED>(x + (r + j * COLUMN_WARPS) * columns + part.c, is_there ? part.n : 0);
         }
 #pragma unroll
         for (int j = 0; j < AT_ONCE; j++) {
@@ -82,19 +84,11 @@ static __global__ void __launch_bounds__(WARP *COLUMN_WARPS)
             for (int k = 0; k < VECTOR; k++) sum[k] += v[k];
         }
     }
-#pragma unroll
-    for (int k = 0; k < VECTOR; k++) sums[threadIdx.y][k * WARP + threadIdx.x] = sum[k];
-    __syncthreads();
-    /* Column lane·8 + k of the strip lies at k·32 + lane: every warp adds up one k. */
-    float total = 0.0f;
-#pragma unroll
-    for (int w = 0; w < COLUMN_WARPS; w++) total += sums[w][threadIdx.y * WARP + threadIdx.x];
-    int64_t at = c + threadIdx.y;
-    if (at < columns) partial[blockIdx.y * columns + at] = total;
+    store_column_sums(part, sum, partial);
 }
 
 extern "C" size_t cuda_reduce_columns_scratch(const CudaContext *context, int64_t rows, int64_t columns) {
-    return (size_t)(row_parts(context, rows, columns) * columns) * sizeof(float);
+    return (size_t)(cuda_reduce_columns_parts(context, rows, columns) * columns) * sizeof(float);
 }
 
 template <typename T>
@@ -110,9 +104,8 @@ static void columns_launch(const CudaContext *context, const T *x, int64_t rows,
 extern "C" Status cuda_reduce_columns(const CudaContext *context, const void *x, DType dtype, int64_t rows,
                                       int64_t columns, void *out, DType out_dtype, bool add, void *scratch,
                                       Error *error) {
-    static_assert((int)COLUMN_WARPS == (int)VECTOR, "every warp adds up one column of each vector");
     if (!columns) return STATUS_OK;
-    int64_t parts = row_parts(context, rows, columns);
+    int64_t parts = cuda_reduce_columns_parts(context, rows, columns);
     float *partial = (float *)scratch;
     if (dtype == DTYPE_F32) columns_launch(context, (const float *)x, rows, columns, parts, partial);
     else if (dtype == DTYPE_BF16) columns_launch(context, (const bf16 *)x, rows, columns, parts, partial);

@@ -50,8 +50,19 @@ extern "C" Status cuda_residual_norm(const KernelCall *call, Error *error) {
     return cuda_launched("residual_norm", error);
 }
 
+extern "C" bool cuda_residual_norm_sums(const CudaContext *context, const Node *node) {
+    const Tensor *x = node->input[1];
+    int64_t rows = shape_rows(x->shape), channels = shape_columns(x->shape);
+    NormTeams t = norm_teams(context, x->dtype, rows, channels, channels % VECTOR == 0, NORM_BACKWARD_THREADS,
+                             NORM_BACKWARD_RESIDENT);
+    return t.lanes != 0;
+}
+
 extern "C" size_t cuda_residual_norm_backward_scratch(CudaContext *context, const Node *node) {
-    return norm_backward_scratch(context, node);
+    Shape shape = node->input[1]->shape;
+    size_t partials = norm_backward_scratch(context, node, MOST_SUMS), sums = 0;
+    if (node->output[4]) sums = cuda_reduce_columns_scratch(context, shape_rows(shape), shape_columns(shape));
+    return partials > sums ? partials : sums; /* one after the other, if at all */
 }
 
 extern "C" Status cuda_residual_norm_backward(const KernelCall *call, Error *error) {
@@ -67,23 +78,29 @@ extern "C" Status cuda_residual_norm_backward(const KernelCall *call, Error *err
     Branch branch = {};
     branch.dbranch = call->out[3];
     branch.add = call->add[3];
+    branch.sums = call->out[4] != NULL;
     branch.draws = draws_of(a, call->in[5], x->shape);
-    bool has_sums = call->out[1] || call->out[2];
+    bool has_sums = call->out[1] || call->out[2] || call->out[4];
     float *partial = has_sums ? (float *)call->scratch : NULL;
-    unsigned n_partials = 0;
+    NormPartials made = {};
     Memory weight = memory_of(call->in[2], node->input[2], channels);
 #define BACKWARD_NORM(HAS_MEAN)                                                                              \
-    n_partials = norm_backward<T, HAS_MEAN, true>(cuda_context(call), x, call->in[0], call->in[1], weight,   \
-                                                  (const float *)call->in[3], (const float *)call->in[4],    \
-                                                  call->out[0], partial, s, call->add[0], branch)
+    made = norm_backward<T, HAS_MEAN, true>(cuda_context(call), x, call->in[0], call->in[1], weight,         \
+                                            (const float *)call->in[3], (const float *)call->in[4],          \
+                                            call->out[0], partial, s, call->add[0], branch)
     FOR_TYPE(x, T, {
         if (a->has_mean) BACKWARD_NORM(true);
         else BACKWARD_NORM(false);
     });
     TRY(cuda_launched("residual_norm_backward", error));
     if (!has_sums) return STATUS_OK;
-    const SumOutput output[2] = {{call->out[1], dweight ? dweight->dtype : DTYPE_F32, call->add[1]},
-                                 {call->out[2], dbias ? dbias->dtype : DTYPE_F32, call->add[2]}};
-    return cuda_reduce_partials(cuda_context(call), partial, n_partials, channels, a->has_mean ? 2 : 1,
-                                output, error);
+    const Tensor *sums = node->output[4];
+    SumOutput output[MOST_SUMS] = {{call->out[1], dweight ? dweight->dtype : DTYPE_F32, call->add[1]},
+                                   {call->out[2], dbias ? dbias->dtype : DTYPE_F32, call->add[2]}};
+    SumOutput of_branch = {call->out[4], sums ? sums->dtype : DTYPE_F32, call->add[4]};
+    if (made.has_branch_sums) output[made.sums - 1] = of_branch;
+    TRY(cuda_reduce_partials(cuda_context(call), partial, made.rows, channels, made.sums, output, error));
+    if (!of_branch.data || made.has_branch_sums) return STATUS_OK;
+    return cuda_reduce_columns(cuda_context(call), call->out[3], x->dtype, s.rows, channels, of_branch.data,
+                               of_branch.dtype, of_branch.add, call->scratch, error);
 }

@@ -22,7 +22,7 @@ extern "C" Status cuda_rmsnorm(const KernelCall *call, Error *error) {
 }
 
 extern "C" size_t cuda_rmsnorm_backward_scratch(CudaContext *context, const Node *node) {
-    return norm_backward_scratch(context, node);
+    return norm_backward_scratch(context, node, 1);
 }
 
 extern "C" Status cuda_rmsnorm_backward(const KernelCall *call, Error *error) {
@@ -40,7 +40,8 @@ extern "C" Status cuda_rmsnorm_backward(const KernelCall *call, Error *error) {
              n_partials = norm_backward<T, false, false>(cuda_context(call), x, call->in[0], call->in[1],
                                                          memory_of(call->in[2], node->input[2], channels),
                                                          NULL, (const float *)call->in[3], call->out[0],
-                                                         partial, s, call->add[0], Branch()));
+                                                         partial, s, call->add[0], Branch())
+                              .rows);
     TRY(cuda_launched("rmsnorm_backward", error));
     if (!partial) return STATUS_OK;
     const SumOutput output = {call->out[1], dweight->dtype, call->add[1]};
