@@ -288,20 +288,38 @@ static void add_times(StepResult *sum, const StepResult *step) {
     sum->comm_wait_ms += step->comm_wait_ms;
 }
 
+static Status begin_step(Loop *loop, Error *error) {
+    Trainer *trainer = loop->trainer;
+    BatchSource source = loop_batches(trainer);
+    loop->step.rate = schedule_rate(&loop->schedule, trainer->n_done);
+    trace_before_step(trainer->setup.trace, trainer->n_done + 1);
+    loop->step.since = timer_now_ns();
+    begin(trainer, ACTIVITY_STEP, "step", trainer->n_done + 1);
+    TRY(loop_strike(trainer, trainer->n_done + 1, error));
+    delay(trainer);
+    TRY(train_step_begin(&trainer->step, &source, trainer->n_done, loop->step.rate, error));
+    loop->step.has_begun = true;
+    return STATUS_OK;
+}
+
+/* Only if nothing comes in between that needs the weights, and no fault that the report of this step must be written
+ * before. All ranks answer alike. */
+static bool may_run_ahead(const Loop *loop) {
+    const Trainer *trainer = loop->trainer;
+    bool has_fault = trainer->setup.fault && trainer->setup.fault->kind != FAULT_NONE;
+    return !trainer->setup.backend->uses_host_memory && !has_fault && !trainer->was_interrupted &&
+           !loop->wants_save && !loop_is_due(loop, trainer->n_done);
+}
+
 /* All ranks together. */
 static Status run_exact_step(Loop *loop, Error *error) {
     Trainer *trainer = loop->trainer;
     const TrainOptions *options = trainer->setup.options;
-    BatchSource source = loop_batches(trainer);
-    double rate = schedule_rate(&loop->schedule, trainer->n_done);
     StepResult result;
-    trace_before_step(trainer->setup.trace, trainer->n_done + 1);
-    uint64_t before = timer_now_ns();
-    begin(trainer, ACTIVITY_STEP, "step", trainer->n_done + 1);
-    TRY(loop_strike(trainer, trainer->n_done + 1, error));
-    delay(trainer);
-    TRY(train_step_run(&trainer->step, &source, trainer->n_done, rate, &result, error));
-    double seconds = timer_seconds_since(before);
+    if (!loop->step.has_begun) TRY(begin_step(loop, error));
+    loop->step.has_begun = false;
+    TRY(train_step_end(&trainer->step, &result, error));
+    double seconds = timer_seconds_since(loop->step.since);
     if (!result.was_abandoned) trainer->n_done++;
     if (!isnan(result.comm_wait_ms)) loop->busy_ms = fmax(seconds * 1e3 - result.comm_wait_ms, 0);
     bool stops;
@@ -309,7 +327,8 @@ static Status run_exact_step(Loop *loop, Error *error) {
     end(trainer);
     trainer->was_interrupted = stops && trainer->n_done < options->n_steps;
     if (result.was_abandoned) return STATUS_OK;
-    return loop_record(loop, trainer->n_done, &result, rate, seconds, error);
+    TRY(loop_record(loop, trainer->n_done, &result, loop->step.rate, seconds, error));
+    return may_run_ahead(loop) ? begin_step(loop, error) : STATUS_OK;
 }
 
 Status loop_record(Loop *loop, int64_t step, const StepResult *result, double rate, double seconds,

@@ -197,11 +197,7 @@ static Status sum_number(const Layout *layout, double *number, Error *error) {
     return comm_all_reduce(layout->control, number, 1, COMM_F64, COMM_SUM, error);
 }
 
-typedef struct {
-    uint64_t phase_ns[N_PHASES], busy_ns;
-} Times;
-
-static Status times_now(TrainStep *step, Times *times, Error *error) {
+static Status times_now(TrainStep *step, StepClock *times, Error *error) {
     times->busy_ns = step->options.layout.data ? step->options.layout.data->counts.busy_ns : 0;
     return executor_phases(&step->executor, times->phase_ns, error);
 }
@@ -211,7 +207,7 @@ static bool times_communication(const Layout *layout) {
     return !layout->data || !layout->data->table->start;
 }
 
-static void set_times(StepResult *result, const Times *before, const Times *after, bool is_timed) {
+static void set_times(StepResult *result, const StepClock *before, const StepClock *after, bool is_timed) {
     double ms[N_PHASES];
     for (int i = 0; i < N_PHASES; i++) ms[i] = (double)(after->phase_ns[i] - before->phase_ns[i]) * 1e-6;
     result->forward_ms = ms[PHASE_FORWARD];
@@ -240,22 +236,28 @@ static Status run_micro_batches(TrainStep *step, const BatchSource *source, int6
     return STATUS_OK;
 }
 
-Status train_step_run(TrainStep *step, const BatchSource *source, int64_t index, double rate,
-                      StepResult *result, Error *error) {
+Status train_step_begin(TrainStep *step, const BatchSource *source, int64_t index, double rate,
+                        Error *error) {
     Executor *executor = &step->executor;
-    *result = (StepResult){.gradient_norm = NAN};
-    Times before, after;
-    TRY(times_now(step, &before, error));
+    TRY(times_now(step, &step->begun.before, error));
     bool has_first = was_uploaded_ahead(step, source, index);
     /* Before the backward: an eager update reads it there. */
-    float hyper[N_HYPER], loss, norm, scale = (float)step->scale.value;
+    float hyper[N_HYPER], scale = (float)step->scale.value;
     optimizer_hyper(&step->optimizer_options, rate, index - step->scale.n_skipped, step->options.seed, hyper);
     TRY(executor_upload(executor, step->optimizer.hyper, hyper, error));
     if (step->loss.scale) TRY(executor_upload(executor, step->loss.scale, &scale, error));
-    TRY(run_micro_batches(step, source, index, has_first, &result->was_abandoned, error));
-    if (result->was_abandoned) return STATUS_OK;
+    TRY(run_micro_batches(step, source, index, has_first, &step->begun.was_abandoned, error));
+    if (step->begun.was_abandoned) return STATUS_OK;
     TRY(executor_run(executor, SECTION_UPDATE, MICRO_BATCH_ONLY, error));
-    TRY(upload_ahead(step, source, index + 1, error));
+    return upload_ahead(step, source, index + 1, error);
+}
+
+Status train_step_end(TrainStep *step, StepResult *result, Error *error) {
+    Executor *executor = &step->executor;
+    StepClock after;
+    float loss, norm;
+    *result = (StepResult){.gradient_norm = NAN, .was_abandoned = step->begun.was_abandoned};
+    if (result->was_abandoned) return STATUS_OK;
     TRY(executor_download(executor, step->loss.loss, &loss, error));
     result->loss = (double)loss;
     TRY(sum_number(&step->options.layout, &result->loss, error));
@@ -266,8 +268,14 @@ Status train_step_run(TrainStep *step, const BatchSource *source, int64_t index,
         if (step->loss.scale) adapt_scale(&step->scale, !result->was_skipped);
     }
     TRY(times_now(step, &after, error));
-    set_times(result, &before, &after, times_communication(&step->options.layout));
+    set_times(result, &step->begun.before, &after, times_communication(&step->options.layout));
     return STATUS_OK;
+}
+
+Status train_step_run(TrainStep *step, const BatchSource *source, int64_t index, double rate,
+                      StepResult *result, Error *error) {
+    TRY(train_step_begin(step, source, index, rate, error));
+    return train_step_end(step, result, error);
 }
 
 /* ---- in halves */
@@ -275,7 +283,7 @@ Status train_step_run(TrainStep *step, const BatchSource *source, int64_t index,
 Status train_step_gradient(TrainStep *step, const BatchSource *source, int64_t index, StepResult *result,
                            Error *error) {
     *result = (StepResult){.gradient_norm = NAN};
-    Times before, after;
+    StepClock before, after;
     float loss;
     TRY(times_now(step, &before, error));
     TRY(run_micro_batches(step, source, index, false, &result->was_abandoned, error));

@@ -2,8 +2,8 @@
  *
  * This is the whole chain of the design in one place:
  *
- *     gpt_record_loss -> autograd_run -> eager_gradients -> lazy_gradients -> recompute_run -> spread_gradients
- *                     -> spread_update -> spread_parameters -> program_build
+ *     gpt_record_loss -> autograd_run -> eager_gradients -> lazy_gradients -> move_column_sums -> recompute_run
+ *                     -> spread_gradients -> spread_update -> spread_parameters -> program_build
  *
  * Planning and opening are apart, so that several programs can share one DeviceMemory and so that a plan can be
  * printed without allocating anything. */
@@ -48,6 +48,11 @@ typedef struct {
     int64_t n_skipped; /* steps, since the run began */
 } LossScale;
 
+/* What the executor and the communicator have counted so far. */
+typedef struct {
+    uint64_t phase_ns[N_PHASES], busy_ns;
+} StepClock;
+
 typedef struct {
     Graph *graph;
     GptLoss loss;
@@ -68,6 +73,11 @@ typedef struct {
         int64_t index;
         uint64_t n_input_writes; /* then: the device's inputs are shared with other programs */
     } ahead;
+    /* The step that has begun. */
+    struct {
+        StepClock before;
+        bool was_abandoned;
+    } begun;
 } TrainStep;
 
 typedef struct {
@@ -91,6 +101,11 @@ void train_step_close(TrainStep *step);
 /* One step on sequences index·batch .. of the source. */
 Status train_step_run(TrainStep *step, const BatchSource *source, int64_t index, double rate,
                       StepResult *result, Error *error);
+
+/* The same in two: what there is to do, and what came of it. A device that runs behind the host computes from the first to
+ * the second, while the host is free for other things; others have done it all in the first. */
+Status train_step_begin(TrainStep *step, const BatchSource *source, int64_t index, double rate, Error *error);
+Status train_step_end(TrainStep *step, StepResult *result, Error *error);
 
 /* A step in two halves, for ranks that do one of them: the gradient of this rank's share, left where the update reads it
  * (train_step_gradients), and the update by whatever lies there, the n_updates-th of the run from 0 on. The first leaves the
