@@ -8,13 +8,13 @@
  * that value again. Otherwise there is one pass over y, 4 to 10 bytes an element in 16 bits. Gelu by the library is taken
  * for 16-bit types only (nothing is known about the precision of its tanh), and from compute capability 9 on (before that it
  * is slower than a pass of its own). Its slope has older kernels only, which win where a sum has many terms: on the H200
- * 1.4 of 58 ms of the backward of 124M, and with 384 terms they lose as much as the pass takes. The gradient of the bias
- * is a pass over dy (reduce.cu): on the H200 the library's way, beside the product of the weight's gradient, takes as long as
- * both one after the other or up to 13 % longer. */
+ * 1.4 of 58 ms of the backward of 124M, and with 384 terms they lose as much as the pass takes. Of few terms and many
+ * rows both are product_fused's. The gradient of the bias is a pass over dy (reduce.cu): on the H200 the library's way,
+ * beside the product of the weight's gradient, takes as long as both one after the other or up to 13 % longer. */
 #include "backend/cuda/device.cuh"
 #include "backend/cuda/few_rows.h"
 #include "backend/cuda/gelu.cuh"
-#include "backend/cuda/product.h"
+#include "backend/cuda/product_fused.h"
 
 enum {
     THREADS = 256,
@@ -102,27 +102,27 @@ static Status forward_plain(const KernelCall *call, Error *error) {
     return finish(call, &f, error);
 }
 
-static bool library_gelu(const KernelCall *call, Product *p) {
+/* Makes it one that ends in gelu, if that is what is wanted and of a kind that can be. */
+static bool with_gelu(const KernelCall *call, Product *p) {
     const LinearAttributes *a = (const LinearAttributes *)call->node->attributes;
-    CudaContext *context = cuda_context(call);
     if (a->activation != ACTIVATION_GELU_TANH || p->c_type == DTYPE_F32 || call->in[3] ||
-        context->properties.major < 9) {
+        cuda_context(call)->properties.major < 9) {
         return false;
     }
-    ProductFinish without = p->finish;
-    p->finish = without == FINISH_BIAS ? FINISH_BIAS_GELU : FINISH_GELU;
+    p->finish = p->finish == FINISH_BIAS ? FINISH_BIAS_GELU : FINISH_GELU;
     p->before = call->out[1];
-    if (cuda_product_exists(context, p)) return true;
-    p->finish = without;
-    p->before = NULL;
-    return false;
+    return true;
 }
 
-/* With one: by the library, or a plain product that is kept where the value before goes, and a pass over it. */
+/* With one: by our kernel or the library's, or a plain product that is kept where the value before goes, and a pass over
+ * it. */
 static Status forward_activated(const KernelCall *call, Error *error) {
     CudaContext *context = cuda_context(call);
-    Product p = forward_product(call);
-    if (library_gelu(call, &p)) return cuda_product(context, &p, error);
+    Product p = forward_product(call), ended = p;
+    if (with_gelu(call, &ended)) {
+        if (cuda_product_fused_fits(context, &ended)) return cuda_product_fused(context, &ended, NULL, error);
+        if (cuda_product_exists(context, &ended)) return cuda_product(context, &ended, error);
+    }
     p.finish = FINISH_NONE;
     if (call->out[1]) p.c = call->out[1];
     else if (call->in[3]) p.c = call->scratch;
@@ -178,22 +178,21 @@ extern "C" size_t cuda_linear_input_gradient_scratch(CudaContext *context, const
     return node->input[2] && node->write[0] != WRITE_FRESH ? tensor_bytes(node->output[0]) : 0;
 }
 
-static bool library_slope(const KernelCall *call, Product *p) {
+/* Makes it one that ends in the slope, likewise. */
+static bool with_slope(const KernelCall *call, Product *p) {
     const LinearAttributes *a = (const LinearAttributes *)call->node->attributes;
-    CudaContext *context = cuda_context(call);
-    if (a->activation != ACTIVATION_GELU_TANH || p->c_type == DTYPE_F32 || context->properties.major < 9 ||
-        p->inner < LEAST_SLOPE_INNER)
+    if (a->activation != ACTIVATION_GELU_TANH || p->c_type == DTYPE_F32 || call->add[0] ||
+        cuda_context(call)->properties.major < 9) {
         return false;
+    }
     p->finish = FINISH_SLOPE;
-    p->before = call->in[2];
-    if (cuda_product_exists(context, p)) return true;
-    p->finish = FINISH_NONE;
-    p->before = NULL;
-    return false;
+    p->before = (void *)call->in[2];
+    return true;
 }
 
 extern "C" Status cuda_linear_input_gradient(const KernelCall *call, Error *error) {
     const Tensor *dy = call->node->input[0], *weight = call->node->input[1], *dx = call->node->output[0];
+    CudaContext *context = cuda_context(call);
     Product p = {};
     p.rows = shape_rows(dy->shape);
     p.columns = weight->shape.dim[1];
@@ -206,12 +205,17 @@ extern "C" Status cuda_linear_input_gradient(const KernelCall *call, Error *erro
     p.c = call->out[0];
     if (!call->in[2]) {
         p.addend = call->add[0] ? p.c : NULL;
-        return cuda_product(cuda_context(call), &p, error);
+        return cuda_product(context, &p, error);
     }
     if (!same_types(dx, call->node->input[2])) return cuda_unsupported(call, dx, error);
+    Product ended = p;
+    if (with_slope(call, &ended)) {
+        if (cuda_product_fused_fits(context, &ended)) return cuda_product_fused(context, &ended, NULL, error);
+        if (p.inner >= LEAST_SLOPE_INNER && cuda_product_exists(context, &ended))
+            return cuda_product(context, &ended, error);
+    }
     if (call->add[0]) p.c = call->scratch;
-    else if (library_slope(call, &p)) return cuda_product(cuda_context(call), &p, error);
-    TRY(cuda_product(cuda_context(call), &p, error));
+    TRY(cuda_product(context, &p, error));
     return cuda_gelu_slope(call, p.c, call->in[2], call->out[0], call->add[0], error);
 }
 
