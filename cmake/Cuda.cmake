@@ -97,7 +97,23 @@ if(PGPT_HAVE_CUDA AND NOT PGPT_NCCL STREQUAL off)
     endif()
 endif()
 
-# Takes the files of src/backend/cuda that this build does not use out of the list of C sources, and makes pgpt_cuda.
+# Kernels by instructions that 90 alone has, not its successors: 90a in place of 90. A build that is not for 90 is without
+# them, and its program does without them.
+function(pgpt_cuda_for_90a target)
+    set(architectures ${CMAKE_CUDA_ARCHITECTURES})
+    if(architectures STREQUAL native AND CMAKE_CUDA_ARCHITECTURES_NATIVE)
+        set(architectures ${CMAKE_CUDA_ARCHITECTURES_NATIVE})
+    endif()
+    list(TRANSFORM architectures REPLACE "^90a?(-real)?$" "90a-real")
+    list(REMOVE_DUPLICATES architectures)
+    set_target_properties(${target} PROPERTIES CUDA_ARCHITECTURES "${architectures}")
+    if("90a-real" IN_LIST architectures)
+        target_compile_definitions(${target} PRIVATE PGPT_HAVE_SM90A)
+    endif()
+endfunction()
+
+# Takes the files of src/backend/cuda that this build does not use out of the list of C sources, and makes pgpt_cuda and
+# pgpt_cuda_90a.
 function(pgpt_add_cuda sources)
     set(kept ${${sources}})
     if(NOT PGPT_HAVE_CUDA)
@@ -112,10 +128,11 @@ function(pgpt_add_cuda sources)
     if(NOT PGPT_HAVE_CUDNN)
         list(FILTER cuda_sources EXCLUDE REGEX "cudnn[^/]*$")
     endif()
+    set(cuda_90a_sources "${CMAKE_CURRENT_SOURCE_DIR}/src/backend/cuda/product_fused.cu")
+    list(REMOVE_ITEM cuda_sources ${cuda_90a_sources})
     add_library(pgpt_cuda OBJECT ${cuda_sources})
-    set_target_properties(
-        pgpt_cuda PROPERTIES POSITION_INDEPENDENT_CODE ON CUDA_STANDARD 17 CUDA_STANDARD_REQUIRED ON)
-    target_include_directories(pgpt_cuda PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}/src")
+    add_library(pgpt_cuda_90a OBJECT ${cuda_90a_sources})
+    pgpt_cuda_for_90a(pgpt_cuda_90a)
     # C in style: no exceptions and no types at run time, so that the program needs no C++ library.
     set(host_flags -Wall -Wextra -Wshadow -fno-exceptions -fno-rtti -fno-threadsafe-statics
         -fno-semantic-interposition)
@@ -123,12 +140,17 @@ function(pgpt_add_cuda sources)
         list(APPEND host_flags -Werror)
     endif()
     list(JOIN host_flags "," host_flags)
-    target_compile_options(pgpt_cuda PRIVATE "-Xcompiler=${host_flags}")
-    if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13) # whose drivers unpack it: a seventh of the size
-        target_compile_options(pgpt_cuda PRIVATE --compress-mode=size)
-    endif()
-    target_include_directories(pgpt_cuda SYSTEM PRIVATE "${cublas_INCLUDE_DIR}")
-    target_link_libraries(pgpt_cuda PRIVATE CUDA::cudart_static)
+    foreach(target pgpt_cuda pgpt_cuda_90a)
+        set_target_properties(
+            ${target} PROPERTIES POSITION_INDEPENDENT_CODE ON CUDA_STANDARD 17 CUDA_STANDARD_REQUIRED ON)
+        target_include_directories(${target} PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}/src")
+        target_compile_options(${target} PRIVATE "-Xcompiler=${host_flags}")
+        if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13) # whose drivers unpack it: a seventh of the size
+            target_compile_options(${target} PRIVATE --compress-mode=size)
+        endif()
+        target_include_directories(${target} SYSTEM PRIVATE "${cublas_INCLUDE_DIR}")
+        target_link_libraries(${target} PRIVATE CUDA::cudart_static)
+    endforeach()
     target_link_libraries(pgpt_dependencies INTERFACE CUDA::cudart_static)
     if(PGPT_HAVE_CUDNN)
         target_compile_definitions(pgpt_cuda PRIVATE PGPT_HAVE_CUDNN)

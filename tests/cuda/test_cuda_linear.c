@@ -1,9 +1,10 @@
 /* The products of a linear layer on the GPU against the reference, in every element type, at shapes that reach each way
- * of doing them: few rows, the library's own bias, residual and gelu, and the pass over y where the library cannot.
+ * of doing them: few rows, the library's own bias, residual and gelu, and the pass over y where the library cannot; and
+ * products of few terms, which end in gelu or its slope in a kernel of ours where the GPU has the instructions for it.
  *
  * Inputs are rounded to the element type first, so what is compared is the arithmetic: with results in f32 it is exact to
  * the order of the sums, with 16-bit results to one rounding. */
-#include "backend/cuda/cuda.h"
+#include "backend/cuda/product_fused.h"
 #include "base/half.h"
 #include "harness.h"
 #include "ops/ops.h"
@@ -267,6 +268,105 @@ static void test_gradients(void **state) {
     }
 }
 
+/* ---- few terms, many rows (product_fused.h) ---- */
+
+/* Rows and columns that are no multiple of anything but 8; two steps of terms, the second with little in it. */
+static const LinearCase MANY_ROWS = {3781, 72, 1544, BIAS | TANH};
+
+static void test_many_rows_forward(void **state) {
+    DType dtype = *(const DType *)*state;
+    for (int i = 0; i < 2; i++) {
+        LinearCase c = MANY_ROWS;
+        if (i) c.flags = TANH;
+        LinearGraph g = linear_graph(&c, dtype), plain = linear_graph(&c, DTYPE_F32);
+        const Node *node = record_forward(&g, &c), *reference = record_forward(&plain, &c);
+        float *x = values("x", g.x, dtype, 1.0f), *weight = values("weight", g.weight, dtype, 0.3f),
+              *bias = values("bias", g.bias, dtype, 1.0f);
+        Run run = {.input = {x, weight, i ? NULL : bias}, .in_place = -1};
+        check(node, reference, &run, "linear of many rows");
+        free(x), free(weight), free(bias);
+        graph_free(g.graph), graph_free(plain.graph);
+    }
+}
+
+/* The gradient may take the place of the values before gelu. */
+static void test_many_rows_slope(void **state) {
+    DType dtype = *(const DType *)*state;
+    LinearCase c = {MANY_ROWS.rows, MANY_ROWS.outputs, MANY_ROWS.inputs, TANH}; /* dx is as wide as y was */
+    LinearGraph g = linear_graph(&c, dtype), plain = linear_graph(&c, DTYPE_F32);
+    const LinearGraph *both[] = {&g, &plain};
+    const Node *node[2];
+    LinearAttributes attributes = {ACTIVATION_GELU_TANH};
+    for (int k = 0; k < 2; k++) {
+        Tensor *dx = graph_tensor(both[k]->graph, PLACE_ACTIVATION, k ? DTYPE_F32 : dtype, g.x->shape, "dx");
+        node[k] = graph_record(both[k]->graph, &OP_LINEAR_INPUT_GRADIENT, &attributes, sizeof attributes, 3,
+                               TENSORS(both[k]->dy, both[k]->weight, both[k]->x), 1, TENSORS(dx));
+    }
+    float *dy = values("dy", g.dy, dtype, 1.0f), *weight = values("weight", g.weight, dtype, 0.3f),
+          *before = values("before", g.x, dtype, 3.0f);
+    for (int in_place = -1; in_place <= 2; in_place += 3) {
+        Run run = {.input = {dy, weight, before}, .in_place = in_place};
+        check(node[0], node[1], &run, in_place < 0 ? "slope of many rows" : "slope of many rows, in place");
+    }
+    free(dy), free(weight), free(before);
+    graph_free(g.graph), graph_free(plain.graph);
+}
+
+/* With as many terms as it takes: the product against the library's in f32, and the sums of its columns against those of
+ * what was stored. */
+static void test_many_rows_sums(void **state) {
+    DType dtype = *(const DType *)*state;
+    CudaContext *context = gpu.context;
+    LinearCase c = {MANY_ROWS.rows, MANY_ROWS.outputs, FUSED_MOST_INNER, TANH};
+    LinearGraph g = linear_graph(&c, dtype);
+    Tensor *full = graph_tensor(g.graph, PLACE_ACTIVATION, DTYPE_F32, g.x->shape, "product"),
+           *sums = graph_tensor(g.graph, PLACE_GRADIENT, DTYPE_F32, SHAPE(c.inputs), "sums");
+    float *dy = values("dy", g.dy, dtype, 1.0f), *weight = values("weight", g.weight, dtype, 0.3f),
+          *before = values("before", g.x, dtype, 3.0f);
+    TestBuffer a = to_gpu(g.dy, dy), b = to_gpu(g.weight, weight), x = to_gpu(g.x, before),
+               dx = to_gpu(g.x, NULL), wide = to_gpu(full, NULL), total = to_gpu(sums, NULL), partial = {0};
+    Product p = {.rows = c.rows, .columns = c.inputs, .inner = c.outputs, .finish = FINISH_NONE};
+    p.a_type = p.b_type = dtype, p.c_type = DTYPE_F32;
+    p.a = test_buffer_data(&a), p.b = test_buffer_data(&b), p.c = test_buffer_data(&wide);
+    Product ended = p;
+    ended.c_type = dtype, ended.c = test_buffer_data(&dx);
+    ended.finish = FINISH_SLOPE, ended.before = test_buffer_data(&x);
+    bool fits = cuda_product_fused_fits(context, &ended);
+    if (fits) {
+        int64_t n_partials = cuda_product_fused_partials(context, &ended);
+        partial = test_buffer_open(&gpu, NULL, (size_t)(n_partials * c.inputs) * sizeof(float));
+        SumOutput output = {test_buffer_data(&total), DTYPE_F32, false};
+        Error error = {0};
+        if (cuda_product(context, &p, &error) != STATUS_OK ||
+            cuda_product_fused(context, &ended, test_buffer_data(&partial), &error) != STATUS_OK ||
+            cuda_reduce_partials(context, test_buffer_data(&partial), n_partials, c.inputs, 1, &output,
+                                 &error) != STATUS_OK ||
+            gpu.synchronize(context, &error) != STATUS_OK)
+            fail_msg("%s", error.text);
+        float *want = from_gpu(full, &wide), *got = from_gpu(g.x, &dx), *got_sums = from_gpu(sums, &total);
+        float *want_sums = malloc((size_t)c.inputs * sizeof *want_sums);
+        assert_non_null(want_sums);
+        for (int64_t k = 0; k < c.inputs; k++) {
+            double sum = 0.0;
+            for (int64_t n = 0; n < c.rows; n++) {
+                int64_t i = n * c.inputs + k;
+                want[i] *= gelu_slope(before[i], ACTIVATION_GELU_TANH);
+                sum += (double)got[i];
+            }
+            want_sums[k] = (float)sum;
+        }
+        test_assert_close(got, want, c.rows * c.inputs, dtype == DTYPE_BF16 ? 4e-3 : 5e-4, 0.0, "slope");
+        test_assert_close(got_sums, want_sums, c.inputs, 1e-6, 0.0, "sums of columns");
+        free(want), free(got), free(got_sums), free(want_sums);
+        test_buffer_close(&partial);
+    }
+    test_buffer_close(&a), test_buffer_close(&b), test_buffer_close(&x), test_buffer_close(&dx);
+    test_buffer_close(&wide), test_buffer_close(&total);
+    free(dy), free(weight), free(before);
+    graph_free(g.graph);
+    if (!fits) skip();
+}
+
 /* A sequence's logits must not depend on who else is decoded beside it. */
 static void test_rows_are_independent(void **state) {
     DType dtype = *(const DType *)*state;
@@ -295,6 +395,12 @@ int main(int n_arguments, char **argument) {
         {"gradients f32", test_gradients, NULL, NULL, &f32},
         {"gradients bf16", test_gradients, NULL, NULL, &bf16},
         {"gradients f16", test_gradients, NULL, NULL, &f16},
+        {"many rows, forward bf16", test_many_rows_forward, NULL, NULL, &bf16},
+        {"many rows, forward f16", test_many_rows_forward, NULL, NULL, &f16},
+        {"many rows, slope bf16", test_many_rows_slope, NULL, NULL, &bf16},
+        {"many rows, slope f16", test_many_rows_slope, NULL, NULL, &f16},
+        {"many rows, sums bf16", test_many_rows_sums, NULL, NULL, &bf16},
+        {"many rows, sums f16", test_many_rows_sums, NULL, NULL, &f16},
         {"rows are independent bf16", test_rows_are_independent, NULL, NULL, &bf16},
         {"rows are independent f16", test_rows_are_independent, NULL, NULL, &f16},
     };

@@ -26,6 +26,7 @@
 
 #include "backend/cuda/decode_cluster_attend.cuh"
 #include "backend/cuda/decode_cluster_order.cuh"
+#include "backend/cuda/tensor_map.h"
 
 #if __CUDA_ARCH__ >= 900
 
@@ -177,37 +178,16 @@ extern "C" bool cuda_decode_cluster_fits(const DecodeCall *c, bool is_bf16) {
     return n_clusters >= GPT2_HEADS;
 }
 
-/* The driver's function that makes such maps; the library of the driver itself is not linked. */
-static void *find_encoder(void) {
-    static const char name[] = "cuTensorMapEncodeTiled";
-    void *entry = NULL;
-    cudaDriverEntryPointQueryResult found;
-#if CUDART_VERSION >= 12050
-    cudaError_t code = cudaGetDriverEntryPointByVersion(name, &entry, 12000, cudaEnableDefault, &found);
-#else
-    cudaError_t code = cudaGetDriverEntryPoint(name, &entry, cudaEnableDefault, &found);
-#endif
-    return code == cudaSuccess && found == cudaDriverEntryPointSuccess ? entry : NULL;
-}
-
 /* A product's matrices in all blocks, in boxes of this kernel's shape. */
 static bool map_product(const DecodeCall *c, int k, CUtensorMap *map) {
     typedef ClusterSizes<GPT2_HEADS> S;
     const DecodeProduct *p = &c->product[k];
-    cuuint64_t inner = (cuuint64_t)(k == HIDDEN_OUT ? c->hidden : c->channels);
-    cuuint64_t size[3] = {inner, (cuuint64_t)c->channels, (cuuint64_t)c->n_blocks};
-    cuuint64_t stride[2] = {inner * 2,
-                            (cuuint64_t)(c->n_blocks > 1 ? p->stride : (int64_t)inner * c->channels) * 2};
-    cuuint32_t box[3] = {BOX_TERMS, S::RANK_ROWS / BOXES_OF_RANK, 1}, step[3] = {1, 1, 1};
-    void *entry = find_encoder();
-    if (!entry) return false;
-    typedef CUresult Encode(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
-                            const cuuint64_t *, const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave,
-                            CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-    return ((Encode *)entry)(map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 3, (void *)p->weight, size, stride, box,
-                             step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                             CU_TENSOR_MAP_L2_PROMOTION_NONE,
-                             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+    uint64_t inner = (uint64_t)(k == HIDDEN_OUT ? c->hidden : c->channels);
+    uint64_t size[3] = {inner, (uint64_t)c->channels, (uint64_t)c->n_blocks};
+    uint64_t stride[2] = {inner * 2,
+                          (uint64_t)(c->n_blocks > 1 ? p->stride : (int64_t)inner * c->channels) * 2};
+    uint32_t box[3] = {BOX_TERMS, S::RANK_ROWS / BOXES_OF_RANK, 1};
+    return cuda_tensor_map(map, p->weight, 3, size, stride, box);
 }
 
 extern "C" cudaError_t cuda_decode_cluster(const DecodeCall *c, bool is_bf16, cudaStream_t stream) {

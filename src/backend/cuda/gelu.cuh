@@ -36,4 +36,21 @@ template <Activation KIND> DEVICE float gelu_backward(float x) {
     return fmaf(x * slope, s * rest, s);
 }
 
+/* ---- by tanh, for results that are rounded to 16 bits, where the arithmetic has to hide behind products ----
+ * The same sigmoid in fewer instructions, exact to 2^-18 or so. Beyond the range of the exponential it is 0 or 1. */
+
+/* The exponent is -2u over the logarithm of 2. */
+DEVICE float gelu_tanh_sigmoid(float x, float square) {
+    float s, e = exp2_fast(x * fmaf(square, -0.1029432396f, -2.3022081982f));
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(s) : "f"(1.0f + e));
+    return s;
+}
+DEVICE float gelu_tanh_rounded(float x) {
+    return x * gelu_tanh_sigmoid(x, x * x);
+}
+DEVICE float gelu_tanh_slope_rounded(float x) {
+    float square = x * x, s = gelu_tanh_sigmoid(x, square), rest = fmaf(-s, s, s); /* s·(1 - s) */
+    return fmaf(x * fmaf(square, 0.2140644488f, 1.5957691216f), rest, s);
+}
+
 #endif

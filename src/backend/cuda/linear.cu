@@ -8,14 +8,15 @@
  * that value again. Otherwise there is one pass over y, 4 to 10 bytes an element in 16 bits. Gelu by the library is taken
  * for 16-bit types only (nothing is known about the precision of its tanh), and from compute capability 9 on (before that it
  * is slower than a pass of its own). Its slope has older kernels only, which win where a sum has many terms: on the H200
- * 1.4 of 58 ms of the backward of 124M, and with 384 terms they lose as much as the pass takes. The pass has every element
- * in registers, and sums its columns on the way where they are wanted (graph/sums.h). What is left of the gradients of biases is
- * a pass over dy (reduce.cu): on the H200 the library's way, beside the product of the weight's gradient, takes as long as
- * both one after the other or up to 13 % longer. */
+ * 1.4 of 58 ms of the backward of 124M, and with 384 terms they lose as much as the pass takes. Of few terms and many
+ * rows both are product_fused's. Whoever multiplies by the slope, product_fused or the pass, has every element in registers, and
+ * sums its columns on the way where they are wanted (graph/sums.h). What is left of the gradients of biases is a pass over dy
+ * (reduce.cu): on the H200 the library's way, beside the product of the weight's gradient, takes as long as both one after
+ * the other or up to 13 % longer. */
 #include "backend/cuda/device.cuh"
 #include "backend/cuda/few_rows.h"
 #include "backend/cuda/gelu.cuh"
-#include "backend/cuda/product.h"
+#include "backend/cuda/product_fused.h"
 
 enum {
     THREADS = 256,
@@ -103,27 +104,27 @@ static Status forward_plain(const KernelCall *call, Error *error) {
     return finish(call, &f, error);
 }
 
-static bool library_gelu(const KernelCall *call, Product *p) {
+/* Makes it one that ends in gelu, if that is what is wanted and of a kind that can be. */
+static bool with_gelu(const KernelCall *call, Product *p) {
     const LinearAttributes *a = (const LinearAttributes *)call->node->attributes;
-    CudaContext *context = cuda_context(call);
     if (a->activation != ACTIVATION_GELU_TANH || p->c_type == DTYPE_F32 || call->in[3] ||
-        context->properties.major < 9) {
+        cuda_context(call)->properties.major < 9) {
         return false;
     }
-    ProductFinish without = p->finish;
-    p->finish = without == FINISH_BIAS ? FINISH_BIAS_GELU : FINISH_GELU;
+    p->finish = p->finish == FINISH_BIAS ? FINISH_BIAS_GELU : FINISH_GELU;
     p->before = call->out[1];
-    if (cuda_product_exists(context, p)) return true;
-    p->finish = without;
-    p->before = NULL;
-    return false;
+    return true;
 }
 
-/* With one: by the library, or a plain product that is kept where the value before goes, and a pass over it. */
+/* With one: by our kernel or the library's, or a plain product that is kept where the value before goes, and a pass over
+ * it. */
 static Status forward_activated(const KernelCall *call, Error *error) {
     CudaContext *context = cuda_context(call);
-    Product p = forward_product(call);
-    if (library_gelu(call, &p)) return cuda_product(context, &p, error);
+    Product p = forward_product(call), ended = p;
+    if (with_gelu(call, &ended)) {
+        if (cuda_product_fused_fits(context, &ended)) return cuda_product_fused(context, &ended, NULL, error);
+        if (cuda_product_exists(context, &ended)) return cuda_product(context, &ended, error);
+    }
     p.finish = FINISH_NONE;
     if (call->out[1]) p.c = call->out[1];
     else if (call->in[3]) p.c = call->scratch;
@@ -194,15 +195,16 @@ static bool is_slope_for_library(const CudaContext *context, const Node *node) {
            context->properties.major >= 9 && node->input[1]->shape.dim[0] >= LEAST_SLOPE_INNER;
 }
 
-static bool library_slope(const KernelCall *call, Product *p) {
-    CudaContext *context = cuda_context(call);
-    if (!is_slope_for_library(context, call->node)) return false;
+/* Makes it one that ends in the slope, if that is what is wanted and of a kind that can be. */
+static bool with_slope(const KernelCall *call, Product *p) {
+    const LinearAttributes *a = (const LinearAttributes *)call->node->attributes;
+    if (a->activation != ACTIVATION_GELU_TANH || p->c_type == DTYPE_F32 || call->add[0] ||
+        cuda_context(call)->properties.major < 9) {
+        return false;
+    }
     p->finish = FINISH_SLOPE;
-    p->before = call->in[2];
-    if (cuda_product_exists(context, p)) return true;
-    p->finish = FINISH_NONE;
-    p->before = NULL;
-    return false;
+    p->before = (void *)call->in[2];
+    return true;
 }
 
 extern "C" bool cuda_linear_input_gradient_sums(const CudaContext *context, const Node *node) {
@@ -210,10 +212,22 @@ extern "C" bool cuda_linear_input_gradient_sums(const CudaContext *context, cons
            !is_slope_for_library(context, node);
 }
 
+/* The scratch is that of cuda_reduce_columns, which cuts rows into no fewer parts. */
+static Status fused_input_gradient(CudaContext *context, const Product *p, const SumOutput *sums,
+                                   void *scratch, bool *is_summed, Error *error) {
+    int64_t n_partials = cuda_product_fused_partials(context, p);
+    *is_summed = sums->data && n_partials <= cuda_reduce_columns_parts(context, p->rows, p->columns);
+    float *partial = *is_summed ? (float *)scratch : NULL;
+    TRY(cuda_product_fused(context, p, partial, error));
+    return *is_summed ? cuda_reduce_partials(context, partial, n_partials, p->columns, 1, sums, error)
+                      : STATUS_OK;
+}
+
 /* dx, and how the sums of its columns come, if they are wanted: *is_summed, whoever made dx has made them as well. */
 static Status make_input_gradient(const KernelCall *call, const SumOutput *sums, void *sums_scratch,
                                   bool *is_summed, Error *error) {
     const Tensor *dy = call->node->input[0], *weight = call->node->input[1], *dx = call->node->output[0];
+    CudaContext *context = cuda_context(call);
     Product p = {};
     p.rows = shape_rows(dy->shape);
     p.columns = weight->shape.dim[1];
@@ -226,12 +240,18 @@ static Status make_input_gradient(const KernelCall *call, const SumOutput *sums,
     p.c = call->out[0];
     if (!call->in[2]) {
         p.addend = call->add[0] ? p.c : NULL;
-        return cuda_product(cuda_context(call), &p, error);
+        return cuda_product(context, &p, error);
     }
     if (!same_types(dx, call->node->input[2])) return cuda_unsupported(call, dx, error);
+    Product ended = p;
+    if (with_slope(call, &ended)) {
+        if (cuda_product_fused_fits(context, &ended))
+            return fused_input_gradient(context, &ended, sums, sums_scratch, is_summed, error);
+        if (is_slope_for_library(context, call->node) && cuda_product_exists(context, &ended))
+            return cuda_product(context, &ended, error);
+    }
     if (call->add[0]) p.c = call->scratch;
-    else if (library_slope(call, &p)) return cuda_product(cuda_context(call), &p, error);
-    TRY(cuda_product(cuda_context(call), &p, error));
+    TRY(cuda_product(context, &p, error));
     *is_summed =
         sums->data && rows_aligned(p.c, p.columns) && is_aligned(call->in[2]) && is_aligned(call->out[0]);
     return *is_summed ? cuda_gelu_slope_summed(call, p.c, call->in[2], call->out[0], call->add[0], sums,

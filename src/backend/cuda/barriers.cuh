@@ -1,0 +1,42 @@
+/* Barriers in shared memory: what warps and the hardware's copies tell each other (compute capability 9).
+ *
+ *     barrier_init(&full, 1);             one thread, before a barrier of the whole block
+ *     barrier_expect(&full, n_bytes);     who orders copies of as many bytes
+ *     barrier_pass(&full, 0);             who needs them; next time with 1, and so on in alternation */
+#ifndef PGPT_BACKEND_CUDA_BARRIERS_CUH
+#define PGPT_BACKEND_CUDA_BARRIERS_CUH
+
+#include "backend/cuda/copies.cuh"
+
+#if __CUDA_ARCH__ >= 900
+
+DEVICE void barrier_init(uint64_t *barrier, int count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count));
+}
+DEVICE void barrier_arrive(uint64_t *barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+DEVICE void barrier_expect(uint64_t *barrier, unsigned n_bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+                 "r"(n_bytes)
+                 : "memory");
+}
+/* Until the turn is over: 0 is the first, then 1 and 0 in alternation. Then what this block's threads and the copies have
+ * written before is seen. */
+DEVICE void barrier_pass(uint64_t *barrier, int turn) {
+    unsigned done = 0;
+    do {
+        asm volatile("{\n"
+                     ".reg .pred p;\n"
+                     "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                     "selp.u32 %0, 1, 0, p;\n"
+                     "}\n"
+                     : "=r"(done)
+                     : "r"(shared_address(barrier)), "r"(turn)
+                     : "memory");
+    } while (!done);
+}
+
+#endif
+
+#endif

@@ -1,0 +1,156 @@
+/* The pieces of product_fused.cu: what a thread block has in shared memory, and the instructions of compute capability
+ * 9.0 that copy boxes of matrices and multiply them.
+ *
+ * Boxes have rows of 128 bytes. In row r of a box, 16-byte vector v is at place v ^ (r % 8): so the hardware copies it in
+ * and out, so the tensor cores read it, and so 8 rows of one vector are in different banks. */
+#ifndef PGPT_BACKEND_CUDA_PRODUCT_FUSED_PARTS_CUH
+#define PGPT_BACKEND_CUDA_PRODUCT_FUSED_PARTS_CUH
+
+#include "backend/cuda/barriers.cuh"
+#include "backend/cuda/product_fused.h"
+
+#include <cuda.h>
+
+enum {
+    TILE = 64,   /* rows of c that a group of warps makes at a time */
+    PANEL = 192, /* columns of c that a block has */
+    TERMS = 64,  /* of the sums, in a box: 128 bytes */
+    MOST_STEPS = FUSED_MOST_INNER / TERMS,
+    GROUPS = 2,                                        /* that multiply in turns */
+    GROUP_WARPS = 4,                                   /* as the hardware has it */
+    FUSED_THREADS = (GROUPS + 1) * GROUP_WARPS * WARP, /* one of the last group orders copies */
+    WARP_ROWS = TILE / GROUP_WARPS,
+    SUMS = TILE * PANEL / (GROUP_WARPS * WARP), /* of a thread */
+    PIECE = 64,                                 /* columns that are stored at a time */
+    PIECES = PANEL / PIECE,
+    BOX_BYTES = TILE * TERMS * 2,
+    PANEL_BYTES = PANEL * TERMS * 2, /* of a step */
+    PIECE_BYTES = WARP_ROWS * PIECE * 2,
+};
+
+/* What the product ends in. */
+enum Mode { MODE_GELU, MODE_SLOPE };
+
+/* x (rows,inner), weight (columns,inner) or for the slope (inner,columns), before and y (rows,columns). */
+typedef struct {
+    CUtensorMap x, weight, before, y;
+    int rows, columns, n_steps;
+    int n_panels, n_tiles, tiles_each; /* a block has a panel, and as many tiles of rows at most */
+    bool has_before;
+    Memory bias;
+    float *partial; /* (parts,columns), or NULL */
+} FusedCall;
+
+/* The slope reads `before` into three pieces of a warp and stores from them; otherwise two are filled in turns. */
+template <int MODE> struct FusedShared {
+    enum { STAGES = MODE == MODE_SLOPE ? 4 : 6, SLOTS = MODE == MODE_SLOPE ? PIECES : 2 };
+    alignas(1024) char weight[MOST_STEPS][PANEL_BYTES];
+    char x[STAGES][BOX_BYTES];
+    char piece[GROUPS][GROUP_WARPS][SLOTS][PIECE_BYTES];
+    float bias[PANEL];
+    uint64_t weight_full[MOST_STEPS], x_full[STAGES], x_empty[STAGES];
+    uint64_t before_full[GROUPS][GROUP_WARPS][2]; /* the first pieces, the last one */
+    uint64_t turn[GROUPS];
+};
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+extern __shared__ __align__(1024) char fused_shared[];
+
+/* ---- boxes ---- */
+
+DEVICE void order_box(void *to, const CUtensorMap *map, int column, int row, uint64_t *barrier) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3}], [%4];" ::"r"(shared_address(to)),
+                 "l"(map), "r"(column), "r"(row), "r"(shared_address(barrier))
+                 : "memory");
+}
+/* What lies beyond the matrix is not written. */
+DEVICE void store_box(const void *from, const CUtensorMap *map, int column, int row) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map),
+        "r"(column), "r"(row), "r"(shared_address(from))
+        : "memory");
+}
+/* The thread's stores since the last time are a batch; one without any is a batch, too. */
+DEVICE void stores_end(void) {
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+/* All but the last N of this thread's batches have read what they store. */
+template <int N> DEVICE void stores_have_read(void) {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
+}
+/* What this thread has written to shared memory is seen by the copies that are ordered after the next barrier. */
+DEVICE void show_to_copies(void) {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/* Lane L gives the address of row L%8 of matrix L/8. */
+DEVICE void load_matrices(unsigned r[4], unsigned shared) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared)
+                 : "memory");
+}
+DEVICE void store_matrices(unsigned shared, const unsigned r[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(shared), "r"(r[0]),
+                 "r"(r[1]), "r"(r[2]), "r"(r[3])
+                 : "memory");
+}
+
+/* ---- products ---- */
+
+/* The tensor cores want a matrix in boxes described in 64 bits. The upper ones are always the same: how vectors are
+ * swapped, and that it is 1024 bytes from 8 rows to the next. The lower ones say where it begins and, where a box has terms
+ * for rows, how far it is from a box to the next. */
+enum { ROWS_OF_128 = 1 << 30 | 1024 >> 4 };
+
+DEVICE unsigned describe(const void *box, unsigned next_box) {
+    return (next_box >> 4) << 16 | (shared_address(box) & 0x3FFFF) >> 4;
+}
+
+DEVICE void products_begin(void) {
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+DEVICE void products_end(void) {
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+template <int N> DEVICE void products_arrive(void) {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
+/* The sums are not touched before this point, or after it, as the compiler sees it. */
+DEVICE void hold(float sum[SUMS]) {
+#    pragma unroll
+    for (int i = 0; i < SUMS; i++) asm volatile("" : "+f"(sum[i])::"memory");
+}
+
+#    define EIGHT(i)                                                                                         \
+        "+f"(sum[i]), "+f"(sum[i + 1]), "+f"(sum[i + 2]), "+f"(sum[i + 3]), "+f"(sum[i + 4]),                \
+            "+f"(sum[i + 5]), "+f"(sum[i + 6]), "+f"(sum[i + 7])
+#    define MULTIPLY_STEP(type, instruction)                                                                 \
+        template <bool TURNED>                                                                               \
+        DEVICE void multiply_step(float sum[SUMS], unsigned a, unsigned b, int add, type) {                  \
+            asm volatile("{\n.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.b32 p, %98, 0;\n"                       \
+                         "mov.b64 a, {%96, %99};\nmov.b64 b, {%97, %99};\n"                                  \
+                         "wgmma.mma_async.sync.aligned.m64n192k16.f32." instruction " "                      \
+                         "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
+                         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "  \
+                         "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "  \
+                         "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "  \
+                         "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "  \
+                         "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95}, " \
+                         "a, b, p, 1, 1, 0, %100;\n}\n"                                                      \
+                         : EIGHT(0), EIGHT(8), EIGHT(16), EIGHT(24), EIGHT(32), EIGHT(40), EIGHT(48),        \
+                           EIGHT(56), EIGHT(64), EIGHT(72), EIGHT(80), EIGHT(88)                             \
+                         : "r"(a), "r"(b), "r"(add), "n"((int)ROWS_OF_128), "n"(TURNED ? 1 : 0));            \
+        }
+/* 64 rows by 16 terms by 192 columns; add 0: in place of the sums. Thread t of the group has of row t/32·16 + t%32/4 and
+ * the one 8 below it columns t%4·2 and the next of every 8: sum[4j], sum[4j+1] and sum[4j+2], sum[4j+3] of the j-th 8. */
+MULTIPLY_STEP(bf16, "bf16.bf16")
+MULTIPLY_STEP(f16, "f16.f16")
+#    undef MULTIPLY_STEP
+#    undef EIGHT
+
+#endif
+
+#endif
