@@ -579,6 +579,47 @@ static void padding_of_the_vocabulary_has_no_effect(void **state) {
     }
 }
 
+/* A device that runs behind the host: here it is quick, but has the results of two steps on their way. */
+static char sent[BACKEND_RESULTS][BACKEND_RESULT_BYTES];
+
+static Status send_result(void *context, const void *device, size_t n_bytes, int place, Error *error) {
+    (void)context, (void)error;
+    memcpy(sent[place], device, n_bytes);
+    return STATUS_OK;
+}
+
+static Status receive_result(void *context, void *host, size_t n_bytes, int place, Error *error) {
+    (void)context, (void)error;
+    memcpy(host, sent[place], n_bytes);
+    return STATUS_OK;
+}
+
+static void steps_may_begin_before_the_last_has_ended(void **state) {
+    (void)state;
+    Fixture *plain = open_fixture(small_config(), small_step(), small_optimizer(), 1);
+    Fixture *ahead = open_fixture(small_config(), small_step(), small_optimizer(), 1);
+    ahead->backend.send_result = send_result;
+    ahead->backend.receive_result = receive_result;
+    assert_false(train_step_runs_ahead(&plain->step));
+    assert_true(train_step_runs_ahead(&ahead->step));
+    double rate = small_optimizer().rate, last = 0.0;
+    Error error = {0};
+    assert_int_equal(train_step_begin(&ahead->step, &source, 0, rate, &error), STATUS_OK);
+    for (int64_t i = 0; i < STEPS; i++) {
+        StepResult want = run_step(plain, i), got;
+        if (i + 1 < STEPS)
+            assert_int_equal(train_step_begin(&ahead->step, &source, i + 1, rate, &error), STATUS_OK);
+        assert_int_equal(train_step_end(&ahead->step, &got, &error), STATUS_OK);
+        assert_true(got.loss == want.loss && got.gradient_norm == want.gradient_norm);
+        assert_true(want.loss != last);
+        last = want.loss;
+    }
+    assert_memory_equal(ahead->memory.base[PLACE_PARAMETER], plain->memory.base[PLACE_PARAMETER],
+                        plain->memory.bytes[PLACE_PARAMETER]);
+    close_fixture(plain);
+    close_fixture(ahead);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(logits_follow_pytorch),
@@ -589,6 +630,7 @@ int main(void) {
         cmocka_unit_test(recomputation_saves_activations),
         cmocka_unit_test(chunks_of_the_loss_do_not_change_the_result),
         cmocka_unit_test(eager_update_does_not_change_the_result),
+        cmocka_unit_test(steps_may_begin_before_the_last_has_ended),
         cmocka_unit_test(threads_agree_and_runs_repeat),
         cmocka_unit_test(a_large_model_has_the_same_bits_on_any_threads),
         cmocka_unit_test(variants_have_right_gradients),

@@ -10,7 +10,8 @@
 
 enum { N_SMALL_TRAININGS = 4, SMALL_STEPS = 5 };
 
-/* The bytes of all weights after SMALL_STEPS steps, from malloc. Checks that the program has lanes where the backend has. */
+/* The bytes of all weights after SMALL_STEPS steps, from malloc, each of which begins before the last has ended where the
+ * backend can. Checks that the program has lanes where the backend has. */
 void *train_small(const Backend *backend, int number, PrecisionKind precision, size_t *n_bytes);
 
 #endif

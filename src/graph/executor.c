@@ -290,23 +290,32 @@ static Status found_late(const Executor *executor, Status status, Error *error) 
                         backend->blocking_wish);
 }
 
-static Status collect_pending(Executor *executor, Error *error) {
+/* Adds up the times of the sections under way: of all, which are waited for, or of those that are done. */
+static Status collect_pending(Executor *executor, bool waits, Error *error) {
     const Backend *backend = executor->memory->backend;
-    for (int i = 0; i < executor->n_pending; i++) {
-        const SectionTime *time = &executor->pending[i];
+    SectionTime *pending = executor->pending;
+    int n_done = 0;
+    for (; n_done < executor->n_pending; n_done++) {
+        const SectionTime *time = &pending[n_done];
         float milliseconds;
+        if (!waits && !backend->has_passed(backend->context, time->end)) break;
         TRY(found_late(executor,
                        backend->elapsed_ms(backend->context, time->begin, time->end, &milliseconds, error),
                        error));
         executor->phase_ns[time->section] += (uint64_t)((double)milliseconds * 1e6);
     }
-    executor->n_pending = 0;
+    executor->n_pending -= n_done;
+    for (int i = 0; i < executor->n_pending && n_done; i++) { /* the others move up; no mark is lost */
+        SectionTime done = pending[i];
+        pending[i] = pending[i + n_done];
+        pending[i + n_done] = done;
+    }
     return STATUS_OK;
 }
 
 static Status run_behind(Executor *executor, Section section, MicroBatch micro, int n_times, Error *error) {
     const Backend *backend = executor->memory->backend;
-    if (executor->n_pending == EXECUTOR_MAX_PENDING) TRY(collect_pending(executor, error));
+    if (executor->n_pending == EXECUTOR_MAX_PENDING) TRY(collect_pending(executor, true, error));
     SectionTime *time = &executor->pending[executor->n_pending];
     time->section = section;
     if (!time->begin) TRY(backend->mark_new(backend->context, &time->begin, error));
@@ -336,7 +345,13 @@ Status executor_repeat(Executor *executor, Section section, int n_times, Error *
 }
 
 Status executor_phases(Executor *executor, uint64_t *phase_ns, Error *error) {
-    TRY(collect_pending(executor, error));
+    TRY(collect_pending(executor, true, error));
+    memcpy(phase_ns, executor->phase_ns, sizeof executor->phase_ns);
+    return STATUS_OK;
+}
+
+Status executor_phases_done(Executor *executor, uint64_t *phase_ns, Error *error) {
+    TRY(collect_pending(executor, !executor_sends(executor), error));
     memcpy(phase_ns, executor->phase_ns, sizeof executor->phase_ns);
     return STATUS_OK;
 }
@@ -357,6 +372,25 @@ Status executor_download(Executor *executor, const Tensor *tensor, void *host, E
     Status status = executor_download_part(executor, tensor, 0, tensor_bytes(tensor), host, error);
     activity_end(activity, ACTIVITY_HOST);
     return status;
+}
+
+bool executor_sends(const Executor *executor) {
+    return executor->memory->backend->send_result != NULL;
+}
+
+Status executor_send(Executor *executor, const Tensor *tensor, int place, Error *error) {
+    const Backend *backend = executor->memory->backend;
+    return backend->send_result(backend->context, executor_address(executor, tensor), tensor_bytes(tensor),
+                                place, error);
+}
+
+Status executor_receive(Executor *executor, const Tensor *tensor, int place, void *host, Error *error) {
+    const Backend *backend = executor->memory->backend;
+    ActivityEntry entry = {.kind = ACTIVITY_WAIT, .name = "wait for the device", .number = -1};
+    activity_begin(executor->activity, ACTIVITY_HOST, &entry);
+    Status status = backend->receive_result(backend->context, host, tensor_bytes(tensor), place, error);
+    activity_end(executor->activity, ACTIVITY_HOST);
+    return found_late(executor, status, error);
 }
 
 Status executor_upload_part(Executor *executor, const Tensor *tensor, size_t first_byte, size_t n_bytes,

@@ -119,10 +119,17 @@ Status executor_download_f32(Executor *executor, const Tensor *tensor, int64_t f
 
 void *executor_address(const Executor *executor, const Tensor *tensor);
 
+/* A small tensor as it is when everything started so far is done, without waiting for what is started since: sent to place
+ * 0 .. BACKEND_RESULTS - 1 and received from there. Only where executor_sends says so. */
+bool executor_sends(const Executor *executor);
+Status executor_send(Executor *executor, const Tensor *tensor, int place, Error *error);
+Status executor_receive(Executor *executor, const Tensor *tensor, int place, void *host, Error *error);
+
 void executor_reset_times(Executor *executor);
 
-/* Nanoseconds since executor_open in each phase. Waits for what the device has under way. */
+/* Nanoseconds since executor_open in each phase. Waits for what the device has under way; the second: of what it has done. */
 Status executor_phases(Executor *executor, uint64_t *phase_ns /* (N_PHASES) */, Error *error);
+Status executor_phases_done(Executor *executor, uint64_t *phase_ns /* (N_PHASES) */, Error *error);
 
 /* Where the time went: one line an operation (runs, time, share, FLOP/s, bytes/s), slowest first. */
 void executor_print_times(const Executor *executor, FILE *stream);

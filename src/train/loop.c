@@ -288,47 +288,63 @@ static void add_times(StepResult *sum, const StepResult *step) {
     sum->comm_wait_ms += step->comm_wait_ms;
 }
 
+/* The step after those that are done or under way. */
 static Status begin_step(Loop *loop, Error *error) {
     Trainer *trainer = loop->trainer;
     BatchSource source = loop_batches(trainer);
-    loop->step.rate = schedule_rate(&loop->schedule, trainer->n_done);
-    trace_before_step(trainer->setup.trace, trainer->n_done + 1);
-    loop->step.since = timer_now_ns();
-    begin(trainer, ACTIVITY_STEP, "step", trainer->n_done + 1);
-    TRY(loop_strike(trainer, trainer->n_done + 1, error));
+    int64_t index = trainer->n_done + loop->n_under_way;
+    TRY(loop_strike(trainer, index + 1, error));
     delay(trainer);
-    TRY(train_step_begin(&trainer->step, &source, trainer->n_done, loop->step.rate, error));
-    loop->step.has_begun = true;
+    TRY(train_step_begin(&trainer->step, &source, index, schedule_rate(&loop->schedule, index), error));
+    loop->n_under_way++;
     return STATUS_OK;
 }
 
-/* Only if nothing comes in between that needs the weights, and no fault that the report of this step must be written
- * before. All ranks answer alike. */
-static bool may_run_ahead(const Loop *loop) {
+/* May the step after step n_done begin before that one is ended, or reported? Not if something comes in between that needs
+ * the weights, nor a fault that the report must be written before. All ranks answer alike. */
+static bool may_run_ahead(const Loop *loop, int64_t n_done) {
     const Trainer *trainer = loop->trainer;
     bool has_fault = trainer->setup.fault && trainer->setup.fault->kind != FAULT_NONE;
-    return !trainer->setup.backend->uses_host_memory && !has_fault && !trainer->was_interrupted &&
-           !loop->wants_save && !loop_is_due(loop, trainer->n_done);
+    return !trainer->setup.backend->uses_host_memory && !has_fault && !loop->wants_save &&
+           !trainer->was_interrupted && !loop_is_due(loop, n_done);
 }
 
-/* All ranks together. */
+/* Several ranks have to agree after every step whether there is another. */
+static bool may_begin_two(const Loop *loop) {
+    const Trainer *trainer = loop->trainer;
+    return trainer_n_ranks(trainer) == 1 && train_step_runs_ahead(&trainer->step) &&
+           !interrupt_was_signalled() && !loop_is_time_to_save(loop) &&
+           may_run_ahead(loop, trainer->n_done + 1);
+}
+
+/* All ranks together. A step's time is that since the last one ended, if it began before. */
 static Status run_exact_step(Loop *loop, Error *error) {
     Trainer *trainer = loop->trainer;
     const TrainOptions *options = trainer->setup.options;
+    int64_t index = trainer->n_done;
     StepResult result;
-    if (!loop->step.has_begun) TRY(begin_step(loop, error));
-    loop->step.has_begun = false;
+    trace_before_step(trainer->setup.trace, index + 1);
+    begin(trainer, ACTIVITY_STEP, "step", index + 1);
+    if (!loop->n_under_way) {
+        loop->step_since = timer_now_ns();
+        TRY(begin_step(loop, error));
+    }
+    if (may_begin_two(loop)) TRY(begin_step(loop, error));
     TRY(train_step_end(&trainer->step, &result, error));
-    double seconds = timer_seconds_since(loop->step.since);
+    loop->n_under_way--;
+    uint64_t since = loop->step_since;
+    loop->step_since = timer_now_ns();
+    double seconds = (double)(loop->step_since - since) * 1e-9;
     if (!result.was_abandoned) trainer->n_done++;
     if (!isnan(result.comm_wait_ms)) loop->busy_ms = fmax(seconds * 1e3 - result.comm_wait_ms, 0);
     bool stops;
     TRY(loop_agree(loop, &stops, error));
     end(trainer);
+    if (loop->n_under_way) stops = loop->wants_save = false; /* the next one is the last */
     trainer->was_interrupted = stops && trainer->n_done < options->n_steps;
     if (result.was_abandoned) return STATUS_OK;
-    TRY(loop_record(loop, trainer->n_done, &result, loop->step.rate, seconds, error));
-    return may_run_ahead(loop) ? begin_step(loop, error) : STATUS_OK;
+    TRY(loop_record(loop, trainer->n_done, &result, schedule_rate(&loop->schedule, index), seconds, error));
+    return !loop->n_under_way && may_run_ahead(loop, trainer->n_done) ? begin_step(loop, error) : STATUS_OK;
 }
 
 Status loop_record(Loop *loop, int64_t step, const StepResult *result, double rate, double seconds,

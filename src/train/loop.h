@@ -21,12 +21,8 @@ typedef struct {
     double busy_ms;    /* this rank's own work in an exact step, what it waited for left out; 0: not known */
     double slowest_ms; /* the most that any rank worked; NAN: not known */
     int slowest_rank;
-    /* The exact step that is under way: the next one begins before this one is reported where a device computes meanwhile. */
-    struct {
-        bool has_begun;
-        uint64_t since;
-        double rate;
-    } step;
+    int n_under_way;     /* exact steps that have begun: a device computes them meanwhile */
+    uint64_t step_since; /* when the one to end next began, or the one before it ended */
 } Loop;
 
 BatchSource loop_batches(Trainer *trainer);

@@ -199,7 +199,7 @@ static Status sum_number(const Layout *layout, double *number, Error *error) {
 
 static Status times_now(TrainStep *step, StepClock *times, Error *error) {
     times->busy_ns = step->options.layout.data ? step->options.layout.data->counts.busy_ns : 0;
-    return executor_phases(&step->executor, times->phase_ns, error);
+    return executor_phases_done(&step->executor, times->phase_ns, error);
 }
 
 /* A device's own communication runs behind the host, which then knows nothing of its times. */
@@ -236,39 +236,71 @@ static Status run_micro_batches(TrainStep *step, const BatchSource *source, int6
     return STATUS_OK;
 }
 
+/* What a step has to know of the one before must not be on its way: where losses are scaled, the scale. */
+bool train_step_runs_ahead(const TrainStep *step) {
+    return executor_sends(&step->executor) && !step->loss.scale;
+}
+
+/* Results travel in places 0 and 1, or 2 and 3. */
+static int first_place(int64_t number) {
+    _Static_assert(2 * STEP_MOST_BEGUN <= BACKEND_RESULTS, "a loss and a norm each");
+    return 2 * (int)(number % STEP_MOST_BEGUN);
+}
+
+static Status send_results(TrainStep *step, Error *error) {
+    Executor *executor = &step->executor;
+    int place = first_place(step->n_begun);
+    if (!executor_sends(executor)) return STATUS_OK;
+    TRY(executor_send(executor, step->loss.loss, place, error));
+    return step->optimizer.norm ? executor_send(executor, step->optimizer.norm, place + 1, error) : STATUS_OK;
+}
+
+static Status receive(TrainStep *step, const Tensor *tensor, int place, double *number, Error *error) {
+    Executor *executor = &step->executor;
+    float value;
+    TRY(executor_sends(executor) ? executor_receive(executor, tensor, place, &value, error)
+                                 : executor_download(executor, tensor, &value, error));
+    *number = (double)value;
+    return STATUS_OK;
+}
+
 Status train_step_begin(TrainStep *step, const BatchSource *source, int64_t index, double rate,
                         Error *error) {
     Executor *executor = &step->executor;
-    TRY(times_now(step, &step->begun.before, error));
+    bool *was_abandoned = &step->was_abandoned[step->n_begun % STEP_MOST_BEGUN];
+    if (step->n_begun == step->n_ended) TRY(times_now(step, &step->clock, error));
     bool has_first = was_uploaded_ahead(step, source, index);
     /* Before the backward: an eager update reads it there. */
     float hyper[N_HYPER], scale = (float)step->scale.value;
     optimizer_hyper(&step->optimizer_options, rate, index - step->scale.n_skipped, step->options.seed, hyper);
     TRY(executor_upload(executor, step->optimizer.hyper, hyper, error));
     if (step->loss.scale) TRY(executor_upload(executor, step->loss.scale, &scale, error));
-    TRY(run_micro_batches(step, source, index, has_first, &step->begun.was_abandoned, error));
-    if (step->begun.was_abandoned) return STATUS_OK;
-    TRY(executor_run(executor, SECTION_UPDATE, MICRO_BATCH_ONLY, error));
-    return upload_ahead(step, source, index + 1, error);
+    TRY(run_micro_batches(step, source, index, has_first, was_abandoned, error));
+    if (!*was_abandoned) {
+        TRY(executor_run(executor, SECTION_UPDATE, MICRO_BATCH_ONLY, error));
+        TRY(send_results(step, error));
+        TRY(upload_ahead(step, source, index + 1, error));
+    }
+    step->n_begun++;
+    return STATUS_OK;
 }
 
 Status train_step_end(TrainStep *step, StepResult *result, Error *error) {
-    Executor *executor = &step->executor;
-    StepClock after;
-    float loss, norm;
-    *result = (StepResult){.gradient_norm = NAN, .was_abandoned = step->begun.was_abandoned};
+    int place = first_place(step->n_ended);
+    *result = (StepResult){.gradient_norm = NAN,
+                           .was_abandoned = step->was_abandoned[step->n_ended % STEP_MOST_BEGUN]};
+    step->n_ended++;
     if (result->was_abandoned) return STATUS_OK;
-    TRY(executor_download(executor, step->loss.loss, &loss, error));
-    result->loss = (double)loss;
+    TRY(receive(step, step->loss.loss, place, &result->loss, error));
     TRY(sum_number(&step->options.layout, &result->loss, error));
     if (step->optimizer.norm) {
-        TRY(executor_download(executor, step->optimizer.norm, &norm, error));
-        result->gradient_norm = (double)norm;
-        result->was_skipped = step->loss.scale && !isfinite(norm);
+        TRY(receive(step, step->optimizer.norm, place + 1, &result->gradient_norm, error));
+        result->was_skipped = step->loss.scale && !isfinite(result->gradient_norm);
         if (step->loss.scale) adapt_scale(&step->scale, !result->was_skipped);
     }
-    TRY(times_now(step, &after, error));
-    set_times(result, &step->begun.before, &after, times_communication(&step->options.layout));
+    StepClock before = step->clock;
+    TRY(times_now(step, &step->clock, error));
+    set_times(result, &before, &step->clock, times_communication(&step->options.layout));
     return STATUS_OK;
 }
 

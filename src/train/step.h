@@ -48,6 +48,8 @@ typedef struct {
     int64_t n_skipped; /* steps, since the run began */
 } LossScale;
 
+enum { STEP_MOST_BEGUN = 2 };
+
 /* What the executor and the communicator have counted so far. */
 typedef struct {
     uint64_t phase_ns[N_PHASES], busy_ns;
@@ -73,11 +75,10 @@ typedef struct {
         int64_t index;
         uint64_t n_input_writes; /* then: the device's inputs are shared with other programs */
     } ahead;
-    /* The step that has begun. */
-    struct {
-        StepClock before;
-        bool was_abandoned;
-    } begun;
+    /* Steps that have begun and not ended: step k is at k % STEP_MOST_BEGUN. */
+    int64_t n_begun, n_ended;
+    bool was_abandoned[STEP_MOST_BEGUN];
+    StepClock clock; /* when the last one ended, or the first began */
 } TrainStep;
 
 typedef struct {
@@ -103,7 +104,10 @@ Status train_step_run(TrainStep *step, const BatchSource *source, int64_t index,
                       StepResult *result, Error *error);
 
 /* The same in two: what there is to do, and what came of it. A device that runs behind the host computes from the first to
- * the second, while the host is free for other things; others have done it all in the first. */
+ * the second, while the host is free for other things; others have done it all in the first. With train_step_runs_ahead
+ * the next one may begin before this one has ended, so that the device never waits: steps end in the order in which they
+ * began. */
+bool train_step_runs_ahead(const TrainStep *step);
 Status train_step_begin(TrainStep *step, const BatchSource *source, int64_t index, double rate, Error *error);
 Status train_step_end(TrainStep *step, StepResult *result, Error *error);
 

@@ -199,24 +199,29 @@ static Status upload(void *context, void *device, const void *host, size_t n_byt
                       error);
 }
 
-/* Until everything is done, or somebody knows that it never will be. */
-static Status wait_watchfully(CudaContext *cuda, Error *error) {
+/* Until the event has passed (NULL: until everything is done), or somebody knows that it never will. */
+static Status wait_watchfully(CudaContext *cuda, cudaEvent_t event, Error *error) {
     enum { LOOKS = 1000 }; /* between two questions, about a millisecond */
     for (;;) {
         TRY(cuda->check(cuda->check_context, error));
         for (int look = 0; look < LOOKS; look++) {
-            cudaError_t code = cudaStreamQuery(cuda->stream);
+            cudaError_t code = event ? cudaEventQuery(event) : cudaStreamQuery(cuda->stream);
             if (code == cudaErrorNotReady) continue;
             return cuda_check(code, "waiting for the GPU", error);
         }
     }
 }
 
-static Status synchronize(void *context, Error *error) {
-    CudaContext *cuda = enter(context);
-    if (cuda->check) TRY(wait_watchfully(cuda, error));
-    else TRY(cuda_check(cudaStreamSynchronize(cuda->stream), "waiting for the GPU", error));
+static Status wait_until(CudaContext *cuda, cudaEvent_t event, Error *error) {
+    if (cuda->check) TRY(wait_watchfully(cuda, event, error));
+    else
+        TRY(cuda_check(event ? cudaEventSynchronize(event) : cudaStreamSynchronize(cuda->stream),
+                       "waiting for the GPU", error));
     return report_fault(cuda, error);
+}
+
+static Status synchronize(void *context, Error *error) {
+    return wait_until(enter(context), NULL, error);
 }
 
 static Status download(void *context, void *host, const void *device, size_t n_bytes, Error *error) {
@@ -228,6 +233,21 @@ static Status download(void *context, void *host, const void *device, size_t n_b
                    error));
     TRY(synchronize(context, error));
     if (small) memcpy(host, place, n_bytes);
+    return STATUS_OK;
+}
+
+static Status send_result(void *context, const void *device, size_t n_bytes, int place, Error *error) {
+    CudaContext *cuda = enter(context);
+    TRY(cuda_check(
+        cudaMemcpyAsync(cuda->result[place], device, n_bytes, cudaMemcpyDeviceToHost, cuda->stream),
+        "download", error));
+    return cuda_check(cudaEventRecord(cuda->result_sent[place], cuda->stream), "download", error);
+}
+
+static Status receive_result(void *context, void *host, size_t n_bytes, int place, Error *error) {
+    CudaContext *cuda = enter(context);
+    TRY(wait_until(cuda, cuda->result_sent[place], error));
+    memcpy(host, cuda->result[place], n_bytes);
     return STATUS_OK;
 }
 
@@ -289,6 +309,13 @@ Status cuda_elapsed_ms(void *context, void *first, void *second, float *millisec
                       "reading a mark", error);
 }
 
+static bool has_passed(void *context, void *mark) {
+    enter(context);
+    bool is_there = cudaEventQuery((cudaEvent_t)mark) == cudaSuccess;
+    if (!is_there) cudaGetLastError(); /* "not ready" is an answer; what is wrong is found by whoever waits */
+    return is_there;
+}
+
 void cuda_mark_free(void *context, void *mark) {
     enter(context);
     if (mark) cudaEventDestroy((cudaEvent_t)mark);
@@ -318,6 +345,9 @@ static void close(void *context) {
     for (int i = 0; i < UPLOAD_SEGMENTS; i++) {
         if (cuda->upload_done[i]) cudaEventDestroy(cuda->upload_done[i]);
     }
+    for (int i = 0; i < BACKEND_RESULTS; i++) {
+        if (cuda->result_sent[i]) cudaEventDestroy(cuda->result_sent[i]);
+    }
     for (int lane = 0; lane < 2; lane++) {
         cudaFree(cuda->lane_workspace[lane]);
         if (cuda->lane_stream[lane]) cudaStreamDestroy(cuda->lane_stream[lane]);
@@ -327,6 +357,7 @@ static void close(void *context) {
     cudaFreeHost(cuda->fault);
     cudaFreeHost(cuda->upload);
     cudaFreeHost(cuda->download);
+    cudaFreeHost(cuda->result);
     free(cuda);
 }
 
@@ -377,9 +408,14 @@ static Status open_context(CudaContext *cuda, Error *error) {
     TRY(cuda_check(cudaMallocHost((void **)&cuda->upload, (size_t)UPLOAD_SEGMENTS * UPLOAD_SEGMENT_BYTES),
                    "pinned memory", error));
     TRY(cuda_check(cudaMallocHost((void **)&cuda->download, DOWNLOAD_BYTES), "pinned memory", error));
-    for (int i = 0; i < UPLOAD_SEGMENTS; i++) {
-        TRY(cuda_check(cudaEventCreateWithFlags(&cuda->upload_done[i], cudaEventDisableTiming),
-                       "making an event", error));
+    TRY(cuda_check(cudaMallocHost((void **)&cuda->result, BACKEND_RESULTS * sizeof *cuda->result),
+                   "pinned memory", error));
+    cudaEvent_t *event[2] = {cuda->upload_done, cuda->result_sent};
+    const int n_events[2] = {UPLOAD_SEGMENTS, BACKEND_RESULTS};
+    for (int k = 0; k < 2; k++) {
+        for (int i = 0; i < n_events[k]; i++)
+            TRY(cuda_check(cudaEventCreateWithFlags(&event[k][i], cudaEventDisableTiming), "making an event",
+                           error));
     }
     return cuda_check_cublas(&cuda->lt, cuda->lt.Create(&cuda->cublas), "opening cuBLASLt", error);
 }
@@ -427,6 +463,9 @@ Status backend_cuda_open(Backend *backend, int device, Error *error) {
     backend->mark = cuda_mark;
     backend->elapsed_ms = cuda_elapsed_ms;
     backend->mark_free = cuda_mark_free;
+    backend->send_result = send_result;
+    backend->receive_result = receive_result;
+    backend->has_passed = has_passed;
     backend->close = close;
     backend->context = cuda;
     backend->n_threads = 1;

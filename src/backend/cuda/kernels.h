@@ -75,6 +75,8 @@ typedef struct CudaContext {
     int upload_segment;
     size_t upload_used; /* bytes of the present segment */
     char *download;
+    char (*result)[BACKEND_RESULT_BYTES]; /* (BACKEND_RESULTS), pinned */
+    cudaEvent_t result_sent[BACKEND_RESULTS];
 } CudaContext;
 
 static inline CudaContext *cuda_context(const KernelCall *call) {
