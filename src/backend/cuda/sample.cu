@@ -183,6 +183,15 @@ static __device__ __noinline__ int find_token(const float *logits, int begin, in
     return (int)__reduce_min_sync(0xFFFFFFFFu, first);
 }
 
+/* The same of a logit that the warp has in its registers, with all others. */
+DEVICE int find_held(const Part &part, float logit) {
+    unsigned first = INT32_MAX;
+#pragma unroll
+    for (int k = AT_ONCE - 1; k >= 0; k--)
+        if (part.v[k] == logit) first = (unsigned)(part.begin + k * WARP + lane_of());
+    return (int)__reduce_min_sync(0xFFFFFFFFu, first);
+}
+
 /* ---- the row: each thread of a warp has LANE_PARTS parts of it ---- */
 
 /* The first part for which it holds. */
@@ -422,6 +431,7 @@ DEVICE void pick_token(const SampleCall &c, const SampleSettings &settings, RowS
         number = first_part(is_bad);
     } else if (settings.temperature == 0.0) {
         number = first_part(is_likeliest);
+        if (number == part.number && part.is_held) token = find_held(part, row.largest);
     } else if (is_cut) {
         if (blockIdx.x > 0) return; /* as the whole block does */
         __syncthreads();            /* what has been weighed is not needed any more */
