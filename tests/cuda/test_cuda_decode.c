@@ -85,6 +85,7 @@ typedef struct {
     ModelConfig config;
     DType dtype;
     int n_tokens;
+    bool by_clusters; /* of thread blocks, on a GPU that has room for 12 */
 } StepCase;
 
 static const StepCase STEPS[] = {
@@ -97,7 +98,8 @@ static const StepCase STEPS[] = {
       .tied = true,
       .bias = true},
      DTYPE_BF16,
-     560},
+     560,
+     true},
     {"gpt2, one block: no clusters",
      {.n_layers = 1,
       .n_heads = 12,
@@ -107,7 +109,8 @@ static const StepCase STEPS[] = {
       .tied = true,
       .bias = true},
      DTYPE_BF16,
-     100},
+     100,
+     false},
     {"llama, grouped heads",
      {.n_layers = 3,
       .n_heads = 4,
@@ -119,11 +122,13 @@ static const StepCase STEPS[] = {
       .mlp = MLP_SWIGLU,
       .position = POSITION_ROTARY},
      DTYPE_BF16,
-     280},
+     280,
+     false},
     {"small heads, f16, no biases",
      {.n_layers = 1, .n_heads = 8, .n_channels = 128, .context = 64, .vocabulary = 70, .tied = true},
      DTYPE_F16,
-     64},
+     64,
+     false},
     {"large heads, exact gelu",
      {.n_layers = 2,
       .n_heads = 3,
@@ -133,7 +138,8 @@ static const StepCase STEPS[] = {
       .mlp = MLP_GELU_ERF,
       .bias = true},
      DTYPE_BF16,
-     150},
+     150,
+     false},
     {"1600 channels",
      {.n_layers = 1,
       .n_heads = 25,
@@ -143,7 +149,8 @@ static const StepCase STEPS[] = {
       .tied = true,
       .bias = true},
      DTYPE_BF16,
-     40},
+     40,
+     false},
     {"832 channels: one slice a warp",
      {.n_layers = 2,
       .n_heads = 13,
@@ -153,7 +160,8 @@ static const StepCase STEPS[] = {
       .tied = true,
       .bias = true},
      DTYPE_F16,
-     150},
+     150,
+     false},
 };
 enum { N_STEPS = sizeof STEPS / sizeof STEPS[0] };
 
@@ -187,12 +195,19 @@ static void check_step(const StepCase *test) {
         worst = error_here > worst ? error_here : worst;
     }
     bool fused = is_fused(&got);
-    printf("%-32s %s, at most %.2g off\n", test->name, fused ? "one kernel" : "many kernels", worst);
-    int major = 0; /* of the GPU, as it describes itself */
+    const char *way = fused ? backend_cuda_decode_way(&gpu) : "many kernels";
+    printf("%-32s %s, at most %.2g off\n", test->name, way, worst);
+    int major = 0, n_processors = 0; /* of the GPU, as it describes itself */
     char text[128];
     const char *at = strstr(backend_cuda_describe(&gpu, text, sizeof text), "capability ");
     if (at) major = atoi(at + strlen("capability "));
     assert_int_equal(fused, major >= 9);
+    if ((at = strstr(text, " multiprocessors")) != NULL) {
+        while (at > text && at[-1] >= '0' && at[-1] <= '9') at--;
+        n_processors = atoi(at);
+    }
+    if (fused && !test->by_clusters) assert_string_equal(way, "grid");
+    if (fused && test->by_clusters && n_processors >= 132) assert_string_equal(way, "clusters");
     generator_close(&want);
     generator_close(&got);
     close_model(&model);

@@ -48,3 +48,8 @@ const char *backend_cuda_note(const Backend *backend) {
     (void)backend;
     return "";
 }
+
+const char *backend_cuda_decode_way(const Backend *backend) {
+    (void)backend;
+    return "";
+}

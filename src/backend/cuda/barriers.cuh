@@ -21,8 +21,9 @@ DEVICE void barrier_expect(uint64_t *barrier, unsigned n_bytes) {
                  "r"(n_bytes)
                  : "memory");
 }
-/* Until the turn is over: 0 is the first, then 1 and 0 in alternation. Then what this block's threads and the copies have
- * written before is seen. */
+/* Until the turn is over: 0 is the first, then 1 and 0 in alternation. Then what this block's threads have written before is
+ * seen, and what came with the barrier, by copies or from other blocks of a cluster; a wait for all of the cluster's stores would
+ * empty the first-level cache each time. */
 DEVICE void barrier_pass(uint64_t *barrier, int turn) {
     unsigned done = 0;
     do {

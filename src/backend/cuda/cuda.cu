@@ -510,3 +510,8 @@ const char *backend_cuda_describe(const Backend *backend, char *text, size_t n_b
 const char *backend_cuda_note(const Backend *backend) {
     return ((const CudaContext *)backend->context)->note;
 }
+
+const char *backend_cuda_decode_way(const Backend *backend) {
+    const char *way = ((const CudaContext *)backend->context)->decode_way;
+    return way ? way : "";
+}

@@ -38,6 +38,9 @@ void *backend_cuda_stream(const Backend *backend);
  * once programs were built. */
 const char *backend_cuda_note(const Backend *backend);
 
+/* How the last decode_step was computed: "clusters" or "grid", which are two kernels; "" before there was one. */
+const char *backend_cuda_decode_way(const Backend *backend);
+
 /* Whom to ask while the host waits for the device: an error of his ends the wait. NULL: nobody. */
 void backend_cuda_watch(const Backend *backend, Status (*check)(void *context, Error *error), void *context);
 

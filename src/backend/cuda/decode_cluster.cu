@@ -39,7 +39,7 @@ template <typename T, int HEADS> DEVICE void run_head(const DecodeCall &c, Self 
     uint4 w[S::STEPS];
     uint2 x[S::STEPS];
     barrier_pass(&shared.final_full, 0);
-    receive(shared, me, X_BEFORE_ATTENTION, c.n_blocks & 1);
+    barrier_pass(&shared.arrived[X_BEFORE_ATTENTION], c.n_blocks & 1);
     float2 norm = receive_moments(c, shared, me, 0, c.n_blocks & 1);
     if (me.thread < S::C / 4) end_norm<T>(shared, me.thread, norm);
     computing_barrier();
@@ -73,30 +73,33 @@ template <typename T, int HEADS> DEVICE void run_blocks(const DecodeCall &c, Sel
         Narrow<HEAD_SIZE> out;
         Narrow<CLUSTER_HIDDEN> proj;
         send_new(shared, me, multiply_norm<T>(c, shared, me, 0, turn, wide));
+        expect_next(shared, me, X_BEFORE_ATTENTION);
+        expect_next(shared, me, MOMENTS);
         attend<T>(c, shared, me, l);
         if (has_rows) {
             take_narrow(shared, me, ATTENTION_OUT, shared.out, shared.out_vectors, turn, out);
             receive_head<T>(shared, me, turn);
-            send_rows<HEADS>(c, me, 0, l,
-                             multiply_narrow<T, HEAD_SIZE, true>(me, out, shared.joined[me.warp][0]));
+            send_rows<HEADS>(me, 0, l, multiply_head<T>(me, out, shared.joined[me.warp][0]));
+            expect_next(shared, me, PARTS);
         }
         prepare_wide<T>(shared, me, HIDDEN_IN, shared.fc, 1, turn, wide);
         if (has_rows) {
-            receive_rows<T, HEADS>(c, me, 0, l, out.bias);
+            receive_rows<T, HEADS>(me, 0, l, out.bias);
             send_x<T>(shared, me, 1, out.next_norm);
         }
         send_hidden<T>(c, shared, me, multiply_norm<T>(c, shared, me, 1, turn, wide));
+        expect_next(shared, me, X_BEFORE_HIDDEN);
+        expect_next(shared, me, MOMENTS + 1);
         if (has_rows) {
             take_narrow(shared, me, HIDDEN_OUT, shared.proj, shared.proj_vectors, turn, proj);
-            receive(shared, me, HIDDEN, turn);
-            send_rows<HEADS>(
-                c, me, 1, l,
-                multiply_narrow<T, CLUSTER_HIDDEN, false>(me, proj, (const unsigned *)shared.hidden));
+            barrier_pass(&shared.arrived[HIDDEN], turn);
+            send_rows<HEADS>(me, 1, l, multiply_hidden<T>(me, proj, shared.hidden));
+            expect_next(shared, me, HIDDEN);
         }
         if (l + 1 < c.n_blocks)
             prepare_wide<T>(shared, me, ATTENTION_IN, shared.qkv, HEAD_SIZE / RANKS, turn ^ 1, wide);
         if (has_rows) {
-            receive_rows<T, HEADS>(c, me, 1, l, proj.bias);
+            receive_rows<T, HEADS>(me, 1, l, proj.bias);
             send_x<T>(shared, me, 0, proj.next_norm);
         }
     }
@@ -117,8 +120,7 @@ static __global__ void __launch_bounds__(CLUSTER_THREADS, 1)
     me.lane = me.thread % WARP, me.warp = me.thread / WARP;
     me.group = me.lane / 4, me.member = me.lane % 4;
     me.rank = cluster_rank(), me.cluster = (int)blockIdx.x / RANKS;
-    me.way_by_lane = way_to(me.lane % RANKS), me.way_by_warp = way_to(me.warp % RANKS);
-    me.way_by_group = way_to(me.group);
+    find_mail<HEADS>(c, me);
     let_successor_start();
     clear_missing<HEADS>(c);
     if (me.thread == 0) init_barriers<HEADS>();
@@ -132,7 +134,7 @@ static __global__ void __launch_bounds__(CLUSTER_THREADS, 1)
 /* ---- on the host's side ---- */
 
 enum { GPT2_HEADS = 12 };
-static_assert(2 * GPT2_HEADS * ClusterSizes<GPT2_HEADS>::C * sizeof(Word) <= MAIL_BYTES, "see rows_of");
+static_assert(2 * GPT2_HEADS * ClusterSizes<GPT2_HEADS>::C * sizeof(Word) <= MAIL_BYTES, "see find_mail");
 
 typedef void ClusterKernel(const ClusterCall);
 

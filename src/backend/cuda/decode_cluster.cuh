@@ -10,7 +10,7 @@
 #ifndef PGPT_BACKEND_CUDA_DECODE_CLUSTER_CUH
 #define PGPT_BACKEND_CUDA_DECODE_CLUSTER_CUH
 
-#include "backend/cuda/copies.cuh"
+#include "backend/cuda/barriers.cuh"
 #include "backend/cuda/decode_ring.cuh"
 #include "backend/cuda/decode_step.h"
 #include "backend/cuda/multiply16.cuh"
@@ -33,7 +33,7 @@ enum {
     HEAD_SLOTS = 3,
     PIECE_ROWS = 4,    /* of all channels, ordered at once */
     BOXES_OF_RANK = 2, /* above each other: a piece each */
-    PACE = 400,        /* clocks from a piece to the next: 27 are a block's */
+    PACE = 350,        /* clocks from a piece to the next: 24 are a block's */
     BOX_TERMS = 64,    /* of a row of a box: 128 bytes */
 };
 
@@ -63,7 +63,8 @@ template <int ROWS, int TERMS> struct Boxes {
 };
 template <int ROWS> struct RowVectors { alignas(16) uint16_t bias[ROWS], next_norm[ROWS]; };
 
-/* Four channels of x: 16-bit numbers, and what rounding took off them. */
+/* Four channels of x: 16-bit numbers, and what rounding took off them. Of every 8 channels, the first quad has pairs 0 and
+ * 2, the second 1 and 3. */
 struct alignas(16) Quad {
     uint2 rounded, rest;
 };
@@ -99,8 +100,8 @@ template <int HEADS> struct ClusterShared {
     float2 moments[2][RANKS * S::ROW_WARPS];
     float4 new_token[HEAD_SIZE]; /* query, key, value of channel c at (c % 8) · 8 + c / 8 */
     float part[RANKS][HEAD_SIZE];
-    float2 part_weight[RANKS]; /* greatest score, sum of exponentials */
-    uint16_t hidden[CLUSTER_HIDDEN];
+    float2 part_weight[RANKS];                   /* greatest score, sum of exponentials */
+    alignas(16) uint16_t hidden[CLUSTER_HIDDEN]; /* of every 8: pairs 0, 2, 1, 3 */
     /* within the block */
     float warp_part[COMPUTING_WARPS][HEAD_SIZE];
     float2 warp_weight[COMPUTING_WARPS];
@@ -119,33 +120,8 @@ template <int HEADS> DEVICE ClusterShared<HEADS> &shared_of(void) {
     return *(ClusterShared<HEADS> *)cluster_shared;
 }
 
-/* ---- barriers in shared memory ---- */
+/* ---- copies ---- */
 
-DEVICE void barrier_init(uint64_t *barrier, int count) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count));
-}
-DEVICE void barrier_arrive(uint64_t *barrier) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
-}
-DEVICE void barrier_expect(uint64_t *barrier, unsigned n_bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
-                 "r"(n_bytes)
-                 : "memory");
-}
-/* Until the turn is over: 0 is the first, then 1 and 0 in alternation. */
-DEVICE void barrier_pass(uint64_t *barrier, int turn) {
-    unsigned done = 0;
-    do {
-        asm volatile("{\n"
-                     ".reg .pred p;\n"
-                     "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
-                     "selp.u32 %0, 1, 0, p;\n"
-                     "}\n"
-                     : "=r"(done)
-                     : "r"(shared_address(barrier)), "r"(turn)
-                     : "memory");
-    } while (!done);
-}
 DEVICE void copy_in(void *to, const void *from, unsigned n_bytes, uint64_t *barrier, uint64_t policy) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
                  "[%0], [%1], %2, [%3], %4;" ::"r"(shared_address(to)),
@@ -172,22 +148,30 @@ DEVICE int cluster_rank(void) {
 DEVICE void cluster_barrier(void) {
     asm volatile("barrier.cluster.arrive.aligned;\n\tbarrier.cluster.wait.aligned;" ::: "memory");
 }
-/* What has to be added to an address in this block's shared memory to have the same place of another's. */
-DEVICE unsigned way_to(int rank) {
-    unsigned here = shared_address(cluster_shared), there;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(here), "r"(rank));
-    return there - here;
+/* The same place in another's shared memory: an instruction, cheaper than an address that is kept. */
+DEVICE unsigned address_at(const void *here, int rank) {
+    unsigned there;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(here)), "r"(rank));
+    return there;
 }
-DEVICE void send(unsigned way, void *to, uint2 v, uint64_t *barrier) {
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::"r"(
-                     shared_address(to) + way),
-                 "r"(v.x), "r"(v.y), "r"(shared_address(barrier) + way)
+/* By those threads that do: without a branch, after which the warp would have to find together again. */
+DEVICE void send(bool does, int rank, void *to, uint2 v, uint64_t *barrier) {
+    asm volatile("{\n\t"
+                 ".reg .pred p;\n\t"
+                 "setp.ne.u32 p, %4, 0;\n\t"
+                 "@p st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];\n\t"
+                 "}" ::"r"(address_at(to, rank)),
+                 "r"(v.x), "r"(v.y), "r"(address_at(barrier, rank)), "r"((unsigned)does)
                  : "memory");
 }
-DEVICE void send(unsigned way, void *to, uint4 v, uint64_t *barrier) {
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, "
-                 "[%5];" ::"r"(shared_address(to) + way),
-                 "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(shared_address(barrier) + way)
+DEVICE void send(bool does, int rank, void *to, uint4 v, uint64_t *barrier) {
+    asm volatile("{\n\t"
+                 ".reg .pred p;\n\t"
+                 "setp.ne.u32 p, %6, 0;\n\t"
+                 "@p st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, "
+                 "[%5];\n\t"
+                 "}" ::"r"(address_at(to, rank)),
+                 "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(address_at(barrier, rank)), "r"((unsigned)does)
                  : "memory");
 }
 

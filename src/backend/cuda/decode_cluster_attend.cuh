@@ -147,7 +147,7 @@ DEVICE void attend(const DecodeCall &c, ClusterShared<HEADS> &shared, const Self
     float query[VECTOR], new_key[VECTOR], new_value[VECTOR];
     Seen seen = {};
     take_keys(shared, me, block & 1, key, value);
-    receive(shared, me, QKV, block & 1);
+    barrier_pass(&shared.arrived[QKV], block & 1);
 #    pragma unroll
     for (int k = 0; k < VECTOR; k++) {
         float4 channel = shared.new_token[k * RANKS + me.lane % (HEAD_SIZE / VECTOR)];
@@ -165,11 +165,11 @@ DEVICE void attend(const DecodeCall &c, ClusterShared<HEADS> &shared, const Self
     if (me.lane == 0) shared.warp_weight[me.warp] = make_float2(seen.max, seen.sum);
     computing_barrier();
     float2 weight, part = join_parts(me, shared.warp_part, shared.warp_weight, weight);
-    send(me.way_by_warp, &shared.part[me.rank][2 * me.lane],
+    send(true, me.warp, &shared.part[me.rank][2 * me.lane],
          make_uint2(__float_as_uint(part.x), __float_as_uint(part.y)), &shared.arrived[PARTS]);
-    if (me.lane == 0)
-        send(me.way_by_warp, &shared.part_weight[me.rank],
-             make_uint2(__float_as_uint(weight.x), __float_as_uint(weight.y)), &shared.arrived[PARTS]);
+    send(me.lane == 0, me.warp, &shared.part_weight[me.rank],
+         make_uint2(__float_as_uint(weight.x), __float_as_uint(weight.y)), &shared.arrived[PARTS]);
+    expect_next(shared, me, QKV);
     if (has_new) keep_new<T>(c, me, block, k, v);
 }
 
@@ -177,7 +177,7 @@ DEVICE void attend(const DecodeCall &c, ClusterShared<HEADS> &shared, const Self
 template <typename T, int HEADS>
 DEVICE void receive_head(ClusterShared<HEADS> &shared, const Self &me, int turn) {
     float2 weight;
-    receive(shared, me, PARTS, turn);
+    barrier_pass(&shared.arrived[PARTS], turn);
     float2 v = join_parts(me, shared.part, shared.part_weight, weight);
     float part = __fdividef(1.0f, weight.y);
     v.x *= part, v.y *= part;

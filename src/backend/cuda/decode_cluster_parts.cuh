@@ -12,9 +12,10 @@ typedef struct {
     int thread, lane, warp;
     int group, member; /* of four threads, as the tensor cores count */
     int rank, cluster;
-    unsigned way_by_lane, way_by_warp, way_by_group; /* to rank lane % 8, warp, group */
-    int position;                                    /* of the new token */
-    int first_key, n_keys, n_old;                    /* of this rank; n_old: that are in the cache */
+    int position;                 /* of the new token */
+    int first_key, n_keys, n_old; /* of this rank; n_old: that are in the cache */
+    Word *mail_to;                /* this thread's summand behind attention */
+    const Word *mail_from;        /* and those of its two channels, of its first cluster */
     unsigned tag;
     float origin; /* moments are taken from here: the mean at the last norm */
     float2 kept;  /* channels of x, with three others */
@@ -125,9 +126,9 @@ DEVICE void release(const Self &me, uint64_t *barrier) {
     if (me.lane == 0) barrier_arrive(barrier);
 }
 
-template <int HEADS>
-DEVICE void receive(ClusterShared<HEADS> &shared, const Self &me, int message, int turn) {
-    barrier_pass(&shared.arrived[message], turn);
+/* The barrier of a message that has come stands for the next one. Nobody waits for this: it is done when what follows from
+ * the message has been sent. */
+template <int HEADS> DEVICE void expect_next(ClusterShared<HEADS> &shared, const Self &me, int message) {
     if (me.thread == 0) barrier_expect(&shared.arrived[message], message_bytes<HEADS>(message));
 }
 
@@ -135,7 +136,8 @@ DEVICE void receive(ClusterShared<HEADS> &shared, const Self &me, int message, i
 
 /* Rows 0 .. 7 of what the tensor cores multiply are rows 0 .. 3 of the warp's, twice: with one half of every 64 terms,
  * and with the other. Rows of odd number have the halves the other way round, so that no two are in the same banks.
- * Rows 8 .. 15 are the same once more: a thread's 8 terms are 4 of the one and 4 of the other. */
+ * Rows 8 .. 15 are the same once more: a thread's 8 terms are 4 of the one and 4 of the other, pairs in turns, as they lie
+ * in its registers. */
 DEVICE int half_of(const Self &me) {
     return me.group / WARP_ROWS ^ (me.group & 1);
 }
@@ -147,6 +149,10 @@ template <int STEPS> DEVICE void take_wide(const Self &me, const uint16_t *row, 
     for (int i = 0; i < STEPS; i++) w[i] = from[8 * i];
 }
 
+/* Which pair of channels a quad begins with; its other one is two further on. */
+DEVICE int first_pair(int quad) {
+    return quad / 2 * 4 + quad % 2;
+}
 /* This thread's factors of the first 64 terms: 4 of one of two kinds. */
 DEVICE int factor_place(const Self &me) {
     return (me.group / 4 * 4 + me.member) * 2 + me.group / 2 % 2;
@@ -166,7 +172,7 @@ DEVICE Product multiply_wide(const uint4 (&w)[STEPS], const uint2 (&x)[STEPS]) {
     Product product;
 #    pragma unroll
     for (int i = 0; i < STEPS; i++)
-        multiply16(sum[i % CHAINS], w[i].x, w[i].z, w[i].y, w[i].w, x[i].x, x[i].y, T());
+        multiply16(sum[i % CHAINS], w[i].x, w[i].y, w[i].z, w[i].w, x[i].x, x[i].y, T());
 #    pragma unroll
     for (int k = 0; k < 4; k++) product.sum[k] = sum[0][k] + sum[1][k] + sum[2][k];
     return product;
@@ -174,9 +180,10 @@ DEVICE Product multiply_wide(const uint4 (&w)[STEPS], const uint2 (&x)[STEPS]) {
 
 /* Both sums of row group % 4, in the threads where member / 2 is the half. */
 DEVICE float2 sums_of(const Self &me, const Product &product) {
-    bool is_low = me.member % 2 == 0, counts = me.member / 2 == half_of(me);
-    return make_float2(counts ? product.sum[is_low ? 0 : 2] : 0.0f,
-                       counts ? product.sum[is_low ? 1 : 3] : 0.0f);
+    float2 low = make_float2(product.sum[0], product.sum[1]),
+           high = make_float2(product.sum[2], product.sum[3]);
+    float2 mine = me.member % 2 == 0 ? low : high; /* chosen from registers: an index would need memory */
+    return me.member / 2 == half_of(me) ? mine : make_float2(0.0f, 0.0f);
 }
 DEVICE float whole_sum(float mine) {
     mine += __shfl_xor_sync(0xFFFFFFFFu, mine, 1);
@@ -198,19 +205,20 @@ template <int STEPS> struct Wide {
     float of_norm, constant; /* W·g; W·b and the bias */
 };
 
-/* stride: from a row of a warp's to the next; 1: they are side by side. */
+/* stride: from a row of a warp's to the next; 1: two warps have 8 side by side. */
 template <typename T, int HEADS, typename Tile, int STEPS>
 DEVICE void prepare_wide(ClusterShared<HEADS> &shared, const Self &me, int k, const Tile &tile, int stride,
                          int turn, Wide<STEPS> &wide) {
     int i = me.group % WARP_ROWS,
-        row = stride == 1 ? me.warp * WARP_ROWS + i : me.warp + (i < 3 ? i : 2) * stride;
-    const uint2 *factors =
-        (const uint2 *)(me.group % 2 ? tile.norm_bias : tile.norm_weight) + factor_place(me);
+        row = stride == 1 ? me.warp / 2 * 8 + me.warp % 2 * 2 + i / 2 * 4 + i % 2 /* pairs of 8, in turns */
+                          : me.warp + (i < 3 ? i : 2) * stride;
+    const unsigned *factors =
+        (const unsigned *)(me.group % 2 ? tile.norm_bias : tile.norm_weight) + first_pair(factor_place(me));
     uint2 x[STEPS];
     barrier_pass(&shared.full[k], turn);
     take_wide(me, tile.row[row], wide.w);
 #    pragma unroll
-    for (int s = 0; s < STEPS; s++) x[s] = factors[16 * s];
+    for (int s = 0; s < STEPS; s++) x[s] = make_uint2(factors[32 * s], factors[32 * s + 2]);
     float bias = as_float(*(const T *)&tile.bias[row]);
     release(me, &shared.empty[k]);
     float2 sums = sums_of(me, multiply_wide<T>(wide.w, x));
@@ -223,17 +231,15 @@ template <int HEADS>
 DEVICE float2 receive_moments(const DecodeCall &c, ClusterShared<HEADS> &shared, Self &me, int which,
                               int turn) {
     typedef ClusterSizes<HEADS> S;
-    enum { N = RANKS * S::ROW_WARPS };
-    receive(shared, me, MOMENTS + which, turn);
+    barrier_pass(&shared.arrived[MOMENTS + which], turn);
     float2 sum = make_float2(0.0f, 0.0f);
 #    pragma unroll
-    for (int i = 0; i < N; i += WARP) {
-        if (i + me.lane >= N) continue;
-        float2 other = shared.moments[which][i + me.lane];
+    for (int i = 0; i < S::ROW_WARPS; i++) { /* a rank's; four threads have the same */
+        float2 other = shared.moments[which][i * RANKS + me.lane % RANKS];
         sum.x += other.x, sum.y += other.y;
     }
 #    pragma unroll
-    for (int step = 1; step < WARP; step *= 2) {
+    for (int step = 1; step < RANKS; step *= 2) {
         sum.x += __shfl_xor_sync(0xFFFFFFFFu, sum.x, step);
         sum.y += __shfl_xor_sync(0xFFFFFFFFu, sum.y, step);
     }
@@ -249,7 +255,7 @@ DEVICE float multiply_norm(const DecodeCall &c, ClusterShared<HEADS> &shared, Se
                            const Wide<STEPS> &wide) {
     uint2 x[STEPS];
     const char *factors = quads_of(me, shared.x[which]);
-    receive(shared, me, which, turn);
+    barrier_pass(&shared.arrived[which], turn);
 #    pragma unroll
     for (int i = 0; i < STEPS; i++) x[i] = *(const uint2 *)(factors + 16 * sizeof(Quad) * i);
     Product product = multiply_wide<T>(wide.w, x);
@@ -260,10 +266,10 @@ DEVICE float multiply_norm(const DecodeCall &c, ClusterShared<HEADS> &shared, Se
 /* The head's factors, by a thread a quad: x = norm.y · (g·x - norm.x · g) + b, of which g·x has been sent. */
 template <typename T, int HEADS> DEVICE void end_norm(ClusterShared<HEADS> &shared, int quad, float2 norm) {
     Quad x = shared.x[0][quad], y;
-    uint2 weight = ((const uint2 *)shared.final_weight)[quad],
-          bias = ((const uint2 *)shared.final_bias)[quad];
-    const unsigned from[2][4] = {{x.rounded.x, x.rest.x, weight.x, bias.x},
-                                 {x.rounded.y, x.rest.y, weight.y, bias.y}};
+    const unsigned *weight = (const unsigned *)shared.final_weight + first_pair(quad),
+                   *bias = (const unsigned *)shared.final_bias + first_pair(quad);
+    const unsigned from[2][4] = {{x.rounded.x, x.rest.x, weight[0], bias[0]},
+                                 {x.rounded.y, x.rest.y, weight[2], bias[2]}};
     unsigned rounded[2], rest[2];
 #    pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -287,11 +293,11 @@ template <int HEADS> DEVICE void send_new(ClusterShared<HEADS> &shared, const Se
     float key = __shfl_sync(0xFFFFFFFFu, value, holder_of(1));
     float val = __shfl_sync(0xFFFFFFFFu, value, holder_of(2));
     uint4 word = make_uint4(__float_as_uint(query), __float_as_uint(key), __float_as_uint(val), 0u);
-    if (me.lane < RANKS)
-        send(me.way_by_lane, &shared.new_token[me.warp * RANKS + me.rank], word, &shared.arrived[QKV]);
+    send(me.lane < RANKS, me.lane % RANKS, &shared.new_token[me.warp * RANKS + me.rank], word,
+         &shared.arrived[QKV]);
 }
 
-/* Four numbers of the hidden layer, to all ranks, rounded as they will be multiplied. */
+/* Four numbers of the hidden layer, to all ranks, rounded as they will be multiplied: two pairs, two apart. */
 template <typename T, int HEADS>
 DEVICE void send_hidden(const DecodeCall &c, ClusterShared<HEADS> &shared, const Self &me, float value) {
     float v[WARP_ROWS];
@@ -299,9 +305,8 @@ DEVICE void send_hidden(const DecodeCall &c, ClusterShared<HEADS> &shared, const
 #    pragma unroll
     for (int i = 0; i < WARP_ROWS; i++) v[i] = __shfl_sync(0xFFFFFFFFu, value, holder_of(i));
     uint2 word = make_uint2(pair_of_floats(v[0], v[1], T()), pair_of_floats(v[2], v[3], T()));
-    if (me.lane < RANKS)
-        send(me.way_by_lane, &shared.hidden[me.rank * RANK_HIDDEN + me.warp * WARP_ROWS], word,
-             &shared.arrived[HIDDEN]);
+    send(me.lane < RANKS, me.lane % RANKS, &shared.hidden[me.rank * RANK_HIDDEN + me.warp * WARP_ROWS], word,
+         &shared.arrived[HIDDEN]);
 }
 
 /* ---- products that are added to x ---- */
@@ -334,10 +339,10 @@ DEVICE void take_narrow(ClusterShared<HEADS> &shared, const Self &me, int k, con
     release(me, &shared.empty[k]);
 }
 
-/* Sums of this thread's two rows. factors: pairs; TWO: and behind them what rounding took off. */
-template <typename T, int TERMS, bool TWO>
-DEVICE float2 multiply_narrow(const Self &me, const Narrow<TERMS> &narrow, const unsigned *factors) {
-    const uint4 *from = (const uint4 *)(factors + (TWO ? me.group % 2 * (TERMS / 2) : 0)) + me.member;
+/* Sums of this thread's two rows. factors: pairs, and behind them what rounding took off. */
+template <typename T, int TERMS>
+DEVICE float2 multiply_head(const Self &me, const Narrow<TERMS> &narrow, const unsigned *factors) {
+    const uint4 *from = (const uint4 *)(factors + me.group % 2 * (TERMS / 2)) + me.member;
     float sum[4][4] = {{0}};
 #    pragma unroll
     for (int i = 0; i < TERMS / 32; i++) {
@@ -347,30 +352,50 @@ DEVICE float2 multiply_narrow(const Self &me, const Narrow<TERMS> &narrow, const
     }
 #    pragma unroll
     for (int k = 0; k < 4; k++) sum[0][k] = (sum[0][k] + sum[1][k]) + (sum[2][k] + sum[3][k]);
-    return make_float2(TWO ? sum[0][0] + sum[0][1] : sum[0][0], TWO ? sum[0][2] + sum[0][3] : sum[0][2]);
+    return make_float2(sum[0][0] + sum[0][1], sum[0][2] + sum[0][3]);
+}
+
+/* The same of one kind of factors, of every 8 the pairs 0, 2, 1, 3. The tensor cores have the lower row twice, in rows 0 .. 7
+ * with half of the pairs and in rows 8 .. 15 with the others; then the higher one. */
+template <typename T, int TERMS>
+DEVICE float2 multiply_hidden(const Self &me, const Narrow<TERMS> &narrow, const uint16_t *factors) {
+    const uint2 *from = (const uint2 *)factors + me.member * 2 + me.group % 2;
+    float low[2][4] = {{0}}, high[2][4] = {{0}};
+#    pragma unroll
+    for (int i = 0; i < TERMS / 32; i++) {
+        uint2 x = from[8 * i];
+        uint4 a = narrow.low[i], b = narrow.high[i];
+        multiply16(low[i % 2], a.x, a.y, a.z, a.w, x.x, x.y, T());
+        multiply16(high[i % 2], b.x, b.y, b.z, b.w, x.x, x.y, T());
+    }
+    return make_float2((low[0][0] + low[1][0]) + (low[0][3] + low[1][3]),
+                       (high[0][0] + high[1][0]) + (high[0][3] + high[1][3]));
 }
 
 /* ---- x ---- */
 
-/* Where the summands of the channels of this rank begin, of cluster 0. which: behind attention, behind the block. */
-template <int HEADS> DEVICE Word *rows_of(const DecodeCall &c, const Self &me, int which) {
+/* Where the mail of this thread is, behind attention; behind the block it is so many words further on. */
+template <int HEADS> struct MailStep {
+    enum { WORDS = HEADS * ClusterSizes<HEADS>::C };
+};
+template <int HEADS> DEVICE void find_mail(const DecodeCall &c, Self &me) {
     typedef ClusterSizes<HEADS> S;
-    return c.mail.words + which * HEADS * S::C + me.rank * S::RANK_ROWS;
+    Word *rows = c.mail.words + me.rank * S::RANK_ROWS;
+    me.mail_to = rows + me.cluster * S::C + me.warp * TILE_ROWS + row_of_group(me) +
+                 (me.member < 2 ? 8 * me.member : 0);
+    me.mail_from = rows + me.thread / 4 * 2 + me.member * S::C;
 }
 
-/* Summands of 16 channels, to the same rank of all clusters. */
-template <int HEADS>
-DEVICE void send_rows(const DecodeCall &c, const Self &me, int which, int block, float2 sums) {
-    Word *to = rows_of<HEADS>(c, me, which) + me.cluster * ClusterSizes<HEADS>::C + me.warp * TILE_ROWS;
+/* Summands of 16 channels, to the same rank of all clusters. which: behind attention, behind the block. */
+template <int HEADS> DEVICE void send_rows(const Self &me, int which, int block, float2 sums) {
     float value = me.member ? sums.y : sums.x;
-    if (me.member < 2) mail_put(to + row_of_group(me) + 8 * me.member, value, me.tag + (unsigned)block);
+    if (me.member < 2) mail_put(me.mail_to + which * MailStep<HEADS>::WORDS, value, me.tag + (unsigned)block);
 }
 
 /* All summands of this thread's two channels: it takes every fourth cluster's, three others the rest. */
-template <typename T, int HEADS>
-DEVICE void receive_rows(const DecodeCall &c, Self &me, int which, int block, unsigned bias) {
+template <typename T, int HEADS> DEVICE void receive_rows(Self &me, int which, int block, unsigned bias) {
     enum { EACH = (HEADS + 3) / 4 };
-    const Word *from = rows_of<HEADS>(c, me, which) + me.thread / 4 * 2 + me.member * ClusterSizes<HEADS>::C;
+    const Word *from = me.mail_from + which * MailStep<HEADS>::WORDS;
     unsigned payload[EACH][2] = {{0}};
     int looks = 0;
     bool complete;
@@ -405,22 +430,20 @@ DEVICE void send_x(ClusterShared<HEADS> &shared, const Self &me, int which, unsi
     unsigned rounded = pair_of_floats(x.x * g.x, x.y * g.y, T());
     float2 back = pair_as_floats(rounded, T());
     unsigned rest = pair_of_floats(x.x * g.x - back.x, x.y * g.y - back.y, T());
-    int from =
-        8 * me.member; /* the threads of a quad's first channels; four further on are those of the others */
+    int from = 4 * first_pair(me.member); /* the first of the four threads that have it */
     uint4 quad;
-    quad.x = __shfl_sync(0xFFFFFFFFu, rounded, from), quad.y = __shfl_sync(0xFFFFFFFFu, rounded, from + 4);
-    quad.z = __shfl_sync(0xFFFFFFFFu, rest, from), quad.w = __shfl_sync(0xFFFFFFFFu, rest, from + 4);
+    quad.x = __shfl_sync(0xFFFFFFFFu, rounded, from), quad.y = __shfl_sync(0xFFFFFFFFu, rounded, from + 8);
+    quad.z = __shfl_sync(0xFFFFFFFFu, rest, from), quad.w = __shfl_sync(0xFFFFFFFFu, rest, from + 8);
     int to = me.rank * (S::RANK_ROWS / 4) + me.warp * (TILE_ROWS / 4) + me.member;
-    send(me.way_by_group, &shared.x[which][to], quad, &shared.arrived[which]);
+    send(true, me.group, &shared.x[which][to], quad, &shared.arrived[which]);
     float sum = x.x + x.y, squares = fmaf(x.x, x.x, x.y * x.y);
 #    pragma unroll
     for (int step = 4; step < WARP; step *= 2) {
         sum += __shfl_xor_sync(0xFFFFFFFFu, sum, step);
         squares += __shfl_xor_sync(0xFFFFFFFFu, squares, step);
     }
-    if (me.lane < RANKS)
-        send(me.way_by_lane, &shared.moments[which][me.rank * S::ROW_WARPS + me.warp],
-             make_uint2(__float_as_uint(sum), __float_as_uint(squares)), &shared.arrived[MOMENTS + which]);
+    send(me.lane < RANKS, me.lane % RANKS, &shared.moments[which][me.warp * RANKS + me.rank],
+         make_uint2(__float_as_uint(sum), __float_as_uint(squares)), &shared.arrived[MOMENTS + which]);
 }
 
 #endif

@@ -366,7 +366,7 @@ template <typename T> static cudaError_t start_size(const DecodeCall *c, int n_g
 }
 
 extern "C" Status cuda_decode_step(const KernelCall *call, Error *error) {
-    const CudaContext *context = cuda_context(call);
+    CudaContext *context = cuda_context(call);
     const Node *node = call->node;
     DecodeCall c = {};
     int n_grid;
@@ -374,7 +374,9 @@ extern "C" Status cuda_decode_step(const KernelCall *call, Error *error) {
         return cuda_unsupported(call, node->output[DECODE_LOGITS], error);
     fill_addresses(call, &c);
     bool is_bf16 = node->input[DECODE_PARAMETERS]->dtype == DTYPE_BF16;
-    if (cuda_decode_cluster_fits(&c, is_bf16))
+    bool by_clusters = cuda_decode_cluster_fits(&c, is_bf16);
+    context->decode_way = by_clusters ? "clusters" : "grid";
+    if (by_clusters)
         return cuda_check(cuda_decode_cluster(&c, is_bf16, context->stream), "decode_step", error);
     cudaError_t code = is_bf16 ? start_size<bf16>(&c, n_grid, context->stream)
                                : start_size<f16>(&c, n_grid, context->stream);

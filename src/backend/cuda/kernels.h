@@ -63,6 +63,7 @@ typedef struct CudaContext {
     struct CudaProducts *products; /* linear.cu's: what it remembers about shapes; NULL until it is used */
     AttentionWay attention_way;    /* ATTENTION_AUTO, but for tests */
     char note[640];                /* for backend_cuda_note */
+    const char *decode_way;        /* for backend_cuda_decode_way */
     void *attention;               /* a library's attention: what it remembers; NULL until it is used */
     Status (*check)(void *context, Error *error); /* asked while the host waits; NULL: nobody */
     void *check_context;

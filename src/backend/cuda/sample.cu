@@ -1,10 +1,10 @@
 /* sample: the next token of every row of logits (ops/sample.h).
  *
  * Floor: 4·V bytes a row, which the head has just left in the second-level cache; in practice the launch, and passes of one
- * multiprocessor over 200 kB where the distribution is cut. A row's logits are dealt out to the thread blocks of a cluster,
- * each of which has its greatest logit and its sums of exponentials; when they have read each other's, all know the likeliest
- * token, or in whose segment the drawn one lies. That one looks for it there: sums of 16 parts say which part it is in, again
- * and again, until a warp can count it out. A GPU without clusters has one thread block a row.
+ * multiprocessor over 200 kB where the distribution is cut. A row's logits are dealt out to the warps of a cluster of thread
+ * blocks, which keep theirs in registers. Each has its greatest logit and its sums of exponentials, and writes them into the
+ * shared memory of all blocks; when all have, every warp knows the likeliest token, or whose the drawn one is. That one
+ * counts it out. A GPU without clusters has one thread block a row.
  *
  * The weights are those of the host's sampler: exponentials in f32, relative to the row's largest logit. */
 #include "backend/cuda/sample_cut.cuh"
@@ -15,13 +15,8 @@ extern "C" {
 
 /* Thread blocks of a row, logits that a thread reads at the same time, rows. */
 enum { MOST_RANKS = 8, AT_ONCE = 16, MOST_ROWS = 65535 };
-
-typedef struct {
-    float largest;
-    int token;          /* that has it: the first */
-    int first_bad;      /* whose logit is not finite; INT_MAX: none */
-    double sum, weight; /* of exponentials, as they are and by temperature */
-} Segment;
+enum { MOST_PARTS = MOST_RANKS * CUT_WARPS, LANE_PARTS = MOST_PARTS / WARP };
+enum { SPAN = AT_ONCE * WARP, LANE_TOKENS = SPAN / WARP }; /* tokens of a warp, and of a thread */
 
 typedef struct {
     const float *logits;
@@ -34,64 +29,97 @@ typedef struct {
     unsigned n_picks; /* places */
 } SampleCall;
 
-/* ---- a segment ---- */
+/* What a row's warps know of their parts of it, in the order of the tokens. */
+typedef struct {
+    alignas(16) float largest[MOST_PARTS];
+    alignas(16) int is_bad[MOST_PARTS]; /* has a logit that is not finite */
+    alignas(16) double sum[MOST_PARTS],
+        weight[MOST_PARTS]; /* of exponentials, as they are and by temperature */
+} SampleParts;
 
 typedef struct {
-    float largest[CUT_WARPS];
-    int token[CUT_WARPS], bad[CUT_WARPS];
-    double sum[CUT_WARPS], weight[CUT_WARPS];
-    Segment segment; /* this block's */
-    Segment whole;   /* the row's */
-    double target;
-    int first, end, token_found, rank; /* rank: whose segment it is */
+    SampleParts parts;
+    double weight[CUT_WARPS], target; /* of a search in a cut distribution */
+    int first, end, token_found;
+    union {
+        float weights[CUT_WARPS][SPAN + SPAN / LANE_TOKENS]; /* of a warp's tokens: see place_of */
+        CutShared cut;
+    };
 } SampleShared;
 
-DEVICE bool is_better(float a, int at, float b, int bt) {
-    return a > b || (a == b && at < bt);
+/* A warp's part of the row, of which it has SPAN logits: all of them, if they are few. */
+typedef struct {
+    int number, begin, end;
+    bool is_held;
+    float v[AT_ONCE];
+} Part;
+
+/* Behind the end of a part, or where it is empty: nothing weighs less. */
+#define NO_LOGIT (-3e38f)
+
+/* ---- the cluster ---- */
+
+DEVICE int n_ranks(void) {
+    return (int)gridDim.x; /* a cluster is a row of the grid */
+}
+DEVICE void meet(void) {
+#if __CUDA_ARCH__ >= 900
+    __syncwarp();
+    asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::
+                     : "memory");
+#else
+    __syncthreads();
+#endif
+}
+/* The same place in another block's shared memory. */
+DEVICE SampleParts *parts_of(SampleParts *here, int rank) {
+#if __CUDA_ARCH__ >= 900
+    SampleParts *there;
+    asm volatile("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"(here), "r"(rank));
+    return there;
+#else
+    (void)rank;
+    return here;
+#endif
 }
 
-/* The better of this thread's and another's, `step` threads off. */
-DEVICE void join_largest(float *largest, int *token, int *bad, int step) {
-    float other = __shfl_xor_sync(0xFFFFFFFFu, *largest, step);
-    int other_token = __shfl_xor_sync(0xFFFFFFFFu, *token, step);
-    int other_bad = __shfl_xor_sync(0xFFFFFFFFu, *bad, step);
-    *bad = *bad < other_bad ? *bad : other_bad;
-    if (is_better(other, other_token, *largest, *token)) *largest = other, *token = other_token;
+/* ---- a part ---- */
+
+DEVICE int lane_of(void) {
+    return (int)threadIdx.x % WARP;
 }
 
-/* AT_ONCE logits of this thread from i on; -INFINITY behind the end. */
-DEVICE void read_logits(const float *logits, int i, int end, float (&v)[AT_ONCE]) {
+DEVICE void read_logits(const float *logits, int base, Part &part) {
 #pragma unroll
-    for (int k = 0; k < AT_ONCE; k++)
-        v[k] = i + k * CUT_THREADS < end ? logits[i + k * CUT_THREADS] : -INFINITY;
+    for (int k = 0; k < AT_ONCE; k++) {
+        int i = base + k * WARP + lane_of();
+        part.v[k] = i < part.end ? logits[i] : NO_LOGIT;
+    }
 }
 
-/* The segment's likeliest token and its first one that is not finite, in all threads. */
-DEVICE void find_largest(const float *logits, int first, int end, SampleShared *shared, Segment *segment) {
-    float largest = -INFINITY, v[AT_ONCE];
-    int token = INT32_MAX, bad = INT32_MAX, lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP;
-    for (int i = first + (int)threadIdx.x; i < end; i += AT_ONCE * CUT_THREADS) {
-        read_logits(logits, i, end, v);
+/* Numbers in the order of floats; both zeros are one. */
+DEVICE unsigned order_of(float x) {
+    unsigned bits = __float_as_uint(x == 0.0f ? 0.0f : x);
+    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+/* The greatest of a warp's. */
+DEVICE float warp_largest(float x) {
+    unsigned most = __reduce_max_sync(0xFFFFFFFFu, order_of(x));
+    return __uint_as_float(most & 0x80000000u ? most & 0x7FFFFFFFu : ~most);
+}
+
+DEVICE float find_largest(const float *logits, Part &part, bool *is_bad) {
+    float largest = NO_LOGIT, nothing = 0.0f;
+    for (int base = part.begin; base < part.end; base += SPAN) {
+        read_logits(logits, base, part);
 #pragma unroll
         for (int k = 0; k < AT_ONCE; k++) {
-            int here = i + k * CUT_THREADS;
-            if (!isfinite(v[k]) && here < end) bad = here < bad ? here : bad;
-            if (is_better(v[k], here, largest, token) && here < end) largest = v[k], token = here;
+            largest = fmaxf(largest, part.v[k]);
+            nothing = fmaf(part.v[k], 0.0f, nothing); /* unless it is not finite */
         }
     }
-#pragma unroll
-    for (int step = WARP / 2; step; step /= 2) join_largest(&largest, &token, &bad, step);
-    if (lane == 0) shared->largest[warp] = largest, shared->token[warp] = token, shared->bad[warp] = bad;
-    __syncthreads();
-    static_assert(CUT_WARPS == WARP / 2, "two threads have a warp's");
-    largest = shared->largest[lane % CUT_WARPS];
-    token = shared->token[lane % CUT_WARPS];
-    bad = shared->bad[lane % CUT_WARPS];
-#pragma unroll
-    for (int step = CUT_WARPS / 2; step; step /= 2) join_largest(&largest, &token, &bad, step);
-    segment->largest = largest;
-    segment->token = token;
-    segment->first_bad = bad;
+    *is_bad = __any_sync(0xFFFFFFFFu, nothing != 0.0f);
+    return warp_largest(largest);
 }
 
 DEVICE double warp_sum(double x) {
@@ -100,100 +128,168 @@ DEVICE double warp_sum(double x) {
     return x;
 }
 
-/* The segment's sums, in the first warp. */
-DEVICE void sum_segment(const float *logits, int first, int end, double temperature, SampleShared *shared,
-                        Segment *segment) {
-    CutRow row = {logits, 0, segment->largest, temperature};
-    double sum = 0.0, weight = 0.0;
-    int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP;
-    float v[AT_ONCE];
-    bool is_same = temperature == 1.0; /* a weight is the exponential, then */
-    for (int i = first + (int)threadIdx.x; i < end; i += AT_ONCE * CUT_THREADS) {
-        read_logits(logits, i, end, v);
+/* Where the weight of token i of SPAN is: a thread will have LANE_TOKENS side by side, no two threads in the same bank. */
+DEVICE int place_of(int i) {
+    return i + i / LANE_TOKENS;
+}
+
+/* Weights of the SPAN tokens that the warp has, relative to its largest logit; their sums in this thread. Divisions by a
+ * temperature are many instructions: what is not run had better not stand in between. */
+DEVICE void weigh(const Part &part, const CutRow &mine, float *weights, double *sum, double *weight) {
+    float sums = 0.0f, weighed = 0.0f;
+#pragma unroll
+    for (int k = 0; k < AT_ONCE; k++) {
+        float e = expf(part.v[k] - mine.largest);
+        sums += e;
+        weights[place_of(k * WARP + lane_of())] = e;
+    }
+    *sum += (double)sums;
+    if (mine.temperature != 1.0 && mine.temperature > 0.0) {
 #pragma unroll
         for (int k = 0; k < AT_ONCE; k++) {
-            if (i + k * CUT_THREADS >= end) continue;
-            sum += (double)expf(v[k] - segment->largest);
-            if (temperature > 0.0 && !is_same) weight += (double)weight_of(row, v[k]);
+            float w = weight_of(mine, part.v[k]);
+            weighed += w;
+            weights[place_of(k * WARP + lane_of())] = w;
         }
+        *weight += (double)weighed;
+    }
+}
+
+/* What this warp knows, to all blocks of the row. mine: what its weights are relative to. */
+DEVICE void tell(const CutRow &mine, Part &part, bool is_bad, float *weights, SampleParts *parts) {
+    double sum = 0.0, weight = 0.0;
+    for (int base = part.begin; base < part.end; base += SPAN) {
+        if (!part.is_held) read_logits(mine.logits, base, part);
+        weigh(part, mine, weights, &sum, &weight);
     }
     sum = warp_sum(sum);
-    weight = is_same ? sum : warp_sum(weight);
-    if (lane == 0) shared->sum[warp] = sum, shared->weight[warp] = weight;
-    __syncthreads();
-    if (warp) return;
-    segment->sum = warp_sum(lane < CUT_WARPS ? shared->sum[lane] : 0.0);
-    segment->weight = warp_sum(lane < CUT_WARPS ? shared->weight[lane] : 0.0);
+    weight = mine.temperature == 1.0 ? sum : warp_sum(weight);
+    if (lane_of() >= n_ranks()) return;
+    SampleParts *there = parts_of(parts, lane_of());
+    there->largest[part.number] = mine.largest;
+    there->is_bad[part.number] = is_bad;
+    there->sum[part.number] = sum;
+    there->weight[part.number] = weight;
 }
 
-/* ---- the cluster ---- */
-
-DEVICE int n_ranks(void) {
-    return (int)gridDim.x; /* a cluster is a row of the grid */
-}
-DEVICE void arrive(void) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-#endif
-}
-DEVICE void wait_for_others(void) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-#endif
-}
-DEVICE Segment segment_of(const SampleShared *shared, int rank) {
-#if __CUDA_ARCH__ >= 900
-    const Segment *there;
-    asm volatile("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"(&shared->segment), "r"(rank));
-    return *there;
-#else
-    (void)rank;
-    return shared->segment;
-#endif
+/* The first token of the part whose logit is the given one; or, with NAN, is not finite. */
+static __device__ __noinline__ int find_token(const float *logits, int begin, int end, float logit) {
+    unsigned first = INT32_MAX;
+#pragma unroll 1
+    for (int i = begin + lane_of(); i < end; i += WARP) {
+        bool is_it = isnan(logit) ? !isfinite(logits[i]) : logits[i] == logit;
+        if (is_it && (unsigned)i < first) first = (unsigned)i;
+    }
+    return (int)__reduce_min_sync(0xFFFFFFFFu, first);
 }
 
-/* ---- the row ---- */
-
-/* A segment as part of the row: what it weighs relative to the row's largest logit. */
-DEVICE double weight_in_row(const Segment &segment, float largest, double temperature) {
-    if (segment.largest == -INFINITY || temperature == 0.0) return 0.0;
-    return segment.weight * (double)expf((float)((double)(segment.largest - largest) / temperature));
-}
-
-/* All segments as one, and the one that `uniform` falls into: by the first warp, a thread a segment. */
-DEVICE void join_segments(int per, int n, double temperature, double uniform, SampleShared *shared) {
-    int lane = (int)threadIdx.x;
-    Segment mine = {-INFINITY, INT32_MAX, INT32_MAX, 0.0, 0.0};
-    if (lane < n_ranks()) mine = segment_of(shared, lane);
-    Segment whole = mine;
+/* The same of a logit that the warp has in its registers, with all others. */
+DEVICE int find_held(const Part &part, float logit) {
+    unsigned first = INT32_MAX;
 #pragma unroll
-    for (int step = MOST_RANKS / 2; step; step /= 2)
-        join_largest(&whole.largest, &whole.token, &whole.first_bad, step);
-    double weight = 0.0, sum = 0.0;
-    if (mine.largest != -INFINITY) {
-        sum = mine.sum * (double)expf(mine.largest - whole.largest);
-        weight = weight_in_row(mine, whole.largest, temperature);
-    }
-    double up_to = weight;
-#pragma unroll
-    for (int step = 1; step < MOST_RANKS; step *= 2) {
-        double other = __shfl_up_sync(0xFFFFFFFFu, up_to, step);
-        if (lane >= step) up_to += other;
-        sum += __shfl_xor_sync(0xFFFFFFFFu, sum, step);
-    }
-    double target = uniform * __shfl_sync(0xFFFFFFFFu, up_to, MOST_RANKS - 1);
-    unsigned enough = __ballot_sync(0xFFFFFFFFu, weight > 0.0 && up_to > target);
-    unsigned any = __ballot_sync(0xFFFFFFFFu, weight > 0.0);
-    int chosen = enough ? __ffs((int)enough) - 1 : any ? 31 - __clz((int)any) : 0;
-    if (lane == chosen) {
-        shared->rank = chosen;
-        shared->first = chosen * per;
-        shared->end = (chosen + 1) * per < n ? (chosen + 1) * per : n;
-        shared->target = target - (up_to - weight);
-    }
-    whole.sum = sum;
-    if (lane == 0) shared->whole = whole;
+    for (int k = AT_ONCE - 1; k >= 0; k--)
+        if (part.v[k] == logit) first = (unsigned)(part.begin + k * WARP + lane_of());
+    return (int)__reduce_min_sync(0xFFFFFFFFu, first);
 }
+
+/* ---- the row: each thread of a warp has LANE_PARTS parts of it ---- */
+
+/* The first part for which it holds. */
+DEVICE int first_part(const bool (&holds)[LANE_PARTS]) {
+    unsigned first = INT32_MAX;
+#pragma unroll
+    for (int i = LANE_PARTS - 1; i >= 0; i--)
+        if (holds[i]) first = (unsigned)(lane_of() * LANE_PARTS + i);
+    return (int)__reduce_min_sync(0xFFFFFFFFu, first);
+}
+
+/* Sums up to each thread's, in the order of the threads. */
+DEVICE double sum_up_to(double x) {
+#pragma unroll
+    for (int step = 1; step < WARP; step *= 2) {
+        double other = __shfl_up_sync(0xFFFFFFFFu, x, step);
+        if (lane_of() >= step) x += other;
+    }
+    return x;
+}
+
+/* The first thread that has enough; the last possible one, should a sum have been rounded. */
+DEVICE int first_with(bool has_enough, bool is_possible) {
+    unsigned enough = __ballot_sync(0xFFFFFFFFu, has_enough), any = __ballot_sync(0xFFFFFFFFu, is_possible);
+    return enough ? __ffs((int)enough) - 1 : any ? 31 - __clz((int)any) : 0;
+}
+
+/* Numbers that weigh something each: the first with which the sum, from `before` on, is more than `wanted`, or the last
+ * possible one; *sum: without it. */
+template <int N> DEVICE int walk(const double (&weight)[N], double before, double wanted, double *sum) {
+    int found = 0;
+    bool is_found = false;
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        if (is_found || !(weight[i] > 0.0)) continue;
+        found = i;
+        *sum = before;
+        before += weight[i];
+        is_found = before > wanted;
+    }
+    return found;
+}
+
+/* Whose the token is that `uniform` falls on, and how far into that part, in its own measure. */
+DEVICE int find_part(const SampleParts &parts, const float (&largest)[LANE_PARTS], const CutRow &row,
+                     double uniform, double *target) {
+    double weight[LANE_PARTS], mine = 0.0, before = 0.0;
+    float scale[LANE_PARTS], distance[LANE_PARTS];
+#pragma unroll
+    for (int i = 0; i < LANE_PARTS; i++) distance[i] = largest[i] - row.largest;
+    if (row.temperature != 1.0) {
+#pragma unroll
+        for (int i = 0; i < LANE_PARTS; i++) distance[i] = (float)((double)distance[i] / row.temperature);
+    }
+#pragma unroll
+    for (int i = 0; i < LANE_PARTS; i++) {
+        scale[i] = largest[i] > NO_LOGIT ? expf(distance[i]) : 0.0f;
+        weight[i] = scale[i] > 0.0f ? parts.weight[lane_of() * LANE_PARTS + i] * (double)scale[i] : 0.0;
+        mine += weight[i];
+    }
+    double up_to = sum_up_to(mine), wanted = uniform * __shfl_sync(0xFFFFFFFFu, up_to, WARP - 1);
+    int lane = first_with(mine > 0.0 && up_to > wanted, mine > 0.0);
+    int i = walk(weight, up_to - mine, wanted, &before);
+    float its_scale = scale[0];
+#pragma unroll
+    for (int k = 1; k < LANE_PARTS; k++) its_scale = i == k ? scale[k] : its_scale;
+    *target = __shfl_sync(0xFFFFFFFFu, (wanted - before) / (double)its_scale, lane);
+    return __shfl_sync(0xFFFFFFFFu, lane_of() * LANE_PARTS + i, lane);
+}
+
+/* The token of this warp's part at which its weights reach the target. mine: what they are relative to. */
+DEVICE int count_part(const CutRow &mine, Part &part, double target, float *weights) {
+    int token = part.begin;
+    for (int base = part.begin; base < part.end; base += SPAN) {
+        double weight[LANE_TOKENS], sum = 0.0, ignored = 0.0;
+        if (!part.is_held) {
+            read_logits(mine.logits, base, part);
+            weigh(part, mine, weights, &ignored, &ignored);
+        }
+        __syncwarp();
+#pragma unroll
+        for (int k = 0; k < LANE_TOKENS; k++) {
+            weight[k] = (double)weights[place_of(lane_of() * LANE_TOKENS + k)];
+            sum += weight[k];
+        }
+        __syncwarp();
+        double up_to = sum_up_to(sum), all = __shfl_sync(0xFFFFFFFFu, up_to, WARP - 1);
+        if (!(all > 0.0)) continue;
+        int lane = first_with(sum > 0.0 && up_to > target, sum > 0.0);
+        int i = walk(weight, up_to - sum, target, &ignored);
+        token = base + __shfl_sync(0xFFFFFFFFu, lane_of() * LANE_TOKENS + i, lane);
+        if (all > target) break;
+        target -= all;
+    }
+    return token;
+}
+
+/* ---- a distribution that is cut, by one block ---- */
 
 /* What the tokens first .. end - 1 weigh that are kept, over the threads of a warp. */
 DEVICE double warp_weight(const CutRow &row, Key cut, int first, int end) {
@@ -266,80 +362,120 @@ static __device__ Key cut_row(const CutRow &row, const SampleSettings &settings,
     return find_cut(row, cut, false, (Weight)ceil(settings.top_p * (double)total), shared);
 }
 
-DEVICE void draw(const CutRow &row, const SampleSettings &settings, bool is_cut, double uniform,
-                 SampleShared *shared, CutShared *cut_shared) {
-    Key cut = 0;
-    if (is_cut) {
-        cut = cut_row(row, settings, cut_shared);
-        __syncthreads();
-        if (threadIdx.x == 0) shared->first = 0, shared->end = row.n;
-        __syncthreads();
-        narrow(row, cut, uniform, shared);
-    }
+/* In shared->token_found, for the first warp. */
+static __device__ __noinline__ void draw_cut(const CutRow &row, const SampleSettings &settings,
+                                             double uniform, SampleShared *shared) {
+    Key cut = cut_row(row, settings, &shared->cut);
+    __syncthreads();
+    if (threadIdx.x == 0) shared->first = 0, shared->end = row.n;
+    __syncthreads();
+    narrow(row, cut, uniform, shared);
     while (shared->end - shared->first > WARP) narrow(row, cut, -1.0, shared);
     count_out(row, cut, shared);
 }
 
-/* By one thread. */
-DEVICE void hand_over(const SampleCall &c, int b, SampleRow row, const Segment &whole, int token) {
-    const float *logits = c.logits + b * c.stride;
-    SamplePick pick = {token, 0.0f};
+/* ---- what comes of it ---- */
+
+typedef struct {
+    SampleRow row;
+    int start; /* before this token */
+} RowState;
+
+/* By one thread. is_bad: the token's logit is none. */
+DEVICE void hand_over(const SampleCall &c, int b, RowState state, bool is_bad, int token,
+                      float log_probability) {
+    SamplePick pick = {is_bad ? -1 - token : token, log_probability};
+    SampleRow row = state.row;
     unsigned place = row.n_picks++ % c.n_picks;
-    if (whole.first_bad != INT32_MAX) {
-        pick.token = -1 - whole.first_bad;
-        pick.log_probability = logits[whole.first_bad];
+    if (is_bad) {
         row.is_drawing = 0;
     } else {
         c.tokens[b] = token;
-        c.start[b]++;
+        c.start[b] = state.start + 1;
         row.position++;
-        pick.log_probability = logits[token] - whole.largest - logf((float)whole.sum);
     }
     c.rows[b] = row;
     c.picks[(int64_t)place * c.n_rows + b] = pick;
 }
 
-DEVICE int least_of(int a, int b) {
-    return a < b ? a : b;
+/* The row's sum of exponentials. */
+DEVICE float sum_of_row(const SampleParts &parts, const float (&largest)[LANE_PARTS], float whole) {
+    double sum = 0.0;
+#pragma unroll
+    for (int i = 0; i < LANE_PARTS; i++)
+        if (largest[i] > NO_LOGIT)
+            sum += parts.sum[lane_of() * LANE_PARTS + i] * (double)expf(largest[i] - whole);
+    return (float)warp_sum(sum);
+}
+
+/* The next token, by the warp that knows it. mine: what its own weights are relative to. */
+DEVICE void pick_token(const SampleCall &c, const SampleSettings &settings, RowState state, double uniform,
+                       CutRow mine, Part &part, float *weights, SampleShared *shared) {
+    CutRow row = mine;
+    int b = (int)blockIdx.y, number = 0, token = -1, first = lane_of() * LANE_PARTS;
+    float largest[LANE_PARTS], most = NO_LOGIT;
+    bool is_bad[LANE_PARTS], is_likeliest[LANE_PARTS];
+#pragma unroll
+    for (int i = 0; i < LANE_PARTS; i++) {
+        bool is_there = first + i < n_ranks() * CUT_WARPS;
+        largest[i] = is_there ? shared->parts.largest[first + i] : NO_LOGIT;
+        is_bad[i] = is_there && shared->parts.is_bad[first + i];
+        most = fmaxf(most, largest[i]);
+    }
+    row.largest = warp_largest(most);
+#pragma unroll
+    for (int i = 0; i < LANE_PARTS; i++) is_likeliest[i] = largest[i] == row.largest;
+    bool is_cut = (settings.top_k > 0 && settings.top_k < row.n) || settings.top_p < 1.0;
+    bool is_any_bad = first_part(is_bad) != INT32_MAX;
+    if (is_any_bad) {
+        number = first_part(is_bad);
+    } else if (settings.temperature == 0.0) {
+        number = first_part(is_likeliest);
+        if (number == part.number && part.is_held) token = find_held(part, row.largest);
+    } else if (is_cut) {
+        if (blockIdx.x > 0) return; /* as the whole block does */
+        __syncthreads();            /* what has been weighed is not needed any more */
+        draw_cut(row, settings, uniform, shared);
+        __syncwarp();
+        token = shared->token_found; /* for the first warp */
+    } else {
+        double target;
+        number = find_part(shared->parts, largest, row, uniform, &target);
+        if (number == part.number) token = count_part(mine, part, target, weights);
+    }
+    if (number != part.number) return;
+    if (token < 0) token = find_token(row.logits, part.begin, part.end, is_any_bad ? NAN : row.largest);
+    float logit = row.logits[token], sum = sum_of_row(shared->parts, largest, row.largest);
+    if (lane_of() == 0)
+        hand_over(c, b, state, is_any_bad, token, is_any_bad ? logit : logit - row.largest - logf(sum));
 }
 
 static __global__ void __launch_bounds__(CUT_THREADS, 1) sample_kernel(const __grid_constant__ SampleCall c) {
     __shared__ SampleShared shared;
-    __shared__ CutShared cut_shared;
     SampleSettings settings = *c.settings; /* the host's: no kernel writes them */
-    let_successor_start();
-    wait_for_predecessor();
-    int b = (int)blockIdx.y, rank = (int)blockIdx.x;
-    SampleRow row = c.rows[b];
-    const float *logits = c.logits + b * c.stride;
+    int b = (int)blockIdx.y, n_parts = n_ranks() * CUT_WARPS;
     int n = (int)(settings.n_vocabulary < c.stride ? settings.n_vocabulary : c.stride);
-    int per = (n + n_ranks() - 1) / n_ranks(), first = least_of(rank * per, n),
-        end = least_of(first + per, n);
-    Segment segment;
-    find_largest(logits, first, end, &shared, &segment);
-    if (!row.is_drawing) return; /* as all blocks of the row do */
-    sum_segment(logits, first, end, settings.temperature, &shared, &segment);
-    if (threadIdx.x == 0) shared.segment = segment;
-    arrive();
-    RandomBlock block = random_block(random_key(settings.seed, RANDOM_SAMPLE, 0), row.sample, row.position);
+    int each = (n + n_parts - 1) / n_parts;
+    float *weights = shared.weights[threadIdx.x / WARP];
+    Part part;
+    part.number = (int)blockIdx.x * CUT_WARPS + (int)threadIdx.x / WARP;
+    part.begin = part.number * each < n ? part.number * each : n;
+    part.end = part.begin + each < n ? part.begin + each : n;
+    part.is_held = each <= SPAN;
+    let_successor_start();
+    meet(); /* nobody writes to a block that is not there yet */
+    wait_for_predecessor();
+    RowState state = {c.rows[b], c.start[b]};
+    CutRow mine = {c.logits + b * c.stride, n, NO_LOGIT, settings.temperature};
+    bool is_bad;
+    mine.largest = find_largest(mine.logits, part, &is_bad);
+    if (!state.row.is_drawing) return; /* as all blocks of the row do */
+    tell(mine, part, is_bad, weights, &shared.parts);
+    RandomBlock block =
+        random_block(random_key(settings.seed, RANDOM_SAMPLE, 0), state.row.sample, state.row.position);
     double uniform = (double)(((uint64_t)block.word[0] << 32 | block.word[1]) >> 11) * 0x1p-53;
-    wait_for_others();
-    if (threadIdx.x < WARP) join_segments(per, n, settings.temperature, uniform, &shared);
-    __syncthreads();
-    arrive(); /* the others' segments are not needed any more */
-    Segment whole = shared.whole;
-    int token = whole.token;
-    bool is_drawn = settings.temperature > 0.0 && whole.first_bad == INT32_MAX;
-    bool is_cut = (settings.top_k > 0 && settings.top_k < n) || settings.top_p < 1.0;
-    if (rank == (is_drawn && !is_cut ? shared.rank : 0)) {
-        if (is_drawn) {
-            CutRow cut_row = {logits, n, whole.largest, settings.temperature};
-            draw(cut_row, settings, is_cut, uniform, &shared, &cut_shared);
-            token = shared.token_found; /* of the first warp, whose thread 0 goes on */
-        }
-        if (threadIdx.x == 0) hand_over(c, b, row, whole, token);
-    }
-    wait_for_others();
+    meet();
+    pick_token(c, settings, state, uniform, mine, part, weights, &shared);
 }
 
 /* ---- on the host's side ---- */
