@@ -2,10 +2,10 @@
  * bytes get to the device and back.
  *
  * One stream carries everything, so order is the program's order and needs no events; where two lanes are wanted, the executor
- * marks and waits where it must. Small uploads (a batch of tokens,
- * a learning rate) are first copied into a ring of pinned memory and enqueued: the host goes on at once, while the
- * device is still busy with what came before. Only when the ring comes round must it wait, for a copy that is eight
- * segments old. Large ones (weights) wait until they are done.
+ * marks and waits where it must. Small uploads (a batch of tokens, a learning rate) are first copied into a ring of pinned
+ * memory and enqueued: the host goes on at once, while the device is still busy with what came before. Only when the ring
+ * comes round must it wait, for a copy that is eight segments old. Large ones (weights) wait until they are done. Small
+ * results (a loss) come back the same way, while the device is already busy with what comes next.
  *
  * Kernels cannot return errors. What they find wrong (a token that is not in the table) they leave in a word of host
  * memory, and the next synchronize or download reports it. */
@@ -130,15 +130,8 @@ static bool sums_columns(void *context, const Node *node) {
 
 /* ---- memory ---- */
 
-/* The device is a property of the calling thread, and a checkpoint may be read from another one. */
-static CudaContext *enter(void *context) {
-    CudaContext *cuda = (CudaContext *)context;
-    cudaSetDevice(cuda->device);
-    return cuda;
-}
-
 static size_t free_bytes(void *context) {
-    enter(context);
+    cuda_enter(context);
     size_t available = 0, total = 0;
     if (cudaMemGetInfo(&available, &total) != cudaSuccess) {
         cudaGetLastError(); /* an answer of 0 says enough */
@@ -148,7 +141,7 @@ static size_t free_bytes(void *context) {
 }
 
 static Status allocate(void *context, size_t n_bytes, const char *what, void **memory, Error *error) {
-    CudaContext *cuda = enter(context);
+    CudaContext *cuda = cuda_enter(context);
     *memory = NULL;
     size_t available = free_bytes(context);
     cudaError_t code = n_bytes > available ? cudaErrorMemoryAllocation : cudaMalloc(memory, n_bytes);
@@ -165,7 +158,7 @@ static Status allocate(void *context, size_t n_bytes, const char *what, void **m
 
 static void release(void *context, void *memory, size_t n_bytes) {
     (void)n_bytes;
-    enter(context);
+    cuda_enter(context);
     cudaFree(memory);
 }
 
@@ -185,7 +178,7 @@ static Status upload_place(CudaContext *cuda, size_t n_bytes, char **place, Erro
 }
 
 static Status upload(void *context, void *device, const void *host, size_t n_bytes, Error *error) {
-    CudaContext *cuda = enter(context);
+    CudaContext *cuda = cuda_enter(context);
     if (!n_bytes) return STATUS_OK;
     if (n_bytes > UPLOAD_SEGMENT_BYTES) {
         TRY(cuda_check(cudaMemcpyAsync(device, host, n_bytes, cudaMemcpyHostToDevice, cuda->stream), "upload",
@@ -221,11 +214,11 @@ static Status wait_until(CudaContext *cuda, cudaEvent_t event, Error *error) {
 }
 
 static Status synchronize(void *context, Error *error) {
-    return wait_until(enter(context), NULL, error);
+    return wait_until(cuda_enter(context), NULL, error);
 }
 
 static Status download(void *context, void *host, const void *device, size_t n_bytes, Error *error) {
-    CudaContext *cuda = enter(context);
+    CudaContext *cuda = cuda_enter(context);
     if (!n_bytes) return STATUS_OK;
     bool small = n_bytes <= DOWNLOAD_BYTES;
     void *place = small ? cuda->download : host;
@@ -237,7 +230,7 @@ static Status download(void *context, void *host, const void *device, size_t n_b
 }
 
 static Status send_result(void *context, const void *device, size_t n_bytes, int place, Error *error) {
-    CudaContext *cuda = enter(context);
+    CudaContext *cuda = cuda_enter(context);
     TRY(cuda_check(
         cudaMemcpyAsync(cuda->result[place], device, n_bytes, cudaMemcpyDeviceToHost, cuda->stream),
         "download", error));
@@ -245,80 +238,10 @@ static Status send_result(void *context, const void *device, size_t n_bytes, int
 }
 
 static Status receive_result(void *context, void *host, size_t n_bytes, int place, Error *error) {
-    CudaContext *cuda = enter(context);
+    CudaContext *cuda = cuda_enter(context);
     TRY(wait_until(cuda, cuda->result_sent[place], error));
     memcpy(host, cuda->result[place], n_bytes);
     return STATUS_OK;
-}
-
-/* ---- recordings and times ---- */
-
-/* Only this thread's calls are held to the rules of a capture: others may allocate meanwhile. */
-Status cuda_capture_begin(void *context, Error *error) {
-    CudaContext *cuda = enter(context);
-    return cuda_check(cudaStreamBeginCapture(cuda->stream, cudaStreamCaptureModeThreadLocal), "recording",
-                      error);
-}
-
-Status cuda_capture_end(void *context, void **recording, Error *error) {
-    CudaContext *cuda = enter(context);
-    cudaGraph_t graph = NULL;
-    cudaGraphExec_t ready = NULL;
-    *recording = NULL;
-    TRY(cuda_check(cudaStreamEndCapture(cuda->stream, &graph), "recording", error));
-    cudaError_t code = cudaGraphInstantiate(&ready, graph, 0);
-    cudaGraphDestroy(graph);
-    TRY(cuda_check(code, "making a recording ready", error));
-    *recording = ready;
-    return cuda_check(cudaGraphUpload(ready, cuda->stream), "making a recording ready", error);
-}
-
-void cuda_capture_abandon(void *context) {
-    CudaContext *cuda = enter(context);
-    cudaGraph_t graph = NULL;
-    cudaStreamEndCapture(cuda->stream, &graph);
-    if (graph) cudaGraphDestroy(graph);
-    cudaGetLastError(); /* a capture that broke says so again */
-}
-
-Status cuda_replay(void *context, void *recording, Error *error) {
-    CudaContext *cuda = enter(context);
-    return cuda_check(cudaGraphLaunch((cudaGraphExec_t)recording, cuda->stream), "replaying a recording",
-                      error);
-}
-
-void cuda_recording_free(void *context, void *recording) {
-    enter(context);
-    if (recording) cudaGraphExecDestroy((cudaGraphExec_t)recording);
-}
-
-Status cuda_mark_new(void *context, void **mark, Error *error) {
-    enter(context);
-    return cuda_check(cudaEventCreate((cudaEvent_t *)mark), "making a mark", error);
-}
-
-Status cuda_mark(void *context, void *mark, Error *error) {
-    CudaContext *cuda = enter(context);
-    return cuda_check(cudaEventRecord((cudaEvent_t)mark, cuda->stream), "setting a mark", error);
-}
-
-Status cuda_elapsed_ms(void *context, void *first, void *second, float *milliseconds, Error *error) {
-    enter(context);
-    TRY(cuda_check(cudaEventSynchronize((cudaEvent_t)second), "waiting for a mark", error));
-    return cuda_check(cudaEventElapsedTime(milliseconds, (cudaEvent_t)first, (cudaEvent_t)second),
-                      "reading a mark", error);
-}
-
-static bool has_passed(void *context, void *mark) {
-    enter(context);
-    bool is_there = cudaEventQuery((cudaEvent_t)mark) == cudaSuccess;
-    if (!is_there) cudaGetLastError(); /* "not ready" is an answer; what is wrong is found by whoever waits */
-    return is_there;
-}
-
-void cuda_mark_free(void *context, void *mark) {
-    enter(context);
-    if (mark) cudaEventDestroy((cudaEvent_t)mark);
 }
 
 /* ---- opening and closing ---- */
@@ -337,7 +260,7 @@ int backend_cuda_devices(char *reason, size_t n_bytes) {
 }
 
 static void close(void *context) {
-    CudaContext *cuda = enter(context);
+    CudaContext *cuda = cuda_enter(context);
     if (cuda->stream) cudaStreamSynchronize(cuda->stream);
     if (cuda->close_attention) cuda->close_attention(cuda);
     if (cuda->close_products) cuda->close_products(cuda);
@@ -381,7 +304,7 @@ static void set_lane(void *context, int lane) {
 }
 
 static Status wait_mark(void *context, void *mark, Error *error) {
-    CudaContext *cuda = enter(context);
+    CudaContext *cuda = cuda_enter(context);
     return cuda_check(cudaStreamWaitEvent(cuda->stream, (cudaEvent_t)mark, 0), "waiting for a mark", error);
 }
 
@@ -465,7 +388,7 @@ Status backend_cuda_open(Backend *backend, int device, Error *error) {
     backend->mark_free = cuda_mark_free;
     backend->send_result = send_result;
     backend->receive_result = receive_result;
-    backend->has_passed = has_passed;
+    backend->has_passed = cuda_has_passed;
     backend->close = close;
     backend->context = cuda;
     backend->n_threads = 1;
@@ -477,7 +400,7 @@ Status backend_cuda_open(Backend *backend, int device, Error *error) {
 }
 
 Status backend_cuda_configure(Backend *backend, CudaSettings settings, Error *error) {
-    CudaContext *cuda = enter(backend->context);
+    CudaContext *cuda = cuda_enter(backend->context);
     cuda->settings = settings;
     if (settings.two_streams && !cuda->lane_stream[1]) TRY(open_lane(cuda, 1, error));
     backend->set_lane = settings.two_streams ? set_lane : NULL;

@@ -7,7 +7,7 @@
 #ifndef PGPT_BACKEND_CUDA_DECODE_RING_CUH
 #define PGPT_BACKEND_CUDA_DECODE_RING_CUH
 
-#include "backend/cuda/device.cuh"
+#include "backend/cuda/barriers.cuh"
 
 /* Every thread that uses a ring has one of these. Places are bytes from the beginning of the block's shared memory. */
 typedef struct {
@@ -24,20 +24,15 @@ typedef enum { KEEP_NORMAL, KEEP_SHORT, KEEP_LONG } Keep;
 
 extern __shared__ __align__(128) char ring_shared[];
 
-/* As the hardware counts it. */
-DEVICE unsigned shared_address(int place) {
-    return (unsigned)__cvta_generic_to_shared(ring_shared) + (unsigned)place;
-}
-DEVICE unsigned barrier_address(int barriers, int slot) {
-    return shared_address(barriers + slot * (int)sizeof(uint64_t));
+DEVICE uint64_t *ring_barrier(int barriers, int slot) {
+    return (uint64_t *)(ring_shared + barriers) + slot;
 }
 
 /* By one thread, before a block-wide barrier. */
 DEVICE void ring_init(const Ring &ring, int n_warps) {
     for (int i = 0; i < ring.n_slots; i++) {
-        asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier_address(ring.full, i)), "r"(1));
-        asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier_address(ring.empty, i)),
-                     "r"(n_warps));
+        barrier_init(ring_barrier(ring.full, i), 1);
+        barrier_init(ring_barrier(ring.empty, i), n_warps);
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -46,21 +41,6 @@ DEVICE void ring_advance(Ring &ring) {
     if (++ring.slot < ring.n_slots) return;
     ring.slot = 0;
     ring.turn ^= 1;
-}
-
-/* Until the barrier has completed the given turn. */
-DEVICE void barrier_wait(unsigned barrier, int turn) {
-    unsigned done = 0;
-    do {
-        asm volatile("{\n"
-                     ".reg .pred p;\n"
-                     "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-                     "selp.u32 %0, 1, 0, p;\n"
-                     "}\n"
-                     : "=r"(done)
-                     : "r"(barrier), "r"(turn)
-                     : "memory");
-    } while (!done);
 }
 
 DEVICE uint64_t keep_policy(Keep keep) {
@@ -75,35 +55,30 @@ DEVICE uint64_t keep_policy(Keep keep) {
 
 /* Waits until the slot is free and says how many bytes will come; then copies that add up to them. */
 DEVICE void ring_expect(Ring &ring, unsigned n_bytes) {
-    barrier_wait(barrier_address(ring.empty, ring.slot), ring.turn ^ 1);
-    asm volatile(
-        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier_address(ring.full, ring.slot)),
-        "r"(n_bytes)
-        : "memory");
+    barrier_pass(ring_barrier(ring.empty, ring.slot), ring.turn ^ 1);
+    barrier_expect(ring_barrier(ring.full, ring.slot), n_bytes);
 }
 
 /* n_bytes and both addresses are multiples of 16. */
 DEVICE void ring_copy(const Ring &ring, int at, const void *from, unsigned n_bytes, uint64_t policy) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::"
                  "cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
-                     shared_address(ring.slots + ring.slot * ring.slot_bytes + at)),
-                 "l"(from), "r"(n_bytes), "r"(barrier_address(ring.full, ring.slot)), "l"(policy)
+                     shared_address(ring_shared + ring.slots + ring.slot * ring.slot_bytes + at)),
+                 "l"(from), "r"(n_bytes), "r"(shared_address(ring_barrier(ring.full, ring.slot))), "l"(policy)
                  : "memory");
 }
 
 /* ---- those that take ---- */
 
 DEVICE const char *ring_wait(const Ring &ring) {
-    barrier_wait(barrier_address(ring.full, ring.slot), ring.turn);
+    barrier_pass(ring_barrier(ring.full, ring.slot), ring.turn);
     return ring_shared + ring.slots + ring.slot * ring.slot_bytes;
 }
 
 /* By a whole warp, when it has read its part. */
 DEVICE void ring_release(Ring &ring) {
     __syncwarp();
-    if (threadIdx.x % WARP == 0)
-        asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier_address(ring.empty, ring.slot))
-                     : "memory");
+    if (threadIdx.x % WARP == 0) barrier_arrive(ring_barrier(ring.empty, ring.slot));
     ring_advance(ring);
 }
 

@@ -84,6 +84,13 @@ static inline CudaContext *cuda_context(const KernelCall *call) {
     return (CudaContext *)call->context;
 }
 
+/* The device is a property of the calling thread, and a checkpoint may be read from another one. */
+static inline CudaContext *cuda_enter(void *context) {
+    CudaContext *cuda = (CudaContext *)context;
+    cudaSetDevice(cuda->device);
+    return cuda;
+}
+
 /* STATUS_OK, or the error with what was being done: "layernorm: an illegal memory access was encountered (700, ...)". */
 Status cuda_check(cudaError_t code, const char *what, Error *error);
 Status cuda_check_cublas(const CublasLt *lt, cublasStatus_t code, const char *what, Error *error);
@@ -92,7 +99,7 @@ Status cuda_launched(const char *what, Error *error);
 /* For an element type or shape that a kernel is not made for. */
 Status cuda_unsupported(const KernelCall *call, const Tensor *tensor, Error *error);
 
-/* ---- recording what is enqueued, to replay it with one call ----
+/* ---- recording what is enqueued, to replay it with one call (recording.cu) ----
  * Between begin and end, kernels are recorded instead of run; uploads, downloads and synchronize are not allowed
  * there. A recording keeps the addresses and sizes it was made with. If anything fails in between, end (or
  * abandon) must still be called. `context` is backend->context. */
@@ -107,6 +114,7 @@ void cuda_recording_free(void *context, void *recording);
 Status cuda_mark_new(void *context, void **mark, Error *error);
 Status cuda_mark(void *context, void *mark, Error *error);
 Status cuda_elapsed_ms(void *context, void *first, void *second, float *milliseconds, Error *error);
+bool cuda_has_passed(void *context, void *mark);
 void cuda_mark_free(void *context, void *mark);
 
 /* ---- sums of columns (reduce.cu) ----
