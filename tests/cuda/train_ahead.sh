@@ -1,0 +1,43 @@
+#!/bin/bash
+# On a GPU the next step begins before the last one has ended. A run that is told to stop in the middle, and goes on, leaves
+# what one leaves that was left in peace, byte for byte, and a line for every step; so does one that has something between
+# all steps, where nothing can begin early.
+#
+#   PGPT=... SOURCE_ROOT=$PWD DEVICE=cpu tests/in-fresh-folder bash "$PWD/tests/cuda/train_ahead.sh"      the same without a GPU
+# shellcheck source=/dev/null
+. "$SOURCE_ROOT/tests/cli/lib"
+
+device=${DEVICE:-cuda} steps=3000
+options=("${TINY[@]}" --device "$device" --dtype bf16 --batch 2 --steps "$steps" --dropout 0.1 --lr 0.01 --warmup 20
+    --lr-schedule constant --validation 0.1)
+if ! "$PGPT" train "${TINY[@]}" --device "$device" --steps 1 --out first >out 2>err </dev/null; then
+    skip "$(head -n 1 err)"
+fi
+
+pgpt train "${options[@]}" --out whole --eval-every 1000
+[[ $(column whole step | wc -l) == "$steps" ]] || fail "$(column whole step | wc -l) lines for $steps steps"
+
+# n_reported RUN: how many lines its metrics have
+n_reported() {
+    if [[ -s $1/metrics.jsonl ]]; then wc -l <"$1/metrics.jsonl"; else echo 0; fi
+}
+
+# told_to_stop RUN LINES: SIGTERM when so many lines are there
+told_to_stop() {
+    local code=0 process
+    "$PGPT" train "${options[@]}" --out "$1" --eval-every 1000 --resume auto >out 2>err </dev/null &
+    process=$!
+    while kill -0 $process 2>/dev/null && (($(n_reported "$1") < $2)); do sleep 0.01; done
+    kill -TERM $process 2>/dev/null || true
+    wait $process || code=$?
+    ((code == 0)) || fail "exit $code: $(cat err)"
+    (($(n_reported "$1") < steps)) || fail "it was done before it was told to stop"
+}
+told_to_stop stopped 300
+told_to_stop stopped 900
+pgpt train "${options[@]}" --out stopped --eval-every 1000 --resume auto
+same_model whole stopped
+same_losses whole stopped
+
+pgpt train "${options[@]}" --out slow --eval-every 1 --eval-batches 1 --steps 200
+[[ $(column slow loss) == "$(column whole loss | head -n 200)" ]] || fail "the losses differ where every step is waited for"
