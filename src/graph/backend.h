@@ -53,11 +53,10 @@ typedef struct Backend {
     void (*mark_free)(void *context, void *mark);
 
     /* Results of a device that runs behind the host, while it goes on with what was started since: a copy of at most
-     * BACKEND_RESULT_BYTES on its way to place 0 .. BACKEND_RESULTS - 1, and the wait until that one has come; and
-     * whether a mark has passed. Optional, all or none; needs marks. */
+     * BACKEND_RESULT_BYTES on its way to place 0 .. BACKEND_RESULTS - 1, and the wait until that one has come. Optional,
+     * both or neither. */
     Status (*send_result)(void *context, const void *device, size_t n_bytes, int place, Error *error);
     Status (*receive_result)(void *context, void *host, size_t n_bytes, int place, Error *error);
-    bool (*has_passed)(void *context, void *mark);
 
     /* A second lane: kernels, marks and waits go to lane 0, or to lane 1 after set_lane(context, 1), and lanes run beside each
      * other but for waits for marks of the other. Optional, both or neither; needs marks. */

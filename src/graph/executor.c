@@ -290,32 +290,30 @@ static Status found_late(const Executor *executor, Status status, Error *error) 
                         backend->blocking_wish);
 }
 
-/* Adds up the times of the sections under way: of all, which are waited for, or of those that are done. */
-static Status collect_pending(Executor *executor, bool waits, Error *error) {
+/* Adds up the times of the first `n` sections under way, which are waited for. */
+static Status collect_pending(Executor *executor, int n, Error *error) {
     const Backend *backend = executor->memory->backend;
     SectionTime *pending = executor->pending;
-    int n_done = 0;
-    for (; n_done < executor->n_pending; n_done++) {
-        const SectionTime *time = &pending[n_done];
+    for (int i = 0; i < n; i++) {
         float milliseconds;
-        if (!waits && !backend->has_passed(backend->context, time->end)) break;
-        TRY(found_late(executor,
-                       backend->elapsed_ms(backend->context, time->begin, time->end, &milliseconds, error),
-                       error));
-        executor->phase_ns[time->section] += (uint64_t)((double)milliseconds * 1e6);
+        TRY(found_late(
+            executor,
+            backend->elapsed_ms(backend->context, pending[i].begin, pending[i].end, &milliseconds, error),
+            error));
+        executor->phase_ns[pending[i].section] += (uint64_t)((double)milliseconds * 1e6);
     }
-    executor->n_pending -= n_done;
-    for (int i = 0; i < executor->n_pending && n_done; i++) { /* the others move up; no mark is lost */
+    executor->n_pending -= n;
+    for (int i = 0; i < executor->n_pending && n; i++) { /* the others move up; no mark is lost */
         SectionTime done = pending[i];
-        pending[i] = pending[i + n_done];
-        pending[i + n_done] = done;
+        pending[i] = pending[i + n];
+        pending[i + n] = done;
     }
     return STATUS_OK;
 }
 
 static Status run_behind(Executor *executor, Section section, MicroBatch micro, int n_times, Error *error) {
     const Backend *backend = executor->memory->backend;
-    if (executor->n_pending == EXECUTOR_MAX_PENDING) TRY(collect_pending(executor, true, error));
+    if (executor->n_pending == EXECUTOR_MAX_PENDING) TRY(collect_pending(executor, 1, error));
     SectionTime *time = &executor->pending[executor->n_pending];
     time->section = section;
     if (!time->begin) TRY(backend->mark_new(backend->context, &time->begin, error));
@@ -325,6 +323,7 @@ static Status run_behind(Executor *executor, Section section, MicroBatch micro, 
                      : run_often(executor, section, micro, n_times, error));
     TRY(backend->mark(backend->context, time->end, error));
     executor->n_pending++;
+    executor->n_started++;
     return STATUS_OK;
 }
 
@@ -344,14 +343,9 @@ Status executor_repeat(Executor *executor, Section section, int n_times, Error *
     return STATUS_OK;
 }
 
-Status executor_phases(Executor *executor, uint64_t *phase_ns, Error *error) {
-    TRY(collect_pending(executor, true, error));
-    memcpy(phase_ns, executor->phase_ns, sizeof executor->phase_ns);
-    return STATUS_OK;
-}
-
-Status executor_phases_done(Executor *executor, uint64_t *phase_ns, Error *error) {
-    TRY(collect_pending(executor, !executor_sends(executor), error));
+Status executor_phases(Executor *executor, int64_t n_started, uint64_t *phase_ns, Error *error) {
+    int64_t n = n_started - (executor->n_started - executor->n_pending); /* of those that are under way */
+    if (n > 0) TRY(collect_pending(executor, n < executor->n_pending ? (int)n : executor->n_pending, error));
     memcpy(phase_ns, executor->phase_ns, sizeof executor->phase_ns);
     return STATUS_OK;
 }

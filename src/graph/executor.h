@@ -79,6 +79,7 @@ typedef struct {
     void *repeated[N_SECTIONS]; /* a recording of EXECUTOR_REPEATS runs; NULL before it was wanted */
     SectionTime pending[EXECUTOR_MAX_PENDING];
     int n_pending;
+    int64_t n_started; /* sections on a device that runs behind the host, those that are done included */
     Activity
         *activity; /* that is told of every instruction of the host; NULL, as after executor_open: nobody */
 } Executor;
@@ -127,9 +128,11 @@ Status executor_receive(Executor *executor, const Tensor *tensor, int place, voi
 
 void executor_reset_times(Executor *executor);
 
-/* Nanoseconds since executor_open in each phase. Waits for what the device has under way; the second: of what it has done. */
-Status executor_phases(Executor *executor, uint64_t *phase_ns /* (N_PHASES) */, Error *error);
-Status executor_phases_done(Executor *executor, uint64_t *phase_ns /* (N_PHASES) */, Error *error);
+/* Nanoseconds since executor_open in each phase. Where the device runs behind the host, of the first n_started sections
+ * (executor->n_started: of all so far), for which it waits; of later ones only if more than EXECUTOR_MAX_PENDING have been started
+ * since. */
+Status executor_phases(Executor *executor, int64_t n_started, uint64_t *phase_ns /* (N_PHASES) */,
+                       Error *error);
 
 /* Where the time went: one line an operation (runs, time, share, FLOP/s, bytes/s), slowest first. */
 void executor_print_times(const Executor *executor, FILE *stream);

@@ -1,15 +1,12 @@
 /* The loop: everything that happens between two steps is here, in the order in which it happens. */
 #include "train/loop.h"
 
-#include "base/format.h"
-#include "base/memory.h"
 #include "base/timer.h"
 #include "train/checkpoint.h"
 #include "train/interrupt.h"
 
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 /* What the board says. Where something fails in between, it stays: that is where the run has ended. */
 static void begin(const Trainer *trainer, ActivityKind kind, const char *name, int64_t number) {
@@ -47,109 +44,6 @@ static Status evaluate(Trainer *trainer, double *loss, Error *error) {
 }
 
 /* ---- samples */
-
-typedef struct {
-    FILE *stream;
-    TokenDecoder decoder;
-} SampleWriter;
-
-static GeneratorVerdict write_token(void *context, const GeneratedToken *token) {
-    SampleWriter *writer = context;
-    TokenBytes piece = token_decode(&writer->decoder, token->token);
-    fwrite(piece.bytes, 1, piece.n, writer->stream);
-    return interrupt_was_signalled() ? GENERATOR_END_ALL : GENERATOR_GO_ON;
-}
-
-/* Without a prompt, a sample begins where a text does: after an end of text, or a line end. */
-static Status sample_prompt(const Trainer *trainer, TokenArray *tokens, Error *error) {
-    const Tokenizer *tokenizer = trainer->setup.tokenizer;
-    const char *prompt = trainer->setup.options->prompt;
-    if (*prompt) {
-        TRY(tokenizer_encode(tokenizer, prompt, strlen(prompt), tokens, error));
-        return tokens->n ? STATUS_OK : error_user(error, "--prompt is empty; leave it out");
-    }
-    TRY(token_array_reserve(tokens, 1, error));
-    int32_t end = tokenizer_end_of_text(tokenizer);
-    if (end >= 0) {
-        tokens->ids[tokens->n++] = end;
-        return STATUS_OK;
-    }
-    Error ignored = {0};
-    if (tokenizer_encode(tokenizer, "\n", 1, tokens, &ignored) != STATUS_OK || !tokens->n)
-        tokens->ids[tokens->n++] = 0;
-    return STATUS_OK;
-}
-
-/* Where weights are cut up: bring them together, unit by unit, for the root's sampler. */
-static Status collect_weights(Trainer *trainer, float *values, int unit_index, Error *error) {
-    const SpreadModel *spread = &trainer->step.spread;
-    const PartitionUnit *unit = &spread->partition.unit[unit_index];
-    int64_t first = partition_slice_first(&spread->partition, unit_index);
-    int64_t n = partition_slice_count(&spread->partition, unit_index);
-    TRY(executor_download_f32(&trainer->step.executor, spread->held, unit->local_first, n, values + first,
-                              error));
-    TRY(comm_all_gather(spread->layout->control, values, unit->border, COMM_F32, error));
-    for (int i = unit->first_piece; i < unit->first_piece + unit->n_pieces && trainer->has_generator; i++) {
-        const Parameter *parameter = &trainer->table.parameter[i];
-        TRY(generator_upload(&trainer->generator, parameter, values + parameter->flat_offset - unit->first,
-                             error));
-    }
-    return STATUS_OK;
-}
-
-static Status collect_all_weights(Trainer *trainer, Error *error) {
-    const Partition *partition = &trainer->step.spread.partition;
-    if (trainer->step.spread.zero < 3 || trainer->setup.options->sample_tokens <= 0) return STATUS_OK;
-    int64_t largest = 0;
-    for (int i = 0; i < partition->n_units; i++) {
-        if (largest < partition->unit[i].n) largest = partition->unit[i].n;
-    }
-    void *values;
-    size_t n_bytes = (size_t)largest * sizeof(float);
-    TRY(memory_alloc(&values, n_bytes, "the weights of a sample", error));
-    for (int i = 0; i < partition->n_units && error->status == STATUS_OK; i++)
-        collect_weights(trainer, values, i, error);
-    memory_free(values, n_bytes);
-    return error->status;
-}
-
-static Status write_sample(Trainer *trainer, FILE *stream, Error *error) {
-    TRY(collect_all_weights(trainer, error));
-    if (!trainer->has_generator) return STATUS_OK;
-    const Tokenizer *tokenizer = trainer->setup.tokenizer;
-    SampleWriter writer = {stream, token_decoder(tokenizer)};
-    TokenArray tokens = {0};
-    TRY_GOTO(sample_prompt(trainer, &tokens, error), done);
-    bool show_prompt = *trainer->setup.options->prompt != '\0';
-    for (size_t i = 0; i < tokens.n; i++) {
-        TokenBytes piece = token_decode(&writer.decoder, tokens.ids[i]);
-        if (show_prompt) fwrite(piece.bytes, 1, piece.n, stream);
-    }
-    GeneratorPrompt prompt = {.tokens = tokens.ids, .n_tokens = (int64_t)tokens.n};
-    GeneratorRequest request = {.prompts = &prompt,
-                                .n_prompts = 1,
-                                .n_new_tokens = trainer->setup.options->sample_tokens,
-                                .n_vocabulary = tokenizer_n_vocabulary(tokenizer),
-                                .end_token = -1,
-                                .sampler = {.temperature = 0.8,
-                                            .top_k = 200,
-                                            .top_p = 1.0,
-                                            .seed = (uint64_t)trainer->setup.options->seed},
-                                .callback = write_token,
-                                .context = &writer};
-    TRY_GOTO(generator_run(&trainer->generator, &request, error), done);
-    fputc('\n', stream);
-done:
-    token_array_free(&tokens);
-    return error->status;
-}
-
-Status trainer_sample(Trainer *trainer, FILE *stream, Error *error) {
-    begin(trainer, ACTIVITY_WORK, "sample", trainer->n_done);
-    write_sample(trainer, stream, error);
-    end(trainer);
-    return error->status;
-}
 
 static Status print_sample(Trainer *trainer, Progress *progress, Error *error) {
     if (!trainer_is_root(trainer)) return trainer_sample(trainer, NULL, error);
@@ -274,10 +168,10 @@ Status loop_strike(const Trainer *trainer, int64_t step, Error *error) {
     return fault_strike(trainer->setup.fault, rank, step, error);
 }
 
-static void delay(const Trainer *trainer) {
+static void delay(const Trainer *trainer, int64_t index) {
     const LooseOptions *options = trainer->setup.loose;
     int rank = trainer_n_ranks(trainer) > 1 ? trainer->setup.launch->world.rank : 0;
-    if (options) loose_delay(options, rank, trainer->n_done, rank, trainer_n_ranks(trainer));
+    if (options) loose_delay(options, rank, index, rank, trainer_n_ranks(trainer));
 }
 
 static void add_times(StepResult *sum, const StepResult *step) {
@@ -294,18 +188,21 @@ static Status begin_step(Loop *loop, Error *error) {
     BatchSource source = loop_batches(trainer);
     int64_t index = trainer->n_done + loop->n_under_way;
     TRY(loop_strike(trainer, index + 1, error));
-    delay(trainer);
+    delay(trainer, index);
     TRY(train_step_begin(&trainer->step, &source, index, schedule_rate(&loop->schedule, index), error));
     loop->n_under_way++;
     return STATUS_OK;
 }
 
 /* May the step after step n_done begin before that one is ended, or reported? Not if something comes in between that needs
- * the weights, nor a fault that the report must be written before. All ranks answer alike. */
+ * the weights, or a fault that the report must be written before, nor where a trace shows what belongs to which. All ranks
+ * answer alike. */
 static bool may_run_ahead(const Loop *loop, int64_t n_done) {
     const Trainer *trainer = loop->trainer;
     bool has_fault = trainer->setup.fault && trainer->setup.fault->kind != FAULT_NONE;
-    return !trainer->setup.backend->uses_host_memory && !has_fault && !loop->wants_save &&
+    bool is_traced =
+        trace_wants(trainer->setup.trace, n_done) || trace_wants(trainer->setup.trace, n_done + 1);
+    return !trainer->setup.backend->uses_host_memory && !has_fault && !is_traced && !loop->wants_save &&
            !trainer->was_interrupted && !loop_is_due(loop, n_done);
 }
 

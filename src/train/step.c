@@ -197,9 +197,10 @@ static Status sum_number(const Layout *layout, double *number, Error *error) {
     return comm_all_reduce(layout->control, number, 1, COMM_F64, COMM_SUM, error);
 }
 
-static Status times_now(TrainStep *step, StepClock *times, Error *error) {
+/* When the executor has done n_started sections. */
+static Status times_at(TrainStep *step, int64_t n_started, StepClock *times, Error *error) {
     times->busy_ns = step->options.layout.data ? step->options.layout.data->counts.busy_ns : 0;
-    return executor_phases_done(&step->executor, times->phase_ns, error);
+    return executor_phases(&step->executor, n_started, times->phase_ns, error);
 }
 
 /* A device's own communication runs behind the host, which then knows nothing of its times. */
@@ -236,9 +237,12 @@ static Status run_micro_batches(TrainStep *step, const BatchSource *source, int6
     return STATUS_OK;
 }
 
-/* What a step has to know of the one before must not be on its way: where losses are scaled, the scale. */
+/* What a step has to know of the one before must not be on its way: where losses are scaled, the scale. And there is room for
+ * the times of so many sections only; where a step has more, it is long enough to wait for. */
 bool train_step_runs_ahead(const TrainStep *step) {
-    return executor_sends(&step->executor) && !step->loss.scale;
+    int64_t n_sections = 2 * step->n_micro_batches + 1;
+    return executor_sends(&step->executor) && !step->loss.scale &&
+           STEP_MOST_BEGUN * n_sections <= EXECUTOR_MAX_PENDING;
 }
 
 /* Results travel in places 0 and 1, or 2 and 3. */
@@ -267,29 +271,30 @@ static Status receive(TrainStep *step, const Tensor *tensor, int place, double *
 Status train_step_begin(TrainStep *step, const BatchSource *source, int64_t index, double rate,
                         Error *error) {
     Executor *executor = &step->executor;
-    bool *was_abandoned = &step->was_abandoned[step->n_begun % STEP_MOST_BEGUN];
-    if (step->n_begun == step->n_ended) TRY(times_now(step, &step->clock, error));
+    bool was_abandoned = false;
+    if (step->n_begun == step->n_ended) TRY(times_at(step, executor->n_started, &step->clock, error));
     bool has_first = was_uploaded_ahead(step, source, index);
     /* Before the backward: an eager update reads it there. */
     float hyper[N_HYPER], scale = (float)step->scale.value;
     optimizer_hyper(&step->optimizer_options, rate, index - step->scale.n_skipped, step->options.seed, hyper);
     TRY(executor_upload(executor, step->optimizer.hyper, hyper, error));
     if (step->loss.scale) TRY(executor_upload(executor, step->loss.scale, &scale, error));
-    TRY(run_micro_batches(step, source, index, has_first, was_abandoned, error));
-    if (!*was_abandoned) {
+    TRY(run_micro_batches(step, source, index, has_first, &was_abandoned, error));
+    if (!was_abandoned) {
         TRY(executor_run(executor, SECTION_UPDATE, MICRO_BATCH_ONLY, error));
         TRY(send_results(step, error));
         TRY(upload_ahead(step, source, index + 1, error));
     }
-    step->n_begun++;
+    int64_t number = step->n_begun++ % STEP_MOST_BEGUN;
+    step->begun[number].was_abandoned = was_abandoned;
+    step->begun[number].n_started = executor->n_started;
     return STATUS_OK;
 }
 
 Status train_step_end(TrainStep *step, StepResult *result, Error *error) {
     int place = first_place(step->n_ended);
-    *result = (StepResult){.gradient_norm = NAN,
-                           .was_abandoned = step->was_abandoned[step->n_ended % STEP_MOST_BEGUN]};
-    step->n_ended++;
+    int64_t number = step->n_ended++ % STEP_MOST_BEGUN;
+    *result = (StepResult){.gradient_norm = NAN, .was_abandoned = step->begun[number].was_abandoned};
     if (result->was_abandoned) return STATUS_OK;
     TRY(receive(step, step->loss.loss, place, &result->loss, error));
     TRY(sum_number(&step->options.layout, &result->loss, error));
@@ -299,7 +304,7 @@ Status train_step_end(TrainStep *step, StepResult *result, Error *error) {
         if (step->loss.scale) adapt_scale(&step->scale, !result->was_skipped);
     }
     StepClock before = step->clock;
-    TRY(times_now(step, &step->clock, error));
+    TRY(times_at(step, step->begun[number].n_started, &step->clock, error));
     set_times(result, &before, &step->clock, times_communication(&step->options.layout));
     return STATUS_OK;
 }
@@ -317,11 +322,11 @@ Status train_step_gradient(TrainStep *step, const BatchSource *source, int64_t i
     *result = (StepResult){.gradient_norm = NAN};
     StepClock before, after;
     float loss;
-    TRY(times_now(step, &before, error));
+    TRY(times_at(step, step->executor.n_started, &before, error));
     TRY(run_micro_batches(step, source, index, false, &result->was_abandoned, error));
     TRY(executor_download(&step->executor, step->loss.loss, &loss, error));
     result->loss = (double)loss;
-    TRY(times_now(step, &after, error));
+    TRY(times_at(step, step->executor.n_started, &after, error));
     set_times(result, &before, &after, times_communication(&step->options.layout));
     return STATUS_OK;
 }

@@ -75,9 +75,12 @@ typedef struct {
         int64_t index;
         uint64_t n_input_writes; /* then: the device's inputs are shared with other programs */
     } ahead;
-    /* Steps that have begun and not ended: step k is at k % STEP_MOST_BEGUN. */
+    /* Steps that have begun and not ended: number k is at k % STEP_MOST_BEGUN. */
     int64_t n_begun, n_ended;
-    bool was_abandoned[STEP_MOST_BEGUN];
+    struct {
+        bool was_abandoned;
+        int64_t n_started; /* of the executor's sections, up to its end */
+    } begun[STEP_MOST_BEGUN];
     StepClock clock; /* when the last one ended, or the first began */
 } TrainStep;
 

@@ -103,13 +103,17 @@ static void switch_to(Trace *trace, bool is_on) {
     trace->stopped_ns = is_on ? 0 : timer_now_ns();
 }
 
+bool trace_wants(const Trace *trace, int64_t step) {
+    return trace && trace->setup.activity && step >= trace->first_step && step <= trace->last_step;
+}
+
 void trace_before_step(Trace *trace, int64_t step) {
     if (!trace || !trace->setup.activity) return;
     const Activity *activity = trace->setup.activity;
     size_t n = activity_n_recorded(activity), used = n - trace->n_before;
     if (used > trace->most_of_a_step) trace->most_of_a_step = used;
     trace->n_before = n;
-    bool is_wanted = step >= trace->first_step && step <= trace->last_step;
+    bool is_wanted = trace_wants(trace, step);
     if (is_wanted && activity->max_events - n < trace->most_of_a_step) trace->is_full = true;
     switch_to(trace, is_wanted && !trace->is_full);
     trace->n_steps += trace->is_on;

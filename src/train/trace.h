@@ -60,6 +60,7 @@ Status trace_open(Trace *trace, const TraceSetup *setup, Error *error);
 
 /* NULL and {0} are allowed, and nothing. */
 void trace_before_step(Trace *trace, int64_t step);
+bool trace_wants(const Trace *trace, int64_t step);
 
 /* Can a file be written there? Asked at rank 0, before the run. */
 Status trace_check_path(const char *path, Error *error);

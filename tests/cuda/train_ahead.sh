@@ -11,6 +11,7 @@ device=${DEVICE:-cuda} steps=3000
 options=("${TINY[@]}" --device "$device" --dtype bf16 --batch 2 --steps "$steps" --dropout 0.1 --lr 0.01 --warmup 20
     --lr-schedule constant --validation 0.1)
 if ! "$PGPT" train "${TINY[@]}" --device "$device" --steps 1 --out first >out 2>err </dev/null; then
+    grep -q -- '--device cuda: ' err || fail "$(cat err)"
     skip "$(head -n 1 err)"
 fi
 
@@ -39,5 +40,16 @@ pgpt train "${options[@]}" --out stopped --eval-every 1000 --resume auto
 same_model whole stopped
 same_losses whole stopped
 
+# A step of several micro-batches may be given up in the middle.
+options+=(--batch 6 --micro-batch 1 --steps 1500)
+steps=1500
+pgpt train "${options[@]}" --out parts --eval-every 1000
+told_to_stop parts_stopped 200
+told_to_stop parts_stopped 700
+pgpt train "${options[@]}" --out parts_stopped --eval-every 1000 --resume auto
+same_model parts parts_stopped
+same_losses parts parts_stopped
+
+options+=(--batch 2 --micro-batch 2)
 pgpt train "${options[@]}" --out slow --eval-every 1 --eval-batches 1 --steps 200
 [[ $(column slow loss) == "$(column whole loss | head -n 200)" ]] || fail "the losses differ where every step is waited for"

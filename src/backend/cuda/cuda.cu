@@ -388,7 +388,6 @@ Status backend_cuda_open(Backend *backend, int device, Error *error) {
     backend->mark_free = cuda_mark_free;
     backend->send_result = send_result;
     backend->receive_result = receive_result;
-    backend->has_passed = cuda_has_passed;
     backend->close = close;
     backend->context = cuda;
     backend->n_threads = 1;

@@ -114,7 +114,6 @@ void cuda_recording_free(void *context, void *recording);
 Status cuda_mark_new(void *context, void **mark, Error *error);
 Status cuda_mark(void *context, void *mark, Error *error);
 Status cuda_elapsed_ms(void *context, void *first, void *second, float *milliseconds, Error *error);
-bool cuda_has_passed(void *context, void *mark);
 void cuda_mark_free(void *context, void *mark);
 
 /* ---- sums of columns (reduce.cu) ----

@@ -349,15 +349,18 @@ static bool is_worth_it(const CudaContext *context, const Product *p) {
            4 * p->columns >= (int64_t)3 * c.n_panels * PANEL;
 }
 
-extern "C" bool cuda_product_fused_fits(const CudaContext *context, const Product *p) {
+extern "C" bool cuda_product_fused_exists(const CudaContext *context) {
 #ifdef PGPT_HAVE_SM90A
-    static const bool is_built = true;
+    return context->properties.major == 9 && context->properties.minor == 0 && cuda_tensor_maps_exist();
 #else
-    static const bool is_built = false;
+    (void)context;
+    return false;
 #endif
+}
+
+extern "C" bool cuda_product_fused_fits(const CudaContext *context, const Product *p) {
     bool is_slope = p->finish == FINISH_SLOPE,
          is_gelu = p->finish == FINISH_GELU || p->finish == FINISH_BIAS_GELU;
-    if (!is_built || context->properties.major != 9 || context->properties.minor != 0) return false;
     if (!(is_gelu && p->transpose_b) && !(is_slope && !p->transpose_b && p->before)) return false;
     if (p->c_type == DTYPE_F32 || p->a_type != p->c_type || p->b_type != p->c_type) return false;
     if (p->transpose_a || p->a_stride || p->b_stride || p->c_stride || p->addend) return false;
@@ -365,7 +368,7 @@ extern "C" bool cuda_product_fused_fits(const CudaContext *context, const Produc
         p->columns > INT32_MAX - PANEL)
         return false;
     return is_vectors(p->a, p->inner) && is_aligned(p->b) && is_vectors(p->c, p->columns) &&
-           is_aligned(p->before) && is_worth_it(context, p);
+           is_aligned(p->before) && is_worth_it(context, p) && cuda_product_fused_exists(context);
 }
 
 extern "C" int64_t cuda_product_fused_partials(const CudaContext *context, const Product *p) {

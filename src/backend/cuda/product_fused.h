@@ -21,7 +21,10 @@ extern "C" {
 
 enum { FUSED_MOST_INNER = 384 }; /* terms whose weights have room in shared memory */
 
-/* Is it one of FINISH_GELU and FINISH_BIAS_GELU with b transposed, or FINISH_SLOPE with b as it is, in whole vectors, and
+/* Does this build have it for this GPU, and this GPU's driver what it takes? */
+bool cuda_product_fused_exists(const CudaContext *context);
+
+/* And is it one of FINISH_GELU and FINISH_BIAS_GELU with b transposed, or FINISH_SLOPE with b as it is, in whole vectors, and
  * large enough that this way is the faster one? */
 bool cuda_product_fused_fits(const CudaContext *context, const Product *product);
 

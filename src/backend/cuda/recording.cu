@@ -59,13 +59,6 @@ Status cuda_elapsed_ms(void *context, void *first, void *second, float *millisec
                       "reading a mark", error);
 }
 
-bool cuda_has_passed(void *context, void *mark) {
-    cuda_enter(context);
-    bool is_there = cudaEventQuery((cudaEvent_t)mark) == cudaSuccess;
-    if (!is_there) cudaGetLastError(); /* "not ready" is an answer; what is wrong is found by whoever waits */
-    return is_there;
-}
-
 void cuda_mark_free(void *context, void *mark) {
     cuda_enter(context);
     if (mark) cudaEventDestroy((cudaEvent_t)mark);

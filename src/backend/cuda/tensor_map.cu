@@ -16,6 +16,10 @@ static void *find_encoder(void) {
     return code == cudaSuccess && found == cudaDriverEntryPointSuccess ? entry : NULL;
 }
 
+extern "C" bool cuda_tensor_maps_exist(void) {
+    return find_encoder() != NULL;
+}
+
 extern "C" bool cuda_tensor_map(CUtensorMap *map, const void *data, int n_dimensions, const uint64_t *size,
                                 const uint64_t *stride, const uint32_t *box) {
     static const cuuint32_t step[5] = {1, 1, 1, 1, 1};

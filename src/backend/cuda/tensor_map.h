@@ -18,7 +18,10 @@
 extern "C" {
 #endif
 
-/* False where the driver has no such maps, or does not take this one. */
+/* Does the driver have such maps? */
+bool cuda_tensor_maps_exist(void);
+
+/* False where it has not, or does not take this one. */
 bool cuda_tensor_map(CUtensorMap *map, const void *data, int n_dimensions, const uint64_t *size,
                      const uint64_t *stride, const uint32_t *box);
 
