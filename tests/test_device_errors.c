@@ -125,7 +125,8 @@ static void test_found_late(void **state) {
                         "illegal memory access");
     error = (Error){0};
     failing_wait = n_waits;
-    assert_int_equal(executor_phases(&device.executor, device.executor.n_started, phases, &error), STATUS_FAILED);
+    assert_int_equal(executor_phases(&device.executor, device.executor.n_started, phases, &error),
+                     STATUS_FAILED);
     assert_non_null(strstr(error.text, "(set WAIT=1 and it is named)"));
     close_device(&device);
 }
