@@ -237,7 +237,7 @@ static Status run_exact_step(Loop *loop, Error *error) {
     bool stops;
     TRY(loop_agree(loop, &stops, error));
     end(trainer);
-    if (loop->n_under_way) stops = loop->wants_save = false; /* the next one is the last */
+    if (loop->n_under_way) stops = loop->wants_save = false; /* not yet: one more has begun */
     trainer->was_interrupted = stops && trainer->n_done < options->n_steps;
     if (result.was_abandoned) return STATUS_OK;
     TRY(loop_record(loop, trainer->n_done, &result, schedule_rate(&loop->schedule, index), seconds, error));
