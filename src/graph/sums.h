@@ -3,8 +3,8 @@
  * The gradient of a bias is the sum over the rows of dy: a pass over memory for the node that reads dy, next to nothing for
  * the one that writes it and has every element in registers.
  *
- *     linear_weight_gradient   dw, dbias <- dy, x        attention_backward       dy, dbias <- ...
- *     attention_backward       dy <- ...            =>   linear_weight_gradient   dw        <- dy, x */
+ *     attention_backward       dy        <- ...          attention_backward       dy, dbias <- ...
+ *     linear_weight_gradient   dw, dbias <- dy, x   =>   linear_weight_gradient   dw        <- dy, x */
 #ifndef PGPT_GRAPH_SUMS_H
 #define PGPT_GRAPH_SUMS_H
 
