@@ -408,16 +408,8 @@ static void test_texts(void **state) {
 }
 
 /* In 16 bits the one kernel runs many times behind the host: the same text each time, and what step by step would give. */
-static void test_runs_repeat(void **state) {
-    (void)state;
-    const ModelConfig config = {.n_layers = 4,
-                                .n_heads = 4,
-                                .n_channels = 256,
-                                .context = 256,
-                                .vocabulary = V,
-                                .tied = true,
-                                .bias = true};
-    TestModel model = open_model(config, DTYPE_BF16);
+static void check_runs_repeat(const ModelConfig *config) {
+    TestModel model = open_model(*config, DTYPE_BF16);
     Record first = run(&model, &gpu, 1, DTYPE_BF16, &KINDS[0]);
     Record second = run(&model, &gpu, 1, DTYPE_BF16, &KINDS[0]);
     assert_memory_equal(first.tokens, second.tokens, sizeof first.tokens);
@@ -438,6 +430,61 @@ static void test_runs_repeat(void **state) {
     close_model(&model);
 }
 
+/* By a grid, and by clusters with blocks of an odd number: what they keep between steps is of every other one. */
+static void test_runs_repeat(void **state) {
+    (void)state;
+    const ModelConfig small = {.n_layers = 4,
+                               .n_heads = 4,
+                               .n_channels = 256,
+                               .context = 256,
+                               .vocabulary = V,
+                               .tied = true,
+                               .bias = true};
+    ModelConfig gpt2 = small;
+    gpt2.n_layers = 3, gpt2.n_heads = 12, gpt2.n_channels = 768;
+    check_runs_repeat(&small);
+    check_runs_repeat(&gpt2);
+}
+
+static bool is_first_logit_finite(Generator *generator) {
+    Error error = {0};
+    int32_t token = 1;
+    assert_ok(generator_start(generator, 0, &token, 1, &error), &error);
+    assert_ok(generator_step(generator, &error), &error);
+    return isfinite(generator_logits(generator, 0)[0]);
+}
+
+/* Numbers beyond what clusters can add up are not hidden, whichever channel they are in; nor do they outlast their step. */
+static void test_numbers_too_large(void **state) {
+    (void)state;
+    const ModelConfig config = {.n_layers = 3,
+                                .n_heads = 12,
+                                .n_channels = 768,
+                                .context = 64,
+                                .vocabulary = V,
+                                .tied = true,
+                                .bias = true};
+    TestModel model = open_model(config, DTYPE_BF16);
+    Generator generator;
+    Error error = {0};
+    const Parameter *parameter = parameter_find(&model.table, ROLE_PROJ_WEIGHT, 1);
+    assert_non_null(parameter);
+    int64_t C = 768, F = 4 * C;
+    float *values = model.flat + parameter->flat_offset;
+    open_generator(&generator, &model, &gpu, 1, DTYPE_BF16);
+    for (int64_t channel = 0; channel < C; channel += 383) {
+        float *value = &values[channel * F + 2 * channel], kept = *value;
+        *value = 0x1p100f;
+        assert_ok(generator_upload(&generator, parameter, values, &error), &error);
+        assert_false(is_first_logit_finite(&generator));
+        *value = kept;
+        assert_ok(generator_upload(&generator, parameter, values, &error), &error);
+        assert_true(is_first_logit_finite(&generator));
+    }
+    generator_close(&generator);
+    close_model(&model);
+}
+
 int main(void) {
     Error error = {0};
     if (backend_cuda_open(&gpu, 0, &error) != STATUS_OK) {
@@ -450,6 +497,7 @@ int main(void) {
         cmocka_unit_test(test_texts),
         cmocka_unit_test(test_steps),
         cmocka_unit_test(test_runs_repeat),
+        cmocka_unit_test(test_numbers_too_large),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     cpu.close(cpu.context);

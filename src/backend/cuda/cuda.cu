@@ -321,8 +321,9 @@ static Status open_context(CudaContext *cuda, Error *error) {
                    "memory for tickets", error));
     TRY(cuda_check(cudaMemset(cuda->tickets, 0, N_TICKETS * sizeof *cuda->tickets), "memory for tickets",
                    error));
-    TRY(cuda_check(cudaMalloc(&cuda->mail, MAIL_BYTES + sizeof(uint64_t)), "memory for mail", error));
-    TRY(cuda_check(cudaMemset(cuda->mail, 0, MAIL_BYTES + sizeof(uint64_t)), "memory for mail", error));
+    size_t mail_bytes = MAIL_BYTES + MAIL_SUM_BYTES + MAIL_COUNTERS * sizeof(unsigned);
+    TRY(cuda_check(cudaMalloc(&cuda->mail, mail_bytes), "memory for mail", error));
+    TRY(cuda_check(cudaMemset(cuda->mail, 0, mail_bytes), "memory for mail", error));
     TRY(cuda_check(cudaHostAlloc((void **)&cuda->fault, sizeof *cuda->fault, cudaHostAllocMapped),
                    "pinned memory", error));
     memset(cuda->fault, 0, sizeof *cuda->fault);

@@ -6,8 +6,8 @@
  *
  * A cluster of 8 thread blocks has a head of attention, from the rows of its queries, keys and values to its columns of
  * the output's matrix, and as much of the hidden layer, from its rows to its columns. What leaves a cluster is a summand
- * of every channel of x. Rank r of every cluster adds up the summands of the r-th part of the channels, all in the same
- * order, so that all clusters have the same x; and passes them on in its cluster.
+ * of every channel of x. They are added up in the second-level cache; rank r of every cluster takes the sums of the r-th
+ * part of the channels, which are the same for all, and passes them on in its cluster.
  *
  * The products. Over all channels a warp has four whole rows, so that no sums are left to be joined over warps. The
  * tensor cores multiply 16 rows by 16 terms by 8 columns of factors: here the rows are 4, four times, each with another
@@ -81,6 +81,8 @@ template <typename T, int HEADS> DEVICE void run_blocks(const DecodeCall &c, Sel
             receive_head<T>(shared, me, turn);
             send_rows<HEADS>(me, 0, l, multiply_head<T>(me, out, shared.joined[me.warp][0]));
             expect_next(shared, me, PARTS);
+        } else {
+            clear_rows<HEADS>(c, me, 0, l);
         }
         prepare_wide<T>(shared, me, HIDDEN_IN, shared.fc, 1, turn, wide);
         if (has_rows) {
@@ -95,6 +97,8 @@ template <typename T, int HEADS> DEVICE void run_blocks(const DecodeCall &c, Sel
             barrier_pass(&shared.arrived[HIDDEN], turn);
             send_rows<HEADS>(me, 1, l, multiply_hidden<T>(me, proj, shared.hidden));
             expect_next(shared, me, HIDDEN);
+        } else {
+            clear_rows<HEADS>(c, me, 1, l);
         }
         if (l + 1 < c.n_blocks)
             prepare_wide<T>(shared, me, ATTENTION_IN, shared.qkv, HEAD_SIZE / RANKS, turn ^ 1, wide);
@@ -105,7 +109,7 @@ template <typename T, int HEADS> DEVICE void run_blocks(const DecodeCall &c, Sel
     }
     run_head<T, HEADS>(c, me);
     if (blockIdx.x == 0 && me.thread == 0)
-        *c.tag = me.tag + (unsigned)c.n_blocks; /* all others have read it: they have sent since */
+        *c.turn = me.turn + (unsigned)c.n_blocks; /* all others have read it: they have sent since */
 }
 
 #endif
@@ -120,7 +124,7 @@ static __global__ void __launch_bounds__(CLUSTER_THREADS, 1)
     me.lane = me.thread % WARP, me.warp = me.thread / WARP;
     me.group = me.lane / 4, me.member = me.lane % 4;
     me.rank = cluster_rank(), me.cluster = (int)blockIdx.x / RANKS;
-    find_mail<HEADS>(c, me);
+    find_sums<HEADS>(c, me);
     let_successor_start();
     clear_missing<HEADS>(c);
     if (me.thread == 0) init_barriers<HEADS>();
@@ -134,7 +138,8 @@ static __global__ void __launch_bounds__(CLUSTER_THREADS, 1)
 /* ---- on the host's side ---- */
 
 enum { GPT2_HEADS = 12 };
-static_assert(2 * GPT2_HEADS * ClusterSizes<GPT2_HEADS>::C * sizeof(Word) <= MAIL_BYTES, "see find_mail");
+static_assert(SUM_SETS * ClusterSizes<GPT2_HEADS>::C * sizeof(Word) <= MAIL_SUM_BYTES, "see find_sums");
+static_assert((int)GPT2_HEADS <= (int)SUM_COUNT, "they are counted");
 
 typedef void ClusterKernel(const ClusterCall);
 

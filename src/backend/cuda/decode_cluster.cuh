@@ -6,13 +6,14 @@
  * again when the next of its kind is sent: between two of a kind there are others, each of which everybody needs from
  * everybody before he goes on.
  *
- * Between clusters there is the second-level cache (decode_mail.cuh), which takes three times as long. */
+ * Between clusters there is the second-level cache (decode_sums.cuh), which takes three times as long. */
 #ifndef PGPT_BACKEND_CUDA_DECODE_CLUSTER_CUH
 #define PGPT_BACKEND_CUDA_DECODE_CLUSTER_CUH
 
 #include "backend/cuda/barriers.cuh"
 #include "backend/cuda/decode_ring.cuh"
 #include "backend/cuda/decode_step.h"
+#include "backend/cuda/decode_sums.cuh"
 #include "backend/cuda/multiply16.cuh"
 
 #include <cuda.h>
@@ -33,7 +34,8 @@ enum {
     HEAD_SLOTS = 3,
     PIECE_ROWS = 4,    /* of all channels, ordered at once */
     BOXES_OF_RANK = 2, /* above each other: a piece each */
-    PACE = 350,        /* clocks from a piece to the next: 24 are a block's */
+    PACE = 300,        /* clocks from a piece to the next: 24 are a block's */
+    KEPT_TILES = 4,    /* of so many tiles of the head, one stays in the second-level cache: 16 MB */
     BOX_TERMS = 64,    /* of a row of a box: 128 bytes */
 };
 

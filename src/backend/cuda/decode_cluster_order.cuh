@@ -4,7 +4,8 @@
  * burst. So weights are ordered in pieces, a certain time apart, which is a little less than what a block takes.
  *
  * Clusters are not equally fast in reading, since some share their way to the cache. So the tiles of the head are dealt
- * out as they are asked for, by a counter; all but the first, which wait for nothing. */
+ * out as they are asked for, by a counter; all but the first, which wait for nothing. Some of the head, more than which the
+ * cache does not hold, stays there from a token to the next, while everything else passes through. */
 #ifndef PGPT_BACKEND_CUDA_DECODE_CLUSTER_ORDER_CUH
 #define PGPT_BACKEND_CUDA_DECODE_CLUSTER_ORDER_CUH
 
@@ -151,11 +152,12 @@ template <typename T, int HEADS> DEVICE void order_head(Orders<HEADS> &o, unsign
     enum { C = ClusterSizes<HEADS>::C };
     ClusterShared<HEADS> &shared = o.shared;
     int n_tiles = (o.c.n_logits + HEAD_ROWS - 1) / HEAD_ROWS, n_blocks = (int)gridDim.x, tile, asked = 0;
+    uint64_t kept = keep_policy(KEEP_LONG);
 #    pragma unroll 1
     for (int n = 0;; n++) {
         tile = n < HEAD_SLOTS ? n * n_blocks + (int)blockIdx.x : asked;
         if (n + 1 >= HEAD_SLOTS) /* the next one's number is on its way meanwhile */
-            asked = HEAD_SLOTS * n_blocks + (int)(atomicAdd(o.c.tag + 1, 1u) - first);
+            asked = HEAD_SLOTS * n_blocks + (int)(atomicAdd(o.c.tiles, 1u) - first);
         int slot = n % HEAD_SLOTS, row = tile * HEAD_ROWS, left = o.c.n_logits - row;
         int count = tile >= n_tiles ? 0 : left < HEAD_ROWS ? left : HEAD_ROWS;
         uint64_t *full = &shared.head_full[slot];
@@ -168,7 +170,7 @@ template <typename T, int HEADS> DEVICE void order_head(Orders<HEADS> &o, unsign
                           full);
         else
             order<T>(head_slot(shared, slot), o.c.product[HEAD].weight, (int64_t)row * C, count * C, full,
-                     o.policy);
+                     tile % KEPT_TILES == 0 ? kept : o.policy);
     }
 }
 
@@ -185,7 +187,7 @@ template <typename T, int HEADS> DEVICE void order_all(const ClusterCall &call, 
     order<T>(o.shared.final_bias, head.norm_bias, 0, C, &o.shared.final_full, o.policy);
     wait_for_predecessor(); /* so far, nobody is disturbed */
     o.pace = PACE;
-    unsigned first = *(volatile unsigned *)(c.tag + 1);
+    unsigned first = *(volatile unsigned *)c.tiles;
     __threadfence(); /* before anybody asks for a tile: he needs what this block makes of its keys first */
     find_keys(c, me, *(const volatile int32_t *)c.start);
     order_keys<T>(o, me, 0);

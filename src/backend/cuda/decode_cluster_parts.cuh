@@ -14,11 +14,11 @@ typedef struct {
     int rank, cluster;
     int position;                 /* of the new token */
     int first_key, n_keys, n_old; /* of this rank; n_old: that are in the cache */
-    Word *mail_to;                /* this thread's summand behind attention */
-    const Word *mail_from;        /* and those of its two channels, of its first cluster */
-    unsigned tag;
-    float origin; /* moments are taken from here: the mean at the last norm */
-    float2 kept;  /* channels of x, with three others */
+    Word *sum_to;                 /* where this thread's summand goes, in the first set */
+    const Word *sum_from;         /* and the sums of its two channels are */
+    unsigned turn;                /* blocks before this step */
+    float origin;                 /* moments are taken from here: the mean at the last norm */
+    float2 kept;                  /* channels of x, with three others */
 } Self;
 
 /* For the warps that compute. */
@@ -105,7 +105,7 @@ template <typename T, int HEADS> DEVICE unsigned wait_and_embed(const DecodeCall
         has_rows ? *(const unsigned *)((const T *)c.product[ATTENTION_IN].norm_weight + channel) : 0u;
     wait_for_predecessor();
     int position = *(const volatile int32_t *)c.start, token = *(const volatile int32_t *)c.tokens;
-    me.tag = *(volatile unsigned *)c.tag + 1;
+    me.turn = *(volatile unsigned *)c.turn;
     find_keys(c, me, position);
     if (blockIdx.x == 0 && me.thread == 0) {
         if (token < 0 || token >= c.vocabulary) report(c.fault, FAULT_TOKEN, token, c.vocabulary);
@@ -374,51 +374,40 @@ DEVICE float2 multiply_hidden(const Self &me, const Narrow<TERMS> &narrow, const
 
 /* ---- x ---- */
 
-/* Where the mail of this thread is, behind attention; behind the block it is so many words further on. */
-template <int HEADS> struct MailStep {
-    enum { WORDS = HEADS * ClusterSizes<HEADS>::C };
-};
-template <int HEADS> DEVICE void find_mail(const DecodeCall &c, Self &me) {
-    typedef ClusterSizes<HEADS> S;
-    Word *rows = c.mail.words + me.rank * S::RANK_ROWS;
-    me.mail_to = rows + me.cluster * S::C + me.warp * TILE_ROWS + row_of_group(me) +
-                 (me.member < 2 ? 8 * me.member : 0);
-    me.mail_from = rows + me.thread / 4 * 2 + me.member * S::C;
+template <int HEADS> DEVICE void find_sums(const DecodeCall &c, Self &me) {
+    Word *rows = c.sums + me.rank * ClusterSizes<HEADS>::RANK_ROWS;
+    me.sum_to = rows + me.warp * TILE_ROWS + row_of_group(me) + (me.member < 2 ? 8 * me.member : 0);
+    me.sum_from = rows + me.thread / 4 * 2;
 }
 
-/* Summands of 16 channels, to the same rank of all clusters. which: behind attention, behind the block. */
+/* Summands of 16 channels. which: behind attention, behind the block. */
 template <int HEADS> DEVICE void send_rows(const Self &me, int which, int block, float2 sums) {
-    float value = me.member ? sums.y : sums.x;
-    if (me.member < 2) mail_put(me.mail_to + which * MailStep<HEADS>::WORDS, value, me.tag + (unsigned)block);
+    int set = sum_set(me.turn + (unsigned)block, which);
+    if (me.member < 2) sum_add(me.sum_to + set * ClusterSizes<HEADS>::C, me.member ? sums.y : sums.x);
 }
 
-/* All summands of this thread's two channels: it takes every fourth cluster's, three others the rest. */
+/* This thread's two channels, as three others have them. */
 template <typename T, int HEADS> DEVICE void receive_rows(Self &me, int which, int block, unsigned bias) {
-    enum { EACH = (HEADS + 3) / 4 };
-    const Word *from = me.mail_from + which * MailStep<HEADS>::WORDS;
-    unsigned payload[EACH][2] = {{0}};
+    const Word *from = me.sum_from + sum_set(me.turn + (unsigned)block, which) * ClusterSizes<HEADS>::C;
+    float2 constant = pair_as_floats(bias, T());
+    Word sum[2];
     int looks = 0;
-    bool complete;
-    do {
-        complete = true;
-#    pragma unroll
-        for (int i = 0; i < EACH; i++)
-            if (me.member + 4 * i < HEADS)
-                complete &=
-                    mail_look(from + 4 * i * ClusterSizes<HEADS>::C, me.tag + (unsigned)block, payload[i]);
-        mail_patience(&looks);
-    } while (!complete);
-    float2 sum = make_float2(0.0f, 0.0f), constant = pair_as_floats(bias, T());
-#    pragma unroll
-    for (int i = 0; i < EACH; i++)
-        sum.x += __uint_as_float(payload[i][0]), sum.y += __uint_as_float(payload[i][1]);
-#    pragma unroll
-    for (int step = 1; step < 4; step *= 2) {
-        sum.x += __shfl_xor_sync(0xFFFFFFFFu, sum.x, step);
-        sum.y += __shfl_xor_sync(0xFFFFFFFFu, sum.y, step);
-    }
-    me.kept.x += sum.x + constant.x;
-    me.kept.y += sum.y + constant.y;
+    while (!sum_look(from, HEADS, sum)) mail_patience(&looks);
+    me.kept.x += sum_value(sum[0]) + constant.x;
+    me.kept.y += sum_value(sum[1]) + constant.y;
+}
+
+/* The sums of the block before, by a warp that has no rows: this cluster's share of the rank's. What this warp sends next
+ * is behind it. */
+template <int HEADS> DEVICE void clear_rows(const DecodeCall &c, const Self &me, int which, int block) {
+    typedef ClusterSizes<HEADS> S;
+    enum { SHARE = S::RANK_ROWS / HEADS };
+    static_assert(S::RANK_ROWS % HEADS == 0 && SHARE <= WARP && S::ROW_WARPS < COMPUTING_WARPS, "shares");
+    if (me.warp != COMPUTING_WARPS - 1) return;
+    int set = sum_set(me.turn + (unsigned)block + 1, which);
+    if (me.lane < SHARE)
+        sum_clear(c.sums + set * S::C + me.rank * S::RANK_ROWS + me.cluster * SHARE + me.lane);
+    __threadfence();
 }
 
 /* This rank's channels of x, times the weights of the norm that follows, and their moments: to all ranks. Four threads

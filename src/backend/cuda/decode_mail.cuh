@@ -49,13 +49,6 @@ DEVICE void mail_send(const Mail &mail, int at, float value, unsigned tag) {
     mail_send(mail, at, __float_as_uint(value), tag);
 }
 
-/* One word, where nobody needs a copy. */
-DEVICE void mail_put(Word *to, float value, unsigned tag) {
-    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to),
-                 "l"((Word)tag << 32 | __float_as_uint(value))
-                 : "memory");
-}
-
 /* The copy that this block reads. */
 DEVICE const Word *mail_box(const Mail &mail) {
     return mail.words + blockIdx.x % MAIL_COPIES * mail.copy_words;

@@ -337,7 +337,10 @@ static void fill_addresses(const KernelCall *call, DecodeCall *c) {
     c->start = (const int32_t *)call->in[DECODE_START];
     c->logits = (float *)call->out[DECODE_LOGITS];
     c->mail.words = (Word *)context->mail;
-    c->tag = (unsigned *)((char *)context->mail + MAIL_BYTES);
+    c->sums = c->mail.words + MAIL_BYTES / sizeof(Word);
+    c->tag = (unsigned *)((char *)c->sums + MAIL_SUM_BYTES);
+    c->tiles = c->tag + 1;
+    c->turn = c->tag + 2;
     c->fault = context->device_fault;
 }
 

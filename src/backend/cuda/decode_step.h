@@ -82,6 +82,9 @@ typedef struct {
     const int32_t *tokens, *start;
     float *logits;
     unsigned *tag; /* the last one that was used */
+    /* decode_cluster.cu's: sums of x, and how many tiles of the head and how many blocks there have been */
+    Word *sums;
+    unsigned *tiles, *turn;
     CudaFault *fault;
     Mail mail;
     MailLayout at;

@@ -35,7 +35,7 @@ typedef struct {
 } CudaFault;
 
 enum { N_TICKETS = 8192 };
-enum { MAIL_BYTES = 2 << 20 };
+enum { MAIL_BYTES = 2 << 20, MAIL_SUM_BYTES = 32 << 10, MAIL_COUNTERS = 3 };
 enum { UPLOAD_SEGMENTS = 8, UPLOAD_SEGMENT_BYTES = 512 * 1024, DOWNLOAD_BYTES = 1024 * 1024 };
 
 /* How attention is computed (attention.h): tests force a way, and what it does not take fails. */
@@ -58,7 +58,7 @@ typedef struct CudaContext {
     CudaFault *device_fault; /* the same memory, as kernels see it */
     unsigned *
         tickets; /* (N_TICKETS), 0 between kernels: which of several blocks comes last. Kernels set them back */
-    /* MAIL_BYTES, a tag and a counter: what blocks of one grid send each other (decode_mail.cuh) */
+    /* What blocks of one grid send each other: words (decode_mail.cuh), sums (decode_sums.cuh), counters. */
     void *mail;
     struct CudaProducts *products; /* linear.cu's: what it remembers about shapes; NULL until it is used */
     AttentionWay attention_way;    /* ATTENTION_AUTO, but for tests */
