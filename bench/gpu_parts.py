@@ -433,7 +433,7 @@ def main():
     parser.add_argument("--data", type=pathlib.Path)
     parser.add_argument("--cases", default="", help="speed: only these, with commas between")
     parser.add_argument("--learn-steps", type=int, default=5000)
-    parser.add_argument("--seeds", default="1,2,3", help="learn: with commas between")
+    parser.add_argument("--seeds", default="1,2,3,4,5", help="learn: with commas between")
     parser.add_argument("--quick", action="store_true")
     call = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that what was started is ended

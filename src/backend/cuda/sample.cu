@@ -172,6 +172,7 @@ DEVICE void pick_token(const SampleCall &c, const SampleSettings &settings, RowS
     row.largest = warp_largest(most);
 #pragma unroll
     for (int i = 0; i < LANE_PARTS; i++) is_likeliest[i] = largest[i] == row.largest;
+    float sum = sum_of_row(shared->parts, largest, row.largest); /* beside what follows, not after it */
     bool is_cut = (settings.top_k > 0 && settings.top_k < row.n) || settings.top_p < 1.0;
     bool is_any_bad = first_part(is_bad) != INT32_MAX;
     if (is_any_bad) {
@@ -192,7 +193,8 @@ DEVICE void pick_token(const SampleCall &c, const SampleSettings &settings, RowS
     }
     if (number != part.number) return;
     if (token < 0) token = find_token(row.logits, part.begin, part.end, is_any_bad ? NAN : row.largest);
-    float logit = row.logits[token], sum = sum_of_row(shared->parts, largest, row.largest);
+    bool is_held = part.is_held && token >= part.begin && token < part.end;
+    float logit = is_held ? held_logit(part, token - part.begin) : row.logits[token];
     if (lane_of() == 0)
         hand_over(c, b, state, is_any_bad, token, is_any_bad ? logit : logit - row.largest - logf(sum));
 }

@@ -166,6 +166,14 @@ DEVICE int find_held(const Part &part, float logit) {
     return (int)__reduce_min_sync(0xFFFFFFFFu, first);
 }
 
+/* The i-th of them, for all threads. */
+DEVICE float held_logit(const Part &part, int i) {
+    float v = part.v[0];
+#pragma unroll
+    for (int k = 1; k < AT_ONCE; k++) v = i / WARP == k ? part.v[k] : v;
+    return __shfl_sync(0xFFFFFFFFu, v, i % WARP);
+}
+
 /* ---- the row: each thread of a warp has LANE_PARTS parts of it ---- */
 
 /* The first part for which it holds. */
