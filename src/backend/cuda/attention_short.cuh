@@ -42,6 +42,28 @@ template <typename T, int HS, int ROWS> struct ShortForward {
     enum { BYTES = 3 * ROWS * STRIDE * (int)sizeof(T) };
 };
 
+/* ---- heads ---- */
+
+/* Where a head is: elements from the beginning of qkv and y to its first row. */
+typedef struct {
+    int b, h;
+    int64_t at_query, at_y;
+} ShortPlace;
+
+DEVICE ShortPlace short_place(int head, const TiledShape &s) {
+    ShortPlace place;
+    place.b = head / s.n_heads;
+    place.h = head % s.n_heads;
+    place.at_query = (int64_t)place.b * s.n_positions * s.width + (int64_t)place.h * s.head_size;
+    place.at_y = (int64_t)place.b * s.n_positions * s.y_width + (int64_t)place.h * s.head_size;
+    return place;
+}
+
+/* Into the cache. */
+DEVICE void fetch(const void *p) {
+    asm volatile("prefetch.global.L2 [%0];\n" ::"l"(p));
+}
+
 /* ---- rows to and from shared memory ---- */
 
 /* All copies of all threads are there but for those that were begun last. */
@@ -126,6 +148,44 @@ DEVICE void store_results(T *head, int64_t stride, const float c[HS / 8][4], con
     }
 }
 
+/* ---- sums of rows ---- */
+
+/* Of 2·HALF sums a lane keeps one half and gives the other to the lane that is `step` away, which has other rows of the same
+ * columns. */
+template <int HALF> DEVICE void give_half(float v[2 * HALF], int step) {
+    bool is_upper = threadIdx.x & step;
+#pragma unroll
+    for (int k = 0; k < HALF; k++) {
+        float get = __shfl_xor_sync(0xFFFFFFFFu, is_upper ? v[k] : v[k + HALF], step);
+        v[k] = (is_upper ? v[k + HALF] : v[k]) + get;
+    }
+}
+
+/* The sums of the columns of 16 rows from `first` on, as store_results stores them. A lane gets HS/32 of them: number k is
+ * that of summed_column(k). */
+template <int HS> DEVICE int summed_column(int k) {
+    int lane = (int)threadIdx.x % WARP, index = lane / 4 * (HS / 32) + k;
+    return index / 2 * 8 + lane % 4 * 2 + index % 2;
+}
+template <typename T, int HS>
+DEVICE void sum_rows(float sums[HS / 32], const float c[HS / 8][4], float factor, int first,
+                     const TiledShape &s) {
+    int lane = (int)threadIdx.x % WARP, row = first + lane / 4;
+    float v[HS / 4];
+#pragma unroll
+    for (int n = 0; n < HS / 8; n++) {
+        float2 upper = pair_as_floats(pair_of_floats(c[n][0] * factor, c[n][1] * factor, T()), T());
+        float2 lower = pair_as_floats(pair_of_floats(c[n][2] * factor, c[n][3] * factor, T()), T());
+        v[2 * n] = (row < s.n_positions ? upper.x : 0.0f) + (row + 8 < s.n_positions ? lower.x : 0.0f);
+        v[2 * n + 1] = (row < s.n_positions ? upper.y : 0.0f) + (row + 8 < s.n_positions ? lower.y : 0.0f);
+    }
+    give_half<HS / 8>(v, 16);
+    give_half<HS / 16>(v, 8);
+    give_half<HS / 32>(v, 4);
+#pragma unroll
+    for (int k = 0; k < HS / 32; k++) sums[k] = v[k];
+}
+
 /* ---- dropout, with counters of 32 bits: attention_short_takes sees to that ---- */
 
 typedef struct {
@@ -139,6 +199,13 @@ DEVICE ShortDropout short_dropout_of(const TiledShape &s, int b, int h) {
     Dropout d = dropout_of(s, b, h);
     ShortDropout narrow = {d.key, d.sequence, (unsigned)d.first_row, d.blocks, s.threshold << 16};
     return narrow;
+}
+
+/* The first head's dropout, made another's. */
+DEVICE ShortDropout of_head(ShortDropout dropout, const ShortPlace &place, const TiledShape &s) {
+    dropout.sequence += (uint64_t)place.b;
+    dropout.first_row += (unsigned)place.h * (unsigned)s.n_positions;
+    return dropout;
 }
 
 /* Of keys 8·block to 8·block + 7. */

@@ -1,13 +1,12 @@
 /* The pieces of product_fused.cu: what a thread block has in shared memory, and the instructions of compute capability
  * 9.0 that copy boxes of matrices and multiply them.
  *
- * Boxes have rows of 128 bytes. In row r of a box, 16-byte vector v is at place v ^ (r % 8): so the hardware copies it in
- * and out, so the tensor cores read it, and so 8 rows of one vector are in different banks. */
+ * warpgroups.cuh says how boxes lie in shared memory. */
 #ifndef PGPT_BACKEND_CUDA_PRODUCT_FUSED_PARTS_CUH
 #define PGPT_BACKEND_CUDA_PRODUCT_FUSED_PARTS_CUH
 
-#include "backend/cuda/barriers.cuh"
 #include "backend/cuda/product_fused.h"
+#include "backend/cuda/warpgroups.cuh"
 
 #include <cuda.h>
 
@@ -80,11 +79,6 @@ DEVICE void stores_end(void) {
 template <int N> DEVICE void stores_have_read(void) {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
 }
-/* What this thread has written to shared memory is seen by the copies that are ordered after the next barrier. */
-DEVICE void show_to_copies(void) {
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
 /* Lane L gives the address of row L%8 of matrix L/8. */
 DEVICE void load_matrices(unsigned r[4], unsigned shared) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -100,24 +94,6 @@ DEVICE void store_matrices(unsigned shared, const unsigned r[4]) {
 
 /* ---- products ---- */
 
-/* The tensor cores want a matrix in boxes described in 64 bits. The upper ones are always the same: how vectors are
- * swapped, and that it is 1024 bytes from 8 rows to the next. The lower ones say where it begins and, where a box has terms
- * for rows, how far it is from a box to the next. */
-enum { ROWS_OF_128 = 1 << 30 | 1024 >> 4 };
-
-DEVICE unsigned describe(const void *box, unsigned next_box) {
-    return (next_box >> 4) << 16 | (shared_address(box) & 0x3FFFF) >> 4;
-}
-
-DEVICE void products_begin(void) {
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-}
-DEVICE void products_end(void) {
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
-template <int N> DEVICE void products_arrive(void) {
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
-}
 /* The sums are not touched before this point, or after it, as the compiler sees it. */
 DEVICE void hold(float sum[SUMS]) {
 #    pragma unroll
