@@ -3,7 +3,7 @@
  *     cuda_attention check [WAY]  errors ‖out - reference‖ / ‖reference‖ of y, lse and dqkv; fails if one is too large
  *     cuda_attention time [NAME]  TFLOP/s of forward and backward (4·HS and 10·HS a visible pair), and scratch memory
  *
- * WAY: this way only ("short"); NAME: only cases whose names contain it.
+ * WAY: this way only ("short"; "groups" is its other backward, after the same forward); NAME: only cases whose names contain it.
  *
  * Outputs are filled with NaNs before every check, inputs are normal random numbers. Backward passes are run twice: an
  * ordered one must give the same bits. Exit code 77 without a GPU. */
@@ -28,8 +28,9 @@ typedef struct {
     double *y, *lse, *dqkv; /* the reference's */
 } Problem;
 
-enum { WAY_PLAIN, WAY_TILED, WAY_SHORT, WAY_LIBRARY, WAY_LIBRARY_ANY, N_WAYS };
-static const char *const WAY_NAME[N_WAYS] = {"plain", "tiled", "short", "cuDNN", "cuDNN, any order"};
+enum { WAY_PLAIN, WAY_TILED, WAY_SHORT, WAY_GROUPS, WAY_LIBRARY, WAY_LIBRARY_ANY, N_WAYS };
+static const char *const WAY_NAME[N_WAYS] = {"plain",  "tiled", "short",
+                                             "groups", "cuDNN", "cuDNN, any order"};
 
 static void must(cudaError_t code, const char *what) {
     if (code == cudaSuccess) return;
@@ -206,6 +207,15 @@ static int max_shared_bytes(void) {
     return bytes;
 }
 
+static bool groups_take(const AttentionShape *s) {
+    int device = 0, major = 0, minor = 0;
+    must(cudaGetDevice(&device), "the device");
+    must(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "the device");
+    must(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "the device");
+    return attention_short_takes(s, true, max_shared_bytes()) &&
+           attention_groups_takes(s, false, major * 10 + minor);
+}
+
 /* Does this way take the shape? If so, with scratch memory. */
 static bool prepare(Problem *p, int way, bool backward, AttentionLibrary **library,
                     const AttentionPlan **plan) {
@@ -216,6 +226,7 @@ static bool prepare(Problem *p, int way, bool backward, AttentionLibrary **libra
     if (way == WAY_TILED && !attention_tiled_takes(s)) return false;
     if (way == WAY_TILED && backward) bytes = attention_tiled_backward_scratch(s);
     if (way == WAY_SHORT && !attention_short_takes(s, backward, max_shared_bytes())) return false;
+    if (way == WAY_GROUPS && !groups_take(s)) return false;
 #ifdef PGPT_HAVE_CUDNN
     if (way >= WAY_LIBRARY) {
         *plan = attention_library_plan(library, s, backward, way == WAY_LIBRARY_ANY);
@@ -244,7 +255,8 @@ static Status run(const Problem *p, int way, bool backward, const AttentionPlan 
         return backward ? attention_plain_backward(s, m, stream, error)
                         : attention_plain_forward(s, m, stream, error);
     }
-    if (way == WAY_SHORT) {
+    if (way == WAY_GROUPS && backward) return attention_groups_backward(s, m, stream, error);
+    if (way == WAY_SHORT || way == WAY_GROUPS) {
         return backward ? attention_short_backward(s, m, stream, error)
                         : attention_short_forward(s, m, stream, error);
     }
@@ -282,6 +294,31 @@ static bool check_again(const Problem *p, int way, const AttentionPlan *plan) {
     return same;
 }
 
+/* A block a sequence: the sums of its rows of dqkv as they are stored, a thread a column. */
+static __global__ void sum_rows(const void *dqkv, AttentionShape s, double *sums) {
+    int64_t first = blockIdx.x * s.n_positions * s.width;
+    for (int64_t i = threadIdx.x; i < s.width; i += blockDim.x) {
+        double sum = 0.0;
+        for (int64_t t = 0; t < s.n_positions; t++) sum += element(dqkv, first + t * s.width + i, s.dtype);
+        sums[blockIdx.x * s.width + i] = sum;
+    }
+}
+
+/* How far the sums that a backward makes are from those of what it stores. */
+static double check_sums(Problem *p, int way, const AttentionPlan *plan) {
+    int64_t count = p->shape.n_sequences * p->shape.width;
+    double *wanted = (double *)device_memory((size_t)count * sizeof(double));
+    p->memory.sums = (float *)device_memory((size_t)count * sizeof(float));
+    must(cudaMemset(p->memory.sums, 0xFF, (size_t)count * sizeof(float)), "clearing");
+    run_or_die(p, way, true, plan, 0);
+    sum_rows<<<(unsigned)p->shape.n_sequences, 256>>>(p->memory.dqkv, p->shape, wanted);
+    double apart = error_of(p->memory.sums, wanted, count, DTYPE_F32);
+    cudaFree(p->memory.sums);
+    cudaFree(wanted);
+    p->memory.sums = NULL;
+    return apart;
+}
+
 static bool check(Case c, const char *only, AttentionLibrary **library) {
     Problem p = problem_new(c, true);
     double bound = c.dtype == DTYPE_F32 ? 1e-5 : c.dtype == DTYPE_F16 ? 1e-3 : 1e-2;
@@ -305,7 +342,12 @@ static bool check(Case c, const char *only, AttentionLibrary **library) {
             bool same = check_again(&p, way, plan);
             printf("  dqkv %.1e%s", of_gradient, same ? "" : "  varies");
             good = good && of_gradient < bound && (same || way == WAY_LIBRARY_ANY);
-            if (way < WAY_LIBRARY) {
+            if (way == WAY_SHORT || way == WAY_GROUPS) {
+                double of_sums = check_sums(&p, way, plan);
+                printf("  sums %.1e", of_sums);
+                good = good && of_sums < 1e-5;
+            }
+            if (way < WAY_LIBRARY && way != WAY_GROUPS) {
                 p.memory.add = true;
                 run_or_die(&p, way, true, plan, 0);
                 p.memory.add = false;
@@ -403,21 +445,23 @@ int main(int argc, char **argv) {
     }
     AttentionLibrary *library = NULL;
     static const Case CHECKS[] = {
-        {DTYPE_BF16, 2, 256, 4, 4, 64, 0.0f}, {DTYPE_BF16, 2, 333, 4, 2, 64, 0.0f},
-        {DTYPE_BF16, 2, 200, 4, 2, 64, 0.2f}, {DTYPE_BF16, 1, 1024, 2, 2, 64, 0.0f},
-        {DTYPE_BF16, 3, 1, 2, 1, 64, 0.0f},   {DTYPE_BF16, 2, 65, 3, 3, 64, 0.5f},
-        {DTYPE_F16, 2, 130, 3, 3, 32, 0.0f},  {DTYPE_F16, 2, 128, 3, 3, 32, 0.1f},
-        {DTYPE_F16, 2, 128, 4, 4, 80, 0.0f},  {DTYPE_F16, 2, 130, 4, 1, 96, 0.1f},
-        {DTYPE_F16, 2, 256, 4, 2, 128, 0.0f}, {DTYPE_F16, 2, 70, 2, 2, 120, 0.3f},
-        {DTYPE_BF16, 2, 77, 2, 2, 24, 0.0f},  {DTYPE_BF16, 2, 77, 2, 2, 20, 0.1f},
-        {DTYPE_F32, 2, 333, 4, 2, 64, 0.0f},  {DTYPE_F32, 2, 130, 2, 2, 32, 0.2f},
-        {DTYPE_F32, 2, 130, 2, 2, 96, 0.0f},  {DTYPE_F32, 2, 200, 2, 1, 128, 0.2f},
-        {DTYPE_F32, 2, 33, 3, 3, 17, 0.1f},   {DTYPE_F32, 1, 64, 1, 1, 8, 0.0f},
-        {DTYPE_BF16, 2, 256, 6, 6, 64, 0.2f}, {DTYPE_BF16, 1, 255, 3, 3, 64, 0.2f},
-        {DTYPE_BF16, 2, 100, 2, 2, 64, 0.1f}, {DTYPE_BF16, 1, 64, 2, 2, 64, 0.2f},
-        {DTYPE_BF16, 3, 7, 2, 2, 64, 0.5f},   {DTYPE_BF16, 3, 1, 2, 2, 64, 0.5f},
-        {DTYPE_F16, 1, 129, 2, 2, 56, 0.2f},  {DTYPE_F16, 1, 255, 2, 2, 32, 0.0f},
-        {DTYPE_F16, 2, 256, 4, 2, 64, 0.2f},  {DTYPE_F16, 2, 250, 2, 2, 8, 0.3f},
+        {DTYPE_BF16, 2, 256, 4, 4, 64, 0.0f},  {DTYPE_BF16, 2, 333, 4, 2, 64, 0.0f},
+        {DTYPE_BF16, 2, 200, 4, 2, 64, 0.2f},  {DTYPE_BF16, 1, 1024, 2, 2, 64, 0.0f},
+        {DTYPE_BF16, 3, 1, 2, 1, 64, 0.0f},    {DTYPE_BF16, 2, 65, 3, 3, 64, 0.5f},
+        {DTYPE_F16, 2, 130, 3, 3, 32, 0.0f},   {DTYPE_F16, 2, 128, 3, 3, 32, 0.1f},
+        {DTYPE_F16, 2, 128, 4, 4, 80, 0.0f},   {DTYPE_F16, 2, 130, 4, 1, 96, 0.1f},
+        {DTYPE_F16, 2, 256, 4, 2, 128, 0.0f},  {DTYPE_F16, 2, 70, 2, 2, 120, 0.3f},
+        {DTYPE_BF16, 2, 77, 2, 2, 24, 0.0f},   {DTYPE_BF16, 2, 77, 2, 2, 20, 0.1f},
+        {DTYPE_F32, 2, 333, 4, 2, 64, 0.0f},   {DTYPE_F32, 2, 130, 2, 2, 32, 0.2f},
+        {DTYPE_F32, 2, 130, 2, 2, 96, 0.0f},   {DTYPE_F32, 2, 200, 2, 1, 128, 0.2f},
+        {DTYPE_F32, 2, 33, 3, 3, 17, 0.1f},    {DTYPE_F32, 1, 64, 1, 1, 8, 0.0f},
+        {DTYPE_BF16, 2, 256, 6, 6, 64, 0.2f},  {DTYPE_BF16, 1, 255, 3, 3, 64, 0.2f},
+        {DTYPE_BF16, 2, 100, 2, 2, 64, 0.1f},  {DTYPE_BF16, 1, 64, 2, 2, 64, 0.2f},
+        {DTYPE_BF16, 3, 7, 2, 2, 64, 0.5f},    {DTYPE_BF16, 3, 1, 2, 2, 64, 0.5f},
+        {DTYPE_F16, 1, 129, 2, 2, 56, 0.2f},   {DTYPE_F16, 1, 255, 2, 2, 32, 0.0f},
+        {DTYPE_F16, 2, 256, 4, 2, 64, 0.2f},   {DTYPE_F16, 2, 250, 2, 2, 8, 0.3f},
+        {DTYPE_F16, 1, 193, 2, 2, 64, 0.2f},   {DTYPE_F16, 27, 190, 5, 5, 64, 0.0f},
+        {DTYPE_BF16, 45, 256, 6, 6, 64, 0.2f}, /* several heads a multiprocessor */
     };
     static const struct {
         const char *name;

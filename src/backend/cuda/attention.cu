@@ -132,6 +132,9 @@ static Status run(const KernelCall *call, const Tensor *qkv, const AttentionMemo
         if (plan) return attention_plan_run(plan, memory, stream, error);
     }
     if (is_short(context, &shape, memory, backward)) {
+        int capability = context->properties.major * 10 + context->properties.minor;
+        if (backward && attention_groups_takes(&shape, memory->add, capability))
+            return attention_groups_backward(&shape, memory, stream, error);
         return backward ? attention_short_backward(&shape, memory, stream, error)
                         : attention_short_forward(&shape, memory, stream, error);
     }
