@@ -61,22 +61,27 @@ RANDOM_INLINE void random_multiply(uint32_t a, uint32_t b, uint32_t *high, uint3
 #endif
 }
 
+/* What a block is made of: where it is, in rounds with a key each. Who needs several blocks goes round by round with all of
+ * them, where the steps of one would have to wait for each other. */
+enum { RANDOM_ROUNDS = 10 };
+RANDOM_INLINE RandomBlock random_place(uint64_t row, uint64_t column) {
+    return (RandomBlock){{(uint32_t)column, (uint32_t)(column >> 32), (uint32_t)row, (uint32_t)(row >> 32)}};
+}
+RANDOM_INLINE RandomBlock random_round(RandomKey key, RandomBlock c) {
+    uint32_t high0, low0, high1, low1;
+    random_multiply(0xD2511F53u, c.word[0], &high0, &low0);
+    random_multiply(0xCD9E8D57u, c.word[2], &high1, &low1);
+    return (RandomBlock){{high1 ^ c.word[1] ^ key.word[0], low1, high0 ^ c.word[3] ^ key.word[1], low0}};
+}
+RANDOM_INLINE RandomKey random_next_key(RandomKey key) {
+    return (RandomKey){{key.word[0] + 0x9E3779B9u, key.word[1] + 0xBB67AE85u}};
+}
+
 RANDOM_INLINE RandomBlock random_block(RandomKey key, uint64_t row, uint64_t column) {
-    uint32_t c0 = (uint32_t)column, c1 = (uint32_t)(column >> 32), c2 = (uint32_t)row,
-             c3 = (uint32_t)(row >> 32);
-    uint32_t k0 = key.word[0], k1 = key.word[1];
-    for (int round = 0; round < 10; round++) {
-        uint32_t high0, low0, high1, low1;
-        random_multiply(0xD2511F53u, c0, &high0, &low0);
-        random_multiply(0xCD9E8D57u, c2, &high1, &low1);
-        c0 = high1 ^ c1 ^ k0;
-        c1 = low1;
-        c2 = high0 ^ c3 ^ k1;
-        c3 = low0;
-        k0 += 0x9E3779B9u;
-        k1 += 0xBB67AE85u;
-    }
-    return (RandomBlock){{c0, c1, c2, c3}};
+    RandomBlock block = random_place(row, column);
+    for (int round = 0; round < RANDOM_ROUNDS; round++, key = random_next_key(key))
+        block = random_round(key, block);
+    return block;
 }
 
 /* Word -> [0,1) with 24 bits. */

@@ -79,7 +79,7 @@ Status attention_short_backward(const AttentionShape *shape, const AttentionMemo
                                 cudaStream_t stream, Error *error);
 
 /* The short way's backward by instructions that compute capability 9.0 (`capability` 90) alone has, in builds for it: of
- * shapes that attention_short_takes, heads of 64, more than 128 positions, and if dqkv is not added to. Its sums and
+ * shapes that attention_short_takes, heads of 64, 64 positions or more, and if dqkv is not added to. Its sums and
  * dropout are the same. */
 bool attention_groups_takes(const AttentionShape *shape, bool adds, int capability);
 Status attention_groups_backward(const AttentionShape *shape, const AttentionMemory *memory,

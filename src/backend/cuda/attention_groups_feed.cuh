@@ -45,6 +45,11 @@ DEVICE int keys_turn(const Self &me, int span) {
     return span ? me.n : me.n >> 1;
 }
 
+/* Spans of y are needed for a short while, one after the other. */
+DEVICE int outputs_number(const GroupsCall &c, const Self &me, int span) {
+    return (me.n + 1) * c.n_spans - 1 - span;
+}
+
 /* By one thread. */
 DEVICE void order_keys(const GroupsCall &c, GroupsShared &shared, const Self &me, int span) {
     ShortPlace place = short_place(head_of(me.n), c.shape);
@@ -58,41 +63,49 @@ DEVICE void order_keys(const GroupsCall &c, GroupsShared &shared, const Self &me
 DEVICE void order_queries(const GroupsCall &c, GroupsShared &shared, const Self &me, int span) {
     ShortPlace place = short_place(head_of(me.n), c.shape);
     uint64_t *full = &shared.queries_full[span];
+    int number = outputs_number(c, me, span), at = number % OUTPUTS;
     barrier_pass(&shared.queries_empty[span], ~me.n & 1);
-    barrier_expect(full, 2 * SPAN_BYTES);
+    barrier_pass(&shared.outputs_empty[at], ~(number / OUTPUTS) & 1);
+    barrier_expect(full, 3 * SPAN_BYTES);
+    order_span(shared.outputs[at], &c.y, place.h * SIZE, span * SPAN, place.b, full);
     order_span(shared.queries[span], &c.qkv, place.h * SIZE, span * SPAN, place.b, full);
     order_span(shared.slopes[span], &c.dy, place.h * SIZE, span * SPAN, place.b, full);
 }
-/* In the order in which there is room. */
-DEVICE void order_head(const GroupsCall &c, GroupsShared &shared, const Self &me) {
-    if (me.n) order_keys(c, shared, me, 0);
-    for (int i = c.n_spans - 1; i >= 0; i--) {
-        if (i || !me.n) order_keys(c, shared, me, i);
+
+/* Spans down to the end, in the order in which there is room and, of the first head, in which they are needed. */
+DEVICE void order_spans(const GroupsCall &c, GroupsShared &shared, const Self &me, int first, int end) {
+    int last = c.n_spans - 1, before = me.n || !last ? last : last - 1;
+    for (int i = first; i >= end; i--) {
+        if (i) order_keys(c, shared, me, i);
+        if (i == before) order_keys(c, shared, me, 0);
         order_queries(c, shared, me, i);
     }
 }
-
-/* All of a head into the cache, by a warp. */
-template <typename T> DEVICE void fetch_head(const GroupsCall &c, const Self &me) {
-    ShortPlace place = short_place(head_of(me.n), c.shape);
-    int span = me.lane / 4, which = me.lane % 4, next = c.shape.n_heads * SIZE;
-    if (span < c.n_spans)
-        fetch_span(which == 3 ? &c.dy : &c.qkv, place.h * SIZE + which % 3 * next, span * SPAN, place.b);
-    for (int row = me.lane; row < c.shape.n_positions; row += WARP)
-        fetch((const T *)c.y + place.at_y + row * c.shape.y_width);
+/* From the last span of the first head to this one nobody is waited for: they are ordered before anything else is done. */
+DEVICE int first_ordered(const GroupsCall &c) {
+    return max(c.n_spans - OUTPUTS, 0);
 }
 
-/* All heads but the first, which is ordered before anything else is done. */
-template <typename T> DEVICE void order_all(const GroupsCall &c, GroupsShared &shared, Self me) {
+/* All of a head into the cache, by a warp. */
+DEVICE void fetch_head(const GroupsCall &c, const Self &me) {
+    ShortPlace place = short_place(head_of(me.n), c.shape);
+    int span = me.lane / 5, which = me.lane % 5, next = c.shape.n_heads * SIZE;
+    const CUtensorMap *map = which == 3 ? &c.dy : which == 4 ? &c.y : &c.qkv;
+    int column = place.h * SIZE + (which < 3 ? which * next : 0);
+    if (span < c.n_spans) fetch_span(map, column, span * SPAN, place.b);
+}
+
+/* All heads; of the first one, the rest. */
+DEVICE void order_all(const GroupsCall &c, GroupsShared &shared, Self me) {
     bool more;
     do {
         if (me.lane == 0) {
-            if (me.n) order_head(c, shared, me);
+            order_spans(c, shared, me, (me.n ? c.n_spans : first_ordered(c)) - 1, 0);
             barrier_pass(&shared.queries_full[0], me.n & 1); /* what is needed first comes first */
         }
         __syncwarp();
         more = next_head(c, me);
-        if (more) fetch_head<T>(c, me);
+        if (more) fetch_head(c, me);
     } while (more);
 }
 
@@ -104,105 +117,134 @@ DEVICE int fact_place(int query) {
     return query % 8 / 2 * FACT_COLUMN + query / 8 * 2 + query % 2;
 }
 
-/* Of the span's queries, 4 a time: 8 threads each. Rows of y are read while others are on their way. */
+/* Of the span's queries, 4 a time: 8 threads each have a part of a row, and then one of the rows. */
 template <typename T>
 DEVICE void find_facts(const GroupsCall &c, GroupsShared &shared, const Self &me, int span) {
-    enum { STEP = 4 * FEEDERS, TIMES = 3 };
+    enum { STEP = 4 * FEEDERS, TIMES = (SPAN + STEP - 1) / STEP };
     const TiledShape &s = c.shape;
-    int part = me.lane % 8, position = span * SPAN;
-    const T *y = (const T *)c.y + short_place(head_of(me.n), s).at_y + position * s.y_width + part * 8;
+    int part = me.lane % 8, row = (me.warp - 1) * 4 + me.lane / 8, own = row + part * STEP;
+    int position = span * SPAN, output = outputs_number(c, me, span) % OUTPUTS;
     const float *lse = c.lse + (int64_t)head_of(me.n) * s.n_positions + position;
-#    pragma unroll 1
-    for (int row = (me.warp - 1) * 4 + me.lane / 8; row < SPAN; row += TIMES * STEP) {
-        Raw<T> own_y[TIMES];
-        float own_lse[TIMES];
+    bool there = own < SPAN && position + own < s.n_positions;
+    float relative = there ? -lse[own] * LOG2_E : -INFINITY, sum[8] = {};
+    barrier_pass(&shared.queries_full[span], me.n & 1);
 #    pragma unroll
-        for (int i = 0; i < TIMES; i++) {
-            int at = row + i * STEP;
-            bool there = at < SPAN && position + at < s.n_positions;
-            own_y[i] = load_raw<T, true>(y + at * s.y_width, there ? VECTOR : 0);
-            own_lse[i] = there ? lse[at] : INFINITY;
-        }
-        barrier_pass(&shared.queries_full[span], me.n & 1);
+    for (int i = 0; i < TIMES; i++) {
+        int at = min(row + i * STEP, SPAN - 1), offset = at * 128 + (part ^ at % 8) * 16;
+        float a[VECTOR], b[VECTOR];
+        load8((const T *)(shared.slopes[span] + offset), a);
+        load8((const T *)(shared.outputs[output] + offset), b);
 #    pragma unroll
-        for (int i = 0; i < TIMES; i++) {
-            int at = row + i * STEP;
-            if (at >= SPAN) break; /* the whole warp */
-            float a[VECTOR], b[VECTOR], sum = 0.0f;
-            load8((const T *)(shared.slopes[span] + at * 128 + (part ^ at % 8) * 16), a);
-            unpack(own_y[i], b);
-#    pragma unroll
-            for (int k = 0; k < VECTOR; k++) sum += a[k] * b[k];
-#    pragma unroll
-            for (int step = 4; step; step /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, step);
-            if (part == 0) {
-                shared.relative[span][fact_place(at)] = -own_lse[i] * LOG2_E;
-                shared.products[span][fact_place(at)] = -sum * c.inverse;
-            }
-        }
+        for (int k = 0; k < VECTOR; k++) sum[i] += a[k] * b[k];
+    }
+    give_half<4>(sum, 4);
+    give_half<2>(sum, 2);
+    give_half<1>(sum, 1);
+    if (part < TIMES && own < SPAN) {
+        shared.relative[span][fact_place(own)] = relative;
+        shared.products[span][fact_place(own)] = -sum[0] * c.inverse;
     }
     warp_arrive(&shared.facts_full[span]);
-    if (me.lane == 0) barrier_arrive(&shared.queries_empty[span]);
+    if (me.lane == 0) {
+        barrier_arrive(&shared.queries_empty[span]);
+        barrier_arrive(&shared.outputs_empty[output]);
+    }
 }
 
 /* ---- masks ---- */
 
-/* Units of 32 queries and 16 keys, on and under the diagonal, that are to be drawn. */
-DEVICE int n_units(const TiledShape &s) {
-    int rows = (s.n_positions + 31) / 32;
-    return rows * (rows + 1);
+/* Units of UNIT queries and keys, on and under the diagonal, that are to be drawn: of the last queries first. */
+DEVICE int n_units(int positions) {
+    int rows = (positions + UNIT - 1) / UNIT;
+    return rows * (rows + 1) / 2;
+}
+/* How many of them are of the last span of queries. */
+DEVICE int first_units(const GroupsCall &c) {
+    return n_units(c.shape.n_positions) - n_units((c.n_spans - 1) * SPAN);
 }
 
-/* A lane draws for 16 keys of one query. Bit i of byte j is key 8·j + i; the two bytes of query 8·n + 2·c + e are at
- * MASK_COLUMN·c + 4·n + 2·e of the strip, so that a thread that has two queries of every 8 reads what it needs in vectors. */
-DEVICE void draw_unit(unsigned char *mask, const ShortDropout &dropout, int unit) {
-    int lane = (int)threadIdx.x % WARP, row = (int)((sqrtf(4.0f * (float)unit + 1.0f) - 1.0f) * 0.5f);
-    if (row * (row + 1) > unit) row--;
-    if ((row + 1) * (row + 2) <= unit) row++;
-    int query = row * 32 + lane, strip = unit - row * (row + 1), q = query % SPAN;
-    unsigned bits = 0;
+/* Which of a block's 8 numbers of 16 bits are kept, in bits of both halves from number `first` on, counted from the top. Two
+ * are compared at a time: of 15 bits, one is no less than the limit where their difference leaves the bit above, and the
+ * 16th bits decide before that. */
+DEVICE unsigned kept_bits(unsigned bits, const RandomBlock &block, unsigned limits, int first) {
+    const unsigned tops = 0x80008000u;
+#    pragma unroll
+    for (int k = 0; k < 4; k++) {
+        unsigned x = block.word[k], rest = (x | tops) - (limits & ~tops), at = tops >> (first + k);
+        unsigned kept = (x & ~limits) | (rest & ~(x ^ limits));
+        bits = (bits & ~at) | (kept >> (first + k) & at);
+    }
+    return bits;
+}
+
+/* A lane draws for UNIT keys of one query. Of 16 keys, the even ones are the bits of a byte, the first one highest, and the
+ * odd ones those of the next; the two bytes of query 8·n + 2·c + e are at MASK_COLUMN·c + 4·n + 2·e of the strip, so that a
+ * thread that has two queries of every 8 reads what it needs in vectors. See mask_shift. */
+DEVICE void draw_unit(unsigned char *mask, const ShortDropout &dropout, unsigned limits, int row,
+                      int column) {
+    enum { BLOCKS = UNIT / 8 };
+    int lane = (int)threadIdx.x % WARP, query = row * UNIT + lane;
+    unsigned first = (dropout.first_row + (unsigned)query) * dropout.blocks + (unsigned)(column * BLOCKS);
+    RandomKey key = dropout.key;
+    RandomBlock block[BLOCKS];
+#    pragma unroll
+    for (int k = 0; k < BLOCKS; k++) block[k] = random_place(dropout.sequence, first + (unsigned)k);
+#    pragma unroll
+    for (int round = 0; round < RANDOM_ROUNDS; round++, key = random_next_key(key)) {
+#    pragma unroll
+        for (int k = 0; k < BLOCKS; k++) block[k] = random_round(key, block[k]);
+    }
+    unsigned char *to = mask + tile_index(row / 2, column / 2) * MASK_TILE + column % 2 * 2 * MASK_STRIP +
+                        lane % 8 / 2 * MASK_COLUMN + (row % 2 * 4 + lane / 8) * 4 + lane % 2 * 2;
 #    pragma unroll
     for (int j = 0; j < 2; j++) {
-        RandomBlock block = draw(dropout, query, strip * 2 + j);
-#    pragma unroll
-        for (int k = 0; k < 8; k++)
-            bits |= keeps(block.word[k / 2], k & 1, dropout.limit) ? 1u << (8 * j + k) : 0;
+        unsigned bits = kept_bits(kept_bits(0, block[2 * j], limits, 0), block[2 * j + 1], limits, 4);
+        *(unsigned short *)(to + j * MASK_STRIP) =
+            (unsigned short)((bits >> 8 & 0xFF) | (bits >> 16 & 0xFF00));
     }
-    unsigned char *at = mask + tile_index(query / SPAN, strip / 4) * MASK_TILE + strip % 4 * MASK_STRIP;
-    *(unsigned short *)(at + q % 8 / 2 * MASK_COLUMN + q / 8 * 4 + q % 2 * 2) = (unsigned short)bits;
+}
+/* A thread that has keys lane/4 and lane/4 + 8 of a strip finds them, of two queries, in bits 4, 0, 20 and 16. */
+DEVICE int mask_shift(int lane) {
+    return lane / 4 % 2 * 8 + 3 - lane / 8;
 }
 
 /* A warp's share of a head's mask: some units from the first on. */
-DEVICE void draw_units(GroupsShared &shared, const ShortDropout &dropout, const Self &me, int first, int end,
-                       int step, const TiledShape &s) {
-    ShortDropout own = of_head(dropout, short_place(head_of(me.n), s), s);
+DEVICE void draw_units(const GroupsCall &c, GroupsShared &shared, const Self &me, int first, int end,
+                       int step) {
+    const TiledShape &s = c.shape;
+    ShortPlace place = short_place(head_of(me.n), s);
+    ShortDropout own = short_dropout_of(s, place.b, place.h);
+    unsigned limits = own.limit | own.limit >> 16;
+    int row = (s.n_positions + UNIT - 1) / UNIT - 1, column = first;
 #    pragma unroll 1
-    for (int unit = first; unit < end; unit += step) {
+    for (int unit = first; unit < end; unit += step, column += step) {
+        for (; column > row; row--) column -= row + 1;
         /* else the keys of all rounds are found beforehand, for which there are not registers enough */
         asm volatile("" : "+r"(own.key.word[0]), "+r"(own.key.word[1]));
-        draw_unit(shared.mask[me.n & 1][0], own, unit);
+        draw_unit(shared.mask[me.n & 1][0], own, limits, row, column);
     }
 }
-DEVICE void draw_share(GroupsShared &shared, const ShortDropout &dropout, const Self &me, int first, int end,
-                       int step, const TiledShape &s) {
+DEVICE void draw_share(const GroupsCall &c, GroupsShared &shared, const Self &me, int first, int end,
+                       int step) {
     barrier_pass(&shared.mask_empty[me.n & 1], ~(me.n >> 1) & 1);
-    draw_units(shared, dropout, me, first, end, step, s);
+    draw_units(c, shared, me, first, end, step);
     warp_arrive(&shared.mask_full[me.n & 1]);
 }
 /* How many of the units the queries' group draws. */
 DEVICE int queries_share(const TiledShape &s) {
-    return n_units(s) * 5 / 18;
+    return n_units(s.n_positions) / 4;
 }
 
-template <typename T, bool DROPS>
-DEVICE void feed_all(const GroupsCall &c, GroupsShared &shared, Self me, const ShortDropout &dropout) {
+/* The first mask is others' (groups_kernel, compute_queries). */
+template <typename T, bool DROPS> DEVICE void feed_all(const GroupsCall &c, GroupsShared &shared, Self me) {
     bool more = true;
+    if (DROPS) warp_arrive(&shared.mask_full[0]);
     while (more) {
         for (int i = c.n_spans - 1; i >= 0; i--) find_facts<T>(c, shared, me, i);
         more = next_head(c, me);
         if (DROPS && more)
-            draw_share(shared, dropout, me, queries_share(c.shape) + me.warp - 1, n_units(c.shape), FEEDERS,
-                       c.shape);
+            draw_share(c, shared, me, queries_share(c.shape) + me.warp - 1, n_units(c.shape.n_positions),
+                       FEEDERS);
     }
 }
 

@@ -25,17 +25,18 @@ enum {
     FEEDERS = GROUP_WARPS - 1, /* the other warps of that group */
     DRAWERS = FEEDERS + GROUP_WARPS,
     SPAN_BYTES = SPAN * SIZE * 2,
-    RING = 4,         /* tiles of dscores that a group is ahead */
+    RING = 3,         /* tiles of dscores that a group is ahead */
+    OUTPUTS = 2,      /* spans of y that are there */
     FACT_COLUMN = 20, /* floats: see fact_place */
     MASK_COLUMN = 32, /* bytes: see draw_unit */
+    UNIT = 32,        /* queries and keys of it */
     MASK_STRIP = 128, /* of 16 keys */
     MASK_TILE = 4 * MASK_STRIP
 };
 
-/* dy and qkv are read by the hardware's copies, in boxes of SPAN rows of a head. */
+/* qkv, y and dy are read by the hardware's copies, in boxes of SPAN rows of a head. */
 typedef struct {
-    CUtensorMap qkv, dy;
-    const void *y;
+    CUtensorMap qkv, y, dy;
     const float *lse;
     void *dqkv;
     float *sums;
@@ -47,6 +48,7 @@ typedef struct {
 typedef struct {
     alignas(1024) char keys[KEY_SPANS][SPAN_BYTES], values[KEY_SPANS][SPAN_BYTES];
     char queries[SPANS][SPAN_BYTES], slopes[SPANS][SPAN_BYTES];
+    char outputs[OUTPUTS][SPAN_BYTES];
     char dscores[KEY_GROUPS][RING][SPAN_BYTES]; /* rows are queries */
     float relative[SPANS][4 * FACT_COLUMN];     /* -lse · log2 e of the queries */
     float products[SPANS][4 * FACT_COLUMN];     /* -D/c */
@@ -54,7 +56,8 @@ typedef struct {
     float key_sums[KEY_WARPS][2][SIZE], query_sums[GROUP_WARPS][SIZE];
     /* "full": who comes next may read; "empty": may write */
     uint64_t keys_full[KEY_SPANS], keys_empty[KEY_SPANS]; /* and values */
-    uint64_t queries_full[SPANS], queries_empty[SPANS];   /* and dy */
+    uint64_t queries_full[SPANS], queries_empty[SPANS];   /* and dy and, when full, y */
+    uint64_t outputs_empty[OUTPUTS];
     uint64_t facts_full[SPANS];
     uint64_t mask_full[2], mask_empty[2];
     uint64_t dscores_full[KEY_GROUPS][RING], dscores_empty[KEY_GROUPS][RING];
@@ -79,6 +82,7 @@ DEVICE void groups_barriers_init(GroupsShared &shared) {
     for (int i = 0; i < 2; i++) {
         barrier_init(&shared.mask_full[i], DRAWERS);
         barrier_init(&shared.mask_empty[i], KEY_WARPS);
+        barrier_init(&shared.outputs_empty[i], FEEDERS);
     }
     for (int i = 0; i < KEY_GROUPS * RING; i++) {
         barrier_init(&shared.dscores_full[i / RING][i % RING], GROUP_WARPS);
@@ -114,7 +118,12 @@ DEVICE void fetch_span(const CUtensorMap *map, int column, int row, int sequence
                  : "memory");
 }
 
-/* Lane L gives the address of row L%8 of matrix L/8, which lies in memory with its rows for columns. */
+/* Lane L gives the address of row L%8 of matrix L/8, which lies in memory as it is or with its rows for columns. */
+DEVICE void store_matrices(unsigned shared, const unsigned r[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(shared), "r"(r[0]),
+                 "r"(r[1]), "r"(r[2]), "r"(r[3])
+                 : "memory");
+}
 DEVICE void store_matrices_turned(unsigned shared, const unsigned r[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(shared),
                  "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
