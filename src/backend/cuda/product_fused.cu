@@ -1,16 +1,21 @@
 /* product_fused: c = finish(a · b) for sums of at most 384 terms, with 16-bit factors.
  *
  * Floor: 2·rows·columns·inner FLOPs over the matrix rate, or the bytes of a, c and `before` over the copy bandwidth; for
- * (16384,384) by (384,1536) on an H200 24 us and 26 us. What a tile of c costs after its products, gelu's exponential and
- * division and the stores, takes as many cycles as the products: so it must go on beside them.
+ * (16384,384) by (384,1536) on an H200 24 us and 26 us. It takes 39 us with gelu and 50 with the slope. What a tile of c
+ * costs after its products, gelu's exponential and division and the stores, takes as many cycles as the products: so it must
+ * go on beside them, and take nothing that they need.
  *
  * A thread block has 192 columns of b, all of their terms, in shared memory: it goes through a part of the rows with them,
  * and of what the blocks read only a comes more than once, from the second-level cache. Two groups of 4 warps have 64 rows
- * each in turns: while one multiplies, the other ends its tile. Another warp orders the boxes of a ahead of them.
+ * each in turns: while one multiplies, the other ends its tile. Other warps order the boxes of a and `before` ahead of them.
+ * At any time all blocks are at neighbouring tiles: memory takes what they store faster than parts that are far apart.
  *
- * Ending a tile. A warp has 16 rows. It brings 64 columns at a time into a box in shared memory, from where the hardware
- * stores them. For the slope, `before` has come into the same boxes meanwhile, and is replaced there by what is stored.
- * Sums of columns stay in registers until the block has seen all of its rows; then the warps add up theirs in order. */
+ * Ending a tile. The tensor cores give a thread two columns of every 8. So b's columns are put in another order in shared
+ * memory, in which a thread's columns are 8 neighbours: it stores whole vectors from registers. Through shared memory they
+ * would take bandwidth from the tensor cores, and warps would wait for copies. Where b comes as rows of terms, the hardware
+ * that copies it brings it in that order; for the slope it comes as rows of columns, and the second group, which has nothing
+ * else to do then, sorts it. Sums of columns stay in registers until the block has seen all of its rows; then the warps add
+ * up theirs in order. (`before` would have room in registers, too, but the arithmetic would not.) */
 #include "backend/cuda/product_fused_parts.cuh"
 
 #include "backend/cuda/gelu.cuh"
@@ -21,10 +26,10 @@
 /* What a thread knows about itself and where its block is. */
 typedef struct {
     int lane, warp, group; /* the warp of its group */
-    int column, tile, end; /* the panel's first column; the block's tiles of rows */
+    int column, tile;      /* the panel's first column, the first of the block's tiles of rows */
 } Self;
 
-/* The boxes of a in shared memory, in the order of the tiles. */
+/* Places in shared memory, which boxes take in the order of the tiles. */
 typedef struct {
     int index, turn;
 } Stage;
@@ -43,55 +48,90 @@ DEVICE void order_x(const FusedCall &c, FusedShared<MODE> &shared, int stage, in
 }
 
 template <int MODE>
-DEVICE void order_weight(const FusedCall &c, FusedShared<MODE> &shared, const Self &me, int step) {
+DEVICE void order_weight(const FusedCall &c, FusedShared<MODE> &shared, int column, int step) {
+    enum { WIDTH = MODE == MODE_SLOPE ? 64 : SORTED };
     uint64_t *full = &shared.weight_full[step];
     barrier_expect(full, PANEL_BYTES);
-    if (MODE != MODE_SLOPE) order_box(shared.weight[step], &c.weight, step * TERMS, me.column, full);
-    for (int i = 0; MODE == MODE_SLOPE && i < PANEL / 64; i++)
-        order_box(shared.weight[step] + i * BOX_BYTES, &c.weight, me.column + i * 64, step * TERMS, full);
+    for (int i = 0; i < PANEL / WIDTH; i++) {
+        char *to = shared.weight[step] + i * WIDTH * TERMS * 2;
+        int first = column + i * WIDTH;
+        if (MODE == MODE_SLOPE) order_box(to, &c.weight, first, step * TERMS, full);
+        else order_sorted_box(to, &c.weight, step * TERMS, first, full);
+    }
 }
 
-/* By one thread. The first boxes of a have room; the weights come beside them. */
-template <int MODE> DEVICE void order_all(const FusedCall &c, FusedShared<MODE> &shared, const Self &me) {
-    enum { STAGES = FusedShared<MODE>::STAGES };
-    Stage at = {0, 1};
+/* By one thread, before the others can wait for anything: the weights, and the boxes of a that have room. */
+template <int MODE> DEVICE void order_first(const FusedCall &c, FusedShared<MODE> &shared, const Self &me) {
     for (int step = 0; step < c.n_steps; step++) {
-        if (step < STAGES) {
-            order_x(c, shared, at.index, me.tile, step);
-            advance<STAGES>(at, 1);
-        }
-        order_weight(c, shared, me, step);
+        if (step < FusedShared<MODE>::STAGES) order_x(c, shared, step, me.tile, step);
+        order_weight(c, shared, me.column, step);
     }
+}
+
+/* The other boxes of a, by the same thread. */
+template <int MODE> DEVICE void order_rest(const FusedCall &c, FusedShared<MODE> &shared, const Self &me) {
+    enum { STAGES = FusedShared<MODE>::STAGES };
     int tile = me.tile, step = c.n_steps < STAGES ? c.n_steps : STAGES;
+    Stage at = {0, 1};
+    advance<STAGES>(at, step);
     for (;; step++) {
-        if (step == c.n_steps) step = 0, tile++;
-        if (tile == me.end) break;
+        if (step == c.n_steps) step = 0, tile += c.n_parts;
+        if (tile >= c.n_tiles) break;
         barrier_pass(&shared.x_empty[at.index], at.turn);
         order_x(c, shared, at.index, tile, step);
         advance<STAGES>(at, 1);
     }
 }
 
-/* The pieces of `before` that a tile needs, by lane 0 of a warp: the first two, or the last one. Their places are free
- * when what was there before has been stored. */
-template <int MODE>
-DEVICE void order_before(const FusedCall &c, FusedShared<MODE> &shared, const Self &me, int tile,
-                         bool is_last) {
-    uint64_t *full = &shared.before_full[me.group][me.warp][is_last];
-    int row = tile * TILE + me.warp * WARP_ROWS;
-    if (me.lane || tile >= me.end) return;
-    if (is_last) stores_have_read<0>();
-    else stores_have_read<1>();
-    barrier_expect(full, is_last ? PIECE_BYTES : (PIECES - 1) * PIECE_BYTES);
-    for (int p = is_last ? PIECES - 1 : 0; p < (is_last ? PIECES : PIECES - 1); p++)
-        order_box(shared.piece[me.group][me.warp][p], &c.before, me.column + p * PIECE, row, full);
+/* Where a chunk of `before` is: chunk k of the block's i-th tile. */
+DEVICE Stage place_of(int i, int k) {
+    enum { PLACES = FusedShared<MODE_SLOPE>::PLACES };
+    int n = i * CHUNKS + k;
+    return {n % PLACES, n / PLACES % 2};
+}
+
+/* All of `before`, by one thread. */
+DEVICE void order_before(const FusedCall &c, FusedShared<MODE_SLOPE> &shared, const Self &me) {
+    for (int tile = me.tile, i = 0; tile < c.n_tiles; tile += c.n_parts, i++) {
+        for (int k = 0; k < CHUNKS; k++) {
+            Stage at = place_of(i, k);
+            uint64_t *full = &shared.before_full[at.index];
+            barrier_pass(&shared.before_empty[at.index], !at.turn);
+            barrier_expect(full, CHUNK_BYTES);
+            for (int j = 0; j < CHUNK / SORTED; j++)
+                order_box(shared.before[at.index] + j * SORTED * TILE * 2, &c.before_map,
+                          me.column + k * CHUNK + j * SORTED, tile * TILE, full);
+        }
+    }
+}
+
+/* By a whole group, for the slope: of every 32 columns in a row of terms, column 8q+2j+e goes to place 8j+2q+e. Those are
+ * four vectors of four words, and the j-th word of the q-th becomes the q-th of the j-th. */
+DEVICE void sort_weight(const FusedCall &c, FusedShared<MODE_SLOPE> &shared, const Self &me) {
+    enum { PARTS = PANEL / 64 * TERMS * 64 / SORTED };
+    for (int step = 0; step < c.n_steps; step++) {
+        barrier_pass(&shared.weight_full[step], 0);
+        for (int i = me.warp * WARP + me.lane; i < PARTS; i += GROUP_WARPS * WARP) {
+            int term = i / 2, first = i % 2 * 4; /* the boxes lie one after the other */
+            uint4 *row = (uint4 *)(shared.weight[step] + term * 128), v[4];
+#    pragma unroll
+            for (int q = 0; q < 4; q++) v[q] = row[(first + q) ^ term % 8];
+            row[(first + 0) ^ term % 8] = make_uint4(v[0].x, v[1].x, v[2].x, v[3].x);
+            row[(first + 1) ^ term % 8] = make_uint4(v[0].y, v[1].y, v[2].y, v[3].y);
+            row[(first + 2) ^ term % 8] = make_uint4(v[0].z, v[1].z, v[2].z, v[3].z);
+            row[(first + 3) ^ term % 8] = make_uint4(v[0].w, v[1].w, v[2].w, v[3].w);
+        }
+        show_to_copies();
+        __syncwarp();
+        if (me.lane == 0) barrier_arrive(&shared.weight_sorted[step]);
+    }
 }
 
 /* ---- multiplying ---- */
 
 /* The sums of a tile, by a whole group. */
 template <typename T, int MODE>
-DEVICE void multiply_tile(const FusedCall &c, FusedShared<MODE> &shared, const Self &me, Stage &at, int tile,
+DEVICE void multiply_tile(const FusedCall &c, FusedShared<MODE> &shared, const Self &me, Stage &at,
                           bool is_first, float sum[SUMS]) {
     enum {
         STAGES = FusedShared<MODE>::STAGES,
@@ -103,7 +143,7 @@ DEVICE void multiply_tile(const FusedCall &c, FusedShared<MODE> &shared, const S
     hold(sum);
 #    pragma unroll 1
     for (int step = 0; step < c.n_steps; step++) {
-        if (is_first) barrier_pass(&shared.weight_full[step], 0);
+        if (is_first) barrier_pass(TURNED ? &shared.weight_sorted[step] : &shared.weight_full[step], 0);
         barrier_pass(&shared.x_full[at.index], at.turn);
         unsigned a_step = a + (unsigned)(at.index * (BOX_BYTES >> 4));
         unsigned b_step = b + (unsigned)(step * (PANEL_BYTES >> 4));
@@ -114,7 +154,6 @@ DEVICE void multiply_tile(const FusedCall &c, FusedShared<MODE> &shared, const S
         products_end();
         products_arrive<1>();
         if (step && me.lane == 0) barrier_arrive(&shared.x_empty[before]);
-        if (!step && MODE == MODE_SLOPE) order_before(c, shared, me, tile, true);
         __syncwarp();
         before = at.index;
         advance<STAGES>(at, 1);
@@ -128,152 +167,160 @@ DEVICE void multiply_tile(const FusedCall &c, FusedShared<MODE> &shared, const S
 
 /* ---- ending a tile ---- */
 
-/* Where this lane's row of a piece is, for 16 columns at a time: matrices of 8 rows, the upper and the lower of both. */
-DEVICE unsigned matrix_address(const void *piece, int lane, int pair) {
-    int row = lane % 16, vector = 2 * pair + lane / 16;
-    return shared_address(piece) + (unsigned)(row * 128 + (vector ^ row % 8) * 16);
+/* Vector i of a thread: row i%2·8 of the thread's two, columns i/2·32 on. Its word j is the (i/2·4+j)-th pair of the
+ * tensor cores' columns. */
+DEVICE int sum_of(int i, int j) {
+    return (i / 2 * (SORTED / VECTOR) + j) * 4 + i % 2 * 2;
 }
 
-template <typename T> DEVICE void store_piece(const Self &me, void *piece, const float v[PIECE / 2]) {
+/* Where this thread's part of a tile is, in elements, and how much of it is there. */
+typedef struct {
+    int64_t at;
+    int rows8, columns32; /* rows 8 apart, columns 32 apart */
+} Part;
+
+DEVICE Part part_of(const FusedCall &c, const Self &me, int tile) {
+    int row = tile * TILE + me.warp * WARP_ROWS + me.lane / 4, column = me.column + me.lane % 4 * VECTOR;
+    return {(int64_t)row * c.columns + column, (c.rows - row + 7) / 8,
+            (c.columns - column + SORTED - 1) / SORTED};
+}
+DEVICE bool is_there(const Part &part, int i) {
+    return i % 2 < part.rows8 && i / 2 < part.columns32;
+}
+template <typename T> DEVICE T *vector_of(const FusedCall &c, void *data, const Part &part, int i) {
+    return (T *)data + part.at + (i % 2 ? 8 * (int64_t)c.columns : 0) + i / 2 * SORTED;
+}
+
+template <typename T> DEVICE void store_floats(T *to, const float v[VECTOR], bool is_there) {
+    unsigned word[4];
 #    pragma unroll
-    for (int pair = 0; pair < PIECE / 16; pair++) {
-        unsigned word[4];
+    for (int j = 0; j < 4; j++) word[j] = pair_of_floats(v[2 * j], v[2 * j + 1], T());
+    store_vector(to, word, is_there);
+}
+
+template <typename T>
+DEVICE void end_forward(const FusedCall &c, FusedShared<MODE_GELU> &shared, const Self &me, int tile,
+                        const float sum[SUMS]) {
+    Part part = part_of(c, me, tile);
 #    pragma unroll
-        for (int i = 0; i < 4; i++)
-            word[i] = pair_of_floats(v[8 * pair + 2 * i], v[8 * pair + 2 * i + 1], T());
-        store_matrices(matrix_address(piece, me.lane, pair), word);
+    for (int i = 0; i < VECTORS; i++) {
+        const float4 *bias = (const float4 *)&shared.bias[i / 2 * SORTED + me.lane % 4 * VECTOR];
+        const float4 low = bias[0], high = bias[1];
+        const float b[VECTOR] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+        float v[VECTOR];
+#    pragma unroll
+        for (int k = 0; k < VECTOR; k++) v[k] = sum[sum_of(i, k / 2) + k % 2] + b[k];
+        store_floats(vector_of<T>(c, c.before, part, i), v, c.before && is_there(part, i));
+#    pragma unroll
+        for (int k = 0; k < VECTOR; k++) v[k] = gelu_tanh_rounded(v[k]);
+        store_floats(vector_of<T>(c, c.y, part, i), v, is_there(part, i));
     }
 }
 
-DEVICE void send_piece(const FusedCall &c, const Self &me, const CUtensorMap *map, const void *piece, int p,
-                       int row) {
-    show_to_copies();
-    __syncwarp();
-    int column = me.column + p * PIECE;
-    if (me.lane) return;
-    if (column < c.columns && row < c.rows) store_box(piece, map, column, row);
-    stores_end();
+/* Vector i of a chunk of `before`. Its boxes have rows of 64 bytes. */
+DEVICE uint4 vector_before(const char *chunk, const Self &me, int i) {
+    int row = me.warp * WARP_ROWS + me.lane / 4 + i % 2 * 8, place = me.lane % 4 ^ row / 2 % 4;
+    return ((const uint4 *)(chunk + i / 2 * SORTED * TILE * 2))[row * 4 + place];
 }
 
-/* A place for the next piece: what was sent from there before has been read. */
-template <int MODE> DEVICE char *next_slot(FusedShared<MODE> &shared, const Self &me, int &n_sent) {
-    if (me.lane == 0) stores_have_read<1>();
-    __syncwarp();
-    return shared.piece[me.group][me.warp][n_sent++ % 2];
+/* The chunk that had the place before may be the other group's, and on its way still: then the barrier's turn is another one.
+ * The chunk before that one has been used by all warps of its group: they have made products since, which all warps of a group
+ * make together, and the other group waits for them to do so. With three groups that would not be so. */
+DEVICE void chunk_arrives(FusedShared<MODE_SLOPE> &shared, const Stage &at) {
+    barrier_pass(&shared.before_empty[at.index], !at.turn);
+    barrier_pass(&shared.before_full[at.index], at.turn);
 }
 
-template <typename T, int MODE>
-DEVICE void end_forward(const FusedCall &c, FusedShared<MODE> &shared, const Self &me, int tile, int &n_sent,
-                        float sum[SUMS]) {
-    enum { EACH = SUMS / PIECES };
-    int row = tile * TILE + me.warp * WARP_ROWS;
-#    pragma unroll
-    for (int p = 0; p < PIECES; p++) {
-        float *v = sum + p * EACH;
-#    pragma unroll
-        for (int j = 0; j < PIECE / 8; j++) {
-            float2 b = *(const float2 *)&shared.bias[p * PIECE + 8 * j + me.lane % 4 * 2];
-            v[4 * j] += b.x, v[4 * j + 1] += b.y, v[4 * j + 2] += b.x, v[4 * j + 3] += b.y;
-        }
-        if (c.has_before) {
-            char *slot = next_slot(shared, me, n_sent);
-            store_piece<T>(me, slot, v);
-            send_piece(c, me, &c.before, slot, p, row);
-        }
-#    pragma unroll
-        for (int i = 0; i < EACH; i++) v[i] = gelu_tanh_rounded(v[i]);
-        char *slot = next_slot(shared, me, n_sent);
-        store_piece<T>(me, slot, v);
-        send_piece(c, me, &c.y, slot, p, row);
-    }
-}
-
-/* What is stored is added to the sums of this thread's columns: two of every 8. */
-template <typename T, int MODE, bool TOTALS>
-DEVICE void end_slope(const FusedCall &c, FusedShared<MODE> &shared, const Self &me, int tile, int turn,
+/* What is stored is added to the sums of this thread's columns: 8 of every 32. */
+template <typename T, bool TOTALS>
+DEVICE void end_slope(const FusedCall &c, FusedShared<MODE_SLOPE> &shared, const Self &me, int tile, int n,
                       const float sum[SUMS], float total[SUMS / 2]) {
-    int row = tile * TILE + me.warp * WARP_ROWS;
+    enum { EACH = VECTORS / CHUNKS };
+    Part part = part_of(c, me, tile);
 #    pragma unroll
-    for (int p = 0; p < PIECES; p++) {
-        char *piece = shared.piece[me.group][me.warp][p];
-        if (p == 0) barrier_pass(&shared.before_full[me.group][me.warp][0], turn);
-        if (p == PIECES - 1) barrier_pass(&shared.before_full[me.group][me.warp][1], turn);
+    for (int i = 0; i < VECTORS; i++) {
+        Stage at = place_of(GROUPS * n + me.group, i / EACH);
+        if (i % EACH == 0) chunk_arrives(shared, at);
+        uint4 before = vector_before(shared.before[at.index], me, i % EACH);
+        unsigned word[4] = {before.x, before.y, before.z, before.w};
 #    pragma unroll
-        for (int pair = 0; pair < PIECE / 16; pair++) {
-            unsigned word[4], at = matrix_address(piece, me.lane, pair);
-            load_matrices(word, at);
-#    pragma unroll
-            for (int i = 0; i < 4; i++) {
-                int k = p * (PIECE / 2) + pair * 8 + 2 * i, column = k / 4 * 2;
-                float2 x = pair_as_floats(word[i], T());
-                word[i] = pair_of_floats(sum[k] * gelu_tanh_slope_rounded(x.x),
-                                         sum[k + 1] * gelu_tanh_slope_rounded(x.y), T());
-                float2 stored = pair_as_floats(word[i], T());
-                if (TOTALS) total[column] += stored.x, total[column + 1] += stored.y;
-            }
-            store_matrices(at, word);
+        for (int j = 0; j < 4; j++) {
+            int k = sum_of(i, j), column = i / 2 * VECTOR + 2 * j;
+            float2 x = pair_as_floats(word[j], T());
+            word[j] = pair_of_floats(sum[k] * gelu_tanh_slope_rounded(x.x),
+                                     sum[k + 1] * gelu_tanh_slope_rounded(x.y), T());
+            float2 stored = pair_as_floats(word[j], T());
+            if (TOTALS) total[column] += stored.x, total[column + 1] += stored.y;
         }
-        send_piece(c, me, &c.y, piece, p, row);
+        store_vector(vector_of<T>(c, c.y, part, i), word, is_there(part, i));
+        if (i % EACH < EACH - 1) continue;
+        __syncwarp();
+        if (me.lane == 0) barrier_arrive(&shared.before_empty[at.index]);
     }
-    order_before(c, shared, me, tile + GROUPS, false);
+}
+
+DEVICE void all_groups_meet(void) {
+    asm volatile("barrier.sync 1, %0;" ::"n"(GROUPS * GROUP_WARPS * WARP) : "memory");
 }
 
 /* The sums of the block's rows: over the 8 lanes that have the same columns, then over the warps in order. */
-template <int MODE>
-DEVICE void end_totals(const FusedCall &c, FusedShared<MODE> &shared, const Self &me, int part,
+DEVICE void end_totals(const FusedCall &c, FusedShared<MODE_SLOPE> &shared, const Self &me, int part,
                        const float total[SUMS / 2]) {
-    if (me.lane == 0) stores_have_read<0>();
-    __syncwarp();
-    float *mine = (float *)shared.piece[me.group][me.warp][0];
+    float *mine = shared.total[me.group * GROUP_WARPS + me.warp];
+    all_groups_meet(); /* nobody reads `before` any more */
 #    pragma unroll
     for (int i = 0; i < SUMS / 2; i++) {
         float x = total[i];
 #    pragma unroll
         for (int step = 4; step < WARP; step *= 2) x += __shfl_xor_sync(0xFFFFFFFFu, x, step);
-        if (me.lane < 4) mine[i / 2 * 8 + me.lane * 2 + i % 2] = x;
+        if (me.lane < 4) mine[i / VECTOR * SORTED + me.lane * VECTOR + i % VECTOR] = x;
     }
-    asm volatile("barrier.sync 1, %0;" ::"n"(GROUPS * GROUP_WARPS * WARP) : "memory");
+    all_groups_meet();
     int column = (int)threadIdx.x;
     if (column >= PANEL || me.column + column >= c.columns) return;
     float all = 0.0f;
-    for (int w = 0; w < GROUPS * GROUP_WARPS; w++)
-        all += ((const float *)shared.piece[w / GROUP_WARPS][w % GROUP_WARPS][0])[column];
+    for (int w = 0; w < GROUPS * GROUP_WARPS; w++) all += shared.total[w][column];
     c.partial[(int64_t)part * c.columns + me.column + column] = all;
 }
 
-/* The tiles of a group: every second one. */
+/* The tiles of a group: every second one of the block's. */
 template <typename T, int MODE, bool TOTALS>
 DEVICE void compute_all(const FusedCall &c, FusedShared<MODE> &shared, const Self &me, int part) {
     enum { STAGES = FusedShared<MODE>::STAGES };
     float sum[SUMS], total[SUMS / 2] = {0};
     Stage at = {0, 0};
-    int n_sent = 0;
+    int tile = me.tile + me.group * c.n_parts;
     advance<STAGES>(at, me.group * c.n_steps);
-    if (MODE == MODE_SLOPE) order_before(c, shared, me, me.tile + me.group, false);
+    if constexpr (MODE == MODE_SLOPE)
+        if (me.group) sort_weight(c, shared, me);
 #    pragma unroll 1
-    for (int tile = me.tile + me.group, n = 0; tile < me.end; tile += GROUPS, n++) {
+    for (int n = 0; tile < c.n_tiles; tile += GROUPS * c.n_parts, n++) {
         int turn = n - !me.group; /* the one that the other group has ended */
         if (turn >= 0) barrier_pass(&shared.turn[me.group], turn & 1);
-        multiply_tile<T>(c, shared, me, at, tile, n == 0, sum);
+        multiply_tile<T>(c, shared, me, at, n == 0, sum);
         advance<STAGES>(at, c.n_steps); /* the other group's */
-        if (MODE == MODE_SLOPE) end_slope<T, MODE, TOTALS>(c, shared, me, tile, n & 1, sum, total);
-        else end_forward<T>(c, shared, me, tile, n_sent, sum);
+        if constexpr (MODE == MODE_SLOPE) end_slope<T, TOTALS>(c, shared, me, tile, n, sum, total);
+        else end_forward<T>(c, shared, me, tile, sum);
     }
-    if (TOTALS) end_totals(c, shared, me, part, total);
-    if (me.lane == 0) stores_have_read<0>();
+    if constexpr (TOTALS) end_totals(c, shared, me, part, total);
 }
 
 template <int MODE> DEVICE void init_barriers(FusedShared<MODE> &shared) {
-    for (int i = 0; i < MOST_STEPS; i++) barrier_init(&shared.weight_full[i], 1);
+    for (int i = 0; i < MOST_STEPS; i++) {
+        barrier_init(&shared.weight_full[i], 1);
+        barrier_init(&shared.weight_sorted[i], GROUP_WARPS);
+    }
     for (int i = 0; i < FusedShared<MODE>::STAGES; i++) {
         barrier_init(&shared.x_full[i], 1);
         barrier_init(&shared.x_empty[i], GROUP_WARPS);
     }
-    for (int i = 0; i < GROUPS; i++) {
-        barrier_init(&shared.turn[i], GROUP_WARPS);
-        for (int j = 0; j < 2 * GROUP_WARPS; j++) barrier_init(&shared.before_full[i][j / 2][j % 2], 1);
+    for (int i = 0; i < FusedShared<MODE>::PLACES; i++) {
+        barrier_init(&shared.before_full[i], 1);
+        barrier_init(&shared.before_empty[i], GROUP_WARPS);
     }
+    for (int i = 0; i < GROUPS; i++) barrier_init(&shared.turn[i], GROUP_WARPS);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    show_to_copies();
 }
 
 #endif
@@ -285,10 +332,13 @@ static __global__ void __launch_bounds__(FUSED_THREADS, 1) fused_kernel(const __
     int thread = (int)threadIdx.x, part = (int)blockIdx.x / c.n_panels, panel = (int)blockIdx.x % c.n_panels;
     Self me = {};
     me.lane = thread % WARP, me.warp = thread / WARP % GROUP_WARPS, me.group = thread / WARP / GROUP_WARPS;
-    me.column = panel * PANEL, me.tile = part * c.tiles_each;
-    me.end = me.tile + c.tiles_each < c.n_tiles ? me.tile + c.tiles_each : c.n_tiles;
-    if (thread == 0) init_barriers(shared);
-    if (thread < PANEL) {
+    me.column = panel * PANEL, me.tile = part;
+    bool orders = thread == GROUPS * GROUP_WARPS * WARP;
+    if (orders) {
+        init_barriers(shared);
+        order_first(c, shared, me);
+    }
+    if (MODE == MODE_GELU && thread < PANEL) {
         float b[VECTOR] = {0};
         int column = me.column + thread;
         if (c.bias.data && column < c.columns) load8(c.bias, column, 1, b);
@@ -297,7 +347,9 @@ static __global__ void __launch_bounds__(FUSED_THREADS, 1) fused_kernel(const __
     __syncthreads();
     if (me.group == GROUPS) { /* registers go from this group to the others */
         asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-        if (me.warp == 0 && me.lane == 0) order_all(c, shared, me);
+        if (orders) order_rest(c, shared, me);
+        if constexpr (MODE == MODE_SLOPE)
+            if (me.warp == 1 && me.lane == 0) order_before(c, shared, me);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
         compute_all<T, MODE, TOTALS>(c, shared, me, part);
@@ -328,12 +380,7 @@ static void cut(const CudaContext *context, const Product *p, FusedCall *c) {
     c->n_panels = (int)((p->columns + PANEL - 1) / PANEL);
     c->n_tiles = (int)((p->rows + TILE - 1) / TILE);
     int parts = context->n_processors / c->n_panels;
-    if (parts < 1) parts = 1;
-    c->tiles_each = (c->n_tiles + parts - 1) / parts;
-}
-
-static int64_t parts_of(const FusedCall *c) {
-    return (c->n_tiles + c->tiles_each - 1) / c->tiles_each;
+    c->n_parts = parts < 1 ? 1 : parts < c->n_tiles ? parts : c->n_tiles;
 }
 
 static bool is_vectors(const void *data, int64_t columns) {
@@ -374,38 +421,45 @@ extern "C" bool cuda_product_fused_fits(const CudaContext *context, const Produc
 extern "C" int64_t cuda_product_fused_partials(const CudaContext *context, const Product *p) {
     FusedCall c = {};
     cut(context, p, &c);
-    return parts_of(&c);
+    return c.n_parts;
 }
 
 /* A row-major (rows,columns) matrix in boxes. */
-static bool map_matrix(CUtensorMap *map, const void *data, int64_t rows, int64_t columns, uint32_t box_rows) {
+static bool map_matrix(CUtensorMap *map, const void *data, int64_t rows, int64_t columns, uint32_t box_rows,
+                       uint32_t box_columns) {
     uint64_t size[2] = {(uint64_t)columns, (uint64_t)rows}, stride[1] = {(uint64_t)columns * 2};
-    uint32_t box[2] = {64, box_rows};
+    uint32_t box[2] = {box_columns, box_rows};
     return cuda_tensor_map(map, data, 2, size, stride, box);
 }
 
+/* (columns,inner) with the columns of every 32 in the order in which the tensor cores take them: a pair of columns, the same
+ * pair of the other 8s, the other pairs. */
+static bool map_sorted(CUtensorMap *map, const void *data, int64_t columns, int64_t inner) {
+    uint64_t row = (uint64_t)inner * 2;
+    uint64_t size[4] = {(uint64_t)inner, 2, (uint64_t)columns / VECTOR, 4};
+    uint64_t stride[3] = {row, VECTOR * row, 2 * row};
+    uint32_t box[4] = {TERMS, 2, SORTED / VECTOR, 4};
+    return cuda_tensor_map(map, data, 4, size, stride, box);
+}
+
 static bool map_all(const Product *p, FusedCall *c) {
-    bool is_turned = p->finish == FINISH_SLOPE;
-    if (!map_matrix(&c->x, p->a, p->rows, p->inner, TILE)) return false;
-    if (is_turned ? !map_matrix(&c->weight, p->b, p->inner, p->columns, TERMS)
-                  : !map_matrix(&c->weight, p->b, p->columns, p->inner, PANEL))
-        return false;
-    c->has_before = p->before;
-    if (p->before && !map_matrix(&c->before, p->before, p->rows, p->columns, WARP_ROWS)) return false;
-    return map_matrix(&c->y, p->c, p->rows, p->columns, WARP_ROWS);
+    if (!map_matrix(&c->x, p->a, p->rows, p->inner, TILE, TERMS)) return false;
+    if (p->finish != FINISH_SLOPE) return map_sorted(&c->weight, p->b, p->columns, p->inner);
+    return map_matrix(&c->weight, p->b, p->inner, p->columns, TERMS, 64) &&
+           map_matrix(&c->before_map, p->before, p->rows, p->columns, TILE, SORTED);
 }
 
 extern "C" Status cuda_product_fused(CudaContext *context, const Product *p, float *partial, Error *error) {
     FusedCall c = {};
     cut(context, p, &c);
     if (!map_all(p, &c)) return cuda_check(cudaErrorNotSupported, "matrix product", error);
-    c.partial = partial;
+    c.before = p->before, c.y = p->c, c.partial = partial;
     if (p->vector) c.bias = {(void *)p->vector, p->vector_type, false};
     FusedChoice choice = p->c_type == DTYPE_BF16 ? choose<bf16>(p, partial) : choose<f16>(p, partial);
     cudaError_t code = cudaFuncSetAttribute(choice.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                             (int)choice.shared_bytes);
     if (code != cudaSuccess) return cuda_check(code, "matrix product", error);
-    unsigned n_blocks = (unsigned)(c.n_panels * parts_of(&c));
+    unsigned n_blocks = (unsigned)(c.n_panels * c.n_parts);
     choice.kernel<<<n_blocks, FUSED_THREADS, choice.shared_bytes, context->stream>>>(c);
     return cuda_launched("matrix product", error);
 }

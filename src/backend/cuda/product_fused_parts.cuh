@@ -13,18 +13,20 @@
 enum {
     TILE = 64,   /* rows of c that a group of warps makes at a time */
     PANEL = 192, /* columns of c that a block has */
+    SORTED = 32, /* columns among which the tensor cores' order is another than memory's */
     TERMS = 64,  /* of the sums, in a box: 128 bytes */
     MOST_STEPS = FUSED_MOST_INNER / TERMS,
     GROUPS = 2,                                        /* that multiply in turns */
     GROUP_WARPS = 4,                                   /* as the hardware has it */
-    FUSED_THREADS = (GROUPS + 1) * GROUP_WARPS * WARP, /* one of the last group orders copies */
+    FUSED_THREADS = (GROUPS + 1) * GROUP_WARPS * WARP, /* two warps of the last group order copies */
     WARP_ROWS = TILE / GROUP_WARPS,
     SUMS = TILE * PANEL / (GROUP_WARPS * WARP), /* of a thread */
-    PIECE = 64,                                 /* columns that are stored at a time */
-    PIECES = PANEL / PIECE,
+    VECTORS = SUMS / VECTOR,                    /* that a thread stores: two rows of every SORTED columns */
     BOX_BYTES = TILE * TERMS * 2,
     PANEL_BYTES = PANEL * TERMS * 2, /* of a step */
-    PIECE_BYTES = WARP_ROWS * PIECE * 2,
+    CHUNK = 64,                      /* columns of `before` that come at a time, as boxes of SORTED columns */
+    CHUNKS = PANEL / CHUNK,
+    CHUNK_BYTES = TILE * CHUNK * 2,
 };
 
 /* What the product ends in. */
@@ -32,23 +34,28 @@ enum Mode { MODE_GELU, MODE_SLOPE };
 
 /* x (rows,inner), weight (columns,inner) or for the slope (inner,columns), before and y (rows,columns). */
 typedef struct {
-    CUtensorMap x, weight, before, y;
+    CUtensorMap x, weight, before_map; /* the last one for the slope */
+    void *before, *y;
     int rows, columns, n_steps;
-    int n_panels, n_tiles, tiles_each; /* a block has a panel, and as many tiles of rows at most */
-    bool has_before;
+    int n_panels, n_tiles, n_parts; /* a block has a panel, and of the tiles of rows every n_parts-th */
     Memory bias;
-    float *partial; /* (parts,columns), or NULL */
+    float *partial; /* (n_parts,columns), or NULL */
 } FusedCall;
 
-/* The slope reads `before` into three pieces of a warp and stores from them; otherwise two are filled in turns. */
+/* With the slope there are fewer boxes of a, and chunks of `before` (rows of 64 bytes, see tensor_map.h) in their stead; where
+ * they were, the sums of columns are added up in the end. */
 template <int MODE> struct FusedShared {
-    enum { STAGES = MODE == MODE_SLOPE ? 4 : 6, SLOTS = MODE == MODE_SLOPE ? PIECES : 2 };
+    enum { STAGES = MODE == MODE_SLOPE ? 6 : 9, PLACES = MODE == MODE_SLOPE ? 4 : 1 };
     alignas(1024) char weight[MOST_STEPS][PANEL_BYTES];
     char x[STAGES][BOX_BYTES];
-    char piece[GROUPS][GROUP_WARPS][SLOTS][PIECE_BYTES];
-    float bias[PANEL];
-    uint64_t weight_full[MOST_STEPS], x_full[STAGES], x_empty[STAGES];
-    uint64_t before_full[GROUPS][GROUP_WARPS][2]; /* the first pieces, the last one */
+    union {
+        char before[PLACES][CHUNK_BYTES];
+        float total[GROUPS * GROUP_WARPS][PANEL];
+        float bias[PANEL];
+    };
+    uint64_t weight_full[MOST_STEPS], weight_sorted[MOST_STEPS];
+    uint64_t x_full[STAGES], x_empty[STAGES];
+    uint64_t before_full[PLACES], before_empty[PLACES];
     uint64_t turn[GROUPS];
 };
 
@@ -64,32 +71,18 @@ DEVICE void order_box(void *to, const CUtensorMap *map, int column, int row, uin
                  "l"(map), "r"(column), "r"(row), "r"(shared_address(barrier))
                  : "memory");
 }
-/* What lies beyond the matrix is not written. */
-DEVICE void store_box(const void *from, const CUtensorMap *map, int column, int row) {
+/* Of a map whose dimensions are terms, the columns of a pair, the 8s and the pairs of an 8: 32 columns by 64 terms. */
+DEVICE void order_sorted_box(void *to, const CUtensorMap *map, int term, int column, uint64_t *barrier) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %5, %3, %5}], [%4];" ::"r"(shared_address(to)),
+                 "l"(map), "r"(term), "r"(column / VECTOR), "r"(shared_address(barrier)), "r"(0)
+                 : "memory");
+}
+/* 16 bytes. There is no branch, so that arithmetic goes on around it. */
+DEVICE void store_vector(void *to, const unsigned word[4], bool is_there) {
     asm volatile(
-        "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map),
-        "r"(column), "r"(row), "r"(shared_address(from))
-        : "memory");
-}
-/* The thread's stores since the last time are a batch; one without any is a batch, too. */
-DEVICE void stores_end(void) {
-    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-}
-/* All but the last N of this thread's batches have read what they store. */
-template <int N> DEVICE void stores_have_read(void) {
-    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
-}
-/* Lane L gives the address of row L%8 of matrix L/8. */
-DEVICE void load_matrices(unsigned r[4], unsigned shared) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(shared)
-                 : "memory");
-}
-DEVICE void store_matrices(unsigned shared, const unsigned r[4]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(shared), "r"(r[0]),
-                 "r"(r[1]), "r"(r[2]), "r"(r[3])
-                 : "memory");
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n@p st.global.v4.b32 [%0], {%1, %2, %3, %4};\n}\n" ::"l"(to),
+        "r"(word[0]), "r"(word[1]), "r"(word[2]), "r"(word[3]), "r"((int)is_there));
 }
 
 /* ---- products ---- */
