@@ -127,6 +127,7 @@ DEVICE void find_facts(const GroupsCall &c, GroupsShared &shared, const Self &me
     const float *lse = c.lse + (int64_t)head_of(me.n) * s.n_positions + position;
     bool there = own < SPAN && position + own < s.n_positions;
     float relative = there ? -lse[own] * LOG2_E : -INFINITY, sum[8] = {};
+    barrier_pass(&shared.queries_empty[span], ~me.n & 1); /* nobody needs the facts of the head before */
     barrier_pass(&shared.queries_full[span], me.n & 1);
 #    pragma unroll
     for (int i = 0; i < TIMES; i++) {
