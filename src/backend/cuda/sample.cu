@@ -56,19 +56,11 @@ DEVICE void narrow(const CutRow &row, Key cut, double uniform, SampleShared *sha
     if (threadIdx.x % WARP == 0) shared->weight[warp] = weight;
     __syncthreads();
     if (warp == 0) {
-        int lane = (int)threadIdx.x;
-        double here = lane < CUT_WARPS ? shared->weight[lane] : 0.0, up_to = here;
-#pragma unroll
-        for (int step = 1; step < CUT_WARPS; step *= 2) {
-            double other = __shfl_up_sync(0xFFFFFFFFu, up_to, step);
-            if (lane >= step) up_to += other;
-        }
-        double total = __shfl_sync(0xFFFFFFFFu, up_to, CUT_WARPS - 1);
+        int lane = lane_of();
+        double here = lane < CUT_WARPS ? shared->weight[lane] : 0.0, up_to = sum_up_to(here);
+        double total = __shfl_sync(0xFFFFFFFFu, up_to, WARP - 1);
         double target = uniform >= 0.0 ? uniform * total : shared->target;
-        unsigned enough = __ballot_sync(0xFFFFFFFFu, here > 0.0 && up_to > target);
-        unsigned any = __ballot_sync(0xFFFFFFFFu, here > 0.0);
-        /* the last possible one, should a sum have been rounded */
-        int chosen = enough ? __ffs((int)enough) - 1 : any ? 31 - __clz((int)any) : 0;
+        int chosen = first_with(here > 0.0 && up_to > target, here > 0.0);
         if (lane == chosen) {
             shared->target = target - (up_to - here);
             shared->first = first + chosen * each;
@@ -81,17 +73,10 @@ DEVICE void narrow(const CutRow &row, Key cut, double uniform, SampleShared *sha
 /* The token in a range of at most a warp's threads. */
 DEVICE void count_out(const CutRow &row, Key cut, SampleShared *shared) {
     if (threadIdx.x >= WARP) return;
-    int lane = (int)threadIdx.x, token = shared->first + lane;
+    int lane = lane_of(), token = shared->first + lane;
     bool is_kept = token < shared->end && key_of(row.logits[token], token) >= cut;
-    double weight = is_kept ? (double)weight_of(row, row.logits[token]) : 0.0, up_to = weight;
-#pragma unroll
-    for (int step = 1; step < WARP; step *= 2) {
-        double other = __shfl_up_sync(0xFFFFFFFFu, up_to, step);
-        if (lane >= step) up_to += other;
-    }
-    unsigned enough = __ballot_sync(0xFFFFFFFFu, weight > 0.0 && up_to > shared->target);
-    unsigned any = __ballot_sync(0xFFFFFFFFu, weight > 0.0);
-    int chosen = enough ? __ffs((int)enough) - 1 : any ? 31 - __clz((int)any) : 0;
+    double weight = is_kept ? (double)weight_of(row, row.logits[token]) : 0.0, up_to = sum_up_to(weight);
+    int chosen = first_with(weight > 0.0 && up_to > shared->target, weight > 0.0);
     if (lane == 0) shared->token_found = shared->first + chosen;
 }
 
