@@ -3,11 +3,10 @@
  * A layout never changes the result: micro-batches, recomputation, chunks of the loss, threads and the eager update are
  * rearrangements of one computation, so their losses are compared with the plain run's. */
 #include "backend/cpu/cpu.h"
-#include "base/random.h"
 #include "golden_file.h"
 #include "harness.h"
+#include "model_fixture.h"
 #include "ops/ops.h"
-#include "train/step.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -17,107 +16,6 @@
 #include <string.h>
 
 #include <cmocka.h>
-
-enum { L = 2, NH = 3, C = 24, V = 61, T = 11, B = 4, STEPS = 10 };
-
-static ModelConfig small_config(void) {
-    ModelConfig config = {.n_layers = L,
-                          .n_heads = NH,
-                          .n_channels = C,
-                          .context = T,
-                          .vocabulary = V,
-                          .tied = true,
-                          .bias = true,
-                          .rotary_theta = 10000.0};
-    return config;
-}
-
-static OptimizerOptions small_optimizer(void) {
-    return (OptimizerOptions){
-        .rate = 1e-2, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1, .clip = 1.0};
-}
-
-static StepOptions small_step(void) {
-    return (StepOptions){.batch = B, .micro_batch = B, .T = T, .seed = 7};
-}
-
-/* As tests/golden/gpt2.py: step s trains on the sequences of "tokens s". */
-static void fill_golden(void *context, uint64_t first_sequence, int64_t n, int64_t n_positions,
-                        int32_t *tokens, int32_t *targets) {
-    (void)context;
-    for (int64_t b = 0; b < n; b++) {
-        uint64_t sequence = first_sequence + (uint64_t)b;
-        char name[32];
-        snprintf(name, sizeof name, "tokens %d", (int)(sequence / B));
-        for (int64_t t = 0; t < n_positions; t++) {
-            uint64_t index = sequence % B * (T + 1) + (uint64_t)t;
-            tokens[b * n_positions + t] = (int32_t)(test_hash(name, index) % V);
-            targets[b * n_positions + t] = (int32_t)(test_hash(name, index + 1) % V);
-        }
-    }
-}
-
-static const BatchSource source = {fill_golden, NULL};
-
-static void golden_weights(const ParameterTable *table, float *flat) {
-    for (int i = 0; i < table->n_parameters; i++) {
-        const Parameter *parameter = &table->parameter[i];
-        float offset = parameter->init == INIT_ONE ? 1.0f : 0.0f;
-        for (int64_t k = 0; k < shape_count(parameter->shape); k++) {
-            flat[parameter->flat_offset + k] = offset + 0.25f * test_value(parameter->name, (uint64_t)k);
-        }
-    }
-}
-
-/* A training step with its memory, ready to run from the golden weights. */
-typedef struct {
-    Backend backend;
-    ParameterTable table;
-    TrainStep step;
-    DeviceMemory memory;
-} Fixture;
-
-static Fixture *open_fixture(ModelConfig config, StepOptions options, OptimizerOptions optimizer,
-                             int n_threads) {
-    Fixture *f = calloc(1, sizeof *f); /* programs and memory point into it: it must not move */
-    Error error = {0};
-    assert_int_equal(config_complete(&config, config.vocabulary, &error), STATUS_OK);
-    assert_int_equal(parameters_build(&f->table, &config, &error), STATUS_OK);
-    assert_int_equal(backend_cpu_open(&f->backend, n_threads, &error), STATUS_OK);
-    if (train_step_plan(&f->step, &config, &f->table, &options, &optimizer, &f->backend, &error) !=
-        STATUS_OK) {
-        fail_msg("%s", error.text);
-    }
-    device_require(&f->memory, &f->step.program.plan);
-    assert_int_equal(device_open(&f->memory, &f->backend, &error), STATUS_OK);
-    assert_int_equal(train_step_open(&f->step, &f->memory, &error), STATUS_OK);
-    memset(f->memory.base[PLACE_ACTIVATION], 0xFF,
-           f->memory.bytes[PLACE_ACTIVATION]); /* NaN: nobody may rely on it */
-    golden_weights(&f->table, f->memory.base[PLACE_PARAMETER]);
-    return f;
-}
-
-static void close_fixture(Fixture *f) {
-    train_step_close(&f->step);
-    device_close(&f->memory);
-    parameters_free(&f->table);
-    f->backend.close(f->backend.context);
-    free(f);
-}
-
-static StepResult run_step_on(Fixture *f, const BatchSource *batches, int64_t index) {
-    Error error = {0};
-    StepResult result;
-    if (train_step_run(&f->step, batches, index, f->step.optimizer_options.rate, &result, &error) !=
-        STATUS_OK) {
-        fail_msg("%s", error.text);
-    }
-    return result;
-}
-
-static StepResult run_step(Fixture *f, int64_t index) {
-    return run_step_on(f, &source, index);
-}
 
 /* All the weights of a model, malloc'ed. */
 typedef struct {
@@ -431,154 +329,6 @@ static void a_large_model_has_the_same_bits_on_any_threads(void **state) {
     }
 }
 
-/* The loss as a function of one weight, through an evaluation pass. */
-static double loss_with(TrainStep *evaluation, float *weight, float value) {
-    Error error = {0};
-    float kept = *weight;
-    double loss;
-    *weight = value;
-    assert_int_equal(evaluate_step_run(evaluation, &source, 0, evaluation->options.batch, &loss, &error),
-                     STATUS_OK);
-    *weight = kept;
-    return loss;
-}
-
-enum { N_CANDIDATES = 64, N_CHECKED = 4 };
-
-/* Of N_CANDIDATES elements of a parameter those with the largest gradients: where a wrong one cannot hide behind the
- * rounding of the difference quotient. */
-static void choose_elements(const Parameter *parameter, const float *gradient, int64_t chosen[N_CHECKED]) {
-    int n_chosen = 0;
-    for (uint64_t c = 0; c < N_CANDIDATES; c++) {
-        int64_t k = (int64_t)(test_hash(parameter->name, c) % (uint64_t)shape_count(parameter->shape));
-        bool known = false;
-        for (int i = 0; i < n_chosen; i++) known |= chosen[i] == k;
-        if (known) continue;
-        int at = n_chosen < N_CHECKED ? n_chosen++ : N_CHECKED; /* sorted, largest first */
-        for (; at > 0 && fabsf(gradient[chosen[at - 1]]) < fabsf(gradient[k]); at--) {
-            if (at < N_CHECKED) chosen[at] = chosen[at - 1];
-        }
-        if (at < N_CHECKED) chosen[at] = k;
-    }
-    assert_int_equal(n_chosen, N_CHECKED);
-}
-
-/* Every variant of the architecture: gradients against central differences of the loss, on elements of each parameter. */
-static void check_variant(ModelConfig config) {
-    Error error = {0};
-    OptimizerOptions optimizer = small_optimizer();
-    optimizer.rate = 0.0;
-    optimizer.weight_decay = 0.0;
-    Fixture *f = open_fixture(config, small_step(), optimizer, 2);
-    ModelConfig complete = config;
-    assert_int_equal(config_complete(&complete, V, &error), STATUS_OK);
-    StepOptions options = small_step();
-    TrainStep evaluation;
-    assert_int_equal(train_step_plan(&evaluation, &complete, &f->table, &options, NULL, &f->backend, &error),
-                     STATUS_OK);
-    device_require(&f->memory, &evaluation.program.plan);
-    device_close(&f->memory);
-    assert_int_equal(device_open(&f->memory, &f->backend, &error), STATUS_OK);
-    executor_close(&f->step.executor);
-    assert_int_equal(train_step_open(&f->step, &f->memory, &error), STATUS_OK);
-    assert_int_equal(train_step_open(&evaluation, &f->memory, &error), STATUS_OK);
-    golden_weights(&f->table, f->memory.base[PLACE_PARAMETER]);
-    run_step(f, 0);
-    float *flat = f->memory.base[PLACE_PARAMETER];
-    const float h = 4e-3f;
-    for (int i = 0; i < f->table.n_parameters; i++) {
-        const Parameter *parameter = &f->table.parameter[i];
-        const float *gradient =
-            executor_address(&f->step.executor, f->step.loss.parameters.tensor[i]->gradient);
-        int64_t chosen[N_CHECKED];
-        choose_elements(parameter, gradient, chosen);
-        for (int sample = 0; sample < N_CHECKED; sample++) {
-            int64_t k = chosen[sample];
-            float *weight = &flat[parameter->flat_offset + k];
-            double difference =
-                (loss_with(&evaluation, weight, *weight + h) - loss_with(&evaluation, weight, *weight - h)) /
-                (2.0 * (double)h);
-            if (!(fabs(difference) > 3e-3)) { /* so that even a gradient of zero would be noticed */
-                fail_msg("%s[%lld]: a difference quotient of %g proves nothing", parameter->name,
-                         (long long)k, difference);
-            }
-            if (!(fabs(difference - (double)gradient[k]) <= 3e-4 + 1e-2 * fabs(difference))) {
-                fail_msg("%s[%lld]: gradient %g, difference quotient %g", parameter->name, (long long)k,
-                         (double)gradient[k], difference);
-            }
-        }
-    }
-    train_step_close(&evaluation);
-    close_fixture(f);
-}
-
-static void variants_have_right_gradients(void **state) {
-    (void)state;
-    ModelConfig config = small_config();
-    config.tied = false;
-    check_variant(config);
-    config.bias = false;
-    config.mlp = MLP_GELU_ERF;
-    check_variant(config);
-    config = small_config();
-    config.norm = NORM_RMSNORM;
-    config.mlp = MLP_SWIGLU;
-    config.position = POSITION_ROTARY;
-    config.bias = false;
-    config.n_kv_heads = 1;
-    check_variant(config);
-}
-
-/* Rows that fill up a large vocabulary have no part in the softmax, get no gradient and stay what they are: zeros. */
-/* One token is a row of the table that only pads it. */
-static void fill_with_padding(void *context, uint64_t first_sequence, int64_t n, int64_t n_positions,
-                              int32_t *tokens, int32_t *targets) {
-    fill_golden(context, first_sequence, n, n_positions, tokens, targets);
-    tokens[1] = 70;
-}
-
-static void padding_is_no_token(void **state) {
-    (void)state;
-    static const BatchSource padded = {fill_with_padding, NULL};
-    ModelConfig config = small_config();
-    config.vocabulary = 65; /* laid out as 72 */
-    Fixture *f = open_fixture(config, small_step(), small_optimizer(), 2);
-    Error error = {0};
-    StepResult result;
-    assert_int_equal(train_step_run(&f->step, &padded, 0, 1e-2, &result, &error), STATUS_FAILED);
-    assert_non_null(strstr(error.text, "token 70 is not one of the table's 65 rows"));
-    close_fixture(f);
-}
-
-static void padding_of_the_vocabulary_has_no_effect(void **state) {
-    (void)state;
-    static const struct { int64_t vocabulary, rows; } sizes[] = {{4100, 4224}, {65, 72}};
-    for (int i = 0; i < 4; i++) {
-        const int64_t vocabulary = sizes[i / 2].vocabulary;
-        const bool is_tied = i % 2;
-        ModelConfig config = small_config();
-        config.vocabulary = vocabulary;
-        config.tied = is_tied;
-        Fixture *f = open_fixture(config, small_step(), small_optimizer(), 2);
-        const Parameter *table =
-            parameter_find(&f->table, is_tied ? ROLE_TOKEN_TABLE : ROLE_HEAD_WEIGHT, NO_BLOCK);
-        float *weights = (float *)f->memory.base[PLACE_PARAMETER] + table->flat_offset;
-        const Tensor *gradient =
-            f->step.loss.parameters.tensor[table - f->table.parameter]->gradient; /* (rows,C) */
-        assert_int_equal(table->shape.dim[0], vocabulary);
-        assert_int_equal(gradient->shape.dim[0], sizes[i / 2].rows);
-        memset(weights, 0, (size_t)vocabulary * C * sizeof(float)); /* all classes alike */
-        assert_true(fabs(run_step(f, 0).loss - log((double)vocabulary)) < 1e-5);
-        run_step(f, 1);
-        const float *values = executor_address(&f->step.executor, gradient);
-        for (int64_t k = vocabulary * C; k < tensor_count(gradient); k++) {
-            assert_true(values[k] == 0.0f);
-            assert_true(weights[k] == 0.0f);
-        }
-        close_fixture(f);
-    }
-}
-
 /* A device that runs behind the host: here it is quick, but has the results of two steps on their way. */
 static char sent[BACKEND_RESULTS][BACKEND_RESULT_BYTES];
 
@@ -604,11 +354,11 @@ static void steps_may_begin_before_the_last_has_ended(void **state) {
     assert_true(train_step_runs_ahead(&ahead->step));
     double rate = small_optimizer().rate, last = 0.0;
     Error error = {0};
-    assert_int_equal(train_step_begin(&ahead->step, &source, 0, rate, &error), STATUS_OK);
+    assert_int_equal(train_step_begin(&ahead->step, &golden_batches, 0, rate, &error), STATUS_OK);
     for (int64_t i = 0; i < STEPS; i++) {
         StepResult want = run_step(plain, i), got;
         if (i + 1 < STEPS)
-            assert_int_equal(train_step_begin(&ahead->step, &source, i + 1, rate, &error), STATUS_OK);
+            assert_int_equal(train_step_begin(&ahead->step, &golden_batches, i + 1, rate, &error), STATUS_OK);
         assert_int_equal(train_step_end(&ahead->step, &got, &error), STATUS_OK);
         assert_true(got.loss == want.loss && got.gradient_norm == want.gradient_norm);
         assert_true(want.loss != last);
@@ -633,9 +383,6 @@ int main(void) {
         cmocka_unit_test(steps_may_begin_before_the_last_has_ended),
         cmocka_unit_test(threads_agree_and_runs_repeat),
         cmocka_unit_test(a_large_model_has_the_same_bits_on_any_threads),
-        cmocka_unit_test(variants_have_right_gradients),
-        cmocka_unit_test(padding_of_the_vocabulary_has_no_effect),
-        cmocka_unit_test(padding_is_no_token),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

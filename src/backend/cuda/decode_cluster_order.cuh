@@ -4,8 +4,8 @@
  * burst. So weights are ordered in pieces, a certain time apart, which is a little less than what a block takes.
  *
  * Clusters are not equally fast in reading, since some share their way to the cache. So the tiles of the head are dealt
- * out as they are asked for, by a counter; all but the first, which wait for nothing. Some of the head, more than which the
- * cache does not hold, stays there from a token to the next, while everything else passes through. */
+ * out as they are asked for, by a counter; all but the first, which wait for nothing. A part of the head, as much as the cache
+ * holds on to, stays there from a token to the next, while everything else passes through. */
 #ifndef PGPT_BACKEND_CUDA_DECODE_CLUSTER_ORDER_CUH
 #define PGPT_BACKEND_CUDA_DECODE_CLUSTER_ORDER_CUH
 
