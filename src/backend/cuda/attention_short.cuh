@@ -1,4 +1,4 @@
-/* Attention of short sequences: what attention_short_forward.cu and attention_short_backward.cu share.
+/* Attention of short sequences: what attention_short_forward.cu, attention_short_backward.cu and attention_groups.cu share.
  *
  * A block has a whole head, and all rows that its warps walk over lie in shared memory: nothing is brought in while they
  * compute. Each warp has two blocks of 16 rows, one with a long row of tiles and one with a short one, so that all have
@@ -57,11 +57,6 @@ DEVICE ShortPlace short_place(int head, const TiledShape &s) {
     place.at_query = (int64_t)place.b * s.n_positions * s.width + (int64_t)place.h * s.head_size;
     place.at_y = (int64_t)place.b * s.n_positions * s.y_width + (int64_t)place.h * s.head_size;
     return place;
-}
-
-/* Into the cache. */
-DEVICE void fetch(const void *p) {
-    asm volatile("prefetch.global.L2 [%0];\n" ::"l"(p));
 }
 
 /* ---- rows to and from shared memory ---- */
@@ -161,29 +156,10 @@ template <int HALF> DEVICE void give_half(float v[2 * HALF], int step) {
     }
 }
 
-/* The sums of the columns of 16 rows from `first` on, as store_results stores them. A lane gets HS/32 of them: number k is
- * that of summed_column(k). */
+/* Of the sums of HS columns a lane has HS/32: which column's number k is. */
 template <int HS> DEVICE int summed_column(int k) {
     int lane = (int)threadIdx.x % WARP, index = lane / 4 * (HS / 32) + k;
     return index / 2 * 8 + lane % 4 * 2 + index % 2;
-}
-template <typename T, int HS>
-DEVICE void sum_rows(float sums[HS / 32], const float c[HS / 8][4], float factor, int first,
-                     const TiledShape &s) {
-    int lane = (int)threadIdx.x % WARP, row = first + lane / 4;
-    float v[HS / 4];
-#pragma unroll
-    for (int n = 0; n < HS / 8; n++) {
-        float2 upper = pair_as_floats(pair_of_floats(c[n][0] * factor, c[n][1] * factor, T()), T());
-        float2 lower = pair_as_floats(pair_of_floats(c[n][2] * factor, c[n][3] * factor, T()), T());
-        v[2 * n] = (row < s.n_positions ? upper.x : 0.0f) + (row + 8 < s.n_positions ? lower.x : 0.0f);
-        v[2 * n + 1] = (row < s.n_positions ? upper.y : 0.0f) + (row + 8 < s.n_positions ? lower.y : 0.0f);
-    }
-    give_half<HS / 8>(v, 16);
-    give_half<HS / 16>(v, 8);
-    give_half<HS / 32>(v, 4);
-#pragma unroll
-    for (int k = 0; k < HS / 32; k++) sums[k] = v[k];
 }
 
 /* ---- dropout, with counters of 32 bits: attention_short_takes sees to that ---- */

@@ -21,6 +21,31 @@
  * shared memory, and the block adds up its warps. */
 #include "backend/cuda/attention_short.cuh"
 
+/* Into the cache. */
+DEVICE void fetch(const void *p) {
+    asm volatile("prefetch.global.L2 [%0];\n" ::"l"(p));
+}
+
+/* The sums of the columns of 16 rows from `first` on, as store_results stores them; see summed_column. */
+template <typename T, int HS>
+DEVICE void sum_rows(float sums[HS / 32], const float c[HS / 8][4], float factor, int first,
+                     const TiledShape &s) {
+    int lane = (int)threadIdx.x % WARP, row = first + lane / 4;
+    float v[HS / 4];
+#pragma unroll
+    for (int n = 0; n < HS / 8; n++) {
+        float2 upper = pair_as_floats(pair_of_floats(c[n][0] * factor, c[n][1] * factor, T()), T());
+        float2 lower = pair_as_floats(pair_of_floats(c[n][2] * factor, c[n][3] * factor, T()), T());
+        v[2 * n] = (row < s.n_positions ? upper.x : 0.0f) + (row + 8 < s.n_positions ? lower.x : 0.0f);
+        v[2 * n + 1] = (row < s.n_positions ? upper.y : 0.0f) + (row + 8 < s.n_positions ? lower.y : 0.0f);
+    }
+    give_half<HS / 8>(v, 16);
+    give_half<HS / 16>(v, 8);
+    give_half<HS / 32>(v, 4);
+#pragma unroll
+    for (int k = 0; k < HS / 32; k++) sums[k] = v[k];
+}
+
 template <typename T, int HS, int ROWS> struct ShortBackward {
     enum {
         WARPS = ROWS / 16,
