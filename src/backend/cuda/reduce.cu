@@ -14,13 +14,15 @@ typedef struct {
     bool add;
 } JoinOutput;
 
-/* A warp has 32 columns, JOIN_ROWS warps share the rows; then one warp adds theirs in order. */
+/* A warp has 32 columns, JOIN_ROWS warps share the rows; then one warp adds theirs in order. It is there before the kernel that
+ * makes the partial sums has ended: so little work would take less time than the launch. */
 static __global__ void __launch_bounds__(WARP *JOIN_ROWS)
     join_kernel(const float *partial, int64_t n_partials, int64_t columns, int64_t stride, JoinOutput first,
                 JoinOutput second, JoinOutput third) {
     __shared__ float sums[JOIN_ROWS][WARP];
     int64_t c = (int64_t)blockIdx.x * WARP + threadIdx.x;
     float sum = 0.0f;
+    wait_for_predecessor();
     if (c < stride) {
 #pragma unroll 8
         for (int64_t r = threadIdx.y; r < n_partials; r += JOIN_ROWS) sum += partial[r * stride + c];
@@ -47,9 +49,18 @@ extern "C" Status cuda_reduce_partials(const CudaContext *context, const float *
         to[i].add = output[i].add;
     }
     int64_t stride = n_outputs * columns;
-    join_kernel<<<blocks_for(stride, WARP), dim3(WARP, JOIN_ROWS), 0, context->stream>>>(
-        partial, n_partials, columns, stride, to[0], to[1], to[2]);
-    return cuda_launched("sums of columns (second step)", error);
+    cudaLaunchAttribute early;
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(blocks_for(stride, WARP));
+    config.blockDim = dim3(WARP, JOIN_ROWS);
+    config.stream = context->stream;
+    config.attrs = &early;
+    config.numAttrs = context->properties.major >= 9 ? 1 : 0;
+    return cuda_check(
+        cudaLaunchKernelEx(&config, join_kernel, partial, n_partials, columns, stride, to[0], to[1], to[2]),
+        "sums of columns (second step)", error);
 }
 
 /* ---- columns ---- */
