@@ -23,6 +23,7 @@
  * Who waits for whom: barriers in pairs for each span, tile and mask (GroupsShared). All count heads from the block's first. */
 #include "backend/cuda/attention_groups_feed.cuh"
 
+#include "backend/cuda/early.cuh"
 #include "backend/cuda/tensor_map.h"
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -312,11 +313,13 @@ static __global__ void __launch_bounds__(GROUPS_THREADS, 1)
     if (warp == ORDERING_WARP) {
         if (me.lane == 0) {
             groups_barriers_init(shared);
+            wait_for_predecessor();
             order_spans(c, shared, me, c.n_spans - 1, first_ordered(c));
         }
     } else if (DROPS) { /* what is needed first of the first mask is everybody else's */
         draw_units(c, shared, me, warp - (warp > ORDERING_WARP), first_units(c), GROUPS * GROUP_WARPS - 1);
     }
+    wait_for_predecessor();
     __syncthreads();
     /* registers go to the groups with keys */
     if (me.group < KEY_GROUPS) {
@@ -351,8 +354,7 @@ static cudaError_t launch(const GroupsCall *c, int n_processors, cudaStream_t st
     if (code != cudaSuccess) return code;
     int rounds = (c->n_heads_in_all + n_processors - 1) / n_processors,
         blocks = (c->n_heads_in_all + rounds - 1) / rounds;
-    kernel<<<(unsigned)blocks, GROUPS_THREADS, sizeof(GroupsShared), stream>>>(*c);
-    return cudaGetLastError();
+    return launch_early(kernel, (unsigned)blocks, GROUPS_THREADS, sizeof(GroupsShared), stream, *c);
 }
 
 Status attention_groups_backward(const AttentionShape *s, const AttentionMemory *m, cudaStream_t stream,

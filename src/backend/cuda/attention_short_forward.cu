@@ -6,6 +6,7 @@
  * Warps have queries and walk over the keys, 32 at a time; keys and values lie permuted in their tiles. */
 #include "backend/cuda/attention_short.cuh"
 #include "backend/cuda/attention_softmax.cuh"
+#include "backend/cuda/early.cuh"
 
 /* Of 16 queries and 32 keys, as keys are permuted. */
 DEVICE void hide_later_keys(float p[1][4][4], int first_query, int first_key) {
@@ -45,6 +46,7 @@ static __global__ void __launch_bounds__(ShortForward<T, HS, ROWS>::THREADS, 512
             *first_v = first_k + (int64_t)s.n_kv_heads * s.head_size;
     /* The first half of the keys comes first, and all warps can begin with it, if all have queries behind it. */
     bool halves = s.n_positions > ROWS - 16;
+    wait_for_predecessor();
     load_head<T, HS, ROWS, Short::THREADS, false>(queries, first_q, s.width, 0, s);
 #pragma unroll
     for (int first = 0; first < ROWS; first += ROWS / 2) {
@@ -104,9 +106,8 @@ static cudaError_t launch(const AttentionShape *shape, const AttentionMemory *m,
     cudaError_t code =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Short::BYTES);
     if (code != cudaSuccess) return code;
-    kernel<<<(unsigned)(shape->n_sequences * shape->n_heads), Short::THREADS, Short::BYTES, stream>>>(
-        (const T *)m->qkv, (T *)m->y, m->lse, tiled_shape(shape, m));
-    return cudaGetLastError();
+    return launch_early(kernel, (unsigned)(shape->n_sequences * shape->n_heads), Short::THREADS, Short::BYTES,
+                        stream, (const T *)m->qkv, (T *)m->y, m->lse, tiled_shape(shape, m));
 }
 
 Status attention_short_forward(const AttentionShape *shape, const AttentionMemory *memory,

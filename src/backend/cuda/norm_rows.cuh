@@ -15,6 +15,7 @@
 #define PGPT_BACKEND_CUDA_NORM_ROWS_CUH
 
 #include "backend/cuda/copies.cuh"
+#include "backend/cuda/early.cuh"
 #include "backend/cuda/norm_parts.cuh"
 
 /* ---- forward ---- */
@@ -30,6 +31,7 @@ static __global__ void __launch_bounds__(THREADS, THREADS != NORM_SMALL ? 1
     int64_t stride = (int64_t)gridDim.x * blockDim.y, first = (int64_t)blockIdx.x * blockDim.y;
     float part = 1.0f / (float)s.channels;
     Words<T> next[VECTORS] = {}, next_branch[VECTORS] = {};
+    wait_for_predecessor();
     if (first + threadIdx.y < s.rows) {
         int64_t at = (first + threadIdx.y) * s.channels;
         load_row<T, VECTORS, LANES, ALIGNED>(x + at, s.channels, next);
@@ -206,6 +208,7 @@ static __global__ void __launch_bounds__(THREADS,
     Words<T> own_x[VECTORS] = {}, own_g[VECTORS] = {};
     Words<T> *stage = (Words<T> *)(kept + width) + threadIdx.y * blockDim.x + threadIdx.x;
     float next_rstd = 0.0f, next_mean = 0.0f;
+    wait_for_predecessor();
     if (IS_STAGED && first + threadIdx.y < s.rows) {
         int64_t row = first + threadIdx.y;
         next_rstd = rstds[row], next_mean = HAS_MEAN ? means[row] : 0.0f;
@@ -407,9 +410,9 @@ static void norm_forward(const CudaContext *context, const Tensor *tensor, const
     dim3 block((unsigned)t.threads, (unsigned)t.teams);
     size_t shared = norm_shared(t, 2);
 #define FORWARD(VECTORS, LANES, ALIGNED, THREADS)                                                            \
-    norm_forward_kernel<T, VECTORS, LANES, HAS_MEAN, HAS_BRANCH, ALIGNED, THREADS>                           \
-        <<<t.blocks, block, shared, context->stream>>>((const T *)x, weight, bias, (T *)y, means, rstds, s,  \
-                                                       branch)
+    launch_early(norm_forward_kernel<T, VECTORS, LANES, HAS_MEAN, HAS_BRANCH, ALIGNED, THREADS>, t.blocks,   \
+                 block, shared, context->stream, (const T *)x, weight, bias, (T *)y, means, rstds, s,        \
+                 branch)
     FOR_TEAMS(t, aligned, T, FORWARD);
 #undef FORWARD
 }
@@ -436,9 +439,9 @@ static NormPartials norm_backward(const CudaContext *context, const Tensor *tens
     if (!t.is_large && !t.lanes) shared += (size_t)(3 * t.vectors * NORM_WAITING_THREADS) * sizeof(Words<T>);
     if (shared < sums) shared = sums;
 #define BACKWARD(VECTORS, LANES, ALIGNED, THREADS)                                                           \
-    norm_backward_kernel<T, VECTORS, LANES, HAS_MEAN, HAS_BRANCH, ALIGNED, THREADS>                          \
-        <<<t.blocks, block, shared, context->stream>>>((const T *)dy, (const T *)x, weight, means, rstds,    \
-                                                       (T *)dx, partial, s, add, branch)
+    launch_early(norm_backward_kernel<T, VECTORS, LANES, HAS_MEAN, HAS_BRANCH, ALIGNED, THREADS>, t.blocks,  \
+                 block, shared, context->stream, (const T *)dy, (const T *)x, weight, means, rstds, (T *)dx, \
+                 partial, s, add, branch)
     FOR_TEAMS(t, aligned, T, BACKWARD);
 #undef BACKWARD
     NormPartials partials = {t.blocks, (HAS_MEAN ? 2 : 1) + branch.sums, branch.sums};

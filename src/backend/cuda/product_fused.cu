@@ -18,6 +18,7 @@
  * up theirs in order. (`before` would have room in registers, too, but the arithmetic would not.) */
 #include "backend/cuda/product_fused_parts.cuh"
 
+#include "backend/cuda/early.cuh"
 #include "backend/cuda/gelu.cuh"
 #include "backend/cuda/tensor_map.h"
 
@@ -336,8 +337,10 @@ static __global__ void __launch_bounds__(FUSED_THREADS, 1) fused_kernel(const __
     bool orders = thread == GROUPS * GROUP_WARPS * WARP;
     if (orders) {
         init_barriers(shared);
+        wait_for_predecessor();
         order_first(c, shared, me);
     }
+    wait_for_predecessor();
     if (MODE == MODE_GELU && thread < PANEL) {
         float b[VECTOR] = {0};
         int column = me.column + thread;
@@ -460,6 +463,6 @@ extern "C" Status cuda_product_fused(CudaContext *context, const Product *p, flo
                                             (int)choice.shared_bytes);
     if (code != cudaSuccess) return cuda_check(code, "matrix product", error);
     unsigned n_blocks = (unsigned)(c.n_panels * c.n_parts);
-    choice.kernel<<<n_blocks, FUSED_THREADS, choice.shared_bytes, context->stream>>>(c);
-    return cuda_launched("matrix product", error);
+    code = launch_early(choice.kernel, n_blocks, FUSED_THREADS, choice.shared_bytes, context->stream, c);
+    return cuda_check(code, "matrix product", error);
 }

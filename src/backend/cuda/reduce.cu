@@ -4,6 +4,7 @@
  * Floor: the bytes of x over the copy bandwidth. Each goes in two steps: blocks sum what they are given into partial
  * sums, and a second kernel sums those. How many partial sums there are depends on the shape and the GPU alone. */
 #include "backend/cuda/columns.cuh"
+#include "backend/cuda/early.cuh"
 
 /* ---- partial sums of columns -> columns ---- */
 
@@ -49,18 +50,10 @@ extern "C" Status cuda_reduce_partials(const CudaContext *context, const float *
         to[i].add = output[i].add;
     }
     int64_t stride = n_outputs * columns;
-    cudaLaunchAttribute early;
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(blocks_for(stride, WARP));
-    config.blockDim = dim3(WARP, JOIN_ROWS);
-    config.stream = context->stream;
-    config.attrs = &early;
-    config.numAttrs = context->properties.major >= 9 ? 1 : 0;
-    return cuda_check(
-        cudaLaunchKernelEx(&config, join_kernel, partial, n_partials, columns, stride, to[0], to[1], to[2]),
-        "sums of columns (second step)", error);
+    cudaError_t code =
+        launch_early(join_kernel, blocks_for(stride, WARP), dim3(WARP, JOIN_ROWS), 0, context->stream,
+                     partial, n_partials, columns, stride, to[0], to[1], to[2]);
+    return cuda_check(code, "sums of columns (second step)", error);
 }
 
 /* ---- columns ---- */
