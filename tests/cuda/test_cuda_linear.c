@@ -275,14 +275,15 @@ static const LinearCase MANY_ROWS = {3781, 72, 1544, BIAS | TANH};
 
 static void test_many_rows_forward(void **state) {
     DType dtype = *(const DType *)*state;
-    for (int i = 0; i < 2; i++) {
+    const unsigned flags[] = {BIAS | TANH, TANH, BIAS, 0};
+    for (int i = 0; i < 4; i++) {
         LinearCase c = MANY_ROWS;
-        if (i) c.flags = TANH;
+        c.flags = flags[i];
         LinearGraph g = linear_graph(&c, dtype), plain = linear_graph(&c, DTYPE_F32);
         const Node *node = record_forward(&g, &c), *reference = record_forward(&plain, &c);
         float *x = values("x", g.x, dtype, 1.0f), *weight = values("weight", g.weight, dtype, 0.3f),
               *bias = values("bias", g.bias, dtype, 1.0f);
-        Run run = {.input = {x, weight, i ? NULL : bias}, .in_place = -1};
+        Run run = {.input = {x, weight, flags[i] & BIAS ? bias : NULL}, .in_place = -1};
         check(node, reference, &run, "linear of many rows");
         free(x), free(weight), free(bias);
         graph_free(g.graph), graph_free(plain.graph);
@@ -364,7 +365,7 @@ static void run_many_rows(const ManyRows *m, float *partial) {
         fail_msg("%s", error.text);
 }
 
-/* Against the library's product in f32, with gelu by the host. */
+/* Against the library's product in f32, with gelu by the host, and without. */
 static void test_many_terms(void **state) {
     DType dtype = *(const DType *)*state;
     double tolerance = dtype == DTYPE_BF16 ? 4e-3 : 5e-4;
@@ -374,6 +375,11 @@ static void test_many_terms(void **state) {
         run_many_rows(&m, NULL);
         float *want = from_gpu(m.full, &m.wide), *y = from_gpu(m.g.dy, &m.out), *x = from_gpu(m.g.dy, &m.x);
         test_assert_close(x, want, m.c.rows * m.c.outputs, tolerance, 0.0, "before gelu");
+        m.ended.finish = FINISH_NONE, m.ended.before = NULL;
+        run_many_rows(&m, NULL);
+        float *bare = from_gpu(m.g.dy, &m.out);
+        test_assert_close(bare, want, m.c.rows * m.c.outputs, tolerance, 0.0, "nothing behind it");
+        free(bare);
         for (int64_t i = 0; i < m.c.rows * m.c.outputs; i++)
             want[i] = gelu_value(want[i], ACTIVATION_GELU_TANH);
         test_assert_close(y, want, m.c.rows * m.c.outputs, tolerance, 0.0, "gelu");

@@ -97,6 +97,7 @@ static Status forward_plain(const KernelCall *call, Error *error) {
     CudaContext *context = cuda_context(call);
     Product p = forward_product(call);
     p.addend = call->in[3];
+    if (cuda_product_fused_fits(context, &p)) return cuda_product_fused(context, &p, NULL, error);
     if (p.finish == FINISH_NONE || cuda_product_exists(context, &p)) return cuda_product(context, &p, error);
     p.finish = FINISH_NONE;
     TRY(cuda_product(context, &p, error));

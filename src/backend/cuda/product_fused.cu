@@ -199,8 +199,8 @@ template <typename T> DEVICE void store_floats(T *to, const float v[VECTOR], boo
     store_vector(to, word, is_there);
 }
 
-template <typename T>
-DEVICE void end_forward(const FusedCall &c, FusedShared<MODE_GELU> &shared, const Self &me, int tile,
+template <typename T, int MODE>
+DEVICE void end_forward(const FusedCall &c, FusedShared<MODE> &shared, const Self &me, int tile,
                         const float sum[SUMS]) {
     Part part = part_of(c, me, tile);
 #    pragma unroll
@@ -211,9 +211,11 @@ DEVICE void end_forward(const FusedCall &c, FusedShared<MODE_GELU> &shared, cons
         float v[VECTOR];
 #    pragma unroll
         for (int k = 0; k < VECTOR; k++) v[k] = sum[sum_of(i, k / 2) + k % 2] + b[k];
-        store_floats(vector_of<T>(c, c.before, part, i), v, c.before && is_there(part, i));
+        if constexpr (MODE == MODE_GELU) {
+            store_floats(vector_of<T>(c, c.before, part, i), v, c.before && is_there(part, i));
 #    pragma unroll
-        for (int k = 0; k < VECTOR; k++) v[k] = gelu_tanh_rounded(v[k]);
+            for (int k = 0; k < VECTOR; k++) v[k] = gelu_tanh_rounded(v[k]);
+        }
         store_floats(vector_of<T>(c, c.y, part, i), v, is_there(part, i));
     }
 }
@@ -341,7 +343,7 @@ static __global__ void __launch_bounds__(FUSED_THREADS, 1) fused_kernel(const __
         order_first(c, shared, me);
     }
     wait_for_predecessor();
-    if (MODE == MODE_GELU && thread < PANEL) {
+    if (MODE != MODE_SLOPE && thread < PANEL) {
         float b[VECTOR] = {0};
         int column = me.column + thread;
         if (c.bias.data && column < c.columns) load8(c.bias, column, 1, b);
@@ -369,11 +371,16 @@ typedef struct {
     size_t shared_bytes;
 } FusedChoice;
 
+static bool is_gelu(const Product *p) {
+    return p->finish == FINISH_GELU || p->finish == FINISH_BIAS_GELU;
+}
+
 template <typename T> static FusedChoice choose(const Product *p, bool has_totals) {
+    FusedChoice plain = {fused_kernel<T, MODE_PLAIN, false>, sizeof(FusedShared<MODE_PLAIN>)};
     FusedChoice gelu = {fused_kernel<T, MODE_GELU, false>, sizeof(FusedShared<MODE_GELU>)};
     FusedChoice slope = {has_totals ? fused_kernel<T, MODE_SLOPE, true> : fused_kernel<T, MODE_SLOPE, false>,
                          sizeof(FusedShared<MODE_SLOPE>)};
-    return p->finish == FINISH_SLOPE ? slope : gelu;
+    return p->finish == FINISH_SLOPE ? slope : is_gelu(p) ? gelu : plain;
 }
 
 /* How the product is cut: all panels, and as many parts of the rows as there is room for at once. */
@@ -409,9 +416,8 @@ extern "C" bool cuda_product_fused_exists(const CudaContext *context) {
 }
 
 extern "C" bool cuda_product_fused_fits(const CudaContext *context, const Product *p) {
-    bool is_slope = p->finish == FINISH_SLOPE,
-         is_gelu = p->finish == FINISH_GELU || p->finish == FINISH_BIAS_GELU;
-    if (!(is_gelu && p->transpose_b) && !(is_slope && !p->transpose_b && p->before)) return false;
+    bool is_slope = p->finish == FINISH_SLOPE;
+    if (is_slope ? p->transpose_b || !p->before : !p->transpose_b) return false;
     if (p->c_type == DTYPE_F32 || p->a_type != p->c_type || p->b_type != p->c_type) return false;
     if (p->transpose_a || p->a_stride || p->b_stride || p->c_stride || p->addend) return false;
     if (!p->rows || !p->columns || !p->inner || p->inner > FUSED_MOST_INNER || p->rows > INT32_MAX - TILE ||

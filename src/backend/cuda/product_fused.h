@@ -1,4 +1,4 @@
-/* A product of few terms with what follows it in one kernel: gelu, or its slope and the sums of the columns.
+/* A product of few terms with what follows it in one kernel: a bias, gelu, or its slope and the sums of the columns.
  *
  *     if (cuda_product_fused_fits(context, &product)) TRY(cuda_product_fused(context, &product, NULL, error));
  *
@@ -24,8 +24,8 @@ enum { FUSED_MOST_INNER = 384 }; /* terms whose weights have room in shared memo
 /* Does this build have it for this GPU, and this GPU's driver what it takes? */
 bool cuda_product_fused_exists(const CudaContext *context);
 
-/* And is it one of FINISH_GELU and FINISH_BIAS_GELU with b transposed, or FINISH_SLOPE with b as it is, in whole vectors, and
- * large enough that this way is the faster one? */
+/* And is it one with b transposed, or FINISH_SLOPE with b as it is, in whole vectors, and large enough that this way is the
+ * faster one? */
 bool cuda_product_fused_fits(const CudaContext *context, const Product *product);
 
 /* How many rows of partial sums it makes. */

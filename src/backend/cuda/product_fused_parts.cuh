@@ -30,7 +30,7 @@ enum {
 };
 
 /* What the product ends in. */
-enum Mode { MODE_GELU, MODE_SLOPE };
+enum Mode { MODE_PLAIN, MODE_GELU, MODE_SLOPE };
 
 /* x (rows,inner), weight (columns,inner) or for the slope (inner,columns), before and y (rows,columns). */
 typedef struct {
