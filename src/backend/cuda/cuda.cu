@@ -289,9 +289,13 @@ static size_t workspace_size(const struct cudaDeviceProp *properties) {
     return (size_t)(properties->major >= 9 ? 32 : 8) << 20;
 }
 
-/* What has to be a lane's own: its stream, and the working memory of its products. */
+/* What has to be a lane's own: its stream, and the working memory of its products. Everything waits for the first lane, and
+ * nothing for the second before the end: that one has what the first leaves. (Messages come before both: comm_nccl.c.) */
 static Status open_lane(CudaContext *cuda, int lane, Error *error) {
-    TRY(cuda_check(cudaStreamCreateWithFlags(&cuda->lane_stream[lane], cudaStreamNonBlocking),
+    int lowest = 0, highest = 0;
+    TRY(cuda_check(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "asking for priorities", error));
+    TRY(cuda_check(cudaStreamCreateWithPriority(&cuda->lane_stream[lane], cudaStreamNonBlocking,
+                                                lane ? lowest : (lowest + highest) / 2),
                    "making a stream", error));
     return cuda_check(cudaMalloc(&cuda->lane_workspace[lane], cuda->workspace_bytes),
                       "memory for matrix products", error);

@@ -17,7 +17,7 @@ Status cuda_capture_end(void *context, void **recording, Error *error) {
     cudaGraphExec_t ready = NULL;
     *recording = NULL;
     TRY(cuda_check(cudaStreamEndCapture(cuda->stream, &graph), "recording", error));
-    cudaError_t code = cudaGraphInstantiate(&ready, graph, 0);
+    cudaError_t code = cudaGraphInstantiate(&ready, graph, cudaGraphInstantiateFlagUseNodePriority);
     cudaGraphDestroy(graph);
     TRY(cuda_check(code, "making a recording ready", error));
     *recording = ready;
