@@ -24,41 +24,22 @@
 #include "backend/cuda/attention_groups_feed.cuh"
 
 #include "backend/cuda/early.cuh"
-#include "backend/cuda/tensor_map.h"
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 /* ---- results ---- */
 
 /* 16 rows of a span to where they belong, and the sums of their columns as they are stored there: number k, of two, is that
- * of summed_column(k). Of a box that the group is done with, these rows are the warp's: they turn what it has into vectors,
- * and into second factors. Row n of the first factor of 8 columns, their n-th, is ones, and the others zeros. */
+ * of summed_column(k). The box also turns them into second factors. Row n of the first factor of 8 columns, their n-th, is
+ * ones, and the others zeros. */
 template <typename T>
 DEVICE void store_span(float sums[2], char *box, const GroupsCall &c, const Self &me, int which, int span,
                        float factor, const float d[8][4]) {
     const TiledShape &s = c.shape;
-    int row = me.lane / 8 % 2 * 8 + me.lane % 8, first = span * SPAN + me.warp * 16;
+    const float factors[2] = {factor, factor};
     T *to = (T *)c.dqkv + short_place(head_of(me.n), s).at_query + (int64_t)which * s.n_heads * SIZE;
     unsigned at[4];
-    box += me.warp * 16 * 128;
-#    pragma unroll
-    for (int k = 0; k < 4; k++) {
-        unsigned word[4];
-        at[k] = shared_address(box) + (unsigned)(row * 128 + ((2 * k + me.lane / 16) ^ row % 8) * 16);
-#    pragma unroll
-        for (int j = 0; j < 4; j++) {
-            const float *pair = d[2 * k + j / 2] + j % 2 * 2;
-            word[j] = pair_of_floats(pair[0] * factor, pair[1] * factor, T());
-        }
-        store_matrices(at[k], word);
-    }
-    __syncwarp();
-#    pragma unroll
-    for (int i = 0; i < 4; i++) {
-        int r = i * 4 + me.lane / 8, vector = me.lane % 8;
-        uint4 whole = *(const uint4 *)(box + r * 128 + (vector ^ r % 8) * 16);
-        if (first + r < s.n_positions) *(uint4 *)(to + (first + r) * s.width + vector * 8) = whole;
-    }
+    store_by_box(at, box, to, s.width, span * SPAN + me.warp * 16, s.n_positions, me, factors, d);
     if (c.sums) {
         float part[4][4] = {}; /* products that do not wait for each other */
 #    pragma unroll
@@ -223,7 +204,7 @@ DEVICE void compute_keys(const GroupsCall &c, GroupsShared &shared, Self me) {
             for (int k = 0; k < 2; k++) put_sums(shared.key_sums[warp][k], sums[k]);
             warp_arrive(&shared.sums_full);
         }
-    } while (next_head(c, me));
+    } while (next_head(c.n_heads_in_all, me));
 }
 
 /* ---- queries ---- */
@@ -285,7 +266,7 @@ DEVICE void compute_queries(const GroupsCall &c, GroupsShared &shared, Self me) 
             store_span<T>(sums, shared.dscores[last][slot], c, me, 0, i, c.shape.scale * c.keep, dq);
             warp_arrive(&shared.dscores_empty[last][slot]);
             Self next = me;
-            if (DROPS && i == c.n_spans - 1 && next_head(c, next))
+            if (DROPS && i == c.n_spans - 1 && next_head(c.n_heads_in_all, next))
                 draw_share(c, shared, next, me.warp, queries_share(c.shape), GROUP_WARPS);
         }
         if (c.sums) {
@@ -296,7 +277,7 @@ DEVICE void compute_queries(const GroupsCall &c, GroupsShared &shared, Self me) 
             store_sums(c, shared, me);
             warp_arrive(&shared.sums_empty);
         }
-    } while (next_head(c, me));
+    } while (next_head(c.n_heads_in_all, me));
 }
 
 #endif
@@ -317,7 +298,8 @@ static __global__ void __launch_bounds__(GROUPS_THREADS, 1)
             order_spans(c, shared, me, c.n_spans - 1, first_ordered(c));
         }
     } else if (DROPS) { /* what is needed first of the first mask is everybody else's */
-        draw_units(c, shared, me, warp - (warp > ORDERING_WARP), first_units(c), GROUPS * GROUP_WARPS - 1);
+        draw_units<MASK_FOR_KEYS>(shared.mask[0][0], c.shape, head_of(0), warp - (warp > ORDERING_WARP),
+                                  first_units(c), GROUPS * GROUP_WARPS - 1);
     }
     wait_for_predecessor();
     __syncthreads();
@@ -338,45 +320,33 @@ static __global__ void __launch_bounds__(GROUPS_THREADS, 1)
 
 /* ---- on the host's side ---- */
 
-/* Rows of a head of all sequences, in boxes that end with the sequence. */
-static bool map_heads(CUtensorMap *map, const void *data, const AttentionShape *s, int64_t width) {
-    uint64_t size[3] = {(uint64_t)width, (uint64_t)s->n_positions, (uint64_t)s->n_sequences},
-             stride[2] = {(uint64_t)width * 2, (uint64_t)(width * s->n_positions) * 2};
-    uint32_t box[3] = {SIZE, SPAN, 1};
-    return cuda_tensor_map(map, data, 3, size, stride, box);
-}
-
 template <typename T, bool DROPS>
-static cudaError_t launch(const GroupsCall *c, int n_processors, cudaStream_t stream) {
+static cudaError_t launch(const GroupsCall *c, int n_blocks, cudaStream_t stream) {
     auto kernel = groups_kernel<T, DROPS>;
     cudaError_t code =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(GroupsShared));
     if (code != cudaSuccess) return code;
-    int rounds = (c->n_heads_in_all + n_processors - 1) / n_processors,
-        blocks = (c->n_heads_in_all + rounds - 1) / rounds;
-    return launch_early(kernel, (unsigned)blocks, GROUPS_THREADS, sizeof(GroupsShared), stream, *c);
+    return launch_early(kernel, (unsigned)n_blocks, GROUPS_THREADS, sizeof(GroupsShared), stream, *c);
 }
 
 Status attention_groups_backward(const AttentionShape *s, const AttentionMemory *m, cudaStream_t stream,
                                  Error *error) {
     GroupsCall c = {};
-    int device = 0, n_processors = 0;
+    int n_blocks = 0;
     c.lse = m->lse, c.dqkv = m->dqkv, c.sums = m->sums;
     c.n_heads_in_all = (int)(s->n_sequences * s->n_heads);
     c.shape = tiled_shape(s, m);
     c.keep = random_dropout_scale(s->threshold), c.inverse = 1.0f / c.keep;
     c.n_spans = (c.shape.n_positions + SPAN - 1) / SPAN;
-    cudaError_t code = cudaGetDevice(&device);
-    if (code == cudaSuccess)
-        code = cudaDeviceGetAttribute(&n_processors, cudaDevAttrMultiProcessorCount, device);
+    cudaError_t code = blocks_for_heads(&n_blocks, c.n_heads_in_all);
     if (code == cudaSuccess &&
         !(map_heads(&c.qkv, m->qkv, s, s->width) && map_heads(&c.y, m->y, s, s->y_width) &&
           map_heads(&c.dy, m->dy, s, s->y_width)))
         code = cudaErrorNotSupported;
     if (code == cudaSuccess) {
         FOR_SHORT_TYPE(s, T, {
-            code = s->threshold ? launch<T, true>(&c, n_processors, stream)
-                                : launch<T, false>(&c, n_processors, stream);
+            code =
+                s->threshold ? launch<T, true>(&c, n_blocks, stream) : launch<T, false>(&c, n_blocks, stream);
         });
     }
     return cuda_check(code, "attention_backward (groups)", error);

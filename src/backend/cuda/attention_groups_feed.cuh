@@ -6,23 +6,6 @@
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-/* What a thread knows about itself and where its block is: `n` is the number of the head among the block's. */
-typedef struct {
-    int lane, warp, group; /* the warp of its group */
-    int n;
-} Self;
-
-DEVICE int head_of(int n) {
-    return (int)blockIdx.x + n * (int)gridDim.x;
-}
-DEVICE bool next_head(const GroupsCall &c, Self &me) {
-    return head_of(++me.n) < c.n_heads_in_all;
-}
-
-DEVICE int tile_index(int queries, int keys) {
-    return queries * (queries + 1) / 2 + keys;
-}
-
 /* The tiles of a group come in the order of its spans of keys, the last queries first: which one is it of its head? */
 DEVICE int tile_of_group(const GroupsCall &c, int queries, int keys) {
     int before = keys < KEY_GROUPS && 3 - keys < c.n_spans ? c.n_spans - (3 - keys) : 0;
@@ -104,7 +87,7 @@ DEVICE void order_all(const GroupsCall &c, GroupsShared &shared, Self me) {
             barrier_pass(&shared.queries_full[0], me.n & 1); /* what is needed first comes first */
         }
         __syncwarp();
-        more = next_head(c, me);
+        more = next_head(c.n_heads_in_all, me);
         if (more) fetch_head(c, me);
     } while (more);
 }
@@ -154,81 +137,15 @@ DEVICE void find_facts(const GroupsCall &c, GroupsShared &shared, const Self &me
 
 /* ---- masks ---- */
 
-/* Units of UNIT queries and keys, on and under the diagonal, that are to be drawn: of the last queries first. */
-DEVICE int n_units(int positions) {
-    int rows = (positions + UNIT - 1) / UNIT;
-    return rows * (rows + 1) / 2;
-}
 /* How many of them are of the last span of queries. */
 DEVICE int first_units(const GroupsCall &c) {
     return n_units(c.shape.n_positions) - n_units((c.n_spans - 1) * SPAN);
 }
 
-/* Which of a block's 8 numbers of 16 bits are kept, in bits of both halves from number `first` on, counted from the top. Two
- * are compared at a time: of 15 bits, one is no less than the limit where their difference leaves the bit above, and the
- * 16th bits decide before that. */
-DEVICE unsigned kept_bits(unsigned bits, const RandomBlock &block, unsigned limits, int first) {
-    const unsigned tops = 0x80008000u;
-#    pragma unroll
-    for (int k = 0; k < 4; k++) {
-        unsigned x = block.word[k], rest = (x | tops) - (limits & ~tops), at = tops >> (first + k);
-        unsigned kept = (x & ~limits) | (rest & ~(x ^ limits));
-        bits = (bits & ~at) | (kept >> (first + k) & at);
-    }
-    return bits;
-}
-
-/* A lane draws for UNIT keys of one query. Of 16 keys, the even ones are the bits of a byte, the first one highest, and the
- * odd ones those of the next; the two bytes of query 8·n + 2·c + e are at MASK_COLUMN·c + 4·n + 2·e of the strip, so that a
- * thread that has two queries of every 8 reads what it needs in vectors. See mask_shift. */
-DEVICE void draw_unit(unsigned char *mask, const ShortDropout &dropout, unsigned limits, int row,
-                      int column) {
-    enum { BLOCKS = UNIT / 8 };
-    int lane = (int)threadIdx.x % WARP, query = row * UNIT + lane;
-    unsigned first = (dropout.first_row + (unsigned)query) * dropout.blocks + (unsigned)(column * BLOCKS);
-    RandomKey key = dropout.key;
-    RandomBlock block[BLOCKS];
-#    pragma unroll
-    for (int k = 0; k < BLOCKS; k++) block[k] = random_place(dropout.sequence, first + (unsigned)k);
-#    pragma unroll
-    for (int round = 0; round < RANDOM_ROUNDS; round++, key = random_next_key(key)) {
-#    pragma unroll
-        for (int k = 0; k < BLOCKS; k++) block[k] = random_round(key, block[k]);
-    }
-    unsigned char *to = mask + tile_index(row / 2, column / 2) * MASK_TILE + column % 2 * 2 * MASK_STRIP +
-                        lane % 8 / 2 * MASK_COLUMN + (row % 2 * 4 + lane / 8) * 4 + lane % 2 * 2;
-#    pragma unroll
-    for (int j = 0; j < 2; j++) {
-        unsigned bits = kept_bits(kept_bits(0, block[2 * j], limits, 0), block[2 * j + 1], limits, 4);
-        *(unsigned short *)(to + j * MASK_STRIP) =
-            (unsigned short)((bits >> 8 & 0xFF) | (bits >> 16 & 0xFF00));
-    }
-}
-/* A thread that has keys lane/4 and lane/4 + 8 of a strip finds them, of two queries, in bits 4, 0, 20 and 16. */
-DEVICE int mask_shift(int lane) {
-    return lane / 4 % 2 * 8 + 3 - lane / 8;
-}
-
-/* A warp's share of a head's mask: some units from the first on. */
-DEVICE void draw_units(const GroupsCall &c, GroupsShared &shared, const Self &me, int first, int end,
-                       int step) {
-    const TiledShape &s = c.shape;
-    ShortPlace place = short_place(head_of(me.n), s);
-    ShortDropout own = short_dropout_of(s, place.b, place.h);
-    unsigned limits = own.limit | own.limit >> 16;
-    int row = (s.n_positions + UNIT - 1) / UNIT - 1, column = first;
-#    pragma unroll 1
-    for (int unit = first; unit < end; unit += step, column += step) {
-        for (; column > row; row--) column -= row + 1;
-        /* else the keys of all rounds are found beforehand, for which there are not registers enough */
-        asm volatile("" : "+r"(own.key.word[0]), "+r"(own.key.word[1]));
-        draw_unit(shared.mask[me.n & 1][0], own, limits, row, column);
-    }
-}
 DEVICE void draw_share(const GroupsCall &c, GroupsShared &shared, const Self &me, int first, int end,
                        int step) {
     barrier_pass(&shared.mask_empty[me.n & 1], ~(me.n >> 1) & 1);
-    draw_units(c, shared, me, first, end, step);
+    draw_units<MASK_FOR_KEYS>(shared.mask[me.n & 1][0], c.shape, head_of(me.n), first, end, step);
     warp_arrive(&shared.mask_full[me.n & 1]);
 }
 /* How many of the units the queries' group draws. */
@@ -242,7 +159,7 @@ template <typename T, bool DROPS> DEVICE void feed_all(const GroupsCall &c, Grou
     if (DROPS) warp_arrive(&shared.mask_full[0]);
     while (more) {
         for (int i = c.n_spans - 1; i >= 0; i--) find_facts<T>(c, shared, me, i);
-        more = next_head(c, me);
+        more = next_head(c.n_heads_in_all, me);
         if (DROPS && more)
             draw_share(c, shared, me, queries_share(c.shape) + me.warp - 1, n_units(c.shape.n_positions),
                        FEEDERS);
