@@ -3,7 +3,7 @@
  *     cuda_attention check [WAY]  errors ‖out - reference‖ / ‖reference‖ of y, lse and dqkv; fails if one is too large
  *     cuda_attention time [NAME]  TFLOP/s of forward and backward (4·HS and 10·HS a visible pair), and scratch memory
  *
- * WAY: this way only ("short"; "groups" is its other backward, after the same forward); NAME: only cases whose names contain it.
+ * WAY: this way only ("short"; "groups" is the same by other instructions); NAME: only cases whose names contain it.
  *
  * Outputs are filled with NaNs before every check, inputs are normal random numbers. Backward passes are run twice: an
  * ordered one must give the same bits. Exit code 77 without a GPU. */
@@ -207,12 +207,12 @@ static int max_shared_bytes(void) {
     return bytes;
 }
 
-static bool groups_take(const AttentionShape *s) {
+static bool groups_take(const AttentionShape *s, bool backward) {
     int device = 0, major = 0, minor = 0;
     must(cudaGetDevice(&device), "the device");
     must(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "the device");
     must(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "the device");
-    return attention_short_takes(s, true, max_shared_bytes()) &&
+    return attention_short_takes(s, backward, max_shared_bytes()) &&
            attention_groups_takes(s, false, major * 10 + minor);
 }
 
@@ -226,7 +226,7 @@ static bool prepare(Problem *p, int way, bool backward, AttentionLibrary **libra
     if (way == WAY_TILED && !attention_tiled_takes(s)) return false;
     if (way == WAY_TILED && backward) bytes = attention_tiled_backward_scratch(s);
     if (way == WAY_SHORT && !attention_short_takes(s, backward, max_shared_bytes())) return false;
-    if (way == WAY_GROUPS && !groups_take(s)) return false;
+    if (way == WAY_GROUPS && !groups_take(s, backward)) return false;
 #ifdef PGPT_HAVE_CUDNN
     if (way >= WAY_LIBRARY) {
         *plan = attention_library_plan(library, s, backward, way == WAY_LIBRARY_ANY);
@@ -255,8 +255,11 @@ static Status run(const Problem *p, int way, bool backward, const AttentionPlan 
         return backward ? attention_plain_backward(s, m, stream, error)
                         : attention_plain_forward(s, m, stream, error);
     }
-    if (way == WAY_GROUPS && backward) return attention_groups_backward(s, m, stream, error);
-    if (way == WAY_SHORT || way == WAY_GROUPS) {
+    if (way == WAY_GROUPS) {
+        return backward ? attention_groups_backward(s, m, stream, error)
+                        : attention_groups_forward(s, m, stream, error);
+    }
+    if (way == WAY_SHORT) {
         return backward ? attention_short_backward(s, m, stream, error)
                         : attention_short_forward(s, m, stream, error);
     }

@@ -133,8 +133,10 @@ static Status run(const KernelCall *call, const Tensor *qkv, const AttentionMemo
     }
     if (is_short(context, &shape, memory, backward)) {
         int capability = context->properties.major * 10 + context->properties.minor;
-        if (backward && attention_groups_takes(&shape, memory->add, capability))
-            return attention_groups_backward(&shape, memory, stream, error);
+        if (attention_groups_takes(&shape, memory->add, capability)) {
+            return backward ? attention_groups_backward(&shape, memory, stream, error)
+                            : attention_groups_forward(&shape, memory, stream, error);
+        }
         return backward ? attention_short_backward(&shape, memory, stream, error)
                         : attention_short_forward(&shape, memory, stream, error);
     }

@@ -4,7 +4,8 @@
  *   tiled    attention_forward.cu, attention_queries.cu, attention_keys.cu: tiles on the tensor cores; head sizes that
  *            are multiples of 8, up to 128.
  *   short    attention_short_forward.cu, attention_short_backward.cu: the same for short sequences of small heads in 16
- *            bits, of which a whole head fits into shared memory; attention_groups.cu, its backward on an H100 or H200.
+ *            bits, of which a whole head fits into shared memory; attention_groups_forward.cu, attention_groups.cu: the
+ *            same on an H100 or H200.
  *   library  attention_cudnn.cu: cuDNN's fused attention, where pgpt was built with it and it has a plan for the shape.
  *
  * All read queries, keys and values where they lie in the rows of qkv and write y, lse and dqkv in place; see
@@ -78,10 +79,12 @@ Status attention_short_forward(const AttentionShape *shape, const AttentionMemor
 Status attention_short_backward(const AttentionShape *shape, const AttentionMemory *memory,
                                 cudaStream_t stream, Error *error);
 
-/* The short way's backward by instructions that compute capability 9.0 (`capability` 90) alone has, in builds for it: of
- * shapes that attention_short_takes, heads of 64, 64 positions or more, and if dqkv is not added to. Its sums and
- * dropout are the same. */
+/* The short way by instructions that compute capability 9.0 (`capability` 90) alone has, in builds for it: of shapes that
+ * attention_short_takes, heads of 64, 64 positions or more, and if dqkv is not added to. Its sums and dropout are the
+ * same. */
 bool attention_groups_takes(const AttentionShape *shape, bool adds, int capability);
+Status attention_groups_forward(const AttentionShape *shape, const AttentionMemory *memory,
+                                cudaStream_t stream, Error *error);
 Status attention_groups_backward(const AttentionShape *shape, const AttentionMemory *memory,
                                  cudaStream_t stream, Error *error);
 

@@ -137,7 +137,7 @@ DEVICE void find_facts(const GroupsCall &c, GroupsShared &shared, const Self &me
 
 /* ---- masks ---- */
 
-/* How many of them are of the last span of queries. */
+/* How many units of the mask are of the last span of queries. */
 DEVICE int first_units(const GroupsCall &c) {
     return n_units(c.shape.n_positions) - n_units((c.n_spans - 1) * SPAN);
 }

@@ -25,16 +25,20 @@ DEVICE int n_units(int positions) {
     return rows * (rows + 1) / 2;
 }
 
-/* Which of a block's 8 numbers of 16 bits are kept, in bits of both halves from number `first` on, counted from the top. Two
- * are compared at a time: of 15 bits, one is no less than the limit where their difference leaves the bit above, and the
- * 16th bits decide before that. */
+/* Which of two numbers of 16 bits are kept, in the highest bits of both halves. They are compared at the same time: of 15
+ * bits, one is no less than the limit where their difference leaves the bit above, and the 16th bits decide before that. */
+enum : unsigned { HIGHEST = 0x80008000u };
+DEVICE unsigned kept_of_two(unsigned x, unsigned limits) {
+    unsigned rest = (x | HIGHEST) - (limits & ~HIGHEST);
+    return (x & ~limits) | (rest & ~(x ^ limits));
+}
+
+/* Of a block's 8 numbers, in bits of both halves from number `first` on, counted from the top. */
 DEVICE unsigned kept_bits(unsigned bits, const RandomBlock &block, unsigned limits, int first) {
-    const unsigned tops = 0x80008000u;
 #    pragma unroll
     for (int k = 0; k < 4; k++) {
-        unsigned x = block.word[k], rest = (x | tops) - (limits & ~tops), at = tops >> (first + k);
-        unsigned kept = (x & ~limits) | (rest & ~(x ^ limits));
-        bits = (bits & ~at) | (kept >> (first + k) & at);
+        unsigned at = HIGHEST >> (first + k);
+        bits = (bits & ~at) | (kept_of_two(block.word[k], limits) >> (first + k) & at);
     }
     return bits;
 }
@@ -59,20 +63,30 @@ DEVICE int mask_shift(int lane) {
     return lane / 4 % 2 * 8 + 3 - lane / 8;
 }
 
-/* Of a query's 32 keys a word, the even ones in its lower half and the odd ones in the upper, the first one highest: two words
- * a tile. See kept_halves. */
+/* Of a query's 32 keys a word, two words a tile. The bytes are for the even keys of two blocks of 8, then the odd ones; in
+ * each, the highest bits are for pairs 0 of the first two blocks and of the last two, then for pairs 1, and so on. */
 DEVICE void put_for_queries(unsigned char *tile, const RandomBlock block[UNIT_BLOCKS], unsigned limits,
                             int row, int column) {
     int lane = (int)threadIdx.x % WARP;
-    unsigned bits = 0;
+    unsigned bits[8];
 #    pragma unroll
-    for (int k = 0; k < UNIT_BLOCKS; k++) bits = kept_bits(bits, block[k], limits, 4 * k);
-    *(unsigned *)(tile + (row % 2 * UNIT + lane) * MASK_QUERY + column % 2 * 4) = bits;
+    for (int k = 0; k < 8; k++) {
+        int b = k % 2 * 2;
+        bits[k] = __byte_perm(kept_of_two(block[b].word[k / 2], limits),
+                              kept_of_two(block[b + 1].word[k / 2], limits), 0x7351);
+    }
+#    pragma unroll
+    for (int step = 1; step < 8; step *= 2) {
+        unsigned upper = 0x01010101u * (0xFF00u >> step & 0xFF);
+#    pragma unroll
+        for (int k = 0; k < 8; k += 2 * step) bits[k] = (bits[k] & upper) | (bits[k + step] >> step & ~upper);
+    }
+    *(unsigned *)(tile + (row % 2 * UNIT + lane) * MASK_QUERY + column % 2 * 4) = bits[0];
 }
-/* Keys 8·n + 2·c and the next one, c having been shifted out before: all bits of either half, or none. */
+/* Pair c of block n, twice c having been shifted out before: all bits of the halves that are kept, and none of the others. */
 DEVICE unsigned kept_halves(unsigned bits, int n) {
     unsigned halves;
-    asm("prmt.b32 %0, %1, 0, 0xBB99;" : "=r"(halves) : "r"(bits << 4 * n));
+    asm("prmt.b32 %0, %1, 0, %2;" : "=r"(halves) : "r"(bits << n / 2), "r"(n % 2 ? 0xBB99 : 0xAA88));
     return halves;
 }
 
@@ -99,9 +113,8 @@ DEVICE void draw_unit(unsigned char *mask, const ShortDropout &dropout, unsigned
 
 /* A warp's share of the mask of a head: some units from the first on. */
 template <MaskUse USE>
-DEVICE void draw_units(unsigned char *mask, const TiledShape &s, int head, int first, int end, int step) {
-    ShortPlace place = short_place(head, s);
-    ShortDropout own = short_dropout_of(s, place.b, place.h);
+DEVICE void draw_units(unsigned char *mask, const TiledShape &s, ShortDropout own, int first, int end,
+                       int step) {
     unsigned limits = own.limit | own.limit >> 16;
     int row = (s.n_positions + UNIT - 1) / UNIT - 1, column = first;
 #    pragma unroll 1
@@ -111,6 +124,11 @@ DEVICE void draw_units(unsigned char *mask, const TiledShape &s, int head, int f
         asm volatile("" : "+r"(own.key.word[0]), "+r"(own.key.word[1]));
         draw_unit<USE>(mask, own, limits, row, column);
     }
+}
+template <MaskUse USE>
+DEVICE void draw_units(unsigned char *mask, const TiledShape &s, int head, int first, int end, int step) {
+    ShortPlace place = short_place(head, s);
+    draw_units<USE>(mask, s, short_dropout_of(s, place.b, place.h), first, end, step);
 }
 
 #endif

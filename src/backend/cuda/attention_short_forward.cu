@@ -1,4 +1,4 @@
-/* attention of short sequences, forward.
+/* attention of short sequences, forward; on compute capability 9.0, attention_groups_forward.cu does it for heads of 64.
  *
  * Floor at 64 sequences of 256, 6 heads of 64, 16 bits: 50 MB to read and write, 11 us; 3.2 GFLOP, 5 us at the rate of
  * mma; with dropout, 1.6 million blocks of random numbers of some 55 instructions a lane, 4 us.
