@@ -159,7 +159,7 @@ DEVICE void gradients_of_span(float dk[8][4], float dv[8][4], const GroupsCall &
         barrier_pass(&shared.dscores_empty[me.group][slot], ~(tile / RING) & 1);
         tile++;
         leave_slopes(shared.dscores[me.group][slot], slope, me);
-        warp_arrive(&shared.dscores_full[me.group][slot]);
+        barrier_arrive(&shared.dscores_full[me.group][slot]);
         hold(kept);
         hold(slope);
         hold(dk);
@@ -173,7 +173,7 @@ DEVICE void gradients_of_span(float dk[8][4], float dv[8][4], const GroupsCall &
         hold(dv);
         hold(kept);
         hold(slope);
-        if (keys == me.group) warp_arrive(&shared.queries_empty[i]);
+        if (keys == me.group) barrier_arrive(&shared.queries_empty[i]);
     }
 }
 
@@ -192,17 +192,17 @@ DEVICE void compute_keys(const GroupsCall &c, GroupsShared &shared, Self me) {
             store_span<T>(sums[1], shared.values[place], c, me, 2, keys, c.keep, dv);
             store_span<T>(sums[0], shared.values[place], c, me, 1, keys, c.shape.scale * c.keep, dk);
             show_to_copies();
-            warp_arrive(&shared.keys_empty[place]);
+            barrier_arrive(&shared.keys_empty[place]);
         }
-        if (DROPS) warp_arrive(&shared.mask_empty[me.n & 1]);
+        if (DROPS) barrier_arrive(&shared.mask_empty[me.n & 1]);
         for (int i = 0; i < me.group; i++) { /* queries that see none of the group's keys */
             barrier_pass(&shared.queries_full[i], me.n & 1);
-            warp_arrive(&shared.queries_empty[i]);
+            barrier_arrive(&shared.queries_empty[i]);
         }
         if (c.sums) {
             barrier_pass(&shared.sums_empty, ~me.n & 1);
             for (int k = 0; k < 2; k++) put_sums(shared.key_sums[warp][k], sums[k]);
-            warp_arrive(&shared.sums_full);
+            barrier_arrive(&shared.sums_full);
         }
     } while (next_head(c.n_heads_in_all, me));
 }
@@ -234,8 +234,8 @@ DEVICE void gradient_of_span(float dq[8][4], const GroupsCall &c, GroupsShared &
         products_end();
         products_arrive<0>();
         hold(dq);
-        if (keys != last_keys(queries)) warp_arrive(&shared.dscores_empty[group][slot]);
-        if (keys == queries) warp_arrive(&shared.keys_empty[place]);
+        if (keys != last_keys(queries)) barrier_arrive(&shared.dscores_empty[group][slot]);
+        if (keys == queries) barrier_arrive(&shared.keys_empty[place]);
         add = true;
     }
 }
@@ -264,7 +264,7 @@ DEVICE void compute_queries(const GroupsCall &c, GroupsShared &shared, Self me) 
             int last = last_keys(i), slot = tile_number(c, me.n, last, i, last) % RING;
             gradient_of_span<T>(dq, c, shared, me, i);
             store_span<T>(sums, shared.dscores[last][slot], c, me, 0, i, c.shape.scale * c.keep, dq);
-            warp_arrive(&shared.dscores_empty[last][slot]);
+            barrier_arrive(&shared.dscores_empty[last][slot]);
             Self next = me;
             if (DROPS && i == c.n_spans - 1 && next_head(c.n_heads_in_all, next))
                 draw_share(c, shared, next, me.warp, queries_share(c.shape), GROUP_WARPS);
@@ -272,10 +272,10 @@ DEVICE void compute_queries(const GroupsCall &c, GroupsShared &shared, Self me) 
         if (c.sums) {
             barrier_pass(&shared.sums_empty, ~me.n & 1);
             put_sums(shared.query_sums[me.warp], sums);
-            warp_arrive(&shared.sums_full);
+            barrier_arrive(&shared.sums_full);
             barrier_pass(&shared.sums_full, me.n & 1);
             store_sums(c, shared, me);
-            warp_arrive(&shared.sums_empty);
+            barrier_arrive(&shared.sums_empty);
         }
     } while (next_head(c.n_heads_in_all, me));
 }
@@ -312,8 +312,8 @@ static __global__ void __launch_bounds__(GROUPS_THREADS, 1)
         compute_queries<T, DROPS>(c, shared, me);
     } else {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
-        if (warp == ORDERING_WARP) order_all(c, shared, me);
-        else feed_all<T, DROPS>(c, shared, me);
+        if (warp != ORDERING_WARP) feed_all<T, DROPS>(c, shared, me);
+        else if (me.lane == 0) order_all(c, shared, me);
     }
 #endif
 }

@@ -69,27 +69,11 @@ DEVICE int first_ordered(const GroupsCall &c) {
     return max(c.n_spans - OUTPUTS, 0);
 }
 
-/* All of a head into the cache, by a warp. */
-DEVICE void fetch_head(const GroupsCall &c, const Self &me) {
-    ShortPlace place = short_place(head_of(me.n), c.shape);
-    int span = me.lane / 5, which = me.lane % 5, next = c.shape.n_heads * SIZE;
-    const CUtensorMap *map = which == 3 ? &c.dy : which == 4 ? &c.y : &c.qkv;
-    int column = place.h * SIZE + (which < 3 ? which * next : 0);
-    if (span < c.n_spans) fetch_span(map, column, span * SPAN, place.b);
-}
-
-/* All heads; of the first one, the rest. */
+/* All heads, by one thread; of the first one, the rest. */
 DEVICE void order_all(const GroupsCall &c, GroupsShared &shared, Self me) {
-    bool more;
     do {
-        if (me.lane == 0) {
-            order_spans(c, shared, me, (me.n ? c.n_spans : first_ordered(c)) - 1, 0);
-            barrier_pass(&shared.queries_full[0], me.n & 1); /* what is needed first comes first */
-        }
-        __syncwarp();
-        more = next_head(c.n_heads_in_all, me);
-        if (more) fetch_head(c, me);
-    } while (more);
+        order_spans(c, shared, me, (me.n ? c.n_spans : first_ordered(c)) - 1, 0);
+    } while (next_head(c.n_heads_in_all, me));
 }
 
 /* ---- facts of queries ---- */
@@ -128,11 +112,9 @@ DEVICE void find_facts(const GroupsCall &c, GroupsShared &shared, const Self &me
         shared.relative[span][fact_place(own)] = relative;
         shared.products[span][fact_place(own)] = -sum[0] * c.inverse;
     }
-    warp_arrive(&shared.facts_full[span]);
-    if (me.lane == 0) {
-        barrier_arrive(&shared.queries_empty[span]);
-        barrier_arrive(&shared.outputs_empty[output]);
-    }
+    barrier_arrive(&shared.facts_full[span]);
+    barrier_arrive(&shared.queries_empty[span]);
+    barrier_arrive(&shared.outputs_empty[output]);
 }
 
 /* ---- masks ---- */
@@ -146,7 +128,7 @@ DEVICE void draw_share(const GroupsCall &c, GroupsShared &shared, const Self &me
                        int step) {
     barrier_pass(&shared.mask_empty[me.n & 1], ~(me.n >> 1) & 1);
     draw_units<MASK_FOR_KEYS>(shared.mask[me.n & 1][0], c.shape, head_of(me.n), first, end, step);
-    warp_arrive(&shared.mask_full[me.n & 1]);
+    barrier_arrive(&shared.mask_full[me.n & 1]);
 }
 /* How many of the units the queries' group draws. */
 DEVICE int queries_share(const TiledShape &s) {
@@ -156,7 +138,7 @@ DEVICE int queries_share(const TiledShape &s) {
 /* The first mask is others' (groups_kernel, compute_queries). */
 template <typename T, bool DROPS> DEVICE void feed_all(const GroupsCall &c, GroupsShared &shared, Self me) {
     bool more = true;
-    if (DROPS) warp_arrive(&shared.mask_full[0]);
+    if (DROPS) barrier_arrive(&shared.mask_full[0]);
     while (more) {
         for (int i = c.n_spans - 1; i >= 0; i--) find_facts<T>(c, shared, me, i);
         more = next_head(c.n_heads_in_all, me);

@@ -19,6 +19,7 @@
  * queries. All count heads from the block's first. */
 #include "backend/cuda/attention_groups_masks.cuh"
 #include "backend/cuda/attention_softmax.cuh"
+#include "backend/cuda/early.cuh"
 
 enum {
     QUERY_GROUPS = 3,
@@ -55,8 +56,8 @@ DEVICE void forward_barriers_init(ForwardShared &shared) {
     for (int i = 0; i < HEADS; i++) {
         barrier_init(&shared.queries_full[i], 1);
         for (int k = 0; k < SPANS; k++) barrier_init(&shared.keys_full[i][k], 1);
-        barrier_init(&shared.mask_full[i], GROUP_WARPS);
-        barrier_init(&shared.empty[i], QUERY_WARPS);
+        barrier_init_warps(&shared.mask_full[i], GROUP_WARPS);
+        barrier_init_warps(&shared.empty[i], QUERY_WARPS);
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     show_to_copies();
@@ -96,23 +97,6 @@ DEVICE void order_head(const ForwardCall &c, ForwardShared &shared, const Self &
                        full);
     }
 }
-/* Into the cache, for the time when there is room. */
-DEVICE void fetch_head(const ForwardCall &c, const Self &me) {
-    ShortPlace place = short_place(head_of(me.n), c.shape);
-#    pragma unroll 1
-    for (int k = 0; k < 3 * c.n_spans; k++)
-        fetch_span(&c.qkv, column_of(c.shape, place.h, k % 3), k / 3 * SPAN, place.b);
-}
-/* The heads that there is room for at first, or the next one; and the one after that. */
-DEVICE void order_heads(const ForwardCall &c, ForwardShared &shared, Self me) {
-    bool more;
-#    pragma unroll 1
-    do {
-        order_head(c, shared, me);
-        more = next_head(c.n_heads_in_all, me);
-    } while (more && me.n < HEADS);
-    if (more) fetch_head(c, me);
-}
 
 /* A warp's share of a head's mask. The dropout is the first head's of all. */
 DEVICE void draw_share(const ForwardCall &c, ForwardShared &shared, const ShortDropout &dropout,
@@ -122,20 +106,20 @@ DEVICE void draw_share(const ForwardCall &c, ForwardShared &shared, const ShortD
                                  n_units(c.shape.n_positions), step);
 }
 
-/* The first mask is everybody's, and the first rows have been ordered (forward_kernel). Nobody waits for a warp that neither
+/* The first head's mask is everybody's, and its rows have been ordered (forward_kernel). Nobody waits for a warp that neither
  * draws nor orders, so it may not wait itself: it could miss a turn. */
 template <bool DROPS>
 DEVICE void feed_all(const ForwardCall &c, ForwardShared &shared, const ShortDropout &dropout, Self me) {
     if (!DROPS && me.warp) return;
-    if (DROPS) warp_arrive(&shared.mask_full[0]);
+    if (DROPS) barrier_arrive(&shared.mask_full[0]);
     while (next_head(c.n_heads_in_all, me)) {
         int at = place_of(me);
         barrier_pass(&shared.empty[at], !turn_of(me));
-        if (me.warp == 0 && me.lane == 0 && me.n >= HEADS) order_heads(c, shared, me);
+        if (me.warp == 0 && me.lane == 0) order_head(c, shared, me);
         __syncwarp();
         if (DROPS) {
             draw_share(c, shared, dropout, me, me.warp, GROUP_WARPS);
-            warp_arrive(&shared.mask_full[at]);
+            barrier_arrive(&shared.mask_full[at]);
         }
     }
 }
@@ -238,7 +222,7 @@ DEVICE void compute_queries(const ForwardCall &c, ForwardShared &shared, Self me
             store_span<T>(rows, c, shared, me, span);
         }
         show_to_copies();
-        warp_arrive(&shared.empty[place_of(me)]);
+        barrier_arrive(&shared.empty[place_of(me)]);
     } while (next_head(c.n_heads_in_all, me));
 }
 
@@ -258,11 +242,13 @@ static __global__ void __launch_bounds__(FORWARD_THREADS, 1)
     if (warp == ORDERING_WARP) {
         if (me.lane == 0) {
             forward_barriers_init(shared);
-            order_heads(c, shared, me);
+            wait_for_predecessor();
+            order_head(c, shared, me); /* the next one's orders would keep the others waiting */
         }
     } else if (DROPS) {
         draw_share(c, shared, dropout, me, warp - (warp > ORDERING_WARP), FORWARD_WARPS - 1);
     }
+    wait_for_predecessor();
     __syncthreads();
     /* registers go to the groups with queries */
     if (me.group < QUERY_GROUPS) {
@@ -283,8 +269,7 @@ static cudaError_t launch(const ForwardCall *c, int n_blocks, cudaStream_t strea
     cudaError_t code =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(ForwardShared));
     if (code != cudaSuccess) return code;
-    kernel<<<(unsigned)n_blocks, FORWARD_THREADS, sizeof(ForwardShared), stream>>>(*c);
-    return cudaGetLastError();
+    return launch_early(kernel, (unsigned)n_blocks, FORWARD_THREADS, sizeof(ForwardShared), stream, *c);
 }
 
 Status attention_groups_forward(const AttentionShape *s, const AttentionMemory *m, cudaStream_t stream,

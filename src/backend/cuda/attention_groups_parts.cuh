@@ -56,24 +56,25 @@ static_assert(sizeof(GroupsShared) <= 227 * 1024, "what a block may have");
 DEVICE void groups_barriers_init(GroupsShared &shared) {
     for (int i = 0; i < KEY_SPANS; i++) {
         barrier_init(&shared.keys_full[i], 1);
-        barrier_init(&shared.keys_empty[i], 2 * GROUP_WARPS); /* who has the keys, and the queries' group */
+        barrier_init_warps(&shared.keys_empty[i],
+                           2 * GROUP_WARPS); /* who has the keys, and the queries' group */
     }
     for (int i = 0; i < SPANS; i++) {
         barrier_init(&shared.queries_full[i], 1);
-        barrier_init(&shared.queries_empty[i], KEY_WARPS + FEEDERS);
-        barrier_init(&shared.facts_full[i], FEEDERS);
+        barrier_init_warps(&shared.queries_empty[i], KEY_WARPS + FEEDERS);
+        barrier_init_warps(&shared.facts_full[i], FEEDERS);
     }
     for (int i = 0; i < 2; i++) {
-        barrier_init(&shared.mask_full[i], DRAWERS);
-        barrier_init(&shared.mask_empty[i], KEY_WARPS);
-        barrier_init(&shared.outputs_empty[i], FEEDERS);
+        barrier_init_warps(&shared.mask_full[i], DRAWERS);
+        barrier_init_warps(&shared.mask_empty[i], KEY_WARPS);
+        barrier_init_warps(&shared.outputs_empty[i], FEEDERS);
     }
     for (int i = 0; i < KEY_GROUPS * RING; i++) {
-        barrier_init(&shared.dscores_full[i / RING][i % RING], GROUP_WARPS);
-        barrier_init(&shared.dscores_empty[i / RING][i % RING], GROUP_WARPS);
+        barrier_init_warps(&shared.dscores_full[i / RING][i % RING], GROUP_WARPS);
+        barrier_init_warps(&shared.dscores_empty[i / RING][i % RING], GROUP_WARPS);
     }
-    barrier_init(&shared.sums_full, KEY_WARPS + GROUP_WARPS);
-    barrier_init(&shared.sums_empty, GROUP_WARPS);
+    barrier_init_warps(&shared.sums_full, KEY_WARPS + GROUP_WARPS);
+    barrier_init_warps(&shared.sums_empty, GROUP_WARPS);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     show_to_copies();
 }

@@ -39,13 +39,6 @@ DEVICE int tile_index(int queries, int keys) {
     return queries * (queries + 1) / 2 + keys;
 }
 
-/* The whole warp is past this point. */
-DEVICE void warp_arrive(uint64_t *barrier) {
-    __syncwarp();
-    if (threadIdx.x % WARP == 0) barrier_arrive(barrier);
-    __syncwarp();
-}
-
 /* ---- boxes ---- */
 
 /* Rows beyond the sequence are zeros. */
@@ -54,12 +47,6 @@ DEVICE void order_span(void *to, const CUtensorMap *map, int column, int row, in
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
                  "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(shared_address(to)),
                  "l"(map), "r"(column), "r"(row), "r"(sequence), "r"(shared_address(barrier))
-                 : "memory");
-}
-/* Into the cache. */
-DEVICE void fetch_span(const CUtensorMap *map, int column, int row, int sequence) {
-    asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(map),
-                 "r"(column), "r"(row), "r"(sequence)
                  : "memory");
 }
 

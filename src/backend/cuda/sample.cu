@@ -29,7 +29,7 @@ typedef struct {
 typedef struct {
     SampleParts parts;
     double weight[CUT_WARPS], target; /* of a search in a cut distribution */
-    int first, end, token_found;
+    int first, end;
     union {
         float weights[CUT_WARPS][SPAN + SPAN / LANE_TOKENS]; /* of a warp's tokens: see place_of */
         CutShared cut;
@@ -61,6 +61,7 @@ DEVICE void narrow(const CutRow &row, Key cut, double uniform, SampleShared *sha
         double total = __shfl_sync(0xFFFFFFFFu, up_to, WARP - 1);
         double target = uniform >= 0.0 ? uniform * total : shared->target;
         int chosen = first_with(here > 0.0 && up_to > target, here > 0.0);
+        __syncwarp(); /* the old target has been read */
         if (lane == chosen) {
             shared->target = target - (up_to - here);
             shared->first = first + chosen * each;
@@ -71,13 +72,12 @@ DEVICE void narrow(const CutRow &row, Key cut, double uniform, SampleShared *sha
 }
 
 /* The token in a range of at most a warp's threads. */
-DEVICE void count_out(const CutRow &row, Key cut, SampleShared *shared) {
-    if (threadIdx.x >= WARP) return;
+DEVICE int count_out(const CutRow &row, Key cut, const SampleShared *shared) {
     int lane = lane_of(), token = shared->first + lane;
     bool is_kept = token < shared->end && key_of(row.logits[token], token) >= cut;
     double weight = is_kept ? (double)weight_of(row, row.logits[token]) : 0.0, up_to = sum_up_to(weight);
     int chosen = first_with(weight > 0.0 && up_to > shared->target, weight > 0.0);
-    if (lane == 0) shared->token_found = shared->first + chosen;
+    return shared->first + chosen;
 }
 
 /* The least key that top-k and top-p keep; 0: all are. */
@@ -94,16 +94,16 @@ static __device__ Key cut_row(const CutRow &row, const SampleSettings &settings,
     return find_cut(row, cut, false, (Weight)ceil(settings.top_p * (double)total), shared);
 }
 
-/* In shared->token_found, for the first warp. */
-static __device__ __noinline__ void draw_cut(const CutRow &row, const SampleSettings &settings,
-                                             double uniform, SampleShared *shared) {
+/* The token, for the first warp alone. */
+static __device__ __noinline__ int draw_cut(const CutRow &row, const SampleSettings &settings, double uniform,
+                                            SampleShared *shared) {
     Key cut = cut_row(row, settings, &shared->cut);
     __syncthreads();
     if (threadIdx.x == 0) shared->first = 0, shared->end = row.n;
     __syncthreads();
     narrow(row, cut, uniform, shared);
     while (shared->end - shared->first > WARP) narrow(row, cut, -1.0, shared);
-    count_out(row, cut, shared);
+    return threadIdx.x < WARP ? count_out(row, cut, shared) : -1;
 }
 
 /* ---- what comes of it ---- */
@@ -168,9 +168,7 @@ DEVICE void pick_token(const SampleCall &c, const SampleSettings &settings, RowS
     } else if (is_cut) {
         if (blockIdx.x > 0) return; /* as the whole block does */
         __syncthreads();            /* what has been weighed is not needed any more */
-        draw_cut(row, settings, uniform, shared);
-        __syncwarp();
-        token = shared->token_found; /* for the first warp */
+        token = draw_cut(row, settings, uniform, shared);
     } else {
         double target;
         number = find_part(shared->parts, largest, row, uniform, &target);
