@@ -482,7 +482,8 @@ static void test_numbers_too_large(void **state) {
     if (!by_clusters) skip(); /* in floats, there is room */
 }
 
-int main(void) {
+/* An argument names the only test to run. */
+int main(int argc, char **argv) {
     Error error = {0};
     if (backend_cuda_open(&gpu, 0, &error) != STATUS_OK) {
         printf("skipped: %s\n", error.text);
@@ -496,6 +497,7 @@ int main(void) {
         cmocka_unit_test(test_runs_repeat),
         cmocka_unit_test(test_numbers_too_large),
     };
+    if (argc > 1) cmocka_set_test_filter(argv[1]);
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     cpu.close(cpu.context);
     gpu.close(gpu.context);
