@@ -17,6 +17,7 @@
 #include <cmocka.h>
 
 static Backend gpu, cpu;
+static bool is_brief; /* PGPT_TEST_BRIEF: everything, but less often; compute-sanitizer takes its time */
 
 static void assert_ok(Status status, const Error *error) {
     if (status != STATUS_OK) fail_msg("%s", error->text);
@@ -173,14 +174,18 @@ static void check_step(const StepCase *test) {
     open_generator(&got, &model, &gpu, 1, test->dtype);
     int64_t V = model.config.vocabulary;
     double worst = 0.0;
-    for (int n = 0; n < test->n_tokens; n++) {
-        int32_t token = (int32_t)(test_hash(test->name, (uint64_t)n) % (uint64_t)V);
-        if (n == 0) {
-            assert_ok(generator_start(&want, 0, &token, 1, &error), &error);
-            assert_ok(generator_start(&got, 0, &token, 1, &error), &error);
+    int first = is_brief ? test->n_tokens - 3 : 0;
+    int32_t *tokens = malloc((size_t)test->n_tokens * sizeof *tokens);
+    assert_non_null(tokens);
+    for (int n = 0; n < test->n_tokens; n++)
+        tokens[n] = (int32_t)(test_hash(test->name, (uint64_t)n) % (uint64_t)V);
+    for (int n = first; n < test->n_tokens; n++) {
+        if (n == first) {
+            assert_ok(generator_start(&want, 0, tokens, first + 1, &error), &error);
+            assert_ok(generator_start(&got, 0, tokens, first + 1, &error), &error);
         } else {
-            assert_ok(generator_append(&want, 0, token, &error), &error);
-            assert_ok(generator_append(&got, 0, token, &error), &error);
+            assert_ok(generator_append(&want, 0, tokens[n], &error), &error);
+            assert_ok(generator_append(&got, 0, tokens[n], &error), &error);
         }
         assert_ok(generator_step(&want, &error), &error);
         assert_ok(generator_step(&got, &error), &error);
@@ -194,6 +199,7 @@ static void check_step(const StepCase *test) {
         if (!(error_here < 2e-2)) fail_msg("%s: token %d is off by %g", test->name, n, error_here);
         worst = error_here > worst ? error_here : worst;
     }
+    free(tokens);
     bool fused = is_fused(&got);
     const char *way = fused ? backend_cuda_decode_way(&gpu) : "many kernels";
     printf("%-32s %s, at most %.2g off\n", test->name, way, worst);
@@ -273,7 +279,8 @@ static float test_logit(const DrawCase *test, int64_t i) {
 
 /* The same steps by the kernel and by the reference; their tokens and whatever else they leave. */
 static void check_draws(const DrawCase *test, const SamplerOptions *options) {
-    enum { N_PICKS = 4, N_RUNS = 6 };
+    enum { N_PICKS = 4 };
+    int n_runs = is_brief ? 1 : 6;
     DrawGraph draw = record_draw(test, N_PICKS);
     Error error = {0};
     Program program;
@@ -297,7 +304,7 @@ static void check_draws(const DrawCase *test, const SamplerOptions *options) {
         if (i != 4) memset(test_memory_at(&memory, all[i]), 0, tensor_bytes(all[i]));
     for (int i = 0; i < 6; i++)
         assert_ok(executor_upload(&executor, all[i], test_memory_at(&memory, all[i]), &error), &error);
-    for (int run = 0; run < N_RUNS; run++) {
+    for (int run = 0; run < n_runs; run++) {
         test_memory_run(&memory, SECTION_FORWARD);
         assert_ok(executor_run(&executor, SECTION_FORWARD, MICRO_BATCH_ONLY, &error), &error);
         for (int i = 2; i < 5; i++) {
@@ -322,7 +329,7 @@ static void check_draws(const DrawCase *test, const SamplerOptions *options) {
               &error);
     assert_ok(executor_run(&executor, SECTION_FORWARD, MICRO_BATCH_ONLY, &error), &error);
     assert_ok(executor_download(&executor, draw.picks, got, &error), &error);
-    assert_int_equal(got[N_RUNS % N_PICKS * B].token, -21);
+    assert_int_equal(got[n_runs % N_PICKS * B].token, -21);
     free(got);
     test_memory_close(&memory);
     executor_close(&executor);
@@ -346,6 +353,10 @@ typedef struct {
     int64_t n[N_PROMPTS];
 } Record;
 
+static int n_new(void) {
+    return is_brief ? N_NEW / 5 : N_NEW;
+}
+
 static GeneratorVerdict record_token(void *context, const GeneratedToken *token) {
     Record *record = context;
     record->tokens[token->prompt][record->n[token->prompt]++] = token->token;
@@ -362,7 +373,7 @@ static Record run(const TestModel *model, const Backend *backend, int64_t n_rows
     Record record = {0};
     GeneratorRequest request = {.prompts = prompts,
                                 .n_prompts = N_PROMPTS,
-                                .n_new_tokens = N_NEW,
+                                .n_new_tokens = n_new(),
                                 .end_token = -1,
                                 .sampler = *sampler,
                                 .callback = record_token,
@@ -397,7 +408,7 @@ static void test_texts(void **state) {
     };
     for (int c = 0; c < 2; c++) {
         TestModel model = open_model(configs[c], DTYPE_F32);
-        for (int64_t n_rows = 1; n_rows <= 3; n_rows++) {
+        for (int64_t n_rows = is_brief ? 3 : 1; n_rows <= 3; n_rows++) {
             Record want = run(&model, &cpu, n_rows, DTYPE_F32, &KINDS[0]);
             Record got = run(&model, &gpu, n_rows, DTYPE_F32, &KINDS[0]);
             assert_memory_equal(got.n, want.n, sizeof want.n);
@@ -418,7 +429,7 @@ static void check_runs_repeat(const ModelConfig *config) {
     int32_t token = (int32_t)(test_hash("text", 0) % V);
     open_generator(&generator, &model, &gpu, 1, DTYPE_BF16);
     assert_ok(generator_start(&generator, 0, &token, 1, &error), &error);
-    for (int i = 0; i < N_NEW; i++) {
+    for (int i = 0; i < n_new(); i++) {
         assert_ok(generator_step(&generator, &error), &error);
         const float *logits = generator_logits(&generator, 0);
         int32_t best = 0;
@@ -497,6 +508,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_runs_repeat),
         cmocka_unit_test(test_numbers_too_large),
     };
+    is_brief = getenv("PGPT_TEST_BRIEF") != NULL;
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     cpu.close(cpu.context);

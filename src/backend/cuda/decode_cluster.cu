@@ -53,7 +53,7 @@ template <typename T, int HEADS> DEVICE void run_head(const DecodeCall &c, Self 
         int tile = shared.head_tile[slot], at = tile * HEAD_ROWS + row;
         if (tile < 0) break;
         take_wide(me, head_slot(shared, slot) + row * S::C, w);
-        release(me, &shared.head_empty[slot]);
+        barrier_arrive(&shared.head_empty[slot]);
         float sum = one_sum(me, multiply_wide<T>(w, x));
         if (me.group < WARP_ROWS && me.member == 2 * (me.group & 1) && at < c.n_logits) c.logits[at] = sum;
     }
@@ -138,6 +138,7 @@ static __global__ void __launch_bounds__(CLUSTER_THREADS, 1)
 /* ---- on the host's side ---- */
 
 enum { GPT2_HEADS = 12 };
+static_assert(sizeof(ClusterShared<GPT2_HEADS>) <= 227 * 1024, "what a block may have");
 static_assert(SUM_SETS * ClusterSizes<GPT2_HEADS>::C * sizeof(Word) <= MAIL_SUM_BYTES, "see find_sums");
 static_assert((int)GPT2_HEADS <= (int)SUM_COUNT, "they are counted");
 

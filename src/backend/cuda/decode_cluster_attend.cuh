@@ -45,7 +45,7 @@ DEVICE void take_keys(ClusterShared<HEADS> &shared, const Self &me, int turn, ui
         key[i] = *(const uint4 *)&shared.keys[0][k][channel];
         value[i] = *(const uint4 *)&shared.keys[1][k][channel];
     }
-    release(me, &shared.keys_empty);
+    barrier_arrive(&shared.keys_empty);
 }
 
 /* This thread's keys, as far as there are: in the first TURNS turns. */
@@ -146,8 +146,9 @@ DEVICE void attend(const DecodeCall &c, ClusterShared<HEADS> &shared, const Self
     uint4 key[KEY_TURNS], value[KEY_TURNS];
     float query[VECTOR], new_key[VECTOR], new_value[VECTOR];
     Seen seen = {};
-    take_keys(shared, me, block & 1, key, value);
-    barrier_pass(&shared.arrived[QKV], block & 1);
+    int turn = block & 1;
+    take_keys(shared, me, turn, key, value);
+    barrier_pass(&shared.arrived[QKV], turn);
 #    pragma unroll
     for (int k = 0; k < VECTOR; k++) {
         float4 channel = shared.new_token[k * RANKS + me.lane % (HEAD_SIZE / VECTOR)];
@@ -161,10 +162,10 @@ DEVICE void attend(const DecodeCall &c, ClusterShared<HEADS> &shared, const Self
     }
     if (me.n_keys <= 2 * KEYS_AT_ONCE) see_keys<T, 2>(c, me, query, key, value, seen);
     else see_keys<T, KEY_TURNS>(c, me, query, key, value, seen);
-    if (me.lane < HEAD_SIZE / VECTOR) store8(&shared.warp_part[me.warp][me.lane * VECTOR], seen.value);
-    if (me.lane == 0) shared.warp_weight[me.warp] = make_float2(seen.max, seen.sum);
+    if (me.lane < HEAD_SIZE / VECTOR) store8(&shared.warp_part[turn][me.warp][me.lane * VECTOR], seen.value);
+    if (me.lane == 0) shared.warp_weight[turn][me.warp] = make_float2(seen.max, seen.sum);
     computing_barrier();
-    float2 weight, part = join_parts(me, shared.warp_part, shared.warp_weight, weight);
+    float2 weight, part = join_parts(me, shared.warp_part[turn], shared.warp_weight[turn], weight);
     send(true, me.warp, &shared.part[me.rank][2 * me.lane],
          make_uint2(__float_as_uint(part.x), __float_as_uint(part.y)), &shared.arrived[PARTS]);
     send(me.lane == 0, me.warp, &shared.part_weight[me.rank],

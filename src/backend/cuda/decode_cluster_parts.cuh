@@ -43,14 +43,14 @@ template <int HEADS> DEVICE void init_barriers(void) {
     ClusterShared<HEADS> &shared = shared_of<HEADS>();
     for (int k = 0; k < HEAD; k++) {
         barrier_init(&shared.full[k], 1);
-        barrier_init(&shared.empty[k], is_wide(k) ? COMPUTING_WARPS : S::ROW_WARPS);
+        barrier_init_warps(&shared.empty[k], is_wide(k) ? COMPUTING_WARPS : S::ROW_WARPS);
     }
     barrier_init(&shared.keys_full, 1);
-    barrier_init(&shared.keys_empty, COMPUTING_WARPS);
+    barrier_init_warps(&shared.keys_empty, COMPUTING_WARPS);
     barrier_init(&shared.final_full, 1);
     for (int i = 0; i < HEAD_SLOTS; i++) {
         barrier_init(&shared.head_full[i], 1);
-        barrier_init(&shared.head_empty[i], COMPUTING_WARPS);
+        barrier_init_warps(&shared.head_empty[i], COMPUTING_WARPS);
     }
     for (int i = 0; i < N_MESSAGES; i++) barrier_init(&shared.arrived[i], 1);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -119,12 +119,6 @@ template <typename T, int HEADS> DEVICE unsigned wait_and_embed(const DecodeCall
 }
 
 /* ---- taking weights, receiving ---- */
-
-/* By a whole warp, which has read its part of a tile. */
-DEVICE void release(const Self &me, uint64_t *barrier) {
-    __syncwarp();
-    if (me.lane == 0) barrier_arrive(barrier);
-}
 
 /* The barrier of a message that has come stands for the next one. Nobody waits for this: it is done when what follows from
  * the message has been sent. */
@@ -220,7 +214,7 @@ DEVICE void prepare_wide(ClusterShared<HEADS> &shared, const Self &me, int k, co
 #    pragma unroll
     for (int s = 0; s < STEPS; s++) x[s] = make_uint2(factors[32 * s], factors[32 * s + 2]);
     float bias = as_float(*(const T *)&tile.bias[row]);
-    release(me, &shared.empty[k]);
+    barrier_arrive(&shared.empty[k]);
     float2 sums = sums_of(me, multiply_wide<T>(wide.w, x));
     wide.of_norm = whole_sum(sums.x);
     wide.constant = whole_sum(sums.y) + bias;
@@ -336,7 +330,7 @@ DEVICE void take_narrow(ClusterShared<HEADS> &shared, const Self &me, int k, con
     }
     narrow.bias = ((const unsigned *)vectors.bias)[me.thread / 4];
     narrow.next_norm = ((const unsigned *)vectors.next_norm)[me.thread / 4];
-    release(me, &shared.empty[k]);
+    barrier_arrive(&shared.empty[k]);
 }
 
 /* Sums of this thread's two rows. factors: pairs, and behind them what rounding took off. */

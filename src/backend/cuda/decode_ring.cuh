@@ -1,8 +1,8 @@
 /* A ring of tiles on their way from global to shared memory: one thread orders copies as far ahead as there is room,
  * and warps take the tiles in the same order.
  *
- * A slot has two barriers in shared memory: `full`, which the copy's bytes complete, and `empty`, which every warp
- * completes that has taken its part of the tile into registers. Both are used in turns: the turn of tile number n is
+ * A slot has two barriers in shared memory: `full`, which the copy's bytes complete, and `empty`, which all threads
+ * complete that have taken their parts of the tile into registers. Both are used in turns: the turn of tile number n is
  * the parity of n / n_slots. Copies are the hardware's (compute capability 9): they need no registers and no threads. */
 #ifndef PGPT_BACKEND_CUDA_DECODE_RING_CUH
 #define PGPT_BACKEND_CUDA_DECODE_RING_CUH
@@ -32,7 +32,7 @@ DEVICE uint64_t *ring_barrier(int barriers, int slot) {
 DEVICE void ring_init(const Ring &ring, int n_warps) {
     for (int i = 0; i < ring.n_slots; i++) {
         barrier_init(ring_barrier(ring.full, i), 1);
-        barrier_init(ring_barrier(ring.empty, i), n_warps);
+        barrier_init_warps(ring_barrier(ring.empty, i), n_warps);
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -75,10 +75,9 @@ DEVICE const char *ring_wait(const Ring &ring) {
     return ring_shared + ring.slots + ring.slot * ring.slot_bytes;
 }
 
-/* By a whole warp, when it has read its part. */
+/* By every thread, when it has read its part. */
 DEVICE void ring_release(Ring &ring) {
-    __syncwarp();
-    if (threadIdx.x % WARP == 0) barrier_arrive(ring_barrier(ring.empty, ring.slot));
+    barrier_arrive(ring_barrier(ring.empty, ring.slot));
     ring_advance(ring);
 }
 
