@@ -63,6 +63,10 @@ static void *open_somewhere(const Library *library, char *words, size_t n_bytes)
     return NULL;
 }
 
+bool library_is_left_out(const Library *library) {
+    return is_left_out(library->name);
+}
+
 static Status cannot_open(const Library *library, const char *words, Error *error) {
     char places[256] = "";
     for (const char *const *folder = library->folders; folder && *folder; folder++) {
@@ -75,7 +79,7 @@ static Status cannot_open(const Library *library, const char *words, Error *erro
 
 Status library_load(const Library *library, void *table, Error *error) {
     char words[384] = "";
-    if (is_left_out(library->name))
+    if (library_is_left_out(library))
         return error_user(error, "%s is left out by PGPT_WITHOUT; take %s off that list", library->file,
                           library->name);
     void *handle = open_somewhere(library, words, sizeof words);

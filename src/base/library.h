@@ -19,6 +19,7 @@
 #ifndef PGPT_BASE_LIBRARY_H
 #define PGPT_BASE_LIBRARY_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "base/error.h"
@@ -44,6 +45,9 @@ typedef struct {
 
 /* Where NVIDIA's packages put their libraries. "$NAME/..." begins with the value of an environment variable. */
 extern const char *const library_cuda_folders[];
+
+/* By PGPT_WITHOUT: then library_load fails. */
+bool library_is_left_out(const Library *library);
 
 /* Opens the library and fills the table; all of it or nothing. The library stays open until the process ends. A library
  * that is missing, or lacks a function, is a user's error that says where it was looked for and how to get it. */

@@ -345,6 +345,7 @@ static Status open_context(CudaContext *cuda, Error *error) {
             TRY(cuda_check(cudaEventCreateWithFlags(&event[k][i], cudaEventDisableTiming), "making an event",
                            error));
     }
+    if (!cuda->lt.Create) return STATUS_OK; /* it was left out */
     return cuda_check_cublas(&cuda->lt, cuda->lt.Create(&cuda->cublas), "opening cuBLASLt", error);
 }
 

@@ -45,12 +45,12 @@ typedef struct CudaContext {
     int device;
     CudaSettings settings;
     struct cudaDeviceProp properties;
-    int n_processors;     /* streaming multiprocessors */
-    int max_shared_bytes; /* of a block, once a kernel has asked for it */
-    cudaStream_t stream;  /* everything is enqueued here: that of the present lane */
-    CublasLt lt;          /* the functions of cuBLASLt */
-    cublasLtHandle_t cublas;
-    void *workspace; /* of the matrix products of this lane, which run one after the other */
+    int n_processors;        /* streaming multiprocessors */
+    int max_shared_bytes;    /* of a block, once a kernel has asked for it */
+    cudaStream_t stream;     /* everything is enqueued here: that of the present lane */
+    CublasLt lt;             /* the functions of cuBLASLt */
+    cublasLtHandle_t cublas; /* NULL: it was left out (product_plain.cu) */
+    void *workspace;         /* of the matrix products of this lane, which run one after the other */
     size_t workspace_bytes;
     cudaStream_t lane_stream[2]; /* the second: NULL before there are two (backend_cuda_configure) */
     void *lane_workspace[2];

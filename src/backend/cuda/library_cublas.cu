@@ -20,6 +20,7 @@ static const Library CUBLASLT = {"cublas", "libcublasLt.so." MAJOR, library_cuda
                                  "), add its folder to LD_LIBRARY_PATH, or use --device cpu"};
 
 Status cuda_load_cublas(CublasLt *lt, Error *error) {
+    if (library_is_left_out(&CUBLASLT)) return STATUS_OK;
     TRY(library_load(&CUBLASLT, lt, error));
     size_t version = lt->GetVersion();
     if (version / 10000 == CUBLAS_VER_MAJOR) return STATUS_OK;

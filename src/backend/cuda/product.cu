@@ -232,7 +232,7 @@ static Status find_entry(CudaContext *context, const Product *p, ProductEntry **
 extern "C" bool cuda_product_exists(CudaContext *context, const Product *p) {
     ProductEntry *entry;
     Error reason = {STATUS_OK, ""};
-    if (!p->rows || !p->columns || !p->inner) return p->finish == FINISH_NONE;
+    if (!p->rows || !p->columns || !p->inner || !context->cublas) return p->finish == FINISH_NONE;
     return find_entry(context, p, &entry, &reason) == STATUS_OK && entry->exists;
 }
 
@@ -256,6 +256,7 @@ static Status empty_product(const CudaContext *context, const Product *p, Error 
 extern "C" Status cuda_product(CudaContext *context, const Product *p, Error *error) {
     if (!p->rows || !p->columns) return STATUS_OK;
     if (!p->inner && p->finish == FINISH_NONE) return empty_product(context, p, error);
+    if (!context->cublas) return cuda_product_plain(context, p, error);
     ProductEntry *entry;
     TRY(find_entry(context, p, &entry, error));
     if (!entry->exists) {

@@ -47,6 +47,9 @@ bool cuda_product_exists(CudaContext *context, const Product *product);
 /* Enqueues it. */
 Status cuda_product(CudaContext *context, const Product *product, Error *error);
 
+/* The same without the library (product_plain.cu), where it was left out: with FINISH_NONE, and slow. */
+Status cuda_product_plain(const CudaContext *context, const Product *product, Error *error);
+
 /* ---- how the choice is made (product_choice.cu), also for benchmarks ---- */
 
 /* cuBLASLt's view of a product without its addresses. */
