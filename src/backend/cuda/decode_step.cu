@@ -231,7 +231,7 @@ DEVICE void run_product(const Call &c, Ring &ring, Me &me, int k, int block, boo
 #    pragma unroll 1
     for (int tile = 0; tile < n_tiles; tile++) {
         int here = least(rows.count - first, p.deal.tile);
-        take_tile<T>(ring, me, c, k, w);
+        take_tile<T>(ring, me, c, k, here, w);
         if (tile == 0) {
             const T *biases = of_block<T>(p.bias, block, p.stride) + rows.first;
             bool has_bias = p.bias && me.thread < rows.count;

@@ -106,20 +106,22 @@ template <typename Call> DEVICE int own_blocks(const Me &me, const Call &c, int 
     return left < 0 ? 0 : 2 * least(left, slices_of(c, k));
 }
 
-/* This thread's part of the next tile of the ring. Rows that do not exist are never looked at: any numbers will do. */
+/* This thread's part of the next tile of the ring, which has so many rows: sums of others are never looked at, so any numbers
+ * will do. */
 template <typename T, typename Call>
-DEVICE void take_tile(Ring &ring, const Me &me, const Call &c, int k, uint4 (&w)[HELD]) {
+DEVICE void take_tile(Ring &ring, const Me &me, const Call &c, int k, int rows, uint4 (&w)[HELD]) {
     int n = own_blocks(me, c, k);
     const T *tile = (const T *)ring_wait(ring) + me.lane / 4 * inner_of(c, k) +
                     me.warp * slices_of(c, k) * SLICE + me.lane % 4 * VECTOR;
     if (is_wide(k)) {
 #    pragma unroll
         for (int i = 0; i < WIDE_ROWS / 8 * 4; i++)
-            if (i % 4 < n) w[i] = *(const uint4 *)(tile + i / 4 * 8 * c.channels + i % 4 * 32);
+            if (i % 4 < n && me.lane / 4 + i / 4 * 8 < rows)
+                w[i] = *(const uint4 *)(tile + i / 4 * 8 * c.channels + i % 4 * 32);
     } else {
 #    pragma unroll
         for (int q = 0; q < HELD; q += 4) {
-            if (q >= n) continue;
+            if (q >= n || me.lane / 4 >= rows) continue;
 #    pragma unroll
             for (int b = q; b < q + 4; b++)
                 if (b < n) w[b] = *(const uint4 *)(tile + b * 32);
