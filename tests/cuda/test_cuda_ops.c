@@ -9,7 +9,7 @@
 #include "backend/cpu/cpu.h"
 #include "backend/cuda/cuda.h"
 #include "base/half.h"
-#include "op_cases.h"
+#include "large_specs.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -20,65 +20,6 @@
 
 #include <cmocka.h>
 
-/* Shapes of real models, beside those of op_specs.c; the references are slow, so there are few. */
-static const OpSpec LARGE_SPECS[] = {
-    {"embedding gpt2", build_embedding, {4, 512, 768, 5003, 512}, CASE_POSITIONS, 0},
-    {"embedding characters", build_embedding, {16, 256, 384, 65, 256}, CASE_POSITIONS, 0},
-    {"embedding wide", build_embedding, {2, 64, 1600, 300, 64}, CASE_POSITIONS | CASE_START, 0},
-    {"embedding long runs", build_embedding, {64, 400, 8, 385, 400}, CASE_POSITIONS, 0},
-    {"embedding one token", build_embedding, {8, 256, 72, 1, 256}, CASE_POSITIONS, 0},
-    {"layernorm 384", build_layernorm, {4096, 384}, CASE_BIAS, 0},
-    {"layernorm 768", build_layernorm, {3001, 768}, CASE_BIAS, 0},
-    {"layernorm 1600", build_layernorm, {517, 1600}, CASE_BIAS, 0},
-    {"layernorm 16384", build_layernorm, {3, 16384}, CASE_BIAS, 0},
-    {"rmsnorm 2048", build_rmsnorm, {515, 2048}, 0, 0},
-    {"rmsnorm 5120", build_rmsnorm, {65, 5120}, 0, 0},
-    {"residual_norm 384", build_residual_norm, {16, 256, 384}, CASE_BIAS | CASE_RESIDUAL, 0.2f},
-    {"residual_norm 768", build_residual_norm, {3, 1001, 768}, CASE_BIAS | CASE_RESIDUAL, 0.1f},
-    {"residual_norm 1600", build_residual_norm, {11, 47, 1600}, CASE_BIAS | CASE_RESIDUAL, 0.1f},
-    {"residual_norm 16384", build_residual_norm, {1, 3, 16384}, CASE_BIAS | CASE_RESIDUAL, 0.1f},
-    {"residual_norm layer 384", build_residual_norm, {16, 256, 384}, CASE_BIAS | CASE_LAYER, 0.2f},
-    {"residual_norm layer 768", build_residual_norm, {3, 501, 768}, CASE_BIAS | CASE_LAYER, 0.1f},
-    {"residual_norm layer rms 512", build_residual_norm, {3, 101, 512}, CASE_RMS | CASE_LAYER, 0.1f},
-    {"residual_norm layer 1600", build_residual_norm, {3, 47, 1600}, CASE_BIAS | CASE_LAYER, 0.1f},
-    {"residual_norm rms 2048", build_residual_norm, {5, 103, 2048}, CASE_RMS | CASE_RESIDUAL, 0.1f},
-    {"residual_norm rms 5120", build_residual_norm, {5, 13, 5120}, CASE_RMS | CASE_RESIDUAL, 0.5f},
-    {"linear qkv", build_linear, {192, 768, 2304}, CASE_BIAS, 0},
-    {"linear out", build_linear, {256, 768, 768}, CASE_BIAS | CASE_RESIDUAL, 0},
-    {"linear fc", build_linear, {128, 384, 1536}, CASE_BIAS | CASE_TANH, 0},
-    {"linear one row", build_linear, {1, 768, 3072}, CASE_BIAS | CASE_TANH, 0},
-    {"linear eight rows", build_linear, {8, 1600, 1600}, CASE_BIAS | CASE_RESIDUAL, 0},
-    {"mlp large", build_mlp, {256, 384, 1536}, CASE_TANH, 0},
-    {"mlp tall", build_mlp, {2100, 24, 520}, CASE_ERF, 0},
-    {"mlp deep", build_mlp, {130, 520, 264}, CASE_TANH, 0},
-    {"gelu large", build_gelu, {1024, 3072}, CASE_TANH, 0},
-    {"swiglu large", build_swiglu, {512, 2048}, 0, 0},
-    {"attention gpt2", build_attention, {2, 256, 6, 6, 64}, 0, 0},
-    {"attention long", build_attention, {1, 512, 2, 2, 64}, 0, 0},
-    {"attention llama", build_attention, {1, 200, 4, 2, 128}, 0, 0},
-    {"attention dropout 64", build_attention, {2, 130, 3, 3, 64}, 0, 0.2f},
-    {"attention dropout 256", build_attention, {2, 256, 3, 3, 64}, 0, 0.2f},
-    {"attention dropout short", build_attention, {3, 7, 2, 2, 32}, 0, 0.5f},
-    {"attention dropout grouped", build_attention, {1, 255, 4, 2, 64}, 0, 0.1f},
-    {"attention layer 256", build_attention, {3, 256, 3, 3, 64}, CASE_LAYER, 0.2f},
-    {"attention layer 100", build_attention, {2, 100, 6, 6, 64}, CASE_LAYER, 0},
-    {"attention layer 130", build_attention, {5, 130, 4, 4, 24}, CASE_LAYER, 0.1f},
-    {"attention layer long", build_attention, {1, 512, 2, 2, 64}, CASE_LAYER, 0},
-    {"attention 96", build_attention, {1, 130, 2, 1, 96}, 0, 0},
-    {"attention 80", build_attention, {1, 100, 2, 2, 80}, 0, 0},
-    {"attention cached long", build_attention_cached, {2, 1, 12, 12, 64, 1024}, 0, 0},
-    {"attention cached grouped", build_attention_cached, {3, 2, 8, 2, 128, 700}, 0, 0},
-    {"rotary 128", build_rotary, {2, 300, 8, 2, 128}, CASE_START, 0},
-    {"dropout 768", build_dropout, {5, 130, 768}, 0, 0.1f},
-    {"cross_entropy gpt2", build_cross_entropy, {37, 50257}, CASE_IGNORE, 0},
-    {"cross_entropy many rows", build_cross_entropy, {300, 16411}, CASE_IGNORE, 0},
-    {"cross_entropy padded", build_cross_entropy, {40, 50304}, 0, 0},
-    {"cross_entropy characters", build_cross_entropy, {4096, 65}, 0, 0},
-    {"sum large", build_sum, {1500, 1333}, 0, 0},
-    {"squared_norm large", build_squared_norm, {6000011}, CASE_ADD, 0},
-    {"adamw large", build_adamw, {2000003}, CASE_FACTOR, 0},
-    {"sgd large", build_sgd, {1000003}, CASE_MOMENTUM | CASE_FACTOR, 0},
-};
 enum { N_LARGE = sizeof LARGE_SPECS / sizeof LARGE_SPECS[0], MOST_FAILURES = 100 };
 
 typedef struct {
@@ -507,18 +448,25 @@ static void check_spec(const OpSpec *spec, const Variant *variant) {
     case_close(&typed);
 }
 
-static void test_variant(void **state) {
-    const Variant *variant = *state;
+static void check_specs(const OpSpec *specs, int n_specs, const Variant *variant) {
+    int n_operations = 0;
     n_failures = n_outputs_compared = 0;
     memset(n_runs_of, 0, sizeof n_runs_of);
-    for (int i = 0; i < n_kernel_specs; i++) check_spec(&kernel_specs[i], variant);
-    for (int i = 0; i < N_LARGE; i++) check_spec(&LARGE_SPECS[i], variant);
+    for (int i = 0; i < n_specs; i++) check_spec(&specs[i], variant);
     for (int i = 0; i < N_KERNEL_OPS; i++) {
-        if (!n_runs_of[i]) failed("no case has run %s", kernel_ops[i]->name);
+        n_operations += n_runs_of[i] > 0;
+        if (!n_runs_of[i] && specs == kernel_specs) failed("no case has run %s", kernel_ops[i]->name);
     }
-    printf("compared: %d outputs of %d operations in %s\n", n_outputs_compared, (int)N_KERNEL_OPS,
-           variant->name);
+    printf("compared: %d outputs of %d operations in %s\n", n_outputs_compared, n_operations, variant->name);
     if (n_failures) fail_msg("%d differences with %s", n_failures, variant->name);
+}
+
+static void test_variant(void **state) {
+    check_specs(kernel_specs, n_kernel_specs, *state);
+}
+
+static void test_variant_large(void **state) {
+    check_specs(LARGE_SPECS, N_LARGE, *state);
 }
 
 /* Whether the sums of columns are worth moving to the node that makes these (graph/sums.h). */
@@ -583,7 +531,7 @@ static void test_any_order(void **state) {
     if (n_failures) fail_msg("%d differences in any order", n_failures);
 }
 
-/* An argument names the only variant to test. */
+/* An argument names the only variant to test: "bf16", "bf16 large". */
 int main(int argc, char **argv) {
     char words[256];
     Error error = {0};
@@ -597,12 +545,16 @@ int main(int argc, char **argv) {
     }
     printf("%s\n", backend_cuda_describe(&gpu, words, sizeof words));
     enum { N_VARIANTS = sizeof VARIANTS / sizeof VARIANTS[0] };
-    struct CMUnitTest tests[N_VARIANTS + 2];
+    char large[N_VARIANTS][32];
+    struct CMUnitTest tests[2 * N_VARIANTS + 2];
     for (int i = 0; i < N_VARIANTS; i++) {
-        tests[i] = (struct CMUnitTest){VARIANTS[i].name, test_variant, NULL, NULL, (void *)&VARIANTS[i]};
+        void *variant = (void *)&VARIANTS[i];
+        snprintf(large[i], sizeof large[i], "%s large", VARIANTS[i].name);
+        tests[2 * i] = (struct CMUnitTest){VARIANTS[i].name, test_variant, NULL, NULL, variant};
+        tests[2 * i + 1] = (struct CMUnitTest){large[i], test_variant_large, NULL, NULL, variant};
     }
-    tests[N_VARIANTS] = (struct CMUnitTest)cmocka_unit_test(test_any_order);
-    tests[N_VARIANTS + 1] = (struct CMUnitTest)cmocka_unit_test(test_who_sums);
+    tests[2 * N_VARIANTS] = (struct CMUnitTest)cmocka_unit_test(test_any_order);
+    tests[2 * N_VARIANTS + 1] = (struct CMUnitTest)cmocka_unit_test(test_who_sums);
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     int result = cmocka_run_group_tests(tests, NULL, NULL);
     gpu.close(gpu.context);
