@@ -4,6 +4,8 @@
  * Floor: 11 us as there, for 64 sequences of 256 and 6 heads: 6,600 cycles a head and multiprocessor. Its 10 tiles of 64
  * queries and 64 keys take 2,600 of them to multiply, and as many for exponentials. Units for whole numbers and logic, which
  * have the rest of softmax and mask and most of the random numbers, need about 5,000: it is these that are to be kept busy.
+ * On an H200 it takes 26 us with dropout and 18 without, where the other kernel takes 31 and 25: a group's tile takes some
+ * 2,900 cycles, one step after the other, and a span's results 1,600.
  *
  * A block has as many threads as there may be, and takes one head after the other. In shared memory there is room for two,
  * with their masks.

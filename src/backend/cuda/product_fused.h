@@ -1,4 +1,4 @@
-/* A product of few terms with what follows it in one kernel: a bias, gelu, or its slope and the sums of the columns.
+/* A product of few terms with what follows it in one kernel: a bias, gelu, its slope and the sums of the columns, or nothing.
  *
  *     if (cuda_product_fused_fits(context, &product)) TRY(cuda_product_fused(context, &product, NULL, error));
  *
