@@ -399,6 +399,12 @@ int main(int n_arguments, char **argument) {
     bench.bias = random_memory(&bench, 1 << 20);
     bench.gradient = random_memory(&bench, (size_t)PADDED * 1600 * 4);
     bench.sums = random_memory(&bench, 64 << 20);
+    if (!bench.context->cublas) {
+        fprintf(
+            stderr,
+            "cuda_products: there is nothing to compare without cuBLASLt: take cublas off PGPT_WITHOUT\n");
+        return 2;
+    }
     printf("%s, cuBLASLt %zu\n", backend_cuda_describe(&backend, text, sizeof text),
            bench.context->lt.GetVersion());
     bool all = strcmp(what, "all") == 0;

@@ -14,8 +14,8 @@
  *     TRY(library_load(&library, &nccl, error));
  *     nccl.GetVersion(&version);
  *
- * The environment variable PGPT_WITHOUT=nccl,cudnn makes libraries of these names as good as missing, to find out
- * whether one of them is to blame. */
+ * The environment variable PGPT_WITHOUT=nccl,cudnn,cublas leaves libraries of these names out, to find out whether one of
+ * them is to blame. */
 #ifndef PGPT_BASE_LIBRARY_H
 #define PGPT_BASE_LIBRARY_H
 

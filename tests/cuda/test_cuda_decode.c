@@ -17,8 +17,8 @@
 #include <cmocka.h>
 
 static Backend gpu, cpu;
-static bool
-    is_brief; /* PGPT_TEST_BRIEF: as little as has everything in it; racecheck takes seconds a token */
+/* PGPT_TEST_BRIEF: as little as has everything in it; racecheck takes seconds a token. */
+static bool is_brief;
 
 static void assert_ok(Status status, const Error *error) {
     if (status != STATUS_OK) fail_msg("%s", error->text);

@@ -1,6 +1,6 @@
 /* The products of a linear layer on the GPU against the reference, in every element type, at shapes that reach each way
  * of doing them: few rows, the library's own bias, residual and gelu, and the pass over y where the library cannot; and
- * products of few terms, which end in gelu or its slope in a kernel of ours where the GPU has the instructions for it.
+ * products of few terms, alone, with gelu or with its slope, in a kernel of ours where the GPU has the instructions for it.
  *
  * Inputs are rounded to the element type first, so what is compared is the arithmetic: with results in f32 it is exact to
  * the order of the sums, with 16-bit results to one rounding. */
@@ -376,6 +376,7 @@ static void test_many_terms(void **state) {
         float *want = from_gpu(m.full, &m.wide), *y = from_gpu(m.g.dy, &m.out), *x = from_gpu(m.g.dy, &m.x);
         test_assert_close(x, want, m.c.rows * m.c.outputs, tolerance, 0.0, "before gelu");
         m.ended.finish = FINISH_NONE, m.ended.before = NULL;
+        assert_true(cuda_product_fused_fits(gpu.context, &m.ended));
         run_many_rows(&m, NULL);
         float *bare = from_gpu(m.g.dy, &m.out);
         test_assert_close(bare, want, m.c.rows * m.c.outputs, tolerance, 0.0, "nothing behind it");

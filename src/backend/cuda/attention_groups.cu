@@ -297,7 +297,8 @@ static __global__ void __launch_bounds__(GROUPS_THREADS, 1)
             wait_for_predecessor();
             order_spans(c, shared, me, c.n_spans - 1, first_ordered(c));
         }
-    } else if (DROPS) { /* what is needed first of the first mask is everybody else's */
+    } else if (
+        DROPS) { /* what is needed first of the first mask is everybody else's; random words are the host's */
         draw_units<MASK_FOR_KEYS>(shared.mask[0][0], c.shape, head_of(0), warp - (warp > ORDERING_WARP),
                                   first_units(c), GROUPS * GROUP_WARPS - 1);
     }

@@ -108,18 +108,18 @@ DEVICE void draw_share(const ForwardCall &c, ForwardShared &shared, const ShortD
                                  n_units(c.shape.n_positions), step);
 }
 
-/* The first head's mask is everybody's, and its rows have been ordered (forward_kernel). Nobody waits for a warp that neither
+/* The first head's mask is everybody's, and its rows have been ordered (forward_kernel). Nobody waits for a thread that neither
  * draws nor orders, so it may not wait itself: it could miss a turn. */
 template <bool DROPS>
 DEVICE void feed_all(const ForwardCall &c, ForwardShared &shared, const ShortDropout &dropout, Self me) {
-    if (!DROPS && me.warp) return;
+    if (!DROPS && (me.warp || me.lane)) return;
     if (DROPS) barrier_arrive(&shared.mask_full[0]);
     while (next_head(c.n_heads_in_all, me)) {
         int at = place_of(me);
         barrier_pass(&shared.empty[at], !turn_of(me));
         if (me.warp == 0 && me.lane == 0) order_head(c, shared, me);
-        __syncwarp();
         if (DROPS) {
+            __syncwarp();
             draw_share(c, shared, dropout, me, me.warp, GROUP_WARPS);
             barrier_arrive(&shared.mask_full[at]);
         }
@@ -240,7 +240,8 @@ static __global__ void __launch_bounds__(FORWARD_THREADS, 1)
     Self me = {};
     me.lane = (int)threadIdx.x % WARP, me.warp = warp % GROUP_WARPS, me.group = warp / GROUP_WARPS;
     ShortDropout dropout = {};
-    if (DROPS) dropout = short_dropout_of(c.shape, 0, 0);
+    if (DROPS)
+        dropout = short_dropout_of(c.shape, 0, 0); /* random words are the host's: no kernel writes them */
     if (warp == ORDERING_WARP) {
         if (me.lane == 0) {
             forward_barriers_init(shared);

@@ -1,4 +1,5 @@
-/* Attention of short sequences: what attention_short_forward.cu, attention_short_backward.cu and attention_groups.cu share.
+/* Attention of short sequences: what attention_short_forward.cu, attention_short_backward.cu, attention_groups_forward.cu and
+ * attention_groups.cu share.
  *
  * A block has a whole head, and all rows that its warps walk over lie in shared memory: nothing is brought in while they
  * compute. Each warp has two blocks of 16 rows, one with a long row of tiles and one with a short one, so that all have

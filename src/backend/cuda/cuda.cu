@@ -23,6 +23,7 @@ extern "C" {
 
 Status cuda_check(cudaError_t code, const char *what, Error *error) {
     if (code == cudaSuccess) return STATUS_OK;
+    cudaGetLastError(); /* it is this one's, and not the next launch's */
     return error_failed(error, "%s: %s (%s, CUDA error %d)", what, cudaGetErrorString(code),
                         cudaGetErrorName(code), (int)code);
 }
@@ -289,8 +290,8 @@ static size_t workspace_size(const struct cudaDeviceProp *properties) {
     return (size_t)(properties->major >= 9 ? 32 : 8) << 20;
 }
 
-/* What has to be a lane's own: its stream, and the working memory of its products. Everything waits for the first lane, and
- * nothing for the second before the end: that one has what the first leaves. (Messages come before both: comm_nccl.c.) */
+/* What has to be a lane's own: its stream, and the working memory of its products. Most waits are for the first lane, and
+ * those for the second come late: it has what the first leaves. (Messages come before both: comm_nccl.c.) */
 static Status open_lane(CudaContext *cuda, int lane, Error *error) {
     int lowest = 0, highest = 0;
     TRY(cuda_check(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "asking for priorities", error));
@@ -345,7 +346,12 @@ static Status open_context(CudaContext *cuda, Error *error) {
             TRY(cuda_check(cudaEventCreateWithFlags(&event[k][i], cudaEventDisableTiming), "making an event",
                            error));
     }
-    if (!cuda->lt.Create) return STATUS_OK; /* it was left out */
+    if (!cuda->lt.Create) { /* it was left out */
+        snprintf(
+            cuda->note, sizeof cuda->note,
+            "matrix products by pgpt's own plain kernels, which are slow: PGPT_WITHOUT leaves cuBLASLt out");
+        return STATUS_OK;
+    }
     return cuda_check_cublas(&cuda->lt, cuda->lt.Create(&cuda->cublas), "opening cuBLASLt", error);
 }
 

@@ -26,6 +26,7 @@
 
 #include "backend/cuda/decode_cluster_attend.cuh"
 #include "backend/cuda/decode_cluster_order.cuh"
+#include "backend/cuda/early.cuh"
 #include "backend/cuda/tensor_map.h"
 
 #if __CUDA_ARCH__ >= 900
@@ -152,14 +153,12 @@ static void configure(cudaLaunchConfig_t *config, cudaLaunchAttribute attributes
     attributes[0].id = cudaLaunchAttributeClusterDimension;
     attributes[0].val.clusterDim.x = RANKS;
     attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
-    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[1].val.programmaticStreamSerializationAllowed = 1;
     config->gridDim = dim3(GPT2_HEADS * RANKS);
     config->blockDim = dim3(CLUSTER_THREADS);
     config->dynamicSmemBytes = sizeof(ClusterShared<GPT2_HEADS>);
     config->stream = stream;
     config->attrs = attributes;
-    config->numAttrs = 2;
+    config->numAttrs = 1;
 }
 
 static cudaError_t allow_shared_memory(bool is_bf16) {
@@ -206,6 +205,7 @@ extern "C" cudaError_t cuda_decode_cluster(const DecodeCall *c, bool is_bf16, cu
     if (!map_product(c, ATTENTION_OUT, &call.out) || !map_product(c, HIDDEN_OUT, &call.proj))
         return cudaErrorNotSupported;
     configure(&config, attributes, stream);
+    config.numAttrs += early_attribute(&attributes[1], stream);
     cudaError_t code = allow_shared_memory(is_bf16);
     return code == cudaSuccess ? cudaLaunchKernelEx(&config, kernel_of(is_bf16), call) : code;
 }

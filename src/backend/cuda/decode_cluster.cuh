@@ -104,9 +104,8 @@ template <int HEADS> struct ClusterShared {
     float part[RANKS][HEAD_SIZE];
     float2 part_weight[RANKS];                   /* greatest score, sum of exponentials */
     alignas(16) uint16_t hidden[CLUSTER_HIDDEN]; /* of every 8: pairs 0, 2, 1, 3 */
-    /* within the block */
-    float warp_part[2][COMPUTING_WARPS]
-                   [HEAD_SIZE]; /* in turns: who still reads the last one's is not disturbed */
+    /* within the block; the first two in turns: who still reads the last one's is not disturbed */
+    float warp_part[2][COMPUTING_WARPS][HEAD_SIZE];
     float2 warp_weight[2][COMPUTING_WARPS];
     unsigned joined[COMPUTING_WARPS][2][HEAD_SIZE / 2]; /* the head's output, rounded and the rest */
     Quad y[S::C / 4];                                   /* what the head is multiplied with */

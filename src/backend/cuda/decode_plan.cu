@@ -4,6 +4,7 @@
  * shared key/value heads, with biases or without, up to 1792 channels. What it does not take runs operation by
  * operation. */
 #include "backend/cuda/decode_step.h"
+#include "backend/cuda/early.cuh"
 
 extern "C" {
 #include "ops/decode_step.h"
@@ -47,7 +48,7 @@ static bool is_taken(const CudaContext *context, const Node *node) {
     const AttentionAttributes *attention = &step->attention;
     int64_t channels = step->token_table->shape.dim[1], hidden = step->blocks[0].proj_weight->shape.dim[1];
     int64_t head_size = attention->head_size;
-    if (context->properties.major < 9) return false;
+    if (context->properties.major < 9 || !cuda_code_is_for_9()) return false;
     if (parameters->dtype != DTYPE_BF16 && parameters->dtype != DTYPE_F16) return false;
     if (cache->dtype != parameters->dtype || cache->shape.dim[0] != 1) return false;
     if (channels % SLICE || hidden % SLICE || attention->n_heads * head_size != channels) return false;

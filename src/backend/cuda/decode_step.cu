@@ -16,6 +16,7 @@
  * The smallest GPT-2 has a kernel of its own, decode_cluster.cu, where the GPU has clusters enough. */
 #include "backend/cuda/decode_attend.cuh"
 #include "backend/cuda/decode_cluster.h"
+#include "backend/cuda/early.cuh"
 #include "backend/cuda/gelu.cuh"
 
 extern "C" {
@@ -348,16 +349,14 @@ template <typename T, typename Call>
 static cudaError_t start(const DecodeCall *c, int n_grid, cudaStream_t stream) {
     Call call;
     (DecodeCall &)call = *c;
-    cudaLaunchAttribute early;
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchAttribute early = {};
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)n_grid);
     config.blockDim = dim3((unsigned)(c->n_warps + 2) * WARP);
     config.dynamicSmemBytes = (size_t)c->shared.end;
     config.stream = stream;
     config.attrs = &early;
-    config.numAttrs = 1;
+    config.numAttrs = early_attribute(&early, stream);
     cudaError_t code = cudaFuncSetAttribute(decode_kernel<T, Call>,
                                             cudaFuncAttributeMaxDynamicSharedMemorySize, c->shared.end);
     return code == cudaSuccess ? cudaLaunchKernelEx(&config, decode_kernel<T, Call>, call) : code;

@@ -176,6 +176,10 @@ DEVICE void write8(Memory m, int64_t at, int64_t n, float v[VECTOR], bool add) {
     }
     store8(m, at, n, v);
 }
+DEVICE float read_element(const Memory &m, int64_t at) {
+    if (m.dtype == DTYPE_F32) return ((const float *)m.data)[at];
+    return m.dtype == DTYPE_BF16 ? as_float(((const bf16 *)m.data)[at]) : as_float(((const f16 *)m.data)[at]);
+}
 DEVICE void write_element(Memory m, int64_t at, float x, bool add) {
     if (m.dtype == DTYPE_F32) write_element((float *)m.data + at, x, add);
     else if (m.dtype == DTYPE_BF16) write_element((bf16 *)m.data + at, x, add);
@@ -258,7 +262,7 @@ DEVICE float exp2_fast(float x) {
 }
 
 /* ---- starting before the predecessor in the stream has ended (compute capability 9) ----
- * Until it has waited, a kernel may read only what no predecessor writes, and write nothing. */
+ * See early.cuh for what a kernel may do before it has waited. */
 
 DEVICE void wait_for_predecessor(void) {
 #if __CUDA_ARCH__ >= 900

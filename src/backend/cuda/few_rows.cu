@@ -14,6 +14,7 @@
  *
  * Weights that nobody changes need not wait for what runs before in the stream: on GPUs that can start a kernel before
  * its predecessor has ended, the first of them are loaded while that one comes to its end. */
+#include "backend/cuda/early.cuh"
 #include "backend/cuda/few_rows.h"
 #include "backend/cuda/gelu.cuh"
 #include "backend/cuda/multiply16.cuh"
@@ -202,9 +203,7 @@ template <typename T> static cudaError_t start(const Start *s) {
 }
 
 extern "C" Status cuda_few_rows(const CudaContext *context, const FewRows *p, Error *error) {
-    cudaLaunchAttribute early;
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchAttribute early = {};
     Start s = {};
     s.product = p;
     s.call.x = p->x;
@@ -222,6 +221,6 @@ extern "C" Status cuda_few_rows(const CudaContext *context, const FewRows *p, Er
     s.config.blockDim = dim3((unsigned)(s.shape.warps * WARP));
     s.config.stream = context->stream;
     s.config.attrs = &early;
-    s.config.numAttrs = p->may_start_early && context->properties.major >= 9 ? 1 : 0;
+    s.config.numAttrs = p->may_start_early ? early_attribute(&early, context->stream) : 0;
     return cuda_check(p->dtype == DTYPE_BF16 ? start<bf16>(&s) : start<f16>(&s), "linear (few rows)", error);
 }

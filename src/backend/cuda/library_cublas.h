@@ -37,7 +37,8 @@ typedef struct {
 #undef CUBLASLT_FIELD
 } CublasLt;
 
-/* A user's error that says how to get it where it is missing or of another major version than pgpt was built with. */
+/* A user's error that says how to get it where it is missing or of another major version than pgpt was built with. Where
+ * PGPT_WITHOUT leaves it out, the table stays empty (product_plain.cu). */
 Status cuda_load_cublas(CublasLt *lt, Error *error);
 
 #ifdef __cplusplus

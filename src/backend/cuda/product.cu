@@ -232,7 +232,8 @@ static Status find_entry(CudaContext *context, const Product *p, ProductEntry **
 extern "C" bool cuda_product_exists(CudaContext *context, const Product *p) {
     ProductEntry *entry;
     Error reason = {STATUS_OK, ""};
-    if (!p->rows || !p->columns || !p->inner || !context->cublas) return p->finish == FINISH_NONE;
+    if (!p->rows || !p->columns || !p->inner) return p->finish == FINISH_NONE;
+    if (!context->cublas) return p->finish == FINISH_NONE && is_sound(p);
     return find_entry(context, p, &entry, &reason) == STATUS_OK && entry->exists;
 }
 
@@ -256,11 +257,11 @@ static Status empty_product(const CudaContext *context, const Product *p, Error 
 extern "C" Status cuda_product(CudaContext *context, const Product *p, Error *error) {
     if (!p->rows || !p->columns) return STATUS_OK;
     if (!p->inner && p->finish == FINISH_NONE) return empty_product(context, p, error);
-    if (!context->cublas) return cuda_product_plain(context, p, error);
+    if (!context->cublas && is_sound(p)) return cuda_product_plain(context, p, error);
     ProductEntry *entry;
     TRY(find_entry(context, p, &entry, error));
     if (!entry->exists) {
-        return error_failed(error, "cuBLASLt has no product of %lldx%lld and %lldx%lld", (long long)p->rows,
+        return error_failed(error, "there is no product of %lldx%lld and %lldx%lld", (long long)p->rows,
                             (long long)p->inner, (long long)p->inner, (long long)p->columns);
     }
     if (!entry->is_chosen && !context->settings.default_product && !is_recording(context)) {

@@ -397,12 +397,14 @@ static bool is_vectors(const void *data, int64_t columns) {
     return is_aligned(data) && columns % VECTOR == 0;
 }
 
-/* With fewer tiles the weights' way into shared memory takes longer than it saves, and columns that a panel has for nothing
- * are multiplied like the others. */
+/* With fewer tiles the weights' way into shared memory takes longer than it saves, columns that a panel has for nothing are
+ * multiplied like the others, and multiprocessors that blocks leave idle are idle to the end. */
 static bool is_worth_it(const CudaContext *context, const Product *p) {
     FusedCall c = {};
     cut(context, p, &c);
-    return (int64_t)c.n_panels * c.n_tiles >= 4 * context->n_processors &&
+    int64_t blocks = (int64_t)c.n_panels * c.n_parts, n = context->n_processors,
+            places = (blocks + n - 1) / n * n;
+    return (int64_t)c.n_panels * c.n_tiles >= 4 * n && 100 * blocks >= 85 * places &&
            4 * p->columns >= (int64_t)3 * c.n_panels * PANEL;
 }
 

@@ -19,11 +19,6 @@ typedef struct {
     int64_t rows, columns, inner, stride; /* of c and the addend */
 } PlainCall;
 
-DEVICE float element_at(const Memory &m, int64_t at) {
-    if (m.dtype == DTYPE_F32) return ((const float *)m.data)[at];
-    return m.dtype == DTYPE_BF16 ? as_float(((const bf16 *)m.data)[at]) : as_float(((const f16 *)m.data)[at]);
-}
-
 /* Long sums are sums of sums, which lose less. */
 static __global__ void __launch_bounds__(PLAIN_THREADS) plain_kernel(const __grid_constant__ PlainCall p) {
     int64_t i = (int64_t)blockIdx.x * PLAIN_THREADS + threadIdx.x, row = i / p.columns,
@@ -34,12 +29,12 @@ static __global__ void __launch_bounds__(PLAIN_THREADS) plain_kernel(const __gri
         int64_t end = first + TERMS_AT_ONCE < p.inner ? first + TERMS_AT_ONCE : p.inner;
         float part = 0.0f;
         for (int64_t k = first; k < end; k++)
-            part = fmaf(element_at(p.a.memory, row * p.a.step + k * p.a.term),
-                        element_at(p.b.memory, column * p.b.step + k * p.b.term), part);
+            part = fmaf(read_element(p.a.memory, row * p.a.step + k * p.a.term),
+                        read_element(p.b.memory, column * p.b.step + k * p.b.term), part);
         sum += part;
     }
     int64_t at = row * p.stride + column;
-    if (p.addend.data) sum += element_at(p.addend, at);
+    if (p.addend.data) sum += read_element(p.addend, at);
     write_element(p.c, at, sum, false);
 }
 

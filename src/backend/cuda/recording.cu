@@ -1,7 +1,6 @@
 /* Recordings of what is enqueued, replayed as one, and marks in a stream: CUDA's graphs and events.
  *
  * A training step is some 170 kernels of 3 to 90 us: enqueued one by one, the host would not keep up with the smaller ones. */
-#include "backend/cuda/early.cuh"
 #include "backend/cuda/kernels.h"
 
 /* Only this thread's calls are held to the rules of a capture: others may allocate meanwhile. */
@@ -63,25 +62,4 @@ Status cuda_elapsed_ms(void *context, void *first, void *second, float *millisec
 void cuda_mark_free(void *context, void *mark) {
     cuda_enter(context);
     if (mark) cudaEventDestroy((cudaEvent_t)mark);
-}
-
-extern "C" bool cuda_may_start_early(cudaStream_t stream) {
-    int device = 0, major = 0;
-    if (cudaGetDevice(&device) != cudaSuccess ||
-        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess || major < 9)
-        return false;
-    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    const cudaGraphNode_t *before = NULL;
-    size_t n_before = 0;
-#if CUDART_VERSION >= 13000
-    const cudaGraphEdgeData *edges = NULL;
-    cudaError_t code = cudaStreamGetCaptureInfo(stream, &status, NULL, NULL, &before, &edges, &n_before);
-#else
-    cudaError_t code = cudaStreamGetCaptureInfo_v2(stream, &status, NULL, NULL, &before, &n_before);
-#endif
-    if (code != cudaSuccess) return cudaGetLastError(), false; /* it has been noticed */
-    if (status == cudaStreamCaptureStatusNone) return true;
-    cudaGraphNodeType type;
-    return n_before == 1 && cudaGraphNodeGetType(before[0], &type) == cudaSuccess &&
-           type == cudaGraphNodeTypeKernel;
 }

@@ -7,6 +7,7 @@
  * counts it out. A GPU without clusters has one thread block a row.
  *
  * The weights are those of the host's sampler: exponentials in f32, relative to the row's largest logit. */
+#include "backend/cuda/early.cuh"
 #include "backend/cuda/sample_parts.cuh"
 
 extern "C" {
@@ -226,18 +227,16 @@ extern "C" Status cuda_sample(const KernelCall *call, Error *error) {
     c.n_rows = (int)shape_rows(logits->shape);
     c.n_picks = (unsigned)call->node->output[3]->shape.dim[0];
     if (c.n_rows > MOST_ROWS || c.stride > INT32_MAX) return cuda_unsupported(call, logits, error);
-    bool has_clusters = context->properties.major >= 9;
-    cudaLaunchAttribute attributes[2];
-    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[0].val.programmaticStreamSerializationAllowed = 1;
-    attributes[1].id = cudaLaunchAttributeClusterDimension;
-    attributes[1].val.clusterDim.x = MOST_RANKS;
-    attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
+    bool has_clusters = context->properties.major >= 9 && cuda_code_is_for_9();
+    cudaLaunchAttribute attributes[2] = {};
+    attributes[0].id = cudaLaunchAttributeClusterDimension;
+    attributes[0].val.clusterDim.x = MOST_RANKS;
+    attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3(has_clusters ? MOST_RANKS : 1, (unsigned)c.n_rows);
     config.blockDim = dim3(CUT_THREADS);
     config.stream = context->stream;
     config.attrs = attributes;
-    config.numAttrs = has_clusters ? 2 : 0;
+    config.numAttrs = has_clusters ? 1 + early_attribute(&attributes[1], context->stream) : 0;
     return cuda_check(cudaLaunchKernelEx(&config, sample_kernel, c), "sample", error);
 }
