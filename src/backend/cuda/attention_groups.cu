@@ -23,8 +23,6 @@
  * Who waits for whom: barriers in pairs for each span, tile and mask (GroupsShared). All count heads from the block's first. */
 #include "backend/cuda/attention_groups_feed.cuh"
 
-#include "backend/cuda/early.cuh"
-
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 /* ---- results ---- */
@@ -321,33 +319,20 @@ static __global__ void __launch_bounds__(GROUPS_THREADS, 1)
 
 /* ---- on the host's side ---- */
 
-template <typename T, bool DROPS>
-static cudaError_t launch(const GroupsCall *c, int n_blocks, cudaStream_t stream) {
-    auto kernel = groups_kernel<T, DROPS>;
-    cudaError_t code =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(GroupsShared));
-    if (code != cudaSuccess) return code;
-    return launch_early(kernel, (unsigned)n_blocks, GROUPS_THREADS, sizeof(GroupsShared), stream, *c);
-}
-
 Status attention_groups_backward(const AttentionShape *s, const AttentionMemory *m, cudaStream_t stream,
                                  Error *error) {
     GroupsCall c = {};
-    int n_blocks = 0;
     c.lse = m->lse, c.dqkv = m->dqkv, c.sums = m->sums;
     c.n_heads_in_all = (int)(s->n_sequences * s->n_heads);
     c.shape = tiled_shape(s, m);
     c.keep = random_dropout_scale(s->threshold), c.inverse = 1.0f / c.keep;
     c.n_spans = (c.shape.n_positions + SPAN - 1) / SPAN;
-    cudaError_t code = blocks_for_heads(&n_blocks, c.n_heads_in_all);
-    if (code == cudaSuccess &&
-        !(map_heads(&c.qkv, m->qkv, s, s->width) && map_heads(&c.y, m->y, s, s->y_width) &&
-          map_heads(&c.dy, m->dy, s, s->y_width)))
-        code = cudaErrorNotSupported;
-    if (code == cudaSuccess) {
+    cudaError_t code = cudaErrorNotSupported;
+    if (map_heads(&c.qkv, m->qkv, s, s->width) && map_heads(&c.y, m->y, s, s->y_width) &&
+        map_heads(&c.dy, m->dy, s, s->y_width)) {
         FOR_SHORT_TYPE(s, T, {
-            code =
-                s->threshold ? launch<T, true>(&c, n_blocks, stream) : launch<T, false>(&c, n_blocks, stream);
+            auto kernel = s->threshold ? groups_kernel<T, true> : groups_kernel<T, false>;
+            code = launch_for_heads(kernel, GROUPS_THREADS, sizeof(GroupsShared), stream, c);
         });
     }
     return cuda_check(code, "attention_backward (groups)", error);

@@ -21,7 +21,6 @@
  * queries. All count heads from the block's first. */
 #include "backend/cuda/attention_groups_masks.cuh"
 #include "backend/cuda/attention_softmax.cuh"
-#include "backend/cuda/early.cuh"
 
 enum {
     QUERY_GROUPS = 3,
@@ -266,30 +265,19 @@ static __global__ void __launch_bounds__(FORWARD_THREADS, 1)
 
 /* ---- on the host's side ---- */
 
-template <typename T, bool DROPS>
-static cudaError_t launch(const ForwardCall *c, int n_blocks, cudaStream_t stream) {
-    auto kernel = forward_kernel<T, DROPS>;
-    cudaError_t code =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(ForwardShared));
-    if (code != cudaSuccess) return code;
-    return launch_early(kernel, (unsigned)n_blocks, FORWARD_THREADS, sizeof(ForwardShared), stream, *c);
-}
-
 Status attention_groups_forward(const AttentionShape *s, const AttentionMemory *m, cudaStream_t stream,
                                 Error *error) {
     ForwardCall c = {};
-    int n_blocks = 0;
     c.y = m->y, c.lse = m->lse;
     c.n_heads_in_all = (int)(s->n_sequences * s->n_heads);
     c.shape = tiled_shape(s, m);
     c.keep = random_dropout_scale(s->threshold);
     c.n_spans = (c.shape.n_positions + SPAN - 1) / SPAN;
-    cudaError_t code = blocks_for_heads(&n_blocks, c.n_heads_in_all);
-    if (code == cudaSuccess && !map_heads(&c.qkv, m->qkv, s, s->width)) code = cudaErrorNotSupported;
-    if (code == cudaSuccess) {
+    cudaError_t code = cudaErrorNotSupported;
+    if (map_heads(&c.qkv, m->qkv, s, s->width)) {
         FOR_SHORT_TYPE(s, T, {
-            code =
-                s->threshold ? launch<T, true>(&c, n_blocks, stream) : launch<T, false>(&c, n_blocks, stream);
+            auto kernel = s->threshold ? forward_kernel<T, true> : forward_kernel<T, false>;
+            code = launch_for_heads(kernel, FORWARD_THREADS, sizeof(ForwardShared), stream, c);
         });
     }
     return cuda_check(code, "attention (groups)", error);

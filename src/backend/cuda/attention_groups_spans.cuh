@@ -5,6 +5,7 @@
 #define PGPT_BACKEND_CUDA_ATTENTION_GROUPS_SPANS_CUH
 
 #include "backend/cuda/attention_short.cuh"
+#include "backend/cuda/early.cuh"
 #include "backend/cuda/tensor_map.h"
 #include "backend/cuda/warpgroups.cuh"
 
@@ -181,6 +182,18 @@ static inline cudaError_t blocks_for_heads(int *n_blocks, int n_heads) {
     int rounds = (n_heads + n_processors - 1) / n_processors;
     *n_blocks = (n_heads + rounds - 1) / rounds;
     return cudaSuccess;
+}
+
+/* A kernel whose blocks have so much shared memory, for all heads of the call. */
+template <typename Call>
+static cudaError_t launch_for_heads(void (*kernel)(const Call), int n_threads, size_t shared_bytes,
+                                    cudaStream_t stream, const Call &call) {
+    int n_blocks = 0;
+    cudaError_t code = blocks_for_heads(&n_blocks, call.n_heads_in_all);
+    if (code == cudaSuccess)
+        code = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes);
+    if (code != cudaSuccess) return code;
+    return launch_early(kernel, (unsigned)n_blocks, (unsigned)n_threads, shared_bytes, stream, call);
 }
 
 #endif
