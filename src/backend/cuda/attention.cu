@@ -55,10 +55,8 @@ static const AttentionPlan *library_plan(CudaContext *context, const AttentionSh
     const AttentionPlan *plan = attention_library_plan((AttentionLibrary **)&context->attention, shape,
                                                        backward, context->settings.any_order);
     const char *reason = attention_library_reason((const AttentionLibrary *)context->attention);
-    if (!plan && *reason) {
-        snprintf(context->note, sizeof context->note,
-                 "attention by pgpt's own kernels instead of cuDNN's: %s", reason);
-    }
+    if (!plan && *reason)
+        cuda_add_note(context, "attention by pgpt's own kernels instead of cuDNN's", reason);
     return plan;
 }
 #else

@@ -285,18 +285,16 @@ static __global__ void __launch_bounds__(GROUPS_THREADS, 1)
     groups_kernel(const __grid_constant__ GroupsCall c) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     GroupsShared &shared = *(GroupsShared *)groups_shared;
-    /* the compiler, too, is to know that it is the same for all of its threads */
-    int warp = __shfl_sync(0xFFFFFFFFu, (int)threadIdx.x / WARP, 0);
-    Self me = {};
-    me.lane = (int)threadIdx.x % WARP, me.warp = warp % GROUP_WARPS, me.group = warp / GROUP_WARPS;
+    int warp = warp_of_block();
+    Self me = self_of(warp);
     if (warp == ORDERING_WARP) {
         if (me.lane == 0) {
             groups_barriers_init(shared);
             wait_for_predecessor();
             order_spans(c, shared, me, c.n_spans - 1, first_ordered(c));
         }
-    } else if (
-        DROPS) { /* what is needed first of the first mask is everybody else's; random words are the host's */
+    } else if (DROPS) {
+        /* what is needed first of the first mask is everybody else's; its random words are the host's */
         draw_units<MASK_FOR_KEYS>(shared.mask[0][0], c.shape, head_of(0), warp - (warp > ORDERING_WARP),
                                   first_units(c), GROUPS * GROUP_WARPS - 1);
     }

@@ -28,6 +28,15 @@ typedef struct {
     int n;
 } Self;
 
+/* Of this thread; the compiler, too, is to know that it is the same for the whole warp. */
+DEVICE int warp_of_block(void) {
+    return __shfl_sync(0xFFFFFFFFu, (int)threadIdx.x / WARP, 0);
+}
+DEVICE Self self_of(int warp) {
+    Self me = {(int)threadIdx.x % WARP, warp % GROUP_WARPS, warp / GROUP_WARPS, 0};
+    return me;
+}
+
 DEVICE int head_of(int n) {
     return (int)blockIdx.x + n * (int)gridDim.x;
 }

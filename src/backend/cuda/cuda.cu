@@ -37,6 +37,12 @@ Status cuda_launched(const char *what, Error *error) {
     return cuda_check(cudaGetLastError(), what, error);
 }
 
+void cuda_add_note(CudaContext *context, const char *what, const char *why) {
+    size_t used = strlen(context->note);
+    if (strstr(context->note, what)) return;
+    snprintf(context->note + used, sizeof context->note - used, "%s%s: %s", used ? "; " : "", what, why);
+}
+
 Status cuda_unsupported(const KernelCall *call, const Tensor *tensor, Error *error) {
     char shape[80];
     return error_failed(error, "the CUDA kernel of '%s' does not take %s%s of type %s", call->node->op->name,
@@ -347,9 +353,8 @@ static Status open_context(CudaContext *cuda, Error *error) {
                            error));
     }
     if (!cuda->lt.Create) { /* it was left out */
-        snprintf(
-            cuda->note, sizeof cuda->note,
-            "matrix products by pgpt's own plain kernels, which are slow: PGPT_WITHOUT leaves cuBLASLt out");
+        cuda_add_note(cuda, "matrix products by pgpt's own plain kernels, which are slow",
+                      "PGPT_WITHOUT leaves cuBLASLt out");
         return STATUS_OK;
     }
     return cuda_check_cublas(&cuda->lt, cuda->lt.Create(&cuda->cublas), "opening cuBLASLt", error);

@@ -4,11 +4,8 @@
 static __global__ void probe_kernel(void) {}
 
 extern "C" bool cuda_code_is_for_9(void) {
-    static enum {
-        UNKNOWN,
-        NO,
-        YES
-    } answer; /* the same for all GPUs, or the driver would not take them together */
+    enum Answer { UNKNOWN, NO, YES };
+    static enum Answer answer; /* a process works with one GPU */
     struct cudaFuncAttributes attributes = {};
     if (answer == UNKNOWN && cudaFuncGetAttributes(&attributes, probe_kernel) != cudaSuccess)
         cudaGetLastError(); /* it has been noticed */

@@ -96,6 +96,8 @@ Status cuda_check(cudaError_t code, const char *what, Error *error);
 Status cuda_check_cublas(const CublasLt *lt, cublasStatus_t code, const char *what, Error *error);
 /* The same for the launch just made. */
 Status cuda_launched(const char *what, Error *error);
+/* One more thing for backend_cuda_note, unless it is there already. */
+void cuda_add_note(CudaContext *context, const char *what, const char *why);
 /* For an element type or shape that a kernel is not made for. */
 Status cuda_unsupported(const KernelCall *call, const Tensor *tensor, Error *error);
 

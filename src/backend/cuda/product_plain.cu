@@ -1,7 +1,7 @@
 /* Products without cuBLASLt, for whoever leaves it out (PGPT_WITHOUT=cublas): to find out whether a result is the library's
  * doing, or for tools that cannot look into its kernels. Right, and slow: a thread a sum, no memory shared by threads.
  *
- * Floor: 2 FLOP a term; at best some 3 TFLOP/s come of it. */
+ * Floor: 2·rows·columns·inner FLOPs over the rate without tensor cores. It is far from that: every term is loaded anew. */
 #include "backend/cuda/device.cuh"
 #include "backend/cuda/product.h"
 
