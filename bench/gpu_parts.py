@@ -1,6 +1,6 @@
 """The measured parts of bench/gpu, each of which appends what it found to the results file, and the table of them all.
 
-    gpu_parts.py PART --pgpt PROGRAM --results FILE [--data FILE] [--quick]        PART: agree speed decode learn table
+    gpu_parts.py PART --pgpt PROGRAM --results FILE [--data FILE] [--quick]        PART: agree attention compile speed decode learn table
 
 A result is a line of JSON: part, name, ok (true, false, or null where nothing is wanted), text; figures that have two sides
 also pgpt, torch, ratio, least or most, aim. The newest line of a (part, name) counts. Exit code 1 if a part found something
@@ -9,6 +9,7 @@ that must hold and does not; of `table`, if the file has any such.
 
 import argparse
 import collections
+import contextlib
 import json
 import os
 import pathlib
@@ -182,7 +183,7 @@ def losses_of(folder):
 def measure_agree(call, results):
     """At a rate at which training is smooth. Where losses jump up and down, any rounding grows: with 1e-3 after 5 steps of
     warm-up, two CPU runs that add in a different order are 3e-5 apart after 20 steps, here still 1e-7 after 60."""
-    n_steps, B = (20, 2) if call.quick else (100, 16)
+    n_steps, B = (20, 2) if call.quick else (100, 8)
     losses, seconds = {}, {}
     for device in ("cuda", "cpu"):
         folder = call.folder / device
@@ -232,6 +233,62 @@ def median_of(rounds, field):
     return statistics.median(values) if values else None
 
 
+def chosen_cases(call):
+    cases = QUICK_CASES if call.quick else CASES
+    return {key: case for key, case in cases.items() if not call.cases or key in call.cases.split(",")}
+
+
+GRAPHS = "mini, CUDA graphs"
+
+
+def time_attentions(cases):
+    """What PyTorch's fused attentions take, by case; nothing else may be on the GPU."""
+    shapes = {",".join(map(str, case[:3])): key for key, case in cases.items()}
+    answers = map(json.loads, run(torch_command("attention", *shapes)).strip().splitlines())
+    return {shapes[answer["shape"]]: answer for answer in answers}
+
+
+def measure_attention(call, results):
+    for key, answer in time_attentions(chosen_cases(call)).items() if call.has_torch else ():
+        times = ", ".join(f"{name} {ms:.3f} ms" for name, ms in answer["ms"].items())
+        results.add(key, None, f"PyTorch's is {answer['attention']}'s ({times})", attention=answer["attention"])
+
+
+def chosen_attentions(results, cases):
+    """By case, what the part `attention` has found; if it has not, it is found now."""
+    found = {result["name"]: result["attention"] for result in results.read() if "attention" in result}
+    if found.keys() >= cases.keys():
+        return found
+    return {key: answer["attention"] for key, answer in time_attentions(cases).items()}
+
+
+@contextlib.contextmanager
+def compiled_peers(call, results, cases):
+    """By case, and `mini` with CUDA graphs too; all compile at the same time. Without PyTorch there are none."""
+    peers = {}
+    try:
+        if call.has_torch:
+            attention = chosen_attentions(results, cases)
+            peers = {key: Peer(*case[:3], attention[key]) for key, case in cases.items()}
+            if "mini" in cases:
+                peers[GRAPHS] = Peer(*cases["mini"][:3], attention["mini"], "reduce-overhead")
+        for key, peer in peers.items():
+            ready = peer.answer()
+            print(f"PyTorch, {key}: compiled in {ready['compile_seconds']:.0f} s, attention by {peer.words[3]}"
+                  f"{'' if ready['used_attention'] else ' (as it was told)'}, "
+                  f"{ready['parameters'] / 1e6:.1f} M parameters", flush=True)  # fmt: skip
+        yield peers
+    finally:
+        for peer in peers.values():
+            peer.close()
+
+
+def measure_compile(call, results):
+    """Nothing but what PyTorch's cache keeps of it."""
+    with compiled_peers(call, results, chosen_cases(call)):
+        pass
+
+
 def measure_case(call, results, key, case, peer, graphs):
     """pgpt and PyTorch take turns; a ratio is taken within a round."""
     model, B, T, n_steps, n_torch_steps, n_rounds, least, aim = case
@@ -266,23 +323,10 @@ def measure_case(call, results, key, case, peer, graphs):
 
 
 def measure_speed(call, results):
-    cases = QUICK_CASES if call.quick else CASES
-    cases = {key: case for key, case in cases.items() if not call.cases or key in call.cases.split(",")}
-    peers, graphs = {}, None
-    try:
-        if call.has_torch:  # all compile at the same time, before anything is measured
-            peers = {key: Peer(*case[:3]) for key, case in cases.items()}
-            if "mini" in cases:
-                graphs = Peer(*cases["mini"][:3], "reduce-overhead")
-            for key, peer in [*peers.items(), *([("mini, CUDA graphs", graphs)] if graphs else [])]:
-                ready = peer.answer()
-                print(f"PyTorch, {key}: compiled in {ready['compile_seconds']:.0f} s, attention by {ready['attention']} "
-                      f"{ready['attention_ms']}, {ready['parameters'] / 1e6:.1f} M parameters", flush=True)  # fmt: skip
+    cases = chosen_cases(call)
+    with compiled_peers(call, results, cases) as peers:
         for key, case in cases.items():
-            measure_case(call, results, key, case, peers.get(key), graphs if key == "mini" else None)
-    finally:
-        for peer in [*peers.values(), *([graphs] if graphs else [])]:
-            peer.close()
+            measure_case(call, results, key, case, peers.get(key), peers.get(GRAPHS) if key == "mini" else None)
 
 
 # ---- decode
@@ -412,7 +456,8 @@ def measure_learn(call, results):
 
 # ---- all
 
-PARTS = {"agree": measure_agree, "speed": measure_speed, "decode": measure_decode, "learn": measure_learn}
+PARTS = {"agree": measure_agree, "attention": measure_attention, "compile": measure_compile, "speed": measure_speed,
+         "decode": measure_decode, "learn": measure_learn}  # fmt: skip
 
 
 def find_torch():

@@ -1,7 +1,8 @@
 """The PyTorch side of bench/gpu: GPT-2 as pgpt records it, trained the way that is fast in PyTorch 2.
 
     gpu_torch.py info                              version, device, bytes/s of a copy, FLOP/s of a product
-    gpu_torch.py step MODEL B T [MODE]             compiles, says so, then measures N steps for every line "N" it reads
+    gpu_torch.py attention MODEL,B,T ...           which of the fused attentions is faster at these shapes
+    gpu_torch.py step MODEL B T ATTENTION [MODE]   compiles, says so, then measures N steps for every line "N" it reads
     gpu_torch.py learn FILE STEPS EVERY TARGET SEED,... trains on characters until the validation loss is TARGET
 
 Each prints lines of JSON. The model is compiled as a whole; weights are f32, products and attention bf16 under autocast;
@@ -11,8 +12,7 @@ vocabulary is filled up to 50,304 columns, as good scripts do by hand. MODE is t
 """
 
 import argparse
-import contextlib
-import fcntl
+import getpass
 import json
 import math
 import os
@@ -40,6 +40,7 @@ MODELS = {
     "gpt2-xl": (48, 25, 1600, 50304, 1024),
 }
 ATTENTIONS = {"flash": SDPBackend.FLASH_ATTENTION, "cuDNN": SDPBackend.CUDNN_ATTENTION}
+DEFAULT_ATTENTION = "default"  # PyTorch's own choice, where none of these works
 NO_TARGET = -1
 
 
@@ -124,16 +125,8 @@ def rate_at(step, n_steps, lr, lr_min, n_warmup):
     return lr_min + (lr - lr_min) * 0.5 * (1.0 + math.cos(math.pi * (step - n_warmup) / (n_steps - n_warmup)))
 
 
-@contextlib.contextmanager
-def one_at_a_time():
-    """Several of these programs compile side by side; what they time must not be the others' timing."""
-    with open(os.path.join(tempfile.gettempdir(), "pgpt-gpu-torch.lock"), "w", encoding="ascii") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def choose_attention(B, T, n_heads, head_size, dropout):
-    """The faster of the fused ones, forward and backward; the others are switched off."""
+def time_attentions(B, T, n_heads, head_size, dropout):
+    """Milliseconds forward and backward of those that work, the fastest first."""
     qkv = torch.randn(B, T, 3, n_heads, head_size, device="cuda", dtype=torch.bfloat16)
     q, k, v = (qkv[:, :, i].transpose(1, 2).detach().requires_grad_() for i in range(3))
 
@@ -143,20 +136,34 @@ def choose_attention(B, T, n_heads, head_size, dropout):
     times = {}
     for name, backend in ATTENTIONS.items():
         try:
-            with one_at_a_time(), sdpa_kernel(backend):
+            with sdpa_kernel(backend):
                 seconds_of(once, 3)
                 times[name] = min(seconds_of(once, 10) for _ in range(5))
         except RuntimeError as error:
             print(f"attention by {name}: {str(error).splitlines()[0]}", file=sys.stderr)
-    if not times:
-        return "PyTorch's default", {}
-    best = min(times, key=times.get)
-    torch.backends.cuda.enable_flash_sdp(best == "flash")
-    torch.backends.cuda.enable_cudnn_sdp(best == "cuDNN")
+    torch.cuda.empty_cache()
+    return {name: 1e3 * times[name] for name in sorted(times, key=times.get)}
+
+
+def use_attention(name):
+    """The others are switched off. What is compiled has it built in, but the compiler's cache does not ask for it, so each has
+    a cache of its own."""
+    cache = os.path.join(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}_{name}")
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
+    if name not in ATTENTIONS:
+        return
+    torch.backends.cuda.enable_flash_sdp(name == "flash")
+    torch.backends.cuda.enable_cudnn_sdp(name == "cuDNN")
     torch.backends.cuda.enable_mem_efficient_sdp(False)
     torch.backends.cuda.enable_math_sdp(False)
-    torch.cuda.empty_cache()
-    return best, {name: 1e3 * seconds for name, seconds in times.items()}
+
+
+def used_attention(step):
+    """By the name of what a step calls; None if it calls neither by name."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        step(0)
+    names = {event.key for event in profile.key_averages()}
+    return next((name for name in ATTENTIONS if f"aten::_scaled_dot_product_{name.lower()}_attention" in names), None)
 
 
 def train_step(compiled, parameters, optimizer, tokens, targets):
@@ -187,12 +194,23 @@ def show_info():
     say(torch=torch.__version__, device=torch.cuda.get_device_name(), copy_bytes_per_s=copied, bf16_flops_per_s=flops)
 
 
+# ---- attention
+
+
+def show_attentions(shapes):
+    for shape in shapes:
+        name, B, T = shape.split(",")
+        _, n_heads, channels, _, _ = MODELS[name]
+        times = time_attentions(int(B), int(T), n_heads, channels // n_heads, 0.0)
+        say(shape=shape, attention=next(iter(times), DEFAULT_ATTENTION), ms=times)
+
+
 # ---- step
 
 
-def serve_steps(name, B, T, mode):
+def serve_steps(name, B, T, attention, mode):
     n_layers, n_heads, channels, vocabulary, context = MODELS[name]
-    attention, attention_ms = choose_attention(B, T, n_heads, channels // n_heads, 0.0)
+    use_attention(attention)
     with torch.device("cuda"):
         model = GPT(n_layers, n_heads, channels, vocabulary, context)
     parameters = list(model.parameters())
@@ -213,7 +231,10 @@ def serve_steps(name, B, T, mode):
         step(i)
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
-    say(ready=True, compile_seconds=compile_seconds, attention=attention, attention_ms=attention_ms, mode=mode,
+    used = used_attention(step) if mode == "default" else None  # a recording replays what was compiled
+    if used and used != attention != DEFAULT_ATTENTION:
+        sys.exit(f"attention by {attention} was wanted, and {used} is used: empty PyTorch's cache")
+    say(ready=True, compile_seconds=compile_seconds, used_attention=used, mode=mode,
         parameters=sum(p.numel() for p in parameters))  # fmt: skip
     for line in sys.stdin:
         n_steps = int(line)
@@ -254,7 +275,8 @@ class Learner:
         self.held_out = held_out[rows].view(n_batches, LEARN_BATCH, T + 1)
         self.is_real = (number < self.n_windows).view(n_batches, LEARN_BATCH, 1)
         self.n_real = self.is_real.sum(dim=(1, 2)).tolist()
-        self.attention, _ = choose_attention(LEARN_BATCH, T, 6, 64, LEARN["dropout"])
+        self.attention = next(iter(time_attentions(LEARN_BATCH, T, 6, 64, LEARN["dropout"])), DEFAULT_ATTENTION)
+        use_attention(self.attention)
         with torch.device("cuda"):
             self.model = GPT(vocabulary=self.source.vocabulary, **LEARN)
         self.parameters = list(self.model.parameters())
@@ -312,7 +334,7 @@ def learn(path, n_steps, every, target, seeds):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["info", "step", "learn"])
+    parser.add_argument("what", choices=["info", "attention", "step", "learn"])
     parser.add_argument("words", nargs="*")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
@@ -323,8 +345,10 @@ def main():
     words = arguments.words
     if arguments.what == "info":
         show_info()
+    elif arguments.what == "attention":
+        show_attentions(words)
     elif arguments.what == "step":
-        serve_steps(words[0], int(words[1]), int(words[2]), words[3] if len(words) > 3 else "default")
+        serve_steps(words[0], int(words[1]), int(words[2]), words[3], words[4] if len(words) > 4 else "default")
     else:
         learn(words[0], int(words[1]), int(words[2]), float(words[3]), [int(seed) for seed in words[4].split(",")])
 

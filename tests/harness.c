@@ -27,6 +27,10 @@ float test_value(const char *name, uint64_t index) {
     return (float)(test_hash(name, index) >> 8) * (1.0f / 8388608.0f) - 1.0f;
 }
 
+bool test_is_brief(void) {
+    return getenv("PGPT_TEST_BRIEF") != NULL;
+}
+
 TestBuffer test_buffer_open(const Backend *backend, const void *host, size_t n_bytes) {
     TestBuffer buffer = {.backend = backend, .n_bytes = n_bytes};
     size_t total = (n_bytes + 2 * FENCE_BYTES + 255) / 256 * 256;

@@ -10,6 +10,9 @@
 uint32_t test_hash(const char *name, uint64_t index);
 float test_value(const char *name, uint64_t index);
 
+/* PGPT_TEST_BRIEF is set: as little as has every kernel in it. racecheck takes milliseconds a kernel. */
+bool test_is_brief(void);
+
 /* A fenced buffer in a backend's memory (or the host's, when backend is NULL) with a copy of `host`; NULL is poison. */
 typedef struct {
     const Backend *backend;

@@ -17,7 +17,6 @@
 #include <cmocka.h>
 
 static Backend gpu, cpu;
-/* PGPT_TEST_BRIEF: as little as has everything in it; racecheck takes seconds a token. */
 static bool is_brief;
 
 static void assert_ok(Status status, const Error *error) {
@@ -507,7 +506,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_runs_repeat),
         cmocka_unit_test(test_numbers_too_large),
     };
-    is_brief = getenv("PGPT_TEST_BRIEF") != NULL;
+    is_brief = test_is_brief();
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     cpu.close(cpu.context);
