@@ -482,7 +482,7 @@ int main(int argc, char **argv) {
         {"124M, dropout", {DTYPE_BF16, 64, 1024, 12, 12, 64, 0.1f}},
         {"f32", {DTYPE_F32, 16, 1024, 12, 12, 64, 0.0f}},
     };
-    int most_sequences = INT_MAX;
+    int most_sequences = INT_MAX; /* 27: the one case with just more heads than an H200 has multiprocessors */
     if (getenv("PGPT_TEST_BRIEF") && only)
         most_sequences = !strcmp(only, "groups") ? INT_MAX : !strcmp(only, "short") ? 27 : 3;
     for (size_t i = 0; checks && i < sizeof CHECKS / sizeof CHECKS[0]; i++) {

@@ -235,7 +235,11 @@ def median_of(rounds, field):
 
 def chosen_cases(call):
     cases = QUICK_CASES if call.quick else CASES
-    return {key: case for key, case in cases.items() if not call.cases or key in call.cases.split(",")}
+    names = [name for name in call.cases.split(",") if name] or list(cases)
+    for name in names:
+        if name not in cases:
+            raise Failure(f"--cases: '{name}' is none of {', '.join(cases)}")
+    return {name: cases[name] for name in names}
 
 
 GRAPHS = "mini, CUDA graphs"
@@ -426,7 +430,7 @@ def measure_learn(call, results):
     """A validation loss dips below the target a few hundred steps sooner or later by chance: the median of several seeds
     counts. A run that did not get there counts with all its time."""
     n_steps, every, target = (200, 100, 2.6) if call.quick else (call.learn_steps, 100, 1.475)
-    seeds = [int(seed) for seed in call.seeds.split(",")]
+    seeds = call.seeds
     ours = []
     for seed in seeds:
         print(f"  pgpt, seed {seed}", flush=True)
@@ -444,7 +448,8 @@ def measure_learn(call, results):
     if not call.has_torch:
         return
     print("  PyTorch", flush=True)
-    theirs, words = follow_torch(torch_command("learn", call.data, n_steps, every, target, call.seeds), seeds, target)
+    command = torch_command("learn", call.data, n_steps, every, target, ",".join(map(str, seeds)))
+    theirs, words = follow_torch(command, seeds, target)
     their_time = statistics.median(run.seconds for run in theirs)
     per_step = statistics.median(1e3 * run.seconds / run.step for run in theirs)
     results.ratio(f"time to validation loss {target}", "s", our_time, their_time,
@@ -458,6 +463,10 @@ def measure_learn(call, results):
 
 PARTS = {"agree": measure_agree, "attention": measure_attention, "compile": measure_compile, "speed": measure_speed,
          "decode": measure_decode, "learn": measure_learn}  # fmt: skip
+
+
+def numbers(text):
+    return [int(word) for word in text.split(",")]
 
 
 def find_torch():
@@ -478,7 +487,7 @@ def main():
     parser.add_argument("--data", type=pathlib.Path)
     parser.add_argument("--cases", default="", help="speed: only these, with commas between")
     parser.add_argument("--learn-steps", type=int, default=5000)
-    parser.add_argument("--seeds", default="1,2,3,4,5", help="learn: with commas between")
+    parser.add_argument("--seeds", type=numbers, default="1,2,3,4,5", help="learn: with commas between")
     parser.add_argument("--quick", action="store_true")
     call = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that what was started is ended

@@ -9,10 +9,10 @@
  * for 16-bit types only (nothing is known about the precision of its tanh), and from compute capability 9 on (before that it
  * is slower than a pass of its own). Its slope has older kernels only, which win where a sum has many terms: on the H200
  * 1.4 of 58 ms of the backward of 124M, and with 384 terms they lose as much as the pass takes. Of few terms and many
- * rows both are product_fused's, and so are products with nothing but a bias. Whoever multiplies by the slope, product_fused or the pass, has every element in registers, and
- * sums its columns on the way where they are wanted (graph/sums.h). What is left of the gradients of biases is a pass over dy
- * (reduce.cu): on the H200 the library's way, beside the product of the weight's gradient, takes as long as both one after
- * the other or up to 13 % longer. */
+ * rows both are product_fused's, and so are products with nothing but a bias. Whoever multiplies by the slope, product_fused
+ * or the pass, has every element in registers, and sums its columns on the way where they are wanted (graph/sums.h). What is
+ * left of the gradients of biases is a pass over dy (reduce.cu): on the H200 the library's way, beside the product of the
+ * weight's gradient, takes as long as both one after the other or up to 13 % longer. */
 #include "backend/cuda/device.cuh"
 #include "backend/cuda/few_rows.h"
 #include "backend/cuda/gelu.cuh"
