@@ -1,7 +1,8 @@
-/* Matrix products on the GPU: every product of a training step of three GPT-2 sizes, and those of decoding.
+/* Matrix products on the GPU: every product of a training step of three GPT-2 sizes and of `mini`, and those of decoding.
  *
  *   cuda_products            everything below
- *   cuda_products train      forward, input gradient and weight gradient of each layer; what the library does beside
+ *   cuda_products train [M]  forward, input gradient and weight gradient of each layer; what the library does beside;
+ *                            of all models or of M (124M, 350M, 1558M, mini)
  *   cuda_products head       the last layer: a vocabulary that is no multiple of 8, and how many rows at a time
  *   cuda_products decode     few rows: our kernels and the library's best, alone and as a whole stack of layers
  *   cuda_products start      how long it takes to choose the kernels of a whole program
@@ -24,8 +25,8 @@ typedef struct {
 } Model;
 
 static const Model MODELS[] = {
-    {"124M", 65536, 768, 12}, {"350M", 32768, 1024, 24}, {"1558M", 16384, 1600, 48}};
-enum { N_MODELS = 3, VOCABULARY = 50257, PADDED = 50304, HEAD_ROWS = 16384 };
+    {"124M", 65536, 768, 12}, {"350M", 32768, 1024, 24}, {"1558M", 16384, 1600, 48}, {"mini", 16384, 384, 6}};
+enum { N_MODELS = 4, VOCABULARY = 50257, PADDED = 50304, HEAD_ROWS = 16384 };
 
 typedef struct {
     CudaContext *context;
@@ -202,11 +203,12 @@ static double head_lines(const Bench *bench, const Model *m, const char *layer, 
     return total;
 }
 
-static void run_train(const Bench *bench) {
+static void run_train(const Bench *bench, const char *model) {
     printf("TFLOP/s of the first proposal, the fastest, the fastest with the same bits\n");
     for (int i = 0; i < N_MODELS; i++) {
         const Model *m = &MODELS[i];
         int64_t C = m->channels;
+        if (model && strcmp(model, m->name) != 0) continue;
         double total = layer_lines(bench, m, "qkv", C, 3 * C, FINISH_BIAS, false);
         total += layer_lines(bench, m, "out", C, C, FINISH_BIAS, true);
         total += layer_lines(bench, m, "fc", C, 4 * C, FINISH_BIAS_GELU, false);
@@ -410,7 +412,7 @@ int main(int n_arguments, char **argument) {
     bool all = strcmp(what, "all") == 0;
     if (all || strcmp(what, "start") == 0) run_start(&bench);
     if (all || strcmp(what, "decode") == 0) run_decode(&bench);
-    if (all || strcmp(what, "train") == 0) run_train(&bench);
+    if (all || strcmp(what, "train") == 0) run_train(&bench, n_arguments > 2 ? argument[2] : NULL);
     if (all || strcmp(what, "head") == 0) run_head(&bench);
     cudaFree(bench.x);
     cudaFree(bench.y);

@@ -427,9 +427,9 @@ def say_learned(who, runs):
 
 
 def measure_learn(call, results):
-    """A validation loss dips below the target a few hundred steps sooner or later by chance: the median of several seeds
+    """A validation loss dips below the target a hundred steps sooner or later by chance: the median of several seeds
     counts. A run that did not get there counts with all its time."""
-    n_steps, every, target = (200, 100, 2.6) if call.quick else (call.learn_steps, 100, 1.475)
+    n_steps, every, target = (200, 50, 2.6) if call.quick else (call.learn_steps, 50, 1.475)
     seeds = call.seeds
     ours = []
     for seed in seeds:
@@ -486,7 +486,7 @@ def main():
     parser.add_argument("--results", required=True)
     parser.add_argument("--data", type=pathlib.Path)
     parser.add_argument("--cases", default="", help="speed: only these, with commas between")
-    parser.add_argument("--learn-steps", type=int, default=5000)
+    parser.add_argument("--learn-steps", type=int, default=2000)
     parser.add_argument("--seeds", type=numbers, default="1,2,3,4,5", help="learn: with commas between")
     parser.add_argument("--quick", action="store_true")
     call = parser.parse_args()
