@@ -1,4 +1,5 @@
-/* Matrix products on the GPU: every product of a training step of three GPT-2 sizes and of `mini`, and those of decoding.
+/* Matrix products on the GPU: every product of a training step of three GPT-2 sizes and of `mini` (64 x 256 tokens), and those of
+ * decoding.
  *
  *   cuda_products            everything below
  *   cuda_products train [M]  forward, input gradient and weight gradient of each layer; what the library does beside;
@@ -20,13 +21,15 @@
 
 typedef struct {
     const char *name;
-    int64_t tokens, channels;
+    int64_t tokens, channels, vocabulary;
     int layers;
 } Model;
 
-static const Model MODELS[] = {
-    {"124M", 65536, 768, 12}, {"350M", 32768, 1024, 24}, {"1558M", 16384, 1600, 48}, {"mini", 16384, 384, 6}};
-enum { N_MODELS = 4, VOCABULARY = 50257, PADDED = 50304, HEAD_ROWS = 16384 };
+enum { N_MODELS = 4, VOCABULARY = 50257, PADDED = 50304, CHARACTERS = 72, HEAD_ROWS = 16384 };
+static const Model MODELS[N_MODELS] = {{"124M", 65536, 768, PADDED, 12},
+                                       {"350M", 32768, 1024, PADDED, 24},
+                                       {"1558M", 16384, 1600, PADDED, 48},
+                                       {"mini", 16384, 384, CHARACTERS, 6}};
 
 typedef struct {
     CudaContext *context;
@@ -213,7 +216,7 @@ static void run_train(const Bench *bench, const char *model) {
         total += layer_lines(bench, m, "out", C, C, FINISH_BIAS, true);
         total += layer_lines(bench, m, "fc", C, 4 * C, FINISH_BIAS_GELU, false);
         total += layer_lines(bench, m, "proj", 4 * C, C, FINISH_BIAS, true);
-        double head = head_lines(bench, m, "head", HEAD_ROWS, PADDED, 0);
+        double head = head_lines(bench, m, "head", HEAD_ROWS, m->vocabulary, 0);
         printf("%-6s layers %.1f ms, head %.1f ms a step\n\n", m->name, total * m->layers * 1e-3,
                head * (double)m->tokens / HEAD_ROWS * 1e-3);
     }
@@ -249,19 +252,18 @@ static void choose_layer(const Bench *bench, int64_t rows, int64_t inputs, int64
 }
 
 static void run_start(const Bench *bench) {
-    static const Model models[] = {
-        {"mini", 16384, 384, 6}, {"124M", 65536, 768, 12}, {"1558M", 16384, 1600, 48}};
-    for (int i = 0; i < 3; i++) {
-        int64_t C = models[i].channels, N = models[i].tokens;
+    for (int i = N_MODELS - 1; i >= 0; i--) {
+        const Model *m = &MODELS[i];
+        int64_t C = m->channels, N = m->tokens;
         Error error = {STATUS_OK, ""};
         uint64_t before = timer_now_ns();
         choose_layer(bench, N, C, 3 * C, FINISH_BIAS, false);
         choose_layer(bench, N, C, C, FINISH_BIAS, true);
         choose_layer(bench, N, C, 4 * C, FINISH_BIAS_GELU, false);
         choose_layer(bench, N, 4 * C, C, FINISH_BIAS, true);
-        choose_layer(bench, i ? 8192 : N, C, i ? PADDED : 72, FINISH_NONE, false);
+        choose_layer(bench, m->vocabulary == PADDED ? 8192 : N, C, m->vocabulary, FINISH_NONE, false);
         must(cuda_check(cudaStreamSynchronize(bench->context->stream), "waiting", &error), &error);
-        printf("%-6s choosing takes %.0f ms\n", models[i].name, (double)(timer_now_ns() - before) * 1e-6);
+        printf("%-6s choosing takes %.0f ms\n", m->name, (double)(timer_now_ns() - before) * 1e-6);
     }
 }
 
@@ -383,8 +385,21 @@ static void run_decode(const Bench *bench) {
     }
 }
 
+static bool is_known(const char *what, const char *model) {
+    static const char *const parts[] = {"all", "train", "head", "decode", "start"};
+    bool is_part = false, is_model = !model;
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) is_part |= !strcmp(what, parts[i]);
+    for (int i = 0; model && i < N_MODELS; i++) is_model |= !strcmp(model, MODELS[i].name);
+    return is_part && is_model && (!model || !strcmp(what, "train"));
+}
+
 int main(int n_arguments, char **argument) {
-    const char *what = n_arguments > 1 ? argument[1] : "all";
+    const char *what = n_arguments > 1 ? argument[1] : "all", *model = n_arguments > 2 ? argument[2] : NULL;
+    if (!is_known(what, model)) {
+        fprintf(stderr,
+                "usage: cuda_products [train [124M | 350M | 1558M | mini] | head | decode | start]\n");
+        return 2;
+    }
     Error error = {STATUS_OK, ""};
     Backend backend;
     char text[200];
@@ -412,7 +427,7 @@ int main(int n_arguments, char **argument) {
     bool all = strcmp(what, "all") == 0;
     if (all || strcmp(what, "start") == 0) run_start(&bench);
     if (all || strcmp(what, "decode") == 0) run_decode(&bench);
-    if (all || strcmp(what, "train") == 0) run_train(&bench, n_arguments > 2 ? argument[2] : NULL);
+    if (all || strcmp(what, "train") == 0) run_train(&bench, model);
     if (all || strcmp(what, "head") == 0) run_head(&bench);
     cudaFree(bench.x);
     cudaFree(bench.y);

@@ -162,10 +162,19 @@ class Peer:
         self.errors.seek(0)
         raise Failure(f"gpu_torch.py step {' '.join(map(str, self.words))}:\n" + self.errors.read()[-2000:])
 
-    def measure(self, n_steps):
-        self.process.stdin.write(f"{n_steps}\n")
+    def ask(self, what):
+        self.process.stdin.write(f"{what}\n")
         self.process.stdin.flush()
         return self.answer()
+
+    def measure(self, n_steps):
+        return self.ask(n_steps)
+
+    def check_attention(self):
+        """Does a step call the one that was wanted? After everything else: what has been profiled may be slower since."""
+        used, wanted = self.ask("attention")["used_attention"], self.words[3]
+        if used and wanted in ("flash", "cuDNN") and used != wanted:
+            raise Failure(f"PyTorch was to have attention by {wanted}, and calls {used}'s: empty its cache")
 
     def close(self):
         self.process.stdin.close()
@@ -278,8 +287,7 @@ def compiled_peers(call, results, cases):
                 peers[GRAPHS] = Peer(*cases["mini"][:3], attention["mini"], "reduce-overhead")
         for key, peer in peers.items():
             ready = peer.answer()
-            print(f"PyTorch, {key}: compiled in {ready['compile_seconds']:.0f} s, attention by {peer.words[3]}"
-                  f"{'' if ready['used_attention'] else ' (as it was told)'}, "
+            print(f"PyTorch, {key}: compiled in {ready['compile_seconds']:.0f} s, attention by {peer.words[3]}, "
                   f"{ready['parameters'] / 1e6:.1f} M parameters", flush=True)  # fmt: skip
         yield peers
     finally:
@@ -289,8 +297,9 @@ def compiled_peers(call, results, cases):
 
 def measure_compile(call, results):
     """Nothing but what PyTorch's cache keeps of it."""
-    with compiled_peers(call, results, chosen_cases(call)):
-        pass
+    with compiled_peers(call, results, chosen_cases(call)) as peers:
+        for peer in peers.values():
+            peer.check_attention()
 
 
 def measure_case(call, results, key, case, peer, graphs):
@@ -307,6 +316,8 @@ def measure_case(call, results, key, case, peer, graphs):
         if graphs:
             with_graphs.append(graphs.measure(n_torch_steps))
             say_round("PyTorch, CUDA graphs", with_graphs[-1])
+    for each in filter(None, (peer, graphs)):
+        each.check_attention()
     title = f"{key}, B={B}, T={T}"
     speed = median_of(ours, "tokens_per_s")
     ratio = statistics.median(a["tokens_per_s"] / b["tokens_per_s"] for a, b in zip(ours, theirs)) if theirs else None

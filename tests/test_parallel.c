@@ -3,6 +3,7 @@
 #include "comm/comm_self.h"
 #include "graph/insert.h"
 #include "harness.h"
+#include "infer/device.h"
 #include "ops/ops.h"
 #include "parallel/mesh.h"
 #include "train/trainer.h"
@@ -432,6 +433,19 @@ static void test_memory_is_shared(void **state) {
     assert_int_equal(trainer_check_memory(&trainer, &error), STATUS_OK);
 }
 
+/* Ranks take GPUs in turn: of 5 on 2 GPUs, 3 are on the first and 2 on the second. */
+static void test_ranks_of_a_gpu(void **state) {
+    (void)state;
+    for (int host_size = 1; host_size <= 9; host_size++)
+        for (int n_gpus = 1; n_gpus <= 5; n_gpus++)
+            for (int rank = 0; rank < host_size; rank++) {
+                int n = 0;
+                for (int other = 0; other < host_size; other++) n += other % n_gpus == rank % n_gpus;
+                assert_int_equal(device_n_on_same_gpu(rank, host_size, n_gpus), n);
+            }
+    assert_int_equal(device_n_on_same_gpu(4, 5, 2), 3);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_insertion),       cmocka_unit_test(test_insertion_between_two),
@@ -440,6 +454,7 @@ int main(void) {
         cmocka_unit_test(test_printed),         cmocka_unit_test(test_asked),
         cmocka_unit_test(test_refusals),        cmocka_unit_test(test_shares),
         cmocka_unit_test(test_formulas),        cmocka_unit_test(test_memory_is_shared),
+        cmocka_unit_test(test_ranks_of_a_gpu),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

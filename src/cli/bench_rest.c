@@ -199,6 +199,10 @@ static void record_gather(const Rest *rest) {
               input(rest, DTYPE_I32, SHAPE(rest->B), "last"));
 }
 
+static void record_squared_error(const Rest *rest) {
+    op_squared_error(rest->graph, statistic(rest, "predictions"), statistic(rest, "truth"), 1.0f);
+}
+
 static void record_squared_norm(const Rest *rest) {
     Tensor *total = graph_tensor(rest->graph, PLACE_STATE, DTYPE_F32, SHAPE(1), "total");
     op_squared_norm(rest->graph,
@@ -268,6 +272,7 @@ static const struct {
     {&OP_ZERO, record_zero},
     {&OP_DROPOUT, record_dropout},
     {&OP_GATHER, record_gather},
+    {&OP_SQUARED_ERROR, record_squared_error},
     {&OP_SQUARED_NORM, record_squared_norm},
     {&OP_CLIP, record_clip},
     {&OP_SGD, record_sgd},

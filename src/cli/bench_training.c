@@ -54,7 +54,7 @@ static Status complete_sizes(BenchValues *values, Error *error) {
     TRY(step_options_complete(&step, values->model.context, error));
     bench->micro_batch = step.micro_batch;
     bench->sequence = step.T;
-    return optimizer_check(&values->optimizer, bench->batch / bench->micro_batch, error);
+    return optimizer_check(&values->optimizer, step.precision, bench->batch / bench->micro_batch, error);
 }
 
 /* ---- is there enough memory? */

@@ -22,7 +22,7 @@ static const OptionSpec update_option_specs[] = {
                  "scale the gradient down to this norm if it is longer; 0: neither measured nor clipped"),
     OPTION_BOOL(
         "eager-update", OptimizerOptions, eager, false,
-        "update each parameter as soon as its gradient is known and reuse the gradient's memory; needs --clip 0 and one micro-batch a step"),
+        "update each parameter as soon as its gradient is known and reuse the gradient's memory; needs --clip 0, one micro-batch a step and no f16"),
     OPTION_END,
 };
 

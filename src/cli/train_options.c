@@ -208,5 +208,6 @@ Status train_options_complete(TrainRun *run, Error *error) {
     TRY(check_ranks(run, error));
     TRY(check_prompt(run, error));
     TRY(refuse_ignored(run, error));
-    return optimizer_check(&run->values.optimizer, train->batch / train->micro_batch, error);
+    return optimizer_check(&run->values.optimizer, precision_of((PrecisionKind)train->precision),
+                           train->batch / train->micro_batch, error);
 }

@@ -2,7 +2,7 @@
  *
  * Their operations take addresses of the device and are ordered like its kernels: what was enqueued before an operation
  * is done before it begins, what is enqueued after the wait sees its result. Neither start nor wait makes the host wait
- * longer than it must.
+ * longer than it must. Messages that are under way together are waited for together: NCCL's set out when the first is waited for.
  *
  * comm_nccl_open: NCCL, on a stream of its own. comm_staged_open: any communicator of the host, by copies through the
  * host's memory; it waits for the device at every operation, and is for machines without NCCL. */
@@ -22,10 +22,13 @@ Status comm_nccl_open(Comm *comm, Comm *control, int device, void *stream, Error
 /* Is it one of those? */
 bool comm_is_nccl(const Comm *comm);
 
-/* How to reach the device's memory: as the slots of a backend. */
+/* How to reach the device's memory, as the slots of a backend; and memory of the host that copies to and from it are fast
+ * with (NULL, both: any will do). */
 typedef struct {
     Status (*upload)(void *context, void *device, const void *host, size_t n_bytes, Error *error);
     Status (*download)(void *context, void *host, const void *device, size_t n_bytes, Error *error);
+    Status (*take)(void *context, size_t n_bytes, void **memory, Error *error);
+    void (*give_back)(void *context, void *memory);
     void *context;
 } CommStaging;
 

@@ -6,6 +6,9 @@
  * so the host only enqueues, and communication runs beside kernels that do not need it. Events are taken in turn from a
  * ring; there are far more of them than operations under way in a step.
  *
+ * Messages are a group of NCCL's, since two ranks that each send before they receive would wait for each other for ever: they
+ * are collected until the first of them is waited for, and then set out together, tied to the kernels in the same way.
+ *
  * NCCL's own reduce-scatter and all-gather want equal slices. Where ours are not, the same is done as a group of reductions
  * or broadcasts, one a slice, which NCCL runs together.
  *
@@ -87,6 +90,13 @@ bool comm_nccl_is_available(char *reason, size_t n_bytes) {
 enum { N_EVENTS = 512 };
 
 typedef struct {
+    void *data;
+    size_t n_bytes;
+    int peer, tag;
+    bool is_sent; /* else received */
+} Message;
+
+typedef struct {
     NcclFunctions call;
     Comm *control;
     ncclComm_t comm;
@@ -94,6 +104,8 @@ typedef struct {
     cudaStream_t kernels, stream;
     cudaEvent_t ready[N_EVENTS], done[N_EVENTS];
     uint64_t n_started;
+    Message *message; /* collected, and not yet on their way */
+    int n_messages, messages_capacity;
 } Nccl;
 
 static Status check_nccl(ncclResult_t code, const char *what, const Nccl *nccl, Error *error) {
@@ -178,13 +190,18 @@ static ncclResult_t run(const Nccl *nccl, const CommOperation *operation) {
     }
 }
 
+/* Our stream goes on when the kernels so far have ended. */
+static Status follow_kernels(const Nccl *nccl, int turn, Error *error) {
+    TRY(check_cuda(cudaEventRecord(nccl->ready[turn], nccl->kernels), "marking the kernels' stream", error));
+    return check_cuda(cudaStreamWaitEvent(nccl->stream, nccl->ready[turn], 0), "waiting for kernels", error);
+}
+
 static Status start(void *context, const CommOperation *operation, CommTicket *ticket, Error *error) {
     Nccl *nccl = context;
     int turn = (int)(nccl->n_started % N_EVENTS);
     ticket->number = ++nccl->n_started;
     if (operation->kind == COMM_BARRIER) return comm_run(nccl->control, operation, error);
-    TRY(check_cuda(cudaEventRecord(nccl->ready[turn], nccl->kernels), "marking the kernels' stream", error));
-    TRY(check_cuda(cudaStreamWaitEvent(nccl->stream, nccl->ready[turn], 0), "waiting for kernels", error));
+    TRY(follow_kernels(nccl, turn, error));
     TRY(check_nccl(run(nccl, operation), comm_kind_name(operation->kind), nccl, error));
     return check_cuda(cudaEventRecord(nccl->done[turn], nccl->stream), "marking the stream", error);
 }
@@ -202,43 +219,76 @@ static Status check(void *context, Error *error) {
     return error->status;
 }
 
-static Status finish(void *context, const CommTicket *ticket, Error *error) {
-    Nccl *nccl = context;
-    if (!ticket->number) return STATUS_OK;
-    TRY(check(nccl, error));
-    int turn = (int)((ticket->number - 1) % N_EVENTS);
+/* And the kernels when ours has come to that mark. */
+static Status lead_kernels(const Nccl *nccl, int turn, Error *error) {
     return check_cuda(cudaStreamWaitEvent(nccl->kernels, nccl->done[turn], 0), "waiting for communication",
                       error);
 }
 
-/* ---- point to point: enqueued on the same stream */
+static Status finish(void *context, const CommTicket *ticket, Error *error) {
+    Nccl *nccl = context;
+    if (!ticket->number) return STATUS_OK;
+    TRY(check(nccl, error));
+    return lead_kernels(nccl, (int)((ticket->number - 1) % N_EVENTS), error);
+}
 
-static Status message(Nccl *nccl, ncclResult_t code, CommRequest *request, Error *error) {
+/* ---- messages */
+
+/* NCCL knows no tags: between two ranks messages arrive in the order in which they set out. So they do that by their tags. */
+static Status collect(Nccl *nccl, Message message, CommRequest *request, Error *error) {
+    if (nccl->n_messages == nccl->messages_capacity) {
+        int capacity = nccl->messages_capacity ? 2 * nccl->messages_capacity : 16;
+        Message *larger = realloc(nccl->message, (size_t)capacity * sizeof *larger);
+        if (!larger) return error_failed(error, "no memory for a message");
+        nccl->message = larger;
+        nccl->messages_capacity = capacity;
+    }
+    int place = nccl->n_messages++;
+    for (; place > 0 && nccl->message[place - 1].tag > message.tag; place--)
+        nccl->message[place] = nccl->message[place - 1];
+    nccl->message[place] = message;
     request->handle[0] = nccl;
-    return check_nccl(code, "message", nccl, error);
+    return STATUS_OK;
 }
 
 static Status start_send(void *context, const void *data, size_t n_bytes, int to, int tag,
                          CommRequest *request, Error *error) {
-    (void)tag; /* messages between two ranks arrive in order */
-    Nccl *nccl = context;
-    return message(nccl, nccl->call.Send(data, n_bytes, ncclUint8, to, nccl->comm, nccl->stream), request,
-                   error);
+    Message message = {.data = (void *)data, .n_bytes = n_bytes, .peer = to, .tag = tag, .is_sent = true};
+    return collect(context, message, request, error);
 }
 
 static Status start_receive(void *context, void *data, size_t n_bytes, int from, int tag,
                             CommRequest *request, Error *error) {
-    (void)tag;
-    Nccl *nccl = context;
-    return message(nccl, nccl->call.Recv(data, n_bytes, ncclUint8, from, nccl->comm, nccl->stream), request,
-                   error);
+    Message message = {.data = data, .n_bytes = n_bytes, .peer = from, .tag = tag};
+    return collect(context, message, request, error);
 }
 
+static ncclResult_t run_messages(const Nccl *nccl) {
+    ncclResult_t code = nccl->call.GroupStart();
+    for (int i = 0; i < nccl->n_messages && code == ncclSuccess; i++) {
+        const Message *m = &nccl->message[i];
+        code = m->is_sent
+                   ? nccl->call.Send(m->data, m->n_bytes, ncclUint8, m->peer, nccl->comm, nccl->stream)
+                   : nccl->call.Recv(m->data, m->n_bytes, ncclUint8, m->peer, nccl->comm, nccl->stream);
+    }
+    ncclResult_t ended = nccl->call.GroupEnd();
+    return code == ncclSuccess ? ended : code;
+}
+
+/* All that were collected set out, whichever are waited for. */
 static Status wait_all(void *context, CommRequest *requests, int n_requests, Error *error) {
     (void)requests;
     Nccl *nccl = context;
-    return n_requests ? check_cuda(cudaStreamSynchronize(nccl->stream), "waiting for a message", error)
-                      : STATUS_OK;
+    TRY(check(nccl, error));
+    if (!n_requests || !nccl->n_messages)
+        return STATUS_OK; /* they have set out before, and the kernels wait */
+    int turn = (int)(nccl->n_started++ % N_EVENTS);
+    TRY(follow_kernels(nccl, turn, error));
+    ncclResult_t code = run_messages(nccl);
+    nccl->n_messages = 0;
+    TRY(check_nccl(code, "messages", nccl, error));
+    TRY(check_cuda(cudaEventRecord(nccl->done[turn], nccl->stream), "marking the stream", error));
+    return lead_kernels(nccl, turn, error);
 }
 
 static Status split(void *context, int color, int key, Comm *child, Error *error) {
@@ -267,6 +317,7 @@ static void close_nccl(void *context) {
         if (nccl->done[i]) cudaEventDestroy(nccl->done[i]);
     }
     if (nccl->stream) cudaStreamDestroy(nccl->stream);
+    free(nccl->message);
     free(nccl);
 }
 

@@ -1,25 +1,53 @@
-/* Down, across, up: the vector is copied to the host, the host's communicator does its work, and the result is copied back.
- * All of it happens in start; there is nothing left to finish. The buffer grows to the largest vector in the first step
- * and stays. */
+/* Down, across, up: what is sent is copied to the host, the host's communicator does its work, and what has come is copied back.
+ *
+ * Collectives do all of it in start; there is nothing left to finish. Their buffer grows to the largest vector in the first step
+ * and stays. A message has a buffer of its own, from its start to the wait for it, which then waits for the next message. */
 #include "comm/comm_device.h"
 
 #include <stdlib.h>
+
+/* One under way, or the buffer of one that was. */
+typedef struct Message {
+    struct Message *next; /* of those that were */
+    CommRequest request;  /* of the host's communicator */
+    void *buffer;
+    size_t buffer_bytes, n_bytes;
+    void *device; /* where what comes goes; NULL: this one is sent */
+} Message;
 
 typedef struct {
     Comm *host;
     CommStaging staging;
     void *buffer;
     size_t buffer_bytes;
+    Message *idle;
 } Staged;
+
+/* ---- memory of the host */
+
+static Status take(const Staged *staged, size_t n_bytes, void **memory, Error *error) {
+    const CommStaging *staging = &staged->staging;
+    if (staging->take) return staging->take(staging->context, n_bytes, memory, error);
+    *memory = malloc(n_bytes ? n_bytes : 1);
+    return *memory ? STATUS_OK : error_failed(error, "no memory to pass %zu bytes through the host", n_bytes);
+}
+
+static void give_back(const Staged *staged, void *memory) {
+    if (staged->staging.give_back) staged->staging.give_back(staged->staging.context, memory);
+    else free(memory);
+}
 
 static Status reserve(Staged *staged, size_t n_bytes, Error *error) {
     if (n_bytes <= staged->buffer_bytes) return STATUS_OK;
-    void *larger = realloc(staged->buffer, n_bytes);
-    if (!larger) return error_failed(error, "no memory to pass %zu bytes through the host", n_bytes);
+    void *larger;
+    TRY(take(staged, n_bytes, &larger, error));
+    if (staged->buffer) give_back(staged, staged->buffer);
     staged->buffer = larger;
     staged->buffer_bytes = n_bytes;
     return STATUS_OK;
 }
+
+/* ---- collectives */
 
 static Status run(Staged *staged, const CommOperation *operation, Error *error) {
     CommOperation here = *operation;
@@ -53,26 +81,87 @@ static Status finish(void *context, const CommTicket *ticket, Error *error) {
     return STATUS_OK;
 }
 
-static Status no_message(Error *error) {
-    return error_failed(error, "messages of a device's memory are not sent through the host");
+/* ---- messages */
+
+static Message *message_new(const Staged *staged, size_t n_bytes, Error *error) {
+    Message *message = calloc(1, sizeof *message);
+    if (!message) {
+        error_failed(error, "no memory for a message");
+        return NULL;
+    }
+    message->buffer_bytes = n_bytes;
+    if (take(staged, n_bytes, &message->buffer, error) == STATUS_OK) return message;
+    free(message);
+    return NULL;
+}
+
+/* An idle one that is large enough, or a new one; NULL with an error. */
+static Message *message_take(Staged *staged, size_t n_bytes, Error *error) {
+    Message **at = &staged->idle;
+    while (*at && (*at)->buffer_bytes < n_bytes) at = &(*at)->next;
+    Message *message = *at;
+    if (message) *at = message->next;
+    else message = message_new(staged, n_bytes, error);
+    if (!message) return NULL;
+    message->n_bytes = n_bytes;
+    message->device = NULL;
+    return message;
+}
+
+static void message_end(Staged *staged, Message *message) {
+    message->next = staged->idle;
+    staged->idle = message;
+}
+
+/* It is under way, or forgotten. */
+static Status started(Staged *staged, Message *message, CommRequest *request, Status status) {
+    request->handle[0] = status == STATUS_OK ? message : NULL;
+    if (status != STATUS_OK) message_end(staged, message);
+    return status;
+}
+
+static Status send_down(const Staged *staged, Message *message, const void *data, int to, int tag,
+                        Error *error) {
+    const CommStaging *staging = &staged->staging;
+    TRY(staging->download(staging->context, message->buffer, data, message->n_bytes, error));
+    return comm_post_send(staged->host, message->buffer, message->n_bytes, to, tag, &message->request, error);
 }
 
 static Status start_send(void *context, const void *data, size_t n_bytes, int to, int tag,
                          CommRequest *request, Error *error) {
-    (void)context, (void)data, (void)n_bytes, (void)to, (void)tag, (void)request;
-    return no_message(error);
+    Message *message = message_take(context, n_bytes, error);
+    if (!message) return error->status;
+    return started(context, message, request, send_down(context, message, data, to, tag, error));
 }
 
 static Status start_receive(void *context, void *data, size_t n_bytes, int from, int tag,
                             CommRequest *request, Error *error) {
-    (void)context, (void)data, (void)n_bytes, (void)from, (void)tag, (void)request;
-    return no_message(error);
+    Staged *staged = context;
+    Message *message = message_take(staged, n_bytes, error);
+    if (!message) return error->status;
+    message->device = data;
+    return started(
+        staged, message, request,
+        comm_post_receive(staged->host, message->buffer, n_bytes, from, tag, &message->request, error));
 }
 
+/* One after the other: all of them are under way. */
 static Status wait_all(void *context, CommRequest *requests, int n_requests, Error *error) {
-    (void)context, (void)requests, (void)n_requests;
-    return no_message(error);
+    Staged *staged = context;
+    const CommStaging *staging = &staged->staging;
+    for (int i = 0; i < n_requests; i++) {
+        Message *message = requests[i].handle[0];
+        if (!message) continue;
+        TRY(comm_wait_posted(staged->host, &message->request, 1, error));
+        if (message->device)
+            TRY(staging->upload(staging->context, message->device, message->buffer, message->n_bytes, error));
+        message_end(staged, message);
+        requests[i].handle[0] = NULL;
+    }
+    return STATUS_OK;
 }
+
+/* ---- the table */
 
 static Status split(void *context, int color, int key, Comm *child, Error *error) {
     (void)context, (void)color, (void)key, (void)child;
@@ -90,7 +179,13 @@ static void abort_job(void *context, int exit_code) {
 
 static void close_staged(void *context) {
     Staged *staged = context;
-    free(staged->buffer);
+    if (staged->buffer) give_back(staged, staged->buffer);
+    while (staged->idle) {
+        Message *message = staged->idle;
+        staged->idle = message->next;
+        give_back(staged, message->buffer);
+        free(message);
+    }
     free(staged);
 }
 

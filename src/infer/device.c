@@ -42,6 +42,16 @@ uint64_t device_usable_bytes(const Backend *backend) {
     return available > reserve ? available - reserve : 0;
 }
 
+int device_n_on_same_gpu(int host_rank, int host_size, int n_gpus) {
+    return (host_size - 1 - host_rank % n_gpus) / n_gpus + 1;
+}
+
+int device_n_sharing(const Backend *backend, int host_rank, int host_size) {
+    if (backend->uses_host_memory) return host_size;
+    int n_gpus = count_gpus(DEVICE_CUDA);
+    return n_gpus > 0 ? device_n_on_same_gpu(host_rank, host_size, n_gpus) : 1;
+}
+
 Status device_check_memory(const Backend *backend, size_t n_bytes, const char *what, const char *advice,
                            Error *error) {
     if (backend->uses_host_memory) return memory_check(n_bytes, what, advice, error);
@@ -63,7 +73,11 @@ Status device_comm_open(Comm *comm, Comm *host, const Backend *backend, Error *e
         backend_cuda_watch(backend, comm->table->check, comm->context);
         return STATUS_OK;
     }
-    CommStaging staging = {backend->upload, backend->download, backend->context};
+    CommStaging staging = {.upload = backend->upload,
+                           .download = backend->download,
+                           .take = backend_cuda_take_pinned,
+                           .give_back = backend_cuda_give_pinned_back,
+                           .context = backend->context};
     return comm_staged_open(comm, host, &staging, error);
 }
 

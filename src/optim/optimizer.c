@@ -39,7 +39,7 @@ const OptionSpec optimizer_option_specs[] = {
                  "scale the gradient down to this norm if it is longer; 0: neither measured nor clipped"),
     OPTION_BOOL(
         "eager-update", OptimizerOptions, eager, false,
-        "update each parameter as soon as its gradient is known and reuse the gradient's memory; needs --clip 0 and one micro-batch a step"),
+        "update each parameter as soon as its gradient is known and reuse the gradient's memory; needs --clip 0, one micro-batch a step and no f16"),
     OPTION_END,
 };
 
@@ -47,7 +47,8 @@ const char *optimizer_name(OptimizerKind kind) {
     return optimizer_names[kind];
 }
 
-Status optimizer_check(const OptimizerOptions *options, int64_t n_micro_batches, Error *error) {
+Status optimizer_check(const OptimizerOptions *options, Precision precision, int64_t n_micro_batches,
+                       Error *error) {
     if (options->lowest_rate > options->rate) {
         return error_user(error, "--lr-min %g is above --lr %g; swap them or leave --lr-min out",
                           options->lowest_rate, options->rate);
@@ -66,6 +67,11 @@ Status optimizer_check(const OptimizerOptions *options, int64_t n_micro_batches,
             error,
             "--eager-update needs the whole gradient at once, but a step has %lld micro-batches; make --micro-batch as large as --batch",
             (long long)n_micro_batches);
+    }
+    if (options->eager && precision.scales_loss) {
+        return error_user(
+            error,
+            "--eager-update cannot leave out a step whose gradients overflow, as f16 must; take --dtype bf16 or pure-bf16, or leave it out");
     }
     return STATUS_OK;
 }

@@ -24,7 +24,8 @@ typedef struct {
 extern const OptionSpec optimizer_option_specs[];
 
 const char *optimizer_name(OptimizerKind kind);
-Status optimizer_check(const OptimizerOptions *options, int64_t n_micro_batches, Error *error);
+Status optimizer_check(const OptimizerOptions *options, Precision precision, int64_t n_micro_batches,
+                       Error *error);
 Schedule optimizer_schedule(const OptimizerOptions *options, int64_t n_steps);
 
 enum { OPTIMIZER_MAX_MOMENTS = 2 };

@@ -170,7 +170,7 @@ static Status upload_micro_batch(TrainStep *step, const BatchSource *source, int
     return upload_batch(step, source, start + (uint64_t)at, n, index, error);
 }
 
-/* A device that runs behind the host gets its next batch while it computes. */
+/* A device that runs behind the host has its next batch in memory that it copies from by itself before it has done with this one. */
 static Status upload_ahead(TrainStep *step, const BatchSource *source, int64_t index, Error *error) {
     if (step->executor.memory->backend->uses_host_memory) return STATUS_OK;
     TRY(upload_micro_batch(step, source, index, 0, error));

@@ -172,12 +172,12 @@ void trainer_print_program(const Trainer *trainer, FILE *stream) {
 
 /* ---- is there enough memory? */
 
-/* The ranks of a host are about to ask for as much each, so a rank counts on its share only. */
+/* The ranks of a host, or on a GPU, are about to ask for as much each, so a rank counts on its share only. */
 static uint64_t usable_share(const Trainer *trainer) {
     const Backend *backend = trainer->setup.backend;
     const Launch *launch = trainer->setup.launch;
-    uint64_t n_sharing = launch && backend->uses_host_memory ? (uint64_t)launch->host_size : 1;
-    return device_usable_bytes(backend) / n_sharing;
+    int n_sharing = launch ? device_n_sharing(backend, launch->host_rank, launch->host_size) : 1;
+    return device_usable_bytes(backend) / (uint64_t)n_sharing;
 }
 
 /* On the backend. Checkpoints are copied to the host. */

@@ -41,6 +41,8 @@ no '/--micro-batch 8 does not divide --batch 4;/' --micro-batch 8
 no '/--lr-min/' --lr-min 0.5
 no '/--eager-update.*--clip 0/' --eager-update
 no '/--eager-update.*--micro-batch/' --eager-update --clip 0 --micro-batch 2
+no '/--eager-update.*f16.*--dtype bf16/' --eager-update --clip 0 --dtype f16
+no '/--eager-update.*f16.*--dtype bf16/' --eager-update --clip 0 --dtype pure-f16
 no '/--vocab 10 is smaller/' --vocab 10
 no '/--model .gpt5. .*nano/' --model gpt5
 no '/--model/' --model ''

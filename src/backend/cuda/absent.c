@@ -34,6 +34,15 @@ void *backend_cuda_stream(const Backend *backend) {
     return NULL;
 }
 
+Status backend_cuda_take_pinned(void *context, size_t n_bytes, void **memory, Error *error) {
+    (void)context, (void)n_bytes, (void)memory;
+    return error_failed(error, "%s", REASON);
+}
+
+void backend_cuda_give_pinned_back(void *context, void *memory) {
+    (void)context, (void)memory;
+}
+
 void backend_cuda_watch(const Backend *backend, Status (*check)(void *context, Error *error), void *context) {
     (void)backend, (void)check, (void)context;
 }

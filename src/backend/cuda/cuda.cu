@@ -432,6 +432,17 @@ void *backend_cuda_stream(const Backend *backend) {
     return ((const CudaContext *)backend->context)->lane_stream[0];
 }
 
+Status backend_cuda_take_pinned(void *context, size_t n_bytes, void **memory, Error *error) {
+    cuda_enter(context);
+    return cuda_check(cudaMallocHost(memory, n_bytes ? n_bytes : 1), "memory of the host that stays in place",
+                      error);
+}
+
+void backend_cuda_give_pinned_back(void *context, void *memory) {
+    cuda_enter(context);
+    cudaFreeHost(memory);
+}
+
 void backend_cuda_watch(const Backend *backend, Status (*check)(void *context, Error *error), void *context) {
     CudaContext *cuda = (CudaContext *)backend->context;
     cuda->check = check;

@@ -34,6 +34,10 @@ Status backend_cuda_configure(Backend *backend, CudaSettings settings, Error *er
 int backend_cuda_device(const Backend *backend);
 void *backend_cuda_stream(const Backend *backend);
 
+/* Memory of the host that the GPU copies to and from by itself; `context` is the backend's. */
+Status backend_cuda_take_pinned(void *context, size_t n_bytes, void **memory, Error *error);
+void backend_cuda_give_pinned_back(void *context, void *memory);
+
 /* What of it is done another way than it could be, and why: attention where cuDNN is missing, say. "" if nothing is. Known
  * once programs were built. */
 const char *backend_cuda_note(const Backend *backend);

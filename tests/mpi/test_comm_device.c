@@ -1,0 +1,222 @@
+/* Communicators for a device's memory (comm_device.h): collectives, and messages that cross each other. On every machine the one
+ * that passes through the host, with memory of the host that is treated as a device's; where there is a GPU, that one's too, by
+ * NCCL where it can be used (several ranks on one GPU: tests/device/nccl-rank) and else through pinned memory.
+ *
+ * Ranks: 1 2 3 4 */
+#include "comm_support.h"
+
+#include "backend/cuda/cuda.h"
+#include "comm/comm_device.h"
+#include "infer/device.h"
+
+typedef struct {
+    Comm comm;
+    CommStaging memory; /* how to reach what `allocate` gives */
+    Backend backend;    /* of a GPU; {0}: none */
+} Device;
+
+/* ---- a device that is the host */
+
+static int n_copied, n_taken;
+
+static Status copy_up(void *context, void *device, const void *host, size_t n_bytes, Error *error) {
+    (void)context, (void)error;
+    if (n_bytes) memcpy(device, host, n_bytes);
+    n_copied++;
+    return STATUS_OK;
+}
+
+static Status copy_down(void *context, void *host, const void *device, size_t n_bytes, Error *error) {
+    return copy_up(context, host, device, n_bytes, error);
+}
+
+static Status take(void *context, size_t n_bytes, void **memory, Error *error) {
+    (void)context, (void)error;
+    *memory = malloc(n_bytes + 1);
+    assert_non_null(*memory);
+    n_taken++;
+    return STATUS_OK;
+}
+
+static void give_back(void *context, void *memory) {
+    (void)context;
+    free(memory);
+    n_taken--;
+}
+
+static Device open_pretended(bool has_own_memory) {
+    Error error = {0};
+    Device d = {.memory = {.upload = copy_up, .download = copy_down}};
+    if (has_own_memory) d.memory.take = take, d.memory.give_back = give_back;
+    OK(comm_staged_open(&d.comm, &world, &d.memory, &error));
+    return d;
+}
+
+/* ---- one that is a GPU */
+
+static bool open_gpu(Device *d) {
+    char reason[256];
+    Error error = {0};
+    *d = (Device){0};
+    if (!backend_cuda_devices(reason, sizeof reason)) return false;
+    DeviceOptions options = {.kind = DEVICE_CUDA, .index = world.rank};
+    OK(device_backend_open(&d->backend, &options, &error));
+    OK(device_comm_open(&d->comm, &world, &d->backend, &error));
+    d->memory = (CommStaging){
+        .upload = d->backend.upload, .download = d->backend.download, .context = d->backend.context};
+    return true;
+}
+
+static void close_device(Device *d) {
+    if (!d->backend.close) {
+        comm_close(&d->comm);
+        return;
+    }
+    device_comm_close(&d->comm, &d->backend);
+    d->backend.close(d->backend.context);
+}
+
+static void *allocate(const Device *d, size_t n_bytes) {
+    Error error = {0};
+    void *memory = NULL;
+    if (!d->backend.close) return calloc(1, n_bytes + 1);
+    OK(d->backend.allocate(d->backend.context, n_bytes, "a test", &memory, &error));
+    return memory;
+}
+
+static void release_memory(const Device *d, void *memory, size_t n_bytes) {
+    if (d->backend.close) d->backend.release(d->backend.context, memory, n_bytes);
+    else free(memory);
+}
+
+static void put_there(const Device *d, void *device, const void *host, size_t n_bytes) {
+    Error error = {0};
+    OK(d->memory.upload(d->memory.context, device, host, n_bytes, &error));
+}
+
+static void *get_back(const Device *d, const void *device, int64_t n, CommType type) {
+    Error error = {0};
+    void *host = make(n, type, -1);
+    OK(d->memory.download(d->memory.context, host, device, (size_t)n * comm_type_bytes(type), &error));
+    return host;
+}
+
+/* ---- collectives */
+
+static void check_sum(Device *d, int64_t n, CommType type) {
+    Error error = {0};
+    size_t n_bytes = (size_t)n * comm_type_bytes(type);
+    void *mine = make(n, type, world.rank), *device = allocate(d, n_bytes);
+    put_there(d, device, mine, n_bytes);
+    CommTicket ticket;
+    CommOperation operation = {
+        .kind = COMM_ALL_REDUCE, .type = type, .reduction = COMM_SUM, .data = device, .n = n};
+    OK(comm_start(&d->comm, &operation, &ticket, &error));
+    OK(comm_wait(&d->comm, &ticket, &error));
+    void *result = get_back(d, device, n, type);
+    for (int64_t i = 0; i < n; i++)
+        check_element(result, i, type, reduced(world.size, i, type, COMM_SUM), "all-reduce");
+    release_memory(d, device, n_bytes);
+    release(mine, n, type), release(result, n, type);
+}
+
+/* ---- messages */
+
+/* Message `tag` of rank r begins with value_of(r + tag, ...): whoever mixes them up is found out. Each rank sends to all others
+ * before it receives anything, tag 1 before tag 0, and receives in the other order. */
+static void check_messages(Device *d, int64_t n) {
+    enum { N_TAGS = 2, MOST = 16 };
+    Error error = {0};
+    size_t n_bytes = (size_t)n * sizeof(float);
+    void *out[N_TAGS], *in[MOST][N_TAGS];
+    CommRequest request[2 * MOST * N_TAGS];
+    int n_requests = 0;
+    for (int tag = N_TAGS - 1; tag >= 0; tag--) {
+        void *mine = make(n, COMM_F32, world.rank + tag);
+        out[tag] = allocate(d, n_bytes);
+        put_there(d, out[tag], mine, n_bytes);
+        release(mine, n, COMM_F32);
+        for (int r = 0; r < world.size; r++)
+            if (r != world.rank)
+                OK(comm_post_send(&d->comm, out[tag], n_bytes, r, tag, &request[n_requests++], &error));
+    }
+    for (int r = 0; r < world.size; r++)
+        for (int tag = 0; tag < N_TAGS && r != world.rank; tag++) {
+            in[r][tag] = allocate(d, n_bytes);
+            OK(comm_post_receive(&d->comm, in[r][tag], n_bytes, r, tag, &request[n_requests++], &error));
+        }
+    OK(comm_wait_posted(&d->comm, request, n_requests, &error));
+    for (int r = 0; r < world.size; r++)
+        for (int tag = 0; tag < N_TAGS && r != world.rank; tag++) {
+            void *result = get_back(d, in[r][tag], n, COMM_F32);
+            for (int64_t i = 0; i < n; i++)
+                check_element(result, i, COMM_F32, value_of(r + tag, i, COMM_F32), "message");
+            release(result, n, COMM_F32);
+            release_memory(d, in[r][tag], n_bytes);
+        }
+    for (int tag = 0; tag < N_TAGS; tag++) release_memory(d, out[tag], n_bytes);
+}
+
+/* Too long for anything on the way to hold, then short ones, again and again. */
+static void check_device(Device *d) {
+    check_sum(d, 1000003, COMM_F32);
+    check_sum(d, 1001, COMM_BF16);
+    check_messages(d, 1000001);
+    for (int i = 0; i < 20; i++) check_messages(d, 1 + 37 * i);
+    check_sum(d, 7, COMM_I32);
+}
+
+static void through_the_host(void **state) {
+    (void)state;
+    for (int has_own_memory = 0; has_own_memory < 2; has_own_memory++) {
+        Device d = open_pretended(has_own_memory);
+        n_copied = 0;
+        check_device(&d);
+        assert_true(world.size == 1 || n_copied > 0);
+        close_device(&d);
+        assert_int_equal(n_taken, 0);
+    }
+}
+
+/* A rank that asks for what cannot be is told so, and is none the worse for it. */
+static void mistakes(void **state) {
+    (void)state;
+    Device d = open_pretended(true);
+    CommRequest request;
+    Error error = {0};
+    float number = 0.0f;
+    comm_post_send(&d.comm, &number, sizeof number, world.rank, 0, &request, &error);
+    check_failed(&error, "cannot exchange messages");
+    error = (Error){0};
+    int64_t border[17] = {0};
+    CommOperation operation = {.kind = COMM_ALL_TO_ALL,
+                               .type = COMM_F32,
+                               .data = &number,
+                               .border = border,
+                               .other = &number,
+                               .other_border = border};
+    CommTicket ticket;
+    if (world.size > 1) {
+        comm_start(&d.comm, &operation, &ticket, &error);
+        check_failed(&error, "not done through the host");
+    }
+    close_device(&d);
+}
+
+static void of_a_gpu(void **state) {
+    (void)state;
+    Device d;
+    if (!open_gpu(&d)) skip();
+    if (d.comm.table) check_device(&d);
+    if (d.comm.table && world.rank == 0) printf("the GPU's memory by %s\n", d.comm.table->name);
+    close_device(&d);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(through_the_host),
+        cmocka_unit_test(mistakes),
+        cmocka_unit_test(of_a_gpu),
+    };
+    return cmocka_run_group_tests(tests, open_world, close_world);
+}
