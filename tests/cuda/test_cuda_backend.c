@@ -30,7 +30,8 @@ static char *pattern(size_t n_bytes, uint64_t seed) {
 static void test_copies(void **state) {
     (void)state;
     static const size_t sizes[] = {
-        0, 1, 2, 63, 64, 65, 4097, 512 * 1024, 512 * 1024 + 1, 1 << 20, (1 << 20) + 3, 9000001};
+        0,      1, 2, 63, 64, 65, 4097, 512 * 1024, 512 * 1024 + 1, 1 << 20, 1500007, 2 << 20, (2 << 20) + 3,
+        9000001};
     Error error = {0};
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         size_t n_bytes = sizes[i];

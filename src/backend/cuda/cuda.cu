@@ -184,19 +184,28 @@ static Status upload_place(CudaContext *cuda, size_t n_bytes, char **place, Erro
     return STATUS_OK;
 }
 
-static Status upload(void *context, void *device, const void *host, size_t n_bytes, Error *error) {
-    CudaContext *cuda = cuda_enter(context);
-    if (!n_bytes) return STATUS_OK;
-    if (n_bytes > UPLOAD_SEGMENT_BYTES) {
-        TRY(cuda_check(cudaMemcpyAsync(device, host, n_bytes, cudaMemcpyHostToDevice, cuda->stream), "upload",
-                       error));
-        return cuda_check(cudaStreamSynchronize(cuda->stream), "upload", error);
-    }
+static Status upload_piece(CudaContext *cuda, void *device, const void *host, size_t n_bytes, Error *error) {
     char *place;
     TRY(upload_place(cuda, n_bytes, &place, error));
     memcpy(place, host, n_bytes);
     return cuda_check(cudaMemcpyAsync(device, place, n_bytes, cudaMemcpyHostToDevice, cuda->stream), "upload",
                       error);
+}
+
+/* Through the ring, so that the host need not wait: what half of it has room for, a batch of half a million tokens. */
+static Status upload(void *context, void *device, const void *host, size_t n_bytes, Error *error) {
+    const size_t segment = UPLOAD_SEGMENT_BYTES;
+    CudaContext *cuda = cuda_enter(context);
+    if (n_bytes > UPLOAD_SEGMENTS / 2 * segment) {
+        TRY(cuda_check(cudaMemcpyAsync(device, host, n_bytes, cudaMemcpyHostToDevice, cuda->stream), "upload",
+                       error));
+        return cuda_check(cudaStreamSynchronize(cuda->stream), "upload", error);
+    }
+    for (size_t at = 0; at < n_bytes; at += segment) {
+        size_t left = n_bytes - at, piece = left < segment ? left : segment;
+        TRY(upload_piece(cuda, (char *)device + at, (const char *)host + at, piece, error));
+    }
+    return STATUS_OK;
 }
 
 /* Until the event has passed (NULL: until everything is done), or somebody knows that it never will. */
