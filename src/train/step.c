@@ -346,19 +346,31 @@ const Tensor *train_step_gradients(const TrainStep *step) {
     return step->loss.parameters.flat->gradient;
 }
 
+/* A batch whose loss comes to this place, or stays where it is on a device that sends none. */
+static Status begin_evaluation(TrainStep *step, const BatchSource *source, uint64_t first_sequence,
+                               int64_t n_rows, int place, Error *error) {
+    Executor *executor = &step->executor;
+    TRY(upload_batch(step, source, first_sequence, n_rows, 0, error));
+    TRY(executor_run(executor, SECTION_FORWARD, MICRO_BATCH_ONLY, error));
+    return executor_sends(executor) ? executor_send(executor, step->loss.loss, place, error) : STATUS_OK;
+}
+
+/* A device that runs behind the host has the next batch before its last loss is asked for. */
 Status evaluate_step_run(TrainStep *step, const BatchSource *source, uint64_t first_sequence, int64_t n,
                          double *loss, Error *error) {
     const StepOptions *options = &step->options;
     int64_t n_shares = layout_n_shares(&options->layout), largest = (n + n_shares - 1) / n_shares, first, end;
     layout_share(&options->layout, n, &first, &end);
-    double sum = 0.0;
-    for (int64_t done = 0; done < largest; done += step->B) { /* as often as the others */
-        float mean; /* over options->batch rows, by the loss's scale */
-        int64_t at = first + done, n_rows = end - at < step->B ? end - at : step->B;
-        TRY(upload_batch(step, source, first_sequence + (uint64_t)at, n_rows, 0, error));
-        TRY(executor_run(&step->executor, SECTION_FORWARD, MICRO_BATCH_ONLY, error));
-        TRY(executor_download(&step->executor, step->loss.loss, &mean, error));
-        sum += (double)mean * (double)options->batch;
+    int64_t n_batches = (largest + step->B - 1) / step->B; /* as many as the others */
+    int64_t n_ahead = executor_sends(&step->executor) ? 1 : 0;
+    double sum = 0.0, mean; /* over options->batch rows, by the loss's scale */
+    for (int64_t i = 0; i < n_batches + n_ahead; i++) {
+        int64_t at = first + i * step->B, n_rows = end - at < step->B ? end - at : step->B;
+        if (i < n_batches)
+            TRY(begin_evaluation(step, source, first_sequence + (uint64_t)at, n_rows, (int)(i % 2), error));
+        if (i < n_ahead) continue;
+        TRY(receive(step, step->loss.loss, (int)((i - n_ahead) % 2), &mean, error));
+        sum += mean * (double)options->batch;
     }
     TRY(sum_number(&options->layout, &sum, error));
     *loss = sum / (double)n;
