@@ -2,7 +2,8 @@
 
     gpu_torch.py info                              version, device, bytes/s of a copy, FLOP/s of a product
     gpu_torch.py attention MODEL,B,T ...           which of the fused attentions is faster at these shapes
-    gpu_torch.py step MODEL B T ATTENTION [MODE]   compiles, says so, then measures N steps for every line "N" it reads
+    gpu_torch.py step MODEL B T ATTENTION [MODE]   compiles, says so, then measures N steps for every line "N" it reads, and
+                                                   for "attention" says which one a step calls
     gpu_torch.py learn FILE STEPS EVERY TARGET SEED,... trains on characters until the validation loss is TARGET
 
 Each prints lines of JSON. The model is compiled as a whole; weights are f32, products and attention bf16 under autocast;

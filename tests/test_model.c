@@ -370,6 +370,30 @@ static void steps_may_begin_before_the_last_has_ended(void **state) {
     close_fixture(ahead);
 }
 
+/* The losses of batches that overlap, of which the last is not whole, add up to the same. */
+static void evaluations_may_have_a_batch_ahead(void **state) {
+    (void)state;
+    Fixture *plain = open_fixture(small_config(), small_step(), small_optimizer(), 1);
+    Fixture *ahead = open_fixture(small_config(), small_step(), small_optimizer(), 1);
+    ahead->backend.send_result = send_result;
+    ahead->backend.receive_result = receive_result;
+    const int64_t counts[] = {1, B, B + 1, 3 * B - 1, 4 * B};
+    double last = 0.0;
+    for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
+        double want, got;
+        Error error = {0};
+        assert_int_equal(evaluate_step_run(&plain->step, &golden_batches, 5, counts[i], &want, &error),
+                         STATUS_OK);
+        memset(sent, 0, sizeof sent);
+        assert_int_equal(evaluate_step_run(&ahead->step, &golden_batches, 5, counts[i], &got, &error),
+                         STATUS_OK);
+        assert_true(got == want && want != last);
+        last = want;
+    }
+    close_fixture(plain);
+    close_fixture(ahead);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(logits_follow_pytorch),
@@ -381,6 +405,7 @@ int main(void) {
         cmocka_unit_test(chunks_of_the_loss_do_not_change_the_result),
         cmocka_unit_test(eager_update_does_not_change_the_result),
         cmocka_unit_test(steps_may_begin_before_the_last_has_ended),
+        cmocka_unit_test(evaluations_may_have_a_batch_ahead),
         cmocka_unit_test(threads_agree_and_runs_repeat),
         cmocka_unit_test(a_large_model_has_the_same_bits_on_any_threads),
     };

@@ -427,6 +427,11 @@ static void test_memory_is_shared(void **state) {
     error = (Error){0};
     backend.uses_host_memory = false; /* a device of its own */
     assert_int_equal(trainer_check_memory(&trainer, &error), STATUS_OK);
+    backend.n_devices = 4;
+    assert_int_equal(trainer_check_memory(&trainer, &error), STATUS_OK);
+    backend.n_devices = 1;
+    assert_int_equal(trainer_check_memory(&trainer, &error), STATUS_USER);
+    error = (Error){0};
     trainer.setup.launch = NULL;
     backend.uses_host_memory = true;
     trainer.memory.bytes[PLACE_ACTIVATION] = (size_t)1 << 30;
@@ -439,11 +444,11 @@ static void test_ranks_of_a_gpu(void **state) {
     for (int host_size = 1; host_size <= 9; host_size++)
         for (int n_gpus = 1; n_gpus <= 5; n_gpus++)
             for (int rank = 0; rank < host_size; rank++) {
+                Backend backend = {.n_devices = n_gpus};
                 int n = 0;
                 for (int other = 0; other < host_size; other++) n += other % n_gpus == rank % n_gpus;
-                assert_int_equal(device_n_on_same_gpu(rank, host_size, n_gpus), n);
+                assert_int_equal(device_n_sharing(&backend, rank, host_size), n);
             }
-    assert_int_equal(device_n_on_same_gpu(4, 5, 2), 3);
 }
 
 int main(void) {

@@ -66,9 +66,10 @@ typedef struct Backend {
     void (*close)(void *context);
 
     void *context;
-    int n_threads;             /* host threads that kernels may use */
-    bool uses_host_memory;     /* its memory is that which the host's own buffers come from */
-    bool is_blocking;          /* wait for every instruction, so that one that fails is known by name */
+    int n_threads;         /* host threads that kernels may use */
+    int n_devices;         /* of its kind that ranks of this host take in turn; 0: this rank has its own */
+    bool uses_host_memory; /* its memory is that which the host's own buffers come from */
+    bool is_blocking;      /* wait for every instruction, so that one that fails is known by name */
     const char *blocking_wish; /* how the user asks for that; NULL where kernels return when they are done */
 } Backend;
 

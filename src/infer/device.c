@@ -42,14 +42,10 @@ uint64_t device_usable_bytes(const Backend *backend) {
     return available > reserve ? available - reserve : 0;
 }
 
-int device_n_on_same_gpu(int host_rank, int host_size, int n_gpus) {
-    return (host_size - 1 - host_rank % n_gpus) / n_gpus + 1;
-}
-
 int device_n_sharing(const Backend *backend, int host_rank, int host_size) {
+    int n = backend->n_devices;
     if (backend->uses_host_memory) return host_size;
-    int n_gpus = count_gpus(DEVICE_CUDA);
-    return n_gpus > 0 ? device_n_on_same_gpu(host_rank, host_size, n_gpus) : 1;
+    return n > 0 ? (host_size - 1 - host_rank % n) / n + 1 : 1;
 }
 
 Status device_check_memory(const Backend *backend, size_t n_bytes, const char *what, const char *advice,

@@ -42,10 +42,9 @@ Status device_backend_open(Backend *backend, const DeviceOptions *options, Error
 #define DEVICE_RESERVE_BYTES ((uint64_t)256 << 20)
 uint64_t device_usable_bytes(const Backend *backend);
 
-/* How many of the `host_size` ranks of this host, the one of number `host_rank` among them, have memory from the same place:
- * all of them where it is the host's, else those on the same of n_gpus. */
+/* How many of the `host_size` ranks of this host have memory from the same place as number `host_rank`, itself among them:
+ * all where it is the host's, else those on the same GPU. */
 int device_n_sharing(const Backend *backend, int host_rank, int host_size);
-int device_n_on_same_gpu(int host_rank, int host_size, int n_gpus);
 
 /* Can the device give so much? The message says what it is for and what to do instead (see memory_check). */
 Status device_check_memory(const Backend *backend, size_t n_bytes, const char *what, const char *advice,

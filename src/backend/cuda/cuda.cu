@@ -417,6 +417,7 @@ Status backend_cuda_open(Backend *backend, int device, Error *error) {
     backend->close = close;
     backend->context = cuda;
     backend->n_threads = 1;
+    backend->n_devices = n_devices;
     backend->uses_host_memory = false;
     const char *wish = getenv("CUDA_LAUNCH_BLOCKING"); /* the driver obeys it too */
     backend->is_blocking = wish && atoi(wish) != 0;
