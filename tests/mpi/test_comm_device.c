@@ -78,16 +78,22 @@ static void close_device(Device *d) {
     d->backend.close(d->backend.context);
 }
 
+/* NCCL reads whole words, beyond the end of an odd number of 16-bit ones. */
+static size_t in_words(size_t n_bytes) {
+    enum { WORD = 16 };
+    return (n_bytes + WORD - 1) / WORD * WORD;
+}
+
 static void *allocate(const Device *d, size_t n_bytes) {
     Error error = {0};
     void *memory = NULL;
     if (!d->backend.close) return calloc(1, n_bytes + 1);
-    OK(d->backend.allocate(d->backend.context, n_bytes, "a test", &memory, &error));
+    OK(d->backend.allocate(d->backend.context, in_words(n_bytes), "a test", &memory, &error));
     return memory;
 }
 
 static void release_memory(const Device *d, void *memory, size_t n_bytes) {
-    if (d->backend.close) d->backend.release(d->backend.context, memory, n_bytes);
+    if (d->backend.close) d->backend.release(d->backend.context, memory, in_words(n_bytes));
     else free(memory);
 }
 
