@@ -333,6 +333,8 @@ static Status run_phases(TrainRun *run, int n_words, char *const *words, Error *
     TRY(open_mesh(run, error));
     open_device(run, error);
     TRY(launch_agree(launch, error));
+    device_meet(&run->backend, &launch->world, launch->host_size, error);
+    TRY(launch_agree(launch, error));
     train_loose_check(run, error);
     TRY(launch_agree(launch, error));
     device_comm_open(&run->data, &run->mesh.axis[AXIS_DP], &run->backend, error);

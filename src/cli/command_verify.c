@@ -186,6 +186,8 @@ static Status run_cases(Verify *run, Error *error) {
     bool speaks = run->launch->has_voice;
     char text[256];
     const ModelConfig *model = run->verify.config;
+    device_meet(&run->backend, &run->launch->world, run->launch->host_size, error);
+    TRY(launch_agree(run->launch, error));
     TRY(verify_reference_open(&run->reference, &run->verify, error));
     if (speaks) {
         printf("%s\n", launch_describe(run->launch, run->backend.n_threads, text, sizeof text));

@@ -2,7 +2,8 @@
  *
  * Their operations take addresses of the device and are ordered like its kernels: what was enqueued before an operation
  * is done before it begins, what is enqueued after the wait sees its result. Neither start nor wait makes the host wait
- * longer than it must. Messages that are under way together are waited for together: NCCL's set out when the first is waited for.
+ * longer than it must. Messages that are under way together are waited for together: NCCL's set out when the first is waited for,
+ * by tag. NCCL knows no tags itself, so two ranks that exchange messages must wait at the same points, each for what the other waits for.
  *
  * comm_nccl_open: NCCL, on a stream of its own. comm_staged_open: any communicator of the host, by copies through the
  * host's memory; it waits for the device at every operation, and is for machines without NCCL. */

@@ -110,7 +110,7 @@ typedef struct {
 
 static Status check_nccl(ncclResult_t code, const char *what, const Nccl *nccl, Error *error) {
     if (code == ncclSuccess || code == ncclInProgress) return STATUS_OK;
-    const char *details = nccl->comm ? nccl->call.GetLastError(nccl->comm) : "";
+    const char *details = nccl->call.GetLastError(nccl->comm); /* NULL will do */
     return error_failed(error, "NCCL: %s: %s%s%s", what, nccl->call.GetErrorString(code),
                         *details ? ": " : "", details);
 }
@@ -360,7 +360,7 @@ static Status join(Nccl *nccl, Error *error) {
     TRY(comm_agree(nccl->control, error));
     TRY(comm_broadcast(nccl->control, &id, sizeof id, COMM_U8, 0, error));
     return check_nccl(nccl->call.CommInitRank(&nccl->comm, nccl->size, id, nccl->rank),
-                      "joining the other ranks", nccl, error);
+                      "joining the other ranks (PGPT_WITHOUT=nccl does without it)", nccl, error);
 }
 
 bool comm_is_nccl(const Comm *comm) {

@@ -7,7 +7,7 @@
 
 #include "graph/op.h"
 
-enum { BACKEND_RESULTS = 4, BACKEND_RESULT_BYTES = 64 };
+enum { BACKEND_RESULTS = 4, BACKEND_RESULT_BYTES = 64, BACKEND_ID_BYTES = 16 };
 
 typedef struct Backend {
     const char *name;
@@ -66,10 +66,11 @@ typedef struct Backend {
     void (*close)(void *context);
 
     void *context;
-    int n_threads;         /* host threads that kernels may use */
-    int n_devices;         /* of its kind that ranks of this host take in turn; 0: this rank has its own */
-    bool uses_host_memory; /* its memory is that which the host's own buffers come from */
-    bool is_blocking;      /* wait for every instruction, so that one that fails is known by name */
+    int n_threads;                       /* host threads that kernels may use */
+    uint8_t device_id[BACKEND_ID_BYTES]; /* of a device with memory of its own: no other device has it */
+    int n_sharing; /* ranks with memory from the same place, this one among them; 0: nobody has counted */
+    bool uses_host_memory;     /* its memory is that which the host's own buffers come from */
+    bool is_blocking;          /* wait for every instruction, so that one that fails is known by name */
     const char *blocking_wish; /* how the user asks for that; NULL where kernels return when they are done */
 } Backend;
 

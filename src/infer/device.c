@@ -8,6 +8,8 @@
 #include "comm/comm_device.h"
 
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 const char *const device_names[] = {"auto", "cpu", "cuda", NULL};
 
@@ -36,16 +38,55 @@ Status device_backend_open(Backend *backend, const DeviceOptions *options, Error
     return error->status;
 }
 
-uint64_t device_usable_bytes(const Backend *backend) {
-    uint64_t available = backend->free_bytes(backend->context);
-    uint64_t reserve = backend->uses_host_memory ? 0 : DEVICE_RESERVE_BYTES;
-    return available > reserve ? available - reserve : 0;
+/* ---- ranks that share a device */
+
+typedef struct {
+    uint8_t is_gpu;
+    uint8_t id[BACKEND_ID_BYTES];
+} Site;
+
+static Status count_neighbours(Backend *backend, const Site *sites, int n, int rank, Error *error) {
+    int n_sharing = 0;
+    for (int r = 0; r < n; r++) {
+        if (sites[r].is_gpu != sites[0].is_gpu) {
+            return error_user(
+                error,
+                "rank %d computes on %s and rank 0 on %s; use --device cpu, or --device cuda, which says why there is no GPU",
+                r, sites[r].is_gpu ? "a GPU" : "its CPU", sites[0].is_gpu ? "a GPU" : "its CPU");
+        }
+        n_sharing += !memcmp(&sites[r], &sites[rank], sizeof *sites);
+    }
+    backend->n_sharing = n_sharing;
+    return STATUS_OK;
 }
 
-int device_n_sharing(const Backend *backend, int host_rank, int host_size) {
-    int n = backend->n_devices;
-    if (backend->uses_host_memory) return host_size;
-    return n > 0 ? (host_size - 1 - host_rank % n) / n + 1 : 1;
+Status device_meet(Backend *backend, Comm *world, int host_size, Error *error) {
+    size_t n = (size_t)world->size;
+    Site *sites = calloc(n, sizeof *sites);
+    int64_t *border = malloc((n + 1) * sizeof *border);
+    if (!sites || !border) {
+        error_failed(error, "no memory for the devices of %d ranks", world->size);
+        goto done;
+    }
+    sites[world->rank].is_gpu = !backend->uses_host_memory;
+    memcpy(sites[world->rank].id, backend->device_id, BACKEND_ID_BYTES);
+    comm_even_borders((int64_t)(n * sizeof *sites), world->size, sizeof *sites, border);
+    TRY_GOTO(comm_all_gather(world, sites, border, COMM_U8, error), done);
+    TRY_GOTO(count_neighbours(backend, sites, world->size, world->rank, error), done);
+    if (backend->uses_host_memory) backend->n_sharing = host_size;
+done:
+    free(sites);
+    free(border);
+    return error->status;
+}
+
+/* ---- memory */
+
+uint64_t device_usable_bytes(const Backend *backend) {
+    uint64_t available = backend->free_bytes(backend->context);
+    uint64_t share = available / (uint64_t)(backend->n_sharing > 1 ? backend->n_sharing : 1);
+    uint64_t reserve = backend->uses_host_memory ? 0 : DEVICE_RESERVE_BYTES; /* each process has libraries */
+    return share > reserve ? share - reserve : 0;
 }
 
 Status device_check_memory(const Backend *backend, size_t n_bytes, const char *what, const char *advice,
@@ -58,11 +99,22 @@ Status device_check_memory(const Backend *backend, size_t n_bytes, const char *w
                       format_bytes(DEVICE_RESERVE_BYTES).text, advice);
 }
 
+/* ---- communication */
+
+/* NCCL refuses ranks that share a GPU, unless they pretend to be hosts of their own. */
+static bool can_use_nccl(const Backend *backend, char *reason, size_t n_bytes) {
+    if (!comm_nccl_is_available(reason, n_bytes)) return false;
+    if (backend->n_sharing <= 1 || getenv("NCCL_HOSTID")) return true;
+    snprintf(reason, n_bytes, "%d ranks share this GPU, which NCCL does not let them; start one for each GPU",
+             backend->n_sharing);
+    return false;
+}
+
 Status device_comm_open(Comm *comm, Comm *host, const Backend *backend, Error *error) {
     *comm = (Comm){0};
     if (backend->uses_host_memory || host->size == 1) return STATUS_OK;
     char reason[512];
-    int32_t everywhere = comm_nccl_is_available(reason, sizeof reason);
+    int32_t everywhere = can_use_nccl(backend, reason, sizeof reason);
     TRY(comm_all_reduce(host, &everywhere, 1, COMM_I32, COMM_MIN, error));
     if (everywhere) {
         TRY(comm_nccl_open(comm, host, backend_cuda_device(backend), backend_cuda_stream(backend), error));
@@ -88,7 +140,8 @@ void device_say(const Log *log, const Backend *backend, const Comm *comm) {
     log_note(log, "device %s", device_describe(backend, text, sizeof text));
     if (*backend_cuda_note(backend)) log_note(log, "%s", backend_cuda_note(backend));
     if (!comm->table || comm_is_nccl(comm)) return;
-    if (comm_nccl_is_available(text, sizeof text)) snprintf(text, sizeof text, "another rank has no NCCL");
+    if (can_use_nccl(backend, text, sizeof text))
+        snprintf(text, sizeof text, "another rank has no NCCL, or shares its GPU");
     log_warning(log, "GPUs exchange their memory through the host, which is slow: %s", text);
 }
 

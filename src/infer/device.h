@@ -36,22 +36,23 @@ enum { DEVICE_STREAMS = 2 }; /* where nothing else is said */
 /* backend->close gives it back. */
 Status device_backend_open(Backend *backend, const DeviceOptions *options, Error *error);
 
-/* Bytes that programs may ask the device for: what is free now, less, on a GPU, DEVICE_RESERVE_BYTES. Those are for what
- * CUDA and its libraries take when kernels are first loaded and sections are recorded, which no plan knows of. (What
- * `bench step` says was taken beside the plan: 10 MiB on an H200. NCCL takes more.) */
+/* Where several ranks compute: counts those with memory from the same place (backend->n_sharing), which is the host's with its
+ * `host_size` ranks, or a GPU's. Some on GPUs and some on CPUs are refused. Collective over `world`. */
+Status device_meet(Backend *backend, Comm *world, int host_size, Error *error);
+
+/* Bytes that programs may ask the device for: this rank's share of what is free now, less, on a GPU, DEVICE_RESERVE_BYTES.
+ * Those are for what CUDA and its libraries take when kernels are first loaded and sections are recorded, which no plan knows
+ * of. (What `bench step` says was taken beside the plan: 10 MiB on an H200. NCCL takes more.) */
 #define DEVICE_RESERVE_BYTES ((uint64_t)256 << 20)
 uint64_t device_usable_bytes(const Backend *backend);
-
-/* How many of the `host_size` ranks of this host have memory from the same place as number `host_rank`, itself among them:
- * all where it is the host's, else those on the same GPU. */
-int device_n_sharing(const Backend *backend, int host_rank, int host_size);
 
 /* Can the device give so much? The message says what it is for and what to do instead (see memory_check). */
 Status device_check_memory(const Backend *backend, size_t n_bytes, const char *what, const char *advice,
                            Error *error);
 
 /* A communicator for the device's memory over the same ranks as `host`, which must stay open: by NCCL where all ranks have
- * it, else through the host. On the CPU it is {0}: `host` itself is the one to use. Collective. */
+ * it and a GPU each (or pretend to be hosts of their own, by NCCL_HOSTID), else through the host. On the CPU it is {0}: `host`
+ * itself is the one to use. Collective; after device_meet. */
 Status device_comm_open(Comm *comm, Comm *host, const Backend *backend, Error *error);
 void device_comm_close(Comm *comm, const Backend *backend); /* before the backend; safe on {0} */
 

@@ -172,14 +172,6 @@ void trainer_print_program(const Trainer *trainer, FILE *stream) {
 
 /* ---- is there enough memory? */
 
-/* The ranks of a host, or on a GPU, are about to ask for as much each, so a rank counts on its share only. */
-static uint64_t usable_share(const Trainer *trainer) {
-    const Backend *backend = trainer->setup.backend;
-    const Launch *launch = trainer->setup.launch;
-    int n_sharing = launch ? device_n_sharing(backend, launch->host_rank, launch->host_size) : 1;
-    return device_usable_bytes(backend) / (uint64_t)n_sharing;
-}
-
 /* On the backend. Checkpoints are copied to the host. */
 static uint64_t needed_bytes(const Trainer *trainer) {
     uint64_t copies = saver_planned_bytes(&trainer->saver);
@@ -214,7 +206,19 @@ static uint64_t state_of_choice(void *context, const MemoryChoice *choice) {
                               &trainer->table);
 }
 
-static Status refuse(const Trainer *trainer, uint64_t needed, uint64_t usable, Error *error) {
+typedef struct {
+    char text[64];
+} ShareText;
+
+static ShareText share_text(int n_sharing, bool is_gpu) {
+    ShareText share = {{0}};
+    if (n_sharing > 1)
+        snprintf(share.text, sizeof share.text, " for each of the %d on this %s", n_sharing,
+                 is_gpu ? "GPU" : "host");
+    return share;
+}
+
+static Status refuse(const Trainer *trainer, uint64_t needed, uint64_t usable, int n_sharing, Error *error) {
     const TrainerSetup *setup = &trainer->setup;
     bool is_gpu = !setup->backend->uses_host_memory;
     int n_ranks = trainer_n_ranks(trainer);
@@ -235,17 +239,21 @@ static Status refuse(const Trainer *trainer, uint64_t needed, uint64_t usable, E
     };
     MemoryAdvice advice = memory_advise(&question);
     char text[512];
-    return error_user(error, "this run needs %s%s%s (%s of it activations), %s are free%s; %s",
+    return error_user(error, "this run needs %s%s%s (%s of it activations), %s are free%s%s; %s",
                       format_bytes(needed).text, is_gpu ? " of the GPU's memory" : "",
                       n_ranks > 1 ? " for each rank" : "",
                       format_bytes(trainer->memory.bytes[PLACE_ACTIVATION]).text, format_bytes(usable).text,
-                      is_gpu ? " beside what its libraries take" : "",
+                      share_text(n_sharing, is_gpu).text, is_gpu ? " beside what its libraries take" : "",
                       memory_advice_text(&question, &advice, text, sizeof text));
 }
 
-Status trainer_check_memory(const Trainer *trainer, Error *error) {
+/* Ranks with memory from the same place are about to ask for as much each, so a rank counts on its share only; with n_sharing
+ * = 1 on all. */
+static Status check_memory(const Trainer *trainer, int n_sharing, Error *error) {
     uint64_t needed = needed_bytes(trainer), copies = saver_planned_bytes(&trainer->saver);
-    uint64_t usable = usable_share(trainer);
+    Backend backend = *trainer->setup.backend;
+    backend.n_sharing = n_sharing;
+    uint64_t usable = device_usable_bytes(&backend);
     if (!trainer->setup.backend->uses_host_memory)
         TRY(memory_check(copies, "the copies that checkpoints are written from", "use --no-background-save",
                          error));
@@ -254,18 +262,22 @@ Status trainer_check_memory(const Trainer *trainer, Error *error) {
         return error_user(
             error,
             "this run needs %s%s (%s of it to write checkpoints while training goes on), %s are "
-            "free; use --no-background-save",
+            "free%s; use --no-background-save",
             format_bytes(needed).text, trainer_n_ranks(trainer) > 1 ? " for each rank" : "",
-            format_bytes(copies).text, format_bytes(usable).text);
+            format_bytes(copies).text, format_bytes(usable).text, share_text(n_sharing, false).text);
     }
-    return refuse(trainer, needed, usable, error);
+    return refuse(trainer, needed, usable, n_sharing, error);
 }
 
-/* Somebody else has taken memory since it was checked: what was said then is said now. */
+Status trainer_check_memory(const Trainer *trainer, Error *error) {
+    return check_memory(trainer, trainer->setup.backend->n_sharing, error);
+}
+
+/* Somebody else has taken memory since it was checked: what was said then is said now. Those who share it may have theirs. */
 static Status open_memory(Trainer *trainer, Error *error) {
     if (device_open(&trainer->memory, trainer->setup.backend, error) == STATUS_OK) return STATUS_OK;
     Error shortage = {0};
-    if (trainer_check_memory(trainer, &shortage) != STATUS_OK) *error = shortage;
+    if (check_memory(trainer, 1, &shortage) != STATUS_OK) *error = shortage;
     return error->status;
 }
 

@@ -1,7 +1,7 @@
 /* Communicators for a device's memory (comm_device.h): collectives, and messages that cross each other. On every machine the one
  * that passes through the host, with memory of the host that is treated as a device's; where there are GPUs, theirs too, by NCCL
- * where it is installed and else through pinned memory. NCCL wants a GPU for each rank, or ranks that pretend to be hosts
- * (tests/device/nccl-rank).
+ * where it is installed and a rank has a GPU of its own, or pretends to be a host (tests/device/nccl-rank), and else through
+ * pinned memory.
  *
  * Ranks: 1 2 3 4 */
 #include "comm_support.h"
@@ -58,12 +58,13 @@ static bool open_gpu(Device *d) {
     char reason[512];
     Error error = {0};
     *d = (Device){0};
-    int n_gpus = backend_cuda_devices(reason, sizeof reason);
-    bool by_nccl = comm_nccl_is_available(reason, sizeof reason);
-    if (!n_gpus || (by_nccl && n_gpus < world.size && !getenv("NCCL_HOSTID"))) return false;
+    if (!backend_cuda_devices(reason, sizeof reason)) return false;
     DeviceOptions options = {.kind = DEVICE_CUDA, .index = world.rank};
     OK(device_backend_open(&d->backend, &options, &error));
+    OK(device_meet(&d->backend, &world, world.size, &error));
     OK(device_comm_open(&d->comm, &world, &d->backend, &error));
+    if (d->comm.table && d->backend.n_sharing > 1 && !getenv("NCCL_HOSTID"))
+        assert_string_equal(d->comm.table->name, "staged");
     d->memory = (CommStaging){
         .upload = d->backend.upload, .download = d->backend.download, .context = d->backend.context};
     return true;
@@ -215,6 +216,26 @@ static void mistakes(void **state) {
     close_device(&d);
 }
 
+/* Ranks find those that have memory from the same place; all compute on GPUs, or none. */
+static void meeting(void **state) {
+    (void)state;
+    Error error = {0};
+    for (int n_gpus = 1; n_gpus <= world.size; n_gpus++) {
+        Backend backend = {.device_id = {7, [BACKEND_ID_BYTES - 1] = (uint8_t)(world.rank % n_gpus)}};
+        int n = 0;
+        for (int r = 0; r < world.size; r++) n += r % n_gpus == world.rank % n_gpus;
+        OK(device_meet(&backend, &world, 100, &error));
+        assert_int_equal(backend.n_sharing, n);
+    }
+    Backend host = {.uses_host_memory = true};
+    OK(device_meet(&host, &world, 100, &error)); /* its host is as full as is said */
+    assert_int_equal(host.n_sharing, 100);
+    if (world.size == 1) return;
+    Backend mixed = {.uses_host_memory = world.rank > 0};
+    device_meet(&mixed, &world, 1, &error);
+    check_failed(&error, "rank 1 computes on its CPU and rank 0 on a GPU; use --device");
+}
+
 static void of_a_gpu(void **state) {
     (void)state;
     Device d;
@@ -228,6 +249,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(through_the_host),
         cmocka_unit_test(mistakes),
+        cmocka_unit_test(meeting),
         cmocka_unit_test(of_a_gpu),
     };
     return cmocka_run_group_tests(tests, open_world, close_world);

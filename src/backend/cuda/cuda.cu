@@ -4,7 +4,7 @@
  * One stream carries everything, so order is the program's order and needs no events; where two lanes are wanted, the executor
  * marks and waits where it must. Small uploads (a batch of tokens, a learning rate) are first copied into a ring of pinned
  * memory and enqueued: the host goes on at once, while the device is still busy with what came before. Only when the ring
- * comes round must it wait, for a copy that is eight segments old. Large ones (weights) wait until they are done. Small
+ * comes round must it wait, for a copy that is sixteen segments old. Large ones (weights) wait until they are done. Small
  * results (a loss) come back the same way, while the device is already busy with what comes next.
  *
  * Kernels cannot return errors. What they find wrong (a token that is not in the table) they leave in a word of host
@@ -169,6 +169,26 @@ static void release(void *context, void *memory, size_t n_bytes) {
     cudaFree(memory);
 }
 
+static Status wait_watchfully(CudaContext *cuda, cudaEvent_t event, Error *error) {
+    enum { LOOKS = 1000 }; /* between two questions, about a millisecond */
+    for (;;) {
+        TRY(cuda->check(cuda->check_context, error));
+        for (int look = 0; look < LOOKS; look++) {
+            cudaError_t code = event ? cudaEventQuery(event) : cudaStreamQuery(cuda->stream);
+            if (code == cudaErrorNotReady) continue;
+            return cuda_check(code, "waiting for the GPU", error);
+        }
+    }
+}
+
+Status cuda_wait_until(CudaContext *cuda, cudaEvent_t event, Error *error) {
+    if (cuda->check) TRY(wait_watchfully(cuda, event, error));
+    else
+        TRY(cuda_check(event ? cudaEventSynchronize(event) : cudaStreamSynchronize(cuda->stream),
+                       "waiting for the GPU", error));
+    return report_fault(cuda, error);
+}
+
 /* A place for n_bytes (at most a segment) in the ring. */
 static Status upload_place(CudaContext *cuda, size_t n_bytes, char **place, Error *error) {
     size_t aligned = (n_bytes + 63) / 64 * 64;
@@ -177,7 +197,7 @@ static Status upload_place(CudaContext *cuda, size_t n_bytes, char **place, Erro
                        error));
         cuda->upload_segment = (cuda->upload_segment + 1) % UPLOAD_SEGMENTS;
         cuda->upload_used = 0;
-        TRY(cuda_check(cudaEventSynchronize(cuda->upload_done[cuda->upload_segment]), "upload", error));
+        TRY(cuda_wait_until(cuda, cuda->upload_done[cuda->upload_segment], error));
     }
     *place = cuda->upload + (size_t)cuda->upload_segment * UPLOAD_SEGMENT_BYTES + cuda->upload_used;
     cuda->upload_used += aligned;
@@ -192,14 +212,15 @@ static Status upload_piece(CudaContext *cuda, void *device, const void *host, si
                       error);
 }
 
-/* Through the ring, so that the host need not wait: what half of it has room for, a batch of half a million tokens. */
+/* Through the ring, so that the host need not wait: up to a quarter of it, so that it holds the tokens and targets of a batch, half a
+ * million each, beside those of the batch before. */
 static Status upload(void *context, void *device, const void *host, size_t n_bytes, Error *error) {
     const size_t segment = UPLOAD_SEGMENT_BYTES;
     CudaContext *cuda = cuda_enter(context);
-    if (n_bytes > UPLOAD_SEGMENTS / 2 * segment) {
+    if (n_bytes > UPLOAD_SEGMENTS / 4 * segment) {
         TRY(cuda_check(cudaMemcpyAsync(device, host, n_bytes, cudaMemcpyHostToDevice, cuda->stream), "upload",
                        error));
-        return cuda_check(cudaStreamSynchronize(cuda->stream), "upload", error);
+        return cuda_wait_until(cuda, NULL, error);
     }
     for (size_t at = 0; at < n_bytes; at += segment) {
         size_t left = n_bytes - at, piece = left < segment ? left : segment;
@@ -208,29 +229,8 @@ static Status upload(void *context, void *device, const void *host, size_t n_byt
     return STATUS_OK;
 }
 
-/* Until the event has passed (NULL: until everything is done), or somebody knows that it never will. */
-static Status wait_watchfully(CudaContext *cuda, cudaEvent_t event, Error *error) {
-    enum { LOOKS = 1000 }; /* between two questions, about a millisecond */
-    for (;;) {
-        TRY(cuda->check(cuda->check_context, error));
-        for (int look = 0; look < LOOKS; look++) {
-            cudaError_t code = event ? cudaEventQuery(event) : cudaStreamQuery(cuda->stream);
-            if (code == cudaErrorNotReady) continue;
-            return cuda_check(code, "waiting for the GPU", error);
-        }
-    }
-}
-
-static Status wait_until(CudaContext *cuda, cudaEvent_t event, Error *error) {
-    if (cuda->check) TRY(wait_watchfully(cuda, event, error));
-    else
-        TRY(cuda_check(event ? cudaEventSynchronize(event) : cudaStreamSynchronize(cuda->stream),
-                       "waiting for the GPU", error));
-    return report_fault(cuda, error);
-}
-
 static Status synchronize(void *context, Error *error) {
-    return wait_until(cuda_enter(context), NULL, error);
+    return cuda_wait_until(cuda_enter(context), NULL, error);
 }
 
 static Status download(void *context, void *host, const void *device, size_t n_bytes, Error *error) {
@@ -255,7 +255,7 @@ static Status send_result(void *context, const void *device, size_t n_bytes, int
 
 static Status receive_result(void *context, void *host, size_t n_bytes, int place, Error *error) {
     CudaContext *cuda = cuda_enter(context);
-    TRY(wait_until(cuda, cuda->result_sent[place], error));
+    TRY(cuda_wait_until(cuda, cuda->result_sent[place], error));
     memcpy(host, cuda->result[place], n_bytes);
     return STATUS_OK;
 }
@@ -417,7 +417,7 @@ Status backend_cuda_open(Backend *backend, int device, Error *error) {
     backend->close = close;
     backend->context = cuda;
     backend->n_threads = 1;
-    backend->n_devices = n_devices;
+    memcpy(backend->device_id, cuda->properties.uuid.bytes, sizeof backend->device_id);
     backend->uses_host_memory = false;
     const char *wish = getenv("CUDA_LAUNCH_BLOCKING"); /* the driver obeys it too */
     backend->is_blocking = wish && atoi(wish) != 0;
@@ -444,8 +444,14 @@ void *backend_cuda_stream(const Backend *backend) {
 
 Status backend_cuda_take_pinned(void *context, size_t n_bytes, void **memory, Error *error) {
     cuda_enter(context);
-    return cuda_check(cudaMallocHost(memory, n_bytes ? n_bytes : 1), "memory of the host that stays in place",
-                      error);
+    cudaError_t code = cudaMallocHost(memory, n_bytes ? n_bytes : 1);
+    if (code != cudaErrorMemoryAllocation) return cuda_check(code, "pinned memory", error);
+    cudaGetLastError(); /* it is not sticky */
+    return error_failed(
+        error,
+        "no memory of the host for %.2f GiB that GPUs exchange through it; start fewer ranks on this host, or "
+        "install NCCL and start one rank for each GPU",
+        (double)n_bytes / 0x1p30);
 }
 
 void backend_cuda_give_pinned_back(void *context, void *memory) {

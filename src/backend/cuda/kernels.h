@@ -36,7 +36,7 @@ typedef struct {
 
 enum { N_TICKETS = 8192 };
 enum { MAIL_BYTES = 2 << 20, MAIL_SUM_BYTES = 32 << 10, MAIL_COUNTERS = 3 };
-enum { UPLOAD_SEGMENTS = 8, UPLOAD_SEGMENT_BYTES = 512 * 1024, DOWNLOAD_BYTES = 1024 * 1024 };
+enum { UPLOAD_SEGMENTS = 16, UPLOAD_SEGMENT_BYTES = 512 * 1024, DOWNLOAD_BYTES = 1024 * 1024 };
 
 /* How attention is computed (attention.h): tests force a way, and what it does not take fails. */
 typedef enum { ATTENTION_AUTO, ATTENTION_PLAIN, ATTENTION_TILED, ATTENTION_LIBRARY } AttentionWay;
@@ -98,6 +98,8 @@ Status cuda_check_cublas(const CublasLt *lt, cublasStatus_t code, const char *wh
 Status cuda_launched(const char *what, Error *error);
 /* One more thing for backend_cuda_note, unless it is there already. */
 void cuda_add_note(CudaContext *context, const char *what, const char *why);
+/* Until the event has passed (NULL: all that was enqueued), or somebody knows that it never will. Says what kernels found wrong. */
+Status cuda_wait_until(CudaContext *context, cudaEvent_t event, Error *error);
 /* For an element type or shape that a kernel is not made for. */
 Status cuda_unsupported(const KernelCall *call, const Tensor *tensor, Error *error);
 

@@ -53,8 +53,7 @@ Status cuda_mark(void *context, void *mark, Error *error) {
 }
 
 Status cuda_elapsed_ms(void *context, void *first, void *second, float *milliseconds, Error *error) {
-    cuda_enter(context);
-    TRY(cuda_check(cudaEventSynchronize((cudaEvent_t)second), "waiting for a mark", error));
+    TRY(cuda_wait_until(cuda_enter(context), (cudaEvent_t)second, error));
     return cuda_check(cudaEventElapsedTime(milliseconds, (cudaEvent_t)first, (cudaEvent_t)second),
                       "reading a mark", error);
 }
