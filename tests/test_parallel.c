@@ -415,7 +415,7 @@ static size_t a_gigabyte_is_free(void *context) {
 static void test_memory_is_shared(void **state) {
     (void)state;
     Backend backend = {.free_bytes = a_gigabyte_is_free, .uses_host_memory = true, .n_sharing = 4};
-    Launch launch = {.world = {.size = 8}, .host_size = 4}; /* two hosts */
+    Launch launch = {.world = {.size = 8}}; /* on two hosts */
     Trainer trainer = {.setup = {.backend = &backend, .launch = &launch, .options = &(TrainOptions){0}}};
     trainer.memory.bytes[PLACE_ACTIVATION] = (size_t)1 << 28;
     Error error = {0};
