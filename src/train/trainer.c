@@ -247,25 +247,44 @@ static Status refuse(const Trainer *trainer, uint64_t needed, uint64_t usable, i
                       memory_advice_text(&question, &advice, text, sizeof text));
 }
 
+/* What a run can do without is left out first: it need not learn otherwise then. Says nothing where that is not enough. */
+static Status refuse_extras(const Trainer *trainer, uint64_t needed, uint64_t usable, int n_sharing,
+                            Error *error) {
+    bool is_gpu = !trainer->setup.backend->uses_host_memory;
+    uint64_t copies = is_gpu ? 0 : saver_planned_bytes(&trainer->saver), samples = sampling_bytes(trainer);
+    const struct {
+        uint64_t n_bytes;
+        const char *purpose, *options;
+    } extra[] = {
+        {copies, "write checkpoints while training goes on", "--no-background-save"},
+        {samples, "write samples", "--sample-tokens 0"},
+        {copies + samples, "write samples, and checkpoints while training goes on",
+         "--sample-tokens 0 --no-background-save"},
+    };
+    for (size_t i = 0; i < sizeof extra / sizeof *extra; i++) {
+        if (needed - extra[i].n_bytes > usable) continue;
+        return error_user(error, "this run needs %s%s%s (%s of it to %s), %s are free%s%s; use %s",
+                          format_bytes(needed).text, is_gpu ? " of the GPU's memory" : "",
+                          trainer_n_ranks(trainer) > 1 ? " for this rank" : "",
+                          format_bytes(extra[i].n_bytes).text, extra[i].purpose, format_bytes(usable).text,
+                          share_text(n_sharing, is_gpu).text, is_gpu ? " beside what its libraries take" : "",
+                          extra[i].options);
+    }
+    return STATUS_OK;
+}
+
 /* Ranks with memory from the same place are about to ask for as much each, so a rank counts on its share only; with n_sharing
  * = 1 on all. */
 static Status check_memory(const Trainer *trainer, int n_sharing, Error *error) {
-    uint64_t needed = needed_bytes(trainer), copies = saver_planned_bytes(&trainer->saver);
+    uint64_t needed = needed_bytes(trainer);
     Backend backend = *trainer->setup.backend;
     backend.n_sharing = n_sharing;
     uint64_t usable = device_usable_bytes(&backend);
-    if (!trainer->setup.backend->uses_host_memory)
-        TRY(memory_check(copies, "the copies that checkpoints are written from", "use --no-background-save",
-                         error));
+    if (!backend.uses_host_memory)
+        TRY(memory_check(saver_planned_bytes(&trainer->saver), "the copies that checkpoints are written from",
+                         "use --no-background-save", error));
     if (needed <= usable) return STATUS_OK;
-    if (trainer->setup.backend->uses_host_memory && needed - copies <= usable) {
-        return error_user(
-            error,
-            "this run needs %s%s (%s of it to write checkpoints while training goes on), %s are "
-            "free%s; use --no-background-save",
-            format_bytes(needed).text, trainer_n_ranks(trainer) > 1 ? " for each rank" : "",
-            format_bytes(copies).text, format_bytes(usable).text, share_text(n_sharing, false).text);
-    }
+    TRY(refuse_extras(trainer, needed, usable, n_sharing, error));
     return refuse(trainer, needed, usable, n_sharing, error);
 }
 

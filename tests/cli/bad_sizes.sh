@@ -26,6 +26,7 @@ refused '/--batch.*--sequence/' train --out run --batch 1073741824 --context 107
 refused '/1073741825/' train --out run --context 1073741824
 refused '/--layers/' train --out run --layers 1000000000000
 
-# The sampler's caches count too.
-refused '/iB are free/' train "${TINY[@]}" --out run \
-    --context 500000000 --sequence 16 --channels 2 --heads 1 --sample-tokens 5
+# The sampler's caches count too, and only they need much here.
+long=("${TINY[@]}" --position rotary --layers 100 --context 1073741824 --sequence 16 --channels 8 --heads 1)
+refused '/iB of it to write samples\), .*iB are free; use --sample-tokens 0$/' train "${long[@]}" --out run --sample-tokens 5
+pgpt train "${long[@]}" --out run --steps 1
