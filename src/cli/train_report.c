@@ -127,6 +127,10 @@ static json_t *summary(const TrainRun *run, double seconds) {
     json_object_set_new(object, "val_loss", json_make_number(trainer->validation_loss));
     json_object_set_new(object, "lr", json_make_number(trainer->last.rate));
     json_object_set_new(object, "grad_norm", json_make_number(trainer->last.gradient_norm));
+    if (trainer->step.loss.scale) {
+        json_object_set_new(object, "loss_scale", json_make_number(trainer->step.scale.value));
+        json_object_set_new(object, "skipped", json_integer(trainer->step.scale.n_skipped));
+    }
     json_object_set_new(object, "seconds", json_make_number(seconds));
     json_object_set_new(object, "step_ms", json_make_number(per_step * 1e3));
     json_object_set_new(object, "tokens_per_s",

@@ -27,6 +27,9 @@ typedef struct Backend {
     /* The kernel that runs `node`, NULL if the backend has none: then the program cannot run on it. */
     Kernel (*kernel)(void *context, const Node *node);
 
+    /* Why it has none for this one, and what the user may do about it; NULL where nothing he chose is to blame. Optional. */
+    const char *(*why_not)(void *context, const Node *node);
+
     /* Working memory that the kernel wants, in bytes; it becomes a tensor of the memory plan. Optional. */
     size_t (*scratch_bytes)(void *context, const Node *node);
 

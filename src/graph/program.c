@@ -53,6 +53,8 @@ Status program_build(Program *program, const char *name, Graph *graph, const Bac
     TRY(graph_status(graph, error));
     const Node *missing = NULL;
     int n_missing = backend_missing_kernels(backend, graph, &missing);
+    const char *reason = n_missing && backend->why_not ? backend->why_not(backend->context, missing) : NULL;
+    if (reason) return error_user(error, "--device %s: %s", backend->name, reason);
     if (n_missing) {
         return error_failed(error,
                             "the %s backend has no kernel for '%s' (%d of %d instructions cannot run on it)",

@@ -275,9 +275,12 @@ Status loop_record(Loop *loop, int64_t step, const StepResult *result, double ra
     bool is_sound = !has_norm || isfinite(result->gradient_norm) || result->was_skipped;
     if (isfinite(result->loss) && is_sound) return STATUS_OK;
     trainer->error_is_common = true;
-    return error_failed(error,
-                        "the %s of step %lld is not a finite number; lower --lr, or set --clip and --warmup",
-                        isfinite(result->loss) ? "gradient" : "loss", (long long)step);
+    bool is_scaled = trainer->step.loss.scale != NULL, has_loss = isfinite(result->loss);
+    return error_failed(
+        error, "the %s of step %lld is not a finite number%s; lower --lr, or set --clip and --warmup%s",
+        has_loss ? "gradient" : "loss", (long long)step,
+        is_scaled && has_loss ? ", though the loss is not scaled any more" : "",
+        is_scaled ? ", or use --dtype bf16" : "");
 }
 
 Status loop_report(Loop *loop, const StepMetrics *metrics, bool is_wanted, Error *error) {

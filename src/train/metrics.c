@@ -121,12 +121,14 @@ Status metrics_write(LineWriter *writer, const StepMetrics *metrics, Error *erro
 }
 
 void metrics_status(const StepMetrics *metrics, int64_t n_steps, char *text, size_t n_bytes) {
-    char validation[32] = "";
+    char validation[32] = "", skipped[48] = "";
     if (!isnan(metrics->validation_loss)) {
         snprintf(validation, sizeof validation, "  val %.4f", metrics->validation_loss);
     }
-    snprintf(text, n_bytes, "step %lld/%lld  loss %.4f%s  %s  %s", (long long)metrics->step,
+    if (metrics->n_skipped > 0)
+        snprintf(skipped, sizeof skipped, "  %lld skipped", (long long)metrics->n_skipped);
+    snprintf(text, n_bytes, "step %lld/%lld  loss %.4f%s  %s  %s%s", (long long)metrics->step,
              (long long)n_steps, metrics->loss, validation,
              format_rate(metrics->tokens_per_s, "tokens/s").text,
-             format_rate(metrics->flops_per_s, "FLOP/s").text);
+             format_rate(metrics->flops_per_s, "FLOP/s").text, skipped);
 }

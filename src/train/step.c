@@ -54,15 +54,16 @@ static void cut_batch(TrainStep *step) {
     step->B = (share + step->n_micro_batches - 1) / step->n_micro_batches;
 }
 
-#define FIRST_SCALE   65536.0
-#define LARGEST_SCALE 16777216.0
+#define FIRST_SCALE    65536.0
+#define LARGEST_SCALE  16777216.0
+#define SMALLEST_SCALE 1.0
 
 /* After a step whose gradient was finite, or not. */
 static void adapt_scale(LossScale *scale, bool is_finite) {
     enum { STEPS_TO_DOUBLE = 1000 };
     scale->n_good = is_finite ? scale->n_good + 1 : 0;
     scale->n_skipped += !is_finite;
-    if (!is_finite && scale->value > 1.0) scale->value *= 0.5;
+    if (!is_finite && scale->value > SMALLEST_SCALE) scale->value *= 0.5;
     if (scale->n_good < STEPS_TO_DOUBLE || scale->value >= LARGEST_SCALE) return;
     scale->value *= 2.0;
     scale->n_good = 0;
@@ -300,8 +301,9 @@ Status train_step_end(TrainStep *step, StepResult *result, Error *error) {
     TRY(sum_number(&step->options.layout, &result->loss, error));
     if (step->optimizer.norm) {
         TRY(receive(step, step->optimizer.norm, place + 1, &result->gradient_norm, error));
-        result->was_skipped = step->loss.scale && !isfinite(result->gradient_norm);
-        if (step->loss.scale) adapt_scale(&step->scale, !result->was_skipped);
+        bool is_finite = isfinite(result->gradient_norm);
+        result->was_skipped = step->loss.scale && !is_finite && step->scale.value > SMALLEST_SCALE;
+        if (step->loss.scale) adapt_scale(&step->scale, is_finite);
     }
     StepClock before = step->clock;
     TRY(times_at(step, step->begun[number].n_started, &step->clock, error));

@@ -41,7 +41,7 @@ typedef struct {
 Status step_options_complete(StepOptions *options, int64_t context, Error *error);
 
 /* The number that f16 gradients are multiplied by so that they do not vanish: doubled from time to time, halved whenever a
- * gradient was too large. A step whose gradient is not finite is skipped: it changes nothing. */
+ * gradient was too large, down to 1. A step whose gradient is not finite is skipped: it changes nothing. */
 typedef struct {
     double value;
     int64_t n_good;    /* steps since it last changed */
@@ -92,7 +92,7 @@ typedef struct {
     double
         comm_wait_ms;   /* and the part of it that the rest had to wait for; both NAN where it is not timed */
     bool was_abandoned; /* stopped before the update: the weights are as they were */
-    bool was_skipped;   /* the gradient was not finite, as f16 may have it: likewise */
+    bool was_skipped;   /* the gradient was not finite, as f16 may have it, and a smaller scale may help: likewise */
 } StepResult;
 
 /* Record and plan. `optimizer` NULL makes an evaluation pass: forward only. */

@@ -11,9 +11,16 @@ refused '/alone take .*iB at the least: use a smaller --model/' train --model gp
 refused '/what would fit: --batch [0-9]+ \(/' train "${huge[@]}" --eager-update --clip 0
 refused '/iB are free: what would fit: --micro-batch [0-9]+ \(/' bench step "${huge[@]:0:8}" --batch 16777216
 
-# The advice by itself: taken, it is not refused for its memory.
+# The advice by itself: taken, the plan needs what was said, which is there; twice as much at a time would not be.
 "$PGPT" train "${huge[@]}" >out 2>err </dev/null && fail "16777216 sequences at once are said to fit"
 advice=$(grep -o 'what would fit: --micro-batch [0-9]*' err | grep -o '[0-9]*$')
 ((advice >= 1 && 16777216 % advice == 0)) || fail "a micro-batch of $advice does not divide the batch"
-pgpt train "${huge[@]}" --micro-batch "$advice" --print-program
-grep -q 'peak .*bytes' out || fail "no plan of what was advised"
+in_bytes() { sed 's/ \([KMGT]i\)B.*/\1/' | numfmt --from=iec-i; }
+usable=$(grep -o '[0-9.]* [KMGT]iB are free' err | in_bytes)
+said=$(grep -o 'what would fit: --micro-batch [0-9]* ([^)]*' err | sed 's/.*(//' | in_bytes)
+for times in 1 2; do
+    pgpt train "${huge[@]}" --micro-batch $((times * advice)) --print-program
+    peak[times]=$(sed -n 's/^ *peak *\([0-9]*\) bytes.*/\1/p' out)
+done
+awk "BEGIN { exit !(${peak[1]} <= 1.01 * $usable && ${peak[2]} > $usable && ${peak[1]} < 1.01 * $said && ${peak[1]} > 0.99 * $said) }" ||
+    fail "$usable are free; $advice at a time was said to take $said, and takes ${peak[1]}; twice as many take ${peak[2]}"

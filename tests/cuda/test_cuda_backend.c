@@ -72,6 +72,42 @@ static void test_small_uploads(void **state) {
     free(got);
 }
 
+/* What was enqueued before an upload still sees the bytes of before, whether they cross the bus early or in their turn; the
+ * device is busy, so that nothing is in time by chance. */
+static void test_uploads_keep_their_turn(void **state) {
+    (void)state;
+    enum { N = 120, SIZE = 100000, BUSY = 256 << 20 };
+    static const size_t sizes[] = {16, UPLOAD_EARLY_BYTES - 1, UPLOAD_EARLY_BYTES, 4, 90000};
+    Error error = {0};
+    CudaContext *cuda = gpu.context;
+    char *tensor, *seen, *busy, *expected = calloc(1, SIZE), *got = malloc((size_t)N * SIZE);
+    assert_ok(gpu.allocate(gpu.context, SIZE, "test", (void **)&tensor, &error), &error);
+    assert_ok(gpu.allocate(gpu.context, (size_t)N * SIZE, "test", (void **)&seen, &error), &error);
+    assert_ok(gpu.allocate(gpu.context, BUSY, "test", (void **)&busy, &error), &error);
+    for (int i = 0; i < 100; i++) assert_int_equal(cudaMemsetAsync(busy, i, BUSY, cuda->stream), cudaSuccess);
+    for (int i = 0; i < N; i++) {
+        size_t n_bytes = sizes[i % 5];
+        char *sent = pattern(n_bytes, (uint64_t)i);
+        assert_ok(gpu.upload(gpu.context, tensor + i, sent, n_bytes, &error), &error);
+        assert_int_equal(
+            cudaMemcpyAsync(seen + (size_t)i * SIZE, tensor, SIZE, cudaMemcpyDeviceToDevice, cuda->stream),
+            cudaSuccess);
+        free(sent);
+    }
+    assert_ok(gpu.download(gpu.context, got, seen, (size_t)N * SIZE, &error), &error);
+    for (int i = 0; i < N; i++) {
+        char *sent = pattern(sizes[i % 5], (uint64_t)i);
+        memcpy(expected + i, sent, sizes[i % 5]);
+        assert_memory_equal(expected, got + (size_t)i * SIZE, SIZE);
+        free(sent);
+    }
+    gpu.release(gpu.context, tensor, SIZE);
+    gpu.release(gpu.context, seen, (size_t)N * SIZE);
+    gpu.release(gpu.context, busy, BUSY);
+    free(expected);
+    free(got);
+}
+
 static void test_too_much(void **state) {
     (void)state;
     Error error = {0};
@@ -326,6 +362,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_copies),
         cmocka_unit_test(test_small_uploads),
+        cmocka_unit_test(test_uploads_keep_their_turn),
         cmocka_unit_test(test_too_much),
         cmocka_unit_test(test_wrong_indices),
         cmocka_unit_test(test_recording),

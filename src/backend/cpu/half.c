@@ -1,6 +1,8 @@
 /* 16-bit storage on a processor that computes in f32: a node's 16-bit tensors are widened into working memory, the f32
  * kernel runs on them, and what it wrote is rounded back. It costs a pass over each tensor, so it saves memory
  * and not time; it is here so that what a GPU does with 16-bit numbers can be done, checked and continued anywhere.
+ * What goes over all parameters at once, the update and the norm before it, does so in pieces: widened as a whole they
+ * would take more memory than 16 bits save.
  *
  * The update rounds 16-bit parameters and moments by chance, as its operation says; everything else is rounded to the
  * nearest. A copy in 16 bits that an update makes beside its f32 parameters is the update kernel's own business. */
@@ -37,18 +39,43 @@ bool cpu_needs_widening(const Node *node) {
     return needs;
 }
 
-static size_t wide_bytes(const Tensor *tensor) {
+enum { PIECE_ELEMENTS = 1 << 20 };
+
+static bool goes_in_pieces(const Op *op) {
+    return is_update(op) || op == &OP_SQUARED_NORM;
+}
+
+/* Which elements decay, of an update. */
+static const DecayRun *runs_of(const Node *node, int *n_runs) {
+    const AdamwAttributes *adamw = node->op == &OP_ADAMW ? node->attributes : NULL;
+    const SgdAttributes *sgd = node->op == &OP_SGD ? node->attributes : NULL;
+    *n_runs = adamw ? adamw->n_runs : sgd ? sgd->n_runs : 0;
+    return adamw ? adamw->runs : sgd ? sgd->runs : NULL;
+}
+
+static size_t aligned(size_t n_bytes) {
     enum { ALIGNMENT = 64 };
-    size_t n_bytes = (size_t)tensor_count(tensor) * sizeof(float);
     return (n_bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
 }
 
+static size_t wide_bytes(const Node *node, const Tensor *tensor) {
+    int64_t count = tensor_count(tensor);
+    if (goes_in_pieces(node->op) && count > PIECE_ELEMENTS) count = PIECE_ELEMENTS;
+    return aligned((size_t)count * sizeof(float));
+}
+
+static size_t runs_bytes(const Node *node) {
+    int n_runs;
+    runs_of(node, &n_runs);
+    return aligned((size_t)n_runs * sizeof(DecayRun));
+}
+
 size_t cpu_widening_bytes(const Node *node) {
-    size_t n_bytes = 0;
+    size_t n_bytes = runs_bytes(node);
     for (int k = 0; k < node->n_inputs; k++)
-        n_bytes += is_half(node->input[k]) ? wide_bytes(node->input[k]) : 0;
+        n_bytes += is_half(node->input[k]) ? wide_bytes(node, node->input[k]) : 0;
     for (int k = 0; k < node->n_outputs; k++)
-        n_bytes += is_half(node->output[k]) && !is_copy(node, k) ? wide_bytes(node->output[k]) : 0;
+        n_bytes += is_half(node->output[k]) && !is_copy(node, k) ? wide_bytes(node, node->output[k]) : 0;
     return n_bytes;
 }
 
@@ -104,7 +131,7 @@ static void narrow_by_chance(const KernelCall *call, int k, const float *from, u
     }
 }
 
-Status cpu_widened(const KernelCall *call, Error *error) {
+static Status run_widened(const KernelCall *call, Error *error) {
     const Node *node = call->node;
     KernelCall wide = *call;
     char *room = call->scratch;
@@ -112,14 +139,14 @@ Status cpu_widened(const KernelCall *call, Error *error) {
         if (!is_half(node->input[k])) continue;
         widen(call, node->input[k], call->in[k], (float *)(void *)room);
         wide.in[k] = room;
-        room += wide_bytes(node->input[k]);
+        room += wide_bytes(node, node->input[k]);
     }
     for (int k = 0; k < node->n_outputs; k++) {
         if (!is_half(node->output[k]) || is_copy(node, k)) continue;
         bool is_read = call->add[k] || is_update(node->op) || node->op == &OP_ATTENTION_CACHED;
         if (is_read) widen(call, node->output[k], call->out[k], (float *)(void *)room);
         wide.out[k] = room;
-        room += wide_bytes(node->output[k]);
+        room += wide_bytes(node, node->output[k]);
     }
     wide.scratch = room;
     TRY(cpu_plain_kernel(node->op)(&wide, error));
@@ -127,6 +154,80 @@ Status cpu_widened(const KernelCall *call, Error *error) {
         if (!is_half(node->output[k]) || is_copy(node, k)) continue;
         if (is_update(node->op)) narrow_by_chance(call, k, wide.out[k], call->out[k]);
         else narrow(call, node->output[k], wide.out[k], call->out[k]);
+    }
+    return STATUS_OK;
+}
+
+/* ---- in pieces ---- */
+
+typedef struct {
+    KernelCall call;
+    Node node;
+    Tensor tensor[1 + NODE_MAX_OUTPUTS];
+    AdamwAttributes adamw;
+    SgdAttributes sgd;
+} Piece;
+
+/* The runs of elements first .. first + n - 1; how many there are. */
+static int cut_runs(const Node *node, int64_t first, int64_t n, DecayRun *cut) {
+    int n_runs, n_cut = 0;
+    const DecayRun *runs = runs_of(node, &n_runs);
+    int64_t at = 0;
+    for (int i = 0; i < n_runs && at < first + n; at += runs[i++].n_elements) {
+        int64_t from = at > first ? at : first, end = at + runs[i].n_elements;
+        if (end > first + n) end = first + n;
+        if (end > from) cut[n_cut++] = (DecayRun){end - from, runs[i].decays};
+    }
+    return n_cut;
+}
+
+static void cut_tensor(Tensor **tensor, void **data, Tensor *cut, int64_t first, int64_t n) {
+    if (!*tensor) return;
+    *cut = **tensor;
+    cut->shape = SHAPE(n);
+    *data = (char *)*data + (size_t)first * dtype_info(cut->dtype)->n_bytes;
+    *tensor = cut;
+}
+
+static void cut(const KernelCall *call, int64_t first, int64_t n, DecayRun *runs, Piece *piece) {
+    Node *node = &piece->node;
+    piece->call = *call;
+    *node = *call->node;
+    piece->call.node = node;
+    void *gradient = (void *)call->in[0];
+    cut_tensor(&node->input[0], &gradient, &piece->tensor[0], first, n);
+    piece->call.in[0] = gradient;
+    if (node->op == &OP_SQUARED_NORM) {
+        piece->call.add[0] = call->add[0] || first > 0;
+        return;
+    }
+    for (int k = 0; k < node->n_outputs; k++)
+        cut_tensor(&node->output[k], &piece->call.out[k], &piece->tensor[1 + k], first, n);
+    int n_runs = cut_runs(call->node, first, n, runs);
+    if (node->op == &OP_ADAMW) {
+        piece->adamw = *(const AdamwAttributes *)node->attributes;
+        piece->adamw.runs = runs;
+        piece->adamw.n_runs = n_runs;
+        piece->adamw.first_element += first;
+        node->attributes = &piece->adamw;
+    } else {
+        piece->sgd = *(const SgdAttributes *)node->attributes;
+        piece->sgd.runs = runs;
+        piece->sgd.n_runs = n_runs;
+        piece->sgd.first_element += first;
+        node->attributes = &piece->sgd;
+    }
+}
+
+Status cpu_widened(const KernelCall *call, Error *error) {
+    if (!goes_in_pieces(call->node->op)) return run_widened(call, error);
+    int64_t count = tensor_count(call->node->input[0]);
+    DecayRun *runs = call->scratch;
+    for (int64_t first = 0; first < count; first += PIECE_ELEMENTS) {
+        Piece piece;
+        cut(call, first, count - first < PIECE_ELEMENTS ? count - first : PIECE_ELEMENTS, runs, &piece);
+        piece.call.scratch = (char *)call->scratch + runs_bytes(call->node);
+        TRY(run_widened(&piece.call, error));
     }
     return STATUS_OK;
 }

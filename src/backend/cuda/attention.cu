@@ -111,6 +111,12 @@ static bool is_short(const CudaContext *context, const AttentionShape *shape, co
            attention_short_takes(shape, backward, context->max_shared_bytes);
 }
 
+extern "C" bool cuda_attention_fits(const Node *node) {
+    AttentionShape shape = {};
+    shape.head_size = ((const AttentionAttributes *)node->attributes)->head_size;
+    return attention_plain_takes(&shape);
+}
+
 extern "C" bool cuda_attention_sums(const CudaContext *context, const Node *node) {
     AttentionShape shape = shape_of(node, node->input[1]);
     AttentionMemory anywhere = {};

@@ -37,6 +37,7 @@ typedef struct {
 enum { N_TICKETS = 8192 };
 enum { MAIL_BYTES = 2 << 20, MAIL_SUM_BYTES = 32 << 10, MAIL_COUNTERS = 3 };
 enum { UPLOAD_SEGMENTS = 16, UPLOAD_SEGMENT_BYTES = 512 * 1024, DOWNLOAD_BYTES = 1024 * 1024 };
+enum { UPLOAD_EARLY_BYTES = 32 * 1024 }; /* an upload of so many crosses the bus before its turn */
 
 /* How attention is computed (attention.h): tests force a way, and what it does not take fails. */
 typedef enum { ATTENTION_AUTO, ATTENTION_PLAIN, ATTENTION_TILED, ATTENTION_LIBRARY } AttentionWay;
@@ -71,7 +72,9 @@ typedef struct CudaContext {
     void (*close_attention)(struct CudaContext *context);
 
     /* Small copies go through pinned memory: a ring of segments on the way up, one buffer on the way down. */
-    char *upload;
+    char *upload, *arrival; /* the ring, and the same on the device for what crosses the bus early */
+    cudaStream_t upload_stream;
+    cudaEvent_t has_arrived;                  /* the last piece that crossed it early */
     cudaEvent_t upload_done[UPLOAD_SEGMENTS]; /* the device has read the segment */
     int upload_segment;
     size_t upload_used; /* bytes of the present segment */
@@ -194,6 +197,7 @@ bool cuda_decode_step_fits(const CudaContext *context, const Node *node);
 bool cuda_residual_norm_sums(const CudaContext *context, const Node *node);
 bool cuda_linear_input_gradient_sums(const CudaContext *context, const Node *node);
 bool cuda_attention_sums(const CudaContext *context, const Node *node);
+bool cuda_attention_fits(const Node *node); /* of attention_cached too: are its heads narrow enough? */
 
 /* Bytes of scratch for the kernels that want some. */
 size_t cuda_embedding_token_gradient_scratch(CudaContext *context, const Node *node);

@@ -1,0 +1,171 @@
+/* 16-bit storage on the CPU: what goes over all parameters in pieces has the bits of the same in one. */
+#include "backend/cpu/cpu.h"
+#include "harness.h"
+#include "ops/ops.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { PIECE = 1 << 20, N_ALL = PIECE + 700001, MOST_ARRAYS = 4 };
+
+static Backend cpu;
+
+/* gradient, parameter, moments: (N_ALL) each, in bf16. */
+typedef struct {
+    uint16_t *array[MOST_ARRAYS];
+    int n_arrays;
+} Model;
+
+static Model model_new(int n_arrays) {
+    Model model = {.n_arrays = n_arrays};
+    for (int a = 0; a < n_arrays; a++) {
+        model.array[a] = malloc(N_ALL * sizeof(uint16_t));
+        assert_non_null(model.array[a]);
+        for (int64_t i = 0; i < N_ALL;
+             i++) { /* numbers of either sign between 2^-8 and 2^0; second moments are not negative */
+            uint64_t bits = test_hash("half", (uint64_t)a * N_ALL + (uint64_t)i);
+            model.array[a][i] =
+                (uint16_t)((bits & (a == 3 ? 0x007F : 0x807F)) | (0x3B80 + (bits >> 16 & 7) * 0x80));
+        }
+    }
+    return model;
+}
+
+static void model_free(Model *model) {
+    for (int a = 0; a < model->n_arrays; a++) free(model->array[a]);
+}
+
+/* An update of elements first .. first + n - 1 by a node of their own. */
+static void update(const Model *model, bool is_sgd, int64_t first, int64_t n) {
+    static const DecayRun whole[] = {{300000, true}, {700000, false}, {N_ALL - 1000000, true}};
+    DecayRun runs[3] = {0};
+    int64_t at = 0;
+    for (int i = 0; i < 3; at += whole[i++].n_elements) {
+        int64_t from = at > first ? at : first, end = at + whole[i].n_elements;
+        if (end > first + n) end = first + n;
+        runs[i] = (DecayRun){end > from ? end - from : 0, whole[i].decays};
+    }
+    Graph *graph = graph_new();
+    Tensor *tensor[MOST_ARRAYS],
+        *hyper = graph_tensor(graph, PLACE_INPUT, DTYPE_F32, SHAPE(N_HYPER), "hyper");
+    for (int a = 0; a < model->n_arrays; a++)
+        tensor[a] = graph_tensor(graph, PLACE_STATE, DTYPE_BF16, SHAPE(n), "array %d", a);
+    AdamwAttributes adamw = {0.9f, 0.95f, 1e-8f, 0.1f, 3, runs, first};
+    SgdAttributes sgd = {0.9f, 0.1f, true, 3, runs, first};
+    if (is_sgd) op_sgd(graph, tensor[0], hyper, NULL, tensor[1], tensor[2], &sgd);
+    else op_adamw(graph, tensor[0], hyper, NULL, tensor[1], tensor[2], tensor[3], &adamw);
+    Error error = {0};
+    assert_int_equal(graph_status(graph, &error), STATUS_OK);
+    const Node *node = graph->node[0];
+    float numbers[N_HYPER] = {[HYPER_RATE] = 0.01f, [HYPER_CORRECTION1] = 1.2f, [HYPER_CORRECTION2] = 1.1f};
+    uint32_t draw = 12345;
+    memcpy(&numbers[HYPER_DRAW], &draw, sizeof draw);
+    KernelCall call = {
+        .node = node, .in = {model->array[0] + first, numbers}, .n_threads = 2, .context = cpu.context};
+    for (int k = 0; k + 1 < model->n_arrays; k++) call.out[k] = model->array[1 + k] + first;
+    call.scratch = malloc(cpu.scratch_bytes(cpu.context, node));
+    assert_non_null(call.scratch);
+    assert_int_equal(backend_kernel(&cpu, node)(&call, &error), STATUS_OK);
+    free(call.scratch);
+    graph_free(graph);
+}
+
+static void compare(bool is_sgd, int n_arrays) {
+    Model whole = model_new(n_arrays), parts = model_new(n_arrays), before = model_new(n_arrays);
+    update(&whole, is_sgd, 0, N_ALL);
+    update(&parts, is_sgd, 0, 12345);
+    update(&parts, is_sgd, 12345, PIECE - 1);
+    update(&parts, is_sgd, 12345 + PIECE - 1, N_ALL - (12345 + PIECE - 1));
+    assert_memory_equal(whole.array[0], before.array[0], N_ALL * sizeof(uint16_t)); /* the gradient */
+    for (int a = 1; a < n_arrays; a++) {
+        int64_t n_changed = 0;
+        for (int64_t i = 0; i < N_ALL; i++) {
+            if (whole.array[a][i] != parts.array[a][i])
+                fail_msg("array %d, element %lld: 0x%04x and 0x%04x", a, (long long)i,
+                         (unsigned)whole.array[a][i], (unsigned)parts.array[a][i]);
+            n_changed += whole.array[a][i] != before.array[a][i];
+        }
+        assert_true(n_changed > N_ALL / 2);
+    }
+    model_free(&whole);
+    model_free(&parts);
+    model_free(&before);
+}
+
+static void test_adamw(void **state) {
+    (void)state;
+    compare(false, 4);
+}
+
+static void test_sgd(void **state) {
+    (void)state;
+    compare(true, 3);
+}
+
+/* Fresh, and added to what is there. */
+static void test_squared_norm(void **state) {
+    (void)state;
+    Model model = model_new(1);
+    double want = 0.0;
+    for (int64_t i = 0; i < N_ALL; i++) {
+        uint32_t bits = (uint32_t)model.array[0][i] << 16;
+        float value;
+        memcpy(&value, &bits, sizeof value);
+        want += (double)value * (double)value;
+    }
+    for (int add = 0; add < 2; add++) {
+        Graph *graph = graph_new();
+        Tensor *x = graph_tensor(graph, PLACE_STATE, DTYPE_BF16, SHAPE(N_ALL), "x");
+        Tensor *total = graph_tensor(graph, PLACE_STATE, DTYPE_F32, SHAPE(1), "total");
+        op_squared_norm(graph, x, total, add);
+        const Node *node = graph->node[0];
+        float sum = 1000.0f;
+        Error error = {0};
+        KernelCall call = {.node = node,
+                           .in = {model.array[0]},
+                           .out = {&sum},
+                           .add = {add},
+                           .n_threads = 2,
+                           .context = cpu.context};
+        call.scratch = malloc(cpu.scratch_bytes(cpu.context, node));
+        assert_non_null(call.scratch);
+        assert_int_equal(backend_kernel(&cpu, node)(&call, &error), STATUS_OK);
+        assert_true(fabs((double)sum - want - (add ? 1000.0 : 0.0)) < 1e-5 * want);
+        free(call.scratch);
+        graph_free(graph);
+    }
+    model_free(&model);
+}
+
+/* What an update of many parameters takes beside them does not grow with them. */
+static void test_memory(void **state) {
+    (void)state;
+    Graph *graph = graph_new();
+    Tensor *tensor[4], *hyper = graph_tensor(graph, PLACE_INPUT, DTYPE_F32, SHAPE(N_HYPER), "hyper");
+    for (int a = 0; a < 4; a++)
+        tensor[a] = graph_tensor(graph, PLACE_STATE, DTYPE_BF16, SHAPE(64LL * PIECE), "array");
+    DecayRun run = {64LL * PIECE, true};
+    op_adamw(graph, tensor[0], hyper, NULL, tensor[1], tensor[2], tensor[3],
+             &(AdamwAttributes){0.9f, 0.95f, 1e-8f, 0.1f, 1, &run, 0});
+    assert_in_range(cpu.scratch_bytes(cpu.context, graph->node[0]), 1, 4 * PIECE * sizeof(float) + 4096);
+    graph_free(graph);
+}
+
+int main(void) {
+    Error error = {0};
+    if (backend_cpu_open(&cpu, 2, &error) != STATUS_OK) return 1;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_adamw),
+        cmocka_unit_test(test_sgd),
+        cmocka_unit_test(test_squared_norm),
+        cmocka_unit_test(test_memory),
+    };
+    int code = cmocka_run_group_tests(tests, NULL, NULL);
+    cpu.close(cpu.context);
+    return code;
+}
