@@ -4,7 +4,7 @@
 
 A result is a line of JSON: part, name, ok (true, false, or null where nothing is wanted), text; figures that have two sides
 also pgpt, torch, ratio, least or most, aim. The newest line of a (part, name) counts. Exit code 1 if a part found something
-that must hold and does not; of `table`, if the file has any such.
+that must hold and does not; of `table`, if the file has any such, or nothing that must hold.
 """
 
 import argparse

@@ -1,4 +1,5 @@
-/* 16-bit storage on the CPU: what goes over all parameters in pieces has the bits of the same in one. */
+/* 16-bit storage on the CPU: an update that goes over all parameters in pieces has the bits of one that does not, and the norm its
+ * value. */
 #include "backend/cpu/cpu.h"
 #include "harness.h"
 #include "ops/ops.h"
@@ -56,8 +57,9 @@ static void update(const Model *model, bool is_sgd, int64_t first, int64_t n) {
     for (int a = 0; a < model->n_arrays; a++)
         tensor[a] = graph_tensor(graph, PLACE_STATE, DTYPE_BF16, SHAPE(n), "array %d", a);
     AdamwAttributes adamw = {0.9f, 0.95f, 1e-8f, 0.1f, 3, runs, first};
-    SgdAttributes sgd = {0.9f, 0.1f, true, 3, runs, first};
-    if (is_sgd) op_sgd(graph, tensor[0], hyper, NULL, tensor[1], tensor[2], &sgd);
+    bool has_momentum = model->n_arrays > 2;
+    SgdAttributes sgd = {has_momentum ? 0.9f : 0.0f, 0.1f, has_momentum, 3, runs, first};
+    if (is_sgd) op_sgd(graph, tensor[0], hyper, NULL, tensor[1], has_momentum ? tensor[2] : NULL, &sgd);
     else op_adamw(graph, tensor[0], hyper, NULL, tensor[1], tensor[2], tensor[3], &adamw);
     Error error = {0};
     assert_int_equal(graph_status(graph, &error), STATUS_OK);
@@ -105,6 +107,7 @@ static void test_adamw(void **state) {
 static void test_sgd(void **state) {
     (void)state;
     compare(true, 3);
+    compare(true, 2); /* without momentum */
 }
 
 /* Fresh, and added to what is there. */

@@ -153,7 +153,6 @@ static void try_together(Search *search) {
         try_choice(search, choice);
     }
     if (search->advice->n_answers || choice.precision == PRECISION_PURE_BF16) return;
-    if (!search->question->is_gpu) return; /* the CPU widens what it works on, and gains nothing */
     choice.precision = PRECISION_PURE_BF16;
     try_choice(search, choice);
 }
@@ -170,6 +169,7 @@ MemoryAdvice memory_advise(const MemoryQuestion *question) {
         choice.recompute = 1;
         try_choice(&search, choice);
     }
+    /* On a CPU 16 bits cost time, so there they are the last resort. */
     if (question->is_gpu && (present->precision == PRECISION_F32 || present->precision == PRECISION_TF32)) {
         MemoryChoice choice = *present;
         choice.precision = PRECISION_BF16;

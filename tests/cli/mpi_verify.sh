@@ -59,6 +59,7 @@ for dtype in f16 pure-bf16; do
     code=0
     ranks_apart 2 "${small[@]}" --steps 2 --dtype $dtype --break 1 || code=$?
     ((code == 1)) || fail "exit $code with a sum left out in $dtype: $(cat "$SCRATCH/launcher")"
+    grep -q DIFFERS "$SCRATCH/out.0" || fail "not noticed in $dtype: $(cat "$SCRATCH/out.0")"
     ! grep -q ' same$' "$SCRATCH/out.0" || fail "not noticed everywhere in $dtype: $(cat "$SCRATCH/out.0")"
 done
 

@@ -49,7 +49,7 @@ static void test_copies(void **state) {
     }
 }
 
-/* Many small uploads, with the host's memory overwritten at once: several times round the ring of pinned memory. */
+/* Many small uploads, with the host's memory overwritten at once: round the ring of pinned memory, and on. */
 static void test_small_uploads(void **state) {
     (void)state;
     enum { N = 300, EACH = 40000 };

@@ -1,8 +1,8 @@
 /* The table that makes these kernels a backend: which function runs which operation, where memory comes from, and how
  * bytes get to the device and back.
  *
- * One stream carries everything, so order is the program's order and needs no events; where two lanes are wanted, the executor
- * marks and waits where it must. Uploads (a batch of tokens, a learning rate) are first copied into a ring of pinned
+ * One stream carries what computes, so order is the program's order and needs no events; where two lanes are wanted, the
+ * executor marks and waits where it must. Uploads (a batch of tokens, a learning rate) are first copied into a ring of pinned
  * memory and enqueued: the host goes on at once, while the device is still busy with what came before, and a batch crosses
  * the bus meanwhile. Only when the ring comes round must it wait, for a copy that is sixteen segments old. Large ones
  * (weights) wait until they are done. Small results (a loss) come back the same way, while the device is already busy with
@@ -132,7 +132,7 @@ static Kernel kernel(void *context, const Node *node) {
 static const char *why_not(void *context, const Node *node) {
     (void)context;
     if (!is_attention(node->op)) return NULL;
-    return "attention has heads of at most 256 channels; use more --heads, or --device cpu";
+    return "attention on a GPU has heads of at most 256 channels; use a model with more --heads, or --device cpu";
 }
 
 static size_t scratch_bytes(void *context, const Node *node) {
@@ -218,7 +218,7 @@ static Status upload_place(CudaContext *cuda, size_t n_bytes, size_t *place, Err
 
 /* A batch crosses the bus while the device is busy with what came before, to a ring like the host's, and waits there for its
  * turn. What is small crosses it in its turn: that takes less time than the other copy and a wait for another stream (a
- * step of 6 x 384 with 64 KiB pieces takes 17 us less of 3,136 this way, one with 16 KiB pieces took 7 us more of 1,238). */
+ * step of 6 x 384 with 64 KiB pieces takes 20 us less of 3,136 this way, one with 16 KiB pieces took 6 us more of 1,238). */
 static Status upload_piece(CudaContext *cuda, void *device, const void *host, size_t n_bytes, Error *error) {
     size_t place;
     TRY(upload_place(cuda, n_bytes, &place, error));
