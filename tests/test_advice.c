@@ -281,27 +281,91 @@ static Dataset *some_text(Tokenizer **tokenizer) {
     return dataset;
 }
 
+/* Stays where it is: the setup names its parts. */
+typedef struct {
+    Step step;
+    Tokenizer *tokenizer;
+    Dataset *dataset;
+    TrainOptions options;
+    TrainerSetup setup;
+} Run;
+
+static void open_run(Run *run, int64_t batch) {
+    *run = (Run){.options = {.batch = batch, .micro_batch = batch, .sequence = 32, .n_steps = 1}};
+    open_step(&run->step, 1);
+    run->step.config.vocabulary = 256;
+    run->step.backend.free_bytes = some_are_free;
+    run->step.backend.allocate = allocate_nothing;
+    run->dataset = some_text(&run->tokenizer);
+    run->setup = (TrainerSetup){.config = &run->step.config,
+                                .optimizer = &run->step.optimizer,
+                                .options = &run->options,
+                                .dataset = run->dataset,
+                                .tokenizer = run->tokenizer,
+                                .backend = &run->step.backend};
+}
+
+static void close_run(Run *run) {
+    dataset_free(run->dataset);
+    tokenizer_free(run->tokenizer);
+    close_step(&run->step);
+}
+
+/* What a run can do without is named first, by itself where that is enough. */
+static void test_extras(void **unused) {
+    (void)unused;
+    enum { COPIES = 1, SAMPLES = 2, BOTH = COPIES | SAMPLES };
+    Run run;
+    Trainer trainer;
+    Error error = {0};
+    open_run(&run, 4);
+    run.step.backend.uses_host_memory = true;
+    size_t needed[BOTH + 1];
+    for (int with = 0; with <= BOTH; with++) {
+        run.options.save_every = run.options.background_save = (with & COPIES) != 0;
+        run.options.sample_tokens = with & SAMPLES ? 8 : 0;
+        assert_int_equal(trainer_plan(&trainer, &run.setup, &error), STATUS_OK);
+        needed[with] = trainer_planned_bytes(&trainer);
+        if (with < BOTH) trainer_close(&trainer);
+    }
+    const struct {
+        size_t n_free;
+        bool is_gpu;
+        const char *end; /* of what is said */
+    } cases[] = {
+        {needed[BOTH] - 1, false, "; use --no-background-save"},
+        {needed[SAMPLES], false, "; use --no-background-save"},
+        {needed[0], false, "; use --sample-tokens 0 --no-background-save"},
+        {needed[SAMPLES] - 1 + DEVICE_RESERVE_BYTES, true,
+         "; use --sample-tokens 0"}, /* copies are the host's */
+        {needed[0] + DEVICE_RESERVE_BYTES, true, "; use --sample-tokens 0"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        n_free = cases[i].n_free;
+        run.step.backend.uses_host_memory = !cases[i].is_gpu;
+        error = (Error){0};
+        assert_int_equal(trainer_check_memory(&trainer, &error), STATUS_USER);
+        const char *end = strrchr(error.text, ';');
+        if (!end || strcmp(end, cases[i].end) != 0) fail_msg("case %zu: %s", i, error.text);
+    }
+    run.step.backend.uses_host_memory = true;
+    n_free = needed[0] - 1; /* they are not to blame alone */
+    error = (Error){0};
+    assert_int_equal(trainer_check_memory(&trainer, &error), STATUS_USER);
+    assert_null(strstr(error.text, "--sample-tokens"));
+    trainer_close(&trainer);
+    close_run(&run);
+}
+
 /* What is said before memory is taken is said again if it is gone when it is wanted. */
 static void test_run(void **unused) {
     (void)unused;
-    Step step;
-    Error error = {0};
-    open_step(&step, 1);
-    step.config.vocabulary = 256;
-    step.backend.free_bytes = some_are_free;
-    step.backend.allocate = allocate_nothing;
-    Tokenizer *tokenizer = NULL;
-    Dataset *dataset = some_text(&tokenizer);
-    TrainOptions options = {
-        .batch = 64, .micro_batch = 64, .sequence = 32, .n_steps = 1, .background_save = true};
-    TrainerSetup setup = {.config = &step.config,
-                          .optimizer = &step.optimizer,
-                          .options = &options,
-                          .dataset = dataset,
-                          .tokenizer = tokenizer,
-                          .backend = &step.backend};
+    Run run;
     Trainer trainer;
-    assert_int_equal(trainer_plan(&trainer, &setup, &error), STATUS_OK);
+    Error error = {0};
+    open_run(&run, 64);
+    run.options.background_save = true;
+    assert_int_equal(trainer_plan(&trainer, &run.setup, &error), STATUS_OK);
     size_t needed = trainer_planned_bytes(&trainer);
     n_free = needed + DEVICE_RESERVE_BYTES; /* what a GPU's libraries will want is not for the plan */
     assert_int_equal(trainer_check_memory(&trainer, &error), STATUS_OK);
@@ -310,16 +374,14 @@ static void test_run(void **unused) {
     assert_non_null(strstr(error.text, "of the GPU's memory"));
     assert_non_null(strstr(error.text, "what would fit: --micro-batch 32 ("));
     error = (Error){0};
-    step.backend.uses_host_memory = true; /* no libraries there */
+    run.step.backend.uses_host_memory = true; /* no libraries there */
     n_free = needed;
     assert_int_equal(trainer_check_memory(&trainer, &error), STATUS_OK);
     assert_int_equal(trainer_open(&trainer, &error), STATUS_USER);
     assert_non_null(strstr(error.text, "are free; "));
     assert_non_null(strstr(error.text, "--micro-batch"));
     trainer_close(&trainer);
-    dataset_free(dataset);
-    tokenizer_free(tokenizer);
-    close_step(&step);
+    close_run(&run);
 }
 
 int main(void) {
@@ -330,6 +392,7 @@ int main(void) {
         cmocka_unit_test(test_zero),
         cmocka_unit_test(test_nothing_fits),
         cmocka_unit_test(test_eager),
+        cmocka_unit_test(test_extras),
         cmocka_unit_test(test_run),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

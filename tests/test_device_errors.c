@@ -1,5 +1,5 @@
-/* An error of a device that runs behind the host: which instruction is named, and when. The device is the null backend
- * with a place to wait at that may fail. */
+/* An error of a device that runs behind the host: which instruction is named, and when; and one that has no kernel for an
+ * instruction. The device is the null backend with a place to wait at that may fail. */
 #include "backend/null/null.h"
 #include "graph/executor.h"
 #include "ops/ops.h"
@@ -144,11 +144,41 @@ static void test_blocking(void **state) {
     close_device(&device);
 }
 
+static Kernel no_kernel(void *context, const Node *node) {
+    (void)context, (void)node;
+    return NULL;
+}
+
+static const char *why_no_copies(void *context, const Node *node) {
+    (void)context;
+    return node->op == &OP_COPY ? "copies are not for it; use --device cpu" : NULL;
+}
+
+/* Who chose what it has no kernel for is told what to choose; who did not is told which it is. */
+static void test_no_kernel(void **state) {
+    (void)state;
+    Device device;
+    Program program;
+    Error error = {0};
+    open_device(&device, false);
+    device.backend.kernel = no_kernel;
+    assert_int_equal(program_build(&program, "copies", device.graph, &device.backend, 1, &error),
+                     STATUS_FAILED);
+    assert_non_null(strstr(error.text, "the null backend has no kernel for 'copy' (5 of 5 instructions"));
+    device.backend.why_not = why_no_copies;
+    error = (Error){0};
+    assert_int_equal(program_build(&program, "copies", device.graph, &device.backend, 1, &error),
+                     STATUS_USER);
+    assert_string_equal(error.text, "--device null: copies are not for it; use --device cpu");
+    close_device(&device);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_first_run_names_it),
         cmocka_unit_test(test_found_late),
         cmocka_unit_test(test_blocking),
+        cmocka_unit_test(test_no_kernel),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

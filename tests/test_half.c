@@ -27,8 +27,8 @@ static Model model_new(int n_arrays) {
     for (int a = 0; a < n_arrays; a++) {
         model.array[a] = malloc(N_ALL * sizeof(uint16_t));
         assert_non_null(model.array[a]);
-        for (int64_t i = 0; i < N_ALL;
-             i++) { /* numbers of either sign between 2^-8 and 2^0; second moments are not negative */
+        /* Of either sign, between 2^-8 and 2^0; second moments are not negative. */
+        for (int64_t i = 0; i < N_ALL; i++) {
             uint64_t bits = test_hash("half", (uint64_t)a * N_ALL + (uint64_t)i);
             model.array[a][i] =
                 (uint16_t)((bits & (a == 3 ? 0x007F : 0x807F)) | (0x3B80 + (bits >> 16 & 7) * 0x80));
@@ -39,6 +39,16 @@ static Model model_new(int n_arrays) {
 
 static void model_free(Model *model) {
     for (int a = 0; a < model->n_arrays; a++) free(model->array[a]);
+}
+
+static void run(KernelCall call) {
+    Error error = {0};
+    call.n_threads = 2;
+    call.context = cpu.context;
+    call.scratch = malloc(cpu.scratch_bytes(cpu.context, call.node));
+    assert_non_null(call.scratch);
+    assert_int_equal(backend_kernel(&cpu, call.node)(&call, &error), STATUS_OK);
+    free(call.scratch);
 }
 
 /* An update of elements first .. first + n - 1 by a node of their own. */
@@ -63,17 +73,12 @@ static void update(const Model *model, bool is_sgd, int64_t first, int64_t n) {
     else op_adamw(graph, tensor[0], hyper, NULL, tensor[1], tensor[2], tensor[3], &adamw);
     Error error = {0};
     assert_int_equal(graph_status(graph, &error), STATUS_OK);
-    const Node *node = graph->node[0];
     float numbers[N_HYPER] = {[HYPER_RATE] = 0.01f, [HYPER_CORRECTION1] = 1.2f, [HYPER_CORRECTION2] = 1.1f};
     uint32_t draw = 12345;
     memcpy(&numbers[HYPER_DRAW], &draw, sizeof draw);
-    KernelCall call = {
-        .node = node, .in = {model->array[0] + first, numbers}, .n_threads = 2, .context = cpu.context};
+    KernelCall call = {.node = graph->node[0], .in = {model->array[0] + first, numbers}};
     for (int k = 0; k + 1 < model->n_arrays; k++) call.out[k] = model->array[1 + k] + first;
-    call.scratch = malloc(cpu.scratch_bytes(cpu.context, node));
-    assert_non_null(call.scratch);
-    assert_int_equal(backend_kernel(&cpu, node)(&call, &error), STATUS_OK);
-    free(call.scratch);
+    run(call);
     graph_free(graph);
 }
 
@@ -126,20 +131,9 @@ static void test_squared_norm(void **state) {
         Tensor *x = graph_tensor(graph, PLACE_STATE, DTYPE_BF16, SHAPE(N_ALL), "x");
         Tensor *total = graph_tensor(graph, PLACE_STATE, DTYPE_F32, SHAPE(1), "total");
         op_squared_norm(graph, x, total, add);
-        const Node *node = graph->node[0];
         float sum = 1000.0f;
-        Error error = {0};
-        KernelCall call = {.node = node,
-                           .in = {model.array[0]},
-                           .out = {&sum},
-                           .add = {add},
-                           .n_threads = 2,
-                           .context = cpu.context};
-        call.scratch = malloc(cpu.scratch_bytes(cpu.context, node));
-        assert_non_null(call.scratch);
-        assert_int_equal(backend_kernel(&cpu, node)(&call, &error), STATUS_OK);
+        run((KernelCall){.node = graph->node[0], .in = {model.array[0]}, .out = {&sum}, .add = {add}});
         assert_true(fabs((double)sum - want - (add ? 1000.0 : 0.0)) < 1e-5 * want);
-        free(call.scratch);
         graph_free(graph);
     }
     model_free(&model);

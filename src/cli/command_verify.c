@@ -43,7 +43,8 @@ static const OptionSpec call_specs[] = {
     OPTION_END,
 };
 
-/* Some twice what 20 steps of the default model are off by, on 2 and 4 ranks. A sum left out is off by more. */
+/* Some twice what 20 steps of the default model are off by, on 2 and 4 ranks (tf32 has f16's mantissa, and its tolerance). A sum
+ * left out is off by more. */
 static double default_tolerance(PrecisionKind kind) {
     switch (kind) {
     case PRECISION_TF32:

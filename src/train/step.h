@@ -92,8 +92,7 @@ typedef struct {
     double
         comm_wait_ms;   /* and the part of it that the rest had to wait for; both NAN where it is not timed */
     bool was_abandoned; /* stopped before the update: the weights are as they were */
-    bool
-        was_skipped; /* the gradient was not finite, as f16 may have it, and a smaller scale may help: likewise */
+    bool was_skipped;   /* the gradient was not finite, and a smaller scale of the loss may help: likewise */
 } StepResult;
 
 /* Record and plan. `optimizer` NULL makes an evaluation pass: forward only. */

@@ -45,12 +45,19 @@ static bool goes_in_pieces(const Op *op) {
     return is_update(op) || op == &OP_SQUARED_NORM;
 }
 
-/* Which elements decay, of an update. */
-static const DecayRun *runs_of(const Node *node, int *n_runs) {
-    const AdamwAttributes *adamw = node->op == &OP_ADAMW ? node->attributes : NULL;
-    const SgdAttributes *sgd = node->op == &OP_SGD ? node->attributes : NULL;
-    *n_runs = adamw ? adamw->n_runs : sgd ? sgd->n_runs : 0;
-    return adamw ? adamw->runs : sgd ? sgd->runs : NULL;
+/* What an update knows of its elements; of anything else, nothing. */
+typedef struct {
+    int n_runs;
+    const DecayRun *runs;
+    int64_t first;
+} Elements;
+
+static Elements elements_of(const Node *node) {
+    const AdamwAttributes *adamw = node->attributes;
+    const SgdAttributes *sgd = node->attributes;
+    if (node->op == &OP_ADAMW) return (Elements){adamw->n_runs, adamw->runs, adamw->first_element};
+    if (node->op == &OP_SGD) return (Elements){sgd->n_runs, sgd->runs, sgd->first_element};
+    return (Elements){0};
 }
 
 static size_t aligned(size_t n_bytes) {
@@ -65,9 +72,7 @@ static size_t wide_bytes(const Node *node, const Tensor *tensor) {
 }
 
 static size_t runs_bytes(const Node *node) {
-    int n_runs;
-    runs_of(node, &n_runs);
-    return aligned((size_t)n_runs * sizeof(DecayRun));
+    return aligned((size_t)elements_of(node).n_runs * sizeof(DecayRun));
 }
 
 size_t cpu_widening_bytes(const Node *node) {
@@ -118,9 +123,7 @@ static void narrow(const KernelCall *call, const Tensor *tensor, const float *fr
 
 static void narrow_by_chance(const KernelCall *call, int k, const float *from, uint16_t *to) {
     const Node *node = call->node;
-    int64_t first = node->op == &OP_ADAMW ? ((const AdamwAttributes *)node->attributes)->first_element
-                                          : ((const SgdAttributes *)node->attributes)->first_element;
-    int64_t count = tensor_count(node->output[k]);
+    int64_t first = elements_of(node).first, count = tensor_count(node->output[k]);
     bool is_brain = node->output[k]->dtype == DTYPE_BF16;
     uint32_t draw;
     memcpy(&draw, (const float *)call->in[1] + HYPER_DRAW, sizeof draw);
@@ -169,16 +172,32 @@ typedef struct {
 } Piece;
 
 /* The runs of elements first .. first + n - 1; how many there are. */
-static int cut_runs(const Node *node, int64_t first, int64_t n, DecayRun *cut) {
-    int n_runs, n_cut = 0;
-    const DecayRun *runs = runs_of(node, &n_runs);
+static int cut_runs(const Elements *whole, int64_t first, int64_t n, DecayRun *cut) {
+    int n_cut = 0;
     int64_t at = 0;
-    for (int i = 0; i < n_runs && at < first + n; at += runs[i++].n_elements) {
-        int64_t from = at > first ? at : first, end = at + runs[i].n_elements;
+    for (int i = 0; i < whole->n_runs && at < first + n; at += whole->runs[i++].n_elements) {
+        int64_t from = at > first ? at : first, end = at + whole->runs[i].n_elements;
         if (end > first + n) end = first + n;
-        if (end > from) cut[n_cut++] = (DecayRun){end - from, runs[i].decays};
+        if (end > from) cut[n_cut++] = (DecayRun){end - from, whole->runs[i].decays};
     }
     return n_cut;
+}
+
+static void set_elements(Piece *piece, Elements elements) {
+    Node *node = &piece->node;
+    if (node->op == &OP_ADAMW) {
+        piece->adamw = *(const AdamwAttributes *)node->attributes;
+        piece->adamw.n_runs = elements.n_runs;
+        piece->adamw.runs = elements.runs;
+        piece->adamw.first_element = elements.first;
+        node->attributes = &piece->adamw;
+    } else {
+        piece->sgd = *(const SgdAttributes *)node->attributes;
+        piece->sgd.n_runs = elements.n_runs;
+        piece->sgd.runs = elements.runs;
+        piece->sgd.first_element = elements.first;
+        node->attributes = &piece->sgd;
+    }
 }
 
 static void cut_tensor(Tensor **tensor, void **data, Tensor *cut, int64_t first, int64_t n) {
@@ -203,20 +222,8 @@ static void cut(const KernelCall *call, int64_t first, int64_t n, DecayRun *runs
     }
     for (int k = 0; k < node->n_outputs; k++)
         cut_tensor(&node->output[k], &piece->call.out[k], &piece->tensor[1 + k], first, n);
-    int n_runs = cut_runs(call->node, first, n, runs);
-    if (node->op == &OP_ADAMW) {
-        piece->adamw = *(const AdamwAttributes *)node->attributes;
-        piece->adamw.runs = runs;
-        piece->adamw.n_runs = n_runs;
-        piece->adamw.first_element += first;
-        node->attributes = &piece->adamw;
-    } else {
-        piece->sgd = *(const SgdAttributes *)node->attributes;
-        piece->sgd.runs = runs;
-        piece->sgd.n_runs = n_runs;
-        piece->sgd.first_element += first;
-        node->attributes = &piece->sgd;
-    }
+    Elements whole = elements_of(call->node);
+    set_elements(piece, (Elements){cut_runs(&whole, first, n, runs), runs, whole.first + first});
 }
 
 Status cpu_widened(const KernelCall *call, Error *error) {

@@ -94,6 +94,8 @@ static __global__ void __launch_bounds__(ATTEND_THREADS)
     store8(y + n * s.y_width + (int64_t)h * s.head_size + c, left, s.aligned, mine.value);
 }
 
+static_assert(ATTEND_MOST_CHANNELS == 256, "why_not (cuda.cu) tells the user so");
+
 bool attention_plain_takes(const AttentionShape *shape) {
     return shape->head_size <= ATTEND_MOST_CHANNELS;
 }
