@@ -82,6 +82,12 @@ static void notices_come_back(void **state) {
     for (int rank = 0; rank < 12; rank++) notice_remove("run", rank);
     notices_end("run");
     assert_int_not_equal(access("run/ranks", F_OK), 0);
+    notices_clear("run"); /* there are none */
+    assert_int_equal(notices_begin("run", &error), STATUS_OK);
+    RankNotice notice = example(3);
+    assert_int_equal(notice_write("run", &notice, &error), STATUS_OK);
+    notices_clear("run");
+    assert_int_not_equal(access("run/ranks", F_OK), 0);
 }
 
 /* Half-written, other people's or hostile files are no notices. */

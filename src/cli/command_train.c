@@ -14,6 +14,7 @@
 #include "data/source.h"
 #include "infer/device.h"
 #include "train/checkpoint.h"
+#include "train/notice.h"
 #include "train/resume.h"
 #include "train/run_folder.h"
 #include "train/trainer.h"
@@ -222,6 +223,8 @@ static Status say_finished(const TrainRun *run, Error *error) {
         return error_user(
             error, "the run has %lld steps done already; give more than that with --steps to go on", n_done);
     }
+    if (run->launch->world.rank == 0)
+        notices_clear(run->run); /* of a job that was killed after its last step */
     log_note(
         &run->log,
         "%s has its %lld steps done; give more with --steps to go on, or leave out --resume for a new run",

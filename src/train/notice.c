@@ -41,17 +41,29 @@ static int rank_of(const char *name) {
     return *name >= '0' && *name <= '9' && !*end && !errno && rank < MOST_RANKS ? (int)rank : -1;
 }
 
+static void remove_all(const char *run, DIR *stream) {
+    for (struct dirent *item; (item = readdir(stream));) {
+        int rank = rank_of(item->d_name);
+        if (rank >= 0) notice_remove(run, rank);
+    }
+}
+
 Status notices_begin(const char *run, Error *error) {
     Path folder = folder_of(run);
     TRY(file_make_folders(folder.text, error));
     DIR *stream = opendir(folder.text);
     if (!stream) return error_user(error, "cannot read %s: %s", folder.text, strerror(errno));
-    for (struct dirent *item; (item = readdir(stream));) {
-        int rank = rank_of(item->d_name);
-        if (rank >= 0) notice_remove(run, rank);
-    }
+    remove_all(run, stream);
     closedir(stream);
     return STATUS_OK;
+}
+
+void notices_clear(const char *run) {
+    DIR *stream = opendir(folder_of(run).text);
+    if (!stream) return;
+    remove_all(run, stream);
+    closedir(stream);
+    notices_end(run);
 }
 
 void notices_end(const char *run) {

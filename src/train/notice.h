@@ -42,6 +42,9 @@ int notices_read(const char *run, RankNotice **notices);
 /* Removes the folder where no notice is left in it. */
 void notices_end(const char *run);
 
+/* Removes it with all that an earlier attempt has left, of a run that nobody works on any more. */
+void notices_clear(const char *run);
+
 /* "rank 3 (node7, process 4711)" */
 const char *notice_name(const RankNotice *notice, char *text, size_t n_bytes);
 

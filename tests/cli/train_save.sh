@@ -90,8 +90,10 @@ pgpt train "${auto[@]}" --out peace
 pgpt train "${auto[@]}" --out mine --resume auto
 grep -q 'nothing to resume: mine has no checkpoint; beginning anew' err || fail "auto does not say that it begins: $(cat err)"
 same_model peace mine
+mkdir mine/ranks && echo "of a job that was killed after its last step" >mine/ranks/1
 pgpt train "${auto[@]}" --out mine --resume auto
 grep -q 'mine has its 8 steps done' err || fail "auto and a finished run: $(cat err)"
+[[ ! -e mine/ranks ]] || fail "notices are left of a run that is done: $(ls mine/ranks)"
 rm -r mine/checkpoints/step-00000008
 pgpt train "${auto[@]}" --out mine --resume auto
 grep -q 'going on from step 6' err || fail "auto does not go on: $(cat err)"
