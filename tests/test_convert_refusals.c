@@ -1,8 +1,8 @@
 /* What `pgpt convert` must not accept: every message names the file and the field or tensor, and nothing is left of a
  * conversion that failed. */
+#include "base/staged_folder.h"
 #include "hf_folder.h"
 #include "train/convert.h"
-#include "train/staged_folder.h"
 
 #include <dirent.h>
 #include <setjmp.h>

@@ -114,6 +114,15 @@ Status file_read(const char *path, size_t limit_bytes, char **bytes, size_t *n_b
     return error->status;
 }
 
+Status file_read_regular(const char *path, size_t limit_bytes, char **bytes, size_t *n_bytes, Error *error) {
+    struct stat facts;
+    *bytes = NULL;
+    *n_bytes = 0;
+    if (stat(path, &facts) == 0 && !S_ISREG(facts.st_mode) && !S_ISDIR(facts.st_mode))
+        return error_user(error, "cannot read %s: it is not a regular file", path);
+    return file_read(path, limit_bytes, bytes, n_bytes, error);
+}
+
 bool file_exists(const char *path) {
     struct stat facts;
     return stat(path, &facts) == 0;
@@ -333,8 +342,10 @@ static Status cut_unfinished_line(int descriptor, const char *path, Error *error
 Status line_writer_open(LineWriter *writer, const char *path, Error *error) {
     *writer = (LineWriter){.descriptor = -1, .path = strdup(path)};
     if (!writer->path) return error_failed(error, "cannot open %s: out of memory", path);
-    writer->descriptor = open(path, O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC | O_NOCTTY, 0666);
-    if (writer->descriptor < 0) problem(error, "write", path, errno);
+    writer->descriptor = open(path, O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC | O_NOCTTY | O_NOFOLLOW, 0666);
+    if (writer->descriptor < 0 && errno == ELOOP)
+        error_user(error, "cannot write %s: it is a link, which is not followed; remove it", path);
+    else if (writer->descriptor < 0) problem(error, "write", path, errno);
     else cut_unfinished_line(writer->descriptor, path, error);
     if (error->status != STATUS_OK) {
         Error ignored = {0};

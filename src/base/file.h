@@ -14,6 +14,9 @@
  * counted, so that text can be used as a string once it has been checked for inner NULs. Empty files are fine. */
 Status file_read(const char *path, size_t limit_bytes, char **bytes, size_t *n_bytes, Error *error);
 
+/* The same for files that a program has written itself: a pipe in the place of one would be waited for without end. */
+Status file_read_regular(const char *path, size_t limit_bytes, char **bytes, size_t *n_bytes, Error *error);
+
 bool file_exists(const char *path);
 
 /* Make a folder and those above it; one that is there already is fine. */
@@ -61,7 +64,7 @@ void file_writer_abort(FileWriter *writer);
 /* ---- Lines, appended (metrics.jsonl).
  *
  * Each line is one write(2), so a reader never sees half of one and a killed process leaves none behind. If a line
- * does not fit on the disk, its beginning is taken back. Opening cuts off an unfinished last line. */
+ * does not fit on the disk, its beginning is taken back. Opening cuts off an unfinished last line. A link is not followed. */
 typedef struct {
     int descriptor; /* -1 when closed */
     char *path;

@@ -4,6 +4,7 @@
 
 #include "base/json.h"
 #include "base/log.h"
+#include "train/run_folder.h"
 #include "train/supervise.h"
 
 #include <stdio.h>
@@ -97,7 +98,12 @@ static Status supervise_job(const SuperviseCommand *values, int n_words, char *c
                                 .wait_seconds = values->wait_seconds,
                                 .log = &log};
     SuperviseResult result;
-    TRY(supervise(&options, &result, error));
+    RunClaim claim; /* of the folder, so that nobody else starts the job between two of its attempts */
+    TRY(run_claim_supervise(&claim, run, error));
+    if (*claim.warning) log_warning(&log, "%s", claim.warning);
+    supervise(&options, &result, error);
+    run_claim_release(&claim);
+    TRY(error->status);
     if (result.n_restarts > 0 && result.exit_code == 0)
         log_note(&log, "the job is done, after %d restart%s", result.n_restarts,
                  result.n_restarts == 1 ? "" : "s");

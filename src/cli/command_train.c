@@ -31,6 +31,7 @@ static void close_run(TrainRun *run) {
     if (run->has_backend) run->backend.close(run->backend.context);
     data_source_close(&run->source);
     model_source_close(&run->init);
+    run_claim_release(&run->claim);
     options_free(&run->options);
     train_unwatch(run);
 }
@@ -177,7 +178,7 @@ static Status check_disk(const TrainRun *run, Error *error) {
         format_bytes(needed).text, format_bytes(room).text, run->run);
 }
 
-/* The root chooses the folder: its clock gives a new run its name. */
+/* The root has chosen the folder: its clock gives a new run its name. */
 static Status share_folder_name(TrainRun *run, Error *error) {
     char name[4096] = "";
     if (run->run) snprintf(name, sizeof name, "%s", run->run);
@@ -186,23 +187,23 @@ static Status share_folder_name(TrainRun *run, Error *error) {
     return STATUS_OK;
 }
 
-static Status prepare_folder(TrainRun *run, Error *error) {
+/* Before anything is read that a new run is made of, so that nobody else takes the folder meanwhile. A run that goes on has
+ * its folder already (train_options_read). */
+static Status claim_folder(TrainRun *run, Error *error) {
     const TrainOptions *train = &run->values.train;
-    if (run->launch->world.rank == 0) {
-        run->run = *train->resume
-                       ? train->resume
-                       : run_folder_name(&run->options.arena, train->out, run->values.model.preset);
-        if (strlen(run->run) >= 4096) return error_user(error, "the path of the run's folder is too long");
-        if (!*train->resume && !run->is_auto) TRY(run_folder_check(run->run, error));
-        TRY(check_disk(run, error));
-    }
+    if (run->launch->world.rank != 0) return STATUS_OK;
+    if (!*train->resume)
+        TRY(run_claim_new(&run->claim, train->out, run->values.model.preset, run->is_auto, error));
+    run->run = run->claim.path;
+    if (*run->claim.warning) log_warning(&run->log, "%s", run->claim.warning);
+    if (strlen(run->run) >= 4096) return error_user(error, "the path of the run's folder is too long");
     return STATUS_OK;
 }
 
 static Status create_folder(TrainRun *run, Error *error) {
     if (run->launch->world.rank != 0) return STATUS_OK;
     if (run->is_auto) TRY(resume_restart(run->run, error));
-    TRY(run_folder_create(run->run, &run->options, run->source.tokenizer, error));
+    TRY(run_folder_create(&run->claim, &run->options, run->source.tokenizer, error));
     return run->has_init ? model_source_keep_origin(&run->init, run->run, error) : STATUS_OK;
 }
 
@@ -272,9 +273,8 @@ static Status train(TrainRun *run, Error *error) {
     train_enter(run, "making the weights");
     trainer_check_memory(&run->trainer, error);
     TRY(launch_agree(launch, error));
-    prepare_folder(run, error);
+    if (launch->world.rank == 0) check_disk(run, error);
     TRY(launch_agree(launch, error));
-    TRY(share_folder_name(run, error));
     trainer_open(&run->trainer, error);
     TRY(launch_agree(launch, error));
     train_enter(run, "loading weights");
@@ -329,6 +329,11 @@ static Status run_phases(TrainRun *run, int n_words, char *const *words, Error *
     fault_parse(run->values.call.fault, launch->world.size, &run->fault, error);
     TRY(launch_agree(launch, error));
     if (run->values.call.print_mesh) return train_report_mesh(run, error);
+    if (!run->values.call.print_program) {
+        claim_folder(run, error);
+        TRY(launch_agree(launch, error));
+        TRY(share_folder_name(run, error));
+    }
     train_enter(run, "reading the data");
     TRY(open_data_in_turn(run, error));
     TRY(check_same_data(run, error));
@@ -346,6 +351,7 @@ static Status run_phases(TrainRun *run, int n_words, char *const *words, Error *
         error_user(error, "--allreduce is of the host's memory; GPUs sum by NCCL here, leave it out");
     }
     TRY(launch_agree(launch, error));
+    launch_note_segments(launch);
     train_watch_groups(run);
     train_enter(run, "planning");
     plan_trainer(run, error);

@@ -7,6 +7,7 @@
 #include "base/file.h"
 #include "base/format.h"
 #include "base/memory.h"
+#include "base/staged_folder.h"
 #include "base/timer.h"
 #include "data/bpe_train.h"
 #include "data/prepare_input.h"
@@ -134,6 +135,7 @@ static Status choose_path(const char *out, Arena *arena, const char **path, bool
     *path = is_file ? out : arena_printf(arena, "%s/tokenizer.json", out);
     if (file_exists(*path)) return error_user(error, "%s exists already; choose another --out", *path);
     if (is_file) return STATUS_OK;
+    TRY(staged_folder_check(out, error)); /* not among somebody's files */
     *made = !file_exists(out);
     return file_make_folders(out, error);
 }

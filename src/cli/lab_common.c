@@ -4,6 +4,8 @@
  * from the words as they came, quoted where a shell would need it: what stands there can be copied and run again. */
 #include "cli/lab.h"
 
+#include "base/file.h"
+#include "base/folder.h"
 #include "base/format.h"
 #include "base/terminal.h"
 #include "data/utf8.h"
@@ -116,9 +118,38 @@ LabOutput lab_output(const Launch *launch, Options *options, const LabOptions *l
 
 /* ---- Results */
 
+static bool is_picture(const char *name) {
+    static const char *const endings[] = {".svg", ".png", ".dat", ".gp"};
+    const char *ending = strrchr(name, '.');
+    for (size_t i = 0; ending && i < sizeof endings / sizeof endings[0]; i++) {
+        if (strcmp(ending, endings[i]) == 0) return true;
+    }
+    return strncmp(name, ".runs-", 6) == 0; /* of a study that is under way, or was killed */
+}
+
+/* Pictures replace those of the same name, so they do not go where anything else is. */
+static Status check_pictures(const char *path, Error *error) {
+    Folder folder;
+    Arena arena = {0};
+    FolderEntry *entries;
+    size_t n_entries;
+    if (!file_exists(path)) return STATUS_OK;
+    TRY(folder_open(&folder, path, error));
+    folder_list(&folder, &arena, &entries, &n_entries, error);
+    for (size_t i = 0; i < n_entries && error->status == STATUS_OK; i++) {
+        if (is_picture(entries[i].name)) continue;
+        error_user(error, "%s holds '%s', which is no picture of a study; choose another --out", path,
+                   entries[i].name);
+    }
+    folder_close(&folder);
+    arena_free(&arena);
+    return error->status;
+}
+
 Status lab_check_folder(const Launch *launch, const LabOutput *output, Error *error) {
     RunFolder probe = {0};
     if (!launch->has_voice || error->status != STATUS_OK) return error->status;
+    TRY(check_pictures(output->folder, error));
     run_folder_make(&probe, output->folder, error);
     run_folder_remove(&probe);
     return error->status;

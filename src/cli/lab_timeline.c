@@ -310,6 +310,7 @@ Status lab_timeline(Launch *launch, int n_words, char *const *words, Error *erro
         LabOutput output = lab_output(launch, &options, &values.lab, n_words, words);
         Timeline timeline;
         timeline_read(&timeline, options.arguments[0], error);
+        lab_check_folder(launch, &output, error);
         if (error->status == STATUS_OK)
             timeline_set_window(&timeline, values.window.from_ms, values.window.to_ms, error);
         if (error->status == STATUS_OK) timeline_measure(&timeline, error);

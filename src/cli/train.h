@@ -5,6 +5,7 @@
 #include "cli/commands.h"
 #include "data/source.h"
 #include "train/fault.h"
+#include "train/run_folder.h"
 #include "train/trainer.h"
 #include "train/watchdog.h"
 
@@ -39,7 +40,8 @@ typedef struct {
     Trainer trainer;
     Log log;
     bool has_backend, has_trainer;
-    bool is_auto; /* --resume auto: whatever is there is fine */
+    bool is_auto;   /* --resume auto: whatever is there is fine */
+    RunClaim claim; /* on the run's folder; rank 0's */
     const char *run;
     ModelSource init; /* what it begins with */
     bool has_init;

@@ -91,6 +91,14 @@ static Status find_resumed(TrainRun *run, Error *error) {
     return STATUS_OK;
 }
 
+/* The run that goes on is this process's from here on, before its files are read; one that is only looked at need not be. */
+static Status claim_resumed(TrainRun *run, Error *error) {
+    const CallOptions *call = &run->values.call;
+    const char *resume = run->values.train.resume;
+    if (!*resume || run->launch->world.rank != 0 || call->print_mesh || call->print_program) return STATUS_OK;
+    return run_claim_again(&run->claim, resume, error);
+}
+
 /* Open the model of --init, and make the run's model one like it. */
 static Status open_init(TrainRun *run, Error *error) {
     const TrainOptions *train = &run->values.train;
@@ -114,7 +122,12 @@ Status train_options_read(TrainRun *run, int n_words, char *const *words, Error 
     TRY(options_parse(&run->options, n_words, words, error));
     if (run->options.help_wanted) return STATUS_OK;
     run->log = launch_log(run->launch, run->values.call.quiet);
+    if (*run->launch->cleared) { /* whichever rank has done it */
+        Log own = log_make(run->values.call.quiet);
+        log_note(&own, "%s", run->launch->cleared);
+    }
     TRY(find_resumed(run, error));
+    TRY(claim_resumed(run, error));
     const char *resume = run->values.train.resume;
     if (*resume) {
         TRY(options_read_config(&run->options, arena_printf(&run->options.arena, "%s/config.ini", resume),

@@ -6,11 +6,11 @@
 #include "lab/launcher.h"
 
 #include "base/file.h"
+#include "base/folder.h"
 #include "comm/comm_mpi.h"
 #include "lab/launch_child.h"
 
 #include <errno.h>
-#include <ftw.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -190,14 +190,13 @@ Status run_folder_make(RunFolder *folder, const char *parent, Error *error) {
     return error->status;
 }
 
-static int remove_entry(const char *path, const struct stat *facts, int flag, struct FTW *place) {
-    (void)facts, (void)flag, (void)place;
-    remove(path);
-    return 0;
-}
-
 void run_folder_remove(RunFolder *folder) {
-    if (folder->path) nftw(folder->path, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
+    Folder parent;
+    Error ignored = {0};
+    if (folder->path && folder_open(&parent, folder->parent, &ignored) == STATUS_OK) {
+        folder_remove_all(&parent, strrchr(folder->path, '/') + 1);
+        folder_close(&parent);
+    }
     while (folder->parent && strlen(folder->parent) > folder->n_kept && rmdir(folder->parent) == 0) {
         char *slash = strrchr(folder->parent, '/');
         if (!slash) break;

@@ -15,6 +15,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#define SHARED_MEMORY "/dev/shm"
+
 /* ---- What the launcher promised */
 
 static const struct {
@@ -132,6 +134,7 @@ static Status find_neighbours(Launch *launch, Error *error) {
 
 Status launch_open(Launch *launch, double hang_seconds, Error *error) {
     *launch = launch_alone();
+    segments_clear(SHARED_MEMORY, launch->cleared, sizeof launch->cleared);
     Promise promise = read_promise();
     if (promise.size == 1 || (promise.size == 0 && !comm_mpi_is_launched())) return STATUS_OK;
     /* Where ranks are not known, not all speak at once either. */
@@ -140,6 +143,7 @@ Status launch_open(Launch *launch, double hang_seconds, Error *error) {
         guard_open(&(GuardOptions){.rank = turn, .variable = promise.variable, .seconds = hang_seconds});
     TRY(open_world(launch, promise, error));
     if (launch->world.size == 1) return STATUS_OK;
+    launch_note_segments(launch);
     TRY(launch_check_program(launch, error));
     return find_neighbours(launch, error);
 }
@@ -149,8 +153,13 @@ void launch_end_guard(Launch *launch) {
     launch->guard = NULL;
 }
 
+void launch_note_segments(Launch *launch) {
+    if (launch->world.size > 1) segments_note(&launch->segments, SHARED_MEMORY);
+}
+
 void launch_close(Launch *launch) {
     comm_close(&launch->world);
+    segments_close(&launch->segments);
     launch_end_guard(launch);
     if (launch->at_end) launch->at_end(launch->at_end_context);
     launch->at_end = NULL;

@@ -14,6 +14,7 @@
 #include "base/options_text.h"
 #include "comm/comm.h"
 #include "parallel/guard.h"
+#include "parallel/segments.h"
 
 typedef struct {
     Comm world;    /* of the host's own memory, for control: options, errors, losses */
@@ -30,7 +31,9 @@ typedef struct {
     bool has_voice;    /* speaks for all: rank 0. The others print no notes and no results */
     void (*at_end)(void *context); /* what launch_close calls when MPI has ended; NULL: nothing */
     void *at_end_context;
-    Guard *guard; /* NULL: nobody looks out for ranks that are stopped, or somebody else does */
+    Segments segments; /* of shared memory, that MPI has made for this rank */
+    char cleared[160]; /* what killed ranks had left of theirs, and launch_open has removed; "" if nothing */
+    Guard *guard;      /* NULL: nobody looks out for ranks that are stopped, or somebody else does */
 } Launch;
 
 /* Begins MPI where there are others to find, and checks that all ranks run the same program. After an error the launch
@@ -39,6 +42,9 @@ typedef struct {
 Status launch_open(Launch *launch, double hang_seconds, Error *error);
 void launch_end_guard(Launch *launch);
 void launch_close(Launch *launch);
+
+/* There may be more segments of shared memory now: NCCL makes its own. */
+void launch_note_segments(Launch *launch);
 
 /* Give each rank of a host cores of its own, unless the launcher has done so or there are too few. Before any threads
  * are made; all ranks of a host or none. */

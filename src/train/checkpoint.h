@@ -65,13 +65,10 @@ Status checkpoint_save(const char *run, const CheckpointSource *source, Error *e
 
 /* Remove old checkpoints: all but the last `keep_last` (0 keeps all) up to step `written`, that one included, and,
  * if wanted, the one with the lowest validation loss. Incomplete ones do not count and go too, as does whatever
- * interrupted saves left behind. Later steps are left alone: they are not of this run's past. Call it after a save,
- * not during one, and on one rank only. */
+ * interrupted saves left behind. Later steps are left alone: they are not of this run's past. A checkpoint with something
+ * in it that no save has written stays whole. The error is the first of what could not be removed; it is no reason to end
+ * a run. Call it after a save, not during one, and on one rank only. */
 Status checkpoint_prune(const char *run, int64_t written, int64_t keep_last, bool keep_best, Error *error);
-
-/* Collective: rank 0 does it, and every rank has the outcome. */
-Status checkpoint_prune_together(Comm *comm, const char *run, int64_t written, int64_t keep_last,
-                                 bool keep_best, Error *error);
 
 /* The disk space that one save takes, nearly. */
 uint64_t checkpoint_bytes(const ParameterTable *table, int n_moments);

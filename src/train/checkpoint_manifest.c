@@ -7,6 +7,8 @@
  * 64-bit hashes are written as hexadecimal texts, since many readers of JSON keep numbers in doubles. */
 #include "train/checkpoint_manifest.h"
 
+#include "train/checkpoint_folder.h"
+
 #include "base/version.h"
 
 #include <dirent.h>
@@ -191,7 +193,7 @@ Status manifest_read(const char *path, Manifest *manifest, Arena *arena, Error *
     char *text;
     size_t n_bytes;
     json_t *object = NULL;
-    TRY(file_read(path, MANIFEST_LIMIT_BYTES, &text, &n_bytes, error));
+    TRY(file_read_regular(path, MANIFEST_LIMIT_BYTES, &text, &n_bytes, error));
     if (check_text(path, text, n_bytes, &manifest->checksum, error) == STATUS_OK &&
         json_parse(text, n_bytes, path, &object, error) == STATUS_OK) {
         read_manifest(object, path, manifest, arena, error);
@@ -202,15 +204,6 @@ Status manifest_read(const char *path, Manifest *manifest, Arena *arena, Error *
 }
 
 /* ---- the folder */
-
-/* The step of "step-00000120", -1 for any other name. */
-static int64_t step_of(const char *name) {
-    enum { FEWEST_DIGITS = 8, MOST_DIGITS = 18 };
-    if (strncmp(name, "step-", 5) != 0) return -1;
-    size_t n_digits = strspn(name + 5, "0123456789");
-    bool is_step = n_digits >= FEWEST_DIGITS && n_digits <= MOST_DIGITS && name[5 + n_digits] == 0;
-    return is_step ? strtoll(name + 5, NULL, 10) : -1;
-}
 
 static int newest_first(const void *a, const void *b) {
     const CheckpointEntry *x = a, *y = b;
@@ -226,7 +219,7 @@ Status checkpoint_list(const char *folder, Arena *arena, CheckpointEntry **entri
     if (!stream && (errno == ENOENT || errno == ENOTDIR)) return STATUS_OK;
     if (!stream) return error_user(error, "cannot read the folder %s: %s", folder, strerror(errno));
     for (struct dirent *item; (item = readdir(stream));) {
-        int64_t step = step_of(item->d_name);
+        int64_t step = checkpoint_name_step(item->d_name);
         if (step < 0) continue;
         if (*n_entries == capacity) {
             CheckpointEntry *smaller = *entries;

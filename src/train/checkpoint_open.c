@@ -28,6 +28,8 @@ typedef struct {
     int n_entries, next;
     bool is_named; /* by the user: there is no other one to take */
     const char *folder;
+    CheckpointChoice choice;
+    int n_listed; /* how often */
     Error damage; /* of the first */
     Arena arena;
 } Candidates;
@@ -76,9 +78,22 @@ static void prefer_best(CheckpointEntry *entries, int n_entries) {
     entries[0] = kept;
 }
 
+static Status list_candidates(Candidates *candidates, Error *error) {
+    candidates->next = 0;
+    candidates->n_listed++;
+    TRY(checkpoint_list(candidates->folder, &candidates->arena, &candidates->entry, &candidates->n_entries,
+                        error));
+    if (candidates->n_entries == 0) {
+        return error_user(error,
+                          "there is no checkpoint in %s yet; train first (pgpt train), or name another run",
+                          candidates->folder);
+    }
+    if (candidates->choice == CHECKPOINT_BEST) prefer_best(candidates->entry, candidates->n_entries);
+    return STATUS_OK;
+}
+
 /* The run's folder, NULL after an error. */
-static const char *find_candidates(Candidates *candidates, const char *path, CheckpointChoice choice,
-                                   Error *error) {
+static const char *find_candidates(Candidates *candidates, const char *path, Error *error) {
     Arena *arena = &candidates->arena;
     if (!is_folder(path)) {
         if (file_exists(path))
@@ -95,15 +110,7 @@ static const char *find_candidates(Candidates *candidates, const char *path, Che
     }
     const char *inner = arena_printf(arena, "%s/checkpoints", path);
     candidates->folder = is_folder(inner) ? inner : path;
-    if (checkpoint_list(candidates->folder, arena, &candidates->entry, &candidates->n_entries, error) !=
-        STATUS_OK)
-        return NULL;
-    if (candidates->n_entries == 0) {
-        error_user(error, "there is no checkpoint in %s yet; train first (pgpt train), or name another run",
-                   candidates->folder);
-        return NULL;
-    }
-    if (choice == CHECKPOINT_BEST) prefer_best(candidates->entry, candidates->n_entries);
+    if (list_candidates(candidates, error) != STATUS_OK) return NULL;
     return candidates->folder == inner ? path : folder_above(path, 1, arena);
 }
 
@@ -152,7 +159,19 @@ static Status read_manifest(const char *folder, Manifest *manifest, Arena *arena
 
 /* ---- choosing, on rank 0 */
 
+/* The run may be going on, and remove old checkpoints while we look at them: then there are newer ones to look at. */
+static bool has_moved_on(Candidates *candidates) {
+    enum { MOST_TIMES = 1000 };
+    const CheckpointEntry *entry = &candidates->entry[candidates->next];
+    struct stat facts;
+    Error ignored = {0};
+    if (candidates->is_named || candidates->n_listed >= MOST_TIMES || lstat(entry->path, &facts) == 0)
+        return false;
+    return list_candidates(candidates, &ignored) == STATUS_OK;
+}
+
 static void note_damage(Candidates *candidates, const Error *damage) {
+    if (has_moved_on(candidates)) return;
     if (candidates->next++ == 0) candidates->damage = *damage;
 }
 
@@ -238,10 +257,10 @@ static bool open_chosen(Checkpoint *checkpoint, Comm *comm, const Choice *choice
 Status checkpoint_open_together(Checkpoint *checkpoint, Comm *comm, const char *path, CheckpointChoice choice,
                                 bool with_optimizer, Error *error) {
     *checkpoint = (Checkpoint){0};
-    Candidates candidates = {0};
+    Candidates candidates = {.choice = choice};
     const char *run = NULL;
     Error found = {0};
-    if (checkpoint_rank(comm) == 0) run = find_candidates(&candidates, path, choice, &found);
+    if (checkpoint_rank(comm) == 0) run = find_candidates(&candidates, path, &found);
     for (;;) {
         Choice chosen = {.error = found};
         Error damage = {0};
@@ -252,7 +271,7 @@ Status checkpoint_open_together(Checkpoint *checkpoint, Comm *comm, const char *
         if (error->status != STATUS_OK) break;
         if (open_chosen(checkpoint, comm, &chosen, with_optimizer, &damage, error)) break;
         checkpoint_close(checkpoint);
-        note_damage(&candidates, &damage);
+        if (checkpoint_rank(comm) == 0) note_damage(&candidates, &damage);
     }
 done:
     if (error->status != STATUS_OK) checkpoint_close(checkpoint);

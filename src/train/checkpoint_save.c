@@ -1,80 +1,22 @@
-/* Saving and removing checkpoints, so that a crash between any two system calls leaves only complete ones under
- * final names.
+/* Saving checkpoints, so that a crash between any two system calls leaves only complete ones under final names.
  *
  * A save writes its folder under "step-00000120.tmp.<pid>": each file is synced as it is finished, the manifest comes
  * last, then one rename makes the folder a checkpoint. Where the step was saved before, the two folders are exchanged
- * in one system call. Removal goes the other way: a folder first loses its name, then its files. Whatever carries
- * ".tmp." in its name is rubbish for the next prune.
+ * in one system call. Removal goes the other way: a folder first loses its name, then its files (checkpoint_folder.c).
  *
  * Several ranks do it in three steps, each ended by a word with the others, so that nobody goes on with what failed
  * elsewhere: rank 0 makes the folder and tells its name; all write their own files; rank 0 collects their sizes and
  * checksums, writes the manifest and gives the folder its name. Only rank 0 makes, renames and removes folders, and
  * removes one only when nobody writes there any more. Alone, the same steps have nobody to talk to. */
-#define _GNU_SOURCE /* renameat2 */
 #include "train/checkpoint_manifest.h"
 
 #include "base/format.h"
+#include "train/checkpoint_folder.h"
 #include "train/checkpoint_part.h"
 #include "train/checkpoint_together.h"
 
-#include <dirent.h>
-#include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
-
-/* ---- folders */
-
-static Status sync_folder(const char *path, Error *error) {
-    int descriptor = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (descriptor < 0) return STATUS_OK; /* may be written but not read: nothing to be done */
-    int result = fsync(descriptor);
-    int code = errno;
-    close(descriptor);
-    if (result == 0 || code == EINVAL || code == ENOTSUP || code == EROFS) return STATUS_OK;
-    return error_failed(error, "cannot sync %s: %s", path, strerror(code));
-}
-
-/* Remove a folder and the files in it; there are no folders in a checkpoint. */
-static Status remove_folder(const char *path, Error *error) {
-    Arena arena = {0};
-    DIR *stream = opendir(path);
-    for (struct dirent *item; stream && (item = readdir(stream));) {
-        if (strcmp(item->d_name, ".") == 0 || strcmp(item->d_name, "..") == 0) continue;
-        unlink(arena_printf(&arena, "%s/%s", path, item->d_name));
-    }
-    if (stream) closedir(stream);
-    arena_free(&arena);
-    if (rmdir(path) == 0 || errno == ENOENT) return STATUS_OK;
-    return error_user(error, "cannot remove the old checkpoint %s: %s", path, strerror(errno));
-}
-
-/* Take a checkpoint's name away, then remove it. */
-static Status remove_checkpoint(const char *path, Error *error) {
-    Arena arena = {0};
-    char *temporary = arena_printf(&arena, "%s.old.tmp.%ld", path, (long)getpid());
-    if (rename(path, temporary) == 0) remove_folder(temporary, error);
-    else error_user(error, "cannot remove the old checkpoint %s: %s", path, strerror(errno));
-    arena_free(&arena);
-    return error->status;
-}
-
-/* Give a finished folder its name. */
-static Status publish(const char *temporary, const char *path, Error *error) {
-    if (rename(temporary, path) == 0) return STATUS_OK;
-    if (errno != EEXIST && errno != ENOTEMPTY) {
-        return error_failed(error, "cannot rename %s to %s: %s", temporary, path, strerror(errno));
-    }
-    /* The same step again. Where folders cannot be exchanged, there is a moment without either. */
-    if (renameat2(AT_FDCWD, temporary, AT_FDCWD, path, RENAME_EXCHANGE) == 0)
-        return remove_folder(temporary, error);
-    TRY(remove_checkpoint(path, error));
-    if (rename(temporary, path) == 0) return STATUS_OK;
-    return error_failed(error, "cannot rename %s to %s: %s", temporary, path, strerror(errno));
-}
 
 /* ---- saving */
 
@@ -104,15 +46,17 @@ static Status check_source(const char *run, const CheckpointSource *source, Erro
 
 /* Where a save goes. */
 typedef struct {
-    const char *folder;    /* of the run's checkpoints */
-    const char *path;      /* of this one */
-    const char *temporary; /* until it is complete */
+    const char *folder;         /* of the run's checkpoints */
+    const char *name;           /* of this one, in it */
+    const char *temporary_name; /* until it is complete */
+    const char *temporary;      /* the path of that */
 } Places;
 
-static Places places_of(const char *run, int64_t step, long process, Arena *arena) {
-    Places places = {.folder = arena_printf(arena, "%s/checkpoints", run)};
-    places.path = arena_printf(arena, "%s/step-%08lld", places.folder, (long long)step);
-    places.temporary = arena_printf(arena, "%s.tmp.%ld", places.path, process);
+static Places places_of(const char *run, int64_t step, int64_t process, Arena *arena) {
+    Places places = {.folder = arena_printf(arena, "%s/checkpoints", run),
+                     .name = checkpoint_name(step, arena),
+                     .temporary_name = checkpoint_temporary_name(step, process, arena)};
+    places.temporary = arena_printf(arena, "%s/%s", places.folder, places.temporary_name);
     return places;
 }
 
@@ -125,12 +69,10 @@ typedef struct {
 static void prepare(const char *run, const CheckpointSource *source, Start *start) {
     *start = (Start){.step = source->state->step, .process = getpid()};
     Arena arena = {0};
-    Places places = places_of(run, start->step, (long)start->process, &arena);
+    Places places = places_of(run, start->step, start->process, &arena);
     TRY_GOTO(check_source(run, source, &start->error), done);
     TRY_GOTO(file_make_folders(places.folder, &start->error), done);
-    /* One may be left by a process that died with our number. */
-    TRY_GOTO(remove_folder(places.temporary, &start->error), done);
-    file_make_folders(places.temporary, &start->error);
+    checkpoint_begin(places.folder, places.temporary_name, &start->error);
 done:
     arena_free(&arena);
 }
@@ -170,8 +112,7 @@ static Status collect_parts(Comm *comm, const CheckpointPart *part, CheckpointPa
 static Status complete(const Places *places, const CheckpointSource *source, const CheckpointPart *parts,
                        Error *error) {
     TRY(checkpoint_parts_seal(places->temporary, source, parts, checkpoint_n_ranks(source->comm), error));
-    TRY(publish(places->temporary, places->path, error));
-    return sync_folder(places->folder, error);
+    return checkpoint_publish(places->folder, places->temporary_name, places->name, error);
 }
 
 Status checkpoint_save(const char *run, const CheckpointSource *source, Error *error) {
@@ -185,59 +126,13 @@ Status checkpoint_save(const char *run, const CheckpointSource *source, Error *e
         *error = start.error;
         return error->status;
     }
-    Places places = places_of(run, start.step, (long)start.process, &arena);
+    Places places = places_of(run, start.step, start.process, &arena);
     CheckpointPart part, *parts = NULL;
     write_part(places.temporary, source, &start, &part, error);
     if (checkpoint_agree(comm, error) == STATUS_OK) collect_parts(comm, &part, &parts, &arena, error);
     if (is_first && error->status == STATUS_OK) complete(&places, source, parts, error);
-    if (is_first && error->status != STATUS_OK) {
-        Error ignored = {0};
-        remove_folder(places.temporary, &ignored);
-    }
+    if (is_first && error->status != STATUS_OK) checkpoint_abandon(places.folder, places.temporary_name);
     checkpoint_share_outcome(comm, error); /* and nobody returns before rank 0 has cleared up */
     arena_free(&arena);
     return error->status;
-}
-
-/* ---- removing */
-
-static Status remove_temporaries(const char *folder, Error *error) {
-    Arena arena = {0};
-    DIR *stream = opendir(folder);
-    for (struct dirent *item; stream && error->status == STATUS_OK && (item = readdir(stream));) {
-        if (strncmp(item->d_name, "step-", 5) != 0 || !strstr(item->d_name, ".tmp.")) continue;
-        remove_folder(arena_printf(&arena, "%s/%s", folder, item->d_name), error);
-    }
-    if (stream) closedir(stream);
-    arena_free(&arena);
-    return error->status;
-}
-
-Status checkpoint_prune(const char *run, int64_t written, int64_t keep_last, bool keep_best, Error *error) {
-    Arena arena = {0};
-    const char *folder = arena_printf(&arena, "%s/checkpoints", run);
-    CheckpointEntry *entries;
-    int n_entries;
-    TRY_GOTO(remove_temporaries(folder, error), done);
-    if (keep_last <= 0) goto done;
-    TRY_GOTO(checkpoint_list(folder, &arena, &entries, &n_entries, error), done);
-    for (int i = 0; i < n_entries; i++) checkpoint_inspect(&entries[i]);
-    int best = keep_best ? checkpoint_best(entries, n_entries) : -1;
-    for (int i = 0, n_kept = 0; i < n_entries; i++) {
-        bool is_kept =
-            entries[i].step >= written || i == best || (entries[i].is_complete && n_kept < keep_last);
-        /* The best does not count unless it is among the last anyway. */
-        n_kept += entries[i].step <= written && entries[i].is_complete;
-        if (!is_kept) TRY_GOTO(remove_checkpoint(entries[i].path, error), done);
-    }
-    sync_folder(folder, error);
-done:
-    arena_free(&arena);
-    return error->status;
-}
-
-Status checkpoint_prune_together(Comm *comm, const char *run, int64_t written, int64_t keep_last,
-                                 bool keep_best, Error *error) {
-    if (checkpoint_rank(comm) == 0) checkpoint_prune(run, written, keep_last, keep_best, error);
-    return checkpoint_share_outcome(comm, error);
 }

@@ -64,7 +64,7 @@ uint64_t checksum_value(const Checksum *checksum) {
 }
 
 Status checksum_file(const char *path, uint64_t *value, uint64_t *n_bytes, Error *error) {
-    int descriptor = open(path, O_RDONLY | O_CLOEXEC);
+    int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
     if (descriptor < 0) {
         return errno == ENOENT ? error_user(error, "%s is missing", path)
                                : error_user(error, "cannot read %s: %s", path, strerror(errno));

@@ -7,8 +7,8 @@
 
 #include "base/format.h"
 #include "base/memory.h"
+#include "base/staged_folder.h"
 #include "train/huggingface_write.h"
-#include "train/staged_folder.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -88,6 +88,7 @@ static SaveRequest save_request(Trainer *trainer, const char *run) {
                            .comm = setup->saving,
                            .activity = setup->activity,
                            .lane = activity_add_lane(setup->activity, "saver"),
+                           .log = setup->log,
                            .parameters_saved = &trainer->step.spread.parameters_saved,
                            .moments_saved = &trainer->step.spread.moments_saved,
                            .state = state,

@@ -4,6 +4,7 @@
 #include "train/notice.h"
 
 #include "base/file.h"
+#include "base/folder.h"
 #include "base/json.h"
 
 #include <dirent.h>
@@ -41,28 +42,39 @@ static int rank_of(const char *name) {
     return *name >= '0' && *name <= '9' && !*end && !errno && rank < MOST_RANKS ? (int)rank : -1;
 }
 
-static void remove_all(const char *run, DIR *stream) {
-    for (struct dirent *item; (item = readdir(stream));) {
-        int rank = rank_of(item->d_name);
-        if (rank >= 0) notice_remove(run, rank);
+/* RUN/ranks, which must be a folder itself: through a link, the files in it could be anybody's. */
+static Status open_ranks(const char *run, Folder *ranks, Error *error) {
+    Folder folder;
+    TRY(folder_open(&folder, run, error));
+    folder_open_inside(ranks, &folder, "ranks", error);
+    folder_close(&folder);
+    return error->status;
+}
+
+static Status remove_all(const char *run, Error *error) {
+    Folder ranks;
+    Arena arena = {0};
+    FolderEntry *entries;
+    size_t n_entries;
+    TRY(open_ranks(run, &ranks, error));
+    folder_list(&ranks, &arena, &entries, &n_entries, error);
+    for (size_t i = 0; i < n_entries && error->status == STATUS_OK; i++) {
+        bool is_file = entries[i].kind != ENTRY_FOLDER && entries[i].kind != ENTRY_NONE;
+        if (is_file && rank_of(entries[i].name) >= 0) folder_remove_file(&ranks, entries[i].name, error);
     }
+    folder_close(&ranks);
+    arena_free(&arena);
+    return error->status;
 }
 
 Status notices_begin(const char *run, Error *error) {
-    Path folder = folder_of(run);
-    TRY(file_make_folders(folder.text, error));
-    DIR *stream = opendir(folder.text);
-    if (!stream) return error_user(error, "cannot read %s: %s", folder.text, strerror(errno));
-    remove_all(run, stream);
-    closedir(stream);
-    return STATUS_OK;
+    TRY(file_make_folders(folder_of(run).text, error));
+    return remove_all(run, error);
 }
 
 void notices_clear(const char *run) {
-    DIR *stream = opendir(folder_of(run).text);
-    if (!stream) return;
-    remove_all(run, stream);
-    closedir(stream);
+    Error ignored = {0};
+    remove_all(run, &ignored);
     notices_end(run);
 }
 
@@ -104,7 +116,7 @@ Status notice_write(const char *run, const RankNotice *notice, Error *error) {
     free(line);
     if (n >= sizeof record) return error_failed(error, "a notice of %zu bytes is too long", n);
     Path path = file_of(run, notice->rank);
-    int descriptor = open(path.text, O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
+    int descriptor = open(path.text, O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0644);
     if (descriptor < 0) return error_user(error, "cannot write %s: %s", path.text, strerror(errno));
     bool is_whole = pwrite(descriptor, record, sizeof record, 0) == (ssize_t)sizeof record;
     if (!is_whole) error_user(error, "cannot write %s: %s", path.text, strerror(errno));
@@ -143,7 +155,7 @@ bool notice_read(const char *run, int rank, RankNotice *notice) {
     size_t n_bytes;
     json_t *object = NULL;
     Error ignored = {0};
-    if (file_read(path.text, NOTICE_BYTES, &bytes, &n_bytes, &ignored) != STATUS_OK) return false;
+    if (file_read_regular(path.text, NOTICE_BYTES, &bytes, &n_bytes, &ignored) != STATUS_OK) return false;
     bool is_good = json_parse(bytes, n_bytes, path.text, &object, &ignored) == STATUS_OK &&
                    from_json(object, path.text, notice) && notice->rank == rank;
     json_decref(object);

@@ -6,10 +6,9 @@
  * error when it is opened: beginning anew would bury what may still be rescued. */
 #include "train/resume.h"
 
+#include "base/folder.h"
 #include "train/checkpoint_manifest.h"
 
-#include <dirent.h>
-#include <errno.h>
 #include <limits.h>
 #include <string.h>
 #include <unistd.h>
@@ -44,23 +43,22 @@ Status resume_find(const char *out, Arena *arena, const char **folder, Error *er
 }
 
 /* What a process leaves that dies while it writes one of the run's first files. */
-static void remove_temporaries(const char *folder, Arena *arena) {
-    DIR *stream = opendir(folder);
-    for (struct dirent *item; stream && (item = readdir(stream));) {
-        if (strncmp(item->d_name, "config.ini.tmp.", 15) != 0 &&
-            strncmp(item->d_name, "tokenizer.json.tmp.", 19) != 0)
-            continue;
-        unlink(arena_printf(arena, "%s/%s", folder, item->d_name));
-    }
-    if (stream) closedir(stream);
+static bool is_left_over(const char *name) {
+    return path_is_temporary(name, "config.ini") || path_is_temporary(name, "tokenizer.json");
 }
 
-Status resume_restart(const char *folder, Error *error) {
+Status resume_restart(const char *path, Error *error) {
     Arena arena = {0};
-    remove_temporaries(folder, &arena);
-    const char *metrics = arena_printf(&arena, "%s/metrics.jsonl", folder);
-    if (unlink(metrics) != 0 && errno != ENOENT && errno != ENOTDIR)
-        error_user(error, "cannot remove %s to begin anew: %s", metrics, strerror(errno));
+    Folder folder;
+    FolderEntry *entries;
+    size_t n_entries;
+    TRY(folder_open(&folder, path, error));
+    folder_list(&folder, &arena, &entries, &n_entries, error);
+    for (size_t i = 0; i < n_entries && error->status == STATUS_OK; i++)
+        if (is_left_over(entries[i].name)) folder_remove_file(&folder, entries[i].name, error);
+    if (error->status == STATUS_OK) folder_remove_file(&folder, "metrics.jsonl", error);
+    if (error->status != STATUS_OK) error_prefix(error, "the run cannot begin anew: ");
+    folder_close(&folder);
     arena_free(&arena);
     return error->status;
 }

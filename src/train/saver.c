@@ -97,9 +97,10 @@ static void write_and_prune(Saver *saver, const CheckpointSource *source) {
     const SaveRequest *request = &saver->request;
     if (checkpoint_agree(request->comm, &saver->result) != STATUS_OK) return; /* somebody has no copy */
     saver->is_written = checkpoint_save(request->run, source, &saver->result) == STATUS_OK;
-    if (!saver->is_written) return;
-    checkpoint_prune_together(request->comm, request->run, request->state.step, request->keep_last,
-                              request->keep_best, &saver->result);
+    /* The next save begins with rank 0's word, so nobody has to wait for it here. */
+    if (!saver->is_written || checkpoint_rank(request->comm) != 0) return;
+    checkpoint_prune(request->run, request->state.step, request->keep_last, request->keep_best,
+                     &saver->not_removed);
 }
 
 static void write_checkpoint(Saver *saver, const CheckpointSource *source) {
@@ -137,13 +138,22 @@ static void *write_copies(void *context) {
     return NULL;
 }
 
+/* Old checkpoints that could not be removed are worth a word, once, and no more. */
+static void warn(Saver *saver) {
+    const char *text = saver->not_removed.text;
+    if (saver->not_removed.status == STATUS_OK || strcmp(text, saver->warning) == 0) return;
+    snprintf(saver->warning, sizeof saver->warning, "%s", text);
+    if (saver->request.log)
+        log_warning(saver->request.log, "an old checkpoint stays: %s; the run goes on", text);
+}
+
 /* The outcome of the save, as the error of the call that learns of it. */
 static Status conclude(Saver *saver, Error *error) {
     int64_t step = saver->request.state.step, before = saver->saved_step;
     if (saver->is_written) saver->saved_step = step;
+    warn(saver);
     if (saver->result.status == STATUS_OK || error->status != STATUS_OK) return error->status;
     *error = saver->result;
-    if (saver->is_written) return error->status; /* it is old ones that could not be removed */
     if (before < 0)
         return error_prefix(error, "the checkpoint of step %lld was not saved: ", (long long)step);
     return error_prefix(error, "the checkpoint of step %lld was not saved (that of step %lld is there): ",
@@ -178,7 +188,7 @@ Status saver_poll(Saver *saver, Error *error) {
 static bool begin(Saver *saver, const SaveRequest *request, Error *error) {
     if (saver_finish(saver, error) != STATUS_OK || saver->saved_step == request->state.step) return false;
     saver->request = *request;
-    saver->result = (Error){0};
+    saver->result = saver->not_removed = (Error){0};
     saver->is_written = false;
     atomic_store(&saver->is_done, false);
     return true;

@@ -24,6 +24,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "base/log.h"
 #include "graph/executor.h"
 #include "train/checkpoint.h"
 
@@ -45,6 +46,7 @@ typedef struct {
     Comm *comm;
     Activity *activity; /* that is told, in this lane; NULL: nobody */
     int lane;
+    const Log *log; /* for what is no error; NULL: nobody */
 } SaveRequest;
 
 typedef struct {
@@ -60,7 +62,9 @@ typedef struct {
     int64_t saved_step;           /* of the last checkpoint known to be on the disk, -1 if there is none */
     SaveRequest request;          /* of the save under way, or the last one */
     Error result;                 /* its outcome: what went wrong, */
-    bool is_written;              /* and whether the checkpoint is there all the same */
+    bool is_written;              /* whether the checkpoint is there, */
+    Error not_removed;            /* and which of the old ones could not be removed */
+    char warning[sizeof((Error *)0)->text]; /* the last that was said of it */
     pthread_t thread;
     bool is_under_way;   /* the thread has not been joined */
     atomic_bool is_done; /* it will not touch anything any more */

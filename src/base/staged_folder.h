@@ -7,22 +7,26 @@
  * done:
  *     staged_folder_abort(&folder);   // removes what was not committed
  *     return error->status; */
-#ifndef PGPT_TRAIN_STAGED_FOLDER_H
-#define PGPT_TRAIN_STAGED_FOLDER_H
+#ifndef PGPT_BASE_STAGED_FOLDER_H
+#define PGPT_BASE_STAGED_FOLDER_H
 
-#include "base/arena.h"
-#include "base/error.h"
+#include "base/folder.h"
 
 typedef struct {
     char *path;        /* the final name */
-    char *temporary;   /* what is being written; NULL once committed */
+    char *temporary;   /* what is being written; NULL before that, and once committed */
     size_t n_existing; /* so many bytes of the path name folders that were there before */
+    Folder parent;     /* where both lie, */
+    const char *name;  /* by these names */
+    const char *temporary_name;
+    Folder lock; /* the folder that is written, locked: nobody takes it for abandoned */
     Arena arena;
 } StagedFolder;
 
 /* May this folder be made? It must not be there yet, or be empty. Changes nothing. */
 Status staged_folder_check(const char *path, Error *error);
 
+/* What processes that were killed have left beside it is removed. */
 Status staged_folder_open(StagedFolder *folder, const char *path, Error *error);
 Status staged_folder_commit(StagedFolder *folder, Error *error);
 

@@ -1,0 +1,108 @@
+#!/bin/bash
+# A run's folder can be trusted: one run at a time writes it, nothing of anybody else's is written over or removed, and
+# who reads beside a run that goes on finds a model.
+# shellcheck source=/dev/null
+. "$SOURCE_ROOT/tests/cli/lib"
+
+Q=("${TINY[@]}" --data s.txt --steps 3)
+for ((i = 0; i < 300; i++)); do echo "the quick brown fox number $i jumps over the lazy dog"; done >s.txt
+
+# ---- Links and other people's files survive a prune.
+mkdir v && echo precious >v/a.txt && echo precious >v/model.safetensors
+pgpt train "${Q[@]}" --steps 20 --out r
+ln -s "$PWD/v" r/checkpoints/step-00000001.tmp.7
+ln -s "$PWD/v" r/checkpoints/step-00000002
+ln -s "$PWD/v" r/checkpoints/step-00000003.old.tmp.9
+mkdir r/checkpoints/step-00000004.tmp.8 && ln -s "$PWD/v/a.txt" r/checkpoints/step-00000004.tmp.8/model.safetensors
+mkdir r/checkpoints/step-notes.tmp.1 && echo mine >r/checkpoints/step-notes.tmp.1/manifest.json
+pgpt train --resume r --steps 25 --keep 1
+[[ $(cat v/a.txt v/model.safetensors) == $'precious\nprecious' ]] || fail "a prune followed a link"
+[[ ! -e r/checkpoints/step-00000001.tmp.7 && ! -L r/checkpoints/step-00000001.tmp.7 ]] || fail "the link itself stays"
+[[ ! -L r/checkpoints/step-00000002 && ! -L r/checkpoints/step-00000003.old.tmp.9 ]] || fail "links stay"
+[[ ! -e r/checkpoints/step-00000004.tmp.8 ]] || fail "a link in an unfinished checkpoint stays"
+[[ $(cat r/checkpoints/step-notes.tmp.1/manifest.json) == mine ]] || fail "a prune removed what is not called as a checkpoint is"
+
+# ---- What cannot be removed is a warning, and training goes on.
+mkdir r/checkpoints/step-00000025/notes
+pgpt train --resume r --steps 30 --keep 1
+grep -q "warning: an old checkpoint stays: r/checkpoints/step-00000025 holds 'notes'" err || fail "no warning: $(cat err)"
+[[ -s r/checkpoints/step-00000025/manifest.json && -s r/checkpoints/step-00000030/manifest.json ]] || fail "half removed: $(ls r/checkpoints/*)"
+rm -r r/checkpoints/step-00000025/notes
+mv r/checkpoints real && ln -s ../real r/checkpoints
+pgpt train --resume r --steps 35 --keep 1
+grep -q 'warning: an old checkpoint stays' err || fail "a prune went through a link: $(ls real)"
+[[ -d real/step-00000025 && -d real/step-00000035 ]] || fail "$(ls real)"
+
+# ---- Files that are appended to or replaced are not reached through links.
+pgpt train "${Q[@]}" --out m
+cp m/metrics.jsonl kept && printf 'no end of line' >>kept && cp kept copy && ln -sf "$PWD/kept" m/metrics.jsonl
+code=0 && "$PGPT" train --resume m --steps 9 >out 2>err </dev/null || code=$?
+((code == 2)) && grep -q 'metrics.jsonl: it is a link' err || fail "exit $code: $(cat err)"
+cmp kept copy || fail "somebody's file was cut"
+rm -r m/metrics.jsonl m/ranks && cp copy m/metrics.jsonl
+echo precious >v/0 && ln -s "$PWD/v" m/ranks
+code=0 && "$PGPT" train --resume m --steps 9 >out 2>err </dev/null || code=$?
+[[ $(cat v/0) == precious ]] || fail "a notice was written through a link (exit $code)"
+rm m/ranks
+
+# ---- Runs that start at once do not meet.
+for ((i = 0; i < 20; i++)); do
+    "$PGPT" train "${Q[@]}" --model nano >"$SCRATCH/out.$i" 2>&1 </dev/null &
+    (((i + 1) % 4 != 0)) || wait
+done
+wait
+(($(find runs -name model.safetensors | wc -l) == 20)) || fail "20 runs left $(find runs -name model.safetensors | wc -l) models"
+[[ -L runs/latest && -d runs/latest/checkpoints ]] || fail "runs/latest does not lead to a run"
+
+for ((i = 0; i < 20; i++)); do # two with the same --out: one trains, the other says why not
+    codes=()
+    "$PGPT" train "${Q[@]}" --out "same-$i" >"$SCRATCH/a" 2>&1 </dev/null &
+    first=$!
+    code=0 && "$PGPT" train "${Q[@]}" --out "same-$i" >"$SCRATCH/b" 2>&1 </dev/null || code=$?
+    codes+=("$code") && code=0
+    wait $first || code=$?
+    codes+=("$code")
+    [[ ${codes[*]} == "0 2" || ${codes[*]} == "2 0" ]] || fail "two runs in one folder ended with ${codes[*]}: $(cat "$SCRATCH/a" "$SCRATCH/b")"
+    (($(column "same-$i" step | wc -l) == 3)) || fail "metrics are mixed: $(cat "same-$i/metrics.jsonl")"
+done
+
+# ---- A run that is under way is not resumed, and says who has it; when it is killed, it is free.
+"$PGPT" train "${Q[@]}" --steps 100000000 --save-every 20 --keep 1 --out busy >"$SCRATCH/busy" 2>&1 </dev/null &
+busy=$!
+for ((i = 0; i < 400; i++)); do compgen -G 'busy/checkpoints/step-????????' >/dev/null && break || sleep 0.05; done
+code=0 && "$PGPT" train --resume busy --steps 5 >out 2>err </dev/null || code=$?
+((code == 2)) || fail "exit $code while another process trains there: $(cat err)"
+grep -q "busy is being written by process $busy on " err || fail "$(cat err)"
+code=0 && "$PGPT" supervise -- "$PGPT" train "${Q[@]}" --out busy >out 2>err </dev/null || code=$?
+((code == 2)) && grep -q "busy is being written by process $busy on " err || fail "supervise: exit $code, $(cat err)"
+code=0 && "$PGPT" train "${Q[@]}" --out busy >out 2>err </dev/null || code=$?
+((code == 2)) && grep -Eq 'already holds a run|is being written' err || fail "exit $code: $(cat err)"
+
+# ---- Beside it, a model can always be had: when a checkpoint goes, there is a newer one.
+for ((i = 0; i < 60; i++)); do
+    "$PGPT" generate busy --tokens 1 --threads 1 >out 2>err </dev/null || fail "generate $i beside a run that prunes: $(cat err)"
+    ! grep -q 'passed over' err || fail "a checkpoint that was pruned is taken for damaged: $(cat err)"
+done
+kill -KILL $busy
+wait $busy 2>/dev/null || true
+[[ -e busy/lock ]] || fail "there was no lock"
+step=$(find busy/checkpoints -maxdepth 1 -name 'step-????????' | sort | tail -n 1 | tr -dc 0-9)
+pgpt train --resume busy --steps $((10#$step + 2))
+[[ ! -e busy/lock ]] || fail "the lock file stays behind a run that has ended"
+
+# ---- Folders that are something else are left alone.
+mkdir tok shards hf somebody && echo '{"kind": "char"}' >tok/tokenizer.json && echo x >shards/manifest.json && echo y >hf/config.json && echo z >somebody/notes.txt
+for folder in tok shards hf somebody; do
+    before=$(cat "$folder"/*)
+    refused '/is not empty and not a run/' train "${Q[@]}" --out "$folder"
+    refused '/is not empty and not a run/' train "${Q[@]}" --out "$folder" --resume auto --quiet
+    refused '/is not empty/' supervise -- "$PGPT" train "${Q[@]}" --out "$folder"
+    refused '/not empty/' convert r "$folder"
+    refused '/not (an )?empty|exists already|already holds/' data prepare s.txt --tokenizer byte --out "$folder"
+    refused '/not (an )?empty|exists already/' data train-tokenizer s.txt --vocab-size 270 --out "$folder"
+    refused '/no picture/' lab linear --points 10 --epochs 1 --out "$folder" --quiet
+    [[ $(cat "$folder"/*) == "$before" ]] || fail "$folder was written to"
+done
+mkdir empty && pgpt train "${Q[@]}" --out empty && [[ -s $(model empty) ]] || fail "an empty folder is not taken"
+refused '/is a file/' train "${Q[@]}" --out s.txt
+refused '/--heads/' train "${Q[@]}" --heads 3 --out a/b/c # and a is not made
