@@ -1,9 +1,9 @@
 /* A run's folder as somebody else may have left it: files, folders and links of any name, half written, in each other's
- * place. Whatever is in it, those who look for a run to go on with, for a model or for the notices of ranks come back with an
- * answer, and nothing outside of the folder changes.
+ * place. Whatever is in it, those who look for a run to go on with, for a model or for the notices of ranks come back
+ * with an answer, and nothing outside of the folder changes.
  *
- * The input is a list of entries: a byte says what it is, one how long its name or content is, and so on; names are taken
- * from those that mean something there, or from the input. */
+ * The input is a list of entries: a byte says what it is, one how long its name or content is, and so on; names are
+ * taken from those that mean something there, or from the input. */
 #include "fuzz.h"
 
 #include "base/file.h"
@@ -173,7 +173,8 @@ done:
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n_bytes) {
     if (!top[0]) {
-        const char *parent = getenv("TMPDIR");
+        const char *parent = getenv("TMPDIR"); /* in memory, where there is: files are synced */
+        if (!parent && access("/dev/shm", W_OK) == 0) parent = "/dev/shm";
         snprintf(top, sizeof top, "%.200s/pgpt-fuzz-XXXXXX", parent ? parent : "/tmp");
         FUZZ_CHECK(mkdtemp(top));
         atexit(remove_top);
