@@ -167,8 +167,7 @@ static Status open_mesh(TrainRun *run, Error *error) {
 
 /* A run whose first checkpoint cannot be written is of no use. */
 static Status check_disk(const TrainRun *run, Error *error) {
-    uint64_t needed = checkpoint_bytes(&run->trainer.table, run->trainer.step.optimizer.n_moments);
-    uint64_t room = file_free_bytes(run->run);
+    uint64_t needed = trainer_checkpoint_bytes(&run->trainer), room = file_free_bytes(run->run);
     if (needed <= room) return STATUS_OK;
     return error_user(
         error,
