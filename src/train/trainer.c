@@ -82,7 +82,7 @@ static void plan_saver(Trainer *trainer) {
     DType types[SAVER_MAX_ARRAYS] = {train_step_weights(step)->dtype};
     for (int i = 0; i < step->optimizer.n_moments; i++) types[1 + i] = step->optimizer.moment[i]->dtype;
     /* A run that saves only when it ends has nothing to do meanwhile. */
-    bool saves_on_the_way = options->save_every > 0 || options->save_minutes > 0.0;
+    bool saves_on_the_way = options->saves && (options->save_every > 0 || options->save_minutes > 0.0);
     saver_plan_parts(&trainer->saver, &step->spread.parameters_saved, &step->spread.moments_saved, types,
                      step->optimizer.n_moments, options->background_save && saves_on_the_way);
 }
