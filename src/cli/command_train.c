@@ -120,6 +120,7 @@ static Status check_same_options(TrainRun *run, Error *error) {
     if (run->launch->world.size == 1) return STATUS_OK;
     TRY(launch_check_options(run->launch, &run->options, error));
     TRY(launch_check_same(run->launch, "--resume", run->values.train.resume, error));
+    TRY(launch_check_same(run->launch, "--save", run->values.train.saves ? "yes" : "no", error));
     return launch_check_same(run->launch, "--out", run->values.train.out, error);
 }
 
