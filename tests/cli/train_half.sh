@@ -71,7 +71,7 @@ for dtype in pure-bf16 pure-f16; do
 done
 
 # In another precision: it goes on from the same numbers, and saves in its own types.
-for way in pure-bf16:f32 pure-bf16:bf16 pure-bf16:pure-f16 pure-f16:f32 f32:pure-bf16 bf16:pure-f16; do
+for way in pure-bf16:f32 pure-bf16:pure-f16 pure-f16:bf16 f32:pure-bf16; do
     from=${way%:*} to=${way#*:}
     begin "$from" other
     pgpt train --resume other --dtype "$to"
