@@ -147,7 +147,7 @@ def check_losses(call, results, folder, text):
     run([call.pgpt, "train", "--init", folder, "--data", call.data, "--batch", call.B, "--sequence", call.T, "--steps", n_steps,
          "--lr", LR, "--lr-min", LR_MIN, "--warmup", N_WARMUP, "--beta2", BETA2, "--weight-decay", DECAY, "--clip", 1,
          "--seed", SEED, "--eval-every", 0, "--eval-batches", 1, "--sample-tokens", 0, "--quiet", "--device", "cuda", "--dtype",
-         "bf16", "--out", out])  # fmt: skip
+         "bf16", "--no-save", "--out", out])  # fmt: skip
     our_seconds = time.monotonic() - start
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     ours = [line["loss"] for line in lines if "step" in line]

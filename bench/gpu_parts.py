@@ -200,7 +200,7 @@ def measure_agree(call, results):
         start = time.monotonic()
         run([call.pgpt, "train", "--model", "mini", "--data", call.data, "--batch", B, "--steps", n_steps, "--seed", 1,
              "--lr", 3e-4, "--warmup", 20, "--device", device, "--dtype", "f32", "--eval-every", 0, "--validation", 0, "--sample-tokens", 0, "--quiet",
-             "--out", folder])  # fmt: skip
+             "--no-save", "--out", folder])  # fmt: skip
         losses[device], seconds[device] = losses_of(folder), time.monotonic() - start
     differences = [abs(a - b) / abs(b) for a, b in zip(losses["cuda"], losses["cpu"])]
     worst = max(range(n_steps), key=differences.__getitem__)
@@ -450,8 +450,8 @@ def measure_learn(call, results):
             [call.pgpt, "train", "--data", call.data, "--tokenizer", "char", "--layers", 6, "--heads", 6, "--channels", 384,
              "--context", 256, "--batch", 64, "--dropout", 0.2, "--steps", n_steps, "--lr", 1e-3, "--lr-min", 1e-4,
              "--warmup", 100, "--beta2", 0.99, "--weight-decay", 0.1, "--clip", 1, "--eval-every", every, "--eval-batches",
-             0, "--sample-tokens", 0, "--log-every", 1 << 30, "--seed", seed, "--device", "cuda", "--dtype", "bf16", "--out",
-             call.folder / f"learn-{seed}"], seed, every, target))  # fmt: skip
+             0, "--sample-tokens", 0, "--log-every", 1 << 30, "--seed", seed, "--device", "cuda", "--dtype", "bf16",
+             "--no-save", "--out", call.folder / f"learn-{seed}"], seed, every, target))  # fmt: skip
     n_reached = sum(run.is_reached for run in ours)
     is_reached = 2 * n_reached > len(seeds)
     results.add(f"tinyshakespeare, validation loss {target}", is_reached, say_learned("pgpt", ours) + "; a step takes "

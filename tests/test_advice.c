@@ -291,7 +291,8 @@ typedef struct {
 } Run;
 
 static void open_run(Run *run, int64_t batch) {
-    *run = (Run){.options = {.batch = batch, .micro_batch = batch, .sequence = 32, .n_steps = 1}};
+    *run =
+        (Run){.options = {.batch = batch, .micro_batch = batch, .sequence = 32, .n_steps = 1, .saves = true}};
     open_step(&run->step, 1);
     run->step.config.vocabulary = 256;
     run->step.backend.free_bytes = some_are_free;
@@ -357,6 +358,40 @@ static void test_extras(void **unused) {
     close_run(&run);
 }
 
+/* The copies that checkpoints are written from are in the run's own types, and there are none where nothing is saved. */
+static void test_copies(void **unused) {
+    (void)unused;
+    static const struct {
+        PrecisionKind precision;
+        size_t n_bytes; /* of a parameter and its moments */
+    } cases[] = {{PRECISION_F32, 12},
+                 {PRECISION_BF16, 12}, /* the master weights */
+                 {PRECISION_F16, 12},
+                 {PRECISION_PURE_BF16, 6},
+                 {PRECISION_PURE_F16, 6}};
+    Run run;
+    Trainer trainer;
+    Error error = {0};
+    open_run(&run, 4);
+    run.options.background_save = true;
+    run.options.save_every = 5;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        run.options.precision = (int)cases[i].precision;
+        assert_int_equal(trainer_plan(&trainer, &run.setup, &error), STATUS_OK);
+        size_t n_elements = (size_t)trainer.table.n_elements, n_bytes = saver_planned_bytes(&trainer.saver);
+        size_t n_padding = (size_t)(trainer.table.n_flat_elements - trainer.table.n_elements);
+        assert_in_range(n_bytes, cases[i].n_bytes * n_elements, cases[i].n_bytes * (n_elements + n_padding));
+        assert_in_range(trainer_checkpoint_bytes(&trainer), cases[i].n_bytes * n_elements,
+                        cases[i].n_bytes * n_elements + 65536);
+        trainer_close(&trainer);
+    }
+    run.options.saves = false;
+    assert_int_equal(trainer_plan(&trainer, &run.setup, &error), STATUS_OK);
+    assert_int_equal(saver_planned_bytes(&trainer.saver), 0);
+    trainer_close(&trainer);
+    close_run(&run);
+}
+
 /* What is said before memory is taken is said again if it is gone when it is wanted. */
 static void test_run(void **unused) {
     (void)unused;
@@ -393,6 +428,7 @@ int main(void) {
         cmocka_unit_test(test_nothing_fits),
         cmocka_unit_test(test_eager),
         cmocka_unit_test(test_extras),
+        cmocka_unit_test(test_copies),
         cmocka_unit_test(test_run),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

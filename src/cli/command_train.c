@@ -121,6 +121,7 @@ static Status check_same_options(TrainRun *run, Error *error) {
     if (run->launch->world.size == 1) return STATUS_OK;
     TRY(launch_check_options(run->launch, &run->options, error));
     TRY(launch_check_same(run->launch, "--resume", run->values.train.resume, error));
+    TRY(launch_check_same(run->launch, "--save", run->values.train.saves ? "yes" : "no", error));
     return launch_check_same(run->launch, "--out", run->values.train.out, error);
 }
 
@@ -168,14 +169,12 @@ static Status open_mesh(TrainRun *run, Error *error) {
 
 /* A run whose first checkpoint cannot be written is of no use. */
 static Status check_disk(const TrainRun *run, Error *error) {
-    uint64_t needed = checkpoint_bytes(&run->trainer.table, run->trainer.step.optimizer.n_moments);
-    uint64_t room = file_free_bytes(run->run);
-    if (needed <= room) return STATUS_OK;
-    return error_user(
-        error,
-        "a checkpoint of this run takes %s, %s are free on the disk of %s; make room, or choose "
-        "another --out or a smaller --model",
-        format_bytes(needed).text, format_bytes(room).text, run->run);
+    uint64_t needed = trainer_checkpoint_bytes(&run->trainer), room = file_free_bytes(run->run);
+    if (needed <= room || !run->values.train.saves) return STATUS_OK;
+    return error_user(error,
+                      "a checkpoint of this run takes %s, %s are free on the disk of %s; make room, choose "
+                      "another --out or a smaller --model, or do without checkpoints by --no-save",
+                      format_bytes(needed).text, format_bytes(room).text, run->run);
 }
 
 /* The root has chosen the folder: its clock gives a new run its name. */
@@ -240,6 +239,11 @@ static Status set_weights(TrainRun *run, Error *error) {
 
 static void say_stopped(const TrainRun *run) {
     const TrainOptions *train = &run->values.train;
+    if (!train->saves) {
+        log_note(&run->log, "stopped after step %lld; nothing was saved (--no-save)",
+                 (long long)run->trainer.n_done);
+        return;
+    }
     Arena arena = {0};
     /* The run's config.ini keeps the steps that it began with; a resumed run may want more. */
     const char *steps =
@@ -247,6 +251,15 @@ static void say_stopped(const TrainRun *run) {
     log_note(&run->log, "stopped after step %lld and saved; go on with: pgpt train --resume %s%s",
              (long long)run->trainer.n_done, run->run, steps);
     arena_free(&arena);
+}
+
+static void say_done(const TrainRun *run, double seconds) {
+    if (run->values.train.saves)
+        log_note(&run->log, "done in %s; the model is in %s: pgpt generate %s", format_duration(seconds).text,
+                 run->run, run->run);
+    else
+        log_note(&run->log, "done in %s; the model was not saved (--no-save), its metrics are in %s",
+                 format_duration(seconds).text, run->run);
 }
 
 /* From here on nobody waits forever for a rank that is gone. */
@@ -304,8 +317,7 @@ static Status train(TrainRun *run, Error *error) {
     if (run->trainer.was_interrupted) {
         say_stopped(run);
     } else {
-        log_note(&run->log, "done in %s; the model is in %s: pgpt generate %s", format_duration(seconds).text,
-                 run->run, run->run);
+        say_done(run, seconds);
         TRY(trainer_sample(&run->trainer, stdout, error));
     }
     return train_report_json(run, seconds, error);

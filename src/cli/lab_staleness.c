@@ -169,6 +169,7 @@ static void plan_run(Study *study, int index, const char *folder) {
     add(words, &n, "--eval-every", "0");
     add(words, &n, "--out", arena_printf(arena, "%s/%s", folder, sync_names[sync]));
     words[n++] = "--quiet";
+    words[n] = launcher_no_save(words); /* or the end */
     study->run[index] = (SyncRun){
         .words = words, .folder = words[n - 2], .n_ranks = study->n_ranks, .n_steps = call->n_steps};
 }

@@ -186,6 +186,19 @@ static Status refuse_ignored(const TrainRun *run, Error *error) {
     return STATUS_OK;
 }
 
+/* When and how to save, where nothing is saved. A config file may say it: it is the call that says --no-save. */
+static Status refuse_unsaved(const TrainRun *run, Error *error) {
+    static const char *const names[] = {"save-every", "save-minutes", "background-save", "keep"};
+    const TrainOptions *train = &run->values.train;
+    const bool has_effect[] = {train->save_every > 0, train->save_minutes > 0.0, true, true};
+    for (size_t i = 0; !train->saves && i < sizeof names / sizeof names[0]; i++) {
+        if (!has_effect[i] || options_source(&run->options, names[i]) != OPTION_FROM_COMMAND) continue;
+        return error_user(error, "--%s and --no-save are both given, and nothing is saved; leave one out",
+                          names[i]);
+    }
+    return STATUS_OK;
+}
+
 /* What several ranks cannot do. */
 static Status check_ranks(TrainRun *run, Error *error) {
     const TrainCommand *values = &run->values;
@@ -221,6 +234,7 @@ Status train_options_complete(TrainRun *run, Error *error) {
     TRY(check_ranks(run, error));
     TRY(check_prompt(run, error));
     TRY(refuse_ignored(run, error));
+    TRY(refuse_unsaved(run, error));
     return optimizer_check(&run->values.optimizer, precision_of((PrecisionKind)train->precision),
                            train->batch / train->micro_batch, error);
 }

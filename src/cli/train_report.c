@@ -69,6 +69,13 @@ void train_report_plan(const TrainRun *run) {
     say_ranks(run);
     log_note(&run->log, "%lld steps of %lld x %lld tokens into %s", (long long)train->n_steps,
              (long long)train->batch, (long long)train->sequence, run->run);
+    if (!train->saves && *train->resume)
+        log_note(
+            &run->log,
+            "nothing will be saved (--no-save): the run in %s stays at step %lld, and its metrics from there on "
+            "are written anew by the next --resume",
+            run->run, (long long)run->trainer.n_done);
+    else if (!train->saves) log_note(&run->log, "nothing will be saved but the metrics (--no-save)");
 }
 
 void train_report_communication(const TrainRun *run) {
@@ -142,6 +149,7 @@ static json_t *summary(const TrainRun *run, double seconds) {
     add_ranks(object, run);
     train_loose_json(run, object);
     json_object_set_new(object, "interrupted", json_boolean(trainer->was_interrupted));
+    json_object_set_new(object, "saved", json_boolean(trainer_is_saved(trainer)));
     json_object_set_new(object, "run", json_make_text(run->run));
     if (run->trace_path) json_object_set_new(object, "trace", json_make_text(run->trace_path));
     return object;

@@ -144,6 +144,16 @@ void launcher_close(Launcher *launcher) {
     *launcher = (Launcher){0};
 }
 
+const char *launcher_no_save(const char *const *arguments) {
+    static const char *const names[] = {"--save", "--background-save", "--no-background-save", "--keep"};
+    for (; *arguments; arguments++) {
+        for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+            if (strncmp(*arguments, names[i], strlen(names[i])) == 0) return NULL;
+        }
+    }
+    return "--no-save";
+}
+
 const char *const *launcher_words(Launcher *launcher, int n_ranks, const char *const *arguments) {
     int n = 0, n_arguments = 0;
     while (arguments[n_arguments]) n_arguments++;

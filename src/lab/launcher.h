@@ -34,6 +34,10 @@ void launcher_close(Launcher *launcher); /* safe on {0} */
 /* The whole command; of one rank it is the program alone. The launcher keeps it. */
 const char *const *launcher_words(Launcher *launcher, int n_ranks, const char *const *arguments);
 
+/* "--no-save" for a run of `pgpt train` whose checkpoints nobody will look at, or NULL where its words (NULL at the end) say
+ * themselves when and how to save, since then it is to be measured. */
+const char *launcher_no_save(const char *const *arguments);
+
 /* ---- A folder for what runs leave behind, gone afterwards with all that is in it: {0} is none */
 
 typedef struct {

@@ -149,6 +149,7 @@ static Status run_child(ScalingRuns *runs, const ScalingPoint *point, const char
                          "--eval-batches",  "1",
                          "--json",          "--quiet"};
     for (size_t i = 0; i < sizeof set / sizeof set[0]; i++) words[at++] = set[i];
+    words[at] = launcher_no_save(runs->arguments); /* or the end */
     const char *const *command = launcher_words(runs->launcher, point->n_ranks, words);
     ChildResult result;
     TRY(child_run(&(ChildSetup){.words = command, .timeout_s = runs->timeout_s}, &result, error));

@@ -1,8 +1,11 @@
 /* Checkpoints: a run's model and optimizer at one step, in a folder of its own.
  *
- *     RUN/checkpoints/step-00000120/model.safetensors       parameters by name, f32, as in the parameter table
+ *     RUN/checkpoints/step-00000120/model.safetensors       parameters by name, as in the parameter table
  *                                   optimizer.safetensors   the same names behind "moment1.", "moment2."
  *                                   manifest.json           what it is, and size and checksum of both
+ *
+ * Each array is stored in the type that the run keeps it in: F32, or BF16 or F16 in pure 16-bit training. Reading gives f32
+ * from all of them, exactly, so that a run may go on in another precision than it was saved in.
  *
  * Several ranks write side by side, each what it holds: model-00002-of-00004.safetensors is that of rank 1 of 4. A
  * tensor that one rank has whole is stored as before; a part of one is a tensor of one dim named NAME[first:end], the
@@ -36,20 +39,22 @@ typedef struct {
     int n_moments;         /* flat arrays beside the parameters */
 } CheckpointState;
 
-enum { CHECKPOINT_MAX_MOMENTS = 4 };
+enum { CHECKPOINT_MAX_MOMENTS = 4, CHECKPOINT_MAX_ARRAYS = 1 + CHECKPOINT_MAX_MOMENTS };
 
 /* ---- Saving */
 
-/* What to save: flat arrays laid out by the table, on the host or where only `read` gets at them. Nothing of it may
- * change until the save returns; with a copy, the save may run in a thread of its own. */
+/* What to save: flat arrays laid out by the table, on the host or where only `read` gets at them, each in a type of its own
+ * (f32 or one of 16 bits), which is that of the file. Nothing of it may change until the save returns; with a copy, the save
+ * may run in a thread of its own. */
 typedef struct {
     const ModelConfig *config; /* complete */
     const ParameterTable *table;
-    const float *parameters;
-    const float *moment[CHECKPOINT_MAX_MOMENTS]; /* state->n_moments of them */
+    const void *parameters;
+    const void *moment[CHECKPOINT_MAX_MOMENTS]; /* state->n_moments of them */
+    DType type[CHECKPOINT_MAX_ARRAYS]; /* of array 0, the parameters, and 1 + i, moment i; {0}: f32 */
     const CheckpointState *state;
-    /* If set, instead of the arrays: elements first .. first + n - 1 of array 0, the parameters, or 1 + i, moment i. */
-    Status (*read)(void *context, int array, int64_t first, int64_t n, float *values, Error *error);
+    /* If set, instead of the arrays: elements first .. first + n - 1 of one of them, in its type. */
+    Status (*read)(void *context, int array, int64_t first, int64_t n, void *values, Error *error);
     void *context;
     /* Several ranks (NULL: this process is alone): arrays are this rank's own, and it writes those elements of them
      * that its maps have (NULL: all). The maps of all ranks together have every element of every parameter once;
@@ -70,8 +75,8 @@ Status checkpoint_save(const char *run, const CheckpointSource *source, Error *e
  * a run. Call it after a save, not during one, and on one rank only. */
 Status checkpoint_prune(const char *run, int64_t written, int64_t keep_last, bool keep_best, Error *error);
 
-/* The disk space that one save takes, nearly. */
-uint64_t checkpoint_bytes(const ParameterTable *table, int n_moments);
+/* The disk space that one save takes: of the arrays exactly, by their 1 + n_moments types, and of the headers nearly. */
+uint64_t checkpoint_bytes(const ParameterTable *table, const DType *types, int n_moments);
 
 /* ---- Loading
  *

@@ -107,6 +107,8 @@ static Status add_tensor(const Checkpoint *checkpoint, Index *index, const Safet
     size_t n_name = strcspn(name, "[");
     const Parameter *parameter = array < 0 ? NULL : find_parameter(index, table->n_parameters, name, n_name);
     if (!parameter) return wrong(file, tensor, "is not part of the model that the manifest describes", error);
+    if (!safetensors_reads_as_f32(tensor->type))
+        return wrong(file, tensor, "has a dtype that a model's numbers do not have", error);
     int64_t count = shape_count(parameter->shape), first = 0, end = count;
     if (name[n_name] == 0) {
         TRY(check_shape(file, tensor, parameter->shape, error));

@@ -2,7 +2,7 @@
  * the map, and what they have in common makes pieces: runs that touch are one piece, a piece that is all of the
  * parameter is stored as the tensor itself, and what lies between parameters is never written.
  *
- * All moments have the same pieces, one moment behind the other. */
+ * All moments have the same pieces, one moment behind the other. Bytes go from the arrays into the file as they are. */
 #include "train/checkpoint_part.h"
 
 #include "parallel/partition.h"
@@ -64,9 +64,13 @@ static Status find_pieces(const ParameterTable *table, const ShardMap *map, Piec
     return STATUS_OK;
 }
 
-static SafetensorsTensor describe_piece(const Piece *piece, const char *prefix, Arena *arena) {
+static SafetensorsTensor describe_piece(const Piece *piece, DType type, const char *prefix, Arena *arena) {
+    static const SafetensorsType types[N_DTYPES] = {[DTYPE_F32] = SAFETENSORS_F32,
+                                                    [DTYPE_BF16] = SAFETENSORS_BF16,
+                                                    [DTYPE_F16] = SAFETENSORS_F16,
+                                                    [DTYPE_I32] = SAFETENSORS_I32};
     const Parameter *parameter = piece->parameter;
-    SafetensorsTensor tensor = {.type = SAFETENSORS_F32, .n_dims = parameter->shape.n_dims};
+    SafetensorsTensor tensor = {.type = types[type], .n_dims = parameter->shape.n_dims};
     if (piece->n == shape_count(parameter->shape)) {
         tensor.name = arena_printf(arena, "%s%s", prefix, parameter->name);
         memcpy(tensor.dim, parameter->shape.dim, sizeof parameter->shape.dim);
@@ -85,16 +89,18 @@ static SafetensorsTensor describe_piece(const Piece *piece, const char *prefix, 
 /* Elements of array 0, the parameters, or 1 + i, moment i. */
 static Status write_elements(SafetensorsWriter *writer, const CheckpointSource *source, int array,
                              int64_t first, int64_t n, Error *error) {
-    enum { PIECE = 16384 };
+    enum { PIECE_BYTES = 65536 };
+    size_t size = dtype_info(source->type[array])->n_bytes;
     if (!source->read) {
-        const float *flat = array == 0 ? source->parameters : source->moment[array - 1];
-        return safetensors_writer_write(writer, flat + first, sizeof(float) * (size_t)n, error);
+        const char *flat = array == 0 ? source->parameters : source->moment[array - 1];
+        return safetensors_writer_write(writer, flat + size * (size_t)first, size * (size_t)n, error);
     }
-    float piece[PIECE];
-    for (int64_t done = 0; done < n; done += PIECE) {
-        int64_t count = n - done < PIECE ? n - done : PIECE;
+    _Alignas(float) char piece[PIECE_BYTES];
+    int64_t most = (int64_t)(PIECE_BYTES / size);
+    for (int64_t done = 0; done < n; done += most) {
+        int64_t count = n - done < most ? n - done : most;
         TRY(source->read(source->context, array, first + done, count, piece, error));
-        TRY(safetensors_writer_write(writer, piece, sizeof(float) * (size_t)count, error));
+        TRY(safetensors_writer_write(writer, piece, size * (size_t)count, error));
     }
     return STATUS_OK;
 }
@@ -110,14 +116,15 @@ static Status write_array(SafetensorsWriter *writer, const CheckpointSource *sou
 /* The same pieces of several arrays, from the first one on, each array with its own prefix before the names. */
 static Status write_arrays(const char *path, const CheckpointSource *source, const Pieces *pieces, int first,
                            int n_arrays, Arena *arena, CheckpointPartFile *file, Error *error) {
-    static const char *const prefixes[1 + CHECKPOINT_MAX_MOMENTS] = {"", "moment1.", "moment2.", "moment3.",
-                                                                     "moment4."};
+    static const char *const prefixes[CHECKPOINT_MAX_ARRAYS] = {"", "moment1.", "moment2.", "moment3.",
+                                                                "moment4."};
     static const char *const metadata[] = {"format", "pgpt", "layout", "matrices are (out,in)", NULL};
     int n_tensors = n_arrays * pieces->n_pieces;
     SafetensorsTensor *tensors = ARENA_ARRAY(arena, SafetensorsTensor, n_tensors + 1);
     for (int i = 0; i < n_tensors; i++) {
-        tensors[i] = describe_piece(&pieces->piece[i % pieces->n_pieces],
-                                    prefixes[first + i / pieces->n_pieces], arena);
+        int array = first + i / pieces->n_pieces;
+        tensors[i] =
+            describe_piece(&pieces->piece[i % pieces->n_pieces], source->type[array], prefixes[array], arena);
     }
     SafetensorsWriter writer;
     TRY(safetensors_writer_open(&writer, path, tensors, n_tensors, metadata, error));

@@ -20,12 +20,13 @@
 
 /* ---- saving */
 
-uint64_t checkpoint_bytes(const ParameterTable *table, int n_moments) {
+uint64_t checkpoint_bytes(const ParameterTable *table, const DType *types, int n_moments) {
     enum { HEADER_BYTES_A_TENSOR = 160, OTHER_BYTES = 16384 };
-    uint64_t n_arrays = 1 + (uint64_t)n_moments;
-    return n_arrays *
-               (4 * (uint64_t)table->n_elements + HEADER_BYTES_A_TENSOR * (uint64_t)table->n_parameters) +
-           OTHER_BYTES;
+    uint64_t n_bytes = OTHER_BYTES;
+    for (int i = 0; i <= n_moments; i++)
+        n_bytes += dtype_info(types[i])->n_bytes * (uint64_t)table->n_elements +
+                   HEADER_BYTES_A_TENSOR * (uint64_t)table->n_parameters;
+    return n_bytes;
 }
 
 static Status check_source(const char *run, const CheckpointSource *source, Error *error) {
@@ -35,7 +36,13 @@ static Status check_source(const char *run, const CheckpointSource *source, Erro
         return error_failed(error, "a checkpoint of step %lld with %d moments cannot be saved",
                             (long long)state->step, state->n_moments);
     }
-    uint64_t needed = checkpoint_bytes(source->table, state->n_moments), room = file_free_bytes(run);
+    for (int i = 0; i <= state->n_moments; i++) {
+        if (!dtype_info(source->type[i])->is_float)
+            return error_failed(error, "a checkpoint of numbers of type %s cannot be saved",
+                                dtype_info(source->type[i])->name);
+    }
+    uint64_t needed = checkpoint_bytes(source->table, source->type, state->n_moments);
+    uint64_t room = file_free_bytes(run);
     needed += (uint64_t)BYTES_A_RANK * (uint64_t)(checkpoint_n_ranks(source->comm) - 1);
     if (needed <= room) return STATUS_OK;
     return error_user(

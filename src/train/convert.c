@@ -98,7 +98,7 @@ static Status report(void *context, double fraction, Error *error) {
 /* ---- to a run of ours */
 
 /* Serves the checkpoint, which asks for the elements of the flat array in their order. */
-static Status read_elements(void *context, int array, int64_t first, int64_t n, float *values, Error *error) {
+static Status read_elements(void *context, int array, int64_t first, int64_t n, void *values, Error *error) {
     Conversion *conversion = context;
     const ParameterTable *table = &conversion->table;
     const Parameter *parameter = conversion->read;

@@ -151,8 +151,9 @@ Status loop_agree(Loop *loop, bool *stops, Error *error) {
 /* The last one is waited for; training goes on beside the others. */
 static Status save(Loop *loop, bool is_last, Error *error) {
     Trainer *trainer = loop->trainer;
-    SaveRequest request = save_request(trainer, loop->run);
     loop->saved_at = timer_now_ns();
+    if (!trainer->setup.options->saves) return STATUS_OK;
+    SaveRequest request = save_request(trainer, loop->run);
     begin(trainer, ACTIVITY_FILE, "checkpoint", trainer->n_done);
     if (is_last) saver_save_now(&trainer->saver, &request, error);
     else saver_save(&trainer->saver, &request, error);

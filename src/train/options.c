@@ -39,6 +39,11 @@ const OptionSpec train_option_specs[] = {
                "steps between samples of the model's text; 0: only at the end"),
     OPTION_INT("sample-tokens", TrainOptions, sample_tokens, 300, 0, MANY, "length of a sample; 0: none"),
     OPTION_STRING("prompt", TrainOptions, prompt, "", "TEXT", "how samples begin"),
+    OPTION_BOOL(
+        "save", TrainOptions, saves, true,
+        "write checkpoints; without it nothing is left of the run but its metrics, and it needs no room for the model on "
+        "the disk: for a run that is only to be watched or measured",
+        .flags = OPTION_TRANSIENT),
     OPTION_INT("save-every", TrainOptions, save_every, 0, 0, INT64_MAX / 2,
                "steps between checkpoints; 0: only by --save-minutes and at the end"),
     OPTION_FLOAT("save-minutes", TrainOptions, save_minutes, 0.0, 0.0, 1e6,

@@ -22,6 +22,7 @@ typedef struct {
     int64_t save_every, keep;
     double save_minutes;
     bool background_save;
+    bool saves; /* at all */
     int64_t log_every;
     double hang_timeout; /* seconds */
     const char *prompt;

@@ -99,6 +99,7 @@ Status safetensors_read(const SafetensorsFile *file, const SafetensorsTensor *te
                         void *bytes, size_t n_bytes, Error *error);
 
 /* Elements first .. first + n - 1 as f32; from F32, BF16 or F16 exactly, from F64 rounded. Other types are refused. */
+bool safetensors_reads_as_f32(SafetensorsType type);
 Status safetensors_read_f32(const SafetensorsFile *file, const SafetensorsTensor *tensor, int64_t first,
                             int64_t n, float *values, Error *error);
 

@@ -272,6 +272,11 @@ static void convert(SafetensorsType type, const void *from, int64_t n, float *va
     }
 }
 
+bool safetensors_reads_as_f32(SafetensorsType type) {
+    return type == SAFETENSORS_F32 || type == SAFETENSORS_F16 || type == SAFETENSORS_BF16 ||
+           type == SAFETENSORS_F64;
+}
+
 Status safetensors_read_f32(const SafetensorsFile *file, const SafetensorsTensor *tensor, int64_t first,
                             int64_t n, float *values, Error *error) {
     enum { PIECE = 4096 };
@@ -281,7 +286,7 @@ Status safetensors_read_f32(const SafetensorsFile *file, const SafetensorsTensor
     if (type == SAFETENSORS_F32) {
         return safetensors_read(file, tensor, (uint64_t)first * size, values, (size_t)n * size, error);
     }
-    if (type != SAFETENSORS_F16 && type != SAFETENSORS_BF16 && type != SAFETENSORS_F64) {
+    if (!safetensors_reads_as_f32(type)) {
         return error_user(error,
                           "%s: tensor '%s' is of type %s, which cannot be read as numbers with a fraction",
                           file->path, tensor->name, safetensors_type_name(type));

@@ -1,7 +1,7 @@
 /* A save is two parts: taking the state and writing it. Only the first must keep training waiting, so the state is
  * copied into buffers of the host that were planned and allocated with everything else, and a thread writes from
  * there. The copies double the memory of weights and moments; who cannot spare it saves in the foreground, where the
- * state is read in small pieces as it is written.
+ * state is read in small pieces as it is written. Either way bytes are taken as they are: what has 16 bits keeps them.
  *
  * The thread lives for one save. It shares nothing with the trainer but the Saver, and that in turns: the trainer
  * fills it in before the thread begins and looks at it after the thread has been joined. The one thing looked at
@@ -20,32 +20,38 @@
 #include <signal.h>
 #include <string.h>
 
-static void plan(Saver *saver, int n_moments, bool in_background) {
+static void plan(Saver *saver, const DType *types, int n_moments, bool in_background) {
     memset(saver, 0, sizeof *saver);
     saver->in_background = in_background;
     saver->n_arrays = 1 + n_moments;
+    for (int i = 0; i < saver->n_arrays; i++) saver->type[i] = types[i];
     saver->saved_step = -1;
 }
 
-void saver_plan(Saver *saver, const ParameterTable *table, int n_moments, bool in_background) {
-    plan(saver, n_moments, in_background);
-    for (int i = 0; i < saver->n_arrays; i++)
-        saver->copy_bytes[i] = (size_t)table->n_flat_elements * sizeof(float);
+static size_t element_bytes(const Saver *saver, int array) {
+    return dtype_info(saver->type[array])->n_bytes;
 }
 
-static size_t map_bytes(const ShardMap *map) {
+void saver_plan(Saver *saver, const ParameterTable *table, const DType *types, int n_moments,
+                bool in_background) {
+    plan(saver, types, n_moments, in_background);
+    for (int i = 0; i < saver->n_arrays; i++)
+        saver->copy_bytes[i] = (size_t)table->n_flat_elements * element_bytes(saver, i);
+}
+
+static size_t map_bytes(const Saver *saver, int array, const ShardMap *map) {
     size_t n_elements = 0;
     for (int i = 0; i < map->n_runs; i++) n_elements += (size_t)map->run[i].n;
-    return n_elements * sizeof(float);
+    return n_elements * element_bytes(saver, array);
 }
 
-void saver_plan_parts(Saver *saver, const ShardMap *parameters, const ShardMap *moments, int n_moments,
-                      bool in_background) {
-    plan(saver, n_moments, in_background);
+void saver_plan_parts(Saver *saver, const ShardMap *parameters, const ShardMap *moments, const DType *types,
+                      int n_moments, bool in_background) {
+    plan(saver, types, n_moments, in_background);
     saver->packs = true;
     for (int i = 0; i < saver->n_arrays; i++) {
         const ShardMap *map = i == 0 ? parameters : moments;
-        saver->copy_bytes[i] = map_bytes(map);
+        saver->copy_bytes[i] = map_bytes(saver, i, map);
         saver->most_runs[i] = map->n_runs;
     }
 }
@@ -85,12 +91,14 @@ void saver_close(Saver *saver) {
 
 static CheckpointSource source_of(const Saver *saver) {
     const SaveRequest *request = &saver->request;
-    return (CheckpointSource){.config = request->config,
-                              .table = request->table,
-                              .state = &request->state,
-                              .comm = request->comm,
-                              .parameters_saved = request->parameters_saved,
-                              .moments_saved = request->moments_saved};
+    CheckpointSource source = {.config = request->config,
+                               .table = request->table,
+                               .state = &request->state,
+                               .comm = request->comm,
+                               .parameters_saved = request->parameters_saved,
+                               .moments_saved = request->moments_saved};
+    memcpy(source.type, saver->type, sizeof source.type);
+    return source;
 }
 
 static void write_and_prune(Saver *saver, const CheckpointSource *source) {
@@ -111,16 +119,22 @@ static void write_checkpoint(Saver *saver, const CheckpointSource *source) {
     activity_end(request->activity, request->lane);
 }
 
-/* Straight from the device, in pieces. */
-static Status read_device(void *context, int array, int64_t first, int64_t n, float *values, Error *error) {
-    const SaveRequest *request = context;
-    return executor_download_f32(request->executor, request->array[array], first, n, values, error);
+/* Elements of an array of this rank, straight from the device, as they are there. */
+static Status read_device(void *context, int array, int64_t first, int64_t n, void *values, Error *error) {
+    const Saver *saver = context;
+    const SaveRequest *request = &saver->request;
+    const Tensor *tensor = request->array[array];
+    size_t size = element_bytes(saver, array);
+    if (tensor->dtype != saver->type[array])
+        return error_failed(error, "the save was planned for numbers of another type");
+    return executor_download_part(request->executor, tensor, (size_t)first * size, (size_t)n * size, values,
+                                  error);
 }
 
 static void write_device(Saver *saver) {
     CheckpointSource source = source_of(saver);
     source.read = read_device;
-    source.context = &saver->request;
+    source.context = saver;
     write_checkpoint(saver, &source);
 }
 
@@ -207,27 +221,25 @@ static bool may_use_thread(const Comm *comm) {
 
 /* Copy what the map has, one run behind the other, and note where each lies. */
 static Status take_packed(Saver *saver, int array, const ShardMap *map, Error *error) {
-    const SaveRequest *request = &saver->request;
     ShardRun *runs = saver->runs[array];
-    if (!map || map->n_runs > saver->most_runs[array] || map_bytes(map) > saver->copy_bytes[array])
+    if (!map || map->n_runs > saver->most_runs[array] ||
+        map_bytes(saver, array, map) > saver->copy_bytes[array])
         return error_failed(error, "more is to be saved than was planned");
     saver->packed[array] = (ShardMap){.n_runs = map->n_runs, .run = runs};
     for (int i = 0; i < map->n_runs; i++) {
         int64_t at = saver->packed[array].n_local, n = map->run[i].n;
         runs[i] = (ShardRun){.flat_first = map->run[i].flat_first, .n = n, .local_first = at};
         saver->packed[array].n_local += n;
-        TRY(executor_download_f32(request->executor, request->array[array], map->run[i].local_first, n,
-                                  (float *)saver->copy[array] + at, error));
+        char *to = (char *)saver->copy[array] + (size_t)at * element_bytes(saver, array);
+        TRY(read_device(saver, array, map->run[i].local_first, n, to, error));
     }
     return STATUS_OK;
 }
 
 static Status take_copy(Saver *saver, int array, Error *error) {
     const SaveRequest *request = &saver->request;
-    const Tensor *tensor = request->array[array];
     if (!saver->packs)
-        return executor_download_f32(request->executor, tensor, 0, tensor_count(tensor), saver->copy[array],
-                                     error);
+        return read_device(saver, array, 0, tensor_count(request->array[array]), saver->copy[array], error);
     return take_packed(saver, array, array == 0 ? request->parameters_saved : request->moments_saved, error);
 }
 

@@ -28,7 +28,7 @@
 #include "graph/executor.h"
 #include "train/checkpoint.h"
 
-enum { SAVER_MAX_ARRAYS = 1 + CHECKPOINT_MAX_MOMENTS };
+enum { SAVER_MAX_ARRAYS = CHECKPOINT_MAX_ARRAYS };
 
 /* What to save, where to, and what to keep. Pointers must stay good until the save is done; the tensors' contents are
  * free again when saver_save returns. */
@@ -52,6 +52,7 @@ typedef struct {
 typedef struct {
     bool in_background;
     int n_arrays;
+    DType type[SAVER_MAX_ARRAYS];      /* of each, here, in the copies and in the file */
     bool packs;                        /* the copies hold what is saved, and nothing else */
     int most_runs[SAVER_MAX_ARRAYS];   /* of the maps of what is packed */
     ShardRun *runs[SAVER_MAX_ARRAYS];  /* room for them, as they lie in the copy, */
@@ -70,13 +71,14 @@ typedef struct {
     atomic_bool is_done; /* it will not touch anything any more */
 } Saver;
 
-/* For whole arrays: copies are taken of all of them. */
-void saver_plan(Saver *saver, const ParameterTable *table, int n_moments, bool in_background);
+/* For whole arrays of these 1 + n_moments types: copies are taken of all of them. */
+void saver_plan(Saver *saver, const ParameterTable *table, const DType *types, int n_moments,
+                bool in_background);
 
 /* For what a rank saves of its arrays by these maps, and others with no more runs and elements: copies are taken of
  * that only. The maps need not stay. */
-void saver_plan_parts(Saver *saver, const ShardMap *parameters, const ShardMap *moments, int n_moments,
-                      bool in_background);
+void saver_plan_parts(Saver *saver, const ShardMap *parameters, const ShardMap *moments, const DType *types,
+                      int n_moments, bool in_background);
 
 /* What saver_open allocates, and what it has allocated: the copies. */
 size_t saver_planned_bytes(const Saver *saver);

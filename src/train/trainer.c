@@ -75,6 +75,18 @@ static Status plan_evaluation(Trainer *trainer, Error *error) {
     return STATUS_OK;
 }
 
+/* Everything is saved in the type that the step has it in. */
+static void plan_saver(Trainer *trainer) {
+    const TrainOptions *options = trainer->setup.options;
+    const TrainStep *step = &trainer->step;
+    DType types[SAVER_MAX_ARRAYS] = {train_step_weights(step)->dtype};
+    for (int i = 0; i < step->optimizer.n_moments; i++) types[1 + i] = step->optimizer.moment[i]->dtype;
+    /* A run that saves only when it ends has nothing to do meanwhile. */
+    bool saves_on_the_way = options->saves && (options->save_every > 0 || options->save_minutes > 0.0);
+    saver_plan_parts(&trainer->saver, &step->spread.parameters_saved, &step->spread.moments_saved, types,
+                     step->optimizer.n_moments, options->background_save && saves_on_the_way);
+}
+
 Status trainer_plan(Trainer *trainer, const TrainerSetup *setup, Error *error) {
     *trainer = (Trainer){.setup = *setup,
                          .validation_loss = NAN,
@@ -87,11 +99,7 @@ Status trainer_plan(Trainer *trainer, const TrainerSetup *setup, Error *error) {
                         setup->backend, error));
     device_require(&trainer->memory, &trainer->step.program.plan);
     TRY(plan_evaluation(trainer, error));
-    /* A run that saves only when it ends has nothing to do meanwhile. */
-    bool saves_on_the_way = setup->options->save_every > 0 || setup->options->save_minutes > 0.0;
-    saver_plan_parts(&trainer->saver, &trainer->step.spread.parameters_saved,
-                     &trainer->step.spread.moments_saved, trainer->step.optimizer.n_moments,
-                     setup->options->background_save && saves_on_the_way);
+    plan_saver(trainer);
     if (setup->options->sample_tokens > 0 && trainer_is_root(trainer)) {
         TRY(generator_plan(&trainer->generator, setup->config, &trainer->table, setup->backend,
                            &(GeneratorOptions){.n_rows = 1, .dtype = trainer->step.options.precision.weight},
@@ -132,6 +140,14 @@ double trainer_flops(const Trainer *trainer) {
     const TrainStep *step = &trainer->step;
     double rows = (double)(step->B * step->n_micro_batches);
     return train_step_flops(step) * (double)step->options.batch / rows;
+}
+
+uint64_t trainer_checkpoint_bytes(const Trainer *trainer) {
+    return checkpoint_bytes(&trainer->table, trainer->saver.type, trainer->step.optimizer.n_moments);
+}
+
+bool trainer_is_saved(const Trainer *trainer) {
+    return trainer->saver.saved_step == trainer->n_done;
 }
 
 size_t trainer_planned_bytes(const Trainer *trainer) {

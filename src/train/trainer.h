@@ -72,6 +72,12 @@ size_t trainer_allocated_bytes(const Trainer *trainer);
 /* Weights, gradients and moments on this rank: as planned. */
 size_t trainer_state_bytes(const Trainer *trainer);
 
+/* The disk space that a checkpoint of the run takes. */
+uint64_t trainer_checkpoint_bytes(const Trainer *trainer);
+
+/* Is what it has come to in a checkpoint? */
+bool trainer_is_saved(const Trainer *trainer);
+
 /* FLOPs of a step, of all ranks together. */
 double trainer_flops(const Trainer *trainer);
 

@@ -9,6 +9,7 @@
 
 #include <cmocka.h>
 
+#include "base/half.h"
 #include "checkpoint_support.h"
 #include "comm/comm_mpi.h"
 #include "train/saver.h"
@@ -332,6 +333,34 @@ static void test_rank_without_access(void **state) {
 
 /* ---- the saver */
 
+/* Of the parameters and the two moments. */
+static DType types[3];
+
+static uint16_t narrowed(float value, DType type) {
+    return type == DTYPE_BF16 ? half_bf16_from_f32(value) : half_f16_from_f32(value);
+}
+
+/* What the run has becomes what these types can hold. */
+static void choose_types(TestRun *run, DType parameters, DType first, DType second) {
+    const DType chosen[] = {parameters, first, second};
+    memcpy(types, chosen, sizeof types);
+    for (int i = 0; i < 3; i++) {
+        for (int64_t k = 0; types[i] != DTYPE_F32 && k < run->table.n_flat_elements; k++) {
+            uint16_t half = narrowed(run->array[i][k], types[i]);
+            run->array[i][k] = types[i] == DTYPE_BF16 ? half_bf16_to_f32(half) : half_f16_to_f32(half);
+        }
+    }
+}
+
+/* In place: the first half of the memory. */
+static void narrow(float *array, int64_t n, DType type) {
+    uint16_t *halves = malloc((size_t)n * sizeof *halves + 1);
+    assert_non_null(halves);
+    for (int64_t i = 0; i < n; i++) halves[i] = narrowed(array[i], type);
+    memcpy(array, halves, (size_t)n * sizeof *halves);
+    free(halves);
+}
+
 typedef struct {
     bool fails;
     int n_downloads;
@@ -365,7 +394,8 @@ static void open_executor(TestExecutor *test) {
     const Place places[] = {PLACE_PARAMETER, PLACE_OPTIMIZER, PLACE_STATE};
     for (int i = 0; i < 3; i++) {
         test->memory.base[places[i]] = arrays[i];
-        test->tensor[i] = (Tensor){.place = places[i], .dtype = DTYPE_F32, .shape = SHAPE(maps[i]->n_local)};
+        test->tensor[i] = (Tensor){.place = places[i], .dtype = types[i], .shape = SHAPE(maps[i]->n_local)};
+        if (types[i] != DTYPE_F32) narrow(arrays[i], maps[i]->n_local, types[i]);
     }
 }
 
@@ -400,10 +430,10 @@ static void run_saver(TestRun *run, const char *path, bool packs, bool in_backgr
     SaveRequest request;
     open_executor(&test);
     if (packs) {
-        saver_plan_parts(&saver, &parameter_maps.map[world.rank], &moment_maps.map[world.rank], 2,
+        saver_plan_parts(&saver, &parameter_maps.map[world.rank], &moment_maps.map[world.rank], types, 2,
                          in_background);
     } else {
-        saver_plan(&saver, &run->table, 2, in_background);
+        saver_plan(&saver, &run->table, types, 2, in_background);
         for (int i = 0; i < 3; i++)
             saver.copy_bytes[i] += 64 * sizeof(float); /* the maps of this test have gaps */
     }
@@ -454,12 +484,14 @@ static void test_saver(void **state) {
     (void)state;
     TestRun run = open_test_run(&cut_config);
     char path[256];
-    for (int way = 0; way < 4; way++) {
+    for (int way = 0; way < 8; way++) {
+        if (way == 4) choose_types(&run, DTYPE_F16, DTYPE_BF16, DTYPE_F32); /* each its own */
         deal_evenly(&run);
         in_folder(path, "saver");
         run_saver(&run, path, way & 1, way & 2, 100 * way);
         take_back();
     }
+    choose_types(&run, DTYPE_F32, DTYPE_F32, DTYPE_F32);
     close_test_run(&run);
 }
 
@@ -475,7 +507,15 @@ static void test_saver_packs(void **state) {
     for (unsigned seed = 20; seed < 26; seed++) {
         deal(&run, seed);
         open_executor(&test);
-        saver_plan_parts(&saver, &parameter_maps.map[world.rank], &moment_maps.map[world.rank], 2, true);
+        saver_plan_parts(&saver, &parameter_maps.map[world.rank], &moment_maps.map[world.rank], types, 2,
+                         true);
+        size_t n_bytes = 0; /* exactly what is saved, in its types */
+        for (int i = 0; i < 3; i++) {
+            const ShardMap *map = i == 0 ? &parameter_maps.map[world.rank] : &moment_maps.map[world.rank];
+            for (int k = 0; k < map->n_runs; k++)
+                n_bytes += (size_t)map->run[k].n * (types[i] == DTYPE_F32 ? 4 : 2);
+        }
+        assert_int_equal(saver_planned_bytes(&saver), n_bytes);
         assert_ok(saver_open(&saver, &error), error);
         SaveRequest request = request_of(&run, &test, path, seed);
         assert_ok(saver_save(&saver, &request, &error), error);
@@ -489,7 +529,10 @@ static void test_saver_packs(void **state) {
         assert_loads(&run, path, seed, seed + 1);
         take_back();
         meet();
+        choose_types(&run, DTYPE_BF16, DTYPE_BF16,
+                     seed % 2 ? DTYPE_F16 : DTYPE_BF16); /* from the second on */
     }
+    choose_types(&run, DTYPE_F32, DTYPE_F32, DTYPE_F32);
     close_test_run(&run);
 }
 
