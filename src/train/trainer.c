@@ -87,8 +87,9 @@ Status trainer_plan(Trainer *trainer, const TrainerSetup *setup, Error *error) {
                         setup->backend, error));
     device_require(&trainer->memory, &trainer->step.program.plan);
     TRY(plan_evaluation(trainer, error));
-    /* A run that saves only when it ends has nothing to do meanwhile. */
-    bool saves_on_the_way = setup->options->save_every > 0 || setup->options->save_minutes > 0.0;
+    /* A run that saves only when it ends has nothing to do meanwhile; one that saves now and then because nobody has said
+     * otherwise does not take the memory for it. */
+    bool saves_on_the_way = setup->options->save_every > 0 || setup->options->clock_is_asked;
     saver_plan_parts(&trainer->saver, &trainer->step.spread.parameters_saved,
                      &trainer->step.spread.moments_saved, trainer->step.optimizer.n_moments,
                      setup->options->background_save && saves_on_the_way);
