@@ -357,7 +357,8 @@ Status line_writer_write(LineWriter *writer, const char *line, Error *error) {
     do written = write(writer->descriptor, whole, n + 1);
     while (written < 0 && errno == EINTR);
     int code = written < 0 ? errno : 0;
-    if (written >= 0 && (size_t)written < n + 1) { /* the rest is refused, and the reason given; or it goes through */
+    if (written >= 0 &&
+        (size_t)written < n + 1) { /* the rest is refused, and the reason given; or it goes through */
         size_t n_left = n + 1 - (size_t)written;
         ssize_t more = write(writer->descriptor, whole + written, n_left);
         code = more < 0 ? errno : (size_t)more < n_left ? ENOSPC : 0;
