@@ -286,7 +286,7 @@ static bool may_run_ahead(const Loop *loop, int64_t n_done) {
 static bool may_begin_two(const Loop *loop) {
     const Trainer *trainer = loop->trainer;
     return trainer_n_ranks(trainer) == 1 && train_step_runs_ahead(&trainer->step) &&
-           !interrupt_was_signalled() && !loop_is_time_to_save(loop) &&
+           !interrupt_was_signalled() && loop->trouble.status == STATUS_OK && !loop_is_time_to_save(loop) &&
            may_run_ahead(loop, trainer->n_done + 1);
 }
 
