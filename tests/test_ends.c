@@ -208,6 +208,13 @@ static void another_later(void) {
     raise(SIGTERM);
 }
 
+static void tired(void) {
+    interrupt_watch();
+    raise(SIGXCPU);
+    wait_a_moment();
+    raise(SIGXCPU);
+}
+
 static void ignored_before(void) {
     signal(SIGHUP, SIG_IGN);
     signal(SIGINT, SIG_IGN);
@@ -228,6 +235,7 @@ static void signals_in_a_row_are_one(void **state) {
     assert_int_equal(ending_of(all_kinds), 10);
     assert_int_equal(ending_of(impatient), 128 + SIGTERM);
     assert_int_equal(ending_of(another_later), 10);
+    assert_int_equal(ending_of(tired), 10);
     assert_int_equal(ending_of(ignored_before), 11);
     assert_int_equal(ending_of(over), 128 + SIGHUP);
 }

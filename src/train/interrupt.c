@@ -5,6 +5,8 @@
  * the same wish. Later it is somebody's impatience, and the system's own answer to the signal is given. Each signal counts for
  * itself: a scheduler that warns by SIGUSR1 and asks by SIGTERM a minute later is not impatient.
  *
+ * The system sends SIGXCPU every second from the soft limit on CPU time (ulimit -S -t) to the hard one: nobody is impatient there.
+ *
  * What was ignored when the program began stays ignored: nohup says so of SIGHUP, shells of the SIGINT of background jobs. */
 #include "train/interrupt.h"
 
@@ -13,7 +15,7 @@
 #include <stddef.h>
 #include <time.h>
 
-static const int numbers[] = {SIGINT, SIGTERM, SIGUSR1, SIGHUP};
+static const int numbers[] = {SIGINT, SIGTERM, SIGUSR1, SIGHUP, SIGXCPU};
 enum { N_NUMBERS = sizeof numbers / sizeof numbers[0] };
 
 static atomic_int received;
@@ -39,7 +41,8 @@ static void remember(int number) {
     for (int i = 0; i < N_NUMBERS; i++) {
         long long never = 0, now = now_ns();
         if (numbers[i] != number || atomic_compare_exchange_strong(&first_ns[i], &never, now)) continue;
-        if ((double)(now - never) * 1e-9 >= INTERRUPT_MOMENT_SECONDS) give_up(number);
+        bool is_late = (double)(now - never) * 1e-9 >= INTERRUPT_MOMENT_SECONDS;
+        if (is_late && number != SIGXCPU) give_up(number);
     }
 }
 

@@ -1,4 +1,4 @@
-/* Ctrl-C, SIGTERM, SIGHUP (a terminal that is closed) and SIGUSR1 (which launchers of many ranks pass on at once) as a polite
+/* Ctrl-C, SIGTERM, SIGHUP (a terminal that is closed), SIGXCPU (CPU time that runs out) and SIGUSR1 (which launchers of many ranks pass on at once) as a polite
  * question: the trainer finishes its step, saves and leaves. */
 #ifndef PGPT_TRAIN_INTERRUPT_H
 #define PGPT_TRAIN_INTERRUPT_H

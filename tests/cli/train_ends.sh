@@ -59,6 +59,12 @@ for signals in HUP USR1 "INT INT" "TERM HUP TERM HUP" "USR1 TERM INT HUP"; do
     has_saved told
 done
 
+# CPU time that runs out, up to the soft limit.
+code=0
+(ulimit -S -t 1 && exec "$PGPT" train "${long[@]}" --log-every 10000 --out tired >out 2>err </dev/null) || code=$?
+((code == 0)) || fail "exit $code after SIGXCPU: $(cat err)"
+has_saved tired
+
 # What was ignored when it began stays so: nohup's SIGHUP, the SIGINT of background jobs.
 for signal in HUP INT; do
     rm -rf deaf
