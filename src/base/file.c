@@ -367,9 +367,15 @@ Status line_writer_write(LineWriter *writer, const char *line, Error *error) {
     ssize_t written;
     do written = write(writer->descriptor, whole, n + 1);
     while (written < 0 && errno == EINTR);
-    int code = written < 0 ? errno : ENOSPC; /* short: the disk is full, or as good as */
+    int code = written < 0 ? errno : 0;
+    if (written >= 0 &&
+        (size_t)written < n + 1) { /* the rest is refused, and the reason given; or it goes through */
+        size_t n_left = n + 1 - (size_t)written;
+        ssize_t more = write(writer->descriptor, whole + written, n_left);
+        code = more < 0 ? errno : (size_t)more < n_left ? ENOSPC : 0;
+    }
     free(whole);
-    if (written == (ssize_t)(n + 1)) return STATUS_OK;
+    if (!code) return STATUS_OK;
     problem(error, "write", writer->path, code);
     if (written > 0 && regular && ftruncate(writer->descriptor, before.st_size) < 0) {
         error_prefix(error, "half a line is left: ");

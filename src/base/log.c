@@ -2,8 +2,10 @@
  * within a line. What does not fit in the buffer is cut: a log line is a sentence, not a document. */
 #include "base/log.h"
 
+#include <poll.h>
 #include <stdarg.h>
 #include <string.h>
+#include <sys/stat.h>
 
 static void say(const Log *logger, const char *kind, const char *format, va_list arguments) {
     char text[2048];
@@ -15,6 +17,16 @@ static void say(const Log *logger, const char *kind, const char *format, va_list
     if (logger->progress) progress_hide(logger->progress);
     fprintf(logger->stream, "pgpt: %s%s\n", kind, text);
     fflush(logger->stream);
+}
+
+bool log_is_unheard(const Log *logger) {
+    struct stat status;
+    if (!logger->stream || !ferror(logger->stream)) return false;
+    int descriptor = fileno(logger->stream);
+    if (fstat(descriptor, &status) != 0 || !(S_ISFIFO(status.st_mode) || S_ISSOCK(status.st_mode)))
+        return false;
+    struct pollfd end = {.fd = descriptor, .events = POLLOUT};
+    return poll(&end, 1, 0) > 0 && (end.revents & (POLLERR | POLLHUP));
 }
 
 Log log_make(bool quiet) {

@@ -26,6 +26,10 @@ void log_note(const Log *logger, const char *format, ...) __attribute__((format(
 /* "pgpt: warning: ...": the run goes on, but the user should know. */
 void log_warning(const Log *logger, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
+/* Has somebody stopped reading what was said (a pipe whose other end is closed)? Files that are full and terminals that are
+ * gone do not count: the words are lost, but nobody has said that they do not want any more. */
+bool log_is_unheard(const Log *logger);
+
 /* "pgpt: " and the error's text; nothing if there is no error. Returns the error's status: the exit code. */
 Status log_error(const Log *logger, const Error *error);
 

@@ -47,7 +47,8 @@ const OptionCommand supervise_command = {
     .summary = "start a job again from its last checkpoint when it dies",
     .description =
         "Runs the command behind -- and waits for it. If it fails, says where every rank was and runs it again with "
-        "--resume auto, so that it goes on from its last checkpoint. Exit code: 0 when the last attempt ended with 0, 2 when it "
+        "--resume auto, so that it goes on from its last checkpoint. A loss that is not a finite number at the same step twice in a row "
+        "is not tried again. Exit code: 0 when the last attempt ended with 0, 2 when it "
         "ended with 2 (a mistake in its options), and 1 otherwise; --json has the job's own.",
     .groups = groups,
     .examples = examples,

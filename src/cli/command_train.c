@@ -14,12 +14,14 @@
 #include "data/source.h"
 #include "infer/device.h"
 #include "train/checkpoint.h"
+#include "train/interrupt.h"
 #include "train/notice.h"
 #include "train/resume.h"
 #include "train/run_folder.h"
 #include "train/trainer.h"
 
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -272,6 +274,13 @@ static Status watch_over(TrainRun *run, Error *error) {
     return launch_agree(run->launch, error);
 }
 
+/* Before there is anything to lose, a signal ends the run as it does any program. From here on it saves first, and a reader that
+ * is gone is an error like others. */
+static void listen_to_signals(void) {
+    interrupt_watch();
+    signal(SIGPIPE, SIG_IGN);
+}
+
 static Status check_fault(const TrainRun *run, Error *error) {
     if (run->fault.kind == FAULT_NONE || run->fault.step <= run->values.train.n_steps) return STATUS_OK;
     return error_user(error, "--fault %s: the run has %lld steps, and nothing would happen",
@@ -302,6 +311,7 @@ static Status train(TrainRun *run, Error *error) {
     TRY(launch_agree(launch, error));
     check_folder_seen(run, error);
     TRY(launch_agree(launch, error));
+    listen_to_signals();
     train_report_plan(run);
     train_enter(run, "the beginning of the run");
     TRY(watch_over(run, error));
@@ -375,8 +385,9 @@ Status command_train(Launch *launch, int n_words, char *const *words, Error *err
     TrainRun run = {.launch = launch};
     train_watch(&run);
     run_phases(&run, n_words, words, error);
-    watchdog_leave(run.watchdog, error->status != STATUS_OK);
+    watchdog_leave(run.watchdog, error, run.trainer.bad_step);
     launch_fail(launch, error);
     close_run(&run);
+    interrupt_ignore();
     return error->status;
 }

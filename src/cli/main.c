@@ -13,6 +13,8 @@
 #include "cli/lab.h"
 #include "train/options.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <locale.h>
 #include <signal.h>
 #include <stdio.h>
@@ -176,6 +178,7 @@ static int finish(Launch *launch, Error *error) {
         error_failed(error, "cannot write to standard output");
     launch_fail(launch, error);
     log_error(&logger, error);
+    if (error->status != STATUS_OK && log_is_unheard(&logger)) printf("pgpt: %s\n", error->text);
     /* Nobody leaves before it is said: some launchers end everybody when the first one fails. */
     if (error->status != STATUS_OK && has_others) comm_barrier(&launch->world, &(Error){0});
     launch_close(launch);
@@ -186,10 +189,19 @@ static int finish(Launch *launch, Error *error) {
 static void say_file_is_gone(int number) {
     static const char words[] =
         "\npgpt: a file that is read piece by piece was cut off, taken away or cannot be read any more (SIGBUS), a data file most "
-        "likely; bring it back, then go on from the last checkpoint with --resume\n";
+        "likely; bring it back, then go on from the last checkpoint, if there is one, with --resume\n";
     ssize_t ignored = write(STDERR_FILENO, words, sizeof words - 1);
     (void)ignored, (void)number;
     _exit(STATUS_FAILED);
+}
+
+/* A number below 3 that is closed would be that of the first file that is opened, and words for the user would go into it. What is
+ * opened here instead cannot be used the way that it is meant, so all is as before for those who try. */
+static void hold_standard_streams(void) {
+    for (int descriptor = 0; descriptor < 3; descriptor++) {
+        if (fcntl(descriptor, F_GETFD) < 0 && errno == EBADF)
+            (void)!open("/dev/null", descriptor == 0 ? O_WRONLY : O_RDONLY);
+    }
 }
 
 /* --hang-timeout, before the options are read: they are read together with the other ranks, who have to be there for it. Whether
@@ -208,7 +220,9 @@ static double find_hang_seconds(int n_words, char *const *words) {
 int main(int argc, char **argv) {
     shorten_spinning(argv);
     setlocale(LC_CTYPE, "");
+    hold_standard_streams();
     signal(SIGPIPE, SIG_DFL);
+    signal(SIGXFSZ, SIG_IGN);         /* a write beyond 'ulimit -f' is an error like others */
     signal(SIGBUS, say_file_is_gone); /* before MPI, which would show a stack instead */
     Error error = {0};
     Launch launch;

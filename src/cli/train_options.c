@@ -221,6 +221,19 @@ static Status check_ranks(TrainRun *run, Error *error) {
     return STATUS_OK;
 }
 
+/* By the clock alone, only where nothing else is said; and not where a save changes the weights, which would then depend on the
+ * clock. A run's config.ini has the default whether it was given or not. */
+static void choose_clock(TrainRun *run) {
+    TrainOptions *train = &run->values.train;
+    OptionSource source = options_source(&run->options, "save-minutes");
+    bool is_given = source == OPTION_FROM_COMMAND ||
+                    (source == OPTION_FROM_FILE && train->save_minutes != TRAIN_SAVE_MINUTES);
+    bool averages = run->loose.sync == SYNC_PUSH || run->loose.sync == SYNC_GROUPS;
+    bool by_clock = train->saves && (is_given || (train->save_every == 0 && !averages));
+    train->clock_minutes = by_clock ? train->save_minutes : 0.0;
+    train->clock_is_asked = by_clock && is_given && train->save_minutes > 0.0;
+}
+
 Status train_options_complete(TrainRun *run, Error *error) {
     TrainOptions *train = &run->values.train;
     StepOptions step = {.batch = train->batch,
@@ -231,6 +244,7 @@ Status train_options_complete(TrainRun *run, Error *error) {
     train->micro_batch = step.micro_batch;
     train->sequence = step.T;
     TRY(train_loose_complete(run, error));
+    choose_clock(run);
     TRY(check_ranks(run, error));
     TRY(check_prompt(run, error));
     TRY(refuse_ignored(run, error));

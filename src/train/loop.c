@@ -1,6 +1,8 @@
 /* The loop: everything that happens between two steps is here, in the order in which it happens. */
 #include "train/loop.h"
 
+#include "base/file.h"
+#include "base/format.h"
 #include "base/timer.h"
 #include "train/checkpoint.h"
 #include "train/interrupt.h"
@@ -16,6 +18,53 @@ static void begin(const Trainer *trainer, ActivityKind kind, const char *name, i
 
 static void end(const Trainer *trainer) {
     activity_end(trainer->setup.activity, ACTIVITY_HOST);
+}
+
+/* ---- trouble */
+
+/* What goes wrong beside the training, and leaves its state alone, is no reason to lose it: it is kept until the ranks next agree
+ * on whether to stop, all save, and then it is said (settle). */
+static Status postpone(Loop *loop, Error *error) {
+    if (error->status != STATUS_OK && loop->trouble.status == STATUS_OK) loop->trouble = *error;
+    *error = (Error){0};
+    return STATUS_OK;
+}
+
+bool loop_must_stop(Loop *loop) {
+    Trainer *trainer = loop->trainer;
+    if (trainer_is_root(trainer) && log_is_unheard(trainer->setup.log))
+        error_failed(&loop->trouble, "nobody reads what the run says any more (a broken pipe)");
+    return interrupt_was_signalled() || loop->trouble.status != STATUS_OK;
+}
+
+/* After an error that ends the run by itself: what came before it. */
+static Status add_trouble(const Loop *loop, Error *error) {
+    const Trainer *trainer = loop->trainer;
+    if (loop->trouble.status == STATUS_OK) return error->status;
+    error_prefix(error, "%s; and then: ", loop->trouble.text);
+    if (trainer_n_ranks(trainer) == 1) return error->status;
+    const Launch *launch = trainer->setup.launch;
+    return error_prefix(error, "rank %d on %s: ", launch->world.rank, launch->host);
+}
+
+/* All ranks have saved together, and now learn what the matter was. */
+static Status settle(Loop *loop, Error *error) {
+    Trainer *trainer = loop->trainer;
+    *error = loop->trouble;
+    if (trainer_is_root(trainer)) line_writer_close(&loop->metrics, error);
+    if (trainer_n_ranks(trainer) > 1) {
+        Comm *world = &trainer->setup.launch->world;
+        comm_agree(world, error);
+        trainer->error_is_common = error->status != STATUS_OK && !world->is_broken;
+    }
+    if (error->status == STATUS_OK) return STATUS_OK;
+    if (!trainer->setup.options->saves)
+        return error_prefix(error, "stopped after step %lld, and nothing was saved (--no-save): ",
+                            (long long)trainer->n_done);
+    if (!trainer->was_interrupted)
+        return error_prefix(error, "all %lld steps are done and saved, but: ", (long long)trainer->n_done);
+    return error_prefix(error, "stopped after step %lld and saved (go on with --resume %s): ",
+                        (long long)trainer->n_done, loop->run);
 }
 
 /* ---- batches */
@@ -45,7 +94,13 @@ static Status evaluate(Trainer *trainer, double *loss, Error *error) {
 
 /* ---- samples */
 
-static Status print_sample(Trainer *trainer, Progress *progress, Error *error) {
+/* Where ranks send their weights for it, one that fails leaves the others waiting: that cannot be postponed. */
+static bool samples_alone(const Trainer *trainer) {
+    return trainer_n_ranks(trainer) == 1 || trainer->step.spread.zero < 3;
+}
+
+static Status print_sample(Loop *loop, Error *error) {
+    Trainer *trainer = loop->trainer;
     if (!trainer_is_root(trainer)) return trainer_sample(trainer, NULL, error);
     char *text = NULL;
     size_t n_bytes = 0;
@@ -54,10 +109,11 @@ static Status print_sample(Trainer *trainer, Progress *progress, Error *error) {
     trainer_sample(trainer, stream, error);
     fclose(stream);
     if (error->status == STATUS_OK) {
-        progress_print(progress, "--- sample after step %lld ---\n%s---", (long long)trainer->n_done, text);
+        progress_print(&loop->progress, "--- sample after step %lld ---\n%s---", (long long)trainer->n_done,
+                       text);
     }
     free(text);
-    return error->status;
+    return samples_alone(trainer) ? postpone(loop, error) : error->status;
 }
 
 /* ---- checkpoints */
@@ -121,9 +177,26 @@ bool loop_is_due(const Loop *loop, int64_t n_done) {
 }
 
 bool loop_is_time_to_save(const Loop *loop) {
-    double minutes = loop->trainer->setup.options->save_minutes;
+    double minutes = loop->trainer->setup.options->clock_minutes;
     return minutes > 0.0 && trainer_is_root(loop->trainer) &&
            timer_seconds_since(loop->saved_at) >= 60.0 * minutes;
+}
+
+/* Nobody has asked for these saves, so they must not be what a run fails of: they leave room for the last one. */
+bool loop_wants_save(Loop *loop) {
+    const Trainer *trainer = loop->trainer;
+    if (!loop_is_time_to_save(loop)) return false;
+    if (trainer->setup.options->clock_is_asked) return true;
+    uint64_t needed = 2 * trainer_checkpoint_bytes(trainer);
+    uint64_t room = file_free_bytes(loop->run);
+    if (room >= needed) return true;
+    log_warning(
+        trainer->setup.log,
+        "not saved after step %lld: a checkpoint and the last one take %s, %s are free on the disk of "
+        "%s; make room, or choose a lower --keep",
+        (long long)trainer->n_done, format_bytes(needed).text, format_bytes(room).text, loop->run);
+    loop->saved_at = timer_now_ns();
+    return false;
 }
 
 enum { RANK_BITS = 22 };
@@ -132,7 +205,7 @@ enum { RANK_BITS = 22 };
  * clock says when it is time to save. */
 Status loop_agree(Loop *loop, bool *stops, Error *error) {
     Trainer *trainer = loop->trainer;
-    int64_t request[3] = {interrupt_was_signalled(), loop_is_time_to_save(loop), 0};
+    int64_t request[3] = {loop_must_stop(loop), loop_wants_save(loop), 0};
     if (trainer_n_ranks(trainer) > 1) {
         Comm *world = &trainer->setup.launch->world;
         request[2] = (int64_t)(loop->busy_ms * 1e3) << RANK_BITS |
@@ -151,8 +224,9 @@ Status loop_agree(Loop *loop, bool *stops, Error *error) {
 /* The last one is waited for; training goes on beside the others. */
 static Status save(Loop *loop, bool is_last, Error *error) {
     Trainer *trainer = loop->trainer;
+    const TrainOptions *options = trainer->setup.options;
     loop->saved_at = timer_now_ns();
-    if (!trainer->setup.options->saves) return STATUS_OK;
+    if (!options->saves) return STATUS_OK;
     SaveRequest request = save_request(trainer, loop->run);
     begin(trainer, ACTIVITY_FILE, "checkpoint", trainer->n_done);
     if (is_last) saver_save_now(&trainer->saver, &request, error);
@@ -161,7 +235,12 @@ static Status save(Loop *loop, bool is_last, Error *error) {
     /* Ranks save together and fail together, unless it is their talk that has failed. */
     bool is_broken = request.comm && request.comm->is_broken;
     trainer->error_is_common = error->status != STATUS_OK && !is_broken;
-    return error->status;
+    bool is_asked = is_last || options->clock_is_asked || is_due(options->save_every, trainer->n_done);
+    if (error->status == STATUS_OK || is_asked || is_broken) return error->status;
+    log_warning(trainer->setup.log, "%s; training goes on", error->text);
+    *error = (Error){0};
+    trainer->error_is_common = false;
+    return STATUS_OK;
 }
 
 Status loop_strike(const Trainer *trainer, int64_t step, Error *error) {
@@ -212,7 +291,7 @@ static bool may_run_ahead(const Loop *loop, int64_t n_done) {
 static bool may_begin_two(const Loop *loop) {
     const Trainer *trainer = loop->trainer;
     return trainer_n_ranks(trainer) == 1 && train_step_runs_ahead(&trainer->step) &&
-           !interrupt_was_signalled() && !loop_is_time_to_save(loop) &&
+           !interrupt_was_signalled() && loop->trouble.status == STATUS_OK && !loop_is_time_to_save(loop) &&
            may_run_ahead(loop, trainer->n_done + 1);
 }
 
@@ -277,6 +356,7 @@ Status loop_record(Loop *loop, int64_t step, const StepResult *result, double ra
     bool is_sound = !has_norm || isfinite(result->gradient_norm) || result->was_skipped;
     if (isfinite(result->loss) && is_sound) return STATUS_OK;
     trainer->error_is_common = true;
+    trainer->bad_step = step;
     bool is_scaled = trainer->step.loss.scale != NULL, has_loss = isfinite(result->loss);
     return error_failed(
         error, "the %s of step %lld is not a finite number%s; lower --lr, or set --clip and --warmup%s",
@@ -285,11 +365,18 @@ Status loop_record(Loop *loop, int64_t step, const StepResult *result, double ra
         is_scaled ? ", or use --dtype bf16" : "");
 }
 
+/* In metrics.jsonl; after something has gone wrong nothing more, so that there is one gap at most. */
+static Status record(Loop *loop, const StepMetrics *metrics, Error *error) {
+    if (loop->trouble.status != STATUS_OK) return STATUS_OK;
+    metrics_write(&loop->metrics, metrics, error);
+    return postpone(loop, error);
+}
+
 Status loop_report(Loop *loop, const StepMetrics *metrics, bool is_wanted, Error *error) {
     Trainer *trainer = loop->trainer;
     const TrainOptions *options = trainer->setup.options;
     if (!trainer_is_root(trainer)) return STATUS_OK;
-    TRY(metrics_write(&loop->metrics, metrics, error));
+    TRY(record(loop, metrics, error));
     if (trainer->setup.log->quiet) return STATUS_OK;
     StepMetrics shown = *metrics;
     shown.validation_loss = trainer->validation_loss;
@@ -310,14 +397,15 @@ static Status after_step(Loop *loop, bool is_last, Error *error) {
     bool evaluates = trainer->has_evaluation && (is_last || is_due(options->eval_every, trainer->n_done));
     if (evaluates) {
         begin(trainer, ACTIVITY_WORK, "evaluation", trainer->n_done);
-        TRY(evaluate(trainer, &trainer->validation_loss, error));
+        double loss;
+        TRY(evaluate(trainer, &loss, error));
         end(trainer);
-        trainer->validated_step = trainer->n_done;
-        trainer->last.validation_loss = trainer->validation_loss;
+        if (isnan(loss) && interrupt_was_signalled()) evaluates = false;
+        else trainer->validation_loss = trainer->last.validation_loss = loss;
+        if (evaluates) trainer->validated_step = trainer->n_done;
     }
     TRY(loop_report(loop, &trainer->last, evaluates, error));
-    if (!is_last && is_due(options->sample_every, trainer->n_done))
-        TRY(print_sample(trainer, &loop->progress, error));
+    if (!is_last && is_due(options->sample_every, trainer->n_done)) TRY(print_sample(loop, error));
     if (is_last || save_is_due(loop)) return save(loop, is_last, error);
     return saver_poll(&trainer->saver, error);
 }
@@ -340,7 +428,7 @@ static Status run_step(Loop *loop, bool *is_meeting, Error *error) {
     }
 }
 
-static Status run_steps(Loop *loop, Error *error) {
+static Status take_steps(Loop *loop, Error *error) {
     Trainer *trainer = loop->trainer;
     const TrainOptions *options = trainer->setup.options;
     TRY(open_steps(loop, error));
@@ -352,13 +440,17 @@ static Status run_steps(Loop *loop, Error *error) {
         bool is_last = trainer->n_done == options->n_steps;
         if (trainer->was_interrupted) {
             if (trainer->n_done > n_before && trainer_is_root(trainer))
-                TRY(metrics_write(&loop->metrics, &trainer->last, error));
+                TRY(record(loop, &trainer->last, error));
             TRY(save(loop, true, error));
         } else {
             TRY(after_step(loop, is_last, error));
         }
     }
     return STATUS_OK;
+}
+
+static Status run_steps(Loop *loop, Error *error) {
+    return take_steps(loop, error) == STATUS_OK ? settle(loop, error) : add_trouble(loop, error);
 }
 
 static json_t *metrics_header(const Trainer *trainer) {
@@ -388,7 +480,6 @@ Status trainer_run(Trainer *trainer, const char *run, Error *error) {
                  .slowest_ms = NAN};
     bool is_root = trainer_is_root(trainer);
     if (is_root) TRY(metrics_open(&loop.metrics, run, metrics_header(trainer), trainer->n_done, error));
-    interrupt_watch();
     if (is_root) {
         progress_begin(&loop.progress, stderr, (double)trainer->n_done / (double)options->n_steps);
         trainer->setup.log->progress = &loop.progress;
@@ -402,7 +493,6 @@ Status trainer_run(Trainer *trainer, const char *run, Error *error) {
     end(trainer);
     trainer->setup.log->progress = NULL;
     if (is_root) progress_end(&loop.progress);
-    interrupt_ignore();
     if (is_root) line_writer_close(&loop.metrics, error);
     return error->status;
 }

@@ -16,6 +16,8 @@ typedef struct {
     Progress progress;
     Schedule schedule;
     double flops;
+    Error
+        trouble; /* what has gone wrong beside the training: the run ends for it, but not before it has saved */
     uint64_t saved_at; /* when the last checkpoint was taken, or the loop began */
     bool wants_save;   /* all ranks agree that enough minutes have gone by */
     double busy_ms;    /* this rank's own work in an exact step, what it waited for left out; 0: not known */
@@ -36,7 +38,13 @@ bool loop_is_due(const Loop *loop, int64_t n_done);
 /* By the root's clock. */
 bool loop_is_time_to_save(const Loop *loop);
 
-/* Was any rank told to stop, and is it time to save (loop->wants_save)? Collective. */
+/* The same, where there is room for it: the root says so if there is not, once for every time. */
+bool loop_wants_save(Loop *loop);
+
+/* Was this rank told to stop, or does it have trouble? */
+bool loop_must_stop(Loop *loop);
+
+/* Must any rank stop, and is it time to save (loop->wants_save)? Collective. */
 Status loop_agree(Loop *loop, bool *stops, Error *error);
 
 /* Step `step`, counted from 1, is done: fills in trainer->last and the sums. Fails if it is not a number: then every rank

@@ -96,6 +96,8 @@ static json_t *to_json(const RankNotice *notice) {
     json_object_set_new(object, "idle_seconds", json_make_number(notice->idle_seconds));
     json_object_set_new(object, "waits", json_boolean(notice->waits));
     json_object_set_new(object, "failed", json_boolean(notice->has_failed));
+    if (*notice->reason) json_object_set_new(object, "reason", json_make_text(notice->reason));
+    if (notice->bad_step) json_object_set_new(object, "bad_step", json_integer(notice->bad_step));
     json_object_set_new(object, "hang_timeout", json_make_number(notice->hang_timeout));
     json_object_set_new(object, "where", json_make_text(notice->where));
     return object;
@@ -142,6 +144,10 @@ static bool from_json(const json_t *object, const char *path, RankNotice *notice
         json_field_text(object, path, "where", &where, &error) != STATUS_OK) {
         return false;
     }
+    const json_t *reason = json_object_get(object, "reason"), *bad_step = json_object_get(object, "bad_step");
+    snprintf(notice->reason, sizeof notice->reason, "%s",
+             json_is_string(reason) ? json_string_value(reason) : "");
+    notice->bad_step = json_is_integer(bad_step) ? json_integer_value(bad_step) : 0;
     notice->rank = (int)rank;
     notice->beat = (uint64_t)beat;
     snprintf(notice->host, sizeof notice->host, "%s", host);

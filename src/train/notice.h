@@ -20,7 +20,10 @@ typedef struct {
     double time;         /* of writing, in seconds since 1970 by the writer's clock */
     double idle_seconds; /* how long nothing has begun or ended there */
     bool waits;          /* for other ranks */
-    bool has_failed;     /* it has said why itself */
+    bool has_failed;     /* it has said why itself, as far as anybody listens, */
+    char reason[512];    /* in these words; "": it does not know */
+    int64_t
+        bad_step; /* it has failed because the loss or gradient of this step was not a finite number; 0: it has not */
     double hang_timeout; /* how long it may stand still; 0: for ever */
     char host[128];
     char where[768]; /* activity_describe */

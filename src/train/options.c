@@ -46,8 +46,10 @@ const OptionSpec train_option_specs[] = {
         .flags = OPTION_TRANSIENT),
     OPTION_INT("save-every", TrainOptions, save_every, 0, 0, INT64_MAX / 2,
                "steps between checkpoints; 0: only by --save-minutes and at the end"),
-    OPTION_FLOAT("save-minutes", TrainOptions, save_minutes, 0.0, 0.0, 1e6,
-                 "minutes between checkpoints; 0: only by --save-every and at the end"),
+    OPTION_FLOAT(
+        "save-minutes", TrainOptions, save_minutes, TRAIN_SAVE_MINUTES, 0.0, 1e6,
+        "minutes between checkpoints; 0: only by --save-every and at the end. The default is for runs without --save-every, and "
+        "--sync push and groups do without it; training waits for these saves, and passes over one that fails"),
     OPTION_BOOL(
         "background-save", TrainOptions, background_save, true,
         "write the checkpoints of --save-every and --save-minutes while training goes on, from a copy in memory; "

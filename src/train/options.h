@@ -7,6 +7,9 @@
 /* --hang-timeout, where nobody says otherwise. */
 #define TRAIN_HANG_SECONDS 1800.0
 
+/* --save-minutes: likewise. */
+#define TRAIN_SAVE_MINUTES 10.0
+
 typedef struct {
     int64_t batch, micro_batch, sequence, n_steps;
     double n_epochs;
@@ -21,6 +24,8 @@ typedef struct {
     int64_t sample_every, sample_tokens;
     int64_t save_every, keep;
     double save_minutes;
+    double clock_minutes; /* what that comes to beside the other options; 0: the clock saves nothing */
+    bool clock_is_asked;  /* and not only the default */
     bool background_save;
     bool saves; /* at all */
     int64_t log_every;

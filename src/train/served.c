@@ -153,8 +153,8 @@ static Status serve(Loop *loop, Error *error) {
     int64_t words[SERVER_WORDS] = {0};
     while (trainer->n_done < target) {
         TRY(serve_step(loop, target, error));
-        if (server->stop_is_wanted || interrupt_was_signalled()) words[WORD_FLAGS] |= FLAG_STOP;
-        if (loop_is_time_to_save(loop)) words[WORD_FLAGS] |= FLAG_SAVE;
+        if (server->stop_is_wanted || loop_must_stop(loop)) words[WORD_FLAGS] |= FLAG_STOP;
+        if (loop_wants_save(loop)) words[WORD_FLAGS] |= FLAG_SAVE;
         if (words[WORD_FLAGS]) target = (server->book.n_pulled + n - 1) / n; /* what was begun is completed */
         if (trainer->n_done < target) TRY(loop_report(loop, &trainer->last, false, error));
     }

@@ -365,8 +365,14 @@ Status evaluate_step_run(TrainStep *step, const BatchSource *source, uint64_t fi
     layout_share(&options->layout, n, &first, &end);
     int64_t n_batches = (largest + step->B - 1) / step->B; /* as many as the others */
     int64_t n_ahead = executor_sends(&step->executor) ? 1 : 0;
+    bool may_stop = options->should_stop && layout_n_ranks(&options->layout) == 1, was_cut = false;
     double sum = 0.0, mean; /* over options->batch rows, by the loss's scale */
     for (int64_t i = 0; i < n_batches + n_ahead; i++) {
+        if (i < n_batches && may_stop && options->should_stop()) {
+            was_cut = true;
+            n_batches = i--; /* what has begun is still received */
+            continue;
+        }
         int64_t at = first + i * step->B, n_rows = end - at < step->B ? end - at : step->B;
         if (i < n_batches)
             TRY(begin_evaluation(step, source, first_sequence + (uint64_t)at, n_rows, (int)(i % 2), error));
@@ -375,7 +381,7 @@ Status evaluate_step_run(TrainStep *step, const BatchSource *source, uint64_t fi
         sum += mean * (double)options->batch;
     }
     TRY(sum_number(&options->layout, &sum, error));
-    *loss = sum / (double)n;
+    *loss = was_cut ? NAN : sum / (double)n;
     return STATUS_OK;
 }
 

@@ -123,7 +123,8 @@ Status train_step_update(TrainStep *step, int64_t n_updates, double rate, double
                          Error *error);
 const Tensor *train_step_gradients(const TrainStep *step);
 
-/* The mean loss over n sequences from the first on, forward only. Each rank does its share; all get the same. */
+/* The mean loss over n sequences from the first on, forward only. Each rank does its share; all get the same. NAN if it was to stop
+ * (should_stop) before all were done. */
 Status evaluate_step_run(TrainStep *step, const BatchSource *source, uint64_t first_sequence, int64_t n,
                          double *loss, Error *error);
 

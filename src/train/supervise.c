@@ -2,6 +2,10 @@
  * a whole before the next begins: two of them must not write to one folder. Launchers give ranks groups of their own, so it is not
  * the group that counts, but whose children they are.
  *
+ * A signal is passed on, but not again within a moment (train/interrupt.h): launchers take a second one for impatience too.
+ *
+ * Training repeats itself bit by bit. A step that was not a finite number twice in a row, as the notices tell, is so for good.
+ *
  * A job of which nothing moves any more, not even its watchdogs, is ended from here: the notices in its folder tell.
  *
  * Words are handed to execvp as they are; no shell sees them. */
@@ -11,7 +15,9 @@
 #include "base/process.h"
 #include "base/timer.h"
 #include "train/fault.h"
+#include "train/interrupt.h"
 #include "train/notice.h"
+#include "train/resume.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -23,29 +29,39 @@
 #include <time.h>
 #include <unistd.h>
 
-static volatile sig_atomic_t received; /* the signal that asked us to stop */
-static volatile sig_atomic_t pending;  /* the one that is still to be passed on */
+static const int stop_signals[] = {SIGINT, SIGTERM, SIGUSR1, SIGHUP};
+enum { N_STOP_SIGNALS = sizeof stop_signals / sizeof stop_signals[0], N_SIGNALS = N_STOP_SIGNALS + 2 };
+
+static volatile sig_atomic_t received;                /* the signal that asked us to stop */
+static volatile sig_atomic_t pending[N_STOP_SIGNALS]; /* still to be passed on */
 
 static void remember(int number) {
-    received = pending = number;
+    received = number;
+    for (int i = 0; i < N_STOP_SIGNALS; i++) {
+        if (stop_signals[i] == number) pending[i] = 1;
+    }
 }
 
-static const int stop_signals[] = {SIGINT, SIGTERM, SIGUSR1, SIGHUP};
-enum { N_STOP_SIGNALS = sizeof stop_signals / sizeof stop_signals[0] };
-
-/* What nohup has switched off stays off: a terminal that is closed is no wish to stop. */
+/* What was switched off stays off, by nohup or by a shell for its background jobs: a terminal that is closed is no wish to
+ * stop then. Nor is it the end if nobody reads what is said here, or a log is full: the job must not be left alone. */
 static void watch_signals(struct sigaction *before) {
-    received = pending = 0;
-    struct sigaction action = {.sa_handler = remember}; /* no SA_RESTART: waiting ends */
-    sigemptyset(&action.sa_mask);
+    received = 0;
+    struct sigaction action = {.sa_handler = remember}, ignore = {.sa_handler = SIG_IGN};
+    sigemptyset(&action.sa_mask); /* no SA_RESTART: waiting ends */
+    sigemptyset(&ignore.sa_mask);
     for (int i = 0; i < N_STOP_SIGNALS; i++) {
-        sigaction(stop_signals[i], &action, &before[i]);
-        if (stop_signals[i] == SIGHUP && before[i].sa_handler == SIG_IGN) sigaction(SIGHUP, &before[i], NULL);
+        pending[i] = 0;
+        sigaction(stop_signals[i], NULL, &before[i]);
+        if (before[i].sa_handler != SIG_IGN) sigaction(stop_signals[i], &action, NULL);
     }
+    sigaction(SIGPIPE, &ignore, &before[N_STOP_SIGNALS]);
+    sigaction(SIGXFSZ, &ignore, &before[N_STOP_SIGNALS + 1]);
 }
 
 static void restore_signals(const struct sigaction *before) {
     for (int i = 0; i < N_STOP_SIGNALS; i++) sigaction(stop_signals[i], &before[i], NULL);
+    sigaction(SIGPIPE, &before[N_STOP_SIGNALS], NULL);
+    sigaction(SIGXFSZ, &before[N_STOP_SIGNALS + 1], NULL);
 }
 
 /* ---- one attempt */
@@ -147,18 +163,26 @@ static bool has_frozen(const SuperviseOptions *options, Pulse *pulse, double sta
     return true;
 }
 
-/* Until it ends; signals are passed on as they come, each of them: a second one ends a job that is slow to save. */
+/* As signals come; the same one again after a moment too: it ends a job that is slow to save. */
+static void pass_on(pid_t child, uint64_t passed_ns[N_STOP_SIGNALS]) {
+    for (int i = 0; i < N_STOP_SIGNALS; i++) {
+        if (!pending[i]) continue;
+        pending[i] = 0;
+        if (passed_ns[i] && timer_seconds_since(passed_ns[i]) < INTERRUPT_MOMENT_SECONDS) continue;
+        passed_ns[i] = timer_now_ns();
+        kill(-child, stop_signals[i]);
+        kill(-child, SIGCONT); /* what is stopped hears nothing */
+    }
+}
+
+/* Until it ends. */
 static int wait_for(const SuperviseOptions *options, pid_t child, double started) {
     int status = 0;
     Pulse pulse = {.looked_ns = timer_now_ns()};
+    uint64_t passed_ns[N_STOP_SIGNALS] = {0};
     for (pid_t ended; (ended = waitpid(child, &status, WNOHANG)) != child; rest()) {
         if (ended < 0 && errno != EINTR) return 127;
-        int number = pending;
-        pending = 0;
-        if (number) {
-            kill(-child, number);
-            kill(-child, SIGCONT); /* what is stopped hears nothing */
-        }
+        pass_on(child, passed_ns);
         if (has_frozen(options, &pulse, started)) kill(-child, SIGKILL);
     }
     return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
@@ -215,14 +239,15 @@ static void adopt_orphans(bool wanted) {
 
 /* ---- between two attempts */
 
-/* Where the ranks were; tells whether the run had begun in this attempt. */
-static bool report_ranks(const SuperviseOptions *options, double started) {
+/* Where the ranks were; tells whether the run had begun in this attempt, and the step that was not a number. */
+static bool report_ranks(const SuperviseOptions *options, double started, int64_t *bad_step) {
     enum { MOST_LINES = 16 };
     RankNotice *notices;
     int n = notices_read(options->run, &notices), n_new = 0;
     for (int i = 0; i < n; i++) {
         char name[256];
         if (notices[i].time < started) continue;
+        if (notices[i].bad_step) *bad_step = notices[i].bad_step;
         if (n_new++ < MOST_LINES)
             log_note(options->log, "%s was last in: %s", notice_name(&notices[i], name, sizeof name),
                      notices[i].where);
@@ -231,6 +256,14 @@ static bool report_ranks(const SuperviseOptions *options, double started) {
         log_note(options->log, "and %d more ranks: see %s/ranks", n_new - MOST_LINES, options->run);
     free(notices);
     return n_new > 0;
+}
+
+static bool has_checkpoint(const SuperviseOptions *options) {
+    Arena arena = {0};
+    const char *found = NULL;
+    resume_find(options->run, &arena, &found, &(Error){0});
+    arena_free(&arena);
+    return found != NULL;
 }
 
 static void sleep_for(double seconds) {
@@ -255,7 +288,18 @@ static bool goes_on(const SuperviseOptions *options, SuperviseResult *result, do
     }
     if (result->exit_code == 0) return false;
     log_warning(options->log, "the job ended with %s", text);
-    bool had_begun = report_ranks(options, started);
+    int64_t bad_before = result->bad_step;
+    result->bad_step = 0;
+    bool had_begun = report_ranks(options, started, &result->bad_step);
+    if (log_is_unheard(options->log)) return false; /* the job has the same pipe, and ended for that */
+    if (result->bad_step && result->bad_step == bad_before) {
+        log_warning(
+            options->log,
+            "the loss or gradient of step %lld was not a finite number once more: it will be so each time; "
+            "not starting it again. Go on with a lower --lr, or with --clip and --warmup",
+            (long long)result->bad_step);
+        return false;
+    }
     if (result->exit_code == STATUS_USER && !had_begun) {
         log_note(options->log, "it had not begun: starting it again would not help");
         return false;
@@ -270,7 +314,7 @@ static bool goes_on(const SuperviseOptions *options, SuperviseResult *result, do
 
 Status supervise(const SuperviseOptions *options, SuperviseResult *result, Error *error) {
     *result = (SuperviseResult){0};
-    struct sigaction before[N_STOP_SIGNALS];
+    struct sigaction before[N_SIGNALS];
     uint64_t start_ns = timer_now_ns();
     Strangers strangers = find_strangers();
     watch_signals(before);
@@ -288,7 +332,8 @@ Status supervise(const SuperviseOptions *options, SuperviseResult *result, Error
                 "a process of the job does not end, even when killed; not starting another beside it");
             break;
         }
-        log_note(options->log, "starting it again from its last checkpoint in %s (%d of %d)",
+        log_note(options->log, "starting it again from %s in %s (%d of %d)",
+                 has_checkpoint(options) ? "its last checkpoint" : "the beginning, for it has no checkpoint,",
                  format_duration(options->wait_seconds).text, result->n_restarts + 1, options->most_restarts);
         sleep_for(options->wait_seconds);
         if (received) {

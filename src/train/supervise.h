@@ -4,7 +4,8 @@
  *     TRY(supervise(&options, &result, error));
  *
  * A job that ends with 0 is done. One that ends otherwise is started again, with `--resume auto` behind its words, unless it was asked to
- * stop, or failed with the user's mistake (2) before its run had begun: that would only happen again. */
+ * stop, failed with the user's mistake (2) before its run had begun, or met a loss that is not a number at the same step
+ * twice: that would only happen again. */
 #ifndef PGPT_TRAIN_SUPERVISE_H
 #define PGPT_TRAIN_SUPERVISE_H
 
@@ -25,6 +26,7 @@ typedef struct {
     int n_restarts;
     int exit_code; /* of the last attempt; 128 + signal where it died of one */
     double seconds;
+    int64_t bad_step; /* of the last attempt: whose loss or gradient was not a finite number; 0: none */
     bool was_stopped; /* by a signal to this process, which was passed on */
 } SuperviseResult;
 

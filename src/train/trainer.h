@@ -59,6 +59,7 @@ typedef struct {
     StepResult sum;         /* of the times of those steps */
     int64_t n_steps_timed;
     bool was_interrupted;
+    int64_t bad_step;     /* whose loss or gradient was not a finite number; 0: none */
     bool error_is_common; /* what went wrong is known to every rank */
 } Trainer;
 

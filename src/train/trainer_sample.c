@@ -15,7 +15,7 @@ static GeneratorVerdict write_token(void *context, const GeneratedToken *token) 
     SampleWriter *writer = context;
     TokenBytes piece = token_decode(&writer->decoder, token->token);
     fwrite(piece.bytes, 1, piece.n, writer->stream);
-    return interrupt_was_signalled() ? GENERATOR_END_ALL : GENERATOR_GO_ON;
+    return interrupt_was_signalled() || ferror(writer->stream) ? GENERATOR_END_ALL : GENERATOR_GO_ON;
 }
 
 /* Without a prompt, a sample begins where a text does: after an end of text, or a line end. */

@@ -62,9 +62,11 @@ static RankNotice make_notice(Watchdog *watchdog, bool has_failed) {
                          .idle_seconds = timer_seconds_since(watchdog->moved_ns),
                          .waits = watchdog_waits(watchdog),
                          .has_failed = has_failed || watchdog->has_failed,
+                         .bad_step = watchdog->bad_step,
                          .hang_timeout = watchdog->options.timeout_seconds};
     snprintf(notice.host, sizeof notice.host, "%.*s", (int)sizeof notice.host - 1,
              watchdog->options.launch->host);
+    memcpy(notice.reason, watchdog->reason, sizeof notice.reason);
     watchdog_describe(watchdog, notice.where, sizeof notice.where);
     return notice;
 }
@@ -153,6 +155,7 @@ static void end_job(Watchdog *watchdog, int gone) {
     leave_notices_of_others(watchdog, gone);
     enum { ABORT_SECONDS = 30 };
     alarm(ABORT_SECONDS); /* what hangs may hold a lock that the abort wants, too */
+    watchdog_advise(watchdog);
     if (watchdog->size > 1 && !watchdog->is_leaving)
         comm_abort(&watchdog->options.launch->world, STATUS_FAILED);
     _exit(STATUS_FAILED);
@@ -381,11 +384,22 @@ Status watchdog_open(Watchdog **result, const WatchdogOptions *options, Error *e
     return STATUS_OK;
 }
 
-void watchdog_leave(Watchdog *watchdog, bool has_failed) {
+/* On one line: the escapes of a notice must fit. */
+static void keep_reason(Watchdog *watchdog, const char *text) {
+    snprintf(watchdog->reason, sizeof watchdog->reason, "%.*s", (int)sizeof watchdog->reason - 1, text);
+    for (char *byte = watchdog->reason; *byte; byte++) {
+        if ((unsigned char)*byte < ' ' || *byte == 127) *byte = ' ';
+    }
+}
+
+void watchdog_leave(Watchdog *watchdog, const Error *error, int64_t bad_step) {
     if (!watchdog) return;
+    bool has_failed = error->status != STATUS_OK;
     pthread_mutex_lock(&watchdog->mutex);
     if (!watchdog->is_leaving) {
         if (has_failed) watchdog_describe(watchdog, watchdog->failed_where, sizeof watchdog->failed_where);
+        if (has_failed) keep_reason(watchdog, error->text);
+        if (has_failed) watchdog->bad_step = bad_step;
         watchdog->has_failed = has_failed;
         watchdog->is_leaving = true;
         watchdog->moved_ns = timer_now_ns();

@@ -2,7 +2,7 @@
  *
  *     TRY(watchdog_open(&watchdog, &options, error));      // collective
  *     ... the run ...
- *     watchdog_leave(watchdog, error->status != STATUS_OK);
+ *     watchdog_leave(watchdog, error, 0);
  *
  * It goes on until launch_close has ended MPI, since ranks wait for each other there too.
  *
@@ -30,7 +30,7 @@ typedef struct Watchdog Watchdog;
 Status watchdog_open(Watchdog **result, const WatchdogOptions *options, Error *error);
 
 /* The run is over: its activity is not looked at any more, and nothing but leaving is left to do. After a failure the notice
- * stays, for whoever asks where it happened. The first call counts. Safe on NULL. */
-void watchdog_leave(Watchdog *watchdog, bool has_failed);
+ * stays, for whoever asks where and why it happened; bad_step as in RankNotice. The first call counts. Safe on NULL. */
+void watchdog_leave(Watchdog *watchdog, const Error *error, int64_t bad_step);
 
 #endif

@@ -32,8 +32,9 @@ struct Watchdog {
     int rank, size;
     pthread_mutex_t mutex; /* over one look at everything */
     bool is_leaving, has_failed, has_left;
-    char failed_where[sizeof((RankNotice *)NULL)->where];
-    Peer *peer; /* (size) */
+    char failed_where[sizeof((RankNotice *)NULL)->where], reason[sizeof((RankNotice *)NULL)->reason];
+    int64_t bad_step; /* as in RankNotice */
+    Peer *peer;       /* (size) */
     pthread_t thread;
     int stop[2];            /* a pipe: closing its second end stops the thread */
     struct pollfd *sleeper; /* (n_sleepers): the pipe's first end, then processes */
@@ -52,7 +53,10 @@ bool watchdog_waits(const Watchdog *watchdog);
 /* Has a rank not been heard of for so long that it must be stopped? */
 bool watchdog_is_silent(const Watchdog *watchdog, int rank);
 
-/* Who is to blame, where each rank is, how to go on. `gone`: the rank that is gone; -1: nothing moves. */
+/* Who is to blame, and where each rank is. `gone`: the rank that is gone; -1: nothing moves. */
 void watchdog_report(const Watchdog *watchdog, int gone);
+
+/* How to go on. Looks at the run's folder, which may be what does not answer: after everything else is said. */
+void watchdog_advise(const Watchdog *watchdog);
 
 #endif

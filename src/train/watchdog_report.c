@@ -5,8 +5,10 @@
 
 #include "base/format.h"
 #include "base/timer.h"
+#include "train/resume.h"
 
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 static void write_place(const Watchdog *watchdog, const Peer *peer, int rank, FILE *stream) {
@@ -71,6 +73,14 @@ static void write_suspects(const Watchdog *watchdog, FILE *stream) {
         fprintf(stream, "pgpt: every rank waits for others: they have lost step with each other\n");
 }
 
+static void write_whole(const char *text, size_t n_bytes) {
+    for (size_t done = 0; done < n_bytes;) {
+        ssize_t n = write(STDERR_FILENO, text + done, n_bytes - done);
+        if (n <= 0) break;
+        done += (size_t)n;
+    }
+}
+
 void watchdog_report(const Watchdog *watchdog, int gone) {
     char *text = NULL;
     size_t n_bytes = 0;
@@ -80,13 +90,30 @@ void watchdog_report(const Watchdog *watchdog, int gone) {
     if (gone >= 0) write_gone(watchdog, gone, stream);
     else write_suspects(watchdog, stream);
     write_places(watchdog, stream);
-    fprintf(stream, "pgpt: ending the job; go on from its last checkpoint with: pgpt train --resume %s\n",
-            watchdog->options.run);
     fclose(stream);
-    for (size_t done = 0; done < n_bytes;) {
-        ssize_t n = write(STDERR_FILENO, text + done, n_bytes - done);
-        if (n <= 0) break;
-        done += (size_t)n;
-    }
+    write_whole(text, n_bytes);
     free(text);
+}
+
+void watchdog_advise(const Watchdog *watchdog) {
+    Arena arena = {0};
+    Error ignored = {0};
+    const char *run = watchdog->options.run, *found = NULL;
+    bool is_known = resume_find(run, &arena, &found, &ignored) == STATUS_OK;
+    const char *text =
+        found
+            ? arena_printf(
+                  &arena,
+                  "pgpt: ending the job; go on from its last checkpoint with: pgpt train --resume %s\n", run)
+        : is_known
+            ? arena_printf(
+                  &arena,
+                  "pgpt: ending the job; nothing had been saved yet, so begin again: with --save-minutes "
+                  "or --save-every there is something to go on from\n")
+            : arena_printf(
+                  &arena,
+                  "pgpt: ending the job; whether there is a checkpoint to go on from cannot be told: %s\n",
+                  ignored.text);
+    write_whole(text, strlen(text));
+    arena_free(&arena);
 }

@@ -98,8 +98,8 @@ until [[ -s stopped/metrics.jsonl ]] && (($(wc -l <stopped/metrics.jsonl) > 25))
     kill -0 $process 2>/dev/null || fail "ended on its own: $(cat "$SCRATCH"/err.*)"
     sleep 0.05
 done
-kill -INT "$(<"$SCRATCH/pid.1")"
-wait $process || fail "exit $? after SIGINT: $(cat "$SCRATCH"/err.*)"
+kill -TERM "$(<"$SCRATCH/pid.1")"
+wait $process || fail "exit $? after SIGTERM: $(cat "$SCRATCH"/err.*)"
 check_trace stopped/trace.json 3 20
 
 # Mistakes: found before anything is made.

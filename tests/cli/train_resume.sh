@@ -10,8 +10,10 @@ pgpt train "${options[@]}" --out whole
 interrupt() {
     local run=$1 signal=$2 process
     shift 2
+    set -m # without it a shell has its background jobs ignore SIGINT
     "$PGPT" train "${options[@]}" --out "$run" "$@" >out 2>err </dev/null &
     process=$!
+    set +m
     until [[ -s $run/metrics.jsonl ]] && (($(wc -l <"$run/metrics.jsonl") > 20)); do
         kill -0 $process 2>/dev/null || depth=1 fail "the run ended on its own: $(cat err)"
         sleep 0.01
