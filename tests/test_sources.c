@@ -409,9 +409,24 @@ static void test_removal(void **state) {
     }
     assert_true(file_exists(in_folder("theirs/tokens-00000.bin")));
 
+    /* A tokenizer of somebody's is no preparation that was not finished, whatever lies beside it. */
+    Error error = {0};
+    InputList list;
+    Tokenizer *bytes = build("byte", "", 0, 0);
+    mkdir(in_folder("tokenizer"), 0700);
+    write_bytes(in_folder("tokenizer/tokenizer.json"), "x", 1);
+    write_bytes(in_folder("tokenizer/tokenizer.json.tmp.5"), "x", 1);
+    const char *source = "builtin";
+    assert_ok(input_list_open(&source, 1, &list, &error), &error);
+    PrepareOptions options = {.folder = in_folder("tokenizer")};
+    assert_user_error(prepare_shards(&list, bytes, &options, &error), &error, "not an empty folder");
+    assert_true(file_exists(in_folder("tokenizer/tokenizer.json")));
+    input_list_close(&list);
+    tokenizer_free(bytes);
+
     /* What an unfinished run seems to have left in the cache, and is a link. */
     setenv("XDG_CACHE_HOME", in_folder("cache"), 1);
-    Error error = {0};
+    error = (Error){0};
     ShardSet set;
     assert_ok(file_make_folders(in_folder("cache/pgpt/data"), &error), &error);
     snprintf(path, sizeof path, "%s/cache/pgpt/data/x.tmp.2147483000", folder);

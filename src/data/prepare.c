@@ -226,7 +226,7 @@ static Status claim_folder(const char *folder, bool *existed, Error *error) {
         return error_user(error, "%s already holds prepared data; remove it, or choose another folder",
                           folder);
     }
-    if (holds & HOLDS_OTHERS || holds == HOLDS_TOKENIZER) {
+    if (holds & HOLDS_OTHERS || (holds & HOLDS_TOKENIZER && !(holds & HOLDS_SHARDS))) {
         return error_user(error, "%s is not an empty folder; choose a new one", folder);
     }
     if (holds) look_into(open_folder(folder), true);
