@@ -140,7 +140,7 @@ Status data_open_inputs(const DataCall *call, InputList *list, Error *error) {
     *list = (InputList){0};
     for (size_t i = 0; i < call->n_words; i++)
         TRY_GOTO(data_names_add_plain(&names, call->words[i], "'data'", error), done);
-    sources = calloc(names.n, sizeof *sources);
+    sources = calloc(names.n + 1, sizeof *sources);
     if (!sources) error_failed(error, "out of memory: no room for %zu names", names.n);
     for (size_t i = 0; sources && i < names.n; i++) sources[i] = names.names[i].name;
     if (sources) input_list_open(sources, names.n, list, error);
