@@ -81,7 +81,8 @@ static void test_text_sources(void **state) {
     assert_non_null(mkdtemp(folder));
     Text text;
     Error error = {0};
-    assert_user_error(text_load((const char *[]){folder}, 1, &text, &error), &error, "no .txt files");
+    assert_user_error(text_load((const char *[]){folder}, 1, TEXT_DOCUMENTS, &text, &error), &error,
+                      "no .txt or .jsonl files");
     static const char *const names[] = {"b.txt", "a.txt", "c.md", "B.txt", "e.txt"};
     static const char *const contents[] = {"second\n", "first\n", "ignored", "capital\n", ""};
     for (int i = 0; i < 5; i++) {
@@ -92,23 +93,23 @@ static void test_text_sources(void **state) {
     }
     error = (Error){0};
     snprintf(path, sizeof path, "%s/c.md", folder);
-    assert_ok(text_load((const char *[]){folder, path}, 2, &text, &error), &error);
+    assert_ok(text_load((const char *[]){folder, path}, 2, TEXT_DOCUMENTS, &text, &error), &error);
     assert_string_equal(text.bytes, "capital\nfirst\nsecond\nignored");
     assert_int_equal(text.n_bytes, 28);
-    assert_int_equal(text.n_documents, 5);
-    assert_string_equal(text.documents[4].name, path);
-    assert_int_equal(text.documents[4].first, 21);
+    assert_int_equal(text.n_documents, 4); /* nothing is no document */
+    assert_string_equal(text.documents[3].name, path);
+    assert_int_equal(text.documents[3].first, 21);
     text_free(&text);
 
     snprintf(path, sizeof path, "%s/e.txt", folder);
-    assert_user_error(text_load((const char *[]){path}, 1, &text, &error), &error, "empty");
+    assert_user_error(text_load((const char *[]){path}, 1, TEXT_DOCUMENTS, &text, &error), &error, "empty");
     error = (Error){0};
-    assert_user_error(text_load((const char *[]){"/nowhere/x.txt"}, 1, &text, &error), &error,
+    assert_user_error(text_load((const char *[]){"/nowhere/x.txt"}, 1, TEXT_DOCUMENTS, &text, &error), &error,
                       "/nowhere/x.txt");
     error = (Error){0};
-    assert_user_error(text_load(NULL, 0, &text, &error), &error, "no data");
+    assert_user_error(text_load(NULL, 0, TEXT_DOCUMENTS, &text, &error), &error, "no data");
     error = (Error){0};
-    assert_ok(text_load((const char *[]){"builtin"}, 1, &text, &error), &error);
+    assert_ok(text_load((const char *[]){"builtin"}, 1, TEXT_DOCUMENTS, &text, &error), &error);
     assert_true(text.n_bytes >= CORPUS_DEFAULT_BYTES);
     text_free(&text);
     for (int i = 0; i < 5; i++) {
@@ -128,11 +129,12 @@ static void test_text_from_stdin(void **state) {
     close(ends[0]);
     Text text;
     Error error = {0};
-    assert_ok(text_load((const char *[]){"-"}, 1, &text, &error), &error);
+    assert_ok(text_load((const char *[]){"-"}, 1, TEXT_DOCUMENTS, &text, &error), &error);
     assert_int_equal(text.n_bytes, 12);
     assert_memory_equal(text.bytes, "piped \0 text", 13);
     text_free(&text);
-    assert_user_error(text_load((const char *[]){"-"}, 1, &text, &error), &error, "standard input is empty");
+    assert_user_error(text_load((const char *[]){"-"}, 1, TEXT_DOCUMENTS, &text, &error), &error,
+                      "standard input is empty");
     dup2(saved, STDIN_FILENO);
     close(saved);
 }
@@ -278,7 +280,7 @@ static void test_documents_are_separated(void **state) {
     Text text, more;
     Error error = {0};
     const char *path = temporary("c d", 3);
-    assert_ok(text_load((const char *[]){path, path}, 2, &text, &error), &error);
+    assert_ok(text_load((const char *[]){path, path}, 2, TEXT_DOCUMENTS, &text, &error), &error);
     Tokenizer *words = build("word", text.bytes, text.n_bytes, 0), *bytes = build("byte", "", 0, 0);
     Dataset *dataset;
     assert_ok(dataset_from_text(&text, words, &(DatasetOptions){.T = 1}, &dataset, &error), &error);

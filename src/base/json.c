@@ -70,9 +70,14 @@ Status json_line_write(FILE *stream, const json_t *value, int digits, Error *err
     return written ? STATUS_OK : error_failed(error, "cannot write a JSON line: %m");
 }
 
+size_t json_mark_bytes(const char *bytes, size_t n_bytes) {
+    return n_bytes >= 3 && memcmp(bytes, "\xEF\xBB\xBF", 3) == 0 ? 3 : 0;
+}
+
 Status json_parse(const char *bytes, size_t n_bytes, const char *path, json_t **value, Error *error) {
     json_error_t where;
-    *value = json_loadb(bytes, n_bytes, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &where);
+    size_t n_mark = json_mark_bytes(bytes, n_bytes);
+    *value = json_loadb(bytes + n_mark, n_bytes - n_mark, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &where);
     if (*value) return STATUS_OK;
     return error_user(error, "%s:%d:%d: not valid JSON: %s", path, where.line, where.column, where.text);
 }

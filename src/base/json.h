@@ -1,6 +1,6 @@
 /* Small helps over jansson: reading with messages that name file and field, writing one line.
  *
- * jansson's own functions begin with json_ too; ours are json_read, json_line*, json_make_* and json_field_*. */
+ * jansson's own functions begin with json_ too; ours are json_read, json_parse, json_mark_bytes, json_line*, json_make_* and json_field_*. */
 #ifndef PGPT_BASE_JSON_H
 #define PGPT_BASE_JSON_H
 
@@ -26,7 +26,11 @@ Status json_line(const json_t *value, int digits, char **line, Error *error);
 /* The same with a newline, to a stream, flushed and checked. */
 Status json_line_write(FILE *stream, const json_t *value, int digits, Error *error);
 
-/* Read a file that must hold exactly one JSON value, with no key twice. `*value` is a new reference. */
+/* Bytes of the byte-order mark that a text may begin with: 3, or 0 where there is none. Editors of Windows write one. */
+size_t json_mark_bytes(const char *bytes, size_t n_bytes);
+
+/* Read a file that must hold exactly one JSON value, with no key twice. A byte-order mark before it is passed over.
+ * `*value` is a new reference. */
 Status json_read(const char *path, size_t limit_bytes, json_t **value, Error *error);
 Status json_parse(const char *bytes, size_t n_bytes, const char *path, json_t **value, Error *error);
 

@@ -4,9 +4,11 @@
 #include "base/format.h"
 #include "cli/data.h"
 #include "data/dataset.h"
+#include "data/names.h"
 #include "data/prepare.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static const OptionSpec data_specs[] = {
@@ -47,8 +49,9 @@ static const OptionPositional positionals[] = {
     {.name = "WHAT", .help = "prepare, encode, decode, inspect, verify or train-tokenizer"},
     {.name = "FILE",
      .help =
-         "a text, a .jsonl file (a document a line: its \"text\"), a folder of either, - for standard input; for "
-         "'inspect' and 'verify' the folder that 'prepare' made",
+         "a text, a .jsonl file (a document a line: its \"text\"), a folder of either, - for standard input, or builtin; "
+         "several as words of their own or with commas between. For 'inspect' and 'verify', and for 'encode' too, the "
+         "folder that 'prepare' made",
      .optional = true,
      .repeated = true},
     {.name = NULL},
@@ -73,7 +76,8 @@ const OptionCommand data_command = {
     .summary = "prepare text for training, look at it, encode and decode",
     .description =
         "'prepare' encodes texts of any size into a folder of token files that 'pgpt train --data' maps into memory. "
-        "'encode' prints the ids of a text, separated by blanks; 'decode' turns ids back into bytes. 'inspect' shows "
+        "'encode' prints the ids of texts, separated by blanks, with an end of text between documents where the tokenizer "
+        "has one; 'decode' turns ids back into bytes. 'inspect' shows "
         "what a prepared folder holds, 'verify' reads all of it and compares checksums. 'train-tokenizer' learns a byte-level "
         "BPE vocabulary from texts and writes a tokenizer.json that other programs read too.",
     .groups = groups,
@@ -94,7 +98,7 @@ typedef struct {
 
 static const Action actions[] = {
     {"prepare", FOR_PREPARE, 1, SIZE_MAX, "one text or more", data_prepare},
-    {"encode", FOR_ENCODE, 1, 1, "one text", data_encode},
+    {"encode", FOR_ENCODE, 1, SIZE_MAX, "one text or more", data_encode},
     {"decode", FOR_DECODE, 0, 1, "one file of ids, or none for standard input", data_decode},
     {"inspect", FOR_INSPECT, 1, 1, "one folder of prepared data", data_inspect},
     {"verify", FOR_VERIFY, 1, 1, "one folder of prepared data", data_verify},
@@ -128,6 +132,22 @@ Progress *data_progress(DataCall *call) {
 void data_progress_end(DataCall *call) {
     if (call->log.progress) progress_end(&call->progress);
     call->log.progress = NULL;
+}
+
+Status data_open_inputs(const DataCall *call, InputList *list, Error *error) {
+    DataNames names = {0};
+    const char **sources = NULL;
+    *list = (InputList){0};
+    for (size_t i = 0; i < call->n_words; i++)
+        TRY_GOTO(data_names_add_plain(&names, call->words[i], "'data'", error), done);
+    sources = calloc(names.n + 1, sizeof *sources);
+    if (!sources) error_failed(error, "out of memory: no room for %zu names", names.n);
+    for (size_t i = 0; sources && i < names.n; i++) sources[i] = names.names[i].name;
+    if (sources) input_list_open(sources, names.n, list, error);
+done:
+    free(sources);
+    data_names_free(&names);
+    return error->status;
 }
 
 Status data_open_tokenizer(const DataCall *call, Tokenizer **tokenizer, Error *error) {

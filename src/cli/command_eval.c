@@ -31,9 +31,11 @@ typedef struct {
 static const char *const task_names[] = {"text", "choice", "last-word", NULL};
 
 static const OptionSpec eval_option_specs[] = {
-    OPTION_STRING("data", EvalOptions, data, "", "FILE",
-                  "what to evaluate on: a file, a directory of .txt files, '-' for standard input, or "
-                  "'builtin'"),
+    OPTION_STRING(
+        "data", EvalOptions, data, "", "FILE",
+        "what to evaluate on, named as for training: a text, a .jsonl file (the \"text\" of each line), a folder "
+        "of either, a folder made by 'pgpt data prepare' with the model's tokenizer (all of it), - for standard "
+        "input, or builtin; several with commas between. For other tasks than text, files of lines"),
     OPTION_CHOICE(
         "task", EvalOptions, kind, SCORE_TEXT, task_names,
         "text: how well every token of a text is predicted; choice: which of several continuations is "

@@ -71,6 +71,7 @@ static Status open_data(TrainRun *run, Error *error) {
     const char *saved =
         *resume ? arena_printf(&run->options.arena, "%s/tokenizer.json", resume) : run->init.tokenizer;
     values->data.log = &run->log;
+    values->data.is_later_rank = run->launch->world.rank > 0;
     TRY(data_source_open(&run->source, &values->data, saved, error));
     TRY(check_init(run, error));
     TRY(config_complete(&values->model, tokenizer_n_vocabulary(run->source.tokenizer), error));

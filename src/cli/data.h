@@ -5,7 +5,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/options.h"
-#include "data/tokenizer.h"
+#include "data/prepare_input.h"
 
 typedef struct {
     const char *tokenizer, *out;
@@ -33,6 +33,9 @@ Status data_train_tokenizer(DataCall *call, Error *error);
 /* The bar, or NULL when the user wants quiet. Ends with data_progress_end. */
 Progress *data_progress(DataCall *call);
 void data_progress_end(DataCall *call);
+
+/* The texts that the words name (data/names.h), one after the other. */
+Status data_open_inputs(const DataCall *call, InputList *list, Error *error);
 
 /* A tokenizer that needs no text: byte, or a file or folder. */
 Status data_open_tokenizer(const DataCall *call, Tokenizer **tokenizer, Error *error);

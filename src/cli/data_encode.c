@@ -3,6 +3,7 @@
 
 #include "base/timer.h"
 #include "data/prepare_encode.h"
+#include "data/shard_set.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -36,15 +37,45 @@ static Status count_bytes(void *context, uint64_t n_bytes, Error *error) {
     return STATUS_OK;
 }
 
-static Status encode(DataCall *call, const InputList *list, const Tokenizer *tokenizer, Error *error) {
-    uint64_t start = timer_now_ns();
-    Counts counts = {0};
-    TokenSink sink = {.tokens = write_ids, .text = count_bytes, .context = &counts};
+static Status encode_texts(DataCall *call, const Tokenizer *tokenizer, Counts *counts, Error *error) {
+    InputList list;
+    TokenSink sink = {.tokens = write_ids, .text = count_bytes, .context = counts};
+    TRY(data_open_inputs(call, &list, error));
     Progress *progress =
         call->values->json ? data_progress(call) : NULL; /* ids on a terminal are progress enough */
-    encode_inputs(list, tokenizer, (int)call->values->n_threads, progress, &sink, error);
+    encode_inputs(&list, tokenizer, (int)call->values->n_threads, progress, &sink, error);
     data_progress_end(call);
-    TRY(error->status);
+    input_list_close(&list);
+    return error->status;
+}
+
+/* Prepared data has its ids already, if they are those of this tokenizer. */
+static Status encode_shards(const char *folder, const Tokenizer *tokenizer, Counts *counts, Error *error) {
+    enum { BLOCK = 1 << 16 };
+    static int32_t ids[BLOCK];
+    ShardSet set;
+    TRY(shard_set_open(folder, &set, error));
+    ShardTokenizer wanted = {"--tokenizer", tokenizer_kind(tokenizer), tokenizer_hash(tokenizer),
+                             tokenizer_n_vocabulary(tokenizer)};
+    ShardTokenizer found = {folder, set.tokenizer_kind, set.tokenizer_hash, (int)set.n_vocabulary};
+    TRY_GOTO(shard_tokenizers_match(&wanted, &found, error), done);
+    for (uint64_t at = 0; at < set.n_tokens; at += BLOCK) {
+        uint64_t n = set.n_tokens - at < BLOCK ? set.n_tokens - at : BLOCK;
+        shard_set_read(&set, at, n, ids);
+        TRY_GOTO(write_ids(counts, ids, (size_t)n, error), done);
+    }
+    counts->n_bytes = set.n_text_bytes;
+done:
+    shard_set_close(&set);
+    return error->status;
+}
+
+static Status encode(DataCall *call, const Tokenizer *tokenizer, Error *error) {
+    uint64_t start = timer_now_ns();
+    Counts counts = {0};
+    if (call->n_words == 1 && shard_set_is_folder(call->words[0]))
+        TRY(encode_shards(call->words[0], tokenizer, &counts, error));
+    else TRY(encode_texts(call, tokenizer, &counts, error));
     putchar('\n');
     if (!call->values->json) return STATUS_OK;
     double seconds = timer_seconds_since(start);
@@ -59,19 +90,9 @@ static Status encode(DataCall *call, const InputList *list, const Tokenizer *tok
 }
 
 Status data_encode(DataCall *call, Error *error) {
-    InputList list = {0};
     Tokenizer *tokenizer = NULL;
     TRY(data_open_tokenizer(call, &tokenizer, error));
-    TRY_GOTO(input_list_open(call->words, 1, &list, error), done);
-    if (list.n_files != 1) {
-        error_user(error, "'data encode' wants one text, but %s is a folder of %zu", call->words[0],
-                   list.n_files);
-        goto done;
-    }
-    list.files[0].json_lines = false; /* its bytes, whatever they are */
-    encode(call, &list, tokenizer, error);
-done:
-    input_list_close(&list);
+    encode(call, tokenizer, error);
     tokenizer_free(tokenizer);
     return error->status;
 }

@@ -76,7 +76,7 @@ Status data_prepare(DataCall *call, Error *error) {
     uint64_t start = timer_now_ns();
     InputList list;
     TRY(check(call, error));
-    TRY(input_list_open(call->words, call->n_words, &list, error));
+    TRY(data_open_inputs(call, &list, error));
     prepare(call, &list, error);
     input_list_close(&list);
     TRY(error->status);

@@ -35,9 +35,9 @@ typedef struct {
     size_t next_text, at;
 } Feed;
 
-static Status keep_text(void *context, const char *text, size_t n_bytes, bool first, Error *error) {
-    (void)first;
+static Status keep_text(void *context, const PieceText *text, Error *error) {
     Feed *feed = context;
+    size_t n_bytes = text->n_bytes;
     if (n_bytes > feed->capacity - feed->n_bytes) {
         size_t capacity = 2 * feed->capacity + n_bytes;
         char *larger = realloc(feed->texts, capacity);
@@ -52,7 +52,7 @@ static Status keep_text(void *context, const char *text, size_t n_bytes, bool fi
         feed->ends = larger;
         feed->ends_capacity = capacity;
     }
-    memcpy(feed->texts + feed->n_bytes, text, n_bytes);
+    memcpy(feed->texts + feed->n_bytes, text->bytes, n_bytes);
     feed->n_bytes += n_bytes;
     feed->ends[feed->n_ends++] = feed->n_bytes;
     return STATUS_OK;
@@ -108,7 +108,7 @@ static void show(void *context, const BpeTrainProgress *state) {
     progress_update(&call->progress, (merging ? 0.5 : 0.0) + 0.5 * (part < 1.0 ? part : 1.0), status);
 }
 
-static Status train(DataCall *call, const InputList *list, Tokenizer **tokenizer, Error *error) {
+static Status train(DataCall *call, InputList *list, Tokenizer **tokenizer, Error *error) {
     Feed feed = {.reader = piece_reader(list, NULL, PIECE_BYTES)};
     BpeTextSource source = {feed_next, &feed};
     BpeTrainOptions options = {.n_vocabulary = (int)call->values->vocabulary_size,
@@ -169,7 +169,7 @@ Status data_train_tokenizer(DataCall *call, Error *error) {
     if (!call->values->vocabulary_size) {
         return error_user(error, "--vocab-size is missing; say how many symbols to learn, 16384 for example");
     }
-    TRY_GOTO(input_list_open(call->words, call->n_words, &list, error), done);
+    TRY_GOTO(data_open_inputs(call, &list, error), done);
     TRY_GOTO(choose_path(call->values->out, &arena, &path, &made, error), done);
     TRY_GOTO(train(call, &list, &tokenizer, error), done);
     TRY_GOTO(tokenizer_save(tokenizer, path, error), done);

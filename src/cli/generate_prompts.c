@@ -113,7 +113,7 @@ static Status add_lines(GeneratePrompts *list, const Tokenizer *tokenizer, const
     size_t n_path = strlen(path);
     bool is_json = n_path >= 6 && strcmp(path + n_path - 6, ".jsonl") == 0;
     int64_t number = 0;
-    for (size_t at = 0; at < n_bytes;) {
+    for (size_t at = json_mark_bytes(bytes, n_bytes); at < n_bytes;) {
         const char *line = bytes + at, *end = memchr(line, '\n', n_bytes - at);
         size_t n = end ? (size_t)(end - line) : n_bytes - at;
         at += n + 1;

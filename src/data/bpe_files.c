@@ -10,6 +10,7 @@
  * The file does not say its pattern and its special tokens either. Those of the known ones are known by their names;
  * any other is taken to be split as in GPT-2, with <|endoftext|> behind the last rank (or in a gap of one). */
 #include "base/file.h"
+#include "base/json.h"
 #include "data/bpe.h"
 #include "data/utf8.h"
 
@@ -73,6 +74,7 @@ static Status read_merges(const char *path, Tokenizer *tokenizer, Error *error) 
     const char *line;
     size_t n_bytes, at = 0, n_line, number = 0;
     TRY(file_read(path, LIMIT_BYTES, &text, &n_bytes, error));
+    at = json_mark_bytes(text, n_bytes);
     while (next_line(text, n_bytes, &at, &line, &n_line)) {
         number++;
         if (n_line == 0 || (number == 1 && n_line >= 8 && memcmp(line, "#version", 8) == 0)) continue;

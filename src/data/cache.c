@@ -4,7 +4,11 @@
  *
  * The name is a hash of the text, so a changed text is another entry, wherever the file lies and whatever its date.
  * Reading the text for that takes a fraction of what encoding it would; while at it, the entry is read as well and
- * compared with its checksums, so that nobody trains on a damaged one. */
+ * compared with its checksums, so that nobody trains on a damaged one.
+ *
+ * Between hashing and encoding anybody may write to the text. The list of inputs notices that (prepare_input.h): what is
+ * learned from and what is encoded is what was hashed, or there is an error and no entry. An entry also says inside
+ * what it was made from, and that is compared with what is wanted: its name alone proves nothing. */
 #include "data/cache.h"
 
 #include "base/arena.h"
@@ -15,6 +19,7 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
@@ -42,8 +47,8 @@ Status cache_folder(char **folder, Error *error) {
     return STATUS_OK;
 }
 
-static const char *entry_name(Arena *arena, const char *folder, uint64_t content, const CacheKey *key) {
-    content = hash_u64(content, SHARD_VERSION);
+static const char *entry_name(Arena *arena, const char *folder, Content source, const CacheKey *key) {
+    uint64_t content = hash_u64(hash_u64(source.hash, source.n_bytes), SHARD_VERSION);
     if (key->tokenizer) {
         return arena_printf(arena, "%s/%016" PRIx64 "-%016" PRIx64, folder, content,
                             tokenizer_hash(key->tokenizer));
@@ -71,11 +76,21 @@ static const char *find_entry(Arena *arena, const char *folder, const char *entr
     return found;
 }
 
-/* Is it there, whole, and of this tokenizer? */
-static Status open_entry(const char *entry, const CacheKey *key, ShardSet *set, Error *error) {
+/* Is it there, whole, made from this text, and of this tokenizer? */
+static Status open_entry(const char *entry, const CacheKey *key, Content source, ShardSet *set,
+                         Error *error) {
     Tokenizer *own = NULL;
     TRY(shard_set_open(entry, set, error));
     TRY_GOTO(shard_set_tokenizer(set, &own, error), failed);
+    if (!set->has_source || !content_equal(set->source, source)) {
+        error_user(error, "%s: field 'source' %s", entry,
+                   set->has_source ? "is not the text of its name" : "is missing: an older pgpt made it");
+        goto failed;
+    }
+    if (!key->tokenizer && strcmp(tokenizer_kind(own), key->kind) != 0) {
+        error_user(error, "%s: field 'tokenizer' is not the one of its name", entry);
+        goto failed;
+    }
     if (key->tokenizer && tokenizer_hash(own) != tokenizer_hash(key->tokenizer)) {
         error_user(error, "%s: field 'tokenizer_hash' is not the one of its name", entry);
         goto failed;
@@ -97,7 +112,7 @@ static void remove_abandoned(const char *folder) {
     for (struct dirent *entry; (entry = readdir(entries));) {
         const char *mark = strstr(entry->d_name, ".tmp.");
         struct stat facts;
-        if (!mark || fstatat(dirfd(entries), entry->d_name, &facts, 0) != 0) continue;
+        if (!mark || fstatat(dirfd(entries), entry->d_name, &facts, AT_SYMLINK_NOFOLLOW) != 0) continue;
         bool old = time(NULL) - facts.st_mtime > ABANDONED_SECONDS;
         long process = strtol(mark + 5, NULL, 10);
         if (!old || process <= 0 || kill((pid_t)process, 0) == 0 || errno != ESRCH) continue;
@@ -107,7 +122,7 @@ static void remove_abandoned(const char *folder) {
     closedir(entries);
 }
 
-static Status fill_entry(const InputList *list, const CacheKey *key, const char *folder, Progress *progress,
+static Status fill_entry(InputList *list, const CacheKey *key, const char *folder, Progress *progress,
                          Error *error) {
     Tokenizer *learned = NULL;
     if (!key->tokenizer) {
@@ -119,7 +134,7 @@ static Status fill_entry(const InputList *list, const CacheKey *key, const char 
     return error->status;
 }
 
-static Status make_entry(const InputList *list, const CacheKey *key, const char *entry, const Log *log,
+static Status make_entry(InputList *list, const CacheKey *key, const char *entry, const Log *log,
                          Arena *arena, Error *error) {
     const char *temporary = arena_printf(arena, "%s.tmp.%ld", entry, (long)getpid());
     bool shown = log && log->stream && !log->quiet;
@@ -139,24 +154,26 @@ static Status make_entry(const InputList *list, const CacheKey *key, const char 
     return error_failed(error, "cannot rename %s: %s", temporary, strerror(code));
 }
 
-Status cache_open(const InputList *list, const CacheKey *key, const Log *log, ShardSet *set, Error *error) {
+Status cache_open(InputList *list, const CacheKey *key, const Log *log, ShardSet *set, Error *error) {
     *set = (ShardSet){0};
     Arena arena = {0};
     char *folder = NULL;
-    uint64_t content;
+    Content source;
     Error damage = {0};
     TRY_GOTO(cache_folder(&folder, error), done);
-    TRY_GOTO(input_list_hash(list, &content, error), done);
-    const char *entry = entry_name(&arena, folder, content, key);
+    TRY_GOTO(input_list_read(list, error), done);
+    input_list_content(list, &source);
+    const char *entry = entry_name(&arena, folder, source, key);
     if (key->tokenizer) entry = find_entry(&arena, folder, entry, key->tokenizer);
     if (file_exists(entry)) {
-        if (open_entry(entry, key, set, &damage) == STATUS_OK) goto done;
+        if (open_entry(entry, key, source, set, &damage) == STATUS_OK) goto done;
         if (log) log_warning(log, "%s; making it again", damage.text);
         prepare_remove(entry);
     }
     if (file_make_folders(folder, error) == STATUS_OK) {
         remove_abandoned(folder);
-        if (make_entry(list, key, entry, log, &arena, error) == STATUS_OK) open_entry(entry, key, set, error);
+        if (make_entry(list, key, entry, log, &arena, error) == STATUS_OK)
+            open_entry(entry, key, source, set, error);
     }
 done:
     arena_free(&arena);

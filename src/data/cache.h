@@ -17,8 +17,9 @@ typedef struct {
 } CacheKey;
 
 /* The shards of a text, without a validation split: found in the cache and verified, or made. A damaged entry is made
- * again. The inputs must be rereadable. `log` may be NULL. */
-Status cache_open(const InputList *list, const CacheKey *key, const Log *log, ShardSet *set, Error *error);
+ * again, and so is one that was made from another text or does not say from which. A text that changes meanwhile is a
+ * user's error, and leaves no entry. The inputs must be rereadable. `log` may be NULL. */
+Status cache_open(InputList *list, const CacheKey *key, const Log *log, ShardSet *set, Error *error);
 
 /* Where entries lie; from malloc. Not finding a place is a user's error that says what to set. */
 Status cache_folder(char **folder, Error *error);

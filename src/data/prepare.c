@@ -10,9 +10,11 @@
 #include "data/prepare_encode.h"
 
 #include <dirent.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 typedef struct {
@@ -87,7 +89,7 @@ static Status take_text(void *context, uint64_t n_bytes, Error *error) {
     return STATUS_OK;
 }
 
-static Status write_shards(Preparation *preparation, const InputList *list, const Tokenizer *tokenizer,
+static Status write_shards(Preparation *preparation, InputList *list, const Tokenizer *tokenizer,
                            Error *error) {
     const PrepareOptions *options = preparation->options;
     TokenSink sink = {take_document, take_tokens, take_text, preparation};
@@ -132,11 +134,13 @@ static uint64_t choose_split(const ShardSet *set, const Tokenizer *tokenizer, do
     return start - wanted <= slack ? start : wanted;
 }
 
-static Status write_manifest(const Preparation *preparation, const Tokenizer *tokenizer, Error *error) {
+static Status write_manifest(const Preparation *preparation, const InputList *list,
+                             const Tokenizer *tokenizer, Error *error) {
     ShardManifest manifest = {.folder = preparation->options->folder,
                               .tokenizer_kind = tokenizer_kind(tokenizer),
                               .headers = preparation->headers,
                               .n_shards = preparation->n_shards};
+    manifest.has_source = input_list_content(list, &manifest.source);
     for (size_t i = 0; i < manifest.n_shards; i++) manifest.validation_start += manifest.headers[i].n_tokens;
     double fraction = preparation->options->validation_fraction;
     if (fraction > 0) {
@@ -150,31 +154,66 @@ static Status write_manifest(const Preparation *preparation, const Tokenizer *to
 
 /* ---- The folder */
 
-enum { HOLDS_OTHERS = 1, HOLDS_SHARDS = 2, HOLDS_MANIFEST = 4, HOLDS_TOKENIZER = 8 };
+enum { HOLDS_OTHERS = 1, HOLDS_SHARDS = 2, HOLDS_MANIFEST = 4, HOLDS_TOKENIZER = 8, HOLDS_LEFTOVERS = 16 };
 
-/* What a folder holds, and, if wanted, away with what a preparation makes, temporary files included. */
-static int look_into(const char *folder, bool and_remove) {
-    DIR *entries = opendir(folder);
+/* Behind its first n bytes a name ends, or goes on as a temporary file's does. */
+static bool is_ours(const char *name, size_t n, bool *temporary) {
+    const char *end = name + n;
+    *temporary = strncmp(end, ".tmp.", 5) == 0 && end[5] && !end[5 + strspn(end + 5, "0123456789")];
+    return !*end || *temporary;
+}
+
+/* What a name says that a file is, as HOLDS_...; others are none of our business. */
+static int kind_of(const char *name) {
+    static const struct {
+        const char *name;
+        int kind;
+    } known[] = {{"manifest.json", HOLDS_MANIFEST}, {"tokenizer.json", HOLDS_TOKENIZER}};
+    bool temporary;
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        size_t n = strlen(known[i].name);
+        if (strncmp(name, known[i].name, n) != 0 || !is_ours(name, n, &temporary)) continue;
+        return temporary ? HOLDS_LEFTOVERS : known[i].kind;
+    }
+    size_t n_digits = strncmp(name, "tokens-", 7) == 0 ? strspn(name + 7, "0123456789") : 0;
+    bool is_shard = n_digits >= 5 && strncmp(name + 7 + n_digits, ".bin", 4) == 0 &&
+                    is_ours(name, 7 + n_digits + 4, &temporary);
+    return is_shard ? HOLDS_SHARDS : HOLDS_OTHERS;
+}
+
+/* What a folder holds, and, if wanted, away with what a preparation makes, temporary files included. The descriptor is
+ * taken over. */
+static int look_into(int folder, bool and_remove) {
+    DIR *entries = folder < 0 ? NULL : fdopendir(folder);
     int holds = 0;
+    if (!entries && folder >= 0) close(folder);
     if (!entries) return 0;
     for (struct dirent *entry; (entry = readdir(entries));) {
         const char *name = entry->d_name;
-        bool shard = strncmp(name, "tokens-", 7) == 0 && strstr(name, ".bin");
-        bool manifest = strncmp(name, "manifest.json", 13) == 0;
-        bool tokenizer = strncmp(name, "tokenizer.json", 14) == 0;
-        if (shard) holds |= HOLDS_SHARDS;
-        else if (manifest) holds |= name[13] ? 0 : HOLDS_MANIFEST;
-        else if (tokenizer) holds |= HOLDS_TOKENIZER;
-        else if (strcmp(name, ".") != 0 && strcmp(name, "..") != 0) holds |= HOLDS_OTHERS;
-        if (and_remove && (shard || manifest || tokenizer)) unlinkat(dirfd(entries), name, 0);
+        if (strcmp(name, ".") == 0 || strcmp(name, "..") == 0) continue;
+        int kind = kind_of(name);
+        holds |= kind;
+        if (and_remove && kind != HOLDS_OTHERS) unlinkat(folder, name, 0);
     }
     closedir(entries);
     return holds;
 }
 
+/* One that the user named, which may be a link. */
+static int open_folder(const char *folder) {
+    return open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+}
+
+/* A link is no folder of ours, wherever it leads: it goes, and what it leads to stays. */
 void prepare_remove(const char *folder) {
-    look_into(folder, true);
-    rmdir(folder);
+    int descriptor = open(folder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    struct stat facts;
+    if (descriptor >= 0) {
+        look_into(descriptor, true);
+        rmdir(folder);
+    } else if (lstat(folder, &facts) == 0 && S_ISLNK(facts.st_mode)) {
+        unlink(folder);
+    }
 }
 
 /* A folder is ours if it is new or empty, or has what an unfinished preparation left and nothing else. Its shards come
@@ -182,15 +221,15 @@ void prepare_remove(const char *folder) {
 static Status claim_folder(const char *folder, bool *existed, Error *error) {
     *existed = file_exists(folder);
     if (!*existed) return file_make_folders(folder, error);
-    int holds = look_into(folder, false);
+    int holds = look_into(open_folder(folder), false);
     if (holds & HOLDS_MANIFEST) {
         return error_user(error, "%s already holds prepared data; remove it, or choose another folder",
                           folder);
     }
-    if (holds & HOLDS_OTHERS || holds == HOLDS_TOKENIZER) {
+    if (holds & HOLDS_OTHERS || (holds & HOLDS_TOKENIZER && !(holds & HOLDS_SHARDS))) {
         return error_user(error, "%s is not an empty folder; choose a new one", folder);
     }
-    if (holds) look_into(folder, true);
+    if (holds) look_into(open_folder(folder), true);
     return file_make_folders(folder, error);
 }
 
@@ -209,7 +248,7 @@ static Status save_tokenizer(const char *folder, const Tokenizer *tokenizer, Err
     return error->status;
 }
 
-Status prepare_shards(const InputList *list, const Tokenizer *tokenizer, const PrepareOptions *options,
+Status prepare_shards(InputList *list, const Tokenizer *tokenizer, const PrepareOptions *options,
                       Error *error) {
     int n_vocabulary = tokenizer_n_vocabulary(tokenizer);
     Preparation preparation = {
@@ -224,12 +263,12 @@ Status prepare_shards(const InputList *list, const Tokenizer *tokenizer, const P
     TRY(claim_folder(options->folder, &existed, error));
     TRY_GOTO(write_shards(&preparation, list, tokenizer, error), done);
     TRY_GOTO(save_tokenizer(options->folder, tokenizer, error), done);
-    write_manifest(&preparation, tokenizer, error);
+    write_manifest(&preparation, list, tokenizer, error);
 done:
     shard_writer_abort(&preparation.writer);
     free(preparation.headers);
     if (error->status != STATUS_OK) {
-        look_into(options->folder, true);
+        look_into(open_folder(options->folder), true);
         if (!existed) rmdir(options->folder);
     }
     return error->status;

@@ -11,7 +11,7 @@
 #define PREPARE_LEARN_BYTES (64 << 20)
 bool prepare_is_kind(const char *tokenizer);
 bool prepare_learns(const char *tokenizer);
-Status prepare_tokenizer(const char *tokenizer, int max_vocabulary, const InputList *list, Tokenizer **result,
+Status prepare_tokenizer(const char *tokenizer, int max_vocabulary, InputList *list, Tokenizer **result,
                          Error *error);
 
 /* Load a tokenizer from a file or folder. */
@@ -30,10 +30,11 @@ typedef struct {
 /* Encode everything and write shards, tokenizer and manifest. The validation split is the last documents, beginning at
  * the document border that is nearest to the fraction; where there is none near it (a single document, say), at a
  * paragraph's or line's end nearby. On failure nothing is left in the folder that was not there before. */
-Status prepare_shards(const InputList *list, const Tokenizer *tokenizer, const PrepareOptions *options,
+Status prepare_shards(InputList *list, const Tokenizer *tokenizer, const PrepareOptions *options,
                       Error *error);
 
-/* Remove a folder of shards, complete or not, and nothing else: a folder with other files in it stays. */
+/* Remove a folder of shards, complete or not, and nothing else: a folder with other files in it stays. A link goes, and
+ * what it leads to stays. */
 void prepare_remove(const char *folder);
 
 #endif

@@ -26,9 +26,9 @@ typedef struct {
     Error error;
 } Work;
 
-static Status encode_text(void *context, const char *text, size_t n_bytes, bool first, Error *error) {
+static Status encode_text(void *context, const PieceText *text, Error *error) {
     Work *work = context;
-    if (first) {
+    if (text->first) {
         if (work->n_starts == work->capacity) {
             size_t capacity = work->capacity ? 2 * work->capacity : 16;
             size_t *starts = realloc(work->starts, capacity * sizeof *starts);
@@ -38,8 +38,8 @@ static Status encode_text(void *context, const char *text, size_t n_bytes, bool 
         }
         work->starts[work->n_starts++] = work->ids.n;
     }
-    work->n_text_bytes += n_bytes;
-    return tokenizer_encode(work->tokenizer, text, n_bytes, &work->ids, error);
+    work->n_text_bytes += text->n_bytes;
+    return tokenizer_encode(work->tokenizer, text->bytes, text->n_bytes, &work->ids, error);
 }
 
 static void encode_piece(Work *work) {
@@ -113,7 +113,7 @@ static int count_threads(int n_threads) {
     return n_threads;
 }
 
-Status encode_inputs(const InputList *list, const Tokenizer *tokenizer, int n_threads, Progress *progress,
+Status encode_inputs(InputList *list, const Tokenizer *tokenizer, int n_threads, Progress *progress,
                      const TokenSink *sink, Error *error) {
     n_threads = count_threads(n_threads);
     int n_works = n_threads * PIECES_PER_THREAD < MOST_PIECES ? n_threads * PIECES_PER_THREAD : MOST_PIECES;

@@ -15,7 +15,7 @@ typedef struct {
 } TokenSink;
 
 /* Threads: 0 for all cores. Progress may be NULL. Documents without tokens are left out. */
-Status encode_inputs(const InputList *list, const Tokenizer *tokenizer, int n_threads, Progress *progress,
+Status encode_inputs(InputList *list, const Tokenizer *tokenizer, int n_threads, Progress *progress,
                      const TokenSink *sink, Error *error);
 
 #endif

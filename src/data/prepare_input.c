@@ -5,7 +5,7 @@
 #include "base/file.h"
 #include "base/format.h"
 #include "data/corpus.h"
-#include "data/hash.h"
+#include "data/shard_set.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -18,7 +18,7 @@
 
 #define WHAT_TO_GIVE "give a file, a folder of .txt or .jsonl files, - for standard input, or builtin"
 
-enum { HASH_BYTES = 1 << 20 };
+enum { COPY_BYTES = 1 << 20 };
 
 static bool ends_with(const char *name, const char *end) {
     size_t n = strlen(name), n_end = strlen(end);
@@ -73,13 +73,20 @@ static Status add_entry(InputList *list, const char *folder, const char *name, E
     if (!path) return out_of_memory(name, error);
     snprintf(path, n, "%s%s%s", folder, folder[strlen(folder) - 1] == '/' ? "" : "/", name);
     if (stat(path, &facts) != 0) error_user(error, "cannot read %s: %s", path, strerror(errno));
-    else if (!S_ISDIR(facts.st_mode)) add_file(list, path, &facts, error);
+    else if (S_ISREG(facts.st_mode)) add_file(list, path, &facts, error);
+    else if (!S_ISDIR(facts.st_mode)) /* nobody may ever write into a pipe that lies around */
+        error_user(error, "%s is not a file; take it out of the folder, or name it by itself", path);
     free(path);
     return error->status;
 }
 
 static Status add_folder(InputList *list, const char *path, Error *error) {
     struct dirent **entries;
+    if (shard_set_is_folder(path)) {
+        return error_user(
+            error, "%s is prepared data, and its text is not in it; name the text that it was made from",
+            path);
+    }
     int n = scandir(path, &entries, is_input_name, by_bytes);
     if (n < 0) return error_user(error, "cannot list the folder %s: %s", path, strerror(errno));
     if (n == 0) error_user(error, "the folder %s has no .txt or .jsonl files; " WHAT_TO_GIVE, path);
@@ -135,10 +142,10 @@ void input_list_close(InputList *list) {
 /* ---- Standard input, again */
 
 static Status copy_bytes(int from, int to, const char *name, uint64_t *n_bytes, Error *error) {
-    char *buffer = malloc(HASH_BYTES);
+    char *buffer = malloc(COPY_BYTES);
     if (!buffer) return out_of_memory(name, error);
     for (;;) {
-        ssize_t got = read(from, buffer, HASH_BYTES);
+        ssize_t got = read(from, buffer, COPY_BYTES);
         if (got < 0 && errno == EINTR) continue;
         if (got < 0) error_user(error, "cannot read %s: %s", name, strerror(errno));
         if (got <= 0) break;
@@ -193,42 +200,14 @@ Status input_list_make_rereadable(InputList *list, const char *folder, Error *er
 
 /* ---- Identity */
 
-static Status hash_file(const InputFile *file, char *buffer, uint64_t *hash, Error *error) {
-    if (file->memory) {
-        *hash = hash_bytes(*hash, file->memory, file->n_bytes);
-        return STATUS_OK;
+bool input_list_content(const InputList *list, Content *content) {
+    *content = (Content){0, hash_u64(0, list->n_files)};
+    for (size_t i = 0; i < list->n_files; i++) {
+        const InputFile *file = &list->files[i];
+        if (!file->is_read) return false;
+        content->n_bytes += file->whole.n_bytes;
+        content->hash = hash_u64(hash_u64(content->hash, file->json_lines), file->whole.n_bytes);
+        content->hash = hash_u64(content->hash, file->whole.hash);
     }
-    int descriptor = file->descriptor >= 0 ? dup(file->descriptor) : open(file->name, O_RDONLY | O_CLOEXEC);
-    if (descriptor < 0 || lseek(descriptor, 0, SEEK_SET) < 0) {
-        error_user(error, "cannot read %s: %s", file->name, strerror(errno));
-        if (descriptor >= 0) close(descriptor);
-        return error->status;
-    }
-    posix_fadvise(descriptor, 0, 0, POSIX_FADV_SEQUENTIAL);
-    size_t n = 0;
-    for (;;) { /* blocks of one size, whatever read() gives at a time */
-        ssize_t got = read(descriptor, buffer + n, HASH_BYTES - n);
-        if (got < 0 && errno == EINTR) continue;
-        if (got < 0) error_failed(error, "cannot read %s: %s", file->name, strerror(errno));
-        if (got > 0) n += (size_t)got;
-        if (got > 0 && n < HASH_BYTES) continue;
-        if (n) *hash = hash_bytes(*hash, buffer, n);
-        n = 0;
-        if (got <= 0) break;
-    }
-    close(descriptor);
-    return error->status;
-}
-
-Status input_list_hash(const InputList *list, uint64_t *hash, Error *error) {
-    char *buffer = malloc(HASH_BYTES);
-    if (!buffer) return out_of_memory("the text", error);
-    *hash = hash_u64(0, list->n_files);
-    for (size_t i = 0; i < list->n_files && error->status == STATUS_OK; i++) {
-        *hash = hash_u64(*hash, list->files[i].json_lines);
-        hash_file(&list->files[i], buffer, hash, error);
-        *hash = hash_u64(*hash, list->files[i].n_bytes);
-    }
-    free(buffer);
-    return error->status;
+    return true;
 }

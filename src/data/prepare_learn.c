@@ -38,9 +38,10 @@ typedef struct {
     size_t n_bytes, capacity;
 } Learner;
 
-static Status learn(void *context, const char *text, size_t n_bytes, bool first, Error *error) {
-    (void)first;
+static Status learn(void *context, const PieceText *piece, Error *error) {
     Learner *learner = context;
+    const char *text = piece->bytes;
+    size_t n_bytes = piece->n_bytes;
     if (learner->seen) {
         for (size_t at = 0, n; at < n_bytes; at += n) {
             learner->seen[utf8_decode(text + at, n_bytes - at, &n)] = 1;
@@ -74,7 +75,7 @@ static Status spell(Learner *learner, Error *error) {
     return STATUS_OK;
 }
 
-static Status read_all(Learner *learner, const InputList *list, Error *error) {
+static Status read_all(Learner *learner, InputList *list, Error *error) {
     PieceReader reader = piece_reader(list, NULL, PIECE_BYTES);
     Piece piece = {0};
     for (bool more = true; more && (learner->seen || learner->n_bytes < PREPARE_LEARN_BYTES);) {
@@ -87,7 +88,7 @@ done:
     return error->status;
 }
 
-Status prepare_tokenizer(const char *tokenizer, int max_vocabulary, const InputList *list, Tokenizer **result,
+Status prepare_tokenizer(const char *tokenizer, int max_vocabulary, InputList *list, Tokenizer **result,
                          Error *error) {
     *result = NULL;
     if (!prepare_is_kind(tokenizer)) return prepare_open_tokenizer(tokenizer, result, error);

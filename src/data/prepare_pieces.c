@@ -10,13 +10,17 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
-PieceReader piece_reader(const InputList *list, const Tokenizer *tokenizer, size_t piece_bytes) {
+PieceReader piece_reader(InputList *list, const Tokenizer *tokenizer, size_t piece_bytes) {
     return (PieceReader){.list = list, .tokenizer = tokenizer, .piece_bytes = piece_bytes, .descriptor = -1};
 }
 
+/* What was read is remembered, however much it was. */
 static void close_file(PieceReader *reader) {
+    if (reader->file && reader->content.n_bytes > reader->file->begun.n_bytes)
+        reader->file->begun = content_of(&reader->content);
     if (reader->descriptor > STDERR_FILENO) close(reader->descriptor);
     reader->descriptor = -1;
     reader->file = NULL;
@@ -33,44 +37,120 @@ void piece_free(Piece *piece) {
     *piece = (Piece){0};
 }
 
+/* ---- Bytes, compared with those of earlier passes */
+
+static Status has_changed(const InputFile *file, Error *error) {
+    return error_user(
+        error, "%s changed while it was read; try again when nobody writes to it, or give a copy of it",
+        file->name);
+}
+
+/* The first pass decides how far a file reaches. One that says 0 (/proc) is read to wherever it ends. */
+static Status look_at(InputFile *file, int descriptor, Error *error) {
+    struct stat facts;
+    if (fstat(descriptor, &facts) != 0)
+        return error_user(error, "cannot read %s: %s", file->name, strerror(errno));
+    if (!S_ISREG(facts.st_mode)) return has_changed(file, error);
+    if (!file->is_opened) {
+        file->n_bytes = (uint64_t)facts.st_size;
+        file->changed = facts.st_mtim;
+    }
+    file->is_opened = true;
+    return STATUS_OK;
+}
+
 static Status open_next(PieceReader *reader, Error *error) {
-    const InputFile *file = &reader->list->files[reader->next_file++];
+    InputFile *file = &reader->list->files[reader->next_file++];
     reader->file = file;
     reader->first = true;
     reader->line = 1;
     reader->n_before = 0;
-    reader->memory_at = 0;
+    reader->content = (ContentHash){0};
     if (file->memory) return STATUS_OK;
+    /* What was a file may be a pipe by now, which nobody is to wait for. */
+    int flags = O_RDONLY | O_CLOEXEC | (file->regular ? O_NONBLOCK : 0);
     if (file->descriptor == STDIN_FILENO) reader->descriptor = STDIN_FILENO;
     else if (file->descriptor >= 0) reader->descriptor = dup(file->descriptor);
-    else reader->descriptor = open(file->name, O_RDONLY | O_CLOEXEC);
+    else reader->descriptor = open(file->name, flags);
     bool again = file->regular || file->descriptor > STDERR_FILENO;
     if (reader->descriptor < 0 || (again && lseek(reader->descriptor, 0, SEEK_SET) < 0)) {
         return error_user(error, "cannot read %s: %s", file->name, strerror(errno));
     }
+    if (again) TRY(look_at(file, reader->descriptor, error));
     posix_fadvise(reader->descriptor, 0, 0, POSIX_FADV_SEQUENTIAL);
+    return STATUS_OK;
+}
+
+/* Bytes that the first pass saw must be the same; up to where is for its caller to know. */
+static Status compare_content(PieceReader *reader, const char *bytes, size_t n_bytes, Error *error) {
+    Content begun = reader->file->begun;
+    uint64_t n_before = reader->content.n_bytes;
+    if (n_before < begun.n_bytes && begun.n_bytes <= n_before + n_bytes) {
+        size_t n = (size_t)(begun.n_bytes - n_before);
+        content_add(&reader->content, bytes, n);
+        if (!content_equal(content_of(&reader->content), begun)) return has_changed(reader->file, error);
+        bytes += n;
+        n_bytes -= n;
+    }
+    content_add(&reader->content, bytes, n_bytes);
+    return STATUS_OK;
+}
+
+/* At the end of a file. One that grew meanwhile is as it was up to here, as far as anybody can tell. */
+static Status check_end(PieceReader *reader, Error *error) {
+    InputFile *file = reader->file;
+    Content whole = content_of(&reader->content);
+    struct stat facts;
+    if (file->is_read && !content_equal(whole, file->whole)) return has_changed(file, error);
+    if (whole.n_bytes < file->begun.n_bytes) return has_changed(file, error);
+    if (!file->is_read && file->is_opened && fstat(reader->descriptor, &facts) == 0) {
+        bool touched =
+            facts.st_mtim.tv_sec != file->changed.tv_sec || facts.st_mtim.tv_nsec != file->changed.tv_nsec;
+        if (touched && (uint64_t)facts.st_size <= whole.n_bytes) return has_changed(file, error);
+    }
+    file->whole = whole;
+    file->is_read = true;
     return STATUS_OK;
 }
 
 /* Some bytes of the open file; 0 at its end. */
 static Status read_some(PieceReader *reader, char *bytes, size_t n_bytes, size_t *n, Error *error) {
     const InputFile *file = reader->file;
-    *n = 0;
+    uint64_t at = reader->content.n_bytes, n_left = file->n_bytes - at;
+    bool is_sized = file->memory || (file->regular && file->n_bytes);
+    if (is_sized && n_bytes > n_left) n_bytes = (size_t)n_left;
+    *n = n_bytes;
     if (file->memory) {
-        *n =
-            file->n_bytes - reader->memory_at < n_bytes ? (size_t)file->n_bytes - reader->memory_at : n_bytes;
-        memcpy(bytes, file->memory + reader->memory_at, *n);
-        reader->memory_at += *n;
-    } else {
+        memcpy(bytes, file->memory + at, n_bytes);
+    } else if (n_bytes) {
         ssize_t got;
         do got = read(reader->descriptor, bytes, n_bytes);
         while (got < 0 && errno == EINTR);
         if (got < 0) return error_user(error, "cannot read %s: %s", file->name, strerror(errno));
+        if (got == 0 && is_sized) return has_changed(file, error); /* it became shorter */
         *n = (size_t)got;
     }
     reader->n_read += *n;
-    return STATUS_OK;
+    return *n ? compare_content(reader, bytes, *n, error) : check_end(reader, error);
 }
+
+Status input_list_read(InputList *list, Error *error) {
+    enum { BLOCK_BYTES = 1 << 20 };
+    PieceReader reader = piece_reader(list, NULL, BLOCK_BYTES);
+    char *block = malloc(BLOCK_BYTES);
+    if (!block) return error_failed(error, "out of memory: no room to read the text");
+    while (reader.next_file < list->n_files) {
+        TRY_GOTO(open_next(&reader, error), done);
+        for (size_t n = 1; n > 0;) TRY_GOTO(read_some(&reader, block, BLOCK_BYTES, &n, error), done);
+        close_file(&reader);
+    }
+done:
+    free(block);
+    piece_reader_close(&reader);
+    return error->status;
+}
+
+/* ---- Pieces */
 
 /* No valid character reaches across a byte that may begin one, so a text can be cut before the last of those. A
  * character has at most three bytes more; a longer run of them has no character around it. */
@@ -162,37 +242,40 @@ Status piece_reader_next(PieceReader *reader, Piece *piece, bool *more, Error *e
 
 /* ---- Texts */
 
-static Status line_text(const Piece *piece, uint64_t line, const char *bytes, size_t n_bytes, PieceText call,
-                        void *context, Error *error) {
+static Status line_text(const Piece *piece, uint64_t line, const char *bytes, size_t n_bytes,
+                        PieceTextCall call, void *context, Error *error) {
     json_error_t where;
     const char *name = piece->file->name;
     json_t *object = json_loadb(bytes, n_bytes, JSON_ALLOW_NUL, &where);
-    const json_t *text = json_object_get(object, "text");
+    const json_t *field = json_object_get(object, "text");
+    PieceText text = {json_string_value(field), json_string_length(field), true, line};
     if (!object) {
         error_user(error,
                    "%s:%" PRIu64 ": not valid JSON: %s; every line must be an object with a field 'text'",
                    name, line, where.text);
-    } else if (!json_is_string(text)) {
+    } else if (!json_is_string(field)) {
         error_user(error,
                    "%s:%" PRIu64 ": field 'text' is %s; every line must be an object with a text in it", name,
-                   line, text ? "not a text" : "missing");
-    } else if (json_string_length(text)) {
-        call(context, json_string_value(text), json_string_length(text), true, error);
+                   line, field ? "not a text" : "missing");
+    } else if (text.n_bytes) {
+        call(context, &text, error);
         if (error->status != STATUS_OK) error_prefix(error, "%s:%" PRIu64 ": ", name, line);
     }
     json_decref(object);
     return error->status;
 }
 
-Status piece_texts(const Piece *piece, PieceText call, void *context, Error *error) {
+Status piece_texts(const Piece *piece, PieceTextCall call, void *context, Error *error) {
     if (!piece->file->json_lines) {
-        if (call(context, piece->bytes, piece->n_bytes, piece->first, error) != STATUS_OK) {
+        PieceText text = {piece->bytes, piece->n_bytes, piece->first, 0};
+        if (call(context, &text, error) != STATUS_OK) {
             if (piece->n_before) error_prefix(error, "counted from byte %" PRIu64 " on: ", piece->n_before);
             error_prefix(error, "%s: ", piece->file->name);
         }
         return error->status;
     }
     const char *at = piece->bytes, *end = at + piece->n_bytes;
+    if (piece->n_before == 0) at += json_mark_bytes(at, piece->n_bytes);
     for (uint64_t line = piece->line; at < end; line++) {
         const char *newline = memchr(at, '\n', (size_t)(end - at)), *stop = newline ? newline : end;
         const char *first = at;

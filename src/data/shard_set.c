@@ -49,16 +49,18 @@ bool shard_set_is_folder(const char *path) {
 }
 
 /* Of everything that the manifest says in numbers. */
-static uint64_t manifest_checksum(const ShardHeader *headers, size_t n_shards, uint64_t validation_start) {
-    uint64_t hash = hash_u64(VERSION, validation_start);
-    for (size_t i = 0; i < n_shards; i++) {
-        const ShardHeader *header = &headers[i];
+static uint64_t manifest_checksum(const ShardManifest *manifest) {
+    uint64_t hash = hash_u64(VERSION, manifest->validation_start);
+    if (manifest->has_source)
+        hash = hash_u64(hash_u64(hash, manifest->source.n_bytes), manifest->source.hash);
+    for (size_t i = 0; i < manifest->n_shards; i++) {
+        const ShardHeader *header = &manifest->headers[i];
         hash = hash_u64(hash_u64(hash, header->token_bytes), header->n_vocabulary);
         hash = hash_u64(hash_u64(hash, header->n_tokens), header->n_documents);
         hash = hash_u64(hash_u64(hash, header->n_text_bytes), header->tokenizer_hash);
         hash = hash_u64(hash_u64(hash, header->tokens_checksum), header->documents_checksum);
     }
-    return hash_u64(hash, n_shards);
+    return hash_u64(hash, manifest->n_shards);
 }
 
 /* ---- Writing ---- */
@@ -93,13 +95,17 @@ static json_t *manifest_json(const ShardManifest *manifest) {
             return NULL;
         }
     }
-    return json_pack("{s:i,s:s,s:o,s:o,s:o,s:o,s:o,s:o,s:o}", "pgpt_data", VERSION, "tokenizer",
+    json_t *source = NULL;
+    if (manifest->has_source) {
+        source = json_pack("{s:o,s:o}", "n_bytes", number_json(manifest->source.n_bytes), "hash",
+                           hash_json(manifest->source.hash));
+    }
+    return json_pack("{s:i,s:s,s:o,s:o,s:o,s:o,s:o,s:o,s:o*,s:o}", "pgpt_data", VERSION, "tokenizer",
                      manifest->tokenizer_kind, "tokenizer_hash", hash_json(headers[0].tokenizer_hash),
                      "n_vocabulary", number_json(headers[0].n_vocabulary), "token_bytes",
                      number_json(headers[0].token_bytes), "n_tokens", number_json(n_tokens),
                      "validation_start", number_json(manifest->validation_start), "checksum",
-                     hash_json(manifest_checksum(headers, manifest->n_shards, manifest->validation_start)),
-                     "shards", shards);
+                     hash_json(manifest_checksum(manifest)), "source", source, "shards", shards);
 }
 
 Status shard_set_save(const ShardManifest *manifest, Error *error) {
@@ -224,6 +230,16 @@ failed:
     return error->status;
 }
 
+static Status read_source(ShardSet *set, const json_t *object, const char *path, Error *error) {
+    json_t *source;
+    if (!json_object_get(object, "source")) return STATUS_OK;
+    TRY(json_field_object(object, path, "source", &source, error));
+    TRY(field_count(source, path, "n_bytes", &set->source.n_bytes, error));
+    TRY(field_hash(source, path, "hash", &set->source.hash, error));
+    set->has_source = true;
+    return STATUS_OK;
+}
+
 static Status check_sums(ShardSet *set, const json_t *object, const char *path, Error *error) {
     uint64_t n_tokens = 0, checksum = 0;
     TRY(field_count(object, path, "n_tokens", &n_tokens, error));
@@ -241,7 +257,12 @@ static Status check_sums(ShardSet *set, const json_t *object, const char *path, 
     ShardHeader *headers = calloc(set->n_shards, sizeof *headers);
     if (!headers) return error_failed(error, "out of memory: no room for %zu headers", set->n_shards);
     for (size_t i = 0; i < set->n_shards; i++) headers[i] = set->shards[i].header;
-    set->checksum = manifest_checksum(headers, set->n_shards, set->validation_start);
+    ShardManifest manifest = {.headers = headers,
+                              .n_shards = set->n_shards,
+                              .validation_start = set->validation_start,
+                              .has_source = set->has_source,
+                              .source = set->source};
+    set->checksum = manifest_checksum(&manifest);
     free(headers);
     if (set->checksum == checksum) return STATUS_OK;
     return error_user(error,
@@ -272,6 +293,7 @@ static Status read_manifest(ShardSet *set, const char *path, Error *error) {
         error_failed(error, "out of memory: no room to read %s", path);
         goto done;
     }
+    TRY_GOTO(read_source(set, object, path, error), done);
     TRY_GOTO(open_shards(set, entries, path, error), done);
     check_sums(set, object, path, error);
 done:

@@ -9,6 +9,7 @@
 #define PGPT_DATA_SHARD_SET_H
 
 #include "base/progress.h"
+#include "data/content.h"
 #include "data/shard.h"
 #include "data/tokenizer.h"
 
@@ -25,6 +26,8 @@ typedef struct {
     uint64_t n_tokens, n_documents, n_text_bytes;
     uint64_t validation_start; /* n_tokens: there is no validation split */
     uint64_t checksum;         /* identifies all of the above and the tokens */
+    bool has_source;           /* older ones do not say what they were made from */
+    Content source;            /* the files that they were made from: input_list_content */
 } ShardSet;
 
 /* Whether a path looks like such a folder, complete or not. */
@@ -40,7 +43,9 @@ void shard_set_close(ShardSet *set);
 /* The tokenizer in the folder, which must be the one that made the tokens. */
 Status shard_set_tokenizer(const ShardSet *set, Tokenizer **tokenizer, Error *error);
 
-/* Read everything and compare with the checksums. Progress and visitor may be NULL. */
+/* Read everything and compare with the checksums. Progress and visitor may be NULL. Who is about to use a set does this
+ * if it is small; a large one is taken at its headers' word, for reading it could take longer than the use. */
+enum { SHARD_SET_SMALL_BYTES = 64 << 20 };
 Status shard_set_verify(const ShardSet *set, Progress *progress, const ShardVisitor *visitor, Error *error);
 
 /* The bytes of all shards. */
@@ -58,6 +63,8 @@ typedef struct {
     const ShardHeader *headers;
     size_t n_shards;
     uint64_t validation_start;
+    bool has_source;
+    Content source;
 } ShardManifest;
 Status shard_set_save(const ShardManifest *manifest, Error *error);
 

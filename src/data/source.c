@@ -1,22 +1,22 @@
 /* Two stages, because the model's vocabulary comes from the tokenizer and the length of its sequences from the model:
  * the text is read and its symbols are known before it is cut into windows.
  *
- * --data names one corpus or several. A name that exists is taken as it stands, commas, colons and all; only what does
- * not is read as a list, NAME:WEIGHT,NAME:WEIGHT. A folder of shards brings its tokenizer along. A text of some size,
- * and any in JSON lines, goes through the cache; smaller ones stay in memory, where they are ready sooner. */
+ * --data names one corpus or several (data/names.h). A folder of shards brings its tokenizer along. A text of some size,
+ * and any in JSON lines, goes through the cache; smaller ones stay in memory, where they are ready sooner.
+ *
+ * The files of a text are listed once, and the list sees to it that what a tokenizer learned from is what it encodes. */
 #include "data/source.h"
 
 #include "base/file.h"
 #include "data/cache.h"
+#include "data/names.h"
 #include "data/prepare.h"
 
 #include <limits.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
-enum { MEMORY_BYTES = 16 << 20, VERIFY_BYTES = 64 << 20, MOST_CORPORA = 1000 };
+enum { MEMORY_BYTES = 16 << 20, MOST_CORPORA = 1000 };
 
 const OptionSpec data_option_specs[] = {
     OPTION_STRING(
@@ -40,55 +40,27 @@ const OptionSpec data_option_specs[] = {
 
 /* ---- What --data names */
 
-static bool is_name(const char *text) {
-    return strcmp(text, "-") == 0 || strcmp(text, "builtin") == 0 || file_exists(text);
-}
-
-static Status add_corpus(DataSource *source, char *name, double weight, Error *error) {
-    size_t n = source->n_corpora + 1;
-    DataCorpus *corpora = n > MOST_CORPORA ? NULL : realloc(source->corpora, n * sizeof *corpora);
-    if (corpora) source->corpora = corpora;
-    if (!name || !corpora) {
-        free(name);
-        return error_failed(error, "out of memory: no room for %zu corpora", n);
-    }
-    corpora[source->n_corpora++] = (DataCorpus){.name = name, .weight = weight};
-    return STATUS_OK;
-}
-
-/* NAME or NAME:WEIGHT, where a name that exists with its colon goes before. */
-static Status add_item(DataSource *source, const char *item, size_t n_bytes, Error *error) {
-    char *name = strndup(item, n_bytes), *colon = name ? strrchr(name, ':') : NULL, *end = NULL;
-    double weight = 1;
-    if (colon && !is_name(name)) {
-        double number = strtod(colon + 1, &end);
-        if (end > colon + 1 && !*end) {
-            weight = number;
-            *colon = 0;
-        }
-    }
-    if (name && !*name)
-        error_user(error, "--data has an empty name in its list; write NAME:WEIGHT,NAME:WEIGHT");
-    else if (!isfinite(weight) || weight <= 0)
-        error_user(error, "--data: the weight of '%s' is %g, but must be above 0", name, weight);
-    if (error->status == STATUS_OK) return add_corpus(source, name, weight, error);
-    free(name);
-    return error->status;
-}
-
 static Status list_corpora(DataSource *source, const char *data, Error *error) {
-    if (is_name(data) || !strpbrk(data, ":,")) return add_corpus(source, strdup(data), 1, error);
-    int n_stdin = 0;
-    for (const char *item = data;; item++) {
-        size_t n = strcspn(item, ",");
-        TRY(add_item(source, item, n, error));
-        n_stdin += strcmp(source->corpora[source->n_corpora - 1].name, "-") == 0;
-        item += n;
-        if (!*item) break;
+    DataNames names = {0};
+    TRY_GOTO(data_names_add(&names, data, "--data", error), done);
+    if (names.n > MOST_CORPORA) {
+        error_user(error, "--data names %zu corpora, but at most %d can be mixed; put texts in a folder",
+                   names.n, MOST_CORPORA);
+        goto done;
     }
-    if (n_stdin > 1)
-        return error_user(error, "--data names standard input (-) twice; it can be read once only");
-    return STATUS_OK;
+    source->corpora = calloc(names.n, sizeof *source->corpora);
+    if (!source->corpora) {
+        error_failed(error, "out of memory: no room for %zu corpora", names.n);
+        goto done;
+    }
+    for (size_t i = 0; i < names.n; i++) {
+        source->corpora[i] = (DataCorpus){.name = names.names[i].name, .weight = names.names[i].weight};
+        names.names[i].name = NULL; /* handed over */
+    }
+    source->n_corpora = names.n;
+done:
+    data_names_free(&names);
+    return error->status;
 }
 
 const char *data_source_tokenizer(const DataOptions *options) {
@@ -105,24 +77,14 @@ const char *data_source_tokenizer(const DataOptions *options) {
 
 /* ---- Opening */
 
-/* How a corpus is to be had. */
-typedef enum { IN_MEMORY, IN_CACHE } Place;
-
-/* Large, or in lines: then `list` is open. What cannot be listed is left to text_load, which says why. */
-static Place place_of(const DataCorpus *corpus, InputList *list) {
-    Error ignored = {0};
-    *list = (InputList){0};
-    if (strcmp(corpus->name, "-") == 0 || strcmp(corpus->name, "builtin") == 0) return IN_MEMORY;
-    const char *name = corpus->name;
-    if (input_list_open(&name, 1, list, &ignored) != STATUS_OK) return IN_MEMORY;
-    bool large = list->n_bytes >= MEMORY_BYTES, lines = false, regular = true;
+/* Large, or in lines. What can be read once only is not for the cache, which reads it twice. */
+static bool is_for_cache(const InputList *list) {
+    bool lines = false;
     for (size_t i = 0; i < list->n_files; i++) {
+        if (!list->files[i].regular || list->files[i].memory) return false;
         lines |= list->files[i].json_lines;
-        regular &= list->files[i].regular;
     }
-    if (regular && (large || lines)) return IN_CACHE;
-    input_list_close(list);
-    return IN_MEMORY;
+    return lines || list->n_bytes >= MEMORY_BYTES;
 }
 
 static ShardTokenizer describe_shards(const DataCorpus *corpus) {
@@ -135,15 +97,18 @@ static ShardTokenizer describe(const Tokenizer *tokenizer, const char *where) {
                             tokenizer_n_vocabulary(tokenizer)};
 }
 
-/* Those that are prepared already. Small ones are read to see that they are whole; large ones are taken at their
- * headers' word, for reading them could take longer than the training. */
-static Status open_prepared(DataSource *source, Error *error) {
+/* Those that are prepared already; of the others, their files. */
+static Status find_files(DataSource *source, Error *error) {
     for (size_t i = 0; i < source->n_corpora; i++) {
         DataCorpus *corpus = &source->corpora[i];
-        if (!shard_set_is_folder(corpus->name)) continue;
+        const char *name = corpus->name;
+        if (!shard_set_is_folder(name)) {
+            TRY(input_list_open(&name, 1, &corpus->list, error));
+            continue;
+        }
         TRY(shard_set_open(corpus->name, &corpus->shards, error));
         corpus->is_shards = true;
-        if (shard_set_bytes(&corpus->shards) <= VERIFY_BYTES) {
+        if (shard_set_bytes(&corpus->shards) <= SHARD_SET_SMALL_BYTES) {
             TRY(shard_set_verify(&corpus->shards, NULL, NULL, error));
         }
     }
@@ -175,48 +140,54 @@ static Status take_prepared(DataSource *source, Error *error) {
     return STATUS_OK;
 }
 
-/* A kind that learns from all the texts together. */
+/* A kind that learns from all the texts together: from one list of all their files, which are given back with what was
+ * seen of them. */
 static Status learn_from_all(DataSource *source, const char *kind, int max_vocabulary, Error *error) {
-    const char **names = calloc(source->n_corpora, sizeof *names);
-    InputList list = {0};
-    if (!names) return error_failed(error, "out of memory: no room for a list of names");
+    InputList all = {.size_known = true};
+    for (size_t i = 0; i < source->n_corpora; i++) all.n_files += source->corpora[i].list.n_files;
+    all.files = calloc(all.n_files, sizeof *all.files);
+    if (!all.files) return error_failed(error, "out of memory: no room for a list of files");
+    size_t n = 0;
     for (size_t i = 0; i < source->n_corpora; i++) {
-        names[i] = source->corpora[i].name;
-        if (strcmp(names[i], "-") != 0) continue;
-        error_user(error,
-                   "a %s tokenizer cannot learn from standard input among other data; give --tokenizer byte "
-                   "or a tokenizer's file, or put the text in a file",
-                   kind);
+        const InputList *list = &source->corpora[i].list;
+        for (size_t f = 0; f < list->n_files; f++) {
+            all.files[n++] = list->files[f];
+            if (list->files[f].regular) continue;
+            error_user(
+                error,
+                "a %s tokenizer cannot learn from %s among other data, since it can be read once only; give "
+                "--tokenizer byte or a tokenizer's file, or put the text in a file",
+                kind, list->files[f].name);
+        }
     }
-    if (error->status == STATUS_OK && input_list_open(names, source->n_corpora, &list, error) == STATUS_OK) {
-        prepare_tokenizer(kind, max_vocabulary, &list, &source->tokenizer, error);
+    if (error->status == STATUS_OK) prepare_tokenizer(kind, max_vocabulary, &all, &source->tokenizer, error);
+    n = 0;
+    for (size_t i = 0; i < source->n_corpora; i++) {
+        InputList *list = &source->corpora[i].list;
+        for (size_t f = 0; f < list->n_files; f++) list->files[f] = all.files[n++];
     }
-    input_list_close(&list);
-    free(names);
+    free(all.files);
     return error->status;
-}
-
-static Status open_cached(DataCorpus *corpus, const InputList *list, const CacheKey *key, const Log *log,
-                          Error *error) {
-    TRY(cache_open(list, key, log, &corpus->shards, error));
-    corpus->is_shards = true;
-    return STATUS_OK;
 }
 
 /* A text: into memory, or through the cache. `kind` is learned from it if there is no tokenizer yet. */
 static Status open_text(DataSource *source, DataCorpus *corpus, const DataOptions *options, const char *kind,
                         Error *error) {
-    InputList list;
-    const char *name = corpus->name;
     CacheKey key = {source->tokenizer, kind, (int)options->max_vocabulary};
-    if (place_of(corpus, &list) == IN_CACHE) {
-        open_cached(corpus, &list, &key, options->log, error);
-        input_list_close(&list);
-        TRY(error->status);
+    if (is_for_cache(&corpus->list)) {
+        TRY(cache_open(&corpus->list, &key, options->log, &corpus->shards, error));
+        corpus->is_shards = true;
         return source->tokenizer ? STATUS_OK
                                  : shard_set_tokenizer(&corpus->shards, &source->tokenizer, error);
     }
-    TRY(text_load(&name, 1, &corpus->text, error));
+    text_read(&corpus->list, corpus->name, TEXT_DOCUMENTS, &corpus->text, error);
+    if (error->status == STATUS_USER && options->is_later_rank && strcmp(corpus->name, "-") == 0) {
+        *error = (Error){0};
+        error_user(error,
+                   "standard input (--data -) reaches rank 0 only; put the text in a file that all ranks "
+                   "can read, or prepare it first: pgpt data prepare -");
+    }
+    TRY(error->status);
     if (source->tokenizer) return STATUS_OK;
     return tokenizer_build(kind, corpus->text.bytes, corpus->text.n_bytes, (int)options->max_vocabulary,
                            &source->tokenizer, error);
@@ -225,7 +196,7 @@ static Status open_text(DataSource *source, DataCorpus *corpus, const DataOption
 static Status open_all(DataSource *source, const DataOptions *options, const char *saved, Error *error) {
     const char *wanted = data_source_tokenizer(options), *where = saved ? saved : wanted;
     TRY(list_corpora(source, options->data, error));
-    TRY(open_prepared(source, error));
+    TRY(find_files(source, error));
     bool automatic = strcmp(wanted, "auto") == 0;
     if (saved) TRY(load_saved(source, options, saved, error));
     else if (automatic || prepare_is_kind(wanted)) TRY(take_prepared(source, error));
@@ -299,6 +270,7 @@ Status data_source_encode(DataSource *source, const DataOptions *options, uint64
 void data_source_close(DataSource *source) {
     for (size_t i = 0; i < source->n_corpora; i++) {
         free(source->corpora[i].name);
+        input_list_close(&source->corpora[i].list);
         text_free(&source->corpora[i].text);
         shard_set_close(&source->corpora[i].shards);
     }

@@ -11,7 +11,8 @@ typedef struct {
     const char *tokenizer;
     int64_t max_vocabulary;
     double validation_fraction;
-    const Log *log; /* no option: who hears of long preparations; NULL for nobody */
+    const Log *log;     /* no option: who hears of long preparations; NULL for nobody */
+    bool is_later_rank; /* no option: there is a rank before this one, whom alone standard input may reach */
 } DataOptions;
 
 extern const OptionSpec data_option_specs[];
@@ -20,6 +21,7 @@ extern const OptionSpec data_option_specs[];
 typedef struct {
     char *name;
     double weight;
+    InputList list; /* of a text: what is read, and that it stays the same */
     Text text;
     ShardSet shards;
     bool is_shards;

@@ -1,158 +1,123 @@
-/* Sources are resolved one after the other and their bytes gathered in one buffer, with a list of where each document
- * begins: building a vocabulary wants one long text, encoding wants to know where texts end.
+/* Pieces are gathered in one buffer, with a list of where each document begins: building a vocabulary wants one long
+ * text, encoding wants to know where texts end. Where the size is known, the buffer has it from the start, and nothing is
+ * copied when it grows.
  *
  * Bytes are not examined here. What is no UTF-8 is the tokenizer's to accept, and all of them do. */
+#define _GNU_SOURCE /* asprintf */
 #include "data/text.h"
 
-#include "base/arena.h"
-#include "base/file.h"
-#include "data/corpus.h"
-
-#include <dirent.h>
-#include <errno.h>
+#include <inttypes.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
-#define WHAT_TO_GIVE "give a file, a directory of .txt files, - for standard input, or builtin"
+enum { PIECE_BYTES = 1 << 20 };
 
 static Status out_of_memory(const char *name, size_t n_bytes, Error *error) {
     return error_failed(error, "out of memory: no room for the %zu bytes of %s", n_bytes, name);
 }
 
-/* Append a document whose bytes are handed over. */
-static Status append(Text *text, const char *name, char *bytes, size_t n_bytes, Error *error) {
-    TextDocument *documents = realloc(text->documents, (text->n_documents + 1) * sizeof *documents);
-    if (!documents) goto failed;
-    text->documents = documents;
-    if (text->n_bytes > 0) {
-        char *all = realloc(text->bytes, text->n_bytes + n_bytes + 1);
-        if (!all) goto failed;
-        text->bytes = all;
-        memcpy(all + text->n_bytes, bytes, n_bytes + 1);
-    }
-    TextDocument *document = &documents[text->n_documents];
-    *document = (TextDocument){strdup(name), text->n_bytes, n_bytes};
-    if (!document->name) goto failed;
-    text->n_documents++;
-    if (text->n_bytes > 0) {
-        free(bytes);
-    } else { /* the usual case, one file: nothing is copied */
-        free(text->bytes);
-        text->bytes = bytes;
-    }
-    text->n_bytes += n_bytes;
+/* Room for so many bytes more, and a zero. */
+static Status make_room(Text *text, const char *name, uint64_t n_bytes, Error *error) {
+    if (n_bytes >= SIZE_MAX / 4 - text->n_bytes) return out_of_memory(name, SIZE_MAX, error);
+    size_t wanted = text->n_bytes + (size_t)n_bytes + 1;
+    if (wanted <= text->capacity) return STATUS_OK;
+    if (text->n_bytes && wanted < 2 * text->capacity) wanted = 2 * text->capacity;
+    char *larger = realloc(text->bytes, wanted);
+    if (!larger) return out_of_memory(name, wanted, error);
+    text->bytes = larger;
+    text->capacity = wanted;
     return STATUS_OK;
-failed:
-    free(bytes);
-    return out_of_memory(name, n_bytes, error);
 }
 
-static Status add_stdin(Text *text, Error *error) {
-    size_t n_bytes = 0, capacity = 0;
-    char *bytes = NULL;
-    for (;;) {
-        if (n_bytes + 1 >= capacity) {
-            capacity = capacity * 2 + (1 << 16);
-            char *larger = realloc(bytes, capacity);
-            if (!larger) {
-                free(bytes);
-                return out_of_memory("standard input", capacity, error);
-            }
-            bytes = larger;
-        }
-        ssize_t n = read(STDIN_FILENO, bytes + n_bytes, capacity - n_bytes - 1);
-        if (n < 0 && errno == EINTR) continue;
-        if (n < 0) {
-            free(bytes);
-            return error_user(error, "cannot read standard input: %s; " WHAT_TO_GIVE, strerror(errno));
-        }
-        if (n == 0) break;
-        n_bytes += (size_t)n;
+static Status begin_document(Text *text, const char *name, uint64_t line, Error *error) {
+    if (text->n_documents == text->documents_capacity) {
+        size_t capacity = 2 * text->documents_capacity + 16;
+        TextDocument *documents = realloc(text->documents, capacity * sizeof *documents);
+        if (!documents) return error_failed(error, "out of memory: no room for %zu documents", capacity);
+        text->documents = documents;
+        text->documents_capacity = capacity;
     }
-    bytes[n_bytes] = 0;
-    return append(text, "standard input", bytes, n_bytes, error);
+    char *own = NULL;
+    if (!line) own = strdup(name);
+    else if (asprintf(&own, "%s:%" PRIu64, name, line) < 0) own = NULL;
+    if (!own) return error_failed(error, "out of memory: no room for a name");
+    text->documents[text->n_documents++] = (TextDocument){own, text->n_bytes, 0};
+    return STATUS_OK;
 }
 
-static Status add_builtin(Text *text, Error *error) {
-    char *bytes;
-    size_t n_bytes;
-    TRY(corpus_generate(CORPUS_DEFAULT_SEED, CORPUS_DEFAULT_BYTES, &bytes, &n_bytes, error));
-    return append(text, "builtin", bytes, n_bytes, error);
+static Status append(Text *text, const char *bytes, size_t n_bytes, Error *error) {
+    TextDocument *document = &text->documents[text->n_documents - 1];
+    TRY(make_room(text, document->name, n_bytes, error));
+    if (n_bytes) memcpy(text->bytes + text->n_bytes, bytes, n_bytes);
+    text->n_bytes += n_bytes;
+    text->bytes[text->n_bytes] = 0;
+    document->n_bytes += n_bytes;
+    return STATUS_OK;
 }
 
-static Status add_file(Text *text, const char *path, Error *error) {
-    char *bytes;
-    size_t n_bytes;
-    TRY(file_read(path, SIZE_MAX / 2, &bytes, &n_bytes, error));
-    return append(text, path, bytes, n_bytes, error);
+typedef struct {
+    Text *text;
+    const char *name;
+} Gathering;
+
+static Status gather(void *context, const PieceText *piece, Error *error) {
+    const Gathering *gathering = context;
+    if (piece->first) TRY(begin_document(gathering->text, gathering->name, piece->line, error));
+    return append(gathering->text, piece->bytes, piece->n_bytes, error);
 }
 
-static int is_text_name(const struct dirent *entry) {
-    size_t n = strlen(entry->d_name);
-    return entry->d_name[0] != '.' && n > 4 && strcmp(entry->d_name + n - 4, ".txt") == 0;
-}
-
-/* By bytes, not by the locale's alphabet: the same order on every machine. */
-static int by_bytes(const struct dirent **a, const struct dirent **b) {
-    return strcmp((*a)->d_name, (*b)->d_name);
-}
-
-static Status add_directory(Text *text, const char *path, Error *error) {
-    struct dirent **entries;
-    int n = scandir(path, &entries, is_text_name, by_bytes);
-    if (n < 0) return error_user(error, "cannot list the directory %s: %s", path, strerror(errno));
-    if (n == 0) error_user(error, "the directory %s has no .txt files; " WHAT_TO_GIVE, path);
-    bool slash = path[strlen(path) - 1] == '/';
-    Arena names = {0};
-    for (int i = 0; i < n && error->status == STATUS_OK; i++) {
-        add_file(text, arena_printf(&names, "%s%s%s", path, slash ? "" : "/", entries[i]->d_name), error);
+static Status gather_all(Text *text, InputList *list, TextForm form, Error *error) {
+    PieceReader reader = piece_reader(list, NULL, PIECE_BYTES);
+    Piece piece = {0};
+    if (list->size_known) make_room(text, list->files[0].name, list->n_bytes, error);
+    for (bool more = true; more && error->status == STATUS_OK;) {
+        if (piece_reader_next(&reader, &piece, &more, error) != STATUS_OK || !more) break;
+        Gathering gathering = {text, piece.file->name};
+        PieceText whole = {piece.bytes, piece.n_bytes, piece.first, 0};
+        if (form == TEXT_FILES) gather(&gathering, &whole, error);
+        else piece_texts(&piece, gather, &gathering, error);
     }
-    arena_free(&names);
-    for (int i = 0; i < n; i++) free(entries[i]);
-    free(entries);
+    piece_free(&piece);
+    piece_reader_close(&reader);
     return error->status;
 }
 
-static Status add_source(Text *text, const char *source, Error *error) {
+static Status add_list(Text *text, InputList *list, const char *source, TextForm form, Error *error) {
     size_t n_before = text->n_bytes;
-    if (strcmp(source, "-") == 0) {
-        TRY(add_stdin(text, error));
-    } else if (strcmp(source, "builtin") == 0) {
-        TRY(add_builtin(text, error));
-    } else {
-        struct stat status;
-        if (stat(source, &status) != 0) {
-            return error_user(error, "cannot find '%s': %s; " WHAT_TO_GIVE, source, strerror(errno));
-        }
-        TRY(S_ISDIR(status.st_mode) ? add_directory(text, source, error) : add_file(text, source, error));
-    }
+    TRY(gather_all(text, list, form, error));
     if (text->n_bytes > n_before) return STATUS_OK;
-    return error_user(error, "%s is empty: there is no text to learn from; " WHAT_TO_GIVE,
+    return error_user(error, "%s is empty: there is no text in it; give one that has some",
                       strcmp(source, "-") == 0 ? "standard input" : source);
 }
 
-Status text_load(const char *const *sources, size_t n_sources, Text *text, Error *error) {
+Status text_read(InputList *list, const char *source, TextForm form, Text *text, Error *error) {
     *text = (Text){0};
-    if (n_sources == 0) return error_user(error, "no data named; " WHAT_TO_GIVE);
-    for (size_t i = 0; i < n_sources; i++) {
-        if (add_source(text, sources[i], error) != STATUS_OK) {
-            text_free(text);
-            return error->status;
-        }
+    if (add_list(text, list, source, form, error) != STATUS_OK) text_free(text);
+    return error->status;
+}
+
+Status text_load(const char *const *sources, size_t n_sources, TextForm form, Text *text, Error *error) {
+    *text = (Text){0};
+    if (n_sources == 0) return error_user(error, "no data named; give a text");
+    for (size_t i = 0; i < n_sources && error->status == STATUS_OK; i++) {
+        InputList list;
+        TRY_GOTO(input_list_open(&sources[i], 1, &list, error), done);
+        add_list(text, &list, sources[i], form, error);
+        input_list_close(&list);
     }
-    return STATUS_OK;
+done:
+    if (error->status != STATUS_OK) text_free(text);
+    return error->status;
 }
 
 Status text_from_bytes(const char *name, const char *bytes, size_t n_bytes, Text *text, Error *error) {
     *text = (Text){0};
-    char *copy = n_bytes == SIZE_MAX ? NULL : malloc(n_bytes + 1);
-    if (!copy) return out_of_memory(name, n_bytes, error);
-    if (n_bytes) memcpy(copy, bytes, n_bytes);
-    copy[n_bytes] = 0;
-    if (append(text, name, copy, n_bytes, error) != STATUS_OK) text_free(text);
+    TRY_GOTO(begin_document(text, name, 0, error), done);
+    append(text, bytes, n_bytes, error);
+done:
+    if (error->status != STATUS_OK) text_free(text);
     return error->status;
 }
 

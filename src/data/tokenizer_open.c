@@ -1,6 +1,7 @@
 /* Which of the formats a path leads to. Names are hints only: a folder is searched for the usual ones, but a file is
  * known by what it begins with, so that a renamed one opens as well. */
 #include "base/file.h"
+#include "base/json.h"
 #include "data/bpe.h"
 #include "data/tokenizer_kind.h"
 
@@ -129,7 +130,8 @@ static Status open_file(const char *path, Tokenizer **tokenizer, Error *error) {
     char *bytes;
     size_t n_bytes;
     TRY(file_read(path, LIMIT_BYTES, &bytes, &n_bytes, error));
-    size_t start = strspn(bytes, " \t\r\n");
+    size_t start = json_mark_bytes(bytes, n_bytes);
+    start += strspn(bytes + start, " \t\r\n");
     const char *dot = strrchr(path, '.');
     bool named_ranks = dot && strcmp(dot, ".tiktoken") == 0;
     bool named_merges = dot && (strcmp(dot, ".bpe") == 0 || strcmp(dot, ".txt") == 0);

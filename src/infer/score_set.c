@@ -5,7 +5,10 @@
 
 #include "base/json.h"
 #include "base/memory.h"
+#include "data/names.h"
+#include "data/shard_set.h"
 #include "data/text.h"
+#include "infer/score_shards.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -33,8 +36,7 @@ static Status grow(void **array, int64_t n, int64_t *capacity, size_t element_by
     return STATUS_OK;
 }
 
-/* The tokens are already at the end of the set's. */
-static Status add_text(ScoreSet *set, int64_t n_tokens, int64_t n_given, size_t n_bytes, Error *error) {
+Status score_set_add_text(ScoreSet *set, int64_t n_tokens, int64_t n_given, size_t n_bytes, Error *error) {
     void *texts = set->texts;
     TRY(grow(&texts, set->n_texts, &set->texts_capacity, sizeof *set->texts, error));
     set->texts = texts;
@@ -43,7 +45,7 @@ static Status add_text(ScoreSet *set, int64_t n_tokens, int64_t n_given, size_t 
     return STATUS_OK;
 }
 
-static Status add_item(ScoreSet *set, int64_t first_text, int64_t label, Error *error) {
+Status score_set_add_item(ScoreSet *set, int64_t first_text, int64_t label, Error *error) {
     void *items = set->items;
     TRY(grow(&items, set->n_items, &set->items_capacity, sizeof *set->items, error));
     set->items = items;
@@ -82,8 +84,7 @@ static Status encode_start(ScoreSet *set, const char *bytes, size_t n_bytes, int
     return STATUS_OK;
 }
 
-/* Bytes that tokens first .. n - 1 decode to. */
-static size_t decoded_bytes(const Tokenizer *tokenizer, const int32_t *ids, size_t first, size_t n) {
+size_t score_decoded_bytes(const Tokenizer *tokenizer, const int32_t *ids, size_t first, size_t n) {
     TokenDecoder decoder = token_decoder(tokenizer);
     size_t n_bytes = 0;
     for (size_t i = 0; i < n; i++) {
@@ -106,16 +107,15 @@ static Status add_document(ScoreSet *set, const char *name, const char *bytes, s
     }
     const int32_t *ids = set->tokens.ids + first;
     /* The file's own bytes where possible: a tokenizer that is not exact (word) would count its own spelling. */
-    size_t n_first = decoded_bytes(set->tokenizer, ids, 0, 1);
+    size_t n_first = score_decoded_bytes(set->tokenizer, ids, 0, 1);
     size_t n_scored_bytes = is_whole ? n_bytes - (n_first < n_bytes ? n_first : n_bytes)
-                                     : decoded_bytes(set->tokenizer, ids, 1, n_tokens);
+                                     : score_decoded_bytes(set->tokenizer, ids, 1, n_tokens);
     int64_t first_text = set->n_texts;
-    TRY(add_text(set, (int64_t)n_tokens, 1, n_scored_bytes, error));
-    return add_item(set, first_text, 0, error);
+    TRY(score_set_add_text(set, (int64_t)n_tokens, 1, n_scored_bytes, error));
+    return score_set_add_item(set, first_text, 0, error);
 }
 
-static Status read_documents(ScoreSet *set, const Text *text, const char *source,
-                             const ScoreReadOptions *options, Error *error) {
+static Status read_documents(ScoreSet *set, const Text *text, const ScoreReadOptions *options, Error *error) {
     for (size_t i = 0; i < text->n_documents; i++) {
         const TextDocument *document = &text->documents[i];
         int64_t n_left = options->most_tokens ? options->most_tokens - (int64_t)set->tokens.n : 0;
@@ -123,10 +123,7 @@ static Status read_documents(ScoreSet *set, const Text *text, const char *source
         TRY(add_document(set, document->name, text->bytes + document->first, document->n_bytes, n_left,
                          error));
     }
-    if (set->n_texts) return STATUS_OK;
-    return error_user(error,
-                      "%s has fewer than two tokens: there is nothing to predict; give a longer text%s",
-                      source, options->most_tokens == 1 ? " or a larger --tokens-limit" : "");
+    return STATUS_OK;
 }
 
 /* ---- beginnings and continuations */
@@ -215,7 +212,7 @@ static Status add_continuation(LineReader *reader, Span context, Span continuati
         return error_user(error, "%s: %sit has no tokens, so there is nothing to score; give it some text",
                           reader->place, field);
     }
-    return add_text(set, (int64_t)n_tokens, (int64_t)given->n, continuation.n, error);
+    return score_set_add_text(set, (int64_t)n_tokens, (int64_t)given->n, continuation.n, error);
 }
 
 /* ---- lines */
@@ -264,7 +261,7 @@ static Status read_choice_line(LineReader *reader, Span line, Error *error) {
                             error),
              done);
     TRY_GOTO(add_choices(reader, object, choices, error), done);
-    add_item(reader->set, first_text, label, error);
+    score_set_add_item(reader->set, first_text, label, error);
 done:
     json_decref(object);
     return error->status;
@@ -283,7 +280,7 @@ static Status add_last_word(LineReader *reader, Span text, const char *field, Er
     }
     TRY(encode_context(reader, context, field, error));
     TRY(add_continuation(reader, context, word, field, error));
-    return add_item(reader->set, first_text, 0, error);
+    return score_set_add_item(reader->set, first_text, 0, error);
 }
 
 static Status read_last_word_line(LineReader *reader, Span line, bool is_json, Error *error) {
@@ -303,9 +300,8 @@ static bool ends_with(const char *text, const char *end) {
 }
 
 /* By its name if that says so, else by how it begins. */
-static bool holds_json(const TextDocument *document, const char *bytes) {
+static bool holds_json(const TextDocument *document, const char *bytes, size_t at) {
     if (ends_with(document->name, ".jsonl") || ends_with(document->name, ".json")) return true;
-    size_t at = 0;
     while (at < document->n_bytes && is_blank(bytes[at])) at++;
     return !ends_with(document->name, ".txt") && at < document->n_bytes && bytes[at] == '{';
 }
@@ -313,9 +309,10 @@ static bool holds_json(const TextDocument *document, const char *bytes) {
 static Status read_document_lines(LineReader *reader, const TextDocument *document, const char *bytes,
                                   Error *error) {
     const ScoreSet *set = reader->set;
-    bool is_json = holds_json(document, bytes);
+    size_t n_mark = json_mark_bytes(bytes, document->n_bytes);
+    bool is_json = set->kind == SCORE_CHOICE || holds_json(document, bytes, n_mark);
     int64_t n_line = 0;
-    for (size_t at = 0; at < document->n_bytes;) {
+    for (size_t at = is_json ? n_mark : 0; at < document->n_bytes;) {
         const char *end = memchr(bytes + at, '\n', document->n_bytes - at);
         Span line = {bytes + at, end ? (size_t)(end - (bytes + at)) : document->n_bytes - at};
         at += line.n + 1;
@@ -329,8 +326,7 @@ static Status read_document_lines(LineReader *reader, const TextDocument *docume
     return STATUS_OK;
 }
 
-static Status read_lines(ScoreSet *set, const Text *text, const char *source, const ScoreReadOptions *options,
-                         Error *error) {
+static Status read_lines(ScoreSet *set, const Text *text, const ScoreReadOptions *options, Error *error) {
     LineReader reader = {.set = set, .options = options};
     for (size_t i = 0; i < text->n_documents && error->status == STATUS_OK; i++) {
         const TextDocument *document = &text->documents[i];
@@ -339,8 +335,6 @@ static Status read_lines(ScoreSet *set, const Text *text, const char *source, co
     token_array_free(&reader.context);
     token_array_free(&reader.together);
     free(reader.joined);
-    if (error->status == STATUS_OK && !set->n_items)
-        error_user(error, "%s has only empty lines; there is nothing to evaluate", source);
     return error->status;
 }
 
@@ -368,11 +362,29 @@ static Status place_texts(ScoreSet *set, Error *error) {
     return STATUS_OK;
 }
 
-Status score_set_read(ScoreSet *set, const char *source, const ScoreReadOptions *options, Error *error) {
+static Status read_source(ScoreSet *set, const char *source, const ScoreReadOptions *options, Error *error) {
     Text text;
-    TRY(text_load(&source, 1, &text, error));
-    if (set->kind == SCORE_TEXT) read_documents(set, &text, source, options, error);
-    else read_lines(set, &text, source, options, error);
+    if (set->kind == SCORE_TEXT && shard_set_is_folder(source))
+        return score_shards_read(set, source, options, error);
+    TRY(text_load(&source, 1, set->kind == SCORE_TEXT ? TEXT_DOCUMENTS : TEXT_FILES, &text, error));
+    if (set->kind == SCORE_TEXT) read_documents(set, &text, options, error);
+    else read_lines(set, &text, options, error);
     text_free(&text);
+    return error->status;
+}
+
+Status score_set_read(ScoreSet *set, const char *data, const ScoreReadOptions *options, Error *error) {
+    DataNames names = {0};
+    TRY_GOTO(data_names_add_plain(&names, data, "--data", error), done);
+    for (size_t i = 0; i < names.n; i++)
+        TRY_GOTO(read_source(set, names.names[i].name, options, error), done);
+    if (set->kind == SCORE_TEXT && !set->n_texts) {
+        error_user(error, "%s has fewer than two tokens: there is nothing to predict; give a longer text%s",
+                   data, options->most_tokens == 1 ? " or a larger --tokens-limit" : "");
+    } else if (!set->n_items) {
+        error_user(error, "%s has only empty lines; there is nothing to evaluate", data);
+    }
+done:
+    data_names_free(&names);
     return error->status == STATUS_OK ? place_texts(set, error) : error->status;
 }

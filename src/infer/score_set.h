@@ -10,8 +10,8 @@
  *
  * Kinds:
  *
- *   SCORE_TEXT       Running text. Each document is a text of its own, whose first token is not scored because
- *                    nothing stands before it.
+ *   SCORE_TEXT       Running text. Each document (a file, or the "text" of a line of a .jsonl file) is a text of its
+ *                    own, whose first token is not scored because nothing stands before it.
  *   SCORE_CHOICE     Lines {"context": TEXT, "choices": [TEXT, ...], "label": the right one's number, from 0}. A choice
  *                    is a text that is given the context. The model's answer is the likeliest continuation.
  *   SCORE_LAST_WORD  Lines {"text": TEXT}, or plain lines. The last word, with the blank before it, is to be predicted
@@ -58,8 +58,10 @@ typedef struct {
 
 void score_set_init(ScoreSet *set, ScoreKind kind, const Tokenizer *tokenizer);
 
-/* `source` is a file, a directory of .txt files, "-" for standard input, or "builtin". Once for each set. */
-Status score_set_read(ScoreSet *set, const char *source, const ScoreReadOptions *options, Error *error);
+/* `data` is what the user named (data/names.h), without weights; for running text prepared data of the same tokenizer too,
+ * of which everything is scored. Choices and last words stand in lines, so a .jsonl file's are taken as they are. Once
+ * for each set. */
+Status score_set_read(ScoreSet *set, const char *data, const ScoreReadOptions *options, Error *error);
 
 void score_set_free(ScoreSet *set);
 

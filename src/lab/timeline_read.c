@@ -400,8 +400,8 @@ Status timeline_read(Timeline *timeline, const char *path, Error *error) {
         free(bytes);
         return error_failed(error, "no memory to read %s", path);
     }
-    *reader =
-        (Reader){.timeline = timeline, .path = path, .bytes = bytes, .at = bytes, .end = bytes + n_bytes};
+    *reader = (Reader){.timeline = timeline, .path = path, .bytes = bytes, .end = bytes + n_bytes};
+    reader->at = bytes + json_mark_bytes(bytes, n_bytes);
     for (int i = 0; i < N_SLOTS; i++) reader->slot[i] = -1;
     reader->label = ARENA_ARRAY(&timeline->arena, Label, 2 * TIMELINE_MAX_LANES);
     timeline->lane = ARENA_ARRAY(&timeline->arena, TimelineLane, TIMELINE_MAX_LANES);

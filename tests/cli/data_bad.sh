@@ -29,7 +29,7 @@ no "/cannot 'prepar'; did you mean 'prepare'/" data prepar story.txt
 no '/wants one text or more, got 0/' data prepare --tokenizer byte --out new
 no '/wants one folder/' data inspect
 no '/wants one folder/' data verify a b
-no '/wants one text, got 2/' data encode story.txt other.txt --tokenizer byte
+no '/wants one text or more, got 0/' data encode --tokenizer byte
 no '/--out means nothing/' data encode story.txt --tokenizer byte --out new
 no '/--json means nothing/' data decode --tokenizer byte --json
 no '/--tokenizer is missing/' data encode story.txt

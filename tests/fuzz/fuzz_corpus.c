@@ -20,10 +20,10 @@ static void make_shard(void) {
     fuzz_file(SHARD, bytes, sizeof bytes);
 }
 
-static Status count_bytes(void *context, const char *text, size_t n_bytes, bool first, Error *error) {
-    (void)first, (void)error;
+static Status count_bytes(void *context, const PieceText *text, Error *error) {
+    (void)error;
     size_t *sum = context;
-    for (size_t i = 0; i < n_bytes; i++) *sum += (unsigned char)text[i] > 0;
+    for (size_t i = 0; i < text->n_bytes; i++) *sum += (unsigned char)text->bytes[i] > 0;
     return STATUS_OK;
 }
 
