@@ -180,7 +180,8 @@ static Status run_case(Verify *run, const VerifyCase *layout, Error *error) {
     return STATUS_OK;
 }
 
-static Status print_json(const Verify *run, int n_cases, Error *error) {
+/* The layouts that differ are a result and an error: one line says both. */
+static Status print_json(const Verify *run, int n_cases, Error *failure, Error *error) {
     json_t *object = json_object();
     json_object_set_new(object, "command", json_string("verify"));
     json_object_set_new(object, "ranks", json_integer(run->launch->world.size));
@@ -190,6 +191,7 @@ static Status print_json(const Verify *run, int n_cases, Error *error) {
     json_object_set_new(object, "loss_deviation", json_make_number(run->loss_deviation));
     json_object_set_new(object, "weight_deviation", json_make_number(run->weight_deviation));
     json_object_set_new(object, "tolerance", json_make_number(run->verify.tolerance));
+    if (failure->status != STATUS_OK) error_add_json(failure, object);
     json_line_write(stdout, object, JSON_DIGITS_FLOAT, error);
     json_decref(object);
     return error->status;
@@ -223,10 +225,13 @@ static Status run_cases(Verify *run, Error *error) {
                run->carrier);
     if (speaks)
         printf("\n%d layouts, %d differ (tolerance %g)\n", n_cases, run->n_differ, run->verify.tolerance);
-    if (speaks && run->values.call.json) TRY(print_json(run, n_cases, error));
-    if (!run->n_differ) return STATUS_OK;
-    run->launch->is_agreed = true;
-    return error_failed(error, "%d of %d layouts do not train as one process does", run->n_differ, n_cases);
+    Error failure = {0};
+    if (run->n_differ)
+        error_failed(&failure, "%d of %d layouts do not train as one process does", run->n_differ, n_cases);
+    if (speaks && run->values.call.json) TRY(print_json(run, n_cases, &failure, error));
+    run->launch->is_agreed = run->n_differ > 0;
+    *error = failure;
+    return error->status;
 }
 
 Status command_verify(Launch *launch, int n_words, char *const *words, Error *error) {

@@ -6,6 +6,7 @@
  * and write over the others' files. That is found here, from what the launcher's environment promised. */
 #include "parallel/launch.h"
 
+#include "base/json.h"
 #include "comm/comm_mpi.h"
 #include "comm/comm_self.h"
 #include "parallel/affinity.h"
@@ -193,7 +194,12 @@ void launch_fail(Launch *launch, Error *error) {
     if (error->status == STATUS_OK || launch->world.size == 1 || launch->is_agreed) return;
     Log logger = log_make(false);
     error_prefix(error, "rank %d on %s: ", launch->world.rank, launch->host);
+    /* Several ranks may fail alike, and a program that reads JSON wants one line. The first in line ends the others. */
+    int turn = launch->world.rank < 20 ? launch->world.rank : 20;
+    if (launch->wants_json)
+        nanosleep(&(struct timespec){.tv_sec = turn / 5, .tv_nsec = turn % 5 * 200000000L}, NULL);
     log_error(&logger, error);
+    if (launch->wants_json) error_write_json(error, stdout);
     comm_abort(&launch->world, (int)error->status);
 }
 

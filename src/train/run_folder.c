@@ -2,6 +2,7 @@
 
 #include "base/file.h"
 #include "base/options_text.h"
+#include "base/plain.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -27,7 +28,7 @@ Status run_folder_check(const char *folder, Error *error) {
     for (int i = 0; i < 3; i++) {
         if (file_exists(arena_printf(&arena, "%s/%s", folder, traces[i]))) {
             error_user(error, "%s already holds a run; choose another --out, or go on with --resume %s",
-                       folder, folder);
+                       folder, shell_path(folder).text);
             break;
         }
     }

@@ -4,6 +4,7 @@
 #include "train/watchdog_inside.h"
 
 #include "base/format.h"
+#include "base/plain.h"
 #include "base/timer.h"
 
 #include <stdlib.h>
@@ -81,12 +82,16 @@ void watchdog_report(const Watchdog *watchdog, int gone) {
     else write_suspects(watchdog, stream);
     write_places(watchdog, stream);
     fprintf(stream, "pgpt: ending the job; go on from its last checkpoint with: pgpt train --resume %s\n",
-            watchdog->options.run);
+            shell_path(watchdog->options.run).text);
     fclose(stream);
-    for (size_t done = 0; done < n_bytes;) {
-        ssize_t n = write(STDERR_FILENO, text + done, n_bytes - done);
+    size_t n_plain = plain_text(NULL, 0, text, n_bytes, true); /* names of hosts and folders are not ours */
+    char *shown = malloc(n_plain + 1);
+    if (shown) plain_text(shown, n_plain + 1, text, n_bytes, true);
+    for (size_t done = 0; shown && done < n_plain;) {
+        ssize_t n = write(STDERR_FILENO, shown + done, n_plain - done);
         if (n <= 0) break;
         done += (size_t)n;
     }
+    free(shown);
     free(text);
 }
