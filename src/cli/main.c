@@ -57,7 +57,8 @@ static const ManSection sections[] = {
      "command line win over the file, the file over a preset, a preset over the defaults. Every run writes its full "
      "configuration to config.ini in its folder; passing that file back repeats the run."},
     {"EXIT STATUS",
-     "0: done. 1: something failed, or a check did not hold. 2: the user's mistake; the message says what to do instead."},
+     "0: done. 1: something failed, or a check did not hold. 2: the user's mistake; the message says what to do instead. "
+     "With --json the last line on standard output says it too: {\"error\": \"...\", \"exit_code\": 2}."},
     {NULL, NULL},
 };
 
@@ -200,11 +201,16 @@ static int finish(Launch *launch, Error *error) {
 }
 
 /* Token files are mapped into memory, and the system has no other way to say that a part of one is not there any more. */
+static volatile sig_atomic_t sigbus_in_json;
+
 static void say_file_is_gone(int number) {
     static const char words[] =
         "\npgpt: a file that is read piece by piece was cut off, taken away or cannot be read any more (SIGBUS), a data file most "
         "likely; bring it back, then go on from the last checkpoint with --resume\n";
+    static const char json[] =
+        "{\"error\":\"a file that is read piece by piece is gone (SIGBUS)\",\"exit_code\":1}\n";
     ssize_t ignored = write(STDERR_FILENO, words, sizeof words - 1);
+    if (sigbus_in_json) ignored = write(STDOUT_FILENO, json, sizeof json - 1);
     (void)ignored, (void)number;
     _exit(STATUS_FAILED);
 }
@@ -259,6 +265,7 @@ int main(int argc, char **argv) {
     const Page *page = find_page(word);
     Status opened = launch_open(&launch, find_hang_seconds(argc - 1, argv + 1), &error);
     launch.wants_json = !page && asks_for_json(argc - 1, argv + 1);
+    sigbus_in_json = launch.wants_json;
     if (opened != STATUS_OK) {
         if (page) error = (Error){0}; /* a page needs nobody else */
     } else if (page) {

@@ -203,6 +203,16 @@ void launch_fail(Launch *launch, Error *error) {
     comm_abort(&launch->world, (int)error->status);
 }
 
+/* Not through stdout: another thread may hold its lock for ever. */
+void launch_write_end(const Launch *launch, const char *what) {
+    char line[256];
+    if (!launch->wants_json) return;
+    int n = snprintf(line, sizeof line, "{\"error\":\"%s; see standard error\",\"exit_code\":%d}\n", what,
+                     STATUS_FAILED);
+    ssize_t ignored = n > 0 ? write(STDOUT_FILENO, line, (size_t)n) : 0;
+    (void)ignored;
+}
+
 const char *launch_describe(const Launch *launch, int n_threads, char *text, size_t n_bytes) {
     int size = launch->world.size;
     const char *plural = n_threads == 1 ? "" : "s";

@@ -70,6 +70,9 @@ uint64_t launch_program_hash(void);
  * back that other ranks, or threads of this one, may still use. Otherwise it does nothing. */
 void launch_fail(Launch *launch, Error *error);
 
+/* Where a thread ends the process without a word to main(): the error in JSON, if it is wanted. `what` is plain words. */
+void launch_write_end(const Launch *launch, const char *what);
+
 /* Do all ranks have the same options (but the transient ones)? Collective. */
 Status launch_check_options(Launch *launch, const Options *options, Error *error);
 

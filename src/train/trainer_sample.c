@@ -77,6 +77,8 @@ static Status write_sample(Trainer *trainer, FILE *stream, Error *error) {
     if (!trainer->has_generator) return STATUS_OK;
     const Tokenizer *tokenizer = trainer->setup.tokenizer;
     SampleWriter writer = {plain_writer(stream), token_decoder(tokenizer)};
+    if (trainer_n_ranks(trainer) > 1)
+        writer.shown.is_plain = true; /* a launcher's pipe may end at a terminal */
     TokenArray tokens = {0};
     TRY_GOTO(sample_prompt(trainer, &tokens, error), done);
     bool show_prompt = *trainer->setup.options->prompt != '\0';
