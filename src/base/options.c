@@ -295,6 +295,8 @@ Status options_parse(Options *options, int n_words, char *const *words, Error *e
         } else if (strcmp(word, "-h") == 0 || strcmp(word, "--help") == 0) {
             options->help_wanted = true;
             return STATUS_OK;
+        } else if (strncmp(word, "-h=", 3) == 0) {
+            return error_user(error, "-h takes no value; write 'pgpt %s --help'", command->name);
         } else if (word[1] != '-') {
             return error_user(error, "unknown option %s; options begin with two dashes, see 'pgpt %s --help'",
                               plain_value(word).text, command->name);

@@ -96,6 +96,19 @@ typedef struct {
     double loss_deviation, weight_deviation;
 } Verify;
 
+/* Of two channels layernorm leaves little but a sign, which rounding turns where they are nearly equal: no layout would train like
+ * another, and none were wrong. One channel is 0 for all. */
+static Status check_channels(const ModelConfig *model, Error *error) {
+    enum { FEWEST_CHANNELS = 4 };
+    if (model->norm != NORM_LAYERNORM || model->n_channels == 1 || model->n_channels >= FEWEST_CHANNELS)
+        return STATUS_OK;
+    return error_user(
+        error,
+        "--channels %lld: layernorm makes large differences of rounding with so few, and layouts cannot be "
+        "compared; give at least %d, or --norm rmsnorm",
+        (long long)model->n_channels, FEWEST_CHANNELS);
+}
+
 /* Small, but with everything that a layout could get wrong: several blocks, an odd vocabulary, dropout. */
 static Status read_options(Verify *run, int n_words, char *const *words, Error *error) {
     static const struct {
@@ -124,6 +137,7 @@ static Status read_options(Verify *run, int n_words, char *const *words, Error *
             error, "--break leaves out a sum over ranks, and there is one rank; start several (mpirun -n)");
     }
     TRY(config_complete(&run->values.model, run->values.model.vocabulary, error));
+    TRY(check_channels(&run->values.model, error));
     DeviceOptions device = {.kind = call->device,
                             .index = run->launch->host_rank,
                             .n_threads = launch_threads(run->launch, (int)call->n_threads),

@@ -97,6 +97,7 @@ fi
 # ---- Slips.
 refused "/--help takes no value/" --help=1
 refused "/--help takes no value/" train --help=1
+refused "/-h takes no value/" train -h=1
 refused "/--version takes no value/" --version=2
 refused "/'pgpt lab table --help'/" lab table nosuch
 refused "/'pgpt lab scaling --help'/" lab scaling --quiet nosuch
@@ -123,6 +124,7 @@ for sizes in '--vocab 1' '--vocab 2' '--layers 1' '--context 1' '--channels 4 --
     pgpt verify $sizes --steps 2 --threads 1
     ! grep -q DIFFERS out || fail "verify $sizes: $(cat out)"
 done
+refused '/layernorm/' verify --channels 2 --heads 1
 refused verify --vocab 0
 refused verify --context 0
 refused verify --channels 5 --heads 2
