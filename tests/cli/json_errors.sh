@@ -21,13 +21,13 @@ wrong 2 'unknown command .nosuch' nosuch --json
 wrong 2 'no study .nosuch' lab nosuch --json
 wrong 2 nosuch data nosuch --json
 wrong 2 nosuch bench nosuch --json
+wrong 2 '--json means nothing' data decode --tokenizer byte --json
 for command in train generate eval 'convert a b' 'data encode x' verify bench supervise 'lab linear' 'lab table' 'lab scaling' \
     'lab collectives' 'lab staleness' 'lab timeline x'; do
     # shellcheck disable=SC2086 # words
-    wrong 2 'unknown option --wrong' $command --json --wrong 3
-    # shellcheck disable=SC2086
     wrong 2 'unknown option --wrong' $command --wrong=3 --json
 done
+wrong 2 'unknown option --wrong' train --json --wrong 3
 wrong 2 missing.txt train --data missing.txt --json=yes
 wrong 2 missing train --json missing.ini
 wrong 2 'missing' generate missing --json
@@ -77,6 +77,8 @@ mv run2 run
 for words in "${commands[@]}"; do
     # shellcheck disable=SC2086
     [[ ! -w /dev/full ]] || fails "$PGPT" $words >/dev/full
+done
+for words in --version 'generate run --tokens 3' 'data encode text --tokenizer byte --json'; do
     # shellcheck disable=SC2086
     fails "$PGPT" $words >&-
 done
