@@ -105,6 +105,10 @@ static void test_nearest(void **state) {
     assert_string_equal(format_nearest("l", words), "lr");
     assert_null(format_nearest("zzzz", words));
     assert_null(format_nearest("", words));
+    static const char *const short_words[] = {"mlp", "heads", "init", NULL};
+    assert_null(format_nearest("help", short_words)); /* two letters of four are another word */
+    assert_string_equal(format_nearest("mpl", short_words), "mlp");
+    assert_string_equal(format_nearest("haeds", short_words), "heads");
 }
 
 /* ---- Errors, the arena, random numbers */
@@ -119,8 +123,8 @@ static void test_error(void **state) {
     char long_text[3000];
     memset(long_text, 'x', sizeof long_text - 1);
     long_text[sizeof long_text - 1] = 0;
-    error_prefix(&error, "%s", long_text);
-    assert_int_equal(strlen(error.text), sizeof error.text - 1);
+    error_prefix(&error, "%s ", long_text);
+    assert_non_null(strstr(error.text, "xxx... (2999 bytes) loading x: first 1"));
 }
 
 static void test_arena(void **state) {

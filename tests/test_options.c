@@ -183,7 +183,7 @@ static void test_refused(void **state) {
     Values values;
     Error error;
     assert_int_equal(parse(&options, &command, &values, &error, "--steps", digits, NULL), STATUS_USER);
-    assert_non_null(strstr(error.text, "777...'"));
+    assert_non_null(strstr(error.text, "777... (2999 bytes)'"));
     options_free(&options);
 }
 

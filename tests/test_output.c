@@ -282,7 +282,7 @@ static void test_progress_on_terminal(void **state) {
     uint64_t now = timer_now_ns();
     progress_update_at(&progress, 0.1, "step\n1", now);
     const char *shown = screen(master);
-    assert_true(shown[0] == '\r' && strstr(shown, "\033[36m") && strstr(shown, "step 1") &&
+    assert_true(shown[0] == '\r' && strstr(shown, "\033[36m") && strstr(shown, "step\\n1") &&
                 strstr(shown, "\033[K"));
     assert_null(strchr(shown, '\n'));
     progress_update_at(&progress, 0.2, "step 2", now + 50000000); /* too soon */

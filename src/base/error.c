@@ -1,6 +1,8 @@
 /* The first error wins: what fails afterwards, while cleaning up, is a consequence and would hide the cause. */
 #include "base/error.h"
 
+#include "base/plain.h"
+
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -8,7 +10,7 @@
 static Status set(Error *error, Status status, const char *format, va_list arguments) {
     if (error->status == STATUS_OK) {
         error->status = status;
-        vsnprintf(error->text, sizeof error->text, format, arguments);
+        plain_format(error->text, sizeof error->text, format, arguments);
     }
     return error->status;
 }
@@ -29,15 +31,21 @@ Status error_user(Error *error, const char *format, ...) {
     return status;
 }
 
+/* Once more from two texts that are plain already: together they may be too long. */
+__attribute__((format(printf, 2, 3))) static void put_together(Error *error, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    plain_format(error->text, sizeof error->text, format, arguments);
+    va_end(arguments);
+}
+
 Status error_prefix(Error *error, const char *format, ...) {
-    char below[sizeof error->text];
+    char above[sizeof error->text], below[sizeof error->text];
     memcpy(below, error->text, sizeof below);
     va_list arguments;
     va_start(arguments, format);
-    int n = vsnprintf(error->text, sizeof error->text, format, arguments);
+    plain_format(above, sizeof above, format, arguments);
     va_end(arguments);
-    if (n >= 0 && (size_t)n < sizeof error->text) {
-        snprintf(error->text + n, sizeof error->text - (size_t)n, "%s", below);
-    }
+    put_together(error, "%s%s", above, below);
     return error->status;
 }

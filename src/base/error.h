@@ -13,9 +13,12 @@
  *     }
  *
  * A user's mistake (STATUS_USER) must say what, where and what to do instead. A message has no final full stop and
- * no newline; the program adds "pgpt: " before it. */
+ * no newline; the program adds "pgpt: " before it. Whatever is put into it, it is one line that a terminal can be shown
+ * (base/plain.h): control characters are escaped, and what is too long is cut and says so. */
 #ifndef PGPT_BASE_ERROR_H
 #define PGPT_BASE_ERROR_H
+
+#include <stdbool.h>
 
 typedef enum {
     STATUS_OK = 0,
@@ -25,6 +28,7 @@ typedef enum {
 
 typedef struct {
     Status status;
+    bool is_in_json; /* a JSON line that says it has been written: nobody writes another */
     char text[1024];
 } Error;
 

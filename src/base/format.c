@@ -141,7 +141,8 @@ size_t format_distance(const char *a, const char *b) {
 size_t format_likeness(const char *word, const char *known) {
     size_t n_word = strlen(word), n_known = strlen(known), longer = n_word > n_known ? n_word : n_known;
     size_t distance = format_distance(word, known);
-    size_t allowed = longer <= 2 ? 1 : longer / 3 + 1;
+    /* A slip in a short word, two in a usual one: "help" is not "mlp". */
+    size_t allowed = longer <= 4 ? 1 : longer <= 8 ? 2 : longer <= 14 ? 3 : 4;
     if (distance <= allowed && distance < longer) return distance * 4;
     /* The beginning or a part of a longer name ("--micro"): worse than a slip, better than nothing. */
     if (n_word >= 3 && strncmp(word, known, n_word) == 0) return LONGEST_WORD * 4 + distance;

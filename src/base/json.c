@@ -2,13 +2,16 @@
  * values that JSON cannot hold. */
 #include "base/json.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/file.h"
 #include "base/format.h"
+#include "base/utf8.h"
 
 /* jansson returns NULL only when memory is out; a few bytes that cannot be had end the program, as in the arena. */
 static json_t *must(json_t *value) {
@@ -23,51 +26,63 @@ json_t *json_make_number(double value) {
     return isfinite(value) ? must(json_real(value)) : json_null();
 }
 
-/* Bytes of the well-formed UTF-8 character at `text`, 0 if there is none: no overlong forms, no surrogates. */
-static size_t utf8_length(const unsigned char *text) {
-    unsigned char first = text[0];
-    size_t n = first < 0x80   ? 1
-               : first < 0xC2 ? 0
-               : first < 0xE0 ? 2
-               : first < 0xF0 ? 3
-               : first < 0xF5 ? 4
-                              : 0;
-    for (size_t i = 1; i < n; i++) {
-        if ((text[i] & 0xC0) != 0x80) return 0;
-    }
-    if ((first == 0xE0 && text[1] < 0xA0) || (first == 0xED && text[1] > 0x9F)) return 0;
-    if ((first == 0xF0 && text[1] < 0x90) || (first == 0xF4 && text[1] > 0x8F)) return 0;
-    return n;
-}
-
 json_t *json_make_text(const char *text) {
     json_t *plain = json_string(text);
     if (plain) return plain;
     char *mended = malloc(3 * strlen(text) + 1), *end = mended;
     if (!mended) return must(NULL);
-    for (const unsigned char *byte = (const unsigned char *)text; *byte;) {
-        size_t n = utf8_length(byte);
-        memcpy(end, n ? (const char *)byte : "\xEF\xBF\xBD", n ? n : 3);
-        end += n ? n : 3;
-        byte += n ? n : 1;
+    for (size_t at = 0, n = strlen(text), used; at < n; at += used) {
+        bool is_valid = utf8_decode(text + at, n - at, &used) < UTF8_N_UNICODE;
+        memcpy(end, is_valid ? text + at : "\xEF\xBF\xBD", is_valid ? used : 3);
+        end += is_valid ? used : 3;
     }
     json_t *value = must(json_stringn(mended, (size_t)(end - mended)));
     free(mended);
     return value;
 }
 
-Status json_line(const json_t *value, int digits, char **line, Error *error) {
-    size_t flags = JSON_COMPACT | JSON_ENCODE_ANY | JSON_REAL_PRECISION((size_t)digits);
-    *line = json_dumps(value, flags);
+static Status make_line(const json_t *value, int digits, size_t flags, char **line, Error *error) {
+    *line = json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY | JSON_REAL_PRECISION((size_t)digits) | flags);
     return *line ? STATUS_OK : error_failed(error, "cannot write a JSON line: out of memory");
+}
+
+Status json_line(const json_t *value, int digits, char **line, Error *error) {
+    return make_line(value, digits, 0, line, error);
+}
+
+/* To a terminal everything beyond ASCII goes as \uNNNN, which says the same; DEL, the one control character that jansson leaves,
+ * cannot stand anywhere but within a text. */
+static bool write_to_terminal(FILE *stream, const char *line) {
+    for (; *line; line++) {
+        if ((*line == 127 ? fputs("\\u007f", stream) : fputc(*line, stream)) == EOF) return false;
+    }
+    return fputc('\n', stream) != EOF && fflush(stream) == 0;
 }
 
 Status json_line_write(FILE *stream, const json_t *value, int digits, Error *error) {
     char *line;
-    TRY(json_line(value, digits, &line, error));
-    bool written = fprintf(stream, "%s\n", line) >= 0 && fflush(stream) == 0;
+    int descriptor = fileno(stream);
+    bool is_terminal = descriptor >= 0 && isatty(descriptor);
+    TRY(make_line(value, digits, is_terminal ? JSON_ENSURE_ASCII : 0, &line, error));
+    bool written = is_terminal ? write_to_terminal(stream, line)
+                               : fprintf(stream, "%s\n", line) >= 0 && fflush(stream) == 0;
+    int reason = errno;
     free(line);
-    return written ? STATUS_OK : error_failed(error, "cannot write a JSON line: %m");
+    return written ? STATUS_OK : error_failed(error, "cannot write a JSON line: %s", strerror(reason));
+}
+
+void error_add_json(Error *error, json_t *object) {
+    json_object_set_new(object, "error", json_make_text(error->text));
+    json_object_set_new(object, "exit_code", json_integer((json_int_t)error->status));
+    error->is_in_json = true;
+}
+
+void error_write_json(Error *error, FILE *stream) {
+    if (error->status == STATUS_OK || error->is_in_json) return;
+    json_t *object = must(json_object());
+    error_add_json(error, object);
+    json_line_write(stream, object, JSON_DIGITS_FLOAT, &(Error){0});
+    json_decref(object);
 }
 
 size_t json_mark_bytes(const char *bytes, size_t n_bytes) {

@@ -23,11 +23,19 @@ json_t *json_make_text(const char *text);
 /* The value on one line, keys in the order they were set; from malloc. */
 Status json_line(const json_t *value, int digits, char **line, Error *error);
 
-/* The same with a newline, to a stream, flushed and checked. */
+/* The same with a newline, to a stream, flushed and checked; to a terminal in ASCII. */
 Status json_line_write(FILE *stream, const json_t *value, int digits, Error *error);
 
 /* Bytes of the byte-order mark that a text may begin with: 3, or 0 where there is none. Editors of Windows write one. */
 size_t json_mark_bytes(const char *bytes, size_t n_bytes);
+
+/* {"error": "...", "exit_code": 2}: how a command that was asked for JSON says that it failed, on the last line. Nothing
+ * if there is no error, or if it is in the JSON already. Whether it could be written is not told: there is nobody to
+ * tell. */
+void error_write_json(Error *error, FILE *stream);
+
+/* The same two fields in an object that is a command's result all the same; the error counts as written. */
+void error_add_json(Error *error, json_t *object);
 
 /* Read a file that must hold exactly one JSON value, with no key twice. A byte-order mark before it is passed over.
  * `*value` is a new reference. */

@@ -2,6 +2,8 @@
  * within a line. What does not fit in the buffer is cut: a log line is a sentence, not a document. */
 #include "base/log.h"
 
+#include "base/plain.h"
+
 #include <poll.h>
 #include <stdarg.h>
 #include <string.h>
@@ -9,7 +11,7 @@
 
 static void say(const Log *logger, const char *kind, const char *format, va_list arguments) {
     char text[2048];
-    vsnprintf(text, sizeof text, format, arguments);
+    plain_format(text, sizeof text, format, arguments);
     if (logger->progress && logger->progress->stream == logger->stream) {
         progress_print(logger->progress, "pgpt: %s%s", kind, text);
         return;

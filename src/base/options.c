@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "base/format.h"
+#include "base/plain.h"
 
 /* Room for a value that nobody keeps. */
 typedef union {
@@ -136,9 +137,10 @@ Status options_unknown(const OptionCommand *command, const char *dashes, const c
         }
     }
     if (best)
-        return error_user(error, "unknown option %s%.80s; did you mean %s%s?", dashes, name, dashes, best);
-    return error_user(error, "unknown option %s%.80s; 'pgpt %s --help' lists them", dashes, name,
-                      command->name);
+        return error_user(error, "unknown option %s%s; did you mean %s%s?", dashes, plain_value(name).text,
+                          dashes, best);
+    return error_user(error, "unknown option %s%s; 'pgpt %s --help' lists them", dashes,
+                      plain_value(name).text, command->name);
 }
 
 static Status set_index(Options *options, int index, const char *text, OptionSource source, Error *error) {
@@ -185,25 +187,28 @@ static bool ends_in_ini(const char *word) {
 
 /* `after_switch` is the on/off option that stood right before the word, or NULL: it takes no separate value, and
  * whoever wrote one meant "--switch=word". */
-static Status add_argument(Options *options, const char *word, const char *after_switch, Error *error) {
+static Status add_argument(Options *options, const char *word, bool ended, const char *after_switch,
+                           Error *error) {
     const OptionPositional *next = options->command->positionals;
     for (int i = 0; i < options->n_arguments && next && next->name; i++) {
         if (!next->repeated) next++;
     }
-    if (next && next->name) {
+    bool is_taken = next && next->name, is_early = is_taken && next->behind_dashes && !ended;
+    if (is_taken && !is_early) {
         options->arguments[options->n_arguments++] = word;
         return STATUS_OK;
     }
-    if (after_switch) {
-        return error_user(error,
-                          "unexpected word '%.80s'; --%s is a switch: write --%s, --no-%s or --%s=%.80s",
-                          word, after_switch, after_switch, after_switch, after_switch, word);
+    if (after_switch && !is_early) {
+        return error_user(error, "unexpected word '%s'; --%s is a switch: write --%s, --no-%s or --%s=%s",
+                          plain_value(word).text, after_switch, after_switch, after_switch, after_switch,
+                          plain_value(word).text);
     }
-    return error_user(error, "unexpected word '%.80s'; %s, see 'pgpt %s --help'", word,
-                      options->command->no_config
-                          ? "options begin with --"
-                          : "a config file's name ends in .ini, options begin with --",
-                      options->command->name);
+    return error_user(
+        error, "unexpected word '%s'; %s, see 'pgpt %s --help'", plain_value(word).text,
+        is_early ? "options begin with --, and those for another command stand behind a '--' of their own"
+        : options->command->no_config ? "options begin with --"
+                                      : "a config file's name ends in .ini, options begin with --",
+        options->command->name);
 }
 
 static Status check_arguments(const Options *options, Error *error) {
@@ -244,6 +249,8 @@ static Status parse_option(Options *options, int n_words, char *const *words, in
     *used = 1;
     if (equals) name = arena_printf(&options->arena, "%.*s", (int)(equals - name), name);
     int index = options_find(command, name);
+    if (strcmp(name, "help") == 0 || strcmp(name, "no-help") == 0)
+        return error_user(error, "--help takes no value and no 'no-'; write 'pgpt %s --help'", command->name);
     if (index < 0 && strncmp(name, "no-", 3) == 0) return turn_off(options, name, equals != NULL, error);
     if (index < 0) return options_unknown(command, "--", name, error);
     const OptionSpec *spec = options_spec(command, index, NULL);
@@ -261,7 +268,7 @@ static Status parse_option(Options *options, int n_words, char *const *words, in
         if (!next || is_option) {
             error_user(error, "--%s wants %s, but %s%s follows", spec->name,
                        option_wants(spec, &options->arena), next ? "the option " : "nothing",
-                       next ? next : "");
+                       next ? plain_value(next).text : "");
             return error->status;
         }
         text = next;
@@ -282,16 +289,17 @@ Status options_parse(Options *options, int n_words, char *const *words, Error *e
         if (ended || word[0] != '-' || !word[1]) {
             if (!ended && !command->no_config && ends_in_ini(word))
                 TRY(options_read_config(options, word, error));
-            else TRY(add_argument(options, word, after_switch, error));
+            else TRY(add_argument(options, word, ended, after_switch, error));
         } else if (strcmp(word, "--") == 0) {
             ended = true;
         } else if (strcmp(word, "-h") == 0 || strcmp(word, "--help") == 0) {
             options->help_wanted = true;
             return STATUS_OK;
+        } else if (strncmp(word, "-h=", 3) == 0) {
+            return error_user(error, "-h takes no value; write 'pgpt %s --help'", command->name);
         } else if (word[1] != '-') {
-            return error_user(error,
-                              "unknown option %.80s; options begin with two dashes, see 'pgpt %s --help'",
-                              word, command->name);
+            return error_user(error, "unknown option %s; options begin with two dashes, see 'pgpt %s --help'",
+                              plain_value(word).text, command->name);
         } else {
             TRY(parse_option(options, n_words - i, words + i, &used, &switch_name, error));
         }

@@ -54,6 +54,8 @@ enum {
     OPTION_BELOW_MAX = 2, /* the maximum itself is out of range (numbers) */
     OPTION_TRANSIENT =
         4, /* about this call, not the run (--json, --resume): not written to the config file */
+    OPTION_F32 =
+        8, /* computed with as a 32-bit float: the value must be in range as one, and 0 only if it is 0 */
 };
 
 typedef struct {
@@ -130,7 +132,8 @@ typedef struct {
     const char *name; /* "FILE" */
     const char *help;
     bool optional;
-    bool repeated; /* the last one only: takes all that follow */
+    bool repeated;      /* the last one only: takes all that follow */
+    bool behind_dashes; /* words of another command: they stand behind "--" */
 } OptionPositional;
 
 typedef struct {

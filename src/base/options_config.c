@@ -19,6 +19,7 @@
 #include "base/file.h"
 #include "base/options.h"
 #include "base/options_text.h"
+#include "base/plain.h"
 #include "base/terminal.h"
 
 enum { LARGEST_FILE_BYTES = 1 << 20, PIECE_BYTES = 100, COMMENT_COLUMNS = 78 };
@@ -121,7 +122,8 @@ static Status unquote(const char *quoted, Arena *arena, const char **text, Error
                           "within a text, write \\x3b)");
     }
     if (next[1])
-        return error_user(error, "there is something behind the closing quotation mark: %.80s", next + 1);
+        return error_user(error, "there is something behind the closing quotation mark: %s",
+                          plain_value(next + 1).text);
     *text = result;
     return STATUS_OK;
 }

@@ -7,6 +7,7 @@
 #include "base/options.h"
 
 #include <ctype.h>
+#include <float.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -15,8 +16,9 @@
 #include <strings.h>
 
 #include "base/format.h"
+#include "base/plain.h"
 
-enum { LONGEST_NUMBER = 64, LARGEST_EXPONENT = 400, LONGEST_QUOTE = 80 };
+enum { LONGEST_NUMBER = 64, LARGEST_EXPONENT = 400 };
 
 /* Copy a number without the underscores between its digits; false if it has a character no number has. */
 static bool plain_number(const char *text, char plain[LONGEST_NUMBER]) {
@@ -123,9 +125,34 @@ static bool int_in_range(const OptionSpec *spec, int64_t value) {
     return spec->flags & OPTION_BELOW_MAX ? value < spec->int_max : value <= spec->int_max;
 }
 
-static bool float_in_range(const OptionSpec *spec, double value) {
+static bool float_is_allowed(const OptionSpec *spec, double value) {
     if (spec->flags & OPTION_ABOVE_MIN ? value <= spec->float_min : value < spec->float_min) return false;
     return spec->flags & OPTION_BELOW_MAX ? value < spec->float_max : value <= spec->float_max;
+}
+
+/* What is computed with as a 32-bit float has to be right as one: not 0 where the value is not (nor so near to it that some
+ * hardware takes it for 0), and still on this side of an end that does not belong to the range. */
+static bool survives_f32(const OptionSpec *spec, double value) {
+    if (!(spec->flags & OPTION_F32) || value == 0.0) return true;
+    double magnitude = fabs((double)(float)value);
+    return magnitude >= (double)FLT_MIN && magnitude <= (double)FLT_MAX &&
+           float_is_allowed(spec, (double)(float)value);
+}
+
+static bool float_in_range(const OptionSpec *spec, double value) {
+    return float_is_allowed(spec, value) && survives_f32(spec, value);
+}
+
+/* What to say of a number that is right but for this; otherwise "". */
+static const char *f32_loss(const OptionSpec *spec, const char *text) {
+    double value;
+    if (spec->type != OPTION_TYPE_FLOAT || !parse_float(text, &value)) return "";
+    if (!float_is_allowed(spec, value) || survives_f32(spec, value)) return "";
+    if (fabs(value) > 2.0 * (double)FLT_MIN)
+        return ", which 32-bit floats, that it is computed with, cannot tell from the end of that range; stay further away";
+    return float_is_allowed(spec, 0.0)
+               ? ", which is nearer to 0 than 32-bit floats, that it is computed with, can be; give 0, or at least 1.2e-38"
+               : ", which is nearer to 0 than 32-bit floats, that it is computed with, can be; give at least 1.2e-38";
 }
 
 static bool parse_into(const OptionSpec *spec, const char *text, void *field, Arena *arena) {
@@ -160,9 +187,10 @@ Status option_parse(const OptionSpec *spec, const char *shown, const char *text,
     if (parse_into(spec, text, field, arena)) return STATUS_OK;
     const char *meant = spec->type == OPTION_TYPE_CHOICE ? format_nearest(text, spec->choices) : NULL;
     Arena scratch = {0};
-    error_user(error, "%s wants %s, got '%.*s%s'%s%s%s", shown, option_wants(spec, &scratch), LONGEST_QUOTE,
-               text, strlen(text) > LONGEST_QUOTE ? "..." : "", meant ? "; did you mean " : "",
-               meant ? meant : "", meant ? "?" : "");
+    const char *lost = f32_loss(spec, text);
+    error_user(error, "%s wants %s, got '%s'%s%s%s%s", shown, option_wants(spec, &scratch),
+               plain_value(text).text, lost, meant ? "; did you mean " : "", meant ? meant : "",
+               meant ? "?" : "");
     arena_free(&scratch);
     return error->status;
 }

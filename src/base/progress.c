@@ -4,13 +4,16 @@
  *
  * The rate is the ratio of two exponentially fading sums, work done and seconds taken. Unlike a fading mean of
  * per-update rates it weighs a slow step by its length and does not care how often it is updated. */
+#define _GNU_SOURCE /* vasprintf */
 #include "base/progress.h"
 
 #include <math.h>
 #include <stdarg.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/format.h"
+#include "base/plain.h"
 #include "base/timer.h"
 
 #define REDRAW_NS      100000000u /* a tenth of a second */
@@ -146,10 +149,7 @@ void progress_update_at(Progress *progress, double fraction, const char *status,
     learn_rate(progress, fraction, now_ns);
     progress->fraction = fraction;
     if (!due_at(progress, now_ns)) return;
-    snprintf(progress->status, sizeof progress->status, "%s", status);
-    for (char *byte = progress->status; *byte; byte++) {
-        if ((unsigned char)*byte < ' ' || *byte == 127) *byte = ' '; /* a newline would break the line */
-    }
+    plain_text(progress->status, sizeof progress->status, status, strlen(status), false);
     progress->drawn_ns = now_ns;
     draw(progress);
 }
@@ -171,14 +171,28 @@ void progress_hide(Progress *progress) {
     progress->shown = false;
 }
 
+/* In one call, so that lines of several ranks do not mix. Where there is no memory, nothing is said. */
+static void write_lines(FILE *stream, const char *format, va_list arguments) {
+    char *raw = NULL;
+    int n = vasprintf(&raw, format, arguments);
+    if (n < 0) return;
+    size_t n_plain = plain_text(NULL, 0, raw, (size_t)n, true);
+    char *text = malloc(n_plain + 1);
+    if (text) {
+        plain_text(text, n_plain + 1, raw, (size_t)n, true);
+        fprintf(stream, "%s\n", text);
+    }
+    free(text);
+    free(raw);
+}
+
 void progress_print(Progress *progress, const char *format, ...) {
     bool back = progress->shown;
     progress_hide(progress);
     va_list arguments;
     va_start(arguments, format);
-    vfprintf(progress->stream, format, arguments);
+    write_lines(progress->stream, format, arguments);
     va_end(arguments);
-    fputc('\n', progress->stream);
     fflush(progress->stream);
     if (back) draw(progress);
 }

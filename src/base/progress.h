@@ -48,7 +48,7 @@ bool progress_due(const Progress *progress);
 /* Fraction in [0,1]. Draws if the terminal is due for it; always learns from it. */
 void progress_update(Progress *progress, double fraction, const char *status);
 
-/* A line above the bar (or simply a line); the newline is added. */
+/* A line above the bar (or several, or simply a line), made plain (base/plain.h); the newline is added. */
 void progress_print(Progress *progress, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* Take the bar away so that somebody else can write to the terminal; the next update brings it back. */

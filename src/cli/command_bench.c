@@ -19,7 +19,8 @@ static const OptionSpec update_option_specs[] = {
     OPTION_CHOICE("optimizer", OptimizerOptions, kind, OPTIMIZER_ADAMW, optimizer_names,
                   "update rule of 'step' and 'ops'"),
     OPTION_FLOAT("clip", OptimizerOptions, clip, 0.0, 0.0, 1e30,
-                 "scale the gradient down to this norm if it is longer; 0: neither measured nor clipped"),
+                 "scale the gradient down to this norm if it is longer; 0: neither measured nor clipped",
+                 .flags = OPTION_F32),
     OPTION_BOOL(
         "eager-update", OptimizerOptions, eager, false,
         "update each parameter as soon as its gradient is known and reuse the gradient's memory; needs --clip 0, one micro-batch a step and no f16"),

@@ -2,6 +2,7 @@
 #include "cli/commands.h"
 
 #include "base/format.h"
+#include "base/plain.h"
 #include "cli/data.h"
 #include "data/dataset.h"
 #include "data/names.h"
@@ -180,7 +181,8 @@ static Status find_action(const char *word, const Action **found, Error *error) 
     const char *nearest = format_nearest(word, names);
     return error_user(
         error, "'data' cannot '%s'; %s%s%schoose prepare, encode, decode, inspect, verify or train-tokenizer",
-        word, nearest ? "did you mean '" : "", nearest ? nearest : "", nearest ? "'? " : "");
+        plain_value(word).text, nearest ? "did you mean '" : "", nearest ? nearest : "",
+        nearest ? "'? " : "");
 }
 
 static Status refuse_ignored(const Options *options, const Action *action, Error *error) {

@@ -3,6 +3,7 @@
 #include "cli/lab.h"
 
 #include "base/format.h"
+#include "base/plain.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -73,7 +74,7 @@ static Status unknown_study(const char *word, Error *error) {
     const char *names[N_STUDIES + 1] = {NULL};
     for (int i = 0; i < N_STUDIES; i++) names[i] = studies[i].name;
     const char *nearest = format_nearest(word, names);
-    return error_user(error, "there is no study '%.80s'; %s%s%s'pgpt lab' lists them", word,
+    return error_user(error, "there is no study '%s'; %s%s%s'pgpt lab' lists them", plain_value(word).text,
                       nearest ? "did you mean '" : "", nearest ? nearest : "", nearest ? "'? " : "");
 }
 

@@ -47,9 +47,9 @@ const OptionCommand supervise_command = {
     .summary = "start a job again from its last checkpoint when it dies",
     .description =
         "Runs the command behind -- and waits for it. If it fails, says where every rank was and runs it again with "
-        "--resume auto, so that it goes on from its last checkpoint. A loss that is not a finite number at the same step twice in a row "
-        "is not tried again. Exit code: 0 when the last attempt ended with 0, 2 when it "
-        "ended with 2 (a mistake in its options), and 1 otherwise; --json has the job's own.",
+        "--resume auto, so that it goes on from its last checkpoint. A loss that is not a finite number at the same "
+        "step twice in a row is not tried again. Exit code: 0 when the last attempt ended with 0, 2 when it ended with 2 "
+        "(a mistake in its options), and 1 otherwise; --json has the job's own as \"job_exit_code\".",
     .groups = groups,
     .examples = examples,
     .no_config = true,
@@ -77,12 +77,14 @@ static bool has_word(int n_words, char *const *words, const char *word) {
     return i < n_words;
 }
 
-static Status write_json(const SuperviseResult *result, Error *error) {
+static Status write_json(const SuperviseResult *result, Error *failure, Error *error) {
     json_t *object = json_object();
     json_object_set_new(object, "restarts", json_integer(result->n_restarts));
-    json_object_set_new(object, "exit_code", json_integer(result->exit_code));
+    json_object_set_new(object, "job_exit_code", json_integer(result->exit_code));
+    json_object_set_new(object, "exit_code", json_integer((json_int_t)failure->status));
     json_object_set_new(object, "stopped", json_boolean(result->was_stopped));
     json_object_set_new(object, "seconds", json_make_number(result->seconds));
+    if (failure->status != STATUS_OK) error_add_json(failure, object);
     Status status = json_line_write(stdout, object, JSON_DIGITS_FLOAT, error);
     json_decref(object);
     return status;
@@ -117,10 +119,12 @@ static Status supervise_job(const SuperviseCommand *values, int n_words, char *c
     if (result.n_restarts > 0 && result.exit_code == 0)
         log_note(&log, "the job is done, after %d restart%s", result.n_restarts,
                  result.n_restarts == 1 ? "" : "s");
-    if (values->json) TRY(write_json(&result, error));
-    if (result.exit_code == 0) return STATUS_OK;
-    if (result.exit_code == STATUS_USER) return error_user(error, "the job was not done; see above");
-    return error_failed(error, "the job was not done; see above");
+    Error failure = {0};
+    if (result.exit_code == STATUS_USER) error_user(&failure, "the job was not done; see above");
+    else if (result.exit_code != 0) error_failed(&failure, "the job was not done; see above");
+    if (values->json) TRY(write_json(&result, &failure, error));
+    *error = failure;
+    return error->status;
 }
 
 Status command_supervise(int n_words, char *const *words, Error *error) {

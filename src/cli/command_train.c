@@ -8,6 +8,7 @@
 #include "cli/train.h"
 
 #include "base/format.h"
+#include "base/plain.h"
 #include "base/timer.h"
 #include "comm/algo/algo.h"
 #include "comm/comm_device.h"
@@ -252,14 +253,14 @@ static void say_stopped(const TrainRun *run) {
     const char *steps =
         *train->resume ? arena_printf(&arena, " --steps %lld", (long long)train->n_steps) : "";
     log_note(&run->log, "stopped after step %lld and saved; go on with: pgpt train --resume %s%s",
-             (long long)run->trainer.n_done, run->run, steps);
+             (long long)run->trainer.n_done, shell_path(run->run).text, steps);
     arena_free(&arena);
 }
 
 static void say_done(const TrainRun *run, double seconds) {
     if (run->values.train.saves)
         log_note(&run->log, "done in %s; the model is in %s: pgpt generate %s", format_duration(seconds).text,
-                 run->run, run->run);
+                 run->run, shell_path(run->run).text);
     else
         log_note(&run->log, "done in %s; the model was not saved (--no-save), its metrics are in %s",
                  format_duration(seconds).text, run->run);

@@ -96,6 +96,19 @@ typedef struct {
     double loss_deviation, weight_deviation;
 } Verify;
 
+/* Of two channels layernorm leaves little but a sign, which rounding turns where they are nearly equal: no layout would train like
+ * another, and none were wrong. One channel is 0 for all. */
+static Status check_channels(const ModelConfig *model, Error *error) {
+    enum { FEWEST_CHANNELS = 4 };
+    if (model->norm != NORM_LAYERNORM || model->n_channels == 1 || model->n_channels >= FEWEST_CHANNELS)
+        return STATUS_OK;
+    return error_user(
+        error,
+        "--channels %lld: layernorm makes large differences of rounding with so few, and layouts cannot be "
+        "compared; give at least %d, or --norm rmsnorm",
+        (long long)model->n_channels, FEWEST_CHANNELS);
+}
+
 /* Small, but with everything that a layout could get wrong: several blocks, an odd vocabulary, dropout. */
 static Status read_options(Verify *run, int n_words, char *const *words, Error *error) {
     static const struct {
@@ -124,6 +137,7 @@ static Status read_options(Verify *run, int n_words, char *const *words, Error *
             error, "--break leaves out a sum over ranks, and there is one rank; start several (mpirun -n)");
     }
     TRY(config_complete(&run->values.model, run->values.model.vocabulary, error));
+    TRY(check_channels(&run->values.model, error));
     DeviceOptions device = {.kind = call->device,
                             .index = run->launch->host_rank,
                             .n_threads = launch_threads(run->launch, (int)call->n_threads),
@@ -180,7 +194,8 @@ static Status run_case(Verify *run, const VerifyCase *layout, Error *error) {
     return STATUS_OK;
 }
 
-static Status print_json(const Verify *run, int n_cases, Error *error) {
+/* The layouts that differ are a result and an error: one line says both. */
+static Status print_json(const Verify *run, int n_cases, Error *failure, Error *error) {
     json_t *object = json_object();
     json_object_set_new(object, "command", json_string("verify"));
     json_object_set_new(object, "ranks", json_integer(run->launch->world.size));
@@ -190,6 +205,7 @@ static Status print_json(const Verify *run, int n_cases, Error *error) {
     json_object_set_new(object, "loss_deviation", json_make_number(run->loss_deviation));
     json_object_set_new(object, "weight_deviation", json_make_number(run->weight_deviation));
     json_object_set_new(object, "tolerance", json_make_number(run->verify.tolerance));
+    if (failure->status != STATUS_OK) error_add_json(failure, object);
     json_line_write(stdout, object, JSON_DIGITS_FLOAT, error);
     json_decref(object);
     return error->status;
@@ -223,10 +239,13 @@ static Status run_cases(Verify *run, Error *error) {
                run->carrier);
     if (speaks)
         printf("\n%d layouts, %d differ (tolerance %g)\n", n_cases, run->n_differ, run->verify.tolerance);
-    if (speaks && run->values.call.json) TRY(print_json(run, n_cases, error));
-    if (!run->n_differ) return STATUS_OK;
-    run->launch->is_agreed = true;
-    return error_failed(error, "%d of %d layouts do not train as one process does", run->n_differ, n_cases);
+    Error failure = {0};
+    if (run->n_differ)
+        error_failed(&failure, "%d of %d layouts do not train as one process does", run->n_differ, n_cases);
+    if (speaks && run->values.call.json) TRY(print_json(run, n_cases, &failure, error));
+    run->launch->is_agreed = run->n_differ > 0;
+    *error = failure;
+    return error->status;
 }
 
 Status command_verify(Launch *launch, int n_words, char *const *words, Error *error) {

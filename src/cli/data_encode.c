@@ -1,6 +1,7 @@
 /* pgpt data encode and decode: a text as numbers, and numbers as a text, of any length. */
 #include "cli/data.h"
 
+#include "base/plain.h"
 #include "base/timer.h"
 #include "data/prepare_encode.h"
 #include "data/shard_set.h"
@@ -142,6 +143,7 @@ static Status decode(IdReader *reader, const Tokenizer *tokenizer, Error *error)
     enum { BLOCK = 1 << 16 };
     static int32_t ids[BLOCK];
     TokenDecoder decoder = token_decoder(tokenizer);
+    PlainWriter writer = plain_writer(stdout);
     for (bool more = true; more;) {
         size_t n = 0;
         while (n < BLOCK) {
@@ -151,9 +153,10 @@ static Status decode(IdReader *reader, const Tokenizer *tokenizer, Error *error)
         }
         for (size_t i = 0; i < n; i++) {
             TokenBytes piece = token_decode(&decoder, ids[i]);
-            fwrite(piece.bytes, 1, piece.n, stdout);
+            plain_write(&writer, piece.bytes, piece.n);
         }
     }
+    plain_end(&writer);
     return STATUS_OK;
 }
 

@@ -2,10 +2,10 @@
 #include "cli/data.h"
 
 #include "base/format.h"
+#include "base/plain.h"
 #include "base/terminal.h"
 #include "base/timer.h"
 #include "data/shard_set.h"
-#include "data/utf8.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -84,11 +84,11 @@ static void count_lengths(Counts *counts, const Tokenizer *tokenizer) {
 static char *excerpt(const ShardSet *set, const Tokenizer *tokenizer, uint64_t first) {
     int32_t ids[EXCERPT_TOKENS];
     uint64_t n = set->n_tokens - first < EXCERPT_TOKENS ? set->n_tokens - first : EXCERPT_TOKENS;
-    char *text = malloc(4 * EXCERPT_BYTES + 8), *at = text;
+    char *text = malloc(4 * EXCERPT_BYTES + 8);
     if (!text) return NULL;
     shard_set_read(set, first, n, ids);
     char bytes[EXCERPT_BYTES];
-    size_t n_bytes = 0, n_used;
+    size_t n_bytes = 0;
     TokenDecoder decoder = token_decoder(tokenizer);
     for (uint64_t i = 0; i < n; i++) {
         TokenBytes piece = token_decode(&decoder, ids[i]);
@@ -96,15 +96,7 @@ static char *excerpt(const ShardSet *set, const Tokenizer *tokenizer, uint64_t f
         memcpy(bytes + n_bytes, piece.bytes, piece.n);
         n_bytes += piece.n;
     }
-    for (size_t i = 0; i < n_bytes; i += n_used) {
-        uint32_t code = utf8_decode(bytes + i, n_bytes - i, &n_used);
-        bool shown = code >= 0x20 && code < UTF8_N_UNICODE && !(code >= 0x7F && code < 0xA0);
-        if (shown) at = (char *)memcpy(at, bytes + i, n_used) + n_used;
-        else if (code == '\n') at += sprintf(at, "\\n");
-        else if (code == '\t') at += sprintf(at, "\\t");
-        else at += sprintf(at, "\\x%02X", (unsigned char)bytes[i]); /* C1 controls show their first byte */
-    }
-    *at = 0;
+    plain_text(text, 4 * EXCERPT_BYTES + 8, bytes, n_bytes, false);
     return text;
 }
 
@@ -136,7 +128,7 @@ static void print_histogram(const ShardSet *set, const Counts *counts) {
 
 static void print_facts(const ShardSet *set, const Counts *counts) {
     uint64_t n_validation = set->n_tokens - set->validation_start;
-    printf("%s\n", set->folder);
+    printf("%s\n", plain(set->folder).text);
     printf("  tokens      %" PRIu64 " (%s), unsigned %" PRIu32 " bit, in %zu files of %s\n", set->n_tokens,
            format_count((double)set->n_tokens).text, 8 * set->token_bytes, set->n_shards,
            format_bytes(shard_set_bytes(set)).text);
@@ -147,7 +139,7 @@ static void print_facts(const ShardSet *set, const Counts *counts) {
     printf("  text        %" PRIu64 " bytes (%s), %.3f bytes a token\n", set->n_text_bytes,
            format_bytes(set->n_text_bytes).text, (double)set->n_text_bytes / (double)set->n_tokens);
     printf("  tokenizer   %s, %" PRIu32 " symbols, of which %" PRIu64 " occur; hash %016" PRIx64 "\n",
-           set->tokenizer_kind, set->n_vocabulary, counts->n_used, set->tokenizer_hash);
+           plain(set->tokenizer_kind).text, set->n_vocabulary, counts->n_used, set->tokenizer_hash);
     printf("  checksums   right\n");
 }
 

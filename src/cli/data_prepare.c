@@ -3,6 +3,7 @@
 
 #include "base/format.h"
 #include "base/memory.h"
+#include "base/plain.h"
 #include "base/timer.h"
 #include "data/prepare.h"
 
@@ -30,7 +31,7 @@ static Status report(DataCall *call, double seconds, Error *error) {
         set.folder, format_count(n_tokens).text, (double)set.n_text_bytes / n_tokens,
         format_count((double)set.n_documents).text, set.n_shards,
         format_count((double)(set.n_tokens - set.validation_start)).text, format_bytes(set.n_text_bytes).text,
-        format_duration(seconds).text, set.folder);
+        format_duration(seconds).text, shell_path(set.folder).text);
     if (call->values->json) {
         json_t *object = json_object();
         json_object_set_new(object, "command", json_string("data prepare"));

@@ -7,6 +7,7 @@
 #include "base/file.h"
 #include "base/format.h"
 #include "base/memory.h"
+#include "base/plain.h"
 #include "base/staged_folder.h"
 #include "base/timer.h"
 #include "data/bpe_train.h"
@@ -143,7 +144,7 @@ static Status choose_path(const char *out, Arena *arena, const char **path, bool
 static Status report(DataCall *call, const Tokenizer *tokenizer, const char *path, double seconds,
                      Error *error) {
     log_note(&call->log, "%s: %d symbols in %s; encode with it: pgpt data prepare ... --tokenizer %s", path,
-             tokenizer_n_vocabulary(tokenizer), format_duration(seconds).text, path);
+             tokenizer_n_vocabulary(tokenizer), format_duration(seconds).text, shell_path(path).text);
     if (tokenizer_n_vocabulary(tokenizer) < call->values->vocabulary_size) {
         log_warning(&call->log, "the text has no more pairs that repeat: %d symbols instead of %lld",
                     tokenizer_n_vocabulary(tokenizer), (long long)call->values->vocabulary_size);

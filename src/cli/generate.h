@@ -5,6 +5,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/options.h"
+#include "base/plain.h"
 #include "data/tokenizer.h"
 #include "infer/generator.h"
 #include "infer/stop.h"
@@ -47,8 +48,9 @@ Status generate_prompts_add_file(GeneratePrompts *list, const Tokenizer *tokeniz
 /* Say so if there are some of which the model does not see the beginning. */
 void generate_prompts_warn(const GeneratePrompts *list, const char *path, int64_t context, const Log *log);
 
-/* The prompt's own text, made from its tokens as that of a sample; `stream` may be NULL, to move the decoder alone. */
-void generate_prompts_write(const GeneratePrompts *list, int64_t prompt, TokenDecoder *decoder, FILE *stream);
+/* The prompt's own text, made from its tokens as that of a sample; `writer` may be NULL, to move the decoder alone. */
+void generate_prompts_write(const GeneratePrompts *list, int64_t prompt, TokenDecoder *decoder,
+                            PlainWriter *writer);
 
 void generate_prompts_free(GeneratePrompts *list);
 
@@ -80,6 +82,7 @@ typedef struct {
     int64_t n_made;          /* tokens, of all samples */
     double seconds;
     bool streams; /* the sample goes to stdout as it grows */
+    PlainWriter shown;
     bool was_interrupted;
     Progress progress;
     uint64_t started_ns;

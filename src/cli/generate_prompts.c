@@ -165,10 +165,10 @@ void generate_prompts_warn(const GeneratePrompts *list, const char *path, int64_
 }
 
 void generate_prompts_write(const GeneratePrompts *list, int64_t prompt, TokenDecoder *decoder,
-                            FILE *stream) {
+                            PlainWriter *writer) {
     const GeneratePrompt *given = &list->prompts[prompt];
     for (size_t i = 0; i < given->n_tokens; i++) {
         TokenBytes piece = token_decode(decoder, list->tokens.ids[given->first + i]);
-        if (stream && given->is_shown) fwrite(piece.bytes, 1, piece.n, stream);
+        if (writer && given->is_shown) plain_write(writer, piece.bytes, piece.n);
     }
 }

@@ -29,8 +29,10 @@ void generate_report_print(const GenerateSamples *set, FILE *stream) {
         print_heading(set, sample, stream);
         if (!set->streams) {
             TokenDecoder decoder = token_decoder(set->tokenizer);
-            generate_prompts_write(set->prompts, sample->prompt, &decoder, stream);
-            if (sample->n_bytes) fwrite(sample->text, 1, sample->n_bytes, stream);
+            PlainWriter writer = plain_writer(stream);
+            generate_prompts_write(set->prompts, sample->prompt, &decoder, &writer);
+            plain_write(&writer, sample->text, sample->n_bytes);
+            plain_end(&writer);
         }
         if (!sample->n_bytes || sample->text[sample->n_bytes - 1] != '\n') fputc('\n', stream);
     }
@@ -89,7 +91,8 @@ static json_t *prompt_json(const GenerateSamples *set, int64_t prompt) {
     FILE *stream = open_memstream(&text, &n_bytes);
     if (!stream) return json_null();
     TokenDecoder decoder = token_decoder(set->tokenizer);
-    generate_prompts_write(set->prompts, prompt, &decoder, stream);
+    PlainWriter writer = plain_writer(stream); /* exact: memory is no terminal */
+    generate_prompts_write(set->prompts, prompt, &decoder, &writer);
     json_t *value = fclose(stream) == 0 ? text_json(text, n_bytes) : json_null();
     free(text);
     return value;

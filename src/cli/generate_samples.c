@@ -43,6 +43,7 @@ Status generate_samples_open(GenerateSamples *set, const GenerateOptions *option
     if (!set->samples || !set->stop_room)
         return error_failed(error, "no memory for %lld samples", (long long)n_samples);
     set->streams = options->stream && n_samples == 1 && !*options->output;
+    set->shown = plain_writer(set->streams ? stdout : NULL);
     set->shows_progress = !options->quiet && !(set->streams && isatty(STDOUT_FILENO));
     for (size_t i = 0; i < n_samples; i++) {
         set->samples[i] = (GenerateSample){.prompt = (int64_t)i / options->n_samples,
@@ -87,7 +88,7 @@ static void show_text(GenerateSamples *set, GenerateSample *sample, size_t n_hel
     if (!set->streams) return;
     size_t n = sample->n_bytes - n_held - sample->n_shown;
     if (!n) return;
-    fwrite(sample->text + sample->n_shown, 1, n, stdout);
+    plain_write(&set->shown, sample->text + sample->n_shown, n);
     fflush(stdout);
     sample->n_shown += n;
 }
@@ -172,7 +173,7 @@ Status generate_samples_run(GenerateSamples *set, Generator *generator, Error *e
                                 .context = set};
     for (int64_t i = 0; i < set->n_samples; i++) {
         GenerateSample *sample = &set->samples[i];
-        generate_prompts_write(set->prompts, sample->prompt, &sample->decoder, set->streams ? stdout : NULL);
+        generate_prompts_write(set->prompts, sample->prompt, &sample->decoder, &set->shown);
     }
     set->error = error;
     set->started_ns = timer_now_ns();
@@ -183,6 +184,7 @@ Status generate_samples_run(GenerateSamples *set, Generator *generator, Error *e
     interrupt_ignore();
     set->seconds = timer_seconds_since(set->started_ns);
     if (set->streams) show_text(set, &set->samples[0], 0); /* an interrupted one keeps what was held back */
+    plain_end(&set->shown);
     if (error->status != STATUS_OK && set->streams) putchar('\n');
     free(prompts);
     return error->status;

@@ -7,6 +7,7 @@
 #include "base/file.h"
 #include "base/folder.h"
 #include "base/format.h"
+#include "base/plain.h"
 #include "base/terminal.h"
 #include "data/utf8.h"
 #include "lab/launcher.h"
@@ -72,16 +73,9 @@ Status lab_read_options(Launch *launch, Options *options, const OptionCommand *c
 /* ---- The caption */
 
 static const char *quoted(const char *word, Arena *arena) {
-    static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_=+,./:@%";
-    size_t n = strlen(word);
-    if (n && strspn(word, plain) == n) return word;
-    char *text = ARENA_ARRAY(arena, char, 4 * n + 3), *next = text;
-    *next++ = '\'';
-    for (; *word; word++) {
-        if (*word == '\'') next = stpcpy(next, "'\\''");
-        else *next++ = *word;
-    }
-    *next = '\'';
+    size_t n = shell_quote(NULL, 0, word);
+    char *text = ARENA_ARRAY(arena, char, n + 1);
+    shell_quote(text, n + 1, word);
     return text;
 }
 
@@ -169,7 +163,8 @@ Status lab_draw(const LabOutput *output, const Plot *plot, const char *name, Err
             &output->log,
             "no picture: gnuplot %s; the data is in %s/%s.dat. To draw it, %s: (cd %s && gnuplot %s.gp)",
             plot_has_gnuplot() ? "failed" : "is not installed", output->folder, name,
-            plot_has_gnuplot() ? "and to see why" : "install gnuplot, then", output->folder, name);
+            plot_has_gnuplot() ? "and to see why" : "install gnuplot, then", shell_path(output->folder).text,
+            name);
     }
     return STATUS_OK;
 }
@@ -186,7 +181,8 @@ Status lab_read_train_words(const OptionCommand *study, const char *const *words
                             const char *const *ours, Options *train, Error *error) {
     char **copies = ARENA_ARRAY(&train->arena, char *, n_words + 1);
     for (int i = 0; i < n_words; i++) copies[i] = arena_strdup(&train->arena, words[i]);
-    TRY(options_parse(train, n_words, copies, error));
+    if (options_parse(train, n_words, copies, error) != STATUS_OK)
+        return error_prefix(error, "behind '--' (see 'pgpt %s --help'): ", study->name);
     if (train->help_wanted)
         return error_user(error,
                           "'pgpt train --help' shows what can stand behind '--'; leave --help out there");
@@ -228,16 +224,15 @@ Status lab_read_list(const char *option, const char *text, int64_t min, int64_t 
         bool is_good = read_number(next, is_bytes, &value, &end) && (*end == ',' || !*end) && value >= min &&
                        value <= max;
         if (!is_good) {
-            return error_user(error,
-                              "%s '%.60s': '%.*s' is not a whole number between %" PRId64 " and %" PRId64
-                              "; write %s",
-                              option, text, (int)(n_shown > 40 ? 40 : n_shown), next, min, max,
-                              is_bytes ? "bytes, as in 1K,64K,4M" : "them as in 1,2,4");
+            return error_user(
+                error, "%s '%s': '%s' is not a whole number between %" PRId64 " and %" PRId64 "; write %s",
+                option, plain_value(text).text, plain_value_of(next, n_shown).text, min, max,
+                is_bytes ? "bytes, as in 1K,64K,4M" : "them as in 1,2,4");
         }
         for (int i = 0; i < list->n; i++)
             if (list->values[i] == value)
-                return error_user(error, "%s '%.60s' has %" PRId64 " twice; leave one out", option, text,
-                                  value);
+                return error_user(error, "%s '%s' has %" PRId64 " twice; leave one out", option,
+                                  plain_value(text).text, value);
         if (list->n == LAB_LIST_MAX)
             return error_user(error, "%s has more than %d numbers; give fewer", option, LAB_LIST_MAX);
         list->values[list->n++] = value;

@@ -59,7 +59,8 @@ static const OptionPositional positionals[] = {
     {.name = "WORDS",
      .help = "behind '--': options of pgpt train, as --model nano --batch 8",
      .optional = true,
-     .repeated = true},
+     .repeated = true,
+     .behind_dashes = true},
     {.name = NULL},
 };
 

@@ -55,7 +55,8 @@ static const OptionPositional positionals[] = {
     {.name = "WORDS",
      .help = "behind '--': options of pgpt train; without any: --model nano --sequence 32",
      .optional = true,
-     .repeated = true},
+     .repeated = true,
+     .behind_dashes = true},
     {.name = NULL},
 };
 

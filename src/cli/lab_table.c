@@ -8,6 +8,7 @@
 #include "backend/cuda/cuda.h"
 #include "base/cores.h"
 #include "base/format.h"
+#include "base/plain.h"
 #include "cli/train.h"
 #include "comm/comm_mpi.h"
 #include "lab/launch_child.h"
@@ -76,7 +77,8 @@ static const OptionPositional positionals[] = {
     {.name = "WORDS",
      .help = "behind '--': further options of pgpt train, as --data book.txt",
      .optional = true,
-     .repeated = true},
+     .repeated = true,
+     .behind_dashes = true},
     {.name = NULL},
 };
 
@@ -230,7 +232,7 @@ static void print_row(const Study *study, int i) {
         print_cell(OLD[i].generate_s, 10, 0, "");
     }
     printf("\n");
-    if (!is_there) printf("%11s (%s)\n", "", row->missing);
+    if (!is_there) printf("%11s (%s)\n", "", plain(row->missing).text);
 }
 
 static void print_table(const Study *study) {

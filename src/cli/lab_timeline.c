@@ -74,8 +74,8 @@ static void print_share(double part_us, double whole_us) {
     printf(" %9s %3.0f %%", in_ms(part_us).text, whole_us > 0.0 ? 100.0 * part_us / whole_us : 0.0);
 }
 
-/* A text of the file as a terminal may have it. */
-static const char *plain(const char *text, char *out, size_t n_bytes) {
+/* A text of the file as a column and a data file may have it. */
+static const char *plain_name(const char *text, char *out, size_t n_bytes) {
     size_t n = 0;
     for (; *text && n + 1 < n_bytes; text++) {
         unsigned char c = (unsigned char)*text;
@@ -94,7 +94,7 @@ static void print_ranks(const Timeline *timeline) {
            "other");
     for (int i = 0; i < timeline->n_ranks; i++) {
         const TimelineTime *time = &timeline->rank[i].time;
-        printf("%-23s", plain(timeline->rank[i].name, name, sizeof name));
+        printf("%-23s", plain_name(timeline->rank[i].name, name, sizeof name));
         print_share(time->compute_us, window_us);
         print_share(time->comm_us, window_us);
         print_share(time->overlapped_us, time->comm_us); /* of the communication, not of the window */
@@ -146,11 +146,12 @@ static Group sum_group(const TimelineCollective *const *collectives, size_t n, i
 static void print_group(const Timeline *timeline, const Group *group) {
     char communicator[16], kind[16], name[24];
     double n = (double)(group->n_matched ? group->n_matched : 1);
-    printf("%-15s %-15s %6zu %10s %9s %9s %9s", plain(group->communicator, communicator, sizeof communicator),
-           plain(group->kind, kind, sizeof kind), group->n, format_bytes(group->n_bytes / group->n).text,
+    printf("%-15s %-15s %6zu %10s %9s %9s %9s",
+           plain_name(group->communicator, communicator, sizeof communicator),
+           plain_name(group->kind, kind, sizeof kind), group->n, format_bytes(group->n_bytes / group->n).text,
            in_ms(group->duration_us / n).text, in_ms(group->spread_us / n).text, in_ms(group->worst_us).text);
     if (group->n_matched)
-        printf("  %s (%d of %zu)", plain(timeline->rank[group->slowest].name, name, sizeof name),
+        printf("  %s (%d of %zu)", plain_name(timeline->rank[group->slowest].name, name, sizeof name),
                group->n_slowest, group->n_matched);
     printf("\n");
 }
@@ -214,14 +215,15 @@ static Status write_data(const Timeline *timeline, const char *path, const char 
     file_writer_printf(
         &writer, error,
         "# %s\n# communicator kind number bytes ranks begin_ms spread_us duration_us together_us slowest_rank\n",
-        plain(caption, communicator, sizeof communicator));
+        plain_name(caption, communicator, sizeof communicator));
     for (size_t i = 0; i < timeline->n_collectives && error->status == STATUS_OK; i++) {
         const TimelineCollective *one = &timeline->collective[i];
-        file_writer_printf(
-            &writer, error, "\"%s\" \"%s\" %" PRId64 " %" PRIu64 " %d %.6f %.3f %.3f %.3f %" PRId64 "\n",
-            plain(one->communicator, communicator, sizeof communicator), plain(one->kind, kind, sizeof kind),
-            one->number, one->n_bytes, one->n_ranks, one->begin_us * 1e-3, one->spread_us, one->duration_us,
-            one->together_us, timeline->rank[one->slowest].process);
+        file_writer_printf(&writer, error,
+                           "\"%s\" \"%s\" %" PRId64 " %" PRIu64 " %d %.6f %.3f %.3f %.3f %" PRId64 "\n",
+                           plain_name(one->communicator, communicator, sizeof communicator),
+                           plain_name(one->kind, kind, sizeof kind), one->number, one->n_bytes, one->n_ranks,
+                           one->begin_us * 1e-3, one->spread_us, one->duration_us, one->together_us,
+                           timeline->rank[one->slowest].process);
     }
     if (error->status == STATUS_OK) file_writer_commit(&writer, error);
     file_writer_abort(&writer);

@@ -7,7 +7,9 @@
 #include "cli/commands.h"
 
 #include "base/format.h"
+#include "base/json.h"
 #include "base/log.h"
+#include "base/plain.h"
 #include "base/terminal.h"
 #include "base/version.h"
 #include "cli/lab.h"
@@ -20,6 +22,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <unistd.h>
 
 /* Has one of the two functions. */
@@ -54,7 +57,8 @@ static const ManSection sections[] = {
      "command line win over the file, the file over a preset, a preset over the defaults. Every run writes its full "
      "configuration to config.ini in its folder; passing that file back repeats the run."},
     {"EXIT STATUS",
-     "0: done. 1: something failed, or a check did not hold. 2: the user's mistake; the message says what to do instead."},
+     "0: done. 1: something failed, or a check did not hold. 2: the user's mistake; the message says what to do instead. "
+     "With --json the last line on standard output says it too: {\"error\": \"...\", \"exit_code\": 2}."},
     {NULL, NULL},
 };
 
@@ -81,7 +85,7 @@ static const Command *find_command(const char *name, Error *error) {
     const char *names[N_COMMANDS + 1] = {NULL};
     for (int i = 0; i < N_COMMANDS; i++) names[i] = commands[i].description->name;
     const char *nearest = format_nearest(name, names);
-    error_user(error, "unknown command '%s'; %s%s%s'pgpt --help' lists the commands", name,
+    error_user(error, "unknown command '%s'; %s%s%s'pgpt --help' lists the commands", plain_value(name).text,
                nearest ? "did you mean '" : "", nearest ? nearest : "", nearest ? "'? " : "");
     return NULL;
 }
@@ -170,6 +174,17 @@ static const Page *find_page(const char *word) {
     return NULL;
 }
 
+/* --help=1, which is a page but for what follows. */
+static Status refuse_value(const char *word, Error *error) {
+    size_t n = strcspn(word, "=");
+    if (!word[n] || word[0] != '-') return STATUS_OK;
+    for (size_t i = 0; i < sizeof pages / sizeof pages[0]; i++) {
+        if (strlen(pages[i].word) == n && strncmp(word, pages[i].word, n) == 0)
+            return error_user(error, "%s takes no value; write 'pgpt %s'", pages[i].word, pages[i].word);
+    }
+    return STATUS_OK;
+}
+
 /* Say what went wrong, once, and leave together with the others. */
 static int finish(Launch *launch, Error *error) {
     Log logger = launch_log(launch, false);
@@ -178,7 +193,10 @@ static int finish(Launch *launch, Error *error) {
         error_failed(error, "cannot write to standard output");
     launch_fail(launch, error);
     log_error(&logger, error);
-    if (error->status != STATUS_OK && log_is_unheard(&logger)) printf("pgpt: %s\n", error->text);
+    bool wants_json = launch->has_voice && launch->wants_json;
+    if (error->status != STATUS_OK && log_is_unheard(&logger) && !wants_json)
+        printf("pgpt: %s\n", error->text);
+    if (wants_json) error_write_json(error, stdout);
     /* Nobody leaves before it is said: some launchers end everybody when the first one fails. */
     if (error->status != STATUS_OK && has_others) comm_barrier(&launch->world, &(Error){0});
     launch_close(launch);
@@ -186,22 +204,18 @@ static int finish(Launch *launch, Error *error) {
 }
 
 /* Token files are mapped into memory, and the system has no other way to say that a part of one is not there any more. */
+static volatile sig_atomic_t sigbus_in_json;
+
 static void say_file_is_gone(int number) {
     static const char words[] =
         "\npgpt: a file that is read piece by piece was cut off, taken away or cannot be read any more (SIGBUS), a data file most "
         "likely; bring it back, then go on from the last checkpoint, if there is one, with --resume\n";
+    static const char json[] =
+        "{\"error\":\"a file that is read piece by piece is gone (SIGBUS)\",\"exit_code\":1}\n";
     ssize_t ignored = write(STDERR_FILENO, words, sizeof words - 1);
+    if (sigbus_in_json) ignored = write(STDOUT_FILENO, json, sizeof json - 1);
     (void)ignored, (void)number;
     _exit(STATUS_FAILED);
-}
-
-/* A number below 3 that is closed would be that of the first file that is opened, and words for the user would go into it. What is
- * opened here instead cannot be used the way that it is meant, so all is as before for those who try. */
-static void hold_standard_streams(void) {
-    for (int descriptor = 0; descriptor < 3; descriptor++) {
-        if (fcntl(descriptor, F_GETFD) < 0 && errno == EBADF)
-            (void)!open("/dev/null", descriptor == 0 ? O_WRONLY : O_RDONLY);
-    }
 }
 
 /* --hang-timeout, before the options are read: they are read together with the other ranks, who have to be there for it. Whether
@@ -217,10 +231,35 @@ static double find_hang_seconds(int n_words, char *const *words) {
     return TRAIN_HANG_SECONDS;
 }
 
+/* Does the call ask for JSON? Before the options are read, since reading them is what may fail: as they will be read, the last one
+ * counts, and behind "--" stand words of others. What a config file says is not looked at. */
+static bool asks_for_json(int n_words, char *const *words) {
+    bool asks = false;
+    for (int i = 0; i < n_words && strcmp(words[i], "--") != 0; i++) {
+        if (strcmp(words[i], "--no-json") == 0) asks = false;
+        if (strncmp(words[i], "--json", 6) != 0 || (words[i][6] && words[i][6] != '=')) continue;
+        const char *value = words[i][6] ? words[i] + 7 : "true";
+        asks = strcasecmp(value, "false") != 0 && strcasecmp(value, "no") != 0 &&
+               strcasecmp(value, "off") != 0 && strcmp(value, "0") != 0;
+    }
+    return asks;
+}
+
+/* A stream that the caller has closed is opened so that nothing else gets its number: a file that is written would take the place
+ * of stdout, and receive what is printed. stdout can be written to by nobody then, which is an error where something is; that there
+ * is no stderr is the caller's wish. */
+static void occupy_streams(void) {
+    for (int descriptor = 0; descriptor < 3; descriptor++) {
+        if (fcntl(descriptor, F_GETFD) == 0 || errno != EBADF) continue;
+        int opened = open("/dev/null", descriptor == STDOUT_FILENO ? O_RDONLY : O_RDWR);
+        if (opened >= 0 && opened != descriptor) close(opened);
+    }
+}
+
 int main(int argc, char **argv) {
+    occupy_streams();
     shorten_spinning(argv);
     setlocale(LC_CTYPE, "");
-    hold_standard_streams();
     signal(SIGPIPE, SIG_DFL);
     signal(SIGXFSZ, SIG_IGN);         /* a write beyond 'ulimit -f' is an error like others */
     signal(SIGBUS, say_file_is_gone); /* before MPI, which would show a stack instead */
@@ -228,10 +267,15 @@ int main(int argc, char **argv) {
     Launch launch;
     const char *word = argc > 1 ? argv[1] : "--help";
     const Page *page = find_page(word);
-    if (launch_open(&launch, find_hang_seconds(argc - 1, argv + 1), &error) != STATUS_OK) {
+    Status opened = launch_open(&launch, find_hang_seconds(argc - 1, argv + 1), &error);
+    launch.wants_json = !page && asks_for_json(argc - 1, argv + 1);
+    sigbus_in_json = launch.wants_json;
+    if (opened != STATUS_OK) {
         if (page) error = (Error){0}; /* a page needs nobody else */
     } else if (page) {
         launch_check_same(&launch, "command", word, &error);
+    } else if (refuse_value(word, &error) != STATUS_OK) {
+        launch_agree(&launch, &error);
     } else {
         run_command(&launch, argc - 1, argv + 1, &error);
     }

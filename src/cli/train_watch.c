@@ -4,6 +4,7 @@
 #include "cli/train.h"
 
 #include "base/format.h"
+#include "base/plain.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -75,7 +76,7 @@ Status train_trace_write(TrainRun *run, Error *error) {
         snprintf(clocks, sizeof clocks, "clocks aligned to %.3g us", summary.uncertainty_us);
     log_note(&run->log, "trace: %s events, %s collectives, %s: %s (%s); to see it: pgpt lab timeline %s",
              format_count((double)summary.n_events).text, format_count((double)summary.n_collectives).text,
-             clocks, run->trace_path, format_bytes(summary.n_bytes).text, run->trace_path);
+             clocks, run->trace_path, format_bytes(summary.n_bytes).text, shell_path(run->trace_path).text);
     if (summary.was_full || summary.n_lost)
         log_warning(
             &run->log,

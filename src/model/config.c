@@ -56,12 +56,13 @@ const OptionSpec model_option_specs[] = {
     OPTION_CHOICE("position", ModelConfig, position, POSITION_LEARNED, position_names,
                   "how positions are told apart"),
     OPTION_FLOAT("rotary-theta", ModelConfig, rotary_theta, 10000.0, 1.0, 1e12,
-                 "base of the wavelengths of rotary positions"),
+                 "base of the wavelengths of rotary positions", .flags = OPTION_F32),
     OPTION_BOOL("tied", ModelConfig, tied, true, "use the token embedding as the output head too"),
     OPTION_BOOL("bias", ModelConfig, bias, true, "biases in linear layers and layernorms"),
     OPTION_FLOAT(
         "dropout", ModelConfig, dropout, 0.0, 0.0, 0.999,
-        "probability of dropout after the embedding, on attention weights and on both residual branches"),
+        "probability of dropout after the embedding, on attention weights and on both residual branches",
+        .flags = OPTION_F32),
     OPTION_END,
 };
 

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/format.h"
+#include "base/plain.h"
 #include "base/process.h"
 #include "base/timer.h"
 
@@ -35,7 +36,7 @@ static void say(const Guard *guard, int64_t process, double seconds) {
         stderr,
         "\npgpt: %s (%s, process %lld) has been stopped for %s, outside of a training run; ending the job "
         "(--hang-timeout %g)\n",
-        name, host, (long long)process, format_duration(seconds).text, guard->options.seconds);
+        name, plain(host).text, (long long)process, format_duration(seconds).text, guard->options.seconds);
 }
 
 static void *look_out(void *context) {

@@ -6,6 +6,7 @@
  * and write over the others' files. That is found here, from what the launcher's environment promised. */
 #include "parallel/launch.h"
 
+#include "base/json.h"
 #include "comm/comm_mpi.h"
 #include "comm/comm_self.h"
 #include "parallel/affinity.h"
@@ -202,8 +203,23 @@ void launch_fail(Launch *launch, Error *error) {
     if (error->status == STATUS_OK || launch->world.size == 1 || launch->is_agreed) return;
     Log logger = log_make(false);
     error_prefix(error, "rank %d on %s: ", launch->world.rank, launch->host);
+    /* Several ranks may fail alike, and a program that reads JSON wants one line. The first in line ends the others. */
+    int turn = launch->world.rank < 20 ? launch->world.rank : 20;
+    if (launch->wants_json)
+        nanosleep(&(struct timespec){.tv_sec = turn / 5, .tv_nsec = turn % 5 * 200000000L}, NULL);
     log_error(&logger, error);
+    if (launch->wants_json) error_write_json(error, stdout);
     comm_abort(&launch->world, (int)error->status);
+}
+
+/* Not through stdout: another thread may hold its lock for ever. */
+void launch_write_end(const Launch *launch, const char *what) {
+    char line[256];
+    if (!launch->wants_json) return;
+    int n = snprintf(line, sizeof line, "{\"error\":\"%s; see standard error\",\"exit_code\":%d}\n", what,
+                     STATUS_FAILED);
+    ssize_t ignored = n > 0 ? write(STDOUT_FILENO, line, (size_t)n) : 0;
+    (void)ignored;
 }
 
 const char *launch_describe(const Launch *launch, int n_threads, char *text, size_t n_bytes) {

@@ -28,6 +28,7 @@ typedef struct {
     bool is_pinned;    /* to cores of its own, by the launcher or by launch_pin */
     bool is_shared;    /* there are more ranks on this host than cores */
     bool is_agreed;    /* the error that ended the run is known to all ranks */
+    bool wants_json;   /* an error goes to stdout too, as the last line, from one rank */
     bool has_voice;    /* speaks for all: rank 0. The others print no notes and no results */
     void (*at_end)(void *context); /* what launch_close calls when MPI has ended; NULL: nothing */
     void *at_end_context;
@@ -74,6 +75,9 @@ uint64_t launch_program_hash(void);
 /* After an error that only this rank knows of, where there are others: says it and ends the job. Before anything is given
  * back that other ranks, or threads of this one, may still use. Otherwise it does nothing. */
 void launch_fail(Launch *launch, Error *error);
+
+/* Where a thread ends the process without a word to main(): the error in JSON, if it is wanted. `what` is plain words. */
+void launch_write_end(const Launch *launch, const char *what);
 
 /* Do all ranks have the same options (but the transient ones)? Collective. */
 Status launch_check_options(Launch *launch, const Options *options, Error *error);

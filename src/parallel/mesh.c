@@ -1,6 +1,7 @@
 /* Coordinates are the digits of the rank in a number system with one base an axis; groups are ranks that differ in one digit. */
 #include "parallel/mesh.h"
 
+#include "base/plain.h"
 #include "comm/comm_self.h"
 
 #include <string.h>
@@ -135,7 +136,7 @@ void mesh_print(const MeshShape *shape, const char *const *hosts, FILE *stream) 
         mesh_coordinates(shape, rank, coordinate);
         fprintf(stream, "%6d", rank);
         for (int axis = 0; axis < N_AXES; axis++) fprintf(stream, " %5d", coordinate[axis]);
-        fprintf(stream, "%s%s\n", hosts ? "  " : "", hosts ? hosts[rank] : "");
+        fprintf(stream, "%s%s\n", hosts ? "  " : "", hosts ? plain(hosts[rank]).text : "");
     }
     for (int axis = 0; axis < N_AXES; axis++) {
         if (shape->size[axis] > 1) print_groups(shape, axis, stream);

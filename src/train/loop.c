@@ -3,6 +3,7 @@
 
 #include "base/file.h"
 #include "base/format.h"
+#include "base/plain.h"
 #include "base/timer.h"
 #include "train/checkpoint.h"
 #include "train/interrupt.h"
@@ -108,10 +109,15 @@ static Status print_sample(Loop *loop, Error *error) {
     if (!stream) return error_failed(error, "no memory for a sample");
     trainer_sample(trainer, stream, error);
     fclose(stream);
-    if (error->status == STATUS_OK) {
+    size_t n_plain =
+        plain_text(NULL, 0, text, n_bytes, true); /* with the zeros that the model may have written */
+    char *shown = malloc(n_plain + 1);
+    if (shown) plain_text(shown, n_plain + 1, text, n_bytes, true);
+    if (shown && error->status == STATUS_OK) {
         progress_print(&loop->progress, "--- sample after step %lld ---\n%s---", (long long)trainer->n_done,
-                       text);
+                       shown);
     }
+    free(shown);
     free(text);
     return samples_alone(trainer) ? postpone(loop, error) : error->status;
 }
@@ -325,6 +331,31 @@ static Status run_exact_step(Loop *loop, Error *error) {
     return !loop->n_under_way && may_run_ahead(loop, trainer->n_done) ? begin_step(loop, error) : STATUS_OK;
 }
 
+/* A step that is not finite. Before any weight has been changed, no learning rate can be to blame. */
+static Status refuse_step(const Trainer *trainer, int64_t step, bool has_loss, double rate, Error *error) {
+    const OptimizerOptions *optimizer = trainer->setup.optimizer;
+    bool is_scaled = trainer->step.loss.scale != NULL,
+         is_first = trainer->n_steps_timed == 1 || step <= trainer->step.scale.n_skipped + 1;
+    bool has_tiny_epsilon = optimizer->kind == OPTIMIZER_ADAMW && optimizer->epsilon < 1e-12;
+    char advice[256];
+    if (is_first)
+        snprintf(
+            advice, sizeof advice,
+            "nothing has been learned yet in this call, so the weights that it began with are wrong, or too large for "
+            "--dtype; %s",
+            is_scaled ? "use --dtype bf16" : "begin from others, or use --dtype f32");
+    else
+        snprintf(advice, sizeof advice, "the learning rate was %.3g%s%s: %s%s%s", rate,
+                 has_tiny_epsilon ? " and --epsilon " : "",
+                 has_tiny_epsilon ? format_double(optimizer->epsilon).text : "",
+                 has_tiny_epsilon ? "raise --epsilon (1e-8 is usual), or lower --lr" : "lower --lr",
+                 optimizer->clip > 0.0 ? ", or lengthen --warmup" : ", or set --clip and --warmup",
+                 is_scaled ? ", or use --dtype bf16" : "");
+    return error_failed(error, "the %s of step %lld is not a finite number%s; %s",
+                        has_loss ? "gradient" : "loss", (long long)step,
+                        is_scaled && has_loss ? ", though the loss is not scaled any more" : "", advice);
+}
+
 Status loop_record(Loop *loop, int64_t step, const StepResult *result, double rate, double seconds,
                    Error *error) {
     Trainer *trainer = loop->trainer;
@@ -357,12 +388,7 @@ Status loop_record(Loop *loop, int64_t step, const StepResult *result, double ra
     if (isfinite(result->loss) && is_sound) return STATUS_OK;
     trainer->error_is_common = true;
     trainer->bad_step = step;
-    bool is_scaled = trainer->step.loss.scale != NULL, has_loss = isfinite(result->loss);
-    return error_failed(
-        error, "the %s of step %lld is not a finite number%s; lower --lr, or set --clip and --warmup%s",
-        has_loss ? "gradient" : "loss", (long long)step,
-        is_scaled && has_loss ? ", though the loss is not scaled any more" : "",
-        is_scaled ? ", or use --dtype bf16" : "");
+    return refuse_step(trainer, step, isfinite(result->loss), rate, error);
 }
 
 /* In metrics.jsonl; after something has gone wrong nothing more, so that there is one gap at most. */

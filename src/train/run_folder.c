@@ -9,6 +9,7 @@
 #include "base/file.h"
 #include "base/folder.h"
 #include "base/options_text.h"
+#include "base/plain.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -68,7 +69,7 @@ static Status check_content(const char *path, bool may_restart, Error *error) {
     if (content == FOLDER_EMPTY || (content == FOLDER_RUN && may_restart)) return STATUS_OK;
     if (content == FOLDER_RUN)
         return error_user(error, "%s already holds a run; choose another --out, or go on with --resume %s",
-                          path, path);
+                          path, shell_path(path).text);
     return error_user(error, "%s is not empty and not a run; choose another --out", path);
 }
 

@@ -1,21 +1,22 @@
 /* What a model under training writes: the root's sampler has the weights of the step, or is sent them where each rank has only a
  * part. */
 #include "base/memory.h"
+#include "base/plain.h"
 #include "train/interrupt.h"
 #include "train/trainer.h"
 
 #include <string.h>
 
 typedef struct {
-    FILE *stream;
+    PlainWriter shown;
     TokenDecoder decoder;
 } SampleWriter;
 
 static GeneratorVerdict write_token(void *context, const GeneratedToken *token) {
     SampleWriter *writer = context;
     TokenBytes piece = token_decode(&writer->decoder, token->token);
-    fwrite(piece.bytes, 1, piece.n, writer->stream);
-    return interrupt_was_signalled() || ferror(writer->stream) ? GENERATOR_END_ALL : GENERATOR_GO_ON;
+    plain_write(&writer->shown, piece.bytes, piece.n);
+    return interrupt_was_signalled() || ferror(writer->shown.stream) ? GENERATOR_END_ALL : GENERATOR_GO_ON;
 }
 
 /* Without a prompt, a sample begins where a text does: after an end of text, or a line end. */
@@ -75,13 +76,15 @@ static Status write_sample(Trainer *trainer, FILE *stream, Error *error) {
     TRY(collect_all_weights(trainer, error));
     if (!trainer->has_generator) return STATUS_OK;
     const Tokenizer *tokenizer = trainer->setup.tokenizer;
-    SampleWriter writer = {stream, token_decoder(tokenizer)};
+    SampleWriter writer = {plain_writer(stream), token_decoder(tokenizer)};
+    if (trainer_n_ranks(trainer) > 1)
+        writer.shown.is_plain = true; /* a launcher's pipe may end at a terminal */
     TokenArray tokens = {0};
     TRY_GOTO(sample_prompt(trainer, &tokens, error), done);
     bool show_prompt = *trainer->setup.options->prompt != '\0';
     for (size_t i = 0; i < tokens.n; i++) {
         TokenBytes piece = token_decode(&writer.decoder, tokens.ids[i]);
-        if (show_prompt) fwrite(piece.bytes, 1, piece.n, stream);
+        if (show_prompt) plain_write(&writer.shown, piece.bytes, piece.n);
     }
     GeneratorPrompt prompt = {.tokens = tokens.ids, .n_tokens = (int64_t)tokens.n};
     GeneratorRequest request = {.prompts = &prompt,
@@ -96,6 +99,7 @@ static Status write_sample(Trainer *trainer, FILE *stream, Error *error) {
                                 .callback = write_token,
                                 .context = &writer};
     TRY_GOTO(generator_run(&trainer->generator, &request, error), done);
+    plain_end(&writer.shown);
     fputc('\n', stream);
 done:
     token_array_free(&tokens);

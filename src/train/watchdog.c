@@ -151,6 +151,7 @@ static void leave_notices_of_others(const Watchdog *watchdog, int gone) {
 static void end_job(Watchdog *watchdog, int gone) {
     for (int rank = 0; rank < watchdog->size; rank++) look_at(watchdog, rank);
     watchdog_report(watchdog, gone);
+    launch_write_end(watchdog->options.launch, gone >= 0 ? "a rank is gone" : "nothing has moved");
     leave_notice(watchdog, true);
     leave_notices_of_others(watchdog, gone);
     enum { ABORT_SECONDS = 30 };

@@ -4,6 +4,7 @@
 #include "train/watchdog_inside.h"
 
 #include "base/format.h"
+#include "base/plain.h"
 #include "base/timer.h"
 #include "train/resume.h"
 
@@ -91,7 +92,11 @@ void watchdog_report(const Watchdog *watchdog, int gone) {
     else write_suspects(watchdog, stream);
     write_places(watchdog, stream);
     fclose(stream);
-    write_whole(text, n_bytes);
+    size_t n_plain = plain_text(NULL, 0, text, n_bytes, true); /* names of hosts and folders are not ours */
+    char *shown = malloc(n_plain + 1);
+    if (shown) plain_text(shown, n_plain + 1, text, n_bytes, true);
+    if (shown) write_whole(shown, n_plain);
+    free(shown);
     free(text);
 }
 
@@ -104,7 +109,8 @@ void watchdog_advise(const Watchdog *watchdog) {
         found
             ? arena_printf(
                   &arena,
-                  "pgpt: ending the job; go on from its last checkpoint with: pgpt train --resume %s\n", run)
+                  "pgpt: ending the job; go on from its last checkpoint with: pgpt train --resume %s\n",
+                  shell_path(run).text)
         : is_known
             ? arena_printf(
                   &arena,

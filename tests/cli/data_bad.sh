@@ -31,7 +31,6 @@ no '/wants one folder/' data inspect
 no '/wants one folder/' data verify a b
 no '/wants one text or more, got 0/' data encode --tokenizer byte
 no '/--out means nothing/' data encode story.txt --tokenizer byte --out new
-no '/--json means nothing/' data decode --tokenizer byte --json
 no '/--tokenizer is missing/' data encode story.txt
 no '/--tokenizer is missing/' data prepare story.txt --out new
 no '/--out is missing/' data prepare story.txt --tokenizer byte
