@@ -84,7 +84,7 @@ static void write_option(FILE *stream, const Options *options, int index, Arena 
                                        *facts ? ")" : "", *from ? "; from the " : "", from,
                                        was_completed ? "; it came to " : "", was_completed ? value : ""));
     bool is_given = source >= OPTION_FROM_RUN;
-    if (!is_given && 4 * strlen(asked) > PIECE_BYTES)
+    if (!is_given && needs_quotes(asked) && 4 * strlen(asked) > PIECE_BYTES)
         return; /* a comment has one line, whatever the escapes */
     if (!is_given) fputc('#', stream);
     write_value(stream, spec, asked);
