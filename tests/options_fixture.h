@@ -57,7 +57,7 @@ static const OptionSpec train_specs[] = {
                  "pull of the weights to zero"),
     OPTION_CHOICE("lr-schedule", TrainOptions, schedule, COSINE, schedules, "course of the learning rate"),
     OPTION_STRING("data", TrainOptions, data, "", "FILE",
-                  "the text to learn; without it, the built-in stories"),
+                  "the text to learn; without it, the built-in stories", .flags = OPTION_MAY_BE_EMPTY),
     OPTION_BOOL("json", TrainOptions, json, false, "end with one JSON object", .flags = OPTION_TRANSIENT),
     OPTION_END};
 static const OptionGroup groups[] = {OPTION_GROUP("Model", Values, model, model_specs),

@@ -50,7 +50,7 @@ static void test_config_forms(void **state) {
     Values values;
     const char *text =
         "\xEF\xBB\xBF# a comment\r\n; another\r\n\r\n[Model]\r\nmodel = mini ; said why\r\n  layers : 7\r\n"
-        "[Anything at all]\n\tweight_decay=-2\ntied = No\nsteps = 2\nsteps = 3\n"
+        "[ training ] ; a comment\n[Model]#\n\tweight_decay=-2\ntied = No\nsteps = 2\nsteps = 3\n"
         "data = \"  a\\x3b \\\"b\\\"\\\\\\n\"\n\n    \"\\tc _ \"\n# between\n  \" d\"\nseed = 9";
     put(text, strlen(text));
     ASSERT_PARSES(options, values, file_name);
@@ -61,6 +61,17 @@ static void test_config_forms(void **state) {
     assert_int_equal(values.train.n_steps, 3);
     assert_string_equal(values.train.data, "  a; \"b\"\\\n\tc _  d");
     assert_int_equal(values.train.seed, 9); /* the last line has no newline */
+    options_free(&options);
+    const char *of_a_mac =
+        "# a comment\r[Model]\r\rlayers = 7\rdata = \"a\"\r \"b\"\r[Training]\rsteps = 3\r";
+    put(of_a_mac, strlen(of_a_mac));
+    ASSERT_PARSES(options, values, file_name);
+    assert_int_equal(values.model.n_layers, 7);
+    assert_int_equal(values.train.n_steps, 3);
+    assert_string_equal(values.train.data, "ab");
+    options_free(&options);
+    put("\xEF\xBB\xBF[Model]\n", 11);
+    ASSERT_PARSES(options, values, file_name);
     options_free(&options);
     put("", 0);
     ASSERT_PARSES(options, values, file_name);
@@ -77,7 +88,15 @@ static void test_config_forms(void **state) {
 static void test_config_hostile(void **state) {
     (void)state;
     ASSERT_FILE_REFUSED("\n\nsetps = 4\n", "3: unknown option setps; did you mean steps?");
-    ASSERT_FILE_REFUSED("[a]\nsteps = many\n",
+    ASSERT_FILE_REFUSED(
+        "[Training] steps = 5\n",
+        "1: 'steps = 5' stands behind the section [Training] and would not be read; put it on");
+    ASSERT_FILE_REFUSED("steps = 1\r\n[Model]x\r\n", "2: 'x' stands behind the section [Model]");
+    ASSERT_FILE_REFUSED("[Modle]\n", "1: unknown section [Modle]; did you mean [Model]?");
+    ASSERT_FILE_REFUSED("[]\n", "1: unknown section []; there are [Model], [Training]");
+    ASSERT_FILE_REFUSED("\xEF\xBB\xBF[a]\n", "1: unknown section [a]; there are [Model], [Training]");
+    ASSERT_FILE_REFUSED("[Model]\rlayers = 1\rsteps = 0\r", "3: steps wants a whole number");
+    ASSERT_FILE_REFUSED("[Training]\nsteps = many\n",
                         "2: steps wants a whole number between 1 and 1000000000, got 'many'");
     ASSERT_FILE_REFUSED("steps =\n", "1: steps wants a whole number between 1 and 1000000000, got ''");
     ASSERT_FILE_REFUSED("steps = 5 # five\n",
@@ -87,6 +106,7 @@ static void test_config_hostile(void **state) {
                         "2: wants 'key = value', [section] or a comment");
     ASSERT_FILE_REFUSED("[open\n", "1: wants 'key = value'");
     ASSERT_FILE_REFUSED("steps = 5\nlr = \0 1\n", "2: a zero byte; this is not a text file");
+    ASSERT_FILE_REFUSED("steps = 5\rseed = 1\r\nlr = \0 1\n", "3: a zero byte; this is not a text file");
     ASSERT_FILE_REFUSED("data = \"a ; b\"\n", "1: the closing quotation mark is missing (a ';'");
     ASSERT_FILE_REFUSED("data = \"a\" b\n", "1: there is something behind the closing quotation mark:  b");
     ASSERT_FILE_REFUSED("data = \"a\\q\"\n", "1: only \\n");
@@ -124,9 +144,23 @@ static void test_config_hostile(void **state) {
     }
 }
 
-/* Write the options down and read them into fresh ones: all values must be the same. */
-static void assert_round_trip(const Options *options, const Values *values) {
+/* Give options whatever values they have now, as a command line would. */
+static void give(Options *options, const char *name, const char *text) {
     Error error = {0};
+    char copy[2001];
+    snprintf(copy, sizeof copy, "%s", text);
+    if (options_set(options, name, copy, OPTION_FROM_COMMAND, &error)) fail_msg("%s", error.text);
+}
+
+/* Write the options down and read them into fresh ones: all values must be the same. */
+static void assert_round_trip(Options *options, const Values *values) {
+    Error error = {0};
+    Arena arena = {0};
+    for (int i = 0; i < options->n_options; i++) {
+        const OptionSpec *spec = options_spec(options->command, i, NULL);
+        give(options, spec->name, option_value_text(spec, options_value(options, i), &arena));
+    }
+    arena_free(&arena);
     if (options_save_config(options, file_name, &error)) fail_msg("%s", error.text);
     Options again;
     Values back;
@@ -205,8 +239,16 @@ static void test_config_round_trip(void **state) {
         values.train.data = text;
         assert_round_trip(&options, &values);
     }
-    values.train.data = "";
     options_free(&options);
+}
+
+static char *written(const Options *options) {
+    char *text;
+    size_t n_bytes;
+    FILE *stream = open_memstream(&text, &n_bytes);
+    options_write_config(stream, options);
+    fclose(stream);
+    return text;
 }
 
 static void test_config_text(void **state) {
@@ -214,18 +256,15 @@ static void test_config_text(void **state) {
     Options options;
     Values values;
     ASSERT_PARSES(options, values, "--data", "x y", "--steps=5");
-    char *text;
-    size_t n_bytes;
-    FILE *stream = open_memstream(&text, &n_bytes);
-    options_write_config(stream, &options);
-    fclose(stream);
+    char *text = written(&options);
     assert_non_null(
-        strstr(text, "# Every option of this run. To repeat it: pgpt train FILE.ini\n\n[Model]\n"));
-    assert_non_null(strstr(text, "# share the embedding with the head (default on)\ntied = true\n"));
+        strstr(text, "# Every option of this run; what nobody gave stands behind a '#'. To repeat it: pgpt "
+                     "train FILE.ini\n\n[Model]\n"));
+    assert_non_null(strstr(text, "# share the embedding with the head (default on)\n#tied = true\n"));
     assert_non_null(strstr(text,
                            "# optimizer steps to take (1 to 1000000000; default 1000); from the command\n"
                            "# line\nsteps = 5\n"));
-    assert_non_null(strstr(text, "\nlr = 0.0003\n"));
+    assert_non_null(strstr(text, "\n#lr = 0.0003\n"));
     assert_non_null(strstr(text, "\ndata = x y\n"));
     assert_null(strstr(text, "json ="));
     free(text);
@@ -234,11 +273,86 @@ static void test_config_text(void **state) {
     options_free(&options);
 }
 
+/* What a program makes of a value is told, and what was asked for is recorded. */
+static void test_config_asked(void **state) {
+    (void)state;
+    Options options;
+    Values values;
+    Error error = {0};
+    ASSERT_PARSES(options, values, "--seed", "0", "--steps", "7");
+    assert_int_equal(options_set_int(&options, "layers", 12, OPTION_FROM_PRESET, &error), STATUS_OK);
+    values.train.seed = 99;
+    values.train.dropout = 0.5;
+    options_reset(&options, "steps");
+    assert_int_equal(values.train.n_steps, 1000);
+    assert_int_equal(options_source(&options, "steps"), OPTION_FROM_DEFAULT);
+    char *text = written(&options);
+    assert_non_null(strstr(text, " 99\nseed = 0\n"));
+    assert_non_null(strstr(text, "it came to 0.5\n#dropout = 0.1\n"));
+    assert_non_null(strstr(text, "from the preset\n#layers = 12\n"));
+    assert_non_null(strstr(text, "\n#steps = 1000\n"));
+    free(text);
+    FILE *stream = open_memstream(&text, &(size_t){0});
+    options_write_values(stream, &options);
+    fclose(stream);
+    assert_non_null(strstr(text, "\nseed = 99\n"));
+    assert_non_null(strstr(text, "\nlayers = 12\n"));
+    assert_null(strchr(text, '#'));
+    free(text);
+    options_free(&options);
+}
+
+/* The file of a run that goes on: also what was not given, in its place. */
+static void test_config_record(void **state) {
+    (void)state;
+    Options options;
+    Values values;
+    Error error = {0};
+    const char *text =
+        "# lr = 1\n#lr = 0.25\n#steps = 7\nseed = 3\n#nothing = 4\n#seed = 5\n#steps 8\n##steps = 9\n"
+        "#data = \"a;\"\n[Model]\nlayers = 2\n";
+    put(text, strlen(text));
+    ASSERT_PARSES(options, values, file_name); /* comments, to anybody else */
+    assert_true(values.train.lr == 3e-4 && values.train.n_steps == 1000 && values.train.seed == 3);
+    options_free(&options);
+    ASSERT_PARSES(options, values, "--layers", "6");
+    if (options_read_record(&options, file_name, &error)) fail_msg("%s", error.text);
+    assert_int_equal(options_set_int(&options, "steps", 8, OPTION_FROM_PRESET, &error), STATUS_OK);
+    assert_true(values.train.lr == 0.25 && values.train.n_steps == 7 && values.train.seed == 3);
+    assert_int_equal(values.model.n_layers, 6);
+    assert_int_equal(options_source(&options, "steps"), OPTION_FROM_RECORD);
+    assert_int_equal(options_source(&options, "seed"), OPTION_FROM_RUN);
+    /* Written again, with what is changed: the same is given and the same is not. */
+    if (options_save_change(&options, file_name, "first\nchange", &error)) fail_msg("%s", error.text);
+    if (options_save_change(&options, file_name, "", &error)) fail_msg("%s", error.text);
+    if (options_save_change(&options, file_name, "second", &error)) fail_msg("%s", error.text);
+    options_free(&options);
+    char bytes[8192];
+    FILE *file = fopen(file_name, "r");
+    bytes[fread(bytes, 1, sizeof bytes - 1, file)] = 0;
+    fclose(file);
+    assert_non_null(strstr(bytes, "\n#+ first change\n#+ second\n\n[Model]\n"));
+    ASSERT_PARSES(options, values, file_name);
+    assert_int_equal(options_source(&options, "lr"), OPTION_FROM_DEFAULT);
+    assert_int_equal(options_source(&options, "seed"), OPTION_FROM_FILE);
+    assert_int_equal(values.model.n_layers, 6);
+    assert_int_equal(options_read_record(&options, file_name, &error), STATUS_OK);
+    assert_true(values.train.lr == 0.25);
+    assert_string_equal(values.train.data, "a;");
+    options_free(&options);
+    put("#steps = many\n", 14);
+    ASSERT_PARSES(options, values, "--layers", "6");
+    assert_int_equal(options_read_record(&options, file_name, &error), STATUS_USER);
+    assert_non_null(strstr(error.text, ".ini:1: steps wants a whole number"));
+    options_free(&options);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_precedence),     cmocka_unit_test(test_config_forms),
         cmocka_unit_test(test_config_hostile), cmocka_unit_test(test_config_round_trip),
-        cmocka_unit_test(test_config_text),
+        cmocka_unit_test(test_config_text),    cmocka_unit_test(test_config_asked),
+        cmocka_unit_test(test_config_record),
     };
     return cmocka_run_group_tests(tests, make_file, remove_file);
 }

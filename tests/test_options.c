@@ -169,6 +169,13 @@ static void test_refused(void **state) {
                    "--lr-schedule wants one of constant, linear, cosine, got 'cosin'; did you mean cosine?",
                    "--lr-schedule", "cosin");
     ASSERT_REFUSED(command, "--lr-schedule wants one of constant, linear, cosine, got ''", "--lr-schedule=");
+    ASSERT_REFUSED(command, "--model is empty; leave it out, or give NAME (a variable that is not set?)",
+                   "--model=");
+    ASSERT_REFUSED(command, "--model is empty; leave it out, or give NAME (a variable that is not set?)",
+                   "--model", "", "--steps", "5");
+    ASSERT_REFUSED(convert, "INPUT is empty; leave it out, or say which (a variable that is not set?)", "");
+    ASSERT_REFUSED(convert, "OUTPUT is empty; leave it out, or say which (a variable that is not set?)", "a",
+                   "");
     ASSERT_REFUSED(command,
                    "unexpected word 'false'; --tied is a switch: write --tied, --no-tied or --tied=false",
                    "--tied", "false");

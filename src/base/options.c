@@ -105,11 +105,13 @@ static Status check_spec(const OptionCommand *command, int index, Arena *scratch
 Status options_init(Options *options, const OptionCommand *command, void *values, Error *error) {
     *options = (Options){.command = command, .values = values, .n_options = options_count(command)};
     options->sources = ARENA_ARRAY(&options->arena, OptionSource, options->n_options + 1);
+    options->asked = ARENA_ARRAY(&options->arena, const char *, options->n_options + 1);
     for (int i = 0; i < options->n_options; i++) {
         const OptionSpec *spec = options_spec(command, i, NULL);
         TRY_GOTO(check_spec(command, i, &options->arena, error), failed);
         const char *text = option_default_text(spec, &options->arena);
         TRY_GOTO(option_parse(spec, spec->name, text, field_of(options, i), &options->arena, error), failed);
+        options->asked[i] = text;
     }
     return STATUS_OK;
 failed:
@@ -143,22 +145,28 @@ Status options_unknown(const OptionCommand *command, const char *dashes, const c
                       plain_value(name).text, command->name);
 }
 
+/* Read from a config file, where names have no dashes. */
+static bool is_of_file(OptionSource source) {
+    return source >= OPTION_FROM_RECORD && source <= OPTION_FROM_FILE;
+}
+
 static Status set_index(Options *options, int index, const char *text, OptionSource source, Error *error) {
     const OptionSpec *spec = options_spec(options->command, index, NULL);
     char shown[64];
-    snprintf(shown, sizeof shown, "%s%s", source == OPTION_FROM_FILE ? "" : "--", spec->name);
+    snprintf(shown, sizeof shown, "%s%s", is_of_file(source) ? "" : "--", spec->name);
     AnyValue outranked; /* what a higher source hides must be right all the same */
     bool wins = source >= options->sources[index];
     TRY(option_parse(spec, shown, text, wins ? field_of(options, index) : &outranked, &options->arena,
                      error));
-    if (wins) options->sources[index] = source;
+    if (!wins) return STATUS_OK;
+    options->sources[index] = source;
+    options->asked[index] = option_value_text(spec, field_of(options, index), &options->arena);
     return STATUS_OK;
 }
 
 Status options_set(Options *options, const char *name, const char *text, OptionSource source, Error *error) {
     int index = options_find(options->command, name);
-    if (index < 0)
-        return options_unknown(options->command, source == OPTION_FROM_FILE ? "" : "--", name, error);
+    if (index < 0) return options_unknown(options->command, is_of_file(source) ? "" : "--", name, error);
     return set_index(options, index, text, source, error);
 }
 
@@ -168,13 +176,22 @@ Status options_set_int(Options *options, const char *name, int64_t value, Option
     return options_set(options, name, text, source, error);
 }
 
+void options_reset(Options *options, const char *name) {
+    int index = options_find(options->command, name);
+    if (index < 0) return;
+    const OptionSpec *spec = options_spec(options->command, index, NULL);
+    Error ignored = {0}; /* options_init has found the default to be right */
+    options->sources[index] = OPTION_FROM_DEFAULT;
+    set_index(options, index, option_default_text(spec, &options->arena), OPTION_FROM_DEFAULT, &ignored);
+}
+
 OptionSource options_source(const Options *options, const char *name) {
     int index = options_find(options->command, name);
     return index < 0 ? OPTION_FROM_DEFAULT : options->sources[index];
 }
 
 const char *option_source_name(OptionSource source) {
-    static const char *const names[] = {"default", "preset", "file", "command line"};
+    static const char *const names[] = {"default", "preset", "run", "run", "file", "command line"};
     return names[source];
 }
 
@@ -192,6 +209,10 @@ static Status add_argument(Options *options, const char *word, bool ended, const
     const OptionPositional *next = options->command->positionals;
     for (int i = 0; i < options->n_arguments && next && next->name; i++) {
         if (!next->repeated) next++;
+    }
+    if (next && next->name && !*word && !ended) {
+        return error_user(error, "%s is empty; leave it out, or say which (a variable that is not set?)",
+                          next->name);
     }
     bool is_taken = next && next->name, is_early = is_taken && next->behind_dashes && !ended;
     if (is_taken && !is_early) {
@@ -241,6 +262,14 @@ static bool is_value_of_optional(const OptionCommand *command, const char *next)
     return next && next[0] != '-' && (command->no_config || !ends_in_ini(next));
 }
 
+/* What a script hands over from a variable that was never set would otherwise look like an option that was
+ * left out. */
+static Status refuse_empty(const OptionSpec *spec, const char *text, Error *error) {
+    if (spec->type != OPTION_TYPE_STRING || *text || spec->flags & OPTION_MAY_BE_EMPTY) return STATUS_OK;
+    return error_user(error, "--%s is empty; leave it out, or give %s (a variable that is not set?)",
+                      spec->name, spec->value_name ? spec->value_name : "a text");
+}
+
 /* One "--name", "--name=value" or "--name value"; *used counts the words taken. */
 static Status parse_option(Options *options, int n_words, char *const *words, int *used,
                            const char **switch_name, Error *error) {
@@ -274,6 +303,7 @@ static Status parse_option(Options *options, int n_words, char *const *words, in
         text = next;
         *used = 2;
     }
+    TRY(refuse_empty(spec, text, error));
     return set_index(options, index, text, OPTION_FROM_COMMAND, error);
 }
 

@@ -1,5 +1,5 @@
-/* Options: one typed table per subject, from which everything else is made: the command line's parser, the config
- * file's reader and writer, --help, the manual page, the run record.
+/* Options: one typed table per subject, from which everything else is made: the command line's parser, the
+ * config file's reader and writer, --help, the manual page, the run record.
  *
  * A subject (model, data, training) describes the fields of its own struct once:
  *
@@ -29,8 +29,10 @@
  * done:
  *     options_free(&options);   // the texts in `values` go with it
  *
- * A value is only replaced by one whose source ranks as high or higher (default < preset < file < command line), so
- * a preset may be applied after the command line has named it. */
+ * A value is only replaced by one whose source ranks as high or higher (default < preset < resumed run < file
+ * < command line), so a preset may be applied after the command line has named it. A program may fill in its
+ * fields further (0: chosen by size); what was asked for is remembered beside them, and is what the config
+ * file records. */
 #ifndef PGPT_BASE_OPTIONS_H
 #define PGPT_BASE_OPTIONS_H
 
@@ -53,9 +55,11 @@ enum {
     OPTION_ABOVE_MIN = 1, /* the minimum itself is out of range (numbers) */
     OPTION_BELOW_MAX = 2, /* the maximum itself is out of range (numbers) */
     OPTION_TRANSIENT =
-        4, /* about this call, not the run (--json, --resume): not written to the config file */
+        4,            /* about this call, not the run (--json, --resume): not written to the config file */
+    OPTION_FIXED = 8, /* stays what it is for a run's life: another one at a resume is a user's mistake */
+    OPTION_MAY_BE_EMPTY = 16, /* of a string: --prompt "" means something, and no variable that was not set */
     OPTION_F32 =
-        8, /* computed with as a 32-bit float: the value must be in range as one, and 0 only if it is 0 */
+        32, /* computed with as a 32-bit float: the value must be in range as one, and 0 only if it is 0 */
 };
 
 typedef struct {
@@ -147,14 +151,22 @@ typedef struct {
     bool no_config;                      /* takes no FILE.ini */
 } OptionCommand;
 
-/* In rank order. */
-typedef enum { OPTION_FROM_DEFAULT, OPTION_FROM_PRESET, OPTION_FROM_FILE, OPTION_FROM_COMMAND } OptionSource;
+/* In rank order. From OPTION_FROM_RUN on somebody has given the value. */
+typedef enum {
+    OPTION_FROM_DEFAULT,
+    OPTION_FROM_PRESET,
+    OPTION_FROM_RECORD, /* of the resumed run, where nobody gave it: a default or preset of its day */
+    OPTION_FROM_RUN,    /* given when the resumed run began, or at an earlier resume */
+    OPTION_FROM_FILE,
+    OPTION_FROM_COMMAND
+} OptionSource;
 
 typedef struct {
     const OptionCommand *command;
     void *values; /* the command's struct */
     int n_options;
     OptionSource *sources;  /* of every option, in table order */
+    const char **asked;     /* likewise: the value as it was set, as text */
     const char **arguments; /* the positional words, n_arguments of them */
     int n_arguments;
     bool help_wanted; /* -h or --help was met; parsing ended there */
@@ -168,12 +180,20 @@ Status options_init(Options *options, const OptionCommand *command, void *values
  * "--" ends the options. A word that ends in .ini is a config file and is read. Of duplicates the last wins. */
 Status options_parse(Options *options, int n_words, char *const *words, Error *error);
 
-/* Read a config file: "key = value" lines; [sections] are only for the eye; '#' and ';' begin comments. */
+/* Read a config file: "key = value" lines; [sections] are only for the eye, but must be titles of the
+ * command's groups; '#' and ';' begin comments. */
 Status options_read_config(Options *options, const char *path, Error *error);
+
+/* Read the config file of a run that goes on: what was given then, and from the comments "#key = value" what
+ * the rest came to, so that a program with other defaults goes on with the same run. */
+Status options_read_record(Options *options, const char *path, Error *error);
 
 /* Set one option from text, or a number; refused silently if a higher source has set it, loudly if it is wrong. */
 Status options_set(Options *options, const char *name, const char *text, OptionSource source, Error *error);
 Status options_set_int(Options *options, const char *name, int64_t value, OptionSource source, Error *error);
+
+/* Back to the default, as if nobody had said anything. */
+void options_reset(Options *options, const char *name);
 
 /* Where the value came from. An unknown name is from the default. */
 OptionSource options_source(const Options *options, const char *name);

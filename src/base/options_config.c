@@ -1,28 +1,33 @@
-/* The config file: inih takes the lines apart, this file decides what may be in them.
+/* The config file, reading it (options_save.c writes it): inih takes the lines apart, this file decides what
+ * may be in them.
  *
- * inih drops blanks around a value, cuts it at a " ;" and holds no line of more than some 200 bytes. So a text that
- * could suffer from that is written in quotation marks with C's escapes (and \x3b for the semicolon), and a long one
- * as several such pieces, all but the first on indented lines of their own:
+ * inih drops blanks around a value, cuts it at a " ;" and holds no line of more than some 200 bytes. So a
+ * text that could suffer from that is written in quotation marks with C's escapes (and \x3b for the
+ * semicolon), and a long one as several such pieces, all but the first on indented lines of their own:
  *
  *     prompt = "a long text, with a \x3b "
  *         "that goes on here"
  *
- * inih calls the handler once more, with the same name, for every such line. It does not tell lines apart or number
- * them; the reader below, which hands it the lines, does. Indented lines that are not such pieces lose their
- * indentation first, so that an indented "key = value" is what it looks like. */
+ * inih calls the handler once more, with the same name, for every such line. It does not tell lines apart or
+ * number them; the reader below, which hands it the lines, does. Indented lines that are not such pieces lose
+ * their indentation first, so that an indented "key = value" is what it looks like. A line ends with LF, CR
+ * LF or CR. What follows a section's title, inih would drop without a word: such lines are looked at here.
+ *
+ * In the file of a run, "#key = value" is a comment that says what an option came to which nobody gave. It is
+ * read where that run goes on, below what was given, and is a comment everywhere else. */
 #include <ctype.h>
 #include <ini.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #include "base/file.h"
+#include "base/format.h"
 #include "base/options.h"
-#include "base/options_text.h"
 #include "base/plain.h"
-#include "base/terminal.h"
 
-enum { LARGEST_FILE_BYTES = 1 << 20, PIECE_BYTES = 100, COMMENT_COLUMNS = 78 };
+enum { LARGEST_FILE_BYTES = 1 << 20 };
 
 typedef struct {
     Options *options;
@@ -30,6 +35,8 @@ typedef struct {
     const char *next, *end; /* what is still to be read */
     int line;               /* the number of the line that inih has in hand */
     bool continues;         /* it goes on with the value before */
+    bool is_record;         /* the file of a run that goes on */
+    bool is_comment;        /* the value before stands in one */
     const char *text;       /* the value so far */
     Error wrong;            /* the first mistake, and its line */
     int wrong_line;
@@ -43,17 +50,75 @@ static bool is_blank(char byte) {
     return byte == ' ' || byte == '\t' || byte == '\r';
 }
 
+/* Cut the next line off what is still to be read. */
+static void next_line(Reader *reader, const char **start, const char **end) {
+    const char *stop = reader->next;
+    while (stop < reader->end && *stop != '\n' && *stop != '\r') stop++;
+    *start = reader->next;
+    *end = stop;
+    if (stop + 1 < reader->end && stop[0] == '\r' && stop[1] == '\n') stop++;
+    reader->next = stop < reader->end ? stop + 1 : stop;
+    reader->line++;
+    while (*start < *end && is_blank(**start)) (*start)++;
+}
+
+/* Does "#key = value", with a key that there is, begin here? */
+static bool is_recorded(const Reader *reader, const char *start, const char *end) {
+    char name[64];
+    size_t n = 0;
+    for (start++; start < end && n + 1 < sizeof name; start++) {
+        if (!isalnum((unsigned char)*start) && *start != '-') break;
+        name[n++] = *start;
+    }
+    name[n] = 0;
+    while (start < end && is_blank(*start)) start++;
+    return n > 0 && start < end && *start == '=' && options_find(reader->options->command, name) >= 0;
+}
+
+static Status unknown_section(const Reader *reader, const char *title, Error *error) {
+    const char *best = NULL, *list = "";
+    size_t best_likeness = SIZE_MAX;
+    for (const OptionGroup *group = reader->options->command->groups; group && group->title; group++) {
+        size_t likeness = format_likeness(title, group->title);
+        if (likeness < best_likeness) best = group->title;
+        if (likeness < best_likeness) best_likeness = likeness;
+        list = arena_printf(&reader->options->arena, "%s%s[%s]", list, *list ? ", " : "", group->title);
+    }
+    if (best) return error_user(error, "unknown section [%.80s]; did you mean [%s]?", title, best);
+    return error_user(error, "unknown section [%.80s]; there %s%s", title, *list ? "are " : "is none", list);
+}
+
+/* A section's line: a title that is known, and nothing behind it but a comment. */
+static Status check_section(Reader *reader, const char *start, const char *end) {
+    const char *close = memchr(start, ']', (size_t)(end - start)), *behind;
+    if (!close) return STATUS_OK; /* inih's to refuse */
+    for (behind = close + 1; behind < end && is_blank(*behind);) behind++;
+    for (start++; start < close && is_blank(*start);) start++;
+    while (close > start && is_blank(close[-1])) close--;
+    const char *title = arena_printf(&reader->options->arena, "%.*s", (int)(close - start), start);
+    if (behind < end && *behind != ';' && *behind != '#') {
+        return error_user(
+            &reader->wrong,
+            "'%.*s' stands behind the section [%.80s] and would not be read; put it on a line of its own",
+            (int)(end - behind > 80 ? 80 : end - behind), behind, title);
+    }
+    for (const OptionGroup *group = reader->options->command->groups; group && group->title; group++) {
+        if (strcasecmp(group->title, title) == 0) return STATUS_OK;
+    }
+    return unknown_section(reader, title, &reader->wrong);
+}
+
 /* inih's fgets: the next line with its newline; NULL at the end or after a mistake. */
 static char *read_line(char *buffer, int capacity, void *user) {
     Reader *reader = user;
     if (reader->next == reader->end || reader->wrong_line) return NULL;
-    const char *start = reader->next;
-    const char *newline = memchr(start, '\n', (size_t)(reader->end - start));
-    const char *end = newline ? newline : reader->end;
-    reader->next = newline ? newline + 1 : reader->end;
-    reader->line++;
-    while (start < end && is_blank(*start)) start++;
+    const char *start, *end;
+    next_line(reader, &start, &end);
     reader->continues = start < end && *start == '"';
+    if (start < end && *start == '[' && check_section(reader, start, end) != STATUS_OK) {
+        fail(reader);
+        return NULL;
+    }
     size_t n = (size_t)(end - start),
            room = (size_t)capacity - 3; /* a blank before, newline and NUL behind */
     if (n > room) {
@@ -67,6 +132,9 @@ static char *read_line(char *buffer, int capacity, void *user) {
             return NULL;
         }
         n = room;
+    } else if (!reader->continues) {
+        reader->is_comment = reader->is_record && n > 0 && *start == '#' && is_recorded(reader, start, end);
+        if (reader->is_comment) start++, n--;
     }
     char *next = buffer;
     if (reader->continues) *next++ = ' ';
@@ -134,7 +202,10 @@ static Status take_value(Reader *reader, const char *name, const char *value) {
     const char *text = value;
     if (*value == '"') TRY(unquote(value, &options->arena, &text, error));
     if (reader->continues) text = arena_printf(&options->arena, "%s%s", reader->text, text);
-    Status status = options_set(options, name, text, OPTION_FROM_FILE, error);
+    OptionSource source = reader->is_comment  ? OPTION_FROM_RECORD
+                          : reader->is_record ? OPTION_FROM_RUN
+                                              : OPTION_FROM_FILE;
+    Status status = options_set(options, name, text, source, error);
     if (status != STATUS_OK && options_find(options->command, name) >= 0 && strstr(value, " #")) {
         size_t n = strlen(error->text);
         snprintf(error->text + n, sizeof error->text - n, "; behind a value a comment begins with ';'");
@@ -151,16 +222,24 @@ static int handle(void *user, const char *section, const char *name, const char 
     return !reader->wrong_line;
 }
 
-Status options_read_config(Options *options, const char *path, Error *error) {
+/* The number of the line that a byte is in. */
+static int line_of(const char *bytes, const char *byte) {
+    int line = 1;
+    for (; bytes < byte; bytes++) line += *bytes == '\n' || (*bytes == '\r' && bytes[1] != '\n');
+    return line;
+}
+
+static Status read_file(Options *options, const char *path, bool is_record, Error *error) {
+    static const char mark[] = "\xEF\xBB\xBF"; /* UTF-8's */
     char *bytes;
     size_t n_bytes;
     TRY(file_read(path, LARGEST_FILE_BYTES, &bytes, &n_bytes, error));
     Reader reader = {.options = options, .path = path, .next = bytes, .end = bytes + n_bytes, .text = ""};
+    reader.is_record = is_record;
+    if (n_bytes >= 3 && memcmp(bytes, mark, 3) == 0) reader.next += 3;
     const char *nul = memchr(bytes, 0, n_bytes);
     if (nul) {
-        int line = 1;
-        for (const char *byte = bytes; byte < nul; byte++) line += *byte == '\n';
-        error_user(error, "%s:%d: a zero byte; this is not a text file", path, line);
+        error_user(error, "%s:%d: a zero byte; this is not a text file", path, line_of(bytes, nul));
     } else {
         int syntax_line = ini_parse_stream(read_line, &reader, handle, &reader);
         if (syntax_line > 0 && (!reader.wrong_line || syntax_line < reader.wrong_line)) {
@@ -175,100 +254,10 @@ Status options_read_config(Options *options, const char *path, Error *error) {
     return error->status;
 }
 
-/* ---- Writing */
-
-static bool needs_quotes(const char *text) {
-    size_t n = strlen(text);
-    if (n == 0 || n > PIECE_BYTES || text[0] == '"' || text[0] == ' ' || text[n - 1] == ' ') return true;
-    for (size_t i = 0; i < n; i++) {
-        unsigned char byte = (unsigned char)text[i];
-        if (byte < ' ' || byte == 127 || byte == ';') return true;
-        if (byte >= 128 && (i == 0 || i == n - 1)) return true; /* some locales have blanks among these */
-    }
-    return false;
+Status options_read_config(Options *options, const char *path, Error *error) {
+    return read_file(options, path, false, error);
 }
 
-static void write_quoted(FILE *stream, const char *text) {
-    fputc('"', stream);
-    int written = 0;
-    for (; *text; text++) {
-        unsigned char byte = (unsigned char)*text;
-        if (written >= PIECE_BYTES && (byte & 0xC0) != 0x80) { /* not inside a UTF-8 character */
-            fputs("\"\n    \"", stream);
-            written = 0;
-        }
-        if (byte == '"' || byte == '\\') written += fprintf(stream, "\\%c", byte);
-        else if (byte == '\n') written += fprintf(stream, "\\n");
-        else if (byte == '\t') written += fprintf(stream, "\\t");
-        else if (byte == '\r') written += fprintf(stream, "\\r");
-        else if (byte < ' ' || byte == 127 || byte == ';') written += fprintf(stream, "\\x%02x", byte);
-        else written += fprintf(stream, "%c", byte);
-    }
-    fputc('"', stream);
-}
-
-/* A comment, wrapped; control characters would end or hide it. */
-static void write_comment(FILE *stream, const char *text) {
-    while (*text) {
-        size_t cut = terminal_text_cut(text, COMMENT_COLUMNS - 2);
-        size_t line_end = strcspn(text, "\n");
-        if (line_end < cut) cut = line_end;
-        else if (text[cut]) {
-            size_t blank = cut;
-            while (blank > 0 && text[blank] != ' ') blank--;
-            if (blank > 0) cut = blank;
-        }
-        fputs("# ", stream);
-        for (size_t i = 0; i < cut; i++) fputc((unsigned char)text[i] < ' ' ? ' ' : text[i], stream);
-        fputc('\n', stream);
-        text += cut;
-        while (*text == ' ' || *text == '\n') text++;
-    }
-}
-
-static void write_option(FILE *stream, const Options *options, int index, Arena *scratch) {
-    const OptionSpec *spec = options_spec(options->command, index, NULL);
-    OptionSource source = options->sources[index];
-    const char *facts = option_facts(spec, scratch);
-    const char *from = source == OPTION_FROM_DEFAULT ? "" : option_source_name(source);
-    write_comment(stream, arena_printf(scratch, "%s%s%s%s%s%s", spec->help, *facts ? " (" : "", facts,
-                                       *facts ? ")" : "", *from ? "; from the " : "", from));
-    const char *text = option_value_text(spec, options_value(options, index), scratch);
-    fprintf(stream, "%s = ", spec->name);
-    if (spec->type == OPTION_TYPE_STRING && needs_quotes(text)) write_quoted(stream, text);
-    else fputs(text, stream);
-    fputc('\n', stream);
-}
-
-void options_write_config(FILE *stream, const Options *options) {
-    Arena scratch = {0};
-    fprintf(stream, "# Every option of this run. To repeat it: pgpt %s FILE.ini\n", options->command->name);
-    const OptionGroup *group = NULL, *last = NULL;
-    for (int i = 0; i < options->n_options; i++) {
-        const OptionSpec *spec = options_spec(options->command, i, &group);
-        if (spec->flags & OPTION_TRANSIENT) continue;
-        if (group != last) fprintf(stream, "\n[%s]\n", group->title);
-        last = group;
-        write_option(stream, options, i, &scratch);
-    }
-    arena_free(&scratch);
-}
-
-Status options_save_config(const Options *options, const char *path, Error *error) {
-    char *text = NULL;
-    size_t n_bytes = 0;
-    FILE *stream = open_memstream(&text, &n_bytes);
-    if (stream) options_write_config(stream, options);
-    if (!stream || fclose(stream) != 0) {
-        free(text);
-        return error_failed(error, "cannot write %s: out of memory", path);
-    }
-    FileWriter writer;
-    TRY_GOTO(file_writer_open(&writer, path, error), done);
-    TRY_GOTO(file_writer_write(&writer, text, n_bytes, error), done);
-    TRY_GOTO(file_writer_commit(&writer, error), done);
-done:
-    file_writer_abort(&writer);
-    free(text);
-    return error->status;
+Status options_read_record(Options *options, const char *path, Error *error) {
+    return read_file(options, path, true, error);
 }

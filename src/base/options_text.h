@@ -32,11 +32,19 @@ void options_write_overview(FILE *stream, const ManPage *page, int columns);
 /* pgpt(1) in troff, man macros. A table that an earlier command has shown is referred to, not repeated. */
 void options_write_man(FILE *stream, const ManPage *page);
 
-/* Every option (but the transient) with its help as a comment; reading it back gives the same values. */
+/* Every option (but the transient) with its help as a comment: "key = value" what was given, as it was asked
+ * for, and "#key = value" the rest. Reading it back gives what was given. */
 void options_write_config(FILE *stream, const Options *options);
 
 /* The same into a file, atomically. */
 Status options_save_config(const Options *options, const char *path, Error *error);
+
+/* Likewise in place of the file that is there, with one more line ("": none) about what was changed on the
+ * way; the lines of earlier changes stay. */
+Status options_save_change(const Options *options, const char *path, const char *change, Error *error);
+
+/* All values (but the transient) as lines "key = value", as they are now. */
+void options_write_values(FILE *stream, const Options *options);
 
 /* {"steps": 1000, ...}: all values, a choice by its name. A new reference. */
 json_t *options_to_json(const Options *options);

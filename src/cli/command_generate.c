@@ -21,7 +21,8 @@ static const OptionSpec generate_option_specs[] = {
     OPTION_STRING(
         "prompt", GenerateOptions, prompt, "", "TEXT",
         "the text to go on from; '-' reads it from standard input, as does leaving it out when standard "
-        "input is not a terminal; without one the model begins a text of its own"),
+        "input is not a terminal; without one the model begins a text of its own",
+        .flags = OPTION_MAY_BE_EMPTY),
     OPTION_STRING(
         "prompts", GenerateOptions, prompts, "", "FILE",
         "go on from each of the prompts in a file ('-' is standard input): one a line, or, if its name ends in "

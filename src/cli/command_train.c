@@ -39,15 +39,27 @@ static void close_run(TrainRun *run) {
     train_unwatch(run);
 }
 
+/* Of the two, the one that was given last is recorded. A run that went on with another batch has taken other
+ * steps so far. */
 static Status count_steps(TrainRun *run, Error *error) {
     TrainOptions *train = &run->values.train;
     if (train->n_epochs <= 0.0) return STATUS_OK;
-    if (options_source(&run->options, "steps") > options_source(&run->options, "epochs")) return STATUS_OK;
+    if (options_source(&run->options, "steps") > options_source(&run->options, "epochs")) {
+        options_reset(&run->options, "epochs");
+        return STATUS_OK;
+    }
     if (options_source(&run->options, "steps") == OPTION_FROM_COMMAND) {
         return error_user(error, "--steps and --epochs are both given; choose one");
     }
-    uint64_t n_windows = dataset_n_windows(run->source.dataset, DATASET_TRAIN, (int)train->sequence);
-    double steps = ceil(train->n_epochs * (double)n_windows / (double)train->batch);
+    options_reset(&run->options, "steps");
+    double n_windows = (double)dataset_n_windows(run->source.dataset, DATASET_TRAIN, (int)train->sequence);
+    int64_t n_done = run->resumed.n_done, n_tokens = run->resumed.n_tokens;
+    int64_t of_step = train->batch * train->sequence;
+    if (n_tokens % of_step == 0 && n_tokens / of_step == n_done)
+        n_done = n_tokens = 0; /* one batch all along */
+    double n_sequences = (double)n_tokens / (double)train->sequence;
+    double steps =
+        (double)n_done + ceil(fmax(train->n_epochs * n_windows - n_sequences, 0.0) / (double)train->batch);
     if (steps > 1e15) return error_user(error, "--epochs %g makes too many steps", train->n_epochs);
     train->n_steps = steps < 1.0 ? 1 : (int64_t)steps;
     return STATUS_OK;
@@ -242,19 +254,13 @@ static Status set_weights(TrainRun *run, Error *error) {
 }
 
 static void say_stopped(const TrainRun *run) {
-    const TrainOptions *train = &run->values.train;
-    if (!train->saves) {
+    if (!run->values.train.saves) {
         log_note(&run->log, "stopped after step %lld; nothing was saved (--no-save)",
                  (long long)run->trainer.n_done);
         return;
     }
-    Arena arena = {0};
-    /* The run's config.ini keeps the steps that it began with; a resumed run may want more. */
-    const char *steps =
-        *train->resume ? arena_printf(&arena, " --steps %lld", (long long)train->n_steps) : "";
-    log_note(&run->log, "stopped after step %lld and saved; go on with: pgpt train --resume %s%s",
-             (long long)run->trainer.n_done, shell_path(run->run).text, steps);
-    arena_free(&arena);
+    log_note(&run->log, "stopped after step %lld and saved; go on with: pgpt train --resume %s",
+             (long long)run->trainer.n_done, shell_path(run->run).text);
 }
 
 static void say_done(const TrainRun *run, double seconds) {
@@ -309,7 +315,8 @@ static Status train(TrainRun *run, Error *error) {
         return launch_agree(launch, error);
     }
     TRY(train_trace_open(run, error));
-    if (!*run->values.train.resume) create_folder(run, error);
+    if (*run->values.train.resume) train_resume_record(run, error);
+    else create_folder(run, error);
     TRY(launch_agree(launch, error));
     check_folder_seen(run, error);
     TRY(launch_agree(launch, error));

@@ -21,7 +21,8 @@
 const OptionSpec lab_option_specs[] = {
     OPTION_STRING("out", LabOptions, out, "runs/lab", "FOLDER", "where data and pictures go"),
     OPTION_STRING("note", LabOptions, note, "", "TEXT",
-                  "stands below the pictures, above the command: what they do not show by themselves"),
+                  "stands below the pictures, above the command: what they do not show by themselves",
+                  .flags = OPTION_MAY_BE_EMPTY),
     OPTION_BOOL("json", LabOptions, json, false, "make the last line of the output one JSON object"),
     OPTION_BOOL("quiet", LabOptions, quiet, false, "only the table, and what went wrong"),
     OPTION_END,

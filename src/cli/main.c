@@ -54,8 +54,11 @@ static const OptionCommand *const descriptions[] = {
 static const ManSection sections[] = {
     {"CONFIGURATION FILES",
      "A word that ends in .ini names a file of 'key = value' lines with the same keys as the options. Options on the "
-     "command line win over the file, the file over a preset, a preset over the defaults. Every run writes its full "
-     "configuration to config.ini in its folder; passing that file back repeats the run."},
+     "command line win over the file, the file over a preset, a preset over the defaults. [Sections] are those of the help, "
+     "for the eye. Every run writes its configuration to config.ini in its folder: what was given as 'key = value', all else "
+     "as a comment '#key = value'. Passing that file back repeats the run; options behind it count as if they had been given "
+     "then. With --resume, a run goes on with all of it. What the run is (its model, tokenizer, seed, optimizer and --init) "
+     "cannot change; anything else can, is said, and is written to config.ini, with a line '#+' about the change."},
     {"EXIT STATUS",
      "0: done. 1: something failed, or a check did not hold. 2: the user's mistake; the message says what to do instead. "
      "With --json the last line on standard output says it too: {\"error\": \"...\", \"exit_code\": 2}."},

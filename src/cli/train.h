@@ -43,6 +43,13 @@ typedef struct {
     bool is_auto;   /* --resume auto: whatever is there is fine */
     RunClaim claim; /* on the run's folder; rank 0's */
     const char *run;
+    struct {
+        int64_t n_done,
+            n_tokens;        /* by its newest manifest; the checkpoint that is taken may be an older one */
+        bool is_changed;     /* config.ini is to be written again */
+        bool cuts_otherwise; /* the text into sequences: its checksum says nothing then */
+        const char *changes, *data_change; /* in words; NULL: none */
+    } resumed;
     ModelSource init; /* what it begins with */
     bool has_init;
     Activity activity; /* what this process is doing */
@@ -60,6 +67,16 @@ Status train_options_read(TrainRun *run, int n_words, char *const *words, Error 
 
 /* Fills in what depends on something else, and checks what must fit together: when data and ranks are known. */
 Status train_options_complete(TrainRun *run, Error *error);
+
+/* ---- The options of a run that goes on (train_resume.c) */
+
+/* Takes what was not given from the run in values.train.resume; what was given must not change what cannot
+ * change. */
+Status train_resume_options(TrainRun *run, Error *error);
+
+/* Says what is changed from here on, and records it in the run's config.ini: when the checkpoint is loaded,
+ * the root. */
+Status train_resume_record(TrainRun *run, Error *error);
 
 /* ---- What it is doing, for whoever looks on (train_watch.c) */
 

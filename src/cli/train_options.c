@@ -21,7 +21,7 @@ static const OptionSpec call_option_specs[] = {
         "fault", CallOptions, fault, "", "KIND:RANK:STEP",
         "let something go wrong, to see that the job survives it: kill, stop or hang a rank before a step, "
         "throw an error there, or let its disk be full",
-        .flags = OPTION_TRANSIENT),
+        .flags = OPTION_TRANSIENT | OPTION_MAY_BE_EMPTY),
     OPTION_BOOL("json", CallOptions, json, false, "make the last line of the output one JSON object",
                 .flags = OPTION_TRANSIENT),
     OPTION_BOOL("quiet", CallOptions, quiet, false, "say only what went wrong", .flags = OPTION_TRANSIENT),
@@ -53,8 +53,10 @@ static const char *const examples[] = {
     "mpirun -n 4 pgpt train --model mini --data book.txt --zero 3",
     "train on four processes that average their weights every 8 steps",
     "mpirun -n 4 pgpt train --model mini --data book.txt --sync local --sync-every 8",
-    "repeat a run, then go on for longer",
-    "pgpt train runs/first/config.ini --resume runs/first --steps 4000",
+    "repeat a run with another batch",
+    "pgpt train runs/first/config.ini --batch 32",
+    "go on with a run for longer; the new number of steps is recorded",
+    "pgpt train --resume runs/first --steps 4000",
     NULL,
 };
 
@@ -78,8 +80,11 @@ static Status find_resumed(TrainRun *run, Error *error) {
                 error,
                 "--out and --resume are both given; a resumed run stays in its folder, leave --out out");
         }
-        train->resume = resume_folder(train->resume, &run->options.arena);
-        return STATUS_OK;
+        if (*train->init && options_source(&run->options, "init") == OPTION_FROM_COMMAND) {
+            return error_user(
+                error, "--init and --resume are both given; a resumed run has its weights, leave --init out");
+        }
+        return resume_named(train->resume, &run->options.arena, &train->resume, error);
     }
     const char *folder;
     TRY(resume_find(train->out, &run->options.arena, &folder, error));
@@ -102,12 +107,7 @@ static Status claim_resumed(TrainRun *run, Error *error) {
 /* Open the model of --init, and make the run's model one like it. */
 static Status open_init(TrainRun *run, Error *error) {
     const TrainOptions *train = &run->values.train;
-    if (*train->init && *train->resume && !run->is_auto &&
-        options_source(&run->options, "init") == OPTION_FROM_COMMAND) {
-        return error_user(
-            error, "--init and --resume are both given; a resumed run has its weights, leave --init out");
-    }
-    if (!*train->init || *train->resume) return STATUS_OK; /* a resumed run has begun already */
+    if (!*train->init) return STATUS_OK;
     if (options_source(&run->options, "model") > OPTION_FROM_PRESET)
         TRY(config_apply_preset(&run->options, run->values.model.preset, error));
     TRY(model_source_open(&run->init, train->init, CHECKPOINT_NEWEST, error));
@@ -128,20 +128,9 @@ Status train_options_read(TrainRun *run, int n_words, char *const *words, Error 
     }
     TRY(find_resumed(run, error));
     TRY(claim_resumed(run, error));
-    const char *resume = run->values.train.resume;
-    if (*resume) {
-        TRY(options_read_config(&run->options, arena_printf(&run->options.arena, "%s/config.ini", resume),
-                                error));
-        /* How many ranks there are is this launch's matter, not the run's. */
-        if (options_source(&run->options, "dp") != OPTION_FROM_COMMAND)
-            TRY(options_set_int(&run->options, "dp", 0, OPTION_FROM_FILE, error));
-    }
+    if (*run->values.train.resume) return train_resume_options(run, error);
     TRY(open_init(run, error));
-    /* The record of a new run says what was chosen. */
-    if (!*resume && !run->init.tokenizer) {
-        TRY(options_set(&run->options, "tokenizer", data_source_tokenizer(&run->values.data),
-                        OPTION_FROM_COMMAND, error));
-    }
+    if (!run->init.tokenizer) run->values.data.tokenizer = data_source_tokenizer(&run->values.data);
     if (run->has_init) return STATUS_OK;
     return config_apply_preset(&run->options, run->values.model.preset, error);
 }
@@ -221,13 +210,11 @@ static Status check_ranks(TrainRun *run, Error *error) {
     return STATUS_OK;
 }
 
-/* By the clock alone, only where nothing else is said; and not where a save changes the weights, which would then depend on the
- * clock. A run's config.ini has the default whether it was given or not. */
+/* By the clock alone, only where nothing else is said; and not where a save changes the weights, which would then
+ * depend on the clock. */
 static void choose_clock(TrainRun *run) {
     TrainOptions *train = &run->values.train;
-    OptionSource source = options_source(&run->options, "save-minutes");
-    bool is_given = source == OPTION_FROM_COMMAND ||
-                    (source == OPTION_FROM_FILE && train->save_minutes != TRAIN_SAVE_MINUTES);
+    bool is_given = options_source(&run->options, "save-minutes") >= OPTION_FROM_RUN;
     bool averages = run->loose.sync == SYNC_PUSH || run->loose.sync == SYNC_GROUPS;
     bool by_clock = train->saves && (is_given || (train->save_every == 0 && !averages));
     train->clock_minutes = by_clock ? train->save_minutes : 0.0;

@@ -29,7 +29,7 @@ const OptionSpec data_option_specs[] = {
         "byte (256 symbols), char (the characters of the text), word (words and punctuation), a file "
         "or folder of a tokenizer, or auto: that of prepared data, word for the built-in stories, char otherwise"),
     OPTION_INT("max-vocab", DataOptions, max_vocabulary, 0, 0, INT32_MAX,
-               "word tokenizer: keep only the most frequent words; 0: all"),
+               "word tokenizer: keep only the most frequent words; 0: all", .flags = OPTION_FIXED),
     OPTION_FLOAT(
         "validation", DataOptions, validation_fraction, DATASET_DEFAULT_VALIDATION_FRACTION, 0.0, 1.0,
         "part of the text, from its end, that is held out for evaluation; prepared data with a split of its "

@@ -13,7 +13,8 @@ static const char *const optimizer_names[] = {"adamw", "sgd", NULL};
 static const char *const schedule_names[] = {"constant", "linear", "cosine", "wsd", NULL};
 
 const OptionSpec optimizer_option_specs[] = {
-    OPTION_CHOICE("optimizer", OptimizerOptions, kind, OPTIMIZER_ADAMW, optimizer_names, "update rule"),
+    OPTION_CHOICE("optimizer", OptimizerOptions, kind, OPTIMIZER_ADAMW, optimizer_names, "update rule",
+                  .flags = OPTION_FIXED),
     OPTION_FLOAT("lr", OptimizerOptions, rate, 1e-3, 0.0, 1000.0,
                  "highest learning rate; each --model brings one that suits its size", .flags = OPTION_F32),
     OPTION_CHOICE("lr-schedule", OptimizerOptions, schedule, SCHEDULE_COSINE, schedule_names,

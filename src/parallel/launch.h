@@ -62,8 +62,8 @@ Log launch_log(const Launch *launch, bool quiet);
  * the first rank that differs from rank 0, and both values. Collective. */
 Status launch_check_same(Launch *launch, const char *name, const char *value, Error *error);
 
-/* The same for lines of "key = value", as options_write_config makes them: names the first key that differs. `what` is
- * what they are ("options"). Collective. */
+/* The same for lines of "key = value", as options_write_values makes them: names the first key that differs.
+ * `what` is what they are ("options"). Collective. */
 Status launch_check_lines(Launch *launch, const char *what, const char *text, Error *error);
 
 /* Do all ranks run the same program? Collective; launch_open has done it. */

@@ -257,7 +257,7 @@ Status launch_check_options(Launch *launch, const Options *options, Error *error
     size_t n_bytes = 0;
     FILE *stream = open_memstream(&text, &n_bytes);
     if (!stream) return error_failed(error, "no memory to compare options");
-    options_write_config(stream, options);
+    options_write_values(stream, options);
     fclose(stream);
     launch_check_lines(launch, "options", text, error);
     free(text);

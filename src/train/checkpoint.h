@@ -146,4 +146,9 @@ json_t *checkpoint_config_json(const ModelConfig *config);
 Status checkpoint_config_read(const json_t *object, const char *path, ModelConfig *config, Arena *arena,
                               Error *error);
 
+/* A model that is trained further must be the one that was saved, in every option that makes its
+ * architecture, also where the shapes would be the same (--heads, --mlp): a user's error names the first that
+ * differs. */
+Status checkpoint_check_config(const ModelConfig *saved, const ModelConfig *wanted, Error *error);
+
 #endif

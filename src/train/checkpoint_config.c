@@ -105,3 +105,20 @@ Status checkpoint_config_read(const json_t *object, const char *path, ModelConfi
         return error_prefix(error, "%s: ", path);
     return STATUS_OK;
 }
+
+Status checkpoint_check_config(const ModelConfig *saved, const ModelConfig *wanted, Error *error) {
+    Arena arena = {0};
+    for (const OptionSpec *spec = model_option_specs; spec->name && error->status == STATUS_OK; spec++) {
+        const char *had = option_value_text(spec, (const char *)saved + spec->offset, &arena);
+        const char *has = option_value_text(spec, (const char *)wanted + spec->offset, &arena);
+        bool is_name = strcmp(spec->name, "model") == 0; /* which says nothing beyond the sizes */
+        if (is_name || !(spec->flags & OPTION_FIXED) || strcmp(had, has) == 0) continue;
+        error_user(
+            error,
+            "the checkpoint is of another model, with --%s %s instead of %s; leave out --%s to go on with it, or "
+            "begin a new run",
+            spec->name, had, has, spec->name);
+    }
+    arena_free(&arena);
+    return error->status;
+}

@@ -116,14 +116,27 @@ static Status read_elements(void *context, int array, int64_t first, int64_t n, 
     return STATUS_OK;
 }
 
+/* Sizes that follow from the others are left to follow. */
+static ModelConfig without_derived(const ModelConfig *config) {
+    ModelConfig asked = *config, completed;
+    Error ignored = {0};
+    asked.n_kv_heads = asked.n_hidden = 0;
+    completed = asked;
+    config_complete(&completed, config->vocabulary, &ignored);
+    if (completed.n_kv_heads != config->n_kv_heads) asked.n_kv_heads = config->n_kv_heads;
+    if (completed.n_hidden != config->n_hidden) asked.n_hidden = config->n_hidden;
+    return asked;
+}
+
 /* The model's options, so that `pgpt train CONFIG` trains one like it from the beginning. */
 static Status write_config(const ModelConfig *config, const char *path, Arena *arena, Error *error) {
     FileWriter writer;
     TRY(file_writer_open(&writer, path, error));
     file_writer_printf(&writer, error,
                        "# The model's options. It was converted, not trained here.\n\n[Model]\n");
+    ModelConfig asked = without_derived(config);
     for (const OptionSpec *spec = model_option_specs; spec->name && error->status == STATUS_OK; spec++) {
-        const void *field = (const char *)config + spec->offset;
+        const void *field = (const char *)&asked + spec->offset;
         const char *text = option_value_text(spec, field, arena);
         bool is_plain = *text && strspn(text, "abcdefghijklmnopqrstuvwxyz0123456789+-.") == strlen(text);
         if (is_plain) file_writer_printf(&writer, error, "%s = %s\n", spec->name, text);

@@ -128,11 +128,10 @@ static Status print_sample(Loop *loop, Error *error) {
 static SaveRequest save_request(Trainer *trainer, const char *run) {
     const TrainerSetup *setup = &trainer->setup;
     const OptimizerTensors *optimizer = &trainer->step.optimizer;
-    int64_t n_sequences = trainer->n_done * setup->options->batch;
     bool was_validated = trainer->validated_step == trainer->n_done;
     CheckpointState state = {.step = trainer->n_done,
-                             .n_sequences = n_sequences,
-                             .n_tokens = n_sequences * setup->options->sequence,
+                             .n_sequences = trainer_n_sequences(trainer, trainer->n_done),
+                             .n_tokens = trainer_n_tokens(trainer, trainer->n_done),
                              .seed = setup->options->seed,
                              .data_hash = dataset_hash(setup->dataset),
                              .tokenizer_hash = tokenizer_hash(setup->tokenizer),
@@ -365,7 +364,7 @@ Status loop_record(Loop *loop, int64_t step, const StepResult *result, double ra
     trainer->n_steps_timed++;
     double n_tokens = (double)options->batch * (double)options->sequence;
     trainer->last = (StepMetrics){.step = step,
-                                  .n_tokens = step * options->batch * options->sequence,
+                                  .n_tokens = trainer_n_tokens(trainer, step),
                                   .loss = result->loss,
                                   .validation_loss = NAN,
                                   .rate = rate,

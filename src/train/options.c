@@ -15,7 +15,7 @@ const OptionSpec train_option_specs[] = {
     OPTION_INT("steps", TrainOptions, n_steps, 600, 1, INT64_MAX / 2, "optimizer steps to take"),
     OPTION_FLOAT("epochs", TrainOptions, n_epochs, 0.0, 0.0, 1e9, "passes over the text, instead of --steps"),
     OPTION_INT("seed", TrainOptions, seed, 1, 0, INT64_MAX,
-               "fixes initial weights, order of the data and dropout"),
+               "fixes initial weights, order of the data and dropout", .flags = OPTION_FIXED),
     OPTION_INT(
         "recompute", TrainOptions, recompute, 0, 0, 1000,
         "keep only every Nth block's input and compute the rest again in the backward, except for the last N; 0: keep everything"),
@@ -38,11 +38,12 @@ const OptionSpec train_option_specs[] = {
     OPTION_INT("sample-every", TrainOptions, sample_every, 0, 0, INT64_MAX / 2,
                "steps between samples of the model's text; 0: only at the end"),
     OPTION_INT("sample-tokens", TrainOptions, sample_tokens, 300, 0, MANY, "length of a sample; 0: none"),
-    OPTION_STRING("prompt", TrainOptions, prompt, "", "TEXT", "how samples begin"),
+    OPTION_STRING("prompt", TrainOptions, prompt, "", "TEXT", "how samples begin",
+                  .flags = OPTION_MAY_BE_EMPTY),
     OPTION_BOOL(
         "save", TrainOptions, saves, true,
-        "write checkpoints; without it nothing is left of the run but its metrics, and it needs no room for the model on "
-        "the disk: for a run that is only to be watched or measured",
+        "write checkpoints; without it nothing is left of the run but its metrics, and it needs no room for the "
+        "model on the disk: for a run that is only to be watched or measured",
         .flags = OPTION_TRANSIENT),
     OPTION_INT("save-every", TrainOptions, save_every, 0, 0, INT64_MAX / 2,
                "steps between checkpoints; 0: only by --save-minutes and at the end"),
@@ -66,11 +67,13 @@ const OptionSpec train_option_specs[] = {
     OPTION_STRING(
         "resume", TrainOptions, resume, "", "DIR|auto",
         "go on from the newest checkpoint of this run folder; auto: of --out or else runs/latest, or "
-        "begin anew if there is none",
+        "begin anew if there is none. Model, tokenizer, seed and optimizer stay; other options may change, and are "
+        "recorded",
         .flags = OPTION_TRANSIENT),
     OPTION_STRING(
         "init", TrainOptions, init, "", "DIR",
         "begin with the weights of another model instead of random ones: a run's folder, a checkpoint's, or one of "
-        "Hugging Face (GPT-2). Sizes and tokenizer are that model's, and --lr is 5e-5 unless given"),
+        "Hugging Face (GPT-2). Sizes and tokenizer are that model's, and --lr is 5e-5 unless given",
+        .flags = OPTION_FIXED),
     OPTION_END,
 };

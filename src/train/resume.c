@@ -6,11 +6,14 @@
  * error when it is opened: beginning anew would bury what may still be rescued. */
 #include "train/resume.h"
 
+#include "base/file.h"
 #include "base/folder.h"
-#include "train/checkpoint_manifest.h"
 
+#include <errno.h>
 #include <limits.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 const char *resume_folder(const char *path, Arena *arena) {
@@ -24,6 +27,70 @@ const char *resume_folder(const char *path, Arena *arena) {
     char *slash = strrchr(name, '/');
     if (target[0] == '/' || !slash) return arena_strdup(arena, target);
     return arena_printf(arena, "%.*s/%s", (int)(slash - name), name, target);
+}
+
+static bool has_file(const char *folder, const char *name, Arena *arena) {
+    return file_exists(arena_printf(arena, "%s/%s", folder, name));
+}
+
+/* The folder that holds this one; from the arena. */
+static const char *folder_above(const char *path, Arena *arena) {
+    const char *slash = strrchr(path, '/');
+    if (slash && slash > path) return arena_printf(arena, "%.*s", (int)(slash - path), path);
+    return slash ? "/" : ".";
+}
+
+/* A checkpoint was named. If it is its run's newest, the run is meant; to go back to an earlier one would
+ * leave the later ones in the way, which are not of the new run's past. */
+static Status find_run_of(const char *checkpoint, Arena *arena, const char **run, Error *error) {
+    char real[PATH_MAX];
+    const char *path = strchr(checkpoint, '/') || !realpath(checkpoint, real) ? checkpoint : real;
+    const char *folder = folder_above(path, arena), *name = strrchr(path, '/');
+    if (!strchr(folder, '/') && realpath(folder, real)) folder = arena_strdup(arena, real);
+    CheckpointEntry *entries;
+    int n_entries;
+    *run = folder_above(folder, arena);
+    TRY(checkpoint_list(folder, arena, &entries, &n_entries, error));
+    if (n_entries == 0 || !has_file(*run, "config.ini", arena))
+        return error_user(error, "%s is a checkpoint without its run; begin a new run with --init %s",
+                          checkpoint, checkpoint);
+    if (name && strcmp(entries[0].name, name + 1) == 0) return STATUS_OK;
+    return error_user(
+        error,
+        "%s is not the newest checkpoint of its run; go on from that one with --resume %s, or begin a "
+        "new run with the weights of this one: --init %s",
+        checkpoint, *run, checkpoint);
+}
+
+Status resume_named(const char *path, Arena *arena, const char **run, Error *error) {
+    struct stat facts;
+    const char *folder = resume_folder(path, arena);
+    *run = folder;
+    if (stat(folder, &facts) != 0)
+        return error_user(error, "there is no run to resume in %s: %s; check the path, or leave out --resume",
+                          folder, strerror(errno));
+    if (!S_ISDIR(facts.st_mode))
+        return error_user(error, "--resume %s is a file; give a run's folder", folder);
+    if (has_file(folder, "config.ini", arena)) return STATUS_OK;
+    if (has_file(folder, "manifest.json", arena)) return find_run_of(folder, arena, run, error);
+    *run = folder_above(folder, arena);
+    const char *slash = strrchr(folder, '/');
+    bool is_checkpoints = strcmp(slash ? slash + 1 : folder, "checkpoints") == 0;
+    if (is_checkpoints && has_file(*run, "config.ini", arena)) return STATUS_OK;
+    return error_user(error, "%s is not the folder of a run: there is no config.ini in it", folder);
+}
+
+Status resume_manifest(const char *run, Arena *arena, Manifest *manifest, bool *found, Error *error) {
+    CheckpointEntry *entries;
+    int n_entries;
+    *found = false;
+    TRY(checkpoint_list(arena_printf(arena, "%s/checkpoints", run), arena, &entries, &n_entries, error));
+    for (int i = 0; i < n_entries && !*found; i++) {
+        Error damage = {0}; /* said when the checkpoint is opened */
+        const char *path = arena_printf(arena, "%s/manifest.json", entries[i].path);
+        *found = manifest_read(path, manifest, arena, &damage) == STATUS_OK;
+    }
+    return STATUS_OK;
 }
 
 static Status has_checkpoint(const char *folder, Arena *arena, bool *found, Error *error) {

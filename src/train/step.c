@@ -137,9 +137,10 @@ void train_step_close(TrainStep *step) {
     step->graph = NULL;
 }
 
-/* n of the rows are sequences; those behind them have no targets and so no part in the loss. */
-static Status upload_batch(TrainStep *step, const BatchSource *source, uint64_t first_sequence, int64_t n,
-                           int64_t index, Error *error) {
+/* n of the rows are sequences; those behind them have no targets and so no part in the loss. The first is row
+ * `row` of the batch. */
+static Status upload_batch(TrainStep *step, const BatchSource *source, uint64_t first_sequence, int64_t row,
+                           int64_t n, int64_t index, Error *error) {
     const StepOptions *options = &step->options;
     int64_t T = options->T;
     ActivityEntry entry = {.kind = ACTIVITY_WORK, .name = "batch", .number = (int64_t)first_sequence};
@@ -156,8 +157,12 @@ static Status upload_batch(TrainStep *step, const BatchSource *source, uint64_t 
     words[RANDOM_SEED_LOW] = (int32_t)(uint32_t)options->seed;
     words[RANDOM_SEED_HIGH] = (int32_t)(uint32_t)(options->seed >> 32);
     words[RANDOM_STEP] = (int32_t)index;
-    words[RANDOM_FIRST_SEQUENCE] = (int32_t)(first_sequence % (uint64_t)options->batch);
+    words[RANDOM_FIRST_SEQUENCE] = (int32_t)row;
     return executor_upload(&step->executor, step->loss.random, words, error);
+}
+
+uint64_t train_step_sequence(const TrainStep *step, int64_t index) {
+    return step->start.sequence + (uint64_t)(index - step->start.index) * (uint64_t)step->options.batch;
 }
 
 /* Micro-batch `micro` of this rank's share of step `index`. */
@@ -167,8 +172,8 @@ static Status upload_micro_batch(TrainStep *step, const BatchSource *source, int
     int64_t first, end;
     layout_share(&options->layout, options->batch, &first, &end);
     int64_t at = first + micro * step->B, n = end - at < step->B ? end - at : step->B;
-    uint64_t start = (uint64_t)index * (uint64_t)options->batch;
-    return upload_batch(step, source, start + (uint64_t)at, n, index, error);
+    uint64_t start = train_step_sequence(step, index);
+    return upload_batch(step, source, start + (uint64_t)at, at, n, index, error);
 }
 
 /* A device that runs behind the host has its next batch in memory that it copies from by itself before it has done with this one. */
@@ -352,7 +357,7 @@ const Tensor *train_step_gradients(const TrainStep *step) {
 static Status begin_evaluation(TrainStep *step, const BatchSource *source, uint64_t first_sequence,
                                int64_t n_rows, int place, Error *error) {
     Executor *executor = &step->executor;
-    TRY(upload_batch(step, source, first_sequence, n_rows, 0, error));
+    TRY(upload_batch(step, source, first_sequence, 0, n_rows, 0, error));
     TRY(executor_run(executor, SECTION_FORWARD, MICRO_BATCH_ONLY, error));
     return executor_sends(executor) ? executor_send(executor, step->loss.loss, place, error) : STATUS_OK;
 }

@@ -68,6 +68,11 @@ typedef struct {
     int64_t B;                 /* sequences of a micro-batch on this rank: at most micro_batch */
     int64_t n_micro_batches;   /* the same on every rank */
     int32_t *tokens, *targets; /* (B,T) on the host */
+    /* Step `index` begins with this sequence, and the later ones follow; 0, 0 for a run from its beginning. */
+    struct {
+        int64_t index;
+        uint64_t sequence;
+    } start;
     /* The first micro-batch of the step to come, sent while the device was still at the one before. */
     struct {
         bool is_sent;
@@ -102,7 +107,10 @@ Status train_step_plan(TrainStep *step, const ModelConfig *config, const Paramet
 Status train_step_open(TrainStep *step, DeviceMemory *memory, Error *error);
 void train_step_close(TrainStep *step);
 
-/* One step on sequences index·batch .. of the source. */
+/* The first sequence of a step: index·batch, or counted on from step->start. */
+uint64_t train_step_sequence(const TrainStep *step, int64_t index);
+
+/* One step on sequences train_step_sequence .. of the source. */
 Status train_step_run(TrainStep *step, const BatchSource *source, int64_t index, double rate,
                       StepResult *result, Error *error);
 

@@ -371,8 +371,34 @@ done:
     return error->status;
 }
 
-static Status check_same_run(const Trainer *trainer, const CheckpointState *state, Error *error) {
+int64_t trainer_n_sequences(const Trainer *trainer, int64_t step) {
+    return (int64_t)((uint64_t)trainer->resumed.n_sequences +
+                     (uint64_t)(step - trainer->resumed.step) * (uint64_t)trainer->setup.options->batch);
+}
+
+int64_t trainer_n_tokens(const Trainer *trainer, int64_t step) {
+    const TrainOptions *options = trainer->setup.options;
+    uint64_t n_new = (uint64_t)(step - trainer->resumed.step) * (uint64_t)options->batch;
+    return (int64_t)((uint64_t)trainer->resumed.n_tokens + n_new * (uint64_t)options->sequence);
+}
+
+/* How much of the text a run has seen is counted in tokens: a run that goes on with another batch, or with
+ * sequences of another length, goes on behind them. With the old ones that is where it would have been
+ * anyway. */
+static void go_on_from(Trainer *trainer, const CheckpointState *state) {
+    trainer->n_done = trainer->saver.saved_step = state->step;
+    trainer->last.n_tokens = state->n_tokens;
+    trainer->resumed.step = state->step;
+    trainer->resumed.n_sequences = state->n_sequences;
+    trainer->resumed.n_tokens = state->n_tokens;
+    trainer->step.start.index = state->step;
+    trainer->step.start.sequence = (uint64_t)(state->n_tokens / trainer->setup.options->sequence);
+    trainer->has_other_data = state->data_hash != dataset_hash(trainer->setup.dataset);
+}
+
+static Status check_same_run(const Trainer *trainer, const Checkpoint *checkpoint, Error *error) {
     const TrainerSetup *setup = &trainer->setup;
+    const CheckpointState *state = &checkpoint->state;
     if (strcmp(state->optimizer, "none") == 0) {
         return error_user(
             error,
@@ -383,10 +409,7 @@ static Status check_same_run(const Trainer *trainer, const CheckpointState *stat
             error,
             "the checkpoint belongs to another tokenizer; resume with the run's own --data and --tokenizer");
     }
-    if (state->data_hash != dataset_hash(setup->dataset)) {
-        log_warning(setup->log,
-                    "the text is not the one that this run began with; going on with the new one");
-    }
+    TRY(checkpoint_check_config(&checkpoint->config, setup->config, error));
     if (strcmp(state->optimizer, optimizer_name((OptimizerKind)setup->optimizer->kind)) != 0) {
         return error_user(error, "the checkpoint holds the moments of %s, not of %s; give --optimizer %s",
                           state->optimizer, optimizer_name((OptimizerKind)setup->optimizer->kind),
@@ -427,11 +450,10 @@ Status trainer_resume(Trainer *trainer, const char *folder, Error *error) {
     TRY(checkpoint_open_together(&checkpoint, world, folder, CHECKPOINT_NEWEST, true, error));
     if (checkpoint.warning[0]) log_warning(trainer->setup.log, "%s", checkpoint.warning);
     void *host = NULL;
-    TRY_GOTO(check_same_run(trainer, &checkpoint.state, error), done);
+    TRY_GOTO(check_same_run(trainer, &checkpoint, error), done);
     TRY_GOTO(memory_alloc(&host, host_bytes(trainer), "the checkpoint's weights", error), done);
     TRY_GOTO(read_tensors(trainer, &checkpoint, host, error), done);
-    trainer->n_done = trainer->saver.saved_step = checkpoint.state.step;
-    trainer->last.n_tokens = checkpoint.state.n_tokens;
+    go_on_from(trainer, &checkpoint.state);
     if (trainer->step.loss.scale && checkpoint.state.loss_scale > 0.0)
         trainer->step.scale = (LossScale){checkpoint.state.loss_scale, checkpoint.state.n_good_steps,
                                           checkpoint.state.n_skipped_steps};

@@ -51,7 +51,11 @@ typedef struct {
     Saver saver;
     LooseRun loose; /* of SYNC_EXACT where there is one process */
     bool has_evaluation, has_generator;
-    int64_t n_done;         /* steps, those before a resume included */
+    int64_t n_done; /* steps, those before a resume included */
+    struct {        /* what was done by then, with another batch or other sequences perhaps */
+        int64_t step, n_sequences, n_tokens;
+    } resumed;
+    bool has_other_data;    /* than the resumed checkpoint */
     double validation_loss; /* of the last evaluation, NAN before it */
     int64_t validated_step; /* when that was */
     StepMetrics last;       /* of the last step */
@@ -93,6 +97,10 @@ Status trainer_check_memory(const Trainer *trainer, Error *error);
 
 Status trainer_open(Trainer *trainer, Error *error);
 Status trainer_resume(Trainer *trainer, const char *folder, Error *error); /* n_done may be n_steps or more */
+
+/* What all steps up to this one, of the present process or behind it, have learned from. */
+int64_t trainer_n_sequences(const Trainer *trainer, int64_t step);
+int64_t trainer_n_tokens(const Trainer *trainer, int64_t step);
 
 /* Begin with the weights of another model, which must have this one's parameters. */
 Status trainer_take_weights(Trainer *trainer, const ModelSource *source, Error *error);

@@ -15,7 +15,7 @@ no '/empty/' --data /dev/null
 no '/standard input is empty/' --data -
 no '/missing.txt/' --data missing.txt
 no '/missing/' --data missing/also.txt
-no /cannot/ --data ''
+no '/--data is empty/' --data ''
 mkdir folder only-empty
 echo "no text" >folder/notes.md
 no '/folder has no .txt/' --data folder

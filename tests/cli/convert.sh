@@ -43,6 +43,11 @@ same_model run copy
 mkdir empty
 pgpt convert run empty
 
+# Sizes that follow from others are not recorded as given, so that one can train a model like it but for some of them.
+pgpt train ours/config.ini --channels 32 --tokenizer char --steps 1 --batch 4 --threads 1 --sample-tokens 0 --out like
+grep -qx 'hidden = 0' ours/config.ini || fail "hidden: $(grep hidden ours/config.ini)"
+grep -q '"hidden": 128' like/checkpoints/*/manifest.json || fail "not four times the channels: $(cat like/checkpoints/*/manifest.json)"
+
 # Training begins with another model, and can be repeated, resumed and exported.
 few=(--batch 4 --steps 5 --threads 1 --sample-tokens 0)
 for from in run theirs ours; do
@@ -50,7 +55,7 @@ for from in run theirs ours; do
     same_model begun-run begun-$from
 done
 ! cmp -s "$(model run)" "$(model begun-run)" || fail "nothing was learned"
-grep -q '^lr = 5e-05$' begun-run/config.ini || fail "lr: $(grep '^lr' begun-run/config.ini)"
+grep -q '^#lr = 5e-05$' begun-run/config.ini || fail "lr: $(grep 'lr' begun-run/config.ini)"
 pgpt train begun-theirs/config.ini --out repeated
 same_model begun-run repeated
 pgpt train --resume begun-theirs --steps 8
@@ -60,6 +65,9 @@ cmp -s begun-export/config.json theirs/config.json || fail "config.json was not 
 pgpt train --init theirs "${few[@]}" --resume auto --out automatic
 pgpt train --init theirs "${few[@]}" --steps 7 --resume auto --out automatic
 [[ $(column automatic step | tail -n 1) == 7 ]] || fail "auto did not resume"
+grep -q '^#lr = 5e-05$' automatic/config.ini || fail "another lr after a resume: $(grep 'lr' automatic/config.ini)"
+pgpt train --init ./theirs/ "${few[@]}" --steps 8 --resume auto --out automatic
+refused '/--init run cannot be: the run has --init ./theirs//' train --init run "${few[@]}" --steps 9 --resume auto --out automatic
 
 # Bad input: a message, and nothing written.
 refused '/SOURCE/' convert

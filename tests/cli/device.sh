@@ -34,8 +34,8 @@ refused '/--streams means something only with --device cuda/' train "${TINY[@]}"
 refused '/tf32 is of GPUs/' train "${TINY[@]}" --out gpu --dtype tf32
 
 # A run of a GPU goes on without one.
-sed -i 's/^any-order *=.*/any-order = true/' run/config.ini
+sed -i 's/^#any-order *=.*/any-order = true/' run/config.ini
 grep -q '^any-order = true' run/config.ini || fail "config.ini has no any-order: $(cat run/config.ini)"
-sed -i 's/^streams *=.*/streams = 1/' run/config.ini
+sed -i 's/^#streams *=.*/streams = 1/' run/config.ini
 grep -q '^streams = 1' run/config.ini || fail "config.ini has no streams: $(cat run/config.ini)"
 pgpt train --resume run --steps 6 --quiet

@@ -19,7 +19,7 @@ done
 
 # Every key that a run records is in the help of train, and every option of the manual in the help of its command.
 pgpt train "${TINY[@]}" --out run
-sed -n 's/^\([a-z0-9-]*\) = .*/\1/p' run/config.ini >keys
+sed -n 's/^#\?\([a-z0-9-]*\) = .*/\1/p' run/config.ini >keys
 (($(wc -l <keys) > 40)) || fail "few keys in config.ini"
 while read -r key; do
     grep -Eq -- "--(\[no-\])?$key\b" train.help || fail "--$key is not in pgpt train --help"

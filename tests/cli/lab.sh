@@ -44,7 +44,7 @@ refused '/no sequence for each/' lab scaling --ranks 1,16 --mode strong -- --bat
 refused '/no whole batch/' lab scaling --ranks 2,3 -- --batch 7
 for study in linear collectives 'scaling --schedules' scaling table staleness 'timeline trace.json'; do
     # shellcheck disable=SC2086 # words
-    refused "/--out '' is no folder/" lab $study --out ''
+    refused "/--out is empty/" lab $study --out ''
 done
 refused '/--note has a line break/' lab linear --note $'a\nb'
 refused '/--note is not UTF-8/' lab linear --note $'a\xff'

@@ -99,7 +99,7 @@ refused '/the loss grew from .* to inf.*lower --lr/' lab linear --lr 50 --points
 refused '/the loss grew from .*lower --lr/' lab linear --lr 1.2 --points 100 --epochs 20
 refused "/'a' is not a number/" lab linear --weights 1,a,2
 refused "/'' is not a number/" lab linear --weights 1,,2
-refused "/'' is not a number/" lab linear --weights ''
+refused "/--weights is empty/" lab linear --weights ''
 refused "/'' is not a number/" lab linear --weights 1,2,
 refused "/'nan' is not a number/" lab linear --weights nan
 refused "/'1e7' is not a number between/" lab linear --weights 1e7

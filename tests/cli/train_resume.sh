@@ -75,7 +75,7 @@ mkdir nothing
 refused train --resume nothing
 refused train --resume missing
 refused '/--out/' train --resume finished --steps 9 --out elsewhere
-refused '/another model/' train --resume finished --steps 9 --channels 32
+refused '/--channels 32 cannot be: the run has --channels 16/' train --resume finished --steps 9 --channels 32
 refused '/tokenizer/' train --resume finished --steps 9 --tokenizer byte
 refused '/--optimizer adamw/' train --resume finished --steps 9 --optimizer sgd
 truncate -s -1 finished/checkpoints/*/model.safetensors
@@ -89,4 +89,5 @@ until (($(wc -l <longer/metrics.jsonl) > 10)); do sleep 0.01; done
 kill -TERM $process
 wait $process || fail "exit $? after SIGTERM: $(cat err)"
 way=$(sed -n 's/.*go on with: pgpt //p' err)
-[[ $way == "train --resume longer --steps 1000000" ]] || fail "the way on is '$way'"
+[[ $way == "train --resume longer" ]] || fail "the way on is '$way'"
+grep -q '^steps = 1000000$' longer/config.ini || fail "the steps are forgotten: $(grep steps longer/config.ini)"

@@ -38,7 +38,7 @@ done
 
 # Every option is in config.ini, and passing it back repeats the run bit by bit, wherever it goes.
 for key in model layers heads data tokenizer lr lr-schedule beta2 clip batch steps seed dropout; do
-    grep -q "^$key = " first/config.ini || fail "no $key in config.ini"
+    grep -q "^#\?$key = " first/config.ini || fail "no $key in config.ini"
 done
 pgpt train first/config.ini --out second
 same_losses first second

@@ -80,9 +80,9 @@ refused '/no checkpoint in copy.* can be used/' train --resume copy --steps 20
 refused '/no checkpoint in copy.* can be used/' train --resume auto --out copy --steps 20 --quiet
 
 # Another model: the message names what differs.
-refused "/'wte.weight' has shape \(256,16\), this model wants \(256,32\)/" train --resume behind --steps 20 --channels 32
-refused "/no tensor 'h.1.ln_1.weight'/" train --resume behind --steps 20 --layers 2
-refused "/tensor 'h.0.*bias' is not part of this model/" train --resume behind --steps 20 --no-bias
+refused "/--channels 32 cannot be: the run has --channels 16/" train --resume behind --steps 20 --channels 32
+refused "/--layers 2 cannot be: the run has --layers 1/" train --resume behind --steps 20 --layers 2
+refused "/--no-bias cannot be: the run has --bias,/" train --resume behind --steps 20 --no-bias
 
 # auto: begins, goes on, and is content.
 auto=("${small[@]}" --steps 8 --save-every 2)
