@@ -30,8 +30,7 @@ static char *folder_of(const char *path) {
     return slash == path ? strdup("/") : strndup(path, (size_t)(slash - path));
 }
 
-/* "cannot VERB PATH: why; what to do". */
-static Status problem(Error *error, const char *verb, const char *path, int code) {
+Status file_problem(Error *error, const char *verb, const char *path, int code) {
     switch (code) {
     case ENOSPC:
     case EDQUOT:
@@ -65,7 +64,7 @@ static Status read_descriptor(int descriptor, const char *path, size_t limit_byt
         ssize_t got = read(descriptor, buffer + n, capacity - n);
         if (got < 0 && errno == EINTR) continue;
         if (got < 0) {
-            problem(error, "read", path, errno);
+            file_problem(error, "read", path, errno);
             break;
         }
         n += (size_t)got;
@@ -96,12 +95,12 @@ Status file_read(const char *path, size_t limit_bytes, char **bytes, size_t *n_b
     *bytes = NULL;
     *n_bytes = 0;
     int descriptor = open(path, O_RDONLY | O_CLOEXEC);
-    if (descriptor < 0) return problem(error, "read", path, errno);
+    if (descriptor < 0) return file_problem(error, "read", path, errno);
     struct stat facts;
     if (fstat(descriptor, &facts) < 0) {
-        problem(error, "read", path, errno);
+        file_problem(error, "read", path, errno);
     } else if (S_ISDIR(facts.st_mode)) {
-        problem(error, "read", path, EISDIR);
+        file_problem(error, "read", path, EISDIR);
     } else if (S_ISREG(facts.st_mode) && (uint64_t)facts.st_size > limit_bytes) {
         error_user(error, "%s is too large: it has %s, at most %s are read", path,
                    format_bytes((uint64_t)facts.st_size).text, format_bytes(limit_bytes).text);
@@ -140,7 +139,7 @@ Status file_make_folders(const char *path, Error *error) {
         if (mkdir(part, 0777) < 0) {
             int code = errno;
             /* mkdir on a read-only disk may complain before it notices that the folder is there. */
-            if (stat(part, &facts) < 0) problem(error, "make folder", part, code);
+            if (stat(part, &facts) < 0) file_problem(error, "make folder", part, code);
             else if (!S_ISDIR(facts.st_mode))
                 error_user(error, "cannot make folder %s: %s is a file; move it away or choose another path",
                            path, part);
@@ -193,7 +192,7 @@ Status file_writer_open(FileWriter *writer, const char *path, Error *error) {
     bool exists = stat(path, &facts) == 0;
     size_t n_path = strlen(path);
     if ((exists && S_ISDIR(facts.st_mode)) || path[n_path - 1] == '/')
-        return problem(error, "write", path, EISDIR);
+        return file_problem(error, "write", path, EISDIR);
     writer->direct = (exists && !S_ISREG(facts.st_mode)) || is_system_path(path);
     writer->path = strdup(path);
     writer->temporary = calloc(1, n_path + 32);
@@ -211,7 +210,7 @@ Status file_writer_open(FileWriter *writer, const char *path, Error *error) {
     if (code == ENOENT && folder) {
         error_user(error, "cannot write %s: the folder %s does not exist; make it first", path, folder);
     } else {
-        problem(error, "write", path, code);
+        file_problem(error, "write", path, code);
     }
     free(folder);
     file_writer_abort(writer);
@@ -222,7 +221,7 @@ static Status write_all(FileWriter *writer, const unsigned char *bytes, size_t n
     while (n_bytes > 0) {
         ssize_t written = write(writer->descriptor, bytes, n_bytes);
         if (written < 0 && errno == EINTR) continue;
-        if (written < 0) return problem(error, "write", writer->path, errno);
+        if (written < 0) return file_problem(error, "write", writer->path, errno);
         bytes += written;
         n_bytes -= (size_t)written;
     }
@@ -272,7 +271,7 @@ Status file_writer_rewrite(FileWriter *writer, uint64_t offset, const void *byte
     for (const unsigned char *from = bytes; n_bytes > 0;) {
         ssize_t written = pwrite(writer->descriptor, from, n_bytes, (off_t)offset);
         if (written < 0 && errno == EINTR) continue;
-        if (written < 0) return problem(error, "write", writer->path, errno);
+        if (written < 0) return file_problem(error, "write", writer->path, errno);
         from += written;
         offset += (uint64_t)written;
         n_bytes -= (size_t)written;
@@ -290,7 +289,7 @@ static Status sync_folder_of(const char *path, Error *error) {
     char *folder = folder_of(path);
     int descriptor = folder ? open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
     /* A folder that may be written but not read cannot be synced; the file itself is safe. */
-    if (descriptor >= 0 && sync_descriptor(descriptor) < 0) problem(error, "sync", folder, errno);
+    if (descriptor >= 0 && sync_descriptor(descriptor) < 0) file_problem(error, "sync", folder, errno);
     if (descriptor >= 0) close(descriptor);
     free(folder);
     return error->status;
@@ -299,12 +298,12 @@ static Status sync_folder_of(const char *path, Error *error) {
 Status file_writer_commit(FileWriter *writer, Error *error) {
     if (writer->descriptor < 0) return error_failed(error, "a closed file was committed");
     TRY(flush_buffer(writer, error));
-    if (sync_descriptor(writer->descriptor) < 0) return problem(error, "write", writer->path, errno);
+    if (sync_descriptor(writer->descriptor) < 0) return file_problem(error, "write", writer->path, errno);
     int descriptor = writer->descriptor;
     writer->descriptor = -1;
-    if (close(descriptor) < 0 && errno != EINTR) return problem(error, "write", writer->path, errno);
+    if (close(descriptor) < 0 && errno != EINTR) return file_problem(error, "write", writer->path, errno);
     if (writer->direct) return STATUS_OK;
-    if (rename(writer->temporary, writer->path) < 0) return problem(error, "write", writer->path, errno);
+    if (rename(writer->temporary, writer->path) < 0) return file_problem(error, "write", writer->path, errno);
     writer->temporary[0] = 0; /* nothing to remove any more */
     return sync_folder_of(writer->path, error);
 }
@@ -323,19 +322,20 @@ void file_writer_abort(FileWriter *writer) {
 /* Cut a file back to its last newline. A line that has none was never finished. */
 static Status cut_unfinished_line(int descriptor, const char *path, Error *error) {
     struct stat facts;
-    if (fstat(descriptor, &facts) < 0) return problem(error, "open", path, errno);
+    if (fstat(descriptor, &facts) < 0) return file_problem(error, "open", path, errno);
     if (!S_ISREG(facts.st_mode)) return STATUS_OK;
     off_t end = facts.st_size;
     while (end > 0) {
         char bytes[4096];
         size_t n = end < (off_t)sizeof bytes ? (size_t)end : sizeof bytes;
         ssize_t got = pread(descriptor, bytes, n, end - (off_t)n);
-        if (got != (ssize_t)n) return problem(error, "read", path, got < 0 ? errno : EIO);
+        if (got != (ssize_t)n) return file_problem(error, "read", path, got < 0 ? errno : EIO);
         const char *newline = memrchr(bytes, '\n', n);
         end -= newline ? (off_t)(bytes + n - 1 - newline) : (off_t)n;
         if (newline) break;
     }
-    if (end < facts.st_size && ftruncate(descriptor, end) < 0) return problem(error, "write", path, errno);
+    if (end < facts.st_size && ftruncate(descriptor, end) < 0)
+        return file_problem(error, "write", path, errno);
     return STATUS_OK;
 }
 
@@ -345,7 +345,7 @@ Status line_writer_open(LineWriter *writer, const char *path, Error *error) {
     writer->descriptor = open(path, O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC | O_NOCTTY | O_NOFOLLOW, 0666);
     if (writer->descriptor < 0 && errno == ELOOP)
         error_user(error, "cannot write %s: it is a link, which is not followed; remove it", path);
-    else if (writer->descriptor < 0) problem(error, "write", path, errno);
+    else if (writer->descriptor < 0) file_problem(error, "write", path, errno);
     else cut_unfinished_line(writer->descriptor, path, error);
     if (error->status != STATUS_OK) {
         Error ignored = {0};
@@ -376,7 +376,7 @@ Status line_writer_write(LineWriter *writer, const char *line, Error *error) {
     }
     free(whole);
     if (!code) return STATUS_OK;
-    problem(error, "write", writer->path, code);
+    file_problem(error, "write", writer->path, code);
     if (written > 0 && regular && ftruncate(writer->descriptor, before.st_size) < 0) {
         error_prefix(error, "half a line is left: ");
     }
@@ -385,8 +385,9 @@ Status line_writer_write(LineWriter *writer, const char *line, Error *error) {
 
 Status line_writer_close(LineWriter *writer, Error *error) {
     if (writer->descriptor >= 0) {
-        if (sync_descriptor(writer->descriptor) < 0) problem(error, "write", writer->path, errno);
-        if (close(writer->descriptor) < 0 && errno != EINTR) problem(error, "write", writer->path, errno);
+        if (sync_descriptor(writer->descriptor) < 0) file_problem(error, "write", writer->path, errno);
+        if (close(writer->descriptor) < 0 && errno != EINTR)
+            file_problem(error, "write", writer->path, errno);
     }
     free(writer->path);
     *writer = (LineWriter){.descriptor = -1};

@@ -19,6 +19,9 @@ Status file_read_regular(const char *path, size_t limit_bytes, char **bytes, siz
 
 bool file_exists(const char *path);
 
+/* The error of a system call that has failed with this errno: "cannot VERB PATH: why; what to do". */
+Status file_problem(Error *error, const char *verb, const char *path, int code);
+
 /* Make a folder and those above it; one that is there already is fine. */
 Status file_make_folders(const char *path, Error *error);
 

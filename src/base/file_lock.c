@@ -7,6 +7,7 @@
 #define _GNU_SOURCE /* O_NOFOLLOW, gethostname */
 #include "base/file_lock.h"
 
+#include "base/file.h"
 #include "base/json.h"
 #include "base/timer.h"
 
@@ -70,7 +71,7 @@ static Status open_file(FileLock *lock, Error *error) {
         return STATUS_OK;
     if (lock->descriptor >= 0 || errno == ELOOP)
         return error_user(error, "cannot lock %s: it is not a file of pgpt's; remove it", lock->path);
-    return error_user(error, "cannot lock %s: %s", lock->path, strerror(errno));
+    return file_problem(error, "lock", lock->path, errno);
 }
 
 static void close_file(FileLock *lock) {

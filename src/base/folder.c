@@ -6,6 +6,8 @@
 #define _GNU_SOURCE /* O_DIRECTORY, O_NOFOLLOW, fdopendir */
 #include "base/folder.h"
 
+#include "base/file.h"
+
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -23,8 +25,9 @@ static Status take(Folder *folder, int descriptor, int code, char *path, Error *
         return error_failed(error, "out of memory: no room for a path");
     }
     if (descriptor >= 0) return STATUS_OK;
-    error_user(error, "cannot open the folder %s: %s", path,
-               code == ENOTDIR || code == ELOOP ? "it is not a folder, or a link to one" : strerror(code));
+    if (code == ENOTDIR || code == ELOOP)
+        error_user(error, "cannot open the folder %s: it is not a folder, or a link to one", path);
+    else file_problem(error, "open the folder", path, code);
     folder_close(folder);
     return error->status;
 }
@@ -94,7 +97,7 @@ Status folder_list(const Folder *folder, Arena *arena, FolderEntry **entries, si
     *entries = NULL;
     *n_entries = 0;
     DIR *stream = open_stream(folder->descriptor);
-    if (!stream) return error_user(error, "cannot read the folder %s: %s", folder->path, strerror(errno));
+    if (!stream) return file_problem(error, "read the folder", folder->path, errno);
     for (struct dirent *item; (item = next_entry(stream));) {
         if (*n_entries == capacity) {
             FolderEntry *smaller = *entries;
@@ -112,14 +115,22 @@ Status folder_list(const Folder *folder, Arena *arena, FolderEntry **entries, si
 
 /* ---- Making and removing */
 
+static Status problem_inside(Error *error, const char *verb, const Folder *folder, const char *name,
+                             int code) {
+    char *path = join(folder->path, name);
+    file_problem(error, verb, path ? path : name, code);
+    free(path);
+    return error->status;
+}
+
 Status folder_make(const Folder *folder, const char *name, Error *error) {
     if (mkdirat(folder->descriptor, name, 0777) == 0) return STATUS_OK;
-    return error_user(error, "cannot make the folder %s/%s: %s", folder->path, name, strerror(errno));
+    return problem_inside(error, "make the folder", folder, name, errno);
 }
 
 Status folder_remove_file(const Folder *folder, const char *name, Error *error) {
     if (unlinkat(folder->descriptor, name, 0) == 0 || errno == ENOENT) return STATUS_OK;
-    return error_user(error, "cannot remove %s/%s: %s", folder->path, name, strerror(errno));
+    return problem_inside(error, "remove", folder, name, errno);
 }
 
 static bool may_remove(const FolderEntry *entry, FolderKnows knows) {
@@ -167,7 +178,7 @@ Status folder_remove(const Folder *folder, const char *name, FolderKnows knows, 
     if (kind == ENTRY_LINK) return folder_remove_file(folder, name, error);
     TRY(handle_files(folder, name, knows, true, error));
     if (unlinkat(folder->descriptor, name, AT_REMOVEDIR) == 0 || errno == ENOENT) return STATUS_OK;
-    return error_user(error, "cannot remove %s/%s: %s", folder->path, name, strerror(errno));
+    return problem_inside(error, "remove", folder, name, errno);
 }
 
 /* Handles are held one a level; a tree that is deeper than that was not made here. */

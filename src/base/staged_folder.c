@@ -52,20 +52,38 @@ static bool is_locked_by_us(const Folder *folder) {
     return flock(folder->descriptor, LOCK_EX | LOCK_NB) == 0;
 }
 
-/* What others have begun under this name and cannot finish any more. */
-static void remove_abandoned(StagedFolder *folder) {
+/* "NAME.tmp.4711", of any name where that is NULL. */
+static bool is_staged(const char *entry, const char *name) {
+    if (name) return path_is_temporary(entry, name);
+    const char *mark = strstr(entry, ".tmp.");
+    return mark && mark > entry && path_is_temporary(mark, "");
+}
+
+static void remove_abandoned(const Folder *parent, const char *name) {
     FolderEntry *entries;
     size_t n_entries;
     Error ignored = {0};
-    if (folder_list(&folder->parent, &folder->arena, &entries, &n_entries, &ignored) != STATUS_OK) return;
+    Arena arena = {0};
+    folder_list(parent, &arena, &entries, &n_entries, &ignored);
     for (size_t i = 0; i < n_entries; i++) {
         Folder other;
-        if (entries[i].kind != ENTRY_FOLDER || !path_is_temporary(entries[i].name, folder->name)) continue;
+        if (!is_staged(entries[i].name, name)) continue;
         Error trouble = {0};
-        if (folder_open_inside(&other, &folder->parent, entries[i].name, &trouble) != STATUS_OK) continue;
-        if (is_locked_by_us(&other)) folder_remove_all(&folder->parent, entries[i].name);
+        if (entries[i].kind == ENTRY_LINK) folder_remove_file(parent, entries[i].name, &trouble);
+        if (entries[i].kind != ENTRY_FOLDER) continue;
+        if (folder_open_inside(&other, parent, entries[i].name, &trouble) != STATUS_OK) continue;
+        if (is_locked_by_us(&other)) folder_remove_all(parent, entries[i].name);
         folder_close(&other);
     }
+    arena_free(&arena);
+}
+
+void staged_folder_clear(const char *parent, const char *name) {
+    Folder folder;
+    Error ignored = {0};
+    if (folder_open(&folder, parent, &ignored) != STATUS_OK) return;
+    remove_abandoned(&folder, name);
+    folder_close(&folder);
 }
 
 /* A name that was not there; it counts up where a process of our number has left one that could not be removed. */
@@ -83,8 +101,7 @@ static Status make_temporary(StagedFolder *folder, Error *error) {
         }
         if (errno != EEXIST) break;
     }
-    return error_user(error, "cannot make the folder %s.tmp.%ld: %s; name another folder", folder->path,
-                      (long)getpid(), strerror(errno));
+    return file_problem(error, "make the folder", folder->path, errno);
 }
 
 Status staged_folder_open(StagedFolder *folder, const char *path, Error *error) {
@@ -99,7 +116,7 @@ Status staged_folder_open(StagedFolder *folder, const char *path, Error *error) 
     path_split(folder->path, &folder->arena, &above, &folder->name);
     TRY_GOTO(file_make_folders(above, error), failed);
     TRY_GOTO(folder_open(&folder->parent, above, error), failed);
-    remove_abandoned(folder);
+    remove_abandoned(&folder->parent, folder->name);
     TRY_GOTO(make_temporary(folder, error), failed);
     return STATUS_OK;
 failed:

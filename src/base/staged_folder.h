@@ -28,6 +28,9 @@ Status staged_folder_check(const char *path, Error *error);
 
 /* What processes that were killed have left beside it is removed. */
 Status staged_folder_open(StagedFolder *folder, const char *path, Error *error);
+/* The same for one name in a folder, or, in a folder that holds nothing else, for all (NULL). */
+void staged_folder_clear(const char *parent, const char *name);
+
 Status staged_folder_commit(StagedFolder *folder, Error *error);
 
 /* Remove what was not committed, with the folders above it that open had to make. Safe after commit, after a failed

@@ -9,7 +9,7 @@
 #include "base/format.h"
 #include "base/plain.h"
 #include "base/terminal.h"
-#include "data/utf8.h"
+#include "base/utf8.h"
 #include "lab/launcher.h"
 
 #include <ctype.h>

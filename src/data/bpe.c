@@ -6,7 +6,7 @@
  * choice at every step: the lowest rank, and of those the leftmost. */
 #include "data/bpe.h"
 
-#include "data/utf8.h"
+#include "base/utf8.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -11,8 +11,8 @@
  * any other is taken to be split as in GPT-2, with <|endoftext|> behind the last rank (or in a gap of one). */
 #include "base/file.h"
 #include "base/json.h"
+#include "base/utf8.h"
 #include "data/bpe.h"
-#include "data/utf8.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -10,10 +10,10 @@
  * vocabulary. */
 #include "data/bpe_train.h"
 
+#include "base/utf8.h"
 #include "data/bpe.h"
 #include "data/bpe_words.h"
 #include "data/hash.h"
-#include "data/utf8.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,5 @@
-/* An entry is made in a folder of its own under a temporary name and renamed when it is complete, so that two runs that
- * start at once do not meet: the second rename fails, and its run takes what the first one made. What a run that was
- * killed left behind is removed by a later one.
+/* An entry appears whole or not at all (base/staged_folder.h), so that two runs that start at once do not meet: the second
+ * finds it made, and takes what the first one made. What a run that was killed left behind is removed by a later one.
  *
  * The name is a hash of the text, so a changed text is another entry, wherever the file lies and whatever its date.
  * Reading the text for that takes a fraction of what encoding it would; while at it, the entry is read as well and
@@ -14,22 +13,16 @@
 #include "base/arena.h"
 #include "base/file.h"
 #include "base/format.h"
+#include "base/staged_folder.h"
 #include "data/hash.h"
 #include "data/prepare.h"
 
 #include <dirent.h>
-#include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <time.h>
-#include <unistd.h>
-
-enum { ABANDONED_SECONDS = 3600 };
 
 Status cache_folder(char **folder, Error *error) {
     const char *base = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
@@ -104,24 +97,6 @@ failed:
     return error->status;
 }
 
-/* Entries that somebody began and did not finish: their names end in the number of a process that is gone. */
-static void remove_abandoned(const char *folder) {
-    DIR *entries = opendir(folder);
-    if (!entries) return;
-    Arena arena = {0};
-    for (struct dirent *entry; (entry = readdir(entries));) {
-        const char *mark = strstr(entry->d_name, ".tmp.");
-        struct stat facts;
-        if (!mark || fstatat(dirfd(entries), entry->d_name, &facts, AT_SYMLINK_NOFOLLOW) != 0) continue;
-        bool old = time(NULL) - facts.st_mtime > ABANDONED_SECONDS;
-        long process = strtol(mark + 5, NULL, 10);
-        if (!old || process <= 0 || kill((pid_t)process, 0) == 0 || errno != ESRCH) continue;
-        prepare_remove(arena_printf(&arena, "%s/%s", folder, entry->d_name));
-    }
-    arena_free(&arena);
-    closedir(entries);
-}
-
 static Status fill_entry(InputList *list, const CacheKey *key, const char *folder, Progress *progress,
                          Error *error) {
     Tokenizer *learned = NULL;
@@ -135,8 +110,7 @@ static Status fill_entry(InputList *list, const CacheKey *key, const char *folde
 }
 
 static Status make_entry(InputList *list, const CacheKey *key, const char *entry, const Log *log,
-                         Arena *arena, Error *error) {
-    const char *temporary = arena_printf(arena, "%s.tmp.%ld", entry, (long)getpid());
+                         Error *error) {
     bool shown = log && log->stream && !log->quiet;
     if (shown) {
         log_note(log, "preparing %s of text, for this run and later ones, in %s",
@@ -144,14 +118,11 @@ static Status make_entry(InputList *list, const CacheKey *key, const char *entry
     }
     Progress progress;
     if (shown) progress_begin(&progress, log->stream, 0.0);
-    fill_entry(list, key, temporary, shown ? &progress : NULL, error);
+    fill_entry(list, key, entry, shown ? &progress : NULL, error);
     if (shown) progress_end(&progress);
-    TRY(error->status);
-    if (rename(temporary, entry) == 0) return STATUS_OK;
-    int code = errno;
-    prepare_remove(temporary);
-    if (code == EEXIST || code == ENOTEMPTY) return STATUS_OK; /* somebody else was faster */
-    return error_failed(error, "cannot rename %s: %s", temporary, strerror(code));
+    /* Somebody else was faster: what he has made is looked at as any other entry is. */
+    if (error->status == STATUS_USER && shard_set_is_folder(entry)) *error = (Error){0};
+    return error->status;
 }
 
 Status cache_open(InputList *list, const CacheKey *key, const Log *log, ShardSet *set, Error *error) {
@@ -171,9 +142,8 @@ Status cache_open(InputList *list, const CacheKey *key, const Log *log, ShardSet
         prepare_remove(entry);
     }
     if (file_make_folders(folder, error) == STATUS_OK) {
-        remove_abandoned(folder);
-        if (make_entry(list, key, entry, log, &arena, error) == STATUS_OK)
-            open_entry(entry, key, source, set, error);
+        staged_folder_clear(folder, NULL);
+        if (make_entry(list, key, entry, log, error) == STATUS_OK) open_entry(entry, key, source, set, error);
     }
 done:
     arena_free(&arena);

@@ -3,22 +3,20 @@
  * token that is held out. Taking the end of the corpus keeps the training part one run of text, and is what a text that
  * is not prepared is split like.
  *
- * The manifest is written last. A folder without one was not finished; its shards are replaced by the next attempt. */
+ * All of it is written beside the folder that it is to be, which appears when it is complete: two that prepare into the
+ * same one do not meet, and one that is killed leaves nothing in it (base/staged_folder.h). */
 #include "data/prepare.h"
 
-#include "base/file.h"
+#include "base/staged_folder.h"
 #include "data/prepare_encode.h"
 
-#include <dirent.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 typedef struct {
     const PrepareOptions *options;
+    const char *folder; /* that is written */
     uint64_t shard_tokens;
     ShardHeader kind; /* what all shards share */
     ShardHeader *headers;
@@ -44,7 +42,7 @@ static Status begin_shard(Preparation *preparation, Error *error) {
     size_t n = preparation->n_shards + 1;
     ShardHeader *headers = realloc(preparation->headers, n * sizeof *headers);
     if (headers) preparation->headers = headers;
-    char *path = shard_set_path(preparation->options->folder, preparation->n_shards);
+    char *path = shard_set_path(preparation->folder, preparation->n_shards);
     if (headers && path) {
         preparation->open =
             shard_writer_open(&preparation->writer, path, &preparation->kind, error) == STATUS_OK;
@@ -136,7 +134,7 @@ static uint64_t choose_split(const ShardSet *set, const Tokenizer *tokenizer, do
 
 static Status write_manifest(const Preparation *preparation, const InputList *list,
                              const Tokenizer *tokenizer, Error *error) {
-    ShardManifest manifest = {.folder = preparation->options->folder,
+    ShardManifest manifest = {.folder = preparation->folder,
                               .tokenizer_kind = tokenizer_kind(tokenizer),
                               .headers = preparation->headers,
                               .n_shards = preparation->n_shards};
@@ -154,83 +152,28 @@ static Status write_manifest(const Preparation *preparation, const InputList *li
 
 /* ---- The folder */
 
-enum { HOLDS_OTHERS = 1, HOLDS_SHARDS = 2, HOLDS_MANIFEST = 4, HOLDS_TOKENIZER = 8, HOLDS_LEFTOVERS = 16 };
-
-/* Behind its first n bytes a name ends, or goes on as a temporary file's does. */
-static bool is_ours(const char *name, size_t n, bool *temporary) {
-    const char *end = name + n;
-    *temporary = strncmp(end, ".tmp.", 5) == 0 && end[5] && !end[5 + strspn(end + 5, "0123456789")];
-    return !*end || *temporary;
-}
-
-/* What a name says that a file is, as HOLDS_...; others are none of our business. */
-static int kind_of(const char *name) {
-    static const struct {
-        const char *name;
-        int kind;
-    } known[] = {{"manifest.json", HOLDS_MANIFEST}, {"tokenizer.json", HOLDS_TOKENIZER}};
-    bool temporary;
+/* tokens-00003.bin and its kin, and what they are called while they are written. */
+static bool is_ours(const char *name) {
+    static const char *const known[] = {"manifest.json", "tokenizer.json"};
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
-        size_t n = strlen(known[i].name);
-        if (strncmp(name, known[i].name, n) != 0 || !is_ours(name, n, &temporary)) continue;
-        return temporary ? HOLDS_LEFTOVERS : known[i].kind;
+        if (strcmp(name, known[i]) == 0 || path_is_temporary(name, known[i])) return true;
     }
     size_t n_digits = strncmp(name, "tokens-", 7) == 0 ? strspn(name + 7, "0123456789") : 0;
-    bool is_shard = n_digits >= 5 && strncmp(name + 7 + n_digits, ".bin", 4) == 0 &&
-                    is_ours(name, 7 + n_digits + 4, &temporary);
-    return is_shard ? HOLDS_SHARDS : HOLDS_OTHERS;
+    const char *ending = name + 7 + n_digits;
+    return n_digits >= 5 && (strcmp(ending, ".bin") == 0 || path_is_temporary(ending, ".bin"));
 }
 
-/* What a folder holds, and, if wanted, away with what a preparation makes, temporary files included. The descriptor is
- * taken over. */
-static int look_into(int folder, bool and_remove) {
-    DIR *entries = folder < 0 ? NULL : fdopendir(folder);
-    int holds = 0;
-    if (!entries && folder >= 0) close(folder);
-    if (!entries) return 0;
-    for (struct dirent *entry; (entry = readdir(entries));) {
-        const char *name = entry->d_name;
-        if (strcmp(name, ".") == 0 || strcmp(name, "..") == 0) continue;
-        int kind = kind_of(name);
-        holds |= kind;
-        if (and_remove && kind != HOLDS_OTHERS) unlinkat(folder, name, 0);
+void prepare_remove(const char *path) {
+    const char *above, *name;
+    Arena arena = {0};
+    Folder folder;
+    Error ignored = {0};
+    path_split(path, &arena, &above, &name);
+    if (folder_open(&folder, above, &ignored) == STATUS_OK) {
+        folder_remove(&folder, name, is_ours, &ignored);
+        folder_close(&folder);
     }
-    closedir(entries);
-    return holds;
-}
-
-/* One that the user named, which may be a link. */
-static int open_folder(const char *folder) {
-    return open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-}
-
-/* A link is no folder of ours, wherever it leads: it goes, and what it leads to stays. */
-void prepare_remove(const char *folder) {
-    int descriptor = open(folder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    struct stat facts;
-    if (descriptor >= 0) {
-        look_into(descriptor, true);
-        rmdir(folder);
-    } else if (lstat(folder, &facts) == 0 && S_ISLNK(facts.st_mode)) {
-        unlink(folder);
-    }
-}
-
-/* A folder is ours if it is new or empty, or has what an unfinished preparation left and nothing else. Its shards come
- * before its tokenizer, so a tokenizer alone is somebody's own. */
-static Status claim_folder(const char *folder, bool *existed, Error *error) {
-    *existed = file_exists(folder);
-    if (!*existed) return file_make_folders(folder, error);
-    int holds = look_into(open_folder(folder), false);
-    if (holds & HOLDS_MANIFEST) {
-        return error_user(error, "%s already holds prepared data; remove it, or choose another folder",
-                          folder);
-    }
-    if (holds & HOLDS_OTHERS || (holds & HOLDS_TOKENIZER && !(holds & HOLDS_SHARDS))) {
-        return error_user(error, "%s is not an empty folder; choose a new one", folder);
-    }
-    if (holds) look_into(open_folder(folder), true);
-    return file_make_folders(folder, error);
+    arena_free(&arena);
 }
 
 static char *path_in(const char *folder, const char *name) {
@@ -259,17 +202,19 @@ Status prepare_shards(InputList *list, const Tokenizer *tokenizer, const Prepare
                  .tokenizer_hash = tokenizer_hash(tokenizer)},
         .writer = {.file = {.descriptor = -1}},
     };
-    bool existed;
-    TRY(claim_folder(options->folder, &existed, error));
+    StagedFolder staged;
+    if (shard_set_is_folder(options->folder))
+        return error_user(error, "%s already holds prepared data; remove it, or choose another folder",
+                          options->folder);
+    TRY(staged_folder_open(&staged, options->folder, error));
+    preparation.folder = staged.temporary;
     TRY_GOTO(write_shards(&preparation, list, tokenizer, error), done);
-    TRY_GOTO(save_tokenizer(options->folder, tokenizer, error), done);
-    write_manifest(&preparation, list, tokenizer, error);
+    TRY_GOTO(save_tokenizer(staged.temporary, tokenizer, error), done);
+    TRY_GOTO(write_manifest(&preparation, list, tokenizer, error), done);
+    staged_folder_commit(&staged, error);
 done:
     shard_writer_abort(&preparation.writer);
     free(preparation.headers);
-    if (error->status != STATUS_OK) {
-        look_into(open_folder(options->folder), true);
-        if (!existed) rmdir(options->folder);
-    }
+    staged_folder_abort(&staged);
     return error->status;
 }

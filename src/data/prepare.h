@@ -18,7 +18,7 @@ Status prepare_tokenizer(const char *tokenizer, int max_vocabulary, InputList *l
 Status prepare_open_tokenizer(const char *path, Tokenizer **tokenizer, Error *error);
 
 typedef struct {
-    const char *folder;         /* made if it is not there; must not hold prepared data already */
+    const char *folder;         /* made when it is complete; must be empty, or not be there */
     double validation_fraction; /* in [0, 1); 0: no validation split */
     uint64_t shard_tokens;      /* tokens of a shard, but for the last; 0: PREPARE_SHARD_TOKENS */
     int n_threads;              /* 0: all cores */
@@ -33,8 +33,8 @@ typedef struct {
 Status prepare_shards(InputList *list, const Tokenizer *tokenizer, const PrepareOptions *options,
                       Error *error);
 
-/* Remove a folder of shards, complete or not, and nothing else: a folder with other files in it stays. A link goes, and
- * what it leads to stays. */
+/* Remove a folder of shards, and nothing else: one with other files in it stays as it is. A link goes, and what it leads
+ * to stays. */
 void prepare_remove(const char *folder);
 
 #endif

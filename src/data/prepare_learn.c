@@ -4,7 +4,7 @@
 #include "data/prepare.h"
 
 #include "base/file.h"
-#include "data/utf8.h"
+#include "base/utf8.h"
 
 #include <stdlib.h>
 #include <string.h>

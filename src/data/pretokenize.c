@@ -11,8 +11,8 @@
  * that do not occur are never touched. */
 #include "data/pretokenize.h"
 
+#include "base/utf8.h"
 #include "data/pretokenize_parts.h"
-#include "data/utf8.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -8,8 +8,8 @@
  * PCRE2 wants valid UTF-8, and verifies it from the start on every call unless told not to. So a text is checked once;
  * if it is not valid, what is matched is a copy in which every stray byte is U+FFFD (three bytes for one), and the
  * borders are counted back. */
+#include "base/utf8.h"
 #include "data/pretokenize_parts.h"
-#include "data/utf8.h"
 
 #include <stdlib.h>
 #include <string.h>

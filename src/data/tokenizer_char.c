@@ -5,8 +5,8 @@
  *
  * A character that the training text did not have cannot be encoded, and the model could do nothing with it, so it
  * is refused with everything the user needs to mend the text: which one, where, and what is known. */
+#include "base/utf8.h"
 #include "data/tokenizer_kind.h"
-#include "data/utf8.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -11,9 +11,9 @@
  * demands before the tokenizer is used. */
 #include "base/file.h"
 #include "base/json.h"
+#include "base/utf8.h"
 #include "data/bpe.h"
 #include "data/tokenizer_kind.h"
-#include "data/utf8.h"
 
 #include <stdlib.h>
 #include <string.h>

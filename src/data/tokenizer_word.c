@@ -10,8 +10,8 @@
  * Decoding puts the blanks back by the habits of English typesetting: none before a comma or a closing bracket, none
  * after an opening one, none at the start of a line. Only a straight double quote does not tell its side; it opens at
  * the start of a line and otherwise takes turns, until the text ends. */
+#include "base/utf8.h"
 #include "data/tokenizer_kind.h"
-#include "data/utf8.h"
 
 #include <stdlib.h>
 #include <string.h>

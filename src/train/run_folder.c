@@ -75,31 +75,35 @@ static Status check_content(const char *path, bool may_restart, Error *error) {
 
 /* ---- Claiming */
 
+/* The topmost folder of a path that is not there; NULL: all of them are. */
+static char *topmost_missing(const char *path, Arena *arena) {
+    char *missing = NULL;
+    while (!file_exists(path)) {
+        const char *parent, *name;
+        missing = arena_strdup(arena, path);
+        path_split(path, arena, &parent, &name);
+        if (strcmp(parent, ".") == 0 || strcmp(parent, "/") == 0) break;
+        path = parent;
+    }
+    return missing;
+}
+
 /* Make a folder that was not there; tells whether it was. Those above it may be there. */
 static Status make_folder(RunClaim *claim, const char *path, bool *was_there, Error *error) {
     const char *above, *name;
-    char *missing = NULL; /* the topmost that has to be made */
+    struct stat facts;
     path_split(path, &claim->arena, &above, &name);
-    for (const char *part = path; !file_exists(part);) {
-        missing = arena_strdup(&claim->arena, part);
-        const char *parent, *last;
-        path_split(part, &claim->arena, &parent, &last);
-        if (strcmp(parent, ".") == 0 || strcmp(parent, "/") == 0) break;
-        part = parent;
-    }
     if (!*name) return error_user(error, "the run's folder needs a name; give one with --out");
+    claim->path = arena_strdup(&claim->arena, path);
+    claim->made = topmost_missing(path, &claim->arena);
     TRY(file_make_folders(above, error));
-    *was_there = false;
-    if (mkdir(path, 0777) != 0) {
-        int code = errno;
-        struct stat facts;
-        if (stat(path, &facts) == 0 && !S_ISDIR(facts.st_mode))
-            return error_user(error, "%s is a file; choose another --out", path);
-        *was_there = true;
-        if (code == EEXIST) return STATUS_OK;
-        return error_user(error, "cannot make the folder %s: %s; choose another --out", path, strerror(code));
-    }
-    claim->made = missing;
+    *was_there = mkdir(path, 0777) != 0;
+    if (!*was_there) return STATUS_OK;
+    int code = errno;
+    if (stat(path, &facts) == 0 && !S_ISDIR(facts.st_mode))
+        return error_user(error, "%s is a file; choose another --out", path);
+    if (code != EEXIST) return file_problem(error, "make the folder", path, code);
+    claim->made = NULL;
     return STATUS_OK;
 }
 
@@ -117,10 +121,6 @@ static Status take_lock(RunClaim *claim, const char *name, double patience, Erro
     return STATUS_OK;
 }
 
-static void begin_claim(RunClaim *claim, const char *path) {
-    claim->path = arena_strdup(&claim->arena, path);
-}
-
 /* Of two that start in the same second, the second to make the folder takes the next name. */
 static Status claim_dated(RunClaim *claim, const char *model, Error *error) {
     char date[32];
@@ -134,14 +134,12 @@ static Status claim_dated(RunClaim *claim, const char *model, Error *error) {
         name = arena_printf(&claim->arena, RUNS "%s-%s-%d", date, model, i);
         TRY(make_folder(claim, name, &was_there, error));
     }
-    begin_claim(claim, name);
     return take_lock(claim, LOCK, patience_seconds, error);
 }
 
 static Status claim_wanted(RunClaim *claim, const char *wanted, bool may_restart, Error *error) {
     bool was_there;
     TRY(make_folder(claim, wanted, &was_there, error));
-    begin_claim(claim, wanted);
     if (was_there) TRY(check_content(wanted, may_restart, error)); /* before anything is put there */
     TRY(take_lock(claim, LOCK, patience_seconds, error));
     return check_content(wanted, may_restart, error);
@@ -160,7 +158,7 @@ Status run_claim_again(RunClaim *claim, const char *folder, Error *error) {
     struct stat facts;
     if (stat(folder, &facts) != 0 || !S_ISDIR(facts.st_mode))
         return error_user(error, "there is no run %s; name the folder of one with --resume", folder);
-    begin_claim(claim, folder);
+    claim->path = arena_strdup(&claim->arena, folder);
     if (take_lock(claim, LOCK, patience_seconds, error) != STATUS_OK) run_claim_release(claim);
     return error->status;
 }
@@ -170,11 +168,10 @@ Status run_claim_supervise(RunClaim *claim, const char *folder, Error *error) {
     bool was_there = false;
     RunClaim job = {0};
     TRY_GOTO(make_folder(claim, folder, &was_there, error), done);
-    begin_claim(claim, folder);
     if (was_there) TRY_GOTO(check_content(folder, true, error), done);
     TRY_GOTO(take_lock(claim, SUPERVISE_LOCK, 0.0, error), done);
-    begin_claim(&job,
-                folder); /* that nobody has started without us, or that a dead supervisor has left behind */
+    /* Nor may there be a job that was started without us, or that a dead supervisor has left behind. */
+    job.path = arena_strdup(&job.arena, folder);
     take_lock(&job, LOCK, patience_seconds, error);
     file_lock_release(&job.lock);
     arena_free(&job.arena);
@@ -186,7 +183,10 @@ done:
 /* Folders that were made for nothing, from the innermost to the topmost; one that is not empty stays. */
 static void remove_made(RunClaim *claim) {
     const char *part = claim->path, *name;
-    while (rmdir(part) == 0 && strcmp(part, claim->made) != 0) path_split(part, &claim->arena, &part, &name);
+    while (rmdir(part) == 0 || errno == ENOENT || errno == ENAMETOOLONG) {
+        if (strcmp(part, claim->made) == 0) break;
+        path_split(part, &claim->arena, &part, &name);
+    }
 }
 
 void run_claim_release(RunClaim *claim) {

@@ -106,11 +106,10 @@ void watchdog_advise(const Watchdog *watchdog) {
     const char *run = watchdog->options.run, *found = NULL;
     bool is_known = resume_find(run, &arena, &found, &ignored) == STATUS_OK;
     const char *text =
-        found
-            ? arena_printf(
-                  &arena,
-                  "pgpt: ending the job; go on from its last checkpoint with: pgpt train --resume %s\n",
-                  shell_path(run).text)
+        found ? arena_printf(
+                    &arena,
+                    "pgpt: ending the job; go on from its last checkpoint with: pgpt train --resume %s\n",
+                    shell_path(run).text)
         : is_known
             ? arena_printf(
                   &arena,

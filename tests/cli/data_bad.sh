@@ -80,7 +80,7 @@ no '/too large/' data decode ids --tokenizer byte
 echo "precious" >file
 no '/file/' data prepare story.txt --tokenizer byte --out file
 no '/file/' data prepare story.txt --tokenizer byte --out file/below
-no '/not an empty folder/' data prepare story.txt --tokenizer byte --out no-texts
+no '/not empty/' data prepare story.txt --tokenizer byte --out no-texts
 no '/already holds prepared data/' data prepare story.txt --tokenizer byte --out char
 [[ $(cat file no-texts/x.md) == precious$'\n'no ]] || fail "something was touched"
 
