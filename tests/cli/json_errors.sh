@@ -57,7 +57,7 @@ for ((i = 0; i < 200; i++)); do
     [[ -s stopped/metrics.jsonl ]] && break
     sleep 0.05
 done
-kill -INT "$job"
+kill -TERM "$job"
 wait "$job" || fail "an interrupted run failed: $(cat err)"
 ! grep -q '"error"' out || fail "an interrupted run is an error: $(cat out)"
 

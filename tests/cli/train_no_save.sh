@@ -47,7 +47,7 @@ refused '/--no-save/' supervise -- "$PGPT" train "${small[@]}" --no-save --out n
 "$PGPT" train "${small[@]}" --steps 10000000 --no-save --out stopped --json >out 2>err </dev/null &
 process=$!
 until [[ $(wc -l <stopped/metrics.jsonl 2>/dev/null || echo 0) -gt 3 ]]; do sleep 0.01; done
-kill -INT $process
+kill -TERM $process
 code=0
 wait $process || code=$?
 ((code == 0)) || fail "exit $code after SIGINT: $(cat err)"

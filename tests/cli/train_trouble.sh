@@ -66,7 +66,7 @@ peak() {
 (($(peak) == $(peak --save-minutes 0))) || fail "a run that does not ask for it has copies"
 (($(peak --save-minutes 10) > $(peak))) || fail "a run that asks for it has no copies"
 pgpt train "${TINY[@]}" --out asked
-grep -qx 'save-minutes = 10' asked/config.ini || fail "not the default: $(grep save asked/config.ini)"
+grep -qx '#save-minutes = 10' asked/config.ini || fail "not the default: $(grep save asked/config.ini)"
 
 # A loss that is not a number: nothing is saved over what was good, and the second time is the last.
 nan=("${TINY[@]}" --tokenizer byte --steps 30 --lr 1000 --warmup 12 --clip 0 --eval-every 0)
