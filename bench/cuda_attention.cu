@@ -9,8 +9,8 @@
  *
  * Outputs are filled with NaNs before every check, inputs are normal random numbers. Backward passes are run twice: an
  * ordered one must give the same bits. Exit code 77 without a GPU. */
-#include "backend/cuda/attention.h"
-#include "backend/cuda/device.cuh"
+#include "backend/cuda/attention/attention.h"
+#include "backend/cuda/runtime/device.cuh"
 
 #include <limits.h>
 #include <math.h>

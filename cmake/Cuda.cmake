@@ -97,8 +97,8 @@ if(PGPT_HAVE_CUDA AND NOT PGPT_NCCL STREQUAL off)
     endif()
 endif()
 
-# Kernels by instructions that 90 alone has, not its successors: 90a in place of 90. A build that is not for 90 is without
-# them, and its program does without them.
+# Files *_sm90.cu have kernels by instructions that 90 alone has, not its successors: they are compiled for 90a in place
+# of 90. A build that is not for 90 is without these kernels, and its program does without them.
 function(pgpt_cuda_for_90a target)
     set(architectures ${CMAKE_CUDA_ARCHITECTURES})
     if(architectures STREQUAL native AND CMAKE_CUDA_ARCHITECTURES_NATIVE)
@@ -124,13 +124,13 @@ function(pgpt_add_cuda sources)
     list(FILTER kept EXCLUDE REGEX "/backend/cuda/absent\\.c$")
     set(${sources} ${kept} PARENT_SCOPE)
 
-    file(GLOB cuda_sources CONFIGURE_DEPENDS src/backend/cuda/*.cu)
+    file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS src/backend/cuda/*.cu)
     if(NOT PGPT_HAVE_CUDNN)
         list(FILTER cuda_sources EXCLUDE REGEX "cudnn[^/]*$")
     endif()
-    set(cuda_90a_sources attention_groups.cu attention_groups_forward.cu product_fused.cu)
-    list(TRANSFORM cuda_90a_sources PREPEND "${CMAKE_CURRENT_SOURCE_DIR}/src/backend/cuda/")
-    list(REMOVE_ITEM cuda_sources ${cuda_90a_sources})
+    set(cuda_90a_sources ${cuda_sources})
+    list(FILTER cuda_90a_sources INCLUDE REGEX "_sm90\\.cu$")
+    list(FILTER cuda_sources EXCLUDE REGEX "_sm90\\.cu$")
     add_library(pgpt_cuda OBJECT ${cuda_sources})
     add_library(pgpt_cuda_90a OBJECT ${cuda_90a_sources})
     pgpt_cuda_for_90a(pgpt_cuda_90a)

@@ -4,7 +4,7 @@
  *
  * Inputs are rounded to the element type first, so what is compared is the arithmetic: with results in f32 it is exact to
  * the order of the sums, with 16-bit results to one rounding. */
-#include "backend/cuda/product_fused.h"
+#include "backend/cuda/gemm/gemm_fused.h"
 #include "base/half.h"
 #include "harness.h"
 #include "ops/ops.h"
@@ -268,7 +268,7 @@ static void test_gradients(void **state) {
     }
 }
 
-/* ---- few terms, many rows (product_fused.h) ---- */
+/* ---- few terms, many rows (gemm_fused.h) ---- */
 
 /* Rows and columns that are no multiple of anything but 8; two steps of terms, the second with little in it. */
 static const LinearCase MANY_ROWS = {3781, 72, 1544, BIAS | TANH};

@@ -15,7 +15,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#include "backend/cuda/library_cublas.h"
+#include "backend/cuda/runtime/library_cublas.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -50,7 +50,7 @@ typedef struct CudaContext {
     int max_shared_bytes;    /* of a block, once a kernel has asked for it */
     cudaStream_t stream;     /* everything is enqueued here: that of the present lane */
     CublasLt lt;             /* the functions of cuBLASLt */
-    cublasLtHandle_t cublas; /* NULL: it was left out (product_plain.cu) */
+    cublasLtHandle_t cublas; /* NULL: it was left out (gemm_plain.cu) */
     void *workspace;         /* of the matrix products of this lane, which run one after the other */
     size_t workspace_bytes;
     cudaStream_t lane_stream[2]; /* the second: NULL before there are two (backend_cuda_configure) */
@@ -106,7 +106,7 @@ Status cuda_wait_until(CudaContext *context, cudaEvent_t event, Error *error);
 /* For an element type or shape that a kernel is not made for. */
 Status cuda_unsupported(const KernelCall *call, const Tensor *tensor, Error *error);
 
-/* ---- recording what is enqueued, to replay it with one call (recording.cu) ----
+/* ---- recording what is enqueued, to replay it with one call (capture.cu) ----
  * Between begin and end, kernels are recorded instead of run; uploads, downloads and synchronize are not allowed
  * there. A recording keeps the addresses and sizes it was made with. If anything fails in between, end (or
  * abandon) must still be called. `context` is backend->context. */

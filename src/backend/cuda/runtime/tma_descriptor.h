@@ -1,0 +1,32 @@
+/* Maps of matrices for the hardware that copies boxes of them (compute capability 9).
+ *
+ *     CUtensorMap map;
+ *     uint64_t size[2] = {columns, rows}, stride[1] = {columns * 2};    innermost first, strides in bytes
+ *     uint32_t box[2] = {64, 16};
+ *     if (!cuda_tensor_map(&map, matrix, 2, size, stride, box)) ...
+ *
+ * Elements are 16 bits wide, rows of a box 32 or 64 elements. In row r of a box of 64, 16-byte vector v goes to place
+ * v ^ (r % 8); of a box of 32, to place v ^ (r / 2 % 4). What is beyond the matrix is read as zeros and not written. */
+#ifndef PGPT_BACKEND_CUDA_RUNTIME_TMA_DESCRIPTOR_H
+#define PGPT_BACKEND_CUDA_RUNTIME_TMA_DESCRIPTOR_H
+
+#include <cuda.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Does the driver have such maps? */
+bool cuda_tensor_maps_exist(void);
+
+/* False where it has not, or does not take this one. */
+bool cuda_tensor_map(CUtensorMap *map, const void *data, int n_dimensions, const uint64_t *size,
+                     const uint64_t *stride, const uint32_t *box);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
