@@ -1,16 +1,16 @@
-/* Matrix products on the GPU: every product of a training step of three GPT-2 sizes and of `mini` (64 x 256 tokens), and those of
- * decoding.
+/* GEMMs on the GPU: every GEMM of a training step of three GPT-2 sizes and of `mini` (64 x 256 tokens), and
+ * those of decoding.
  *
  *   cuda_gemm            everything below
- *   cuda_gemm train [M]  forward, input gradient and weight gradient of each layer; what the library does beside;
- *                            of all models or of M (124M, 350M, 1558M, mini)
+ *   cuda_gemm train [M]  forward, input gradient and weight gradient of each layer; what the library does
+ *                            beside; of all models or of M (124M, 350M, 1558M, mini)
  *   cuda_gemm head       the last layer: a vocabulary that is no multiple of 8, and how many rows at a time
  *   cuda_gemm decode     few rows: our kernels and the library's best, alone and as a whole stack of layers
  *   cuda_gemm start      how long it takes to choose the kernels of a whole program
  *
- * A line of train and head says the rate of the library's first proposal, of the fastest proposal, and of the fastest
- * with the same bits as the first, which is the one that pgpt takes; and which proposal that is. Results are checked
- * elsewhere (tests/cuda). Data are random: products of zeros are faster. */
+ * A line of train and head says the rate of the library's first proposal, of the fastest proposal, and of the
+ * fastest with the same bits as the first, which is the one that pgpt takes; and which proposal that is.
+ * Results are checked elsewhere (tests/cuda). Data are random: GEMMs of zeros are faster. */
 #include "backend/cuda/gemm/gemm.h"
 #include "backend/cuda/gemm/gemm_skinny.h"
 #include "backend/cuda/runtime/device.cuh"
@@ -71,12 +71,12 @@ static char *random_memory(const Bench *bench, size_t n_bytes) {
 
 /* ---- surveys ---- */
 
-static double rate(const Product *p, float microseconds) {
+static double rate(const Gemm *p, float microseconds) {
     return 2.0 * (double)p->rows * (double)p->columns * (double)p->inner / (double)microseconds * 1e-6;
 }
 
 static double print_line(const Bench *bench, const char *model, const char *layer, const char *which,
-                         const Product *p, const ProductCandidate *candidate, int n) {
+                         const Gemm *p, const GemmCandidate *candidate, int n) {
     char text[160];
     int first = 0, same = 0;
     while (first < n - 1 && candidate[first].rank) first++;
@@ -85,29 +85,29 @@ static double print_line(const Bench *bench, const char *model, const char *laye
            rate(p, candidate[first].microseconds), rate(p, candidate[0].microseconds),
            rate(p, candidate[same].microseconds), (double)candidate[same].microseconds, n, candidate[0].rank,
            candidate[same].rank,
-           product_candidate_describe(bench->context, &candidate[same], text, sizeof text));
+           gemm_candidate_describe(bench->context, &candidate[same], text, sizeof text));
     fflush(stdout);
     return (double)candidate[same].microseconds;
 }
 
 /* Prints a line; returns the microseconds of the choice. */
 static double line(const Bench *bench, const char *model, const char *layer, const char *which,
-                   const Product *p) {
-    ProductDescription description;
-    ProductCandidate candidate[PRODUCT_MOST_CANDIDATES];
+                   const Gemm *p) {
+    GemmDescription description;
+    GemmCandidate candidate[GEMM_MOST_CANDIDATES];
     Error error = {STATUS_OK, ""};
     double microseconds = 0.0;
-    must(product_describe(bench->context, p, &description, &error), &error);
-    int n = product_candidates(bench->context, p, &description, candidate, PRODUCT_MOST_CANDIDATES);
-    must(product_survey(bench->context, p, &description, candidate, n, &error), &error);
+    must(gemm_describe(bench->context, p, &description, &error), &error);
+    int n = gemm_candidates(bench->context, p, &description, candidate, GEMM_MOST_CANDIDATES);
+    must(gemm_survey(bench->context, p, &description, candidate, n, &error), &error);
     if (n) microseconds = print_line(bench, model, layer, which, p, candidate, n);
     else printf("%-6s %-6s %-28s there is none\n", model, layer, which);
-    product_description_free(&description);
+    gemm_description_free(&description);
     return microseconds;
 }
 
-static Product forward_of(const Bench *bench, int64_t rows, int64_t inner, int64_t columns) {
-    Product p = {};
+static Gemm forward_of(const Bench *bench, int64_t rows, int64_t inner, int64_t columns) {
+    Gemm p = {};
     p.rows = rows;
     p.columns = columns;
     p.inner = inner;
@@ -119,16 +119,16 @@ static Product forward_of(const Bench *bench, int64_t rows, int64_t inner, int64
     return p;
 }
 
-static Product input_gradient_of(const Bench *bench, int64_t rows, int64_t inputs, int64_t outputs) {
-    Product p = forward_of(bench, rows, outputs, inputs);
+static Gemm input_gradient_of(const Bench *bench, int64_t rows, int64_t inputs, int64_t outputs) {
+    Gemm p = forward_of(bench, rows, outputs, inputs);
     p.transpose_b = false;
     p.a = bench->y;
     p.c = bench->x;
     return p;
 }
 
-static Product weight_gradient_of(const Bench *bench, int64_t rows, int64_t inputs, int64_t outputs) {
-    Product p = forward_of(bench, outputs, rows, inputs);
+static Gemm weight_gradient_of(const Bench *bench, int64_t rows, int64_t inputs, int64_t outputs) {
+    Gemm p = forward_of(bench, outputs, rows, inputs);
     p.transpose_a = true;
     p.transpose_b = false;
     p.c_type = p.vector_type = DTYPE_F32;
@@ -146,31 +146,31 @@ static void column_sums(const Bench *bench, const char *model, const char *layer
     void *begin, *end;
     float milliseconds = 0.0f;
     enum { RUNS = 10 };
-    must(cuda_mark_new(context, &begin, &error), &error);
-    must(cuda_mark_new(context, &end, &error), &error);
+    must(cuda_event_new(context, &begin, &error), &error);
+    must(cuda_event_new(context, &end, &error), &error);
     for (int i = -2; i < RUNS; i++) {
-        if (i == 0) must(cuda_mark(context, begin, &error), &error);
+        if (i == 0) must(cuda_event_record(context, begin, &error), &error);
         must(cuda_reduce_columns(context, bench->y, DTYPE_BF16, rows, columns, bench->gradient, DTYPE_F32,
                                  false, bench->sums, &error),
              &error);
     }
-    must(cuda_mark(context, end, &error), &error);
+    must(cuda_event_record(context, end, &error), &error);
     must(cuda_elapsed_ms(context, begin, end, &milliseconds, &error), &error);
     double us = 1000.0 * (double)milliseconds / RUNS;
     printf("%-6s %-6s %-26s %8.1f us  %.2f TB/s\n", model, layer, "sums of columns", us,
            2.0 * (double)rows * (double)columns / us * 1e-6);
-    cuda_mark_free(context, begin);
-    cuda_mark_free(context, end);
+    cuda_event_free(context, begin);
+    cuda_event_free(context, end);
 }
 
 static double layer_lines(const Bench *bench, const Model *m, const char *layer, int64_t inputs,
-                          int64_t outputs, ProductFinish finish, bool has_residual) {
+                          int64_t outputs, GemmEpilogue epilogue, bool has_residual) {
     int64_t N = m->tokens;
-    Product p = forward_of(bench, N, inputs, outputs);
+    Gemm p = forward_of(bench, N, inputs, outputs);
     line(bench, m->name, layer, "forward", &p);
-    p.finish = finish;
+    p.epilogue = epilogue;
     p.vector = bench->bias;
-    p.before = finish == FINISH_BIAS_GELU ? bench->z : NULL;
+    p.before = epilogue == EPILOGUE_BIAS_GELU ? bench->z : NULL;
     if (has_residual) p.addend = bench->z;
     double total =
         line(bench, m->name, layer, has_residual ? "forward, bias, residual" : "forward, bias", &p);
@@ -178,7 +178,7 @@ static double layer_lines(const Bench *bench, const Model *m, const char *layer,
     total += line(bench, m->name, layer, "input gradient", &p);
     if (inputs > outputs) { /* what gelu comes before */
         p.before = bench->z;
-        p.finish = FINISH_SLOPE;
+        p.epilogue = EPILOGUE_DGELU;
         line(bench, m->name, layer, "input gradient, slope", &p);
     }
     p = weight_gradient_of(bench, N, inputs, outputs);
@@ -191,7 +191,7 @@ static double layer_lines(const Bench *bench, const Model *m, const char *layer,
 
 static double head_lines(const Bench *bench, const Model *m, const char *layer, int64_t rows,
                          int64_t vocabulary, int64_t stride) {
-    Product p = forward_of(bench, rows, m->channels, vocabulary);
+    Gemm p = forward_of(bench, rows, m->channels, vocabulary);
     p.c_stride = stride;
     double total = line(bench, m->name, layer, "forward", &p);
     p = input_gradient_of(bench, rows, m->channels, vocabulary);
@@ -212,10 +212,10 @@ static void run_train(const Bench *bench, const char *model) {
         const Model *m = &MODELS[i];
         int64_t C = m->channels;
         if (model && strcmp(model, m->name) != 0) continue;
-        double total = layer_lines(bench, m, "qkv", C, 3 * C, FINISH_BIAS, false);
-        total += layer_lines(bench, m, "out", C, C, FINISH_BIAS, true);
-        total += layer_lines(bench, m, "fc", C, 4 * C, FINISH_BIAS_GELU, false);
-        total += layer_lines(bench, m, "proj", 4 * C, C, FINISH_BIAS, true);
+        double total = layer_lines(bench, m, "qkv", C, 3 * C, EPILOGUE_BIAS, false);
+        total += layer_lines(bench, m, "out", C, C, EPILOGUE_BIAS, true);
+        total += layer_lines(bench, m, "fc", C, 4 * C, EPILOGUE_BIAS_GELU, false);
+        total += layer_lines(bench, m, "proj", 4 * C, C, EPILOGUE_BIAS, true);
         double head = head_lines(bench, m, "head", HEAD_ROWS, m->vocabulary, 0);
         printf("%-6s layers %.1f ms, head %.1f ms a step\n\n", m->name, total * m->layers * 1e-3,
                head * (double)m->tokens / HEAD_ROWS * 1e-3);
@@ -232,15 +232,15 @@ static void run_head(const Bench *bench) {
 
 /* ---- choosing ---- */
 
-static void choose(const Bench *bench, Product p) {
+static void choose(const Bench *bench, Gemm p) {
     Error error = {STATUS_OK, ""};
-    must(cuda_product(bench->context, &p, &error), &error);
+    must(cuda_gemm(bench->context, &p, &error), &error);
 }
 
 static void choose_layer(const Bench *bench, int64_t rows, int64_t inputs, int64_t outputs,
-                         ProductFinish finish, bool has_residual) {
-    Product p = forward_of(bench, rows, inputs, outputs);
-    p.finish = finish;
+                         GemmEpilogue epilogue, bool has_residual) {
+    Gemm p = forward_of(bench, rows, inputs, outputs);
+    p.epilogue = epilogue;
     p.vector = bench->bias;
     p.before = bench->z;
     if (has_residual) p.addend = bench->z;
@@ -257,11 +257,11 @@ static void run_start(const Bench *bench) {
         int64_t C = m->channels, N = m->tokens;
         Error error = {STATUS_OK, ""};
         uint64_t before = timer_now_ns();
-        choose_layer(bench, N, C, 3 * C, FINISH_BIAS, false);
-        choose_layer(bench, N, C, C, FINISH_BIAS, true);
-        choose_layer(bench, N, C, 4 * C, FINISH_BIAS_GELU, false);
-        choose_layer(bench, N, 4 * C, C, FINISH_BIAS, true);
-        choose_layer(bench, m->vocabulary == PADDED ? 8192 : N, C, m->vocabulary, FINISH_NONE, false);
+        choose_layer(bench, N, C, 3 * C, EPILOGUE_BIAS, false);
+        choose_layer(bench, N, C, C, EPILOGUE_BIAS, true);
+        choose_layer(bench, N, C, 4 * C, EPILOGUE_BIAS_GELU, false);
+        choose_layer(bench, N, 4 * C, C, EPILOGUE_BIAS, true);
+        choose_layer(bench, m->vocabulary == PADDED ? 8192 : N, C, m->vocabulary, EPILOGUE_NONE, false);
         must(cuda_check(cudaStreamSynchronize(bench->context->stream), "waiting", &error), &error);
         printf("%-6s choosing takes %.0f ms\n", m->name, (double)(timer_now_ns() - before) * 1e-6);
     }
@@ -269,24 +269,24 @@ static void run_start(const Bench *bench) {
 
 /* ---- decoding ---- */
 
-typedef Status (*Enqueue)(const Bench *bench, const FewRows *product, Error *error);
+typedef Status (*Enqueue)(const Bench *bench, const GemmSkinny *gemm, Error *error);
 
-static Status enqueue_ours(const Bench *bench, const FewRows *product, Error *error) {
-    return cuda_few_rows(bench->context, product, error);
+static Status enqueue_ours(const Bench *bench, const GemmSkinny *gemm, Error *error) {
+    return cuda_gemm_skinny(bench->context, gemm, error);
 }
 
-static Status enqueue_library(const Bench *bench, const FewRows *f, Error *error) {
-    Product p = forward_of(bench, f->rows, f->inner, f->columns);
+static Status enqueue_library(const Bench *bench, const GemmSkinny *f, Error *error) {
+    Gemm p = forward_of(bench, f->rows, f->inner, f->columns);
     p.a = f->x;
     p.b = f->weight;
     p.c = f->y;
-    p.finish = FINISH_BIAS;
+    p.epilogue = EPILOGUE_BIAS;
     p.vector = f->bias;
-    return cuda_product(bench->context, &p, error);
+    return cuda_gemm(bench->context, &p, error);
 }
 
-static FewRows few_rows_of(const Bench *bench, int64_t rows, int64_t inner, int64_t columns) {
-    FewRows f = {};
+static GemmSkinny gemm_skinny_of(const Bench *bench, int64_t rows, int64_t inner, int64_t columns) {
+    GemmSkinny f = {};
     f.x = bench->x;
     f.weight = bench->weight;
     f.bias = bench->bias;
@@ -298,52 +298,52 @@ static FewRows few_rows_of(const Bench *bench, int64_t rows, int64_t inner, int6
     return f;
 }
 
-/* The products one after the other through all of the weights' memory, recorded; microseconds of one replay. */
-static double replay(const Bench *bench, const FewRows *product, int n_products, int n_repeats,
+/* The GEMMs one after the other through all of the weights' memory, recorded; microseconds of one replay. */
+static double replay(const Bench *bench, const GemmSkinny *gemm, int n_gemvs, int n_repeats,
                      Enqueue enqueue) {
     CudaContext *context = bench->context;
     Error error = {STATUS_OK, ""};
-    void *recording = NULL, *begin, *end;
+    void *capture = NULL, *begin, *end;
     size_t at = 0;
-    for (int i = 0; i < n_products; i++) must(enqueue(bench, &product[i], &error), &error);
+    for (int i = 0; i < n_gemvs; i++) must(enqueue(bench, &gemm[i], &error), &error);
     must(cuda_capture_begin(context, &error), &error);
-    for (int i = 0; i < n_products * n_repeats; i++) {
-        FewRows f = product[i % n_products];
+    for (int i = 0; i < n_gemvs * n_repeats; i++) {
+        GemmSkinny f = gemm[i % n_gemvs];
         size_t n_bytes = (size_t)(f.columns * f.inner * 2 + 255) / 256 * 256;
         if (at + n_bytes > bench->weight_bytes) at = 0;
         f.weight = bench->weight + at;
         at += n_bytes;
         must(enqueue(bench, &f, &error), &error);
     }
-    must(cuda_capture_end(context, &recording, &error), &error);
-    must(cuda_mark_new(context, &begin, &error), &error);
-    must(cuda_mark_new(context, &end, &error), &error);
+    must(cuda_capture_end(context, &capture, &error), &error);
+    must(cuda_event_new(context, &begin, &error), &error);
+    must(cuda_event_new(context, &end, &error), &error);
     float best = 1e30f;
     for (int i = 0; i < 6; i++) {
         float milliseconds;
-        must(cuda_mark(context, begin, &error), &error);
-        must(cuda_replay(context, recording, &error), &error);
-        must(cuda_mark(context, end, &error), &error);
+        must(cuda_event_record(context, begin, &error), &error);
+        must(cuda_replay(context, capture, &error), &error);
+        must(cuda_event_record(context, end, &error), &error);
         must(cuda_elapsed_ms(context, begin, end, &milliseconds, &error), &error);
         if (milliseconds < best) best = milliseconds;
     }
-    cuda_mark_free(context, begin);
-    cuda_mark_free(context, end);
-    cuda_recording_free(context, recording);
+    cuda_event_free(context, begin);
+    cuda_event_free(context, end);
+    cuda_capture_free(context, capture);
     return 1000.0 * (double)best / n_repeats;
 }
 
 /* One line: ours after its predecessor and early, and the library's. */
-static void decode_times(const Bench *bench, const Model *m, const char *layer, FewRows *product, int n,
+static void decode_times(const Bench *bench, const Model *m, const char *layer, GemmSkinny *gemm, int n,
                          int n_repeats) {
     static const Enqueue ways[] = {enqueue_ours, enqueue_ours, enqueue_library};
-    static const char *const names[] = {"ours", "early", "library"};
+    static const char *const names[] = {"ours", "PDL", "library"};
     double n_bytes = 0.0;
-    for (int i = 0; i < n; i++) n_bytes += 2.0 * (double)product[i].inner * (double)product[i].columns;
-    printf("%-6s %-6s rows %2lld ", m->name, layer, (long long)product->rows);
+    for (int i = 0; i < n; i++) n_bytes += 2.0 * (double)gemm[i].inner * (double)gemm[i].columns;
+    printf("%-6s %-6s rows %2lld ", m->name, layer, (long long)gemm->rows);
     for (int way = 0; way < 3; way++) {
-        for (int i = 0; i < n; i++) product[i].may_start_early = way == 1;
-        double us = replay(bench, product, n, n_repeats, ways[way]);
+        for (int i = 0; i < n; i++) gemm[i].may_use_pdl = way == 1;
+        double us = replay(bench, gemm, n, n_repeats, ways[way]);
         printf(" %s %.2f us %.2f TB/s%s", names[way], us, n_bytes / us * 1e-6, way < 2 ? "," : "\n");
     }
     fflush(stdout);
@@ -351,22 +351,22 @@ static void decode_times(const Bench *bench, const Model *m, const char *layer, 
 
 static void decode_line(const Bench *bench, const Model *m, const char *layer, int64_t rows, int64_t inner,
                         int64_t columns) {
-    FewRows f = few_rows_of(bench, rows, inner, columns);
+    GemmSkinny f = gemm_skinny_of(bench, rows, inner, columns);
     decode_times(bench, m, layer, &f, 1, 64);
 }
 
-/* All products of a token in their order. */
+/* All GEMMs of a token in their order. */
 static void decode_stack(const Bench *bench, const Model *m, int64_t rows) {
-    FewRows stack[4 * 48 + 1];
+    GemmSkinny stack[4 * 48 + 1];
     int64_t C = m->channels;
     int n = 0;
     for (int layer = 0; layer < m->layers; layer++) {
-        stack[n++] = few_rows_of(bench, rows, C, 3 * C);
-        stack[n++] = few_rows_of(bench, rows, C, C);
-        stack[n++] = few_rows_of(bench, rows, C, 4 * C);
-        stack[n++] = few_rows_of(bench, rows, 4 * C, C);
+        stack[n++] = gemm_skinny_of(bench, rows, C, 3 * C);
+        stack[n++] = gemm_skinny_of(bench, rows, C, C);
+        stack[n++] = gemm_skinny_of(bench, rows, C, 4 * C);
+        stack[n++] = gemm_skinny_of(bench, rows, 4 * C, C);
     }
-    stack[n++] = few_rows_of(bench, rows, C, VOCABULARY);
+    stack[n++] = gemm_skinny_of(bench, rows, C, VOCABULARY);
     decode_times(bench, m, "stack", stack, n, 4);
 }
 
@@ -374,14 +374,14 @@ static void run_decode(const Bench *bench) {
     for (int i = 0; i < N_MODELS; i += 2) {
         const Model *m = &MODELS[i];
         int64_t C = m->channels;
-        for (int64_t rows = 1; rows <= FEW_ROWS; rows *= 4) {
+        for (int64_t rows = 1; rows <= SKINNY_ROWS; rows *= 4) {
             decode_line(bench, m, "qkv", rows, C, 3 * C);
             decode_line(bench, m, "out", rows, C, C);
             decode_line(bench, m, "fc", rows, C, 4 * C);
             decode_line(bench, m, "proj", rows, 4 * C, C);
             decode_line(bench, m, "head", rows, C, VOCABULARY);
         }
-        for (int64_t rows = 1; rows <= FEW_ROWS; rows *= 4) decode_stack(bench, m, rows);
+        for (int64_t rows = 1; rows <= SKINNY_ROWS; rows *= 4) decode_stack(bench, m, rows);
     }
 }
 

@@ -1,4 +1,5 @@
-/* The table that makes these kernels a backend: which function runs which operation, and where memory comes from.
+/* The table that makes these kernels a backend: which function runs which operation, and where memory comes
+ * from.
  *
  * Memory is the host's own, so uploads and downloads are copies. Kernels return when they are done. */
 #include "backend/cpu/cpu.h"

@@ -1,8 +1,8 @@
 /* The kernels of the CPU backend, one file per operation, and the few tools they share.
  *
- * A kernel is right when it agrees with the operation's reference, for every shape, and gives the same bits with
- * every number of threads: each element is computed by one thread in an order that does not depend on how many
- * there are, and sums over rows go through a fixed number of partial sums (reduce.h). */
+ * A kernel is right when it agrees with the operation's reference, for every shape, and gives the same bits
+ * with every number of threads: each element is computed by one thread in an order that does not depend on
+ * how many there are, and sums over rows go through a fixed number of partial sums (reduce.h). */
 #ifndef PGPT_BACKEND_CPU_KERNELS_H
 #define PGPT_BACKEND_CPU_KERNELS_H
 
@@ -45,7 +45,8 @@ Status cpu_adamw(const KernelCall *call, Error *error);
 Status cpu_sgd(const KernelCall *call, Error *error);
 
 /* ---- 16-bit storage (half.c) ----
- * Kernels compute on f32. Where a node has 16-bit tensors, cpu_widened runs its f32 kernel on widened copies. */
+ * Kernels compute on f32. Where a node has 16-bit tensors, cpu_widened runs its f32 kernel on widened
+ * copies. */
 bool cpu_needs_widening(const Node *node);
 Status cpu_widened(const KernelCall *call, Error *error);
 size_t cpu_widening_bytes(const Node *node);
@@ -82,8 +83,8 @@ size_t cpu_squared_norm_scratch(const Node *node, int n_threads);
 /* Starting and joining threads costs about as much as this many elements of simple work. */
 enum { CPU_SERIAL_BELOW = 16384 };
 
-/* All threads or one, never something between: an OpenMP runtime may end and recreate threads when the size of
- * teams changes, and that costs more than idling. */
+/* All threads or one, never something between: an OpenMP runtime may end and recreate threads when the size
+ * of teams changes, and that costs more than idling. */
 static inline int cpu_threads(const KernelCall *call, int64_t n_elements) {
     return n_elements < CPU_SERIAL_BELOW ? 1 : call->n_threads;
 }
@@ -120,8 +121,8 @@ CPU_INLINE void lanes_write(float *p, vec v, bool add, int lanes) {
     lanes_store(p, v, lanes);
 }
 
-/* 1/(1+e^-x) within a few units in the last place, near 0 below -88; *complement is 1 minus it, equally exact where
- * subtraction would leave nothing but rounding. */
+/* 1/(1+e^-x) within a few units in the last place, near 0 below -88; *complement is 1 minus it, equally exact
+ * where subtraction would leave nothing but rounding. */
 CPU_INLINE vec vec_sigmoid(vec x, vec *complement) {
     vec e = vec_exp(-x), s = vec_set(1.0f) / (vec_set(1.0f) + e);
     *complement = e * s;

@@ -1,16 +1,16 @@
 /* Attention backward: weights are computed again, tile by tile, and never kept.
  *
- * With P the weights, M the dropout mask (0 or its scale; 1 without dropout) and D = rowsum(dy ∘ y), the gradients
- * of one head are
+ * With P the weights, M the dropout mask (0 or its scale; 1 without dropout) and D = rowsum(dy ∘ y), the
+ * gradients of one head are
  *
  *     dV = (P∘M)ᵀ dY      dP = (dY Vᵀ)∘M      dS = P∘(dP - D)      dQ = scale·dS K      dK = scale·dSᵀ Q
  *
  * P comes from the scores and the saved logarithm of the denominator without a second softmax. That is five
- * products per tile; all are tile_multiply's. On the diagonal, each strip runs over the part of the sum or of the
- * columns that is not masked.
+ * GEMMs per tile; all are tile_multiply's. On the diagonal, each strip runs over the part of the sum or of
+ * the columns that is not masked.
  *
- * A work item is a key/value head of a sequence with all its query heads, so that dK and dV have one writer, which
- * adds in a fixed order: keys tile by tile, for each the queries from there on. */
+ * A work item is a key/value head of a sequence with all its query heads, so that dK and dV have one writer,
+ * which adds in a fixed order: keys tile by tile, for each the queries from there on. */
 #include "backend/cpu/attention/attention_tile.h"
 #include "backend/cpu/dropout_mask.h"
 
@@ -105,19 +105,19 @@ static void tile_scores(const AttentionShape *shape, uint64_t sequence, const Ba
         int rows = (int)tile_min(TILE_ROWS, tile->n_queries - row);
         int n_vecs = tile_vecs(strip_width(tile, row, rows));
         float *weights = work->weights + row * TILE_KEYS, *dscores = work->dscores + row * TILE_KEYS;
-        TileProduct product = {.a = work->q + (tile->first_query + row) * padded,
-                               .a_row = padded,
-                               .a_step = 1,
-                               .b = work->keys_by_column + tile->first_key * size,
-                               .b_step = TILE_KEYS,
-                               .c = weights,
-                               .c_step = TILE_KEYS};
-        tile_multiply(rows, n_vecs, size, product);
+        TileGemm gemm = {.a = work->q + (tile->first_query + row) * padded,
+                         .a_row = padded,
+                         .a_step = 1,
+                         .b = work->keys_by_column + tile->first_key * size,
+                         .b_step = TILE_KEYS,
+                         .c = weights,
+                         .c_step = TILE_KEYS};
+        tile_multiply(rows, n_vecs, size, gemm);
         tile_prefetch(ahead);
-        product.a = work->dy + (tile->first_query + row) * padded;
-        product.b = work->values_by_column + tile->first_key * size;
-        product.c = dscores;
-        tile_multiply(rows, n_vecs, size, product);
+        gemm.a = work->dy + (tile->first_query + row) * padded;
+        gemm.b = work->values_by_column + tile->first_key * size;
+        gemm.c = dscores;
+        tile_multiply(rows, n_vecs, size, gemm);
         for (int r = 0; r < rows; r++) {
             int64_t query = tile->first_query + row + r;
             int64_t visible = tile->diagonal ? row + r + 1 : tile->n_keys;
@@ -136,14 +136,14 @@ static void add_dqueries(const Backward *work, const ScoreTile *tile, int64_t pa
     for (int64_t row = 0; row < tile->n_queries; row += TILE_ROWS) {
         int rows = (int)tile_min(TILE_ROWS, tile->n_queries - row);
         tile_multiply(rows, (int)(padded / VEC_LANES), strip_width(tile, row, rows),
-                      (TileProduct){.a = work->dscores + row * TILE_KEYS,
-                                    .a_row = TILE_KEYS,
-                                    .a_step = 1,
-                                    .b = work->keys + tile->first_key * padded,
-                                    .b_step = padded,
-                                    .c = work->dq + (tile->first_query + row) * padded,
-                                    .c_step = padded,
-                                    .c_keep = tile_keep_all});
+                      (TileGemm){.a = work->dscores + row * TILE_KEYS,
+                                 .a_row = TILE_KEYS,
+                                 .a_step = 1,
+                                 .b = work->keys + tile->first_key * padded,
+                                 .b_step = padded,
+                                 .c = work->dq + (tile->first_query + row) * padded,
+                                 .c_step = padded,
+                                 .c_keep = tile_keep_all});
     }
 }
 
@@ -155,14 +155,14 @@ static void add_transposed(const float *x, const float *from, float *to, const S
         int rows = (int)tile_min(TILE_ROWS, tile->n_keys - key);
         int64_t first = tile->diagonal ? key : 0;
         tile_multiply(rows, (int)(padded / VEC_LANES), tile->n_queries - first,
-                      (TileProduct){.a = x + first * TILE_KEYS + key,
-                                    .a_row = 1,
-                                    .a_step = TILE_KEYS,
-                                    .b = from + (tile->first_query + first) * padded,
-                                    .b_step = padded,
-                                    .c = to + (tile->first_key + key) * padded,
-                                    .c_step = padded,
-                                    .c_keep = tile_keep_all});
+                      (TileGemm){.a = x + first * TILE_KEYS + key,
+                                 .a_row = 1,
+                                 .a_step = TILE_KEYS,
+                                 .b = from + (tile->first_query + first) * padded,
+                                 .b_step = padded,
+                                 .c = to + (tile->first_key + key) * padded,
+                                 .c_step = padded,
+                                 .c_keep = tile_keep_all});
     }
 }
 

@@ -1,13 +1,14 @@
 /* Attention over a key/value cache, for generation.
  *
- * One new token per sequence does two operations per cached float, so the time is that of reading the cache, once,
- * in order. The kernel streams: dot products with the keys of a chunk of positions, their weights, the weighted sum
- * of the values, for all query heads of the key/value head while the chunk is in the inner caches. Each chunk
- * leaves a partial result (maximum, denominator, output), and a second step puts those of a query together. Chunks
- * have a fixed length, so one long sequence can occupy every thread, and the result does not depend on how many
- * there are.
+ * One new token per sequence does two operations per cached float, so the time is that of reading the cache,
+ * once, in order. The kernel streams: dot products with the keys of a chunk of positions, their weights, the
+ * weighted sum of the values, for all query heads of the key/value head while the chunk is in the inner
+ * caches. Each chunk leaves a partial result (maximum, denominator, output), and a second step puts those of
+ * a query together. Chunks have a fixed length, so one long sequence can occupy every thread, and the result
+ * does not depend on how many there are.
  *
- * Many new tokens (a prompt) are worth packing the cache for: they go through the tiles of the forward pass. */
+ * Many new tokens (a prompt) are worth packing the cache for: they go through the tiles of the forward
+ * pass. */
 #include "backend/cpu/attention/attention_tile.h"
 
 #include <float.h>
@@ -124,14 +125,15 @@ static inline Quad sum_each(const vec v[4]) {
     return __builtin_shufflevector(ab, cd, 0, 1, 4, 5) + __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
 }
 
-/* Asks for what comes KEYS_AHEAD_BYTES after these rows: keys of this chunk, of the next one, or nobody's, which does
- * no harm. Four rows at a time is a pattern that hardware prefetching follows only by luck. */
+/* Asks for what comes KEYS_AHEAD_BYTES after these rows: keys of this chunk, of the next one, or nobody's,
+ * which does no harm. Four rows at a time is a pattern that hardware prefetching follows only by luck. */
 static inline void prefetch_rows(const float *rows, int n_floats) {
     for (int i = 0; i < n_floats; i += 16)
         __builtin_prefetch((const void *)((uintptr_t)(rows + i) + KEYS_AHEAD_BYTES));
 }
 
-/* scores[k] = q · keys[k] for n keys; room for n rounded up to a vector, and what is beyond n is minus infinity. */
+/* scores[k] = q · keys[k] for n keys; room for n rounded up to a vector, and what is beyond n is minus
+ * infinity. */
 static void chunk_scores(const float *q, const float *keys, int64_t n, int size, float *scores) {
     const int whole = size / VEC_LANES * VEC_LANES;
     for (int64_t k = 0; k < n; k += 4) {
@@ -156,8 +158,8 @@ static void chunk_scores(const float *q, const float *keys, int64_t n, int size,
     for (int64_t k = n; k % VEC_LANES; k++) scores[k] = -INFINITY;
 }
 
-/* output = sum over k of weights[k]·values[k], `vecs` vectors of the row at once, in as many sums as it takes to
- * hide the latency of the additions: key k goes to sum k % keys. */
+/* output = sum over k of weights[k]·values[k], `vecs` vectors of the row at once, in as many sums as it takes
+ * to hide the latency of the additions: key k goes to sum k % keys. */
 static inline __attribute__((always_inline)) void weighted_sum(int vecs, int keys, const float *weights,
                                                                const float *values, int64_t n, int size,
                                                                float *output) {

@@ -1,18 +1,18 @@
 /* Attention forward: softmax(QKᵀ)V in one sweep over the keys, with a running maximum.
  *
  * For a tile of queries, the keys come by in tiles of 64. Each brings its scores, which change what the row's
- * maximum is; what was summed so far is then scaled by 2^(old maximum - new maximum), a factor that rides along in
- * the product that adds the tile's weighted values, so it costs no extra pass. Nothing larger than a tile of
- * scores is ever stored.
+ * maximum is; what was summed so far is then scaled by 2^(old maximum - new maximum), a factor that rides
+ * along in the GEMM that adds the tile's weighted values, so it costs no extra pass. Nothing larger than a
+ * tile of scores is ever stored.
  *
  * The queries are scaled by scale·log2(e) while they are packed, so that the scores come out ready for 2^x.
  *
- * The causal mask costs little: a strip of six rows multiplies with the key vectors up to its last row's position
- * only, and with the values up to that position exactly.
+ * The causal mask costs little: a strip of six rows multiplies with the key vectors up to its last row's
+ * position only, and with the values up to that position exactly.
  *
- * A work item is a run of query tiles of all query heads that share a key/value head. The split into items follows
- * the number of threads, but rows do not touch each other and strips begin at the same rows in every split, so the
- * result does not. */
+ * A work item is a run of query tiles of all query heads that share a key/value head. The split into items
+ * follows the number of threads, but rows do not touch each other and strips begin at the same rows in every
+ * split, so the result does not. */
 #include "backend/cpu/attention/attention_tile.h"
 #include "backend/cpu/dropout_mask.h"
 
@@ -47,8 +47,8 @@ static inline float largest(vec v) {
 #endif
 }
 
-/* Scores of one strip to weights: 2^(score - maximum), and the bookkeeping that goes with a new maximum. Row r sees
- * the first `visible + r` of the tile's keys. */
+/* Scores of one strip to weights: 2^(score - maximum), and the bookkeeping that goes with a new maximum. Row
+ * r sees the first `visible + r` of the tile's keys. */
 static void strip_weights(const TileState *tile, int64_t first_row, int rows, int n_vecs, int64_t visible) {
     float *scores = tile->weights + first_row * TILE_KEYS;
     float *maximum = tile->maximum + first_row, *keep = tile->keep + first_row;
@@ -112,13 +112,13 @@ static void attend_key_tile(const TileQueries *queries, const TileState *tile, i
         if (width <= 0) continue;
         int n_vecs = tile_vecs(width);
         tile_multiply(rows, n_vecs, size,
-                      (TileProduct){.a = tile->q + row * size,
-                                    .a_row = size,
-                                    .a_step = 1,
-                                    .b = keys,
-                                    .b_step = TILE_KEYS,
-                                    .c = tile->weights + row * TILE_KEYS,
-                                    .c_step = TILE_KEYS});
+                      (TileGemm){.a = tile->q + row * size,
+                                 .a_row = size,
+                                 .a_step = 1,
+                                 .b = keys,
+                                 .b_step = TILE_KEYS,
+                                 .c = tile->weights + row * TILE_KEYS,
+                                 .c_step = TILE_KEYS});
         if (queries->ahead) tile_prefetch(queries->ahead);
         strip_weights(tile, row, rows, n_vecs, position + row + 1);
         if (queries->dropout > 0) strip_dropout(queries, tile, first_query, row, rows, n_vecs, first_key);
@@ -128,14 +128,14 @@ static void attend_key_tile(const TileQueries *queries, const TileState *tile, i
         int64_t width = tile_min(TILE_KEYS, position + row + rows);
         if (width <= 0) continue;
         tile_multiply(rows, padded / VEC_LANES, width,
-                      (TileProduct){.a = tile->weights + row * TILE_KEYS,
-                                    .a_row = TILE_KEYS,
-                                    .a_step = 1,
-                                    .b = queries->values + first_key * padded,
-                                    .b_step = padded,
-                                    .c = tile->output + row * padded,
-                                    .c_step = padded,
-                                    .c_keep = first_key ? tile->keep + row : NULL});
+                      (TileGemm){.a = tile->weights + row * TILE_KEYS,
+                                 .a_row = TILE_KEYS,
+                                 .a_step = 1,
+                                 .b = queries->values + first_key * padded,
+                                 .b_step = padded,
+                                 .c = tile->output + row * padded,
+                                 .c_step = padded,
+                                 .c_keep = first_key ? tile->keep + row : NULL});
     }
 }
 
@@ -201,8 +201,8 @@ size_t attention_forward_scratch_bytes(const AttentionShape *shape, int n_thread
     return tile_scratch_bytes(n_threads, forward_thread_bytes(shape));
 }
 
-/* Queries first .. last-1 of every head that uses one key/value head, `item` = b·NKV + kv. Its output's memory and
- * what next_item reads are prefetched on the way. */
+/* Queries first .. last-1 of every head that uses one key/value head, `item` = b·NKV + kv. Its output's
+ * memory and what next_item reads are prefetched on the way. */
 static void forward_item(const AttentionShape *shape, const float *qkv, float *y, float *lse, int64_t item,
                          int64_t next_item, int64_t first, int64_t last, TileMemory memory) {
     const int64_t b = item / shape->n_kv_heads;

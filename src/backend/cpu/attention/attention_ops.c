@@ -36,7 +36,8 @@ Status cpu_attention(const KernelCall *call, Error *error) {
     return STATUS_OK;
 }
 
-/* The kernel writes the gradient whole. Where it must be added to another one, it is made in scratch first. */
+/* The kernel writes the gradient whole. Where it must be added to another one, it is made in scratch
+ * first. */
 static size_t gradient_bytes(const Node *node) {
     return node->write[0] == WRITE_FRESH
                ? 0

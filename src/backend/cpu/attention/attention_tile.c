@@ -1,13 +1,13 @@
-/* The one matrix product that attention is made of, the packing that feeds it, and prefetching.
+/* The one GEMM that attention is made of, the packing that feeds it, and prefetching.
  *
- * All six products of attention (scores, output, and four of the gradients) have the same inner loop: broadcast an
- * element of A, multiply it with a row of B, add to a strip of C that stays in registers. Only where A's elements
- * lie differs, so A carries two strides, and a transposed A costs nothing. B must have vectors along its rows: keys
- * and values are packed once per head, transposed where a product wants them so.
+ * All six GEMMs of attention (scores, output, and four of the gradients) have the same inner loop:
+ * broadcast an element of A, multiply it with a row of B, add to a strip of C that stays in registers. Only
+ * where A's elements lie differs, so A carries two strides, and a transposed A costs nothing. B must have
+ * vectors along its rows: keys and values are packed once per head, transposed where a GEMM wants them so.
  *
- * The strip is 6 rows by as many vectors as the register file holds: 24 accumulators of 32 registers with AVX-512,
- * 12 of 16 with AVX2 and SSE. Per step that is 10 (8) loads for 24 (12) multiply-adds, so the multipliers are the
- * limit, not the loads. */
+ * The strip is 6 rows by as many vectors as the register file holds: 24 accumulators of 32 registers with
+ * AVX-512, 12 of 16 with AVX2 and SSE. Per step that is 10 (8) loads for 24 (12) multiply-adds, so the
+ * multipliers are the limit, not the loads. */
 #include "backend/cpu/attention/attention_tile.h"
 
 #if VEC_LANES == 16
@@ -20,7 +20,7 @@ const float tile_keep_all[TILE_ROWS] = {1, 1, 1, 1, 1, 1};
 
 /* Inlined with constant rows and vectors, so that the accumulators become registers. */
 static inline __attribute__((always_inline)) void strip(int rows, int n_vecs, int64_t depth,
-                                                        const TileProduct *p) {
+                                                        const TileGemm *p) {
     vec sum[TILE_ROWS][STRIP_VECS];
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++)
@@ -53,11 +53,11 @@ static inline __attribute__((always_inline)) void strip(int rows, int n_vecs, in
     }
 }
 
-typedef void StripFunction(int64_t depth, const TileProduct *product);
+typedef void StripFunction(int64_t depth, const TileGemm *gemm);
 
 #define STRIP(rows, vecs)                                                                                    \
-    static void strip_##rows##_##vecs(int64_t depth, const TileProduct *product) {                           \
-        strip(rows, vecs, depth, product);                                                                   \
+    static void strip_##rows##_##vecs(int64_t depth, const TileGemm *gemm) {                                 \
+        strip(rows, vecs, depth, gemm);                                                                      \
     }
 #define STRIPS(vecs) STRIP(1, vecs) STRIP(2, vecs) STRIP(3, vecs) STRIP(4, vecs) STRIP(5, vecs) STRIP(6, vecs)
 #define STRIP_NAMES(vecs)                                                                                    \
@@ -79,11 +79,11 @@ static StripFunction *const strip_table[STRIP_VECS][TILE_ROWS] = {
 #endif
 };
 
-void tile_multiply(int rows, int n_vecs, int64_t depth, TileProduct product) {
+void tile_multiply(int rows, int n_vecs, int64_t depth, TileGemm gemm) {
     for (; n_vecs > 0; n_vecs -= STRIP_VECS) {
-        strip_table[n_vecs < STRIP_VECS ? n_vecs - 1 : STRIP_VECS - 1][rows - 1](depth, &product);
-        product.b += STRIP_VECS * VEC_LANES;
-        product.c += STRIP_VECS * VEC_LANES;
+        strip_table[n_vecs < STRIP_VECS ? n_vecs - 1 : STRIP_VECS - 1][rows - 1](depth, &gemm);
+        gemm.b += STRIP_VECS * VEC_LANES;
+        gemm.c += STRIP_VECS * VEC_LANES;
     }
 }
 

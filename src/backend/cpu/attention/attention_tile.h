@@ -1,5 +1,5 @@
-/* What the attention kernels share: the small matrix product, packing, and the softmax over one tile of queries.
- * Private to attention_*.c. */
+/* What the attention kernels share: the small GEMM, packing, and the softmax over one tile of
+ * queries. Private to attention_*.c. */
 #ifndef PGPT_BACKEND_CPU_ATTENTION_ATTENTION_TILE_H
 #define PGPT_BACKEND_CPU_ATTENTION_ATTENTION_TILE_H
 
@@ -11,7 +11,7 @@
 #endif
 
 #define TILE_KEYS    64 /* keys per tile; a tile's row of scores is this long in memory */
-#define TILE_ROWS    6  /* rows of a strip: what a matrix product holds in registers at once */
+#define TILE_ROWS    6  /* rows of a strip: what a GEMM holds in registers at once */
 #define TILE_QUERIES 96 /* queries that tile_attend takes along the keys together; a multiple of TILE_ROWS */
 
 #define TILE_LOG2_E 1.4426950408889634
@@ -37,8 +37,8 @@ static inline int tile_thread(void) {
 #endif
 }
 
-/* Scratch memory is cut into arrays that begin on a cache line. Without a base nothing is handed out, but `used`
- * comes to what is needed: the same code lays arrays out and tells their size. */
+/* Scratch memory is cut into arrays that begin on a cache line. Without a base nothing is handed out, but
+ * `used` comes to what is needed: the same code lays arrays out and tells their size. */
 typedef struct {
     char *base;
     size_t used;
@@ -60,9 +60,9 @@ static inline size_t tile_scratch_bytes(int n_threads, size_t n_bytes) {
     return (size_t)n_threads * n_bytes + 63;
 }
 
-/* 2^x for x up to about 0 (softmax's range), within 2 units in the last place; below 2^-126 it is 0, and a NaN
- * stays one. x = n + r with |r| <= 1/2: adding `magic` rounds x to n and leaves n + 127 in the lowest bits, which
- * shifted into place are the power of two, or 0 for n = -127. 2^r is a minimax polynomial. */
+/* 2^x for x up to about 0 (softmax's range), within 2 units in the last place; below 2^-126 it is 0, and a
+ * NaN stays one. x = n + r with |r| <= 1/2: adding `magic` rounds x to n and leaves n + 127 in the lowest
+ * bits, which shifted into place are the power of two, or 0 for n = -127. 2^r is a minimax polynomial. */
 static inline vec tile_exp2(vec x) {
     const vec magic = vec_set(12582912.0f + 127.0f);
     x = vec_max(vec_set(-127.0f),
@@ -86,9 +86,10 @@ static inline vec tile_mask(vec x, int64_t n) {
     return vec_select(lane < (int32_t)n, x, vec_set(-INFINITY));
 }
 
-/* C = A·B for one strip: A is rows x depth with element (r, i) at a[r·a_row + i·a_step], B is depth x columns with
- * rows b_step apart, C has rows c_step apart; columns = n_vecs·VEC_LANES, rows <= TILE_ROWS. With c_keep, the old C
- * is added, row r times c_keep[r]. The sum over `depth` runs in order, from zero, for every element. */
+/* C = A·B for one strip: A is rows x depth with element (r, i) at a[r·a_row + i·a_step], B is depth x columns
+ * with rows b_step apart, C has rows c_step apart; columns = n_vecs·VEC_LANES, rows <= TILE_ROWS. With
+ * c_keep, the old C is added, row r times c_keep[r]. The sum over `depth` runs in order, from zero, for every
+ * element. */
 typedef struct {
     const float *a;
     int64_t a_row, a_step;
@@ -97,16 +98,17 @@ typedef struct {
     float *c;
     int64_t c_step;
     const float *c_keep;
-} TileProduct;
+} TileGemm;
 
-void tile_multiply(int rows, int n_vecs, int64_t depth, TileProduct product);
+void tile_multiply(int rows, int n_vecs, int64_t depth, TileGemm gemm);
 
 /* Factors for c_keep that keep C as it is. */
 extern const float tile_keep_all[TILE_ROWS];
 
-/* Memory to ask for while something else is computed. The rows of a head lie a page or so apart, where the machine's
- * own prefetching does not follow, and would be waited for one by one. A call of tile_prefetch takes a few rows of
- * all streams. It changes the time, never the result, so what comes next may be guessed. */
+/* Memory to ask for while something else is computed. The rows of a head lie a page or so apart, where the
+ * machine's own prefetching does not follow, and would be waited for one by one. A call of tile_prefetch
+ * takes a few rows of all streams. It changes the time, never the result, so what comes next may be
+ * guessed. */
 typedef struct {
     struct {
         const float *row; /* row 0 */
@@ -118,26 +120,27 @@ typedef struct {
     int64_t rows_per_call;
 } TileAhead;
 
-/* Adds the rows of work item `item`, a key/value head of a sequence counted as b·NKV + kv: of a tensor shaped as
- * qkv, or as y. Items that do not exist add nothing. */
+/* Adds the rows of work item `item`, a key/value head of a sequence counted as b·NKV + kv: of a tensor shaped
+ * as qkv, or as y. Items that do not exist add nothing. */
 void tile_ahead_qkv(TileAhead *ahead, const AttentionShape *shape, const float *qkv, int64_t item);
 void tile_ahead_y(TileAhead *ahead, const AttentionShape *shape, const float *y, int64_t item);
 
-/* Plans for n_rows rows in the time in which `group` heads with queries first .. last-1 go through their keys. A call
- * is due for every strip and key tile. */
+/* Plans for n_rows rows in the time in which `group` heads with queries first .. last-1 go through their
+ * keys. A call is due for every strip and key tile. */
 void tile_ahead_pace(TileAhead *ahead, int64_t n_rows, int64_t group, int64_t first, int64_t last);
 
 void tile_prefetch(TileAhead *ahead);
 
-/* n rows of `size` floats, `from_step` apart, to rows of size rounded up to whole vectors, padded with zeros. */
+/* n rows of `size` floats, `from_step` apart, to rows of size rounded up to whole vectors, padded with
+ * zeros. */
 void tile_pack_rows(const float *from, int64_t from_step, int64_t n, int size, float factor, float *to);
 
-/* n rows of `size` floats, transposed tile by tile: to[tile][size][TILE_KEYS], the last tile's missing columns
- * zero up to a whole vector. */
+/* n rows of `size` floats, transposed tile by tile: to[tile][size][TILE_KEYS], the last tile's missing
+ * columns zero up to a whole vector. */
 void tile_pack_columns(const float *from, int64_t from_step, int64_t n, int size, float *to);
 
-/* The length of the runs of whole query tiles that n queries are cut into, so that n_threads find about four items each among
- * n_heads heads. tile_attend's results do not depend on it. */
+/* The length of the runs of whole query tiles that n queries are cut into, so that n_threads find about four
+ * items each among n_heads heads. tile_attend's results do not depend on it. */
 static inline int64_t tile_run(int64_t n, int64_t n_heads, int n_threads) {
     int64_t n_tiles = (n + TILE_QUERIES - 1) / TILE_QUERIES;
     int64_t wanted = n_threads == 1 ? 1 : tile_min(n_tiles, (4 * (int64_t)n_threads + n_heads - 1) / n_heads);

@@ -1,9 +1,9 @@
-/* The kernels of the matrix product: one tile of C held in registers while its strips of A and B stream past.
+/* The kernels of the GEMM: one tile of C held in registers while its strips of A and B stream past.
  *
- * A step of k loads GEMM_VECS vectors of B and broadcasts one value of A per row, for GEMM_ROWS·GEMM_VECS fused
- * multiply-adds: arithmetic is the bottleneck by a wide margin, so the strips may come from the second-level cache.
- * The body is written once with constant height, width and layout; each combination is its own function, chosen
- * from a table per tile. */
+ * A step of k loads GEMM_VECS vectors of B and broadcasts one value of A per row, for GEMM_ROWS·GEMM_VECS
+ * fused multiply-adds: arithmetic is the bottleneck by a wide margin, so the strips may come from the
+ * second-level cache. The body is written once with constant height, width and layout; each combination is
+ * its own function, chosen from a table per tile. */
 #include "backend/cpu/gemm/gemm_kernel.h"
 
 /* Asks for the next few lines of what will be needed next. */
@@ -107,7 +107,8 @@ void gemm_tile(bool a_by_k, int64_t rows, int64_t columns, const GemmTile *tile)
     tile_table[rows / 2 - 1][a_by_k][columns / VEC_LANES - 1](tile);
 }
 
-/* x/2·(1 + tanh(u)) is x/(1 + e^-2u): one exponential, one division, and no cancellation where tanh is near -1. */
+/* x/2·(1 + tanh(u)) is x/(1 + e^-2u): one exponential, one division, and no cancellation where tanh is near
+ * -1. */
 static inline vec gelu_tanh(vec x) {
     vec u = x * vec_fma(x * x, vec_set(-0.0713548162f), vec_set(-1.59576912f));
     return x / (vec_exp(u) + vec_set(1.0f));

@@ -1,15 +1,15 @@
-/* Inside of the matrix product, shared by gemm.c, gemm_pack.c and gemm_small.c; nobody else includes it.
+/* Inside of the GEMM, shared by gemm.c, gemm_pack.c and gemm_small.c; nobody else includes it.
  *
- * C is cut into tiles of at most GEMM_ROWS x GEMM_COLUMNS, the most that fits into registers. op(A) is packed in
- * strips of one tile's rows, op(B) in strips of one tile's columns, both for a block of k at a time:
+ * C is cut into tiles of at most GEMM_ROWS x GEMM_COLUMNS, the most that fits into registers. op(A) is packed
+ * in strips of one tile's rows, op(B) in strips of one tile's columns, both for a block of k at a time:
  *
  *   columns   [k][width]            width = GEMM_COLUMNS, or VEC_LANES in a last narrow strip
- *   rows      [k/L][height][L]      when A is stored (m,k): L = VEC_LANES values of a row stay together, so packing
- *                                   is a plain copy
+ *   rows      [k/L][height][L] when A is stored (m,k): L = VEC_LANES values of a row stay together, so
+ *                                   packing is a plain copy
  *             [k][height]           when A is stored (k,m): again a plain copy
  *
- * The block of k is padded to a multiple of L with zeros, so no kernel has a tail. Strips are dense: the strip that
- * starts at row (column) r lies r·(padded k) floats behind row (column) 0. */
+ * The block of k is padded to a multiple of L with zeros, so no kernel has a tail. Strips are dense: the
+ * strip that starts at row (column) r lies r·(padded k) floats behind row (column) 0. */
 #ifndef PGPT_BACKEND_CPU_GEMM_GEMM_KERNEL_H
 #define PGPT_BACKEND_CPU_GEMM_GEMM_KERNEL_H
 
@@ -18,8 +18,8 @@
 #include "backend/cpu/gemm/gemm.h"
 #include "backend/cpu/simd.h"
 
-/* Accumulators, two vectors of B and a broadcast of A have to fit the register file: 32 registers in AVX-512 and
- * NEON, 16 elsewhere. Heights are even, which halves the number of kernels. */
+/* Accumulators, two vectors of B and a broadcast of A have to fit the register file: 32 registers in AVX-512
+ * and NEON, 16 elsewhere. Heights are even, which halves the number of kernels. */
 #if defined(__AVX512F__) || defined(__aarch64__)
 #    define GEMM_ROWS 14
 #else
@@ -61,8 +61,8 @@ static inline int64_t gemm_pad_k(int64_t k) {
     return gemm_ceil_div(k, VEC_LANES) * VEC_LANES;
 }
 
-/* Rows are dealt out to strips evenly, in pairs: 256 rows become 18 strips of 14 or 12, not 18 full ones and a
- * stump that would run at half speed. The last strip may reach one row past m. */
+/* Rows are dealt out to strips evenly, in pairs: 256 rows become 18 strips of 14 or 12, not 18 full ones and
+ * a stump that would run at half speed. The last strip may reach one row past m. */
 static inline int64_t gemm_row_strips(int64_t m) {
     return gemm_ceil_div(m, GEMM_ROWS);
 }
@@ -79,8 +79,8 @@ static inline int64_t gemm_column_start(int64_t n, int64_t strip) {
     return gemm_min(strip * GEMM_COLUMNS, gemm_ceil_div(n, VEC_LANES) * VEC_LANES);
 }
 
-/* What to pack: strips [first, last) of a block of k, or of that block only [k_from, k_to), which starts a multiple of
- * VEC_LANES into the block and ends so, or with the block. */
+/* What to pack: strips [first, last) of a block of k, or of that block only [k_from, k_to), which starts a
+ * multiple of VEC_LANES into the block and ends so, or with the block. */
 typedef struct {
     int64_t first, last;
     int64_t k_start, k_end;
@@ -125,8 +125,8 @@ typedef struct {
  * a_by_k: A was packed [k][height]. */
 void gemm_tile(bool a_by_k, int64_t rows, int64_t columns, const GemmTile *tile);
 
-/* Finishes rows x columns values of the product into C at (row, column): adds the sums so far that lie at the same
- * place of `addend` (laid out as C; or NULL), then does what `epilogue` says. */
+/* Finishes rows x columns values of the GEMM into C at (row, column): adds the sums so far that lie at the
+ * same place of `addend` (laid out as C; or NULL), then does what `epilogue` says. */
 void gemm_finish(const Gemm *gemm, const GemmEpilogue *epilogue, const float *values, int64_t stride,
                  const float *addend, int64_t row, int64_t column, int64_t rows, int64_t columns);
 

@@ -1,9 +1,10 @@
 /* Packing: strips of A and B laid out in the order in which the kernel reads them.
  *
- * Packing is pure overhead, and for a batch of 256 tokens a weight earns it back in only 16 cycles of arithmetic.
- * So three of the four cases are arranged to be plain copies (see gemm_kernel.h for the layouts); only B stored
- * (n,k) has to be transposed, which is done in registers, a square of VEC_LANES at a time. Each case walks its
- * source along the rows as stored, so that whole lines and pages are used while they are at hand. */
+ * Packing is pure overhead, and for a batch of 256 tokens a weight earns it back in only 16 cycles of
+ * arithmetic. So three of the four cases are arranged to be plain copies (see gemm_kernel.h for the layouts);
+ * only B stored (n,k) has to be transposed, which is done in registers, a square of VEC_LANES at a time. Each
+ * case walks its source along the rows as stored, so that whole lines and pages are used while they are at
+ * hand. */
 #include "backend/cpu/gemm/gemm_kernel.h"
 
 /* Zipping row i with row i + L/2, log2(L) times over, transposes a square of L. */
@@ -58,7 +59,8 @@ static void pack_strip_transposed(const Gemm *gemm, int64_t column, int64_t widt
     }
 }
 
-/* `depth` rows of `count` floats, block <= count <= 2·block, as two moves of constant size that may overlap. */
+/* `depth` rows of `count` floats, block <= count <= 2·block, as two moves of constant size that may
+ * overlap. */
 static inline __attribute__((always_inline)) void copy_rows(const size_t block, int64_t depth, int64_t count,
                                                             const float *in, int64_t stride_in, float *out,
                                                             int64_t stride_out) {

@@ -1,11 +1,12 @@
 /* Products of a few rows with B stored (n,k), as in generating text: x(m,k)·Wᵀ with m from 1 to 16.
  *
- * Such a product is as fast as the weights arrive, so W is read once, as it lies, and as nearly in one stream as
- * the arithmetic allows, for the hardware fetches one stream ahead better than four. Every output is a dot product
- * of a row of x and a row of W. With one row of x, W goes by row after row; with more, two or four rows of W at a
- * time, so that each value of x that is loaded is used as often. A sum is spread over the lanes of one register, or
- * several where there would be too few to keep the multipliers busy, and folded at the end of the row. Rows of x
- * beyond TOKENS meet the same rows of W again, which by then are in the first-level cache. */
+ * Such a GEMM is as fast as the weights arrive, so W is read once, as it lies, and as nearly in one stream
+ * as the arithmetic allows, for the hardware fetches one stream ahead better than four. Every output is a dot
+ * product of a row of x and a row of W. With one row of x, W goes by row after row; with more, two or four
+ * rows of W at a time, so that each value of x that is loaded is used as often. A sum is spread over the
+ * lanes of one register, or several where there would be too few to keep the multipliers busy, and folded at
+ * the end of the row. Rows of x beyond TOKENS meet the same rows of W again, which by then are in the
+ * first-level cache. */
 #include "backend/cpu/gemm/gemm_kernel.h"
 
 #define WEIGHT_ROWS 4 /* rows of W whose sums are folded together */
@@ -22,8 +23,8 @@ static inline vec load_up_to(const float *p, int count) {
     return count == VEC_LANES ? vec_load(p) : vec_load_part(p, count, 0.0f);
 }
 
-/* The sums of the lanes of a, b, c and d, as four floats at `out`. Each zip and add halves the lanes that belong to
- * one sum; when four sums are interleaved, what is left is folded in halves. */
+/* The sums of the lanes of a, b, c and d, as four floats at `out`. Each zip and add halves the lanes that
+ * belong to one sum; when four sums are interleaved, what is left is folded in halves. */
 static inline void store_four_sums(float *out, vec a, vec b, vec c, vec d) {
     vec ac = gemm_zip_low(a, c) + gemm_zip_high(a, c);
     vec bd = gemm_zip_low(b, d) + gemm_zip_high(b, d);
@@ -40,7 +41,8 @@ typedef struct {
     int64_t start, step;
 } Ahead;
 
-/* `tokens` rows of x times WEIGHT_ROWS rows of W, of which `rows` at a time, with `strands` partial sums each. */
+/* `tokens` rows of x times WEIGHT_ROWS rows of W, of which `rows` at a time, with `strands` partial sums
+ * each. */
 static inline __attribute__((always_inline)) void dot_body(const int tokens, const int rows,
                                                            const int strands, int64_t k, const float *x,
                                                            int64_t ldx, const float *const w[WEIGHT_ROWS],

@@ -1,8 +1,8 @@
-/* linear: hands the three products of a linear layer to gemm.h, with what can be fused described as its epilogue; those of a
- * layer with one output to linear_one.h.
+/* linear: hands the three GEMMs of a linear layer to gemm.h, with what can be fused described as its
+ * epilogue; those of a layer with one output to linear_one.h.
  *
- * The bias gradient is not part of a product: it is one pass over dy (reduce.h), which the weight gradient has just
- * read or is about to read, or which the gradient of an input has just written. */
+ * The bias gradient is not part of a GEMM: it is one pass over dy (reduce.h), which the weight gradient
+ * has just read or is about to read, or which the gradient of an input has just written. */
 #include "backend/cpu/gemm/gemm.h"
 #include "backend/cpu/gemm/linear_one.h"
 #include "backend/cpu/reduce.h"
@@ -37,9 +37,9 @@ static GemmActivation gemm_activation(Activation activation) {
 Status cpu_linear(const KernelCall *call, Error *error) {
     (void)error;
     const LinearAttributes *a = call->node->attributes;
-    Gemm product = forward_shape(call->node);
-    if (product.n == 1 && product.k > 0 && a->activation == ACTIVATION_NONE) {
-        linear_one(call->in[0], call->in[1], call->in[2], call->in[3], call->out[0], product.m, product.k,
+    Gemm gemm = forward_shape(call->node);
+    if (gemm.n == 1 && gemm.k > 0 && a->activation == ACTIVATION_NONE) {
+        linear_one(call->in[0], call->in[1], call->in[2], call->in[3], call->out[0], gemm.m, gemm.k,
                    call->n_threads);
         return STATUS_OK;
     }
@@ -49,11 +49,11 @@ Status cpu_linear(const KernelCall *call, Error *error) {
         .activation = gemm_activation(a->activation),
         .residual = call->in[3], /* [(N,Co)] */
     };
-    product.a = call->in[0];  /* (N,Ci) */
-    product.b = call->in[1];  /* (Co,Ci) */
-    product.c = call->out[0]; /* (N,Co) */
-    product.epilogue = &epilogue;
-    gemm_run(&product, call->scratch, call->n_threads);
+    gemm.a = call->in[0];  /* (N,Ci) */
+    gemm.b = call->in[1];  /* (Co,Ci) */
+    gemm.c = call->out[0]; /* (N,Co) */
+    gemm.epilogue = &epilogue;
+    gemm_run(&gemm, call->scratch, call->n_threads);
     return STATUS_OK;
 }
 
@@ -65,7 +65,8 @@ static Gemm input_gradient_shape(const Node *node) {
     return (Gemm){.m = rows, .n = inputs, .k = outputs, .lda = outputs, .ldb = inputs, .ldc = inputs};
 }
 
-/* A product that is multiplied by a slope and then added to something is made apart, behind the gemm's own scratch. */
+/* A GEMM that is multiplied by a slope and then added to something is made apart, behind the gemm's own
+ * scratch. */
 static bool is_made_apart(const Node *node) {
     return node->input[2] && node->write[0] != WRITE_FRESH;
 }
@@ -73,22 +74,22 @@ static bool is_made_apart(const Node *node) {
 size_t cpu_linear_input_gradient_scratch(const Node *node, int n_threads) {
     Gemm shape = input_gradient_shape(node);
     size_t apart = is_made_apart(node) ? (size_t)tensor_count(node->output[0]) * sizeof(float) : 0;
-    size_t product = gemm_scratch_bytes(&shape, n_threads), sums = reduce_output_scratch(node, 0, 1);
-    return apart + (product > sums ? product : sums); /* one after the other */
+    size_t gemm = gemm_scratch_bytes(&shape, n_threads), sums = reduce_output_scratch(node, 0, 1);
+    return apart + (gemm > sums ? gemm : sums); /* one after the other */
 }
 
 Status cpu_linear_input_gradient(const KernelCall *call, Error *error) {
     (void)error;
-    Gemm product = input_gradient_shape(call->node);
+    Gemm gemm = input_gradient_shape(call->node);
     const float *before = call->in[2]; /* [(N,Ci)] */
-    product.a = call->in[0];           /* (N,Co) */
-    product.b = call->in[1];           /* (Co,Ci) */
-    product.c = call->out[0];          /* (N,Ci) */
-    product.accumulate = call->add[0] && !before;
+    gemm.a = call->in[0];              /* (N,Co) */
+    gemm.b = call->in[1];              /* (Co,Ci) */
+    gemm.c = call->out[0];             /* (N,Ci) */
+    gemm.accumulate = call->add[0] && !before;
     if (before && call->add[0])
-        product.c = (float *)((char *)call->scratch + gemm_scratch_bytes(&product, call->n_threads));
-    gemm_run(&product, call->scratch, call->n_threads);
-    if (before) cpu_gelu_slope(call, product.c, before, call->out[0], call->add[0]);
+        gemm.c = (float *)((char *)call->scratch + gemm_scratch_bytes(&gemm, call->n_threads));
+    gemm_run(&gemm, call->scratch, call->n_threads);
+    if (before) cpu_gelu_slope(call, gemm.c, before, call->out[0], call->add[0]);
     if (call->out[1]) reduce_output(call, 0, 1, call->scratch);
     return STATUS_OK;
 }
@@ -110,28 +111,28 @@ static Gemm weight_gradient_shape(const Node *node) {
 size_t cpu_linear_weight_gradient_scratch(const Node *node, int n_threads) {
     Gemm shape = weight_gradient_shape(node);
     bool is_one = shape.m == 1;
-    size_t product =
+    size_t gemm =
         is_one ? linear_one_gradient_scratch(shape.k, shape.n) : gemm_scratch_bytes(&shape, n_threads);
     size_t sums = reduce_columns_scratch(shape.k, shape.m);
-    return product > sums ? product : sums; /* one after the other, in the same memory */
+    return gemm > sums ? gemm : sums; /* one after the other, in the same memory */
 }
 
 Status cpu_linear_weight_gradient(const KernelCall *call, Error *error) {
     (void)error;
-    Gemm product = weight_gradient_shape(call->node);
-    product.a = call->in[0];  /* (N,Co) */
-    product.b = call->in[1];  /* (N,Ci) */
-    product.c = call->out[0]; /* (Co,Ci) */
-    product.accumulate = call->add[0];
+    Gemm gemm = weight_gradient_shape(call->node);
+    gemm.a = call->in[0];  /* (N,Co) */
+    gemm.b = call->in[1];  /* (N,Ci) */
+    gemm.c = call->out[0]; /* (Co,Ci) */
+    gemm.accumulate = call->add[0];
     float *dbias = call->out[1]; /* (Co) */
     if (dbias) {
-        reduce_columns(product.a, product.k, product.m, dbias, call->add[1], call->scratch, call->n_threads);
+        reduce_columns(gemm.a, gemm.k, gemm.m, dbias, call->add[1], call->scratch, call->n_threads);
     }
-    if (product.c && product.m == 1) {
-        linear_one_gradient(product.a, product.b, product.c, product.accumulate, product.k, product.n,
-                            call->scratch, call->n_threads);
-    } else if (product.c) {
-        gemm_run(&product, call->scratch, call->n_threads);
+    if (gemm.c && gemm.m == 1) {
+        linear_one_gradient(gemm.a, gemm.b, gemm.c, gemm.accumulate, gemm.k, gemm.n, call->scratch,
+                            call->n_threads);
+    } else if (gemm.c) {
+        gemm_run(&gemm, call->scratch, call->n_threads);
     }
     return STATUS_OK;
 }

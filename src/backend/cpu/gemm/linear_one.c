@@ -1,6 +1,7 @@
-/* Up to FEW inputs, a row is shorter than a register. The loops are then compiled once for every number of inputs, with the
- * row's products unrolled and the weights, or the sums of the gradient, in registers; several rows are under way at once, so
- * that no sum waits for itself. Longer rows go lane by lane. Sums over rows are cut as reduce.h cuts them. */
+/* Up to FEW inputs, a row is shorter than a register. The loops are then compiled once for every number of
+ * inputs, with the row's products unrolled and the weights, or the sums of the gradient, in registers;
+ * several rows are under way at once, so that no sum waits for itself. Longer rows go lane by lane. Sums over
+ * rows are cut as reduce.h cuts them. */
 #include "backend/cpu/gemm/linear_one.h"
 
 #include "backend/cpu/reduce.h"

@@ -1,7 +1,7 @@
 /* A linear layer with a single output, as regression has: y (N) = x (N,Ci) · w (Ci).
  *
- * A product whose result is one column wide would fill a tile of gemm.h with one useful column in many. Here every row of x
- * is read once and used at once. */
+ * A GEMM whose result is one column wide would fill a tile of gemm.h with one useful column in many. Here
+ * every row of x is read once and used at once. */
 #ifndef PGPT_BACKEND_CPU_GEMM_LINEAR_ONE_H
 #define PGPT_BACKEND_CPU_GEMM_LINEAR_ONE_H
 

@@ -1,8 +1,10 @@
-/* One query against many keys: the softmax kept up to date as keys come by, for the kernels that have few queries.
+/* One query against many keys: an online softmax, kept up to date as keys come by, for the kernels that have
+ * few queries.
  *
- * LANES neighbouring threads are a group that has one key at a time, 8 channels a thread; the groups of a block take the
- * keys in turn. A group's result is a maximum, a sum of exponentials relative to it and the sum of values so weighted;
- * two such results join into one, first within a warp, then over the warps of the block. */
+ * LANES neighbouring threads are a group that has one key at a time, 8 channels a thread; the groups of a
+ * block take the keys in turn. A group's result is a maximum, a sum of exponentials relative to it and the
+ * sum of values so weighted; two such results join into one, first within a warp, then over the warps of the
+ * block. */
 #ifndef PGPT_BACKEND_CUDA_ATTENTION_ATTEND_CUH
 #define PGPT_BACKEND_CUDA_ATTENTION_ATTEND_CUH
 

@@ -1,15 +1,15 @@
 /* attention: which of the ways of attention.h computes a node.
  *
- * cuDNN for long sequences if it has a plan for the shape, since it is the fastest there (short ones gain nothing, and
- * its plans take a second to make); for short ones a head at a time, if it fits into shared memory; else tiles if the
- * head size allows and the memory is aligned; else plain. cuDNN's backward either adds in an order that varies (faster,
- * and only if the user allows it), or stores all dscores: that takes memory that the tiles do without, so they are
- * preferred where it would be more than a few GiB. A context may force one way, for tests: what that way does not take
- * then fails.
+ * cuDNN for long sequences if it has a plan for the shape, since it is the fastest there (short ones gain
+ * nothing, and its plans take a second to make); for short ones a head at a time, if it fits into shared
+ * memory; else tiles if the head size allows and the memory is aligned; else plain. cuDNN's backward either
+ * adds in an order that varies (faster, and only if the user allows it), or stores all dscores: that takes
+ * memory that the tiles do without, so they are preferred where it would be more than a few GiB. A context
+ * may force one way, for tests: what that way does not take then fails.
  *
- * The choice is made when the memory is planned, and again, the same way, when the node runs. Only an output that is
- * added to, or memory that is not aligned, is found out then: tiles do the first, plain kernels the second, with
- * scratch memory for either. */
+ * The choice is made when the memory is planned, and again, the same way, when the node runs. Only an output
+ * that is added to, or memory that is not aligned, is found out then: tiles do the first, plain kernels the
+ * second, with scratch memory for either. */
 #include "backend/cuda/attention/attention.h"
 #include "backend/cuda/runtime/device.cuh"
 
@@ -98,7 +98,8 @@ static size_t sums_scratch(const CudaContext *context, const Node *node) {
     return partials > pass ? partials : pass;
 }
 
-/* They may lie in the same memory: who needs scratch for the gradient makes no sums, and the pass comes behind. */
+/* They may lie in the same memory: who needs scratch for the gradient makes no sums, and the pass comes
+ * behind. */
 extern "C" size_t cuda_attention_backward_scratch(CudaContext *context, const Node *node) {
     size_t gradient = scratch_for(context, node, node->input[1], true), sums = sums_scratch(context, node);
     return gradient > sums ? gradient : sums;
@@ -137,9 +138,9 @@ static Status run(const KernelCall *call, const Tensor *qkv, const AttentionMemo
     }
     if (is_short(context, &shape, memory, backward)) {
         int capability = context->properties.major * 10 + context->properties.minor;
-        if (attention_groups_takes(&shape, memory->add, capability)) {
-            return backward ? attention_groups_backward(&shape, memory, stream, error)
-                            : attention_groups_forward(&shape, memory, stream, error);
+        if (attention_warpgroup_takes(&shape, memory->add, capability)) {
+            return backward ? attention_warpgroup_backward(&shape, memory, stream, error)
+                            : attention_warpgroup_forward(&shape, memory, stream, error);
         }
         return backward ? attention_short_backward(&shape, memory, stream, error)
                         : attention_short_forward(&shape, memory, stream, error);

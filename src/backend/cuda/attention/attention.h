@@ -1,12 +1,13 @@
 /* The four ways to compute attention on a GPU, and what they share. attention.cu chooses.
  *
  *   plain    attention_plain.cu: every element type and head size up to 256, one query or key a block; slow.
- *   tiled    attention_forward.cu, attention_backward_queries.cu, attention_backward_keys.cu: tiles on the tensor cores; head sizes that
- *            are multiples of 8, up to 128.
- *   short    attention_short_forward.cu, attention_short_backward.cu: the same for short sequences of small heads in 16
- *            bits, of which a whole head fits into shared memory; attention_warpgroup_forward_sm90.cu, attention_warpgroup_backward_sm90.cu: the
- *            same on an H100 or H200.
- *   library  attention_cudnn.cu: cuDNN's fused attention, where pgpt was built with it and it has a plan for the shape.
+ *   tiled    attention_forward.cu, attention_backward_queries.cu, attention_backward_keys.cu:
+ *            FlashAttention, in tiles on the tensor cores; head sizes that are multiples of 8, up to 128.
+ *   short    attention_short_forward.cu, attention_short_backward.cu: the same for short sequences of
+ *            small heads in 16 bits, of which a whole head fits into shared memory;
+ *            attention_warpgroup_*_sm90.cu: the same on an H100 or H200, by warp specialization.
+ *   library  attention_cudnn.cu: cuDNN's fused attention, where pgpt was built with it and it has a plan
+ *            for the shape.
  *
  * All read queries, keys and values where they lie in the rows of qkv and write y, lse and dqkv in place; see
  * ops/attention.c for what they mean. */
@@ -40,8 +41,7 @@ typedef struct {
     bool add;        /* to what is in dqkv */
     const int32_t *random;
     void *scratch;
-    float *
-        sums; /* (B, elements of a row): of each sequence's rows of dqkv, as they are stored; NULL: not wanted */
+    float *sums; /* (B, elements of a row): of each sequence's rows of dqkv, as stored; NULL: not wanted */
 } AttentionMemory;
 
 /* Does every row of a head begin at a 16-byte boundary? */
@@ -71,28 +71,29 @@ Status attention_tiled_queries(const AttentionShape *shape, const AttentionMemor
 Status attention_tiled_keys(const AttentionShape *shape, const AttentionMemory *memory, cudaStream_t stream,
                             Error *error);
 
-/* Of aligned memory, 16-bit types, at most 256 positions: a head fits into a block's shared memory, of which there are so
- * many bytes. The backward only where no heads share keys; it is the one way that makes sums, where it does not add. */
+/* Of aligned memory, 16-bit types, at most 256 positions: a head fits into a block's shared memory, of which
+ * there are so many bytes. The backward only where no heads share keys; it is the one way that makes sums,
+ * where it does not add. */
 bool attention_short_takes(const AttentionShape *shape, bool backward, int max_shared_bytes);
 Status attention_short_forward(const AttentionShape *shape, const AttentionMemory *memory,
                                cudaStream_t stream, Error *error);
 Status attention_short_backward(const AttentionShape *shape, const AttentionMemory *memory,
                                 cudaStream_t stream, Error *error);
 
-/* The short way by instructions that compute capability 9.0 (`capability` 90) alone has, in builds for it: of shapes that
- * attention_short_takes, heads of 64, 64 positions or more, and if dqkv is not added to. Its sums and dropout are the
- * same. */
-bool attention_groups_takes(const AttentionShape *shape, bool adds, int capability);
-Status attention_groups_forward(const AttentionShape *shape, const AttentionMemory *memory,
-                                cudaStream_t stream, Error *error);
-Status attention_groups_backward(const AttentionShape *shape, const AttentionMemory *memory,
-                                 cudaStream_t stream, Error *error);
+/* The short way by instructions that compute capability 9.0 (`capability` 90) alone has, in builds for it: of
+ * shapes that attention_short_takes, heads of 64, 64 positions or more, and if dqkv is not added to. Its sums
+ * and dropout are the same. */
+bool attention_warpgroup_takes(const AttentionShape *shape, bool adds, int capability);
+Status attention_warpgroup_forward(const AttentionShape *shape, const AttentionMemory *memory,
+                                   cudaStream_t stream, Error *error);
+Status attention_warpgroup_backward(const AttentionShape *shape, const AttentionMemory *memory,
+                                    cudaStream_t stream, Error *error);
 
 #ifdef PGPT_HAVE_CUDNN
 
-/* A plan of cuDNN for one shape, forward or backward: made once, kept until the library is closed. NULL: cuDNN is not
- * there or does not take the shape. The list that it is kept in begins at *library, which is NULL at first. any_order
- * allows a backward whose sums vary in their last bits from run to run. */
+/* A plan of cuDNN for one shape, forward or backward: made once, kept until the library is closed. NULL:
+ * cuDNN is not there or does not take the shape. The list that it is kept in begins at *library, which is
+ * NULL at first. any_order allows a backward whose sums vary in their last bits from run to run. */
 typedef struct AttentionLibrary AttentionLibrary;
 typedef struct AttentionPlan AttentionPlan;
 const AttentionPlan *attention_library_plan(AttentionLibrary **library, const AttentionShape *shape,

@@ -1,9 +1,9 @@
-/* attention in tiles, backward: the gradients of keys and values. attention_backward_queries.cu, which runs before, says what
- * they are and why there are two kernels.
+/* attention in tiles (FlashAttention), backward: the gradients of keys and values.
+ * attention_backward_queries.cu, which runs before, says what they are and why there are two kernels.
  *
- * A block has the keys of one head that its warps hold, and walks over the tiles of all queries that see them, of all
- * heads that share them. Rows are keys here: scores are made transposed, and weights and dscores are at once the
- * first factors of the products that follow. */
+ * A block has the keys of one head that its warps hold, and walks over the tiles of all queries that see
+ * them, of all heads that share them. Rows are keys here: scores are made transposed, and weights and dscores
+ * are at once the first factors of the GEMMs that follow. */
 #include "backend/cuda/attention/attention_mma.cuh"
 
 enum { STAGES = 2 };
@@ -13,7 +13,8 @@ template <typename T, int HS, typename CUT> constexpr int key_shared_bytes(void)
            STAGES * CUT::TILE_ROWS * (int)sizeof(RowFacts);
 }
 
-/* Scores become weights, dweights become dscores without the factor `scale`. Rows are keys, columns queries. */
+/* Scores become weights, dweights become dscores without the factor `scale`. Rows are keys, columns
+ * queries. */
 template <int M, int N, bool DROPS, bool MASKED>
 DEVICE void slopes_of_columns(float p[M][N][4], float dp[M][N][4], const RowFacts *facts, const TiledShape &s,
                               const Dropout &dropout, int first_key, int first_query) {
@@ -65,17 +66,16 @@ DEVICE void load_queries(T *queries, T *slopes, RowFacts *facts, const T *qkv, c
         slopes, reader_of<T, HS, CUT::THREADS>(dy + at_b * s.y_width + at_head, s.y_width, s), first);
     if ((int)threadIdx.x < CUT::TILE_ROWS) {
         int row = first + (int)threadIdx.x;
-        copy8_later(shared_address(facts + threadIdx.x),
-                    row_facts + ((int64_t)block.b * s.n_heads + h) * s.n_positions + row,
-                    row < s.n_positions);
+        cp_async8(shared_address(facts + threadIdx.x),
+                  row_facts + ((int64_t)block.b * s.n_heads + h) * s.n_positions + row, row < s.n_positions);
     }
-    copies_end();
+    cp_async_commit();
 }
 
 template <typename T, int HS, typename CUT, bool DROPS>
 static __global__ void __launch_bounds__(CUT::THREADS, CUT::RESIDENT)
     tiled_key_kernel(const T *dy, const T *qkv, const RowFacts *row_facts, T *dqkv, TiledShape s) {
-    typedef Products<T, HS> Product;
+    typedef TileMma<T, HS> Mma;
     enum {
         M = CUT::M,
         STEP = CUT::STEP,
@@ -108,19 +108,19 @@ static __global__ void __launch_bounds__(CUT::THREADS, CUT::RESIDENT)
     float dk[M][HS / 8][4], dv[M][HS / 8][4];
     clear<M, HS / 8>(dk);
     clear<M, HS / 8>(dv);
-    unsigned rows_at = shared_address(queries) + Product::lane_of_rows(),
-             turned_at = shared_address(queries) + Product::lane_of_channels();
+    unsigned rows_at = shared_address(queries) + Mma::lane_of_rows(),
+             turned_at = shared_address(queries) + Mma::lane_of_channels();
     const unsigned to_slopes = STAGES * SIZE * sizeof(T); /* bytes from a tile of queries to their dy */
-    copies_wait();
+    cp_async_wait_all();
 #pragma unroll
     for (int m = 0; m < M; m++) {
-        Product::load_first(k[m], shared_address(mine + m * 16 * STRIDE) + Product::lane_of_first());
-        Product::load_first(v[m], shared_address(my_values + m * 16 * STRIDE) + Product::lane_of_first());
+        Mma::load_first(k[m], shared_address(mine + m * 16 * STRIDE) + Mma::lane_of_first());
+        Mma::load_first(v[m], shared_address(my_values + m * 16 * STRIDE) + Mma::lane_of_first());
     }
     int n_all = block.n_tiles * s.share;
     for (int tile = 0; tile < n_all; tile++) {
         int stage = tile % STAGES, next = (tile + 1) % STAGES;
-        if (tile) copies_wait();
+        if (tile) cp_async_wait_all();
         if (tile + 1 < n_all) {
             load_queries<T, HS, CUT>(queries + next * SIZE, slopes + next * SIZE, facts + next * QUERIES, qkv,
                                      dy, row_facts, block, tile + 1, s);
@@ -134,20 +134,21 @@ static __global__ void __launch_bounds__(CUT::THREADS, CUT::RESIDENT)
             unsigned at = (unsigned)((stage * SIZE + step * 8 * STRIDE) * (int)sizeof(T));
             float p[M][STEP][4], dp[M][STEP][4];
             clear<M, STEP>(p);
-            Product::template multiply_rows<M, STEP>(p, k, rows_at + at);
+            Mma::template multiply_rows<M, STEP>(p, k, rows_at + at);
             clear<M, STEP>(dp);
-            Product::template multiply_rows<M, STEP>(dp, v, rows_at + to_slopes + at);
+            Mma::template multiply_rows<M, STEP>(dp, v, rows_at + to_slopes + at);
             const RowFacts *here = facts + stage * QUERIES + step * 8;
             if (warp_key + CUT::WARP_ROWS - 1 > first_query || first_query + STEP * 8 > s.n_positions) {
                 slopes_of_columns<M, STEP, DROPS, true>(p, dp, here, s, dropout, thread_key, first_query);
             } else {
                 slopes_of_columns<M, STEP, DROPS, false>(p, dp, here, s, dropout, thread_key, first_query);
             }
-            Product::template multiply_weights<M, STEP>(dv, p, turned_at + to_slopes + at);
-            Product::template multiply_weights<M, STEP>(dk, dp, turned_at + at);
+            Mma::template multiply_weights<M, STEP>(dv, p, turned_at + to_slopes + at);
+            Mma::template multiply_weights<M, STEP>(dk, dp, turned_at + at);
         }
     }
-    /* Keys and values are in registers since the first tile, and no other warp read these rows of their tiles. */
+    /* Keys and values are in registers since the first tile, and no other warp read these rows of their
+     * tiles. */
     float keep = DROPS ? random_dropout_scale(s.threshold) : 1.0f;
     const float key_factor[2] = {s.scale, s.scale}, value_factor[2] = {keep, keep};
 #pragma unroll

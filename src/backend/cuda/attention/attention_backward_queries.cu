@@ -1,12 +1,15 @@
-/* attention in tiles, backward: the queries' gradients. attention_backward_keys.cu has the rest.
+/* attention in tiles (FlashAttention), backward: the queries' gradients. attention_backward_keys.cu has the
+ * rest.
  *
- * Floor of the whole backward: 10·HS FLOPs a visible pair (the score again, dweight, and a share of dquery, dkey and
- * dvalue). The two kernels do 14·HS: this one walks over the keys and owns the queries' gradients, the other walks over
- * the queries and owns the keys', and both make scores and dweights. So each gradient is summed by one warp in one
- * order, in registers: the same bits every time, no additions in memory and none between blocks.
+ * Floor of the whole backward: 10·HS FLOPs a visible pair (the score again, dweight, and a share of dquery,
+ * dkey and dvalue). The two kernels do 14·HS: this one walks over the keys and owns the queries' gradients,
+ * the other walks over the queries and owns the keys', and both make scores and dweights. So each gradient is
+ * summed by one warp in one order, in registers: the same bits every time, no additions in memory and none
+ * between blocks.
  *
  * With p = e^(score - lse), m the dropout factor and D = Σ dy·y of the query's row:
- *     dvalue = Σ p·m·dy,   dscore = p·(m·(dy·value) - D)·scale,   dquery = Σ dscore·key,   dkey = Σ dscore·query.
+ *     dvalue = Σ p·m·dy,   dscore = p·(m·(dy·value) - D)·scale, dquery = Σ dscore·key, dkey = Σ
+ *                          dscore·query.
  * This kernel finds D on its way and leaves it, beside lse·log2 e, for the other. */
 #include "backend/cuda/attention/attention_mma.cuh"
 
@@ -41,13 +44,13 @@ DEVICE void slopes_of_rows(float p[M][N][4], const float dp[M][N][4], const RowF
     }
 }
 
-/* The facts of 16 rows, from lse of the head and from Σ dy·y; also into memory. Rows that are not there get weights
- * 0. */
+/* The facts of 16 rows, from lse of the head and from Σ dy·y; also into memory. Rows that are not there get
+ * weights 0. */
 template <typename T, int HS>
 DEVICE void find_facts(RowFacts facts[2], const First<T, HS> &dy, const T *y, const float *lse, RowFacts *out,
                        int first_row, const TiledShape &s) {
     float sum[2];
-    Products<T, HS>::row_products(sum, dy, y, s.y_width, first_row, s);
+    TileMma<T, HS>::row_dots(sum, dy, y, s.y_width, first_row, s);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         int row = first_row + i * 8;
@@ -61,7 +64,7 @@ template <typename T, int HS, typename CUT, bool DROPS>
 static __global__ void __launch_bounds__(CUT::THREADS, CUT::RESIDENT)
     tiled_query_kernel(const T *dy, const T *qkv, const T *y, const float *lse, T *dqkv, RowFacts *row_facts,
                        TiledShape s) {
-    typedef Products<T, HS> Product;
+    typedef TileMma<T, HS> Mma;
     typedef TileReader<T, HS, CUT::THREADS> Reader;
     enum {
         M = CUT::M,
@@ -86,7 +89,7 @@ static __global__ void __launch_bounds__(CUT::THREADS, CUT::RESIDENT)
     load_tile<CUT::ROWS>(slopes, reader_of<T, HS, CUT::THREADS>(dy + at_y, s.y_width, s), first_query);
     load_tile<KEYS>(keys, from_k, 0);
     load_tile<KEYS>(values, from_v, 0);
-    copies_end();
+    cp_async_commit();
 
     int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
     int warp_row = first_query + warp * CUT::WARP_ROWS, first_row = warp_row + lane / 4;
@@ -97,25 +100,25 @@ static __global__ void __launch_bounds__(CUT::THREADS, CUT::RESIDENT)
     clear<M, HS / 8>(dq);
     Dropout dropout;
     if (DROPS) dropout = dropout_of(s, b, h);
-    unsigned key_at = shared_address(keys) + Product::lane_of_rows(),
-             value_at = shared_address(values) + Product::lane_of_rows(),
-             turned_at = shared_address(keys) + Product::lane_of_channels();
-    copies_wait();
+    unsigned key_at = shared_address(keys) + Mma::lane_of_rows(),
+             value_at = shared_address(values) + Mma::lane_of_rows(),
+             turned_at = shared_address(keys) + Mma::lane_of_channels();
+    cp_async_wait_all();
 #pragma unroll
     for (int m = 0; m < M; m++) {
-        unsigned at = shared_address(mine + m * 16 * STRIDE) + Product::lane_of_first();
-        Product::load_first(q[m], at);
-        Product::load_first(g[m], at + (unsigned)(CUT::ROWS * STRIDE * (int)sizeof(T)));
+        unsigned at = shared_address(mine + m * 16 * STRIDE) + Mma::lane_of_first();
+        Mma::load_first(q[m], at);
+        Mma::load_first(g[m], at + (unsigned)(CUT::ROWS * STRIDE * (int)sizeof(T)));
         find_facts<T, HS>(facts[m], g[m], y + at_y, lse + (int64_t)head * s.n_positions,
                           row_facts + (int64_t)head * s.n_positions, first_row + m * 16, s);
     }
     int end_query = min(first_query + CUT::ROWS, s.n_positions), n_tiles = (end_query + KEYS - 1) / KEYS;
     for (int tile = 0; tile < n_tiles; tile++) {
-        if (tile) copies_wait();
+        if (tile) cp_async_wait_all();
         if (tile + 1 < n_tiles) {
             load_tile<KEYS>(keys + (tile + 1) % STAGES * SIZE, from_k, (tile + 1) * KEYS);
             load_tile<KEYS>(values + (tile + 1) % STAGES * SIZE, from_v, (tile + 1) * KEYS);
-            copies_end();
+            cp_async_commit();
         }
 #pragma unroll 1
         for (int step = 0; step < CUT::N; step += STEP) {
@@ -124,15 +127,15 @@ static __global__ void __launch_bounds__(CUT::THREADS, CUT::RESIDENT)
             unsigned at = (unsigned)((tile % STAGES * SIZE + step * 8 * STRIDE) * (int)sizeof(T));
             float p[M][STEP][4], dp[M][STEP][4];
             clear<M, STEP>(p);
-            Product::template multiply_rows<M, STEP>(p, q, key_at + at);
+            Mma::template multiply_rows<M, STEP>(p, q, key_at + at);
             clear<M, STEP>(dp);
-            Product::template multiply_rows<M, STEP>(dp, g, value_at + at);
+            Mma::template multiply_rows<M, STEP>(dp, g, value_at + at);
             if (first_key + STEP * 8 - 1 > warp_row) {
                 slopes_of_rows<M, STEP, DROPS, true>(p, dp, facts, s, dropout, first_row, first_key);
             } else {
                 slopes_of_rows<M, STEP, DROPS, false>(p, dp, facts, s, dropout, first_row, first_key);
             }
-            Product::template multiply_weights<M, STEP>(dq, p, turned_at + at);
+            Mma::template multiply_weights<M, STEP>(dq, p, turned_at + at);
         }
     }
     /* The queries are in registers since the first tile, and no other warp read these rows of their tile. */

@@ -1,13 +1,13 @@
 /* attention_cached: new queries against the key/value cache, for generation.
  *
- * Floor over the copy bandwidth: the keys and values in use, 4·NKV·HS bytes a position and sequence in 16 bits. With one
- * new position a sequence there are only B·NH queries, too few blocks for a GPU, so the context is split: each block
- * takes a part of the keys of one query and leaves its unfinished softmax in scratch; the block that comes last joins
- * the parts, in their order. How many parts there are is fixed when the program is built; how long they are follows
- * from start[b].
+ * Floor over the copy bandwidth: the keys and values in use, 4·NKV·HS bytes a position and sequence in 16
+ * bits. With one new position a sequence there are only B·NH queries, too few blocks for a GPU, so the
+ * context is split: each block takes a part of the keys of one query and leaves its unfinished softmax in
+ * scratch; the block that comes last joins the parts, in their order. How many parts there are is fixed when
+ * the program is built; how long they are follows from start[b].
  *
- * Storing the new keys and values is done on the way: a query takes positions below start[b] from the cache and the new
- * ones from qkv, so nobody reads what is being stored. */
+ * Storing the new keys and values is done on the way: a query takes positions below start[b] from the cache
+ * and the new ones from qkv, so nobody reads what is being stored. */
 #include "backend/cuda/attention/attend.cuh"
 
 enum { MOST_PARTS = 128, LEAST_KEYS = 32 }; /* parts of a query; keys of a part, in a full cache */
@@ -49,7 +49,8 @@ DEVICE void load_key(const Keys<T> &keys, int64_t k, bool is_there, Raw<T> *key,
     *value = load_raw<T, ALIGNED>((is_new ? keys.new_values : keys.old_values) + at, n);
 }
 
-/* The softmax over keys first .. end - 1, of which each group has every GROUPS-th, AT_ONCE on their way together. */
+/* The softmax over keys first .. end - 1, of which each group has every GROUPS-th, AT_ONCE on their way
+ * together. */
 template <typename T, int LANES, bool ALIGNED>
 DEVICE Attention attend(const float q[VECTOR], const Keys<T> &keys, int64_t first, int64_t end, float scale) {
     enum { GROUPS = ATTEND_THREADS / LANES, AT_ONCE = 4 };
@@ -87,7 +88,8 @@ DEVICE Attention attend(const float q[VECTOR], const Keys<T> &keys, int64_t firs
     return mine;
 }
 
-/* Have all other blocks of this query left their parts? Says yes to one block only, and sets the ticket back. */
+/* Have all other blocks of this query left their parts? Says yes to one block only, and sets the ticket
+ * back. */
 DEVICE bool is_last_block(unsigned *ticket, int n_parts) {
     __shared__ bool is_last;
     __threadfence();

@@ -1,11 +1,12 @@
 /* attention by cuDNN: its graph interface is given the arithmetic of attention as a list of small operations
  * (attention_cudnn_graphs.cu), and finds the one kernel that does them all. Nothing is copied.
  *
- * Backward, dq is a sum over blocks of keys that are worked on at the same time. cuDNN either adds them up in f32 in
- * any order (fast), or stores dscore, B·NH·T·T 16-bit numbers, and multiplies afterwards, always in the same order.
+ * Backward, dq is a sum over blocks of keys that are worked on at the same time. cuDNN either adds them up in
+ * f32 in any order (fast), or stores dscore, B·NH·T·T 16-bit numbers, and multiplies afterwards, always in
+ * the same order.
  *
- * Making a plan compiles kernels, which takes a second: there is one for each shape, made when the memory is planned
- * and kept. Running one only enqueues. A plan's descriptors stay as long as it does. */
+ * Making a plan compiles kernels, which takes a second: there is one for each shape, made when the memory is
+ * planned and kept. Running one only enqueues. A plan's descriptors stay as long as it does. */
 #include "backend/cuda/attention/attention_cudnn.h"
 
 #include <float.h>
@@ -94,8 +95,8 @@ static void plan_open(AttentionPlan *p) {
 
 /* ---- the library ---- */
 
-/* Elsewhere cuDNN either refuses, or is known to need care that our own kernels do not: before 9.16 its backward goes
- * wrong at the end of sequences that are no multiple of 128. */
+/* Elsewhere cuDNN either refuses, or is known to need care that our own kernels do not: before 9.16 its
+ * backward goes wrong at the end of sequences that are no multiple of 128. */
 static bool may_take(const AttentionShape *s, bool backward) {
     return (s->dtype == DTYPE_BF16 || s->dtype == DTYPE_F16) && !s->threshold && s->head_size % 8 == 0 &&
            s->head_size <= 128 && s->n_positions % (backward ? 128 : 64) == 0 && s->n_sequences > 0 &&

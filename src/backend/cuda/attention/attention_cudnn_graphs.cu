@@ -1,9 +1,10 @@
-/* attention as cuDNN wants to be told of it: a graph of small operations for the forward, and one for the backward.
+/* attention as cuDNN wants to be told of it: a graph of small operations for the forward, and one for the
+ * backward.
  *
- * Queries, keys and values are described as strided views of the rows of qkv, the gradients as views of dqkv, and
- * what cuDNN calls the statistics of the softmax is our lse. A product's second factor is written transposed by
- * exchanging two strides. cuDNN recognises attention by its form, so the order and the types of the operations are
- * not free. */
+ * Queries, keys and values are described as strided views of the rows of qkv, the gradients as views of dqkv,
+ * and what cuDNN calls the statistics of the softmax is our lse. A GEMM's second factor is written transposed
+ * by exchanging two strides. cuDNN recognises attention by its form, so the order and the types of the
+ * operations are not free. */
 #include "backend/cuda/attention/attention_cudnn.h"
 
 /* ---- descriptors: the first failure stays, and what comes after it does nothing ---- */
@@ -108,17 +109,17 @@ static void add_operation(AttentionPlan *p, Descriptor d, const char *what) {
     if (p->status == CUDNN_STATUS_SUCCESS) p->operation[p->n_operations++] = d;
 }
 
-static void product(AttentionPlan *p, Descriptor a, Descriptor b, Descriptor c) {
+static void gemm(AttentionPlan *p, Descriptor a, Descriptor b, Descriptor c) {
     cudnnDataType_t type = CUDNN_DATA_FLOAT;
     Descriptor kind = plan_create(p, CUDNN_BACKEND_MATMUL_DESCRIPTOR);
-    plan_set(p, kind, CUDNN_ATTR_MATMUL_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type, "a product");
-    plan_finalize(p, kind, "a product");
+    plan_set(p, kind, CUDNN_ATTR_MATMUL_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type, "a GEMM");
+    plan_finalize(p, kind, "a GEMM");
     Descriptor d = plan_create(p, CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR);
-    plan_set_descriptor(p, d, CUDNN_ATTR_OPERATION_MATMUL_ADESC, a, "a product");
-    plan_set_descriptor(p, d, CUDNN_ATTR_OPERATION_MATMUL_BDESC, b, "a product");
-    plan_set_descriptor(p, d, CUDNN_ATTR_OPERATION_MATMUL_CDESC, c, "a product");
-    plan_set_descriptor(p, d, CUDNN_ATTR_OPERATION_MATMUL_DESC, kind, "a product");
-    add_operation(p, d, "a product");
+    plan_set_descriptor(p, d, CUDNN_ATTR_OPERATION_MATMUL_ADESC, a, "a GEMM");
+    plan_set_descriptor(p, d, CUDNN_ATTR_OPERATION_MATMUL_BDESC, b, "a GEMM");
+    plan_set_descriptor(p, d, CUDNN_ATTR_OPERATION_MATMUL_CDESC, c, "a GEMM");
+    plan_set_descriptor(p, d, CUDNN_ATTR_OPERATION_MATMUL_DESC, kind, "a GEMM");
+    add_operation(p, d, "a GEMM");
 }
 
 /* y = mode(x, [b], [t]). axis is that of GEN_INDEX, or -1. */
@@ -190,10 +191,10 @@ void plan_describe_forward(AttentionPlan *p) {
     cudnnDataType_t type = type_of(p), f32 = CUDNN_DATA_FLOAT;
     Layout square = dense(p, s->n_positions, s->n_positions), column = dense(p, s->n_positions, 1);
     Layout queries = heads(p, s->n_heads, s->width), keys = heads(p, s->n_kv_heads, s->width);
-    Descriptor product_qk = between(p, f32, square);
-    product(p, outer(p, Q, type, queries), outer(p, K, type, transposed(keys)), product_qk);
+    Descriptor gemm_qk = between(p, f32, square);
+    gemm(p, outer(p, Q, type, queries), outer(p, K, type, transposed(keys)), gemm_qk);
     Descriptor score = causal(
-        p, float_pointwise(p, CUDNN_POINTWISE_MUL, product_qk, scalar(p, SCALE), between(p, f32, square)));
+        p, float_pointwise(p, CUDNN_POINTWISE_MUL, gemm_qk, scalar(p, SCALE), between(p, f32, square)));
     Descriptor max = reduce(p, CUDNN_REDUCE_TENSOR_MAX, score, between(p, f32, column));
     Descriptor below = float_pointwise(p, CUDNN_POINTWISE_SUB, score, max, between(p, f32, square));
     Descriptor e = float_pointwise(p, CUDNN_POINTWISE_EXP, below, NULL, between(p, f32, square));
@@ -201,21 +202,22 @@ void plan_describe_forward(AttentionPlan *p) {
     Descriptor log_sum = float_pointwise(p, CUDNN_POINTWISE_LOG, sum, NULL, between(p, f32, column));
     float_pointwise(p, CUDNN_POINTWISE_ADD, max, log_sum, outer(p, LSE, f32, column));
     Descriptor weight = float_pointwise(p, CUDNN_POINTWISE_DIV, e, sum, between(p, type, square));
-    product(p, weight, outer(p, V, type, keys), outer(p, Y, type, heads(p, s->n_heads, s->y_width)));
+    gemm(p, weight, outer(p, V, type, keys), outer(p, Y, type, heads(p, s->n_heads, s->y_width)));
 }
 
-/* The product of a transposed square with rows of every query head, summed over the heads that share a key. */
+/* The product of a transposed square with rows of every query head, summed over the heads that share a
+ * key. */
 static void gradient_of_keys(AttentionPlan *p, Descriptor square_of_scores, Descriptor rows, Descriptor out) {
     const AttentionShape *s = &p->shape;
     cudnnDataType_t type = type_of(p);
     Layout turned = transposed(dense(p, s->n_positions, s->n_positions));
     Descriptor factor = reshape(p, square_of_scores, between(p, type, turned));
     if (s->n_heads == s->n_kv_heads) {
-        product(p, factor, rows, out);
+        gemm(p, factor, rows, out);
         return;
     }
     Descriptor all = between(p, type, dense(p, s->n_positions, s->head_size));
-    product(p, factor, rows, all);
+    gemm(p, factor, rows, all);
     reduce(p, CUDNN_REDUCE_TENSOR_ADD, all, out);
 }
 
@@ -234,9 +236,9 @@ void plan_describe_backward(AttentionPlan *p) {
     Descriptor row_sum =
         float_pointwise(p, CUDNN_POINTWISE_MUL, sum, scalar(p, ONE), outer(p, ROW_SUM, f32, column));
     /* the weights again */
-    Descriptor product_qk = between(p, f32, square);
-    product(p, q, k, product_qk);
-    Descriptor score = float_pointwise(p, CUDNN_POINTWISE_MUL, product_qk, scale, between(p, f32, square));
+    Descriptor gemm_qk = between(p, f32, square);
+    gemm(p, q, k, gemm_qk);
+    Descriptor score = float_pointwise(p, CUDNN_POINTWISE_MUL, gemm_qk, scale, between(p, f32, square));
     Descriptor below =
         float_pointwise(p, CUDNN_POINTWISE_SUB, score, outer(p, LSE, f32, column), between(p, f32, square));
     Descriptor weight =
@@ -244,7 +246,7 @@ void plan_describe_backward(AttentionPlan *p) {
     gradient_of_keys(p, weight, dy, outer(p, DV, type, keys));
     /* dscore = weight · (dy·value - row_sum) · scale */
     Descriptor dweight = between(p, f32, square);
-    product(p, dy, outer(p, V, type, transposed(keys)), dweight);
+    gemm(p, dy, outer(p, V, type, transposed(keys)), dweight);
     Descriptor apart = float_pointwise(p, CUDNN_POINTWISE_SUB, dweight, row_sum, between(p, f32, square));
     Descriptor slope = float_pointwise(p, CUDNN_POINTWISE_MUL, apart, weight, between(p, f32, square));
     Descriptor dscore = float_pointwise(p, CUDNN_POINTWISE_MUL, slope, scale, between(p, f32, square));
@@ -252,9 +254,9 @@ void plan_describe_backward(AttentionPlan *p) {
     Descriptor rows_of_keys = reshape(p, k, between(p, type, keys)), dq = outer(p, DQ, type, queries);
     if (p->any_order) {
         Descriptor dq_sum = outer(p, DQ_SUM, f32, dense(p, s->n_positions, s->head_size));
-        product(p, dscore, rows_of_keys, dq_sum);
+        gemm(p, dscore, rows_of_keys, dq_sum);
         float_pointwise(p, CUDNN_POINTWISE_IDENTITY, dq_sum, NULL, dq);
     } else {
-        product(p, dscore, rows_of_keys, dq);
+        gemm(p, dscore, rows_of_keys, dq);
     }
 }

@@ -1,11 +1,12 @@
-/* attention in tiles, forward.
+/* attention in tiles (FlashAttention), forward.
  *
- * Floor: 4·HS FLOPs a visible pair of a query and a key over the matrix rate, and one exponential a pair: at HS = 64
- * the exponentials alone take as long as products at 950 TFLOP/s would, on 132 multiprocessors.
+ * Floor: 4·HS FLOPs a visible pair of a query and a key over the matrix rate, and one exponential a pair: at
+ * HS = 64 the exponentials alone take as long as the GEMMs would at 950 TFLOP/s, on 132 multiprocessors.
  *
- * A block has the queries of one head that its warps hold, and walks over the keys in tiles, the next one on its way
- * from memory while this one is computed with. Tiles behind a warp's last query are skipped; only the tile on the
- * diagonal is masked. Long rows of tiles are started first. attention_softmax.cuh has the softmax. */
+ * A block has the queries of one head that its warps hold, and walks over the keys in tiles, the next one on
+ * its way from memory while this one is computed with. Tiles behind a warp's last query are skipped; only the
+ * tile on the diagonal is masked. Long rows of tiles are started first. attention_softmax.cuh has the
+ * softmax. */
 #include "backend/cuda/attention/attention_mma.cuh"
 #include "backend/cuda/attention/attention_softmax.cuh"
 
@@ -70,7 +71,7 @@ DEVICE void finish_rows(const ForwardRows<HS, M> &rows, T *tile, T *y, float *ls
 template <typename T, int HS, typename CUT, bool DROPS>
 static __global__ void __launch_bounds__(CUT::THREADS, CUT::RESIDENT)
     tiled_forward_kernel(const T *qkv, T *y, float *lse, TiledShape s) {
-    typedef Products<T, HS> Product;
+    typedef TileMma<T, HS> Mma;
     typedef TileReader<T, HS, CUT::THREADS> Reader;
     enum {
         M = CUT::M,
@@ -93,7 +94,7 @@ static __global__ void __launch_bounds__(CUT::THREADS, CUT::RESIDENT)
                          first_query);
     load_tile<KEYS>(keys, from_k, 0);
     load_tile<KEYS>(values, from_v, 0);
-    copies_end();
+    cp_async_commit();
 
     int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
     int warp_row = first_query + warp * CUT::WARP_ROWS, first_row = warp_row + lane / 4;
@@ -103,31 +104,31 @@ static __global__ void __launch_bounds__(CUT::THREADS, CUT::RESIDENT)
     start_rows<HS, M>(rows);
     Dropout dropout;
     if (DROPS) dropout = dropout_of(s, b, h);
-    unsigned key_at = shared_address(keys) + Product::lane_of_rows(),
-             value_at = shared_address(values) + Product::lane_of_channels();
-    copies_wait();
+    unsigned key_at = shared_address(keys) + Mma::lane_of_rows(),
+             value_at = shared_address(values) + Mma::lane_of_channels();
+    cp_async_wait_all();
 #pragma unroll
     for (int m = 0; m < M; m++) {
-        Product::load_first(q[m], shared_address(mine + m * 16 * STRIDE) + Product::lane_of_first());
+        Mma::load_first(q[m], shared_address(mine + m * 16 * STRIDE) + Mma::lane_of_first());
     }
     int end_query = min(first_query + CUT::ROWS, s.n_positions), n_tiles = (end_query + KEYS - 1) / KEYS;
     for (int tile = 0; tile < n_tiles; tile++) {
-        if (tile) copies_wait();
+        if (tile) cp_async_wait_all();
         int first_key = tile * KEYS;
         if (tile + 1 < n_tiles) {
             load_tile<KEYS>(keys + (tile + 1) % STAGES * SIZE, from_k, first_key + KEYS);
             load_tile<KEYS>(values + (tile + 1) % STAGES * SIZE, from_v, first_key + KEYS);
-            copies_end();
+            cp_async_commit();
         }
         if (first_key > warp_row + CUT::WARP_ROWS - 1) continue;
         unsigned stage = (unsigned)(tile % STAGES * SIZE * (int)sizeof(T));
         float p[M][N][4];
         clear<M, N>(p);
-        Product::template multiply_rows<M, N>(p, q, key_at + stage);
+        Mma::template multiply_rows<M, N>(p, q, key_at + stage);
         if (first_key + KEYS - 1 > warp_row) mask_scores<M, N>(p, first_row, first_key + lane % 4 * 2);
         soften<HS, M, N>(rows, p, s.scale_log2);
         if (DROPS) drop_weights<M, N>(p, dropout, first_row, first_key);
-        Product::template multiply_weights<M, N>(rows.y, p, value_at + stage);
+        Mma::template multiply_weights<M, N>(rows.y, p, value_at + stage);
     }
     /* The queries are in registers since the first tile, and no other warp read these rows of their tile. */
     finish_rows<T, HS, M>(rows, mine, y + (int64_t)b * s.n_positions * s.y_width + (int64_t)h * s.head_size,

@@ -1,20 +1,22 @@
-/* Products of the tiled attention kernels, for 16-bit types and for f32: Products<T, HS> has the same functions for all.
+/* The tile GEMMs of the tiled attention kernels, for 16-bit types and for f32: TileMma<T, HS> has the same
+ * functions for all.
  *
- *   lane_of_first, lane_of_rows, lane_of_channels   bytes from a tile's first row to where this lane reads it: as the
- *                    first factor of a product; as the second, its rows being the result's columns; as the second, its
- *                    channels being them
+ *   lane_of_first, lane_of_rows, lane_of_channels   bytes from a tile's first row to where this lane reads
+ *                    it: as the first factor; as the second, its rows being the result's columns; as the
+ *                    second, its channels being them
  *   load_first       the first factor: 16 rows, all channels
- *   multiply_rows    c[m] (16,N·8) += a[m] · rowsᵀ, over all channels; `shared` is the lane's place in the first row
+ *   multiply_rows    c[m] (16,N·8) += a[m] · rowsᵀ, over all channels; `shared` is the lane's place in the
+ *                    first row
  *   multiply_weights c[m] (16,HS) += p[m] (16,N·8) · rows (N·8,HS), p being rounded to T
- *   row_products     Σ a·b over all channels, of the thread's two rows, b (rows, stride) being in memory
+ *   row_dots         Σ a·b over all channels, of the thread's two rows, b (rows, stride) being in memory
  *
- * 16 bits: 16x8x16 on the tensor cores, sums in f32; ldmatrix brings four 8x8 matrices a time, turned where the
- * result's columns are a tile's channels.
+ * 16 bits: 16x8x16 on the tensor cores, sums in f32; ldmatrix brings four 8x8 matrices a time, turned where
+ * the result's columns are a tile's channels.
  *
- * f32: 16x8x8 on the tensor cores, which take 11 bits of a factor's mantissa. Each factor is cut into the 11 bits that
- * they take and the rest, and a product is the sum of three: what is left out is 2^-21 of it, little more than f32
- * itself loses. In a product of weights with rows, weights lie in pairs of keys, so the keys are taken in another
- * order: the two halves of a block of 8 are its even and its odd keys. */
+ * f32: 16x8x8 on the tensor cores, which take 11 bits of a factor's mantissa (TF32). Each factor is cut into
+ * the 11 bits that they take and the rest, and a product is the sum of three: what is left out is 2^-21 of
+ * it, little more than f32 itself loses. In a product of weights with rows, weights lie in pairs of keys, so
+ * the keys are taken in another order: the two halves of a block of 8 are its even and its odd keys. */
 #ifndef PGPT_BACKEND_CUDA_ATTENTION_ATTENTION_MMA_CUH
 #define PGPT_BACKEND_CUDA_ATTENTION_ATTENTION_MMA_CUH
 
@@ -57,7 +59,7 @@ MULTIPLY_ADD(float, "m16n8k8.row.col.f32.tf32.tf32.f32")
 
 /* ---- 16 bits ---- */
 
-template <typename T, int HS> struct Products {
+template <typename T, int HS> struct TileMma {
     enum { STRIDE = tile_stride<T, HS>() };
 
     static __device__ __forceinline__ unsigned lane_of_first(void) {
@@ -119,8 +121,8 @@ template <typename T, int HS> struct Products {
         }
     }
 
-    static __device__ __forceinline__ void row_products(float sum[2], const First<T, HS> &a, const T *b,
-                                                        int64_t stride, int row, const TiledShape &s) {
+    static __device__ __forceinline__ void row_dots(float sum[2], const First<T, HS> &a, const T *b,
+                                                    int64_t stride, int row, const TiledShape &s) {
         int column = (int)threadIdx.x % 4 * 2;
         sum[0] = sum[1] = 0.0f;
 #pragma unroll
@@ -158,7 +160,7 @@ DEVICE void multiply_add_exactly(float c[4], const float a[4], float b0, float b
     multiply_add(c, head, head_of(b0), head_of(b1), 0.0f);
 }
 
-template <int HS> struct Products<float, HS> {
+template <int HS> struct TileMma<float, HS> {
     enum { STRIDE = tile_stride<float, HS>() };
 
     static __device__ __forceinline__ unsigned lane_of_first(void) {
@@ -218,9 +220,8 @@ template <int HS> struct Products<float, HS> {
         }
     }
 
-    static __device__ __forceinline__ void row_products(float sum[2], const First<float, HS> &a,
-                                                        const float *b, int64_t stride, int row,
-                                                        const TiledShape &s) {
+    static __device__ __forceinline__ void row_dots(float sum[2], const First<float, HS> &a, const float *b,
+                                                    int64_t stride, int row, const TiledShape &s) {
         int column = (int)threadIdx.x % 4;
         sum[0] = sum[1] = 0.0f;
 #pragma unroll

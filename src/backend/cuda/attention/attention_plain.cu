@@ -1,12 +1,13 @@
 /* attention, forward and backward, one query or key at a time: plain, for every head size up to 256.
  *
- * FLOPs decide here, not bytes: 4·HS a pair of a query and a key it may see forward, 10·HS backward. These kernels do
- * them on the ordinary cores, from the second-level cache; the tensor cores' kernels are elsewhere.
+ * FLOPs decide here, not bytes: 4·HS a pair of a query and a key it may see forward, 10·HS backward. These
+ * kernels do them on the ordinary cores, from the L2 cache; the tensor cores' kernels are elsewhere.
  *
- * Forward: a block a query, groups of threads take its keys in turn (attend.cuh). Backward, with p = e^(score - lse),
- * m the dropout factor and D = Σ dy·y of the query's row: dscore = p·(m·(dy·value) - D)·scale. One kernel gives each
- * query a block that sums dscore·key; another gives each key a block that sums dscore·query and p·m·dy over all
- * queries that see it, of all heads that share it. Every element of dqkv is written by one thread, in a fixed order.
+ * Forward: a block a query, groups of threads take its keys in turn (attend.cuh). Backward, with p = e^(score
+ * - lse), m the dropout factor and D = Σ dy·y of the query's row: dscore = p·(m·(dy·value) - D)·scale. One
+ * kernel gives each query a block that sums dscore·key; another gives each key a block that sums dscore·query
+ * and p·m·dy over all queries that see it, of all heads that share it. Every element of dqkv is written by
+ * one thread, in a fixed order.
  */
 #include "backend/cuda/attention/attend.cuh"
 #include "backend/cuda/attention/attention.h"

@@ -1,9 +1,10 @@
-/* Attention of short sequences: what attention_short_forward.cu, attention_short_backward.cu, attention_warpgroup_forward_sm90.cu and
- * attention_warpgroup_backward_sm90.cu share.
+/* Attention of short sequences: what attention_short_forward.cu, attention_short_backward.cu,
+ * attention_warpgroup_forward_sm90.cu and attention_warpgroup_backward_sm90.cu share.
  *
- * A block has a whole head, and all rows that its warps walk over lie in shared memory: nothing is brought in while they
- * compute. Each warp has two blocks of 16 rows, one with a long row of tiles and one with a short one, so that all have
- * about as much to do and none waits for another. ROWS is the least number of rows with kernels that is enough. */
+ * A block has a whole head, and all rows that its warps walk over lie in shared memory: nothing is brought in
+ * while they compute. Each warp has two blocks of 16 rows, one with a long row of tiles and one with a short
+ * one, so that all have about as much to do and none waits for another. ROWS is the least number of rows with
+ * kernels that is enough. */
 #ifndef PGPT_BACKEND_CUDA_ATTENTION_ATTENTION_SHORT_CUH
 #define PGPT_BACKEND_CUDA_ATTENTION_ATTENTION_SHORT_CUH
 
@@ -63,14 +64,15 @@ DEVICE ShortPlace short_place(int head, const TiledShape &s) {
 /* ---- rows to and from shared memory ---- */
 
 /* All copies of all threads are there but for those that were begun last. */
-DEVICE void copies_wait_but_last(void) {
-    copies_arrive<1>();
+DEVICE void cp_async_wait_but_last(void) {
+    cp_async_wait<1>();
     __syncthreads();
 }
 
-/* The order of rows that a block of random numbers serves best: row 8·n + 2·c + i of 32 is key 8·c + 2·n + i. The four
- * pairs that a thread holds of a row of scores are then 8 keys that follow each other, just those that one block of
- * random numbers is for: a thread draws what it needs, once, and nothing has to be passed on. */
+/* The order of rows that a block of random numbers serves best: row 8·n + 2·c + i of 32 is key 8·c + 2·n + i.
+ * The four pairs that a thread holds of a row of scores are then 8 keys that follow each other, just those
+ * that one block of random numbers is for: a thread draws what it needs, once, and nothing has to be passed
+ * on. */
 DEVICE int permuted_row(int row) {
     return (row & ~31) | (row & 6) << 2 | (row >> 2 & 6) | (row & 1);
 }
@@ -85,8 +87,8 @@ DEVICE void load_head(T *tile, const T *head, int64_t stride, int first, const T
 #pragma unroll
     for (int pass = 0; pass < ROWS; pass += PASS) {
         int row = first + (PERMUTED ? permuted_row(pass + own) : pass + own);
-        copy16_later(shared + (unsigned)(pass * STRIDE * (int)sizeof(T)), head + row * stride + column,
-                     row < s.n_positions && column < s.head_size);
+        cp_async16(shared + (unsigned)(pass * STRIDE * (int)sizeof(T)), head + row * stride + column,
+                   row < s.n_positions && column < s.head_size);
     }
 }
 
@@ -106,7 +108,8 @@ DEVICE void turn_words(unsigned word[4]) {
     }
 }
 
-/* 16 rows of results to where they belong, from row `first` on; rows g times factor[0], rows g+8 times factor[1]. */
+/* 16 rows of results to where they belong, from row `first` on; rows g times factor[0], rows g+8 times
+ * factor[1]. */
 template <typename T, int HS>
 DEVICE void store_results(T *head, int64_t stride, const float c[HS / 8][4], const float factor[2], int first,
                           const TiledShape &s, bool add) {
@@ -146,8 +149,8 @@ DEVICE void store_results(T *head, int64_t stride, const float c[HS / 8][4], con
 
 /* ---- sums of rows ---- */
 
-/* Of 2·HALF sums a lane keeps one half and gives the other to the lane that is `step` away, which has other rows of the same
- * columns. */
+/* Of 2·HALF sums a lane keeps one half and gives the other to the lane that is `step` away, which has other
+ * rows of the same columns. */
 template <int HALF> DEVICE void give_half(float v[2 * HALF], int step) {
     bool is_upper = threadIdx.x & step;
 #pragma unroll

@@ -1,24 +1,26 @@
-/* attention of short sequences, backward. attention_backward_queries.cu says what is computed. Where groups of warps can multiply,
- * attention_warpgroup_backward_sm90.cu does it for heads of 64.
+/* attention of short sequences, backward. attention_backward_queries.cu says what is computed. Where
+ * warpgroups can multiply, attention_warpgroup_backward_sm90.cu does it for heads of 64.
  *
- * Floor at 64 sequences of 256, 6 heads of 64, 16 bits: 101 MB to read and write, 23 us if none of it is in the cache;
- * 8.1 GFLOP, 14 us at the rate of mma; with dropout, random numbers as in the forward.
+ * Floor at 64 sequences of 256, 6 heads of 64, 16 bits: 101 MB to read and write, 23 us if none of it is in
+ * the cache; 8.1 GFLOP, 14 us at the rate of mma; with dropout, random numbers as in the forward.
  *
- * A block has a head at a time and all of its queries, keys, values and dy, so nothing is read twice and no sum leaves
- * the block. There are as many blocks as multiprocessors, and each takes one head after the other: the next one's keys
- * and values are on their way while this one is computed, and the rest is fetched into the cache. Warp w has keys 16·w
- * and on, whose gradients it sums over the queries that see them, and after them queries 16·w and on, whose gradient it
- * sums over the keys that they see: long rows of tiles for one are short ones for the other. Scores and dweights are made
- * twice for that, once in either order; to pass dscores on through shared memory would take barriers, and more of it than
- * there is. Which weights are kept is drawn once for both, one bit each, mostly by warps that would wait for others.
+ * A block has a head at a time and all of its queries, keys, values and dy, so nothing is read twice and no
+ * sum leaves the block. There are as many blocks as multiprocessors, and each takes one head after the other:
+ * the next one's keys and values are on their way while this one is computed, and the rest is fetched into
+ * the cache. Warp w has keys 16·w and on, whose gradients it sums over the queries that see them, and after
+ * them queries 16·w and on, whose gradient it sums over the keys that they see: long rows of tiles for one
+ * are short ones for the other. Scores and dweights are made twice for that, once in either order; to pass
+ * dscores on through shared memory would take barriers, and more of it than there is. Which weights are kept
+ * is drawn once for both, one bit each, mostly by warps that would wait for others.
  *
- * c being 1 over the part that dropout keeps, p the weights before dropout and p' those that are kept, else 0:
+ * c being 1 over the part that dropout keeps, p the weights before dropout and p' those that are kept, else
+ * 0:
  *     dvalue = c·Σ p'·dy,   dscore = c·scale·(p'·(dy·value) - p·D/c);
  * so c and scale are left to the end, and D/c is found once for each query.
  *
- * The sums over a sequence's rows, if they are wanted, are those of its head's queries, keys and values: a warp adds up its 16
- * rows by shuffles, and keeps what it has in registers until nobody needs the head any more; then there is room for it in
- * shared memory, and the block adds up its warps. */
+ * The sums over a sequence's rows, if they are wanted, are those of its head's queries, keys and values: a
+ * warp adds up its 16 rows by shuffles, and keeps what it has in registers until nobody needs the head any
+ * more; then there is room for it in shared memory, and the block adds up its warps. */
 #include "backend/cuda/attention/attention_short.cuh"
 
 /* Into the cache. */
@@ -57,8 +59,8 @@ template <typename T, int HS, int ROWS> struct ShortBackward {
     };
 };
 
-/* What a block has in shared memory: of one head queries and their dy, of this one and the next keys and values, one
- * behind the other. */
+/* What a block has in shared memory: of one head queries and their dy, of this one and the next keys and
+ * values, one behind the other. */
 template <typename T> struct ShortHead {
     T *queries, *slopes, *keys; /* values are behind the keys */
     RowFacts *facts;
@@ -75,8 +77,8 @@ template <typename T, int HS> DEVICE void first_part(unsigned part[4], unsigned 
     load_matrices(part, shared + (unsigned)k * 32);
 }
 
-/* p = a · firstᵀ and dp = b · secondᵀ, side by side: twice as many products that need not wait for each other. Keys and
- * values are read as first factors every time, since there are not registers for all. */
+/* p = a · firstᵀ and dp = b · secondᵀ, side by side: twice as many products that need not wait for each
+ * other. Keys and values are read as first factors every time, since there are not registers for all. */
 template <typename T, int HS, int N, typename First>
 DEVICE void multiply_both(float p[1][N][4], const First &a, unsigned first, float dp[1][N][4], const First &b,
                           unsigned second) {
@@ -101,13 +103,15 @@ DEVICE void multiply_both(float p[1][N][4], const First &a, unsigned first, floa
     }
 }
 
-/* How many tiles of 16 queries and 16 keys lie in the first so many rows of them, on and under the diagonal. */
+/* How many tiles of 16 queries and 16 keys lie in the first so many rows of them, on and under the
+ * diagonal. */
 __host__ __device__ constexpr int tiles_before(int row) {
     return row * (row + 1) / 2;
 }
 
-/* Which weights are kept, tile by tile, 32 bytes each: bit i of byte 2·q + j is key 8·j + i of query q. A lane draws for
- * 8 keys of one query. Warps take one tile after the other as they are free: `counter` says which is next. */
+/* Which weights are kept, tile by tile, 32 bytes each: bit i of byte 2·q + j is key 8·j + i of query q. A
+ * lane draws for 8 keys of one query. Warps take one tile after the other as they are free: `counter` says
+ * which is next. */
 DEVICE void draw_mask(unsigned char *mask, const ShortDropout &dropout, int n_positions, int *counter) {
     int lane = (int)threadIdx.x % WARP, n_tiles = tiles_before((n_positions + 15) / 16);
     for (;;) {
@@ -150,9 +154,9 @@ DEVICE void find_all_facts(RowFacts *facts, const T *slopes, const Raw<T> *y, co
     }
 }
 
-/* Rows are 16 keys, columns N·8 queries: scores become weights that are kept, dweights become dscores. The first query
- * comes `ahead` of the first key. bits[n]: bits 0 and 8 are of keys g and g+8 and the thread's first query, bits 16 and
- * 24 of the next. */
+/* Rows are 16 keys, columns N·8 queries: scores become weights that are kept, dweights become dscores. The
+ * first query comes `ahead` of the first key. bits[n]: bits 0 and 8 are of keys g and g+8 and the thread's
+ * first query, bits 16 and 24 of the next. */
 template <int N, bool DROPS, bool MASKED>
 DEVICE void slopes_of_keys(float p[1][N][4], float dp[1][N][4], const RowFacts *facts, const unsigned bits[N],
                            int ahead, float scale_log2) {
@@ -172,8 +176,8 @@ DEVICE void slopes_of_keys(float p[1][N][4], float dp[1][N][4], const RowFacts *
     }
 }
 
-/* Rows are 16 queries, columns N·8 keys: scores become dscores. The first key comes `ahead` of the first query. Bits 0,
- * 1, 8 and 9 of bits[i][n / 2] are of the thread's keys and of row g + 8·i. */
+/* Rows are 16 queries, columns N·8 keys: scores become dscores. The first key comes `ahead` of the first
+ * query. Bits 0, 1, 8 and 9 of bits[i][n / 2] are of the thread's keys and of row g + 8·i. */
 template <int N, bool DROPS, bool MASKED>
 DEVICE void slopes_of_queries(float p[1][N][4], const float dp[1][N][4], const RowFacts facts[2],
                               const unsigned bits[2][N / 2], int ahead, float scale_log2) {
@@ -195,14 +199,14 @@ DEVICE void slopes_of_queries(float p[1][N][4], const float dp[1][N][4], const R
 template <typename T, int HS, int ROWS, bool DROPS>
 DEVICE void gradients_of_keys(float dk[1][HS / 8][4], float dv[1][HS / 8][4], const ShortHead<T> &head,
                               int block, const TiledShape &s) {
-    typedef Products<T, HS> Product;
+    typedef TileMma<T, HS> Mma;
     enum { STRIDE = tile_stride<T, HS>(), N = 2 };
     const unsigned to_other = ROWS * STRIDE * sizeof(T); /* from queries to dy, and from keys to values */
     const unsigned row_bytes = STRIDE * sizeof(T);
     int lane = (int)threadIdx.x % WARP;
-    unsigned k = shared_address(head.keys + block * 16 * STRIDE) + Product::lane_of_first(), v = k + to_other;
-    unsigned rows_at = shared_address(head.queries) + Product::lane_of_rows(),
-             turned_at = shared_address(head.queries) + Product::lane_of_channels();
+    unsigned k = shared_address(head.keys + block * 16 * STRIDE) + Mma::lane_of_first(), v = k + to_other;
+    unsigned rows_at = shared_address(head.queries) + Mma::lane_of_rows(),
+             turned_at = shared_address(head.queries) + Mma::lane_of_channels();
     const unsigned char *mask = head.mask + 32 * (tiles_before(block) + block) + lane % 4 * 4;
     clear<1, HS / 8>(dk);
     clear<1, HS / 8>(dv);
@@ -222,8 +226,8 @@ DEVICE void gradients_of_keys(float dk[1][HS / 8][4], float dv[1][HS / 8][4], co
         } else {
             slopes_of_keys<N, DROPS, false>(p, dp, head.facts + query, bits, ahead, s.scale_log2);
         }
-        Product::template multiply_weights<1, N>(dv, p, turned_at + at + to_other);
-        Product::template multiply_weights<1, N>(dk, dp, turned_at + at);
+        Mma::template multiply_weights<1, N>(dv, p, turned_at + at + to_other);
+        Mma::template multiply_weights<1, N>(dk, dp, turned_at + at);
     }
 }
 
@@ -231,16 +235,16 @@ DEVICE void gradients_of_keys(float dk[1][HS / 8][4], float dv[1][HS / 8][4], co
 template <typename T, int HS, int ROWS, bool DROPS>
 DEVICE void gradient_of_queries(float dq[1][HS / 8][4], const ShortHead<T> &head, int block,
                                 const TiledShape &s) {
-    typedef Products<T, HS> Product;
+    typedef TileMma<T, HS> Mma;
     enum { STRIDE = tile_stride<T, HS>(), N = 4 };
     const unsigned to_values = ROWS * STRIDE * sizeof(T), step = N * 8 * STRIDE * sizeof(T);
     int lane = (int)threadIdx.x % WARP, first = block * 16 + lane / 4;
     First<T, HS> q, g;
-    Product::load_first(q, shared_address(head.queries + block * 16 * STRIDE) + Product::lane_of_first());
-    Product::load_first(g, shared_address(head.slopes + block * 16 * STRIDE) + Product::lane_of_first());
+    Mma::load_first(q, shared_address(head.queries + block * 16 * STRIDE) + Mma::lane_of_first());
+    Mma::load_first(g, shared_address(head.slopes + block * 16 * STRIDE) + Mma::lane_of_first());
     const RowFacts facts[2] = {head.facts[first], head.facts[first + 8]};
-    unsigned rows_at = shared_address(head.keys) + Product::lane_of_rows(),
-             turned_at = shared_address(head.keys) + Product::lane_of_channels();
+    unsigned rows_at = shared_address(head.keys) + Mma::lane_of_rows(),
+             turned_at = shared_address(head.keys) + Mma::lane_of_channels();
     clear<1, HS / 8>(dq);
 #pragma unroll 1
     for (int at = 0; at <= block; at += N / 2, rows_at += step, turned_at += step) {
@@ -256,7 +260,7 @@ DEVICE void gradient_of_queries(float dq[1][HS / 8][4], const ShortHead<T> &head
         int ahead = (at - block) * 16;
         if (at + N / 2 > block) slopes_of_queries<N, DROPS, true>(p, dp, facts, bits, ahead, s.scale_log2);
         else slopes_of_queries<N, DROPS, false>(p, dp, facts, bits, ahead, s.scale_log2);
-        Product::template multiply_weights<1, N>(dq, p, turned_at);
+        Mma::template multiply_weights<1, N>(dq, p, turned_at);
     }
 }
 
@@ -284,7 +288,7 @@ DEVICE void load_keys(T *keys, const T *qkv, int head, const TiledShape &s) {
     load_head<T, HS, ROWS, Short::THREADS, false>(keys, first, s.width, 0, s);
     load_head<T, HS, ROWS, Short::THREADS, false>(keys + Short::SIZE,
                                                   first + (int64_t)s.n_heads * s.head_size, s.width, 0, s);
-    copies_end();
+    cp_async_commit();
 }
 
 /* What will be read of the next head only after this one, but for its keys and values: into the cache. */
@@ -298,8 +302,8 @@ DEVICE void fetch_head(const T *dy, const T *qkv, const T *y, int index, const T
     }
 }
 
-/* Queries, dy and what is made of them; then keys and values are there too. The mask is drawn here for the first head,
- * else it was before: then `drawn` is true. */
+/* Queries, dy and what is made of them; then keys and values are there too. The mask is drawn here for the
+ * first head, else it was before: then `drawn` is true. */
 template <typename T, int HS, int ROWS, bool DROPS>
 DEVICE void prepare_head(const ShortHead<T> &head, const T *dy, const T *qkv, const T *y, const float *lse,
                          const ShortDropout &dropout, bool drawn, float inverse, int index,
@@ -309,7 +313,7 @@ DEVICE void prepare_head(const ShortHead<T> &head, const T *dy, const T *qkv, co
     ShortPlace place = short_place(index, s);
     load_head<T, HS, ROWS, Short::THREADS, false>(head.queries, qkv + place.at_query, s.width, 0, s);
     load_head<T, HS, ROWS, Short::THREADS, false>(head.slopes, dy + place.at_y, s.y_width, 0, s);
-    copies_end();
+    cp_async_commit();
     Raw<T> own_y[OWN];
     float own_lse[OWN];
 #pragma unroll
@@ -320,7 +324,7 @@ DEVICE void prepare_head(const ShortHead<T> &head, const T *dy, const T *qkv, co
         own_lse[i] = row < s.n_positions ? lse[(int64_t)index * s.n_positions + row] : 0.0f;
     }
     if (DROPS && !drawn) draw_mask(head.mask, of_head(dropout, place, s), s.n_positions, head.counter);
-    copies_wait();
+    cp_async_wait_all();
     if (threadIdx.x == 0) *head.counter = 0;
     find_all_facts<T, HS, ROWS>(head.facts, head.slopes, own_y, own_lse, inverse, s);
     __syncthreads();

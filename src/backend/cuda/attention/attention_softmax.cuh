@@ -1,8 +1,8 @@
-/* The softmax of the forward kernels, over rows of scores that come tile by tile.
+/* The online softmax of the forward kernels, over rows of scores that come tile by tile.
  *
- * Scores and weights never leave the registers: a tile's scores are made relative to the largest so far, and what was
- * summed before is scaled down when that grows. Small growth is let pass: weights up to 2^8 are as exact as weights up
- * to 1, and mostly nothing has to be scaled. */
+ * Scores and weights never leave the registers: a tile's scores are made relative to the largest so far, and
+ * what was summed before is scaled down when that grows. Small growth is let pass: weights up to 2^8 are as
+ * exact as weights up to 1, and mostly nothing has to be scaled. */
 #ifndef PGPT_BACKEND_CUDA_ATTENTION_ATTENTION_SOFTMAX_CUH
 #define PGPT_BACKEND_CUDA_ATTENTION_ATTENTION_SOFTMAX_CUH
 
@@ -39,8 +39,8 @@ DEVICE void shrink_rows(ForwardRows<HS, M> &rows, const float max[M][2], float s
     }
 }
 
-/* Scores become weights relative to each row's maximum. Mostly no score is much larger than that, which every lane sees
- * for itself: only else have the lanes of a row to agree on a new one. */
+/* Scores become weights relative to each row's maximum. Mostly no score is much larger than that, which every
+ * lane sees for itself: only else have the lanes of a row to agree on a new one. */
 template <int HS, int M, int N>
 DEVICE void soften(ForwardRows<HS, M> &rows, float s[M][N][4], float scale_log2) {
     float max[M][2];

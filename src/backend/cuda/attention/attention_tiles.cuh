@@ -1,12 +1,13 @@
-/* The tools of the tiled attention kernels: tiles in shared memory, and their products on the tensor cores.
+/* The tools of the tiled attention kernels: tiles in shared memory, and how their GEMMs lie in registers.
  *
- * A tile is some rows of one head, HS elements each, 16 bytes apart from the next row: then what a warp reads at a
- * time lies in different banks, and every address is a base plus a constant. Rows and channels that are not there
- * (the end of a sequence; a head size below HS) are filled with zeros.
+ * A tile is some rows of one head, HS elements each, 16 bytes apart from the next row: then what a warp reads
+ * at a time lies in different banks, and every address is a base plus a constant. Rows and channels that are
+ * not there (the end of a sequence; a head size below HS) are filled with zeros.
  *
- * What a thread holds of a product's result (16 rows, 8 columns): rows g and g+8, columns 2c and 2c+1, g being its
- * lane / 4 and c its lane % 4. Such results, side by side, are the first factor of another product: weights and their
- * gradients go from one product into the next without leaving the registers. attention_mma.cuh has the products.
+ * What a thread holds of a GEMM's result (16 rows, 8 columns): rows g and g+8, columns 2c and 2c+1, g being
+ * its lane / 4 and c its lane % 4. Such results, side by side, are the first factor of another GEMM: weights
+ * and their gradients go from one into the next without leaving the registers. attention_mma.cuh has the
+ * GEMMs.
  */
 #ifndef PGPT_BACKEND_CUDA_ATTENTION_ATTENTION_TILES_CUH
 #define PGPT_BACKEND_CUDA_ATTENTION_ATTENTION_TILES_CUH
@@ -17,8 +18,9 @@
 #define LOG2_E 1.4426950408889634f
 #define LN_2   0.6931471805599453f
 
-/* How kernels cut their work: M blocks of 16 rows a warp; N blocks of 8 rows in the tiles that they walk over, STEP
- * of them at once; so many WARPS, and so many blocks RESIDENT on a multiprocessor that registers must suffice for. */
+/* How kernels cut their work: M blocks of 16 rows a warp; N blocks of 8 rows in the tiles that they walk
+ * over, STEP of them at once; so many WARPS, and so many blocks RESIDENT on a multiprocessor that registers
+ * must suffice for. */
 template <int M_, int N_, int STEP_, int WARPS_, int RESIDENT_> struct Cut {
     enum {
         M = M_,
@@ -70,7 +72,8 @@ static inline TiledShape tiled_shape(const AttentionShape *a, const AttentionMem
     return s;
 }
 
-/* Of a query, between the two kernels of the backward: what scores are made relative to (lse · log2 e), and Σ dy·y.
+/* Of a query, between the two kernels of the backward: what scores are made relative to (lse · log2 e), and Σ
+ * dy·y.
  */
 typedef float2 RowFacts;
 
@@ -95,13 +98,13 @@ typedef float2 RowFacts;
 /* ---- to and from shared memory ---- */
 
 /* All copies of all threads are there. */
-DEVICE void copies_wait(void) {
-    copies_arrive<0>();
+DEVICE void cp_async_wait_all(void) {
+    cp_async_wait<0>();
     __syncthreads();
 }
 
-/* A head's rows as a block of THREADS reads them into tiles: every thread has its place in a row, in one row of so
- * many. */
+/* A head's rows as a block of THREADS reads them into tiles: every thread has its place in a row, in one row
+ * of so many. */
 template <typename T, int HS, int THREADS> struct TileReader {
     enum {
         CHUNK = 16 / (int)sizeof(T),
@@ -139,8 +142,8 @@ DEVICE void load_tile(T *tile, const TileReader<T, HS, THREADS> &r, int first) {
     for (int pass = 0; pass < ROWS / Reader::PASS; pass++) {
 #pragma unroll
         for (int k = 0; k < HS; k += STEP) {
-            copy16_later(shared + (unsigned)((pass * Reader::PASS * STRIDE + k) * (int)sizeof(T)), from + k,
-                         row < r.n_rows && Reader::column() + k < r.head_size);
+            cp_async16(shared + (unsigned)((pass * Reader::PASS * STRIDE + k) * (int)sizeof(T)), from + k,
+                       row < r.n_rows && Reader::column() + k < r.head_size);
         }
         from += Reader::PASS * r.stride;
         row += Reader::PASS;
@@ -245,8 +248,8 @@ DEVICE unsigned kept(const Dropout &d, int query, int block) {
     return bits;
 }
 
-/* Rows are queries, columns keys, four blocks of 8 of them: bit 4·n + i says whether element i of column block n is
- * kept. Every lane of a row draws for one block and passes it round. */
+/* Rows are queries, columns keys, four blocks of 8 of them: bit 4·n + i says whether element i of column
+ * block n is kept. Every lane of a row draws for one block and passes it round. */
 DEVICE unsigned kept_of_rows(const Dropout &d, int query, int block) {
     int c = (int)threadIdx.x % 4;
     unsigned mine = kept(d, query, block + c) | kept(d, query + 8, block + c) << 8, bits = 0;
@@ -258,9 +261,10 @@ DEVICE unsigned kept_of_rows(const Dropout &d, int query, int block) {
     return bits;
 }
 
-/* Rows are keys, columns queries: 16 of each, from the block of keys and the query given. The lanes of a column draw
- * for its two queries, the two blocks of keys and the two halves of the columns; a vote for each of the 8 keys of a
- * block then gives every lane all it needs: bit 4·(4·n + i) of the result is element i of column block n. */
+/* Rows are keys, columns queries: 16 of each, from the block of keys and the query given. The lanes of a
+ * column draw for its two queries, the two blocks of keys and the two halves of the columns; a vote for each
+ * of the 8 keys of a block then gives every lane all it needs: bit 4·(4·n + i) of the result is element i of
+ * column block n. */
 DEVICE unsigned kept_of_columns(const Dropout &d, int query, int block) {
     int lane = (int)threadIdx.x % WARP, g = lane / 4, c = lane % 4;
     unsigned mine = kept(d, query + g / 4 * 8 + 2 * c + (g & 1), block + (g >> 1 & 1)), bits = 0;

@@ -1,43 +1,52 @@
-/* attention of short sequences with heads of 64, backward, by groups of 4 warps that multiply 64 rows at a time (compute
- * capability 9.0). attention_short_backward.cu says what is computed, and computes it elsewhere.
+/* attention of short sequences with heads of 64, backward, by warpgroups (4 warps) that multiply 64 rows at a
+ * time (wgmma) (compute capability 9.0). attention_short_backward.cu says what is computed, and computes it
+ * elsewhere.
  *
- * Floor: 23 us as there, for 64 sequences of 256 and 6 heads: 12,600 cycles a head and multiprocessor. The products, each
- * computed once, take 6,400 of a head's cycles, 10 tiles of 64 queries and 64 keys; the exponentials 2,600, random numbers
- * about 3,500. None of that has to wait for the rest, so different warps do it at the same time. On an H200 it takes 45 us
- * with dropout and 38 without, where the other kernel takes 86 and 73: a group's tile takes some 3,000 cycles, one step
- * after the other, a span's results 1,300, and 4 us pass before the first tile.
+ * Floor: 23 us as there, for 64 sequences of 256 and 6 heads: 12,600 cycles a head and multiprocessor. The
+ * products, each computed once, take 6,400 of a head's cycles, 10 tiles of 64 queries and 64 keys; the
+ * exponentials 2,600, random numbers about 3,500. None of that has to wait for the rest, so different warps
+ * do it at the same time (warp specialization). On an H200 it takes 45 us with dropout and 38 without, where
+ * the other kernel takes 86 and 73: a group's tile takes some 3,000 cycles, one step after the other, a
+ * span's results 1,300, and 4 us pass before the first tile.
  *
- * A block has as many threads as there may be, and takes one head after the other. Its rows come in spans of 64.
+ * The kernel is persistent: a block has as many threads as there may be, and takes one head after the other.
+ * Its rows come in spans of 64.
  *
- *   Two groups have keys: one the spans 3 and 0, the other 2 and 1, five tiles each of a head with 256 positions. Scores and
- *   dweights have keys for rows: then weights and dscores lie in registers as the products for dvalue and dkey want them.
+ *   Two groups have keys: one the spans 3 and 0, the other 2 and 1, five tiles each of a head with 256
+ *   positions. Scores and
+ *   dweights have keys for rows: then weights and dscores lie in registers as the products for dvalue and
+ *   dkey want them.
  *   Dscores are also left in shared memory.
  *   One group makes the queries' gradients of them, span by span from the last one: the sums have an order.
- *   The last one has a warp that orders the spans; others find what is to be known of each query, and draw most of the next
- *   head's mask, four blocks of random numbers a time: one alone is a chain of steps that wait for each other. The queries'
+ *   The last one is the producer: one of its warps loads the spans by TMA; others find what is to be known
+ *   of each query, and draw most of the next
+ *   head's mask, four blocks of random numbers a time: one alone is a chain of steps that wait for each
+ *   other. The queries'
  *   group, which has less to do than those with keys, draws the rest.
  *
- * The last queries come first. They alone see the last keys, so these four spans are done with after the first tiles, and
- * the next head's come in their place; and so on, so that a head's memory is that of the next before it is done.
+ * The last queries come first. They alone see the last keys, so these four spans are done with after the
+ * first tiles, and the next head's come in their place; and so on, so that a head's memory is that of the
+ * next before it is done.
  *
- * Who waits for whom: barriers in pairs for each span, tile and mask (GroupsShared). All count heads from the block's first. */
+ * Who waits for whom: barriers in pairs for each span, tile and mask (WarpgroupShared). All count heads from
+ * the block's first. */
 #include "backend/cuda/attention/attention_warpgroup_producer.cuh"
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 /* ---- results ---- */
 
-/* 16 rows of a span to where they belong, and the sums of their columns as they are stored there: number k, of two, is that
- * of summed_column(k). The box also turns them into second factors. Row n of the first factor of 8 columns, their n-th, is
- * ones, and the others zeros. */
+/* 16 rows of a span to where they belong, and the sums of their columns as they are stored there: number k,
+ * of two, is that of summed_column(k). The box also turns them into second factors. Row n of the first factor
+ * of 8 columns, their n-th, is ones, and the others zeros. */
 template <typename T>
-DEVICE void store_span(float sums[2], char *box, const GroupsCall &c, const Self &me, int which, int span,
+DEVICE void store_span(float sums[2], char *box, const WarpgroupCall &c, const Self &me, int which, int span,
                        float factor, const float d[8][4]) {
     const TiledShape &s = c.shape;
     const float factors[2] = {factor, factor};
     T *to = (T *)c.dqkv + short_place(head_of(me.n), s).at_query + (int64_t)which * s.n_heads * SIZE;
     unsigned at[4];
-    store_by_box(at, box, to, s.width, span * SPAN + me.warp * 16, s.n_positions, me, factors, d);
+    store_through_box(at, box, to, s.width, span * SPAN + me.warp * 16, s.n_positions, me, factors, d);
     if (c.sums) {
         float part[4][4] = {}; /* products that do not wait for each other */
 #    pragma unroll
@@ -91,12 +100,12 @@ DEVICE void soften(float p[8][4], const float *relative, bool is_diagonal, const
 /* Weights, of which some are dropped, and dweights become first factors: those that are kept, and dscores. */
 template <typename T, bool DROPS>
 DEVICE void find_slopes(unsigned kept[4][4], unsigned slope[4][4], const float p[8][4], const float dp[8][4],
-                        const float *products, const unsigned char *mask, const Self &me) {
+                        const float *dots, const unsigned char *mask, const Self &me) {
     int shift = mask_shift(me.lane);
     mask += me.warp * MASK_STRIP + me.lane % 4 * MASK_COLUMN;
 #    pragma unroll
     for (int k = 0; k < 4; k++) {
-        float4 fact = load_facts(products, me.lane, k);
+        float4 fact = load_facts(dots, me.lane, k);
         uint2 bits = {};
         if (DROPS) bits = *(const uint2 *)(mask + 8 * k);
 #    pragma unroll
@@ -122,61 +131,62 @@ DEVICE void leave_slopes(char *dscores, const unsigned slope[4][4], const Self &
     unsigned at = shared_address(dscores) + (unsigned)(row * 128 + (vector ^ row % 8) * 16);
 #    pragma unroll
     for (int k = 0; k < 4; k++) store_matrices_turned(at + (unsigned)(k * 16 * 128), slope[k]);
-    show_to_copies();
+    fence_async_proxy();
 }
 
-/* dkey and dvalue of a span, without the factors: over its tiles, the last queries first. The other group's products go on
- * while this one is between its own. The group's last span of keys is the last to need a span of queries. */
+/* dkey and dvalue of a span, without the factors: over its tiles, the last queries first. The other group's
+ * products go on while this one is between its own. The group's last span of keys is the last to need a span
+ * of queries. */
 template <typename T, bool DROPS>
-DEVICE void gradients_of_span(float dk[8][4], float dv[8][4], const GroupsCall &c, GroupsShared &shared,
+DEVICE void gradients_of_span(float dk[8][4], float dv[8][4], const WarpgroupCall &c, WarpgroupShared &shared,
                               const Self &me, int keys, int &tile) {
     int place = keys_place(me, keys);
-    barrier_pass(&shared.keys_full[place], keys_turn(me, keys) & 1);
+    mbarrier_wait(&shared.keys_full[place], keys_turn(me, keys) & 1);
 #    pragma unroll 1
     for (int i = c.n_spans - 1; i >= keys; i--) {
         unsigned kept[4][4], slope[4][4];
         float p[8][4], dp[8][4];
-        barrier_pass(&shared.queries_full[i], me.n & 1);
+        mbarrier_wait(&shared.queries_full[i], me.n & 1);
         hold(p);
         hold(dp);
-        products_begin();
+        wgmma_fence();
         multiply_spans<T>(p, shared.keys[place], shared.queries[i]);
-        products_end();
+        wgmma_commit();
         multiply_spans<T>(dp, shared.values[place], shared.slopes[i]);
-        products_end();
-        barrier_pass(&shared.facts_full[i], me.n & 1);
-        if (DROPS && (me.n || i < c.n_spans - 1)) barrier_pass(&shared.mask_full[me.n & 1], me.n >> 1 & 1);
-        products_arrive<1>();
+        wgmma_commit();
+        mbarrier_wait(&shared.facts_full[i], me.n & 1);
+        if (DROPS && (me.n || i < c.n_spans - 1)) mbarrier_wait(&shared.mask_full[me.n & 1], me.n >> 1 & 1);
+        wgmma_wait<1>();
         hold(p);
         soften(p, shared.relative[i], i == keys, me, c.shape.scale_log2);
-        products_arrive<0>();
+        wgmma_wait<0>();
         hold(dp);
-        find_slopes<T, DROPS>(kept, slope, p, dp, shared.products[i],
-                              shared.mask[me.n & 1][tile_index(i, keys)], me);
+        find_slopes<T, DROPS>(kept, slope, p, dp, shared.dots[i], shared.mask[me.n & 1][tile_index(i, keys)],
+                              me);
         int slot = tile % RING;
-        barrier_pass(&shared.dscores_empty[me.group][slot], ~(tile / RING) & 1);
+        mbarrier_wait(&shared.dscores_empty[me.group][slot], ~(tile / RING) & 1);
         tile++;
         leave_slopes(shared.dscores[me.group][slot], slope, me);
-        barrier_arrive(&shared.dscores_full[me.group][slot]);
+        mbarrier_arrive(&shared.dscores_full[me.group][slot]);
         hold(kept);
         hold(slope);
         hold(dk);
         hold(dv);
-        products_begin();
+        wgmma_fence();
         multiply_rows<T>(dv, kept, shared.slopes[i], i < c.n_spans - 1);
         multiply_rows<T>(dk, slope, shared.queries[i], i < c.n_spans - 1);
-        products_end();
-        products_arrive<0>();
+        wgmma_commit();
+        wgmma_wait<0>();
         hold(dk);
         hold(dv);
         hold(kept);
         hold(slope);
-        if (keys == me.group) barrier_arrive(&shared.queries_empty[i]);
+        if (keys == me.group) mbarrier_arrive(&shared.queries_empty[i]);
     }
 }
 
 template <typename T, bool DROPS>
-DEVICE void compute_keys(const GroupsCall &c, GroupsShared &shared, Self me) {
+DEVICE void compute_keys(const WarpgroupCall &c, WarpgroupShared &shared, Self me) {
     int warp = me.group * GROUP_WARPS + me.warp, tile = 0;
     do {
         float sums[2][2] = {};
@@ -189,33 +199,34 @@ DEVICE void compute_keys(const GroupsCall &c, GroupsShared &shared, Self me) {
             int place = keys_place(me, keys);
             store_span<T>(sums[1], shared.values[place], c, me, 2, keys, c.keep, dv);
             store_span<T>(sums[0], shared.values[place], c, me, 1, keys, c.shape.scale * c.keep, dk);
-            show_to_copies();
-            barrier_arrive(&shared.keys_empty[place]);
+            fence_async_proxy();
+            mbarrier_arrive(&shared.keys_empty[place]);
         }
-        if (DROPS) barrier_arrive(&shared.mask_empty[me.n & 1]);
+        if (DROPS) mbarrier_arrive(&shared.mask_empty[me.n & 1]);
         for (int i = 0; i < me.group; i++) { /* queries that see none of the group's keys */
-            barrier_pass(&shared.queries_full[i], me.n & 1);
-            barrier_arrive(&shared.queries_empty[i]);
+            mbarrier_wait(&shared.queries_full[i], me.n & 1);
+            mbarrier_arrive(&shared.queries_empty[i]);
         }
         if (c.sums) {
-            barrier_pass(&shared.sums_empty, ~me.n & 1);
+            mbarrier_wait(&shared.sums_empty, ~me.n & 1);
             for (int k = 0; k < 2; k++) put_sums(shared.key_sums[warp][k], sums[k]);
-            barrier_arrive(&shared.sums_full);
+            mbarrier_arrive(&shared.sums_full);
         }
     } while (next_head(c.n_heads_in_all, me));
 }
 
 /* ---- queries ---- */
 
-/* The keys whose dscores are the last that a span of queries gets; they are of the group with that number, too. */
+/* The keys whose dscores are the last that a span of queries gets; they are of the group with that number,
+ * too. */
 DEVICE int last_keys(int queries) {
     return queries ? 1 : 0;
 }
 
-/* The gradient of a span, without the factor: of what the groups with keys have left. The order is that in which the first
- * of four spans comes. The last box remains the group's. */
+/* The gradient of a span, without the factor: of what the groups with keys have left. The order is that in
+ * which the first of four spans comes. The last box remains the group's. */
 template <typename T>
-DEVICE void gradient_of_span(float dq[8][4], const GroupsCall &c, GroupsShared &shared, const Self &me,
+DEVICE void gradient_of_span(float dq[8][4], const WarpgroupCall &c, WarpgroupShared &shared, const Self &me,
                              int queries) {
     bool add = false;
 #    pragma unroll 1
@@ -224,22 +235,22 @@ DEVICE void gradient_of_span(float dq[8][4], const GroupsCall &c, GroupsShared &
         if (keys > queries) continue;
         int tile = tile_number(c, me.n, group, queries, keys), slot = tile % RING;
         int place = keys_place(me, keys);
-        barrier_pass(&shared.keys_full[place], keys_turn(me, keys) & 1);
-        barrier_pass(&shared.dscores_full[group][slot], tile / RING & 1);
+        mbarrier_wait(&shared.keys_full[place], keys_turn(me, keys) & 1);
+        mbarrier_wait(&shared.dscores_full[group][slot], tile / RING & 1);
         hold(dq);
-        products_begin();
+        wgmma_fence();
         multiply_rows<T>(dq, shared.dscores[group][slot], shared.keys[place], add);
-        products_end();
-        products_arrive<0>();
+        wgmma_commit();
+        wgmma_wait<0>();
         hold(dq);
-        if (keys != last_keys(queries)) barrier_arrive(&shared.dscores_empty[group][slot]);
-        if (keys == queries) barrier_arrive(&shared.keys_empty[place]);
+        if (keys != last_keys(queries)) mbarrier_arrive(&shared.dscores_empty[group][slot]);
+        if (keys == queries) mbarrier_arrive(&shared.keys_empty[place]);
         add = true;
     }
 }
 
 /* What the warps have of queries, keys and values, added up in their order. */
-DEVICE void store_sums(const GroupsCall &c, const GroupsShared &shared, const Self &me) {
+DEVICE void store_sums(const WarpgroupCall &c, const WarpgroupShared &shared, const Self &me) {
     ShortPlace place = short_place(head_of(me.n), c.shape);
     float *to = c.sums + place.b * c.shape.width + place.h * SIZE;
     for (int k = me.warp * WARP + me.lane; k < 3 * SIZE; k += GROUP_WARPS * WARP) {
@@ -252,7 +263,7 @@ DEVICE void store_sums(const GroupsCall &c, const GroupsShared &shared, const Se
 }
 
 template <typename T, bool DROPS>
-DEVICE void compute_queries(const GroupsCall &c, GroupsShared &shared, Self me) {
+DEVICE void compute_queries(const WarpgroupCall &c, WarpgroupShared &shared, Self me) {
     if (DROPS) draw_share(c, shared, me, first_units(c) + me.warp, n_units(c.shape.n_positions), GROUP_WARPS);
     do {
         float sums[2] = {};
@@ -262,18 +273,18 @@ DEVICE void compute_queries(const GroupsCall &c, GroupsShared &shared, Self me) 
             int last = last_keys(i), slot = tile_number(c, me.n, last, i, last) % RING;
             gradient_of_span<T>(dq, c, shared, me, i);
             store_span<T>(sums, shared.dscores[last][slot], c, me, 0, i, c.shape.scale * c.keep, dq);
-            barrier_arrive(&shared.dscores_empty[last][slot]);
+            mbarrier_arrive(&shared.dscores_empty[last][slot]);
             Self next = me;
             if (DROPS && i == c.n_spans - 1 && next_head(c.n_heads_in_all, next))
                 draw_share(c, shared, next, me.warp, queries_share(c.shape), GROUP_WARPS);
         }
         if (c.sums) {
-            barrier_pass(&shared.sums_empty, ~me.n & 1);
+            mbarrier_wait(&shared.sums_empty, ~me.n & 1);
             put_sums(shared.query_sums[me.warp], sums);
-            barrier_arrive(&shared.sums_full);
-            barrier_pass(&shared.sums_full, me.n & 1);
+            mbarrier_arrive(&shared.sums_full);
+            mbarrier_wait(&shared.sums_full, me.n & 1);
             store_sums(c, shared, me);
-            barrier_arrive(&shared.sums_empty);
+            mbarrier_arrive(&shared.sums_empty);
         }
     } while (next_head(c.n_heads_in_all, me));
 }
@@ -281,21 +292,21 @@ DEVICE void compute_queries(const GroupsCall &c, GroupsShared &shared, Self me) 
 #endif
 
 template <typename T, bool DROPS>
-static __global__ void __launch_bounds__(GROUPS_THREADS, 1)
-    groups_kernel(const __grid_constant__ GroupsCall c) {
+static __global__ void __launch_bounds__(WARPGROUP_THREADS, 1)
+    warpgroup_backward_kernel(const __grid_constant__ WarpgroupCall c) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    GroupsShared &shared = *(GroupsShared *)groups_shared;
+    WarpgroupShared &shared = *(WarpgroupShared *)warpgroup_shared;
     int warp = warp_of_block();
     Self me = self_of(warp);
-    if (warp == ORDERING_WARP) {
+    if (warp == PRODUCER_WARP) {
         if (me.lane == 0) {
-            groups_barriers_init(shared);
+            warpgroup_barriers_init(shared);
             wait_for_predecessor();
-            order_spans(c, shared, me, c.n_spans - 1, first_ordered(c));
+            produce_spans(c, shared, me, c.n_spans - 1, first_produced(c));
         }
     } else if (DROPS) {
         /* what is needed first of the first mask is everybody else's; its random words are the host's */
-        draw_units<MASK_FOR_KEYS>(shared.mask[0][0], c.shape, head_of(0), warp - (warp > ORDERING_WARP),
+        draw_units<MASK_FOR_KEYS>(shared.mask[0][0], c.shape, head_of(0), warp - (warp > PRODUCER_WARP),
                                   first_units(c), GROUPS * GROUP_WARPS - 1);
     }
     wait_for_predecessor();
@@ -309,17 +320,17 @@ static __global__ void __launch_bounds__(GROUPS_THREADS, 1)
         compute_queries<T, DROPS>(c, shared, me);
     } else {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
-        if (warp != ORDERING_WARP) feed_all<T, DROPS>(c, shared, me);
-        else if (me.lane == 0) order_all(c, shared, me);
+        if (warp != PRODUCER_WARP) feed_all<T, DROPS>(c, shared, me);
+        else if (me.lane == 0) produce_all(c, shared, me);
     }
 #endif
 }
 
 /* ---- on the host's side ---- */
 
-Status attention_groups_backward(const AttentionShape *s, const AttentionMemory *m, cudaStream_t stream,
-                                 Error *error) {
-    GroupsCall c = {};
+Status attention_warpgroup_backward(const AttentionShape *s, const AttentionMemory *m, cudaStream_t stream,
+                                    Error *error) {
+    WarpgroupCall c = {};
     c.lse = m->lse, c.dqkv = m->dqkv, c.sums = m->sums;
     c.n_heads_in_all = (int)(s->n_sequences * s->n_heads);
     c.shape = tiled_shape(s, m);
@@ -329,15 +340,17 @@ Status attention_groups_backward(const AttentionShape *s, const AttentionMemory 
     if (map_heads(&c.qkv, m->qkv, s, s->width) && map_heads(&c.y, m->y, s, s->y_width) &&
         map_heads(&c.dy, m->dy, s, s->y_width)) {
         FOR_SHORT_TYPE(s, T, {
-            auto kernel = s->threshold ? groups_kernel<T, true> : groups_kernel<T, false>;
-            code = launch_for_heads(kernel, GROUPS_THREADS, sizeof(GroupsShared), stream, c);
+            auto kernel =
+                s->threshold ? warpgroup_backward_kernel<T, true> : warpgroup_backward_kernel<T, false>;
+            code = launch_for_heads(kernel, WARPGROUP_THREADS, sizeof(WarpgroupShared), stream, c);
         });
     }
     return cuda_check(code, "attention_backward (groups)", error);
 }
 
-/* With less than a span there is too little for the groups: of 32 positions with dropout, the other kernel is faster. */
-bool attention_groups_takes(const AttentionShape *s, bool adds, int capability) {
+/* With less than a span there is too little for the groups: of 32 positions with dropout, the other kernel is
+ * faster. */
+bool attention_warpgroup_takes(const AttentionShape *s, bool adds, int capability) {
 #ifdef PGPT_HAVE_SM90A
     static const bool is_built = true;
 #else

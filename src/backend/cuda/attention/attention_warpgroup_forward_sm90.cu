@@ -1,24 +1,28 @@
-/* attention of short sequences with heads of 64, forward, by groups of 4 warps that multiply 64 rows at a time (compute
- * capability 9.0). attention_short_forward.cu says what is computed, and computes it elsewhere.
+/* attention of short sequences with heads of 64, forward, by warpgroups (4 warps) that multiply 64 rows at a
+ * time (wgmma) (compute capability 9.0). attention_short_forward.cu says what is computed, and computes it
+ * elsewhere.
  *
- * Floor: 11 us as there, for 64 sequences of 256 and 6 heads: 6,600 cycles a head and multiprocessor. Its 10 tiles of 64
- * queries and 64 keys take 2,600 of them to multiply, and as many for exponentials. Units for whole numbers and logic, which
- * have the rest of softmax and mask and most of the random numbers, need about 5,000: it is these that are to be kept busy.
- * On an H200 it takes 27 us with dropout, in a training step, where the other kernel takes 31: a group's tile takes some 3,000
- * cycles, one step after the other, and a span's results 1,600.
+ * Floor: 11 us as there, for 64 sequences of 256 and 6 heads: 6,600 cycles a head and multiprocessor. Its 10
+ * tiles of 64 queries and 64 keys take 2,600 of them to multiply, and as many for exponentials. Units for
+ * whole numbers and logic, which have the rest of softmax and mask and most of the random numbers, need about
+ * 5,000: it is these that are to be kept busy. On an H200 it takes 27 us with dropout, in a training step,
+ * where the other kernel takes 31: a group's tile takes some 3,000 cycles, one step after the other, and a
+ * span's results 1,600.
  *
- * A block has as many threads as there may be, and takes one head after the other. In shared memory there is room for two,
- * with their masks.
+ * The kernel is persistent and warp-specialized: a block has as many threads as there may be, and takes one
+ * head after the other. In shared memory there is room for two, with their masks.
  *
- *   Three groups have queries: one the last span of a head, one the span before, and one the rest. From head to head they
- *   change places: of three heads, all have had as much, whatever the length. A group waits for each of its products, and
+ *   Three groups have queries: one the last span of a head, one the span before, and one the rest. From
+ *   head to head they
+ *   change places: of three heads, all have had as much, whatever the length. A group waits for each of
+ *   its products, and
  *   the others compute meanwhile.
- *   The fourth one draws the next head's mask, and has a thread that orders its rows.
+ *   The fourth one draws the next head's mask, and has a thread that loads its rows by TMA.
  *
  * A span of queries is a first factor until its results are there, which then go out by way of its box.
  *
- * Who waits for whom: queries_full and keys_full, for copies; mask_full, for those who draw; empty, for those who have
- * queries. All count heads from the block's first. */
+ * Who waits for whom: queries_full and keys_full, for copies; mask_full, for those who draw; empty, for those
+ * who have queries. All count heads from the block's first. */
 #include "backend/cuda/attention/attention_softmax.cuh"
 #include "backend/cuda/attention/attention_warpgroup_masks.cuh"
 
@@ -27,7 +31,7 @@ enum {
     FORWARD_WARPS = (QUERY_GROUPS + 1) * GROUP_WARPS,
     FORWARD_THREADS = FORWARD_WARPS * WARP,
     QUERY_WARPS = QUERY_GROUPS * GROUP_WARPS,
-    ORDERING_WARP = QUERY_WARPS,
+    PRODUCER_WARP = QUERY_WARPS,
     HEADS = 2 /* that there is room for */
 };
 
@@ -55,13 +59,13 @@ static_assert(sizeof(ForwardShared) <= 227 * 1024, "what a block may have");
 
 DEVICE void forward_barriers_init(ForwardShared &shared) {
     for (int i = 0; i < HEADS; i++) {
-        barrier_init(&shared.queries_full[i], 1);
-        for (int k = 0; k < SPANS; k++) barrier_init(&shared.keys_full[i][k], 1);
-        barrier_init_warps(&shared.mask_full[i], GROUP_WARPS);
-        barrier_init_warps(&shared.empty[i], QUERY_WARPS);
+        mbarrier_init(&shared.queries_full[i], 1);
+        for (int k = 0; k < SPANS; k++) mbarrier_init(&shared.keys_full[i][k], 1);
+        mbarrier_init_warps(&shared.mask_full[i], GROUP_WARPS);
+        mbarrier_init_warps(&shared.empty[i], QUERY_WARPS);
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    show_to_copies();
+    fence_async_proxy();
 }
 
 /* Where a head lies in shared memory, and which turn it is there. */
@@ -80,22 +84,22 @@ DEVICE int column_of(const TiledShape &s, int h, int which) {
 }
 
 /* All rows of a head, by one thread. Everybody can begin with the first keys. */
-DEVICE void order_head(const ForwardCall &c, ForwardShared &shared, const Self &me) {
+DEVICE void produce_head(const ForwardCall &c, ForwardShared &shared, const Self &me) {
     ShortPlace place = short_place(head_of(me.n), c.shape);
     int at = place_of(me);
 #    pragma unroll 1
     for (int i = 0; i < c.n_spans; i++) {
         uint64_t *full = &shared.keys_full[at][i];
-        barrier_expect(full, 2 * SPAN_BYTES);
-        order_span(shared.keys[at][i], &c.qkv, column_of(c.shape, place.h, 1), i * SPAN, place.b, full);
-        order_span(shared.values[at][i], &c.qkv, column_of(c.shape, place.h, 2), i * SPAN, place.b, full);
+        mbarrier_expect(full, 2 * SPAN_BYTES);
+        produce_span(shared.keys[at][i], &c.qkv, column_of(c.shape, place.h, 1), i * SPAN, place.b, full);
+        produce_span(shared.values[at][i], &c.qkv, column_of(c.shape, place.h, 2), i * SPAN, place.b, full);
         if (i) continue;
         full = &shared.queries_full[at];
-        barrier_expect(full, (unsigned)(c.n_spans * SPAN_BYTES));
+        mbarrier_expect(full, (unsigned)(c.n_spans * SPAN_BYTES));
 #    pragma unroll 1
         for (int k = c.n_spans - 1; k >= 0; k--)
-            order_span(shared.queries[at][k], &c.qkv, column_of(c.shape, place.h, 0), k * SPAN, place.b,
-                       full);
+            produce_span(shared.queries[at][k], &c.qkv, column_of(c.shape, place.h, 0), k * SPAN, place.b,
+                         full);
     }
 }
 
@@ -107,20 +111,20 @@ DEVICE void draw_share(const ForwardCall &c, ForwardShared &shared, const ShortD
                                  n_units(c.shape.n_positions), step);
 }
 
-/* The first head's mask is everybody's, and its rows have been ordered (forward_kernel). Nobody waits for a thread that neither
- * draws nor orders, so it may not wait itself: it could miss a turn. */
+/* The first head's mask is everybody's, and its rows have been ordered (forward_kernel). Nobody waits for a
+ * thread that neither draws nor orders, so it may not wait itself: it could miss a turn. */
 template <bool DROPS>
 DEVICE void feed_all(const ForwardCall &c, ForwardShared &shared, const ShortDropout &dropout, Self me) {
     if (!DROPS && (me.warp || me.lane)) return;
-    if (DROPS) barrier_arrive(&shared.mask_full[0]);
+    if (DROPS) mbarrier_arrive(&shared.mask_full[0]);
     while (next_head(c.n_heads_in_all, me)) {
         int at = place_of(me);
-        barrier_pass(&shared.empty[at], !turn_of(me));
-        if (me.warp == 0 && me.lane == 0) order_head(c, shared, me);
+        mbarrier_wait(&shared.empty[at], !turn_of(me));
+        if (me.warp == 0 && me.lane == 0) produce_head(c, shared, me);
         if (DROPS) {
             __syncwarp();
             draw_share(c, shared, dropout, me, me.warp, GROUP_WARPS);
-            barrier_arrive(&shared.mask_full[at]);
+            mbarrier_arrive(&shared.mask_full[at]);
         }
     }
 }
@@ -166,26 +170,26 @@ DEVICE void attend_span(ForwardRows<SIZE, 1> &rows, const ForwardCall &c, Forwar
 #    pragma unroll 1
     for (int i = 0; i <= span; i++) {
         float p[1][8][4];
-        barrier_pass(&shared.keys_full[at][i], turn);
+        mbarrier_wait(&shared.keys_full[at][i], turn);
         hold(p[0]);
-        products_begin();
+        wgmma_fence();
         multiply_spans<T>(p[0], shared.queries[at][span], shared.keys[at][i]);
-        products_end();
-        products_arrive<0>();
+        wgmma_commit();
+        wgmma_wait<0>();
         hold(p[0]);
         hold(rows.y[0]);
         hold(kept);
         if (i == span) hide_later(p[0], me);
         soften<SIZE, 1, 8>(rows, p, c.shape.scale_log2);
-        if (DROPS && i == 0) barrier_pass(&shared.mask_full[at], turn);
+        if (DROPS && i == 0) mbarrier_wait(&shared.mask_full[at], turn);
         keep_some<T, DROPS>(kept, p[0], shared.mask[at][tile_index(span, i)], me);
         hold(kept);
         hold(rows.y[0]);
-        products_begin();
+        wgmma_fence();
         multiply_rows<T>(rows.y[0], kept, shared.values[at][i], true);
-        products_end();
+        wgmma_commit();
     }
-    products_arrive<0>();
+    wgmma_wait<0>();
     hold(rows.y[0]);
     hold(kept);
 }
@@ -206,8 +210,8 @@ DEVICE void store_span(ForwardRows<SIZE, 1> &rows, const ForwardCall &c, Forward
         if (me.lane % 4 == 0 && row < s.n_positions)
             c.lse[(int64_t)head * s.n_positions + row] = (rows.max[0][i] * s.scale_log2 + log2f(sum)) * LN_2;
     }
-    store_by_box(unused, shared.queries[place_of(me)][span], y, s.y_width, first, s.n_positions, me, factor,
-                 rows.y[0]);
+    store_through_box(unused, shared.queries[place_of(me)][span], y, s.y_width, first, s.n_positions, me,
+                      factor, rows.y[0]);
 }
 
 template <typename T, bool DROPS>
@@ -215,15 +219,15 @@ DEVICE void compute_queries(const ForwardCall &c, ForwardShared &shared, Self me
     do {
         int which = (me.group + me.n) % QUERY_GROUPS, last = c.n_spans - 1 - which,
             end = which < QUERY_GROUPS - 1 ? max(last, 0) : 0;
-        barrier_pass(&shared.queries_full[place_of(me)], turn_of(me)); /* also who has no queries: in turn */
+        mbarrier_wait(&shared.queries_full[place_of(me)], turn_of(me)); /* also who has no queries: in turn */
 #    pragma unroll 1
         for (int span = last; span >= end; span--) {
             ForwardRows<SIZE, 1> rows;
             attend_span<T, DROPS>(rows, c, shared, me, span);
             store_span<T>(rows, c, shared, me, span);
         }
-        show_to_copies();
-        barrier_arrive(&shared.empty[place_of(me)]);
+        fence_async_proxy();
+        mbarrier_arrive(&shared.empty[place_of(me)]);
     } while (next_head(c.n_heads_in_all, me));
 }
 
@@ -233,19 +237,19 @@ template <typename T, bool DROPS>
 static __global__ void __launch_bounds__(FORWARD_THREADS, 1)
     forward_kernel(const __grid_constant__ ForwardCall c) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    ForwardShared &shared = *(ForwardShared *)groups_shared;
+    ForwardShared &shared = *(ForwardShared *)warpgroup_shared;
     int warp = warp_of_block();
     Self me = self_of(warp);
     ShortDropout dropout = {}; /* of random words that are the host's: no kernel writes them */
     if (DROPS) dropout = short_dropout_of(c.shape, 0, 0);
-    if (warp == ORDERING_WARP) {
+    if (warp == PRODUCER_WARP) {
         if (me.lane == 0) {
             forward_barriers_init(shared);
             wait_for_predecessor();
-            order_head(c, shared, me); /* the next one's orders would keep the others waiting */
+            produce_head(c, shared, me); /* the next one's loads would keep the others waiting */
         }
     } else if (DROPS) {
-        draw_share(c, shared, dropout, me, warp - (warp > ORDERING_WARP), FORWARD_WARPS - 1);
+        draw_share(c, shared, dropout, me, warp - (warp > PRODUCER_WARP), FORWARD_WARPS - 1);
     }
     wait_for_predecessor();
     __syncthreads();
@@ -262,8 +266,8 @@ static __global__ void __launch_bounds__(FORWARD_THREADS, 1)
 
 /* ---- on the host's side ---- */
 
-Status attention_groups_forward(const AttentionShape *s, const AttentionMemory *m, cudaStream_t stream,
-                                Error *error) {
+Status attention_warpgroup_forward(const AttentionShape *s, const AttentionMemory *m, cudaStream_t stream,
+                                   Error *error) {
     ForwardCall c = {};
     c.y = m->y, c.lse = m->lse;
     c.n_heads_in_all = (int)(s->n_sequences * s->n_heads);

@@ -1,5 +1,6 @@
-/* Which weights of a head are kept, in bits in shared memory, ahead of those who need them: for attention_warpgroup_backward_sm90.cu and
- * attention_warpgroup_forward_sm90.cu. A tile of 64 queries and 64 keys takes MASK_TILE bytes. */
+/* Which weights of a head are kept, in bits in shared memory, ahead of those who need them: for
+ * attention_warpgroup_backward_sm90.cu and attention_warpgroup_forward_sm90.cu. A tile of 64 queries and 64
+ * keys takes MASK_TILE bytes. */
 #ifndef PGPT_BACKEND_CUDA_ATTENTION_ATTENTION_WARPGROUP_MASKS_CUH
 #define PGPT_BACKEND_CUDA_ATTENTION_ATTENTION_WARPGROUP_MASKS_CUH
 
@@ -19,14 +20,16 @@ typedef enum { MASK_FOR_KEYS, MASK_FOR_QUERIES } MaskUse;
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-/* Units of UNIT queries and keys, on and under the diagonal, that are to be drawn: of the last queries first. */
+/* Units of UNIT queries and keys, on and under the diagonal, that are to be drawn: of the last queries
+ * first. */
 DEVICE int n_units(int positions) {
     int rows = (positions + UNIT - 1) / UNIT;
     return rows * (rows + 1) / 2;
 }
 
-/* Which of two numbers of 16 bits are kept, in the highest bits of both halves. They are compared at the same time: of 15
- * bits, one is no less than the limit where their difference leaves the bit above, and the 16th bits decide before that. */
+/* Which of two numbers of 16 bits are kept, in the highest bits of both halves. They are compared at the same
+ * time: of 15 bits, one is no less than the limit where their difference leaves the bit above, and the 16th
+ * bits decide before that. */
 enum : unsigned { HIGHEST = 0x80008000u };
 DEVICE unsigned kept_of_two(unsigned x, unsigned limits) {
     unsigned rest = (x | HIGHEST) - (limits & ~HIGHEST);
@@ -43,9 +46,9 @@ DEVICE unsigned kept_bits(unsigned bits, const RandomBlock &block, unsigned limi
     return bits;
 }
 
-/* Of 16 keys, the even ones are the bits of a byte, the first one highest, and the odd ones those of the next; the two bytes
- * of query 8·n + 2·c + e are at MASK_COLUMN·c + 4·n + 2·e of the strip, so that a thread that has two queries of every 8 reads
- * what it needs in vectors. See mask_shift. */
+/* Of 16 keys, the even ones are the bits of a byte, the first one highest, and the odd ones those of the
+ * next; the two bytes of query 8·n + 2·c + e are at MASK_COLUMN·c + 4·n + 2·e of the strip, so that a thread
+ * that has two queries of every 8 reads what it needs in vectors. See mask_shift. */
 DEVICE void put_for_keys(unsigned char *tile, const RandomBlock block[UNIT_BLOCKS], unsigned limits, int row,
                          int column) {
     int lane = (int)threadIdx.x % WARP;
@@ -58,13 +61,15 @@ DEVICE void put_for_keys(unsigned char *tile, const RandomBlock block[UNIT_BLOCK
             (unsigned short)((bits >> 8 & 0xFF) | (bits >> 16 & 0xFF00));
     }
 }
-/* A thread that has keys lane/4 and lane/4 + 8 of a strip finds them, of two queries, in bits 4, 0, 20 and 16. */
+/* A thread that has keys lane/4 and lane/4 + 8 of a strip finds them, of two queries, in bits 4, 0, 20 and
+ * 16. */
 DEVICE int mask_shift(int lane) {
     return lane / 4 % 2 * 8 + 3 - lane / 8;
 }
 
-/* Of a query's 32 keys a word, two words a tile. The bytes are for the even keys of two blocks of 8, then the odd ones; in
- * each, the highest bits are for pairs 0 of the first two blocks and of the last two, then for pairs 1, and so on. */
+/* Of a query's 32 keys a word, two words a tile. The bytes are for the even keys of two blocks of 8, then the
+ * odd ones; in each, the highest bits are for pairs 0 of the first two blocks and of the last two, then for
+ * pairs 1, and so on. */
 DEVICE void put_for_queries(unsigned char *tile, const RandomBlock block[UNIT_BLOCKS], unsigned limits,
                             int row, int column) {
     int lane = (int)threadIdx.x % WARP;
@@ -83,7 +88,8 @@ DEVICE void put_for_queries(unsigned char *tile, const RandomBlock block[UNIT_BL
     }
     *(unsigned *)(tile + (row % 2 * UNIT + lane) * MASK_QUERY + column % 2 * 4) = bits[0];
 }
-/* Pair c of block n, twice c having been shifted out before: all bits of the halves that are kept, and none of the others. */
+/* Pair c of block n, twice c having been shifted out before: all bits of the halves that are kept, and none
+ * of the others. */
 DEVICE unsigned kept_halves(unsigned bits, int n) {
     unsigned halves;
     asm("prmt.b32 %0, %1, 0, %2;" : "=r"(halves) : "r"(bits << n / 2), "r"(n % 2 ? 0xBB99 : 0xAA88));

@@ -1,6 +1,7 @@
-/* Attention of short sequences with heads of 64 by groups of 4 warps that multiply 64 rows at a time (compute capability
- * 9.0): what attention_warpgroup_backward_sm90.cu and attention_warpgroup_forward_sm90.cu share. The rows of a head come in spans of 64; blocks take
- * one head after the other. wgmma.cuh says how rows lie in shared memory. */
+/* Attention of short sequences with heads of 64 by warpgroups (4 warps) that multiply 64 rows at a time
+ * (wgmma) (compute capability 9.0): what attention_warpgroup_backward_sm90.cu and
+ * attention_warpgroup_forward_sm90.cu share. The rows of a head come in spans of 64; blocks take one head
+ * after the other. wgmma.cuh says how rows lie in shared memory. */
 #ifndef PGPT_BACKEND_CUDA_ATTENTION_ATTENTION_WARPGROUP_SPANS_CUH
 #define PGPT_BACKEND_CUDA_ATTENTION_ATTENTION_WARPGROUP_SPANS_CUH
 
@@ -20,9 +21,10 @@ enum {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-extern __shared__ __align__(1024) char groups_shared[];
+extern __shared__ __align__(1024) char warpgroup_shared[];
 
-/* What a thread knows about itself and where its block is: `n` is the number of the head among the block's. */
+/* What a thread knows about itself and where its block is: `n` is the number of the head among the
+ * block's. */
 typedef struct {
     int lane, warp, group; /* the warp of its group */
     int n;
@@ -52,15 +54,16 @@ DEVICE int tile_index(int queries, int keys) {
 /* ---- boxes ---- */
 
 /* Rows beyond the sequence are zeros. */
-DEVICE void order_span(void *to, const CUtensorMap *map, int column, int row, int sequence,
-                       uint64_t *barrier) {
+DEVICE void produce_span(void *to, const CUtensorMap *map, int column, int row, int sequence,
+                         uint64_t *barrier) {
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
                  "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(shared_address(to)),
                  "l"(map), "r"(column), "r"(row), "r"(sequence), "r"(shared_address(barrier))
                  : "memory");
 }
 
-/* Lane L gives the address of row L%8 of matrix L/8, which lies in memory as it is or with its rows for columns. */
+/* Lane L gives the address of row L%8 of matrix L/8, which lies in memory as it is or with its rows for
+ * columns. */
 DEVICE void store_matrices(unsigned shared, const unsigned r[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(shared), "r"(r[0]),
                  "r"(r[1]), "r"(r[2]), "r"(r[3])
@@ -74,7 +77,8 @@ DEVICE void store_matrices_turned(unsigned shared, const unsigned r[4]) {
 
 /* ---- products ---- */
 
-/* Neither the sums nor a first factor in registers are touched before this point, or after it, as the compiler sees it. */
+/* Neither the sums nor a first factor in registers are touched before this point, or after it, as the
+ * compiler sees it. */
 DEVICE void hold(float c[SIZE / 8][4]) {
 #    pragma unroll
     for (int i = 0; i < SIZE / 2; i++) asm volatile("" : "+f"(c[i / 4][i % 4])::"memory");
@@ -107,8 +111,9 @@ DEVICE void hold(unsigned a[SPAN / 16][4]) {
                          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(add),                     \
                            "n"((int)ROWS_OF_128));                                                           \
         }
-/* 64 rows by 16 terms by 64 columns; add 0: in place of the sums. The first factor comes from shared memory or, as results
- * lie, from registers; the second one has the terms for columns or, turned, for rows, and is turned beside registers. */
+/* 64 rows by 16 terms by 64 columns; add 0: in place of the sums. The first factor comes from shared memory
+ * or, as results lie, from registers; the second one has the terms for columns or, turned, for rows, and is
+ * turned beside registers. */
 MULTIPLY_STEPS(bf16, "bf16.bf16")
 MULTIPLY_STEPS(f16, "f16.f16")
 #    undef MULTIPLY_STEPS
@@ -125,7 +130,8 @@ template <typename T> DEVICE void multiply_spans(float c[8][4], const void *a, c
     for (int k = 0; k < SIZE / 16; k++)
         multiply_step<false>(c, first + k * NEXT_COLUMNS, second + k * NEXT_COLUMNS, k, T());
 }
-/* c (+)= a · b over the span's rows, a being in registers; or in shared memory with those rows for columns. */
+/* c (+)= a · b over the span's rows, a being in registers; or in shared memory with those rows for
+ * columns. */
 template <typename T>
 DEVICE void multiply_rows(float c[8][4], const unsigned a[SPAN / 16][4], const void *b, bool add) {
     unsigned second = describe(b, SPAN_BYTES);
@@ -141,12 +147,12 @@ template <typename T> DEVICE void multiply_rows(float c[8][4], const void *a, co
 
 /* ---- results ---- */
 
-/* 16 rows of a span, times the factors of rows g and g + 8, to rows `first` on of a head of so many. Of a box that the group
- * is done with, 16 rows are the warp's: they turn what it has into vectors. at[k] is where columns 16·k on are found by
- * load_matrices. */
+/* 16 rows of a span, times the factors of rows g and g + 8, to rows `first` on of a head of so many. Of a box
+ * that the group is done with, 16 rows are the warp's: they turn what it has into vectors. at[k] is where
+ * columns 16·k on are found by load_matrices. */
 template <typename T>
-DEVICE void store_by_box(unsigned at[4], char *box, T *head, int64_t stride, int first, int n_rows,
-                         const Self &me, const float factor[2], const float d[8][4]) {
+DEVICE void store_through_box(unsigned at[4], char *box, T *head, int64_t stride, int first, int n_rows,
+                              const Self &me, const float factor[2], const float d[8][4]) {
     int row = me.lane / 8 % 2 * 8 + me.lane % 8;
     box += me.warp * 16 * 128;
 #    pragma unroll
@@ -178,7 +184,7 @@ static inline bool map_heads(CUtensorMap *map, const void *data, const Attention
     uint64_t size[3] = {(uint64_t)width, (uint64_t)s->n_positions, (uint64_t)s->n_sequences},
              stride[2] = {(uint64_t)width * 2, (uint64_t)(width * s->n_positions) * 2};
     uint32_t box[3] = {SIZE, SPAN, 1};
-    return cuda_tensor_map(map, data, 3, size, stride, box);
+    return cuda_tma_descriptor(map, data, 3, size, stride, box);
 }
 
 /* How many blocks, one a multiprocessor, take about as many heads each. */
@@ -202,7 +208,7 @@ static cudaError_t launch_for_heads(void (*kernel)(const Call), int n_threads, s
     if (code == cudaSuccess)
         code = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes);
     if (code != cudaSuccess) return code;
-    return launch_early(kernel, (unsigned)n_blocks, (unsigned)n_threads, shared_bytes, stream, call);
+    return launch_pdl(kernel, (unsigned)n_blocks, (unsigned)n_threads, shared_bytes, stream, call);
 }
 
 #endif

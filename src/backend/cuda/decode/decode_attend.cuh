@@ -1,9 +1,10 @@
 /* Attention of decode_step: one query against the cached keys and the new one.
  *
- * The keys of a head are cut into parts, and a thread block takes a part of one head. Its cached keys and values are in
- * shared memory, then in registers, before the query comes. Groups of HS/8 threads have a key at a time, KEY_ROUNDS of
- * them of a tile; what they get is joined in the warp, then over the warps. A part's output is already divided by its
- * sum of exponentials; who needs the head's output joins the parts by those sums. */
+ * The keys of a head are cut into parts, and a thread block takes a part of one head. Its cached keys and
+ * values are in shared memory, then in registers, before the query comes. Groups of HS/8 threads have a key
+ * at a time, KEY_ROUNDS of them of a tile; what they get is joined in the warp, then over the warps. A part's
+ * output is already divided by its sum of exponentials; who needs the head's output joins the parts by those
+ * sums. */
 #ifndef PGPT_BACKEND_CUDA_DECODE_DECODE_ATTEND_CUH
 #define PGPT_BACKEND_CUDA_DECODE_DECODE_ATTEND_CUH
 
@@ -61,7 +62,8 @@ DEVICE void take_keys(Ring &ring, const Me &me, const Call &c, int n_keys, Held 
     ring_release(ring);
 }
 
-/* Pairs (i, i+HS/2) turned by the position's angle; the other half of the pairs is in the other half of the group. */
+/* Pairs (i, i+HS/2) turned by the position's angle; the other half of the pairs is in the other half of the
+ * group. */
 template <typename Call> DEVICE void turn8(const Me &me, const Call &c, float (&v)[VECTOR]) {
     int half = c.head_size / 2, channel = head_channel(me, c);
     const float *cosine = (const float *)(decode_shared + c.shared.angles) + (channel & (half - 1));
@@ -99,7 +101,8 @@ DEVICE uint4 as_vector(const unsigned (&word)[4]) {
     return make_uint4(word[0], word[1], word[2], word[3]);
 }
 
-/* The new key and value: into the cache, and in the place of the key that they are of this tile. By a whole warp. */
+/* The new key and value: into the cache, and in the place of the key that they are of this tile. By a whole
+ * warp. */
 template <typename T, typename Call>
 DEVICE void keep_new(const Me &me, const Call &c, int64_t to, int number, bool stores,
                      unsigned (&payload)[N_RECEIVED][VECTOR / 2], Held &held) {

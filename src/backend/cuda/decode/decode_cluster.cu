@@ -1,27 +1,29 @@
-/* decode_step for the smallest GPT-2, by clusters of thread blocks: what decode_step.cu does with five exchanges between
- * all multiprocessors in every block takes two here.
+/* decode_step for the smallest GPT-2, by thread-block clusters: what decode_step.cu does with five exchanges
+ * between all multiprocessors in every block takes two here.
  *
- * Floor: 58 us for the weights, as there; 1.1 us for an exchange between all, 0.3 us within a cluster, by themselves on an
- * H200. That GPU has room for 15 clusters of 8, so there is one for each of the 12 heads.
+ * Floor: 58 us for the weights, as there; 1.1 us for an exchange between all, 0.3 us within a cluster, by
+ * themselves on an H200. That GPU has room for 15 clusters of 8, so there is one for each of the 12 heads.
  *
- * A cluster of 8 thread blocks has a head of attention, from the rows of its queries, keys and values to its columns of
- * the output's matrix, and as much of the hidden layer, from its rows to its columns. What leaves a cluster is a summand
- * of every channel of x. They are added up in the second-level cache; rank r of every cluster takes the sums of the r-th
- * part of the channels, which are the same for all, and passes them on in its cluster.
+ * A cluster of 8 thread blocks has a head of attention, from the rows of its queries, keys and values to its
+ * columns of the output's matrix, and as much of the hidden layer, from its rows to its columns. What leaves
+ * a cluster is a summand of every channel of x. They are added up in the L2 cache; rank r of every cluster
+ * takes the sums of the r-th part of the channels, which are the same for all, and passes them on in its
+ * cluster.
  *
- * The products. Over all channels a warp has four whole rows, so that no sums are left to be joined over warps. The
- * tensor cores multiply 16 rows by 16 terms by 8 columns of factors: here the rows are 4, four times, each with another
- * quarter of 64 terms, and the columns the factors for each quarter, rounded to 16 bits and what rounding took off.
- * Where row and column belong to the same quarter, what comes out is a part of the sum; the rest is not looked at.
+ * The GEMVs. Over all channels a warp has four whole rows, so that no sums are left to be joined over warps.
+ * The tensor cores multiply 16 rows by 16 terms by 8 columns of factors: here the rows are 4, four times,
+ * each with another quarter of 64 terms, and the columns the factors for each quarter, rounded to 16 bits and
+ * what rounding took off. Where row and column belong to the same quarter, what comes out is a part of the
+ * sum; the rest is not looked at.
  *
- * x goes through a norm first, and W·norm(x) is a sum of products with W:
+ * x goes through a norm first, and W·norm(x) is a sum of matrix-vector products with W:
  *
  *     W·((x - mean) · rstd · g + b) = rstd · (W·(g·x) - mean · W·g) + W·b
  *
  * W·g and W·b are known before x comes; g·x is what the ranks send, and mean and rstd may come later.
  *
- * A thread block has one block's weights in shared memory. Each matrix's next is ordered as soon as the warps have taken
- * theirs into registers, which they do while they wait for what it is to be multiplied with. */
+ * A thread block has one block's weights in shared memory. Each matrix's next is loaded as soon as the warps
+ * have taken theirs into registers, which they do while they wait for what it is to be multiplied with. */
 #include "backend/cuda/decode/decode_cluster.h"
 
 #include "backend/cuda/decode/decode_cluster_attend.cuh"
@@ -39,8 +41,8 @@ template <typename T, int HEADS> DEVICE void run_head(const DecodeCall &c, Self 
     ClusterShared<HEADS> &shared = shared_of<HEADS>();
     uint4 w[S::STEPS];
     uint2 x[S::STEPS];
-    barrier_pass(&shared.final_full, 0);
-    barrier_pass(&shared.arrived[X_BEFORE_ATTENTION], c.n_blocks & 1);
+    mbarrier_wait(&shared.final_full, 0);
+    mbarrier_wait(&shared.arrived[X_BEFORE_ATTENTION], c.n_blocks & 1);
     float2 norm = receive_moments(c, shared, me, 0, c.n_blocks & 1);
     if (me.thread < S::C / 4) end_norm<T>(shared, me.thread, norm);
     computing_barrier();
@@ -50,11 +52,11 @@ template <typename T, int HEADS> DEVICE void run_head(const DecodeCall &c, Self 
 #    pragma unroll 1
     for (int n = 0;; n++) {
         int slot = n % HEAD_SLOTS, row = me.warp * WARP_ROWS + me.group % WARP_ROWS;
-        barrier_pass(&shared.head_full[slot], n / HEAD_SLOTS & 1);
+        mbarrier_wait(&shared.head_full[slot], n / HEAD_SLOTS & 1);
         int tile = shared.head_tile[slot], at = tile * HEAD_ROWS + row;
         if (tile < 0) break;
         take_wide(me, head_slot(shared, slot) + row * S::C, w);
-        barrier_arrive(&shared.head_empty[slot]);
+        mbarrier_arrive(&shared.head_empty[slot]);
         float sum = one_sum(me, multiply_wide<T>(w, x));
         if (me.group < WARP_ROWS && me.member == 2 * (me.group & 1) && at < c.n_logits) c.logits[at] = sum;
     }
@@ -95,7 +97,7 @@ template <typename T, int HEADS> DEVICE void run_blocks(const DecodeCall &c, Sel
         expect_next(shared, me, MOMENTS + 1);
         if (has_rows) {
             take_narrow(shared, me, HIDDEN_OUT, shared.proj, shared.proj_vectors, turn, proj);
-            barrier_pass(&shared.arrived[HIDDEN], turn);
+            mbarrier_wait(&shared.arrived[HIDDEN], turn);
             send_rows<HEADS>(me, 1, l, multiply_hidden<T>(me, proj, shared.hidden));
             expect_next(shared, me, HIDDEN);
         } else {
@@ -132,7 +134,7 @@ static __global__ void __launch_bounds__(CLUSTER_THREADS, 1)
     __syncthreads();
     cluster_barrier();
     if (me.warp < COMPUTING_WARPS) run_blocks<T, HEADS>(c, me);
-    else if (me.lane == 0) order_all<T, HEADS>(call, me);
+    else if (me.lane == 0) produce_all<T, HEADS>(call, me);
 #endif
 }
 
@@ -185,16 +187,16 @@ extern "C" bool cuda_decode_cluster_fits(const DecodeCall *c, bool is_bf16) {
     return n_clusters >= GPT2_HEADS;
 }
 
-/* A product's matrices in all blocks, in boxes of this kernel's shape. */
-static bool map_product(const DecodeCall *c, int k, CUtensorMap *map) {
+/* A GEMV's matrices in all blocks, in boxes of this kernel's shape. */
+static bool map_gemv(const DecodeCall *c, int k, CUtensorMap *map) {
     typedef ClusterSizes<GPT2_HEADS> S;
-    const DecodeProduct *p = &c->product[k];
+    const DecodeGemv *p = &c->gemv[k];
     uint64_t inner = (uint64_t)(k == HIDDEN_OUT ? c->hidden : c->channels);
     uint64_t size[3] = {inner, (uint64_t)c->channels, (uint64_t)c->n_blocks};
     uint64_t stride[2] = {inner * 2,
                           (uint64_t)(c->n_blocks > 1 ? p->stride : (int64_t)inner * c->channels) * 2};
     uint32_t box[3] = {BOX_TERMS, S::RANK_ROWS / BOXES_OF_RANK, 1};
-    return cuda_tensor_map(map, p->weight, 3, size, stride, box);
+    return cuda_tma_descriptor(map, p->weight, 3, size, stride, box);
 }
 
 extern "C" cudaError_t cuda_decode_cluster(const DecodeCall *c, bool is_bf16, cudaStream_t stream) {
@@ -202,10 +204,10 @@ extern "C" cudaError_t cuda_decode_cluster(const DecodeCall *c, bool is_bf16, cu
     cudaLaunchAttribute attributes[2];
     ClusterCall call = {};
     call.call = *c;
-    if (!map_product(c, ATTENTION_OUT, &call.out) || !map_product(c, HIDDEN_OUT, &call.proj))
+    if (!map_gemv(c, ATTENTION_OUT, &call.out) || !map_gemv(c, HIDDEN_OUT, &call.proj))
         return cudaErrorNotSupported;
     configure(&config, attributes, stream);
-    config.numAttrs += early_attribute(&attributes[1], stream);
+    config.numAttrs += pdl_attribute(&attributes[1], stream);
     cudaError_t code = allow_shared_memory(is_bf16);
     return code == cudaSuccess ? cudaLaunchKernelEx(&config, kernel_of(is_bf16), call) : code;
 }

@@ -1,12 +1,12 @@
 /* What the thread blocks of decode_cluster have in shared memory, and how they send to each other.
  *
- * A cluster is a head of attention, and as much of the hidden layer. Its blocks, the ranks, write into each other's
- * shared memory: a store goes with a barrier of the receiver's, which counts its bytes and completes when all have
- * come. So nothing is polled, and numbers are on their way for 0.3 us. Every kind of message has one place. It is free
- * again when the next of its kind is sent: between two of a kind there are others, each of which everybody needs from
- * everybody before he goes on.
+ * A cluster is a head of attention, and as much of the hidden layer. Its blocks, the ranks, write into each
+ * other's shared memory: a store goes with a barrier of the receiver's, which counts its bytes and completes
+ * when all have come. So nothing is polled, and numbers are on their way for 0.3 us. Every kind of message
+ * has one place. It is free again when the next of its kind is sent: between two of a kind there are others,
+ * each of which everybody needs from everybody before he goes on.
  *
- * Between clusters there is the second-level cache (decode_sums.cuh), which takes three times as long. */
+ * Between clusters there is the L2 cache (decode_sums.cuh), which takes three times as long. */
 #ifndef PGPT_BACKEND_CUDA_DECODE_DECODE_CLUSTER_CUH
 #define PGPT_BACKEND_CUDA_DECODE_DECODE_CLUSTER_CUH
 
@@ -21,21 +21,21 @@
 enum {
     RANKS = 8, /* blocks of a cluster */
     COMPUTING_WARPS = 8,
-    CLUSTER_THREADS = (COMPUTING_WARPS + 1) * WARP, /* the last warp orders copies */
+    CLUSTER_THREADS = (COMPUTING_WARPS + 1) * WARP, /* the last warp issues copies */
     HEAD_SIZE = 64,
     CLUSTER_HIDDEN = 256, /* of the hidden layer, of a cluster */
     RANK_HIDDEN = CLUSTER_HIDDEN / RANKS,
-    WARP_ROWS = 4,  /* of a product over all channels, of a warp */
-    TILE_ROWS = 16, /* of a product that is added to x, of a warp */
+    WARP_ROWS = 4,  /* of a GEMV over all channels, of a warp */
+    TILE_ROWS = 16, /* of a GEMV that is added to x, of a warp */
     RANK_KEYS = 128,
     KEYS_AT_ONCE = COMPUTING_WARPS * WARP * VECTOR / HEAD_SIZE,
     KEY_TURNS = RANK_KEYS / KEYS_AT_ONCE,
     HEAD_ROWS = COMPUTING_WARPS * WARP_ROWS, /* of a tile of the head */
     HEAD_SLOTS = 3,
-    PIECE_ROWS = 4,    /* of all channels, ordered at once */
+    PIECE_ROWS = 4,    /* of all channels, loaded at once */
     BOXES_OF_RANK = 2, /* above each other: a piece each */
     PACE = 300,        /* clocks from a piece to the next: 24 are a block's */
-    KEPT_TILES = 4,    /* of so many tiles of the head, one stays in the second-level cache: 16 MB */
+    KEPT_TILES = 4,    /* of so many tiles of the head, one stays in the L2 cache: 16 MB */
     BOX_TERMS = 64,    /* of a row of a box: 128 bytes */
 };
 
@@ -57,21 +57,21 @@ template <int C, int ROWS> struct WideTile {
     uint16_t norm_weight[C], norm_bias[C];
     uint16_t bias[ROWS];
 };
-/* Rows of weights over a part of the terms, in boxes of 64 terms; their biases, and the weights of the norm that x goes
- * through next. In row r of a box, 16-byte vector v is at place v ^ (r % 8): so the hardware copies it, and so no two rows
- * are in the same banks that are four apart. */
+/* Rows of weights over a part of the terms, in boxes of 64 terms; their biases, and the weights of the norm
+ * that x goes through next. In row r of a box, 16-byte vector v is at place v ^ (r % 8): so TMA copies it
+ * (128-byte swizzle), and so no two rows are in the same banks that are four apart. */
 template <int ROWS, int TERMS> struct Boxes {
     alignas(1024) uint4 row[TERMS / BOX_TERMS][ROWS][BOX_TERMS / VECTOR];
 };
 template <int ROWS> struct RowVectors { alignas(16) uint16_t bias[ROWS], next_norm[ROWS]; };
 
-/* Four channels of x: 16-bit numbers, and what rounding took off them. Of every 8 channels, the first quad has pairs 0 and
- * 2, the second 1 and 3. */
+/* Four channels of x: 16-bit numbers, and what rounding took off them. Of every 8 channels, the first quad
+ * has pairs 0 and 2, the second 1 and 3. */
 struct alignas(16) Quad {
     uint2 rounded, rest;
 };
 
-/* The call, and maps of the two matrices of which a cluster has columns: (block, row, column). */
+/* The call, and TMA descriptors of the two matrices of which a cluster has columns: (block, row, column). */
 typedef struct {
     DecodeCall call;
     CUtensorMap out, proj;
@@ -84,7 +84,7 @@ template <int HEADS> struct ClusterSizes {
         F = HEADS * CLUSTER_HIDDEN,
         RANK_ROWS = C / RANKS, /* of x */
         ROW_WARPS = RANK_ROWS / TILE_ROWS,
-        STEPS = C / 64, /* of a product over all channels */
+        STEPS = C / 64, /* of a GEMV over all channels */
     };
 };
 
@@ -130,9 +130,9 @@ DEVICE void copy_in(void *to, const void *from, unsigned n_bytes, uint64_t *barr
                  "l"(from), "r"(n_bytes), "r"(shared_address(barrier)), "l"(policy)
                  : "memory");
 }
-/* A box of BOX_TERMS columns, as many rows as the map says, of a block's matrix. */
-DEVICE void copy_box(void *to, const CUtensorMap *map, int column, int row, int block, uint64_t *barrier,
-                     uint64_t policy) {
+/* A box of BOX_TERMS columns, as many rows as the descriptor says, of a block's matrix. */
+DEVICE void tma_load_box(void *to, const CUtensorMap *map, int column, int row, int block, uint64_t *barrier,
+                         uint64_t policy) {
     asm volatile(
         "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
         "[%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(shared_address(to)),

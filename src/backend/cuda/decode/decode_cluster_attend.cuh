@@ -1,8 +1,8 @@
 /* Attention of decode_cluster.cu: one query of a head against its cached keys and the new one.
  *
- * Ranks have a part of the keys each. Those are in registers when the query comes: groups of 8 threads have a key at a
- * time, 8 channels a thread. What comes out is joined over the warp, over the warps of the block, and by whoever needs it
- * over the ranks: a part goes with its greatest score and its sum of exponentials. */
+ * Ranks have a part of the keys each. Those are in registers when the query comes: groups of 8 threads have a
+ * key at a time, 8 channels a thread. What comes out is joined over the warp, over the warps of the block,
+ * and by whoever needs it over the ranks: a part goes with its greatest score and its sum of exponentials. */
 #ifndef PGPT_BACKEND_CUDA_DECODE_DECODE_CLUSTER_ATTEND_CUH
 #define PGPT_BACKEND_CUDA_DECODE_DECODE_CLUSTER_ATTEND_CUH
 
@@ -36,7 +36,7 @@ template <int HEADS>
 DEVICE void take_keys(ClusterShared<HEADS> &shared, const Self &me, int turn, uint4 (&key)[KEY_TURNS],
                       uint4 (&value)[KEY_TURNS]) {
     int channel = me.lane % (HEAD_SIZE / VECTOR) * VECTOR;
-    barrier_pass(&shared.keys_full, turn);
+    mbarrier_wait(&shared.keys_full, turn);
 #    pragma unroll
     for (int i = 0; i < KEY_TURNS; i++) {
         int k = key_of_turn(me, i);
@@ -45,7 +45,7 @@ DEVICE void take_keys(ClusterShared<HEADS> &shared, const Self &me, int turn, ui
         key[i] = *(const uint4 *)&shared.keys[0][k][channel];
         value[i] = *(const uint4 *)&shared.keys[1][k][channel];
     }
-    barrier_arrive(&shared.keys_empty);
+    mbarrier_arrive(&shared.keys_empty);
 }
 
 /* This thread's keys, as far as there are: in the first TURNS turns. */
@@ -148,7 +148,7 @@ DEVICE void attend(const DecodeCall &c, ClusterShared<HEADS> &shared, const Self
     Seen seen = {};
     int turn = block & 1;
     take_keys(shared, me, turn, key, value);
-    barrier_pass(&shared.arrived[QKV], turn);
+    mbarrier_wait(&shared.arrived[QKV], turn);
 #    pragma unroll
     for (int k = 0; k < VECTOR; k++) {
         float4 channel = shared.new_token[k * RANKS + me.lane % (HEAD_SIZE / VECTOR)];
@@ -178,7 +178,7 @@ DEVICE void attend(const DecodeCall &c, ClusterShared<HEADS> &shared, const Self
 template <typename T, int HEADS>
 DEVICE void receive_head(ClusterShared<HEADS> &shared, const Self &me, int turn) {
     float2 weight;
-    barrier_pass(&shared.arrived[PARTS], turn);
+    mbarrier_wait(&shared.arrived[PARTS], turn);
     float2 v = join_parts(me, shared.part, shared.part_weight, weight);
     float part = __fdividef(1.0f, weight.y);
     v.x *= part, v.y *= part;

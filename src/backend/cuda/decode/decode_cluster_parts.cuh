@@ -42,19 +42,19 @@ template <int HEADS> DEVICE void init_barriers(void) {
     typedef ClusterSizes<HEADS> S;
     ClusterShared<HEADS> &shared = shared_of<HEADS>();
     for (int k = 0; k < HEAD; k++) {
-        barrier_init(&shared.full[k], 1);
-        barrier_init_warps(&shared.empty[k], is_wide(k) ? COMPUTING_WARPS : S::ROW_WARPS);
+        mbarrier_init(&shared.full[k], 1);
+        mbarrier_init_warps(&shared.empty[k], is_wide(k) ? COMPUTING_WARPS : S::ROW_WARPS);
     }
-    barrier_init(&shared.keys_full, 1);
-    barrier_init_warps(&shared.keys_empty, COMPUTING_WARPS);
-    barrier_init(&shared.final_full, 1);
+    mbarrier_init(&shared.keys_full, 1);
+    mbarrier_init_warps(&shared.keys_empty, COMPUTING_WARPS);
+    mbarrier_init(&shared.final_full, 1);
     for (int i = 0; i < HEAD_SLOTS; i++) {
-        barrier_init(&shared.head_full[i], 1);
-        barrier_init_warps(&shared.head_empty[i], COMPUTING_WARPS);
+        mbarrier_init(&shared.head_full[i], 1);
+        mbarrier_init_warps(&shared.head_empty[i], COMPUTING_WARPS);
     }
-    for (int i = 0; i < N_MESSAGES; i++) barrier_init(&shared.arrived[i], 1);
+    for (int i = 0; i < N_MESSAGES; i++) mbarrier_init(&shared.arrived[i], 1);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    for (int i = 0; i < N_MESSAGES; i++) barrier_expect(&shared.arrived[i], message_bytes<HEADS>(i));
+    for (int i = 0; i < N_MESSAGES; i++) mbarrier_expect(&shared.arrived[i], message_bytes<HEADS>(i));
 }
 
 DEVICE void clear(uint16_t *p, int n, const void *there) {
@@ -64,7 +64,7 @@ DEVICE void clear(uint16_t *p, int n, const void *there) {
 template <int HEADS> DEVICE void clear_missing(const DecodeCall &c) {
     typedef ClusterSizes<HEADS> S;
     ClusterShared<HEADS> &shared = shared_of<HEADS>();
-    const DecodeProduct *p = c.product;
+    const DecodeGemv *p = c.gemv;
     clear(shared.qkv.bias, 3 * HEAD_SIZE / RANKS, p[ATTENTION_IN].bias);
     clear(shared.qkv.norm_bias, S::C, p[ATTENTION_IN].norm_bias);
     clear(shared.out_vectors.bias, S::RANK_ROWS, p[ATTENTION_OUT].bias);
@@ -102,7 +102,7 @@ template <typename T, int HEADS> DEVICE unsigned wait_and_embed(const DecodeCall
     int channel = me.rank * ROWS + me.thread / 4 * 2;
     bool has_rows = me.thread < 2 * ROWS;
     unsigned norm =
-        has_rows ? *(const unsigned *)((const T *)c.product[ATTENTION_IN].norm_weight + channel) : 0u;
+        has_rows ? *(const unsigned *)((const T *)c.gemv[ATTENTION_IN].norm_weight + channel) : 0u;
     wait_for_predecessor();
     int position = *(const volatile int32_t *)c.start, token = *(const volatile int32_t *)c.tokens;
     me.turn = *(volatile unsigned *)c.turn;
@@ -120,18 +120,18 @@ template <typename T, int HEADS> DEVICE unsigned wait_and_embed(const DecodeCall
 
 /* ---- taking weights, receiving ---- */
 
-/* The barrier of a message that has come stands for the next one. Nobody waits for this: it is done when what follows from
- * the message has been sent. */
+/* The barrier of a message that has come stands for the next one. Nobody waits for this: it is done when what
+ * follows from the message has been sent. */
 template <int HEADS> DEVICE void expect_next(ClusterShared<HEADS> &shared, const Self &me, int message) {
-    if (me.thread == 0) barrier_expect(&shared.arrived[message], message_bytes<HEADS>(message));
+    if (me.thread == 0) mbarrier_expect(&shared.arrived[message], message_bytes<HEADS>(message));
 }
 
-/* ---- products over all channels ---- */
+/* ---- GEMVs over all channels ---- */
 
-/* Rows 0 .. 7 of what the tensor cores multiply are rows 0 .. 3 of the warp's, twice: with one half of every 64 terms,
- * and with the other. Rows of odd number have the halves the other way round, so that no two are in the same banks.
- * Rows 8 .. 15 are the same once more: a thread's 8 terms are 4 of the one and 4 of the other, pairs in turns, as they lie
- * in its registers. */
+/* Rows 0 .. 7 of what the tensor cores multiply are rows 0 .. 3 of the warp's, twice: with one half of every
+ * 64 terms, and with the other. Rows of odd number have the halves the other way round, so that no two are in
+ * the same banks. Rows 8 .. 15 are the same once more: a thread's 8 terms are 4 of the one and 4 of the
+ * other, pairs in turns, as they lie in its registers. */
 DEVICE int half_of(const Self &me) {
     return me.group / WARP_ROWS ^ (me.group & 1);
 }
@@ -158,24 +158,23 @@ DEVICE const char *quads_of(const Self &me, const Quad *quads) {
 /* This warp's rows by factors of two kinds. */
 typedef struct {
     float sum[4];
-} Product;
+} Accumulators;
 template <typename T, int STEPS>
-DEVICE Product multiply_wide(const uint4 (&w)[STEPS], const uint2 (&x)[STEPS]) {
+DEVICE Accumulators multiply_wide(const uint4 (&w)[STEPS], const uint2 (&x)[STEPS]) {
     enum { CHAINS = 3 };
     float sum[CHAINS][4] = {{0}};
-    Product product;
+    Accumulators gemv;
 #    pragma unroll
     for (int i = 0; i < STEPS; i++)
-        multiply16(sum[i % CHAINS], w[i].x, w[i].y, w[i].z, w[i].w, x[i].x, x[i].y, T());
+        mma16(sum[i % CHAINS], w[i].x, w[i].y, w[i].z, w[i].w, x[i].x, x[i].y, T());
 #    pragma unroll
-    for (int k = 0; k < 4; k++) product.sum[k] = sum[0][k] + sum[1][k] + sum[2][k];
-    return product;
+    for (int k = 0; k < 4; k++) gemv.sum[k] = sum[0][k] + sum[1][k] + sum[2][k];
+    return gemv;
 }
 
 /* Both sums of row group % 4, in the threads where member / 2 is the half. */
-DEVICE float2 sums_of(const Self &me, const Product &product) {
-    float2 low = make_float2(product.sum[0], product.sum[1]),
-           high = make_float2(product.sum[2], product.sum[3]);
+DEVICE float2 sums_of(const Self &me, const Accumulators &gemv) {
+    float2 low = make_float2(gemv.sum[0], gemv.sum[1]), high = make_float2(gemv.sum[2], gemv.sum[3]);
     float2 mine = me.member % 2 == 0 ? low : high; /* chosen from registers: an index would need memory */
     return me.member / 2 == half_of(me) ? mine : make_float2(0.0f, 0.0f);
 }
@@ -184,8 +183,8 @@ DEVICE float whole_sum(float mine) {
     return mine + __shfl_xor_sync(0xFFFFFFFFu, mine, 18);
 }
 /* The two kinds together. */
-DEVICE float one_sum(const Self &me, const Product &product) {
-    float2 mine = sums_of(me, product);
+DEVICE float one_sum(const Self &me, const Accumulators &gemv) {
+    float2 mine = sums_of(me, gemv);
     return whole_sum(mine.x + mine.y);
 }
 /* The thread of row i that has its sums, one of them. */
@@ -193,7 +192,7 @@ DEVICE int holder_of(int i) {
     return 4 * i + 2 * (i & 1);
 }
 
-/* Rows of a product before x comes. */
+/* Rows of a GEMV before x comes. */
 template <int STEPS> struct Wide {
     uint4 w[STEPS];
     float of_norm, constant; /* W·g; W·b and the bias */
@@ -209,12 +208,12 @@ DEVICE void prepare_wide(ClusterShared<HEADS> &shared, const Self &me, int k, co
     const unsigned *factors =
         (const unsigned *)(me.group % 2 ? tile.norm_bias : tile.norm_weight) + first_pair(factor_place(me));
     uint2 x[STEPS];
-    barrier_pass(&shared.full[k], turn);
+    mbarrier_wait(&shared.full[k], turn);
     take_wide(me, tile.row[row], wide.w);
 #    pragma unroll
     for (int s = 0; s < STEPS; s++) x[s] = make_uint2(factors[32 * s], factors[32 * s + 2]);
     float bias = as_float(*(const T *)&tile.bias[row]);
-    barrier_arrive(&shared.empty[k]);
+    mbarrier_arrive(&shared.empty[k]);
     float2 sums = sums_of(me, multiply_wide<T>(wide.w, x));
     wide.of_norm = whole_sum(sums.x);
     wide.constant = whole_sum(sums.y) + bias;
@@ -225,7 +224,7 @@ template <int HEADS>
 DEVICE float2 receive_moments(const DecodeCall &c, ClusterShared<HEADS> &shared, Self &me, int which,
                               int turn) {
     typedef ClusterSizes<HEADS> S;
-    barrier_pass(&shared.arrived[MOMENTS + which], turn);
+    mbarrier_wait(&shared.arrived[MOMENTS + which], turn);
     float2 sum = make_float2(0.0f, 0.0f);
 #    pragma unroll
     for (int i = 0; i < S::ROW_WARPS; i++) { /* a rank's; four threads have the same */
@@ -249,12 +248,12 @@ DEVICE float multiply_norm(const DecodeCall &c, ClusterShared<HEADS> &shared, Se
                            const Wide<STEPS> &wide) {
     uint2 x[STEPS];
     const char *factors = quads_of(me, shared.x[which]);
-    barrier_pass(&shared.arrived[which], turn);
+    mbarrier_wait(&shared.arrived[which], turn);
 #    pragma unroll
     for (int i = 0; i < STEPS; i++) x[i] = *(const uint2 *)(factors + 16 * sizeof(Quad) * i);
-    Product product = multiply_wide<T>(wide.w, x);
+    Accumulators gemv = multiply_wide<T>(wide.w, x);
     float2 norm = receive_moments(c, shared, me, which, turn); /* while the tensor cores work */
-    return fmaf(norm.y, fmaf(-norm.x, wide.of_norm, one_sum(me, product)), wide.constant);
+    return fmaf(norm.y, fmaf(-norm.x, wide.of_norm, one_sum(me, gemv)), wide.constant);
 }
 
 /* The head's factors, by a thread a quad: x = norm.y · (g·x - norm.x · g) + b, of which g·x has been sent. */
@@ -291,7 +290,8 @@ template <int HEADS> DEVICE void send_new(ClusterShared<HEADS> &shared, const Se
          &shared.arrived[QKV]);
 }
 
-/* Four numbers of the hidden layer, to all ranks, rounded as they will be multiplied: two pairs, two apart. */
+/* Four numbers of the hidden layer, to all ranks, rounded as they will be multiplied: two pairs, two
+ * apart. */
 template <typename T, int HEADS>
 DEVICE void send_hidden(const DecodeCall &c, ClusterShared<HEADS> &shared, const Self &me, float value) {
     float v[WARP_ROWS];
@@ -303,16 +303,17 @@ DEVICE void send_hidden(const DecodeCall &c, ClusterShared<HEADS> &shared, const
          &shared.arrived[HIDDEN]);
 }
 
-/* ---- products that are added to x ---- */
+/* ---- GEMVs that are added to x ---- */
 
-/* A warp's 16 rows: two of them a thread, and of them 8 of every 32 terms; and what the channels need that it will add
- * up. */
+/* A warp's 16 rows: two of them a thread, and of them 8 of every 32 terms; and what the channels need that it
+ * will add up. */
 template <int TERMS> struct Narrow {
     uint4 low[TERMS / 32], high[TERMS / 32];
     unsigned bias, next_norm;
 };
 
-/* Which of the first 8 rows of its warp's a group of four has: those that read at the same time are four apart. */
+/* Which of the first 8 rows of its warp's a group of four has: those that read at the same time are four
+ * apart. */
 DEVICE int row_of_group(const Self &me) {
     return me.group / 2 + me.group % 2 * 4;
 }
@@ -321,7 +322,7 @@ template <int HEADS, int ROWS, int TERMS>
 DEVICE void take_narrow(ClusterShared<HEADS> &shared, const Self &me, int k, const Boxes<ROWS, TERMS> &boxes,
                         const RowVectors<ROWS> &vectors, int turn, Narrow<TERMS> &narrow) {
     int row = me.warp * TILE_ROWS + row_of_group(me);
-    barrier_pass(&shared.full[k], turn);
+    mbarrier_wait(&shared.full[k], turn);
 #    pragma unroll
     for (int i = 0; i < TERMS / 32; i++) {
         int vector = (i % 2 * 4 + me.member) ^ row_of_group(me);
@@ -330,7 +331,7 @@ DEVICE void take_narrow(ClusterShared<HEADS> &shared, const Self &me, int k, con
     }
     narrow.bias = ((const unsigned *)vectors.bias)[me.thread / 4];
     narrow.next_norm = ((const unsigned *)vectors.next_norm)[me.thread / 4];
-    barrier_arrive(&shared.empty[k]);
+    mbarrier_arrive(&shared.empty[k]);
 }
 
 /* Sums of this thread's two rows. factors: pairs, and behind them what rounding took off. */
@@ -341,16 +342,16 @@ DEVICE float2 multiply_head(const Self &me, const Narrow<TERMS> &narrow, const u
 #    pragma unroll
     for (int i = 0; i < TERMS / 32; i++) {
         uint4 x = from[4 * i], a = narrow.low[i], b = narrow.high[i];
-        multiply16(sum[2 * i % 4], a.x, b.x, a.y, b.y, x.x, x.y, T());
-        multiply16(sum[2 * i % 4 + 1], a.z, b.z, a.w, b.w, x.z, x.w, T());
+        mma16(sum[2 * i % 4], a.x, b.x, a.y, b.y, x.x, x.y, T());
+        mma16(sum[2 * i % 4 + 1], a.z, b.z, a.w, b.w, x.z, x.w, T());
     }
 #    pragma unroll
     for (int k = 0; k < 4; k++) sum[0][k] = (sum[0][k] + sum[1][k]) + (sum[2][k] + sum[3][k]);
     return make_float2(sum[0][0] + sum[0][1], sum[0][2] + sum[0][3]);
 }
 
-/* The same of one kind of factors, of every 8 the pairs 0, 2, 1, 3. The tensor cores have the lower row twice, in rows 0 .. 7
- * with half of the pairs and in rows 8 .. 15 with the others; then the higher one. */
+/* The same of one kind of factors, of every 8 the pairs 0, 2, 1, 3. The tensor cores have the lower row
+ * twice, in rows 0 .. 7 with half of the pairs and in rows 8 .. 15 with the others; then the higher one. */
 template <typename T, int TERMS>
 DEVICE float2 multiply_hidden(const Self &me, const Narrow<TERMS> &narrow, const uint16_t *factors) {
     const uint2 *from = (const uint2 *)factors + me.member * 2 + me.group % 2;
@@ -359,8 +360,8 @@ DEVICE float2 multiply_hidden(const Self &me, const Narrow<TERMS> &narrow, const
     for (int i = 0; i < TERMS / 32; i++) {
         uint2 x = from[8 * i];
         uint4 a = narrow.low[i], b = narrow.high[i];
-        multiply16(low[i % 2], a.x, a.y, a.z, a.w, x.x, x.y, T());
-        multiply16(high[i % 2], b.x, b.y, b.z, b.w, x.x, x.y, T());
+        mma16(low[i % 2], a.x, a.y, a.z, a.w, x.x, x.y, T());
+        mma16(high[i % 2], b.x, b.y, b.z, b.w, x.x, x.y, T());
     }
     return make_float2((low[0][0] + low[1][0]) + (low[0][3] + low[1][3]),
                        (high[0][0] + high[1][0]) + (high[0][3] + high[1][3]));
@@ -391,8 +392,8 @@ template <typename T, int HEADS> DEVICE void receive_rows(Self &me, int which, i
     me.kept.y += sum_value(sum[1]) + constant.y;
 }
 
-/* The sums of the block before, by a warp that has no rows: this cluster's share of the rank's. What this warp sends next
- * is behind it. */
+/* The sums of the block before, by a warp that has no rows: this cluster's share of the rank's. What this
+ * warp sends next is behind it. */
 template <int HEADS> DEVICE void clear_rows(const DecodeCall &c, const Self &me, int which, int block) {
     typedef ClusterSizes<HEADS> S;
     enum { SHARE = S::RANK_ROWS / HEADS };
@@ -404,8 +405,8 @@ template <int HEADS> DEVICE void clear_rows(const DecodeCall &c, const Self &me,
     __threadfence();
 }
 
-/* This rank's channels of x, times the weights of the norm that follows, and their moments: to all ranks. Four threads
- * each send the warp's four quads, side by side, to one of the ranks. */
+/* This rank's channels of x, times the weights of the norm that follows, and their moments: to all ranks.
+ * Four threads each send the warp's four quads, side by side, to one of the ranks. */
 template <typename T, int HEADS>
 DEVICE void send_x(ClusterShared<HEADS> &shared, const Self &me, int which, unsigned norm) {
     typedef ClusterSizes<HEADS> S;

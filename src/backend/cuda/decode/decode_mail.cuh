@@ -1,17 +1,18 @@
-/* Numbers that the blocks of one grid send each other through the second-level cache.
+/* Numbers that the blocks of one grid send each other through the L2 cache, as NCCL's LL protocol does
+ * between GPUs.
  *
- * A word has 32 bits of payload and a 32-bit tag, and is written and read as one: whoever sees the tag that he waits
- * for has the payload too. So nothing is fenced, no counter is kept and nobody waits for more than the words that he
- * needs; a number is on its way for the time of one store and one load, a third of what a barrier over the grid takes
- * with the load behind it.
+ * A word has 32 bits of payload and a 32-bit tag, and is written and read as one: whoever sees the tag that
+ * he waits for has the payload too. So nothing is fenced, no counter is kept and nobody waits for more than
+ * the words that he needs; a number is on its way for the time of one store and one load, a third of what a
+ * barrier over the grid takes with the load behind it.
  *
- * Tags only ever grow, so words need no clearing: the tag of block l in a step is the number of the step's first tag
- * plus l. A word may be written again once everybody has read it; that is sure two transformer blocks later, because
- * whoever read it has sent something since that everybody needed to get there. So there are two sets of words, used in
- * turns.
+ * Tags only ever grow, so words need no clearing: the tag of block l in a step is the number of the step's
+ * first tag plus l. A word may be written again once everybody has read it; that is sure two transformer
+ * blocks later, because whoever read it has sent something since that everybody needed to get there. So there
+ * are two sets of words, used in turns.
  *
- * All blocks poll the same words. Several copies of each, written together, keep them from queueing for one place of
- * the cache. */
+ * All blocks poll the same words. Several copies of each, written together, keep them from queueing for one
+ * place of the cache. */
 #ifndef PGPT_BACKEND_CUDA_DECODE_DECODE_MAIL_CUH
 #define PGPT_BACKEND_CUDA_DECODE_DECODE_MAIL_CUH
 
@@ -54,7 +55,8 @@ DEVICE const Word *mail_box(const Mail &mail) {
     return mail.words + blockIdx.x % MAIL_COPIES * mail.copy_words;
 }
 
-/* Words at a 16-byte boundary; says whether all have the tag. One address for all loads: each would want registers. */
+/* Words at a 16-byte boundary; says whether all have the tag. One address for all loads: each would want
+ * registers. */
 template <int N> DEVICE bool mail_tags(const Word (&word)[N], unsigned tag, unsigned *payload) {
     bool complete = true;
 #pragma unroll

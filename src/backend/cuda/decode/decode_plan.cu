@@ -1,8 +1,8 @@
 /* Which steps decode_step's kernel takes, and how it cuts them up.
  *
- * It takes what GPT-2 and its descendants are, in 16 bits: either norm, learned or rotary positions, gelu or swiglu,
- * shared key/value heads, with biases or without, up to 1792 channels. What it does not take runs operation by
- * operation. */
+ * It takes what GPT-2 and its descendants are, in 16 bits: either norm, learned or rotary positions, gelu or
+ * swiglu, shared key/value heads, with biases or without, up to 1792 channels. What it does not take runs
+ * operation by operation. */
 #include "backend/cuda/decode/decode_step.h"
 #include "backend/cuda/runtime/pdl.cuh"
 
@@ -86,9 +86,9 @@ static int larger(int a, int b) {
     return a > b ? a : b;
 }
 
-/* A product of `rows` rows, dealt out in units. */
-static void plan_product(DecodeCall *c, int k, int rows, int unit, int n_grid) {
-    DecodeProduct *p = &c->product[k];
+/* A GEMV of `rows` rows, dealt out in units. */
+static void plan_gemv(DecodeCall *c, int k, int rows, int unit, int n_grid) {
+    DecodeGemv *p = &c->gemv[k];
     int inner = k == HIDDEN_OUT ? c->hidden : c->channels, n_ranges = k == HIDDEN_IN && c->is_gated ? 2 : 1;
     Deal deal = {rows / unit / n_grid, rows / unit % n_grid, unit,
                  smaller(is_wide(k) ? WIDE_ROWS : NARROW_ROWS, SLOT_BYTES / (2 * inner))};
@@ -102,21 +102,20 @@ static bool deal_out(DecodeCall *c, int n_logits, int n_grid, int64_t block_stri
     c->channel_slices = all > FEW_WARPS ? MOST_SLICES : 1;
     c->n_warps = (all + c->channel_slices - 1) / c->channel_slices;
     c->hidden_slices = (c->hidden / SLICE + c->n_warps - 1) / c->n_warps;
-    plan_product(c, ATTENTION_IN, width, 2, n_grid);
-    plan_product(c, ATTENTION_OUT, c->channels, 1, n_grid);
-    plan_product(c, HIDDEN_IN, c->hidden, 2, n_grid);
-    plan_product(c, HIDDEN_OUT, c->channels, 1, n_grid);
-    plan_product(c, HEAD, n_logits, 1, n_grid);
-    for (int k = 0; k < HEAD; k++) c->product[k].stride = block_stride;
+    plan_gemv(c, ATTENTION_IN, width, 2, n_grid);
+    plan_gemv(c, ATTENTION_OUT, c->channels, 1, n_grid);
+    plan_gemv(c, HIDDEN_IN, c->hidden, 2, n_grid);
+    plan_gemv(c, HIDDEN_OUT, c->channels, 1, n_grid);
+    plan_gemv(c, HEAD, n_logits, 1, n_grid);
+    for (int k = 0; k < HEAD; k++) c->gemv[k].stride = block_stride;
     c->factor_step =
         MOST_SLICES * SLICE / 2 + 8; /* 32 bytes more, so that no two kinds are in the same banks */
     c->factor_words = 3 * c->factor_step + MOST_HIDDEN * SLICE / 2 + 8;
     int each = WARP * VECTOR / c->head_size; /* keys of a warp and round */
     c->tile_keys = smaller(KEY_ROUNDS * c->n_warps * each, KEY_SLOT_BYTES / (4 * c->head_size));
     c->key_slot_bytes = c->tile_keys * c->head_size * 4;
-    return c->n_warps <= MANY_WARPS && c->hidden_slices <= MOST_HIDDEN &&
-           c->product[HIDDEN_OUT].deal.tile > 0 && c->most_rows <= c->n_warps * WARP &&
-           c->head_size <= c->n_warps * WARP; /* a thread each */
+    return c->n_warps <= MANY_WARPS && c->hidden_slices <= MOST_HIDDEN && c->gemv[HIDDEN_OUT].deal.tile > 0 &&
+           c->most_rows <= c->n_warps * WARP && c->head_size <= c->n_warps * WARP; /* a thread each */
 }
 
 static MailLayout mail_layout(const DecodeCall *c) {

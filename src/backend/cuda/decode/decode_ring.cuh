@@ -1,15 +1,17 @@
-/* A ring of tiles on their way from global to shared memory: one thread orders copies as far ahead as there is room,
- * and warps take the tiles in the same order.
+/* A ring of tiles on their way from global to shared memory: one thread issues copies as far ahead as there
+ * is room, and warps take the tiles in the same order.
  *
- * A slot has two barriers in shared memory: `full`, which the copy's bytes complete, and `empty`, which all threads
- * complete that have taken their parts of the tile into registers. Both are used in turns: the turn of tile number n is
- * the parity of n / n_slots. Copies are the hardware's (compute capability 9): they need no registers and no threads. */
+ * A slot has two barriers in shared memory: `full`, which the copy's bytes complete, and `empty`, which all
+ * threads complete that have taken their parts of the tile into registers. Both are used in turns: the turn
+ * of tile number n is the parity of n / n_slots. Copies are the TMA unit's bulk copies (compute capability
+ * 9): they need no registers and no threads. */
 #ifndef PGPT_BACKEND_CUDA_DECODE_DECODE_RING_CUH
 #define PGPT_BACKEND_CUDA_DECODE_DECODE_RING_CUH
 
 #include "backend/cuda/runtime/mbarrier.cuh"
 
-/* Every thread that uses a ring has one of these. Places are bytes from the beginning of the block's shared memory. */
+/* Every thread that uses a ring has one of these. Places are bytes from the beginning of the block's shared
+ * memory. */
 typedef struct {
     int full, empty; /* barriers, a 64-bit word each (n_slots) */
     int slots;       /* (n_slots, slot_bytes) */
@@ -17,7 +19,7 @@ typedef struct {
     int slot, turn; /* of the next tile */
 } Ring;
 
-/* How long what was read stays in the second-level cache. */
+/* How long what was read stays in the L2 cache. */
 typedef enum { KEEP_NORMAL, KEEP_SHORT, KEEP_LONG } Keep;
 
 #if __CUDA_ARCH__ >= 900
@@ -31,8 +33,8 @@ DEVICE uint64_t *ring_barrier(int barriers, int slot) {
 /* By one thread, before a block-wide barrier. */
 DEVICE void ring_init(const Ring &ring, int n_warps) {
     for (int i = 0; i < ring.n_slots; i++) {
-        barrier_init(ring_barrier(ring.full, i), 1);
-        barrier_init_warps(ring_barrier(ring.empty, i), n_warps);
+        mbarrier_init(ring_barrier(ring.full, i), 1);
+        mbarrier_init_warps(ring_barrier(ring.empty, i), n_warps);
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -55,8 +57,8 @@ DEVICE uint64_t keep_policy(Keep keep) {
 
 /* Waits until the slot is free and says how many bytes will come; then copies that add up to them. */
 DEVICE void ring_expect(Ring &ring, unsigned n_bytes) {
-    barrier_pass(ring_barrier(ring.empty, ring.slot), ring.turn ^ 1);
-    barrier_expect(ring_barrier(ring.full, ring.slot), n_bytes);
+    mbarrier_wait(ring_barrier(ring.empty, ring.slot), ring.turn ^ 1);
+    mbarrier_expect(ring_barrier(ring.full, ring.slot), n_bytes);
 }
 
 /* n_bytes and both addresses are multiples of 16. */
@@ -71,13 +73,13 @@ DEVICE void ring_copy(const Ring &ring, int at, const void *from, unsigned n_byt
 /* ---- those that take ---- */
 
 DEVICE const char *ring_wait(const Ring &ring) {
-    barrier_pass(ring_barrier(ring.full, ring.slot), ring.turn);
+    mbarrier_wait(ring_barrier(ring.full, ring.slot), ring.turn);
     return ring_shared + ring.slots + ring.slot * ring.slot_bytes;
 }
 
 /* By every thread, when it has read its part. */
 DEVICE void ring_release(Ring &ring) {
-    barrier_arrive(ring_barrier(ring.empty, ring.slot));
+    mbarrier_arrive(ring_barrier(ring.empty, ring.slot));
     ring_advance(ring);
 }
 

@@ -1,15 +1,16 @@
-/* decode_step: one grid that stays for the whole step, a thread block on every multiprocessor.
+/* decode_step: a persistent kernel, one grid for the whole step, a thread block on every multiprocessor.
  *
- * Floor: the bytes of the weights over the read bandwidth, 58 us for 124M parameters in 16 bits on an H200. Every
- * product needs all results of the one before, so a step takes at least five times a block the time that numbers need
- * from every multiprocessor to every other; as kernels of their own they would pay for an end and a start each time as
- * well.
+ * Floor: the bytes of the weights over the read bandwidth, 58 us for 124M parameters in 16 bits on an H200.
+ * Every GEMV needs all results of the one before, so a step takes at least five times a block the time that
+ * numbers need from every multiprocessor to every other; as kernels of their own they would pay for an end
+ * and a start each time as well.
  *
- * Rows of every matrix are dealt out to the thread blocks. One warp orders the copies of the weights, block after
- * block, as far ahead as shared memory holds (decode_ring.cuh): reading never waits for computing. Another orders
- * cached keys and values. The others take a tile into registers, then look for the numbers that it is to be multiplied
- * with (decode_mail.cuh), so that only arithmetic is left when those come. A thread a row finishes what comes out
- * (bias, activation, residual) and sends it to all thread blocks.
+ * Rows of every matrix are dealt out to the thread blocks. One warp issues the copies of the weights, block
+ * after block, as far ahead as shared memory holds (decode_ring.cuh): reading never waits for computing.
+ * Another issues those of cached keys and values. The others take a tile into registers, then look for the
+ * numbers that it is to be multiplied with (decode_mail.cuh), so that only arithmetic is left when those
+ * come. A thread a row finishes what comes out (bias, activation, residual) and sends it to all thread
+ * blocks.
  *
  * x is in f32, in the registers of the threads that finish its rows.
  *
@@ -25,9 +26,9 @@ extern "C" {
 
 #if __CUDA_ARCH__ >= 900
 
-/* ---- ordering copies: one thread each ---- */
+/* ---- issuing copies: one thread each ---- */
 
-/* What will be read shortly after, into the second-level cache. */
+/* What will be read shortly after, into the L2 cache. */
 DEVICE void prefetch(const void *p, int64_t n_elements) {
     if (p && n_elements > 0)
         asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"((unsigned)n_elements * 2u)
@@ -35,8 +36,8 @@ DEVICE void prefetch(const void *p, int64_t n_elements) {
 }
 
 template <typename T, typename Call>
-DEVICE void order_product(const Call &c, Ring &ring, int k, int block, uint64_t policy) {
-    const DecodeProduct &p = c.product[k];
+DEVICE void produce_gemv(const Call &c, Ring &ring, int k, int block, uint64_t policy) {
+    const DecodeGemv &p = c.gemv[k];
     Share rows = share_of(p.deal);
     int inner = inner_of(c, k), n_ranges = k == HIDDEN_IN && c.is_gated ? 2 : 1;
     const T *weight = of_block<T>(p.weight, block, p.stride) + (int64_t)rows.first * inner;
@@ -54,7 +55,7 @@ DEVICE void order_product(const Call &c, Ring &ring, int k, int block, uint64_t 
 
 /* Vectors that all thread blocks will read, and a share of the head for when there is time. */
 template <typename T, typename Call> DEVICE void prefetch_block(const Call &c, int block) {
-    const DecodeProduct &head = c.product[HEAD];
+    const DecodeGemv &head = c.gemv[HEAD];
     Share rows = share_of(head.deal);
     int first = least(block * c.fetched_rows, rows.count), end = least(first + c.fetched_rows, rows.count);
     prefetch((const T *)head.weight + (int64_t)(rows.first + first) * c.channels,
@@ -62,7 +63,7 @@ template <typename T, typename Call> DEVICE void prefetch_block(const Call &c, i
     if (blockIdx.x) return;
 #    pragma unroll 1
     for (int k = 0; k < HEAD; k++) {
-        const DecodeProduct &p = c.product[k];
+        const DecodeGemv &p = c.gemv[k];
         int count = k == ATTENTION_IN ? (c.n_heads + 2 * c.n_kv_heads) * c.head_size
                     : k == HIDDEN_IN  ? c.hidden * (c.is_gated ? 2 : 1)
                                       : c.channels;
@@ -73,15 +74,15 @@ template <typename T, typename Call> DEVICE void prefetch_block(const Call &c, i
 }
 
 /* In the order in which they are taken. */
-template <typename T, typename Call> DEVICE void order_weights(const Call &c, Ring &ring) {
+template <typename T, typename Call> DEVICE void produce_weights(const Call &c, Ring &ring) {
     uint64_t policy = keep_policy(KEEP_SHORT);
 #    pragma unroll 1
     for (int l = 0; l < c.n_blocks; l++) {
 #    pragma unroll 1
-        for (int k = 0; k < HEAD; k++) order_product<T>(c, ring, k, l, policy);
+        for (int k = 0; k < HEAD; k++) produce_gemv<T>(c, ring, k, l, policy);
         prefetch_block<T>(c, l + 1 < c.n_blocks ? l + 1 : l);
     }
-    order_product<T>(c, ring, HEAD, 0, policy);
+    produce_gemv<T>(c, ring, HEAD, 0, policy);
 }
 
 /* How the keys up to the new one are cut. */
@@ -95,7 +96,7 @@ template <typename Call> DEVICE void cut_keys(const Call &c, Me &me, int positio
     me.part_keys = (position + me.n_parts) / me.n_parts;
 }
 
-template <typename T, typename Call> DEVICE void order_keys(const Call &c, Me &me, Ring &ring) {
+template <typename T, typename Call> DEVICE void produce_keys(const Call &c, Me &me, Ring &ring) {
     uint64_t policy = keep_policy(KEEP_NORMAL);
     cut_keys(c, me, *(const volatile int32_t *)c.start);
 #    pragma unroll 1
@@ -138,7 +139,7 @@ DEVICE void embed(const Call &c, Me &me, int token, float (&x)[MOST_SLICES][2]) 
     unsigned of_token[MOST_SLICES], of_place[MOST_SLICES];
     load_channels<T>(me, c, row, of_token);
     load_channels<T>(me, c, place, of_place);
-    Share own = share_of(c.product[ATTENTION_OUT].deal);
+    Share own = share_of(c.gemv[ATTENTION_OUT].deal);
     bool has_row = me.thread < own.count;
     me.kept =
         element_of(row, own.first + me.thread, has_row) + element_of(place, own.first + me.thread, has_row);
@@ -161,7 +162,7 @@ template <typename Call> DEVICE void fill_angles(const Call &c, const Me &me) {
     computing_barrier(c);
 }
 
-/* ---- products ---- */
+/* ---- GEMVs ---- */
 
 /* What the tile is multiplied with. has_x: x is in registers already. */
 template <typename T, typename Call>
@@ -215,12 +216,13 @@ DEVICE void finish_rows(const Call &c, Me &me, int k, Share rows, float2 norm, f
         mail_send(c.mail, me.set + place + (is_pair ? at / 2 : at), payload, me.tag);
 }
 
-/* Product k of a block. has_x: x is in registers already. The head, which has many tiles, finishes each by itself. */
+/* GEMV k of a block. has_x: x is in registers already. The head, which has many tiles, finishes each by
+ * itself. */
 template <typename T, typename Call>
-DEVICE void run_product(const Call &c, Ring &ring, Me &me, int k, int block, bool has_x,
-                        float (&x)[MOST_SLICES][2]) {
+DEVICE void run_gemv(const Call &c, Ring &ring, Me &me, int k, int block, bool has_x,
+                     float (&x)[MOST_SLICES][2]) {
     find_place(me);
-    const DecodeProduct &p = c.product[k];
+    const DecodeGemv &p = c.gemv[k];
     Share rows = share_of(p.deal);
     uint4 w[HELD];
     unsigned weight[MOST_SLICES];
@@ -270,7 +272,7 @@ template <typename T, typename Call> DEVICE void compute(const Call &c, Me &me, 
         me.set = l % 2 * c.at.words;
         if (k == ATTENTION_OUT) attend<T>(c, keys, me, l);
         if (k == HEAD) let_successor_start();
-        run_product<T>(c, weights, me, k, l, step == 0, x);
+        run_gemv<T>(c, weights, me, k, l, step == 0, x);
     }
     if (blockIdx.x == 0 && me.thread == 0)
         *c.tag = me.tag; /* all others have read it: they have sent since */
@@ -293,12 +295,12 @@ static __global__ void __launch_bounds__((Call::MOST_WARPS + 2) * WARP, 1)
     }
     __syncthreads();
     if (me.warp == c.n_warps) { /* weights: nobody changes them, so they need not wait */
-        if (me.lane == 0) order_weights<T>(c, weights);
+        if (me.lane == 0) produce_weights<T>(c, weights);
         return;
     }
     wait_for_predecessor();
     if (me.warp == c.n_warps + 1) {
-        if (me.lane == 0) order_keys<T>(c, me, keys);
+        if (me.lane == 0) produce_keys<T>(c, me, keys);
         return;
     }
     compute<T>(c, me, weights, keys);
@@ -312,8 +314,8 @@ static const void *place_of(const KernelCall *call, const Tensor *tensor) {
     return (const char *)call->in[DECODE_PARAMETERS] + (size_t)tensor_root_element(tensor) * 2;
 }
 
-static void place_product(const KernelCall *call, DecodeProduct *p, const Tensor *weight, const Tensor *bias,
-                          const Tensor *norm_weight, const Tensor *norm_bias) {
+static void place_gemv(const KernelCall *call, DecodeGemv *p, const Tensor *weight, const Tensor *bias,
+                       const Tensor *norm_weight, const Tensor *norm_bias) {
     p->weight = place_of(call, weight);
     p->bias = place_of(call, bias);
     p->norm_weight = place_of(call, norm_weight);
@@ -324,12 +326,12 @@ static void fill_addresses(const KernelCall *call, DecodeCall *c) {
     const DecodeStepAttributes *step = (const DecodeStepAttributes *)call->node->attributes;
     const DecodeBlock *b = &step->blocks[0];
     const CudaContext *context = cuda_context(call);
-    DecodeProduct *p = c->product;
-    place_product(call, &p[ATTENTION_IN], b->qkv_weight, b->qkv_bias, b->norm1_weight, b->norm1_bias);
-    place_product(call, &p[ATTENTION_OUT], b->out_weight, b->out_bias, NULL, NULL);
-    place_product(call, &p[HIDDEN_IN], b->fc_weight, b->fc_bias, b->norm2_weight, b->norm2_bias);
-    place_product(call, &p[HIDDEN_OUT], b->proj_weight, b->proj_bias, NULL, NULL);
-    place_product(call, &p[HEAD], step->head_weight, NULL, step->final_weight, step->final_bias);
+    DecodeGemv *p = c->gemv;
+    place_gemv(call, &p[ATTENTION_IN], b->qkv_weight, b->qkv_bias, b->norm1_weight, b->norm1_bias);
+    place_gemv(call, &p[ATTENTION_OUT], b->out_weight, b->out_bias, NULL, NULL);
+    place_gemv(call, &p[HIDDEN_IN], b->fc_weight, b->fc_bias, b->norm2_weight, b->norm2_bias);
+    place_gemv(call, &p[HIDDEN_OUT], b->proj_weight, b->proj_bias, NULL, NULL);
+    place_gemv(call, &p[HEAD], step->head_weight, NULL, step->final_weight, step->final_bias);
     c->token_table = place_of(call, step->token_table);
     c->position_table = place_of(call, step->position_table);
     c->keys = (char *)call->out[DECODE_CACHES] + (size_t)tensor_root_element(b->keys) * 2;
@@ -349,14 +351,14 @@ template <typename T, typename Call>
 static cudaError_t start(const DecodeCall *c, int n_grid, cudaStream_t stream) {
     Call call;
     (DecodeCall &)call = *c;
-    cudaLaunchAttribute early = {};
+    cudaLaunchAttribute pdl = {};
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)n_grid);
     config.blockDim = dim3((unsigned)(c->n_warps + 2) * WARP);
     config.dynamicSmemBytes = (size_t)c->shared.end;
     config.stream = stream;
-    config.attrs = &early;
-    config.numAttrs = early_attribute(&early, stream);
+    config.attrs = &pdl;
+    config.numAttrs = pdl_attribute(&pdl, stream);
     cudaError_t code = cudaFuncSetAttribute(decode_kernel<T, Call>,
                                             cudaFuncAttributeMaxDynamicSharedMemorySize, c->shared.end);
     return code == cudaSuccess ? cudaLaunchKernelEx(&config, decode_kernel<T, Call>, call) : code;

@@ -1,29 +1,29 @@
-/* What the threads of decode_step do with a tile of weights and with x; decode_attend.cuh has what is special to
- * attention.
+/* What the threads of decode_step do with a tile of weights and with x; decode_attend.cuh has what is special
+ * to attention.
  *
- * Each warp has its own terms of every sum, in slices of 64: two channels a thread where it is x. It takes the weights
- * that they meet from a tile and leaves its sums in shared memory, where they are added up over the warps in a fixed
- * order by as many threads as there are rows.
+ * Each warp has its own terms of every sum, in slices of 64: two channels a thread where it is x. It takes
+ * the weights that they meet from a tile and leaves its sums in shared memory, where they are added up over
+ * the warps in a fixed order by as many threads as there are rows.
  *
- * The sums of a warp are the tensor cores': 16 rows by 16 terms by 8 columns of factors at once. There is only one x,
- * but that room can be used. The 16 rows are 8 of the tile, twice: once with terms 0, 1, 4 and 5 of every 8, once with
- * the others, which are then multiplied with factors in columns of their own, and the rest of what comes out is not
- * looked at. A thread's 8 weights, 16 bytes, are thus exactly what the hardware wants from it. And there are four
- * columns for each half:
+ * The sums of a warp are the tensor cores': 16 rows by 16 terms by 8 columns of factors at once. There is
+ * only one x, but that room can be used. The 16 rows are 8 of the tile, twice: once with terms 0, 1, 4 and 5
+ * of every 8, once with the others, which are then multiplied with factors in columns of their own, and the
+ * rest of what comes out is not looked at. A thread's 8 weights, 16 bytes, are thus exactly what the hardware
+ * wants from it. And there are four columns for each half:
  *
  *     0, 4   x, rounded to 16 bits
  *     1, 5   what rounding took off
  *     2, 6   g, the norm's weights
  *     3, 7   b, its biases
  *
- * where x goes through a norm first. W·norm(x) is a sum of products with W,
+ * where x goes through a norm first. W·norm(x) is a sum of matrix-vector products with W,
  *
  *     W·((x - mean) · rstd · g + b) = rstd · (W·(g·x) - mean · W·g) + W·b
  *
- * so the first two have g·x, and mean and rstd may come later: nobody waits for them before the product.
+ * so the first two have g·x, and mean and rstd may come later: nobody waits for them before the GEMV.
  *
- * Instructions are what costs here: few warps, each waiting for itself. So loops stay loops, the same code serves all
- * products, and what is known early is done before x comes. */
+ * Instructions are what costs here: few warps, each waiting for itself. So loops stay loops, the same code
+ * serves all GEMVs, and what is known early is done before x comes. */
 #ifndef PGPT_BACKEND_CUDA_DECODE_DECODE_STEP_CUH
 #define PGPT_BACKEND_CUDA_DECODE_DECODE_STEP_CUH
 
@@ -47,8 +47,8 @@ typedef struct {
     float kept;             /* the element of x that this thread keeps, if any */
 } Me;
 
-/* Said again at the beginning of every phase, so that the compiler does not keep in registers whatever follows from
- * these and is the same for every block. */
+/* Said again at the beginning of every phase, so that the compiler does not keep in registers whatever
+ * follows from these and is the same for every block. */
 DEVICE void find_place(Me &me) {
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(me.thread));
     asm volatile("" : "+r"(me.position), "+r"(me.n_parts), "+r"(me.part_keys));
@@ -92,7 +92,7 @@ template <typename T> DEVICE float element_of(const T *vector, int i, bool exist
 /* Vectors of a thread: 3 times 8 rows by 4 times 32 terms, or 8 rows by 16 times 32. */
 enum { HELD = 16 };
 
-/* Terms of product k, and slices of them that a warp has. */
+/* Terms of GEMV k, and slices of them that a warp has. */
 template <typename Call> DEVICE int inner_of(const Call &c, int k) {
     return k == HIDDEN_OUT ? c.hidden : c.channels;
 }
@@ -106,8 +106,8 @@ template <typename Call> DEVICE int own_blocks(const Me &me, const Call &c, int 
     return left < 0 ? 0 : 2 * least(left, slices_of(c, k));
 }
 
-/* This thread's part of the next tile of the ring, which has so many rows: sums of others are never looked at, so any numbers
- * will do. */
+/* This thread's part of the next tile of the ring, which has so many rows: sums of others are never looked
+ * at, so any numbers will do. */
 template <typename T, typename Call>
 DEVICE void take_tile(Ring &ring, const Me &me, const Call &c, int k, int rows, uint4 (&w)[HELD]) {
     int n = own_blocks(me, c, k);
@@ -130,8 +130,8 @@ DEVICE void take_tile(Ring &ring, const Me &me, const Call &c, int k, int rows, 
     ring_release(ring);
 }
 
-/* Factors of this warp: four kinds, factor_step words apart, pairs of 16-bit numbers. Of every 16 pairs the even ones
- * come first, so that a thread finds what it wants side by side. */
+/* Factors of this warp: four kinds, factor_step words apart, pairs of 16-bit numbers. Of every 16 pairs the
+ * even ones come first, so that a thread finds what it wants side by side. */
 template <typename Call> DEVICE unsigned *factors_of(const Me &me, const Call &c) {
     return (unsigned *)(decode_shared + c.shared.factors) + me.warp * c.factor_words;
 }
@@ -147,7 +147,7 @@ template <typename Call> DEVICE float4 *sums_of(const Me &me, const Call &c) {
 
 /* 32 terms: 8 rows of weights by factors. */
 template <typename T> DEVICE void multiply32(float (&sum)[4], uint4 w, uint2 x) {
-    multiply16(sum, w.x, w.y, w.z, w.w, x.x, x.y, T());
+    mma16(sum, w.x, w.y, w.z, w.w, x.x, x.y, T());
 }
 
 /* The two halves of the sums of 8 rows come together, two kinds a thread. */
@@ -170,7 +170,8 @@ template <typename Call> DEVICE void put_moments(const Me &me, const Call &c, fl
     if (me.lane == 0) moments[me.warp] = make_float2(sum, squares);
 }
 
-/* A tile by this warp's factors: its sums of the rows. With moments, those too: while the tensor cores work. */
+/* A tile by this warp's factors: its sums of the rows. With moments, those too: while the tensor cores
+ * work. */
 template <typename T, typename Call>
 DEVICE void multiply_tile(const Me &me, const Call &c, int k, const uint4 (&w)[HELD], int rows, int first_row,
                           const float *moments) {
@@ -231,7 +232,7 @@ template <typename Call> DEVICE int channel_of(const Me &me, const Call &c, int 
     return (me.warp * c.channel_slices + s) * SLICE + 2 * me.lane;
 }
 
-/* x becomes the factors of a product. */
+/* x becomes the factors of a GEMV. */
 template <typename T, typename Call>
 DEVICE void set_factors(const Me &me, const Call &c, const float (&x)[MOST_SLICES][2]) {
     unsigned *factors = factors_of(me, c) + pair_place(me.lane);
@@ -257,7 +258,7 @@ DEVICE void load_channels(const Me &me, const Call &c, const T *p, unsigned (&ra
 
 /* The norm's weights, which go with x, and the factors that they are themselves: before x comes. */
 template <typename T, typename Call>
-DEVICE void prepare_norm(const Me &me, const Call &c, const DecodeProduct &p, int block,
+DEVICE void prepare_norm(const Me &me, const Call &c, const DecodeGemv &p, int block,
                          unsigned (&weight)[MOST_SLICES]) {
     unsigned bias[MOST_SLICES];
     unsigned *factors = factors_of(me, c) + 2 * c.factor_step + pair_place(me.lane);
@@ -270,7 +271,8 @@ DEVICE void prepare_norm(const Me &me, const Call &c, const DecodeProduct &p, in
     }
 }
 
-/* x times the norm's weights becomes factors. moments: the sums of x and of its squares over this thread's channels. */
+/* x times the norm's weights becomes factors. moments: the sums of x and of its squares over this thread's
+ * channels. */
 template <typename T, typename Call>
 DEVICE void begin_norm(const Me &me, const Call &c, const unsigned (&weight)[MOST_SLICES],
                        const float (&x)[MOST_SLICES][2], float (&moments)[2]) {

@@ -1,5 +1,5 @@
-/* What a decoding step is to its kernel: addresses, sizes, and how the work is cut up. decode_plan.cu fills it in from
- * the node; decode_step.cu computes. */
+/* What a decoding step is to its kernel: addresses, sizes, and how the work is cut up. decode_plan.cu fills
+ * it in from the node; decode_step.cu computes. */
 #ifndef PGPT_BACKEND_CUDA_DECODE_DECODE_STEP_H
 #define PGPT_BACKEND_CUDA_DECODE_DECODE_STEP_H
 
@@ -9,8 +9,8 @@ enum {
     SLICE = 64,         /* channels that a warp has at a time */
     MOST_SLICES = 2,    /* that a warp has of x */
     MOST_HIDDEN = 8,    /* that a warp has of the hidden layer */
-    WIDE_ROWS = 24,     /* of a tile of a product over the channels with many rows */
-    NARROW_ROWS = 8,    /* of a tile of a product with few rows */
+    WIDE_ROWS = 24,     /* of a tile of a GEMV over the channels with many rows */
+    NARROW_ROWS = 8,    /* of a tile of a GEMV with few rows */
     SLOT_BYTES = 36864, /* of a tile: 24 rows of 768 weights, or 6 of 3072 */
     MOST_SLOTS = 8,
     MOST_PARTS = 8,    /* of the keys of a head */
@@ -20,22 +20,24 @@ enum {
     KEY_SLOT_BYTES = 18432, /* of a tile of keys and values, at most */
 };
 
-/* Of the head, in the time that blocks leave: it must stay in the second-level cache until it is needed. */
+/* Of the head, in the time that blocks leave: it must stay in the L2 cache until it is needed. */
 enum { FETCHED_BYTES = 20 << 20 };
 
-/* How many warps compute, at most. Two more order copies: 8 in all leave 255 registers to a thread, 16 leave 128. */
+/* How many warps compute, at most. Two more issue copies: 8 in all leave 255 registers to a thread, 16 leave
+ * 128. */
 enum { FEW_WARPS = 6, MANY_WARPS = 14 };
 
-/* How the rows of a matrix are dealt out: thread block i has `each` units, one more if i < more. A tile has `tile`
- * rows. */
+/* How the rows of a matrix are dealt out: thread block i has `each` units, one more if i < more. A tile has
+ * `tile` rows. */
 typedef struct {
     int each, more, unit, tile;
 } Deal;
 
-/* The products of a step, in order: four of every block, and the head. */
-enum { ATTENTION_IN, ATTENTION_OUT, HIDDEN_IN, HIDDEN_OUT, HEAD, N_PRODUCTS };
+/* The GEMVs of a step, in order: four of every block, and the head. */
+enum { ATTENTION_IN, ATTENTION_OUT, HIDDEN_IN, HIDDEN_OUT, HEAD, N_GEMVS };
 
-/* Addresses are those of block 0; block l has them l · stride elements further on. NULL: the model has none. */
+/* Addresses are those of block 0; block l has them l · stride elements further on. NULL: the model has
+ * none. */
 typedef struct {
     const void *weight, *bias;
     const void *norm_weight, *norm_bias; /* of the norm that x goes through before */
@@ -43,7 +45,7 @@ typedef struct {
     Deal deal;
     int inner;  /* terms of a sum */
     int slices; /* of them that a warp has; the last ones may have fewer */
-} DecodeProduct;
+} DecodeGemv;
 
 /* Which have WIDE_ROWS, over the channels of a norm of x; the others have few rows, which are added to x. */
 static inline __host__ __device__ bool is_wide(int k) {
@@ -66,7 +68,7 @@ typedef struct {
     int key_slots;                        /* behind the slots of the weights */
     int heads;                            /* f32 (n_warps, HS): outputs of a head, by warp */
     int factors;                          /* words (n_warps, factor_words): what a tile is multiplied with */
-    int sums;                             /* float4 (2, n_warps, most_rows): of products, in turns */
+    int sums;                             /* float4 (2, n_warps, most_rows): of GEMVs, in turns */
     int moments;                          /* float2 (2, n_warps): sums of x and of its squares, in turns */
     int head_weights;                     /* float2 (n_warps): greatest score and sum of exponentials */
     int full, empty, key_full, key_empty; /* barriers of the two rings */
@@ -75,7 +77,7 @@ typedef struct {
 } SharedLayout;
 
 typedef struct {
-    DecodeProduct product[N_PRODUCTS];
+    DecodeGemv gemv[N_GEMVS];
     const void *token_table, *position_table;
     void *keys, *values;  /* of block 0 */
     int64_t cache_stride; /* elements from a block's to the next one's */
@@ -95,9 +97,9 @@ typedef struct {
     int n_warps, n_slots;              /* n_warps: that compute */
     int channel_slices, hidden_slices; /* of a warp */
     int factor_words, factor_step;     /* of a warp; from one kind to the next */
-    int most_rows;                     /* of a product in one thread block */
+    int most_rows;                     /* of a GEMV in one thread block */
     int tile_keys, key_slot_bytes;     /* of a tile of the cache */
-    int fetched_rows;                  /* of the head, with every block, to the second-level cache */
+    int fetched_rows;                  /* of the head, with every block, to the L2 cache */
     bool has_mean, is_gated, is_rotary;
     Activation activation;
     float epsilon, scale;

@@ -1,13 +1,14 @@
-/* Sums over the clusters of a grid, made where the second-level cache is: every cluster adds its summand to the same word,
- * and whoever needs the sum looks at one word instead of at one from everybody.
+/* Sums over the clusters of a grid, made where the L2 cache is: every cluster adds its summand to the same
+ * word, and whoever needs the sum looks at one word instead of at one from everybody.
  *
- * Numbers are added up as whole ones, of 2^-32 each, so that it does not matter who comes first. The low bits of a word count
- * the summands, and those that were none (not finite, or beyond 2^19): of these the sum is none either.
+ * Numbers are added up as whole ones, of 2^-32 each, so that it does not matter who comes first. The low bits
+ * of a word count the summands, and those that were none (not finite, or beyond 2^19): of these the sum is
+ * none either.
  *
- * A word begins at 0, so it is cleared between its uses. There are four sets: the two sums of a block (behind attention,
- * behind the block), for every other block. Those of a block have been read by everybody when the sums of the block behind
- * it come in; then they are cleared, which is long before anybody adds to them again: he first needs what the one who has
- * cleared them sends next. */
+ * A word begins at 0, so it is cleared between its uses. There are four sets: the two sums of a block (behind
+ * attention, behind the block), for every other block. Those of a block have been read by everybody when the
+ * sums of the block behind it come in; then they are cleared, which is long before anybody adds to them
+ * again: he first needs what the one who has cleared them sends next. */
 #ifndef PGPT_BACKEND_CUDA_DECODE_DECODE_SUMS_CUH
 #define PGPT_BACKEND_CUDA_DECODE_DECODE_SUMS_CUH
 

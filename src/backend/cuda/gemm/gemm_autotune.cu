@@ -1,12 +1,13 @@
-/* Which of the library's kernels runs a product: those it proposes are timed on the product's own data.
+/* Which of the library's kernels runs a GEMM: those it proposes are timed on the GEMM's own data.
  *
- * Every proposal is run once or a few times, the fastest of them again in turns, and the least time of each counts.
- * All this happens on the first run of a program, a few milliseconds a product; a product that adds to its own result
- * is tried on other memory.
+ * Every proposal is run once or a few times, the fastest of them again in turns, and the least time of each
+ * counts. All this happens on the first run of a program, a few milliseconds a GEMM. A GEMM that adds to its
+ * own result is tried on other memory.
  *
- * Two kernels may take a sum in different order (one cuts it into parts, say), and the difference in the last bits
- * would make two runs of one program differ by chance. So the result of every fast one is hashed, and only those with
- * the bits of the library's first proposal are eligible, which is a function of shape, GPU and library. */
+ * Two kernels may take a sum in different order (one splits it along K, say), and the difference in the last
+ * bits would make two runs of one program differ. So the result of every fast one is hashed, and only those
+ * with the bits of the library's first proposal are eligible, which is a function of shape, GPU and
+ * library. */
 #include "backend/cuda/gemm/gemm.h"
 
 #include <math.h>
@@ -19,8 +20,9 @@
     (context->lt.MatmulPreferenceSetAttribute(preference, name, &(value), sizeof(value)) ==                  \
      CUBLAS_STATUS_SUCCESS)
 
-/* Parts of a sum may be added in f32 only: in the type of a 16-bit result they would be rounded in between. */
-static bool set_preferences(const CudaContext *context, const ProductDescription *description,
+/* Parts of a sum may be added in f32 only: in the type of a 16-bit result they would be rounded in
+ * between. */
+static bool set_preferences(const CudaContext *context, const GemmDescription *description,
                             cublasLtMatmulPreference_t preference) {
     size_t workspace = context->workspace_bytes;
     uint32_t alignment = description->alignment, schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
@@ -41,7 +43,7 @@ static bool is_usable(const CudaContext *context, const cublasLtMatmulAlgo_t *al
     return out_of_place;
 }
 
-static int library_proposals(const CudaContext *context, const ProductDescription *description,
+static int library_proposals(const CudaContext *context, const GemmDescription *description,
                              cublasLtMatmulHeuristicResult_t *result, int most) {
     cublasLtMatmulPreference_t preference = NULL;
     int n_results = 0, n = 0;
@@ -60,7 +62,7 @@ static int library_proposals(const CudaContext *context, const ProductDescriptio
     return n;
 }
 
-static int add_candidate(ProductCandidate *candidate, int n, const cublasLtMatmulAlgo_t *algorithm) {
+static int add_candidate(GemmCandidate *candidate, int n, const cublasLtMatmulAlgo_t *algorithm) {
     for (int i = 0; i < n; i++) {
         if (memcmp(&candidate[i].algorithm, algorithm, sizeof *algorithm) == 0) return n;
     }
@@ -71,8 +73,8 @@ static int add_candidate(ProductCandidate *candidate, int n, const cublasLtMatmu
     return n + 1;
 }
 
-extern "C" bool product_can_run(const CudaContext *context, const ProductDescription *description,
-                                const cublasLtMatmulAlgo_t *algorithm) {
+extern "C" bool gemm_can_run(const CudaContext *context, const GemmDescription *description,
+                             const cublasLtMatmulAlgo_t *algorithm) {
     cublasLtMatmulHeuristicResult_t verdict;
     return context->lt.MatmulAlgoCheck(context->cublas, description->operation, description->a,
                                        description->b, description->c, description->c, algorithm,
@@ -80,30 +82,29 @@ extern "C" bool product_can_run(const CudaContext *context, const ProductDescrip
            verdict.workspaceSize <= context->workspace_bytes;
 }
 
-extern "C" int product_candidates(const CudaContext *context, const Product *product,
-                                  const ProductDescription *description, ProductCandidate *candidate,
-                                  int most) {
-    cublasLtMatmulHeuristicResult_t result[PRODUCT_MOST_CANDIDATES];
-    if (most > PRODUCT_MOST_CANDIDATES) most = PRODUCT_MOST_CANDIDATES;
+extern "C" int gemm_candidates(const CudaContext *context, const Gemm *gemm,
+                               const GemmDescription *description, GemmCandidate *candidate, int most) {
+    cublasLtMatmulHeuristicResult_t result[GEMM_MOST_CANDIDATES];
+    if (most > GEMM_MOST_CANDIDATES) most = GEMM_MOST_CANDIDATES;
     int n_results = library_proposals(context, description, result, most), n = 0;
     for (int i = 0; i < n_results; i++) n = add_candidate(candidate, n, &result[i].algo);
-    if (!n || n >= most || product->finish == FINISH_NONE) return n;
-    Product plain = *product;
-    ProductDescription plain_description;
+    if (!n || n >= most || gemm->epilogue == EPILOGUE_NONE) return n;
+    Gemm plain = *gemm;
+    GemmDescription plain_description;
     Error reason = {STATUS_OK, ""};
-    plain.finish = FINISH_NONE;
+    plain.epilogue = EPILOGUE_NONE;
     n_results = 0;
-    if (product_describe(context, &plain, &plain_description, &reason) == STATUS_OK)
+    if (gemm_describe(context, &plain, &plain_description, &reason) == STATUS_OK)
         n_results = library_proposals(context, &plain_description, result, most);
-    product_description_free(&plain_description);
+    gemm_description_free(&plain_description);
     for (int i = 0; i < n_results && n < most; i++) {
-        if (product_can_run(context, description, &result[i].algo))
+        if (gemm_can_run(context, description, &result[i].algo))
             n = add_candidate(candidate, n, &result[i].algo);
     }
     return n;
 }
 
-static unsigned algorithm_number(const CudaContext *context, const ProductCandidate *candidate,
+static unsigned algorithm_number(const CudaContext *context, const GemmCandidate *candidate,
                                  cublasLtMatmulAlgoConfigAttributes_t name, size_t n_bytes) {
     unsigned value = 0; /* little-endian: two bytes are its low half */
     size_t written;
@@ -111,8 +112,8 @@ static unsigned algorithm_number(const CudaContext *context, const ProductCandid
     return value;
 }
 
-extern "C" const char *product_candidate_describe(const CudaContext *context, const ProductCandidate *c,
-                                                  char *text, size_t n_bytes) {
+extern "C" const char *gemm_candidate_describe(const CudaContext *context, const GemmCandidate *c, char *text,
+                                               size_t n_bytes) {
     snprintf(text, n_bytes, "id %u tile %u stages %u cluster %u split %u swizzle %u option %u",
              algorithm_number(context, c, CUBLASLT_ALGO_CONFIG_ID, 4),
              algorithm_number(context, c, CUBLASLT_ALGO_CONFIG_TILE_ID, 4),
@@ -157,24 +158,23 @@ static void enqueue_hash(const CudaContext *context, const void *x, DType dtype,
                                                                   total);
 }
 
-/* The hash of what the candidate makes of the product. Never 0. */
-static Status hash_result(const CudaContext *context, const Product *p, const ProductDescription *description,
-                          ProductCandidate *candidate, Error *error) {
+/* The hash of what the candidate makes of the GEMM. Never 0. */
+static Status hash_result(const CudaContext *context, const Gemm *p, const GemmDescription *description,
+                          GemmCandidate *candidate, Error *error) {
     int64_t stride = p->c_stride ? p->c_stride : p->columns;
     uint64_t bits = 0;
     if (p->addend == p->c) {
         size_t n_bytes = (size_t)(p->rows * stride) * dtype_info(p->c_type)->n_bytes;
-        TRY(cuda_check(cudaMemsetAsync(p->c, 0, n_bytes, context->stream), "matrix product", error));
+        TRY(cuda_check(cudaMemsetAsync(p->c, 0, n_bytes, context->stream), "GEMM", error));
     }
-    TRY(product_launch(context, p, description, &candidate->algorithm, error));
-    TRY(cuda_check(cudaMemsetAsync(context->workspace, 0, sizeof bits, context->stream), "matrix product",
-                   error));
+    TRY(gemm_launch(context, p, description, &candidate->algorithm, error));
+    TRY(cuda_check(cudaMemsetAsync(context->workspace, 0, sizeof bits, context->stream), "GEMM", error));
     enqueue_hash(context, p->c, p->c_type, p->rows, p->columns, stride);
-    TRY(cuda_launched("comparing matrix products", error));
+    TRY(cuda_launched("comparing GEMMs", error));
     TRY(cuda_check(
         cudaMemcpyAsync(&bits, context->workspace, sizeof bits, cudaMemcpyDeviceToHost, context->stream),
-        "comparing matrix products", error));
-    TRY(cuda_check(cudaStreamSynchronize(context->stream), "comparing matrix products", error));
+        "comparing GEMMs", error));
+    TRY(cuda_check(cudaStreamSynchronize(context->stream), "comparing GEMMs", error));
     candidate->bits = bits ? bits : 1;
     return STATUS_OK;
 }
@@ -183,23 +183,22 @@ static Status hash_result(const CudaContext *context, const Product *p, const Pr
 
 typedef struct {
     CudaContext *context;
-    const Product *product;
-    const ProductDescription *description;
+    const Gemm *gemm;
+    const GemmDescription *description;
     cudaEvent_t begin, end;
 } Trial;
 
-static Status time_runs(const Trial *trial, const ProductCandidate *candidate, int n_runs,
-                        float *microseconds, Error *error) {
+static Status time_runs(const Trial *trial, const GemmCandidate *candidate, int n_runs, float *microseconds,
+                        Error *error) {
     cudaStream_t stream = trial->context->stream;
     float milliseconds = 0.0f;
-    TRY(cuda_check(cudaEventRecord(trial->begin, stream), "timing matrix products", error));
+    TRY(cuda_check(cudaEventRecord(trial->begin, stream), "timing GEMMs", error));
     for (int i = 0; i < n_runs; i++) {
-        TRY(product_launch(trial->context, trial->product, trial->description, &candidate->algorithm, error));
+        TRY(gemm_launch(trial->context, trial->gemm, trial->description, &candidate->algorithm, error));
     }
-    TRY(cuda_check(cudaEventRecord(trial->end, stream), "timing matrix products", error));
-    TRY(cuda_check(cudaEventSynchronize(trial->end), "timing matrix products", error));
-    TRY(cuda_check(cudaEventElapsedTime(&milliseconds, trial->begin, trial->end), "timing matrix products",
-                   error));
+    TRY(cuda_check(cudaEventRecord(trial->end, stream), "timing GEMMs", error));
+    TRY(cuda_check(cudaEventSynchronize(trial->end), "timing GEMMs", error));
+    TRY(cuda_check(cudaEventElapsedTime(&milliseconds, trial->begin, trial->end), "timing GEMMs", error));
     *microseconds = 1000.0f * milliseconds / (float)n_runs;
     return STATUS_OK;
 }
@@ -211,7 +210,7 @@ static int runs_within(float microseconds, float each) {
 }
 
 /* A GPU that was idle takes a while to reach its clock: run until a run is no faster than the one before. */
-static Status settle(const Trial *trial, const ProductCandidate *candidate, Error *error) {
+static Status settle(const Trial *trial, const GemmCandidate *candidate, Error *error) {
     float before = INFINITY, now = 0.0f, total = 0.0f;
     for (int i = 0; i < 100 && total < 100e3f; i++) {
         int n_runs = runs_within(500.0f, before);
@@ -224,13 +223,12 @@ static Status settle(const Trial *trial, const ProductCandidate *candidate, Erro
 }
 
 static int by_time(const void *a, const void *b) {
-    const ProductCandidate *x = (const ProductCandidate *)a, *y = (const ProductCandidate *)b;
+    const GemmCandidate *x = (const GemmCandidate *)a, *y = (const GemmCandidate *)b;
     return x->microseconds < y->microseconds ? -1 : x->microseconds > y->microseconds ? 1 : x->rank - y->rank;
 }
 
 /* All once (a kernel that the library then refuses to launch is out), then the fastest in turns. */
-static Status time_candidates(const Trial *trial, ProductCandidate *candidate, int n_candidates,
-                              Error *error) {
+static Status time_candidates(const Trial *trial, GemmCandidate *candidate, int n_candidates, Error *error) {
     enum { FINALISTS = 6, ROUNDS = 3 };
     for (int i = 0; i < n_candidates; i++) {
         Error refused = {STATUS_OK, ""};
@@ -254,20 +252,19 @@ static Status time_candidates(const Trial *trial, ProductCandidate *candidate, i
     return STATUS_OK;
 }
 
-static Status survey(const Trial *trial, ProductCandidate *candidate, int n_candidates, Error *error) {
+static Status survey(const Trial *trial, GemmCandidate *candidate, int n_candidates, Error *error) {
     TRY(settle(trial, &candidate[0], error));
     TRY(time_candidates(trial, candidate, n_candidates, error));
     for (int i = 0; i < n_candidates && candidate[i].microseconds < INFINITY; i++) {
-        TRY(hash_result(trial->context, trial->product, trial->description, &candidate[i], error));
+        TRY(hash_result(trial->context, trial->gemm, trial->description, &candidate[i], error));
         if (candidate[i].rank == 0) break; /* what is slower than the first proposal is of no interest */
     }
     return STATUS_OK;
 }
 
-extern "C" Status product_survey(CudaContext *context, const Product *product,
-                                 const ProductDescription *description, ProductCandidate *candidate,
-                                 int n_candidates, Error *error) {
-    Trial trial = {context, product, description, NULL, NULL};
+extern "C" Status gemm_survey(CudaContext *context, const Gemm *gemm, const GemmDescription *description,
+                              GemmCandidate *candidate, int n_candidates, Error *error) {
+    Trial trial = {context, gemm, description, NULL, NULL};
     if (!n_candidates) return STATUS_OK;
     Status status = cuda_check(cudaEventCreate(&trial.begin), "making an event", error);
     if (status == STATUS_OK) status = cuda_check(cudaEventCreate(&trial.end), "making an event", error);
@@ -279,8 +276,8 @@ extern "C" Status product_survey(CudaContext *context, const Product *product,
 
 /* ---- the choice ---- */
 
-/* Memory to try a product on that adds to its own result. False without memory: then nothing is timed. */
-static bool trial_memory(const CudaContext *context, Product *trial, void **memory) {
+/* Memory to try a GEMM on that adds to its own result. False without memory: then nothing is timed. */
+static bool trial_memory(const CudaContext *context, Gemm *trial, void **memory) {
     *memory = NULL;
     if (!trial->addend || trial->addend != trial->c) return true;
     int64_t stride = trial->c_stride ? trial->c_stride : trial->columns;
@@ -296,15 +293,14 @@ static bool trial_memory(const CudaContext *context, Product *trial, void **memo
     return true;
 }
 
-extern "C" Status product_choose(CudaContext *context, const Product *product,
-                                 const ProductDescription *description, ProductCandidate *choice,
-                                 Error *error) {
-    ProductCandidate candidate[PRODUCT_CANDIDATES];
-    Product trial = *product;
+extern "C" Status gemm_choose(CudaContext *context, const Gemm *gemm, const GemmDescription *description,
+                              GemmCandidate *choice, Error *error) {
+    GemmCandidate candidate[GEMM_CANDIDATES];
+    Gemm trial = *gemm;
     void *memory;
-    int n = product_candidates(context, product, description, candidate, PRODUCT_CANDIDATES);
+    int n = gemm_candidates(context, gemm, description, candidate, GEMM_CANDIDATES);
     if (n < 2 || !trial_memory(context, &trial, &memory)) return STATUS_OK;
-    Status status = product_survey(context, &trial, description, candidate, n, error);
+    Status status = gemm_survey(context, &trial, description, candidate, n, error);
     cudaFree(memory);
     TRY(status);
     int first = 0;

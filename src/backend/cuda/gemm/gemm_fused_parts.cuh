@@ -1,5 +1,5 @@
-/* The pieces of gemm_fused_sm90.cu: what a thread block has in shared memory, and the instructions of compute capability
- * 9.0 that copy boxes of matrices and multiply them.
+/* The pieces of gemm_fused_sm90.cu: what a thread block has in shared memory, and the instructions of compute
+ * capability 9.0 that copy boxes of matrices (TMA) and multiply them (wgmma).
  *
  * wgmma.cuh says how boxes lie in shared memory. */
 #ifndef PGPT_BACKEND_CUDA_GEMM_GEMM_FUSED_PARTS_CUH
@@ -11,14 +11,14 @@
 #include <cuda.h>
 
 enum {
-    TILE = 64,   /* rows of c that a group of warps makes at a time */
+    TILE = 64,   /* rows of c that a warpgroup makes at a time */
     PANEL = 192, /* columns of c that a block has */
     SORTED = 32, /* columns among which the tensor cores' order is another than memory's */
     TERMS = 64,  /* of the sums, in a box: 128 bytes */
     MOST_STEPS = FUSED_MOST_INNER / TERMS,
     GROUPS = 2,                                        /* that multiply in turns */
     GROUP_WARPS = 4,                                   /* as the hardware has it */
-    FUSED_THREADS = (GROUPS + 1) * GROUP_WARPS * WARP, /* two warps of the last group order copies */
+    FUSED_THREADS = (GROUPS + 1) * GROUP_WARPS * WARP, /* two warps of the last group load by TMA */
     WARP_ROWS = TILE / GROUP_WARPS,
     SUMS = TILE * PANEL / (GROUP_WARPS * WARP), /* of a thread */
     VECTORS = SUMS / VECTOR,                    /* that a thread stores: two rows of every SORTED columns */
@@ -29,7 +29,7 @@ enum {
     CHUNK_BYTES = TILE * CHUNK * 2,
 };
 
-/* What the product ends in. */
+/* The epilogue. */
 enum Mode { MODE_PLAIN, MODE_GELU, MODE_SLOPE };
 
 /* x (rows,inner), weight (columns,inner) or for the slope (inner,columns), before and y (rows,columns). */
@@ -42,8 +42,8 @@ typedef struct {
     float *partial; /* (n_parts,columns), or NULL */
 } FusedCall;
 
-/* With the slope there are fewer boxes of a, and chunks of `before` (rows of 64 bytes, see tma_descriptor.h) in their stead; where
- * they were, the sums of columns are added up in the end. */
+/* With the slope there are fewer boxes of a, and chunks of `before` (rows of 64 bytes, see tma_descriptor.h)
+ * in their stead; where they were, the sums of columns are added up in the end. */
 template <int MODE> struct FusedShared {
     enum { STAGES = MODE == MODE_SLOPE ? 6 : 9, PLACES = MODE == MODE_SLOPE ? 4 : 1 };
     alignas(1024) char weight[MOST_STEPS][PANEL_BYTES];
@@ -65,14 +65,15 @@ extern __shared__ __align__(1024) char fused_shared[];
 
 /* ---- boxes ---- */
 
-DEVICE void order_box(void *to, const CUtensorMap *map, int column, int row, uint64_t *barrier) {
+DEVICE void tma_load_box(void *to, const CUtensorMap *map, int column, int row, uint64_t *barrier) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
                  "[%0], [%1, {%2, %3}], [%4];" ::"r"(shared_address(to)),
                  "l"(map), "r"(column), "r"(row), "r"(shared_address(barrier))
                  : "memory");
 }
-/* Of a map whose dimensions are terms, the columns of a pair, the 8s and the pairs of an 8: 32 columns by 64 terms. */
-DEVICE void order_sorted_box(void *to, const CUtensorMap *map, int term, int column, uint64_t *barrier) {
+/* Of a map whose dimensions are terms, the columns of a pair, the 8s and the pairs of an 8: 32 columns by 64
+ * terms. */
+DEVICE void tma_load_sorted_box(void *to, const CUtensorMap *map, int term, int column, uint64_t *barrier) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
                  "[%0], [%1, {%2, %5, %3, %5}], [%4];" ::"r"(shared_address(to)),
                  "l"(map), "r"(term), "r"(column / VECTOR), "r"(shared_address(barrier)), "r"(0)
@@ -85,7 +86,7 @@ DEVICE void store_vector(void *to, const unsigned word[4], bool is_there) {
         "r"(word[0]), "r"(word[1]), "r"(word[2]), "r"(word[3]), "r"((int)is_there));
 }
 
-/* ---- products ---- */
+/* ---- GEMMs ---- */
 
 /* The sums are not touched before this point, or after it, as the compiler sees it. */
 DEVICE void hold(float sum[SUMS]) {
@@ -113,8 +114,9 @@ DEVICE void hold(float sum[SUMS]) {
                            EIGHT(56), EIGHT(64), EIGHT(72), EIGHT(80), EIGHT(88)                             \
                          : "r"(a), "r"(b), "r"(add), "n"((int)ROWS_OF_128), "n"(TURNED ? 1 : 0));            \
         }
-/* 64 rows by 16 terms by 192 columns; add 0: in place of the sums. Thread t of the group has of row t/32·16 + t%32/4 and
- * the one 8 below it columns t%4·2 and the next of every 8: sum[4j], sum[4j+1] and sum[4j+2], sum[4j+3] of the j-th 8. */
+/* 64 rows by 16 terms by 192 columns; add 0: in place of the sums. Thread t of the group has of row t/32·16 +
+ * t%32/4 and the one 8 below it columns t%4·2 and the next of every 8: sum[4j], sum[4j+1] and sum[4j+2],
+ * sum[4j+3] of the j-th 8. */
 MULTIPLY_STEP(bf16, "bf16.bf16")
 MULTIPLY_STEP(f16, "f16.f16")
 #    undef MULTIPLY_STEP

@@ -1,7 +1,9 @@
-/* Products without cuBLASLt, for whoever leaves it out (PGPT_WITHOUT=cublas): to find out whether a result is the library's
- * doing, or for tools that cannot look into its kernels. Right, and slow: a thread a sum, no memory shared by threads.
+/* GEMMs without cuBLASLt, for whoever leaves it out (PGPT_WITHOUT=cublas): to find out whether a result is
+ * the library's doing, or for tools that cannot look into its kernels. Right, and slow: a thread a sum, no
+ * memory shared by threads.
  *
- * Floor: 2·rows·columns·inner FLOPs over the rate without tensor cores. It is far from that: every term is loaded anew. */
+ * Floor: 2·rows·columns·inner FLOPs over the rate without tensor cores. It is far from that: every term is
+ * loaded anew. */
 #include "backend/cuda/gemm/gemm.h"
 #include "backend/cuda/runtime/device.cuh"
 
@@ -49,8 +51,8 @@ static Factor factor(const void *data, DType dtype, int64_t stride, int64_t leng
     return f;
 }
 
-extern "C" Status cuda_product_plain(const CudaContext *context, const Product *p, Error *error) {
-    if (p->finish != FINISH_NONE) return error_failed(error, "a plain product has no finish");
+extern "C" Status cuda_gemm_plain(const CudaContext *context, const Gemm *p, Error *error) {
+    if (p->epilogue != EPILOGUE_NONE) return error_failed(error, "a plain GEMM has no epilogue");
     PlainCall call = {};
     call.a = factor(p->a, p->a_type, p->a_stride, p->transpose_a ? p->rows : p->inner, !p->transpose_a);
     call.b = factor(p->b, p->b_type, p->b_stride, p->transpose_b ? p->inner : p->columns, p->transpose_b);
@@ -60,5 +62,5 @@ extern "C" Status cuda_product_plain(const CudaContext *context, const Product *
     call.stride = p->c_stride ? p->c_stride : p->columns;
     plain_kernel<<<blocks_for(p->rows * p->columns, PLAIN_THREADS), PLAIN_THREADS, 0, context->stream>>>(
         call);
-    return cuda_launched("matrix product", error);
+    return cuda_launched("GEMM", error);
 }

@@ -1,19 +1,20 @@
-/* A product with a few rows reads every weight once and does next to nothing with it.
+/* A skinny GEMM, of a few rows, reads every weight once and does next to nothing with it.
  *
- * Floor: the bytes of the weights over the read bandwidth. What counts is that enough of them are under way at any
- * moment: a layer's weights are read in a microsecond or two, as long as a single access to memory takes.
+ * Floor: the bytes of the weights over the read bandwidth. What counts is that enough of them are under way
+ * at any moment: a layer's weights are read in a microsecond or two, as long as a single access to memory
+ * takes.
  *
- * The tensor cores multiply 16 rows of x by 8 outputs as easily as one by one, so one kernel serves 1 to 16 rows. A
- * thread loads 8 consecutive weights of one output, 16 bytes, and the 8 elements of x that they meet; which place they
- * take in the tensor core's order of terms does not matter, as long as both take the same one. Of the 32 threads of a
- * warp, four (t = 0..3) have 32 terms of output g and of rows g and g + 8.
+ * The tensor cores multiply 16 rows of x by 8 outputs as easily as one by one, so one kernel serves 1 to 16
+ * rows. A thread loads 8 consecutive weights of one output, 16 bytes, and the 8 elements of x that they meet;
+ * which place they take in the tensor core's order of terms does not matter, as long as both take the same
+ * one. Of the 32 threads of a warp, four (t = 0..3) have 32 terms of output g and of rows g and g + 8.
  *
- * A block has one or two groups of 8 outputs. Its warps share the terms of the sums, 64 at a time in turn, with the next
- * ones on their way in registers, and add up what they got in a fixed order, which depends on the shape of the weights
- * but not on the number of rows.
+ * A block has one or two groups of 8 outputs. Its warps share the terms of the sums, 64 at a time in turn,
+ * with the next ones on their way in registers, and add up what they got in a fixed order, which depends on
+ * the shape of the weights but not on the number of rows.
  *
- * Weights that nobody changes need not wait for what runs before in the stream: on GPUs that can start a kernel before
- * its predecessor has ended, the first of them are loaded while that one comes to its end. */
+ * Weights that nobody changes need not wait for what runs before in the stream: by programmatic dependent
+ * launch (pdl.cuh) the first of them are loaded while the kernel before comes to its end. */
 #include "backend/cuda/gemm/gemm_skinny.h"
 #include "backend/cuda/ops/gelu.cuh"
 #include "backend/cuda/runtime/mma16.cuh"
@@ -27,7 +28,7 @@ typedef struct {
     bool is_wide_bias; /* f32 */
     int rows, inner;
     int64_t columns;
-} FewRowsCall;
+} GemmSkinnyCall;
 
 typedef struct {
     uint4 low, high; /* terms 8t.. and 32 + 8t.. of a part of 64 */
@@ -39,7 +40,7 @@ DEVICE uint4 no_vector(void) {
     return make_uint4(0, 0, 0, 0);
 }
 
-/* Weights are read once: they need no place in the first-level cache. */
+/* Weights are read once: they need no place in the L1 cache. */
 DEVICE uint4 load_weights(const void *p) {
     uint4 v;
     asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -62,12 +63,12 @@ template <typename T> DEVICE Part x_at(const T *row, int k, int inner, bool exis
     return part;
 }
 
-/* ---- products ---- */
+/* ---- GEMMs ---- */
 
 /* 32 terms: rows g and g + 8 of x by output g. */
 template <typename T> DEVICE void multiply32(float sum[4], uint4 x, uint4 x8, uint4 w) {
-    multiply16(sum, x.x, x8.x, x.y, x8.y, w.x, w.y, T());
-    multiply16(sum, x.z, x8.z, x.w, x8.w, w.z, w.w, T());
+    mma16(sum, x.x, x8.x, x.y, x8.y, w.x, w.y, T());
+    mma16(sum, x.z, x8.z, x.w, x8.w, w.z, w.w, T());
 }
 template <typename T> DEVICE void multiply_part(float sum[4], Part x, Part x8, Part w) {
     multiply32<T>(sum, x.low, x8.low, w.low);
@@ -76,10 +77,11 @@ template <typename T> DEVICE void multiply_part(float sum[4], Part x, Part x8, P
 
 /* ---- the end of a sum ---- */
 
-/* shared: what the warps have, (n_warps, GROUPS, FEW_ROWS, OUTPUTS). The thread has element `at` of the last three. */
+/* shared: what the warps have, (n_warps, GROUPS, SKINNY_ROWS, OUTPUTS). The thread has element `at` of the
+ * last three. */
 template <typename T, Activation KIND, int GROUPS>
-DEVICE void finish_element(const FewRowsCall &c, const float *shared, int n_warps, int at) {
-    enum { GROUP = FEW_ROWS * OUTPUTS };
+DEVICE void epilogue_element(const GemmSkinnyCall &c, const float *shared, int n_warps, int at) {
+    enum { GROUP = SKINNY_ROWS * OUTPUTS };
     int row = at % GROUP / OUTPUTS;
     int64_t output = ((int64_t)blockIdx.x * GROUPS + at / GROUP) * OUTPUTS + at % OUTPUTS;
     if (row >= c.rows || output >= c.columns) return;
@@ -100,8 +102,8 @@ DEVICE void finish_element(const FewRowsCall &c, const float *shared, int n_warp
 /* MANY: more than 8 rows. GROUPS of 8 outputs share what is loaded of x. */
 template <typename T, Activation KIND, bool MANY, int GROUPS, int WARPS>
 static __global__ void __launch_bounds__(WARPS *WARP, GROUPS == 1 ? 32 / WARPS : 3)
-    few_rows_kernel(const __grid_constant__ FewRowsCall c) {
-    __shared__ float shared[WARPS][GROUPS][FEW_ROWS][OUTPUTS];
+    gemm_skinny_kernel(const __grid_constant__ GemmSkinnyCall c) {
+    __shared__ float shared[WARPS][GROUPS][SKINNY_ROWS][OUTPUTS];
     int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP, g = lane / 4, t = lane % 4;
     int64_t first = (int64_t)blockIdx.x * GROUPS * OUTPUTS + g;
     enum { STEP = WARPS * TERMS };
@@ -139,16 +141,16 @@ static __global__ void __launch_bounds__(WARPS *WARP, GROUPS == 1 ? 32 / WARPS :
         if (MANY) mine8[0] = sum[j][2], mine8[1] = sum[j][3];
     }
     __syncthreads();
-    for (int at = (int)threadIdx.x; at < GROUPS * FEW_ROWS * OUTPUTS; at += WARPS * WARP)
-        finish_element<T, KIND, GROUPS>(c, &shared[0][0][0][0], WARPS, at);
+    for (int at = (int)threadIdx.x; at < GROUPS * SKINNY_ROWS * OUTPUTS; at += WARPS * WARP)
+        epilogue_element<T, KIND, GROUPS>(c, &shared[0][0][0][0], WARPS, at);
 }
 
 /* ---- on the host's side ---- */
 
-extern "C" bool cuda_few_rows_fit(const FewRows *p) {
+extern "C" bool cuda_gemm_skinny_fits(const GemmSkinny *p) {
     bool is_16_bit = p->dtype == DTYPE_BF16 || p->dtype == DTYPE_F16;
     return is_16_bit && (!p->bias || p->bias_type == p->dtype || p->bias_type == DTYPE_F32) && p->rows > 0 &&
-           p->rows <= FEW_ROWS && p->columns > 0 && p->inner > 0 && p->inner < 1 << 30 &&
+           p->rows <= SKINNY_ROWS && p->columns > 0 && p->inner > 0 && p->inner < 1 << 30 &&
            p->inner % VECTOR == 0 && is_aligned(p->x) && is_aligned(p->weight);
 }
 
@@ -156,9 +158,10 @@ typedef struct {
     int groups, warps;
 } BlockShape;
 
-/* Two groups a block where that leaves two blocks to each multiprocessor. More than the fewest warps where those would
- * leave it with little under way, as long as there is something for them. The rows must have no say in it. */
-static BlockShape block_shape(const CudaContext *context, const FewRows *p) {
+/* Two groups a block where that leaves two blocks to each multiprocessor. More than the fewest warps where
+ * those would leave it with little under way, as long as there is something for them. The rows must have no
+ * say in it. */
+static BlockShape block_shape(const CudaContext *context, const GemmSkinny *p) {
     int64_t parts = (p->inner + TERMS - 1) / TERMS, groups = (p->columns + OUTPUTS - 1) / OUTPUTS;
     BlockShape shape = {1, FEWEST_WARPS};
     if (groups >= 4 * context->n_processors) {
@@ -173,28 +176,28 @@ static BlockShape block_shape(const CudaContext *context, const FewRows *p) {
 }
 
 typedef struct {
-    const FewRows *product;
-    FewRowsCall call;
+    const GemmSkinny *gemm;
+    GemmSkinnyCall call;
     BlockShape shape;
     cudaLaunchConfig_t config;
 } Start;
 
 template <typename T, Activation KIND, bool MANY> static cudaError_t start_shape(const Start *s) {
     if (s->shape.groups == 2)
-        return cudaLaunchKernelEx(&s->config, few_rows_kernel<T, KIND, MANY, 2, 4>, s->call);
+        return cudaLaunchKernelEx(&s->config, gemm_skinny_kernel<T, KIND, MANY, 2, 4>, s->call);
     if (s->shape.warps == 4)
-        return cudaLaunchKernelEx(&s->config, few_rows_kernel<T, KIND, MANY, 1, 4>, s->call);
+        return cudaLaunchKernelEx(&s->config, gemm_skinny_kernel<T, KIND, MANY, 1, 4>, s->call);
     if (s->shape.warps == 8)
-        return cudaLaunchKernelEx(&s->config, few_rows_kernel<T, KIND, MANY, 1, 8>, s->call);
-    return cudaLaunchKernelEx(&s->config, few_rows_kernel<T, KIND, MANY, 1, 16>, s->call);
+        return cudaLaunchKernelEx(&s->config, gemm_skinny_kernel<T, KIND, MANY, 1, 8>, s->call);
+    return cudaLaunchKernelEx(&s->config, gemm_skinny_kernel<T, KIND, MANY, 1, 16>, s->call);
 }
 
 template <typename T, Activation KIND> static cudaError_t start_rows(const Start *s) {
-    return s->product->rows > 8 ? start_shape<T, KIND, true>(s) : start_shape<T, KIND, false>(s);
+    return s->gemm->rows > 8 ? start_shape<T, KIND, true>(s) : start_shape<T, KIND, false>(s);
 }
 
 template <typename T> static cudaError_t start(const Start *s) {
-    switch (s->product->activation) {
+    switch (s->gemm->activation) {
     case ACTIVATION_GELU_TANH: return start_rows<T, ACTIVATION_GELU_TANH>(s);
     case ACTIVATION_GELU_ERF: return start_rows<T, ACTIVATION_GELU_ERF>(s);
     case ACTIVATION_NONE: break;
@@ -202,10 +205,10 @@ template <typename T> static cudaError_t start(const Start *s) {
     return start_rows<T, ACTIVATION_NONE>(s);
 }
 
-extern "C" Status cuda_few_rows(const CudaContext *context, const FewRows *p, Error *error) {
-    cudaLaunchAttribute early = {};
+extern "C" Status cuda_gemm_skinny(const CudaContext *context, const GemmSkinny *p, Error *error) {
+    cudaLaunchAttribute pdl = {};
     Start s = {};
-    s.product = p;
+    s.gemm = p;
     s.call.x = p->x;
     s.call.weight = p->weight;
     s.call.residual = p->residual;
@@ -220,7 +223,8 @@ extern "C" Status cuda_few_rows(const CudaContext *context, const FewRows *p, Er
     s.config.gridDim = dim3(blocks_for(p->columns, s.shape.groups * OUTPUTS));
     s.config.blockDim = dim3((unsigned)(s.shape.warps * WARP));
     s.config.stream = context->stream;
-    s.config.attrs = &early;
-    s.config.numAttrs = p->may_start_early ? early_attribute(&early, context->stream) : 0;
-    return cuda_check(p->dtype == DTYPE_BF16 ? start<bf16>(&s) : start<f16>(&s), "linear (few rows)", error);
+    s.config.attrs = &pdl;
+    s.config.numAttrs = p->may_use_pdl ? pdl_attribute(&pdl, context->stream) : 0;
+    return cuda_check(p->dtype == DTYPE_BF16 ? start<bf16>(&s) : start<f16>(&s), "linear (skinny GEMM)",
+                      error);
 }

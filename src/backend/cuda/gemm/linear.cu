@@ -1,18 +1,21 @@
-/* linear: the three products of a linear layer (gemm.h), and what goes with them.
+/* linear: the three GEMMs of a linear layer (gemm.h), and what goes with them.
  *
- * Floor: 2·N·Ci·Co FLOPs over the matrix rate for each product; for a few rows (gemm_skinny.h) the bytes of the weight over
- * the copy bandwidth.
+ * Floor: 2·N·Ci·Co FLOPs over the matrix rate for each GEMM; for a few rows (gemm_skinny.h) the bytes of the
+ * weight over the copy bandwidth.
  *
- * What the library can do before it stores a product costs little there: the bias; the residual, which it takes as the
- * matrix that the product is added to; gelu by tanh, which stores the value before it as well, and its slope, which reads
- * that value again. Otherwise there is one pass over y, 4 to 10 bytes an element in 16 bits. Gelu by the library is taken
- * for 16-bit types only (nothing is known about the precision of its tanh), and from compute capability 9 on (before that it
- * is slower than a pass of its own). Its slope has older kernels only, which win where a sum has many terms: on the H200
- * 1.4 of 58 ms of the backward of 124M, and with 384 terms they lose as much as the pass takes. Of few terms and many
- * rows both are product_fused's, and so are products with nothing but a bias. Whoever multiplies by the slope, product_fused
- * or the pass, has every element in registers, and sums its columns on the way where they are wanted (graph/sums.h). What is
- * left of the gradients of biases is a pass over dy (reduce.cu): on the H200 the library's way, beside the product of the
- * weight's gradient, takes as long as both one after the other or up to 13 % longer. */
+ * What the library can do in its epilogue costs little: the bias; the residual, which it takes as the matrix
+ * that the GEMM is added to; gelu by tanh, which stores the value before it as well, and its slope, which
+ * reads that value again. Otherwise there is one pass over y, 4 to 10 bytes an element in 16 bits. Gelu by
+ * the library is taken for 16-bit types only (nothing is known about the precision of its tanh), and from
+ * compute capability 9 on (before that it is slower than a pass of its own). Its slope has older kernels
+ * only, which win where a sum has many terms: on the H200 1.4 of 58 ms of the backward of 124M, and with 384
+ * terms they lose as much as the pass takes. Of few terms and many rows both are gemm_fused's, and so are
+ * GEMMs with nothing but a bias.
+ *
+ * Whoever multiplies by the slope, gemm_fused or the pass, has every element in registers, and sums its
+ * columns on the way where they are wanted (graph/sums.h). What is left of the gradients of biases is a pass
+ * over dy (reduce.cu): on the H200 the library's way, beside the GEMM of the weight's gradient, takes as long
+ * as both one after the other or up to 13 % longer. */
 #include "backend/cuda/gemm/gemm_fused.h"
 #include "backend/cuda/gemm/gemm_skinny.h"
 #include "backend/cuda/ops/gelu.cuh"
@@ -25,16 +28,16 @@ enum {
 
 /* ---- forward: y (N,Co) = activation(x (N,Ci) · Wᵀ + b) + residual ---- */
 
-/* The pass over y, for what the library has not done. product, residual, before and y may be the same memory. */
+/* The pass over y, for what the library has not done. GEMM, residual, before and y may be the same memory. */
 template <typename T, Activation KIND>
-static __global__ void finish_kernel(const T *product, Memory bias, const T *residual, T *before, T *y,
-                                     int64_t rows, int64_t columns, int64_t vectors, bool aligned) {
+static __global__ void epilogue_kernel(const T *gemm, Memory bias, const T *residual, T *before, T *y,
+                                       int64_t rows, int64_t columns, int64_t vectors, bool aligned) {
     int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x, row = i / vectors,
             c = (i - row * vectors) * VECTOR;
     if (row >= rows) return;
     int64_t at = row * columns + c, n = columns - c;
     float v[VECTOR], b[VECTOR] = {0}, r[VECTOR] = {0};
-    load8(product + at, n, aligned, v);
+    load8(gemm + at, n, aligned, v);
     if (bias.data) load8(bias, c, n, b);
     if (residual) load8(residual + at, n, aligned, r);
 #pragma unroll
@@ -46,34 +49,34 @@ static __global__ void finish_kernel(const T *product, Memory bias, const T *res
 }
 
 typedef struct {
-    const void *product;
-    const void *bias, *residual; /* NULL: none, or already in the product */
+    const void *gemm;
+    const void *bias, *residual; /* NULL: none, or already in the GEMM */
     void *before;                /* NULL: nobody wants it */
-} Finish;
+} EpilogueCall;
 
-static Status finish(const KernelCall *call, const Finish *f, Error *error) {
+static Status epilogue(const KernelCall *call, const EpilogueCall *f, Error *error) {
     const LinearAttributes *a = (const LinearAttributes *)call->node->attributes;
     const Tensor *y = call->node->output[0];
     int64_t rows = shape_rows(y->shape), columns = shape_columns(y->shape), vectors = vectors_for(columns);
-    bool aligned = rows_aligned(f->product, columns) && is_aligned(f->residual) && is_aligned(f->before) &&
+    bool aligned = rows_aligned(f->gemm, columns) && is_aligned(f->residual) && is_aligned(f->before) &&
                    is_aligned(call->out[0]);
     Memory bias = memory_of((void *)f->bias, call->node->input[2], columns);
     unsigned blocks = blocks_for(rows * vectors, THREADS);
-#define FINISH(KIND)                                                                                         \
-    finish_kernel<T, KIND><<<blocks, THREADS, 0, cuda_context(call)->stream>>>(                              \
-        (const T *)f->product, bias, (const T *)f->residual, (T *)f->before, (T *)call->out[0], rows,        \
-        columns, vectors, aligned)
+#define EPILOGUE(KIND)                                                                                       \
+    epilogue_kernel<T, KIND><<<blocks, THREADS, 0, cuda_context(call)->stream>>>(                            \
+        (const T *)f->gemm, bias, (const T *)f->residual, (T *)f->before, (T *)call->out[0], rows, columns,  \
+        vectors, aligned)
     FOR_TYPE(y, T, {
-        if (a->activation == ACTIVATION_GELU_TANH) FINISH(ACTIVATION_GELU_TANH);
-        else if (a->activation == ACTIVATION_GELU_ERF) FINISH(ACTIVATION_GELU_ERF);
-        else FINISH(ACTIVATION_NONE);
+        if (a->activation == ACTIVATION_GELU_TANH) EPILOGUE(ACTIVATION_GELU_TANH);
+        else if (a->activation == ACTIVATION_GELU_ERF) EPILOGUE(ACTIVATION_GELU_ERF);
+        else EPILOGUE(ACTIVATION_NONE);
     });
     return cuda_launched("linear (bias, activation, residual)", error);
 }
 
-static Product forward_product(const KernelCall *call) {
+static Gemm forward_gemm(const KernelCall *call) {
     const Node *node = call->node;
-    Product p = {};
+    Gemm p = {};
     p.rows = shape_rows(node->input[0]->shape);
     p.columns = node->input[1]->shape.dim[0];
     p.inner = node->input[1]->shape.dim[1];
@@ -87,54 +90,54 @@ static Product forward_product(const KernelCall *call) {
     if (call->in[2]) {
         p.vector = call->in[2];
         p.vector_type = node->input[2]->dtype;
-        p.finish = FINISH_BIAS;
+        p.epilogue = EPILOGUE_BIAS;
     }
     return p;
 }
 
-/* Without an activation: the residual is what the product is added to. */
+/* Without an activation: the residual is what the GEMM is added to. */
 static Status forward_plain(const KernelCall *call, Error *error) {
     CudaContext *context = cuda_context(call);
-    Product p = forward_product(call);
+    Gemm p = forward_gemm(call);
     p.addend = call->in[3];
-    if (cuda_product_fused_fits(context, &p)) return cuda_product_fused(context, &p, NULL, error);
-    if (p.finish == FINISH_NONE || cuda_product_exists(context, &p)) return cuda_product(context, &p, error);
-    p.finish = FINISH_NONE;
-    TRY(cuda_product(context, &p, error));
-    Finish f = {p.c, call->in[2], NULL, NULL};
-    return finish(call, &f, error);
+    if (cuda_gemm_fused_fits(context, &p)) return cuda_gemm_fused(context, &p, NULL, error);
+    if (p.epilogue == EPILOGUE_NONE || cuda_gemm_exists(context, &p)) return cuda_gemm(context, &p, error);
+    p.epilogue = EPILOGUE_NONE;
+    TRY(cuda_gemm(context, &p, error));
+    EpilogueCall f = {p.c, call->in[2], NULL, NULL};
+    return epilogue(call, &f, error);
 }
 
 /* Makes it one that ends in gelu, if that is what is wanted and of a kind that can be. */
-static bool with_gelu(const KernelCall *call, Product *p) {
+static bool with_gelu(const KernelCall *call, Gemm *p) {
     const LinearAttributes *a = (const LinearAttributes *)call->node->attributes;
     if (a->activation != ACTIVATION_GELU_TANH || p->c_type == DTYPE_F32 || call->in[3] ||
         cuda_context(call)->properties.major < 9) {
         return false;
     }
-    p->finish = p->finish == FINISH_BIAS ? FINISH_BIAS_GELU : FINISH_GELU;
+    p->epilogue = p->epilogue == EPILOGUE_BIAS ? EPILOGUE_BIAS_GELU : EPILOGUE_GELU;
     p->before = call->out[1];
     return true;
 }
 
-/* With one: by our kernel or the library's, or a plain product that is kept where the value before goes, and a pass over
- * it. */
+/* With one: by our kernel or the library's, or a plain GEMM that is kept where the value before goes, and a
+ * pass over it. */
 static Status forward_activated(const KernelCall *call, Error *error) {
     CudaContext *context = cuda_context(call);
-    Product p = forward_product(call), ended = p;
+    Gemm p = forward_gemm(call), ended = p;
     if (with_gelu(call, &ended)) {
-        if (cuda_product_fused_fits(context, &ended)) return cuda_product_fused(context, &ended, NULL, error);
-        if (cuda_product_exists(context, &ended)) return cuda_product(context, &ended, error);
+        if (cuda_gemm_fused_fits(context, &ended)) return cuda_gemm_fused(context, &ended, NULL, error);
+        if (cuda_gemm_exists(context, &ended)) return cuda_gemm(context, &ended, error);
     }
-    p.finish = FINISH_NONE;
+    p.epilogue = EPILOGUE_NONE;
     if (call->out[1]) p.c = call->out[1];
     else if (call->in[3]) p.c = call->scratch;
-    TRY(cuda_product(context, &p, error));
-    Finish f = {p.c, call->in[2], call->in[3], call->out[1]};
-    return finish(call, &f, error);
+    TRY(cuda_gemm(context, &p, error));
+    EpilogueCall f = {p.c, call->in[2], call->in[3], call->out[1]};
+    return epilogue(call, &f, error);
 }
 
-static bool few_rows(const KernelCall *call, FewRows *f) {
+static bool gemm_skinny(const KernelCall *call, GemmSkinny *f) {
     const Node *node = call->node;
     f->x = call->in[0];
     f->weight = call->in[1];
@@ -148,12 +151,12 @@ static bool few_rows(const KernelCall *call, FewRows *f) {
     f->columns = node->input[1]->shape.dim[0];
     f->inner = node->input[1]->shape.dim[1];
     f->activation = ((const LinearAttributes *)node->attributes)->activation;
-    f->may_start_early = !node->input[1]->needs_gradient; /* a program that only reads its weights */
-    return cuda_few_rows_fit(f) && same_types(node->input[0], node->output[0]) &&
+    f->may_use_pdl = !node->input[1]->needs_gradient; /* a program that only reads its weights */
+    return cuda_gemm_skinny_fits(f) && same_types(node->input[0], node->output[0]) &&
            same_types(node->input[1], node->output[0]);
 }
 
-/* Only if the residual may lie where y goes and there is no other place for the product meanwhile. */
+/* Only if the residual may lie where y goes and there is no other place for the GEMM meanwhile. */
 extern "C" size_t cuda_linear_scratch(CudaContext *context, const Node *node) {
     (void)context;
     const LinearAttributes *a = (const LinearAttributes *)node->attributes;
@@ -168,15 +171,15 @@ extern "C" Status cuda_linear(const KernelCall *call, Error *error) {
         return cuda_unsupported(call, y, error);
     }
     if (!tensor_count(y)) return STATUS_OK;
-    FewRows few = {};
-    if (few_rows(call, &few)) return cuda_few_rows(cuda_context(call), &few, error);
+    GemmSkinny few = {};
+    if (gemm_skinny(call, &few)) return cuda_gemm_skinny(cuda_context(call), &few, error);
     return a->activation == ACTIVATION_NONE ? forward_plain(call, error) : forward_activated(call, error);
 }
 
 /* ---- dx (N,Ci) = dy (N,Co) · W (Co,Ci), times the slope of an activation ---- */
 
-/* A product that is multiplied by a slope and then added to something is made apart, before what the sums of its columns
- * need. */
+/* A GEMM that is multiplied by a slope and then added to something is made apart, before what the sums of its
+ * columns need. */
 static size_t bytes_apart(const Node *node) {
     if (!node->input[2] || node->write[0] == WRITE_FRESH) return 0;
     return (tensor_bytes(node->output[0]) + 63) / 64 * 64;
@@ -197,13 +200,13 @@ static bool is_slope_for_library(const CudaContext *context, const Node *node) {
 }
 
 /* Makes it one that ends in the slope, if that is what is wanted and of a kind that can be. */
-static bool with_slope(const KernelCall *call, Product *p) {
+static bool with_slope(const KernelCall *call, Gemm *p) {
     const LinearAttributes *a = (const LinearAttributes *)call->node->attributes;
     if (a->activation != ACTIVATION_GELU_TANH || p->c_type == DTYPE_F32 || call->add[0] ||
         cuda_context(call)->properties.major < 9) {
         return false;
     }
-    p->finish = FINISH_SLOPE;
+    p->epilogue = EPILOGUE_DGELU;
     p->before = (void *)call->in[2];
     return true;
 }
@@ -214,22 +217,23 @@ extern "C" bool cuda_linear_input_gradient_sums(const CudaContext *context, cons
 }
 
 /* The scratch is that of cuda_reduce_columns, which cuts rows into no fewer parts. */
-static Status fused_input_gradient(CudaContext *context, const Product *p, const SumOutput *sums,
-                                   void *scratch, bool *is_summed, Error *error) {
-    int64_t n_partials = cuda_product_fused_partials(context, p);
+static Status fused_input_gradient(CudaContext *context, const Gemm *p, const SumOutput *sums, void *scratch,
+                                   bool *is_summed, Error *error) {
+    int64_t n_partials = cuda_gemm_fused_partials(context, p);
     *is_summed = sums->data && n_partials <= cuda_reduce_columns_parts(context, p->rows, p->columns);
     float *partial = *is_summed ? (float *)scratch : NULL;
-    TRY(cuda_product_fused(context, p, partial, error));
+    TRY(cuda_gemm_fused(context, p, partial, error));
     return *is_summed ? cuda_reduce_partials(context, partial, n_partials, p->columns, 1, sums, error)
                       : STATUS_OK;
 }
 
-/* dx, and how the sums of its columns come, if they are wanted: *is_summed, whoever made dx has made them as well. */
+/* dx, and how the sums of its columns come, if they are wanted: *is_summed, whoever made dx has made them as
+ * well. */
 static Status make_input_gradient(const KernelCall *call, const SumOutput *sums, void *sums_scratch,
                                   bool *is_summed, Error *error) {
     const Tensor *dy = call->node->input[0], *weight = call->node->input[1], *dx = call->node->output[0];
     CudaContext *context = cuda_context(call);
-    Product p = {};
+    Gemm p = {};
     p.rows = shape_rows(dy->shape);
     p.columns = weight->shape.dim[1];
     p.inner = weight->shape.dim[0];
@@ -241,18 +245,18 @@ static Status make_input_gradient(const KernelCall *call, const SumOutput *sums,
     p.c = call->out[0];
     if (!call->in[2]) {
         p.addend = call->add[0] ? p.c : NULL;
-        return cuda_product(context, &p, error);
+        return cuda_gemm(context, &p, error);
     }
     if (!same_types(dx, call->node->input[2])) return cuda_unsupported(call, dx, error);
-    Product ended = p;
+    Gemm ended = p;
     if (with_slope(call, &ended)) {
-        if (cuda_product_fused_fits(context, &ended))
+        if (cuda_gemm_fused_fits(context, &ended))
             return fused_input_gradient(context, &ended, sums, sums_scratch, is_summed, error);
-        if (is_slope_for_library(context, call->node) && cuda_product_exists(context, &ended))
-            return cuda_product(context, &ended, error);
+        if (is_slope_for_library(context, call->node) && cuda_gemm_exists(context, &ended))
+            return cuda_gemm(context, &ended, error);
     }
     if (call->add[0]) p.c = call->scratch;
-    TRY(cuda_product(context, &p, error));
+    TRY(cuda_gemm(context, &p, error));
     *is_summed =
         sums->data && rows_aligned(p.c, p.columns) && is_aligned(call->in[2]) && is_aligned(call->out[0]);
     return *is_summed ? cuda_gelu_slope_summed(call, p.c, call->in[2], call->out[0], call->add[0], sums,
@@ -284,7 +288,7 @@ extern "C" Status cuda_linear_weight_gradient(const KernelCall *call, Error *err
     const Tensor *dweight = call->node->output[0], *dbias = call->node->output[1];
     int64_t rows = shape_rows(dy->shape), outputs = shape_columns(dy->shape);
     if (call->out[0]) {
-        Product p = {};
+        Gemm p = {};
         p.rows = outputs;
         p.columns = shape_columns(x->shape);
         p.inner = rows;
@@ -296,7 +300,7 @@ extern "C" Status cuda_linear_weight_gradient(const KernelCall *call, Error *err
         p.b = call->in[1];
         p.c = call->out[0];
         p.addend = call->add[0] ? p.c : NULL;
-        TRY(cuda_product(cuda_context(call), &p, error));
+        TRY(cuda_gemm(cuda_context(call), &p, error));
     }
     if (!call->out[1]) return STATUS_OK;
     return cuda_reduce_columns(cuda_context(call), call->in[0], dy->dtype, rows, outputs, call->out[1],

@@ -1,8 +1,8 @@
 /* layernorm and its backward; the row's work is in norm_rows.cuh.
  *
- * Floor over the copy bandwidth: x read and y written forward; dy and x read and dx written backward (2 and 3 C-wide
- * rows, 4 and 6 bytes an element in 16 bits). The variance is taken from the row in registers after its mean, not from
- * a sum of squares, so rows with a large mean keep their digits. */
+ * Floor over the copy bandwidth: x read and y written forward; dy and x read and dx written backward (2 and 3
+ * C-wide rows, 4 and 6 bytes an element in 16 bits). The variance is taken from the row in registers after
+ * its mean, not from a sum of squares, so rows with a large mean keep their digits. */
 #include "backend/cuda/norm/norm_rows.cuh"
 
 extern "C" Status cuda_layernorm(const KernelCall *call, Error *error) {

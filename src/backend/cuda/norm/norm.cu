@@ -1,5 +1,5 @@
-/* squared_norm: total = or += Σ x² (the work is in reduce.cu). clip: what to scale the gradient with, from that total;
- * one thread, whose launch is its cost. */
+/* squared_norm: total = or += Σ x² (the work is in reduce.cu). clip: what to scale the gradient with, from
+ * that total; one thread, whose launch is its cost. */
 #include "backend/cuda/kernels.h"
 
 extern "C" size_t cuda_squared_norm_scratch(CudaContext *context, const Node *node) {

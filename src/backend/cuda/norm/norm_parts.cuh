@@ -1,10 +1,10 @@
-/* What the norms of norm_rows.cuh are made of: how large blocks are, 8 elements in words, rows of floats in shared memory,
- * sums over a team, and the dropout of a branch.
+/* What the norms of norm_rows.cuh are made of: how large blocks are, 8 elements in words, rows of floats in
+ * shared memory, sums over a team, and the dropout of a branch.
  *
- * Every instruction counts here: rows of a few hundred channels in 16 bits come from the second-level cache faster than
- * they can be dealt with one element at a time. So 16-bit elements stay two in a word until they must be floats, the masks of
- * a row are drawn together, which leaves the keys of Philox's rounds to be worked out once, and the halves of vectors lie in
- * shared memory so that a warp reads them without conflicts. */
+ * Every instruction counts here: rows of a few hundred channels in 16 bits come from the L2 cache faster than
+ * they can be dealt with one element at a time. So 16-bit elements stay two in a word until they must be
+ * floats, the masks of a row are drawn together, which leaves the keys of Philox's rounds to be worked out
+ * once, and the halves of vectors lie in shared memory so that a warp reads them without conflicts. */
 #ifndef PGPT_BACKEND_CUDA_NORM_NORM_PARTS_CUH
 #define PGPT_BACKEND_CUDA_NORM_NORM_PARTS_CUH
 
@@ -48,14 +48,15 @@ typedef struct {
     Draws draws;
 } Branch;
 
-/* The first channel of vector j of this thread. A block is (threads of a team, teams). LANES: threads of a team that is in
- * one warp, 0: a team is of whole warps. */
+/* The first channel of vector j of this thread. A block is (threads of a team, teams). LANES: threads of a
+ * team that is in one warp, 0: a team is of whole warps. */
 template <int LANES> DEVICE int channel_of(int j) {
     return (j * (LANES ? LANES : (int)blockDim.x) + (int)threadIdx.x) * VECTOR;
 }
 
-/* 8 elements as they lie in memory, in words: as elements of 16 bits, the compiler would take them apart in registers.
- * Where rows are aligned, a vector is there whole or not at all; what is not there is left as it was. */
+/* 8 elements as they lie in memory, in words: as elements of 16 bits, the compiler would take them apart in
+ * registers. Where rows are aligned, a vector is there whole or not at all; what is not there is left as it
+ * was. */
 template <typename T> struct Words { uint4 part[sizeof(T) / 2]; };
 
 template <typename T, bool ALIGNED> DEVICE void load_words(const T *p, int n, Words<T> *words) {
@@ -102,8 +103,8 @@ template <typename T> DEVICE void load_weights(Memory m, int c, int n, float v[V
     else load8((const T *)m.data + c, n, m.aligned, v);
 }
 
-/* Rows of floats in shared memory, as wide as the vectors of a team: the first halves of all vectors, then the second
- * ones, so that the threads of a warp read and write neighbours. */
+/* Rows of floats in shared memory, as wide as the vectors of a team: the first halves of all vectors, then
+ * the second ones, so that the threads of a warp read and write neighbours. */
 template <int VECTORS, int LANES> DEVICE int width_of(void) {
     return channel_of<LANES>(VECTORS) - channel_of<LANES>(0);
 }
@@ -117,8 +118,8 @@ DEVICE void store_halves(float *shared, int width, int c, const float v[VECTOR])
     ((float4 *)shared)[(width + c) / VECTOR] = make_float4(v[4], v[5], v[6], v[7]);
 }
 
-/* Blocks of NORM_SMALL threads keep the weights in f32 in shared memory, 0 where there are none; in the others rows may be
- * too long for it. */
+/* Blocks of NORM_SMALL threads keep the weights in f32 in shared memory, 0 where there are none; in the
+ * others rows may be too long for it. */
 template <typename T, int THREADS>
 DEVICE void keep_weights(Memory m, int channels, float *shared, int width) {
     if (THREADS != NORM_SMALL) return;
@@ -135,8 +136,8 @@ DEVICE void read_weights(Memory m, int channels, const float *shared, int width,
     else load_halves(shared, width, c, v);
 }
 
-/* The sums over a team's threads, in all of them. shared has room for every warp of the block, and a barrier must lie
- * between two uses of it; a team in one warp needs neither. */
+/* The sums over a team's threads, in all of them. shared has room for every warp of the block, and a barrier
+ * must lie between two uses of it; a team in one warp needs neither. */
 template <int LANES> DEVICE float2 team_sum(float a, float b, float2 *shared) {
 #pragma unroll
     for (int step = (LANES ? LANES : WARP) / 2; step; step /= 2) {
@@ -184,8 +185,8 @@ DEVICE void next_row(Masks *masks, const Draws &draws) {
     masks->sequence++;
 }
 
-/* The draws of 8 elements of a sequence from `at` on: where rows are aligned, one block is theirs; else they may begin
- * within one and end in the next. */
+/* The draws of 8 elements of a sequence from `at` on: where rows are aligned, one block is theirs; else they
+ * may begin within one and end in the next. */
 template <bool ALIGNED> DEVICE RandomBlock draw8(const Masks &masks, uint64_t at) {
     RandomBlock draw[2] = {random_block(masks.key, masks.sequence, (uint32_t)(at / VECTOR))};
     if (ALIGNED) return draw[0];
@@ -217,8 +218,8 @@ DEVICE void drop8(const Masks &masks, const RandomBlock &draw, float v[VECTOR]) 
     }
 }
 
-/* x + y as it is stored. In 16 bits that is two at a time, with the bits of a sum in f32 that is rounded: f32 has more than
- * twice their digits. */
+/* x + y as it is stored. In 16 bits that is two at a time, with the bits of a sum in f32 that is rounded: f32
+ * has more than twice their digits. */
 template <typename T> struct PairOf { typedef __nv_bfloat162 Type; };
 template <> struct PairOf<f16> { typedef __half2 Type; };
 template <typename T> DEVICE Words<T> add_words(const Words<T> &x, const Words<T> &y) {

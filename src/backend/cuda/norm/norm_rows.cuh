@@ -1,16 +1,18 @@
-/* layernorm and rmsnorm: what both do with a row; they differ in whether a mean is taken off. residual_norm is either with
- * a branch: the row is a sum that is made and stored on the way, and its gradient goes to the branch as well.
+/* layernorm and rmsnorm: what both do with a row; they differ in whether a mean is taken off. residual_norm
+ * is either with a branch: the row is a sum that is made and stored on the way, and its gradient goes to the
+ * branch as well.
  *
- * A team of threads has one row at a time in registers, up to 32 channels a thread: a row is read once, whatever is done
- * with it. A team is half a warp up to 384 channels (three vectors a thread: none idles at 384, as a quarter would with two
- * vectors in a whole warp), a warp up to 768 (three vectors again), both of which sum by shuffles alone, and as many warps
- * as it takes beyond. The grid is as large as the GPU holds at once, and strides over the rows.
+ * A team of threads has one row at a time in registers, up to 32 channels a thread: a row is read once,
+ * whatever is done with it. A team is half a warp up to 384 channels (three vectors a thread: none idles at
+ * 384, as a quarter would with two vectors in a whole warp), a warp up to 768 (three vectors again), both of
+ * which sum by shuffles alone, and as many warps as it takes beyond. The grid is as large as the GPU holds at
+ * once, and strides over the rows.
  *
- * In the backward every thread also keeps the running sums of dweight and dbias for its channels, which stay the same
- * from row to row. A block adds up the sums of its teams at the end and leaves one row of partial sums; reduce.cu adds
- * those up. The sums of a branch's gradient come with them. There are no registers left for those: teams within a warp keep
- * them in shared memory, each thread its own, and for larger teams they are a pass of their own. All of it happens in an
- * order that depends on shapes and the GPU's model alone. */
+ * In the backward every thread also keeps the running sums of dweight and dbias for its channels, which stay
+ * the same from row to row. A block adds up the sums of its teams at the end and leaves one row of partial
+ * sums; reduce.cu adds those up. The sums of a branch's gradient come with them. There are no registers left
+ * for those: teams within a warp keep them in shared memory, each thread its own, and for larger teams they
+ * are a pass of their own. All of it happens in an order that depends on shapes and the GPU's model alone. */
 #ifndef PGPT_BACKEND_CUDA_NORM_NORM_ROWS_CUH
 #define PGPT_BACKEND_CUDA_NORM_NORM_ROWS_CUH
 
@@ -108,7 +110,8 @@ static __global__ void __launch_bounds__(THREADS, THREADS != NORM_SMALL ? 1
 
 /* ---- backward ---- */
 
-/* What the teams of a block have for the same channels is added up and stored. shared: (warps or larger teams, width). */
+/* What the teams of a block have for the same channels is added up and stored. shared: (warps or larger
+ * teams, width). */
 template <int VECTORS, int LANES, bool ALIGNED, int THREADS>
 DEVICE void store_sums(float v[VECTORS][VECTOR], float *out, int channels, float *shared) {
     if (THREADS != NORM_SMALL) { /* one team */
@@ -145,16 +148,16 @@ DEVICE void store_sums(float v[VECTORS][VECTOR], float *out, int channels, float
     }
 }
 
-/* Teams of as many warps as it takes wait for each other in every row, and have no registers for the next one: it is on its
- * way to shared memory meanwhile. (The others lose more to the instructions of this than they wait.) Every thread has places
- * of its own there, which it fills again as soon as it has taken from them: vector j of x, of dy and of dx, if that is
- * read. */
+/* Teams of as many warps as it takes wait for each other in every row, and have no registers for the next
+ * one: it is on its way to shared memory meanwhile. (The others lose more to the instructions of this than
+ * they wait.) Every thread has places of its own there, which it fills again as soon as it has taken from
+ * them: vector j of x, of dy and of dx, if that is read. */
 template <typename T, int VECTORS> DEVICE T *place_of(Words<T> *stage, int which, int j) {
     return (T *)(stage + (which * VECTORS + j) * NORM_WAITING_THREADS);
 }
 template <typename T> DEVICE void fetch8(T *to, const T *from) {
 #pragma unroll
-    for (int i = 0; i < (int)sizeof(T) / 2; i++) copy16_later((uint4 *)to + i, (const uint4 *)from + i);
+    for (int i = 0; i < (int)sizeof(T) / 2; i++) cp_async16((uint4 *)to + i, (const uint4 *)from + i);
 }
 template <typename T, int VECTORS, int LANES>
 DEVICE void fetch(Words<T> *stage, int j, const T *x, const T *dy, const T *dx, bool has_dx, int64_t at,
@@ -172,8 +175,9 @@ DEVICE void take(Words<T> *stage, int j, Words<T> *x, Words<T> *dy, bool has_dx,
     if (has_dx) load_words<T, true>(place_of<T, VECTORS>(stage, 2, j), VECTOR, dx);
 }
 
-/* Vector j of a thread's own sums in shared memory: first halves of all threads of the block side by side, then the second
- * ones. (With the constant that the size of such a block is, the compiler keeps more addresses than it has registers for.) */
+/* Vector j of a thread's own sums in shared memory: first halves of all threads of the block side by side,
+ * then the second ones. (With the constant that the size of such a block is, the compiler keeps more
+ * addresses than it has registers for.) */
 DEVICE float4 *own_sums(float *shared, int j) {
     int thread = (int)(threadIdx.y * blockDim.x + threadIdx.x), n_threads = (int)(blockDim.x * blockDim.y);
     return (float4 *)shared + 2 * j * n_threads + thread;
@@ -190,8 +194,8 @@ DEVICE void store_own(float *shared, int j, const float v[VECTOR]) {
     own[blockDim.x * blockDim.y] = make_float4(v[4], v[5], v[6], v[7]);
 }
 
-/* dx, if not NULL; and a row of partial, if not NULL: dweight, then dbias, then the branch's. No mean, no bias. A branch's
- * gradient is made of all of dx, and may lie where dy is. */
+/* dx, if not NULL; and a row of partial, if not NULL: dweight, then dbias, then the branch's. No mean, no
+ * bias. A branch's gradient is made of all of dx, and may lie where dy is. */
 template <typename T, int VECTORS, int LANES, bool HAS_MEAN, bool HAS_BRANCH, bool ALIGNED, int THREADS>
 static __global__ void __launch_bounds__(THREADS,
                                          THREADS == NORM_SMALL ? NORM_BACKWARD_RESIDENT / NORM_SMALL : 1)
@@ -215,7 +219,7 @@ static __global__ void __launch_bounds__(THREADS,
 #pragma unroll
         for (int j = 0; j < VECTORS; j++)
             fetch<T, VECTORS, LANES>(stage, j, x, dy, dx, dx && add, row * s.channels, s.channels);
-        copies_end();
+        cp_async_commit();
     }
     keep_weights<T, THREADS>(weight, s.channels, kept, width);
     Masks masks = {};
@@ -231,7 +235,7 @@ static __global__ void __launch_bounds__(THREADS,
         float rstd = next_rstd, mean = next_mean;
         if (IS_STAGED) {
             if (has_next) next_rstd = rstds[row + stride], next_mean = HAS_MEAN ? means[row + stride] : 0.0f;
-            copies_arrive<0>();
+            cp_async_wait<0>();
         } else {
             load_row<T, VECTORS, LANES, ALIGNED>(x + at, channels, own_x);
             load_row<T, VECTORS, LANES, ALIGNED>(dy + at, channels, own_g);
@@ -263,7 +267,7 @@ static __global__ void __launch_bounds__(THREADS,
                 if (IS_STAGED && has_next)
                     fetch<T, VECTORS, LANES>(stage, j, x, dy, dx, false, at + step, s.channels);
             }
-            if (IS_STAGED) copies_end();
+            if (IS_STAGED) cp_async_commit();
             continue;
         }
         if (add && LANES) load_row<T, VECTORS, LANES, ALIGNED>(dx + at, channels, before);
@@ -318,7 +322,7 @@ static __global__ void __launch_bounds__(THREADS,
                 }
             }
         }
-        if (IS_STAGED) copies_end();
+        if (IS_STAGED) cp_async_commit();
         if (HAS_BRANCH) next_row(&masks, branch.draws);
     }
     if (!partial) return;
@@ -410,9 +414,8 @@ static void norm_forward(const CudaContext *context, const Tensor *tensor, const
     dim3 block((unsigned)t.threads, (unsigned)t.teams);
     size_t shared = norm_shared(t, 2);
 #define FORWARD(VECTORS, LANES, ALIGNED, THREADS)                                                            \
-    launch_early(norm_forward_kernel<T, VECTORS, LANES, HAS_MEAN, HAS_BRANCH, ALIGNED, THREADS>, t.blocks,   \
-                 block, shared, context->stream, (const T *)x, weight, bias, (T *)y, means, rstds, s,        \
-                 branch)
+    launch_pdl(norm_forward_kernel<T, VECTORS, LANES, HAS_MEAN, HAS_BRANCH, ALIGNED, THREADS>, t.blocks,     \
+               block, shared, context->stream, (const T *)x, weight, bias, (T *)y, means, rstds, s, branch)
     FOR_TEAMS(t, aligned, T, FORWARD);
 #undef FORWARD
 }
@@ -439,9 +442,9 @@ static NormPartials norm_backward(const CudaContext *context, const Tensor *tens
     if (!t.is_large && !t.lanes) shared += (size_t)(3 * t.vectors * NORM_WAITING_THREADS) * sizeof(Words<T>);
     if (shared < sums) shared = sums;
 #define BACKWARD(VECTORS, LANES, ALIGNED, THREADS)                                                           \
-    launch_early(norm_backward_kernel<T, VECTORS, LANES, HAS_MEAN, HAS_BRANCH, ALIGNED, THREADS>, t.blocks,  \
-                 block, shared, context->stream, (const T *)dy, (const T *)x, weight, means, rstds, (T *)dx, \
-                 partial, s, add, branch)
+    launch_pdl(norm_backward_kernel<T, VECTORS, LANES, HAS_MEAN, HAS_BRANCH, ALIGNED, THREADS>, t.blocks,    \
+               block, shared, context->stream, (const T *)dy, (const T *)x, weight, means, rstds, (T *)dx,   \
+               partial, s, add, branch)
     FOR_TEAMS(t, aligned, T, BACKWARD);
 #undef BACKWARD
     NormPartials partials = {t.blocks, (HAS_MEAN ? 2 : 1) + branch.sums, branch.sums};

@@ -1,9 +1,10 @@
 /* residual_norm and its backward: the norms of norm_rows.cuh with a branch that is added on the way.
  *
- * Floor over the copy bandwidth: stream and branch read, sum and normed rows written forward, 8 bytes an element in 16
- * bits; dnormed, sum and dsum read, dsum and dbranch written backward, 10 bytes. As dropout, add and norm it was 14 and 12.
- * A block of random numbers, drawn once forward and once backward for 8 elements, is integer work that hides behind that,
- * if nothing else is wasted: at 384 channels most of the bytes come from the second-level cache. */
+ * Floor over the copy bandwidth: stream and branch read, sum and normed rows written forward, 8 bytes an
+ * element in 16 bits; dnormed, sum and dsum read, dsum and dbranch written backward, 10 bytes. As dropout,
+ * add and norm it was 14 and 12. A block of random numbers, drawn once forward and once backward for 8
+ * elements, is integer work that hides behind that, if nothing else is wasted: at 384 channels most of the
+ * bytes come from the L2 cache. */
 #include "backend/cuda/norm/norm_rows.cuh"
 
 /* Rows, and the blocks of random numbers of a sequence, are counted in 32 bits (masks_of, draw8). */

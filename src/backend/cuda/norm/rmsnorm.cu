@@ -1,7 +1,7 @@
 /* rmsnorm and its backward; the row's work is in norm_rows.cuh.
  *
- * Floor over the copy bandwidth: x read and y written forward; dy and x read and dx written backward (4 and 6 bytes an
- * element in 16 bits). */
+ * Floor over the copy bandwidth: x read and y written forward; dy and x read and dx written backward (4 and 6
+ * bytes an element in 16 bits). */
 #include "backend/cuda/norm/norm_rows.cuh"
 
 extern "C" Status cuda_rmsnorm(const KernelCall *call, Error *error) {

@@ -1,8 +1,8 @@
 /* adamw: one pass over gradient, parameter and both moments of a flat array.
  *
- * Floor over the copy bandwidth: with everything in f32 28 bytes an element (16 read, 12 written); with a 16-bit copy
- * of the weights for the next step 30; with everything in 16 bits 14. A thread takes 8 elements; the types are looked
- * up, not compiled in, since the arithmetic has nothing to do but wait for memory.
+ * Floor over the copy bandwidth: with everything in f32 28 bytes an element (16 read, 12 written); with a
+ * 16-bit copy of the weights for the next step 30; with everything in 16 bits 14. A thread takes 8 elements;
+ * the types are looked up, not compiled in, since the arithmetic has nothing to do but wait for memory.
  *
  * Moments below 1e-37 become 0, as on the CPU. */
 #include "backend/cuda/ops/decay_runs.cuh"
@@ -46,9 +46,9 @@ static __global__ void __launch_bounds__(THREADS)
     }
     uint32_t draw = __float_as_uint(a.hyper[HYPER_DRAW]);
     uint64_t element = a.first_element + (uint64_t)i;
-    round_by_chance(p, a.parameter.dtype, draw, 0, element);
-    round_by_chance(m, a.moment1.dtype, draw, 1, element);
-    round_by_chance(v, a.moment2.dtype, draw, 2, element);
+    stochastic_round(p, a.parameter.dtype, draw, 0, element);
+    stochastic_round(m, a.moment1.dtype, draw, 1, element);
+    stochastic_round(v, a.moment2.dtype, draw, 2, element);
     store8(a.parameter, i, n, p);
     store8(a.moment1, i, n, m);
     store8(a.moment2, i, n, v);

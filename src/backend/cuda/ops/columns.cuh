@@ -1,7 +1,7 @@
-/* Sums of columns on the way: what kernels share that walk down a matrix. A block has COLUMNS columns, a thread 8 of them, and
- * its warps take turns with the rows that are the block's; what they have is added up at the end, and leaves the block as a row
- * of partial sums for cuda_reduce_partials. How many rows a block has depends on the shape and the GPU alone, so the bits do
- * too. */
+/* Sums of columns on the way: what kernels share that walk down a matrix. A block has COLUMNS columns, a
+ * thread 8 of them, and its warps take turns with the rows that are the block's; what they have is added up
+ * at the end, and leaves the block as a row of partial sums for cuda_reduce_partials. How many rows a block
+ * has depends on the shape and the GPU alone, so the bits do too. */
 #ifndef PGPT_BACKEND_CUDA_OPS_COLUMNS_CUH
 #define PGPT_BACKEND_CUDA_OPS_COLUMNS_CUH
 

@@ -1,22 +1,23 @@
 /* cross_entropy: the loss of every row of logits and, when asked, its gradient, which may replace them.
  *
- * Floor over the copy bandwidth: the logits read once and dlogits written once, 4 bytes a logit in 16 bits. Nothing
- * V-wide is ever stored in f32.
+ * Floor over the copy bandwidth: the logits read once and dlogits written once, 4 bytes a logit in 16 bits.
+ * Nothing V-wide is ever stored in f32.
  *
- * A long row with a gradient is kept by a block in shared memory and visited three times: for the maximum, for the
- * exponentials and their sum, and to write the gradient. The second visit leaves the exponentials where the logits were,
- * so that they are made once. Between 0 and 1 as they are, f16 times 2^15 holds them to 11 bits down to 2e-9, more than a
- * 16-bit gradient shows. While a row is worked on, the block's next one is copied into a second buffer (GPT-2's
- * vocabulary in 16 bits takes 100 kB, twice); without that, all blocks would read, compute and write in step, and memory
- * would idle while they compute.
+ * A long row with a gradient is kept by a block in shared memory and visited three times: for the maximum,
+ * for the exponentials and their sum, and to write the gradient. The second visit leaves the exponentials
+ * where the logits were, so that they are made once. Between 0 and 1 as they are, f16 times 2^15 holds them
+ * to 11 bits down to 2e-9, more than a 16-bit gradient shows. While a row is worked on, the block's next one
+ * is copied into a second buffer (GPT-2's vocabulary in 16 bits takes 100 kB, twice); without that, all
+ * blocks would read, compute and write in step, and memory would idle while they compute.
  *
- * Other rows (short ones, those without a gradient, and those too long to keep) are visited twice by a team: in the first
- * visit every thread keeps a running maximum and the sum of exponentials relative to it, which is scaled down when the
- * maximum rises; the second makes the gradient. A short row is one warp's, a long one a block's.
+ * Other rows (short ones, those without a gradient, and those too long to keep) are visited twice by a team:
+ * in the first visit every thread keeps a running maximum and the sum of exponentials relative to it, which
+ * is scaled down when the maximum rises; the second makes the gradient. A short row is one warp's, a long one
+ * a block's.
  *
- * Rows of an odd vocabulary begin anywhere, so vectors are counted from the last 16-byte boundary before the row: all
- * but the first and the last are whole. Padding columns count as -inf, which makes their gradient 0. A row with a NaN or an infinite greatest logit has a NaN loss, as plain
- * arithmetic would give. */
+ * Rows of an odd vocabulary begin anywhere, so vectors are counted from the last 16-byte boundary before the
+ * row: all but the first and the last are whole. Padding columns count as -inf, which makes their gradient 0.
+ * A row with a NaN or an infinite greatest logit has a NaN loss, as plain arithmetic would give. */
 #include "backend/cuda/runtime/cp_async.cuh"
 
 enum {
@@ -33,7 +34,8 @@ typedef struct {
     float max, sum; /* sum of e^(x-max); max is -inf while nothing finite was seen */
 } Softmax;
 
-/* e^x is taken as 2^(x·log2 e): a multiply-add that also subtracts the maximum, and one instruction for the power.
+/* e^x is taken as 2^(x·log2 e): a multiply-add that also subtracts the maximum, and one instruction for the
+ * power.
  *
  * What exponents are relative to, times log2 e: nothing is -inf away from -inf. */
 DEVICE float reference_of(float max) {
@@ -71,7 +73,8 @@ DEVICE void add_vector(Softmax *s, const float v[VECTOR]) {
     s->sum += ((term[0] + term[1]) + (term[2] + term[3])) + ((term[4] + term[5]) + (term[6] + term[7]));
 }
 
-/* 8 elements of a row of n from column c on, which may be negative in the first vector. What is not there is -inf. */
+/* 8 elements of a row of n from column c on, which may be negative in the first vector. What is not there is
+ * -inf. */
 template <typename T> DEVICE Raw<T> load_columns(const T *row, int c, int n) {
     if (c >= 0 && c + VECTOR <= n) return load_raw(row + c);
     Raw<T> raw;
@@ -101,8 +104,8 @@ typedef struct {
     bool add_gradient;
 } EntropyShape;
 
-/* THREADS of a block, TEAM of them have a row: a warp, or the whole block. loss_scale is NULL or multiplies the
- * gradient. */
+/* THREADS of a block, TEAM of them have a row: a warp, or the whole block. loss_scale is NULL or multiplies
+ * the gradient. */
 template <typename T, int THREADS, int TEAM>
 static __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
     cross_entropy_kernel(const T *logits, const int32_t *targets, const float *loss_scale, float *losses,
@@ -207,8 +210,8 @@ DEVICE void raise(Raw<f16> *max, const Raw<f16> &raw) {
         ((__half2 *)max)[k] = __hmax2(((__half2 *)max)[k], ((const __half2 *)&raw)[k]);
 }
 
-/* A thread copies, and later visits, every KEPT_BLOCK-th vector of the row, counted from the 16-byte boundary before it;
- * nobody else touches those. */
+/* A thread copies, and later visits, every KEPT_BLOCK-th vector of the row, counted from the 16-byte boundary
+ * before it; nobody else touches those. */
 template <typename T> DEVICE void fetch_row(const T *row, const EntropyShape &s, Raw<T> *kept) {
     int skew = (int)((uintptr_t)row % 16 / sizeof(T));
     for (int i = (int)threadIdx.x; i * VECTOR - skew < s.width; i += KEPT_BLOCK) {
@@ -216,7 +219,7 @@ template <typename T> DEVICE void fetch_row(const T *row, const EntropyShape &s,
         if (c >= 0 && c + VECTOR <= s.vocabulary) {
 #pragma unroll
             for (int part = 0; part < (int)sizeof(T) / 2; part++)
-                copy16_later((uint4 *)&kept[i] + part, (const uint4 *)(row + c) + part);
+                cp_async16((uint4 *)&kept[i] + part, (const uint4 *)(row + c) + part);
         } else {
             kept[i] = load_columns(row, c, s.vocabulary);
         }
@@ -300,7 +303,7 @@ static __global__ void __launch_bounds__(KEPT_BLOCK)
     int room = (s.width + VECTOR - 1) / VECTOR + 1, use = 0;
     float scale = s.gradient_scale * (loss_scale ? *loss_scale : 1.0f);
     if (n_buffers > 1) fetch_row(logits + blockIdx.x * (int64_t)s.width, s, buffer);
-    copies_end();
+    cp_async_commit();
     for (int64_t n = blockIdx.x; n < s.rows; n += gridDim.x) {
         const T *row = logits + n * s.width;
         T *gradient = dlogits + n * s.width;
@@ -310,12 +313,12 @@ static __global__ void __launch_bounds__(KEPT_BLOCK)
         if (n_buffers > 1) {
             use ^= 1;
             if (n + gridDim.x < s.rows) fetch_row(row + gridDim.x * (int64_t)s.width, s, buffer + use * room);
-            copies_end();
-            copies_arrive<1>();
+            cp_async_commit();
+            cp_async_wait<1>();
         } else {
             fetch_row(row, s, kept);
-            copies_end();
-            copies_arrive<0>();
+            cp_async_commit();
+            cp_async_wait<0>();
         }
         if (target >= s.vocabulary) {
             if (threadIdx.x == 0) report(fault, FAULT_TARGET, target, s.vocabulary);

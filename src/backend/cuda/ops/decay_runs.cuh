@@ -1,9 +1,9 @@
 /* Which elements of a flat array decay, for the kernels of the optimizers.
  *
- * The runs travel as an argument of the kernel, in constant memory: nothing to upload, and the neighbouring threads of
- * a warp, which ask for nearly the same place, read the same words. Neighbouring runs that agree are made one first, so
- * that decaying and other runs alternate and their ends say everything. More runs than fit are cut into several
- * launches. */
+ * The runs travel as an argument of the kernel, in constant memory: nothing to upload, and the neighbouring
+ * threads of a warp, which ask for nearly the same place, read the same words. Neighbouring runs that agree
+ * are made one first, so that decaying and other runs alternate and their ends say everything. More runs than
+ * fit are cut into several launches. */
 #ifndef PGPT_BACKEND_CUDA_OPS_DECAY_RUNS_CUH
 #define PGPT_BACKEND_CUDA_OPS_DECAY_RUNS_CUH
 
@@ -18,7 +18,8 @@ typedef struct {
     int64_t end[MAX_RUNS]; /* of each run, counted from the array's beginning */
 } DecayTable;
 
-/* The next launch: false when there is none. *run and *element say how far the earlier ones got; begin with 0, 0. */
+/* The next launch: false when there is none. *run and *element say how far the earlier ones got; begin with
+ * 0, 0. */
 static inline bool decay_table_next(DecayTable *table, const DecayRun *runs, int n_runs, int *run,
                                     int64_t *element) {
     table->first = *element;
@@ -58,7 +59,8 @@ DEVICE bool run_decays(const DecayTable &table, int run) {
     return table.first_decays == (run % 2 == 0);
 }
 
-/* For 8 elements from i on: bit k says whether element i + k decays. Nearly always they are all in one run. */
+/* For 8 elements from i on: bit k says whether element i + k decays. Nearly always they are all in one
+ * run. */
 DEVICE unsigned decay_bits(const DecayTable &table, int64_t i) {
     int run = find_run(table, i);
     if (i + VECTOR <= table.end[run]) return run_decays(table, run) ? 0xFFu : 0u;

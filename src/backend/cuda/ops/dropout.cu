@@ -1,8 +1,8 @@
-/* dropout: y = x · mask / (1-p), the mask being the same pure function of (seed, site, step, sequence, element) that
- * the CPU draws from.
+/* dropout: y = x · mask / (1-p), the mask being the same pure function of (seed, site, step, sequence,
+ * element) that the CPU draws from.
  *
- * Floor: one tensor read and one written over the copy bandwidth. One block of random numbers serves 8 elements of a
- * sequence, so a thread draws one for each of its vectors. */
+ * Floor: one tensor read and one written over the copy bandwidth. One block of random numbers serves 8
+ * elements of a sequence, so a thread draws one for each of its vectors. */
 #include "backend/cuda/runtime/device.cuh"
 
 enum { THREADS = 256, EACH = 4 }; /* vectors of a thread, so that the key is worked out for 32 elements */

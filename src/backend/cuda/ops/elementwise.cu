@@ -1,7 +1,7 @@
 /* add, copy and zero: what only moves memory.
  *
- * Floor: the bytes of all inputs and outputs over the copy bandwidth (an addition of bf16 tensors moves 6 bytes an
- * element). A thread takes 8 elements; nothing is shared, so outputs may lie on inputs. */
+ * Floor: the bytes of all inputs and outputs over the copy bandwidth (an addition of bf16 tensors moves 6
+ * bytes an element). A thread takes 8 elements; nothing is shared, so outputs may lie on inputs. */
 #include "backend/cuda/runtime/device.cuh"
 
 enum { THREADS = 256 };

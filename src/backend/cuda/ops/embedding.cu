@@ -1,8 +1,8 @@
 /* embedding: rows of the two tables added up, and the gradient of the position table; the token table's is in
  * embedding_token.cu.
  *
- * Floors over the copy bandwidth: forward 2·N·C elements (a row read, a row written; the position table is small and
- * stays in cache); the gradient N·C elements of dy plus the table. */
+ * Floors over the copy bandwidth: forward 2·N·C elements (a row read, a row written; the position table is
+ * small and stays in cache); the gradient N·C elements of dy plus the table. */
 #include "backend/cuda/runtime/device.cuh"
 
 enum { THREADS = 256, ROWS = THREADS / WARP };
@@ -90,8 +90,8 @@ DEVICE bool sum_place(const T *dy, const int32_t *start, int64_t place, int64_t 
     return is_named;
 }
 
-/* A block has a row of the table for a strip of channels; where rows are few, parts of the sequences are summed side by
- * side and then in order. */
+/* A block has a row of the table for a strip of channels; where rows are few, parts of the sequences are
+ * summed side by side and then in order. */
 template <typename T, bool ALIGNED>
 static __global__ void __launch_bounds__(PLACE_THREADS *PLACE_PARTS)
     position_gradient_kernel(const T *dy, const int32_t *start, Memory table, int64_t n_sequences,

@@ -1,20 +1,22 @@
 /* The gradient of the token table: each row of dy is added to the row of the table that its token names.
  *
- * Floor over the copy bandwidth: N·C elements of dy read, plus the table written once, or, where it is added to, what
- * the tokens name of it read and written. Floats are not added by atomics, whose order would differ from run to run,
- * unless the user allows any order: then each row of dy is added to its row of an f32 table as it comes, and nothing is
- * sorted. (Not where there are few tokens: they would all wait for the same rows.)
+ * Floor over the copy bandwidth: N·C elements of dy read, plus the table written once, or, where it is added
+ * to, what the tokens name of it read and written. Floats are not added by atomics, whose order would differ
+ * from run to run, unless the user allows any order: then each row of dy is added to its row of an f32 table
+ * as it comes, and nothing is sorted. (Not where there are few tokens: they would all wait for the same
+ * rows.)
  *
- * Few tokens (bytes, characters): every warp has a whole table of sums for a strip of 32 channels in shared memory, one
- * channel a thread, and walks over a part of the rows in order. The tables of a block's warps are added up, then those
- * of all blocks (reduce.cu).
+ * Few tokens (bytes, characters): every warp has a whole table of sums for a strip of 32 channels in shared
+ * memory, one channel a thread, and walks over a part of the rows in order. The tables of a block's warps are
+ * added up, then those of all blocks (reduce.cu).
  *
- * Many tokens: the places of the tokens are sorted by token. They are counted and dealt into buckets by integer atomics,
- * in any order; then each finds its rank in its bucket by counting those before it, which makes the order that of the
- * places. (A bucket is short, unless nearly all tokens are the same.) The sorted list is cut into chunks of CHUNK
- * places; a block sums one chunk for a strip of channels and writes each run of equal tokens that begins and ends inside
- * it straight to the table. A run that crosses chunks leaves partial sums: what a chunk has of the run it begins with,
- * and of the run it ends with. The chunk where such a run begins then adds them up in order. */
+ * Many tokens: the places of the tokens are sorted by token. They are counted and dealt into buckets by
+ * integer atomics, in any order; then each finds its rank in its bucket by counting those before it, which
+ * makes the order that of the places. (A bucket is short, unless nearly all tokens are the same.) The sorted
+ * list is cut into chunks of CHUNK places; a block sums one chunk for a strip of channels and writes each run
+ * of equal tokens that begins and ends inside it straight to the table. A run that crosses chunks leaves
+ * partial sums: what a chunk has of the run it begins with, and of the run it ends with. The chunk where such
+ * a run begins then adds them up in order. */
 #include "backend/cuda/runtime/device.cuh"
 
 /* ---- few tokens ---- */
@@ -137,7 +139,8 @@ static SortedTokens sorted_tokens(const Node *node, void *scratch, size_t *n_byt
     return s;
 }
 
-/* In any order: by atomics. Sums of 16-bit numbers would be rounded at every step, so those are sorted still. */
+/* In any order: by atomics. Sums of 16-bit numbers would be rounded at every step, so those are sorted
+ * still. */
 static bool takes_any_order(const CudaContext *context, const Node *node) {
     return context->settings.any_order && node->output[0]->dtype == DTYPE_F32 && !has_few_tokens(node);
 }

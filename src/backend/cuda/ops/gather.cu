@@ -1,7 +1,8 @@
 /* gather: y (M,C) = x[rows (M)].
  *
- * Floor: 2·M·C elements over the copy bandwidth; in practice a launch, since M is the number of sequences that generate
- * a token. A warp takes a row. A row that is not there is zero and is reported (see CudaFault). */
+ * Floor: 2·M·C elements over the copy bandwidth; in practice a launch, since M is the number of sequences
+ * that generate a token. A warp takes a row. A row that is not there is zero and is reported (see
+ * CudaFault). */
 #include "backend/cuda/runtime/device.cuh"
 
 enum { THREADS = 256, ROWS = THREADS / WARP };

@@ -1,8 +1,9 @@
 /* gelu and its backward.
  *
- * Floor: 2 tensors forward and 3 backward over the copy bandwidth: 4 and 6 bytes an element in 16 bits. The arithmetic
- * must hide behind that, so the tanh is taken as a sigmoid: (1 + tanh u)/2 = 1/(1 + e^-2u), one exponential and one
- * division, exact to a few units in the last place and without cancellation for large negative u. */
+ * Floor: 2 tensors forward and 3 backward over the copy bandwidth: 4 and 6 bytes an element in 16 bits. The
+ * arithmetic must hide behind that, so the tanh is taken as a sigmoid: (1 + tanh u)/2 = 1/(1 + e^-2u), one
+ * exponential and one division, exact to a few units in the last place and without cancellation for large
+ * negative u. */
 #include "backend/cuda/ops/columns.cuh"
 #include "backend/cuda/ops/gelu.cuh"
 
@@ -72,8 +73,8 @@ extern "C" Status cuda_gelu_slope(const KernelCall *call, const void *dy, const 
     return cuda_launched("gelu_backward", error);
 }
 
-/* Down the columns, which are summed as they are stored. As many loads are on their way as with a thread for every vector:
- * fewer threads have more of them each. */
+/* Down the columns, which are summed as they are stored. As many loads are on their way as with a thread for
+ * every vector: fewer threads have more of them each. */
 template <typename T, Activation KIND>
 static __global__ void __launch_bounds__(WARP *COLUMN_WARPS, 4)
     summed_kernel(const T *dy, const T *x, T *dx, int64_t rows, int64_t columns, int64_t rows_each, bool add,

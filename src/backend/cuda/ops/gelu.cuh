@@ -4,7 +4,8 @@
 
 #include "backend/cuda/runtime/device.cuh"
 
-/* 1/(1+e^-x); *complement is 1 minus it, without cancellation. Beyond 80 both are 0 and 1 as floats see them. */
+/* 1/(1+e^-x); *complement is 1 minus it, without cancellation. Beyond 80 both are 0 and 1 as floats see
+ * them. */
 DEVICE float sigmoid(float x, float *complement) {
     float e = __expf(-fmaxf(fminf(x, 80.0f), -80.0f)), s = __fdividef(1.0f, 1.0f + e);
     *complement = e * s;
@@ -36,8 +37,9 @@ template <Activation KIND> DEVICE float gelu_backward(float x) {
     return fmaf(x * slope, s * rest, s);
 }
 
-/* ---- by tanh, for results that are rounded to 16 bits, where the arithmetic has to hide behind products ----
- * The same sigmoid in fewer instructions, exact to 2^-18 or so. Beyond the range of the exponential it is 0 or 1. */
+/* ---- by tanh, for results that are rounded to 16 bits, where the arithmetic has to hide behind GEMMs ----
+ * The same sigmoid in fewer instructions, exact to 2^-18 or so. Beyond the range of the exponential it is 0
+ * or 1. */
 
 /* The exponent is -2u over the logarithm of 2. */
 DEVICE float gelu_tanh_sigmoid(float x, float square) {

@@ -1,8 +1,9 @@
-/* Sums over the rows of a matrix and over everything, in a fixed order: no atomics, so the bits do not depend on which
- * block comes first.
+/* Sums over the rows of a matrix and over everything, in a fixed order: no atomics, so the bits do not depend
+ * on which block comes first.
  *
- * Floor: the bytes of x over the copy bandwidth. Each goes in two steps: blocks sum what they are given into partial
- * sums, and a second kernel sums those. How many partial sums there are depends on the shape and the GPU alone. */
+ * Floor: the bytes of x over the copy bandwidth. Each goes in two steps: blocks sum what they are given into
+ * partial sums, and a second kernel sums those. How many partial sums there are depends on the shape and the
+ * GPU alone. */
 #include "backend/cuda/ops/columns.cuh"
 #include "backend/cuda/runtime/pdl.cuh"
 
@@ -15,8 +16,9 @@ typedef struct {
     bool add;
 } JoinOutput;
 
-/* A warp has 32 columns, JOIN_ROWS warps share the rows; then one warp adds theirs in order. It is there before the kernel that
- * makes the partial sums has ended: so little work would take less time than the launch. */
+/* A warp has 32 columns, JOIN_ROWS warps share the rows; then one warp adds theirs in order. It is there
+ * before the kernel that makes the partial sums has ended: so little work would take less time than the
+ * launch. */
 static __global__ void __launch_bounds__(WARP *JOIN_ROWS)
     join_kernel(const float *partial, int64_t n_partials, int64_t columns, int64_t stride, JoinOutput first,
                 JoinOutput second, JoinOutput third) {
@@ -50,9 +52,8 @@ extern "C" Status cuda_reduce_partials(const CudaContext *context, const float *
         to[i].add = output[i].add;
     }
     int64_t stride = n_outputs * columns;
-    cudaError_t code =
-        launch_early(join_kernel, blocks_for(stride, WARP), dim3(WARP, JOIN_ROWS), 0, context->stream,
-                     partial, n_partials, columns, stride, to[0], to[1], to[2]);
+    cudaError_t code = launch_pdl(join_kernel, blocks_for(stride, WARP), dim3(WARP, JOIN_ROWS), 0,
+                                  context->stream, partial, n_partials, columns, stride, to[0], to[1], to[2]);
     return cuda_check(code, "sums of columns (second step)", error);
 }
 

@@ -1,9 +1,9 @@
 /* rotary: pairs of channels of every query and key are turned by an angle that grows with the position.
  *
- * Floor over the copy bandwidth: qkv read and written, 4 bytes an element in 16 bits; in place, the values stay where
- * they are. A block takes a row: its threads first make the sines and cosines of the row's position, HS/2 of each, in
- * shared memory, then turn all heads with them. The angle is brought near zero in double, since a position of many
- * thousands times a frequency has no digits left for a sine in f32. */
+ * Floor over the copy bandwidth: qkv read and written, 4 bytes an element in 16 bits; in place, the values
+ * stay where they are. A block takes a row: its threads first make the sines and cosines of the row's
+ * position, HS/2 of each, in shared memory, then turn all heads with them. The angle is brought near zero in
+ * double, since a position of many thousands times a frequency has no digits left for a sine in f32. */
 #include "backend/cuda/runtime/device.cuh"
 
 enum { THREADS = 128 };

@@ -1,7 +1,7 @@
 /* sgd: one pass over gradient, parameter and, if there is one, momentum of a flat array.
  *
- * Floor over the copy bandwidth: in f32 20 bytes an element with momentum, 12 without. A thread takes 8 elements, of
- * whatever types. */
+ * Floor over the copy bandwidth: in f32 20 bytes an element with momentum, 12 without. A thread takes 8
+ * elements, of whatever types. */
 #include "backend/cuda/ops/decay_runs.cuh"
 #include "backend/cuda/ops/stochastic_rounding.cuh"
 
@@ -35,8 +35,8 @@ static __global__ void __launch_bounds__(THREADS)
     }
     uint32_t draw = __float_as_uint(a.hyper[HYPER_DRAW]);
     uint64_t element = a.first_element + (uint64_t)i;
-    round_by_chance(p, a.parameter.dtype, draw, 0, element);
-    if (a.momentum.data) round_by_chance(u, a.momentum.dtype, draw, 1, element);
+    stochastic_round(p, a.parameter.dtype, draw, 0, element);
+    if (a.momentum.data) stochastic_round(u, a.momentum.dtype, draw, 1, element);
     store8(a.parameter, i, n, p);
     if (a.momentum.data) store8(a.momentum, i, n, u);
     if (a.copy.data) store8(a.copy, i, n, p);

@@ -1,7 +1,8 @@
 /* squared_error: the loss of every prediction, and its gradient in the same visit.
  *
- * Floor: predictions, targets and gradient once each in their own type and the losses in f32, over the copy bandwidth. A
- * thread reads its 8 elements before it writes them, so the gradient may lie on the predictions. */
+ * Floor: predictions, targets and gradient once each in their own type and the losses in f32, over the copy
+ * bandwidth. A thread reads its 8 elements before it writes them, so the gradient may lie on the
+ * predictions. */
 #include "backend/cuda/runtime/device.cuh"
 
 enum { THREADS = 256 };

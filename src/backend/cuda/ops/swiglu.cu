@@ -1,8 +1,8 @@
 /* swiglu: y (N,F) = silu(gate) · value of the two halves of each row of x (N,2F), and its backward.
  *
- * Floor: 3 F-wide rows forward, 5 backward over the copy bandwidth: 6 and 10 bytes an element of y in 16 bits. A thread
- * takes 8 elements of the gate and the 8 of the value that belong to them, and reads both before it writes either, so
- * dx may lie on x. */
+ * Floor: 3 F-wide rows forward, 5 backward over the copy bandwidth: 6 and 10 bytes an element of y in 16
+ * bits. A thread takes 8 elements of the gate and the 8 of the value that belong to them, and reads both
+ * before it writes either, so dx may lie on x. */
 #include "backend/cuda/ops/gelu.cuh"
 #include "backend/cuda/runtime/device.cuh"
 

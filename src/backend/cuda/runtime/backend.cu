@@ -1,15 +1,15 @@
-/* The table that makes these kernels a backend: which function runs which operation, where memory comes from, and how
- * bytes get to the device and back.
+/* The table that makes these kernels a backend: which function runs which operation, where memory comes from,
+ * and how bytes get to the device and back.
  *
- * One stream carries what computes, so order is the program's order and needs no events; where two lanes are wanted, the
- * executor marks and waits where it must. Uploads (a batch of tokens, a learning rate) are first copied into a ring of pinned
- * memory and enqueued: the host goes on at once, while the device is still busy with what came before, and a batch crosses
- * the bus meanwhile. Only when the ring comes round must it wait, for a copy that is sixteen segments old. Large ones
- * (weights) wait until they are done. Small results (a loss) come back the same way, while the device is already busy with
- * what comes next.
+ * One stream carries what computes, so order is the program's order and needs no events. Where two lanes are
+ * wanted, the executor records events and waits for them where it must. Uploads (a batch of tokens, a
+ * learning rate) are first copied into a ring of pinned memory and enqueued: the host goes on at once, while
+ * the device is still busy with what came before, and a batch crosses the bus meanwhile. Only when the ring
+ * comes round must it wait, for a copy that is sixteen segments old. Large ones (weights) wait until they are
+ * done. Small results (a loss) come back the same way, while the device is already busy with what comes next.
  *
- * Kernels cannot return errors. What they find wrong (a token that is not in the table) they leave in a word of host
- * memory, and the next synchronize or download reports it. */
+ * Kernels cannot return errors. What they find wrong (a token that is not in the table) they leave in a word
+ * of host memory, and the next synchronize or download reports it. */
 #include "backend/cuda/kernels.h"
 
 extern "C" {
@@ -216,9 +216,10 @@ static Status upload_place(CudaContext *cuda, size_t n_bytes, size_t *place, Err
     return STATUS_OK;
 }
 
-/* A batch crosses the bus while the device is busy with what came before, to a ring like the host's, and waits there for its
- * turn. What is small crosses it in its turn: that takes less time than the other copy and a wait for another stream (a
- * step of 6 x 384 with 64 KiB pieces takes 20 us less of 3,136 this way, one with 16 KiB pieces took 6 us more of 1,238). */
+/* A batch crosses the bus while the device is busy with what came before, to a ring like the host's, and
+ * waits there for its turn. What is small crosses it in its turn: that takes less time than the other copy
+ * and a wait for another stream (a step of 6 x 384 with 64 KiB pieces takes 20 us less of 3,136 this way, one
+ * with 16 KiB pieces took 6 us more of 1,238). */
 static Status upload_piece(CudaContext *cuda, void *device, const void *host, size_t n_bytes, Error *error) {
     size_t place;
     TRY(upload_place(cuda, n_bytes, &place, error));
@@ -235,8 +236,8 @@ static Status upload_piece(CudaContext *cuda, void *device, const void *host, si
                       "upload", error);
 }
 
-/* Through the ring, so that the host need not wait: up to a quarter of it, so that it holds the tokens and targets of a batch, half a
- * million each, beside those of the batch before. */
+/* Through the ring, so that the host need not wait: up to a quarter of it, so that it holds the tokens and
+ * targets of a batch, half a million each, beside those of the batch before. */
 static Status upload(void *context, void *device, const void *host, size_t n_bytes, Error *error) {
     const size_t segment = UPLOAD_SEGMENT_BYTES;
     CudaContext *cuda = cuda_enter(context);
@@ -302,7 +303,7 @@ static void close(void *context) {
     CudaContext *cuda = cuda_enter(context);
     if (cuda->stream) cudaStreamSynchronize(cuda->stream);
     if (cuda->close_attention) cuda->close_attention(cuda);
-    if (cuda->close_products) cuda->close_products(cuda);
+    if (cuda->close_gemms) cuda->close_gemms(cuda);
     if (cuda->cublas) cuda->lt.Destroy(cuda->cublas);
     for (int i = 0; i < UPLOAD_SEGMENTS; i++) {
         if (cuda->upload_done[i]) cudaEventDestroy(cuda->upload_done[i]);
@@ -331,16 +332,17 @@ static size_t workspace_size(const struct cudaDeviceProp *properties) {
     return (size_t)(properties->major >= 9 ? 32 : 8) << 20;
 }
 
-/* What has to be a lane's own: its stream, and the working memory of its products. Most waits are for the first lane, and
- * those for the second come late: it has what the first leaves. (Messages come before both: comm_nccl.c.) */
+/* What has to be a lane's own: its stream, and the workspace of its GEMMs. Most waits are for the first lane,
+ * and those for the second come late: it has what the first leaves. (Messages come before both:
+ * comm_nccl.c.) */
 static Status open_lane(CudaContext *cuda, int lane, Error *error) {
     int lowest = 0, highest = 0;
     TRY(cuda_check(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "asking for priorities", error));
     TRY(cuda_check(cudaStreamCreateWithPriority(&cuda->lane_stream[lane], cudaStreamNonBlocking,
                                                 lane ? lowest : (lowest + highest) / 2),
                    "making a stream", error));
-    return cuda_check(cudaMalloc(&cuda->lane_workspace[lane], cuda->workspace_bytes),
-                      "memory for matrix products", error);
+    return cuda_check(cudaMalloc(&cuda->lane_workspace[lane], cuda->workspace_bytes), "memory for GEMMs",
+                      error);
 }
 
 static void set_lane(void *context, int lane) {
@@ -349,9 +351,10 @@ static void set_lane(void *context, int lane) {
     cuda->workspace = cuda->lane_workspace[lane];
 }
 
-static Status wait_mark(void *context, void *mark, Error *error) {
+static Status event_wait(void *context, void *event, Error *error) {
     CudaContext *cuda = cuda_enter(context);
-    return cuda_check(cudaStreamWaitEvent(cuda->stream, (cudaEvent_t)mark, 0), "waiting for a mark", error);
+    return cuda_check(cudaStreamWaitEvent(cuda->stream, (cudaEvent_t)event, 0), "waiting for an event",
+                      error);
 }
 
 static Status open_context(CudaContext *cuda, Error *error) {
@@ -394,7 +397,7 @@ static Status open_context(CudaContext *cuda, Error *error) {
                            error));
     }
     if (!cuda->lt.Create) { /* it was left out */
-        cuda_add_note(cuda, "matrix products by pgpt's own plain kernels, which are slow",
+        cuda_add_note(cuda, "GEMMs by pgpt's own plain kernels, which are slow",
                       "PGPT_WITHOUT leaves cuBLASLt out");
         return STATUS_OK;
     }
@@ -436,15 +439,15 @@ Status backend_cuda_open(Backend *backend, int device, Error *error) {
     backend->scratch_bytes = scratch_bytes;
     backend->sums_columns = sums_columns;
     backend->synchronize = synchronize;
-    backend->record_begin = cuda_capture_begin;
-    backend->record_end = cuda_capture_end;
-    backend->record_abandon = cuda_capture_abandon;
+    backend->capture_begin = cuda_capture_begin;
+    backend->capture_end = cuda_capture_end;
+    backend->capture_abandon = cuda_capture_abandon;
     backend->replay = cuda_replay;
-    backend->recording_free = cuda_recording_free;
-    backend->mark_new = cuda_mark_new;
-    backend->mark = cuda_mark;
+    backend->capture_free = cuda_capture_free;
+    backend->event_new = cuda_event_new;
+    backend->event_record = cuda_event_record;
     backend->elapsed_ms = cuda_elapsed_ms;
-    backend->mark_free = cuda_mark_free;
+    backend->event_free = cuda_event_free;
     backend->send_result = send_result;
     backend->receive_result = receive_result;
     backend->close = close;
@@ -463,7 +466,7 @@ Status backend_cuda_configure(Backend *backend, CudaSettings settings, Error *er
     cuda->settings = settings;
     if (settings.two_streams && !cuda->lane_stream[1]) TRY(open_lane(cuda, 1, error));
     backend->set_lane = settings.two_streams ? set_lane : NULL;
-    backend->wait_mark = settings.two_streams ? wait_mark : NULL;
+    backend->event_wait = settings.two_streams ? event_wait : NULL;
     return STATUS_OK;
 }
 

@@ -1,26 +1,28 @@
-/* Recordings of what is enqueued, replayed as one, and marks in a stream: CUDA's graphs and events.
+/* Stream capture (CUDA graphs): what is enqueued is captured once and replayed as one. And events in a
+ * stream.
  *
- * A training step is some 170 kernels of 3 to 90 us: enqueued one by one, the host would not keep up with the smaller ones. */
+ * A training step is some 170 kernels of 3 to 90 us. Enqueued one by one, the host would not keep up with the
+ * smaller ones. */
 #include "backend/cuda/kernels.h"
 
 /* Only this thread's calls are held to the rules of a capture: others may allocate meanwhile. */
 Status cuda_capture_begin(void *context, Error *error) {
     CudaContext *cuda = cuda_enter(context);
-    return cuda_check(cudaStreamBeginCapture(cuda->stream, cudaStreamCaptureModeThreadLocal), "recording",
+    return cuda_check(cudaStreamBeginCapture(cuda->stream, cudaStreamCaptureModeThreadLocal), "capturing",
                       error);
 }
 
-Status cuda_capture_end(void *context, void **recording, Error *error) {
+Status cuda_capture_end(void *context, void **capture, Error *error) {
     CudaContext *cuda = cuda_enter(context);
     cudaGraph_t graph = NULL;
     cudaGraphExec_t ready = NULL;
-    *recording = NULL;
-    TRY(cuda_check(cudaStreamEndCapture(cuda->stream, &graph), "recording", error));
+    *capture = NULL;
+    TRY(cuda_check(cudaStreamEndCapture(cuda->stream, &graph), "capturing", error));
     cudaError_t code = cudaGraphInstantiate(&ready, graph, cudaGraphInstantiateFlagUseNodePriority);
     cudaGraphDestroy(graph);
-    TRY(cuda_check(code, "making a recording ready", error));
-    *recording = ready;
-    return cuda_check(cudaGraphUpload(ready, cuda->stream), "making a recording ready", error);
+    TRY(cuda_check(code, "instantiating a CUDA graph", error));
+    *capture = ready;
+    return cuda_check(cudaGraphUpload(ready, cuda->stream), "instantiating a CUDA graph", error);
 }
 
 void cuda_capture_abandon(void *context) {
@@ -31,34 +33,34 @@ void cuda_capture_abandon(void *context) {
     cudaGetLastError(); /* a capture that broke says so again */
 }
 
-Status cuda_replay(void *context, void *recording, Error *error) {
+Status cuda_replay(void *context, void *capture, Error *error) {
     CudaContext *cuda = cuda_enter(context);
-    return cuda_check(cudaGraphLaunch((cudaGraphExec_t)recording, cuda->stream), "replaying a recording",
+    return cuda_check(cudaGraphLaunch((cudaGraphExec_t)capture, cuda->stream), "replaying a CUDA graph",
                       error);
 }
 
-void cuda_recording_free(void *context, void *recording) {
+void cuda_capture_free(void *context, void *capture) {
     cuda_enter(context);
-    if (recording) cudaGraphExecDestroy((cudaGraphExec_t)recording);
+    if (capture) cudaGraphExecDestroy((cudaGraphExec_t)capture);
 }
 
-Status cuda_mark_new(void *context, void **mark, Error *error) {
+Status cuda_event_new(void *context, void **event, Error *error) {
     cuda_enter(context);
-    return cuda_check(cudaEventCreate((cudaEvent_t *)mark), "making a mark", error);
+    return cuda_check(cudaEventCreate((cudaEvent_t *)event), "making an event", error);
 }
 
-Status cuda_mark(void *context, void *mark, Error *error) {
+Status cuda_event_record(void *context, void *event, Error *error) {
     CudaContext *cuda = cuda_enter(context);
-    return cuda_check(cudaEventRecord((cudaEvent_t)mark, cuda->stream), "setting a mark", error);
+    return cuda_check(cudaEventRecord((cudaEvent_t)event, cuda->stream), "recording an event", error);
 }
 
 Status cuda_elapsed_ms(void *context, void *first, void *second, float *milliseconds, Error *error) {
     TRY(cuda_wait_until(cuda_enter(context), (cudaEvent_t)second, error));
     return cuda_check(cudaEventElapsedTime(milliseconds, (cudaEvent_t)first, (cudaEvent_t)second),
-                      "reading a mark", error);
+                      "reading an event", error);
 }
 
-void cuda_mark_free(void *context, void *mark) {
+void cuda_event_free(void *context, void *event) {
     cuda_enter(context);
-    if (mark) cudaEventDestroy((cudaEvent_t)mark);
+    if (event) cudaEventDestroy((cudaEvent_t)event);
 }

@@ -1,9 +1,9 @@
-/* What the kernels share on the device's side: elements of three types as floats, vectors of 8 of them, sums over
- * warps and blocks, and the random numbers of dropout.
+/* What the kernels share on the device's side: elements of three types as floats, vectors of 8 of them, sums
+ * over warps and blocks, and the random numbers of dropout.
  *
- * The unit of work is 8 consecutive elements: 16 bytes of a 16-bit type, twice 16 bytes of f32, and exactly one block
- * of random numbers. Rows whose length is no multiple of 8, and views that begin anywhere, are read element by element
- * (`aligned` false): right, and slower. */
+ * The unit of work is 8 consecutive elements: 16 bytes of a 16-bit type, twice 16 bytes of f32, and exactly
+ * one block of random numbers. Rows whose length is no multiple of 8, and views that begin anywhere, are read
+ * element by element (`aligned` false): right, and slower. */
 #ifndef PGPT_BACKEND_CUDA_RUNTIME_DEVICE_CUH
 #define PGPT_BACKEND_CUDA_RUNTIME_DEVICE_CUH
 
@@ -91,7 +91,8 @@ template <typename T> DEVICE void store8(T *p, const float v[VECTOR]) {
     *(uint4 *)p = make_uint4(word[0], word[1], word[2], word[3]);
 }
 
-/* The same in two steps, so that something can be done between them: 8 elements on their way, as they lie in memory. */
+/* The same in two steps, so that something can be done between them: 8 elements on their way, as they lie in
+ * memory. */
 template <typename T> struct alignas(16) Raw { T element[VECTOR]; };
 template <typename T> DEVICE Raw<T> load_raw(const T *p) {
     Raw<T> raw;
@@ -149,7 +150,7 @@ template <typename T> DEVICE void write8(T *p, int64_t n, bool aligned, float v[
     store8(p, n, aligned, v);
 }
 
-/* ---- memory whose type is known when the kernel runs only: the branch is the same for the whole grid ---- */
+/* ---- memory whose type is known only when the kernel runs: the branch is the same for the whole grid ---- */
 
 typedef struct {
     void *data; /* NULL: there is none */
@@ -199,8 +200,8 @@ DEVICE float warp_max(float x) {
     return x;
 }
 
-/* Every thread of the block gets the sum; `shared` has a float for every warp, and a barrier must lie between two
- * uses of it. A block of one warp needs no barrier. */
+/* Every thread of the block gets the sum; `shared` has a float for every warp, and a barrier must lie between
+ * two uses of it. A block of one warp needs no barrier. */
 DEVICE float block_sum(float x, float *shared) {
     x = warp_sum(x);
     if (blockDim.x <= WARP) return x;
@@ -223,7 +224,7 @@ DEVICE uint64_t first_sequence(const int32_t *random) {
 /* ---- indices that are wrong ---- */
 
 /* Several threads may write: any one of them is as good. */
-DEVICE void report(CudaFault *fault, FaultKind kind, long long value, long long limit) {
+DEVICE void report(CudaFault *fault, CudaFaultKind kind, long long value, long long limit) {
     fault->value = value;
     fault->limit = limit;
     __threadfence_system();
@@ -275,7 +276,8 @@ DEVICE void let_successor_start(void) {
 #endif
 }
 
-/* Runs the statement with T being the element type of `tensor`; returns with an error for types without kernels. */
+/* Runs the statement with T being the element type of `tensor`; returns with an error for types without
+ * kernels. */
 #define FOR_TYPE(tensor, T, ...)                                                                             \
     do {                                                                                                     \
         switch ((tensor)->dtype) {                                                                           \

@@ -1,6 +1,8 @@
-/* Opening cuBLASLt. It is half a gigabyte of kernels, of which a process that never touches a GPU should not map a page.
+/* Opening cuBLASLt. It is half a gigabyte of kernels, of which a process that never touches a GPU should not
+ * map a page.
  *
- * The number in its file name is that of the interface, and it is the one of the header that this was compiled with. */
+ * The number in its file name is that of the interface, and it is the one of the header that this was
+ * compiled with. */
 #include "backend/cuda/runtime/library_cublas.h"
 
 #include <stddef.h>

@@ -1,5 +1,5 @@
-/* cuBLASLt, opened with the backend rather than with the process (base/library.h): its functions, called through a
- * table that every context has, as context->lt.Matmul(...). */
+/* cuBLASLt, opened with the backend rather than with the process (base/library.h): its functions, called
+ * through a table that every context has, as context->lt.Matmul(...). */
 #ifndef PGPT_BACKEND_CUDA_RUNTIME_LIBRARY_CUBLAS_H
 #define PGPT_BACKEND_CUDA_RUNTIME_LIBRARY_CUBLAS_H
 
@@ -37,8 +37,8 @@ typedef struct {
 #undef CUBLASLT_FIELD
 } CublasLt;
 
-/* A user's error that says how to get it where it is missing or of another major version than pgpt was built with. Where
- * PGPT_WITHOUT leaves it out, the table stays empty (gemm_plain.cu). */
+/* A user's error that says how to get it where it is missing or of another major version than pgpt was built
+ * with. Where PGPT_WITHOUT leaves it out, the table stays empty (gemm_plain.cu). */
 Status cuda_load_cublas(CublasLt *lt, Error *error);
 
 #ifdef __cplusplus

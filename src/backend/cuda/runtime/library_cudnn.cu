@@ -1,5 +1,5 @@
-/* Opening cuDNN, which opens more of itself as it is used. Its own attention is the faster one for long sequences, and
- * the only thing that it is there for: whoever asks must be able to go on without. */
+/* Opening cuDNN, which opens more of itself as it is used. Its own attention is the faster one for long
+ * sequences, and the only thing that it is there for: whoever asks must be able to go on without. */
 #include "backend/cuda/runtime/library_cudnn.h"
 
 #include <stddef.h>

@@ -31,7 +31,8 @@ typedef struct {
 #undef CUDNN_FIELD
 } Cudnn;
 
-/* An error where it is missing or of another major version than pgpt was built with: attention goes on without. */
+/* An error where it is missing or of another major version than pgpt was built with: attention goes on
+ * without. */
 Status cuda_load_cudnn(Cudnn *cudnn, Error *error);
 
 #ifdef __cplusplus

@@ -1,4 +1,4 @@
-/* When a kernel may be launched before the one in front of it has ended. */
+/* When a kernel may be launched by programmatic dependent launch: before the one in front of it has ended. */
 #include "backend/cuda/runtime/pdl.cuh"
 
 static __global__ void probe_kernel(void) {}
@@ -13,13 +13,13 @@ extern "C" bool cuda_code_is_for_9(void) {
     return answer == YES;
 }
 
-/* Recordings know such starts from CUDA 12.3 on. */
-static bool recordings_can(void) {
+/* Captures know such launches from CUDA 12.3 on. */
+static bool captures_can(void) {
     int driver = 0;
     return CUDART_VERSION >= 12030 && cudaDriverGetVersion(&driver) == cudaSuccess && driver >= 12030;
 }
 
-extern "C" bool cuda_may_start_early(cudaStream_t stream) {
+extern "C" bool cuda_may_use_pdl(cudaStream_t stream) {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     const cudaGraphNode_t *before = NULL;
     size_t n_before = 0;
@@ -33,6 +33,6 @@ extern "C" bool cuda_may_start_early(cudaStream_t stream) {
     if (code != cudaSuccess) return cudaGetLastError(), false; /* it has been noticed */
     if (status == cudaStreamCaptureStatusNone) return true;
     cudaGraphNodeType type;
-    return recordings_can() && n_before == 1 && cudaGraphNodeGetType(before[0], &type) == cudaSuccess &&
+    return captures_can() && n_before == 1 && cudaGraphNodeGetType(before[0], &type) == cudaSuccess &&
            type == cudaGraphNodeTypeKernel;
 }

@@ -1,5 +1,5 @@
-/* tensor_map: the driver makes the maps, and the library of the driver itself is not linked: its function is asked for
- * when one is wanted. */
+/* TMA descriptors: the driver makes them. The library of the driver itself is not linked: its function is
+ * asked for when a descriptor is wanted. */
 #include "backend/cuda/runtime/tma_descriptor.h"
 
 #include <cuda_runtime_api.h>
@@ -16,12 +16,12 @@ static void *find_encoder(void) {
     return code == cudaSuccess && found == cudaDriverEntryPointSuccess ? entry : NULL;
 }
 
-extern "C" bool cuda_tensor_maps_exist(void) {
+extern "C" bool cuda_tma_exists(void) {
     return find_encoder() != NULL;
 }
 
-extern "C" bool cuda_tensor_map(CUtensorMap *map, const void *data, int n_dimensions, const uint64_t *size,
-                                const uint64_t *stride, const uint32_t *box) {
+extern "C" bool cuda_tma_descriptor(CUtensorMap *map, const void *data, int n_dimensions,
+                                    const uint64_t *size, const uint64_t *stride, const uint32_t *box) {
     static const cuuint32_t step[5] = {1, 1, 1, 1, 1};
     void *entry = find_encoder();
     if (!entry) return false;

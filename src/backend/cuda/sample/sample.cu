@@ -1,10 +1,11 @@
 /* sample: the next token of every row of logits (ops/sample.h).
  *
- * Floor: 4·V bytes a row, which the head has just left in the second-level cache; in practice the launch, and passes of one
- * multiprocessor over 200 kB where the distribution is cut. A row's logits are dealt out to the warps of a cluster of thread
- * blocks, which keep theirs in registers. Each has its greatest logit and its sums of exponentials, and writes them into the
- * shared memory of all blocks; when all have, every warp knows the likeliest token, or whose the drawn one is. That one
- * counts it out. A GPU without clusters has one thread block a row.
+ * Floor: 4·V bytes a row, which the head has just left in the L2 cache; in practice the launch, and passes of
+ * one multiprocessor over 200 kB where the distribution is cut. A row's logits are dealt out to the warps of
+ * a thread-block cluster, which keep theirs in registers. Each has its greatest logit and its sums of
+ * exponentials, and writes them into the shared memory of all blocks; when all have, every warp knows the
+ * likeliest token, or whose the drawn one is. That one counts it out. A GPU without clusters has one thread
+ * block a row.
  *
  * The weights are those of the host's sampler: exponentials in f32, relative to the row's largest logit. */
 #include "backend/cuda/runtime/pdl.cuh"
@@ -48,7 +49,8 @@ DEVICE double warp_weight(const CutRow &row, Key cut, int first, int end) {
     return warp_sum(sum);
 }
 
-/* The range becomes that of its 16 parts in which the target is reached. With `uniform`, the target is yet to be made. */
+/* The range becomes that of its 16 parts in which the target is reached. With `uniform`, the target is yet to
+ * be made. */
 DEVICE void narrow(const CutRow &row, Key cut, double uniform, SampleShared *shared) {
     int first = shared->first, end = shared->end, each = (end - first + CUT_WARPS - 1) / CUT_WARPS;
     int warp = (int)threadIdx.x / WARP, begin = first + warp * each;
@@ -237,6 +239,6 @@ extern "C" Status cuda_sample(const KernelCall *call, Error *error) {
     config.blockDim = dim3(CUT_THREADS);
     config.stream = context->stream;
     config.attrs = attributes;
-    config.numAttrs = has_clusters ? 1 + early_attribute(&attributes[1], context->stream) : 0;
+    config.numAttrs = has_clusters ? 1 + pdl_attribute(&attributes[1], context->stream) : 0;
     return cuda_check(cudaLaunchKernelEx(&config, sample_kernel, c), "sample", error);
 }

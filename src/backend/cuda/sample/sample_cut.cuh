@@ -1,13 +1,13 @@
 /* Where the options top-k and top-p cut the distribution: by one thread block over all tokens of a row.
  *
- * Tokens are ordered by keys, 64 bits that differ for any two of them: the logit, and behind it the token's number, the lower
- * the better. A cut is the least key that is kept: that of the shortest beginning of the order that weighs enough, where a
- * token weighs 1 for top-k and its probability for top-p. Weights are whole numbers, so that sums are the same in
- * whatever order they are taken.
+ * Tokens are ordered by keys, 64 bits that differ for any two of them: the logit, and behind it the token's
+ * number, the lower the better. A cut is the least key that is kept: that of the shortest beginning of the
+ * order that weighs enough, where a token weighs 1 for top-k and its probability for top-p. Weights are whole
+ * numbers, so that sums are the same in whatever order they are taken.
  *
- * The search: a histogram of weights over the distance to the greatest logit says in which bin the cut lies. A few tokens
- * are in that bin, usually; they are put side by side and each is weighed against all others. As long as there are too many,
- * the bin is cut into bins by their keys. */
+ * The search: a histogram of weights over the distance to the greatest logit says in which bin the cut lies.
+ * A few tokens are in that bin, usually; they are put side by side and each is weighed against all others. As
+ * long as there are too many, the bin is cut into bins by their keys. */
 #ifndef PGPT_BACKEND_CUDA_SAMPLE_SAMPLE_CUT_CUH
 #define PGPT_BACKEND_CUDA_SAMPLE_SAMPLE_CUT_CUH
 

@@ -1,8 +1,8 @@
 /* sample.cu's rows, dealt out to warps: what each knows of its part, and how all find the token from that.
  *
- * A warp keeps up to SPAN logits in registers, 16 a thread, and their weights in shared memory, relative to its own
- * largest one. What a part weighs beside the others is known when all have told all (SampleParts): each thread of a warp
- * then looks at LANE_PARTS of the parts. */
+ * A warp keeps up to SPAN logits in registers, 16 a thread, and their weights in shared memory, relative to
+ * its own largest one. What a part weighs beside the others is known when all have told all (SampleParts):
+ * each thread of a warp then looks at LANE_PARTS of the parts. */
 #ifndef PGPT_BACKEND_CUDA_SAMPLE_SAMPLE_PARTS_CUH
 #define PGPT_BACKEND_CUDA_SAMPLE_SAMPLE_PARTS_CUH
 
@@ -102,13 +102,14 @@ DEVICE double warp_sum(double x) {
     return x;
 }
 
-/* Where the weight of token i of SPAN is: a thread will have LANE_TOKENS side by side, no two threads in the same bank. */
+/* Where the weight of token i of SPAN is: a thread will have LANE_TOKENS side by side, no two threads in the
+ * same bank. */
 DEVICE int place_of(int i) {
     return i + i / LANE_TOKENS;
 }
 
-/* Weights of the SPAN tokens that the warp has, relative to its largest logit; their sums in this thread. Divisions by a
- * temperature are many instructions: what is not run had better not stand in between. */
+/* Weights of the SPAN tokens that the warp has, relative to its largest logit; their sums in this thread.
+ * Divisions by a temperature are many instructions: what is not run had better not stand in between. */
 DEVICE void weigh(const Part &part, const CutRow &mine, float *weights, double *sum, double *weight) {
     float sums = 0.0f, weighed = 0.0f;
 #pragma unroll
@@ -201,8 +202,8 @@ DEVICE int first_with(bool has_enough, bool is_possible) {
     return enough ? __ffs((int)enough) - 1 : any ? 31 - __clz((int)any) : 0;
 }
 
-/* Numbers that weigh something each: the first with which the sum, from `before` on, is more than `wanted`, or the last
- * possible one; *sum: without it. */
+/* Numbers that weigh something each: the first with which the sum, from `before` on, is more than `wanted`,
+ * or the last possible one; *sum: without it. */
 template <int N> DEVICE int walk(const double (&weight)[N], double before, double wanted, double *sum) {
     int found = 0;
     bool is_found = false;
