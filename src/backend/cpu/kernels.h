@@ -6,43 +6,21 @@
 #ifndef PGPT_BACKEND_CPU_KERNELS_H
 #define PGPT_BACKEND_CPU_KERNELS_H
 
+#include "backend/cpu/kernel_list.h"
 #include "backend/cpu/simd.h"
 #include "graph/op.h"
 
-Status cpu_embedding(const KernelCall *call, Error *error);
-Status cpu_embedding_token_gradient(const KernelCall *call, Error *error);
-Status cpu_embedding_position_gradient(const KernelCall *call, Error *error);
-Status cpu_layernorm(const KernelCall *call, Error *error);
-Status cpu_layernorm_backward(const KernelCall *call, Error *error);
-Status cpu_rmsnorm(const KernelCall *call, Error *error);
-Status cpu_rmsnorm_backward(const KernelCall *call, Error *error);
-Status cpu_residual_norm(const KernelCall *call, Error *error);
-Status cpu_residual_norm_backward(const KernelCall *call, Error *error);
-Status cpu_linear(const KernelCall *call, Error *error);
-Status cpu_linear_input_gradient(const KernelCall *call, Error *error);
-Status cpu_linear_weight_gradient(const KernelCall *call, Error *error);
-Status cpu_gelu(const KernelCall *call, Error *error);
-Status cpu_gelu_backward(const KernelCall *call, Error *error);
+/* The kernels of kernel_list.h, and their scratch functions: bytes of working memory. */
+#define PLAIN(op, kernel) Status kernel(const KernelCall *call, Error *error);
+#define WITH_SCRATCH(op, kernel)                                                                             \
+    Status kernel(const KernelCall *call, Error *error);                                                     \
+    size_t kernel##_scratch(const Node *node, int n_threads);
+CPU_KERNELS(PLAIN, WITH_SCRATCH)
+#undef PLAIN
+#undef WITH_SCRATCH
+
 /* dx = dy · slope at x of the node's activation, as many as its first output has; dx may be dy or x. */
 void cpu_gelu_slope(const KernelCall *call, const float *dy, const float *x, float *dx, bool add);
-Status cpu_swiglu(const KernelCall *call, Error *error);
-Status cpu_swiglu_backward(const KernelCall *call, Error *error);
-Status cpu_attention(const KernelCall *call, Error *error);
-Status cpu_attention_backward(const KernelCall *call, Error *error);
-Status cpu_attention_cached(const KernelCall *call, Error *error);
-Status cpu_rotary(const KernelCall *call, Error *error);
-Status cpu_add(const KernelCall *call, Error *error);
-Status cpu_copy(const KernelCall *call, Error *error);
-Status cpu_zero(const KernelCall *call, Error *error);
-Status cpu_dropout(const KernelCall *call, Error *error);
-Status cpu_gather(const KernelCall *call, Error *error);
-Status cpu_sum(const KernelCall *call, Error *error);
-Status cpu_cross_entropy(const KernelCall *call, Error *error);
-Status cpu_squared_error(const KernelCall *call, Error *error);
-Status cpu_squared_norm(const KernelCall *call, Error *error);
-Status cpu_clip(const KernelCall *call, Error *error);
-Status cpu_adamw(const KernelCall *call, Error *error);
-Status cpu_sgd(const KernelCall *call, Error *error);
 
 /* ---- 16-bit storage (half.c) ----
  * Kernels compute on f32. Where a node has 16-bit tensors, cpu_widened runs its f32 kernel on widened
@@ -62,21 +40,6 @@ void cpu_narrow(DType dtype, const float *from, void *to, int64_t first, int64_t
 
 /* What a tensor of this type would hold in place of x[0..n-1]. */
 void cpu_round(DType dtype, float *x, int64_t n);
-
-/* Bytes of scratch for the kernels that want some. */
-size_t cpu_embedding_token_gradient_scratch(const Node *node, int n_threads);
-size_t cpu_layernorm_backward_scratch(const Node *node, int n_threads);
-size_t cpu_rmsnorm_backward_scratch(const Node *node, int n_threads);
-size_t cpu_residual_norm_backward_scratch(const Node *node, int n_threads);
-size_t cpu_linear_scratch(const Node *node, int n_threads);
-size_t cpu_linear_input_gradient_scratch(const Node *node, int n_threads);
-size_t cpu_linear_weight_gradient_scratch(const Node *node, int n_threads);
-size_t cpu_attention_scratch(const Node *node, int n_threads);
-size_t cpu_attention_backward_scratch(const Node *node, int n_threads);
-size_t cpu_attention_cached_scratch(const Node *node, int n_threads);
-size_t cpu_rotary_scratch(const Node *node, int n_threads);
-size_t cpu_sum_scratch(const Node *node, int n_threads);
-size_t cpu_squared_norm_scratch(const Node *node, int n_threads);
 
 /* ---- threads ---- */
 

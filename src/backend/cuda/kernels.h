@@ -24,6 +24,7 @@ extern "C" {
 #endif
 
 #include "backend/cuda/cuda.h"
+#include "backend/cuda/kernel_list.h"
 #include "ops/ops.h"
 
 /* ---- the context ---- */
@@ -152,20 +153,15 @@ Status cuda_reduce_all(const CudaContext *context, const void *x, DType dtype, i
 
 /* ---- kernels ---- */
 
-Status cuda_embedding(const KernelCall *call, Error *error);
-Status cuda_embedding_token_gradient(const KernelCall *call, Error *error);
-Status cuda_embedding_position_gradient(const KernelCall *call, Error *error);
-Status cuda_layernorm(const KernelCall *call, Error *error);
-Status cuda_layernorm_backward(const KernelCall *call, Error *error);
-Status cuda_rmsnorm(const KernelCall *call, Error *error);
-Status cuda_rmsnorm_backward(const KernelCall *call, Error *error);
-Status cuda_residual_norm(const KernelCall *call, Error *error);
-Status cuda_residual_norm_backward(const KernelCall *call, Error *error);
-Status cuda_linear(const KernelCall *call, Error *error);
-Status cuda_linear_input_gradient(const KernelCall *call, Error *error);
-Status cuda_linear_weight_gradient(const KernelCall *call, Error *error);
-Status cuda_gelu(const KernelCall *call, Error *error);
-Status cuda_gelu_backward(const KernelCall *call, Error *error);
+/* The kernels of kernel_list.h, and their scratch functions: bytes of working memory. */
+#define PLAIN(op, kernel) Status kernel(const KernelCall *call, Error *error);
+#define WITH_SCRATCH(op, kernel)                                                                             \
+    Status kernel(const KernelCall *call, Error *error);                                                     \
+    size_t kernel##_scratch(CudaContext *context, const Node *node);
+CUDA_KERNELS(PLAIN, WITH_SCRATCH)
+#undef PLAIN
+#undef WITH_SCRATCH
+
 /* dx = dy · slope at x of the node's activation, all like its first output; dx may be dy or x. */
 Status cuda_gelu_slope(const KernelCall *call, const void *dy, const void *x, void *dx, bool add,
                        Error *error);
@@ -173,26 +169,6 @@ Status cuda_gelu_slope(const KernelCall *call, const void *dy, const void *x, vo
  * of vectors in aligned memory only. */
 Status cuda_gelu_slope_summed(const KernelCall *call, const void *dy, const void *x, void *dx, bool add,
                               const SumOutput *sums, void *scratch, Error *error);
-Status cuda_swiglu(const KernelCall *call, Error *error);
-Status cuda_swiglu_backward(const KernelCall *call, Error *error);
-Status cuda_attention(const KernelCall *call, Error *error);
-Status cuda_attention_backward(const KernelCall *call, Error *error);
-Status cuda_attention_cached(const KernelCall *call, Error *error);
-Status cuda_decode_step(const KernelCall *call, Error *error);
-Status cuda_sample(const KernelCall *call, Error *error);
-Status cuda_rotary(const KernelCall *call, Error *error);
-Status cuda_add(const KernelCall *call, Error *error);
-Status cuda_copy(const KernelCall *call, Error *error);
-Status cuda_zero(const KernelCall *call, Error *error);
-Status cuda_dropout(const KernelCall *call, Error *error);
-Status cuda_gather(const KernelCall *call, Error *error);
-Status cuda_sum(const KernelCall *call, Error *error);
-Status cuda_cross_entropy(const KernelCall *call, Error *error);
-Status cuda_squared_error(const KernelCall *call, Error *error);
-Status cuda_squared_norm(const KernelCall *call, Error *error);
-Status cuda_clip(const KernelCall *call, Error *error);
-Status cuda_adamw(const KernelCall *call, Error *error);
-Status cuda_sgd(const KernelCall *call, Error *error);
 
 /* Is the node one that its kernel is made for? For the operations that a program can do without. */
 bool cuda_decode_step_fits(const CudaContext *context, const Node *node);
@@ -202,20 +178,6 @@ bool cuda_residual_norm_sums(const CudaContext *context, const Node *node);
 bool cuda_linear_input_gradient_sums(const CudaContext *context, const Node *node);
 bool cuda_attention_sums(const CudaContext *context, const Node *node);
 bool cuda_attention_fits(const Node *node); /* of attention_cached too: are its heads narrow enough? */
-
-/* Bytes of scratch for the kernels that want some. */
-size_t cuda_embedding_token_gradient_scratch(CudaContext *context, const Node *node);
-size_t cuda_layernorm_backward_scratch(CudaContext *context, const Node *node);
-size_t cuda_rmsnorm_backward_scratch(CudaContext *context, const Node *node);
-size_t cuda_residual_norm_backward_scratch(CudaContext *context, const Node *node);
-size_t cuda_linear_scratch(CudaContext *context, const Node *node);
-size_t cuda_linear_input_gradient_scratch(CudaContext *context, const Node *node);
-size_t cuda_linear_weight_gradient_scratch(CudaContext *context, const Node *node);
-size_t cuda_attention_scratch(CudaContext *context, const Node *node);
-size_t cuda_attention_backward_scratch(CudaContext *context, const Node *node);
-size_t cuda_attention_cached_scratch(CudaContext *context, const Node *node);
-size_t cuda_sum_scratch(CudaContext *context, const Node *node);
-size_t cuda_squared_norm_scratch(CudaContext *context, const Node *node);
 
 #ifdef __cplusplus
 }

@@ -75,40 +75,11 @@ typedef struct {
 } CudaKernel;
 
 static const CudaKernel KERNELS[] = {
-    {&OP_EMBEDDING, cuda_embedding, NULL},
-    {&OP_EMBEDDING_TOKEN_GRADIENT, cuda_embedding_token_gradient, cuda_embedding_token_gradient_scratch},
-    {&OP_EMBEDDING_POSITION_GRADIENT, cuda_embedding_position_gradient, NULL},
-    {&OP_LAYERNORM, cuda_layernorm, NULL},
-    {&OP_LAYERNORM_BACKWARD, cuda_layernorm_backward, cuda_layernorm_backward_scratch},
-    {&OP_RMSNORM, cuda_rmsnorm, NULL},
-    {&OP_RMSNORM_BACKWARD, cuda_rmsnorm_backward, cuda_rmsnorm_backward_scratch},
-    {&OP_RESIDUAL_NORM, cuda_residual_norm, NULL},
-    {&OP_RESIDUAL_NORM_BACKWARD, cuda_residual_norm_backward, cuda_residual_norm_backward_scratch},
-    {&OP_LINEAR, cuda_linear, cuda_linear_scratch},
-    {&OP_LINEAR_INPUT_GRADIENT, cuda_linear_input_gradient, cuda_linear_input_gradient_scratch},
-    {&OP_LINEAR_WEIGHT_GRADIENT, cuda_linear_weight_gradient, cuda_linear_weight_gradient_scratch},
-    {&OP_GELU, cuda_gelu, NULL},
-    {&OP_GELU_BACKWARD, cuda_gelu_backward, NULL},
-    {&OP_SWIGLU, cuda_swiglu, NULL},
-    {&OP_SWIGLU_BACKWARD, cuda_swiglu_backward, NULL},
-    {&OP_ATTENTION, cuda_attention, cuda_attention_scratch},
-    {&OP_ATTENTION_BACKWARD, cuda_attention_backward, cuda_attention_backward_scratch},
-    {&OP_ATTENTION_CACHED, cuda_attention_cached, cuda_attention_cached_scratch},
-    {&OP_DECODE_STEP, cuda_decode_step, NULL},
-    {&OP_SAMPLE, cuda_sample, NULL},
-    {&OP_ROTARY, cuda_rotary, NULL},
-    {&OP_ADD, cuda_add, NULL},
-    {&OP_COPY, cuda_copy, NULL},
-    {&OP_ZERO, cuda_zero, NULL},
-    {&OP_DROPOUT, cuda_dropout, NULL},
-    {&OP_GATHER, cuda_gather, NULL},
-    {&OP_SUM, cuda_sum, cuda_sum_scratch},
-    {&OP_CROSS_ENTROPY, cuda_cross_entropy, NULL},
-    {&OP_SQUARED_ERROR, cuda_squared_error, NULL},
-    {&OP_SQUARED_NORM, cuda_squared_norm, cuda_squared_norm_scratch},
-    {&OP_CLIP, cuda_clip, NULL},
-    {&OP_ADAMW, cuda_adamw, NULL},
-    {&OP_SGD, cuda_sgd, NULL},
+#define PLAIN(op, kernel)        {&op, kernel, NULL},
+#define WITH_SCRATCH(op, kernel) {&op, kernel, kernel##_scratch},
+    CUDA_KERNELS(PLAIN, WITH_SCRATCH)
+#undef PLAIN
+#undef WITH_SCRATCH
 };
 
 static const CudaKernel *find_kernel(const Op *op) {
