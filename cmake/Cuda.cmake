@@ -2,14 +2,17 @@
 # a pgpt without it has absent.c in their place. PGPT_CUDNN: cuDNN's attention, for sources with cudnn in their names.
 # PGPT_NCCL: NCCL, in src/comm/comm_nccl.c.
 #
-# nvcc is looked for on the PATH, in CUDACXX, CUDA_HOME and CUDA_PATH, and where NVIDIA's packages put it. Architectures
-# are CMAKE_CUDA_ARCHITECTURES, by default 80 (A100) and 90 (H100, H200).
+# auto builds it where there is a GPU, for the architecture of that GPU (Gpu.cmake): compiling takes minutes, which nobody
+# wants to wait for in vain. on builds it wherever there is nvcc, for 80 (A100) and 90 (H100, H200). Either can be told
+# otherwise by CMAKE_CUDA_ARCHITECTURES. nvcc is looked for on the PATH, in CUDACXX, CUDA_HOME and CUDA_PATH, and where
+# NVIDIA's packages put it.
 #
 # Of cuBLASLt, cuDNN and NCCL the headers are needed, not the libraries: those are opened when a GPU is used
 # (src/base/library.h), so that the same program runs, and costs nothing, where there are none. The CUDA runtime is
 # linked, statically; it loads the driver when it is first asked for a device.
 
 include(CheckLanguage)
+include(Gpu)
 
 # Why CUDA cannot be had: an error if it was asked for.
 macro(pgpt_no_cuda)
@@ -17,7 +20,7 @@ macro(pgpt_no_cuda)
         message(FATAL_ERROR "PGPT_CUDA is on, but " ${ARGN} " Install NVIDIA's CUDA toolkit (nvcc, cuBLAS), or name nvcc "
                             "with -DCMAKE_CUDA_COMPILER=...")
     endif()
-    message(STATUS "CUDA is missing: pgpt will run on the CPU only; " ${ARGN})
+    pgpt_say_once("CUDA is left out: there is a GPU here, but " ${ARGN})
 endmacro()
 
 # CMAKE_CUDA_COMPILER, or pgpt_no_cuda. Where CUDA is only taken if it is there, an nvcc that does not work, say for want
@@ -25,13 +28,6 @@ endmacro()
 macro(pgpt_find_nvcc)
     if(NOT CMAKE_CUDA_COMPILER)
         unset(CMAKE_CUDA_COMPILER CACHE) # CMake takes any entry of this name for an answer
-        find_program(
-            nvcc_PROGRAM nvcc
-            HINTS ENV CUDACXX ENV CUDA_HOME ENV CUDA_PATH
-            PATHS /usr/local/cuda /opt/cuda
-            PATH_SUFFIXES bin
-            DOC "NVIDIA's compiler")
-        mark_as_advanced(nvcc_PROGRAM)
         if(NOT nvcc_PROGRAM)
             pgpt_no_cuda("there is no nvcc.")
         elseif(PGPT_CUDA STREQUAL on)
@@ -48,11 +44,28 @@ endmacro()
 
 set(PGPT_HAVE_CUDA OFF)
 pgpt_switch(PGPT_CUDA "NVIDIA GPUs by CUDA")
+set(cuda_wanted false)
 if(NOT PGPT_CUDA STREQUAL off)
+    find_program(
+        nvcc_PROGRAM nvcc
+        HINTS ENV CUDACXX ENV CUDA_HOME ENV CUDA_PATH
+        PATHS /usr/local/cuda /opt/cuda
+        PATH_SUFFIXES bin
+        DOC "NVIDIA's compiler")
+    mark_as_advanced(nvcc_PROGRAM)
+    set(nvcc "")
+    if(CMAKE_CUDA_COMPILER)
+        set(nvcc "${CMAKE_CUDA_COMPILER}")
+    elseif(nvcc_PROGRAM)
+        set(nvcc "${nvcc_PROGRAM}")
+    endif()
+    pgpt_choose_architectures("${nvcc}" cuda_wanted cuda_architectures)
+endif()
+if(cuda_wanted)
     pgpt_find_nvcc()
     if(CMAKE_CUDA_COMPILER)
         if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
-            set(CMAKE_CUDA_ARCHITECTURES 80-real 90 CACHE STRING "GPU architectures to compile for")
+            set(CMAKE_CUDA_ARCHITECTURES ${cuda_architectures} CACHE STRING "GPU architectures to compile for")
         endif()
         set(CMAKE_CUDA_FLAGS_RELEASE "-O3 -lineinfo" CACHE STRING "CUDA flags of the Release build")
         set(CMAKE_CUDA_FLAGS_DEBUG "-O1 -lineinfo" CACHE STRING "CUDA flags of the Debug build")
