@@ -1,15 +1,15 @@
-# PGPT_CUDA: the CUDA backend, src/backend/cuda. Its sources are .cu files, compiled by nvcc into the target pgpt_cuda;
-# a pgpt without it has absent.c in their place. PGPT_CUDNN: cuDNN's attention, for sources with cudnn in their names.
-# PGPT_NCCL: NCCL, in src/comm/comm_nccl.c.
+# PGPT_CUDA: the CUDA backend, src/backend/cuda. Its sources are .cu files, compiled by nvcc into the target
+# pgpt_cuda; a pgpt without it has absent.c in their place. PGPT_CUDNN: cuDNN's attention, for sources with
+# cudnn in their names. PGPT_NCCL: NCCL, in src/comm/comm_nccl.c.
 #
-# auto builds it where there is a GPU, for the architecture of that GPU (Gpu.cmake): compiling takes minutes, which nobody
-# wants to wait for in vain. on builds it wherever there is nvcc, for 80 (A100) and 90 (H100, H200). Either can be told
-# otherwise by CMAKE_CUDA_ARCHITECTURES. nvcc is looked for on the PATH, in CUDACXX, CUDA_HOME and CUDA_PATH, and where
-# NVIDIA's packages put it.
+# auto builds it where there is a GPU, for the architecture of that GPU (Gpu.cmake): compiling takes minutes,
+# which nobody wants to wait for in vain. on builds it wherever there is nvcc, for 80 (A100) and 90 (H100,
+# H200). Either can be told otherwise by CMAKE_CUDA_ARCHITECTURES. nvcc is looked for on the PATH, in CUDACXX,
+# CUDA_HOME and CUDA_PATH, and where NVIDIA's packages put it.
 #
 # Of cuBLASLt, cuDNN and NCCL the headers are needed, not the libraries: those are opened when a GPU is used
-# (src/base/library.h), so that the same program runs, and costs nothing, where there are none. The CUDA runtime is
-# linked, statically; it loads the driver when it is first asked for a device.
+# (src/base/library.h), so that the same program runs, and costs nothing, where there are none. The CUDA
+# runtime is linked, statically; it loads the driver when it is first asked for a device.
 
 include(CheckLanguage)
 include(Gpu)
@@ -23,8 +23,8 @@ macro(pgpt_no_cuda)
     pgpt_say_once("CUDA is left out: there is a GPU here, but " ${ARGN})
 endmacro()
 
-# CMAKE_CUDA_COMPILER, or pgpt_no_cuda. Where CUDA is only taken if it is there, an nvcc that does not work, say for want
-# of a C++ compiler that it knows, is none.
+# CMAKE_CUDA_COMPILER, or pgpt_no_cuda. Where CUDA is only taken if it is there, an nvcc that does not work,
+# say for want of a C++ compiler that it knows, is none.
 macro(pgpt_find_nvcc)
     if(NOT CMAKE_CUDA_COMPILER)
         unset(CMAKE_CUDA_COMPILER CACHE) # CMake takes any entry of this name for an answer
@@ -110,8 +110,8 @@ if(PGPT_HAVE_CUDA AND NOT PGPT_NCCL STREQUAL off)
     endif()
 endif()
 
-# Files *_sm90.cu have kernels by instructions that 90 alone has, not its successors: they are compiled for 90a in place
-# of 90. A build that is not for 90 is without these kernels, and its program does without them.
+# Files *_sm90.cu have kernels by instructions that 90 alone has, not its successors: they are compiled for
+# 90a in place of 90. A build that is not for 90 is without these kernels, and its program does without them.
 function(pgpt_cuda_for_90a target)
     set(architectures ${CMAKE_CUDA_ARCHITECTURES})
     if(architectures STREQUAL native AND CMAKE_CUDA_ARCHITECTURES_NATIVE)
@@ -125,8 +125,8 @@ function(pgpt_cuda_for_90a target)
     endif()
 endfunction()
 
-# Takes the files of src/backend/cuda that this build does not use out of the list of C sources, and makes pgpt_cuda and
-# pgpt_cuda_90a.
+# Takes the files of src/backend/cuda that this build does not use out of the list of C sources, and makes
+# pgpt_cuda and pgpt_cuda_90a.
 function(pgpt_add_cuda sources)
     set(kept ${${sources}})
     if(NOT PGPT_HAVE_CUDA)

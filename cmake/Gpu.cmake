@@ -1,8 +1,8 @@
 # Which GPUs are here, and so whether PGPT_CUDA=auto builds the CUDA backend, and for what architectures.
 #
-# nvidia-smi is asked, which comes with the driver; in WSL it is not on the PATH. A machine may have a driver without that
-# program (some containers), or one that is too old to know compute capabilities: then the driver's device files say that
-# there is a GPU, and its architecture stays unknown.
+# nvidia-smi is asked, which comes with the driver; in WSL it is not on the PATH. A machine may have a driver
+# without that program (some containers), or one that is too old to know compute capabilities: then the
+# driver's device files say that there is a GPU, and its architecture stays unknown.
 
 # A line that the user of make sees too (it hides the rest), once a build folder.
 function(pgpt_say_once)
@@ -13,8 +13,8 @@ function(pgpt_say_once)
     endif()
 endfunction()
 
-# `found` becomes true or false, `architectures` the list of theirs as CMake writes them (90), empty if they are unknown.
-# nvidia_smi_PROGRAM and nvidia_device_FILES may be set beforehand.
+# `found` becomes true or false, `architectures` the list of theirs as CMake writes them (90), empty if they
+# are unknown. nvidia_smi_PROGRAM and nvidia_device_FILES may be set beforehand.
 function(pgpt_find_gpus found architectures)
     find_program(nvidia_smi_PROGRAM nvidia-smi PATHS /usr/lib/wsl/lib DOC "Names the GPUs")
     mark_as_advanced(nvidia_smi_PROGRAM)
@@ -44,9 +44,9 @@ function(pgpt_find_gpus found architectures)
     set(${architectures} ${numbers} PARENT_SCOPE)
 endfunction()
 
-# Is a GPU here that the kernels can run on, or is CUDA wanted anyway? The answer is in `wanted`, and in `architectures`
-# what to compile for. `nvcc` is the compiler, or empty. A GPU that it does not know yet gets code for 90, which the GPU's
-# driver translates.
+# Is a GPU here that the kernels can run on, or is CUDA wanted anyway? The answer is in `wanted`, and in
+# `architectures` what to compile for. `nvcc` is the compiler, or empty. A GPU that it does not know yet gets
+# code for 90, which the GPU's driver translates.
 function(pgpt_choose_architectures nvcc wanted architectures)
     set(${wanted} true PARENT_SCOPE)
     set(${architectures} 80-real 90 PARENT_SCOPE)
