@@ -3,7 +3,7 @@
  *
  *   cuda_gemm            everything below
  *   cuda_gemm train [M]  forward, input gradient and weight gradient of each layer; what the library does
- *                            beside; of all models or of M (124M, 350M, 1558M, mini)
+ *                        beside; of all models or of M (124M, 350M, 1558M, mini)
  *   cuda_gemm head       the last layer: a vocabulary that is no multiple of 8, and how many rows at a time
  *   cuda_gemm decode     few rows: our kernels and the library's best, alone and as a whole stack of layers
  *   cuda_gemm start      how long it takes to choose the kernels of a whole program

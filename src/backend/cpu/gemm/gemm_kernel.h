@@ -4,7 +4,7 @@
  * in strips of one tile's rows, op(B) in strips of one tile's columns, both for a block of k at a time:
  *
  *   columns   [k][width]            width = GEMM_COLUMNS, or VEC_LANES in a last narrow strip
- *   rows      [k/L][height][L] when A is stored (m,k): L = VEC_LANES values of a row stay together, so
+ *   rows      [k/L][height][L]      when A is stored (m,k): L = VEC_LANES values of a row stay together, so
  *                                   packing is a plain copy
  *             [k][height]           when A is stored (k,m): again a plain copy
  *

@@ -8,8 +8,8 @@
  * between blocks.
  *
  * With p = e^(score - lse), m the dropout factor and D = Σ dy·y of the query's row:
- *     dvalue = Σ p·m·dy,   dscore = p·(m·(dy·value) - D)·scale, dquery = Σ dscore·key, dkey = Σ
- *                          dscore·query.
+ *     dvalue = Σ p·m·dy,        dscore = p·(m·(dy·value) - D)·scale,
+ *     dquery = Σ dscore·key,    dkey = Σ dscore·query.
  * This kernel finds D on its way and leaves it, beside lse·log2 e, for the other. */
 #include "backend/cuda/attention/attention_mma.cuh"
 

@@ -1,5 +1,5 @@
 /* attention of short sequences with heads of 64, forward, by warpgroups (4 warps) that multiply 64 rows at a
- * time (wgmma) (compute capability 9.0). attention_short_forward.cu says what is computed, and computes it
+ * time (wgmma, compute capability 9.0). attention_short_forward.cu says what is computed, and computes it
  * elsewhere.
  *
  * Floor: 11 us as there, for 64 sequences of 256 and 6 heads: 6,600 cycles a head and multiprocessor. Its 10
@@ -12,11 +12,9 @@
  * The kernel is persistent and warp-specialized: a block has as many threads as there may be, and takes one
  * head after the other. In shared memory there is room for two, with their masks.
  *
- *   Three groups have queries: one the last span of a head, one the span before, and one the rest. From
- *   head to head they
- *   change places: of three heads, all have had as much, whatever the length. A group waits for each of
- *   its products, and
- *   the others compute meanwhile.
+ *   Three groups have queries: one the last span of a head, one the span before, and one the rest. From head
+ *   to head they change places: of three heads, all have had as much, whatever the length. A group waits for
+ *   each of its GEMMs, and the others compute meanwhile.
  *   The fourth one draws the next head's mask, and has a thread that loads its rows by TMA.
  *
  * A span of queries is a first factor until its results are there, which then go out by way of its box.
@@ -111,8 +109,8 @@ DEVICE void draw_share(const ForwardCall &c, ForwardShared &shared, const ShortD
                                  n_units(c.shape.n_positions), step);
 }
 
-/* The first head's mask is everybody's, and its rows have been ordered (forward_kernel). Nobody waits for a
- * thread that neither draws nor orders, so it may not wait itself: it could miss a turn. */
+/* The first head's mask is everybody's, and its rows are on their way (forward_kernel). Nobody waits for a
+ * thread that neither draws nor loads, so it may not wait itself: it could miss a turn. */
 template <bool DROPS>
 DEVICE void feed_all(const ForwardCall &c, ForwardShared &shared, const ShortDropout &dropout, Self me) {
     if (!DROPS && (me.warp || me.lane)) return;

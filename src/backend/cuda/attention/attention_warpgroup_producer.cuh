@@ -68,7 +68,7 @@ DEVICE void produce_spans(const WarpgroupCall &c, WarpgroupShared &shared, const
         produce_queries(c, shared, me, i);
     }
 }
-/* From the last span of the first head to this one nobody is waited for: they are ordered before anything
+/* From the last span of the first head to this one nobody is waited for: they are loaded before anything
  * else is done. */
 DEVICE int first_produced(const WarpgroupCall &c) {
     return max(c.n_spans - OUTPUTS, 0);

@@ -1,5 +1,5 @@
 /* Attention of short sequences with heads of 64 by warpgroups (4 warps) that multiply 64 rows at a time
- * (wgmma) (compute capability 9.0): what attention_warpgroup_backward_sm90.cu and
+ * (wgmma, compute capability 9.0): what attention_warpgroup_backward_sm90.cu and
  * attention_warpgroup_forward_sm90.cu share. The rows of a head come in spans of 64; blocks take one head
  * after the other. wgmma.cuh says how rows lie in shared memory. */
 #ifndef PGPT_BACKEND_CUDA_ATTENTION_ATTENTION_WARPGROUP_SPANS_CUH

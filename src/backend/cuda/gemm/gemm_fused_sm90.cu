@@ -341,8 +341,8 @@ static __global__ void __launch_bounds__(FUSED_THREADS, 1) fused_kernel(const __
     Self me = {};
     me.lane = thread % WARP, me.warp = thread / WARP % GROUP_WARPS, me.group = thread / WARP / GROUP_WARPS;
     me.column = panel * PANEL, me.tile = part;
-    bool orders = thread == GROUPS * GROUP_WARPS * WARP;
-    if (orders) {
+    bool is_producer = thread == GROUPS * GROUP_WARPS * WARP;
+    if (is_producer) {
         init_barriers(shared);
         wait_for_predecessor();
         produce_first(c, shared, me);
@@ -357,7 +357,7 @@ static __global__ void __launch_bounds__(FUSED_THREADS, 1) fused_kernel(const __
     __syncthreads();
     if (me.group == GROUPS) { /* registers go from this group to the others */
         asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-        if (orders) produce_rest(c, shared, me);
+        if (is_producer) produce_rest(c, shared, me);
         if constexpr (MODE == MODE_SLOPE)
             if (me.warp == 1 && me.lane == 0) produce_before(c, shared, me);
     } else {
