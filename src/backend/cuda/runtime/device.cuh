@@ -150,7 +150,7 @@ template <typename T> DEVICE void write8(T *p, int64_t n, bool aligned, float v[
     store8(p, n, aligned, v);
 }
 
-/* ---- memory whose type is known only when the kernel runs: the branch is the same for the whole grid ---- */
+/* ---- memory whose type is known only at run time: the branch is the same for the whole grid ---- */
 
 typedef struct {
     void *data; /* NULL: there is none */
