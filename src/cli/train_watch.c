@@ -59,7 +59,7 @@ Status train_trace_open(TrainRun *run, Error *error) {
                         .steps = options->steps,
                         .next_step = run->trainer.n_done + 1,
                         .n_steps = run->values.train.n_steps,
-                        .runs_behind = run->backend.mark_new != NULL};
+                        .runs_behind = run->backend.event_new != NULL};
     trace_open(&run->trace, &setup, error);
     return launch_agree(run->launch, error);
 }

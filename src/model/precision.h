@@ -2,12 +2,13 @@
  *
  *     f32        everything in f32
  *     tf32       the same, with products on a GPU's matrix units: 10 bits of each factor, sums in f32
- *     bf16, f16  mixed: weights and activations in 16 bits; master weights, gradients of weights, moments and sums in f32
- *     pure-...   weights, gradients and moments in 16 bits too: 6 bytes a parameter beside its gradient, rounded by chance
- *                where they change
+ *     bf16, f16  mixed: weights and activations in 16 bits; master weights, gradients of weights, moments
+ *                and sums in f32
+ *     pure-...   weights, gradients and moments in 16 bits too: 6 bytes a parameter beside its gradient,
+ *                stochastic rounding where they change
  *
- * Operations give their outputs the type of their inputs, so that the type of the weights decides that of everything that
- * is computed from them; statistics, losses and norms are f32 in all of them. */
+ * Operations give their outputs the type of their inputs, so that the type of the weights decides that of
+ * everything that is computed from them; statistics, losses and norms are f32 in all of them. */
 #ifndef PGPT_MODEL_PRECISION_H
 #define PGPT_MODEL_PRECISION_H
 
