@@ -14,7 +14,7 @@
 #include "backend/cuda/gemm/gemm.h"
 #include "backend/cuda/gemm/gemm_skinny.h"
 #include "backend/cuda/runtime/device.cuh"
-#include "base/timer.h"
+#include "base/system/timer.h"
 
 #include <stdlib.h>
 #include <string.h>

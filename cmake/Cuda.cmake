@@ -8,7 +8,7 @@
 # CUDA_HOME and CUDA_PATH, and where NVIDIA's packages put it.
 #
 # Of cuBLASLt, cuDNN and NCCL the headers are needed, not the libraries: those are opened when a GPU is used
-# (src/base/library.h), so that the same program runs, and costs nothing, where there are none. The CUDA
+# (src/base/system/library.h), so that the same program runs, and costs nothing, where there are none. The CUDA
 # runtime is linked, statically; it loads the driver when it is first asked for a device.
 
 include(CheckLanguage)

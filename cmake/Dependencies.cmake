@@ -47,7 +47,7 @@ find_package(Threads REQUIRED) # checkpoints are written in one of their own
 target_link_libraries(pgpt_dependencies INTERFACE Threads::Threads)
 list(APPEND PGPT_PC_LIBS -pthread)
 
-if(CMAKE_DL_LIBS) # for base/library.c; nothing where the C library has dlopen itself and says so
+if(CMAKE_DL_LIBS) # for base/system/library.c; nothing where the C library has dlopen itself and says so
     target_link_libraries(pgpt_dependencies INTERFACE ${CMAKE_DL_LIBS})
     list(APPEND PGPT_PC_LIBS -l${CMAKE_DL_LIBS})
 endif()

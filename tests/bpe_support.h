@@ -3,9 +3,9 @@
 #define PGPT_TESTS_BPE_SUPPORT_H
 
 #include "base/random.h"
-#include "base/utf8.h"
-#include "data/bpe_train.h"
+#include "base/text/utf8.h"
 #include "data/corpus.h"
+#include "data/tokenizer/bpe_train.h"
 #include "data_support.h"
 
 typedef struct {

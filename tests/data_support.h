@@ -3,7 +3,7 @@
 #define PGPT_TESTS_DATA_SUPPORT_H
 
 #include "base/error.h"
-#include "data/tokenizer.h"
+#include "data/tokenizer/tokenizer.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -16,8 +16,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/options.h"
-#include "base/options_text.h"
+#include "base/options/options.h"
+#include "base/options/options_text.h"
 #include "base/random.h"
 
 typedef enum { CONSTANT, LINEAR, COSINE } Schedule;

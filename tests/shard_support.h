@@ -2,9 +2,9 @@
 #ifndef PGPT_TESTS_SHARD_SUPPORT_H
 #define PGPT_TESTS_SHARD_SUPPORT_H
 
-#include "base/file.h"
-#include "data/prepare.h"
-#include "data/shard_set.h"
+#include "base/file/file.h"
+#include "data/shards/prepare.h"
+#include "data/shards/shard_set.h"
 #include "data_support.h"
 
 #include <sys/stat.h>

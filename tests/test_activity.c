@@ -13,9 +13,9 @@
 
 #include <cmocka.h>
 
-#include "base/activity.h"
-#include "base/activity_board.h"
-#include "base/timer.h"
+#include "base/system/activity.h"
+#include "base/system/activity_board.h"
+#include "base/system/timer.h"
 #include "comm/comm_self.h"
 
 static ActivityEntry instruction(int64_t number) {

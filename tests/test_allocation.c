@@ -4,7 +4,7 @@
  * The first step may still warm things up outside our code (the threads of OpenMP start in it). Sanitizers bring their own
  * allocator, so there the test is skipped. */
 #include "backend/cpu/cpu.h"
-#include "base/memory.h"
+#include "base/system/memory.h"
 #include "train/step.h"
 
 #include <errno.h>

@@ -12,8 +12,8 @@
 
 #include "base/arena.h"
 #include "base/error.h"
-#include "base/format.h"
 #include "base/random.h"
+#include "base/text/format.h"
 
 /* ---- Formats */
 

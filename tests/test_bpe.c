@@ -1,8 +1,8 @@
 /* Byte-pair encoding: merging, training, encoding in one piece, in parts and on
  * threads. */
 #include "bpe_support.h"
-#include "data/bpe.h"
-#include "data/pretokenize.h"
+#include "data/tokenizer/bpe.h"
+#include "data/tokenizer/pretokenize.h"
 
 /* ---- Merging ---- */
 

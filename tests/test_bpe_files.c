@@ -1,6 +1,6 @@
 /* Files of BPE tokenizers: every format to the same tokenizer and back, and files that are wrong. */
 #include "bpe_support.h"
-#include "data/bpe.h"
+#include "data/tokenizer/bpe.h"
 
 #include <sys/stat.h>
 

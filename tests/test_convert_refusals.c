@@ -1,6 +1,6 @@
 /* What `pgpt convert` must not accept: every message names the file and the field or tensor, and nothing is left of a
  * conversion that failed. */
-#include "base/staged_folder.h"
+#include "base/file/staged_folder.h"
 #include "hf_folder.h"
 #include "huggingface/convert.h"
 

@@ -8,8 +8,8 @@
 
 #include <string.h>
 
-#include "base/cores.h"
-#include "parallel/affinity.h"
+#include "base/system/cores.h"
+#include "parallel/launch/affinity.h"
 
 /* Cores begin .. end-1. */
 static CoreSet range(int begin, int end) {

@@ -17,11 +17,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "base/file.h"
-#include "base/file_lock.h"
-#include "base/folder.h"
-#include "base/staged_folder.h"
-#include "parallel/segments.h"
+#include "base/file/file.h"
+#include "base/file/file_lock.h"
+#include "base/file/folder.h"
+#include "base/file/staged_folder.h"
+#include "parallel/launch/segments.h"
 
 /* ---- Help for the tests: they run in a temporary folder of their own */
 

@@ -6,8 +6,8 @@
  * corners and edges are always in it. Rows are longer than they need be, so that a leading dimension is not the width,
  * and what lies between them must stay as it was. */
 #include "backend/cpu/gemm/gemm.h"
-#include "base/memory.h"
 #include "base/random.h"
+#include "base/system/memory.h"
 #include "data_support.h"
 #include "harness.h"
 

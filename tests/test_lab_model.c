@@ -9,9 +9,9 @@
 #include <math.h>
 #include <string.h>
 
-#include "lab/alpha_beta.h"
-#include "lab/ping_pong.h"
-#include "lab/replay.h"
+#include "lab/collectives/alpha_beta.h"
+#include "lab/collectives/ping_pong.h"
+#include "lab/collectives/replay.h"
 #include "lab/scaling.h"
 
 static void assert_close(double value, double wanted, double tolerance) {

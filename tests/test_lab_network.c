@@ -9,7 +9,7 @@
 #include <math.h>
 
 #include "comm/algo/transfer.h"
-#include "lab/replay.h"
+#include "lab/collectives/replay.h"
 
 static const int APART[] = {0, 1, 2, 3};
 

@@ -12,11 +12,11 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/file.h"
-#include "base/json.h"
-#include "base/timer.h"
-#include "lab/launch_child.h"
-#include "lab/plot.h"
+#include "base/file/file.h"
+#include "base/system/timer.h"
+#include "base/text/json.h"
+#include "lab/launch/launch_child.h"
+#include "lab/picture/plot.h"
 
 static char folder[] = "/tmp/pgpt-test-plot.XXXXXX";
 static char *old_path;

@@ -12,7 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/library.h"
+#include "base/system/library.h"
 
 typedef struct {
     double (*cosine)(double);

@@ -2,8 +2,8 @@
  * ahead. */
 #include "harness.h"
 #include "optim/ahead.h"
-#include "parallel/loose.h"
-#include "parallel/staleness.h"
+#include "parallel/async/loose.h"
+#include "parallel/async/staleness.h"
 
 #include <math.h>
 #include <setjmp.h>

@@ -16,11 +16,11 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-#include "base/file.h"
-#include "base/json.h"
-#include "base/log.h"
-#include "base/progress.h"
-#include "base/timer.h"
+#include "base/file/file.h"
+#include "base/system/timer.h"
+#include "base/text/json.h"
+#include "base/text/log.h"
+#include "base/text/progress.h"
 
 /* ---- Help for the tests */
 

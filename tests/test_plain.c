@@ -15,11 +15,11 @@
 #include <unistd.h>
 
 #include "base/error.h"
-#include "base/json.h"
-#include "base/log.h"
-#include "base/plain.h"
 #include "base/random.h"
-#include "base/utf8.h"
+#include "base/text/json.h"
+#include "base/text/log.h"
+#include "base/text/plain.h"
+#include "base/text/utf8.h"
 
 static void assert_plain(const char *bytes, size_t n, bool keeps_lines, const char *wanted) {
     char text[256], again[256];

@@ -1,7 +1,7 @@
 /* Splitting text into words: the scanner against PCRE2, known splits, cuts,
  * patterns good and bad. */
 #include "bpe_support.h"
-#include "data/pretokenize.h"
+#include "data/tokenizer/pretokenize.h"
 
 static Pretokenizer *make(const char *pattern, bool reference) {
     Error error = {0};

@@ -1,5 +1,5 @@
 /* Processes of this host, as others see them: going on, stopped, gone. */
-#include "base/process.h"
+#include "base/system/process.h"
 
 #include <setjmp.h>
 #include <signal.h>

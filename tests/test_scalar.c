@@ -1,6 +1,6 @@
 /* The engine of single numbers: its gradients against finite differences and against formulas, nodes that are used more than
  * once, graphs of a million nodes, IEEE's corners, and the same graph run again. */
-#include "lab/scalar.h"
+#include "lab/linear/scalar.h"
 
 #include <math.h>
 #include <setjmp.h>

@@ -1,8 +1,8 @@
 /* What training reads from shards: datasets like those in memory, mixtures of several, and the cache that prepares a
  * text only once. */
-#include "data/cache.h"
 #include "data/corpus.h"
 #include "data/dataset.h"
+#include "data/shards/cache.h"
 #include "shard_support.h"
 
 /* ---- Datasets ---- */

@@ -1,7 +1,7 @@
 /* Shards: the files, how texts are made into them, and what happens to damaged ones. */
-#include "data/bpe_train.h"
 #include "data/corpus.h"
-#include "data/prepare_encode.h"
+#include "data/shards/prepare_encode.h"
+#include "data/tokenizer/bpe_train.h"
 #include "shard_support.h"
 
 static void write_shard(const char *path, uint32_t token_bytes, uint32_t n_vocabulary, const int32_t *ids,

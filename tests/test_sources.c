@@ -2,8 +2,8 @@
  * they are read. The moment is not left to chance: a pass is interrupted by the test, or by what the cache says before it
  * encodes. */
 #define _GNU_SOURCE /* fopencookie */
-#include "data/cache.h"
 #include "data/names.h"
+#include "data/shards/cache.h"
 #include "data/source.h"
 #include "shard_support.h"
 

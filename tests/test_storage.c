@@ -14,8 +14,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/file.h"
-#include "base/memory.h"
+#include "base/file/file.h"
+#include "base/system/memory.h"
 
 /* ---- Help for the tests: one temporary folder for all of them */
 

@@ -1,7 +1,7 @@
 /* The first error wins: what fails afterwards, while cleaning up, is a consequence and would hide the cause. */
 #include "base/error.h"
 
-#include "base/plain.h"
+#include "base/text/plain.h"
 
 #include <stdarg.h>
 #include <stdio.h>

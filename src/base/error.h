@@ -14,7 +14,7 @@
  *
  * A user's mistake (STATUS_USER) must say what, where and what to do instead. A message has no final full stop and
  * no newline; the program adds "pgpt: " before it. Whatever is put into it, it is one line that a terminal can be shown
- * (base/plain.h): control characters are escaped, and what is too long is cut and says so. */
+ * (base/text/plain.h): control characters are escaped, and what is too long is cut and says so. */
 #ifndef PGPT_BASE_ERROR_H
 #define PGPT_BASE_ERROR_H
 

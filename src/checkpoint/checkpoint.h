@@ -18,7 +18,7 @@
 #ifndef PGPT_CHECKPOINT_CHECKPOINT_H
 #define PGPT_CHECKPOINT_CHECKPOINT_H
 
-#include "base/json.h"
+#include "base/text/json.h"
 #include "checkpoint/safetensors.h"
 #include "comm/comm.h"
 #include "model/parameters.h"

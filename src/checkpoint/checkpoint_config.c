@@ -3,7 +3,7 @@
  * the table does not have means that the checkpoint is newer than this program. */
 #include "checkpoint/checkpoint.h"
 
-#include "base/format.h"
+#include "base/text/format.h"
 
 #include <float.h>
 #include <string.h>

@@ -5,7 +5,7 @@
 #define _GNU_SOURCE /* renameat2 */
 #include "checkpoint/checkpoint_folder.h"
 
-#include "base/file.h"
+#include "base/file/file.h"
 #include "checkpoint/checkpoint_manifest.h"
 
 #include <errno.h>

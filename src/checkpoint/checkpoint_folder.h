@@ -2,7 +2,7 @@
 #ifndef PGPT_CHECKPOINT_CHECKPOINT_FOLDER_H
 #define PGPT_CHECKPOINT_CHECKPOINT_FOLDER_H
 
-#include "base/folder.h"
+#include "base/file/folder.h"
 
 #include <stdint.h>
 

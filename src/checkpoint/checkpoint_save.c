@@ -10,7 +10,7 @@
  * removes one only when nobody writes there any more. Alone, the same steps have nobody to talk to. */
 #include "checkpoint/checkpoint_manifest.h"
 
-#include "base/format.h"
+#include "base/text/format.h"
 #include "checkpoint/checkpoint_folder.h"
 #include "checkpoint/checkpoint_part.h"
 #include "checkpoint/checkpoint_together.h"

@@ -3,7 +3,7 @@
  * That is the promise about one changed word. */
 #include "checkpoint/checksum.h"
 
-#include "base/file.h"
+#include "base/file/file.h"
 #include "data/hash.h"
 
 #include <errno.h>

@@ -5,8 +5,8 @@
  * hundred bytes a tensor) through jansson, which knows how names must be escaped. */
 #include "checkpoint/safetensors.h"
 
-#include "base/json.h"
-#include "base/memory.h"
+#include "base/system/memory.h"
+#include "base/text/json.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -12,7 +12,7 @@
 #define PGPT_CHECKPOINT_SAFETENSORS_H
 
 #include "base/arena.h"
-#include "base/file.h"
+#include "base/file/file.h"
 #include "checkpoint/checksum.h"
 
 typedef enum {

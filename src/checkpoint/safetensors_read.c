@@ -11,9 +11,9 @@
 
 #include "base/half.h"
 
-#include "base/format.h"
-#include "base/json.h"
-#include "base/memory.h"
+#include "base/system/memory.h"
+#include "base/text/format.h"
+#include "base/text/json.h"
 
 #include <errno.h>
 #include <fcntl.h>

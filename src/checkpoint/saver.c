@@ -14,7 +14,7 @@
  * since the others' threads would wait for it for ever: it comes, and says so. */
 #include "checkpoint/saver.h"
 
-#include "base/memory.h"
+#include "base/system/memory.h"
 #include "checkpoint/checkpoint_together.h"
 
 #include <signal.h>

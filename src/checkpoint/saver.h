@@ -24,7 +24,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "base/log.h"
+#include "base/text/log.h"
 #include "checkpoint/checkpoint.h"
 #include "graph/executor.h"
 

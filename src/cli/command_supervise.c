@@ -2,8 +2,8 @@
  * to know of it where its run folder is. */
 #include "cli/commands.h"
 
-#include "base/json.h"
-#include "base/log.h"
+#include "base/text/json.h"
+#include "base/text/log.h"
 #include "run/run_folder.h"
 #include "run/supervise.h"
 

@@ -1,8 +1,8 @@
 /* pgpt verify: a table, one line a layout. */
 #include "cli/commands.h"
 
-#include "base/format.h"
-#include "base/json.h"
+#include "base/text/format.h"
+#include "base/text/json.h"
 #include "device/device.h"
 #include "train/verify.h"
 

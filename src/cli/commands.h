@@ -7,9 +7,9 @@
 #ifndef PGPT_CLI_COMMANDS_H
 #define PGPT_CLI_COMMANDS_H
 
-#include "base/options.h"
-#include "base/options_text.h"
-#include "parallel/launch.h"
+#include "base/options/options.h"
+#include "base/options/options_text.h"
+#include "parallel/launch/launch.h"
 
 extern const OptionCommand train_command, verify_command, generate_command, eval_command, convert_command,
     bench_command, data_command, lab_command, supervise_command;

@@ -6,13 +6,13 @@
  * others may be waiting for it in the middle of something, and nothing but ending the job reaches them. */
 #include "cli/commands.h"
 
-#include "base/format.h"
-#include "base/json.h"
-#include "base/log.h"
-#include "base/plain.h"
-#include "base/terminal.h"
+#include "base/text/format.h"
+#include "base/text/json.h"
+#include "base/text/log.h"
+#include "base/text/plain.h"
+#include "base/text/terminal.h"
 #include "base/version.h"
-#include "cli/lab.h"
+#include "cli/lab/lab.h"
 #include "train/options.h"
 
 #include <errno.h>

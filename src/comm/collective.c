@@ -8,7 +8,7 @@
  * vector is a row of reductions of short ones. */
 #include "comm/collective.h"
 
-#include "base/memory.h"
+#include "base/system/memory.h"
 #include "comm/combine.h"
 #include "comm/messages.h"
 

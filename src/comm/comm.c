@@ -11,7 +11,7 @@
  * message leaves, so that the rank which made one says so instead of waiting for ever. */
 #include "comm/comm.h"
 
-#include "base/timer.h"
+#include "base/system/timer.h"
 #include "comm/collective.h"
 #include "comm/worker.h"
 

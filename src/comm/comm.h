@@ -17,8 +17,8 @@
 #ifndef PGPT_COMM_COMM_H
 #define PGPT_COMM_COMM_H
 
-#include "base/activity.h"
 #include "base/error.h"
+#include "base/system/activity.h"
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -12,7 +12,7 @@
  * NCCL's own reduce-scatter and all-gather want equal slices. Where ours are not, the same is done as a group of reductions
  * or broadcasts, one a slice, which NCCL runs together.
  *
- * The library is opened when it is first asked for (base/library.h), and its functions are called through a table.
+ * The library is opened when it is first asked for (base/system/library.h), and its functions are called through a table.
  *
  * A rank that dies leaves the others' kernels waiting. NCCL notices asynchronously; every wait asks, the host's for the
  * device too, and aborts the communicator, so that the error comes up as that of an instruction. */
@@ -26,7 +26,7 @@
 #    include <stdio.h>
 #    include <stdlib.h>
 
-#    include "base/library.h"
+#    include "base/system/library.h"
 
 /* ---- the library ---- */
 

@@ -6,7 +6,7 @@
 #ifndef PGPT_COMM_PATIENCE_H
 #define PGPT_COMM_PATIENCE_H
 
-#include "base/timer.h"
+#include "base/system/timer.h"
 
 #include <pthread.h>
 #include <stdatomic.h>

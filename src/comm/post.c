@@ -4,7 +4,7 @@
  * carrier's own messages with what the front of a communicator adds: a check of what is asked for, the time that it
  * takes, and a word to whoever looks on. They use the carrier from the calling thread, so a communicator that has
  * something started in its worker is refused rather than waited for: whoever mixes the two has lost the order. */
-#include "base/timer.h"
+#include "base/system/timer.h"
 #include "comm/comm.h"
 
 static Status check(const Comm *comm, int peer, int tag, Error *error) {

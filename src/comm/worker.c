@@ -11,7 +11,7 @@
  * microseconds, since the carrier's waiting sleeps for times of that order. */
 #include "comm/worker.h"
 
-#include "base/timer.h"
+#include "base/system/timer.h"
 #include "comm/collective.h"
 
 #include <pthread.h>

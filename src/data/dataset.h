@@ -15,9 +15,9 @@
 #define PGPT_DATA_DATASET_H
 
 #include "base/error.h"
-#include "data/shard_set.h"
+#include "data/shards/shard_set.h"
 #include "data/text.h"
-#include "data/tokenizer.h"
+#include "data/tokenizer/tokenizer.h"
 
 #include <stdint.h>
 

@@ -2,7 +2,7 @@
  * file for us. */
 #include "data/names.h"
 
-#include "base/file.h"
+#include "base/file/file.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -7,10 +7,10 @@
  * The files of a text are listed once, and the list sees to it that what a tokenizer learned from is what it encodes. */
 #include "data/source.h"
 
-#include "base/file.h"
-#include "data/cache.h"
+#include "base/file/file.h"
 #include "data/names.h"
-#include "data/prepare.h"
+#include "data/shards/cache.h"
+#include "data/shards/prepare.h"
 
 #include <limits.h>
 #include <stdlib.h>

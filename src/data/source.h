@@ -2,8 +2,8 @@
 #ifndef PGPT_DATA_SOURCE_H
 #define PGPT_DATA_SOURCE_H
 
-#include "base/log.h"
-#include "base/options.h"
+#include "base/options/options.h"
+#include "base/text/log.h"
 #include "data/dataset.h"
 
 typedef struct {

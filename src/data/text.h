@@ -1,12 +1,12 @@
 /* Text: the documents that a user names, in memory.
  *
- * Sources are those of data/prepare_input.h: each file is one document, or each line of a .jsonl file. The bytes are taken
+ * Sources are those of data/shards/prepare_input.h: each file is one document, or each line of a .jsonl file. The bytes are taken
  * as they are. */
 #ifndef PGPT_DATA_TEXT_H
 #define PGPT_DATA_TEXT_H
 
 #include "base/error.h"
-#include "data/prepare_input.h"
+#include "data/shards/prepare_input.h"
 
 #include <stddef.h>
 

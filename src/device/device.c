@@ -3,8 +3,8 @@
 
 #include "backend/cpu/cpu.h"
 #include "backend/cuda/cuda.h"
-#include "base/format.h"
-#include "base/memory.h"
+#include "base/system/memory.h"
+#include "base/text/format.h"
 #include "comm/comm_device.h"
 
 #include <stdio.h>

@@ -2,7 +2,7 @@
 #ifndef PGPT_DEVICE_DEVICE_H
 #define PGPT_DEVICE_DEVICE_H
 
-#include "base/log.h"
+#include "base/text/log.h"
 #include "comm/comm.h"
 #include "graph/backend.h"
 #include "graph/precision.h"

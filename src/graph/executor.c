@@ -2,9 +2,9 @@
  * with ready-made arguments. The clock is read once an instruction, about 25 ns, so timing is always on. */
 #include "graph/executor.h"
 
-#include "base/format.h"
 #include "base/half.h"
-#include "base/timer.h"
+#include "base/system/timer.h"
+#include "base/text/format.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -17,7 +17,7 @@
 #ifndef PGPT_GRAPH_EXECUTOR_H
 #define PGPT_GRAPH_EXECUTOR_H
 
-#include "base/activity.h"
+#include "base/system/activity.h"
 #include "graph/program.h"
 
 /* One block per place, large enough for every program that was announced. Parameters of programs recorded

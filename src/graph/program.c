@@ -2,7 +2,7 @@
  * reads on the right, so that the data flow of a whole training step can be followed with a finger. */
 #include "graph/program.h"
 
-#include "base/format.h"
+#include "base/text/format.h"
 
 #include <string.h>
 

@@ -5,9 +5,9 @@
  * of the table, and gets them from the tensor that was read last. */
 #include "huggingface/convert.h"
 
-#include "base/format.h"
-#include "base/memory.h"
-#include "base/staged_folder.h"
+#include "base/file/staged_folder.h"
+#include "base/system/memory.h"
+#include "base/text/format.h"
 #include "huggingface/huggingface_write.h"
 
 #include <errno.h>

@@ -6,7 +6,7 @@
 #ifndef PGPT_HUGGINGFACE_CONVERT_H
 #define PGPT_HUGGINGFACE_CONVERT_H
 
-#include "base/log.h"
+#include "base/text/log.h"
 #include "huggingface/model_source.h"
 
 typedef struct {

@@ -10,7 +10,7 @@
 #ifndef PGPT_HUGGINGFACE_HUGGINGFACE_H
 #define PGPT_HUGGINGFACE_HUGGINGFACE_H
 
-#include "base/json.h"
+#include "base/text/json.h"
 #include "checkpoint/safetensors.h"
 #include "model/parameters.h"
 

@@ -5,7 +5,7 @@
  * settings) is left to whoever wrote it and kept when a model goes back. */
 #include "huggingface/huggingface.h"
 
-#include "base/file.h"
+#include "base/file/file.h"
 #include "checkpoint/checkpoint.h"
 
 #include <math.h>

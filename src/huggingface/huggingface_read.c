@@ -9,7 +9,7 @@
  * asked for only the band is in memory. */
 #include "huggingface/huggingface.h"
 
-#include "base/memory.h"
+#include "base/system/memory.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -6,7 +6,7 @@
 #include "huggingface/huggingface_write.h"
 
 #include "base/half.h"
-#include "base/memory.h"
+#include "base/system/memory.h"
 
 #include <math.h>
 #include <stdlib.h>

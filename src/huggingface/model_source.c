@@ -92,7 +92,7 @@ Status model_source_read(const ModelSource *source, const Parameter *parameter, 
                                 error);
 }
 
-/* Ours begins with its own name; see data/tokenizer_file.c. */
+/* Ours begins with its own name; see data/tokenizer/tokenizer_file.c. */
 bool model_source_is_our_tokenizer(const char *path) {
     char begin[64] = "";
     struct stat facts;

@@ -15,7 +15,7 @@
  * else's. */
 #include "infer/generator.h"
 
-#include "base/memory.h"
+#include "base/system/memory.h"
 #include "ops/decode_step.h"
 
 #include <string.h>

@@ -2,7 +2,7 @@
  * text has nothing that leaves and keeps no ring, so a text may grow for ever. */
 #include "infer/repetition.h"
 
-#include "base/memory.h"
+#include "base/system/memory.h"
 
 #include <string.h>
 

@@ -11,8 +11,8 @@
  * like one of a model that has diverged. */
 #include "infer/sampler.h"
 
-#include "base/memory.h"
 #include "base/random.h"
+#include "base/system/memory.h"
 
 #include <float.h>
 #include <math.h>

@@ -10,7 +10,7 @@
  * on what else is in the batch. */
 #include "infer/score.h"
 
-#include "base/memory.h"
+#include "base/system/memory.h"
 
 #include <math.h>
 #include <string.h>

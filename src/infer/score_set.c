@@ -3,10 +3,10 @@
 #define _GNU_SOURCE /* asprintf */
 #include "infer/score_set.h"
 
-#include "base/json.h"
-#include "base/memory.h"
+#include "base/system/memory.h"
+#include "base/text/json.h"
 #include "data/names.h"
-#include "data/shard_set.h"
+#include "data/shards/shard_set.h"
 #include "data/text.h"
 #include "infer/score_shards.h"
 

@@ -28,7 +28,7 @@
 #define PGPT_INFER_SCORE_SET_H
 
 #include "base/arena.h"
-#include "data/tokenizer.h"
+#include "data/tokenizer/tokenizer.h"
 #include "infer/score.h"
 
 typedef enum { SCORE_TEXT, SCORE_CHOICE, SCORE_LAST_WORD } ScoreKind;

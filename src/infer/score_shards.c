@@ -5,7 +5,7 @@
  * not exact (word) spells some of them otherwise, and what that makes is put right in the last text, if all were read. */
 #include "infer/score_shards.h"
 
-#include "data/shard_set.h"
+#include "data/shards/shard_set.h"
 
 typedef struct {
     ScoreSet *set;

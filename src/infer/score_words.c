@@ -6,7 +6,7 @@
  * Texts of similar length run together, because a row that has nothing new to read waits for those that have. */
 #include "infer/score.h"
 
-#include "base/memory.h"
+#include "base/system/memory.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -3,9 +3,9 @@
  * medians are taken, because a step that was disturbed says nothing. */
 #include "lab/scaling.h"
 
-#include "base/file.h"
-#include "base/json.h"
-#include "lab/launch_child.h"
+#include "base/file/file.h"
+#include "base/text/json.h"
+#include "lab/launch/launch_child.h"
 
 #include <inttypes.h>
 #include <math.h>

@@ -8,8 +8,8 @@
 #ifndef PGPT_LAB_SCALING_H
 #define PGPT_LAB_SCALING_H
 
-#include "lab/launcher.h"
-#include "lab/replay.h"
+#include "lab/collectives/replay.h"
+#include "lab/launch/launcher.h"
 
 typedef struct {
     Launcher *launcher;

@@ -5,9 +5,9 @@
  * order, so the jumps are the same in all; for the eye they are averaged over the steps around each. */
 #include "lab/staleness.h"
 
-#include "base/file.h"
-#include "base/json.h"
-#include "lab/launch_child.h"
+#include "base/file/file.h"
+#include "base/text/json.h"
+#include "lab/launch/launch_child.h"
 
 #include <inttypes.h>
 #include <math.h>

@@ -8,7 +8,7 @@
 #ifndef PGPT_LAB_STALENESS_H
 #define PGPT_LAB_STALENESS_H
 
-#include "lab/launcher.h"
+#include "lab/launch/launcher.h"
 
 #include <stdint.h>
 

@@ -2,8 +2,8 @@
  * steps: reading the text and writing the checkpoint are the same in every row and would blur what the rows differ in. */
 #include "lab/table.h"
 
-#include "base/json.h"
-#include "lab/launch_child.h"
+#include "base/text/json.h"
+#include "lab/launch/launch_child.h"
 
 #include <inttypes.h>
 #include <math.h>

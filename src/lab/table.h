@@ -6,7 +6,7 @@
 #ifndef PGPT_LAB_TABLE_H
 #define PGPT_LAB_TABLE_H
 
-#include "lab/launcher.h"
+#include "lab/launch/launcher.h"
 
 #include <stdint.h>
 

@@ -2,7 +2,7 @@
 #ifndef PGPT_MODEL_CONFIG_H
 #define PGPT_MODEL_CONFIG_H
 
-#include "base/options.h"
+#include "base/options/options.h"
 
 typedef enum { NORM_LAYERNORM, NORM_RMSNORM } NormKind;
 typedef enum { MLP_GELU_TANH, MLP_GELU_ERF, MLP_SWIGLU } MlpKind;

@@ -2,9 +2,9 @@
  * finishes gradients from the end of the flat array to its start. */
 #include "model/parameters.h"
 
-#include "base/format.h"
-#include "base/memory.h"
 #include "base/random.h"
+#include "base/system/memory.h"
+#include "base/text/format.h"
 #include "graph/plan.h"
 
 #include <math.h>

@@ -2,7 +2,7 @@
 #ifndef PGPT_OPTIM_OPTIMIZER_H
 #define PGPT_OPTIM_OPTIMIZER_H
 
-#include "base/options.h"
+#include "base/options/options.h"
 #include "graph/precision.h"
 #include "model/parameters.h"
 #include "optim/schedule.h"

@@ -2,7 +2,7 @@
  * the data. The ticket is the one thing that changes from step to step; it lies in the graph's arena. */
 #include "parallel/comm_ops.h"
 
-#include "base/format.h"
+#include "base/text/format.h"
 
 #include <stdio.h>
 

@@ -1,7 +1,7 @@
 /* Coordinates are the digits of the rank in a number system with one base an axis; groups are ranks that differ in one digit. */
 #include "parallel/mesh.h"
 
-#include "base/plain.h"
+#include "base/text/plain.h"
 #include "comm/comm_self.h"
 
 #include <string.h>

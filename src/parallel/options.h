@@ -2,7 +2,7 @@
 #ifndef PGPT_PARALLEL_OPTIONS_H
 #define PGPT_PARALLEL_OPTIONS_H
 
-#include "base/options.h"
+#include "base/options/options.h"
 #include "parallel/mesh.h"
 
 typedef struct {

@@ -8,7 +8,7 @@
  * planned at all: models that are far too large get their answer at once. */
 #include "plan/advice.h"
 
-#include "base/format.h"
+#include "base/text/format.h"
 
 #include <stdio.h>
 #include <string.h>

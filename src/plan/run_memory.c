@@ -2,8 +2,8 @@
  * guess. */
 #include "plan/run_memory.h"
 
-#include "base/format.h"
-#include "base/memory.h"
+#include "base/system/memory.h"
+#include "base/text/format.h"
 #include "device/device.h"
 #include "plan/advice.h"
 

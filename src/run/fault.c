@@ -2,7 +2,7 @@
  * then refuses every write, so that the path which is tested is the real one. */
 #include "run/fault.h"
 
-#include "base/format.h"
+#include "base/text/format.h"
 
 #include <signal.h>
 #include <stdio.h>

@@ -3,9 +3,9 @@
  * for none: the next is on its way. */
 #include "run/notice.h"
 
-#include "base/file.h"
-#include "base/folder.h"
-#include "base/json.h"
+#include "base/file/file.h"
+#include "base/file/folder.h"
+#include "base/text/json.h"
 
 #include <dirent.h>
 #include <errno.h>

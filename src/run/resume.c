@@ -6,8 +6,8 @@
  * error when it is opened: beginning anew would bury what may still be rescued. */
 #include "run/resume.h"
 
-#include "base/file.h"
-#include "base/folder.h"
+#include "base/file/file.h"
+#include "base/file/folder.h"
 
 #include <errno.h>
 #include <limits.h>

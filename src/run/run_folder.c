@@ -6,10 +6,10 @@
  * whole, since a run would write its own tokenizer.json over theirs. */
 #include "run/run_folder.h"
 
-#include "base/file.h"
-#include "base/folder.h"
-#include "base/options_text.h"
-#include "base/plain.h"
+#include "base/file/file.h"
+#include "base/file/folder.h"
+#include "base/options/options_text.h"
+#include "base/text/plain.h"
 
 #include <errno.h>
 #include <stdio.h>

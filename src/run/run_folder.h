@@ -5,9 +5,9 @@
 #ifndef PGPT_RUN_RUN_FOLDER_H
 #define PGPT_RUN_RUN_FOLDER_H
 
-#include "base/file_lock.h"
-#include "base/options.h"
-#include "data/tokenizer.h"
+#include "base/file/file_lock.h"
+#include "base/options/options.h"
+#include "data/tokenizer/tokenizer.h"
 
 /* ---- Whose folder it is */
 

@@ -11,9 +11,9 @@
  * Words are handed to execvp as they are; no shell sees them. */
 #include "run/supervise.h"
 
-#include "base/format.h"
-#include "base/process.h"
-#include "base/timer.h"
+#include "base/system/process.h"
+#include "base/system/timer.h"
+#include "base/text/format.h"
 #include "run/fault.h"
 #include "run/interrupt.h"
 #include "run/notice.h"

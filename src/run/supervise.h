@@ -9,7 +9,7 @@
 #ifndef PGPT_RUN_SUPERVISE_H
 #define PGPT_RUN_SUPERVISE_H
 
-#include "base/log.h"
+#include "base/text/log.h"
 
 #include <stdint.h>
 

@@ -17,10 +17,10 @@
 #define _GNU_SOURCE /* syscall */
 #include "run/watchdog_inside.h"
 
-#include "base/activity_board.h"
-#include "base/format.h"
-#include "base/process.h"
-#include "base/timer.h"
+#include "base/system/activity_board.h"
+#include "base/system/process.h"
+#include "base/system/timer.h"
+#include "base/text/format.h"
 
 #include <errno.h>
 #include <fcntl.h>

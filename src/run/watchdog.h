@@ -15,8 +15,8 @@
 #ifndef PGPT_RUN_WATCHDOG_H
 #define PGPT_RUN_WATCHDOG_H
 
-#include "base/activity.h"
-#include "parallel/launch.h"
+#include "base/system/activity.h"
+#include "parallel/launch/launch.h"
 
 typedef struct {
     const char *run; /* its folder, where the notices go; must stay good */

@@ -2,7 +2,7 @@
 #ifndef PGPT_RUN_WATCHDOG_INSIDE_H
 #define PGPT_RUN_WATCHDOG_INSIDE_H
 
-#include "base/activity_board.h"
+#include "base/system/activity_board.h"
 #include "run/notice.h"
 #include "run/watchdog.h"
 

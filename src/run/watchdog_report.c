@@ -3,9 +3,9 @@
  * since. */
 #include "run/watchdog_inside.h"
 
-#include "base/format.h"
-#include "base/plain.h"
-#include "base/timer.h"
+#include "base/system/timer.h"
+#include "base/text/format.h"
+#include "base/text/plain.h"
 #include "run/resume.h"
 
 #include <stdlib.h>

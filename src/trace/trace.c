@@ -7,9 +7,9 @@
  * before it. What then has no room all the same is counted, and said. */
 #include "trace/trace.h"
 
-#include "base/file.h"
-#include "base/memory.h"
-#include "base/timer.h"
+#include "base/file/file.h"
+#include "base/system/memory.h"
+#include "base/system/timer.h"
 #include "trace/trace_part.h"
 
 #include <errno.h>

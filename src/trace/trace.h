@@ -12,7 +12,7 @@
 #ifndef PGPT_TRACE_TRACE_H
 #define PGPT_TRACE_TRACE_H
 
-#include "base/options.h"
+#include "base/options/options.h"
 #include "comm/clock.h"
 
 typedef struct {

@@ -4,8 +4,8 @@
  * Times are printed from whole nanoseconds, so that what is nested stays nested. Arrows (flow events) join the
  * ranks of a collective, from the one that came first to the one that came last: who was waited for stands at the
  * point. The events are written line by line, with no tree of them in memory. */
-#include "base/file.h"
-#include "base/json.h"
+#include "base/file/file.h"
+#include "base/text/json.h"
 #include "base/version.h"
 #include "trace/trace_part.h"
 

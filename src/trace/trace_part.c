@@ -3,7 +3,7 @@
  * found by walking. All ranks run the same program (the launch has checked that), so structs travel as they are. */
 #include "trace/trace_part.h"
 
-#include "base/memory.h"
+#include "base/system/memory.h"
 
 #include <stdio.h>
 #include <stdlib.h>

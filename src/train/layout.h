@@ -21,7 +21,7 @@ typedef struct {
     int64_t bucket_bytes; /* of gradients that travel together */
     bool overlaps;        /* communicate beside the computation */
     int left_out;         /* see DataParallel */
-    /* Gradients are not summed (parallel/loose.h): the step is this rank's own, on share `share` of the n_shares that the
+    /* Gradients are not summed (parallel/async/loose.h): the step is this rank's own, on share `share` of the n_shares that the
      * batch is cut into, and its gradient is n_shares times as large, so that the mean over the shares is the batch's. */
     bool is_loose;
     int share, n_shares;

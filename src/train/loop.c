@@ -1,10 +1,10 @@
 /* The loop: everything that happens between two steps is here, in the order in which it happens. */
 #include "train/loop.h"
 
-#include "base/file.h"
-#include "base/format.h"
-#include "base/plain.h"
-#include "base/timer.h"
+#include "base/file/file.h"
+#include "base/system/timer.h"
+#include "base/text/format.h"
+#include "base/text/plain.h"
 #include "checkpoint/checkpoint.h"
 #include "run/interrupt.h"
 

@@ -6,7 +6,7 @@
 #ifndef PGPT_TRAIN_LOOP_H
 #define PGPT_TRAIN_LOOP_H
 
-#include "base/progress.h"
+#include "base/text/progress.h"
 #include "train/trainer.h"
 
 typedef struct {

@@ -10,8 +10,8 @@
  * evaluated is what is saved and what a resumed run begins with; the price is that evaluating is part of the run. */
 #include "train/loop.h"
 
-#include "base/memory.h"
-#include "base/timer.h"
+#include "base/system/memory.h"
+#include "base/system/timer.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -2,8 +2,8 @@
 #ifndef PGPT_TRAIN_LOOSE_H
 #define PGPT_TRAIN_LOOSE_H
 
-#include "parallel/loose.h"
-#include "parallel/server.h"
+#include "parallel/async/loose.h"
+#include "parallel/async/server.h"
 #include "train/step.h"
 
 /* A step that not all ranks know of yet. */

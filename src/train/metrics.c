@@ -1,6 +1,6 @@
 #include "train/metrics.h"
 
-#include "base/format.h"
+#include "base/text/format.h"
 #include "base/version.h"
 
 #include <errno.h>

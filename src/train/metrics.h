@@ -2,8 +2,8 @@
 #ifndef PGPT_TRAIN_METRICS_H
 #define PGPT_TRAIN_METRICS_H
 
-#include "base/file.h"
-#include "base/json.h"
+#include "base/file/file.h"
+#include "base/text/json.h"
 #include "train/step.h"
 
 /* One step as it is reported. NAN means "not measured" and is left out (or null). */

@@ -2,7 +2,7 @@
 #ifndef PGPT_TRAIN_OPTIONS_H
 #define PGPT_TRAIN_OPTIONS_H
 
-#include "base/options.h"
+#include "base/options/options.h"
 
 /* --hang-timeout, where nobody says otherwise. */
 #define TRAIN_HANG_SECONDS 1800.0

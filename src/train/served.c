@@ -16,8 +16,8 @@
 #include "train/loop.h"
 
 #include "base/half.h"
-#include "base/memory.h"
-#include "base/timer.h"
+#include "base/system/memory.h"
+#include "base/system/timer.h"
 #include "optim/ahead.h"
 #include "run/interrupt.h"
 

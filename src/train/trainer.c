@@ -1,8 +1,8 @@
 /* Planning and setting up; the loop is in loop.c. */
 #include "train/trainer.h"
 
-#include "base/format.h"
-#include "base/memory.h"
+#include "base/system/memory.h"
+#include "base/text/format.h"
 #include "checkpoint/checkpoint.h"
 #include "device/device.h"
 #include "run/interrupt.h"

@@ -11,12 +11,12 @@
 #ifndef PGPT_TRAIN_TRAINER_H
 #define PGPT_TRAIN_TRAINER_H
 
-#include "base/log.h"
+#include "base/text/log.h"
 #include "checkpoint/saver.h"
 #include "data/dataset.h"
 #include "huggingface/model_source.h"
 #include "infer/generator.h"
-#include "parallel/launch.h"
+#include "parallel/launch/launch.h"
 #include "parallel/options.h"
 #include "run/fault.h"
 #include "trace/trace.h"

@@ -1,7 +1,7 @@
 /* What a model under training writes: the root's sampler has the weights of the step, or is sent them where each rank has only a
  * part. */
-#include "base/memory.h"
-#include "base/plain.h"
+#include "base/system/memory.h"
+#include "base/text/plain.h"
 #include "run/interrupt.h"
 #include "train/trainer.h"
 

@@ -5,9 +5,9 @@
  * What a rank compares is what it holds. With ZeRO that is a slice of the weights; all slices together are all of them. */
 #include "train/verify.h"
 
-#include "base/memory.h"
 #include "base/random.h"
-#include "base/timer.h"
+#include "base/system/memory.h"
+#include "base/system/timer.h"
 #include "comm/algo/algo.h"
 #include "device/device.h"
 

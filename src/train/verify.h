@@ -5,7 +5,7 @@
 #ifndef PGPT_TRAIN_VERIFY_H
 #define PGPT_TRAIN_VERIFY_H
 
-#include "parallel/launch.h"
+#include "parallel/launch/launch.h"
 #include "parallel/mesh.h"
 #include "train/step.h"
 

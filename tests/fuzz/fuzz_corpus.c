@@ -2,8 +2,8 @@
 #include "fuzz_folder.h"
 
 #include "data/hash.h"
-#include "data/prepare_input.h"
-#include "data/shard_set.h"
+#include "data/shards/prepare_input.h"
+#include "data/shards/shard_set.h"
 
 #include <string.h>
 

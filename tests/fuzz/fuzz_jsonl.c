@@ -1,7 +1,7 @@
 /* A .jsonl source as every command reads it: whole, in small pieces and twice, which must all be the same texts. */
 #include "fuzz_folder.h"
 
-#include "data/prepare_encode.h"
+#include "data/shards/prepare_encode.h"
 #include "data/text.h"
 
 #include <string.h>

@@ -3,7 +3,7 @@
  * of a run, all of it must; given by a user, what was given. */
 #include "fuzz.h"
 
-#include "base/options_text.h"
+#include "base/options/options_text.h"
 #include "data/source.h"
 #include "model/config.h"
 #include "optim/optimizer.h"

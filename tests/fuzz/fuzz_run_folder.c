@@ -6,8 +6,8 @@
  * taken from those that mean something there, or from the input. */
 #include "fuzz.h"
 
-#include "base/file.h"
-#include "base/folder.h"
+#include "base/file/file.h"
+#include "base/file/folder.h"
 #include "checkpoint/checkpoint.h"
 #include "run/notice.h"
 #include "run/resume.h"

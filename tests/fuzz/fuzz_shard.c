@@ -3,7 +3,7 @@
 #include "fuzz.h"
 
 #include "data/hash.h"
-#include "data/shard.h"
+#include "data/shards/shard.h"
 
 #include <string.h>
 

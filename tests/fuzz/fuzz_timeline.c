@@ -1,7 +1,7 @@
 /* A trace for `pgpt lab timeline`: read, measured and drawn, whatever it is. */
 #include "fuzz.h"
 
-#include "lab/timeline.h"
+#include "lab/picture/timeline.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n_bytes) {
     Timeline timeline;

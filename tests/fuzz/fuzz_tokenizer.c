@@ -10,7 +10,7 @@
  *     and anything else is a file of its own */
 #include "fuzz_folder.h"
 
-#include "data/tokenizer.h"
+#include "data/tokenizer/tokenizer.h"
 
 #include <string.h>
 

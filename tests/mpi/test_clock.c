@@ -3,7 +3,7 @@
  * Ranks: 1 2 4 */
 #include "comm_support.h"
 
-#include "base/timer.h"
+#include "base/system/timer.h"
 #include "comm/clock.h"
 
 /* Rank r's clock is r seconds ahead, less a little, and all ranks of a host really have one. */

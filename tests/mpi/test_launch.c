@@ -13,8 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/cores.h"
-#include "parallel/launch.h"
+#include "base/system/cores.h"
+#include "parallel/launch/launch.h"
 
 /* MPI begins once in the life of a process, so all tests share one launch. */
 static Launch launch;

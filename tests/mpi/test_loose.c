@@ -3,8 +3,8 @@
  * Ranks: 2 3 4 */
 #include "comm_support.h"
 
-#include "parallel/loose.h"
-#include "parallel/server.h"
+#include "parallel/async/loose.h"
+#include "parallel/async/server.h"
 
 #include <time.h>
 

@@ -5,8 +5,8 @@
 #include "backend/cpu/cpu.h"
 
 #include "backend/cpu/kernels.h"
-#include "base/cores.h"
-#include "base/memory.h"
+#include "base/system/cores.h"
+#include "base/system/memory.h"
 #include "ops/ops.h"
 
 #include <stdlib.h>

@@ -1,7 +1,7 @@
-// Writes src/data/pretokenize_unicode.c: which characters are letters, numbers and white space, by the Unicode
+// Writes src/data/tokenizer/pretokenize_unicode.c: which characters are letters, numbers and white space, by the Unicode
 // version of the Node.js that runs this.
 //
-//   node tests/external/tokenizers/unicode-classes.mjs > src/data/pretokenize_unicode.c
+//   node tests/external/tokenizers/unicode-classes.mjs > src/data/tokenizer/pretokenize_unicode.c
 //
 // White space is Unicode's White_Space property, not JavaScript's \s, which leaves out U+0085 and takes in U+FEFF.
 
@@ -34,7 +34,7 @@ console.log(`/* Letters, numbers and white space of Unicode ${process.versions.u
  *
  * Compiled in, so that a tokenizer gives the same ids on every machine, whatever Unicode version its PCRE2 has.
  * Written by tests/external/tokenizers/unicode-classes.mjs. */
-#include "data/pretokenize_parts.h"
+#include "data/tokenizer/pretokenize_parts.h"
 
 /* clang-format off */
 const uint32_t pretokenizer_class_changes[] = {

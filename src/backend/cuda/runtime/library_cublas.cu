@@ -8,7 +8,7 @@
 #include <stddef.h>
 
 extern "C" {
-#include "base/library.h"
+#include "base/system/library.h"
 }
 
 static const LibrarySymbol SYMBOLS[] = {

@@ -1,0 +1,293 @@
+/* pgpt eval: how well a model knows a text, or answers questions.
+ *
+ * Everything that can be wrong with the data is found before the model's weights are read, and everything else before
+ * the first window is scored. */
+#include "cli/commands.h"
+
+#include "base/system/timer.h"
+#include "base/text/format.h"
+#include "base/text/log.h"
+#include "cli/model/eval_report.h"
+#include "cli/model/given_model.h"
+#include "run/interrupt.h"
+
+#include <string.h>
+
+enum { CHOSEN_ROWS = 8, MANY = 1 << 30 };
+
+typedef struct {
+    const char *data, *delimiter, *per_token;
+    int kind; /* ScoreKind */
+    int64_t window, stride, tokens_limit, items_limit, batch, n_threads;
+    int device, precision; /* DeviceKind, PrecisionKind */
+    int choice;            /* CheckpointChoice */
+    bool json, quiet;
+} EvalOptions;
+
+typedef struct {
+    EvalOptions eval;
+} EvalCommand;
+
+static const char *const task_names[] = {"text", "choice", "last-word", NULL};
+
+static const OptionSpec eval_option_specs[] = {
+    OPTION_STRING(
+        "data", EvalOptions, data, "", "FILE",
+        "what to evaluate on, named as for training: a text, a .jsonl file (the \"text\" of each line), a folder "
+        "of either, a folder made by 'pgpt data prepare' with the model's tokenizer (all of it), - for standard "
+        "input, or builtin; several with commas between. For other tasks than text, files of lines"),
+    OPTION_CHOICE(
+        "task", EvalOptions, kind, SCORE_TEXT, task_names,
+        "text: how well every token of a text is predicted; choice: which of several continuations is "
+        "the likeliest; last-word: is the last word of each text predicted"),
+    OPTION_INT("window", EvalOptions, window, 0, 0, MANY,
+               "tokens that the model reads at a time; 0: its whole context"),
+    OPTION_INT(
+        "stride", EvalOptions, stride, 0, 0, MANY,
+        "tokens from one window of a text to the next; equal to the window, windows do not overlap, and the "
+        "smaller it is, the more every token has before it; 0: half of the window"),
+    OPTION_INT("tokens-limit", EvalOptions, tokens_limit, 0, 0, INT64_MAX / 2,
+               "of a text, evaluate on the first so many tokens; 0: all"),
+    OPTION_INT("items-limit", EvalOptions, items_limit, 0, 0, INT64_MAX / 2,
+               "of questions, evaluate on the first so many; 0: all"),
+    OPTION_STRING("delimiter", EvalOptions, delimiter, "", "TEXT",
+                  "put this between a context and its choices, ' ' for data whose choices begin with a word",
+                  .flags = OPTION_MAY_BE_EMPTY),
+    OPTION_INT("batch", EvalOptions, batch, 0, 0, 1 << 20,
+               "windows at a time; more take more memory and change no result; 0: chosen"),
+    OPTION_CHOICE("checkpoint", EvalOptions, choice, CHECKPOINT_NEWEST, given_model_choices,
+                  GIVEN_MODEL_CHOICE_HELP),
+    OPTION_CHOICE("device", EvalOptions, device, DEVICE_AUTO, device_names,
+                  "where to compute; auto: on a GPU if there is one"),
+    OPTION_CHOICE("dtype", EvalOptions, precision, PRECISION_F32, precision_names,
+                  "numbers to compute in; pure-... are the same here as without"),
+    OPTION_INT("threads", EvalOptions, n_threads, 0, 0, 4096, "CPU threads; 0: all cores"),
+    OPTION_STRING("per-token", EvalOptions, per_token, "", "FILE",
+                  "write every scored token with its text and log-probability to this file, as JSON lines",
+                  .flags = OPTION_TRANSIENT),
+    OPTION_BOOL("json", EvalOptions, json, false, "make the last line of the output one JSON object",
+                .flags = OPTION_TRANSIENT),
+    OPTION_BOOL("quiet", EvalOptions, quiet, false, "say only what went wrong, and the results",
+                .flags = OPTION_TRANSIENT),
+    OPTION_END,
+};
+
+static const OptionGroup groups[] = {
+    OPTION_GROUP("Evaluation", EvalCommand, eval, eval_option_specs),
+    OPTION_GROUP_END,
+};
+
+static const OptionPositional positionals[] = {
+    {.name = "MODEL", .help = GIVEN_MODEL_HELP, .optional = true},
+    {.name = NULL},
+};
+
+static const char *const examples[] = {
+    "loss, perplexity and bits per byte of a text",
+    "pgpt eval runs/first --data book.txt",
+    "the same, faster, and the log-probability of every token in a file",
+    "pgpt eval --data book.txt --stride 1024 --per-token tokens.jsonl",
+    "multiple choice",
+    "pgpt eval models/gpt2 --task choice --data questions.jsonl",
+    "last words, with the figures as JSON",
+    "pgpt eval models/gpt2 --task last-word --data lambada.jsonl --json",
+    NULL,
+};
+
+const OptionCommand eval_command = {
+    .name = "eval",
+    .summary = "measure how well a model predicts",
+    .description =
+        "Scores a text by the model's loss per token, its perplexity (e to the loss) and bits per byte, which compares "
+        "models of different tokenizers. Windows slide over the text by --stride tokens; every token but the first "
+        "counts exactly once, in the first window that holds it.\n\n"
+        "--task choice reads lines {\"context\": TEXT, \"choices\": [TEXT, ...], \"label\": N}, N counted from 0. The "
+        "model's answer is the choice of the highest log-likelihood per token; the accuracy by the plain sum is "
+        "reported too. Context and choice are encoded together where the context's tokens stay the same, else apart; "
+        "blanks at the end of a context count to the choices. The loss is that of the right choices.\n\n"
+        "--task last-word reads lines {\"text\": TEXT} or plain lines. The last word, with the blank before it, must be "
+        "what the model itself says when it always takes the likeliest token. The loss and perplexity are per word.\n\n"
+        "A context that does not fit is cut at its beginning, and the result says how often.",
+    .groups = groups,
+    .positionals = positionals,
+    .examples = examples,
+};
+
+/* ---- what a call needs, opened one after the other and closed together */
+
+typedef struct {
+    Options options;
+    EvalCommand values;
+    Log log;
+    GivenModel model;
+    ScoreSet set;
+    ScoreOptions score;  /* complete */
+    Scorer scorer;       /* of texts and choices */
+    Generator generator; /* of last words */
+    FileWriter per_token;
+    Progress progress;
+    uint64_t started_ns;
+    int64_t n_read;
+    bool has_scorer, has_generator, was_interrupted;
+} Call;
+
+static void close_call(Call *call) {
+    file_writer_abort(&call->per_token);
+    if (call->has_scorer) scorer_close(&call->scorer);
+    if (call->has_generator) generator_close(&call->generator);
+    score_set_free(&call->set);
+    given_model_close(&call->model);
+    options_free(&call->options);
+}
+
+/* An option that would do nothing for the task is a misunderstanding. */
+static Status check_options(const Call *call, Error *error) {
+    static const struct {
+        const char *name;
+        bool is_for[3];
+    } specific[] = {
+        {"stride", {true, true, false}},
+        {"tokens-limit", {true, false, false}},
+        {"items-limit", {false, true, true}},
+        {"delimiter", {false, true, false}},
+    };
+    const EvalOptions *options = &call->values.eval;
+    if (!*options->data) {
+        return error_user(error, "--data is missing; say what to evaluate on: pgpt eval MODEL --data FILE");
+    }
+    for (size_t i = 0; i < sizeof specific / sizeof specific[0]; i++) {
+        if (specific[i].is_for[options->kind]) continue;
+        if (options_source(&call->options, specific[i].name) == OPTION_FROM_DEFAULT) continue;
+        return error_user(error, "--%s means nothing to --task %s; leave it out", specific[i].name,
+                          task_names[options->kind]);
+    }
+    return STATUS_OK;
+}
+
+/* ---- the model */
+
+static Status read_data(Call *call, Error *error) {
+    const EvalOptions *options = &call->values.eval;
+    ScoreReadOptions read = {.most_tokens = options->tokens_limit,
+                             .most_items = options->items_limit,
+                             .delimiter = options->delimiter};
+    call->score = (ScoreOptions){.window = options->window,
+                                 .stride = options->stride,
+                                 .batch = options->batch,
+                                 .dtype = precision_of((PrecisionKind)options->precision).weight};
+    TRY(score_options_complete(&call->score, &call->model.source.config, error));
+    score_set_init(&call->set, (ScoreKind)options->kind, call->model.tokenizer);
+    return score_set_read(&call->set, options->data, &read, error);
+}
+
+static Status upload(void *context, const Parameter *parameter, const float *values, Error *error) {
+    Call *call = context;
+    return call->has_scorer ? scorer_upload(&call->scorer, parameter, values, error)
+                            : generator_upload(&call->generator, parameter, values, error);
+}
+
+static Status plan_scorer(Call *call, Error *error) {
+    call->has_scorer = true;
+    return scorer_plan(&call->scorer, &call->model.source.config, &call->model.table, &call->model.backend,
+                       call->set.texts, call->set.n_texts, &call->score, error);
+}
+
+static Status plan_generator(Call *call, Error *error) {
+    int64_t n_rows = call->score.batch ? call->score.batch : CHOSEN_ROWS;
+    GeneratorOptions rows = {.n_rows = n_rows < call->set.n_texts ? n_rows : call->set.n_texts,
+                             .dtype = call->score.dtype};
+    call->has_generator = true;
+    return generator_plan(&call->generator, &call->model.source.config, &call->model.table,
+                          &call->model.backend, &rows, error);
+}
+
+static const DeviceMemory *device_memory(const Call *call) {
+    return call->has_scorer ? &call->scorer.memory : &call->generator.memory;
+}
+
+static Status open_model(Call *call, Error *error) {
+    const EvalOptions *options = &call->values.eval;
+    DeviceOptions device = {.kind = options->device,
+                            .n_threads = (int)options->n_threads,
+                            .precision = (PrecisionKind)options->precision};
+    TRY(given_model_open(&call->model, &device, error));
+    TRY(call->set.kind == SCORE_LAST_WORD ? plan_generator(call, error) : plan_scorer(call, error));
+    TRY(device_check_memory(&call->model.backend, device_required_bytes(device_memory(call)),
+                            "the evaluation", "choose a smaller --batch or --window, or a smaller model",
+                            error));
+    TRY(call->has_scorer ? scorer_open(&call->scorer, NULL, error)
+                         : generator_open(&call->generator, NULL, error));
+    return given_model_load(&call->model, upload, call, error);
+}
+
+/* ---- the run */
+
+static bool show_progress(void *context, int64_t n_done, int64_t n_total) {
+    Call *call = context;
+    double seconds = timer_seconds_since(call->started_ns);
+    call->n_read = n_done;
+    if (!call->values.eval.quiet && seconds >= 1.0 && progress_due(&call->progress)) {
+        char status[PROGRESS_STATUS_BYTES];
+        snprintf(status, sizeof status, "%s of %s tokens  %s", format_count((double)n_done).text,
+                 format_count((double)n_total).text, format_rate((double)n_done / seconds, "tokens/s").text);
+        progress_update(&call->progress, (double)n_done / (double)n_total, status);
+    }
+    call->was_interrupted = n_done < n_total && interrupt_was_signalled();
+    return !call->was_interrupted;
+}
+
+static Status score(Call *call, Error *error) {
+    interrupt_watch();
+    progress_begin(&call->progress, stderr, 0.0);
+    if (call->has_scorer) scorer_run(&call->scorer, show_progress, call, error);
+    else
+        score_last_words(&call->generator, call->set.texts, call->set.n_texts, call->score.window,
+                         show_progress, call, error);
+    progress_end(&call->progress);
+    interrupt_ignore();
+    return error->status;
+}
+
+static Status evaluate(Call *call, Error *error) {
+    const EvalOptions *options = &call->values.eval;
+    EvalReport report = {.set = &call->set,
+                         .task = task_names[options->kind],
+                         .data = options->data,
+                         .model = call->model.source.path,
+                         .step = call->model.source.step,
+                         .options = call->score,
+                         .peak_bytes = device_memory(call)->allocated_bytes};
+    call->started_ns = timer_now_ns();
+    TRY(score(call, error));
+    report.seconds = timer_seconds_since(call->started_ns);
+    report.n_read = call->n_read;
+    report.was_interrupted = call->was_interrupted;
+    TRY(score_summarise(&call->set, &report.summary, error));
+    if (*options->per_token) TRY(eval_report_tokens(&call->set, &call->per_token, error));
+    if (call->was_interrupted) log_warning(&call->log, "interrupted: these are the results of a part");
+    eval_report_print(&report, stdout);
+    return options->json ? eval_report_json(&report, stdout, error) : STATUS_OK;
+}
+
+Status command_eval(int n_words, char *const *words, Error *error) {
+    Call call = {.per_token = {.descriptor = -1}};
+    TRY_GOTO(options_init(&call.options, &eval_command, &call.values, error), done);
+    TRY_GOTO(options_parse(&call.options, n_words, words, error), done);
+    if (call.options.help_wanted) {
+        command_show_help(&eval_command);
+        goto done;
+    }
+    call.log = log_make(call.values.eval.quiet);
+    TRY_GOTO(check_options(&call, error), done);
+    TRY_GOTO(given_model_find(&call.model, &call.options, (CheckpointChoice)call.values.eval.choice,
+                              "pgpt eval MODEL", &call.log, error),
+             done);
+    TRY_GOTO(read_data(&call, error), done);
+    TRY_GOTO(open_model(&call, error), done);
+    if (*call.values.eval.per_token)
+        TRY_GOTO(file_writer_open(&call.per_token, call.values.eval.per_token, error), done);
+    evaluate(&call, error);
+done:
+    close_call(&call);
+    return error->status;
+}

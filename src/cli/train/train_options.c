@@ -1,0 +1,241 @@
+/* pgpt train: its options, from the words of the call to values that fit together.
+ *
+ * There are four sources: defaults, the preset of --model, files (a config file, that of a resumed run, the model of --init) and the
+ * command line, each above the ones before it; options.h keeps track of who said what. What depends on the data or on the
+ * number of ranks is completed when these are known. */
+#include "cli/train/train.h"
+
+#include "device/device.h"
+#include "run/resume.h"
+
+#include <string.h>
+
+static const OptionSpec call_option_specs[] = {
+    OPTION_BOOL("print-program", CallOptions, print_program, false,
+                "print every instruction of a training step and the memory plan, then leave",
+                .flags = OPTION_TRANSIENT),
+    OPTION_BOOL("print-mesh", CallOptions, print_mesh, false,
+                "print every rank's place in the mesh and the groups that talk to each other, then leave",
+                .flags = OPTION_TRANSIENT),
+    OPTION_STRING(
+        "fault", CallOptions, fault, "", "KIND:RANK:STEP",
+        "let something go wrong, to see that the job survives it: kill, stop or hang a rank before a step, "
+        "throw an error there, or let its disk be full",
+        .flags = OPTION_TRANSIENT | OPTION_MAY_BE_EMPTY),
+    OPTION_BOOL("json", CallOptions, json, false, "make the last line of the output one JSON object",
+                .flags = OPTION_TRANSIENT),
+    OPTION_BOOL("quiet", CallOptions, quiet, false, "say only what went wrong", .flags = OPTION_TRANSIENT),
+    OPTION_END,
+};
+
+static const OptionGroup groups[] = {
+    OPTION_GROUP("Model", TrainCommand, model, model_option_specs),
+    OPTION_GROUP("Data", TrainCommand, data, data_option_specs),
+    OPTION_GROUP("Optimizer", TrainCommand, optimizer, optimizer_option_specs),
+    OPTION_GROUP("Training", TrainCommand, train, train_option_specs),
+    OPTION_GROUP("Parallel", TrainCommand, parallel, parallel_option_specs),
+    OPTION_GROUP("Loose synchrony", TrainCommand, loose, loose_option_specs),
+    OPTION_GROUP("Timeline", TrainCommand, trace, trace_option_specs),
+    OPTION_GROUP("This call", TrainCommand, call, call_option_specs),
+    OPTION_GROUP_END,
+};
+
+static const char *const examples[] = {
+    "train the demo model on the built-in stories",
+    "pgpt train",
+    "train on your own text",
+    "pgpt train --model mini --data book.txt --steps 2000",
+    "train a model of Hugging Face further",
+    "pgpt train --init downloads/gpt2 --data book.txt --micro-batch 1",
+    "see the step as a program",
+    "pgpt train --model mini --print-program",
+    "train on four processes that share moments, gradients and weights",
+    "mpirun -n 4 pgpt train --model mini --data book.txt --zero 3",
+    "train on four processes that average their weights every 8 steps",
+    "mpirun -n 4 pgpt train --model mini --data book.txt --sync local --sync-every 8",
+    "repeat a run with another batch",
+    "pgpt train runs/first/config.ini --batch 32",
+    "go on with a run for longer; the new number of steps is recorded",
+    "pgpt train --resume runs/first --steps 4000",
+    NULL,
+};
+
+const OptionCommand train_command = {
+    .name = "train",
+    .summary = "train a model on text",
+    .description =
+        "Trains a GPT on text and leaves a run folder with its configuration, metrics and checkpoints. "
+        "Without options it trains a small model on built-in stories and ends with a sample of its own.",
+    .groups = groups,
+    .examples = examples,
+};
+/* Turn --resume into the folder of a run, or into nothing where auto finds none. */
+static Status find_resumed(TrainRun *run, Error *error) {
+    TrainOptions *train = &run->values.train;
+    if (!*train->resume) return STATUS_OK;
+    run->is_auto = strcmp(train->resume, "auto") == 0;
+    if (!run->is_auto) {
+        if (options_source(&run->options, "out") == OPTION_FROM_COMMAND) {
+            return error_user(
+                error,
+                "--out and --resume are both given; a resumed run stays in its folder, leave --out out");
+        }
+        if (*train->init && options_source(&run->options, "init") == OPTION_FROM_COMMAND) {
+            return error_user(
+                error, "--init and --resume are both given; a resumed run has its weights, leave --init out");
+        }
+        return resume_named(train->resume, &run->options.arena, &train->resume, error);
+    }
+    const char *folder;
+    TRY(resume_find(train->out, &run->options.arena, &folder, error));
+    if (!folder) {
+        log_note(&run->log, "nothing to resume: %s has no checkpoint; beginning anew",
+                 *train->out ? train->out : "runs/latest");
+    }
+    train->resume = folder ? folder : "";
+    return STATUS_OK;
+}
+
+/* The run that goes on is this process's from here on, before its files are read; one that is only looked at need not be. */
+static Status claim_resumed(TrainRun *run, Error *error) {
+    const CallOptions *call = &run->values.call;
+    const char *resume = run->values.train.resume;
+    if (!*resume || run->launch->world.rank != 0 || call->print_mesh || call->print_program) return STATUS_OK;
+    return run_claim_again(&run->claim, resume, error);
+}
+
+/* Open the model of --init, and make the run's model one like it. */
+static Status open_init(TrainRun *run, Error *error) {
+    const TrainOptions *train = &run->values.train;
+    if (!*train->init) return STATUS_OK;
+    if (options_source(&run->options, "model") > OPTION_FROM_PRESET)
+        TRY(config_apply_preset(&run->options, run->values.model.preset, error));
+    TRY(model_source_open(&run->init, train->init, CHECKPOINT_NEWEST, error));
+    run->has_init = true;
+    if (run->init.warning[0]) log_warning(&run->log, "%s", run->init.warning);
+    TRY(options_set(&run->options, "lr", "5e-5", OPTION_FROM_PRESET, error));
+    return model_source_set_options(&run->init, &run->options, error);
+}
+
+Status train_options_read(TrainRun *run, int n_words, char *const *words, Error *error) {
+    TRY(options_init(&run->options, &train_command, &run->values, error));
+    TRY(options_parse(&run->options, n_words, words, error));
+    if (run->options.help_wanted) return STATUS_OK;
+    run->log = launch_log(run->launch, run->values.call.quiet);
+    if (*run->launch->cleared) { /* whichever rank has done it */
+        Log own = log_make(run->values.call.quiet);
+        log_note(&own, "%s", run->launch->cleared);
+    }
+    TRY(find_resumed(run, error));
+    TRY(claim_resumed(run, error));
+    if (*run->values.train.resume) return train_resume_options(run, error);
+    TRY(open_init(run, error));
+    if (!run->init.tokenizer) run->values.data.tokenizer = data_source_tokenizer(&run->values.data);
+    if (run->has_init) return STATUS_OK;
+    return config_apply_preset(&run->options, run->values.model.preset, error);
+}
+
+/* A prompt that the samples cannot begin with is found now, not at the end of the run. */
+static Status check_prompt(const TrainRun *run, Error *error) {
+    const char *prompt = run->values.train.prompt;
+    TokenArray tokens = {0};
+    if (*prompt &&
+        tokenizer_encode(run->source.tokenizer, prompt, strlen(prompt), &tokens, error) != STATUS_OK)
+        error_prefix(error, "--prompt: ");
+    else if (*prompt && !tokens.n) error_user(error, "--prompt has no words in it; leave it out");
+    token_array_free(&tokens);
+    return error->status;
+}
+
+/* Options that the others leave without effect. On the command line only: a config file holds them all. */
+static Status refuse_ignored(const TrainRun *run, Error *error) {
+    const OptimizerOptions *optimizer = &run->values.optimizer;
+    bool is_adamw = optimizer->kind == OPTIMIZER_ADAMW;
+    const struct {
+        const char *name, *needs;
+        bool has_effect;
+    } rules[] = {
+        {"beta1", "--optimizer adamw", is_adamw},
+        {"beta2", "--optimizer adamw", is_adamw},
+        {"epsilon", "--optimizer adamw", is_adamw},
+        {"momentum", "--optimizer sgd", !is_adamw},
+        {"nesterov", "--optimizer sgd", !is_adamw},
+        {"lr-decay", "--lr-schedule wsd", optimizer->schedule == SCHEDULE_WSD},
+        {"lr-min", "a schedule that decays", optimizer->schedule != SCHEDULE_CONSTANT},
+        {"rotary-theta", "--position rotary", run->values.model.position == POSITION_ROTARY},
+        {"any-order", "--device cuda", device_takes_gpu(run->values.train.device)},
+        {"streams", "--device cuda", device_takes_gpu(run->values.train.device)},
+    };
+    for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++) {
+        if (rules[i].has_effect || options_source(&run->options, rules[i].name) != OPTION_FROM_COMMAND)
+            continue;
+        return error_user(error, "--%s means something only with %s; leave it out, or give that too",
+                          rules[i].name, rules[i].needs);
+    }
+    return STATUS_OK;
+}
+
+/* When and how to save, where nothing is saved. A config file may say it: it is the call that says --no-save. */
+static Status refuse_unsaved(const TrainRun *run, Error *error) {
+    static const char *const names[] = {"save-every", "save-minutes", "background-save", "keep"};
+    const TrainOptions *train = &run->values.train;
+    const bool has_effect[] = {train->save_every > 0, train->save_minutes > 0.0, true, true};
+    for (size_t i = 0; !train->saves && i < sizeof names / sizeof names[0]; i++) {
+        if (!has_effect[i] || options_source(&run->options, names[i]) != OPTION_FROM_COMMAND) continue;
+        return error_user(error, "--%s and --no-save are both given, and nothing is saved; leave one out",
+                          names[i]);
+    }
+    return STATUS_OK;
+}
+
+/* What several ranks cannot do. */
+static Status check_ranks(TrainRun *run, Error *error) {
+    const TrainCommand *values = &run->values;
+    int n_shares = run->shape.size[AXIS_DP];
+    if (values->train.batch < n_shares) {
+        return error_user(
+            error,
+            "--batch %lld has fewer sequences than the %d ranks that share it; raise --batch, or "
+            "start fewer ranks",
+            (long long)values->train.batch, n_shares);
+    }
+    if (values->optimizer.eager && n_shares > 1) {
+        bool is_given = options_source(&run->options, "eager-update") == OPTION_FROM_COMMAND;
+        if (!is_given)
+            return error_user(error, "the run was begun with --eager-update, which is for one process; give "
+                                     "--no-eager-update to go on with several");
+        return error_user(error,
+                          "--eager-update is for one process; leave it out, and save memory by --zero 2");
+    }
+    return STATUS_OK;
+}
+
+/* By the clock alone, only where nothing else is said; and not where a save changes the weights, which would then
+ * depend on the clock. */
+static void choose_clock(TrainRun *run) {
+    TrainOptions *train = &run->values.train;
+    bool is_given = options_source(&run->options, "save-minutes") >= OPTION_FROM_RUN;
+    bool averages = run->loose.sync == SYNC_PUSH || run->loose.sync == SYNC_GROUPS;
+    bool by_clock = train->saves && (is_given || (train->save_every == 0 && !averages));
+    train->clock_minutes = by_clock ? train->save_minutes : 0.0;
+    train->clock_is_asked = by_clock && is_given && train->save_minutes > 0.0;
+}
+
+Status train_options_complete(TrainRun *run, Error *error) {
+    TrainOptions *train = &run->values.train;
+    StepOptions step = {.batch = train->batch,
+                        .micro_batch = train->micro_batch,
+                        .T = train->sequence,
+                        .loss_chunk = train->loss_chunk};
+    TRY(step_options_complete(&step, run->values.model.context, error));
+    train->micro_batch = step.micro_batch;
+    train->sequence = step.T;
+    TRY(train_loose_complete(run, error));
+    choose_clock(run);
+    TRY(check_ranks(run, error));
+    TRY(check_prompt(run, error));
+    TRY(refuse_ignored(run, error));
+    TRY(refuse_unsaved(run, error));
+    return optimizer_check(&run->values.optimizer, precision_of((PrecisionKind)train->precision),
+                           train->batch / train->micro_batch, error);
+}

@@ -1,0 +1,93 @@
+/* What is on the board of a run (base/system/activity.h), and the trace that is made of it (trace/trace.h). On the board
+ * are the communicators by their names, and the phases before the first step, which may take long too: reading
+ * data, making weights, loading a checkpoint. From the first step on the trainer says what it does. */
+#include "cli/train/train.h"
+
+#include "base/text/format.h"
+#include "base/text/plain.h"
+
+#include <stdio.h>
+#include <string.h>
+
+void train_watch(TrainRun *run) {
+    activity_open(&run->activity);
+    comm_watch(&run->launch->world, &run->activity, ACTIVITY_HOST, "world");
+}
+
+void train_watch_groups(TrainRun *run) {
+    bool has_device = run->data.table != NULL;
+    Comm *host = &run->mesh.axis[AXIS_DP];
+    comm_watch(host, &run->activity, ACTIVITY_HOST, has_device ? "data (host)" : "data");
+    comm_watch(&run->data, &run->activity, ACTIVITY_HOST, "data");
+    if (host->size > 1)
+        activity_add_lane(&run->activity, "worker of data"); /* before the saver, in pictures too */
+    comm_watch(&run->saving, &run->activity, activity_add_lane(&run->activity, "saver"), "saving");
+}
+
+void train_enter(TrainRun *run, const char *phase) {
+    if (run->is_in_phase) activity_end(&run->activity, ACTIVITY_HOST);
+    run->is_in_phase = phase != NULL;
+    if (!phase) return;
+    ActivityEntry entry = {.kind = ACTIVITY_WORK, .name = phase, .number = -1};
+    activity_begin(&run->activity, ACTIVITY_HOST, &entry);
+}
+
+/* ---- The trace */
+
+Status train_trace_check(TrainRun *run, Error *error) {
+    const TraceOptions *options = &run->values.trace;
+    int64_t first, last;
+    TRY(launch_check_same(run->launch, "--trace", options->file, error));
+    TRY(launch_check_same(run->launch, "--trace-steps", options->steps, error));
+    bool is_auto = strcmp(options->file, "auto") == 0;
+    if (*options->steps && !*options->file)
+        error_user(error, "--trace-steps means something only with --trace; leave it out, or give that too");
+    else if (*options->steps) trace_read_steps(options->steps, &first, &last, error);
+    if (*options->file && !is_auto && run->launch->world.rank == 0 && error->status == STATUS_OK)
+        trace_check_path(options->file, error);
+    return launch_agree(run->launch, error);
+}
+
+Status train_trace_open(TrainRun *run, Error *error) {
+    const TraceOptions *options = &run->values.trace;
+    if (!*options->file) return STATUS_OK;
+    bool is_auto = strcmp(options->file, "auto") == 0;
+    run->trace_path = is_auto ? arena_printf(&run->options.arena, "%s/trace.json", run->run) : options->file;
+    TraceSetup setup = {.activity = &run->activity,
+                        .world = &run->launch->world,
+                        .host = run->launch->host,
+                        .steps = options->steps,
+                        .next_step = run->trainer.n_done + 1,
+                        .n_steps = run->values.train.n_steps,
+                        .runs_behind = run->backend.event_new != NULL};
+    trace_open(&run->trace, &setup, error);
+    return launch_agree(run->launch, error);
+}
+
+Status train_trace_write(TrainRun *run, Error *error) {
+    TraceSummary summary;
+    if (!run->trace_path) return STATUS_OK;
+    train_enter(run, "writing the trace");
+    trace_write(&run->trace, run->trace_path, &summary, error);
+    train_enter(run, NULL);
+    TRY(launch_agree(run->launch, error));
+    char clocks[64] = "all on one clock";
+    if (summary.uncertainty_us > 0.0)
+        snprintf(clocks, sizeof clocks, "clocks aligned to %.3g us", summary.uncertainty_us);
+    log_note(&run->log, "trace: %s events, %s collectives, %s: %s (%s); to see it: pgpt lab timeline %s",
+             format_count((double)summary.n_events).text, format_count((double)summary.n_collectives).text,
+             clocks, run->trace_path, format_bytes(summary.n_bytes).text, shell_path(run->trace_path).text);
+    if (summary.was_full || summary.n_lost)
+        log_warning(
+            &run->log,
+            "the trace does not hold all that was asked for: its room was full, and %s events were left out; "
+            "choose fewer steps by --trace-steps",
+            format_count((double)summary.n_lost).text);
+    return STATUS_OK;
+}
+
+void train_unwatch(TrainRun *run) {
+    trace_close(&run->trace);
+    comm_watch(&run->launch->world, NULL, ACTIVITY_HOST, NULL); /* it lives longer */
+    activity_close(&run->activity);
+}

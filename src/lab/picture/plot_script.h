@@ -1,0 +1,21 @@
+/* Inside plot.c: the picture being made, and its gnuplot script. */
+#ifndef PGPT_LAB_PICTURE_PLOT_SCRIPT_H
+#define PGPT_LAB_PICTURE_PLOT_SCRIPT_H
+
+#include "base/arena.h"
+#include "base/file/file.h"
+#include "lab/picture/plot.h"
+
+typedef struct {
+    const Plot *plot;
+    const char *folder, *name;
+    int n_rows;    /* of the longest series */
+    bool has_bars; /* then rows are names, not numbers */
+    Arena arena;
+} Picture;
+
+/* The script reads NAME.dat of its own folder. It writes to what the variables svg_file and png_file say, or else to NAME.svg and
+ * NAME.png. */
+Status plot_script_write(FileWriter *writer, Picture *picture, Error *error);
+
+#endif

@@ -1,0 +1,128 @@
+/* A trace (`pgpt train --trace`) read back, measured and drawn.
+ *
+ *     Timeline timeline;
+ *     TRY(timeline_read(&timeline, "run/trace.json", error));
+ *     TRY_GOTO(timeline_set_window(&timeline, from_ms, to_ms, error), done);
+ *     TRY_GOTO(timeline_measure(&timeline, error), done);           // timeline.rank[r].time, timeline.collective[i]
+ *     TRY_GOTO(timeline_draw(&timeline, title, caption, "timeline.svg", error), done);
+ * done:
+ *     timeline_free(&timeline);
+ *
+ * The file may be anybody's: whatever is in it, the answer is a message or a picture. */
+#ifndef PGPT_LAB_PICTURE_TIMELINE_H
+#define PGPT_LAB_PICTURE_TIMELINE_H
+
+#include "base/arena.h"
+#include "base/error.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef enum {
+    TIMELINE_STEP, /* what the others lie in; not counted as time of its own */
+    TIMELINE_FORWARD,
+    TIMELINE_BACKWARD,
+    TIMELINE_UPDATE,
+    TIMELINE_COLLECTIVE,
+    TIMELINE_WAIT,
+    TIMELINE_MESSAGE,
+    TIMELINE_WORK,
+    TIMELINE_FILE,
+    TIMELINE_OTHER, /* of other programs */
+    N_TIMELINE_KINDS,
+} TimelineKind;
+
+const char *timeline_kind_name(TimelineKind kind);
+
+enum { TIMELINE_MAX_LANES = 1024, TIMELINE_MAX_EVENTS = 2000000, TIMELINE_MAX_BYTES = 256 << 20 };
+
+typedef struct {
+    double begin_us, end_us;  /* from the first event on */
+    const char *name;         /* cut to a length that can be shown */
+    const char *communicator; /* of a collective; else NULL */
+    int64_t number;           /* -1: none */
+    uint64_t n_bytes;
+    int32_t lane;
+    int32_t peers; /* of a collective: how many ranks it should have; 0: not said */
+    TimelineKind kind;
+} TimelineEvent;
+
+typedef struct {
+    int64_t process, thread; /* as in the file */
+    const char *name;        /* never NULL */
+    int rank;                /* index of */
+    size_t first, n;         /* of its events, which lie side by side, by time, outer ones first */
+} TimelineLane;
+
+/* How long, within the window. */
+typedef struct {
+    double compute_us;    /* the rank's first lane in an instruction that does not wait or communicate */
+    double comm_us;       /* collectives and messages under way, in any lane */
+    double overlapped_us; /* both at once */
+    double wait_us;       /* the first lane in a wait, a collective or a message */
+    double other_us;      /* the first lane in anything else, or in nothing */
+} TimelineTime;
+
+typedef struct {
+    int64_t process;
+    const char *name;
+    TimelineTime time;
+    int n_last; /* collectives to which it came last */
+} TimelineRank;
+
+/* One operation of a group of ranks. */
+typedef struct {
+    const char *communicator, *kind;
+    int64_t number;
+    uint64_t n_bytes;
+    double begin_us;    /* when the first rank came */
+    double spread_us;   /* until the last one did */
+    double duration_us; /* until all were through */
+    double together_us; /* in which all of its ranks were in it; below 0: never all at once */
+    int slowest;        /* index of the rank that came last */
+    int n_ranks;
+    bool is_complete;    /* all of its ranks are there */
+    const size_t *event; /* numbers of its n_ranks events, by when they began */
+} TimelineCollective;
+
+typedef struct {
+    Arena arena;
+    TimelineEvent *event; /* by lane */
+    size_t n_events;
+    TimelineLane *lane; /* by rank */
+    int n_lanes;
+    TimelineRank *rank; /* by process */
+    int n_ranks;
+    double length_us; /* of the whole trace */
+    double from_us, to_us;
+    TimelineCollective *collective; /* in the window, by time */
+    size_t n_collectives;
+    size_t n_clipped;      /* events of one lane that overlap without lying in each other: bent to fit */
+    double uncertainty_us; /* of the clocks; NAN: not said */
+    size_t room;
+} Timeline;
+
+Status timeline_read(Timeline *timeline, const char *path, Error *error);
+void timeline_free(Timeline *timeline); /* also after a failed read, and twice */
+
+/* In milliseconds from the beginning; to_ms 0: to the end. Without this call the window is all of it. */
+Status timeline_set_window(Timeline *timeline, double from_ms, double to_ms, Error *error);
+
+Status timeline_measure(Timeline *timeline, Error *error);
+
+/* What a lane was in, innermost only: visited in order of time, disjoint, within the window. */
+typedef struct {
+    double begin_us, end_us;
+    const TimelineEvent *event;
+} TimelineSegment;
+
+typedef void (*TimelineVisit)(void *context, const TimelineSegment *segment);
+Status timeline_visit(const Timeline *timeline, int lane, TimelineVisit visit, void *context,
+                      size_t *n_clipped, Error *error);
+
+/* The SVG, atomically. */
+Status timeline_draw(const Timeline *timeline, const char *title, const char *caption, const char *path,
+                     Error *error);
+
+#endif
