@@ -3,7 +3,7 @@
 #define PGPT_TESTS_CHECKPOINT_SUPPORT_H
 
 #include "checkpoint/checkpoint.h"
-#include "parallel/shard_map.h"
+#include "parallel/sync/shard_map.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -4,6 +4,7 @@
 #include "backend/null/null.h"
 #include "comm/comm_null.h"
 #include "device/device.h"
+#include "mesh_support.h"
 #include "plan/advice.h"
 #include "plan/run_memory.h"
 #include "train/step.h"
@@ -24,13 +25,13 @@ typedef struct {
     OptimizerOptions optimizer;
     NullGroup *group;
     Comm comm;
+    Mesh mesh;
     int64_t T;
 } Step;
 
-static Layout layout_of(const Step *step, int zero) {
-    if (!step->group) return (Layout){0};
-    return (Layout){
-        .data = (Comm *)&step->comm, .control = (Comm *)&step->comm, .zero = zero, .bucket_bytes = 65536};
+static GradientSyncOptions sync_of(const Step *step, int zero) {
+    if (!step->group) return (GradientSyncOptions){0};
+    return (GradientSyncOptions){.mesh = &step->mesh, .zero = zero, .bucket_bytes = 65536};
 }
 
 static Status plan(void *context, const MemoryChoice *choice, uint64_t *n_bytes, Error *error) {
@@ -39,7 +40,7 @@ static Status plan(void *context, const MemoryChoice *choice, uint64_t *n_bytes,
                            .micro_batch = choice->micro_batch,
                            .T = step->T,
                            .recompute = choice->recompute,
-                           .layout = layout_of(step, choice->zero),
+                           .sync = sync_of(step, choice->zero),
                            .precision = precision_of((PrecisionKind)choice->precision)};
     TrainStep planned;
     TRY(train_step_plan(&planned, &step->config, &step->table, &options, &step->optimizer, &step->backend,
@@ -51,8 +52,8 @@ static Status plan(void *context, const MemoryChoice *choice, uint64_t *n_bytes,
 
 static uint64_t state(void *context, const MemoryChoice *choice) {
     const Step *step = context;
-    Layout layout = layout_of(step, 0);
-    return memory_state_bytes(&layout, choice, &step->optimizer, &step->table);
+    GradientSyncOptions sync = sync_of(step, 0);
+    return memory_state_bytes(&sync, choice, &step->optimizer, &step->table);
 }
 
 static uint64_t bytes_of(Step *step, MemoryChoice choice) {
@@ -80,6 +81,7 @@ static void open_step(Step *step, int n_ranks) {
     if (n_ranks == 1) return;
     assert_int_equal(comm_null_open(&step->group, n_ranks, &error), STATUS_OK);
     step->comm = comm_null_rank(step->group, 0);
+    step->mesh = mesh_of(&step->comm, &step->comm);
 }
 
 static void close_step(Step *step) {

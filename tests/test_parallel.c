@@ -4,6 +4,7 @@
 #include "device/device.h"
 #include "graph/insert.h"
 #include "harness.h"
+#include "mesh_support.h"
 #include "ops/ops.h"
 #include "parallel/mesh.h"
 #include "plan/run_memory.h"
@@ -370,7 +371,8 @@ static void test_shares(void **state) {
             for (int rank = 0; rank < size; rank++) {
                 Comm comm = {.rank = rank, .size = size};
                 int64_t first, end;
-                layout_share(&(Layout){.data = &comm}, n, &first, &end);
+                Mesh mesh = mesh_of(&comm, &comm);
+                sync_share(&(GradientSyncOptions){.mesh = &mesh}, n, &first, &end);
                 assert_true(first == end_before);
                 assert_true(end - first == n / size || end - first == n / size + (n % size != 0));
                 end_before = end;
@@ -379,16 +381,17 @@ static void test_shares(void **state) {
         }
     }
     int64_t first, end;
-    layout_share(&(Layout){0}, 7, &first, &end);
+    sync_share(&(GradientSyncOptions){0}, 7, &first, &end);
     assert_true(first == 0 && end == 7);
 }
 
 static void assert_formula(int zero, int n_moments, const char *words, double bytes) {
     Comm comm = {.size = 4};
-    Layout layout = {.data = &comm, .zero = zero};
+    Mesh mesh = mesh_of(&comm, &comm);
+    GradientSyncOptions options = {.mesh = &mesh, .zero = zero};
     char text[64];
-    assert_string_equal(layout_formula(&layout, (Precision){0}, n_moments, text, sizeof text), words);
-    assert_true(layout_formula_bytes(&layout, (Precision){0}, 1000, n_moments) == bytes);
+    assert_string_equal(sync_state_formula(&options, (Precision){0}, n_moments, text, sizeof text), words);
+    assert_true(sync_state_bytes(&options, (Precision){0}, 1000, n_moments) == bytes);
 }
 
 static void test_formulas(void **state) {
@@ -402,7 +405,8 @@ static void test_formulas(void **state) {
     assert_formula(2, 1, "4Ψ + 8Ψ/4", 6000.0);
     assert_formula(3, 0, "8Ψ/4", 2000.0);
     char text[64];
-    assert_string_equal(layout_formula(&(Layout){0}, (Precision){0}, 2, text, sizeof text), "16Ψ");
+    assert_string_equal(sync_state_formula(&(GradientSyncOptions){0}, (Precision){0}, 2, text, sizeof text),
+                        "16Ψ");
 }
 
 /* ---- memory of a host ---- */

@@ -6,6 +6,7 @@
  * pgpt verify. */
 #include "backend/null/null.h"
 #include "comm/comm_null.h"
+#include "mesh_support.h"
 #include "parallel/comm_ops.h"
 #include "train/step.h"
 
@@ -39,6 +40,7 @@ typedef struct {
     ParameterTable table;
     NullGroup *data_group, *control_group;
     Comm data[MOST_RANKS], control[MOST_RANKS];
+    Mesh mesh[MOST_RANKS];
     TrainStep step[MOST_RANKS];
     DeviceMemory memory[MOST_RANKS];
 } Ranks;
@@ -86,12 +88,11 @@ static void plan_rank(Ranks *ranks, int rank) {
                            .T = setup->config.context,
                            .recompute = setup->recompute,
                            .precision = setup->precision,
-                           .layout = {.data = &ranks->data[rank],
-                                      .control = &ranks->control[rank],
-                                      .zero = setup->zero,
-                                      .bucket_bytes = setup->bucket_bytes,
-                                      .overlaps = setup->overlaps,
-                                      .left_out = setup->left_out}};
+                           .sync = {.mesh = &ranks->mesh[rank],
+                                    .zero = setup->zero,
+                                    .bucket_bytes = setup->bucket_bytes,
+                                    .overlaps = setup->overlaps,
+                                    .left_out = setup->left_out}};
     OK(train_step_plan(&ranks->step[rank], &setup->config, &ranks->table, &options,
                        setup->is_evaluation ? NULL : &setup->optimizer, &ranks->backend, error));
 }
@@ -108,6 +109,7 @@ static Ranks *open_ranks(Setup *setup) {
     for (int rank = 0; rank < setup->n_ranks; rank++) {
         ranks->data[rank] = comm_null_rank(ranks->data_group, rank);
         ranks->data[rank].all_reduce = &ALGORITHM_RING;
+        ranks->mesh[rank] = mesh_of(&ranks->data[rank], &ranks->control[rank]);
         ranks->control[rank] = comm_null_rank(ranks->control_group, rank);
         plan_rank(ranks, rank);
     }
@@ -230,7 +232,7 @@ static int check_program(const TrainStep *step) {
         check_use(graph, i, wait);
         n_starts++;
         n_beside += wait > i + 1;
-        if (!step->options.layout.overlaps) assert_int_equal(wait, i + 1);
+        if (!step->options.sync.overlaps) assert_int_equal(wait, i + 1);
     }
     assert_int_equal(n_starts, n_waits);
     return n_beside;
@@ -254,7 +256,7 @@ static void check_moved(const Ranks *ranks, int64_t total_bytes) {
     const TrainStep *step = &ranks->step[0];
     int64_t n_flat = ranks->table.n_flat_elements, n_hops = setup->n_ranks - 1;
     int64_t n_micro = step->n_micro_batches, n_left_out = 0;
-    if (setup->left_out) n_left_out = step->spread.partition.unit[setup->left_out - 1].n;
+    if (setup->left_out) n_left_out = step->sync.partition.unit[setup->left_out - 1].n;
     int64_t reduced = n_flat - n_left_out, gathered = moved(step, &OP_ALL_GATHER);
     assert_true(moved(step, &OP_ALL_REDUCE) == (setup->zero == 0 ? reduced : 0));
     int64_t scattered = setup->zero == 0 ? 0 : setup->zero == 1 ? reduced : n_micro * reduced;
@@ -310,7 +312,7 @@ static void check_memory(const Ranks *ranks) {
     for (int rank = 0; rank < setup->n_ranks; rank++) {
         const TrainStep *step = &ranks->step[rank];
         const size_t *bytes = step->program.plan.bytes;
-        int64_t n_local = step->spread.partition.n_local;
+        int64_t n_local = step->sync.partition.n_local;
         n_sum += n_local;
         Precision precision = setup->precision;
         int64_t n_update = setup->zero ? n_local : n_flat;
@@ -321,10 +323,9 @@ static void check_memory(const Ranks *ranks) {
         assert_int_equal(bytes[PLACE_GRADIENT],
                          aligned(setup->zero >= 2 ? n_local : n_flat, precision.gradient));
         assert_int_equal(bytes[PLACE_OPTIMIZER], optimizer_bytes);
-        double formula =
-            layout_formula_bytes(&step->options.layout, precision, ranks->table.n_elements, n_moments);
+        double formula = sync_state_bytes(&step->options.sync, precision, ranks->table.n_elements, n_moments);
         double padding = (double)(n_flat - ranks->table.n_elements);
-        double grains = (double)step->spread.partition.n_units * 2.0 * PARTITION_GRAIN;
+        double grains = (double)step->sync.partition.n_units * 2.0 * PARTITION_GRAIN;
         double allowed = 4.0 * (3 + n_moments) * (padding + grains) + 5.0 * PLAN_ALIGNMENT;
         assert_true(fabs((double)state_bytes(step) - formula) <= allowed);
     }
@@ -337,7 +338,7 @@ static void check_setup(Setup setup) {
     Ranks *ranks = open_ranks(&setup);
     int n_beside = 0;
     for (int rank = 0; rank < setup.n_ranks; rank++) n_beside += check_program(&ranks->step[rank]);
-    if (ranks->step[0].spread.partition.n_units > 1) assert_int_equal(n_beside > 0, setup.overlaps);
+    if (ranks->step[0].sync.partition.n_units > 1) assert_int_equal(n_beside > 0, setup.overlaps);
     check_memory(ranks);
     CommCost cost = run_ranks(ranks);
     check_moved(ranks, cost.total_bytes);
@@ -422,7 +423,7 @@ static void test_left_out(void **state) {
         Setup setup = small_setup(2, zero);
         Ranks *whole = open_ranks(&setup);
         const Op *op = zero ? &OP_REDUCE_SCATTER : &OP_ALL_REDUCE;
-        int n_units = whole->step[0].spread.partition.n_units, n_sums = count_op(&whole->step[0], op);
+        int n_units = whole->step[0].sync.partition.n_units, n_sums = count_op(&whole->step[0], op);
         close_ranks(whole);
         assert_int_equal(n_sums, n_units);
         assert_true(n_units > 2);
@@ -444,7 +445,7 @@ static void test_evaluation(void **state) {
         Ranks *ranks = open_ranks(&setup);
         for (int rank = 0; rank < 3; rank++) {
             check_program(&ranks->step[rank]);
-            int64_t n = zero == 3 ? ranks->step[rank].spread.partition.n_local : ranks->table.n_flat_elements;
+            int64_t n = zero == 3 ? ranks->step[rank].sync.partition.n_local : ranks->table.n_flat_elements;
             assert_int_equal(ranks->step[rank].program.plan.bytes[PLACE_PARAMETER], aligned(n, DTYPE_F32));
         }
         int64_t gathered = moved(&ranks->step[0], &OP_ALL_GATHER);
@@ -459,7 +460,7 @@ static void test_alone(void **state) {
     (void)state;
     Setup setup = small_setup(1, 3);
     Ranks *ranks = open_ranks(&setup);
-    assert_int_equal(ranks->step[0].spread.zero, 0);
+    assert_int_equal(ranks->step[0].sync.zero, 0);
     for (int i = 0; i < ranks->step[0].graph->n_nodes; i++)
         assert_false(ranks->step[0].graph->node[i]->op->is_portable);
     assert_int_equal(run_ranks(ranks).total_bytes, 0);
@@ -485,7 +486,7 @@ static void test_mini(void **state) {
         for (int rank = 0; rank < 4; rank++) {
             const TrainStep *step = &ranks->step[rank];
             double formula =
-                layout_formula_bytes(&step->options.layout, (Precision){0}, ranks->table.n_elements, 2);
+                sync_state_bytes(&step->options.sync, (Precision){0}, ranks->table.n_elements, 2);
             assert_true(fabs((double)state_bytes(step) - formula) <= 0.01 * formula);
             check_program(step);
         }

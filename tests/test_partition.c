@@ -1,7 +1,7 @@
 /* Flat arrays cut up for several ranks: whatever the pieces, every element is in exactly one unit, and of every unit in
  * exactly one rank's slice; and what a rank holds is found again where its map says. */
 #include "harness.h"
-#include "parallel/partition.h"
+#include "parallel/sync/partition.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -22,7 +22,7 @@
 #include "checkpoint/safetensors.h"
 #include "comm/comm.h"
 #include "model/parameters.h"
-#include "parallel/shard_map.h"
+#include "parallel/sync/shard_map.h"
 
 /* Where a run stands, besides its tensors. */
 typedef struct {

@@ -5,7 +5,7 @@
 #include "checkpoint/checkpoint_index.h"
 
 #include "graph/shape.h"
-#include "parallel/partition.h"
+#include "parallel/sync/partition.h"
 
 #include <stdio.h>
 #include <string.h>

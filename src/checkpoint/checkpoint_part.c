@@ -6,7 +6,7 @@
 #include "checkpoint/checkpoint_part.h"
 
 #include "checkpoint/checkpoint_manifest.h"
-#include "parallel/partition.h"
+#include "parallel/sync/partition.h"
 
 #include <string.h>
 

@@ -192,6 +192,12 @@ int64_t parameters_largest(const ParameterTable *table) {
     return largest;
 }
 
+FlatArray parameters_flat(const ParameterTable *table, Arena *arena) {
+    return (FlatArray){.piece = parameters_pieces(table, arena),
+                       .n_pieces = table->n_parameters,
+                       .n_elements = table->n_flat_elements};
+}
+
 const FlatPiece *parameters_pieces(const ParameterTable *table, Arena *arena) {
     FlatPiece *pieces = ARENA_ARRAY(arena, FlatPiece, table->n_parameters + 1);
     int64_t end = table->n_flat_elements;

@@ -5,7 +5,7 @@
 
 #include "graph/graph.h"
 #include "model/config.h"
-#include "parallel/partition.h"
+#include "parallel/sync/gradient_sync.h"
 
 typedef enum {
     ROLE_TOKEN_TABLE,
@@ -74,6 +74,9 @@ void parameters_free(ParameterTable *table);
 /* The parameters as pieces of the flat array, each with its padding; n_parameters of them, from the arena. */
 const FlatPiece *parameters_pieces(const ParameterTable *table, Arena *arena);
 
+/* The same as a gradient strategy wants it: the flat array with its pieces. */
+FlatArray parameters_flat(const ParameterTable *table, Arena *arena);
+
 /* The parameter with this role, NULL if the model has none (no bias, say). */
 const Parameter *parameter_find(const ParameterTable *table, ParameterRole role, int block);
 
@@ -83,6 +86,10 @@ typedef struct {
     Tensor **tensor; /* one a parameter */
     const ParameterTable *table;
 } ParameterTensors;
+
+static inline FlatTensors parameters_flat_tensors(const ParameterTensors *tensors) {
+    return (FlatTensors){.flat = tensors->flat, .tensor = tensors->tensor};
+}
 
 ParameterTensors parameters_record(const ParameterTable *table, Graph *graph, DType dtype,
                                    bool needs_gradient);

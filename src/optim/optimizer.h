@@ -6,6 +6,7 @@
 #include "graph/precision.h"
 #include "model/parameters.h"
 #include "optim/schedule.h"
+#include "parallel/sync/update_share.h"
 
 typedef enum { OPTIMIZER_ADAMW, OPTIMIZER_SGD } OptimizerKind;
 
@@ -41,25 +42,6 @@ typedef struct {
 
 /* Where the gradients shall live for these options (see AutogradOptions). */
 Place optimizer_gradient_place(const OptimizerOptions *options);
-
-/* A run of elements that one node updates: n of the flat array from flat_first on, whose moments begin at local_first of
- * this process's. */
-typedef struct {
-    Tensor *gradient, *parameter; /* (n) */
-    int64_t flat_first, n, local_first;
-} UpdateSlice;
-
-/* What this process updates where others update the rest. */
-typedef struct {
-    int n_slices;
-    const UpdateSlice *slice;
-    int64_t n_local; /* elements of a moment here */
-    /* Record the sum of a scalar over all processes, for the norm. */
-    void (*record_sum)(void *context, Graph *graph, Tensor *scalar);
-    /* The update of slice `index` has been recorded. Optional. */
-    void (*record_updated)(void *context, Graph *graph, int index);
-    void *context;
-} UpdateShare;
 
 /* Record the update of every parameter that autograd found a gradient for, or of a share of them (NULL: all). With
  * options->eager, each parameter's update stands right behind the last node that needs its old value or adds to its

@@ -87,7 +87,7 @@ Status mesh_shape(const int64_t *sizes, int n_ranks, MeshShape *shape, Error *er
 }
 
 Status mesh_open(Mesh *mesh, const MeshShape *shape, Comm *world, Error *error) {
-    *mesh = (Mesh){.shape = *shape};
+    *mesh = (Mesh){.shape = *shape, .world = world};
     if (mesh_n_ranks(shape) != world->size) {
         return error_failed(error, "a mesh of %d ranks was opened on %d", mesh_n_ranks(shape), world->size);
     }

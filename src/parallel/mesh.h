@@ -43,12 +43,21 @@ Status mesh_shape(const int64_t *sizes /* (N_AXES) */, int n_ranks, MeshShape *s
 typedef struct {
     MeshShape shape;
     int coordinate[N_AXES];
-    Comm axis[N_AXES]; /* of size 1 where the axis is */
+    Comm *world;         /* of all ranks, for numbers of the host; not owned */
+    Comm axis[N_AXES];   /* of the host's memory; of size 1 where the axis is */
+    Comm device[N_AXES]; /* of a device's memory (NCCL, or through the host); {0} where that is the host's */
 } Mesh;
 
-/* Collective over the world, whose size is the shape's. */
+/* Collective over the world, whose size is the shape's. The device's communicators are opened by whoever opens the
+ * device (device_comm_open), and closed before the mesh. */
 Status mesh_open(Mesh *mesh, const MeshShape *shape, Comm *world, Error *error);
 void mesh_close(Mesh *mesh); /* safe on {0} */
+
+/* The ranks along an axis, by what reaches the memory that tensors are in. Values of a mesh are passed as const; what a
+ * communicator counts is not. */
+static inline Comm *mesh_comm(const Mesh *mesh, Axis axis) {
+    return (Comm *)(mesh->device[axis].table ? &mesh->device[axis] : &mesh->axis[axis]);
+}
 
 /* A table: one line a rank with its coordinates and, if given, its host; then the groups of every axis. */
 void mesh_print(const MeshShape *shape, const char *const *hosts, FILE *stream);

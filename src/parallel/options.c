@@ -2,7 +2,7 @@
 #include "parallel/options.h"
 
 #include "comm/algo/algo.h"
-#include "parallel/zero.h"
+#include "parallel/sync/gradient_sync.h"
 
 enum { MANY = 1 << 20, DEFAULT_ALGORITHM = 3 };
 

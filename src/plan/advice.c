@@ -180,13 +180,12 @@ MemoryAdvice memory_advise(const MemoryQuestion *question) {
     return advice;
 }
 
-uint64_t memory_state_bytes(const Layout *layout, const MemoryChoice *choice,
+uint64_t memory_state_bytes(const GradientSyncOptions *sync, const MemoryChoice *choice,
                             const OptimizerOptions *optimizer, const ParameterTable *table) {
-    Layout chosen = *layout;
+    GradientSyncOptions chosen = *sync;
     chosen.zero = choice->zero;
     Precision precision = precision_of((PrecisionKind)choice->precision);
-    double n_bytes =
-        layout_formula_bytes(&chosen, precision, table->n_elements, optimizer_n_moments(optimizer));
+    double n_bytes = sync_state_bytes(&chosen, precision, table->n_elements, optimizer_n_moments(optimizer));
     if (optimizer->eager) /* gradients have no memory of their own */
         n_bytes -= (double)table->n_elements * (double)dtype_info(precision.gradient)->n_bytes;
     return (uint64_t)n_bytes;

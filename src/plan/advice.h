@@ -10,7 +10,7 @@
 #define PGPT_PLAN_ADVICE_H
 
 #include "optim/optimizer.h"
-#include "train/layout.h"
+#include "parallel/sync/gradient_sync.h"
 
 /* The options that memory depends on and that leave the model as it is. */
 typedef struct {
@@ -53,7 +53,7 @@ typedef struct {
 MemoryAdvice memory_advise(const MemoryQuestion *question);
 
 /* What `state` answers for a training step of this layout, but for the choice's stage and precision. */
-uint64_t memory_state_bytes(const Layout *layout, const MemoryChoice *choice,
+uint64_t memory_state_bytes(const GradientSyncOptions *sync, const MemoryChoice *choice,
                             const OptimizerOptions *optimizer, const ParameterTable *table);
 
 /* The advice as the end of a message. */

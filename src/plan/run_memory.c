@@ -39,8 +39,7 @@ static Status plan_choice(void *context, const MemoryChoice *choice, uint64_t *n
 
 static uint64_t state_of_choice(void *context, const MemoryChoice *choice) {
     const Trainer *trainer = context;
-    return memory_state_bytes(&trainer->step.options.layout, choice, trainer->setup.optimizer,
-                              &trainer->table);
+    return memory_state_bytes(&trainer->step.options.sync, choice, trainer->setup.optimizer, &trainer->table);
 }
 
 typedef struct {
@@ -64,7 +63,7 @@ static Status refuse(const Trainer *trainer, uint64_t needed, uint64_t usable, i
                     .micro_batch = trainer->step.B,
                     .recompute = trainer->step.options.recompute,
                     .precision = setup->options->precision,
-                    .zero = trainer->step.options.layout.zero},
+                    .zero = trainer->step.options.sync.zero},
         .needed = needed,
         .usable = usable,
         .n_ranks = n_ranks,

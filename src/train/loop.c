@@ -97,7 +97,7 @@ static Status evaluate(Trainer *trainer, double *loss, Error *error) {
 
 /* Where ranks send their weights for it, one that fails leaves the others waiting: that cannot be postponed. */
 static bool samples_alone(const Trainer *trainer) {
-    return trainer_n_ranks(trainer) == 1 || trainer->step.spread.zero < 3;
+    return trainer_n_ranks(trainer) == 1 || trainer->step.sync.zero < 3;
 }
 
 static Status print_sample(Loop *loop, Error *error) {
@@ -150,8 +150,8 @@ static SaveRequest save_request(Trainer *trainer, const char *run) {
                            .activity = setup->activity,
                            .lane = activity_add_lane(setup->activity, "saver"),
                            .log = setup->log,
-                           .parameters_saved = &trainer->step.spread.parameters_saved,
-                           .moments_saved = &trainer->step.spread.moments_saved,
+                           .parameters_saved = &trainer->step.sync.parameters_saved,
+                           .moments_saved = &trainer->step.sync.moments_saved,
                            .state = state,
                            .keep_last = setup->options->keep,
                            .keep_best = trainer->has_evaluation};
@@ -487,7 +487,7 @@ static json_t *metrics_header(const Trainer *trainer) {
     json_object_set_new(header, "sequence", json_integer(options->sequence));
     json_object_set_new(header, "steps", json_integer(options->n_steps));
     json_object_set_new(header, "ranks", json_integer(trainer_n_ranks(trainer)));
-    json_object_set_new(header, "zero", json_integer(trainer->step.spread.zero));
+    json_object_set_new(header, "zero", json_integer(trainer->step.sync.zero));
     json_object_set_new(header, "sync", json_string(sync_names[trainer->loose.options.sync]));
     json_object_set_new(header, "threads", json_integer(trainer->setup.backend->n_threads));
     json_object_set_new(header, "flops_per_step", json_make_number(trainer_flops(trainer)));

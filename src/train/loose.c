@@ -59,7 +59,7 @@ Status loose_run_open(Loop *loop, Error *error) {
     run->numbers = calloc(2 * n, sizeof *run->numbers);
     if (!run->pending || !run->numbers)
         return error_failed(error, "no memory for the losses of %zu steps", n);
-    return loose_open(&run->loose, &run->options, trainer->setup.data, &state, error);
+    return loose_open(&run->loose, &run->options, mesh_comm(trainer->setup.mesh, AXIS_DP), &state, error);
 }
 
 void loose_run_close(LooseRun *run) {
@@ -76,7 +76,7 @@ void loose_run_close(LooseRun *run) {
 static Status copy_weights(TrainStep *step, Error *error) {
     if (!step->optimizer.master) return STATUS_OK;
     const float *master = executor_address(&step->executor, step->optimizer.master);
-    return executor_upload_f32(&step->executor, step->spread.held, 0, tensor_count(step->spread.held), master,
+    return executor_upload_f32(&step->executor, step->sync.held, 0, tensor_count(step->sync.held), master,
                                error);
 }
 
@@ -124,7 +124,7 @@ Status loose_run_step(Loop *loop, bool *is_meeting, Error *error) {
     LooseRun *run = &trainer->loose;
     BatchSource source = loop_batches(trainer);
     int64_t step = trainer->n_done;
-    int rank = trainer->setup.data->rank, n_shares = trainer->step.options.layout.n_shares;
+    int rank = trainer->setup.mesh->coordinate[AXIS_DP], n_shares = trainer->step.options.sync.n_shares;
     LoosePending *pending = &run->pending[run->n_pending++];
     pending->rate = schedule_rate(&loop->schedule, step);
     trace_before_step(trainer->setup.trace, step + 1);

@@ -28,7 +28,7 @@ enum { WORD_STEP, WORD_FLAGS }; /* of a pause */
 enum { FLAG_STOP = 1, FLAG_SAVE = 2 };
 
 static int n_workers(const Trainer *trainer) {
-    return trainer->step.options.layout.n_shares;
+    return trainer->step.options.sync.n_shares;
 }
 
 /* ---- rank 0 */
@@ -87,7 +87,7 @@ static const void *look_ahead(void *context, int n_out) {
 Status served_open(Loop *loop, Error *error) {
     Trainer *trainer = loop->trainer;
     LooseRun *run = &trainer->loose;
-    Comm *ranks = trainer->setup.data;
+    Comm *ranks = mesh_comm(trainer->setup.mesh, AXIS_DP);
     run->is_open = true;
     run->n_struck = trainer->n_done;
     TRY(comm_split(ranks, 0, ranks->rank, &run->served, error));
@@ -95,7 +95,7 @@ Status served_open(Loop *loop, Error *error) {
     run->ahead_bytes = (size_t)tensor_count(train_step_weights(&trainer->step)) * sizeof(float);
     TRY(memory_alloc(&run->ahead, run->ahead_bytes, "the weights that --sync server sends", error));
     const Executor *executor = &trainer->step.executor;
-    const Tensor *weights = trainer->step.spread.held, *gradients = train_step_gradients(&trainer->step);
+    const Tensor *weights = trainer->step.sync.held, *gradients = train_step_gradients(&trainer->step);
     ServerSetup setup = {.comm = &run->served,
                          .bound = run->options.staleness,
                          .version = trainer->n_done * n_workers(trainer),
@@ -180,8 +180,8 @@ static Status compute(Loop *loop, int64_t ticket, ServerReport *report, Error *e
     trace_before_step(trainer->setup.trace, step + 1);
     for (; run->n_struck <= step; run->n_struck++) /* it may not have been given any of some steps */
         TRY(loop_strike(trainer, run->n_struck + 1, error));
-    loose_delay(&run->options, trainer->setup.data->rank, step, share, n_workers(trainer));
-    trainer->step.options.layout.share = share;
+    loose_delay(&run->options, trainer->setup.mesh->coordinate[AXIS_DP], step, share, n_workers(trainer));
+    trainer->step.options.sync.share = share;
     TRY(train_step_gradient(&trainer->step, &source, step, &result, error));
     activity_end(trainer->setup.activity, ACTIVITY_HOST);
     *report = (ServerReport){.ticket = ticket,
@@ -196,7 +196,7 @@ static Status compute(Loop *loop, int64_t ticket, ServerReport *report, Error *e
 static Status work(Loop *loop, Error *error) {
     Trainer *trainer = loop->trainer;
     const Executor *executor = &trainer->step.executor;
-    const Tensor *weights = trainer->step.spread.held, *gradients = train_step_gradients(&trainer->step);
+    const Tensor *weights = trainer->step.sync.held, *gradients = train_step_gradients(&trainer->step);
     ServerReport report = {.ticket = -1, .stops = interrupt_was_signalled()};
     ServerOrder order;
     for (;;) {
@@ -217,9 +217,9 @@ static Status work(Loop *loop, Error *error) {
 
 Status served_run_steps(Loop *loop, Error *error) {
     Trainer *trainer = loop->trainer;
-    if (trainer->setup.data->rank == 0) TRY(serve(loop, error));
+    if (trainer->setup.mesh->coordinate[AXIS_DP] == 0) TRY(serve(loop, error));
     else TRY(work(loop, error));
-    const Tensor *weights = trainer->step.spread.held;
+    const Tensor *weights = trainer->step.sync.held;
     return comm_broadcast(&trainer->loose.served, executor_address(&trainer->step.executor, weights),
                           (int64_t)tensor_bytes(weights), COMM_U8, 0, error);
 }

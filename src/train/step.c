@@ -48,7 +48,7 @@ Status step_options_complete(StepOptions *options, int64_t context, Error *error
  * empty rows: the ranks have to keep in step. */
 static void cut_batch(TrainStep *step) {
     const StepOptions *options = &step->options;
-    int64_t n_shares = layout_n_shares(&options->layout);
+    int64_t n_shares = sync_n_shares(&options->sync);
     int64_t share = (options->batch + n_shares - 1) / n_shares;
     step->n_micro_batches = (share + options->micro_batch - 1) / options->micro_batch;
     step->B = (share + step->n_micro_batches - 1) / step->n_micro_batches;
@@ -72,7 +72,7 @@ static void adapt_scale(LossScale *scale, bool is_finite) {
 static Status record(TrainStep *step, const ModelConfig *config, const ParameterTable *table,
                      const Backend *backend, bool is_training, Error *error) {
     const StepOptions *options = &step->options;
-    int64_t n_apart = options->layout.is_loose ? layout_n_shares(&options->layout) : 1;
+    int64_t n_apart = options->sync.is_loose ? sync_n_shares(&options->sync) : 1;
     double n_tokens = (double)options->batch * (double)options->T / (double)n_apart;
     GptLossOptions loss_options = {.B = step->B,
                                    .T = options->T,
@@ -84,24 +84,29 @@ static Status record(TrainStep *step, const ModelConfig *config, const Parameter
                                    .recompute = options->recompute,
                                    .scales_loss = options->precision.scales_loss};
     step->loss = gpt_record_loss(config, table, step->graph, &loss_options);
-    step->spread = spread_plan(&options->layout, options->precision, table, &step->graph->arena);
+    FlatArray array = parameters_flat(table, &step->graph->arena);
+    FlatTensors tensors = parameters_flat_tensors(&step->loss.parameters);
+    step->sync = gradient_sync_plan(&options->sync, options->precision, &array, &step->graph->arena);
     if (!is_training) {
-        spread_parameters(&step->spread, step->graph, &step->loss.parameters);
+        gradient_sync_gather(&step->sync, step->graph, &tensors);
         return graph_status(step->graph, error);
     }
     AutogradOptions autograd = {.copy = &OP_COPY,
-                                .gradient_place =
-                                    spread_gradient_place(&step->spread, &step->optimizer_options),
+                                .gradient_place = gradient_sync_place(
+                                    &step->sync, optimizer_gradient_place(&step->optimizer_options)),
                                 .parameter_dtype = options->precision.gradient};
     TRY(autograd_run(step->graph, &autograd, error));
     eager_gradients(step->graph);
     lazy_gradients(step->graph);
     move_column_sums(step->graph, backend);
     recompute_run(step->graph, (int)options->recompute);
-    spread_gradients(&step->spread, step->graph, &step->loss.parameters);
-    step->optimizer = spread_update(&step->spread, &step->optimizer_options, &step->loss.parameters,
-                                    step->loss.scale, step->graph);
-    spread_parameters(&step->spread, step->graph, &step->loss.parameters);
+    gradient_sync_sum(&step->sync, step->graph, &tensors);
+    UpdateShare share;
+    bool is_share = gradient_sync_begin_update(&step->sync, step->graph, &tensors, &share);
+    step->optimizer = optimizer_record(&step->optimizer_options, options->precision, &step->loss.parameters,
+                                       is_share ? &share : NULL, step->loss.scale, step->graph);
+    gradient_sync_end_update(&step->sync, step->graph);
+    gradient_sync_gather(&step->sync, step->graph, &tensors);
     return graph_status(step->graph, error);
 }
 
@@ -124,8 +129,8 @@ Status train_step_plan(TrainStep *step, const ModelConfig *config, const Paramet
 
 Status train_step_open(TrainStep *step, DeviceMemory *memory, Error *error) {
     int64_t count = step->B * step->options.T;
-    Comm *data = step->options.layout.data;
-    if (data && data->size > 1 && !step->options.layout.is_loose) TRY(comm_prepare(data, error));
+    Comm *data = sync_comm(&step->options.sync);
+    if (data && data->size > 1 && !step->options.sync.is_loose) TRY(comm_prepare(data, error));
     step->tokens = ARENA_ARRAY(&step->graph->arena, int32_t, count);
     step->targets = ARENA_ARRAY(&step->graph->arena, int32_t, count);
     return executor_open(&step->executor, &step->program, memory, error);
@@ -170,7 +175,7 @@ static Status upload_micro_batch(TrainStep *step, const BatchSource *source, int
                                  Error *error) {
     const StepOptions *options = &step->options;
     int64_t first, end;
-    layout_share(&options->layout, options->batch, &first, &end);
+    sync_share(&options->sync, options->batch, &first, &end);
     int64_t at = first + micro * step->B, n = end - at < step->B ? end - at : step->B;
     uint64_t start = train_step_sequence(step, index);
     return upload_batch(step, source, start + (uint64_t)at, at, n, index, error);
@@ -198,20 +203,21 @@ static bool was_uploaded_ahead(TrainStep *step, const BatchSource *source, int64
 }
 
 /* The sum over all ranks of a number that each has a part of. */
-static Status sum_number(const Layout *layout, double *number, Error *error) {
-    if (layout_n_ranks(layout) == 1 || layout->is_loose) return STATUS_OK;
-    return comm_all_reduce(layout->control, number, 1, COMM_F64, COMM_SUM, error);
+static Status sum_number(const GradientSyncOptions *sync, double *number, Error *error) {
+    if (sync_n_ranks(sync) == 1 || sync->is_loose) return STATUS_OK;
+    return comm_all_reduce(sync->mesh->world, number, 1, COMM_F64, COMM_SUM, error);
 }
 
 /* When the executor has done n_started sections. */
 static Status times_at(TrainStep *step, int64_t n_started, StepClock *times, Error *error) {
-    times->busy_ns = step->options.layout.data ? step->options.layout.data->counts.busy_ns : 0;
+    const Comm *comm = sync_comm(&step->options.sync);
+    times->busy_ns = comm ? comm->counts.busy_ns : 0;
     return executor_phases(&step->executor, n_started, times->phase_ns, error);
 }
 
 /* A device's own communication runs behind the host, which then knows nothing of its times. */
-static bool times_communication(const Layout *layout) {
-    return !layout->data || !layout->data->table->start;
+static bool times_communication(const GradientSyncOptions *sync) {
+    return !sync->mesh || !sync_comm(sync)->table->start;
 }
 
 static void set_times(StepResult *result, const StepClock *before, const StepClock *after, bool is_timed) {
@@ -228,7 +234,7 @@ static void set_times(StepResult *result, const StepClock *before, const StepClo
 static Status run_micro_batches(TrainStep *step, const BatchSource *source, int64_t index, bool has_first,
                                 bool *was_abandoned, Error *error) {
     const StepOptions *options = &step->options;
-    bool may_stop = options->should_stop && layout_n_ranks(&options->layout) == 1;
+    bool may_stop = options->should_stop && sync_n_ranks(&options->sync) == 1;
     for (int64_t micro = 0; micro < step->n_micro_batches; micro++) {
         *was_abandoned = micro > 0 && may_stop && options->should_stop();
         if (*was_abandoned) return STATUS_OK;
@@ -303,7 +309,7 @@ Status train_step_end(TrainStep *step, StepResult *result, Error *error) {
     *result = (StepResult){.gradient_norm = NAN, .was_abandoned = step->begun[number].was_abandoned};
     if (result->was_abandoned) return STATUS_OK;
     TRY(receive(step, step->loss.loss, place, &result->loss, error));
-    TRY(sum_number(&step->options.layout, &result->loss, error));
+    TRY(sum_number(&step->options.sync, &result->loss, error));
     if (step->optimizer.norm) {
         TRY(receive(step, step->optimizer.norm, place + 1, &result->gradient_norm, error));
         bool is_finite = isfinite(result->gradient_norm);
@@ -312,7 +318,7 @@ Status train_step_end(TrainStep *step, StepResult *result, Error *error) {
     }
     StepClock before = step->clock;
     TRY(times_at(step, step->begun[number].n_started, &step->clock, error));
-    set_times(result, &before, &step->clock, times_communication(&step->options.layout));
+    set_times(result, &before, &step->clock, times_communication(&step->options.sync));
     return STATUS_OK;
 }
 
@@ -334,7 +340,7 @@ Status train_step_gradient(TrainStep *step, const BatchSource *source, int64_t i
     TRY(executor_download(&step->executor, step->loss.loss, &loss, error));
     result->loss = (double)loss;
     TRY(times_at(step, step->executor.n_started, &after, error));
-    set_times(result, &before, &after, times_communication(&step->options.layout));
+    set_times(result, &before, &after, times_communication(&step->options.sync));
     return STATUS_OK;
 }
 
@@ -366,11 +372,11 @@ static Status begin_evaluation(TrainStep *step, const BatchSource *source, uint6
 Status evaluate_step_run(TrainStep *step, const BatchSource *source, uint64_t first_sequence, int64_t n,
                          double *loss, Error *error) {
     const StepOptions *options = &step->options;
-    int64_t n_shares = layout_n_shares(&options->layout), largest = (n + n_shares - 1) / n_shares, first, end;
-    layout_share(&options->layout, n, &first, &end);
+    int64_t n_shares = sync_n_shares(&options->sync), largest = (n + n_shares - 1) / n_shares, first, end;
+    sync_share(&options->sync, n, &first, &end);
     int64_t n_batches = (largest + step->B - 1) / step->B; /* as many as the others */
     int64_t n_ahead = executor_sends(&step->executor) ? 1 : 0;
-    bool may_stop = options->should_stop && layout_n_ranks(&options->layout) == 1, was_cut = false;
+    bool may_stop = options->should_stop && sync_n_ranks(&options->sync) == 1, was_cut = false;
     double sum = 0.0, mean; /* over options->batch rows, by the loss's scale */
     for (int64_t i = 0; i < n_batches + n_ahead; i++) {
         if (i < n_batches && may_stop && options->should_stop()) {
@@ -385,7 +391,7 @@ Status evaluate_step_run(TrainStep *step, const BatchSource *source, uint64_t fi
         TRY(receive(step, step->loss.loss, (int)((i - n_ahead) % 2), &mean, error));
         sum += mean * (double)options->batch;
     }
-    TRY(sum_number(&options->layout, &sum, error));
+    TRY(sum_number(&options->sync, &sum, error));
     *loss = was_cut ? NAN : sum / (double)n;
     return STATUS_OK;
 }
@@ -405,15 +411,15 @@ static Status upload_part(void *context, int64_t skip, int64_t count, int64_t lo
 }
 
 Status train_step_upload(TrainStep *step, int64_t flat_first, int64_t n, const float *values, Error *error) {
-    const SpreadModel *spread = &step->spread;
-    Upload held = {step, spread->held, values}, master = {step, step->optimizer.master, values};
-    TRY(shard_map_visit(&spread->parameters, flat_first, n, upload_part, &held, error));
+    const GradientSync *sync = &step->sync;
+    Upload held = {step, sync->held, values}, master = {step, step->optimizer.master, values};
+    TRY(shard_map_visit(&sync->parameters, flat_first, n, upload_part, &held, error));
     if (!master.array) return STATUS_OK;
-    return shard_map_visit(&spread->moments, flat_first, n, upload_part, &master, error);
+    return shard_map_visit(&sync->moments, flat_first, n, upload_part, &master, error);
 }
 
 const Tensor *train_step_weights(const TrainStep *step) {
-    return step->optimizer.master ? step->optimizer.master : step->spread.held;
+    return step->optimizer.master ? step->optimizer.master : step->sync.held;
 }
 
 double train_step_flops(const TrainStep *step) {

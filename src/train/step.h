@@ -3,7 +3,7 @@
  * This is the whole chain of the design in one place:
  *
  *     gpt_record_loss -> autograd_run -> eager_gradients -> lazy_gradients -> move_column_sums -> recompute_run
- *                     -> spread_gradients -> spread_update -> spread_parameters -> program_build
+ *                     -> gradient_sync_sum -> optimizer_record -> gradient_sync_gather -> program_build
  *
  * Planning and opening are apart, so that several programs can share one DeviceMemory and so that a plan can be
  * printed without allocating anything. */
@@ -13,7 +13,7 @@
 #include "graph/executor.h"
 #include "model/gpt.h"
 #include "optim/optimizer.h"
-#include "train/layout.h"
+#include "parallel/sync/gradient_sync.h"
 
 /* Where batches come from: sequences first .. first + B - 1 of the run, in the order of the run. */
 typedef void (*BatchFill)(void *context, uint64_t first_sequence, int64_t B, int64_t T,
@@ -31,7 +31,7 @@ typedef struct {
     int64_t recompute;   /* blocks a segment, 0 for none */
     int64_t loss_chunk;  /* tokens whose logits are in memory at a time, 0 for as many as seem good */
     uint64_t seed;
-    Layout layout;             /* {0}: one process */
+    GradientSyncOptions sync;  /* {0}: one process */
     Precision precision;       /* {0}: f32 */
     bool (*should_stop)(void); /* asked between micro-batches where there is one process; NULL: never */
 } StepOptions;
@@ -63,7 +63,7 @@ typedef struct {
     Executor executor;
     StepOptions options;
     OptimizerOptions optimizer_options;
-    SpreadModel spread;
+    GradientSync sync;
     LossScale scale;           /* of value 1 where it is not needed */
     int64_t B;                 /* sequences of a micro-batch on this rank: at most micro_batch */
     int64_t n_micro_batches;   /* the same on every rank */
@@ -139,7 +139,7 @@ Status evaluate_step_run(TrainStep *step, const BatchSource *source, uint64_t fi
 /* Weights flat_first .. flat_first + n - 1 of the flat array, as far as this process holds them, in whatever types. */
 Status train_step_upload(TrainStep *step, int64_t flat_first, int64_t n, const float *values, Error *error);
 
-/* What a checkpoint takes for the weights: the master weights where there are. By step->spread.parameters_saved. */
+/* What a checkpoint takes for the weights: the master weights where there are. By step->sync.parameters_saved. */
 const Tensor *train_step_weights(const TrainStep *step);
 
 /* FLOPs of a whole step as counted over the program, what is recomputed included. */

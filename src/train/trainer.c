@@ -18,14 +18,13 @@ bool trainer_is_root(const Trainer *trainer) {
     return trainer_n_ranks(trainer) == 1 || trainer->setup.launch->world.rank == 0;
 }
 
-static Layout layout_of(const TrainerSetup *setup) {
-    if (!setup->launch || setup->launch->world.size == 1) return (Layout){0};
+static GradientSyncOptions sync_of(const TrainerSetup *setup) {
+    if (!setup->launch || setup->launch->world.size == 1) return (GradientSyncOptions){0};
     const ParallelOptions *parallel = setup->parallel;
-    return (Layout){.data = setup->data,
-                    .control = &setup->launch->world,
-                    .zero = (int)parallel->zero,
-                    .bucket_bytes = (int64_t)(parallel->bucket_mb * 1048576.0),
-                    .overlaps = parallel->overlap};
+    return (GradientSyncOptions){.mesh = setup->mesh,
+                                 .zero = (int)parallel->zero,
+                                 .bucket_bytes = (int64_t)(parallel->bucket_mb * 1048576.0),
+                                 .overlaps = parallel->overlap};
 }
 
 static LooseOptions loose_of(const TrainerSetup *setup) {
@@ -35,14 +34,15 @@ static LooseOptions loose_of(const TrainerSetup *setup) {
 }
 
 /* Of the training step where ranks are not in step: a share of the batch of its own, and nothing summed. */
-static void loosen(const TrainerSetup *setup, Layout *layout) {
+static void loosen(const TrainerSetup *setup, GradientSyncOptions *sync) {
     LooseOptions loose = loose_of(setup);
     if (loose.sync == SYNC_EXACT) return;
-    layout->is_loose = true;
-    layout->n_shares = loose_n_shares((SyncKind)loose.sync, layout->data->size);
-    layout->share =
-        loose.sync == SYNC_SERVER ? 0 : layout->data->rank; /* the server's workers take one at a time */
-    layout->root_saves = loose.sync == SYNC_SERVER;
+    sync->is_loose = true;
+    sync->n_shares = loose_n_shares((SyncKind)loose.sync, sync_n_ranks(sync));
+    sync->share = loose.sync == SYNC_SERVER
+                      ? 0
+                      : setup->mesh->coordinate[AXIS_DP]; /* the server's workers take one at a time */
+    sync->root_saves = loose.sync == SYNC_SERVER;
 }
 
 static StepOptions step_options(const TrainerSetup *setup) {
@@ -53,7 +53,7 @@ static StepOptions step_options(const TrainerSetup *setup) {
                          .recompute = options->recompute,
                          .loss_chunk = options->loss_chunk,
                          .seed = (uint64_t)options->seed,
-                         .layout = layout_of(setup),
+                         .sync = sync_of(setup),
                          .precision = precision_of((PrecisionKind)options->precision),
                          .should_stop = interrupt_was_signalled};
 }
@@ -63,7 +63,7 @@ static Status plan_evaluation(Trainer *trainer, Error *error) {
     uint64_t n_windows = dataset_n_windows(setup->dataset, DATASET_VALIDATION, (int)setup->options->sequence);
     if (!n_windows) return STATUS_OK;
     StepOptions options = step_options(setup);
-    int64_t n_shares = layout_n_shares(&options.layout);
+    int64_t n_shares = sync_n_shares(&options.sync);
     int64_t share = (int64_t)(n_windows - 1) / n_shares + 1; /* of the windows, on the rank with most */
     options.micro_batch = trainer->step.B < share ? trainer->step.B : share;
     options.batch = options.micro_batch * n_shares;
@@ -83,7 +83,7 @@ static void plan_saver(Trainer *trainer) {
     /* A run that saves only when it ends has nothing to do meanwhile; one that saves now and then because nobody has
      * said otherwise does not take the memory for it. */
     bool saves_on_the_way = options->saves && (options->save_every > 0 || options->clock_is_asked);
-    saver_plan_parts(&trainer->saver, &step->spread.parameters_saved, &step->spread.moments_saved, types,
+    saver_plan_parts(&trainer->saver, &step->sync.parameters_saved, &step->sync.moments_saved, types,
                      step->optimizer.n_moments, options->background_save && saves_on_the_way);
 }
 
@@ -94,7 +94,7 @@ Status trainer_plan(Trainer *trainer, const TrainerSetup *setup, Error *error) {
     trainer->loose.options = loose_of(setup);
     TRY(parameters_build(&trainer->table, setup->config, error));
     StepOptions options = step_options(setup);
-    loosen(setup, &options.layout);
+    loosen(setup, &options.sync);
     TRY(train_step_plan(&trainer->step, setup->config, &trainer->table, &options, setup->optimizer,
                         setup->backend, error));
     device_require(&trainer->memory, &trainer->step.program.plan);
@@ -121,7 +121,7 @@ void trainer_close(Trainer *trainer) {
 
 /* Where weights are cut up, the sampler has whole ones of its own. */
 static bool samples_from_copy(const Trainer *trainer) {
-    return trainer->step.spread.zero == 3;
+    return trainer->step.sync.zero == 3;
 }
 
 size_t trainer_sampling_bytes(const Trainer *trainer) {
@@ -292,26 +292,26 @@ static Status check_same_run(const Trainer *trainer, const Checkpoint *checkpoin
 /* Weights travel through a host copy, one array at a time, so that a device may be anything. */
 static Status read_tensors(Trainer *trainer, const Checkpoint *checkpoint, float *host, Error *error) {
     Executor *executor = &trainer->step.executor;
-    const SpreadModel *spread = &trainer->step.spread;
+    const GradientSync *sync = &trainer->step.sync;
     const OptimizerTensors *optimizer = &trainer->step.optimizer;
-    TRY(checkpoint_read_map(checkpoint, &trainer->table, -1, &spread->parameters, host, error));
-    TRY(executor_upload_f32(executor, spread->held, 0, spread->parameters.n_local, host, error));
+    TRY(checkpoint_read_map(checkpoint, &trainer->table, -1, &sync->parameters, host, error));
+    TRY(executor_upload_f32(executor, sync->held, 0, sync->parameters.n_local, host, error));
     if (optimizer->master) {
-        TRY(checkpoint_read_map(checkpoint, &trainer->table, -1, &spread->moments, host, error));
-        TRY(executor_upload_f32(executor, optimizer->master, 0, spread->moments.n_local, host, error));
+        TRY(checkpoint_read_map(checkpoint, &trainer->table, -1, &sync->moments, host, error));
+        TRY(executor_upload_f32(executor, optimizer->master, 0, sync->moments.n_local, host, error));
     }
     for (int i = 0; i < optimizer->n_moments; i++) {
-        TRY(checkpoint_read_map(checkpoint, &trainer->table, i, &spread->moments, host, error));
-        TRY(executor_upload_f32(executor, optimizer->moment[i], 0, spread->moments.n_local, host, error));
+        TRY(checkpoint_read_map(checkpoint, &trainer->table, i, &sync->moments, host, error));
+        TRY(executor_upload_f32(executor, optimizer->moment[i], 0, sync->moments.n_local, host, error));
     }
     return STATUS_OK;
 }
 
 /* Of the longest array that this process holds. */
 static size_t host_bytes(const Trainer *trainer) {
-    const SpreadModel *spread = &trainer->step.spread;
-    int64_t n = spread->parameters.n_local > spread->moments.n_local ? spread->parameters.n_local
-                                                                     : spread->moments.n_local;
+    const GradientSync *sync = &trainer->step.sync;
+    int64_t n =
+        sync->parameters.n_local > sync->moments.n_local ? sync->parameters.n_local : sync->moments.n_local;
     return (size_t)n * sizeof(float);
 }
 

@@ -32,9 +32,9 @@ typedef struct {
     const Tokenizer *tokenizer;
     const Backend *backend;
     Log *log;
-    Launch *launch; /* NULL: one process */
-    Comm *data;     /* the ranks that share the batch, for the device's memory */
-    Comm *saving;   /* of all ranks, used by nobody else: checkpoints are written beside the training */
+    Launch *launch;   /* NULL: one process */
+    const Mesh *mesh; /* of all ranks, with what reaches the device's memory; NULL: alone */
+    Comm *saving;     /* of all ranks, used by nobody else: checkpoints are written beside the training */
     const ParallelOptions *parallel;
     const LooseOptions *loose; /* complete; NULL: exact */
     Activity *activity;        /* that is told what the trainer does; NULL: nobody */

@@ -41,13 +41,13 @@ static Status sample_prompt(const Trainer *trainer, TokenArray *tokens, Error *e
 
 /* Where weights are cut up: bring them together, unit by unit, for the root's sampler. */
 static Status collect_weights(Trainer *trainer, float *values, int unit_index, Error *error) {
-    const SpreadModel *spread = &trainer->step.spread;
-    const PartitionUnit *unit = &spread->partition.unit[unit_index];
-    int64_t first = partition_slice_first(&spread->partition, unit_index);
-    int64_t n = partition_slice_count(&spread->partition, unit_index);
-    TRY(executor_download_f32(&trainer->step.executor, spread->held, unit->local_first, n, values + first,
+    const GradientSync *sync = &trainer->step.sync;
+    const PartitionUnit *unit = &sync->partition.unit[unit_index];
+    int64_t first = partition_slice_first(&sync->partition, unit_index);
+    int64_t n = partition_slice_count(&sync->partition, unit_index);
+    TRY(executor_download_f32(&trainer->step.executor, sync->held, unit->local_first, n, values + first,
                               error));
-    TRY(comm_all_gather(spread->layout->control, values, unit->border, COMM_F32, error));
+    TRY(comm_all_gather(sync->options->mesh->world, values, unit->border, COMM_F32, error));
     for (int i = unit->first_piece; i < unit->first_piece + unit->n_pieces && trainer->has_generator; i++) {
         const Parameter *parameter = &trainer->table.parameter[i];
         TRY(generator_upload(&trainer->generator, parameter, values + parameter->flat_offset - unit->first,
@@ -57,8 +57,8 @@ static Status collect_weights(Trainer *trainer, float *values, int unit_index, E
 }
 
 static Status collect_all_weights(Trainer *trainer, Error *error) {
-    const Partition *partition = &trainer->step.spread.partition;
-    if (trainer->step.spread.zero < 3 || trainer->setup.options->sample_tokens <= 0) return STATUS_OK;
+    const Partition *partition = &trainer->step.sync.partition;
+    if (trainer->step.sync.zero < 3 || trainer->setup.options->sample_tokens <= 0) return STATUS_OK;
     int64_t largest = 0;
     for (int i = 0; i < partition->n_units; i++) {
         if (largest < partition->unit[i].n) largest = partition->unit[i].n;

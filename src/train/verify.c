@@ -164,15 +164,15 @@ static Status initialise(Training *training, const VerifyOptions *options, const
 }
 
 static Status open_training(Training *training, const VerifyOptions *options, const ParameterTable *table,
-                            const VerifyCase *layout, const Layout *parallel, Error *error) {
+                            const VerifyCase *layout, const GradientSyncOptions *parallel, Error *error) {
     OptimizerOptions optimizer = optimizer_options();
-    int64_t n_shares = layout_n_shares(parallel), share = (options->batch + n_shares - 1) / n_shares;
+    int64_t n_shares = sync_n_shares(parallel), share = (options->batch + n_shares - 1) / n_shares;
     StepOptions step = {.batch = options->batch,
                         .micro_batch = (share + layout->n_micro_batches - 1) / layout->n_micro_batches,
                         .T = options->config->context,
                         .recompute = layout->recompute,
                         .seed = SEED,
-                        .layout = *parallel,
+                        .sync = *parallel,
                         .precision = options->precision};
     TRY(train_step_plan(&training->step, options->config, table, &step, &optimizer, options->backend, error));
     device_require(&training->memory, &training->step.program.plan);
@@ -193,12 +193,12 @@ static Status train_serially(VerifyReference *reference, const VerifyOptions *op
     VerifyCase layout = {.n_micro_batches = 1};
     BatchSource source = {fill, (void *)options->config};
     uint64_t start = timer_now_ns();
-    open_training(&training, options, &reference->table, &layout, &(Layout){0}, error);
+    open_training(&training, options, &reference->table, &layout, &(GradientSyncOptions){0}, error);
     for (int64_t i = 0; i < options->n_steps && error->status == STATUS_OK; i++) {
         StepResult result;
         TRY_GOTO(train_step_run(&training.step, &source, i, optimizer_options().rate, &result, error), done);
         reference->losses[i] = result.loss;
-        executor_download_f32(&training.step.executor, training.step.spread.held, 0,
+        executor_download_f32(&training.step.executor, training.step.sync.held, 0,
                               reference->table.n_flat_elements,
                               reference->weights + i * reference->table.n_flat_elements, error);
     }
@@ -291,7 +291,7 @@ static void compare_weights(const VerifyOptions *options, const VerifyReference 
         Comparison comparison = {
             .held = held, .wanted = wanted, .scale = largest_value(wanted, n, index + 1)};
         Error ignored = {0};
-        shard_map_visit(&step->spread.parameters, parameter->flat_offset, n, compare_part, &comparison,
+        shard_map_visit(&step->sync.parameters, parameter->flat_offset, n, compare_part, &comparison,
                         &ignored);
         if (comparison.worst > result->weight_deviation) result->weight_deviation = comparison.worst;
         if (comparison.worst > options->tolerance)
@@ -334,8 +334,8 @@ static Status train_and_compare(Training *training, const VerifyOptions *options
     for (int64_t i = 0; i < options->n_steps; i++) {
         StepResult step;
         TRY(train_step_run(&training->step, &source, i, optimizer_options().rate, &step, error));
-        TRY(executor_download_f32(&training->step.executor, training->step.spread.held, 0,
-                                  training->step.spread.parameters.n_local, held, error));
+        TRY(executor_download_f32(&training->step.executor, training->step.sync.held, 0,
+                                  training->step.sync.parameters.n_local, held, error));
         compare_loss(options, reference, step.loss, i, result);
         compare_weights(options, reference, &training->step, held, i, result);
     }
@@ -345,25 +345,23 @@ static Status train_and_compare(Training *training, const VerifyOptions *options
 Status verify_run(const VerifyOptions *options, const VerifyReference *reference, const VerifyCase *layout,
                   VerifyResult *result, Error *error) {
     *result = (VerifyResult){0};
-    Mesh mesh;
-    Comm data = {0};
+    Mesh mesh = {0};
     Training training = {0};
     uint64_t start = timer_now_ns();
     size_t n_bytes = (size_t)reference->table.n_flat_elements * sizeof(float);
     void *held = NULL;
     TRY_GOTO(mesh_open(&mesh, &layout->shape, &options->launch->world, error), done);
     if (layout->all_reduce >= 0) mesh.axis[AXIS_DP].all_reduce = comm_algorithm(layout->all_reduce);
-    TRY_GOTO(device_comm_open(&data, &mesh.axis[AXIS_DP], options->backend, error), done);
-    result->carrier = data.table ? data.table->name : mesh.axis[AXIS_DP].table->name;
-    Layout parallel = {.data = data.table ? &data : &mesh.axis[AXIS_DP],
-                       .control = &options->launch->world,
-                       .zero = layout->zero,
-                       .bucket_bytes = 16384, /* several even of a small model */
-                       .overlaps = layout->overlaps,
-                       .left_out = options->left_out};
+    TRY_GOTO(device_comm_open(&mesh.device[AXIS_DP], &mesh.axis[AXIS_DP], options->backend, error), done);
+    result->carrier = mesh_comm(&mesh, AXIS_DP)->table->name;
+    GradientSyncOptions parallel = {.mesh = &mesh,
+                                    .zero = layout->zero,
+                                    .bucket_bytes = 16384, /* several even of a small model */
+                                    .overlaps = layout->overlaps,
+                                    .left_out = options->left_out};
     if (memory_alloc(&held, n_bytes, "weights to compare", error) == STATUS_OK)
         open_training(&training, options, &reference->table, layout, &parallel, error);
-    int n_units = training.step.spread.partition.n_units;
+    int n_units = training.step.sync.partition.n_units;
     if (error->status == STATUS_OK && options->left_out > n_units) {
         error_user(error, "--break %d: there are %d buckets of gradients here, counted from 1",
                    options->left_out, n_units);
@@ -375,7 +373,7 @@ Status verify_run(const VerifyOptions *options, const VerifyReference *reference
 done:
     memory_free(held, n_bytes);
     close_training(&training);
-    device_comm_close(&data, options->backend);
+    device_comm_close(&mesh.device[AXIS_DP], options->backend);
     mesh_close(&mesh);
     return error->status;
 }

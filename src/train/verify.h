@@ -33,7 +33,7 @@ typedef struct {
     Precision precision;
     int64_t n_steps, batch;
     double tolerance; /* relative: of the loss, and of the largest weight of each tensor */
-    int left_out;     /* see DataParallel */
+    int left_out;     /* see GradientSyncOptions */
 } VerifyOptions;
 
 typedef struct {

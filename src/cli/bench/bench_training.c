@@ -82,7 +82,8 @@ static Status plan_choice(void *context, const MemoryChoice *choice, uint64_t *n
 
 static uint64_t state_of_choice(void *context, const MemoryChoice *choice) {
     const Planner *planner = context;
-    return memory_state_bytes(&(Layout){0}, choice, &planner->values->optimizer, &planner->training->table);
+    return memory_state_bytes(&(GradientSyncOptions){0}, choice, &planner->values->optimizer,
+                              &planner->training->table);
 }
 
 static Status check_memory(const BenchTraining *training, const BenchValues *values, Error *error) {

@@ -29,7 +29,7 @@
 
 static void close_run(TrainRun *run) {
     if (run->has_trainer) trainer_close(&run->trainer);
-    device_comm_close(&run->data, &run->backend);
+    device_comm_close(&run->mesh.device[AXIS_DP], &run->backend);
     comm_close(&run->saving);
     mesh_close(&run->mesh);
     if (run->has_backend) run->backend.close(run->backend.context);
@@ -165,7 +165,7 @@ static Status plan_trainer(TrainRun *run, Error *error) {
                           .backend = &run->backend,
                           .log = &run->log,
                           .launch = run->launch,
-                          .data = run->data.table ? &run->data : &run->mesh.axis[AXIS_DP],
+                          .mesh = &run->mesh,
                           .saving = run->saving.size > 1 ? &run->saving : NULL,
                           .parallel = &values->parallel,
                           .loose = &run->loose,
@@ -377,8 +377,9 @@ static Status run_phases(TrainRun *run, int n_words, char *const *words, Error *
     TRY(launch_agree(launch, error));
     train_loose_check(run, error);
     TRY(launch_agree(launch, error));
-    device_comm_open(&run->data, &run->mesh.axis[AXIS_DP], &run->backend, error);
-    if (error->status == STATUS_OK && run->data.table && comm_is_nccl(&run->data) &&
+    Comm *device = &run->mesh.device[AXIS_DP];
+    device_comm_open(device, &run->mesh.axis[AXIS_DP], &run->backend, error);
+    if (error->status == STATUS_OK && device->table && comm_is_nccl(device) &&
         options_source(&run->options, "allreduce") == OPTION_FROM_COMMAND) {
         error_user(error, "--allreduce is of the host's memory; GPUs sum by NCCL here, leave it out");
     }

@@ -34,7 +34,6 @@ typedef struct {
     Backend backend;
     MeshShape shape;
     Mesh mesh;
-    Comm data;          /* of a GPU's memory along dp; {0} on the CPU */
     Comm saving;        /* of all ranks, for checkpoints */
     LooseOptions loose; /* complete: what values.loose comes to on these ranks */
     Trainer trainer;

@@ -13,7 +13,7 @@
 /* Each rank's state against the formula of its stage: the padding between parameters is what it may differ by. */
 static void say_ranks(const TrainRun *run) {
     const Trainer *trainer = &run->trainer;
-    const Layout *layout = &trainer->step.options.layout;
+    const GradientSyncOptions *sync = &trainer->step.options.sync;
     Precision precision = trainer->step.options.precision;
     int n_moments = trainer->step.optimizer.n_moments;
     char text[256], formula[64];
@@ -24,10 +24,10 @@ static void say_ranks(const TrainRun *run) {
         log_warning(&run->log,
                     "this MPI lets one thread talk at a time (%s): nothing is hidden behind computation",
                     comm_mpi_library());
-    double wanted = layout_formula_bytes(layout, precision, trainer->table.n_elements, n_moments);
-    int64_t share = (run->values.train.batch - 1) / layout_n_shares(layout) + 1; /* the largest */
+    double wanted = sync_state_bytes(sync, precision, trainer->table.n_elements, n_moments);
+    int64_t share = (run->values.train.batch - 1) / sync_n_shares(sync) + 1; /* the largest */
     train_loose_say(run);
-    if (layout->is_loose) {
+    if (sync->is_loose) {
         log_note(
             &run->log,
             "%s has up to %lld of %lld sequences a step; every rank has %s of weights, gradients and moments",
@@ -40,10 +40,11 @@ static void say_ranks(const TrainRun *run) {
         "each rank has up to %lld of %lld sequences a step and %s of weights, gradients and moments (ZeRO %d: %s = %s); "
         "%d gradient buckets, all-reduce by %s",
         (long long)share, (long long)run->values.train.batch, format_bytes(trainer_state_bytes(trainer)).text,
-        trainer->step.spread.zero, layout_formula(layout, precision, n_moments, formula, sizeof formula),
-        format_bytes((uint64_t)wanted).text, trainer->step.spread.partition.n_units,
-        run->data.table ? run->data.table->name : comm_algorithm_names[run->values.parallel.all_reduce]);
-    if (trainer->step.spread.zero == 3 && trainer->has_generator)
+        trainer->step.sync.zero, sync_state_formula(sync, precision, n_moments, formula, sizeof formula),
+        format_bytes((uint64_t)wanted).text, trainer->step.sync.partition.n_units,
+        run->mesh.device[AXIS_DP].table ? run->mesh.device[AXIS_DP].table->name
+                                        : comm_algorithm_names[run->values.parallel.all_reduce]);
+    if (trainer->step.sync.zero == 3 && trainer->has_generator)
         log_note(&run->log,
                  "rank 0 also keeps whole weights for its samples; --sample-tokens 0 does without");
 }
@@ -65,7 +66,7 @@ void train_report_plan(const TrainRun *run) {
              format_bytes(plan->bytes[PLACE_ACTIVATION]).text,
              format_bytes(plan->unshared_bytes - plan->bytes[PLACE_ACTIVATION]).text, run->backend.n_threads,
              format_rate(trainer_flops(&run->trainer), "FLOP").text);
-    device_say(&run->log, &run->backend, &run->data);
+    device_say(&run->log, &run->backend, &run->mesh.device[AXIS_DP]);
     say_ranks(run);
     log_note(&run->log, "%lld steps of %lld x %lld tokens into %s", (long long)train->n_steps,
              (long long)train->batch, (long long)train->sequence, run->run);
@@ -95,11 +96,11 @@ void train_report_communication(const TrainRun *run) {
 
 static void add_ranks(json_t *object, const TrainRun *run) {
     const Trainer *trainer = &run->trainer;
-    const Layout *layout = &trainer->step.options.layout;
-    double wanted = layout_formula_bytes(layout, trainer->step.options.precision, trainer->table.n_elements,
-                                         trainer->step.optimizer.n_moments);
+    const GradientSyncOptions *sync = &trainer->step.options.sync;
+    double wanted = sync_state_bytes(sync, trainer->step.options.precision, trainer->table.n_elements,
+                                     trainer->step.optimizer.n_moments);
     json_object_set_new(object, "ranks", json_integer(trainer_n_ranks(trainer)));
-    json_object_set_new(object, "zero", json_integer(trainer->step.spread.zero));
+    json_object_set_new(object, "zero", json_integer(trainer->step.sync.zero));
     json_object_set_new(object, "state_bytes", json_integer((json_int_t)trainer_state_bytes(trainer)));
     json_object_set_new(object, "state_formula_bytes", json_make_number(wanted));
 }

@@ -15,10 +15,10 @@ void train_watch(TrainRun *run) {
 }
 
 void train_watch_groups(TrainRun *run) {
-    bool has_device = run->data.table != NULL;
-    Comm *host = &run->mesh.axis[AXIS_DP];
+    Comm *host = &run->mesh.axis[AXIS_DP], *device = &run->mesh.device[AXIS_DP];
+    bool has_device = device->table != NULL;
     comm_watch(host, &run->activity, ACTIVITY_HOST, has_device ? "data (host)" : "data");
-    comm_watch(&run->data, &run->activity, ACTIVITY_HOST, "data");
+    comm_watch(device, &run->activity, ACTIVITY_HOST, "data");
     if (host->size > 1)
         activity_add_lane(&run->activity, "worker of data"); /* before the saver, in pictures too */
     comm_watch(&run->saving, &run->activity, activity_add_lane(&run->activity, "saver"), "saving");

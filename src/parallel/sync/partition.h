@@ -9,12 +9,12 @@
  *
  * Cutting every unit, rather than the array as a whole, lets each unit be summed or collected by all ranks at once as
  * soon as it is complete. */
-#ifndef PGPT_PARALLEL_PARTITION_H
-#define PGPT_PARALLEL_PARTITION_H
+#ifndef PGPT_PARALLEL_SYNC_PARTITION_H
+#define PGPT_PARALLEL_SYNC_PARTITION_H
 
 #include "base/arena.h"
 #include "base/error.h"
-#include "parallel/shard_map.h"
+#include "parallel/sync/shard_map.h"
 
 #include <stdbool.h>
 #include <stddef.h>

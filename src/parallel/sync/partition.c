@@ -1,6 +1,6 @@
 /* Borders lie at multiples of 64 elements, so that slices keep the alignment that kernels like; the last slices of a small unit
  * may be empty. */
-#include "parallel/partition.h"
+#include "parallel/sync/partition.h"
 
 #include "comm/comm.h"
 

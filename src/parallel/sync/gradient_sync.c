@@ -1,0 +1,128 @@
+/* What the strategies share: which ranks there are, what each holds, and the order in which a strategy's functions are
+ * called while the step is recorded. */
+#include "parallel/sync/gradient_sync.h"
+
+#include <stdio.h>
+
+void sync_share(const GradientSyncOptions *options, int64_t n, int64_t *first, int64_t *end) {
+    int size = sync_n_shares(options), share = options->mesh ? options->mesh->coordinate[AXIS_DP] : 0;
+    if (options->is_loose) share = options->share;
+    *first = n / size * share + n % size * share / size;
+    *end = n / size * (share + 1) + n % size * (share + 1) / size;
+}
+
+const GradientStrategy *gradient_strategy(int zero) {
+    static const GradientStrategy *const strategies[] = {&STRATEGY_PLAIN, &STRATEGY_ZERO1, &STRATEGY_ZERO2,
+                                                         &STRATEGY_ZERO3};
+    return strategies[zero];
+}
+
+/* ---- bytes of state */
+
+/* Bytes a parameter that are whole on every rank, and those that are sharded. */
+static void split_bytes(const GradientSyncOptions *options, Precision precision, int n_moments, int *whole,
+                        int *sharded) {
+    const GradientStrategy *strategy = gradient_strategy(options->zero);
+    int weight = (int)dtype_info(precision.weight)->n_bytes;
+    int gradient = (int)dtype_info(precision.gradient)->n_bytes;
+    int optimizer = n_moments * (int)dtype_info(precision.moment)->n_bytes + (precision.has_master ? 4 : 0);
+    *sharded = (strategy->shards_optimizer ? optimizer : 0) + (strategy->shards_gradients ? gradient : 0) +
+               (strategy->shards_weights ? weight : 0);
+    *whole = weight + gradient + optimizer - *sharded;
+}
+
+double sync_state_bytes(const GradientSyncOptions *options, Precision precision, int64_t n_parameters,
+                        int n_moments) {
+    int whole, sharded;
+    split_bytes(options, precision, n_moments, &whole, &sharded);
+    return ((double)whole + (double)sharded / sync_n_shares(options)) * (double)n_parameters;
+}
+
+const char *sync_state_formula(const GradientSyncOptions *options, Precision precision, int n_moments,
+                               char *text, size_t n_bytes) {
+    int whole, sharded;
+    split_bytes(options, precision, n_moments, &whole, &sharded);
+    if (!sharded) snprintf(text, n_bytes, "%dΨ", whole);
+    else if (!whole) snprintf(text, n_bytes, "%dΨ/%d", sharded, sync_n_shares(options));
+    else snprintf(text, n_bytes, "%dΨ + %dΨ/%d", whole, sharded, sync_n_shares(options));
+    return text;
+}
+
+/* ---- the plan */
+
+/* What this rank holds of the flat arrays, and what it saves of them. */
+static void plan_maps(GradientSync *sync, int rank, int n_ranks, Arena *arena) {
+    const FlatArray *array = &sync->array;
+    const GradientStrategy *strategy = sync->strategy;
+    ShardMap whole = shard_map_whole(array->n_elements, arena);
+    ShardMap share = shard_map_share(array->piece, array->n_pieces, rank, n_ranks, arena);
+    ShardMap slices = partition_map(&sync->partition, arena);
+    bool saves_slices =
+        strategy->shards_weights || (strategy->shards_optimizer && sync->precision.has_master);
+    sync->parameters = strategy->shards_weights ? slices : whole;
+    sync->parameters_saved = saves_slices ? slices : share;
+    sync->moments = strategy->shards_optimizer ? slices : whole;
+    sync->moments_saved = strategy->shards_optimizer ? slices : share;
+    if (!sync->options->root_saves) return;
+    ShardMap nothing = {.run = share.run, .n_local = array->n_elements};
+    sync->parameters_saved = sync->moments_saved = rank == 0 ? whole : nothing;
+}
+
+GradientSync gradient_sync_plan(const GradientSyncOptions *options, Precision precision,
+                                const FlatArray *array, Arena *arena) {
+    int n_ranks = sync_n_ranks(options), rank = n_ranks > 1 ? options->mesh->coordinate[AXIS_DP] : 0;
+    GradientSync sync = {.options = options,
+                         .zero = n_ranks > 1 ? options->zero : 0,
+                         .comm = n_ranks > 1 ? sync_comm(options) : NULL,
+                         .precision = precision,
+                         .array = *array};
+    sync.strategy = gradient_strategy(sync.zero);
+    sync.partition = partition_build(arena, array->piece, array->n_pieces, rank, n_ranks,
+                                     options->bucket_bytes, sync.strategy->shards_weights);
+    plan_maps(&sync, rank, n_ranks, arena);
+    sync.slices = ARENA_ARRAY(arena, UpdateSlice, sync.partition.n_units + 1);
+    sync.slice_unit = ARENA_ARRAY(arena, int, sync.partition.n_units + 1);
+    sync.gathers = ARENA_ARRAY(arena, const Node *, sync.partition.n_units + 1);
+    return sync;
+}
+
+Place gradient_sync_place(const GradientSync *sync, Place wished) {
+    return sync->strategy->shards_gradients ? PLACE_ACTIVATION : wished;
+}
+
+/* ---- the passes */
+
+/* This rank's slices of the weights, where they are not whole. */
+static void hold_weights(GradientSync *sync, Graph *graph, const FlatTensors *tensors) {
+    if (sync->held) return;
+    sync->held = sync->strategy->shards_weights
+                     ? graph_tensor(graph, PLACE_PARAMETER, sync->precision.weight,
+                                    SHAPE(sync->partition.n_local), "parameters (slices)")
+                     : tensors->flat;
+}
+
+void gradient_sync_sum(GradientSync *sync, Graph *graph, const FlatTensors *tensors) {
+    if (!sync->comm || sync->options->is_loose || !sync->strategy->sum) return;
+    sync->strategy->sum(sync, graph, tensors);
+}
+
+bool gradient_sync_begin_update(GradientSync *sync, Graph *graph, const FlatTensors *tensors,
+                                UpdateShare *share) {
+    bool is_share = sync->strategy->begin_update != NULL;
+    if (is_share) {
+        graph->section = SECTION_UPDATE;
+        graph->block = NO_BLOCK;
+    }
+    hold_weights(sync, graph, tensors);
+    if (is_share) sync->strategy->begin_update(sync, graph, tensors, share);
+    return is_share;
+}
+
+void gradient_sync_end_update(GradientSync *sync, Graph *graph) {
+    if (sync->strategy->end_update) sync->strategy->end_update(sync, graph);
+}
+
+void gradient_sync_gather(GradientSync *sync, Graph *graph, const FlatTensors *tensors) {
+    hold_weights(sync, graph, tensors); /* an evaluation has no update */
+    if (sync->strategy->gather) sync->strategy->gather(sync, graph, tensors);
+}

@@ -1,0 +1,129 @@
+/* How the ranks along dp keep the same weights: how gradients are summed, where the update stands and how weights are
+ * gathered again. One table of functions a strategy, one file each: plain data parallelism and ZeRO 1, 2, 3.
+ *
+ *     GradientSync sync = gradient_sync_plan(&options, precision, &flat, arena);
+ *     ... record the forward and the backward, gradients in gradient_sync_place(&sync, ...) ...
+ *     gradient_sync_sum(&sync, graph, &tensors);
+ *     UpdateShare share;
+ *     bool is_share = gradient_sync_begin_update(&sync, graph, &tensors, &share);
+ *     ... optimizer_record(..., is_share ? &share : NULL, ...) ...
+ *     gradient_sync_end_update(&sync, graph);
+ *     gradient_sync_gather(&sync, graph, &tensors);
+ *
+ * On one rank all of it does nothing, and the step is the serial one. */
+#ifndef PGPT_PARALLEL_SYNC_GRADIENT_SYNC_H
+#define PGPT_PARALLEL_SYNC_GRADIENT_SYNC_H
+
+#include "graph/precision.h"
+#include "parallel/mesh.h"
+#include "parallel/sync/partition.h"
+#include "parallel/sync/update_share.h"
+
+enum { ZERO_STAGES = 3 };
+
+/* {0} is one process. */
+typedef struct {
+    const Mesh *mesh;     /* NULL: one process */
+    int zero;             /* ZeRO stage, 0 to ZERO_STAGES */
+    int64_t bucket_bytes; /* of gradients that travel together */
+    bool overlaps;        /* communicate beside the computation */
+    int left_out;         /* unit left_out - 1 is not summed, to show that it would be noticed; 0: all are */
+    /* Gradients are not summed (parallel/async): the step is this rank's own, on share `share` of the n_shares that the
+     * batch is cut into, and its gradient is n_shares times as large, so that the mean over the shares is the batch's. */
+    bool is_loose;
+    int share, n_shares;
+    bool root_saves; /* rank 0 writes checkpoints alone: the others do not have what is in them */
+} GradientSyncOptions;
+
+/* The ranks that share the batch, with what reaches their memory; NULL: alone. */
+static inline Comm *sync_comm(const GradientSyncOptions *options) {
+    return options->mesh ? mesh_comm(options->mesh, AXIS_DP) : NULL;
+}
+
+static inline int sync_n_ranks(const GradientSyncOptions *options) {
+    return options->mesh ? options->mesh->shape.size[AXIS_DP] : 1;
+}
+
+/* Of a batch. */
+static inline int sync_n_shares(const GradientSyncOptions *options) {
+    return options->is_loose ? options->n_shares : sync_n_ranks(options);
+}
+
+/* Which of n sequences (of a batch, of an evaluation) are this rank's: first .. end - 1. */
+void sync_share(const GradientSyncOptions *options, int64_t n, int64_t *first, int64_t *end);
+
+/* Bytes of weights, gradients and optimizer state (with master weights, where there are) that a rank holds by the
+ * formula of its strategy: those of each kind, divided by the ranks where it shards them. */
+double sync_state_bytes(const GradientSyncOptions *options, Precision precision, int64_t n_parameters,
+                        int n_moments);
+
+/* The formula in words: "4Ψ + 12Ψ/N". */
+const char *sync_state_formula(const GradientSyncOptions *options, Precision precision, int n_moments,
+                               char *text, size_t n_bytes);
+
+/* The flat arrays and their pieces: one a parameter. */
+typedef struct {
+    const FlatPiece *piece;
+    int n_pieces;
+    int64_t n_elements; /* of the flat array */
+} FlatArray;
+
+typedef struct {
+    Tensor *flat;
+    Tensor *const *tensor; /* one a piece */
+} FlatTensors;
+
+typedef struct GradientSync GradientSync;
+
+/* A strategy. Functions may be NULL where there is nothing to do. */
+typedef struct {
+    const char *name;
+    bool shards_optimizer, shards_gradients, shards_weights; /* over the ranks of dp */
+    /* Behind the backward: sum the gradients over the ranks. */
+    void (*sum)(GradientSync *sync, Graph *graph, const FlatTensors *tensors);
+    /* Around the update: what this rank updates (NULL: everything), and what follows it. */
+    void (*begin_update)(GradientSync *sync, Graph *graph, const FlatTensors *tensors, UpdateShare *share);
+    void (*end_update)(GradientSync *sync, Graph *graph);
+    /* The last pass, of training and evaluation: weights that are not whole are gathered before they are used. */
+    void (*gather)(GradientSync *sync, Graph *graph, const FlatTensors *tensors);
+} GradientStrategy;
+
+extern const GradientStrategy STRATEGY_PLAIN, STRATEGY_ZERO1, STRATEGY_ZERO2, STRATEGY_ZERO3;
+
+/* The strategy of a ZeRO stage; 0 is plain data parallelism. */
+const GradientStrategy *gradient_strategy(int zero);
+
+struct GradientSync {
+    const GradientSyncOptions *options;
+    const GradientStrategy *strategy; /* STRATEGY_PLAIN where there is nobody to share with */
+    int zero;                         /* its stage */
+    Comm *comm;                       /* of dp; NULL: alone */
+    Precision precision;
+    FlatArray array;
+    Partition partition; /* units of one slice where the rank is alone */
+    /* What this process holds of the flat arrays, and which part of that it writes to a checkpoint. */
+    ShardMap parameters, moments;
+    ShardMap parameters_saved, moments_saved; /* the first is of the master weights where there are */
+    Tensor *held;                             /* the flat parameters, or this rank's slices of them */
+    Tensor *gradient_shard;                   /* NULL where gradients are whole */
+    UpdateSlice *slices;
+    int *slice_unit;
+    const Node **gathers; /* of updated slices, to be waited for */
+    int n_gathers;
+};
+
+GradientSync gradient_sync_plan(const GradientSyncOptions *options, Precision precision,
+                                const FlatArray *array, Arena *arena);
+
+/* Where autograd shall put gradients: the optimizer's wish, unless the strategy has its own. */
+Place gradient_sync_place(const GradientSync *sync, Place wished);
+
+void gradient_sync_sum(GradientSync *sync, Graph *graph, const FlatTensors *tensors);
+
+/* False: this rank updates everything, and there is no share. */
+bool gradient_sync_begin_update(GradientSync *sync, Graph *graph, const FlatTensors *tensors,
+                                UpdateShare *share);
+void gradient_sync_end_update(GradientSync *sync, Graph *graph);
+void gradient_sync_gather(GradientSync *sync, Graph *graph, const FlatTensors *tensors);
+
+#endif

@@ -1,0 +1,26 @@
+/* What one process updates of the parameters where others update the rest: what a gradient strategy tells the
+ * optimizer. */
+#ifndef PGPT_PARALLEL_SYNC_UPDATE_SHARE_H
+#define PGPT_PARALLEL_SYNC_UPDATE_SHARE_H
+
+#include "graph/graph.h"
+
+/* A run of elements that one node updates: n of the flat array from flat_first on, whose moments begin at local_first
+ * of this process's. */
+typedef struct {
+    Tensor *gradient, *parameter; /* (n) */
+    int64_t flat_first, n, local_first;
+} UpdateSlice;
+
+typedef struct {
+    int n_slices;
+    const UpdateSlice *slice;
+    int64_t n_local; /* elements of a moment here */
+    /* Record the sum of a scalar over all processes, for the norm. */
+    void (*record_sum)(void *context, Graph *graph, Tensor *scalar);
+    /* The update of slice `index` has been recorded. Optional. */
+    void (*record_updated)(void *context, Graph *graph, int index);
+    void *context;
+} UpdateShare;
+
+#endif
