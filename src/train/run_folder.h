@@ -12,9 +12,9 @@
 /* ---- Whose folder it is */
 
 typedef struct {
-    char *path;    /* NULL: nothing is claimed */
-    char *made;    /* the topmost folder that the claim had to make, NULL: none */
-    bool is_begun; /* it has become a run, and stays */
+    char *path;        /* NULL: nothing is claimed */
+    size_t n_existing; /* so many bytes of it name folders that were there before */
+    bool is_begun;     /* it has become a run, and stays */
     FileLock lock;
     char warning[512]; /* "" unless the file system has no locks */
     Arena arena;
