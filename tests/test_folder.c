@@ -304,8 +304,9 @@ static void test_staged_race(void **state) {
 /* ---- Shared memory */
 
 /* As a killed rank leaves it: a note of what it had mapped, which nobody holds. */
-static void leave_segments(const char *folder, bool dies) {
-    if (fork() == 0) {
+static pid_t leave_segments(const char *folder, bool dies) {
+    pid_t child = fork();
+    if (child == 0) {
         char path[128];
         snprintf(path, sizeof path, "%s/vader_segment.host.0.1.0", folder);
         int descriptor = open(path, O_RDWR | O_CREAT, 0600);
@@ -319,20 +320,22 @@ static void leave_segments(const char *folder, bool dies) {
         _exit(0);
     }
     int status = -1;
-    wait(&status);
+    waitpid(child, &status, 0);
     assert_int_equal(status, 0);
+    return child;
 }
 
 static void test_segments(void **state) {
     (void)state;
-    char folder[128], text[160];
+    char folder[128], text[256], whose[64];
     snprintf(folder, sizeof folder, "%s/shm", top);
     run("mkdir shm && echo mine >shm/vader_segment.host.0.9.9 && echo mine >shm/precious");
-    leave_segments(folder, true);
+    snprintf(whose, sizeof whose, "of killed ranks (process %ld)", (long)leave_segments(folder, true));
     /* A note that was tampered with removes only what is called as segments are. */
     run("for n in shm/pgpt-segments.*; do printf 'precious\\n../text\\n' >>$n; done");
     segments_clear(folder, text, sizeof text);
     assert_non_null(strstr(text, "removed 1 shared-memory segment ("));
+    assert_non_null(strstr(text, whose));
     assert_false(is_there("shm/vader_segment.host.0.1.0"));
     assert_true(is_there("shm/vader_segment.host.0.9.9") && is_there("shm/precious"));
     run("test \"$(ls shm | wc -l)\" = 2");
