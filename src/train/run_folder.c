@@ -10,6 +10,7 @@
 #include "base/folder.h"
 #include "base/options_text.h"
 #include "base/plain.h"
+#include "train/interrupt.h"
 #include "train/resume.h"
 
 #include <errno.h>
@@ -148,7 +149,12 @@ Status run_claim_new(RunClaim *claim, const char *wanted, const char *model, boo
     *claim = (RunClaim){0};
     if (*wanted) claim_wanted(claim, wanted, may_restart, error);
     else claim_dated(claim, model, error);
-    if (error->status != STATUS_OK) run_claim_release(claim);
+    if (error->status != STATUS_OK) {
+        run_claim_release(claim);
+    } else if (claim->lock.state == FILE_LOCK_TAKEN) {
+        bool was_there = claim->n_existing == strlen(claim->path);
+        interrupt_remove(claim->lock.path, was_there ? NULL : claim->path);
+    }
     return error->status;
 }
 
@@ -180,6 +186,7 @@ done:
 }
 
 void run_claim_release(RunClaim *claim) {
+    interrupt_keep();
     file_lock_release(&claim->lock);
     if (claim->path && !claim->is_begun) path_remove_made(claim->path, claim->n_existing, &claim->arena);
     arena_free(&claim->arena);
@@ -211,6 +218,7 @@ Status run_folder_create(RunClaim *claim, const Options *options, const Tokenize
         return error->status;
     }
     claim->is_begun = true;
+    interrupt_keep();
     point_latest(claim->path);
     return STATUS_OK;
 }

@@ -32,7 +32,7 @@ Status run_claim_again(RunClaim *claim, const char *folder, Error *error);
 Status run_claim_supervise(RunClaim *claim, const char *folder, Error *error);
 
 /* Gives the folder back; one that has not become a run is removed, with the folders above it that were made for it. Safe
- * twice, and after an error. */
+ * twice, and after an error. A signal that ends the process before that does the same. */
 void run_claim_release(RunClaim *claim);
 
 /* ---- What is in it */
