@@ -1,16 +1,19 @@
-/* Attention on the GPU: every way to compute it against a reference in double precision, and against the clock.
+/* Attention on the GPU: every way to compute it against a reference in double precision, and against the
+ * clock.
  *
- *     cuda_attention check [WAY]  errors ‖out - reference‖ / ‖reference‖ of y, lse and dqkv; fails if one is too large
- *     cuda_attention time [NAME]  TFLOP/s of forward and backward (4·HS and 10·HS a visible pair), and scratch memory
+ *     cuda_attention check [WAY]  errors ‖out - reference‖ / ‖reference‖ of y, lse and dqkv; fails if one
+ *                                 is too large
+ *     cuda_attention time [NAME]  TFLOP/s of forward and backward (4·HS and 10·HS a visible pair), and
+ *                                 scratch memory
  *
- * WAY: this way only ("short"; "groups" is the same by other instructions); NAME: only cases whose names contain it.
- * PGPT_TEST_BRIEF in the environment, for racecheck: with a WAY, many heads only where a block takes several of
- * them, and then two or three.
+ * WAY: this way only ("short"; "groups" is the same by other instructions); NAME: only cases whose names
+ * contain it. PGPT_TEST_BRIEF in the environment, for racecheck: with a WAY, many heads only where a block
+ * takes several of them, and then two or three.
  *
- * Outputs are filled with NaNs before every check, inputs are normal random numbers. Backward passes are run twice: an
- * ordered one must give the same bits. Exit code 77 without a GPU. */
-#include "backend/cuda/attention.h"
-#include "backend/cuda/device.cuh"
+ * Outputs are filled with NaNs before every check, inputs are normal random numbers. Backward passes are run
+ * twice: an ordered one must give the same bits. Exit code 77 without a GPU. */
+#include "backend/cuda/attention/attention.h"
+#include "backend/cuda/runtime/device.cuh"
 
 #include <limits.h>
 #include <math.h>
@@ -31,7 +34,7 @@ typedef struct {
     double *y, *lse, *dqkv; /* the reference's */
 } Problem;
 
-enum { WAY_PLAIN, WAY_TILED, WAY_SHORT, WAY_GROUPS, WAY_LIBRARY, WAY_LIBRARY_ANY, N_WAYS };
+enum { WAY_PLAIN, WAY_TILED, WAY_SHORT, WAY_WARPGROUP, WAY_LIBRARY, WAY_LIBRARY_ANY, N_WAYS };
 static const char *const WAY_NAME[N_WAYS] = {"plain",  "tiled", "short",
                                              "groups", "cuDNN", "cuDNN, any order"};
 
@@ -73,8 +76,8 @@ DEVICE double drop_factor(const AttentionShape &s, const int32_t *random, int b,
     return stays ? (double)random_dropout_scale(s.threshold) : 0.0;
 }
 
-/* A block a query; a thread a key, then a channel. Sums of dkey and dvalue go through atomics: in double, their order
- * does not show. */
+/* A block a query; a thread a key, then a channel. Sums of dkey and dvalue go through atomics: in double,
+ * their order does not show. */
 static __global__ void reference(AttentionShape s, AttentionMemory m, double *y, double *lse, double *dqkv) {
     extern __shared__ double weight[]; /* (T), then dweight (T), then factor (T) */
     __shared__ double whole, row_sum;
@@ -210,13 +213,13 @@ static int max_shared_bytes(void) {
     return bytes;
 }
 
-static bool groups_take(const AttentionShape *s, bool backward) {
+static bool warpgroup_takes(const AttentionShape *s, bool backward) {
     int device = 0, major = 0, minor = 0;
     must(cudaGetDevice(&device), "the device");
     must(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "the device");
     must(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "the device");
     return attention_short_takes(s, backward, max_shared_bytes()) &&
-           attention_groups_takes(s, false, major * 10 + minor);
+           attention_warpgroup_takes(s, false, major * 10 + minor);
 }
 
 /* Does this way take the shape? If so, with scratch memory. */
@@ -229,7 +232,7 @@ static bool prepare(Problem *p, int way, bool backward, AttentionLibrary **libra
     if (way == WAY_TILED && !attention_tiled_takes(s)) return false;
     if (way == WAY_TILED && backward) bytes = attention_tiled_backward_scratch(s);
     if (way == WAY_SHORT && !attention_short_takes(s, backward, max_shared_bytes())) return false;
-    if (way == WAY_GROUPS && !groups_take(s, backward)) return false;
+    if (way == WAY_WARPGROUP && !warpgroup_takes(s, backward)) return false;
 #ifdef PGPT_HAVE_CUDNN
     if (way >= WAY_LIBRARY) {
         *plan = attention_library_plan(library, s, backward, way == WAY_LIBRARY_ANY);
@@ -258,9 +261,9 @@ static Status run(const Problem *p, int way, bool backward, const AttentionPlan 
         return backward ? attention_plain_backward(s, m, stream, error)
                         : attention_plain_forward(s, m, stream, error);
     }
-    if (way == WAY_GROUPS) {
-        return backward ? attention_groups_backward(s, m, stream, error)
-                        : attention_groups_forward(s, m, stream, error);
+    if (way == WAY_WARPGROUP) {
+        return backward ? attention_warpgroup_backward(s, m, stream, error)
+                        : attention_warpgroup_forward(s, m, stream, error);
     }
     if (way == WAY_SHORT) {
         return backward ? attention_short_backward(s, m, stream, error)
@@ -348,12 +351,12 @@ static bool check(Case c, const char *only, AttentionLibrary **library) {
             bool same = check_again(&p, way, plan);
             printf("  dqkv %.1e%s", of_gradient, same ? "" : "  varies");
             good = good && of_gradient < bound && (same || way == WAY_LIBRARY_ANY);
-            if (way == WAY_SHORT || way == WAY_GROUPS) {
+            if (way == WAY_SHORT || way == WAY_WARPGROUP) {
                 double of_sums = check_sums(&p, way, plan);
                 printf("  sums %.1e", of_sums);
                 good = good && of_sums < 1e-5;
             }
-            if (way < WAY_LIBRARY && way != WAY_GROUPS) {
+            if (way < WAY_LIBRARY && way != WAY_WARPGROUP) {
                 p.memory.add = true;
                 run_or_die(&p, way, true, plan, 0);
                 p.memory.add = false;
@@ -378,27 +381,27 @@ enum { LAUNCHES = 10, ROUNDS = 5 };
 static float time_of(const Problem *p, int way, bool backward, const AttentionPlan *plan) {
     cudaStream_t stream;
     cudaGraph_t graph;
-    cudaGraphExec_t recording;
+    cudaGraphExec_t capture;
     cudaEvent_t first, last;
     must(cudaStreamCreate(&stream), "a stream");
     must(cudaEventCreate(&first), "an event");
     must(cudaEventCreate(&last), "an event");
-    must(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "recording");
+    must(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capturing");
     for (int i = 0; i < LAUNCHES; i++) run_or_die(p, way, backward, plan, stream);
-    must(cudaStreamEndCapture(stream, &graph), "recording");
-    must(cudaGraphInstantiate(&recording, graph, 0), "recording");
-    must(cudaGraphLaunch(recording, stream), "replaying");
+    must(cudaStreamEndCapture(stream, &graph), "capturing");
+    must(cudaGraphInstantiate(&capture, graph, 0), "capturing");
+    must(cudaGraphLaunch(capture, stream), "replaying");
     float best = INFINITY;
     for (int i = 0; i < ROUNDS; i++) {
         float ms = 0.0f;
         must(cudaEventRecord(first, stream), "timing");
-        must(cudaGraphLaunch(recording, stream), "replaying");
+        must(cudaGraphLaunch(capture, stream), "replaying");
         must(cudaEventRecord(last, stream), "timing");
         must(cudaEventSynchronize(last), "replaying");
         must(cudaEventElapsedTime(&ms, first, last), "timing");
         best = fminf(best, ms / LAUNCHES);
     }
-    cudaGraphExecDestroy(recording);
+    cudaGraphExecDestroy(capture);
     cudaGraphDestroy(graph);
     cudaEventDestroy(first);
     cudaEventDestroy(last);

@@ -1,13 +1,17 @@
 """The PyTorch side of bench/peer_torch: one measurement in a process of its own, printed as one line of JSON.
 
     peer_torch.py info
-    peer_torch.py step MODEL BATCH SEQUENCE THREADS WARMUP STEPS
-    peer_torch.py generate MODEL TOKENS THREADS RUNS
+    peer_torch.py step MODEL BATCH SEQUENCE THREADS WARMUP STEPS MODE DTYPE
+    peer_torch.py generate MODEL TOKENS THREADS RUNS DTYPE
 
-The model is GPT-2 as pgpt records it: layernorm before attention and MLP, learned positions, biases, tanh GELU, head tied
-to the token embedding, initialised alike. It is written the way PyTorch 1.13 users write it for the CPU, where no fused
-attention kernel exists. Where there was a choice, the cheaper one was taken for PyTorch: one mask of booleans is shared
-by all blocks, gradients are dropped and not cleared, generation computes the head for the last position only.
+MODE is eager, or compiled (torch.compile, PyTorch 2). DTYPE is f32, or bf16: autocast over f32 weights, which is what
+pgpt's --dtype bf16 is.
+
+The model is GPT-2 as pgpt records it: layernorm before attention and MLP, learned positions, biases, tanh GELU, head
+tied to the token embedding, initialised alike. PyTorch 2 gets its fused attention; before that there was none for the
+CPU, and it is written the way users of 1.13 wrote it. Where there was a choice, the cheaper one was taken for PyTorch:
+one mask of booleans is shared by all blocks, gradients are dropped and not cleared, generation computes the head for
+the last position only.
 """
 
 import json
@@ -24,6 +28,8 @@ try:
 except ImportError as missing:
     print(f"PyTorch is missing ({missing})", file=sys.stderr)
     sys.exit(3)
+
+HAS_FUSED_ATTENTION = hasattr(F, "scaled_dot_product_attention")
 
 # name: layers, heads, channels, vocabulary, context
 MODELS = {"mini": (6, 6, 384, 65, 256), "gpt2": (12, 12, 768, 50257, 1024)}
@@ -48,9 +54,12 @@ class Block(nn.Module):
         B, T, C = x.shape
         q, k, v = self.qkv(self.norm1(x)).split(C, dim=2)
         q, k, v = (t.view(B, T, self.n_heads, C // self.n_heads).transpose(1, 2) for t in (q, k, v))
-        weights = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(C // self.n_heads))  # (B,NH,T,T)
-        weights = F.softmax(weights.masked_fill(hidden, float("-inf")), dim=-1)
-        x = x + self.out((weights @ v).transpose(1, 2).contiguous().view(B, T, C))
+        if HAS_FUSED_ATTENTION:
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        else:
+            weights = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(C // self.n_heads))  # (B,NH,T,T)
+            y = F.softmax(weights.masked_fill(hidden, float("-inf")), dim=-1) @ v
+        x = x + self.out(y.transpose(1, 2).contiguous().view(B, T, C))
         return x + self.proj(F.gelu(self.fc(self.norm2(x)), approximate="tanh"))
 
 
@@ -83,6 +92,21 @@ class GPT(nn.Module):
         return F.linear(self.features(tokens)[:, -1, :], self.token.weight)
 
 
+def precision(dtype):
+    """The context to compute in. f32 is what everything is made in."""
+    return torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == "bf16")
+
+
+def capability():
+    """The instruction set of PyTorch's own vector loops."""
+    if hasattr(torch.backends, "cpu") and hasattr(torch.backends.cpu, "get_cpu_capability"):
+        return torch.backends.cpu.get_cpu_capability()
+    for line in torch.__config__.show().splitlines():
+        if "CPU capability" in line:
+            return line.split(":")[-1].strip()
+    return "unknown"
+
+
 def blas():
     """The BLAS libraries that this process has mapped."""
     with open("/proc/self/maps") as maps:
@@ -105,14 +129,16 @@ def median(values):
     return 0.5 * (values[(len(values) - 1) // 2] + values[len(values) // 2])
 
 
-def measure_step(name, batch, sequence, n_warmup, n_steps):
+def measure_step(name, batch, sequence, n_warmup, n_steps, mode, dtype):
     model = GPT(name)
+    loss_of = torch.compile(model.loss) if mode == "compiled" else model.loss
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.99), weight_decay=0.1)
     seconds = []
     for step in range(n_warmup + n_steps):
         tokens = torch.randint(model.vocabulary, (batch, sequence + 1))
         start = time.perf_counter()
-        loss = model.loss(tokens[:, :-1], tokens[:, 1:].contiguous())
+        with precision(dtype):
+            loss = loss_of(tokens[:, :-1], tokens[:, 1:].contiguous())
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
@@ -128,16 +154,16 @@ def measure_step(name, batch, sequence, n_warmup, n_steps):
     }
 
 
-def measure_generate(name, n_tokens, n_runs):
+def measure_generate(name, n_tokens, n_runs, dtype):
     model = GPT(name).eval()
     seconds = []
-    with torch.no_grad():
+    with torch.no_grad(), precision(dtype):
         for run in range(-1, n_runs):
             tokens = torch.zeros((1, 1), dtype=torch.long)
             start = time.perf_counter()
             for _ in range(n_tokens if run >= 0 else 8):
                 logits = model.next_logits(tokens[:, -model.context :])
-                chosen = torch.multinomial(F.softmax(logits, dim=-1), num_samples=1)
+                chosen = torch.multinomial(F.softmax(logits.float(), dim=-1), num_samples=1)
                 tokens = torch.cat((tokens, chosen), dim=1)
             if run >= 0:
                 seconds.append(time.perf_counter() - start)
@@ -152,15 +178,15 @@ def main(words):
     torch.manual_seed(1)
     if words[0] == "info":
         torch.ones(64, 64) @ torch.ones(64, 64)
-        result = {"torch": torch.__version__, "blas": " ".join(blas()) or "none mapped"}
+        result = {"torch": torch.__version__, "blas": " ".join(blas()) or "none mapped", "vectors": capability()}
     elif words[0] == "step":
         batch, sequence, threads, n_warmup, n_steps = map(int, words[2:7])
         torch.set_num_threads(threads)
-        result = measure_step(words[1], batch, sequence, n_warmup, n_steps)
+        result = measure_step(words[1], batch, sequence, n_warmup, n_steps, words[7], words[8])
     elif words[0] == "generate":
         n_tokens, threads, n_runs = map(int, words[2:5])
         torch.set_num_threads(threads)
-        result = measure_generate(words[1], n_tokens, n_runs)
+        result = measure_generate(words[1], n_tokens, n_runs, words[5])
     else:
         sys.exit(f"peer_torch.py: unknown measurement '{words[0]}'")
     print(json.dumps(result))

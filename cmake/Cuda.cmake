@@ -1,15 +1,18 @@
-# PGPT_CUDA: the CUDA backend, src/backend/cuda. Its sources are .cu files, compiled by nvcc into the target pgpt_cuda;
-# a pgpt without it has absent.c in their place. PGPT_CUDNN: cuDNN's attention, for sources with cudnn in their names.
-# PGPT_NCCL: NCCL, in src/comm/comm_nccl.c.
+# PGPT_CUDA: the CUDA backend, src/backend/cuda. Its sources are .cu files, compiled by nvcc into the target
+# pgpt_cuda; a pgpt without it has absent.c in their place. PGPT_CUDNN: cuDNN's attention, for sources with
+# cudnn in their names. PGPT_NCCL: NCCL, in src/comm/comm_nccl.c.
 #
-# nvcc is looked for on the PATH, in CUDACXX, CUDA_HOME and CUDA_PATH, and where NVIDIA's packages put it. Architectures
-# are CMAKE_CUDA_ARCHITECTURES, by default 80 (A100) and 90 (H100, H200).
+# auto builds it where there is a GPU, for the architecture of that GPU (Gpu.cmake): compiling takes minutes,
+# which nobody wants to wait for in vain. on builds it wherever there is nvcc, for 80 (A100) and 90 (H100,
+# H200). Either can be told otherwise by CMAKE_CUDA_ARCHITECTURES. nvcc is looked for on the PATH, in CUDACXX,
+# CUDA_HOME and CUDA_PATH, and where NVIDIA's packages put it.
 #
 # Of cuBLASLt, cuDNN and NCCL the headers are needed, not the libraries: those are opened when a GPU is used
-# (src/base/library.h), so that the same program runs, and costs nothing, where there are none. The CUDA runtime is
-# linked, statically; it loads the driver when it is first asked for a device.
+# (src/base/library.h), so that the same program runs, and costs nothing, where there are none. The CUDA
+# runtime is linked, statically; it loads the driver when it is first asked for a device.
 
 include(CheckLanguage)
+include(Gpu)
 
 # Why CUDA cannot be had: an error if it was asked for.
 macro(pgpt_no_cuda)
@@ -17,21 +20,14 @@ macro(pgpt_no_cuda)
         message(FATAL_ERROR "PGPT_CUDA is on, but " ${ARGN} " Install NVIDIA's CUDA toolkit (nvcc, cuBLAS), or name nvcc "
                             "with -DCMAKE_CUDA_COMPILER=...")
     endif()
-    message(STATUS "CUDA is missing: pgpt will run on the CPU only; " ${ARGN})
+    pgpt_say_once("CUDA is left out: there is a GPU here, but " ${ARGN})
 endmacro()
 
-# CMAKE_CUDA_COMPILER, or pgpt_no_cuda. Where CUDA is only taken if it is there, an nvcc that does not work, say for want
-# of a C++ compiler that it knows, is none.
+# CMAKE_CUDA_COMPILER, or pgpt_no_cuda. Where CUDA is only taken if it is there, an nvcc that does not work,
+# say for want of a C++ compiler that it knows, is none.
 macro(pgpt_find_nvcc)
     if(NOT CMAKE_CUDA_COMPILER)
         unset(CMAKE_CUDA_COMPILER CACHE) # CMake takes any entry of this name for an answer
-        find_program(
-            nvcc_PROGRAM nvcc
-            HINTS ENV CUDACXX ENV CUDA_HOME ENV CUDA_PATH
-            PATHS /usr/local/cuda /opt/cuda
-            PATH_SUFFIXES bin
-            DOC "NVIDIA's compiler")
-        mark_as_advanced(nvcc_PROGRAM)
         if(NOT nvcc_PROGRAM)
             pgpt_no_cuda("there is no nvcc.")
         elseif(PGPT_CUDA STREQUAL on)
@@ -48,11 +44,28 @@ endmacro()
 
 set(PGPT_HAVE_CUDA OFF)
 pgpt_switch(PGPT_CUDA "NVIDIA GPUs by CUDA")
+set(cuda_wanted false)
 if(NOT PGPT_CUDA STREQUAL off)
+    find_program(
+        nvcc_PROGRAM nvcc
+        HINTS ENV CUDACXX ENV CUDA_HOME ENV CUDA_PATH
+        PATHS /usr/local/cuda /opt/cuda
+        PATH_SUFFIXES bin
+        DOC "NVIDIA's compiler")
+    mark_as_advanced(nvcc_PROGRAM)
+    set(nvcc "")
+    if(CMAKE_CUDA_COMPILER)
+        set(nvcc "${CMAKE_CUDA_COMPILER}")
+    elseif(nvcc_PROGRAM)
+        set(nvcc "${nvcc_PROGRAM}")
+    endif()
+    pgpt_choose_architectures("${nvcc}" cuda_wanted cuda_architectures)
+endif()
+if(cuda_wanted)
     pgpt_find_nvcc()
     if(CMAKE_CUDA_COMPILER)
         if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
-            set(CMAKE_CUDA_ARCHITECTURES 80-real 90 CACHE STRING "GPU architectures to compile for")
+            set(CMAKE_CUDA_ARCHITECTURES ${cuda_architectures} CACHE STRING "GPU architectures to compile for")
         endif()
         set(CMAKE_CUDA_FLAGS_RELEASE "-O3 -lineinfo" CACHE STRING "CUDA flags of the Release build")
         set(CMAKE_CUDA_FLAGS_DEBUG "-O1 -lineinfo" CACHE STRING "CUDA flags of the Debug build")
@@ -97,8 +110,8 @@ if(PGPT_HAVE_CUDA AND NOT PGPT_NCCL STREQUAL off)
     endif()
 endif()
 
-# Kernels by instructions that 90 alone has, not its successors: 90a in place of 90. A build that is not for 90 is without
-# them, and its program does without them.
+# Files *_sm90.cu have kernels by instructions that 90 alone has, not its successors: they are compiled for
+# 90a in place of 90. A build that is not for 90 is without these kernels, and its program does without them.
 function(pgpt_cuda_for_90a target)
     set(architectures ${CMAKE_CUDA_ARCHITECTURES})
     if(architectures STREQUAL native AND CMAKE_CUDA_ARCHITECTURES_NATIVE)
@@ -112,8 +125,8 @@ function(pgpt_cuda_for_90a target)
     endif()
 endfunction()
 
-# Takes the files of src/backend/cuda that this build does not use out of the list of C sources, and makes pgpt_cuda and
-# pgpt_cuda_90a.
+# Takes the files of src/backend/cuda that this build does not use out of the list of C sources, and makes
+# pgpt_cuda and pgpt_cuda_90a.
 function(pgpt_add_cuda sources)
     set(kept ${${sources}})
     if(NOT PGPT_HAVE_CUDA)
@@ -124,13 +137,13 @@ function(pgpt_add_cuda sources)
     list(FILTER kept EXCLUDE REGEX "/backend/cuda/absent\\.c$")
     set(${sources} ${kept} PARENT_SCOPE)
 
-    file(GLOB cuda_sources CONFIGURE_DEPENDS src/backend/cuda/*.cu)
+    file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS src/backend/cuda/*.cu)
     if(NOT PGPT_HAVE_CUDNN)
         list(FILTER cuda_sources EXCLUDE REGEX "cudnn[^/]*$")
     endif()
-    set(cuda_90a_sources attention_groups.cu attention_groups_forward.cu product_fused.cu)
-    list(TRANSFORM cuda_90a_sources PREPEND "${CMAKE_CURRENT_SOURCE_DIR}/src/backend/cuda/")
-    list(REMOVE_ITEM cuda_sources ${cuda_90a_sources})
+    set(cuda_90a_sources ${cuda_sources})
+    list(FILTER cuda_90a_sources INCLUDE REGEX "_sm90\\.cu$")
+    list(FILTER cuda_sources EXCLUDE REGEX "_sm90\\.cu$")
     add_library(pgpt_cuda OBJECT ${cuda_sources})
     add_library(pgpt_cuda_90a OBJECT ${cuda_90a_sources})
     pgpt_cuda_for_90a(pgpt_cuda_90a)

@@ -2,8 +2,8 @@
 #ifndef PGPT_TESTS_CHECKPOINT_SUPPORT_H
 #define PGPT_TESTS_CHECKPOINT_SUPPORT_H
 
+#include "checkpoint/checkpoint.h"
 #include "parallel/shard_map.h"
-#include "train/checkpoint.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -2,7 +2,7 @@
 #ifndef PGPT_TESTS_HF_FOLDER_H
 #define PGPT_TESTS_HF_FOLDER_H
 
-#include "train/huggingface.h"
+#include "huggingface/huggingface.h"
 
 enum { HF_L = 2, HF_NH = 3, HF_C = 24, HF_V = 61, HF_T = 11 }; /* as in tests/golden/gpt2.py */
 

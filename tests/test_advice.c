@@ -3,8 +3,9 @@
  * is the test's choice. */
 #include "backend/null/null.h"
 #include "comm/comm_null.h"
-#include "infer/device.h"
-#include "train/advice.h"
+#include "device/device.h"
+#include "plan/advice.h"
+#include "plan/run_memory.h"
 #include "train/step.h"
 #include "train/trainer.h"
 
@@ -345,14 +346,14 @@ static void test_extras(void **unused) {
         n_free = cases[i].n_free;
         run.step.backend.uses_host_memory = !cases[i].is_gpu;
         error = (Error){0};
-        assert_int_equal(trainer_check_memory(&trainer, &error), STATUS_USER);
+        assert_int_equal(run_memory_check(&trainer, &error), STATUS_USER);
         const char *end = strrchr(error.text, ';');
         if (!end || strcmp(end, cases[i].end) != 0) fail_msg("case %zu: %s", i, error.text);
     }
     run.step.backend.uses_host_memory = true;
     n_free = needed[0] - 1; /* they are not to blame alone */
     error = (Error){0};
-    assert_int_equal(trainer_check_memory(&trainer, &error), STATUS_USER);
+    assert_int_equal(run_memory_check(&trainer, &error), STATUS_USER);
     assert_null(strstr(error.text, "--sample-tokens"));
     trainer_close(&trainer);
     close_run(&run);
@@ -403,16 +404,16 @@ static void test_run(void **unused) {
     assert_int_equal(trainer_plan(&trainer, &run.setup, &error), STATUS_OK);
     size_t needed = trainer_planned_bytes(&trainer);
     n_free = needed + DEVICE_RESERVE_BYTES; /* what a GPU's libraries will want is not for the plan */
-    assert_int_equal(trainer_check_memory(&trainer, &error), STATUS_OK);
+    assert_int_equal(run_memory_check(&trainer, &error), STATUS_OK);
     n_free--;
-    assert_int_equal(trainer_check_memory(&trainer, &error), STATUS_USER);
+    assert_int_equal(run_memory_check(&trainer, &error), STATUS_USER);
     assert_non_null(strstr(error.text, "of the GPU's memory"));
     assert_non_null(strstr(error.text, "what would fit: --micro-batch 32 ("));
     error = (Error){0};
     run.step.backend.uses_host_memory = true; /* no libraries there */
     n_free = needed;
-    assert_int_equal(trainer_check_memory(&trainer, &error), STATUS_OK);
-    assert_int_equal(trainer_open(&trainer, &error), STATUS_USER);
+    assert_int_equal(run_memory_check(&trainer, &error), STATUS_OK);
+    assert_int_equal(run_memory_open(&trainer, &error), STATUS_USER);
     assert_non_null(strstr(error.text, "are free; "));
     assert_non_null(strstr(error.text, "--micro-batch"));
     trainer_close(&trainer);

@@ -7,9 +7,9 @@
 
 #include <cmocka.h>
 
+#include "checkpoint/checkpoint_manifest.h"
+#include "checkpoint/checkpoint_part.h"
 #include "checkpoint_support.h"
-#include "train/checkpoint_manifest.h"
-#include "train/checkpoint_part.h"
 
 #include <math.h>
 #include <sys/resource.h>

@@ -8,8 +8,8 @@
 #include <cmocka.h>
 
 #include "base/half.h"
+#include "checkpoint/checkpoint_part.h"
 #include "checkpoint_support.h"
-#include "train/checkpoint_part.h"
 
 /* More elements than are read from a device at a time. */
 static const ModelConfig wide_config = {.preset = "nano",

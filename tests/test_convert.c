@@ -5,7 +5,7 @@
 #include "golden_file.h"
 #include "harness.h"
 #include "hf_folder.h"
-#include "train/convert.h"
+#include "huggingface/convert.h"
 #include "train/step.h"
 
 #include <math.h>

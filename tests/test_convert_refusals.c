@@ -2,7 +2,7 @@
  * conversion that failed. */
 #include "base/staged_folder.h"
 #include "hf_folder.h"
-#include "train/convert.h"
+#include "huggingface/convert.h"
 
 #include <dirent.h>
 #include <setjmp.h>

@@ -26,25 +26,25 @@ static Status download_and_fail(void *context, void *host, const void *device, s
     return wait_and_fail(context, error);
 }
 
-static Status new_mark(void *context, void **mark, Error *error) {
+static Status event_new(void *context, void **event, Error *error) {
     (void)context, (void)error;
-    *mark = NULL;
+    *event = NULL;
     return STATUS_OK;
 }
 
-static Status set_mark(void *context, void *mark, Error *error) {
-    (void)context, (void)mark, (void)error;
+static Status event_record(void *context, void *event, Error *error) {
+    (void)context, (void)event, (void)error;
     return STATUS_OK;
 }
 
-static Status read_marks(void *context, void *first, void *second, float *milliseconds, Error *error) {
+static Status elapsed_ms(void *context, void *first, void *second, float *milliseconds, Error *error) {
     (void)first, (void)second;
     *milliseconds = 1.0f;
     return wait_and_fail(context, error);
 }
 
-static void free_mark(void *context, void *mark) {
-    (void)context, (void)mark;
+static void event_free(void *context, void *event) {
+    (void)context, (void)event;
 }
 
 typedef struct {
@@ -62,10 +62,10 @@ static void open_device(Device *device, bool is_blocking) {
     assert_int_equal(backend_null_open(&device->backend, &error), STATUS_OK);
     device->backend.synchronize = wait_and_fail;
     device->backend.download = download_and_fail;
-    device->backend.mark_new = new_mark;
-    device->backend.mark = set_mark;
-    device->backend.elapsed_ms = read_marks;
-    device->backend.mark_free = free_mark;
+    device->backend.event_new = event_new;
+    device->backend.event_record = event_record;
+    device->backend.elapsed_ms = elapsed_ms;
+    device->backend.event_free = event_free;
     device->backend.is_blocking = is_blocking;
     device->backend.blocking_wish = "set WAIT=1";
     Tensor *x = graph_tensor(device->graph, PLACE_INPUT, DTYPE_F32, SHAPE(8), "x");

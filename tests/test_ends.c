@@ -1,7 +1,7 @@
 /* How a run saves without being asked, and what signals that come in a row mean. Whole runs are tests/cli/train_ends.sh's and
  * train_trouble.sh's. */
 #include "backend/cpu/cpu.h"
-#include "train/interrupt.h"
+#include "run/interrupt.h"
 #include "train/trainer.h"
 
 #include <setjmp.h>

@@ -1,8 +1,8 @@
 /* Notices of ranks, faults on purpose, and the supervisor's decisions. What happens to whole jobs is tests/cli/mpi_faults.sh's. */
 #include "harness.h"
-#include "train/fault.h"
-#include "train/notice.h"
-#include "train/supervise.h"
+#include "run/fault.h"
+#include "run/notice.h"
+#include "run/supervise.h"
 
 #include <setjmp.h>
 #include <signal.h>

@@ -22,7 +22,7 @@
 #include "base/folder.h"
 #include "base/staged_folder.h"
 #include "parallel/segments.h"
-#include "train/run_folder.h"
+#include "run/run_folder.h"
 
 /* ---- Help for the tests: they run in a temporary folder of their own */
 

@@ -5,7 +5,7 @@
  * product. What differs from block to block or from task to task is wrong over whole tiles, and is hit by the sample. The
  * corners and edges are always in it. Rows are longer than they need be, so that a leading dimension is not the width,
  * and what lies between them must stay as it was. */
-#include "backend/cpu/gemm.h"
+#include "backend/cpu/gemm/gemm.h"
 #include "base/memory.h"
 #include "base/random.h"
 #include "data_support.h"

@@ -1,5 +1,5 @@
 /* Two lanes give the numbers of one. The backend here is the CPU's, but for a second lane whose instructions are as late as they may
- * be: each is run only when somebody waits for its mark. What reads their results too early, or writes over what they still
+ * be: each is run only when somebody waits for its event. What reads their results too early, or writes over what they still
  * have to read, makes other numbers. */
 #include "backend/cpu/cpu.h"
 
@@ -33,7 +33,7 @@ typedef struct {
 /* How many of the late ones come before it. */
 typedef struct {
     int n_before;
-} LateMark;
+} LateEvent;
 
 static void catch_up(LateDevice *device, int n) {
     Error error = {0};
@@ -91,28 +91,28 @@ static Status late_copy(void *context, void *to, const void *from, size_t n_byte
     return STATUS_OK;
 }
 
-static Status mark_new(void *context, void **mark, Error *error) {
+static Status event_new(void *context, void **event, Error *error) {
     (void)context, (void)error;
-    *mark = calloc(1, sizeof(LateMark));
+    *event = calloc(1, sizeof(LateEvent));
     return STATUS_OK;
 }
 
-static void mark_free(void *context, void *mark) {
+static void event_free(void *context, void *event) {
     (void)context;
-    free(mark);
+    free(event);
 }
 
-static Status set_mark(void *context, void *mark, Error *error) {
+static Status event_record(void *context, void *event, Error *error) {
     LateDevice *device = context;
     (void)error;
-    ((LateMark *)mark)->n_before = device->lane == 1 ? device->n_late : 0;
+    ((LateEvent *)event)->n_before = device->lane == 1 ? device->n_late : 0;
     return STATUS_OK;
 }
 
-static Status wait_mark(void *context, void *mark, Error *error) {
+static Status event_wait(void *context, void *event, Error *error) {
     LateDevice *device = context;
     (void)error;
-    if (device->lane == 0) catch_up(device, ((LateMark *)mark)->n_before);
+    if (device->lane == 0) catch_up(device, ((LateEvent *)event)->n_before);
     return STATUS_OK;
 }
 
@@ -141,12 +141,12 @@ static Backend late_backend(LateDevice *device) {
                      .kernel = late_kernel,
                      .scratch_bytes = late_scratch_bytes,
                      .synchronize = wait_for_nothing,
-                     .mark_new = mark_new,
-                     .mark = set_mark,
+                     .event_new = event_new,
+                     .event_record = event_record,
                      .elapsed_ms = elapsed_ms,
-                     .mark_free = mark_free,
+                     .event_free = event_free,
                      .set_lane = set_lane,
-                     .wait_mark = wait_mark,
+                     .event_wait = event_wait,
                      .context = device,
                      .n_threads = 1,
                      .uses_host_memory = true};

@@ -1,11 +1,12 @@
 /* What parallel training is made of, in one process: nodes put between others, the mesh, the cutting of flat arrays, the
  * shares of a batch. What the passes make of a recorded step is in test_parallel_step.c. */
 #include "comm/comm_self.h"
+#include "device/device.h"
 #include "graph/insert.h"
 #include "harness.h"
-#include "infer/device.h"
 #include "ops/ops.h"
 #include "parallel/mesh.h"
+#include "plan/run_memory.h"
 #include "train/trainer.h"
 
 #include <setjmp.h>
@@ -419,21 +420,21 @@ static void test_memory_is_shared(void **state) {
     Trainer trainer = {.setup = {.backend = &backend, .launch = &launch, .options = &(TrainOptions){0}}};
     trainer.memory.bytes[PLACE_ACTIVATION] = (size_t)1 << 28;
     Error error = {0};
-    assert_int_equal(trainer_check_memory(&trainer, &error), STATUS_OK);
+    assert_int_equal(run_memory_check(&trainer, &error), STATUS_OK);
     trainer.memory.bytes[PLACE_ACTIVATION]++;
-    assert_int_equal(trainer_check_memory(&trainer, &error), STATUS_USER);
+    assert_int_equal(run_memory_check(&trainer, &error), STATUS_USER);
     assert_non_null(strstr(error.text, "needs 256 MiB for each rank"));
     assert_non_null(strstr(error.text, "256 MiB are free for each of the 4 on this host; "));
     error = (Error){0};
     backend.n_sharing = 1; /* a host of its own */
     trainer.memory.bytes[PLACE_ACTIVATION] = (size_t)1 << 30;
-    assert_int_equal(trainer_check_memory(&trainer, &error), STATUS_OK);
+    assert_int_equal(run_memory_check(&trainer, &error), STATUS_OK);
     backend.uses_host_memory = false; /* two on a GPU, where each has libraries */
     backend.n_sharing = 2;
     trainer.memory.bytes[PLACE_ACTIVATION] = (size_t)1 << 28;
-    assert_int_equal(trainer_check_memory(&trainer, &error), STATUS_OK);
+    assert_int_equal(run_memory_check(&trainer, &error), STATUS_OK);
     trainer.memory.bytes[PLACE_ACTIVATION]++;
-    assert_int_equal(trainer_check_memory(&trainer, &error), STATUS_USER);
+    assert_int_equal(run_memory_check(&trainer, &error), STATUS_USER);
     assert_non_null(
         strstr(error.text, "256 MiB are free for each of the 2 on this GPU beside what its libraries take"));
 }

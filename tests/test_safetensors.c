@@ -6,7 +6,7 @@
 
 #include <cmocka.h>
 
-#include "train/safetensors.h"
+#include "checkpoint/safetensors.h"
 
 #include <math.h>
 #include <stdio.h>

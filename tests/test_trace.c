@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "train/trace_part.h"
+#include "trace/trace_part.h"
 
 /* "host", "all-reduce", "data" at 0, 5, 16; "gather" at 21. */
 static const char text[] = "host\0all-reduce\0data\0gather";

@@ -5,13 +5,14 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Rounded to the nearest, ties to even, as every other program rounds. Infinities stay, a NaN stays one with as much of its
- * payload as fits. A finite number beyond the format's range becomes an infinity. */
+/* Rounded to the nearest, ties to even, as every other program rounds. Infinities stay, a NaN stays one with
+ * as much of its payload as fits. A finite number beyond the format's range becomes an infinity. */
 uint16_t half_f16_from_f32(float value);
 uint16_t half_bf16_from_f32(float value);
 
-/* Rounded up or down by chance, in proportion to where the number lies between its two neighbours: `draw` is random in all
- * its bits. The mean of many such roundings is the number itself, so that small updates of a 16-bit weight add up. */
+/* Stochastic rounding: up or down by chance, in proportion to where the number lies between its two
+ * neighbours. `draw` is random in all its bits. The mean of many such roundings is the number itself, so that
+ * small updates of a 16-bit weight add up. */
 uint16_t half_f16_stochastic(float value, uint32_t draw);
 uint16_t half_bf16_stochastic(float value, uint32_t draw);
 
@@ -23,8 +24,8 @@ static inline float half_bf16_to_f32(uint16_t brain) {
     return value;
 }
 
-/* The exponent is moved by the difference of the biases, done as a multiplication so that denormals come out right;
- * infinity and NaN keep their own exponent. */
+/* The exponent is moved by the difference of the biases, done as a multiplication so that denormals come out
+ * right; infinity and NaN keep their own exponent. */
 static inline float half_f16_to_f32(uint16_t half) {
     uint32_t sign = (uint32_t)(half & 0x8000u) << 16, bits = (uint32_t)(half & 0x7FFFu) << 13;
     float value;

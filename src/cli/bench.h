@@ -6,7 +6,7 @@
 #define PGPT_CLI_BENCH_H
 
 #include "base/json.h"
-#include "infer/device.h"
+#include "device/device.h"
 #include "ops/ops.h"
 #include "train/step.h"
 

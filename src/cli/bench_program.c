@@ -1,9 +1,9 @@
 /* Small programs that exist to be timed, and the clock for kernels of any backend.
  *
- * A kernel of the CPU returns when it is done, so that the host's clock tells its time. A GPU runs behind the host:
- * enqueuing a kernel takes the host a few microseconds, longer than many kernels last. So several runs of the kernel
- * are recorded as one, as the executor records sections, and the recording is replayed between two marks on the device
- * itself. What is left of a launch is what a training step pays for it too.
+ * A kernel of the CPU returns when it is done, so that the host's clock tells its time. A GPU runs behind the
+ * host: enqueuing a kernel takes the host a few microseconds, longer than many kernels last. So several runs
+ * of the kernel are captured as one, as the executor captures sections, and the capture is replayed between
+ * two events on the device itself. What is left of a launch is what a training step pays for it too.
  *
  * Numbers are drawn, not zeros: a GPU's matrix units are faster on zeros, since they need less power. */
 #include "cli/bench.h"
@@ -15,10 +15,10 @@
 #include <math.h>
 #include <string.h>
 
-enum { LEAST_RUNS = 3, MOST_RUNS = 20 };       /* on the host's clock */
-enum { MOST_RECORDED = 400, N_TRIES = 6 };     /* on the device's */
-static const double time_budget = 0.1;         /* seconds for all runs by the host's clock */
-static const double recording_seconds = 0.006; /* that a recording shall last */
+enum { LEAST_RUNS = 3, MOST_RUNS = 20 };     /* on the host's clock */
+enum { MOST_RECORDED = 400, N_TRIES = 6 };   /* on the device's */
+static const double time_budget = 0.1;       /* seconds for all runs by the host's clock */
+static const double capture_seconds = 0.006; /* that a replay shall last */
 
 /* ---- a clock for kernels */
 
@@ -40,14 +40,14 @@ typedef struct {
     const Backend *backend;
     Kernel kernel;
     const KernelCall *call;
-    void *begin, *end; /* marks */
-    void *recording;   /* of n_runs; NULL: they are enqueued one by one */
+    void *begin, *end; /* events */
+    void *capture;     /* of n_runs; NULL: they are enqueued one by one */
     int n_runs;
 } DeviceClock;
 
 static Status run_once(const DeviceClock *clock, Error *error) {
     const Backend *backend = clock->backend;
-    if (clock->recording) return backend->replay(backend->context, clock->recording, error);
+    if (clock->capture) return backend->replay(backend->context, clock->capture, error);
     for (int i = 0; i < clock->n_runs; i++) TRY(clock->kernel(clock->call, error));
     return STATUS_OK;
 }
@@ -56,36 +56,36 @@ static Status run_once(const DeviceClock *clock, Error *error) {
 static Status read_clock(const DeviceClock *clock, double *seconds, Error *error) {
     const Backend *backend = clock->backend;
     float milliseconds;
-    TRY(backend->mark(backend->context, clock->begin, error));
+    TRY(backend->event_record(backend->context, clock->begin, error));
     TRY(run_once(clock, error));
-    TRY(backend->mark(backend->context, clock->end, error));
+    TRY(backend->event_record(backend->context, clock->end, error));
     TRY(backend->elapsed_ms(backend->context, clock->begin, clock->end, &milliseconds, error));
     *seconds = (double)milliseconds * 1e-3 / clock->n_runs;
     return STATUS_OK;
 }
 
-static Status record_runs(DeviceClock *clock, Error *error) {
+static Status capture_runs(DeviceClock *clock, Error *error) {
     const Backend *backend = clock->backend;
-    if (!backend->record_begin || backend->is_blocking) return STATUS_OK;
-    TRY(backend->record_begin(backend->context, error));
+    if (!backend->capture_begin || backend->is_blocking) return STATUS_OK;
+    TRY(backend->capture_begin(backend->context, error));
     if (run_once(clock, error) != STATUS_OK) {
-        backend->record_abandon(backend->context);
+        backend->capture_abandon(backend->context);
         return error->status;
     }
-    return backend->record_end(backend->context, &clock->recording, error);
+    return backend->capture_end(backend->context, &clock->capture, error);
 }
 
 static Status time_on_device(DeviceClock *clock, BenchTime *time, Error *error) {
     const Backend *backend = clock->backend;
     double seconds;
-    TRY(backend->mark_new(backend->context, &clock->begin, error));
-    TRY(backend->mark_new(backend->context, &clock->end, error));
+    TRY(backend->event_new(backend->context, &clock->begin, error));
+    TRY(backend->event_new(backend->context, &clock->end, error));
     clock->n_runs = 1;
     TRY(read_clock(clock, &seconds, error)); /* loads the kernel, chooses an algorithm */
     TRY(read_clock(clock, &seconds, error));
-    double n_runs = recording_seconds / fmax(seconds, 1e-6);
+    double n_runs = capture_seconds / fmax(seconds, 1e-6);
     clock->n_runs = n_runs < 1.0 ? 1 : n_runs > MOST_RECORDED ? MOST_RECORDED : (int)n_runs;
-    TRY(record_runs(clock, error));
+    TRY(capture_runs(clock, error));
     time->seconds = INFINITY;
     for (int i = 0; i < N_TRIES; i++) {
         TRY(read_clock(clock, &seconds, error));
@@ -98,18 +98,19 @@ static Status time_on_device(DeviceClock *clock, BenchTime *time, Error *error) 
 Status bench_time_kernel(const Backend *backend, Kernel kernel, const KernelCall *call, BenchTime *time,
                          Error *error) {
     *time = (BenchTime){0};
-    if (!backend->mark_new) return time_by_host(kernel, call, time, error);
+    if (!backend->event_new) return time_by_host(kernel, call, time, error);
     DeviceClock clock = {.backend = backend, .kernel = kernel, .call = call};
     time_on_device(&clock, time, error);
-    backend->recording_free(backend->context, clock.recording);
-    backend->mark_free(backend->context, clock.begin);
-    backend->mark_free(backend->context, clock.end);
+    backend->capture_free(backend->context, clock.capture);
+    backend->event_free(backend->context, clock.begin);
+    backend->event_free(backend->context, clock.end);
     return error->status;
 }
 
 /* ---- programs */
 
-/* Numbers between -1 and 1 in the tensor's type, the same again and again: what matters is that neighbours differ. */
+/* Numbers between -1 and 1 in the tensor's type, the same again and again: what matters is that neighbours
+ * differ. */
 static Status fill_tensor(BenchProgram *program, const Tensor *tensor, Error *error) {
     enum { N_DRAWN = 1 << 17 };
     size_t size = dtype_info(tensor->dtype)->n_bytes, n_bytes = tensor_bytes(tensor);

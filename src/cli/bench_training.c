@@ -5,8 +5,8 @@
 #include "base/format.h"
 #include "base/memory.h"
 #include "base/random.h"
-#include "infer/device.h"
-#include "train/advice.h"
+#include "device/device.h"
+#include "plan/advice.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -1,4 +1,4 @@
-/* pgpt convert: models from and to Hugging Face. What it does is train/convert.h; here are its options and what it
+/* pgpt convert: models from and to Hugging Face. What it does is huggingface/convert.h; here are its options and what it
  * says. */
 #include "cli/commands.h"
 
@@ -6,8 +6,8 @@
 #include "base/json.h"
 #include "base/timer.h"
 #include "data/tokenizer.h"
-#include "train/convert.h"
-#include "train/interrupt.h"
+#include "huggingface/convert.h"
+#include "run/interrupt.h"
 
 #include <ctype.h>
 #include <errno.h>

@@ -9,7 +9,7 @@
 #include "base/timer.h"
 #include "cli/eval_report.h"
 #include "cli/given_model.h"
-#include "train/interrupt.h"
+#include "run/interrupt.h"
 
 #include <string.h>
 

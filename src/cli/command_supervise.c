@@ -4,8 +4,8 @@
 
 #include "base/json.h"
 #include "base/log.h"
-#include "train/run_folder.h"
-#include "train/supervise.h"
+#include "run/run_folder.h"
+#include "run/supervise.h"
 
 #include <stdio.h>
 #include <string.h>

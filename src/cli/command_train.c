@@ -10,15 +10,16 @@
 #include "base/format.h"
 #include "base/plain.h"
 #include "base/timer.h"
+#include "checkpoint/checkpoint.h"
 #include "comm/algo/algo.h"
 #include "comm/comm_device.h"
 #include "data/source.h"
-#include "infer/device.h"
-#include "train/checkpoint.h"
-#include "train/interrupt.h"
-#include "train/notice.h"
-#include "train/resume.h"
-#include "train/run_folder.h"
+#include "device/device.h"
+#include "plan/run_memory.h"
+#include "run/interrupt.h"
+#include "run/notice.h"
+#include "run/resume.h"
+#include "run/run_folder.h"
 #include "train/trainer.h"
 
 #include <math.h>
@@ -301,11 +302,11 @@ static Status train(TrainRun *run, Error *error) {
     check_fault(run, error);
     TRY(launch_agree(launch, error));
     train_enter(run, "making the weights");
-    trainer_check_memory(&run->trainer, error);
+    run_memory_check(&run->trainer, error);
     TRY(launch_agree(launch, error));
     if (launch->world.rank == 0) check_disk(run, error);
     TRY(launch_agree(launch, error));
-    trainer_open(&run->trainer, error);
+    run_memory_open(&run->trainer, error);
     TRY(launch_agree(launch, error));
     train_enter(run, "loading weights");
     set_weights(run, error);

@@ -3,7 +3,7 @@
 
 #include "base/format.h"
 #include "base/json.h"
-#include "infer/device.h"
+#include "device/device.h"
 #include "train/verify.h"
 
 #include <math.h>

@@ -7,7 +7,7 @@
 
 #include "base/memory.h"
 #include "base/timer.h"
-#include "train/interrupt.h"
+#include "run/interrupt.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -11,8 +11,8 @@
 
 #include "base/options.h"
 #include "data/tokenizer.h"
-#include "infer/device.h"
-#include "train/model_source.h"
+#include "device/device.h"
+#include "huggingface/model_source.h"
 
 #define GIVEN_MODEL_DEFAULT "runs/latest"
 #define GIVEN_MODEL_HELP                                                                                     \

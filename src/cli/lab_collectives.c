@@ -7,7 +7,7 @@
 #include "comm/comm_mpi.h"
 #include "lab/collectives.h"
 #include "lab/launcher.h"
-#include "train/interrupt.h"
+#include "run/interrupt.h"
 
 #include <inttypes.h>
 #include <math.h>

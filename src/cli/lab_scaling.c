@@ -12,7 +12,7 @@
 #include "lab/collectives.h"
 #include "lab/launch_child.h"
 #include "lab/scaling.h"
-#include "train/interrupt.h"
+#include "run/interrupt.h"
 
 #include <inttypes.h>
 #include <math.h>

@@ -7,7 +7,7 @@
 #include "comm/comm_mpi.h"
 #include "lab/launch_child.h"
 #include "lab/staleness.h"
-#include "train/interrupt.h"
+#include "run/interrupt.h"
 
 #include <inttypes.h>
 #include <math.h>

@@ -13,7 +13,7 @@
 #include "comm/comm_mpi.h"
 #include "lab/launch_child.h"
 #include "lab/table.h"
-#include "train/interrupt.h"
+#include "run/interrupt.h"
 
 #include <inttypes.h>
 #include <math.h>

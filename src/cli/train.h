@@ -4,10 +4,10 @@
 
 #include "cli/commands.h"
 #include "data/source.h"
-#include "train/fault.h"
-#include "train/run_folder.h"
+#include "run/fault.h"
+#include "run/run_folder.h"
+#include "run/watchdog.h"
 #include "train/trainer.h"
-#include "train/watchdog.h"
 
 typedef struct {
     bool print_program, print_mesh, json, quiet;

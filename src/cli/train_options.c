@@ -5,8 +5,8 @@
  * number of ranks is completed when these are known. */
 #include "cli/train.h"
 
-#include "infer/device.h"
-#include "train/resume.h"
+#include "device/device.h"
+#include "run/resume.h"
 
 #include <string.h>
 

@@ -4,7 +4,7 @@
 #include "base/format.h"
 #include "comm/algo/algo.h"
 #include "comm/comm_mpi.h"
-#include "infer/device.h"
+#include "device/device.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -11,7 +11,7 @@
 #include "cli/train.h"
 
 #include "base/options_text.h"
-#include "train/resume.h"
+#include "run/resume.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* What is on the board of a run (base/activity.h), and the trace that is made of it (train/trace.h). On the board
+/* What is on the board of a run (base/activity.h), and the trace that is made of it (trace/trace.h). On the board
  * are the communicators by their names, and the phases before the first step, which may take long too: reading
  * data, making weights, loading a checkpoint. From the first step on the trainer says what it does. */
 #include "cli/train.h"
@@ -59,7 +59,7 @@ Status train_trace_open(TrainRun *run, Error *error) {
                         .steps = options->steps,
                         .next_step = run->trainer.n_done + 1,
                         .n_steps = run->values.train.n_steps,
-                        .runs_behind = run->backend.mark_new != NULL};
+                        .runs_behind = run->backend.event_new != NULL};
     trace_open(&run->trace, &setup, error);
     return launch_agree(run->launch, error);
 }

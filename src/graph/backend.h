@@ -1,7 +1,7 @@
 /* A backend: memory and kernels of one kind of device, as a table of functions.
  *
- * The executor (executor.h) does everything else, so a new backend is this table and its kernels. Slots marked
- * optional may be NULL. */
+ * The executor (executor.h) does everything else, so a new backend is this table and its kernels. Slots
+ * marked optional may be NULL. */
 #ifndef PGPT_GRAPH_BACKEND_H
 #define PGPT_GRAPH_BACKEND_H
 
@@ -12,8 +12,8 @@ enum { BACKEND_RESULTS = 4, BACKEND_RESULT_BYTES = 64, BACKEND_ID_BYTES = 16 };
 typedef struct Backend {
     const char *name;
 
-    /* Device memory, zeroed, aligned to at least 64 bytes; `what` names it in the message when there is not enough.
-     * A backend that computes nothing gives NULL. */
+    /* Device memory, zeroed, aligned to at least 64 bytes; `what` names it in the message when there is not
+     * enough. A backend that computes nothing gives NULL. */
     Status (*allocate)(void *context, size_t n_bytes, const char *what, void **memory, Error *error);
     void (*release)(void *context, void *memory, size_t n_bytes);
 
@@ -27,44 +27,48 @@ typedef struct Backend {
     /* The kernel that runs `node`, NULL if the backend has none: then the program cannot run on it. */
     Kernel (*kernel)(void *context, const Node *node);
 
-    /* Why it has none for this one, and what the user may do about it; NULL where nothing he chose is to blame. Optional. */
+    /* Why it has none for this one, and what the user may do about it; NULL where nothing he chose is to
+     * blame. Optional. */
     const char *(*why_not)(void *context, const Node *node);
 
     /* Working memory that the kernel wants, in bytes; it becomes a tensor of the memory plan. Optional. */
     size_t (*scratch_bytes)(void *context, const Node *node);
 
-    /* Does the kernel of `node` sum the columns of its outputs as it makes them, if it is asked to (sums.h)? Else that is a pass of
-     * its own, which may as well stay with whoever reads them. Optional: NULL where it makes no difference. */
+    /* Does the kernel of `node` sum the columns of its outputs as it makes them, if it is asked to (sums.h)?
+     * Else that is a pass of its own, which may as well stay with whoever reads them. Optional: NULL where it
+     * makes no difference. */
     bool (*sums_columns)(void *context, const Node *node);
 
     /* Wait until everything that was started has finished. Optional: NULL if kernels return when done. */
     Status (*synchronize)(void *context, Error *error);
 
-    /* Recording: between begin and end kernels are recorded instead of run, and the recording can be replayed as one. If
-     * anything fails in between, abandon ends it. Optional, all or none. */
-    Status (*record_begin)(void *context, Error *error);
-    Status (*record_end)(void *context, void **recording, Error *error);
-    void (*record_abandon)(void *context);
-    Status (*replay)(void *context, void *recording, Error *error);
-    void (*recording_free)(void *context, void *recording);
+    /* Capture and replay (CUDA graphs): between begin and end kernels are captured instead of run, and the
+     * capture can be replayed as one. If anything fails in between, abandon ends it. Optional, all or
+     * none. */
+    Status (*capture_begin)(void *context, Error *error);
+    Status (*capture_end)(void *context, void **capture, Error *error);
+    void (*capture_abandon)(void *context);
+    Status (*replay)(void *context, void *capture, Error *error);
+    void (*capture_free)(void *context, void *capture);
 
-    /* Times on a device that runs behind the host: marks between the kernels, and the milliseconds from one to another,
-     * for which this waits. Optional, all or none. */
-    Status (*mark_new)(void *context, void **mark, Error *error);
-    Status (*mark)(void *context, void *mark, Error *error);
+    /* Times on a device that runs behind the host: events between the kernels, and the milliseconds from one
+     * to another, for which this waits. Optional, all or none. */
+    Status (*event_new)(void *context, void **event, Error *error);
+    Status (*event_record)(void *context, void *event, Error *error);
     Status (*elapsed_ms)(void *context, void *first, void *second, float *milliseconds, Error *error);
-    void (*mark_free)(void *context, void *mark);
+    void (*event_free)(void *context, void *event);
 
-    /* Results of a device that runs behind the host, while it goes on with what was started since: a copy of at most
-     * BACKEND_RESULT_BYTES on its way to place 0 .. BACKEND_RESULTS - 1, and the wait until that one has come. Optional,
-     * both or neither. */
+    /* Results of a device that runs behind the host, while it goes on with what was started since: a copy of
+     * at most BACKEND_RESULT_BYTES on its way to place 0 .. BACKEND_RESULTS - 1, and the wait until that one
+     * has come. Optional, both or neither. */
     Status (*send_result)(void *context, const void *device, size_t n_bytes, int place, Error *error);
     Status (*receive_result)(void *context, void *host, size_t n_bytes, int place, Error *error);
 
-    /* A second lane: kernels, marks and waits go to lane 0, or to lane 1 after set_lane(context, 1), and lanes run beside each
-     * other but for waits for marks of the other. Optional, both or neither; needs marks. */
+    /* A second lane: kernels, events and waits go to lane 0, or to lane 1 after set_lane(context, 1), and
+     * lanes run beside each other but for waits for events of the other. Optional, both or neither; needs
+     * events. */
     void (*set_lane)(void *context, int lane);
-    Status (*wait_mark)(void *context, void *mark, Error *error);
+    Status (*event_wait)(void *context, void *event, Error *error);
 
     void (*close)(void *context);
 
@@ -77,7 +81,8 @@ typedef struct Backend {
     const char *blocking_wish; /* how the user asks for that; NULL where kernels return when they are done */
 } Backend;
 
-/* The kernel that runs `node`: the backend's, or the op's own where that is portable. NULL if there is none. */
+/* The kernel that runs `node`: the backend's, or the op's own where that is portable. NULL if there is
+ * none. */
 Kernel backend_kernel(const Backend *backend, const Node *node);
 
 /* The number of nodes of `graph` without a kernel on this backend; the first one in *missing. */

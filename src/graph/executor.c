@@ -81,21 +81,21 @@ static Status open_lanes(Executor *executor, Error *error) {
     const Program *program = executor->program;
     const Backend *backend = executor->memory->backend;
     if (!program->lane || !backend->set_lane) return STATUS_OK;
-    executor->marks = ARENA_ARRAY(&executor->arena, LaneMarks, program->graph->n_nodes + 1);
+    executor->events = ARENA_ARRAY(&executor->arena, LaneEvents, program->graph->n_nodes + 1);
     for (int i = 0; i < program->graph->n_nodes; i++) {
         if (!program->lane[i].is_beside) continue;
-        TRY(backend->mark_new(backend->context, &executor->marks[i].begin, error));
-        TRY(backend->mark_new(backend->context, &executor->marks[i].end, error));
+        TRY(backend->event_new(backend->context, &executor->events[i].begin, error));
+        TRY(backend->event_new(backend->context, &executor->events[i].end, error));
     }
     return STATUS_OK;
 }
 
 static void close_lanes(Executor *executor) {
     const Backend *backend = executor->memory->backend;
-    if (!executor->marks || !backend->mark_free) return;
+    if (!executor->events || !backend->event_free) return;
     for (int i = 0; i < executor->program->graph->n_nodes; i++) {
-        backend->mark_free(backend->context, executor->marks[i].begin);
-        backend->mark_free(backend->context, executor->marks[i].end);
+        backend->event_free(backend->context, executor->events[i].begin);
+        backend->event_free(backend->context, executor->events[i].end);
     }
 }
 
@@ -121,14 +121,14 @@ Status executor_open(Executor *executor, const Program *program, DeviceMemory *m
 
 void executor_close(Executor *executor) {
     const Backend *backend = executor->memory ? executor->memory->backend : NULL;
-    for (int section = 0; backend && backend->recording_free && section < N_SECTIONS; section++) {
+    for (int section = 0; backend && backend->capture_free && section < N_SECTIONS; section++) {
         for (int i = 0; i < 4; i++)
-            backend->recording_free(backend->context, executor->recording[section][i].recording);
-        backend->recording_free(backend->context, executor->repeated[section]);
+            backend->capture_free(backend->context, executor->capture[section][i].capture);
+        backend->capture_free(backend->context, executor->repeated[section]);
     }
-    for (int i = 0; backend && backend->mark_free && i < EXECUTOR_MAX_PENDING; i++) {
-        backend->mark_free(backend->context, executor->pending[i].begin);
-        backend->mark_free(backend->context, executor->pending[i].end);
+    for (int i = 0; backend && backend->event_free && i < EXECUTOR_MAX_PENDING; i++) {
+        backend->event_free(backend->context, executor->pending[i].begin);
+        backend->event_free(backend->context, executor->pending[i].end);
     }
     if (backend) close_lanes(executor);
     arena_free(&executor->arena);
@@ -156,12 +156,12 @@ static Status run_one(Executor *executor, int number, const KernelCall *call, bo
 /* The instruction on the second lane, from where the first one is now. */
 static Status run_beside(Executor *executor, int number, const KernelCall *call, Error *error) {
     const Backend *backend = executor->memory->backend;
-    const LaneMarks *marks = &executor->marks[number];
-    TRY(backend->mark(backend->context, marks->begin, error));
+    const LaneEvents *events = &executor->events[number];
+    TRY(backend->event_record(backend->context, events->begin, error));
     backend->set_lane(backend->context, 1);
-    if (backend->wait_mark(backend->context, marks->begin, error) == STATUS_OK &&
+    if (backend->event_wait(backend->context, events->begin, error) == STATUS_OK &&
         run_one(executor, number, call, false, error) == STATUS_OK)
-        backend->mark(backend->context, marks->end, error);
+        backend->event_record(backend->context, events->end, error);
     backend->set_lane(backend->context, 0);
     return error->status;
 }
@@ -183,13 +183,13 @@ static Status run_on_lanes(Executor *executor, Section section, MicroBatch micro
             continue;
         }
         if (step->joins >= 0) {
-            TRY(backend->wait_mark(backend->context, executor->marks[step->joins].end, error));
+            TRY(backend->event_wait(backend->context, executor->events[step->joins].end, error));
             if (joined < step->joins) joined = step->joins;
         }
         TRY(run_one(executor, i, call, false, error));
     }
     if (last <= joined) return STATUS_OK;
-    return backend->wait_mark(backend->context, executor->marks[last].end, error);
+    return backend->event_wait(backend->context, executor->events[last].end, error);
 }
 
 /* The host's clock tells an instruction's time where the kernel returns when it is done, or is waited for. */
@@ -198,7 +198,7 @@ static Status run_instructions(Executor *executor, Section section, MicroBatch m
     const Program *program = executor->program;
     const Backend *backend = executor->memory->backend;
     bool waits = is_waited_for && backend->synchronize;
-    if (executor->marks && !is_timed && !waits) return run_on_lanes(executor, section, micro, error);
+    if (executor->events && !is_timed && !waits) return run_on_lanes(executor, section, micro, error);
     uint64_t before = timer_now_ns();
     for (int i = program->first[section]; i < program->first[section] + program->count[section]; i++) {
         Instruction *instruction = &executor->instruction[i];
@@ -215,51 +215,51 @@ static Status run_instructions(Executor *executor, Section section, MicroBatch m
     return STATUS_OK;
 }
 
-/* What the host has to do itself cannot be part of a recording. */
-static bool can_record(const Executor *executor, Section section) {
+/* What the host has to do itself cannot be part of a capture. */
+static bool can_capture(const Executor *executor, Section section) {
     const Program *program = executor->program;
-    if (!executor->memory->backend->record_begin) return false;
+    if (!executor->memory->backend->capture_begin) return false;
     for (int i = program->first[section]; i < program->first[section] + program->count[section]; i++) {
         const Node *node = program->graph->node[i];
-        if (node->op->is_portable && !(node->op->is_recordable && node->op->is_recordable(node)))
+        if (node->op->is_portable && !(node->op->is_capturable && node->op->is_capturable(node)))
             return false;
     }
     return true;
 }
 
-/* The section so many times as one recording. */
-static Status record(Executor *executor, Section section, MicroBatch micro, int n_times, void **recording,
-                     Error *error) {
+/* The section so many times as one capture. */
+static Status capture_runs(Executor *executor, Section section, MicroBatch micro, int n_times, void **capture,
+                           Error *error) {
     const Backend *backend = executor->memory->backend;
-    TRY(backend->record_begin(backend->context, error));
+    TRY(backend->capture_begin(backend->context, error));
     for (int i = 0; i < n_times; i++) {
         if (run_instructions(executor, section, micro, false, false, error) != STATUS_OK) {
-            backend->record_abandon(backend->context);
+            backend->capture_abandon(backend->context);
             return error->status;
         }
     }
-    return backend->record_end(backend->context, recording, error);
+    return backend->capture_end(backend->context, capture, error);
 }
 
-static Status replay(Executor *executor, Section section, void *recording, Error *error) {
+static Status replay(Executor *executor, Section section, void *capture, Error *error) {
     const Backend *backend = executor->memory->backend;
     ActivityEntry entry = {
         .kind = ACTIVITY_INSTRUCTION, .name = "replay", .place = section_name(section), .number = -1};
     activity_begin(executor->activity, ACTIVITY_HOST, &entry);
-    Status status = backend->replay(backend->context, recording, error);
+    Status status = backend->replay(backend->context, capture, error);
     activity_end(executor->activity, ACTIVITY_HOST);
     return status;
 }
 
-static Status run_recorded(Executor *executor, Section section, MicroBatch micro, Error *error) {
-    SectionRecording *slot = &executor->recording[section][micro.is_first + 2 * micro.is_last];
-    if (!slot->was_run || !can_record(executor, section)) {
+static Status run_captured(Executor *executor, Section section, MicroBatch micro, Error *error) {
+    SectionCapture *slot = &executor->capture[section][micro.is_first + 2 * micro.is_last];
+    if (!slot->was_run || !can_capture(executor, section)) {
         bool is_first = !slot->was_run; /* waited for, so that a mistake has a name from the beginning */
         slot->was_run = true;
         return run_instructions(executor, section, micro, false, is_first, error);
     }
-    if (!slot->recording) TRY(record(executor, section, micro, 1, &slot->recording, error));
-    return replay(executor, section, slot->recording, error);
+    if (!slot->capture) TRY(capture_runs(executor, section, micro, 1, &slot->capture, error));
+    return replay(executor, section, slot->capture, error);
 }
 
 /* Several at a time, once it was run; the rest one by one. */
@@ -267,13 +267,13 @@ static Status run_often(Executor *executor, Section section, MicroBatch micro, i
     void **repeated = &executor->repeated[section];
     for (int n; n_times > 0; n_times -= n) {
         n = 1;
-        if (n_times < EXECUTOR_REPEATS || !can_record(executor, section) ||
-            !executor->recording[section][micro.is_first + 2 * micro.is_last].was_run) {
-            TRY(run_recorded(executor, section, micro, error));
+        if (n_times < EXECUTOR_REPEATS || !can_capture(executor, section) ||
+            !executor->capture[section][micro.is_first + 2 * micro.is_last].was_run) {
+            TRY(run_captured(executor, section, micro, error));
             continue;
         }
         n = EXECUTOR_REPEATS;
-        if (!*repeated) TRY(record(executor, section, micro, n, repeated, error));
+        if (!*repeated) TRY(capture_runs(executor, section, micro, n, repeated, error));
         TRY(replay(executor, section, *repeated, error));
     }
     return STATUS_OK;
@@ -303,7 +303,7 @@ static Status collect_pending(Executor *executor, int n, Error *error) {
         executor->phase_ns[pending[i].section] += (uint64_t)((double)milliseconds * 1e6);
     }
     executor->n_pending -= n;
-    for (int i = 0; i < executor->n_pending && n; i++) { /* the others move up; no mark is lost */
+    for (int i = 0; i < executor->n_pending && n; i++) { /* the others move up; no event is lost */
         SectionTime done = pending[i];
         pending[i] = pending[i + n];
         pending[i + n] = done;
@@ -316,12 +316,12 @@ static Status run_behind(Executor *executor, Section section, MicroBatch micro, 
     if (executor->n_pending == EXECUTOR_MAX_PENDING) TRY(collect_pending(executor, 1, error));
     SectionTime *time = &executor->pending[executor->n_pending];
     time->section = section;
-    if (!time->begin) TRY(backend->mark_new(backend->context, &time->begin, error));
-    if (!time->end) TRY(backend->mark_new(backend->context, &time->end, error));
-    TRY(backend->mark(backend->context, time->begin, error));
-    TRY(n_times == 1 ? run_recorded(executor, section, micro, error)
+    if (!time->begin) TRY(backend->event_new(backend->context, &time->begin, error));
+    if (!time->end) TRY(backend->event_new(backend->context, &time->end, error));
+    TRY(backend->event_record(backend->context, time->begin, error));
+    TRY(n_times == 1 ? run_captured(executor, section, micro, error)
                      : run_often(executor, section, micro, n_times, error));
-    TRY(backend->mark(backend->context, time->end, error));
+    TRY(backend->event_record(backend->context, time->end, error));
     executor->n_pending++;
     executor->n_started++;
     return STATUS_OK;
@@ -329,7 +329,7 @@ static Status run_behind(Executor *executor, Section section, MicroBatch micro, 
 
 Status executor_run(Executor *executor, Section section, MicroBatch micro, Error *error) {
     const Backend *backend = executor->memory->backend;
-    if (backend->mark_new && !executor->times_instructions)
+    if (backend->event_new && !executor->times_instructions)
         return run_behind(executor, section, micro, 1, error);
     TRY(run_instructions(executor, section, micro, true, true, error));
     return backend->synchronize ? backend->synchronize(backend->context, error) : STATUS_OK;
@@ -337,7 +337,7 @@ Status executor_run(Executor *executor, Section section, MicroBatch micro, Error
 
 Status executor_repeat(Executor *executor, Section section, int n_times, Error *error) {
     const Backend *backend = executor->memory->backend;
-    if (backend->mark_new && !executor->times_instructions)
+    if (backend->event_new && !executor->times_instructions)
         return run_behind(executor, section, MICRO_BATCH_ONLY, n_times, error);
     for (int i = 0; i < n_times; i++) TRY(executor_run(executor, section, MICRO_BATCH_ONLY, error));
     return STATUS_OK;
@@ -360,7 +360,7 @@ Status executor_upload(Executor *executor, const Tensor *tensor, const void *hos
 
 Status executor_download(Executor *executor, const Tensor *tensor, void *host, Error *error) {
     ActivityEntry entry = {.kind = ACTIVITY_WAIT, .name = "wait for the device", .number = -1};
-    bool is_behind = executor->memory->backend->mark_new; /* elsewhere it is a copy */
+    bool is_behind = executor->memory->backend->event_new; /* elsewhere it is a copy */
     Activity *activity = is_behind ? executor->activity : NULL;
     activity_begin(activity, ACTIVITY_HOST, &entry);
     Status status = executor_download_part(executor, tensor, 0, tensor_bytes(tensor), host, error);

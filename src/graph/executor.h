@@ -11,24 +11,25 @@
  *     }
  *     TRY(executor_run(&executor, SECTION_UPDATE, MICRO_BATCH_ONLY, error));
  *
- * Nothing is allocated after executor_open, but for recordings. Where the backend can record, a section is run
- * instruction by instruction the first time, recorded the second, and replayed as one from then on. */
+ * Nothing is allocated after executor_open, but for captures. Where the backend can capture (CUDA graphs), a
+ * section is run instruction by instruction the first time, captured the second, and replayed as one from
+ * then on. */
 #ifndef PGPT_GRAPH_EXECUTOR_H
 #define PGPT_GRAPH_EXECUTOR_H
 
 #include "base/activity.h"
 #include "graph/program.h"
 
-/* One block per place, large enough for every program that was announced. Parameters of programs recorded from the
- * same table lie at the same offsets, so training, evaluation and decoding work on the same weights. */
+/* One block per place, large enough for every program that was announced. Parameters of programs recorded
+ * from the same table lie at the same offsets, so training, evaluation and decoding work on the same
+ * weights. */
 typedef struct {
     const Backend *backend;
     size_t bytes[N_PLACES];
     void *base[N_PLACES];
     bool is_borrowed[N_PLACES];
-    size_t allocated_bytes; /* what the backend was really asked for */
-    uint64_t
-        n_input_writes; /* by the host: inputs that were written ahead are still there if nothing came since */
+    size_t allocated_bytes;  /* what the backend was really asked for */
+    uint64_t n_input_writes; /* by the host: inputs written ahead are still there if nothing came since */
 } DeviceMemory;
 
 void device_require(DeviceMemory *memory, const MemoryPlan *plan);
@@ -36,8 +37,8 @@ size_t device_required_bytes(const DeviceMemory *memory);
 Status device_open(DeviceMemory *memory, const Backend *backend, Error *error);
 void device_close(DeviceMemory *memory);
 
-/* Use another memory's block for one place instead of allocating it: between the last device_require and device_open.
- * The owner must be open, hold enough there, and stay open for as long as this memory. */
+/* Use another memory's block for one place instead of allocating it: between the last device_require and
+ * device_open. The owner must be open, hold enough there, and stay open for as long as this memory. */
 Status device_borrow(DeviceMemory *memory, Place place, const DeviceMemory *owner, Error *error);
 
 typedef struct {
@@ -47,21 +48,21 @@ typedef struct {
     uint64_t elapsed_ns;
 } Instruction;
 
-/* Of a node that runs beside others: the backend's marks before and after it; NULL: it does not. */
+/* Of a node that runs beside others: the backend's events before and after it; NULL: it does not. */
 typedef struct {
     void *begin, *end;
-} LaneMarks;
+} LaneEvents;
 
 /* One way to run a section: by the position of the micro-batch in its step. */
 typedef struct {
-    bool was_run;    /* once, instruction by instruction, so that everything is prepared */
-    void *recording; /* NULL before it was run a second time, or where it cannot be recorded */
-} SectionRecording;
+    bool was_run;  /* once, instruction by instruction, so that everything is prepared */
+    void *capture; /* NULL before it was run a second time, or where it cannot be captured */
+} SectionCapture;
 
 /* A section under way on a device that runs behind the host. */
 typedef struct {
     Section section;
-    void *begin, *end; /* the backend's marks */
+    void *begin, *end; /* the backend's events */
 } SectionTime;
 
 enum { EXECUTOR_MAX_PENDING = 32, EXECUTOR_REPEATS = 16 };
@@ -71,12 +72,11 @@ typedef struct {
     DeviceMemory *memory;
     Arena arena;
     Instruction *instruction;    /* one a node */
-    LaneMarks *marks;            /* one a node, of those that run beside others; NULL where nothing does */
+    LaneEvents *events;          /* one a node, of those that run beside others; NULL where nothing does */
     uint64_t phase_ns[N_PHASES]; /* ask executor_phase_ns */
-    bool
-        times_instructions; /* wait for each: for executor_print_times where the device runs behind the host */
-    SectionRecording recording[N_SECTIONS][4];
-    void *repeated[N_SECTIONS]; /* a recording of EXECUTOR_REPEATS runs; NULL before it was wanted */
+    bool times_instructions;     /* wait for each: for executor_print_times on a device behind the host */
+    SectionCapture capture[N_SECTIONS][4];
+    void *repeated[N_SECTIONS]; /* a capture of EXECUTOR_REPEATS runs; NULL before it was wanted */
     SectionTime pending[EXECUTOR_MAX_PENDING];
     int n_pending;
     int64_t n_started; /* sections on a device that runs behind the host, those that are done included */
@@ -100,8 +100,9 @@ static inline MicroBatch micro_batch(int64_t index, int64_t count) {
 
 Status executor_run(Executor *executor, Section section, MicroBatch micro, Error *error);
 
-/* A section n times in a row, timed as one: for programs that go on from where their last run has left things. Where the
- * backend can record, EXECUTOR_REPEATS runs at a time are one recording, so that nothing stands between them. */
+/* A section n times in a row, timed as one: for programs that go on from where their last run has left
+ * things. Where the backend can capture, EXECUTOR_REPEATS runs at a time are one capture, so that nothing
+ * stands between them. */
 Status executor_repeat(Executor *executor, Section section, int n_times, Error *error);
 
 /* Host copies of a whole tensor, and of bytes first_byte .. first_byte + n_bytes - 1 of one. */
@@ -120,17 +121,17 @@ Status executor_download_f32(Executor *executor, const Tensor *tensor, int64_t f
 
 void *executor_address(const Executor *executor, const Tensor *tensor);
 
-/* A small tensor as it is when everything started so far is done, without waiting for what is started since: sent to place
- * 0 .. BACKEND_RESULTS - 1 and received from there. Only where executor_sends says so. */
+/* A small tensor as it is when everything started so far is done, without waiting for what is started since:
+ * sent to place 0 .. BACKEND_RESULTS - 1 and received from there. Only where executor_sends says so. */
 bool executor_sends(const Executor *executor);
 Status executor_send(Executor *executor, const Tensor *tensor, int place, Error *error);
 Status executor_receive(Executor *executor, const Tensor *tensor, int place, void *host, Error *error);
 
 void executor_reset_times(Executor *executor);
 
-/* Nanoseconds since executor_open in each phase. Where the device runs behind the host, of the first n_started sections
- * (executor->n_started: of all so far), for which it waits; of later ones only if more than EXECUTOR_MAX_PENDING have been started
- * since. */
+/* Nanoseconds since executor_open in each phase. Where the device runs behind the host, of the first
+ * n_started sections (executor->n_started: of all so far), for which it waits; of later ones only if more
+ * than EXECUTOR_MAX_PENDING have been started since. */
 Status executor_phases(Executor *executor, int64_t n_started, uint64_t *phase_ns /* (N_PHASES) */,
                        Error *error);
 

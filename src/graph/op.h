@@ -52,8 +52,8 @@ struct Op {
     bool is_shortcut;
     /* Communication is no device's business: the reference is what runs, with addresses of whatever device it is. */
     bool is_portable;
-    /* May a portable node be part of a backend's recording: does it only enqueue on the device? NULL: no. */
-    bool (*is_recordable)(const Node *node);
+    /* May a portable node be part of a backend's capture: does it only enqueue on the device? NULL: no. */
+    bool (*is_capturable)(const Node *node);
 };
 
 Cost op_cost(const Node *node);

@@ -12,7 +12,7 @@
 #include "lab/launch_child.h"
 
 #include "base/timer.h"
-#include "train/interrupt.h"
+#include "run/interrupt.h"
 
 #include <errno.h>
 #include <fcntl.h>

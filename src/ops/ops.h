@@ -165,7 +165,7 @@ Tensor *op_squared_error(Graph *graph, Tensor *predictions, Tensor *targets, flo
  * squared_norm: total (1) += or = Σ x². clip: total, [scale] -> factor min(1, max_norm/norm)/scale (1), norm (1), where
  * the norm is √total/scale; a norm that is no finite number makes a factor that is none, and the update then does nothing.
  * adamw and sgd change parameter and moments in place: inputs gradient, hyper, [factor]; outputs parameter, moments,
- * [copy: the new parameter, rounded to the copy's type]. A 16-bit parameter or moment is rounded by chance (half.h).
+ * [copy: the new parameter, rounded to the copy's type]. A 16-bit parameter or moment is rounded stochastically (half.h).
  * They see flat arrays; which elements decay is a list of runs in order. */
 typedef struct {
     int64_t n_elements;
@@ -175,7 +175,7 @@ typedef struct {
     float beta1, beta2, epsilon, weight_decay;
     int n_runs;
     const DecayRun *runs;  /* lives as long as the graph */
-    int64_t first_element; /* of all parameters: what rounding by chance draws by */
+    int64_t first_element; /* of all parameters: what stochastic rounding draws by */
 } AdamwAttributes;
 typedef struct {
     float momentum, weight_decay;
@@ -188,7 +188,7 @@ typedef struct {
     float max_norm; /* 0: measure only, the factor is 1 */
 } ClipAttributes;
 /* Written by the host before the update: learning rate; 1/(1-beta1^t), 1/(1-beta2^t); the bits of a number that differs
- * from step to step, for rounding by chance. */
+ * from step to step, for stochastic rounding. */
 enum { HYPER_RATE, HYPER_CORRECTION1, HYPER_CORRECTION2, HYPER_DRAW, N_HYPER };
 extern const Op OP_SQUARED_NORM, OP_CLIP, OP_ADAMW, OP_SGD;
 void op_squared_norm(Graph *graph, Tensor *x, Tensor *total, bool add);

@@ -3,8 +3,8 @@
 #define PGPT_OPTIM_OPTIMIZER_H
 
 #include "base/options.h"
+#include "graph/precision.h"
 #include "model/parameters.h"
-#include "model/precision.h"
 #include "optim/schedule.h"
 
 typedef enum { OPTIMIZER_ADAMW, OPTIMIZER_SGD } OptimizerKind;

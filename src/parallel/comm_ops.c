@@ -88,8 +88,8 @@ static double comm_bytes(const Node *node) {
     return 2.0 * halves * n_bytes * (n_ranks - 1.0) / n_ranks;
 }
 
-/* A device that replays a recording does not ask the host again. */
-static bool is_recordable(const Node *node) {
+/* A device that replays a capture does not ask the host again. */
+static bool is_capturable(const Node *node) {
     return ((const CommAttributes *)node->attributes)->comm->table->only_enqueues;
 }
 
@@ -109,28 +109,28 @@ const Op OP_ALL_REDUCE = {.name = "all_reduce_start",
                           .describe = comm_describe,
                           .reference = start_kernel,
                           .is_portable = true,
-                          .is_recordable = is_recordable};
+                          .is_capturable = is_capturable};
 const Op OP_REDUCE_SCATTER = {.name = "reduce_scatter_start",
                               .bytes = comm_bytes,
                               .describe = comm_describe,
                               .reference = start_kernel,
                               .is_portable = true,
-                              .is_recordable = is_recordable};
+                              .is_capturable = is_capturable};
 const Op OP_ALL_GATHER = {.name = "all_gather_start",
                           .bytes = comm_bytes,
                           .describe = comm_describe,
                           .reference = start_kernel,
                           .is_portable = true,
-                          .is_recordable = is_recordable};
+                          .is_capturable = is_capturable};
 const Op OP_COMM_WAIT = {.name = "wait",
                          .bytes = no_bytes,
                          .describe = comm_describe,
                          .reference = wait_kernel,
                          .is_portable = true,
-                         .is_recordable = is_recordable};
+                         .is_capturable = is_capturable};
 const Op OP_SCALAR_SUM = {.name = "scalar_sum",
                           .bytes = comm_bytes,
                           .describe = comm_describe,
                           .reference = run_kernel,
                           .is_portable = true,
-                          .is_recordable = is_recordable};
+                          .is_capturable = is_capturable};

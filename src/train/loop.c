@@ -5,8 +5,8 @@
 #include "base/format.h"
 #include "base/plain.h"
 #include "base/timer.h"
-#include "train/checkpoint.h"
-#include "train/interrupt.h"
+#include "checkpoint/checkpoint.h"
+#include "run/interrupt.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 #include "train/options.h"
 
-#include "infer/device.h"
-#include "model/precision.h"
+#include "device/device.h"
+#include "graph/precision.h"
 
 enum { MANY = 1 << 30 };
 

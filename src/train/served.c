@@ -19,7 +19,7 @@
 #include "base/memory.h"
 #include "base/timer.h"
 #include "optim/ahead.h"
-#include "train/interrupt.h"
+#include "run/interrupt.h"
 
 #include <math.h>
 #include <string.h>

@@ -3,10 +3,9 @@
 
 #include "base/format.h"
 #include "base/memory.h"
-#include "infer/device.h"
-#include "train/advice.h"
-#include "train/checkpoint.h"
-#include "train/interrupt.h"
+#include "checkpoint/checkpoint.h"
+#include "device/device.h"
+#include "run/interrupt.h"
 
 #include <math.h>
 #include <string.h>
@@ -125,7 +124,7 @@ static bool samples_from_copy(const Trainer *trainer) {
     return trainer->step.spread.zero == 3;
 }
 
-static size_t sampling_bytes(const Trainer *trainer) {
+size_t trainer_sampling_bytes(const Trainer *trainer) {
     if (!trainer->has_generator) return 0;
     size_t copy = samples_from_copy(trainer) ? trainer->generator.memory.bytes[PLACE_PARAMETER] : 0;
     return generator_required_bytes(&trainer->generator) + copy;
@@ -152,7 +151,7 @@ bool trainer_is_saved(const Trainer *trainer) {
 }
 
 size_t trainer_planned_bytes(const Trainer *trainer) {
-    size_t sampling = sampling_bytes(trainer);
+    size_t sampling = trainer_sampling_bytes(trainer);
     return device_required_bytes(&trainer->memory) + sampling + saver_planned_bytes(&trainer->saver) +
            loose_run_bytes(&trainer->loose.options, trainer->table.n_flat_elements);
 }
@@ -187,135 +186,7 @@ void trainer_print_program(const Trainer *trainer, FILE *stream) {
             format_bytes(trainer_planned_bytes(trainer)).text);
 }
 
-/* ---- is there enough memory? */
-
-/* On the backend. Checkpoints are copied to the host. */
-static uint64_t needed_bytes(const Trainer *trainer) {
-    uint64_t copies = saver_planned_bytes(&trainer->saver);
-    return trainer_planned_bytes(trainer) - (trainer->setup.backend->uses_host_memory ? 0 : copies);
-}
-
-/* The same run with another choice. */
-static Status plan_choice(void *context, const MemoryChoice *choice, uint64_t *n_bytes, Error *error) {
-    const Trainer *present = context;
-    TrainOptions options = *present->setup.options;
-    ParallelOptions parallel = {0};
-    TrainerSetup setup = present->setup;
-    options.batch = choice->batch;
-    if (choice->micro_batch != present->step.B) options.micro_batch = choice->micro_batch;
-    options.recompute = choice->recompute;
-    options.precision = choice->precision;
-    setup.options = &options;
-    if (setup.parallel) {
-        parallel = *setup.parallel;
-        parallel.zero = choice->zero;
-        setup.parallel = &parallel;
-    }
-    Trainer other;
-    if (trainer_plan(&other, &setup, error) == STATUS_OK) *n_bytes = needed_bytes(&other);
-    trainer_close(&other);
-    return error->status;
-}
-
-static uint64_t state_of_choice(void *context, const MemoryChoice *choice) {
-    const Trainer *trainer = context;
-    return memory_state_bytes(&trainer->step.options.layout, choice, trainer->setup.optimizer,
-                              &trainer->table);
-}
-
-typedef struct {
-    char text[64];
-} ShareText;
-
-static ShareText share_text(int n_sharing, bool is_gpu) {
-    ShareText share = {{0}};
-    if (n_sharing > 1)
-        snprintf(share.text, sizeof share.text, " for each of the %d on this %s", n_sharing,
-                 is_gpu ? "GPU" : "host");
-    return share;
-}
-
-static Status refuse(const Trainer *trainer, uint64_t needed, uint64_t usable, int n_sharing, Error *error) {
-    const TrainerSetup *setup = &trainer->setup;
-    bool is_gpu = !setup->backend->uses_host_memory;
-    int n_ranks = trainer_n_ranks(trainer);
-    MemoryQuestion question = {
-        .present = {.batch = trainer->step.options.batch,
-                    .micro_batch = trainer->step.B,
-                    .recompute = trainer->step.options.recompute,
-                    .precision = setup->options->precision,
-                    .zero = trainer->step.options.layout.zero},
-        .needed = needed,
-        .usable = usable,
-        .n_ranks = n_ranks,
-        .is_gpu = is_gpu,
-        .has_one_micro_batch = trainer->step.optimizer_options.eager,
-        .plan = plan_choice,
-        .state = state_of_choice,
-        .context = (void *)trainer,
-    };
-    MemoryAdvice advice = memory_advise(&question);
-    char text[512];
-    return error_user(error, "this run needs %s%s%s (%s of it activations), %s are free%s%s; %s",
-                      format_bytes(needed).text, is_gpu ? " of the GPU's memory" : "",
-                      n_ranks > 1 ? " for each rank" : "",
-                      format_bytes(trainer->memory.bytes[PLACE_ACTIVATION]).text, format_bytes(usable).text,
-                      share_text(n_sharing, is_gpu).text, is_gpu ? " beside what its libraries take" : "",
-                      memory_advice_text(&question, &advice, text, sizeof text));
-}
-
-/* What a run can do without is left out first: it need not learn otherwise then. Says nothing where that is not enough. */
-static Status refuse_extras(const Trainer *trainer, uint64_t needed, uint64_t usable, int n_sharing,
-                            Error *error) {
-    bool is_gpu = !trainer->setup.backend->uses_host_memory;
-    uint64_t copies = is_gpu ? 0 : saver_planned_bytes(&trainer->saver), samples = sampling_bytes(trainer);
-    const struct {
-        uint64_t n_bytes;
-        const char *purpose, *options;
-    } extra[] = {
-        {copies, "write checkpoints while training goes on", "--no-background-save"},
-        {samples, "write samples", "--sample-tokens 0"},
-        {copies + samples, "write samples, and checkpoints while training goes on",
-         "--sample-tokens 0 --no-background-save"},
-    };
-    for (size_t i = 0; i < sizeof extra / sizeof *extra; i++) {
-        if (needed - extra[i].n_bytes > usable) continue;
-        return error_user(error, "this run needs %s%s%s (%s of it to %s), %s are free%s%s; use %s",
-                          format_bytes(needed).text, is_gpu ? " of the GPU's memory" : "",
-                          trainer_n_ranks(trainer) > 1 ? " for this rank" : "",
-                          format_bytes(extra[i].n_bytes).text, extra[i].purpose, format_bytes(usable).text,
-                          share_text(n_sharing, is_gpu).text, is_gpu ? " beside what its libraries take" : "",
-                          extra[i].options);
-    }
-    return STATUS_OK;
-}
-
-/* Ranks with memory from the same place are about to ask for as much each, so a rank counts on its share only; with n_sharing
- * = 1 on all. */
-static Status check_memory(const Trainer *trainer, int n_sharing, Error *error) {
-    uint64_t needed = needed_bytes(trainer);
-    Backend backend = *trainer->setup.backend;
-    backend.n_sharing = n_sharing;
-    uint64_t usable = device_usable_bytes(&backend);
-    if (!backend.uses_host_memory)
-        TRY(memory_check(saver_planned_bytes(&trainer->saver), "the copies that checkpoints are written from",
-                         "use --no-background-save", error));
-    if (needed <= usable) return STATUS_OK;
-    TRY(refuse_extras(trainer, needed, usable, n_sharing, error));
-    return refuse(trainer, needed, usable, n_sharing, error);
-}
-
-Status trainer_check_memory(const Trainer *trainer, Error *error) {
-    return check_memory(trainer, trainer->setup.backend->n_sharing, error);
-}
-
-/* Somebody else has taken memory since it was checked: what was said then is said now. Those who share it may have theirs. */
-static Status open_memory(Trainer *trainer, Error *error) {
-    if (device_open(&trainer->memory, trainer->setup.backend, error) == STATUS_OK) return STATUS_OK;
-    Error shortage = {0};
-    if (check_memory(trainer, 1, &shortage) != STATUS_OK) *error = shortage;
-    return error->status;
-}
+/* ---- the weights */
 
 /* A whole parameter; the process keeps what it holds of it. */
 static Status upload_parameter(Trainer *trainer, int index, const float *values, Error *error) {
@@ -340,7 +211,7 @@ static Status initialise_weights(Trainer *trainer, Error *error) {
 }
 
 Status trainer_open(Trainer *trainer, Error *error) {
-    TRY(open_memory(trainer, error));
+    TRY(device_open(&trainer->memory, trainer->setup.backend, error));
     TRY(train_step_open(&trainer->step, &trainer->memory, error));
     if (trainer->has_evaluation) TRY(train_step_open(&trainer->evaluation, &trainer->memory, error));
     if (trainer->has_generator) {

@@ -12,17 +12,17 @@
 #define PGPT_TRAIN_TRAINER_H
 
 #include "base/log.h"
+#include "checkpoint/saver.h"
 #include "data/dataset.h"
+#include "huggingface/model_source.h"
 #include "infer/generator.h"
 #include "parallel/launch.h"
 #include "parallel/options.h"
-#include "train/fault.h"
+#include "run/fault.h"
+#include "trace/trace.h"
 #include "train/loose.h"
 #include "train/metrics.h"
-#include "train/model_source.h"
 #include "train/options.h"
-#include "train/saver.h"
-#include "train/trace.h"
 
 typedef struct {
     const ModelConfig *config; /* complete */
@@ -77,6 +77,9 @@ size_t trainer_allocated_bytes(const Trainer *trainer);
 /* Weights, gradients and moments on this rank: as planned. */
 size_t trainer_state_bytes(const Trainer *trainer);
 
+/* What samples take of the memory beside that: caches, activations, and weights of their own under ZeRO-3. */
+size_t trainer_sampling_bytes(const Trainer *trainer);
+
 /* The disk space that a checkpoint of the run takes. */
 uint64_t trainer_checkpoint_bytes(const Trainer *trainer);
 
@@ -91,9 +94,6 @@ int trainer_n_ranks(const Trainer *trainer);
 
 /* All instructions of a step, and the memory of the whole run. */
 void trainer_print_program(const Trainer *trainer, FILE *stream);
-
-/* "needs 12.3 GiB ..., 3.1 GiB are free: ..." when it cannot fit. */
-Status trainer_check_memory(const Trainer *trainer, Error *error);
 
 Status trainer_open(Trainer *trainer, Error *error);
 Status trainer_resume(Trainer *trainer, const char *folder, Error *error); /* n_done may be n_steps or more */

@@ -2,7 +2,7 @@
  * part. */
 #include "base/memory.h"
 #include "base/plain.h"
-#include "train/interrupt.h"
+#include "run/interrupt.h"
 #include "train/trainer.h"
 
 #include <string.h>

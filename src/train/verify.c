@@ -9,7 +9,7 @@
 #include "base/random.h"
 #include "base/timer.h"
 #include "comm/algo/algo.h"
-#include "infer/device.h"
+#include "device/device.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -35,7 +35,7 @@ for dtype in f32 bf16 f16 pure-bf16 pure-f16; do
 done
 ((state[pure-bf16] * 2 == state[f32] && state[pure-f16] * 2 == state[f32])) || fail "bytes of state: ${state[*]}"
 
-# Weights that are rounded by chance follow a rate far below their own spacing; rounded to the nearest they would stay.
+# Weights with stochastic rounding follow a rate far below their own spacing; rounded to the nearest they would stay.
 for dtype in f32 pure-bf16; do
     pgpt train "${options[@]}" --steps 300 --lr 2e-5 --warmup 1 --lr-schedule constant --eval-every 300 --eval-batches 0 \
         --dtype $dtype --out slow-$dtype

@@ -1,5 +1,5 @@
 /* Not a test: rewrites the newest checkpoint of a run, named first, in f32, as checkpoints of 16-bit runs were written once. */
-#include "train/checkpoint.h"
+#include "checkpoint/checkpoint.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,4 +1,5 @@
-/* Shapes of real models, for test_cuda_ops.c beside those of op_specs.c; the references are slow, so there are few. */
+/* Shapes of real models, for test_cuda_ops.c beside those of op_specs.c; the references are slow, so there
+ * are few. */
 #ifndef PGPT_TESTS_CUDA_LARGE_SPECS_H
 #define PGPT_TESTS_CUDA_LARGE_SPECS_H
 

@@ -1,6 +1,6 @@
-/* The CUDA backend beside its kernels: copies, memory that runs out, indices that only the device sees, recordings, the
- * same bits twice, the CPU's draws when rounding by chance, residual_norm with the bits of its parts. Exit code 77
- * without a GPU. */
+/* The CUDA backend beside its kernels: copies, memory that runs out, indices that only the device sees,
+ * captures, the same bits twice, the CPU's draws in stochastic rounding, residual_norm with the bits of
+ * its parts. Exit code 77 without a GPU. */
 #include "backend/cpu/cpu.h"
 #include "backend/cuda/kernels.h"
 #include "op_cases.h"
@@ -72,8 +72,8 @@ static void test_small_uploads(void **state) {
     free(got);
 }
 
-/* What was enqueued before an upload still sees the bytes of before, whether they cross the bus early or in their turn; the
- * device is busy, so that nothing is in time by chance. */
+/* What was enqueued before an upload still sees the bytes of before, whether they cross the bus early or in
+ * their turn; the device is busy, so that nothing is in time by chance. */
 static void test_uploads_keep_their_turn(void **state) {
     (void)state;
     enum { N = 120, SIZE = 100000, BUSY = 256 << 20 };
@@ -208,9 +208,9 @@ static void test_wrong_indices(void **state) {
     check_fault(&cached, "start", 0, 14, "position 16 of a cache of 16");
 }
 
-/* ---- recordings ---- */
+/* ---- captures ---- */
 
-static void test_recording(void **state) {
+static void test_capture(void **state) {
     (void)state;
     const OpSpec spec = {"copy", build_copy, {30, 37}, CASE_FIXED_X, 0};
     GpuCase c = gpu_case_open(&spec);
@@ -222,23 +222,23 @@ static void test_recording(void **state) {
     call.context = gpu.context;
     Error error = {0};
     float zeros[30 * 37] = {0}, got[30 * 37], x[30 * 37], milliseconds = -1.0f;
-    void *recording = NULL, *marks[2] = {0};
+    void *capture = NULL, *events[2] = {0};
     assert_ok(gpu.upload(gpu.context, call.out[0], zeros, sizeof zeros, &error), &error);
     assert_ok(cuda_capture_begin(gpu.context, &error), &error);
     assert_ok(cuda_copy(&call, &error), &error);
     assert_ok(cuda_copy(&call, &error), &error);
-    assert_ok(cuda_capture_end(gpu.context, &recording, &error), &error);
-    for (int i = 0; i < 2; i++) assert_ok(cuda_mark_new(gpu.context, &marks[i], &error), &error);
-    assert_ok(cuda_mark(gpu.context, marks[0], &error), &error);
-    for (int i = 0; i < 3; i++) assert_ok(cuda_replay(gpu.context, recording, &error), &error);
-    assert_ok(cuda_mark(gpu.context, marks[1], &error), &error);
-    assert_ok(cuda_elapsed_ms(gpu.context, marks[0], marks[1], &milliseconds, &error), &error);
+    assert_ok(cuda_capture_end(gpu.context, &capture, &error), &error);
+    for (int i = 0; i < 2; i++) assert_ok(cuda_event_new(gpu.context, &events[i], &error), &error);
+    assert_ok(cuda_event_record(gpu.context, events[0], &error), &error);
+    for (int i = 0; i < 3; i++) assert_ok(cuda_replay(gpu.context, capture, &error), &error);
+    assert_ok(cuda_event_record(gpu.context, events[1], &error), &error);
+    assert_ok(cuda_elapsed_ms(gpu.context, events[0], events[1], &milliseconds, &error), &error);
     assert_true(milliseconds >= 0.0f);
     assert_ok(gpu.download(gpu.context, got, call.out[0], sizeof got, &error), &error);
     assert_ok(gpu.download(gpu.context, x, call.in[0], sizeof x, &error), &error);
     for (int i = 0; i < 30 * 37; i++) assert_float_equal(got[i], 6.0f * x[i], 1e-5);
-    for (int i = 0; i < 2; i++) cuda_mark_free(gpu.context, marks[i]);
-    cuda_recording_free(gpu.context, recording);
+    for (int i = 0; i < 2; i++) cuda_event_free(gpu.context, events[i]);
+    cuda_capture_free(gpu.context, capture);
 
     assert_ok(cuda_capture_begin(gpu.context, &error), &error);
     cuda_capture_abandon(gpu.context);
@@ -277,7 +277,7 @@ static void test_same_bits(void **state) {
     }
 }
 
-/* ---- rounding by chance ---- */
+/* ---- stochastic rounding ---- */
 
 /* An update in 16 bits on one backend; the words of outputs 0..2. */
 static uint16_t *update_words(const Backend *backend, DType dtype, int k, int64_t *count) {
@@ -320,8 +320,9 @@ static uint16_t *update_words(const Backend *backend, DType dtype, int k, int64_
     return words;
 }
 
-/* The same draws fall on values that differ in their last bits of f32 at most: nearly all words are the same. */
-static void test_rounding_by_chance(void **state) {
+/* The same draws fall on values that differ in their last bits of f32 at most: nearly all words are the
+ * same. */
+static void test_stochastic_rounding(void **state) {
     (void)state;
     Backend cpu;
     Error error = {0};
@@ -365,9 +366,9 @@ int main(void) {
         cmocka_unit_test(test_uploads_keep_their_turn),
         cmocka_unit_test(test_too_much),
         cmocka_unit_test(test_wrong_indices),
-        cmocka_unit_test(test_recording),
+        cmocka_unit_test(test_capture),
         cmocka_unit_test(test_same_bits),
-        cmocka_unit_test(test_rounding_by_chance),
+        cmocka_unit_test(test_stochastic_rounding),
         cmocka_unit_test(test_residual_norm),
     };
     int result = cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,6 @@
-/* Decoding on a GPU: the step that is one kernel against the CPU in f32 on the same rounded weights; tokens that the GPU draws
- * against the reference; texts in f32 that are the CPU's, token by token. Exit code 77 without a GPU. */
+/* Decoding on a GPU: the step that is one kernel against the CPU in f32 on the same rounded weights; tokens
+ * that the GPU draws against the reference; texts in f32 that are the CPU's, token by token. Exit code 77
+ * without a GPU. */
 #include "backend/cpu/cpu.h"
 #include "backend/cuda/cuda.h"
 #include "base/half.h"
@@ -381,7 +382,8 @@ static Record run(const TestModel *model, const Backend *backend, int64_t n_rows
     return record;
 }
 
-/* In f32 both devices make the same text; a context that slides, rows that take turns, tokens drawn many at a time. */
+/* In f32 both devices make the same text; a context that slides, rows that take turns, tokens drawn many at a
+ * time. */
 static void test_texts(void **state) {
     (void)state;
     const ModelConfig configs[] = {
@@ -415,7 +417,8 @@ static void test_texts(void **state) {
     }
 }
 
-/* In 16 bits the one kernel runs many times behind the host: the same text each time, and what step by step would give. */
+/* In 16 bits the one kernel runs many times behind the host: the same text each time, and what step by step
+ * would give. */
 static void check_runs_repeat(const ModelConfig *config) {
     TestModel model = open_model(*config, DTYPE_BF16);
     int n_new = is_brief ? 1 : N_NEW;
@@ -464,7 +467,8 @@ static bool is_first_logit_finite(Generator *generator) {
     return isfinite(generator_logits(generator, 0)[0]);
 }
 
-/* Numbers beyond what clusters can add up are not hidden, whichever channel they are in; nor do they outlast their step. */
+/* Numbers beyond what clusters can add up are not hidden, whichever channel they are in; nor do they outlast
+ * their step. */
 static void test_numbers_too_large(void **state) {
     (void)state;
     TestModel model = open_model(LIKE_GPT2, DTYPE_BF16);

@@ -1,5 +1,6 @@
-/* Two streams of a GPU, and steps that begin before the last one has ended, leave the weights of one stream and one step
- * after the other, bit by bit, in every type: instruction by instruction, recorded and replayed. */
+/* Two streams of a GPU, and steps that begin before the last one has ended, leave the weights of one stream
+ * and one step after the other, bit by bit, in every type: instruction by instruction, recorded and
+ * replayed. */
 #include "backend/cuda/cuda.h"
 #include "harness.h"
 
@@ -24,10 +25,9 @@ static void two_streams_have_the_weights_of_one(void **state) {
         void *weights[2];
         size_t n_bytes[2];
         for (int way = 0; way < 2; way++) {
-            assert_int_equal(
-                backend_cuda_configure(&gpu, (CudaSettings){.default_product = true, .two_streams = way == 1},
-                                       &error),
-                STATUS_OK);
+            assert_int_equal(backend_cuda_configure(
+                                 &gpu, (CudaSettings){.default_gemm = true, .two_streams = way == 1}, &error),
+                             STATUS_OK);
             Backend backend = gpu;
             if (way == 0) backend.send_result = NULL; /* then every step is waited for */
             weights[way] = train_small(&backend, i / 2, kinds[i % 2], &n_bytes[way]);

@@ -1,10 +1,11 @@
-/* The products of a linear layer on the GPU against the reference, in every element type, at shapes that reach each way
- * of doing them: few rows, the library's own bias, residual and gelu, and the pass over y where the library cannot; and
- * products of few terms, alone, with gelu or with its slope, in a kernel of ours where the GPU has the instructions for it.
+/* The GEMMs of a linear layer on the GPU against the reference, in every element type, at shapes that reach
+ * each way of doing them: few rows, the library's own bias, residual and gelu, and the pass over y where the
+ * library cannot; and GEMMs of few terms, alone, with gelu or with its slope, in a kernel of ours where the
+ * GPU has the instructions for it.
  *
- * Inputs are rounded to the element type first, so what is compared is the arithmetic: with results in f32 it is exact to
- * the order of the sums, with 16-bit results to one rounding. */
-#include "backend/cuda/product_fused.h"
+ * Inputs are rounded to the element type first, so what is compared is the arithmetic: with results in f32 it
+ * is exact to the order of the sums, with 16-bit results to one rounding. */
+#include "backend/cuda/gemm/gemm_fused.h"
 #include "base/half.h"
 #include "harness.h"
 #include "ops/ops.h"
@@ -161,7 +162,8 @@ static void run_gpu(const Node *node, const Run *run, float **result) {
     if (n_bytes) test_buffer_close(&scratch);
 }
 
-/* Against the reference, and twice: the second run, whose algorithms are chosen already, must give the same bits. */
+/* Against the reference, and twice: the second run, whose algorithms are chosen already, must give the same
+ * bits. */
 static void check(const Node *node, const Node *plain, const Run *run, const char *what) {
     float *want[NODE_MAX_OUTPUTS] = {0}, *got[NODE_MAX_OUTPUTS] = {0}, *again[NODE_MAX_OUTPUTS] = {0};
     run_reference(plain, run, want);
@@ -252,10 +254,9 @@ static void test_gradients(void **state) {
             Tensor *dx = graph_tensor(graph, PLACE_ACTIVATION, p, g.x->shape, "dx"),
                    *dweight = graph_tensor(graph, PLACE_GRADIENT, q, g.weight->shape, "dweight"),
                    *dbias = graph_tensor(graph, PLACE_GRADIENT, q, g.bias->shape, "dbias");
-            LinearAttributes plain_product = {ACTIVATION_NONE};
-            input_gradient[k] =
-                graph_record(graph, &OP_LINEAR_INPUT_GRADIENT, &plain_product, sizeof plain_product, 3,
-                             TENSORS(both[k]->dy, both[k]->weight, NULL), 1, TENSORS(dx));
+            LinearAttributes plain_gemm = {ACTIVATION_NONE};
+            input_gradient[k] = graph_record(graph, &OP_LINEAR_INPUT_GRADIENT, &plain_gemm, sizeof plain_gemm,
+                                             3, TENSORS(both[k]->dy, both[k]->weight, NULL), 1, TENSORS(dx));
             weight_gradient[k] = graph_record(graph, &OP_LINEAR_WEIGHT_GRADIENT, NULL, 0, 2,
                                               TENSORS(both[k]->dy, both[k]->x), 2, TENSORS(dweight, dbias));
         }
@@ -268,9 +269,10 @@ static void test_gradients(void **state) {
     }
 }
 
-/* ---- few terms, many rows (product_fused.h) ---- */
+/* ---- few terms, many rows (gemm_fused.h) ---- */
 
-/* Rows and columns that are no multiple of anything but 8; two steps of terms, the second with little in it. */
+/* Rows and columns that are no multiple of anything but 8; two steps of terms, the second with little in
+ * it. */
 static const LinearCase MANY_ROWS = {3781, 72, 1544, BIAS | TANH};
 
 static void test_many_rows_forward(void **state) {
@@ -313,14 +315,14 @@ static void test_many_rows_slope(void **state) {
     graph_free(g.graph), graph_free(plain.graph);
 }
 
-/* With as many terms as it takes. Where the kernel is there, these must be its products. */
+/* With as many terms as it takes. Where the kernel is there, these must be its GEMMs. */
 typedef struct {
     LinearCase c;
     LinearGraph g;
     Tensor *full;
     float *a_values, *weight, *before;
     TestBuffer a, b, x, out, wide;
-    Product plain, ended; /* in f32 by the library, and as the layer wants it */
+    Gemm plain, ended; /* in f32 by the library, and as the layer wants it */
     bool exists;
 } ManyRows;
 
@@ -336,17 +338,18 @@ static void open_many_rows(ManyRows *m, DType dtype, bool is_forward) {
     m->before = values("before", wide, dtype, 3.0f);
     m->a = to_gpu(narrow, m->a_values), m->b = to_gpu(m->g.weight, m->weight);
     m->x = to_gpu(wide, m->before), m->out = to_gpu(wide, NULL), m->wide = to_gpu(m->full, NULL);
-    m->plain = (Product){.rows = m->c.rows, .columns = MANY_ROWS.outputs, .inner = FUSED_MOST_INNER};
+    m->plain = (Gemm){.rows = m->c.rows, .columns = MANY_ROWS.outputs, .inner = FUSED_MOST_INNER};
     m->plain.transpose_b = is_forward;
     m->plain.a_type = m->plain.b_type = dtype, m->plain.c_type = DTYPE_F32;
     m->plain.a = test_buffer_data(&m->a), m->plain.b = test_buffer_data(&m->b);
     m->plain.c = test_buffer_data(&m->wide);
     m->ended = m->plain;
     m->ended.c_type = dtype, m->ended.c = test_buffer_data(&m->out);
-    m->ended.finish = is_forward ? FINISH_GELU : FINISH_SLOPE, m->ended.before = test_buffer_data(&m->x);
-    m->exists = cuda_product_fused_exists(context);
-    if (m->exists && context->n_processors <= 132) assert_true(cuda_product_fused_fits(context, &m->ended));
-    m->exists = m->exists && cuda_product_fused_fits(context, &m->ended);
+    m->ended.epilogue = is_forward ? EPILOGUE_GELU : EPILOGUE_DGELU,
+    m->ended.before = test_buffer_data(&m->x);
+    m->exists = cuda_gemm_fused_exists(context);
+    if (m->exists && context->n_processors <= 132) assert_true(cuda_gemm_fused_fits(context, &m->ended));
+    m->exists = m->exists && cuda_gemm_fused_fits(context, &m->ended);
 }
 
 static void close_many_rows(ManyRows *m) {
@@ -359,13 +362,13 @@ static void close_many_rows(ManyRows *m) {
 
 static void run_many_rows(const ManyRows *m, float *partial) {
     Error error = {0};
-    if (cuda_product(gpu.context, &m->plain, &error) != STATUS_OK ||
-        cuda_product_fused(gpu.context, &m->ended, partial, &error) != STATUS_OK ||
+    if (cuda_gemm(gpu.context, &m->plain, &error) != STATUS_OK ||
+        cuda_gemm_fused(gpu.context, &m->ended, partial, &error) != STATUS_OK ||
         gpu.synchronize(gpu.context, &error) != STATUS_OK)
         fail_msg("%s", error.text);
 }
 
-/* Against the library's product in f32, with gelu by the host, and without. */
+/* Against the library's GEMM in f32, with gelu by the host, and without. */
 static void test_many_terms(void **state) {
     DType dtype = *(const DType *)*state;
     double tolerance = dtype == DTYPE_BF16 ? 4e-3 : 5e-4;
@@ -375,8 +378,8 @@ static void test_many_terms(void **state) {
         run_many_rows(&m, NULL);
         float *want = from_gpu(m.full, &m.wide), *y = from_gpu(m.g.dy, &m.out), *x = from_gpu(m.g.dy, &m.x);
         test_assert_close(x, want, m.c.rows * m.c.outputs, tolerance, 0.0, "before gelu");
-        m.ended.finish = FINISH_NONE, m.ended.before = NULL;
-        assert_true(cuda_product_fused_fits(gpu.context, &m.ended));
+        m.ended.epilogue = EPILOGUE_NONE, m.ended.before = NULL;
+        assert_true(cuda_gemm_fused_fits(gpu.context, &m.ended));
         run_many_rows(&m, NULL);
         float *bare = from_gpu(m.g.dy, &m.out);
         test_assert_close(bare, want, m.c.rows * m.c.outputs, tolerance, 0.0, "nothing behind it");
@@ -397,7 +400,7 @@ static void test_many_rows_sums(void **state) {
     Tensor *sums = graph_tensor(m.g.graph, PLACE_GRADIENT, DTYPE_F32, SHAPE(m.c.inputs), "sums");
     TestBuffer total = to_gpu(sums, NULL), partial = {0};
     if (m.exists) {
-        int64_t n_partials = cuda_product_fused_partials(gpu.context, &m.ended);
+        int64_t n_partials = cuda_gemm_fused_partials(gpu.context, &m.ended);
         partial = test_buffer_open(&gpu, NULL, (size_t)(n_partials * m.c.inputs) * sizeof(float));
         SumOutput output = {test_buffer_data(&total), DTYPE_F32, false};
         Error error = {0};

@@ -1,11 +1,11 @@
-/* Every CUDA kernel against its operation's reference, in every combination of element types that a program can have:
- * f32 within 1e-4, 16 bits within 1e-2 of the reference on the same rounded inputs.
+/* Every CUDA kernel against its operation's reference, in every combination of element types that a program
+ * can have: f32 within 1e-4, 16 bits within 1e-2 of the reference on the same rounded inputs.
  *
- * Node by node: a case is recorded twice, once as it is, for the reference on the host, and once with its tensors
- * retyped, for the GPU. Inputs come from the reference run, rounded to the type they have on the GPU, so an error is
- * found in the kernel that makes it. Outputs are fresh, added to, in place of an input, and at addresses that no vector
- * fits. What differs is printed; the test fails at the end, with the whole list, and if there is an operation that no case
- * has run. Exit code 77 without a GPU. */
+ * Node by node: a case is recorded twice, once as it is, for the reference on the host, and once with its
+ * tensors retyped, for the GPU. Inputs come from the reference run, rounded to the type they have on the GPU,
+ * so an error is found in the kernel that makes it. Outputs are fresh, added to, in place of an input, and at
+ * addresses that no vector fits. What differs is printed; the test fails at the end, with the whole list, and
+ * if there is an operation that no case has run. Exit code 77 without a GPU. */
 #include "backend/cpu/cpu.h"
 #include "backend/cuda/cuda.h"
 #include "base/half.h"
@@ -100,7 +100,8 @@ static bool is_update(const Node *node) {
     return node->op == &OP_ADAMW || node->op == &OP_SGD;
 }
 
-/* Gives the graph the types that the variant's programs have. In a mixed one the update writes a copy in 16 bits. */
+/* Gives the graph the types that the variant's programs have. In a mixed one the update writes a copy in 16
+ * bits. */
 static void retype(Graph *graph, const Variant *variant) {
     for (int i = 0; i < graph->n_tensors; i++) {
         Tensor *tensor = graph->tensor[i];
@@ -273,7 +274,8 @@ static bool is_steep(const Run *run) {
            (run->plain->op == &OP_ATTENTION || run->plain->op == &OP_ATTENTION_BACKWARD);
 }
 
-/* As test_assert_close: the norm of the difference within the tolerance, each element within ten times that. */
+/* As test_assert_close: the norm of the difference within the tolerance, each element within ten times
+ * that. */
 static void compare(const Run *run, const Mode *mode, int k, const float *got, const float *base) {
     const Tensor *output = run->typed->output[k];
     int64_t count = tensor_count(output), worst = -1;

@@ -7,11 +7,11 @@
  * There are two ways from tokens to logits, and both are worth looking at: `decode` (default) is the sampler's, with the
  * key/value cache, one position of all sequences at a time; `whole` is the training's, all positions at once, with the
  * logits taken from under the loss. tests/CMakeLists.txt and tests/device/build-static compile it. */
+#include "device/device.h"
 #include "graph/executor.h"
-#include "infer/device.h"
+#include "huggingface/model_source.h"
 #include "model/gpt.h"
 #include "ops/ops.h"
-#include "train/model_source.h"
 
 #include <stdio.h>
 #include <stdlib.h>

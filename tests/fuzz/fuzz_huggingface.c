@@ -1,7 +1,7 @@
 /* A Hugging Face folder's config.json, and the index of a model in several files. */
 #include "fuzz_folder.h"
 
-#include "train/huggingface.h"
+#include "huggingface/huggingface.h"
 
 #include <string.h>
 

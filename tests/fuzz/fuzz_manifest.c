@@ -2,7 +2,7 @@
  * is tested is what lies behind that door. As it came, it is tried too. */
 #include "fuzz.h"
 
-#include "train/checkpoint_manifest.h"
+#include "checkpoint/checkpoint_manifest.h"
 
 #include <inttypes.h>
 #include <string.h>

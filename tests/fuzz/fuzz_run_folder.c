@@ -8,11 +8,11 @@
 
 #include "base/file.h"
 #include "base/folder.h"
-#include "train/checkpoint.h"
+#include "checkpoint/checkpoint.h"
+#include "run/notice.h"
+#include "run/resume.h"
+#include "run/run_folder.h"
 #include "train/metrics.h"
-#include "train/notice.h"
-#include "train/resume.h"
-#include "train/run_folder.h"
 
 #include <fcntl.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 /* A safetensors file: if it is accepted, its tensors must lie in the file, and all of it can be read. */
 #include "fuzz.h"
 
-#include "train/safetensors.h"
+#include "checkpoint/safetensors.h"
 
 #include <string.h>
 

@@ -10,9 +10,9 @@
 #include <cmocka.h>
 
 #include "base/half.h"
+#include "checkpoint/saver.h"
 #include "checkpoint_support.h"
 #include "comm/comm_mpi.h"
-#include "train/saver.h"
 
 #include <dirent.h>
 #include <math.h>

@@ -8,7 +8,7 @@
 
 #include "backend/cuda/cuda.h"
 #include "comm/comm_device.h"
-#include "infer/device.h"
+#include "device/device.h"
 
 typedef struct {
     Comm comm;

@@ -1,10 +1,10 @@
 /* adamw: one pass over gradient, parameter and both moments: 28 bytes an element, and nothing else moves.
  *
- * Everything that is the same for a run of elements (decay, step size, bias corrections) is folded into a handful
- * of constants, so the arithmetic hides behind memory:
+ * Everything that is the same for a run of elements (decay, step size, bias corrections) is folded into a
+ * handful of constants, so the arithmetic hides behind memory:
  *     p = p·keep - step·m / (√v·root + ε),   keep = 1 - rate·decay, step = rate·c1, root = √c2.
- * Moments of parameters that get no gradient shrink for ever; below 1e-37 they become 0, because arithmetic on the
- * denormal numbers they would end in is a hundred times slower on some machines. */
+ * Moments of parameters that get no gradient shrink for ever; below 1e-37 they become 0, because arithmetic
+ * on the denormal numbers they would end in is a hundred times slower on some machines. */
 #include "backend/cpu/kernels.h"
 #include "ops/ops.h"
 

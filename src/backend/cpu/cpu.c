@@ -1,4 +1,5 @@
-/* The table that makes these kernels a backend: which function runs which operation, and where memory comes from.
+/* The table that makes these kernels a backend: which function runs which operation, and where memory comes
+ * from.
  *
  * Memory is the host's own, so uploads and downloads are copies. Kernels return when they are done. */
 #include "backend/cpu/cpu.h"
@@ -18,38 +19,11 @@ typedef struct {
 } CpuKernel;
 
 static const CpuKernel KERNELS[] = {
-    {&OP_EMBEDDING, cpu_embedding, NULL},
-    {&OP_EMBEDDING_TOKEN_GRADIENT, cpu_embedding_token_gradient, cpu_embedding_token_gradient_scratch},
-    {&OP_EMBEDDING_POSITION_GRADIENT, cpu_embedding_position_gradient, NULL},
-    {&OP_LAYERNORM, cpu_layernorm, NULL},
-    {&OP_LAYERNORM_BACKWARD, cpu_layernorm_backward, cpu_layernorm_backward_scratch},
-    {&OP_RMSNORM, cpu_rmsnorm, NULL},
-    {&OP_RMSNORM_BACKWARD, cpu_rmsnorm_backward, cpu_rmsnorm_backward_scratch},
-    {&OP_RESIDUAL_NORM, cpu_residual_norm, NULL},
-    {&OP_RESIDUAL_NORM_BACKWARD, cpu_residual_norm_backward, cpu_residual_norm_backward_scratch},
-    {&OP_LINEAR, cpu_linear, cpu_linear_scratch},
-    {&OP_LINEAR_INPUT_GRADIENT, cpu_linear_input_gradient, cpu_linear_input_gradient_scratch},
-    {&OP_LINEAR_WEIGHT_GRADIENT, cpu_linear_weight_gradient, cpu_linear_weight_gradient_scratch},
-    {&OP_GELU, cpu_gelu, NULL},
-    {&OP_GELU_BACKWARD, cpu_gelu_backward, NULL},
-    {&OP_SWIGLU, cpu_swiglu, NULL},
-    {&OP_SWIGLU_BACKWARD, cpu_swiglu_backward, NULL},
-    {&OP_ATTENTION, cpu_attention, cpu_attention_scratch},
-    {&OP_ATTENTION_BACKWARD, cpu_attention_backward, cpu_attention_backward_scratch},
-    {&OP_ATTENTION_CACHED, cpu_attention_cached, cpu_attention_cached_scratch},
-    {&OP_ROTARY, cpu_rotary, cpu_rotary_scratch},
-    {&OP_ADD, cpu_add, NULL},
-    {&OP_COPY, cpu_copy, NULL},
-    {&OP_ZERO, cpu_zero, NULL},
-    {&OP_DROPOUT, cpu_dropout, NULL},
-    {&OP_GATHER, cpu_gather, NULL},
-    {&OP_SUM, cpu_sum, cpu_sum_scratch},
-    {&OP_CROSS_ENTROPY, cpu_cross_entropy, NULL},
-    {&OP_SQUARED_ERROR, cpu_squared_error, NULL},
-    {&OP_SQUARED_NORM, cpu_squared_norm, cpu_squared_norm_scratch},
-    {&OP_CLIP, cpu_clip, NULL},
-    {&OP_ADAMW, cpu_adamw, NULL},
-    {&OP_SGD, cpu_sgd, NULL},
+#define PLAIN(op, kernel)        {&op, kernel, NULL},
+#define WITH_SCRATCH(op, kernel) {&op, kernel, kernel##_scratch},
+    CPU_KERNELS(PLAIN, WITH_SCRATCH)
+#undef PLAIN
+#undef WITH_SCRATCH
 };
 
 static const CpuKernel *find_kernel(const Op *op) {

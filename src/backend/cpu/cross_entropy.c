@@ -1,13 +1,14 @@
 /* cross_entropy: the loss of every row of logits, and, when asked, its gradient in the same visit.
  *
- * A row is read from memory once, in chunks that fit the first-level cache: a chunk's greatest logit raises the
- * row's, the chunk's exponentials relative to it are summed and, if a gradient is wanted, left in its place. The
- * second pass only multiplies: by one factor per chunk, which corrects for a maximum that rose later and carries
- * the softmax's denominator. The row then still lies in the second-level cache (200 kB for GPT-2's vocabulary).
- * dlogits may be the memory of the logits. Padding columns behind the classes are not read, and get a gradient of 0.
+ * A row is read from memory once, in chunks that fit the first-level cache: a chunk's greatest logit raises
+ * the row's, the chunk's exponentials relative to it are summed and, if a gradient is wanted, left in its
+ * place. The second pass only multiplies: by one factor per chunk, which corrects for a maximum that rose
+ * later and carries the softmax's denominator. The row then still lies in the second-level cache (200 kB for
+ * GPT-2's vocabulary). dlogits may be the memory of the logits. Padding columns behind the classes are not
+ * read, and get a gradient of 0.
  *
- * vec_exp and vec_max swallow NaN, so the first pass looks for it; a row with a NaN, or whose greatest logit is
- * infinite, has a NaN loss and gradient, as plain arithmetic would give. */
+ * vec_exp and vec_max swallow NaN, so the first pass looks for it; a row with a NaN, or whose greatest logit
+ * is infinite, has a NaN loss and gradient, as plain arithmetic would give. */
 #include "backend/cpu/kernels.h"
 #include "ops/ops.h"
 

@@ -1,8 +1,8 @@
 /* dropout: y = x · mask / (1-p), the mask drawn again wherever it is needed.
  *
  * Drawing is most of the work, so it is done for a run of elements that stays in the first-level cache
- * (dropout_mask.h) and multiplied in at once. Runs begin at multiples of 64 of their sequence, where drawing is
- * fastest; how many threads share them changes nothing. */
+ * (dropout_mask.h) and multiplied in at once. Runs begin at multiples of 64 of their sequence, where drawing
+ * is fastest; how many threads share them changes nothing. */
 #include "backend/cpu/dropout_mask.h"
 #include "backend/cpu/kernels.h"
 #include "ops/ops.h"

@@ -1,8 +1,9 @@
-/* Dropout masks, a run of elements at a time: the same draws as random_keep(), many Philox blocks in parallel.
+/* Dropout masks, a run of elements at a time: the same draws as random_keep(), many Philox blocks in
+ * parallel.
  *
- * A block serves 8 consecutive elements, and blocks are independent, so a vector carries one block per 64-bit lane:
- * the only multiplication Philox needs, 32 x 32 -> 64 bits, is then one instruction, and what it leaves in the upper
- * half of a lane is ignored by the next one. */
+ * A block serves 8 consecutive elements, and blocks are independent, so a vector carries one block per 64-bit
+ * lane: the only multiplication Philox needs, 32 x 32 -> 64 bits, is then one instruction, and what it leaves
+ * in the upper half of a lane is ignored by the next one. */
 #ifndef PGPT_BACKEND_CPU_DROPOUT_MASK_H
 #define PGPT_BACKEND_CPU_DROPOUT_MASK_H
 
@@ -48,7 +49,8 @@ static inline void dropout_interleave(DropoutVec low, DropoutVec high, DropoutVe
 #endif
 }
 
-/* The 16-bit draws of blocks first_block .. first_block + DROPOUT_BLOCKS - 1, in the order of their elements. */
+/* The 16-bit draws of blocks first_block .. first_block + DROPOUT_BLOCKS - 1, in the order of their
+ * elements. */
 static inline void dropout_draw(RandomKey key, uint64_t row, uint64_t first_block,
                                 uint16_t draw[DROPOUT_GROUP]) {
     const DropoutVec multiplier0 = 0xD2511F53u + (DropoutVec){0}, multiplier1 = 0xCD9E8D57u + (DropoutVec){0};
@@ -61,7 +63,8 @@ static inline void dropout_draw(RandomKey key, uint64_t row, uint64_t first_bloc
         c2[v] = row + (DropoutVec){0};
         c3[v] = c2[v] >> 32;
     }
-    /* The keys grow in vectors too (carries out of the lower half do not matter): cheaper than spreading each. */
+    /* The keys grow in vectors too (carries out of the lower half do not matter): cheaper than spreading
+     * each. */
     DropoutVec k0 = key.word[0] + (DropoutVec){0}, k1 = key.word[1] + (DropoutVec){0};
 #pragma GCC unroll 10
     for (int round = 0; round < 10; round++) {
@@ -84,8 +87,8 @@ static inline void dropout_draw(RandomKey key, uint64_t row, uint64_t first_bloc
     }
 }
 
-/* mask[i] = `scale` where random_keep(key, row, first + i, threshold) holds, else 0, for 0 <= i < n. It is fastest
- * when `first` is a multiple of 8 and n a multiple of 64. */
+/* mask[i] = `scale` where random_keep(key, row, first + i, threshold) holds, else 0, for 0 <= i < n. It is
+ * fastest when `first` is a multiple of 8 and n a multiple of 64. */
 static inline void dropout_mask_fill(RandomKey key, uint64_t row, uint64_t first, int64_t n,
                                      uint32_t threshold, float scale, float *mask) {
     uint16_t draw[DROPOUT_GROUP] __attribute__((aligned(64)));

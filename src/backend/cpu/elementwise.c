@@ -1,4 +1,5 @@
-/* add, copy and zero: nothing to compute, so all that counts is that memory is read and written once, by all threads. */
+/* add, copy and zero: nothing to compute, so all that counts is that memory is read and written once, by all
+ * threads. */
 #include "backend/cpu/kernels.h"
 #include "ops/ops.h"
 

@@ -1,10 +1,11 @@
 /* embedding: rows of the two tables added up, and the two gradients, which are sums of rows of dy.
  *
- * The token gradient adds each row of dy to the table row of its token, and several tokens are the same. To stay
- * deterministic without locks, the tokens' places are sorted by token (a stable radix sort, whose cost does not
- * depend on the size of the vocabulary); every distinct token is then summed by one thread, in the order of the
- * places. When one token dominates, columns still share the work. The position gradient asks for every row of its
- * table which sequence has a token there. Long sums are taken in blocks, which keeps their error near rounding. */
+ * The token gradient adds each row of dy to the table row of its token, and several tokens are the same. To
+ * stay deterministic without locks, the tokens' places are sorted by token (a stable radix sort, whose cost
+ * does not depend on the size of the vocabulary); every distinct token is then summed by one thread, in the
+ * order of the places. When one token dominates, columns still share the work. The position gradient asks for
+ * every row of its table which sequence has a token there. Long sums are taken in blocks, which keeps their
+ * error near rounding. */
 #include "backend/cpu/kernels.h"
 #include "ops/ops.h"
 
@@ -89,8 +90,8 @@ static void sum_rows(const float *dy, const int32_t *row, int n_rows, int64_t C,
 
 /* ---- token gradient ---- */
 
-/* Stable sort of the places 0..n-1 by tokens[place], one byte of the token at a time; `order` and `spare` take
- * turns, and the one that holds the result is returned. */
+/* Stable sort of the places 0..n-1 by tokens[place], one byte of the token at a time; `order` and `spare`
+ * take turns, and the one that holds the result is returned. */
 static int32_t *sort_places(const int32_t *tokens, int64_t n, int64_t n_rows, int32_t *order,
                             int32_t *spare) {
     for (int64_t i = 0; i < n; i++) order[i] = (int32_t)i;

@@ -1,9 +1,9 @@
-/* gelu: x·Φ(x), forward where no product comes before it to fuse it into, and backward.
+/* gelu: x·Φ(x), forward where no GEMM comes before it to fuse it into, and backward.
  *
  * The tanh form is the cheaper one when written by the logistic function: (1 + tanh u)/2 = s(2u), so that
  *     y = x·s,   dy/dx = s + x·s·(1-s)·2u',   u = √(2/π)·(x + 0.044715·x³),
- * with one exponential and one division. The erf form has dy/dx = Φ(x) + x·φ(x). Every element is read before it is
- * written, so the output may replace either input. */
+ * with one exponential and one division. The erf form has dy/dx = Φ(x) + x·φ(x). Every element is read before
+ * it is written, so the output may replace either input. */
 #include "backend/cpu/kernels.h"
 #include "ops/ops.h"
 

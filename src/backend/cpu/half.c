@@ -1,11 +1,12 @@
-/* 16-bit storage on a processor that computes in f32: a node's 16-bit tensors are widened into working memory, the f32
- * kernel runs on them, and what it wrote is rounded back. It costs a pass over each tensor, so it saves memory
- * and not time; it is here so that what a GPU does with 16-bit numbers can be done, checked and continued anywhere.
- * What goes over all parameters at once, the update and the norm before it, does so in pieces: widened as a whole they
- * would take more memory than 16 bits save.
+/* 16-bit storage on a processor that computes in f32: a node's 16-bit tensors are widened into working
+ * memory, the f32 kernel runs on them, and what it wrote is rounded back. It costs a pass over each tensor,
+ * so it saves memory and not time; it is here so that what a GPU does with 16-bit numbers can be done,
+ * checked and continued anywhere. What goes over all parameters at once, the update and the norm before it,
+ * does so in pieces: widened as a whole they would take more memory than 16 bits save.
  *
- * The update rounds 16-bit parameters and moments by chance, as its operation says; everything else is rounded to the
- * nearest. A copy in 16 bits that an update makes beside its f32 parameters is the update kernel's own business. */
+ * The update rounds 16-bit parameters and moments stochastically, as its operation says; everything else is
+ * rounded to the nearest. A copy in 16 bits that an update makes beside its f32 parameters is the update
+ * kernel's own business. */
 #include "base/half.h"
 #include "backend/cpu/kernels.h"
 #include "base/random.h"
@@ -121,7 +122,7 @@ static void narrow(const KernelCall *call, const Tensor *tensor, const float *fr
     }
 }
 
-static void narrow_by_chance(const KernelCall *call, int k, const float *from, uint16_t *to) {
+static void narrow_stochastically(const KernelCall *call, int k, const float *from, uint16_t *to) {
     const Node *node = call->node;
     int64_t first = elements_of(node).first, count = tensor_count(node->output[k]);
     bool is_brain = node->output[k]->dtype == DTYPE_BF16;
@@ -155,7 +156,7 @@ static Status run_widened(const KernelCall *call, Error *error) {
     TRY(cpu_plain_kernel(node->op)(&wide, error));
     for (int k = 0; k < node->n_outputs; k++) {
         if (!is_half(node->output[k]) || is_copy(node, k)) continue;
-        if (is_update(node->op)) narrow_by_chance(call, k, wide.out[k], call->out[k]);
+        if (is_update(node->op)) narrow_stochastically(call, k, wide.out[k], call->out[k]);
         else narrow(call, node->output[k], wide.out[k], call->out[k]);
     }
     return STATUS_OK;

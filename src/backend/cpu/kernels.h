@@ -1,51 +1,30 @@
 /* The kernels of the CPU backend, one file per operation, and the few tools they share.
  *
- * A kernel is right when it agrees with the operation's reference, for every shape, and gives the same bits with
- * every number of threads: each element is computed by one thread in an order that does not depend on how many
- * there are, and sums over rows go through a fixed number of partial sums (reduce.h). */
+ * A kernel is right when it agrees with the operation's reference, for every shape, and gives the same bits
+ * with every number of threads: each element is computed by one thread in an order that does not depend on
+ * how many there are, and sums over rows go through a fixed number of partial sums (reduce.h). */
 #ifndef PGPT_BACKEND_CPU_KERNELS_H
 #define PGPT_BACKEND_CPU_KERNELS_H
 
+#include "backend/cpu/kernel_list.h"
 #include "backend/cpu/simd.h"
 #include "graph/op.h"
 
-Status cpu_embedding(const KernelCall *call, Error *error);
-Status cpu_embedding_token_gradient(const KernelCall *call, Error *error);
-Status cpu_embedding_position_gradient(const KernelCall *call, Error *error);
-Status cpu_layernorm(const KernelCall *call, Error *error);
-Status cpu_layernorm_backward(const KernelCall *call, Error *error);
-Status cpu_rmsnorm(const KernelCall *call, Error *error);
-Status cpu_rmsnorm_backward(const KernelCall *call, Error *error);
-Status cpu_residual_norm(const KernelCall *call, Error *error);
-Status cpu_residual_norm_backward(const KernelCall *call, Error *error);
-Status cpu_linear(const KernelCall *call, Error *error);
-Status cpu_linear_input_gradient(const KernelCall *call, Error *error);
-Status cpu_linear_weight_gradient(const KernelCall *call, Error *error);
-Status cpu_gelu(const KernelCall *call, Error *error);
-Status cpu_gelu_backward(const KernelCall *call, Error *error);
+/* The kernels of kernel_list.h, and their scratch functions: bytes of working memory. */
+#define PLAIN(op, kernel) Status kernel(const KernelCall *call, Error *error);
+#define WITH_SCRATCH(op, kernel)                                                                             \
+    Status kernel(const KernelCall *call, Error *error);                                                     \
+    size_t kernel##_scratch(const Node *node, int n_threads);
+CPU_KERNELS(PLAIN, WITH_SCRATCH)
+#undef PLAIN
+#undef WITH_SCRATCH
+
 /* dx = dy · slope at x of the node's activation, as many as its first output has; dx may be dy or x. */
 void cpu_gelu_slope(const KernelCall *call, const float *dy, const float *x, float *dx, bool add);
-Status cpu_swiglu(const KernelCall *call, Error *error);
-Status cpu_swiglu_backward(const KernelCall *call, Error *error);
-Status cpu_attention(const KernelCall *call, Error *error);
-Status cpu_attention_backward(const KernelCall *call, Error *error);
-Status cpu_attention_cached(const KernelCall *call, Error *error);
-Status cpu_rotary(const KernelCall *call, Error *error);
-Status cpu_add(const KernelCall *call, Error *error);
-Status cpu_copy(const KernelCall *call, Error *error);
-Status cpu_zero(const KernelCall *call, Error *error);
-Status cpu_dropout(const KernelCall *call, Error *error);
-Status cpu_gather(const KernelCall *call, Error *error);
-Status cpu_sum(const KernelCall *call, Error *error);
-Status cpu_cross_entropy(const KernelCall *call, Error *error);
-Status cpu_squared_error(const KernelCall *call, Error *error);
-Status cpu_squared_norm(const KernelCall *call, Error *error);
-Status cpu_clip(const KernelCall *call, Error *error);
-Status cpu_adamw(const KernelCall *call, Error *error);
-Status cpu_sgd(const KernelCall *call, Error *error);
 
 /* ---- 16-bit storage (half.c) ----
- * Kernels compute on f32. Where a node has 16-bit tensors, cpu_widened runs its f32 kernel on widened copies. */
+ * Kernels compute on f32. Where a node has 16-bit tensors, cpu_widened runs its f32 kernel on widened
+ * copies. */
 bool cpu_needs_widening(const Node *node);
 Status cpu_widened(const KernelCall *call, Error *error);
 size_t cpu_widening_bytes(const Node *node);
@@ -62,28 +41,13 @@ void cpu_narrow(DType dtype, const float *from, void *to, int64_t first, int64_t
 /* What a tensor of this type would hold in place of x[0..n-1]. */
 void cpu_round(DType dtype, float *x, int64_t n);
 
-/* Bytes of scratch for the kernels that want some. */
-size_t cpu_embedding_token_gradient_scratch(const Node *node, int n_threads);
-size_t cpu_layernorm_backward_scratch(const Node *node, int n_threads);
-size_t cpu_rmsnorm_backward_scratch(const Node *node, int n_threads);
-size_t cpu_residual_norm_backward_scratch(const Node *node, int n_threads);
-size_t cpu_linear_scratch(const Node *node, int n_threads);
-size_t cpu_linear_input_gradient_scratch(const Node *node, int n_threads);
-size_t cpu_linear_weight_gradient_scratch(const Node *node, int n_threads);
-size_t cpu_attention_scratch(const Node *node, int n_threads);
-size_t cpu_attention_backward_scratch(const Node *node, int n_threads);
-size_t cpu_attention_cached_scratch(const Node *node, int n_threads);
-size_t cpu_rotary_scratch(const Node *node, int n_threads);
-size_t cpu_sum_scratch(const Node *node, int n_threads);
-size_t cpu_squared_norm_scratch(const Node *node, int n_threads);
-
 /* ---- threads ---- */
 
 /* Starting and joining threads costs about as much as this many elements of simple work. */
 enum { CPU_SERIAL_BELOW = 16384 };
 
-/* All threads or one, never something between: an OpenMP runtime may end and recreate threads when the size of
- * teams changes, and that costs more than idling. */
+/* All threads or one, never something between: an OpenMP runtime may end and recreate threads when the size
+ * of teams changes, and that costs more than idling. */
 static inline int cpu_threads(const KernelCall *call, int64_t n_elements) {
     return n_elements < CPU_SERIAL_BELOW ? 1 : call->n_threads;
 }
@@ -120,8 +84,8 @@ CPU_INLINE void lanes_write(float *p, vec v, bool add, int lanes) {
     lanes_store(p, v, lanes);
 }
 
-/* 1/(1+e^-x) within a few units in the last place, near 0 below -88; *complement is 1 minus it, equally exact where
- * subtraction would leave nothing but rounding. */
+/* 1/(1+e^-x) within a few units in the last place, near 0 below -88; *complement is 1 minus it, equally exact
+ * where subtraction would leave nothing but rounding. */
 CPU_INLINE vec vec_sigmoid(vec x, vec *complement) {
     vec e = vec_exp(-x), s = vec_set(1.0f) / (vec_set(1.0f) + e);
     *complement = e * s;

@@ -1,15 +1,15 @@
 /* layernorm: each row is brought to mean 0 and variance 1, then scaled and shifted per channel.
  *
- * A row fits the first- or second-level cache, so reading it three times (mean, variance about the mean, output)
- * costs memory one read; the variance is a sum of squared deviations and loses nothing to cancellation. Backward is
- * one pass over the rows for all three gradients: two sums per row give dx, and the sums over rows that dweight and
- * dbias are go into partial rows, one pair per block of rows. */
+ * A row fits the first- or second-level cache, so reading it three times (mean, variance about the mean,
+ * output) costs memory one read; the variance is a sum of squared deviations and loses nothing to
+ * cancellation. Backward is one pass over the rows for all three gradients: two sums per row give dx, and the
+ * sums over rows that dweight and dbias are go into partial rows, one pair per block of rows. */
 #include "backend/cpu/norm_rows.h"
 #include "backend/cpu/reduce.h"
 #include "ops/ops.h"
 
-/* Four accumulators hide the latency of additions; a lane past the end counts as `fill`, which the caller chooses
- * so that it adds nothing. */
+/* Four accumulators hide the latency of additions; a lane past the end counts as `fill`, which the caller
+ * chooses so that it adds nothing. */
 enum { ACCUMULATORS = 4, STRIDE = ACCUMULATORS * VEC_LANES };
 
 static float row_mean(const float *x, int64_t C) {

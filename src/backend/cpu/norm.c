@@ -1,4 +1,5 @@
-/* squared_norm and clip: the gradient's norm at the speed of reading it, and the factor that the norm asks for. */
+/* squared_norm and clip: the gradient's norm at the speed of reading it, and the factor that the norm asks
+ * for. */
 #include "backend/cpu/reduce.h"
 #include "ops/ops.h"
 

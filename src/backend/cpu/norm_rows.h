@@ -1,5 +1,5 @@
-/* One row of layernorm and of rmsnorm, forward and backward: what layernorm.c and rmsnorm.c do with all rows, for kernels
- * that do more with each. The same functions, so the same bits. */
+/* One row of layernorm and of rmsnorm, forward and backward: what layernorm.c and rmsnorm.c do with all rows,
+ * for kernels that do more with each. The same functions, so the same bits. */
 #ifndef PGPT_BACKEND_CPU_NORM_ROWS_H
 #define PGPT_BACKEND_CPU_NORM_ROWS_H
 

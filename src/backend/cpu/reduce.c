@@ -1,11 +1,12 @@
 /* Sums over rows and over everything, bit-identical for every number of threads.
  *
- * Column sums read the matrix once, in memory order: eight rows at a time are added up in registers and then to the
- * block's partial row, which stays in the first-level cache, so that most of the traffic is the matrix itself. A
- * block holds few enough rows, and there are few enough blocks, that plain float keeps the error near rounding.
+ * Column sums read the matrix once, in memory order: eight rows at a time are added up in registers and then
+ * to the block's partial row, which stays in the first-level cache, so that most of the traffic is the matrix
+ * itself. A block holds few enough rows, and there are few enough blocks, that plain float keeps the error
+ * near rounding.
  *
- * Sums of everything (the gradient norm reads half a gigabyte for a small GPT-2) run eight vector accumulators to
- * keep up with memory and fold them into a double every few thousand elements. */
+ * Sums of everything (the gradient norm reads half a gigabyte for a small GPT-2) run eight vector
+ * accumulators to keep up with memory and fold them into a double every few thousand elements. */
 #include "backend/cpu/reduce.h"
 
 RowBlocks reduce_blocks(int64_t n_rows) {

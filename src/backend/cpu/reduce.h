@@ -1,7 +1,7 @@
 /* Sums whose bits do not depend on the number of threads.
  *
- * The rows (or elements) are cut into blocks by their number alone, every block is summed by one thread, and the
- * partial sums are combined in the order of the blocks. */
+ * The rows (or elements) are cut into blocks by their number alone, every block is summed by one thread, and
+ * the partial sums are combined in the order of the blocks. */
 #ifndef PGPT_BACKEND_CPU_REDUCE_H
 #define PGPT_BACKEND_CPU_REDUCE_H
 
@@ -38,7 +38,8 @@ size_t reduce_columns_scratch(int64_t rows, int64_t columns);
 /* The part of it that one block is: sum (columns) = or += the sum over the rows of x. */
 void reduce_block(const float *x, int64_t rows, int64_t columns, float *sum, bool add);
 
-/* Output `sums` of a call = or += the sums of the columns of its output `of`, which is rounded to what its tensor will hold. */
+/* Output `sums` of a call = or += the sums of the columns of its output `of`, which is rounded to what its
+ * tensor will hold. */
 void reduce_output(const KernelCall *call, int of, int sums, void *scratch);
 size_t reduce_output_scratch(const Node *node, int of, int sums);
 

@@ -1,9 +1,10 @@
-/* residual_norm: row by row what dropout.c, elementwise.c and layernorm.c or rmsnorm.c do one after the other, while the row
- * is in the first-level cache. Memory sees stream and branch once, and what is stored.
+/* residual_norm: row by row what dropout.c, elementwise.c and layernorm.c or rmsnorm.c do one after the
+ * other, while the row is in the first-level cache. Memory sees stream and branch once, and what is stored.
  *
- * It gives the bits of the three. The branch is multiplied by its mask in a loop of its own, so that no compiler makes one
- * rounding of the product and the sum; and where the tensors have 16 bits, of which this kernel sees widened copies
- * (half.c), what would be stored between the three is rounded as it would be there. */
+ * It gives the bits of the three. The branch is multiplied by its mask in a loop of its own, so that no
+ * compiler makes one rounding of the product and the sum; and where the tensors have 16 bits, of which this
+ * kernel sees widened copies (half.c), what would be stored between the three is rounded as it would be
+ * there. */
 #include "backend/cpu/dropout_mask.h"
 #include "backend/cpu/norm_rows.h"
 #include "backend/cpu/reduce.h"

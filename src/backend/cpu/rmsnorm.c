@@ -1,7 +1,7 @@
 /* rmsnorm: layernorm without the mean and the shift: y = x / rms(x) · weight.
  *
- * The same plan as layernorm.c: the row stays in cache between the pass that measures it and the pass that writes,
- * and one pass over the rows gives both gradients. */
+ * The same plan as layernorm.c: the row stays in cache between the pass that measures it and the pass that
+ * writes, and one pass over the rows gives both gradients. */
 #include "backend/cpu/norm_rows.h"
 #include "backend/cpu/reduce.h"
 #include "ops/ops.h"

@@ -1,10 +1,10 @@
 /* rotary: pairs of channels of every query and key are turned by an angle that grows with the position.
  *
- * The angles are the same for all heads, and for all sequences when these start at the same position. So a table of
- * sines and cosines is made first, one row per position, in scratch; turning is then four products a pair, at the
- * speed of memory. The table is computed in double: a sine and a cosine from the library start a block of
- * positions, and the rest of the block follows by turning once more by the same angle, whose error stays far below
- * what a float can show. */
+ * The angles are the same for all heads, and for all sequences when these start at the same position. So a
+ * table of sines and cosines is made first, one row per position, in scratch; turning is then four products a
+ * pair, at the speed of memory. The table is computed in double: a sine and a cosine from the library start a
+ * block of positions, and the rest of the block follows by turning once more by the same angle, whose error
+ * stays far below what a float can show. */
 #include "backend/cpu/kernels.h"
 #include "ops/ops.h"
 

@@ -1,8 +1,10 @@
-/* Short vectors for the CPU kernels: one type `vec` of VEC_LANES floats, as wide as the target machine's registers.
+/* Short vectors for the CPU kernels: one type `vec` of VEC_LANES floats, as wide as the target machine's
+ * registers.
  *
- * Kernels are written once with the compiler's vector extension (+ - * / work on vec directly) and become AVX-512,
- * AVX2 or SSE code by the build's -march. What the extension lacks is here: loads, tails, fused multiply-add,
- * reductions and the exponential family. Accuracy is stated per function; the operation tests check it. */
+ * Kernels are written once with the compiler's vector extension (+ - * / work on vec directly) and become
+ * AVX-512, AVX2 or SSE code by the build's -march. What the extension lacks is here: loads, tails, fused
+ * multiply-add, reductions and the exponential family. Accuracy is stated per function; the operation tests
+ * check it. */
 #ifndef PGPT_BACKEND_CPU_SIMD_H
 #define PGPT_BACKEND_CPU_SIMD_H
 
@@ -116,8 +118,8 @@ static inline float vec_max_lane(vec v) {
 }
 
 /* e^x within 2 units in the last place over the range where the result is a normal number; smaller arguments
- * (down to minus infinity) give 0, larger ones saturate near the greatest float. x = n·ln2 + r with |r| <= ln2/2,
- * e^r by a polynomial of degree 6, 2^n put into the exponent. */
+ * (down to minus infinity) give 0, larger ones saturate near the greatest float. x = n·ln2 + r with |r| <=
+ * ln2/2, e^r by a polynomial of degree 6, 2^n put into the exponent. */
 static inline vec vec_exp(vec x) {
     veci underflow = x < vec_set(-87.33654f);
     x = vec_max(vec_min(x, vec_set(88.37626f)), vec_set(-87.33654f));
@@ -145,8 +147,8 @@ static inline vec vec_tanh(vec x) {
     return (vec)((veci)t | sign);
 }
 
-/* erf x = 1 - e^-q(|x|), where q = -ln erfc is fitted by a polynomial up to |x| = 4, beyond which erf is 1 in f32;
- * absolute error below 2e-7, odd by construction. Not a number gives 1 or -1. */
+/* erf x = 1 - e^-q(|x|), where q = -ln erfc is fitted by a polynomial up to |x| = 4, beyond which erf is 1 in
+ * f32; absolute error below 2e-7, odd by construction. Not a number gives 1 or -1. */
 static inline vec vec_erf(vec x) {
     veci sign = (veci)x & (veci)vec_set(-0.0f);
     vec t = vec_min((vec)((veci)x ^ sign), vec_set(4.0f));

@@ -1,5 +1,5 @@
-/* squared_error: one visit to predictions and targets. The gradient may be the memory of the predictions: an element is
- * read before it is written. */
+/* squared_error: one visit to predictions and targets. The gradient may be the memory of the predictions: an
+ * element is read before it is written. */
 #include "backend/cpu/kernels.h"
 #include "ops/ops.h"
 

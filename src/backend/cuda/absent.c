@@ -1,4 +1,5 @@
-/* What stands in for the CUDA backend in a pgpt that was built without it: the same entrance, with a sign on it. */
+/* What stands in for the CUDA backend in a pgpt that was built without it: the same entrance, with a sign on
+ * it. */
 #include "backend/cuda/cuda.h"
 
 #include <stdio.h>

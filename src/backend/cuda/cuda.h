@@ -1,8 +1,8 @@
 /* The CUDA backend: one NVIDIA GPU.
  *
- * Everything is enqueued on one stream, in the order of the program, but for what may run beside the rest where two are
- * wanted (graph/lanes.h); the host waits only where it asks for something
- * (download, synchronize). An upload is complete on return in the sense that the host's memory may be reused and
+ * Everything is enqueued on one stream, in the order of the program, but for what may run beside the rest
+ * where two are wanted (graph/lanes.h). The host waits only where it asks for something (download,
+ * synchronize). An upload is complete on return in the sense that the host's memory may be reused and
  * whatever is enqueued afterwards sees the new bytes. */
 #ifndef PGPT_BACKEND_CUDA_CUDA_H
 #define PGPT_BACKEND_CUDA_CUDA_H
@@ -13,8 +13,8 @@ extern "C" {
 
 #include "graph/backend.h"
 
-/* Takes GPU number `device` of those that are visible. Fails with a user's error that says why when there is none or
- * pgpt was built without CUDA. backend->close gives everything back. */
+/* Takes GPU number `device` of those that are visible. Fails with a user's error that says why when there is
+ * none or pgpt was built without CUDA. backend->close gives everything back. */
 Status backend_cuda_open(Backend *backend, int device, Error *error);
 
 /* How many GPUs are visible. 0: `reason` (n_bytes) says why there is none. */
@@ -22,15 +22,16 @@ int backend_cuda_devices(char *reason, size_t n_bytes);
 
 /* What the user may choose; the default is all false. Call it before a program is built. */
 typedef struct {
-    bool tf32; /* products of f32 tensors keep 10 bits of their factors' mantissas, and are 8 times as fast */
-    bool any_order; /* sums may be taken in an order that varies from run to run, where that is faster */
-    bool default_product; /* the library's first choice of algorithm for each product, none timed */
-    bool two_streams;     /* gradients of weights run beside what follows them */
+    bool tf32; /* GEMMs of f32 tensors keep 10 bits of their factors' mantissas, and are 8 times as fast */
+    bool any_order;    /* sums may be taken in an order that varies from run to run, where that is faster */
+    bool default_gemm; /* the library's first choice of algorithm for each GEMM, none timed */
+    bool two_streams;  /* gradients of weights run beside what follows them */
 } CudaSettings;
 
 Status backend_cuda_configure(Backend *backend, CudaSettings settings, Error *error);
 
-/* Its number, and the stream that everything is enqueued on (a cudaStream_t), for those who enqueue beside it. */
+/* Its number, and the stream that everything is enqueued on (a cudaStream_t), for those who enqueue beside
+ * it. */
 int backend_cuda_device(const Backend *backend);
 void *backend_cuda_stream(const Backend *backend);
 
@@ -38,11 +39,12 @@ void *backend_cuda_stream(const Backend *backend);
 Status backend_cuda_take_pinned(void *context, size_t n_bytes, void **memory, Error *error);
 void backend_cuda_give_pinned_back(void *context, void *memory);
 
-/* What of it is done another way than it could be, and why: attention where cuDNN is missing, say. "" if nothing is. Known
- * once programs were built. */
+/* What of it is done another way than it could be, and why: attention where cuDNN is missing, say. "" if
+ * nothing is. Known once programs were built. */
 const char *backend_cuda_note(const Backend *backend);
 
-/* How the last decode_step was computed: "clusters" or "grid", which are two kernels; "" before there was one. */
+/* How the last decode_step was computed: "clusters" or "grid", which are two kernels; "" before there was
+ * one. */
 const char *backend_cuda_decode_way(const Backend *backend);
 
 /* Whom to ask while the host waits for the device: an error of his ends the wait. NULL: nobody. */

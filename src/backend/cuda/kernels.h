@@ -1,12 +1,14 @@
 /* The kernels of the CUDA backend, one file per operation, and what they share on the host's side.
  *
- * A kernel enqueues its work on context->stream and returns: no allocation, no waiting, nothing that a stream capture
- * would forbid. Working memory comes from its scratch function. Element types are read from the node's tensors:
- *   P  weights and activations (and the gradients of activations): f32, bf16 or f16, one of them for the whole node;
+ * A kernel enqueues its work on context->stream and returns: no allocation, no waiting, nothing that a stream
+ * capture would forbid. Working memory comes from its scratch function. Element types are read from the
+ * node's tensors:
+ *   P  weights and activations (and the gradients of activations): f32, bf16 or f16, one of them for the
+ *      whole node;
  *   G  gradients of parameters: f32 or P;
  *   f32 whatever is a statistic (mean, rstd, lse, losses), a scalar or a hyperparameter.
- * Arithmetic is in f32 registers. Sums are taken in an order that depends on shapes and on the GPU's model alone, so
- * the same run twice gives the same bits. */
+ * Arithmetic is in f32 registers. Sums are taken in an order that depends on shapes and on the GPU's model
+ * alone, so the same run twice gives the same bits. */
 #ifndef PGPT_BACKEND_CUDA_KERNELS_H
 #define PGPT_BACKEND_CUDA_KERNELS_H
 
@@ -15,20 +17,21 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#include "backend/cuda/library_cublas.h"
+#include "backend/cuda/runtime/library_cublas.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 #include "backend/cuda/cuda.h"
+#include "backend/cuda/kernel_list.h"
 #include "ops/ops.h"
 
 /* ---- the context ---- */
 
-/* What a kernel found wrong with an index that only the device knows. It lies in host memory that the device can
- * write; synchronize and download report it. The kernel itself goes on as if the row were zero. */
-typedef enum { FAULT_NONE, FAULT_TOKEN, FAULT_POSITION, FAULT_ROW, FAULT_TARGET, FAULT_CACHE } FaultKind;
+/* What a kernel found wrong with an index that only the device knows. It lies in host memory that the device
+ * can write; synchronize and download report it. The kernel itself goes on as if the row were zero. */
+typedef enum { FAULT_NONE, FAULT_TOKEN, FAULT_POSITION, FAULT_ROW, FAULT_TARGET, FAULT_CACHE } CudaFaultKind;
 typedef struct {
     int kind;
     long long value, limit;
@@ -50,25 +53,25 @@ typedef struct CudaContext {
     int max_shared_bytes;    /* of a block, once a kernel has asked for it */
     cudaStream_t stream;     /* everything is enqueued here: that of the present lane */
     CublasLt lt;             /* the functions of cuBLASLt */
-    cublasLtHandle_t cublas; /* NULL: it was left out (product_plain.cu) */
-    void *workspace;         /* of the matrix products of this lane, which run one after the other */
+    cublasLtHandle_t cublas; /* NULL: it was left out (gemm_plain.cu) */
+    void *workspace;         /* of the GEMMs of this lane, which run one after the other */
     size_t workspace_bytes;
     cudaStream_t lane_stream[2]; /* the second: NULL before there are two (backend_cuda_configure) */
     void *lane_workspace[2];
     CudaFault *fault;        /* as the host sees it */
     CudaFault *device_fault; /* the same memory, as kernels see it */
-    unsigned *
-        tickets; /* (N_TICKETS), 0 between kernels: which of several blocks comes last. Kernels set them back */
+    unsigned
+        *tickets; /* (N_TICKETS), 0 between kernels, which set them back: which of several blocks is last */
     /* What blocks of one grid send each other: words (decode_mail.cuh), sums (decode_sums.cuh), counters. */
     void *mail;
-    struct CudaProducts *products; /* linear.cu's: what it remembers about shapes; NULL until it is used */
-    AttentionWay attention_way;    /* ATTENTION_AUTO, but for tests */
-    char note[640];                /* for backend_cuda_note */
-    const char *decode_way;        /* for backend_cuda_decode_way */
-    void *attention;               /* a library's attention: what it remembers; NULL until it is used */
+    struct CudaGemms *gemms;    /* linear.cu's: what it remembers about shapes; NULL until it is used */
+    AttentionWay attention_way; /* ATTENTION_AUTO, but for tests */
+    char note[640];             /* for backend_cuda_note */
+    const char *decode_way;     /* for backend_cuda_decode_way */
+    void *attention;            /* a library's attention: what it remembers; NULL until it is used */
     Status (*check)(void *context, Error *error); /* asked while the host waits; NULL: nobody */
     void *check_context;
-    void (*close_products)(struct CudaContext *context);
+    void (*close_gemms)(struct CudaContext *context);
     void (*close_attention)(struct CudaContext *context);
 
     /* Small copies go through pinned memory: a ring of segments on the way up, one buffer on the way down. */
@@ -94,34 +97,36 @@ static inline CudaContext *cuda_enter(void *context) {
     return cuda;
 }
 
-/* STATUS_OK, or the error with what was being done: "layernorm: an illegal memory access was encountered (700, ...)". */
+/* STATUS_OK, or the error with what was being done: "layernorm: an illegal memory access was encountered
+ * (700, ...)". */
 Status cuda_check(cudaError_t code, const char *what, Error *error);
 Status cuda_check_cublas(const CublasLt *lt, cublasStatus_t code, const char *what, Error *error);
 /* The same for the launch just made. */
 Status cuda_launched(const char *what, Error *error);
 /* One more thing for backend_cuda_note, unless it is there already. */
 void cuda_add_note(CudaContext *context, const char *what, const char *why);
-/* Until the event has passed (NULL: all that was enqueued), or somebody knows that it never will. Says what kernels found wrong. */
+/* Until the event has passed (NULL: all that was enqueued), or somebody knows that it never will. Says what
+ * kernels found wrong. */
 Status cuda_wait_until(CudaContext *context, cudaEvent_t event, Error *error);
 /* For an element type or shape that a kernel is not made for. */
 Status cuda_unsupported(const KernelCall *call, const Tensor *tensor, Error *error);
 
-/* ---- recording what is enqueued, to replay it with one call (recording.cu) ----
- * Between begin and end, kernels are recorded instead of run; uploads, downloads and synchronize are not allowed
- * there. A recording keeps the addresses and sizes it was made with. If anything fails in between, end (or
- * abandon) must still be called. `context` is backend->context. */
+/* ---- CUDA graph capture of what is enqueued, and its replay with one call (capture.cu) ----
+ * Between begin and end, kernels are captured instead of run; uploads, downloads and synchronize are not
+ * allowed there. A capture keeps the addresses and sizes it was made with. If anything fails in between, end
+ * (or abandon) must still be called. `context` is backend->context. */
 Status cuda_capture_begin(void *context, Error *error);
-Status cuda_capture_end(void *context, void **recording, Error *error);
+Status cuda_capture_end(void *context, void **capture, Error *error);
 void cuda_capture_abandon(void *context);
-Status cuda_replay(void *context, void *recording, Error *error);
-void cuda_recording_free(void *context, void *recording);
+Status cuda_replay(void *context, void *capture, Error *error);
+void cuda_capture_free(void *context, void *capture);
 
 /* ---- times on the device ----
- * Marks in the stream; the milliseconds between two of them, once both have passed (this waits). */
-Status cuda_mark_new(void *context, void **mark, Error *error);
-Status cuda_mark(void *context, void *mark, Error *error);
+ * Events in the stream; the milliseconds between two of them, once both have passed (this waits). */
+Status cuda_event_new(void *context, void **event, Error *error);
+Status cuda_event_record(void *context, void *event, Error *error);
 Status cuda_elapsed_ms(void *context, void *first, void *second, float *milliseconds, Error *error);
-void cuda_mark_free(void *context, void *mark);
+void cuda_event_free(void *context, void *event);
 
 /* ---- sums of columns (reduce.cu) ----
  * out (columns) = or += Σ over rows of x (rows,columns), of type out_dtype; in a fixed order. */
@@ -131,8 +136,8 @@ Status cuda_reduce_columns(const CudaContext *context, const void *x, DType dtyp
                            Error *error);
 /* How many parts it cuts the rows into, and of whose sums its scratch has room for. */
 int64_t cuda_reduce_columns_parts(const CudaContext *context, int64_t rows, int64_t columns);
-/* The last step of such sums: partial (n_partials, n_outputs·columns) is summed over its rows; the first `columns` sums
- * go to output[0], the next to output[1], and so on. An output without memory is left out. */
+/* The last step of such sums: partial (n_partials, n_outputs·columns) is summed over its rows; the first
+ * `columns` sums go to output[0], the next to output[1], and so on. An output without memory is left out. */
 enum { MOST_SUMS = 3 }; /* outputs */
 typedef struct {
     void *data;
@@ -148,47 +153,22 @@ Status cuda_reduce_all(const CudaContext *context, const void *x, DType dtype, i
 
 /* ---- kernels ---- */
 
-Status cuda_embedding(const KernelCall *call, Error *error);
-Status cuda_embedding_token_gradient(const KernelCall *call, Error *error);
-Status cuda_embedding_position_gradient(const KernelCall *call, Error *error);
-Status cuda_layernorm(const KernelCall *call, Error *error);
-Status cuda_layernorm_backward(const KernelCall *call, Error *error);
-Status cuda_rmsnorm(const KernelCall *call, Error *error);
-Status cuda_rmsnorm_backward(const KernelCall *call, Error *error);
-Status cuda_residual_norm(const KernelCall *call, Error *error);
-Status cuda_residual_norm_backward(const KernelCall *call, Error *error);
-Status cuda_linear(const KernelCall *call, Error *error);
-Status cuda_linear_input_gradient(const KernelCall *call, Error *error);
-Status cuda_linear_weight_gradient(const KernelCall *call, Error *error);
-Status cuda_gelu(const KernelCall *call, Error *error);
-Status cuda_gelu_backward(const KernelCall *call, Error *error);
+/* The kernels of kernel_list.h, and their scratch functions: bytes of working memory. */
+#define PLAIN(op, kernel) Status kernel(const KernelCall *call, Error *error);
+#define WITH_SCRATCH(op, kernel)                                                                             \
+    Status kernel(const KernelCall *call, Error *error);                                                     \
+    size_t kernel##_scratch(CudaContext *context, const Node *node);
+CUDA_KERNELS(PLAIN, WITH_SCRATCH)
+#undef PLAIN
+#undef WITH_SCRATCH
+
 /* dx = dy · slope at x of the node's activation, all like its first output; dx may be dy or x. */
 Status cuda_gelu_slope(const KernelCall *call, const void *dy, const void *x, void *dx, bool add,
                        Error *error);
-/* The same with the sums of dx's columns as cuda_reduce_columns makes them, and with its scratch. Whole rows of vectors in
- * aligned memory only. */
+/* The same with the sums of dx's columns as cuda_reduce_columns makes them, and with its scratch. Whole rows
+ * of vectors in aligned memory only. */
 Status cuda_gelu_slope_summed(const KernelCall *call, const void *dy, const void *x, void *dx, bool add,
                               const SumOutput *sums, void *scratch, Error *error);
-Status cuda_swiglu(const KernelCall *call, Error *error);
-Status cuda_swiglu_backward(const KernelCall *call, Error *error);
-Status cuda_attention(const KernelCall *call, Error *error);
-Status cuda_attention_backward(const KernelCall *call, Error *error);
-Status cuda_attention_cached(const KernelCall *call, Error *error);
-Status cuda_decode_step(const KernelCall *call, Error *error);
-Status cuda_sample(const KernelCall *call, Error *error);
-Status cuda_rotary(const KernelCall *call, Error *error);
-Status cuda_add(const KernelCall *call, Error *error);
-Status cuda_copy(const KernelCall *call, Error *error);
-Status cuda_zero(const KernelCall *call, Error *error);
-Status cuda_dropout(const KernelCall *call, Error *error);
-Status cuda_gather(const KernelCall *call, Error *error);
-Status cuda_sum(const KernelCall *call, Error *error);
-Status cuda_cross_entropy(const KernelCall *call, Error *error);
-Status cuda_squared_error(const KernelCall *call, Error *error);
-Status cuda_squared_norm(const KernelCall *call, Error *error);
-Status cuda_clip(const KernelCall *call, Error *error);
-Status cuda_adamw(const KernelCall *call, Error *error);
-Status cuda_sgd(const KernelCall *call, Error *error);
 
 /* Is the node one that its kernel is made for? For the operations that a program can do without. */
 bool cuda_decode_step_fits(const CudaContext *context, const Node *node);
@@ -198,20 +178,6 @@ bool cuda_residual_norm_sums(const CudaContext *context, const Node *node);
 bool cuda_linear_input_gradient_sums(const CudaContext *context, const Node *node);
 bool cuda_attention_sums(const CudaContext *context, const Node *node);
 bool cuda_attention_fits(const Node *node); /* of attention_cached too: are its heads narrow enough? */
-
-/* Bytes of scratch for the kernels that want some. */
-size_t cuda_embedding_token_gradient_scratch(CudaContext *context, const Node *node);
-size_t cuda_layernorm_backward_scratch(CudaContext *context, const Node *node);
-size_t cuda_rmsnorm_backward_scratch(CudaContext *context, const Node *node);
-size_t cuda_residual_norm_backward_scratch(CudaContext *context, const Node *node);
-size_t cuda_linear_scratch(CudaContext *context, const Node *node);
-size_t cuda_linear_input_gradient_scratch(CudaContext *context, const Node *node);
-size_t cuda_linear_weight_gradient_scratch(CudaContext *context, const Node *node);
-size_t cuda_attention_scratch(CudaContext *context, const Node *node);
-size_t cuda_attention_backward_scratch(CudaContext *context, const Node *node);
-size_t cuda_attention_cached_scratch(CudaContext *context, const Node *node);
-size_t cuda_sum_scratch(CudaContext *context, const Node *node);
-size_t cuda_squared_norm_scratch(CudaContext *context, const Node *node);
 
 #ifdef __cplusplus
 }

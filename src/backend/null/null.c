@@ -1,5 +1,5 @@
-/* A device that only keeps books. Allocation gives NULL, which the executor turns into NULL addresses; the one
- * kernel adds the cost of its node to the counts in the backend's context. */
+/* A device that only keeps books. Allocation gives NULL, which the executor turns into NULL addresses; the
+ * one kernel adds the cost of its node to the counts in the backend's context. */
 #include "backend/null/null.h"
 
 #include <stdlib.h>

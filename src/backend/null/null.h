@@ -1,8 +1,8 @@
 /* The null backend: computes nothing, holds nothing, counts everything.
  *
- * A program runs on it exactly as on a device, so what it counts (instructions, arithmetic, traffic, the memory
- * that was asked for) is what the program would do, not an estimate that could drift from it. Kernels never touch
- * their arguments, which are all NULL. */
+ * A program runs on it exactly as on a device, so what it counts (instructions, arithmetic, traffic, the
+ * memory that was asked for) is what the program would do, not an estimate that could drift from it. Kernels
+ * never touch their arguments, which are all NULL. */
 #ifndef PGPT_BACKEND_NULL_NULL_H
 #define PGPT_BACKEND_NULL_NULL_H
 

@@ -1,0 +1,260 @@
+/* Attention backward: weights are computed again, tile by tile, and never kept.
+ *
+ * With P the weights, M the dropout mask (0 or its scale; 1 without dropout) and D = rowsum(dy ∘ y), the
+ * gradients of one head are
+ *
+ *     dV = (P∘M)ᵀ dY      dP = (dY Vᵀ)∘M      dS = P∘(dP - D)      dQ = scale·dS K      dK = scale·dSᵀ Q
+ *
+ * P comes from the scores and the saved logarithm of the denominator without a second softmax. That is five
+ * GEMMs per tile; all are tile_multiply's. On the diagonal, each strip runs over the part of the sum or of
+ * the columns that is not masked.
+ *
+ * A work item is a key/value head of a sequence with all its query heads, so that dK and dV have one writer,
+ * which adds in a fixed order: keys tile by tile, for each the queries from there on. */
+#include "backend/cpu/attention/attention_tile.h"
+#include "backend/cpu/dropout_mask.h"
+
+#define QUERY_TILE                                                                                           \
+    TILE_KEYS /* equal and aligned, so that only tiles with the same number lie on the diagonal */
+
+/* What a thread works in; HS* is HS rounded up to whole vectors. */
+typedef struct {
+    float *keys_by_column;   /* [tile][HS][TILE_KEYS] */
+    float *values_by_column; /* [tile][HS][TILE_KEYS] */
+    float *keys;             /* [T][HS*] */
+    float *dkeys;            /* [T][HS*] */
+    float *dvalues;          /* [T][HS*] */
+    float *q;                /* [T][HS*], scaled by scale·log2(e) */
+    float *dq;               /* [T][HS*] */
+    float *dy;               /* [T][HS*] */
+    float *lse;              /* (T), as an exponent of 2 */
+    float *dot;              /* (T): D */
+    float *weights;          /* [QUERY_TILE][TILE_KEYS]: P, then P∘M */
+    float *dscores;          /* [QUERY_TILE][TILE_KEYS] */
+    float *mask;             /* [TILE_KEYS] */
+} Backward;
+
+static Backward backward_arrays(const AttentionShape *shape, TileMemory *memory) {
+    const int64_t T = shape->T, rows = T * tile_round_up(shape->head_size, VEC_LANES);
+    const int64_t columns = tile_round_up(T, TILE_KEYS) * shape->head_size;
+    Backward work;
+    work.keys_by_column = tile_take(memory, columns);
+    work.values_by_column = tile_take(memory, columns);
+    work.keys = tile_take(memory, rows);
+    work.dkeys = tile_take(memory, rows);
+    work.dvalues = tile_take(memory, rows);
+    work.q = tile_take(memory, rows);
+    work.dq = tile_take(memory, rows);
+    work.dy = tile_take(memory, rows);
+    work.lse = tile_take(memory, T);
+    work.dot = tile_take(memory, T);
+    work.weights = tile_take(memory, QUERY_TILE * TILE_KEYS);
+    work.dscores = tile_take(memory, QUERY_TILE * TILE_KEYS);
+    work.mask = tile_take(memory, TILE_KEYS);
+    return work;
+}
+
+static size_t backward_thread_bytes(const AttentionShape *shape) {
+    TileMemory memory = {0};
+    backward_arrays(shape, &memory);
+    return memory.used;
+}
+
+size_t attention_backward_scratch_bytes(const AttentionShape *shape, int n_threads) {
+    return tile_scratch_bytes(n_threads, backward_thread_bytes(shape));
+}
+
+/* Where a tile of scores lies. */
+typedef struct {
+    int64_t first_query, first_key;
+    int64_t n_queries, n_keys;
+    int diagonal;           /* query r sees keys 0 .. r only */
+    uint64_t dropout_first; /* index of the tile's weight (0, 0) */
+} ScoreTile;
+
+/* Columns that the strip of `rows` rows from `row` on needs. */
+static inline int64_t strip_width(const ScoreTile *tile, int64_t row, int rows) {
+    return tile->diagonal ? tile_min(row + rows, tile->n_keys) : tile->n_keys;
+}
+
+/* One row of scores and of dP = dY·Vᵀ to one of weights and dS, in place. The row sees `visible` keys. */
+static inline void row_gradients(float *weights, float *dscores, const float *mask, int n_vecs,
+                                 int64_t visible, float lse, float dot) {
+    for (int v = 0; v < n_vecs; v++) {
+        vec score = vec_load(weights + v * VEC_LANES), dweight = vec_load(dscores + v * VEC_LANES);
+        int64_t left = visible - v * VEC_LANES;
+        if (left < VEC_LANES) score = tile_mask(score, left);
+        vec weight = tile_exp2(score - vec_set(lse)), used = weight;
+        if (mask) {
+            vec factor = vec_load(mask + v * VEC_LANES);
+            used *= factor;
+            dweight *= factor;
+        }
+        vec_store(weights + v * VEC_LANES, used);
+        vec_store(dscores + v * VEC_LANES, weight * (dweight - vec_set(dot)));
+    }
+}
+
+/* P∘M and dS of a tile. */
+static void tile_scores(const AttentionShape *shape, uint64_t sequence, const Backward *work,
+                        const ScoreTile *tile, TileAhead *ahead) {
+    const int size = shape->head_size;
+    const int64_t padded = tile_round_up(size, VEC_LANES);
+    const uint32_t threshold = random_dropout_threshold(shape->dropout);
+    for (int64_t row = 0; row < tile->n_queries; row += TILE_ROWS) {
+        int rows = (int)tile_min(TILE_ROWS, tile->n_queries - row);
+        int n_vecs = tile_vecs(strip_width(tile, row, rows));
+        float *weights = work->weights + row * TILE_KEYS, *dscores = work->dscores + row * TILE_KEYS;
+        TileGemm gemm = {.a = work->q + (tile->first_query + row) * padded,
+                         .a_row = padded,
+                         .a_step = 1,
+                         .b = work->keys_by_column + tile->first_key * size,
+                         .b_step = TILE_KEYS,
+                         .c = weights,
+                         .c_step = TILE_KEYS};
+        tile_multiply(rows, n_vecs, size, gemm);
+        tile_prefetch(ahead);
+        gemm.a = work->dy + (tile->first_query + row) * padded;
+        gemm.b = work->values_by_column + tile->first_key * size;
+        gemm.c = dscores;
+        tile_multiply(rows, n_vecs, size, gemm);
+        for (int r = 0; r < rows; r++) {
+            int64_t query = tile->first_query + row + r;
+            int64_t visible = tile->diagonal ? row + r + 1 : tile->n_keys;
+            if (threshold)
+                dropout_mask_fill(shape->dropout_key, sequence,
+                                  tile->dropout_first + (uint64_t)((row + r) * tile_round_up(shape->T, 8)),
+                                  TILE_KEYS, threshold, random_dropout_scale(threshold), work->mask);
+            row_gradients(weights + r * TILE_KEYS, dscores + r * TILE_KEYS, threshold ? work->mask : NULL,
+                          n_vecs, visible, work->lse[query], work->dot[query]);
+        }
+    }
+}
+
+/* dQ += dS·K, a strip of queries at a time. */
+static void add_dqueries(const Backward *work, const ScoreTile *tile, int64_t padded) {
+    for (int64_t row = 0; row < tile->n_queries; row += TILE_ROWS) {
+        int rows = (int)tile_min(TILE_ROWS, tile->n_queries - row);
+        tile_multiply(rows, (int)(padded / VEC_LANES), strip_width(tile, row, rows),
+                      (TileGemm){.a = work->dscores + row * TILE_KEYS,
+                                 .a_row = TILE_KEYS,
+                                 .a_step = 1,
+                                 .b = work->keys + tile->first_key * padded,
+                                 .b_step = padded,
+                                 .c = work->dq + (tile->first_query + row) * padded,
+                                 .c_step = padded,
+                                 .c_keep = tile_keep_all});
+    }
+}
+
+/* to += Xᵀ·rows for X the tile's weights or dS: dV from dY and dK from Q, a strip of keys at a time. On the
+ * diagonal, key r is seen from query r on. */
+static void add_transposed(const float *x, const float *from, float *to, const ScoreTile *tile,
+                           int64_t padded) {
+    for (int64_t key = 0; key < tile->n_keys; key += TILE_ROWS) {
+        int rows = (int)tile_min(TILE_ROWS, tile->n_keys - key);
+        int64_t first = tile->diagonal ? key : 0;
+        tile_multiply(rows, (int)(padded / VEC_LANES), tile->n_queries - first,
+                      (TileGemm){.a = x + first * TILE_KEYS + key,
+                                 .a_row = 1,
+                                 .a_step = TILE_KEYS,
+                                 .b = from + (tile->first_query + first) * padded,
+                                 .b_step = padded,
+                                 .c = to + (tile->first_key + key) * padded,
+                                 .c_step = padded,
+                                 .c_keep = tile_keep_all});
+    }
+}
+
+/* dq of one query head, complete; its part of dk and dv, added. */
+static void backward_head(const AttentionShape *shape, const Backward *work, int64_t b, int h,
+                          TileAhead *ahead) {
+    const int64_t T = shape->T, padded = tile_round_up(shape->head_size, VEC_LANES);
+    const uint64_t stride = (uint64_t)tile_round_up(T, 8);
+    for (int64_t key = 0; key < T; key += TILE_KEYS)
+        for (int64_t query = key; query < T; query += QUERY_TILE) {
+            uint64_t first_row = (shape->first_head + (uint64_t)h) * (uint64_t)T + (uint64_t)query;
+            ScoreTile tile = {.first_query = query,
+                              .first_key = key,
+                              .n_queries = tile_min(QUERY_TILE, T - query),
+                              .n_keys = tile_min(TILE_KEYS, T - key),
+                              .diagonal = query == key,
+                              .dropout_first = first_row * stride + (uint64_t)key};
+            tile_scores(shape, shape->first_sequence + (uint64_t)b, work, &tile, ahead);
+            add_transposed(work->weights, work->dy, work->dvalues, &tile, padded);
+            add_transposed(work->dscores, work->q, work->dkeys, &tile, padded);
+            add_dqueries(work, &tile, padded);
+        }
+}
+
+/* T rows of HS, from padded rows, times a factor. */
+static void unpack_rows(const float *from, int64_t T, int size, float factor, float *to, int64_t to_step) {
+    const int64_t padded = tile_round_up(size, VEC_LANES);
+    for (int64_t t = 0; t < T; t++, from += padded, to += to_step) {
+        int d = 0;
+        for (; d + VEC_LANES <= size; d += VEC_LANES) vec_store(to + d, vec_load(from + d) * vec_set(factor));
+        for (; d < size; d++) to[d] = from[d] * factor;
+    }
+}
+
+/* lse as an exponent of 2, and D. A row without weights (lse = -inf) gets none again: 2^(-inf - 0) = 0. */
+static void row_numbers(const Backward *work, int64_t T, int size, const float *lse, const float *y,
+                        int64_t y_row) {
+    const int64_t padded = tile_round_up(size, VEC_LANES);
+    for (int64_t t = 0; t < T; t++, y += y_row) {
+        const float *dy = work->dy + t * padded;
+        vec sum = vec_set(0.0f);
+        float rest = 0.0f;
+        int d = 0;
+        for (; d + VEC_LANES <= size; d += VEC_LANES) sum = vec_fma(vec_load(dy + d), vec_load(y + d), sum);
+        for (; d < size; d++) rest += dy[d] * y[d];
+        work->dot[t] = vec_sum(sum) + rest;
+        work->lse[t] = lse[t] == -INFINITY ? 0.0f : (float)(lse[t] * TILE_LOG2_E);
+    }
+}
+
+/* One key/value head of a sequence, `item` = b·NKV + kv. */
+static void backward_item(const AttentionShape *shape, const float *dy, const float *qkv, const float *y,
+                          const float *lse, float *dqkv, int64_t item, int64_t next_item, TileMemory memory) {
+    const int64_t b = item / shape->n_kv_heads;
+    const int kv = (int)(item % shape->n_kv_heads);
+    const int64_t T = shape->T;
+    const int size = shape->head_size, group = shape->n_heads / shape->n_kv_heads;
+    const int64_t row = (int64_t)(shape->n_heads + 2 * shape->n_kv_heads) * size;
+    const int64_t y_row = (int64_t)shape->n_heads * size, padded = tile_round_up(size, VEC_LANES);
+    const int64_t key_place = b * T * row + (int64_t)(shape->n_heads + kv) * size;
+    const int64_t value_place = key_place + (int64_t)shape->n_kv_heads * size;
+    Backward work = backward_arrays(shape, &memory);
+    tile_pack_columns(qkv + key_place, row, T, size, work.keys_by_column);
+    tile_pack_columns(qkv + value_place, row, T, size, work.values_by_column);
+    tile_pack_rows(qkv + key_place, row, T, size, 1.0f, work.keys);
+    memset(work.dkeys, 0, (size_t)(T * padded) * sizeof(float));
+    memset(work.dvalues, 0, (size_t)(T * padded) * sizeof(float));
+    TileAhead ahead = {0};
+    tile_ahead_qkv(&ahead, shape, dqkv, item);
+    tile_ahead_qkv(&ahead, shape, qkv, next_item);
+    tile_ahead_y(&ahead, shape, dy, next_item);
+    tile_ahead_y(&ahead, shape, y, next_item);
+    tile_ahead_pace(&ahead, T, group, 0, T);
+    for (int h = kv * group; h < (kv + 1) * group; h++) {
+        const int64_t q_place = b * T * row + (int64_t)h * size, y_place = b * T * y_row + (int64_t)h * size;
+        tile_pack_rows(qkv + q_place, row, T, size, (float)(shape->scale * TILE_LOG2_E), work.q);
+        tile_pack_rows(dy + y_place, y_row, T, size, 1.0f, work.dy);
+        row_numbers(&work, T, size, lse + (b * shape->n_heads + h) * T, y + y_place, y_row);
+        memset(work.dq, 0, (size_t)(T * padded) * sizeof(float));
+        backward_head(shape, &work, b, h, &ahead);
+        unpack_rows(work.dq, T, size, shape->scale, dqkv + q_place, row);
+    }
+    unpack_rows(work.dkeys, T, size, TILE_LN_2, dqkv + key_place, row); /* Q carries scale·log2(e) */
+    unpack_rows(work.dvalues, T, size, 1.0f, dqkv + value_place, row);
+}
+
+void attention_backward(const AttentionShape *shape, const float *dy, const float *qkv, const float *y,
+                        const float *lse, float *dqkv, void *scratch, int n_threads) {
+    const int64_t n_items = shape->T > 0 ? shape->B * shape->n_kv_heads : 0;
+    const size_t thread_bytes = backward_thread_bytes(shape);
+#pragma omp parallel for schedule(dynamic) num_threads(n_threads) if (n_threads > 1)
+    for (int64_t item = 0; item < n_items; item++)
+        backward_item(shape, dy, qkv, y, lse, dqkv, item, item + n_threads,
+                      tile_memory(scratch, tile_thread(), thread_bytes));
+}

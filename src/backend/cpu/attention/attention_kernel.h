@@ -1,0 +1,58 @@
+/* Causal multi-head attention in f32 on the CPU: forward, backward, and with a key/value cache.
+ *
+ * y[b,q,h] = sum over k <= q of softmax_k(scale · query[b,q,h] · key[b,k,g]) · value[b,k,g], where query head
+ * h uses key/value head g = h / (n_heads / n_kv_heads). The scores exist only as tiles of a few thousand
+ * elements; what the forward pass keeps for the backward pass is one number per query, the logarithm of its
+ * softmax's denominator.
+ *
+ * Results are the same bits for every number of threads. The functions allocate nothing: they work in
+ * `scratch`, of at least as many bytes as the function's scratch size says for the same shape and number of
+ * threads (any alignment, contents irrelevant before and after). Tensors must not overlap.
+ *
+ * A score of minus infinity gets weight 0; a query whose scores are all minus infinity has y = 0 and lse =
+ * -inf. NaNs travel to the outputs that depend on them. */
+#ifndef PGPT_BACKEND_CPU_ATTENTION_ATTENTION_KERNEL_H
+#define PGPT_BACKEND_CPU_ATTENTION_ATTENTION_KERNEL_H
+
+#include "base/random.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct {
+    int64_t B, T;            /* sequences, positions */
+    int n_heads;             /* NH, query heads */
+    int n_kv_heads;          /* NKV, key/value heads; divides NH */
+    int head_size;           /* HS, any value >= 1 */
+    float scale;             /* of the scores, usually 1/sqrt(HS) */
+    float dropout;           /* probability that an attention weight is dropped; 0 for none */
+    RandomKey dropout_key;   /* the stream of the masks; the backward pass needs that of the forward pass */
+    uint64_t first_sequence; /* global index of sequence 0: a mask depends on the place in the whole batch */
+    uint64_t first_head;     /* global index of query head 0 */
+} AttentionShape;
+
+/* Weight (b, h, q, k) is kept when random_keep(dropout_key, first_sequence + b, index, threshold) holds, with
+ * index = ((first_head + h)·T + q)·(T rounded up to a multiple of 8) + k, so that a random block stays in its
+ * row. */
+
+/* qkv (B,T,(NH+2·NKV)·HS): a row holds all query heads, then all key heads, then all value heads.
+ * y (B,T,NH·HS). lse (B,NH,T): log of the sum of exp of the scaled scores. */
+size_t attention_forward_scratch_bytes(const AttentionShape *shape, int n_threads);
+void attention_forward(const AttentionShape *shape, const float *qkv, float *y, float *lse, void *scratch,
+                       int n_threads);
+
+/* dqkv, shaped as qkv, is written whole, not accumulated. dy (B,T,NH·HS); y and lse as the forward pass left
+ * them. */
+size_t attention_backward_scratch_bytes(const AttentionShape *shape, int n_threads);
+void attention_backward(const AttentionShape *shape, const float *dy, const float *qkv, const float *y,
+                        const float *lse, float *dqkv, void *scratch, int n_threads);
+
+/* Generation: shape->T new rows per sequence, of which the first stands at position[b]. Their keys and values
+ * are stored into the caches (B,NKV,capacity,HS), then every new query attends to all cached positions up to
+ * its own. position[b] + T must not exceed capacity. No dropout. */
+size_t attention_cached_scratch_bytes(const AttentionShape *shape, int64_t capacity, int n_threads);
+void attention_cached(const AttentionShape *shape, const float *qkv /* (B,T,(NH+2·NKV)·HS) */,
+                      const int32_t *position /* (B) */, float *key_cache, float *value_cache,
+                      int64_t capacity, float *y /* (B,T,NH·HS) */, void *scratch, int n_threads);
+
+#endif

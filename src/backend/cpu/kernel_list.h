@@ -1,0 +1,44 @@
+/* The operations that the CPU backend has kernels for. It is the only list of them: kernels.h declares what
+ * it names, and the backend finds a node's kernel in it.
+ *
+ *     PLAIN(OP_GELU, cpu_gelu)              Status cpu_gelu(const KernelCall *call, Error *error);
+ *     WITH_SCRATCH(OP_LINEAR, cpu_linear)   the same, and cpu_linear_scratch, the bytes of working memory
+ *                                           it wants */
+#ifndef PGPT_BACKEND_CPU_KERNEL_LIST_H
+#define PGPT_BACKEND_CPU_KERNEL_LIST_H
+
+#define CPU_KERNELS(PLAIN, WITH_SCRATCH)                                                                     \
+    PLAIN(OP_EMBEDDING, cpu_embedding)                                                                       \
+    WITH_SCRATCH(OP_EMBEDDING_TOKEN_GRADIENT, cpu_embedding_token_gradient)                                  \
+    PLAIN(OP_EMBEDDING_POSITION_GRADIENT, cpu_embedding_position_gradient)                                   \
+    PLAIN(OP_LAYERNORM, cpu_layernorm)                                                                       \
+    WITH_SCRATCH(OP_LAYERNORM_BACKWARD, cpu_layernorm_backward)                                              \
+    PLAIN(OP_RMSNORM, cpu_rmsnorm)                                                                           \
+    WITH_SCRATCH(OP_RMSNORM_BACKWARD, cpu_rmsnorm_backward)                                                  \
+    PLAIN(OP_RESIDUAL_NORM, cpu_residual_norm)                                                               \
+    WITH_SCRATCH(OP_RESIDUAL_NORM_BACKWARD, cpu_residual_norm_backward)                                      \
+    WITH_SCRATCH(OP_LINEAR, cpu_linear)                                                                      \
+    WITH_SCRATCH(OP_LINEAR_INPUT_GRADIENT, cpu_linear_input_gradient)                                        \
+    WITH_SCRATCH(OP_LINEAR_WEIGHT_GRADIENT, cpu_linear_weight_gradient)                                      \
+    PLAIN(OP_GELU, cpu_gelu)                                                                                 \
+    PLAIN(OP_GELU_BACKWARD, cpu_gelu_backward)                                                               \
+    PLAIN(OP_SWIGLU, cpu_swiglu)                                                                             \
+    PLAIN(OP_SWIGLU_BACKWARD, cpu_swiglu_backward)                                                           \
+    WITH_SCRATCH(OP_ATTENTION, cpu_attention)                                                                \
+    WITH_SCRATCH(OP_ATTENTION_BACKWARD, cpu_attention_backward)                                              \
+    WITH_SCRATCH(OP_ATTENTION_CACHED, cpu_attention_cached)                                                  \
+    WITH_SCRATCH(OP_ROTARY, cpu_rotary)                                                                      \
+    PLAIN(OP_ADD, cpu_add)                                                                                   \
+    PLAIN(OP_COPY, cpu_copy)                                                                                 \
+    PLAIN(OP_ZERO, cpu_zero)                                                                                 \
+    PLAIN(OP_DROPOUT, cpu_dropout)                                                                           \
+    PLAIN(OP_GATHER, cpu_gather)                                                                             \
+    WITH_SCRATCH(OP_SUM, cpu_sum)                                                                            \
+    PLAIN(OP_CROSS_ENTROPY, cpu_cross_entropy)                                                               \
+    PLAIN(OP_SQUARED_ERROR, cpu_squared_error)                                                               \
+    WITH_SCRATCH(OP_SQUARED_NORM, cpu_squared_norm)                                                          \
+    PLAIN(OP_CLIP, cpu_clip)                                                                                 \
+    PLAIN(OP_ADAMW, cpu_adamw)                                                                               \
+    PLAIN(OP_SGD, cpu_sgd)
+
+#endif

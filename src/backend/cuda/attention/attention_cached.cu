@@ -1,0 +1,206 @@
+/* attention_cached: new queries against the key/value cache, for generation.
+ *
+ * Floor over the copy bandwidth: the keys and values in use, 4·NKV·HS bytes a position and sequence in 16
+ * bits. With one new position a sequence there are only B·NH queries, too few blocks for a GPU, so the
+ * context is split: each block takes a part of the keys of one query and leaves its unfinished softmax in
+ * scratch; the block that comes last joins the parts, in their order. How many parts there are is fixed when
+ * the program is built; how long they are follows from start[b].
+ *
+ * Storing the new keys and values is done on the way: a query takes positions below start[b] from the cache
+ * and the new ones from qkv, so nobody reads what is being stored. */
+#include "backend/cuda/attention/attend.cuh"
+
+enum { MOST_PARTS = 128, LEAST_KEYS = 32 }; /* parts of a query; keys of a part, in a full cache */
+
+typedef struct {
+    int64_t n_positions, width, capacity; /* T, elements of a row of qkv, positions of the cache */
+    int n_heads, n_kv_heads, head_size, n_parts;
+    float scale;
+} CachedShape;
+
+static int64_t queries_of(const Node *node) {
+    const AttentionAttributes *a = (const AttentionAttributes *)node->attributes;
+    return node->input[0]->shape.dim[0] * node->input[0]->shape.dim[1] * a->n_heads;
+}
+
+/* 16 blocks a multiprocessor, as far as the context can be split. */
+static int parts_of(const CudaContext *context, const Node *node) {
+    int64_t queries = queries_of(node), most = (node->output[1]->shape.dim[2] + LEAST_KEYS - 1) / LEAST_KEYS;
+    if (!queries || queries > N_TICKETS) return 1;
+    int64_t wanted = (16 * context->n_processors + queries - 1) / queries;
+    wanted = wanted < most ? wanted : most;
+    wanted = wanted < MOST_PARTS ? wanted : (int64_t)MOST_PARTS;
+    return (int)(wanted > 1 ? wanted : 1);
+}
+
+/* One query's part of the keys: where they lie, and this thread's channels of them. */
+template <typename T> struct Keys {
+    const T *new_keys, *new_values, *old_keys, *old_values; /* from this thread's first channel on */
+    int64_t first_new, width;
+    int head_size, left; /* left: channels from there on */
+};
+
+template <typename T, bool ALIGNED>
+DEVICE void load_key(const Keys<T> &keys, int64_t k, bool is_there, Raw<T> *key, Raw<T> *value) {
+    bool is_new = k >= keys.first_new;
+    int64_t at = is_new ? (k - keys.first_new) * keys.width : k * keys.head_size;
+    int n = is_there ? keys.left : 0;
+    *key = load_raw<T, ALIGNED>((is_new ? keys.new_keys : keys.old_keys) + at, n);
+    *value = load_raw<T, ALIGNED>((is_new ? keys.new_values : keys.old_values) + at, n);
+}
+
+/* The softmax over keys first .. end - 1, of which each group has every GROUPS-th, AT_ONCE on their way
+ * together. */
+template <typename T, int LANES, bool ALIGNED>
+DEVICE Attention attend(const float q[VECTOR], const Keys<T> &keys, int64_t first, int64_t end, float scale) {
+    enum { GROUPS = ATTEND_THREADS / LANES, AT_ONCE = 4 };
+    Attention mine = attention_none();
+    for (int64_t base = first + threadIdx.x / LANES; base - threadIdx.x / LANES < end;
+         base += AT_ONCE * GROUPS) {
+        Raw<T> key[AT_ONCE], value[AT_ONCE];
+        float score[AT_ONCE], v[VECTOR], max = mine.max;
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++) {
+            int64_t k = base + j * GROUPS;
+            load_key<T, ALIGNED>(keys, k, k < end, &key[j], &value[j]);
+        }
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++) {
+            unpack(key[j], v);
+            score[j] = group_sum<LANES>(dot8(q, v)) * scale;
+            if (base + j * GROUPS >= end) score[j] = -INFINITY;
+            max = fmaxf(max, score[j]);
+        }
+        float reference = max == -INFINITY ? 0.0f : max, keep = __expf(mine.max - reference);
+        mine.max = max;
+        mine.sum *= keep;
+#pragma unroll
+        for (int i = 0; i < VECTOR; i++) mine.value[i] *= keep;
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++) {
+            float p = __expf(score[j] - reference);
+            unpack(value[j], v);
+            mine.sum += p;
+#pragma unroll
+            for (int i = 0; i < VECTOR; i++) mine.value[i] = fmaf(p, v[i], mine.value[i]);
+        }
+    }
+    return mine;
+}
+
+/* Have all other blocks of this query left their parts? Says yes to one block only, and sets the ticket
+ * back. */
+DEVICE bool is_last_block(unsigned *ticket, int n_parts) {
+    __shared__ bool is_last;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        is_last = atomicAdd(ticket, 1u) == (unsigned)n_parts - 1;
+        if (is_last) *ticket = 0;
+    }
+    __syncthreads();
+    __threadfence();
+    return is_last;
+}
+
+/* parts: (n_parts, 2 + HS) of this query: maximum, sum, values. */
+template <typename T> DEVICE void join_parts(const float *parts, T *y, const CachedShape &s) {
+    __shared__ float weight[MOST_PARTS];
+    int stride = s.head_size + 2, lane = (int)threadIdx.x;
+    if (lane < WARP) {
+        float max = -INFINITY, sum = 0.0f;
+        for (int p = lane; p < s.n_parts; p += WARP) max = fmaxf(max, __ldcg(parts + p * stride));
+        max = warp_max(max);
+        for (int p = lane; p < s.n_parts; p += WARP) {
+            weight[p] = __expf(__ldcg(parts + p * stride) - max);
+            sum += weight[p] * __ldcg(parts + p * stride + 1);
+        }
+        sum = warp_sum(sum);
+        for (int p = lane; p < s.n_parts; p += WARP) weight[p] /= sum;
+    }
+    __syncthreads();
+    for (int c = (int)threadIdx.x; c < s.head_size; c += ATTEND_THREADS) {
+        float value = 0.0f;
+#pragma unroll 8
+        for (int p = 0; p < s.n_parts; p++)
+            value = fmaf(weight[p], __ldcg(parts + p * stride + 2 + c), value);
+        set_element(y + c, value);
+    }
+}
+
+template <typename T, int LANES, bool ALIGNED>
+static __global__ void __launch_bounds__(ATTEND_THREADS)
+    cached_kernel(const T *qkv, const int32_t *start, T *y, T *key_cache, T *value_cache, float *parts,
+                  unsigned *tickets, CachedShape s, CudaFault *fault) {
+    __shared__ Attention shared[ATTEND_WARPS * LANES];
+    int64_t query = blockIdx.x, n = query / s.n_heads, b = n / s.n_positions, t = n - b * s.n_positions;
+    int h = (int)(query - n * s.n_heads), share = s.n_heads / s.n_kv_heads, kv = h / share;
+    int part = (int)blockIdx.y, c = (int)threadIdx.x % LANES * VECTOR, left = s.head_size - c;
+    int64_t first_new = start[b];
+    if (first_new < 0 || first_new + s.n_positions > s.capacity) {
+        if (threadIdx.x == 0) report(fault, FAULT_CACHE, first_new + s.n_positions - 1, s.capacity);
+        return; /* all blocks of the sequence do, so that no ticket is left over */
+    }
+    int64_t cache = (b * s.n_kv_heads + kv) * s.capacity * s.head_size;
+    const T *new_keys = qkv + b * s.n_positions * s.width + (int64_t)(s.n_heads + kv) * s.head_size;
+    const T *new_values = new_keys + (int64_t)s.n_kv_heads * s.head_size;
+    if (part == 0 && h % share == 0) { /* position t goes into the cache */
+        int64_t to = cache + (first_new + t) * s.head_size;
+        for (int i = (int)threadIdx.x; i < s.head_size; i += ATTEND_THREADS) {
+            key_cache[to + i] = new_keys[t * s.width + i];
+            value_cache[to + i] = new_values[t * s.width + i];
+        }
+    }
+    Keys<T> keys = {new_keys + c, new_values + c, key_cache + cache + c, value_cache + cache + c,
+                    first_new,    s.width,        s.head_size,           left};
+    int64_t n_keys = first_new + t + 1, each = (n_keys + s.n_parts - 1) / s.n_parts;
+    int64_t first = part * each, end = first + each < n_keys ? first + each : n_keys;
+    float q[VECTOR];
+    unpack(load_raw<T, ALIGNED>(qkv + n * s.width + (int64_t)h * s.head_size + c, left), q);
+    Attention mine = attend<T, LANES, ALIGNED>(q, keys, first, end, s.scale);
+    mine = block_join<LANES>(mine, shared);
+    if (s.n_parts == 1) {
+#pragma unroll
+        for (int k = 0; k < VECTOR; k++) mine.value[k] /= mine.sum;
+        if ((int)threadIdx.x < LANES) store8(y + query * s.head_size + c, left, ALIGNED, mine.value);
+        return;
+    }
+    float *all = parts + query * s.n_parts * (s.head_size + 2), *out = all + part * (s.head_size + 2);
+    if (threadIdx.x == 0) out[0] = mine.max, out[1] = mine.sum;
+    if ((int)threadIdx.x < LANES) store8(out + 2 + c, left, false, mine.value);
+    if (is_last_block(&tickets[query], s.n_parts)) join_parts(all, y + query * s.head_size, s);
+}
+
+extern "C" size_t cuda_attention_cached_scratch(CudaContext *context, const Node *node) {
+    const AttentionAttributes *a = (const AttentionAttributes *)node->attributes;
+    int n_parts = parts_of(context, node);
+    return n_parts > 1 ? (size_t)(queries_of(node) * n_parts * (a->head_size + 2)) * sizeof(float) : 0;
+}
+
+extern "C" Status cuda_attention_cached(const KernelCall *call, Error *error) {
+    const Node *node = call->node;
+    const AttentionAttributes *a = (const AttentionAttributes *)node->attributes;
+    const Tensor *qkv = node->input[0], *cache = node->output[1];
+    if (!same_types(qkv, node->output[0]) || !same_types(qkv, cache) || !same_types(cache, node->output[2])) {
+        return cuda_unsupported(call, cache, error);
+    }
+    if (a->head_size > ATTEND_MOST_CHANNELS) return cuda_unsupported(call, qkv, error);
+    const CudaContext *context = cuda_context(call);
+    CachedShape s = {qkv->shape.dim[1], qkv->shape.dim[2], cache->shape.dim[2],     a->n_heads,
+                     a->n_kv_heads,     a->head_size,      parts_of(context, node), a->scale};
+    if (!queries_of(node)) return STATUS_OK;
+    bool aligned = a->head_size % VECTOR == 0 && is_aligned(call->in[0]) && is_aligned(call->out[0]) &&
+                   is_aligned(call->out[1]) && is_aligned(call->out[2]);
+    dim3 grid((unsigned)queries_of(node), (unsigned)s.n_parts);
+#define CACHED(LANES, ALIGNED)                                                                               \
+    cached_kernel<T, LANES, ALIGNED><<<grid, ATTEND_THREADS, 0, context->stream>>>(                          \
+        (const T *)call->in[0], (const int32_t *)call->in[1], (T *)call->out[0], (T *)call->out[1],          \
+        (T *)call->out[2], (float *)call->scratch, context->tickets, s, context->device_fault)
+    FOR_TYPE(qkv, T, {
+        if (!aligned) CACHED(32, false);
+        else if (a->head_size <= 8 * VECTOR) CACHED(8, true);
+        else if (a->head_size <= 16 * VECTOR) CACHED(16, true);
+        else CACHED(32, true);
+    });
+    return cuda_launched("attention_cached", error);
+}

@@ -1,0 +1,46 @@
+/* The operations that the CUDA backend has kernels for. It is the only list of them: kernels.h declares what
+ * it names, and the backend finds a node's kernel in it.
+ *
+ *     PLAIN(OP_GELU, cuda_gelu)              Status cuda_gelu(const KernelCall *call, Error *error);
+ *     WITH_SCRATCH(OP_LINEAR, cuda_linear)   the same, and cuda_linear_scratch, the bytes of working
+ *                                            memory it wants */
+#ifndef PGPT_BACKEND_CUDA_KERNEL_LIST_H
+#define PGPT_BACKEND_CUDA_KERNEL_LIST_H
+
+#define CUDA_KERNELS(PLAIN, WITH_SCRATCH)                                                                    \
+    PLAIN(OP_EMBEDDING, cuda_embedding)                                                                      \
+    WITH_SCRATCH(OP_EMBEDDING_TOKEN_GRADIENT, cuda_embedding_token_gradient)                                 \
+    PLAIN(OP_EMBEDDING_POSITION_GRADIENT, cuda_embedding_position_gradient)                                  \
+    PLAIN(OP_LAYERNORM, cuda_layernorm)                                                                      \
+    WITH_SCRATCH(OP_LAYERNORM_BACKWARD, cuda_layernorm_backward)                                             \
+    PLAIN(OP_RMSNORM, cuda_rmsnorm)                                                                          \
+    WITH_SCRATCH(OP_RMSNORM_BACKWARD, cuda_rmsnorm_backward)                                                 \
+    PLAIN(OP_RESIDUAL_NORM, cuda_residual_norm)                                                              \
+    WITH_SCRATCH(OP_RESIDUAL_NORM_BACKWARD, cuda_residual_norm_backward)                                     \
+    WITH_SCRATCH(OP_LINEAR, cuda_linear)                                                                     \
+    WITH_SCRATCH(OP_LINEAR_INPUT_GRADIENT, cuda_linear_input_gradient)                                       \
+    WITH_SCRATCH(OP_LINEAR_WEIGHT_GRADIENT, cuda_linear_weight_gradient)                                     \
+    PLAIN(OP_GELU, cuda_gelu)                                                                                \
+    PLAIN(OP_GELU_BACKWARD, cuda_gelu_backward)                                                              \
+    PLAIN(OP_SWIGLU, cuda_swiglu)                                                                            \
+    PLAIN(OP_SWIGLU_BACKWARD, cuda_swiglu_backward)                                                          \
+    WITH_SCRATCH(OP_ATTENTION, cuda_attention)                                                               \
+    WITH_SCRATCH(OP_ATTENTION_BACKWARD, cuda_attention_backward)                                             \
+    WITH_SCRATCH(OP_ATTENTION_CACHED, cuda_attention_cached)                                                 \
+    PLAIN(OP_DECODE_STEP, cuda_decode_step)                                                                  \
+    PLAIN(OP_SAMPLE, cuda_sample)                                                                            \
+    PLAIN(OP_ROTARY, cuda_rotary)                                                                            \
+    PLAIN(OP_ADD, cuda_add)                                                                                  \
+    PLAIN(OP_COPY, cuda_copy)                                                                                \
+    PLAIN(OP_ZERO, cuda_zero)                                                                                \
+    PLAIN(OP_DROPOUT, cuda_dropout)                                                                          \
+    PLAIN(OP_GATHER, cuda_gather)                                                                            \
+    WITH_SCRATCH(OP_SUM, cuda_sum)                                                                           \
+    PLAIN(OP_CROSS_ENTROPY, cuda_cross_entropy)                                                              \
+    PLAIN(OP_SQUARED_ERROR, cuda_squared_error)                                                              \
+    WITH_SCRATCH(OP_SQUARED_NORM, cuda_squared_norm)                                                         \
+    PLAIN(OP_CLIP, cuda_clip)                                                                                \
+    PLAIN(OP_ADAMW, cuda_adamw)                                                                              \
+    PLAIN(OP_SGD, cuda_sgd)
+
+#endif

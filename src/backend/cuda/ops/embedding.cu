@@ -1,0 +1,147 @@
+/* embedding: rows of the two tables added up, and the gradient of the position table; the token table's is in
+ * embedding_token.cu.
+ *
+ * Floors over the copy bandwidth: forward 2·N·C elements (a row read, a row written; the position table is
+ * small and stays in cache); the gradient N·C elements of dy plus the table. */
+#include "backend/cuda/runtime/device.cuh"
+
+enum { THREADS = 256, ROWS = THREADS / WARP };
+
+/* ---- forward: a warp a row ---- */
+
+typedef struct {
+    int64_t n_rows, n_positions, channels; /* B·T, T, C */
+    int64_t vocabulary, n_places;          /* rows of the two tables */
+    int64_t first_position;
+    bool aligned;
+} EmbeddingShape;
+
+template <typename T>
+static __global__ void embedding_kernel(const int32_t *tokens, const T *token_table, const T *position_table,
+                                        const int32_t *start, T *y, EmbeddingShape s, CudaFault *fault) {
+    int64_t n = (int64_t)blockIdx.x * ROWS + threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    if (n >= s.n_rows) return;
+    int64_t token = tokens[n],
+            place = s.first_position + n % s.n_positions + (start ? start[n / s.n_positions] : 0);
+    bool has_token = token >= 0 && token < s.vocabulary;
+    bool has_place = position_table && place >= 0 && place < s.n_places;
+    if (lane == 0 && !has_token) report(fault, FAULT_TOKEN, token, s.vocabulary);
+    if (lane == 0 && position_table && !has_place) report(fault, FAULT_POSITION, place, s.n_places);
+    for (int64_t c = lane * VECTOR; c < s.channels; c += WARP * VECTOR) {
+        float v[VECTOR] = {0}, p[VECTOR] = {0};
+        if (has_token) load8(token_table + token * s.channels + c, s.channels - c, s.aligned, v);
+        if (has_place) load8(position_table + place * s.channels + c, s.channels - c, s.aligned, p);
+#pragma unroll
+        for (int k = 0; k < VECTOR; k++) v[k] += p[k];
+        store8(y + n * s.channels + c, s.channels - c, s.aligned, v);
+    }
+}
+
+extern "C" Status cuda_embedding(const KernelCall *call, Error *error) {
+    const Node *node = call->node;
+    const EmbeddingAttributes *a = (const EmbeddingAttributes *)node->attributes;
+    const Tensor *tokens = node->input[0], *table = node->input[1], *positions = node->input[2],
+                 *y = node->output[0];
+    if (!same_types(table, positions) || !same_types(table, y)) return cuda_unsupported(call, y, error);
+    EmbeddingShape s = {tensor_count(tokens),
+                        tokens->shape.dim[1],
+                        table->shape.dim[1],
+                        a->n_tokens,
+                        positions ? positions->shape.dim[0] : 0,
+                        a->first_position,
+                        rows_aligned(call->in[1], table->shape.dim[1]) && is_aligned(call->in[2]) &&
+                            is_aligned(call->out[0])};
+    if (!s.n_rows) return STATUS_OK;
+    const CudaContext *context = cuda_context(call);
+    FOR_TYPE(y, T,
+             embedding_kernel<T><<<blocks_for(s.n_rows, ROWS), THREADS, 0, context->stream>>>(
+                 (const int32_t *)call->in[0], (const T *)call->in[1], (const T *)call->in[2],
+                 (const int32_t *)call->in[3], (T *)call->out[0], s, context->device_fault));
+    return cuda_launched("embedding", error);
+}
+
+/* ---- gradient of the position table ---- */
+
+enum { PLACE_THREADS = 128, PLACE_PARTS = 4 }; /* of a block, at most: each thread has 8 channels */
+
+/* The sum over sequences first .. end - 1 of the rows that lie at `place`; true if there are any. */
+template <typename T, bool ALIGNED>
+DEVICE bool sum_place(const T *dy, const int32_t *start, int64_t place, int64_t first, int64_t end,
+                      int64_t n_positions, int64_t channels, int64_t n, float sum[VECTOR]) {
+    enum { AT_ONCE = 4 };
+    bool is_named = false;
+    for (int64_t b = first; b < end; b += AT_ONCE) {
+        Raw<T> raw[AT_ONCE];
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++) {
+            int64_t t = place - (start && b + j < end ? start[b + j] : 0);
+            bool is_there = b + j < end && t >= 0 && t < n_positions;
+            raw[j] = load_raw<T, ALIGNED>(dy + ((b + j) * n_positions + t) * channels, is_there ? n : 0);
+            is_named |= is_there;
+        }
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++) {
+            float v[VECTOR];
+            unpack(raw[j], v);
+#pragma unroll
+            for (int k = 0; k < VECTOR; k++) sum[k] += v[k];
+        }
+    }
+    return is_named;
+}
+
+/* A block has a row of the table for a strip of channels; where rows are few, parts of the sequences are
+ * summed side by side and then in order. */
+template <typename T, bool ALIGNED>
+static __global__ void __launch_bounds__(PLACE_THREADS *PLACE_PARTS)
+    position_gradient_kernel(const T *dy, const int32_t *start, Memory table, int64_t n_sequences,
+                             int64_t n_positions, int64_t n_places, int64_t channels, int64_t first_position,
+                             bool add, CudaFault *fault) {
+    __shared__ float sums[PLACE_PARTS][VECTOR][PLACE_THREADS];
+    int64_t place = blockIdx.x, c = ((int64_t)blockIdx.y * blockDim.x + threadIdx.x) * VECTOR,
+            n = channels - c;
+    int64_t each = (n_sequences + blockDim.y - 1) / blockDim.y, first = threadIdx.y * each;
+    int64_t end = first + each < n_sequences ? first + each : n_sequences;
+    for (int64_t b = first; start && place == 0 && c == 0 && b < end; b++) {
+        int64_t begin = first_position + start[b];
+        if (begin < 0 || begin + n_positions > n_places)
+            report(fault, FAULT_POSITION, begin < 0 ? begin : begin + n_positions - 1, n_places);
+    }
+    float sum[VECTOR] = {0};
+    bool is_named = sum_place<T, ALIGNED>(dy + c, start, place - first_position, first, end, n_positions,
+                                          channels, n, sum);
+#pragma unroll
+    for (int k = 0; k < VECTOR; k++) sums[threadIdx.y][k][threadIdx.x] = sum[k];
+    is_named = __syncthreads_or(is_named);
+    if (threadIdx.y || n <= 0 || (add && !is_named)) return;
+    for (int part = 1; part < (int)blockDim.y; part++) {
+#pragma unroll
+        for (int k = 0; k < VECTOR; k++) sum[k] += sums[part][k][threadIdx.x];
+    }
+    write8(table, place * channels + c, n, sum, add);
+}
+
+extern "C" Status cuda_embedding_position_gradient(const KernelCall *call, Error *error) {
+    const EmbeddingAttributes *a = (const EmbeddingAttributes *)call->node->attributes;
+    const Tensor *dy = call->node->input[0], *output = call->node->output[0];
+    int64_t n_places = output->shape.dim[0], channels = output->shape.dim[1];
+    if (!n_places || !channels) return STATUS_OK;
+    const CudaContext *context = cuda_context(call);
+    if (!call->in[1] && a->first_position + dy->shape.dim[1] > n_places)
+        return error_failed(error, "embedding: position %lld is not one of the table's %lld rows",
+                            (long long)(a->first_position + dy->shape.dim[1] - 1), (long long)n_places);
+    unsigned threads = blocks_for(channels, WARP * VECTOR) * WARP;
+    threads = threads < PLACE_THREADS ? threads : (unsigned)PLACE_THREADS;
+    dim3 grid((unsigned)n_places, blocks_for(channels, threads * VECTOR));
+    dim3 block(threads, (int64_t)grid.x * grid.y < 4 * context->n_processors ? PLACE_PARTS : 1);
+#define POSITIONS(ALIGNED)                                                                                   \
+    position_gradient_kernel<T, ALIGNED><<<grid, block, 0, context->stream>>>(                               \
+        (const T *)call->in[0], (const int32_t *)call->in[1], memory_of(call->out[0], output, channels),     \
+        dy->shape.dim[0], dy->shape.dim[1], n_places, channels, a->first_position, call->add[0],             \
+        context->device_fault)
+    FOR_TYPE(dy, T, {
+        if (rows_aligned(call->in[0], channels)) POSITIONS(true);
+        else POSITIONS(false);
+    });
+    return cuda_launched("embedding_position_gradient", error);
+}

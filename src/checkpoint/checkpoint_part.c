@@ -1,0 +1,202 @@
+/* The map says which runs of the flat array go into the file; the file holds tensors. So every parameter is laid against
+ * the map, and what they have in common makes pieces: runs that touch are one piece, a piece that is all of the
+ * parameter is stored as the tensor itself, and what lies between parameters is never written.
+ *
+ * All moments have the same pieces, one moment behind the other. Bytes go from the arrays into the file as they are. */
+#include "checkpoint/checkpoint_part.h"
+
+#include "checkpoint/checkpoint_manifest.h"
+#include "parallel/partition.h"
+
+#include <string.h>
+
+/* Elements first .. first + n - 1 of a parameter. */
+typedef struct {
+    const Parameter *parameter;
+    int64_t first, n;
+} Piece;
+
+/* Elements of the rank's array. */
+typedef struct {
+    int64_t local_first, n;
+} Source;
+
+typedef struct {
+    Piece *piece;
+    Source *source; /* one behind the other, all pieces; a piece may come from several */
+    int n_pieces, n_sources;
+    int64_t n_elements;
+    const Parameter *parameter; /* the one being laid against the map */
+} Pieces;
+
+/* ---- what to write */
+
+static bool continues(const Piece *piece, const Parameter *parameter, int64_t first) {
+    return piece->parameter == parameter && piece->first + piece->n == first;
+}
+
+static Status add_run(void *context, int64_t first, int64_t n, int64_t local_first, Error *error) {
+    (void)error;
+    Pieces *pieces = context;
+    int last = pieces->n_pieces - 1;
+    if (last >= 0 && continues(&pieces->piece[last], pieces->parameter, first)) pieces->piece[last].n += n;
+    else pieces->piece[pieces->n_pieces++] = (Piece){.parameter = pieces->parameter, .first = first, .n = n};
+    pieces->source[pieces->n_sources++] = (Source){local_first, n};
+    pieces->n_elements += n;
+    return STATUS_OK;
+}
+
+/* NULL for a map is everything. */
+static Status find_pieces(const ParameterTable *table, const ShardMap *map, Pieces *pieces, Arena *arena,
+                          Error *error) {
+    const ShardRun everything = {.n = table->n_flat_elements};
+    const ShardMap whole = {.n_runs = 1, .run = &everything, .n_local = everything.n};
+    if (!map) map = &whole;
+    *pieces = (Pieces){0};
+    size_t most = (size_t)table->n_parameters + (size_t)map->n_runs + 1; /* a border of either begins one */
+    pieces->piece = ARENA_ARRAY(arena, Piece, most);
+    pieces->source = ARENA_ARRAY(arena, Source, most);
+    for (int i = 0; i < table->n_parameters; i++) {
+        const Parameter *parameter = pieces->parameter = &table->parameter[i];
+        TRY(shard_map_visit(map, parameter->flat_offset, shape_count(parameter->shape), add_run, pieces,
+                            error));
+    }
+    return STATUS_OK;
+}
+
+static SafetensorsTensor describe_piece(const Piece *piece, DType type, const char *prefix, Arena *arena) {
+    static const SafetensorsType types[N_DTYPES] = {[DTYPE_F32] = SAFETENSORS_F32,
+                                                    [DTYPE_BF16] = SAFETENSORS_BF16,
+                                                    [DTYPE_F16] = SAFETENSORS_F16,
+                                                    [DTYPE_I32] = SAFETENSORS_I32};
+    const Parameter *parameter = piece->parameter;
+    SafetensorsTensor tensor = {.type = types[type], .n_dims = parameter->shape.n_dims};
+    if (piece->n == shape_count(parameter->shape)) {
+        tensor.name = arena_printf(arena, "%s%s", prefix, parameter->name);
+        memcpy(tensor.dim, parameter->shape.dim, sizeof parameter->shape.dim);
+    } else {
+        int64_t end = piece->first + piece->n;
+        tensor.name = arena_printf(arena, "%s%s[%lld:%lld]", prefix, parameter->name, (long long)piece->first,
+                                   (long long)end);
+        tensor.n_dims = 1;
+        tensor.dim[0] = piece->n;
+    }
+    return tensor;
+}
+
+/* ---- writing */
+
+/* Elements of array 0, the parameters, or 1 + i, moment i. */
+static Status write_elements(SafetensorsWriter *writer, const CheckpointSource *source, int array,
+                             int64_t first, int64_t n, Error *error) {
+    enum { PIECE_BYTES = 65536 };
+    size_t size = dtype_info(source->type[array])->n_bytes;
+    if (!source->read) {
+        const char *flat = array == 0 ? source->parameters : source->moment[array - 1];
+        return safetensors_writer_write(writer, flat + size * (size_t)first, size * (size_t)n, error);
+    }
+    _Alignas(float) char piece[PIECE_BYTES];
+    int64_t most = (int64_t)(PIECE_BYTES / size);
+    for (int64_t done = 0; done < n; done += most) {
+        int64_t count = n - done < most ? n - done : most;
+        TRY(source->read(source->context, array, first + done, count, piece, error));
+        TRY(safetensors_writer_write(writer, piece, size * (size_t)count, error));
+    }
+    return STATUS_OK;
+}
+
+static Status write_array(SafetensorsWriter *writer, const CheckpointSource *source, int array,
+                          const Pieces *pieces, Error *error) {
+    for (int i = 0; i < pieces->n_sources; i++) {
+        TRY(write_elements(writer, source, array, pieces->source[i].local_first, pieces->source[i].n, error));
+    }
+    return STATUS_OK;
+}
+
+/* The same pieces of several arrays, from the first one on, each array with its own prefix before the names. */
+static Status write_arrays(const char *path, const CheckpointSource *source, const Pieces *pieces, int first,
+                           int n_arrays, Arena *arena, CheckpointPartFile *file, Error *error) {
+    static const char *const prefixes[CHECKPOINT_MAX_ARRAYS] = {"", "moment1.", "moment2.", "moment3.",
+                                                                "moment4."};
+    static const char *const metadata[] = {"format", "pgpt", "layout", "matrices are (out,in)", NULL};
+    int n_tensors = n_arrays * pieces->n_pieces;
+    SafetensorsTensor *tensors = ARENA_ARRAY(arena, SafetensorsTensor, n_tensors + 1);
+    for (int i = 0; i < n_tensors; i++) {
+        int array = first + i / pieces->n_pieces;
+        tensors[i] =
+            describe_piece(&pieces->piece[i % pieces->n_pieces], source->type[array], prefixes[array], arena);
+    }
+    SafetensorsWriter writer;
+    TRY(safetensors_writer_open(&writer, path, tensors, n_tensors, metadata, error));
+    for (int i = 0; i < n_arrays; i++) TRY_GOTO(write_array(&writer, source, first + i, pieces, error), done);
+    *file = (CheckpointPartFile){.n_elements = n_arrays * pieces->n_elements,
+                                 .n_bytes = writer.checksum.n_bytes,
+                                 .checksum = checksum_value(&writer.checksum)};
+    safetensors_writer_commit(&writer, error);
+done:
+    safetensors_writer_abort(&writer);
+    return error->status;
+}
+
+static const char *file_name(int file, int rank, int n_ranks, Arena *arena) {
+    const char *holds = file == CHECKPOINT_MODEL_FILE ? "model" : "optimizer";
+    if (n_ranks == 1) return arena_printf(arena, "%s.safetensors", holds);
+    return arena_printf(arena, "%s-%05d-of-%05d.safetensors", holds, rank + 1, n_ranks);
+}
+
+Status checkpoint_part_write(const char *folder, const CheckpointSource *source, int rank, int n_ranks,
+                             CheckpointPart *part, Error *error) {
+    *part = (CheckpointPart){0};
+    const ShardMap *const maps[] = {source->parameters_saved, source->moments_saved};
+    const int first[] = {0, 1}, n_arrays[] = {1, source->state->n_moments};
+    Arena arena = {0};
+    for (int i = 0; i < CHECKPOINT_PART_FILES && error->status == STATUS_OK; i++) {
+        Pieces pieces;
+        TRY_GOTO(find_pieces(source->table, maps[i], &pieces, &arena, error), done);
+        if (n_arrays[i] == 0 || pieces.n_pieces == 0) continue;
+        const char *path = arena_printf(&arena, "%s/%s", folder, file_name(i, rank, n_ranks, &arena));
+        TRY_GOTO(write_arrays(path, source, &pieces, first[i], n_arrays[i], &arena, &part->file[i], error),
+                 done);
+    }
+done:
+    arena_free(&arena);
+    return error->status;
+}
+
+/* ---- the manifest */
+
+/* Where parts overlap or leave a gap, counting finds it, unless one makes up for the other; loading finds both. */
+static Status check_sum(const CheckpointSource *source, const CheckpointPart *parts, int n_ranks,
+                        Error *error) {
+    const int64_t n_arrays[] = {1, source->state->n_moments};
+    for (int i = 0; i < CHECKPOINT_PART_FILES; i++) {
+        int64_t n_written = 0, n_wanted = n_arrays[i] * source->table->n_elements;
+        for (int rank = 0; rank < n_ranks; rank++) n_written += parts[rank].file[i].n_elements;
+        if (n_written == n_wanted) continue;
+        return error_failed(
+            error, "the parts that %d ranks saved of the %s have %lld elements where there are %lld", n_ranks,
+            i == CHECKPOINT_MODEL_FILE ? "model" : "optimizer", (long long)n_written, (long long)n_wanted);
+    }
+    return STATUS_OK;
+}
+
+Status checkpoint_parts_seal(const char *folder, const CheckpointSource *source, const CheckpointPart *parts,
+                             int n_ranks, Error *error) {
+    TRY(check_sum(source, parts, n_ranks, error));
+    Arena arena = {0};
+    Manifest manifest = {.state = *source->state, .config = *source->config, .has_parts = n_ranks > 1};
+    manifest.file = ARENA_ARRAY(&arena, ManifestFile, CHECKPOINT_PART_FILES * n_ranks);
+    for (int i = 0; i < CHECKPOINT_PART_FILES; i++) {
+        for (int rank = 0; rank < n_ranks; rank++) {
+            const CheckpointPartFile *file = &parts[rank].file[i];
+            if (file->n_elements == 0) continue;
+            manifest.file[manifest.n_files++] = (ManifestFile){.name = file_name(i, rank, n_ranks, &arena),
+                                                               .is_optimizer = i == CHECKPOINT_OPTIMIZER_FILE,
+                                                               .n_bytes = file->n_bytes,
+                                                               .checksum = file->checksum};
+        }
+    }
+    manifest_write(arena_printf(&arena, "%s/manifest.json", folder), &manifest, error);
+    arena_free(&arena);
+    return error->status;
+}

@@ -1,0 +1,27 @@
+/* The part of a checkpoint that one rank writes. */
+#ifndef PGPT_CHECKPOINT_CHECKPOINT_PART_H
+#define PGPT_CHECKPOINT_CHECKPOINT_PART_H
+
+#include "checkpoint/checkpoint.h"
+
+enum { CHECKPOINT_MODEL_FILE, CHECKPOINT_OPTIMIZER_FILE, CHECKPOINT_PART_FILES };
+
+/* What was written of each file, in whole words, so that ranks of one machine type can exchange it as it is. */
+typedef struct {
+    int64_t n_elements; /* 0: there is no such file */
+    uint64_t n_bytes, checksum;
+} CheckpointPartFile;
+
+typedef struct {
+    CheckpointPartFile file[CHECKPOINT_PART_FILES];
+} CheckpointPart;
+
+/* Write the files of one rank, synced; alone (one rank of one) under the names without numbers. */
+Status checkpoint_part_write(const char *folder, const CheckpointSource *source, int rank, int n_ranks,
+                             CheckpointPart *part, Error *error);
+
+/* When all ranks are done: check that the parts add up, and write the manifest. */
+Status checkpoint_parts_seal(const char *folder, const CheckpointSource *source, const CheckpointPart *parts,
+                             int n_ranks, Error *error);
+
+#endif

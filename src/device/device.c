@@ -1,0 +1,153 @@
+/* The one place that knows which backends there are, so that no command has to. */
+#include "device/device.h"
+
+#include "backend/cpu/cpu.h"
+#include "backend/cuda/cuda.h"
+#include "base/format.h"
+#include "base/memory.h"
+#include "comm/comm_device.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+const char *const device_names[] = {"auto", "cpu", "cuda", NULL};
+
+/* 0 where the CPU is asked for, whatever there is. */
+static int count_gpus(int kind) {
+    char reason[256];
+    return kind == DEVICE_CPU ? 0 : backend_cuda_devices(reason, sizeof reason);
+}
+
+bool device_takes_gpu(int kind) {
+    return kind == DEVICE_CUDA || count_gpus(kind) > 0;
+}
+
+Status device_backend_open(Backend *backend, const DeviceOptions *options, Error *error) {
+    int n_gpus = count_gpus(options->kind);
+    bool takes_gpu = options->kind == DEVICE_CUDA || n_gpus > 0;
+    if (!takes_gpu && options->precision == PRECISION_TF32) {
+        return error_user(error, "--dtype tf32 is of GPUs; use --dtype f32 here, or --device cuda");
+    }
+    if (!takes_gpu) return backend_cpu_open(backend, options->n_threads, error);
+    TRY(backend_cuda_open(backend, n_gpus ? options->index % n_gpus : 0, error));
+    CudaSettings settings = {.tf32 = options->precision == PRECISION_TF32,
+                             .any_order = options->any_order,
+                             .two_streams = options->n_streams > 1};
+    if (backend_cuda_configure(backend, settings, error) != STATUS_OK) backend->close(backend->context);
+    return error->status;
+}
+
+/* ---- ranks that share a device */
+
+typedef struct {
+    uint8_t is_gpu;
+    uint8_t id[BACKEND_ID_BYTES];
+} Site;
+
+static Status count_neighbours(Backend *backend, const Site *sites, int n, int rank, Error *error) {
+    int n_sharing = 0;
+    for (int r = 0; r < n; r++) {
+        if (sites[r].is_gpu != sites[0].is_gpu) {
+            return error_user(
+                error,
+                "rank %d computes on %s and rank 0 on %s; use --device cpu, or --device cuda, which says why there is no GPU",
+                r, sites[r].is_gpu ? "a GPU" : "its CPU", sites[0].is_gpu ? "a GPU" : "its CPU");
+        }
+        n_sharing += !memcmp(&sites[r], &sites[rank], sizeof *sites);
+    }
+    backend->n_sharing = n_sharing;
+    return STATUS_OK;
+}
+
+Status device_meet(Backend *backend, Comm *world, int host_size, Error *error) {
+    size_t n = (size_t)world->size;
+    Site *sites = calloc(n, sizeof *sites);
+    int64_t *border = malloc((n + 1) * sizeof *border);
+    if (!sites || !border) {
+        error_failed(error, "no memory for the devices of %d ranks", world->size);
+        goto done;
+    }
+    sites[world->rank].is_gpu = !backend->uses_host_memory;
+    memcpy(sites[world->rank].id, backend->device_id, BACKEND_ID_BYTES);
+    comm_even_borders((int64_t)(n * sizeof *sites), world->size, sizeof *sites, border);
+    TRY_GOTO(comm_all_gather(world, sites, border, COMM_U8, error), done);
+    TRY_GOTO(count_neighbours(backend, sites, world->size, world->rank, error), done);
+    if (backend->uses_host_memory) backend->n_sharing = host_size;
+done:
+    free(sites);
+    free(border);
+    return error->status;
+}
+
+/* ---- memory */
+
+uint64_t device_usable_bytes(const Backend *backend) {
+    uint64_t available = backend->free_bytes(backend->context);
+    uint64_t share = available / (uint64_t)(backend->n_sharing > 1 ? backend->n_sharing : 1);
+    uint64_t reserve = backend->uses_host_memory ? 0 : DEVICE_RESERVE_BYTES; /* each process has libraries */
+    return share > reserve ? share - reserve : 0;
+}
+
+Status device_check_memory(const Backend *backend, size_t n_bytes, const char *what, const char *advice,
+                           Error *error) {
+    if (backend->uses_host_memory) return memory_check(n_bytes, what, advice, error);
+    uint64_t usable = device_usable_bytes(backend);
+    if (n_bytes <= usable) return STATUS_OK;
+    return error_user(error, "%s needs %s of the GPU's memory, %s are free beside %s for its libraries; %s",
+                      what, format_bytes(n_bytes).text, format_bytes(usable).text,
+                      format_bytes(DEVICE_RESERVE_BYTES).text, advice);
+}
+
+/* ---- communication */
+
+/* NCCL refuses ranks that share a GPU, unless they pretend to be hosts of their own. */
+static bool can_use_nccl(const Backend *backend, char *reason, size_t n_bytes) {
+    if (!comm_nccl_is_available(reason, n_bytes)) return false;
+    if (backend->n_sharing <= 1 || getenv("NCCL_HOSTID")) return true;
+    snprintf(reason, n_bytes, "%d ranks share this GPU, which NCCL does not let them; start one for each GPU",
+             backend->n_sharing);
+    return false;
+}
+
+Status device_comm_open(Comm *comm, Comm *host, const Backend *backend, Error *error) {
+    *comm = (Comm){0};
+    if (backend->uses_host_memory || host->size == 1) return STATUS_OK;
+    char reason[512];
+    int32_t everywhere = can_use_nccl(backend, reason, sizeof reason);
+    TRY(comm_all_reduce(host, &everywhere, 1, COMM_I32, COMM_MIN, error));
+    if (everywhere) {
+        TRY(comm_nccl_open(comm, host, backend_cuda_device(backend), backend_cuda_stream(backend), error));
+        backend_cuda_watch(backend, comm->table->check, comm->context);
+        return STATUS_OK;
+    }
+    CommStaging staging = {.upload = backend->upload,
+                           .download = backend->download,
+                           .take = backend_cuda_take_pinned,
+                           .give_back = backend_cuda_give_pinned_back,
+                           .context = backend->context};
+    return comm_staged_open(comm, host, &staging, error);
+}
+
+void device_comm_close(Comm *comm, const Backend *backend) {
+    if (comm->table && !backend->uses_host_memory) backend_cuda_watch(backend, NULL, NULL);
+    comm_close(comm);
+}
+
+void device_say(const Log *log, const Backend *backend, const Comm *comm) {
+    char text[512];
+    if (backend->uses_host_memory) return;
+    log_note(log, "device %s", device_describe(backend, text, sizeof text));
+    if (*backend_cuda_note(backend)) log_note(log, "%s", backend_cuda_note(backend));
+    if (!comm->table || comm_is_nccl(comm)) return;
+    if (can_use_nccl(backend, text, sizeof text))
+        snprintf(text, sizeof text, "another rank has no NCCL, or shares its GPU");
+    log_warning(log, "GPUs exchange their memory through the host, which is slow: %s", text);
+}
+
+const char *device_describe(const Backend *backend, char *text, size_t n_bytes) {
+    if (backend->uses_host_memory)
+        snprintf(text, n_bytes, "%d thread%s", backend->n_threads, backend->n_threads == 1 ? "" : "s");
+    else backend_cuda_describe(backend, text, n_bytes);
+    return text;
+}

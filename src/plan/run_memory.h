@@ -1,0 +1,13 @@
+/* Is there enough memory for a run, and if not, what would fit? */
+#ifndef PGPT_PLAN_RUN_MEMORY_H
+#define PGPT_PLAN_RUN_MEMORY_H
+
+#include "train/trainer.h"
+
+/* For a run that is planned. The error says what it needs, what there is, and what to change. */
+Status run_memory_check(const Trainer *trainer, Error *error);
+
+/* trainer_open, which says the same where memory is gone by now that was there when it was checked. */
+Status run_memory_open(Trainer *trainer, Error *error);
+
+#endif
