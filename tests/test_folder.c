@@ -22,6 +22,7 @@
 #include "base/file/folder.h"
 #include "base/file/staged_folder.h"
 #include "parallel/launch/segments.h"
+#include "run/run_folder.h"
 
 /* ---- Help for the tests: they run in a temporary folder of their own */
 
@@ -245,11 +246,67 @@ static void test_staged(void **state) {
     assert_true(fcntl(0, F_GETFD) >= 0); /* standard input is still open */
 }
 
+/* ---- A run that begins anew */
+
+/* With --resume auto a run may begin again in its folder, but only as long as nothing was saved there, which another
+ * process may have done while this one waited for the lock. */
+static void test_restart(void **state) {
+    (void)state;
+    RunClaim claim;
+    Error error = {0};
+    run("mkdir -p again/checkpoints && touch again/config.ini again/metrics.jsonl");
+    assert_int_equal(run_claim_new(&claim, "again", "nano", true, &error), STATUS_OK);
+    run_claim_release(&claim);
+    run("mkdir again/checkpoints/step-00000003");
+    assert_int_equal(run_claim_new(&claim, "again", "nano", true, &error), STATUS_USER);
+    assert_error(&error, "another process has begun the run in again");
+    run_claim_release(&claim);
+    assert_true(is_there("again/metrics.jsonl") && !is_there("again/lock"));
+    /* What is made for a run that does not begin is removed, what was there stays. */
+    error = (Error){0};
+    assert_int_equal(run_claim_new(&claim, "again/a//b/c/", "nano", false, &error), STATUS_OK);
+    run_claim_release(&claim);
+    assert_true(is_there("again") && !is_there("again/a"));
+    run("mkdir empty");
+    assert_int_equal(run_claim_new(&claim, "empty", "nano", false, &error), STATUS_OK);
+    run_claim_release(&claim);
+    assert_true(is_there("empty"));
+}
+
+/* Many that make the same folder at once: none takes another's for abandoned, before it is locked or after. */
+static void test_staged_race(void **state) {
+    (void)state;
+    enum { N_PROCESSES = 6, N_TURNS = 40 };
+    run("mkdir crowd");
+    for (int i = 0; i < N_PROCESSES; i++) {
+        if (fork() != 0) continue;
+        for (int turn = 0; turn < N_TURNS; turn++) {
+            StagedFolder folder;
+            Error error = {0};
+            char path[256];
+            if (staged_folder_open(&folder, "crowd/made", &error) != STATUS_OK) _exit(1);
+            snprintf(path, sizeof path, "%s/file", folder.temporary);
+            int descriptor = open(path, O_WRONLY | O_CREAT | O_EXCL, 0600);
+            if (descriptor < 0) _exit(2);
+            close(descriptor);
+            staged_folder_abort(&folder);
+        }
+        _exit(0);
+    }
+    for (int i = 0; i < N_PROCESSES; i++) {
+        int status = -1;
+        wait(&status);
+        assert_int_equal(status, 0);
+    }
+    run("test -z \"$(ls crowd)\"");
+}
+
 /* ---- Shared memory */
 
 /* As a killed rank leaves it: a note of what it had mapped, which nobody holds. */
-static void leave_segments(const char *folder, bool dies) {
-    if (fork() == 0) {
+static pid_t leave_segments(const char *folder, bool dies) {
+    pid_t child = fork();
+    if (child == 0) {
         char path[128];
         snprintf(path, sizeof path, "%s/vader_segment.host.0.1.0", folder);
         int descriptor = open(path, O_RDWR | O_CREAT, 0600);
@@ -263,20 +320,22 @@ static void leave_segments(const char *folder, bool dies) {
         _exit(0);
     }
     int status = -1;
-    wait(&status);
+    waitpid(child, &status, 0);
     assert_int_equal(status, 0);
+    return child;
 }
 
 static void test_segments(void **state) {
     (void)state;
-    char folder[128], text[160];
+    char folder[128], text[256], whose[64];
     snprintf(folder, sizeof folder, "%s/shm", top);
     run("mkdir shm && echo mine >shm/vader_segment.host.0.9.9 && echo mine >shm/precious");
-    leave_segments(folder, true);
+    snprintf(whose, sizeof whose, "of killed ranks (process %ld)", (long)leave_segments(folder, true));
     /* A note that was tampered with removes only what is called as segments are. */
     run("for n in shm/pgpt-segments.*; do printf 'precious\\n../text\\n' >>$n; done");
     segments_clear(folder, text, sizeof text);
     assert_non_null(strstr(text, "removed 1 shared-memory segment ("));
+    assert_non_null(strstr(text, whose));
     assert_false(is_there("shm/vader_segment.host.0.1.0"));
     assert_true(is_there("shm/vader_segment.host.0.9.9") && is_there("shm/precious"));
     run("test \"$(ls shm | wc -l)\" = 2");
@@ -318,6 +377,8 @@ int main(void) {
         cmocka_unit_test(test_lock_in_the_way),
         cmocka_unit_test(test_lock_race),
         cmocka_unit_test(test_staged),
+        cmocka_unit_test(test_staged_race),
+        cmocka_unit_test(test_restart),
         cmocka_unit_test(test_segments),
         cmocka_unit_test(test_living_segments),
     };

@@ -71,12 +71,6 @@ static const char *find_out(int n_words, char *const *words) {
     return folder;
 }
 
-static bool has_word(int n_words, char *const *words, const char *word) {
-    int i = 0;
-    while (i < n_words && strcmp(words[i], word) != 0) i++;
-    return i < n_words;
-}
-
 static Status write_json(const SuperviseResult *result, Error *failure, Error *error) {
     json_t *object = json_object();
     json_object_set_new(object, "restarts", json_integer(result->n_restarts));
@@ -99,7 +93,7 @@ static Status supervise_job(const SuperviseCommand *values, int n_words, char *c
     if (!run || !*run)
         return error_user(error,
                           "the job has no --out; give its run a folder, so that it can be found again");
-    if (has_word(n_words, words, "--no-save"))
+    if (supervise_has_option(n_words, words, "--no-save"))
         return error_user(error, "the job has --no-save, and would begin from nothing each time; leave it "
                                  "out, or start the job without pgpt supervise");
     Log log = log_make(values->quiet);

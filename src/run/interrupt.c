@@ -10,10 +10,13 @@
  * What was ignored when the program began stays ignored: nohup says so of SIGHUP, shells of the SIGINT of background jobs. */
 #include "run/interrupt.h"
 
+#include <limits.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stddef.h>
+#include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 static const int numbers[] = {SIGINT, SIGTERM, SIGUSR1, SIGHUP, SIGXCPU};
 enum { N_NUMBERS = sizeof numbers / sizeof numbers[0] };
@@ -46,16 +49,52 @@ static void remember(int number) {
     }
 }
 
-void interrupt_watch(void) {
-    struct sigaction action = {.sa_handler = remember, .sa_flags = SA_RESTART};
+/* What is ignored stays so. */
+static void set_handlers(void (*handler)(int)) {
+    struct sigaction action = {.sa_handler = handler, .sa_flags = SA_RESTART};
     sigemptyset(&action.sa_mask);
-    atomic_store(&received, 0);
     for (int i = 0; i < N_NUMBERS; i++) {
-        atomic_store(&first_ns[i], 0);
         if (!is_watching) sigaction(numbers[i], NULL, &before[i]);
         if (before[i].sa_handler != SIG_IGN) sigaction(numbers[i], &action, NULL);
     }
     is_watching = true;
+}
+
+static void restore_handlers(void) {
+    for (int i = 0; is_watching && i < N_NUMBERS; i++) sigaction(numbers[i], &before[i], NULL);
+    is_watching = false;
+}
+
+/* ---- Before there is anything to save */
+
+static char doomed_file[PATH_MAX], doomed_folder[PATH_MAX]; /* "": none */
+
+static void remove_doomed(int number) {
+    if (doomed_file[0]) unlink(doomed_file);
+    if (doomed_folder[0]) rmdir(doomed_folder);
+    give_up(number);
+}
+
+void interrupt_remove(const char *file, const char *folder) {
+    if (strlen(file) >= PATH_MAX || (folder && strlen(folder) >= PATH_MAX)) return;
+    strcpy(doomed_file, file);
+    strcpy(doomed_folder, folder ? folder : "");
+    set_handlers(remove_doomed);
+}
+
+void interrupt_keep(void) {
+    if (!doomed_file[0]) return;
+    restore_handlers();
+    doomed_file[0] = doomed_folder[0] = '\0';
+}
+
+/* ---- While it trains */
+
+void interrupt_watch(void) {
+    interrupt_keep();
+    atomic_store(&received, 0);
+    for (int i = 0; i < N_NUMBERS; i++) atomic_store(&first_ns[i], 0);
+    set_handlers(remember);
 }
 
 bool interrupt_was_signalled(void) {
@@ -63,7 +102,5 @@ bool interrupt_was_signalled(void) {
 }
 
 void interrupt_ignore(void) {
-    if (interrupt_was_signalled()) return;
-    for (int i = 0; is_watching && i < N_NUMBERS; i++) sigaction(numbers[i], &before[i], NULL);
-    is_watching = false;
+    if (!interrupt_was_signalled()) restore_handlers();
 }

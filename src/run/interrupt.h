@@ -1,5 +1,5 @@
-/* Ctrl-C, SIGTERM, SIGHUP (a terminal that is closed), SIGXCPU (CPU time that runs out) and SIGUSR1 (which launchers of many ranks pass on at once) as a polite
- * question: the trainer finishes its step, saves and leaves. */
+/* Ctrl-C, SIGTERM, SIGHUP (a terminal that is closed), SIGXCPU (CPU time that runs out) and SIGUSR1 (which launchers of
+ * many ranks pass on at once) as a polite question: the trainer finishes its step, saves and leaves. */
 #ifndef PGPT_RUN_INTERRUPT_H
 #define PGPT_RUN_INTERRUPT_H
 
@@ -7,6 +7,11 @@
 
 /* So long after the first signal the same one again is the same wish; later it ends the process. */
 #define INTERRUPT_MOMENT_SECONDS 2.0
+
+/* Before that they end the process as they do any; then this file, and the folder if that is empty (NULL: none), are
+ * removed first. Until interrupt_keep. */
+void interrupt_remove(const char *file, const char *folder);
+void interrupt_keep(void);
 
 /* From here on these signals are only remembered; one that comes again after a moment ends the process as usual. Those that
  * are ignored stay so. */

@@ -8,6 +8,7 @@
 
 #include "base/file/file.h"
 #include "base/file/folder.h"
+#include "base/text/plain.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -35,9 +36,9 @@ static bool has_file(const char *folder, const char *name, Arena *arena) {
 
 /* The folder that holds this one; from the arena. */
 static const char *folder_above(const char *path, Arena *arena) {
-    const char *slash = strrchr(path, '/');
-    if (slash && slash > path) return arena_printf(arena, "%.*s", (int)(slash - path), path);
-    return slash ? "/" : ".";
+    const char *folder, *name;
+    path_split(path, arena, &folder, &name);
+    return folder;
 }
 
 /* A checkpoint was named. If it is its run's newest, the run is meant; to go back to an earlier one would
@@ -53,13 +54,13 @@ static Status find_run_of(const char *checkpoint, Arena *arena, const char **run
     TRY(checkpoint_list(folder, arena, &entries, &n_entries, error));
     if (n_entries == 0 || !has_file(*run, "config.ini", arena))
         return error_user(error, "%s is a checkpoint without its run; begin a new run with --init %s",
-                          checkpoint, checkpoint);
+                          checkpoint, shell_path(checkpoint).text);
     if (name && strcmp(entries[0].name, name + 1) == 0) return STATUS_OK;
     return error_user(
         error,
         "%s is not the newest checkpoint of its run; go on from that one with --resume %s, or begin a "
         "new run with the weights of this one: --init %s",
-        checkpoint, *run, checkpoint);
+        checkpoint, shell_path(*run).text, shell_path(checkpoint).text);
 }
 
 Status resume_named(const char *path, Arena *arena, const char **run, Error *error) {

@@ -10,6 +10,8 @@
 #include "base/file/folder.h"
 #include "base/options/options_text.h"
 #include "base/text/plain.h"
+#include "run/interrupt.h"
+#include "run/resume.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -75,19 +77,6 @@ static Status check_content(const char *path, bool may_restart, Error *error) {
 
 /* ---- Claiming */
 
-/* The topmost folder of a path that is not there; NULL: all of them are. */
-static char *topmost_missing(const char *path, Arena *arena) {
-    char *missing = NULL;
-    while (!file_exists(path)) {
-        const char *parent, *name;
-        missing = arena_strdup(arena, path);
-        path_split(path, arena, &parent, &name);
-        if (strcmp(parent, ".") == 0 || strcmp(parent, "/") == 0) break;
-        path = parent;
-    }
-    return missing;
-}
-
 /* Make a folder that was not there; tells whether it was. Those above it may be there. */
 static Status make_folder(RunClaim *claim, const char *path, bool *was_there, Error *error) {
     const char *above, *name;
@@ -95,7 +84,7 @@ static Status make_folder(RunClaim *claim, const char *path, bool *was_there, Er
     path_split(path, &claim->arena, &above, &name);
     if (!*name) return error_user(error, "the run's folder needs a name; give one with --out");
     claim->path = arena_strdup(&claim->arena, path);
-    claim->made = topmost_missing(path, &claim->arena);
+    claim->n_existing = path_n_existing(path, &claim->arena);
     TRY(file_make_folders(above, error));
     *was_there = mkdir(path, 0777) != 0;
     if (!*was_there) return STATUS_OK;
@@ -103,7 +92,7 @@ static Status make_folder(RunClaim *claim, const char *path, bool *was_there, Er
     if (stat(path, &facts) == 0 && !S_ISDIR(facts.st_mode))
         return error_user(error, "%s is a file; choose another --out", path);
     if (code != EEXIST) return file_problem(error, "make the folder", path, code);
-    claim->made = NULL;
+    claim->n_existing = strlen(path); /* by now */
     return STATUS_OK;
 }
 
@@ -137,19 +126,35 @@ static Status claim_dated(RunClaim *claim, const char *model, Error *error) {
     return take_lock(claim, LOCK, patience_seconds, error);
 }
 
+/* Whether there was a checkpoint was known before the lock was had: another process may have left one since. */
+static Status check_restart(RunClaim *claim, Error *error) {
+    const char *found;
+    TRY(resume_find(claim->path, &claim->arena, &found, error));
+    if (!found) return STATUS_OK;
+    return error_user(error,
+                      "another process has begun the run in %s meanwhile; start again to go on with it",
+                      claim->path);
+}
+
 static Status claim_wanted(RunClaim *claim, const char *wanted, bool may_restart, Error *error) {
     bool was_there;
     TRY(make_folder(claim, wanted, &was_there, error));
     if (was_there) TRY(check_content(wanted, may_restart, error)); /* before anything is put there */
     TRY(take_lock(claim, LOCK, patience_seconds, error));
-    return check_content(wanted, may_restart, error);
+    TRY(check_content(wanted, may_restart, error));
+    return may_restart ? check_restart(claim, error) : STATUS_OK;
 }
 
 Status run_claim_new(RunClaim *claim, const char *wanted, const char *model, bool may_restart, Error *error) {
     *claim = (RunClaim){0};
     if (*wanted) claim_wanted(claim, wanted, may_restart, error);
     else claim_dated(claim, model, error);
-    if (error->status != STATUS_OK) run_claim_release(claim);
+    if (error->status != STATUS_OK) {
+        run_claim_release(claim);
+    } else if (claim->lock.state == FILE_LOCK_TAKEN) {
+        bool was_there = claim->n_existing == strlen(claim->path);
+        interrupt_remove(claim->lock.path, was_there ? NULL : claim->path);
+    }
     return error->status;
 }
 
@@ -180,18 +185,10 @@ done:
     return error->status;
 }
 
-/* Folders that were made for nothing, from the innermost to the topmost; one that is not empty stays. */
-static void remove_made(RunClaim *claim) {
-    const char *part = claim->path, *name;
-    while (rmdir(part) == 0 || errno == ENOENT || errno == ENAMETOOLONG) {
-        if (strcmp(part, claim->made) == 0) break;
-        path_split(part, &claim->arena, &part, &name);
-    }
-}
-
 void run_claim_release(RunClaim *claim) {
+    interrupt_keep();
     file_lock_release(&claim->lock);
-    if (claim->path && claim->made && !claim->is_begun) remove_made(claim);
+    if (claim->path && !claim->is_begun) path_remove_made(claim->path, claim->n_existing, &claim->arena);
     arena_free(&claim->arena);
     *claim = (RunClaim){0};
 }
@@ -221,6 +218,7 @@ Status run_folder_create(RunClaim *claim, const Options *options, const Tokenize
         return error->status;
     }
     claim->is_begun = true;
+    interrupt_keep();
     point_latest(claim->path);
     return STATUS_OK;
 }

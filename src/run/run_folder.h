@@ -12,9 +12,9 @@
 /* ---- Whose folder it is */
 
 typedef struct {
-    char *path;    /* NULL: nothing is claimed */
-    char *made;    /* the topmost folder that the claim had to make, NULL: none */
-    bool is_begun; /* it has become a run, and stays */
+    char *path;        /* NULL: nothing is claimed */
+    size_t n_existing; /* so many bytes of it name folders that were there before */
+    bool is_begun;     /* it has become a run, and stays */
     FileLock lock;
     char warning[512]; /* "" unless the file system has no locks */
     Arena arena;
@@ -32,7 +32,7 @@ Status run_claim_again(RunClaim *claim, const char *folder, Error *error);
 Status run_claim_supervise(RunClaim *claim, const char *folder, Error *error);
 
 /* Gives the folder back; one that has not become a run is removed, with the folders above it that were made for it. Safe
- * twice, and after an error. */
+ * twice, and after an error. A signal that ends the process before that does the same. */
 void run_claim_release(RunClaim *claim);
 
 /* ---- What is in it */

@@ -66,11 +66,11 @@ static void restore_signals(const struct sigaction *before) {
 
 /* ---- one attempt */
 
-static bool has_word(const SuperviseOptions *options, const char *word) {
-    size_t n = strlen(word);
-    for (int i = 0; i < options->n_words; i++) {
-        const char *other = options->command[i];
-        if (strncmp(other, word, n) == 0 && (other[n] == '\0' || other[n] == '=')) return true;
+bool supervise_has_option(int n_words, char *const *words, const char *option) {
+    size_t n = strlen(option);
+    for (int i = 0; i < n_words; i++) {
+        const char *other = words[i];
+        if (strncmp(other, option, n) == 0 && (other[n] == '\0' || other[n] == '=')) return true;
     }
     return false;
 }
@@ -80,7 +80,7 @@ static char **make_words(const SuperviseOptions *options, int attempt) {
     char **words = calloc((size_t)options->n_words + 3, sizeof *words);
     if (!words) return NULL;
     memcpy(words, options->command, (size_t)options->n_words * sizeof *words);
-    if (attempt > 0 && !has_word(options, "--resume")) {
+    if (attempt > 0 && !supervise_has_option(options->n_words, options->command, "--resume")) {
         words[options->n_words] = (char *)"--resume";
         words[options->n_words + 1] = (char *)"auto";
     }

@@ -30,6 +30,9 @@ typedef struct {
     bool was_stopped; /* by a signal to this process, which was passed on */
 } SuperviseResult;
 
+/* Is it among the words, alone or with "=VALUE" behind it? */
+bool supervise_has_option(int n_words, char *const *words, const char *option);
+
 /* An error is one of starting the job at all; how the job ended is in the result. */
 Status supervise(const SuperviseOptions *options, SuperviseResult *result, Error *error);
 

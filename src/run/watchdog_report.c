@@ -92,10 +92,8 @@ void watchdog_report(const Watchdog *watchdog, int gone) {
     else write_suspects(watchdog, stream);
     write_places(watchdog, stream);
     fclose(stream);
-    size_t n_plain = plain_text(NULL, 0, text, n_bytes, true); /* names of hosts and folders are not ours */
-    char *shown = malloc(n_plain + 1);
-    if (shown) plain_text(shown, n_plain + 1, text, n_bytes, true);
-    if (shown) write_whole(shown, n_plain);
+    char *shown = plain_copy(text, n_bytes, true); /* names of hosts and folders are not ours */
+    if (shown) write_whole(shown, strlen(shown));
     free(shown);
     free(text);
 }

@@ -59,13 +59,14 @@ static Status settle(Loop *loop, Error *error) {
         trainer->error_is_common = error->status != STATUS_OK && !world->is_broken;
     }
     if (error->status == STATUS_OK) return STATUS_OK;
-    if (!trainer->setup.options->saves)
-        return error_prefix(error, "stopped after step %lld, and nothing was saved (--no-save): ",
-                            (long long)trainer->n_done);
+    long long n_done = trainer->n_done;
+    bool saves = trainer->setup.options->saves;
     if (!trainer->was_interrupted)
-        return error_prefix(error, "all %lld steps are done and saved, but: ", (long long)trainer->n_done);
-    return error_prefix(error, "stopped after step %lld and saved (go on with --resume %s): ",
-                        (long long)trainer->n_done, loop->run);
+        return error_prefix(error, "all %lld steps are done%s, but: ", n_done, saves ? " and saved" : "");
+    if (!saves)
+        return error_prefix(error, "stopped after step %lld, and nothing was saved (--no-save): ", n_done);
+    return error_prefix(error, "stopped after step %lld and saved (go on with --resume %s): ", n_done,
+                        shell_path(loop->run).text);
 }
 
 /* ---- batches */
@@ -109,10 +110,7 @@ static Status print_sample(Loop *loop, Error *error) {
     if (!stream) return error_failed(error, "no memory for a sample");
     trainer_sample(trainer, stream, error);
     fclose(stream);
-    size_t n_plain =
-        plain_text(NULL, 0, text, n_bytes, true); /* with the zeros that the model may have written */
-    char *shown = malloc(n_plain + 1);
-    if (shown) plain_text(shown, n_plain + 1, text, n_bytes, true);
+    char *shown = plain_copy(text, n_bytes, true); /* with the zeros that the model may have written */
     if (shown && error->status == STATUS_OK) {
         progress_print(&loop->progress, "--- sample after step %lld ---\n%s---", (long long)trainer->n_done,
                        shown);

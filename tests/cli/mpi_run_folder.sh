@@ -1,6 +1,11 @@
 #!/bin/bash
 # Several ranks and a run's folder: one launch at a time, a supervisor that was killed, and the shared memory that killed
-# ranks leave behind.
+# ranks leave behind: in a /dev/shm of its own where that can be had, since any other pgpt of this user would clear it up first.
+if [[ -z ${HAS_OWN_SHM:-} ]] && unshare -m mount -t tmpfs tmpfs /dev/shm 2>/dev/null; then
+    export HAS_OWN_SHM=1
+    # shellcheck disable=SC2016 # the inner shell expands it
+    exec unshare -m bash -c 'mount -t tmpfs tmpfs /dev/shm && exec bash "$0"' "$0"
+fi
 # shellcheck source=/dev/null
 . "$SOURCE_ROOT/tests/cli/lib"
 # shellcheck source=/dev/null
@@ -31,7 +36,10 @@ launcher=$(awk '/^PPid:/ { print $2 }' "/proc/$writer/status")
 mapfile -t ranks < <(pgrep -P "$launcher")
 kill -KILL "$launcher" "${ranks[@]}"
 for ((i = 0; i < 200; i++)); do [[ -d /proc/$writer ]] && sleep 0.05 || break; done
-for file in $segments; do [[ -e $file ]] || fail "$file is gone already: nothing is tested"; done
+for file in $segments; do
+    [[ -e $file || -n ${HAS_OWN_SHM:-} ]] || skip "another pgpt has removed $file already"
+    [[ -e $file ]] || fail "$file is gone already: nothing is tested"
+done
 step=$(find night/checkpoints -maxdepth 1 -name 'step-????????' | sort | tail -n 1 | tr -dc 0-9)
 ranks 2 train --resume night --steps $((10#$step + 2))
 grep -q 'removed [0-9]* shared-memory segment' err || fail "nothing is said of them: $(cat err)"

@@ -90,6 +90,18 @@ step=$(find busy/checkpoints -maxdepth 1 -name 'step-????????' | sort | tail -n 
 pgpt train --resume busy --steps $((10#$step + 2))
 [[ ! -e busy/lock ]] || fail "the lock file stays behind a run that has ended"
 
+# ---- One that is told to stop before it has begun leaves nothing.
+for signal in TERM HUP; do
+    mkfifo pipe
+    "$PGPT" train "${Q[@]}" --data pipe --tokenizer byte --out early >out 2>err </dev/null &
+    early=$!
+    for ((i = 0; i < 400; i++)); do [[ ! -s early/lock ]] || break && sleep 0.02; done
+    kill -$signal $early
+    code=0 && wait $early || code=$?
+    ((code > 128)) && [[ ! -e early ]] || fail "exit $code, and it leaves $(find early): $(cat err)"
+    rm pipe
+done
+
 # ---- Folders that are something else are left alone.
 mkdir tok shards hf somebody && echo '{"kind": "char"}' >tok/tokenizer.json && echo x >shards/manifest.json && echo y >hf/config.json && echo z >somebody/notes.txt
 for folder in tok shards hf somebody; do

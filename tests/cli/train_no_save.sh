@@ -64,6 +64,9 @@ cp -r half/checkpoints before
 pgpt train --resume half --no-save
 grep -q 'nothing will be saved (--no-save).*stays at step 6' err || fail "does not say so: $(cat err)"
 same_losses whole half
+cp half/config.ini config
+pgpt train --resume half --no-save --steps 9 --lr 0.5
+cmp config half/config.ini || fail "what was only tried is recorded: $(diff config half/config.ini)"
 diff -r before half/checkpoints || fail "it has saved"
 pgpt train --resume half
 grep -q 'going on from step 6' err || fail "does not go on: $(cat err)"

@@ -132,6 +132,17 @@ static void fill(int folder, Input *input, int depth) {
     }
 }
 
+/* Which run is meant by this path, and what its manifest says it is. */
+static void find_run(const char *path, Arena *arena) {
+    const char *run;
+    Manifest manifest;
+    bool found;
+    Error error = {0};
+    if (resume_named(path, arena, &run, &error) != STATUS_OK) return;
+    FUZZ_CHECK(run && *run);
+    resume_manifest(run, arena, &manifest, &found, &error);
+}
+
 /* What --resume, generate and supervise do with a folder before and after they train. */
 static void use(const char *run) {
     Arena arena = {0};
@@ -147,6 +158,9 @@ static void use(const char *run) {
     error = (Error){0};
     if (!file_exists(run)) goto done;
     if (resume_find(run, &arena, &found, &error) == STATUS_OK) FUZZ_CHECK(!found || *found);
+    find_run(run, &arena);
+    find_run(arena_printf(&arena, "%s/checkpoints", run), &arena);
+    find_run(arena_printf(&arena, "%s/checkpoints/step-00000001", run), &arena);
     error = (Error){0};
     if (run_claim_again(&claim, run, &error) == STATUS_OK) {
         FUZZ_CHECK(checkpoint_open(&checkpoint, run, CHECKPOINT_BEST, true, &error) != STATUS_OK);

@@ -91,21 +91,27 @@ static FileLockState try_lock(const FileLock *lock) {
     return errno == EWOULDBLOCK || errno == EINTR || errno == EACCES ? FILE_LOCK_HELD : FILE_LOCK_UNKNOWN;
 }
 
+/* Where a file system gives a file another number each time it is asked, the name never means the file that is open, and
+ * nothing can be known. */
+enum { MOST_LOST = 1000 };
+
 Status file_lock_take(FileLock *lock, const char *path, double patience, Error *error) {
     *lock = (FileLock){.descriptor = -1, .path = strdup(path)};
     if (!lock->path) return error_failed(error, "cannot lock %s: out of memory", path);
+    int n_lost = 0;
     for (uint64_t start_ns = timer_now_ns();;) {
         if (open_file(lock, error) != STATUS_OK) {
             close_file(lock);
             return error->status;
         }
-        lock->state = try_lock(lock);
+        lock->state = n_lost < MOST_LOST ? try_lock(lock) : FILE_LOCK_UNKNOWN;
         if (lock->state == FILE_LOCK_UNKNOWN) return STATUS_OK;
         if (lock->state == FILE_LOCK_TAKEN && is_named(lock)) {
             write_holder(lock->descriptor);
             return STATUS_OK;
         }
         bool is_held = lock->state == FILE_LOCK_HELD;
+        n_lost += !is_held;
         if (is_held) read_holder(lock);
         close_file(lock);
         if (is_held && timer_seconds_since(start_ns) >= patience) return STATUS_OK;

@@ -80,11 +80,13 @@ static DIR *open_stream(int descriptor) {
     return stream;
 }
 
+/* NULL at the end, and where it cannot be read any further: then errno is set. */
 static struct dirent *next_entry(DIR *stream) {
-    for (struct dirent *item; (item = readdir(stream));) {
-        if (strcmp(item->d_name, ".") != 0 && strcmp(item->d_name, "..") != 0) return item;
+    for (;;) {
+        errno = 0;
+        struct dirent *item = readdir(stream);
+        if (!item || (strcmp(item->d_name, ".") != 0 && strcmp(item->d_name, "..") != 0)) return item;
     }
-    return NULL;
 }
 
 static int by_name(const void *a, const void *b) {
@@ -108,7 +110,9 @@ Status folder_list(const Folder *folder, Arena *arena, FolderEntry **entries, si
         (*entries)[(*n_entries)++] = (FolderEntry){.name = arena_strdup(arena, item->d_name),
                                                    .kind = kind_of(folder->descriptor, item->d_name)};
     }
+    int code = errno;
     closedir(stream);
+    if (code) return file_problem(error, "read the folder", folder->path, code);
     if (*n_entries) qsort(*entries, *n_entries, sizeof **entries, by_name);
     return STATUS_OK;
 }
@@ -216,6 +220,23 @@ void path_split(const char *path, Arena *arena, const char **folder, const char 
     *name = slash ? slash + 1 : whole;
     *folder = !slash ? "." : slash == whole ? "/" : whole;
     if (slash) *slash = '\0';
+}
+
+/* The last part of a path goes; "" when nothing is left. */
+static void cut_last(char *path) {
+    char *slash = strrchr(path, '/');
+    *(slash ? slash : path) = '\0';
+}
+
+size_t path_n_existing(const char *path, Arena *arena) {
+    char *part = arena_strdup(arena, path);
+    while (*part && !file_exists(part)) cut_last(part);
+    return strlen(part);
+}
+
+void path_remove_made(const char *path, size_t n_existing, Arena *arena) {
+    char *part = arena_strdup(arena, path);
+    for (; strlen(part) > n_existing; cut_last(part)) rmdir(part);
 }
 
 bool path_is_temporary(const char *name, const char *stem) {

@@ -70,6 +70,12 @@ Status folder_sync(const Folder *folder, Error *error);
 /* The folder part of a path and its last name, both from the arena: "." for a bare name. Slashes at the end are cut. */
 void path_split(const char *path, Arena *arena, const char **folder, const char **name);
 
+/* How many bytes of the path name what is there already, before folders are made for the rest; 0: nothing of it. */
+size_t path_n_existing(const char *path, Arena *arena);
+
+/* Those folders were made for nothing: remove them, from the innermost on, as far as they are empty. */
+void path_remove_made(const char *path, size_t n_existing, Arena *arena);
+
 /* Is `name` the text `stem` followed by ".tmp." and a number, as temporaries are called? */
 bool path_is_temporary(const char *name, const char *stem);
 

@@ -3,12 +3,13 @@
  *
  * The folder that is written is made by exclusive creation and locked by its handle. So what a process that was killed has
  * left is told from what another one is still writing: the former has no lock. */
-#define _GNU_SOURCE /* O_DIRECTORY */
+#define _GNU_SOURCE /* realpath */
 #include "base/file/staged_folder.h"
 
 #include "base/file/file.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,19 +34,6 @@ Status staged_folder_check(const char *path, Error *error) {
     if (error->status != STATUS_OK || n_entries == 0) return error->status;
     return error_user(error, "%s is there already and not empty; name a new folder, or remove it first",
                       path);
-}
-
-/* The last part of a path goes; "" when nothing is left. */
-static void cut_last(char *path) {
-    char *slash = strrchr(path, '/');
-    *(slash ? slash : path) = 0;
-}
-
-/* How many bytes of the path name what is there already. */
-static size_t existing_bytes(const char *path, Arena *arena) {
-    char *part = arena_strdup(arena, path);
-    while (*part && !file_exists(part)) cut_last(part);
-    return strlen(part);
 }
 
 static bool is_locked_by_us(const Folder *folder) {
@@ -86,22 +74,41 @@ void staged_folder_clear(const char *parent, const char *name) {
     folder_close(&folder);
 }
 
-/* A name that was not there; it counts up where a process of our number has left one that could not be removed. */
+/* Is the folder that was made, and is open now, still there? Before it is locked, another process may take it for
+ * abandoned. */
+static bool is_still_there(const StagedFolder *folder) {
+    struct stat made, named;
+    return fstat(folder->lock.descriptor, &made) == 0 &&
+           fstatat(folder->parent.descriptor, folder->temporary_name, &named, AT_SYMLINK_NOFOLLOW) == 0 &&
+           made.st_ino == named.st_ino && made.st_dev == named.st_dev;
+}
+
+/* A name that was not there; it counts up where a process of our number has left one that could not be removed, or ours
+ * was removed before it was locked. */
 static Status make_temporary(StagedFolder *folder, Error *error) {
     enum { MOST_TRIES = 100 };
     for (int i = 0; i < MOST_TRIES; i++) {
         const char *number = i ? arena_printf(&folder->arena, "%ld%03d", (long)getpid(), i)
                                : arena_printf(&folder->arena, "%ld", (long)getpid());
         folder->temporary_name = arena_printf(&folder->arena, "%s.tmp.%s", folder->name, number);
-        if (mkdirat(folder->parent.descriptor, folder->temporary_name, 0777) == 0) {
-            TRY(folder_open_inside(&folder->lock, &folder->parent, folder->temporary_name, error));
-            (void)is_locked_by_us(&folder->lock); /* where there are no locks, nothing abandoned is removed */
+        if (mkdirat(folder->parent.descriptor, folder->temporary_name, 0777) != 0) {
+            if (errno == EEXIST) continue;
+            return file_problem(error, "make the folder", folder->path, errno);
+        }
+        Error gone = {0};
+        if (folder_open_inside(&folder->lock, &folder->parent, folder->temporary_name, &gone) != STATUS_OK)
+            continue;
+        /* Where there are no locks, nothing abandoned is removed; where another has ours, it is about to go. */
+        bool is_ours = is_locked_by_us(&folder->lock) || errno != EWOULDBLOCK;
+        if (is_ours && is_still_there(folder)) {
             folder->temporary = arena_printf(&folder->arena, "%s.tmp.%s", folder->path, number);
             return STATUS_OK;
         }
-        if (errno != EEXIST) break;
+        folder_close(&folder->lock);
     }
-    return file_problem(error, "make the folder", folder->path, errno);
+    return error_user(error,
+                      "cannot make a folder beside %s: %d names are taken; remove what is called %s.tmp.*",
+                      folder->path, MOST_TRIES, folder->name);
 }
 
 Status staged_folder_open(StagedFolder *folder, const char *path, Error *error) {
@@ -111,7 +118,7 @@ Status staged_folder_open(StagedFolder *folder, const char *path, Error *error) 
     folder->path = arena_strdup(&folder->arena, real ? real : path);
     free(real);
     for (size_t n = strlen(folder->path); n > 1 && folder->path[n - 1] == '/'; n--) folder->path[n - 1] = 0;
-    folder->n_existing = existing_bytes(folder->path, &folder->arena);
+    folder->n_existing = path_n_existing(folder->path, &folder->arena);
     const char *above;
     path_split(folder->path, &folder->arena, &above, &folder->name);
     TRY_GOTO(file_make_folders(above, error), failed);
@@ -142,8 +149,9 @@ void staged_folder_abort(StagedFolder *folder) {
     folder_close(&folder->lock);
     folder_close(&folder->parent);
     if (folder->path && !is_committed) {
-        char *part = arena_strdup(&folder->arena, folder->path);
-        for (cut_last(part); strlen(part) > folder->n_existing; cut_last(part)) rmdir(part);
+        const char *above, *name; /* the folder itself is not there, or somebody else's */
+        path_split(folder->path, &folder->arena, &above, &name);
+        path_remove_made(above, folder->n_existing, &folder->arena);
     }
     arena_free(&folder->arena);
     *folder = (StagedFolder){0};

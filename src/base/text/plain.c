@@ -58,6 +58,13 @@ size_t plain_text(char *out, size_t capacity, const char *bytes, size_t n, bool 
     return length;
 }
 
+char *plain_copy(const char *bytes, size_t n, bool keeps_lines) {
+    size_t capacity = plain_text(NULL, 0, bytes, n, keeps_lines) + 1;
+    char *text = malloc(capacity);
+    if (text) plain_text(text, capacity, bytes, n, keeps_lines);
+    return text;
+}
+
 /* ---- Short texts */
 
 /* The largest start of at most `most` bytes that ends with a whole character. */

@@ -19,6 +19,9 @@
  * characters only; returns what the whole would take without it (at most 4 n). */
 size_t plain_text(char *out, size_t capacity, const char *bytes, size_t n, bool keeps_lines);
 
+/* The whole of it from malloc, NULL where memory is out. */
+char *plain_copy(const char *bytes, size_t n, bool keeps_lines);
+
 typedef struct {
     char text[320];
 } PlainText;

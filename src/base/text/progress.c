@@ -176,12 +176,8 @@ static void write_lines(FILE *stream, const char *format, va_list arguments) {
     char *raw = NULL;
     int n = vasprintf(&raw, format, arguments);
     if (n < 0) return;
-    size_t n_plain = plain_text(NULL, 0, raw, (size_t)n, true);
-    char *text = malloc(n_plain + 1);
-    if (text) {
-        plain_text(text, n_plain + 1, raw, (size_t)n, true);
-        fprintf(stream, "%s\n", text);
-    }
+    char *text = plain_copy(raw, (size_t)n, true);
+    if (text) fprintf(stream, "%s\n", text);
     free(text);
     free(raw);
 }

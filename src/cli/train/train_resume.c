@@ -188,7 +188,7 @@ Status train_resume_record(TrainRun *run, Error *error) {
                     "the text is not the one that this run was trained on; going on with the new one");
     const char *changes = run->resumed.changes;
     if (changes) log_note(&run->log, "%s from step %lld on", changes, n_done);
-    if (!run->resumed.is_changed) return STATUS_OK;
+    if (!run->resumed.is_changed || !run->values.train.saves) return STATUS_OK; /* then nothing comes of it */
     Arena *arena = &run->options.arena;
     return options_save_change(&run->options, arena_printf(arena, "%s/config.ini", run->run),
                                changes ? arena_printf(arena, "from step %lld on: %s", n_done, changes) : "",

@@ -1,7 +1,7 @@
 /* Launchers differ in what they refuse: Open MPI does not run as root and starts no more ranks than there are cores unless
  * told to, and binds ranks to a single core each; MPICH and Slurm have no such words and would not understand them. Which one it is
  * says its --version. */
-#define _GNU_SOURCE /* nftw */
+#define _GNU_SOURCE /* asprintf, mkdtemp */
 
 #include "lab/launch/launcher.h"
 
@@ -170,20 +170,9 @@ const char *const *launcher_words(Launcher *launcher, int n_ranks, const char *c
 
 /* ---- Folders */
 
-/* How much of a path is there. */
-static size_t kept_bytes(const char *path, Arena *arena) {
-    char *name = arena_strdup(arena, path);
-    for (size_t n = strlen(name); n > 0; n--) {
-        if (name[n] && name[n] != '/') continue;
-        name[n] = '\0';
-        if (file_exists(name)) return n;
-    }
-    return path[0] == '/' ? 1 : 0;
-}
-
 Status run_folder_make(RunFolder *folder, const char *parent, Error *error) {
     Arena arena = {0};
-    *folder = (RunFolder){.n_kept = kept_bytes(parent, &arena)};
+    *folder = (RunFolder){.n_existing = path_n_existing(parent, &arena)};
     arena_free(&arena);
     TRY(file_make_folders(parent, error));
     folder->parent = strdup(parent);
@@ -207,11 +196,9 @@ void run_folder_remove(RunFolder *folder) {
         folder_remove_all(&parent, strrchr(folder->path, '/') + 1);
         folder_close(&parent);
     }
-    while (folder->parent && strlen(folder->parent) > folder->n_kept && rmdir(folder->parent) == 0) {
-        char *slash = strrchr(folder->parent, '/');
-        if (!slash) break;
-        *slash = '\0';
-    }
+    Arena arena = {0};
+    if (folder->parent) path_remove_made(folder->parent, folder->n_existing, &arena);
+    arena_free(&arena);
     free(folder->path);
     free(folder->parent);
     *folder = (RunFolder){0};

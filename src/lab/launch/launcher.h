@@ -43,7 +43,7 @@ const char *launcher_no_save(const char *const *arguments);
 typedef struct {
     char *path;
     char *parent;
-    size_t n_kept; /* bytes of the parent's name that were there before */
+    size_t n_existing; /* bytes of the parent's name that were there before */
 } RunFolder;
 
 /* In `parent`, which is made. */

@@ -33,7 +33,7 @@ typedef struct {
     void (*at_end)(void *context); /* what launch_close calls when MPI has ended; NULL: nothing */
     void *at_end_context;
     Segments segments; /* of shared memory, that MPI has made for this rank */
-    char cleared[160]; /* what killed ranks had left of theirs, and launch_open has removed; "" if nothing */
+    char cleared[192]; /* what killed ranks had left of theirs, and launch_open has removed; "" if nothing */
     Guard *guard;      /* NULL: nobody looks out for ranks that are stopped, or somebody else does */
 } Launch;
 

@@ -134,6 +134,7 @@ static char *read_living(const Folder *folder, const FolderEntry *entries, size_
 typedef struct {
     int n_segments;
     uint64_t n_bytes;
+    char processes[64]; /* "4711, 4712": whose they were, as many as there is room for */
 } Cleared;
 
 static void remove_segment(const Folder *folder, const char *name, Cleared *cleared) {
@@ -145,15 +146,24 @@ static void remove_segment(const Folder *folder, const char *name, Cleared *clea
     cleared->n_bytes += (uint64_t)facts.st_blocks * 512;
 }
 
+static void add_process(Cleared *cleared, const char *note) {
+    size_t n = strlen(cleared->processes), room = sizeof cleared->processes - n;
+    const char *number = strrchr(note, '.') + 1;
+    if (room > strlen(number) + 10) snprintf(cleared->processes + n, room, "%s%s", n ? ", " : "", number);
+    else if (strcmp(cleared->processes + n - 3, "...") != 0) snprintf(cleared->processes + n, room, ", ...");
+}
+
 /* A note that nobody holds: what it lists is left over, unless a living rank has it too. */
 static void clear_note(const Folder *folder, const char *name, const char *living, Cleared *cleared) {
     int descriptor = openat(folder->descriptor, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
     if (descriptor < 0) return;
+    int n_before = cleared->n_segments;
     char *text = flock(descriptor, LOCK_EX | LOCK_NB) == 0 ? read_note(descriptor) : NULL, *rest = NULL;
     for (char *line = text ? strtok_r(text, "\n", &rest) : NULL; line; line = strtok_r(NULL, "\n", &rest)) {
         if (!lists(living, line)) remove_segment(folder, line, cleared);
     }
     if (text) unlinkat(folder->descriptor, name, 0);
+    if (cleared->n_segments > n_before) add_process(cleared, name);
     free(text);
     close(descriptor);
 }
@@ -174,9 +184,10 @@ void segments_clear(const char *path, char *text, size_t n_bytes) {
             clear_note(&folder, entries[i].name, living, &cleared);
     }
     if (cleared.n_segments)
-        snprintf(text, n_bytes, "removed %d shared-memory segment%s (%s) of killed ranks from %s",
+        snprintf(text, n_bytes,
+                 "removed %d shared-memory segment%s (%s) from %s: of killed ranks (process %s)",
                  cleared.n_segments, cleared.n_segments == 1 ? "" : "s", format_bytes(cleared.n_bytes).text,
-                 path);
+                 path, cleared.processes);
     free(living);
     folder_close(&folder);
     arena_free(&arena);
