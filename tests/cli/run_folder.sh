@@ -106,3 +106,15 @@ done
 mkdir empty && pgpt train "${Q[@]}" --out empty && [[ -s $(model empty) ]] || fail "an empty folder is not taken"
 refused '/is a file/' train "${Q[@]}" --out s.txt
 refused '/--heads/' train "${Q[@]}" --heads 3 --out a/b/c # and a is not made
+
+# ---- Nor is a file lost that is called as a lock is.
+mkdir called && echo precious >called/lock
+refused '/called.lock: it is not a file of pgpt/' train "${Q[@]}" --out called
+echo 'steps = 3' >called/config.ini
+refused '/called.lock: it is not a file of pgpt/' train --resume called
+"$PGPT" train "${Q[@]}" --out called --resume auto >out 2>err </dev/null && fail "a folder with somebody's lock was taken: $(cat err)"
+[[ $(cat called/lock called/config.ini) == $'precious\nsteps = 3' ]] || fail "somebody's files were written: $(head called/*)"
+mkdir named twice && echo precious >named/supervise.lock && ln v/a.txt twice/lock
+refused '/supervise.lock: it is not a file of pgpt/' supervise -- "$PGPT" train "${Q[@]}" --out named
+refused '/twice.lock: it is not a file of pgpt/' train "${Q[@]}" --out twice
+[[ $(cat named/supervise.lock v/a.txt) == $'precious\nprecious' ]] || fail "somebody's files were written"
