@@ -118,3 +118,11 @@ mkdir named twice && echo precious >named/supervise.lock && ln v/a.txt twice/loc
 refused '/supervise.lock: it is not a file of pgpt/' supervise -- "$PGPT" train "${Q[@]}" --out named
 refused '/twice.lock: it is not a file of pgpt/' train "${Q[@]}" --out twice
 [[ $(cat named/supervise.lock v/a.txt) == $'precious\nprecious' ]] || fail "somebody's files were written"
+
+# ---- A run that was killed while it wrote the first of its files begins again; what it left goes.
+mkdir early && touch early/lock early/supervise.lock early/config.ini.tmp.123
+pgpt supervise --quiet -- "$PGPT" train "${Q[@]}" --out early
+[[ -s $(model early) && ! -e early/config.ini.tmp.123 ]] || fail "$(ls early)"
+mkdir early-2 && touch early-2/lock early-2/config.ini.tmp.123 && pgpt train "${Q[@]}" --out early-2
+touch early/config.ini.tmp.77 && pgpt train --resume early --steps 5 # killed while it recorded a change
+[[ ! -e early/config.ini.tmp.77 && ! -e early-2/config.ini.tmp.123 ]] || fail "$(ls early early-2)"
