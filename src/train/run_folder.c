@@ -10,6 +10,7 @@
 #include "base/folder.h"
 #include "base/options_text.h"
 #include "base/plain.h"
+#include "train/checkpoint_manifest.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -157,12 +158,25 @@ static Status claim_dated(RunClaim *claim, const char *model, Error *error) {
     return take_lock(claim, LOCK, patience_seconds, error);
 }
 
+/* A run that may begin anew had no checkpoint when that was decided. While we waited for the lock its holder may have saved
+ * one, and would lose it. */
+static Status check_nothing_saved(RunClaim *claim, Error *error) {
+    CheckpointEntry *saved;
+    int n_saved;
+    const char *folder = arena_printf(&claim->arena, "%s/checkpoints", claim->path);
+    TRY(checkpoint_list(folder, &claim->arena, &saved, &n_saved, error));
+    if (n_saved == 0) return STATUS_OK;
+    return error_failed(error, "another process has just saved %s; start this one again to go on from there",
+                        saved[0].path);
+}
+
 static Status claim_wanted(RunClaim *claim, const char *wanted, bool may_restart, Error *error) {
     bool was_there;
     TRY(make_folder(claim, wanted, &was_there, error));
     if (was_there) TRY(check_content(wanted, may_restart, error)); /* before anything is put there */
     TRY(take_lock(claim, LOCK, patience_seconds, error));
     TRY(check_content(wanted, may_restart, error));
+    if (may_restart) TRY(check_nothing_saved(claim, error));
     remove_left_over(wanted);
     return STATUS_OK;
 }

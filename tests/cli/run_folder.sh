@@ -126,3 +126,13 @@ pgpt supervise --quiet -- "$PGPT" train "${Q[@]}" --out early
 mkdir early-2 && touch early-2/lock early-2/config.ini.tmp.123 && pgpt train "${Q[@]}" --out early-2
 touch early/config.ini.tmp.77 && pgpt train --resume early --steps 5 # killed while it recorded a change
 [[ ! -e early/config.ini.tmp.77 && ! -e early-2/config.ini.tmp.123 ]] || fail "$(ls early early-2)"
+
+# ---- Two that go on by themselves: the one that waits for the other does not begin anew over what that has saved.
+for ((i = 0; i < 20; i++)); do
+    "$PGPT" train "${Q[@]}" --steps 500 --out "auto-$i" --resume auto >"$SCRATCH/a" 2>&1 </dev/null &
+    first=$! code=0 other=0
+    "$PGPT" train "${Q[@]}" --steps 500 --seed 2 --out "auto-$i" --resume auto >"$SCRATCH/b" 2>&1 </dev/null || code=$?
+    wait $first || other=$?
+    ((code + other > 0)) || fail "both have begun: $(cat "$SCRATCH/a" "$SCRATCH/b")"
+    (($(grep -l '^step 500/500' "$SCRATCH/a" "$SCRATCH/b" | wc -l) == 1)) || fail "$(cat "$SCRATCH/a" "$SCRATCH/b")"
+done
