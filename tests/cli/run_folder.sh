@@ -136,3 +136,14 @@ for ((i = 0; i < 20; i++)); do
     ((code + other > 0)) || fail "both have begun: $(cat "$SCRATCH/a" "$SCRATCH/b")"
     (($(grep -l '^step 500/500' "$SCRATCH/a" "$SCRATCH/b" | wc -l) == 1)) || fail "$(cat "$SCRATCH/a" "$SCRATCH/b")"
 done
+
+# ---- A pipe in the place of a run's file is said, and not waited for; a link to checkpoints that are not there is not nothing.
+for name in config.ini tokenizer.json metrics.jsonl; do
+    cp -r early pipe && rm "pipe/$name" && mkfifo "pipe/$name" && mkdir -p pipe/ranks && touch pipe/ranks/0
+    refused "/$name: it is not a regular file/" train --resume pipe --steps 9 --quiet
+    rm -r pipe
+done
+cp -r early apart && rm -r apart/checkpoints && ln -s "$PWD/not-mounted" apart/checkpoints
+refused '/apart.checkpoints is not a folder, nor a link to one/' train "${Q[@]}" --out apart --resume auto --quiet
+refused '/apart.checkpoints is not a folder, nor a link to one/' train --resume apart --steps 9
+[[ -s apart/metrics.jsonl ]] || fail "a run began anew over one whose checkpoints are elsewhere"
