@@ -258,8 +258,8 @@ static void test_restart(void **state) {
     assert_int_equal(run_claim_new(&claim, "again", "nano", true, &error), STATUS_OK);
     run_claim_release(&claim);
     run("mkdir again/checkpoints/step-00000003");
-    assert_int_equal(run_claim_new(&claim, "again", "nano", true, &error), STATUS_USER);
-    assert_error(&error, "another process has begun the run in again");
+    assert_int_equal(run_claim_new(&claim, "again", "nano", true, &error), STATUS_FAILED);
+    assert_non_null(strstr(error.text, "another process has just saved again/checkpoints/step-00000003"));
     run_claim_release(&claim);
     assert_true(is_there("again/metrics.jsonl") && !is_there("again/lock"));
     /* What is made for a run that does not begin is removed, what was there stays. */

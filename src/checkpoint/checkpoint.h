@@ -18,6 +18,7 @@
 #ifndef PGPT_CHECKPOINT_CHECKPOINT_H
 #define PGPT_CHECKPOINT_CHECKPOINT_H
 
+#include "base/file/folder.h"
 #include "base/text/json.h"
 #include "checkpoint/safetensors.h"
 #include "comm/comm.h"
@@ -61,6 +62,7 @@ typedef struct {
      * padding between parameters does not matter. Nothing else may use the communicator meanwhile. */
     Comm *comm;
     const ShardMap *parameters_saved, *moments_saved;
+    FolderIdentity folder; /* of the run, which must still have its name; {0}: any will do */
 } CheckpointSource;
 
 /* Write RUN/checkpoints/step-NNNNNNNN, making folders as needed and replacing one of the same step. After an error

@@ -215,8 +215,14 @@ Status checkpoint_list(const char *folder, Arena *arena, CheckpointEntry **entri
     *entries = NULL;
     *n_entries = 0;
     int capacity = 0;
+    struct stat facts;
     DIR *stream = opendir(folder);
-    if (!stream && (errno == ENOENT || errno == ENOTDIR)) return STATUS_OK;
+    /* A link to a disk that is not mounted is not nothing: who takes it so begins anew, and cannot save. */
+    if (!stream && (errno == ENOENT || errno == ENOTDIR)) {
+        if (lstat(folder, &facts) != 0) return STATUS_OK;
+        return error_user(error, "%s is not a folder, nor a link to one; set it right, or move it away",
+                          folder);
+    }
     if (!stream) return error_user(error, "cannot read the folder %s: %s", folder, strerror(errno));
     for (struct dirent *item; (item = readdir(stream));) {
         int64_t step = checkpoint_name_step(item->d_name);

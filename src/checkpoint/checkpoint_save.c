@@ -41,6 +41,12 @@ static Status check_source(const char *run, const CheckpointSource *source, Erro
             return error_failed(error, "a checkpoint of numbers of type %s cannot be saved",
                                 dtype_info(source->type[i])->name);
     }
+    if (!folder_is_same(run, source->folder))
+        return error_user(
+            error,
+            "the folder %s is not the one that the run began in: it was moved, removed or replaced "
+            "meanwhile; move it back, and what is saved goes there again",
+            run);
     uint64_t needed = checkpoint_bytes(source->table, source->type, state->n_moments);
     uint64_t room = file_free_bytes(run);
     needed += (uint64_t)BYTES_A_RANK * (uint64_t)(checkpoint_n_ranks(source->comm) - 1);

@@ -95,6 +95,7 @@ static CheckpointSource source_of(const Saver *saver) {
                                .table = request->table,
                                .state = &request->state,
                                .comm = request->comm,
+                               .folder = request->folder,
                                .parameters_saved = request->parameters_saved,
                                .moments_saved = request->moments_saved};
     memcpy(source.type, saver->type, sizeof source.type);

@@ -46,7 +46,8 @@ typedef struct {
     Comm *comm;
     Activity *activity; /* that is told, in this lane; NULL: nobody */
     int lane;
-    const Log *log; /* for what is no error; NULL: nobody */
+    const Log *log;        /* for what is no error; NULL: nobody */
+    FolderIdentity folder; /* as in CheckpointSource */
 } SaveRequest;
 
 typedef struct {

@@ -6,8 +6,8 @@
  * The last segment is left alone. Its backward starts where its forward ends, so all its activations are alive at
  * that moment whether they were kept or made again. Dropout draws by position and not by call, so a repeated node
  * repeats its bits. */
-#include "graph/op.h"
 #include "graph/recompute.h"
+#include "graph/op.h"
 
 #include <string.h>
 

@@ -310,7 +310,7 @@ Status huggingface_config_text(const ModelConfig *config, const char *origin, Sa
         if ((stream && fclose(stream) != 0) || !is_whole)
             error_failed(error, "cannot write %s: out of memory", HUGGINGFACE_CONFIG);
     } else {
-        file_read(origin, CONFIG_LIMIT_BYTES, text, &n_bytes, error);
+        file_read_regular(origin, CONFIG_LIMIT_BYTES, text, &n_bytes, error);
     }
     json_decref(object);
     return error->status;

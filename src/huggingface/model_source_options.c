@@ -49,7 +49,7 @@ Status model_source_keep_origin(const ModelSource *source, const char *folder, E
     FileWriter writer = {.descriptor = -1};
     char *bytes;
     size_t n_bytes;
-    TRY(file_read(source->origin, LIMIT_BYTES, &bytes, &n_bytes, error));
+    TRY(file_read_regular(source->origin, LIMIT_BYTES, &bytes, &n_bytes, error));
     TRY_GOTO(file_writer_open(&writer, arena_printf(&arena, "%s/%s", folder, MODEL_SOURCE_ORIGIN), error),
              done);
     TRY_GOTO(file_writer_write(&writer, bytes, n_bytes, error), done);

@@ -110,23 +110,11 @@ Status resume_find(const char *out, Arena *arena, const char **folder, Error *er
     return STATUS_OK;
 }
 
-/* What a process leaves that dies while it writes one of the run's first files. */
-static bool is_left_over(const char *name) {
-    return path_is_temporary(name, "config.ini") || path_is_temporary(name, "tokenizer.json");
-}
-
 Status resume_restart(const char *path, Error *error) {
-    Arena arena = {0};
     Folder folder;
-    FolderEntry *entries;
-    size_t n_entries;
     TRY(folder_open(&folder, path, error));
-    folder_list(&folder, &arena, &entries, &n_entries, error);
-    for (size_t i = 0; i < n_entries && error->status == STATUS_OK; i++)
-        if (is_left_over(entries[i].name)) folder_remove_file(&folder, entries[i].name, error);
-    if (error->status == STATUS_OK) folder_remove_file(&folder, "metrics.jsonl", error);
+    folder_remove_file(&folder, "metrics.jsonl", error);
     if (error->status != STATUS_OK) error_prefix(error, "the run cannot begin anew: ");
     folder_close(&folder);
-    arena_free(&arena);
     return error->status;
 }

@@ -10,6 +10,7 @@
 #include "base/file/folder.h"
 #include "base/options/options_text.h"
 #include "base/text/plain.h"
+#include "checkpoint/checkpoint_manifest.h"
 #include "run/interrupt.h"
 #include "run/resume.h"
 
@@ -36,13 +37,18 @@ static bool is_lock(const char *name) {
     return strcmp(name, LOCK) == 0 || strcmp(name, SUPERVISE_LOCK) == 0;
 }
 
+/* What a process leaves that dies while it writes one of the run's own files. */
+static bool is_left_over(const char *name) {
+    return path_is_temporary(name, "config.ini") || path_is_temporary(name, "tokenizer.json");
+}
+
 /* Of a run that was begun: its config.ini, and something that is written beside it. */
 static FolderContent content_of(const FolderEntry *entries, size_t n_entries) {
     static const char *const traces[] = {"metrics.jsonl", "checkpoints", "ranks", LOCK};
     bool is_empty = true, has_config = false, has_trace = false;
     for (size_t i = 0; i < n_entries; i++) {
         const char *name = entries[i].name;
-        is_empty = is_empty && is_lock(name);
+        is_empty = is_empty && (is_lock(name) || is_left_over(name));
         has_config = has_config || strcmp(name, "config.ini") == 0;
         for (size_t j = 0; j < sizeof traces / sizeof traces[0]; j++)
             has_trace = has_trace || strcmp(name, traces[j]) == 0;
@@ -110,6 +116,21 @@ static Status take_lock(RunClaim *claim, const char *name, double patience, Erro
     return STATUS_OK;
 }
 
+/* Under the lock: whoever was writing them is gone. What cannot be removed is in nobody's way. */
+static void remove_left_over(const char *path) {
+    Arena arena = {0};
+    FolderEntry *entries;
+    size_t n_entries;
+    Folder folder;
+    Error ignored = {0};
+    if (folder_open(&folder, path, &ignored) != STATUS_OK) return;
+    folder_list(&folder, &arena, &entries, &n_entries, &ignored);
+    for (size_t i = 0; i < n_entries; i++)
+        if (is_left_over(entries[i].name)) folder_remove_file(&folder, entries[i].name, &ignored);
+    folder_close(&folder);
+    arena_free(&arena);
+}
+
 /* Of two that start in the same second, the second to make the folder takes the next name. */
 static Status claim_dated(RunClaim *claim, const char *model, Error *error) {
     char date[32];
@@ -126,14 +147,16 @@ static Status claim_dated(RunClaim *claim, const char *model, Error *error) {
     return take_lock(claim, LOCK, patience_seconds, error);
 }
 
-/* Whether there was a checkpoint was known before the lock was had: another process may have left one since. */
-static Status check_restart(RunClaim *claim, Error *error) {
-    const char *found;
-    TRY(resume_find(claim->path, &claim->arena, &found, error));
-    if (!found) return STATUS_OK;
-    return error_user(error,
-                      "another process has begun the run in %s meanwhile; start again to go on with it",
-                      claim->path);
+/* A run that may begin anew had no checkpoint when that was decided. While we waited for the lock its holder may have saved
+ * one, and would lose it. */
+static Status check_nothing_saved(RunClaim *claim, Error *error) {
+    CheckpointEntry *saved;
+    int n_saved;
+    const char *folder = arena_printf(&claim->arena, "%s/checkpoints", claim->path);
+    TRY(checkpoint_list(folder, &claim->arena, &saved, &n_saved, error));
+    if (n_saved == 0) return STATUS_OK;
+    return error_failed(error, "another process has just saved %s; start this one again to go on from there",
+                        saved[0].path);
 }
 
 static Status claim_wanted(RunClaim *claim, const char *wanted, bool may_restart, Error *error) {
@@ -142,7 +165,9 @@ static Status claim_wanted(RunClaim *claim, const char *wanted, bool may_restart
     if (was_there) TRY(check_content(wanted, may_restart, error)); /* before anything is put there */
     TRY(take_lock(claim, LOCK, patience_seconds, error));
     TRY(check_content(wanted, may_restart, error));
-    return may_restart ? check_restart(claim, error) : STATUS_OK;
+    if (may_restart) TRY(check_nothing_saved(claim, error));
+    remove_left_over(wanted);
+    return STATUS_OK;
 }
 
 Status run_claim_new(RunClaim *claim, const char *wanted, const char *model, bool may_restart, Error *error) {
@@ -164,7 +189,8 @@ Status run_claim_again(RunClaim *claim, const char *folder, Error *error) {
     if (stat(folder, &facts) != 0 || !S_ISDIR(facts.st_mode))
         return error_user(error, "there is no run %s; name the folder of one with --resume", folder);
     claim->path = arena_strdup(&claim->arena, folder);
-    if (take_lock(claim, LOCK, patience_seconds, error) != STATUS_OK) run_claim_release(claim);
+    if (take_lock(claim, LOCK, patience_seconds, error) == STATUS_OK) remove_left_over(folder);
+    else run_claim_release(claim);
     return error->status;
 }
 

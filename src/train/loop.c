@@ -148,6 +148,7 @@ static SaveRequest save_request(Trainer *trainer, const char *run) {
                            .activity = setup->activity,
                            .lane = activity_add_lane(setup->activity, "saver"),
                            .log = setup->log,
+                           .folder = trainer->folder,
                            .parameters_saved = &trainer->step.sync.parameters_saved,
                            .moments_saved = &trainer->step.sync.moments_saved,
                            .state = state,
@@ -495,6 +496,7 @@ static json_t *metrics_header(const Trainer *trainer) {
 
 Status trainer_run(Trainer *trainer, const char *run, Error *error) {
     const TrainOptions *options = trainer->setup.options;
+    trainer->folder = folder_identity(run);
     Loop loop = {.trainer = trainer,
                  .run = run,
                  .schedule = optimizer_schedule(trainer->setup.optimizer, options->n_steps),

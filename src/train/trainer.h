@@ -55,6 +55,7 @@ typedef struct {
     struct {        /* what was done by then, with another batch or other sequences perhaps */
         int64_t step, n_sequences, n_tokens;
     } resumed;
+    FolderIdentity folder;  /* of the run */
     bool has_other_data;    /* than the resumed checkpoint */
     double validation_loss; /* of the last evaluation, NAN before it */
     int64_t validated_step; /* when that was */

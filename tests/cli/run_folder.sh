@@ -102,6 +102,17 @@ for signal in TERM HUP; do
     rm pipe
 done
 
+# ---- A folder that is moved away while its run goes on: nothing is saved into another's.
+"$PGPT" train "${Q[@]}" --steps 100000000 --out there >"$SCRATCH/there" 2>&1 </dev/null &
+process=$!
+for ((i = 0; i < 400; i++)); do [[ ! -s there/metrics.jsonl ]] && sleep 0.05 || break; done
+mv there moved
+pgpt train "${Q[@]}" --out there
+kill -TERM $process
+code=0 && wait $process || code=$?
+((code == 2)) && grep -q 'not the one that the run began in' "$SCRATCH/there" || fail "exit $code: $(tail -n 3 "$SCRATCH/there")"
+[[ $(ls there/checkpoints) == step-00000003 ]] || fail "saved into another run's folder: $(ls there/checkpoints)"
+
 # ---- Folders that are something else are left alone.
 mkdir tok shards hf somebody && echo '{"kind": "char"}' >tok/tokenizer.json && echo x >shards/manifest.json && echo y >hf/config.json && echo z >somebody/notes.txt
 for folder in tok shards hf somebody; do
@@ -118,3 +129,44 @@ done
 mkdir empty && pgpt train "${Q[@]}" --out empty && [[ -s $(model empty) ]] || fail "an empty folder is not taken"
 refused '/is a file/' train "${Q[@]}" --out s.txt
 refused '/--heads/' train "${Q[@]}" --heads 3 --out a/b/c # and a is not made
+
+# ---- Nor is a file lost that is called as a lock is.
+mkdir called && echo precious >called/lock
+refused '/called.lock: it is not a file of pgpt/' train "${Q[@]}" --out called
+echo 'steps = 3' >called/config.ini
+refused '/called.lock: it is not a file of pgpt/' train --resume called
+"$PGPT" train "${Q[@]}" --out called --resume auto >out 2>err </dev/null && fail "a folder with somebody's lock was taken: $(cat err)"
+[[ $(cat called/lock called/config.ini) == $'precious\nsteps = 3' ]] || fail "somebody's files were written: $(head called/*)"
+mkdir named twice && echo precious >named/supervise.lock && ln v/a.txt twice/lock
+refused '/supervise.lock: it is not a file of pgpt/' supervise -- "$PGPT" train "${Q[@]}" --out named
+refused '/twice.lock: it is not a file of pgpt/' train "${Q[@]}" --out twice
+[[ $(cat named/supervise.lock v/a.txt) == $'precious\nprecious' ]] || fail "somebody's files were written"
+
+# ---- A run that was killed while it wrote the first of its files begins again; what it left goes.
+mkdir early && touch early/lock early/supervise.lock early/config.ini.tmp.123
+pgpt supervise --quiet -- "$PGPT" train "${Q[@]}" --out early
+[[ -s $(model early) && ! -e early/config.ini.tmp.123 ]] || fail "$(ls early)"
+mkdir early-2 && touch early-2/lock early-2/config.ini.tmp.123 && pgpt train "${Q[@]}" --out early-2
+touch early/config.ini.tmp.77 && pgpt train --resume early --steps 5 # killed while it recorded a change
+[[ ! -e early/config.ini.tmp.77 && ! -e early-2/config.ini.tmp.123 ]] || fail "$(ls early early-2)"
+
+# ---- Two that go on by themselves: the one that waits for the other does not begin anew over what that has saved.
+for ((i = 0; i < 20; i++)); do
+    "$PGPT" train "${Q[@]}" --steps 500 --out "auto-$i" --resume auto >"$SCRATCH/a" 2>&1 </dev/null &
+    first=$! code=0 other=0
+    "$PGPT" train "${Q[@]}" --steps 500 --seed 2 --out "auto-$i" --resume auto >"$SCRATCH/b" 2>&1 </dev/null || code=$?
+    wait $first || other=$?
+    ((code + other > 0)) || fail "both have begun: $(cat "$SCRATCH/a" "$SCRATCH/b")"
+    (($(grep -l '^step 500/500' "$SCRATCH/a" "$SCRATCH/b" | wc -l) == 1)) || fail "$(cat "$SCRATCH/a" "$SCRATCH/b")"
+done
+
+# ---- A pipe in the place of a run's file is said, and not waited for; a link to checkpoints that are not there is not nothing.
+for name in config.ini tokenizer.json metrics.jsonl; do
+    cp -r early pipe && rm "pipe/$name" && mkfifo "pipe/$name" && mkdir -p pipe/ranks && touch pipe/ranks/0
+    refused "/$name: it is not a regular file/" train --resume pipe --steps 9 --quiet
+    rm -r pipe
+done
+cp -r early apart && rm -r apart/checkpoints && ln -s "$PWD/not-mounted" apart/checkpoints
+refused '/apart.checkpoints is not a folder, nor a link to one/' train "${Q[@]}" --out apart --resume auto --quiet
+refused '/apart.checkpoints is not a folder, nor a link to one/' train --resume apart --steps 9
+[[ -s apart/metrics.jsonl ]] || fail "a run began anew over one whose checkpoints are elsewhere"

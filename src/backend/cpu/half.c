@@ -7,8 +7,8 @@
  * The update rounds 16-bit parameters and moments stochastically, as its operation says; everything else is
  * rounded to the nearest. A copy in 16 bits that an update makes beside its f32 parameters is the update
  * kernel's own business. */
-#include "backend/cpu/kernels.h"
 #include "base/half.h"
+#include "backend/cpu/kernels.h"
 #include "base/random.h"
 #include "ops/ops.h"
 

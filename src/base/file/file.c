@@ -323,6 +323,8 @@ void file_writer_abort(FileWriter *writer) {
 static Status cut_unfinished_line(int descriptor, const char *path, Error *error) {
     struct stat facts;
     if (fstat(descriptor, &facts) < 0) return file_problem(error, "open", path, errno);
+    if (S_ISFIFO(facts.st_mode)) /* its reader would be waited for without end */
+        return error_user(error, "cannot write %s: it is not a regular file; move it away", path);
     if (!S_ISREG(facts.st_mode)) return STATUS_OK;
     off_t end = facts.st_size;
     while (end > 0) {

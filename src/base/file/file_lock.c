@@ -63,14 +63,25 @@ static void read_holder(FileLock *lock) {
 
 /* ---- Taking it */
 
+/* Is what is open a lock of ours? It is empty, or says who held it; and it has no second name. What else is called so is
+ * somebody's, and would be lost. */
+static bool is_ours(int descriptor) {
+    static const char beginning[] = "{\"host\":";
+    char record[sizeof beginning - 1];
+    struct stat facts;
+    if (fstat(descriptor, &facts) != 0 || !S_ISREG(facts.st_mode) || facts.st_nlink > 1 ||
+        facts.st_size > RECORD_BYTES)
+        return false;
+    ssize_t n = pread(descriptor, record, sizeof record, 0);
+    return n >= 0 && memcmp(record, beginning, (size_t)n) == 0;
+}
+
 static Status open_file(FileLock *lock, Error *error) {
     int flags = O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC | O_NOCTTY | O_NONBLOCK;
     lock->descriptor = open(lock->path, flags, 0666);
-    struct stat facts;
-    if (lock->descriptor >= 0 && fstat(lock->descriptor, &facts) == 0 && S_ISREG(facts.st_mode))
-        return STATUS_OK;
-    if (lock->descriptor >= 0 || errno == ELOOP)
-        return error_user(error, "cannot lock %s: it is not a file of pgpt's; remove it", lock->path);
+    if (lock->descriptor >= 0 && is_ours(lock->descriptor)) return STATUS_OK;
+    if (lock->descriptor >= 0 || errno == ELOOP || errno == EISDIR)
+        return error_user(error, "cannot lock %s: it is not a file of pgpt's; move it away", lock->path);
     return file_problem(error, "lock", lock->path, errno);
 }
 

@@ -211,6 +211,18 @@ Status folder_sync(const Folder *folder, Error *error) {
     return error_failed(error, "cannot sync %s: %s", folder->path, strerror(errno));
 }
 
+FolderIdentity folder_identity(const char *path) {
+    struct stat facts;
+    if (stat(path, &facts) != 0) return (FolderIdentity){0};
+    return (FolderIdentity){.device = (uint64_t)facts.st_dev, .inode = (uint64_t)facts.st_ino};
+}
+
+bool folder_is_same(const char *path, FolderIdentity identity) {
+    FolderIdentity found = folder_identity(path);
+    bool is_none = !identity.device && !identity.inode;
+    return is_none || (found.device == identity.device && found.inode == identity.inode);
+}
+
 /* ---- Paths */
 
 void path_split(const char *path, Arena *arena, const char **folder, const char **name) {

@@ -17,6 +17,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 typedef struct {
     int descriptor;
@@ -64,6 +65,16 @@ Status folder_remove_file(const Folder *folder, const char *name, Error *error);
 
 /* So that what was renamed in it outlives a crash. File systems that cannot are forgiven. */
 Status folder_sync(const Folder *folder, Error *error);
+
+/* Which folder it is, whatever it is called: a name may come to mean another one. */
+typedef struct {
+    uint64_t device, inode; /* both 0: none */
+} FolderIdentity;
+
+FolderIdentity folder_identity(const char *path);
+
+/* Is the name still this folder's? Always where the identity is none. */
+bool folder_is_same(const char *path, FolderIdentity identity);
 
 /* ---- Paths */
 

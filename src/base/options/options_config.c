@@ -233,7 +233,10 @@ static Status read_file(Options *options, const char *path, bool is_record, Erro
     static const char mark[] = "\xEF\xBB\xBF"; /* UTF-8's */
     char *bytes;
     size_t n_bytes;
-    TRY(file_read(path, LARGEST_FILE_BYTES, &bytes, &n_bytes, error));
+    /* A file of options may be a pipe, as bash's <(...) is; a run's own, in its folder, would never end. */
+    Status (*read)(const char *, size_t, char **, size_t *, Error *) =
+        is_record ? file_read_regular : file_read;
+    TRY(read(path, LARGEST_FILE_BYTES, &bytes, &n_bytes, error));
     Reader reader = {.options = options, .path = path, .next = bytes, .end = bytes + n_bytes, .text = ""};
     reader.is_record = is_record;
     if (n_bytes >= 3 && memcmp(bytes, mark, 3) == 0) reader.next += 3;

@@ -149,7 +149,7 @@ Status options_save_change(const Options *options, const char *path, const char 
     char *bytes;
     size_t n_bytes;
     Arena arena = {0};
-    TRY(file_read(path, LARGEST_FILE_BYTES, &bytes, &n_bytes, error));
+    TRY(file_read_regular(path, LARGEST_FILE_BYTES, &bytes, &n_bytes, error));
     const char *changes = "";
     for (char *line = bytes, *end; *line; line = end) {
         end = line + strcspn(line, "\r\n");

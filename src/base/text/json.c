@@ -101,7 +101,7 @@ Status json_read(const char *path, size_t limit_bytes, json_t **value, Error *er
     *value = NULL;
     char *bytes;
     size_t n_bytes;
-    TRY(file_read(path, limit_bytes, &bytes, &n_bytes, error));
+    TRY(file_read_regular(path, limit_bytes, &bytes, &n_bytes, error));
     Status status = json_parse(bytes, n_bytes, path, value, error);
     free(bytes);
     return status;

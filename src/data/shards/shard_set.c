@@ -39,7 +39,7 @@ bool shard_set_is_folder(const char *path) {
     Error ignored = {0};
     bool found = shard && file_exists(shard);
     if (!found && manifest && file_exists(manifest) &&
-        file_read(manifest, LIMIT_BYTES, &bytes, &n_bytes, &ignored) == STATUS_OK) {
+        file_read_regular(manifest, LIMIT_BYTES, &bytes, &n_bytes, &ignored) == STATUS_OK) {
         found = strstr(bytes, "\"pgpt_data\"") != NULL;
     }
     free(bytes);

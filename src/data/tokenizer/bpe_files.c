@@ -73,7 +73,7 @@ static Status read_merges(const char *path, Tokenizer *tokenizer, Error *error) 
     char *text;
     const char *line;
     size_t n_bytes, at = 0, n_line, number = 0;
-    TRY(file_read(path, LIMIT_BYTES, &text, &n_bytes, error));
+    TRY(file_read_regular(path, LIMIT_BYTES, &text, &n_bytes, error));
     at = json_mark_bytes(text, n_bytes);
     while (next_line(text, n_bytes, &at, &line, &n_line)) {
         number++;
@@ -203,7 +203,7 @@ static Status read_ranks(const char *path, const RankFile *file, Tokenizer *toke
     const char *line;
     size_t n_bytes, at = 0, n_line, n = 0, number = 0;
     BpeVocabulary vocabulary = {0};
-    TRY(file_read(path, LIMIT_BYTES, &text, &n_bytes, error));
+    TRY(file_read_regular(path, LIMIT_BYTES, &text, &n_bytes, error));
     while (next_line(text, n_bytes, &at, &line, &n_line)) n += n_line > 0;
     TRY_GOTO(bpe_vocabulary_new(&vocabulary, n + file->n_unused + 1, error), named);
     at = 0;

@@ -47,7 +47,7 @@ Status tokenizer_read_json(const char *path, json_t **object, Error *error) {
     char *bytes;
     size_t n_bytes;
     *object = NULL;
-    TRY(file_read(path, LIMIT_BYTES, &bytes, &n_bytes, error));
+    TRY(file_read_regular(path, LIMIT_BYTES, &bytes, &n_bytes, error));
     Status status = parse_json(bytes, n_bytes, path, object, error);
     free(bytes);
     return status;
@@ -129,7 +129,7 @@ static bool looks_like_ranks(const char *bytes, size_t n_bytes) {
 static Status open_file(const char *path, Tokenizer **tokenizer, Error *error) {
     char *bytes;
     size_t n_bytes;
-    TRY(file_read(path, LIMIT_BYTES, &bytes, &n_bytes, error));
+    TRY(file_read_regular(path, LIMIT_BYTES, &bytes, &n_bytes, error));
     size_t start = json_mark_bytes(bytes, n_bytes);
     start += strspn(bytes + start, " \t\r\n");
     const char *dot = strrchr(path, '.');
