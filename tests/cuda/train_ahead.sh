@@ -4,7 +4,7 @@
 # all steps, where nothing can begin early. An evaluation has a batch under way while it asks for the loss of the one before: it
 # gives what the CPU's gives, which has not.
 #
-#   PGPT=... SOURCE_ROOT=$PWD DEVICE=cpu tests/in-fresh-folder bash "$PWD/tests/cuda/train_ahead.sh"      the same without a GPU
+#   PGPT=... SOURCE_ROOT=$PWD DEVICE=cpu tests/support/in-fresh-folder bash "$PWD/tests/cuda/train_ahead.sh"      the same without a GPU
 # shellcheck source=/dev/null
 . "$SOURCE_ROOT/tests/cli/lib"
 

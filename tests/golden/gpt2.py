@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What PyTorch computes for a small GPT-2, in double: writes tests/golden/gpt2.txt for tests/test_model.c.
+"""What PyTorch computes for a small GPT-2, in double: writes tests/golden/gpt2.txt for tests/model/test_model.c.
 
 Run it after changing the model:  python3 tests/golden/gpt2.py > tests/golden/gpt2.txt
 

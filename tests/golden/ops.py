@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What PyTorch computes for the cases of tests/test_ops.c, in double: writes tests/golden/ops.txt.
+"""What PyTorch computes for the cases of tests/ops/test_ops.c, in double: writes tests/golden/ops.txt.
 
 Run it after changing a case:  python3 tests/golden/ops.py > tests/golden/ops.txt
 
