@@ -20,11 +20,11 @@ supervisor=$!
 for ((i = 0; i < 400; i++)); do [[ ! -s night/metrics.jsonl ]] || break && sleep 0.05; done
 [[ -s night/metrics.jsonl ]] || fail "the job did not begin: $(cat "$SCRATCH/job")"
 code=0 && "$PGPT" supervise -- "$MPIEXEC" "$MPIEXEC_N" 2 "$PGPT" train "${Q[@]}" --out night >out 2>err </dev/null || code=$?
-((code == 2)) && grep -q 'night is being written by process' err || fail "a second supervisor: exit $code, $(cat err)"
+{ ((code == 2)) && grep -q 'night is being written by process' err; } || fail "a second supervisor: exit $code, $(cat err)"
 kill -KILL $supervisor
 wait $supervisor 2>/dev/null || true
 code=0 && "$PGPT" supervise -- "$MPIEXEC" "$MPIEXEC_N" 2 "$PGPT" train "${Q[@]}" --out night >out 2>err </dev/null || code=$?
-((code == 2)) && grep -q 'night is being written by process' err || fail "supervise beside a job that lives on: exit $code, $(cat err)"
+{ ((code == 2)) && grep -q 'night is being written by process' err; } || fail "supervise beside a job that lives on: exit $code, $(cat err)"
 writer=$(sed -n 's/.*being written by process \([0-9]*\) .*/\1/p' err)
 
 # ---- Its ranks are killed: the next start removes the segments that they have left.
@@ -35,7 +35,7 @@ segments=$(awk '$NF ~ "^/dev/shm/(vader|sm)_segment" { print $NF }' "/proc/$writ
 launcher=$(awk '/^PPid:/ { print $2 }' "/proc/$writer/status")
 mapfile -t ranks < <(pgrep -P "$launcher")
 kill -KILL "$launcher" "${ranks[@]}"
-for ((i = 0; i < 200; i++)); do [[ -d /proc/$writer ]] && sleep 0.05 || break; done
+for ((i = 0; i < 200; i++)); do if [[ -d /proc/$writer ]]; then sleep 0.05; fi; done
 for file in $segments; do
     [[ -e $file || -n ${HAS_OWN_SHM:-} ]] || skip "another pgpt has removed $file already"
     [[ -e $file ]] || fail "$file is gone already: nothing is tested"

@@ -37,7 +37,7 @@ grep -q 'warning: an old checkpoint stays' err || fail "a prune went through a l
 pgpt train "${Q[@]}" --out m
 cp m/metrics.jsonl kept && printf 'no end of line' >>kept && cp kept copy && ln -sf "$PWD/kept" m/metrics.jsonl
 code=0 && "$PGPT" train --resume m --steps 9 >out 2>err </dev/null || code=$?
-((code == 2)) && grep -q 'metrics.jsonl: it is a link' err || fail "exit $code: $(cat err)"
+{ ((code == 2)) && grep -q 'metrics.jsonl: it is a link' err; } || fail "exit $code: $(cat err)"
 cmp kept copy || fail "somebody's file was cut"
 rm -r m/metrics.jsonl m/ranks && cp copy m/metrics.jsonl
 echo precious >v/0 && ln -s "$PWD/v" m/ranks
@@ -69,12 +69,15 @@ done
 # ---- A run that is under way is not resumed, and says who has it; when it is killed, it is free.
 "$PGPT" train "${Q[@]}" --steps 100000000 --save-every 20 --keep 1 --out busy >"$SCRATCH/busy" 2>&1 </dev/null &
 busy=$!
-for ((i = 0; i < 400; i++)); do compgen -G 'busy/checkpoints/step-????????' >/dev/null && break || sleep 0.05; done
+for ((i = 0; i < 400; i++)); do
+    if compgen -G 'busy/checkpoints/step-????????' >/dev/null; then break; fi
+    sleep 0.05
+done
 code=0 && "$PGPT" train --resume busy --steps 5 >out 2>err </dev/null || code=$?
 ((code == 2)) || fail "exit $code while another process trains there: $(cat err)"
 grep -q "busy is being written by process $busy on " err || fail "$(cat err)"
 code=0 && "$PGPT" supervise -- "$PGPT" train "${Q[@]}" --out busy >out 2>err </dev/null || code=$?
-((code == 2)) && grep -q "busy is being written by process $busy on " err || fail "supervise: exit $code, $(cat err)"
+{ ((code == 2)) && grep -q "busy is being written by process $busy on " err; } || fail "supervise: exit $code, $(cat err)"
 code=0 && "$PGPT" train "${Q[@]}" --out busy >out 2>err </dev/null || code=$?
 ((code == 2)) && grep -Eq 'already holds a run|is being written' err || fail "exit $code: $(cat err)"
 
@@ -98,19 +101,22 @@ for signal in TERM HUP; do
     for ((i = 0; i < 400; i++)); do [[ ! -s early/lock ]] || break && sleep 0.02; done
     kill -$signal $early
     code=0 && wait $early || code=$?
-    ((code > 128)) && [[ ! -e early ]] || fail "exit $code, and it leaves $(find early): $(cat err)"
+    { ((code > 128)) && [[ ! -e early ]]; } || fail "exit $code, and it leaves $(find early): $(cat err)"
     rm pipe
 done
 
 # ---- A folder that is moved away while its run goes on: nothing is saved into another's.
 "$PGPT" train "${Q[@]}" --steps 100000000 --out there >"$SCRATCH/there" 2>&1 </dev/null &
 process=$!
-for ((i = 0; i < 400; i++)); do [[ ! -s there/metrics.jsonl ]] && sleep 0.05 || break; done
+for ((i = 0; i < 400; i++)); do
+    if [[ -s there/metrics.jsonl ]]; then break; fi
+    sleep 0.05
+done
 mv there moved
 pgpt train "${Q[@]}" --out there
 kill -TERM $process
 code=0 && wait $process || code=$?
-((code == 2)) && grep -q 'not the one that the run began in' "$SCRATCH/there" || fail "exit $code: $(tail -n 3 "$SCRATCH/there")"
+{ ((code == 2)) && grep -q 'not the one that the run began in' "$SCRATCH/there"; } || fail "exit $code: $(tail -n 3 "$SCRATCH/there")"
 [[ $(ls there/checkpoints) == step-00000003 ]] || fail "saved into another run's folder: $(ls there/checkpoints)"
 
 # ---- Folders that are something else are left alone.
@@ -126,7 +132,9 @@ for folder in tok shards hf somebody; do
     refused '/no picture/' lab linear --points 10 --epochs 1 --out "$folder" --quiet
     [[ $(cat "$folder"/*) == "$before" ]] || fail "$folder was written to"
 done
-mkdir empty && pgpt train "${Q[@]}" --out empty && [[ -s $(model empty) ]] || fail "an empty folder is not taken"
+mkdir empty
+pgpt train "${Q[@]}" --out empty
+[[ -s $(model empty) ]] || fail "an empty folder is not taken"
 refused '/is a file/' train "${Q[@]}" --out s.txt
 refused '/--heads/' train "${Q[@]}" --heads 3 --out a/b/c # and a is not made
 

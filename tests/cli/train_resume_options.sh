@@ -72,7 +72,7 @@ same_losses run other-day
 # ---- What was changed stays changed, and can be read up.
 cp -r run kept
 pgpt train --resume kept --steps 14
-! grep -q instead.*beta2 err || fail "said again: $(cat err)"
+! grep -q 'instead.*beta2' err || fail "said again: $(cat err)"
 pgpt train --resume run --steps 14 --beta2 0.5 --lr 0.001
 same_losses run kept
 grep -qx 'beta2 = 0.5' kept/config.ini || fail "not recorded: $(grep beta2 kept/config.ini)"
