@@ -79,7 +79,7 @@ grep -q "busy is being written by process $busy on " err || fail "$(cat err)"
 code=0 && "$PGPT" supervise -- "$PGPT" train "${Q[@]}" --out busy >out 2>err </dev/null || code=$?
 { ((code == 2)) && grep -q "busy is being written by process $busy on " err; } || fail "supervise: exit $code, $(cat err)"
 code=0 && "$PGPT" train "${Q[@]}" --out busy >out 2>err </dev/null || code=$?
-((code == 2)) && grep -Eq 'already holds a run|is being written' err || fail "exit $code: $(cat err)"
+{ ((code == 2)) && grep -Eq 'already holds a run|is being written' err; } || fail "exit $code: $(cat err)"
 
 # ---- Beside it, a model can always be had: when a checkpoint goes, there is a newer one.
 for ((i = 0; i < 60; i++)); do

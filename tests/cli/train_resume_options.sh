@@ -146,7 +146,7 @@ grep -q -- '--steps 600 instead of --epochs 0.1 from step' err || fail "not said
 refused '/600 steps done/' train --resume steps # and not as few as the epochs make
 
 # ---- What is named by --resume.
-n=$(ls -d changed/checkpoints/* | tail -n 1)
+n=$(find changed/checkpoints -mindepth 1 -maxdepth 1 | sort | tail -n 1)
 pgpt train --resume "$n" --steps 9 --json
 [[ $(tail -n 1 out | field run) == changed ]] || fail "the newest checkpoint: $(tail -n 1 out)"
 (cd changed/checkpoints && "$PGPT" train --resume "${n##*/}" --steps 9 --quiet >/dev/null 2>"$SCRATCH/old") && fail "an old checkpoint is resumed"
