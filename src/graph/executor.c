@@ -11,7 +11,8 @@
 
 void device_require(DeviceMemory *memory, const MemoryPlan *plan) {
     for (int place = 0; place < N_PLACES; place++) {
-        if (memory->bytes[place] < plan->bytes[place]) memory->bytes[place] = plan->bytes[place];
+        size_t n_bytes = plan_place_bytes(plan, (Place)place);
+        if (memory->bytes[place] < n_bytes) memory->bytes[place] = n_bytes;
     }
 }
 
@@ -58,23 +59,53 @@ Status device_borrow(DeviceMemory *memory, Place place, const DeviceMemory *owne
     return STATUS_OK;
 }
 
-static void *address(const DeviceMemory *memory, Tensor *tensor) {
+static void *address_in(const Executor *executor, Tensor *tensor, int frame) {
     if (!tensor) return NULL;
-    char *base = memory->base[tensor_root(tensor)->place];
-    return base ? base + tensor->offset : NULL;
+    Place place = tensor_root(tensor)->place;
+    char *base = executor->memory->base[place];
+    return base ? base + (size_t)frame * executor->frame_bytes[place] + tensor->offset : NULL;
 }
 
-static KernelCall make_call(const DeviceMemory *memory, const Node *node, bool is_first_micro_batch) {
-    KernelCall call = {
-        .node = node, .n_threads = memory->backend->n_threads, .context = memory->backend->context};
-    for (int i = 0; i < node->n_inputs; i++) call.in[i] = address(memory, node->input[i]);
+static KernelCall make_call(const Executor *executor, const Node *node, int frame, bool is_first) {
+    const Backend *backend = executor->memory->backend;
+    KernelCall call = {.node = node, .n_threads = backend->n_threads, .context = backend->context};
+    for (int i = 0; i < node->n_inputs; i++) call.in[i] = address_in(executor, node->input[i], frame);
     for (int i = 0; i < node->n_outputs; i++) {
-        call.out[i] = address(memory, node->output[i]);
-        call.add[i] =
-            node->write[i] == WRITE_ADD || (node->write[i] == WRITE_ADD_AFTER_FIRST && !is_first_micro_batch);
+        call.out[i] = address_in(executor, node->output[i], frame);
+        call.add[i] = node->write[i] == WRITE_ADD || (node->write[i] == WRITE_ADD_AFTER_FIRST && !is_first);
     }
-    call.scratch = address(memory, node->scratch);
+    call.scratch = address_in(executor, node->scratch, frame);
     return call;
+}
+
+/* Of node `number` as this micro-batch runs it. */
+static KernelCall *call_of(const Executor *executor, int number, MicroBatch micro) {
+    int n_nodes = executor->program->graph->n_nodes;
+    return &executor->calls[((size_t)micro.frame * 2 + micro.is_first) * (size_t)n_nodes + (size_t)number];
+}
+
+static SectionCapture *capture_of(const Executor *executor, Section section, MicroBatch micro) {
+    return &executor->capture[((size_t)micro.frame * N_SECTIONS + section) * 4 + micro.is_first +
+                              2 * micro.is_last];
+}
+
+static void make_calls(Executor *executor) {
+    const Program *program = executor->program;
+    int n_nodes = program->graph->n_nodes, n_frames = program->plan.n_frames;
+    executor->instruction = ARENA_ARRAY(&executor->arena, Instruction, n_nodes + 1);
+    executor->calls = ARENA_ARRAY(&executor->arena, KernelCall, (int64_t)n_frames * 2 * n_nodes + 1);
+    executor->capture = ARENA_ARRAY(&executor->arena, SectionCapture, n_frames * N_SECTIONS * 4);
+    for (int place = 0; place < N_PLACES; place++)
+        executor->frame_bytes[place] = place_is_framed((Place)place) ? program->plan.bytes[place] : 0;
+    for (int i = 0; i < n_nodes; i++) {
+        const Node *node = program->graph->node[i];
+        executor->instruction[i].kernel = backend_kernel(executor->memory->backend, node);
+        for (int frame = 0; frame < n_frames; frame++) {
+            for (int is_first = 0; is_first < 2; is_first++)
+                *call_of(executor, i, (MicroBatch){.is_first = is_first, .frame = frame}) =
+                    make_call(executor, node, frame, is_first);
+        }
+    }
 }
 
 static Status open_lanes(Executor *executor, Error *error) {
@@ -103,29 +134,22 @@ Status executor_open(Executor *executor, const Program *program, DeviceMemory *m
     const Backend *backend = memory->backend;
     *executor = (Executor){.program = program, .memory = memory, .times_instructions = backend->is_blocking};
     for (int place = 0; place < N_PLACES; place++) {
-        if (memory->bytes[place] < program->plan.bytes[place]) {
+        if (memory->bytes[place] < plan_place_bytes(&program->plan, (Place)place)) {
             return error_failed(error, "program '%s' was not announced to its memory", program->name);
         }
     }
-    executor->instruction = ARENA_ARRAY(&executor->arena, Instruction, program->graph->n_nodes + 1);
-    for (int i = 0; i < program->graph->n_nodes; i++) {
-        const Node *node = program->graph->node[i];
-        executor->instruction[i] = (Instruction){
-            .kernel = backend_kernel(backend, node),
-            .first = make_call(memory, node, true),
-            .later = make_call(memory, node, false),
-        };
-    }
+    make_calls(executor);
     return open_lanes(executor, error);
 }
 
 void executor_close(Executor *executor) {
     const Backend *backend = executor->memory ? executor->memory->backend : NULL;
-    for (int section = 0; backend && backend->capture_free && section < N_SECTIONS; section++) {
-        for (int i = 0; i < 4; i++)
-            backend->capture_free(backend->context, executor->capture[section][i].capture);
+    bool captures = backend && backend->capture_free && executor->capture;
+    int n_captures = captures ? executor->program->plan.n_frames * N_SECTIONS * 4 : 0;
+    for (int i = 0; i < n_captures; i++)
+        backend->capture_free(backend->context, executor->capture[i].capture);
+    for (int section = 0; captures && section < N_SECTIONS; section++)
         backend->capture_free(backend->context, executor->repeated[section]);
-    }
     for (int i = 0; backend && backend->event_free && i < EXECUTOR_MAX_PENDING; i++) {
         backend->event_free(backend->context, executor->pending[i].begin);
         backend->event_free(backend->context, executor->pending[i].end);
@@ -173,8 +197,7 @@ static Status run_on_lanes(Executor *executor, Section section, MicroBatch micro
     int last = -1,
         joined = -1; /* of those beside: the last that was begun, and the last that was waited for */
     for (int i = program->first[section]; i < program->first[section] + program->count[section]; i++) {
-        Instruction *instruction = &executor->instruction[i];
-        const KernelCall *call = micro.is_first ? &instruction->first : &instruction->later;
+        const KernelCall *call = call_of(executor, i, micro);
         const LaneStep *step = &program->lane[i];
         if (call->node->is_last_only && !micro.is_last) continue;
         if (step->is_beside) {
@@ -202,7 +225,7 @@ static Status run_instructions(Executor *executor, Section section, MicroBatch m
     uint64_t before = timer_now_ns();
     for (int i = program->first[section]; i < program->first[section] + program->count[section]; i++) {
         Instruction *instruction = &executor->instruction[i];
-        const KernelCall *call = micro.is_first ? &instruction->first : &instruction->later;
+        const KernelCall *call = call_of(executor, i, micro);
         if (call->node->is_last_only && !micro.is_last) continue;
         TRY(run_one(executor, i, call, waits, error));
         if (!is_timed) continue;
@@ -252,7 +275,7 @@ static Status replay(Executor *executor, Section section, void *capture, Error *
 }
 
 static Status run_captured(Executor *executor, Section section, MicroBatch micro, Error *error) {
-    SectionCapture *slot = &executor->capture[section][micro.is_first + 2 * micro.is_last];
+    SectionCapture *slot = capture_of(executor, section, micro);
     if (!slot->was_run || !can_capture(executor, section)) {
         bool is_first = !slot->was_run; /* waited for, so that a mistake has a name from the beginning */
         slot->was_run = true;
@@ -268,7 +291,7 @@ static Status run_often(Executor *executor, Section section, MicroBatch micro, i
     for (int n; n_times > 0; n_times -= n) {
         n = 1;
         if (n_times < EXECUTOR_REPEATS || !can_capture(executor, section) ||
-            !executor->capture[section][micro.is_first + 2 * micro.is_last].was_run) {
+            !capture_of(executor, section, micro)->was_run) {
             TRY(run_captured(executor, section, micro, error));
             continue;
         }
@@ -350,8 +373,21 @@ Status executor_phases(Executor *executor, int64_t n_started, uint64_t *phase_ns
     return STATUS_OK;
 }
 
+const KernelCall *executor_call(const Executor *executor, int number) {
+    return call_of(executor, number, MICRO_BATCH_ONLY);
+}
+
 void *executor_address(const Executor *executor, const Tensor *tensor) {
-    return address(executor->memory, (Tensor *)tensor);
+    return address_in(executor, (Tensor *)tensor, 0);
+}
+
+Status executor_upload_input(Executor *executor, const Tensor *tensor, int frame, const void *host,
+                             Error *error) {
+    const Backend *backend = executor->memory->backend;
+    void *to = address_in(executor, (Tensor *)tensor, frame);
+    executor->memory->n_input_writes++;
+    return found_late(executor, backend->upload(backend->context, to, host, tensor_bytes(tensor), error),
+                      error);
 }
 
 Status executor_upload(Executor *executor, const Tensor *tensor, const void *host, Error *error) {
@@ -463,7 +499,7 @@ static int collect_times(const Executor *executor, OpTime *times, uint64_t *tota
     int n_ops = 0;
     for (int i = 0; i < executor->program->graph->n_nodes; i++) {
         const Instruction *instruction = &executor->instruction[i];
-        const Node *node = instruction->first.node;
+        const Node *node = executor->program->graph->node[i];
         int k = 0;
         while (k < n_ops && times[k].op != node->op) k++;
         if (k == n_ops) times[n_ops++] = (OpTime){.op = node->op};

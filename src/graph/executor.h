@@ -43,7 +43,6 @@ Status device_borrow(DeviceMemory *memory, Place place, const DeviceMemory *owne
 
 typedef struct {
     Kernel kernel;
-    KernelCall first, later; /* in the first micro-batch of a step, and in the others */
     uint64_t n_runs;
     uint64_t elapsed_ns;
 } Instruction;
@@ -71,12 +70,14 @@ typedef struct {
     const Program *program;
     DeviceMemory *memory;
     Arena arena;
-    Instruction *instruction;    /* one a node */
-    LaneEvents *events;          /* one a node, of those that run beside others; NULL where nothing does */
-    uint64_t phase_ns[N_PHASES]; /* ask executor_phase_ns */
-    bool times_instructions;     /* wait for each: for executor_print_times on a device behind the host */
-    SectionCapture capture[N_SECTIONS][4];
-    void *repeated[N_SECTIONS]; /* a capture of EXECUTOR_REPEATS runs; NULL before it was wanted */
+    Instruction *instruction; /* one a node */
+    KernelCall *calls; /* of every node, in every frame, in the first micro-batch of a step and in others */
+    size_t frame_bytes[N_PLACES]; /* from one frame to the next; 0 where a place has none */
+    LaneEvents *events;           /* one a node, of those that run beside others; NULL where nothing does */
+    uint64_t phase_ns[N_PHASES];  /* ask executor_phase_ns */
+    bool times_instructions;      /* wait for each: for executor_print_times on a device behind the host */
+    SectionCapture *capture;      /* one a frame, section and position of the micro-batch in its step */
+    void *repeated[N_SECTIONS];   /* a capture of EXECUTOR_REPEATS runs; NULL before it was wanted */
     SectionTime pending[EXECUTOR_MAX_PENDING];
     int n_pending;
     int64_t n_started; /* sections on a device that runs behind the host, those that are done included */
@@ -87,15 +88,17 @@ typedef struct {
 Status executor_open(Executor *executor, const Program *program, DeviceMemory *memory, Error *error);
 void executor_close(Executor *executor);
 
-/* Which of a step's micro-batches it is: the first overwrites gradients, the last may communicate them. */
+/* Which of a step's micro-batches it is: the first overwrites gradients, the last may communicate them; and the frame
+ * that it is in. */
 typedef struct {
     bool is_first, is_last;
+    int frame;
 } MicroBatch;
 
-#define MICRO_BATCH_ONLY ((MicroBatch){true, true})
+#define MICRO_BATCH_ONLY ((MicroBatch){true, true, 0})
 
 static inline MicroBatch micro_batch(int64_t index, int64_t count) {
-    return (MicroBatch){index == 0, index == count - 1};
+    return (MicroBatch){index == 0, index == count - 1, 0};
 }
 
 Status executor_run(Executor *executor, Section section, MicroBatch micro, Error *error);
@@ -105,7 +108,10 @@ Status executor_run(Executor *executor, Section section, MicroBatch micro, Error
  * stands between them. */
 Status executor_repeat(Executor *executor, Section section, int n_times, Error *error);
 
-/* Host copies of a whole tensor, and of bytes first_byte .. first_byte + n_bytes - 1 of one. */
+/* Host copies of a whole tensor, and of bytes first_byte .. first_byte + n_bytes - 1 of one; of an input, in a frame (others
+ * are of the first). */
+Status executor_upload_input(Executor *executor, const Tensor *tensor, int frame, const void *host,
+                             Error *error);
 Status executor_upload(Executor *executor, const Tensor *tensor, const void *host, Error *error);
 Status executor_download(Executor *executor, const Tensor *tensor, void *host, Error *error);
 Status executor_upload_part(Executor *executor, const Tensor *tensor, size_t first_byte, size_t n_bytes,
@@ -120,6 +126,9 @@ Status executor_download_f32(Executor *executor, const Tensor *tensor, int64_t f
                              float *values, Error *error);
 
 void *executor_address(const Executor *executor, const Tensor *tensor);
+
+/* Node `number` as the first micro-batch of a step runs it. */
+const KernelCall *executor_call(const Executor *executor, int number);
 
 /* A small tensor as it is when everything started so far is done, without waiting for what is started since:
  * sent to place 0 .. BACKEND_RESULTS - 1 and received from there. Only where executor_sends says so. */

@@ -28,6 +28,7 @@ typedef enum {
     PLACE_STATE,      /* what outlives a micro-batch: loss, norm, key/value caches */
     PLACE_INPUT,      /* written by the host before a section runs */
     PLACE_ACTIVATION, /* everything between */
+    PLACE_FRAME,      /* activations that a backward waits for, where several micro-batches are in flight */
     N_PLACES,
 } Place;
 

@@ -17,6 +17,7 @@ typedef struct Storage {
     size_t n_bytes, offset;
     int first, last; /* node indices; first = -1 while nothing touched it */
     int id;
+    bool is_framed; /* left by a forward for its backward, where several micro-batches are in flight */
 } Storage;
 
 static size_t aligned(size_t n_bytes) {
@@ -150,21 +151,35 @@ static Status lay_out_persistent(Graph *graph, MemoryPlan *plan, Error *error) {
     return STATUS_OK;
 }
 
+/* All of them are alive between a forward and its backward, so they lie one behind the other. */
+static bool take_into_frame(const Graph *graph, Storage *storage, MemoryPlan *plan) {
+    storage->is_framed = plan->n_frames > 1 && graph->node[storage->first]->section == SECTION_FORWARD &&
+                         graph->node[storage->last]->section == SECTION_BACKWARD;
+    if (!storage->is_framed) return false;
+    storage->offset = plan->bytes[PLACE_FRAME];
+    plan->bytes[PLACE_FRAME] += storage->n_bytes;
+    return true;
+}
+
 static void give_offsets(Graph *graph, Storage *storages) {
     for (int i = 0; i < graph->n_tensors; i++) {
         Tensor *tensor = graph->tensor[i];
-        if (!tensor->base && is_planned(tensor)) tensor->offset = storage_of(storages, tensor)->offset;
+        if (tensor->base || !is_planned(tensor)) continue;
+        const Storage *storage = storage_of(storages, tensor);
+        tensor->offset = storage->offset;
+        if (storage->is_framed) tensor->place = PLACE_FRAME;
     }
     for (int i = 0; i < graph->n_tensors; i++) {
         Tensor *tensor = graph->tensor[i];
         if (!tensor->base) continue;
+        tensor->place = tensor_root(tensor)->place;
         tensor->offset = tensor_root(tensor)->offset;
         for (const Tensor *part = tensor; part->base; part = part->base) tensor->offset += part->base_offset;
     }
 }
 
-Status plan_memory(Graph *graph, bool with_lanes, MemoryPlan *plan, Error *error) {
-    *plan = (MemoryPlan){0};
+Status plan_memory(Graph *graph, bool with_lanes, int n_frames, MemoryPlan *plan, Error *error) {
+    *plan = (MemoryPlan){.n_frames = n_frames};
     TRY(lay_out_persistent(graph, plan, error));
     Arena scratch = {0};
     Storage *storages = ARENA_ARRAY(&scratch, Storage, graph->n_tensors);
@@ -181,7 +196,8 @@ Status plan_memory(Graph *graph, bool with_lanes, MemoryPlan *plan, Error *error
     for (int i = 0; i < graph->n_tensors; i++) {
         if (storages[i].first < 0) continue;
         plan->unshared_bytes += storages[i].n_bytes;
-        if (!storages[i].taken_over_by && storages[i].n_bytes) order[count++] = &storages[i];
+        if (storages[i].taken_over_by || !storages[i].n_bytes) continue;
+        if (!take_into_frame(graph, &storages[i], plan)) order[count++] = &storages[i];
     }
     qsort(order, (size_t)count, sizeof *order, by_size);
     plan->bytes[PLACE_ACTIVATION] = place_storages(order, count, placed);
@@ -191,8 +207,12 @@ Status plan_memory(Graph *graph, bool with_lanes, MemoryPlan *plan, Error *error
     return STATUS_OK;
 }
 
+size_t plan_place_bytes(const MemoryPlan *plan, Place place) {
+    return plan->bytes[place] * (size_t)(place_is_framed(place) ? plan->n_frames : 1);
+}
+
 size_t plan_total_bytes(const MemoryPlan *plan) {
     size_t total = 0;
-    for (int i = 0; i < N_PLACES; i++) total += plan->bytes[i];
+    for (int i = 0; i < N_PLACES; i++) total += plan_place_bytes(plan, (Place)i);
     return total;
 }

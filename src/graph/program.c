@@ -49,6 +49,11 @@ static void sort_sections(Program *program) {
 
 Status program_build(Program *program, const char *name, Graph *graph, const Backend *backend,
                      int n_micro_batches, Error *error) {
+    return program_build_frames(program, name, graph, backend, n_micro_batches, 1, error);
+}
+
+Status program_build_frames(Program *program, const char *name, Graph *graph, const Backend *backend,
+                            int n_micro_batches, int n_frames, Error *error) {
     *program = (Program){.name = name, .graph = graph, .n_forward_runs = n_micro_batches};
     TRY(graph_status(graph, error));
     const Node *missing = NULL;
@@ -63,7 +68,7 @@ Status program_build(Program *program, const char *name, Graph *graph, const Bac
     add_scratch(graph, backend);
     sort_sections(program);
     for (int i = 0; i < graph->n_nodes; i++) program->n_recomputed += graph->node[i]->is_recomputed;
-    TRY(plan_memory(graph, backend->set_lane != NULL, &program->plan, error));
+    TRY(plan_memory(graph, backend->set_lane != NULL, n_frames, &program->plan, error));
     if (backend->set_lane) {
         program->lane = ARENA_ARRAY(&graph->arena, LaneStep, graph->n_nodes + 1);
         for (int section = 0; section < N_SECTIONS; section++)
@@ -106,7 +111,7 @@ double program_useful_flops(const Program *program) {
 
 static void print_tensor(const Tensor *tensor, WriteMode mode, FILE *stream) {
     static const char *const marks[] = {"", "+=", "+=*"};
-    static const char *const places[N_PLACES] = {"par", "grad", "opt", "state", "in", "act"};
+    static const char *const places[N_PLACES] = {"par", "grad", "opt", "state", "in", "act", "frame"};
     char shape[80];
     fprintf(stream, " %s%s%s%s@%s+%zu", tensor->name, shape_format(tensor->shape, shape, sizeof shape),
             tensor->dtype == DTYPE_F32 ? "" : dtype_info(tensor->dtype)->name, marks[mode],
@@ -148,8 +153,9 @@ static void print_totals(const Program *program, FILE *stream) {
     fprintf(stream, "\nmemory of the program '%s'\n", program->name);
     for (int place = 0; place < N_PLACES; place++) {
         if (!plan->bytes[place]) continue;
-        fprintf(stream, "  %-12s %16zu bytes  (%s)\n", place_name((Place)place), plan->bytes[place],
-                format_bytes(plan->bytes[place]).text);
+        size_t n_bytes = plan_place_bytes(plan, (Place)place);
+        fprintf(stream, "  %-12s %16zu bytes  (%s)\n", place_name((Place)place), n_bytes,
+                format_bytes(n_bytes).text);
     }
     fprintf(stream, "  %-12s %16zu bytes  (%s)\n", "total", plan_total_bytes(plan),
             format_bytes(plan_total_bytes(plan)).text);

@@ -24,6 +24,10 @@ typedef struct {
 Status program_build(Program *program, const char *name, Graph *graph, const Backend *backend,
                      int n_micro_batches, Error *error);
 
+/* The same with memory for several micro-batches in flight (actions.h). */
+Status program_build_frames(Program *program, const char *name, Graph *graph, const Backend *backend,
+                            int n_micro_batches, int n_frames, Error *error);
+
 /* Counted work of one step: forward and backward once a micro-batch, update once. */
 Cost program_cost(const Program *program);
 Cost program_section_cost(const Program *program, Section section);

@@ -139,20 +139,29 @@ static void record_caches(Recorder *r, int block) {
     r->value_cache = graph_view(r->graph, r->caches, shape, (2 * block + 1) * shape_count(shape), values);
 }
 
-/* Everything up to the head: (B,T) tokens to (B,T,C). */
-static Tensor *record_body(Recorder *r, Tensor *tokens) {
+/* (B,T) tokens to (B,T,C). */
+static Stream record_embedding(Recorder *r, Tensor *tokens) {
     Tensor *embedded =
         op_embedding_padded(r->graph, tokens, parameter(r, ROLE_TOKEN_TABLE, NO_BLOCK), r->config->vocabulary,
                             parameter(r, ROLE_POSITION_TABLE, NO_BLOCK), r->start);
-    Stream x = {.sum = record_dropout(r, embedded, dropout_site(NO_BLOCK, SITE_EMBEDDING))};
-    for (int block = 0; block < r->config->n_layers; block++) {
-        if (r->segment && block % r->segment == 0) record_border(r, &x);
+    return (Stream){.sum = record_dropout(r, embedded, dropout_site(NO_BLOCK, SITE_EMBEDDING))};
+}
+
+static void record_blocks(Recorder *r, Stream *x, int first, int end) {
+    for (int block = first; block < end; block++) {
+        if (r->segment && block % r->segment == 0) record_border(r, x);
         r->graph->block = block;
         record_caches(r, block);
-        record_attention(r, &x, block);
-        record_mlp(r, &x, block);
+        record_attention(r, x, block);
+        record_mlp(r, x, block);
     }
     r->graph->block = NO_BLOCK;
+}
+
+/* Everything up to the head: (B,T) tokens to (B,T,C). */
+static Tensor *record_body(Recorder *r, Tensor *tokens) {
+    Stream x = record_embedding(r, tokens);
+    record_blocks(r, &x, 0, (int)r->config->n_layers);
     return record_norm(r, &x, ROLE_FINAL_NORM_WEIGHT, ROLE_FINAL_NORM_BIAS, NO_BLOCK);
 }
 
@@ -173,26 +182,11 @@ static int64_t chosen_chunk_rows(const ModelConfig *config, const GptLossOptions
     return (n_rows + n_chunks - 1) / n_chunks;
 }
 
-GptLoss gpt_record_loss(const ModelConfig *config, const ParameterTable *table, Graph *graph,
-                        const GptLossOptions *options) {
-    int64_t B = options->B, T = options->T, n_rows = B * T;
-    GptLoss loss = {.parameters = parameters_record(table, graph, options->dtype, options->is_training)};
-    loss.tokens = graph_tensor(graph, PLACE_INPUT, DTYPE_I32, SHAPE(B, T), "tokens");
-    loss.targets = graph_tensor(graph, PLACE_INPUT, DTYPE_I32, SHAPE(n_rows), "targets");
-    loss.loss = graph_tensor(graph, PLACE_STATE, DTYPE_F32, SHAPE(1), "loss");
-    loss.losses = graph_tensor(graph, PLACE_STATE, DTYPE_F32, SHAPE(n_rows), "losses");
-    if (options->is_training && config->dropout > 0.0) {
-        loss.random = graph_tensor(graph, PLACE_INPUT, DTYPE_I32, SHAPE(N_RANDOM_WORDS), "random");
-    }
-    if (options->is_training && options->scales_loss)
-        loss.scale = graph_tensor(graph, PLACE_INPUT, DTYPE_F32, SHAPE(1), "loss scale");
-    Recorder r = {.config = config,
-                  .graph = graph,
-                  .parameters = loss.parameters,
-                  .random = loss.random,
-                  .B = B,
-                  .segment = options->recompute};
-    Tensor *x = record_body(&r, loss.tokens); /* (B,T,C) */
+/* The head and the loss of x (B,T,C), by chunks of rows. */
+static void record_head(Recorder *r, Tensor *x, const GptLossOptions *options, GptLoss *loss) {
+    const ModelConfig *config = r->config;
+    Graph *graph = r->graph;
+    int64_t n_rows = options->B * options->T;
     int64_t chunk =
         options->loss_chunk_tokens ? options->loss_chunk_tokens : chosen_chunk_rows(config, options);
     float scale = (float)options->loss_scale;
@@ -201,14 +195,71 @@ GptLoss gpt_record_loss(const ModelConfig *config, const ParameterTable *table, 
         int64_t rows = n_rows - first < chunk ? n_rows - first : chunk;
         Tensor *x_rows =
             graph_view(graph, x, SHAPE(rows, config->n_channels), first * config->n_channels, "ln_f.rows");
-        Tensor *target_rows = graph_view(graph, loss.targets, SHAPE(rows), first, "targets.rows");
-        Tensor *loss_rows = graph_view(graph, loss.losses, SHAPE(rows), first, "losses.rows");
+        Tensor *target_rows = graph_view(graph, loss->targets, SHAPE(rows), first, "targets.rows");
+        Tensor *loss_rows = graph_view(graph, loss->losses, SHAPE(rows), first, "losses.rows");
         Tensor *logits =
-            op_linear(graph, x_rows, head_weight(&r), NULL, NULL, ACTIVATION_NONE); /* (rows,V or more) */
-        op_cross_entropy_scaled(graph, logits, target_rows, loss.scale, loss_rows, &entropy);
+            op_linear(graph, x_rows, head_weight(r), NULL, NULL, ACTIVATION_NONE); /* (rows,V or more) */
+        op_cross_entropy_scaled(graph, logits, target_rows, loss->scale, loss_rows, &entropy);
     }
-    op_sum(graph, loss.losses, loss.loss, scale);
+    op_sum(graph, loss->losses, loss->loss, scale);
+}
+
+/* What the host writes before a stage runs, and where its loss goes. */
+static GptLoss record_places(const ModelConfig *config, const ParameterTable *table, Graph *graph,
+                             const GptLossOptions *options, const GptStage *stage) {
+    int64_t B = options->B, T = options->T;
+    GptLoss loss = {.parameters = parameters_record(table, graph, options->dtype, options->is_training)};
+    if (stage->has_embedding)
+        loss.tokens = graph_tensor(graph, PLACE_INPUT, DTYPE_I32, SHAPE(B, T), "tokens");
+    if (stage->has_head) {
+        loss.targets = graph_tensor(graph, PLACE_INPUT, DTYPE_I32, SHAPE(B * T), "targets");
+        loss.loss = graph_tensor(graph, PLACE_STATE, DTYPE_F32, SHAPE(1), "loss");
+        loss.losses = graph_tensor(graph, PLACE_STATE, DTYPE_F32, SHAPE(B * T), "losses");
+    }
+    if (options->is_training && config->dropout > 0.0)
+        loss.random = graph_tensor(graph, PLACE_INPUT, DTYPE_I32, SHAPE(N_RANDOM_WORDS), "random");
+    if (options->is_training && options->scales_loss)
+        loss.scale = graph_tensor(graph, PLACE_INPUT, DTYPE_F32, SHAPE(1), "loss scale");
     return loss;
+}
+
+GptStage gpt_whole(const ModelConfig *config) {
+    return (GptStage){.end_block = (int)config->n_layers, .has_embedding = true, .has_head = true};
+}
+
+GptStageTensors gpt_record_stage(const ModelConfig *config, const ParameterTable *table, Graph *graph,
+                                 const GptLossOptions *options, const GptStage *stage) {
+    GptStageTensors tensors = {.loss = record_places(config, table, graph, options, stage)};
+    Recorder r = {.config = config,
+                  .graph = graph,
+                  .parameters = tensors.loss.parameters,
+                  .random = tensors.loss.random,
+                  .B = options->B,
+                  .segment = options->recompute};
+    Stream x = {0};
+    if (stage->has_embedding) {
+        x = record_embedding(&r, tensors.loss.tokens);
+    } else {
+        Shape shape = SHAPE(options->B, options->T, config->n_channels);
+        tensors.input = graph_tensor(graph, PLACE_INPUT, options->dtype, shape, "stream");
+        tensors.input->needs_gradient = options->is_training;
+        x.sum = tensors.input;
+    }
+    record_blocks(&r, &x, stage->first_block, stage->end_block);
+    if (!stage->has_head) {
+        record_border(&r, &x);
+        tensors.output = x.sum;
+        return tensors;
+    }
+    Tensor *normed = record_norm(&r, &x, ROLE_FINAL_NORM_WEIGHT, ROLE_FINAL_NORM_BIAS, NO_BLOCK);
+    record_head(&r, normed, options, &tensors.loss);
+    return tensors;
+}
+
+GptLoss gpt_record_loss(const ModelConfig *config, const ParameterTable *table, Graph *graph,
+                        const GptLossOptions *options) {
+    GptStage whole = gpt_whole(config);
+    return gpt_record_stage(config, table, graph, options, &whole).loss;
 }
 
 GptDecode gpt_record_decode(const ModelConfig *config, const ParameterTable *table, Graph *graph, DType dtype,

@@ -29,6 +29,25 @@ typedef struct {
 GptLoss gpt_record_loss(const ModelConfig *config, const ParameterTable *table, Graph *graph,
                         const GptLossOptions *options);
 
+/* A stage: a run of blocks, with or without the embedding before them and the head with its loss behind them. */
+typedef struct {
+    int first_block, end_block;
+    bool has_embedding, has_head;
+} GptStage;
+
+GptStage gpt_whole(const ModelConfig *config);
+
+/* What goes into a stage and comes out of it; those of the whole model have neither. */
+typedef struct {
+    GptLoss loss;   /* without a head: no loss, losses and targets; without an embedding: no tokens */
+    Tensor *input;  /* (B,T,C) the residual stream, in PLACE_INPUT; NULL with an embedding */
+    Tensor *output; /* (B,T,C) likewise; NULL with a head */
+} GptStageTensors;
+
+/* Stages of a model compute, one behind the other, what the whole does, to the bit: what crosses is one tensor. */
+GptStageTensors gpt_record_stage(const ModelConfig *config, const ParameterTable *table, Graph *graph,
+                                 const GptLossOptions *options, const GptStage *stage);
+
 /* A step of generation: T new tokens for each of B sequences, whose earlier keys and values are cached. */
 typedef struct {
     ParameterTensors parameters;

@@ -54,6 +54,13 @@ static void cut_batch(TrainStep *step) {
     step->B = (share + step->n_micro_batches - 1) / step->n_micro_batches;
 }
 
+static void list_actions(TrainStep *step) {
+    ActionList list = step->options.actions ? step->options.actions : actions_serial;
+    int64_t most = ACTIONS_PER_MICRO_BATCH * step->n_micro_batches + 1;
+    step->actions = ARENA_ARRAY(&step->graph->arena, StepAction, most);
+    step->n_actions = list((int)step->n_micro_batches, step->actions);
+}
+
 #define FIRST_SCALE    65536.0
 #define LARGEST_SCALE  16777216.0
 #define SMALLEST_SCALE 1.0
@@ -118,10 +125,12 @@ Status train_step_plan(TrainStep *step, const ModelConfig *config, const Paramet
     if (optimizer) step->optimizer_options = *optimizer;
     step->graph = graph_new();
     cut_batch(step);
+    list_actions(step);
     Status status = record(step, config, table, backend, optimizer != NULL, error);
     if (status == STATUS_OK) {
-        status = program_build(&step->program, optimizer ? "train" : "evaluate", step->graph, backend,
-                               (int)step->n_micro_batches, error);
+        status = program_build_frames(&step->program, optimizer ? "train" : "evaluate", step->graph, backend,
+                                      (int)step->n_micro_batches,
+                                      actions_n_frames(step->actions, step->n_actions), error);
     }
     if (status != STATUS_OK) train_step_close(step);
     return status;
@@ -142,49 +151,59 @@ void train_step_close(TrainStep *step) {
     step->graph = NULL;
 }
 
-/* n of the rows are sequences; those behind them have no targets and so no part in the loss. The first is row
- * `row` of the batch. */
-static Status upload_batch(TrainStep *step, const BatchSource *source, uint64_t first_sequence, int64_t row,
-                           int64_t n, int64_t index, Error *error) {
+/* A part of a batch, and where it goes. */
+typedef struct {
+    uint64_t first_sequence; /* of the run */
+    int64_t row;             /* of the batch: what dropout is drawn by */
+    int64_t n;               /* sequences; rows behind them have no targets and so no part in the loss */
+    int64_t step;
+    int frame;
+} BatchPart;
+
+static Status upload_batch(TrainStep *step, const BatchSource *source, const BatchPart *part, Error *error) {
     const StepOptions *options = &step->options;
-    int64_t T = options->T;
-    ActivityEntry entry = {.kind = ACTIVITY_WORK, .name = "batch", .number = (int64_t)first_sequence};
-    activity_begin(step->executor.activity, ACTIVITY_HOST, &entry);
-    if (n > 0) source->fill(source->context, first_sequence, n, T, step->tokens, step->targets);
-    else n = 0;
-    activity_end(step->executor.activity, ACTIVITY_HOST);
+    Executor *executor = &step->executor;
+    int64_t T = options->T, n = part->n > 0 ? part->n : 0;
+    ActivityEntry entry = {.kind = ACTIVITY_WORK, .name = "batch", .number = (int64_t)part->first_sequence};
+    activity_begin(executor->activity, ACTIVITY_HOST, &entry);
+    if (n) source->fill(source->context, part->first_sequence, n, T, step->tokens, step->targets);
+    activity_end(executor->activity, ACTIVITY_HOST);
     memset(step->tokens + n * T, 0, (size_t)((step->B - n) * T) * sizeof *step->tokens);
     memset(step->targets + n * T, 0xff, (size_t)((step->B - n) * T) * sizeof *step->targets); /* -1 */
-    TRY(executor_upload(&step->executor, step->loss.tokens, step->tokens, error));
-    TRY(executor_upload(&step->executor, step->loss.targets, step->targets, error));
+    TRY(executor_upload_input(executor, step->loss.tokens, part->frame, step->tokens, error));
+    TRY(executor_upload_input(executor, step->loss.targets, part->frame, step->targets, error));
     if (!step->loss.random) return STATUS_OK;
     int32_t words[N_RANDOM_WORDS];
     words[RANDOM_SEED_LOW] = (int32_t)(uint32_t)options->seed;
     words[RANDOM_SEED_HIGH] = (int32_t)(uint32_t)(options->seed >> 32);
-    words[RANDOM_STEP] = (int32_t)index;
-    words[RANDOM_FIRST_SEQUENCE] = (int32_t)row;
-    return executor_upload(&step->executor, step->loss.random, words, error);
+    words[RANDOM_STEP] = (int32_t)part->step;
+    words[RANDOM_FIRST_SEQUENCE] = (int32_t)part->row;
+    return executor_upload_input(executor, step->loss.random, part->frame, words, error);
 }
 
 uint64_t train_step_sequence(const TrainStep *step, int64_t index) {
     return step->start.sequence + (uint64_t)(index - step->start.index) * (uint64_t)step->options.batch;
 }
 
-/* Micro-batch `micro` of this rank's share of step `index`. */
-static Status upload_micro_batch(TrainStep *step, const BatchSource *source, int64_t index, int64_t micro,
-                                 Error *error) {
+/* The micro-batch of an action: a part of this rank's share of step `index`. */
+static Status upload_micro_batch(TrainStep *step, const BatchSource *source, int64_t index,
+                                 const StepAction *action, Error *error) {
     const StepOptions *options = &step->options;
     int64_t first, end;
     sync_share(&options->sync, options->batch, &first, &end);
-    int64_t at = first + micro * step->B, n = end - at < step->B ? end - at : step->B;
-    uint64_t start = train_step_sequence(step, index);
-    return upload_batch(step, source, start + (uint64_t)at, at, n, index, error);
+    int64_t at = first + action->micro * step->B, n = end - at < step->B ? end - at : step->B;
+    BatchPart part = {.first_sequence = train_step_sequence(step, index) + (uint64_t)at,
+                      .row = at,
+                      .n = n,
+                      .step = index,
+                      .frame = action->frame};
+    return upload_batch(step, source, &part, error);
 }
 
 /* A device that runs behind the host has its next batch in memory that it copies from by itself before it has done with this one. */
 static Status upload_ahead(TrainStep *step, const BatchSource *source, int64_t index, Error *error) {
     if (step->executor.memory->backend->uses_host_memory) return STATUS_OK;
-    TRY(upload_micro_batch(step, source, index, 0, error));
+    TRY(upload_micro_batch(step, source, index, &step->actions[0], error)); /* a forward */
     step->ahead.is_sent = true;
     step->ahead.source = *source;
     step->ahead.index = index;
@@ -230,21 +249,32 @@ static void set_times(StepResult *result, const StepClock *before, const StepClo
     result->comm_ms = is_timed ? (double)(after->busy_ns - before->busy_ns) * 1e-6 : NAN;
 }
 
-/* Forward and backward over all micro-batches of this rank's share. */
-static Status run_micro_batches(TrainStep *step, const BatchSource *source, int64_t index, bool has_first,
-                                bool *was_abandoned, Error *error) {
+/* One action of a step. */
+static Status run_action(TrainStep *step, const BatchSource *source, int64_t index, const StepAction *action,
+                         bool is_uploaded, Error *error) {
+    static const Section sections[N_ACTIONS] = {SECTION_FORWARD, SECTION_BACKWARD, SECTION_UPDATE};
+    MicroBatch position = {.is_first = action->is_first, .is_last = action->is_last, .frame = action->frame};
+    ActivityEntry entry = {.kind = ACTIVITY_STEP, .name = "micro-batch", .number = action->micro};
+    if (action->kind == ACTION_UPDATE) return executor_run(&step->executor, SECTION_UPDATE, position, error);
+    activity_begin(step->executor.activity, ACTIVITY_HOST, &entry);
+    if (action->kind == ACTION_FORWARD && !is_uploaded)
+        TRY(upload_micro_batch(step, source, index, action, error));
+    TRY(executor_run(&step->executor, sections[action->kind], position, error));
+    activity_end(step->executor.activity, ACTIVITY_HOST);
+    return STATUS_OK;
+}
+
+/* The actions of a step in their order, with or without the update; has_first: the first micro-batch is uploaded. */
+static Status run_actions(TrainStep *step, const BatchSource *source, int64_t index, bool has_first,
+                          bool updates, bool *was_abandoned, Error *error) {
     const StepOptions *options = &step->options;
     bool may_stop = options->should_stop && sync_n_ranks(&options->sync) == 1;
-    for (int64_t micro = 0; micro < step->n_micro_batches; micro++) {
-        *was_abandoned = micro > 0 && may_stop && options->should_stop();
+    for (int i = 0; i < step->n_actions; i++) {
+        const StepAction *action = &step->actions[i];
+        *was_abandoned = i > 0 && action->kind == ACTION_FORWARD && may_stop && options->should_stop();
         if (*was_abandoned) return STATUS_OK;
-        MicroBatch position = micro_batch(micro, step->n_micro_batches);
-        ActivityEntry entry = {.kind = ACTIVITY_STEP, .name = "micro-batch", .number = micro};
-        activity_begin(step->executor.activity, ACTIVITY_HOST, &entry);
-        if (micro > 0 || !has_first) TRY(upload_micro_batch(step, source, index, micro, error));
-        TRY(executor_run(&step->executor, SECTION_FORWARD, position, error));
-        TRY(executor_run(&step->executor, SECTION_BACKWARD, position, error));
-        activity_end(step->executor.activity, ACTIVITY_HOST);
+        if (action->kind == ACTION_UPDATE && !updates) continue;
+        TRY(run_action(step, source, index, action, i == 0 && has_first, error));
     }
     return STATUS_OK;
 }
@@ -252,9 +282,8 @@ static Status run_micro_batches(TrainStep *step, const BatchSource *source, int6
 /* What a step has to know of the one before must not be on its way: where losses are scaled, the scale. And there is room for
  * the times of so many sections only; where a step has more, it is long enough to wait for. */
 bool train_step_runs_ahead(const TrainStep *step) {
-    int64_t n_sections = 2 * step->n_micro_batches + 1;
     return executor_sends(&step->executor) && !step->loss.scale &&
-           STEP_MOST_BEGUN * n_sections <= EXECUTOR_MAX_PENDING;
+           STEP_MOST_BEGUN * step->n_actions <= EXECUTOR_MAX_PENDING;
 }
 
 /* Results travel in places 0 and 1, or 2 and 3. */
@@ -291,9 +320,8 @@ Status train_step_begin(TrainStep *step, const BatchSource *source, int64_t inde
     optimizer_hyper(&step->optimizer_options, rate, index - step->scale.n_skipped, step->options.seed, hyper);
     TRY(executor_upload(executor, step->optimizer.hyper, hyper, error));
     if (step->loss.scale) TRY(executor_upload(executor, step->loss.scale, &scale, error));
-    TRY(run_micro_batches(step, source, index, has_first, &was_abandoned, error));
+    TRY(run_actions(step, source, index, has_first, true, &was_abandoned, error));
     if (!was_abandoned) {
-        TRY(executor_run(executor, SECTION_UPDATE, MICRO_BATCH_ONLY, error));
         TRY(send_results(step, error));
         TRY(upload_ahead(step, source, index + 1, error));
     }
@@ -336,7 +364,7 @@ Status train_step_gradient(TrainStep *step, const BatchSource *source, int64_t i
     StepClock before, after;
     float loss;
     TRY(times_at(step, step->executor.n_started, &before, error));
-    TRY(run_micro_batches(step, source, index, false, &result->was_abandoned, error));
+    TRY(run_actions(step, source, index, false, false, &result->was_abandoned, error));
     TRY(executor_download(&step->executor, step->loss.loss, &loss, error));
     result->loss = (double)loss;
     TRY(times_at(step, step->executor.n_started, &after, error));
@@ -363,7 +391,8 @@ const Tensor *train_step_gradients(const TrainStep *step) {
 static Status begin_evaluation(TrainStep *step, const BatchSource *source, uint64_t first_sequence,
                                int64_t n_rows, int place, Error *error) {
     Executor *executor = &step->executor;
-    TRY(upload_batch(step, source, first_sequence, 0, n_rows, 0, error));
+    BatchPart part = {.first_sequence = first_sequence, .n = n_rows};
+    TRY(upload_batch(step, source, &part, error));
     TRY(executor_run(executor, SECTION_FORWARD, MICRO_BATCH_ONLY, error));
     return executor_sends(executor) ? executor_send(executor, step->loss.loss, place, error) : STATUS_OK;
 }

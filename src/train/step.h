@@ -10,6 +10,7 @@
 #ifndef PGPT_TRAIN_STEP_H
 #define PGPT_TRAIN_STEP_H
 
+#include "graph/actions.h"
 #include "graph/executor.h"
 #include "model/gpt.h"
 #include "optim/optimizer.h"
@@ -29,6 +30,7 @@ typedef struct {
     int64_t micro_batch; /* the most sequences at a time on a rank; divides batch */
     int64_t T;           /* tokens of a sequence */
     int64_t recompute;   /* blocks a segment, 0 for none */
+    ActionList actions;  /* of a step; NULL: one micro-batch after the other */
     int64_t loss_chunk;  /* tokens whose logits are in memory at a time, 0 for as many as seem good */
     uint64_t seed;
     GradientSyncOptions sync;  /* {0}: one process */
@@ -64,9 +66,11 @@ typedef struct {
     StepOptions options;
     OptimizerOptions optimizer_options;
     GradientSync sync;
-    LossScale scale;           /* of value 1 where it is not needed */
-    int64_t B;                 /* sequences of a micro-batch on this rank: at most micro_batch */
-    int64_t n_micro_batches;   /* the same on every rank */
+    LossScale scale;         /* of value 1 where it is not needed */
+    int64_t B;               /* sequences of a micro-batch on this rank: at most micro_batch */
+    int64_t n_micro_batches; /* the same on every rank */
+    StepAction *actions;     /* of a training step; one forward in an evaluation */
+    int n_actions;
     int32_t *tokens, *targets; /* (B,T) on the host */
     /* Step `index` begins with this sequence, and the later ones follow; 0, 0 for a run from its beginning. */
     struct {

@@ -165,6 +165,7 @@ size_t trainer_allocated_bytes(const Trainer *trainer) {
 
 void trainer_print_program(const Trainer *trainer, FILE *stream) {
     program_print(&trainer->step.program, stream);
+    actions_print(trainer->step.actions, trainer->step.n_actions, stream);
     if (trainer->loose.options.sync != SYNC_EXACT) {
         fprintf(stream, "\nafter each step (--sync %s)\n", sync_names[trainer->loose.options.sync]);
         loose_print(&trainer->loose.options, trainer_n_ranks(trainer), stream);

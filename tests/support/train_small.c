@@ -46,6 +46,11 @@ static void draw_weights(TrainStep *step, const ParameterTable *table) {
 }
 
 void *train_small(const Backend *backend, int number, PrecisionKind precision, size_t *n_bytes) {
+    return train_small_by(backend, number, precision, NULL, n_bytes);
+}
+
+void *train_small_by(const Backend *backend, int number, PrecisionKind precision, ActionList actions,
+                     size_t *n_bytes) {
     const Training *training = &trainings[number];
     Error error = {0};
     bool is_llama_like = training->is_llama_like;
@@ -68,6 +73,7 @@ void *train_small(const Backend *backend, int number, PrecisionKind precision, s
                            .recompute = training->recompute,
                            .loss_chunk = training->loss_chunk,
                            .precision = precision_of(precision),
+                           .actions = actions,
                            .seed = 1};
     ParameterTable table;
     TrainStep step;

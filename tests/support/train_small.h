@@ -14,4 +14,8 @@ enum { N_SMALL_TRAININGS = 4, SMALL_STEPS = 5 };
  * backend can. Checks that the program has lanes where the backend has. */
 void *train_small(const Backend *backend, int number, PrecisionKind precision, size_t *n_bytes);
 
+/* The same by other actions; NULL: the serial ones. */
+void *train_small_by(const Backend *backend, int number, PrecisionKind precision, ActionList actions,
+                     size_t *n_bytes);
+
 #endif

@@ -53,7 +53,7 @@ static uint64_t attention_ns(const Generator *generator) {
     for (int p = 0; p < 2; p++) {
         for (int i = 0; i < passes[p]->graph->n_nodes; i++) {
             const Instruction *instruction = &passes[p]->executor.instruction[i];
-            if (instruction->first.node->op == &OP_ATTENTION_CACHED) total += instruction->elapsed_ns;
+            if (passes[p]->graph->node[i]->op == &OP_ATTENTION_CACHED) total += instruction->elapsed_ns;
         }
     }
     return total;

@@ -177,29 +177,30 @@ static Status put_back(const Backend *backend, const KernelCall *call, Kept *kep
     return error->status;
 }
 
-static Status time_instruction(const Backend *backend, const Instruction *instruction, OpTime *time,
-                               Error *error) {
+static Status time_instruction(const Executor *executor, int number, OpTime *time, Error *error) {
+    const Backend *backend = executor->memory->backend;
+    const KernelCall *call = executor_call(executor, number);
+    Kernel kernel = executor->instruction[number].kernel;
     Kept kept = {{NULL}};
     BenchTime measured = {0};
-    if (keep_outputs(backend, &instruction->first, &kept, error) == STATUS_OK)
-        bench_time_kernel(backend, instruction->kernel, &instruction->first, &measured, error);
+    if (keep_outputs(backend, call, &kept, error) == STATUS_OK)
+        bench_time_kernel(backend, kernel, call, &measured, error);
     time->seconds = measured.seconds;
-    return put_back(backend, &instruction->first, &kept, error);
+    return put_back(backend, call, &kept, error);
 }
 
 /* Times what is new of a program and runs each instruction once, as the next ones want it. */
 static Status time_program(const Executor *executor, bool is_step, OpTimes *times, Error *error) {
     const Program *program = executor->program;
     for (int i = 0; i < program->graph->n_nodes; i++) {
-        const Instruction *instruction = &executor->instruction[i];
-        const Node *node = instruction->first.node;
+        const Node *node = program->graph->node[i];
         bool is_new;
         OpTime *time = find_time(times, node, &is_new);
         time->n_nodes++;
         if (is_step)
             time->runs_per_step += node->section == SECTION_UPDATE ? 1.0 : (double)program->n_forward_runs;
-        if ((is_new && time_instruction(executor->memory->backend, instruction, time, error) != STATUS_OK) ||
-            instruction->kernel(&instruction->first, error) != STATUS_OK)
+        if ((is_new && time_instruction(executor, i, time, error) != STATUS_OK) ||
+            executor->instruction[i].kernel(executor_call(executor, i), error) != STATUS_OK)
             return error_prefix(error, "instruction %d (%s): ", i, node->op->name);
     }
     return STATUS_OK;

@@ -167,8 +167,9 @@ static Status time_and_close(BenchProgram *program, const Backend *backend, Cost
     BenchTime time = {.seconds = INFINITY};
     if (bench_program_open(program, backend, error) == STATUS_OK) {
         const Instruction *instruction = &program->executor.instruction[0];
-        bench_time_kernel(backend, instruction->kernel, &instruction->first, &time, error);
-        *cost = op_cost(instruction->first.node);
+        const KernelCall *call = executor_call(&program->executor, 0);
+        bench_time_kernel(backend, instruction->kernel, call, &time, error);
+        *cost = op_cost(call->node);
     }
     bench_program_close(program);
     *seconds = time.seconds;
