@@ -17,7 +17,7 @@ struct AttentionLibrary {
     Cudnn cudnn;
     cudnnHandle_t handle; /* NULL: cuDNN is not there, or does not work here */
     AttentionPlan *plans;
-    char reason[512];
+    char reason[sizeof(Error::text)];
 };
 
 /* ---- plans ---- */
@@ -106,7 +106,7 @@ static bool may_take(const AttentionShape *s, bool backward) {
 static AttentionLibrary *library_new(void) {
     AttentionLibrary *library = (AttentionLibrary *)calloc(1, sizeof *library);
     if (!library) return NULL;
-    Error error = {STATUS_OK, ""};
+    Error error = {};
     if (cuda_load_cudnn(&library->cudnn, &error) != STATUS_OK) {
         snprintf(library->reason, sizeof library->reason, "%s", error.text);
         return library;

@@ -222,7 +222,7 @@ static Status find_entry(CudaContext *context, const Gemm *p, GemmEntry **found,
     entry->key = key;
     *found = entry;
     /* A description that is refused is one more kind of "there is no kernel for it". */
-    Error reason = {STATUS_OK, ""};
+    Error reason = {};
     entry->exists = is_sound(p) && gemm_describe(context, p, &entry->description, &reason) == STATUS_OK &&
                     gemm_candidates(context, p, &entry->description, &entry->choice, 1) > 0;
     return STATUS_OK;
@@ -230,7 +230,7 @@ static Status find_entry(CudaContext *context, const Gemm *p, GemmEntry **found,
 
 extern "C" bool cuda_gemm_exists(CudaContext *context, const Gemm *p) {
     GemmEntry *entry;
-    Error reason = {STATUS_OK, ""};
+    Error reason = {};
     if (!p->rows || !p->columns || !p->inner) return p->epilogue == EPILOGUE_NONE;
     if (!context->cublas) return p->epilogue == EPILOGUE_NONE && is_sound(p);
     return find_entry(context, p, &entry, &reason) == STATUS_OK && entry->exists;

@@ -91,7 +91,7 @@ extern "C" int gemm_candidates(const CudaContext *context, const Gemm *gemm,
     if (!n || n >= most || gemm->epilogue == EPILOGUE_NONE) return n;
     Gemm plain = *gemm;
     GemmDescription plain_description;
-    Error reason = {STATUS_OK, ""};
+    Error reason = {};
     plain.epilogue = EPILOGUE_NONE;
     n_results = 0;
     if (gemm_describe(context, &plain, &plain_description, &reason) == STATUS_OK)
@@ -231,7 +231,7 @@ static int by_time(const void *a, const void *b) {
 static Status time_candidates(const Trial *trial, GemmCandidate *candidate, int n_candidates, Error *error) {
     enum { FINALISTS = 6, ROUNDS = 3 };
     for (int i = 0; i < n_candidates; i++) {
-        Error refused = {STATUS_OK, ""};
+        Error refused = {};
         float *time = &candidate[i].microseconds;
         if (time_runs(trial, &candidate[i], 1, time, &refused) != STATUS_OK) {
             *time = INFINITY;
