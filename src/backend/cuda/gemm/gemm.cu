@@ -56,7 +56,7 @@ static uint32_t common_alignment(const Gemm *p) {
 }
 
 static cublasComputeType_t compute_type(const CudaContext *context, const Gemm *p) {
-    bool tf32 = context->settings.tf32 && p->a_type == DTYPE_F32 && p->b_type == DTYPE_F32;
+    bool tf32 = context->traits.settings.tf32 && p->a_type == DTYPE_F32 && p->b_type == DTYPE_F32;
     return tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
 }
 
@@ -263,7 +263,7 @@ extern "C" Status cuda_gemm(CudaContext *context, const Gemm *p, Error *error) {
         return error_failed(error, "there is no GEMM of %lldx%lld and %lldx%lld", (long long)p->rows,
                             (long long)p->inner, (long long)p->inner, (long long)p->columns);
     }
-    if (!entry->is_chosen && !context->settings.default_gemm && !is_capturing(context)) {
+    if (!entry->is_chosen && !context->traits.settings.default_gemm && !is_capturing(context)) {
         TRY(gemm_choose(context, p, &entry->description, &entry->choice, error));
         entry->is_chosen = true;
     }

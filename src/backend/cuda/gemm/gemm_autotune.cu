@@ -149,7 +149,7 @@ static __global__ void hash_kernel(const Word *x, int64_t rows, int64_t columns,
 static void enqueue_hash(const CudaContext *context, const void *x, DType dtype, int64_t rows,
                          int64_t columns, int64_t stride) {
     unsigned long long *total = (unsigned long long *)context->workspace;
-    unsigned blocks = (unsigned)(8 * context->n_processors);
+    unsigned blocks = (unsigned)(8 * context->traits.n_processors);
     if (dtype == DTYPE_F32)
         hash_kernel<<<blocks, HASH_THREADS, 0, context->stream>>>((const uint32_t *)x, rows, columns, stride,
                                                                   total);
@@ -310,7 +310,7 @@ extern "C" Status gemm_choose(CudaContext *context, const Gemm *gemm, const Gemm
         return STATUS_OK;
     }
     int best = 0;
-    while (!context->settings.any_order && candidate[best].bits != candidate[first].bits) best++;
+    while (!context->traits.settings.any_order && candidate[best].bits != candidate[first].bits) best++;
     *choice = candidate[best];
     return STATUS_OK;
 }
