@@ -276,7 +276,7 @@ static Status run(const Problem *p, int way, bool backward, const AttentionPlan 
 
 static void run_or_die(const Problem *p, int way, bool backward, const AttentionPlan *plan,
                        cudaStream_t stream) {
-    Error error = {STATUS_OK, ""};
+    Error error = {};
     if (run(p, way, backward, plan, stream, &error) == STATUS_OK) return;
     fprintf(stderr, "cuda_attention: %s\n", error.text);
     exit(1);

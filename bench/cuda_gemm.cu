@@ -45,7 +45,7 @@ static void must(Status status, const Error *error) {
 }
 
 static void must_cuda(cudaError_t code, const char *what) {
-    Error error = {STATUS_OK, ""};
+    Error error = {};
     must(cuda_check(code, what, &error), &error);
 }
 
@@ -95,7 +95,7 @@ static double line(const Bench *bench, const char *model, const char *layer, con
                    const Gemm *p) {
     GemmDescription description;
     GemmCandidate candidate[GEMM_MOST_CANDIDATES];
-    Error error = {STATUS_OK, ""};
+    Error error = {};
     double microseconds = 0.0;
     must(gemm_describe(bench->context, p, &description, &error), &error);
     int n = gemm_candidates(bench->context, p, &description, candidate, GEMM_MOST_CANDIDATES);
@@ -141,7 +141,7 @@ static Gemm weight_gradient_of(const Bench *bench, int64_t rows, int64_t inputs,
 /* How long a sum of columns takes, the other way to the gradient of a bias. */
 static void column_sums(const Bench *bench, const char *model, const char *layer, int64_t rows,
                         int64_t columns) {
-    Error error = {STATUS_OK, ""};
+    Error error = {};
     CudaContext *context = bench->context;
     void *begin, *end;
     float milliseconds = 0.0f;
@@ -233,7 +233,7 @@ static void run_head(const Bench *bench) {
 /* ---- choosing ---- */
 
 static void choose(const Bench *bench, Gemm p) {
-    Error error = {STATUS_OK, ""};
+    Error error = {};
     must(cuda_gemm(bench->context, &p, &error), &error);
 }
 
@@ -255,7 +255,7 @@ static void run_start(const Bench *bench) {
     for (int i = N_MODELS - 1; i >= 0; i--) {
         const Model *m = &MODELS[i];
         int64_t C = m->channels, N = m->tokens;
-        Error error = {STATUS_OK, ""};
+        Error error = {};
         uint64_t before = timer_now_ns();
         choose_layer(bench, N, C, 3 * C, EPILOGUE_BIAS, false);
         choose_layer(bench, N, C, C, EPILOGUE_BIAS, true);
@@ -302,7 +302,7 @@ static GemmSkinny gemm_skinny_of(const Bench *bench, int64_t rows, int64_t inner
 static double replay(const Bench *bench, const GemmSkinny *gemm, int n_gemvs, int n_repeats,
                      Enqueue enqueue) {
     CudaContext *context = bench->context;
-    Error error = {STATUS_OK, ""};
+    Error error = {};
     void *capture = NULL, *begin, *end;
     size_t at = 0;
     for (int i = 0; i < n_gemvs; i++) must(enqueue(bench, &gemm[i], &error), &error);
@@ -399,7 +399,7 @@ int main(int n_arguments, char **argument) {
         fprintf(stderr, "usage: cuda_gemm [train [124M | 350M | 1558M | mini] | head | decode | start]\n");
         return 2;
     }
-    Error error = {STATUS_OK, ""};
+    Error error = {};
     Backend backend;
     char text[200];
     must(backend_cuda_open(&backend, 0, &error), &error);

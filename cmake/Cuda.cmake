@@ -129,9 +129,7 @@ endfunction()
 # pgpt_cuda and pgpt_cuda_90a.
 function(pgpt_add_cuda sources)
     set(kept ${${sources}})
-    if(NOT PGPT_HAVE_CUDA)
-        list(FILTER kept EXCLUDE REGEX "/backend/cuda/")
-        set(${sources} ${kept} "${CMAKE_CURRENT_SOURCE_DIR}/src/backend/cuda/absent.c" PARENT_SCOPE)
+    if(NOT PGPT_HAVE_CUDA) # what plans for a GPU is C, and absent.c stands for the rest
         return()
     endif()
     list(FILTER kept EXCLUDE REGEX "/backend/cuda/absent\\.c$")

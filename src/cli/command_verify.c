@@ -213,8 +213,8 @@ static Status print_json(const Verify *run, int n_cases, Error *failure, Error *
 
 static Status run_cases(Verify *run, Error *error) {
     int n_cases;
-    const VerifyCase *cases =
-        verify_cases(run->launch->world.size, run->backend.uses_host_memory, &run->options.arena, &n_cases);
+    const VerifyCase *cases = verify_cases(run->launch->world.size, !backend_has_own_memory(&run->backend),
+                                           &run->options.arena, &n_cases);
     bool speaks = run->launch->has_voice;
     char text[256];
     const ModelConfig *model = run->verify.config;
@@ -234,7 +234,7 @@ static Status run_cases(Verify *run, Error *error) {
         printf("%-52s %10s %10s %9s\n", "layout", "loss", "weights", "time");
     }
     for (int i = 0; i < n_cases; i++) TRY(run_case(run, &cases[i], error));
-    if (speaks && !run->backend.uses_host_memory)
+    if (speaks && backend_has_own_memory(&run->backend))
         printf("\non %s, sums over ranks by %s", device_describe(&run->backend, text, sizeof text),
                run->carrier);
     if (speaks)

@@ -2,7 +2,8 @@
 #include "device/device.h"
 
 #include "backend/cpu/cpu.h"
-#include "backend/cuda/cuda.h"
+#include "backend/cuda/plan/plan.h"
+#include "backend/null/null.h"
 #include "base/system/memory.h"
 #include "base/text/format.h"
 #include "comm/comm_device.h"
@@ -12,6 +13,7 @@
 #include <string.h>
 
 const char *const device_names[] = {"auto", "cpu", "cuda", NULL};
+const char *const device_plan_names[] = {"auto", "cpu", "cuda", "cuda:h200", "cuda:h100", "cuda:a100", NULL};
 
 /* 0 where the CPU is asked for, whatever there is. */
 static int count_gpus(int kind) {
@@ -20,22 +22,62 @@ static int count_gpus(int kind) {
 }
 
 bool device_takes_gpu(int kind) {
-    return kind == DEVICE_CUDA || count_gpus(kind) > 0;
+    return kind >= DEVICE_CUDA || count_gpus(kind) > 0;
+}
+
+static Status check_precision(const DeviceOptions *options, Error *error) {
+    if (options->precision != PRECISION_TF32 || device_takes_gpu(options->kind)) return STATUS_OK;
+    return error_user(error, "--dtype tf32 is of GPUs; use --dtype f32 here, or --device cuda");
+}
+
+static CudaSettings settings_of(const DeviceOptions *options) {
+    return (CudaSettings){.tf32 = options->precision == PRECISION_TF32,
+                          .any_order = options->any_order,
+                          .two_streams = options->n_streams > 1};
 }
 
 Status device_backend_open(Backend *backend, const DeviceOptions *options, Error *error) {
     int n_gpus = count_gpus(options->kind);
-    bool takes_gpu = options->kind == DEVICE_CUDA || n_gpus > 0;
-    if (!takes_gpu && options->precision == PRECISION_TF32) {
-        return error_user(error, "--dtype tf32 is of GPUs; use --dtype f32 here, or --device cuda");
+    TRY(check_precision(options, error));
+    if (options->kind > DEVICE_CUDA) {
+        return error_user(
+            error,
+            "--device %s names a kind of GPU that a run can be planned for; add --print-program "
+            "for that, or use --device cuda",
+            device_plan_names[options->kind]);
     }
-    if (!takes_gpu) return backend_cpu_open(backend, options->n_threads, error);
+    if (!device_takes_gpu(options->kind)) return backend_cpu_open(backend, options->n_threads, error);
     TRY(backend_cuda_open(backend, n_gpus ? options->index % n_gpus : 0, error));
-    CudaSettings settings = {.tf32 = options->precision == PRECISION_TF32,
-                             .any_order = options->any_order,
-                             .two_streams = options->n_streams > 1};
-    if (backend_cuda_configure(backend, settings, error) != STATUS_OK) backend->close(backend->context);
+    if (backend_cuda_configure(backend, settings_of(options), error) != STATUS_OK)
+        backend->close(backend->context);
     return error->status;
+}
+
+/* ---- planning */
+
+/* The GPU that is meant: the kind that is named, or the one that this rank would take here, or, where there
+ * is none, an H200. */
+static CudaTraits planned_gpu(const DeviceOptions *options) {
+    CudaSettings settings = settings_of(options);
+    int n_gpus = count_gpus(options->kind);
+    CudaTraits gpu = {0};
+    if (options->kind > DEVICE_CUDA)
+        cuda_traits_named(strchr(device_plan_names[options->kind], ':') + 1, settings, &gpu);
+    else if (!n_gpus || !cuda_traits_of_device(options->index % n_gpus, settings, &gpu))
+        cuda_traits_named("h200", settings, &gpu);
+    return gpu;
+}
+
+Status device_plan_open(Backend *backend, const DeviceOptions *options, Error *error) {
+    BackendTraits traits;
+    TRY(check_precision(options, error));
+    if (!device_takes_gpu(options->kind)) {
+        TRY(backend_cpu_traits(&traits, options->n_threads, error));
+        return backend_null_open_as(backend, &traits, error);
+    }
+    CudaTraits gpu = planned_gpu(options);
+    traits = cuda_traits(&gpu);
+    return backend_null_open_as(backend, &traits, error);
 }
 
 /* ---- ranks that share a device */
@@ -68,12 +110,12 @@ Status device_meet(Backend *backend, Comm *world, int host_size, Error *error) {
         error_failed(error, "no memory for the devices of %d ranks", world->size);
         goto done;
     }
-    sites[world->rank].is_gpu = !backend->uses_host_memory;
+    sites[world->rank].is_gpu = backend_has_own_memory(backend);
     memcpy(sites[world->rank].id, backend->device_id, BACKEND_ID_BYTES);
     comm_even_borders((int64_t)(n * sizeof *sites), world->size, sizeof *sites, border);
     TRY_GOTO(comm_all_gather(world, sites, border, COMM_U8, error), done);
     TRY_GOTO(count_neighbours(backend, sites, world->size, world->rank, error), done);
-    if (backend->uses_host_memory) backend->n_sharing = host_size;
+    if (!backend_has_own_memory(backend)) backend->n_sharing = host_size;
 done:
     free(sites);
     free(border);
@@ -85,13 +127,14 @@ done:
 uint64_t device_usable_bytes(const Backend *backend) {
     uint64_t available = backend->free_bytes(backend->context);
     uint64_t share = available / (uint64_t)(backend->n_sharing > 1 ? backend->n_sharing : 1);
-    uint64_t reserve = backend->uses_host_memory ? 0 : DEVICE_RESERVE_BYTES; /* each process has libraries */
+    uint64_t reserve =
+        backend_has_own_memory(backend) ? DEVICE_RESERVE_BYTES : 0; /* a process has libraries */
     return share > reserve ? share - reserve : 0;
 }
 
 Status device_check_memory(const Backend *backend, size_t n_bytes, const char *what, const char *advice,
                            Error *error) {
-    if (backend->uses_host_memory) return memory_check(n_bytes, what, advice, error);
+    if (!backend_has_own_memory(backend)) return memory_check(n_bytes, what, advice, error);
     uint64_t usable = device_usable_bytes(backend);
     if (n_bytes <= usable) return STATUS_OK;
     return error_user(error, "%s needs %s of the GPU's memory, %s are free beside %s for its libraries; %s",
@@ -112,7 +155,7 @@ static bool can_use_nccl(const Backend *backend, char *reason, size_t n_bytes) {
 
 Status device_comm_open(Comm *comm, Comm *host, const Backend *backend, Error *error) {
     *comm = (Comm){0};
-    if (backend->uses_host_memory || host->size == 1) return STATUS_OK;
+    if (!backend_has_own_memory(backend) || backend->only_plans || host->size == 1) return STATUS_OK;
     char reason[512];
     int32_t everywhere = can_use_nccl(backend, reason, sizeof reason);
     TRY(comm_all_reduce(host, &everywhere, 1, COMM_I32, COMM_MIN, error));
@@ -130,13 +173,14 @@ Status device_comm_open(Comm *comm, Comm *host, const Backend *backend, Error *e
 }
 
 void device_comm_close(Comm *comm, const Backend *backend) {
-    if (comm->table && !backend->uses_host_memory) backend_cuda_watch(backend, NULL, NULL);
+    if (comm->table && backend_has_own_memory(backend) && !backend->only_plans)
+        backend_cuda_watch(backend, NULL, NULL);
     comm_close(comm);
 }
 
 void device_say(const Log *log, const Backend *backend, const Comm *comm) {
     char text[512];
-    if (backend->uses_host_memory) return;
+    if (!backend_has_own_memory(backend) || backend->only_plans) return;
     log_note(log, "device %s", device_describe(backend, text, sizeof text));
     if (*backend_cuda_note(backend)) log_note(log, "%s", backend_cuda_note(backend));
     if (!comm->table || comm_is_nccl(comm)) return;
@@ -146,7 +190,7 @@ void device_say(const Log *log, const Backend *backend, const Comm *comm) {
 }
 
 const char *device_describe(const Backend *backend, char *text, size_t n_bytes) {
-    if (backend->uses_host_memory)
+    if (!backend_has_own_memory(backend))
         snprintf(text, n_bytes, "%d thread%s", backend->n_threads, backend->n_threads == 1 ? "" : "s");
     else backend_cuda_describe(backend, text, n_bytes);
     return text;

@@ -7,9 +7,19 @@
 #include "graph/backend.h"
 #include "graph/precision.h"
 
-typedef enum { DEVICE_AUTO, DEVICE_CPU, DEVICE_CUDA } DeviceKind;
+/* Those behind DEVICE_CUDA are kinds of GPU that need not be here: programs can be planned for them. */
+typedef enum {
+    DEVICE_AUTO,
+    DEVICE_CPU,
+    DEVICE_CUDA,
+    DEVICE_CUDA_H200,
+    DEVICE_CUDA_H100,
+    DEVICE_CUDA_A100
+} DeviceKind;
 
 extern const char *const device_names[]; /* NULL-terminated: auto cpu cuda */
+extern const char
+    *const device_plan_names[]; /* the same with cuda:h200 and so on, for commands that can plan */
 
 typedef struct {
     int kind;                /* DeviceKind; auto takes a GPU if there is one */
@@ -35,6 +45,11 @@ enum { DEVICE_STREAMS = 2 }; /* where nothing else is said */
 
 /* backend->close gives it back. */
 Status device_backend_open(Backend *backend, const DeviceOptions *options, Error *error);
+
+/* In the place of device_backend_open where a program is only planned and printed: opens no device, and plans
+ * as the one that is meant would, for --device cuda the GPU that is here or, where there is none, an H200.
+ * The backend computes nothing. */
+Status device_plan_open(Backend *backend, const DeviceOptions *options, Error *error);
 
 /* Where several ranks compute: counts those with memory from the same place (backend->n_sharing), which is the host's with its
  * `host_size` ranks, or a GPU's. Some on GPUs and some on CPUs are refused. Collective over `world`. */

@@ -1,16 +1,18 @@
-/* A backend: memory and kernels of one kind of device, as a table of functions.
+/* A backend: memory and kernels of one device, as a table of functions, and the traits that programs for it
+ * are planned by (traits.h): planning asks those alone.
  *
  * The executor (executor.h) does everything else, so a new backend is this table and its kernels. Slots
  * marked optional may be NULL. */
 #ifndef PGPT_GRAPH_BACKEND_H
 #define PGPT_GRAPH_BACKEND_H
 
-#include "graph/op.h"
+#include "graph/traits.h"
 
 enum { BACKEND_RESULTS = 4, BACKEND_RESULT_BYTES = 64, BACKEND_ID_BYTES = 16 };
 
 typedef struct Backend {
     const char *name;
+    BackendTraits traits;
 
     /* Device memory, zeroed, aligned to at least 64 bytes; `what` names it in the message when there is not
      * enough. A backend that computes nothing gives NULL. */
@@ -24,20 +26,8 @@ typedef struct Backend {
     Status (*upload)(void *context, void *device, const void *host, size_t n_bytes, Error *error);
     Status (*download)(void *context, void *host, const void *device, size_t n_bytes, Error *error);
 
-    /* The kernel that runs `node`, NULL if the backend has none: then the program cannot run on it. */
+    /* The kernel that runs `node`; NULL where its traits say that there is none. */
     Kernel (*kernel)(void *context, const Node *node);
-
-    /* Why it has none for this one, and what the user may do about it; NULL where nothing he chose is to
-     * blame. Optional. */
-    const char *(*why_not)(void *context, const Node *node);
-
-    /* Working memory that the kernel wants, in bytes; it becomes a tensor of the memory plan. Optional. */
-    size_t (*scratch_bytes)(void *context, const Node *node);
-
-    /* Does the kernel of `node` sum the columns of its outputs as it makes them, if it is asked to (sums.h)?
-     * Else that is a pass of its own, which may as well stay with whoever reads them. Optional: NULL where it
-     * makes no difference. */
-    bool (*sums_columns)(void *context, const Node *node);
 
     /* Wait until everything that was started has finished. Optional: NULL if kernels return when done. */
     Status (*synchronize)(void *context, Error *error);
@@ -64,9 +54,9 @@ typedef struct Backend {
     Status (*send_result)(void *context, const void *device, size_t n_bytes, int place, Error *error);
     Status (*receive_result)(void *context, void *host, size_t n_bytes, int place, Error *error);
 
-    /* A second lane: kernels, events and waits go to lane 0, or to lane 1 after set_lane(context, 1), and
-     * lanes run beside each other but for waits for events of the other. Optional, both or neither; needs
-     * events. */
+    /* Lanes, where its traits have more than one: kernels, events and waits go to lane 0, or to lane i after
+     * set_lane(context, i), and lanes run beside each other but for waits for events of another. Optional,
+     * both or neither; needs events. */
     void (*set_lane)(void *context, int lane);
     Status (*event_wait)(void *context, void *event, Error *error);
 
@@ -75,9 +65,9 @@ typedef struct Backend {
     void *context;
     int n_threads;                       /* host threads that kernels may use */
     uint8_t device_id[BACKEND_ID_BYTES]; /* of a device with memory of its own: no other device has it */
-    int n_sharing; /* ranks with memory from the same place, this one among them; 0: nobody has counted */
-    bool uses_host_memory;     /* its memory is that which the host's own buffers come from */
-    bool is_blocking;          /* wait for every instruction, so that one that fails is known by name */
+    int n_sharing;    /* ranks with memory from the same place, this one among them; 0: nobody has counted */
+    bool only_plans;  /* it computes nothing: there is no device behind it */
+    bool is_blocking; /* wait for every instruction, so that one that fails is known by name */
     const char *blocking_wish; /* how the user asks for that; NULL where kernels return when they are done */
 } Backend;
 
@@ -85,7 +75,7 @@ typedef struct Backend {
  * none. */
 Kernel backend_kernel(const Backend *backend, const Node *node);
 
-/* The number of nodes of `graph` without a kernel on this backend; the first one in *missing. */
-int backend_missing_kernels(const Backend *backend, const Graph *graph, const Node **missing);
+/* Is its memory another than that which the host's own buffers come from? */
+bool backend_has_own_memory(const Backend *backend);
 
 #endif

@@ -13,6 +13,7 @@ void device_require(DeviceMemory *memory, const MemoryPlan *plan) {
     for (int place = 0; place < N_PLACES; place++) {
         size_t n_bytes = plan_place_bytes(plan, (Place)place);
         if (memory->bytes[place] < n_bytes) memory->bytes[place] = n_bytes;
+        memory->kind[place] = plan->kind[place];
     }
 }
 
@@ -27,6 +28,12 @@ Status device_open(DeviceMemory *memory, const Backend *backend, Error *error) {
     memory->backend = backend;
     for (int place = 0; place < N_PLACES; place++) {
         if (!memory->bytes[place] || memory->is_borrowed[place]) continue;
+        if (memory->kind[place] != backend->traits.memory) {
+            device_close(memory);
+            return error_failed(error, "%s was planned in %s memory, and the %s backend takes %s memory only",
+                                place_name((Place)place), memory_kind_name(memory->kind[place]),
+                                backend->name, memory_kind_name(backend->traits.memory));
+        }
         Status status = backend->allocate(backend->context, memory->bytes[place], place_name((Place)place),
                                           &memory->base[place], error);
         if (status != STATUS_OK) {

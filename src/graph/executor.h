@@ -26,6 +26,7 @@
 typedef struct {
     const Backend *backend;
     size_t bytes[N_PLACES];
+    MemoryKind kind[N_PLACES]; /* where each is; all of one memory have the same */
     void *base[N_PLACES];
     bool is_borrowed[N_PLACES];
     size_t allocated_bytes;  /* what the backend was really asked for */

@@ -10,21 +10,14 @@ Kernel backend_kernel(const Backend *backend, const Node *node) {
     return node->op->is_portable ? node->op->reference : backend->kernel(backend->context, node);
 }
 
-int backend_missing_kernels(const Backend *backend, const Graph *graph, const Node **missing) {
-    int n_missing = 0;
-    for (int i = 0; i < graph->n_nodes; i++) {
-        if (backend_kernel(backend, graph->node[i])) continue;
-        if (!n_missing++) *missing = graph->node[i];
-    }
-    return n_missing;
+bool backend_has_own_memory(const Backend *backend) {
+    return traits_has_own_memory(&backend->traits);
 }
 
-static void add_scratch(Graph *graph, const Backend *backend) {
-    if (!backend->scratch_bytes) return;
+static void add_scratch(Graph *graph, const BackendTraits *traits) {
     for (int i = 0; i < graph->n_nodes; i++) {
         Node *node = graph->node[i];
-        if (node->op->is_portable) continue;
-        size_t n_bytes = backend->scratch_bytes(backend->context, node);
+        size_t n_bytes = traits_scratch_bytes(traits, node);
         if (!n_bytes) continue;
         int64_t words = (int64_t)((n_bytes + 3) / 4);
         node->scratch = graph_tensor(graph, PLACE_ACTIVATION, DTYPE_I32, SHAPE(words), "scratch");
@@ -57,19 +50,25 @@ Status program_build_frames(Program *program, const char *name, Graph *graph, co
     *program = (Program){.name = name, .graph = graph, .n_forward_runs = n_micro_batches};
     TRY(graph_status(graph, error));
     const Node *missing = NULL;
-    int n_missing = backend_missing_kernels(backend, graph, &missing);
-    const char *reason = n_missing && backend->why_not ? backend->why_not(backend->context, missing) : NULL;
+    const BackendTraits *traits = &backend->traits;
+    bool has_lanes = traits_n_lanes(traits) > 1;
+    int n_missing = traits_missing_kernels(traits, graph, &missing);
+    const char *reason = n_missing && traits->why_not ? traits->why_not(traits, missing) : NULL;
     if (reason) return error_user(error, "--device %s: %s", backend->name, reason);
     if (n_missing) {
         return error_failed(error,
                             "the %s backend has no kernel for '%s' (%d of %d instructions cannot run on it)",
                             backend->name, missing->op->name, n_missing, graph->n_nodes);
     }
-    add_scratch(graph, backend);
+    if (traits->alignment > PLAN_ALIGNMENT)
+        return error_failed(error, "the %s backend wants tensors at multiples of %zu bytes; %d are planned",
+                            backend->name, traits->alignment, PLAN_ALIGNMENT);
+    add_scratch(graph, traits);
     sort_sections(program);
     for (int i = 0; i < graph->n_nodes; i++) program->n_recomputed += graph->node[i]->is_recomputed;
-    TRY(plan_memory(graph, backend->set_lane != NULL, n_frames, &program->plan, error));
-    if (backend->set_lane) {
+    TRY(plan_memory(graph, has_lanes, n_frames, &program->plan, error));
+    for (int place = 0; place < N_PLACES; place++) program->plan.kind[place] = traits->memory;
+    if (has_lanes) {
         program->lane = ARENA_ARRAY(&graph->arena, LaneStep, graph->n_nodes + 1);
         for (int section = 0; section < N_SECTIONS; section++)
             lanes_assign(graph, program->first[section], program->count[section],

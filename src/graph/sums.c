@@ -55,7 +55,8 @@ static bool move_output(Graph *graph, const Backend *backend, int reader, int ou
     Node *writer = graph->node[at];
     int place = place_for_sums(writer, node->input[input]);
     if (place < 0) return false;
-    if (backend && backend->sums_columns && !backend->sums_columns(backend->context, writer)) return false;
+    if (backend && backend->traits.sums_columns && !backend->traits.sums_columns(&backend->traits, writer))
+        return false;
     Tensor *sums = node->output[output];
     for (int i = at; i < reader; i++) {
         if (node_meets(graph->node[i], sums)) return false;

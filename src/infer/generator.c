@@ -28,7 +28,7 @@ static void record_drawing(Generator *generator, GeneratorPass *pass) {
     Graph *graph = pass->graph;
     GeneratorDrawing *drawing = &generator->drawing;
     const Node example = {.op = &OP_SAMPLE};
-    if (!backend_kernel(generator->backend, &example)) return;
+    if (!traits_has_kernel(&generator->backend->traits, &example)) return;
     int64_t B = generator->B;
     drawing->is_there = true;
     drawing->settings = graph_tensor(graph, PLACE_INPUT, DTYPE_I32, SHAPE(N_SAMPLE_SETTINGS), "settings");

@@ -149,7 +149,7 @@ static Status plan_pass(Scorer *scorer, ScorePass *pass, const ModelConfig *conf
     GptLossOptions options = {.B = pass->B,
                               .T = pass->T,
                               .loss_scale = 1.0,
-                              .has_wide_device = !scorer->backend->uses_host_memory,
+                              .traits = &scorer->backend->traits,
                               .dtype = scorer->options.dtype};
     pass->loss = gpt_record_loss(config, scorer->table, pass->graph, &options);
     TRY(graph_status(pass->graph, error));

@@ -169,13 +169,15 @@ static Tensor *head_weight(const Recorder *r) {
     return parameter(r, r->config->tied ? ROLE_TOKEN_TABLE : ROLE_HEAD_WEIGHT, NO_BLOCK);
 }
 
-/* Logits are by far the largest activation; this many bytes of them at a time keep the products efficient: rows for all
- * threads on a CPU, and on a GPU 4,096 rows of GPT-2's vocabulary in 16 bits. */
+/* Logits are by far the largest activation; the device says how many bytes of them at a time keep GEMMs
+ * efficient. */
 static int64_t chosen_chunk_rows(const ModelConfig *config, const GptLossOptions *options) {
-    enum { CPU_BYTES = 64 << 20, GPU_BYTES = 400 << 20, FEWEST_ROWS = 64, MOST_CHUNKS = 1024 };
-    int64_t n_rows = options->B * options->T, bytes = options->has_wide_device ? GPU_BYTES : CPU_BYTES;
-    int64_t a_number = options->has_wide_device ? (int64_t)dtype_info(options->dtype)->n_bytes : 4;
-    int64_t rows = bytes / a_number / config->vocabulary;
+    enum { FEWEST_ROWS = 64, MOST_CHUNKS = 1024 };
+    const BackendTraits *traits = options->traits ? options->traits : &TRAITS_HOST;
+    size_t a_number = dtype_info(options->dtype)->n_bytes;
+    if (a_number < traits->loss_number_bytes) a_number = traits->loss_number_bytes;
+    int64_t n_rows = options->B * options->T;
+    int64_t rows = (int64_t)(traits->loss_chunk_bytes / a_number) / config->vocabulary;
     if (rows < FEWEST_ROWS) rows = FEWEST_ROWS;
     int64_t n_chunks = (n_rows + rows - 1) / rows;
     if (n_chunks > MOST_CHUNKS) n_chunks = MOST_CHUNKS; /* each is a few instructions of the program */

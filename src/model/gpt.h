@@ -2,17 +2,18 @@
 #ifndef PGPT_MODEL_GPT_H
 #define PGPT_MODEL_GPT_H
 
+#include "graph/traits.h"
 #include "model/parameters.h"
 
 typedef struct {
     int64_t B, T;      /* of one micro-batch */
     double loss_scale; /* the loss and its gradient are summed with this factor: 1 / tokens of a whole step */
-    int64_t loss_chunk_tokens; /* rows of logits in memory at a time; 0: chosen by size */
-    bool has_wide_device;      /* whose products want more rows at a time than a CPU's */
-    bool is_training;          /* with dropout, and room for gradients in the loss */
-    DType dtype;               /* of weights and activations */
-    int64_t recompute;         /* blocks that recompute_run will take together; 0: it will not run */
-    bool scales_loss;          /* the gradient is multiplied by a number that the host writes: see GptLoss */
+    int64_t loss_chunk_tokens;   /* rows of logits in memory at a time; 0: chosen by size */
+    const BackendTraits *traits; /* of the device that it is recorded for; NULL: the host's */
+    bool is_training;            /* with dropout, and room for gradients in the loss */
+    DType dtype;                 /* of weights and activations */
+    int64_t recompute;           /* blocks that recompute_run will take together; 0: it will not run */
+    bool scales_loss; /* the gradient is multiplied by a number that the host writes: see GptLoss */
 } GptLossOptions;
 
 /* Inputs and outputs of a recorded forward pass with its loss. */

@@ -161,7 +161,7 @@ bool decode_step_fuse(Graph *graph, const Backend *backend) {
                               TENSORS(embedding->input[0], embedding->input[3], reader.parameters),
                               N_DECODE_OUTPUTS, TENSORS(logits, reader.caches));
     graph->n_nodes--; /* it goes to the front, or nowhere */
-    if (!backend_kernel(backend, node)) return false;
+    if (!traits_has_kernel(&backend->traits, node)) return false;
     logits->producer = node;
     memmove(graph->node + 1, graph->node + reader.next, sizeof *graph->node * (size_t)n_behind);
     graph->node[0] = node;

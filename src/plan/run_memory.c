@@ -12,7 +12,7 @@
 /* On the backend. Checkpoints are copied to the host. */
 static uint64_t needed_bytes(const Trainer *trainer) {
     uint64_t copies = saver_planned_bytes(&trainer->saver);
-    return trainer_planned_bytes(trainer) - (trainer->setup.backend->uses_host_memory ? 0 : copies);
+    return trainer_planned_bytes(trainer) - (backend_has_own_memory(trainer->setup.backend) ? copies : 0);
 }
 
 /* The same run with another choice. */
@@ -56,7 +56,7 @@ static ShareText share_text(int n_sharing, bool is_gpu) {
 
 static Status refuse(const Trainer *trainer, uint64_t needed, uint64_t usable, int n_sharing, Error *error) {
     const TrainerSetup *setup = &trainer->setup;
-    bool is_gpu = !setup->backend->uses_host_memory;
+    bool is_gpu = backend_has_own_memory(setup->backend);
     int n_ranks = trainer_n_ranks(trainer);
     MemoryQuestion question = {
         .present = {.batch = trainer->step.options.batch,
@@ -86,7 +86,7 @@ static Status refuse(const Trainer *trainer, uint64_t needed, uint64_t usable, i
 /* What a run can do without is left out first: it need not learn otherwise then. Says nothing where that is not enough. */
 static Status refuse_extras(const Trainer *trainer, uint64_t needed, uint64_t usable, int n_sharing,
                             Error *error) {
-    bool is_gpu = !trainer->setup.backend->uses_host_memory;
+    bool is_gpu = backend_has_own_memory(trainer->setup.backend);
     uint64_t copies = is_gpu ? 0 : saver_planned_bytes(&trainer->saver),
              samples = trainer_sampling_bytes(trainer);
     const struct {
@@ -117,7 +117,7 @@ static Status check_memory(const Trainer *trainer, int n_sharing, Error *error) 
     Backend backend = *trainer->setup.backend;
     backend.n_sharing = n_sharing;
     uint64_t usable = device_usable_bytes(&backend);
-    if (!backend.uses_host_memory)
+    if (backend_has_own_memory(&backend))
         TRY(memory_check(saver_planned_bytes(&trainer->saver), "the copies that checkpoints are written from",
                          "use --no-background-save", error));
     if (needed <= usable) return STATUS_OK;

@@ -287,7 +287,7 @@ static bool may_run_ahead(const Loop *loop, int64_t n_done) {
     bool has_fault = trainer->setup.fault && trainer->setup.fault->kind != FAULT_NONE;
     bool is_traced =
         trace_wants(trainer->setup.trace, n_done) || trace_wants(trainer->setup.trace, n_done + 1);
-    return !trainer->setup.backend->uses_host_memory && !has_fault && !is_traced && !loop->wants_save &&
+    return trainer->setup.backend->traits.is_asynchronous && !has_fault && !is_traced && !loop->wants_save &&
            !trainer->was_interrupted && !loop_is_due(loop, n_done);
 }
 

@@ -28,7 +28,7 @@ Status loose_run_check(const LooseOptions *options, int zero, Precision precisio
     if (precision.scales_loss || precision.moment != DTYPE_F32) {
         return error_user(error, "--sync %s averages f32 weights; use --dtype f32, tf32 or bf16", name);
     }
-    if (!backend->uses_host_memory) {
+    if (backend_has_own_memory(backend)) {
         return error_user(error, "--sync %s works on weights in the host's memory; add --device cpu", name);
     }
     return STATUS_OK;

@@ -21,8 +21,10 @@ const OptionSpec train_option_specs[] = {
         "keep only every Nth block's input and compute the rest again in the backward, except for the last N; 0: keep everything"),
     OPTION_INT("loss-chunk", TrainOptions, loss_chunk, 0, 0, MANY,
                "tokens whose logits are in memory at a time; 0: chosen by size"),
-    OPTION_CHOICE("device", TrainOptions, device, DEVICE_AUTO, device_names,
-                  "where to compute; auto: on a GPU if there is one"),
+    OPTION_CHOICE(
+        "device", TrainOptions, device, DEVICE_AUTO, device_plan_names,
+        "where to compute; auto: on a GPU if there is one; a kind of GPU (cuda:h200) is one that --print-program "
+        "plans for, without one here"),
     OPTION_CHOICE(
         "dtype", TrainOptions, precision, PRECISION_F32, precision_names,
         "numbers to train in; bf16 and f16 keep f32 master weights, pure-... are 16-bit throughout, with weights rounded by "

@@ -85,7 +85,7 @@ static Status record(TrainStep *step, const ModelConfig *config, const Parameter
                                    .T = options->T,
                                    .loss_scale = 1.0 / n_tokens,
                                    .loss_chunk_tokens = options->loss_chunk,
-                                   .has_wide_device = !backend->uses_host_memory,
+                                   .traits = &backend->traits,
                                    .is_training = is_training,
                                    .dtype = options->precision.weight,
                                    .recompute = options->recompute,
@@ -202,7 +202,7 @@ static Status upload_micro_batch(TrainStep *step, const BatchSource *source, int
 
 /* A device that runs behind the host has its next batch in memory that it copies from by itself before it has done with this one. */
 static Status upload_ahead(TrainStep *step, const BatchSource *source, int64_t index, Error *error) {
-    if (step->executor.memory->backend->uses_host_memory) return STATUS_OK;
+    if (!step->executor.memory->backend->traits.is_asynchronous) return STATUS_OK;
     TRY(upload_micro_batch(step, source, index, &step->actions[0], error)); /* a forward */
     step->ahead.is_sent = true;
     step->ahead.source = *source;

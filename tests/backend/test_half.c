@@ -45,7 +45,7 @@ static void run(KernelCall call) {
     Error error = {0};
     call.n_threads = 2;
     call.context = cpu.context;
-    call.scratch = malloc(cpu.scratch_bytes(cpu.context, call.node));
+    call.scratch = malloc(traits_scratch_bytes(&cpu.traits, call.node));
     assert_non_null(call.scratch);
     assert_int_equal(backend_kernel(&cpu, call.node)(&call, &error), STATUS_OK);
     free(call.scratch);
@@ -149,7 +149,7 @@ static void test_memory(void **state) {
     DecayRun run = {64LL * PIECE, true};
     op_adamw(graph, tensor[0], hyper, NULL, tensor[1], tensor[2], tensor[3],
              &(AdamwAttributes){0.9f, 0.95f, 1e-8f, 0.1f, 1, &run, 0});
-    assert_in_range(cpu.scratch_bytes(cpu.context, graph->node[0]), 1, 4 * PIECE * sizeof(float) + 4096);
+    assert_in_range(traits_scratch_bytes(&cpu.traits, graph->node[0]), 1, 4 * PIECE * sizeof(float) + 4096);
     graph_free(graph);
 }
 

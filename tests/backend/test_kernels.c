@@ -102,7 +102,7 @@ static Outputs run_node(const OpCase *test, const TestMemory *memory, const Node
     if (!kernel) fail_msg("%s has no kernel for %s", backend->name, node->op->name);
     Error error = {0};
     if (backend) {
-        size_t n_bytes = backend->scratch_bytes ? backend->scratch_bytes(backend->context, node) : 0;
+        size_t n_bytes = traits_scratch_bytes(&backend->traits, node);
         scratch = test_buffer_open(backend, NULL, n_bytes);
         call.scratch = n_bytes ? test_buffer_data(&scratch) : NULL;
         call.context = backend->context;

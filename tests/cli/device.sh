@@ -39,3 +39,22 @@ grep -q '^any-order = true' run/config.ini || fail "config.ini has no any-order:
 sed -i 's/^#streams *=.*/streams = 1/' run/config.ini
 grep -q '^streams = 1' run/config.ini || fail "config.ini has no streams: $(cat run/config.ini)"
 pgpt train --resume run --steps 6 --quiet
+
+# A program can be planned for a GPU that is not here, and no run is planned for one by mistake.
+pgpt train --model nano --dtype bf16 --device cuda --print-program --json
+grep -q '^planned for NVIDIA H200, 132 multiprocessors, ' out || fail "for which GPU? $(head -n 1 out)"
+[[ $(tail -n 1 out | field device) == cuda && $(tail -n 1 out | field device_kind) == "NVIDIA H200" ]] ||
+    fail "$(tail -n 1 out)"
+gpu=$(tail -n 1 out | field bytes_per_step)
+pgpt train --model nano --dtype bf16 --device cuda:h200 --print-program --json
+[[ $(tail -n 1 out | field bytes_per_step) == "$gpu" ]] || fail "cuda is not cuda:h200"
+pgpt train --model nano --dtype bf16 --device cuda:a100 --streams 1 --print-program
+grep -q '^planned for NVIDIA A100, ' out || fail "for which GPU? $(head -n 1 out)"
+pgpt train --model nano --device cuda --dtype tf32 --print-program
+pgpt train --model nano --print-program --json
+[[ $(tail -n 1 out | field device) == cpu ]] || fail "$(tail -n 1 out)"
+! grep -q '^planned for' out || fail "$(head -n 1 out)"
+pgpt train --model nano --device cuda --print-mesh
+refused '/--device cuda:h200 names a kind of GPU that a run can be planned for; add --print-program/' \
+    train "${TINY[@]}" --out gpu --device cuda:h200
+refused '/--device/' generate run --device cuda:h200 --tokens 1

@@ -165,7 +165,7 @@ static Status gpu_case_run(GpuCase *c, Error *error) {
         KernelCall call = {.node = node, .context = gpu.context, .n_threads = 1};
         for (int i = 0; i < node->n_inputs; i++) call.in[i] = gpu_at(c, node->input[i]);
         for (int k = 0; k < node->n_outputs; k++) call.out[k] = gpu_at(c, node->output[k]);
-        size_t n_bytes = gpu.scratch_bytes(gpu.context, node);
+        size_t n_bytes = traits_scratch_bytes(&gpu.traits, node);
         TestBuffer scratch = test_buffer_open(&gpu, NULL, n_bytes);
         call.scratch = n_bytes ? test_buffer_data(&scratch) : NULL;
         Status status = gpu.kernel(gpu.context, node)(&call, error);
@@ -307,7 +307,7 @@ static uint16_t *update_words(const Backend *backend, DType dtype, int k, int64_
         call.in[i] = test_buffer_data(&in[i]);
         call.out[i] = test_buffer_data(&out[i]);
     }
-    size_t n_bytes = backend->scratch_bytes(backend->context, &node);
+    size_t n_bytes = traits_scratch_bytes(&backend->traits, &node);
     TestBuffer scratch = test_buffer_open(backend, NULL, n_bytes);
     call.scratch = test_buffer_data(&scratch);
     Error error = {0};

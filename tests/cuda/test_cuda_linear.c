@@ -141,7 +141,7 @@ static void run_gpu(const Node *node, const Run *run, float **result) {
         call.out[i] = test_buffer_data(&out[i]);
         call.add[i] = run->add;
     }
-    size_t n_bytes = gpu.scratch_bytes(gpu.context, node);
+    size_t n_bytes = traits_scratch_bytes(&gpu.traits, node);
     if (n_bytes) {
         scratch = test_buffer_open(&gpu, NULL, n_bytes);
         call.scratch = test_buffer_data(&scratch);
@@ -348,7 +348,8 @@ static void open_many_rows(ManyRows *m, DType dtype, bool is_forward) {
     m->ended.epilogue = is_forward ? EPILOGUE_GELU : EPILOGUE_DGELU,
     m->ended.before = test_buffer_data(&m->x);
     m->exists = cuda_gemm_fused_exists(context);
-    if (m->exists && context->n_processors <= 132) assert_true(cuda_gemm_fused_fits(context, &m->ended));
+    if (m->exists && context->traits.n_processors <= 132)
+        assert_true(cuda_gemm_fused_fits(context, &m->ended));
     m->exists = m->exists && cuda_gemm_fused_fits(context, &m->ended);
 }
 

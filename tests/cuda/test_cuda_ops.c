@@ -205,7 +205,7 @@ static void call_kernel(const Run *run, const Node *node, KernelCall *call) {
         failed("no kernel for %s", node->op->name);
         return;
     }
-    size_t n_bytes = gpu.scratch_bytes(gpu.context, node);
+    size_t n_bytes = traits_scratch_bytes(&gpu.traits, node);
     TestBuffer scratch = test_buffer_open(&gpu, NULL, n_bytes);
     call->scratch = n_bytes ? test_buffer_data(&scratch) : NULL;
     call->context = gpu.context;
@@ -518,7 +518,7 @@ static void test_who_sums(void **state) {
             const Node *node = test.graph->node[n];
             if (node->op != cases[i / 2].op || (node->op == &OP_LINEAR_INPUT_GRADIENT && !node->input[2]))
                 continue;
-            if (gpu.sums_columns(gpu.context, node) != cases[i / 2].sums[i % 2])
+            if (gpu.traits.sums_columns(&gpu.traits, node) != cases[i / 2].sums[i % 2])
                 fail_msg("'%s' in %s: not what was expected", cases[i / 2].spec.label,
                          i % 2 ? "f32" : "16 bits");
         }

@@ -144,13 +144,13 @@ static void test_blocking(void **state) {
     close_device(&device);
 }
 
-static Kernel no_kernel(void *context, const Node *node) {
-    (void)context, (void)node;
-    return NULL;
+static bool no_kernel(const BackendTraits *traits, const Node *node) {
+    (void)traits, (void)node;
+    return false;
 }
 
-static const char *why_no_copies(void *context, const Node *node) {
-    (void)context;
+static const char *why_no_copies(const BackendTraits *traits, const Node *node) {
+    (void)traits;
     return node->op == &OP_COPY ? "copies are not for it; use --device cpu" : NULL;
 }
 
@@ -161,11 +161,11 @@ static void test_no_kernel(void **state) {
     Program program;
     Error error = {0};
     open_device(&device, false);
-    device.backend.kernel = no_kernel;
+    device.backend.traits.has_kernel = no_kernel;
     assert_int_equal(program_build(&program, "copies", device.graph, &device.backend, 1, &error),
                      STATUS_FAILED);
     assert_non_null(strstr(error.text, "the null backend has no kernel for 'copy' (5 of 5 instructions"));
-    device.backend.why_not = why_no_copies;
+    device.backend.traits.why_not = why_no_copies;
     error = (Error){0};
     assert_int_equal(program_build(&program, "copies", device.graph, &device.backend, 1, &error),
                      STATUS_USER);

@@ -324,8 +324,8 @@ static void column_sums_move_to_the_writer(void **state) {
     }
 }
 
-static bool sums_nothing(void *context, const Node *node) {
-    (void)context, (void)node;
+static bool sums_nothing(const BackendTraits *traits, const Node *node) {
+    (void)traits, (void)node;
     return false;
 }
 
@@ -350,7 +350,7 @@ static void column_sums_stay_where_they_must(void **state) {
             for (int i = n_nodes; i > n_nodes - 3; i--) graph->node[i] = graph->node[i - 1];
             graph->node[n_nodes - 3] = clear;
         }
-        Backend backend = {.sums_columns = variant == 5 ? sums_nothing : NULL};
+        Backend backend = {.traits.sums_columns = variant == 5 ? sums_nothing : NULL};
         assert_int_equal(move_column_sums(graph, &backend), variant == 0);
         graph_free(graph);
     }

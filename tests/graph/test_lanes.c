@@ -77,11 +77,6 @@ static size_t late_free_bytes(void *context) {
     return device->cpu.free_bytes(device->cpu.context);
 }
 
-static size_t late_scratch_bytes(void *context, const Node *node) {
-    LateDevice *device = context;
-    return device->cpu.scratch_bytes(device->cpu.context, node);
-}
-
 /* What the host asks for must be there: after a section nothing is late. */
 static Status late_copy(void *context, void *to, const void *from, size_t n_bytes, Error *error) {
     LateDevice *device = context;
@@ -132,14 +127,16 @@ static Status wait_for_nothing(void *context, Error *error) {
 }
 
 static Backend late_backend(LateDevice *device) {
+    BackendTraits traits = device->cpu.traits;
+    traits.n_lanes = 2;
     return (Backend){.name = "late",
+                     .traits = traits,
                      .allocate = late_allocate,
                      .release = late_release,
                      .free_bytes = late_free_bytes,
                      .upload = late_copy,
                      .download = late_copy,
                      .kernel = late_kernel,
-                     .scratch_bytes = late_scratch_bytes,
                      .synchronize = wait_for_nothing,
                      .event_new = event_new,
                      .event_record = event_record,
@@ -148,8 +145,7 @@ static Backend late_backend(LateDevice *device) {
                      .set_lane = set_lane,
                      .event_wait = event_wait,
                      .context = device,
-                     .n_threads = 1,
-                     .uses_host_memory = true};
+                     .n_threads = 1};
 }
 
 /* ---- training on it */

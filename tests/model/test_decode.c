@@ -50,9 +50,15 @@ static Kernel device_kernel(void *context, const Node *node) {
     return cpu.kernel(context, node);
 }
 
-static size_t device_scratch(void *context, const Node *node) {
+static bool device_has_kernel(const BackendTraits *traits, const Node *node) {
+    (void)traits;
+    return device_kernel(NULL, node) != NULL;
+}
+
+static size_t device_scratch(const BackendTraits *traits, const Node *node) {
     bool is_extra = node->op == &OP_DECODE_STEP || node->op == &OP_SAMPLE;
-    return is_extra ? 0 : cpu.scratch_bytes(context, node);
+    (void)traits;
+    return is_extra ? 0 : traits_scratch_bytes(&cpu.traits, node);
 }
 
 static int open_backends(void **state) {
@@ -61,7 +67,8 @@ static int open_backends(void **state) {
     if (backend_cpu_open(&cpu, 1, &error) != STATUS_OK) return -1;
     device = cpu;
     device.kernel = device_kernel;
-    device.scratch_bytes = device_scratch;
+    device.traits.has_kernel = device_has_kernel;
+    device.traits.scratch_bytes = device_scratch;
     return 0;
 }
 

@@ -221,17 +221,18 @@ static void meeting(void **state) {
     (void)state;
     Error error = {0};
     for (int n_gpus = 1; n_gpus <= world.size; n_gpus++) {
-        Backend backend = {.device_id = {7, [BACKEND_ID_BYTES - 1] = (uint8_t)(world.rank % n_gpus)}};
+        Backend backend = {.traits.memory = MEMORY_DEVICE,
+                           .device_id = {7, [BACKEND_ID_BYTES - 1] = (uint8_t)(world.rank % n_gpus)}};
         int n = 0;
         for (int r = 0; r < world.size; r++) n += r % n_gpus == world.rank % n_gpus;
         OK(device_meet(&backend, &world, 100, &error));
         assert_int_equal(backend.n_sharing, n);
     }
-    Backend host = {.uses_host_memory = true};
+    Backend host = {.traits.memory = MEMORY_HOST};
     OK(device_meet(&host, &world, 100, &error)); /* its host is as full as is said */
     assert_int_equal(host.n_sharing, 100);
     if (world.size == 1) return;
-    Backend mixed = {.uses_host_memory = world.rank > 0};
+    Backend mixed = {.traits.memory = world.rank > 0 ? MEMORY_HOST : MEMORY_DEVICE};
     device_meet(&mixed, &world, 1, &error);
     check_failed(&error, "rank 1 computes on its CPU and rank 0 on a GPU; use --device");
 }

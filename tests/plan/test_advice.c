@@ -323,7 +323,7 @@ static void test_extras(void **unused) {
     Trainer trainer;
     Error error = {0};
     open_run(&run, 4);
-    run.step.backend.uses_host_memory = true;
+    run.step.backend.traits.memory = MEMORY_HOST;
     size_t needed[BOTH + 1];
     for (int with = 0; with <= BOTH; with++) {
         run.options.save_every = run.options.background_save = (with & COPIES) != 0;
@@ -346,13 +346,13 @@ static void test_extras(void **unused) {
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         n_free = cases[i].n_free;
-        run.step.backend.uses_host_memory = !cases[i].is_gpu;
+        run.step.backend.traits.memory = cases[i].is_gpu ? MEMORY_DEVICE : MEMORY_HOST;
         error = (Error){0};
         assert_int_equal(run_memory_check(&trainer, &error), STATUS_USER);
         const char *end = strrchr(error.text, ';');
         if (!end || strcmp(end, cases[i].end) != 0) fail_msg("case %zu: %s", i, error.text);
     }
-    run.step.backend.uses_host_memory = true;
+    run.step.backend.traits.memory = MEMORY_HOST;
     n_free = needed[0] - 1; /* they are not to blame alone */
     error = (Error){0};
     assert_int_equal(run_memory_check(&trainer, &error), STATUS_USER);
@@ -412,7 +412,9 @@ static void test_run(void **unused) {
     assert_non_null(strstr(error.text, "of the GPU's memory"));
     assert_non_null(strstr(error.text, "what would fit: --micro-batch 32 ("));
     error = (Error){0};
-    run.step.backend.uses_host_memory = true; /* no libraries there */
+    trainer_close(&trainer);
+    run.step.backend.traits.memory = MEMORY_HOST; /* no libraries there */
+    assert_int_equal(trainer_plan(&trainer, &run.setup, &error), STATUS_OK);
     n_free = needed;
     assert_int_equal(run_memory_check(&trainer, &error), STATUS_OK);
     assert_int_equal(run_memory_open(&trainer, &error), STATUS_USER);

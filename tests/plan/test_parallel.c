@@ -419,7 +419,7 @@ static size_t a_gigabyte_is_free(void *context) {
 /* Ranks of one host must not each count on all that is free there. */
 static void test_memory_is_shared(void **state) {
     (void)state;
-    Backend backend = {.free_bytes = a_gigabyte_is_free, .uses_host_memory = true, .n_sharing = 4};
+    Backend backend = {.free_bytes = a_gigabyte_is_free, .n_sharing = 4};
     Launch launch = {.world = {.size = 8}}; /* on two hosts */
     Trainer trainer = {.setup = {.backend = &backend, .launch = &launch, .options = &(TrainOptions){0}}};
     trainer.memory.bytes[PLACE_ACTIVATION] = (size_t)1 << 28;
@@ -433,7 +433,7 @@ static void test_memory_is_shared(void **state) {
     backend.n_sharing = 1; /* a host of its own */
     trainer.memory.bytes[PLACE_ACTIVATION] = (size_t)1 << 30;
     assert_int_equal(run_memory_check(&trainer, &error), STATUS_OK);
-    backend.uses_host_memory = false; /* two on a GPU, where each has libraries */
+    backend.traits.memory = MEMORY_DEVICE; /* two on a GPU, where each has libraries */
     backend.n_sharing = 2;
     trainer.memory.bytes[PLACE_ACTIVATION] = (size_t)1 << 28;
     assert_int_equal(run_memory_check(&trainer, &error), STATUS_OK);

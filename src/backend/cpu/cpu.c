@@ -39,21 +39,25 @@ Kernel cpu_plain_kernel(const Op *op) {
     return found ? found->kernel : op->reference;
 }
 
-static Kernel cpu_kernel(void *context, const Node *node) {
-    (void)context;
-    if (node->op->is_shortcut && !find_kernel(node->op)) return NULL;
-    return cpu_needs_widening(node) ? cpu_widened : cpu_plain_kernel(node->op);
+/* ---- what planning asks ---- */
+
+static bool cpu_has_kernel(const BackendTraits *traits, const Node *node) {
+    (void)traits;
+    return !node->op->is_shortcut || find_kernel(node->op);
 }
 
-typedef struct {
-    int n_threads;
-} CpuContext;
-
-static size_t cpu_scratch_bytes(void *context, const Node *node) {
+static size_t cpu_scratch_bytes(const BackendTraits *traits, const Node *node) {
     const CpuKernel *found = find_kernel(node->op);
-    size_t plain =
-        found && found->scratch_bytes ? found->scratch_bytes(node, ((CpuContext *)context)->n_threads) : 0;
+    size_t plain = found && found->scratch_bytes ? found->scratch_bytes(node, traits->n_threads) : 0;
     return plain + (cpu_needs_widening(node) ? cpu_widening_bytes(node) : 0);
+}
+
+/* ---- running ---- */
+
+static Kernel cpu_kernel(void *context, const Node *node) {
+    (void)context;
+    if (!cpu_has_kernel(NULL, node)) return NULL;
+    return cpu_needs_widening(node) ? cpu_widened : cpu_plain_kernel(node->op);
 }
 
 static Status cpu_allocate(void *context, size_t n_bytes, const char *what, void **memory, Error *error) {
@@ -85,7 +89,7 @@ static Status cpu_download(void *context, void *host, const void *device, size_t
 }
 
 static void cpu_close(void *context) {
-    free(context);
+    (void)context;
 }
 
 /* ---- how many threads ---- */
@@ -99,32 +103,37 @@ static int default_threads(void) {
     return threads < MAX_THREADS ? (int)threads : MAX_THREADS;
 }
 
-Status backend_cpu_open(Backend *backend, int n_threads, Error *error) {
+Status backend_cpu_traits(BackendTraits *traits, int n_threads, Error *error) {
     if (n_threads < 0 || n_threads > MAX_THREADS) {
         return error_user(error, "%d threads cannot be had; ask for 1 to %d, or 0 for all cores", n_threads,
                           MAX_THREADS);
     }
-    CpuContext *context = malloc(sizeof *context);
-    if (!context) return error_failed(error, "no memory for the CPU backend");
+    *traits = TRAITS_HOST;
+    traits->name = "cpu";
+    traits->has_kernel = cpu_has_kernel;
+    traits->scratch_bytes = cpu_scratch_bytes;
 #ifdef _OPENMP
-    context->n_threads = n_threads ? n_threads : default_threads();
+    traits->n_threads = n_threads ? n_threads : default_threads();
 #else
-    context->n_threads = 1;
     (void)default_threads;
 #endif
+    return STATUS_OK;
+}
+
+Status backend_cpu_open(Backend *backend, int n_threads, Error *error) {
+    BackendTraits traits;
+    TRY(backend_cpu_traits(&traits, n_threads, error));
     *backend = (Backend){
-        .name = "cpu",
+        .name = traits.name,
+        .traits = traits,
         .allocate = cpu_allocate,
         .release = cpu_release,
         .free_bytes = cpu_free_bytes,
-        .uses_host_memory = true,
         .upload = cpu_upload,
         .download = cpu_download,
         .kernel = cpu_kernel,
-        .scratch_bytes = cpu_scratch_bytes,
         .close = cpu_close,
-        .context = context,
-        .n_threads = context->n_threads,
+        .n_threads = traits.n_threads,
     };
     return STATUS_OK;
 }

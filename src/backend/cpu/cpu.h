@@ -8,4 +8,7 @@
  * OMP_NUM_THREADS says. Results do not depend on the number. backend->close gives everything back. */
 Status backend_cpu_open(Backend *backend, int n_threads, Error *error);
 
+/* What programs for it are planned by; n_threads as above. */
+Status backend_cpu_traits(BackendTraits *traits, int n_threads, Error *error);
+
 #endif

@@ -1,6 +1,6 @@
 /* What stands in for the CUDA backend in a pgpt that was built without it: the same entrance, with a sign on
  * it. */
-#include "backend/cuda/cuda.h"
+#include "backend/cuda/plan/plan.h"
 
 #include <stdio.h>
 
@@ -18,6 +18,11 @@ Status backend_cuda_open(Backend *backend, int device, Error *error) {
         "--device cuda: %s; build it where NVIDIA's CUDA toolkit is installed (cmake -DPGPT_CUDA=on "
         "names what is missing), or use --device cpu",
         REASON);
+}
+
+bool cuda_traits_of_device(int device, CudaSettings settings, CudaTraits *gpu) {
+    (void)device, (void)settings, (void)gpu;
+    return false;
 }
 
 Status backend_cuda_configure(Backend *backend, CudaSettings settings, Error *error) {
@@ -46,12 +51,6 @@ void backend_cuda_give_pinned_back(void *context, void *memory) {
 
 void backend_cuda_watch(const Backend *backend, Status (*check)(void *context, Error *error), void *context) {
     (void)backend, (void)check, (void)context;
-}
-
-const char *backend_cuda_describe(const Backend *backend, char *text, size_t n_bytes) {
-    (void)backend;
-    snprintf(text, n_bytes, "none");
-    return text;
 }
 
 const char *backend_cuda_note(const Backend *backend) {

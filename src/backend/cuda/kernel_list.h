@@ -1,5 +1,5 @@
-/* The operations that the CUDA backend has kernels for. It is the only list of them: kernels.h declares what
- * it names, and the backend finds a node's kernel in it.
+/* The operations that the CUDA backend has kernels for. It is the only list of them: kernels.h and
+ * plan/plan.h declare what it names, and the backend and its traits find a node's kernel in it.
  *
  *     PLAIN(OP_GELU, cuda_gelu)              Status cuda_gelu(const KernelCall *call, Error *error);
  *     WITH_SCRATCH(OP_LINEAR, cuda_linear)   the same, and cuda_linear_scratch, the bytes of working

@@ -25,6 +25,7 @@ extern "C" {
 
 #include "backend/cuda/cuda.h"
 #include "backend/cuda/kernel_list.h"
+#include "backend/cuda/plan/plan.h"
 #include "ops/ops.h"
 
 /* ---- the context ---- */
@@ -32,43 +33,36 @@ extern "C" {
 /* What a kernel found wrong with an index that only the device knows. It lies in host memory that the device
  * can write; synchronize and download report it. The kernel itself goes on as if the row were zero. */
 typedef enum { FAULT_NONE, FAULT_TOKEN, FAULT_POSITION, FAULT_ROW, FAULT_TARGET, FAULT_CACHE } CudaFaultKind;
-typedef struct {
+typedef struct CudaFault {
     int kind;
     long long value, limit;
 } CudaFault;
 
-enum { N_TICKETS = 8192 };
-enum { MAIL_BYTES = 2 << 20, MAIL_SUM_BYTES = 32 << 10, MAIL_COUNTERS = 3 };
+enum { CUDA_MOST_LANES = 2 };
 enum { UPLOAD_SEGMENTS = 16, UPLOAD_SEGMENT_BYTES = 512 * 1024, DOWNLOAD_BYTES = 1024 * 1024 };
 enum { UPLOAD_EARLY_BYTES = 32 * 1024 }; /* an upload of so many crosses the bus before its turn */
 
-/* How attention is computed (attention.h): tests force a way, and what it does not take fails. */
-typedef enum { ATTENTION_AUTO, ATTENTION_PLAIN, ATTENTION_TILED, ATTENTION_LIBRARY } AttentionWay;
-
 typedef struct CudaContext {
     int device;
-    CudaSettings settings;
-    struct cudaDeviceProp properties;
-    int n_processors;        /* streaming multiprocessors */
-    int max_shared_bytes;    /* of a block, once a kernel has asked for it */
+    uint8_t id[BACKEND_ID_BYTES];
+    CudaTraits traits;       /* what it is, and what of it is used: everything that programs are planned by */
     cudaStream_t stream;     /* everything is enqueued here: that of the present lane */
     CublasLt lt;             /* the functions of cuBLASLt */
     cublasLtHandle_t cublas; /* NULL: it was left out (gemm_plain.cu) */
     void *workspace;         /* of the GEMMs of this lane, which run one after the other */
     size_t workspace_bytes;
-    cudaStream_t lane_stream[2]; /* the second: NULL before there are two (backend_cuda_configure) */
-    void *lane_workspace[2];
+    cudaStream_t lane_stream[CUDA_MOST_LANES]; /* NULL before there are so many (backend_cuda_configure) */
+    void *lane_workspace[CUDA_MOST_LANES];
     CudaFault *fault;        /* as the host sees it */
     CudaFault *device_fault; /* the same memory, as kernels see it */
     unsigned
         *tickets; /* (N_TICKETS), 0 between kernels, which set them back: which of several blocks is last */
     /* What blocks of one grid send each other: words (decode_mail.cuh), sums (decode_sums.cuh), counters. */
     void *mail;
-    struct CudaGemms *gemms;    /* linear.cu's: what it remembers about shapes; NULL until it is used */
-    AttentionWay attention_way; /* ATTENTION_AUTO, but for tests */
-    char note[640];             /* for backend_cuda_note */
-    const char *decode_way;     /* for backend_cuda_decode_way */
-    void *attention;            /* a library's attention: what it remembers; NULL until it is used */
+    struct CudaGemms *gemms; /* linear.cu's: what it remembers about shapes; NULL until it is used */
+    char note[640];          /* for backend_cuda_note */
+    const char *decode_way;  /* for backend_cuda_decode_way */
+    void *attention;         /* a library's attention: what it remembers; NULL until it is used */
     Status (*check)(void *context, Error *error); /* asked while the host waits; NULL: nobody */
     void *check_context;
     void (*close_gemms)(struct CudaContext *context);
@@ -130,15 +124,11 @@ void cuda_event_free(void *context, void *event);
 
 /* ---- sums of columns (reduce.cu) ----
  * out (columns) = or += Σ over rows of x (rows,columns), of type out_dtype; in a fixed order. */
-size_t cuda_reduce_columns_scratch(const CudaContext *context, int64_t rows, int64_t columns);
 Status cuda_reduce_columns(const CudaContext *context, const void *x, DType dtype, int64_t rows,
                            int64_t columns, void *out, DType out_dtype, bool add, void *scratch,
                            Error *error);
-/* How many parts it cuts the rows into, and of whose sums its scratch has room for. */
-int64_t cuda_reduce_columns_parts(const CudaContext *context, int64_t rows, int64_t columns);
 /* The last step of such sums: partial (n_partials, n_outputs·columns) is summed over its rows; the first
  * `columns` sums go to output[0], the next to output[1], and so on. An output without memory is left out. */
-enum { MOST_SUMS = 3 }; /* outputs */
 typedef struct {
     void *data;
     DType dtype;
@@ -147,20 +137,15 @@ typedef struct {
 Status cuda_reduce_partials(const CudaContext *context, const float *partial, int64_t n_partials,
                             int64_t columns, int n_outputs, const SumOutput *output, Error *error);
 /* total = or += scale · Σ x, or Σ x² if squared. */
-size_t cuda_reduce_all_scratch(const CudaContext *context, int64_t count);
 Status cuda_reduce_all(const CudaContext *context, const void *x, DType dtype, int64_t count, bool squared,
                        float scale, float *total, bool add, void *scratch, Error *error);
 
 /* ---- kernels ---- */
 
-/* The kernels of kernel_list.h, and their scratch functions: bytes of working memory. */
-#define PLAIN(op, kernel) Status kernel(const KernelCall *call, Error *error);
-#define WITH_SCRATCH(op, kernel)                                                                             \
-    Status kernel(const KernelCall *call, Error *error);                                                     \
-    size_t kernel##_scratch(CudaContext *context, const Node *node);
-CUDA_KERNELS(PLAIN, WITH_SCRATCH)
-#undef PLAIN
-#undef WITH_SCRATCH
+/* The kernels of kernel_list.h. Their working memory: plan/plan.h. */
+#define KERNEL(op, kernel) Status kernel(const KernelCall *call, Error *error);
+CUDA_KERNELS(KERNEL, KERNEL)
+#undef KERNEL
 
 /* dx = dy · slope at x of the node's activation, all like its first output; dx may be dy or x. */
 Status cuda_gelu_slope(const KernelCall *call, const void *dy, const void *x, void *dx, bool add,
@@ -170,14 +155,9 @@ Status cuda_gelu_slope(const KernelCall *call, const void *dy, const void *x, vo
 Status cuda_gelu_slope_summed(const KernelCall *call, const void *dy, const void *x, void *dx, bool add,
                               const SumOutput *sums, void *scratch, Error *error);
 
-/* Is the node one that its kernel is made for? For the operations that a program can do without. */
-bool cuda_decode_step_fits(const CudaContext *context, const Node *node);
-
-/* Do they sum the columns of what they make on the way, as far as shape and type tell? */
-bool cuda_residual_norm_sums(const CudaContext *context, const Node *node);
-bool cuda_linear_input_gradient_sums(const CudaContext *context, const Node *node);
-bool cuda_attention_sums(const CudaContext *context, const Node *node);
-bool cuda_attention_fits(const Node *node); /* of attention_cached too: are its heads narrow enough? */
+/* For CudaTraits: the plan of cuDNN that there is, or a new one; `context` is a CudaContext. */
+bool cuda_attention_library_scratch(void *context, const AttentionShape *shape, bool backward,
+                                    size_t *n_bytes);
 
 #ifdef __cplusplus
 }

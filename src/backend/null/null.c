@@ -1,5 +1,6 @@
 /* A device that only keeps books. Allocation gives NULL, which the executor turns into NULL addresses; the
- * one kernel adds the cost of its node to the counts in the backend's context. */
+ * one kernel adds the cost of its node to the counts in the backend's context, behind which the
+ * description of the device that it stands in for is kept. */
 #include "backend/null/null.h"
 
 #include <stdlib.h>
@@ -58,11 +59,14 @@ static void null_close(void *context) {
     free(context);
 }
 
-Status backend_null_open(Backend *backend, Error *error) {
-    NullCounts *counts = calloc(1, sizeof *counts);
+Status backend_null_open_as(Backend *backend, const BackendTraits *traits, Error *error) {
+    const size_t aligned = (sizeof(NullCounts) + 15) / 16 * 16;
+    NullCounts *counts = calloc(1, aligned + traits->about_bytes);
     if (!counts) return error_failed(error, "no memory for the null backend");
     *backend = (Backend){
-        .name = "null",
+        .name = traits->name,
+        .traits = *traits,
+        .only_plans = true,
         .allocate = null_allocate,
         .release = null_release,
         .free_bytes = null_free_bytes,
@@ -71,9 +75,17 @@ Status backend_null_open(Backend *backend, Error *error) {
         .kernel = null_kernel,
         .close = null_close,
         .context = counts,
-        .n_threads = 1,
+        .n_threads = traits->n_threads,
     };
+    if (traits->about_bytes)
+        backend->traits.about = memcpy((char *)counts + aligned, traits->about, traits->about_bytes);
     return STATUS_OK;
+}
+
+Status backend_null_open(Backend *backend, Error *error) {
+    BackendTraits traits = TRAITS_DEVICE;
+    traits.name = "null";
+    return backend_null_open_as(backend, &traits, error);
 }
 
 NullCounts backend_null_counts(const Backend *backend) {

@@ -18,6 +18,10 @@ typedef struct {
 
 Status backend_null_open(Backend *backend, Error *error);
 
+/* The same in the place of another device: it plans as that one does, by its traits (which are copied),
+ * and has its name. */
+Status backend_null_open_as(Backend *backend, const BackendTraits *traits, Error *error);
+
 /* What was counted since it was opened or reset; `backend` must be a null backend. */
 NullCounts backend_null_counts(const Backend *backend);
 

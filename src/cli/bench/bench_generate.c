@@ -48,7 +48,7 @@ typedef struct {
 /* Of what was timed instruction by instruction: nothing on a GPU. */
 static uint64_t attention_ns(const Generator *generator) {
     uint64_t total = 0;
-    if (!generator->backend->uses_host_memory) return total;
+    if (generator->backend->traits.is_asynchronous) return total;
     const GeneratorPass *passes[] = {&generator->decode, &generator->prefill};
     for (int p = 0; p < 2; p++) {
         for (int i = 0; i < passes[p]->graph->n_nodes; i++) {
@@ -130,7 +130,7 @@ static Status plan(GenerateBench *bench, const BenchValues *values, Error *error
     size_t host_bytes = 0, per_sample = (size_t)values->model.vocabulary * 4 + sizeof(GeneratorPrompt);
     size_t needed = device_required_bytes(&bench->generator.memory);
     if (!size_multiply(per_sample, (size_t)values->bench.n_samples, &host_bytes)) host_bytes = SIZE_MAX;
-    if (bench->backend.uses_host_memory) {
+    if (!backend_has_own_memory(&bench->backend)) {
         if (!size_add(needed, host_bytes, &needed)) needed = SIZE_MAX;
         return memory_check(needed, "generating", advice, error);
     }
@@ -200,7 +200,7 @@ static double weight_bytes(const Node *const *nodes, int n_nodes) {
 /* Medians over the quarters of the text just made, which must have at least as many tokens. A GPU's instructions are not
  * timed one by one: there it is the mean, without attention. */
 static void note_quarters(GenerateBench *bench, int64_t n_tokens, GenerateReport *report) {
-    bool on_host = bench->backend.uses_host_memory;
+    bool on_host = !bench->backend.traits.is_asynchronous;
     for (int q = 0; q < N_QUARTERS; q++) {
         int64_t first = n_tokens * q / N_QUARTERS, count = n_tokens * (q + 1) / N_QUARTERS - first;
         double *seconds = bench->token_seconds + first;
@@ -215,7 +215,7 @@ static Status measure_greedy(GenerateBench *bench, const BenchOptions *options, 
                              Error *error) {
     double *seconds = ARENA_ARRAY(&bench->arena, double, options->n_runs);
     report->greedy_tokens_per_s = NAN;
-    if (bench->backend.uses_host_memory) return STATUS_OK;
+    if (!bench->backend.traits.is_asynchronous) return STATUS_OK;
     bench->sampler.temperature = 0.0;
     for (int64_t run = 0; run < options->n_runs; run++)
         TRY(run_texts(bench, options->n_samples, options->n_tokens, &seconds[run], error));
@@ -229,11 +229,11 @@ static Status measure(GenerateBench *bench, const BenchOptions *options, Generat
     double *seconds = ARENA_ARRAY(&bench->arena, double, options->n_runs), warmup, fastest = INFINITY;
     const Graph *graph = bench->generator.decode.graph;
     report->weight_bytes = weight_bytes((const Node *const *)graph->node, graph->n_nodes);
-    if (bench->backend.uses_host_memory)
+    if (!backend_has_own_memory(&bench->backend))
         TRY(bench_read_bandwidth((size_t)report->weight_bytes, bench->backend.n_threads,
                                  &report->limit_bytes_per_s, error));
     else TRY(bench_device_copy(&bench->backend, &report->limit_bytes_per_s, error));
-    bool on_host = bench->backend.uses_host_memory;
+    bool on_host = !bench->backend.traits.is_asynchronous;
     for (int i = 0; i < (on_host ? 1 : 2); i++) /* a GPU's recordings are made on the way */
         TRY(run_texts(bench, options->n_samples, on_host ? N_WARMUP_TOKENS : options->n_tokens, &warmup,
                       error));
@@ -268,7 +268,7 @@ static void print_report(const GenerateBench *bench, const BenchValues *values,
            (long long)values->model.context);
     printf("tokens/s      %.1f median, %.1f best of %lld runs\n", report->tokens_per_s,
            report->best_tokens_per_s, (long long)options->n_runs);
-    if (!bench->backend.uses_host_memory) {
+    if (bench->backend.traits.is_asynchronous) {
         printf("likeliest     %.1f tokens/s where it is always the likeliest token that is taken\n",
                report->greedy_tokens_per_s);
         printf("a position    %.4f ms in the first quarter, %.4f ms in the last\n", report->quarter_ms[0],

@@ -49,7 +49,7 @@ typedef struct {
 /* Keeps the better of what is there and what is measured now. */
 static Status measure_limits(Limits *limits, const Backend *backend, PrecisionKind precision, Error *error) {
     double rate;
-    limits->is_gpu = !backend->uses_host_memory;
+    limits->is_gpu = backend_has_own_memory(backend);
     if (limits->is_gpu) {
         TRY(bench_device_product(backend, precision, &rate, error));
         limits->flops_per_s = fmax(limits->flops_per_s, rate);

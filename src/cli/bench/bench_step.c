@@ -117,13 +117,13 @@ static void print_report(const BenchTraining *training, const BenchValues *value
            report->best_tokens_per_s, (long long)bench->n_steps);
     printf("step        %.2f ms: forward %.2f, backward %.2f, update %.2f\n", report->step_ms,
            report->forward_ms, report->backward_ms, report->update_ms);
-    print_arithmetic(report, training->backend.uses_host_memory
-                                 ? "a loop of multiply-adds between registers on the same threads"
-                                 : "a large product in the same numbers");
+    print_arithmetic(report, backend_has_own_memory(&training->backend)
+                                 ? "a large product in the same numbers"
+                                 : "a loop of multiply-adds between registers on the same threads");
     printf("memory      %s planned and allocated, of which activations %s; resident peak of the process %s\n",
            format_bytes(plan_total_bytes(plan)).text, format_bytes(plan->bytes[PLACE_ACTIVATION]).text,
            format_bytes(report->resident_bytes).text);
-    if (!training->backend.uses_host_memory)
+    if (backend_has_own_memory(&training->backend))
         printf("            the GPU's libraries and recordings took %s beside it\n",
                format_bytes(report->beside_bytes).text);
     printf("\n");
@@ -157,7 +157,7 @@ static json_t *report_json(const BenchTraining *training, const BenchValues *val
     json_object_set_new(object, "mfu", json_make_number(report->utilisation));
     json_object_set_new(object, "peak_bytes", json_integer((json_int_t)training->memory.allocated_bytes));
     json_object_set_new(object, "resident_bytes", json_integer((json_int_t)report->resident_bytes));
-    if (!training->backend.uses_host_memory)
+    if (backend_has_own_memory(&training->backend))
         json_object_set_new(object, "beside_bytes", json_integer((json_int_t)report->beside_bytes));
     return object;
 }
@@ -176,7 +176,7 @@ static Status measure_peak(const BenchTraining *training, const BenchOptions *be
                            Error *error) {
     const Backend *backend = &training->backend;
     double rate;
-    if (backend->uses_host_memory) rate = bench_peak_flops(backend->n_threads);
+    if (!backend_has_own_memory(backend)) rate = bench_peak_flops(backend->n_threads);
     else TRY(bench_device_product(backend, (PrecisionKind)bench->precision, &rate, error));
     *flops_per_s = fmax(*flops_per_s, rate);
     return STATUS_OK;
@@ -197,13 +197,13 @@ static Status measure(BenchTraining *training, BenchValues *values, Arena *arena
     TRY(measure_peak(training, &values->bench, &peak, error));
     TRY(bench_training_open(training, error));
     TRY(run_steps(training, &values->bench, &times, arena, error));
-    uint64_t beside = backend->uses_host_memory ? 0 : bytes_beside(training, free_before);
-    if (backend->uses_host_memory) TRY(measure_peak(training, &values->bench, &peak, error));
+    uint64_t beside = backend_has_own_memory(backend) ? bytes_beside(training, free_before) : 0;
+    if (!backend_has_own_memory(backend)) TRY(measure_peak(training, &values->bench, &peak, error));
     int64_t n_steps = values->bench.n_steps + values->bench.n_warmup_steps;
     if (!isfinite(times.loss))
         return error_failed(error, "the loss is not a number after %lld steps", (long long)n_steps);
     StepReport report = make_report(training, &values->bench, &times, peak, beside);
-    if (!backend->uses_host_memory) TRY(time_instructions(training, &values->bench, error));
+    if (backend->traits.is_asynchronous) TRY(time_instructions(training, &values->bench, error));
     print_report(training, values, &report);
     if (!values->bench.json) return STATUS_OK;
     return bench_print_json(report_json(training, values, &times, &report), error);

@@ -95,7 +95,7 @@ static Status check_memory(const BenchTraining *training, const BenchValues *val
                                            .precision = bench->precision},
                                .needed = device_required_bytes(&training->memory),
                                .usable = device_usable_bytes(backend),
-                               .is_gpu = !backend->uses_host_memory,
+                               .is_gpu = backend_has_own_memory(backend),
                                .has_one_micro_batch = values->optimizer.eager,
                                .plan = plan_choice,
                                .state = state_of_choice,

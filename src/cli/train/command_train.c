@@ -150,7 +150,8 @@ static Status open_device(TrainRun *run, Error *error) {
                             .precision = (PrecisionKind)values->train.precision,
                             .any_order = values->train.any_order,
                             .n_streams = (int)values->train.n_streams};
-    TRY(device_backend_open(&run->backend, &device, error));
+    if (values->call.print_program) TRY(device_plan_open(&run->backend, &device, error));
+    else TRY(device_backend_open(&run->backend, &device, error));
     run->has_backend = true;
     return STATUS_OK;
 }

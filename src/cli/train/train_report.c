@@ -169,10 +169,17 @@ Status train_report_json(const TrainRun *run, double seconds, Error *error) {
 
 Status train_report_program(const TrainRun *run, Error *error) {
     if (!run->launch->has_voice) return STATUS_OK;
+    char device[256];
+    if (backend_has_own_memory(&run->backend))
+        printf("planned for %s, which was not opened\n",
+               device_describe(&run->backend, device, sizeof device));
     trainer_print_program(&run->trainer, stdout);
     if (!run->values.call.json) return STATUS_OK;
     Cost cost = program_cost(&run->trainer.step.program);
     json_t *object = json_object();
+    json_object_set_new(object, "device", json_string(run->backend.name));
+    if (*run->backend.traits.kind)
+        json_object_set_new(object, "device_kind", json_make_text(run->backend.traits.kind));
     json_object_set_new(object, "instructions", json_integer(run->trainer.step.graph->n_nodes));
     json_object_set_new(object, "flops_per_step", json_make_number(cost.flops));
     json_object_set_new(object, "bytes_per_step", json_make_number(cost.bytes));

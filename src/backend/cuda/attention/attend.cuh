@@ -10,7 +10,11 @@
 
 #include "backend/cuda/runtime/device.cuh"
 
-enum { ATTEND_THREADS = 128, ATTEND_WARPS = ATTEND_THREADS / WARP, ATTEND_MOST_CHANNELS = WARP * VECTOR };
+enum {
+    ATTEND_THREADS = 128,
+    ATTEND_WARPS = ATTEND_THREADS / WARP,
+    ATTEND_MOST_CHANNELS = ATTENTION_MOST_CHANNELS
+};
 
 typedef struct {
     float max, sum, value[VECTOR];

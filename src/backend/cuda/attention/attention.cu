@@ -7,7 +7,7 @@
  * memory that the tiles do without, so they are preferred where it would be more than a few GiB. A context
  * may force one way, for tests: what that way does not take then fails.
  *
- * The choice is made when the memory is planned, and again, the same way, when the node runs. Only an output
+ * The choice is made when the memory is planned (plan/attention_plan.c), and again, the same way, when the node runs. Only an output
  * that is added to, or memory that is not aligned, is found out then: tiles do the first, plain kernels the
  * second, with scratch memory for either. */
 #include "backend/cuda/attention/attention.h"
@@ -15,29 +15,7 @@
 
 #include <string.h>
 
-static AttentionShape shape_of(const Node *node, const Tensor *qkv) {
-    const AttentionAttributes *a = (const AttentionAttributes *)node->attributes;
-    AttentionShape s;
-    memset(&s, 0, sizeof s); /* compared byte by byte */
-    s.dtype = qkv->dtype;
-    s.n_sequences = qkv->shape.dim[0];
-    s.n_positions = qkv->shape.dim[1];
-    s.width = qkv->shape.dim[2];
-    s.y_width = (int64_t)a->n_heads * a->head_size;
-    s.n_heads = a->n_heads;
-    s.n_kv_heads = a->n_kv_heads;
-    s.head_size = a->head_size;
-    s.scale = a->scale;
-    s.threshold = random_dropout_threshold(a->dropout);
-    s.site = a->site;
-    s.first_head = a->first_head;
-    return s;
-}
-
 #ifdef PGPT_HAVE_CUDNN
-static const size_t MOST_LIBRARY_SCRATCH = (size_t)2 << 30; /* bytes of dscores */
-enum { LEAST_LIBRARY_POSITIONS = 512 };
-
 static void close_library(CudaContext *context) {
     attention_library_close((AttentionLibrary *)context->attention);
     context->attention = NULL;
@@ -45,15 +23,11 @@ static void close_library(CudaContext *context) {
 
 /* cuDNN's plan for the shape, if that is the way to take. */
 static const AttentionPlan *library_plan(CudaContext *context, const AttentionShape *shape, bool backward) {
-    bool forced = context->attention_way == ATTENTION_LIBRARY;
-    if (context->attention_way != ATTENTION_AUTO && !forced) return NULL;
-    int64_t pairs = shape->n_sequences * shape->n_heads * shape->n_positions * shape->n_positions;
-    bool too_much = backward && !context->settings.any_order && (size_t)pairs * 2 > MOST_LIBRARY_SCRATCH;
-    if (!forced && (too_much || shape->n_positions < LEAST_LIBRARY_POSITIONS)) return NULL;
+    if (!cuda_attention_by_library(&context->traits, shape, backward)) return NULL;
     if (!context->attention) cudaSetDevice(context->device); /* the library opens on the calling thread's */
     context->close_attention = close_library;
     const AttentionPlan *plan = attention_library_plan((AttentionLibrary **)&context->attention, shape,
-                                                       backward, context->settings.any_order);
+                                                       backward, context->traits.settings.any_order);
     const char *reason = attention_library_reason((const AttentionLibrary *)context->attention);
     if (!plan && *reason)
         cuda_add_note(context, "attention by pgpt's own kernels instead of cuDNN's", reason);
@@ -77,58 +51,25 @@ static Status attention_plan_run(const AttentionPlan *plan, const AttentionMemor
 }
 #endif
 
-static size_t scratch_for(CudaContext *context, const Node *node, const Tensor *qkv, bool backward) {
-    AttentionShape shape = shape_of(node, qkv);
-    const AttentionPlan *plan = library_plan(context, &shape, backward);
-    size_t of_plan = plan ? attention_plan_scratch(plan) : 0,
-           of_tiles = backward ? attention_tiled_backward_scratch(&shape) : 0;
-    return of_plan > of_tiles ? of_plan : of_tiles;
-}
-
-extern "C" size_t cuda_attention_scratch(CudaContext *context, const Node *node) {
-    return scratch_for(context, node, node->input[0], false);
-}
-
-/* Sums of dqkv's columns, if they are wanted: made on the way, sequence by sequence, or by a pass over it. */
-static size_t sums_scratch(const CudaContext *context, const Node *node) {
-    if (!node->output[1]) return 0;
-    Shape shape = node->output[0]->shape;
-    size_t partials = (size_t)(shape.dim[0] * shape.dim[2]) * sizeof(float),
-           pass = cuda_reduce_columns_scratch(context, shape_rows(shape), shape_columns(shape));
-    return partials > pass ? partials : pass;
-}
-
-/* They may lie in the same memory: who needs scratch for the gradient makes no sums, and the pass comes
- * behind. */
-extern "C" size_t cuda_attention_backward_scratch(CudaContext *context, const Node *node) {
-    size_t gradient = scratch_for(context, node, node->input[1], true), sums = sums_scratch(context, node);
-    return gradient > sums ? gradient : sums;
+extern "C" bool cuda_attention_library_scratch(void *context, const AttentionShape *shape, bool backward,
+                                               size_t *n_bytes) {
+    const AttentionPlan *plan = library_plan((CudaContext *)context, shape, backward);
+    if (plan) *n_bytes = attention_plan_scratch(plan);
+    return plan != NULL;
 }
 
 /* A head at a time: cuDNN takes no sequences as short as these, unless it is forced. */
 static bool is_short(const CudaContext *context, const AttentionShape *shape, const AttentionMemory *memory,
                      bool backward) {
-    return context->attention_way == ATTENTION_AUTO && attention_aligned(shape, memory) &&
-           attention_short_takes(shape, backward, context->max_shared_bytes);
-}
-
-extern "C" bool cuda_attention_fits(const Node *node) {
-    AttentionShape shape = {};
-    shape.head_size = ((const AttentionAttributes *)node->attributes)->head_size;
-    return attention_plain_takes(&shape);
-}
-
-extern "C" bool cuda_attention_sums(const CudaContext *context, const Node *node) {
-    AttentionShape shape = shape_of(node, node->input[1]);
-    AttentionMemory anywhere = {};
-    return is_short(context, &shape, &anywhere, true);
+    return context->traits.attention_way == ATTENTION_AUTO && attention_aligned(shape, memory) &&
+           attention_short_takes(shape, backward, context->traits.max_shared_bytes);
 }
 
 static Status run(const KernelCall *call, const Tensor *qkv, const AttentionMemory *memory, bool backward,
                   Error *error) {
     CudaContext *context = cuda_context(call);
-    AttentionShape shape = shape_of(call->node, qkv);
-    AttentionWay way = context->attention_way;
+    AttentionShape shape = cuda_attention_shape(call->node, qkv);
+    AttentionWay way = context->traits.attention_way;
     cudaStream_t stream = context->stream;
     bool any = way == ATTENTION_AUTO, aligned = attention_aligned(&shape, memory);
     if (!shape.n_sequences || !shape.n_positions) return STATUS_OK;
@@ -137,8 +78,7 @@ static Status run(const KernelCall *call, const Tensor *qkv, const AttentionMemo
         if (plan) return attention_plan_run(plan, memory, stream, error);
     }
     if (is_short(context, &shape, memory, backward)) {
-        int capability = context->properties.major * 10 + context->properties.minor;
-        if (attention_warpgroup_takes(&shape, memory->add, capability)) {
+        if (attention_warpgroup_takes(&shape, memory->add, cuda_capability(&context->traits))) {
             return backward ? attention_warpgroup_backward(&shape, memory, stream, error)
                             : attention_warpgroup_forward(&shape, memory, stream, error);
         }
@@ -185,7 +125,7 @@ extern "C" Status cuda_attention_backward(const KernelCall *call, Error *error) 
     memory.dqkv = call->out[0];
     memory.add = call->add[0];
     memory.scratch = call->scratch;
-    AttentionShape shape = shape_of(node, qkv);
+    AttentionShape shape = cuda_attention_shape(node, qkv);
     CudaContext *context = cuda_context(call);
     if (call->out[1] && !memory.add && is_short(context, &shape, &memory, true))
         memory.sums = (float *)call->scratch;

@@ -20,17 +20,6 @@
 extern "C" {
 #endif
 
-typedef struct {
-    DType dtype;
-    int64_t n_sequences, n_positions; /* B, T */
-    int64_t width, y_width;           /* elements of a row of qkv and of y */
-    int n_heads, n_kv_heads, head_size;
-    float scale;
-    /* dropout */
-    uint32_t threshold; /* 0: none */
-    int site, first_head;
-} AttentionShape;
-
 /* Where everything lies. The backward reads qkv, y, lse and dy and writes dqkv, and sums. */
 typedef struct {
     const void *qkv; /* (B,T,(NH+2·NKV)·HS) */
@@ -50,7 +39,6 @@ static inline bool attention_aligned(const AttentionShape *s, const AttentionMem
     return s->head_size % 8 == 0 && all % 16 == 0;
 }
 
-bool attention_plain_takes(const AttentionShape *shape);
 Status attention_plain_forward(const AttentionShape *shape, const AttentionMemory *memory,
                                cudaStream_t stream, Error *error);
 Status attention_plain_backward(const AttentionShape *shape, const AttentionMemory *memory,
@@ -62,19 +50,15 @@ static inline bool attention_tiled_takes(const AttentionShape *s) {
 }
 Status attention_tiled_forward(const AttentionShape *shape, const AttentionMemory *memory,
                                cudaStream_t stream, Error *error);
-static inline size_t attention_tiled_backward_scratch(const AttentionShape *s) {
-    return (size_t)(s->n_sequences * s->n_heads * s->n_positions) * 2 * sizeof(float);
-}
 /* The queries' gradients, and what the keys' need (in scratch); then the keys'. */
 Status attention_tiled_queries(const AttentionShape *shape, const AttentionMemory *memory,
                                cudaStream_t stream, Error *error);
 Status attention_tiled_keys(const AttentionShape *shape, const AttentionMemory *memory, cudaStream_t stream,
                             Error *error);
 
-/* Of aligned memory, 16-bit types, at most 256 positions: a head fits into a block's shared memory, of which
- * there are so many bytes. The backward only where no heads share keys; it is the one way that makes sums,
+/* Of aligned memory, 16-bit types, at most 256 positions: a head fits into a block's shared memory
+ * (attention_short_takes). The backward only where no heads share keys; it is the one way that makes sums,
  * where it does not add. */
-bool attention_short_takes(const AttentionShape *shape, bool backward, int max_shared_bytes);
 Status attention_short_forward(const AttentionShape *shape, const AttentionMemory *memory,
                                cudaStream_t stream, Error *error);
 Status attention_short_backward(const AttentionShape *shape, const AttentionMemory *memory,

@@ -10,28 +10,11 @@
  * and the new ones from qkv, so nobody reads what is being stored. */
 #include "backend/cuda/attention/attend.cuh"
 
-enum { MOST_PARTS = 128, LEAST_KEYS = 32 }; /* parts of a query; keys of a part, in a full cache */
-
 typedef struct {
     int64_t n_positions, width, capacity; /* T, elements of a row of qkv, positions of the cache */
     int n_heads, n_kv_heads, head_size, n_parts;
     float scale;
 } CachedShape;
-
-static int64_t queries_of(const Node *node) {
-    const AttentionAttributes *a = (const AttentionAttributes *)node->attributes;
-    return node->input[0]->shape.dim[0] * node->input[0]->shape.dim[1] * a->n_heads;
-}
-
-/* 16 blocks a multiprocessor, as far as the context can be split. */
-static int parts_of(const CudaContext *context, const Node *node) {
-    int64_t queries = queries_of(node), most = (node->output[1]->shape.dim[2] + LEAST_KEYS - 1) / LEAST_KEYS;
-    if (!queries || queries > N_TICKETS) return 1;
-    int64_t wanted = (16 * context->n_processors + queries - 1) / queries;
-    wanted = wanted < most ? wanted : most;
-    wanted = wanted < MOST_PARTS ? wanted : (int64_t)MOST_PARTS;
-    return (int)(wanted > 1 ? wanted : 1);
-}
 
 /* One query's part of the keys: where they lie, and this thread's channels of them. */
 template <typename T> struct Keys {
@@ -105,7 +88,7 @@ DEVICE bool is_last_block(unsigned *ticket, int n_parts) {
 
 /* parts: (n_parts, 2 + HS) of this query: maximum, sum, values. */
 template <typename T> DEVICE void join_parts(const float *parts, T *y, const CachedShape &s) {
-    __shared__ float weight[MOST_PARTS];
+    __shared__ float weight[CACHED_MOST_PARTS];
     int stride = s.head_size + 2, lane = (int)threadIdx.x;
     if (lane < WARP) {
         float max = -INFINITY, sum = 0.0f;
@@ -171,12 +154,6 @@ static __global__ void __launch_bounds__(ATTEND_THREADS)
     if (is_last_block(&tickets[query], s.n_parts)) join_parts(all, y + query * s.head_size, s);
 }
 
-extern "C" size_t cuda_attention_cached_scratch(CudaContext *context, const Node *node) {
-    const AttentionAttributes *a = (const AttentionAttributes *)node->attributes;
-    int n_parts = parts_of(context, node);
-    return n_parts > 1 ? (size_t)(queries_of(node) * n_parts * (a->head_size + 2)) * sizeof(float) : 0;
-}
-
 extern "C" Status cuda_attention_cached(const KernelCall *call, Error *error) {
     const Node *node = call->node;
     const AttentionAttributes *a = (const AttentionAttributes *)node->attributes;
@@ -186,12 +163,18 @@ extern "C" Status cuda_attention_cached(const KernelCall *call, Error *error) {
     }
     if (a->head_size > ATTEND_MOST_CHANNELS) return cuda_unsupported(call, qkv, error);
     const CudaContext *context = cuda_context(call);
-    CachedShape s = {qkv->shape.dim[1], qkv->shape.dim[2], cache->shape.dim[2],     a->n_heads,
-                     a->n_kv_heads,     a->head_size,      parts_of(context, node), a->scale};
-    if (!queries_of(node)) return STATUS_OK;
+    CachedShape s = {qkv->shape.dim[1],
+                     qkv->shape.dim[2],
+                     cache->shape.dim[2],
+                     a->n_heads,
+                     a->n_kv_heads,
+                     a->head_size,
+                     cuda_attention_cached_parts(&context->traits, node),
+                     a->scale};
+    if (!cuda_attention_cached_queries(node)) return STATUS_OK;
     bool aligned = a->head_size % VECTOR == 0 && is_aligned(call->in[0]) && is_aligned(call->out[0]) &&
                    is_aligned(call->out[1]) && is_aligned(call->out[2]);
-    dim3 grid((unsigned)queries_of(node), (unsigned)s.n_parts);
+    dim3 grid((unsigned)cuda_attention_cached_queries(node), (unsigned)s.n_parts);
 #define CACHED(LANES, ALIGNED)                                                                               \
     cached_kernel<T, LANES, ALIGNED><<<grid, ATTEND_THREADS, 0, context->stream>>>(                          \
         (const T *)call->in[0], (const int32_t *)call->in[1], (T *)call->out[0], (T *)call->out[1],          \

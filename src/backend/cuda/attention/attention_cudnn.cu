@@ -17,7 +17,7 @@ struct AttentionLibrary {
     Cudnn cudnn;
     cudnnHandle_t handle; /* NULL: cuDNN is not there, or does not work here */
     AttentionPlan *plans;
-    char reason[512];
+    char reason[sizeof(Error::text)];
 };
 
 /* ---- plans ---- */
@@ -95,18 +95,10 @@ static void plan_open(AttentionPlan *p) {
 
 /* ---- the library ---- */
 
-/* Elsewhere cuDNN either refuses, or is known to need care that our own kernels do not: before 9.16 its
- * backward goes wrong at the end of sequences that are no multiple of 128. */
-static bool may_take(const AttentionShape *s, bool backward) {
-    return (s->dtype == DTYPE_BF16 || s->dtype == DTYPE_F16) && !s->threshold && s->head_size % 8 == 0 &&
-           s->head_size <= 128 && s->n_positions % (backward ? 128 : 64) == 0 && s->n_sequences > 0 &&
-           s->n_positions > 0;
-}
-
 static AttentionLibrary *library_new(void) {
     AttentionLibrary *library = (AttentionLibrary *)calloc(1, sizeof *library);
     if (!library) return NULL;
-    Error error = {STATUS_OK, ""};
+    Error error = {};
     if (cuda_load_cudnn(&library->cudnn, &error) != STATUS_OK) {
         snprintf(library->reason, sizeof library->reason, "%s", error.text);
         return library;
@@ -148,7 +140,7 @@ static AttentionPlan *plan_for(AttentionLibrary *library, const AttentionShape *
 
 const AttentionPlan *attention_library_plan(AttentionLibrary **library, const AttentionShape *shape,
                                             bool backward, bool any_order) {
-    if (!may_take(shape, backward)) return NULL;
+    if (!attention_library_may_take(shape, backward)) return NULL;
     if (!*library) *library = library_new();
     if (!*library || !(*library)->handle) return NULL;
     AttentionShape key =
@@ -176,17 +168,12 @@ void attention_library_close(AttentionLibrary *library) {
 
 /* ---- running ---- */
 
-/* The backward's own tensors lie before the workspace. */
-static size_t aligned_bytes(int64_t count) {
-    return ((size_t)count * sizeof(float) + 255) / 256 * 256;
-}
-
 static size_t row_sum_bytes(const AttentionPlan *p) {
-    return p->backward ? aligned_bytes(p->shape.n_sequences * p->shape.n_heads * p->shape.n_positions) : 0;
+    return attention_row_sum_bytes(&p->shape, p->backward);
 }
 
 static size_t dq_sum_bytes(const AttentionPlan *p) {
-    return p->any_order ? aligned_bytes(p->shape.n_sequences * p->shape.n_positions * p->shape.y_width) : 0;
+    return attention_dq_sum_bytes(&p->shape, p->backward, p->any_order);
 }
 
 size_t attention_plan_scratch(const AttentionPlan *plan) {

@@ -95,12 +95,6 @@ static __global__ void __launch_bounds__(ATTEND_THREADS)
     store8(y + n * s.y_width + (int64_t)h * s.head_size + c, left, s.aligned, mine.value);
 }
 
-static_assert(ATTEND_MOST_CHANNELS == 256, "why_not (backend.cu) tells the user so");
-
-bool attention_plain_takes(const AttentionShape *shape) {
-    return shape->head_size <= ATTEND_MOST_CHANNELS;
-}
-
 /* Runs the statement with T being the element type. */
 #define FOR_ELEMENTS(dtype, T, ...)                                                                          \
     do {                                                                                                     \

@@ -392,13 +392,15 @@ static __global__ void __launch_bounds__(ShortBackward<T, HS, ROWS>::THREADS, 25
 
 /* ---- launching ---- */
 
-template <int HS> static int shared_bytes_for(const AttentionShape *s, bool backward) {
-    if (backward)
-        return s->n_positions <= 128 ? (int)ShortBackward<bf16, HS, 128>::BYTES
-                                     : (int)ShortBackward<bf16, HS, 256>::BYTES;
-    return s->n_positions <= 128 ? (int)ShortForward<bf16, HS, 128>::BYTES
-                                 : (int)ShortForward<bf16, HS, 256>::BYTES;
-}
+/* attention_short_takes counts on it. */
+template <int HS, int ROWS> struct SharedBytes {
+    static_assert((int)ShortForward<bf16, HS, ROWS>::BYTES == ATTENTION_SHORT_FORWARD_BYTES(HS, ROWS), "");
+    static_assert((int)ShortBackward<bf16, HS, ROWS>::BYTES == ATTENTION_SHORT_BACKWARD_BYTES(HS, ROWS), "");
+};
+template struct SharedBytes<32, 128>;
+template struct SharedBytes<32, 256>;
+template struct SharedBytes<64, 128>;
+template struct SharedBytes<64, 256>;
 
 /* As many blocks as can be on the device at a time, and no more than there are heads. */
 template <typename T, int HS, int ROWS, bool DROPS>
@@ -426,14 +428,4 @@ Status attention_short_backward(const AttentionShape *shape, const AttentionMemo
     cudaError_t code = cudaErrorInvalidValue;
     FOR_SHORT(shape, T, HS, ROWS, DROPS, { code = launch<T, HS, ROWS, DROPS>(shape, memory, stream); });
     return cuda_check(code, "attention_backward (short)", error);
-}
-
-bool attention_short_takes(const AttentionShape *s, bool backward, int max_shared_bytes) {
-    int64_t blocks = (s->n_positions + 7) / 8;
-    if (s->dtype == DTYPE_F32 || s->head_size % 8 || s->head_size > 64 || s->n_positions > 256) return false;
-    if (s->scale <= 0.0f || s->n_sequences * s->n_heads > INT32_MAX) return false;
-    if ((s->first_head + (int64_t)s->n_heads) * s->n_positions * blocks > UINT32_MAX) return false;
-    if (backward && s->n_heads != s->n_kv_heads) return false;
-    int bytes = s->head_size <= 32 ? shared_bytes_for<32>(s, backward) : shared_bytes_for<64>(s, backward);
-    return bytes <= max_shared_bytes;
 }

@@ -16,16 +16,8 @@
 #ifndef PGPT_BACKEND_CUDA_DECODE_DECODE_MAIL_CUH
 #define PGPT_BACKEND_CUDA_DECODE_DECODE_MAIL_CUH
 
+#include "backend/cuda/decode/decode_call.h"
 #include "backend/cuda/runtime/device.cuh"
-
-typedef unsigned long long Word; /* low: payload, high: tag */
-
-enum { MAIL_COPIES = 4 };
-
-typedef struct {
-    Word *words; /* (MAIL_COPIES, copy_words) */
-    int copy_words;
-} Mail;
 
 /* A step that has gone wrong must not hold the GPU for ever: so many looks, some seconds. */
 enum { MOST_LOOKS = 1 << 24 };

@@ -374,7 +374,7 @@ extern "C" Status cuda_decode_step(const KernelCall *call, Error *error) {
     const Node *node = call->node;
     DecodeCall c = {};
     int n_grid;
-    if (!cuda_decode_plan(context, node, &c, &n_grid))
+    if (!cuda_decode_plan(&context->traits, node, &c, &n_grid))
         return cuda_unsupported(call, node->output[DECODE_LOGITS], error);
     fill_addresses(call, &c);
     bool is_bf16 = node->input[DECODE_PARAMETERS]->dtype == DTYPE_BF16;

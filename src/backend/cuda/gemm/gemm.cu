@@ -56,7 +56,7 @@ static uint32_t common_alignment(const Gemm *p) {
 }
 
 static cublasComputeType_t compute_type(const CudaContext *context, const Gemm *p) {
-    bool tf32 = context->settings.tf32 && p->a_type == DTYPE_F32 && p->b_type == DTYPE_F32;
+    bool tf32 = context->traits.settings.tf32 && p->a_type == DTYPE_F32 && p->b_type == DTYPE_F32;
     return tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
 }
 
@@ -222,7 +222,7 @@ static Status find_entry(CudaContext *context, const Gemm *p, GemmEntry **found,
     entry->key = key;
     *found = entry;
     /* A description that is refused is one more kind of "there is no kernel for it". */
-    Error reason = {STATUS_OK, ""};
+    Error reason = {};
     entry->exists = is_sound(p) && gemm_describe(context, p, &entry->description, &reason) == STATUS_OK &&
                     gemm_candidates(context, p, &entry->description, &entry->choice, 1) > 0;
     return STATUS_OK;
@@ -230,7 +230,7 @@ static Status find_entry(CudaContext *context, const Gemm *p, GemmEntry **found,
 
 extern "C" bool cuda_gemm_exists(CudaContext *context, const Gemm *p) {
     GemmEntry *entry;
-    Error reason = {STATUS_OK, ""};
+    Error reason = {};
     if (!p->rows || !p->columns || !p->inner) return p->epilogue == EPILOGUE_NONE;
     if (!context->cublas) return p->epilogue == EPILOGUE_NONE && is_sound(p);
     return find_entry(context, p, &entry, &reason) == STATUS_OK && entry->exists;
@@ -263,7 +263,7 @@ extern "C" Status cuda_gemm(CudaContext *context, const Gemm *p, Error *error) {
         return error_failed(error, "there is no GEMM of %lldx%lld and %lldx%lld", (long long)p->rows,
                             (long long)p->inner, (long long)p->inner, (long long)p->columns);
     }
-    if (!entry->is_chosen && !context->settings.default_gemm && !is_capturing(context)) {
+    if (!entry->is_chosen && !context->traits.settings.default_gemm && !is_capturing(context)) {
         TRY(gemm_choose(context, p, &entry->description, &entry->choice, error));
         entry->is_chosen = true;
     }

@@ -91,7 +91,7 @@ extern "C" int gemm_candidates(const CudaContext *context, const Gemm *gemm,
     if (!n || n >= most || gemm->epilogue == EPILOGUE_NONE) return n;
     Gemm plain = *gemm;
     GemmDescription plain_description;
-    Error reason = {STATUS_OK, ""};
+    Error reason = {};
     plain.epilogue = EPILOGUE_NONE;
     n_results = 0;
     if (gemm_describe(context, &plain, &plain_description, &reason) == STATUS_OK)
@@ -149,7 +149,7 @@ static __global__ void hash_kernel(const Word *x, int64_t rows, int64_t columns,
 static void enqueue_hash(const CudaContext *context, const void *x, DType dtype, int64_t rows,
                          int64_t columns, int64_t stride) {
     unsigned long long *total = (unsigned long long *)context->workspace;
-    unsigned blocks = (unsigned)(8 * context->n_processors);
+    unsigned blocks = (unsigned)(8 * context->traits.n_processors);
     if (dtype == DTYPE_F32)
         hash_kernel<<<blocks, HASH_THREADS, 0, context->stream>>>((const uint32_t *)x, rows, columns, stride,
                                                                   total);
@@ -231,7 +231,7 @@ static int by_time(const void *a, const void *b) {
 static Status time_candidates(const Trial *trial, GemmCandidate *candidate, int n_candidates, Error *error) {
     enum { FINALISTS = 6, ROUNDS = 3 };
     for (int i = 0; i < n_candidates; i++) {
-        Error refused = {STATUS_OK, ""};
+        Error refused = {};
         float *time = &candidate[i].microseconds;
         if (time_runs(trial, &candidate[i], 1, time, &refused) != STATUS_OK) {
             *time = INFINITY;
@@ -310,7 +310,7 @@ extern "C" Status gemm_choose(CudaContext *context, const Gemm *gemm, const Gemm
         return STATUS_OK;
     }
     int best = 0;
-    while (!context->settings.any_order && candidate[best].bits != candidate[first].bits) best++;
+    while (!context->traits.settings.any_order && candidate[best].bits != candidate[first].bits) best++;
     *choice = candidate[best];
     return STATUS_OK;
 }

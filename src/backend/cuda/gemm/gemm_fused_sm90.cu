@@ -394,7 +394,7 @@ static void cut(const CudaContext *context, const Gemm *p, FusedCall *c) {
     c->n_steps = (int)((p->inner + TERMS - 1) / TERMS);
     c->n_panels = (int)((p->columns + PANEL - 1) / PANEL);
     c->n_tiles = (int)((p->rows + TILE - 1) / TILE);
-    int parts = context->n_processors / c->n_panels;
+    int parts = context->traits.n_processors / c->n_panels;
     c->n_parts = parts < 1 ? 1 : parts < c->n_tiles ? parts : c->n_tiles;
 }
 
@@ -408,7 +408,7 @@ static bool is_vectors(const void *data, int64_t columns) {
 static bool is_worth_it(const CudaContext *context, const Gemm *p) {
     FusedCall c = {};
     cut(context, p, &c);
-    int64_t blocks = (int64_t)c.n_panels * c.n_parts, n = context->n_processors,
+    int64_t blocks = (int64_t)c.n_panels * c.n_parts, n = context->traits.n_processors,
             places = (blocks + n - 1) / n * n;
     return (int64_t)c.n_panels * c.n_tiles >= 4 * n && 100 * blocks >= 85 * places &&
            4 * p->columns >= (int64_t)3 * c.n_panels * PANEL;
@@ -416,7 +416,7 @@ static bool is_worth_it(const CudaContext *context, const Gemm *p) {
 
 extern "C" bool cuda_gemm_fused_exists(const CudaContext *context) {
 #ifdef PGPT_HAVE_SM90A
-    return context->properties.major == 9 && context->properties.minor == 0 && cuda_tma_exists();
+    return context->traits.major == 9 && context->traits.minor == 0 && cuda_tma_exists();
 #else
     (void)context;
     return false;

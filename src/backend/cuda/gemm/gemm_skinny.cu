@@ -164,12 +164,12 @@ typedef struct {
 static BlockShape block_shape(const CudaContext *context, const GemmSkinny *p) {
     int64_t parts = (p->inner + TERMS - 1) / TERMS, groups = (p->columns + OUTPUTS - 1) / OUTPUTS;
     BlockShape shape = {1, FEWEST_WARPS};
-    if (groups >= 4 * context->n_processors) {
+    if (groups >= 4 * context->traits.n_processors) {
         shape.groups = 2;
         return shape;
     }
     while (shape.warps < MOST_WARPS && shape.warps * AHEAD < parts &&
-           groups * shape.warps < 16 * context->n_processors) {
+           groups * shape.warps < 16 * context->traits.n_processors) {
         shape.warps *= 2;
     }
     return shape;

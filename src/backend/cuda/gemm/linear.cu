@@ -21,10 +21,7 @@
 #include "backend/cuda/ops/gelu.cuh"
 #include "backend/cuda/runtime/device.cuh"
 
-enum {
-    THREADS = 256,
-    LEAST_SLOPE_INNER = 512, /* terms of a sum from which on the library's slope is the faster way */
-};
+enum { THREADS = 256 };
 
 /* ---- forward: y (N,Co) = activation(x (N,Ci) · Wᵀ + b) + residual ---- */
 
@@ -112,7 +109,7 @@ static Status forward_plain(const KernelCall *call, Error *error) {
 static bool with_gelu(const KernelCall *call, Gemm *p) {
     const LinearAttributes *a = (const LinearAttributes *)call->node->attributes;
     if (a->activation != ACTIVATION_GELU_TANH || p->c_type == DTYPE_F32 || call->in[3] ||
-        cuda_context(call)->properties.major < 9) {
+        cuda_context(call)->traits.major < 9) {
         return false;
     }
     p->epilogue = p->epilogue == EPILOGUE_BIAS ? EPILOGUE_BIAS_GELU : EPILOGUE_GELU;
@@ -156,14 +153,6 @@ static bool gemm_skinny(const KernelCall *call, GemmSkinny *f) {
            same_types(node->input[1], node->output[0]);
 }
 
-/* Only if the residual may lie where y goes and there is no other place for the GEMM meanwhile. */
-extern "C" size_t cuda_linear_scratch(CudaContext *context, const Node *node) {
-    (void)context;
-    const LinearAttributes *a = (const LinearAttributes *)node->attributes;
-    bool is_homeless = a->activation != ACTIVATION_NONE && node->input[3] && !node->output[1];
-    return is_homeless ? tensor_bytes(node->output[0]) : 0;
-}
-
 extern "C" Status cuda_linear(const KernelCall *call, Error *error) {
     const LinearAttributes *a = (const LinearAttributes *)call->node->attributes;
     const Tensor *y = call->node->output[0];
@@ -178,32 +167,11 @@ extern "C" Status cuda_linear(const KernelCall *call, Error *error) {
 
 /* ---- dx (N,Ci) = dy (N,Co) · W (Co,Ci), times the slope of an activation ---- */
 
-/* A GEMM that is multiplied by a slope and then added to something is made apart, before what the sums of its
- * columns need. */
-static size_t bytes_apart(const Node *node) {
-    if (!node->input[2] || node->write[0] == WRITE_FRESH) return 0;
-    return (tensor_bytes(node->output[0]) + 63) / 64 * 64;
-}
-
-extern "C" size_t cuda_linear_input_gradient_scratch(CudaContext *context, const Node *node) {
-    Shape dx = node->output[0]->shape;
-    size_t sums =
-        node->output[1] ? cuda_reduce_columns_scratch(context, shape_rows(dx), shape_columns(dx)) : 0;
-    return bytes_apart(node) + sums;
-}
-
-/* Is the library's slope the faster way? */
-static bool is_slope_for_library(const CudaContext *context, const Node *node) {
-    const LinearAttributes *a = (const LinearAttributes *)node->attributes;
-    return a->activation == ACTIVATION_GELU_TANH && node->output[0]->dtype != DTYPE_F32 &&
-           context->properties.major >= 9 && node->input[1]->shape.dim[0] >= LEAST_SLOPE_INNER;
-}
-
 /* Makes it one that ends in the slope, if that is what is wanted and of a kind that can be. */
 static bool with_slope(const KernelCall *call, Gemm *p) {
     const LinearAttributes *a = (const LinearAttributes *)call->node->attributes;
     if (a->activation != ACTIVATION_GELU_TANH || p->c_type == DTYPE_F32 || call->add[0] ||
-        cuda_context(call)->properties.major < 9) {
+        cuda_context(call)->traits.major < 9) {
         return false;
     }
     p->epilogue = EPILOGUE_DGELU;
@@ -211,16 +179,11 @@ static bool with_slope(const KernelCall *call, Gemm *p) {
     return true;
 }
 
-extern "C" bool cuda_linear_input_gradient_sums(const CudaContext *context, const Node *node) {
-    return node->input[2] && shape_columns(node->output[0]->shape) % VECTOR == 0 &&
-           !is_slope_for_library(context, node);
-}
-
 /* The scratch is that of cuda_reduce_columns, which cuts rows into no fewer parts. */
 static Status fused_input_gradient(CudaContext *context, const Gemm *p, const SumOutput *sums, void *scratch,
                                    bool *is_summed, Error *error) {
     int64_t n_partials = cuda_gemm_fused_partials(context, p);
-    *is_summed = sums->data && n_partials <= cuda_reduce_columns_parts(context, p->rows, p->columns);
+    *is_summed = sums->data && n_partials <= cuda_reduce_columns_parts(&context->traits, p->rows, p->columns);
     float *partial = *is_summed ? (float *)scratch : NULL;
     TRY(cuda_gemm_fused(context, p, partial, error));
     return *is_summed ? cuda_reduce_partials(context, partial, n_partials, p->columns, 1, sums, error)
@@ -252,7 +215,7 @@ static Status make_input_gradient(const KernelCall *call, const SumOutput *sums,
     if (with_slope(call, &ended)) {
         if (cuda_gemm_fused_fits(context, &ended))
             return fused_input_gradient(context, &ended, sums, sums_scratch, is_summed, error);
-        if (is_slope_for_library(context, call->node) && cuda_gemm_exists(context, &ended))
+        if (cuda_linear_slope_by_library(&context->traits, call->node) && cuda_gemm_exists(context, &ended))
             return cuda_gemm(context, &ended, error);
     }
     if (call->add[0]) p.c = call->scratch;
@@ -267,7 +230,7 @@ static Status make_input_gradient(const KernelCall *call, const SumOutput *sums,
 extern "C" Status cuda_linear_input_gradient(const KernelCall *call, Error *error) {
     const Tensor *dx = call->node->output[0], *of_dx = call->node->output[1];
     SumOutput sums = {call->out[1], of_dx ? of_dx->dtype : DTYPE_F32, call->add[1]};
-    void *scratch = (char *)call->scratch + bytes_apart(call->node);
+    void *scratch = (char *)call->scratch + cuda_linear_bytes_apart(call->node);
     bool is_summed = false;
     TRY(make_input_gradient(call, &sums, scratch, &is_summed, error));
     if (!sums.data || is_summed) return STATUS_OK;
@@ -276,12 +239,6 @@ extern "C" Status cuda_linear_input_gradient(const KernelCall *call, Error *erro
 }
 
 /* ---- dW (Co,Ci) = dyᵀ (Co,N) · x (N,Ci), db (Co) = Σ_n dy ---- */
-
-extern "C" size_t cuda_linear_weight_gradient_scratch(CudaContext *context, const Node *node) {
-    const Tensor *dy = node->input[0];
-    if (!node->output[1]) return 0;
-    return cuda_reduce_columns_scratch(context, shape_rows(dy->shape), shape_columns(dy->shape));
-}
 
 extern "C" Status cuda_linear_weight_gradient(const KernelCall *call, Error *error) {
     const Tensor *dy = call->node->input[0], *x = call->node->input[1];

@@ -23,10 +23,6 @@ extern "C" Status cuda_layernorm(const KernelCall *call, Error *error) {
     return cuda_launched("layernorm", error);
 }
 
-extern "C" size_t cuda_layernorm_backward_scratch(CudaContext *context, const Node *node) {
-    return norm_backward_scratch(context, node, 2);
-}
-
 extern "C" Status cuda_layernorm_backward(const KernelCall *call, Error *error) {
     const Node *node = call->node;
     const Tensor *x = node->input[1], *dweight = node->output[1], *dbias = node->output[2];

@@ -2,10 +2,6 @@
  * that total; one thread, whose launch is its cost. */
 #include "backend/cuda/kernels.h"
 
-extern "C" size_t cuda_squared_norm_scratch(CudaContext *context, const Node *node) {
-    return cuda_reduce_all_scratch(context, tensor_count(node->input[0]));
-}
-
 extern "C" Status cuda_squared_norm(const KernelCall *call, Error *error) {
     const Tensor *x = call->node->input[0];
     if (!dtype_info(x->dtype)->is_float) return cuda_unsupported(call, x, error);

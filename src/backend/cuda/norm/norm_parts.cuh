@@ -10,20 +10,6 @@
 
 #include "backend/cuda/runtime/device.cuh"
 
-enum {
-    NORM_SMALL = 256, /* threads of a block at most, */
-    NORM_LARGE = 512, /* and for long rows, and for those that no vector fits */
-    NORM_MOST_CHANNELS = NORM_LARGE * 4 * VECTOR,
-    /* Threads of a block: of teams that wait for each other, and of those that do not. */
-    NORM_WAITING_THREADS = 128,
-    NORM_FORWARD_THREADS = 128,
-    NORM_BACKWARD_THREADS = 256, /* more of them, fewer partial sums */
-    /* Threads that a multiprocessor has registers for. */
-    NORM_FORWARD_RESIDENT = 768,
-    NORM_BRANCH_RESIDENT = 512,
-    NORM_BACKWARD_RESIDENT = 512,
-};
-
 typedef struct {
     int64_t rows;
     int channels;

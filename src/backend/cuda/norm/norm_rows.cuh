@@ -344,52 +344,9 @@ static inline bool weights_fit(const Tensor *x, const Tensor *weight) {
     return same_types(x, weight) || weight->dtype == DTYPE_F32;
 }
 
-/* How rows are shared out: vectors of a thread, threads of a team, teams of a block, blocks. */
-typedef struct {
-    int vectors, lanes /* see channel_of */, threads, teams;
-    unsigned blocks;
-    bool is_large; /* blocks may have NORM_LARGE threads */
-} NormTeams;
-
-/* `threads` of a block, `resident` ones of a multiprocessor. */
-static inline NormTeams norm_teams(const CudaContext *context, DType dtype, int64_t rows, int64_t channels,
-                                   bool aligned, int threads, int resident) {
-    NormTeams t = {4, 0, 0, 1, 1, true};
-    if (aligned && dtype == DTYPE_F32 && channels <= 2048) t.vectors = 2, t.is_large = false;
-    if (aligned && dtype != DTYPE_F32 && channels <= 4096) {
-        t.vectors = channels <= 384 ? 3 : channels <= 512 ? 2 : channels <= 768 ? 3 : 4;
-        t.lanes = channels <= 384 ? WARP / 2 : channels <= 768 ? WARP : 0;
-        t.is_large = false;
-    }
-    int64_t warps = (channels + WARP * VECTOR * t.vectors - 1) / (WARP * VECTOR * t.vectors);
-    t.threads = t.lanes ? t.lanes : (int)(warps > 0 ? warps : 1) * WARP;
-    int64_t most = context->n_processors;
-    if (!t.is_large) {
-        int block = t.lanes ? threads : NORM_WAITING_THREADS;
-        t.teams = block / t.threads;
-        most *= resident / block;
-    }
-    int64_t wanted = (rows + t.teams - 1) / t.teams;
-    t.blocks = (unsigned)(wanted < most ? wanted > 0 ? wanted : 1 : most);
-    return t;
-}
-
 /* Bytes of shared memory for `n` rows of floats, as wide as the vectors of a team. */
 static inline size_t norm_shared(NormTeams t, int n) {
     return t.is_large ? 0 : (size_t)(n * t.vectors * t.threads * VECTOR) * sizeof(float);
-}
-
-/* Room for rows of n_sums partial sums. Rows may turn out not to be aligned: for either way. */
-static inline size_t norm_backward_scratch(const CudaContext *context, const Node *node, int n_sums) {
-    const Tensor *x = node->input[1];
-    int64_t rows = shape_rows(x->shape), channels = shape_columns(x->shape);
-    unsigned blocks =
-        norm_teams(context, x->dtype, rows, channels, false, NORM_BACKWARD_THREADS, NORM_BACKWARD_RESIDENT)
-            .blocks;
-    unsigned others =
-        norm_teams(context, x->dtype, rows, channels, true, NORM_BACKWARD_THREADS, NORM_BACKWARD_RESIDENT)
-            .blocks;
-    return (blocks > others ? blocks : others) * (size_t)n_sums * (size_t)channels * sizeof(float);
 }
 
 /* Runs the launch for the one of the compiled forms that t asks for. */
@@ -409,8 +366,9 @@ static void norm_forward(const CudaContext *context, const Tensor *tensor, const
                          Memory bias, void *y, float *means, float *rstds, NormShape s, Branch branch) {
     bool aligned = rows_aligned(x, s.channels) && is_aligned(y);
     if (HAS_BRANCH) aligned = aligned && is_aligned(branch.branch) && is_aligned(branch.sum);
-    NormTeams t = norm_teams(context, tensor->dtype, s.rows, s.channels, aligned, NORM_FORWARD_THREADS,
-                             HAS_BRANCH ? NORM_BRANCH_RESIDENT : NORM_FORWARD_RESIDENT);
+    NormTeams t =
+        cuda_norm_teams(&context->traits, tensor->dtype, s.rows, s.channels, aligned, NORM_FORWARD_THREADS,
+                        HAS_BRANCH ? NORM_BRANCH_RESIDENT : NORM_FORWARD_RESIDENT);
     dim3 block((unsigned)t.threads, (unsigned)t.teams);
     size_t shared = norm_shared(t, 2);
 #define FORWARD(VECTORS, LANES, ALIGNED, THREADS)                                                            \
@@ -433,8 +391,8 @@ static NormPartials norm_backward(const CudaContext *context, const Tensor *tens
                                   void *dx, float *partial, NormShape s, bool add, Branch branch) {
     bool aligned = rows_aligned(x, s.channels) && is_aligned(dy) && is_aligned(dx);
     if (HAS_BRANCH) aligned = aligned && is_aligned(branch.dbranch);
-    NormTeams t = norm_teams(context, tensor->dtype, s.rows, s.channels, aligned, NORM_BACKWARD_THREADS,
-                             NORM_BACKWARD_RESIDENT);
+    NormTeams t = cuda_norm_teams(&context->traits, tensor->dtype, s.rows, s.channels, aligned,
+                                  NORM_BACKWARD_THREADS, NORM_BACKWARD_RESIDENT);
     dim3 block((unsigned)t.threads, (unsigned)t.teams);
     size_t sums = norm_shared(t, t.threads < WARP ? t.teams * t.threads / WARP : t.teams);
     branch.sums = branch.sums && t.lanes;

@@ -51,21 +51,6 @@ extern "C" Status cuda_residual_norm(const KernelCall *call, Error *error) {
     return cuda_launched("residual_norm", error);
 }
 
-extern "C" bool cuda_residual_norm_sums(const CudaContext *context, const Node *node) {
-    const Tensor *x = node->input[1];
-    int64_t rows = shape_rows(x->shape), channels = shape_columns(x->shape);
-    NormTeams t = norm_teams(context, x->dtype, rows, channels, channels % VECTOR == 0, NORM_BACKWARD_THREADS,
-                             NORM_BACKWARD_RESIDENT);
-    return t.lanes != 0;
-}
-
-extern "C" size_t cuda_residual_norm_backward_scratch(CudaContext *context, const Node *node) {
-    Shape shape = node->input[1]->shape;
-    size_t partials = norm_backward_scratch(context, node, MOST_SUMS), sums = 0;
-    if (node->output[4]) sums = cuda_reduce_columns_scratch(context, shape_rows(shape), shape_columns(shape));
-    return partials > sums ? partials : sums; /* one after the other, if at all */
-}
-
 extern "C" Status cuda_residual_norm_backward(const KernelCall *call, Error *error) {
     const Node *node = call->node;
     const ResidualNormAttributes *a = (const ResidualNormAttributes *)node->attributes;

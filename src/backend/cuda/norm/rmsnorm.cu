@@ -21,10 +21,6 @@ extern "C" Status cuda_rmsnorm(const KernelCall *call, Error *error) {
     return cuda_launched("rmsnorm", error);
 }
 
-extern "C" size_t cuda_rmsnorm_backward_scratch(CudaContext *context, const Node *node) {
-    return norm_backward_scratch(context, node, 1);
-}
-
 extern "C" Status cuda_rmsnorm_backward(const KernelCall *call, Error *error) {
     const Node *node = call->node;
     const Tensor *x = node->input[1], *dweight = node->output[1];

@@ -7,7 +7,7 @@
 
 #include "backend/cuda/runtime/device.cuh"
 
-enum { COLUMN_WARPS = 8, COLUMNS = WARP * VECTOR };
+enum { COLUMN_WARPS = 8 };
 static_assert((int)COLUMN_WARPS == (int)VECTOR, "every warp adds up one column of each vector");
 
 /* Blocks are (WARP, COLUMN_WARPS) threads, grids (strips of COLUMNS columns, parts of the rows). */

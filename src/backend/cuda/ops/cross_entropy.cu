@@ -179,7 +179,7 @@ static __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
 
 /* Shared memory for rows, beside a little for the rest. */
 static size_t kept_bytes(const CudaContext *context) {
-    return (size_t)context->max_shared_bytes - 2048;
+    return (size_t)context->traits.max_shared_bytes - 2048;
 }
 template <typename T> static size_t row_bytes(const EntropyShape *s) {
     return (size_t)(vectors_for(s->width) + 1) * sizeof(Raw<T>);
@@ -340,7 +340,7 @@ template <typename T> static Status launch_kept(const KernelCall *call, const En
     const CudaContext *context = cuda_context(call);
     int n_buffers = 2 * row_bytes<T>(s) <= kept_bytes(context) ? 2 : 1;
     size_t shared = (size_t)n_buffers * row_bytes<T>(s);
-    int64_t blocks = context->n_processors < s->rows ? context->n_processors : s->rows;
+    int64_t blocks = context->traits.n_processors < s->rows ? context->traits.n_processors : s->rows;
     TRY(cuda_check(
         cudaFuncSetAttribute(kept_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared),
         "cross_entropy", error));

@@ -133,7 +133,7 @@ extern "C" Status cuda_embedding_position_gradient(const KernelCall *call, Error
     unsigned threads = blocks_for(channels, WARP * VECTOR) * WARP;
     threads = threads < PLACE_THREADS ? threads : (unsigned)PLACE_THREADS;
     dim3 grid((unsigned)n_places, blocks_for(channels, threads * VECTOR));
-    dim3 block(threads, (int64_t)grid.x * grid.y < 4 * context->n_processors ? PLACE_PARTS : 1);
+    dim3 block(threads, (int64_t)grid.x * grid.y < 4 * context->traits.n_processors ? PLACE_PARTS : 1);
 #define POSITIONS(ALIGNED)                                                                                   \
     position_gradient_kernel<T, ALIGNED><<<grid, block, 0, context->stream>>>(                               \
         (const T *)call->in[0], (const int32_t *)call->in[1], memory_of(call->out[0], output, channels),     \

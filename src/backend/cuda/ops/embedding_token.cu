@@ -22,28 +22,13 @@
 /* ---- few tokens ---- */
 
 enum {
-    FEW_TOKENS = 384, /* 48 kB of sums for one warp */
-    FEW_WARPS = 8,    /* of a block, if their tables fit */
+    FEW_WARPS = 8, /* of a block, if their tables fit */
     FEW_AT_ONCE = 8,
 };
-
-static bool has_few_tokens(const Node *node) {
-    return node->output[0]->shape.dim[0] <= FEW_TOKENS;
-}
 
 static int few_warps(int64_t vocabulary) {
     int64_t fit = FEW_TOKENS / (vocabulary > 0 ? vocabulary : 1);
     return (int)(fit < FEW_WARPS ? fit : (int64_t)FEW_WARPS);
-}
-
-/* Parts of the rows: 4 blocks a multiprocessor, but no more sums than half the elements of dy. */
-static int64_t few_parts(const CudaContext *context, const Node *node) {
-    int64_t n = tensor_count(node->input[1]), vocabulary = node->output[0]->shape.dim[0];
-    int64_t strips = blocks_for(node->output[0]->shape.dim[1], WARP);
-    int64_t parts = (4 * context->n_processors + strips - 1) / (strips ? strips : 1);
-    int64_t most = n / (2 * (vocabulary ? vocabulary : 1));
-    parts = parts < most ? parts : most;
-    return parts > 1 ? parts : 1;
 }
 
 template <typename T>
@@ -87,7 +72,7 @@ static Status few_tokens_gradient(const KernelCall *call, Error *error) {
     int64_t n = tensor_count(call->node->input[1]);
     const CudaContext *context = cuda_context(call);
     if (!vocabulary || !channels) return STATUS_OK;
-    int64_t parts = few_parts(context, call->node), n_warps = few_warps(vocabulary);
+    int64_t parts = cuda_few_tokens_parts(&context->traits, call->node), n_warps = few_warps(vocabulary);
     int64_t rows_each = (n + parts * n_warps - 1) / (parts * n_warps);
     dim3 grid(blocks_for(channels, WARP), (unsigned)parts);
     size_t shared = (size_t)(n_warps * vocabulary * WARP) * sizeof(float);
@@ -104,7 +89,7 @@ static Status few_tokens_gradient(const KernelCall *call, Error *error) {
 /* ---- many tokens: sorting ---- */
 
 enum {
-    CHUNK = 32,          /* sorted places of a block */
+    CHUNK = SORTED_CHUNK,
     STRIP_THREADS = 128, /* of a block: each has 8 channels */
     SORT_THREADS = 256,
     SCAN_THREADS = 1024,
@@ -121,37 +106,19 @@ typedef struct {
     int vocabulary;
 } SortedTokens;
 
-static SortedTokens sorted_tokens(const Node *node, void *scratch, size_t *n_bytes) {
-    int64_t n = tensor_count(node->input[1]), channels = shape_columns(node->output[0]->shape);
-    int64_t padded = (n + 15) / 16 * 16, kinds = (node->output[0]->shape.dim[0] + 2 + 15) / 16 * 16;
+static SortedTokens sorted_tokens(const Node *node, void *scratch) {
+    SortedSizes sizes = cuda_sorted_sizes(node);
     SortedTokens s = {};
-    s.n = n;
-    s.n_chunks = (n + CHUNK - 1) / CHUNK;
+    s.n = sizes.n;
+    s.n_chunks = sizes.n_chunks;
     s.vocabulary = (int)node->output[0]->shape.dim[0];
     s.count = (int32_t *)scratch;
-    s.first = s.count + kinds;
-    s.bucket = s.first + kinds;
-    s.place = s.bucket + padded;
-    s.token = s.place + padded;
-    s.partial = (float *)(s.token + padded);
-    *n_bytes = (size_t)(2 * kinds + 3 * padded) * sizeof(int32_t) +
-               (size_t)(s.n_chunks * 2 * channels) * sizeof(float);
+    s.first = s.count + sizes.kinds;
+    s.bucket = s.first + sizes.kinds;
+    s.place = s.bucket + sizes.padded;
+    s.token = s.place + sizes.padded;
+    s.partial = (float *)(s.token + sizes.padded);
     return s;
-}
-
-/* In any order: by atomics. Sums of 16-bit numbers would be rounded at every step, so those are sorted
- * still. */
-static bool takes_any_order(const CudaContext *context, const Node *node) {
-    return context->settings.any_order && node->output[0]->dtype == DTYPE_F32 && !has_few_tokens(node);
-}
-
-extern "C" size_t cuda_embedding_token_gradient_scratch(CudaContext *context, const Node *node) {
-    if (takes_any_order(context, node)) return 0;
-    if (has_few_tokens(node))
-        return (size_t)few_parts(context, node) * (size_t)tensor_count(node->output[0]) * sizeof(float);
-    size_t n_bytes;
-    sorted_tokens(node, NULL, &n_bytes);
-    return n_bytes;
 }
 
 DEVICE int kind_of(int token, int vocabulary) {
@@ -367,7 +334,7 @@ static Status any_order_gradient(const KernelCall *call, Error *error) {
 }
 
 extern "C" Status cuda_embedding_token_gradient(const KernelCall *call, Error *error) {
-    if (has_few_tokens(call->node)) return few_tokens_gradient(call, error);
+    if (cuda_has_few_tokens(call->node)) return few_tokens_gradient(call, error);
     const Tensor *dy = call->node->input[0], *output = call->node->output[0];
     int64_t channels = output->shape.dim[1];
     const CudaContext *context = cuda_context(call);
@@ -375,9 +342,8 @@ extern "C" Status cuda_embedding_token_gradient(const KernelCall *call, Error *e
         TRY(cuda_check(cudaMemsetAsync(call->out[0], 0, tensor_bytes(output), context->stream),
                        "embedding_token_gradient", error));
     }
-    if (takes_any_order(context, call->node)) return any_order_gradient(call, error);
-    size_t n_bytes;
-    SortedTokens s = sorted_tokens(call->node, call->scratch, &n_bytes);
+    if (cuda_tokens_take_any_order(&context->traits, call->node)) return any_order_gradient(call, error);
+    SortedTokens s = sorted_tokens(call->node, call->scratch);
     if (!s.n || !channels) return STATUS_OK;
     TRY(sort_tokens(context, (const int32_t *)call->in[1], &s, error));
     Memory table = memory_of(call->out[0], output, channels);

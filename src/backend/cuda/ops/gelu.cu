@@ -122,7 +122,8 @@ extern "C" Status cuda_gelu_slope_summed(const KernelCall *call, const void *dy,
     const Tensor *type = call->node->output[0];
     int64_t rows = shape_rows(type->shape), columns = shape_columns(type->shape);
     if (!columns) return STATUS_OK;
-    int64_t parts = cuda_reduce_columns_parts(context, rows, columns), rows_each = (rows + parts - 1) / parts;
+    int64_t parts = cuda_reduce_columns_parts(&context->traits, rows, columns),
+            rows_each = (rows + parts - 1) / parts;
     dim3 grid(blocks_for(columns, COLUMNS), (unsigned)parts), block(WARP, COLUMN_WARPS);
     float *partial = (float *)scratch;
 #define SUMMED(KIND)                                                                                         \

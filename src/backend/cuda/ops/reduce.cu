@@ -59,14 +59,6 @@ extern "C" Status cuda_reduce_partials(const CudaContext *context, const float *
 
 /* ---- columns ---- */
 
-/* Enough blocks for the GPU, none with fewer than 64 rows if it can be helped. */
-extern "C" int64_t cuda_reduce_columns_parts(const CudaContext *context, int64_t rows, int64_t columns) {
-    int64_t strips = (columns + COLUMNS - 1) / COLUMNS;
-    int64_t parts = (4 * context->n_processors + strips - 1) / (strips ? strips : 1), most = (rows + 63) / 64;
-    parts = parts < most ? parts : most;
-    return parts > 0 ? parts : 1;
-}
-
 template <typename T, bool ALIGNED>
 static __global__ void __launch_bounds__(WARP *COLUMN_WARPS)
     columns_kernel(const T *x, int64_t rows, int64_t columns, int64_t rows_each, float *partial) {
@@ -92,10 +84,6 @@ static __global__ void __launch_bounds__(WARP *COLUMN_WARPS)
     store_column_sums(part, sum, partial);
 }
 
-extern "C" size_t cuda_reduce_columns_scratch(const CudaContext *context, int64_t rows, int64_t columns) {
-    return (size_t)(cuda_reduce_columns_parts(context, rows, columns) * columns) * sizeof(float);
-}
-
 template <typename T>
 static void columns_launch(const CudaContext *context, const T *x, int64_t rows, int64_t columns,
                            int64_t parts, float *partial) {
@@ -110,7 +98,7 @@ extern "C" Status cuda_reduce_columns(const CudaContext *context, const void *x,
                                       int64_t columns, void *out, DType out_dtype, bool add, void *scratch,
                                       Error *error) {
     if (!columns) return STATUS_OK;
-    int64_t parts = cuda_reduce_columns_parts(context, rows, columns);
+    int64_t parts = cuda_reduce_columns_parts(&context->traits, rows, columns);
     float *partial = (float *)scratch;
     if (dtype == DTYPE_F32) columns_launch(context, (const float *)x, rows, columns, parts, partial);
     else if (dtype == DTYPE_BF16) columns_launch(context, (const bf16 *)x, rows, columns, parts, partial);
@@ -122,14 +110,7 @@ extern "C" Status cuda_reduce_columns(const CudaContext *context, const void *x,
 
 /* ---- everything ---- */
 
-enum { ALL_THREADS = 512, ALL_AT_ONCE = ALL_THREADS * VECTOR, SMALL = 4 * ALL_AT_ONCE };
-
-/* Few elements are summed by one block, without a second step. */
-static int64_t all_parts(const CudaContext *context, int64_t count) {
-    if (count <= SMALL) return 1;
-    int64_t most = 2 * context->n_processors, parts = (count + 2 * ALL_AT_ONCE - 1) / (2 * ALL_AT_ONCE);
-    return parts < most ? parts : most;
-}
+enum { ALL_THREADS = REDUCE_THREADS, ALL_AT_ONCE = REDUCE_AT_ONCE };
 
 /* The sum of a block, in double because a thread's share of a large array is a long sum already. */
 DEVICE double block_sum_double(double x, double *shared) {
@@ -196,11 +177,6 @@ static __global__ void __launch_bounds__(ALL_THREADS)
     if (threadIdx.x == 0) finish(sum, scale, total, add);
 }
 
-extern "C" size_t cuda_reduce_all_scratch(const CudaContext *context, int64_t count) {
-    int64_t parts = all_parts(context, count);
-    return parts > 1 ? (size_t)parts * sizeof(double) : 0;
-}
-
 template <typename T>
 static void all_launch(const CudaContext *context, const T *x, int64_t count, bool squared, int64_t parts,
                        double *partial, float scale, float *total, bool add) {
@@ -217,7 +193,7 @@ static void all_launch(const CudaContext *context, const T *x, int64_t count, bo
 extern "C" Status cuda_reduce_all(const CudaContext *context, const void *x, DType dtype, int64_t count,
                                   bool squared, float scale, float *total, bool add, void *scratch,
                                   Error *error) {
-    int64_t parts = all_parts(context, count);
+    int64_t parts = cuda_reduce_all_parts(&context->traits, count);
     double *partial = parts > 1 ? (double *)scratch : NULL;
     if (dtype == DTYPE_F32)
         all_launch(context, (const float *)x, count, squared, parts, partial, scale, total, add);

@@ -1,10 +1,6 @@
 /* sum: total = or += scale · Σ x. The loss of a step; the work is in reduce.cu. */
 #include "backend/cuda/kernels.h"
 
-extern "C" size_t cuda_sum_scratch(CudaContext *context, const Node *node) {
-    return cuda_reduce_all_scratch(context, tensor_count(node->input[0]));
-}
-
 extern "C" Status cuda_sum(const KernelCall *call, Error *error) {
     const SumAttributes *a = (const SumAttributes *)call->node->attributes;
     const Tensor *x = call->node->input[0];

@@ -10,7 +10,9 @@
  *
  * Kernels cannot return errors. What they find wrong (a token that is not in the table) they leave in a word
  * of host memory, and the next synchronize or download reports it. */
+#include "backend/cuda/decode/decode_call.h"
 #include "backend/cuda/kernels.h"
+#include "backend/cuda/runtime/pdl.cuh"
 
 extern "C" {
 #include "ops/decode_step.h"
@@ -71,51 +73,21 @@ static Status report_fault(CudaContext *context, Error *error) {
 typedef struct {
     const Op *op;
     Kernel kernel;
-    size_t (*scratch_bytes)(CudaContext *context, const Node *node); /* NULL: none */
 } CudaKernel;
 
 static const CudaKernel KERNELS[] = {
-#define PLAIN(op, kernel)        {&op, kernel, NULL},
-#define WITH_SCRATCH(op, kernel) {&op, kernel, kernel##_scratch},
-    CUDA_KERNELS(PLAIN, WITH_SCRATCH)
-#undef PLAIN
-#undef WITH_SCRATCH
+#define KERNEL(op, kernel) {&op, kernel},
+    CUDA_KERNELS(KERNEL, KERNEL)
+#undef KERNEL
 };
 
-static const CudaKernel *find_kernel(const Op *op) {
+static Kernel kernel(void *context, const Node *node) {
+    const BackendTraits traits = cuda_traits(&((const CudaContext *)context)->traits);
+    if (!traits.has_kernel(&traits, node)) return NULL;
     for (size_t i = 0; i < sizeof KERNELS / sizeof KERNELS[0]; i++) {
-        if (KERNELS[i].op == op) return &KERNELS[i];
+        if (KERNELS[i].op == node->op) return KERNELS[i].kernel;
     }
     return NULL;
-}
-
-static bool is_attention(const Op *op) {
-    return op == &OP_ATTENTION || op == &OP_ATTENTION_BACKWARD || op == &OP_ATTENTION_CACHED;
-}
-
-static Kernel kernel(void *context, const Node *node) {
-    if (node->op == &OP_DECODE_STEP && !cuda_decode_step_fits((CudaContext *)context, node)) return NULL;
-    if (is_attention(node->op) && !cuda_attention_fits(node)) return NULL;
-    const CudaKernel *found = find_kernel(node->op);
-    return found ? found->kernel : NULL;
-}
-
-static const char *why_not(void *context, const Node *node) {
-    (void)context;
-    if (!is_attention(node->op)) return NULL;
-    return "attention on a GPU has heads of at most 256 channels; use a model with more --heads, or --device cpu";
-}
-
-static size_t scratch_bytes(void *context, const Node *node) {
-    const CudaKernel *found = find_kernel(node->op);
-    return found && found->scratch_bytes ? found->scratch_bytes((CudaContext *)context, node) : 0;
-}
-
-static bool sums_columns(void *context, const Node *node) {
-    CudaContext *cuda = (CudaContext *)context;
-    if (node->op == &OP_RESIDUAL_NORM_BACKWARD) return cuda_residual_norm_sums(cuda, node);
-    if (node->op == &OP_LINEAR_INPUT_GRADIENT) return cuda_linear_input_gradient_sums(cuda, node);
-    return node->op == &OP_ATTENTION_BACKWARD && cuda_attention_sums(cuda, node);
 }
 
 /* ---- memory ---- */
@@ -282,7 +254,7 @@ static void close(void *context) {
     for (int i = 0; i < BACKEND_RESULTS; i++) {
         if (cuda->result_sent[i]) cudaEventDestroy(cuda->result_sent[i]);
     }
-    for (int lane = 0; lane < 2; lane++) {
+    for (int lane = 0; lane < CUDA_MOST_LANES; lane++) {
         cudaFree(cuda->lane_workspace[lane]);
         if (cuda->lane_stream[lane]) cudaStreamDestroy(cuda->lane_stream[lane]);
     }
@@ -299,8 +271,25 @@ static void close(void *context) {
 }
 
 /* NVIDIA recommends 32 MiB for Hopper and a few for what came before it. */
-static size_t workspace_size(const struct cudaDeviceProp *properties) {
-    return (size_t)(properties->major >= 9 ? 32 : 8) << 20;
+static size_t workspace_size(const CudaTraits *gpu) {
+    return (size_t)(gpu->major >= 9 ? 32 : 8) << 20;
+}
+
+static Status describe(int device, CudaTraits *gpu, uint8_t *id, Error *error) {
+    struct cudaDeviceProp properties;
+    TRY(cuda_check(cudaGetDeviceProperties(&properties, device), "asking what the GPU is", error));
+    memset(gpu, 0, sizeof *gpu);
+    snprintf(gpu->name, sizeof gpu->name, "%.*s", (int)sizeof gpu->name - 1, properties.name);
+    gpu->major = properties.major;
+    gpu->minor = properties.minor;
+    gpu->n_processors = properties.multiProcessorCount;
+    gpu->max_shared_bytes = (int)properties.sharedMemPerBlockOptin;
+    gpu->memory_bytes = properties.totalGlobalMem;
+    memcpy(id, properties.uuid.bytes, BACKEND_ID_BYTES);
+#ifdef PGPT_HAVE_CUDNN
+    gpu->has_cudnn = true;
+#endif
+    return STATUS_OK;
 }
 
 /* What has to be a lane's own: its stream, and the workspace of its GEMMs. Most waits are for the first lane,
@@ -330,11 +319,11 @@ static Status event_wait(void *context, void *event, Error *error) {
 
 static Status open_context(CudaContext *cuda, Error *error) {
     TRY(cuda_check(cudaSetDevice(cuda->device), "choosing a GPU", error));
-    TRY(cuda_check(cudaGetDeviceProperties(&cuda->properties, cuda->device), "asking what the GPU is",
-                   error));
-    cuda->n_processors = cuda->properties.multiProcessorCount;
-    cuda->max_shared_bytes = (int)cuda->properties.sharedMemPerBlockOptin;
-    cuda->workspace_bytes = workspace_size(&cuda->properties);
+    TRY(describe(cuda->device, &cuda->traits, cuda->id, error));
+    cuda->traits.has_code_90 = cuda_code_is_for_9();
+    cuda->traits.library_scratch = cuda_attention_library_scratch;
+    cuda->traits.context = cuda;
+    cuda->workspace_bytes = workspace_size(&cuda->traits);
     TRY(open_lane(cuda, 0, error));
     set_lane(cuda, 0);
     TRY(cuda_check(cudaMalloc((void **)&cuda->tickets, N_TICKETS * sizeof *cuda->tickets),
@@ -406,9 +395,7 @@ Status backend_cuda_open(Backend *backend, int device, Error *error) {
     backend->upload = upload;
     backend->download = download;
     backend->kernel = kernel;
-    backend->why_not = why_not;
-    backend->scratch_bytes = scratch_bytes;
-    backend->sums_columns = sums_columns;
+    backend->traits = cuda_traits(&cuda->traits);
     backend->synchronize = synchronize;
     backend->capture_begin = cuda_capture_begin;
     backend->capture_end = cuda_capture_end;
@@ -424,8 +411,7 @@ Status backend_cuda_open(Backend *backend, int device, Error *error) {
     backend->close = close;
     backend->context = cuda;
     backend->n_threads = 1;
-    memcpy(backend->device_id, cuda->properties.uuid.bytes, sizeof backend->device_id);
-    backend->uses_host_memory = false;
+    memcpy(backend->device_id, cuda->id, sizeof backend->device_id);
     const char *wish = getenv("CUDA_LAUNCH_BLOCKING"); /* the driver obeys it too */
     backend->is_blocking = wish && atoi(wish) != 0;
     backend->blocking_wish = "set CUDA_LAUNCH_BLOCKING=1";
@@ -434,11 +420,26 @@ Status backend_cuda_open(Backend *backend, int device, Error *error) {
 
 Status backend_cuda_configure(Backend *backend, CudaSettings settings, Error *error) {
     CudaContext *cuda = cuda_enter(backend->context);
-    cuda->settings = settings;
-    if (settings.two_streams && !cuda->lane_stream[1]) TRY(open_lane(cuda, 1, error));
-    backend->set_lane = settings.two_streams ? set_lane : NULL;
-    backend->event_wait = settings.two_streams ? event_wait : NULL;
+    cuda->traits.settings = settings;
+    backend->traits = cuda_traits(&cuda->traits);
+    int n_lanes = traits_n_lanes(&backend->traits);
+    for (int lane = 1; lane < n_lanes; lane++) {
+        if (!cuda->lane_stream[lane]) TRY(open_lane(cuda, lane, error));
+    }
+    backend->set_lane = n_lanes > 1 ? set_lane : NULL;
+    backend->event_wait = n_lanes > 1 ? event_wait : NULL;
     return STATUS_OK;
+}
+
+bool cuda_traits_of_device(int device, CudaSettings settings, CudaTraits *gpu) {
+    char reason[256];
+    uint8_t id[BACKEND_ID_BYTES];
+    Error error = {};
+    int n_devices = backend_cuda_devices(reason, sizeof reason);
+    if (device < 0 || device >= n_devices || describe(device, gpu, id, &error) != STATUS_OK) return false;
+    gpu->has_code_90 = gpu->major >= 9; /* to ask for it would open the device */
+    gpu->settings = settings;
+    return true;
 }
 
 int backend_cuda_device(const Backend *backend) {
@@ -470,14 +471,6 @@ void backend_cuda_watch(const Backend *backend, Status (*check)(void *context, E
     CudaContext *cuda = (CudaContext *)backend->context;
     cuda->check = check;
     cuda->check_context = context;
-}
-
-const char *backend_cuda_describe(const Backend *backend, char *text, size_t n_bytes) {
-    const CudaContext *cuda = (const CudaContext *)backend->context;
-    snprintf(text, n_bytes, "%s, %d multiprocessors, compute capability %d.%d, %.1f GiB",
-             cuda->properties.name, cuda->n_processors, cuda->properties.major, cuda->properties.minor,
-             (double)cuda->properties.totalGlobalMem / 0x1p30);
-    return text;
 }
 
 const char *backend_cuda_note(const Backend *backend) {

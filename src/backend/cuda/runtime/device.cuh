@@ -21,8 +21,6 @@ typedef __half f16;
 
 #define DEVICE static __device__ __forceinline__
 
-enum { VECTOR = 8, WARP = 32 };
-
 /* ---- elements ---- */
 
 DEVICE float as_float(float x) {

@@ -229,7 +229,7 @@ extern "C" Status cuda_sample(const KernelCall *call, Error *error) {
     c.n_rows = (int)shape_rows(logits->shape);
     c.n_picks = (unsigned)call->node->output[3]->shape.dim[0];
     if (c.n_rows > MOST_ROWS || c.stride > INT32_MAX) return cuda_unsupported(call, logits, error);
-    bool has_clusters = context->properties.major >= 9 && cuda_code_is_for_9();
+    bool has_clusters = context->traits.major >= 9 && context->traits.has_code_90;
     cudaLaunchAttribute attributes[2] = {};
     attributes[0].id = cudaLaunchAttributeClusterDimension;
     attributes[0].val.clusterDim.x = MOST_RANKS;

@@ -3,12 +3,9 @@
  * It takes what GPT-2 and its descendants are, in 16 bits: either norm, learned or rotary positions, gelu or
  * swiglu, shared key/value heads, with biases or without, up to 1792 channels. What it does not take runs
  * operation by operation. */
-#include "backend/cuda/decode/decode_step.h"
-#include "backend/cuda/runtime/pdl.cuh"
+#include "backend/cuda/decode/decode_call.h"
 
-extern "C" {
 #include "ops/decode_step.h"
-}
 
 #include <math.h>
 
@@ -42,13 +39,13 @@ static bool is_regular(const DecodeStepAttributes *step, int64_t *block_stride, 
            is_vector_place(step->head_weight);
 }
 
-static bool is_taken(const CudaContext *context, const Node *node) {
+static bool is_taken(const CudaTraits *gpu, const Node *node) {
     const DecodeStepAttributes *step = (const DecodeStepAttributes *)node->attributes;
     const Tensor *parameters = node->input[DECODE_PARAMETERS], *cache = step->blocks[0].keys;
     const AttentionAttributes *attention = &step->attention;
     int64_t channels = step->token_table->shape.dim[1], hidden = step->blocks[0].proj_weight->shape.dim[1];
     int64_t head_size = attention->head_size;
-    if (context->properties.major < 9 || !cuda_code_is_for_9()) return false;
+    if (gpu->major < 9 || !gpu->has_code_90) return false;
     if (parameters->dtype != DTYPE_BF16 && parameters->dtype != DTYPE_F16) return false;
     if (cache->dtype != parameters->dtype || cache->shape.dim[0] != 1) return false;
     if (channels % SLICE || hidden % SLICE || attention->n_heads * head_size != channels) return false;
@@ -119,7 +116,7 @@ static bool deal_out(DecodeCall *c, int n_logits, int n_grid, int64_t block_stri
 }
 
 static MailLayout mail_layout(const DecodeCall *c) {
-    MailLayout at = {};
+    MailLayout at = {0};
     at.parts = (c->n_heads + 2 * c->n_kv_heads) * c->head_size / 2;
     at.weights = at.parts + MOST_PARTS * c->channels / 2;
     at.middle = at.weights + MOST_PARTS * c->n_heads * 2;
@@ -130,14 +127,14 @@ static MailLayout mail_layout(const DecodeCall *c) {
 }
 
 static SharedLayout shared_layout(const DecodeCall *c, int n_slots) {
-    SharedLayout at = {};
+    SharedLayout at = {0};
     at.key_slots = n_slots * SLOT_BYTES;
     at.heads = at.key_slots + KEY_SLOTS * c->key_slot_bytes;
     at.factors = at.heads + c->n_warps * c->head_size * (int)sizeof(float);
     at.sums = at.factors + c->n_warps * c->factor_words * (int)sizeof(unsigned);
-    at.moments = at.sums + 2 * c->n_warps * c->most_rows * (int)sizeof(float4);
-    at.head_weights = at.moments + 2 * c->n_warps * (int)sizeof(float2);
-    at.full = at.head_weights + c->n_warps * (int)sizeof(float2);
+    at.moments = at.sums + 2 * c->n_warps * c->most_rows * 4 * (int)sizeof(float);
+    at.head_weights = at.moments + 2 * c->n_warps * 2 * (int)sizeof(float);
+    at.full = at.head_weights + c->n_warps * 2 * (int)sizeof(float);
     at.empty = at.full + n_slots * (int)sizeof(uint64_t);
     at.key_full = at.empty + n_slots * (int)sizeof(uint64_t);
     at.key_empty = at.key_full + KEY_SLOTS * (int)sizeof(uint64_t);
@@ -146,27 +143,27 @@ static SharedLayout shared_layout(const DecodeCall *c, int n_slots) {
     return at;
 }
 
-extern "C" bool cuda_decode_plan(const CudaContext *context, const Node *node, DecodeCall *c, int *n_grid) {
+bool cuda_decode_plan(const CudaTraits *gpu, const Node *node, DecodeCall *c, int *n_grid) {
     const DecodeStepAttributes *step = (const DecodeStepAttributes *)node->attributes;
     int64_t block_stride;
-    if (!is_taken(context, node) || !is_regular(step, &block_stride, &c->cache_stride)) return false;
+    if (!is_taken(gpu, node) || !is_regular(step, &block_stride, &c->cache_stride)) return false;
     note_sizes(step, c);
     int n_logits = c->n_logits = (int)step->head_weight->shape.dim[0]; /* everybody has a row of everything */
     int pairs = smaller(c->hidden, (c->n_heads + 2 * c->n_kv_heads) * c->head_size) / 2;
-    *n_grid = smaller(smaller(context->n_processors, c->channels), smaller(pairs, n_logits));
+    *n_grid = smaller(smaller(gpu->n_processors, c->channels), smaller(pairs, n_logits));
     if (!deal_out(c, n_logits, *n_grid, block_stride)) return false;
     c->at = mail_layout(c);
     c->mail.copy_words = 2 * c->at.words;
     for (c->n_slots = MOST_SLOTS; c->n_slots > 1; c->n_slots--) {
         c->shared = shared_layout(c, c->n_slots);
-        if (c->shared.end <= context->max_shared_bytes) break;
+        if (c->shared.end <= gpu->max_shared_bytes) break;
     }
     c->fetched_rows = (int)(FETCHED_BYTES / (2 * c->channels) / *n_grid / c->n_blocks);
     return c->n_slots > 1 && (size_t)c->mail.copy_words * MAIL_COPIES * sizeof(Word) <= MAIL_BYTES;
 }
 
-extern "C" bool cuda_decode_step_fits(const CudaContext *context, const Node *node) {
-    DecodeCall c = {};
+bool cuda_decode_step_fits(const CudaTraits *gpu, const Node *node) {
+    DecodeCall c = {0};
     int n_grid;
-    return cuda_decode_plan(context, node, &c, &n_grid);
+    return cuda_decode_plan(gpu, node, &c, &n_grid);
 }
