@@ -83,7 +83,7 @@ static Status read_common(PieceReader *reader, const Common *c, float *values, E
         if (there >= c->stored->n || here >= c->wanted->n) break;
         int64_t skip = higher(0, higher(-there, -here));
         int64_t n = lower(c->run, lower(c->stored->n - there, c->wanted->n - here)) - skip;
-        TRY(read_run(reader, there + skip, n, values + here + skip, error));
+        if (n > 0) TRY(read_run(reader, there + skip, n, values + here + skip, error));
     }
     return STATUS_OK;
 }

@@ -1,5 +1,5 @@
-/* There is one way to write a number, without sign, blanks or leading zeros, and one to write a part of
- * one dim, so that parts with different names are different. */
+/* A name comes from outside, so there is one way to write a number, without sign, blanks or leading zeros,
+ * and nothing is done with one before it is known to lie in the tensor. */
 #include "checkpoint/part_name.h"
 
 #include <stdio.h>
