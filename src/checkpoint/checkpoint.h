@@ -4,17 +4,19 @@
  *                                   optimizer.safetensors   the same names behind "moment1.", "moment2."
  *                                   manifest.json           what it is, and size and checksum of both
  *
- * Each array is stored in the type that the run keeps it in: F32, or BF16 or F16 in pure 16-bit training. Reading gives f32
- * from all of them, exactly, so that a run may go on in another precision than it was saved in.
+ * Each array is stored in the type that the run keeps it in: F32, or BF16 or F16 in pure 16-bit training.
+ * Reading gives f32 from all of them, exactly, so that a run may go on in another precision than it was
+ * saved in.
  *
- * Several ranks write side by side, each what it holds: model-00002-of-00004.safetensors is that of rank 1 of 4. A
- * tensor that one rank has whole is stored as before; a part of one is a tensor of one dim named NAME[first:end], the
- * elements first .. end-1 in the order of the rows. Who loads sees whole tensors again and need not know how the
- * run that saved them was spread over machines; nor does it matter how its own is.
+ * Several ranks write side by side, each what it holds: model-00002-of-00004.safetensors is that of rank 1
+ * of 4. A tensor that one rank has whole is stored as before; of others each rank stores its parts: ranges
+ * of the elements in the order of the rows, NAME[first:end], or boxes, NAME[0:64,128:256] (part_name.h).
+ * Who loads sees whole tensors again and need not know how the run that saved them was spread over
+ * machines; nor does it matter how its own is.
  *
- * The folder is written under a temporary name and renamed when all of it is on the disk, so whatever has its final
- * name is complete. What was left by a process that died is ignored, and removed by the next prune. One run
- * writes to a run's folder. */
+ * The folder is written under a temporary name and renamed when all of it is on the disk, so whatever has
+ * its final name is complete. What was left by a process that died is ignored, and removed by the next
+ * prune. One run writes to a run's folder. */
 #ifndef PGPT_CHECKPOINT_CHECKPOINT_H
 #define PGPT_CHECKPOINT_CHECKPOINT_H
 
@@ -33,7 +35,8 @@ typedef struct {
     int64_t seed;
     uint64_t data_hash, tokenizer_hash;
     double validation_loss; /* NAN when it was not measured */
-    /* What f16 gradients are multiplied by, how long it has been so, and steps that were skipped; 0 where they are not. */
+    /* What f16 gradients are multiplied by, how long it has been so, and steps that were skipped; 0 where
+     * they are not. */
     double loss_scale;
     int64_t n_good_steps, n_skipped_steps;
     const char *optimizer; /* "adamw"; a loaded one belongs to the Checkpoint */
@@ -44,9 +47,9 @@ enum { CHECKPOINT_MAX_MOMENTS = 4, CHECKPOINT_MAX_ARRAYS = 1 + CHECKPOINT_MAX_MO
 
 /* ---- Saving */
 
-/* What to save: flat arrays laid out by the table, on the host or where only `read` gets at them, each in a type of its own
- * (f32 or one of 16 bits), which is that of the file. Nothing of it may change until the save returns; with a copy, the save
- * may run in a thread of its own. */
+/* What to save: flat arrays laid out by the table, on the host or where only `read` gets at them, each in
+ * a type of its own (f32 or one of 16 bits), which is that of the file. Nothing of it may change until the
+ * save returns; with a copy, the save may run in a thread of its own. */
 typedef struct {
     const ModelConfig *config; /* complete */
     const ParameterTable *table;
@@ -57,27 +60,31 @@ typedef struct {
     /* If set, instead of the arrays: elements first .. first + n - 1 of one of them, in its type. */
     Status (*read)(void *context, int array, int64_t first, int64_t n, void *values, Error *error);
     void *context;
-    /* Several ranks (NULL: this process is alone): arrays are this rank's own, and it writes those elements of them
-     * that its maps have (NULL: all). The maps of all ranks together have every element of every parameter once;
-     * padding between parameters does not matter. Nothing else may use the communicator meanwhile. */
+    /* Several ranks (NULL: this process is alone): arrays are this rank's own, and it writes those
+     * elements of them that its maps have (NULL: all), unless another rank owns them (ShardBox). A table
+     * of a part has its own arrays and maps, and says which boxes of the tensors they are. What all ranks
+     * write has every element of every tensor once; padding between parameters does not matter. Nothing
+     * else may use the communicator meanwhile. */
     Comm *comm;
     const ShardMap *parameters_saved, *moments_saved;
     FolderIdentity folder; /* of the run, which must still have its name; {0}: any will do */
 } CheckpointSource;
 
-/* Write RUN/checkpoints/step-NNNNNNNN, making folders as needed and replacing one of the same step. After an error
- * (a full disk, say) nothing is left of it, and what was there before is untouched. Collective: what goes wrong on one
- * rank is every rank's error. */
+/* Write RUN/checkpoints/step-NNNNNNNN, making folders as needed and replacing one of the same step. After
+ * an error (a full disk, say) nothing is left of it, and what was there before is untouched. Collective:
+ * what goes wrong on one rank is every rank's error. */
 Status checkpoint_save(const char *run, const CheckpointSource *source, Error *error);
 
-/* Remove old checkpoints: all but the last `keep_last` (0 keeps all) up to step `written`, that one included, and,
- * if wanted, the one with the lowest validation loss. Incomplete ones do not count and go too, as does whatever
- * interrupted saves left behind. Later steps are left alone: they are not of this run's past. A checkpoint with something
- * in it that no save has written stays whole. The error is the first of what could not be removed; it is no reason to end
- * a run. Call it after a save, not during one, and on one rank only. */
+/* Remove old checkpoints: all but the last `keep_last` (0 keeps all) up to step `written`, that one
+ * included, and, if wanted, the one with the lowest validation loss. Incomplete ones do not count and go
+ * too, as does whatever interrupted saves left behind. Later steps are left alone: they are not of this
+ * run's past. A checkpoint with something in it that no save has written stays whole. The error is the
+ * first of what could not be removed; it is no reason to end a run. Call it after a save, not during one,
+ * and on one rank only. */
 Status checkpoint_prune(const char *run, int64_t written, int64_t keep_last, bool keep_best, Error *error);
 
-/* The disk space that one save takes: of the arrays exactly, by their 1 + n_moments types, and of the headers nearly. */
+/* The disk space that one save takes: of the arrays exactly, by their 1 + n_moments types, and of the
+ * headers nearly. */
 uint64_t checkpoint_bytes(const ParameterTable *table, const DType *types, int n_moments);
 
 /* ---- Loading
@@ -110,21 +117,22 @@ typedef struct {
     Arena arena;
 } Checkpoint;
 
-/* `path` is a run's folder (or its checkpoints/), of which the newest or best complete checkpoint is taken; or a
- * checkpoint's folder itself. Sizes and checksums are verified, the optimizer's only if it is wanted, and that every
- * element of every tensor is there once. A damaged checkpoint is passed over for the one before it, with a warning;
- * named itself, it is an error. */
+/* `path` is a run's folder (or its checkpoints/), of which the newest or best complete checkpoint is
+ * taken; or a checkpoint's folder itself. Sizes and checksums are verified, the optimizer's only if it is
+ * wanted, and that every element of every tensor is there once. A damaged checkpoint is passed over for
+ * the one before it, with a warning; named itself, it is an error. */
 Status checkpoint_open(Checkpoint *checkpoint, const char *path, CheckpointChoice choice, bool with_optimizer,
                        Error *error);
 
-/* The same on several ranks (comm may be NULL): they share the work, and all have the same checkpoint with the same
- * warning, or the same error. Collective. */
+/* The same on several ranks (comm may be NULL): they share the work, and all have the same checkpoint with
+ * the same warning, or the same error. Collective. */
 Status checkpoint_open_together(Checkpoint *checkpoint, Comm *comm, const char *path, CheckpointChoice choice,
                                 bool with_optimizer, Error *error);
 void checkpoint_close(Checkpoint *checkpoint); /* safe after a failed open, and twice */
 
-/* The tensors must be those of the table, all of them, in its shapes; a checkpoint of another model is a user's error
- * that names the first tensor that differs. */
+/* The tensors must be those of the table's model, all of them, in its shapes; a checkpoint of another
+ * model is a user's error that names the first tensor that differs. The table may be that of a part of the
+ * model. */
 Status checkpoint_check(const Checkpoint *checkpoint, const ParameterTable *table, Error *error);
 
 /* Into a flat array laid out by the table; `moment` counts from 0. */
@@ -133,17 +141,22 @@ Status checkpoint_read_parameters(const Checkpoint *checkpoint, const ParameterT
 Status checkpoint_read_moment(const Checkpoint *checkpoint, const ParameterTable *table, int moment,
                               float *flat, Error *error);
 
-/* The elements that a map has, of the parameters (moment -1) or a moment, into the array of map->n_local elements that
- * it describes: a rank's share, in whatever layout. What belongs to no parameter becomes 0. */
+/* The elements that a map has, of the parameters (moment -1) or a moment, into the array of map->n_local
+ * elements that it describes: a rank's share, in whatever layout. What belongs to no parameter becomes 0. */
 Status checkpoint_read_map(const Checkpoint *checkpoint, const ParameterTable *table, int moment,
                            const ShardMap *map, float *local, Error *error);
 
-/* Elements first .. first + n - 1 of one parameter (moment -1) or of one of its moments. */
+/* Elements first .. first + n - 1 of what the table holds of one parameter (moment -1) or of one of its
+ * moments. */
 Status checkpoint_read_part(const Checkpoint *checkpoint, const Parameter *parameter, int moment,
                             int64_t first, int64_t n, float *values, Error *error);
 
-/* ---- The model's configuration as JSON, by the names of its options. A field that is missing has its default;
- * one that is unknown is an error. Texts go to the arena. */
+/* Any box of the whole tensor. */
+Status checkpoint_read_box(const Checkpoint *checkpoint, const Parameter *parameter, int moment,
+                           const Box *box, float *values, Error *error);
+
+/* ---- The model's configuration as JSON, by the names of its options. A field that is missing has its
+ * default; one that is unknown is an error. Texts go to the arena. */
 json_t *checkpoint_config_json(const ModelConfig *config);
 Status checkpoint_config_read(const json_t *object, const char *path, ModelConfig *config, Arena *arena,
                               Error *error);

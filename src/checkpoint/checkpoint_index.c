@@ -1,25 +1,26 @@
-/* Names in a file come from outside, so they are compared with what must be there: the manifest gives the model's
- * configuration, that gives the table, and every tensor found must be one of the table's or, by its name, a range of
- * elements of one. Everything found is then sorted by tensor and first element, where a gap or an overlap is
- * between neighbours.
+/* Names in a file come from outside, so they are compared with what must be there: the manifest gives the
+ * model's configuration, that gives the table, and every tensor found must be one of the table's or, by
+ * its name, a part of one. Everything found is then sorted by tensor and first element. Where all parts of
+ * a tensor are ranges of its elements, a gap or an overlap is between neighbours; where some are boxes,
+ * checkpoint_cover.c looks for it.
  *
- * The files of thousands of ranks are more than a process may have open. Beyond a number that every system grants they
- * are closed after their headers were read, and opened again for each read. */
+ * The files of thousands of ranks are more than a process may have open. Beyond a number that every system
+ * grants they are closed after their headers were read, and opened again for each read. */
 #include "checkpoint/checkpoint_index.h"
 
-#include "graph/shape.h"
+#include "checkpoint/checkpoint_cover.h"
+#include "checkpoint/part_name.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-enum { SHAPE_BYTES = 160 };
+enum { NAME_BYTES = 256, SHAPE_BYTES = 160 };
 
 typedef struct {
-    int tensor; /* in checkpoint->tensor */
+    int tensor;    /* in checkpoint->tensor */
+    int64_t first; /* of its elements in that */
     CheckpointPiece piece;
 } Found;
 
@@ -51,32 +52,14 @@ static const Parameter *find_parameter(const Index *index, int n_parameters, con
     return NULL;
 }
 
-/* Take "moment2." from the front of an optimizer's name: 2, or -1 if it is not there or of a moment too many. */
+/* Take "moment2." from the front of an optimizer's name: 2, or -1 if it is not there or of a moment too
+ * many. */
 static int take_moment(const char **name, int n_moments) {
     const char *text = *name;
     if (strncmp(text, "moment", 6) != 0 || text[6] < '1' || text[6] - '0' > n_moments || text[7] != '.')
         return -1;
     *name += 8;
     return text[6] - '0';
-}
-
-/* Take a whole number as we write it, without sign or leading zeros, from the front of a text. */
-static bool take_number(const char **text, int64_t *value) {
-    const char *digit = *text;
-    if (*digit < '0' || *digit > '9' || (*digit == '0' && digit[1] >= '0' && digit[1] <= '9')) return false;
-    for (*value = 0; *digit >= '0' && *digit <= '9'; digit++) {
-        if (*value > (INT64_MAX - (*digit - '0')) / 10) return false;
-        *value = *value * 10 + (*digit - '0');
-    }
-    *text = digit;
-    return true;
-}
-
-/* "[first:end]", and nothing behind it. */
-static bool read_range(const char *text, int64_t *first, int64_t *end) {
-    if (*text++ != '[' || !take_number(&text, first)) return false;
-    if (*text++ != ':' || !take_number(&text, end)) return false;
-    return strcmp(text, "]") == 0 && *first < *end;
 }
 
 /* ---- one tensor of a file */
@@ -109,18 +92,22 @@ static Status add_tensor(const Checkpoint *checkpoint, Index *index, const Safet
     if (!parameter) return wrong(file, tensor, "is not part of the model that the manifest describes", error);
     if (!safetensors_reads_as_f32(tensor->type))
         return wrong(file, tensor, "has a dtype that a model's numbers do not have", error);
-    int64_t count = shape_count(parameter->shape), first = 0, end = count;
-    if (name[n_name] == 0) {
-        TRY(check_shape(file, tensor, parameter->shape, error));
-    } else {
-        if (!read_range(name + n_name, &first, &end))
-            return wrong(file, tensor, "does not name a range of elements as [first:end]", error);
-        if (end > count) return wrong(file, tensor, "reaches beyond the end of what it is a part of", error);
-        TRY(check_shape(file, tensor, SHAPE(end - first), error));
-    }
+    BoxRange range;
+    Shape shape;
+    PartNameFlaw flaw = part_name_read(name + n_name, parameter->whole, &range, &shape);
+    if (flaw == PART_NAME_NO_RANGE)
+        return wrong(file, tensor, "does not name a range of elements as [first:end], or of every dim",
+                     error);
+    if (flaw == PART_NAME_BEYOND)
+        return wrong(file, tensor, "reaches beyond the end of what it is a part of", error);
+    TRY(check_shape(file, tensor, shape, error));
+    if (range.n == 0) return STATUS_OK;
+    const Box whole = box_whole(parameter->whole);
+    range = box_range_flat(&range, parameter->whole);
     index->found[index->n_found++] =
         (Found){.tensor = array * table->n_parameters + (int)(parameter - table->parameter),
-                .piece = {.first = first, .n = end - first, .file = file, .tensor = tensor}};
+                .first = box_element(&range.box, &whole, range.first),
+                .piece = {.range = range, .file = file, .tensor = tensor}};
     return STATUS_OK;
 }
 
@@ -129,46 +116,86 @@ static Status add_tensor(const Checkpoint *checkpoint, Index *index, const Safet
 static int compare_found(const void *a, const void *b) {
     const Found *x = a, *y = b;
     if (x->tensor != y->tensor) return x->tensor < y->tensor ? -1 : 1;
-    return x->piece.first < y->piece.first ? -1 : x->piece.first > y->piece.first;
+    return x->first < y->first ? -1 : x->first > y->first;
 }
 
-static Status missing(const Checkpoint *checkpoint, int tensor, int64_t first, int64_t end, Error *error) {
-    const Parameter *parameter = &checkpoint->table.parameter[tensor % checkpoint->table.n_parameters];
-    int moment = tensor / checkpoint->table.n_parameters;
-    char prefix[32] = "";
-    if (moment > 0) snprintf(prefix, sizeof prefix, "moment%d.", moment);
-    if (first == 0 && end == shape_count(parameter->shape)) {
-        return error_user(error, "%s has no tensor '%s%s', which its manifest's model wants; it is damaged",
-                          checkpoint->path, prefix, parameter->name);
+/* A tensor being put together. */
+typedef struct {
+    const Checkpoint *checkpoint;
+    const Found *found; /* its pieces */
+    int n_found;
+    const Parameter *parameter;
+    char name[NAME_BYTES];
+} Joint;
+
+static Joint joint_of(const Checkpoint *checkpoint, const Index *index, int tensor, int at) {
+    int n_parameters = checkpoint->table.n_parameters, moment = tensor / n_parameters;
+    Joint joint = {.checkpoint = checkpoint,
+                   .found = index->found + at,
+                   .parameter = &checkpoint->table.parameter[tensor % n_parameters]};
+    while (at < index->n_found && index->found[at].tensor == tensor) at++, joint.n_found++;
+    if (moment > 0) snprintf(joint.name, NAME_BYTES, "moment%d.%s", moment, joint.parameter->name);
+    else snprintf(joint.name, NAME_BYTES, "%s", joint.parameter->name);
+    return joint;
+}
+
+static Status twice(const CheckpointPiece *first, const CheckpointPiece *second, Error *error) {
+    return error_user(error, "%s: elements of tensor '%.200s' are in %s too; the checkpoint is damaged",
+                      second->file->path, second->tensor->name, first->file->path);
+}
+
+static Status missing(const Joint *joint, int64_t first, int64_t end, Error *error) {
+    if (first == 0 && end == shape_count(joint->parameter->whole)) {
+        return error_user(error, "%s has no tensor '%s', which its manifest's model wants; it is damaged",
+                          joint->checkpoint->path, joint->name);
     }
-    return error_user(error, "%s lacks elements %lld to %lld of tensor '%s%s'; it is damaged",
-                      checkpoint->path, (long long)first, (long long)(end - 1), prefix, parameter->name);
+    return error_user(error, "%s lacks elements %lld to %lld of tensor '%s'; it is damaged",
+                      joint->checkpoint->path, (long long)first, (long long)(end - 1), joint->name);
 }
 
-/* The pieces of one tensor, which begin at found[at]; returns where those of the next one do. */
-static int join_pieces(const Checkpoint *checkpoint, const Index *index, int at, int tensor,
-                       CheckpointTensor *joined, CheckpointPiece *pieces, Error *error) {
-    int64_t end = 0;
-    *joined = (CheckpointTensor){.piece = pieces};
-    for (; at < index->n_found && index->found[at].tensor == tensor; at++) {
-        const CheckpointPiece *piece = &index->found[at].piece;
-        if (piece->first < end) {
-            error_user(error, "%s: elements of tensor '%.200s' are in %s too; the checkpoint is damaged",
-                       piece->file->path, piece->tensor->name, pieces[joined->n_pieces - 1].file->path);
-        } else if (piece->first > end) {
-            missing(checkpoint, tensor, end, piece->first, error);
-        }
-        if (error->status != STATUS_OK) return at;
-        pieces[joined->n_pieces++] = *piece;
-        end = piece->first + piece->n;
+static Status check_row(const Joint *joint, Error *error) {
+    int64_t end = 0, count = shape_count(joint->parameter->whole);
+    for (int i = 0; i < joint->n_found; i++) {
+        const CheckpointPiece *piece = &joint->found[i].piece;
+        if (piece->range.first < end) return twice(&joint->found[i - 1].piece, piece, error);
+        if (piece->range.first > end) return missing(joint, end, piece->range.first, error);
+        end += piece->range.n;
     }
-    const Parameter *parameter = &checkpoint->table.parameter[tensor % checkpoint->table.n_parameters];
-    if (end < shape_count(parameter->shape))
-        missing(checkpoint, tensor, end, shape_count(parameter->shape), error);
-    return at;
+    return end < count ? missing(joint, end, count, error) : STATUS_OK;
 }
 
-/* What the files hold becomes the index's pieces: each is found, all are sorted, and those of a tensor joined. */
+static Status check_boxes(const Joint *joint, Arena *arena, Error *error) {
+    const BoxRange **ranges = ARENA_ARRAY(arena, const BoxRange *, joint->n_found + 1);
+    for (int i = 0; i < joint->n_found; i++) ranges[i] = &joint->found[i].piece.range;
+    Cover cover = checkpoint_cover(ranges, joint->n_found, joint->parameter->whole, arena);
+    switch (cover.flaw) {
+    case COVER_EXACT: break;
+    case COVER_GAP:
+        return error_user(error, "%s lacks %lld elements of tensor '%s'; it is damaged",
+                          joint->checkpoint->path, (long long)cover.n_missing, joint->name);
+    case COVER_OVERLAP:
+        return twice(&joint->found[cover.first].piece, &joint->found[cover.second].piece, error);
+    case COVER_CROWDED:
+        return error_user(error, "%s has tensor '%s' in more parts than a run makes of one; it is damaged",
+                          joint->checkpoint->path, joint->name);
+    }
+    return STATUS_OK;
+}
+
+static Status join_pieces(const Joint *joint, CheckpointPiece *pieces, CheckpointTensor *joined, Arena *arena,
+                          Error *error) {
+    const Box whole = box_whole(joint->parameter->whole);
+    *joined = (CheckpointTensor){
+        .shape = whole.shape, .piece = pieces, .n_pieces = joint->n_found, .is_in_row = true};
+    for (int i = 0; i < joint->n_found; i++) {
+        pieces[i] = joint->found[i].piece;
+        if (!box_equal(&pieces[i].range.box, &whole)) joined->is_in_row = false;
+    }
+    return joined->is_in_row ? check_row(joint, error) : check_boxes(joint, arena, error);
+}
+
+/* What the files hold becomes the index's pieces: each is found, all are sorted, and those of a tensor
+ * joined. */
 static Status build(Checkpoint *checkpoint, const bool *is_optimizer, Arena *arena, Error *error) {
     const ParameterTable *table = &checkpoint->table;
     Index index = {.by_name = ARENA_ARRAY(arena, const Parameter *, table->n_parameters + 1)};
@@ -188,8 +215,9 @@ static Status build(Checkpoint *checkpoint, const bool *is_optimizer, Arena *are
     CheckpointTensor *tensors = ARENA_ARRAY(&checkpoint->arena, CheckpointTensor, n_tensors + 1);
     CheckpointPiece *pieces = ARENA_ARRAY(&checkpoint->arena, CheckpointPiece, n_found + 1);
     for (int tensor = 0, at = 0; tensor < n_tensors; tensor++) {
-        at = join_pieces(checkpoint, &index, at, tensor, &tensors[tensor], pieces + at, error);
-        TRY(error->status);
+        Joint joint = joint_of(checkpoint, &index, tensor, at);
+        TRY(join_pieces(&joint, pieces + at, &tensors[tensor], arena, error));
+        at += joint.n_found;
     }
     checkpoint->tensor = tensors;
     return STATUS_OK;
@@ -217,37 +245,4 @@ Status checkpoint_index_open(Checkpoint *checkpoint, const Manifest *manifest, b
 done:
     arena_free(&arena);
     return error->status;
-}
-
-/* ---- reading */
-
-static Status read_piece(const CheckpointPiece *piece, int64_t first, int64_t n, float *values,
-                         Error *error) {
-    if (piece->file->descriptor >= 0)
-        return safetensors_read_f32(piece->file, piece->tensor, first, n, values, error);
-    SafetensorsFile file = *piece->file;
-    file.descriptor = open(file.path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
-    if (file.descriptor < 0) return error_user(error, "cannot read %s: %s", file.path, strerror(errno));
-    safetensors_read_f32(&file, piece->tensor, first, n, values, error);
-    close(file.descriptor);
-    return error->status;
-}
-
-Status checkpoint_index_read(const CheckpointTensor *tensor, int64_t first, int64_t n, float *values,
-                             Error *error) {
-    int low = 0, high = tensor->n_pieces - 1; /* the last piece that begins at or before `first` */
-    while (low < high) {
-        int middle = low + (high - low + 1) / 2;
-        if (tensor->piece[middle].first <= first) low = middle;
-        else high = middle - 1;
-    }
-    for (; n > 0 && low < tensor->n_pieces; low++) {
-        const CheckpointPiece *piece = &tensor->piece[low];
-        int64_t skip = first - piece->first, count = piece->n - skip < n ? piece->n - skip : n;
-        TRY(read_piece(piece, skip, count, values, error));
-        first += count;
-        n -= count;
-        values += count;
-    }
-    return STATUS_OK;
 }

@@ -1,7 +1,10 @@
-/* Reading: the caller's table against the checkpoint's own, then whole tensors out of what the index knows.
+/* Reading: the caller's table against the checkpoint's own, then whole tensors out of what the index
+ * knows.
  *
- * The checkpoint was verified when it was opened (checkpoint_open.c), so every element of its model is there once. What
- * is left to ask is whether the caller's model is the same; tensors are then the same by role and block. */
+ * The checkpoint was verified when it was opened (checkpoint_open.c), so every element of its model is
+ * there once. What is left to ask is whether the caller's model is the same; tensors are then the same by
+ * their keys. A caller's table may be that of a part: what it holds of a tensor are boxes, each of which
+ * is read by itself. */
 #include "checkpoint/checkpoint_index.h"
 
 #include "graph/shape.h"
@@ -20,25 +23,24 @@ static const char *tensor_name(const Parameter *parameter, int moment, char name
     return name;
 }
 
-/* The tensor of a parameter, in its shape. */
+/* The tensor of a parameter, in the shape of the whole. */
 static Status find_tensor(const Checkpoint *checkpoint, const Parameter *parameter, int moment,
                           const CheckpointTensor **tensor, Error *error) {
     char name[NAME_BYTES], has[SHAPE_BYTES], wants[SHAPE_BYTES];
     const ParameterTable *own_table = &checkpoint->table;
-    const Parameter *own = parameter->block < checkpoint->config.n_layers && moment + 1 < checkpoint->n_arrays
-                               ? parameter_find(own_table, parameter->role, parameter->block)
-                               : NULL;
+    const ParameterKey key = {parameter->role, parameter->block, parameter->expert};
+    const Parameter *own = moment + 1 < checkpoint->n_arrays ? parameter_find_key(own_table, key) : NULL;
     tensor_name(parameter, moment, name);
     if (!own) {
         return error_user(error,
                           "%s has no tensor '%s', which this model wants; the checkpoint is of another model",
                           checkpoint->path, name);
     }
-    if (!shape_equal(own->shape, parameter->shape)) {
+    if (!shape_equal(own->whole, parameter->whole)) {
         return error_user(
             error, "%s: tensor '%s' has shape %s, this model wants %s; the checkpoint is of another model",
-            checkpoint->path, name, shape_format(own->shape, has, sizeof has),
-            shape_format(parameter->shape, wants, sizeof wants));
+            checkpoint->path, name, shape_format(own->whole, has, sizeof has),
+            shape_format(parameter->whole, wants, sizeof wants));
     }
     *tensor = &checkpoint->tensor[(moment + 1) * own_table->n_parameters + (own - own_table->parameter)];
     return STATUS_OK;
@@ -57,26 +59,51 @@ Status checkpoint_check(const Checkpoint *checkpoint, const ParameterTable *tabl
     for (int i = 0; i < table->n_parameters; i++) {
         TRY(find_tensor(checkpoint, &table->parameter[i], -1, &tensor, error));
     }
-    /* All of the table's are there; if there are more, some are not the table's. */
-    for (int i = 0; own->n_parameters > table->n_parameters && i < own->n_parameters; i++) {
+    /* All of the table's are there; if there are more than its model has, some are not the model's. */
+    if (own->n_parameters == table->n_whole_parameters) return STATUS_OK;
+    bool is_whole = table->n_parameters == table->n_whole_parameters;
+    for (int i = 0; is_whole && i < own->n_parameters; i++) {
         if (is_in_table(table, own->parameter[i].name)) continue;
         return error_user(error,
                           "%s: tensor '%s' is not part of this model; the checkpoint is of another one",
                           checkpoint->path, own->parameter[i].name);
     }
-    return STATUS_OK;
+    return error_user(error, "%s has %d tensors where this model has %d; the checkpoint is of another one",
+                      checkpoint->path, own->n_parameters, table->n_whole_parameters);
 }
 
 Status checkpoint_read_part(const Checkpoint *checkpoint, const Parameter *parameter, int moment,
                             int64_t first, int64_t n, float *values, Error *error) {
-    const CheckpointTensor *tensor;
+    const CheckpointTensor *tensor = NULL;
     TRY(find_tensor(checkpoint, parameter, moment, &tensor, error));
     if (first < 0 || n < 0 || first > shape_count(parameter->shape) - n) {
         return error_failed(error,
                             "%s: elements %lld to %lld were read of tensor '%s', which has not as many",
                             checkpoint->path, (long long)first, (long long)(first + n), parameter->name);
     }
-    return checkpoint_index_read(tensor, first, n, values, error);
+    for (int i = 0; i < parameter->shard.n_boxes && n > 0; i++) {
+        const Box *box = &parameter->shard.box[i].box;
+        int64_t count = shape_count(box->shape), here = count - first < n ? count - first : n;
+        if (here > 0) {
+            TRY(checkpoint_index_read(tensor, &(BoxRange){*box, first, here}, values, error));
+            values += here;
+            first += here;
+            n -= here;
+        }
+        first -= count;
+    }
+    return STATUS_OK;
+}
+
+Status checkpoint_read_box(const Checkpoint *checkpoint, const Parameter *parameter, int moment,
+                           const Box *box, float *values, Error *error) {
+    const CheckpointTensor *tensor = NULL;
+    TRY(find_tensor(checkpoint, parameter, moment, &tensor, error));
+    if (!box_is_within(box, parameter->whole)) {
+        return error_failed(error, "%s: a box was read of tensor '%s' that does not lie in it",
+                            checkpoint->path, parameter->name);
+    }
+    return checkpoint_index_read(tensor, &(BoxRange){*box, 0, shape_count(box->shape)}, values, error);
 }
 
 /* ---- arrays */

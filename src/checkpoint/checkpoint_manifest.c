@@ -1,8 +1,9 @@
-/* The manifest says what the other files must be, so nothing else can vouch for the manifest itself: its last line is
- * a checksum of the bytes before it, taken from the text as it lies on the disk. The check therefore finds any
- * change, also one that JSON would not mind.
+/* The manifest says what the other files must be, so nothing else can vouch for the manifest itself: its
+ * last line is a checksum of the bytes before it, taken from the text as it lies on the disk. The check
+ * therefore finds any change, also one that JSON would not mind.
  *
- * Version 2 is version 1 with tensors in parts, so that a program that knows only whole ones says that it is too old.
+ * Version 2 is version 1 with tensors in parts, version 3 with parts that are boxes, so that a program
+ * that does not know them says that it is too old. A file has the lowest version that it can.
  *
  * 64-bit hashes are written as hexadecimal texts, since many readers of JSON keep numbers in doubles. */
 #include "checkpoint/checkpoint_manifest.h"
@@ -24,6 +25,7 @@
 enum {
     WHOLE_VERSION = 1,
     PARTS_VERSION = 2,
+    BOXES_VERSION = 3,
     MANIFEST_LIMIT_BYTES = 16 << 20,
     N_HASH_DIGITS = 16,
     MAX_FILES = 1 << 16
@@ -39,6 +41,11 @@ static json_t *hash_json(uint64_t hash) {
     return json_make_text(text);
 }
 
+static int version_of(const Manifest *manifest) {
+    if (manifest->has_boxes) return BOXES_VERSION;
+    return manifest->has_parts ? PARTS_VERSION : WHOLE_VERSION;
+}
+
 static json_t *manifest_json(const Manifest *manifest) {
     const CheckpointState *state = &manifest->state;
     json_t *files = json_array();
@@ -51,9 +58,9 @@ static json_t *manifest_json(const Manifest *manifest) {
     }
     json_t *object =
         json_pack("{s:s, s:i, s:s, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:{s:s, s:i}, s:o, s:o}", "format",
-                  MANIFEST_FORMAT, "version", manifest->has_parts ? PARTS_VERSION : WHOLE_VERSION, "pgpt",
-                  PGPT_VERSION, "step", (json_int_t)state->step, "sequences", (json_int_t)state->n_sequences,
-                  "tokens", (json_int_t)state->n_tokens, "seed", (json_int_t)state->seed, "data_hash",
+                  MANIFEST_FORMAT, "version", version_of(manifest), "pgpt", PGPT_VERSION, "step",
+                  (json_int_t)state->step, "sequences", (json_int_t)state->n_sequences, "tokens",
+                  (json_int_t)state->n_tokens, "seed", (json_int_t)state->seed, "data_hash",
                   hash_json(state->data_hash), "tokenizer_hash", hash_json(state->tokenizer_hash), "val_loss",
                   json_make_number(state->validation_loss), "optimizer", "name", state->optimizer, "moments",
                   state->n_moments, "model", checkpoint_config_json(&manifest->config), "files", files);
@@ -167,13 +174,14 @@ static Status read_manifest(const json_t *object, const char *path, Manifest *ma
         return error_user(error, "%s is not a checkpoint's manifest", path);
     TRY(json_field_int(object, path, "version", 1, INT32_MAX, &format_version, error));
     TRY(json_field_text(object, path, "pgpt", &version, error));
-    if (format_version > PARTS_VERSION) {
+    if (format_version > BOXES_VERSION) {
         return error_user(error,
                           "%s was written by pgpt %.40s in a format that this one does not know; update pgpt",
                           path, version);
     }
     manifest->version = arena_strdup(arena, version);
     manifest->has_parts = format_version >= PARTS_VERSION;
+    manifest->has_boxes = format_version >= BOXES_VERSION;
     TRY(read_state(object, path, &manifest->state, arena, error));
     json_t *model, *files;
     TRY(json_field_object(object, path, "model", &model, error));

@@ -16,7 +16,8 @@ typedef struct {
     const char *version; /* of the pgpt that wrote it */
     ManifestFile *file;
     int n_files;
-    bool has_parts;    /* tensors may lie in several files, as NAME[first:end] */
+    bool has_parts;    /* tensors may lie in several files, as NAME[first:end], */
+    bool has_boxes;    /* and as boxes: see part_name.h */
     uint64_t checksum; /* of the text that was read */
 } Manifest;
 

@@ -1,19 +1,24 @@
-/* The map says which runs of the flat array go into the file; the file holds tensors. So every parameter is laid against
- * the map, and what they have in common makes pieces: runs that touch are one piece, a piece that is all of the
- * parameter is stored as the tensor itself, and what lies between parameters is never written.
+/* The map says which runs of the rank's flat array go into the file; the file holds tensors. So every
+ * parameter is laid against the map, and what they have in common is laid against the boxes of the whole
+ * tensor that the parameter is a shard of. That makes pieces: runs that touch are one piece, a piece that
+ * is all of the tensor is stored as the tensor itself, one whose elements are consecutive in it as a range
+ * of them, any other as a box or a range of a box (part_name.h). What lies between parameters is never
+ * written, nor what another rank owns.
  *
- * All moments have the same pieces, one moment behind the other. Bytes go from the arrays into the file as they are. */
+ * All moments have the same pieces, one moment behind the other. Bytes go from the arrays into the file as
+ * they are. */
 #include "checkpoint/checkpoint_part.h"
 
 #include "checkpoint/checkpoint_manifest.h"
+#include "checkpoint/part_name.h"
 #include "parallel/sync/partition.h"
 
 #include <string.h>
 
-/* Elements first .. first + n - 1 of a parameter. */
+/* Of a parameter's whole tensor. */
 typedef struct {
     const Parameter *parameter;
-    int64_t first, n;
+    BoxRange range;
 } Piece;
 
 /* Elements of the rank's array. */
@@ -26,23 +31,46 @@ typedef struct {
     Source *source; /* one behind the other, all pieces; a piece may come from several */
     int n_pieces, n_sources;
     int64_t n_elements;
+    bool has_boxes;             /* some are no ranges of the whole tensor */
     const Parameter *parameter; /* the one being laid against the map */
 } Pieces;
 
 /* ---- what to write */
 
-static bool continues(const Piece *piece, const Parameter *parameter, int64_t first) {
-    return piece->parameter == parameter && piece->first + piece->n == first;
+static bool continues(const Piece *piece, const Parameter *parameter, const BoxRange *range) {
+    return piece->parameter == parameter && box_equal(&piece->range.box, &range->box) &&
+           piece->range.first + piece->range.n == range->first;
 }
 
+static void add_range(Pieces *pieces, const BoxRange *range, int64_t local_first) {
+    const Parameter *parameter = pieces->parameter;
+    const Box whole = box_whole(parameter->whole);
+    BoxRange flat = box_range_flat(range, parameter->whole);
+    Piece *last = pieces->n_pieces ? &pieces->piece[pieces->n_pieces - 1] : NULL;
+    if (last && continues(last, parameter, &flat)) last->range.n += flat.n;
+    else pieces->piece[pieces->n_pieces++] = (Piece){.parameter = parameter, .range = flat};
+    pieces->source[pieces->n_sources++] = (Source){local_first, flat.n};
+    pieces->n_elements += flat.n;
+    pieces->has_boxes = pieces->has_boxes || !box_equal(&flat.box, &whole);
+}
+
+/* Elements first .. first + n - 1 of what is here of the parameter: its boxes, one behind the other. */
 static Status add_run(void *context, int64_t first, int64_t n, int64_t local_first, Error *error) {
     (void)error;
     Pieces *pieces = context;
-    int last = pieces->n_pieces - 1;
-    if (last >= 0 && continues(&pieces->piece[last], pieces->parameter, first)) pieces->piece[last].n += n;
-    else pieces->piece[pieces->n_pieces++] = (Piece){.parameter = pieces->parameter, .first = first, .n = n};
-    pieces->source[pieces->n_sources++] = (Source){local_first, n};
-    pieces->n_elements += n;
+    const ParameterShard *shard = &pieces->parameter->shard;
+    for (int i = 0; i < shard->n_boxes && n > 0; i++) {
+        int64_t count = shape_count(shard->box[i].box.shape);
+        if (first < count) {
+            int64_t here = count - first < n ? count - first : n;
+            if (shard->box[i].is_owner)
+                add_range(pieces, &(BoxRange){shard->box[i].box, first, here}, local_first);
+            local_first += here;
+            n -= here;
+            first += here;
+        }
+        first -= count;
+    }
     return STATUS_OK;
 }
 
@@ -53,7 +81,8 @@ static Status find_pieces(const ParameterTable *table, const ShardMap *map, Piec
     const ShardMap whole = {.n_runs = 1, .run = &everything, .n_local = everything.n};
     if (!map) map = &whole;
     *pieces = (Pieces){0};
-    size_t most = (size_t)table->n_parameters + (size_t)map->n_runs + 1; /* a border of either begins one */
+    /* A border of a run or of a box begins one. */
+    size_t most = SHARD_MAX_BOXES * (size_t)table->n_parameters + (size_t)map->n_runs + 1;
     pieces->piece = ARENA_ARRAY(arena, Piece, most);
     pieces->source = ARENA_ARRAY(arena, Source, most);
     for (int i = 0; i < table->n_parameters; i++) {
@@ -70,17 +99,11 @@ static SafetensorsTensor describe_piece(const Piece *piece, DType type, const ch
                                                     [DTYPE_F16] = SAFETENSORS_F16,
                                                     [DTYPE_I32] = SAFETENSORS_I32};
     const Parameter *parameter = piece->parameter;
-    SafetensorsTensor tensor = {.type = types[type], .n_dims = parameter->shape.n_dims};
-    if (piece->n == shape_count(parameter->shape)) {
-        tensor.name = arena_printf(arena, "%s%s", prefix, parameter->name);
-        memcpy(tensor.dim, parameter->shape.dim, sizeof parameter->shape.dim);
-    } else {
-        int64_t end = piece->first + piece->n;
-        tensor.name = arena_printf(arena, "%s%s[%lld:%lld]", prefix, parameter->name, (long long)piece->first,
-                                   (long long)end);
-        tensor.n_dims = 1;
-        tensor.dim[0] = piece->n;
-    }
+    Shape shape;
+    SafetensorsTensor tensor = {.type = types[type]};
+    tensor.name = part_name_write(prefix, parameter->name, parameter->whole, &piece->range, &shape, arena);
+    tensor.n_dims = shape.n_dims;
+    memcpy(tensor.dim, shape.dim, sizeof shape.dim);
     return tensor;
 }
 
@@ -113,7 +136,8 @@ static Status write_array(SafetensorsWriter *writer, const CheckpointSource *sou
     return STATUS_OK;
 }
 
-/* The same pieces of several arrays, from the first one on, each array with its own prefix before the names. */
+/* The same pieces of several arrays, from the first one on, each array with its own prefix before the
+ * names. */
 static Status write_arrays(const char *path, const CheckpointSource *source, const Pieces *pieces, int first,
                            int n_arrays, Arena *arena, CheckpointPartFile *file, Error *error) {
     static const char *const prefixes[CHECKPOINT_MAX_ARRAYS] = {"", "moment1.", "moment2.", "moment3.",
@@ -154,6 +178,7 @@ Status checkpoint_part_write(const char *folder, const CheckpointSource *source,
         Pieces pieces;
         TRY_GOTO(find_pieces(source->table, maps[i], &pieces, &arena, error), done);
         if (n_arrays[i] == 0 || pieces.n_pieces == 0) continue;
+        part->has_boxes |= pieces.has_boxes;
         const char *path = arena_printf(&arena, "%s/%s", folder, file_name(i, rank, n_ranks, &arena));
         TRY_GOTO(write_arrays(path, source, &pieces, first[i], n_arrays[i], &arena, &part->file[i], error),
                  done);
@@ -165,12 +190,13 @@ done:
 
 /* ---- the manifest */
 
-/* Where parts overlap or leave a gap, counting finds it, unless one makes up for the other; loading finds both. */
+/* Where parts overlap or leave a gap, counting finds it, unless one makes up for the other; loading finds
+ * both. */
 static Status check_sum(const CheckpointSource *source, const CheckpointPart *parts, int n_ranks,
                         Error *error) {
     const int64_t n_arrays[] = {1, source->state->n_moments};
     for (int i = 0; i < CHECKPOINT_PART_FILES; i++) {
-        int64_t n_written = 0, n_wanted = n_arrays[i] * source->table->n_elements;
+        int64_t n_written = 0, n_wanted = n_arrays[i] * source->table->n_whole_elements;
         for (int rank = 0; rank < n_ranks; rank++) n_written += parts[rank].file[i].n_elements;
         if (n_written == n_wanted) continue;
         return error_failed(
@@ -186,6 +212,7 @@ Status checkpoint_parts_seal(const char *folder, const CheckpointSource *source,
     Arena arena = {0};
     Manifest manifest = {.state = *source->state, .config = *source->config, .has_parts = n_ranks > 1};
     manifest.file = ARENA_ARRAY(&arena, ManifestFile, CHECKPOINT_PART_FILES * n_ranks);
+    for (int rank = 0; rank < n_ranks; rank++) manifest.has_boxes |= parts[rank].has_boxes != 0;
     for (int i = 0; i < CHECKPOINT_PART_FILES; i++) {
         for (int rank = 0; rank < n_ranks; rank++) {
             const CheckpointPartFile *file = &parts[rank].file[i];

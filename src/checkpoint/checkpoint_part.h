@@ -6,7 +6,8 @@
 
 enum { CHECKPOINT_MODEL_FILE, CHECKPOINT_OPTIMIZER_FILE, CHECKPOINT_PART_FILES };
 
-/* What was written of each file, in whole words, so that ranks of one machine type can exchange it as it is. */
+/* What was written of each file, in whole words, so that ranks of one machine type can exchange it as it
+ * is. */
 typedef struct {
     int64_t n_elements; /* 0: there is no such file */
     uint64_t n_bytes, checksum;
@@ -14,6 +15,7 @@ typedef struct {
 
 typedef struct {
     CheckpointPartFile file[CHECKPOINT_PART_FILES];
+    int64_t has_boxes; /* 1: some tensors are parts that an older reader does not know */
 } CheckpointPart;
 
 /* Write the files of one rank, synced; alone (one rank of one) under the names without numbers. */

@@ -24,8 +24,8 @@ uint64_t checkpoint_bytes(const ParameterTable *table, const DType *types, int n
     enum { HEADER_BYTES_A_TENSOR = 160, OTHER_BYTES = 16384 };
     uint64_t n_bytes = OTHER_BYTES;
     for (int i = 0; i <= n_moments; i++)
-        n_bytes += dtype_info(types[i])->n_bytes * (uint64_t)table->n_elements +
-                   HEADER_BYTES_A_TENSOR * (uint64_t)table->n_parameters;
+        n_bytes += dtype_info(types[i])->n_bytes * (uint64_t)table->n_whole_elements +
+                   HEADER_BYTES_A_TENSOR * (uint64_t)table->n_whole_parameters;
     return n_bytes;
 }
 

@@ -13,10 +13,10 @@ enum { PLAN_ALIGNMENT = 256 }; /* of every tensor, in bytes: whole cache lines, 
 typedef struct {
     size_t bytes[N_PLACES];    /* the size of each place, of one frame where there are several */
     MemoryKind kind[N_PLACES]; /* and where it is; program_build sets it: all where kernels work */
-    int n_frames;              /* micro-batches that may be in flight: so often there are the places of a frame */
-    size_t unshared_bytes;     /* activations, if each had memory of its own */
-    size_t live_bytes;         /* the most activation bytes alive at one node: no plan can need less */
-    const Node *peak_node;     /* that node */
+    int n_frames;          /* micro-batches that may be in flight: so often there are the places of a frame */
+    size_t unshared_bytes; /* activations, if each had memory of its own */
+    size_t live_bytes;     /* the most activation bytes alive at one node: no plan can need less */
+    const Node *peak_node; /* that node */
 } MemoryPlan;
 
 /* Gives every tensor its offset. Nodes run in the order of graph->node; with_lanes, some of them beside others (lanes.h), which keep

@@ -1,5 +1,8 @@
-/* Order: embeddings, blocks, final norm, head: the order in which a forward pass meets them, so that the backward
- * finishes gradients from the end of the flat array to its start. */
+/* Order: embeddings, blocks, final norm, head: the order in which a forward pass meets them, so that the
+ * backward finishes gradients from the end of the flat array to its start.
+ *
+ * All parameters of the model are described first, and those of the part then laid out: so a parameter's
+ * number, its initial values and whether the sizes can be are the same for every part. */
 #include "model/parameters.h"
 
 #include "base/random.h"
@@ -10,47 +13,30 @@
 #include <math.h>
 #include <string.h>
 
+/* The parameters of the whole model, in order, as they are described. */
 typedef struct {
-    ParameterTable *table;
-    bool overflow;
-    double n_elements; /* counted beyond what an integer holds, for the message */
+    Arena *arena; /* of names */
+    Parameter *parameter;
+    int n_parameters;
 } Builder;
 
-static Shape laid_out(ParameterRole role, Shape shape) {
-    bool has_tokens = role == ROLE_TOKEN_TABLE || role == ROLE_HEAD_WEIGHT;
-    int64_t multiple = shape.dim[0] < LARGE_VOCABULARY ? VOCABULARY_MULTIPLE : LARGE_VOCABULARY_MULTIPLE;
-    if (has_tokens && shape.dim[0] <= INT64_MAX - multiple)
-        shape.dim[0] = (shape.dim[0] + multiple - 1) / multiple * multiple;
-    return shape;
-}
-
 static Parameter *add(Builder *builder, ParameterRole role, int block, const char *name, Shape shape) {
-    ParameterTable *table = builder->table;
-    table->index[(block + 1) * N_ROLES + (int)role] = table->n_parameters + 1;
-    Parameter *parameter = &table->parameter[table->n_parameters++];
-    *parameter = (Parameter){
-        .role = role, .block = block, .shape = shape, .laid_out = laid_out(role, shape), .dtype = DTYPE_F32};
-    parameter->name = block == NO_BLOCK ? arena_strdup(&table->arena, name)
-                                        : arena_printf(&table->arena, "h.%d.%s", block, name);
-    int64_t count = shape_count(parameter->laid_out);
-    double approximate = 1.0;
-    for (int i = 0; i < shape.n_dims; i++) approximate *= (double)shape.dim[i];
-    builder->n_elements += approximate;
-    enum { ALIGN = PLAN_ALIGNMENT / 4 };
-    if (count < 0 || table->n_flat_elements > INT64_MAX / 16 - count - ALIGN) {
-        builder->overflow = true;
-        return parameter;
-    }
-    parameter->flat_offset = table->n_flat_elements;
-    table->n_elements += shape_count(shape);
-    table->n_flat_elements += (count + ALIGN - 1) / ALIGN * ALIGN;
+    Parameter *parameter = &builder->parameter[builder->n_parameters];
+    *parameter = (Parameter){.role = role,
+                             .block = block,
+                             .expert = NO_EXPERT,
+                             .number = builder->n_parameters++,
+                             .whole = shape,
+                             .dtype = DTYPE_F32};
+    parameter->name = block == NO_BLOCK ? arena_strdup(builder->arena, name)
+                                        : arena_printf(builder->arena, "h.%d.%s", block, name);
     return parameter;
 }
 
 static void add_matrix(Builder *builder, ParameterRole role, int block, const char *name, int64_t outputs,
-                       int64_t inputs, ShardRule shard, float deviation) {
+                       int64_t inputs, ShardRule rule, float deviation) {
     Parameter *parameter = add(builder, role, block, name, SHAPE(outputs, inputs));
-    parameter->shard = shard;
+    parameter->rule = rule;
     parameter->decays = true;
     parameter->init = INIT_NORMAL;
     parameter->deviation = deviation;
@@ -58,9 +44,9 @@ static void add_matrix(Builder *builder, ParameterRole role, int block, const ch
 }
 
 static void add_vector(Builder *builder, ParameterRole role, int block, const char *name, int64_t count,
-                       ShardRule shard, Initializer init) {
+                       ShardRule rule, Initializer init) {
     Parameter *parameter = add(builder, role, block, name, SHAPE(count));
-    parameter->shard = shard;
+    parameter->rule = rule;
     parameter->init = init;
 }
 
@@ -72,8 +58,8 @@ static void add_norm(Builder *builder, const ModelConfig *config, ParameterRole 
     }
 }
 
-/* GPT-2's initialisation: 0.02, and the two projections that write into the residual stream scaled down by the
- * square root of how many of them add up there. */
+/* GPT-2's initialisation: 0.02, and the two projections that write into the residual stream scaled down by
+ * the square root of how many of them add up there. */
 static void add_block(Builder *builder, const ModelConfig *config, int block) {
     const float deviation = 0.02f;
     float residual_deviation = deviation / sqrtf(2.0f * (float)config->n_layers);
@@ -81,53 +67,154 @@ static void add_block(Builder *builder, const ModelConfig *config, int block) {
     int64_t qkv = heads * config_head_size(config);
     int64_t hidden = config->n_hidden * (config->mlp == MLP_SWIGLU ? 2 : 1);
     add_norm(builder, config, ROLE_NORM1_WEIGHT, ROLE_NORM1_BIAS, block, "ln_1.weight", "ln_1.bias");
-    add_matrix(builder, ROLE_QKV_WEIGHT, block, "attn.c_attn.weight", qkv, channels, SHARD_QKV, deviation);
+    add_matrix(builder, ROLE_QKV_WEIGHT, block, "attn.c_attn.weight", qkv, channels, SHARD_QKV_ROWS,
+               deviation);
     if (config->bias)
-        add_vector(builder, ROLE_QKV_BIAS, block, "attn.c_attn.bias", qkv, SHARD_QKV, INIT_ZERO);
+        add_vector(builder, ROLE_QKV_BIAS, block, "attn.c_attn.bias", qkv, SHARD_QKV_ROWS, INIT_ZERO);
     add_matrix(builder, ROLE_ATTENTION_OUT_WEIGHT, block, "attn.c_proj.weight", channels, channels,
-               SHARD_COLUMNS, residual_deviation);
+               SHARD_HEAD_COLUMNS, residual_deviation);
     if (config->bias) {
         add_vector(builder, ROLE_ATTENTION_OUT_BIAS, block, "attn.c_proj.bias", channels, SHARD_NONE,
                    INIT_ZERO);
     }
     add_norm(builder, config, ROLE_NORM2_WEIGHT, ROLE_NORM2_BIAS, block, "ln_2.weight", "ln_2.bias");
-    add_matrix(builder, ROLE_FC_WEIGHT, block, "mlp.c_fc.weight", hidden, channels, SHARD_ROWS, deviation);
+    add_matrix(builder, ROLE_FC_WEIGHT, block, "mlp.c_fc.weight", hidden, channels, SHARD_HIDDEN_ROWS,
+               deviation);
     if (config->bias)
-        add_vector(builder, ROLE_FC_BIAS, block, "mlp.c_fc.bias", hidden, SHARD_ROWS, INIT_ZERO);
+        add_vector(builder, ROLE_FC_BIAS, block, "mlp.c_fc.bias", hidden, SHARD_HIDDEN_ROWS, INIT_ZERO);
     add_matrix(builder, ROLE_PROJ_WEIGHT, block, "mlp.c_proj.weight", channels, config->n_hidden,
-               SHARD_COLUMNS, residual_deviation);
+               SHARD_HIDDEN_COLUMNS, residual_deviation);
     if (config->bias)
         add_vector(builder, ROLE_PROJ_BIAS, block, "mlp.c_proj.bias", channels, SHARD_NONE, INIT_ZERO);
 }
 
-Status parameters_build(ParameterTable *table, const ModelConfig *config, Error *error) {
-    *table = (ParameterTable){0};
-    Builder builder = {.table = table};
-    int64_t capacity = 5 + config->n_layers * (ROLE_PROJ_BIAS - ROLE_NORM1_WEIGHT + 1);
-    table->parameter = ARENA_ARRAY(&table->arena, Parameter, capacity);
-    table->index = ARENA_ARRAY(&table->arena, int, (config->n_layers + 1) * N_ROLES);
-    add_matrix(&builder, ROLE_TOKEN_TABLE, NO_BLOCK, "wte.weight", config->vocabulary, config->n_channels,
-               SHARD_ROWS, 0.02f);
+static void add_model(Builder *builder, const ModelConfig *config) {
+    add_matrix(builder, ROLE_TOKEN_TABLE, NO_BLOCK, "wte.weight", config->vocabulary, config->n_channels,
+               SHARD_TOKEN_ROWS, 0.02f);
     if (config->position == POSITION_LEARNED) {
-        add_matrix(&builder, ROLE_POSITION_TABLE, NO_BLOCK, "wpe.weight", config->context, config->n_channels,
+        add_matrix(builder, ROLE_POSITION_TABLE, NO_BLOCK, "wpe.weight", config->context, config->n_channels,
                    SHARD_NONE, 0.02f);
     }
-    for (int block = 0; block < config->n_layers; block++) add_block(&builder, config, block);
-    add_norm(&builder, config, ROLE_FINAL_NORM_WEIGHT, ROLE_FINAL_NORM_BIAS, NO_BLOCK, "ln_f.weight",
+    for (int block = 0; block < config->n_layers; block++) add_block(builder, config, block);
+    add_norm(builder, config, ROLE_FINAL_NORM_WEIGHT, ROLE_FINAL_NORM_BIAS, NO_BLOCK, "ln_f.weight",
              "ln_f.bias");
     if (!config->tied) {
-        add_matrix(&builder, ROLE_HEAD_WEIGHT, NO_BLOCK, "lm_head.weight", config->vocabulary,
-                   config->n_channels, SHARD_ROWS, 0.02f);
+        add_matrix(builder, ROLE_HEAD_WEIGHT, NO_BLOCK, "lm_head.weight", config->vocabulary,
+                   config->n_channels, SHARD_TOKEN_ROWS, 0.02f);
     }
-    if (builder.overflow) {
+}
+
+/* ---- the part */
+
+static Shape laid_out(ParameterRole role, Shape shape) {
+    bool has_tokens = role == ROLE_TOKEN_TABLE || role == ROLE_HEAD_WEIGHT;
+    int64_t multiple = shape.dim[0] < LARGE_VOCABULARY ? VOCABULARY_MULTIPLE : LARGE_VOCABULARY_MULTIPLE;
+    if (has_tokens && shape.dim[0] <= INT64_MAX - multiple)
+        shape.dim[0] = (shape.dim[0] + multiple - 1) / multiple * multiple;
+    return shape;
+}
+
+static int *index_at(const ParameterTable *table, ParameterKey key) {
+    return &table->index[(key.block + 1) * N_ROLES + (int)key.role];
+}
+
+/* Take one of the model's parameters into the table; false when the sizes overflow. */
+static bool place(ParameterTable *table, const ModelConfig *config, const ParameterPart *part,
+                  const Parameter *described, bool is_owner) {
+    enum { ALIGN = PLAN_ALIGNMENT / 4 };
+    *index_at(table, (ParameterKey){described->role, described->block, described->expert}) =
+        table->n_parameters + 1;
+    Parameter *parameter = &table->parameter[table->n_parameters++];
+    *parameter = *described;
+    parameter->shard =
+        parameter_shard_cut(config, parameter->rule, parameter->whole, part->n_ranks, part->rank);
+    for (int i = 0; i < parameter->shard.n_boxes && !is_owner; i++) parameter->shard.box[i].is_owner = false;
+    parameter->shape = parameter_shard_shape(&parameter->shard, parameter->rule, parameter->whole);
+    parameter->laid_out = laid_out(parameter->role, parameter->shape);
+    int64_t count = shape_count(parameter->laid_out);
+    if (count < 0 || table->n_flat_elements > INT64_MAX / 16 - count - ALIGN) return false;
+    parameter->flat_offset = table->n_flat_elements;
+    table->n_elements += shape_count(parameter->shape);
+    table->n_flat_elements += (count + ALIGN - 1) / ALIGN * ALIGN;
+    return true;
+}
+
+static bool is_in_part(const ParameterPart *part, const Parameter *parameter) {
+    if (parameter->block != NO_BLOCK)
+        return parameter->block >= part->first_block && parameter->block < part->end_block;
+    bool is_embedding = parameter->role == ROLE_TOKEN_TABLE || parameter->role == ROLE_POSITION_TABLE;
+    return is_embedding ? part->has_embedding : part->has_head;
+}
+
+static bool place_all(ParameterTable *table, const ModelConfig *config, const ParameterPart *part,
+                      const Builder *model) {
+    for (int i = 0; i < model->n_parameters; i++) {
+        if (is_in_part(part, &model->parameter[i]) && !place(table, config, part, &model->parameter[i], true))
+            return false;
+    }
+    /* The last stage of a tied model has the table of the first as its head. */
+    bool has_copy = config->tied && part->has_head && !part->has_embedding;
+    return !has_copy || place(table, config, part, &model->parameter[0], false);
+}
+
+/* Elements of the whole model; false when they are more than can be. The message wants to know of them all
+ * the same. */
+static bool count_elements(ParameterTable *table, const Builder *model, double *approximate) {
+    bool is_sound = true;
+    *approximate = 0.0;
+    for (int i = 0; i < model->n_parameters; i++) {
+        Shape shape = model->parameter[i].whole;
+        int64_t count = shape_count(shape);
+        double product = 1.0;
+        for (int k = 0; k < shape.n_dims; k++) product *= (double)shape.dim[k];
+        *approximate += product;
+        is_sound = is_sound && count >= 0 && table->n_whole_elements <= INT64_MAX / 16 - count;
+        if (is_sound) table->n_whole_elements += count;
+    }
+    return is_sound;
+}
+
+static Status check_part(const ModelConfig *config, const ParameterPart *part, Error *error) {
+    if (part->n_ranks >= 1 && part->rank >= 0 && part->rank < part->n_ranks && part->first_block >= 0 &&
+        part->first_block <= part->end_block && part->end_block <= config->n_layers)
+        return STATUS_OK;
+    return error_failed(error, "rank %d of %d with blocks %d to %d is no part of a model of %lld blocks",
+                        part->rank, part->n_ranks, part->first_block, part->end_block - 1,
+                        (long long)config->n_layers);
+}
+
+ParameterPart parameter_part_whole(const ModelConfig *config) {
+    return (ParameterPart){
+        .n_ranks = 1, .end_block = (int)config->n_layers, .has_embedding = true, .has_head = true};
+}
+
+Status parameters_build_part(ParameterTable *table, const ModelConfig *config, const ParameterPart *part,
+                             Error *error) {
+    *table = (ParameterTable){.n_blocks = (int)config->n_layers};
+    TRY(check_part(config, part, error));
+    Arena arena = {0};
+    int64_t capacity = 5 + config->n_layers * (ROLE_PROJ_BIAS - ROLE_NORM1_WEIGHT + 1);
+    Builder model = {.arena = &table->arena, .parameter = ARENA_ARRAY(&arena, Parameter, capacity)};
+    add_model(&model, config);
+    table->parameter = ARENA_ARRAY(&table->arena, Parameter, capacity);
+    table->index = ARENA_ARRAY(&table->arena, int, (config->n_layers + 1) * N_ROLES);
+    table->n_whole_parameters = model.n_parameters;
+    double n_elements;
+    if (!count_elements(table, &model, &n_elements) || !place_all(table, config, part, &model)) {
         parameters_free(table);
-        return error_user(
+        error_user(
             error,
             "a model of these sizes has %.3g parameters and needs %.3g bytes for its weights alone, %s are "
             "free; choose smaller --channels, --layers, --context or --vocab",
-            builder.n_elements, 4.0 * builder.n_elements, format_bytes(memory_available_bytes()).text);
+            n_elements, 4.0 * n_elements, format_bytes(memory_available_bytes()).text);
     }
-    return STATUS_OK;
+    arena_free(&arena);
+    return error->status;
+}
+
+Status parameters_build(ParameterTable *table, const ModelConfig *config, Error *error) {
+    ParameterPart whole = parameter_part_whole(config);
+    return parameters_build_part(table, config, &whole, error);
 }
 
 void parameters_free(ParameterTable *table) {
@@ -149,10 +236,16 @@ ParameterTensors parameters_record(const ParameterTable *table, Graph *graph, DT
     return tensors;
 }
 
-/* The index holds position + 1, so that zeroed memory means "none"; NO_BLOCK has row 0. */
-const Parameter *parameter_find(const ParameterTable *table, ParameterRole role, int block) {
-    int found = table->index[(block + 1) * N_ROLES + (int)role];
+/* The index holds position + 1, so that zeroed memory means "none"; NO_BLOCK has row 0. There are no
+ * experts yet. */
+const Parameter *parameter_find_key(const ParameterTable *table, ParameterKey key) {
+    if (key.block < NO_BLOCK || key.block >= table->n_blocks || key.expert != NO_EXPERT) return NULL;
+    int found = *index_at(table, key);
     return found ? &table->parameter[found - 1] : NULL;
+}
+
+const Parameter *parameter_find(const ParameterTable *table, ParameterRole role, int block) {
+    return parameter_find_key(table, (ParameterKey){role, block, NO_EXPERT});
 }
 
 Tensor *parameter_tensor(const ParameterTensors *tensors, ParameterRole role, int block) {
@@ -160,20 +253,37 @@ Tensor *parameter_tensor(const ParameterTensors *tensors, ParameterRole role, in
     return parameter ? tensors->tensor[parameter - tensors->table->parameter] : NULL;
 }
 
+/* Elements first .. first + n - 1 of a box of the whole tensor. */
+static void initialise_run(const Parameter *parameter, const Box *box, RandomKey key, int64_t first,
+                           int64_t n, float *values) {
+    if (parameter->init != INIT_NORMAL) {
+        for (int64_t k = 0; k < n; k++) values[k] = parameter->init == INIT_ONE ? 1.0f : 0.0f;
+        return;
+    }
+    const Box whole = box_whole(parameter->whole);
+    int64_t run = box_run(box, &whole);
+    for (int64_t done = 0, here; done < n; done += here) {
+        int64_t at = first + done;
+        here = run - at % run < n - done ? run - at % run : n - done;
+        random_normal_fill(key, (uint64_t)box_element(box, &whole, at), (uint64_t)here, parameter->deviation,
+                           values + done);
+    }
+}
+
 void parameter_initialise(const ParameterTable *table, int index, uint64_t seed, float *values,
                           int n_threads) {
     enum { CHUNK = 1 << 16 };
     const Parameter *parameter = &table->parameter[index];
-    int64_t count = shape_count(parameter->shape);
-    RandomKey key = random_key(seed, RANDOM_INIT + (uint64_t)index, 0);
+    RandomKey key = random_key(seed, RANDOM_INIT + (uint64_t)parameter->number, 0);
+    for (int i = 0; i < parameter->shard.n_boxes; i++) {
+        const Box *box = &parameter->shard.box[i].box;
+        int64_t count = shape_count(box->shape);
 #pragma omp parallel for num_threads(n_threads) schedule(static)
-    for (int64_t first = 0; first < count; first += CHUNK) {
-        int64_t n = count - first < CHUNK ? count - first : CHUNK;
-        if (parameter->init == INIT_NORMAL) {
-            random_normal_fill(key, (uint64_t)first, (uint64_t)n, parameter->deviation, values + first);
-        } else {
-            for (int64_t k = 0; k < n; k++) values[first + k] = parameter->init == INIT_ONE ? 1.0f : 0.0f;
+        for (int64_t first = 0; first < count; first += CHUNK) {
+            int64_t n = count - first < CHUNK ? count - first : CHUNK;
+            initialise_run(parameter, box, key, first, n, values + first);
         }
+        values += count;
     }
 }
 

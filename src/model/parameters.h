@@ -1,10 +1,11 @@
-/* The parameter table: every weight of a model, described once. Allocation, initialisation, optimizer, checkpoint,
- * conversion and planner all walk it; none of them knows a weight by its number. */
+/* The parameter table: every weight of a model, described once. Allocation, initialisation, optimizer,
+ * checkpoint, conversion and planner all walk it; none of them knows a weight by its number. */
 #ifndef PGPT_MODEL_PARAMETERS_H
 #define PGPT_MODEL_PARAMETERS_H
 
 #include "graph/graph.h"
 #include "model/config.h"
+#include "model/parameter_shard.h"
 #include "parallel/sync/gradient_sync.h"
 
 typedef enum {
@@ -30,22 +31,25 @@ typedef enum {
 
 typedef enum { INIT_ZERO, INIT_ONE, INIT_NORMAL } Initializer;
 
-/* How the weight is cut over the tensor-parallel axis. */
-typedef enum {
-    SHARD_NONE,    /* every rank has all of it */
-    SHARD_ROWS,    /* by outputs (column-parallel linear, vocabulary) */
-    SHARD_COLUMNS, /* by inputs (row-parallel linear) */
-    SHARD_QKV,     /* by heads, within each of the query, key and value parts of the rows */
-} ShardRule;
+/* Parameters are known by what they do, where, and for which expert of a mixture. */
+enum { NO_EXPERT = -1 };
+typedef struct {
+    ParameterRole role;
+    int block, expert; /* or NO_BLOCK, NO_EXPERT */
+} ParameterKey;
 
 typedef struct {
     const char *name; /* Hugging Face's GPT-2 name */
     ParameterRole role;
-    int block; /* or NO_BLOCK */
-    Shape shape;
-    Shape laid_out; /* its shape in memory: tables of tokens have rows of zeros at the end, see below */
+    int block;  /* or NO_BLOCK */
+    int expert; /* or NO_EXPERT */
+    int number; /* its position in the table of the whole model, of which its initial values are made */
+    Shape whole;
+    ShardRule rule;
+    ParameterShard shard; /* what of the whole is here: its boxes, one behind the other, are the tensor */
+    Shape shape;          /* of what is here */
+    Shape laid_out;       /* its shape in memory: tables of tokens have rows of zeros at the end, see below */
     DType dtype;
-    ShardRule shard;
     bool decays;        /* weight decay: matrices only */
     bool is_transposed; /* Hugging Face stores it as (in,out) */
     Initializer init;
@@ -53,22 +57,41 @@ typedef struct {
     int64_t flat_offset; /* its first element in the flat array of all parameters */
 } Parameter;
 
-/* Rows of a vocabulary are filled up to a multiple of these, so that rows of logits are as tensor cores want them: GPT-2's
- * 50,257 columns take seven times as long as 50,304, and 65 three times as long as 72. Files and reports know nothing of
- * it. */
+/* Rows of a vocabulary are filled up to a multiple of these, so that rows of logits are as tensor cores
+ * want them: GPT-2's 50,257 columns take seven times as long as 50,304, and 65 three times as long as 72.
+ * Files and reports know nothing of it. */
 enum { VOCABULARY_MULTIPLE = 8, LARGE_VOCABULARY_MULTIPLE = 128, LARGE_VOCABULARY = 4096 };
 
 typedef struct {
     Arena arena;
     int n_parameters;
     Parameter *parameter;
-    int *index;              /* of the parameter with a role in a block: see parameter_find */
+    int n_blocks;            /* of the whole model */
+    int *index;              /* of the parameter with a key: see parameter_find_key */
     int64_t n_elements;      /* of all parameters */
     int64_t n_flat_elements; /* with the padding that keeps each one aligned */
+    int n_whole_parameters;  /* of the whole model, where this is a part of it */
+    int64_t n_whole_elements;
 } ParameterTable;
 
-/* Fails when the sizes overflow. */
+/* What a rank holds of the model: its shard of every tensor of some blocks (a pipeline stage), with or
+ * without what comes before them and behind them. A stage with the head of a tied model holds the token
+ * table too; the one with the embedding owns it. */
+typedef struct {
+    int n_ranks, rank; /* of tensor parallelism */
+    int first_block, end_block;
+    bool has_embedding, has_head; /* the head with the final norm */
+} ParameterPart;
+
+ParameterPart parameter_part_whole(const ModelConfig *config);
+
+/* The table of the whole model. Fails when the sizes overflow. */
 Status parameters_build(ParameterTable *table, const ModelConfig *config, Error *error);
+
+/* The table of a part. All ranks of a stage have the same parameters in the same order, in which those
+ * that a rank has nothing of have no elements. */
+Status parameters_build_part(ParameterTable *table, const ModelConfig *config, const ParameterPart *part,
+                             Error *error);
 void parameters_free(ParameterTable *table);
 
 /* The parameters as pieces of the flat array, each with its padding; n_parameters of them, from the arena. */
@@ -77,7 +100,9 @@ const FlatPiece *parameters_pieces(const ParameterTable *table, Arena *arena);
 /* The same as a gradient strategy wants it: the flat array with its pieces. */
 FlatArray parameters_flat(const ParameterTable *table, Arena *arena);
 
-/* The parameter with this role, NULL if the model has none (no bias, say). */
+/* The parameter with this key, NULL if the table has none (no bias, say, or another stage's block); the
+ * shorter one is of no expert. */
+const Parameter *parameter_find_key(const ParameterTable *table, ParameterKey key);
 const Parameter *parameter_find(const ParameterTable *table, ParameterRole role, int block);
 
 /* The table's tensors in a graph: parts of one flat tensor, in table order. */
@@ -97,7 +122,8 @@ ParameterTensors parameters_record(const ParameterTable *table, Graph *graph, DT
 /* The tensor with this role, NULL if the model has none. */
 Tensor *parameter_tensor(const ParameterTensors *tensors, ParameterRole role, int block);
 
-/* Initial values into the flat array on the host. They depend on (seed, parameter, element) alone. */
+/* Initial values into the flat array on the host. They depend on (seed, parameter, element) of the whole
+ * model alone: a shard has the values that the whole tensor has there. */
 void parameters_initialise(const ParameterTable *table, uint64_t seed, float *flat, int n_threads);
 
 /* The same for one parameter (by its position in the table), into an array of its own. */

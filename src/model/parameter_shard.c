@@ -1,0 +1,98 @@
+#include "model/parameter_shard.h"
+
+ShardSpan shard_span(int64_t n, int64_t n_parts, int64_t part) {
+    int64_t each = n / n_parts, left = n % n_parts;
+    return (ShardSpan){part * each + (part < left ? part : left), each + (part < left)};
+}
+
+/* More ranks than key/value heads: which head's ranks is this one of, and which of its query heads has it? */
+static ShardHeads share_head(int64_t n_keys, int64_t n_together, int n_ranks, int rank) {
+    for (int64_t key = 0; key < n_keys; key++) {
+        ShardSpan ranks = shard_span(n_ranks, n_keys, key);
+        if (rank >= ranks.first + ranks.n) continue;
+        ShardSpan query = shard_span(n_together, ranks.n, rank - ranks.first);
+        int64_t n_holders = ranks.n < n_together ? ranks.n : n_together; /* the others have no query head */
+        return (ShardHeads){.query = {key * n_together + query.first, query.n},
+                            .key = {key, query.n > 0},
+                            .first_holder = (int)ranks.first,
+                            .n_holders = (int)n_holders};
+    }
+    return (ShardHeads){0};
+}
+
+ShardHeads shard_heads(const ModelConfig *config, int n_ranks, int rank) {
+    int64_t n_keys = config->n_kv_heads, n_together = config->n_heads / n_keys;
+    if (n_ranks > n_keys) return share_head(n_keys, n_together, n_ranks, rank);
+    ShardSpan key = shard_span(n_keys, n_ranks, rank);
+    return (ShardHeads){.query = {key.first * n_together, key.n * n_together},
+                        .key = key,
+                        .first_holder = rank,
+                        .n_holders = 1};
+}
+
+/* Does the last box end where this one begins, with the same holders? Then they are one. */
+static bool continues(const ShardBox *last, const ShardBox *box, int dim) {
+    return last->box.offset[dim] + last->box.shape.dim[dim] == box->box.offset[dim] &&
+           last->first_holder == box->first_holder && last->n_holders == box->n_holders;
+}
+
+static void add(ParameterShard *shard, Shape whole, int dim, int64_t first, int64_t n,
+                const ShardHeads *holders, int rank) {
+    ShardBox box = {.box = box_whole(whole),
+                    .first_holder = holders->first_holder,
+                    .n_holders = holders->n_holders,
+                    .is_owner = holders->first_holder == rank};
+    if (n == 0) return;
+    box.box.offset[dim] = first;
+    box.box.shape.dim[dim] = n;
+    ShardBox *last = &shard->box[shard->n_boxes - 1];
+    if (shard->n_boxes && continues(last, &box, dim)) last->box.shape.dim[dim] += n;
+    else shard->box[shard->n_boxes++] = box;
+}
+
+static bool is_by_columns(ShardRule rule) {
+    return rule == SHARD_HEAD_COLUMNS || rule == SHARD_HIDDEN_COLUMNS;
+}
+
+ParameterShard parameter_shard_cut(const ModelConfig *config, ShardRule rule, Shape whole, int n_ranks,
+                                   int rank) {
+    ParameterShard shard = {0};
+    const ShardHeads heads = shard_heads(config, n_ranks, rank),
+                     alone = {.first_holder = rank, .n_holders = 1};
+    const ShardHeads all = {.n_holders = n_ranks};
+    int64_t size = config_head_size(config), n_queries = config->n_heads * size;
+    int64_t n_keys = config->n_kv_heads * size;
+    int dim = is_by_columns(rule) ? whole.n_dims - 1 : 0;
+    ShardSpan span = {0, whole.dim[dim]};
+    switch (rule) {
+    case SHARD_NONE: add(&shard, whole, dim, 0, whole.dim[dim], &all, rank); break;
+    case SHARD_QKV_ROWS:
+        add(&shard, whole, dim, heads.query.first * size, heads.query.n * size, &alone, rank);
+        for (int i = 0; i < 2; i++) {
+            add(&shard, whole, dim, n_queries + i * n_keys + heads.key.first * size, heads.key.n * size,
+                &heads, rank);
+        }
+        break;
+    case SHARD_HEAD_COLUMNS:
+        add(&shard, whole, dim, heads.query.first * size, heads.query.n * size, &alone, rank);
+        break;
+    case SHARD_HIDDEN_ROWS:
+        span = shard_span(config->n_hidden, n_ranks, rank);
+        for (int64_t half = 0; half < whole.dim[dim]; half += config->n_hidden)
+            add(&shard, whole, dim, half + span.first, span.n, &alone, rank);
+        break;
+    case SHARD_TOKEN_ROWS:
+    case SHARD_HIDDEN_COLUMNS:
+        span = shard_span(span.n, n_ranks, rank);
+        add(&shard, whole, dim, span.first, span.n, &alone, rank);
+        break;
+    }
+    return shard;
+}
+
+Shape parameter_shard_shape(const ParameterShard *shard, ShardRule rule, Shape whole) {
+    int dim = is_by_columns(rule) ? whole.n_dims - 1 : 0;
+    whole.dim[dim] = 0;
+    for (int i = 0; i < shard->n_boxes; i++) whole.dim[dim] += shard->box[i].box.shape.dim[dim];
+    return whole;
+}

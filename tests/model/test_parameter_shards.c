@@ -1,0 +1,277 @@
+/* Tables of parts of a model: the shards of all ranks are the model, each element owned once, with the values that the
+ * whole model has there, and what a rank holds fits together. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "base/error.h"
+#include "model/config.h"
+#include "shard_layouts.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const int tp_sizes[] = {1, 2, 3, 4, 8};
+enum { N_TP_SIZES = sizeof tp_sizes / sizeof tp_sizes[0], MOST_TP = 8, SEED = 11 };
+
+static ParameterTable build(const ModelConfig *config, const ParameterPart *part) {
+    ParameterTable table;
+    Error error = {0};
+    Status status =
+        part ? parameters_build_part(&table, config, part, &error) : parameters_build(&table, config, &error);
+    if (status != STATUS_OK) fail_msg("%s", error.text);
+    return table;
+}
+
+static float *initial_values(const ParameterTable *table, int n_threads) {
+    float *flat = malloc(sizeof(float) * (size_t)table->n_flat_elements + 1);
+    assert_non_null(flat);
+    memset(flat, 0xFF, sizeof(float) * (size_t)table->n_flat_elements);
+    parameters_initialise(table, SEED, flat, n_threads);
+    return flat;
+}
+
+typedef struct {
+    ModelConfig config;
+    ParameterTable table; /* of the whole model */
+    float *values;
+    unsigned char *n_owners; /* of every element of its flat array */
+} Whole;
+
+/* The values of a part, and who owns what. */
+static void check_values(Whole *whole, const ParameterTable *table) {
+    float *values = initial_values(table, 1),
+          *want = malloc(sizeof(float) * (size_t)table->n_flat_elements + 1);
+    assert_non_null(want);
+    int64_t n_elements = 0, flat_end = 0;
+    for (int i = 0; i < table->n_parameters; i++) {
+        const Parameter *parameter = &table->parameter[i];
+        const Parameter *global = parameter_find(&whole->table, parameter->role, parameter->block);
+        assert_non_null(global);
+        assert_ptr_equal(parameter_find(table, parameter->role, parameter->block), parameter);
+        assert_int_equal(parameter->number, global - whole->table.parameter);
+        assert_string_equal(parameter->name, global->name);
+        assert_true(shape_equal(parameter->whole, global->shape));
+        assert_int_equal(parameter->flat_offset, flat_end);
+        int64_t count = shape_count(parameter->shape), n_boxed = 0;
+        for (int k = 0; k < parameter->shard.n_boxes; k++) {
+            const ShardBox *box = &parameter->shard.box[k];
+            assert_true(box_is_within(&box->box, global->shape));
+            n_boxed += shape_count(box->box.shape);
+            const Box all = box_whole(global->shape);
+            for (int64_t e = 0; box->is_owner && e < shape_count(box->box.shape); e++)
+                whole->n_owners[global->flat_offset + box_element(&box->box, &all, e)]++;
+        }
+        assert_int_equal(n_boxed, count);
+        shard_take(parameter, whole->values + global->flat_offset, want);
+        assert_memory_equal(values + parameter->flat_offset, want, sizeof(float) * (size_t)count);
+        n_elements += count;
+        flat_end = parameter->flat_offset + (shape_count(parameter->laid_out) + 63) / 64 * 64;
+    }
+    assert_int_equal(n_elements, table->n_elements);
+    assert_int_equal(flat_end, table->n_flat_elements);
+    assert_int_equal(table->n_whole_elements, whole->table.n_elements);
+    assert_int_equal(table->n_whole_parameters, whole->table.n_parameters);
+    free(values);
+    free(want);
+}
+
+static Shape local_shape(const ParameterTable *table, ParameterRole role, int block) {
+    const Parameter *parameter = parameter_find(table, role, block);
+    assert_non_null(parameter);
+    return parameter->shape;
+}
+
+/* A rank can compute with what it has: heads with their keys and values, hidden channels in and out. */
+static void check_fits(const ModelConfig *config, const ParameterTable *table, const ParameterPart *part) {
+    ShardHeads heads = shard_heads(config, part->n_ranks, part->rank);
+    int64_t size = config_head_size(config), n_together = config->n_heads / config->n_kv_heads;
+    assert_int_equal(heads.query.n == 0, heads.key.n == 0);
+    if (heads.key.n) {
+        assert_int_equal(heads.query.n % heads.key.n, 0);
+        for (int64_t h = 0; h < heads.query.n; h++)
+            assert_int_equal((heads.query.first + h) / n_together,
+                             heads.key.first + h / (heads.query.n / heads.key.n));
+    }
+    int64_t n_halves = config->mlp == MLP_SWIGLU ? 2 : 1;
+    for (int block = part->first_block; block < part->end_block; block++) {
+        int64_t rows = (heads.query.n + 2 * heads.key.n) * size;
+        assert_int_equal(local_shape(table, ROLE_QKV_WEIGHT, block).dim[0], rows);
+        assert_int_equal(local_shape(table, ROLE_ATTENTION_OUT_WEIGHT, block).dim[1], heads.query.n * size);
+        assert_int_equal(local_shape(table, ROLE_FC_WEIGHT, block).dim[0],
+                         n_halves * local_shape(table, ROLE_PROJ_WEIGHT, block).dim[1]);
+        const Parameter *fc = parameter_find(table, ROLE_FC_WEIGHT, block);
+        const Parameter *proj = parameter_find(table, ROLE_PROJ_WEIGHT, block);
+        for (int k = 0; part->n_ranks > 1 && k < fc->shard.n_boxes; k++) {
+            assert_int_equal(fc->shard.n_boxes, n_halves);
+            assert_int_equal(fc->shard.box[k].box.offset[0],
+                             k * config->n_hidden + proj->shard.box[0].box.offset[1]);
+        }
+        if (!config->bias) continue;
+        assert_int_equal(local_shape(table, ROLE_QKV_BIAS, block).dim[0], rows);
+        assert_int_equal(local_shape(table, ROLE_FC_BIAS, block).dim[0], fc->shape.dim[0]);
+        assert_int_equal(local_shape(table, ROLE_PROJ_BIAS, block).dim[0], config->n_channels);
+    }
+}
+
+static bool holds(const Parameter *parameter, const Box *box) {
+    for (int i = 0; i < parameter->shard.n_boxes; i++) {
+        if (box_equal(&parameter->shard.box[i].box, box)) return true;
+    }
+    return false;
+}
+
+/* Every box says truly which ranks of its stage hold the same. */
+static void check_holders(const ParameterTable *tables, int tp_size) {
+    for (int rank = 0; rank < tp_size; rank++) {
+        assert_int_equal(tables[rank].n_parameters, tables[0].n_parameters);
+        for (int i = 0; i < tables[rank].n_parameters; i++) {
+            const Parameter *parameter = &tables[rank].parameter[i];
+            for (int k = 0; k < parameter->shard.n_boxes; k++) {
+                const ShardBox *box = &parameter->shard.box[k];
+                for (int other = 0; other < tp_size; other++) {
+                    bool is_holder = other >= box->first_holder && other < box->first_holder + box->n_holders;
+                    assert_int_equal(holds(&tables[other].parameter[i], &box->box), is_holder);
+                }
+            }
+        }
+    }
+}
+
+static void check_layout(Whole *whole, int tp_size, int n_stages) {
+    memset(whole->n_owners, 0, (size_t)whole->table.n_flat_elements);
+    for (int stage = 0; stage < n_stages; stage++) {
+        ParameterTable tables[MOST_TP];
+        for (int tp = 0; tp < tp_size; tp++) {
+            ParameterPart part = shard_part(tp_size, tp, n_stages, stage);
+            tables[tp] = build(&whole->config, &part);
+            check_values(whole, &tables[tp]);
+            check_fits(&whole->config, &tables[tp], &part);
+            int other = stage > 0 ? 0 : SHARD_LAYERS - 1;
+            bool has_other = other >= part.first_block && other < part.end_block;
+            assert_int_equal(parameter_find(&tables[tp], ROLE_FC_WEIGHT, other) != NULL, has_other);
+        }
+        check_holders(tables, tp_size);
+        for (int tp = 0; tp < tp_size; tp++) parameters_free(&tables[tp]);
+    }
+    for (int i = 0; i < whole->table.n_parameters; i++) {
+        const Parameter *parameter = &whole->table.parameter[i];
+        for (int64_t k = 0; k < shape_count(parameter->shape); k++) {
+            if (whole->n_owners[parameter->flat_offset + k] != 1)
+                fail_msg("tp %d, %d stages: element %lld of %s is owned %d times", tp_size, n_stages,
+                         (long long)k, parameter->name, whole->n_owners[parameter->flat_offset + k]);
+        }
+    }
+}
+
+static void test_shards_make_up_the_model(void **state) {
+    (void)state;
+    for (int i = 0; i < N_SHARD_CONFIGS; i++) {
+        Whole whole = {.config = shard_config(i)};
+        whole.table = build(&whole.config, NULL);
+        whole.values = initial_values(&whole.table, 1);
+        whole.n_owners = malloc((size_t)whole.table.n_flat_elements);
+        assert_non_null(whole.n_owners);
+        for (int k = 0; k < N_TP_SIZES; k++) {
+            for (int n_stages = 1; n_stages <= MOST_STAGES; n_stages++)
+                check_layout(&whole, tp_sizes[k], n_stages);
+        }
+        free(whole.values);
+        free(whole.n_owners);
+        parameters_free(&whole.table);
+    }
+}
+
+/* Which rows and columns, in numbers. */
+static void test_boxes_by_hand(void **state) {
+    (void)state;
+    ModelConfig config =
+        shard_config(1); /* 5 heads of 6, one key/value head, 43 hidden channels, 257 tokens */
+    ParameterPart part = shard_part(2, 1, 1, 0);
+    ParameterTable table = build(&config, &part);
+    const ParameterShard *qkv = &parameter_find(&table, ROLE_QKV_WEIGHT, 2)->shard;
+    const ParameterShard *fc = &parameter_find(&table, ROLE_FC_WEIGHT, 2)->shard;
+    const ParameterShard *out = &parameter_find(&table, ROLE_ATTENTION_OUT_WEIGHT, 2)->shard;
+    const ParameterShard *proj = &parameter_find(&table, ROLE_PROJ_WEIGHT, 2)->shard;
+    const ParameterShard *tokens = &parameter_find(&table, ROLE_TOKEN_TABLE, NO_BLOCK)->shard;
+    const ParameterShard *norm = &parameter_find(&table, ROLE_NORM1_WEIGHT, 2)->shard;
+    /* Heads 3 and 4, and the key/value head that rank 0 owns: keys and values touch, and are one box. */
+    assert_int_equal(qkv->n_boxes, 2);
+    assert_true(box_equal(&qkv->box[0].box, &(Box){SHAPE(12, 30), {18, 0}}));
+    assert_true(box_equal(&qkv->box[1].box, &(Box){SHAPE(12, 30), {30, 0}}));
+    assert_true(qkv->box[0].is_owner && qkv->box[0].n_holders == 1);
+    assert_true(!qkv->box[1].is_owner && qkv->box[1].first_holder == 0 && qkv->box[1].n_holders == 2);
+    assert_int_equal(fc->n_boxes, 2);
+    assert_true(box_equal(&fc->box[0].box, &(Box){SHAPE(21, 30), {22, 0}}));
+    assert_true(box_equal(&fc->box[1].box, &(Box){SHAPE(21, 30), {43 + 22, 0}}));
+    assert_true(out->n_boxes == 1 && box_equal(&out->box[0].box, &(Box){SHAPE(30, 12), {0, 18}}));
+    assert_true(proj->n_boxes == 1 && box_equal(&proj->box[0].box, &(Box){SHAPE(30, 21), {0, 22}}));
+    assert_true(tokens->n_boxes == 1 && box_equal(&tokens->box[0].box, &(Box){SHAPE(128, 30), {129, 0}}));
+    assert_true(norm->n_boxes == 1 && norm->box[0].n_holders == 2 && !norm->box[0].is_owner);
+    parameters_free(&table);
+}
+
+/* The last stage of a tied model has the token table as its head, behind its blocks, and does not own it. */
+static void test_tied_stages(void **state) {
+    (void)state;
+    ModelConfig config = shard_config(0);
+    ParameterPart part = shard_part(2, 0, 3, 2);
+    ParameterTable table = build(&config, &part);
+    const Parameter *last = &table.parameter[table.n_parameters - 1];
+    assert_int_equal(last->role, ROLE_TOKEN_TABLE);
+    assert_int_equal(last->number, 0);
+    assert_int_equal(last->shape.dim[0], 129);
+    assert_int_equal(last->laid_out.dim[0], 136);
+    assert_false(last->shard.box[0].is_owner);
+    assert_null(parameter_find(&table, ROLE_POSITION_TABLE, NO_BLOCK));
+    parameters_free(&table);
+    part = shard_part(2, 0, 3, 1);
+    table = build(&config, &part);
+    assert_null(parameter_find(&table, ROLE_TOKEN_TABLE, NO_BLOCK));
+    assert_null(parameter_find(&table, ROLE_FINAL_NORM_WEIGHT, NO_BLOCK));
+    parameters_free(&table);
+}
+
+static void test_keys(void **state) {
+    (void)state;
+    ModelConfig config = shard_config(0);
+    ParameterTable table = build(&config, NULL);
+    const Parameter *fc = parameter_find_key(&table, (ParameterKey){ROLE_FC_WEIGHT, 1, NO_EXPERT});
+    assert_true(fc && fc->block == 1 && fc->expert == NO_EXPERT);
+    assert_null(parameter_find_key(&table, (ParameterKey){ROLE_FC_WEIGHT, 1, 0}));
+    assert_null(parameter_find(&table, ROLE_FC_WEIGHT, SHARD_LAYERS));
+    assert_null(parameter_find(&table, ROLE_FC_WEIGHT, -2));
+    assert_null(parameter_find(&table, ROLE_FC_WEIGHT, NO_BLOCK));
+    parameters_free(&table);
+}
+
+static void test_wrong_parts(void **state) {
+    (void)state;
+    ModelConfig config = shard_config(0);
+    const ParameterPart wrong[] = {{.n_ranks = 0, .end_block = 1},
+                                   {.n_ranks = 2, .rank = 2, .end_block = 1},
+                                   {.n_ranks = 2, .rank = -1, .end_block = 1},
+                                   {.n_ranks = 1, .first_block = -1, .end_block = 1},
+                                   {.n_ranks = 1, .first_block = 3, .end_block = 2},
+                                   {.n_ranks = 1, .first_block = 0, .end_block = SHARD_LAYERS + 1}};
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        ParameterTable table;
+        Error error = {0};
+        assert_int_equal(parameters_build_part(&table, &config, &wrong[i], &error), STATUS_FAILED);
+        parameters_free(&table);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_shards_make_up_the_model),
+        cmocka_unit_test(test_boxes_by_hand),
+        cmocka_unit_test(test_tied_stages),
+        cmocka_unit_test(test_keys),
+        cmocka_unit_test(test_wrong_parts),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
