@@ -1,0 +1,494 @@
+/* Communication that a model records in its forward: what it brings, and the gradients that autograd makes of it, against the
+ * same model on one rank or against values computed here. With passes and without, f32 and bf16, even and uneven slices.
+ *
+ * Ranks: 1 2 3 4 */
+#include "comm_support.h"
+
+#include "backend/cpu/cpu.h"
+#include "graph/autograd.h"
+#include "graph/eager.h"
+#include "graph/executor.h"
+#include "graph/lazy.h"
+#include "graph/recompute.h"
+#include "graph/sums.h"
+#include "ops/ops.h"
+#include "parallel/comm_ops.h"
+#include "parallel/conjugate.h"
+
+enum { MAX_RANKS = 8, MAX_PARTS = 32 };
+
+static Comm messages; /* the same ranks, for what is not a collective */
+
+static char doing[80]; /* for the message of a check that fails */
+
+/* ---- a model that runs */
+
+/* A parameter, and which part of the whole model's it is: (rows, columns) from (first_row, first_column). */
+typedef struct {
+    Tensor *tensor;
+    int64_t first_row, first_column, whole_columns;
+    int seed;
+} Part;
+
+typedef struct {
+    Graph *graph;
+    Comm *comm; /* NULL: the whole model on one rank */
+    DType dtype;
+    Part part[MAX_PARTS];
+    int n_parts;
+    Tensor *loss;
+    Backend backend;
+    Program program;
+    DeviceMemory memory;
+    Executor executor;
+} Model;
+
+static float number(int seed, int64_t i) {
+    return (float)((i * 37 + seed * 101 + i / 11) % 61 - 30) / 60.0f;
+}
+
+static void open_model(Model *model, Comm *comm, DType dtype) {
+    Error error = {0};
+    *model = (Model){.graph = graph_new(), .comm = comm, .dtype = dtype};
+    model->graph->block = NO_BLOCK;
+    OK(backend_cpu_open(&model->backend, 1, &error));
+    model->loss = graph_tensor(model->graph, PLACE_STATE, DTYPE_F32, SHAPE_SCALAR, "loss");
+}
+
+static void close_model(Model *model) {
+    executor_close(&model->executor);
+    device_close(&model->memory);
+    graph_free(model->graph);
+    model->backend.close(model->backend.context);
+}
+
+/* Rows and columns of a parameter that has `whole_columns` of them as a whole. */
+static Tensor *parameter(Model *model, Place place, int seed, Shape shape, int64_t first_row,
+                         int64_t first_column, int64_t whole_columns) {
+    Tensor *tensor = graph_tensor(model->graph, place, model->dtype, shape, "p%d.weight", seed);
+    model->part[model->n_parts++] = (Part){tensor, first_row, first_column, whole_columns, seed};
+    return tensor;
+}
+
+static Tensor *whole(Model *model, int seed, Shape shape) {
+    return parameter(model, PLACE_PARAMETER, seed, shape, 0, 0, shape_columns(shape));
+}
+
+/* Σ (y - target)², where y's rows are those from first_row on. */
+static void record_loss(Model *model, Tensor *y, int seed, int64_t first_row) {
+    int64_t columns = shape_columns(y->shape);
+    Tensor *target = parameter(model, PLACE_INPUT, seed, y->shape, first_row, 0, columns);
+    op_sum(model->graph, op_squared_error(model->graph, y, target, 1.0f), model->loss, 1.0f);
+}
+
+static void fill(Model *model, const Part *part) {
+    Error error = {0};
+    int64_t n = tensor_count(part->tensor), columns = shape_columns(part->tensor->shape);
+    float *values = calloc((size_t)n + 1, sizeof *values);
+    for (int64_t i = 0; i < n; i++) {
+        int64_t row = part->first_row + i / columns, column = part->first_column + i % columns;
+        values[i] = number(part->seed, row * part->whole_columns + column);
+    }
+    if (n) OK(executor_upload_f32(&model->executor, part->tensor, 0, n, values, &error));
+    free(values);
+}
+
+static void run_model(Model *model, int recompute) {
+    Error error = {0};
+    Graph *graph = model->graph;
+    OK(graph_status(graph, &error));
+    AutogradOptions options = {
+        .copy = &OP_COPY, .gradient_place = PLACE_GRADIENT, .parameter_dtype = DTYPE_F32};
+    OK(autograd_run(graph, &options, &error));
+    if (recompute >= 0) {
+        eager_gradients(graph);
+        lazy_gradients(graph);
+        move_column_sums(graph, &model->backend);
+        recompute_run(graph, recompute);
+    }
+    OK(program_build(&model->program, "conjugate", graph, &model->backend, 1, &error));
+    device_require(&model->memory, &model->program.plan);
+    OK(device_open(&model->memory, &model->backend, &error));
+    OK(executor_open(&model->executor, &model->program, &model->memory, &error));
+    for (int i = 0; i < model->n_parts; i++) fill(model, &model->part[i]);
+    for (int run = 0; run < 2; run++) { /* twice: the second finds everything as it was left */
+        OK(executor_run(&model->executor, SECTION_FORWARD, MICRO_BATCH_ONLY, &error));
+        OK(executor_run(&model->executor, SECTION_BACKWARD, MICRO_BATCH_ONLY, &error));
+    }
+}
+
+static float *values_of(Model *model, const Tensor *tensor) {
+    Error error = {0};
+    int64_t n = tensor_count(tensor);
+    float *values = calloc((size_t)n + 1, sizeof *values);
+    if (n) OK(executor_download_f32(&model->executor, tensor, 0, n, values, &error));
+    return values;
+}
+
+static void check_within(double got, double want, double allowed, const char *what, int64_t i) {
+    if (!(fabs(got - want) <= allowed))
+        fail_msg("rank %d of %d: %s%s: element %lld is %.7g, not %.7g", world.rank, world.size, doing, what,
+                 (long long)i, got, want);
+}
+
+static void check_near(double got, double want, double tolerance, const char *what, int64_t i) {
+    check_within(got, want, tolerance * (1.0 + fabs(want)), what, i);
+}
+
+static double largest(const float *values, int64_t n) {
+    double most = 0.0;
+    for (int64_t i = 0; i < n; i++) most = fmax(most, fabs((double)values[i]));
+    return most;
+}
+
+static double loss_of(Model *model, bool is_summed) {
+    Error error = {0};
+    float loss = 0.0f;
+    OK(executor_download(&model->executor, model->loss, &loss, &error));
+    if (is_summed && model->comm) OK(comm_all_reduce(&world, &loss, 1, COMM_F32, COMM_SUM, &error));
+    return (double)loss;
+}
+
+/* Every gradient of a split model is the part that it should be of the whole model's. */
+static void compare(Model *split, Model *serial, bool sums_loss, double tolerance) {
+    check_near(loss_of(split, sums_loss), loss_of(serial, false), tolerance, "loss", 0);
+    for (int i = 0; i < split->n_parts; i++) {
+        const Part *part = &split->part[i];
+        if (part->tensor->place != PLACE_PARAMETER) continue;
+        const Part *of = NULL;
+        for (int k = 0; k < serial->n_parts; k++) {
+            if (serial->part[k].seed == part->seed) of = &serial->part[k];
+        }
+        assert_non_null(of);
+        assert_non_null(part->tensor->gradient);
+        float *got = values_of(split, part->tensor->gradient), *want = values_of(serial, of->tensor->gradient);
+        int64_t columns = shape_columns(part->tensor->shape);
+        double allowed = tolerance * largest(want, tensor_count(of->tensor));
+        for (int64_t e = 0; e < tensor_count(part->tensor); e++) {
+            int64_t row = part->first_row + e / columns, column = part->first_column + e % columns;
+            check_within((double)got[e], (double)want[row * part->whole_columns + column], allowed,
+                         part->tensor->name, e);
+        }
+        free(got), free(want);
+    }
+}
+
+/* ---- two layers, split by columns and by rows */
+
+enum { N = 13, C = 10, F = 17, N_BLOCKS = 3 };
+
+typedef struct {
+    int64_t rows[MAX_RANKS + 1], wide[MAX_RANKS + 1]; /* borders of N rows and of F columns */
+    bool is_sequence;                                 /* the stream is split by rows */
+    bool is_row_style;                                /* gelu behind the second sum, as a layer split by rows first */
+} Split;
+
+/* Uneven ones leave the first rank nothing where there are three or more. */
+static Split split_of(const Comm *comm, bool is_uneven, bool is_sequence, bool is_row_style) {
+    Split split = {.is_sequence = is_sequence, .is_row_style = is_row_style};
+    int size = comm ? comm->size : 1;
+    comm_even_borders(N, size, 1, split.rows);
+    comm_even_borders(F, size, 1, split.wide);
+    if (is_uneven && size > 1) split.rows[1] = size > 2 ? 0 : 4;
+    if (is_uneven && size > 1) split.wide[1] = 3;
+    return split;
+}
+
+/* Norm, wide layer, narrow layer, residual addition. The norm's weight is whole on every rank: where its rows are split, its
+ * gradient is a sum over the ranks. */
+static Tensor *record_block(Model *model, const Split *split, Tensor *x, int block) {
+    Graph *graph = model->graph;
+    Comm *comm = model->comm;
+    int rank = comm ? comm->rank : 0, seed = 10 * (block + 1);
+    int64_t first = split->wide[rank], n = split->wide[rank + 1] - first;
+    graph->block = block;
+    Tensor *scale = whole(model, seed, SHAPE(C));
+    Tensor *wide = parameter(model, PLACE_PARAMETER, seed + 1, SHAPE(n, C), first, 0, C);
+    Tensor *bias = parameter(model, PLACE_PARAMETER, seed + 2, SHAPE(n), 0, first, F);
+    Tensor *narrow = parameter(model, PLACE_PARAMETER, seed + 3, SHAPE(C, n), 0, first, F);
+    Tensor *end = rank == 0 ? whole(model, seed + 4, SHAPE(C)) : NULL; /* added once */
+    Tensor *h = op_rmsnorm(graph, x, split->is_sequence ? op_parallel_copy(graph, comm, scale) : scale, 1e-3f);
+    h = split->is_sequence ? op_parallel_all_gather(graph, comm, h, SHAPE(N, C), split->rows)
+                           : op_parallel_copy(graph, comm, h);
+    h = op_linear(graph, h, wide, bias, NULL, ACTIVATION_GELU_TANH);
+    h = op_linear(graph, h, narrow, end, NULL, ACTIVATION_NONE);
+    h = split->is_sequence ? op_parallel_reduce_scatter(graph, comm, h, split->rows)
+                           : op_parallel_sum(graph, comm, h);
+    if (split->is_row_style) h = op_gelu(graph, h, ACTIVATION_GELU_TANH);
+    x = op_add(graph, x, h);
+    graph->block = NO_BLOCK;
+    return x;
+}
+
+static void record_layers(Model *model, const Split *split) {
+    int rank = model->comm ? model->comm->rank : 0;
+    int64_t first = split->is_sequence ? split->rows[rank] : 0;
+    int64_t n = split->is_sequence ? split->rows[rank + 1] - first : N;
+    Tensor *x = parameter(model, PLACE_PARAMETER, 1, SHAPE(n, C), first, 0, C);
+    for (int block = 0; block < N_BLOCKS; block++) x = record_block(model, split, x, block);
+    record_loss(model, x, 2, first);
+}
+
+static int count_ops(const Graph *graph, const Op *op, Section section) {
+    int n = 0;
+    for (int i = 0; i < graph->n_nodes; i++)
+        n += graph->node[i]->op == op && graph->node[i]->section == section;
+    return n;
+}
+
+static void check_layers(bool is_uneven, bool is_sequence, bool is_row_style, int recompute, DType dtype) {
+    Model split, serial;
+    snprintf(doing, sizeof doing, "uneven %d, sequence %d, row style %d, recompute %d, %s: ", is_uneven,
+             is_sequence, is_row_style, recompute, dtype_info(dtype)->name);
+    open_model(&serial, NULL, dtype);
+    Split alone = split_of(NULL, false, is_sequence, is_row_style);
+    record_layers(&serial, &alone);
+    run_model(&serial, -1);
+    open_model(&split, &world, dtype);
+    Split parts = split_of(&world, is_uneven, is_sequence, is_row_style);
+    record_layers(&split, &parts);
+    run_model(&split, recompute);
+    compare(&split, &serial, is_sequence, dtype == DTYPE_F32 ? 2e-5 : 0.08);
+    const Graph *graph = split.graph;
+    int n = world.size > 1 ? N_BLOCKS : 0, n_again = world.size > 1 && recompute == 1 ? N_BLOCKS - 1 : 0;
+    if (is_sequence) { /* each way once a block; only what gathers is done again */
+        assert_int_equal(count_ops(graph, &OP_ALL_GATHER, SECTION_FORWARD), n);
+        assert_int_equal(count_ops(graph, &OP_REDUCE_SCATTER, SECTION_FORWARD), n);
+        assert_int_equal(count_ops(graph, &OP_ALL_GATHER, SECTION_BACKWARD), n + n_again);
+        assert_int_equal(count_ops(graph, &OP_REDUCE_SCATTER, SECTION_BACKWARD), n);
+    } else {
+        assert_int_equal(count_ops(graph, &OP_ALL_REDUCE, SECTION_FORWARD), n);
+        assert_int_equal(count_ops(graph, &OP_ALL_REDUCE, SECTION_BACKWARD), n);
+    }
+    if (world.size == 1 && recompute < 1) assert_int_equal(graph->n_nodes, serial.graph->n_nodes);
+    close_model(&split);
+    close_model(&serial);
+    *doing = 0;
+}
+
+static void test_layers(void **state) {
+    (void)state;
+    for (int is_uneven = 0; is_uneven < 2; is_uneven++) {
+        check_layers(is_uneven, false, false, -1, DTYPE_F32);
+        check_layers(is_uneven, false, true, 1, DTYPE_F32); /* the backward reads what was summed */
+        check_layers(is_uneven, false, false, 0, DTYPE_BF16);
+        check_layers(is_uneven, true, false, -1, DTYPE_F32);
+        check_layers(is_uneven, true, false, 0, DTYPE_F32);
+        check_layers(is_uneven, true, true, 1, DTYPE_F32);
+        check_layers(is_uneven, true, false, 1, DTYPE_BF16);
+    }
+}
+
+/* A copy that nobody else reads takes no memory, and one that somebody does keeps what he reads. */
+static void test_copies_cost_nothing(void **state) {
+    (void)state;
+    if (world.size == 1) return;
+    Model model;
+    open_model(&model, &world, DTYPE_F32);
+    Split split = split_of(&world, false, false, false);
+    record_layers(&model, &split);
+    run_model(&model, -1);
+    for (int i = 0; i < model.graph->n_nodes; i++) {
+        const Node *node = model.graph->node[i];
+        if (node->op != &OP_COPY || !node->is_passed_by) continue;
+        if (node->section == SECTION_FORWARD) assert_int_equal(node->input[0]->offset, node->output[0]->offset);
+    }
+    close_model(&model);
+}
+
+/* ---- one operation, by numbers */
+
+/* y's gradient is 2 (y - target). */
+typedef double (*Element)(int rank, int64_t i);
+
+static double x_of(int rank, int64_t i) {
+    return (double)number(50 + rank, i);
+}
+
+static double target_of(int rank, int64_t i) {
+    return (double)number(70 + rank, i);
+}
+
+static Tensor *own_parameter(Model *model, Shape shape) {
+    return whole(model, 50 + world.rank, shape);
+}
+
+/* Split and join: what goes in comes out, and every rank gets the whole gradient, or its part of it. */
+static void test_split_and_join(void **state) {
+    (void)state;
+    int64_t rows[MAX_RANKS + 1];
+    comm_even_borders(5, world.size, 1, rows);
+    Model model;
+    open_model(&model, &world, DTYPE_F32);
+    Tensor *x = whole(&model, 3, SHAPE(5, 4));
+    Tensor *part = op_parallel_split(model.graph, &world, x, rows);
+    Tensor *joined = op_parallel_join(model.graph, &world, part, SHAPE(5, 4), NULL);
+    record_loss(&model, joined, 4, 0);
+    run_model(&model, -1);
+    float *got = values_of(&model, x->gradient);
+    for (int64_t i = 0; i < 20; i++)
+        check_near((double)got[i], 2.0 * (double)(number(3, i) - number(4, i)), 1e-6, "split and join", i);
+    free(got);
+    close_model(&model);
+}
+
+static int64_t n_between(int from, int to) {
+    return (from + 2 * to) % 4; /* rows; 0 for some */
+}
+
+/* Rows go to others and their gradients come back. x is read by another, too. */
+static void check_all_to_all(DType dtype) {
+    enum { COLUMNS = 3 };
+    int64_t out[MAX_RANKS + 1] = {0}, in[MAX_RANKS + 1] = {0};
+    int size = world.size, rank = world.rank;
+    for (int r = 0; r < size; r++) {
+        out[r + 1] = out[r] + n_between(rank, r);
+        in[r + 1] = in[r] + n_between(r, rank);
+    }
+    Model model;
+    open_model(&model, &world, dtype);
+    Tensor *x = own_parameter(&model, SHAPE(out[size], COLUMNS));
+    Tensor *y = op_parallel_all_to_all(model.graph, &world, x, out, in);
+    record_loss(&model, y, 70 + rank, 0);
+    record_loss(&model, x, 90 + rank, 0); /* a second contribution; the loss is that of the last */
+    run_model(&model, -1);
+    float *got = values_of(&model, x->gradient);
+    for (int r = 0; r < size; r++) {
+        int64_t place = 0; /* of this rank's rows among those that come to rank r */
+        for (int before = 0; before < rank; before++) place += n_between(before, r);
+        for (int64_t i = out[r] * COLUMNS; i < out[r + 1] * COLUMNS; i++) {
+            int64_t there = place * COLUMNS + i - out[r] * COLUMNS;
+            double want = 2.0 * (x_of(rank, i) - target_of(r, there)) +
+                          2.0 * (x_of(rank, i) - (double)number(90 + rank, i));
+            check_near((double)got[i], want, dtype == DTYPE_F32 ? 1e-5 : 0.05, "all-to-all", i);
+        }
+    }
+    free(got);
+    close_model(&model);
+}
+
+static void test_all_to_all(void **state) {
+    (void)state;
+    check_all_to_all(DTYPE_F32);
+    check_all_to_all(DTYPE_BF16);
+    check_all_to_all(DTYPE_F16);
+}
+
+/* Round the ring twice over, tensors of another size on each rank, the second message while the first is still needed. */
+static void test_ring(void **state) {
+    (void)state;
+    enum { COLUMNS = 5 };
+    int size = world.size, rank = world.rank, before = (rank + size - 1) % size, after = (rank + 1) % size;
+    int far_before = (before + size - 1) % size;
+    Model model;
+    open_model(&model, &messages, DTYPE_F32);
+    Tensor *x = own_parameter(&model, SHAPE(2 + rank, COLUMNS));
+    Tensor *once = op_parallel_shift(model.graph, &messages, x, SHAPE(2 + before, COLUMNS), 1, 0);
+    Tensor *twice = op_parallel_shift(model.graph, &messages, once, SHAPE(2 + far_before, COLUMNS), 1, 1);
+    record_loss(&model, once, 70 + rank, 0);
+    record_loss(&model, twice, 80 + rank, 0);
+    run_model(&model, 0);
+    float *got = values_of(&model, x->gradient);
+    for (int64_t i = 0; i < (2 + rank) * COLUMNS; i++) {
+        int far_after = (after + 1) % size;
+        double want = 2.0 * (x_of(rank, i) - target_of(after, i)) +
+                      2.0 * (x_of(rank, i) - (double)number(80 + far_after, i));
+        check_near((double)got[i], want, 1e-5, "ring", i);
+    }
+    free(got);
+    close_model(&model);
+}
+
+/* A pipeline: the ranks pass on what they make, the last has the loss, and every rank's weight gets its gradient. */
+static void record_stages(Model *model, int first, int end, int last) {
+    Graph *graph = model->graph;
+    Tensor *x = first == 0 ? whole(model, 1, SHAPE(N, C))
+                           : op_parallel_receive(graph, model->comm, DTYPE_F32, SHAPE(N, C), true,
+                                                 first - 1, 5);
+    for (int stage = first; stage < end; stage++) {
+        Tensor *weight = whole(model, 20 + stage, SHAPE(C, C));
+        x = op_linear(graph, x, weight, NULL, NULL, ACTIVATION_GELU_TANH);
+    }
+    if (end == last) record_loss(model, x, 2, 0);
+    else op_parallel_send(graph, model->comm, x, end, 5);
+}
+
+static void test_pipeline(void **state) {
+    (void)state;
+    Model split, serial;
+    open_model(&serial, NULL, DTYPE_F32);
+    record_stages(&serial, 0, world.size, world.size);
+    run_model(&serial, -1);
+    open_model(&split, &messages, DTYPE_F32);
+    record_stages(&split, world.rank, world.rank + 1, world.size);
+    run_model(&split, 0);
+    compare(&split, &serial, true, 1e-5);
+    close_model(&split);
+    close_model(&serial);
+}
+
+/* What is not needed for the loss sends back a gradient of 0: the sender waits for one. */
+static void test_unused_message(void **state) {
+    (void)state;
+    if (world.size < 2) return;
+    Model model;
+    open_model(&model, &messages, DTYPE_F32);
+    Tensor *x = own_parameter(&model, SHAPE(4, 2));
+    op_parallel_shift(model.graph, &messages, x, x->shape, -1, 3);
+    record_loss(&model, x, 90 + world.rank, 0);
+    run_model(&model, 0);
+    float *got = values_of(&model, x->gradient);
+    for (int64_t i = 0; i < 8; i++)
+        check_near((double)got[i], 2.0 * (x_of(world.rank, i) - (double)number(90 + world.rank, i)), 1e-6,
+                   "unused", i);
+    free(got);
+    close_model(&model);
+}
+
+/* Several runs under way at once are waited for in their order. */
+static void test_flights(void **state) {
+    (void)state;
+    if (world.size < 2) return;
+    Error error = {0};
+    Graph *graph = graph_new();
+    Tensor *data = graph_tensor(graph, PLACE_STATE, DTYPE_F32, SHAPE(1), "data");
+    Node *start = op_all_reduce(graph, &world, data), *wait = op_comm_wait(graph, start);
+    float values[40] = {0};
+    for (int i = 0; i < 40; i++) values[i] = (float)i;
+    for (int i = 0; i < 32; i++)
+        OK(start->op->reference(&(KernelCall){.node = start, .in = {&values[i]}, .out = {&values[i]}}, &error));
+    assert_int_not_equal(
+        start->op->reference(&(KernelCall){.node = start, .in = {values}, .out = {values}}, &error), STATUS_OK);
+    check_failed(&error, "never waited for");
+    error = (Error){0};
+    for (int i = 0; i < 32; i++) {
+        OK(wait->op->reference(&(KernelCall){.node = wait}, &error));
+        check_near((double)values[i], (double)(i * world.size), 0.0, "flight", i);
+    }
+    graph_free(graph);
+}
+
+static int open_both(void **state) {
+    Error error = {0};
+    if (open_world(state) != 0) return -1;
+    return comm_split(&world, 0, world.rank, &messages, &error) == STATUS_OK ? 0 : -1;
+}
+
+static int close_both(void **state) {
+    comm_close(&messages);
+    return close_world(state);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_split_and_join),
+        cmocka_unit_test(test_all_to_all),
+        cmocka_unit_test(test_ring),
+        cmocka_unit_test(test_pipeline),
+        cmocka_unit_test(test_unused_message),
+        cmocka_unit_test(test_layers),
+        cmocka_unit_test(test_copies_cost_nothing),
+        cmocka_unit_test(test_flights),
+    };
+    return cmocka_run_group_tests(tests, open_both, close_both);
+}
