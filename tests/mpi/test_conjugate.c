@@ -374,6 +374,62 @@ static void test_all_to_all(void **state) {
     check_all_to_all(DTYPE_F16);
 }
 
+/* Positions of (B,T,C), which are not its first dimension: gathered, and put in their places. Every rank adds to the gradient. */
+static void test_positions(void **state) {
+    (void)state;
+    enum { B = 2, T = 7, COLUMNS = 3 };
+    int size = world.size, rank = world.rank;
+    int64_t positions[MAX_RANKS + 1], rows[MAX_RANKS + 1];
+    comm_even_borders(T, size, 1, positions);
+    if (size > 1) positions[1] = 1;
+    for (int r = 0; r <= size; r++) rows[r] = B * positions[r];
+    int64_t first = positions[rank], n = positions[rank + 1] - first;
+    Model model;
+    open_model(&model, &world, DTYPE_F32);
+    Tensor *x = own_parameter(&model, SHAPE(B, n, COLUMNS));
+    Tensor *y = op_parallel_all_gather(model.graph, &world, x, SHAPE(B * T, COLUMNS), rows);
+    y = op_unpack(model.graph, y, SHAPE(B, T, COLUMNS), 1, size, positions);
+    record_loss(&model, y, 4, 0);
+    run_model(&model, 0);
+    float *got = values_of(&model, x->gradient);
+    for (int64_t i = 0; i < B * n * COLUMNS; i++) {
+        int64_t b = i / (n * COLUMNS), rest = i % (n * COLUMNS);
+        double target = (double)number(4, (b * T + first) * COLUMNS + rest);
+        check_near((double)got[i], size * 2.0 * (x_of(rank, i) - target), 1e-5, "positions", i);
+    }
+    free(got);
+    close_model(&model);
+}
+
+/* From all heads of some positions to some heads of all of them: pack, and all-to-all. */
+static void test_heads(void **state) {
+    (void)state;
+    enum { T = 9, HEADS = 5, HEAD = 2 };
+    int size = world.size, rank = world.rank;
+    int64_t positions[MAX_RANKS + 1], heads[MAX_RANKS + 1], out[MAX_RANKS + 1], in[MAX_RANKS + 1];
+    comm_even_borders(T, size, 1, positions);
+    comm_even_borders(HEADS, size, 1, heads);
+    int64_t first = positions[rank], n = positions[rank + 1] - first;
+    int64_t first_head = heads[rank], n_heads = heads[rank + 1] - first_head;
+    for (int r = 0; r <= size; r++) out[r] = n * heads[r], in[r] = n_heads * positions[r];
+    Model model;
+    open_model(&model, &world, DTYPE_F32);
+    Tensor *x = parameter(&model, PLACE_PARAMETER, 3, SHAPE(n, HEADS, HEAD), first * HEADS, 0, HEAD);
+    Tensor *y = op_pack(model.graph, x, 1, size, heads);
+    y = op_parallel_all_to_all(model.graph, &world, y, out, in); /* (T, n_heads, HEAD) */
+    y = graph_view(model.graph, y, SHAPE(T, n_heads * HEAD), 0, "heads");
+    Tensor *target = parameter(&model, PLACE_INPUT, 4, y->shape, 0, first_head * HEAD, HEADS * HEAD);
+    op_squared_error(model.graph, y, target, 1.0f);
+    run_model(&model, 0);
+    float *got = values_of(&model, x->gradient);
+    for (int64_t i = 0; i < n * HEADS * HEAD; i++) {
+        int64_t at = first * HEADS * HEAD + i;
+        check_near((double)got[i], 2.0 * (double)(number(3, at) - number(4, at)), 1e-5, "heads", i);
+    }
+    free(got);
+    close_model(&model);
+}
+
 /* Round the ring twice over, tensors of another size on each rank, the second message while the first is still needed. */
 static void test_ring(void **state) {
     (void)state;
@@ -483,6 +539,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_split_and_join),
         cmocka_unit_test(test_all_to_all),
+        cmocka_unit_test(test_positions),
+        cmocka_unit_test(test_heads),
         cmocka_unit_test(test_ring),
         cmocka_unit_test(test_pipeline),
         cmocka_unit_test(test_unused_message),
