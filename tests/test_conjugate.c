@@ -1,5 +1,5 @@
-/* Conjugate operations where there is nothing to move: alone they vanish, and on ranks that only count they are counted,
- * costed and printed. What they compute is tested with real ranks (mpi/test_conjugate.c). */
+/* Conjugate operations where there is nothing to move: alone they vanish, and on ranks that only count they
+ * are counted, costed and printed. What they compute is tested with real ranks (mpi/test_conjugate.c). */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -39,11 +39,13 @@ static void check_vanish(Comm *comm) {
     assert_ptr_equal(op_parallel_all_to_all(graph, comm, x, NULL, NULL), x);
     assert_ptr_equal(op_parallel_shift(graph, comm, x, x->shape, 1, 0), x);
     assert_int_equal(graph->n_nodes, 0);
-    Tensor *cube = new_parameter(graph, SHAPE(2, 5, COLUMNS)); /* the same memory in the shape that is asked for */
+    Tensor *cube =
+        new_parameter(graph, SHAPE(2, 5, COLUMNS)); /* the same memory in the shape that is asked for */
     Tensor *rows = op_parallel_reduce_scatter(graph, comm, cube, NULL);
     assert_ptr_equal(rows->base, cube);
     assert_true(shape_equal(rows->shape, SHAPE(ROWS, COLUMNS)));
-    assert_true(shape_equal(op_parallel_all_gather(graph, comm, rows, cube->shape, NULL)->shape, cube->shape));
+    assert_true(
+        shape_equal(op_parallel_all_gather(graph, comm, rows, cube->shape, NULL)->shape, cube->shape));
     assert_int_equal(graph->n_nodes, 0);
     Error error = {0};
     assert_int_equal(graph_status(graph, &error), STATUS_OK);
@@ -149,9 +151,10 @@ static void test_counted(void **state) {
 
 static void test_printed(void **state) {
     (void)state;
-    static const char *const words[] = {
-        "parallel_copy", "all-reduce over 4 ranks in the backward", "all_reduce_start", "reduce_scatter_start",
-        "all_gather_start", "all_to_all_start", "to rank 3, from rank 1", "all-gather over 4 ranks in the backward"};
+    static const char *const words[] = {"parallel_copy",          "all-reduce over 4 ranks in the backward",
+                                        "all_reduce_start",       "reduce_scatter_start",
+                                        "all_gather_start",       "all_to_all_start",
+                                        "to rank 3, from rank 1", "all-gather over 4 ranks in the backward"};
     Error error = {0};
     NullGroup *group;
     Backend backend;

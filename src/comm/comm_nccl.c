@@ -179,7 +179,8 @@ static ncclResult_t run_all_to_all(const Nccl *nccl, const CommOperation *operat
         char *outgoing = (char *)operation->data + (size_t)out[r] * size;
         char *incoming = (char *)operation->other + (size_t)in[r] * size;
         if (out[r + 1] > out[r])
-            code = nccl->call.Send(outgoing, (size_t)(out[r + 1] - out[r]), type, r, nccl->comm, nccl->stream);
+            code =
+                nccl->call.Send(outgoing, (size_t)(out[r + 1] - out[r]), type, r, nccl->comm, nccl->stream);
         if (in[r + 1] > in[r] && code == ncclSuccess)
             code = nccl->call.Recv(incoming, (size_t)(in[r + 1] - in[r]), type, r, nccl->comm, nccl->stream);
     }

@@ -22,7 +22,7 @@ static bool inputs_change(const Graph *graph, const Node *node, int after, int b
     return false;
 }
 
-/* Does communication bring any of what the node writes? It overwrites always: nobody may have added before. */
+/* Does communication bring any of what the node writes? It overwrites: nobody may have added before. */
 static bool shares_output(const Graph *graph, const Node *node) {
     for (int i = 0; i < graph->n_nodes; i++) {
         for (int k = 0; k < node->n_outputs && graph->node[i]->phase == PHASE_COMMUNICATION; k++) {

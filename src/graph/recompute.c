@@ -7,9 +7,9 @@
  * that moment whether they were kept or made again. Dropout draws by position and not by call, so a repeated node
  * repeats its bits.
  *
- * What communication has brought in the forward is kept, as an activation at a segment's border is: to wait for it
- * twice costs more than its bytes. An all-gather is the exception (is_repeatable): what it brings is larger than what it
- * was made of, which was split among the ranks so that nobody has to keep the whole. */
+ * What communication has brought in the forward is kept, as an activation at a segment's border is: to wait
+ * for it twice costs more than its bytes. An all-gather is the exception (is_repeatable): what it brings is
+ * larger than what it was made of, which was split among the ranks so that nobody has to keep the whole. */
 #include "graph/recompute.h"
 #include "graph/op.h"
 
@@ -86,7 +86,7 @@ static Tensor *substitute_for(Recompute *pass, Tensor *tensor) {
     return tensor;
 }
 
-/* Where a repeated node writes: once more what another has written in part or is about to change in place, or anew. */
+/* Where a repeated node writes: anew, or where another has written a part of it or what it changes in place. */
 static Tensor *output_again(Recompute *pass, const Node *again, Tensor *old) {
     if (old->base) {
         output_again(pass, again, old->base);

@@ -133,10 +133,11 @@ void op_sum(Graph *graph, Tensor *x, Tensor *total, float scale);
 /* The random input of dropout: i32 words written by the host before every micro-batch. */
 enum { RANDOM_SEED_LOW, RANDOM_SEED_HIGH, RANDOM_STEP, RANDOM_FIRST_SEQUENCE, N_RANDOM_WORDS };
 
-/* ---- pack.c -----------------------------------------------------------------------------------------------------
- * pack: the parts of dimension `dim` of x, (outer, size, inner), laid one after the other, each (outer, n, inner); part p is
- * border[p] .. border[p+1]-1 and may be empty. y is (rows, columns of x), or (N,1) where dim is the last. unpack: back
- * to `shape`. What goes to one rank then lies together (parallel/conjugate.h). Each is the other's backward. */
+/* ---- pack.c ----------------------------------------------------------------------------------------------
+ * pack: the parts of dimension `dim` of x, (outer, size, inner), laid one after the other, each (outer, n,
+ * inner); part p is border[p] .. border[p+1]-1 and may be empty. y is (rows, columns of x), or (N,1) where dim
+ * is the last. unpack: back to `shape`. What goes to one rank then lies together (parallel/conjugate.h). Each
+ * is the other's backward. */
 enum { PACK_MAX_PARTS = 64 };
 typedef struct {
     int64_t outer, inner;

@@ -1,6 +1,7 @@
-/* pack: the parts of one dimension of x laid one after the other, so that what goes to another rank lies together; unpack puts
- * them back. x is (outer, size, inner); part p, which is border[p] .. border[p+1]-1 of the dimension, becomes
- * (outer, n of p, inner). Each is the other's gradient. Both are runs of memory that are copied: one a part and outer. */
+/* pack: the parts of one dimension of x laid one after the other, so that what goes to another rank lies
+ * together; unpack puts them back. x is (outer, size, inner); part p, which is border[p] .. border[p+1]-1 of
+ * the dimension, becomes (outer, n of p, inner). Each is the other's gradient. Both are runs of memory that
+ * are copied: one a part and outer. */
 #include "ops/ops.h"
 #include "ops/reference.h"
 

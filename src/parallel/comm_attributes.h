@@ -1,4 +1,5 @@
-/* What communication nodes carry: for comm_ops.c, which runs them, and conjugate.c, which knows their gradients. */
+/* What communication nodes carry: for comm_ops.c, which runs them, and conjugate.c, which knows their
+ * gradients. */
 #ifndef PGPT_PARALLEL_COMM_ATTRIBUTES_H
 #define PGPT_PARALLEL_COMM_ATTRIBUTES_H
 
@@ -20,8 +21,8 @@ typedef struct {
     int n_requests;
 } CommFlight;
 
-/* The one thing of a node that changes from step to step; its start and its wait share it. Several micro-batches may be
- * under way at once: their waits come in the order of their starts. */
+/* The one thing of a node that changes from step to step; its start and its wait share it. Several
+ * micro-batches may be under way at once: their waits come in the order of their starts. */
 typedef struct {
     uint64_t n_started, n_waited;
     CommFlight flight[COMM_MOST_FLIGHTS];
@@ -41,9 +42,9 @@ typedef enum {
 /* What a pair of nodes of the forward makes of x, so that their rules can do the conjugate. */
 typedef struct {
     ConjugateKind kind;
-    Tensor *x, *y;      /* NULL where an exchange has none */
-    const Node *start;  /* of the conjugate, from the rule of the wait to that of the start */
-    Tensor *brought;    /* by it */
+    Tensor *x, *y;     /* NULL where an exchange has none */
+    const Node *start; /* of the conjugate, from the rule of the wait to that of the start */
+    Tensor *brought;   /* by it */
 } Conjugate;
 
 typedef struct {
@@ -60,8 +61,8 @@ Node *comm_record(Graph *graph, const Op *op, CommAttributes attributes, int n_i
 
 CommType comm_type_of(DType dtype);
 
-/* The rules: that of a wait begins the conjugate, that of a start ends it; so they enclose in the backward what start
- * and wait have enclosed in the forward. */
+/* The rules: that of a wait begins the conjugate, that of a start ends it; so they enclose in the backward
+ * what start and wait have enclosed in the forward. */
 void conjugate_begin(Autograd *autograd, const Node *wait);
 void conjugate_end(Autograd *autograd, const Node *start);
 void conjugate_both(Autograd *autograd, const Node *node);

@@ -1,5 +1,6 @@
-/* Two kernels for all of them: the attributes hold the operation as the communicator wants it, but for the addresses of
- * the data. What changes from step to step, the tickets of what is under way, lies in the graph's arena. */
+/* Two kernels for all of them: the attributes hold the operation as the communicator wants it, but for the
+ * addresses of the data. What changes from step to step, the tickets of what is under way, lies in the
+ * graph's arena. */
 #include "parallel/comm_ops.h"
 
 #include "parallel/comm_attributes.h"
@@ -143,7 +144,8 @@ static double apart_bytes(const CommAttributes *attributes, const int64_t *borde
     return (double)n * (double)comm_type_bytes(attributes->operation.type);
 }
 
-/* The fewest bytes that a rank must send and receive: its share of the vector once for a half, twice for both. */
+/* The fewest bytes that a rank must send and receive: its share of the vector once for a half, twice for
+ * both. */
 static double comm_bytes(const Node *node) {
     const CommAttributes *attributes = node->attributes;
     const CommOperation *operation = &attributes->operation;
@@ -210,8 +212,8 @@ static void comm_describe(const Node *node, char *text, size_t n_bytes) {
 /* Nothing to do now: these stand where the backward has something to do. */
 static void conjugate_describe(const Node *node, char *text, size_t n_bytes) {
     const CommAttributes *attributes = node->attributes;
-    snprintf(text, n_bytes, "%s over %d ranks in the backward",
-             comm_kind_name(attributes->operation.kind), attributes->comm->size);
+    snprintf(text, n_bytes, "%s over %d ranks in the backward", comm_kind_name(attributes->operation.kind),
+             attributes->comm->size);
 }
 
 const Op OP_ALL_REDUCE = {.name = "all_reduce_start",

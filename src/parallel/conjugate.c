@@ -1,10 +1,10 @@
-/* An operation is copies, a start and a wait. The copies put x where the communicator wants it, since it works in place and x
- * may have other readers; where it has none, the plan gives both the same memory and nothing moves. Autograd passes the
- * copies by. The rules of start and wait do the whole conjugate, from dL/dy to dL/dx: the same pieces once more, on a copy
- * of dL/dy for the same reason.
+/* An operation is copies, a start and a wait. The copies put x where the communicator wants it, since it
+ * works in place and x may have other readers; where it has none, the plan gives both the same memory and
+ * nothing moves. Autograd passes the copies by. The rules of start and wait do the whole conjugate, from
+ * dL/dy to dL/dx: the same pieces once more, on a copy of dL/dy for the same reason.
  *
- * The forward of the first of them, f, is a copy and nothing else. A node that does nothing stands behind it to carry the
- * rule. */
+ * The forward of the first of them, f, is a copy and nothing else. A node that does nothing stands behind it
+ * to carry the rule. */
 #include "parallel/conjugate.h"
 
 #include "ops/ops.h"
@@ -17,8 +17,8 @@ static bool is_alone(const Comm *comm) {
     return !comm || comm->size == 1;
 }
 
-/* Autograd does not see it: whoever is written needs a gradient if it is said to. An empty one is recorded too: passes put
- * collectives in order by what stands around them, which has to be the same on every rank. */
+/* Autograd does not see it: whoever is written needs a gradient if it is said to. An empty one is recorded
+ * too: passes put collectives in order by what stands around them, which has to be the same on every rank. */
 static void copy_unseen(Graph *graph, Tensor *from, Tensor *to) {
     bool needs_gradient = to->needs_gradient;
     Node *node = graph_record(graph, &OP_COPY, NULL, 0, 1, TENSORS(from), 1, TENSORS(to));
@@ -40,12 +40,14 @@ static Tensor *copy_of(Graph *graph, Tensor *x, const char *words) {
 
 /* This rank's slice of all the rows, by borders in elements. */
 static Tensor *slice_of(Graph *graph, const Comm *comm, Tensor *all, const int64_t *border) {
-    int64_t first = border[comm->rank], n = border[comm->rank + 1] - first, columns = shape_columns(all->shape);
+    int64_t first = border[comm->rank], n = border[comm->rank + 1] - first,
+            columns = shape_columns(all->shape);
     return graph_view(graph, all, SHAPE(columns ? n / columns : 0, columns), first,
                       arena_printf(&graph->arena, "%s (slice)", all->name));
 }
 
-/* Borders in rows made borders in elements, in the graph's arena. NULL, with the mistake kept, if they do not fit. */
+/* Borders in rows made borders in elements, in the graph's arena. NULL, with the mistake kept, if they do not
+ * fit. */
 static const int64_t *element_borders(Graph *graph, const Comm *comm, const Tensor *x, int64_t n_rows,
                                       const int64_t *row_border, const char *what) {
     int64_t columns = shape_columns(x->shape);
@@ -197,8 +199,9 @@ static Node *start_exchange(Graph *graph, Comm *comm, CommPeers peers, Tensor *o
 }
 
 static void exchange(Graph *graph, Comm *comm, CommPeers peers, Tensor *x, Tensor *y) {
-    if (!graph_check(graph, peers.send_tag >= 0 && peers.send_tag < COMM_N_TAGS && peers.to < comm->size &&
-                                peers.from < comm->size && peers.to != comm->rank && peers.from != comm->rank,
+    if (!graph_check(graph,
+                     peers.send_tag >= 0 && peers.send_tag < COMM_N_TAGS && peers.to < comm->size &&
+                         peers.from < comm->size && peers.to != comm->rank && peers.from != comm->rank,
                      "exchange: rank %d of %d cannot send to rank %d and receive from rank %d", comm->rank,
                      comm->size, peers.to, peers.from)) {
         return;
@@ -222,7 +225,8 @@ void op_parallel_send(Graph *graph, Comm *comm, Tensor *x, int to, int number) {
 
 Tensor *op_parallel_receive(Graph *graph, Comm *comm, DType dtype, Shape shape, bool needs_gradient, int from,
                             int number) {
-    if (!graph_check(graph, !is_alone(comm), "receive: there is nobody to receive from")) return graph->nothing;
+    if (!graph_check(graph, !is_alone(comm), "receive: there is nobody to receive from"))
+        return graph->nothing;
     Tensor *y = graph_tensor(graph, PLACE_ACTIVATION, dtype, shape, "received %d", number);
     y->needs_gradient = needs_gradient;
     exchange(graph, comm, peers_of(-1, from, number), NULL, y);
@@ -241,7 +245,8 @@ Tensor *op_parallel_shift(Graph *graph, Comm *comm, Tensor *x, Shape shape, int 
 
 /* ---- rules */
 
-/* Who has sent x sends a gradient back, even one that is 0 since y does nothing for the loss: the other side waits. */
+/* Who has sent x sends a gradient back, even one that is 0 since y does nothing for the loss: the other side
+ * waits. */
 static void begin_exchange_back(Autograd *autograd, const CommAttributes *a, Tensor *dy) {
     Graph *graph = autograd_graph(autograd);
     Conjugate *conjugate = a->conjugate;
@@ -289,8 +294,8 @@ void conjugate_begin(Autograd *autograd, const Node *wait) {
         break;
     case CONJUGATE_ALL_TO_ALL:
         conjugate->brought = tensor_like(graph, dy, x->shape, "exchanged");
-        conjugate->start = op_all_to_all(graph, a->comm, copy_of(graph, dy, "sent"), a->operation.other_border,
-                                         conjugate->brought, border);
+        conjugate->start = op_all_to_all(graph, a->comm, copy_of(graph, dy, "sent"),
+                                         a->operation.other_border, conjugate->brought, border);
         break;
     case CONJUGATE_SUM:
     case CONJUGATE_JOIN: conjugate->brought = dy; break;

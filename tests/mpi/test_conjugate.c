@@ -1,177 +1,9 @@
-/* Communication that a model records in its forward: what it brings, and the gradients that autograd makes of it, against the
- * same model on one rank or against values computed here. With passes and without, f32 and bf16, even and uneven slices.
+/* Communication that a model records in its forward: what it brings, and the gradients that autograd makes of
+ * it, against the same model on one rank or against values computed here. With passes and without, f32 and
+ * bf16, even and uneven slices.
  *
  * Ranks: 1 2 3 4 */
-#include "comm_support.h"
-
-#include "backend/cpu/cpu.h"
-#include "graph/autograd.h"
-#include "graph/eager.h"
-#include "graph/executor.h"
-#include "graph/lazy.h"
-#include "graph/recompute.h"
-#include "graph/sums.h"
-#include "ops/ops.h"
-#include "parallel/comm_ops.h"
-#include "parallel/conjugate.h"
-
-enum { MAX_RANKS = 8, MAX_PARTS = 32 };
-
-static Comm messages; /* the same ranks, for what is not a collective */
-
-static char doing[80]; /* for the message of a check that fails */
-
-/* ---- a model that runs */
-
-/* A parameter, and which part of the whole model's it is: (rows, columns) from (first_row, first_column). */
-typedef struct {
-    Tensor *tensor;
-    int64_t first_row, first_column, whole_columns;
-    int seed;
-} Part;
-
-typedef struct {
-    Graph *graph;
-    Comm *comm; /* NULL: the whole model on one rank */
-    DType dtype;
-    Part part[MAX_PARTS];
-    int n_parts;
-    Tensor *loss;
-    Backend backend;
-    Program program;
-    DeviceMemory memory;
-    Executor executor;
-} Model;
-
-static float number(int seed, int64_t i) {
-    return (float)((i * 37 + seed * 101 + i / 11) % 61 - 30) / 60.0f;
-}
-
-static void open_model(Model *model, Comm *comm, DType dtype) {
-    Error error = {0};
-    *model = (Model){.graph = graph_new(), .comm = comm, .dtype = dtype};
-    model->graph->block = NO_BLOCK;
-    OK(backend_cpu_open(&model->backend, 1, &error));
-    model->loss = graph_tensor(model->graph, PLACE_STATE, DTYPE_F32, SHAPE_SCALAR, "loss");
-}
-
-static void close_model(Model *model) {
-    executor_close(&model->executor);
-    device_close(&model->memory);
-    graph_free(model->graph);
-    model->backend.close(model->backend.context);
-}
-
-/* Rows and columns of a parameter that has `whole_columns` of them as a whole. */
-static Tensor *parameter(Model *model, Place place, int seed, Shape shape, int64_t first_row,
-                         int64_t first_column, int64_t whole_columns) {
-    Tensor *tensor = graph_tensor(model->graph, place, model->dtype, shape, "p%d.weight", seed);
-    model->part[model->n_parts++] = (Part){tensor, first_row, first_column, whole_columns, seed};
-    return tensor;
-}
-
-static Tensor *whole(Model *model, int seed, Shape shape) {
-    return parameter(model, PLACE_PARAMETER, seed, shape, 0, 0, shape_columns(shape));
-}
-
-/* Σ (y - target)², where y's rows are those from first_row on. */
-static void record_loss(Model *model, Tensor *y, int seed, int64_t first_row) {
-    int64_t columns = shape_columns(y->shape);
-    Tensor *target = parameter(model, PLACE_INPUT, seed, y->shape, first_row, 0, columns);
-    op_sum(model->graph, op_squared_error(model->graph, y, target, 1.0f), model->loss, 1.0f);
-}
-
-static void fill(Model *model, const Part *part) {
-    Error error = {0};
-    int64_t n = tensor_count(part->tensor), columns = shape_columns(part->tensor->shape);
-    float *values = calloc((size_t)n + 1, sizeof *values);
-    for (int64_t i = 0; i < n; i++) {
-        int64_t row = part->first_row + i / columns, column = part->first_column + i % columns;
-        values[i] = number(part->seed, row * part->whole_columns + column);
-    }
-    if (n) OK(executor_upload_f32(&model->executor, part->tensor, 0, n, values, &error));
-    free(values);
-}
-
-static void run_model(Model *model, int recompute) {
-    Error error = {0};
-    Graph *graph = model->graph;
-    OK(graph_status(graph, &error));
-    AutogradOptions options = {
-        .copy = &OP_COPY, .gradient_place = PLACE_GRADIENT, .parameter_dtype = DTYPE_F32};
-    OK(autograd_run(graph, &options, &error));
-    if (recompute >= 0) {
-        eager_gradients(graph);
-        lazy_gradients(graph);
-        move_column_sums(graph, &model->backend);
-        recompute_run(graph, recompute);
-    }
-    OK(program_build(&model->program, "conjugate", graph, &model->backend, 1, &error));
-    device_require(&model->memory, &model->program.plan);
-    OK(device_open(&model->memory, &model->backend, &error));
-    OK(executor_open(&model->executor, &model->program, &model->memory, &error));
-    for (int i = 0; i < model->n_parts; i++) fill(model, &model->part[i]);
-    for (int run = 0; run < 2; run++) { /* twice: the second finds everything as it was left */
-        OK(executor_run(&model->executor, SECTION_FORWARD, MICRO_BATCH_ONLY, &error));
-        OK(executor_run(&model->executor, SECTION_BACKWARD, MICRO_BATCH_ONLY, &error));
-    }
-}
-
-static float *values_of(Model *model, const Tensor *tensor) {
-    Error error = {0};
-    int64_t n = tensor_count(tensor);
-    float *values = calloc((size_t)n + 1, sizeof *values);
-    if (n) OK(executor_download_f32(&model->executor, tensor, 0, n, values, &error));
-    return values;
-}
-
-static void check_within(double got, double want, double allowed, const char *what, int64_t i) {
-    if (!(fabs(got - want) <= allowed))
-        fail_msg("rank %d of %d: %s%s: element %lld is %.7g, not %.7g", world.rank, world.size, doing, what,
-                 (long long)i, got, want);
-}
-
-static void check_near(double got, double want, double tolerance, const char *what, int64_t i) {
-    check_within(got, want, tolerance * (1.0 + fabs(want)), what, i);
-}
-
-static double largest(const float *values, int64_t n) {
-    double most = 0.0;
-    for (int64_t i = 0; i < n; i++) most = fmax(most, fabs((double)values[i]));
-    return most;
-}
-
-static double loss_of(Model *model, bool is_summed) {
-    Error error = {0};
-    float loss = 0.0f;
-    OK(executor_download(&model->executor, model->loss, &loss, &error));
-    if (is_summed && model->comm) OK(comm_all_reduce(&world, &loss, 1, COMM_F32, COMM_SUM, &error));
-    return (double)loss;
-}
-
-/* Every gradient of a split model is the part that it should be of the whole model's. */
-static void compare(Model *split, Model *serial, bool sums_loss, double tolerance) {
-    check_near(loss_of(split, sums_loss), loss_of(serial, false), tolerance, "loss", 0);
-    for (int i = 0; i < split->n_parts; i++) {
-        const Part *part = &split->part[i];
-        if (part->tensor->place != PLACE_PARAMETER) continue;
-        const Part *of = NULL;
-        for (int k = 0; k < serial->n_parts; k++) {
-            if (serial->part[k].seed == part->seed) of = &serial->part[k];
-        }
-        assert_non_null(of);
-        assert_non_null(part->tensor->gradient);
-        float *got = values_of(split, part->tensor->gradient), *want = values_of(serial, of->tensor->gradient);
-        int64_t columns = shape_columns(part->tensor->shape);
-        double allowed = tolerance * largest(want, tensor_count(of->tensor));
-        for (int64_t e = 0; e < tensor_count(part->tensor); e++) {
-            int64_t row = part->first_row + e / columns, column = part->first_column + e % columns;
-            check_within((double)got[e], (double)want[row * part->whole_columns + column], allowed,
-                         part->tensor->name, e);
-        }
-        free(got), free(want);
-    }
-}
+#include "conjugate_support.h"
 
 /* ---- two layers, split by columns and by rows */
 
@@ -180,7 +12,7 @@ enum { N = 13, C = 10, F = 17, N_BLOCKS = 3 };
 typedef struct {
     int64_t rows[MAX_RANKS + 1], wide[MAX_RANKS + 1]; /* borders of N rows and of F columns */
     bool is_sequence;                                 /* the stream is split by rows */
-    bool is_row_style;                                /* gelu behind the second sum, as a layer split by rows first */
+    bool is_row_style; /* gelu behind the second sum, as a layer split by rows first */
 } Split;
 
 /* Uneven ones leave the first rank nothing where there are three or more. */
@@ -194,8 +26,8 @@ static Split split_of(const Comm *comm, bool is_uneven, bool is_sequence, bool i
     return split;
 }
 
-/* Norm, wide layer, narrow layer, residual addition. The norm's weight is whole on every rank: where its rows are split, its
- * gradient is a sum over the ranks. */
+/* Norm, wide layer, narrow layer, residual addition. The norm's weight is whole on every rank: where its rows
+ * are split, its gradient is a sum over the ranks. */
 static Tensor *record_block(Model *model, const Split *split, Tensor *x, int block) {
     Graph *graph = model->graph;
     Comm *comm = model->comm;
@@ -207,7 +39,8 @@ static Tensor *record_block(Model *model, const Split *split, Tensor *x, int blo
     Tensor *bias = parameter(model, PLACE_PARAMETER, seed + 2, SHAPE(n), 0, first, F);
     Tensor *narrow = parameter(model, PLACE_PARAMETER, seed + 3, SHAPE(C, n), 0, first, F);
     Tensor *end = rank == 0 ? whole(model, seed + 4, SHAPE(C)) : NULL; /* added once */
-    Tensor *h = op_rmsnorm(graph, x, split->is_sequence ? op_parallel_copy(graph, comm, scale) : scale, 1e-3f);
+    Tensor *h =
+        op_rmsnorm(graph, x, split->is_sequence ? op_parallel_copy(graph, comm, scale) : scale, 1e-3f);
     h = split->is_sequence ? op_parallel_all_gather(graph, comm, h, SHAPE(N, C), split->rows)
                            : op_parallel_copy(graph, comm, h);
     h = op_linear(graph, h, wide, bias, NULL, ACTIVATION_GELU_TANH);
@@ -291,7 +124,8 @@ static void test_copies_cost_nothing(void **state) {
     for (int i = 0; i < model.graph->n_nodes; i++) {
         const Node *node = model.graph->node[i];
         if (node->op != &OP_COPY || !node->is_passed_by) continue;
-        if (node->section == SECTION_FORWARD) assert_int_equal(node->input[0]->offset, node->output[0]->offset);
+        if (node->section == SECTION_FORWARD)
+            assert_int_equal(node->input[0]->offset, node->output[0]->offset);
     }
     close_model(&model);
 }
@@ -374,7 +208,8 @@ static void test_all_to_all(void **state) {
     check_all_to_all(DTYPE_F16);
 }
 
-/* Positions of (B,T,C), which are not its first dimension: gathered, and put in their places. Every rank adds to the gradient. */
+/* Positions of (B,T,C), which are not its first dimension: gathered, and put in their places. Every rank adds
+ * to the gradient. */
 static void test_positions(void **state) {
     (void)state;
     enum { B = 2, T = 7, COLUMNS = 3 };
@@ -430,7 +265,8 @@ static void test_heads(void **state) {
     close_model(&model);
 }
 
-/* Round the ring twice over, tensors of another size on each rank, the second message while the first is still needed. */
+/* Round the ring twice over, tensors of another size on each rank, the second message while the first is
+ * still needed. */
 static void test_ring(void **state) {
     (void)state;
     enum { COLUMNS = 5 };
@@ -455,12 +291,13 @@ static void test_ring(void **state) {
     close_model(&model);
 }
 
-/* A pipeline: the ranks pass on what they make, the last has the loss, and every rank's weight gets its gradient. */
+/* A pipeline: the ranks pass on what they make, the last has the loss, and every rank's weight gets its
+ * gradient. */
 static void record_stages(Model *model, int first, int end, int last) {
     Graph *graph = model->graph;
-    Tensor *x = first == 0 ? whole(model, 1, SHAPE(N, C))
-                           : op_parallel_receive(graph, model->comm, DTYPE_F32, SHAPE(N, C), true,
-                                                 first - 1, 5);
+    Tensor *x = first == 0
+                    ? whole(model, 1, SHAPE(N, C))
+                    : op_parallel_receive(graph, model->comm, DTYPE_F32, SHAPE(N, C), true, first - 1, 5);
     for (int stage = first; stage < end; stage++) {
         Tensor *weight = whole(model, 20 + stage, SHAPE(C, C));
         x = op_linear(graph, x, weight, NULL, NULL, ACTIVATION_GELU_TANH);
@@ -512,9 +349,11 @@ static void test_flights(void **state) {
     float values[40] = {0};
     for (int i = 0; i < 40; i++) values[i] = (float)i;
     for (int i = 0; i < 32; i++)
-        OK(start->op->reference(&(KernelCall){.node = start, .in = {&values[i]}, .out = {&values[i]}}, &error));
+        OK(start->op->reference(&(KernelCall){.node = start, .in = {&values[i]}, .out = {&values[i]}},
+                                &error));
     assert_int_not_equal(
-        start->op->reference(&(KernelCall){.node = start, .in = {values}, .out = {values}}, &error), STATUS_OK);
+        start->op->reference(&(KernelCall){.node = start, .in = {values}, .out = {values}}, &error),
+        STATUS_OK);
     check_failed(&error, "never waited for");
     error = (Error){0};
     for (int i = 0; i < 32; i++) {

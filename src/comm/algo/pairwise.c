@@ -1,7 +1,8 @@
-/* All-to-all: everybody has a slice for everybody, of any length. In step k each rank sends to the k-th after it and receives
- * from the k-th before it, so that nobody is talked to by two at once. What a rank has for itself is copied.
+/* All-to-all: everybody has a slice for everybody, of any length. In step k each rank sends to the k-th after
+ * it and receives from the k-th before it, so that nobody is talked to by two at once. What a rank has for
+ * itself is copied.
  *
- *     steps N-1      peak: at the rank with most to send and receive      total: all slices but those that stay
+ *     steps N-1    peak: at the rank with most to send and receive    total: all slices but those that stay
  *
  * An empty slice is a message too: both sides count the steps alike. */
 #include "comm/algo/algo.h"
