@@ -254,6 +254,7 @@ static Status finish_message(Comm *comm, CommRequest *request, size_t n_bytes, u
                              Error *error) {
     TRY(comm->table->wait(comm->context, request, 1, error));
     uint64_t took_ns = timer_now_ns() - start_ns;
+    comm->counts.n_messages++;
     comm->counts.n_bytes += n_bytes;
     comm->counts.busy_ns += took_ns;
     comm->counts.waited_ns += took_ns;

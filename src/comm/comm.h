@@ -130,9 +130,10 @@ typedef struct CommTable {
 /* What went through, since the communicator was opened. */
 typedef struct {
     uint64_t n_operations[N_COMM_KINDS];
-    uint64_t n_bytes;   /* of vectors handed over, whatever the algorithm makes of them */
-    uint64_t busy_ns;   /* operations under way, in the worker or in blocking calls */
-    uint64_t waited_ns; /* the caller's time, in blocking calls and in comm_wait */
+    uint64_t n_messages; /* point to point, sent and received */
+    uint64_t n_bytes;    /* of vectors handed over, whatever the algorithm makes of them */
+    uint64_t busy_ns;    /* operations under way, in the worker or in blocking calls */
+    uint64_t waited_ns;  /* the caller's time, in blocking calls and in comm_wait */
 } CommCounts;
 
 struct Comm {

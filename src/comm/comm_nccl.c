@@ -10,7 +10,7 @@
  * are collected until the first of them is waited for, and then set out together, tied to the kernels in the same way.
  *
  * NCCL's own reduce-scatter and all-gather want equal slices. Where ours are not, the same is done as a group of reductions
- * or broadcasts, one a slice, which NCCL runs together.
+ * or broadcasts, one a slice, which NCCL runs together. All-to-all is a group of messages.
  *
  * The library is opened when it is first asked for (base/system/library.h), and its functions are called through a table.
  *
@@ -169,6 +169,25 @@ static ncclResult_t run_even_slices(const Nccl *nccl, const CommOperation *opera
                                     nccl_reduction(operation->reduction), nccl->comm, nccl->stream);
 }
 
+/* To and from every rank, this one included. */
+static ncclResult_t run_all_to_all(const Nccl *nccl, const CommOperation *operation) {
+    const int64_t *out = operation->border, *in = operation->other_border;
+    size_t size = comm_type_bytes(operation->type);
+    ncclDataType_t type = nccl_type(operation->type);
+    ncclResult_t code = nccl->call.GroupStart();
+    for (int r = 0; r < nccl->size && code == ncclSuccess; r++) {
+        char *outgoing = (char *)operation->data + (size_t)out[r] * size;
+        char *incoming = (char *)operation->other + (size_t)in[r] * size;
+        if (out[r + 1] > out[r])
+            code =
+                nccl->call.Send(outgoing, (size_t)(out[r + 1] - out[r]), type, r, nccl->comm, nccl->stream);
+        if (in[r + 1] > in[r] && code == ncclSuccess)
+            code = nccl->call.Recv(incoming, (size_t)(in[r + 1] - in[r]), type, r, nccl->comm, nccl->stream);
+    }
+    ncclResult_t ended = nccl->call.GroupEnd();
+    return code == ncclSuccess ? ended : code;
+}
+
 static ncclResult_t run(const Nccl *nccl, const CommOperation *operation) {
     void *data = operation->data;
     size_t n = (size_t)operation->n;
@@ -186,6 +205,7 @@ static ncclResult_t run(const Nccl *nccl, const CommOperation *operation) {
     case COMM_REDUCE_SCATTER:
         return is_even(operation->border, nccl->size) ? run_even_slices(nccl, operation)
                                                       : run_slices(nccl, operation);
+    case COMM_ALL_TO_ALL: return run_all_to_all(nccl, operation);
     default: return ncclInvalidUsage;
     }
 }

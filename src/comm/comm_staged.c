@@ -61,6 +61,21 @@ static Status run(Staged *staged, const CommOperation *operation, Error *error) 
     return staged->staging.upload(staged->staging.context, operation->data, staged->buffer, n_bytes, error);
 }
 
+/* What goes out and what comes in, side by side in the buffer. */
+static Status run_all_to_all(Staged *staged, const CommOperation *operation, Error *error) {
+    const CommStaging *staging = &staged->staging;
+    CommOperation here = *operation;
+    size_t element_bytes = comm_type_bytes(operation->type);
+    size_t out_bytes = (size_t)operation->border[staged->host->size] * element_bytes;
+    size_t in_bytes = (size_t)operation->other_border[staged->host->size] * element_bytes;
+    TRY(reserve(staged, out_bytes + in_bytes, error));
+    here.data = staged->buffer;
+    here.other = (char *)staged->buffer + out_bytes;
+    TRY(staging->download(staging->context, here.data, operation->data, out_bytes, error));
+    TRY(comm_run(staged->host, &here, error));
+    return staging->upload(staging->context, operation->other, here.other, in_bytes, error);
+}
+
 static Status start(void *context, const CommOperation *operation, CommTicket *ticket, Error *error) {
     ticket->number = 0;
     switch (operation->kind) {
@@ -70,6 +85,7 @@ static Status start(void *context, const CommOperation *operation, CommTicket *t
     case COMM_ALL_REDUCE:
     case COMM_ALL_GATHER:
     case COMM_REDUCE_SCATTER: return run(context, operation, error);
+    case COMM_ALL_TO_ALL: return run_all_to_all(context, operation, error);
     default:
         return error_failed(error, "%s of a device's memory is not done through the host",
                             comm_kind_name(operation->kind));

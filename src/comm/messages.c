@@ -1,5 +1,5 @@
 /* Trees where the ranks share one vector (broadcast, reduce), one message for each rank where the root has something
- * different for everybody, pairs in turn for all-to-all, and the ring of algo/ where slices go round.
+ * different for everybody, and of algo/ the pairs in turn for all-to-all and the ring where slices go round.
  *
  * In a tree ranks are counted from the root. A rank's parent is its number with the lowest bit cleared; its children are
  * its number with one of the bits below that set: log2(size) messages from the root to the last rank.
@@ -143,24 +143,6 @@ static Status scatter_or_gather(Comm *comm, const CommOperation *operation, Erro
     return send_now(comm, operation->other, n_bytes, operation->root, error);
 }
 
-/* ---- Everybody has a slice for everybody */
-
-static Status all_to_all(Comm *comm, const CommOperation *operation, Error *error) {
-    const int64_t *out = operation->border, *in = operation->other_border;
-    CommType type = operation->type;
-    for (int distance = 0; distance < comm->size; distance++) {
-        int to = (comm->rank + distance) % comm->size,
-            from = (comm->rank + comm->size - distance) % comm->size;
-        void *outgoing = element(operation->data, out[to], type);
-        void *incoming = element(operation->other, in[from], type);
-        size_t out_bytes = bytes_of(out[to + 1] - out[to], type);
-        size_t in_bytes = bytes_of(in[from + 1] - in[from], type);
-        if (distance == 0) copy(comm, incoming, outgoing, out_bytes);
-        else TRY(exchange(comm, outgoing, out_bytes, to, incoming, in_bytes, from, error));
-    }
-    return STATUS_OK;
-}
-
 /* ---- What is called */
 
 Status messages_all_reduce(Comm *comm, const CommAlgorithm *algorithm, const CommOperation *operation,
@@ -177,7 +159,7 @@ Status messages_run(Comm *comm, const CommOperation *operation, Error *error) {
     case COMM_REDUCE: return reduce(comm, operation, error);
     case COMM_SCATTER:
     case COMM_GATHER: return scatter_or_gather(comm, operation, error);
-    case COMM_ALL_TO_ALL: return all_to_all(comm, operation, error);
+    case COMM_ALL_TO_ALL: return pairwise_all_to_all(comm, operation, TAG, error);
     case COMM_ALL_GATHER:
         TRY(collective_prepare(comm, error));
         return ring_all_gather(comm, operation->data, operation->border, operation->type, error);

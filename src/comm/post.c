@@ -21,6 +21,7 @@ static Status check(const Comm *comm, int peer, int tag, Error *error) {
 Status comm_post_send(Comm *comm, const void *data, size_t n_bytes, int to, int tag, CommRequest *request,
                       Error *error) {
     TRY(check(comm, to, tag, error));
+    comm->counts.n_messages++;
     comm->counts.n_bytes += n_bytes;
     return comm->table->start_send(comm->context, data, n_bytes, to, tag, request, error);
 }
@@ -28,6 +29,7 @@ Status comm_post_send(Comm *comm, const void *data, size_t n_bytes, int to, int 
 Status comm_post_receive(Comm *comm, void *data, size_t n_bytes, int from, int tag, CommRequest *request,
                          Error *error) {
     TRY(check(comm, from, tag, error));
+    comm->counts.n_messages++;
     comm->counts.n_bytes += n_bytes;
     return comm->table->start_receive(comm->context, data, n_bytes, from, tag, request, error);
 }

@@ -124,6 +124,10 @@ static Tensor *contribution(Autograd *autograd, Tensor *target, WriteMode *mode)
     return gradient;
 }
 
+Graph *autograd_graph(const Autograd *autograd) {
+    return autograd->graph;
+}
+
 Tensor *autograd_gradient(Autograd *autograd, Tensor *tensor) {
     Slot *slot = &autograd->slot[tensor->id];
     if (!tensor->base && slot->written_parts) {
@@ -205,7 +209,7 @@ Status autograd_run(Graph *graph, const AutogradOptions *options, Error *error) 
         const Node *node = graph->node[i];
         autograd.visited = i;
         graph->block = node->block;
-        if (node->op->gradient) node->op->gradient(&autograd, node);
+        if (node->op->gradient && !node->is_passed_by) node->op->gradient(&autograd, node);
     }
     graph->block = NO_BLOCK;
     keep_gradients(&autograd);

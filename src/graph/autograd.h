@@ -30,6 +30,8 @@ Status autograd_run(Graph *graph, const AutogradOptions *options, Error *error);
 
 /* --- for gradient rules --- */
 
+Graph *autograd_graph(const Autograd *autograd);
+
 /* dL/dtensor, complete when the rule of its producer runs; NULL if nothing flows into it. */
 Tensor *autograd_gradient(Autograd *autograd, Tensor *tensor);
 

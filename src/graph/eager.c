@@ -22,10 +22,21 @@ static bool inputs_change(const Graph *graph, const Node *node, int after, int b
     return false;
 }
 
+/* Does communication bring any of what the node writes? It overwrites: nobody may have added before. */
+static bool shares_output(const Graph *graph, const Node *node) {
+    for (int i = 0; i < graph->n_nodes; i++) {
+        for (int k = 0; k < node->n_outputs && graph->node[i]->phase == PHASE_COMMUNICATION; k++) {
+            if (node->output[k] && node_writes_root(graph->node[i], tensor_root(node->output[k])))
+                return true;
+        }
+    }
+    return false;
+}
+
 /* The forward position behind which the node may run, or -1 if it must stay. */
 static int eager_position(const Graph *graph, int index, const bool *is_gradient) {
     const Node *node = graph->node[index];
-    if (node->section != SECTION_BACKWARD) return -1;
+    if (node->section != SECTION_BACKWARD || node->phase == PHASE_COMMUNICATION) return -1;
     int position = -1;
     bool reads_gradient = false;
     for (int k = 0; k < node->n_inputs; k++) {
@@ -38,7 +49,8 @@ static int eager_position(const Graph *graph, int index, const bool *is_gradient
         int at = node_position(graph, producer);
         if (at > position) position = at;
     }
-    return reads_gradient && !inputs_change(graph, node, position, index) ? position : -1;
+    if (!reads_gradient || inputs_change(graph, node, position, index)) return -1;
+    return shares_output(graph, node) ? -1 : position;
 }
 
 static void restore_write_modes(Graph *graph, WriteMode *first_mode, bool *is_written) {
@@ -47,7 +59,8 @@ static void restore_write_modes(Graph *graph, WriteMode *first_mode, bool *is_wr
         for (int k = 0; k < node->n_outputs; k++) {
             if (!node->output[k]) continue;
             int id = node->output[k]->id;
-            node->write[k] = is_written[id] ? WRITE_ADD : first_mode[id];
+            if (node->phase != PHASE_COMMUNICATION && !node->is_passed_by)
+                node->write[k] = is_written[id] ? WRITE_ADD : first_mode[id];
             is_written[id] = true;
         }
     }

@@ -76,6 +76,7 @@ struct Node {
     int block;       /* the transformer block it belongs to, or NO_BLOCK */
     bool is_recomputed;
     bool is_last_only; /* runs in the last micro-batch of a step only */
+    bool is_passed_by; /* autograd records nothing for it: another node's rule stands for it */
 };
 
 typedef struct {

@@ -52,6 +52,8 @@ struct Op {
     bool is_shortcut;
     /* Communication is no device's business: the reference is what runs, with addresses of whatever device it is. */
     bool is_portable;
+    /* Recompute repeats it like any computation. What other communication has brought is kept. */
+    bool is_repeatable;
     /* May a portable node be part of a backend's capture: does it only enqueue on the device? NULL: no. */
     bool (*is_capturable)(const Node *node);
 };

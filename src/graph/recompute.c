@@ -5,7 +5,11 @@
  *
  * The last segment is left alone. Its backward starts where its forward ends, so all its activations are alive at
  * that moment whether they were kept or made again. Dropout draws by position and not by call, so a repeated node
- * repeats its bits. */
+ * repeats its bits.
+ *
+ * What communication has brought in the forward is kept, as an activation at a segment's border is: to wait
+ * for it twice costs more than its bytes. An all-gather is the exception (is_repeatable): what it brings is
+ * larger than what it was made of, which was split among the ranks so that nobody has to keep the whole. */
 #include "graph/recompute.h"
 #include "graph/op.h"
 
@@ -15,6 +19,7 @@ typedef struct {
     Graph *graph;
     int n_blocks, n_segments;
     bool *is_marked;     /* per forward node */
+    bool *is_kept;       /* per tensor id: brought by communication that is not repeated */
     Tensor **substitute; /* per tensor id: the recomputed one */
     int n_old_tensors;
 } Recompute;
@@ -23,11 +28,27 @@ static int segment_of(const Recompute *pass, const Node *node) {
     return !node || node->block == NO_BLOCK ? -1 : node->block / pass->n_blocks;
 }
 
+/* A node of the forward half, wherever it runs; the conjugates of communication stand behind it. */
+static bool is_forward(const Node *node) {
+    return node->phase == PHASE_FORWARD ||
+           (node->phase == PHASE_COMMUNICATION && node->section == SECTION_FORWARD);
+}
+
+static void find_kept(const Recompute *pass) {
+    for (int i = 0; i < pass->graph->n_nodes; i++) {
+        const Node *node = pass->graph->node[i];
+        if (node->phase != PHASE_COMMUNICATION || node->op->is_repeatable) continue;
+        for (int k = 0; k < node->n_outputs; k++) {
+            if (node->output[k]) pass->is_kept[tensor_root(node->output[k])->id] = true;
+        }
+    }
+}
+
 static bool is_forgotten(const Recompute *pass, Tensor *tensor, int segment) {
     if (!tensor) return false;
     const Tensor *root = tensor_root(tensor);
-    return root->place == PLACE_ACTIVATION && root->producer && root->producer->phase == PHASE_FORWARD &&
-           segment_of(pass, root->producer) == segment;
+    return root->place == PLACE_ACTIVATION && root->producer && is_forward(root->producer) &&
+           !pass->is_kept[root->id] && segment_of(pass, root->producer) == segment;
 }
 
 /* Walk the forward nodes of a segment from the last to the first and mark what is needed. */
@@ -65,20 +86,30 @@ static Tensor *substitute_for(Recompute *pass, Tensor *tensor) {
     return tensor;
 }
 
+/* Where a repeated node writes: anew, or where another has written a part of it or what it changes in place. */
+static Tensor *output_again(Recompute *pass, const Node *again, Tensor *old) {
+    if (old->base) {
+        output_again(pass, again, old->base);
+        return substitute_for(pass, old);
+    }
+    if (!pass->substitute[old->id]) {
+        Tensor *copy =
+            graph_tensor(pass->graph, PLACE_ACTIVATION, old->dtype, old->shape, "%s again", old->name);
+        copy->producer = (Node *)again;
+        pass->substitute[old->id] = copy;
+    }
+    return pass->substitute[old->id];
+}
+
 static Node *repeat_node(Recompute *pass, const Node *node) {
     Graph *graph = pass->graph;
     Node *again = arena_copy(&graph->arena, node, sizeof *node);
     again->section = SECTION_BACKWARD;
-    again->phase = PHASE_BACKWARD;
+    if (node->phase != PHASE_COMMUNICATION) again->phase = PHASE_BACKWARD;
     again->is_recomputed = true;
     for (int k = 0; k < node->n_inputs; k++) again->input[k] = substitute_for(pass, node->input[k]);
     for (int k = 0; k < node->n_outputs; k++) {
-        Tensor *old = node->output[k];
-        if (!old) continue;
-        Tensor *copy = graph_tensor(graph, PLACE_ACTIVATION, old->dtype, old->shape, "%s again", old->name);
-        copy->producer = again;
-        pass->substitute[old->id] = copy;
-        again->output[k] = copy;
+        if (node->output[k]) again->output[k] = output_again(pass, again, node->output[k]);
     }
     return again;
 }
@@ -93,6 +124,8 @@ int recompute_run(Graph *graph, int n_blocks) {
     pass.n_old_tensors = graph->n_tensors;
     pass.is_marked = ARENA_ARRAY(&graph->arena, bool, graph->n_nodes);
     pass.substitute = ARENA_ARRAY(&graph->arena, Tensor *, graph->n_tensors);
+    pass.is_kept = ARENA_ARRAY(&graph->arena, bool, graph->n_tensors);
+    find_kept(&pass);
     bool *is_done = ARENA_ARRAY(&graph->arena, bool, pass.n_segments);
     for (int segment = 0; segment + 1 < pass.n_segments; segment++) mark_segment(&pass, segment);
     is_done[pass.n_segments - 1] = true;
@@ -104,7 +137,10 @@ int recompute_run(Graph *graph, int n_blocks) {
     graph->n_nodes = 0;
     for (int i = 0; i < n_old; i++) {
         int segment = segment_of(&pass, old[i]);
-        if (segment >= 0 && old[i]->phase == PHASE_BACKWARD && !is_done[segment]) {
+        bool is_backward =
+            segment >= 0 && (old[i]->phase == PHASE_BACKWARD ||
+                             (old[i]->phase == PHASE_COMMUNICATION && old[i]->section == SECTION_BACKWARD));
+        if (is_backward && !is_done[segment]) {
             for (int k = 0; k < i; k++) {
                 if (!pass.is_marked[k] || segment_of(&pass, old[k]) != segment) continue;
                 graph->node[graph->n_nodes++] = repeat_node(&pass, old[k]);
@@ -112,7 +148,7 @@ int recompute_run(Graph *graph, int n_blocks) {
             }
             is_done[segment] = true;
         }
-        if (segment >= 0 && old[i]->phase == PHASE_BACKWARD) {
+        if (is_backward) {
             for (int k = 0; k < old[i]->n_inputs; k++)
                 old[i]->input[k] = substitute_for(&pass, old[i]->input[k]);
         }

@@ -29,6 +29,12 @@ static double copy_flops(const Node *node) {
     return node->write[0] == WRITE_FRESH ? 0.0 : (double)tensor_count(node->output[0]);
 }
 
+/* Then nothing moves. */
+static int copy_in_place(const Node *node, int output) {
+    (void)output;
+    return node->write[0] == WRITE_FRESH && node->input[0]->dtype == node->output[0]->dtype ? 0 : -1;
+}
+
 static Status copy_reference(const KernelCall *call, Error *error) {
     (void)error;
     int64_t count = tensor_count(call->node->output[0]); /* (N) to (N) */
@@ -44,5 +50,6 @@ const Op OP_COPY = {
     .name = "copy",
     .gradient = copy_gradient,
     .flops = copy_flops,
+    .in_place = copy_in_place,
     .reference = copy_reference,
 };

@@ -133,6 +133,22 @@ void op_sum(Graph *graph, Tensor *x, Tensor *total, float scale);
 /* The random input of dropout: i32 words written by the host before every micro-batch. */
 enum { RANDOM_SEED_LOW, RANDOM_SEED_HIGH, RANDOM_STEP, RANDOM_FIRST_SEQUENCE, N_RANDOM_WORDS };
 
+/* ---- pack.c ----------------------------------------------------------------------------------------------
+ * pack: the parts of dimension `dim` of x, (outer, size, inner), laid one after the other, each (outer, n,
+ * inner); part p is border[p] .. border[p+1]-1 and may be empty. y is (rows, columns of x), or (N,1) where dim
+ * is the last. unpack: back to `shape`. What goes to one rank then lies together (parallel/conjugate.h). Each
+ * is the other's backward. */
+enum { PACK_MAX_PARTS = 64 };
+typedef struct {
+    int64_t outer, inner;
+    int n_parts;
+    bool inverse; /* unpack */
+    int64_t border[PACK_MAX_PARTS + 1];
+} PackAttributes;
+extern const Op OP_PACK;
+Tensor *op_pack(Graph *graph, Tensor *x, int dim, int n_parts, const int64_t *border);
+Tensor *op_unpack(Graph *graph, Tensor *x, Shape shape, int dim, int n_parts, const int64_t *border);
+
 /* ---- cross_entropy.c --------------------------------------------------------------------------------------------
  * logits (N,V), targets (N) i32 (a negative target is ignored), [scale (1)] -> losses (N). When the logits need a gradient, the
  * same pass leaves dlogits = gradient_scale · (softmax - onehot), which may take over the memory of the logits; the

@@ -1,18 +1,13 @@
-/* One kernel for all of them: the attributes hold the operation as the communicator wants it, but for the address of
- * the data. The ticket is the one thing that changes from step to step; it lies in the graph's arena. */
+/* Two kernels for all of them: the attributes hold the operation as the communicator wants it, but for the
+ * addresses of the data. What changes from step to step, the tickets of what is under way, lies in the
+ * graph's arena. */
 #include "parallel/comm_ops.h"
 
-#include "base/text/format.h"
+#include "parallel/comm_attributes.h"
 
 #include <stdio.h>
 
-typedef struct {
-    Comm *comm;
-    CommOperation operation; /* without data */
-    CommTicket *ticket;
-} CommAttributes;
-
-static CommType comm_type(DType dtype) {
+CommType comm_type_of(DType dtype) {
     switch (dtype) {
     case DTYPE_BF16: return COMM_BF16;
     case DTYPE_F16: return COMM_F16;
@@ -21,14 +16,20 @@ static CommType comm_type(DType dtype) {
     }
 }
 
-static Node *record(Graph *graph, const Op *op, Comm *comm, Tensor *data, CommOperation operation) {
-    operation.type = comm_type(data->dtype);
-    operation.n = tensor_count(data);
-    CommAttributes attributes = {
-        .comm = comm, .operation = operation, .ticket = ARENA_NEW(&graph->arena, CommTicket)};
-    Node *node = graph_record(graph, op, &attributes, sizeof attributes, 1, TENSORS(data), 1, TENSORS(data));
+Node *comm_record(Graph *graph, const Op *op, CommAttributes attributes, int n_inputs, Tensor *const *inputs,
+                  int n_outputs, Tensor *const *outputs) {
+    attributes.flights = ARENA_NEW(&graph->arena, CommFlights);
+    Node *node =
+        graph_record(graph, op, &attributes, sizeof attributes, n_inputs, inputs, n_outputs, outputs);
     node->phase = PHASE_COMMUNICATION;
     return node;
+}
+
+static Node *record(Graph *graph, const Op *op, Comm *comm, Tensor *data, CommOperation operation) {
+    operation.type = comm_type_of(data->dtype);
+    operation.n = tensor_count(data);
+    return comm_record(graph, op, (CommAttributes){.comm = comm, .operation = operation}, 1, TENSORS(data), 1,
+                       TENSORS(data));
 }
 
 Node *op_all_reduce(Graph *graph, Comm *comm, Tensor *data) {
@@ -45,9 +46,20 @@ Node *op_all_gather(Graph *graph, Comm *comm, Tensor *data, const int64_t *borde
     return record(graph, &OP_ALL_GATHER, comm, data, operation);
 }
 
+Node *op_all_to_all(Graph *graph, Comm *comm, Tensor *out, const int64_t *border, Tensor *in,
+                    const int64_t *other_border) {
+    CommOperation operation = {.kind = COMM_ALL_TO_ALL,
+                               .type = comm_type_of(out->dtype),
+                               .n = tensor_count(out),
+                               .border = border,
+                               .other_border = other_border};
+    return comm_record(graph, &OP_ALL_TO_ALL, (CommAttributes){.comm = comm, .operation = operation}, 1,
+                       TENSORS(out), 1, TENSORS(in));
+}
+
 Node *op_comm_wait(Graph *graph, const Node *start) {
-    Node *node = graph_record(graph, &OP_COMM_WAIT, start->attributes, sizeof(CommAttributes), 1,
-                              start->output, 1, start->output);
+    Node *node = graph_record(graph, &OP_COMM_WAIT, start->attributes, sizeof(CommAttributes),
+                              start->n_inputs, start->input, start->n_outputs, start->output);
     node->phase = PHASE_COMMUNICATION;
     node->is_last_only = start->is_last_only;
     return node;
@@ -57,21 +69,60 @@ Node *op_scalar_sum(Graph *graph, Comm *comm, Tensor *scalar) {
     return record(graph, &OP_SCALAR_SUM, comm, scalar, (CommOperation){.kind = COMM_ALL_REDUCE});
 }
 
+/* ---- running */
+
 static CommOperation operation_on(const KernelCall *call) {
     CommOperation operation = ((const CommAttributes *)call->node->attributes)->operation;
-    operation.data = call->out[0];
+    bool is_apart = operation.kind == COMM_ALL_TO_ALL;
+    operation.data = is_apart ? call->in[0] : call->out[0];
+    operation.other = is_apart ? call->out[0] : NULL;
     return operation;
+}
+
+static Status start_flight(const CommAttributes *attributes, CommFlight **flight, Error *error) {
+    CommFlights *flights = attributes->flights;
+    if (flights->n_started - flights->n_waited >= COMM_MOST_FLIGHTS)
+        return error_failed(error, "it was started %d times and never waited for", COMM_MOST_FLIGHTS);
+    *flight = &flights->flight[flights->n_started++ % COMM_MOST_FLIGHTS];
+    return STATUS_OK;
 }
 
 static Status start_kernel(const KernelCall *call, Error *error) {
     const CommAttributes *attributes = call->node->attributes;
     CommOperation operation = operation_on(call);
-    return comm_start(attributes->comm, &operation, attributes->ticket, error);
+    CommFlight *flight = NULL;
+    TRY(start_flight(attributes, &flight, error));
+    return comm_start(attributes->comm, &operation, &flight->ticket, error);
+}
+
+/* The receive first: a message that is expected need not be kept anywhere. */
+static Status exchange_kernel(const KernelCall *call, Error *error) {
+    const CommAttributes *attributes = call->node->attributes;
+    const CommPeers *peers = &attributes->peers;
+    const Node *node = call->node;
+    CommFlight *flight = NULL;
+    TRY(start_flight(attributes, &flight, error));
+    flight->n_requests = 0;
+    if (peers->from >= 0) {
+        TRY(comm_post_receive(attributes->comm, call->out[0], tensor_bytes(node->output[0]), peers->from,
+                              peers->receive_tag, &flight->request[flight->n_requests], error));
+        flight->n_requests++;
+    }
+    if (peers->to < 0) return STATUS_OK;
+    TRY(comm_post_send(attributes->comm, call->in[0], tensor_bytes(node->input[0]), peers->to,
+                       peers->send_tag, &flight->request[flight->n_requests], error));
+    flight->n_requests++;
+    return STATUS_OK;
 }
 
 static Status wait_kernel(const KernelCall *call, Error *error) {
     const CommAttributes *attributes = call->node->attributes;
-    return comm_wait(attributes->comm, attributes->ticket, error);
+    CommFlights *flights = attributes->flights;
+    if (flights->n_waited == flights->n_started) return STATUS_OK;
+    CommFlight *flight = &flights->flight[flights->n_waited++ % COMM_MOST_FLIGHTS];
+    if (attributes->operation.kind == COMM_BARRIER)
+        return comm_wait_posted(attributes->comm, flight->request, flight->n_requests, error);
+    return comm_wait(attributes->comm, &flight->ticket, error);
 }
 
 static Status run_kernel(const KernelCall *call, Error *error) {
@@ -80,17 +131,34 @@ static Status run_kernel(const KernelCall *call, Error *error) {
     return comm_run(attributes->comm, &operation, error);
 }
 
-/* The fewest bytes that a rank must send and receive: its share of the vector once for a half, twice for both. */
+static Status no_kernel(const KernelCall *call, Error *error) {
+    (void)call, (void)error;
+    return STATUS_OK;
+}
+
+/* ---- counting and printing */
+
+static double apart_bytes(const CommAttributes *attributes, const int64_t *border) {
+    int rank = attributes->comm->rank;
+    int64_t n = border[attributes->comm->size] - (border[rank + 1] - border[rank]);
+    return (double)n * (double)comm_type_bytes(attributes->operation.type);
+}
+
+/* The fewest bytes that a rank must send and receive: its share of the vector once for a half, twice for
+ * both. */
 static double comm_bytes(const Node *node) {
     const CommAttributes *attributes = node->attributes;
+    const CommOperation *operation = &attributes->operation;
+    if (operation->kind == COMM_ALL_TO_ALL)
+        return apart_bytes(attributes, operation->border) + apart_bytes(attributes, operation->other_border);
     double n_ranks = attributes->comm->size, n_bytes = (double)tensor_bytes(node->output[0]);
-    double halves = attributes->operation.kind == COMM_ALL_REDUCE ? 2.0 : 1.0;
+    double halves = operation->kind == COMM_ALL_REDUCE ? 2.0 : 1.0;
     return 2.0 * halves * n_bytes * (n_ranks - 1.0) / n_ranks;
 }
 
-/* A device that replays a capture does not ask the host again. */
-static bool is_capturable(const Node *node) {
-    return ((const CommAttributes *)node->attributes)->comm->table->only_enqueues;
+static double exchange_bytes(const Node *node) {
+    double n_bytes = node->n_inputs ? (double)tensor_bytes(node->input[0]) : 0.0;
+    return n_bytes + (node->n_outputs ? (double)tensor_bytes(node->output[0]) : 0.0);
 }
 
 static double no_bytes(const Node *node) {
@@ -98,35 +166,99 @@ static double no_bytes(const Node *node) {
     return 0.0;
 }
 
+CommTraffic comm_traffic(const Program *program, const Comm *comm) {
+    CommTraffic traffic = {0};
+    for (int i = 0; i < program->graph->n_nodes; i++) {
+        const Node *node = program->graph->node[i];
+        bool is_comm = node->op->bytes == comm_bytes || node->op->bytes == exchange_bytes;
+        if (!is_comm || ((const CommAttributes *)node->attributes)->comm != comm) continue;
+        bool runs_once = node->section == SECTION_UPDATE || node->is_last_only;
+        int64_t n_runs = runs_once ? 1 : program->n_forward_runs;
+        bool is_exchange = node->op == &OP_EXCHANGE;
+        traffic.n_collectives += is_exchange ? 0 : n_runs;
+        traffic.n_messages += is_exchange ? n_runs * (node->n_inputs + node->n_outputs) : 0;
+        traffic.n_bytes += (double)n_runs * node->op->bytes(node);
+    }
+    return traffic;
+}
+
+/* A device that replays a capture does not ask the host again. */
+static bool is_capturable(const Node *node) {
+    return ((const CommAttributes *)node->attributes)->comm->table->only_enqueues;
+}
+
+static bool is_always_capturable(const Node *node) {
+    (void)node;
+    return true;
+}
+
+static void describe_peers(const CommPeers *peers, char *text, size_t n_bytes) {
+    char to[32] = "", from[32] = "";
+    if (peers->to >= 0) snprintf(to, sizeof to, "to rank %d", peers->to);
+    if (peers->from >= 0) snprintf(from, sizeof from, "from rank %d", peers->from);
+    snprintf(text, n_bytes, "%s%s%s", to, *to && *from ? ", " : "", from);
+}
+
 static void comm_describe(const Node *node, char *text, size_t n_bytes) {
     const CommAttributes *attributes = node->attributes;
+    if (attributes->operation.kind == COMM_BARRIER) {
+        describe_peers(&attributes->peers, text, n_bytes);
+        return;
+    }
     snprintf(text, n_bytes, "%s over %d ranks", comm_kind_name(attributes->operation.kind),
              attributes->comm->size);
 }
 
+/* Nothing to do now: these stand where the backward has something to do. */
+static void conjugate_describe(const Node *node, char *text, size_t n_bytes) {
+    const CommAttributes *attributes = node->attributes;
+    snprintf(text, n_bytes, "%s over %d ranks in the backward", comm_kind_name(attributes->operation.kind),
+             attributes->comm->size);
+}
+
 const Op OP_ALL_REDUCE = {.name = "all_reduce_start",
+                          .gradient = conjugate_end,
                           .bytes = comm_bytes,
                           .describe = comm_describe,
                           .reference = start_kernel,
                           .is_portable = true,
                           .is_capturable = is_capturable};
 const Op OP_REDUCE_SCATTER = {.name = "reduce_scatter_start",
+                              .gradient = conjugate_end,
                               .bytes = comm_bytes,
                               .describe = comm_describe,
                               .reference = start_kernel,
                               .is_portable = true,
                               .is_capturable = is_capturable};
 const Op OP_ALL_GATHER = {.name = "all_gather_start",
+                          .gradient = conjugate_end,
+                          .bytes = comm_bytes,
+                          .describe = comm_describe,
+                          .reference = start_kernel,
+                          .is_portable = true,
+                          .is_repeatable = true,
+                          .is_capturable = is_capturable};
+const Op OP_ALL_TO_ALL = {.name = "all_to_all_start",
+                          .gradient = conjugate_end,
                           .bytes = comm_bytes,
                           .describe = comm_describe,
                           .reference = start_kernel,
                           .is_portable = true,
                           .is_capturable = is_capturable};
+const Op OP_EXCHANGE = {.name = "exchange_start",
+                        .gradient = conjugate_end,
+                        .bytes = exchange_bytes,
+                        .describe = comm_describe,
+                        .reference = exchange_kernel,
+                        .is_portable = true,
+                        .is_capturable = is_capturable};
 const Op OP_COMM_WAIT = {.name = "wait",
+                         .gradient = conjugate_begin,
                          .bytes = no_bytes,
                          .describe = comm_describe,
                          .reference = wait_kernel,
                          .is_portable = true,
+                         .is_repeatable = true, /* as what it waits for is */
                          .is_capturable = is_capturable};
 const Op OP_SCALAR_SUM = {.name = "scalar_sum",
                           .bytes = comm_bytes,
@@ -134,3 +266,19 @@ const Op OP_SCALAR_SUM = {.name = "scalar_sum",
                           .reference = run_kernel,
                           .is_portable = true,
                           .is_capturable = is_capturable};
+const Op OP_PARALLEL_COPY = {.name = "parallel_copy",
+                             .gradient = conjugate_both,
+                             .bytes = no_bytes,
+                             .describe = conjugate_describe,
+                             .reference = no_kernel,
+                             .is_portable = true,
+                             .is_repeatable = true,
+                             .is_capturable = is_always_capturable};
+const Op OP_PARALLEL_SPLIT = {.name = "parallel_split",
+                              .gradient = conjugate_both,
+                              .bytes = no_bytes,
+                              .describe = conjugate_describe,
+                              .reference = no_kernel,
+                              .is_portable = true,
+                              .is_repeatable = true,
+                              .is_capturable = is_always_capturable};

@@ -1,27 +1,45 @@
 /* Communication as nodes of the graph.
  *
- * What goes on beside the computation is two nodes: one starts it, one waits for it. Both name the memory, so that the
- * plan keeps it until the wait. On a communicator of one rank nothing is recorded: the callers see to that. */
+ * What goes on beside the computation is two nodes: one starts it, one waits for it. Both name the memory, so
+ * that the plan keeps it until the wait; a pass may move them apart as far as others let the memory be. On a
+ * communicator of one rank nothing is recorded: the callers see to that.
+ *
+ * These work in place and autograd passes them by: they are for what comes after it, the sums of gradients
+ * and the collection of weights. What a model records in its forward is in conjugate.h. */
 #ifndef PGPT_PARALLEL_COMM_OPS_H
 #define PGPT_PARALLEL_COMM_OPS_H
 
 #include "comm/comm.h"
-#include "graph/op.h"
+#include "graph/program.h"
 
-extern const Op OP_ALL_REDUCE, OP_REDUCE_SCATTER, OP_ALL_GATHER, OP_COMM_WAIT, OP_SCALAR_SUM;
+extern const Op OP_ALL_REDUCE, OP_REDUCE_SCATTER, OP_ALL_GATHER, OP_ALL_TO_ALL, OP_EXCHANGE, OP_COMM_WAIT,
+    OP_SCALAR_SUM, OP_PARALLEL_COPY, OP_PARALLEL_SPLIT;
 
 /* Start a sum over all ranks of `data`, in place. */
 Node *op_all_reduce(Graph *graph, Comm *comm, Tensor *data);
 
-/* Start a sum of which each rank gets its slice, and a collection of every rank's slice: see CommOperation. `border`
- * must stay good for as long as the graph. */
+/* Start a sum of which each rank gets its slice, and a collection of every rank's slice: see CommOperation.
+ * `border` must stay good for as long as the graph. */
 Node *op_reduce_scatter(Graph *graph, Comm *comm, Tensor *data, const int64_t *border);
 Node *op_all_gather(Graph *graph, Comm *comm, Tensor *data, const int64_t *border);
+
+/* Start to send a slice of `out` to every rank and to receive one into `in` from each, by borders in elements
+ * that must stay good likewise. */
+Node *op_all_to_all(Graph *graph, Comm *comm, Tensor *out, const int64_t *border, Tensor *in,
+                    const int64_t *other_border);
 
 /* Wait for what `start` started. */
 Node *op_comm_wait(Graph *graph, const Node *start);
 
 /* Sum over all ranks of one number, done when the node is. */
 Node *op_scalar_sum(Graph *graph, Comm *comm, Tensor *scalar);
+
+/* What a program has to do with one communicator in a step, recomputation included. */
+typedef struct {
+    int64_t n_collectives, n_messages; /* messages of exchanges, sent and received */
+    double n_bytes;                    /* sent and received by this rank: the fewest that it takes */
+} CommTraffic;
+
+CommTraffic comm_traffic(const Program *program, const Comm *comm);
 
 #endif

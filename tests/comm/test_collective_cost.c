@@ -205,6 +205,32 @@ static void test_halves(void **state) {
     check_halves(3, (int64_t[]){0, 0, 0, 0});
 }
 
+/* ---- All-to-all, with slices of any length */
+
+static Status all_to_all(Comm *comm, void *argument, Error *error) {
+    const int64_t *counts = argument;
+    int64_t out[MAX_RANKS + 1] = {0}, in[MAX_RANKS + 1] = {0};
+    for (int r = 0; r < comm->size; r++) {
+        out[r + 1] = out[r] + counts[comm->rank * comm->size + r];
+        in[r + 1] = in[r] + counts[r * comm->size + comm->rank];
+    }
+    return comm_all_to_all(comm, NULL, out, NULL, in, COMM_BF16, error);
+}
+
+static void test_all_to_all(void **state) {
+    (void)state;
+    for (int size = 1; size <= 9; size++) {
+        int64_t counts[9 * 9];
+        for (int i = 0; i < size * size; i++) counts[i] = i % 3 == 1 ? 0 : 17 * i + 5;
+        CommCost counted;
+        Error error = {0};
+        assert_int_equal(count(size, all_to_all, counts, &counted, &error), STATUS_OK);
+        assert_cost(counted, pairwise_cost(size, counts, 2), "all-to-all");
+    }
+    int64_t even[] = {3, 3, 3, 3, 3, 3, 3, 3, 3};
+    assert_cost(pairwise_cost(3, even, 4), (CommCost){2, 48, 72}, "all-to-all of 3 ranks");
+}
+
 /* ---- Everything else that is made of messages fits together too */
 
 static Status other_operations(Comm *comm, void *border, Error *error) {
@@ -351,6 +377,7 @@ int main(void) {
         cmocka_unit_test(test_formulas_by_hand),
         cmocka_unit_test(test_names),
         cmocka_unit_test(test_halves),
+        cmocka_unit_test(test_all_to_all),
         cmocka_unit_test(test_other_operations),
         cmocka_unit_test(test_mistakes_are_found),
         cmocka_unit_test(test_clock),

@@ -129,6 +129,43 @@ static void check_sum(Device *d, int64_t n, CommType type) {
     release(mine, n, type), release(result, n, type);
 }
 
+/* Rank a has so many for rank b; nothing for some. */
+static int64_t n_between(int a, int b) {
+    return (a + 2 * b) % 3 ? 100 * a + 7 * b + 1 : 0;
+}
+
+static void check_all_to_all(Device *d, CommType type) {
+    Error error = {0};
+    int64_t out[17] = {0}, in[17] = {0};
+    for (int r = 0; r < world.size; r++) {
+        out[r + 1] = out[r] + n_between(world.rank, r);
+        in[r + 1] = in[r] + n_between(r, world.rank);
+    }
+    int64_t n_out = out[world.size], n_in = in[world.size];
+    size_t out_bytes = (size_t)n_out * comm_type_bytes(type), in_bytes = (size_t)n_in * comm_type_bytes(type);
+    void *mine = make(n_out, type, world.rank), *sent = allocate(d, out_bytes + 1);
+    void *came = allocate(d, in_bytes + 1);
+    put_there(d, sent, mine, out_bytes);
+    CommTicket ticket;
+    CommOperation operation = {.kind = COMM_ALL_TO_ALL,
+                               .type = type,
+                               .data = sent,
+                               .border = out,
+                               .other = came,
+                               .other_border = in};
+    OK(comm_start(&d->comm, &operation, &ticket, &error));
+    OK(comm_wait(&d->comm, &ticket, &error));
+    void *result = get_back(d, came, n_in, type);
+    for (int r = 0; r < world.size; r++) {
+        int64_t place = 0; /* in rank r's vector */
+        for (int before = 0; before < world.rank; before++) place += n_between(r, before);
+        for (int64_t i = in[r]; i < in[r + 1]; i++)
+            check_element(result, i, type, value_of(r, place + i - in[r], type), "all-to-all");
+    }
+    release_memory(d, sent, out_bytes + 1), release_memory(d, came, in_bytes + 1);
+    release(mine, n_out, type), release(result, n_in, type);
+}
+
 /* ---- messages */
 
 /* As if it came from another rank for each tag: whoever mixes messages up is found out. */
@@ -175,6 +212,8 @@ static void check_messages(Device *d, int64_t n) {
 static void check_device(Device *d) {
     check_sum(d, 1000003, COMM_F32);
     check_sum(d, 1001, COMM_BF16);
+    check_all_to_all(d, COMM_F32);
+    check_all_to_all(d, COMM_BF16);
     check_messages(d, 1000001);
     for (int i = 0; i < 20; i++) check_messages(d, 1 + 37 * i);
     check_sum(d, 7, COMM_I32);
@@ -202,12 +241,9 @@ static void mistakes(void **state) {
     check_failed(&error, "cannot exchange messages");
     error = (Error){0};
     int64_t border[17] = {0};
-    CommOperation operation = {.kind = COMM_ALL_TO_ALL,
-                               .type = COMM_F32,
-                               .data = &number,
-                               .border = border,
-                               .other = &number,
-                               .other_border = border};
+    CommOperation operation = {
+        .kind = COMM_SCATTER, .type = COMM_F32, .data = &number, .border = border, .other = &number};
+    operation.root = world.size - 1;
     CommTicket ticket;
     if (world.size > 1) {
         comm_start(&d.comm, &operation, &ticket, &error);

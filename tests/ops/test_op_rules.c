@@ -89,6 +89,7 @@ static const CostCase COSTS[] = {
     {{"zero", build_zero, {3, 5}, 0, 0}, &OP_ZERO, 0, 60},
     {{"dropout", build_dropout, {3, 5, 7}, 0, 0.5f}, &OP_DROPOUT, 105, 856},
     {{"gather", build_gather, {6, 5, 4}, 0, 0}, &OP_GATHER, 0, 176},
+    {{"pack", build_pack, {2, 5, 3, 3}, 0, 0}, &OP_PACK, 0, 240},
     {{"sum", build_sum, {3, 7}, 0, 0}, &OP_SUM, 21, 92},
     {{"cross_entropy", build_cross_entropy, {4, 9}, 0, 0}, &OP_CROSS_ENTROPY, 6 * 36, 320},
     {{"cross_entropy", build_cross_entropy, {4, 9}, CASE_FIXED_X, 0}, &OP_CROSS_ENTROPY, 4 * 36, 176},

@@ -340,6 +340,17 @@ void build_gather(OpCase *test) {
     finish(test, op_gather(test->graph, x, integers(test, SHAPE(size[2]), "rows", size[0])));
 }
 
+void build_pack(OpCase *test) {
+    const int64_t *size = test->spec->size;
+    int n_parts = (int)size[3];
+    int64_t border[PACK_MAX_PARTS + 1] = {0};
+    for (int p = 1; p < n_parts; p++) border[p] = p == 1 ? 0 : size[1] * (p + 1) / (n_parts + 1);
+    border[n_parts] = size[1];
+    Shape shape = SHAPE(size[0], size[1], size[2]);
+    Tensor *packed = op_pack(test->graph, activation(test, shape, "x"), 1, n_parts, border);
+    finish(test, op_unpack(test->graph, packed, shape, 1, 1, (int64_t[]){0, size[1]}));
+}
+
 void build_sum(OpCase *test) {
     Tensor *x = activation(test, SHAPE(test->spec->size[0], test->spec->size[1]), "x");
     Tensor *total = state(test, SHAPE_SCALAR, "total");

@@ -92,6 +92,7 @@ void build_copy(OpCase *test);             /* N C */
 void build_zero(OpCase *test);             /* N C */
 void build_dropout(OpCase *test);          /* B T C, dropout */
 void build_gather(OpCase *test);           /* N C M */
+void build_pack(OpCase *test);             /* outer size inner parts; there and back, by other parts */
 void build_sum(OpCase *test);              /* N C */
 void build_cross_entropy(OpCase *test);    /* N V */
 void build_squared_error(OpCase *test);    /* N C */
@@ -106,7 +107,7 @@ extern const OpSpec kernel_specs[];
 extern const int n_kernel_specs;
 
 /* The operations of a training step and of decoding with single kernels: what a backend has and its tests run. */
-enum { N_KERNEL_OPS = 32 };
+enum { N_KERNEL_OPS = 33 };
 extern const Op *const kernel_ops[N_KERNEL_OPS];
 
 #endif

@@ -150,6 +150,11 @@ const OpSpec kernel_specs[] = {
     {"gather large", build_gather, {50, 700, 90}, 0, 0},
     {"gather empty", build_gather, {9, 13, 0}, 0, 0},
 
+    {"pack odd", build_pack, {3, 7, 5, 3}, 0, 0},
+    {"pack last", build_pack, {9, 37, 1, 4}, 0, 0},
+    {"pack large", build_pack, {4, 65, 133, 8}, 0, 0},
+    {"pack empty", build_pack, {3, 0, 5, 2}, 0, 0},
+
     {"sum 1", build_sum, {1, 1}, 0, 0},
     {"sum odd", build_sum, {7, 37}, 0, 0},
     {"sum large", build_sum, {300, 333}, 0, 0},
@@ -220,6 +225,7 @@ const Op *const kernel_ops[N_KERNEL_OPS] = {
     &OP_ZERO,
     &OP_DROPOUT,
     &OP_GATHER,
+    &OP_PACK,
     &OP_SUM,
     &OP_CROSS_ENTROPY,
     &OP_SQUARED_ERROR,

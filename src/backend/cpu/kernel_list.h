@@ -33,6 +33,7 @@
     PLAIN(OP_ZERO, cpu_zero)                                                                                 \
     PLAIN(OP_DROPOUT, cpu_dropout)                                                                           \
     PLAIN(OP_GATHER, cpu_gather)                                                                             \
+    PLAIN(OP_PACK, cpu_pack)                                                                                 \
     WITH_SCRATCH(OP_SUM, cpu_sum)                                                                            \
     PLAIN(OP_CROSS_ENTROPY, cpu_cross_entropy)                                                               \
     PLAIN(OP_SQUARED_ERROR, cpu_squared_error)                                                               \

@@ -35,6 +35,7 @@
     PLAIN(OP_ZERO, cuda_zero)                                                                                \
     PLAIN(OP_DROPOUT, cuda_dropout)                                                                          \
     PLAIN(OP_GATHER, cuda_gather)                                                                            \
+    PLAIN(OP_PACK, cuda_pack)                                                                                \
     WITH_SCRATCH(OP_SUM, cuda_sum)                                                                           \
     PLAIN(OP_CROSS_ENTROPY, cuda_cross_entropy)                                                              \
     PLAIN(OP_SQUARED_ERROR, cuda_squared_error)                                                              \

@@ -199,6 +199,12 @@ static void record_gather(const Rest *rest) {
               input(rest, DTYPE_I32, SHAPE(rest->B), "last"));
 }
 
+/* Channels cut in four, as for four ranks. */
+static void record_pack(const Rest *rest) {
+    int64_t C = rest->model->n_channels, border[] = {0, C / 4, C / 2, C / 2 + C / 4, C};
+    op_pack(rest->graph, rows(rest, C, "x"), 2, 4, border);
+}
+
 static void record_squared_error(const Rest *rest) {
     op_squared_error(rest->graph, statistic(rest, "predictions"), statistic(rest, "truth"), 1.0f);
 }
@@ -272,6 +278,7 @@ static const struct {
     {&OP_ZERO, record_zero},
     {&OP_DROPOUT, record_dropout},
     {&OP_GATHER, record_gather},
+    {&OP_PACK, record_pack},
     {&OP_SQUARED_ERROR, record_squared_error},
     {&OP_SQUARED_NORM, record_squared_norm},
     {&OP_CLIP, record_clip},

@@ -43,4 +43,9 @@ Status ring_reduce_scatter(Comm *comm, void *data, const int64_t *border, CommTy
                            CommReduction reduction, Error *error);
 Status ring_all_gather(Comm *comm, void *data, const int64_t *border, CommType type, Error *error);
 
+/* All-to-all by messages with this tag, one rank after the other; and what it costs where rank r has
+ * counts[r * n_ranks + s] elements for rank s. */
+Status pairwise_all_to_all(Comm *comm, const CommOperation *operation, int tag, Error *error);
+CommCost pairwise_cost(int n_ranks, const int64_t *counts, int64_t element_bytes);
+
 #endif

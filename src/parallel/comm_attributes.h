@@ -1,0 +1,70 @@
+/* What communication nodes carry: for comm_ops.c, which runs them, and conjugate.c, which knows their
+ * gradients. */
+#ifndef PGPT_PARALLEL_COMM_ATTRIBUTES_H
+#define PGPT_PARALLEL_COMM_ATTRIBUTES_H
+
+#include "comm/comm.h"
+#include "graph/autograd.h"
+
+/* Messages to and from two ranks, which may be the same; -1: none. */
+typedef struct {
+    int to, from;
+    int send_tag, receive_tag;
+} CommPeers;
+
+enum { COMM_MOST_FLIGHTS = 32 };
+
+/* One run of a start node that has not been waited for. */
+typedef struct {
+    CommTicket ticket;      /* of a collective */
+    CommRequest request[2]; /* of messages */
+    int n_requests;
+} CommFlight;
+
+/* The one thing of a node that changes from step to step; its start and its wait share it. Several
+ * micro-batches may be under way at once: their waits come in the order of their starts. */
+typedef struct {
+    uint64_t n_started, n_waited;
+    CommFlight flight[COMM_MOST_FLIGHTS];
+} CommFlights;
+
+typedef enum {
+    CONJUGATE_COPY,           /* identity; all-reduce */
+    CONJUGATE_SUM,            /* all-reduce; identity */
+    CONJUGATE_ALL_GATHER,     /* all-gather; reduce-scatter */
+    CONJUGATE_JOIN,           /* all-gather; slice */
+    CONJUGATE_SPLIT,          /* slice; all-gather */
+    CONJUGATE_REDUCE_SCATTER, /* reduce-scatter; all-gather */
+    CONJUGATE_ALL_TO_ALL,     /* all-to-all; all-to-all the other way */
+    CONJUGATE_EXCHANGE,       /* messages; messages the other way */
+} ConjugateKind;
+
+/* What a pair of nodes of the forward makes of x, so that their rules can do the conjugate. */
+typedef struct {
+    ConjugateKind kind;
+    Tensor *x, *y;     /* NULL where an exchange has none */
+    const Node *start; /* of the conjugate, from the rule of the wait to that of the start */
+    Tensor *brought;   /* by it */
+} Conjugate;
+
+typedef struct {
+    Comm *comm;
+    CommOperation operation; /* without data; COMM_BARRIER where it is messages */
+    CommPeers peers;
+    CommFlights *flights;
+    Conjugate *conjugate; /* NULL: nothing that autograd should know of */
+} CommAttributes;
+
+/* Recorded as PHASE_COMMUNICATION, with flights of its own. */
+Node *comm_record(Graph *graph, const Op *op, CommAttributes attributes, int n_inputs, Tensor *const *inputs,
+                  int n_outputs, Tensor *const *outputs);
+
+CommType comm_type_of(DType dtype);
+
+/* The rules: that of a wait begins the conjugate, that of a start ends it; so they enclose in the backward
+ * what start and wait have enclosed in the forward. */
+void conjugate_begin(Autograd *autograd, const Node *wait);
+void conjugate_end(Autograd *autograd, const Node *start);
+void conjugate_both(Autograd *autograd, const Node *node);
+
+#endif
