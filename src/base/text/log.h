@@ -11,10 +11,17 @@
 #include "base/error.h"
 #include "base/text/progress.h"
 
+/* Whoever takes the lines instead of a stream: a program that the library is a part of. `text` is one plain line. */
 typedef struct {
-    FILE *stream;       /* NULL says nothing at all (the ranks that have no voice) */
-    bool quiet;         /* leaves out notes, keeps warnings and errors */
-    Progress *progress; /* may be NULL */
+    void (*line)(void *context, bool is_warning, const char *text);
+    void *context;
+} LogSink;
+
+typedef struct {
+    FILE *stream;        /* NULL says nothing at all (the ranks that have no voice) */
+    bool quiet;          /* leaves out notes, keeps warnings and errors */
+    Progress *progress;  /* may be NULL */
+    const LogSink *sink; /* takes the place of the stream; NULL: there is none */
 } Log;
 
 /* To stderr, no bar. */

@@ -6,7 +6,7 @@
 #include "cli/commands.h"
 
 #include "cli/model/generate.h"
-#include "cli/model/given_model.h"
+#include "infer/given_model.h"
 
 #include <string.h>
 #include <unistd.h>

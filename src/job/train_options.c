@@ -3,7 +3,7 @@
  * There are four sources: defaults, the preset of --model, files (a config file, that of a resumed run, the model of --init) and the
  * command line, each above the ones before it; options.h keeps track of who said what. What depends on the data or on the
  * number of ranks is completed when these are known. */
-#include "cli/train/train.h"
+#include "job/train_run.h"
 
 #include "device/device.h"
 #include "run/resume.h"
@@ -122,6 +122,7 @@ Status train_options_read(TrainRun *run, int n_words, char *const *words, Error 
     TRY(options_parse(&run->options, n_words, words, error));
     if (run->options.help_wanted) return STATUS_OK;
     run->log = launch_log(run->launch, run->values.call.quiet);
+    if (run->sink.line) run->log = (Log){.quiet = run->values.call.quiet, .sink = &run->sink};
     if (*run->launch->cleared) { /* whichever rank has done it */
         Log own = log_make(run->values.call.quiet);
         log_note(&own, "%s", run->launch->cleared);

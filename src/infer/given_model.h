@@ -6,8 +6,8 @@
  *     TRY(given_model_load(&model, upload, context, error));  every parameter, one after the other
  *     given_model_close(&model);                              also after any of these has failed
  */
-#ifndef PGPT_CLI_MODEL_GIVEN_MODEL_H
-#define PGPT_CLI_MODEL_GIVEN_MODEL_H
+#ifndef PGPT_INFER_GIVEN_MODEL_H
+#define PGPT_INFER_GIVEN_MODEL_H
 
 #include "base/options/options.h"
 #include "data/tokenizer/tokenizer.h"
