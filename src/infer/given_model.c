@@ -19,6 +19,11 @@ static Status open_tokenizer(GivenModel *model, Error *error) {
     return STATUS_OK;
 }
 
+Status given_model_find_path(GivenModel *model, const char *path, CheckpointChoice choice, Error *error) {
+    TRY(model_source_open(&model->source, path, choice, error));
+    return open_tokenizer(model, error);
+}
+
 Status given_model_find(GivenModel *model, const Options *options, CheckpointChoice choice, const char *usage,
                         const Log *log, Error *error) {
     const char *path = options->n_arguments ? options->arguments[0] : GIVEN_MODEL_DEFAULT;

@@ -5,8 +5,8 @@
  *     ... if that went well, what is said of the outcome, with everything still open ...
  *     train_run_close(&run, error);                    // always
  *
- * What the run says goes to its log; what is printed as a result (--json, --print-program, the last sample) is
- * the caller's. With several ranks every one of them calls these. */
+ * What the run says goes to its log; what is printed as a result (--json, --print-program, the last sample)
+ * is the caller's. With several ranks every one of them calls these. */
 #ifndef PGPT_JOB_TRAIN_RUN_H
 #define PGPT_JOB_TRAIN_RUN_H
 
@@ -98,7 +98,8 @@ void train_run_close(TrainRun *run, Error *error);
 /* Reads them, with those of the run that is resumed or of the model that it begins with, which is opened. */
 Status train_options_read(TrainRun *run, int n_words, char *const *words, Error *error);
 
-/* Fills in what depends on something else, and checks what must fit together: when data and ranks are known. */
+/* Fills in what depends on something else, and checks what must fit together: when data and ranks are
+ * known. */
 Status train_options_complete(TrainRun *run, Error *error);
 
 /* ---- The options of a run that goes on (train_resume.c) */
@@ -117,7 +118,8 @@ Status train_resume_record(TrainRun *run, Error *error);
 void train_watch(TrainRun *run);
 void train_watch_groups(TrainRun *run);
 
-/* What begins now, in words that live as long as the program; ends what was entered before. NULL: the trainer goes on. */
+/* What begins now, in words that live as long as the program; ends what was entered before. NULL: the
+ * trainer goes on. */
 void train_enter(TrainRun *run, const char *phase);
 
 /* Is --trace well written, and the same on every rank? Collective. */
@@ -143,7 +145,8 @@ void train_loose_say(const TrainRun *run);
 /* What is about to happen: model, data, memory, ranks. */
 void train_say_plan(const TrainRun *run);
 
-/* How long a step took, and how much of its communication was hidden behind computation; nothing on one rank. */
+/* How long a step took, and how much of its communication was hidden behind computation; nothing on one
+ * rank. */
 void train_say_communication(const TrainRun *run);
 
 /* How it ended. */

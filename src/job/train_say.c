@@ -1,4 +1,5 @@
-/* What the log says of a run: the plan before the first step, what communication took, how it ended. One rank speaks. */
+/* What the log says of a run: the plan before the first step, what communication took, how it ended. One
+ * rank speaks. */
 #include "job/train_run.h"
 
 #include "base/text/format.h"
@@ -9,7 +10,8 @@
 
 #include <math.h>
 
-/* Each rank's state against the formula of its stage: the padding between parameters is what it may differ by. */
+/* Each rank's state against the formula of its stage: the padding between parameters is what it may differ
+ * by. */
 static void say_ranks(const TrainRun *run) {
     const Trainer *trainer = &run->trainer;
     const Layout *layout = &trainer->step.options.layout;

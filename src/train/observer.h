@@ -1,9 +1,10 @@
-/* Observers of a run: whoever wants to know what happens registers with the trainer (TrainerSetup.observers) and
- * is told, on the root, by the thread that trains, between two steps. Slots may be NULL.
+/* Observers of a run: whoever wants to know what happens registers with the trainer
+ * (TrainerSetup.observers) and is told, on the root, by the thread that trains, between two steps. Slots
+ * may be NULL.
  *
- * What tells returns whether the run is to stop: it then saves and ends, as after a signal. One process stops
- * after the step that was told of, unless a device has begun the next one; several ranks after the next one, when
- * they have agreed. */
+ * What tells returns whether the run is to stop: it then saves and ends, as after a signal. One process
+ * stops after the step that was told of, unless a device has begun the next one; several ranks after the
+ * next one, when they have agreed. */
 #ifndef PGPT_TRAIN_OBSERVER_H
 #define PGPT_TRAIN_OBSERVER_H
 
@@ -29,7 +30,8 @@ typedef struct {
     /* A text by the model as it is, which ends with a line end. Its bytes are as the model wrote them. */
     bool (*sample)(void *context, int64_t step, const char *text, size_t n_bytes);
 
-    /* A checkpoint is on the disk: one that was written beside the training is told of when that is noticed. */
+    /* A checkpoint is on the disk: one that was written beside the training is told of when that is
+     * noticed. */
     bool (*saved)(void *context, int64_t step, const char *path);
 } TrainObserver;
 
