@@ -90,20 +90,27 @@ static pgpt_observer watching(Seen *seen) {
 
 /* A small model of few steps into NAME. */
 static pgpt_training train(const char *name, Seen *seen) {
-    char out[128], steps[32];
+    char data[128], out[128], steps[32];
+    snprintf(data, sizeof data, "data=%s/text", folder);
     snprintf(out, sizeof out, "out=%s/%s", folder, name);
     snprintf(steps, sizeof steps, "steps=%d", N_STEPS);
-    const char *options[] = {"model=nano",
+    const char *options[] = {data,
                              out,
                              steps,
+                             "tokenizer=char",
+                             "model=nano",
+                             "layers=1",
+                             "channels=16",
+                             "heads=2",
+                             "context=32",
+                             "batch=2",
                              "seed=1",
-                             "threads=1",
                              "sample-tokens=8",
-                             "batch=4",
-                             "eval-every=3",
-                             "save-every=2",
                              "sample-every=2",
+                             "eval-every=3",
+                             "threads=1",
                              "device=cpu",
+                             "save-every=2",
                              "eval-batches=1",
                              NULL};
     pgpt_observer observer = watching(seen);
@@ -115,11 +122,23 @@ static pgpt_training train(const char *name, Seen *seen) {
     return result;
 }
 
+static void write_text(void) {
+    char path[128];
+    snprintf(path, sizeof path, "%s/text", folder);
+    FILE *stream = fopen(path, "w");
+    assert_non_null(stream);
+    for (int i = 0; i < 100; i++)
+        fputs("Once upon a time there was a fox. The fox was red. A bear was there too, and it was brown.\n",
+              stream);
+    assert_int_equal(fclose(stream), 0);
+}
+
 static int make_folder(void **state) {
     (void)state;
     snprintf(folder, sizeof folder, "/tmp/pgpt-api.XXXXXX");
     if (!mkdtemp(folder)) return -1;
     setenv("XDG_CACHE_HOME", folder, 1);
+    write_text();
     Seen seen = {0};
     pgpt_training result = train("first", &seen);
     snprintf(trained, sizeof trained, "%s", result.folder);
