@@ -3,7 +3,7 @@
 include(CheckCCompilerFlag)
 
 add_library(pgpt_options INTERFACE)
-target_include_directories(pgpt_options INTERFACE "${CMAKE_CURRENT_SOURCE_DIR}/src")
+target_include_directories(pgpt_options INTERFACE "${CMAKE_CURRENT_SOURCE_DIR}/src" "${CMAKE_CURRENT_SOURCE_DIR}/include")
 
 # Floating point stays strict: no -ffast-math, since kernels are checked against references bit by bit. Nobody reads
 # errno after a math call or traps exceptions, and without those two the compiler may vectorise.

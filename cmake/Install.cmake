@@ -1,12 +1,29 @@
-# `cmake --install`: program, libraries, headers (include/pgpt/<room>/...), pkg-config file, manual page.
+# `cmake --install`: program, libraries, the public header, pkg-config file, manual page.
 
-install(TARGETS pgpt pgpt_static pgpt_shared)
-install(
-    DIRECTORY src/ "${PGPT_GENERATED_DIR}/"
-    DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/pgpt"
-    FILES_MATCHING
-    PATTERN "*.h"
-    PATTERN cli EXCLUDE)
+install(TARGETS pgpt pgpt_shared)
+
+# The static library that is installed is one object in which only the functions of the public header can be
+# seen, so that a program may have an error_user of its own. Ours (pgpt_static) shows everything, for the program
+# and the tests.
+if(CMAKE_SYSTEM_NAME STREQUAL Linux AND CMAKE_LINKER AND CMAKE_OBJCOPY AND NOT CMAKE_BUILD_TYPE STREQUAL Sanitize)
+    set(closed_object "${CMAKE_CURRENT_BINARY_DIR}/closed/pgpt.o")
+    file(MAKE_DIRECTORY "${CMAKE_CURRENT_BINARY_DIR}/closed")
+    add_custom_command(
+        OUTPUT "${closed_object}"
+        COMMAND "${CMAKE_LINKER}" -r -o "${closed_object}" ${library_objects}
+        COMMAND "${CMAKE_OBJCOPY}" --wildcard "--keep-global-symbol=pgpt_*" "${closed_object}"
+        DEPENDS ${library_objects}
+        COMMENT "Closing the static library"
+        COMMAND_EXPAND_LISTS VERBATIM)
+    add_library(pgpt_closed STATIC "${closed_object}")
+    set_target_properties(
+        pgpt_closed PROPERTIES OUTPUT_NAME pgpt LINKER_LANGUAGE C
+                               ARCHIVE_OUTPUT_DIRECTORY "${CMAKE_CURRENT_BINARY_DIR}/closed")
+    install(TARGETS pgpt_closed)
+else()
+    install(TARGETS pgpt_static)
+endif()
+install(FILES include/pgpt.h DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
 if(PGPT_MANUAL)
     install(FILES "${PGPT_MANUAL}" DESTINATION "${CMAKE_INSTALL_MANDIR}/man1" OPTIONAL)
 endif()

@@ -62,6 +62,9 @@ static const ManSection sections[] = {
     {"EXIT STATUS",
      "0: done. 1: something failed, or a check did not hold. 2: the user's mistake; the message says what to do instead. "
      "With --json the last line on standard output says it too: {\"error\": \"...\", \"exit_code\": 2}."},
+    {"LIBRARY",
+     "libpgpt does the same for other programs: it opens models, completes and scores texts, and trains, with callbacks. "
+     "Its one header, pgpt.h, describes it; pkg-config --cflags --libs pgpt says how to compile with it."},
     {NULL, NULL},
 };
 

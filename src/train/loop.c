@@ -35,7 +35,7 @@ bool loop_must_stop(Loop *loop) {
     Trainer *trainer = loop->trainer;
     if (trainer_is_root(trainer) && log_is_unheard(trainer->setup.log))
         error_failed(&loop->trouble, "nobody reads what the run says any more (a broken pipe)");
-    return interrupt_was_signalled() || loop->trouble.status != STATUS_OK;
+    return interrupt_was_signalled() || trainer->stop_is_wanted || loop->trouble.status != STATUS_OK;
 }
 
 /* After an error that ends the run by itself: what came before it. */
@@ -101,7 +101,7 @@ static bool samples_alone(const Trainer *trainer) {
     return trainer_n_ranks(trainer) == 1 || trainer->step.sync.zero < 3;
 }
 
-static Status print_sample(Loop *loop, Error *error) {
+static Status make_sample(Loop *loop, Error *error) {
     Trainer *trainer = loop->trainer;
     if (!trainer_is_root(trainer)) return trainer_sample(trainer, NULL, error);
     char *text = NULL;
@@ -110,12 +110,7 @@ static Status print_sample(Loop *loop, Error *error) {
     if (!stream) return error_failed(error, "no memory for a sample");
     trainer_sample(trainer, stream, error);
     fclose(stream);
-    char *shown = plain_copy(text, n_bytes, true); /* with the zeros that the model may have written */
-    if (shown && error->status == STATUS_OK) {
-        progress_print(&loop->progress, "--- sample after step %lld ---\n%s---", (long long)trainer->n_done,
-                       shown);
-    }
-    free(shown);
+    if (text && error->status == STATUS_OK) loop_tell_sample(trainer, text, n_bytes);
     free(text);
     return samples_alone(trainer) ? postpone(loop, error) : error->status;
 }
@@ -236,6 +231,7 @@ static Status save(Loop *loop, bool is_last, Error *error) {
     if (is_last) saver_save_now(&trainer->saver, &request, error);
     else saver_save(&trainer->saver, &request, error);
     end(trainer);
+    loop_tell_saved(loop);
     /* Ranks save together and fail together, unless it is their talk that has failed. */
     bool is_broken = request.comm && request.comm->is_broken;
     trainer->error_is_common = error->status != STATUS_OK && !is_broken;
@@ -295,8 +291,8 @@ static bool may_run_ahead(const Loop *loop, int64_t n_done) {
 static bool may_begin_two(const Loop *loop) {
     const Trainer *trainer = loop->trainer;
     return trainer_n_ranks(trainer) == 1 && train_step_runs_ahead(&trainer->step) &&
-           !interrupt_was_signalled() && loop->trouble.status == STATUS_OK && !loop_is_time_to_save(loop) &&
-           may_run_ahead(loop, trainer->n_done + 1);
+           !interrupt_was_signalled() && !trainer->stop_is_wanted && loop->trouble.status == STATUS_OK &&
+           !loop_is_time_to_save(loop) && may_run_ahead(loop, trainer->n_done + 1);
 }
 
 /* All ranks together. A step's time is that since the last one ended, if it began before. */
@@ -396,25 +392,14 @@ static Status record(Loop *loop, const StepMetrics *metrics, Error *error) {
     return postpone(loop, error);
 }
 
-Status loop_report(Loop *loop, const StepMetrics *metrics, bool is_wanted, Error *error) {
-    Trainer *trainer = loop->trainer;
-    const TrainOptions *options = trainer->setup.options;
-    if (!trainer_is_root(trainer)) return STATUS_OK;
+Status loop_report(Loop *loop, const StepMetrics *metrics, bool is_evaluated, Error *error) {
+    if (!trainer_is_root(loop->trainer)) return STATUS_OK;
     TRY(record(loop, metrics, error));
-    if (trainer->setup.log->quiet) return STATUS_OK;
-    StepMetrics shown = *metrics;
-    shown.validation_loss = trainer->validation_loss;
-    char status[PROGRESS_STATUS_BYTES];
-    metrics_status(&shown, options->n_steps, status, sizeof status);
-    bool says_line =
-        metrics->step == options->n_steps || metrics->step == 1 || is_due(options->log_every, metrics->step);
-    progress_update(&loop->progress, (double)metrics->step / (double)options->n_steps, status);
-    if (is_wanted || (says_line && !loop->progress.terminal.interactive))
-        progress_print(&loop->progress, "%s", status);
+    loop_tell_step(loop->trainer, metrics, is_evaluated, false);
     return STATUS_OK;
 }
 
-/* What comes after a step: evaluation, its record, the bar, a sample, a checkpoint. */
+/* What comes after a step: evaluation, its record, a sample, a checkpoint. */
 static Status after_step(Loop *loop, bool is_last, Error *error) {
     Trainer *trainer = loop->trainer;
     const TrainOptions *options = trainer->setup.options;
@@ -429,9 +414,27 @@ static Status after_step(Loop *loop, bool is_last, Error *error) {
         if (evaluates) trainer->validated_step = trainer->n_done;
     }
     TRY(loop_report(loop, &trainer->last, evaluates, error));
-    if (!is_last && is_due(options->sample_every, trainer->n_done)) TRY(print_sample(loop, error));
+    if (!is_last && is_due(options->sample_every, trainer->n_done)) TRY(make_sample(loop, error));
     if (is_last || save_is_due(loop)) return save(loop, is_last, error);
-    return saver_poll(&trainer->saver, error);
+    TRY(saver_poll(&trainer->saver, error));
+    loop_tell_saved(loop);
+    return STATUS_OK;
+}
+
+/* An observer has asked, and there is nobody to agree with: the step that it was told of is the last one. */
+static bool stops_here(const Loop *loop, bool is_last) {
+    const Trainer *trainer = loop->trainer;
+    return trainer->stop_is_wanted && trainer_n_ranks(trainer) == 1 && !loop->n_under_way && !is_last;
+}
+
+/* The run ends here, before its time. */
+static Status stop(Loop *loop, bool is_untold, Error *error) {
+    Trainer *trainer = loop->trainer;
+    if (is_untold && trainer_is_root(trainer)) {
+        TRY(record(loop, &trainer->last, error));
+        loop_tell_step(trainer, &trainer->last, false, true);
+    }
+    return save(loop, true, error);
 }
 
 static Status open_steps(Loop *loop, Error *error) {
@@ -463,12 +466,12 @@ static Status take_steps(Loop *loop, Error *error) {
         if (!is_meeting) continue;
         bool is_last = trainer->n_done == options->n_steps;
         if (trainer->was_interrupted) {
-            if (trainer->n_done > n_before && trainer_is_root(trainer))
-                TRY(record(loop, &trainer->last, error));
-            TRY(save(loop, true, error));
-        } else {
-            TRY(after_step(loop, is_last, error));
+            TRY(stop(loop, trainer->n_done > n_before, error));
+            continue;
         }
+        TRY(after_step(loop, is_last, error));
+        trainer->was_interrupted = stops_here(loop, is_last);
+        if (trainer->was_interrupted) TRY(stop(loop, false, error));
     }
     return STATUS_OK;
 }
@@ -502,13 +505,11 @@ Status trainer_run(Trainer *trainer, const char *run, Error *error) {
                  .schedule = optimizer_schedule(trainer->setup.optimizer, options->n_steps),
                  .flops = trainer_flops(trainer),
                  .saved_at = timer_now_ns(),
+                 .told_step = trainer->saver.saved_step,
                  .slowest_ms = NAN};
     bool is_root = trainer_is_root(trainer);
     if (is_root) TRY(metrics_open(&loop.metrics, run, metrics_header(trainer), trainer->n_done, error));
-    if (is_root) {
-        progress_begin(&loop.progress, stderr, (double)trainer->n_done / (double)options->n_steps);
-        trainer->setup.log->progress = &loop.progress;
-    }
+    if (is_root) loop_tell_begin(trainer);
     run_steps(&loop, error);
     /* What only this rank knows must end the job now: a save under way may wait for ranks that wait for us. */
     if (error->status != STATUS_OK && trainer_n_ranks(trainer) > 1 && !trainer->error_is_common)
@@ -516,8 +517,8 @@ Status trainer_run(Trainer *trainer, const char *run, Error *error) {
     begin(trainer, ACTIVITY_WAIT, "wait for the saver", -1);
     saver_finish(&trainer->saver, error);
     end(trainer);
-    trainer->setup.log->progress = NULL;
-    if (is_root) progress_end(&loop.progress);
+    loop_tell_saved(&loop);
+    if (is_root) loop_tell_end(trainer);
     if (is_root) line_writer_close(&loop.metrics, error);
     return error->status;
 }

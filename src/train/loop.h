@@ -6,19 +6,18 @@
 #ifndef PGPT_TRAIN_LOOP_H
 #define PGPT_TRAIN_LOOP_H
 
-#include "base/text/progress.h"
 #include "train/trainer.h"
 
 typedef struct {
     Trainer *trainer;
     const char *run;
     LineWriter metrics;
-    Progress progress;
     Schedule schedule;
     double flops;
     Error
         trouble; /* what has gone wrong beside the training: the run ends for it, but not before it has saved */
     uint64_t saved_at; /* when the last checkpoint was taken, or the loop began */
+    int64_t told_step; /* of the last checkpoint that observers know of */
     bool wants_save;   /* all ranks agree that enough minutes have gone by */
     double busy_ms;    /* this rank's own work in an exact step, what it waited for left out; 0: not known */
     double slowest_ms; /* the most that any rank worked; NAN: not known */
@@ -52,8 +51,16 @@ Status loop_agree(Loop *loop, bool *stops, Error *error);
 Status loop_record(Loop *loop, int64_t step, const StepResult *result, double rate, double seconds,
                    Error *error);
 
-/* A line in metrics.jsonl and, where it is due or wanted, one on the screen; of the root. */
-Status loop_report(Loop *loop, const StepMetrics *metrics, bool is_wanted, Error *error);
+/* A line in metrics.jsonl, and word to the observers; of the root. */
+Status loop_report(Loop *loop, const StepMetrics *metrics, bool is_evaluated, Error *error);
+
+/* ---- Word to the observers (loop_tell.c); of the root */
+
+void loop_tell_begin(const Trainer *trainer);
+void loop_tell_end(const Trainer *trainer);
+void loop_tell_step(Trainer *trainer, const StepMetrics *metrics, bool is_evaluated, bool is_stopping);
+void loop_tell_sample(Trainer *trainer, const char *text, size_t n_bytes);
+void loop_tell_saved(Loop *loop); /* if there is a checkpoint that they do not know of; any rank */
 
 /* ---- Loose steps (loose.c) */
 

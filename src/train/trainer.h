@@ -6,8 +6,8 @@
  *     trainer_take_weights  takes weights only, from any model
  *     trainer_run     the loop: steps, evaluations, samples, checkpoints, until done or asked to stop
  *
- * With several ranks, each has a trainer, and all call the same functions. The root, rank 0, writes metrics, shows
- * progress and samples; checkpoints are written by all. */
+ * With several ranks, each has a trainer, and all call the same functions. The root, rank 0, writes metrics and
+ * tells observers (observer.h); checkpoints are written by all. */
 #ifndef PGPT_TRAIN_TRAINER_H
 #define PGPT_TRAIN_TRAINER_H
 
@@ -22,6 +22,7 @@
 #include "trace/trace.h"
 #include "train/loose.h"
 #include "train/metrics.h"
+#include "train/observer.h"
 #include "train/options.h"
 
 typedef struct {
@@ -36,10 +37,12 @@ typedef struct {
     const Mesh *mesh; /* of all ranks, with what reaches the device's memory; NULL: alone */
     Comm *saving;     /* of all ranks, used by nobody else: checkpoints are written beside the training */
     const ParallelOptions *parallel;
-    const LooseOptions *loose; /* complete; NULL: exact */
-    Activity *activity;        /* that is told what the trainer does; NULL: nobody */
-    const Fault *fault;        /* on purpose; NULL: none */
-    Trace *trace;              /* that records it; NULL: nobody */
+    const LooseOptions *loose;      /* complete; NULL: exact */
+    Activity *activity;             /* that is told what the trainer does; NULL: nobody */
+    const Fault *fault;             /* on purpose; NULL: none */
+    Trace *trace;                   /* that records it; NULL: nobody */
+    const TrainObserver *observers; /* that are told of it on the root, n_observers of them */
+    int n_observers;
 } TrainerSetup;
 
 typedef struct {
@@ -64,6 +67,7 @@ typedef struct {
     StepResult sum;         /* of the times of those steps */
     int64_t n_steps_timed;
     bool was_interrupted;
+    bool stop_is_wanted;  /* by an observer */
     int64_t bad_step;     /* whose loss or gradient was not a finite number; 0: none */
     bool error_is_common; /* what went wrong is known to every rank */
 } Trainer;

@@ -2,6 +2,7 @@
  * part. */
 #include "base/system/memory.h"
 #include "base/text/plain.h"
+#include "infer/prompt.h"
 #include "run/interrupt.h"
 #include "train/trainer.h"
 
@@ -19,7 +20,6 @@ static GeneratorVerdict write_token(void *context, const GeneratedToken *token) 
     return interrupt_was_signalled() || ferror(writer->shown.stream) ? GENERATOR_END_ALL : GENERATOR_GO_ON;
 }
 
-/* Without a prompt, a sample begins where a text does: after an end of text, or a line end. */
 static Status sample_prompt(const Trainer *trainer, TokenArray *tokens, Error *error) {
     const Tokenizer *tokenizer = trainer->setup.tokenizer;
     const char *prompt = trainer->setup.options->prompt;
@@ -27,16 +27,7 @@ static Status sample_prompt(const Trainer *trainer, TokenArray *tokens, Error *e
         TRY(tokenizer_encode(tokenizer, prompt, strlen(prompt), tokens, error));
         return tokens->n ? STATUS_OK : error_user(error, "--prompt is empty; leave it out");
     }
-    TRY(token_array_reserve(tokens, 1, error));
-    int32_t end = tokenizer_end_of_text(tokenizer);
-    if (end >= 0) {
-        tokens->ids[tokens->n++] = end;
-        return STATUS_OK;
-    }
-    Error ignored = {0};
-    if (tokenizer_encode(tokenizer, "\n", 1, tokens, &ignored) != STATUS_OK || !tokens->n)
-        tokens->ids[tokens->n++] = 0;
-    return STATUS_OK;
+    return prompt_begin_text(tokenizer, tokens, error);
 }
 
 /* Where weights are cut up: bring them together, unit by unit, for the root's sampler. */

@@ -9,9 +9,15 @@
 #include <string.h>
 #include <sys/stat.h>
 
+static const char NOTE[] = "", WARNING[] = "warning: ";
+
 static void say(const Log *logger, const char *kind, const char *format, va_list arguments) {
     char text[2048];
     plain_format(text, sizeof text, format, arguments);
+    if (logger->sink) {
+        logger->sink->line(logger->sink->context, kind == WARNING, text);
+        return;
+    }
     if (logger->progress && logger->progress->stream == logger->stream) {
         progress_print(logger->progress, "pgpt: %s%s", kind, text);
         return;
@@ -19,6 +25,10 @@ static void say(const Log *logger, const char *kind, const char *format, va_list
     if (logger->progress) progress_hide(logger->progress);
     fprintf(logger->stream, "pgpt: %s%s\n", kind, text);
     fflush(logger->stream);
+}
+
+static bool is_heard(const Log *logger) {
+    return logger->stream || logger->sink;
 }
 
 bool log_is_unheard(const Log *logger) {
@@ -36,29 +46,29 @@ Log log_make(bool quiet) {
 }
 
 void log_note(const Log *logger, const char *format, ...) {
-    if (!logger->stream || logger->quiet) return;
+    if (!is_heard(logger) || logger->quiet) return;
     va_list arguments;
     va_start(arguments, format);
-    say(logger, "", format, arguments);
+    say(logger, NOTE, format, arguments);
     va_end(arguments);
 }
 
 void log_warning(const Log *logger, const char *format, ...) {
-    if (!logger->stream) return;
+    if (!is_heard(logger)) return;
     va_list arguments;
     va_start(arguments, format);
-    say(logger, "warning: ", format, arguments);
+    say(logger, WARNING, format, arguments);
     va_end(arguments);
 }
 
 __attribute__((format(printf, 2, 3))) static void say_error(const Log *logger, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
-    say(logger, "", format, arguments);
+    say(logger, NOTE, format, arguments);
     va_end(arguments);
 }
 
 Status log_error(const Log *logger, const Error *error) {
-    if (logger->stream && error->status != STATUS_OK) say_error(logger, "%s", error->text);
+    if (is_heard(logger) && error->status != STATUS_OK) say_error(logger, "%s", error->text);
     return error->status;
 }

@@ -1,7 +1,7 @@
 /* Words for the person at the terminal, on stderr; results go to stdout and are not logged.
  *
- * A Log is a value that is passed to whoever has something to say. While a progress bar is up, put it in the Log:
- * its lines then appear above the bar. */
+ * A Log is a value that is passed to whoever has something to say. While a progress bar is up, put it in
+ * the Log: its lines then appear above the bar. */
 #ifndef PGPT_BASE_TEXT_LOG_H
 #define PGPT_BASE_TEXT_LOG_H
 
@@ -11,10 +11,18 @@
 #include "base/error.h"
 #include "base/text/progress.h"
 
+/* Whoever takes the lines instead of a stream: a program that the library is a part of. `text` is one plain
+ * line. */
 typedef struct {
-    FILE *stream;       /* NULL says nothing at all (the ranks that have no voice) */
-    bool quiet;         /* leaves out notes, keeps warnings and errors */
-    Progress *progress; /* may be NULL */
+    void (*line)(void *context, bool is_warning, const char *text);
+    void *context;
+} LogSink;
+
+typedef struct {
+    FILE *stream;        /* NULL says nothing at all (the ranks that have no voice) */
+    bool quiet;          /* leaves out notes, keeps warnings and errors */
+    Progress *progress;  /* may be NULL */
+    const LogSink *sink; /* takes the place of the stream; NULL: there is none */
 } Log;
 
 /* To stderr, no bar. */
@@ -26,8 +34,9 @@ void log_note(const Log *logger, const char *format, ...) __attribute__((format(
 /* "pgpt: warning: ...": the run goes on, but the user should know. */
 void log_warning(const Log *logger, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* Has somebody stopped reading what was said (a pipe whose other end is closed)? Files that are full and terminals that are
- * gone do not count: the words are lost, but nobody has said that they do not want any more. */
+/* Has somebody stopped reading what was said (a pipe whose other end is closed)? Files that are full and
+ * terminals that are gone do not count: the words are lost, but nobody has said that they do not want any
+ * more. */
 bool log_is_unheard(const Log *logger);
 
 /* "pgpt: " and the error's text; nothing if there is no error. Returns the error's status: the exit code. */

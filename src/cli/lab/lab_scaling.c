@@ -7,8 +7,8 @@
 
 #include "base/system/cores.h"
 #include "base/text/format.h"
-#include "cli/train/train.h"
 #include "comm/comm_mpi.h"
+#include "job/train_run.h"
 #include "lab/collectives/collectives.h"
 #include "lab/launch/launch_child.h"
 #include "lab/scaling.h"

@@ -3,8 +3,8 @@
  * Each run is pgpt train itself. Started without mpirun, the study starts the ranks, as lab scaling does; started as several ranks, it
  * trains with those, one run after the other. Either way everything is read from what the runs write. */
 #include "cli/lab/lab.h"
-#include "cli/train/train.h"
 #include "comm/comm_mpi.h"
+#include "job/train_run.h"
 #include "lab/launch/launch_child.h"
 #include "lab/staleness.h"
 #include "run/interrupt.h"

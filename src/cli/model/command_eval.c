@@ -8,7 +8,7 @@
 #include "base/text/format.h"
 #include "base/text/log.h"
 #include "cli/model/eval_report.h"
-#include "cli/model/given_model.h"
+#include "infer/given_model.h"
 #include "run/interrupt.h"
 
 #include <string.h>

@@ -3,21 +3,12 @@
 #define PGPT_CLI_MODEL_GENERATE_H
 
 #include "base/file/file.h"
-#include "base/options/options.h"
 #include "base/text/log.h"
 #include "base/text/plain.h"
 #include "data/tokenizer/tokenizer.h"
+#include "infer/generate_options.h"
 #include "infer/generator.h"
 #include "infer/stop.h"
-
-typedef struct {
-    const char *prompt, *prompts, *stop, *output;
-    int64_t n_tokens, n_samples, n_rows, top_k, seed, n_threads, repetition_window;
-    int device, precision; /* DeviceKind, PrecisionKind */
-    double temperature, top_p, repetition_penalty;
-    int choice; /* CheckpointChoice */
-    bool stop_at_end, log_probs, stream, json, quiet;
-} GenerateOptions;
 
 /* ---- Prompts (generate_prompts.c) */
 

@@ -4,6 +4,7 @@
 #include "cli/model/generate.h"
 
 #include "base/text/json.h"
+#include "infer/prompt.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -29,25 +30,13 @@ static Status push_prompt(GeneratePrompts *list, GeneratePrompt prompt, Error *e
     return STATUS_OK;
 }
 
-/* Without a prompt, a text begins where texts do: after an end of text, or a line end. */
-static Status begin_text(TokenArray *tokens, const Tokenizer *tokenizer, Error *error) {
-    int32_t end = tokenizer_end_of_text(tokenizer);
-    Error ignored = {0};
-    size_t n_before = tokens->n;
-    TRY(token_array_reserve(tokens, 1, error));
-    if (end >= 0) tokens->ids[tokens->n++] = end;
-    else if (tokenizer_encode(tokenizer, "\n", 1, tokens, &ignored) != STATUS_OK || tokens->n == n_before)
-        tokens->ids[tokens->n++] = 0;
-    return STATUS_OK;
-}
-
 static Status add_prompt(GeneratePrompts *list, const Tokenizer *tokenizer, const char *place, int64_t line,
                          const char *text, size_t n_bytes, Error *error) {
     size_t first = list->tokens.n;
     if (tokenizer_encode(tokenizer, text, n_bytes, &list->tokens, error) != STATUS_OK)
         return error_prefix(error, "%s: ", place);
     bool is_shown = list->tokens.n > first;
-    if (!is_shown) TRY(begin_text(&list->tokens, tokenizer, error));
+    if (!is_shown) TRY(prompt_begin_text(tokenizer, &list->tokens, error));
     return push_prompt(list, (GeneratePrompt){first, list->tokens.n - first, line, is_shown}, error);
 }
 

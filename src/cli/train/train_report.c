@@ -1,96 +1,11 @@
-/* What pgpt train says: the plan before the first step, the closing JSON object, the program, the mesh. One rank speaks. */
-#include "cli/train/train.h"
+/* What pgpt train prints: the closing JSON object, the program, the mesh. One rank speaks. */
+#include "cli/train/train_report.h"
 
-#include "base/text/format.h"
-#include "comm/algo/algo.h"
-#include "comm/comm_mpi.h"
 #include "device/device.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-
-/* Each rank's state against the formula of its stage: the padding between parameters is what it may differ by. */
-static void say_ranks(const TrainRun *run) {
-    const Trainer *trainer = &run->trainer;
-    const GradientSyncOptions *sync = &trainer->step.options.sync;
-    Precision precision = trainer->step.options.precision;
-    int n_moments = trainer->step.optimizer.n_moments;
-    char text[256], formula[64];
-    if (trainer_n_ranks(trainer) == 1) return;
-    log_note(&run->log, "%s", launch_describe(run->launch, run->backend.n_threads, text, sizeof text));
-    if (launch_advice(run->launch, text, sizeof text)) log_warning(&run->log, "%s", text);
-    if (!run->launch->world.table->is_threaded(run->launch->world.context))
-        log_warning(&run->log,
-                    "this MPI lets one thread talk at a time (%s): nothing is hidden behind computation",
-                    comm_mpi_library());
-    double wanted = sync_state_bytes(sync, precision, trainer->table.n_elements, n_moments);
-    int64_t share = (run->values.train.batch - 1) / sync_n_shares(sync) + 1; /* the largest */
-    train_loose_say(run);
-    if (sync->is_loose) {
-        log_note(
-            &run->log,
-            "%s has up to %lld of %lld sequences a step; every rank has %s of weights, gradients and moments",
-            run->loose.sync == SYNC_SERVER ? "every rank but the first" : "each rank", (long long)share,
-            (long long)run->values.train.batch, format_bytes(trainer_state_bytes(trainer)).text);
-        return;
-    }
-    log_note(
-        &run->log,
-        "each rank has up to %lld of %lld sequences a step and %s of weights, gradients and moments (ZeRO %d: %s = %s); "
-        "%d gradient buckets, all-reduce by %s",
-        (long long)share, (long long)run->values.train.batch, format_bytes(trainer_state_bytes(trainer)).text,
-        trainer->step.sync.zero, sync_state_formula(sync, precision, n_moments, formula, sizeof formula),
-        format_bytes((uint64_t)wanted).text, trainer->step.sync.partition.n_units,
-        run->mesh.device[AXIS_DP].table ? run->mesh.device[AXIS_DP].table->name
-                                        : comm_algorithm_names[run->values.parallel.all_reduce]);
-    if (trainer->step.sync.zero == 3 && trainer->has_generator)
-        log_note(&run->log,
-                 "rank 0 also keeps whole weights for its samples; --sample-tokens 0 does without");
-}
-
-void train_report_plan(const TrainRun *run) {
-    const ModelConfig *model = &run->values.model;
-    const TrainOptions *train = &run->values.train;
-    const MemoryPlan *plan = &run->trainer.step.program.plan;
-    log_note(&run->log, "model %s: %lld layers, %lld heads, %lld channels, context %lld, %s parameters",
-             model->preset, (long long)model->n_layers, (long long)model->n_heads,
-             (long long)model->n_channels, (long long)model->context,
-             format_count((double)run->trainer.table.n_elements).text);
-    log_note(&run->log, "data %s: %s tokens to learn, %s held out, %d symbols (%s)", run->values.data.data,
-             format_count((double)dataset_n_tokens(run->source.dataset, DATASET_TRAIN)).text,
-             format_count((double)dataset_n_tokens(run->source.dataset, DATASET_VALIDATION)).text,
-             tokenizer_n_vocabulary(run->source.tokenizer), tokenizer_kind(run->source.tokenizer));
-    log_note(&run->log, "memory %s: activations %s (sharing saved %s), %d threads; %s a step",
-             format_bytes(trainer_planned_bytes(&run->trainer)).text,
-             format_bytes(plan->bytes[PLACE_ACTIVATION]).text,
-             format_bytes(plan->unshared_bytes - plan->bytes[PLACE_ACTIVATION]).text, run->backend.n_threads,
-             format_rate(trainer_flops(&run->trainer), "FLOP").text);
-    device_say(&run->log, &run->backend, &run->mesh.device[AXIS_DP]);
-    say_ranks(run);
-    log_note(&run->log, "%lld steps of %lld x %lld tokens into %s", (long long)train->n_steps,
-             (long long)train->batch, (long long)train->sequence, run->run);
-    if (!train->saves && *train->resume)
-        log_note(
-            &run->log,
-            "nothing will be saved (--no-save): the run in %s stays at step %lld, and its metrics from there on "
-            "are written anew by the next --resume",
-            run->run, (long long)run->trainer.n_done);
-    else if (!train->saves) log_note(&run->log, "nothing will be saved but the metrics (--no-save)");
-}
-
-void train_report_communication(const TrainRun *run) {
-    const Trainer *trainer = &run->trainer;
-    if (trainer_n_ranks(trainer) == 1 || !trainer->n_steps_timed || isnan(trainer->sum.comm_ms)) return;
-    double n_steps = (double)trainer->n_steps_timed, comm_ms = trainer->sum.comm_ms / n_steps;
-    double wait_ms = trainer->sum.comm_wait_ms / n_steps, step_ms = trainer->step_seconds * 1e3 / n_steps;
-    double hidden = comm_ms > wait_ms ? 1.0 - wait_ms / comm_ms : 0.0;
-    log_note(
-        &run->log,
-        "a step took %.1f ms, communication %.1f ms of it beside the computation or not; %.1f ms were waited for "
-        "(%.0f %% hidden)",
-        step_ms, comm_ms, wait_ms, 100.0 * hidden);
-}
 
 /* ---- JSON */
 
@@ -105,6 +20,22 @@ static void add_ranks(json_t *object, const TrainRun *run) {
     json_object_set_new(object, "state_formula_bytes", json_make_number(wanted));
 }
 
+static void add_loose(json_t *object, const TrainRun *run) {
+    const LooseRun *loose = &run->trainer.loose;
+    const StalenessBook *book = &loose->server.book;
+    json_object_set_new(object, "sync", json_string(sync_names[loose->options.sync]));
+    if (loose->options.sync == SYNC_SERVER || loose->options.sync == SYNC_PUSH)
+        json_object_set_new(object, "staleness", json_integer(loose->options.staleness));
+    if (loose->options.sync != SYNC_SERVER || !book->histogram) return;
+    json_t *histogram = json_array();
+    for (int64_t i = 0; i <= book->max; i++)
+        json_array_append_new(histogram, json_integer(book->histogram[i]));
+    json_object_set_new(object, "updates", json_integer(book->n_applied));
+    json_object_set_new(object, "max_staleness", json_integer(book->max));
+    json_object_set_new(object, "mean_staleness", json_make_number(book->sum / (double)book->n_applied));
+    json_object_set_new(object, "staleness_histogram", histogram);
+}
+
 /* Means over the steps of this process. */
 static void add_times(json_t *object, const TrainRun *run) {
     const StepResult *sum = &run->trainer.sum;
@@ -117,7 +48,7 @@ static void add_times(json_t *object, const TrainRun *run) {
     json_object_set_new(object, "comm_wait_ms", json_make_number(sum->comm_wait_ms / n_steps));
 }
 
-static json_t *summary(const TrainRun *run, double seconds) {
+static json_t *summary(const TrainRun *run) {
     const Trainer *trainer = &run->trainer;
     const TrainOptions *train = &run->values.train;
     double per_step = trainer->n_steps_timed ? trainer->step_seconds / (double)trainer->n_steps_timed : NAN;
@@ -139,7 +70,7 @@ static json_t *summary(const TrainRun *run, double seconds) {
         json_object_set_new(object, "loss_scale", json_make_number(trainer->step.scale.value));
         json_object_set_new(object, "skipped", json_integer(trainer->step.scale.n_skipped));
     }
-    json_object_set_new(object, "seconds", json_make_number(seconds));
+    json_object_set_new(object, "seconds", json_make_number(run->seconds));
     json_object_set_new(object, "step_ms", json_make_number(per_step * 1e3));
     json_object_set_new(object, "tokens_per_s",
                         json_make_number((double)train->batch * (double)train->sequence / per_step));
@@ -148,7 +79,7 @@ static json_t *summary(const TrainRun *run, double seconds) {
     json_object_set_new(object, "peak_bytes", json_integer((json_int_t)trainer_allocated_bytes(trainer)));
     add_times(object, run);
     add_ranks(object, run);
-    train_loose_json(run, object);
+    add_loose(object, run);
     json_object_set_new(object, "interrupted", json_boolean(trainer->was_interrupted));
     json_object_set_new(object, "saved", json_boolean(trainer_is_saved(trainer)));
     json_object_set_new(object, "run", json_make_text(run->run));
@@ -162,9 +93,9 @@ static Status print_json(json_t *object, Error *error) {
     return error->status;
 }
 
-Status train_report_json(const TrainRun *run, double seconds, Error *error) {
+Status train_report_json(const TrainRun *run, Error *error) {
     if (!run->values.call.json || !run->launch->has_voice) return STATUS_OK;
-    return print_json(summary(run, seconds), error);
+    return print_json(summary(run), error);
 }
 
 Status train_report_program(const TrainRun *run, Error *error) {

@@ -42,6 +42,9 @@ typedef struct {
  * until launch_end_guard. */
 Status launch_open(Launch *launch, double hang_seconds, Error *error);
 void launch_end_guard(Launch *launch);
+
+/* This process as the only one, whatever started it. Nothing is opened; closing it does no harm. */
+Launch launch_alone(void);
 void launch_close(Launch *launch);
 
 /* There may be more segments of shared memory now: NCCL makes its own. */

@@ -1,6 +1,6 @@
 /* In this order: what is cheap and can be wrong first (is there a model, is the tokenizer its own), then the device, and the
  * weights last, when everything that a command refuses has been refused. */
-#include "cli/model/given_model.h"
+#include "infer/given_model.h"
 
 #include "base/system/memory.h"
 
@@ -17,6 +17,11 @@ static Status open_tokenizer(GivenModel *model, Error *error) {
                           source->tokenizer, source->path);
     }
     return STATUS_OK;
+}
+
+Status given_model_find_path(GivenModel *model, const char *path, CheckpointChoice choice, Error *error) {
+    TRY(model_source_open(&model->source, path, choice, error));
+    return open_tokenizer(model, error);
 }
 
 Status given_model_find(GivenModel *model, const Options *options, CheckpointChoice choice, const char *usage,

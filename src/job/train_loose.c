@@ -1,7 +1,8 @@
 /* pgpt train --sync: which of the loose schemes fits this run, and what is said of it in the end. */
-#include "cli/train/train.h"
+#include "job/train_run.h"
 
-/* Options that the others leave without effect; only those of the command line: a config file holds them all. */
+/* Options that the others leave without effect; only those of the command line: a config file holds them
+ * all. */
 static Status refuse_ignored(const TrainRun *run, Error *error) {
     int sync = run->loose.sync;
     const struct {
@@ -89,20 +90,4 @@ void train_loose_say(const TrainRun *run) {
     case SYNC_EXACT:
     case N_SYNCS: break;
     }
-}
-
-void train_loose_json(const TrainRun *run, json_t *object) {
-    const LooseRun *loose = &run->trainer.loose;
-    const StalenessBook *book = &loose->server.book;
-    json_object_set_new(object, "sync", json_string(sync_names[loose->options.sync]));
-    if (loose->options.sync == SYNC_SERVER || loose->options.sync == SYNC_PUSH)
-        json_object_set_new(object, "staleness", json_integer(loose->options.staleness));
-    if (loose->options.sync != SYNC_SERVER || !book->histogram) return;
-    json_t *histogram = json_array();
-    for (int64_t i = 0; i <= book->max; i++)
-        json_array_append_new(histogram, json_integer(book->histogram[i]));
-    json_object_set_new(object, "updates", json_integer(book->n_applied));
-    json_object_set_new(object, "max_staleness", json_integer(book->max));
-    json_object_set_new(object, "mean_staleness", json_make_number(book->sum / (double)book->n_applied));
-    json_object_set_new(object, "staleness_histogram", histogram);
 }

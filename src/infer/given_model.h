@@ -5,9 +5,9 @@
  *     TRY(given_model_open(&model, &device, error));          parameters and backend: now programs can be planned
  *     TRY(given_model_load(&model, upload, context, error));  every parameter, one after the other
  *     given_model_close(&model);                              also after any of these has failed
- */
-#ifndef PGPT_CLI_MODEL_GIVEN_MODEL_H
-#define PGPT_CLI_MODEL_GIVEN_MODEL_H
+ * */
+#ifndef PGPT_INFER_GIVEN_MODEL_H
+#define PGPT_INFER_GIVEN_MODEL_H
 
 #include "base/options/options.h"
 #include "data/tokenizer/tokenizer.h"
@@ -30,6 +30,9 @@ typedef struct {
     Backend backend;
     bool has_backend;
 } GivenModel;
+
+/* By its path, with its tokenizer; what the user should know is in model->source.warning. */
+Status given_model_find_path(GivenModel *model, const char *path, CheckpointChoice choice, Error *error);
 
 /* The first argument, or the last run here. usage: how to name one, for who has neither. */
 Status given_model_find(GivenModel *model, const Options *options, CheckpointChoice choice, const char *usage,

@@ -1,8 +1,15 @@
-/* pgpt train: what its files share. */
-#ifndef PGPT_CLI_TRAIN_TRAIN_H
-#define PGPT_CLI_TRAIN_TRAIN_H
+/* A training run, from options to its end: what `pgpt train` and the library (api/) have in common.
+ *
+ *     TrainRun run = {.launch = &launch};
+ *     train_run(&run, n_words, words, error);          // all phases up to run.outcome
+ *     ... if that went well, what is said of the outcome, with everything still open ...
+ *     train_run_close(&run, error);                    // always
+ *
+ * What the run says goes to its log; what is printed as a result (--json, --print-program, the last sample)
+ * is the caller's. With several ranks every one of them calls these. */
+#ifndef PGPT_JOB_TRAIN_RUN_H
+#define PGPT_JOB_TRAIN_RUN_H
 
-#include "cli/commands.h"
 #include "data/source.h"
 #include "run/fault.h"
 #include "run/run_folder.h"
@@ -25,9 +32,27 @@ typedef struct {
     CallOptions call;
 } TrainCommand;
 
+extern const OptionCommand train_command;
+
+/* How far a run has come when all went well, and what is left to do for the caller. */
+typedef enum {
+    TRAIN_RUN_HELP,    /* --help: nothing was begun */
+    TRAIN_RUN_MESH,    /* --print-mesh: the mesh's shape is known */
+    TRAIN_RUN_PROGRAM, /* --print-program: everything is planned, and nothing allocated */
+    TRAIN_RUN_NOTHING, /* --resume auto of a run that has its steps: the weights are loaded */
+    TRAIN_RUN_STOPPED, /* it was told to stop, and has saved */
+    TRAIN_RUN_DONE,
+} TrainOutcome;
+
 /* What a run needs, opened one after the other and closed together. */
 typedef struct {
     Launch *launch;
+    LogSink sink; /* takes what is said; {0}: it goes to stderr */
+    const TrainObserver *observers;
+    int n_observers;
+    bool owns_process; /* signals are the run's, and a watchdog may end the process */
+    TrainOutcome outcome;
+    double seconds; /* of the training, from its memory to its last checkpoint */
     Options options;
     TrainCommand values;
     DataSource source;
@@ -59,12 +84,21 @@ typedef struct {
     const char *trace_path; /* where it is written; NULL: there is none */
 } TrainRun;
 
+/* ---- The whole of it (train_run.c) */
+
+/* Goes through all phases. Everything that can be wrong is found before the run's folder is made. */
+Status train_run(TrainRun *run, int n_words, char *const *words, Error *error);
+
+/* Gives back what was opened. Of an error that only this rank knows of, the job ends here. */
+void train_run_close(TrainRun *run, Error *error);
+
 /* ---- Its options (train_options.c) */
 
 /* Reads them, with those of the run that is resumed or of the model that it begins with, which is opened. */
 Status train_options_read(TrainRun *run, int n_words, char *const *words, Error *error);
 
-/* Fills in what depends on something else, and checks what must fit together: when data and ranks are known. */
+/* Fills in what depends on something else, and checks what must fit together: when data and ranks are
+ * known. */
 Status train_options_complete(TrainRun *run, Error *error);
 
 /* ---- The options of a run that goes on (train_resume.c) */
@@ -83,7 +117,8 @@ Status train_resume_record(TrainRun *run, Error *error);
 void train_watch(TrainRun *run);
 void train_watch_groups(TrainRun *run);
 
-/* What begins now, in words that live as long as the program; ends what was entered before. NULL: the trainer goes on. */
+/* What begins now, in words that live as long as the program; ends what was entered before. NULL: the
+ * trainer goes on. */
 void train_enter(TrainRun *run, const char *phase);
 
 /* Is --trace well written, and the same on every rank? Collective. */
@@ -103,20 +138,18 @@ Status train_loose_complete(TrainRun *run, Error *error);
 Status train_loose_check(const TrainRun *run, Error *error);
 
 void train_loose_say(const TrainRun *run);
-void train_loose_json(const TrainRun *run, json_t *object);
 
-/* ---- What is said of it (train_report.c). Collective where there are several ranks; the root prints. */
+/* ---- What the log says of it (train_say.c). Collective where there are several ranks; the root speaks. */
 
 /* What is about to happen: model, data, memory, ranks. */
-void train_report_plan(const TrainRun *run);
+void train_say_plan(const TrainRun *run);
 
-/* How long a step took, and how much of its communication was hidden behind computation; nothing on one rank. */
-void train_report_communication(const TrainRun *run);
+/* How long a step took, and how much of its communication was hidden behind computation; nothing on one
+ * rank. */
+void train_say_communication(const TrainRun *run);
 
-/* The closing line of --json, if it is wanted. */
-Status train_report_json(const TrainRun *run, double seconds, Error *error);
-
-Status train_report_program(const TrainRun *run, Error *error);
-Status train_report_mesh(TrainRun *run, Error *error);
+/* How it ended. */
+void train_say_stopped(const TrainRun *run);
+void train_say_done(const TrainRun *run);
 
 #endif

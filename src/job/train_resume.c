@@ -8,7 +8,7 @@
  * is not given is the record's.
  *
  * Data is what it says, not where it lies: another path to the same text is no change. */
-#include "cli/train/train.h"
+#include "job/train_run.h"
 
 #include "base/options/options_text.h"
 #include "run/resume.h"

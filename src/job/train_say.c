@@ -1,0 +1,113 @@
+/* What the log says of a run: the plan before the first step, what communication took, how it ended. One
+ * rank speaks. */
+#include "job/train_run.h"
+
+#include "base/text/format.h"
+#include "base/text/plain.h"
+#include "comm/algo/algo.h"
+#include "comm/comm_mpi.h"
+#include "device/device.h"
+
+#include <math.h>
+
+/* Each rank's state against the formula of its stage: the padding between parameters is what it may differ
+ * by. */
+static void say_ranks(const TrainRun *run) {
+    const Trainer *trainer = &run->trainer;
+    const GradientSyncOptions *sync = &trainer->step.options.sync;
+    Precision precision = trainer->step.options.precision;
+    int n_moments = trainer->step.optimizer.n_moments;
+    char text[256], formula[64];
+    if (trainer_n_ranks(trainer) == 1) return;
+    log_note(&run->log, "%s", launch_describe(run->launch, run->backend.n_threads, text, sizeof text));
+    if (launch_advice(run->launch, text, sizeof text)) log_warning(&run->log, "%s", text);
+    if (!run->launch->world.table->is_threaded(run->launch->world.context))
+        log_warning(&run->log,
+                    "this MPI lets one thread talk at a time (%s): nothing is hidden behind computation",
+                    comm_mpi_library());
+    double wanted = sync_state_bytes(sync, precision, trainer->table.n_elements, n_moments);
+    int64_t share = (run->values.train.batch - 1) / sync_n_shares(sync) + 1; /* the largest */
+    train_loose_say(run);
+    if (sync->is_loose) {
+        log_note(
+            &run->log,
+            "%s has up to %lld of %lld sequences a step; every rank has %s of weights, gradients and moments",
+            run->loose.sync == SYNC_SERVER ? "every rank but the first" : "each rank", (long long)share,
+            (long long)run->values.train.batch, format_bytes(trainer_state_bytes(trainer)).text);
+        return;
+    }
+    log_note(
+        &run->log,
+        "each rank has up to %lld of %lld sequences a step and %s of weights, gradients and moments (ZeRO %d: %s = %s); "
+        "%d gradient buckets, all-reduce by %s",
+        (long long)share, (long long)run->values.train.batch, format_bytes(trainer_state_bytes(trainer)).text,
+        trainer->step.sync.zero, sync_state_formula(sync, precision, n_moments, formula, sizeof formula),
+        format_bytes((uint64_t)wanted).text, trainer->step.sync.partition.n_units,
+        run->mesh.device[AXIS_DP].table ? run->mesh.device[AXIS_DP].table->name : comm_algorithm_names[run->values.parallel.all_reduce]);
+    if (trainer->step.sync.zero == 3 && trainer->has_generator)
+        log_note(&run->log,
+                 "rank 0 also keeps whole weights for its samples; --sample-tokens 0 does without");
+}
+
+void train_say_plan(const TrainRun *run) {
+    const ModelConfig *model = &run->values.model;
+    const TrainOptions *train = &run->values.train;
+    const MemoryPlan *plan = &run->trainer.step.program.plan;
+    log_note(&run->log, "model %s: %lld layers, %lld heads, %lld channels, context %lld, %s parameters",
+             model->preset, (long long)model->n_layers, (long long)model->n_heads,
+             (long long)model->n_channels, (long long)model->context,
+             format_count((double)run->trainer.table.n_elements).text);
+    log_note(&run->log, "data %s: %s tokens to learn, %s held out, %d symbols (%s)", run->values.data.data,
+             format_count((double)dataset_n_tokens(run->source.dataset, DATASET_TRAIN)).text,
+             format_count((double)dataset_n_tokens(run->source.dataset, DATASET_VALIDATION)).text,
+             tokenizer_n_vocabulary(run->source.tokenizer), tokenizer_kind(run->source.tokenizer));
+    log_note(&run->log, "memory %s: activations %s (sharing saved %s), %d threads; %s a step",
+             format_bytes(trainer_planned_bytes(&run->trainer)).text,
+             format_bytes(plan->bytes[PLACE_ACTIVATION]).text,
+             format_bytes(plan->unshared_bytes - plan->bytes[PLACE_ACTIVATION]).text, run->backend.n_threads,
+             format_rate(trainer_flops(&run->trainer), "FLOP").text);
+    device_say(&run->log, &run->backend, &run->mesh.device[AXIS_DP]);
+    say_ranks(run);
+    log_note(&run->log, "%lld steps of %lld x %lld tokens into %s", (long long)train->n_steps,
+             (long long)train->batch, (long long)train->sequence, run->run);
+    if (!train->saves && *train->resume)
+        log_note(
+            &run->log,
+            "nothing will be saved (--no-save): the run in %s stays at step %lld, and its metrics from there on "
+            "are written anew by the next --resume",
+            run->run, (long long)run->trainer.n_done);
+    else if (!train->saves) log_note(&run->log, "nothing will be saved but the metrics (--no-save)");
+}
+
+void train_say_communication(const TrainRun *run) {
+    const Trainer *trainer = &run->trainer;
+    if (trainer_n_ranks(trainer) == 1 || !trainer->n_steps_timed || isnan(trainer->sum.comm_ms)) return;
+    double n_steps = (double)trainer->n_steps_timed, comm_ms = trainer->sum.comm_ms / n_steps;
+    double wait_ms = trainer->sum.comm_wait_ms / n_steps, step_ms = trainer->step_seconds * 1e3 / n_steps;
+    double hidden = comm_ms > wait_ms ? 1.0 - wait_ms / comm_ms : 0.0;
+    log_note(
+        &run->log,
+        "a step took %.1f ms, communication %.1f ms of it beside the computation or not; %.1f ms were waited for "
+        "(%.0f %% hidden)",
+        step_ms, comm_ms, wait_ms, 100.0 * hidden);
+}
+
+void train_say_stopped(const TrainRun *run) {
+    if (!run->values.train.saves) {
+        log_note(&run->log, "stopped after step %lld; nothing was saved (--no-save)",
+                 (long long)run->trainer.n_done);
+        return;
+    }
+    log_note(&run->log, "stopped after step %lld and saved; go on with: pgpt train --resume %s",
+             (long long)run->trainer.n_done, shell_path(run->run).text);
+}
+
+void train_say_done(const TrainRun *run) {
+    FormatText duration = format_duration(run->seconds);
+    if (run->values.train.saves)
+        log_note(&run->log, "done in %s; the model is in %s: pgpt generate %s", duration.text, run->run,
+                 shell_path(run->run).text);
+    else
+        log_note(&run->log, "done in %s; the model was not saved (--no-save), its metrics are in %s",
+                 duration.text, run->run);
+}
