@@ -24,13 +24,13 @@ typedef struct {
 bool device_takes_gpu(int kind);
 
 /* What --any-order says of itself in every command that has it. */
-#define DEVICE_ANY_ORDER_HELP                                                                                             \
-    "let a GPU add in an order that varies from run to run, where that is faster; the result is then no longer the same " \
-    "bit by bit"
+#define DEVICE_ANY_ORDER_HELP                                                                                               \
+    "let a GPU add in an order that varies from run to run (split-K GEMMs, atomic adds), where that is faster; the result " \
+    "is then no longer the same bit by bit"
 
 enum { DEVICE_STREAMS = 2 }; /* where nothing else is said */
-#define DEVICE_STREAMS_HELP                                                                                                  \
-    "streams of a GPU: 1, or 2, which run gradients of weights beside what follows them, with the same result and a little " \
+#define DEVICE_STREAMS_HELP                                                                                              \
+    "CUDA streams: 1, or 2, which run gradients of weights beside what follows them, with the same result and a little " \
     "more memory"
 
 /* backend->close gives it back. */

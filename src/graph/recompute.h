@@ -1,4 +1,4 @@
-/* Recomputation: trade arithmetic for memory by forgetting activations and computing them again.
+/* Activation checkpointing (recomputation): arithmetic traded for memory.
  *
  * Of every `n_blocks` transformer blocks only the input is kept; before the backward of such a segment its forward is
  * run again, as far as the backward reads it. Runs after autograd and before the memory plan. */

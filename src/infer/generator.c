@@ -1,4 +1,4 @@
-/* Two programs over one set of key/value caches: one reads a chunk of T tokens of every row, the other one token.
+/* Two programs over one set of KV caches: prefill reads a chunk of T tokens of every row, decode one token.
  *
  * Rows differ in length, but a program has one T for all. The rule that makes this harmless: a row's pass starts so
  * that its T positions end with its last token, or at position 0 if it has fewer. What lies before the new tokens is

@@ -8,7 +8,7 @@
  *     TRY(generator_run(&generator, &request, error));           // as often as wanted
  *     generator_close(&generator);                               // also after a failure, and twice
  *
- * Rows are places for sequences: each has its own text, length and cache, and none influences another. A row sees at
+ * Rows are places for sequences: each has its own text, length and KV cache, and none influences another. A row sees at
  * most the last `context` tokens of its text. When its cache is full, it keeps the last half of the context and reads
  * that anew from position 0: a pause of context/2 tokens of reading every context/2 tokens, so the price of a token
  * stays the same however long the text grows.
@@ -17,7 +17,7 @@
  * penalised, its counts. The struct points into itself: it stays where it was planned.
  *
  * What a row computes does not depend on what the others do, but its last bits depend on how many rows there are and
- * on whether a pass reads one token or a chunk, since products of different shapes add up in different orders. A text
+ * on whether a pass reads one token (decode) or a chunk (prefill), since GEMMs of different shapes add up in different orders. A text
  * is therefore the same in every batch, but for the rare token that is decided by such a bit: two that are equally
  * likely to seven digits, or a random number that falls on the border between two. */
 #ifndef PGPT_INFER_GENERATOR_H

@@ -1,7 +1,7 @@
 /* attention: causal, all heads at once, from the fused query/key/value rows.
  *
  * The output that the backward cannot do without is lse = log Σ e^score of every row: with it a backend gets any
- * weight back from its score alone, p = e^(score - lse), and never stores the T×T matrix. With y as well, the
+ * weight back from its score alone, p = e^(score - lse), and never stores the T×T matrix: FlashAttention. With y as well, the
  * row sum that the softmax gradient subtracts is Σ dy·y. The reference here uses neither: it makes each row of
  * weights again from the scores, which is the definition.
  *

@@ -1,7 +1,7 @@
-/* attention_cached: attention for inference, where most keys and values are known from earlier calls.
+/* attention_cached: attention for inference over a KV cache, the keys and values of earlier calls.
  *
- * The new rows' keys and values are first stored, so that a prompt of many tokens and a single next token are the
- * same operation: every new query sees the cache up to its own position. Sequences may have different lengths:
+ * The new rows' keys and values are first stored, so that a prompt of many tokens (prefill) and a single next token
+ * (decode) are the same operation: every new query sees the cache up to its own position. Sequences may have different lengths:
  * start[b] is how many positions of sequence b are in the cache already. */
 #include "ops/ops.h"
 #include "ops/reference.h"

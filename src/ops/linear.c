@@ -1,7 +1,7 @@
-/* linear: y = activation(x·Wᵀ + b) + residual, the product that nearly all the time of a GPT goes to.
+/* linear: y = activation(x·Wᵀ + b) + residual, the GEMM that nearly all the time of a GPT goes to.
  *
- * Bias, activation and residual are part of the operation because every backend can apply them to a tile of the
- * product that is still in registers or cache, which saves up to three passes over memory. The backward half is
+ * Bias, activation and residual are part of the operation because every backend can apply them in an epilogue, to a tile of
+ * the product that is still in registers or cache, which saves up to three passes over memory. The backward half is
  * several nodes, not one: the gradient of the weight and that of the input do not depend on each other, and passes
  * want to put communication between them.
  *

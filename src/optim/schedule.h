@@ -1,4 +1,4 @@
-/* Learning-rate schedules: a pure function of the step. */
+/* Learning-rate schedules: pure functions of the step. */
 #ifndef PGPT_OPTIM_SCHEDULE_H
 #define PGPT_OPTIM_SCHEDULE_H
 

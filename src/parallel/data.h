@@ -1,8 +1,8 @@
 /* Data parallelism: every rank has the model and a share of the batch; gradients are summed over the ranks.
  *
- * The loss is scaled by the tokens of the whole batch, so sums are all that is needed. A unit of gradients (partition.h)
- * is sent off as soon as the backward has finished it, and goes on beside the rest of the backward, whose end waits for
- * all of them. Over micro-batches gradients add up first and travel once, in the last. */
+ * The loss is scaled by the tokens of the whole batch, so sums are all that is needed. A gradient bucket (a unit of
+ * partition.h) is sent off as soon as the backward has finished it, and goes on beside the rest of the backward, whose end waits for
+ * all of them. Gradient accumulation: over micro-batches gradients add up first and are summed over the ranks once, in the last. */
 #ifndef PGPT_PARALLEL_DATA_H
 #define PGPT_PARALLEL_DATA_H
 

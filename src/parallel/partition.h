@@ -1,7 +1,7 @@
 /* A flat array cut up for several ranks.
  *
  * Parameters, gradients and moments are flat arrays with the same offsets. The array is cut into units, runs of
- * parameters that travel together: a bucket of gradients, or one transformer block's weights. Every unit is cut again
+ * parameters that travel together: a gradient bucket, or one transformer block's weights. Every unit is cut again
  * into one slice a rank. What a rank holds of a sharded array is its slices of all units, one behind the other:
  *
  *     whole    | unit 0: r0 r1 r2 | unit 1: r0 r1 r2 | unit 2: r0 r1 r2 |

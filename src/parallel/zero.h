@@ -1,10 +1,10 @@
-/* ZeRO: what data parallelism keeps on every rank is cut up instead, a slice of every unit (partition.h) a rank.
+/* ZeRO: what data parallelism keeps on every rank is sharded instead, a slice of every unit (partition.h) a rank.
  *
- *     stage 1   the moments. Gradients are summed into slices (data.h), each rank updates its slices, and the weights
+ *     stage 1   the optimizer state (moments). Gradients are summed into slices (data.h), each rank updates its slices, and the weights
  *               are collected again.
  *     stage 2   and the gradients. A unit's gradients exist whole only while the backward works on them; then they are
  *               summed into the ranks' slices and their memory is free.
- *     stage 3   and the weights. A unit's weights are collected before the nodes that use them, one unit ahead, and
+ *     stage 3   and the weights, as FSDP. A unit's weights are collected before the nodes that use them, one unit ahead, and
  *               forgotten behind them.
  *
  * Each stage includes those before it. */

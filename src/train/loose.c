@@ -1,4 +1,4 @@
-/* Steps of ranks that are loosely in step: push, groups and local.
+/* Steps of ranks that average their weights instead of summing gradients: push, groups and local.
  *
  * A rank takes its own step and then does what its scheme asks for. Nothing else ties the ranks together: not even the loss
  * is summed in each step, since whoever waits for a sum waits for the slowest. Losses and norms of a few steps are kept

@@ -1,4 +1,4 @@
-/* What a trainer has beside an exact one where its ranks are loosely in step (docs/LOOSE.md). */
+/* What a trainer has beside an exact one in asynchronous and local SGD (docs/ASYNC.md). */
 #ifndef PGPT_TRAIN_LOOSE_H
 #define PGPT_TRAIN_LOOSE_H
 
@@ -36,7 +36,7 @@ size_t loose_run_bytes(const LooseOptions *options, int64_t n);
 
 void loose_run_close(LooseRun *run); /* safe on {0}, after a failed open, and twice */
 
-/* Can these be trained loosely? Says what to do instead. */
+/* Can these be trained with another --sync than exact? Says what to do instead. */
 Status loose_run_check(const LooseOptions *options, int zero, Precision precision, const Backend *backend,
                        Error *error);
 

@@ -123,11 +123,13 @@ typedef struct {
 typedef struct {
     const char *title;
     size_t offset;
-    const OptionSpec *specs; /* up to OPTION_END */
+    const OptionSpec *specs;  /* up to OPTION_END */
+    const char *former_title; /* which config files may still have as a section; may be NULL */
 } OptionGroup;
 
-#define OPTION_GROUP(heading, Struct, member, table)                                                         \
-    { .title = heading, .offset = offsetof(Struct, member), .specs = table }
+/* Further members may follow the table: .former_title = "...". */
+#define OPTION_GROUP(heading, Struct, member, table, ...)                                                    \
+    { .title = heading, .offset = offsetof(Struct, member), .specs = table, __VA_ARGS__ }
 #define OPTION_GROUP_END                                                                                     \
     { .title = NULL }
 

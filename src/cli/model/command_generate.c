@@ -61,7 +61,7 @@ static const OptionSpec generate_option_specs[] = {
     OPTION_CHOICE("device", GenerateOptions, device, DEVICE_AUTO, device_names,
                   "where to compute; auto: on a GPU if there is one"),
     OPTION_CHOICE("dtype", GenerateOptions, precision, PRECISION_F32, precision_names,
-                  "numbers to compute in; pure-... are the same here as without"),
+                  "precision to compute in; pure-... are the same here as without"),
     OPTION_INT("threads", GenerateOptions, n_threads, 0, 0, 4096, "CPU threads; 0: all cores"),
     OPTION_STRING("output", GenerateOptions, output, "", "FILE",
                   "write the samples to this file, a JSON object a line, instead of to standard output",
@@ -108,8 +108,9 @@ const OptionCommand generate_command = {
     .name = "generate",
     .summary = "make text with a trained model",
     .description =
-        "Loads the newest checkpoint of a run, or a GPT-2 of Hugging Face, and lets the model continue a prompt. A text "
-        "may grow beyond the model's context: whenever that is full, the model goes on from the last half of it.",
+        "Loads the newest checkpoint of a run, or a GPT-2 of Hugging Face, and lets the model continue a prompt: the "
+        "prompt is read at once (prefill), then token after token is decoded over a KV cache. A text may grow beyond the model's "
+        "context: whenever that is full, the model goes on from the last half of it.",
     .groups = groups,
     .positionals = positionals,
     .examples = examples,

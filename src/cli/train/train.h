@@ -97,7 +97,7 @@ Status train_trace_write(TrainRun *run, Error *error);
 /* When nothing is left that could be doing anything. */
 void train_unwatch(TrainRun *run);
 
-/* ---- Loose synchrony (train_loose.c) */
+/* ---- Asynchronous and local SGD (train_loose.c) */
 
 /* Fills in run->loose when the mesh is known, and checks it against the rest when the device is. */
 Status train_loose_complete(TrainRun *run, Error *error);

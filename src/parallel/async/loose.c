@@ -24,12 +24,14 @@ enum { MANY = 1 << 20, MOST_STALE = 1 << 16 };
 const OptionSpec loose_option_specs[] = {
     OPTION_CHOICE(
         "sync", LooseOptions, sync, SYNC_EXACT, sync_names,
-        "how the ranks of dp keep together; exact: gradients are summed in every step; server: rank 0 updates by each "
-        "gradient as it comes; push: half of the weights to another rank each step; groups: weights are averaged in "
-        "groups that change each step; local: weights are averaged every --sync-every steps"),
+        "how the ranks of dp keep together; exact: synchronous SGD, gradients are summed in every step; server: "
+        "asynchronous SGD, rank 0 is a parameter server and updates by each gradient as it comes; push: gossip, half "
+        "of the weights to another rank each step; groups: weights are averaged in groups that change each step; "
+        "local: local SGD, weights are averaged every --sync-every steps"),
     OPTION_INT(
         "staleness", LooseOptions, staleness, -1, -1, MOST_STALE,
-        "server: updates that may come between a gradient's weights and its own update, at most; push: steps that "
+        "bounded staleness; server: updates that may come between a gradient's weights and its own update, at most; "
+        "push: steps that "
         "a message is under way; -1: twice the ranks that compute (server), 1 (push)"),
     OPTION_INT("group-size", LooseOptions, group_size, 2, 2, MANY,
                "groups: ranks that average their weights with each other in a step"),

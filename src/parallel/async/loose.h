@@ -1,15 +1,15 @@
-/* Loose synchrony: ranks that share the batch and do not agree on every step.
+/* Asynchronous and local SGD: ranks that divide the batch and do not agree on every step.
  *
  * In all of these the step's program has no sum over ranks: a rank computes the gradient of its share of the batch and updates
  * by it alone. What keeps the ranks together comes after the step, on the flat arrays of weights and moments:
  *
- *     push     every rank sends half of its weights to another one, a different one each step (stochastic gradient push)
+ *     push     every rank sends half of its weights to another one, a different one each step (stochastic gradient push, a gossip)
  *     groups   small groups average their weights; who is in a group with whom changes every step
- *     local    nothing, but every few steps all ranks average weights and moments
+ *     local    local SGD: nothing, but every few steps all ranks average weights and moments
  *
  * and one has ranks of two kinds (see parallel/async/server.h):
  *
- *     server   rank 0 has the weights and updates them by whatever gradient comes next; the others compute gradients
+ *     server   asynchronous SGD: rank 0 has the weights and updates them by whatever gradient comes next; the others compute gradients
  *
  *     Loose loose;
  *     TRY(loose_open(&loose, &options, ranks, &state, error));        // collective
@@ -20,7 +20,7 @@
  *     TRY(loose_average(&loose, error));                              // before anybody evaluates or saves: all are the same
  *     loose_close(&loose);
  *
- * docs/LOOSE.md says what each of them gives up. */
+ * docs/ASYNC.md says what each of them gives up. */
 #ifndef PGPT_PARALLEL_ASYNC_LOOSE_H
 #define PGPT_PARALLEL_ASYNC_LOOSE_H
 
