@@ -105,7 +105,7 @@ static Status run_among_others(const Command *command, Launch *launch, int n_wor
                                Error *error) {
     bool wants_help = is_help(n_words, words);
     TRY(launch_check_same(launch, "--help", wants_help ? "yes" : "no", error));
-    if (wants_help && !launch->has_voice) return STATUS_OK;
+    if (wants_help && !launch->is_root) return STATUS_OK;
     if (wants_help && command->run) return command->run(n_words, words, error);
     if (wants_help) {
         command_show_help(command->describe ? command->describe(n_words, words) : command->description);
@@ -196,7 +196,7 @@ static int finish(Launch *launch, Error *error) {
         error_failed(error, "cannot write to standard output");
     launch_fail(launch, error);
     log_error(&logger, error);
-    bool wants_json = launch->has_voice && launch->wants_json;
+    bool wants_json = launch->is_root && launch->wants_json;
     if (error->status != STATUS_OK && log_is_unheard(&logger) && !wants_json)
         printf("pgpt: %s\n", error->text);
     if (wants_json) error_write_json(error, stdout);
@@ -282,6 +282,6 @@ int main(int argc, char **argv) {
     } else {
         run_command(&launch, argc - 1, argv + 1, &error);
     }
-    if (page && error.status == STATUS_OK && launch.has_voice) page->write();
+    if (page && error.status == STATUS_OK && launch.is_root) page->write();
     return finish(&launch, &error);
 }

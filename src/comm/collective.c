@@ -1,4 +1,4 @@
-/* Who does it: the algorithm that was chosen for all-reduce, the carrier by its own means, or messages.
+/* Who does it: the algorithm that was chosen for all-reduce, the transport by its own means, or messages.
  *
  * Choosing an algorithm of ours for all-reduce chooses the ring for its two halves as well, reduce-scatter and all-gather,
  * so that --allreduce library leaves everything to the library and nothing else does.

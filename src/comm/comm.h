@@ -78,7 +78,7 @@ typedef struct {
     uint64_t collective; /* its number among the collectives of the communicator */
 } CommTicket;
 
-/* A message under way; the carrier's own. */
+/* A message under way; the transport's own. */
 typedef struct {
     void *handle[2];
 } CommRequest;
@@ -101,7 +101,7 @@ typedef struct CommTable {
     /* Wait for one of them and say which; the others stay under way. Optional. */
     Status (*wait_any)(void *context, CommRequest *requests, int n_requests, int *index, Error *error);
 
-    /* A collective operation by the carrier's own means, done on return. Optional, and may decline by *done = false. */
+    /* A collective operation by the transport's own means, done on return. Optional, and may decline by *done = false. */
     Status (*collective)(void *context, const CommOperation *operation, bool *done, Error *error);
 
     /* Begin one that proceeds without the host, and wait for it. Optional, both or none: without them a worker
@@ -115,11 +115,11 @@ typedef struct CommTable {
     /* The group of all ranks that pass the same color, ordered by key; a copy of itself if all do. */
     Status (*split)(void *context, int color, int key, Comm *child, Error *error);
 
-    /* May several threads use the carrier at once? If not, what is started is done at once. */
+    /* May several threads use the transport at once? If not, what is started is done at once. */
     bool (*is_threaded)(void *context);
 
     /* Does whoever needs the results compute meanwhile (true), or wait for them (false, as at first)? Tells how much of
-     * a core waiting for other ranks may cost; may be called while the carrier is in use. Optional. */
+     * a core waiting for other ranks may cost; may be called while the transport is in use. Optional. */
     void (*be_patient)(void *context, bool is_patient);
 
     /* End every process of the job, now. */
@@ -139,7 +139,7 @@ struct Comm {
     const CommTable *table;
     void *context;
     int rank, size;
-    const CommAlgorithm *all_reduce; /* NULL: the carrier's own */
+    const CommAlgorithm *all_reduce; /* NULL: the transport's own */
     CommWorker *worker;              /* made when something is first started */
     void *scratch;                   /* of the algorithms, COMM_SCRATCH_BYTES, made before one is called */
     void *wide;                      /* 16-bit numbers made f32 for a reduction, made when first needed */

@@ -1,4 +1,4 @@
-/* MPI as a carrier of messages.
+/* MPI as a transport.
  *
  * Nothing here waits inside MPI. A library that waits spins at full speed, which is right for a rank with a core of its
  * own and ruinous for ranks that share cores with each other or with the computation they wait for. So everything is

@@ -1,4 +1,4 @@
-/* Collective operations among one rank are done by collective.c without asking the carrier, and there is nobody to send
+/* Collective operations among one rank are done by collective.c without asking the transport, and there is nobody to send
  * to; what is left is to say so, and to split into itself. */
 #include "comm/comm_self.h"
 

@@ -4,11 +4,11 @@
  * after the thread was made.
  *
  * The thread runs an operation with the same function that a blocking call uses. What the two share beside the queue is
- * the communicator's own state (scratch memory, the carrier's context), in turns: the owner touches it only when the
+ * the communicator's own state (scratch memory, the transport's context), in turns: the owner touches it only when the
  * queue is empty (comm.c sees to that).
  *
  * Signals are for the thread that trains; all of them are blocked here. On Linux the timer slack is brought down from 50
- * microseconds, since the carrier's waiting sleeps for times of that order. */
+ * microseconds, since the transport's waiting sleeps for times of that order. */
 #include "comm/worker.h"
 
 #include "base/system/timer.h"

@@ -1,6 +1,6 @@
 /* Where the weights will be a few updates from now, as far as the optimizer's moments tell.
  *
- * For whoever computes a gradient that will be applied late (parallel/async/server.h): it is computed for the weights as they are
+ * For whoever computes a gradient that will be applied late (parallel/async/parameter_server.h): it is computed for the weights as they are
  * expected to be by then. */
 #ifndef PGPT_OPTIM_AHEAD_H
 #define PGPT_OPTIM_AHEAD_H

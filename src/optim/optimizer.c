@@ -10,7 +10,7 @@
 #include <string.h>
 
 static const char *const optimizer_names[] = {"adamw", "sgd", NULL};
-static const char *const schedule_names[] = {"constant", "linear", "cosine", "wsd", NULL};
+static const char *const learning_rate_names[] = {"constant", "linear", "cosine", "wsd", NULL};
 
 const OptionSpec optimizer_option_specs[] = {
     OPTION_CHOICE("optimizer", OptimizerOptions, kind, OPTIMIZER_ADAMW, optimizer_names, "update rule",
@@ -18,7 +18,7 @@ const OptionSpec optimizer_option_specs[] = {
     OPTION_FLOAT("lr", OptimizerOptions, rate, 1e-3, 0.0, 1000.0,
                  "highest learning rate; each --model brings one that suits its size", .flags = OPTION_F32),
     OPTION_CHOICE(
-        "lr-schedule", OptimizerOptions, schedule, SCHEDULE_COSINE, schedule_names,
+        "lr-schedule", OptimizerOptions, schedule, LEARNING_RATE_COSINE, learning_rate_names,
         "learning-rate schedule after the warm-up (wsd: warm-up, stable, decay in a straight line)"),
     OPTION_FLOAT("lr-min", OptimizerOptions, lowest_rate, 0.0, 0.0, 1000.0,
                  "learning rate at the end of the decay", .flags = OPTION_F32),
@@ -83,15 +83,15 @@ Status optimizer_check(const OptimizerOptions *options, Precision precision, int
     return STATUS_OK;
 }
 
-Schedule optimizer_schedule(const OptimizerOptions *options, int64_t n_steps) {
+LearningRateSchedule optimizer_learning_rate(const OptimizerOptions *options, int64_t n_steps) {
     int64_t n_warmup_steps = options->n_warmup_steps;
     if (n_warmup_steps < 0) n_warmup_steps = n_steps / 20 < 2000 ? n_steps / 20 : 2000;
-    return (Schedule){.kind = (ScheduleKind)options->schedule,
-                      .peak = options->rate,
-                      .lowest = options->lowest_rate,
-                      .n_warmup_steps = n_warmup_steps,
-                      .decay_fraction = options->decay_fraction,
-                      .n_steps = n_steps};
+    return (LearningRateSchedule){.kind = (LearningRateKind)options->schedule,
+                                  .peak = options->rate,
+                                  .lowest = options->lowest_rate,
+                                  .n_warmup_steps = n_warmup_steps,
+                                  .decay_fraction = options->decay_fraction,
+                                  .n_steps = n_steps};
 }
 
 int optimizer_n_moments(const OptimizerOptions *options) {

@@ -5,13 +5,13 @@
 #include "base/options/options.h"
 #include "graph/precision.h"
 #include "model/parameters.h"
-#include "optim/schedule.h"
+#include "optim/learning_rate.h"
 
 typedef enum { OPTIMIZER_ADAMW, OPTIMIZER_SGD } OptimizerKind;
 
 typedef struct {
     int kind;     /* OptimizerKind */
-    int schedule; /* ScheduleKind */
+    int schedule; /* LearningRateKind */
     double rate, lowest_rate;
     int64_t n_warmup_steps;
     double decay_fraction;
@@ -26,7 +26,7 @@ extern const OptionSpec optimizer_option_specs[];
 const char *optimizer_name(OptimizerKind kind);
 Status optimizer_check(const OptimizerOptions *options, Precision precision, int64_t n_micro_batches,
                        Error *error);
-Schedule optimizer_schedule(const OptimizerOptions *options, int64_t n_steps);
+LearningRateSchedule optimizer_learning_rate(const OptimizerOptions *options, int64_t n_steps);
 
 enum { OPTIMIZER_MAX_MOMENTS = 2 };
 

@@ -275,7 +275,7 @@ static Status begin_step(Loop *loop, Error *error) {
     int64_t index = trainer->n_done + loop->n_under_way;
     TRY(loop_strike(trainer, index + 1, error));
     delay(trainer, index);
-    TRY(train_step_begin(&trainer->step, &source, index, schedule_rate(&loop->schedule, index), error));
+    TRY(train_step_begin(&trainer->step, &source, index, learning_rate_at(&loop->schedule, index), error));
     loop->n_under_way++;
     return STATUS_OK;
 }
@@ -326,7 +326,8 @@ static Status run_exact_step(Loop *loop, Error *error) {
     if (loop->n_under_way) stops = loop->wants_save = false; /* not yet: one more has begun */
     trainer->was_interrupted = stops && trainer->n_done < options->n_steps;
     if (result.was_abandoned) return STATUS_OK;
-    TRY(loop_record(loop, trainer->n_done, &result, schedule_rate(&loop->schedule, index), seconds, error));
+    TRY(loop_record(loop, trainer->n_done, &result, learning_rate_at(&loop->schedule, index), seconds,
+                    error));
     return !loop->n_under_way && may_run_ahead(loop, trainer->n_done) ? begin_step(loop, error) : STATUS_OK;
 }
 
@@ -499,7 +500,7 @@ Status trainer_run(Trainer *trainer, const char *run, Error *error) {
     const TrainOptions *options = trainer->setup.options;
     Loop loop = {.trainer = trainer,
                  .run = run,
-                 .schedule = optimizer_schedule(trainer->setup.optimizer, options->n_steps),
+                 .schedule = optimizer_learning_rate(trainer->setup.optimizer, options->n_steps),
                  .flops = trainer_flops(trainer),
                  .saved_at = timer_now_ns(),
                  .slowest_ms = NAN};

@@ -14,7 +14,7 @@ typedef struct {
     const char *run;
     LineWriter metrics;
     Progress progress;
-    Schedule schedule;
+    LearningRateSchedule schedule;
     double flops;
     Error
         trouble; /* what has gone wrong beside the training: the run ends for it, but not before it has saved */

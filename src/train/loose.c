@@ -64,7 +64,7 @@ Status loose_run_open(Loop *loop, Error *error) {
 
 void loose_run_close(LooseRun *run) {
     loose_close(&run->loose);
-    server_close(&run->server);
+    parameter_server_close(&run->server);
     if (run->ahead) memory_free(run->ahead, run->ahead_bytes);
     comm_close(&run->served);
     free(run->pending);
@@ -126,7 +126,7 @@ Status loose_run_step(Loop *loop, bool *is_meeting, Error *error) {
     int64_t step = trainer->n_done;
     int rank = trainer->setup.data->rank, n_shares = trainer->step.options.layout.n_shares;
     LoosePending *pending = &run->pending[run->n_pending++];
-    pending->rate = schedule_rate(&loop->schedule, step);
+    pending->rate = learning_rate_at(&loop->schedule, step);
     trace_before_step(trainer->setup.trace, step + 1);
     ActivityEntry entry = {.kind = ACTIVITY_STEP, .name = "step", .number = step + 1};
     activity_begin(trainer->setup.activity, ACTIVITY_HOST, &entry);

@@ -3,7 +3,7 @@
 #define PGPT_TRAIN_LOOSE_H
 
 #include "parallel/async/loose.h"
-#include "parallel/async/server.h"
+#include "parallel/async/parameter_server.h"
 #include "train/step.h"
 
 /* A step that not all ranks know of yet. */
@@ -18,12 +18,12 @@ typedef struct {
     LoosePending *pending; /* steps since the last meeting */
     double *numbers;       /* their losses and norms, summed over the ranks */
     int64_t n_pending, max_pending;
-    uint64_t began_ns; /* the first of them */
-    int64_t n_struck;  /* of a worker: steps before which a fault on purpose had its chance */
-    double waited_ms;  /* of a worker: for the weights that it has now */
-    Comm served;       /* server and workers */
-    Server server;     /* on rank 0 */
-    void *ahead;       /* what it sends its workers */
+    uint64_t began_ns;      /* the first of them */
+    int64_t n_struck;       /* of a worker: steps before which a fault on purpose had its chance */
+    double waited_ms;       /* of a worker: for the weights that it has now */
+    Comm served;            /* server and workers */
+    ParameterServer server; /* on rank 0 */
+    void *ahead;            /* what it sends its workers */
     size_t ahead_bytes;
     StepResult tally;  /* of the gradients since the last step */
     double rate;       /* of the last of them */

@@ -139,7 +139,7 @@ typedef struct {
  * no attention weight, so would the update be. Its epsilon is therefore well above rounding here. */
 static OptimizerOptions optimizer_options(void) {
     return (OptimizerOptions){.kind = OPTIMIZER_ADAMW,
-                              .schedule = SCHEDULE_CONSTANT,
+                              .schedule = LEARNING_RATE_CONSTANT,
                               .rate = 3e-3,
                               .weight_decay = 0.1,
                               .beta1 = 0.9,
@@ -354,7 +354,7 @@ Status verify_run(const VerifyOptions *options, const VerifyReference *reference
     TRY_GOTO(mesh_open(&mesh, &layout->shape, &options->launch->world, error), done);
     if (layout->all_reduce >= 0) mesh.axis[AXIS_DP].all_reduce = comm_algorithm(layout->all_reduce);
     TRY_GOTO(device_comm_open(&data, &mesh.axis[AXIS_DP], options->backend, error), done);
-    result->carrier = data.table ? data.table->name : mesh.axis[AXIS_DP].table->name;
+    result->transport = data.table ? data.table->name : mesh.axis[AXIS_DP].table->name;
     Layout parallel = {.data = data.table ? &data : &mesh.axis[AXIS_DP],
                        .control = &options->launch->world,
                        .zero = layout->zero,

@@ -59,7 +59,7 @@ typedef struct {
     int rank;
     double value, wanted;
     double seconds;
-    const char *carrier; /* what the sums over ranks went by: "mpi", "nccl", "staged" (through the host) */
+    const char *transport; /* what the sums over ranks went by: "mpi", "nccl", "staged" (through the host) */
 } VerifyResult;
 
 /* Train in this layout. Collective; every rank gets the same result. */

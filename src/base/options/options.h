@@ -3,13 +3,13 @@
  *
  * A subject (model, data, training) describes the fields of its own struct once:
  *
- *     typedef struct { int64_t n_steps; double lr; bool tied; const char *data; Schedule schedule; } TrainOptions;
+ *     typedef struct { int64_t n_steps; double lr; bool tied; const char *data; LearningRateKind schedule; } TrainOptions;
  *     const OptionSpec train_option_specs[] = {
  *         OPTION_INT("steps", TrainOptions, n_steps, 1000, 1, 1000000000, "optimizer steps to take"),
  *         OPTION_FLOAT("lr", TrainOptions, lr, 3e-4, 0, 10, "highest learning rate", .flags = OPTION_ABOVE_MIN),
  *         OPTION_BOOL("tied", TrainOptions, tied, true, "share the embedding with the head"),
  *         OPTION_STRING("data", TrainOptions, data, "", "FILE", "text to train on"),
- *         OPTION_CHOICE("schedule", TrainOptions, schedule, SCHEDULE_COSINE, schedule_names, "course of the lr"),
+ *         OPTION_CHOICE("schedule", TrainOptions, schedule, LEARNING_RATE_COSINE, names, "course of the lr"),
  *         OPTION_END};
  *
  * and a command puts the subjects together in a struct of its own:

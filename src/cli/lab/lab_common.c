@@ -67,7 +67,7 @@ Status lab_read_options(Launch *launch, Options *options, const OptionCommand *c
         return error->status;
     }
     *goes_on = !options->help_wanted;
-    if (options->help_wanted && launch->has_voice) command_show_help(command);
+    if (options->help_wanted && launch->is_root) command_show_help(command);
     return STATUS_OK;
 }
 
@@ -143,7 +143,7 @@ static Status check_pictures(const char *path, Error *error) {
 
 Status lab_check_folder(const Launch *launch, const LabOutput *output, Error *error) {
     RunFolder probe = {0};
-    if (!launch->has_voice || error->status != STATUS_OK) return error->status;
+    if (!launch->is_root || error->status != STATUS_OK) return error->status;
     TRY(check_pictures(output->folder, error));
     run_folder_make(&probe, output->folder, error);
     run_folder_remove(&probe);

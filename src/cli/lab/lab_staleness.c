@@ -188,10 +188,10 @@ static Status train_here(Study *study, const SyncRun *run, Error *error) {
 
 /* The root has the folder; all know its name. */
 static Status share_folder(Study *study, RunFolder *folder, char *path, size_t n_bytes, Error *error) {
-    if (study->launch->has_voice) run_folder_make(folder, study->output.folder, error);
+    if (study->launch->is_root) run_folder_make(folder, study->output.folder, error);
     TRY(launch_agree(study->launch, error));
     memset(path, 0, n_bytes);
-    if (study->launch->has_voice) snprintf(path, n_bytes, "%s", folder->path);
+    if (study->launch->is_root) snprintf(path, n_bytes, "%s", folder->path);
     return comm_broadcast(&study->launch->world, path, (int64_t)n_bytes, COMM_U8, 0, error);
 }
 
@@ -202,7 +202,7 @@ static Status run_one(Study *study, int index, Error *error) {
              run->n_steps, study->n_ranks);
     if (is_here) TRY(train_here(study, run, error));
     else TRY(sync_run_start(run, &study->launcher, study->values->call.timeout, error));
-    if (study->launch->has_voice) sync_run_read(run, error);
+    if (study->launch->is_root) sync_run_read(run, error);
     return launch_agree(study->launch, error);
 }
 
@@ -304,7 +304,7 @@ static Status print_json(const Study *study, Error *error) {
 }
 
 static Status show(Study *study, Error *error) {
-    if (!study->launch->has_voice) return STATUS_OK;
+    if (!study->launch->is_root) return STATUS_OK;
     for (int i = 0; i < study->n_runs; i++) {
         if (!study->run[i].smooth || study->run[i].n_steps < 1) continue;
         double last = study->run[i].smooth[study->run[i].n_steps - 1];

@@ -350,7 +350,7 @@ static Status run_phases(TrainRun *run, int n_words, char *const *words, Error *
     TRY(launch_agree(launch, error));
     TRY(check_same_call(run, error));
     if (run->options.help_wanted) {
-        if (launch->has_voice) command_show_help(&train_command);
+        if (launch->is_root) command_show_help(&train_command);
         return STATUS_OK;
     }
     TRY(check_same_options(run, error));

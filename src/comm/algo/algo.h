@@ -34,7 +34,7 @@ struct CommAlgorithm {
 extern const CommAlgorithm ALGORITHM_NAIVE, ALGORITHM_SERVER, ALGORITHM_TREE, ALGORITHM_RING,
     ALGORITHM_HALVING;
 
-/* By the names that --allreduce takes; "library" is NULL, the carrier's own. */
+/* By the names that --allreduce takes; "library" is NULL, the transport's own. */
 extern const char *const comm_algorithm_names[]; /* NULL-terminated: naive server tree ring halving library */
 const CommAlgorithm *comm_algorithm(int choice);
 

@@ -1,5 +1,5 @@
 /* Formulas of steps and bytes (comm/algo) say what an algorithm costs in principle. What runs is cut into rounds, blocks and
- * pieces that overlap, and on a slow network that decides. So nothing is derived here: the algorithms run as they are, over a carrier
+ * pieces that overlap, and on a slow network that decides. So nothing is derived here: the algorithms run as they are, over a transport
  * that writes down what each rank posts and waits for, and the log is replayed.
  *
  * What a rank does next never depends on what it has received, so ranks can be logged one after the other. Which bytes are added

@@ -27,7 +27,7 @@ const char *linear_engine_name(LinearEngineKind kind);
 typedef enum { LINEAR_FORWARD, LINEAR_BACKWARD, LINEAR_COMM, LINEAR_UPDATE, N_LINEAR_PHASES } LinearPhase;
 
 /* How OpenMP hands out pieces of the points to the threads of the scalar engine. */
-typedef enum { LINEAR_STATIC, LINEAR_DYNAMIC, LINEAR_GUIDED } LinearSchedule;
+typedef enum { LINEAR_STATIC, LINEAR_DYNAMIC, LINEAR_GUIDED } LinearLoopSchedule;
 
 enum { LINEAR_MAX_WEIGHTS = 1024 };
 
@@ -40,8 +40,8 @@ typedef struct {
     double lr, noise; /* noise: standard deviation of what is added to y */
     uint64_t seed;
     int n_threads; /* of each rank */
-    LinearSchedule schedule;
-    const CommAlgorithm *all_reduce; /* of the gradients; NULL: the carrier's own */
+    LinearLoopSchedule schedule;
+    const CommAlgorithm *all_reduce; /* of the gradients; NULL: the transport's own */
     /* The whole training is repeated so often, or up to 8 times that while an efficiency is measured and times still fall (not
      * where it is 1); the fastest count. */
     int64_t n_rounds;

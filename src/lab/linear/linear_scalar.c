@@ -42,7 +42,7 @@ typedef struct {
     const LinearPoints *points;
     double lr;
     int n_threads;
-    LinearSchedule schedule;
+    LinearLoopSchedule schedule;
     int64_t piece_points, n_pieces;
     Worker *worker;  /* (n_threads) */
     double *weights; /* (n_weights) */

@@ -94,7 +94,7 @@ static void gradient_of(const Rows *rows, const double *weights, int n_threads, 
     }
 }
 
-static void set_schedule(ScheduleKind schedule, int64_t chunk) {
+static void set_schedule(LoopScheduleKind schedule, int64_t chunk) {
 #ifdef _OPENMP
     static const omp_sched_t kinds[] = {omp_sched_static, omp_sched_dynamic, omp_sched_guided};
     omp_set_schedule(kinds[schedule], (int)chunk);

@@ -7,7 +7,7 @@
  *     groups   small groups average their weights; who is in a group with whom changes every step
  *     local    local SGD: nothing, but every few steps all ranks average weights and moments
  *
- * and one has ranks of two kinds (see parallel/async/server.h):
+ * and one has ranks of two kinds (see parallel/async/parameter_server.h):
  *
  *     server   asynchronous SGD: rank 0 has the weights and updates them by whatever gradient comes next; the others compute gradients
  *

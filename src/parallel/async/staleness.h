@@ -1,4 +1,4 @@
-/* The bound on staleness, as a book that the server of parallel/async/server.h keeps.
+/* The bound on staleness, as a book that the server of parallel/async/parameter_server.h keeps.
  *
  * Weights have a version: the number of updates made to them. A worker pulls the weights at one version and brings a gradient
  * that is applied at a later one; the difference is the gradient's staleness. The book decides what may be done so that no

@@ -52,7 +52,7 @@ static Launch launch_alone(void) {
                      .n_cores = cores_usable(),
                      .n_host_cores = cores_count(&allowed),
                      .n_parts = 1,
-                     .has_voice = read_promise().rank == 0};
+                     .is_root = read_promise().rank == 0};
     if (gethostname(launch.host, sizeof launch.host - 1) != 0 || !launch.host[0])
         snprintf(launch.host, sizeof launch.host, "an unnamed host");
     return launch;
@@ -64,7 +64,7 @@ static Launch launch_alone(void) {
  * launchers end everybody when the first one goes. */
 static Status fail_apart(Launch *launch, Error *error) {
     launch->is_agreed = true;
-    if (!launch->has_voice) nanosleep(&(struct timespec){.tv_nsec = 500000000}, NULL);
+    if (!launch->is_root) nanosleep(&(struct timespec){.tv_nsec = 500000000}, NULL);
     return error->status;
 }
 
@@ -88,7 +88,7 @@ static Status open_world(Launch *launch, Promise promise, Error *error) {
         return fail_apart(launch, error);
     }
     launch->world = world;
-    launch->has_voice = world.rank == 0;
+    launch->is_root = world.rank == 0;
     return STATUS_OK;
 }
 
@@ -189,7 +189,7 @@ int launch_threads(const Launch *launch, int wished) {
 
 Log launch_log(const Launch *launch, bool quiet) {
     Log logger = log_make(quiet);
-    if (!launch->has_voice) logger.stream = NULL;
+    if (!launch->is_root) logger.stream = NULL;
     return logger;
 }
 

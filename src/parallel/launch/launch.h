@@ -29,7 +29,7 @@ typedef struct {
     bool is_shared;    /* there are more ranks on this host than cores */
     bool is_agreed;    /* the error that ended the run is known to all ranks */
     bool wants_json;   /* an error goes to stdout too, as the last line, from one rank */
-    bool has_voice;    /* speaks for all: rank 0. The others print no notes and no results */
+    bool is_root;      /* speaks for all: rank 0. The others print no notes and no results */
     void (*at_end)(void *context); /* what launch_close calls when MPI has ended; NULL: nothing */
     void *at_end_context;
     Segments segments; /* of shared memory, that MPI has made for this rank */

@@ -1,22 +1,22 @@
 /* A parameter server: rank 0 has the weights and updates them by one gradient at a time, in the order in which they come; the
  * other ranks, its workers, pull the weights, compute a gradient and push it, each at its own pace.
  *
- *     rank 0:   TRY(server_open(&server, &setup, error));
- *               TRY(server_serve(&server, until, give_until, error));   // setup.apply is called for every gradient
- *               TRY(server_pause(&server, words, error));               // all workers have been told, nothing is under way
+ *     rank 0:   TRY(parameter_server_open(&server, &setup, error));
+ *               TRY(parameter_server_serve(&server, until, give_until, error));   // setup.apply is called for every gradient
+ *               TRY(parameter_server_pause(&server, words, error));               // all workers have been told, nothing is under way
  *
- *     others:   ServerReport report = {.ticket = -1};                   // nothing to bring yet
+ *     others:   ParameterServerReport report = {.ticket = -1};                   // nothing to bring yet
  *               for (;;) {
- *                   TRY(server_ask(comm, &report, gradient, gradient_bytes, weights, weights_bytes, &order, error));
+ *                   TRY(parameter_server_ask(comm, &report, gradient, gradient_bytes, weights, weights_bytes, &order, error));
  *                   if (order.pauses) break;                            // evaluate, save, ... and ask again or leave
  *                   ... compute the gradient of piece of work order.ticket into `gradient` ...
- *                   report = (ServerReport){.ticket = order.ticket, .loss = loss};
+ *                   report = (ParameterServerReport){.ticket = order.ticket, .loss = loss};
  *               }
  *
  * Work is handed out by tickets 0, 1, 2, ...: a ticket is a share of a batch, so that all of the data is used once and in order,
  * whoever is fast. How late a gradient may be is bounded (parallel/async/staleness.h). */
-#ifndef PGPT_PARALLEL_ASYNC_SERVER_H
-#define PGPT_PARALLEL_ASYNC_SERVER_H
+#ifndef PGPT_PARALLEL_ASYNC_PARAMETER_SERVER_H
+#define PGPT_PARALLEL_ASYNC_PARAMETER_SERVER_H
 
 #include "comm/comm.h"
 #include "parallel/async/staleness.h"
@@ -29,17 +29,17 @@ typedef struct {
     double wait_ms; /* that it waited for the weights it used */
     int32_t stops;  /* it was told to stop */
     int32_t unused;
-} ServerReport;
+} ParameterServerReport;
 
-enum { SERVER_WORDS = 2 };
+enum { PARAMETER_SERVER_WORDS = 2 };
 
 /* What it is told. */
 typedef struct {
     int32_t pauses;
     int32_t unused;
-    int64_t ticket;              /* what to compute next; the weights follow */
-    int64_t words[SERVER_WORDS]; /* at a pause: of whoever called for it */
-} ServerOrder;
+    int64_t ticket;                        /* what to compute next; the weights follow */
+    int64_t words[PARAMETER_SERVER_WORDS]; /* at a pause: of whoever called for it */
+} ParameterServerOrder;
 
 typedef struct {
     Comm *comm; /* of server and workers, used by nobody else; the server is rank 0 */
@@ -50,39 +50,41 @@ typedef struct {
     void *gradient; /* where gradients arrive, one at a time */
     size_t gradient_bytes;
     /* Update the weights by `gradient`, which came with this report and is so late. */
-    Status (*apply)(void *context, const ServerReport *report, int64_t staleness, Error *error);
+    Status (*apply)(void *context, const ParameterServerReport *report, int64_t staleness, Error *error);
     /* What to send a worker instead of `weights`, as many bytes: those that it should compute with while the gradients of n_out
      * others are under way. Optional. */
     const void *(*weights_for)(void *context, int n_out);
     void *context;
-} ServerSetup;
+} ParameterServerSetup;
 
-typedef struct ServerWorker ServerWorker;
+typedef struct ParameterServerWorker ParameterServerWorker;
 
 typedef struct {
-    ServerSetup setup;
+    ParameterServerSetup setup;
     StalenessBook book;
     int n_workers;
-    ServerWorker *worker;
+    ParameterServerWorker *worker;
     CommRequest *request;
     int *asked;          /* whose request it is */
     int last_heard;      /* whose report was the last */
     int64_t n_arrivals;  /* of reports, to serve in their order */
     bool stop_is_wanted; /* by a worker */
-} Server;
+} ParameterServer;
 
-Status server_open(Server *server, const ServerSetup *setup, Error *error);
-void server_close(Server *server); /* safe on {0}, and twice */
+Status parameter_server_open(ParameterServer *server, const ParameterServerSetup *setup, Error *error);
+void parameter_server_close(ParameterServer *server); /* safe on {0}, and twice */
 
 /* Serve until so many updates have been made, counted over the run; tickets below give_until may be handed out meanwhile, and
  * must be enough. */
-Status server_serve(Server *server, int64_t until, int64_t give_until, Error *error);
+Status parameter_server_serve(ParameterServer *server, int64_t until, int64_t give_until, Error *error);
 
 /* When as many updates are made as tickets were given: tell every worker. */
-Status server_pause(Server *server, const int64_t *words /* (SERVER_WORDS) */, Error *error);
+Status parameter_server_pause(ParameterServer *server, const int64_t *words /* (PARAMETER_SERVER_WORDS) */,
+                              Error *error);
 
 /* Of a worker. */
-Status server_ask(Comm *comm, const ServerReport *report, const void *gradient, size_t gradient_bytes,
-                  void *weights, size_t weights_bytes, ServerOrder *order, Error *error);
+Status parameter_server_ask(Comm *comm, const ParameterServerReport *report, const void *gradient,
+                            size_t gradient_bytes, void *weights, size_t weights_bytes,
+                            ParameterServerOrder *order, Error *error);
 
 #endif
