@@ -1,8 +1,8 @@
 /* safetensors files: named tensors, as Hugging Face's format has them.
  *
  *     8 bytes   length of the header, little-endian
- *     header    JSON: {"name": {"dtype": "F32", "shape": [2,3], "data_offsets": [0,24]}, ..., "__metadata__": {...}},
- *               padded with blanks
+ *     header    JSON: {"name": {"dtype": "F32", "shape": [2,3], "data_offsets": [0,24]}, ...,
+ *               "__metadata__": {...}}, padded with blanks
  *     data      every tensor's bytes, without gaps
  *
  * A file is hostile until it has been checked: safetensors_open accepts a file only if every name is there once, every

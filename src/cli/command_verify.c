@@ -43,8 +43,8 @@ static const OptionSpec call_specs[] = {
     OPTION_END,
 };
 
-/* Some twice what 20 steps of the default model are off by, on 2 and 4 ranks (tf32 has f16's mantissa, and its tolerance). A sum
- * left out is off by more. */
+/* Some twice what 20 steps of the default model are off by, on 2 and 4 ranks (tf32 has f16's mantissa, and
+ * its tolerance). A sum left out is off by more. */
 static double default_tolerance(PrecisionKind kind) {
     switch (kind) {
     case PRECISION_TF32:
@@ -96,8 +96,8 @@ typedef struct {
     double loss_deviation, weight_deviation;
 } Verify;
 
-/* Of two channels layernorm leaves little but a sign, which rounding turns where they are nearly equal: no layout would train like
- * another, and none were wrong. One channel is 0 for all. */
+/* Of two channels layernorm leaves little but a sign, which rounding turns where they are nearly equal: no
+ * layout would train like another, and none were wrong. One channel is 0 for all. */
 static Status check_channels(const ModelConfig *model, Error *error) {
     enum { FEWEST_CHANNELS = 4 };
     if (model->norm != NORM_LAYERNORM || model->n_channels == 1 || model->n_channels >= FEWEST_CHANNELS)

@@ -1,14 +1,15 @@
 /* The front of a communicator: checks what it is asked for, keeps operations in their order, and measures.
  *
- * The order is kept by one rule. What was started runs in a thread (worker.c); whatever blocks first waits until that
- * thread has nothing left to do, and then uses the communicator itself. So at any time only one thread does, the transport
- * sees every rank's operations in the same order, and the two kinds of calls can be mixed.
+ * The order is kept by one rule. What was started runs in a thread (worker.c); whatever blocks first waits
+ * until that thread has nothing left to do, and then uses the communicator itself. So at any time only one
+ * thread does, the transport sees every rank's operations in the same order, and the two kinds of calls can
+ * be mixed.
  *
- * Waiting for other ranks should cost little while the caller computes and react fast when it waits itself; comm_start
- * tells the transport the one, every blocking call the other.
+ * Waiting for other ranks should cost little while the caller computes and react fast when it waits itself;
+ * comm_start tells the transport the one, every blocking call the other.
  *
- * Operations that are described wrongly are mistakes in this program, not of its user: they are refused before any
- * message leaves, so that the rank which made one says so instead of waiting for ever. */
+ * Operations that are described wrongly are mistakes in this program, not of its user: they are refused
+ * before any message leaves, so that the rank which made one says so instead of waiting for ever. */
 #include "comm/comm.h"
 
 #include "base/system/timer.h"

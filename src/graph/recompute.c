@@ -1,11 +1,12 @@
-/* Demand-driven: for each segment, find which of its forward tensors the backward half reads, mark the nodes that
- * make them (and the nodes that make what those read, as long as it lies in the segment), and insert copies of the
- * marked nodes before the segment's first backward node. The backward nodes then read the copies, so the originals
- * die early and the memory plan reuses their space. What crosses a segment's border is kept: it is the input.
+/* Demand-driven: for each segment, find which of its forward tensors the backward half reads, mark the nodes
+ * that make them (and the nodes that make what those read, as long as it lies in the segment), and insert
+ * copies of the marked nodes before the segment's first backward node. The backward nodes then read the
+ * copies, so the originals die early and the memory plan reuses their space. What crosses a segment's border
+ * is kept: it is the input.
  *
- * The last segment is left alone. Its backward starts where its forward ends, so all its activations are alive at
- * that moment whether they were kept or made again. Dropout draws by position and not by call, so a repeated node
- * repeats its bits. */
+ * The last segment is left alone. Its backward starts where its forward ends, so all its activations are
+ * alive at that moment whether they were kept or made again. Dropout draws by position and not by call, so a
+ * repeated node repeats its bits. */
 #include "graph/recompute.h"
 #include "graph/op.h"
 

@@ -38,8 +38,8 @@ typedef struct {
     Tensor *logits; /* (B,V) of those rows, f32 */
 } GptDecode;
 
-/* `capacity` positions are cached for every sequence; rows past the real ones may be padding, whose entries later
- * tokens overwrite. */
+/* `capacity` positions are cached for every sequence; rows past the real ones may be padding, whose entries
+ * later tokens overwrite. */
 GptDecode gpt_record_decode(const ModelConfig *config, const ParameterTable *table, Graph *graph, DType dtype,
                             int64_t B, int64_t T, int64_t capacity);
 

@@ -1,5 +1,5 @@
-/* Decay reaches the lowest rate one step after the last, so that the last step still learns something when the lowest
- * rate is 0. */
+/* Decay reaches the lowest rate one step after the last, so that the last step still learns something when
+ * the lowest rate is 0. */
 #include "optim/learning_rate.h"
 
 #include <math.h>

@@ -1,5 +1,5 @@
-/* Parameters, gradients and moments are flat arrays with the same offsets, so one node updates everything; which runs
- * of elements decay comes from the parameter table (matrices do, vectors do not). */
+/* Parameters, gradients and moments are flat arrays with the same offsets, so one node updates everything;
+ * which runs of elements decay comes from the parameter table (matrices do, vectors do not). */
 #include "optim/optimizer.h"
 
 #include "base/random.h"
@@ -144,7 +144,8 @@ static void record_update(const OptimizerOptions *options, const OptimizerTensor
     }
 }
 
-/* Which of elements first .. first + n - 1 decay. A parameter's padding goes with it: it is 0 everywhere and stays so. */
+/* Which of elements first .. first + n - 1 decay. A parameter's padding goes with it: it is 0 everywhere and
+ * stays so. */
 static const DecayRun *decay_runs(const ParameterTable *table, int64_t first, int64_t n, Graph *graph,
                                   int *n_runs) {
     DecayRun *runs = ARENA_ARRAY(&graph->arena, DecayRun, table->n_parameters);

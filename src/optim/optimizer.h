@@ -42,8 +42,8 @@ typedef struct {
 /* Where the gradients shall live for these options (see AutogradOptions). */
 Place optimizer_gradient_place(const OptimizerOptions *options);
 
-/* A run of elements that one node updates: n of the flat array from flat_first on, whose moments begin at local_first of
- * this process's. */
+/* A run of elements that one node updates: n of the flat array from flat_first on, whose moments begin at
+ * local_first of this process's. */
 typedef struct {
     Tensor *gradient, *parameter; /* (n) */
     int64_t flat_first, n, local_first;
@@ -61,10 +61,10 @@ typedef struct {
     void *context;
 } UpdateShare;
 
-/* Record the update of every parameter that autograd found a gradient for, or of a share of them (NULL: all). With
- * options->eager, each parameter's update stands right behind the last node that needs its old value or adds to its
- * gradient, so that the gradient's memory is free again; otherwise the updates come after the backward. Gradients are
- * loss_scale times too large where that is not NULL. */
+/* Record the update of every parameter that autograd found a gradient for, or of a share of them (NULL: all).
+ * With options->eager, each parameter's update stands right behind the last node that needs its old value or
+ * adds to its gradient, so that the gradient's memory is free again; otherwise the updates come after the
+ * backward. Gradients are loss_scale times too large where that is not NULL. */
 OptimizerTensors optimizer_record(const OptimizerOptions *options, Precision precision,
                                   const ParameterTensors *parameters, const UpdateShare *share,
                                   Tensor *loss_scale, Graph *graph);
@@ -72,7 +72,8 @@ OptimizerTensors optimizer_record(const OptimizerOptions *options, Precision pre
 /* The moments that the optimizer keeps of every parameter. */
 int optimizer_n_moments(const OptimizerOptions *options);
 
-/* What the host writes into hyper for step 0, 1, ... `seed` and step decide how 16-bit weights are rounded. */
+/* What the host writes into hyper for step 0, 1, ... `seed` and step decide how 16-bit weights are
+ * rounded. */
 void optimizer_hyper(const OptimizerOptions *options, double rate, int64_t step, uint64_t seed, float *hyper);
 
 #endif

@@ -1,6 +1,7 @@
 /* What would fit into memory where something does not: found by planning it, so that every figure is a plan's.
  *
- *     MemoryQuestion question = {.present = {.batch = 64, .micro_batch = 64}, .usable = n_free, .plan = ..., .state = ...};
+ *     MemoryQuestion question = {.present = {.batch = 64, .micro_batch = 64}, .usable = n_free,
+ *                                .plan = ..., .state = ...};
  *     MemoryAdvice advice = memory_advise(&question);
  *     memory_advice_text(&question, &advice, text, sizeof text);
  *     // "what would fit: --micro-batch 8 (31.0 GiB), --micro-batch 16 --recompute 1 (28.4 GiB)"

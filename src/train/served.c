@@ -1,18 +1,20 @@
 /* Steps of a parameter server and its workers.
  *
- * The step's program is cut between them: workers run its forward and backward, rank 0 runs its update, once for each gradient
- * that arrives. As many gradients as there are workers make a step: by then a batch has been used up. The learning rate
- * follows the server's version and is divided by the number of workers, so that a step goes as far as an exact one.
+ * The step's program is cut between them: workers run its forward and backward, rank 0 runs its update, once
+ * for each gradient that arrives. As many gradients as there are workers make a step: by then a batch has
+ * been used up. The learning rate follows the server's version and is divided by the number of workers, so
+ * that a step goes as far as an exact one.
  *
- * A late gradient is the gradient of a place that the weights have left. With momentum that is worse than it sounds: it answers an
- * oscillation when it is over, and so feeds it. The server therefore sends its workers not the weights of now but those
- * that it expects by the time they are done (optim/ahead.h).
+ * A late gradient is the gradient of a place that the weights have left. With momentum that is worse than it
+ * sounds: it answers an oscillation when it is over, and so feeds it. The server therefore sends its workers
+ * not the weights of now but those that it expects by the time they are done (optim/ahead.h).
  *
- * Between two meetings rank 0 serves and writes down a step whenever one is full, without anybody waiting for it. What needs
- * one model (an evaluation, a sample, a checkpoint, the end, a signal) is a meeting: no more work is handed out than up to
- * that step, all of it is waited for, and the workers are told to pause. Then all ranks get the server's weights and go on as
- * after an exact step. Rank 0 decides when that is, by the steps at which something is due, by its clock, and by the signals
- * that it or any worker was sent: nobody else has to agree, so nobody waits for an agreement. */
+ * Between two meetings rank 0 serves and writes down a step whenever one is full, without anybody waiting for
+ * it. What needs one model (an evaluation, a sample, a checkpoint, the end, a signal) is a meeting: no more
+ * work is handed out than up to that step, all of it is waited for, and the workers are told to pause. Then
+ * all ranks get the server's weights and go on as after an exact step. Rank 0 decides when that is, by the
+ * steps at which something is due, by its clock, and by the signals that it or any worker was sent: nobody
+ * else has to agree, so nobody waits for an agreement. */
 #include "train/loop.h"
 
 #include "base/half.h"
@@ -65,8 +67,8 @@ static void round_weights(char *bytes, int64_t n) {
     }
 }
 
-/* To where the weights will be when the gradient comes: after the updates by those that are out, and with them its own. A worker that
- * is alone is never late, and gets the weights as they are. */
+/* To where the weights will be when the gradient comes: after the updates by those that are out, and with
+ * them its own. A worker that is alone is never late, and gets the weights as they are. */
 static const void *look_ahead(void *context, int n_out) {
     Loop *loop = context;
     Trainer *trainer = loop->trainer;

@@ -1,9 +1,9 @@
-/* flock(2) belongs to the open file: it ends with the process and is not lost when some other part of the program opens and
- * closes the same file, as a lock of fcntl(2) would be.
+/* flock(2) belongs to the open file: it ends with the process and is not lost when some other part of the
+ * program opens and closes the same file, as a lock of fcntl(2) would be.
  *
- * The file is removed when the lock is given back. Between the open and the lock of a second process the file may
- * therefore have been removed, and made again by a third: so a lock counts only if the name still means the file that was
- * locked. */
+ * The file is removed when the lock is given back. Between the open and the lock of a second process the file
+ * may therefore have been removed, and made again by a third: so a lock counts only if the name still means
+ * the file that was locked. */
 #define _GNU_SOURCE /* O_NOFOLLOW, gethostname */
 #include "base/file/file_lock.h"
 

@@ -1,8 +1,8 @@
-/* A rename replaces an empty folder and refuses any other, so the check at the beginning is for the message and the
- * rename itself is what protects a folder that somebody filled meanwhile.
+/* A rename replaces an empty folder and refuses any other, so the check at the beginning is for the message
+ * and the rename itself is what protects a folder that somebody filled meanwhile.
  *
- * The folder that is written is made by exclusive creation and locked by its handle. So what a process that was killed has
- * left is told from what another one is still writing: the former has no lock. */
+ * The folder that is written is made by exclusive creation and locked by its handle. So what a process that
+ * was killed has left is told from what another one is still writing: the former has no lock. */
 #define _GNU_SOURCE /* O_DIRECTORY */
 #include "base/file/staged_folder.h"
 
@@ -86,7 +86,8 @@ void staged_folder_clear(const char *parent, const char *name) {
     folder_close(&folder);
 }
 
-/* A name that was not there; it counts up where a process of our number has left one that could not be removed. */
+/* A name that was not there; it counts up where a process of our number has left one that could not be
+ * removed. */
 static Status make_temporary(StagedFolder *folder, Error *error) {
     enum { MOST_TRIES = 100 };
     for (int i = 0; i < MOST_TRIES; i++) {

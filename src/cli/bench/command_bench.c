@@ -1,4 +1,5 @@
-/* pgpt bench: reads the options, finds the benchmark by the first word, refuses options that it would ignore. */
+/* pgpt bench: reads the options, finds the benchmark by the first word, refuses options that it would
+ * ignore. */
 #include "cli/commands.h"
 
 #include "base/text/format.h"
@@ -6,8 +7,8 @@
 
 #include <string.h>
 
-/* What a model without a tokenizer has for a vocabulary where its preset names none: Shakespeare's characters, the
- * usual data for models of that size. */
+/* What a model without a tokenizer has for a vocabulary where its preset names none: Shakespeare's
+ * characters, the usual data for models of that size. */
 enum { USUAL_VOCABULARY = 65 };
 
 enum { MANY = 1 << 30, MANY_RUNS = 1000000 };

@@ -1,5 +1,5 @@
-/* pgpt lab: finds the study by its name and hands it the words behind. Each study has options of its own, so each is a
- * command of its own, "lab NAME"; this one only lists them. */
+/* pgpt lab: finds the study by its name and hands it the words behind. Each study has options of its own, so
+ * each is a command of its own, "lab NAME"; this one only lists them. */
 #include "cli/lab/lab.h"
 
 #include "base/text/format.h"

@@ -1,5 +1,5 @@
-/* pgpt lab collectives: under mpirun it measures with the ranks that are there; alone it starts mpirun for each of --ranks, reads what
- * these runs say, and puts them into one table. */
+/* pgpt lab collectives: under mpirun it measures with the ranks that are there; alone it starts mpirun for
+ * each of --ranks, reads what these runs say, and puts them into one table. */
 #include "cli/lab/lab.h"
 
 #include "base/system/memory.h"

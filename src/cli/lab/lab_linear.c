@@ -1,4 +1,5 @@
-/* pgpt lab linear: least squares with both engines; weights, times and efficiency as a table, two pictures. */
+/* pgpt lab linear: least squares with both engines; weights, times and efficiency as a table, two
+ * pictures. */
 #include "cli/lab/lab.h"
 
 #include "base/text/format.h"

@@ -1,5 +1,5 @@
-/* pgpt lab scaling --schedules: the same rows under OpenMP's three schedules, with memory that one thread has touched first, or all
- * of them, and with rows of unequal cost. */
+/* pgpt lab scaling --schedules: the same rows under OpenMP's three schedules, with memory that one thread has
+ * touched first, or all of them, and with rows of unequal cost. */
 #include "cli/lab/lab_scaling.h"
 
 #include "base/system/cores.h"

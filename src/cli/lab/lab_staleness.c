@@ -1,7 +1,9 @@
-/* pgpt lab staleness: the same training run under every --sync, with a rank that is late, and their losses against the clock.
+/* pgpt lab staleness: the same training run under every --sync, with a rank that is late, and their losses
+ * against the clock.
  *
- * Each run is pgpt train itself. Started without mpirun, the study starts the ranks, as lab scaling does; started as several ranks, it
- * trains with those, one run after the other. Either way everything is read from what the runs write. */
+ * Each run is pgpt train itself. Started without mpirun, the study starts the ranks, as lab scaling does;
+ * started as several ranks, it trains with those, one run after the other. Either way everything is read from
+ * what the runs write. */
 #include "cli/lab/lab.h"
 #include "cli/train/train.h"
 #include "comm/comm_mpi.h"
@@ -123,7 +125,8 @@ static Status read_schemes(Study *study, Error *error) {
     }
 }
 
-/* What the study says itself must not be said twice, and what is misspelt is found before anything is started. */
+/* What the study says itself must not be said twice, and what is misspelt is found before anything is
+ * started. */
 static Status check_train_words(Study *study, const Options *options, Error *error) {
     static const char *const ours[] = {"sync",     "staleness",  "group-size", "sync-every",    "delay-rank",
                                        "delay-ms", "steps",      "epochs",     "out",           "resume",

@@ -1,7 +1,7 @@
 /* pgpt eval: how well a model knows a text, or answers questions.
  *
- * Everything that can be wrong with the data is found before the model's weights are read, and everything else before
- * the first window is scored. */
+ * Everything that can be wrong with the data is found before the model's weights are read, and everything
+ * else before the first window is scored. */
 #include "cli/commands.h"
 
 #include "base/system/timer.h"

@@ -1,8 +1,8 @@
 /* pgpt generate: a run's model continues prompts.
  *
- * Text goes to stdout, and nothing else does; what the user should know goes to stderr. One sample is shown as it
- * grows, several are decoded in batches and shown when all are done. This file has the options and opens the model;
- * generate_prompts.c reads, generate_samples.c makes, and generate_report.c tells. */
+ * Text goes to stdout, and nothing else does; what the user should know goes to stderr. One sample is shown
+ * as it grows, several are decoded in batches and shown when all are done. This file has the options and
+ * opens the model; generate_prompts.c reads, generate_samples.c makes, and generate_report.c tells. */
 #include "cli/commands.h"
 
 #include "cli/model/generate.h"

@@ -1,10 +1,11 @@
 /* pgpt train: from options to a finished run.
  *
- * Everything that can be wrong is found before the run folder is made: options, data, sizes, memory. After that only
- * the system can fail.
+ * Everything that can be wrong is found before the run folder is made: options, data, sizes, memory. After
+ * that only the system can fail.
  *
- * With several ranks every one of them goes through the same phases. After each they agree on whether it went well
- * (launch_agree), so that a mistake which only one of them sees ends all, with one message, and nobody waits. */
+ * With several ranks every one of them goes through the same phases. After each they agree on whether it went
+ * well (launch_agree), so that a mistake which only one of them sees ends all, with one message, and nobody
+ * waits. */
 #include "cli/train/train.h"
 
 #include "base/system/timer.h"
@@ -95,8 +96,8 @@ static Status open_data(TrainRun *run, Error *error) {
     return count_steps(run, error);
 }
 
-/* The root goes first: what it leaves in the cache, the others need not make again. They try even where it failed, so
- * that it is known whether the mistake is everybody's or the root's alone. */
+/* The root goes first: what it leaves in the cache, the others need not make again. They try even where it
+ * failed, so that it is known whether the mistake is everybody's or the root's alone. */
 static Status open_data_in_turn(TrainRun *run, Error *error) {
     Launch *launch = run->launch;
     bool is_root = launch->world.rank == 0;
@@ -203,8 +204,8 @@ static Status share_folder_name(TrainRun *run, Error *error) {
     return STATUS_OK;
 }
 
-/* Before anything is read that a new run is made of, so that nobody else takes the folder meanwhile. A run that goes on has
- * its folder already (train_options_read). */
+/* Before anything is read that a new run is made of, so that nobody else takes the folder meanwhile. A run
+ * that goes on has its folder already (train_options_read). */
 static Status claim_folder(TrainRun *run, Error *error) {
     const TrainOptions *train = &run->values.train;
     if (run->launch->world.rank != 0) return STATUS_OK;
@@ -283,8 +284,8 @@ static Status watch_over(TrainRun *run, Error *error) {
     return launch_agree(run->launch, error);
 }
 
-/* Before there is anything to lose, a signal ends the run as it does any program. From here on it saves first, and a reader that
- * is gone is an error like others. */
+/* Before there is anything to lose, a signal ends the run as it does any program. From here on it saves
+ * first, and a reader that is gone is an error like others. */
 static void listen_to_signals(void) {
     interrupt_watch();
     signal(SIGPIPE, SIG_IGN);

@@ -65,7 +65,8 @@ typedef struct {
 /* Reads them, with those of the run that is resumed or of the model that it begins with, which is opened. */
 Status train_options_read(TrainRun *run, int n_words, char *const *words, Error *error);
 
-/* Fills in what depends on something else, and checks what must fit together: when data and ranks are known. */
+/* Fills in what depends on something else, and checks what must fit together: when data and ranks are
+ * known. */
 Status train_options_complete(TrainRun *run, Error *error);
 
 /* ---- The options of a run that goes on (train_resume.c) */
@@ -84,7 +85,8 @@ Status train_resume_record(TrainRun *run, Error *error);
 void train_watch(TrainRun *run);
 void train_watch_groups(TrainRun *run);
 
-/* What begins now, in words that live as long as the program; ends what was entered before. NULL: the trainer goes on. */
+/* What begins now, in words that live as long as the program; ends what was entered before. NULL: the trainer
+ * goes on. */
 void train_enter(TrainRun *run, const char *phase);
 
 /* Is --trace well written, and the same on every rank? Collective. */
@@ -111,7 +113,8 @@ void train_loose_json(const TrainRun *run, json_t *object);
 /* What is about to happen: model, data, memory, ranks. */
 void train_report_plan(const TrainRun *run);
 
-/* How long a step took, and how much of its communication was hidden behind computation; nothing on one rank. */
+/* How long a step took, and how much of its communication was hidden behind computation; nothing on one
+ * rank. */
 void train_report_communication(const TrainRun *run);
 
 /* The closing line of --json, if it is wanted. */

@@ -1,7 +1,8 @@
 /* pgpt train --sync: which of the loose schemes fits this run, and what is said of it in the end. */
 #include "cli/train/train.h"
 
-/* Options that the others leave without effect; only those of the command line: a config file holds them all. */
+/* Options that the others leave without effect; only those of the command line: a config file holds them
+ * all. */
 static Status refuse_ignored(const TrainRun *run, Error *error) {
     int sync = run->loose.sync;
     const struct {

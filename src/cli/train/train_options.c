@@ -1,8 +1,8 @@
 /* pgpt train: its options, from the words of the call to values that fit together.
  *
- * There are four sources: defaults, the preset of --model, files (a config file, that of a resumed run, the model of --init) and the
- * command line, each above the ones before it; options.h keeps track of who said what. What depends on the data or on the
- * number of ranks is completed when these are known. */
+ * There are four sources: defaults, the preset of --model, files (a config file, that of a resumed run, the
+ * model of --init) and the command line, each above the ones before it; options.h keeps track of who said
+ * what. What depends on the data or on the number of ranks is completed when these are known. */
 #include "cli/train/train.h"
 
 #include "device/device.h"
@@ -97,7 +97,8 @@ static Status find_resumed(TrainRun *run, Error *error) {
     return STATUS_OK;
 }
 
-/* The run that goes on is this process's from here on, before its files are read; one that is only looked at need not be. */
+/* The run that goes on is this process's from here on, before its files are read; one that is only looked at
+ * need not be. */
 static Status claim_resumed(TrainRun *run, Error *error) {
     const CallOptions *call = &run->values.call;
     const char *resume = run->values.train.resume;
@@ -176,7 +177,8 @@ static Status refuse_ignored(const TrainRun *run, Error *error) {
     return STATUS_OK;
 }
 
-/* When and how to save, where nothing is saved. A config file may say it: it is the call that says --no-save. */
+/* When and how to save, where nothing is saved. A config file may say it: it is the call that says
+ * --no-save. */
 static Status refuse_unsaved(const TrainRun *run, Error *error) {
     static const char *const names[] = {"save-every", "save-minutes", "background-save", "keep"};
     const TrainOptions *train = &run->values.train;
@@ -211,8 +213,8 @@ static Status check_ranks(TrainRun *run, Error *error) {
     return STATUS_OK;
 }
 
-/* By the clock alone, only where nothing else is said; and not where a save changes the weights, which would then
- * depend on the clock. */
+/* By the clock alone, only where nothing else is said; and not where a save changes the weights, which would
+ * then depend on the clock. */
 static void choose_clock(TrainRun *run) {
     TrainOptions *train = &run->values.train;
     bool is_given = options_source(&run->options, "save-minutes") >= OPTION_FROM_RUN;

@@ -1,4 +1,5 @@
-/* What pgpt train says: the plan before the first step, the closing JSON object, the program, the mesh. One rank speaks. */
+/* What pgpt train says: the plan before the first step, the closing JSON object, the program, the mesh. One
+ * rank speaks. */
 #include "cli/train/train.h"
 
 #include "base/text/format.h"
@@ -10,7 +11,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Each rank's state against the formula of its stage: the padding between parameters is what it may differ by. */
+/* Each rank's state against the formula of its stage: the padding between parameters is what it may differ
+ * by. */
 static void say_ranks(const TrainRun *run) {
     const Trainer *trainer = &run->trainer;
     const Layout *layout = &trainer->step.options.layout;

@@ -1,6 +1,7 @@
-/* What is on the board of a run (base/system/activity.h), and the trace that is made of it (trace/trace.h). On the board
- * are the communicators by their names, and the phases before the first step, which may take long too: reading
- * data, making weights, loading a checkpoint. From the first step on the trainer says what it does. */
+/* What is on the board of a run (base/system/activity.h), and the trace that is made of it (trace/trace.h).
+ * On the board are the communicators by their names, and the phases before the first step, which may take
+ * long too: reading data, making weights, loading a checkpoint. From the first step on the trainer says what
+ * it does. */
 #include "cli/train/train.h"
 
 #include "base/text/format.h"

@@ -1,12 +1,12 @@
-/* OpenMP's loop schedules, compared on the gradient of least squares: how rows are dealt out to threads, and by whom memory was first
- * touched.
+/* OpenMP's loop schedules, compared on the gradient of least squares: how rows are dealt out to threads, and
+ * by whom memory was first touched.
  *
  *     SchedulesOptions options = {.n_rows = 2000000, .n_weights = 5, .n_rounds = 5};
  *     SchedulesCell cell = {.n_threads = 2, .schedule = LOOP_STATIC, .touch = SCHEDULES_BY_ALL};
  *     TRY(schedules_measure(&options, &cell, error));               // cell.seconds
  *
- * The operating system gives a page of memory to the node of the thread that writes to it first. Rows that one thread has filled lie
- * in its node, and all others fetch them from there, whatever the schedule. */
+ * The operating system gives a page of memory to the node of the thread that writes to it first. Rows that
+ * one thread has filled lie in its node, and all others fetch them from there, whatever the schedule. */
 #ifndef PGPT_LAB_LINEAR_SCHEDULES_H
 #define PGPT_LAB_LINEAR_SCHEDULES_H
 

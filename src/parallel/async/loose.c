@@ -1,12 +1,13 @@
 /* The schemes without a server: what a rank does with the others after its own step.
  *
- * They have in common that the ranks' weights differ between two averages, so whoever looks at the model (an evaluation, a
- * sample, a checkpoint) calls for an average first. Moments belong to a rank in push and groups and are averaged only
- * then; local averages them whenever it averages the weights: the gradients that they remember are all ranks', and a
- * rank that took steps with its own moments from averaged weights would be pulled back to where it came from.
+ * They have in common that the ranks' weights differ between two averages, so whoever looks at the model (an
+ * evaluation, a sample, a checkpoint) calls for an average first. Moments belong to a rank in push and groups
+ * and are averaged only then; local averages them whenever it averages the weights: the gradients that they
+ * remember are all ranks', and a rank that took steps with its own moments from averaged weights would be
+ * pulled back to where it came from.
  *
- * Since all of it is sums of the same numbers in an order that does not depend on time, each of these runs can be repeated
- * bit by bit, and after an average nothing is left that a checkpoint does not hold. */
+ * Since all of it is sums of the same numbers in an order that does not depend on time, each of these runs
+ * can be repeated bit by bit, and after an average nothing is left that a checkpoint does not hold. */
 #include "parallel/async/loose.h"
 
 #include "base/random.h"

@@ -1,14 +1,17 @@
-/* One loop: apply what may be applied, hand out what may be handed out, and if neither can be done wait for the next report.
+/* One loop: apply what may be applied, hand out what may be handed out, and if neither can be done wait for
+ * the next report.
  *
- * A worker's report and its gradient are two messages. The report is small and received ahead; the gradient is taken off the
- * wire only when it is applied, into the one place where the update reads it. A gradient that the bound on staleness holds
- * back therefore costs no memory here: it waits at its worker, which has nothing better to do.
+ * A worker's report and its gradient are two messages. The report is small and received ahead; the gradient
+ * is taken off the wire only when it is applied, into the one place where the update reads it. A gradient
+ * that the bound on staleness holds back therefore costs no memory here: it waits at its worker, which has
+ * nothing better to do.
  *
- * Of several gradients that may be applied the one of the oldest weights is. Workers that wait for weights get them in the
- * order in which they asked.
+ * Of several gradients that may be applied the one of the oldest weights is. Workers that wait for weights
+ * get them in the order in which they asked.
  *
- * There is one thread, and it is the rank's own: an error ends the run like any other. Nothing is posted that is not waited for: a
- * report is expected only of a worker that has been given work or has just been let out of a pause. */
+ * There is one thread, and it is the rank's own: an error ends the run like any other. Nothing is posted that
+ * is not waited for: a report is expected only of a worker that has been given work or has just been let out
+ * of a pause. */
 #include "parallel/async/parameter_server.h"
 
 #include <stdlib.h>
@@ -68,8 +71,9 @@ static Status send_order(ParameterServer *server, int worker, const ParameterSer
     return comm_send(server->setup.comm, order, sizeof *order, rank_of(worker), TAG_ORDER, error);
 }
 
-/* The next report of anybody who computes. Of several that are there, one behind the worker that was last heard: whoever is so fast that its
- * report is always there already must not keep the others from being heard. */
+/* The next report of anybody who computes. Of several that are there, one behind the worker that was last
+ * heard: whoever is so fast that its report is always there already must not keep the others from being
+ * heard. */
 static Status wait_for_report(ParameterServer *server, Error *error) {
     int n = 0, which = 0;
     for (int k = 1; k <= server->n_workers; k++) {

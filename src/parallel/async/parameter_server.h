@@ -1,20 +1,25 @@
-/* A parameter server: rank 0 has the weights and updates them by one gradient at a time, in the order in which they come; the
- * other ranks, its workers, pull the weights, compute a gradient and push it, each at its own pace.
+/* A parameter server: rank 0 has the weights and updates them by one gradient at a time, in the order in
+ * which they come; the other ranks, its workers, pull the weights, compute a gradient and push it, each at
+ * its own pace.
  *
  *     rank 0:   TRY(parameter_server_open(&server, &setup, error));
- *               TRY(parameter_server_serve(&server, until, give_until, error));   // setup.apply is called for every gradient
- *               TRY(parameter_server_pause(&server, words, error));               // all workers have been told, nothing is under way
+ *               // setup.apply is called for every gradient
+ *               TRY(parameter_server_serve(&server, until, give_until, error));
+ *               // all workers have been told, nothing is under way
+ *               TRY(parameter_server_pause(&server, words, error));
  *
  *     others:   ParameterServerReport report = {.ticket = -1};                   // nothing to bring yet
  *               for (;;) {
- *                   TRY(parameter_server_ask(comm, &report, gradient, gradient_bytes, weights, weights_bytes, &order, error));
- *                   if (order.pauses) break;                            // evaluate, save, ... and ask again or leave
+ *                   TRY(parameter_server_ask(comm, &report, gradient, gradient_bytes, weights, weights_bytes,
+ *                                            &order, error));
+ *                   // evaluate, save, ... and ask again or leave
+ *                   if (order.pauses) break;
  *                   ... compute the gradient of piece of work order.ticket into `gradient` ...
  *                   report = (ParameterServerReport){.ticket = order.ticket, .loss = loss};
  *               }
  *
- * Work is handed out by tickets 0, 1, 2, ...: a ticket is a share of a batch, so that all of the data is used once and in order,
- * whoever is fast. How late a gradient may be is bounded (parallel/async/staleness.h). */
+ * Work is handed out by tickets 0, 1, 2, ...: a ticket is a share of a batch, so that all of the data is used
+ * once and in order, whoever is fast. How late a gradient may be is bounded (parallel/async/staleness.h). */
 #ifndef PGPT_PARALLEL_ASYNC_PARAMETER_SERVER_H
 #define PGPT_PARALLEL_ASYNC_PARAMETER_SERVER_H
 
@@ -51,8 +56,8 @@ typedef struct {
     size_t gradient_bytes;
     /* Update the weights by `gradient`, which came with this report and is so late. */
     Status (*apply)(void *context, const ParameterServerReport *report, int64_t staleness, Error *error);
-    /* What to send a worker instead of `weights`, as many bytes: those that it should compute with while the gradients of n_out
-     * others are under way. Optional. */
+    /* What to send a worker instead of `weights`, as many bytes: those that it should compute with while the
+     * gradients of n_out others are under way. Optional. */
     const void *(*weights_for)(void *context, int n_out);
     void *context;
 } ParameterServerSetup;
@@ -74,8 +79,8 @@ typedef struct {
 Status parameter_server_open(ParameterServer *server, const ParameterServerSetup *setup, Error *error);
 void parameter_server_close(ParameterServer *server); /* safe on {0}, and twice */
 
-/* Serve until so many updates have been made, counted over the run; tickets below give_until may be handed out meanwhile, and
- * must be enough. */
+/* Serve until so many updates have been made, counted over the run; tickets below give_until may be handed
+ * out meanwhile, and must be enough. */
 Status parameter_server_serve(ParameterServer *server, int64_t until, int64_t give_until, Error *error);
 
 /* When as many updates are made as tickets were given: tell every worker. */
