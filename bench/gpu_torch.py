@@ -120,7 +120,7 @@ def make_optimizer(model, lr, beta2=0.99, weight_decay=0.1):
 
 
 def rate_at(step, n_steps, lr, lr_min, n_warmup):
-    """pgpt's cosine (src/optim/schedule.c); step counts from 0."""
+    """pgpt's cosine (src/optim/learning_rate.c); step counts from 0."""
     if step < n_warmup:
         return lr * (step + 1) / n_warmup
     return lr_min + (lr - lr_min) * 0.5 * (1.0 + math.cos(math.pi * (step - n_warmup) / (n_steps - n_warmup)))

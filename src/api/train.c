@@ -163,7 +163,7 @@ pgpt_status pgpt_train(const char *const *options, const pgpt_observer *observer
     Launch launch = launch_alone();
     TrainRun *run = calloc(1, sizeof *run);
     api_enter(&call);
-    launch.has_voice = true;
+    launch.is_root = true;
     if (result) *result = (pgpt_training){.step = 0};
     if (!run) error_failed(&call.error, "no memory for a run");
     else if (refuse_options(options, &call.error) == STATUS_OK &&

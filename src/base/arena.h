@@ -1,9 +1,9 @@
 /* Arena: memory for many small things that die together (graph nodes, names, option strings).
  *
- * Allocation is a pointer bump; everything is freed at once. Memory comes zeroed and aligned to 16 bytes. An arena
- * never returns NULL: it holds kilobytes of records, and a process that cannot get those can do nothing better
- * than stop, so it says so and aborts. Large buffers (tensors, files) do not belong here: use memory.h, which
- * reports failure. */
+ * Allocation is a pointer bump; everything is freed at once. Memory comes zeroed and aligned to 16 bytes. An
+ * arena never returns NULL: it holds kilobytes of records, and a process that cannot get those can do nothing
+ * better than stop, so it says so and aborts. Large buffers (tensors, files) do not belong here: use
+ * memory.h, which reports failure. */
 #ifndef PGPT_BASE_ARENA_H
 #define PGPT_BASE_ARENA_H
 

@@ -1,4 +1,5 @@
-/* The first error wins: what fails afterwards, while cleaning up, is a consequence and would hide the cause. */
+/* The first error wins: what fails afterwards, while cleaning up, is a consequence and would hide the
+ * cause. */
 #include "base/error.h"
 
 #include "base/text/plain.h"

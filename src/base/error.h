@@ -1,7 +1,7 @@
 /* Errors: one value that says what went wrong and whose fault it was.
  *
- * Every function that can fail returns a Status and takes an Error as its last argument. The status is also the
- * exit code of the program, so a failure travels from the depth to main() without being translated:
+ * Every function that can fail returns a Status and takes an Error as its last argument. The status is also
+ * the exit code of the program, so a failure travels from the depth to main() without being translated:
  *
  *     Status load(const char *path, Error *error) {
  *         FILE *file = fopen(path, "rb");
@@ -12,9 +12,10 @@
  *         return error->status;
  *     }
  *
- * A user's mistake (STATUS_USER) must say what, where and what to do instead. A message has no final full stop and
- * no newline; the program adds "pgpt: " before it. Whatever is put into it, it is one line that a terminal can be shown
- * (base/text/plain.h): control characters are escaped, and what is too long is cut and says so. */
+ * A user's mistake (STATUS_USER) must say what, where and what to do instead. A message has no final full
+ * stop and no newline; the program adds "pgpt: " before it. Whatever is put into it, it is one line that a
+ * terminal can be shown (base/text/plain.h): control characters are escaped, and what is too long is cut and
+ * says so. */
 #ifndef PGPT_BASE_ERROR_H
 #define PGPT_BASE_ERROR_H
 

@@ -1,8 +1,8 @@
-/* On the bits alone: no arithmetic touches the values, so that NaNs keep their payload and the processor's rounding
- * mode does not matter.
+/* On the bits alone: no arithmetic touches the values, so that NaNs keep their payload and the processor's
+ * rounding mode does not matter.
  *
- * Rounding adds just under half of the last kept place, and one more when that place is odd; a carry runs into the
- * exponent by itself, up to infinity. */
+ * Rounding adds just under half of the last kept place, and one more when that place is odd; a carry runs
+ * into the exponent by itself, up to infinity. */
 #include "base/half.h"
 
 #include <string.h>

@@ -1,8 +1,9 @@
 /* Counter-based random numbers (Philox 4x32-10): a pure function of a key and a counter.
  *
- * There is no generator state to save, to seed per thread or to keep in step between ranks: the number that element
- * i of tensor t needs in step s is random_block(key(seed, t, s), i), wherever and in whatever order it is computed.
- * This is what lets every layout, thread count and resumed run draw the same dropout masks and initial weights. */
+ * There is no generator state to save, to seed per thread or to keep in step between ranks: the number that
+ * element i of tensor t needs in step s is random_block(key(seed, t, s), i), wherever and in whatever order
+ * it is computed. This is what lets every layout, thread count and resumed run draw the same dropout masks
+ * and initial weights. */
 #ifndef PGPT_BASE_RANDOM_H
 #define PGPT_BASE_RANDOM_H
 
@@ -47,8 +48,8 @@ RANDOM_INLINE RandomKey random_key(uint64_t seed, uint64_t purpose, uint64_t ste
 #define RANDOM_TEST     (UINT64_C(5) << 32)
 #define RANDOM_ROUNDING (UINT64_C(6) << 32)
 
-/* Both halves of a product. A GPU's compiler is told the instruction: left to itself it may take the halves for 64-bit
- * numbers, since keys come from such, and do every step twice. */
+/* Both halves of a product. A GPU's compiler is told the instruction: left to itself it may take the halves
+ * for 64-bit numbers, since keys come from such, and do every step twice. */
 RANDOM_INLINE void random_multiply(uint32_t a, uint32_t b, uint32_t *high, uint32_t *low) {
 #ifdef __CUDA_ARCH__
     asm("{\n\t.reg .b64 product;\n\tmul.wide.u32 product, %2, %3;\n\tmov.b64 {%1, %0}, product;\n\t}"
@@ -61,8 +62,8 @@ RANDOM_INLINE void random_multiply(uint32_t a, uint32_t b, uint32_t *high, uint3
 #endif
 }
 
-/* What a block is made of: where it is, in rounds with a key each. Who needs several blocks goes round by round with all of
- * them, where the steps of one would have to wait for each other. */
+/* What a block is made of: where it is, in rounds with a key each. Who needs several blocks goes round by
+ * round with all of them, where the steps of one would have to wait for each other. */
 enum { RANDOM_ROUNDS = 10 };
 RANDOM_INLINE RandomBlock random_place(uint64_t row, uint64_t column) {
     return (RandomBlock){{(uint32_t)column, (uint32_t)(column >> 32), (uint32_t)row, (uint32_t)(row >> 32)}};
@@ -89,8 +90,9 @@ RANDOM_INLINE float random_unit(uint32_t word) {
     return (float)(word >> 8) * (1.0f / 16777216.0f);
 }
 
-/* Dropout. Element `index` of global sequence `row` is kept when its 16-bit draw is at least the threshold; a block
- * serves 8 elements in order. The scale is exact for the rounded threshold, so the expectation is kept. */
+/* Dropout. Element `index` of global sequence `row` is kept when its 16-bit draw is at least the threshold; a
+ * block serves 8 elements in order. The scale is exact for the rounded threshold, so the expectation is
+ * kept. */
 RANDOM_INLINE uint32_t random_dropout_threshold(float probability) {
     return (uint32_t)(probability * 65536.0f + 0.5f);
 }
@@ -107,7 +109,8 @@ RANDOM_INLINE int random_keep(RandomKey key, uint64_t row, uint64_t index, uint3
     return random_half(random_block(key, row, index / 8), (unsigned)(index % 8)) >= threshold;
 }
 
-/* What a 16-bit number is rounded with (half.h): element `element` of array `array`, in the step of `draw`. */
+/* What a 16-bit number is rounded with (half.h): element `element` of array `array`, in the step of
+ * `draw`. */
 RANDOM_INLINE uint32_t random_rounding(uint32_t draw, unsigned array, uint64_t element) {
     RandomBlock block = random_block((RandomKey){{draw, array}}, 0, element / 4);
     return block.word[element % 4];
@@ -120,8 +123,8 @@ float random_normal(RandomKey key, uint64_t index);
 /* out[i] = deviation · random_normal(key, first + i), several times as fast as one by one. */
 void random_normal_fill(RandomKey key, uint64_t first, uint64_t n, float deviation, float *out);
 
-/* Element `index` of a seeded permutation of 0..n-1, computed without an array (a Feistel network that walks until
- * it lands inside). n must be at least 1 and index below n. */
+/* Element `index` of a seeded permutation of 0..n-1, computed without an array (a Feistel network that walks
+ * until it lands inside). n must be at least 1 and index below n. */
 uint64_t random_permute(RandomKey key, uint64_t index, uint64_t n);
 
 #endif

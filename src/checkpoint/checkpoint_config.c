@@ -1,6 +1,6 @@
-/* The model's configuration as JSON. It walks the model's option table, so that an option added there is saved and
- * loaded without a line here. A field that an older checkpoint does not have gets the option's default; a field that
- * the table does not have means that the checkpoint is newer than this program. */
+/* The model's configuration as JSON. It walks the model's option table, so that an option added there is
+ * saved and loaded without a line here. A field that an older checkpoint does not have gets the option's
+ * default; a field that the table does not have means that the checkpoint is newer than this program. */
 #include "checkpoint/checkpoint.h"
 
 #include "base/text/format.h"

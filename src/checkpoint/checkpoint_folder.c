@@ -1,5 +1,6 @@
-/* Whatever is removed here was written by a save: folders that are called as checkpoints are, with files in them that are
- * called as theirs are. Where something else lies among them the whole checkpoint is left as it is, and said so.
+/* Whatever is removed here was written by a save: folders that are called as checkpoints are, with files in
+ * them that are called as theirs are. Where something else lies among them the whole checkpoint is left as it
+ * is, and said so.
  *
  * RUN/checkpoints must be a folder itself: through a link, the names in it could be anybody's. */
 #define _GNU_SOURCE /* renameat2 */
@@ -44,7 +45,8 @@ static bool is_temporary(const char *name) {
     return n && (path_is_temporary(name + n, "") || path_is_temporary(name + n, ".old"));
 }
 
-/* model.safetensors, or of rank 1 of 4: model-00002-of-00004.safetensors; with ".tmp.4711" while it is written. */
+/* model.safetensors, or of rank 1 of 4: model-00002-of-00004.safetensors; with ".tmp.4711" while it is
+ * written. */
 static bool is_tensor_file(const char *name, const char *stem) {
     size_t n_stem = strlen(stem);
     if (strncmp(name, stem, n_stem) != 0) return false;

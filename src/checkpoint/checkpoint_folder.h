@@ -13,7 +13,8 @@ const char *checkpoint_temporary_name(int64_t step, int64_t process, Arena *aren
 /* The step of a checkpoint's name, -1 for any other. */
 int64_t checkpoint_name_step(const char *name);
 
-/* Make the empty folder that a save writes to; one that a process of the same number has left is removed first. */
+/* Make the empty folder that a save writes to; one that a process of the same number has left is removed
+ * first. */
 Status checkpoint_begin(const char *folder, const char *temporary, Error *error);
 
 /* The finished folder takes its name; one that has it already is exchanged for it and removed. */

@@ -32,7 +32,8 @@ typedef struct {
     int64_t step;
     const char *name, *path;
     bool
-        is_complete; /* after checkpoint_inspect: the manifest is sound, and its files are there in their sizes */
+        /* after checkpoint_inspect: the manifest is sound, and its files are there in their sizes */
+        is_complete;
     double validation_loss; /* likewise; NAN when it was not measured */
 } CheckpointEntry;
 

@@ -1,15 +1,15 @@
 /* Finding a checkpoint and verifying it.
  *
- * A checkpoint is verified whole before anything of it is used: the manifest by its own checksum, then size and
- * checksum of every file that it names, then each file's inner order by safetensors_open, then that all of them together
- * make up the model (checkpoint_index.c). What fails any of that is damaged; in a run's folder the one before it is
- * tried, and the caller is told in a warning, never silently.
+ * A checkpoint is verified whole before anything of it is used: the manifest by its own checksum, then size
+ * and checksum of every file that it names, then each file's inner order by safetensors_open, then that all
+ * of them together make up the model (checkpoint_index.c). What fails any of that is damaged; in a run's
+ * folder the one before it is tried, and the caller is told in a warning, never silently.
  *
- * Several ranks must end with the same one. Rank 0 chooses: it looks for the next candidate whose manifest and sizes are
- * right and tells the others. They must find there what it has found; a rank that does not looks at another disk, which
- * is an error, not damage, since passing over a checkpoint would mend nothing. The checksums, which mean reading
- * everything, are shared out by files. Damage found by any rank sends all of them back for the next candidate. Alone,
- * the same goes without anybody to tell. */
+ * Several ranks must end with the same one. Rank 0 chooses: it looks for the next candidate whose manifest
+ * and sizes are right and tells the others. They must find there what it has found; a rank that does not
+ * looks at another disk, which is an error, not damage, since passing over a checkpoint would mend nothing.
+ * The checksums, which mean reading everything, are shared out by files. Damage found by any rank sends all
+ * of them back for the next candidate. Alone, the same goes without anybody to tell. */
 #include "checkpoint/checkpoint_index.h"
 
 #include "checkpoint/checkpoint_together.h"
@@ -159,7 +159,8 @@ static Status read_manifest(const char *folder, Manifest *manifest, Arena *arena
 
 /* ---- choosing, on rank 0 */
 
-/* The run may be going on, and remove old checkpoints while we look at them: then there are newer ones to look at. */
+/* The run may be going on, and remove old checkpoints while we look at them: then there are newer ones to
+ * look at. */
 static bool has_moved_on(Candidates *candidates) {
     enum { MOST_TIMES = 1000 };
     const CheckpointEntry *entry = &candidates->entry[candidates->next];

@@ -1,13 +1,16 @@
-/* Saving checkpoints, so that a crash between any two system calls leaves only complete ones under final names.
+/* Saving checkpoints, so that a crash between any two system calls leaves only complete ones under final
+ * names.
  *
- * A save writes its folder under "step-00000120.tmp.<pid>": each file is synced as it is finished, the manifest comes
- * last, then one rename makes the folder a checkpoint. Where the step was saved before, the two folders are exchanged
- * in one system call. Removal goes the other way: a folder first loses its name, then its files (checkpoint_folder.c).
+ * A save writes its folder under "step-00000120.tmp.<pid>": each file is synced as it is finished, the
+ * manifest comes last, then one rename makes the folder a checkpoint. Where the step was saved before, the
+ * two folders are exchanged in one system call. Removal goes the other way: a folder first loses its name,
+ * then its files (checkpoint_folder.c).
  *
- * Several ranks do it in three steps, each ended by a word with the others, so that nobody goes on with what failed
- * elsewhere: rank 0 makes the folder and tells its name; all write their own files; rank 0 collects their sizes and
- * checksums, writes the manifest and gives the folder its name. Only rank 0 makes, renames and removes folders, and
- * removes one only when nobody writes there any more. Alone, the same steps have nobody to talk to. */
+ * Several ranks do it in three steps, each ended by a word with the others, so that nobody goes on with what
+ * failed elsewhere: rank 0 makes the folder and tells its name; all write their own files; rank 0 collects
+ * their sizes and checksums, writes the manifest and gives the folder its name. Only rank 0 makes, renames
+ * and removes folders, and removes one only when nobody writes there any more. Alone, the same steps have
+ * nobody to talk to. */
 #include "checkpoint/checkpoint_manifest.h"
 
 #include "base/text/format.h"

@@ -1,4 +1,5 @@
-/* What ranks say to each other about a checkpoint. Alone (no communicator, or a group of one) all of it is nothing. */
+/* What ranks say to each other about a checkpoint. Alone (no communicator, or a group of one) all of it is
+ * nothing. */
 #ifndef PGPT_CHECKPOINT_CHECKPOINT_TOGETHER_H
 #define PGPT_CHECKPOINT_CHECKPOINT_TOGETHER_H
 

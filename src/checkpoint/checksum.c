@@ -1,6 +1,6 @@
-/* Four lanes of 8-byte words, so that the multiplications of one stripe overlap. Every step is invertible: a lane that
- * differs in one place differs from there on, whatever the later bytes are, and the final mix keeps lanes apart.
- * That is the promise about one changed word. */
+/* Four lanes of 8-byte words, so that the multiplications of one stripe overlap. Every step is invertible: a
+ * lane that differs in one place differs from there on, whatever the later bytes are, and the final mix keeps
+ * lanes apart. That is the promise about one changed word. */
 #include "checkpoint/checksum.h"
 
 #include "base/file/file.h"

@@ -1,5 +1,5 @@
-/* A 64-bit checksum of a stream of bytes, at memory speed. Any change within one 8-byte word is found for certain,
- * anything else but for one case in 2^64. It guards against damage, not against forgery.
+/* A 64-bit checksum of a stream of bytes, at memory speed. Any change within one 8-byte word is found for
+ * certain, anything else but for one case in 2^64. It guards against damage, not against forgery.
  *
  *     Checksum checksum = checksum_start();
  *     checksum_add(&checksum, bytes, n_bytes);   // in pieces of any size

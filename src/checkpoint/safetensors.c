@@ -1,8 +1,8 @@
 /* Types, and writing. Reading, with all its suspicion, is safetensors_read.c.
  *
- * The header comes before the data and names every offset, so the tensors are described up front and their bytes then
- * streamed: a model never has to be in memory a second time to be written. The header is built in memory (some
- * hundred bytes a tensor) through jansson, which knows how names must be escaped. */
+ * The header comes before the data and names every offset, so the tensors are described up front and their
+ * bytes then streamed: a model never has to be in memory a second time to be written. The header is built in
+ * memory (some hundred bytes a tensor) through jansson, which knows how names must be escaped. */
 #include "checkpoint/safetensors.h"
 
 #include "base/system/memory.h"

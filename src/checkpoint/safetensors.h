@@ -1,13 +1,13 @@
 /* safetensors files: named tensors, as Hugging Face's format has them.
  *
  *     8 bytes   length of the header, little-endian
- *     header    JSON: {"name": {"dtype": "F32", "shape": [2,3], "data_offsets": [0,24]}, ..., "__metadata__": {...}},
- *               padded with blanks
+ *     header    JSON: {"name": {"dtype": "F32", "shape": [2,3], "data_offsets": [0,24]}, ...,
+ *               "__metadata__": {...}}, padded with blanks
  *     data      every tensor's bytes, without gaps
  *
- * A file is hostile until it has been checked: safetensors_open accepts a file only if every name is there once, every
- * dtype is known, every size is shape times dtype, and the tensors cover the data exactly. Nothing here knows a
- * model. */
+ * A file is hostile until it has been checked: safetensors_open accepts a file only if every name is there
+ * once, every dtype is known, every size is shape times dtype, and the tensors cover the data exactly.
+ * Nothing here knows a model. */
 #ifndef PGPT_CHECKPOINT_SAFETENSORS_H
 #define PGPT_CHECKPOINT_SAFETENSORS_H
 
@@ -54,16 +54,17 @@ int64_t safetensors_count(const SafetensorsTensor *tensor);
 /* "(2,3)"; returns text. */
 char *safetensors_shape(const SafetensorsTensor *tensor, char *text, size_t n_bytes);
 
-/* ---- Writing: the tensors are described first, then their bytes follow in the same order, in pieces of any size.
- * The file appears under its name, complete and synced, in commit (see FileWriter). */
+/* ---- Writing: the tensors are described first, then their bytes follow in the same order, in pieces of any
+ * size. The file appears under its name, complete and synced, in commit (see FileWriter). */
 typedef struct {
     FileWriter file;
     Checksum checksum;     /* of the whole file */
     uint64_t n_bytes_left; /* of data */
 } SafetensorsWriter;
 
-/* `metadata` is key, value, key, value, ..., NULL; it may be NULL. The data begins at a multiple of 64 bytes, or of a
- * smaller power of two: Hugging Face's own writer takes 8, which files that shall be the same to the byte need. */
+/* `metadata` is key, value, key, value, ..., NULL; it may be NULL. The data begins at a multiple of 64 bytes,
+ * or of a smaller power of two: Hugging Face's own writer takes 8, which files that shall be the same to the
+ * byte need. */
 enum { SAFETENSORS_ALIGNMENT = 64 };
 Status safetensors_writer_open(SafetensorsWriter *writer, const char *path, SafetensorsTensor *tensors,
                                int n_tensors, const char *const *metadata, Error *error);
@@ -98,7 +99,8 @@ const char *safetensors_metadata(const SafetensorsFile *file, const char *key);
 Status safetensors_read(const SafetensorsFile *file, const SafetensorsTensor *tensor, uint64_t first_byte,
                         void *bytes, size_t n_bytes, Error *error);
 
-/* Elements first .. first + n - 1 as f32; from F32, BF16 or F16 exactly, from F64 rounded. Other types are refused. */
+/* Elements first .. first + n - 1 as f32; from F32, BF16 or F16 exactly, from F64 rounded. Other types are
+ * refused. */
 bool safetensors_reads_as_f32(SafetensorsType type);
 Status safetensors_read_f32(const SafetensorsFile *file, const SafetensorsTensor *tensor, int64_t first,
                             int64_t n, float *values, Error *error);

@@ -1,12 +1,14 @@
 /* Reading safetensors, from the file's own words to tensors that can be trusted.
  *
- * The header comes from outside: its length, its JSON, and every number in it may be wrong or meant to do harm. It is
- * read whole only after its length was compared with the file and the format's limit, and parsed only if its commas
- * are as many as real entries have, since jansson turns two bytes of "0," into sixteen times as much memory. Then
- * each entry is checked alone (dtype, shape, size), and all of them together: sorted by offset, each must begin where
- * the one before ended and the last must end with the file. Offsets that pass are in range, and nothing overlaps.
+ * The header comes from outside: its length, its JSON, and every number in it may be wrong or meant to do
+ * harm. It is read whole only after its length was compared with the file and the format's limit, and parsed
+ * only if its commas are as many as real entries have, since jansson turns two bytes of "0," into sixteen
+ * times as much memory. Then each entry is checked alone (dtype, shape, size), and all of them together:
+ * sorted by offset, each must begin where the one before ended and the last must end with the file. Offsets
+ * that pass are in range, and nothing overlaps.
  *
- * The data is read with pread, not mapped: a file that shrinks while it is read is then an error, not a signal. */
+ * The data is read with pread, not mapped: a file that shrinks while it is read is then an error, not a
+ * signal. */
 #include "checkpoint/safetensors.h"
 
 #include "base/half.h"

@@ -1,17 +1,19 @@
-/* A save is two parts: taking the state and writing it. Only the first must keep training waiting, so the state is
- * copied into buffers of the host that were planned and allocated with everything else, and a thread writes from
- * there. The copies double the memory of weights and moments; who cannot spare it saves in the foreground, where the
- * state is read in small pieces as it is written. Either way bytes are taken as they are: what has 16 bits keeps them.
+/* A save is two parts: taking the state and writing it. Only the first must keep training waiting, so the
+ * state is copied into buffers of the host that were planned and allocated with everything else, and a thread
+ * writes from there. The copies double the memory of weights and moments; who cannot spare it saves in the
+ * foreground, where the state is read in small pieces as it is written. Either way bytes are taken as they
+ * are: what has 16 bits keeps them.
  *
- * The thread lives for one save. It shares nothing with the trainer but the Saver, and that in turns: the trainer
- * fills it in before the thread begins and looks at it after the thread has been joined. The one thing looked at
- * in between is `is_done`, so that a poll after each step costs a load and a failure does not wait for the next save.
+ * The thread lives for one save. It shares nothing with the trainer but the Saver, and that in turns: the
+ * trainer fills it in before the thread begins and looks at it after the thread has been joined. The one
+ * thing looked at in between is `is_done`, so that a poll after each step costs a load and a failure does not
+ * wait for the next save.
  *
  * All signals are blocked in the thread: they are the trainer's to answer.
  *
- * Of several ranks each has its thread, and the threads agree among each other over a communicator of their own
- * (checkpoint_save), so that a save succeeds or fails everywhere. A rank that cannot take its copy must not stay away,
- * since the others' threads would wait for it for ever: it comes, and says so. */
+ * Of several ranks each has its thread, and the threads agree among each other over a communicator of their
+ * own (checkpoint_save), so that a save succeeds or fails everywhere. A rank that cannot take its copy must
+ * not stay away, since the others' threads would wait for it for ever: it comes, and says so. */
 #include "checkpoint/saver.h"
 
 #include "base/system/memory.h"
@@ -199,7 +201,8 @@ Status saver_poll(Saver *saver, Error *error) {
     return saver_finish(saver, error);
 }
 
-/* Wait for the save before this one and take the request; false if there is nothing to do or no way to do it. */
+/* Wait for the save before this one and take the request; false if there is nothing to do or no way to do
+ * it. */
 static bool begin(Saver *saver, const SaveRequest *request, Error *error) {
     if (saver_finish(saver, error) != STATUS_OK || saver->saved_step == request->state.step) return false;
     saver->request = *request;

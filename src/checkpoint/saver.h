@@ -11,13 +11,13 @@
  *     saver_finish(&saver, error);                      // after errors too: a save under way is completed
  *     saver_close(&saver);
  *
- * At most one save is under way; the next one waits for it. What goes wrong in the background is reported by the next
- * call that takes an error. In the foreground the same calls need no memory and return when the checkpoint is
- * on the disk.
+ * At most one save is under way; the next one waits for it. What goes wrong in the background is reported by
+ * the next call that takes an error. In the foreground the same calls need no memory and return when the
+ * checkpoint is on the disk.
  *
- * Several ranks save together, each its own part (saver_plan_parts, SaveRequest.comm): all of them call saver_save,
- * saver_save_now and saver_finish after the same steps. Every rank then learns of an error from the same call; so as
- * not to part them, saver_poll says nothing. */
+ * Several ranks save together, each its own part (saver_plan_parts, SaveRequest.comm): all of them call
+ * saver_save, saver_save_now and saver_finish after the same steps. Every rank then learns of an error from
+ * the same call; so as not to part them, saver_poll says nothing. */
 #ifndef PGPT_CHECKPOINT_SAVER_H
 #define PGPT_CHECKPOINT_SAVER_H
 
@@ -30,8 +30,8 @@
 
 enum { SAVER_MAX_ARRAYS = CHECKPOINT_MAX_ARRAYS };
 
-/* What to save, where to, and what to keep. Pointers must stay good until the save is done; the tensors' contents are
- * free again when saver_save returns. */
+/* What to save, where to, and what to keep. Pointers must stay good until the save is done; the tensors'
+ * contents are free again when saver_save returns. */
 typedef struct {
     const char *run;
     const ModelConfig *config;
@@ -76,8 +76,8 @@ typedef struct {
 void saver_plan(Saver *saver, const ParameterTable *table, const DType *types, int n_moments,
                 bool in_background);
 
-/* For what a rank saves of its arrays by these maps, and others with no more runs and elements: copies are taken of
- * that only. The maps need not stay. */
+/* For what a rank saves of its arrays by these maps, and others with no more runs and elements: copies are
+ * taken of that only. The maps need not stay. */
 void saver_plan_parts(Saver *saver, const ShardMap *parameters, const ShardMap *moments, const DType *types,
                       int n_moments, bool in_background);
 
@@ -94,8 +94,8 @@ Status saver_save(Saver *saver, const SaveRequest *request, Error *error);
 /* The same, returning when it is on the disk; takes no copy. */
 Status saver_save_now(Saver *saver, const SaveRequest *request, Error *error);
 
-/* The error of a save that has ended since, without waiting. Of several ranks none: they might learn of it after
- * different steps. */
+/* The error of a save that has ended since, without waiting. Of several ranks none: they might learn of it
+ * after different steps. */
 Status saver_poll(Saver *saver, Error *error);
 
 /* Wait for the save under way, if there is one. */

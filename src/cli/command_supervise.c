@@ -1,5 +1,5 @@
-/* pgpt supervise: a job that is left alone overnight. The words behind -- are the job's own command line; this one needs
- * to know of it where its run folder is. */
+/* pgpt supervise: a job that is left alone overnight. The words behind -- are the job's own command line;
+ * this one needs to know of it where its run folder is. */
 #include "cli/commands.h"
 
 #include "base/text/json.h"

@@ -43,8 +43,8 @@ static const OptionSpec call_specs[] = {
     OPTION_END,
 };
 
-/* Some twice what 20 steps of the default model are off by, on 2 and 4 ranks (tf32 has f16's mantissa, and its tolerance). A sum
- * left out is off by more. */
+/* Some twice what 20 steps of the default model are off by, on 2 and 4 ranks (tf32 has f16's mantissa, and
+ * its tolerance). A sum left out is off by more. */
 static double default_tolerance(PrecisionKind kind) {
     switch (kind) {
     case PRECISION_TF32:
@@ -92,12 +92,12 @@ typedef struct {
     VerifyOptions verify;
     VerifyReference reference;
     int n_differ;
-    const char *carrier; /* of the sums over ranks, in the last layout */
+    const char *transport; /* of the sums over ranks, in the last layout */
     double loss_deviation, weight_deviation;
 } Verify;
 
-/* Of two channels layernorm leaves little but a sign, which rounding turns where they are nearly equal: no layout would train like
- * another, and none were wrong. One channel is 0 for all. */
+/* Of two channels layernorm leaves little but a sign, which rounding turns where they are nearly equal: no
+ * layout would train like another, and none were wrong. One channel is 0 for all. */
 static Status check_channels(const ModelConfig *model, Error *error) {
     enum { FEWEST_CHANNELS = 4 };
     if (model->norm != NORM_LAYERNORM || model->n_channels == 1 || model->n_channels >= FEWEST_CHANNELS)
@@ -181,10 +181,10 @@ static Status run_case(Verify *run, const VerifyCase *layout, Error *error) {
     VerifyResult result;
     TRY(verify_run(&run->verify, &run->reference, layout, &result, error));
     run->n_differ += result.differs;
-    run->carrier = result.carrier;
+    run->transport = result.transport;
     if (result.loss_deviation > run->loss_deviation) run->loss_deviation = result.loss_deviation;
     if (result.weight_deviation > run->weight_deviation) run->weight_deviation = result.weight_deviation;
-    if (!run->launch->has_voice) return STATUS_OK;
+    if (!run->launch->is_root) return STATUS_OK;
     char name[128];
     printf("%-52s %10.1e %10.1e %9s  %s\n", verify_case_name(layout, name, sizeof name),
            result.loss_deviation, result.weight_deviation, format_duration(result.seconds).text,
@@ -201,7 +201,7 @@ static Status print_json(const Verify *run, int n_cases, Error *failure, Error *
     json_object_set_new(object, "ranks", json_integer(run->launch->world.size));
     json_object_set_new(object, "layouts", json_integer(n_cases));
     json_object_set_new(object, "differ", json_integer(run->n_differ));
-    json_object_set_new(object, "carrier", json_string(run->carrier));
+    json_object_set_new(object, "carrier", json_string(run->transport));
     json_object_set_new(object, "loss_deviation", json_make_number(run->loss_deviation));
     json_object_set_new(object, "weight_deviation", json_make_number(run->weight_deviation));
     json_object_set_new(object, "tolerance", json_make_number(run->verify.tolerance));
@@ -215,7 +215,7 @@ static Status run_cases(Verify *run, Error *error) {
     int n_cases;
     const VerifyCase *cases = verify_cases(run->launch->world.size, !backend_has_own_memory(&run->backend),
                                            &run->options.arena, &n_cases);
-    bool speaks = run->launch->has_voice;
+    bool speaks = run->launch->is_root;
     char text[256];
     const ModelConfig *model = run->verify.config;
     device_meet(&run->backend, &run->launch->world, run->launch->host_size, error);
@@ -236,7 +236,7 @@ static Status run_cases(Verify *run, Error *error) {
     for (int i = 0; i < n_cases; i++) TRY(run_case(run, &cases[i], error));
     if (speaks && backend_has_own_memory(&run->backend))
         printf("\non %s, sums over ranks by %s", device_describe(&run->backend, text, sizeof text),
-               run->carrier);
+               run->transport);
     if (speaks)
         printf("\n%d layouts, %d differ (tolerance %g)\n", n_cases, run->n_differ, run->verify.tolerance);
     Error failure = {0};
@@ -254,7 +254,7 @@ Status command_verify(Launch *launch, int n_words, char *const *words, Error *er
     if (launch_agree(launch, error) == STATUS_OK) check_same_options(&run, error);
     if (error->status == STATUS_OK) {
         if (!run.options.help_wanted) run_cases(&run, error);
-        else if (launch->has_voice) command_show_help(&verify_command);
+        else if (launch->is_root) command_show_help(&verify_command);
     }
     launch_fail(launch, error);
     verify_reference_close(&run.reference);

@@ -1,9 +1,10 @@
-/* The subcommands: each is a table that describes its options and a function that runs it with the words after its
- * name. The function's status is the program's exit code.
+/* The subcommands: each is a table that describes its options and a function that runs it with the words
+ * after its name. The function's status is the program's exit code.
  *
- * A command that takes a Launch can be one of many ranks: all of them call it. What goes wrong while it prepares it passes
- * through launch_agree, on all ranks at the same points; an error that it returns without having agreed ends the job. Only
- * the rank with the voice writes to stdout. The other commands run in one process. */
+ * A command that takes a Launch can be one of many ranks: all of them call it. What goes wrong while it
+ * prepares it passes through launch_agree, on all ranks at the same points; an error that it returns without
+ * having agreed ends the job. Only the root writes to stdout. The other commands run in one
+ * process. */
 #ifndef PGPT_CLI_COMMANDS_H
 #define PGPT_CLI_COMMANDS_H
 

@@ -1,9 +1,10 @@
 /* pgpt: finds the subcommand, runs it, says what went wrong. Everything else is in the library.
  *
- * Under mpirun or srun all ranks come through here. They are brought together before anything that can fail, so that a
- * mistake which all of them make is printed once. A command that runs on many ranks agrees with the others
- * (launch_agree) on what went wrong while it prepares; an error that they have not agreed upon is one rank's alone, the
- * others may be waiting for it in the middle of something, and nothing but ending the job reaches them. */
+ * Under mpirun or srun all ranks come through here. They are brought together before anything that can fail,
+ * so that a mistake which all of them make is printed once. A command that runs on many ranks agrees with the
+ * others (launch_agree) on what went wrong while it prepares; an error that they have not agreed upon is one
+ * rank's alone, the others may be waiting for it in the middle of something, and nothing but ending the job
+ * reaches them. */
 #include "cli/commands.h"
 
 #include "base/text/format.h"
@@ -108,7 +109,7 @@ static Status run_among_others(const Command *command, Launch *launch, int n_wor
                                Error *error) {
     bool wants_help = is_help(n_words, words);
     TRY(launch_check_same(launch, "--help", wants_help ? "yes" : "no", error));
-    if (wants_help && !launch->has_voice) return STATUS_OK;
+    if (wants_help && !launch->is_root) return STATUS_OK;
     if (wants_help && command->run) return command->run(n_words, words, error);
     if (wants_help) {
         command_show_help(command->describe ? command->describe(n_words, words) : command->description);
@@ -130,9 +131,10 @@ static Status run_command(Launch *launch, int n_words, char *const *words, Error
     return command->run(n_words - 1, words + 1, error);
 }
 
-/* Threads that wait for others spin before they sleep. GNU's OpenMP spins for milliseconds, which costs nothing on an idle
- * machine and most of the speed on a busy one: the spinning thread holds the core that the late one needs. It reads its
- * settings before main(), so the program starts itself once more with a short spin, unless the user has chosen. */
+/* Threads that wait for others spin before they sleep. GNU's OpenMP spins for milliseconds, which costs
+ * nothing on an idle machine and most of the speed on a busy one: the spinning thread holds the core that the
+ * late one needs. It reads its settings before main(), so the program starts itself once more with a short
+ * spin, unless the user has chosen. */
 static void shorten_spinning(char *const *argv) {
     if (getenv("GOMP_SPINCOUNT") || getenv("OMP_WAIT_POLICY")) return;
     char program[4096]; /* its own name, so that ps shows it */
@@ -199,7 +201,7 @@ static int finish(Launch *launch, Error *error) {
         error_failed(error, "cannot write to standard output");
     launch_fail(launch, error);
     log_error(&logger, error);
-    bool wants_json = launch->has_voice && launch->wants_json;
+    bool wants_json = launch->is_root && launch->wants_json;
     if (error->status != STATUS_OK && log_is_unheard(&logger) && !wants_json)
         printf("pgpt: %s\n", error->text);
     if (wants_json) error_write_json(error, stdout);
@@ -209,7 +211,8 @@ static int finish(Launch *launch, Error *error) {
     return (int)error->status;
 }
 
-/* Token files are mapped into memory, and the system has no other way to say that a part of one is not there any more. */
+/* Token files are mapped into memory, and the system has no other way to say that a part of one is not there
+ * any more. */
 static volatile sig_atomic_t sigbus_in_json;
 
 static void say_file_is_gone(int number) {
@@ -224,8 +227,8 @@ static void say_file_is_gone(int number) {
     _exit(STATUS_FAILED);
 }
 
-/* --hang-timeout, before the options are read: they are read together with the other ranks, who have to be there for it. Whether
- * it is well written is found then. */
+/* --hang-timeout, before the options are read: they are read together with the other ranks, who have to be
+ * there for it. Whether it is well written is found then. */
 static double find_hang_seconds(int n_words, char *const *words) {
     static const char name[] = "--hang-timeout";
     for (int i = n_words - 1; i >= 0; i--) {
@@ -237,8 +240,9 @@ static double find_hang_seconds(int n_words, char *const *words) {
     return TRAIN_HANG_SECONDS;
 }
 
-/* Does the call ask for JSON? Before the options are read, since reading them is what may fail: as they will be read, the last one
- * counts, and behind "--" stand words of others. What a config file says is not looked at. */
+/* Does the call ask for JSON? Before the options are read, since reading them is what may fail: as they will
+ * be read, the last one counts, and behind "--" stand words of others. What a config file says is not looked
+ * at. */
 static bool asks_for_json(int n_words, char *const *words) {
     bool asks = false;
     for (int i = 0; i < n_words && strcmp(words[i], "--") != 0; i++) {
@@ -251,9 +255,9 @@ static bool asks_for_json(int n_words, char *const *words) {
     return asks;
 }
 
-/* A stream that the caller has closed is opened so that nothing else gets its number: a file that is written would take the place
- * of stdout, and receive what is printed. stdout can be written to by nobody then, which is an error where something is; that there
- * is no stderr is the caller's wish. */
+/* A stream that the caller has closed is opened so that nothing else gets its number: a file that is written
+ * would take the place of stdout, and receive what is printed. stdout can be written to by nobody then, which
+ * is an error where something is; that there is no stderr is the caller's wish. */
 static void occupy_streams(void) {
     for (int descriptor = 0; descriptor < 3; descriptor++) {
         if (fcntl(descriptor, F_GETFD) == 0 || errno != EBADF) continue;
@@ -285,6 +289,6 @@ int main(int argc, char **argv) {
     } else {
         run_command(&launch, argc - 1, argv + 1, &error);
     }
-    if (page && error.status == STATUS_OK && launch.has_voice) page->write();
+    if (page && error.status == STATUS_OK && launch.is_root) page->write();
     return finish(&launch, &error);
 }

@@ -1,6 +1,6 @@
-/* One number tells whether there is anything to talk about: the lowest rank with an error, found by an all-reduce. Only
- * if there is one does its message go round, and after it the answer to whether everybody says the same anyway, as ranks
- * do that were given the same wrong option. */
+/* One number tells whether there is anything to talk about: the lowest rank with an error, found by an
+ * all-reduce. Only if there is one does its message go round, and after it the answer to whether everybody
+ * says the same anyway, as ranks do that were given the same wrong option. */
 #include "comm/comm.h"
 
 #include <stdio.h>

@@ -1,13 +1,13 @@
-/* Rank 0 sends a message, the other rank answers with the time on its clock. That was after the message was sent
- * and before the answer was back, both on rank 0's clock, so every round bounds the difference of the two clocks
- * from both sides:
+/* Rank 0 sends a message, the other rank answers with the time on its clock. That was after the message was
+ * sent and before the answer was back, both on rank 0's clock, so every round bounds the difference of the
+ * two clocks from both sides:
  *
  *     answered - back  <=  difference  <=  answered - sent
  *
- * The bounds of all rounds together are closer than those of any one, since a round that was slow on its way there
- * need not be slow on its way back. The middle of what is left is the answer, half of its width the uncertainty.
- * It holds for clocks that do not drift while it is measured, a few milliseconds. The first rounds are slow
- * (connections are made) and do no harm. */
+ * The bounds of all rounds together are closer than those of any one, since a round that was slow on its way
+ * there need not be slow on its way back. The middle of what is left is the answer, half of its width the
+ * uncertainty. It holds for clocks that do not drift while it is measured, a few milliseconds. The first
+ * rounds are slow (connections are made) and do no harm. */
 #include "comm/clock.h"
 
 enum { N_ROUNDS = 40, TAG = 7 };

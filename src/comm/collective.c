@@ -1,11 +1,11 @@
-/* Who does it: the algorithm that was chosen for all-reduce, the carrier by its own means, or messages.
+/* Who does it: the algorithm that was chosen for all-reduce, the transport by its own means, or messages.
  *
- * Choosing an algorithm of ours for all-reduce chooses the ring for its two halves as well, reduce-scatter and all-gather,
- * so that --allreduce library leaves everything to the library and nothing else does.
+ * Choosing an algorithm of ours for all-reduce chooses the ring for its two halves as well, reduce-scatter
+ * and all-gather, so that --allreduce library leaves everything to the library and nothing else does.
  *
- * Reductions of 16-bit numbers never get further than this file. They are made f32 piece by piece, reduced as f32 by
- * whoever does it, and rounded once at the end. The pieces of all ranks are the same elements, so a reduction of a long
- * vector is a row of reductions of short ones. */
+ * Reductions of 16-bit numbers never get further than this file. They are made f32 piece by piece, reduced as
+ * f32 by whoever does it, and rounded once at the end. The pieces of all ranks are the same elements, so a
+ * reduction of a long vector is a row of reductions of short ones. */
 #include "comm/collective.h"
 
 #include "base/system/memory.h"

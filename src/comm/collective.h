@@ -1,4 +1,5 @@
-/* Collective operations, done here and now: what both a blocking call and the thread behind comm_start run. */
+/* Collective operations, done here and now: what both a blocking call and the thread behind comm_start
+ * run. */
 #ifndef PGPT_COMM_COLLECTIVE_H
 #define PGPT_COMM_COLLECTIVE_H
 

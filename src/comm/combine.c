@@ -1,11 +1,11 @@
-/* One loop for each type and reduction, made by macros and short enough for the compiler to turn into vector code: that
- * wants `restrict`, so what writes over one of its operands and what does not are two loops.
+/* One loop for each type and reduction, made by macros and short enough for the compiler to turn into vector
+ * code: that wants `restrict`, so what writes over one of its operands and what does not are two loops.
  *
- * Conversions work on the bits with selections instead of branches, for the same reason. A half becomes a float by
- * moving its exponent; a subnormal one gets the leading 1 it lacks, which is then subtracted as a number and so
- * normalised by the processor. In the other direction, adding 0.5 to a number too small for a normal half leaves its
- * rounded units of 2^-24 in the lowest bits; the rest are rounded by adding just under half of the last kept place, and
- * one more when that is odd. */
+ * Conversions work on the bits with selections instead of branches, for the same reason. A half becomes a
+ * float by moving its exponent; a subnormal one gets the leading 1 it lacks, which is then subtracted as a
+ * number and so normalised by the processor. In the other direction, adding 0.5 to a number too small for a
+ * normal half leaves its rounded units of 2^-24 in the lowest bits; the rest are rounded by adding just under
+ * half of the last kept place, and one more when that is odd. */
 #include "comm/combine.h"
 
 #include <string.h>

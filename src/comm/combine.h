@@ -1,14 +1,14 @@
 /* Arithmetic of reductions: vectors put together element by element, and 16-bit numbers made wide and narrow.
  *
- * The greater or lesser of a number and NaN is NaN, so that one which went wrong anywhere is seen everywhere. Integers
- * wrap around. Nothing happens to vectors that are NULL (comm_null.h). */
+ * The greater or lesser of a number and NaN is NaN, so that one which went wrong anywhere is seen everywhere.
+ * Integers wrap around. Nothing happens to vectors that are NULL (comm_null.h). */
 #ifndef PGPT_COMM_COMBINE_H
 #define PGPT_COMM_COMBINE_H
 
 #include "comm/comm.h"
 
-/* dst[i] = dst[i] (+, max, min) src[i]. The two do not overlap. 16-bit numbers are rounded by each call: who adds up
- * many makes them wide first. */
+/* dst[i] = dst[i] (+, max, min) src[i]. The two do not overlap. 16-bit numbers are rounded by each call: who
+ * adds up many makes them wide first. */
 void comm_combine(void *dst, const void *src, int64_t n, CommType type, CommReduction reduction);
 
 /* out[i] = a[i] (+, max, min) b[i]. None of the three overlaps another. */

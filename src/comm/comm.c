@@ -1,14 +1,15 @@
 /* The front of a communicator: checks what it is asked for, keeps operations in their order, and measures.
  *
- * The order is kept by one rule. What was started runs in a thread (worker.c); whatever blocks first waits until that
- * thread has nothing left to do, and then uses the communicator itself. So at any time only one thread does, the carrier
- * sees every rank's operations in the same order, and the two kinds of calls can be mixed.
+ * The order is kept by one rule. What was started runs in a thread (worker.c); whatever blocks first waits
+ * until that thread has nothing left to do, and then uses the communicator itself. So at any time only one
+ * thread does, the transport sees every rank's operations in the same order, and the two kinds of calls can
+ * be mixed.
  *
- * Waiting for other ranks should cost little while the caller computes and react fast when it waits itself; comm_start
- * tells the carrier the one, every blocking call the other.
+ * Waiting for other ranks should cost little while the caller computes and react fast when it waits itself;
+ * comm_start tells the transport the one, every blocking call the other.
  *
- * Operations that are described wrongly are mistakes in this program, not of its user: they are refused before any
- * message leaves, so that the rank which made one says so instead of waiting for ever. */
+ * Operations that are described wrongly are mistakes in this program, not of its user: they are refused
+ * before any message leaves, so that the rank which made one says so instead of waiting for ever. */
 #include "comm/comm.h"
 
 #include "base/system/timer.h"
@@ -196,8 +197,9 @@ static void count(Comm *comm, const CommOperation *operation) {
     comm->counts.n_bytes += (uint64_t)n_elements(comm, operation) * comm_type_bytes(operation->type);
 }
 
-/* By a carrier that proceeds on its own: what is seen of it is the host's part, to begin it. */
-static Status start_by_carrier(Comm *comm, const CommOperation *operation, CommTicket *ticket, Error *error) {
+/* By a transport that proceeds on its own: what is seen of it is the host's part, to begin it. */
+static Status start_by_transport(Comm *comm, const CommOperation *operation, CommTicket *ticket,
+                                 Error *error) {
     count(comm, operation);
     ActivityEntry entry = comm_entry(comm, operation, ++comm->n_collectives);
     activity_begin(comm->activity, comm->lane, &entry);
@@ -207,7 +209,7 @@ static Status start_by_carrier(Comm *comm, const CommOperation *operation, CommT
     return status;
 }
 
-static Status finish_by_carrier(Comm *comm, const CommTicket *ticket, Error *error) {
+static Status finish_by_transport(Comm *comm, const CommTicket *ticket, Error *error) {
     begin_wait(comm, ticket->collective);
     Status status = comm->table->finish(comm->context, ticket, error);
     activity_end(comm->activity, comm->lane);
@@ -219,8 +221,8 @@ Status comm_run(Comm *comm, const CommOperation *operation, Error *error) {
     uint64_t start_ns = timer_now_ns();
     if (comm->table->start) { /* in the order of the device: done for whatever comes after it */
         CommTicket ticket;
-        TRY(start_by_carrier(comm, operation, &ticket, error));
-        return finish_by_carrier(comm, &ticket, error);
+        TRY(start_by_transport(comm, operation, &ticket, error));
+        return finish_by_transport(comm, &ticket, error);
     }
     TRY(take(comm, error));
     uint64_t run_ns = timer_now_ns();
@@ -367,7 +369,7 @@ Status comm_all_to_all(Comm *comm, const void *out, const int64_t *out_border, v
 
 /* ---- Started and waited for */
 
-/* Alone there is nothing to wait for, and a carrier that wants one thread gets one. */
+/* Alone there is nothing to wait for, and a transport that wants one thread gets one. */
 static bool starts_in_worker(const Comm *comm) {
     return !comm->table->start && comm->size > 1 && !comm->table->counts_only &&
            comm->table->is_threaded(comm->context);
@@ -385,7 +387,7 @@ Status comm_prepare(Comm *comm, Error *error) {
 Status comm_start(Comm *comm, const CommOperation *operation, CommTicket *ticket, Error *error) {
     TRY(check(comm, operation, error));
     ticket->number = 0;
-    if (comm->table->start) return start_by_carrier(comm, operation, ticket, error);
+    if (comm->table->start) return start_by_transport(comm, operation, ticket, error);
     ticket->collective = comm->n_collectives + 1;
     if (!starts_in_worker(comm)) return comm_run(comm, operation, error);
     if (!comm->worker) TRY(comm_prepare(comm, error));
@@ -399,7 +401,7 @@ Status comm_wait(Comm *comm, const CommTicket *ticket, Error *error) {
     uint64_t start_ns = timer_now_ns();
     Status status;
     if (comm->table->finish) {
-        status = finish_by_carrier(comm, ticket, error);
+        status = finish_by_transport(comm, ticket, error);
     } else {
         be_patient(comm, false);
         status = finish_started(comm, ticket->number, ticket->collective, error);

@@ -1,19 +1,21 @@
 /* A communicator: a group of processes ("ranks") that exchange data, whatever carries it.
  *
- *     TRY(comm_all_reduce(&comm, gradient, n, COMM_F32, COMM_SUM, error));           // returns when it is done
+ *     // returns when it is done
+ *     TRY(comm_all_reduce(&comm, gradient, n, COMM_F32, COMM_SUM, error));
  *
  *     CommOperation sum = {.kind = COMM_ALL_REDUCE, .data = gradient, .n = n, .type = COMM_F32};
- *     TRY(comm_start(&comm, &sum, &ticket, error));                                  // goes on beside the caller
+ *     // goes on beside the caller
+ *     TRY(comm_start(&comm, &sum, &ticket, error));
  *     ... compute ...
  *     TRY(comm_wait(&comm, &ticket, error));
  *
- * Every rank of a communicator calls the same collective operations in the same order. Operations that were started
- * run in that order too; a blocking call on the same communicator waits for them first. Different communicators are
- * independent.
+ * Every rank of a communicator calls the same collective operations in the same order. Operations that were
+ * started run in that order too; a blocking call on the same communicator waits for them first. Different
+ * communicators are independent.
  *
- * What carries the data is a table of functions (CommTable): comm_self.h has the group of one, comm_mpi.h MPI,
- * comm_null.h a group that only counts. All-reduce is done by the library or by one of the algorithms of algo/, which
- * are written over send and receive alone. */
+ * What carries the data is a table of functions (CommTable): comm_self.h has the group of one, comm_mpi.h
+ * MPI, comm_null.h a group that only counts. All-reduce is done by the library or by one of the algorithms of
+ * algo/, which are written over send and receive alone. */
 #ifndef PGPT_COMM_COMM_H
 #define PGPT_COMM_COMM_H
 
@@ -47,23 +49,25 @@ typedef enum {
 
 const char *comm_kind_name(CommKind kind);
 
-/* One collective operation, described. Slices of a vector lie side by side: that of rank r is elements border[r] ..
- * border[r+1]-1, and may be empty; `border` has size+1 entries, begins with 0 and must stay good until the end. */
+/* One collective operation, described. Slices of a vector lie side by side: that of rank r is elements
+ * border[r] .. border[r+1]-1, and may be empty; `border` has size+1 entries, begins with 0 and must stay good
+ * until the end. */
 typedef struct {
     CommKind kind;
     CommType type;
     CommReduction reduction; /* of reduce, reduce-scatter, all-reduce */
     int root;                /* of broadcast, reduce, scatter, gather */
-    /* broadcast, reduce, all-reduce: the vector of n elements; reduce's result is the root's, others keep theirs.
-     * all-gather: all slices; the rank's own is there before, all of them after.
-     * reduce-scatter: the whole vector before; after it the rank's own slice is the sum, the rest is undefined, but for
-     * elements that were 0 on all ranks and stay 0: the gaps between gradients are cleared once and never again.
-     * scatter, gather: all slices, at the root (others may pass NULL).
-     * all-to-all: what goes to each rank, by `border`. */
+    /* broadcast, reduce, all-reduce: the vector of n elements; reduce's result is the root's, others keep
+     * theirs. all-gather: all slices; the rank's own is there before, all of them after. reduce-scatter: the
+     * whole vector before; after it the rank's own slice is the sum, the rest is undefined, but for elements
+     * that were 0 on all ranks and stay 0: the gaps between gradients are cleared once and never again.
+     * scatter, gather: all slices, at the root (others may pass NULL). all-to-all: what goes to each rank, by
+     * `border`. */
     void *data;
     int64_t n;
     const int64_t *border;
-    /* scatter, gather: this rank's slice, of `n` elements. all-to-all: what came from each rank, by `other_border`. */
+    /* scatter, gather: this rank's slice, of `n` elements. all-to-all: what came from each rank, by
+     * `other_border`. */
     void *other;
     const int64_t *other_border;
 } CommOperation;
@@ -78,20 +82,22 @@ typedef struct {
     uint64_t collective; /* its number among the collectives of the communicator */
 } CommTicket;
 
-/* A message under way; the carrier's own. */
+/* A message under way; the transport's own. */
 typedef struct {
     void *handle[2];
 } CommRequest;
 
-/* What carries the data. Ranks are those of the communicator whose context this is. Slots marked optional may be NULL:
- * comm.c then does it by messages. */
+/* What carries the data. Ranks are those of the communicator whose context this is. Slots marked optional may
+ * be NULL: comm.c then does it by messages. */
 typedef struct CommTable {
     const char *name;
     bool counts_only; /* moves nothing: data may be NULL and is not touched; needs no cutting into pieces */
     bool
-        only_enqueues; /* start and finish leave everything to a device's queues: they can be recorded there */
+        /* start and finish leave everything to a device's queues: they can be recorded there */
+        only_enqueues;
 
-    /* Point to point. Messages between two ranks with the same tag arrive in order; a receive's size is its message's. */
+    /* Point to point. Messages between two ranks with the same tag arrive in order; a receive's size is its
+     * message's. */
     Status (*start_send)(void *context, const void *data, size_t n_bytes, int to, int tag,
                          CommRequest *request, Error *error);
     Status (*start_receive)(void *context, void *data, size_t n_bytes, int from, int tag,
@@ -101,11 +107,12 @@ typedef struct CommTable {
     /* Wait for one of them and say which; the others stay under way. Optional. */
     Status (*wait_any)(void *context, CommRequest *requests, int n_requests, int *index, Error *error);
 
-    /* A collective operation by the carrier's own means, done on return. Optional, and may decline by *done = false. */
+    /* A collective operation by the transport's own means, done on return. Optional, and may decline by *done
+     * = false. */
     Status (*collective)(void *context, const CommOperation *operation, bool *done, Error *error);
 
-    /* Begin one that proceeds without the host, and wait for it. Optional, both or none: without them a worker
-     * thread runs what is started. */
+    /* Begin one that proceeds without the host, and wait for it. Optional, both or none: without them a
+     * worker thread runs what is started. */
     Status (*start)(void *context, const CommOperation *operation, CommTicket *ticket, Error *error);
     Status (*finish)(void *context, const CommTicket *ticket, Error *error);
 
@@ -115,11 +122,12 @@ typedef struct CommTable {
     /* The group of all ranks that pass the same color, ordered by key; a copy of itself if all do. */
     Status (*split)(void *context, int color, int key, Comm *child, Error *error);
 
-    /* May several threads use the carrier at once? If not, what is started is done at once. */
+    /* May several threads use the transport at once? If not, what is started is done at once. */
     bool (*is_threaded)(void *context);
 
-    /* Does whoever needs the results compute meanwhile (true), or wait for them (false, as at first)? Tells how much of
-     * a core waiting for other ranks may cost; may be called while the carrier is in use. Optional. */
+    /* Does whoever needs the results compute meanwhile (true), or wait for them (false, as at first)? Tells
+     * how much of a core waiting for other ranks may cost; may be called while the transport is in use.
+     * Optional. */
     void (*be_patient)(void *context, bool is_patient);
 
     /* End every process of the job, now. */
@@ -140,13 +148,14 @@ struct Comm {
     const CommTable *table;
     void *context;
     int rank, size;
-    const CommAlgorithm *all_reduce; /* NULL: the carrier's own */
+    const CommAlgorithm *all_reduce; /* NULL: the transport's own */
     CommWorker *worker;              /* made when something is first started */
     void *scratch;                   /* of the algorithms, COMM_SCRATCH_BYTES, made before one is called */
     void *wide;                      /* 16-bit numbers made f32 for a reduction, made when first needed */
     CommCounts counts;
     uint64_t
-        n_collectives; /* begun so far, by running or starting: the same on every rank, so a number names one */
+        /* begun so far, by running or starting: the same on every rank, so a number names one */
+        n_collectives;
     const char *name;      /* "data"; NULL before comm_watch */
     Activity *activity;    /* that is told of everything; NULL: nobody */
     int lane, worker_lane; /* of the thread that calls, and of the one that runs what is started */
@@ -196,7 +205,8 @@ Status comm_post_send(Comm *comm, const void *data, size_t n_bytes, int to, int 
 Status comm_post_receive(Comm *comm, void *data, size_t n_bytes, int from, int tag, CommRequest *request,
                          Error *error);
 
-/* For all of them; and for any one, which must be one of at least one and is then no longer to be waited for. */
+/* For all of them; and for any one, which must be one of at least one and is then no longer to be waited
+ * for. */
 Status comm_wait_posted(Comm *comm, CommRequest *requests, int n_requests, Error *error);
 Status comm_wait_any_posted(Comm *comm, CommRequest *requests, int n_requests, int *index, Error *error);
 
@@ -213,9 +223,9 @@ Status comm_wait(Comm *comm, const CommTicket *ticket, Error *error);
 
 /* ---- Seen from outside */
 
-/* Tell an activity of every collective, wait and message, under this name (copied) and in this lane, which is that of the
- * thread that will call. Groups split off later are watched like their parent, as "NAME/1:0": first split, color 0. While
- * nothing is under way; an activity of NULL ends it. */
+/* Tell an activity of every collective, wait and message, under this name (copied) and in this lane, which is
+ * that of the thread that will call. Groups split off later are watched like their parent, as "NAME/1:0":
+ * first split, color 0. While nothing is under way; an activity of NULL ends it. */
 void comm_watch(Comm *comm, Activity *activity, int lane, const char *name);
 
 /* How an operation, number `number` of its communicator, is told of. */
@@ -229,14 +239,14 @@ Status comm_split(Comm *comm, int color, int key, Comm *child, Error *error);
 /* Safe on {0}, and twice. */
 void comm_close(Comm *comm);
 
-/* End every process of the job: for a rank that cannot go on while others wait for it. Does not return where there are
- * others. */
+/* End every process of the job: for a rank that cannot go on while others wait for it. Does not return where
+ * there are others. */
 void comm_abort(Comm *comm, int exit_code);
 
 /* ---- Agreement */
 
-/* Did it go wrong on any rank? Then all of them get the error of the lowest such rank, which is named in the message
- * ("rank 3 on node7: ...") unless every rank says the same. Collective. */
+/* Did it go wrong on any rank? Then all of them get the error of the lowest such rank, which is named in the
+ * message ("rank 3 on node7: ...") unless every rank says the same. Collective. */
 Status comm_agree(Comm *comm, Error *error);
 
 /* Slices as equal as they can be, of whole `grain`s but for the last; border has size+1 entries. */

@@ -1,24 +1,25 @@
-/* MPI as a carrier of messages.
+/* MPI as a transport.
  *
- * Nothing here waits inside MPI. A library that waits spins at full speed, which is right for a rank with a core of its
- * own and ruinous for ranks that share cores with each other or with the computation they wait for. So everything is
- * started (MPI_Isend, MPI_Iallreduce, ...) and then looked at (MPI_Testall) by a loop of our own, which decides what to
- * do between two looks (patience.c). The few calls that have no started form (splitting, ending) come right behind a
- * barrier of that kind, so that all ranks are there and none spins for long.
+ * Nothing here waits inside MPI. A library that waits spins at full speed, which is right for a rank with a
+ * core of its own and ruinous for ranks that share cores with each other or with the computation they wait
+ * for. So everything is started (MPI_Isend, MPI_Iallreduce, ...) and then looked at (MPI_Testall) by a loop
+ * of our own, which decides what to do between two looks (patience.c). The few calls that have no started
+ * form (splitting, ending) come right behind a barrier of that kind, so that all ranks are there and none
+ * spins for long.
  *
- * A request holds MPI's own by value and, packed beside it, what a message about it needs: whom it is with and how many
- * bytes it has. That also finds a message shorter than expected, which MPI lets pass.
+ * A request holds MPI's own by value and, packed beside it, what a message about it needs: whom it is with
+ * and how many bytes it has. That also finds a message shorter than expected, which MPI lets pass.
  *
- * MPI counts with int. A longer message travels as one element of a datatype made for it; a longer reduction is cut; slices
- * further apart are declined and go round by messages. So are scatter, gather and all-to-all, in which no rank knows all
- * lengths and MPI's own would be one message for each pair as well, and maxima and minima of floating-point numbers, since
- * the greater of a number and NaN is up to the library. */
+ * MPI counts with int. A longer message travels as one element of a datatype made for it; a longer reduction
+ * is cut; slices further apart are declined and go round by messages. So are scatter, gather and all-to-all,
+ * in which no rank knows all lengths and MPI's own would be one message for each pair as well, and maxima and
+ * minima of floating-point numbers, since the greater of a number and NaN is up to the library. */
 #include "comm/comm_mpi.h"
 
 #include <stdlib.h>
 
-/* Launchers tell their processes who they are. A Slurm batch script has SLURM_PROCID without being one of many, so that
- * does not count; srun with an MPI plugin sets one of these. */
+/* Launchers tell their processes who they are. A Slurm batch script has SLURM_PROCID without being one of
+ * many, so that does not count; srun with an MPI plugin sets one of these. */
 bool comm_mpi_is_launched(void) {
     static const char *const names[] = {
         "OMPI_COMM_WORLD_RANK", /* Open MPI's mpirun */
@@ -313,7 +314,8 @@ static int run_slices(MpiContext *context, const CommOperation *operation) {
     MPI_Request request;
     int code = wait_for_one(context, start_slices(context, operation, &request), &request);
     if (code != MPI_SUCCESS || operation->kind != COMM_REDUCE_SCATTER) return code;
-    /* MPI leaves the rank's slice at the beginning, from where it is moved; what was 0 there before must not be its copy. */
+    /* MPI leaves the rank's slice at the beginning, from where it is moved; what was 0 there before must not
+     * be its copy. */
     size_t element_bytes = comm_type_bytes(operation->type);
     int64_t first = operation->border[context->rank], n = operation->border[context->rank + 1] - first;
     if (!n || !first) return code;
@@ -464,7 +466,8 @@ bool comm_mpi_is_built(void) {
     return true;
 }
 
-/* "Open MPI v4.1.4, package: ..." and "MPICH Version: 4.0.2" + newline: name and version, up to what follows them. */
+/* "Open MPI v4.1.4, package: ..." and "MPICH Version: 4.0.2" + newline: name and version, up to what follows
+ * them. */
 static void shorten(const char *version, char *text, size_t n_bytes) {
     size_t n = 0;
     for (const char *c = version; *c && *c != ',' && *c != '\n' && n + 1 < n_bytes; c++) {

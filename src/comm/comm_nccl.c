@@ -1,21 +1,25 @@
 /* NCCL on a stream of its own, tied to the stream of the kernels by events:
  *
- *     start    event on the kernels' stream -> our stream waits for it -> the operation -> event on our stream
+ *     start    event on the kernels' stream -> our stream waits for it -> the operation -> event on our
+ *              stream
  *     finish   the kernels' stream waits for that event
  *
- * so the host only enqueues, and communication runs beside kernels that do not need it. Events are taken in turn from a
- * ring; there are far more of them than operations under way in a step.
+ * so the host only enqueues, and communication runs beside kernels that do not need it. Events are taken in
+ * turn from a ring; there are far more of them than operations under way in a step.
  *
- * Messages are a group of NCCL's, since two ranks that each send before they receive would wait for each other for ever: they
- * are collected until the first of them is waited for, and then set out together, tied to the kernels in the same way.
+ * Messages are a group of NCCL's, since two ranks that each send before they receive would wait for each
+ * other for ever: they are collected until the first of them is waited for, and then set out together, tied
+ * to the kernels in the same way.
  *
- * NCCL's own reduce-scatter and all-gather want equal slices. Where ours are not, the same is done as a group of reductions
- * or broadcasts, one a slice, which NCCL runs together. All-to-all is a group of messages.
+ * NCCL's own reduce-scatter and all-gather want equal slices. Where ours are not, the same is done as a group
+ * of reductions or broadcasts, one a slice, which NCCL runs together. All-to-all is a group of messages.
  *
- * The library is opened when it is first asked for (base/system/library.h), and its functions are called through a table.
+ * The library is opened when it is first asked for (base/system/library.h), and its functions are called
+ * through a table.
  *
- * A rank that dies leaves the others' kernels waiting. NCCL notices asynchronously; every wait asks, the host's for the
- * device too, and aborts the communicator, so that the error comes up as that of an instruction. */
+ * A rank that dies leaves the others' kernels waiting. NCCL notices asynchronously; every wait asks, the
+ * host's for the device too, and aborts the communicator, so that the error comes up as that of an
+ * instruction. */
 #include "comm/comm_device.h"
 
 #ifdef PGPT_HAVE_NCCL
@@ -226,7 +230,8 @@ static Status start(void *context, const CommOperation *operation, CommTicket *t
     return check_cuda(cudaEventRecord(nccl->done[turn], nccl->stream), "marking the stream", error);
 }
 
-/* NCCL notices by itself that another rank is gone. The communicator is of no use then, and its kernels must be told to end. */
+/* NCCL notices by itself that another rank is gone. The communicator is of no use then, and its kernels must
+ * be told to end. */
 static Status check(void *context, Error *error) {
     Nccl *nccl = context;
     if (!nccl->comm) return error_failed(error, "NCCL: the communicator has failed before");
@@ -254,7 +259,8 @@ static Status finish(void *context, const CommTicket *ticket, Error *error) {
 
 /* ---- messages */
 
-/* NCCL knows no tags: between two ranks messages arrive in the order in which they set out. So they do that by their tags. */
+/* NCCL knows no tags: between two ranks messages arrive in the order in which they set out. So they do that
+ * by their tags. */
 static Status collect(Nccl *nccl, Message message, CommRequest *request, Error *error) {
     if (nccl->n_messages == nccl->messages_capacity) {
         int capacity = nccl->messages_capacity ? 2 * nccl->messages_capacity : 16;

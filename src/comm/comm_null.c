@@ -1,11 +1,13 @@
-/* What a rank does is written down: messages posted, and waits for them. When the ranks are put together, the sends and
- * the receives between each two ranks are paired in their order, and then all ranks are played on one clock.
+/* What a rank does is written down: messages posted, and waits for them. When the ranks are put together, the
+ * sends and the receives between each two ranks are paired in their order, and then all ranks are played on
+ * one clock.
  *
- * The rules of the game: a rank sends at most one message and receives at most one at a time, a message takes one tick, and
- * it begins when both sides have posted it and neither is busy in that direction. A rank posts without delay until it
- * waits for a message that has not ended. So the ticks that pass are the messages on the longest chain of which each
- * waits for the one before, and when nothing moves although somebody waits, nothing ever will: a send that the other side
- * has not asked for does not end either, as a long message between real ranks does not. */
+ * The rules of the game: a rank sends at most one message and receives at most one at a time, a message takes
+ * one tick, and it begins when both sides have posted it and neither is busy in that direction. A rank posts
+ * without delay until it waits for a message that has not ended. So the ticks that pass are the messages on
+ * the longest chain of which each waits for the one before, and when nothing moves although somebody waits,
+ * nothing ever will: a send that the other side has not asked for does not end either, as a long message
+ * between real ranks does not. */
 #include "comm/comm_null.h"
 
 #include "base/arena.h"

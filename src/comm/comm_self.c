@@ -1,5 +1,5 @@
-/* Collective operations among one rank are done by collective.c without asking the carrier, and there is nobody to send
- * to; what is left is to say so, and to split into itself. */
+/* Collective operations among one rank are done by collective.c without asking the transport, and there is
+ * nobody to send to; what is left is to say so, and to split into itself. */
 #include "comm/comm_self.h"
 
 static Status start_send(void *context, const void *data, size_t n_bytes, int to, int tag,

@@ -1,7 +1,9 @@
-/* Down, across, up: what is sent is copied to the host, the host's communicator does its work, and what has come is copied back.
+/* Down, across, up: what is sent is copied to the host, the host's communicator does its work, and what has
+ * come is copied back.
  *
- * Collectives do all of it in start; there is nothing left to finish. Their buffer grows to the largest vector in the first step
- * and stays. A message has a buffer of its own, from its start to the wait for it, which then waits for the next message. */
+ * Collectives do all of it in start; there is nothing left to finish. Their buffer grows to the largest
+ * vector in the first step and stays. A message has a buffer of its own, from its start to the wait for it,
+ * which then waits for the next message. */
 #include "comm/comm_device.h"
 
 #include <stdlib.h>

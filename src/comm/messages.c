@@ -1,11 +1,14 @@
-/* Trees where the ranks share one vector (broadcast, reduce), one message for each rank where the root has something
- * different for everybody, and of algo/ the pairs in turn for all-to-all and the ring where slices go round.
+/* Trees where the ranks share one vector (broadcast, reduce), one message for each rank where the root has
+ * something different for everybody, and of algo/ the pairs in turn for all-to-all and the ring where slices
+ * go round.
  *
- * In a tree ranks are counted from the root. A rank's parent is its number with the lowest bit cleared; its children are
- * its number with one of the bits below that set: log2(size) messages from the root to the last rank.
+ * In a tree ranks are counted from the root. A rank's parent is its number with the lowest bit cleared; its
+ * children are its number with one of the bits below that set: log2(size) messages from the root to the last
+ * rank.
  *
- * Messages of these operations have a tag of their own, so that they are never taken for a caller's. One tag is enough:
- * between two ranks messages keep their order, and all ranks run the same operations in the same order. */
+ * Messages of these operations have a tag of their own, so that they are never taken for a caller's. One tag
+ * is enough: between two ranks messages keep their order, and all ranks run the same operations in the same
+ * order. */
 #include "comm/messages.h"
 
 #include "comm/collective.h"

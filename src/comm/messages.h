@@ -1,4 +1,4 @@
-/* Collective operations made of messages, for carriers that have none of their own. */
+/* Collective operations made of messages, for transports that have none of their own. */
 #ifndef PGPT_COMM_MESSAGES_H
 #define PGPT_COMM_MESSAGES_H
 

@@ -1,14 +1,14 @@
-/* A rank that waits for a result it needs looks `spins` times as fast as it can, which is right where it has a core of
- * its own; then it gives the core to anybody who wants it, some hundred times; then it sleeps between looks. While the
- * result is not needed yet, because the thread behind comm_start waits and its owner computes, it sleeps at once: that
- * thread must not take time from the computation that it is meant to hide behind. Sleeps double up to a limit, so that
- * short waits stay short and long ones cost nothing.
+/* A rank that waits for a result it needs looks `spins` times as fast as it can, which is right where it has
+ * a core of its own; then it gives the core to anybody who wants it, some hundred times; then it sleeps
+ * between looks. While the result is not needed yet, because the thread behind comm_start waits and its owner
+ * computes, it sleeps at once: that thread must not take time from the computation that it is meant to hide
+ * behind. Sleeps double up to a limit, so that short waits stay short and long ones cost nothing.
  *
- * Looking is what makes a library like MPI move data. A look that took long has moved some, and there is probably more:
- * the next look follows at once, and the count begins anew.
+ * Looking is what makes a library like MPI move data. A look that took long has moved some, and there is
+ * probably more: the next look follows at once, and the count begins anew.
  *
- * The sleep of the patient is one that can be ended: its owner, when it runs out of things to compute, does not want to
- * wait for the alarm. */
+ * The sleep of the patient is one that can be ended: its owner, when it runs out of things to compute, does
+ * not want to wait for the alarm. */
 #include "comm/patience.h"
 
 #include <limits.h>

@@ -22,8 +22,8 @@ typedef struct {
 void patience_open(Patience *patience, int spins);
 void patience_close(Patience *patience);
 
-/* Does whoever needs the result compute meanwhile? False at first. May be called while another thread waits, which then
- * does as told without finishing its sleep. */
+/* Does whoever needs the result compute meanwhile? False at first. May be called while another thread waits,
+ * which then does as told without finishing its sleep. */
 void patience_set(Patience *patience, bool is_patient);
 
 /* Of one wait. */

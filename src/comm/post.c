@@ -1,9 +1,11 @@
-/* Messages without a collective around them: posted, and waited for later, all of them or whichever comes first.
+/* Messages without a collective around them: posted, and waited for later, all of them or whichever comes
+ * first.
  *
- * Collective operations keep ranks in step, which is what a rank that runs ahead of the others does not want. These are the
- * carrier's own messages with what the front of a communicator adds: a check of what is asked for, the time that it
- * takes, and a word to whoever looks on. They use the carrier from the calling thread, so a communicator that has
- * something started in its worker is refused rather than waited for: whoever mixes the two has lost the order. */
+ * Collective operations keep ranks in step, which is what a rank that runs ahead of the others does not want.
+ * These are the transport's own messages with what the front of a communicator adds: a check of what is asked
+ * for, the time that it takes, and a word to whoever looks on. They use the transport from the calling
+ * thread, so a communicator that has something started in its worker is refused rather than waited for:
+ * whoever mixes the two has lost the order. */
 #include "base/system/timer.h"
 #include "comm/comm.h"
 

@@ -1,14 +1,14 @@
-/* A queue of fixed length between two threads: the owner of the communicator, which puts operations in, and this one,
- * which runs them. Numbers only grow: `n_started` and `n_done` count from the beginning, and an operation's place in the
- * queue is its number modulo the length. So a ticket is a number, waiting is a comparison, and nothing is allocated
- * after the thread was made.
+/* A queue of fixed length between two threads: the owner of the communicator, which puts operations in, and
+ * this one, which runs them. Numbers only grow: `n_started` and `n_done` count from the beginning, and an
+ * operation's place in the queue is its number modulo the length. So a ticket is a number, waiting is a
+ * comparison, and nothing is allocated after the thread was made.
  *
- * The thread runs an operation with the same function that a blocking call uses. What the two share beside the queue is
- * the communicator's own state (scratch memory, the carrier's context), in turns: the owner touches it only when the
- * queue is empty (comm.c sees to that).
+ * The thread runs an operation with the same function that a blocking call uses. What the two share beside
+ * the queue is the communicator's own state (scratch memory, the transport's context), in turns: the owner
+ * touches it only when the queue is empty (comm.c sees to that).
  *
- * Signals are for the thread that trains; all of them are blocked here. On Linux the timer slack is brought down from 50
- * microseconds, since the carrier's waiting sleeps for times of that order. */
+ * Signals are for the thread that trains; all of them are blocked here. On Linux the timer slack is brought
+ * down from 50 microseconds, since the transport's waiting sleeps for times of that order. */
 #include "comm/worker.h"
 
 #include "base/system/timer.h"

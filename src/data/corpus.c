@@ -1,8 +1,8 @@
 /* A story is the expansion of a plot.
  *
- * First its features are drawn: who the hero is, the friend, the place, the thing. They become variables that every
- * sentence of the story shares, which is what keeps names, pronouns and places consistent; the grammar itself is
- * context-free. Then the plot's text is expanded. The notation in corpus_grammar.c:
+ * First its features are drawn: who the hero is, the friend, the place, the thing. They become variables that
+ * every sentence of the story shares, which is what keeps names, pronouns and places consistent; the grammar
+ * itself is context-free. Then the plot's text is expanded. The notation in corpus_grammar.c:
  *
  *     (one|two|)   one of the alternatives, also an empty one; they nest
  *     <name>       a variable of the story or, if there is none, a rule
@@ -11,7 +11,8 @@
  *
  * Runs of blanks become one, so an empty alternative leaves no trace.
  *
- * Story s of a seed draws its choices from the stream (seed, s): a pure function, whatever was generated before. */
+ * Story s of a seed draws its choices from the stream (seed, s): a pure function, whatever was generated
+ * before. */
 #include "data/corpus.h"
 
 #include "base/random.h"

@@ -1,6 +1,7 @@
-/* Words are few on purpose (some six hundred), and the same small stock of sentences comes back in every plot, so that
- * a model of a million weights meets each of them often enough to learn it. What changes is who, where, what and the
- * turn of phrase. Each plot has a want or a trouble, a try, a helper, an end; dialogue has its own lines. */
+/* Words are few on purpose (some six hundred), and the same small stock of sentences comes back in every
+ * plot, so that a model of a million weights meets each of them often enough to learn it. What changes is
+ * who, where, what and the turn of phrase. Each plot has a want or a trouble, a try, a helper, an end;
+ * dialogue has its own lines. */
 #include "data/corpus_grammar.h"
 
 #include <stddef.h>

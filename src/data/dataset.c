@@ -1,14 +1,17 @@
-/* Each split is a list of segments, runs of tokens of one width wherever they lie (our own blocks, or mapped shards:
- * the same to a reader), numbered through. Windows are ranges of those numbers, so nothing below knows where a
- * segment ends except the one function that copies. dataset_text.c, dataset_shards.c and dataset_mix.c make them.
+/* Each split is a list of segments, runs of tokens of one width wherever they lie (our own blocks, or mapped
+ * shards: the same to a reader), numbered through. Windows are ranges of those numbers, so nothing below
+ * knows where a segment ends except the one function that copies. dataset_text.c, dataset_shards.c and
+ * dataset_mix.c make them.
  *
- * Training order. With n tokens and windows of T there are W = (n - T) / T windows in an epoch, one fewer than fit at
- * best: the remainder is the room that lets every epoch shift its windows by its own offset in [0, T) and still have
- * exactly W of them, so that an epoch's length is a constant and epoch and place come from the sequence number by
- * division. Where a text is too short for that (n < 2T), W is 1 and the offset takes what room there is.
- * The order within an epoch is random_permute: no array, any element on its own, on any rank.
+ * Training order. With n tokens and windows of T there are W = (n - T) / T windows in an epoch, one fewer
+ * than fit at best: the remainder is the room that lets every epoch shift its windows by its own offset in
+ * [0, T) and still have exactly W of them, so that an epoch's length is a constant and epoch and place come
+ * from the sequence number by division. Where a text is too short for that (n < 2T), W is 1 and the offset
+ * takes what room there is. The order within an epoch is random_permute: no array, any element on its own, on
+ * any rank.
  *
- * A mixture finds the part that serves a sequence and the part's own number for it, and is no further concern here. */
+ * A mixture finds the part that serves a sequence and the part's own number for it, and is no further concern
+ * here. */
 #include "data/dataset.h"
 
 #include "base/random.h"

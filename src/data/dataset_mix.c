@@ -1,11 +1,12 @@
-/* A mixture by weight, without state. Sequences come in blocks of n_slots, and in every block part i has `share[i]`
- * slots, side by side: proportions are exact after every block. A seeded permutation, another one for each block, says
- * which slot a sequence takes. Slot s of block b, the j-th of its part, is the part's own sequence b * share + j. So
- * every part is asked for each of its sequences exactly once, and which one is asked for follows from the global number
- * alone: nothing to save but that number, and nothing to agree on between ranks.
+/* A mixture by weight, without state. Sequences come in blocks of n_slots, and in every block part i has
+ * `share[i]` slots, side by side: proportions are exact after every block. A seeded permutation, another one
+ * for each block, says which slot a sequence takes. Slot s of block b, the j-th of its part, is the part's
+ * own sequence b * share + j. So every part is asked for each of its sequences exactly once, and which one is
+ * asked for follows from the global number alone: nothing to save but that number, and nothing to agree on
+ * between ranks.
  *
- * The block is the shortest in which the weights come out exactly (0.7 and 0.3: ten sequences), or one of MOST_SLOTS
- * with the nearest shares. */
+ * The block is the shortest in which the weights come out exactly (0.7 and 0.3: ten sequences), or one of
+ * MOST_SLOTS with the nearest shares. */
 #include "data/dataset.h"
 
 #include "base/random.h"
@@ -30,8 +31,8 @@ static bool exact_in(const double *weights, size_t n, double total, uint64_t n_s
     return true;
 }
 
-/* The nearest whole shares that add up: round down, then one more where most was lost. Whoever has a weight gets a
- * slot, at the cost of the largest. */
+/* The nearest whole shares that add up: round down, then one more where most was lost. Whoever has a weight
+ * gets a slot, at the cost of the largest. */
 static void round_shares(const double *weights, size_t n, double total, Mixture *mixture) {
     uint64_t n_given = 0;
     for (size_t i = 0; i < n; i++) {

@@ -1,5 +1,5 @@
-/* Mapped shards are segments as they are. Nothing is copied and nothing is read: the hash that identifies the data
- * comes from the checksums that were taken when the shards were made. */
+/* Mapped shards are segments as they are. Nothing is copied and nothing is read: the hash that identifies the
+ * data comes from the checksums that were taken when the shards were made. */
 #include "data/dataset.h"
 
 #include "data/dataset_tokens.h"

@@ -1,5 +1,6 @@
-/* Text is encoded in chunks cut where the tokenizer allows it, so that beside the text and the packed tokens only one
- * chunk's ids are in memory at a time. The tokens lie in blocks of one size, which need no moving when they grow. */
+/* Text is encoded in chunks cut where the tokenizer allows it, so that beside the text and the packed tokens
+ * only one chunk's ids are in memory at a time. The tokens lie in blocks of one size, which need no moving
+ * when they grow. */
 #include "data/dataset.h"
 
 #include "data/dataset_tokens.h"
@@ -121,7 +122,8 @@ static Status list_tokens(TokenList *list, const Packed *packed, uint64_t begin,
     while (begin < end) {
         uint64_t at = begin % BLOCK_TOKENS, n = BLOCK_TOKENS - at;
         if (n > end - begin) n = end - begin;
-        /* Every block up to n_blocks was set by add_block, which the analyzer cannot follow through realloc. */
+        /* Every block up to n_blocks was set by add_block, which the analyzer cannot follow through
+         * realloc. */
         /* NOLINTNEXTLINE(clang-analyzer-core.uninitialized.Assign) */
         const char *block = packed->blocks[begin / BLOCK_TOKENS];
         list->segments[list->n_segments++] =

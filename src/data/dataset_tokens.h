@@ -43,7 +43,8 @@ struct Dataset {
 /* An empty one. */
 Status dataset_new(const DatasetOptions *options, Dataset **dataset, Error *error);
 
-/* Both splits must hold one window and its last target. Says what there is, what is needed, and what would help. */
+/* Both splits must hold one window and its last target. Says what there is, what is needed, and what would
+ * help. */
 Status dataset_check_lengths(uint64_t n_train, uint64_t n_validation, const DatasetOptions *options,
                              Error *error);
 

@@ -1,5 +1,5 @@
-/* A 64-bit hash of bytes: fast, well mixed, the same on every little-endian machine. For tables and fingerprints; it
- * does not resist somebody who looks for collisions. */
+/* A 64-bit hash of bytes: fast, well mixed, the same on every little-endian machine. For tables and
+ * fingerprints; it does not resist somebody who looks for collisions. */
 #ifndef PGPT_DATA_HASH_H
 #define PGPT_DATA_HASH_H
 

@@ -1,5 +1,5 @@
-/* A name that exists goes before a list, and a name that exists with its colon before a weight: nobody has to rename a
- * file for us. */
+/* A name that exists goes before a list, and a name that exists with its colon before a weight: nobody has to
+ * rename a file for us. */
 #include "data/names.h"
 
 #include "base/file/file.h"

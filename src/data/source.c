@@ -1,10 +1,12 @@
-/* Two stages, because the model's vocabulary comes from the tokenizer and the length of its sequences from the model:
- * the text is read and its symbols are known before it is cut into windows.
+/* Two stages, because the model's vocabulary comes from the tokenizer and the length of its sequences from
+ * the model: the text is read and its symbols are known before it is cut into windows.
  *
- * --data names one corpus or several (data/names.h). A folder of shards brings its tokenizer along. A text of some size,
- * and any in JSON lines, goes through the cache; smaller ones stay in memory, where they are ready sooner.
+ * --data names one corpus or several (data/names.h). A folder of shards brings its tokenizer along. A text of
+ * some size, and any in JSON lines, goes through the cache; smaller ones stay in memory, where they are ready
+ * sooner.
  *
- * The files of a text are listed once, and the list sees to it that what a tokenizer learned from is what it encodes. */
+ * The files of a text are listed once, and the list sees to it that what a tokenizer learned from is what it
+ * encodes. */
 #include "data/source.h"
 
 #include "base/file/file.h"
@@ -140,8 +142,8 @@ static Status take_prepared(DataSource *source, Error *error) {
     return STATUS_OK;
 }
 
-/* A kind that learns from all the texts together: from one list of all their files, which are given back with what was
- * seen of them. */
+/* A kind that learns from all the texts together: from one list of all their files, which are given back with
+ * what was seen of them. */
 static Status learn_from_all(DataSource *source, const char *kind, int max_vocabulary, Error *error) {
     InputList all = {.size_known = true};
     for (size_t i = 0; i < source->n_corpora; i++) all.n_files += source->corpora[i].list.n_files;

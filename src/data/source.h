@@ -34,12 +34,12 @@ typedef struct {
     Dataset *dataset;
 } DataSource;
 
-/* The tokenizer that the options ask for, with "auto" made plain: word for the built-in stories, char for other texts;
- * "auto" stays only where prepared data brings its own. */
+/* The tokenizer that the options ask for, with "auto" made plain: word for the built-in stories, char for
+ * other texts; "auto" stays only where prepared data brings its own. */
 const char *data_source_tokenizer(const DataOptions *options);
 
-/* Find the corpora and make (or, with `saved_tokenizer` not NULL, load) the tokenizer. A large text, or one in JSON
- * lines, is prepared into the cache or found there. */
+/* Find the corpora and make (or, with `saved_tokenizer` not NULL, load) the tokenizer. A large text, or one
+ * in JSON lines, is prepared into the cache or found there. */
 Status data_source_open(DataSource *source, const DataOptions *options, const char *saved_tokenizer,
                         Error *error);
 

@@ -1,6 +1,6 @@
-/* Pieces are gathered in one buffer, with a list of where each document begins: building a vocabulary wants one long
- * text, encoding wants to know where texts end. Where the size is known, the buffer has it from the start, and nothing is
- * copied when it grows.
+/* Pieces are gathered in one buffer, with a list of where each document begins: building a vocabulary wants
+ * one long text, encoding wants to know where texts end. Where the size is known, the buffer has it from the
+ * start, and nothing is copied when it grows.
  *
  * Bytes are not examined here. What is no UTF-8 is the tokenizer's to accept, and all of them do. */
 #define _GNU_SOURCE /* asprintf */

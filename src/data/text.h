@@ -1,7 +1,7 @@
 /* Text: the documents that a user names, in memory.
  *
- * Sources are those of data/shards/prepare_input.h: each file is one document, or each line of a .jsonl file. The bytes are taken
- * as they are. */
+ * Sources are those of data/shards/prepare_input.h: each file is one document, or each line of a .jsonl file.
+ * The bytes are taken as they are. */
 #ifndef PGPT_DATA_TEXT_H
 #define PGPT_DATA_TEXT_H
 
@@ -27,7 +27,8 @@ typedef enum {
     TEXT_FILES, /* every file as it stands, .jsonl too, for those who look for something else in its lines */
 } TextForm;
 
-/* A missing, unreadable or empty source is a user's error that names it. On failure nothing is left to free. */
+/* A missing, unreadable or empty source is a user's error that names it. On failure nothing is left to
+ * free. */
 Status text_load(const char *const *sources, size_t n_sources, TextForm form, Text *text, Error *error);
 
 /* The same for a list that is open; `source` is what the user called it. */

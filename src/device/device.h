@@ -34,13 +34,13 @@ typedef struct {
 bool device_takes_gpu(int kind);
 
 /* What --any-order says of itself in every command that has it. */
-#define DEVICE_ANY_ORDER_HELP                                                                                             \
-    "let a GPU add in an order that varies from run to run, where that is faster; the result is then no longer the same " \
-    "bit by bit"
+#define DEVICE_ANY_ORDER_HELP                                                                                               \
+    "let a GPU add in an order that varies from run to run (split-K GEMMs, atomic adds), where that is faster; the result " \
+    "is then no longer the same bit by bit"
 
 enum { DEVICE_STREAMS = 2 }; /* where nothing else is said */
-#define DEVICE_STREAMS_HELP                                                                                                  \
-    "streams of a GPU: 1, or 2, which run gradients of weights beside what follows them, with the same result and a little " \
+#define DEVICE_STREAMS_HELP                                                                                              \
+    "CUDA streams: 1, or 2, which run gradients of weights beside what follows them, with the same result and a little " \
     "more memory"
 
 /* backend->close gives it back. */
@@ -51,13 +51,15 @@ Status device_backend_open(Backend *backend, const DeviceOptions *options, Error
  * The backend computes nothing. */
 Status device_plan_open(Backend *backend, const DeviceOptions *options, Error *error);
 
-/* Where several ranks compute: counts those with memory from the same place (backend->n_sharing), which is the host's with its
- * `host_size` ranks, or a GPU's. Some on GPUs and some on CPUs are refused. Collective over `world`. */
+/* Where several ranks compute: counts those with memory from the same place (backend->n_sharing), which is
+ * the host's with its `host_size` ranks, or a GPU's. Some on GPUs and some on CPUs are refused. Collective
+ * over `world`. */
 Status device_meet(Backend *backend, Comm *world, int host_size, Error *error);
 
-/* Bytes that programs may ask the device for: this rank's share of what is free now, less, on a GPU, DEVICE_RESERVE_BYTES.
- * Those are for what CUDA and its libraries take when kernels are first loaded and sections are recorded, which no plan knows
- * of. (What `bench step` says was taken beside the plan: 10 MiB on an H200. NCCL takes more.) */
+/* Bytes that programs may ask the device for: this rank's share of what is free now, less, on a GPU,
+ * DEVICE_RESERVE_BYTES. Those are for what CUDA and its libraries take when kernels are first loaded and
+ * sections are recorded, which no plan knows of. (What `bench step` says was taken beside the plan: 10 MiB on
+ * an H200. NCCL takes more.) */
 #define DEVICE_RESERVE_BYTES ((uint64_t)256 << 20)
 uint64_t device_usable_bytes(const Backend *backend);
 
@@ -65,14 +67,14 @@ uint64_t device_usable_bytes(const Backend *backend);
 Status device_check_memory(const Backend *backend, size_t n_bytes, const char *what, const char *advice,
                            Error *error);
 
-/* A communicator for the device's memory over the same ranks as `host`, which must stay open: by NCCL where all ranks have
- * it and a GPU each (or pretend to be hosts of their own, by NCCL_HOSTID), else through the host. On the CPU it is {0}: `host`
- * itself is the one to use. Collective; after device_meet. */
+/* A communicator for the device's memory over the same ranks as `host`, which must stay open: by NCCL where
+ * all ranks have it and a GPU each (or pretend to be hosts of their own, by NCCL_HOSTID), else through the
+ * host. On the CPU it is {0}: `host` itself is the one to use. Collective; after device_meet. */
 Status device_comm_open(Comm *comm, Comm *host, const Backend *backend, Error *error);
 void device_comm_close(Comm *comm, const Backend *backend); /* before the backend; safe on {0} */
 
-/* Which GPU it is, and what on it is done another way than the best that pgpt knows, and why. Nothing of the CPU. `comm` is
- * what device_comm_open made; programs should have been planned by then. */
+/* Which GPU it is, and what on it is done another way than the best that pgpt knows, and why. Nothing of the
+ * CPU. `comm` is what device_comm_open made; programs should have been planned by then. */
 void device_say(const Log *log, const Backend *backend, const Comm *comm);
 
 /* "NVIDIA H200, ..." or "8 threads". */

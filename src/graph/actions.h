@@ -1,8 +1,9 @@
-/* A step is a list of actions: what a rank does with which micro-batch, in order. The list comes from a pure function of
- * the number of micro-batches (and, for pipelines, of stages); one runner carries it out (train/step.h).
+/* A step is a list of actions: what a rank does with which micro-batch, in order. The list comes from a pure
+ * function of the number of micro-batches (and, for pipelines, of stages); one runner carries it out
+ * (train/step.h).
  *
- * Several micro-batches can be in flight, each in a frame of its own: a copy of the memory that its backward needs again
- * (PLACE_FRAME and the inputs). An instruction's addresses are a frame's base plus an offset. */
+ * Several micro-batches can be in flight, each in a frame of its own: a copy of the memory that its backward
+ * needs again (PLACE_FRAME and the inputs). An instruction's addresses are a frame's base plus an offset. */
 #ifndef PGPT_GRAPH_ACTIONS_H
 #define PGPT_GRAPH_ACTIONS_H
 
@@ -22,7 +23,8 @@ typedef struct {
     bool is_first, is_last;
 } StepAction;
 
-/* Writes the actions of a step, at most ACTIONS_PER_MICRO_BATCH * n_micro_batches + 1, and returns their number. */
+/* Writes the actions of a step, at most ACTIONS_PER_MICRO_BATCH * n_micro_batches + 1, and returns their
+ * number. */
 enum { ACTIONS_PER_MICRO_BATCH = 2 };
 typedef int (*ActionList)(int n_micro_batches, StepAction *actions);
 

@@ -1,18 +1,18 @@
 /* Autograd: one walk over the forward nodes from the last to the first.
  *
- * When the walk reaches a node, everything that reads its outputs has been handled, so their gradients are complete;
- * the node's rule then contributes to the gradients of its inputs. Three cases need care:
+ * When the walk reaches a node, everything that reads its outputs has been handled, so their gradients are
+ * complete; the node's rule then contributes to the gradients of its inputs. Three cases need care:
  *
- * Several contributions. The first writer of a gradient overwrites, later ones add. A parameter's gradient also sums
- * over micro-batches, so its first writer overwrites only in the first of them.
+ * Several contributions. The first writer of a gradient overwrites, later ones add. A parameter's gradient
+ * also sums over micro-batches, so its first writer overwrites only in the first of them.
  *
- * Sharing. x + y passes its gradient on unchanged to both, and it would be a waste to copy it: both gradients are then
- * the same tensor. If a later contribution wants to add to one of them while the other is still unread, it gets a
- * copy of its own first. The other is unread as long as its producer has not been visited.
+ * Sharing. x + y passes its gradient on unchanged to both, and it would be a waste to copy it: both gradients
+ * are then the same tensor. If a later contribution wants to add to one of them while the other is still
+ * unread, it gets a copy of its own first. The other is unread as long as its producer has not been visited.
  *
- * Views. The gradient of a part of a tensor is the same part of the tensor's gradient. Parts are written fresh as
- * long as they do not overlap; the walk checks that they cover the whole when it is read. Parameters are parts of one
- * flat tensor; when their gradients need not persist, each has a tensor of its own. */
+ * Views. The gradient of a part of a tensor is the same part of the tensor's gradient. Parts are written
+ * fresh as long as they do not overlap; the walk checks that they cover the whole when it is read. Parameters
+ * are parts of one flat tensor; when their gradients need not persist, each has a tensor of its own. */
 #include "graph/autograd.h"
 
 #include <stdlib.h>
@@ -69,8 +69,9 @@ static void unshare(Autograd *autograd, Tensor *tensor) {
                  TENSORS(slot->gradient));
 }
 
-/* Has the gradient of this part of `root` been written already, through this view or an equal one? A view that overlaps
- * another without being equal would need its parts added and written separately: the model has to cut at equal borders. */
+/* Has the gradient of this part of `root` been written already, through this view or an equal one? A view
+ * that overlaps another without being equal would need its parts added and written separately: the model has
+ * to cut at equal borders. */
 static bool is_part_written(Autograd *autograd, const Tensor *target, Tensor *root) {
     int64_t first = tensor_root_element(target), end = first + tensor_count(target);
     bool is_written = autograd->slot[target->id].is_written;

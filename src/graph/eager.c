@@ -1,6 +1,6 @@
-/* Moving writers of one gradient changes which of them comes first, and the first must overwrite where the others
- * add. So the pass remembers how the first writer of each tensor wrote, and hands that mode to whoever is first
- * afterwards. */
+/* Moving writers of one gradient changes which of them comes first, and the first must overwrite where the
+ * others add. So the pass remembers how the first writer of each tensor wrote, and hands that mode to whoever
+ * is first afterwards. */
 #include "graph/eager.h"
 
 #include "base/arena.h"

@@ -1,15 +1,16 @@
 /* Eager gradients: backward nodes that could run during the forward do run there, when that frees memory.
  *
- * The loss leaves the gradient of its logits behind as it computes them. With the logits cut into chunks of rows,
- * running each chunk's backward products at once means that only one chunk of (rows, V) is ever in memory. */
+ * The loss leaves the gradient of its logits behind as it computes them. With the logits cut into chunks of
+ * rows, running each chunk's backward products at once means that only one chunk of (rows, V) is ever in
+ * memory. */
 #ifndef PGPT_GRAPH_EAGER_H
 #define PGPT_GRAPH_EAGER_H
 
 #include "graph/graph.h"
 
-/* Move every backward node that reads a gradient made in the forward section, and nothing made later, to right behind
- * the last node it needs. It keeps its phase, so its time still counts as backward. Runs after autograd, before
- * recompute and plan. Returns how many were moved. */
+/* Move every backward node that reads a gradient made in the forward section, and nothing made later, to
+ * right behind the last node it needs. It keeps its phase, so its time still counts as backward. Runs after
+ * autograd, before recompute and plan. Returns how many were moved. */
 int eager_gradients(Graph *graph);
 
 #endif

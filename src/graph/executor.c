@@ -1,5 +1,6 @@
-/* Everything that could be decided before the first step was: a run is a walk over an array of function pointers
- * with ready-made arguments. The clock is read once an instruction, about 25 ns, so timing is always on. */
+/* Everything that could be decided before the first step was: a run is a walk over an array of function
+ * pointers with ready-made arguments. The clock is read once an instruction, about 25 ns, so timing is always
+ * on. */
 #include "graph/executor.h"
 
 #include "base/half.h"
@@ -168,7 +169,8 @@ void executor_close(Executor *executor) {
 
 /* ---- running */
 
-/* One instruction, with its name on the board while the host is in it. Behind a device that is the time to enqueue it. */
+/* One instruction, with its name on the board while the host is in it. Behind a device that is the time to
+ * enqueue it. */
 static Status run_one(Executor *executor, int number, const KernelCall *call, bool waits, Error *error) {
     const Backend *backend = executor->memory->backend;
     Section section = call->node->section;
@@ -311,7 +313,8 @@ static Status run_often(Executor *executor, Section section, MicroBatch micro, i
 
 /* ---- a device that runs behind the host */
 
-/* What fails behind the host is found where the host waits; which instruction it was, the device does not say. */
+/* What fails behind the host is found where the host waits; which instruction it was, the device does not
+ * say. */
 static Status found_late(const Executor *executor, Status status, Error *error) {
     const Backend *backend = executor->memory->backend;
     if (status == STATUS_OK || !backend->blocking_wish || backend->is_blocking) return status;

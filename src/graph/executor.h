@@ -89,8 +89,8 @@ typedef struct {
 Status executor_open(Executor *executor, const Program *program, DeviceMemory *memory, Error *error);
 void executor_close(Executor *executor);
 
-/* Which of a step's micro-batches it is: the first overwrites gradients, the last may communicate them; and the frame
- * that it is in. */
+/* Which of a step's micro-batches it is: the first overwrites gradients, the last may communicate them; and
+ * the frame that it is in. */
 typedef struct {
     bool is_first, is_last;
     int frame;
@@ -109,8 +109,8 @@ Status executor_run(Executor *executor, Section section, MicroBatch micro, Error
  * stands between them. */
 Status executor_repeat(Executor *executor, Section section, int n_times, Error *error);
 
-/* Host copies of a whole tensor, and of bytes first_byte .. first_byte + n_bytes - 1 of one; of an input, in a frame (others
- * are of the first). */
+/* Host copies of a whole tensor, and of bytes first_byte .. first_byte + n_bytes - 1 of one; of an input, in
+ * a frame (others are of the first). */
 Status executor_upload_input(Executor *executor, const Tensor *tensor, int frame, const void *host,
                              Error *error);
 Status executor_upload(Executor *executor, const Tensor *tensor, const void *host, Error *error);

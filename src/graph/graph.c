@@ -1,5 +1,5 @@
-/* Recording: two growing arrays in execution order and a sticky error. Everything a graph owns lives in its arena,
- * so that passes can replace nodes and tensors without asking who frees them. */
+/* Recording: two growing arrays in execution order and a sticky error. Everything a graph owns lives in its
+ * arena, so that passes can replace nodes and tensors without asking who frees them. */
 #include "graph/graph.h"
 #include "graph/op.h"
 
@@ -53,7 +53,8 @@ bool graph_check(Graph *graph, bool condition, const char *format, ...) {
     return false;
 }
 
-/* Room for one more pointer; the old array stays in the arena, which costs as much again and keeps things simple. */
+/* Room for one more pointer; the old array stays in the arena, which costs as much again and keeps things
+ * simple. */
 static void *grow(Arena *arena, void *array, int count, int *capacity) {
     if (count < *capacity) return array;
     int larger = *capacity ? *capacity * 2 : 64;

@@ -1,12 +1,12 @@
 /* The graph: a training step as a list of nodes over tensors, in the order in which they will run.
  *
- * Model code records nodes by calling the builders of ops/ops.h; nothing is computed and nothing is allocated for
- * data. Passes then edit the list: autograd.h adds the backward half, recompute.h drops and repeats activations,
- * plan.h gives every tensor its offset. program.h turns the result into instructions.
+ * Model code records nodes by calling the builders of ops/ops.h; nothing is computed and nothing is allocated
+ * for data. Passes then edit the list: autograd.h adds the backward half, recompute.h drops and repeats
+ * activations, plan.h gives every tensor its offset. program.h turns the result into instructions.
  *
- * Recording does not return errors one by one, which would bury the model under checks. The first mistake is kept
- * in the graph; builders called after it do nothing and return a harmless tensor; the caller asks graph_status()
- * once at the end. */
+ * Recording does not return errors one by one, which would bury the model under checks. The first mistake is
+ * kept in the graph; builders called after it do nothing and return a harmless tensor; the caller asks
+ * graph_status() once at the end. */
 #ifndef PGPT_GRAPH_GRAPH_H
 #define PGPT_GRAPH_GRAPH_H
 
@@ -39,12 +39,12 @@ typedef enum { SECTION_FORWARD, SECTION_BACKWARD, SECTION_UPDATE, N_SECTIONS } S
 
 const char *section_name(Section section);
 
-/* What an instruction's time counts as. The first three are the sections': a node may be moved to another section by a
- * pass, and keeps its phase. */
+/* What an instruction's time counts as. The first three are the sections': a node may be moved to another
+ * section by a pass, and keeps its phase. */
 typedef enum { PHASE_FORWARD, PHASE_BACKWARD, PHASE_UPDATE, PHASE_COMMUNICATION, N_PHASES } Phase;
 
-/* How a node writes an output. Parameter gradients are sums over micro-batches: their first writer overwrites in
- * the first micro-batch of a step, so that nobody has to clear them. */
+/* How a node writes an output. Parameter gradients are sums over micro-batches: their first writer overwrites
+ * in the first micro-batch of a step, so that nobody has to clear them. */
 typedef enum { WRITE_FRESH, WRITE_ADD, WRITE_ADD_AFTER_FIRST } WriteMode;
 
 struct Tensor {
@@ -101,8 +101,8 @@ Tensor *graph_tensor(Graph *graph, Place place, DType dtype, Shape shape, const 
 /* A contiguous part of `base` that starts at element `first`. */
 Tensor *graph_view(Graph *graph, Tensor *base, Shape shape, int64_t first, const char *name);
 
-/* Append a node; `attributes` is copied. Inputs may hold NULL. Outputs are WRITE_FRESH and get this node as producer;
- * in the forward section an output needs a gradient when an input does. */
+/* Append a node; `attributes` is copied. Inputs may hold NULL. Outputs are WRITE_FRESH and get this node as
+ * producer; in the forward section an output needs a gradient when an input does. */
 Node *graph_record(Graph *graph, const Op *op, const void *attributes, size_t attributes_bytes, int n_inputs,
                    Tensor *const *inputs, int n_outputs, Tensor *const *outputs);
 

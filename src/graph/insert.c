@@ -1,5 +1,5 @@
-/* New nodes stand at the end of the list until the end, when old and new are merged by place: a counting sort, so that
- * a program of many thousand nodes costs no more than its length. */
+/* New nodes stand at the end of the list until the end, when old and new are merged by place: a counting
+ * sort, so that a program of many thousand nodes costs no more than its length. */
 #include "graph/insert.h"
 
 #include <string.h>

@@ -4,11 +4,12 @@
  *     op_copy(graph, x);
  *     insertion_behind(&insertion, 7);      // the nodes recorded since the last call come behind node 7
  *     op_copy(graph, y);
- *     insertion_before(&insertion, 12);     // and these before node 12; all indices are those of the beginning
+ *     // and these before node 12; all indices are those of the beginning
+ *     insertion_before(&insertion, 12);
  *     insertion_end(&insertion);
  *
- * Nodes take the section of the one they stand next to. At one place they keep the order in which they were recorded; what
- * goes behind a node comes before what goes before the next. */
+ * Nodes take the section of the one they stand next to. At one place they keep the order in which they were
+ * recorded; what goes behind a node comes before what goes before the next. */
 #ifndef PGPT_GRAPH_INSERT_H
 #define PGPT_GRAPH_INSERT_H
 

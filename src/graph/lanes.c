@@ -1,5 +1,6 @@
-/* Nodes beside are few and short-lived: between one of them and the node that waits for it lie a handful of others. So every node of
- * the main lane is compared with those beside that nobody has waited for yet, byte range by byte range. */
+/* Nodes beside are few and short-lived: between one of them and the node that waits for it lie a handful of
+ * others. So every node of the main lane is compared with those beside that nobody has waited for yet, byte
+ * range by byte range. */
 #include "graph/lanes.h"
 
 typedef struct {

@@ -1,6 +1,7 @@
-/* Moving a node towards the end keeps its inputs alive longer, so it pays only where they are smaller than what it makes.
- * It is allowed only where nobody changes those inputs in between: gradients that a residual addition shares are added to
- * later, and a node that was moved behind such an addition would read another value. */
+/* Moving a node towards the end keeps its inputs alive longer, so it pays only where they are smaller than
+ * what it makes. It is allowed only where nobody changes those inputs in between: gradients that a residual
+ * addition shares are added to later, and a node that was moved behind such an addition would read another
+ * value. */
 #include "graph/lazy.h"
 
 #include <string.h>
@@ -22,7 +23,8 @@ static bool touches_root(const Node *node, const Tensor *root) {
     return false;
 }
 
-/* Bytes of activations that the node reads and that nobody touches at `end` or later: moving it there keeps them. */
+/* Bytes of activations that the node reads and that nobody touches at `end` or later: moving it there keeps
+ * them. */
 static size_t kept_bytes(const Graph *graph, const Node *node, int end) {
     size_t n_bytes = 0;
     for (int k = 0; k < node->n_inputs; k++) {
@@ -36,7 +38,8 @@ static size_t kept_bytes(const Graph *graph, const Node *node, int end) {
     return n_bytes;
 }
 
-/* A node with other outputs has other readers, and cannot wait for this one; nor can one whose inputs change. */
+/* A node with other outputs has other readers, and cannot wait for this one; nor can one whose inputs
+ * change. */
 static bool can_wait(const Graph *graph, int position, int end) {
     const Node *node = graph->node[position];
     int n_outputs = 0;

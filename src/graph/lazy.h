@@ -1,16 +1,16 @@
 /* Lazy gradients: a parameter's gradient that is only needed much later is not computed before it is.
  *
- * The token table of a tied model gets one contribution from the head, at the very start of the backward, and one from
- * the embedding, at its very end. Where gradients do not persist, keeping the (V,C) gradient alive in between can cost
- * far more than keeping what it is computed from. */
+ * The token table of a tied model gets one contribution from the head, at the very start of the backward, and
+ * one from the embedding, at its very end. Where gradients do not persist, keeping the (V,C) gradient alive
+ * in between can cost far more than keeping what it is computed from. */
 #ifndef PGPT_GRAPH_LAZY_H
 #define PGPT_GRAPH_LAZY_H
 
 #include "graph/graph.h"
 
 /* For every gradient of a parameter in PLACE_ACTIVATION that several nodes write: if what the earlier writers
- * read is smaller than the gradient, move them right in front of the last writer. Runs after autograd and eager_gradients,
- * before recompute. Returns how many nodes were moved. */
+ * read is smaller than the gradient, move them right in front of the last writer. Runs after autograd and
+ * eager_gradients, before recompute. Returns how many nodes were moved. */
 int lazy_gradients(Graph *graph);
 
 #endif

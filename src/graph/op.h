@@ -1,8 +1,8 @@
 /* What an operation is: the rules that every pass and backend needs, in one table.
  *
- * src/ops/ has one file per operation with its builder (the shape rule), these functions, and a plain-C reference
- * kernel that says in the simplest way what the operation means. Backends bring their own kernels; a kernel is
- * right when it agrees with the reference. */
+ * src/ops/ has one file per operation with its builder (the shape rule), these functions, and a plain-C
+ * reference kernel that says in the simplest way what the operation means. Backends bring their own kernels;
+ * a kernel is right when it agrees with the reference. */
 #ifndef PGPT_GRAPH_OP_H
 #define PGPT_GRAPH_OP_H
 
@@ -23,7 +23,8 @@ typedef struct {
 
 typedef Status (*Kernel)(const KernelCall *call, Error *error);
 
-/* Work counted by formula: arithmetic, and the fewest bytes that must move (each input read, each output written). */
+/* Work counted by formula: arithmetic, and the fewest bytes that must move (each input read, each output
+ * written). */
 typedef struct {
     double flops, bytes;
 } Cost;
@@ -36,21 +37,25 @@ struct Op {
     double (*flops)(const Node *node);
     /* Bytes where they are not simply all inputs + all outputs (a gather, say). NULL: the plain rule. */
     double (*bytes)(const Node *node);
-    /* The input whose memory output `output` may take over when nobody reads it afterwards, or -1. NULL: none. */
+    /* The input whose memory output `output` may take over when nobody reads it afterwards, or -1. NULL:
+     * none. */
     int (*in_place)(const Node *node, int output);
     /* Sums of columns (sums.h): the input whose columns output `output` sums up, or -1. NULL: none. */
     int (*sums_input)(const Node *node, int output);
-    /* And the output that may take the sums of the columns of output `output`, as they are stored, or -1. NULL: none. */
+    /* And the output that may take the sums of the columns of output `output`, as they are stored, or -1.
+     * NULL: none. */
     int (*sums_output)(const Node *node, int output);
     /* Attributes in words for the printed program; writes into text. NULL: nothing to say. */
     void (*describe)(const Node *node, char *text, size_t n_bytes);
     /* The meaning, in plain C on f32 host memory. Never NULL. */
     Kernel reference;
-    /* Nothing near it in a program waits for it: it may run beside what follows, where a device can do that (lanes.h). */
+    /* Nothing near it in a program waits for it: it may run beside what follows, where a device can do that
+     * (lanes.h). */
     bool runs_beside;
     /* A program can be recorded without it: a backend has it only if it has a kernel of its own for it. */
     bool is_shortcut;
-    /* Communication is no device's business: the reference is what runs, with addresses of whatever device it is. */
+    /* Communication is no device's business: the reference is what runs, with addresses of whatever device it
+     * is. */
     bool is_portable;
     /* Recompute repeats it like any computation. What other communication has brought is kept. */
     bool is_repeatable;

@@ -1,10 +1,10 @@
 /* Lifetimes first, places second.
  *
- * A storage is a set of tensors on the same bytes: a root with its views, and whatever takes over its memory in
- * place. It lives from the first node that touches one of them to the last. Storages are placed from the largest to
- * the smallest, each at the lowest offset where it collides with none that is alive at the same time: the large ones
- * settle the size of the arena and the small ones fill the holes. On a training step this ends within a few per cent
- * of the lower bound (live_bytes), which the plan reports beside it. */
+ * A storage is a set of tensors on the same bytes: a root with its views, and whatever takes over its memory
+ * in place. It lives from the first node that touches one of them to the last. Storages are placed from the
+ * largest to the smallest, each at the lowest offset where it collides with none that is alive at the same
+ * time: the large ones settle the size of the arena and the small ones fill the holes. On a training step
+ * this ends within a few per cent of the lower bound (live_bytes), which the plan reports beside it. */
 #include "graph/plan.h"
 
 #include "graph/lanes.h"
@@ -87,7 +87,8 @@ static int by_size(const void *a, const void *b) {
     return x->id < y->id ? -1 : 1;
 }
 
-/* The lowest hole for a storage among those placed (sorted by offset), looking only at those alive with it. */
+/* The lowest hole for a storage among those placed (sorted by offset), looking only at those alive with
+ * it. */
 static size_t lowest_hole(const Storage *storage, Storage *const *placed, int n_placed) {
     size_t offset = 0;
     for (int i = 0; i < n_placed; i++) {

@@ -1,8 +1,8 @@
 /* The memory plan: where every tensor lies, known before anything is allocated.
  *
- * Places that persist are laid out one tensor after the other. Activations share one arena: two of them may lie on
- * the same bytes when their lifetimes do not overlap, and an output may take over the memory of an input that dies
- * in the same node, where its op allows. */
+ * Places that persist are laid out one tensor after the other. Activations share one arena: two of them may
+ * lie on the same bytes when their lifetimes do not overlap, and an output may take over the memory of an
+ * input that dies in the same node, where its op allows. */
 #ifndef PGPT_GRAPH_PLAN_H
 #define PGPT_GRAPH_PLAN_H
 
@@ -19,12 +19,14 @@ typedef struct {
     const Node *peak_node; /* that node */
 } MemoryPlan;
 
-/* Gives every tensor its offset. Nodes run in the order of graph->node; with_lanes, some of them beside others (lanes.h), which keep
- * their memory for a while. With several frames, what a forward leaves for its backward goes to PLACE_FRAME; with one,
- * all activations share one arena. Fails only on sizes beyond the address space. */
+/* Gives every tensor its offset. Nodes run in the order of graph->node; with_lanes, some of them beside
+ * others (lanes.h), which keep their memory for a while. With several frames, what a forward leaves for its
+ * backward goes to PLACE_FRAME; with one, all activations share one arena. Fails only on sizes beyond the
+ * address space. */
 Status plan_memory(Graph *graph, bool with_lanes, int n_frames, MemoryPlan *plan, Error *error);
 
-/* Is there one of this place for each micro-batch in flight? Inputs are: a backward reads its tokens again. */
+/* Is there one of this place for each micro-batch in flight? Inputs are: a backward reads its tokens
+ * again. */
 static inline bool place_is_framed(Place place) {
     return place == PLACE_FRAME || place == PLACE_INPUT;
 }

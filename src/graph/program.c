@@ -1,5 +1,6 @@
-/* Building is the last pass; printing is for people: one line an instruction, what it writes on the left, what it
- * reads on the right, so that the data flow of a whole training step can be followed with a finger. */
+/* Building is the last pass; printing is for people: one line an instruction, what it writes on the left,
+ * what it reads on the right, so that the data flow of a whole training step can be followed with a
+ * finger. */
 #include "graph/program.h"
 
 #include "base/text/format.h"

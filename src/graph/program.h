@@ -1,5 +1,5 @@
-/* The program: a graph made ready for one backend. Every node has a kernel, its working memory and its place; what it
- * costs is counted. It can be printed, costed and run (executor.h). */
+/* The program: a graph made ready for one backend. Every node has a kernel, its working memory and its place;
+ * what it costs is counted. It can be printed, costed and run (executor.h). */
 #ifndef PGPT_GRAPH_PROGRAM_H
 #define PGPT_GRAPH_PROGRAM_H
 
@@ -19,8 +19,8 @@ typedef struct {
     LaneStep *lane; /* (n_nodes): what runs beside what; NULL where the backend has one lane */
 } Program;
 
-/* Asks the backend for scratch sizes, plans memory, sorts nodes into sections. Fails, naming the operation, when the
- * backend has no kernel for one. */
+/* Asks the backend for scratch sizes, plans memory, sorts nodes into sections. Fails, naming the operation,
+ * when the backend has no kernel for one. */
 Status program_build(Program *program, const char *name, Graph *graph, const Backend *backend,
                      int n_micro_batches, Error *error);
 

@@ -1,11 +1,12 @@
-/* Demand-driven: for each segment, find which of its forward tensors the backward half reads, mark the nodes that
- * make them (and the nodes that make what those read, as long as it lies in the segment), and insert copies of the
- * marked nodes before the segment's first backward node. The backward nodes then read the copies, so the originals
- * die early and the memory plan reuses their space. What crosses a segment's border is kept: it is the input.
+/* Demand-driven: for each segment, find which of its forward tensors the backward half reads, mark the nodes
+ * that make them (and the nodes that make what those read, as long as it lies in the segment), and insert
+ * copies of the marked nodes before the segment's first backward node. The backward nodes then read the
+ * copies, so the originals die early and the memory plan reuses their space. What crosses a segment's border
+ * is kept: it is the input.
  *
- * The last segment is left alone. Its backward starts where its forward ends, so all its activations are alive at
- * that moment whether they were kept or made again. Dropout draws by position and not by call, so a repeated node
- * repeats its bits.
+ * The last segment is left alone. Its backward starts where its forward ends, so all its activations are
+ * alive at that moment whether they were kept or made again. Dropout draws by position and not by call, so a
+ * repeated node repeats its bits.
  *
  * What communication has brought in the forward is kept, as an activation at a segment's border is: to wait
  * for it twice costs more than its bytes. An all-gather is the exception (is_repeatable): what it brings is
@@ -86,7 +87,8 @@ static Tensor *substitute_for(Recompute *pass, Tensor *tensor) {
     return tensor;
 }
 
-/* Where a repeated node writes: anew, or where another has written a part of it or what it changes in place. */
+/* Where a repeated node writes: anew, or where another has written a part of it or what it changes in
+ * place. */
 static Tensor *output_again(Recompute *pass, const Node *again, Tensor *old) {
     if (old->base) {
         output_again(pass, again, old->base);

@@ -1,7 +1,7 @@
-/* Recomputation: trade arithmetic for memory by forgetting activations and computing them again.
+/* Activation checkpointing (recomputation): arithmetic traded for memory.
  *
- * Of every `n_blocks` transformer blocks only the input is kept; before the backward of such a segment its forward is
- * run again, as far as the backward reads it. Runs after autograd and before the memory plan. */
+ * Of every `n_blocks` transformer blocks only the input is kept; before the backward of such a segment its
+ * forward is run again, as far as the backward reads it. Runs after autograd and before the memory plan. */
 #ifndef PGPT_GRAPH_RECOMPUTE_H
 #define PGPT_GRAPH_RECOMPUTE_H
 

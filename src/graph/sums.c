@@ -1,5 +1,6 @@
-/* What is summed must be what the reader would have read, and the sums must come at the same turn among all that touch their
- * memory: so the columns have one writer, who writes them whole, and nobody in between touches the sums. */
+/* What is summed must be what the reader would have read, and the sums must come at the same turn among all
+ * that touch their memory: so the columns have one writer, who writes them whole, and nobody in between
+ * touches the sums. */
 #include "graph/sums.h"
 
 static int count_outputs(const Node *node) {

@@ -1,8 +1,8 @@
-/* The source is checked whole, and the room on the disk, before the first byte is written; what is written then goes
- * to a staged folder. So a mistake costs nothing, and a folder with the final name is complete.
+/* The source is checked whole, and the room on the disk, before the first byte is written; what is written
+ * then goes to a staged folder. So a mistake costs nothing, and a folder with the final name is complete.
  *
- * Weights go through the room of one tensor in either direction: the checkpoint asks for them in pieces, in the order
- * of the table, and gets them from the tensor that was read last. */
+ * Weights go through the room of one tensor in either direction: the checkpoint asks for them in pieces, in
+ * the order of the table, and gets them from the tensor that was read last. */
 #include "huggingface/convert.h"
 
 #include "base/file/staged_folder.h"

@@ -1,8 +1,8 @@
 /* From any model to a folder of the other kind: what `pgpt convert` does.
  *
- * A folder of ours is a run's: config.ini with the model's options, one checkpoint without optimizer, the tokenizer's
- * files, and the config.json that the model came from, so that it can go back as it was. The folder appears when all
- * of it is there. */
+ * A folder of ours is a run's: config.ini with the model's options, one checkpoint without optimizer, the
+ * tokenizer's files, and the config.json that the model came from, so that it can go back as it was. The
+ * folder appears when all of it is there. */
 #ifndef PGPT_HUGGINGFACE_CONVERT_H
 #define PGPT_HUGGINGFACE_CONVERT_H
 

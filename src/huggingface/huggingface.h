@@ -4,9 +4,9 @@
  *     model.safetensors               its tensors; or, where they fill several files,
  *     model.safetensors.index.json    which tensor is in which of model-00001-of-00003.safetensors, ...
  *
- * Tensors have the names of the parameter table, mostly behind "transformer."; matrices of the blocks are stored as
- * (in,out), ours are (out,in). Everything is checked before anything is used, and every message names the file and
- * the field or tensor. Writing such a folder is huggingface_write.h. */
+ * Tensors have the names of the parameter table, mostly behind "transformer."; matrices of the blocks are
+ * stored as (in,out), ours are (out,in). Everything is checked before anything is used, and every message
+ * names the file and the field or tensor. Writing such a folder is huggingface_write.h. */
 #ifndef PGPT_HUGGINGFACE_HUGGINGFACE_H
 #define PGPT_HUGGINGFACE_HUGGINGFACE_H
 
@@ -54,8 +54,8 @@ bool huggingface_is_model(const char *folder);
 Status huggingface_open(HuggingFaceModel *model, const char *folder, Error *error);
 void huggingface_close(HuggingFaceModel *model); /* safe after a failed open, and twice */
 
-/* All tensors of the table must be there in their shapes and be numbers, and no others; a head that is tied must be
- * absent or equal to the token table. */
+/* All tensors of the table must be there in their shapes and be numbers, and no others; a head that is tied
+ * must be absent or equal to the token table. */
 Status huggingface_check(const HuggingFaceModel *model, const ParameterTable *table, Error *error);
 
 /* All values of one parameter in our layout. One that is stored in fewer bits is read exactly. */
@@ -67,16 +67,17 @@ Status huggingface_read(const HuggingFaceModel *model, const Parameter *paramete
 /* The configuration in a file; texts go to the arena. `note` has room for 200 bytes. */
 Status huggingface_config_read(const char *path, ModelConfig *config, char *note, Arena *arena, Error *error);
 
-/* Is this model a GPT-2 as Hugging Face has it? If not, it is a user's error that names the option in the way. */
+/* Is this model a GPT-2 as Hugging Face has it? If not, it is a user's error that names the option in the
+ * way. */
 Status huggingface_can_express(const ModelConfig *config, Error *error);
 
 /* The type that a config.json states for its model's tensors; F32 where it states none. */
 SafetensorsType huggingface_config_type(const char *path);
 
-/* The text of a config.json for this model, from malloc. `origin` names the config.json that the model came from: if
- * it still describes the model, its other fields are kept, byte by byte if there is nothing to change. NULL: there
- * is none. `end_token` ends a text, -1 if nothing does. `is_bare`: its tensors go without "transformer.", as in a
- * model without head. */
+/* The text of a config.json for this model, from malloc. `origin` names the config.json that the model came
+ * from: if it still describes the model, its other fields are kept, byte by byte if there is nothing to
+ * change. NULL: there is none. `end_token` ends a text, -1 if nothing does. `is_bare`: its tensors go without
+ * "transformer.", as in a model without head. */
 Status huggingface_config_text(const ModelConfig *config, const char *origin, SafetensorsType type,
                                int32_t end_token, char **text, bool *is_bare, Error *error);
 

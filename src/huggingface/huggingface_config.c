@@ -1,8 +1,8 @@
-/* config.json and our configuration. Ours is filled through the checkpoint's own reader, from an object with our
- * options' names: options that GPT-2 does not have then get their defaults there, also those yet to come.
+/* config.json and our configuration. Ours is filled through the checkpoint's own reader, from an object with
+ * our options' names: options that GPT-2 does not have then get their defaults there, also those yet to come.
  *
- * What would change the model's results and is not known here is refused; what only describes (token ids, task
- * settings) is left to whoever wrote it and kept when a model goes back. */
+ * What would change the model's results and is not known here is refused; what only describes (token ids,
+ * task settings) is left to whoever wrote it and kept when a model goes back. */
 #include "huggingface/huggingface.h"
 
 #include "base/file/file.h"

@@ -1,12 +1,12 @@
 /* A folder's tensors, from whatever files they lie in, by the names of the parameter table.
  *
- * The files are opened and checked one by one (safetensors_open), then all their tensors go into one sorted list under
- * the names that we use. A name that turns up twice, in one file with and without prefix or in two files, is refused,
- * since nobody could say which is meant. Causal masks, which older versions of transformers saved beside the weights,
- * are no parameters and are left out of the list.
+ * The files are opened and checked one by one (safetensors_open), then all their tensors go into one sorted
+ * list under the names that we use. A name that turns up twice, in one file with and without prefix or in two
+ * files, is refused, since nobody could say which is meant. Causal masks, which older versions of
+ * transformers saved beside the weights, are no parameters and are left out of the list.
  *
- * Matrices of the blocks are turned as they are read, a band of rows at a time, so that besides the tensor that is
- * asked for only the band is in memory. */
+ * Matrices of the blocks are turned as they are read, a band of rows at a time, so that besides the tensor
+ * that is asked for only the band is in memory. */
 #include "huggingface/huggingface.h"
 
 #include "base/system/memory.h"

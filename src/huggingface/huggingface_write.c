@@ -1,8 +1,8 @@
-/* Tensors fill files in the order of the model until one is full, and within a file they lie in the order of their
- * names: where `transformers` would put them, and in the same bytes.
+/* Tensors fill files in the order of the model until one is full, and within a file they lie in the order of
+ * their names: where `transformers` would put them, and in the same bytes.
  *
- * A tensor is in memory once, as f32 in our layout. Rows of Hugging Face's layout are gathered from it and turned
- * into the type asked for a band at a time. */
+ * A tensor is in memory once, as f32 in our layout. Rows of Hugging Face's layout are gathered from it and
+ * turned into the type asked for a band at a time. */
 #include "huggingface/huggingface_write.h"
 
 #include "base/half.h"

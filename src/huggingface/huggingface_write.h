@@ -13,8 +13,8 @@ typedef struct {
     void *context;
 } HuggingFaceWriteOptions;
 
-/* Into a folder that is there. The table is the source's, checked. Tensors are read, turned and written one after the
- * other. A number that the type cannot hold is a user's error that names its tensor. */
+/* Into a folder that is there. The table is the source's, checked. Tensors are read, turned and written one
+ * after the other. A number that the type cannot hold is a user's error that names its tensor. */
 Status huggingface_write(const ModelSource *source, const ParameterTable *table, const char *folder,
                          const HuggingFaceWriteOptions *options, int *n_files, Error *error);
 

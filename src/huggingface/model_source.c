@@ -1,5 +1,5 @@
-/* What the two kinds have in common is little but enough for everybody who only wants a model: its configuration, its
- * parameters one by one, and the place of its tokenizer. */
+/* What the two kinds have in common is little but enough for everybody who only wants a model: its
+ * configuration, its parameters one by one, and the place of its tokenizer. */
 #include "huggingface/model_source.h"
 
 #include <stdio.h>

@@ -49,8 +49,8 @@ Status model_source_check(const ModelSource *source, const ParameterTable *table
 /* All values of one parameter; there is room for one tensor in memory, not for the model. */
 Status model_source_read(const ModelSource *source, const Parameter *parameter, float *values, Error *error);
 
-/* Give a command's model options the values of the source, as a preset does. One that was set to something else is a
- * user's error, except for dropout. */
+/* Give a command's model options the values of the source, as a preset does. One that was set to something
+ * else is a user's error, except for dropout. */
 Status model_source_set_options(const ModelSource *source, Options *options, Error *error);
 
 /* Keep the config.json that the model came from, if there is one, in a run's folder. */

@@ -1,11 +1,12 @@
-/* A model that a run begins with decides the run's model: its options are taken from it, and one that the user gave
- * himself must not say anything else. */
+/* A model that a run begins with decides the run's model: its options are taken from it, and one that the
+ * user gave himself must not say anything else. */
 #include "huggingface/model_source.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* Has the user (or a file, or a preset that he named) asked for something else? 0 in a whole number asks for nothing. */
+/* Has the user (or a file, or a preset that he named) asked for something else? 0 in a whole number asks for
+ * nothing. */
 static bool is_contradicted(const Options *options, const OptionSpec *spec, const char *text, Arena *arena,
                             const char **asked) {
     int index = options_find(options->command, spec->name);

@@ -49,7 +49,7 @@ const OptionSpec generate_option_specs[] = {
     OPTION_CHOICE("device", GenerateOptions, device, DEVICE_AUTO, device_names,
                   "where to compute; auto: on a GPU if there is one"),
     OPTION_CHOICE("dtype", GenerateOptions, precision, PRECISION_F32, precision_names,
-                  "numbers to compute in; pure-... are the same here as without"),
+                  "precision to compute in; pure-... are the same here as without"),
     OPTION_INT("threads", GenerateOptions, n_threads, 0, 0, 4096, "CPU threads; 0: all cores"),
     OPTION_STRING("output", GenerateOptions, output, "", "FILE",
                   "write the samples to this file, a JSON object a line, instead of to standard output",

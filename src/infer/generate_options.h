@@ -1,5 +1,5 @@
-/* The options of generation: of `pgpt generate`, and, but for those that are about files and the screen, of the
- * library. */
+/* The options of generation: of `pgpt generate`, and, but for those that are about files and the screen, of
+ * the library. */
 #ifndef PGPT_INFER_GENERATE_OPTIONS_H
 #define PGPT_INFER_GENERATE_OPTIONS_H
 

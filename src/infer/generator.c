@@ -1,18 +1,18 @@
-/* Two programs over one set of key/value caches: one reads a chunk of T tokens of every row, the other one token.
+/* Two programs over one set of KV caches: prefill reads a chunk of T tokens of every row, decode one token.
  *
- * Rows differ in length, but a program has one T for all. The rule that makes this harmless: a row's pass starts so
- * that its T positions end with its last token, or at position 0 if it has fewer. What lies before the new tokens is
- * computed a second time, with the same result; what lies behind the last (only where the text is shorter than a
- * chunk) is padding, which no earlier position sees and the next tokens overwrite. So every position stays within the
- * context, no row ever needs to wait or to be masked, and after the last pass every row has its logits, whether
- * it had anything new or not.
+ * Rows differ in length, but a program has one T for all. The rule that makes this harmless: a row's pass
+ * starts so that its T positions end with its last token, or at position 0 if it has fewer. What lies before
+ * the new tokens is computed a second time, with the same result; what lies behind the last (only where the
+ * text is shorter than a chunk) is padding, which no earlier position sees and the next tokens overwrite. So
+ * every position stays within the context, no row ever needs to wait or to be masked, and after the last pass
+ * every row has its logits, whether it had anything new or not.
  *
- * On a device that can draw tokens, the program of single tokens ends with drawing the next one, which its next run reads: it
- * can be run many times before the host looks at what was drawn.
+ * On a device that can draw tokens, the program of single tokens ends with drawing the next one, which its
+ * next run reads: it can be run many times before the host looks at what was drawn.
  *
- * Both programs record the same caches in the same order and nothing else in PLACE_STATE, so both see them at the
- * same offsets. The generator has a DeviceMemory of its own for that reason; only the parameters may be somebody
- * else's. */
+ * Both programs record the same caches in the same order and nothing else in PLACE_STATE, so both see them at
+ * the same offsets. The generator has a DeviceMemory of its own for that reason; only the parameters may be
+ * somebody else's. */
 #include "infer/generator.h"
 
 #include "base/system/memory.h"
@@ -187,7 +187,8 @@ Status generator_append(Generator *generator, int64_t row, int32_t token, Error 
     GeneratorRow *text = &generator->row[row];
     int32_t *window = window_of(generator, row);
     if (text->n_tokens == generator->context) {
-        /* Half of the context goes on, the new token included, at positions that the caches do not have it at. */
+        /* Half of the context goes on, the new token included, at positions that the caches do not have it
+         * at. */
         int64_t n_kept = generator->context / 2 > 0 ? generator->context / 2 - 1 : 0;
         memmove(window, window + text->n_tokens - n_kept, sizeof *window * (size_t)n_kept);
         *text = (GeneratorRow){.n_tokens = n_kept};

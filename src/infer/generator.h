@@ -4,22 +4,24 @@
  *
  *     TRY(generator_plan(&generator, &config, &table, backend, &(GeneratorOptions){.n_rows = 4}, error));
  *     ... generator_required_bytes(&generator) ...
- *     TRY(generator_open(&generator, &trainer_memory, error));   // or NULL: weights of its own, to be uploaded
+ *     // or NULL: weights of its own, to be uploaded
+ *     TRY(generator_open(&generator, &trainer_memory, error));
  *     TRY(generator_run(&generator, &request, error));           // as often as wanted
  *     generator_close(&generator);                               // also after a failure, and twice
  *
- * Rows are places for sequences: each has its own text, length and cache, and none influences another. A row sees at
- * most the last `context` tokens of its text. When its cache is full, it keeps the last half of the context and reads
- * that anew from position 0: a pause of context/2 tokens of reading every context/2 tokens, so the price of a token
- * stays the same however long the text grows.
+ * Rows are places for sequences: each has its own text, length and KV cache, and none influences another. A
+ * row sees at most the last `context` tokens of its text. When its cache is full, it keeps the last half of
+ * the context and reads that anew from position 0: a pause of context/2 tokens of reading every context/2
+ * tokens, so the price of a token stays the same however long the text grows.
  *
- * Nothing is allocated after generator_open, but for the few bytes of a run's sampler and, where repetition is
- * penalised, its counts. The struct points into itself: it stays where it was planned.
+ * Nothing is allocated after generator_open, but for the few bytes of a run's sampler and, where repetition
+ * is penalised, its counts. The struct points into itself: it stays where it was planned.
  *
- * What a row computes does not depend on what the others do, but its last bits depend on how many rows there are and
- * on whether a pass reads one token or a chunk, since products of different shapes add up in different orders. A text
- * is therefore the same in every batch, but for the rare token that is decided by such a bit: two that are equally
- * likely to seven digits, or a random number that falls on the border between two. */
+ * What a row computes does not depend on what the others do, but its last bits depend on how many rows there
+ * are and on whether a pass reads one token (decode) or a chunk (prefill), since GEMMs of different shapes
+ * add up in different orders. A text is therefore the same in every batch, but for the rare token that is
+ * decided by such a bit: two that are equally likely to seven digits, or a random number that falls on the
+ * border between two. */
 #ifndef PGPT_INFER_GENERATOR_H
 #define PGPT_INFER_GENERATOR_H
 
@@ -86,8 +88,8 @@ Status generator_plan(Generator *generator, const ModelConfig *config, const Par
 /* Device memory that open will take besides the parameters: caches, activations, inputs. */
 size_t generator_required_bytes(const Generator *generator);
 
-/* `owner` holds the parameters, of a program recorded from the same table, and must outlive the generator. With NULL
- * they are allocated here and wait for generator_upload. */
+/* `owner` holds the parameters, of a program recorded from the same table, and must outlive the generator.
+ * With NULL they are allocated here and wait for generator_upload. */
 Status generator_open(Generator *generator, const DeviceMemory *owner, Error *error);
 Status generator_upload(Generator *generator, const Parameter *parameter, const float *values, Error *error);
 void generator_close(Generator *generator);
@@ -119,12 +121,17 @@ Status generator_check_token(const Generator *generator, int32_t token, Error *e
  *
  *     set generator->drawing.row (B): which rows draw, and their places in the random stream
  *     TRY(generator_draw(&generator, &settings, n, error));
- *     for (i < n) for (each row that draws) generator_append_drawn(&generator, row, generator_drawn(&generator, row, i).token, error);
+ *     for (i < n) for (each row that draws) {
+ *         int32_t token = generator_drawn(&generator, row, i).token;
+ *         TRY(generator_append_drawn(&generator, row, token, error));
+ *     }
  *
- * A row may end after fewer: then nothing more is appended to it, and the device is told what changed (generator_changed)
- * before it draws again. As long as nothing changes, draws follow each other without anything being written. */
+ * A row may end after fewer: then nothing more is appended to it, and the device is told what changed
+ * (generator_changed) before it draws again. As long as nothing changes, draws follow each other without
+ * anything being written. */
 
-/* How many tokens can be drawn at once, if these rows (B) do; 0: the rows must be read first, or the device cannot. */
+/* How many tokens can be drawn at once, if these rows (B) do; 0: the rows must be read first, or the device
+ * cannot. */
 int64_t generator_can_draw(const Generator *generator, const bool *is_drawing);
 Status generator_draw(Generator *generator, const SampleSettings *settings, int n_tokens, Error *error);
 SamplePick generator_drawn(const Generator *generator, int64_t row, int i);

@@ -1,9 +1,10 @@
 /* Prompts take turns in the rows of a generator, and grow there token by token.
  *
- * Two ways to the next tokens. The host's: read what is new, take the logits, choose (sampler.h). Or, where the device draws
- * by itself and every row has only its last token to be read, several at a time: 16, a few milliseconds' worth, then more
- * and more as long as nothing happens, so that the first ones are there at once and later ones do not wait for the host. What
- * was drawn behind the end of a text is thrown away. A penalty on repetition is the host's alone. */
+ * Two ways to the next tokens. The host's: read what is new, take the logits, choose (sampler.h). Or, where
+ * the device draws by itself and every row has only its last token to be read, several at a time: 16, a few
+ * milliseconds' worth, then more and more as long as nothing happens, so that the first ones are there at
+ * once and later ones do not wait for the host. What was drawn behind the end of a text is thrown away. A
+ * penalty on repetition is the host's alone. */
 #include "infer/generator.h"
 
 #include "infer/repetition.h"

@@ -1,5 +1,5 @@
-/* In this order: what is cheap and can be wrong first (is there a model, is the tokenizer its own), then the device, and the
- * weights last, when everything that a command refuses has been refused. */
+/* In this order: what is cheap and can be wrong first (is there a model, is the tokenizer its own), then the
+ * device, and the weights last, when everything that a command refuses has been refused. */
 #include "infer/given_model.h"
 
 #include "base/system/memory.h"

@@ -1,11 +1,15 @@
 /* The model that a command is given: a run's folder, one checkpoint's, or a model folder of Hugging Face.
  *
- *     TRY(given_model_find(&model, &options, CHECKPOINT_NEWEST, "pgpt eval MODEL", &log, error));   its tokenizer too
- *     ...                                                     whatever can be refused before the weights are read
- *     TRY(given_model_open(&model, &device, error));          parameters and backend: now programs can be planned
+ *     TRY(given_model_find(&model, &options, CHECKPOINT_NEWEST, "pgpt eval MODEL", &log, error));   its
+ *                                                                                                   tokenizer
+ *                                                                                                   too
+ *     ...                                                     whatever can be refused before the weights are
+ *                                                             read
+ *     TRY(given_model_open(&model, &device, error));          parameters and backend: now programs can be
+ *                                                             planned
  *     TRY(given_model_load(&model, upload, context, error));  every parameter, one after the other
  *     given_model_close(&model);                              also after any of these has failed
- * */
+ *  */
 #ifndef PGPT_INFER_GIVEN_MODEL_H
 #define PGPT_INFER_GIVEN_MODEL_H
 

@@ -1,5 +1,5 @@
-/* Counts, not sets: a token leaves the window with its last occurrence, not with its first. A window over all of the
- * text has nothing that leaves and keeps no ring, so a text may grow for ever. */
+/* Counts, not sets: a token leaves the window with its last occurrence, not with its first. A window over all
+ * of the text has nothing that leaves and keeps no ring, so a text may grow for ever. */
 #include "infer/repetition.h"
 
 #include "base/system/memory.h"

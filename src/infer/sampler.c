@@ -1,14 +1,15 @@
-/* Cutting the distribution (top-k, top-p) needs to know where in the order of the tokens the cut lies, not the order
- * itself: a selection in linear time finds it, by partitions as in quicksort that go on only in the part that holds
- * the cut. Both cuts are the same search: the shortest start of the order that weighs enough, where a token weighs 1
- * for top-k and its probability for top-p.
+/* Cutting the distribution (top-k, top-p) needs to know where in the order of the tokens the cut lies, not
+ * the order itself: a selection in linear time finds it, by partitions as in quicksort that go on only in the
+ * part that holds the cut. Both cuts are the same search: the shortest start of the order that weighs enough,
+ * where a token weighs 1 for top-k and its probability for top-p.
  *
- * The draw then walks the tokens by number, not in the order that the selection left: how the partitions went must
- * not show in the result. Equal logits are ordered by token number, so that the cut never depends on chance.
+ * The draw then walks the tokens by number, not in the order that the selection left: how the partitions went
+ * must not show in the result. Equal logits are ordered by token number, so that the cut never depends on
+ * chance.
  *
- * The repetition penalty comes first of all and works on a copy of the logits, for the log-probability that is
- * reported is the model's own. Its products stay within the range of floats: a penalty must not make a logit look
- * like one of a model that has diverged. */
+ * The repetition penalty comes first of all and works on a copy of the logits, for the log-probability that
+ * is reported is the model's own. Its products stay within the range of floats: a penalty must not make a
+ * logit look like one of a model that has diverged. */
 #include "infer/sampler.h"
 
 #include "base/random.h"
@@ -85,8 +86,8 @@ static void swap(Candidate *a, Candidate *b) {
     *b = kept;
 }
 
-/* Put the candidates of [first,end) that come before one of them in front of it; returns where it then is. Which one
- * is taken must follow no pattern that logits might have. */
+/* Put the candidates of [first,end) that come before one of them in front of it; returns where it then is.
+ * Which one is taken must follow no pattern that logits might have. */
 static int64_t partition(Candidate *candidate, int64_t first, int64_t end) {
     uint64_t scattered = (uint64_t)(first + end) * 0x9E3779B97F4A7C15u >> 32;
     swap(&candidate[first + (int64_t)(scattered % (uint64_t)(end - first))], &candidate[end - 1]);
@@ -107,7 +108,8 @@ static double weigh(const Candidate *candidate, const float *weight, int64_t fir
     return sum;
 }
 
-/* Reorder n candidates so that the fewest of the best that weigh `wanted` together come first; returns how many. */
+/* Reorder n candidates so that the fewest of the best that weigh `wanted` together come first; returns how
+ * many. */
 static int64_t select_best(Candidate *candidate, const float *weight, int64_t n, double wanted) {
     int64_t first = 0, end = n; /* the cut lies in there */
     double before = 0.0;        /* weight of [0,first) */
@@ -155,7 +157,8 @@ static double draw(uint64_t seed, uint64_t sample, uint64_t position) {
 static double weigh_logits(Sampler *sampler, const float *logits, float largest) {
     double sum = 0.0, temperature = sampler->options.temperature;
     for (int64_t i = 0; i < sampler->n_vocabulary; i++) {
-        /* Divided, and in double: a tiny temperature then gives 0 / tiny = 0 for the largest, -inf for the rest. */
+        /* Divided, and in double: a tiny temperature then gives 0 / tiny = 0 for the largest, -inf for the
+         * rest. */
         sampler->weight[i] = expf((float)((double)(logits[i] - largest) / temperature));
         sum += (double)sampler->weight[i];
     }

@@ -1,7 +1,7 @@
 /* The sampler: from the logits of one position to the next token.
  *
- * What it draws depends on the logits and on (seed, sample, position) alone: not on threads, on the other samples of a
- * batch, or on what was drawn before. Nothing is allocated after sampler_open. */
+ * What it draws depends on the logits and on (seed, sample, position) alone: not on threads, on the other
+ * samples of a batch, or on what was drawn before. Nothing is allocated after sampler_open. */
 #ifndef PGPT_INFER_SAMPLER_H
 #define PGPT_INFER_SAMPLER_H
 
@@ -16,7 +16,8 @@ typedef struct {
     double top_p;       /* of those, only the likeliest that together have this probability; 1: all */
     uint64_t seed;
     double
-        repetition_penalty; /* what logits of repeated tokens are made worse by, before all else; 0 or 1: not */
+        /* what logits of repeated tokens are made worse by, before all else; 0 or 1: not */
+        repetition_penalty;
     int64_t repetition_window; /* repeated are those among the last so many of the text; 0: in all of it */
 } SamplerOptions;
 
@@ -34,10 +35,12 @@ typedef struct {
 typedef struct {
     int32_t token;
     float
-        log_probability; /* under the model's own distribution, whatever the options are: comparable between runs */
+        /* under the model's own distribution, whatever the options are: comparable between runs */
+        log_probability;
 } SampledToken;
 
-/* Tokens 0 .. n_vocabulary-1 are drawn. This may be fewer than the model has logits, whose table can be padded. */
+/* Tokens 0 .. n_vocabulary-1 are drawn. This may be fewer than the model has logits, whose table can be
+ * padded. */
 Status sampler_open(Sampler *sampler, const SamplerOptions *options, int64_t n_vocabulary, Error *error);
 void sampler_close(Sampler *sampler);
 
@@ -47,12 +50,12 @@ Status sampler_check(const SamplerOptions *options, Error *error);
 /* Do they ask for counts of the tokens that were there before? */
 bool sampler_penalises(const SamplerOptions *options);
 
-/* `counts` (V) says how often each token stands in the repetition window; NULL: nothing is penalised. A token that
- * stands there, however often, has its logit divided by the penalty if it is above 0, multiplied if below: a penalty
- * above 1 makes it less likely either way, one below 1 likelier.
+/* `counts` (V) says how often each token stands in the repetition window; NULL: nothing is penalised. A token
+ * that stands there, however often, has its logit divided by the penalty if it is above 0, multiplied if
+ * below: a penalty above 1 makes it less likely either way, one below 1 likelier.
  *
- * `sample` tells apart samples of one seed, `position` the tokens of one sample. A logit that is not finite is an
- * error: the model has diverged. */
+ * `sample` tells apart samples of one seed, `position` the tokens of one sample. A logit that is not finite
+ * is an error: the model has diverged. */
 Status sampler_pick(Sampler *sampler, const float *logits /* (V) */, const int32_t *counts, uint64_t sample,
                     uint64_t position, SampledToken *picked, Error *error);
 

@@ -1,13 +1,13 @@
 /* One forward program with its losses, replayed over windows.
  *
- * A program has one length for all its windows, and answers to questions are often much shorter than the context, so
- * there is a program for the longest window, one for half of it, and so on, as far as there are windows for them. They
- * share one DeviceMemory: the same weights, and room for the largest. Windows are ordered by program, otherwise as
- * they came.
+ * A program has one length for all its windows, and answers to questions are often much shorter than the
+ * context, so there is a program for the longest window, one for half of it, and so on, as far as there are
+ * windows for them. They share one DeviceMemory: the same weights, and room for the largest. Windows are
+ * ordered by program, otherwise as they came.
  *
- * What a window lacks to the length of its program, and a batch to its number of windows, is padding: token 0 with
- * target -1, which the loss leaves out and, since attention looks back only, nobody sees. So the losses do not depend
- * on what else is in the batch. */
+ * What a window lacks to the length of its program, and a batch to its number of windows, is padding: token 0
+ * with target -1, which the loss leaves out and, since attention looks back only, nobody sees. So the losses
+ * do not depend on what else is in the batch. */
 #include "infer/score.h"
 
 #include "base/system/memory.h"
@@ -111,8 +111,8 @@ static int choose_lengths(const Scorer *scorer, int64_t length[SCORE_MAX_PASSES]
     return n;
 }
 
-/* Sort the windows by the shortest length that holds them (by counting, so that their order stays), and make a pass
- * of each length that is needed. */
+/* Sort the windows by the shortest length that holds them (by counting, so that their order stays), and make
+ * a pass of each length that is needed. */
 static Status sort_windows(Scorer *scorer, Error *error) {
     int64_t length[SCORE_MAX_PASSES], count[SCORE_MAX_PASSES] = {0}, place[SCORE_MAX_PASSES] = {0};
     int n_lengths = choose_lengths(scorer, length);

@@ -1,8 +1,9 @@
 /* Scoring: how likely a model finds given tokens.
  *
- * A ScoreText is a sequence of tokens of which the first `n_given` are only read and the others are scored: each gets
- * its loss, -log p(token | the tokens before it, as far as its window reaches). A whole text is scored with n_given 1,
- * since nothing stands before its first token; an answer to a question with n_given the question's length.
+ * A ScoreText is a sequence of tokens of which the first `n_given` are only read and the others are scored:
+ * each gets its loss, -log p(token | the tokens before it, as far as its window reaches). A whole text is
+ * scored with n_given 1, since nothing stands before its first token; an answer to a question with n_given
+ * the question's length.
  *
  *     TRY(scorer_plan(&scorer, &config, &table, backend, texts, n_texts, &options, error));
  *     ... scorer_required_bytes(&scorer) ...
@@ -13,12 +14,13 @@
  *
  * A text longer than the model's window is cut into overlapping ones. Window k reads `window` tokens from the
  * position k·stride on and scores what the windows before it did not: `stride` tokens, each with at least
- * window - stride + 1 tokens before it. So every token is scored exactly once, in the first window that contains it,
- * which is the one that shows the model most of what stands before. The smaller the stride, the better the model
- * looks and the longer it takes; stride = window cuts without overlap. The last window may be shorter.
+ * window - stride + 1 tokens before it. So every token is scored exactly once, in the first window that
+ * contains it, which is the one that shows the model most of what stands before. The smaller the stride, the
+ * better the model looks and the longer it takes; stride = window cuts without overlap. The last window may
+ * be shorter.
  *
- * Where the scored tokens alone fit into a window, there is only one, at the end: of a longer beginning the model sees
- * the last part. */
+ * Where the scored tokens alone fit into a window, there is only one, at the end: of a longer beginning the
+ * model sees the last part. */
 #ifndef PGPT_INFER_SCORE_H
 #define PGPT_INFER_SCORE_H
 
@@ -44,7 +46,8 @@ typedef struct {
 /* Fill in what is 0; out of range is a user's error that names the option of the command line. */
 Status score_options_complete(ScoreOptions *options, const ModelConfig *config, Error *error);
 
-/* Told how much of the work is done, in tokens read; false ends the run early, which then returns STATUS_OK. */
+/* Told how much of the work is done, in tokens read; false ends the run early, which then returns
+ * STATUS_OK. */
 typedef bool (*ScoreProgress)(void *context, int64_t n_done, int64_t n_total);
 
 typedef struct {
@@ -54,7 +57,8 @@ typedef struct {
     int64_t n_skipped; /* of its predictions, the first ones: scored by the window before, or given */
 } ScoreWindow;
 
-/* The program for windows of up to T tokens; a few lengths have one each, so that short ones are not padded far. */
+/* The program for windows of up to T tokens; a few lengths have one each, so that short ones are not padded
+ * far. */
 typedef struct {
     int64_t T, B;
     int64_t first, n_windows; /* of the scorer's windows */
@@ -84,8 +88,8 @@ typedef struct {
     size_t windows_bytes, rows_bytes;
 } Scorer;
 
-/* Cut the windows, record and plan the programs. Texts and table must outlive the scorer, and the scorer must stay
- * where it is. */
+/* Cut the windows, record and plan the programs. Texts and table must outlive the scorer, and the scorer must
+ * stay where it is. */
 Status scorer_plan(Scorer *scorer, const ModelConfig *config, const ParameterTable *table,
                    const Backend *backend, ScoreText *texts, int64_t n_texts, const ScoreOptions *options,
                    Error *error);
@@ -102,9 +106,9 @@ void scorer_close(Scorer *scorer);
  * diverged. */
 Status scorer_run(Scorer *scorer, ScoreProgress progress, void *context, Error *error);
 
-/* The same for texts whose scored tokens are few and must also be what the model itself would say, always taking the
- * likeliest token: losses and is_predicted. `window` as in ScoreOptions, complete; of a longer beginning the last part
- * is seen. The generator is open and is left with texts in its rows. */
+/* The same for texts whose scored tokens are few and must also be what the model itself would say, always
+ * taking the likeliest token: losses and is_predicted. `window` as in ScoreOptions, complete; of a longer
+ * beginning the last part is seen. The generator is open and is left with texts in its rows. */
 Status score_last_words(Generator *generator, ScoreText *texts, int64_t n_texts, int64_t window,
                         ScoreProgress progress, void *context, Error *error);
 

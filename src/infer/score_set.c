@@ -1,5 +1,6 @@
-/* Lines to tokens. All texts of a set lie in one array of tokens and all losses in one of floats, so that a set of a
- * million short texts is a handful of allocations; the texts' pointers are set when the arrays have stopped growing. */
+/* Lines to tokens. All texts of a set lie in one array of tokens and all losses in one of floats, so that a
+ * set of a million short texts is a handful of allocations; the texts' pointers are set when the arrays have
+ * stopped growing. */
 #define _GNU_SOURCE /* asprintf */
 #include "infer/score_set.h"
 
@@ -106,7 +107,8 @@ static Status add_document(ScoreSet *set, const char *name, const char *bytes, s
         return STATUS_OK;
     }
     const int32_t *ids = set->tokens.ids + first;
-    /* The file's own bytes where possible: a tokenizer that is not exact (word) would count its own spelling. */
+    /* The file's own bytes where possible: a tokenizer that is not exact (word) would count its own
+     * spelling. */
     size_t n_first = score_decoded_bytes(set->tokenizer, ids, 0, 1);
     size_t n_scored_bytes = is_whole ? n_bytes - (n_first < n_bytes ? n_first : n_bytes)
                                      : score_decoded_bytes(set->tokenizer, ids, 1, n_tokens);

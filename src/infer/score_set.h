@@ -1,4 +1,5 @@
-/* Score sets: what an evaluation asks a model, read from the user's files and encoded, and what the answers come to.
+/* Score sets: what an evaluation asks a model, read from the user's files and encoded, and what the answers
+ * come to.
  *
  *     ScoreSet set;
  *     score_set_init(&set, SCORE_CHOICE, tokenizer);
@@ -10,20 +11,23 @@
  *
  * Kinds:
  *
- *   SCORE_TEXT       Running text. Each document (a file, or the "text" of a line of a .jsonl file) is a text of its
- *                    own, whose first token is not scored because nothing stands before it.
- *   SCORE_CHOICE     Lines {"context": TEXT, "choices": [TEXT, ...], "label": the right one's number, from 0}. A choice
- *                    is a text that is given the context. The model's answer is the likeliest continuation.
- *   SCORE_LAST_WORD  Lines {"text": TEXT}, or plain lines. The last word, with the blank before it, is to be predicted
- *                    from what stands before.
+ *   SCORE_TEXT       Running text. Each document (a file, or the "text" of a line of a .jsonl file) is a text
+ *                    of its own, whose first token is not scored because nothing stands before it.
+ *   SCORE_CHOICE     Lines {"context": TEXT, "choices": [TEXT, ...], "label": the right one's number, from
+ *                    0}. A choice is a text that is given the context. The model's answer is the likeliest
+ *                    continuation.
+ *   SCORE_LAST_WORD  Lines {"text": TEXT}, or plain lines. The last word, with the blank before it, is to be
+ *                    predicted from what stands before.
  *
- * Where a given beginning ends. Tokens may reach over the border between context and choice: " cat" is one token of
- * GPT-2's, " " and "cat" are two. Context and choice are therefore encoded together, and the border is where the
- * context's own tokens end. Should those not be the first of the whole (a token reaches over the border), both are
- * encoded apart. Blanks at the end of a context count as the beginning of its choices, since tokenizers attach them
- * to the following word. A context without tokens is replaced by the tokenizer's end of text, or else by a line end.
+ * Where a given beginning ends. Tokens may reach over the border between context and choice: " cat" is one
+ * token of GPT-2's, " " and "cat" are two. Context and choice are therefore encoded together, and the border
+ * is where the context's own tokens end. Should those not be the first of the whole (a token reaches over the
+ * border), both are encoded apart. Blanks at the end of a context count as the beginning of its choices,
+ * since tokenizers attach them to the following word. A context without tokens is replaced by the tokenizer's
+ * end of text, or else by a line end.
  *
- * Lines that are empty are skipped. Whatever else is wrong is a user's error that names file, line and field. */
+ * Lines that are empty are skipped. Whatever else is wrong is a user's error that names file, line and
+ * field. */
 #ifndef PGPT_INFER_SCORE_SET_H
 #define PGPT_INFER_SCORE_SET_H
 
@@ -58,9 +62,9 @@ typedef struct {
 
 void score_set_init(ScoreSet *set, ScoreKind kind, const Tokenizer *tokenizer);
 
-/* `data` is what the user named (data/names.h), without weights; for running text prepared data of the same tokenizer too,
- * of which everything is scored. Choices and last words stand in lines, so a .jsonl file's are taken as they are. Once
- * for each set. */
+/* `data` is what the user named (data/names.h), without weights; for running text prepared data of the same
+ * tokenizer too, of which everything is scored. Choices and last words stand in lines, so a .jsonl file's are
+ * taken as they are. Once for each set. */
 Status score_set_read(ScoreSet *set, const char *data, const ScoreReadOptions *options, Error *error);
 
 void score_set_free(ScoreSet *set);

@@ -1,8 +1,10 @@
-/* A document ends where the next one begins. The end of text that stands between them was put there for training; a text
- * that is read from its file has none, so it is left out here too, and both come to the same figures.
+/* A document ends where the next one begins. The end of text that stands between them was put there for
+ * training; a text that is read from its file has none, so it is left out here too, and both come to the same
+ * figures.
  *
- * How many bytes a document had is not kept, only how many all had. Tokens are decoded and counted; a tokenizer that is
- * not exact (word) spells some of them otherwise, and what that makes is put right in the last text, if all were read. */
+ * How many bytes a document had is not kept, only how many all had. Tokens are decoded and counted; a
+ * tokenizer that is not exact (word) spells some of them otherwise, and what that makes is put right in the
+ * last text, if all were read. */
 #include "infer/score_shards.h"
 
 #include "data/shards/shard_set.h"

@@ -1,5 +1,5 @@
-/* Running text that is tokens already: prepared data (data/shards/shard_set.h). Private to score_set.c, like what it needs of
- * it. */
+/* Running text that is tokens already: prepared data (data/shards/shard_set.h). Private to score_set.c, like
+ * what it needs of it. */
 #ifndef PGPT_INFER_SCORE_SHARDS_H
 #define PGPT_INFER_SCORE_SHARDS_H
 

@@ -1,8 +1,8 @@
-/* What the losses come to. Sums are in double precision and in the order of the texts, whatever the order and the
- * batches in which they were scored were.
+/* What the losses come to. Sums are in double precision and in the order of the texts, whatever the order and
+ * the batches in which they were scored were.
  *
- * A run that was ended early leaves NAN behind: of running text the tokens that were scored count, of the other kinds
- * the items all of whose texts were. */
+ * A run that was ended early leaves NAN behind: of running text the tokens that were scored count, of the
+ * other kinds the items all of whose texts were. */
 #include "infer/score_set.h"
 
 #include <math.h>

@@ -1,9 +1,11 @@
-/* Is the last word what the model would have said? The losses alone do not tell: a token of probability 0.3 may be the
- * likeliest or not. So the logits are needed, of a few positions after a long beginning, and that is what the
- * generator is made for: it reads the beginning into its caches, then the word token by token. The true token is put in
- * whatever the model would have said, since up to the first wrong one that is the same, and the losses need it.
+/* Is the last word what the model would have said? The losses alone do not tell: a token of probability 0.3
+ * may be the likeliest or not. So the logits are needed, of a few positions after a long beginning, and that
+ * is what the generator is made for: it reads the beginning into its caches, then the word token by token.
+ * The true token is put in whatever the model would have said, since up to the first wrong one that is the
+ * same, and the losses need it.
  *
- * Texts of similar length run together, because a row that has nothing new to read waits for those that have. */
+ * Texts of similar length run together, because a row that has nothing new to read waits for those that
+ * have. */
 #include "infer/score.h"
 
 #include "base/system/memory.h"

@@ -1,12 +1,13 @@
-/* Each stop string is looked for by the method of Knuth, Morris and Pratt: its state is the length of its longest
- * beginning that the text ends with. That one number is both what finding the string needs and what holding back
- * needs: the longest of these beginnings, and not a byte more, may turn out to be part of a stop string. No bytes of
- * the text are kept here; whoever has the text cuts it. */
+/* Each stop string is looked for by the method of Knuth, Morris and Pratt: its state is the length of its
+ * longest beginning that the text ends with. That one number is both what finding the string needs and what
+ * holding back needs: the longest of these beginnings, and not a byte more, may turn out to be part of a stop
+ * string. No bytes of the text are kept here; whoever has the text cuts it. */
 #include "infer/stop.h"
 
 #include <string.h>
 
-/* One byte more: the longest beginning of the string that the text now ends with, given that it was n before. */
+/* One byte more: the longest beginning of the string that the text now ends with, given that it was n
+ * before. */
 static size_t advance(const StopString *string, size_t n, char byte) {
     while (n > 0 && string->bytes[n] != byte) n = string->border[n - 1];
     return string->bytes[n] == byte ? n + 1 : 0;

@@ -43,7 +43,8 @@ static void say_ranks(const TrainRun *run) {
         (long long)share, (long long)run->values.train.batch, format_bytes(trainer_state_bytes(trainer)).text,
         trainer->step.sync.zero, sync_state_formula(sync, precision, n_moments, formula, sizeof formula),
         format_bytes((uint64_t)wanted).text, trainer->step.sync.partition.n_units,
-        run->mesh.device[AXIS_DP].table ? run->mesh.device[AXIS_DP].table->name : comm_algorithm_names[run->values.parallel.all_reduce]);
+        run->mesh.device[AXIS_DP].table ? run->mesh.device[AXIS_DP].table->name
+                                        : comm_algorithm_names[run->values.parallel.all_reduce]);
     if (trainer->step.sync.zero == 3 && trainer->has_generator)
         log_note(&run->log,
                  "rank 0 also keeps whole weights for its samples; --sample-tokens 0 does without");

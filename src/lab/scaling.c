@@ -1,6 +1,7 @@
-/* A study of scaling is many runs of the real program. Each writes its metrics as any run does; what is wanted is read from there, so
- * a study cannot measure anything else than what users see. The first steps warm caches and memory up and are left out, and
- * medians are taken, because a step that was disturbed says nothing. */
+/* A study of scaling is many runs of the real program. Each writes its metrics as any run does; what is
+ * wanted is read from there, so a study cannot measure anything else than what users see. The first steps
+ * warm caches and memory up and are left out, and medians are taken, because a step that was disturbed says
+ * nothing. */
 #include "lab/scaling.h"
 
 #include "base/file/file.h"
@@ -53,7 +54,8 @@ static double median(double *values, int64_t n) {
     return n_good % 2 ? values[n_good / 2] : 0.5 * (values[n_good / 2 - 1] + values[n_good / 2]);
 }
 
-/* The rest of one step. It is taken step by step: of medians of parts, the rest would be no part of any step. */
+/* The rest of one step. It is taken step by step: of medians of parts, the rest would be no part of any
+ * step. */
 static double rest_of(const double *figures) {
     double known = figures[1] + figures[2] + figures[3] + (isnan(figures[5]) ? 0 : figures[5]);
     return fmax(figures[0] - known, 0);

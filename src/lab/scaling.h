@@ -1,10 +1,11 @@
 /* One training run among many of a study: started, read, forgotten.
  *
- *     ScalingRuns runs = {.launcher = &launcher, .folder = folder, .arguments = {"--model", "nano", NULL}, .n_warm_up = 2, .n_steps = 8};
+ *     ScalingRuns runs = {.launcher = &launcher, .folder = folder,
+ *                         .arguments = {"--model", "nano", NULL}, .n_warm_up = 2, .n_steps = 8};
  *     ScalingPoint point = {.n_ranks = 2, .n_threads = 1, .batch = 16};
- *     TRY(scaling_run(&runs, &point, error));                 // starts mpirun -n 2 pgpt train ..., reads its metrics.jsonl
- *     ... point.step_ms, point.forward_ms ...
- */
+ *     // starts mpirun -n 2 pgpt train ..., reads its metrics.jsonl
+ *     TRY(scaling_run(&runs, &point, error));
+ *     ... point.step_ms, point.forward_ms ... */
 #ifndef PGPT_LAB_SCALING_H
 #define PGPT_LAB_SCALING_H
 
@@ -40,8 +41,9 @@ Status scaling_run(ScalingRuns *runs, ScalingPoint *point, Error *error);
 /* Each figure the median of that in several runs of the same. */
 ScalingPoint scaling_median(const ScalingPoint *points, int n);
 
-/* How much of the speed of a core of `one` is left on a core of `many`: sequences a second and core, compared. That is time by time
- * where the batch grows with the cores (weak scaling), and speed-up by cores where it does not (strong scaling). */
+/* How much of the speed of a core of `one` is left on a core of `many`: sequences a second and core,
+ * compared. That is time by time where the batch grows with the cores (weak scaling), and speed-up by cores
+ * where it does not (strong scaling). */
 double scaling_efficiency(const ScalingPoint *one, const ScalingPoint *many);
 
 /* What the messages of a step should take: gradients of so many bytes, summed by an algorithm in buckets. */

@@ -1,8 +1,10 @@
-/* A study of synchrony is a few runs of the real program that differ in --sync alone, read from what every run writes: the time is
- * the sum of the steps' times in metrics.jsonl, so evaluations, which cost all schemes the same, do not count.
+/* A study of synchrony is a few runs of the real program that differ in --sync alone, read from what every
+ * run writes: the time is the sum of the steps' times in metrics.jsonl, so evaluations, which cost all
+ * schemes the same, do not count.
  *
- * A step's loss is that of its own batch and jumps from one batch to the next. All runs see the same batches in the same
- * order, so the jumps are the same in all; for the eye they are averaged over the steps around each. */
+ * A step's loss is that of its own batch and jumps from one batch to the next. All runs see the same batches
+ * in the same order, so the jumps are the same in all; for the eye they are averaged over the steps around
+ * each. */
 #include "lab/staleness.h"
 
 #include "base/file/file.h"

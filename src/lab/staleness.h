@@ -1,7 +1,8 @@
 /* Loss against time of one training run among several that differ in how their ranks keep together.
  *
  *     SyncRun run = {.words = words, .folder = "runs/lab/x/run", .n_ranks = 4, .n_steps = 200};
- *     TRY(sync_run_start(&run, &launcher, timeout_s, error));    // mpirun -n 4 pgpt train ...; not where this process has trained
+ *     // mpirun -n 4 pgpt train ...; not where this process has trained
+ *     TRY(sync_run_start(&run, &launcher, timeout_s, error));
  *     TRY(sync_run_read(&run, error));                           // what was written
  *     ... run.seconds[i], run.loss[i] ...
  *     sync_run_free(&run); */

@@ -1,8 +1,8 @@
-/* One row of a table of machines: the same model, trained and asked for text, by one core, by several ranks, by a GPU, by several.
+/* One row of a table of machines: the same model, trained and asked for text, by one core, by several ranks,
+ * by a GPU, by several.
  *
  *     TableRow row = {.name = "MPI", .n_ranks = 2, .n_threads = 1, .device = "cpu"};
- *     TRY(table_measure(&setup, &row, error));       // row.train_s, row.generate_s
- */
+ *     TRY(table_measure(&setup, &row, error));       // row.train_s, row.generate_s */
 #ifndef PGPT_LAB_TABLE_H
 #define PGPT_LAB_TABLE_H
 

@@ -1,6 +1,7 @@
-/* Presets are rows of one table. The sizes are those that OpenAI published for GPT-2 and GPT-3; where the GPT-3 paper's
- * own numbers do not multiply (XL: 24 heads of 128 in 2,048 channels; 13B: 5,140 channels), the usual correction is
- * taken (16 heads; 5,120 channels). Learning rates are GPT-3's for the size, and what was found good for the two small ones. */
+/* Presets are rows of one table. The sizes are those that OpenAI published for GPT-2 and GPT-3; where the
+ * GPT-3 paper's own numbers do not multiply (XL: 24 heads of 128 in 2,048 channels; 13B: 5,140 channels), the
+ * usual correction is taken (16 heads; 5,120 channels). Learning rates are GPT-3's for the size, and what was
+ * found good for the two small ones. */
 #include "model/config.h"
 
 #include <string.h>

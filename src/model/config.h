@@ -27,8 +27,8 @@ extern const OptionSpec model_option_specs[];
 /* Give the options of --model's preset that the user did not set himself their values. */
 Status config_apply_preset(Options *options, const char *name, Error *error);
 
-/* Fill in what is 0 (hidden size, key/value heads, vocabulary from the tokenizer) and check that all of it fits
- * together; a mistake names the option to change. */
+/* Fill in what is 0 (hidden size, key/value heads, vocabulary from the tokenizer) and check that all of it
+ * fits together; a mistake names the option to change. */
 Status config_complete(ModelConfig *config, int64_t tokenizer_vocabulary, Error *error);
 
 /* Head size, and the norm's epsilon (GPT-2's). */

@@ -6,11 +6,11 @@
  *         x = x + W_proj · gelu(W_fc · norm2(x))
  *     logits = W_head · norm_f(x)                                     (B,T,V)
  *
- * as in GPT-2: norms before their branch, learned positions, the token table as head. The options turn it towards
- * Llama: rmsnorm, rotary positions, SwiGLU, fewer key/value heads, no biases.
+ * as in GPT-2: norms before their branch, learned positions, the token table as head. The options turn it
+ * towards Llama: rmsnorm, rotary positions, SwiGLU, fewer key/value heads, no biases.
  *
- * Residual additions are part of the linear layer that feeds them. Where dropout stands between, dropout and addition
- * wait for the norm that follows, and the three are one operation. */
+ * Residual additions are part of the linear layer that feeds them. Where dropout stands between, dropout and
+ * addition wait for the norm that follows, and the three are one operation. */
 #include "model/gpt.h"
 
 #include "ops/ops.h"
@@ -31,7 +31,8 @@ typedef struct {
     DType dtype;
 } Recorder;
 
-/* The residual stream: the sum of everything so far, but for a branch that dropout and its addition are still due for. */
+/* The residual stream: the sum of everything so far, but for a branch that dropout and its addition are still
+ * due for. */
 typedef struct {
     Tensor *sum;
     Tensor *branch; /* NULL: none */
@@ -82,7 +83,8 @@ static void record_residual(Recorder *r, Stream *x, Tensor *branch, ParameterRol
     }
 }
 
-/* What is forgotten block by block is made again from what crosses the border between blocks: that is to be one tensor. */
+/* What is forgotten block by block is made again from what crosses the border between blocks: that is to be
+ * one tensor. */
 static void record_border(Recorder *r, Stream *x) {
     if (!x->branch) return;
     *x = (Stream){.sum = op_add(r->graph, x->sum, record_dropout(r, x->branch, x->site))};
@@ -124,7 +126,8 @@ static void record_mlp(Recorder *r, Stream *x, int block) {
     record_residual(r, x, h, ROLE_PROJ_WEIGHT, ROLE_PROJ_BIAS, block, SITE_MLP_OUT);
 }
 
-/* Views of one tensor, as parameters are, so that an operation that works on many of them can name them all. */
+/* Views of one tensor, as parameters are, so that an operation that works on many of them can name them
+ * all. */
 static void record_caches(Recorder *r, int block) {
     if (!r->capacity) return;
     int64_t n_heads = r->config->n_kv_heads, head_size = config_head_size(r->config);

@@ -30,7 +30,8 @@ typedef struct {
 GptLoss gpt_record_loss(const ModelConfig *config, const ParameterTable *table, Graph *graph,
                         const GptLossOptions *options);
 
-/* A stage: a run of blocks, with or without the embedding before them and the head with its loss behind them. */
+/* A stage: a run of blocks, with or without the embedding before them and the head with its loss behind
+ * them. */
 typedef struct {
     int first_block, end_block;
     bool has_embedding, has_head;
@@ -45,7 +46,8 @@ typedef struct {
     Tensor *output; /* (B,T,C) likewise; NULL with a head */
 } GptStageTensors;
 
-/* Stages of a model compute, one behind the other, what the whole does, to the bit: what crosses is one tensor. */
+/* Stages of a model compute, one behind the other, what the whole does, to the bit: what crosses is one
+ * tensor. */
 GptStageTensors gpt_record_stage(const ModelConfig *config, const ParameterTable *table, Graph *graph,
                                  const GptLossOptions *options, const GptStage *stage);
 
@@ -58,8 +60,8 @@ typedef struct {
     Tensor *logits; /* (B,V) of those rows, f32 */
 } GptDecode;
 
-/* `capacity` positions are cached for every sequence; rows past the real ones may be padding, whose entries later
- * tokens overwrite. */
+/* `capacity` positions are cached for every sequence; rows past the real ones may be padding, whose entries
+ * later tokens overwrite. */
 GptDecode gpt_record_decode(const ModelConfig *config, const ParameterTable *table, Graph *graph, DType dtype,
                             int64_t B, int64_t T, int64_t capacity);
 

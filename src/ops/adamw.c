@@ -1,8 +1,8 @@
 /* adamw: Adam with weight decay that acts on the parameter itself, not through the gradient.
  *
- * One node updates one flat array, usually the whole arena of parameters: one pass over memory with no boundary to
- * stop at. That some parameters do not decay is a list of runs, not a second array. What changes from step to step
- * comes in `hyper`; what changes with the gradient's norm in `factor`:
+ * One node updates one flat array, usually the whole arena of parameters: one pass over memory with no
+ * boundary to stop at. That some parameters do not decay is a list of runs, not a second array. What changes
+ * from step to step comes in `hyper`; what changes with the gradient's norm in `factor`:
  *     g = factor·gradient,   m = β1·m + (1-β1)·g,   v = β2·v + (1-β2)·g²,
  *     p = p·(1 - rate·decay) - rate · m·c1 / (√(v·c2) + ε),   c = 1/(1-β^t). */
 #include "ops/ops.h"

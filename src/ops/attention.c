@@ -1,12 +1,12 @@
 /* attention: causal, all heads at once, from the fused query/key/value rows.
  *
- * The output that the backward cannot do without is lse = log Σ e^score of every row: with it a backend gets any
- * weight back from its score alone, p = e^(score - lse), and never stores the T×T matrix. With y as well, the
- * row sum that the softmax gradient subtracts is Σ dy·y. The reference here uses neither: it makes each row of
- * weights again from the scores, which is the definition.
+ * The output that the backward cannot do without is lse = log Σ e^score of every row: with it a backend gets
+ * any weight back from its score alone, p = e^(score - lse), and never stores the T×T matrix: FlashAttention.
+ * With y as well, the row sum that the softmax gradient subtracts is Σ dy·y. The reference here uses neither:
+ * it makes each row of weights again from the scores, which is the definition.
  *
- * Dropout falls on the weights after the softmax. Its index has T rounded up to 8, so that each row starts a fresh
- * block of random numbers and a backend can draw a row in whole blocks. */
+ * Dropout falls on the weights after the softmax. Its index has T rounded up to 8, so that each row starts a
+ * fresh block of random numbers and a backend can draw a row in whole blocks. */
 #include "ops/ops.h"
 #include "ops/reference.h"
 
@@ -50,8 +50,8 @@ static double visible_pairs(const Node *node, const Tensor *qkv) {
     return (double)qkv->shape.dim[0] * a->n_heads * n_positions * (n_positions + 1.0) / 2.0;
 }
 
-/* A pair: 2·HS for the score, 2·HS for its part of y, 5 for the softmax (scale, maximum, subtract, e^, sum); and one
- * division an element of y. */
+/* A pair: 2·HS for the score, 2·HS for its part of y, 5 for the softmax (scale, maximum, subtract, e^, sum);
+ * and one division an element of y. */
 static double attention_flops(const Node *node) {
     const AttentionAttributes *a = node->attributes;
     return visible_pairs(node, node->input[0]) * (4.0 * a->head_size + 5.0) +
@@ -99,7 +99,8 @@ static int64_t value_at(const AttentionAttributes *a, int64_t h) {
     return key_at(a, h) + (int64_t)a->n_kv_heads * a->head_size;
 }
 
-/* The softmax of query q's scores against keys 0..q into weight; returns log Σ e^score. qkv is one sequence (T,W). */
+/* The softmax of query q's scores against keys 0..q into weight; returns log Σ e^score. qkv is one sequence
+ * (T,W). */
 static double softmax_row(const Rows *rows, const float *qkv, int64_t h, int64_t q, double *weight) {
     const float *query = qkv + q * rows->width + query_at(rows->a, h);
     double maximum = -INFINITY, sum = 0.0;
@@ -160,9 +161,9 @@ const Op OP_ATTENTION = {
     .reference = attention_reference,
 };
 
-/* A pair: 2·HS each for the score again, for dweight, and for its parts of dquery, dkey and dvalue; 6 between (scale,
- * subtract, e^, subtract the row sum, multiply, scale). A row: 2·HS for the sum of dy·y. An element of dqkv: 1 if its
- * columns are summed. */
+/* A pair: 2·HS each for the score again, for dweight, and for its parts of dquery, dkey and dvalue; 6 between
+ * (scale, subtract, e^, subtract the row sum, multiply, scale). A row: 2·HS for the sum of dy·y. An element
+ * of dqkv: 1 if its columns are summed. */
 static double backward_flops(const Node *node) {
     const AttentionAttributes *a = node->attributes;
     return visible_pairs(node, node->input[1]) * (10.0 * a->head_size + 6.0) +
@@ -175,7 +176,8 @@ static int backward_sums_output(const Node *node, int output) {
     return output == 0 ? 1 : -1;
 }
 
-/* Adds what one row of weights contributes to the gradient of its sequence, dqkv (T,W). With m the dropout factor:
+/* Adds what one row of weights contributes to the gradient of its sequence, dqkv (T,W). With m the dropout
+ * factor:
  *     dvalue_k += p_k·m_k·dy,   dp_k = m_k·(dy·value_k),   dscore_k = p_k·(dp_k - Σ_j p_j·dp_j)·scale,
  *     dquery += dscore_k·key_k,   dkey_k += dscore_k·query. */
 static void backward_row(const Rows *rows, const float *qkv, const float *dy, int64_t b, int64_t h, int64_t q,

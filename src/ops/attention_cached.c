@@ -1,8 +1,8 @@
-/* attention_cached: attention for inference, where most keys and values are known from earlier calls.
+/* attention_cached: attention for inference over a KV cache, the keys and values of earlier calls.
  *
- * The new rows' keys and values are first stored, so that a prompt of many tokens and a single next token are the
- * same operation: every new query sees the cache up to its own position. Sequences may have different lengths:
- * start[b] is how many positions of sequence b are in the cache already. */
+ * The new rows' keys and values are first stored, so that a prompt of many tokens (prefill) and a single next
+ * token (decode) are the same operation: every new query sees the cache up to its own position. Sequences may
+ * have different lengths: start[b] is how many positions of sequence b are in the cache already. */
 #include "ops/ops.h"
 #include "ops/reference.h"
 
@@ -38,8 +38,8 @@ Tensor *op_attention_cached(Graph *graph, Tensor *qkv, Tensor *start, Tensor *ke
     return y;
 }
 
-/* How full the cache will be is not known when the program is made: this is the most that can be, every new query
- * against a full cache. A pair: 2·HS for the score, 2·HS for its part of y, 5 for the softmax. */
+/* How full the cache will be is not known when the program is made: this is the most that can be, every new
+ * query against a full cache. A pair: 2·HS for the score, 2·HS for its part of y, 5 for the softmax. */
 static double cached_flops(const Node *node) {
     const AttentionAttributes *a = node->attributes;
     double queries = (double)node->input[0]->shape.dim[0] * (double)node->input[0]->shape.dim[1] * a->n_heads;
@@ -62,7 +62,8 @@ static void cached_describe(const Node *node, char *text, size_t n_bytes) {
              (long long)node->output[1]->shape.dim[2]);
 }
 
-/* Softmax over n_keys keys of one head, then the weighted sum of the values. key and value are (capacity,HS). */
+/* Softmax over n_keys keys of one head, then the weighted sum of the values. key and value are
+ * (capacity,HS). */
 static void attend(const AttentionAttributes *a, const float *query, const float *key, const float *value,
                    int64_t n_keys, double *weight, float *y) {
     int64_t head_size = a->head_size;
@@ -81,7 +82,8 @@ static void attend(const AttentionAttributes *a, const float *query, const float
     }
 }
 
-/* Keys and values of the new rows (T,W) of one sequence into its caches (NKV,capacity,HS) from `position` on. */
+/* Keys and values of the new rows (T,W) of one sequence into its caches (NKV,capacity,HS) from `position`
+ * on. */
 static void store(const AttentionAttributes *a, const float *qkv, int64_t n_positions, int64_t position,
                   int64_t capacity, float *keys, float *values) {
     int64_t width = (int64_t)(a->n_heads + 2 * a->n_kv_heads) * a->head_size;

@@ -1,5 +1,6 @@
-/* copy: y = x in memory of its own, and in y's type: 16 bits become 32 or the other way round. Autograd records it where two tensors share a gradient and one of them gets a
- * further contribution; there it may also add. */
+/* copy: y = x in memory of its own, and in y's type: 16 bits become 32 or the other way round. Autograd
+ * records it where two tensors share a gradient and one of them gets a further contribution; there it may
+ * also add. */
 #include "ops/ops.h"
 #include "ops/reference.h"
 

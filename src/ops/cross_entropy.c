@@ -1,9 +1,9 @@
 /* cross_entropy: -log softmax(logits)[target] of every row, and its gradient in the same pass.
  *
- * The logits are the largest tensor of a step (N,V). Their gradient needs the same softmax that the loss needs, so
- * making both at once saves a pass over them, and since nobody reads logits afterwards, the gradient may replace
- * them: the second (N,V) tensor is never allocated. The loss is the end of the graph; the gradient of its scaled sum
- * is known here without a rule. */
+ * The logits are the largest tensor of a step (N,V). Their gradient needs the same softmax that the loss
+ * needs, so making both at once saves a pass over them, and since nobody reads logits afterwards, the
+ * gradient may replace them: the second (N,V) tensor is never allocated. The loss is the end of the graph;
+ * the gradient of its scaled sum is known here without a rule. */
 #include "ops/ops.h"
 #include "ops/reference.h"
 

@@ -1,9 +1,10 @@
-/* Recognising the step: the list of nodes is read from its beginning as a sentence whose grammar is that of the model,
- * with the options that the model has. Whatever does not fit (several sequences, a part that another option brought)
- * leaves the program as it was: both ways compute the same, so nobody has to know which one runs.
+/* Recognising the step: the list of nodes is read from its beginning as a sentence whose grammar is that of
+ * the model, with the options that the model has. Whatever does not fit (several sequences, a part that
+ * another option brought) leaves the program as it was: both ways compute the same, so nobody has to know
+ * which one runs.
  *
- * A node has few inputs, a model many weights. They are all parts of one flat tensor, and so are the caches; the node
- * names those two, and its attributes say where in them each part lies. */
+ * A node has few inputs, a model many weights. They are all parts of one flat tensor, and so are the caches;
+ * the node names those two, and its attributes say where in them each part lies. */
 #include "ops/decode_step.h"
 
 #include "ops/reference.h"

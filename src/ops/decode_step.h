@@ -1,7 +1,8 @@
-/* decode_step: a whole step of decoding, one token of one sequence from its number to the logits, as one operation.
+/* decode_step: a whole step of decoding, one token of one sequence from its number to the logits, as one
+ * operation.
  *
- * It is made from a program that says the same in many (gpt_record_decode with B = T = 1), for devices on which the time
- * of so little work is that of starting it:
+ * It is made from a program that says the same in many (gpt_record_decode with B = T = 1), for devices on
+ * which the time of so little work is that of starting it:
  *
  *     GptDecode decode = gpt_record_decode(...);
  *     decode_step_fuse(graph, backend);     // nothing changes where the backend has no kernel for the whole
@@ -35,12 +36,14 @@ typedef struct {
     bool is_gated;         /* swiglu */
 } DecodeStepAttributes;
 
-/* tokens (1,1), start (1), all parameters as one flat tensor -> logits (1,V) f32, all caches as one tensor. */
+/* tokens (1,1), start (1), all parameters as one flat tensor -> logits (1,V) f32, all caches as one
+ * tensor. */
 enum { DECODE_TOKENS, DECODE_START, DECODE_PARAMETERS, N_DECODE_INPUTS };
 enum { DECODE_LOGITS, DECODE_CACHES, N_DECODE_OUTPUTS };
 extern const Op OP_DECODE_STEP;
 
-/* Put one node in the place of the recorded step, if it is one and the backend has a kernel for it. Says whether. */
+/* Put one node in the place of the recorded step, if it is one and the backend has a kernel for it. Says
+ * whether. */
 bool decode_step_fuse(Graph *graph, const Backend *backend);
 
 #endif

@@ -1,7 +1,7 @@
 /* dropout: y = x · mask / (1-p).
  *
- * The mask is a pure function of (seed, site, step, global sequence, element), so it is never stored: the backward is
- * the same operation on dy, and any split of the batch over devices draws the same mask. */
+ * The mask is a pure function of (seed, site, step, global sequence, element), so it is never stored: the
+ * backward is the same operation on dy, and any split of the batch over devices draws the same mask. */
 #include "ops/ops.h"
 #include "ops/reference.h"
 

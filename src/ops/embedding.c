@@ -1,9 +1,9 @@
 /* embedding: a token's row of one table plus its position's row of another.
  *
- * The two gradients are separate operations because they have nothing in common but dy: the token table's is a
- * scatter over the whole batch into few rows of a large table, the position table's a sum over sequences into the
- * first rows of a small one. Either must leave the whole table written when it is the first contribution: rows that
- * no token names have gradient zero, not whatever the memory held. */
+ * The two gradients are separate operations because they have nothing in common but dy: the token table's is
+ * a scatter over the whole batch into few rows of a large table, the position table's a sum over sequences
+ * into the first rows of a small one. Either must leave the whole table written when it is the first
+ * contribution: rows that no token names have gradient zero, not whatever the memory held. */
 #include "ops/ops.h"
 #include "ops/reference.h"
 

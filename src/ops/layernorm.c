@@ -1,7 +1,7 @@
 /* layernorm: each row is moved to mean 0 and scaled to variance 1, then by a weight and a bias per channel.
  *
- * Mean and 1/deviation of every row are outputs: the backward needs them, they are C times smaller than x, and
- * with them the backward is one pass for the gradient of x. With x̂ = (x - mean)·rstd and g = dy·weight:
+ * Mean and 1/deviation of every row are outputs: the backward needs them, they are C times smaller than x,
+ * and with them the backward is one pass for the gradient of x. With x̂ = (x - mean)·rstd and g = dy·weight:
  *     dx = rstd · (g - Σg/C - x̂·Σ(g·x̂)/C),   dweight = Σ_n dy·x̂,   dbias = Σ_n dy. */
 #include "ops/ops.h"
 #include "ops/reference.h"
@@ -95,7 +95,8 @@ const Op OP_LAYERNORM = {
     .reference = layernorm_reference,
 };
 
-/* An element of dx: 2 for x̂, 1 for g, 1 and 2 for the sums, 4 to combine; dweight 2 with x̂ at hand; dbias 1. */
+/* An element of dx: 2 for x̂, 1 for g, 1 and 2 for the sums, 4 to combine; dweight 2 with x̂ at hand; dbias
+ * 1. */
 static double backward_flops(const Node *node) {
     double each = (node->output[0] ? 10.0 : 2.0) + (node->output[1] ? 2.0 : 0.0) +
                   (node->n_outputs > 2 && node->output[2] ? 1.0 : 0.0);

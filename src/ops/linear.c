@@ -1,16 +1,16 @@
-/* linear: y = activation(x·Wᵀ + b) + residual, the product that nearly all the time of a GPT goes to.
+/* linear: y = activation(x·Wᵀ + b) + residual, the GEMM that nearly all the time of a GPT goes to.
  *
- * Bias, activation and residual are part of the operation because every backend can apply them to a tile of the
- * product that is still in registers or cache, which saves up to three passes over memory. The backward half is
- * several nodes, not one: the gradient of the weight and that of the input do not depend on each other, and passes
- * want to put communication between them.
+ * Bias, activation and residual are part of the operation because every backend can apply them in an
+ * epilogue, to a tile of the product that is still in registers or cache, which saves up to three passes over
+ * memory. The backward half is several nodes, not one: the gradient of the weight and that of the input do
+ * not depend on each other, and passes want to put communication between them.
  *
- * Where the input is what another linear layer's activation made, and nobody else reads it, as inside an MLP, the gradient
- * of the input is multiplied by the activation's slope at once: it is then the gradient of the value before the
- * activation, and the one in between never exists.
+ * Where the input is what another linear layer's activation made, and nobody else reads it, as inside an MLP,
+ * the gradient of the input is multiplied by the activation's slope at once: it is then the gradient of the
+ * value before the activation, and the one in between never exists.
  *
- * The gradient of the bias is the sum of dy's columns: here it belongs to the node that reads dy, and sums.h gives it to the
- * one that makes dy, where that can be. */
+ * The gradient of the bias is the sum of dy's columns: here it belongs to the node that reads dy, and sums.h
+ * gives it to the one that makes dy, where that can be. */
 #include "ops/ops.h"
 #include "ops/reference.h"
 
@@ -78,7 +78,8 @@ static void linear_gradient(Autograd *autograd, const Node *node) {
                     TENSORS(before ? before : x, NULL));
 }
 
-/* The product, and for each output 1 for the bias, 1 for the residual, 8 or 5 for the activation (see gelu.c). */
+/* The product, and for each output 1 for the bias, 1 for the residual, 8 or 5 for the activation (see
+ * gelu.c). */
 static double linear_flops(const Node *node) {
     static const double activation[] = {0.0, 8.0, 5.0};
     const LinearAttributes *a = node->attributes;
@@ -93,8 +94,8 @@ static void linear_describe(const Node *node, char *text, size_t n_bytes) {
     snprintf(text, n_bytes, "%s", names[a->activation]);
 }
 
-/* The residual may be overwritten: each of its elements is read just before the output replaces it. Not if it is x as
- * well, whose rows are read again for every output. */
+/* The residual may be overwritten: each of its elements is read just before the output replaces it. Not if it
+ * is x as well, whose rows are read again for every output. */
 static int linear_in_place(const Node *node, int output) {
     Tensor *x = node->input[0], *residual = node->input[3];
     return output == 0 && residual && tensor_root(residual) != tensor_root(x) ? 3 : -1;
@@ -130,7 +131,8 @@ const Op OP_LINEAR = {
     .reference = linear_reference,
 };
 
-/* ---- gradient of the input: dx (N,Ci) = dy (N,Co) · W (Co,Ci), times the activation's slope at `before` (N,Ci) ---- */
+/* ---- gradient of the input: dx (N,Ci) = dy (N,Co) · W (Co,Ci), times the activation's slope at `before`
+ * (N,Ci) ---- */
 
 static double product_flops(const Node *node) {
     return 2.0 * (double)tensor_count(node->input[0]) * (double)shape_columns(node->input[1]->shape);

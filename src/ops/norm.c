@@ -1,8 +1,9 @@
-/* squared_norm and clip: the global norm of the gradient, and what to scale it with so that the norm is at most
- * max_norm.
+/* squared_norm and clip: the global norm of the gradient, and what to scale it with so that the norm is at
+ * most max_norm.
  *
- * Two operations, because the sum may run over several arrays and, on several devices, a sum over devices stands
- * between them. The gradient itself is never scaled in memory: the optimizer multiplies by the factor as it reads. */
+ * Two operations, because the sum may run over several arrays and, on several devices, a sum over devices
+ * stands between them. The gradient itself is never scaled in memory: the optimizer multiplies by the factor
+ * as it reads. */
 #include "ops/ops.h"
 #include "ops/reference.h"
 

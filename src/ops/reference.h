@@ -1,5 +1,5 @@
-/* What the files of this room share: checks of the builders, and helpers of the reference kernels. These are written
- * to be read and trusted: sums in double, no threads. */
+/* What the files of this room share: checks of the builders, and helpers of the reference kernels. These are
+ * written to be read and trusted: sums in double, no threads. */
 #ifndef PGPT_OPS_REFERENCE_H
 #define PGPT_OPS_REFERENCE_H
 
@@ -49,7 +49,8 @@ static inline void reference_column_sums(const float *x, int64_t rows, int64_t c
     }
 }
 
-/* The stream of one dropout site in this step, and the global number of the first sequence, from the random input. */
+/* The stream of one dropout site in this step, and the global number of the first sequence, from the random
+ * input. */
 static inline RandomKey reference_dropout_key(const int32_t *random, int site) {
     uint64_t low = (uint32_t)random[RANDOM_SEED_LOW], high = (uint32_t)random[RANDOM_SEED_HIGH];
     return random_key(high << 32 | low, RANDOM_DROPOUT + (unsigned)site, (uint32_t)random[RANDOM_STEP]);

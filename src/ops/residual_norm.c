@@ -1,12 +1,14 @@
 /* residual_norm: what stands between two branches of a transformer, in one pass over the residual stream:
  *     sum = stream + dropout(branch),   normed = layernorm(sum) or rmsnorm(sum).
  *
- * As three operations this reads or writes (N,C) seven times, as one four times. It means exactly what dropout, add and
- * the norm mean one after the other, and gives their bits in every type: what they would store between them is rounded
- * here too. So a program may use either, and the reference is the three of them in a row.
+ * As three operations this reads or writes (N,C) seven times, as one four times. It means exactly what
+ * dropout, add and the norm mean one after the other, and gives their bits in every type: what they would
+ * store between them is rounded here too. So a program may use either, and the reference is the three of them
+ * in a row.
  *
- * Backward, the gradient of the sum is what later additions have left there plus what comes through the norm. With dropout
- * that of the branch is all of it under the same mask, made in the same pass; without, branch and stream share it. */
+ * Backward, the gradient of the sum is what later additions have left there plus what comes through the norm.
+ * With dropout that of the branch is all of it under the same mask, made in the same pass; without, branch
+ * and stream share it. */
 #include "ops/ops.h"
 #include "ops/reference.h"
 
@@ -93,8 +95,8 @@ static void residual_norm_describe(const Node *node, char *text, size_t n_bytes)
         snprintf(text + n, n_bytes - (size_t)n, ", dropout %g", (double)a->probability);
 }
 
-/* A row of stream and branch is read before it is replaced. The branch is nobody else's: the sum takes its memory, and the
- * normed rows that of the stream, where it ends here. */
+/* A row of stream and branch is read before it is replaced. The branch is nobody else's: the sum takes its
+ * memory, and the normed rows that of the stream, where it ends here. */
 static int residual_norm_in_place(const Node *node, int output) {
     (void)node;
     return output == 0 ? 1 : output == 1 ? 0 : -1;
@@ -142,8 +144,8 @@ static double backward_flops(const Node *node) {
     return each * (double)tensor_count(node->input[0]);
 }
 
-/* The gradient of the branch may lie where that of the normed rows did: an element of it is read before. Not if that is the
- * sum's as well, as autograd may share it. */
+/* The gradient of the branch may lie where that of the normed rows did: an element of it is read before. Not
+ * if that is the sum's as well, as autograd may share it. */
 static int backward_in_place(const Node *node, int output) {
     Tensor *dnormed = node->input[0], *dsum = node->output[0];
     return output == 3 && dsum && tensor_root(dnormed) != tensor_root(dsum) ? 0 : -1;

@@ -1,7 +1,7 @@
 /* rmsnorm: each row is divided by its root mean square, then scaled by a weight per channel.
  *
- * Layernorm without the mean: what Llama and most models after it use. 1/rms of every row is an output for the
- * backward. With x̂ = x·rstd and g = dy·weight:
+ * Layernorm without the mean: what Llama and most models after it use. 1/rms of every row is an output for
+ * the backward. With x̂ = x·rstd and g = dy·weight:
  *     dx = rstd · (g - x̂·Σ(g·x̂)/C),   dweight = Σ_n dy·x̂. */
 #include "ops/ops.h"
 #include "ops/reference.h"

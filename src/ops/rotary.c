@@ -1,8 +1,9 @@
-/* rotary: turns pairs of channels of every query and key by an angle that grows with the position, so that their
- * product depends on the distance alone. Values pass through.
+/* rotary: turns pairs of channels of every query and key by an angle that grows with the position, so that
+ * their product depends on the distance alone. Values pass through.
  *
- * A rotation's gradient is the rotation back, so the same operation with `inverse` set is its own backward. Pair i
- * of a head is channels i and i + HS/2 (the halves, as Llama's weights are laid out in Hugging Face's files). */
+ * A rotation's gradient is the rotation back, so the same operation with `inverse` set is its own backward.
+ * Pair i of a head is channels i and i + HS/2 (the halves, as Llama's weights are laid out in Hugging Face's
+ * files). */
 #include "ops/ops.h"
 #include "ops/reference.h"
 

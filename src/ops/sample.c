@@ -1,5 +1,6 @@
-/* The reference says what is drawn in the plainest way: all tokens are sorted from the likeliest on, those that the options
- * cut off are dropped, and the others are walked through in the order of their numbers until they weigh enough. */
+/* The reference says what is drawn in the plainest way: all tokens are sorted from the likeliest on, those
+ * that the options cut off are dropped, and the others are walked through in the order of their numbers until
+ * they weigh enough. */
 #include "ops/sample.h"
 
 #include "ops/reference.h"

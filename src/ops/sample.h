@@ -1,14 +1,14 @@
 /* sample: the next token of every sequence, drawn from its logits where they are.
  *
- * A program that ends with it goes on by itself: the token that it draws is what the next run reads, at the next position,
- * so that a device can run many steps before the host looks at what came out.
+ * A program that ends with it goes on by itself: the token that it draws is what the next run reads, at the
+ * next position, so that a device can run many steps before the host looks at what came out.
  *
  *     op_sample(graph, logits, settings, tokens, start, rows, picks);
  *
- * The rules are those of infer/sampler.h, without the penalty on repetition: the same options, the same random numbers by
- * (seed, sample, position), the same order among equal logits. The likeliest token is the same bit for bit. A drawn one may
- * differ from the host's where a random number falls on the border between two tokens to 6 digits, since exponentials and
- * sums are the device's own. */
+ * The rules are those of infer/sampler.h, without the penalty on repetition: the same options, the same
+ * random numbers by (seed, sample, position), the same order among equal logits. The likeliest token is the
+ * same bit for bit. A drawn one may differ from the host's where a random number falls on the border between
+ * two tokens to 6 digits, since exponentials and sums are the device's own. */
 #ifndef PGPT_OPS_SAMPLE_H
 #define PGPT_OPS_SAMPLE_H
 
@@ -29,8 +29,8 @@ typedef struct {
     int32_t is_drawing; /* 0: the sequence rests, and everything about it stays as it is */
 } SampleRow;
 
-/* A logit that is not finite is no token: `token` is then -1 minus its number and log_probability its value, and the
- * sequence rests from there on. */
+/* A logit that is not finite is no token: `token` is then -1 minus its number and log_probability its value,
+ * and the sequence rests from there on. */
 typedef struct {
     int32_t token;
     float log_probability; /* under the model's own distribution */

@@ -1,4 +1,5 @@
-/* sgd: gradient descent with momentum; weight decay acts through the gradient, as the textbook's penalty does.
+/* sgd: gradient descent with momentum; weight decay acts through the gradient, as the textbook's penalty
+ * does.
  *
  * One node updates one flat array; runs say which elements decay (see adamw.c). With momentum μ:
  *     g = factor·gradient + decay·p,   u = μ·u + g,   p -= rate·(nesterov ? g + μ·u : u). */
@@ -38,8 +39,8 @@ void op_sgd_copied(Graph *graph, Tensor *gradient, Tensor *hyper, Tensor *factor
                  TENSORS(parameter, momentum, copy));
 }
 
-/* An element: 2 for the decay (counted for all), 2 for the momentum, 2 more with nesterov, 2 for the step, 1 for the
- * factor. */
+/* An element: 2 for the decay (counted for all), 2 for the momentum, 2 more with nesterov, 2 for the step, 1
+ * for the factor. */
 static double sgd_flops(const Node *node) {
     const SgdAttributes *a = node->attributes;
     double each =

@@ -1,8 +1,8 @@
 /* squared_error: (prediction - target)² of every element, and its gradient in the same pass.
  *
- * The loss of regression, made as cross_entropy.c makes that of classification: it is the end of the graph, the
- * gradient of its scaled sum needs the same difference that the loss needs, and nobody reads the predictions
- * afterwards, so the gradient may replace them. */
+ * The loss of regression, made as cross_entropy.c makes that of classification: it is the end of the graph,
+ * the gradient of its scaled sum needs the same difference that the loss needs, and nobody reads the
+ * predictions afterwards, so the gradient may replace them. */
 #include "ops/ops.h"
 #include "ops/reference.h"
 

@@ -1,5 +1,5 @@
-/* sum: total = or += scale · Σ x. The loss of a step is one over the losses of all its tokens, added up over its
- * micro-batches. No gradient flows through: cross-entropy makes its own. */
+/* sum: total = or += scale · Σ x. The loss of a step is one over the losses of all its tokens, added up over
+ * its micro-batches. No gradient flows through: cross-entropy makes its own. */
 #include "ops/ops.h"
 #include "ops/reference.h"
 

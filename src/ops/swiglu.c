@@ -1,7 +1,7 @@
 /* swiglu: one half of a row, through silu, gates the other half.
  *
- * Both halves come from one matrix product (N,2F), so they are one tensor here: gate first, value second. With
- * s = 1/(1+e^-a):  y = a·s·b,  da = dy·b·s·(1 + a·(1-s)),  db = dy·a·s. */
+ * Both halves come from one GEMM (N,2F), so they are one tensor here: gate first, value second.
+ * With s = 1/(1+e^-a):  y = a·s·b,  da = dy·b·s·(1 + a·(1-s)),  db = dy·a·s. */
 #include "ops/ops.h"
 #include "ops/reference.h"
 

@@ -1,4 +1,5 @@
-/* zero: y = 0. For memory that is handed on whole while nobody writes all of it: the padding between parameters. */
+/* zero: y = 0. For memory that is handed on whole while nobody writes all of it: the padding between
+ * parameters. */
 #include "ops/ops.h"
 
 void op_zero(Graph *graph, Tensor *y) {

@@ -1,6 +1,7 @@
-/* An optimizer with momentum moves like a body with mass: most of its next few updates is known before their gradients are. AdamW's
- * next update is near rate·m/(sqrt(v) + epsilon), momentum's near rate·u. Going on like that for n updates is the best guess
- * of where the weights will be; the decay of weights, which is slow, is left out. Without momentum there is nothing to go by. */
+/* An optimizer with momentum moves like a body with mass: most of its next few updates is known before their
+ * gradients are. AdamW's next update is near rate·m/(sqrt(v) + epsilon), momentum's near rate·u. Going on
+ * like that for n updates is the best guess of where the weights will be; the decay of weights, which is
+ * slow, is left out. Without momentum there is nothing to go by. */
 #include "optim/ahead.h"
 
 #include <math.h>

@@ -1,5 +1,5 @@
-/* Parameters, gradients and moments are flat arrays with the same offsets, so one node updates everything; which runs
- * of elements decay comes from the parameter table (matrices do, vectors do not). */
+/* Parameters, gradients and moments are flat arrays with the same offsets, so one node updates everything;
+ * which runs of elements decay comes from the parameter table (matrices do, vectors do not). */
 #include "optim/optimizer.h"
 
 #include "base/random.h"
@@ -10,15 +10,16 @@
 #include <string.h>
 
 static const char *const optimizer_names[] = {"adamw", "sgd", NULL};
-static const char *const schedule_names[] = {"constant", "linear", "cosine", "wsd", NULL};
+static const char *const learning_rate_names[] = {"constant", "linear", "cosine", "wsd", NULL};
 
 const OptionSpec optimizer_option_specs[] = {
     OPTION_CHOICE("optimizer", OptimizerOptions, kind, OPTIMIZER_ADAMW, optimizer_names, "update rule",
                   .flags = OPTION_FIXED),
     OPTION_FLOAT("lr", OptimizerOptions, rate, 1e-3, 0.0, 1000.0,
                  "highest learning rate; each --model brings one that suits its size", .flags = OPTION_F32),
-    OPTION_CHOICE("lr-schedule", OptimizerOptions, schedule, SCHEDULE_COSINE, schedule_names,
-                  "course of the learning rate after the warm-up (wsd: stable, then straight down)"),
+    OPTION_CHOICE(
+        "lr-schedule", OptimizerOptions, schedule, LEARNING_RATE_COSINE, learning_rate_names,
+        "learning-rate schedule after the warm-up (wsd: warm-up, stable, decay in a straight line)"),
     OPTION_FLOAT("lr-min", OptimizerOptions, lowest_rate, 0.0, 0.0, 1000.0,
                  "learning rate at the end of the decay", .flags = OPTION_F32),
     OPTION_INT("warmup", OptimizerOptions, n_warmup_steps, -1, -1, INT64_MAX / 2,
@@ -27,18 +28,22 @@ const OptionSpec optimizer_option_specs[] = {
                  "part of the steps that wsd spends on its decay"),
     OPTION_FLOAT("weight-decay", OptimizerOptions, weight_decay, 0.1, 0.0, 100.0,
                  "decay of the matrices; biases and norms do not decay", .flags = OPTION_F32),
-    OPTION_FLOAT("beta1", OptimizerOptions, beta1, 0.9, 0.0, 1.0, "AdamW: memory of the mean gradient",
+    OPTION_FLOAT("beta1", OptimizerOptions, beta1, 0.9, 0.0, 1.0,
+                 "AdamW: decay rate of the first moment, the mean of the gradients",
                  .flags = OPTION_BELOW_MAX | OPTION_F32),
-    OPTION_FLOAT("beta2", OptimizerOptions, beta2, 0.99, 0.0, 1.0, "AdamW: memory of the squared gradient",
+    OPTION_FLOAT("beta2", OptimizerOptions, beta2, 0.99, 0.0, 1.0,
+                 "AdamW: decay rate of the second moment, the mean of their squares",
                  .flags = OPTION_BELOW_MAX | OPTION_F32),
     OPTION_FLOAT("epsilon", OptimizerOptions, epsilon, 1e-8, 0.0, 1.0, "AdamW: added to the divisor",
                  .flags = OPTION_ABOVE_MIN | OPTION_F32),
-    OPTION_FLOAT("momentum", OptimizerOptions, momentum, 0.9, 0.0, 1.0, "SGD: memory of the gradient",
+    OPTION_FLOAT("momentum", OptimizerOptions, momentum, 0.9, 0.0, 1.0,
+                 "SGD: momentum, the decay rate of the mean gradient",
                  .flags = OPTION_BELOW_MAX | OPTION_F32),
-    OPTION_BOOL("nesterov", OptimizerOptions, nesterov, false, "SGD: look ahead along the momentum"),
-    OPTION_FLOAT("clip", OptimizerOptions, clip, 1.0, 0.0, 1e30,
-                 "scale the gradient down to this norm if it is longer; 0: neither measured nor clipped",
-                 .flags = OPTION_F32),
+    OPTION_BOOL("nesterov", OptimizerOptions, nesterov, false, "SGD: Nesterov momentum, which looks ahead"),
+    OPTION_FLOAT(
+        "clip", OptimizerOptions, clip, 1.0, 0.0, 1e30,
+        "gradient clipping: scale the gradient down to this norm if it is longer; 0: neither measured nor clipped",
+        .flags = OPTION_F32),
     OPTION_BOOL(
         "eager-update", OptimizerOptions, eager, false,
         "update each parameter as soon as its gradient is known and reuse the gradient's memory; needs --clip 0, one micro-batch a step and no f16"),
@@ -78,15 +83,15 @@ Status optimizer_check(const OptimizerOptions *options, Precision precision, int
     return STATUS_OK;
 }
 
-Schedule optimizer_schedule(const OptimizerOptions *options, int64_t n_steps) {
+LearningRateSchedule optimizer_learning_rate(const OptimizerOptions *options, int64_t n_steps) {
     int64_t n_warmup_steps = options->n_warmup_steps;
     if (n_warmup_steps < 0) n_warmup_steps = n_steps / 20 < 2000 ? n_steps / 20 : 2000;
-    return (Schedule){.kind = (ScheduleKind)options->schedule,
-                      .peak = options->rate,
-                      .lowest = options->lowest_rate,
-                      .n_warmup_steps = n_warmup_steps,
-                      .decay_fraction = options->decay_fraction,
-                      .n_steps = n_steps};
+    return (LearningRateSchedule){.kind = (LearningRateKind)options->schedule,
+                                  .peak = options->rate,
+                                  .lowest = options->lowest_rate,
+                                  .n_warmup_steps = n_warmup_steps,
+                                  .decay_fraction = options->decay_fraction,
+                                  .n_steps = n_steps};
 }
 
 int optimizer_n_moments(const OptimizerOptions *options) {
@@ -139,7 +144,8 @@ static void record_update(const OptimizerOptions *options, const OptimizerTensor
     }
 }
 
-/* Which of elements first .. first + n - 1 decay. A parameter's padding goes with it: it is 0 everywhere and stays so. */
+/* Which of elements first .. first + n - 1 decay. A parameter's padding goes with it: it is 0 everywhere and
+ * stays so. */
 static const DecayRun *decay_runs(const ParameterTable *table, int64_t first, int64_t n, Graph *graph,
                                   int *n_runs) {
     DecayRun *runs = ARENA_ARRAY(&graph->arena, DecayRun, table->n_parameters);

@@ -5,7 +5,7 @@
 #include "base/options/options.h"
 #include "graph/precision.h"
 #include "model/parameters.h"
-#include "optim/schedule.h"
+#include "optim/learning_rate.h"
 #include "parallel/sync/update_share.h"
 
 typedef enum { OPTIMIZER_ADAMW, OPTIMIZER_SGD } OptimizerKind;
@@ -27,7 +27,7 @@ extern const OptionSpec optimizer_option_specs[];
 const char *optimizer_name(OptimizerKind kind);
 Status optimizer_check(const OptimizerOptions *options, Precision precision, int64_t n_micro_batches,
                        Error *error);
-Schedule optimizer_schedule(const OptimizerOptions *options, int64_t n_steps);
+LearningRateSchedule optimizer_learning_rate(const OptimizerOptions *options, int64_t n_steps);
 
 enum { OPTIMIZER_MAX_MOMENTS = 2 };
 
@@ -43,10 +43,10 @@ typedef struct {
 /* Where the gradients shall live for these options (see AutogradOptions). */
 Place optimizer_gradient_place(const OptimizerOptions *options);
 
-/* Record the update of every parameter that autograd found a gradient for, or of a share of them (NULL: all). With
- * options->eager, each parameter's update stands right behind the last node that needs its old value or adds to its
- * gradient, so that the gradient's memory is free again; otherwise the updates come after the backward. Gradients are
- * loss_scale times too large where that is not NULL. */
+/* Record the update of every parameter that autograd found a gradient for, or of a share of them (NULL: all).
+ * With options->eager, each parameter's update stands right behind the last node that needs its old value or
+ * adds to its gradient, so that the gradient's memory is free again; otherwise the updates come after the
+ * backward. Gradients are loss_scale times too large where that is not NULL. */
 OptimizerTensors optimizer_record(const OptimizerOptions *options, Precision precision,
                                   const ParameterTensors *parameters, const UpdateShare *share,
                                   Tensor *loss_scale, Graph *graph);
@@ -54,7 +54,8 @@ OptimizerTensors optimizer_record(const OptimizerOptions *options, Precision pre
 /* The moments that the optimizer keeps of every parameter. */
 int optimizer_n_moments(const OptimizerOptions *options);
 
-/* What the host writes into hyper for step 0, 1, ... `seed` and step decide how 16-bit weights are rounded. */
+/* What the host writes into hyper for step 0, 1, ... `seed` and step decide how 16-bit weights are
+ * rounded. */
 void optimizer_hyper(const OptimizerOptions *options, double rate, int64_t step, uint64_t seed, float *hyper);
 
 #endif

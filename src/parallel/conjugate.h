@@ -5,7 +5,7 @@
  *     forward              backward            where
  *     copy                 all-reduce          into a layer split by columns (Megatron's f)
  *     all-reduce           nothing             out of a layer split by rows (Megatron's g)
- *     all-gather           reduce-scatter      f where the ranks share out the rows of x: sequence parallelism
+ *     all-gather           reduce-scatter f where the ranks share out the rows of x: sequence parallelism
  *     reduce-scatter       all-gather          g likewise
  *     slice                all-gather          out of what every rank has and computes whole
  *     all-gather           slice               into it

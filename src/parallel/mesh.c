@@ -1,4 +1,5 @@
-/* Coordinates are the digits of the rank in a number system with one base an axis; groups are ranks that differ in one digit. */
+/* Coordinates are the digits of the rank in a number system with one base an axis; groups are ranks that
+ * differ in one digit. */
 #include "parallel/mesh.h"
 
 #include "base/text/plain.h"

@@ -1,7 +1,7 @@
 /* The mesh: every rank's place on the axes along which work is split.
  *
- * A mesh is a value. Its sizes multiply to the number of ranks; a rank's coordinates follow from its number, tp running
- * fastest, pp slowest, so that ranks which talk most lie next to each other:
+ * A mesh is a value. Its sizes multiply to the number of ranks; a rank's coordinates follow from its number,
+ * tp running fastest, pp slowest, so that ranks which talk most lie next to each other:
  *
  *     rank = (((pp·DP + dp)·CP + cp)·EP + ep)·TP + tp
  *
@@ -36,8 +36,8 @@ int mesh_n_ranks(const MeshShape *shape);
 void mesh_coordinates(const MeshShape *shape, int rank, int *coordinate /* (N_AXES) */);
 int mesh_rank(const MeshShape *shape, const int *coordinate);
 
-/* Sizes as options give them; 0 for dp means whatever is left. Fails, saying what would fit, when they do not multiply
- * to n_ranks or ask for an axis that is not available. */
+/* Sizes as options give them; 0 for dp means whatever is left. Fails, saying what would fit, when they do not
+ * multiply to n_ranks or ask for an axis that is not available. */
 Status mesh_shape(const int64_t *sizes /* (N_AXES) */, int n_ranks, MeshShape *shape, Error *error);
 
 typedef struct {
@@ -48,13 +48,13 @@ typedef struct {
     Comm device[N_AXES]; /* of a device's memory (NCCL, or through the host); {0} where that is the host's */
 } Mesh;
 
-/* Collective over the world, whose size is the shape's. The device's communicators are opened by whoever opens the
- * device (device_comm_open), and closed before the mesh. */
+/* Collective over the world, whose size is the shape's. The device's communicators are opened by whoever
+ * opens the device (device_comm_open), and closed before the mesh. */
 Status mesh_open(Mesh *mesh, const MeshShape *shape, Comm *world, Error *error);
 void mesh_close(Mesh *mesh); /* safe on {0} */
 
-/* The ranks along an axis, by what reaches the memory that tensors are in. Values of a mesh are passed as const; what a
- * communicator counts is not. */
+/* The ranks along an axis, by what reaches the memory that tensors are in. Values of a mesh are passed as
+ * const; what a communicator counts is not. */
 static inline Comm *mesh_comm(const Mesh *mesh, Axis axis) {
     return (Comm *)(mesh->device[axis].table ? &mesh->device[axis] : &mesh->axis[axis]);
 }

@@ -8,23 +8,24 @@ enum { MANY = 1 << 20, DEFAULT_ALGORITHM = 3 };
 
 const OptionSpec parallel_option_specs[] = {
     OPTION_INT("dp", ParallelOptions, size[AXIS_DP], 0, 0, MANY,
-               "ranks that share the batch (data parallelism); 0: all that the other axes leave"),
+               "data parallelism: ranks that divide the batch; 0: all that the other axes leave"),
     OPTION_INT("tp", ParallelOptions, size[AXIS_TP], 1, 1, MANY,
-               "ranks that share each layer (not yet available)"),
+               "tensor parallelism: ranks that divide each layer (not yet available)"),
     OPTION_INT("pp", ParallelOptions, size[AXIS_PP], 1, 1, MANY,
-               "ranks that share the layers (not yet available)"),
+               "pipeline parallelism: ranks that divide the layers (not yet available)"),
     OPTION_INT("cp", ParallelOptions, size[AXIS_CP], 1, 1, MANY,
-               "ranks that share each sequence (not yet available)"),
+               "context parallelism: ranks that divide each sequence (not yet available)"),
     OPTION_INT("ep", ParallelOptions, size[AXIS_EP], 1, 1, MANY,
-               "ranks that share the experts (not yet available)"),
+               "expert parallelism: ranks that divide the experts (not yet available)"),
     OPTION_INT(
         "zero", ParallelOptions, zero, 0, 0, ZERO_STAGES,
-        "what the ranks of dp share instead of each keeping it: 1 moments, 2 and gradients, 3 and weights"),
+        "ZeRO stage: 1 shards the optimizer state over the ranks of dp, 2 also the gradients, 3 also the weights "
+        "(as FSDP)"),
     OPTION_CHOICE("allreduce", ParallelOptions, all_reduce, DEFAULT_ALGORITHM, comm_algorithm_names,
-                  "how gradients are summed: by one of pgpt's algorithms, or by the MPI library's own"),
+                  "all-reduce algorithm that sums gradients: one of pgpt's, or the MPI library's own"),
     OPTION_FLOAT(
         "bucket-mb", ParallelOptions, bucket_mb, 4.0, 0.0, 1e6,
-        "MiB of gradients that travel together; they leave as soon as the backward has finished them"),
+        "gradient bucket size in MiB: gradients are summed by the bucket, as soon as the backward has finished it"),
     OPTION_BOOL("overlap", ParallelOptions, overlap, true,
                 "communicate beside the computation; without it every message is waited for at once"),
     OPTION_BOOL("pin", ParallelOptions, pin, true,

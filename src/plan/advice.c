@@ -1,11 +1,11 @@
-/* Several things make a step smaller, and each costs something else: a smaller micro-batch keeps the device less busy,
- * recomputation takes a third more arithmetic, 16-bit numbers round, ZeRO communicates. Which of them the user would
- * rather pay is not known here, so the mildest of each kind that fits is offered.
+/* Several things make a step smaller, and each costs something else: a smaller micro-batch keeps the device
+ * less busy, recomputation takes a third more arithmetic, 16-bit numbers round, ZeRO communicates. Which of
+ * them the user would rather pay is not known here, so the mildest of each kind that fits is offered.
  *
- * Memory is close to a + b·(micro-batch): a is mostly what the parameters need, which is known without planning. So
- * one plan gives b, and b the micro-batch to try next; from there it goes up or down by factors of two until the
- * largest that fits is known, two or three plans in all. What cannot fit, because its parameters alone do not, is not
- * planned at all: models that are far too large get their answer at once. */
+ * Memory is close to a + b·(micro-batch): a is mostly what the parameters need, which is known without
+ * planning. So one plan gives b, and b the micro-batch to try next; from there it goes up or down by factors
+ * of two until the largest that fits is known, two or three plans in all. What cannot fit, because its
+ * parameters alone do not, is not planned at all: models that are far too large get their answer at once. */
 #include "plan/advice.h"
 
 #include "base/text/format.h"

@@ -1,6 +1,8 @@
-/* What would fit into memory where something does not: found by planning it, so that every figure is a plan's.
+/* What would fit into memory where something does not: found by planning it, so that every figure is a
+ * plan's.
  *
- *     MemoryQuestion question = {.present = {.batch = 64, .micro_batch = 64}, .usable = n_free, .plan = ..., .state = ...};
+ *     MemoryQuestion question = {.present = {.batch = 64, .micro_batch = 64}, .usable = n_free,
+ *                                .plan = ..., .state = ...};
  *     MemoryAdvice advice = memory_advise(&question);
  *     memory_advice_text(&question, &advice, text, sizeof text);
  *     // "what would fit: --micro-batch 8 (31.0 GiB), --micro-batch 16 --recompute 1 (28.4 GiB)"
@@ -30,7 +32,8 @@ typedef struct {
     bool has_one_micro_batch; /* the batch is what has to become smaller */
     /* Bytes that a choice needs, by planning it. */
     Status (*plan)(void *context, const MemoryChoice *choice, uint64_t *n_bytes, Error *error);
-    /* Bytes that it needs at the very least, without planning: what a rank holds of weights, gradients and moments. */
+    /* Bytes that it needs at the very least, without planning: what a rank holds of weights, gradients and
+     * moments. */
     uint64_t (*state)(void *context, const MemoryChoice *choice);
     void *context;
 } MemoryQuestion;

@@ -1,5 +1,5 @@
-/* A run that does not fit is planned again with other choices until some do, so that the advice is a plan's, not a
- * guess. */
+/* A run that does not fit is planned again with other choices until some do, so that the advice is a plan's,
+ * not a guess. */
 #include "plan/run_memory.h"
 
 #include "base/system/memory.h"
@@ -83,7 +83,8 @@ static Status refuse(const Trainer *trainer, uint64_t needed, uint64_t usable, i
                       memory_advice_text(&question, &advice, text, sizeof text));
 }
 
-/* What a run can do without is left out first: it need not learn otherwise then. Says nothing where that is not enough. */
+/* What a run can do without is left out first: it need not learn otherwise then. Says nothing where that is
+ * not enough. */
 static Status refuse_extras(const Trainer *trainer, uint64_t needed, uint64_t usable, int n_sharing,
                             Error *error) {
     bool is_gpu = backend_has_own_memory(trainer->setup.backend);
@@ -110,8 +111,8 @@ static Status refuse_extras(const Trainer *trainer, uint64_t needed, uint64_t us
     return STATUS_OK;
 }
 
-/* Ranks with memory from the same place are about to ask for as much each, so a rank counts on its share only; with n_sharing
- * = 1 on all. */
+/* Ranks with memory from the same place are about to ask for as much each, so a rank counts on its share
+ * only; with n_sharing = 1 on all. */
 static Status check_memory(const Trainer *trainer, int n_sharing, Error *error) {
     uint64_t needed = needed_bytes(trainer);
     Backend backend = *trainer->setup.backend;
@@ -129,8 +130,8 @@ Status run_memory_check(const Trainer *trainer, Error *error) {
     return check_memory(trainer, trainer->setup.backend->n_sharing, error);
 }
 
-/* Where somebody else has taken memory since it was checked, what was said then is said now. Those who share it may have
- * theirs. */
+/* Where somebody else has taken memory since it was checked, what was said then is said now. Those who share
+ * it may have theirs. */
 Status run_memory_open(Trainer *trainer, Error *error) {
     if (trainer_open(trainer, error) == STATUS_OK || trainer->memory.allocated_bytes) return error->status;
     Error shortage = {0};

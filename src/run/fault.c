@@ -1,5 +1,5 @@
-/* A disk that is full is made by the limit on the length of files, which holds for this process alone: the system itself
- * then refuses every write, so that the path which is tested is the real one. */
+/* A disk that is full is made by the limit on the length of files, which holds for this process alone: the
+ * system itself then refuses every write, so that the path which is tested is the real one. */
 #include "run/fault.h"
 
 #include "base/text/format.h"

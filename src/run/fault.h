@@ -6,8 +6,8 @@
  *     error    an error is thrown
  *     disk     whatever it writes from then on does not fit
  *
- * It happens before step STEP (from 1) of the first attempt alone: under `pgpt supervise` the job then goes on as if it had
- * been an accident. */
+ * It happens before step STEP (from 1) of the first attempt alone: under `pgpt supervise` the job then goes
+ * on as if it had been an accident. */
 #ifndef PGPT_RUN_FAULT_H
 #define PGPT_RUN_FAULT_H
 

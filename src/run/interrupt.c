@@ -1,13 +1,16 @@
 /* A signal handler can reach nothing but a global, so this is the one place that has some.
  *
- * A wish to stop often comes more than once: GNU timeout tells its child and then its whole group, launchers tell every rank and
- * are told themselves, a closed terminal is said by the system and by the shell. So a signal that comes again within a moment is
- * the same wish. Later it is somebody's impatience, and the system's own answer to the signal is given. Each signal counts for
- * itself: a scheduler that warns by SIGUSR1 and asks by SIGTERM a minute later is not impatient.
+ * A wish to stop often comes more than once: GNU timeout tells its child and then its whole group, launchers
+ * tell every rank and are told themselves, a closed terminal is said by the system and by the shell. So a
+ * signal that comes again within a moment is the same wish. Later it is somebody's impatience, and the
+ * system's own answer to the signal is given. Each signal counts for itself: a scheduler that warns by
+ * SIGUSR1 and asks by SIGTERM a minute later is not impatient.
  *
- * The system sends SIGXCPU every second from the soft limit on CPU time (ulimit -S -t) to the hard one: nobody is impatient there.
+ * The system sends SIGXCPU every second from the soft limit on CPU time (ulimit -S -t) to the hard one:
+ * nobody is impatient there.
  *
- * What was ignored when the program began stays ignored: nohup says so of SIGHUP, shells of the SIGINT of background jobs. */
+ * What was ignored when the program began stays ignored: nohup says so of SIGHUP, shells of the SIGINT of
+ * background jobs. */
 #include "run/interrupt.h"
 
 #include <limits.h>

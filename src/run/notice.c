@@ -1,6 +1,6 @@
-/* A notice is one JSON object, filled up with spaces to a fixed length, written by one pwrite(2). It is opened and closed
- * every time, because that is when network file systems pass on what was written. A reader that meets half of one takes it
- * for none: the next is on its way. */
+/* A notice is one JSON object, filled up with spaces to a fixed length, written by one pwrite(2). It is
+ * opened and closed every time, because that is when network file systems pass on what was written. A reader
+ * that meets half of one takes it for none: the next is on its way. */
 #include "run/notice.h"
 
 #include "base/file/file.h"

@@ -1,9 +1,9 @@
 /* What every rank is doing, in a file of its own in the run's folder: RUN/ranks/3.
  *
- * A message needs two that can talk. A file is still there when its writer is dead, stopped, or stuck in the very library
- * that would have carried the message; the other ranks read it (watchdog.h), and so does whoever started them
- * (supervise.h). Notices are replaced in place, so that a disk which has become full does not silence them. A rank that
- * ends as it should takes its notice away. */
+ * A message needs two that can talk. A file is still there when its writer is dead, stopped, or stuck in the
+ * very library that would have carried the message; the other ranks read it (watchdog.h), and so does whoever
+ * started them (supervise.h). Notices are replaced in place, so that a disk which has become full does not
+ * silence them. A rank that ends as it should takes its notice away. */
 #ifndef PGPT_RUN_NOTICE_H
 #define PGPT_RUN_NOTICE_H
 
@@ -23,7 +23,8 @@ typedef struct {
     bool has_failed;     /* it has said why itself, as far as anybody listens, */
     char reason[512];    /* in these words; "": it does not know */
     int64_t
-        bad_step; /* it has failed because the loss or gradient of this step was not a finite number; 0: it has not */
+        /* it has failed because the loss or gradient of this step was not a finite number; 0: it has not */
+        bad_step;
     double hang_timeout; /* how long it may stand still; 0: for ever */
     char host[128];
     char where[768]; /* activity_describe */

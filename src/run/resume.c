@@ -1,6 +1,6 @@
-/* A script that a scheduler runs again and again cannot know whether it is the first time. "auto" lets it say the same
- * thing always: go on with what is there, and begin if nothing is. What counts is a checkpoint: a run that was killed
- * before its first one has nothing to go on with, and begins again in its folder.
+/* A script that a scheduler runs again and again cannot know whether it is the first time. "auto" lets it say
+ * the same thing always: go on with what is there, and begin if nothing is. What counts is a checkpoint: a
+ * run that was killed before its first one has nothing to go on with, and begins again in its folder.
  *
  * Whether the checkpoint is sound is not asked here. If none of a run's checkpoints can be used, that is an
  * error when it is opened: beginning anew would bury what may still be rescued. */

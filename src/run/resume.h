@@ -6,8 +6,8 @@
 #include "base/error.h"
 #include "checkpoint/checkpoint_manifest.h"
 
-/* The folder itself where `path` is a link to it: runs/latest moves on when another run begins, and what was resumed
- * through it must not. From the arena. */
+/* The folder itself where `path` is a link to it: runs/latest moves on when another run begins, and what was
+ * resumed through it must not. From the arena. */
 const char *resume_folder(const char *path, Arena *arena);
 
 /* The run that is meant by the path of its folder, of its checkpoints/ or of its newest checkpoint; another
@@ -20,7 +20,8 @@ Status resume_manifest(const char *run, Arena *arena, Manifest *manifest, bool *
 /* For "auto": the run in `out`, or of runs/latest if that is empty, if it has a checkpoint; else NULL. */
 Status resume_find(const char *out, Arena *arena, const char **folder, Error *error);
 
-/* Make `folder`, whose run was killed before its first checkpoint, ready for the same run from its beginning. */
+/* Make `folder`, whose run was killed before its first checkpoint, ready for the same run from its
+ * beginning. */
 Status resume_restart(const char *folder, Error *error);
 
 #endif

@@ -1,9 +1,9 @@
-/* A folder is claimed in three steps: it is made, or found to be empty; the lock in it is taken; and only then is it looked
- * at again. Two that claim the same one meet at the lock, whichever of them made it, and the second look tells the later
- * one that the earlier has been there.
+/* A folder is claimed in three steps: it is made, or found to be empty; the lock in it is taken; and only
+ * then is it looked at again. Two that claim the same one meet at the lock, whichever of them made it, and
+ * the second look tells the later one that the earlier has been there.
  *
- * What is neither empty nor a run is somebody's: a tokenizer, prepared shards, a model, other people's files. It is refused
- * whole, since a run would write its own tokenizer.json over theirs. */
+ * What is neither empty nor a run is somebody's: a tokenizer, prepared shards, a model, other people's files.
+ * It is refused whole, since a run would write its own tokenizer.json over theirs. */
 #include "run/run_folder.h"
 
 #include "base/file/file.h"
@@ -26,7 +26,8 @@
 #define LOCK           "lock"
 #define SUPERVISE_LOCK "supervise.lock"
 
-/* How long to wait for a holder that is about to end: a job that was told to stop, and the one that follows it. */
+/* How long to wait for a holder that is about to end: a job that was told to stop, and the one that follows
+ * it. */
 static const double patience_seconds = 2.0;
 
 /* ---- What a folder is */
@@ -147,8 +148,8 @@ static Status claim_dated(RunClaim *claim, const char *model, Error *error) {
     return take_lock(claim, LOCK, patience_seconds, error);
 }
 
-/* A run that may begin anew had no checkpoint when that was decided. While we waited for the lock its holder may have saved
- * one, and would lose it. */
+/* A run that may begin anew had no checkpoint when that was decided. While we waited for the lock its holder
+ * may have saved one, and would lose it. */
 static Status check_nothing_saved(RunClaim *claim, Error *error) {
     CheckpointEntry *saved;
     int n_saved;
@@ -221,7 +222,8 @@ void run_claim_release(RunClaim *claim) {
 
 /* ---- What is in it */
 
-/* A symbolic link that is replaced in one step. It is a convenience: where links are not possible, there is none. */
+/* A symbolic link that is replaced in one step. It is a convenience: where links are not possible, there is
+ * none. */
 static void point_latest(const char *folder) {
     if (strncmp(folder, RUNS, strlen(RUNS)) != 0) return;
     const char *deeper = strchr(folder + strlen(RUNS), '/');

@@ -1,12 +1,15 @@
-/* The job runs in a process group of its own, so that Ctrl-C reaches it once, through here. What is left of an attempt is ended as
- * a whole before the next begins: two of them must not write to one folder. Launchers give ranks groups of their own, so it is not
- * the group that counts, but whose children they are.
+/* The job runs in a process group of its own, so that Ctrl-C reaches it once, through here. What is left of
+ * an attempt is ended as a whole before the next begins: two of them must not write to one folder. Launchers
+ * give ranks groups of their own, so it is not the group that counts, but whose children they are.
  *
- * A signal is passed on, but not again within a moment (run/interrupt.h): launchers take a second one for impatience too.
+ * A signal is passed on, but not again within a moment (run/interrupt.h): launchers take a second one for
+ * impatience too.
  *
- * Training repeats itself bit by bit. A step that was not a finite number twice in a row, as the notices tell, is so for good.
+ * Training repeats itself bit by bit. A step that was not a finite number twice in a row, as the notices
+ * tell, is so for good.
  *
- * A job of which nothing moves any more, not even its watchdogs, is ended from here: the notices in its folder tell.
+ * A job of which nothing moves any more, not even its watchdogs, is ended from here: the notices in its
+ * folder tell.
  *
  * Words are handed to execvp as they are; no shell sees them. */
 #include "run/supervise.h"
@@ -42,8 +45,9 @@ static void remember(int number) {
     }
 }
 
-/* What was switched off stays off, by nohup or by a shell for its background jobs: a terminal that is closed is no wish to
- * stop then. Nor is it the end if nobody reads what is said here, or a log is full: the job must not be left alone. */
+/* What was switched off stays off, by nohup or by a shell for its background jobs: a terminal that is closed
+ * is no wish to stop then. Nor is it the end if nobody reads what is said here, or a log is full: the job
+ * must not be left alone. */
 static void watch_signals(struct sigaction *before) {
     received = 0;
     struct sigaction action = {.sa_handler = remember}, ignore = {.sa_handler = SIG_IGN};
@@ -134,8 +138,8 @@ static void rest(void) {
     nanosleep(&(struct timespec){0, 50 * 1000 * 1000}, NULL);
 }
 
-/* Ranks watch each other. Where nobody is left to do it, since there is one rank only, or all of them stand still, their notices do
- * too. */
+/* Ranks watch each other. Where nobody is left to do it, since there is one rank only, or all of them stand
+ * still, their notices do too. */
 typedef struct {
     uint64_t sum;                   /* of all beats */
     uint64_t changed_ns, looked_ns; /* when it was last seen to change; when we last looked */
@@ -222,8 +226,9 @@ static int end_children(const Strangers *strangers) {
     return n_left + (n > MOST);
 }
 
-/* Ranks that have outlived their launcher, wherever it has put them: a process whose parent is gone becomes a child of this one
- * (adopt_orphans), and so, one after the other, do all that are left. False if one cannot be ended: it hangs in the system. */
+/* Ranks that have outlived their launcher, wherever it has put them: a process whose parent is gone becomes a
+ * child of this one (adopt_orphans), and so, one after the other, do all that are left. False if one cannot
+ * be ended: it hangs in the system. */
 static bool end_rest(pid_t child, const Strangers *strangers) {
     const double patience = 30.0;
     kill(-child, SIGKILL);
@@ -239,7 +244,8 @@ static void adopt_orphans(bool wanted) {
 
 /* ---- between two attempts */
 
-/* Where the ranks were; tells whether the run had begun in this attempt, and the step that was not a number. */
+/* Where the ranks were; tells whether the run had begun in this attempt, and the step that was not a
+ * number. */
 static bool report_ranks(const SuperviseOptions *options, double started, int64_t *bad_step) {
     enum { MOST_LINES = 16 };
     RankNotice *notices;

@@ -3,9 +3,9 @@
  *     SuperviseOptions options = {.command = words, .n_words = n, .run = "runs/night", .most_restarts = 5};
  *     TRY(supervise(&options, &result, error));
  *
- * A job that ends with 0 is done. One that ends otherwise is started again, with `--resume auto` behind its words, unless it was asked to
- * stop, failed with the user's mistake (2) before its run had begun, or met a loss that is not a number at the same step
- * twice: that would only happen again. */
+ * A job that ends with 0 is done. One that ends otherwise is started again, with `--resume auto` behind its
+ * words, unless it was asked to stop, failed with the user's mistake (2) before its run had begun, or met a
+ * loss that is not a number at the same step twice: that would only happen again. */
 #ifndef PGPT_RUN_SUPERVISE_H
 #define PGPT_RUN_SUPERVISE_H
 

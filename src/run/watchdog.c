@@ -1,19 +1,22 @@
-/* Who reports. All ranks come to the same conclusion at about the same time, and one report is wanted. When a process is gone,
- * the lowest rank that is left on its host speaks; when nothing moves, the lowest rank that still gives signs of life. The others wait a
- * little longer each, in case that one cannot.
+/* Who reports. All ranks come to the same conclusion at about the same time, and one report is wanted. When a
+ * process is gone, the lowest rank that is left on its host speaks; when nothing moves, the lowest rank that
+ * still gives signs of life. The others wait a little longer each, in case that one cannot.
  *
- * Signs of life are judged by this rank's own clock, as the time since another's notice last changed: clocks of hosts
- * differ. Notices of others are read only once this rank has been idle for half of the timeout, and only as many
- * as it takes to find out whose turn it is, so that thousands of ranks on one file system do not trouble it.
+ * Signs of life are judged by this rank's own clock, as the time since another's notice last changed: clocks
+ * of hosts differ. Notices of others are read only once this rank has been idle for half of the timeout, and
+ * only as many as it takes to find out whose turn it is, so that thousands of ranks on one file system do not
+ * trouble it.
  *
- * Ranks wait for each other to the very end: the last messages, and the end of MPI itself. So the thread goes on beyond the run
- * (watchdog_leave), until MPI has ended; it then has no activity to look at, and no MPI that it could ask to end the job: it ends
- * its own process, which the launcher takes for what it is. Nor does a rank go home before the others of its host have come so far:
- * a launcher would wait for ever for one that is stopped in its last moments, and nobody would be left to say so.
+ * Ranks wait for each other to the very end: the last messages, and the end of MPI itself. So the thread goes
+ * on beyond the run (watchdog_leave), until MPI has ended; it then has no activity to look at, and no MPI
+ * that it could ask to end the job: it ends its own process, which the launcher takes for what it is. Nor
+ * does a rank go home before the others of its host have come so far: a launcher would wait for ever for one
+ * that is stopped in its last moments, and nobody would be left to say so.
  *
- * A launcher that notices the death of one process ends the others, and gives them a second or less. So the thread sleeps on
- * descriptors of the processes of its host, which wake it at once when one of them ends. Processes that cannot be seen at the
- * start (containers) are not watched; where the system has no such descriptors, they are looked for every twentieth of a second. */
+ * A launcher that notices the death of one process ends the others, and gives them a second or less. So the
+ * thread sleeps on descriptors of the processes of its host, which wake it at once when one of them ends.
+ * Processes that cannot be seen at the start (containers) are not watched; where the system has no such
+ * descriptors, they are looked for every twentieth of a second. */
 #define _GNU_SOURCE /* syscall */
 #include "run/watchdog_inside.h"
 

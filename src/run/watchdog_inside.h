@@ -56,7 +56,8 @@ bool watchdog_is_silent(const Watchdog *watchdog, int rank);
 /* Who is to blame, and where each rank is. `gone`: the rank that is gone; -1: nothing moves. */
 void watchdog_report(const Watchdog *watchdog, int gone);
 
-/* How to go on. Looks at the run's folder, which may be what does not answer: after everything else is said. */
+/* How to go on. Looks at the run's folder, which may be what does not answer: after everything else is
+ * said. */
 void watchdog_advise(const Watchdog *watchdog);
 
 #endif

@@ -1,6 +1,6 @@
-/* The report of a job that is being ended. It is made in memory and written at once: a progress bar may be up, and other ranks may be
- * writing at the same time. Names and places are what the ranks have told of themselves: by message at the start, by their notices and boards
- * since. */
+/* The report of a job that is being ended. It is made in memory and written at once: a progress bar may be
+ * up, and other ranks may be writing at the same time. Names and places are what the ranks have told of
+ * themselves: by message at the start, by their notices and boards since. */
 #include "run/watchdog_inside.h"
 
 #include "base/system/timer.h"

@@ -1,10 +1,10 @@
-/* The recorder fills while the run goes on, into memory that was taken before it; everything else happens before
- * the first and after the last step: the clocks are compared twice, since they may drift apart, and rank 0
- * gathers, merges and writes.
+/* The recorder fills while the run goes on, into memory that was taken before it; everything else happens
+ * before the first and after the last step: the clocks are compared twice, since they may drift apart, and
+ * rank 0 gathers, merges and writes.
  *
- * A trace that covers a long run is of no use to anybody and fills a disk. So the number of events of all ranks
- * together is bounded, and a rank stops at the beginning of a step that would not fit, going by the longest one
- * before it. What then has no room all the same is counted, and said. */
+ * A trace that covers a long run is of no use to anybody and fills a disk. So the number of events of all
+ * ranks together is bounded, and a rank stops at the beginning of a step that would not fit, going by the
+ * longest one before it. What then has no room all the same is counted, and said. */
 #include "trace/trace.h"
 
 #include "base/file/file.h"

@@ -1,14 +1,16 @@
-/* A trace of a run: what every rank did, and when, in one file that Chrome's about:tracing, Perfetto and `pgpt lab
- * timeline` open.
+/* A trace of a run: what every rank did, and when, in one file that Chrome's about:tracing, Perfetto and
+ * `pgpt lab timeline` open.
  *
  *     Trace trace = {0};
  *     TRY(trace_open(&trace, &setup, error));                   // collective: compares the ranks' clocks
- *     for (step...) { trace_before_step(&trace, step); ... }    // records while the step is one of those that are wanted
- *     TRY(trace_write(&trace, "run/trace.json", error));        // collective: rank 0 writes what all have recorded
+ *     // records while the step is one of those that are wanted
+ *     for (step...) { trace_before_step(&trace, step); ... }
+ *     // collective: rank 0 writes what all have recorded
+ *     TRY(trace_write(&trace, "run/trace.json", error));
  *     trace_close(&trace);
  *
- * The recorder is an activity's; its size is fixed when the trace is opened, so that the file stays below some 50
- * MB. */
+ * The recorder is an activity's; its size is fixed when the trace is opened, so that the file stays below
+ * some 50 MB. */
 #ifndef PGPT_TRACE_TRACE_H
 #define PGPT_TRACE_TRACE_H
 

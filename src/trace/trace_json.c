@@ -1,9 +1,10 @@
-/* The file: an object with the list "traceEvents", as Chrome's tracing page and Perfetto read it, and "otherData"
- * with what is known of the trace as a whole. A process there is a rank, a thread one of its lanes.
+/* The file: an object with the list "traceEvents", as Chrome's tracing page and Perfetto read it, and
+ * "otherData" with what is known of the trace as a whole. A process there is a rank, a thread one of its
+ * lanes.
  *
- * Times are printed from whole nanoseconds, so that what is nested stays nested. Arrows (flow events) join the
- * ranks of a collective, from the one that came first to the one that came last: who was waited for stands at the
- * point. The events are written line by line, with no tree of them in memory. */
+ * Times are printed from whole nanoseconds, so that what is nested stays nested. Arrows (flow events) join
+ * the ranks of a collective, from the one that came first to the one that came last: who was waited for
+ * stands at the point. The events are written line by line, with no tree of them in memory. */
 #include "base/file/file.h"
 #include "base/text/json.h"
 #include "base/version.h"

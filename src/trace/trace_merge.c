@@ -1,11 +1,13 @@
 /* Events of several ranks on one clock, and collectives that know their counterparts.
  *
- * Where two ranks run under one kernel they read one clock, and nothing is corrected: no measurement is as good.
- * Elsewhere a rank's clock was compared with rank 0's before and after; in between it is taken to drift evenly.
+ * Where two ranks run under one kernel they read one clock, and nothing is corrected: no measurement is as
+ * good. Elsewhere a rank's clock was compared with rank 0's before and after; in between it is taken to drift
+ * evenly.
  *
- * A collective has its communicator's name and its number there, the same on all of its ranks. One that not all of
- * its ranks have recorded, because it was under way when recording began or ended, is left out: what remains is
- * matched without exception. So is everything after the time at which the first rank had no more room. */
+ * A collective has its communicator's name and its number there, the same on all of its ranks. One that not
+ * all of its ranks have recorded, because it was under way when recording began or ended, is left out: what
+ * remains is matched without exception. So is everything after the time at which the first rank had no more
+ * room. */
 #include "trace/trace_part.h"
 
 #include <stdlib.h>

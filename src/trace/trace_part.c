@@ -1,6 +1,7 @@
-/* A rank's events refer to names by address, which mean nothing elsewhere; as they travel, names lie behind each
- * other in one text and events refer to their places in it. There are some dozens of different names, so they are
- * found by walking. All ranks run the same program (the launch has checked that), so structs travel as they are. */
+/* A rank's events refer to names by address, which mean nothing elsewhere; as they travel, names lie behind
+ * each other in one text and events refer to their places in it. There are some dozens of different names, so
+ * they are found by walking. All ranks run the same program (the launch has checked that), so structs travel
+ * as they are. */
 #include "trace/trace_part.h"
 
 #include "base/system/memory.h"

@@ -22,7 +22,8 @@ typedef struct {
     uint64_t n_events, n_text; /* events, bytes of text */
     uint64_t n_lost, recorder_bytes;
     uint64_t
-        cut_ns; /* nothing is known from here on, on the rank's clock; UINT64_MAX: it was recorded to the end */
+        /* nothing is known from here on, on the rank's clock; UINT64_MAX: it was recorded to the end */
+        cut_ns;
     int64_t n_steps;
     int32_t rank, n_lanes;
     uint32_t lane[ACTIVITY_MAX_LANES]; /* their names */
@@ -42,10 +43,12 @@ typedef struct {
 Status trace_part_make(const Trace *trace, TracePart *part, Error *error);
 void trace_part_free(TracePart *part);
 
-/* Rank 0 gets all parts, in `parts` (one for every rank), its own among them; the others give theirs. Collective. */
+/* Rank 0 gets all parts, in `parts` (one for every rank), its own among them; the others give theirs.
+ * Collective. */
 Status trace_gather(Comm *world, TracePart *mine, TracePart *parts, Error *error);
 
-/* Put the parts of all ranks on one clock and one beginning, match the collectives, and say what is left out. */
+/* Put the parts of all ranks on one clock and one beginning, match the collectives, and say what is left
+ * out. */
 typedef struct {
     int n_ranks;
     TracePart *part;

@@ -23,8 +23,8 @@ static void end(const Trainer *trainer) {
 
 /* ---- trouble */
 
-/* What goes wrong beside the training, and leaves its state alone, is no reason to lose it: it is kept until the ranks next agree
- * on whether to stop, all save, and then it is said (settle). */
+/* What goes wrong beside the training, and leaves its state alone, is no reason to lose it: it is kept until
+ * the ranks next agree on whether to stop, all save, and then it is said (settle). */
 static Status postpone(Loop *loop, Error *error) {
     if (error->status != STATUS_OK && loop->trouble.status == STATUS_OK) loop->trouble = *error;
     *error = (Error){0};
@@ -83,7 +83,8 @@ static void fill_validation(void *context, uint64_t first_sequence, int64_t B, i
     dataset_fill(trainer->setup.dataset, DATASET_VALIDATION, first_sequence, (int)B, (int)T, tokens, targets);
 }
 
-/* Over as many windows as there are in eval_batches batches, whatever the micro-batch and however many ranks. */
+/* Over as many windows as there are in eval_batches batches, whatever the micro-batch and however many
+ * ranks. */
 static Status evaluate(Trainer *trainer, double *loss, Error *error) {
     const TrainOptions *options = trainer->setup.options;
     TrainStep *step = &trainer->evaluation;
@@ -96,7 +97,8 @@ static Status evaluate(Trainer *trainer, double *loss, Error *error) {
 
 /* ---- samples */
 
-/* Where ranks send their weights for it, one that fails leaves the others waiting: that cannot be postponed. */
+/* Where ranks send their weights for it, one that fails leaves the others waiting: that cannot be
+ * postponed. */
 static bool samples_alone(const Trainer *trainer) {
     return trainer_n_ranks(trainer) == 1 || trainer->step.sync.zero < 3;
 }
@@ -181,7 +183,8 @@ bool loop_is_time_to_save(const Loop *loop) {
            timer_seconds_since(loop->saved_at) >= 60.0 * minutes;
 }
 
-/* Nobody has asked for these saves, so they must not be what a run fails of: they leave room for the last one. */
+/* Nobody has asked for these saves, so they must not be what a run fails of: they leave room for the last
+ * one. */
 bool loop_wants_save(Loop *loop) {
     const Trainer *trainer = loop->trainer;
     if (!loop_is_time_to_save(loop)) return false;
@@ -200,8 +203,8 @@ bool loop_wants_save(Loop *loop) {
 
 enum { RANK_BITS = 22 };
 
-/* Signals and clocks are each rank's own: if any rank was told to stop, all do, after the same step, and the root's
- * clock says when it is time to save. */
+/* Signals and clocks are each rank's own: if any rank was told to stop, all do, after the same step, and the
+ * root's clock says when it is time to save. */
 Status loop_agree(Loop *loop, bool *stops, Error *error) {
     Trainer *trainer = loop->trainer;
     int64_t request[3] = {loop_must_stop(loop), loop_wants_save(loop), 0};
@@ -270,14 +273,14 @@ static Status begin_step(Loop *loop, Error *error) {
     int64_t index = trainer->n_done + loop->n_under_way;
     TRY(loop_strike(trainer, index + 1, error));
     delay(trainer, index);
-    TRY(train_step_begin(&trainer->step, &source, index, schedule_rate(&loop->schedule, index), error));
+    TRY(train_step_begin(&trainer->step, &source, index, learning_rate_at(&loop->schedule, index), error));
     loop->n_under_way++;
     return STATUS_OK;
 }
 
-/* May the step after step n_done begin before that one is ended, or reported? Not if something comes in between that needs
- * the weights, or a fault that the report must be written before, nor where a trace shows what belongs to which. All ranks
- * answer alike. */
+/* May the step after step n_done begin before that one is ended, or reported? Not if something comes in
+ * between that needs the weights, or a fault that the report must be written before, nor where a trace shows
+ * what belongs to which. All ranks answer alike. */
 static bool may_run_ahead(const Loop *loop, int64_t n_done) {
     const Trainer *trainer = loop->trainer;
     bool has_fault = trainer->setup.fault && trainer->setup.fault->kind != FAULT_NONE;
@@ -321,7 +324,8 @@ static Status run_exact_step(Loop *loop, Error *error) {
     if (loop->n_under_way) stops = loop->wants_save = false; /* not yet: one more has begun */
     trainer->was_interrupted = stops && trainer->n_done < options->n_steps;
     if (result.was_abandoned) return STATUS_OK;
-    TRY(loop_record(loop, trainer->n_done, &result, schedule_rate(&loop->schedule, index), seconds, error));
+    TRY(loop_record(loop, trainer->n_done, &result, learning_rate_at(&loop->schedule, index), seconds,
+                    error));
     return !loop->n_under_way && may_run_ahead(loop, trainer->n_done) ? begin_step(loop, error) : STATUS_OK;
 }
 
@@ -502,7 +506,7 @@ Status trainer_run(Trainer *trainer, const char *run, Error *error) {
     trainer->folder = folder_identity(run);
     Loop loop = {.trainer = trainer,
                  .run = run,
-                 .schedule = optimizer_schedule(trainer->setup.optimizer, options->n_steps),
+                 .schedule = optimizer_learning_rate(trainer->setup.optimizer, options->n_steps),
                  .flops = trainer_flops(trainer),
                  .saved_at = timer_now_ns(),
                  .told_step = trainer->saver.saved_step,
@@ -511,7 +515,8 @@ Status trainer_run(Trainer *trainer, const char *run, Error *error) {
     if (is_root) TRY(metrics_open(&loop.metrics, run, metrics_header(trainer), trainer->n_done, error));
     if (is_root) loop_tell_begin(trainer);
     run_steps(&loop, error);
-    /* What only this rank knows must end the job now: a save under way may wait for ranks that wait for us. */
+    /* What only this rank knows must end the job now: a save under way may wait for ranks that wait for
+     * us. */
     if (error->status != STATUS_OK && trainer_n_ranks(trainer) > 1 && !trainer->error_is_common)
         return error->status;
     begin(trainer, ACTIVITY_WAIT, "wait for the saver", -1);

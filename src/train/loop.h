@@ -1,8 +1,8 @@
 /* The loop's own: what the ways to take a step share with it. trainer_run is the way in.
  *
- * loop.c takes exact steps; loose.c those of ranks that average now and then, and served.c those of a server and its
- * workers. All three leave trainer->last, trainer->n_done and trainer->was_interrupted as after an exact step, on all ranks
- * alike, whenever they say that there is a meeting. */
+ * loop.c takes exact steps; loose.c those of ranks that average now and then, and served.c those of a server
+ * and its workers. All three leave trainer->last, trainer->n_done and trainer->was_interrupted as after an
+ * exact step, on all ranks alike, whenever they say that there is a meeting. */
 #ifndef PGPT_TRAIN_LOOP_H
 #define PGPT_TRAIN_LOOP_H
 
@@ -12,10 +12,11 @@ typedef struct {
     Trainer *trainer;
     const char *run;
     LineWriter metrics;
-    Schedule schedule;
+    LearningRateSchedule schedule;
     double flops;
     Error
-        trouble; /* what has gone wrong beside the training: the run ends for it, but not before it has saved */
+        /* what has gone wrong beside the training: the run ends for it, but not before it has saved */
+        trouble;
     uint64_t saved_at; /* when the last checkpoint was taken, or the loop began */
     int64_t told_step; /* of the last checkpoint that observers know of */
     bool wants_save;   /* all ranks agree that enough minutes have gone by */
@@ -31,7 +32,8 @@ BatchSource loop_batches(Trainer *trainer);
 /* A fault on purpose, if it is to come before step `step`, counted from 1. */
 Status loop_strike(const Trainer *trainer, int64_t step, Error *error);
 
-/* Does something come after step n_done that needs all ranks and one model: an evaluation, a sample, a checkpoint, the end? */
+/* Does something come after step n_done that needs all ranks and one model: an evaluation, a sample, a
+ * checkpoint, the end? */
 bool loop_is_due(const Loop *loop, int64_t n_done);
 
 /* By the root's clock. */
@@ -46,8 +48,8 @@ bool loop_must_stop(Loop *loop);
 /* Must any rank stop, and is it time to save (loop->wants_save)? Collective. */
 Status loop_agree(Loop *loop, bool *stops, Error *error);
 
-/* Step `step`, counted from 1, is done: fills in trainer->last and the sums. Fails if it is not a number: then every rank
- * that has the same result knows. */
+/* Step `step`, counted from 1, is done: fills in trainer->last and the sums. Fails if it is not a number:
+ * then every rank that has the same result knows. */
 Status loop_record(Loop *loop, int64_t step, const StepResult *result, double rate, double seconds,
                    Error *error);
 

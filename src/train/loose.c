@@ -1,13 +1,15 @@
-/* Steps of ranks that are loosely in step: push, groups and local.
+/* Steps of ranks that average their weights instead of summing gradients: push, groups and local.
  *
- * A rank takes its own step and then does what its scheme asks for. Nothing else ties the ranks together: not even the loss
- * is summed in each step, since whoever waits for a sum waits for the slowest. Losses and norms of a few steps are kept
- * until the next meeting, of which all ranks know the step in advance: every --sync-every steps, and whenever something
- * is due that needs one model. There the losses are averaged, signals are heard, and the steps since the last
- * meeting are written down, each with an equal part of the time that all of them took together.
+ * A rank takes its own step and then does what its scheme asks for. Nothing else ties the ranks together: not
+ * even the loss is summed in each step, since whoever waits for a sum waits for the slowest. Losses and norms
+ * of a few steps are kept until the next meeting, of which all ranks know the step in advance: every
+ * --sync-every steps, and whenever something is due that needs one model. There the losses are averaged,
+ * signals are heard, and the steps since the last meeting are written down, each with an equal part of the
+ * time that all of them took together.
  *
- * Before an evaluation, a sample or a checkpoint the ranks average weights and moments, and go on from there. So what is
- * evaluated is what is saved and what a resumed run begins with; the price is that evaluating is part of the run. */
+ * Before an evaluation, a sample or a checkpoint the ranks average weights and moments, and go on from there.
+ * So what is evaluated is what is saved and what a resumed run begins with; the price is that evaluating is
+ * part of the run. */
 #include "train/loop.h"
 
 #include "base/system/memory.h"
@@ -64,7 +66,7 @@ Status loose_run_open(Loop *loop, Error *error) {
 
 void loose_run_close(LooseRun *run) {
     loose_close(&run->loose);
-    server_close(&run->server);
+    parameter_server_close(&run->server);
     if (run->ahead) memory_free(run->ahead, run->ahead_bytes);
     comm_close(&run->served);
     free(run->pending);
@@ -126,7 +128,7 @@ Status loose_run_step(Loop *loop, bool *is_meeting, Error *error) {
     int64_t step = trainer->n_done;
     int rank = trainer->setup.mesh->coordinate[AXIS_DP], n_shares = trainer->step.options.sync.n_shares;
     LoosePending *pending = &run->pending[run->n_pending++];
-    pending->rate = schedule_rate(&loop->schedule, step);
+    pending->rate = learning_rate_at(&loop->schedule, step);
     trace_before_step(trainer->setup.trace, step + 1);
     ActivityEntry entry = {.kind = ACTIVITY_STEP, .name = "step", .number = step + 1};
     activity_begin(trainer->setup.activity, ACTIVITY_HOST, &entry);

@@ -1,9 +1,9 @@
-/* What a trainer has beside an exact one where its ranks are loosely in step (docs/LOOSE.md). */
+/* What a trainer has beside an exact one in asynchronous and local SGD (docs/ASYNC.md). */
 #ifndef PGPT_TRAIN_LOOSE_H
 #define PGPT_TRAIN_LOOSE_H
 
 #include "parallel/async/loose.h"
-#include "parallel/async/server.h"
+#include "parallel/async/parameter_server.h"
 #include "train/step.h"
 
 /* A step that not all ranks know of yet. */
@@ -18,12 +18,12 @@ typedef struct {
     LoosePending *pending; /* steps since the last meeting */
     double *numbers;       /* their losses and norms, summed over the ranks */
     int64_t n_pending, max_pending;
-    uint64_t began_ns; /* the first of them */
-    int64_t n_struck;  /* of a worker: steps before which a fault on purpose had its chance */
-    double waited_ms;  /* of a worker: for the weights that it has now */
-    Comm served;       /* server and workers */
-    Server server;     /* on rank 0 */
-    void *ahead;       /* what it sends its workers */
+    uint64_t began_ns;      /* the first of them */
+    int64_t n_struck;       /* of a worker: steps before which a fault on purpose had its chance */
+    double waited_ms;       /* of a worker: for the weights that it has now */
+    Comm served;            /* server and workers */
+    ParameterServer server; /* on rank 0 */
+    void *ahead;            /* what it sends its workers */
     size_t ahead_bytes;
     StepResult tally;  /* of the gradients since the last step */
     double rate;       /* of the last of them */
@@ -36,7 +36,7 @@ size_t loose_run_bytes(const LooseOptions *options, int64_t n);
 
 void loose_run_close(LooseRun *run); /* safe on {0}, after a failed open, and twice */
 
-/* Can these be trained loosely? Says what to do instead. */
+/* Can these be trained with another --sync than exact? Says what to do instead. */
 Status loose_run_check(const LooseOptions *options, int zero, Precision precision, const Backend *backend,
                        Error *error);
 

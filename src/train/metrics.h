@@ -16,13 +16,15 @@ typedef struct {
     int64_t n_skipped; /* steps whose gradient was not finite, since the run began */
     double forward_ms, backward_ms, update_ms, comm_ms, comm_wait_ms; /* the last two NAN on one rank */
     double
-        slowest_ms; /* of the rank that worked longest, without its waits; NAN on one rank, or where ranks do not meet */
+        /* of the rank that worked longest, without its waits; NAN on one rank, or where ranks do not meet */
+        slowest_ms;
     int slowest_rank;
     double staleness; /* the largest of this step's gradients; NAN where none can be late */
 } StepMetrics;
 
-/* Opens RUN/metrics.jsonl; a new file gets a header line (version, machine, start, and `header`, which is consumed).
- * Of an old one, the steps after `n_done` go: a run that was killed after its last checkpoint takes them again. */
+/* Opens RUN/metrics.jsonl; a new file gets a header line (version, machine, start, and `header`, which is
+ * consumed). Of an old one, the steps after `n_done` go: a run that was killed after its last checkpoint
+ * takes them again. */
 Status metrics_open(LineWriter *writer, const char *run, json_t *header, int64_t n_done, Error *error);
 Status metrics_write(LineWriter *writer, const StepMetrics *metrics, Error *error);
 

@@ -9,7 +9,8 @@ const OptionSpec train_option_specs[] = {
     OPTION_INT("batch", TrainOptions, batch, 16, 1, MANY, "sequences a step"),
     OPTION_INT(
         "micro-batch", TrainOptions, micro_batch, 0, 0, MANY,
-        "sequences at a time; their gradients are summed until the batch is full; must divide it; 0: all"),
+        "sequences at a time; gradient accumulation sums their gradients until the batch is full; must divide it; "
+        "0: all"),
     OPTION_INT("sequence", TrainOptions, sequence, 0, 0, MANY,
                "tokens of a training sequence; 0: the model's context"),
     OPTION_INT("steps", TrainOptions, n_steps, 600, 1, INT64_MAX / 2, "optimizer steps to take"),
@@ -18,7 +19,8 @@ const OptionSpec train_option_specs[] = {
                "fixes initial weights, order of the data and dropout", .flags = OPTION_FIXED),
     OPTION_INT(
         "recompute", TrainOptions, recompute, 0, 0, 1000,
-        "keep only every Nth block's input and compute the rest again in the backward, except for the last N; 0: keep everything"),
+        "activation checkpointing: keep only every Nth block's input and recompute the rest in the backward, except "
+        "for the last N blocks; 0: keep everything"),
     OPTION_INT("loss-chunk", TrainOptions, loss_chunk, 0, 0, MANY,
                "tokens whose logits are in memory at a time; 0: chosen by size"),
     OPTION_CHOICE(
@@ -27,8 +29,8 @@ const OptionSpec train_option_specs[] = {
         "plans for, without one here"),
     OPTION_CHOICE(
         "dtype", TrainOptions, precision, PRECISION_F32, precision_names,
-        "numbers to train in; bf16 and f16 keep f32 master weights, pure-... are 16-bit throughout, with weights rounded by "
-        "chance"),
+        "precision to train in; bf16 and f16 (mixed precision) keep f32 master weights; pure-bf16 and pure-f16 are "
+        "16-bit throughout, with stochastic rounding of the weights"),
     OPTION_BOOL("any-order", TrainOptions, any_order, false, DEVICE_ANY_ORDER_HELP),
     OPTION_INT("streams", TrainOptions, n_streams, DEVICE_STREAMS, 1, 2, DEVICE_STREAMS_HELP),
     OPTION_INT("threads", TrainOptions, n_threads, 0, 0, 4096,

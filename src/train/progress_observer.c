@@ -1,5 +1,5 @@
-/* On a terminal the bar says how every step went, and evaluations leave a line; elsewhere every log_every-th step
- * does too. */
+/* On a terminal the bar says how every step went, and evaluations leave a line; elsewhere every log_every-th
+ * step does too. */
 #include "train/progress_observer.h"
 
 #include "base/text/plain.h"

@@ -1,18 +1,20 @@
 /* Steps of a parameter server and its workers.
  *
- * The step's program is cut between them: workers run its forward and backward, rank 0 runs its update, once for each gradient
- * that arrives. As many gradients as there are workers make a step: by then a batch has been used up. The learning rate
- * follows the server's version and is divided by the number of workers, so that a step goes as far as an exact one.
+ * The step's program is cut between them: workers run its forward and backward, rank 0 runs its update, once
+ * for each gradient that arrives. As many gradients as there are workers make a step: by then a batch has
+ * been used up. The learning rate follows the server's version and is divided by the number of workers, so
+ * that a step goes as far as an exact one.
  *
- * A late gradient is the gradient of a place that the weights have left. With momentum that is worse than it sounds: it answers an
- * oscillation when it is over, and so feeds it. The server therefore sends its workers not the weights of now but those
- * that it expects by the time they are done (optim/ahead.h).
+ * A late gradient is the gradient of a place that the weights have left. With momentum that is worse than it
+ * sounds: it answers an oscillation when it is over, and so feeds it. The server therefore sends its workers
+ * not the weights of now but those that it expects by the time they are done (optim/ahead.h).
  *
- * Between two meetings rank 0 serves and writes down a step whenever one is full, without anybody waiting for it. What needs
- * one model (an evaluation, a sample, a checkpoint, the end, a signal) is a meeting: no more work is handed out than up to
- * that step, all of it is waited for, and the workers are told to pause. Then all ranks get the server's weights and go on as
- * after an exact step. Rank 0 decides when that is, by the steps at which something is due, by its clock, and by the signals
- * that it or any worker was sent: nobody else has to agree, so nobody waits for an agreement. */
+ * Between two meetings rank 0 serves and writes down a step whenever one is full, without anybody waiting for
+ * it. What needs one model (an evaluation, a sample, a checkpoint, the end, a signal) is a meeting: no more
+ * work is handed out than up to that step, all of it is waited for, and the workers are told to pause. Then
+ * all ranks get the server's weights and go on as after an exact step. Rank 0 decides when that is, by the
+ * steps at which something is due, by its clock, and by the signals that it or any worker was sent: nobody
+ * else has to agree, so nobody waits for an agreement. */
 #include "train/loop.h"
 
 #include "base/half.h"
@@ -33,14 +35,15 @@ static int n_workers(const Trainer *trainer) {
 
 /* ---- rank 0 */
 
-static Status apply_gradient(void *context, const ServerReport *report, int64_t staleness, Error *error) {
+static Status apply_gradient(void *context, const ParameterServerReport *report, int64_t staleness,
+                             Error *error) {
     Loop *loop = context;
     Trainer *trainer = loop->trainer;
     LooseRun *run = &trainer->loose;
     int64_t n_updates = run->server.book.version - 1;
     double norm;
     uint64_t start_ns = timer_now_ns();
-    run->rate = schedule_rate(&loop->schedule, n_updates / n_workers(trainer)) / n_workers(trainer);
+    run->rate = learning_rate_at(&loop->schedule, n_updates / n_workers(trainer)) / n_workers(trainer);
     TRY(train_step_update(&trainer->step, n_updates, run->rate, &norm, error));
     double weight = 1.0 / n_workers(trainer);
     if (run->staleness < staleness) run->staleness = staleness;
@@ -64,8 +67,8 @@ static void round_weights(char *bytes, int64_t n) {
     }
 }
 
-/* To where the weights will be when the gradient comes: after the updates by those that are out, and with them its own. A worker that
- * is alone is never late, and gets the weights as they are. */
+/* To where the weights will be when the gradient comes: after the updates by those that are out, and with
+ * them its own. A worker that is alone is never late, and gets the weights as they are. */
 static const void *look_ahead(void *context, int n_out) {
     Loop *loop = context;
     Trainer *trainer = loop->trainer;
@@ -96,17 +99,17 @@ Status served_open(Loop *loop, Error *error) {
     TRY(memory_alloc(&run->ahead, run->ahead_bytes, "the weights that --sync server sends", error));
     const Executor *executor = &trainer->step.executor;
     const Tensor *weights = trainer->step.sync.held, *gradients = train_step_gradients(&trainer->step);
-    ServerSetup setup = {.comm = &run->served,
-                         .bound = run->options.staleness,
-                         .version = trainer->n_done * n_workers(trainer),
-                         .weights = executor_address(executor, weights),
-                         .weights_bytes = tensor_bytes(weights),
-                         .gradient = executor_address(executor, gradients),
-                         .gradient_bytes = tensor_bytes(gradients),
-                         .apply = apply_gradient,
-                         .weights_for = look_ahead,
-                         .context = loop};
-    return server_open(&run->server, &setup, error);
+    ParameterServerSetup setup = {.comm = &run->served,
+                                  .bound = run->options.staleness,
+                                  .version = trainer->n_done * n_workers(trainer),
+                                  .weights = executor_address(executor, weights),
+                                  .weights_bytes = tensor_bytes(weights),
+                                  .gradient = executor_address(executor, gradients),
+                                  .gradient_bytes = tensor_bytes(gradients),
+                                  .apply = apply_gradient,
+                                  .weights_for = look_ahead,
+                                  .context = loop};
+    return parameter_server_open(&run->server, &setup, error);
 }
 
 /* The first multiple of `every` after n_done, if it comes before `step`. */
@@ -136,7 +139,7 @@ static Status serve_step(Loop *loop, int64_t target, Error *error) {
     run->tally = (StepResult){0};
     run->staleness = 0;
     TRY(loop_strike(trainer, step, error));
-    TRY(server_serve(&run->server, step * n, target * n, error));
+    TRY(parameter_server_serve(&run->server, step * n, target * n, error));
     if (!trainer->step.optimizer.norm) run->tally.gradient_norm = NAN;
     trainer->n_done = step;
     activity_end(trainer->setup.activity, ACTIVITY_HOST);
@@ -148,9 +151,9 @@ static Status serve_step(Loop *loop, int64_t target, Error *error) {
 
 static Status serve(Loop *loop, Error *error) {
     Trainer *trainer = loop->trainer;
-    Server *server = &trainer->loose.server;
+    ParameterServer *server = &trainer->loose.server;
     int64_t target = next_due(loop), n = n_workers(trainer);
-    int64_t words[SERVER_WORDS] = {0};
+    int64_t words[PARAMETER_SERVER_WORDS] = {0};
     while (trainer->n_done < target) {
         TRY(serve_step(loop, target, error));
         if (server->stop_is_wanted || loop_must_stop(loop)) words[WORD_FLAGS] |= FLAG_STOP;
@@ -159,7 +162,7 @@ static Status serve(Loop *loop, Error *error) {
         if (trainer->n_done < target) TRY(loop_report(loop, &trainer->last, false, error));
     }
     words[WORD_STEP] = trainer->n_done;
-    TRY(server_pause(server, words, error));
+    TRY(parameter_server_pause(server, words, error));
     loop->wants_save = words[WORD_FLAGS] & FLAG_SAVE;
     trainer->was_interrupted =
         words[WORD_FLAGS] & FLAG_STOP && trainer->n_done < trainer->setup.options->n_steps;
@@ -168,7 +171,7 @@ static Status serve(Loop *loop, Error *error) {
 
 /* ---- the others */
 
-static Status compute(Loop *loop, int64_t ticket, ServerReport *report, Error *error) {
+static Status compute(Loop *loop, int64_t ticket, ParameterServerReport *report, Error *error) {
     Trainer *trainer = loop->trainer;
     LooseRun *run = &trainer->loose;
     BatchSource source = loop_batches(trainer);
@@ -184,12 +187,12 @@ static Status compute(Loop *loop, int64_t ticket, ServerReport *report, Error *e
     trainer->step.options.sync.share = share;
     TRY(train_step_gradient(&trainer->step, &source, step, &result, error));
     activity_end(trainer->setup.activity, ACTIVITY_HOST);
-    *report = (ServerReport){.ticket = ticket,
-                             .loss = result.loss,
-                             .forward_ms = result.forward_ms,
-                             .backward_ms = result.backward_ms,
-                             .wait_ms = run->waited_ms,
-                             .stops = interrupt_was_signalled()};
+    *report = (ParameterServerReport){.ticket = ticket,
+                                      .loss = result.loss,
+                                      .forward_ms = result.forward_ms,
+                                      .backward_ms = result.backward_ms,
+                                      .wait_ms = run->waited_ms,
+                                      .stops = interrupt_was_signalled()};
     return STATUS_OK;
 }
 
@@ -197,13 +200,13 @@ static Status work(Loop *loop, Error *error) {
     Trainer *trainer = loop->trainer;
     const Executor *executor = &trainer->step.executor;
     const Tensor *weights = trainer->step.sync.held, *gradients = train_step_gradients(&trainer->step);
-    ServerReport report = {.ticket = -1, .stops = interrupt_was_signalled()};
-    ServerOrder order;
+    ParameterServerReport report = {.ticket = -1, .stops = interrupt_was_signalled()};
+    ParameterServerOrder order;
     for (;;) {
         uint64_t start_ns = timer_now_ns();
-        TRY(server_ask(&trainer->loose.served, &report, executor_address(executor, gradients),
-                       tensor_bytes(gradients), executor_address(executor, weights), tensor_bytes(weights),
-                       &order, error));
+        TRY(parameter_server_ask(&trainer->loose.served, &report, executor_address(executor, gradients),
+                                 tensor_bytes(gradients), executor_address(executor, weights),
+                                 tensor_bytes(weights), &order, error));
         trainer->loose.waited_ms = timer_seconds_since(start_ns) * 1e3;
         if (order.pauses) break;
         TRY(compute(loop, order.ticket, &report, error));

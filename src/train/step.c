@@ -44,8 +44,8 @@ Status step_options_complete(StepOptions *options, int64_t context, Error *error
     return STATUS_OK;
 }
 
-/* The largest share of the batch is cut into as few equal micro-batches as the option allows. Smaller shares end with
- * empty rows: the ranks have to keep in step. */
+/* The largest share of the batch is cut into as few equal micro-batches as the option allows. Smaller shares
+ * end with empty rows: the ranks have to keep in step. */
 static void cut_batch(TrainStep *step) {
     const StepOptions *options = &step->options;
     int64_t n_shares = sync_n_shares(&options->sync);
@@ -200,7 +200,8 @@ static Status upload_micro_batch(TrainStep *step, const BatchSource *source, int
     return upload_batch(step, source, &part, error);
 }
 
-/* A device that runs behind the host has its next batch in memory that it copies from by itself before it has done with this one. */
+/* A device that runs behind the host has its next batch in memory that it copies from by itself before it has
+ * done with this one. */
 static Status upload_ahead(TrainStep *step, const BatchSource *source, int64_t index, Error *error) {
     if (!step->executor.memory->backend->traits.is_asynchronous) return STATUS_OK;
     TRY(upload_micro_batch(step, source, index, &step->actions[0], error)); /* a forward */
@@ -264,7 +265,8 @@ static Status run_action(TrainStep *step, const BatchSource *source, int64_t ind
     return STATUS_OK;
 }
 
-/* The actions of a step in their order, with or without the update; has_first: the first micro-batch is uploaded. */
+/* The actions of a step in their order, with or without the update; has_first: the first micro-batch is
+ * uploaded. */
 static Status run_actions(TrainStep *step, const BatchSource *source, int64_t index, bool has_first,
                           bool updates, bool *was_abandoned, Error *error) {
     const StepOptions *options = &step->options;
@@ -279,8 +281,9 @@ static Status run_actions(TrainStep *step, const BatchSource *source, int64_t in
     return STATUS_OK;
 }
 
-/* What a step has to know of the one before must not be on its way: where losses are scaled, the scale. And there is room for
- * the times of so many sections only; where a step has more, it is long enough to wait for. */
+/* What a step has to know of the one before must not be on its way: where losses are scaled, the scale. And
+ * there is room for the times of so many sections only; where a step has more, it is long enough to wait
+ * for. */
 bool train_step_runs_ahead(const TrainStep *step) {
     return executor_sends(&step->executor) && !step->loss.scale &&
            STEP_MOST_BEGUN * step->n_actions <= EXECUTOR_MAX_PENDING;

@@ -2,11 +2,11 @@
  *
  * This is the whole chain of the design in one place:
  *
- *     gpt_record_loss -> autograd_run -> eager_gradients -> lazy_gradients -> move_column_sums -> recompute_run
- *                     -> gradient_sync_sum -> optimizer_record -> gradient_sync_gather -> program_build
+ *     gpt_record_loss -> autograd_run -> eager_gradients -> lazy_gradients -> move_column_sums
+ *         -> recompute_run -> gradient_sync_sum -> optimizer_record -> gradient_sync_gather -> program_build
  *
- * Planning and opening are apart, so that several programs can share one DeviceMemory and so that a plan can be
- * printed without allocating anything. */
+ * Planning and opening are apart, so that several programs can share one DeviceMemory and so that a plan can
+ * be printed without allocating anything. */
 #ifndef PGPT_TRAIN_STEP_H
 #define PGPT_TRAIN_STEP_H
 
@@ -38,12 +38,13 @@ typedef struct {
     bool (*should_stop)(void); /* asked between micro-batches where there is one process; NULL: never */
 } StepOptions;
 
-/* Fill in what is 0 (micro_batch: all of the batch, T: the model's context) and check what must fit together; a mistake
- * names the options by which `pgpt` knows these fields. */
+/* Fill in what is 0 (micro_batch: all of the batch, T: the model's context) and check what must fit together;
+ * a mistake names the options by which `pgpt` knows these fields. */
 Status step_options_complete(StepOptions *options, int64_t context, Error *error);
 
-/* The number that f16 gradients are multiplied by so that they do not vanish: doubled from time to time, halved whenever a
- * gradient was too large, down to 1. A step whose gradient is not finite is skipped: it changes nothing. */
+/* The number that f16 gradients are multiplied by so that they do not vanish: doubled from time to time,
+ * halved whenever a gradient was too large, down to 1. A step whose gradient is not finite is skipped: it
+ * changes nothing. */
 typedef struct {
     double value;
     int64_t n_good;    /* steps since it last changed */
@@ -72,7 +73,8 @@ typedef struct {
     StepAction *actions;     /* of a training step; one forward in an evaluation */
     int n_actions;
     int32_t *tokens, *targets; /* (B,T) on the host */
-    /* Step `index` begins with this sequence, and the later ones follow; 0, 0 for a run from its beginning. */
+    /* Step `index` begins with this sequence, and the later ones follow; 0, 0 for a run from its
+     * beginning. */
     struct {
         int64_t index;
         uint64_t sequence;
@@ -118,32 +120,34 @@ uint64_t train_step_sequence(const TrainStep *step, int64_t index);
 Status train_step_run(TrainStep *step, const BatchSource *source, int64_t index, double rate,
                       StepResult *result, Error *error);
 
-/* The same in two: what there is to do, and what came of it. A device that runs behind the host computes from the first to
- * the second, while the host is free for other things; others have done it all in the first. With train_step_runs_ahead
- * the next one may begin before this one has ended, so that the device never waits: steps end in the order in which they
- * began. */
+/* The same in two: what there is to do, and what came of it. A device that runs behind the host computes from
+ * the first to the second, while the host is free for other things; others have done it all in the first.
+ * With train_step_runs_ahead the next one may begin before this one has ended, so that the device never
+ * waits: steps end in the order in which they began. */
 bool train_step_runs_ahead(const TrainStep *step);
 Status train_step_begin(TrainStep *step, const BatchSource *source, int64_t index, double rate, Error *error);
 Status train_step_end(TrainStep *step, StepResult *result, Error *error);
 
-/* A step in two halves, for ranks that do one of them: the gradient of this rank's share, left where the update reads it
- * (train_step_gradients), and the update by whatever lies there, the n_updates-th of the run from 0 on. The first leaves the
- * loss of the share, the second the norm of the gradient. */
+/* A step in two halves, for ranks that do one of them: the gradient of this rank's share, left where the
+ * update reads it (train_step_gradients), and the update by whatever lies there, the n_updates-th of the run
+ * from 0 on. The first leaves the loss of the share, the second the norm of the gradient. */
 Status train_step_gradient(TrainStep *step, const BatchSource *source, int64_t index, StepResult *result,
                            Error *error);
 Status train_step_update(TrainStep *step, int64_t n_updates, double rate, double *gradient_norm,
                          Error *error);
 const Tensor *train_step_gradients(const TrainStep *step);
 
-/* The mean loss over n sequences from the first on, forward only. Each rank does its share; all get the same. NAN if it was to stop
- * (should_stop) before all were done. */
+/* The mean loss over n sequences from the first on, forward only. Each rank does its share; all get the same.
+ * NAN if it was to stop (should_stop) before all were done. */
 Status evaluate_step_run(TrainStep *step, const BatchSource *source, uint64_t first_sequence, int64_t n,
                          double *loss, Error *error);
 
-/* Weights flat_first .. flat_first + n - 1 of the flat array, as far as this process holds them, in whatever types. */
+/* Weights flat_first .. flat_first + n - 1 of the flat array, as far as this process holds them, in whatever
+ * types. */
 Status train_step_upload(TrainStep *step, int64_t flat_first, int64_t n, const float *values, Error *error);
 
-/* What a checkpoint takes for the weights: the master weights where there are. By step->sync.parameters_saved. */
+/* What a checkpoint takes for the weights: the master weights where there are. By
+ * step->sync.parameters_saved. */
 const Tensor *train_step_weights(const TrainStep *step);
 
 /* FLOPs of a whole step as counted over the program, what is recomputed included. */

@@ -80,8 +80,8 @@ static void plan_saver(Trainer *trainer) {
     const TrainStep *step = &trainer->step;
     DType types[SAVER_MAX_ARRAYS] = {train_step_weights(step)->dtype};
     for (int i = 0; i < step->optimizer.n_moments; i++) types[1 + i] = step->optimizer.moment[i]->dtype;
-    /* A run that saves only when it ends has nothing to do meanwhile; one that saves now and then because nobody has
-     * said otherwise does not take the memory for it. */
+    /* A run that saves only when it ends has nothing to do meanwhile; one that saves now and then because
+     * nobody has said otherwise does not take the memory for it. */
     bool saves_on_the_way = options->saves && (options->save_every > 0 || options->clock_is_asked);
     saver_plan_parts(&trainer->saver, &step->sync.parameters_saved, &step->sync.moments_saved, types,
                      step->optimizer.n_moments, options->background_save && saves_on_the_way);

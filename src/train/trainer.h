@@ -6,8 +6,8 @@
  *     trainer_take_weights  takes weights only, from any model
  *     trainer_run     the loop: steps, evaluations, samples, checkpoints, until done or asked to stop
  *
- * With several ranks, each has a trainer, and all call the same functions. The root, rank 0, writes metrics and
- * tells observers (observer.h); checkpoints are written by all. */
+ * With several ranks, each has a trainer, and all call the same functions. The root, rank 0, writes metrics
+ * and tells observers (observer.h); checkpoints are written by all. */
 #ifndef PGPT_TRAIN_TRAINER_H
 #define PGPT_TRAIN_TRAINER_H
 

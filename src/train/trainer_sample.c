@@ -1,5 +1,5 @@
-/* What a model under training writes: the root's sampler has the weights of the step, or is sent them where each rank has only a
- * part. */
+/* What a model under training writes: the root's sampler has the weights of the step, or is sent them where
+ * each rank has only a part. */
 #include "base/system/memory.h"
 #include "base/text/plain.h"
 #include "infer/prompt.h"

@@ -1,8 +1,9 @@
-/* The task is one that a model of this size learns in a few steps: each token follows from the one before it, but for one
- * in eight that is drawn at random. Gradients are then neither tiny nor all alike, and a sum that is missing anywhere
- * shows in the first step.
+/* The task is one that a model of this size learns in a few steps: each token follows from the one before it,
+ * but for one in eight that is drawn at random. Gradients are then neither tiny nor all alike, and a sum that
+ * is missing anywhere shows in the first step.
  *
- * What a rank compares is what it holds. With ZeRO that is a slice of the weights; all slices together are all of them. */
+ * What a rank compares is what it holds. With ZeRO that is a slice of the weights; all slices together are
+ * all of them. */
 #include "train/verify.h"
 
 #include "base/random.h"
@@ -135,11 +136,12 @@ typedef struct {
     DeviceMemory memory;
 } Training;
 
-/* AdamW divides by the size of a gradient: where that is nothing but rounding, as for the biases of keys, which change
- * no attention weight, so would the update be. Its epsilon is therefore well above rounding here. */
+/* AdamW divides by the size of a gradient: where that is nothing but rounding, as for the biases of keys,
+ * which change no attention weight, so would the update be. Its epsilon is therefore well above rounding
+ * here. */
 static OptimizerOptions optimizer_options(void) {
     return (OptimizerOptions){.kind = OPTIMIZER_ADAMW,
-                              .schedule = SCHEDULE_CONSTANT,
+                              .schedule = LEARNING_RATE_CONSTANT,
                               .rate = 3e-3,
                               .weight_decay = 0.1,
                               .beta1 = 0.9,
@@ -302,7 +304,8 @@ static void compare_weights(const VerifyOptions *options, const VerifyReference 
 
 static void compare_loss(const VerifyOptions *options, const VerifyReference *reference, double loss,
                          int64_t index, VerifyResult *result) {
-    /* A loss is a logarithm: below 1 its rounding does not shrink with it, and a vocabulary of one has a loss of 0. */
+    /* A loss is a logarithm: below 1 its rounding does not shrink with it, and a vocabulary of one has a loss
+     * of 0. */
     double wanted = reference->losses[index], deviation = fabs(loss - wanted) / fmax(fabs(wanted), 1.0);
     if (isnan(deviation)) deviation = INFINITY;
     if (deviation > result->loss_deviation) result->loss_deviation = deviation;
@@ -353,7 +356,7 @@ Status verify_run(const VerifyOptions *options, const VerifyReference *reference
     TRY_GOTO(mesh_open(&mesh, &layout->shape, &options->launch->world, error), done);
     if (layout->all_reduce >= 0) mesh.axis[AXIS_DP].all_reduce = comm_algorithm(layout->all_reduce);
     TRY_GOTO(device_comm_open(&mesh.device[AXIS_DP], &mesh.axis[AXIS_DP], options->backend, error), done);
-    result->carrier = mesh_comm(&mesh, AXIS_DP)->table->name;
+    result->transport = mesh_comm(&mesh, AXIS_DP)->table->name;
     GradientSyncOptions parallel = {.mesh = &mesh,
                                     .zero = layout->zero,
                                     .bucket_bytes = 16384, /* several even of a small model */

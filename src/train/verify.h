@@ -1,5 +1,5 @@
-/* The proof that a layout never changes the result: a small model, trained serially and in every layout that the ranks at
- * hand allow, with losses and weights compared after every step.
+/* The proof that a layout never changes the result: a small model, trained serially and in every layout that
+ * the ranks at hand allow, with losses and weights compared after every step.
  *
  * The serial run is the root's; its losses and weights after each step are every rank's reference. */
 #ifndef PGPT_TRAIN_VERIFY_H
@@ -22,8 +22,9 @@ typedef struct {
 /* "dp 8, zero 2, ring, 2 micro-batches, recompute" */
 const char *verify_case_name(const VerifyCase *layout, char *text, size_t n_bytes);
 
-/* Every legal layout of so many ranks: all meshes over the available axes, and on each every ZeRO stage with and without
- * overlap, accumulation and recomputation, and every all-reduce algorithm, where there is a choice. From the arena. */
+/* Every legal layout of so many ranks: all meshes over the available axes, and on each every ZeRO stage with
+ * and without overlap, accumulation and recomputation, and every all-reduce algorithm, where there is a
+ * choice. From the arena. */
 VerifyCase *verify_cases(int n_ranks, bool has_algorithms, Arena *arena, int *n_cases);
 
 typedef struct {
@@ -51,7 +52,8 @@ void verify_reference_close(VerifyReference *reference);
 typedef struct {
     double loss_deviation;   /* the largest over all steps and ranks, relative */
     double weight_deviation; /* likewise */
-    /* The first deviation beyond the tolerance: of the earliest step, there the loss or the first tensor of the table. */
+    /* The first deviation beyond the tolerance: of the earliest step, there the loss or the first tensor of
+     * the table. */
     bool differs;
     int64_t step;    /* counted from 1 */
     int parameter;   /* its position in the table, -1: only the loss */
@@ -59,7 +61,7 @@ typedef struct {
     int rank;
     double value, wanted;
     double seconds;
-    const char *carrier; /* what the sums over ranks went by: "mpi", "nccl", "staged" (through the host) */
+    const char *transport; /* what the sums over ranks went by: "mpi", "nccl", "staged" (through the host) */
 } VerifyResult;
 
 /* Train in this layout. Collective; every rank gets the same result. */

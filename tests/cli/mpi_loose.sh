@@ -1,5 +1,5 @@
 #!/bin/bash
-# Loose synchrony: every scheme trains nano to within a stated distance of the exact run (docs/LOOSE.md), staleness is bounded,
+# Asynchronous and local SGD: every scheme trains nano to within a stated distance of the exact run (docs/ASYNC.md), staleness is bounded,
 # what can be repeated and resumed is, and nobody is left waiting.
 # shellcheck source=/dev/null
 . "$SOURCE_ROOT/tests/cli/lib"

@@ -12,7 +12,7 @@ static void close_nothing(void *context) {
     (void)context;
 }
 
-/* The same carrier three times; all of them are closed with the world. */
+/* The same transport three times; all of them are closed with the world. */
 typedef struct {
     const char *name;
     CommTable table;

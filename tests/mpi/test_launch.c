@@ -48,7 +48,7 @@ static void test_open(void **state) {
     assert_int_equal(launch.n_hosts, 1);
     assert_int_equal(launch.host_size, size());
     assert_int_equal(launch.host_rank, rank());
-    assert_int_equal(launch.has_voice, rank() == 0);
+    assert_int_equal(launch.is_root, rank() == 0);
     assert_true(launch.host[0]);
     assert_true(launch.n_cores >= 1 && launch.n_cores <= launch.n_host_cores);
     if (!launch.is_shared) assert_true(launch.n_cores * size() <= launch.n_host_cores);

@@ -4,7 +4,7 @@
 #include "comm_support.h"
 
 #include "parallel/async/loose.h"
-#include "parallel/async/server.h"
+#include "parallel/async/parameter_server.h"
 
 #include <time.h>
 
@@ -197,7 +197,8 @@ typedef struct {
 } Model;
 
 /* A gradient says with which weights it was computed: element 0 is the number of updates made to them. */
-static Status apply_gradient(void *context, const ServerReport *report, int64_t staleness, Error *error) {
+static Status apply_gradient(void *context, const ParameterServerReport *report, int64_t staleness,
+                             Error *error) {
     Model *model = context;
     if (model->was_used[report->ticket])
         return error_failed(error, "ticket %lld came twice", (long long)report->ticket);
@@ -217,11 +218,11 @@ static void work(Comm *comm, int64_t n_phases, int straggler) {
     Error error = {0};
     Model model = {.n_applied = 0};
     for (int64_t phase = 0; phase < n_phases; phase++) {
-        ServerReport report = {.ticket = -1};
+        ParameterServerReport report = {.ticket = -1};
         for (;;) {
-            ServerOrder order;
-            OK(server_ask(comm, &report, model.gradient, sizeof model.gradient, model.weights,
-                          sizeof model.weights, &order, &error));
+            ParameterServerOrder order;
+            OK(parameter_server_ask(comm, &report, model.gradient, sizeof model.gradient, model.weights,
+                                    sizeof model.weights, &order, &error));
             if (order.pauses) {
                 assert_int_equal(order.words[0], phase);
                 break;
@@ -229,7 +230,7 @@ static void work(Comm *comm, int64_t n_phases, int straggler) {
             if (comm->rank == straggler) sleep_ms(3);
             model.gradient[0] = model.weights[0];
             model.gradient[1] = (float)order.ticket;
-            report = (ServerReport){.ticket = order.ticket, .loss = (double)model.gradient[1]};
+            report = (ParameterServerReport){.ticket = order.ticket, .loss = (double)model.gradient[1]};
         }
         OK(comm_barrier(&world, &error)); /* what comes in a pause */
     }
@@ -251,21 +252,21 @@ static void staleness_stays_in_bounds(void **state) {
         }
         static Model model;
         model = (Model){.n_applied = 0};
-        Server server;
-        ServerSetup setup = {.comm = &comm,
-                             .bound = bounds[k],
-                             .weights = model.weights,
-                             .weights_bytes = sizeof model.weights,
-                             .gradient = model.gradient,
-                             .gradient_bytes = sizeof model.gradient,
-                             .apply = apply_gradient,
-                             .context = &model};
-        OK(server_open(&server, &setup, &error));
+        ParameterServer server;
+        ParameterServerSetup setup = {.comm = &comm,
+                                      .bound = bounds[k],
+                                      .weights = model.weights,
+                                      .weights_bytes = sizeof model.weights,
+                                      .gradient = model.gradient,
+                                      .gradient_bytes = sizeof model.gradient,
+                                      .apply = apply_gradient,
+                                      .context = &model};
+        OK(parameter_server_open(&server, &setup, &error));
         for (int64_t phase = 0; phase < PHASES; phase++) {
             for (int64_t i = 1; i <= EACH; i += 13)
-                OK(server_serve(&server, phase * EACH + i, (phase + 1) * EACH, &error));
-            OK(server_serve(&server, (phase + 1) * EACH, (phase + 1) * EACH, &error));
-            OK(server_pause(&server, (int64_t[SERVER_WORDS]){phase}, &error));
+                OK(parameter_server_serve(&server, phase * EACH + i, (phase + 1) * EACH, &error));
+            OK(parameter_server_serve(&server, (phase + 1) * EACH, (phase + 1) * EACH, &error));
+            OK(parameter_server_pause(&server, (int64_t[PARAMETER_SERVER_WORDS]){phase}, &error));
             OK(comm_barrier(&world, &error));
         }
         assert_int_equal(model.n_applied, PHASES * EACH);
@@ -276,7 +277,7 @@ static void staleness_stays_in_bounds(void **state) {
         int64_t n = 0;
         for (int64_t i = 0; i <= bounds[k]; i++) n += server.book.histogram[i];
         assert_int_equal(n, PHASES * EACH);
-        server_close(&server);
+        parameter_server_close(&server);
         comm_close(&comm);
     }
 }
@@ -289,37 +290,37 @@ static void a_worker_can_stop(void **state) {
     OK(comm_split(&world, 0, world.rank, &comm, &error));
     Model model = {.n_applied = 0};
     if (world.rank == 0) {
-        Server server;
-        ServerSetup setup = {.comm = &comm,
-                             .bound = 4,
-                             .weights = model.weights,
-                             .weights_bytes = sizeof model.weights,
-                             .gradient = model.gradient,
-                             .gradient_bytes = sizeof model.gradient,
-                             .apply = apply_gradient,
-                             .context = &model};
-        OK(server_open(&server, &setup, &error));
+        ParameterServer server;
+        ParameterServerSetup setup = {.comm = &comm,
+                                      .bound = 4,
+                                      .weights = model.weights,
+                                      .weights_bytes = sizeof model.weights,
+                                      .gradient = model.gradient,
+                                      .gradient_bytes = sizeof model.gradient,
+                                      .apply = apply_gradient,
+                                      .context = &model};
+        OK(parameter_server_open(&server, &setup, &error));
         int64_t n = 0;
         while (!server.stop_is_wanted) {
             n++;
-            OK(server_serve(&server, n, 4000, &error));
+            OK(parameter_server_serve(&server, n, 4000, &error));
         }
         n = server.book.n_pulled;
-        OK(server_serve(&server, n, n, &error));
-        OK(server_pause(&server, (int64_t[SERVER_WORDS]){0}, &error));
-        server_close(&server);
+        OK(parameter_server_serve(&server, n, n, &error));
+        OK(parameter_server_pause(&server, (int64_t[PARAMETER_SERVER_WORDS]){0}, &error));
+        parameter_server_close(&server);
     } else {
-        ServerReport report = {.ticket = -1};
+        ParameterServerReport report = {.ticket = -1};
         for (;;) {
-            ServerOrder order;
-            OK(server_ask(&comm, &report, model.gradient, sizeof model.gradient, model.weights,
-                          sizeof model.weights, &order, &error));
+            ParameterServerOrder order;
+            OK(parameter_server_ask(&comm, &report, model.gradient, sizeof model.gradient, model.weights,
+                                    sizeof model.weights, &order, &error));
             if (order.pauses) break;
             model.gradient[0] = model.weights[0];
             model.gradient[1] = (float)order.ticket;
-            report = (ServerReport){.ticket = order.ticket,
-                                    .loss = (double)model.gradient[1],
-                                    .stops = world.rank == world.size - 1 && order.ticket > 20};
+            report = (ParameterServerReport){.ticket = order.ticket,
+                                             .loss = (double)model.gradient[1],
+                                             .stops = world.rank == world.size - 1 && order.ticket > 20};
         }
     }
     comm_close(&comm);

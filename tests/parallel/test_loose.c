@@ -1,4 +1,4 @@
-/* Loose synchrony in one process: who talks to whom, the book that bounds staleness under workers of any speed, and looking
+/* Asynchronous and local SGD in one process: who talks to whom, the book that bounds staleness under workers of any speed, and looking
  * ahead. */
 #include "harness.h"
 #include "optim/ahead.h"

@@ -183,7 +183,7 @@ static void test_coordinates(void **state) {
     check_all_meshes(check_coordinates);
 }
 
-/* A carrier that notes how it is split, and makes groups of one. */
+/* A transport that notes how it is split, and makes groups of one. */
 typedef struct {
     int n_splits, color[N_AXES], key[N_AXES];
 } Splits;

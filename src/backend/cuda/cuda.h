@@ -50,7 +50,8 @@ const char *backend_cuda_decode_way(const Backend *backend);
 /* Whom to ask while the host waits for the device: an error of his ends the wait. NULL: nobody. */
 void backend_cuda_watch(const Backend *backend, Status (*check)(void *context, Error *error), void *context);
 
-/* The GPU in words, of a backend that only plans for one too: "NVIDIA H200, 132 multiprocessors, compute capability 9.0, 139.7 GiB". */
+/* The GPU in words, of a backend that only plans for one too: "NVIDIA H200, 132 multiprocessors, compute
+ * capability 9.0, 139.7 GiB". */
 const char *backend_cuda_describe(const Backend *backend, char *text, size_t n_bytes);
 
 #ifdef __cplusplus

@@ -1,11 +1,12 @@
-/* Reading takes a limit because sizes come from outside, and reads until the end instead of trusting st_size: pipes
- * and /proc have none, and a file may grow meanwhile.
+/* Reading takes a limit because sizes come from outside, and reads until the end instead of trusting st_size:
+ * pipes and /proc have none, and a file may grow meanwhile.
  *
- * Writing a file in place destroys the old one before the new one is there. So the bytes go to a temporary in the
- * same folder (a rename cannot cross disks), are synced before the rename (or a crash could leave a complete name
- * with no content), and the folder is synced after it (or the rename itself could be lost).
+ * Writing a file in place destroys the old one before the new one is there. So the bytes go to a temporary in
+ * the same folder (a rename cannot cross disks), are synced before the rename (or a crash could leave a
+ * complete name with no content), and the folder is synced after it (or the rename itself could be lost).
  *
- * A full disk is met in write, fsync or close, depending on the file system; all three end in the same message. */
+ * A full disk is met in write, fsync or close, depending on the file system; all three end in the same
+ * message. */
 #define _GNU_SOURCE /* memrchr, vasprintf */
 #include "base/file/file.h"
 
@@ -178,8 +179,8 @@ static int open_temporary(const char *name) {
     return descriptor;
 }
 
-/* /dev/stdout is a link, possibly to a regular file: renaming over it would replace the link for everybody. /dev/shm holds
- * ordinary files. */
+/* /dev/stdout is a link, possibly to a regular file: renaming over it would replace the link for everybody.
+ * /dev/shm holds ordinary files. */
 static bool is_system_path(const char *path) {
     if (strncmp(path, "/dev/shm/", 9) == 0) return false;
     return strncmp(path, "/dev/", 5) == 0 || strncmp(path, "/proc/", 6) == 0;

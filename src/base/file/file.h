@@ -1,6 +1,7 @@
 /* Files, with every error checked and said in words: what, which path, what to do.
  *
- * A full disk, a missing folder or a forbidden path is the user's to mend (STATUS_USER); a failing device is not. */
+ * A full disk, a missing folder or a forbidden path is the user's to mend (STATUS_USER); a failing device is
+ * not. */
 #ifndef PGPT_BASE_FILE_FILE_H
 #define PGPT_BASE_FILE_FILE_H
 
@@ -10,11 +11,13 @@
 
 #include "base/error.h"
 
-/* Read all of a file (or pipe) of at most limit_bytes. *bytes is from malloc and is followed by a NUL that is not
- * counted, so that text can be used as a string once it has been checked for inner NULs. Empty files are fine. */
+/* Read all of a file (or pipe) of at most limit_bytes. *bytes is from malloc and is followed by a NUL that is
+ * not counted, so that text can be used as a string once it has been checked for inner NULs. Empty files are
+ * fine. */
 Status file_read(const char *path, size_t limit_bytes, char **bytes, size_t *n_bytes, Error *error);
 
-/* The same for files that a program has written itself: a pipe in the place of one would be waited for without end. */
+/* The same for files that a program has written itself: a pipe in the place of one would be waited for
+ * without end. */
 Status file_read_regular(const char *path, size_t limit_bytes, char **bytes, size_t *n_bytes, Error *error);
 
 bool file_exists(const char *path);
@@ -25,14 +28,15 @@ Status file_problem(Error *error, const char *verb, const char *path, int code);
 /* Make a folder and those above it; one that is there already is fine. */
 Status file_make_folders(const char *path, Error *error);
 
-/* Bytes free for us on the disk that holds `path`, or would hold it once made; UINT64_MAX when it cannot be told. */
+/* Bytes free for us on the disk that holds `path`, or would hold it once made; UINT64_MAX when it cannot be
+ * told. */
 uint64_t file_free_bytes(const char *path);
 
 /* ---- Whole files, atomically.
  *
- * Bytes go to "PATH.tmp.<pid>" beside the final name; commit syncs it, renames it and syncs the folder, so that PATH
- * is either what it was or all of the new file. If PATH is a device or pipe, or anything in
- * /dev or /proc (/dev/stdout), it is written directly, at its end.
+ * Bytes go to "PATH.tmp.<pid>" beside the final name; commit syncs it, renames it and syncs the folder, so
+ * that PATH is either what it was or all of the new file. If PATH is a device or pipe, or anything in /dev or
+ * /proc (/dev/stdout), it is written directly, at its end.
  *
  *     FileWriter writer;
  *     TRY(file_writer_open(&writer, path, error));
@@ -66,8 +70,9 @@ void file_writer_abort(FileWriter *writer);
 
 /* ---- Lines, appended (metrics.jsonl).
  *
- * Each line is one write(2), so a reader never sees half of one and a killed process leaves none behind. If a line
- * does not fit on the disk, its beginning is taken back. Opening cuts off an unfinished last line. A link is not followed. */
+ * Each line is one write(2), so a reader never sees half of one and a killed process leaves none behind. If a
+ * line does not fit on the disk, its beginning is taken back. Opening cuts off an unfinished last line. A
+ * link is not followed. */
 typedef struct {
     int descriptor; /* -1 when closed */
     char *path;

@@ -1,9 +1,9 @@
-/* flock(2) belongs to the open file: it ends with the process and is not lost when some other part of the program opens and
- * closes the same file, as a lock of fcntl(2) would be.
+/* flock(2) belongs to the open file: it ends with the process and is not lost when some other part of the
+ * program opens and closes the same file, as a lock of fcntl(2) would be.
  *
- * The file is removed when the lock is given back. Between the open and the lock of a second process the file may
- * therefore have been removed, and made again by a third: so a lock counts only if the name still means the file that was
- * locked. */
+ * The file is removed when the lock is given back. Between the open and the lock of a second process the file
+ * may therefore have been removed, and made again by a third: so a lock counts only if the name still means
+ * the file that was locked. */
 #define _GNU_SOURCE /* O_NOFOLLOW, gethostname */
 #include "base/file/file_lock.h"
 
@@ -63,8 +63,8 @@ static void read_holder(FileLock *lock) {
 
 /* ---- Taking it */
 
-/* Is what is open a lock of ours? It is empty, or says who held it; and it has no second name. What else is called so is
- * somebody's, and would be lost. */
+/* Is what is open a lock of ours? It is empty, or says who held it; and it has no second name. What else is
+ * called so is somebody's, and would be lost. */
 static bool is_ours(int descriptor) {
     static const char beginning[] = "{\"host\":";
     char record[sizeof beginning - 1];
@@ -102,8 +102,8 @@ static FileLockState try_lock(const FileLock *lock) {
     return errno == EWOULDBLOCK || errno == EINTR || errno == EACCES ? FILE_LOCK_HELD : FILE_LOCK_UNKNOWN;
 }
 
-/* Where a file system gives a file another number each time it is asked, the name never means the file that is open, and
- * nothing can be known. */
+/* Where a file system gives a file another number each time it is asked, the name never means the file that
+ * is open, and nothing can be known. */
 enum { MOST_LOST = 1000 };
 
 Status file_lock_take(FileLock *lock, const char *path, double patience, Error *error) {

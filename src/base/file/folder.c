@@ -1,8 +1,8 @@
-/* Everything goes through openat and unlinkat with O_NOFOLLOW, so that a link which somebody puts in a folder of ours,
- * by mistake or to do harm, leads nowhere, even if it appears between a look and the act.
+/* Everything goes through openat and unlinkat with O_NOFOLLOW, so that a link which somebody puts in a folder
+ * of ours, by mistake or to do harm, leads nowhere, even if it appears between a look and the act.
  *
- * A removal looks at the whole folder before it takes the first file away: half of a checkpoint is of no use to the one
- * who put a file of his own beside it. */
+ * A removal looks at the whole folder before it takes the first file away: half of a checkpoint is of no use
+ * to the one who put a file of his own beside it. */
 #define _GNU_SOURCE /* O_DIRECTORY, O_NOFOLLOW, fdopendir */
 #include "base/file/folder.h"
 

@@ -1,8 +1,10 @@
-/* Folders by handle. What is removed, replaced or walked is reached from an open folder, name by name, and no symbolic
- * link is followed on the way: a link is a thing of its own, which can be listed and removed, never gone through.
+/* Folders by handle. What is removed, replaced or walked is reached from an open folder, name by name, and no
+ * symbolic link is followed on the way: a link is a thing of its own, which can be listed and removed, never
+ * gone through.
  *
  *     Folder run, checkpoints;
- *     TRY(folder_open(&run, "runs/first", error));                     // the user's path: links in it are his
+ *     // the user's path: links in it are his
+ *     TRY(folder_open(&run, "runs/first", error));
  *     TRY(folder_open_inside(&checkpoints, &run, "checkpoints", error)); // from here on there are none
  *     folder_remove(&checkpoints, "step-00000120", is_checkpoint_file, error);
  *     folder_close(&checkpoints);
@@ -48,16 +50,16 @@ Status folder_make(const Folder *folder, const char *name, Error *error);
 /* May a file of this name be removed? */
 typedef bool (*FolderKnows)(const char *name);
 
-/* Remove the folder `name` with the files in it, all of which must be known; links count as files. Where there is
- * something else, or another folder, nothing at all is removed, and the error names it. A link instead of the folder is
- * removed itself; what is not there is fine. */
+/* Remove the folder `name` with the files in it, all of which must be known; links count as files. Where
+ * there is something else, or another folder, nothing at all is removed, and the error names it. A link
+ * instead of the folder is removed itself; what is not there is fine. */
 Status folder_remove(const Folder *folder, const char *name, FolderKnows knows, Error *error);
 
 /* Would it be removed? Changes nothing. */
 Status folder_check(const Folder *folder, const char *name, FolderKnows knows, Error *error);
 
-/* Remove the folder `name` with everything in it, as deep as it goes: only for a folder that this program has made by
- * exclusive creation and nobody else was told of. What cannot be removed stays. */
+/* Remove the folder `name` with everything in it, as deep as it goes: only for a folder that this program has
+ * made by exclusive creation and nobody else was told of. What cannot be removed stays. */
 void folder_remove_all(const Folder *folder, const char *name);
 
 /* Remove a file, or a link itself; what is not there is fine. */
@@ -78,10 +80,12 @@ bool folder_is_same(const char *path, FolderIdentity identity);
 
 /* ---- Paths */
 
-/* The folder part of a path and its last name, both from the arena: "." for a bare name. Slashes at the end are cut. */
+/* The folder part of a path and its last name, both from the arena: "." for a bare name. Slashes at the end
+ * are cut. */
 void path_split(const char *path, Arena *arena, const char **folder, const char **name);
 
-/* How many bytes of the path name what is there already, before folders are made for the rest; 0: nothing of it. */
+/* How many bytes of the path name what is there already, before folders are made for the rest; 0: nothing of
+ * it. */
 size_t path_n_existing(const char *path, Arena *arena);
 
 /* Those folders were made for nothing: remove them, from the innermost on, as far as they are empty. */

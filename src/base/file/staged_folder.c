@@ -1,8 +1,8 @@
-/* A rename replaces an empty folder and refuses any other, so the check at the beginning is for the message and the
- * rename itself is what protects a folder that somebody filled meanwhile.
+/* A rename replaces an empty folder and refuses any other, so the check at the beginning is for the message
+ * and the rename itself is what protects a folder that somebody filled meanwhile.
  *
- * The folder that is written is made by exclusive creation and locked by its handle. So what a process that was killed has
- * left is told from what another one is still writing: the former has no lock. */
+ * The folder that is written is made by exclusive creation and locked by its handle. So what a process that
+ * was killed has left is told from what another one is still writing: the former has no lock. */
 #define _GNU_SOURCE /* realpath */
 #include "base/file/staged_folder.h"
 
@@ -74,8 +74,8 @@ void staged_folder_clear(const char *parent, const char *name) {
     folder_close(&folder);
 }
 
-/* Is the folder that was made, and is open now, still there? Before it is locked, another process may take it for
- * abandoned. */
+/* Is the folder that was made, and is open now, still there? Before it is locked, another process may take it
+ * for abandoned. */
 static bool is_still_there(const StagedFolder *folder) {
     struct stat made, named;
     return fstat(folder->lock.descriptor, &made) == 0 &&
@@ -83,8 +83,8 @@ static bool is_still_there(const StagedFolder *folder) {
            made.st_ino == named.st_ino && made.st_dev == named.st_dev;
 }
 
-/* A name that was not there; it counts up where a process of our number has left one that could not be removed, or ours
- * was removed before it was locked. */
+/* A name that was not there; it counts up where a process of our number has left one that could not be
+ * removed, or ours was removed before it was locked. */
 static Status make_temporary(StagedFolder *folder, Error *error) {
     enum { MOST_TRIES = 100 };
     for (int i = 0; i < MOST_TRIES; i++) {
@@ -98,7 +98,8 @@ static Status make_temporary(StagedFolder *folder, Error *error) {
         Error gone = {0};
         if (folder_open_inside(&folder->lock, &folder->parent, folder->temporary_name, &gone) != STATUS_OK)
             continue;
-        /* Where there are no locks, nothing abandoned is removed; where another has ours, it is about to go. */
+        /* Where there are no locks, nothing abandoned is removed; where another has ours, it is about to
+         * go. */
         bool is_ours = is_locked_by_us(&folder->lock) || errno != EWOULDBLOCK;
         if (is_ours && is_still_there(folder)) {
             folder->temporary = arena_printf(&folder->arena, "%s.tmp.%s", folder->path, number);

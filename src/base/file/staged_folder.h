@@ -1,4 +1,5 @@
-/* A folder that appears whole or not at all: everything is written beside its final name and renamed at the end.
+/* A folder that appears whole or not at all: everything is written beside its final name and renamed at the
+ * end.
  *
  *     StagedFolder folder;
  *     TRY(staged_folder_open(&folder, "models/gpt2", error));
@@ -33,8 +34,8 @@ void staged_folder_clear(const char *parent, const char *name);
 
 Status staged_folder_commit(StagedFolder *folder, Error *error);
 
-/* Remove what was not committed, with the folders above it that open had to make. Safe after commit, after a failed
- * open, and twice. */
+/* Remove what was not committed, with the folders above it that open had to make. Safe after commit, after a
+ * failed open, and twice. */
 void staged_folder_abort(StagedFolder *folder);
 
 #endif

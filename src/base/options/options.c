@@ -1,9 +1,9 @@
-/* The table is walked, not indexed: a command has some dozens of options and they are looked up a few dozen times
- * in the life of the program.
+/* The table is walked, not indexed: a command has some dozens of options and they are looked up a few dozen
+ * times in the life of the program.
  *
- * Every value carries the rank of its source and yields only to an equal or higher one. That makes the order in which
- * defaults, preset, file and command line are applied irrelevant, and it has to be: the preset is named by a file or
- * by the command line, but ranks below both. */
+ * Every value carries the rank of its source and yields only to an equal or higher one. That makes the order
+ * in which defaults, preset, file and command line are applied irrelevant, and it has to be: the preset is
+ * named by a file or by the command line, but ranks below both. */
 #include "base/options/options.h"
 
 #include <inttypes.h>
@@ -202,8 +202,8 @@ static bool ends_in_ini(const char *word) {
     return n > 4 && strcmp(word + n - 4, ".ini") == 0;
 }
 
-/* `after_switch` is the on/off option that stood right before the word, or NULL: it takes no separate value, and
- * whoever wrote one meant "--switch=word". */
+/* `after_switch` is the on/off option that stood right before the word, or NULL: it takes no separate value,
+ * and whoever wrote one meant "--switch=word". */
 static Status add_argument(Options *options, const char *word, bool ended, const char *after_switch,
                            Error *error) {
     const OptionPositional *next = options->command->positionals;

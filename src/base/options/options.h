@@ -3,13 +3,13 @@
  *
  * A subject (model, data, training) describes the fields of its own struct once:
  *
- *     typedef struct { int64_t n_steps; double lr; bool tied; const char *data; Schedule schedule; } TrainOptions;
+ *     typedef struct { int64_t n_steps; double lr; bool tied; const char *data; int schedule; } TrainOptions;
  *     const OptionSpec train_option_specs[] = {
  *         OPTION_INT("steps", TrainOptions, n_steps, 1000, 1, 1000000000, "optimizer steps to take"),
- *         OPTION_FLOAT("lr", TrainOptions, lr, 3e-4, 0, 10, "highest learning rate", .flags = OPTION_ABOVE_MIN),
+ *         OPTION_FLOAT("lr", TrainOptions, lr, 3e-4, 0, 10, "highest rate", .flags = OPTION_ABOVE_MIN),
  *         OPTION_BOOL("tied", TrainOptions, tied, true, "share the embedding with the head"),
  *         OPTION_STRING("data", TrainOptions, data, "", "FILE", "text to train on"),
- *         OPTION_CHOICE("schedule", TrainOptions, schedule, SCHEDULE_COSINE, schedule_names, "course of the lr"),
+ *         OPTION_CHOICE("schedule", TrainOptions, schedule, LEARNING_RATE_COSINE, names, "course of the lr"),
  *         OPTION_END};
  *
  * and a command puts the subjects together in a struct of its own:
@@ -123,11 +123,13 @@ typedef struct {
 typedef struct {
     const char *title;
     size_t offset;
-    const OptionSpec *specs; /* up to OPTION_END */
+    const OptionSpec *specs;  /* up to OPTION_END */
+    const char *former_title; /* which config files may still have as a section; may be NULL */
 } OptionGroup;
 
-#define OPTION_GROUP(heading, Struct, member, table)                                                         \
-    { .title = heading, .offset = offsetof(Struct, member), .specs = table }
+/* Further members may follow the table: .former_title = "...". */
+#define OPTION_GROUP(heading, Struct, member, table, ...)                                                    \
+    { .title = heading, .offset = offsetof(Struct, member), .specs = table, __VA_ARGS__ }
 #define OPTION_GROUP_END                                                                                     \
     { .title = NULL }
 
@@ -173,11 +175,13 @@ typedef struct {
     Arena arena;      /* everything above, and the texts in *values */
 } Options;
 
-/* Write the defaults into *values. Fails (STATUS_FAILED) on a wrong table: a name twice, a default out of range. */
+/* Write the defaults into *values. Fails (STATUS_FAILED) on a wrong table: a name twice, a default out of
+ * range. */
 Status options_init(Options *options, const OptionCommand *command, void *values, Error *error);
 
-/* The words after the command's name: FILE.ini, --key value, --key=value, --flag, --no-flag, positional words;
- * "--" ends the options. A word that ends in .ini is a config file and is read. Of duplicates the last wins. */
+/* The words after the command's name: FILE.ini, --key value, --key=value, --flag, --no-flag, positional
+ * words; "--" ends the options. A word that ends in .ini is a config file and is read. Of duplicates the last
+ * wins. */
 Status options_parse(Options *options, int n_words, char *const *words, Error *error);
 
 /* Read a config file: "key = value" lines; [sections] are only for the eye, but must be titles of the
@@ -188,7 +192,8 @@ Status options_read_config(Options *options, const char *path, Error *error);
  * the rest came to, so that a program with other defaults goes on with the same run. */
 Status options_read_record(Options *options, const char *path, Error *error);
 
-/* Set one option from text, or a number; refused silently if a higher source has set it, loudly if it is wrong. */
+/* Set one option from text, or a number; refused silently if a higher source has set it, loudly if it is
+ * wrong. */
 Status options_set(Options *options, const char *name, const char *text, OptionSource source, Error *error);
 Status options_set_int(Options *options, const char *name, int64_t value, OptionSource source, Error *error);
 
@@ -207,7 +212,8 @@ const OptionSpec *options_spec(const OptionCommand *command, int index, const Op
 int options_find(const OptionCommand *command, const char *name); /* -1: unknown */
 const void *options_value(const Options *options, int index);     /* the field */
 
-/* Read a value from text into the field (left alone on error); `shown` is the option's name in the message. */
+/* Read a value from text into the field (left alone on error); `shown` is the option's name in the
+ * message. */
 Status option_parse(const OptionSpec *spec, const char *shown, const char *text, void *field, Arena *arena,
                     Error *error);
 

@@ -104,6 +104,7 @@ static Status check_section(Reader *reader, const char *start, const char *end) 
     }
     for (const OptionGroup *group = reader->options->command->groups; group && group->title; group++) {
         if (strcasecmp(group->title, title) == 0) return STATUS_OK;
+        if (group->former_title && strcasecmp(group->former_title, title) == 0) return STATUS_OK;
     }
     return unknown_section(reader, title, &reader->wrong);
 }

@@ -1,6 +1,7 @@
-/* pgpt(1). The table's texts are plain; troff reads a backslash, a leading dot and some quotes as commands, so every
- * word passes through write_escaped. Hyphens are all written "\-": what is copied from the page must work. A group of
- * options that several commands share is printed with the first and referred to by the others. */
+/* pgpt(1). The table's texts are plain; troff reads a backslash, a leading dot and some quotes as commands,
+ * so every word passes through write_escaped. Hyphens are all written "\-": what is copied from the page must
+ * work. A group of options that several commands share is printed with the first and referred to by the
+ * others. */
 #include "base/options/options_text.h"
 
 #include <ctype.h>

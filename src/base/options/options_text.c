@@ -1,5 +1,5 @@
-/* Help for people: two columns, options left, words right, wrapped at the width that is there. On a narrow screen the
- * words go below their option instead of into a column too thin to read. */
+/* Help for people: two columns, options left, words right, wrapped at the width that is there. On a narrow
+ * screen the words go below their option instead of into a column too thin to read. */
 #include "base/options/options_text.h"
 
 #include <string.h>

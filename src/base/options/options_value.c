@@ -1,9 +1,10 @@
-/* One value and its text, in both directions. What is written here is read back to the same bits: a double is printed
- * with as many digits as it needs, and texts are left as they are (the config file has its own quoting).
+/* One value and its text, in both directions. What is written here is read back to the same bits: a double is
+ * printed with as many digits as it needs, and texts are left as they are (the config file has its own
+ * quoting).
  *
- * Whole numbers are read digit by digit instead of through a double, so that 2^63-1 is exact, "1.5M" and "1e6" are
- * whole, and "0.5" is not. Nothing that the C library would let pass silently (blanks, hexadecimal, inf, nan, an
- * empty text, digits followed by rubbish) is a number here. */
+ * Whole numbers are read digit by digit instead of through a double, so that 2^63-1 is exact, "1.5M" and
+ * "1e6" are whole, and "0.5" is not. Nothing that the C library would let pass silently (blanks, hexadecimal,
+ * inf, nan, an empty text, digits followed by rubbish) is a number here. */
 #include "base/options/options.h"
 
 #include <ctype.h>
@@ -130,8 +131,9 @@ static bool float_is_allowed(const OptionSpec *spec, double value) {
     return spec->flags & OPTION_BELOW_MAX ? value < spec->float_max : value <= spec->float_max;
 }
 
-/* What is computed with as a 32-bit float has to be right as one: not 0 where the value is not (nor so near to it that some
- * hardware takes it for 0), and still on this side of an end that does not belong to the range. */
+/* What is computed with as a 32-bit float has to be right as one: not 0 where the value is not (nor so near
+ * to it that some hardware takes it for 0), and still on this side of an end that does not belong to the
+ * range. */
 static bool survives_f32(const OptionSpec *spec, double value) {
     if (!(spec->flags & OPTION_F32) || value == 0.0) return true;
     double magnitude = fabs((double)(float)value);

@@ -1,16 +1,17 @@
-/* A process that hangs cannot be asked what it is doing, so it says so beforehand, all the time, in a place that
- * another thread can read. That has to be cheap, since an instruction may take a microsecond, and it may not take
- * a lock, since the one who reads is wanted just when the other is stuck.
+/* A process that hangs cannot be asked what it is doing, so it says so beforehand, all the time, in a place
+ * that another thread can read. That has to be cheap, since an instruction may take a microsecond, and it may
+ * not take a lock, since the one who reads is wanted just when the other is stuck.
  *
  * Every thread has a lane, a small stack of what it is in. A lane has a number that is odd while the stack is
- * being changed and even otherwise; a reader copies the stack between two looks at the number and keeps the copy
- * if the number was even and the same. All fields are atomics. The fields are written with release and read with
- * acquire: a reader that got a field of a newer change also gets the odd number that was written before it, at its
- * second look. So there is no fence, and no data race even while the copy that will be thrown away is made.
+ * being changed and even otherwise; a reader copies the stack between two looks at the number and keeps the
+ * copy if the number was even and the same. All fields are atomics. The fields are written with release and
+ * read with acquire: a reader that got a field of a newer change also gets the odd number that was written
+ * before it, at its second look. So there is no fence, and no data race even while the copy that will be
+ * thrown away is made.
  *
- * The recorder is an array that was allocated beforehand. Whoever ends an entry takes the next place by one atomic
- * addition, so lanes need no share of their own; what finds no place is counted. A flag in each event says that it
- * is complete. */
+ * The recorder is an array that was allocated beforehand. Whoever ends an entry takes the next place by one
+ * atomic addition, so lanes need no share of their own; what finds no place is counted. A flag in each event
+ * says that it is complete. */
 #include "base/system/activity.h"
 
 #include "base/system/activity_board.h"

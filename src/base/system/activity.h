@@ -11,10 +11,10 @@
  *
  *     activity_describe(&activity, text, sizeof text);       // any thread, any time
  *
- * A lane is one thread's: the computing thread has ACTIVITY_HOST, others get theirs by activity_add_lane. Begin
- * and end of a lane must not be called by two threads at once; everything that reads may be called by any thread
- * at any time. A NULL activity is allowed everywhere and does nothing; begin and end together cost little more
- * than a look at the clock. */
+ * A lane is one thread's: the computing thread has ACTIVITY_HOST, others get theirs by activity_add_lane.
+ * Begin and end of a lane must not be called by two threads at once; everything that reads may be called by
+ * any thread at any time. A NULL activity is allowed everywhere and does nothing; begin and end together cost
+ * little more than a look at the clock. */
 #ifndef PGPT_BASE_SYSTEM_ACTIVITY_H
 #define PGPT_BASE_SYSTEM_ACTIVITY_H
 
@@ -102,16 +102,17 @@ typedef struct {
 void activity_open(Activity *activity);
 void activity_close(Activity *activity); /* when no other thread uses it any more; safe on {0} and NULL */
 
-/* A lane for a thread that begins now, by a name that lives as long as the activity. The number to call begin and
- * end with, the same for the same name; -1 (allowed there, and nothing is published) where all are taken. Any
- * thread. */
+/* A lane for a thread that begins now, by a name that lives as long as the activity. The number to call begin
+ * and end with, the same for the same name; -1 (allowed there, and nothing is published) where all are taken.
+ * Any thread. */
 int activity_add_lane(Activity *activity, const char *name);
 
-/* A copy of a text that lives as long as the activity; the same text gives the same pointer. `text` itself where
- * there is no activity or no memory. Any thread. */
+/* A copy of a text that lives as long as the activity; the same text gives the same pointer. `text` itself
+ * where there is no activity or no memory. Any thread. */
 const char *activity_keep(Activity *activity, const char *text);
 
-/* From now on all of it is shown there too, what is being done at this moment included; NULL: no more. While other lanes are idle. */
+/* From now on all of it is shown there too, what is being done at this moment included; NULL: no more. While
+ * other lanes are idle. */
 void activity_set_board(Activity *activity, ActivityBoard *board);
 
 /* ---- The thread that acts */
@@ -135,19 +136,20 @@ typedef struct {
 
 int activity_n_lanes(const Activity *activity);
 
-/* What a lane is doing. False if it changed so fast that no consistent view was had, or there is no such lane:
- * view is then empty but for its sequence. */
+/* What a lane is doing. False if it changed so fast that no consistent view was had, or there is no such
+ * lane: view is then empty but for its sequence. */
 bool activity_look(const Activity *activity, int lane, ActivityView *view);
 
-/* A number that grows whenever anything begins or ends: a process whose number stands still is stuck, or in one
- * long thing. */
+/* A number that grows whenever anything begins or ends: a process whose number stands still is stuck, or in
+ * one long thing. */
 uint64_t activity_progress(const Activity *activity);
 
 /* One entry in words: "instruction 57 (wait, update)", "all-reduce 812 of 'data' (4.20 MiB)". */
 const char *activity_entry_text(const ActivityEntry *entry, char *text, size_t n_bytes);
 
-/* All lanes in one line, for people: "step 12, instruction 57 (wait, update), wait for 812 of 'data' for 12.3s;
- * worker of data: all-reduce 812 of 'data' (4.20 MiB) for 12.4s"; "idle" if there is nothing. Returns text. */
+/* All lanes in one line, for people: "step 12, instruction 57 (wait, update), wait for 812 of 'data' for
+ * 12.3s; worker of data: all-reduce 812 of 'data' (4.20 MiB) for 12.4s"; "idle" if there is nothing. Returns
+ * text. */
 const char *activity_describe(const Activity *activity, char *text, size_t n_bytes);
 
 /* ---- The recorder */
@@ -155,8 +157,8 @@ const char *activity_describe(const Activity *activity, char *text, size_t n_byt
 /* Make room for so many finished entries; nothing is recorded yet. Before other threads use the activity. */
 Status activity_prepare_recorder(Activity *activity, size_t max_events, Error *error);
 
-/* Entries that begin from now on are recorded as they end, until there is no more room or it is switched off; the rest is
- * counted as lost. */
+/* Entries that begin from now on are recorded as they end, until there is no more room or it is switched off;
+ * the rest is counted as lost. */
 void activity_record(Activity *activity, bool is_recording);
 
 /* How many there are, and how many found no room or lay too deep. */
@@ -166,7 +168,8 @@ size_t activity_n_lost(const Activity *activity);
 /* Bytes that the recorder holds. */
 size_t activity_recorder_bytes(const Activity *activity);
 
-/* Event i < activity_n_recorded, in the order in which they ended (of one lane); NULL if a thread is just writing it. */
+/* Event i < activity_n_recorded, in the order in which they ended (of one lane); NULL if a thread is just
+ * writing it. */
 const ActivityEvent *activity_recorded(const Activity *activity, size_t i);
 
 #endif

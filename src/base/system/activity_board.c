@@ -1,5 +1,6 @@
-/* Names are pointers in an activity, which mean nothing to another process, so a board has copies of them: cut off where they are
- * long, since to say what one does must stay cheap. To describe a board, an activity is made from a copy of it. */
+/* Names are pointers in an activity, which mean nothing to another process, so a board has copies of them:
+ * cut off where they are long, since to say what one does must stay cheap. To describe a board, an activity
+ * is made from a copy of it. */
 #define _GNU_SOURCE /* memfd_create */
 #include "base/system/activity_board.h"
 

@@ -1,5 +1,5 @@
-/* What a process is doing, on a board that other processes of the host can read, whatever becomes of it: when it is stopped or
- * killed, the board still shows where.
+/* What a process is doing, on a board that other processes of the host can read, whatever becomes of it: when
+ * it is stopped or killed, the board still shows where.
  *
  *     int descriptor;
  *     ActivityBoard *own = activity_board_open(&descriptor);              // its number is told to the others
@@ -8,8 +8,8 @@
  *     ActivityBoard *other = activity_board_join(process, descriptor);    // while it is still there
  *     activity_board_describe(other, text, sizeof text);                  // any time later
  *
- * A board is memory without a file, so that nothing is left behind. Of a process that goes on, a reader may see two moments mixed;
- * of one that stands still, where it stands. NULL is allowed everywhere. */
+ * A board is memory without a file, so that nothing is left behind. Of a process that goes on, a reader may
+ * see two moments mixed; of one that stands still, where it stands. NULL is allowed everywhere. */
 #ifndef PGPT_BASE_SYSTEM_ACTIVITY_BOARD_H
 #define PGPT_BASE_SYSTEM_ACTIVITY_BOARD_H
 
@@ -23,7 +23,8 @@ ActivityBoard *activity_board_join(int64_t process, int descriptor);
 
 void activity_board_close(ActivityBoard *board);
 
-/* As activity_describe; NULL instead of text where the board is empty: that process does nothing that it would say. */
+/* As activity_describe; NULL instead of text where the board is empty: that process does nothing that it
+ * would say. */
 const char *activity_board_describe(const ActivityBoard *board, char *text, size_t n_bytes);
 
 /* ---- For activity.c */

@@ -1,5 +1,5 @@
-/* The system's sets of cores are of a size that is only known when asking, ours are of one size, so that they can be
- * sent and compared. A core beyond the largest that fits is not seen, and so not used. */
+/* The system's sets of cores are of a size that is only known when asking, ours are of one size, so that they
+ * can be sent and compared. A core beyond the largest that fits is not seen, and so not used. */
 #define _GNU_SOURCE /* sched_getaffinity */
 #include "base/system/cores.h"
 
@@ -70,8 +70,8 @@ CoreSet cores_possible(void) {
 
 /* ---- Neighbours */
 
-/* Where a core is in the machine. Numbers say little: on many machines the two hardware threads of a core are half of
- * all numbers apart, and the first half of the numbers is spread over all packages. */
+/* Where a core is in the machine. Numbers say little: on many machines the two hardware threads of a core are
+ * half of all numbers apart, and the first half of the numbers is spread over all packages. */
 typedef struct {
     int package, die, physical, number;
 } Place;

@@ -1,5 +1,5 @@
-/* Processor cores: which ones a process may run on, and how many it can keep busy. A core is what the system schedules
- * on: one hardware thread. */
+/* Processor cores: which ones a process may run on, and how many it can keep busy. A core is what the system
+ * schedules on: one hardware thread. */
 #ifndef PGPT_BASE_SYSTEM_CORES_H
 #define PGPT_BASE_SYSTEM_CORES_H
 
@@ -34,11 +34,12 @@ CoreSet cores_possible(void);
 /* Keep the calling thread, and the threads it will make, on these. False where the system refuses. */
 bool cores_bind(const CoreSet *set);
 
-/* One of n_parts pieces of a set, as equal as can be: neighbours in the machine, so that a piece shares as few caches
- * and as little memory with the others as possible. */
+/* One of n_parts pieces of a set, as equal as can be: neighbours in the machine, so that a piece shares as
+ * few caches and as little memory with the others as possible. */
 CoreSet cores_slice(const CoreSet *set, int part, int n_parts);
 
-/* A container may see all cores of its machine and be given the time of a few: how many, 0 for no such limit. */
+/* A container may see all cores of its machine and be given the time of a few: how many, 0 for no such
+ * limit. */
 int cores_quota(void);
 
 /* How many threads of this process can run at once: cores allowed, within the quota. At least 1. */

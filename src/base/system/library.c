@@ -1,11 +1,11 @@
 /* dlopen with a list of places and words for what goes wrong.
  *
- * The plain file name comes first, so that LD_LIBRARY_PATH, the loader's cache and a copy that the process already has
- * all count; the folders are for toolkits that were unpacked without telling the loader. Names are resolved at once: a
- * library that is itself incomplete is refused here and not in the middle of a run.
+ * The plain file name comes first, so that LD_LIBRARY_PATH, the loader's cache and a copy that the process
+ * already has all count; the folders are for toolkits that were unpacked without telling the loader. Names
+ * are resolved at once: a library that is itself incomplete is refused here and not in the middle of a run.
  *
- * Nothing is ever closed. These libraries start threads and leave handlers for the end of the process, and closing one
- * that another still uses is a crash that nobody finds. */
+ * Nothing is ever closed. These libraries start threads and leave handlers for the end of the process, and
+ * closing one that another still uses is a crash that nobody finds. */
 #include "base/system/library.h"
 
 #include <dlfcn.h>
@@ -48,7 +48,8 @@ static bool make_path(char path[MOST_PATH], const char *folder, const char *file
     return snprintf(path, MOST_PATH, "%s%s/%s", value, rest, file) < MOST_PATH;
 }
 
-/* The handle, or NULL and the loader's words. A file that is there but cannot be opened says more than one that is not. */
+/* The handle, or NULL and the loader's words. A file that is there but cannot be opened says more than one
+ * that is not. */
 static void *open_somewhere(const Library *library, char *words, size_t n_bytes) {
     void *handle = dlopen(library->file, RTLD_NOW | RTLD_LOCAL);
     if (handle) return handle;

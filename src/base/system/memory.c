@@ -1,11 +1,12 @@
-/* Large buffers come straight from mmap: the kernel hands out zero pages on first touch, so clearing is free and a
- * planned-but-unused part of an arena costs nothing. Training streams through gigabytes, and with 4 KiB pages the
- * translation look-aside buffer misses all the time; 2 MiB pages need the address aligned to 2 MiB, so the mapping is
- * made longer than asked and both ends are trimmed.
+/* Large buffers come straight from mmap: the kernel hands out zero pages on first touch, so clearing is free
+ * and a planned-but-unused part of an arena costs nothing. Training streams through gigabytes, and with 4 KiB
+ * pages the translation look-aside buffer misses all the time; 2 MiB pages need the address aligned to 2 MiB,
+ * so the mapping is made longer than asked and both ends are trimmed.
  *
- * "Available" must mean what this process can get before the kernel kills it. In a container the machine's figure is
- * fiction; the limit is in the control group, or in any group above it, so the path is walked up to the root. Page
- * cache is charged to the group but is given back under pressure; its inactive part is counted as free. */
+ * "Available" must mean what this process can get before the kernel kills it. In a container the machine's
+ * figure is fiction; the limit is in the control group, or in any group above it, so the path is walked up to
+ * the root. Page cache is charged to the group but is given back under pressure; its inactive part is counted
+ * as free. */
 #include "base/system/memory.h"
 
 #include <inttypes.h>
@@ -86,7 +87,8 @@ static const GroupFiles version_1 = {"/sys/fs/cgroup/memory", "memory.limit_in_b
                                      "memory.usage_in_bytes", "total_inactive_file "};
 static const GroupFiles version_2 = {"/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file "};
 
-/* What is left in the group `path` and all above it. A limit of "max" does not read as a number: unlimited. */
+/* What is left in the group `path` and all above it. A limit of "max" does not read as a number:
+ * unlimited. */
 static uint64_t group_available(const char *root, const GroupFiles *files, char *path) {
     uint64_t available = UINT64_MAX;
     for (;;) {

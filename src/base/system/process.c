@@ -1,5 +1,5 @@
-/* All of it from /proc, where the system shows its processes as files. What cannot be read there (another user's, a system
- * without it) is taken for a process that goes on. */
+/* All of it from /proc, where the system shows its processes as files. What cannot be read there (another
+ * user's, a system without it) is taken for a process that goes on. */
 #include "base/system/process.h"
 
 #include <dirent.h>
@@ -11,7 +11,8 @@
 #include <sys/types.h>
 #include <unistd.h>
 
-/* Behind the name, which may hold anything, /proc/ID/stat has the state and the parent: "4711 (na)me) S 4242 ...". */
+/* Behind the name, which may hold anything, /proc/ID/stat has the state and the parent: "4711 (na)me) S 4242
+ * ...". */
 static bool read_state(const char *id, char *state, long *parent) {
     char path[280], text[512];
     snprintf(path, sizeof path, "/proc/%s/stat", id);

@@ -23,8 +23,8 @@ int64_t process_stopped_sibling(void);
 /* The children of this process, zombies among them: how many there are, and the first `most` of them. */
 int process_children(int64_t *ids, int most);
 
-/* A variable of another process's environment, as it was when its program started; false where it has none, or may not be looked
- * at. */
+/* A variable of another process's environment, as it was when its program started; false where it has none,
+ * or may not be looked at. */
 bool process_variable(int64_t id, const char *name, char *value, size_t n_bytes);
 
 #endif

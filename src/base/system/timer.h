@@ -1,5 +1,5 @@
-/* A monotonic clock: never set back, unrelated to the time of day, cheap enough to read around every instruction. And, for
- * what is compared with other processes' files, the time of day. */
+/* A monotonic clock: never set back, unrelated to the time of day, cheap enough to read around every
+ * instruction. And, for what is compared with other processes' files, the time of day. */
 #ifndef PGPT_BASE_SYSTEM_TIMER_H
 #define PGPT_BASE_SYSTEM_TIMER_H
 

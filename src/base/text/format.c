@@ -1,8 +1,8 @@
-/* Three significant digits are what a person takes in at a glance, and they keep columns narrow. The care is at the
- * borders: 999.7 k must become "1.00 M", not "1000 k", so the unit is chosen by the rounded value.
+/* Three significant digits are what a person takes in at a glance, and they keep columns narrow. The care is
+ * at the borders: 999.7 k must become "1.00 M", not "1000 k", so the unit is chosen by the rounded value.
  *
- * Misspellings are judged by the optimal string alignment distance (insert, drop, change, swap neighbours): a swap is
- * the commonest slip of the fingers and must cost one, not two. */
+ * Misspellings are judged by the optimal string alignment distance (insert, drop, change, swap neighbours): a
+ * swap is the commonest slip of the fingers and must cost one, not two. */
 #include "base/text/format.h"
 
 #include <inttypes.h>
@@ -121,7 +121,8 @@ static size_t least(size_t a, size_t b) {
 size_t format_distance(const char *a, const char *b) {
     size_t n_a = strlen(a), n_b = strlen(b);
     if (n_a > LONGEST_WORD || n_b > LONGEST_WORD) return n_a > n_b ? n_a : n_b;
-    /* rows[i % 3][j]: the distance of the first i letters of a from the first j of b; three rows, for the swap. */
+    /* rows[i % 3][j]: the distance of the first i letters of a from the first j of b; three rows, for the
+     * swap. */
     size_t rows[3][LONGEST_WORD + 1];
     for (size_t j = 0; j <= n_b; j++) rows[0][j] = j;
     for (size_t i = 1; i <= n_a; i++) {

@@ -31,10 +31,12 @@ FormatText format_things(int64_t n, const char *thing);
 /* The shortest decimal number that reads back as exactly this double. */
 FormatText format_double(double value);
 
-/* How many letters must be added, dropped, changed or swapped with a neighbour to turn one word into the other. */
+/* How many letters must be added, dropped, changed or swapped with a neighbour to turn one word into the
+ * other. */
 size_t format_distance(const char *a, const char *b);
 
-/* Is `known` near enough to `word` to ask "did you mean"? Returns a penalty, lower is nearer; SIZE_MAX for no. */
+/* Is `known` near enough to `word` to ask "did you mean"? Returns a penalty, lower is nearer; SIZE_MAX for
+ * no. */
 size_t format_likeness(const char *word, const char *known);
 
 /* The word of a NULL-terminated list that was probably meant, or NULL if none is near. */

@@ -1,5 +1,5 @@
-/* jansson parses and prints; what is added is what it leaves to its user: which file and field was wrong, ranges, and
- * values that JSON cannot hold. */
+/* jansson parses and prints; what is added is what it leaves to its user: which file and field was wrong,
+ * ranges, and values that JSON cannot hold. */
 #include "base/text/json.h"
 
 #include <errno.h>
@@ -13,7 +13,8 @@
 #include "base/text/format.h"
 #include "base/text/utf8.h"
 
-/* jansson returns NULL only when memory is out; a few bytes that cannot be had end the program, as in the arena. */
+/* jansson returns NULL only when memory is out; a few bytes that cannot be had end the program, as in the
+ * arena. */
 static json_t *must(json_t *value) {
     if (!value) {
         fprintf(stderr, "pgpt: out of memory: cannot make a JSON value\n");
@@ -50,8 +51,8 @@ Status json_line(const json_t *value, int digits, char **line, Error *error) {
     return make_line(value, digits, 0, line, error);
 }
 
-/* To a terminal everything beyond ASCII goes as \uNNNN, which says the same; DEL, the one control character that jansson leaves,
- * cannot stand anywhere but within a text. */
+/* To a terminal everything beyond ASCII goes as \uNNNN, which says the same; DEL, the one control character
+ * that jansson leaves, cannot stand anywhere but within a text. */
 static bool write_to_terminal(FILE *stream, const char *line) {
     for (; *line; line++) {
         if ((*line == 127 ? fputs("\\u007f", stream) : fputc(*line, stream)) == EOF) return false;

@@ -1,5 +1,5 @@
-/* A line is composed first and written with one call, so that the lines of several ranks on one terminal do not mix
- * within a line. What does not fit in the buffer is cut: a log line is a sentence, not a document. */
+/* A line is composed first and written with one call, so that the lines of several ranks on one terminal do
+ * not mix within a line. What does not fit in the buffer is cut: a log line is a sentence, not a document. */
 #include "base/text/log.h"
 
 #include "base/text/plain.h"

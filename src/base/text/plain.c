@@ -1,8 +1,9 @@
-/* Escapes are made of plain characters and a backslash is left alone, so that a text may pass through here as often as it likes:
- * an error's text is made plain when the error is set and again when it is logged.
+/* Escapes are made of plain characters and a backslash is left alone, so that a text may pass through here as
+ * often as it likes: an error's text is made plain when the error is set and again when it is logged.
  *
- * Everything works on whole characters. Bytes that are no UTF-8 are characters of their own; whether the end of a text is a stray
- * byte or a character that goes on in the next piece is known only to the one who writes pieces, the PlainWriter. */
+ * Everything works on whole characters. Bytes that are no UTF-8 are characters of their own; whether the end
+ * of a text is a stray byte or a character that goes on in the next piece is known only to the one who writes
+ * pieces, the PlainWriter. */
 #define _GNU_SOURCE /* vasprintf */
 #include "base/text/plain.h"
 
@@ -32,7 +33,8 @@ static size_t escape(uint32_t code, char *shown) {
     return n > 0 ? (size_t)n : 0;
 }
 
-/* Does the character at `bytes` stay as it is? A carriage return that ends a line does where lines are kept. */
+/* Does the character at `bytes` stay as it is? A carriage return that ends a line does where lines are
+ * kept. */
 static bool stays(const char *bytes, size_t n, uint32_t code, bool keeps_lines) {
     if (!is_hidden(code)) return true;
     if (!keeps_lines) return false;
@@ -115,7 +117,8 @@ static size_t cut_before(const char *text, size_t at) {
     return at;
 }
 
-/* Words of more than LONG_WORD bytes lose their end but for the marks behind it. In place: the text only gets shorter. */
+/* Words of more than LONG_WORD bytes lose their end but for the marks behind it. In place: the text only gets
+ * shorter. */
 static void shorten_words(char *text) {
     char *to = text;
     for (const char *from = text; *from;) {

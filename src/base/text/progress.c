@@ -1,9 +1,10 @@
-/* The bar lives on one line that is always redrawn from its start, never moved, so nothing has to be undone when the
- * program dies: the cursor is visible and at the end of the bar. The window's width is asked for at every drawing,
- * which follows a resize without a signal handler. One column is left free: some terminals wrap after the last.
+/* The bar lives on one line that is always redrawn from its start, never moved, so nothing has to be undone
+ * when the program dies: the cursor is visible and at the end of the bar. The window's width is asked for at
+ * every drawing, which follows a resize without a signal handler. One column is left free: some terminals
+ * wrap after the last.
  *
- * The rate is the ratio of two exponentially fading sums, work done and seconds taken. Unlike a fading mean of
- * per-update rates it weighs a slow step by its length and does not care how often it is updated. */
+ * The rate is the ratio of two exponentially fading sums, work done and seconds taken. Unlike a fading mean
+ * of per-update rates it weighs a slow step by its length and does not care how often it is updated. */
 #define _GNU_SOURCE /* vasprintf */
 #include "base/text/progress.h"
 

@@ -9,12 +9,12 @@
  *     }
  *     progress_end(&progress);
  *
- * On a terminal the bar is redrawn in place at most ten times a second, follows the window's width, and is gone
- * after progress_end. Elsewhere only progress_print shows anything: the caller decides which steps deserve a line
- * (and updates, if it wants progress_seconds_left for it).
+ * On a terminal the bar is redrawn in place at most ten times a second, follows the window's width, and is
+ * gone after progress_end. Elsewhere only progress_print shows anything: the caller decides which steps
+ * deserve a line (and updates, if it wants progress_seconds_left for it).
  *
- * The status is one line of fields separated by two blanks ("step 40/100  loss 2.3411  1.4 k tokens/s"). Fields that
- * do not fit are left out whole, the last ones first, so put what matters first. */
+ * The status is one line of fields separated by two blanks ("step 40/100  loss 2.3411  1.4 k tokens/s").
+ * Fields that do not fit are left out whole, the last ones first, so put what matters first. */
 #ifndef PGPT_BASE_TEXT_PROGRESS_H
 #define PGPT_BASE_TEXT_PROGRESS_H
 
@@ -48,7 +48,8 @@ bool progress_due(const Progress *progress);
 /* Fraction in [0,1]. Draws if the terminal is due for it; always learns from it. */
 void progress_update(Progress *progress, double fraction, const char *status);
 
-/* A line above the bar (or several, or simply a line), made plain (base/text/plain.h); the newline is added. */
+/* A line above the bar (or several, or simply a line), made plain (base/text/plain.h); the newline is
+ * added. */
 void progress_print(Progress *progress, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* Take the bar away so that somebody else can write to the terminal; the next update brings it back. */

@@ -1,5 +1,5 @@
-/* The environment is read instead of calling setlocale: a library must not change the locale of its process, and
- * with LC_NUMERIC set to a comma country every number that pgpt prints or reads would change. */
+/* The environment is read instead of calling setlocale: a library must not change the locale of its process,
+ * and with LC_NUMERIC set to a comma country every number that pgpt prints or reads would change. */
 #include "base/text/terminal.h"
 
 #include <stdlib.h>

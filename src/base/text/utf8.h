@@ -1,7 +1,7 @@
 /* UTF-8, strictly: no overlong forms, no surrogates, nothing above U+10FFFF.
  *
- * A byte that does not start a valid character is a character of its own here, numbered beyond Unicode, so that every
- * sequence of bytes is a sequence of characters and comes back unchanged. */
+ * A byte that does not start a valid character is a character of its own here, numbered beyond Unicode, so
+ * that every sequence of bytes is a sequence of characters and comes back unchanged. */
 #ifndef PGPT_BASE_TEXT_UTF8_H
 #define PGPT_BASE_TEXT_UTF8_H
 

@@ -1,7 +1,8 @@
-/* What the benchmarks share: their options, the training step they set up, the machine's limits they compare with.
+/* What the benchmarks share: their options, the training step they set up, the machine's limits they compare
+ * with.
  *
- * A benchmark prints figures against limits that were measured in the same run by loops that do nothing else: such a
- * ratio says something on any machine, and still does when the machine is busy. */
+ * A benchmark prints figures against limits that were measured in the same run by loops that do nothing else:
+ * such a ratio says something on any machine, and still does when the machine is busy. */
 #ifndef PGPT_CLI_BENCH_BENCH_H
 #define PGPT_CLI_BENCH_BENCH_H
 
@@ -87,7 +88,8 @@ Status bench_time_kernel(const Backend *backend, Kernel kernel, const KernelCall
 
 /*     BenchProgram program = {.graph = graph_new()};
  *     op_copy(program.graph, graph_tensor(program.graph, PLACE_INPUT, ...));     // record something
- *     TRY_GOTO(bench_program_open(&program, backend, error), done);              // all but i32 inputs hold random numbers
+ *     // all but i32 inputs hold random numbers
+ *     TRY_GOTO(bench_program_open(&program, backend, error), done);
  *     ... bench_time_kernel(backend, program.executor.instruction[0].kernel, ...)
  * done:
  *     bench_program_close(&program); */
@@ -105,14 +107,16 @@ void bench_program_close(BenchProgram *program);   /* also after a failure */
 /* Bytes/s, read and written ones both counted, of copying half a GiB on the device. */
 Status bench_device_copy(const Backend *backend, double *bytes_per_s, Error *error);
 
-/* FLOP/s of the product of two square matrices of 8192 or 4096 rows in these numbers, by the backend's own linear. */
+/* FLOP/s of the product of two square matrices of 8192 or 4096 rows in these numbers, by the backend's own
+ * linear. */
 Status bench_device_product(const Backend *backend, PrecisionKind precision, double *flops_per_s,
                             Error *error);
 
 /* ---- bench_rest.c: operations that the step at hand has no use for. */
 
-/* Records a node of each operation that `step` lacks, at the sizes that it would have in a step like that one. No node
- * reads what another has written. Once the program is open, bench_fill_rest writes what is not any number. */
+/* Records a node of each operation that `step` lacks, at the sizes that it would have in a step like that
+ * one. No node reads what another has written. Once the program is open, bench_fill_rest writes what is not
+ * any number. */
 enum { BENCH_MOST_REST = 32 };
 void bench_record_rest(Graph *graph, const BenchValues *values, int64_t n_parameters, const Graph *step);
 Status bench_fill_rest(BenchProgram *program, const BenchValues *values, Error *error);

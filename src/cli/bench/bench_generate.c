@@ -1,9 +1,11 @@
-/* pgpt bench generate: tokens a second with the key/value cache, from a prompt of one token and random weights.
+/* pgpt bench generate: tokens a second with the key/value cache, from a prompt of one token and random
+ * weights.
  *
- * Two claims are checked by figures. A token costs the same wherever it stands, but for attention, which reads one more
- * cached position for each: so the first and the last quarter of a text are timed apart, with and without attention.
- * And a single text is limited by reading the weights once a token: so their bytes a second are set against a loop that
- * only reads as many bytes, or on a GPU against a copy, measured in this run. */
+ * Two claims are checked by figures. A token costs the same wherever it stands, but for attention, which
+ * reads one more cached position for each: so the first and the last quarter of a text are timed apart, with
+ * and without attention. And a single text is limited by reading the weights once a token: so their bytes a
+ * second are set against a loop that only reads as many bytes, or on a GPU against a copy, measured in this
+ * run. */
 #include "cli/bench/bench.h"
 
 #include "base/system/memory.h"
@@ -29,8 +31,9 @@ typedef struct {
     SamplerOptions sampler;
 } GenerateBench;
 
-/* What the callback needs: where the clock stood when the token before was done. A GPU hands over several tokens at a
- * time, a batch: what the first of them took is the whole batch's, and each gets its share once all have been heard. */
+/* What the callback needs: where the clock stood when the token before was done. A GPU hands over several
+ * tokens at a time, a batch: what the first of them took is the whole batch's, and each gets its share once
+ * all have been heard. */
 typedef struct {
     GenerateBench *bench;
     int64_t n_samples, n_heard, n_done;
@@ -74,8 +77,8 @@ static void share_out(Listener *listener) {
     listener->batch_first = listener->n_done;
 }
 
-/* All samples stand at the same position, so a position is done when each of them has been heard. Tokens that the host
- * chooses come one by one. */
+/* All samples stand at the same position, so a position is done when each of them has been heard. Tokens that
+ * the host chooses come one by one. */
 static GeneratorVerdict hear(void *context, const GeneratedToken *token) {
     (void)token;
     Listener *listener = context;
@@ -178,8 +181,8 @@ static void close_bench(GenerateBench *bench) {
 
 /* ---- measuring */
 
-/* Weights that a pass reads whole: all but the embedding's tables, of which it takes a row. A tied table is read whole
- * as the head. */
+/* Weights that a pass reads whole: all but the embedding's tables, of which it takes a row. A tied table is
+ * read whole as the head. */
 static double weight_bytes(const Node *const *nodes, int n_nodes) {
     double total = 0.0;
     for (int i = 0; i < n_nodes; i++) {
@@ -197,8 +200,8 @@ static double weight_bytes(const Node *const *nodes, int n_nodes) {
     return total;
 }
 
-/* Medians over the quarters of the text just made, which must have at least as many tokens. A GPU's instructions are not
- * timed one by one: there it is the mean, without attention. */
+/* Medians over the quarters of the text just made, which must have at least as many tokens. A GPU's
+ * instructions are not timed one by one: there it is the mean, without attention. */
 static void note_quarters(GenerateBench *bench, int64_t n_tokens, GenerateReport *report) {
     bool on_host = !bench->backend.traits.is_asynchronous;
     for (int q = 0; q < N_QUARTERS; q++) {
@@ -210,7 +213,8 @@ static void note_quarters(GenerateBench *bench, int64_t n_tokens, GenerateReport
     }
 }
 
-/* The median of the runs, with the likeliest token taken each time: on a GPU, whose own sampling has a price. */
+/* The median of the runs, with the likeliest token taken each time: on a GPU, whose own sampling has a
+ * price. */
 static Status measure_greedy(GenerateBench *bench, const BenchOptions *options, GenerateReport *report,
                              Error *error) {
     double *seconds = ARENA_ARRAY(&bench->arena, double, options->n_runs);

@@ -1,8 +1,8 @@
 /* Limits of the machine, each measured by the smallest loop that can reach it.
  *
- * Every figure is the best of several short runs: a limit is what the machine can do, and whatever disturbs a run only
- * makes it slower. The bandwidths take the size of the working set, because a kernel whose tensors fit into the
- * caches is limited by those and not by the memory behind them. */
+ * Every figure is the best of several short runs: a limit is what the machine can do, and whatever disturbs a
+ * run only makes it slower. The bandwidths take the size of the working set, because a kernel whose tensors
+ * fit into the caches is limited by those and not by the memory behind them. */
 #include "cli/bench/bench.h"
 
 #include "backend/cpu/simd.h"
@@ -11,8 +11,8 @@
 
 #include <string.h>
 
-/* Enough independent sums to hide the latency of the multiply-add units (4 cycles, 2 units), and few enough that they
- * and the two factors stay in 16 registers. */
+/* Enough independent sums to hide the latency of the multiply-add units (4 cycles, 2 units), and few enough
+ * that they and the two factors stay in 16 registers. */
 enum { N_SUMS = 12, N_TRIES = 24 };
 
 /* Sums that run towards 1, so that no number is ever slow. */

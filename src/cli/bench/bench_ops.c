@@ -1,16 +1,18 @@
 /* pgpt bench ops: every kernel of a training step at the shapes it has there, against its floor.
  *
- * The step's own program is walked in order, so that a kernel finds its inputs as training would leave them; where an
- * operation with these shapes and attributes comes for the first time, it is repeated and the best run counts
- * (bench_program.c). What a kernel changes in place, or adds to, is put back afterwards: a GPU's products are faster on
- * numbers that have become zero. Operations that the step does not have follow in a program of their own (bench_rest.c).
+ * The step's own program is walked in order, so that a kernel finds its inputs as training would leave them;
+ * where an operation with these shapes and attributes comes for the first time, it is repeated and the best
+ * run counts (bench_program.c). What a kernel changes in place, or adds to, is put back afterwards: a GPU's
+ * products are faster on numbers that have become zero. Operations that the step does not have follow in a
+ * program of their own (bench_rest.c).
  *
- * The floor is the time below which nothing can fall: the larger of FLOPs / (the most FLOP/s) and bytes / (bytes a
- * second of a copy), counting the fewest bytes that must move. On the CPU the most FLOP/s are those of multiply-adds
- * between registers; on a GPU those of a large product in the same numbers, and they bound products and attention only.
- * Repeated runs leave small tensors in a CPU's caches, so there the copy is measured at several sizes and the one
- * nearest to the kernel's tensors together is its limit; a GPU is measured with one of half a GiB. Limits are measured
- * before and after the kernels, and the higher one counts. */
+ * The floor is the time below which nothing can fall: the larger of FLOPs / (the most FLOP/s) and bytes /
+ * (bytes a second of a copy), counting the fewest bytes that must move. On the CPU the most FLOP/s are those
+ * of multiply-adds between registers; on a GPU those of a large product in the same numbers, and they bound
+ * products and attention only. Repeated runs leave small tensors in a CPU's caches, so there the copy is
+ * measured at several sizes and the one nearest to the kernel's tensors together is its limit; a GPU is
+ * measured with one of half a GiB. Limits are measured before and after the kernels, and the higher one
+ * counts. */
 #include "cli/bench/bench.h"
 
 #include "base/system/memory.h"

@@ -1,9 +1,10 @@
-/* The operations that the step at hand has no use for: other norms and activations, the other update, clipping, what
- * generation needs. A program of single nodes measures them at the sizes that they would have in a step like this one,
- * so that `bench ops` has a line for every kernel of a backend. (But for those that are a whole step of generation, or
- * end one: `bench generate` measures these.)
+/* The operations that the step at hand has no use for: other norms and activations, the other update,
+ * clipping, what generation needs. A program of single nodes measures them at the sizes that they would have
+ * in a step like this one, so that `bench ops` has a line for every kernel of a backend. (But for those that
+ * are a whole step of generation, or end one: `bench generate` measures these.)
  *
- * All tensors that a node reads are inputs: kernels are timed one by one, and none waits for another's result. */
+ * All tensors that a node reads are inputs: kernels are timed one by one, and none waits for another's
+ * result. */
 #include "cli/bench/bench.h"
 
 #include <string.h>

@@ -1,8 +1,8 @@
 /* pgpt bench step: whole training steps, as `pgpt train` runs them, on random tokens.
  *
- * Time is the median over the steps, because a step that something else disturbed says nothing about the program; the
- * best one is printed beside it. The limit is measured before and after the steps on the same threads, and the higher
- * one counts. */
+ * Time is the median over the steps, because a step that something else disturbed says nothing about the
+ * program; the best one is printed beside it. The limit is measured before and after the steps on the same
+ * threads, and the higher one counts. */
 #include "cli/bench/bench.h"
 
 #include "base/system/memory.h"
@@ -28,8 +28,8 @@ typedef struct {
 
 static const double learning_rate = 3e-4;
 
-/* The next step; as in training, the one after it begins before it has ended where the device runs behind the host. Its time
- * is that since `since`, when it began or the last one ended. */
+/* The next step; as in training, the one after it begins before it has ended where the device runs behind the
+ * host. Its time is that since `since`, when it began or the last one ended. */
 static Status run_step(BenchTraining *training, int64_t index, int64_t n_steps, uint64_t *since,
                        double *seconds, StepResult *result, Error *error) {
     TrainStep *step = &training->step;
@@ -162,7 +162,8 @@ static json_t *report_json(const BenchTraining *training, const BenchValues *val
     return object;
 }
 
-/* A device that runs behind the host tells the time of an instruction only if it is waited for: in one further step. */
+/* A device that runs behind the host tells the time of an instruction only if it is waited for: in one
+ * further step. */
 static Status time_instructions(BenchTraining *training, const BenchOptions *bench, Error *error) {
     StepResult result;
     executor_reset_times(&training->step.executor);

@@ -1,5 +1,5 @@
-/* The part that `bench step` and `bench ops` have in common: from checked options to a training step that is ready to
- * run, in the same order as a real run, so that memory and message are those of `pgpt train`. */
+/* The part that `bench step` and `bench ops` have in common: from checked options to a training step that is
+ * ready to run, in the same order as a real run, so that memory and message are those of `pgpt train`. */
 #include "cli/bench/bench.h"
 
 #include "base/random.h"

@@ -1,4 +1,5 @@
-/* pgpt bench: reads the options, finds the benchmark by the first word, refuses options that it would ignore. */
+/* pgpt bench: reads the options, finds the benchmark by the first word, refuses options that it would
+ * ignore. */
 #include "cli/commands.h"
 
 #include "base/text/format.h"
@@ -6,8 +7,8 @@
 
 #include <string.h>
 
-/* What a model without a tokenizer has for a vocabulary where its preset names none: Shakespeare's characters, the
- * usual data for models of that size. */
+/* What a model without a tokenizer has for a vocabulary where its preset names none: Shakespeare's
+ * characters, the usual data for models of that size. */
 enum { USUAL_VOCABULARY = 65 };
 
 enum { MANY = 1 << 30, MANY_RUNS = 1000000 };
@@ -18,9 +19,10 @@ static const char *const optimizer_names[] = {"adamw", "sgd", NULL};
 static const OptionSpec update_option_specs[] = {
     OPTION_CHOICE("optimizer", OptimizerOptions, kind, OPTIMIZER_ADAMW, optimizer_names,
                   "update rule of 'step' and 'ops'"),
-    OPTION_FLOAT("clip", OptimizerOptions, clip, 0.0, 0.0, 1e30,
-                 "scale the gradient down to this norm if it is longer; 0: neither measured nor clipped",
-                 .flags = OPTION_F32),
+    OPTION_FLOAT(
+        "clip", OptimizerOptions, clip, 0.0, 0.0, 1e30,
+        "gradient clipping: scale the gradient down to this norm if it is longer; 0: neither measured nor clipped",
+        .flags = OPTION_F32),
     OPTION_BOOL(
         "eager-update", OptimizerOptions, eager, false,
         "update each parameter as soon as its gradient is known and reuse the gradient's memory; needs --clip 0, one micro-batch a step and no f16"),
@@ -30,12 +32,13 @@ static const OptionSpec update_option_specs[] = {
 static const OptionSpec bench_option_specs[] = {
     OPTION_INT("batch", BenchOptions, batch, 16, 1, MANY, "sequences a step ('step' and 'ops')"),
     OPTION_INT("micro-batch", BenchOptions, micro_batch, 0, 0, MANY,
-               "sequences at a time; must divide the batch; 0: all"),
+               "sequences at a time (gradient accumulation); must divide the batch; 0: all"),
     OPTION_INT("sequence", BenchOptions, sequence, 0, 0, MANY,
                "tokens of a sequence; 0: the model's context"),
     OPTION_INT(
         "recompute", BenchOptions, recompute, 0, 0, 1000,
-        "keep only every Nth block's input and compute the rest again in the backward; 0: keep everything"),
+        "activation checkpointing: keep only every Nth block's input and recompute the rest in the backward; "
+        "0: keep everything"),
     OPTION_INT("loss-chunk", BenchOptions, loss_chunk, 0, 0, MANY,
                "tokens whose logits are in memory at a time; 0: chosen by size"),
     OPTION_INT("steps", BenchOptions, n_steps, 5, 1, MANY_RUNS, "timed steps of 'step'"),
@@ -46,7 +49,8 @@ static const OptionSpec bench_option_specs[] = {
     OPTION_INT("runs", BenchOptions, n_runs, 3, 1, MANY_RUNS, "timed runs of 'generate'"),
     OPTION_CHOICE("device", BenchOptions, device, DEVICE_AUTO, device_names,
                   "where to compute; auto: on a GPU if there is one"),
-    OPTION_CHOICE("dtype", BenchOptions, precision, PRECISION_F32, precision_names, "numbers to compute in"),
+    OPTION_CHOICE("dtype", BenchOptions, precision, PRECISION_F32, precision_names,
+                  "precision to compute in"),
     OPTION_BOOL("any-order", BenchOptions, any_order, false, DEVICE_ANY_ORDER_HELP),
     OPTION_INT("streams", BenchOptions, n_streams, DEVICE_STREAMS, 1, 2, DEVICE_STREAMS_HELP),
     OPTION_INT("threads", BenchOptions, n_threads, 0, 0, 4096, "CPU threads; 0: all cores"),
@@ -65,8 +69,8 @@ static const OptionGroup groups[] = {
 static const OptionPositional positionals[] = {
     {.name = "WHAT",
      .help =
-         "step: whole training steps. ops: every kernel of a step against its floor. generate: tokens with the "
-         "key/value cache"},
+         "step: whole training steps. ops: every kernel of a step against its floor. generate: decoding with the "
+         "KV cache"},
     {.name = NULL},
 };
 
@@ -89,7 +93,7 @@ const OptionCommand bench_command = {
     .summary = "measure training steps, kernels and generation",
     .description =
         "Measures this program on this machine, with random weights and tokens, against limits that are "
-        "measured in the same run: multiply-adds between registers (on a GPU: a large product), copies, reads. Nothing is "
+        "measured in the same run: multiply-adds between registers (on a GPU: a large GEMM), copies, reads. Nothing is "
         "written to disk.\n\n"
         "Where the preset has no vocabulary of its own (nano, mini), 65 is taken; --vocab changes it.",
     .groups = groups,

@@ -1,4 +1,5 @@
-/* pgpt data: reads the options, finds what is to be done by the first word, refuses options that it would ignore. */
+/* pgpt data: reads the options, finds what is to be done by the first word, refuses options that it would
+ * ignore. */
 #include "cli/commands.h"
 
 #include "base/text/format.h"

@@ -138,7 +138,8 @@ static Status read_id(IdReader *reader, const Tokenizer *tokenizer, int32_t *id,
     return STATUS_OK;
 }
 
-/* A block is read before any of it is written, so that a mistake in a short input leaves no half of a text. */
+/* A block is read before any of it is written, so that a mistake in a short input leaves no half of a
+ * text. */
 static Status decode(IdReader *reader, const Tokenizer *tokenizer, Error *error) {
     enum { BLOCK = 1 << 16 };
     static int32_t ids[BLOCK];

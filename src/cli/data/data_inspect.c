@@ -80,7 +80,8 @@ static void count_lengths(Counts *counts, const Tokenizer *tokenizer) {
     }
 }
 
-/* Some tokens as text on one line; a new string. Documents are shown from their beginning where one is near. */
+/* Some tokens as text on one line; a new string. Documents are shown from their beginning where one is
+ * near. */
 static char *excerpt(const ShardSet *set, const Tokenizer *tokenizer, uint64_t first) {
     int32_t ids[EXCERPT_TOKENS];
     uint64_t n = set->n_tokens - first < EXCERPT_TOKENS ? set->n_tokens - first : EXCERPT_TOKENS;

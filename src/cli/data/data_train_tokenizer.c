@@ -1,7 +1,7 @@
 /* pgpt data train-tokenizer: a byte-level BPE vocabulary from texts of any size.
  *
- * The trainer asks for text, the reader hands out pieces of files or of lines. One piece is read ahead, because only the
- * next one tells whether a document has ended. */
+ * The trainer asks for text, the reader hands out pieces of files or of lines. One piece is read ahead,
+ * because only the next one tells whether a document has ended. */
 #include "cli/data/data.h"
 
 #include "base/file/file.h"
@@ -127,7 +127,8 @@ static Status train(DataCall *call, InputList *list, Tokenizer **tokenizer, Erro
     return error->status;
 }
 
-/* FOLDER becomes FOLDER/tokenizer.json. The folder is made at once: better to know before the work that it cannot be. */
+/* FOLDER becomes FOLDER/tokenizer.json. The folder is made at once: better to know before the work that it
+ * cannot be. */
 static Status choose_path(const char *out, Arena *arena, const char **path, bool *made, Error *error) {
     size_t n = strlen(out);
     bool is_file = n > 5 && strcmp(out + n - 5, ".json") == 0;

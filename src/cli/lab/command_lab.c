@@ -1,5 +1,5 @@
-/* pgpt lab: finds the study by its name and hands it the words behind. Each study has options of its own, so each is a
- * command of its own, "lab NAME"; this one only lists them. */
+/* pgpt lab: finds the study by its name and hands it the words behind. Each study has options of its own, so
+ * each is a command of its own, "lab NAME"; this one only lists them. */
 #include "cli/lab/lab.h"
 
 #include "base/text/format.h"
@@ -83,8 +83,8 @@ Status command_lab(Launch *launch, int n_words, char *const *words, Error *error
     bool is_help = strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0;
     TRY(launch_check_same(launch, "study", word, error));
     if (!*word || is_help) {
-        if (launch->has_voice && is_help) command_show_help(&lab_command);
-        else if (launch->has_voice) list_studies();
+        if (launch->is_root && is_help) command_show_help(&lab_command);
+        else if (launch->is_root) list_studies();
         return STATUS_OK;
     }
     const Study *study = find_study(word);

@@ -1,27 +1,30 @@
 /* pgpt lab: the studies, one file each, and what they share.
  *
- * A study NAME is an OptionCommand lab_NAME_command, whose name is "lab NAME", and a function lab_NAME, both in
- * src/cli/lab_NAME.c; what it computes is in src/lab/. It becomes part of the program by its declaration below and by its
- * line in `studies` of command_lab.c: {"NAME", &lab_NAME_command, lab_NAME}. The line makes the dispatch, the list that `pgpt lab`
- * shows and its part of the manual page.
+ * A study NAME is an OptionCommand lab_NAME_command, whose name is "lab NAME", and a function lab_NAME, both
+ * in src/cli/lab_NAME.c; what it computes is in src/lab/. It becomes part of the program by its declaration
+ * below and by its line in `studies` of command_lab.c: {"NAME", &lab_NAME_command, lab_NAME}. The line makes
+ * the dispatch, the list that `pgpt lab` shows and its part of the manual page.
  *
- * The function is called by all ranks under mpirun, and by the only process without, with the words behind the name:
+ * The function is called by all ranks under mpirun, and by the only process without, with the words behind
+ * the name:
  *
  *     typedef struct { LinearOptions linear; LabOptions lab; } LinearCommand;
  *     static const OptionGroup groups[] = {OPTION_GROUP("Study", LinearCommand, linear, linear_specs),
  *                                          OPTION_GROUP("Output", LinearCommand, lab, lab_option_specs),
  *                                          OPTION_GROUP_END};
- *     const OptionCommand lab_linear_command = {.name = "lab linear", .summary = "...", .groups = groups, .no_config = true};
+ *     const OptionCommand lab_linear_command = {.name = "lab linear", .summary = "...",
+ *                                               .groups = groups, .no_config = true};
  *
  *     Status lab_linear(Launch *launch, int n_words, char *const *words, Error *error) {
  *         LinearCommand values;
  *         Options options;
  *         bool goes_on;
- *         TRY(lab_read_options(launch, &options, &lab_linear_command, &values, n_words, words, &goes_on, error));
+ *         TRY(lab_read_options(launch, &options, &lab_linear_command, &values, n_words, words, &goes_on,
+ *                              error));
  *         if (goes_on) {
  *             LabOutput output = lab_output(launch, &options, &values.lab, n_words, words);
  *             ... measure; errors that all ranks know: launch_agree(launch, error) ...
- *             ... on the rank with the voice: print the table, lab_draw(&output, &plot, "linear", error),
+ *             ... on the root: print the table, lab_draw(&output, &plot, "linear", error),
  *             ... and last, if values.lab.json: lab_print_json(object, error) ...
  *         }
  *         options_free(&options);
@@ -53,8 +56,9 @@ typedef struct {
 
 extern const OptionSpec lab_option_specs[]; /* --out, --note, --json, --quiet */
 
-/* Reads the options, checks those that all studies have, and agrees on them with the other ranks. *goes_on is false if there is no more to do: help was
- * asked for and shown. After STATUS_OK the caller frees `options`; after an error it need not. Collective. */
+/* Reads the options, checks those that all studies have, and agrees on them with the other ranks. *goes_on is
+ * false if there is no more to do: help was asked for and shown. After STATUS_OK the caller frees `options`;
+ * after an error it need not. Collective. */
 Status lab_read_options(Launch *launch, Options *options, const OptionCommand *command, void *values,
                         int n_words, char *const *words, bool *goes_on, Error *error);
 
@@ -70,21 +74,21 @@ typedef struct {
 LabOutput lab_output(const Launch *launch, Options *options, const LabOptions *lab, int n_words,
                      char *const *words);
 
-/* Can anything be written there? To be asked before hours are spent on what would then be lost; leaves nothing behind. Only
- * the rank with the voice looks, so agree afterwards. */
+/* Can anything be written there? To be asked before hours are spent on what would then be lost; leaves
+ * nothing behind. Only the root looks, so agree afterwards. */
 Status lab_check_folder(const Launch *launch, const LabOutput *output, Error *error);
 
-/* plot_write into the folder, with caption and note if the plot has none of its own, and a line about where picture and data are,
- * or of how to draw it. On the rank with the voice only. */
+/* plot_write into the folder, with caption and note if the plot has none of its own, and a line about where
+ * picture and data are, or of how to draw it. On the root only. */
 Status lab_draw(const LabOutput *output, const Plot *plot, const char *name, Error *error);
 
-/* One line on stdout, flushed; the reference is taken over. On the rank with the voice only. */
+/* One line on stdout, flushed; the reference is taken over. On the root only. */
 Status lab_print_json(json_t *object, Error *error);
 
 /* ---- Words for pgpt train, behind '--' (lab_common.c) */
 
-/* Reads them as pgpt train would, into `train`, which is made for it. Refused are --help and `ours` (NULL at the end): what the
- * study sets itself. The words stay the caller's. */
+/* Reads them as pgpt train would, into `train`, which is made for it. Refused are --help and `ours` (NULL at
+ * the end): what the study sets itself. The words stay the caller's. */
 Status lab_read_train_words(const OptionCommand *study, const char *const *words, int n_words,
                             const char *const *ours, Options *train, Error *error);
 
@@ -97,8 +101,9 @@ typedef struct {
     int n;
 } LabList;
 
-/* `option` is for the message: "--ranks 'a,b': 'a' is not a whole number between 1 and 4096; write them as in 1,2,4". With
- * `is_bytes`, a number may be followed by K, M or G (1024s; KiB, MiB, GiB too). Rising or not, but none twice. */
+/* `option` is for the message: "--ranks 'a,b': 'a' is not a whole number between 1 and 4096; write them as in
+ * 1,2,4". With `is_bytes`, a number may be followed by K, M or G (1024s; KiB, MiB, GiB too). Rising or not,
+ * but none twice. */
 Status lab_read_list(const char *option, const char *text, int64_t min, int64_t max, bool is_bytes,
                      LabList *list, Error *error);
 

@@ -1,5 +1,5 @@
-/* pgpt lab collectives: under mpirun it measures with the ranks that are there; alone it starts mpirun for each of --ranks, reads what
- * these runs say, and puts them into one table. */
+/* pgpt lab collectives: under mpirun it measures with the ranks that are there; alone it starts mpirun for
+ * each of --ranks, reads what these runs say, and puts them into one table. */
 #include "cli/lab/lab.h"
 
 #include "base/system/memory.h"
@@ -178,7 +178,7 @@ static Status measure_here(Launch *launch, const CollectivesCall *call, const La
         TRY(collectives_measure(launch, sizes->values[i], &options, &result->rows[i], error));
         result->n_rows++;
     }
-    if (!launch->has_voice) return STATUS_OK;
+    if (!launch->is_root) return STATUS_OK;
     for (int i = 0; i < result->n_rows; i++)
         TRY(collectives_predict(&result->machine, &result->rows[i], error));
     return STATUS_OK;
@@ -266,7 +266,7 @@ Status lab_collectives(Launch *launch, int n_words, char *const *words, Error *e
     if (!results) error_failed(error, "no memory for the results");
     else if (is_alone) start_ranks(&values.call, &output, &ranks, results, error);
     else measure_here(launch, &values.call, &sizes, results, error);
-    if (error->status == STATUS_OK && results && launch->has_voice)
+    if (error->status == STATUS_OK && results && launch->is_root)
         report(&values, &output, results, n_results, error);
     launch_fail(launch, error);
     for (int i = 0; results && i < n_results; i++) collectives_forget(&results[i].machine);

@@ -1,7 +1,9 @@
-/* What the studies of pgpt lab share: options that every one of them has, lists of numbers, how results are shown.
+/* What the studies of pgpt lab share: options that every one of them has, lists of numbers, how results are
+ * shown.
  *
- * A study is often run to be put on a page, so the command that made a picture is written below it. It is put together
- * from the words as they came, quoted where a shell would need it: what stands there can be copied and run again. */
+ * A study is often run to be put on a page, so the command that made a picture is written below it. It is put
+ * together from the words as they came, quoted where a shell would need it: what stands there can be copied
+ * and run again. */
 #include "cli/lab/lab.h"
 
 #include "base/file/file.h"
@@ -67,7 +69,7 @@ Status lab_read_options(Launch *launch, Options *options, const OptionCommand *c
         return error->status;
     }
     *goes_on = !options->help_wanted;
-    if (options->help_wanted && launch->has_voice) command_show_help(command);
+    if (options->help_wanted && launch->is_root) command_show_help(command);
     return STATUS_OK;
 }
 
@@ -88,7 +90,8 @@ static bool is_about_output(const char *word, int *i) {
            strcmp(word, "--json") == 0 || strcmp(word, "--quiet") == 0;
 }
 
-/* What starts ranks here: srun, if it has started as many, and mpirun otherwise. Its further words are not known. */
+/* What starts ranks here: srun, if it has started as many, and mpirun otherwise. Its further words are not
+ * known. */
 static const char *starter(const Launch *launch) {
     const char *n_tasks = getenv("SLURM_STEP_NUM_TASKS");
     bool is_slurm = n_tasks && atoi(n_tasks) == launch->world.size && !getenv("OMPI_COMM_WORLD_SIZE");
@@ -143,7 +146,7 @@ static Status check_pictures(const char *path, Error *error) {
 
 Status lab_check_folder(const Launch *launch, const LabOutput *output, Error *error) {
     RunFolder probe = {0};
-    if (!launch->has_voice || error->status != STATUS_OK) return error->status;
+    if (!launch->is_root || error->status != STATUS_OK) return error->status;
     TRY(check_pictures(output->folder, error));
     run_folder_make(&probe, output->folder, error);
     run_folder_remove(&probe);

@@ -1,4 +1,5 @@
-/* pgpt lab linear: least squares with both engines; weights, times and efficiency as a table, two pictures. */
+/* pgpt lab linear: least squares with both engines; weights, times and efficiency as a table, two
+ * pictures. */
 #include "cli/lab/lab.h"
 
 #include "base/text/format.h"
@@ -30,7 +31,7 @@ static const double largest_weight = 1e6, recovered_within = 1e-2;
 /* The engines by name, and behind them both of them. */
 enum { ENGINE_BOTH = N_LINEAR_ENGINES };
 static const char *const engine_names[] = {"scalar", "tensor", "both", NULL};
-static const char *const schedule_names[] = {"static", "dynamic", "guided", NULL};
+static const char *const loop_schedule_names[] = {"static", "dynamic", "guided", NULL};
 
 /* auto, then what comm_algorithm_names has. */
 enum { ALL_REDUCE_AUTO };
@@ -63,7 +64,7 @@ static const OptionSpec linear_specs[] = {
         "how gradients are summed over the ranks; auto: naive up to 4 ranks, for six numbers travel in one message, then the "
         "library's"),
     OPTION_INT("threads", LinearOptions, n_threads, 1, 1, MOST_THREADS, "threads of each rank"),
-    OPTION_CHOICE("schedule", LinearOptions, schedule, LINEAR_STATIC, schedule_names,
+    OPTION_CHOICE("schedule", LinearOptions, schedule, LINEAR_STATIC, loop_schedule_names,
                   "how OpenMP deals pieces of the points to the threads of the scalar engine"),
     OPTION_INT(
         "rounds", LinearOptions, n_rounds, 10, 1, 1000,
@@ -169,7 +170,7 @@ static Status read_problem(Linear *study, Error *error) {
         .noise = options->noise,
         .seed = (uint64_t)options->seed,
         .n_threads = (int)options->n_threads,
-        .schedule = (LinearSchedule)options->schedule,
+        .schedule = (LinearLoopSchedule)options->schedule,
         .all_reduce = choose_algorithm(options->all_reduce, study->launch->world.size),
         .n_rounds = options->n_rounds,
         .measures_alone = options->scaling,
@@ -433,7 +434,7 @@ static Status run_study(Linear *study, const LabOutput *output, Error *error) {
     TRY(launch_pin(study->launch, error));
     for (int e = 0; e < study->n_engines; e++)
         TRY(linear_run(&study->problem, study->kind[e], study->launch, &study->result[e], error));
-    if (study->launch->has_voice) show(study, output, error);
+    if (study->launch->is_root) show(study, output, error);
     return launch_agree(study->launch, error);
 }
 

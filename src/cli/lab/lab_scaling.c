@@ -1,8 +1,8 @@
-/* pgpt lab scaling: one training configuration on several numbers of ranks and threads, each in runs of its own; or, with --schedules,
- * OpenMP's ways to share a loop (lab_schedules.c).
+/* pgpt lab scaling: one training configuration on several numbers of ranks and threads, each in runs of its
+ * own; or, with --schedules, OpenMP's ways to share a loop (lab_schedules.c).
  *
- * What stands behind -- is read by pgpt train's own option table before anything is started: a misspelt word is found at once, and
- * the batch that the study multiplies is known. */
+ * What stands behind -- is read by pgpt train's own option table before anything is started: a misspelt word
+ * is found at once, and the batch that the study multiplies is known. */
 #include "cli/lab/lab_scaling.h"
 
 #include "base/system/cores.h"
@@ -183,7 +183,8 @@ static Status run_points(Study *study, Error *error) {
     return error->status;
 }
 
-/* Plain data parallelism sums all gradients once a step, in buckets; of anything else the model knows nothing. */
+/* Plain data parallelism sums all gradients once a step, in buckets; of anything else the model knows
+ * nothing. */
 static Status predict(Study *study, Error *error) {
     const ParallelOptions *parallel = &study->train.parallel;
     const CommAlgorithm *algorithm = comm_algorithm(parallel->all_reduce);

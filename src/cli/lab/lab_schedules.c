@@ -1,5 +1,5 @@
-/* pgpt lab scaling --schedules: the same rows under OpenMP's three schedules, with memory that one thread has touched first, or all
- * of them, and with rows of unequal cost. */
+/* pgpt lab scaling --schedules: the same rows under OpenMP's three schedules, with memory that one thread has
+ * touched first, or all of them, and with rows of unequal cost. */
 #include "cli/lab/lab_scaling.h"
 
 #include "base/system/cores.h"
@@ -32,22 +32,21 @@ typedef struct {
 } Study;
 
 static SchedulesCell *cell_of(const Study *study, int thread, int kind, int schedule) {
-    return &study->cells[(thread * N_KINDS + kind) * N_SCHEDULES + schedule];
+    return &study->cells[(thread * N_KINDS + kind) * N_LOOP_SCHEDULES + schedule];
 }
 
 /* Against the first number of threads under the same conditions. */
 static double speed_up(const Study *study, int thread, int kind, int schedule) {
-    return cell_of(study, 0, kind, SCHEDULES_STATIC)->seconds /
-           cell_of(study, thread, kind, schedule)->seconds;
+    return cell_of(study, 0, kind, LOOP_STATIC)->seconds / cell_of(study, thread, kind, schedule)->seconds;
 }
 
 static Status measure(Study *study, Error *error) {
     for (int t = 0; t < study->threads.n; t++) {
         for (int kind = 0; kind < N_KINDS; kind++) {
-            for (int schedule = 0; schedule < N_SCHEDULES; schedule++) {
+            for (int schedule = 0; schedule < N_LOOP_SCHEDULES; schedule++) {
                 SchedulesCell *cell = cell_of(study, t, kind, schedule);
                 *cell = (SchedulesCell){.n_threads = (int)study->threads.values[t],
-                                        .schedule = (ScheduleKind)schedule,
+                                        .schedule = (LoopScheduleKind)schedule,
                                         .touch = KINDS[kind].touch,
                                         .is_uneven = KINDS[kind].is_uneven};
                 TRY(schedules_measure(&study->options, cell, error));
@@ -70,12 +69,12 @@ static void print_table(const Study *study) {
            format_things(study->options.n_weights, "weight").text, format_bytes((uint64_t)n_bytes).text,
            study->options.chunk ? "dealt in chunks" : "dealt as OpenMP does by itself");
     printf("%7s  %-28s", "threads", "");
-    for (int s = 0; s < N_SCHEDULES; s++) printf(" %10s ms %8s", schedules_names[s], "speed-up");
+    for (int s = 0; s < N_LOOP_SCHEDULES; s++) printf(" %10s ms %8s", schedules_names[s], "speed-up");
     printf("\n");
     for (int t = 0; t < study->threads.n; t++) {
         for (int kind = 0; kind < N_KINDS; kind++) {
             printf("%7d  %-28s", (int)study->threads.values[t], KINDS[kind].name);
-            for (int s = 0; s < N_SCHEDULES; s++)
+            for (int s = 0; s < N_LOOP_SCHEDULES; s++)
                 printf(" %13.2f %8.2f", 1e3 * cell_of(study, t, kind, s)->seconds,
                        speed_up(study, t, kind, s));
             printf("\n");
@@ -97,9 +96,9 @@ static Status draw(const Study *study, Error *error) {
     int n = study->threads.n * N_KINDS;
     const char **names = ARENA_ARRAY(&arena, const char *, n);
     double *x = ARENA_ARRAY(&arena, double, n);
-    PlotSeries series[N_SCHEDULES];
+    PlotSeries series[N_LOOP_SCHEDULES];
     static const char *const short_names[N_KINDS] = {"even, by one", "even, by all", "uneven"};
-    for (int s = 0; s < N_SCHEDULES; s++) {
+    for (int s = 0; s < N_LOOP_SCHEDULES; s++) {
         double *y = ARENA_ARRAY(&arena, double, n);
         for (int i = 0; i < n; i++) {
             int t = i / N_KINDS, kind = i % N_KINDS;
@@ -113,7 +112,7 @@ static Status draw(const Study *study, Error *error) {
                  .x_label = "threads: rows, and by which threads their memory was touched first",
                  .y_label = "time (ms)",
                  .series = series,
-                 .n_series = N_SCHEDULES,
+                 .n_series = N_LOOP_SCHEDULES,
                  .x_names = names};
     lab_draw(study->output, &plot, "schedules", error);
     arena_free(&arena);
@@ -152,7 +151,7 @@ Status lab_run_schedules(const ScalingCommand *values, const Options *options, c
     if (options->n_arguments)
         return error_user(error, "--schedules trains nothing: leave out what stands behind '--'");
     TRY(lab_read_list("--threads", call->threads, 1, 4096, false, &study.threads, error));
-    study.n_cells = study.threads.n * N_KINDS * N_SCHEDULES;
+    study.n_cells = study.threads.n * N_KINDS * N_LOOP_SCHEDULES;
     study.cells = calloc((size_t)study.n_cells, sizeof *study.cells);
     if (!study.cells) return error_failed(error, "no memory for the measurements");
     if (measure(&study, error) == STATUS_OK) {

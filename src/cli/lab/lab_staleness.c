@@ -1,7 +1,9 @@
-/* pgpt lab staleness: the same training run under every --sync, with a rank that is late, and their losses against the clock.
+/* pgpt lab staleness: the same training run under every --sync, with a rank that is late, and their losses
+ * against the clock.
  *
- * Each run is pgpt train itself. Started without mpirun, the study starts the ranks, as lab scaling does; started as several ranks, it
- * trains with those, one run after the other. Either way everything is read from what the runs write. */
+ * Each run is pgpt train itself. Started without mpirun, the study starts the ranks, as lab scaling does;
+ * started as several ranks, it trains with those, one run after the other. Either way everything is read from
+ * what the runs write. */
 #include "cli/lab/lab.h"
 #include "comm/comm_mpi.h"
 #include "job/train_run.h"
@@ -123,7 +125,8 @@ static Status read_schemes(Study *study, Error *error) {
     }
 }
 
-/* What the study says itself must not be said twice, and what is misspelt is found before anything is started. */
+/* What the study says itself must not be said twice, and what is misspelt is found before anything is
+ * started. */
 static Status check_train_words(Study *study, const Options *options, Error *error) {
     static const char *const ours[] = {"sync",     "staleness",  "group-size", "sync-every",    "delay-rank",
                                        "delay-ms", "steps",      "epochs",     "out",           "resume",
@@ -188,10 +191,10 @@ static Status train_here(Study *study, const SyncRun *run, Error *error) {
 
 /* The root has the folder; all know its name. */
 static Status share_folder(Study *study, RunFolder *folder, char *path, size_t n_bytes, Error *error) {
-    if (study->launch->has_voice) run_folder_make(folder, study->output.folder, error);
+    if (study->launch->is_root) run_folder_make(folder, study->output.folder, error);
     TRY(launch_agree(study->launch, error));
     memset(path, 0, n_bytes);
-    if (study->launch->has_voice) snprintf(path, n_bytes, "%s", folder->path);
+    if (study->launch->is_root) snprintf(path, n_bytes, "%s", folder->path);
     return comm_broadcast(&study->launch->world, path, (int64_t)n_bytes, COMM_U8, 0, error);
 }
 
@@ -202,7 +205,7 @@ static Status run_one(Study *study, int index, Error *error) {
              run->n_steps, study->n_ranks);
     if (is_here) TRY(train_here(study, run, error));
     else TRY(sync_run_start(run, &study->launcher, study->values->call.timeout, error));
-    if (study->launch->has_voice) sync_run_read(run, error);
+    if (study->launch->is_root) sync_run_read(run, error);
     return launch_agree(study->launch, error);
 }
 
@@ -304,7 +307,7 @@ static Status print_json(const Study *study, Error *error) {
 }
 
 static Status show(Study *study, Error *error) {
-    if (!study->launch->has_voice) return STATUS_OK;
+    if (!study->launch->is_root) return STATUS_OK;
     for (int i = 0; i < study->n_runs; i++) {
         if (!study->run[i].smooth || study->run[i].n_steps < 1) continue;
         double last = study->run[i].smooth[study->run[i].n_steps - 1];

@@ -1,8 +1,9 @@
-/* pgpt lab table: a six-layer GPT-2, trained and asked for text by one core, by MPI, by a GPU, by both, beside the seconds that an
- * older study published for its own program on its own machines. Rows for which this machine has no hardware say so.
+/* pgpt lab table: a six-layer GPT-2, trained and asked for text by one core, by MPI, by a GPU, by both,
+ * beside the seconds that an older study published for its own program on its own machines. Rows for which
+ * this machine has no hardware say so.
  *
- * With other options of pgpt train it is another model. What stands in title and table is what the runs say that they have
- * trained, and the older study's seconds stand beside only if that is the same. */
+ * With other options of pgpt train it is another model. What stands in title and table is what the runs say
+ * that they have trained, and the older study's seconds stand beside only if that is the same. */
 #include "cli/lab/lab.h"
 
 #include "backend/cuda/cuda.h"
@@ -20,8 +21,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* What the older study measured: 50 steps of 4,096 tokens, and 30 tokens of text. It gives one figure for text, of its serial
- * program. */
+/* What the older study measured: 50 steps of 4,096 tokens, and 30 tokens of text. It gives one figure for
+ * text, of its serial program. */
 enum { OLD_STEPS = 50, OLD_TOKENS = 30 };
 
 static const TableModel OLD_MODEL = {.n_parameters = 81912576,

@@ -308,7 +308,7 @@ Status lab_timeline(Launch *launch, int n_words, char *const *words, Error *erro
     Options options;
     bool goes_on;
     TRY(lab_read_options(launch, &options, &lab_timeline_command, &values, n_words, words, &goes_on, error));
-    if (goes_on && launch->has_voice) { /* one process is enough to draw */
+    if (goes_on && launch->is_root) { /* one process is enough to draw */
         LabOutput output = lab_output(launch, &options, &values.lab, n_words, words);
         Timeline timeline;
         timeline_read(&timeline, options.arguments[0], error);

@@ -1,5 +1,5 @@
-/* pgpt convert: models from and to Hugging Face. What it does is huggingface/convert.h; here are its options and what it
- * says. */
+/* pgpt convert: models from and to Hugging Face. What it does is huggingface/convert.h; here are its options
+ * and what it says. */
 #include "cli/commands.h"
 
 #include "base/system/timer.h"

@@ -1,7 +1,7 @@
 /* pgpt eval: how well a model knows a text, or answers questions.
  *
- * Everything that can be wrong with the data is found before the model's weights are read, and everything else before
- * the first window is scored. */
+ * Everything that can be wrong with the data is found before the model's weights are read, and everything
+ * else before the first window is scored. */
 #include "cli/commands.h"
 
 #include "base/system/timer.h"
@@ -60,7 +60,7 @@ static const OptionSpec eval_option_specs[] = {
     OPTION_CHOICE("device", EvalOptions, device, DEVICE_AUTO, device_names,
                   "where to compute; auto: on a GPU if there is one"),
     OPTION_CHOICE("dtype", EvalOptions, precision, PRECISION_F32, precision_names,
-                  "numbers to compute in; pure-... are the same here as without"),
+                  "precision to compute in; pure-... are the same here as without"),
     OPTION_INT("threads", EvalOptions, n_threads, 0, 0, 4096, "CPU threads; 0: all cores"),
     OPTION_STRING("per-token", EvalOptions, per_token, "", "FILE",
                   "write every scored token with its text and log-probability to this file, as JSON lines",

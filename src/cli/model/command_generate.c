@@ -1,8 +1,8 @@
 /* pgpt generate: a run's model continues prompts.
  *
- * Text goes to stdout, and nothing else does; what the user should know goes to stderr. One sample is shown as it
- * grows, several are decoded in batches and shown when all are done. This file has the options and opens the model;
- * generate_prompts.c reads, generate_samples.c makes, and generate_report.c tells. */
+ * Text goes to stdout, and nothing else does; what the user should know goes to stderr. One sample is shown
+ * as it grows, several are decoded in batches and shown when all are done. This file has the options and
+ * opens the model; generate_prompts.c reads, generate_samples.c makes, and generate_report.c tells. */
 #include "cli/commands.h"
 
 #include "cli/model/generate.h"
@@ -45,8 +45,9 @@ const OptionCommand generate_command = {
     .name = "generate",
     .summary = "make text with a trained model",
     .description =
-        "Loads the newest checkpoint of a run, or a GPT-2 of Hugging Face, and lets the model continue a prompt. A text "
-        "may grow beyond the model's context: whenever that is full, the model goes on from the last half of it.",
+        "Loads the newest checkpoint of a run, or a GPT-2 of Hugging Face, and lets the model continue a prompt: the "
+        "prompt is read at once (prefill), then token after token is decoded over a KV cache. A text may grow beyond "
+        "the model's context: whenever that is full, the model goes on from the last half of it.",
     .groups = groups,
     .positionals = positionals,
     .examples = examples,

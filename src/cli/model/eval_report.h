@@ -20,8 +20,8 @@ typedef struct {
 void eval_report_print(const EvalReport *report, FILE *stream);
 Status eval_report_json(const EvalReport *report, FILE *stream, Error *error);
 
-/* One line a scored token, in the order of the data; of running text the first token too, with null for what it was
- * not scored with. */
+/* One line a scored token, in the order of the data; of running text the first token too, with null for what
+ * it was not scored with. */
 Status eval_report_tokens(const ScoreSet *set, FileWriter *writer, Error *error);
 
 #endif

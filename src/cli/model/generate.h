@@ -39,7 +39,8 @@ Status generate_prompts_add_file(GeneratePrompts *list, const Tokenizer *tokeniz
 /* Say so if there are some of which the model does not see the beginning. */
 void generate_prompts_warn(const GeneratePrompts *list, const char *path, int64_t context, const Log *log);
 
-/* The prompt's own text, made from its tokens as that of a sample; `writer` may be NULL, to move the decoder alone. */
+/* The prompt's own text, made from its tokens as that of a sample; `writer` may be NULL, to move the decoder
+ * alone. */
 void generate_prompts_write(const GeneratePrompts *list, int64_t prompt, TokenDecoder *decoder,
                             PlainWriter *writer);
 

@@ -1,6 +1,6 @@
-/* What pgpt generate says of its samples: the texts for people; for programs one JSON object with everything, or a
- * file with one object a sample. The objects of samples are the same in both, but that those in the file have the
- * prompt's text with them, so that each line can be understood alone. */
+/* What pgpt generate says of its samples: the texts for people; for programs one JSON object with everything,
+ * or a file with one object a sample. The objects of samples are the same in both, but that those in the file
+ * have the prompt's text with them, so that each line can be understood alone. */
 #include "cli/model/generate.h"
 
 #include "base/text/json.h"
@@ -40,8 +40,8 @@ void generate_report_print(const GenerateSamples *set, FILE *stream) {
 
 /* ---- for programs */
 
-/* Bytes as a JSON text: zeros stay where the rest is UTF-8, and become blanks where it is not; what is no UTF-8, such
- * as a token that is a part of a character, becomes U+FFFD. */
+/* Bytes as a JSON text: zeros stay where the rest is UTF-8, and become blanks where it is not; what is no
+ * UTF-8, such as a token that is a part of a character, becomes U+FFFD. */
 static json_t *text_json(const char *bytes, size_t n_bytes) {
     const char *text = bytes ? bytes : "";
     json_t *value = json_stringn(text, n_bytes);

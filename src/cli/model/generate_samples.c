@@ -1,8 +1,8 @@
 /* Samples: their tokens come one by one from the generator, become bytes, and go on until one of four ends.
  *
- * The text of a sample is kept whole; what a stop string may still take back is only not shown yet. Which random
- * numbers a sample gets depends on its number among those of its prompt and on nothing else, so that a prompt gives
- * the same texts alone, in a file of others and with any number of rows. */
+ * The text of a sample is kept whole; what a stop string may still take back is only not shown yet. Which
+ * random numbers a sample gets depends on its number among those of its prompt and on nothing else, so that a
+ * prompt gives the same texts alone, in a file of others and with any number of rows. */
 #include "cli/model/generate.h"
 
 #include "base/system/memory.h"

@@ -11,7 +11,7 @@
 static Status tell(TrainRun *run, Error *error) {
     switch (run->outcome) {
     case TRAIN_RUN_HELP:
-        if (run->launch->has_voice) command_show_help(&train_command);
+        if (run->launch->is_root) command_show_help(&train_command);
         return STATUS_OK;
     case TRAIN_RUN_MESH: return train_report_mesh(run, error);
     case TRAIN_RUN_PROGRAM: return train_report_program(run, error);

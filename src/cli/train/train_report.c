@@ -94,12 +94,12 @@ static Status print_json(json_t *object, Error *error) {
 }
 
 Status train_report_json(const TrainRun *run, Error *error) {
-    if (!run->values.call.json || !run->launch->has_voice) return STATUS_OK;
+    if (!run->values.call.json || !run->launch->is_root) return STATUS_OK;
     return print_json(summary(run), error);
 }
 
 Status train_report_program(const TrainRun *run, Error *error) {
-    if (!run->launch->has_voice) return STATUS_OK;
+    if (!run->launch->is_root) return STATUS_OK;
     char device[256];
     if (backend_has_own_memory(&run->backend))
         printf("planned for %s, which was not opened\n",
@@ -133,7 +133,7 @@ Status train_report_mesh(TrainRun *run, Error *error) {
     memcpy(names + border[world->rank], run->launch->host, HOST_BYTES);
     TRY(comm_all_gather(world, names, border, COMM_U8, error));
     for (int i = 0; i < world->size; i++) hosts[i] = names + border[i];
-    if (!run->launch->has_voice) return STATUS_OK;
+    if (!run->launch->is_root) return STATUS_OK;
     mesh_print(&run->shape, hosts, stdout);
     if (!run->values.call.json) return STATUS_OK;
     json_t *object = json_object();

@@ -1,4 +1,4 @@
-/* The names, in the order of the choices: one of them is the carrier itself. */
+/* The names, in the order of the choices: one of them is the transport itself. */
 #include "comm/algo/algo.h"
 
 enum { NAIVE, SERVER, TREE, RING, HALVING, LIBRARY, N_CHOICES };

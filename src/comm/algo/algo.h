@@ -6,10 +6,11 @@
  *     server     rank 0 receives all, adds, and sends the result back: the parameter server
  *     tree       sums climb a binary tree to rank 0, the result comes down again
  *     ring       each rank passes slices to its neighbour: N-1 steps to add, N-1 to spread
- *     halving    recursive halving to add, recursive doubling to spread; ranks beyond a power of two hand over first
+ *     halving    recursive halving to add, recursive doubling to spread; ranks beyond a power of two hand
+ *                over first
  *
- * A message of many bytes is cut into pieces that are added while the next one arrives; that does not count as
- * further steps. */
+ * A message of many bytes is cut into pieces that are added while the next one arrives; that does not count
+ * as further steps. */
 #ifndef PGPT_COMM_ALGO_ALGO_H
 #define PGPT_COMM_ALGO_ALGO_H
 
@@ -27,18 +28,20 @@ struct CommAlgorithm {
     const char *summary; /* for --help */
     Status (*all_reduce)(Comm *comm, void *data, int64_t n, CommType type, CommReduction reduction,
                          Error *error);
-    /* Of vectors of n elements of a type that travels in element_bytes (4 for 16-bit numbers, which are added in f32). */
+    /* Of vectors of n elements of a type that travels in element_bytes (4 for 16-bit numbers, which are added
+     * in f32). */
     CommCost (*cost)(int n_ranks, int64_t n, int64_t element_bytes);
 };
 
 extern const CommAlgorithm ALGORITHM_NAIVE, ALGORITHM_SERVER, ALGORITHM_TREE, ALGORITHM_RING,
     ALGORITHM_HALVING;
 
-/* By the names that --allreduce takes; "library" is NULL, the carrier's own. */
+/* By the names that --allreduce takes; "library" is NULL, the transport's own. */
 extern const char *const comm_algorithm_names[]; /* NULL-terminated: naive server tree ring halving library */
 const CommAlgorithm *comm_algorithm(int choice);
 
-/* The halves of the ring, by slices: also what reduce-scatter and all-gather are made of (see CommOperation). */
+/* The halves of the ring, by slices: also what reduce-scatter and all-gather are made of (see
+ * CommOperation). */
 Status ring_reduce_scatter(Comm *comm, void *data, const int64_t *border, CommType type,
                            CommReduction reduction, Error *error);
 Status ring_all_gather(Comm *comm, void *data, const int64_t *border, CommType type, Error *error);

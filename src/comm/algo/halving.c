@@ -1,18 +1,20 @@
-/* Recursive halving and doubling. Two ranks that hold the same span of the vector give each other one half of it and add
- * what they get to the other: the span of each is half as long, and the number of ranks that hold the same one too.
- * After log2 N exchanges every rank has the sum of a span of its own; the same exchanges backwards spread the sums. As
- * little traffic as the ring, in far fewer steps, with partners that are further away each time: the first and longest
- * message goes to the next rank, which is the most likely to be on the same host.
+/* Recursive halving and doubling. Two ranks that hold the same span of the vector give each other one half of
+ * it and add what they get to the other: the span of each is half as long, and the number of ranks that hold
+ * the same one too. After log2 N exchanges every rank has the sum of a span of its own; the same exchanges
+ * backwards spread the sums. As little traffic as the ring, in far fewer steps, with partners that are
+ * further away each time: the first and longest message goes to the next rank, which is the most likely to be
+ * on the same host.
  *
- * With P the largest power of two not above N, E = N - P ranks are too many: each odd rank below 2E gives its whole vector
- * to the rank before it, which acts for both, and gets the result at the end.
+ * With P the largest power of two not above N, E = N - P ranks are too many: each odd rank below 2E gives its
+ * whole vector to the rank before it, which acts for both, and gets the result at the end.
  *
  *     steps 2 log2 P, and 2 more if E > 0
  *     total 2(N-1)n          P-1 times n in each direction among P ranks, and 2n for each of the others
  *     peak  2(n + ceil(n/2) + ceil(n/4) + ... + ceil(2n/P)), and 2n more if E > 0: at rank 0
  *
- * An exchange carries what two ranks hold once, the half that is given and the half that is got: the span itself. An odd
- * element goes to the lower half, and rank 0 keeps the lower half each time. A half that is empty does not travel. */
+ * An exchange carries what two ranks hold once, the half that is given and the half that is got: the span
+ * itself. An odd element goes to the lower half, and rank 0 keeps the lower half each time. A half that is
+ * empty does not travel. */
 #include "comm/algo/transfer.h"
 
 enum { MAX_LEVELS = 31 }; /* ranks are numbered by an int */

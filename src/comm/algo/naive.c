@@ -1,6 +1,6 @@
-/* Everybody sends everything to everybody, in N-1 steps: in step k to the rank k further on. Nobody adds before all of a
- * block is there, because sums must be taken in the order of the ranks to be the same bits on each of them; so the block
- * is as long as the scratch memory allows for N-1 of them.
+/* Everybody sends everything to everybody, in N-1 steps: in step k to the rank k further on. Nobody adds
+ * before all of a block is there, because sums must be taken in the order of the ranks to be the same bits on
+ * each of them; so the block is as long as the scratch memory allows for N-1 of them.
  *
  *     steps N-1      peak 2(N-1)n      total N(N-1)n */
 #include "comm/algo/transfer.h"

@@ -1,16 +1,18 @@
-/* The vector is cut into N slices, and every rank talks to its two neighbours only. In N-1 steps each slice goes once
- * round the ring and gathers a term at every rank, so that rank r ends with the sum of slice r (reduce-scatter). In N-1
- * further steps the finished slices go round (all-gather). Every rank is busy in every step and sends no more than any
- * other algorithm makes some rank send: the least traffic there can be, at the price of 2(N-1) steps.
+/* The vector is cut into N slices, and every rank talks to its two neighbours only. In N-1 steps each slice
+ * goes once round the ring and gathers a term at every rank, so that rank r ends with the sum of slice r
+ * (reduce-scatter). In N-1 further steps the finished slices go round (all-gather). Every rank is busy in
+ * every step and sends no more than any other algorithm makes some rank send: the least traffic there can be,
+ * at the price of 2(N-1) steps.
  *
  *     steps 2(N-1)      total 2(N-1)n      peak, with slices of s(r) elements on rank r:
  *
- *     In the first half rank r sends every slice but its own and receives every slice but that of r-1; in the second it
- *     sends every slice but that of r+1 and receives every one but its own: 4n - 2s(r) - s(r-1) - s(r+1) together.
- *     Slices are as equal as can be: q = floor(n/N) elements, and one more in each of the first n mod N. A rank with a
- *     short slice between two short ones has most to do:
+ *     In the first half rank r sends every slice but its own and receives every slice but that of r-1; in
+ *     the second it sends every slice but that of r+1 and receives every one but its own:
+ *     4n - 2s(r) - s(r-1) - s(r+1) together. Slices are as equal as can be: q = floor(n/N) elements, and one
+ *     more in each of the first n mod N. A rank with a short slice between two short ones has most to do:
  *
- *     peak 4n - 4q; one element less where only two slices are short, two less where only one is; 2n with two ranks
+ *     peak 4n - 4q; one element less where only two slices are short, two less where only one is; 2n with two
+ *     ranks
  *
  * A slice that is empty does not travel, but any other takes all the steps.
  *
@@ -39,7 +41,8 @@ static int64_t longest_of(const Slices *slices) {
     return longest;
 }
 
-/* The part of a slice, counted around the ring, that one round takes: elements first .. first+most-1 of it. */
+/* The part of a slice, counted around the ring, that one round takes: elements first .. first+most-1 of
+ * it. */
 static Span part_of(const Slices *slices, int slice, int64_t first, int64_t most) {
     slice = (slice % slices->n_slices + slices->n_slices) % slices->n_slices;
     int64_t begin = border_of(slices, slice), end = border_of(slices, slice + 1);

@@ -1,9 +1,11 @@
-/* The parameter server: rank 0 receives the vector of one rank after the other, adds it to its own and sends the result
- * to one after the other. Everything goes through rank 0, whose traffic grows with the number of ranks.
+/* The parameter server: rank 0 receives the vector of one rank after the other, adds it to its own and sends
+ * the result to one after the other. Everything goes through rank 0, whose traffic grows with the number of
+ * ranks.
  *
  *     steps 2(N-1)      peak 2(N-1)n      total 2(N-1)n
  *
- * A rank hands over the next block while the server is busy with the others, so the server never waits for long. */
+ * A rank hands over the next block while the server is busy with the others, so the server never waits for
+ * long. */
 #include "comm/algo/transfer.h"
 
 static Status serve(Comm *comm, const Vector *block, Error *error) {

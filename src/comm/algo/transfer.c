@@ -1,13 +1,15 @@
-/* Why in pieces: a core that copies a message into memory and then adds it reads it from memory again. A piece of a
- * quarter of a megabyte is still in the cache when it is added, and while it is added the next one, whose receive was
- * posted before, may arrive. Smaller pieces lose more by the rendezvous of each (measured: at 64 KiB a fifth), larger
- * ones by the cache.
+/* Why in pieces: a core that copies a message into memory and then adds it reads it from memory again. A
+ * piece of a quarter of a megabyte is still in the cache when it is added, and while it is added the next
+ * one, whose receive was posted before, may arrive. Smaller pieces lose more by the rendezvous of each
+ * (measured: at 64 KiB a fifth), larger ones by the cache.
  *
- * Why in rounds and blocks: an element that was just added is what the next step sends. Taking all steps with half a
- * megabyte, and only then the next half, lets the neighbour read it from a cache instead of from memory.
+ * Why in rounds and blocks: an element that was just added is what the next step sends. Taking all steps with
+ * half a megabyte, and only then the next half, lets the neighbour read it from a cache instead of from
+ * memory.
  *
- * Both ends cut a message by its length alone, so they agree without a word. The receives of pieces k+1 and the sends of
- * piece k+1 are posted before anybody waits for piece k, so a ring of ranks that all do the same cannot stand still. */
+ * Both ends cut a message by its length alone, so they agree without a word. The receives of pieces k+1 and
+ * the sends of piece k+1 are posted before anybody waits for piece k, so a ring of ranks that all do the same
+ * cannot stand still. */
 #include "comm/algo/transfer.h"
 
 #include "comm/combine.h"

@@ -1,11 +1,12 @@
-/* A binary tree: rank r is the parent of 2r+1 and 2r+2. A rank adds what its children send and passes the sum up; then
- * the result comes down. No rank has more than three neighbours, so with a long vector, whose blocks follow each other up
- * the tree, the time hardly depends on the number of ranks.
+/* A binary tree: rank r is the parent of 2r+1 and 2r+2. A rank adds what its children send and passes the sum
+ * up; then the result comes down. No rank has more than three neighbours, so with a long vector, whose blocks
+ * follow each other up the tree, the time hardly depends on the number of ranks.
  *
- * The left subtree is never smaller than the right one, so the right child is heard first on the way up and told last on
- * the way down. With h(N) the steps of a tree of N ranks to have its sum at the root, that gives
+ * The left subtree is never smaller than the right one, so the right child is heard first on the way up and
+ * told last on the way down. With h(N) the steps of a tree of N ranks to have its sum at the root, that gives
  *
- *     h(1) = 0, h(N) = 1 + max(1 + h(right), h(left)):  h grows by one at N+1 = 3, 4, 6, 8, 12, 16, 24, 32, ...
+ *     h(1) = 0, h(N) = 1 + max(1 + h(right), h(left)):  h grows by one at N+1 = 3, 4, 6, 8, 12, 16, 24, 32,
+ *                                                       ...
  *
  *     steps 2 h(N), h(N) = floor(log2(N+1)) + floor(log2((N+1) * 2/3)) - 1
  *     peak  2n * (children + parent of the rank that has most: 1 of 2 ranks, 2 of 3 or 4, 3 of more)

@@ -1,13 +1,15 @@
-/* An entry appears whole or not at all (base/file/staged_folder.h), so that two runs that start at once do not meet: the second
- * finds it made, and takes what the first one made. What a run that was killed left behind is removed by a later one.
+/* An entry appears whole or not at all (base/file/staged_folder.h), so that two runs that start at once do
+ * not meet: the second finds it made, and takes what the first one made. What a run that was killed left
+ * behind is removed by a later one.
  *
- * The name is a hash of the text, so a changed text is another entry, wherever the file lies and whatever its date.
- * Reading the text for that takes a fraction of what encoding it would; while at it, the entry is read as well and
- * compared with its checksums, so that nobody trains on a damaged one.
+ * The name is a hash of the text, so a changed text is another entry, wherever the file lies and whatever its
+ * date. Reading the text for that takes a fraction of what encoding it would; while at it, the entry is read
+ * as well and compared with its checksums, so that nobody trains on a damaged one.
  *
- * Between hashing and encoding anybody may write to the text. The list of inputs notices that (prepare_input.h): what is
- * learned from and what is encoded is what was hashed, or there is an error and no entry. An entry also says inside
- * what it was made from, and that is compared with what is wanted: its name alone proves nothing. */
+ * Between hashing and encoding anybody may write to the text. The list of inputs notices that
+ * (prepare_input.h): what is learned from and what is encoded is what was hashed, or there is an error and no
+ * entry. An entry also says inside what it was made from, and that is compared with what is wanted: its name
+ * alone proves nothing. */
 #include "data/shards/cache.h"
 
 #include "base/arena.h"
@@ -49,7 +51,8 @@ static const char *entry_name(Arena *arena, const char *folder, Content source, 
     return arena_printf(arena, "%s/%016" PRIx64 "-%s-%d", folder, content, key->kind, key->max_vocabulary);
 }
 
-/* A run that goes on knows its tokenizer, but not what it was learned as: look among the entries of the text. */
+/* A run that goes on knows its tokenizer, but not what it was learned as: look among the entries of the
+ * text. */
 static const char *find_entry(Arena *arena, const char *folder, const char *entry,
                               const Tokenizer *tokenizer) {
     enum { N_CONTENT = 17 }; /* the part of the name that the content makes */

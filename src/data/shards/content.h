@@ -1,5 +1,5 @@
-/* Content: which bytes a file held, taken while they pass by, so that a second look at them can be compared with the
- * first. The hash does not depend on how many bytes come at a time. */
+/* Content: which bytes a file held, taken while they pass by, so that a second look at them can be compared
+ * with the first. The hash does not depend on how many bytes come at a time. */
 #ifndef PGPT_DATA_SHARDS_CONTENT_H
 #define PGPT_DATA_SHARDS_CONTENT_H
 

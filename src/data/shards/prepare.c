@@ -1,10 +1,11 @@
-/* Tokens go straight from the encoder into shards, each of which gets its name when it is complete. The split needs to
- * know how many tokens there are, so it is made at the end, and costs nothing: it is a number in the manifest, the first
- * token that is held out. Taking the end of the corpus keeps the training part one run of text, and is what a text that
- * is not prepared is split like.
+/* Tokens go straight from the encoder into shards, each of which gets its name when it is complete. The split
+ * needs to know how many tokens there are, so it is made at the end, and costs nothing: it is a number in the
+ * manifest, the first token that is held out. Taking the end of the corpus keeps the training part one run of
+ * text, and is what a text that is not prepared is split like.
  *
- * All of it is written beside the folder that it is to be, which appears when it is complete: two that prepare into the
- * same one do not meet, and one that is killed leaves nothing in it (base/file/staged_folder.h). */
+ * All of it is written beside the folder that it is to be, which appears when it is complete: two that
+ * prepare into the same one do not meet, and one that is killed leaves nothing in it
+ * (base/file/staged_folder.h). */
 #include "data/shards/prepare.h"
 
 #include "base/file/staged_folder.h"
@@ -101,8 +102,8 @@ static Status write_shards(Preparation *preparation, InputList *list, const Toke
 
 enum { LOOK_TOKENS = 1 << 14 };
 
-/* A place near a token where it does no harm to cut: behind a blank line or the end of a text, else behind a line end,
- * else right there. Looks forward only. */
+/* A place near a token where it does no harm to cut: behind a blank line or the end of a text, else behind a
+ * line end, else right there. Looks forward only. */
 static uint64_t cut_near(const ShardSet *set, const Tokenizer *tokenizer, uint64_t token) {
     static _Thread_local int32_t ids[LOOK_TOKENS];
     uint64_t n = set->n_tokens - token < LOOK_TOKENS ? set->n_tokens - token : LOOK_TOKENS, line = 0;

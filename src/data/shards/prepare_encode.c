@@ -1,8 +1,10 @@
-/* Rounds of: read some pieces, encode them all at once, hand their tokens on in order. Reading and writing are little
- * beside encoding, so they are not overlapped with it; a round has several pieces for each thread, so that a slow one
- * holds nobody up. Memory is bounded by the pieces of a round: the corpus is never there as a whole.
+/* Rounds of: read some pieces, encode them all at once, hand their tokens on in order. Reading and writing
+ * are little beside encoding, so they are not overlapped with it; a round has several pieces for each thread,
+ * so that a slow one holds nobody up. Memory is bounded by the pieces of a round: the corpus is never there
+ * as a whole.
  *
- * Pieces are cut where the tokenizer says that it makes no difference, so the tokens are those of the whole text. */
+ * Pieces are cut where the tokenizer says that it makes no difference, so the tokens are those of the whole
+ * text. */
 #include "data/shards/prepare_encode.h"
 
 #include "base/system/timer.h"

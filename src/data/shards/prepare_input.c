@@ -1,5 +1,5 @@
-/* What is to be read: finding the files, and standard input's second life as a nameless file. Reading them in pieces is
- * prepare_pieces.c. */
+/* What is to be read: finding the files, and standard input's second life as a nameless file. Reading them in
+ * pieces is prepare_pieces.c. */
 #include "data/shards/prepare_input.h"
 
 #include "base/file/file.h"

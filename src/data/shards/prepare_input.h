@@ -1,13 +1,13 @@
 /* Inputs: the documents that are to become tokens, read piece by piece, never whole.
  *
- * A source is a file, a folder (its .txt and .jsonl files in the order of their names), "-" for standard input or
- * "builtin" for the embedded stories. Each file is one document, but each line of a .jsonl file is one: a JSON object
- * whose "text" is a string.
+ * A source is a file, a folder (its .txt and .jsonl files in the order of their names), "-" for standard
+ * input or "builtin" for the embedded stories. Each file is one document, but each line of a .jsonl file is
+ * one: a JSON object whose "text" is a string.
  *
- * A list remembers what was read of its files. A file is read as far as it reached when it was first opened, so that one
- * that somebody adds to may be read; a later pass that meets other bytes than an earlier one, or fewer, is a user's error,
- * and so is a file that changes during the first. What a tokenizer was learned from, what a cache entry is named by
- * and what was encoded are thus the same, or there is nothing. */
+ * A list remembers what was read of its files. A file is read as far as it reached when it was first opened,
+ * so that one that somebody adds to may be read; a later pass that meets other bytes than an earlier one, or
+ * fewer, is a user's error, and so is a file that changes during the first. What a tokenizer was learned
+ * from, what a cache entry is named by and what was encoded are thus the same, or there is nothing. */
 #ifndef PGPT_DATA_SHARDS_PREPARE_INPUT_H
 #define PGPT_DATA_SHARDS_PREPARE_INPUT_H
 
@@ -42,18 +42,20 @@ typedef struct {
     bool size_known;
 } InputList;
 
-/* A missing or unreadable source, a folder without files for us or with pipes among them, or one of prepared data, whose
- * text is not in it, is a user's error that names it. */
+/* A missing or unreadable source, a folder without files for us or with pipes among them, or one of prepared
+ * data, whose text is not in it, is a user's error that names it. */
 Status input_list_open(const char *const *sources, size_t n_sources, InputList *list, Error *error);
 void input_list_close(InputList *list);
 
-/* Copy what can only be read once (standard input, pipes) to a nameless file in `folder`, so that it can be read again. */
+/* Copy what can only be read once (standard input, pipes) to a nameless file in `folder`, so that it can be
+ * read again. */
 Status input_list_make_rereadable(InputList *list, const char *folder, Error *error);
 
 /* Read everything once for input_list_content. Every file must be rereadable. */
 Status input_list_read(InputList *list, Error *error);
 
-/* Identifies the bytes of all documents, and where they end: those that were read. False if not all of it was yet. */
+/* Identifies the bytes of all documents, and where they end: those that were read. False if not all of it was
+ * yet. */
 bool input_list_content(const InputList *list, Content *content);
 
 /* ---- Pieces. */

@@ -1,6 +1,6 @@
-/* Kinds of tokenizers that learn their symbols from the text read it once before it is encoded. For characters that is
- * a set, gathered piece by piece. Words are counted by tokenizer_build, which wants its text in memory, so they come
- * from the beginning of the text; what is not among them is [UNK] anyway. */
+/* Kinds of tokenizers that learn their symbols from the text read it once before it is encoded. For
+ * characters that is a set, gathered piece by piece. Words are counted by tokenizer_build, which wants its
+ * text in memory, so they come from the beginning of the text; what is not among them is [UNK] anyway. */
 #include "data/shards/prepare.h"
 
 #include "base/file/file.h"
@@ -62,8 +62,8 @@ static Status learn(void *context, const PieceText *piece, Error *error) {
     return STATUS_OK;
 }
 
-/* A text that has every character seen. Stray bytes come first, those that could continue a character before those
- * that could begin one, so that none of them meets another to make a character of. */
+/* A text that has every character seen. Stray bytes come first, those that could continue a character before
+ * those that could begin one, so that none of them meets another to make a character of. */
 static Status spell(Learner *learner, Error *error) {
     learner->text = malloc(4 * (size_t)UTF8_N_CHARACTERS);
     if (!learner->text) return error_failed(error, "out of memory: no room for the characters of a text");

@@ -1,6 +1,7 @@
-/* A piece is filled up to the wished-for size and then ended where it may be cut: a text where its tokenizer allows it,
- * lines after a line end. What lies behind the cut is kept for the next piece. Where no cut is in sight, more is read;
- * a single line or word can make a piece as long as itself, and memory is the only limit to that. */
+/* A piece is filled up to the wished-for size and then ended where it may be cut: a text where its tokenizer
+ * allows it, lines after a line end. What lies behind the cut is kept for the next piece. Where no cut is in
+ * sight, more is read; a single line or word can make a piece as long as itself, and memory is the only limit
+ * to that. */
 #include "data/shards/prepare_input.h"
 
 #include "base/text/json.h"
@@ -152,8 +153,8 @@ done:
 
 /* ---- Pieces */
 
-/* No valid character reaches across a byte that may begin one, so a text can be cut before the last of those. A
- * character has at most three bytes more; a longer run of them has no character around it. */
+/* No valid character reaches across a byte that may begin one, so a text can be cut before the last of those.
+ * A character has at most three bytes more; a longer run of them has no character around it. */
 static size_t cut_between_characters(const char *bytes, size_t n_bytes) {
     for (size_t n = 1; n <= 4 && n < n_bytes; n++) {
         if (((unsigned char)bytes[n_bytes - n] & 0xC0) != 0x80) return n_bytes - n;

@@ -1,11 +1,13 @@
-/* A shard is mapped, not read: a corpus may be larger than memory, a run touches its windows in random order, and the
- * kernel keeps what is used and drops the rest. So opening looks at nothing but the header and the size of the file,
- * which the header determines to the byte, and the checksums are for whoever reads everything anyway.
+/* A shard is mapped, not read: a corpus may be larger than memory, a run touches its windows in random order,
+ * and the kernel keeps what is used and drops the rest. So opening looks at nothing but the header and the
+ * size of the file, which the header determines to the byte, and the checksums are for whoever reads
+ * everything anyway.
  *
- * Verifying goes through read() and a small buffer instead of the map, because mapped pages count as the process's own
- * while they are there.
+ * Verifying goes through read() and a small buffer instead of the map, because mapped pages count as the
+ * process's own while they are there.
  *
- * An id beyond the vocabulary in a shard that nobody verified is met by the kernels, which check what they look up. */
+ * An id beyond the vocabulary in a shard that nobody verified is met by the kernels, which check what they
+ * look up. */
 #include "data/shards/shard.h"
 
 #include "data/shards/shard_checksum.h"
@@ -288,8 +290,8 @@ static Status look_at_documents(Verification *verification, const void *block, s
     return STATUS_OK;
 }
 
-/* One part of the file: its checksum first, so that damage is called damage. A block that makes no sense is only
- * remembered until the checksum has been seen. */
+/* One part of the file: its checksum first, so that damage is called damage. A block that makes no sense is
+ * only remembered until the checksum has been seen. */
 static Status verify_part(Verification *verification, int descriptor, uint64_t n_bytes, uint64_t wanted,
                           const char *field, Status (*look)(Verification *, const void *, size_t, Error *),
                           Error *error) {

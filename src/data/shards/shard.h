@@ -17,8 +17,8 @@
  *        128        tokens, then zeros up to a multiple of 8
  *                   n_documents numbers of 8 bytes, ascending: the tokens of this shard that begin a document
  *
- * Everything is little-endian. A document may go on in the next shard; then its tokens there stand before the first
- * document that begins there. The size of the file follows from the header, exactly. */
+ * Everything is little-endian. A document may go on in the next shard; then its tokens there stand before the
+ * first document that begins there. The size of the file follows from the header, exactly. */
 #ifndef PGPT_DATA_SHARDS_SHARD_H
 #define PGPT_DATA_SHARDS_SHARD_H
 
@@ -36,7 +36,8 @@ typedef struct {
     uint64_t tokenizer_hash, tokens_checksum, documents_checksum;
 } ShardHeader;
 
-/* ---- Headers. Reading checks every field; a wrong one is a user's error that names the file and the field. */
+/* ---- Headers. Reading checks every field; a wrong one is a user's error that names the file and the
+ * field. */
 void shard_header_write(const ShardHeader *header, unsigned char bytes[SHARD_HEADER_BYTES]);
 Status shard_header_read(const unsigned char *bytes, size_t n_bytes, const char *path, ShardHeader *header,
                          Error *error);
@@ -77,8 +78,8 @@ typedef struct {
     void *context;
 } ShardVisitor;
 
-/* Read all of the file, not through the map, and check the checksums, the range of every id, and the order of the
- * documents. `visitor` may be NULL. */
+/* Read all of the file, not through the map, and check the checksums, the range of every id, and the order of
+ * the documents. `visitor` may be NULL. */
 Status shard_verify(const Shard *shard, const ShardVisitor *visitor, Error *error);
 
 /* ---- Writing, under a temporary name until it is complete.

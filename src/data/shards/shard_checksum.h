@@ -1,5 +1,5 @@
-/* The checksum of a shard's parts: blocks hashed one after the other, so that it can be taken while a file is written
- * or read. Any change within one 8-byte word is found for certain. Private to the shards' files. */
+/* The checksum of a shard's parts: blocks hashed one after the other, so that it can be taken while a file is
+ * written or read. Any change within one 8-byte word is found for certain. Private to the shards' files. */
 #ifndef PGPT_DATA_SHARDS_SHARD_CHECKSUM_H
 #define PGPT_DATA_SHARDS_SHARD_CHECKSUM_H
 

@@ -1,7 +1,7 @@
-/* The manifest says what the headers say, and they are compared: a shard that was swapped for one of another corpus,
- * left over from an earlier preparation or lost is noticed before the first step. Its own checksum covers its numbers,
- * the checksums of the tokens among them, and is what a run remembers of its data: identifying a corpus of any size
- * costs reading one small file. */
+/* The manifest says what the headers say, and they are compared: a shard that was swapped for one of another
+ * corpus, left over from an earlier preparation or lost is noticed before the first step. Its own checksum
+ * covers its numbers, the checksums of the tokens among them, and is what a run remembers of its data:
+ * identifying a corpus of any size costs reading one small file. */
 #include "data/shards/shard_set.h"
 
 #include "base/arena.h"

@@ -43,8 +43,9 @@ void shard_set_close(ShardSet *set);
 /* The tokenizer in the folder, which must be the one that made the tokens. */
 Status shard_set_tokenizer(const ShardSet *set, Tokenizer **tokenizer, Error *error);
 
-/* Read everything and compare with the checksums. Progress and visitor may be NULL. Who is about to use a set does this
- * if it is small; a large one is taken at its headers' word, for reading it could take longer than the use. */
+/* Read everything and compare with the checksums. Progress and visitor may be NULL. Who is about to use a set
+ * does this if it is small; a large one is taken at its headers' word, for reading it could take longer than
+ * the use. */
 enum { SHARD_SET_SMALL_BYTES = 64 << 20 };
 Status shard_set_verify(const ShardSet *set, Progress *progress, const ShardVisitor *visitor, Error *error);
 

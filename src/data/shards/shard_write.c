@@ -1,7 +1,7 @@
-/* Tokens are packed into one block of the checksum's size, hashed when it is full and passed on, so a shard of any
- * length takes little memory to write. The header comes first in the file and is known last: zeros are written in its
- * place and replaced before the file gets its name. The starts of documents wait in memory; they are few beside the
- * tokens. */
+/* Tokens are packed into one block of the checksum's size, hashed when it is full and passed on, so a shard
+ * of any length takes little memory to write. The header comes first in the file and is known last: zeros are
+ * written in its place and replaced before the file gets its name. The starts of documents wait in memory;
+ * they are few beside the tokens. */
 #include "data/shards/shard.h"
 
 #include "data/shards/shard_checksum.h"

@@ -1,9 +1,9 @@
 /* The pairs, and merging.
  *
- * Most words are short, and for those nothing beats an array of the neighbours' ranks that is searched for the lowest
- * again after every merge: quadratic, but in a cache line or two. Long words exist as well (a megabyte of one letter is
- * one word), so from LONG_WORD tokens on a heap of pairs over a linked list takes over, n log n. Both make the same
- * choice at every step: the lowest rank, and of those the leftmost. */
+ * Most words are short, and for those nothing beats an array of the neighbours' ranks that is searched for
+ * the lowest again after every merge: quadratic, but in a cache line or two. Long words exist as well (a
+ * megabyte of one letter is one word), so from LONG_WORD tokens on a heap of pairs over a linked list takes
+ * over, n log n. Both make the same choice at every step: the lowest rank, and of those the leftmost. */
 #include "data/tokenizer/bpe.h"
 
 #include "base/text/utf8.h"
@@ -106,8 +106,8 @@ static void merge_short(const Bpe *bpe, int32_t *ids, size_t *n_ids) {
     *n_ids = n;
 }
 
-/* A pair that may be merged: its rank and the place of its left token. It is stale when the token there has gone or
- * the pair's rank is another by now. */
+/* A pair that may be merged: its rank and the place of its left token. It is stale when the token there has
+ * gone or the pair's rank is another by now. */
 typedef struct {
     uint32_t rank;
     size_t at;

@@ -1,7 +1,8 @@
 /* Byte-level byte-pair encoding; private to the tokenizers' files.
  *
- * A word starts as its bytes, each a token; as long as two neighbours are a known pair, the pair of the lowest rank
- * (the leftmost of equals) becomes one token. The ranks are the order in which training made the pairs. */
+ * A word starts as its bytes, each a token; as long as two neighbours are a known pair, the pair of the
+ * lowest rank (the leftmost of equals) becomes one token. The ranks are the order in which training made the
+ * pairs. */
 #ifndef PGPT_DATA_TOKENIZER_BPE_H
 #define PGPT_DATA_TOKENIZER_BPE_H
 
@@ -43,8 +44,8 @@ Status bpe_add_merge(Bpe *bpe, int32_t left, int32_t right, int32_t id, Error *e
 /* Merge a word of n tokens in place; *n is what is left of them. */
 Status bpe_merge(const Bpe *bpe, int32_t *ids, size_t *n, Error *error);
 
-/* ---- The printable stand-ins for bytes in vocabulary files: 188 bytes stand for themselves as characters, the others
- * are U+0100 and on. */
+/* ---- The printable stand-ins for bytes in vocabulary files: 188 bytes stand for themselves as characters,
+ * the others are U+0100 and on. */
 uint32_t bpe_character_of_byte(unsigned char byte);
 int bpe_byte_of_character(uint32_t character); /* -1: none */
 
@@ -54,7 +55,8 @@ bool bpe_bytes_of_text(const char *text, size_t n_text, char *bytes, size_t *n_b
 /* Bytes to text, with a zero; `text` has room for 2 n_bytes + 1. */
 void bpe_text_of_bytes(const char *bytes, size_t n_bytes, char *text);
 
-/* ---- Making a tokenizer (tokenizer_bpe.c): an empty one; then its symbols, bpe->merges and specials; then finish. */
+/* ---- Making a tokenizer (tokenizer_bpe.c): an empty one; then its symbols, bpe->merges and specials; then
+ * finish. */
 extern const TokenizerKind tokenizer_bpe;
 
 static inline Bpe *bpe_of(const Tokenizer *tokenizer) {

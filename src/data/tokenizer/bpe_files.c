@@ -1,14 +1,15 @@
-/* The vocabularies that come as a list of tokens and a list of merges (OpenAI's encoder.json and vocab.bpe, Hugging
- * Face's vocab.json and merges.txt: the same under two names), and as a list of ranks (.tiktoken).
+/* The vocabularies that come as a list of tokens and a list of merges (OpenAI's encoder.json and vocab.bpe,
+ * Hugging Face's vocab.json and merges.txt: the same under two names), and as a list of ranks (.tiktoken).
  *
- * A rank file has no merges; it merges whatever two neighbours make a token, the lowest rank first. That is the same
- * as the merges that can be read off it: the last step in making a token out of its bytes always joins the two tokens
- * that the lower ranks leave of it, because nothing that happens inside the token's borders depends on what lies
- * outside. A token of which the lower ranks leave more than two is never made by merging; only a word that is such a
- * token as a whole becomes it, which is the rule of these files.
+ * A rank file has no merges; it merges whatever two neighbours make a token, the lowest rank first. That is
+ * the same as the merges that can be read off it: the last step in making a token out of its bytes always
+ * joins the two tokens that the lower ranks leave of it, because nothing that happens inside the token's
+ * borders depends on what lies outside. A token of which the lower ranks leave more than two is never made by
+ * merging; only a word that is such a token as a whole becomes it, which is the rule of these files.
  *
- * The file does not say its pattern and its special tokens either. Those of the known ones are known by their names;
- * any other is taken to be split as in GPT-2, with <|endoftext|> behind the last rank (or in a gap of one). */
+ * The file does not say its pattern and its special tokens either. Those of the known ones are known by their
+ * names; any other is taken to be split as in GPT-2, with <|endoftext|> behind the last rank (or in a gap of
+ * one). */
 #include "base/file/file.h"
 #include "base/text/json.h"
 #include "base/text/utf8.h"

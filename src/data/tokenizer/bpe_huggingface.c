@@ -6,8 +6,9 @@
  *      "model": {"type": "BPE", "vocab": {"!": 0, ...}, "merges": ["Ġ t", ...]}, ...}
  *
  * Another split pattern stands in a Sequence of Split and ByteLevel. What would give other ids than we do (a
- * normalizer, a blank put in front, tokens that swallow blanks, dropout) is refused by the field's name; what adds
- * tokens around a text (post_processor), and truncation and padding, is not our business and is passed over. */
+ * normalizer, a blank put in front, tokens that swallow blanks, dropout) is refused by the field's name; what
+ * adds tokens around a text (post_processor), and truncation and padding, is not our business and is passed
+ * over. */
 #include "data/tokenizer/bpe.h"
 
 #include <stdlib.h>

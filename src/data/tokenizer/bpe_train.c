@@ -1,13 +1,14 @@
 /* The merges of a vocabulary, one after the other, without looking at the text again.
  *
- * The text is reduced to its distinct words and their counts (bpe_words.c). For every pair of neighbouring tokens there
- * is a record: how often it occurs (each word counted as often as the text has it) and a list of the words that have
- * it. Joining a pair visits only those words, and in them changes only the counts of the pairs around each place. A
- * heap has the most frequent pair on top. Its entries are not changed when counts fall: an entry that comes up with an
- * old count is put back with the right one. Lists may name words that have lost the pair; visiting them does no harm.
+ * The text is reduced to its distinct words and their counts (bpe_words.c). For every pair of neighbouring
+ * tokens there is a record: how often it occurs (each word counted as often as the text has it) and a list of
+ * the words that have it. Joining a pair visits only those words, and in them changes only the counts of the
+ * pairs around each place. A heap has the most frequent pair on top. Its entries are not changed when counts
+ * fall: an entry that comes up with an old count is put back with the right one. Lists may name words that
+ * have lost the pair; visiting them does no harm.
  *
- * Each merge shortens words, so all the visits together are bounded by the size of the word list, however large the
- * vocabulary. */
+ * Each merge shortens words, so all the visits together are bounded by the size of the word list, however
+ * large the vocabulary. */
 #include "data/tokenizer/bpe_train.h"
 
 #include "base/text/utf8.h"
@@ -208,9 +209,9 @@ static Status load_words(Trainer *trainer, const BpeWords *words, const Bpe *bpe
     return push_changed(trainer, error);
 }
 
-/* Join a pair everywhere in a word. The pair that ends in its left token and the one that starts with its right one
- * give way to pairs with the new token. The left neighbour is read from what is already joined, so that of equal
- * tokens in a row each place is counted as it is at that moment. */
+/* Join a pair everywhere in a word. The pair that ends in its left token and the one that starts with its
+ * right one give way to pairs with the new token. The left neighbour is read from what is already joined, so
+ * that of equal tokens in a row each place is counted as it is at that moment. */
 static Status merge_word(Trainer *trainer, size_t number, int32_t left, int32_t right, int32_t joined,
                          Error *error) {
     Word *word = &trainer->words[number];
@@ -245,8 +246,8 @@ static bool is_special(const BpeTrainOptions *options, const char *bytes, size_t
     return false;
 }
 
-/* The token that a pair makes; -1 if it shall not be made. Two pairs may make the same token ("a" + "aa", "aa" + "a"):
- * both are merges then. */
+/* The token that a pair makes; -1 if it shall not be made. Two pairs may make the same token ("a" + "aa",
+ * "aa" + "a"): both are merges then. */
 static Status join_tokens(Tokenizer *tokenizer, const BpeTrainOptions *options, const Pair *pair,
                           int32_t *joined, Error *error) {
     const SymbolTable *symbols = &tokenizer->symbols;

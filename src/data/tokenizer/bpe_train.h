@@ -1,8 +1,8 @@
 /* Train a byte-level BPE vocabulary on a text of any size.
  *
- * The tokens are the 256 bytes, then one per merge, then the special ones. Each merge joins the pair of neighbours that
- * is most frequent within words; among equals the one with the lower ids. The result depends on the text and the
- * options alone, not on threads or on how the text is delivered. */
+ * The tokens are the 256 bytes, then one per merge, then the special ones. Each merge joins the pair of
+ * neighbours that is most frequent within words; among equals the one with the lower ids. The result depends
+ * on the text and the options alone, not on threads or on how the text is delivered. */
 #ifndef PGPT_DATA_TOKENIZER_BPE_TRAIN_H
 #define PGPT_DATA_TOKENIZER_BPE_TRAIN_H
 
@@ -26,8 +26,8 @@ typedef struct {
     void *progress_context;
 } BpeTrainOptions;
 
-/* Where the text comes from: `next` gives the next bytes, cut anywhere; they must stay until the next call. n_bytes is
- * 0 after the last. A document's end is a border between words. */
+/* Where the text comes from: `next` gives the next bytes, cut anywhere; they must stay until the next call.
+ * n_bytes is 0 after the last. A document's end is a border between words. */
 typedef struct {
     Status (*next)(void *context, const char **bytes, size_t *n_bytes, bool *document_ends, Error *error);
     void *context;

@@ -1,7 +1,7 @@
 /* Vocabularies and merges as they come from files: in any order, and perhaps made up.
  *
- * A file says how many tokens it has, so ids that are below that number and all different are exactly the numbers from
- * 0 on: density needs no check of its own, and no id can ask for a large allocation. */
+ * A file says how many tokens it has, so ids that are below that number and all different are exactly the
+ * numbers from 0 on: density needs no check of its own, and no id can ask for a large allocation. */
 #include "data/tokenizer/bpe.h"
 
 #include <inttypes.h>

@@ -1,8 +1,8 @@
 /* Counting words on several threads.
  *
- * The text is gathered until there is enough to share out, cut between words into pieces, and each thread counts the
- * words of its pieces in a table of its own. The tables are put together once, at the end: the number of distinct words
- * grows much more slowly than the text. */
+ * The text is gathered until there is enough to share out, cut between words into pieces, and each thread
+ * counts the words of its pieces in a table of its own. The tables are put together once, at the end: the
+ * number of distinct words grows much more slowly than the text. */
 #include "data/tokenizer/bpe_words.h"
 
 #include <stdlib.h>

@@ -1,14 +1,15 @@
-/* Two ways to the same pieces. Any pattern runs through PCRE2 (pretokenize_pattern.c). GPT-2's own, by far the most
- * used, is also written out here by hand:
+/* Two ways to the same pieces. Any pattern runs through PCRE2 (pretokenize_pattern.c). GPT-2's own, by far
+ * the most used, is also written out here by hand:
  *
  *     's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
  *
- * In words: English contractions; then runs of letters, of numbers and of anything else, each with at most one blank in
- * front; then white space, which leaves its last character to what follows (as that blank, or alone). Every decision
- * needs only the classes of a few characters, so the scanner is a table look-up per character.
+ * In words: English contractions; then runs of letters, of numbers and of anything else, each with at most
+ * one blank in front; then white space, which leaves its last character to what follows (as that blank, or
+ * alone). Every decision needs only the classes of a few characters, so the scanner is a table look-up per
+ * character.
  *
- * The table is flat over all of Unicode, a byte per code point. It takes 1.1 MB of addresses, but the pages of scripts
- * that do not occur are never touched. */
+ * The table is flat over all of Unicode, a byte per code point. It takes 1.1 MB of addresses, but the pages
+ * of scripts that do not occur are never touched. */
 #include "data/tokenizer/pretokenize.h"
 
 #include "base/text/utf8.h"
@@ -133,7 +134,8 @@ static inline size_t contraction(const char *text, size_t n_left) {
     return first == 'l' && second == 'l' ? 3 : 0;
 }
 
-/* White space from `at` on: all of it at the end of the text; else all but the last character, or the only one. */
+/* White space from `at` on: all of it at the end of the text; else all but the last character, or the only
+ * one. */
 static size_t space_end(const unsigned char *classes, const char *text, size_t n_bytes, size_t at) {
     size_t end = at, last = at, n;
     while (end < n_bytes && class_at(classes, text, n_bytes, end, &n) == CLASS_SPACE) {
@@ -160,9 +162,9 @@ static size_t scan(const unsigned char *classes, const char *text, size_t n_byte
 
 /* ---- Cutting ---- */
 
-/* Whether a border of GPT-2's pieces always lies between these two characters. Nothing goes from one class to another
- * but a blank to what it stands before and an apostrophe to a contraction's letters. What follows white space is left
- * out: there the end of the text would make a difference. */
+/* Whether a border of GPT-2's pieces always lies between these two characters. Nothing goes from one class to
+ * another but a blank to what it stands before and an apostrophe to a contraction's letters. What follows
+ * white space is left out: there the end of the text would make a difference. */
 static bool gpt2_border(unsigned before, unsigned after, char last_byte) {
     return before != CLASS_SPACE && before != after && last_byte != '\'';
 }

@@ -1,8 +1,8 @@
 /* Pretokenizer: cuts a text into the pieces ("words") within which byte pairs are merged.
  *
- * The pieces are the matches of a regular expression, one after the other; what lies between two matches is a piece of
- * its own, so that the pieces always make up the text again. A byte that is no valid UTF-8 counts as a character that
- * is neither letter nor number nor white space.
+ * The pieces are the matches of a regular expression, one after the other; what lies between two matches is a
+ * piece of its own, so that the pieces always make up the text again. A byte that is no valid UTF-8 counts as
+ * a character that is neither letter nor number nor white space.
  *
  * A pretokenizer is constant: threads may share it, each with its own walk.
  *
@@ -37,8 +37,9 @@ void pretokenizer_free(Pretokenizer *pretokenizer);
 
 const char *pretokenizer_pattern(const Pretokenizer *pretokenizer);
 
-/* The largest position up to n_bytes that is a border between pieces whatever follows, and where the pieces of what
- * comes before do not depend on what comes after. 0: none is known. Unfamiliar patterns never have one. */
+/* The largest position up to n_bytes that is a border between pieces whatever follows, and where the pieces
+ * of what comes before do not depend on what comes after. 0: none is known. Unfamiliar patterns never have
+ * one. */
 size_t pretokenizer_cut(const Pretokenizer *pretokenizer, const char *text, size_t n_bytes);
 
 typedef struct {

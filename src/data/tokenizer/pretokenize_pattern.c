@@ -1,13 +1,14 @@
-/* Any pattern, through PCRE2: UTF-8, Unicode properties, compiled to machine code where the processor allows it.
+/* Any pattern, through PCRE2: UTF-8, Unicode properties, compiled to machine code where the processor allows
+ * it.
  *
- * Tokenizer files are written for the regular expressions of Rust and Oniguruma, which agree with PCRE2 in what such
- * patterns use, with two exceptions. Their \s is Unicode's White_Space; PCRE2's has U+180E besides: \s and \S are
- * written out as a class before compiling. And their character classes may nest, which PCRE2 would read as something
- * else: such a pattern is refused.
+ * Tokenizer files are written for the regular expressions of Rust and Oniguruma, which agree with PCRE2 in
+ * what such patterns use, with two exceptions. Their \s is Unicode's White_Space; PCRE2's has U+180E besides:
+ * \s and \S are written out as a class before compiling. And their character classes may nest, which PCRE2
+ * would read as something else: such a pattern is refused.
  *
- * PCRE2 wants valid UTF-8, and verifies it from the start on every call unless told not to. So a text is checked once;
- * if it is not valid, what is matched is a copy in which every stray byte is U+FFFD (three bytes for one), and the
- * borders are counted back. */
+ * PCRE2 wants valid UTF-8, and verifies it from the start on every call unless told not to. So a text is
+ * checked once; if it is not valid, what is matched is a copy in which every stray byte is U+FFFD (three
+ * bytes for one), and the borders are counted back. */
 #include "base/text/utf8.h"
 #include "data/tokenizer/pretokenize_parts.h"
 
@@ -197,8 +198,8 @@ void matcher_free(Matcher *matcher) {
     free(matcher);
 }
 
-/* The next match that starts at `from` or later into next_start and next_end; at the end of the text if there is
- * none. */
+/* The next match that starts at `from` or later into next_start and next_end; at the end of the text if there
+ * is none. */
 static Status find(Matcher *matcher, size_t from, Error *error) {
     const Pattern *pattern = matcher->pattern;
     uint32_t options = PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY;

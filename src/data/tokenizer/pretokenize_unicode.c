@@ -1,8 +1,8 @@
 /* Letters, numbers and white space of Unicode 17.0, as the places where the class changes: code point
  * times 4, plus the class that starts there (PretokenizerClass).
  *
- * Compiled in, so that a tokenizer gives the same ids on every machine, whatever Unicode version its PCRE2 has.
- * Written by tests/external/tokenizers/unicode-classes.mjs. */
+ * Compiled in, so that a tokenizer gives the same ids on every machine, whatever Unicode version its PCRE2
+ * has. Written by tests/external/tokenizers/unicode-classes.mjs. */
 #include "data/tokenizer/pretokenize_parts.h"
 
 /* clang-format off */

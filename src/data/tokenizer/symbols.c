@@ -1,5 +1,5 @@
-/* One pool of bytes, one array of offsets, one hash table of numbers: three allocations however many symbols, and a
- * lookup touches one slot and the symbol itself. */
+/* One pool of bytes, one array of offsets, one hash table of numbers: three allocations however many symbols,
+ * and a lookup touches one slot and the symbol itself. */
 #include "data/tokenizer/symbols.h"
 
 #include "data/hash.h"

@@ -1,7 +1,7 @@
 /* SymbolTable: byte strings numbered 0, 1, 2, ... in the order they came, found by number or by content.
  *
- * {0} is an empty table. In memory every symbol has a blank before its first byte, which belongs to no symbol:
- * decoders that put a blank before a word hand out one byte more instead of copying. */
+ * {0} is an empty table. In memory every symbol has a blank before its first byte, which belongs to no
+ * symbol: decoders that put a blank before a word hand out one byte more instead of copying. */
 #ifndef PGPT_DATA_TOKENIZER_SYMBOLS_H
 #define PGPT_DATA_TOKENIZER_SYMBOLS_H
 
@@ -19,7 +19,8 @@ typedef struct {
     char *pool;
     size_t pool_bytes, pool_capacity;
     size_t *
-        starts; /* symbol i is pool[starts[i] .. starts[i + 1] - 1), the last byte being the next one's blank */
+        /* symbol i is pool[starts[i] .. starts[i + 1] - 1), the last byte being the next one's blank */
+        starts;
     int32_t n;
     size_t n_capacity;
     SymbolSlot *slots; /* open addressing, a power of two, at most half full */

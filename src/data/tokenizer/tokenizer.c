@@ -1,7 +1,8 @@
-/* What all kinds share: finding the kind, arrays of ids, decoding, identity. The files tokenizer_*.c have the rest.
+/* What all kinds share: finding the kind, arrays of ids, decoding, identity. The files tokenizer_*.c have the
+ * rest.
  *
- * Every kind is a numbered list of byte strings plus a way to cut text into them, so the list is kept here once: it
- * is what decoding reads, what the hash covers and what the file holds. */
+ * Every kind is a numbered list of byte strings plus a way to cut text into them, so the list is kept here
+ * once: it is what decoding reads, what the hash covers and what the file holds. */
 #include "data/tokenizer/tokenizer.h"
 
 #include "data/hash.h"

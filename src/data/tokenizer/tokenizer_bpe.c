@@ -1,10 +1,11 @@
-/* Byte-pair encoding as a kind of tokenizer: text is cut into special tokens and words (pretokenize.h), and words are
- * merged (bpe.h).
+/* Byte-pair encoding as a kind of tokenizer: text is cut into special tokens and words (pretokenize.h), and
+ * words are merged (bpe.h).
  *
- * Text repeats its words, so an encoding of more than a few kilobytes keeps a table of the ids of words it has seen. A
- * slot is one cache line that holds the word itself (up to 15 bytes) and its ids (up to 11); a word hashes to one
- * slot and takes it over from whoever was there. Rare words come and go; frequent ones are back at once. The table is
- * small enough to stay in the second-level cache, belongs to one call, and so needs no lock. */
+ * Text repeats its words, so an encoding of more than a few kilobytes keeps a table of the ids of words it
+ * has seen. A slot is one cache line that holds the word itself (up to 15 bytes) and its ids (up to 11); a
+ * word hashes to one slot and takes it over from whoever was there. Rare words come and go; frequent ones are
+ * back at once. The table is small enough to stay in the second-level cache, belongs to one call, and so
+ * needs no lock. */
 #include "data/hash.h"
 #include "data/tokenizer/bpe.h"
 
@@ -18,7 +19,8 @@ enum {
     CACHE_IDS = 11,
 };
 
-/* All bytes count in a comparison, so the unused ones are 0; the last one is the word's length, 0 in a free slot. */
+/* All bytes count in a comparison, so the unused ones are 0; the last one is the word's length, 0 in a free
+ * slot. */
 typedef struct {
     uint64_t key[2];
     uint32_t n_ids;
@@ -35,7 +37,8 @@ typedef struct {
 
 /* ---- Words ---- */
 
-/* A word of 1 to CACHE_WORD_BYTES bytes as a key. n_readable is how far the text goes on from the word's start. */
+/* A word of 1 to CACHE_WORD_BYTES bytes as a key. n_readable is how far the text goes on from the word's
+ * start. */
 static inline void make_key(const char *word, size_t n, size_t n_readable, uint64_t key[2]) {
 #if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
     if (n_readable >= 16) { /* read too much, then take it away: the length is not known to the compiler */

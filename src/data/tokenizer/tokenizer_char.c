@@ -1,10 +1,10 @@
 /* One id per distinct character, in the order of their code points.
  *
- * Lookup is a flat table over all of Unicode and the 256 stray bytes. It takes 4.4 MB of addresses, but the pages of
- * scripts that do not occur are never touched, and it costs one load per character.
+ * Lookup is a flat table over all of Unicode and the 256 stray bytes. It takes 4.4 MB of addresses, but the
+ * pages of scripts that do not occur are never touched, and it costs one load per character.
  *
- * A character that the training text did not have cannot be encoded, and the model could do nothing with it, so it
- * is refused with everything the user needs to mend the text: which one, where, and what is known. */
+ * A character that the training text did not have cannot be encoded, and the model could do nothing with it,
+ * so it is refused with everything the user needs to mend the text: which one, where, and what is known. */
 #include "base/text/utf8.h"
 #include "data/tokenizer/tokenizer_kind.h"
 

@@ -2,13 +2,14 @@
  *
  *     {"pgpt_tokenizer": 1, "kind": "char", "symbols": ["\n", " ", "!", {"bytes": "e9"}, ...]}
  *
- * A symbol's place is its id. It is a string where its bytes are UTF-8 without a zero, and an object with their
- * hexadecimal digits where they are not. "byte" has no symbols to list. The first field carries the version and tells
- * the file apart from other programs' tokenizer.json. A bpe tokenizer is written as such a file of another program
- * (bpe_huggingface.c), for others to read. What a path may lead to besides is found out in tokenizer_open.c.
+ * A symbol's place is its id. It is a string where its bytes are UTF-8 without a zero, and an object with
+ * their hexadecimal digits where they are not. "byte" has no symbols to list. The first field carries the
+ * version and tells the file apart from other programs' tokenizer.json. A bpe tokenizer is written as such a
+ * file of another program (bpe_huggingface.c), for others to read. What a path may lead to besides is found
+ * out in tokenizer_open.c.
  *
- * A file may have been edited, cut or made up: every symbol is checked for type, size, double entry and what its kind
- * demands before the tokenizer is used. */
+ * A file may have been edited, cut or made up: every symbol is checked for type, size, double entry and what
+ * its kind demands before the tokenizer is used. */
 #include "base/file/file.h"
 #include "base/text/json.h"
 #include "base/text/utf8.h"

@@ -1,5 +1,5 @@
-/* What a kind of tokenizer provides; private to the tokenizers' files. A new kind is a table of these functions and a
- * line in tokenizer.c. */
+/* What a kind of tokenizer provides; private to the tokenizers' files. A new kind is a table of these
+ * functions and a line in tokenizer.c. */
 #ifndef PGPT_DATA_TOKENIZER_TOKENIZER_KIND_H
 #define PGPT_DATA_TOKENIZER_TOKENIZER_KIND_H
 
@@ -10,7 +10,8 @@
 typedef struct {
     const char *name;
 
-    /* Fill tokenizer->symbols from a text. A kind without it (bpe) is not built from text but opened or trained. */
+    /* Fill tokenizer->symbols from a text. A kind without it (bpe) is not built from text but opened or
+     * trained. */
     Status (*build)(Tokenizer *tokenizer, const char *text, size_t n_bytes, int max_vocabulary, Error *error);
 
     /* Check symbols that came from a file, one by one; optional. The caller names the file and the symbol. */
@@ -50,8 +51,8 @@ const TokenizerKind *tokenizer_find_kind(const char *name);
 Status tokenizer_new(const TokenizerKind *kind, Tokenizer **tokenizer, Error *error);
 Status tokenizer_finish(Tokenizer *tokenizer, Error *error);
 
-/* Read a JSON file that may be hostile: limits on its size, depth and number of values are kept before it is parsed
- * (tokenizer_open.c). */
+/* Read a JSON file that may be hostile: limits on its size, depth and number of values are kept before it is
+ * parsed (tokenizer_open.c). */
 Status tokenizer_read_json(const char *path, json_t **object, Error *error);
 
 /* A tokenizer from the JSON of tokenizer.json, our own or Hugging Face's; NULL on failure. */

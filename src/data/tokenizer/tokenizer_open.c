@@ -1,5 +1,5 @@
-/* Which of the formats a path leads to. Names are hints only: a folder is searched for the usual ones, but a file is
- * known by what it begins with, so that a renamed one opens as well. */
+/* Which of the formats a path leads to. Names are hints only: a folder is searched for the usual ones, but a
+ * file is known by what it begins with, so that a renamed one opens as well. */
 #include "base/file/file.h"
 #include "base/text/json.h"
 #include "data/tokenizer/bpe.h"
@@ -15,8 +15,9 @@ enum { LIMIT_BYTES = 256 << 20, LIMIT_DEPTH = 32, LIMIT_VALUES = 1 << 25 };
 
 /* ---- JSON from outside ---- */
 
-/* A parsed value takes some ten times the memory of its text, and a short text can hold very many ("[[],[],..."). So
- * they are counted first: nothing can be deeper than its brackets or more than its commas. */
+/* A parsed value takes some ten times the memory of its text, and a short text can hold very many
+ * ("[[],[],..."). So they are counted first: nothing can be deeper than its brackets or more than its
+ * commas. */
 static Status check_json(const char *bytes, size_t n_bytes, const char *path, Error *error) {
     size_t depth = 0, n_values = 0;
     bool in_text = false;

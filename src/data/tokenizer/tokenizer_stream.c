@@ -1,8 +1,8 @@
 /* Large texts: on several threads, and bit by bit.
  *
- * Both rest on tokenizer_cut: the pieces of a text that is cut where it says encode to the ids of the whole. Threads
- * take pieces of PIECE_BYTES, large enough that the start of one (a fresh table of words) does not matter, and leave
- * their ids in arrays of their own, which are then put together in order. */
+ * Both rest on tokenizer_cut: the pieces of a text that is cut where it says encode to the ids of the whole.
+ * Threads take pieces of PIECE_BYTES, large enough that the start of one (a fresh table of words) does not
+ * matter, and leave their ids in arrays of their own, which are then put together in order. */
 #include "data/tokenizer/tokenizer.h"
 #include "data/tokenizer/tokenizer_kind.h"
 
@@ -120,8 +120,8 @@ static Status keep(TokenStream *stream, const char *bytes, size_t n_bytes, Error
     return STATUS_OK;
 }
 
-/* New bytes go behind what was kept, are encoded up to the last cut, and the rest is kept in turn. With nothing kept they
- * are encoded where they lie. */
+/* New bytes go behind what was kept, are encoded up to the last cut, and the rest is kept in turn. With
+ * nothing kept they are encoded where they lie. */
 Status token_stream_write(TokenStream *stream, const char *bytes, size_t n_bytes, TokenArray *tokens,
                           Error *error) {
     if (n_bytes == 0) return STATUS_OK;

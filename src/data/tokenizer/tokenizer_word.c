@@ -1,15 +1,16 @@
 /* Words, with their punctuation split off.
  *
- * Text is scanned into pieces: words, punctuation marks, line ends, blank lines. A word keeps what is inside it
- * (don't, well-known, 3.14, www.example.com) and the apostrophes at its ends ('tis, dogs'); other marks stand alone,
- * a run of the same one (..., --, !!) as one piece. Blanks are not tokens. A line end is one ("\n", an ordinary entry of
- * the vocabulary), and a blank line, however long, is [EOS]: texts that are separated by blank lines end with it.
+ * Text is scanned into pieces: words, punctuation marks, line ends, blank lines. A word keeps what is inside
+ * it (don't, well-known, 3.14, www.example.com) and the apostrophes at its ends ('tis, dogs'); other marks
+ * stand alone, a run of the same one (..., --, !!) as one piece. Blanks are not tokens. A line end is one
+ * ("\n", an ordinary entry of the vocabulary), and a blank line, however long, is [EOS]: texts that are
+ * separated by blank lines end with it.
  *
  * Scanning restarts at every blank that follows something else, so a text may be cut there.
  *
- * Decoding puts the blanks back by the habits of English typesetting: none before a comma or a closing bracket, none
- * after an opening one, none at the start of a line. Only a straight double quote does not tell its side; it opens at
- * the start of a line and otherwise takes turns, until the text ends. */
+ * Decoding puts the blanks back by the habits of English typesetting: none before a comma or a closing
+ * bracket, none after an opening one, none at the start of a line. Only a straight double quote does not tell
+ * its side; it opens at the start of a line and otherwise takes turns, until the text ends. */
 #include "base/text/utf8.h"
 #include "data/tokenizer/tokenizer_kind.h"
 
@@ -43,8 +44,8 @@ static bool is_digit(char c) {
     return c >= '0' && c <= '9';
 }
 
-/* The bytes of the punctuation mark that starts here; 0 for a part of a word. Beyond ASCII the marks are those of
- * Latin-1 and the General Punctuation block; all else, stray bytes too, counts as letters. */
+/* The bytes of the punctuation mark that starts here; 0 for a part of a word. Beyond ASCII the marks are
+ * those of Latin-1 and the General Punctuation block; all else, stray bytes too, counts as letters. */
 static size_t mark_bytes(const char *text, size_t n_bytes) {
     unsigned char c = (unsigned char)text[0];
     if (c < 0x80) {

@@ -1,9 +1,10 @@
-/* Least squares of relative errors: sizes go over six powers of ten and times over four, and a fit of absolute errors would see the
- * longest message only. With weights 1/t the line a + b n through points (n, t) minimises the sum of ((a + b n - t) / t)^2,
- * whose two normal equations are solved below. Times jitter upwards, so whoever measures passes medians or minima.
+/* Least squares of relative errors: sizes go over six powers of ten and times over four, and a fit of
+ * absolute errors would see the longest message only. With weights 1/t the line a + b n through points (n, t)
+ * minimises the sum of ((a + b n - t) / t)^2, whose two normal equations are solved below. Times jitter
+ * upwards, so whoever measures passes medians or minima.
  *
- * Where two lines are allowed, every border between two sizes is tried. They have to be clearly better than one: more
- * parameters always fit a little better, and a border that is not there would only confuse. */
+ * Where two lines are allowed, every border between two sizes is tried. They have to be clearly better than
+ * one: more parameters always fit a little better, and a border that is not there would only confuse. */
 #include "lab/collectives/alpha_beta.h"
 
 #include <math.h>

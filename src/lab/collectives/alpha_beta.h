@@ -4,8 +4,9 @@
  *     TRY(link_fit(bytes, seconds, n, &link, error));          // a ping-pong's sizes and times one way
  *     double expected = link_seconds(&link, 4096);
  *
- * MPI libraries send short messages at once and long ones only when the receiver has said where to put them, which takes further
- * trips. So a link has two lines, one for each kind, and a length from which on messages are of the second. */
+ * MPI libraries send short messages at once and long ones only when the receiver has said where to put them,
+ * which takes further trips. So a link has two lines, one for each kind, and a length from which on messages
+ * are of the second. */
 #ifndef PGPT_LAB_COLLECTIVES_ALPHA_BETA_H
 #define PGPT_LAB_COLLECTIVES_ALPHA_BETA_H
 
@@ -23,8 +24,8 @@ typedef struct {
     double gap; /* seconds between short messages that follow each other: the part of alpha that is work */
 } Link;
 
-/* The line whose relative errors have the least sum of squares; neither of its numbers is negative. Needs two points or
- * more, not all of the same size, and times above 0. */
+/* The line whose relative errors have the least sum of squares; neither of its numbers is negative. Needs two
+ * points or more, not all of the same size, and times above 0. */
 Status alpha_beta_fit(const double *bytes, const double *seconds, int n, AlphaBeta *fit, Error *error);
 
 /* The root of the mean squared relative error of a line. */

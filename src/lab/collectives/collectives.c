@@ -1,5 +1,6 @@
-/* The ways take turns, so that whatever else the machine does hits all of them. How many rounds are made is decided from times that
- * all ranks have agreed upon, so that all make the same number. What links cost is found by a ping-pong (ping_pong.c). */
+/* The ways take turns, so that whatever else the machine does hits all of them. How many rounds are made is
+ * decided from times that all ranks have agreed upon, so that all make the same number. What links cost is
+ * found by a ping-pong (ping_pong.c). */
 #include "lab/collectives/collectives.h"
 
 #include "base/system/memory.h"
@@ -118,7 +119,8 @@ static bool find_pair(const Machine *machine, bool is_within, int *first, int *s
     return false;
 }
 
-/* What a rank has for itself: its core's second level, or its share of a third that all cores of the host have. */
+/* What a rank has for itself: its core's second level, or its share of a third that all cores of the host
+ * have. */
 static double cache_bytes(int n_host_ranks) {
     double second = (double)sysconf(_SC_LEVEL2_CACHE_SIZE),
            third = (double)sysconf(_SC_LEVEL3_CACHE_SIZE) / n_host_ranks;
@@ -156,8 +158,8 @@ static int64_t all_factors(const Comm *world) {
     return (int64_t)world->size * (world->size + 1) / 2;
 }
 
-/* Whole numbers, different on every rank and along the vector, whose sums are exact: below 2^24, so with many ranks they
- * repeat sooner. */
+/* Whole numbers, different on every rank and along the vector, whose sums are exact: below 2^24, so with many
+ * ranks they repeat sooner. */
 static float term(const Comm *world, int64_t i, int64_t factor) {
     int64_t most = (INT64_C(1) << 24) / all_factors(world), period = most > 1021 ? 1021 : most > 1 ? most : 1;
     return (float)((i % period + 1) * factor);

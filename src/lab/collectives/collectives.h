@@ -1,4 +1,5 @@
-/* All-reduce, measured and predicted: every algorithm of comm/algo, the library's own, and what the links of this machine let expect.
+/* All-reduce, measured and predicted: every algorithm of comm/algo, the library's own, and what the links of
+ * this machine let expect.
  *
  *     Machine machine;
  *     TRY(collectives_probe(launch, &machine, error));                       // ping-pong, gap, addition
@@ -6,8 +7,9 @@
  *     TRY(collectives_predict(&machine, &row, error));                       // on one rank
  *     collectives_forget(&machine);
  *
- * What is measured is the time of the slowest rank from a common start; every sum is checked. The model is compared with the least
- * of several measurements, since it knows nothing of what else a machine does; the median is there too. */
+ * What is measured is the time of the slowest rank from a common start; every sum is checked. The model is
+ * compared with the least of several measurements, since it knows nothing of what else a machine does; the
+ * median is there too. */
 #ifndef PGPT_LAB_COLLECTIVES_COLLECTIVES_H
 #define PGPT_LAB_COLLECTIVES_COLLECTIVES_H
 
@@ -17,8 +19,8 @@
 #include "lab/launch/launcher.h"
 #include "parallel/launch/launch.h"
 
-/* The five algorithms in the order of comm_algorithm_names, then the library's all-reduce as pgpt uses it (MPI_Iallreduce, watched
- * by a loop that gives way), then its blocking one (MPI_Allreduce). */
+/* The five algorithms in the order of comm_algorithm_names, then the library's all-reduce as pgpt uses it
+ * (MPI_Iallreduce, watched by a loop that gives way), then its blocking one (MPI_Allreduce). */
 enum {
     COLLECTIVES_N_ALGORITHMS = 5,
     COLLECTIVES_LIBRARY = 5,
@@ -42,7 +44,8 @@ typedef struct {
     const CommonStart *start; /* how ranks begin together; not needed by collectives_start */
 } CollectivesOptions;
 
-/* What ping-pong and addition cost between and on these ranks. All ranks get the same; `host` is from malloc. Collective. */
+/* What ping-pong and addition cost between and on these ranks. All ranks get the same; `host` is from malloc.
+ * Collective. */
 Status collectives_probe(Launch *launch, Machine *machine, Error *error);
 void collectives_forget(Machine *machine);
 
@@ -64,12 +67,14 @@ typedef struct {
     int n_rows;
 } CollectivesResult;
 
-/* Starts `pgpt lab collectives` on so many ranks and reads what it found. `sizes` is a list of bytes, as the option takes it. */
+/* Starts `pgpt lab collectives` on so many ranks and reads what it found. `sizes` is a list of bytes, as the
+ * option takes it. */
 Status collectives_start(Launcher *launcher, int n_ranks, const char *sizes,
                          const CollectivesOptions *options, double timeout_s, CollectivesResult *result,
                          Error *error);
 
-/* ---- As JSON: for --json, and from runs that were started for it. New references; reading names the field that is wrong. */
+/* ---- As JSON: for --json, and from runs that were started for it. New references; reading names the field
+ * that is wrong. */
 json_t *collectives_machine_json(const Machine *machine);
 json_t *collectives_row_json(const CollectivesRow *row);
 Status collectives_read_machine(const json_t *object, const char *source, Machine *machine, Error *error);

@@ -1,5 +1,5 @@
-/* What `lab collectives` found, as JSON: the same object is printed for other programs and read back when the study has started its
- * own ranks, so that one table can hold several numbers of them. */
+/* What `lab collectives` found, as JSON: the same object is printed for other programs and read back when the
+ * study has started its own ranks, so that one table can hold several numbers of them. */
 #include "lab/collectives/collectives.h"
 
 #include <math.h>

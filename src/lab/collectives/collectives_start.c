@@ -1,5 +1,5 @@
-/* The study in processes of its own, started for a number of ranks: for a table of several, and for whoever needs to know the links
- * before it can expect anything. */
+/* The study in processes of its own, started for a number of ranks: for a table of several, and for whoever
+ * needs to know the links before it can expect anything. */
 #include "lab/collectives/collectives.h"
 
 #include "lab/launch/launch_child.h"

@@ -1,13 +1,14 @@
-/* The links are probed by the messages that the algorithms are made of: the same functions, within a host no longer than a piece,
- * which stays in the cache; between hosts longer, because networks let a little through at once and hold back what follows. One
- * pair of ranks plays; the others wait as ranks do.
+/* The links are probed by the messages that the algorithms are made of: the same functions, within a host no
+ * longer than a piece, which stays in the cache; between hosts longer, because networks let a little through
+ * at once and hold back what follows. One pair of ranks plays; the others wait as ranks do.
  *
- * A machine that has other work to do takes a core away for milliseconds, in which hundreds of short messages would have gone back
- * and forth. If all trips of a size were made in one go, such a moment would be all that is known of it, and two or three
- * small sizes that are wrong by a factor of a hundred make a line of their own. So the sizes take turns: a sweep visits all of
- * them for a moment each, and of the visits to a size the best counts. How many trips a visit has follows from the best that
- * is known, never from the last one. Sweeps go on for a second or two. Fast links have many of them; slow ones, whose trips
- * are longer than what a machine takes away, have four. */
+ * A machine that has other work to do takes a core away for milliseconds, in which hundreds of short messages
+ * would have gone back and forth. If all trips of a size were made in one go, such a moment would be all that
+ * is known of it, and two or three small sizes that are wrong by a factor of a hundred make a line of their
+ * own. So the sizes take turns: a sweep visits all of them for a moment each, and of the visits to a size the
+ * best counts. How many trips a visit has follows from the best that is known, never from the last one.
+ * Sweeps go on for a second or two. Fast links have many of them; slow ones, whose trips are longer than what
+ * a machine takes away, have four. */
 #include "lab/collectives/ping_pong.h"
 
 #include "base/system/memory.h"
@@ -37,8 +38,8 @@ static int other_of(const Pair *pair) {
 
 /* ---- What is known */
 
-/* Sizes lie a little below the powers of two, which are where libraries begin to ask, headers included: the border between short
- * messages and long ones is then found where it is and not a factor of two below. */
+/* Sizes lie a little below the powers of two, which are where libraries begin to ask, headers included: the
+ * border between short messages and long ones is then found where it is and not a factor of two below. */
 PingPongTimes ping_pong_sizes(size_t longest) {
     enum { BELOW = 64 };
     PingPongTimes times = {.n = 0};
@@ -85,7 +86,8 @@ static Status bounce(const Pair *pair, size_t n_bytes, int n_trips, double *seco
     return STATUS_OK;
 }
 
-/* Many short messages in a row and an answer: what each adds is work, the rest of its latency is not. Keeps the least. */
+/* Many short messages in a row and an answer: what each adds is work, the rest of its latency is not. Keeps
+ * the least. */
 static Status time_row(const Pair *pair, int n_messages, double *least, Error *error) {
     int other = other_of(pair);
     uint64_t start = timer_now_ns();

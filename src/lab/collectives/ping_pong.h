@@ -1,10 +1,11 @@
 /* What messages between two ranks cost, found by letting them play.
  *
  *     Link link;
- *     TRY(ping_pong_fit(world, 0, 1, 1 << 20, &link, error));       // all ranks of the world; all get the same
+ *     // all ranks of the world; all get the same
+ *     TRY(ping_pong_fit(world, 0, 1, 1 << 20, &link, error));
  *
- * Messages of all sizes up to the longest are sent there and back, in sweeps: whatever else the machine does for a moment spoils
- * some of the sizes in one of the sweeps, and the least of all sweeps counts. */
+ * Messages of all sizes up to the longest are sent there and back, in sweeps: whatever else the machine does
+ * for a moment spoils some of the sizes in one of the sweeps, and the least of all sweeps counts. */
 #ifndef PGPT_LAB_COLLECTIVES_PING_PONG_H
 #define PGPT_LAB_COLLECTIVES_PING_PONG_H
 

@@ -1,20 +1,24 @@
-/* Formulas of steps and bytes (comm/algo) say what an algorithm costs in principle. What runs is cut into rounds, blocks and
- * pieces that overlap, and on a slow network that decides. So nothing is derived here: the algorithms run as they are, over a carrier
- * that writes down what each rank posts and waits for, and the log is replayed.
+/* Formulas of steps and bytes (comm/algo) say what an algorithm costs in principle. What runs is cut into
+ * rounds, blocks and pieces that overlap, and on a slow network that decides. So nothing is derived here: the
+ * algorithms run as they are, over a transport that writes down what each rank posts and waits for, and the
+ * log is replayed.
  *
- * What a rank does next never depends on what it has received, so ranks can be logged one after the other. Which bytes are added
- * cannot be seen in a log of messages, but the algorithms receive those, and only those, in their scratch memory.
+ * What a rank does next never depends on what it has received, so ranks can be logged one after the other.
+ * Which bytes are added cannot be seen in a log of messages, but the algorithms receive those, and only
+ * those, in their scratch memory.
  *
- * The replay moves every rank on until it waits for a message that has no time of arrival, or has something to add. Then, of all
- * messages that could begin and all additions, the one that can begin first gets its time. That is safe: whatever turns up later
- * comes from a rank that waits for one of these, so it begins no earlier.
+ * The replay moves every rank on until it waits for a message that has no time of arrival, or has something
+ * to add. Then, of all messages that could begin and all additions, the one that can begin first gets its
+ * time. That is safe: whatever turns up later comes from a rank that waits for one of these, so it begins no
+ * earlier.
  *
- * Between hosts a message stands in line twice: where it leaves its host and, a latency later, where it enters the other. A long
- * one goes back and forth before it is through: the question; the answer, once the receiver wants the message; its bytes, which the
- * sender hands over and goes on; and a seal, the word that all of it is there. On an idle network that adds up to the line that was
- * fitted. On a busy one bytes wait for a line to be free, and the words for what goes between the same two ranks before them. That is
- * why two messages that are answered together arrive together, and why two ranks that exchange long messages and are out of step
- * may end up taking turns: the answer stands behind the bytes. */
+ * Between hosts a message stands in line twice: where it leaves its host and, a latency later, where it
+ * enters the other. A long one goes back and forth before it is through: the question; the answer, once the
+ * receiver wants the message; its bytes, which the sender hands over and goes on; and a seal, the word that
+ * all of it is there. On an idle network that adds up to the line that was fitted. On a busy one bytes wait
+ * for a line to be free, and the words for what goes between the same two ranks before them. That is why two
+ * messages that are answered together arrive together, and why two ranks that exchange long messages and are
+ * out of step may end up taking turns: the answer stands behind the bytes. */
 #include "lab/collectives/replay.h"
 
 #include "base/arena.h"
@@ -266,8 +270,9 @@ static void open_seal(Replay *replay, Message *message, double at) {
     open_leg(replay, seal, SEAL, at);
 }
 
-/* The bytes of a message wait until its host's line is free, at either end. What carries none waits for those only that go between
- * the same two ranks before it: messages to others share a line, and it passes between them. */
+/* The bytes of a message wait until its host's line is free, at either end. What carries none waits for those
+ * only that go between the same two ranks before it: messages to others share a line, and it passes between
+ * them. */
 static void move_leg(Replay *replay, Message *message) {
     const Machine *machine = replay->machine;
     bool is_back = message->leg == ANSWER, has_bytes = message->leg == WHOLE || message->leg == BYTES;
@@ -299,8 +304,8 @@ static void deliver(Replay *replay, Message *message) {
     else move_leg(replay, message);
 }
 
-/* Called when a side has posted it. It becomes ready once: when the second does, or for a short one when it is sent; one that
- * asks does so when it is sent, and is answered when it is wanted. */
+/* Called when a side has posted it. It becomes ready once: when the second does, or for a short one when it
+ * is sent; one that asks does so when it is sent, and is answered when it is wanted. */
 static void open_message(Replay *replay, Message *message, bool is_send) {
     bool is_short = is_eager(replay->machine, message);
     if (asks(replay->machine, message)) {
@@ -347,8 +352,8 @@ static void advance(Replay *replay, Rank *rank) {
     }
 }
 
-/* What points to the message that can begin first; NULL: there is none. Of equals it is the one that was opened first, which
- * stands further back in the list: what has come first is answered first. */
+/* What points to the message that can begin first; NULL: there is none. Of equals it is the one that was
+ * opened first, which stands further back in the list: what has come first is answered first. */
 static Message **first_message(Replay *replay) {
     Message **best = NULL;
     for (Message **next = &replay->open; *next; next = &(*next)->next_open)

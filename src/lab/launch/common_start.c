@@ -1,9 +1,11 @@
-/* Ranks leave a barrier when its messages reach them. Within a host that is the same microsecond. On a network the last rank to
- * come may leave it at once and the others one or two latencies later, and an algorithm that begins in such a disorder runs differently: a
- * rank that began early waits, and what it asks for stands behind what others already send. So where there are several hosts,
- * their clocks are compared, rank 0 names a moment in the near future, and everybody sleeps until then.
+/* Ranks leave a barrier when its messages reach them. Within a host that is the same microsecond. On a
+ * network the last rank to come may leave it at once and the others one or two latencies later, and an
+ * algorithm that begins in such a disorder runs differently: a rank that began early waits, and what it asks
+ * for stands behind what others already send. So where there are several hosts, their clocks are compared,
+ * rank 0 names a moment in the near future, and everybody sleeps until then.
  *
- * How near the future can be is measured: it takes as long as the message that names the moment takes to the last rank. */
+ * How near the future can be is measured: it takes as long as the message that names the moment takes to the
+ * last rank. */
 #include "lab/launch/common_start.h"
 
 #include "base/system/timer.h"

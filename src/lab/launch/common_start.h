@@ -22,8 +22,8 @@ typedef struct {
 /* All of these are collective. */
 Status common_start_open(CommonStart *start, Comm *world, int n_hosts, Error *error);
 
-/* `begin_ns` is on this rank's own timer. A rank that was kept from being there in time gets a moment that has passed, and so does
- * whoever measures from it see the delay. */
+/* `begin_ns` is on this rank's own timer. A rank that was kept from being there in time gets a moment that
+ * has passed, and so does whoever measures from it see the delay. */
 Status common_start_wait(const CommonStart *start, uint64_t *begin_ns, Error *error);
 
 #endif

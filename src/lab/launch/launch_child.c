@@ -1,12 +1,13 @@
 /* A child process whose output is read while it runs.
  *
- * Two pipes are polled, because a child that fills the one that nobody reads would wait for ever, and so would we. The same
- * loop looks at the clock and at our own signals. The child is the leader of a process group, so that a launcher and the
- * ranks that it started on this host can be ended together; it asks the kernel to be ended with us, since a training run
- * without anybody who reads its results is of no use. A child that does not obey a polite signal is killed.
+ * Two pipes are polled, because a child that fills the one that nobody reads would wait for ever, and so
+ * would we. The same loop looks at the clock and at our own signals. The child is the leader of a process
+ * group, so that a launcher and the ranks that it started on this host can be ended together; it asks the
+ * kernel to be ended with us, since a training run without anybody who reads its results is of no use. A
+ * child that does not obey a polite signal is killed.
  *
- * That the program cannot be started is known only behind fork(): a third pipe, closed by a successful exec, brings the
- * reason back. */
+ * That the program cannot be started is known only behind fork(): a third pipe, closed by a successful exec,
+ * brings the reason back. */
 #define _GNU_SOURCE /* pipe2 */
 
 #include "lab/launch/launch_child.h"
@@ -142,7 +143,8 @@ static void keep_time(Watch *watch, ChildResult *result) {
     }
 }
 
-/* Until the child has ended and said all. Something that it left behind may keep the pipes open: nobody waits for that. */
+/* Until the child has ended and said all. Something that it left behind may keep the pipes open: nobody waits
+ * for that. */
 static void watch_child(Watch *watch, Stream *streams, ChildResult *result) {
     int state = 0;
     bool has_ended = false;
@@ -212,7 +214,8 @@ static const char *join(const char *const *words, char *text, size_t n_bytes) {
     return text;
 }
 
-/* One of pgpt's own that says what went wrong, and not what its watchdog adds: where ranks are, how to go on. */
+/* One of pgpt's own that says what went wrong, and not what its watchdog adds: where ranks are, how to go
+ * on. */
 static bool is_telling(const char *line) {
     static const char *const others[] = {"pgpt: where each rank is", "pgpt: ending the job"};
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
@@ -220,8 +223,8 @@ static bool is_telling(const char *line) {
     return strncmp(line, "pgpt: ", 6) == 0;
 }
 
-/* The last line of a text that has words of its own: launchers draw frames of dashes around theirs. Of pgpt's own lines,
- * "pgpt: rank 1 on ...: ...", the last. */
+/* The last line of a text that has words of its own: launchers draw frames of dashes around theirs. Of pgpt's
+ * own lines, "pgpt: rank 1 on ...: ...", the last. */
 static const char *telling_line(const char *text, size_t n, size_t *length) {
     const char *best = "", *line = text;
     bool is_ours = false;

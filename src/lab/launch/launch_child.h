@@ -34,12 +34,14 @@ typedef struct {
 
 enum { CHILD_OUTPUT_BYTES = 4 << 20, CHILD_COMPLAINT_BYTES = 64 << 10 };
 
-/* Starts it and waits for its end. Fails only if it cannot be started (STATUS_USER if there is no such program); how it
- * ended is in the result. It dies with us. A signal that interrupt_watch remembers ends it. */
+/* Starts it and waits for its end. Fails only if it cannot be started (STATUS_USER if there is no such
+ * program); how it ended is in the result. It dies with us. A signal that interrupt_watch remembers ends
+ * it. */
 Status child_run(const ChildSetup *setup, ChildResult *result, Error *error);
 void child_free(ChildResult *result); /* safe on {0} */
 
-/* Was its exit code 0? If not, an error with the command and the last thing it said. The user's mistake (2) stays one. */
+/* Was its exit code 0? If not, an error with the command and the last thing it said. The user's mistake (2)
+ * stays one. */
 Status child_check(const ChildResult *result, const char *const *words, Error *error);
 
 /* The object on its last line. A new reference. */

@@ -1,6 +1,6 @@
-/* Launchers differ in what they refuse: Open MPI does not run as root and starts no more ranks than there are cores unless
- * told to, and binds ranks to a single core each; MPICH and Slurm have no such words and would not understand them. Which one it is
- * says its --version. */
+/* Launchers differ in what they refuse: Open MPI does not run as root and starts no more ranks than there are
+ * cores unless told to, and binds ranks to a single core each; MPICH and Slurm have no such words and would
+ * not understand them. Which one it is says its --version. */
 #define _GNU_SOURCE /* asprintf, mkdtemp */
 
 #include "lab/launch/launcher.h"

@@ -1,18 +1,20 @@
 /* Points, epochs, rounds.
  *
- * An epoch is: the gradient over the rank's own points, one sum over all ranks (of the gradient and, riding along, the loss;
- * in f64, whatever the engine computes in), and the same step on every rank. The loss is the mean over the points of all
- * ranks, so sums are all that is needed, and a set of points gives the same weights however it is divided.
+ * An epoch is: the gradient over the rank's own points, one sum over all ranks (of the gradient and, riding
+ * along, the loss; in f64, whatever the engine computes in), and the same step on every rank. The loss is the
+ * mean over the points of all ranks, so sums are all that is needed, and a set of points gives the same
+ * weights however it is divided.
  *
- * How well it scales is measured where it is claimed. In every round rank 0 first trains alone, while the others sleep in a
- * barrier, and then all train together, so that both times come from the same process, core and minute. With points of its
- * own for every rank (weak scaling) the efficiency is the time alone over the time together; with one set of points divided
- * (strong scaling) rank 0 alone has all of them, and it is divided by the number of ranks too.
+ * How well it scales is measured where it is claimed. In every round rank 0 first trains alone, while the
+ * others sleep in a barrier, and then all train together, so that both times come from the same process, core
+ * and minute. With points of its own for every rank (weak scaling) the efficiency is the time alone over the
+ * time together; with one set of points divided (strong scaling) rank 0 alone has all of them, and it is
+ * divided by the number of ranks too.
  *
- * A round is over in a tenth of a second, and a machine does other things as well, which make a time longer and never
- * shorter; where ranks wait for each other in every epoch, whoever disturbs one of them disturbs all. An epoch does the same
- * work in every round, so the time of an epoch is that of its fastest round, and that of a training the sum over its epochs.
- * The fastest round as a whole is kept beside it. */
+ * A round is over in a tenth of a second, and a machine does other things as well, which make a time longer
+ * and never shorter; where ranks wait for each other in every epoch, whoever disturbs one of them disturbs
+ * all. An epoch does the same work in every round, so the time of an epoch is that of its fastest round, and
+ * that of a training the sum over its epochs. The fastest round as a whole is kept beside it. */
 #include "lab/linear/linear.h"
 
 #include "base/random.h"
@@ -220,7 +222,8 @@ static double fastest_ns(const Training *training, int64_t n_epochs) {
     return sum;
 }
 
-/* Do the times of rank 0, alone and together, still fall by half a per cent? Then the machine has not been quiet yet. */
+/* Do the times of rank 0, alone and together, still fall by half a per cent? Then the machine has not been
+ * quiet yet. */
 static Status look_at_times(Study *study, double *before_ns, bool *still_fall, Error *error) {
     int64_t n_epochs = study->problem->n_epochs;
     double now_ns = fastest_ns(&study->together, n_epochs);

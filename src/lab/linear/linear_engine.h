@@ -23,8 +23,8 @@ typedef struct {
     void (*close)(void *engine); /* safe on NULL */
     Status (*set_weights)(void *engine, const double *weights, Error *error);
     Status (*get_weights)(void *engine, double *weights, Error *error);
-    /* The share of these points in the gradient (n_weights) and, behind it, in the loss; adds to the first two
-     * times. */
+    /* The share of these points in the gradient (n_weights) and, behind it, in the loss; adds to the first
+     * two times. */
     Status (*gradient)(void *engine, double *sums, LinearTimes *times, Error *error);
     /* weights -= lr · gradient, the one of all ranks together. */
     Status (*update)(void *engine, const double *gradient, Error *error);

@@ -1,12 +1,14 @@
 /* Least squares with one node per number.
  *
- * For 5 weights a point is 12 operations: 5 products, 4 additions, the difference to y, its square, and the addition to the sum
- * of the squares; the last operation divides the sum by the number of points. All points have the same formula, so it is
- * recorded once, for a piece of some hundred of them, and run for one piece after another with their numbers in its leaves.
- * A piece's graph stays in the second-level cache, and a million points need no more nodes than a thousand.
+ * For 5 weights a point is 12 operations: 5 products, 4 additions, the difference to y, its square, and the
+ * addition to the sum of the squares; the last operation divides the sum by the number of points. All points
+ * have the same formula, so it is recorded once, for a piece of some hundred of them, and run for one piece
+ * after another with their numbers in its leaves. A piece's graph stays in the second-level cache, and a
+ * million points need no more nodes than a thousand.
  *
- * Every thread has a graph of its own, so threads share nothing but the points. Gradients are kept by piece and added up in the
- * order of the pieces: the result does not depend on which thread took which, nor on how many there are. */
+ * Every thread has a graph of its own, so threads share nothing but the points. Gradients are kept by piece
+ * and added up in the order of the pieces: the result does not depend on which thread took which, nor on how
+ * many there are. */
 #include "lab/linear/linear_engine.h"
 
 #include "base/system/timer.h"
@@ -42,7 +44,7 @@ typedef struct {
     const LinearPoints *points;
     double lr;
     int n_threads;
-    LinearSchedule schedule;
+    LinearLoopSchedule schedule;
     int64_t piece_points, n_pieces;
     Worker *worker;  /* (n_threads) */
     double *weights; /* (n_weights) */
@@ -178,8 +180,8 @@ static void run_pieces(ScalarEngine *engine) {
         run_piece(engine, &engine->worker[omp_get_thread_num()], i);
 }
 
-/* Threads are in the forward and the backward at the same time: the time that passed is divided in the proportion in which
- * they were in either. */
+/* Threads are in the forward and the backward at the same time: the time that passed is divided in the
+ * proportion in which they were in either. */
 static Status scalar_engine_gradient(void *opaque, double *sums, LinearTimes *times, Error *error) {
     (void)error;
     ScalarEngine *engine = opaque;

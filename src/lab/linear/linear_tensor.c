@@ -1,12 +1,14 @@
-/* Least squares with the engine that GPTs are trained with: the same graph, passes, memory plan, kernels and executor.
+/* Least squares with the engine that GPTs are trained with: the same graph, passes, memory plan, kernels and
+ * executor.
  *
  *     predictions (N,1) = linear(x (N,W), weight (1,W))        losses (N) = squared_error(predictions, y)
  *
- * and autograd adds what is missing. It computes in f32, so the loss stops falling when it reaches the rounding of y.
+ * and autograd adds what is missing. It computes in f32, so the loss stops falling when it reaches the
+ * rounding of y.
  *
- * The sum over the ranks is not a node of this graph, though it could be (parallel/comm_ops.h): that is made to hide behind
- * a computation, and here there is none left when the gradient is known. A blocking call between the sections is faster, and
- * can add in f64. */
+ * The sum over the ranks is not a node of this graph, though it could be (parallel/comm_ops.h): that is made
+ * to hide behind a computation, and here there is none left when the gradient is known. A blocking call
+ * between the sections is faster, and can add in f64. */
 #include "lab/linear/linear_engine.h"
 
 #include "backend/cpu/cpu.h"

@@ -1,14 +1,16 @@
 /* Numbers as nodes, in the form that a processor likes.
  *
- * The textbook's form of this engine is an object per number with a list of its parents, a depth-first search for a
- * topological order, and a function per node for its share of the chain rule. It spends its time on allocating nodes one
- * by one and on following pointers between them. Here a node is an index. A node's operands exist before it does, so the
- * order of recording is a topological order already, and the search disappears: forward is a walk over the
- * list of steps from the front, backward the same walk from the back, without recursion, however deep the graph. Values
- * and gradients are arrays beside the list, and all of it is one piece of memory: an arena that is freed at once. Leaves are
- * in no step, so a sweep does not touch what there is nothing to compute for.
+ * The textbook's form of this engine is an object per number with a list of its parents, a depth-first search
+ * for a topological order, and a function per node for its share of the chain rule. It spends its time on
+ * allocating nodes one by one and on following pointers between them. Here a node is an index. A node's
+ * operands exist before it does, so the order of recording is a topological order already, and the search
+ * disappears: forward is a walk over the list of steps from the front, backward the same walk from the back,
+ * without recursion, however deep the graph. Values and gradients are arrays beside the list, and all of it
+ * is one piece of memory: an arena that is freed at once. Leaves are in no step, so a sweep does not touch
+ * what there is nothing to compute for.
  *
- * A recorded graph can be run again with other leaves. Whoever has the same formula for many inputs records it once. */
+ * A recorded graph can be run again with other leaves. Whoever has the same formula for many inputs records
+ * it once. */
 #include "lab/linear/scalar.h"
 
 #include "base/system/memory.h"

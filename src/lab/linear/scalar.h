@@ -12,8 +12,9 @@
  * done:
  *     scalar_close(&graph);
  *
- * The whole of automatic differentiation with nothing left to explain: what a tensor engine does for arrays, this does for
- * each of their elements. The arithmetic is IEEE's: a division by zero gives an infinity, and goes on. */
+ * The whole of automatic differentiation with nothing left to explain: what a tensor engine does for arrays,
+ * this does for each of their elements. The arithmetic is IEEE's: a division by zero gives an infinity, and
+ * goes on. */
 #ifndef PGPT_LAB_LINEAR_SCALAR_H
 #define PGPT_LAB_LINEAR_SCALAR_H
 
@@ -32,8 +33,8 @@ typedef struct {
     Scalar left, right, result;
 } ScalarStep;
 
-/* {0} is an empty graph. All nodes lie in one piece of memory, which grows by doubling: `value`, `gradient` and `step` may
- * move while nodes are recorded, and stay where they are afterwards. */
+/* {0} is an empty graph. All nodes lie in one piece of memory, which grows by doubling: `value`, `gradient`
+ * and `step` may move while nodes are recorded, and stay where they are afterwards. */
 typedef struct {
     double *value;    /* (n_nodes) */
     double *gradient; /* (n_nodes), of the root of the last backward */

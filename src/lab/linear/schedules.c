@@ -1,11 +1,13 @@
-/* The kernel is the one that an older study of OpenMP used: the gradient of sum((x w - y)^2) over rows of a few weights. A row is a handful
- * of multiplications for some 50 bytes from memory, so it is memory that decides, and how rows are dealt out costs more than the
- * rows themselves if they are dealt one by one: that is what OpenMP's dynamic schedule does unless told otherwise.
+/* The kernel is the one that an older study of OpenMP used: the gradient of sum((x w - y)^2) over rows of a
+ * few weights. A row is a handful of multiplications for some 50 bytes from memory, so it is memory that
+ * decides, and how rows are dealt out costs more than the rows themselves if they are dealt one by one: that
+ * is what OpenMP's dynamic schedule does unless told otherwise.
  *
- * Memory is new for every measurement, so that its pages have no home before the first touch. Rows are filled from the random numbers of
- * their index: whoever fills them, they are the same.
+ * Memory is new for every measurement, so that its pages have no home before the first touch. Rows are filled
+ * from the random numbers of their index: whoever fills them, they are the same.
  *
- * In the uneven variant a row is gone over again, up to eight times for the last ones: work that static shares are bad at. */
+ * In the uneven variant a row is gone over again, up to eight times for the last ones: work that static
+ * shares are bad at. */
 #include "lab/linear/schedules.h"
 
 #include "base/system/memory.h"
@@ -94,7 +96,7 @@ static void gradient_of(const Rows *rows, const double *weights, int n_threads, 
     }
 }
 
-static void set_schedule(ScheduleKind schedule, int64_t chunk) {
+static void set_schedule(LoopScheduleKind schedule, int64_t chunk) {
 #ifdef _OPENMP
     static const omp_sched_t kinds[] = {omp_sched_static, omp_sched_dynamic, omp_sched_guided};
     omp_set_schedule(kinds[schedule], (int)chunk);

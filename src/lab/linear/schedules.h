@@ -1,12 +1,12 @@
-/* OpenMP's schedules, compared on the gradient of least squares: how rows are dealt out to threads, and by whom memory was first
- * touched.
+/* OpenMP's loop schedules, compared on the gradient of least squares: how rows are dealt out to threads, and
+ * by whom memory was first touched.
  *
  *     SchedulesOptions options = {.n_rows = 2000000, .n_weights = 5, .n_rounds = 5};
- *     SchedulesCell cell = {.n_threads = 2, .schedule = SCHEDULES_STATIC, .touch = SCHEDULES_BY_ALL};
+ *     SchedulesCell cell = {.n_threads = 2, .schedule = LOOP_STATIC, .touch = SCHEDULES_BY_ALL};
  *     TRY(schedules_measure(&options, &cell, error));               // cell.seconds
  *
- * The operating system gives a page of memory to the node of the thread that writes to it first. Rows that one thread has filled lie
- * in its node, and all others fetch them from there, whatever the schedule. */
+ * The operating system gives a page of memory to the node of the thread that writes to it first. Rows that
+ * one thread has filled lie in its node, and all others fetch them from there, whatever the schedule. */
 #ifndef PGPT_LAB_LINEAR_SCHEDULES_H
 #define PGPT_LAB_LINEAR_SCHEDULES_H
 
@@ -15,7 +15,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-typedef enum { SCHEDULES_STATIC, SCHEDULES_DYNAMIC, SCHEDULES_GUIDED, N_SCHEDULES } ScheduleKind;
+typedef enum { LOOP_STATIC, LOOP_DYNAMIC, LOOP_GUIDED, N_LOOP_SCHEDULES } LoopScheduleKind;
 typedef enum { SCHEDULES_BY_ONE, SCHEDULES_BY_ALL, N_TOUCHES } TouchKind;
 
 extern const char *const schedules_names[];       /* static dynamic guided, NULL */
@@ -29,7 +29,7 @@ typedef struct {
 
 typedef struct {
     int n_threads;
-    ScheduleKind schedule;
+    LoopScheduleKind schedule;
     TouchKind touch;
     bool is_uneven;  /* the last rows cost most */
     double seconds;  /* of one gradient: the least of the rounds */

@@ -1,8 +1,8 @@
-/* A picture is three things: a data file for eyes and other programs, a gnuplot script that draws it (plot_script.c), and what
- * gnuplot makes of both.
+/* A picture is three things: a data file for eyes and other programs, a gnuplot script that draws it
+ * (plot_script.c), and what gnuplot makes of both.
  *
- * gnuplot runs in the folder and writes to temporary names, which it is told by variables that the script looks for: the
- * same script, run by hand, writes to the real ones. Only what is whole is renamed. */
+ * gnuplot runs in the folder and writes to temporary names, which it is told by variables that the script
+ * looks for: the same script, run by hand, writes to the real ones. Only what is whole is renamed. */
 #include "lab/picture/plot_script.h"
 
 #include "base/file/file.h"

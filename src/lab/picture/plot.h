@@ -1,14 +1,15 @@
 /* Pictures of a study: curves or bars with a title, units, a legend and the command that made them.
  *
- *     double ranks[] = {1, 2, 4}, seconds[] = {8.0, 4.1, NAN};                           // NAN: no such point
+ *     // NAN: no such point
+ *     double ranks[] = {1, 2, 4}, seconds[] = {8.0, 4.1, NAN};
  *     PlotSeries series[] = {{"measured", PLOT_POINTS, ranks, seconds, 3}};
  *     Plot plot = {.title = "Time of 100 steps", .x_label = "ranks", .y_label = "time (s)", .x_log = true,
  *                  .caption = "pgpt lab scaling --ranks 1,2,4", .series = series, .n_series = 1};
  *     bool drawn;
  *     TRY(plot_write(&plot, "runs/lab", "scaling", &drawn, error));
  *
- * gnuplot draws them. It is not needed to have the numbers: the data file is written in any case, and so is the script
- * that draws it, for a machine that has gnuplot or for somebody who wants other colours. */
+ * gnuplot draws them. It is not needed to have the numbers: the data file is written in any case, and so is
+ * the script that draws it, for a machine that has gnuplot or for somebody who wants other colours. */
 #ifndef PGPT_LAB_PICTURE_PLOT_H
 #define PGPT_LAB_PICTURE_PLOT_H
 
@@ -18,8 +19,8 @@
 
 typedef enum { PLOT_LINES, PLOT_POINTS, PLOT_DASHED, PLOT_BARS } PlotStyle;
 
-/* A curve, or bars of one colour. PLOT_LINES has a mark at every point as long as there are few of them. A dashed curve whose
- * name begins with that of another one, "ring: model" beside "ring", has its colour. */
+/* A curve, or bars of one colour. PLOT_LINES has a mark at every point as long as there are few of them. A
+ * dashed curve whose name begins with that of another one, "ring: model" beside "ring", has its colour. */
 typedef struct {      /* NOLINT(clang-analyzer-optin.performance.Padding): the order in which people say it */
     const char *name; /* in the legend; "": not there */
     PlotStyle style;
@@ -40,11 +41,11 @@ typedef struct {
     bool is_stacked; /* bars of the same name stand on each other, not side by side */
 } Plot;
 
-/* Writes FOLDER/NAME.dat (data, commented header), NAME.gp (the gnuplot script), and NAME.svg and NAME.png if gnuplot is
- * there; each by a temporary name and a rename. NAME is of letters, digits, '-' and '_'. The folder is made. `*drawn` says
- * whether there is a picture; if there is none, pictures of that name from an earlier run are gone, since they would not
- * be those of the data beside them. In a plot with bars, all series have a value for each of the names, in their order;
- * lines then go from bar to bar. */
+/* Writes FOLDER/NAME.dat (data, commented header), NAME.gp (the gnuplot script), and NAME.svg and NAME.png if
+ * gnuplot is there; each by a temporary name and a rename. NAME is of letters, digits, '-' and '_'. The
+ * folder is made. `*drawn` says whether there is a picture; if there is none, pictures of that name from an
+ * earlier run are gone, since they would not be those of the data beside them. In a plot with bars, all
+ * series have a value for each of the names, in their order; lines then go from bar to bar. */
 Status plot_write(const Plot *plot, const char *folder, const char *name, bool *drawn, Error *error);
 
 /* Can gnuplot be found? */

@@ -1,12 +1,13 @@
-/* The gnuplot script of a picture. It decides how pictures look, so all of them look alike: white ground, colours that people who
- * see few of them can tell apart, a legend where no curve is, marks on the axis where the measurements are, three of them at
- * least where a logarithmic axis lets choose, and axes that begin at zero where that does not hide what there is to see.
+/* The gnuplot script of a picture. It decides how pictures look, so all of them look alike: white ground,
+ * colours that people who see few of them can tell apart, a legend where no curve is, marks on the axis where
+ * the measurements are, three of them at least where a logarithmic axis lets choose, and axes that begin at
+ * zero where that does not hide what there is to see.
  *
- * Title, legend, plot, note and caption have their places on the picture as a whole, counted in lines from its edges: what gnuplot
- * would put relative to each other leaves the picture when there is one line more.
+ * Title, legend, plot, note and caption have their places on the picture as a whole, counted in lines from
+ * its edges: what gnuplot would put relative to each other leaves the picture when there is one line more.
  *
- * Words of the user (the caption is a command line) reach gnuplot as texts in single quotes, in which it looks for nothing:
- * in double quotes it would run what stands between backquotes. */
+ * Words of the user (the caption is a command line) reach gnuplot as texts in single quotes, in which it
+ * looks for nothing: in double quotes it would run what stands between backquotes. */
 #include "lab/picture/plot_script.h"
 
 #include "base/text/format.h"
@@ -36,8 +37,8 @@ enum { N_COLOURS = sizeof COLOURS / sizeof COLOURS[0] };
 
 /* ---- Words */
 
-/* The text between single quotes; one that is in it is put there by itself, between double ones: 'it'."'".'s'. (Two in a row
- * would stand for one too, but gnuplot loses count of four.) */
+/* The text between single quotes; one that is in it is put there by itself, between double ones:
+ * 'it'."'".'s'. (Two in a row would stand for one too, but gnuplot loses count of four.) */
 static const char *quote(Picture *picture, const char *text, size_t n) {
     static const char inner[] = "'.\"'\".'";
     char *result = ARENA_ARRAY(&picture->arena, char, sizeof inner *n + 3), *next = result;
@@ -224,7 +225,8 @@ static Status write_marks(FileWriter *writer, Picture *picture, const char *axis
     return file_writer_printf(writer, error, ")\n");
 }
 
-/* Marks for a logarithmic axis: powers of ten, or 1, 2 and 5 of each, or more, until there are three. Returns their number; 0: the range is so short that the axis can as well be linear. */
+/* Marks for a logarithmic axis: powers of ten, or 1, 2 and 5 of each, or more, until there are three. Returns
+ * their number; 0: the range is so short that the axis can as well be linear. */
 static int log_marks(double least, double most, double *marks) {
     enum { ENOUGH = 3 };
     static const double steps[][8] = {{1}, {1, 2, 5}, {1, 1.5, 2, 3, 4, 5, 7}};
@@ -242,7 +244,8 @@ static int log_marks(double least, double most, double *marks) {
     return 0;
 }
 
-/* One measurement, or two, are few marks: one between them, or on both sides, shows how the axis goes. Whole numbers only. */
+/* One measurement, or two, are few marks: one between them, or on both sides, shows how the axis goes. Whole
+ * numbers only. */
 static int add_marks(double *values, int n) {
     double first = values[0];
     if (n == 1) {
@@ -304,8 +307,9 @@ static Status write_log_range(FileWriter *writer, const Plot *plot, Error *error
     return file_writer_printf(writer, error, "set xrange [%.17g:%.17g]\n", least / margin, most * margin);
 }
 
-/* Where powers of ten would be fewer than three marks. For curves the axis is then as high as they are, since whole decades would
- * leave much of the picture empty; bars stand on something. *is_log is false if it is better not to be. */
+/* Where powers of ten would be fewer than three marks. For curves the axis is then as high as they are, since
+ * whole decades would leave much of the picture empty; bars stand on something. *is_log is false if it is
+ * better not to be. */
 static Status write_log_y(FileWriter *writer, Picture *picture, double least, double most, bool *is_log,
                           Error *error) {
     bool is_short = least > 0 && most < 100 * least;

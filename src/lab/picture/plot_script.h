@@ -14,8 +14,8 @@ typedef struct {
     Arena arena;
 } Picture;
 
-/* The script reads NAME.dat of its own folder. It writes to what the variables svg_file and png_file say, or else to NAME.svg and
- * NAME.png. */
+/* The script reads NAME.dat of its own folder. It writes to what the variables svg_file and png_file say, or
+ * else to NAME.svg and NAME.png. */
 Status plot_script_write(FileWriter *writer, Picture *picture, Error *error);
 
 #endif

@@ -1,12 +1,12 @@
 /* What a timeline says in numbers.
  *
- * A lane's events lie in each other; the time of a moment is the innermost one's. A walk with a stack cuts the
- * lane into disjoint segments, each with one event, and everything else is sums over those: a rank's first lane is
- * the one that computes, so what it is in is what the rank is in. Communication is under way in any lane; where it
- * meets computing, it is hidden.
+ * A lane's events lie in each other; the time of a moment is the innermost one's. A walk with a stack cuts
+ * the lane into disjoint segments, each with one event, and everything else is sums over those: a rank's
+ * first lane is the one that computes, so what it is in is what the rank is in. Communication is under way in
+ * any lane; where it meets computing, it is hidden.
  *
- * In another program's trace events of a lane may overlap without lying in each other. The later one then ends
- * with the earlier, and is counted. */
+ * In another program's trace events of a lane may overlap without lying in each other. The later one then
+ * ends with the earlier, and is counted. */
 #include "lab/picture/timeline.h"
 
 #include <math.h>

@@ -3,7 +3,8 @@
  *     Timeline timeline;
  *     TRY(timeline_read(&timeline, "run/trace.json", error));
  *     TRY_GOTO(timeline_set_window(&timeline, from_ms, to_ms, error), done);
- *     TRY_GOTO(timeline_measure(&timeline, error), done);           // timeline.rank[r].time, timeline.collective[i]
+ *     // timeline.rank[r].time, timeline.collective[i]
+ *     TRY_GOTO(timeline_measure(&timeline, error), done);
  *     TRY_GOTO(timeline_draw(&timeline, title, caption, "timeline.svg", error), done);
  * done:
  *     timeline_free(&timeline);

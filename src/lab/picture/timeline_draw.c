@@ -1,11 +1,12 @@
 /* The picture: a band for every lane of every rank, time from left to right, one colour a kind.
  *
- * A trace has many more events than a picture has points, and an SVG with an element for each of them would be
- * slow to open. So a band is divided into columns of half a point; each takes the colour of what filled most of
- * it, and neighbours of one colour become one rectangle. The size of the file is bounded by the picture's width,
- * whatever the trace holds.
+ * A trace has many more events than a picture has points, and an SVG with an element for each of them would
+ * be slow to open. So a band is divided into columns of half a point; each takes the colour of what filled
+ * most of it, and neighbours of one colour become one rectangle. The size of the file is bounded by the
+ * picture's width, whatever the trace holds.
  *
- * Lines that join the ranks of a collective are drawn where there are few enough to be followed by the eye. */
+ * Lines that join the ranks of a collective are drawn where there are few enough to be followed by the
+ * eye. */
 #include "lab/picture/timeline.h"
 
 #include "base/file/file.h"

@@ -1,12 +1,13 @@
-/* Reading a trace: an object with the list "traceEvents", or the bare list, as Chrome's tracing page takes them.
+/* Reading a trace: an object with the list "traceEvents", or the bare list, as Chrome's tracing page takes
+ * them.
  *
- * A tree of all events would take some twenty times the file's size in memory, and files of this kind are large.
- * So the file is cut into its elements by a walk over the bytes that knows of strings and brackets only, and each
- * element is given to the JSON parser by itself; what is kept of it is a small record.
+ * A tree of all events would take some twenty times the file's size in memory, and files of this kind are
+ * large. So the file is cut into its elements by a walk over the bytes that knows of strings and brackets
+ * only, and each element is given to the JSON parser by itself; what is kept of it is a small record.
  *
- * Nothing in the file is trusted: sizes, counts, types and numbers are checked as they come, texts are cut to what
- * can be shown, and tables that the file could make long are not searched by walking. Elements of kinds that we do
- * not draw (arrows, marks, counters) only have to be JSON. */
+ * Nothing in the file is trusted: sizes, counts, types and numbers are checked as they come, texts are cut to
+ * what can be shown, and tables that the file could make long are not searched by walking. Elements of kinds
+ * that we do not draw (arrows, marks, counters) only have to be JSON. */
 #include "lab/picture/timeline.h"
 
 #include "base/file/file.h"
@@ -81,7 +82,8 @@ static const char *end_of_string(const char *at, const char *end) {
     return at < end ? at + 1 : NULL;
 }
 
-/* The end of the value that begins here, or NULL if the file ends first. Whether it is JSON is the parser's matter. */
+/* The end of the value that begins here, or NULL if the file ends first. Whether it is JSON is the parser's
+ * matter. */
 static const char *end_of_value(const char *at, const char *end) {
     long depth = 0;
     while (at < end) {

@@ -1,12 +1,13 @@
 /* The schemes without a server: what a rank does with the others after its own step.
  *
- * They have in common that the ranks' weights differ between two averages, so whoever looks at the model (an evaluation, a
- * sample, a checkpoint) calls for an average first. Moments belong to a rank in push and groups and are averaged only
- * then; local averages them whenever it averages the weights: the gradients that they remember are all ranks', and a
- * rank that took steps with its own moments from averaged weights would be pulled back to where it came from.
+ * They have in common that the ranks' weights differ between two averages, so whoever looks at the model (an
+ * evaluation, a sample, a checkpoint) calls for an average first. Moments belong to a rank in push and groups
+ * and are averaged only then; local averages them whenever it averages the weights: the gradients that they
+ * remember are all ranks', and a rank that took steps with its own moments from averaged weights would be
+ * pulled back to where it came from.
  *
- * Since all of it is sums of the same numbers in an order that does not depend on time, each of these runs can be repeated
- * bit by bit, and after an average nothing is left that a checkpoint does not hold. */
+ * Since all of it is sums of the same numbers in an order that does not depend on time, each of these runs
+ * can be repeated bit by bit, and after an average nothing is left that a checkpoint does not hold. */
 #include "parallel/async/loose.h"
 
 #include "base/random.h"
@@ -24,12 +25,14 @@ enum { MANY = 1 << 20, MOST_STALE = 1 << 16 };
 const OptionSpec loose_option_specs[] = {
     OPTION_CHOICE(
         "sync", LooseOptions, sync, SYNC_EXACT, sync_names,
-        "how the ranks of dp keep together; exact: gradients are summed in every step; server: rank 0 updates by each "
-        "gradient as it comes; push: half of the weights to another rank each step; groups: weights are averaged in "
-        "groups that change each step; local: weights are averaged every --sync-every steps"),
+        "how the ranks of dp keep together; exact: synchronous SGD, gradients are summed in every step; server: "
+        "asynchronous SGD, rank 0 is a parameter server and updates by each gradient as it comes; push: gossip, half "
+        "of the weights to another rank each step; groups: weights are averaged in groups that change each step; "
+        "local: local SGD, weights are averaged every --sync-every steps"),
     OPTION_INT(
         "staleness", LooseOptions, staleness, -1, -1, MOST_STALE,
-        "server: updates that may come between a gradient's weights and its own update, at most; push: steps that "
+        "bounded staleness; server: updates that may come between a gradient's weights and its own update, at most; "
+        "push: steps that "
         "a message is under way; -1: twice the ranks that compute (server), 1 (push)"),
     OPTION_INT("group-size", LooseOptions, group_size, 2, 2, MANY,
                "groups: ranks that average their weights with each other in a step"),

@@ -1,15 +1,18 @@
-/* Loose synchrony: ranks that share the batch and do not agree on every step.
+/* Asynchronous and local SGD: ranks that divide the batch and do not agree on every step.
  *
- * In all of these the step's program has no sum over ranks: a rank computes the gradient of its share of the batch and updates
- * by it alone. What keeps the ranks together comes after the step, on the flat arrays of weights and moments:
+ * In all of these the step's program has no sum over ranks: a rank computes the gradient of its share of the
+ * batch and updates by it alone. What keeps the ranks together comes after the step, on the flat arrays of
+ * weights and moments:
  *
- *     push     every rank sends half of its weights to another one, a different one each step (stochastic gradient push)
+ *     push     every rank sends half of its weights to another one, a different one each step (stochastic
+ *              gradient push, a gossip)
  *     groups   small groups average their weights; who is in a group with whom changes every step
- *     local    nothing, but every few steps all ranks average weights and moments
+ *     local    local SGD: nothing, but every few steps all ranks average weights and moments
  *
- * and one has ranks of two kinds (see parallel/async/server.h):
+ * and one has ranks of two kinds (see parallel/async/parameter_server.h):
  *
- *     server   rank 0 has the weights and updates them by whatever gradient comes next; the others compute gradients
+ *     server   asynchronous SGD: rank 0 has the weights and updates them by whatever gradient comes next; the
+ *              others compute gradients
  *
  *     Loose loose;
  *     TRY(loose_open(&loose, &options, ranks, &state, error));        // collective
@@ -17,10 +20,11 @@
  *         ... the rank's own step changes state.weights ...
  *         TRY(loose_step(&loose, step, error));
  *     }
- *     TRY(loose_average(&loose, error));                              // before anybody evaluates or saves: all are the same
+ *     // before anybody evaluates or saves: all are the same
+ *     TRY(loose_average(&loose, error));
  *     loose_close(&loose);
  *
- * docs/LOOSE.md says what each of them gives up. */
+ * docs/ASYNC.md says what each of them gives up. */
 #ifndef PGPT_PARALLEL_ASYNC_LOOSE_H
 #define PGPT_PARALLEL_ASYNC_LOOSE_H
 
@@ -36,7 +40,8 @@ extern const char *const sync_names[]; /* NULL-terminated, as --sync takes them 
 typedef struct {
     int sync; /* SyncKind */
     int64_t
-        staleness; /* server: updates that a gradient may be late; push: steps that a message may; -1: see below */
+        /* server: updates that a gradient may be late; push: steps that a message may; -1: see below */
+        staleness;
     int64_t group_size; /* groups: ranks that average with each other */
     int64_t every;      /* local: steps between averages; push and groups: between meetings of all ranks */
     int64_t delay_rank; /* who is slow, to see what it does to the others; -1: another one each step */
@@ -45,8 +50,8 @@ typedef struct {
 
 extern const OptionSpec loose_option_specs[];
 
-/* What goes together, on so many ranks; a mistake names the options. Chooses the staleness where it is -1: twice the workers
- * of a server, one step of a push. */
+/* What goes together, on so many ranks; a mistake names the options. Chooses the staleness where it is -1:
+ * twice the workers of a server, one step of a push. */
 Status loose_complete(LooseOptions *options, int n_ranks, Error *error);
 
 /* Shares that a batch is cut into: one for every rank that computes gradients. */
@@ -57,14 +62,14 @@ void loose_delay(const LooseOptions *options, int rank, int64_t step, int share,
 
 /* ---- Who talks to whom */
 
-/* push: whom a rank sends to in this step. The distances are powers of two in turn, so that after log2(n_ranks) steps, rounded up,
- * everybody has something of everybody. */
+/* push: whom a rank sends to in this step. The distances are powers of two in turn, so that after
+ * log2(n_ranks) steps, rounded up, everybody has something of everybody. */
 int loose_push_to(int rank, int n_ranks, int64_t step);
 int loose_push_from(int rank, int n_ranks, int64_t step);
 
-/* groups: how many ways there are to group the ranks, used in turn; and the group of a rank in one of them, and its place
- * there. Where n_ranks is a power of size, the ranks of group have all digits but one in common, and after as many steps
- * as there are digits every rank has the average of all. */
+/* groups: how many ways there are to group the ranks, used in turn; and the group of a rank in one of them,
+ * and its place there. Where n_ranks is a power of size, the ranks of group have all digits but one in
+ * common, and after as many steps as there are digits every rank has the average of all. */
 int loose_n_patterns(int n_ranks, int size);
 int loose_group(int rank, int n_ranks, int size, int pattern, int *place);
 
@@ -104,8 +109,8 @@ void loose_close(Loose *loose); /* safe on {0}, after a failed open, and twice *
 /* The state was set anew, and is the same on all ranks; as after loose_open. Nothing may be under way. */
 void loose_restart(Loose *loose);
 
-/* After the rank's own update in this step, counted over the whole run. All ranks call it for the same steps, each at its own
- * time. */
+/* After the rank's own update in this step, counted over the whole run. All ranks call it for the same steps,
+ * each at its own time. */
 Status loose_step(Loose *loose, int64_t step, Error *error);
 
 /* The average over all ranks, of weights and moments, becomes every rank's. Collective. */

@@ -1,23 +1,26 @@
 /* Stochastic gradient push, after the sums that push gossip computes.
  *
- * Every rank has a vector x and a number w, its mass. In a step it keeps half of both and sends the other half to one rank;
- * what arrives is added. Nothing is ever lost, so the sums of x and of w over all ranks and messages stay what they are,
- * and x/w, which forgets how much mass a rank happens to have, tends to the average on every rank. The rank trains at
- * z = x/w: the program computes the gradient there and changes z, and the same change is made to x.
+ * Every rank has a vector x and a number w, its mass. In a step it keeps half of both and sends the other
+ * half to one rank; what arrives is added. Nothing is ever lost, so the sums of x and of w over all ranks and
+ * messages stay what they are, and x/w, which forgets how much mass a rank happens to have, tends to the
+ * average on every rank. The rank trains at z = x/w: the program computes the gradient there and changes z,
+ * and the same change is made to x.
  *
- * A message may be late. With a delay of D, what was sent in step k is added in step k + D by whoever it was for, who waits for
- * it only then. That is a fixed delay, not a deadline: which messages are in x after a step does not depend on anybody's
- * clock, and a run can be repeated bit by bit. Every rank sends and gets as much, so masses stay what they are in the beginning: 1
- * without delay; with D messages of half a mass always on their way to everybody, 1/(1 + D/2), and w is what makes up for it.
- * An update changes only what is here, so it moves z by 1/w times as much as it moves the average of all: the longer the delay,
- * the lower the rate has to be.
+ * A message may be late. With a delay of D, what was sent in step k is added in step k + D by whoever it was
+ * for, who waits for it only then. That is a fixed delay, not a deadline: which messages are in x after a
+ * step does not depend on anybody's clock, and a run can be repeated bit by bit. Every rank sends and gets as
+ * much, so masses stay what they are in the beginning: 1 without delay; with D messages of half a mass always
+ * on their way to everybody, 1/(1 + D/2), and w is what makes up for it. An update changes only what is here,
+ * so it moves z by 1/w times as much as it moves the average of all: the longer the delay, the lower the rate
+ * has to be.
  *
  *     x += (z after the update) - (z before it)         z before it is x/w: it need not be kept
  *     send (x/2, w/2);  x = x/2;  w = w/2
  *     x += x of step k-D;  w += w of step k-D
  *     z = x/w
  *
- * Messages lie in a ring of D + 1 buffers for each direction. The mass travels behind the vector, in the same message. */
+ * Messages lie in a ring of D + 1 buffers for each direction. The mass travels behind the vector, in the same
+ * message. */
 #include "parallel/async/loose_push.h"
 
 #include "base/system/memory.h"
@@ -81,8 +84,8 @@ static PushSlot *slot_of(LoosePush *push, int64_t number) {
     return &push->slot[number % (push->delay + 1)];
 }
 
-/* As if it had always been so: some of the mass here, the rest in D messages that are under way. A rank need not wait for those:
- * it knows what is in them. */
+/* As if it had always been so: some of the mass here, the rest in D messages that are under way. A rank need
+ * not wait for those: it knows what is in them. */
 void push_restart(LoosePush *push) {
     push->mass = 1.0 / (1.0 + 0.5 * (double)push->delay);
     double half = 0.5 * push->mass;
@@ -97,8 +100,8 @@ void push_restart(LoosePush *push) {
     }
 }
 
-/* The update goes into x, and half of that into the message. `inverse` is what z was made of x with, so that z as it was
- * before the update comes out bit by bit. */
+/* The update goes into x, and half of that into the message. `inverse` is what z was made of x with, so that
+ * z as it was before the update comes out bit by bit. */
 static void halve(LoosePush *push, float *message) {
     float inverse = (float)(1.0 / push->mass);
     float *restrict x = push->x, *restrict out = message;

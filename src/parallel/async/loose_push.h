@@ -2,7 +2,8 @@
  *
  *     TRY(push_open(&push, ranks, weights, n, delay, error));
  *     TRY(push_step(push, step, error));              // after the rank's own update of the weights
- *     TRY(push_finish(push, &mass, error));           // nothing is under way; weights is what this rank has of the sum
+ *     // nothing is under way; weights is what this rank has of the sum
+ *     TRY(push_finish(push, &mass, error));
  *     ... weights and mass become their averages over the ranks ...
  *     push_restart(push);
  *     push_close(push); */

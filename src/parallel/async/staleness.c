@@ -1,19 +1,22 @@
-/* A gradient pulled at version v has to be applied at version v + bound or before: that is a deadline, counted in updates, and
- * the server makes one update at a time. So the question is that of a timetable. Order the gradients that are out by
- * their deadlines, v1 <= v2 <= ...; from version V on, the earliest that the j-th of them can be applied (j from 0)
- * is V + j. The timetable holds if
+/* A gradient pulled at version v has to be applied at version v + bound or before: that is a deadline,
+ * counted in updates, and the server makes one update at a time. So the question is that of a timetable.
+ * Order the gradients that are out by their deadlines, v1 <= v2 <= ...; from version V on, the earliest that
+ * the j-th of them can be applied (j from 0) is V + j. The timetable holds if
  *
  *     V + j - vj <= bound     for every j
  *
- * and then applying in this order keeps it: V grows by one, every j falls by one. Two rules keep it at all times:
+ * and then applying in this order keeps it: V grows by one, every j falls by one. Two rules keep it at all
+ * times:
  *
  *     a worker may pull only if the timetable holds with it at the end: if at most `bound` others are out;
- *     a gradient that is not the first may be applied out of turn only if the timetable of the rest holds after it.
+ *     a gradient that is not the first may be applied out of turn only if the timetable of the rest holds
+ *     after it.
  *
- * A gradient that comes too early by the second rule waits, and its worker with it, until the late one is there. Nothing can
- * stand still: the first of the order may always be applied, and if none is out, anybody may pull. With a bound of 0 one
- * worker computes at a time; below the number of workers less one, some always wait; from there on nobody does
- * before a rank is so slow that `bound` updates are made while it computes one gradient. */
+ * A gradient that comes too early by the second rule waits, and its worker with it, until the late one is
+ * there. Nothing can stand still: the first of the order may always be applied, and if none is out, anybody
+ * may pull. With a bound of 0 one worker computes at a time; below the number of workers less one, some
+ * always wait; from there on nobody does before a rank is so slow that `bound` updates are made while it
+ * computes one gradient. */
 #include "parallel/async/staleness.h"
 
 #include <stdlib.h>
@@ -47,8 +50,8 @@ void staleness_pull(StalenessBook *book, int worker) {
     book->n_out++;
 }
 
-/* How many of those that are out, but for this one, come before version v or, of the same version, before worker `end`: their
- * place in the order, which among equals is any. */
+/* How many of those that are out, but for this one, come before version v or, of the same version, before
+ * worker `end`: their place in the order, which among equals is any. */
 static int64_t place(const StalenessBook *book, int left_out, int worker) {
     int64_t n = 0, v = book->pulled[worker];
     for (int i = 0; i < book->n_workers; i++) {

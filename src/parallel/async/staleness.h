@@ -1,11 +1,14 @@
-/* The bound on staleness, as a book that the server of parallel/async/server.h keeps.
+/* The bound on staleness, as a book that the server of parallel/async/parameter_server.h keeps.
  *
- * Weights have a version: the number of updates made to them. A worker pulls the weights at one version and brings a gradient
- * that is applied at a later one; the difference is the gradient's staleness. The book decides what may be done so that no
- * gradient, whoever is slow and however slow, is ever applied with a staleness above the bound:
+ * Weights have a version: the number of updates made to them. A worker pulls the weights at one version and
+ * brings a gradient that is applied at a later one; the difference is the gradient's staleness. The book
+ * decides what may be done so that no gradient, whoever is slow and however slow, is ever applied with a
+ * staleness above the bound:
  *
- *     if (staleness_may_pull(&book)) staleness_pull(&book, worker);                      // hand out the weights
- *     if (staleness_may_apply(&book, worker)) TRY(staleness_apply(&book, worker, &late, error));   // update by its gradient
+ *     // hand out the weights
+ *     if (staleness_may_pull(&book)) staleness_pull(&book, worker);
+ *     // update by its gradient
+ *     if (staleness_may_apply(&book, worker)) TRY(staleness_apply(&book, worker, &late, error));
  *
  * It also counts what happened. */
 #ifndef PGPT_PARALLEL_ASYNC_STALENESS_H

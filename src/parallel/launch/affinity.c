@@ -1,9 +1,9 @@
-/* Launchers differ. Some bind every rank to cores of its own; some bind the ranks of a socket to all cores of that
- * socket; some bind nobody. All three are the same case: ranks fall into teams that were given the very same cores, and
- * teams do not overlap. A team's cores are divided among it.
+/* Launchers differ. Some bind every rank to cores of its own; some bind the ranks of a socket to all cores of
+ * that socket; some bind nobody. All three are the same case: ranks fall into teams that were given the very
+ * same cores, and teams do not overlap. A team's cores are divided among it.
  *
- * Anything else (a rank's cores are some of another's) was arranged by hand and is left as it is: then all that is known is
- * how many ranks and how many cores there are. */
+ * Anything else (a rank's cores are some of another's) was arranged by hand and is left as it is: then all
+ * that is known is how many ranks and how many cores there are. */
 #include "parallel/launch/affinity.h"
 
 static int at_least_one(int n) {

@@ -1,9 +1,9 @@
-/* Ranks of a host are siblings: the launcher's local daemon has started all of them. A stopped one can be seen in /proc whether or
- * not MPI has begun, and its rank is in its environment. Nothing else counts: a start that is slow, since a file is long or a
- * machine is busy, is nobody's fault.
+/* Ranks of a host are siblings: the launcher's local daemon has started all of them. A stopped one can be
+ * seen in /proc whether or not MPI has begun, and its rank is in its environment. Nothing else counts: a
+ * start that is slow, since a file is long or a machine is busy, is nobody's fault.
  *
- * All ranks of the host see the same at the same time. The lower ranks speak first; when one has left, the launcher ends the others
- * before they would. */
+ * All ranks of the host see the same at the same time. The lower ranks speak first; when one has left, the
+ * launcher ends the others before they would. */
 #include "parallel/launch/guard.h"
 
 #include "base/error.h"

@@ -1,6 +1,6 @@
-/* A thread that ends this process when another rank of this host is stopped (SIGSTOP) for too long, and says which: the others
- * would wait for it without end. It is there from before MPI begins, when ranks know nothing of each other, and goes where a
- * training run's watchdog comes, which sees more (run/watchdog.h).
+/* A thread that ends this process when another rank of this host is stopped (SIGSTOP) for too long, and says
+ * which: the others would wait for it without end. It is there from before MPI begins, when ranks know
+ * nothing of each other, and goes where a training run's watchdog comes, which sees more (run/watchdog.h).
  *
  *     Guard *guard = guard_open(&(GuardOptions){.rank = 2, .variable = "PMI_RANK", .seconds = 1800});
  *     ...

@@ -1,9 +1,10 @@
 /* Who else is there, on which hosts, and with which cores.
  *
- * MPI is begun only where a launcher has started more than one process: pgpt train on its own, in a batch script, or as
- * the only task of an srun needs none of it. When a launcher did start several and they cannot find each other (a
- * program without MPI, or with another MPI than the launcher's), every one of them would take itself for the only one
- * and write over the others' files. That is found here, from what the launcher's environment promised. */
+ * MPI is begun only where a launcher has started more than one process: pgpt train on its own, in a batch
+ * script, or as the only task of an srun needs none of it. When a launcher did start several and they cannot
+ * find each other (a program without MPI, or with another MPI than the launcher's), every one of them would
+ * take itself for the only one and write over the others' files. That is found here, from what the launcher's
+ * environment promised. */
 #include "parallel/launch/launch.h"
 
 #include "base/text/json.h"
@@ -52,7 +53,7 @@ Launch launch_alone(void) {
                      .n_cores = cores_usable(),
                      .n_host_cores = cores_count(&allowed),
                      .n_parts = 1,
-                     .has_voice = read_promise().rank == 0};
+                     .is_root = read_promise().rank == 0};
     if (gethostname(launch.host, sizeof launch.host - 1) != 0 || !launch.host[0])
         snprintf(launch.host, sizeof launch.host, "an unnamed host");
     return launch;
@@ -60,11 +61,11 @@ Launch launch_alone(void) {
 
 /* ---- Opening */
 
-/* Processes that cannot reach each other all fail alike. One speaks; the others wait a little before they leave, because
- * launchers end everybody when the first one goes. */
+/* Processes that cannot reach each other all fail alike. One speaks; the others wait a little before they
+ * leave, because launchers end everybody when the first one goes. */
 static Status fail_apart(Launch *launch, Error *error) {
     launch->is_agreed = true;
-    if (!launch->has_voice) nanosleep(&(struct timespec){.tv_nsec = 500000000}, NULL);
+    if (!launch->is_root) nanosleep(&(struct timespec){.tv_nsec = 500000000}, NULL);
     return error->status;
 }
 
@@ -88,7 +89,7 @@ static Status open_world(Launch *launch, Promise promise, Error *error) {
         return fail_apart(launch, error);
     }
     launch->world = world;
-    launch->has_voice = world.rank == 0;
+    launch->is_root = world.rank == 0;
     return STATUS_OK;
 }
 
@@ -189,7 +190,7 @@ int launch_threads(const Launch *launch, int wished) {
 
 Log launch_log(const Launch *launch, bool quiet) {
     Log logger = log_make(quiet);
-    if (!launch->has_voice) logger.stream = NULL;
+    if (!launch->is_root) logger.stream = NULL;
     return logger;
 }
 
@@ -203,7 +204,8 @@ void launch_fail(Launch *launch, Error *error) {
     if (error->status == STATUS_OK || launch->world.size == 1 || launch->is_agreed) return;
     Log logger = log_make(false);
     error_prefix(error, "rank %d on %s: ", launch->world.rank, launch->host);
-    /* Several ranks may fail alike, and a program that reads JSON wants one line. The first in line ends the others. */
+    /* Several ranks may fail alike, and a program that reads JSON wants one line. The first in line ends the
+     * others. */
     int turn = launch->world.rank < 20 ? launch->world.rank : 20;
     if (launch->wants_json)
         nanosleep(&(struct timespec){.tv_sec = turn / 5, .tv_nsec = turn % 5 * 200000000L}, NULL);
@@ -237,8 +239,8 @@ const char *launch_describe(const Launch *launch, int n_threads, char *text, siz
     return text;
 }
 
-/* Open MPI binds one or two ranks to a single core each unless told otherwise, however many cores there are. Slurm binds
- * to what the job was given, and that is as it should be. */
+/* Open MPI binds one or two ranks to a single core each unless told otherwise, however many cores there are.
+ * Slurm binds to what the job was given, and that is as it should be. */
 const char *launch_advice(const Launch *launch, char *text, size_t n_bytes) {
     if (read_promise().size == 0 || getenv("SLURM_JOB_ID")) return NULL;
     CoreSet possible = cores_possible();

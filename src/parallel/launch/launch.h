@@ -5,8 +5,9 @@
  *     ... launch.world is the group of all processes, of size 1 where there is only this one ...
  *     launch_close(&launch);
  *
- * Errors are everybody's: what goes wrong on one rank before the run begins is agreed upon (launch_agree) and printed
- * once, by rank 0; what goes wrong later is printed by the rank that it happened to, which then ends the job. */
+ * Errors are everybody's: what goes wrong on one rank before the run begins is agreed upon (launch_agree) and
+ * printed once, by rank 0; what goes wrong later is printed by the rank that it happened to, which then ends
+ * the job. */
 #ifndef PGPT_PARALLEL_LAUNCH_LAUNCH_H
 #define PGPT_PARALLEL_LAUNCH_LAUNCH_H
 
@@ -29,7 +30,7 @@ typedef struct {
     bool is_shared;    /* there are more ranks on this host than cores */
     bool is_agreed;    /* the error that ended the run is known to all ranks */
     bool wants_json;   /* an error goes to stdout too, as the last line, from one rank */
-    bool has_voice;    /* speaks for all: rank 0. The others print no notes and no results */
+    bool is_root;      /* speaks for all: rank 0. The others print no notes and no results */
     void (*at_end)(void *context); /* what launch_close calls when MPI has ended; NULL: nothing */
     void *at_end_context;
     Segments segments; /* of shared memory, that MPI has made for this rank */
@@ -37,9 +38,9 @@ typedef struct {
     Guard *guard;      /* NULL: nobody looks out for ranks that are stopped, or somebody else does */
 } Launch;
 
-/* Begins MPI where there are others to find, and checks that all ranks run the same program. After an error the launch
- * can still be asked for its voice, and must be closed. From now on a rank that is stopped for hang_seconds ends the job (0: never),
- * until launch_end_guard. */
+/* Begins MPI where there are others to find, and checks that all ranks run the same program. After an error
+ * the launch can still be asked whether it is the root, and must be closed. From now on a rank that is
+ * stopped for hang_seconds ends the job (0: never), until launch_end_guard. */
 Status launch_open(Launch *launch, double hang_seconds, Error *error);
 void launch_end_guard(Launch *launch);
 
@@ -50,19 +51,19 @@ void launch_close(Launch *launch);
 /* There may be more segments of shared memory now: NCCL makes its own. */
 void launch_note_segments(Launch *launch);
 
-/* Give each rank of a host cores of its own, unless the launcher has done so or there are too few. Before any threads
- * are made; all ranks of a host or none. */
+/* Give each rank of a host cores of its own, unless the launcher has done so or there are too few. Before any
+ * threads are made; all ranks of a host or none. */
 Status launch_pin(Launch *launch, Error *error);
 
-/* Threads to ask a backend for: what the user wished (0: nothing), or this rank's share of the cores; 0, the backend's
- * own choice, where there is nobody to share with or OMP_NUM_THREADS decides. */
+/* Threads to ask a backend for: what the user wished (0: nothing), or this rank's share of the cores; 0, the
+ * backend's own choice, where there is nobody to share with or OMP_NUM_THREADS decides. */
 int launch_threads(const Launch *launch, int wished);
 
-/* To stderr on the rank that has the voice, nowhere on the others. */
+/* To stderr on the root, nowhere on the others. */
 Log launch_log(const Launch *launch, bool quiet);
 
-/* Are these the same on all ranks? `name` says what it is ("command", "--data"), `value` is text; the message names
- * the first rank that differs from rank 0, and both values. Collective. */
+/* Are these the same on all ranks? `name` says what it is ("command", "--data"), `value` is text; the message
+ * names the first rank that differs from rank 0, and both values. Collective. */
 Status launch_check_same(Launch *launch, const char *name, const char *value, Error *error);
 
 /* The same for lines of "key = value", as options_write_values makes them: names the first key that differs.
@@ -75,11 +76,13 @@ Status launch_check_program(Launch *launch, Error *error);
 /* A number that differs when the program's file does; 0 where it cannot be read. */
 uint64_t launch_program_hash(void);
 
-/* After an error that only this rank knows of, where there are others: says it and ends the job. Before anything is given
- * back that other ranks, or threads of this one, may still use. Otherwise it does nothing. */
+/* After an error that only this rank knows of, where there are others: says it and ends the job. Before
+ * anything is given back that other ranks, or threads of this one, may still use. Otherwise it does
+ * nothing. */
 void launch_fail(Launch *launch, Error *error);
 
-/* Where a thread ends the process without a word to main(): the error in JSON, if it is wanted. `what` is plain words. */
+/* Where a thread ends the process without a word to main(): the error in JSON, if it is wanted. `what` is
+ * plain words. */
 void launch_write_end(const Launch *launch, const char *what);
 
 /* Do all ranks have the same options (but the transient ones)? Collective. */
@@ -91,8 +94,8 @@ Status launch_agree(Launch *launch, Error *error);
 /* "8 ranks on 2 hosts, 4 threads each, pinned to cores": for the log. */
 const char *launch_describe(const Launch *launch, int n_threads, char *text, size_t n_bytes);
 
-/* What the user may want to know about the cores of this rank's host: the launcher has bound the ranks to a few of them.
- * NULL where there is nothing to say. */
+/* What the user may want to know about the cores of this rank's host: the launcher has bound the ranks to a
+ * few of them. NULL where there is nothing to say. */
 const char *launch_advice(const Launch *launch, char *text, size_t n_bytes);
 
 #endif

@@ -1,8 +1,8 @@
-/* Are all ranks about to do the same? Rank 0's text goes to everybody, everybody compares it with their own, and the
- * lowest rank that finds a difference says so to all: one message, which all ranks return.
+/* Are all ranks about to do the same? Rank 0's text goes to everybody, everybody compares it with their own,
+ * and the lowest rank that finds a difference says so to all: one message, which all ranks return.
  *
- * The program comes first, by a hash of its file: where builds differ, nothing else that they send each other can be
- * trusted to mean the same. */
+ * The program comes first, by a hash of its file: where builds differ, nothing else that they send each other
+ * can be trusted to mean the same. */
 #include "parallel/launch/launch.h"
 
 #include <fcntl.h>

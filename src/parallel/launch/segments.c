@@ -1,6 +1,7 @@
-/* That a segment is left over is known from two things: the note that lists it is not locked, so its writer is dead, and no
- * note that is locked lists it too, so no other rank of that job lives on. Notes are locked by the kernel, which knows of
- * processes that cannot be seen from here, in other containers that share /dev/shm.
+/* That a segment is left over is known from two things: the note that lists it is not locked, so its writer
+ * is dead, and no note that is locked lists it too, so no other rank of that job lives on. Notes are locked
+ * by the kernel, which knows of processes that cannot be seen from here, in other containers that share
+ * /dev/shm.
  *
  * Only names that MPI libraries and NCCL give are noted, and only files of this user are removed. */
 #define _GNU_SOURCE /* O_NOFOLLOW */

@@ -1,5 +1,5 @@
-/* What the strategies share: which ranks there are, what each holds, and the order in which a strategy's functions are
- * called while the step is recorded. */
+/* What the strategies share: which ranks there are, what each holds, and the order in which a strategy's
+ * functions are called while the step is recorded. */
 #include "parallel/sync/gradient_sync.h"
 
 #include <stdio.h>

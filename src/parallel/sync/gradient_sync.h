@@ -1,5 +1,6 @@
-/* How the ranks along dp keep the same weights: how gradients are summed, where the update stands and how weights are
- * gathered again. One table of functions a strategy, one file each: plain data parallelism and ZeRO 1, 2, 3.
+/* How the ranks along dp keep the same weights: how gradients are summed, where the update stands and how
+ * weights are gathered again. One table of functions a strategy, one file each: plain data parallelism and
+ * ZeRO 1, 2, 3.
  *
  *     GradientSync sync = gradient_sync_plan(&options, precision, &flat, arena);
  *     ... record the forward and the backward, gradients in gradient_sync_place(&sync, ...) ...
@@ -28,8 +29,9 @@ typedef struct {
     int64_t bucket_bytes; /* of gradients that travel together */
     bool overlaps;        /* communicate beside the computation */
     int left_out;         /* unit left_out - 1 is not summed, to show that it would be noticed; 0: all are */
-    /* Gradients are not summed (parallel/async): the step is this rank's own, on share `share` of the n_shares that the
-     * batch is cut into, and its gradient is n_shares times as large, so that the mean over the shares is the batch's. */
+    /* Gradients are not summed (parallel/async): the step is this rank's own, on share `share` of the
+     * n_shares that the batch is cut into, and its gradient is n_shares times as large, so that the mean over
+     * the shares is the batch's. */
     bool is_loose;
     int share, n_shares;
     bool root_saves; /* rank 0 writes checkpoints alone: the others do not have what is in them */
@@ -52,8 +54,8 @@ static inline int sync_n_shares(const GradientSyncOptions *options) {
 /* Which of n sequences (of a batch, of an evaluation) are this rank's: first .. end - 1. */
 void sync_share(const GradientSyncOptions *options, int64_t n, int64_t *first, int64_t *end);
 
-/* Bytes of weights, gradients and optimizer state (with master weights, where there are) that a rank holds by the
- * formula of its strategy: those of each kind, divided by the ranks where it shards them. */
+/* Bytes of weights, gradients and optimizer state (with master weights, where there are) that a rank holds by
+ * the formula of its strategy: those of each kind, divided by the ranks where it shards them. */
 double sync_state_bytes(const GradientSyncOptions *options, Precision precision, int64_t n_parameters,
                         int n_moments);
 
@@ -84,7 +86,8 @@ typedef struct {
     /* Around the update: what this rank updates (NULL: everything), and what follows it. */
     void (*begin_update)(GradientSync *sync, Graph *graph, const FlatTensors *tensors, UpdateShare *share);
     void (*end_update)(GradientSync *sync, Graph *graph);
-    /* The last pass, of training and evaluation: weights that are not whole are gathered before they are used. */
+    /* The last pass, of training and evaluation: weights that are not whole are gathered before they are
+     * used. */
     void (*gather)(GradientSync *sync, Graph *graph, const FlatTensors *tensors);
 } GradientStrategy;
 

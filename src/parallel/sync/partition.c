@@ -1,5 +1,5 @@
-/* Borders lie at multiples of 64 elements, so that slices keep the alignment that kernels like; the last slices of a small unit
- * may be empty. */
+/* Borders lie at multiples of 64 elements, so that slices keep the alignment that kernels like; the last
+ * slices of a small unit may be empty. */
 #include "parallel/sync/partition.h"
 
 #include "comm/comm.h"

@@ -1,14 +1,15 @@
 /* A flat array cut up for several ranks.
  *
- * Parameters, gradients and moments are flat arrays with the same offsets. The array is cut into units, runs of
- * parameters that travel together: a bucket of gradients, or one transformer block's weights. Every unit is cut again
- * into one slice a rank. What a rank holds of a sharded array is its slices of all units, one behind the other:
+ * Parameters, gradients and moments are flat arrays with the same offsets. The array is cut into units, runs
+ * of parameters that travel together: a gradient bucket, or one transformer block's weights. Every unit is
+ * cut again into one slice a rank. What a rank holds of a sharded array is its slices of all units, one
+ * behind the other:
  *
  *     whole    | unit 0: r0 r1 r2 | unit 1: r0 r1 r2 | unit 2: r0 r1 r2 |
  *     rank 1   | u0 r1 | u1 r1 | u2 r1 |
  *
- * Cutting every unit, rather than the array as a whole, lets each unit be summed or collected by all ranks at once as
- * soon as it is complete. */
+ * Cutting every unit, rather than the array as a whole, lets each unit be summed or collected by all ranks at
+ * once as soon as it is complete. */
 #ifndef PGPT_PARALLEL_SYNC_PARTITION_H
 #define PGPT_PARALLEL_SYNC_PARTITION_H
 
@@ -42,8 +43,9 @@ typedef struct {
 
 enum { PARTITION_GRAIN = 64 }; /* slices begin at multiples of this: 256 bytes of f32, as PLAN_ALIGNMENT */
 
-/* Units of about unit_bytes (of f32), whole pieces; or, by block, a unit a transformer block and what lies outside of
- * the blocks in units of about unit_bytes. A piece is never cut between units, so one may be larger. */
+/* Units of about unit_bytes (of f32), whole pieces; or, by block, a unit a transformer block and what lies
+ * outside of the blocks in units of about unit_bytes. A piece is never cut between units, so one may be
+ * larger. */
 Partition partition_build(Arena *arena, const FlatPiece *pieces, int n_pieces, int rank, int n_ranks,
                           int64_t unit_bytes, bool by_block);
 
@@ -59,13 +61,14 @@ static inline int64_t partition_slice_count(const Partition *partition, int unit
 /* The rank's slices. */
 ShardMap partition_map(const Partition *partition, Arena *arena);
 
-/* Everything, held by every rank; and the share of it that this rank writes to a checkpoint: whole pieces, about as many
- * bytes on every rank. */
+/* Everything, held by every rank; and the share of it that this rank writes to a checkpoint: whole pieces,
+ * about as many bytes on every rank. */
 ShardMap shard_map_whole(int64_t n_flat, Arena *arena);
 ShardMap shard_map_share(const FlatPiece *pieces, int n_pieces, int rank, int n_ranks, Arena *arena);
 
-/* Calls `visit` for every part of elements first .. first + n - 1 of the whole that the map has: `skip` elements into
- * the range, `count` of them, at local_first of the rank's array. Stops at the first that fails. */
+/* Calls `visit` for every part of elements first .. first + n - 1 of the whole that the map has: `skip`
+ * elements into the range, `count` of them, at local_first of the rank's array. Stops at the first that
+ * fails. */
 typedef Status (*ShardVisit)(void *context, int64_t skip, int64_t count, int64_t local_first, Error *error);
 Status shard_map_visit(const ShardMap *map, int64_t first, int64_t n, ShardVisit visit, void *context,
                        Error *error);

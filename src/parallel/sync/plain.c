@@ -1,9 +1,10 @@
 /* Data parallelism: every rank has the model and a share of the batch; gradients are summed over the ranks.
  *
- * The loss is scaled by the tokens of the whole batch, so sums are all that is needed. A unit of gradients (a gradient
- * bucket, partition.h) is complete behind the last node that writes any of it; that is where its sum is put into the
- * program, and it goes on beside the rest of the backward, whose end waits for all of them. Everything else, order and
- * overlap, follows from the place. Over micro-batches gradients add up first and travel once, in the last. */
+ * The loss is scaled by the tokens of the whole batch, so sums are all that is needed. A unit of gradients (a
+ * gradient bucket, partition.h) is complete behind the last node that writes any of it; that is where its sum
+ * is put into the program, and it goes on beside the rest of the backward, whose end waits for all of them.
+ * Everything else, order and overlap, follows from the place. Over micro-batches gradients add up first and
+ * travel once, in the last. */
 #include "parallel/sync/strategy.h"
 
 #include "graph/insert.h"

@@ -1,4 +1,5 @@
-/* Which elements of a flat array (model/parameters.h) a process holds, and where they lie in its own, shorter array. */
+/* Which elements of a flat array (model/parameters.h) a process holds, and where they lie in its own, shorter
+ * array. */
 #ifndef PGPT_PARALLEL_SYNC_SHARD_MAP_H
 #define PGPT_PARALLEL_SYNC_SHARD_MAP_H
 

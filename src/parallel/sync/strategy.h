@@ -1,19 +1,22 @@
-/* What strategies build upon each other: ZeRO-1 sums as plain data parallelism does, ZeRO-3 shards gradients as ZeRO-2
- * does. */
+/* What strategies build upon each other: ZeRO-1 sums as plain data parallelism does, ZeRO-3 shards gradients
+ * as ZeRO-2 does. */
 #ifndef PGPT_PARALLEL_SYNC_STRATEGY_H
 #define PGPT_PARALLEL_SYNC_STRATEGY_H
 
 #include "parallel/sync/gradient_sync.h"
 
-/* The sums of a graph whose backward is complete and whose update is not recorded yet. `gradient` is the flat array,
- * whole on every rank. With `scatter` every rank ends with the sum of its own slices only. (plain.c) */
+/* The sums of a graph whose backward is complete and whose update is not recorded yet. `gradient` is the flat
+ * array, whole on every rank. With `scatter` every rank ends with the sum of its own slices only.
+ * (plain.c) */
 void sync_sum_units(GradientSync *sync, Graph *graph, Tensor *gradient, bool scatter);
 
-/* A rank updates its slices; where weights stay whole, they are gathered unit by unit behind their update. (zero1.c) */
+/* A rank updates its slices; where weights stay whole, they are gathered unit by unit behind their update.
+ * (zero1.c) */
 void sync_begin_slices(GradientSync *sync, Graph *graph, const FlatTensors *tensors, UpdateShare *share);
 void sync_end_slices(GradientSync *sync, Graph *graph);
 
-/* A unit's gradients are whole only while the backward works on them; slices of their sums add up in a shard. (zero2.c) */
+/* A unit's gradients are whole only while the backward works on them; slices of their sums add up in a shard.
+ * (zero2.c) */
 void sync_shard_gradients(GradientSync *sync, Graph *graph, const FlatTensors *tensors);
 
 #endif

@@ -5,8 +5,8 @@
 
 #include "graph/graph.h"
 
-/* A run of elements that one node updates: n of the flat array from flat_first on, whose moments begin at local_first
- * of this process's. */
+/* A run of elements that one node updates: n of the flat array from flat_first on, whose moments begin at
+ * local_first of this process's. */
 typedef struct {
     Tensor *gradient, *parameter; /* (n) */
     int64_t flat_first, n, local_first;

@@ -1,5 +1,5 @@
-/* ZeRO-1: the optimizer state is sharded. Gradients are summed into slices (reduce-scatter), each rank updates its slices,
- * and the weights are gathered again, unit by unit, behind their update. */
+/* ZeRO-1: the optimizer state is sharded. Gradients are summed into slices (reduce-scatter), each rank
+ * updates its slices, and the weights are gathered again, unit by unit, behind their update. */
 #include "parallel/sync/strategy.h"
 
 #include "parallel/comm_ops.h"

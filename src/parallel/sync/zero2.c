@@ -1,6 +1,7 @@
-/* ZeRO-2: the gradients are sharded too. A unit's gradients exist whole only while the backward works on them; then they
- * are summed into the ranks' slices (reduce-scatter) and their memory is free. A rank's slices add up over micro-batches
- * in a shard of their own. Memory follows from the plan: what lives only between two nodes takes room only there. */
+/* ZeRO-2: the gradients are sharded too. A unit's gradients exist whole only while the backward works on
+ * them; then they are summed into the ranks' slices (reduce-scatter) and their memory is free. A rank's
+ * slices add up over micro-batches in a shard of their own. Memory follows from the plan: what lives only
+ * between two nodes takes room only there. */
 #include "parallel/sync/strategy.h"
 
 #include "graph/insert.h"
@@ -72,8 +73,8 @@ static void take_slice(Graph *graph, const Partition *partition, int unit, const
     op_copy_into(graph, slice, mine, WRITE_ADD_AFTER_FIRST);
 }
 
-/* `gradients` (one a piece, NULL where none flows) each have memory of their own that does not persist; afterwards the
- * pieces of a unit lie together. */
+/* `gradients` (one a piece, NULL where none flows) each have memory of their own that does not persist;
+ * afterwards the pieces of a unit lie together. */
 static void shard_gradients(GradientSync *sync, Graph *graph, Tensor *const *gradients) {
     if (graph->error.status != STATUS_OK || !graph->n_nodes) return;
     const Partition *partition = &sync->partition;

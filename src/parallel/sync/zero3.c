@@ -1,5 +1,5 @@
-/* ZeRO-3: the weights are sharded too (as FSDP does). A unit's weights are gathered before the nodes that use them, one
- * unit ahead, and forgotten behind them. Gradients are sharded as in ZeRO-2. */
+/* ZeRO-3: the weights are sharded too (as FSDP does). A unit's weights are gathered before the nodes that use
+ * them, one unit ahead, and forgotten behind them. Gradients are sharded as in ZeRO-2. */
 #include "parallel/sync/strategy.h"
 
 #include "graph/insert.h"
@@ -26,8 +26,9 @@ static int unit_of(const Partition *partition, const Tensor *flat, const Tensor 
     return low;
 }
 
-/* Does the node belong to the stretch, or has the unit been idle for too long? Keeping it over the use of one or two
- * others costs less than collecting it again: so the last block stays between its forward and its backward. */
+/* Does the node belong to the stretch, or has the unit been idle for too long? Keeping it over the use of one
+ * or two others costs less than collecting it again: so the last block stays between its forward and its
+ * backward. */
 static bool continues(const Stretch *stretches, int n_stretches, int index) {
     enum { MOST_OTHERS = 2 };
     int n_others = 0;
@@ -99,8 +100,8 @@ static bool may_start_ahead(const GradientSync *sync, const Graph *graph, const 
            graph->node[now->first]->section == graph->node[next->first]->section;
 }
 
-/* Every node that reads a part of the flat array reads it from a unit that is collected for it; the array itself then
- * has no memory. */
+/* Every node that reads a part of the flat array reads it from a unit that is collected for it; the array
+ * itself then has no memory. */
 static void gather(GradientSync *sync, Graph *graph, const FlatTensors *tensors) {
     if (graph->error.status != STATUS_OK || !graph->n_nodes) return;
     const Partition *partition = &sync->partition;

@@ -7,9 +7,9 @@
  * memory that the tiles do without, so they are preferred where it would be more than a few GiB. A context
  * may force one way, for tests: what that way does not take then fails.
  *
- * The choice is made when the memory is planned (plan/attention_plan.c), and again, the same way, when the node runs. Only an output
- * that is added to, or memory that is not aligned, is found out then: tiles do the first, plain kernels the
- * second, with scratch memory for either. */
+ * The choice is made when the memory is planned (plan/attention_plan.c), and again, the same way, when the
+ * node runs. Only an output that is added to, or memory that is not aligned, is found out then: tiles do the
+ * first, plain kernels the second, with scratch memory for either. */
 #include "backend/cuda/attention/attention.h"
 #include "backend/cuda/runtime/device.cuh"
 

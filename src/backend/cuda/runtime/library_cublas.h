@@ -1,5 +1,5 @@
-/* cuBLASLt, opened with the backend rather than with the process (base/system/library.h): its functions, called
- * through a table that every context has, as context->lt.Matmul(...). */
+/* cuBLASLt, opened with the backend rather than with the process (base/system/library.h): its functions,
+ * called through a table that every context has, as context->lt.Matmul(...). */
 #ifndef PGPT_BACKEND_CUDA_RUNTIME_LIBRARY_CUBLAS_H
 #define PGPT_BACKEND_CUDA_RUNTIME_LIBRARY_CUBLAS_H
 

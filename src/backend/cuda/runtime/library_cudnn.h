@@ -1,4 +1,5 @@
-/* cuDNN, opened when attention first asks for it (base/system/library.h): its functions, called through a table. */
+/* cuDNN, opened when attention first asks for it (base/system/library.h): its functions, called through a
+ * table. */
 #ifndef PGPT_BACKEND_CUDA_RUNTIME_LIBRARY_CUDNN_H
 #define PGPT_BACKEND_CUDA_RUNTIME_LIBRARY_CUDNN_H
 

@@ -1,10 +1,10 @@
-/* Decay reaches the lowest rate one step after the last, so that the last step still learns something when the lowest
- * rate is 0. */
-#include "optim/schedule.h"
+/* Decay reaches the lowest rate one step after the last, so that the last step still learns something when
+ * the lowest rate is 0. */
+#include "optim/learning_rate.h"
 
 #include <math.h>
 
-double schedule_rate(const Schedule *schedule, int64_t step) {
+double learning_rate_at(const LearningRateSchedule *schedule, int64_t step) {
     if (step < schedule->n_warmup_steps) {
         return schedule->peak * (double)(step + 1) / (double)schedule->n_warmup_steps;
     }
@@ -13,10 +13,10 @@ double schedule_rate(const Schedule *schedule, int64_t step) {
     if (progress > 1.0) progress = 1.0;
     double remaining = 1.0; /* of the way from lowest to peak */
     switch (schedule->kind) {
-    case SCHEDULE_CONSTANT: break;
-    case SCHEDULE_LINEAR: remaining = 1.0 - progress; break;
-    case SCHEDULE_COSINE: remaining = 0.5 * (1.0 + cos(progress * 3.14159265358979323846)); break;
-    case SCHEDULE_WSD: {
+    case LEARNING_RATE_CONSTANT: break;
+    case LEARNING_RATE_LINEAR: remaining = 1.0 - progress; break;
+    case LEARNING_RATE_COSINE: remaining = 0.5 * (1.0 + cos(progress * 3.14159265358979323846)); break;
+    case LEARNING_RATE_WSD: {
         double decay = schedule->decay_fraction * (double)schedule->n_steps;
         double left = (double)(schedule->n_steps - step);
         remaining = left < decay ? left / decay : 1.0;

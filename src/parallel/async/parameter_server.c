@@ -1,15 +1,18 @@
-/* One loop: apply what may be applied, hand out what may be handed out, and if neither can be done wait for the next report.
+/* One loop: apply what may be applied, hand out what may be handed out, and if neither can be done wait for
+ * the next report.
  *
- * A worker's report and its gradient are two messages. The report is small and received ahead; the gradient is taken off the
- * wire only when it is applied, into the one place where the update reads it. A gradient that the bound on staleness holds
- * back therefore costs no memory here: it waits at its worker, which has nothing better to do.
+ * A worker's report and its gradient are two messages. The report is small and received ahead; the gradient
+ * is taken off the wire only when it is applied, into the one place where the update reads it. A gradient
+ * that the bound on staleness holds back therefore costs no memory here: it waits at its worker, which has
+ * nothing better to do.
  *
- * Of several gradients that may be applied the one of the oldest weights is. Workers that wait for weights get them in the
- * order in which they asked.
+ * Of several gradients that may be applied the one of the oldest weights is. Workers that wait for weights
+ * get them in the order in which they asked.
  *
- * There is one thread, and it is the rank's own: an error ends the run like any other. Nothing is posted that is not waited for: a
- * report is expected only of a worker that has been given work or has just been let out of a pause. */
-#include "parallel/async/server.h"
+ * There is one thread, and it is the rank's own: an error ends the run like any other. Nothing is posted that
+ * is not waited for: a report is expected only of a worker that has been given work or has just been let out
+ * of a pause. */
+#include "parallel/async/parameter_server.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -21,10 +24,10 @@ typedef enum {
     WORKER_WAITING,   /* its gradient was applied, or it had none: it waits for weights */
 } WorkerPhase;
 
-struct ServerWorker {
+struct ParameterServerWorker {
     WorkerPhase phase;
     CommRequest request;
-    ServerReport report;
+    ParameterServerReport report;
     int64_t arrival;
 };
 
@@ -34,8 +37,8 @@ static int rank_of(int worker) {
     return worker + 1;
 }
 
-Status server_open(Server *server, const ServerSetup *setup, Error *error) {
-    *server = (Server){.setup = *setup, .n_workers = setup->comm->size - 1};
+Status parameter_server_open(ParameterServer *server, const ParameterServerSetup *setup, Error *error) {
+    *server = (ParameterServer){.setup = *setup, .n_workers = setup->comm->size - 1};
     size_t n = (size_t)server->n_workers;
     TRY(staleness_open(&server->book, server->n_workers, setup->bound, setup->version, error));
     server->worker = calloc(n, sizeof *server->worker);
@@ -46,30 +49,32 @@ Status server_open(Server *server, const ServerSetup *setup, Error *error) {
     return STATUS_OK;
 }
 
-void server_close(Server *server) {
+void parameter_server_close(ParameterServer *server) {
     staleness_close(&server->book);
     free(server->worker);
     free(server->request);
     free(server->asked);
-    *server = (Server){0};
+    *server = (ParameterServer){0};
 }
 
 /* ---- what a server does */
 
-static Status expect_report(Server *server, int worker, Error *error) {
-    ServerWorker *state = &server->worker[worker];
+static Status expect_report(ParameterServer *server, int worker, Error *error) {
+    ParameterServerWorker *state = &server->worker[worker];
     state->phase = WORKER_COMPUTING;
     return comm_post_receive(server->setup.comm, &state->report, sizeof state->report, rank_of(worker),
                              TAG_REPORT, &state->request, error);
 }
 
-static Status send_order(Server *server, int worker, const ServerOrder *order, Error *error) {
+static Status send_order(ParameterServer *server, int worker, const ParameterServerOrder *order,
+                         Error *error) {
     return comm_send(server->setup.comm, order, sizeof *order, rank_of(worker), TAG_ORDER, error);
 }
 
-/* The next report of anybody who computes. Of several that are there, one behind the worker that was last heard: whoever is so fast that its
- * report is always there already must not keep the others from being heard. */
-static Status wait_for_report(Server *server, Error *error) {
+/* The next report of anybody who computes. Of several that are there, one behind the worker that was last
+ * heard: whoever is so fast that its report is always there already must not keep the others from being
+ * heard. */
+static Status wait_for_report(ParameterServer *server, Error *error) {
     int n = 0, which = 0;
     for (int k = 1; k <= server->n_workers; k++) {
         int i = (server->last_heard + k) % server->n_workers;
@@ -79,7 +84,7 @@ static Status wait_for_report(Server *server, Error *error) {
     }
     TRY(comm_wait_any_posted(server->setup.comm, server->request, n, &which, error));
     server->last_heard = server->asked[which];
-    ServerWorker *state = &server->worker[server->last_heard];
+    ParameterServerWorker *state = &server->worker[server->last_heard];
     state->phase = state->report.ticket >= 0 ? WORKER_HOLDING : WORKER_WAITING;
     state->arrival = server->n_arrivals++;
     server->stop_is_wanted |= state->report.stops != 0;
@@ -87,7 +92,7 @@ static Status wait_for_report(Server *server, Error *error) {
 }
 
 /* The worker whose gradient comes next, -1: none may. */
-static int find_gradient(const Server *server) {
+static int find_gradient(const ParameterServer *server) {
     int best = -1;
     const int64_t *pulled = server->book.pulled;
     for (int i = 0; i < server->n_workers; i++) {
@@ -100,7 +105,7 @@ static int find_gradient(const Server *server) {
     return best;
 }
 
-static int find_waiting(const Server *server) {
+static int find_waiting(const ParameterServer *server) {
     int best = -1;
     for (int i = 0; i < server->n_workers; i++) {
         if (server->worker[i].phase != WORKER_WAITING) continue;
@@ -109,9 +114,9 @@ static int find_waiting(const Server *server) {
     return best;
 }
 
-static Status apply(Server *server, int worker, Error *error) {
-    const ServerSetup *setup = &server->setup;
-    ServerWorker *state = &server->worker[worker];
+static Status apply(ParameterServer *server, int worker, Error *error) {
+    const ParameterServerSetup *setup = &server->setup;
+    ParameterServerWorker *state = &server->worker[worker];
     int64_t staleness;
     TRY(comm_receive(setup->comm, setup->gradient, setup->gradient_bytes, rank_of(worker), TAG_GRADIENT,
                      error));
@@ -120,9 +125,9 @@ static Status apply(Server *server, int worker, Error *error) {
     return setup->apply(setup->context, &state->report, staleness, error);
 }
 
-static Status give(Server *server, int worker, Error *error) {
-    const ServerSetup *setup = &server->setup;
-    ServerOrder order = {.ticket = server->book.n_pulled};
+static Status give(ParameterServer *server, int worker, Error *error) {
+    const ParameterServerSetup *setup = &server->setup;
+    ParameterServerOrder order = {.ticket = server->book.n_pulled};
     const void *weights =
         setup->weights_for ? setup->weights_for(setup->context, server->book.n_out) : setup->weights;
     staleness_pull(&server->book, worker);
@@ -132,13 +137,13 @@ static Status give(Server *server, int worker, Error *error) {
 }
 
 /* Whoever was told to pause asks again. */
-static Status end_pause(Server *server, Error *error) {
+static Status end_pause(ParameterServer *server, Error *error) {
     for (int i = 0; i < server->n_workers; i++)
         if (server->worker[i].phase == WORKER_PAUSED) TRY(expect_report(server, i, error));
     return STATUS_OK;
 }
 
-Status server_serve(Server *server, int64_t until, int64_t give_until, Error *error) {
+Status parameter_server_serve(ParameterServer *server, int64_t until, int64_t give_until, Error *error) {
     StalenessBook *book = &server->book;
     if (give_until < until || give_until < book->n_pulled)
         return error_failed(error, "a server cannot make %lld updates of %lld gradients", (long long)until,
@@ -154,17 +159,17 @@ Status server_serve(Server *server, int64_t until, int64_t give_until, Error *er
     return STATUS_OK;
 }
 
-static bool any_computes(const Server *server) {
+static bool any_computes(const ParameterServer *server) {
     for (int i = 0; i < server->n_workers; i++)
         if (server->worker[i].phase == WORKER_COMPUTING) return true;
     return false;
 }
 
-Status server_pause(Server *server, const int64_t *words, Error *error) {
+Status parameter_server_pause(ParameterServer *server, const int64_t *words, Error *error) {
     if (server->book.n_out)
         return error_failed(error, "a server paused with %d gradients under way", server->book.n_out);
     while (any_computes(server)) TRY(wait_for_report(server, error)); /* those who have not asked yet */
-    ServerOrder order = {.pauses = 1};
+    ParameterServerOrder order = {.pauses = 1};
     memcpy(order.words, words, sizeof order.words);
     for (int i = 0; i < server->n_workers; i++) {
         TRY(send_order(server, i, &order, error));
@@ -175,8 +180,9 @@ Status server_pause(Server *server, const int64_t *words, Error *error) {
 
 /* ---- what a worker does */
 
-Status server_ask(Comm *comm, const ServerReport *report, const void *gradient, size_t gradient_bytes,
-                  void *weights, size_t weights_bytes, ServerOrder *order, Error *error) {
+Status parameter_server_ask(Comm *comm, const ParameterServerReport *report, const void *gradient,
+                            size_t gradient_bytes, void *weights, size_t weights_bytes,
+                            ParameterServerOrder *order, Error *error) {
     TRY(comm_send(comm, report, sizeof *report, 0, TAG_REPORT, error));
     if (report->ticket >= 0) TRY(comm_send(comm, gradient, gradient_bytes, 0, TAG_GRADIENT, error));
     TRY(comm_receive(comm, order, sizeof *order, 0, TAG_ORDER, error));
