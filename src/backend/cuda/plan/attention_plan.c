@@ -1,9 +1,9 @@
 /* Which of the ways of attention (attention.h) takes a shape, and their working memory.
  *
  * cuDNN's plans have a workspace that the library alone knows. On a GPU it is asked (library_scratch).
- * Where there is none, its size is the one that was found on an H200 with cuDNN 9: a few bytes forward;
- * backward, if sums come in a fixed order, dscores, a 16-bit number for each pair of positions of a head,
- * and a few bytes more. */
+ * Where there is none, its size is the one that was found on an H200 with cuDNN 9: a few bytes,
+ * and backward, if sums come in a fixed order, dscores: a 16-bit number for each pair of positions of a
+ * head. */
 #include "backend/cuda/plan/plan.h"
 
 #include "base/random.h"
@@ -88,8 +88,7 @@ size_t attention_dq_sum_bytes(const AttentionShape *s, bool backward, bool any_o
 /* As found on an H200; the few bytes are 256 at most, and memory is planned in steps of that. */
 static size_t known_workspace(const AttentionShape *s, bool backward, bool any_order) {
     enum { MORE = 256 };
-    if (!backward) return MORE;
-    if (any_order) return 0;
+    if (!backward || any_order) return MORE;
     return (size_t)(s->n_sequences * s->n_heads * s->n_positions * s->n_positions) * 2 + MORE;
 }
 
