@@ -257,8 +257,8 @@ static void meeting(void **state) {
     (void)state;
     Error error = {0};
     for (int n_gpus = 1; n_gpus <= world.size; n_gpus++) {
-        Backend backend = {.traits.memory = MEMORY_DEVICE,
-                           .device_id = {7, [BACKEND_ID_BYTES - 1] = (uint8_t)(world.rank % n_gpus)}};
+        Backend backend = {.traits = {.memory = MEMORY_DEVICE}, .device_id = {7}};
+        backend.device_id[BACKEND_ID_BYTES - 1] = (uint8_t)(world.rank % n_gpus);
         int n = 0;
         for (int r = 0; r < world.size; r++) n += r % n_gpus == world.rank % n_gpus;
         OK(device_meet(&backend, &world, 100, &error));
