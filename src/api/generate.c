@@ -176,7 +176,7 @@ pgpt_status pgpt_complete(pgpt_model *model, const char *prompt, const char *con
     if (collected.text) pgpt_generate(model, prompt, strlen(prompt), options, collect, &collected, error);
     if (error->status == PGPT_OK && collected.is_full)
         *error = (pgpt_error){PGPT_FAILED, "no memory for the text"};
-    if (error->status != PGPT_OK) {
+    if (error->status != PGPT_OK || !collected.text) {
         free(collected.text);
         return error->status;
     }

@@ -163,6 +163,7 @@ static Status read_manifest(const char *folder, Manifest *manifest, Arena *arena
  * look at. */
 static bool has_moved_on(Candidates *candidates) {
     enum { MOST_TIMES = 1000 };
+    if (!candidates->entry) return false;
     const CheckpointEntry *entry = &candidates->entry[candidates->next];
     struct stat facts;
     Error ignored = {0};

@@ -43,6 +43,7 @@ static bool continues(const Piece *piece, const Parameter *parameter, const BoxR
 }
 
 static void add_range(Pieces *pieces, const BoxRange *range, int64_t local_first) {
+    if (!pieces->piece || !pieces->source) return; /* there was nothing to make room for */
     const Parameter *parameter = pieces->parameter;
     const Box whole = box_whole(parameter->whole);
     BoxRange flat = box_range_flat(range, parameter->whole);

@@ -20,7 +20,7 @@ const char *part_name_write(const char *prefix, const char *name, Shape whole, c
     }
     if (!is_all) {
         snprintf(run, sizeof run, "[%lld:%lld]", (long long)range->first,
-                 (long long)(range->first + range->n));
+                 (long long)range->first + (long long)range->n);
     }
     *shape = is_all ? of->shape : SHAPE(range->n);
     return arena_printf(arena, "%s%s%s%s", prefix, name, box, run);

@@ -10,10 +10,11 @@
 
 #include "base/options/options.h"
 #include "base/options/options_text.h"
+#include "job/train_run.h" /* train_command */
 #include "parallel/launch/launch.h"
 
-extern const OptionCommand train_command, verify_command, generate_command, eval_command, convert_command,
-    bench_command, data_command, lab_command, supervise_command;
+extern const OptionCommand verify_command, generate_command, eval_command, convert_command, bench_command,
+    data_command, lab_command, supervise_command;
 
 Status command_train(Launch *launch, int n_words, char *const *words, Error *error);
 Status command_verify(Launch *launch, int n_words, char *const *words, Error *error);

@@ -1,7 +1,7 @@
 #include "graph/actions.h"
 
 const char *action_name(ActionKind kind) {
-    static const char *const names[N_ACTIONS] = {"forward", "backward", "update"};
+    static const char *const names[N_ACTION_KINDS] = {"forward", "backward", "update"};
     return names[kind];
 }
 

@@ -10,7 +10,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 
-typedef enum { ACTION_FORWARD, ACTION_BACKWARD, ACTION_UPDATE, N_ACTIONS } ActionKind;
+typedef enum { ACTION_FORWARD, ACTION_BACKWARD, ACTION_UPDATE, N_ACTION_KINDS } ActionKind;
 
 const char *action_name(ActionKind kind);
 

@@ -45,8 +45,8 @@ static void add(ParameterShard *shard, Shape whole, int dim, int64_t first, int6
     if (n == 0) return;
     box.box.offset[dim] = first;
     box.box.shape.dim[dim] = n;
-    ShardBox *last = &shard->box[shard->n_boxes - 1];
-    if (shard->n_boxes && continues(last, &box, dim)) last->box.shape.dim[dim] += n;
+    ShardBox *last = shard->n_boxes > 0 ? &shard->box[shard->n_boxes - 1] : NULL;
+    if (last && continues(last, &box, dim)) last->box.shape.dim[dim] += n;
     else shard->box[shard->n_boxes++] = box;
 }
 

@@ -253,7 +253,7 @@ static void set_times(StepResult *result, const StepClock *before, const StepClo
 /* One action of a step. */
 static Status run_action(TrainStep *step, const BatchSource *source, int64_t index, const StepAction *action,
                          bool is_uploaded, Error *error) {
-    static const Section sections[N_ACTIONS] = {SECTION_FORWARD, SECTION_BACKWARD, SECTION_UPDATE};
+    static const Section sections[N_ACTION_KINDS] = {SECTION_FORWARD, SECTION_BACKWARD, SECTION_UPDATE};
     MicroBatch position = {.is_first = action->is_first, .is_last = action->is_last, .frame = action->frame};
     ActivityEntry entry = {.kind = ACTIVITY_STEP, .name = "micro-batch", .number = action->micro};
     if (action->kind == ACTION_UPDATE) return executor_run(&step->executor, SECTION_UPDATE, position, error);

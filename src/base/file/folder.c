@@ -38,6 +38,7 @@ Status folder_open(Folder *folder, const char *path, Error *error) {
 }
 
 static char *join(const char *folder, const char *name) {
+    if (!folder || !name) return NULL;
     size_t n_folder = strlen(folder), n_name = strlen(name);
     char *path = malloc(n_folder + n_name + 2);
     if (!path) return NULL;
@@ -105,7 +106,7 @@ Status folder_list(const Folder *folder, Arena *arena, FolderEntry **entries, si
             FolderEntry *smaller = *entries;
             capacity = capacity ? 2 * capacity : 64;
             *entries = ARENA_ARRAY(arena, FolderEntry, capacity);
-            if (smaller) memcpy(*entries, smaller, sizeof *smaller * *n_entries);
+            if (smaller) memcpy(*entries, smaller, sizeof(FolderEntry) * *n_entries);
         }
         (*entries)[(*n_entries)++] = (FolderEntry){.name = arena_strdup(arena, item->d_name),
                                                    .kind = kind_of(folder->descriptor, item->d_name)};

@@ -84,7 +84,7 @@ PlainText plain(const char *text) {
     size_t n = strlen(text);
     if (plain_text(result.text, sizeof result.text, text, n, false) < sizeof result.text) return result;
     plain_text(result.text, sizeof result.text - 3, text, n, false);
-    strcat(result.text, "...");
+    memcpy(result.text + strlen(result.text), "...", 4);
     return result;
 }
 
@@ -157,7 +157,8 @@ static void fit(char *out, size_t capacity, const char *text) {
     const char *end = text + n - tail;
     while (((unsigned char)*end & 0xC0) == 0x80) end++;
     memcpy(out, text, head);
-    strcpy(stpcpy(out + head, said), end);
+    memcpy(out + head, said, n_said);
+    memcpy(out + head + n_said, end, strlen(end) + 1);
 }
 
 void plain_format(char *out, size_t capacity, const char *format, va_list arguments) {

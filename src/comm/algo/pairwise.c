@@ -27,7 +27,8 @@ Status pairwise_all_to_all(Comm *comm, const CommOperation *operation, int tag, 
         Slice out = slice_of(operation->data, operation->border, to, operation->type);
         Slice in = slice_of(operation->other, operation->other_border, from, operation->type);
         if (step == 0) {
-            if (out.n_bytes && !table->counts_only) memcpy(in.data, out.data, out.n_bytes);
+            bool has_memory = in.data && out.data;
+            if (out.n_bytes && has_memory && !table->counts_only) memcpy(in.data, out.data, out.n_bytes);
             continue;
         }
         CommRequest request[2];

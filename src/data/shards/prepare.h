@@ -36,6 +36,6 @@ Status prepare_shards(InputList *list, const Tokenizer *tokenizer, const Prepare
 
 /* Remove a folder of shards, and nothing else: one with other files in it stays as it is. A link goes, and
  * what it leads to stays. */
-void prepare_remove(const char *folder);
+void prepare_remove(const char *path);
 
 #endif

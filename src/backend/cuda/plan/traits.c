@@ -36,7 +36,7 @@ static const struct {
 
 bool cuda_traits_named(const char *word, CudaSettings settings, CudaTraits *gpu) {
     for (size_t i = 0; i < sizeof KINDS / sizeof *KINDS; i++) {
-        if (strcmp(KINDS[i].word, word)) continue;
+        if (strcmp(KINDS[i].word, word) != 0) continue;
         *gpu = KINDS[i].gpu;
         gpu->has_code_90 = gpu->major >= 9;
         gpu->has_cudnn = true;
