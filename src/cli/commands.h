@@ -10,7 +10,6 @@
 
 #include "base/options/options.h"
 #include "base/options/options_text.h"
-#include "job/train_run.h" /* train_command */
 #include "parallel/launch/launch.h"
 
 extern const OptionCommand verify_command, generate_command, eval_command, convert_command, bench_command,

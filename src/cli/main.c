@@ -14,6 +14,7 @@
 #include "base/text/terminal.h"
 #include "base/version.h"
 #include "cli/lab/lab.h"
+#include "job/train_run.h"
 #include "train/options.h"
 
 #include <errno.h>
