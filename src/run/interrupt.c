@@ -15,6 +15,7 @@
 
 #include <limits.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdatomic.h>
 #include <stddef.h>
 #include <string.h>
@@ -80,8 +81,8 @@ static void remove_doomed(int number) {
 
 void interrupt_remove(const char *file, const char *folder) {
     if (strlen(file) >= PATH_MAX || (folder && strlen(folder) >= PATH_MAX)) return;
-    strcpy(doomed_file, file);
-    strcpy(doomed_folder, folder ? folder : "");
+    snprintf(doomed_file, sizeof doomed_file, "%s", file);
+    snprintf(doomed_folder, sizeof doomed_folder, "%s", folder ? folder : "");
     set_handlers(remove_doomed);
 }
 

@@ -20,8 +20,8 @@ Status resume_manifest(const char *run, Arena *arena, Manifest *manifest, bool *
 /* For "auto": the run in `out`, or of runs/latest if that is empty, if it has a checkpoint; else NULL. */
 Status resume_find(const char *out, Arena *arena, const char **folder, Error *error);
 
-/* Make `folder`, whose run was killed before its first checkpoint, ready for the same run from its
+/* Make `path`, whose run was killed before its first checkpoint, ready for the same run from its
  * beginning. */
-Status resume_restart(const char *folder, Error *error);
+Status resume_restart(const char *path, Error *error);
 
 #endif

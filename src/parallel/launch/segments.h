@@ -17,8 +17,8 @@ typedef struct {
 } Segments;
 
 /* Remove what killed ranks of this user have left; `text` says what it was ("" if nothing). Before MPI
- * begins. `folder` is /dev/shm but in tests. */
-void segments_clear(const char *folder, char *text, size_t n_bytes);
+ * begins. `path` is /dev/shm but in tests. */
+void segments_clear(const char *path, char *text, size_t n_bytes);
 
 /* Note those that this process has mapped by now. May be called again when there may be more. Where it cannot
  * be done there is no note, and nothing will be removed. */
