@@ -15,9 +15,9 @@
 
 #include <limits.h>
 #include <signal.h>
-#include <stdio.h>
 #include <stdatomic.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
