@@ -35,6 +35,7 @@ Status cpu_copy(const KernelCall *call, Error *error) {
     size_t n_bytes = cpu_is_plain_copy(call->node) ? dtype_info(output->dtype)->n_bytes : sizeof(float);
     const char *from = call->in[0];
     char *to = call->out[0];
+    if (!count) return STATUS_OK; /* there need not be any memory */
     int n_parts = cpu_threads(call, count);
 #pragma omp parallel for schedule(static) num_threads(n_parts)
     for (int part = 0; part < n_parts; part++) {
