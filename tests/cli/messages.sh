@@ -86,7 +86,7 @@ pgpt generate bytes --tokens 300 --seed 3 --prompt $'\e[31m'
 LC_ALL=C grep -qP '[\x80-\xff]' out || fail "nothing to escape"
 if command -v script >/dev/null; then
     for samples in 1 2; do
-        TERM=dumb script -qec "\"$PGPT\" generate bytes --tokens 300 --seed 3 --samples $samples --prompt \$'\\e[31m' --quiet" /dev/null \
+        TERM=dumb SHELL=$BASH script -qec "\"$PGPT\" generate bytes --tokens 300 --seed 3 --samples $samples --prompt \$'\\e[31m' --quiet" /dev/null \
             </dev/null >screen || fail "exit $? on a terminal"
         tr -d '\r' <screen >lines
         plain lines
