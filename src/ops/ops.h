@@ -4,15 +4,15 @@
  * and *_GRADIENT ops. Shapes: B sequences, T positions, C channels, V vocabulary, NH heads, HS head size;
  * (N,C) means any number of leading dims that multiply to N rows. Inputs and outputs in brackets may be NULL.
  * An output Σname is the sums of the columns of another, as that is stored: the gradient of a bias, which
- * graph/sums.h gives to whoever makes dy.
+ * graph/passes/sums.h gives to whoever makes dy.
  *
  * Inputs that change from step to step (learning rate, dropout seed) are tensors in PLACE_INPUT, never
  * attributes: a recorded program is replayed as it is. */
 #ifndef PGPT_OPS_OPS_H
 #define PGPT_OPS_OPS_H
 
-#include "graph/autograd.h"
 #include "graph/op.h"
+#include "graph/passes/autograd.h"
 
 /* ---- embedding.c
  * ------------------------------------------------------------------------------------------------ y (B,T,C)

@@ -3,7 +3,7 @@
 #include "optim/optimizer.h"
 
 #include "base/random.h"
-#include "graph/insert.h"
+#include "graph/passes/insert.h"
 #include "ops/ops.h"
 
 #include <math.h>

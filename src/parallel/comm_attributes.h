@@ -4,7 +4,7 @@
 #define PGPT_PARALLEL_COMM_ATTRIBUTES_H
 
 #include "comm/comm.h"
-#include "graph/autograd.h"
+#include "graph/passes/autograd.h"
 
 /* Messages to and from two ranks, which may be the same; -1: none. */
 typedef struct {

@@ -1,9 +1,9 @@
 #include "train/step.h"
 
-#include "graph/eager.h"
-#include "graph/lazy.h"
-#include "graph/recompute.h"
-#include "graph/sums.h"
+#include "graph/passes/eager.h"
+#include "graph/passes/lazy.h"
+#include "graph/passes/recompute.h"
+#include "graph/passes/sums.h"
 #include "ops/ops.h"
 
 #include <math.h>

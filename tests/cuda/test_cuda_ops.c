@@ -484,7 +484,7 @@ static void test_variant_large(void **state) {
     check_specs(LARGE_SPECS, N_LARGE, *state);
 }
 
-/* Whether the sums of columns are worth moving to the node that makes these (graph/sums.h). */
+/* Whether the sums of columns are worth moving to the node that makes these (graph/passes/sums.h). */
 static void test_who_sums(void **state) {
     (void)state;
     static const struct {

@@ -1,10 +1,10 @@
 /* The passes on small graphs: what autograd shares and copies, what the planner may overlap, what moves where. */
 #include "backend/null/null.h"
-#include "graph/eager.h"
 #include "graph/executor.h"
-#include "graph/lazy.h"
-#include "graph/recompute.h"
-#include "graph/sums.h"
+#include "graph/passes/eager.h"
+#include "graph/passes/lazy.h"
+#include "graph/passes/recompute.h"
+#include "graph/passes/sums.h"
 #include "harness.h"
 #include "ops/ops.h"
 

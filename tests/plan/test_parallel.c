@@ -2,7 +2,7 @@
  * shares of a batch. What the passes make of a recorded step is in test_parallel_step.c. */
 #include "comm/comm_self.h"
 #include "device/device.h"
-#include "graph/insert.h"
+#include "graph/passes/insert.h"
 #include "harness.h"
 #include "mesh_support.h"
 #include "ops/ops.h"

@@ -1,7 +1,7 @@
 /* The builders mirror the list in tests/golden/ops.py by the names of the inputs: the name decides the data. */
 #include "op_cases.h"
 
-#include "graph/sums.h"
+#include "graph/passes/sums.h"
 
 #include <math.h>
 #include <setjmp.h>

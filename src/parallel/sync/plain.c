@@ -7,7 +7,7 @@
  * travel once, in the last. */
 #include "parallel/sync/strategy.h"
 
-#include "graph/insert.h"
+#include "graph/passes/insert.h"
 #include "parallel/comm_ops.h"
 
 /* The last node that writes any of elements first .. first + n - 1 of the root, -1 if nobody does. */

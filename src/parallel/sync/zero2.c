@@ -4,7 +4,7 @@
  * between two nodes takes room only there. */
 #include "parallel/sync/strategy.h"
 
-#include "graph/insert.h"
+#include "graph/passes/insert.h"
 #include "ops/ops.h"
 #include "parallel/comm_ops.h"
 

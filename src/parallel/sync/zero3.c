@@ -2,7 +2,7 @@
  * them, one unit ahead, and forgotten behind them. Gradients are sharded as in ZeRO-2. */
 #include "parallel/sync/strategy.h"
 
-#include "graph/insert.h"
+#include "graph/passes/insert.h"
 #include "ops/ops.h"
 #include "parallel/comm_ops.h"
 

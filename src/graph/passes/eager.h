@@ -3,8 +3,8 @@
  * The loss leaves the gradient of its logits behind as it computes them. With the logits cut into chunks of
  * rows, running each chunk's backward products at once means that only one chunk of (rows, V) is ever in
  * memory. */
-#ifndef PGPT_GRAPH_EAGER_H
-#define PGPT_GRAPH_EAGER_H
+#ifndef PGPT_GRAPH_PASSES_EAGER_H
+#define PGPT_GRAPH_PASSES_EAGER_H
 
 #include "graph/graph.h"
 

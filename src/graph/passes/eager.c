@@ -1,7 +1,7 @@
 /* Moving writers of one gradient changes which of them comes first, and the first must overwrite where the
  * others add. So the pass remembers how the first writer of each tensor wrote, and hands that mode to whoever
  * is first afterwards. */
-#include "graph/eager.h"
+#include "graph/passes/eager.h"
 
 #include "base/arena.h"
 

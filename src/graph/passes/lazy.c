@@ -2,7 +2,7 @@
  * what it makes. It is allowed only where nobody changes those inputs in between: gradients that a residual
  * addition shares are added to later, and a node that was moved behind such an addition would read another
  * value. */
-#include "graph/lazy.h"
+#include "graph/passes/lazy.h"
 
 #include <string.h>
 

@@ -5,8 +5,8 @@
  *
  *     attention_backward       dy        <- ...          attention_backward       dy, dbias <- ...
  *     linear_weight_gradient   dw, dbias <- dy, x   =>   linear_weight_gradient   dw        <- dy, x */
-#ifndef PGPT_GRAPH_SUMS_H
-#define PGPT_GRAPH_SUMS_H
+#ifndef PGPT_GRAPH_PASSES_SUMS_H
+#define PGPT_GRAPH_PASSES_SUMS_H
 
 #include "graph/backend.h"
 

@@ -1,7 +1,7 @@
 /* What is summed must be what the reader would have read, and the sums must come at the same turn among all
  * that touch their memory: so the columns have one writer, who writes them whole, and nobody in between
  * touches the sums. */
-#include "graph/sums.h"
+#include "graph/passes/sums.h"
 
 static int count_outputs(const Node *node) {
     int n_outputs = 0;

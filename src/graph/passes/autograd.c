@@ -13,7 +13,7 @@
  * Views. The gradient of a part of a tensor is the same part of the tensor's gradient. Parts are written
  * fresh as long as they do not overlap; the walk checks that they cover the whole when it is read. Parameters
  * are parts of one flat tensor; when their gradients need not persist, each has a tensor of its own. */
-#include "graph/autograd.h"
+#include "graph/passes/autograd.h"
 
 #include <stdlib.h>
 

@@ -1,6 +1,6 @@
 /* New nodes stand at the end of the list until the end, when old and new are merged by place: a counting
  * sort, so that a program of many thousand nodes costs no more than its length. */
-#include "graph/insert.h"
+#include "graph/passes/insert.h"
 
 #include <string.h>
 

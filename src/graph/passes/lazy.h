@@ -3,8 +3,8 @@
  * The token table of a tied model gets one contribution from the head, at the very start of the backward, and
  * one from the embedding, at its very end. Where gradients do not persist, keeping the (V,C) gradient alive
  * in between can cost far more than keeping what it is computed from. */
-#ifndef PGPT_GRAPH_LAZY_H
-#define PGPT_GRAPH_LAZY_H
+#ifndef PGPT_GRAPH_PASSES_LAZY_H
+#define PGPT_GRAPH_PASSES_LAZY_H
 
 #include "graph/graph.h"
 

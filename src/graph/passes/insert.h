@@ -10,8 +10,8 @@
  *
  * Nodes take the section of the one they stand next to. At one place they keep the order in which they were
  * recorded; what goes behind a node comes before what goes before the next. */
-#ifndef PGPT_GRAPH_INSERT_H
-#define PGPT_GRAPH_INSERT_H
+#ifndef PGPT_GRAPH_PASSES_INSERT_H
+#define PGPT_GRAPH_PASSES_INSERT_H
 
 #include "graph/graph.h"
 

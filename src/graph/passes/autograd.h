@@ -11,8 +11,8 @@
  *         if (!dy || !x->needs_gradient) return;
  *         autograd_record(autograd, &OP_GELU_BACKWARD, attributes, bytes, 2, TENSORS(dy, x), 1, TENSORS(x));
  *     } */
-#ifndef PGPT_GRAPH_AUTOGRAD_H
-#define PGPT_GRAPH_AUTOGRAD_H
+#ifndef PGPT_GRAPH_PASSES_AUTOGRAD_H
+#define PGPT_GRAPH_PASSES_AUTOGRAD_H
 
 #include "graph/op.h"
 
