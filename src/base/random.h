@@ -65,7 +65,7 @@ RANDOM_INLINE void random_multiply(uint32_t a, uint32_t b, uint32_t *high, uint3
 /* What a block is made of: where it is, in rounds with a key each. Who needs several blocks goes round by
  * round with all of them, where the steps of one would have to wait for each other. */
 enum { RANDOM_ROUNDS = 10 };
-RANDOM_INLINE RandomBlock random_place(uint64_t row, uint64_t column) {
+RANDOM_INLINE RandomBlock random_position(uint64_t row, uint64_t column) {
     return (RandomBlock){{(uint32_t)column, (uint32_t)(column >> 32), (uint32_t)row, (uint32_t)(row >> 32)}};
 }
 RANDOM_INLINE RandomBlock random_round(RandomKey key, RandomBlock c) {
@@ -79,7 +79,7 @@ RANDOM_INLINE RandomKey random_next_key(RandomKey key) {
 }
 
 RANDOM_INLINE RandomBlock random_block(RandomKey key, uint64_t row, uint64_t column) {
-    RandomBlock block = random_place(row, column);
+    RandomBlock block = random_position(row, column);
     for (int round = 0; round < RANDOM_ROUNDS; round++, key = random_next_key(key))
         block = random_round(key, block);
     return block;

@@ -268,7 +268,7 @@ Status checkpoint_open_together(Checkpoint *checkpoint, Comm *comm, const char *
         Error damage = {0};
         if (run) copy_path(chosen.run, run, &chosen.error);
         if (run && chosen.error.status == STATUS_OK) choose(&candidates, with_optimizer, &chosen);
-        TRY_GOTO(checkpoint_share(comm, &chosen, sizeof chosen, error), done);
+        TRY_GOTO(checkpoint_part(comm, &chosen, sizeof chosen, error), done);
         *error = chosen.error;
         if (error->status != STATUS_OK) break;
         if (open_chosen(checkpoint, comm, &chosen, with_optimizer, &damage, error)) break;

@@ -137,7 +137,7 @@ Status checkpoint_save(const char *run, const CheckpointSource *source, Error *e
     Arena arena = {0};
     Start start = {0};
     if (is_first) prepare(run, source, &start);
-    TRY(checkpoint_share(comm, &start, sizeof start, error));
+    TRY(checkpoint_part(comm, &start, sizeof start, error));
     if (start.error.status != STATUS_OK) {
         *error = start.error;
         return error->status;
@@ -148,7 +148,7 @@ Status checkpoint_save(const char *run, const CheckpointSource *source, Error *e
     if (checkpoint_agree(comm, error) == STATUS_OK) collect_parts(comm, &part, &parts, &arena, error);
     if (is_first && error->status == STATUS_OK) complete(&places, source, parts, error);
     if (is_first && error->status != STATUS_OK) checkpoint_abandon(places.folder, places.temporary_name);
-    checkpoint_share_outcome(comm, error); /* and nobody returns before rank 0 has cleared up */
+    checkpoint_part_outcome(comm, error); /* and nobody returns before rank 0 has cleared up */
     arena_free(&arena);
     return error->status;
 }

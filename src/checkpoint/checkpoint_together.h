@@ -19,15 +19,15 @@ static inline Status checkpoint_agree(Comm *comm, Error *error) {
 }
 
 /* What rank 0 has here becomes everybody's. */
-static inline Status checkpoint_share(Comm *comm, void *data, size_t n_bytes, Error *error) {
+static inline Status checkpoint_part(Comm *comm, void *data, size_t n_bytes, Error *error) {
     if (checkpoint_n_ranks(comm) == 1) return STATUS_OK;
     return comm_broadcast(comm, data, (int64_t)n_bytes, COMM_U8, 0, error);
 }
 
 /* The outcome of what rank 0 alone has done becomes everybody's, in its words. */
-static inline Status checkpoint_share_outcome(Comm *comm, Error *error) {
+static inline Status checkpoint_part_outcome(Comm *comm, Error *error) {
     Error outcome = *error, trouble = {0};
-    if (checkpoint_share(comm, &outcome, sizeof outcome, &trouble) != STATUS_OK) outcome = trouble;
+    if (checkpoint_part(comm, &outcome, sizeof outcome, &trouble) != STATUS_OK) outcome = trouble;
     if (error->status == STATUS_OK) *error = outcome;
     return error->status;
 }

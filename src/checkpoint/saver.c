@@ -117,9 +117,9 @@ static void write_and_prune(Saver *saver, const CheckpointSource *source) {
 static void write_checkpoint(Saver *saver, const CheckpointSource *source) {
     const SaveRequest *request = &saver->request;
     ActivityEntry entry = {.kind = ACTIVITY_FILE, .name = "write checkpoint", .number = request->state.step};
-    activity_begin(request->activity, request->lane, &entry);
+    activity_begin(request->activity, request->track, &entry);
     write_and_prune(saver, source);
-    activity_end(request->activity, request->lane);
+    activity_end(request->activity, request->track);
 }
 
 /* Elements of an array of this rank, straight from the device, as they are there. */

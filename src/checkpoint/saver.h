@@ -44,8 +44,8 @@ typedef struct {
     bool keep_best;
     /* Of all ranks, and used by nobody else as long as the saver lives; NULL: this process is alone. */
     Comm *comm;
-    Activity *activity; /* that is told, in this lane; NULL: nobody */
-    int lane;
+    Activity *activity; /* that is told, in this track; NULL: nobody */
+    int track;
     const Log *log;        /* for what is no error; NULL: nobody */
     FolderIdentity folder; /* as in CheckpointSource */
 } SaveRequest;

@@ -146,19 +146,19 @@ static void begin_wait(Comm *comm, uint64_t collective) {
                            .place = comm->name,
                            .number = (int64_t)collective,
                            .peers = comm->size};
-    activity_begin(comm->activity, comm->lane, &entry);
+    activity_begin(comm->activity, comm->track, &entry);
 }
 
 static void watch_worker(Comm *comm) {
     char words[128];
     snprintf(words, sizeof words, "worker of %s", comm->name ? comm->name : "?");
-    comm->worker_lane = activity_add_lane(comm->activity, activity_keep(comm->activity, words));
+    comm->worker_track = activity_add_track(comm->activity, activity_keep(comm->activity, words));
 }
 
-void comm_watch(Comm *comm, Activity *activity, int lane, const char *name) {
+void comm_watch(Comm *comm, Activity *activity, int track, const char *name) {
     if (!comm->table) return;
     comm->activity = activity;
-    comm->lane = lane;
+    comm->track = track;
     comm->name = activity ? activity_keep(activity, name) : NULL;
     if (comm->worker) watch_worker(comm);
 }
@@ -167,7 +167,7 @@ static void watch_child(Comm *comm, int color, Comm *child) {
     char name[96];
     if (!comm->activity) return;
     snprintf(name, sizeof name, "%s/%llu:%d", comm->name, (unsigned long long)comm->n_collectives, color);
-    comm_watch(child, comm->activity, comm->lane, name);
+    comm_watch(child, comm->activity, comm->track, name);
 }
 
 /* ---- Order and measure */
@@ -181,7 +181,7 @@ static Status finish_started(Comm *comm, uint64_t number, uint64_t collective, E
     if (!comm->worker) return STATUS_OK;
     begin_wait(comm, collective);
     Status status = worker_wait(comm->worker, number, error);
-    activity_end(comm->activity, comm->lane);
+    activity_end(comm->activity, comm->track);
     comm->counts.busy_ns += worker_take_busy_ns(comm->worker);
     return status;
 }
@@ -202,9 +202,9 @@ static Status start_by_transport(Comm *comm, const CommOperation *operation, Com
                                  Error *error) {
     count(comm, operation);
     ActivityEntry entry = comm_entry(comm, operation, ++comm->n_collectives);
-    activity_begin(comm->activity, comm->lane, &entry);
+    activity_begin(comm->activity, comm->track, &entry);
     Status status = comm->table->start(comm->context, operation, ticket, error);
-    activity_end(comm->activity, comm->lane);
+    activity_end(comm->activity, comm->track);
     ticket->collective = comm->n_collectives;
     return status;
 }
@@ -212,7 +212,7 @@ static Status start_by_transport(Comm *comm, const CommOperation *operation, Com
 static Status finish_by_transport(Comm *comm, const CommTicket *ticket, Error *error) {
     begin_wait(comm, ticket->collective);
     Status status = comm->table->finish(comm->context, ticket, error);
-    activity_end(comm->activity, comm->lane);
+    activity_end(comm->activity, comm->track);
     return status;
 }
 
@@ -227,9 +227,9 @@ Status comm_run(Comm *comm, const CommOperation *operation, Error *error) {
     TRY(take(comm, error));
     uint64_t run_ns = timer_now_ns();
     ActivityEntry entry = comm_entry(comm, operation, ++comm->n_collectives);
-    activity_begin(comm->activity, comm->lane, &entry);
+    activity_begin(comm->activity, comm->track, &entry);
     Status status = collective_run(comm, operation, error);
-    activity_end(comm->activity, comm->lane);
+    activity_end(comm->activity, comm->track);
     if (status != STATUS_OK) {
         comm->is_broken = true;
         return error->status;
@@ -270,7 +270,7 @@ static void begin_message(Comm *comm, const char *verb, int peer, int tag, size_
                            .number = tag,
                            .n_bytes = n_bytes,
                            .peers = peer};
-    activity_begin(comm->activity, comm->lane, &entry);
+    activity_begin(comm->activity, comm->track, &entry);
 }
 
 Status comm_send(Comm *comm, const void *data, size_t n_bytes, int to, int tag, Error *error) {
@@ -281,7 +281,7 @@ Status comm_send(Comm *comm, const void *data, size_t n_bytes, int to, int tag, 
     begin_message(comm, "send to", to, tag, n_bytes);
     Status status = comm->table->start_send(comm->context, data, n_bytes, to, tag, &request, error);
     if (status == STATUS_OK) status = finish_message(comm, &request, n_bytes, start_ns, error);
-    activity_end(comm->activity, comm->lane);
+    activity_end(comm->activity, comm->track);
     return status;
 }
 
@@ -293,7 +293,7 @@ Status comm_receive(Comm *comm, void *data, size_t n_bytes, int from, int tag, E
     begin_message(comm, "receive from", from, tag, n_bytes);
     Status status = comm->table->start_receive(comm->context, data, n_bytes, from, tag, &request, error);
     if (status == STATUS_OK) status = finish_message(comm, &request, n_bytes, start_ns, error);
-    activity_end(comm->activity, comm->lane);
+    activity_end(comm->activity, comm->track);
     return status;
 }
 
@@ -423,9 +423,9 @@ Status comm_split(Comm *comm, int color, int key, Comm *child, Error *error) {
                            .place = comm->name,
                            .number = (int64_t)++comm->n_collectives,
                            .peers = comm->size};
-    activity_begin(comm->activity, comm->lane, &entry);
+    activity_begin(comm->activity, comm->track, &entry);
     Status status = comm->table->split(comm->context, color, key, child, error);
-    activity_end(comm->activity, comm->lane);
+    activity_end(comm->activity, comm->track);
     if (status != STATUS_OK || !child->table) return status;
     child->all_reduce = comm->all_reduce;
     watch_child(comm, color, child);

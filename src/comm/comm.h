@@ -156,9 +156,9 @@ struct Comm {
     uint64_t
         /* begun so far, by running or starting: the same on every rank, so a number names one */
         n_collectives;
-    const char *name;      /* "data"; NULL before comm_watch */
-    Activity *activity;    /* that is told of everything; NULL: nobody */
-    int lane, worker_lane; /* of the thread that calls, and of the one that runs what is started */
+    const char *name;        /* "data"; NULL before comm_watch */
+    Activity *activity;      /* that is told of everything; NULL: nobody */
+    int track, worker_track; /* of the thread that calls, and of the one that runs what is started */
     bool is_broken; /* an operation has failed: the ranks need not have the same idea of what has happened */
 };
 
@@ -223,10 +223,10 @@ Status comm_wait(Comm *comm, const CommTicket *ticket, Error *error);
 
 /* ---- Seen from outside */
 
-/* Tell an activity of every collective, wait and message, under this name (copied) and in this lane, which is
- * that of the thread that will call. Groups split off later are watched like their parent, as "NAME/1:0":
+/* Tell an activity of every collective, wait and message, under this name (copied) and in this track, which
+ * is that of the thread that will call. Groups split off later are watched like their parent, as "NAME/1:0":
  * first split, color 0. While nothing is under way; an activity of NULL ends it. */
-void comm_watch(Comm *comm, Activity *activity, int lane, const char *name);
+void comm_watch(Comm *comm, Activity *activity, int track, const char *name);
 
 /* How an operation, number `number` of its communicator, is told of. */
 ActivityEntry comm_entry(const Comm *comm, const CommOperation *operation, uint64_t number);

@@ -39,7 +39,7 @@ Status comm_post_receive(Comm *comm, void *data, size_t n_bytes, int from, int t
 static uint64_t begin_wait(Comm *comm, const char *words) {
     ActivityEntry entry = {
         .kind = ACTIVITY_WAIT, .name = words, .place = comm->name, .number = -1, .peers = comm->size};
-    activity_begin(comm->activity, comm->lane, &entry);
+    activity_begin(comm->activity, comm->track, &entry);
     if (comm->table->be_patient) comm->table->be_patient(comm->context, false);
     return timer_now_ns();
 }
@@ -49,7 +49,7 @@ static Status end_wait(Comm *comm, uint64_t start_ns, Status status) {
     comm->counts.busy_ns += took_ns;
     comm->counts.waited_ns += took_ns;
     comm->is_broken |= status != STATUS_OK;
-    activity_end(comm->activity, comm->lane);
+    activity_end(comm->activity, comm->track);
     return status;
 }
 

@@ -50,9 +50,9 @@ static void run_next(CommWorker *worker) {
     Comm *comm = entry.comm;
     ActivityEntry told = comm_entry(comm, &entry.operation, entry.collective);
     uint64_t start_ns = timer_now_ns();
-    activity_begin(comm->activity, comm->worker_lane, &told);
+    activity_begin(comm->activity, comm->worker_track, &told);
     if (!is_broken) collective_run(comm, &entry.operation, &error);
-    activity_end(comm->activity, comm->worker_lane);
+    activity_end(comm->activity, comm->worker_track);
     uint64_t end_ns = timer_now_ns();
 
     pthread_mutex_lock(&worker->mutex);

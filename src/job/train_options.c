@@ -34,8 +34,8 @@ static const OptionGroup groups[] = {
     OPTION_GROUP("Optimizer", TrainCommand, optimizer, optimizer_option_specs),
     OPTION_GROUP("Training", TrainCommand, train, train_option_specs),
     OPTION_GROUP("Parallel", TrainCommand, parallel, parallel_option_specs),
-    OPTION_GROUP("Asynchronous and local SGD", TrainCommand, loose, loose_option_specs,
-                 .former_title = "Loose synchrony"),
+    OPTION_GROUP("Asynchronous and local SGD", TrainCommand, async, async_option_specs,
+                 .former_title = "Async synchrony"),
     OPTION_GROUP("Timeline", TrainCommand, trace, trace_option_specs),
     OPTION_GROUP("This call", TrainCommand, call, call_option_specs),
     OPTION_GROUP_END,
@@ -219,7 +219,7 @@ static Status check_ranks(TrainRun *run, Error *error) {
 static void choose_clock(TrainRun *run) {
     TrainOptions *train = &run->values.train;
     bool is_given = options_source(&run->options, "save-minutes") >= OPTION_FROM_RUN;
-    bool averages = run->loose.sync == SYNC_PUSH || run->loose.sync == SYNC_GROUPS;
+    bool averages = run->async.sync == SYNC_PUSH || run->async.sync == SYNC_GROUPS;
     bool by_clock = train->saves && (is_given || (train->save_every == 0 && !averages));
     train->clock_minutes = by_clock ? train->save_minutes : 0.0;
     train->clock_is_asked = by_clock && is_given && train->save_minutes > 0.0;
@@ -234,7 +234,7 @@ Status train_options_complete(TrainRun *run, Error *error) {
     TRY(step_options_complete(&step, run->values.model.context, error));
     train->micro_batch = step.micro_batch;
     train->sequence = step.T;
-    TRY(train_loose_complete(run, error));
+    TRY(train_async_complete(run, error));
     choose_clock(run);
     TRY(check_ranks(run, error));
     TRY(check_prompt(run, error));

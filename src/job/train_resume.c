@@ -41,7 +41,7 @@ static Status set_recorded(Options *record, const char *run, const char *name, c
             run, name, asked, text);
     }
     options_reset(record, name);
-    return options_set(record, name, text, OPTION_FROM_RECORD, error);
+    return options_set(record, name, text, OPTION_FROM_RUN_DEFAULT, error);
 }
 
 static Status take_manifest(Options *record, const char *run, const Manifest *manifest, Error *error) {

@@ -170,7 +170,7 @@ static Status plan_trainer(TrainRun *run, Error *error) {
                           .mesh = &run->mesh,
                           .saving = run->saving.size > 1 ? &run->saving : NULL,
                           .parallel = &values->parallel,
-                          .loose = &run->loose,
+                          .async = &run->async,
                           .fault = &run->fault,
                           .activity = &run->activity,
                           .trace = &run->trace,
@@ -359,7 +359,7 @@ static Status run_phases(TrainRun *run, int n_words, char *const *words, Error *
     TRY(launch_agree(launch, error));
     device_meet(&run->backend, &launch->world, launch->host_size, error);
     TRY(launch_agree(launch, error));
-    train_loose_check(run, error);
+    train_async_check(run, error);
     TRY(launch_agree(launch, error));
     Comm *device = &run->mesh.device[AXIS_DP];
     device_comm_open(device, &run->mesh.axis[AXIS_DP], &run->backend, error);

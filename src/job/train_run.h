@@ -27,7 +27,7 @@ typedef struct {
     OptimizerOptions optimizer;
     TrainOptions train;
     ParallelOptions parallel;
-    LooseOptions loose;
+    AsyncOptions async;
     TraceOptions trace;
     CallOptions call;
 } TrainCommand;
@@ -60,7 +60,7 @@ typedef struct {
     MeshShape shape;
     Mesh mesh;
     Comm saving;        /* of all ranks, for checkpoints */
-    LooseOptions loose; /* complete: what values.loose comes to on these ranks */
+    AsyncOptions async; /* complete: what values.async comes to on these ranks */
     Trainer trainer;
     Log log;
     bool has_backend, has_trainer;
@@ -131,13 +131,13 @@ Status train_trace_write(TrainRun *run, Error *error);
 /* When nothing is left that could be doing anything. */
 void train_unwatch(TrainRun *run);
 
-/* ---- Loose synchrony (train_loose.c) */
+/* ---- Async synchrony (train_async.c) */
 
-/* Fills in run->loose when the mesh is known, and checks it against the rest when the device is. */
-Status train_loose_complete(TrainRun *run, Error *error);
-Status train_loose_check(const TrainRun *run, Error *error);
+/* Fills in run->async when the mesh is known, and checks it against the rest when the device is. */
+Status train_async_complete(TrainRun *run, Error *error);
+Status train_async_check(const TrainRun *run, Error *error);
 
-void train_loose_say(const TrainRun *run);
+void train_async_say(const TrainRun *run);
 
 /* ---- What the log says of it (train_say.c). Collective where there are several ranks; the root speaks. */
 

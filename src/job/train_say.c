@@ -27,12 +27,12 @@ static void say_ranks(const TrainRun *run) {
                     comm_mpi_library());
     double wanted = sync_state_bytes(sync, precision, trainer->table.n_elements, n_moments);
     int64_t share = (run->values.train.batch - 1) / sync_n_shares(sync) + 1; /* the largest */
-    train_loose_say(run);
-    if (sync->is_loose) {
+    train_async_say(run);
+    if (sync->is_async) {
         log_note(
             &run->log,
             "%s has up to %lld of %lld sequences a step; every rank has %s of weights, gradients and moments",
-            run->loose.sync == SYNC_SERVER ? "every rank but the first" : "each rank", (long long)share,
+            run->async.sync == SYNC_SERVER ? "every rank but the first" : "each rank", (long long)share,
             (long long)run->values.train.batch, format_bytes(trainer_state_bytes(trainer)).text);
         return;
     }

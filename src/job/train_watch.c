@@ -21,8 +21,8 @@ void train_watch_groups(TrainRun *run) {
     comm_watch(host, &run->activity, ACTIVITY_HOST, has_device ? "data (host)" : "data");
     comm_watch(device, &run->activity, ACTIVITY_HOST, "data");
     if (host->size > 1)
-        activity_add_lane(&run->activity, "worker of data"); /* before the saver, in pictures too */
-    comm_watch(&run->saving, &run->activity, activity_add_lane(&run->activity, "saver"), "saving");
+        activity_add_track(&run->activity, "worker of data"); /* before the saver, in pictures too */
+    comm_watch(&run->saving, &run->activity, activity_add_track(&run->activity, "saver"), "saving");
 }
 
 void train_enter(TrainRun *run, const char *phase) {

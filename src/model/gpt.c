@@ -29,7 +29,7 @@ typedef struct {
     int64_t B, capacity;
     int64_t segment; /* blocks whose activations are forgotten and made again together; 0: all are kept */
     DType dtype;
-} Recorder;
+} Writer;
 
 /* The residual stream: the sum of everything so far, but for a branch that dropout and its addition are still
  * due for. */
@@ -46,16 +46,16 @@ static int dropout_site(int block, int site) {
     return (block + 1) * SITES_PER_BLOCK + site;
 }
 
-static Tensor *parameter(const Recorder *r, ParameterRole role, int block) {
+static Tensor *parameter(const Writer *r, ParameterRole role, int block) {
     return parameter_tensor(&r->parameters, role, block);
 }
 
-static Tensor *record_dropout(Recorder *r, Tensor *x, int site) {
+static Tensor *record_dropout(Writer *r, Tensor *x, int site) {
     if (!r->random) return x;
     return op_dropout(r->graph, x, r->random, (float)r->config->dropout, site);
 }
 
-static Tensor *record_norm(Recorder *r, Stream *x, ParameterRole weight, ParameterRole bias, int block) {
+static Tensor *record_norm(Writer *r, Stream *x, ParameterRole weight, ParameterRole bias, int block) {
     bool has_mean = r->config->norm != NORM_RMSNORM;
     Tensor *w = parameter(r, weight, block), *b = has_mean ? parameter(r, bias, block) : NULL;
     if (x->branch) {
@@ -72,7 +72,7 @@ static Tensor *record_norm(Recorder *r, Stream *x, ParameterRole weight, Paramet
 }
 
 /* x + dropout(W · branch) */
-static void record_residual(Recorder *r, Stream *x, Tensor *branch, ParameterRole weight, ParameterRole bias,
+static void record_residual(Writer *r, Stream *x, Tensor *branch, ParameterRole weight, ParameterRole bias,
                             int block, int site) {
     Tensor *w = parameter(r, weight, block), *b = parameter(r, bias, block);
     if (r->random) {
@@ -85,12 +85,12 @@ static void record_residual(Recorder *r, Stream *x, Tensor *branch, ParameterRol
 
 /* What is forgotten block by block is made again from what crosses the border between blocks: that is to be
  * one tensor. */
-static void record_border(Recorder *r, Stream *x) {
+static void record_border(Writer *r, Stream *x) {
     if (!x->branch) return;
     *x = (Stream){.sum = op_add(r->graph, x->sum, record_dropout(r, x->branch, x->site))};
 }
 
-static void record_attention(Recorder *r, Stream *x, int block) {
+static void record_attention(Writer *r, Stream *x, int block) {
     const ModelConfig *config = r->config;
     int head_size = (int)config_head_size(config);
     Tensor *h = record_norm(r, x, ROLE_NORM1_WEIGHT, ROLE_NORM1_BIAS, block);
@@ -116,7 +116,7 @@ static void record_attention(Recorder *r, Stream *x, int block) {
     record_residual(r, x, y, ROLE_ATTENTION_OUT_WEIGHT, ROLE_ATTENTION_OUT_BIAS, block, SITE_ATTENTION_OUT);
 }
 
-static void record_mlp(Recorder *r, Stream *x, int block) {
+static void record_mlp(Writer *r, Stream *x, int block) {
     static const Activation activations[] = {ACTIVATION_GELU_TANH, ACTIVATION_GELU_ERF, ACTIVATION_NONE};
     const ModelConfig *config = r->config;
     Tensor *h = record_norm(r, x, ROLE_NORM2_WEIGHT, ROLE_NORM2_BIAS, block);
@@ -128,7 +128,7 @@ static void record_mlp(Recorder *r, Stream *x, int block) {
 
 /* Views of one tensor, as parameters are, so that an operation that works on many of them can name them
  * all. */
-static void record_caches(Recorder *r, int block) {
+static void record_caches(Writer *r, int block) {
     if (!r->capacity) return;
     int64_t n_heads = r->config->n_kv_heads, head_size = config_head_size(r->config);
     Shape shape = SHAPE(r->B, n_heads, r->capacity, head_size);
@@ -143,14 +143,14 @@ static void record_caches(Recorder *r, int block) {
 }
 
 /* (B,T) tokens to (B,T,C). */
-static Stream record_embedding(Recorder *r, Tensor *tokens) {
+static Stream record_embedding(Writer *r, Tensor *tokens) {
     Tensor *embedded =
         op_embedding_padded(r->graph, tokens, parameter(r, ROLE_TOKEN_TABLE, NO_BLOCK), r->config->vocabulary,
                             parameter(r, ROLE_POSITION_TABLE, NO_BLOCK), r->start);
     return (Stream){.sum = record_dropout(r, embedded, dropout_site(NO_BLOCK, SITE_EMBEDDING))};
 }
 
-static void record_blocks(Recorder *r, Stream *x, int first, int end) {
+static void record_blocks(Writer *r, Stream *x, int first, int end) {
     for (int block = first; block < end; block++) {
         if (r->segment && block % r->segment == 0) record_border(r, x);
         r->graph->block = block;
@@ -162,13 +162,13 @@ static void record_blocks(Recorder *r, Stream *x, int first, int end) {
 }
 
 /* Everything up to the head: (B,T) tokens to (B,T,C). */
-static Tensor *record_body(Recorder *r, Tensor *tokens) {
+static Tensor *record_body(Writer *r, Tensor *tokens) {
     Stream x = record_embedding(r, tokens);
     record_blocks(r, &x, 0, (int)r->config->n_layers);
     return record_norm(r, &x, ROLE_FINAL_NORM_WEIGHT, ROLE_FINAL_NORM_BIAS, NO_BLOCK);
 }
 
-static Tensor *head_weight(const Recorder *r) {
+static Tensor *head_weight(const Writer *r) {
     return parameter(r, r->config->tied ? ROLE_TOKEN_TABLE : ROLE_HEAD_WEIGHT, NO_BLOCK);
 }
 
@@ -188,7 +188,7 @@ static int64_t chosen_chunk_rows(const ModelConfig *config, const GptLossOptions
 }
 
 /* The head and the loss of x (B,T,C), by chunks of rows. */
-static void record_head(Recorder *r, Tensor *x, const GptLossOptions *options, GptLoss *loss) {
+static void record_head(Writer *r, Tensor *x, const GptLossOptions *options, GptLoss *loss) {
     const ModelConfig *config = r->config;
     Graph *graph = r->graph;
     int64_t n_rows = options->B * options->T;
@@ -235,12 +235,12 @@ GptStage gpt_whole(const ModelConfig *config) {
 GptStageTensors gpt_record_stage(const ModelConfig *config, const ParameterTable *table, Graph *graph,
                                  const GptLossOptions *options, const GptStage *stage) {
     GptStageTensors tensors = {.loss = record_places(config, table, graph, options, stage)};
-    Recorder r = {.config = config,
-                  .graph = graph,
-                  .parameters = tensors.loss.parameters,
-                  .random = tensors.loss.random,
-                  .B = options->B,
-                  .segment = options->recompute};
+    Writer r = {.config = config,
+                .graph = graph,
+                .parameters = tensors.loss.parameters,
+                .random = tensors.loss.random,
+                .B = options->B,
+                .segment = options->recompute};
     Stream x = {0};
     if (stage->has_embedding) {
         x = record_embedding(&r, tensors.loss.tokens);
@@ -273,13 +273,13 @@ GptDecode gpt_record_decode(const ModelConfig *config, const ParameterTable *tab
     decode.tokens = graph_tensor(graph, PLACE_INPUT, DTYPE_I32, SHAPE(B, T), "tokens");
     decode.start = graph_tensor(graph, PLACE_INPUT, DTYPE_I32, SHAPE(B), "start");
     decode.rows = graph_tensor(graph, PLACE_INPUT, DTYPE_I32, SHAPE(B), "rows");
-    Recorder r = {.config = config,
-                  .graph = graph,
-                  .parameters = decode.parameters,
-                  .start = decode.start,
-                  .B = B,
-                  .capacity = capacity,
-                  .dtype = dtype};
+    Writer r = {.config = config,
+                .graph = graph,
+                .parameters = decode.parameters,
+                .start = decode.start,
+                .B = B,
+                .capacity = capacity,
+                .dtype = dtype};
     Tensor *x = record_body(&r, decode.tokens);
     Tensor *last = T == 1 ? graph_view(graph, x, SHAPE(B, config->n_channels), 0, "last")
                           : op_gather(graph, x, decode.rows); /* (B,C) */

@@ -180,22 +180,22 @@ static void record_slice(const OptimizerOptions *options, const OptimizerTensors
 
 /* After the backward: the norm of everything, then the update of every slice. */
 static void record_slices(const OptimizerOptions *options, OptimizerTensors *tensors,
-                          const ParameterTable *table, const UpdateShare *share, Tensor *loss_scale,
+                          const ParameterTable *table, const UpdateSlices *slices, Tensor *loss_scale,
                           Graph *graph) {
     Tensor *factor = NULL;
     if (options->clip > 0.0 || loss_scale) {
         Tensor *total = graph_tensor(graph, PLACE_STATE, DTYPE_F32, SHAPE(1), "squared norm");
         factor = graph_tensor(graph, PLACE_STATE, DTYPE_F32, SHAPE(1), "clip factor");
         tensors->norm = graph_tensor(graph, PLACE_STATE, DTYPE_F32, SHAPE(1), "gradient norm");
-        for (int i = 0; i < share->n_slices; i++)
-            op_squared_norm(graph, share->slice[i].gradient, total, i > 0);
-        if (!share->n_slices) op_zero(graph, total); /* more processes than there is to share */
-        if (share->record_sum) share->record_sum(share->context, graph, total);
+        for (int i = 0; i < slices->n_slices; i++)
+            op_squared_norm(graph, slices->slice[i].gradient, total, i > 0);
+        if (!slices->n_slices) op_zero(graph, total); /* more processes than there is to share */
+        if (slices->record_sum) slices->record_sum(slices->context, graph, total);
         op_clip_scaled(graph, total, loss_scale, factor, tensors->norm, (float)options->clip);
     }
-    for (int i = 0; i < share->n_slices; i++) {
-        record_slice(options, tensors, factor, &share->slice[i], table, graph);
-        if (share->record_updated) share->record_updated(share->context, graph, i);
+    for (int i = 0; i < slices->n_slices; i++) {
+        record_slice(options, tensors, factor, &slices->slice[i], table, graph);
+        if (slices->record_updated) slices->record_updated(slices->context, graph, i);
     }
 }
 
@@ -235,23 +235,23 @@ static void record_eager(const OptimizerOptions *options, const OptimizerTensors
 }
 
 OptimizerTensors optimizer_record(const OptimizerOptions *options, Precision precision,
-                                  const ParameterTensors *parameters, const UpdateShare *share,
+                                  const ParameterTensors *parameters, const UpdateSlices *slices,
                                   Tensor *loss_scale, Graph *graph) {
     OptimizerTensors tensors = {.n_moments = optimizer_n_moments(options)};
     const ParameterTable *table = parameters->table;
     UpdateSlice all = {parameters->flat->gradient, parameters->flat, .n = table->n_flat_elements};
-    UpdateShare everything = {.n_slices = 1, .slice = &all, .n_local = table->n_flat_elements};
-    if (!share) share = &everything;
+    UpdateSlices everything = {.n_slices = 1, .slice = &all, .n_local = table->n_flat_elements};
+    if (!slices) slices = &everything;
     graph->section = SECTION_UPDATE;
     graph->block = NO_BLOCK;
     tensors.hyper = graph_tensor(graph, PLACE_INPUT, DTYPE_F32, SHAPE(N_HYPER), "hyper");
     for (int i = 0; i < tensors.n_moments; i++) {
         tensors.moment[i] =
-            graph_tensor(graph, PLACE_OPTIMIZER, precision.moment, SHAPE(share->n_local), "moment%d", i + 1);
+            graph_tensor(graph, PLACE_OPTIMIZER, precision.moment, SHAPE(slices->n_local), "moment%d", i + 1);
     }
     if (precision.has_master)
-        tensors.master = graph_tensor(graph, PLACE_OPTIMIZER, DTYPE_F32, SHAPE(share->n_local), "master");
+        tensors.master = graph_tensor(graph, PLACE_OPTIMIZER, DTYPE_F32, SHAPE(slices->n_local), "master");
     if (options->eager) record_eager(options, &tensors, parameters, graph);
-    else record_slices(options, &tensors, table, share, loss_scale, graph);
+    else record_slices(options, &tensors, table, slices, loss_scale, graph);
     return tensors;
 }

@@ -6,7 +6,7 @@
 #include "graph/precision.h"
 #include "model/parameters.h"
 #include "optim/learning_rate.h"
-#include "parallel/sync/update_share.h"
+#include "parallel/sync/update_slices.h"
 
 typedef enum { OPTIMIZER_ADAMW, OPTIMIZER_SGD } OptimizerKind;
 
@@ -34,7 +34,7 @@ enum { OPTIMIZER_MAX_MOMENTS = 2 };
 typedef struct {
     Tensor *hyper; /* see ops.h; the host writes it before each update */
     Tensor *norm;  /* of the whole gradient, before clipping; NULL when clipping is off */
-    Tensor *moment[OPTIMIZER_MAX_MOMENTS]; /* flat, as the parameters; or of the share only */
+    Tensor *moment[OPTIMIZER_MAX_MOMENTS]; /* flat, as the parameters; or of the slices only */
     Tensor
         *master; /* likewise: the weights in f32 where those that are computed with have 16 bits; or NULL */
     int n_moments;
@@ -43,12 +43,12 @@ typedef struct {
 /* Where the gradients shall live for these options (see AutogradOptions). */
 Place optimizer_gradient_place(const OptimizerOptions *options);
 
-/* Record the update of every parameter that autograd found a gradient for, or of a share of them (NULL: all).
+/* Record the update of every parameter that autograd found a gradient for, or of slices of them (NULL: all).
  * With options->eager, each parameter's update stands right behind the last node that needs its old value or
  * adds to its gradient, so that the gradient's memory is free again; otherwise the updates come after the
  * backward. Gradients are loss_scale times too large where that is not NULL. */
 OptimizerTensors optimizer_record(const OptimizerOptions *options, Precision precision,
-                                  const ParameterTensors *parameters, const UpdateShare *share,
+                                  const ParameterTensors *parameters, const UpdateSlices *slices,
                                   Tensor *loss_scale, Graph *graph);
 
 /* The moments that the optimizer keeps of every parameter. */

@@ -1,6 +1,6 @@
 /* The file: an object with the list "traceEvents", as Chrome's tracing page and Perfetto read it, and
  * "otherData" with what is known of the trace as a whole. A process there is a rank, a thread one of its
- * lanes.
+ * tracks.
  *
  * Times are printed from whole nanoseconds, so that what is nested stays nested. Arrows (flow events) join
  * the ranks of a collective, from the one that came first to the one that came last: who was waited for
@@ -49,7 +49,7 @@ static Status next_event(Writer *writer, Error *error) {
 
 /* ---- Who is who */
 
-static Status write_name(Writer *writer, const char *what, int rank, int lane, const char *name,
+static Status write_name(Writer *writer, const char *what, int rank, int track, const char *name,
                          Error *error) {
     json_t *text = json_make_text(name);
     char *quoted = json_dumps(text, JSON_ENCODE_ANY | JSON_ENSURE_ASCII);
@@ -60,17 +60,17 @@ static Status write_name(Writer *writer, const char *what, int rank, int lane, c
         status =
             file_writer_printf(writer->writer, error,
                                "{\"ph\":\"M\",\"name\":\"%s\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":%s}}",
-                               what, rank, lane, quoted);
+                               what, rank, track, quoted);
     free(quoted);
     return status;
 }
 
-static Status write_order(Writer *writer, const char *what, int rank, int lane, int order, Error *error) {
+static Status write_order(Writer *writer, const char *what, int rank, int track, int order, Error *error) {
     TRY(next_event(writer, error));
     return file_writer_printf(
         writer->writer, error,
-        "{\"ph\":\"M\",\"name\":\"%s\",\"pid\":%d,\"tid\":%d,\"args\":{\"sort_index\":%d}}", what, rank, lane,
-        order);
+        "{\"ph\":\"M\",\"name\":\"%s\",\"pid\":%d,\"tid\":%d,\"args\":{\"sort_index\":%d}}", what, rank,
+        track, order);
 }
 
 static Status write_names(Writer *writer, Error *error) {
@@ -80,10 +80,10 @@ static Status write_names(Writer *writer, Error *error) {
         snprintf(name, sizeof name, "rank %d (%s)", rank, header->host);
         TRY(write_name(writer, "process_name", rank, 0, name, error));
         TRY(write_order(writer, "process_sort_index", rank, 0, rank, error));
-        for (int lane = 0; lane < header->n_lanes; lane++) {
-            text_at(writer, rank, header->lane[lane], writer->name, sizeof writer->name);
-            TRY(write_name(writer, "thread_name", rank, lane, writer->name, error));
-            TRY(write_order(writer, "thread_sort_index", rank, lane, lane, error));
+        for (int track = 0; track < header->n_tracks; track++) {
+            text_at(writer, rank, header->track[track], writer->name, sizeof writer->name);
+            TRY(write_name(writer, "thread_name", rank, track, writer->name, error));
+            TRY(write_order(writer, "thread_sort_index", rank, track, track, error));
         }
     }
     return STATUS_OK;
@@ -125,7 +125,7 @@ static Status write_event(Writer *writer, const TraceEvent *event, Error *error)
         writer->writer, error,
         "{\"ph\":\"X\",\"name\":\"%s%s\",\"cat\":\"%s\",\"pid\":%d,\"tid\":%d,\"ts\":" PRIUS ",\"dur\":" PRIUS
         ",\"args\":",
-        writer->name, number, activity_kind_name((ActivityKind)event->kind), (int)event->rank, event->lane,
+        writer->name, number, activity_kind_name((ActivityKind)event->kind), (int)event->rank, event->track,
         US(event->begin_ns), US(event->end_ns - event->begin_ns)));
     TRY(write_args(writer, event, error));
     TRY(file_writer_write(writer->writer, "}", 1, error));
@@ -136,7 +136,7 @@ static Status write_event(Writer *writer, const TraceEvent *event, Error *error)
         writer->writer, error,
         "{\"ph\":\"i\",\"s\":\"g\",\"name\":\"%s%s\",\"cat\":\"step\",\"pid\":0,\"tid\":%d,"
         "\"ts\":" PRIUS "}",
-        writer->name, number, event->lane, US(event->begin_ns));
+        writer->name, number, event->track, US(event->begin_ns));
 }
 
 /* An arrow from rank to rank in the order in which they came. */
@@ -153,7 +153,7 @@ static Status write_flow(Writer *writer, TraceEvent *const *events, size_t n, si
                                : i == n - 1 ? "f"
                                             : "t",
                                i == 0 ? "" : "\"bp\":\"e\",", id, writer->name, event->number, writer->place,
-                               (int)event->rank, event->lane, US(event->begin_ns)));
+                               (int)event->rank, event->track, US(event->begin_ns)));
     }
     return STATUS_OK;
 }

@@ -178,7 +178,7 @@ static int by_time(const void *a, const void *b) {
     const TraceEvent *x = *(TraceEvent *const *)a, *y = *(TraceEvent *const *)b;
     if (x->begin_ns != y->begin_ns) return x->begin_ns < y->begin_ns ? -1 : 1;
     if (x->rank != y->rank) return x->rank - y->rank;
-    if (x->lane != y->lane) return x->lane - y->lane;
+    if (x->track != y->track) return x->track - y->track;
     if (x->depth != y->depth) return x->depth - y->depth;
     return x->end_ns < y->end_ns ? -1 : x->end_ns > y->end_ns;
 }

@@ -79,7 +79,7 @@ static TraceEvent event_of(const ActivityEvent *event, NameTable *names, int ran
                         .name = place_of(names, event->entry.name),
                         .place = place_of(names, event->entry.place),
                         .kind = (uint8_t)event->entry.kind,
-                        .lane = event->lane,
+                        .track = event->track,
                         .depth = event->depth};
 }
 
@@ -90,9 +90,9 @@ static void fill_header(const Trace *trace, TraceHeader *header, NameTable *name
     header->recorder_bytes = activity_recorder_bytes(activity);
     header->is_full = trace->is_full;
     header->n_steps = trace->n_steps;
-    header->n_lanes = activity_n_lanes(activity);
-    for (int i = 0; i < header->n_lanes; i++)
-        header->lane[i] = place_of(names, atomic_load(&activity->lane[i].name));
+    header->n_tracks = activity_n_tracks(activity);
+    for (int i = 0; i < header->n_tracks; i++)
+        header->track[i] = place_of(names, atomic_load(&activity->track[i].name));
     snprintf(header->host, sizeof header->host, "%s", trace->setup.host);
     identify_clock(header->clock, sizeof header->clock);
 }
@@ -159,8 +159,8 @@ void trace_part_free(TracePart *part) {
 static Status check_part(const TracePart *part, int rank, size_t n_bytes, Error *error) {
     const TraceHeader *header = &part->header;
     bool is_good = header->rank == rank && header->n_events <= n_bytes / sizeof(TraceEvent) &&
-                   part_bytes(part) == n_bytes && header->n_lanes >= 1 &&
-                   header->n_lanes <= ACTIVITY_MAX_LANES && header->n_text > 0 &&
+                   part_bytes(part) == n_bytes && header->n_tracks >= 1 &&
+                   header->n_tracks <= ACTIVITY_MAX_TRACKS && header->n_text > 0 &&
                    part->text[header->n_text - 1] == '\0';
     return is_good ? STATUS_OK : error_failed(error, "the trace of rank %d has arrived damaged", rank);
 }

@@ -14,7 +14,7 @@ typedef struct {
     int32_t peers;
     int32_t rank;
     uint32_t name, place; /* offsets in the text, or TRACE_NO_TEXT */
-    uint8_t kind, lane, depth;
+    uint8_t kind, track, depth;
     bool is_left_out;
 } TraceEvent;
 
@@ -25,8 +25,8 @@ typedef struct {
         /* nothing is known from here on, on the rank's clock; UINT64_MAX: it was recorded to the end */
         cut_ns;
     int64_t n_steps;
-    int32_t rank, n_lanes;
-    uint32_t lane[ACTIVITY_MAX_LANES]; /* their names */
+    int32_t rank, n_tracks;
+    uint32_t track[ACTIVITY_MAX_TRACKS]; /* their names */
     bool is_full;
     char host[256];
     char clock[128]; /* what ranks have in common whose clocks are one; "": not known */

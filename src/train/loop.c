@@ -143,7 +143,7 @@ static SaveRequest save_request(Trainer *trainer, const char *run) {
                            .array = {train_step_weights(&trainer->step)},
                            .comm = setup->saving,
                            .activity = setup->activity,
-                           .lane = activity_add_lane(setup->activity, "saver"),
+                           .track = activity_add_track(setup->activity, "saver"),
                            .log = setup->log,
                            .folder = trainer->folder,
                            .parameters_saved = &trainer->step.sync.parameters_saved,
@@ -253,9 +253,9 @@ Status loop_strike(const Trainer *trainer, int64_t step, Error *error) {
 }
 
 static void delay(const Trainer *trainer, int64_t index) {
-    const LooseOptions *options = trainer->setup.loose;
+    const AsyncOptions *options = trainer->setup.async;
     int rank = trainer_n_ranks(trainer) > 1 ? trainer->setup.launch->world.rank : 0;
-    if (options) loose_delay(options, rank, index, rank, trainer_n_ranks(trainer));
+    if (options) async_delay(options, rank, index, rank, trainer_n_ranks(trainer));
 }
 
 static void add_times(StepResult *sum, const StepResult *step) {
@@ -442,20 +442,20 @@ static Status stop(Loop *loop, bool is_untold, Error *error) {
 }
 
 static Status open_steps(Loop *loop, Error *error) {
-    switch ((SyncKind)loop->trainer->loose.options.sync) {
+    switch ((SyncKind)loop->trainer->async.options.sync) {
     case SYNC_EXACT: return STATUS_OK;
     case SYNC_SERVER: return served_open(loop, error);
-    default: return loose_run_open(loop, error);
+    default: return async_run_open(loop, error);
     }
 }
 
 /* One step, or as many as there are up to the next meeting; *is_meeting: all ranks are there. */
 static Status run_step(Loop *loop, bool *is_meeting, Error *error) {
     *is_meeting = true;
-    switch ((SyncKind)loop->trainer->loose.options.sync) {
+    switch ((SyncKind)loop->trainer->async.options.sync) {
     case SYNC_EXACT: return run_exact_step(loop, error);
     case SYNC_SERVER: return served_run_steps(loop, error);
-    default: return loose_run_step(loop, is_meeting, error);
+    default: return async_run_step(loop, is_meeting, error);
     }
 }
 
@@ -494,7 +494,7 @@ static json_t *metrics_header(const Trainer *trainer) {
     json_object_set_new(header, "steps", json_integer(options->n_steps));
     json_object_set_new(header, "ranks", json_integer(trainer_n_ranks(trainer)));
     json_object_set_new(header, "zero", json_integer(trainer->step.sync.zero));
-    json_object_set_new(header, "sync", json_string(sync_names[trainer->loose.options.sync]));
+    json_object_set_new(header, "sync", json_string(sync_names[trainer->async.options.sync]));
     json_object_set_new(header, "threads", json_integer(trainer->setup.backend->n_threads));
     json_object_set_new(header, "flops_per_step", json_make_number(trainer_flops(trainer)));
     json_object_set_new(header, "peak_bytes", json_integer((json_int_t)trainer_allocated_bytes(trainer)));

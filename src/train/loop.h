@@ -1,6 +1,6 @@
 /* The loop's own: what the ways to take a step share with it. trainer_run is the way in.
  *
- * loop.c takes exact steps; loose.c those of ranks that average now and then, and served.c those of a server
+ * loop.c takes exact steps; async.c those of ranks that average now and then, and served.c those of a server
  * and its workers. All three leave trainer->last, trainer->n_done and trainer->was_interrupted as after an
  * exact step, on all ranks alike, whenever they say that there is a meeting. */
 #ifndef PGPT_TRAIN_LOOP_H
@@ -64,13 +64,13 @@ void loop_tell_step(Trainer *trainer, const StepMetrics *metrics, bool is_evalua
 void loop_tell_sample(Trainer *trainer, const char *text, size_t n_bytes);
 void loop_tell_saved(Loop *loop); /* if there is a checkpoint that they do not know of; any rank */
 
-/* ---- Loose steps (loose.c) */
+/* ---- Async steps (async.c) */
 
 /* Collective. The step must be open, and its weights set. */
-Status loose_run_open(Loop *loop, Error *error);
+Status async_run_open(Loop *loop, Error *error);
 
 /* One step of this rank; *is_meeting says whether it ends with all ranks together. */
-Status loose_run_step(Loop *loop, bool *is_meeting, Error *error);
+Status async_run_step(Loop *loop, bool *is_meeting, Error *error);
 
 /* Of server and workers (served.c): as many steps as there are before the next meeting. */
 Status served_open(Loop *loop, Error *error);

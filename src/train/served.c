@@ -39,7 +39,7 @@ static Status apply_gradient(void *context, const ParameterServerReport *report,
                              Error *error) {
     Loop *loop = context;
     Trainer *trainer = loop->trainer;
-    LooseRun *run = &trainer->loose;
+    AsyncRun *run = &trainer->async;
     int64_t n_updates = run->server.book.version - 1;
     double norm;
     uint64_t start_ns = timer_now_ns();
@@ -72,7 +72,7 @@ static void round_weights(char *bytes, int64_t n) {
 static const void *look_ahead(void *context, int n_out) {
     Loop *loop = context;
     Trainer *trainer = loop->trainer;
-    LooseRun *run = &trainer->loose;
+    AsyncRun *run = &trainer->async;
     const TrainStep *step = &trainer->step;
     const Executor *executor = &step->executor;
     const Tensor *weights = train_step_weights(step);
@@ -89,7 +89,7 @@ static const void *look_ahead(void *context, int n_out) {
 
 Status served_open(Loop *loop, Error *error) {
     Trainer *trainer = loop->trainer;
-    LooseRun *run = &trainer->loose;
+    AsyncRun *run = &trainer->async;
     Comm *ranks = mesh_comm(trainer->setup.mesh, AXIS_DP);
     run->is_open = true;
     run->n_struck = trainer->n_done;
@@ -130,7 +130,7 @@ static int64_t next_due(const Loop *loop) {
 /* One step: as many gradients as there are workers. Work may be handed out up to step `target`. */
 static Status serve_step(Loop *loop, int64_t target, Error *error) {
     Trainer *trainer = loop->trainer;
-    LooseRun *run = &trainer->loose;
+    AsyncRun *run = &trainer->async;
     int64_t step = trainer->n_done + 1, n = n_workers(trainer);
     ActivityEntry entry = {.kind = ACTIVITY_STEP, .name = "serving step", .number = step};
     activity_begin(trainer->setup.activity, ACTIVITY_HOST, &entry);
@@ -151,7 +151,7 @@ static Status serve_step(Loop *loop, int64_t target, Error *error) {
 
 static Status serve(Loop *loop, Error *error) {
     Trainer *trainer = loop->trainer;
-    ParameterServer *server = &trainer->loose.server;
+    ParameterServer *server = &trainer->async.server;
     int64_t target = next_due(loop), n = n_workers(trainer);
     int64_t words[PARAMETER_SERVER_WORDS] = {0};
     while (trainer->n_done < target) {
@@ -173,7 +173,7 @@ static Status serve(Loop *loop, Error *error) {
 
 static Status compute(Loop *loop, int64_t ticket, ParameterServerReport *report, Error *error) {
     Trainer *trainer = loop->trainer;
-    LooseRun *run = &trainer->loose;
+    AsyncRun *run = &trainer->async;
     BatchSource source = loop_batches(trainer);
     int64_t step = ticket / n_workers(trainer);
     int share = (int)(ticket % n_workers(trainer));
@@ -183,7 +183,7 @@ static Status compute(Loop *loop, int64_t ticket, ParameterServerReport *report,
     trace_before_step(trainer->setup.trace, step + 1);
     for (; run->n_struck <= step; run->n_struck++) /* it may not have been given any of some steps */
         TRY(loop_strike(trainer, run->n_struck + 1, error));
-    loose_delay(&run->options, trainer->setup.mesh->coordinate[AXIS_DP], step, share, n_workers(trainer));
+    async_delay(&run->options, trainer->setup.mesh->coordinate[AXIS_DP], step, share, n_workers(trainer));
     trainer->step.options.sync.share = share;
     TRY(train_step_gradient(&trainer->step, &source, step, &result, error));
     activity_end(trainer->setup.activity, ACTIVITY_HOST);
@@ -204,10 +204,10 @@ static Status work(Loop *loop, Error *error) {
     ParameterServerOrder order;
     for (;;) {
         uint64_t start_ns = timer_now_ns();
-        TRY(parameter_server_ask(&trainer->loose.served, &report, executor_address(executor, gradients),
+        TRY(parameter_server_ask(&trainer->async.served, &report, executor_address(executor, gradients),
                                  tensor_bytes(gradients), executor_address(executor, weights),
                                  tensor_bytes(weights), &order, error));
-        trainer->loose.waited_ms = timer_seconds_since(start_ns) * 1e3;
+        trainer->async.waited_ms = timer_seconds_since(start_ns) * 1e3;
         if (order.pauses) break;
         TRY(compute(loop, order.ticket, &report, error));
     }
@@ -223,6 +223,6 @@ Status served_run_steps(Loop *loop, Error *error) {
     if (trainer->setup.mesh->coordinate[AXIS_DP] == 0) TRY(serve(loop, error));
     else TRY(work(loop, error));
     const Tensor *weights = trainer->step.sync.held;
-    return comm_broadcast(&trainer->loose.served, executor_address(&trainer->step.executor, weights),
+    return comm_broadcast(&trainer->async.served, executor_address(&trainer->step.executor, weights),
                           (int64_t)tensor_bytes(weights), COMM_U8, 0, error);
 }

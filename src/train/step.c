@@ -79,7 +79,7 @@ static void adapt_scale(LossScale *scale, bool is_finite) {
 static Status record(TrainStep *step, const ModelConfig *config, const ParameterTable *table,
                      const Backend *backend, bool is_training, Error *error) {
     const StepOptions *options = &step->options;
-    int64_t n_apart = options->sync.is_loose ? sync_n_shares(&options->sync) : 1;
+    int64_t n_apart = options->sync.is_async ? sync_n_shares(&options->sync) : 1;
     double n_tokens = (double)options->batch * (double)options->T / (double)n_apart;
     GptLossOptions loss_options = {.B = step->B,
                                    .T = options->T,
@@ -108,10 +108,10 @@ static Status record(TrainStep *step, const ModelConfig *config, const Parameter
     move_column_sums(step->graph, backend);
     recompute_run(step->graph, (int)options->recompute);
     gradient_sync_sum(&step->sync, step->graph, &tensors);
-    UpdateShare share;
-    bool is_share = gradient_sync_begin_update(&step->sync, step->graph, &tensors, &share);
+    UpdateSlices slices;
+    bool is_sliced = gradient_sync_begin_update(&step->sync, step->graph, &tensors, &slices);
     step->optimizer = optimizer_record(&step->optimizer_options, options->precision, &step->loss.parameters,
-                                       is_share ? &share : NULL, step->loss.scale, step->graph);
+                                       is_sliced ? &slices : NULL, step->loss.scale, step->graph);
     gradient_sync_end_update(&step->sync, step->graph);
     gradient_sync_gather(&step->sync, step->graph, &tensors);
     return graph_status(step->graph, error);
@@ -139,7 +139,7 @@ Status train_step_plan(TrainStep *step, const ModelConfig *config, const Paramet
 Status train_step_open(TrainStep *step, DeviceMemory *memory, Error *error) {
     int64_t count = step->B * step->options.T;
     Comm *data = sync_comm(&step->options.sync);
-    if (data && data->size > 1 && !step->options.sync.is_loose) TRY(comm_prepare(data, error));
+    if (data && data->size > 1 && !step->options.sync.is_async) TRY(comm_prepare(data, error));
     step->tokens = ARENA_ARRAY(&step->graph->arena, int32_t, count);
     step->targets = ARENA_ARRAY(&step->graph->arena, int32_t, count);
     return executor_open(&step->executor, &step->program, memory, error);
@@ -224,7 +224,7 @@ static bool was_uploaded_ahead(TrainStep *step, const BatchSource *source, int64
 
 /* The sum over all ranks of a number that each has a part of. */
 static Status sum_number(const GradientSyncOptions *sync, double *number, Error *error) {
-    if (sync_n_ranks(sync) == 1 || sync->is_loose) return STATUS_OK;
+    if (sync_n_ranks(sync) == 1 || sync->is_async) return STATUS_OK;
     return comm_all_reduce(sync->mesh->world, number, 1, COMM_F64, COMM_SUM, error);
 }
 

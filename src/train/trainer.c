@@ -27,22 +27,22 @@ static GradientSyncOptions sync_of(const TrainerSetup *setup) {
                                  .overlaps = parallel->overlap};
 }
 
-static LooseOptions loose_of(const TrainerSetup *setup) {
+static AsyncOptions async_of(const TrainerSetup *setup) {
     bool is_alone = !setup->launch || setup->launch->world.size == 1;
-    LooseOptions exact = {.sync = SYNC_EXACT};
-    return is_alone || !setup->loose ? exact : *setup->loose;
+    AsyncOptions exact = {.sync = SYNC_EXACT};
+    return is_alone || !setup->async ? exact : *setup->async;
 }
 
 /* Of the training step where ranks are not in step: a share of the batch of its own, and nothing summed. */
-static void loosen(const TrainerSetup *setup, GradientSyncOptions *sync) {
-    LooseOptions loose = loose_of(setup);
-    if (loose.sync == SYNC_EXACT) return;
-    sync->is_loose = true;
-    sync->n_shares = loose_n_shares((SyncKind)loose.sync, sync_n_ranks(sync));
-    sync->share = loose.sync == SYNC_SERVER
+static void set_async(const TrainerSetup *setup, GradientSyncOptions *sync) {
+    AsyncOptions async = async_of(setup);
+    if (async.sync == SYNC_EXACT) return;
+    sync->is_async = true;
+    sync->n_shares = async_n_shares((SyncKind)async.sync, sync_n_ranks(sync));
+    sync->share = async.sync == SYNC_SERVER
                       ? 0
                       : setup->mesh->coordinate[AXIS_DP]; /* the server's workers take one at a time */
-    sync->root_saves = loose.sync == SYNC_SERVER;
+    sync->root_saves = async.sync == SYNC_SERVER;
 }
 
 static StepOptions step_options(const TrainerSetup *setup) {
@@ -91,10 +91,10 @@ Status trainer_plan(Trainer *trainer, const TrainerSetup *setup, Error *error) {
     *trainer = (Trainer){.setup = *setup,
                          .validation_loss = NAN,
                          .last = {.loss = NAN, .validation_loss = NAN, .rate = NAN, .gradient_norm = NAN}};
-    trainer->loose.options = loose_of(setup);
+    trainer->async.options = async_of(setup);
     TRY(parameters_build(&trainer->table, setup->config, error));
     StepOptions options = step_options(setup);
-    loosen(setup, &options.sync);
+    set_async(setup, &options.sync);
     TRY(train_step_plan(&trainer->step, setup->config, &trainer->table, &options, setup->optimizer,
                         setup->backend, error));
     device_require(&trainer->memory, &trainer->step.program.plan);
@@ -111,7 +111,7 @@ Status trainer_plan(Trainer *trainer, const TrainerSetup *setup, Error *error) {
 
 void trainer_close(Trainer *trainer) {
     saver_close(&trainer->saver);
-    loose_run_close(&trainer->loose);
+    async_run_close(&trainer->async);
     if (trainer->has_generator) generator_close(&trainer->generator);
     if (trainer->has_evaluation) train_step_close(&trainer->evaluation);
     train_step_close(&trainer->step);
@@ -153,22 +153,22 @@ bool trainer_is_saved(const Trainer *trainer) {
 size_t trainer_planned_bytes(const Trainer *trainer) {
     size_t sampling = trainer_sampling_bytes(trainer);
     return device_required_bytes(&trainer->memory) + sampling + saver_planned_bytes(&trainer->saver) +
-           loose_run_bytes(&trainer->loose.options, trainer->table.n_flat_elements);
+           async_run_bytes(&trainer->async.options, trainer->table.n_flat_elements);
 }
 
 size_t trainer_allocated_bytes(const Trainer *trainer) {
     size_t sampling = trainer->has_generator ? trainer->generator.memory.allocated_bytes : 0;
-    size_t loose =
-        trainer->loose.is_open ? loose_run_bytes(&trainer->loose.options, trainer->table.n_flat_elements) : 0;
-    return trainer->memory.allocated_bytes + sampling + saver_allocated_bytes(&trainer->saver) + loose;
+    size_t async =
+        trainer->async.is_open ? async_run_bytes(&trainer->async.options, trainer->table.n_flat_elements) : 0;
+    return trainer->memory.allocated_bytes + sampling + saver_allocated_bytes(&trainer->saver) + async;
 }
 
 void trainer_print_program(const Trainer *trainer, FILE *stream) {
     program_print(&trainer->step.program, stream);
     actions_print(trainer->step.actions, trainer->step.n_actions, stream);
-    if (trainer->loose.options.sync != SYNC_EXACT) {
-        fprintf(stream, "\nafter each step (--sync %s)\n", sync_names[trainer->loose.options.sync]);
-        loose_print(&trainer->loose.options, trainer_n_ranks(trainer), stream);
+    if (trainer->async.options.sync != SYNC_EXACT) {
+        fprintf(stream, "\nafter each step (--sync %s)\n", sync_names[trainer->async.options.sync]);
+        async_print(&trainer->async.options, trainer_n_ranks(trainer), stream);
     }
     fprintf(stream, "\nmemory of the run\n");
     fprintf(stream, "  %-24s %16zu bytes\n", "training", plan_total_bytes(&trainer->step.program.plan));
@@ -176,12 +176,12 @@ void trainer_print_program(const Trainer *trainer, FILE *stream) {
     fprintf(stream, "  %-24s %16zu bytes (it shares the training step's memory)\n", "evaluation, beyond that",
             with_evaluation - plan_total_bytes(&trainer->step.program.plan));
     size_t copies = saver_planned_bytes(&trainer->saver);
-    size_t loose = loose_run_bytes(&trainer->loose.options, trainer->table.n_flat_elements);
+    size_t async = async_run_bytes(&trainer->async.options, trainer->table.n_flat_elements);
     fprintf(stream, "  %-24s %16zu bytes (caches and activations of the sampler)\n", "samples",
-            trainer_planned_bytes(trainer) - with_evaluation - copies - loose);
-    if (loose)
-        fprintf(stream, "  %-24s %16zu bytes (--sync %s)\n", "messages", loose,
-                sync_names[trainer->loose.options.sync]);
+            trainer_planned_bytes(trainer) - with_evaluation - copies - async);
+    if (async)
+        fprintf(stream, "  %-24s %16zu bytes (--sync %s)\n", "messages", async,
+                sync_names[trainer->async.options.sync]);
     fprintf(stream, "  %-24s %16zu bytes (what is written while training goes on)\n", "checkpoint", copies);
     fprintf(stream, "  %-24s %16zu bytes (%s)\n", "peak", trainer_planned_bytes(trainer),
             format_bytes(trainer_planned_bytes(trainer)).text);

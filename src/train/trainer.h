@@ -20,7 +20,7 @@
 #include "parallel/options.h"
 #include "run/fault.h"
 #include "trace/trace.h"
-#include "train/loose.h"
+#include "train/async_run.h"
 #include "train/metrics.h"
 #include "train/observer.h"
 #include "train/options.h"
@@ -37,7 +37,7 @@ typedef struct {
     const Mesh *mesh; /* of all ranks, with what reaches the device's memory; NULL: alone */
     Comm *saving;     /* of all ranks, used by nobody else: checkpoints are written beside the training */
     const ParallelOptions *parallel;
-    const LooseOptions *loose;      /* complete; NULL: exact */
+    const AsyncOptions *async;      /* complete; NULL: exact */
     Activity *activity;             /* that is told what the trainer does; NULL: nobody */
     const Fault *fault;             /* on purpose; NULL: none */
     Trace *trace;                   /* that records it; NULL: nobody */
@@ -52,7 +52,7 @@ typedef struct {
     Generator generator;
     DeviceMemory memory;
     Saver saver;
-    LooseRun loose; /* of SYNC_EXACT where there is one process */
+    AsyncRun async; /* of SYNC_EXACT where there is one process */
     bool has_evaluation, has_generator;
     int64_t n_done; /* steps, those before a resume included */
     struct {        /* what was done by then, with another batch or other sequences perhaps */

@@ -39,7 +39,7 @@ static void entries_are_seen_from_the_outermost_on(void **state) {
     activity_begin(&activity, ACTIVITY_HOST, &outer);
     activity_begin(&activity, ACTIVITY_HOST, &inner);
     assert_true(activity_look(&activity, ACTIVITY_HOST, &view));
-    assert_string_equal(view.lane, "host");
+    assert_string_equal(view.track, "host");
     assert_int_equal(view.n, 2);
     assert_int_equal(view.current[0].entry.number, 57);
     assert_string_equal(view.current[1].entry.place, "data");
@@ -59,13 +59,13 @@ static void entries_are_seen_from_the_outermost_on(void **state) {
     activity_close(&activity);
 }
 
-static void words_name_lane_place_and_size(void **state) {
+static void words_name_track_place_and_size(void **state) {
     (void)state;
     Activity activity;
     char text[512], small[8];
     activity_open(&activity);
     assert_string_equal(activity_describe(&activity, text, sizeof text), "idle");
-    int worker = activity_add_lane(&activity, "worker of data");
+    int worker = activity_add_track(&activity, "worker of data");
     ActivityEntry first = instruction(57);
     ActivityEntry second = {.kind = ACTIVITY_COLLECTIVE,
                             .name = "all-reduce",
@@ -94,7 +94,7 @@ static void a_missing_activity_is_nothing(void **state) {
     activity_begin(NULL, ACTIVITY_HOST, &entry);
     activity_end(NULL, ACTIVITY_HOST);
     activity_record(NULL, true);
-    assert_int_equal(activity_add_lane(NULL, "saver"), -1);
+    assert_int_equal(activity_add_track(NULL, "saver"), -1);
     assert_int_equal(activity_n_recorded(NULL), 0);
     assert_int_equal(activity_progress(NULL), 0);
     assert_false(activity_look(NULL, 0, &view));
@@ -102,14 +102,14 @@ static void a_missing_activity_is_nothing(void **state) {
     activity_close(NULL);
 }
 
-static void lanes_are_found_by_name_and_end(void **state) {
+static void tracks_are_found_by_name_and_end(void **state) {
     (void)state;
     static const char *const names[] = {"a", "b", "c", "d", "e", "f", "g"};
     Activity activity;
     activity_open(&activity);
-    for (int i = 0; i < 7; i++) assert_int_equal(activity_add_lane(&activity, names[i]), i + 1);
-    assert_int_equal(activity_add_lane(&activity, "c"), 3);
-    int none = activity_add_lane(&activity, "one too many");
+    for (int i = 0; i < 7; i++) assert_int_equal(activity_add_track(&activity, names[i]), i + 1);
+    assert_int_equal(activity_add_track(&activity, "c"), 3);
+    int none = activity_add_track(&activity, "one too many");
     assert_int_equal(none, -1);
     ActivityEntry entry = instruction(1);
     activity_begin(&activity, none, &entry);
@@ -179,7 +179,7 @@ static void the_recorder_is_bounded_and_counts(void **state) {
 
 typedef struct {
     Activity *activity;
-    int lane;
+    int track;
 } Writer;
 
 enum { N_WRITES = 200000 };
@@ -195,12 +195,12 @@ static void *write_entries(void *context) {
                                .number = i,
                                .n_bytes = (uint64_t)i,
                                .peers = i};
-        activity_begin(writer->activity, writer->lane, &entry);
+        activity_begin(writer->activity, writer->track, &entry);
         if (i % 7 == 0) {
-            activity_begin(writer->activity, writer->lane, &entry);
-            activity_end(writer->activity, writer->lane);
+            activity_begin(writer->activity, writer->track, &entry);
+            activity_end(writer->activity, writer->track);
         }
-        activity_end(writer->activity, writer->lane);
+        activity_end(writer->activity, writer->track);
     }
     return NULL;
 }
@@ -212,36 +212,36 @@ static void a_reader_never_sees_a_mixture(void **state) {
     activity_open(&activity);
     assert_int_equal(activity_prepare_recorder(&activity, 3 * N_WRITES, &error), STATUS_OK);
     activity_record(&activity, true);
-    Writer writer[2] = {{&activity, ACTIVITY_HOST}, {&activity, activity_add_lane(&activity, "second")}};
+    Writer writer[2] = {{&activity, ACTIVITY_HOST}, {&activity, activity_add_track(&activity, "second")}};
     pthread_t thread[2];
     for (int i = 0; i < 2; i++)
         assert_int_equal(pthread_create(&thread[i], NULL, write_entries, &writer[i]), 0);
     int64_t last[2] = {0, 0};
     while (last[0] < N_WRITES - 1 && activity_n_recorded(&activity) < 2 * (N_WRITES + N_WRITES / 7)) {
-        for (int lane = 0; lane < 2; lane++) {
+        for (int track = 0; track < 2; track++) {
             ActivityView view;
-            if (!activity_look(&activity, lane, &view)) continue;
+            if (!activity_look(&activity, track, &view)) continue;
             for (int i = 0; i < view.n; i++) {
                 const ActivityEntry *entry = &view.current[i].entry;
                 assert_int_equal(entry->n_bytes, entry->number);
                 assert_int_equal(entry->peers, entry->number);
                 assert_ptr_equal(entry->name, entry->place);
                 assert_int_equal(entry->kind, entry->number % 2 ? ACTIVITY_WAIT : ACTIVITY_MESSAGE);
-                assert_true(entry->number >= last[lane]);
-                last[lane] = entry->number;
+                assert_true(entry->number >= last[track]);
+                last[track] = entry->number;
             }
         }
     }
     for (int i = 0; i < 2; i++) pthread_join(thread[i], NULL);
-    int64_t n_of_lane[2] = {0, 0};
+    int64_t n_of_track[2] = {0, 0};
     for (size_t i = 0; i < activity_n_recorded(&activity); i++) {
         const ActivityEvent *event = activity_recorded(&activity, i);
         assert_non_null(event);
         assert_int_equal(event->entry.n_bytes, event->entry.number);
-        n_of_lane[event->lane]++;
+        n_of_track[event->track]++;
     }
-    assert_int_equal(n_of_lane[0], N_WRITES + (N_WRITES + 6) / 7);
-    assert_int_equal(n_of_lane[1], n_of_lane[0]);
+    assert_int_equal(n_of_track[0], N_WRITES + (N_WRITES + 6) / 7);
+    assert_int_equal(n_of_track[1], n_of_track[0]);
     assert_int_equal(activity_n_lost(&activity), 0);
     activity_close(&activity);
 }
@@ -286,7 +286,7 @@ static void do_something_until_killed(int report) {
     ActivityEntry outer = {.kind = ACTIVITY_STEP, .name = "step", .number = 7}, inner = instruction(57),
                   over = instruction(56);
     activity_open(&activity);
-    int lane = activity_add_lane(&activity, "a worker");
+    int track = activity_add_track(&activity, "a worker");
     activity_begin(&activity, ACTIVITY_HOST, &outer);
     activity_set_board(&activity, activity_board_open(&descriptor));
     activity_begin(&activity, ACTIVITY_HOST, &over);
@@ -294,7 +294,7 @@ static void do_something_until_killed(int report) {
     inner.name = "an instruction with a name of more than forty letters";
     activity_begin(&activity, ACTIVITY_HOST, &inner);
     activity_begin(
-        &activity, lane,
+        &activity, track,
         &(ActivityEntry){.kind = ACTIVITY_COLLECTIVE, .name = "split", .number = 3, .place = "all"});
     ssize_t n = write(report, &descriptor, sizeof descriptor);
     if (n > 0) {
@@ -342,9 +342,9 @@ static void a_board_can_be_empty_or_missing(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(entries_are_seen_from_the_outermost_on),
-        cmocka_unit_test(words_name_lane_place_and_size),
+        cmocka_unit_test(words_name_track_place_and_size),
         cmocka_unit_test(a_missing_activity_is_nothing),
-        cmocka_unit_test(lanes_are_found_by_name_and_end),
+        cmocka_unit_test(tracks_are_found_by_name_and_end),
         cmocka_unit_test(deep_entries_are_counted_not_kept),
         cmocka_unit_test(the_recorder_is_bounded_and_counts),
         cmocka_unit_test(a_reader_never_sees_a_mixture),

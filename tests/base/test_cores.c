@@ -82,8 +82,8 @@ static void test_this_process(void **state) {
     assert_true(cores_bind(&before));
 }
 
-static void check_share(const CoreSet *sets, int n_ranks, int rank, int quota, CoreShare want) {
-    CoreShare share = affinity_share(sets, n_ranks, rank, quota);
+static void check_share(const CoreSet *sets, int n_ranks, int rank, int quota, RankCores want) {
+    RankCores share = affinity_cores(sets, n_ranks, rank, quota);
     assert_int_equal(share.n_cores, want.n_cores);
     assert_int_equal(share.is_own, want.is_own);
     assert_int_equal(share.is_crowded, want.is_crowded);
@@ -96,20 +96,20 @@ static void test_nobody_is_bound(void **state) {
     CoreSet sets[5];
     for (int i = 0; i < 5; i++) sets[i] = range(0, 16);
     for (int i = 0; i < 5; i++)
-        check_share(sets, 5, i, 0, (CoreShare){.n_cores = 3, .part = i, .n_parts = 5});
-    check_share(sets, 1, 0, 0, (CoreShare){.n_cores = 16, .is_own = true, .n_parts = 1});
+        check_share(sets, 5, i, 0, (RankCores){.n_cores = 3, .part = i, .n_parts = 5});
+    check_share(sets, 1, 0, 0, (RankCores){.n_cores = 16, .is_own = true, .n_parts = 1});
     /* The time of 6 cores among 16. */
-    check_share(sets, 2, 1, 6, (CoreShare){.n_cores = 3, .part = 1, .n_parts = 2});
-    check_share(sets, 5, 1, 6, (CoreShare){.n_cores = 1, .part = 1, .n_parts = 5});
-    check_share(sets, 1, 0, 100, (CoreShare){.n_cores = 16, .is_own = true, .n_parts = 1});
+    check_share(sets, 2, 1, 6, (RankCores){.n_cores = 3, .part = 1, .n_parts = 2});
+    check_share(sets, 5, 1, 6, (RankCores){.n_cores = 1, .part = 1, .n_parts = 5});
+    check_share(sets, 1, 0, 100, (RankCores){.n_cores = 16, .is_own = true, .n_parts = 1});
 }
 
 static void test_more_ranks_than_cores(void **state) {
     (void)state;
     CoreSet sets[3] = {range(0, 2), range(0, 2), range(0, 2)};
-    check_share(sets, 3, 2, 0, (CoreShare){.n_cores = 1, .is_crowded = true, .n_parts = 1});
-    check_share(sets, 2, 1, 0, (CoreShare){.n_cores = 1, .part = 1, .n_parts = 2});
-    check_share(sets, 2, 1, 1, (CoreShare){.n_cores = 1, .is_crowded = true, .part = 1, .n_parts = 2});
+    check_share(sets, 3, 2, 0, (RankCores){.n_cores = 1, .is_crowded = true, .n_parts = 1});
+    check_share(sets, 2, 1, 0, (RankCores){.n_cores = 1, .part = 1, .n_parts = 2});
+    check_share(sets, 2, 1, 1, (RankCores){.n_cores = 1, .is_crowded = true, .part = 1, .n_parts = 2});
 }
 
 static void test_everybody_is_bound(void **state) {
@@ -117,30 +117,30 @@ static void test_everybody_is_bound(void **state) {
     CoreSet sets[3] = {range(0, 4), range(4, 6), range(6, 7)};
     static const int n_cores[] = {4, 2, 1};
     for (int i = 0; i < 3; i++)
-        check_share(sets, 3, i, 0, (CoreShare){.n_cores = n_cores[i], .is_own = true, .n_parts = 1});
-    check_share(sets, 3, 0, 6, (CoreShare){.n_cores = 2, .is_own = true, .n_parts = 1});
+        check_share(sets, 3, i, 0, (RankCores){.n_cores = n_cores[i], .is_own = true, .n_parts = 1});
+    check_share(sets, 3, 0, 6, (RankCores){.n_cores = 2, .is_own = true, .n_parts = 1});
 }
 
 /* Two ranks on one socket, three on the other. */
 static void test_bound_by_sockets(void **state) {
     (void)state;
     CoreSet sets[5] = {range(0, 8), range(8, 16), range(0, 8), range(8, 16), range(8, 16)};
-    check_share(sets, 5, 0, 0, (CoreShare){.n_cores = 4, .part = 0, .n_parts = 2});
-    check_share(sets, 5, 2, 0, (CoreShare){.n_cores = 4, .part = 1, .n_parts = 2});
-    check_share(sets, 5, 1, 0, (CoreShare){.n_cores = 2, .part = 0, .n_parts = 3});
-    check_share(sets, 5, 4, 0, (CoreShare){.n_cores = 2, .part = 2, .n_parts = 3});
+    check_share(sets, 5, 0, 0, (RankCores){.n_cores = 4, .part = 0, .n_parts = 2});
+    check_share(sets, 5, 2, 0, (RankCores){.n_cores = 4, .part = 1, .n_parts = 2});
+    check_share(sets, 5, 1, 0, (RankCores){.n_cores = 2, .part = 0, .n_parts = 3});
+    check_share(sets, 5, 4, 0, (RankCores){.n_cores = 2, .part = 2, .n_parts = 3});
 }
 
 static void test_bound_by_hand(void **state) {
     (void)state;
     CoreSet sets[3] = {range(0, 6), range(4, 5), range(7, 9)};
-    check_share(sets, 3, 0, 0, (CoreShare){.n_cores = 2, .n_parts = 1});
-    check_share(sets, 3, 1, 0, (CoreShare){.n_cores = 1, .n_parts = 1});
-    check_share(sets, 3, 2, 0, (CoreShare){.n_cores = 2, .is_own = true, .n_parts = 1});
+    check_share(sets, 3, 0, 0, (RankCores){.n_cores = 2, .n_parts = 1});
+    check_share(sets, 3, 1, 0, (RankCores){.n_cores = 1, .n_parts = 1});
+    check_share(sets, 3, 2, 0, (RankCores){.n_cores = 2, .is_own = true, .n_parts = 1});
     CoreSet narrow[3] = {range(0, 2), range(0, 1), range(1, 2)};
-    check_share(narrow, 3, 0, 0, (CoreShare){.n_cores = 1, .is_crowded = true, .n_parts = 1});
+    check_share(narrow, 3, 0, 0, (RankCores){.n_cores = 1, .is_crowded = true, .n_parts = 1});
     CoreSet unknown[2] = {{{0}}, {{0}}};
-    check_share(unknown, 2, 0, 0, (CoreShare){.n_cores = 1, .is_crowded = true, .n_parts = 1});
+    check_share(unknown, 2, 0, 0, (RankCores){.n_cores = 1, .is_crowded = true, .n_parts = 1});
 }
 
 int main(void) {

@@ -44,7 +44,7 @@ static void prepare(Fixture *fixture, int n_ranks) {
     memset(fixture, 0, sizeof *fixture);
     for (int rank = 0; rank < n_ranks; rank++) {
         fixture->part[rank] =
-            (TracePart){.header = {.rank = rank, .n_lanes = 1, .n_text = sizeof text, .cut_ns = UINT64_MAX},
+            (TracePart){.header = {.rank = rank, .n_tracks = 1, .n_text = sizeof text, .cut_ns = UINT64_MAX},
                         .event = fixture->event[rank],
                         .text = text};
         snprintf(fixture->part[rank].header.clock, sizeof fixture->part[rank].header.clock, "host %d", rank);

@@ -147,7 +147,7 @@ Status options_unknown(const OptionCommand *command, const char *dashes, const c
 
 /* Read from a config file, where names have no dashes. */
 static bool is_of_file(OptionSource source) {
-    return source >= OPTION_FROM_RECORD && source <= OPTION_FROM_FILE;
+    return source >= OPTION_FROM_RUN_DEFAULT && source <= OPTION_FROM_FILE;
 }
 
 static Status set_index(Options *options, int index, const char *text, OptionSource source, Error *error) {

@@ -157,8 +157,8 @@ typedef struct {
 typedef enum {
     OPTION_FROM_DEFAULT,
     OPTION_FROM_PRESET,
-    OPTION_FROM_RECORD, /* of the resumed run, where nobody gave it: a default or preset of its day */
-    OPTION_FROM_RUN,    /* given when the resumed run began, or at an earlier resume */
+    OPTION_FROM_RUN_DEFAULT, /* of the resumed run, where nobody gave it: a default or preset of its day */
+    OPTION_FROM_RUN,         /* given when the resumed run began, or at an earlier resume */
     OPTION_FROM_FILE,
     OPTION_FROM_COMMAND
 } OptionSource;

@@ -203,7 +203,7 @@ static Status take_value(Reader *reader, const char *name, const char *value) {
     const char *text = value;
     if (*value == '"') TRY(unquote(value, &options->arena, &text, error));
     if (reader->continues) text = arena_printf(&options->arena, "%s%s", reader->text, text);
-    OptionSource source = reader->is_comment  ? OPTION_FROM_RECORD
+    OptionSource source = reader->is_comment  ? OPTION_FROM_RUN_DEFAULT
                           : reader->is_record ? OPTION_FROM_RUN
                                               : OPTION_FROM_FILE;
     Status status = options_set(options, name, text, source, error);

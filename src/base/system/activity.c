@@ -2,15 +2,15 @@
  * that another thread can read. That has to be cheap, since an instruction may take a microsecond, and it may
  * not take a lock, since the one who reads is wanted just when the other is stuck.
  *
- * Every thread has a lane, a small stack of what it is in. A lane has a number that is odd while the stack is
- * being changed and even otherwise; a reader copies the stack between two looks at the number and keeps the
- * copy if the number was even and the same. All fields are atomics. The fields are written with release and
- * read with acquire: a reader that got a field of a newer change also gets the odd number that was written
- * before it, at its second look. So there is no fence, and no data race even while the copy that will be
- * thrown away is made.
+ * Every thread has a track, a small stack of what it is in. A track has a number that is odd while the stack
+ * is being changed and even otherwise; a reader copies the stack between two looks at the number and keeps
+ * the copy if the number was even and the same. All fields are atomics. The fields are written with release
+ * and read with acquire: a reader that got a field of a newer change also gets the odd number that was
+ * written before it, at its second look. So there is no fence, and no data race even while the copy that will
+ * be thrown away is made.
  *
  * The recorder is an array that was allocated beforehand. Whoever ends an entry takes the next place by one
- * atomic addition, so lanes need no share of their own; what finds no place is counted. A flag in each event
+ * atomic addition, so tracks need no share of their own; what finds no place is counted. A flag in each event
  * says that it is complete. */
 #include "base/system/activity.h"
 
@@ -47,12 +47,12 @@ const char *activity_kind_name(ActivityKind kind) {
 void activity_open(Activity *activity) {
     memset(activity, 0, sizeof *activity);
     pthread_mutex_init(&activity->mutex, NULL);
-    atomic_store(&activity->lane[ACTIVITY_HOST].name, "host");
-    atomic_store(&activity->n_lanes, 1);
+    atomic_store(&activity->track[ACTIVITY_HOST].name, "host");
+    atomic_store(&activity->n_tracks, 1);
 }
 
 void activity_close(Activity *activity) {
-    if (!activity || !atomic_load(&activity->n_lanes)) return;
+    if (!activity || !atomic_load(&activity->n_tracks)) return;
     memory_free(activity->event, activity_recorder_bytes(activity));
     while (activity->names) {
         ActivityName *next = activity->names->next;
@@ -63,17 +63,17 @@ void activity_close(Activity *activity) {
     memset(activity, 0, sizeof *activity);
 }
 
-int activity_add_lane(Activity *activity, const char *name) {
+int activity_add_track(Activity *activity, const char *name) {
     if (!activity) return -1;
     pthread_mutex_lock(&activity->mutex);
-    int n = atomic_load(&activity->n_lanes), lane = 0;
-    while (lane < n && strcmp(atomic_load(&activity->lane[lane].name), name) != 0) lane++;
-    if (lane == n && n < ACTIVITY_MAX_LANES) {
-        atomic_store(&activity->lane[n].name, name);
-        atomic_store(&activity->n_lanes, n + 1);
+    int n = atomic_load(&activity->n_tracks), track = 0;
+    while (track < n && strcmp(atomic_load(&activity->track[track].name), name) != 0) track++;
+    if (track == n && n < ACTIVITY_MAX_TRACKS) {
+        atomic_store(&activity->track[n].name, name);
+        atomic_store(&activity->n_tracks, n + 1);
     }
     pthread_mutex_unlock(&activity->mutex);
-    return lane < ACTIVITY_MAX_LANES ? lane : -1;
+    return track < ACTIVITY_MAX_TRACKS ? track : -1;
 }
 
 const char *activity_keep(Activity *activity, const char *text) {
@@ -100,9 +100,9 @@ const char *activity_keep(Activity *activity, const char *text) {
 #define LOOK(field)         atomic_load_explicit(&(field), memory_order_acquire)
 #define STORE(field, value) atomic_store_explicit(&(field), value, memory_order_release)
 
-void activity_begin(Activity *activity, int lane, const ActivityEntry *entry) {
-    if (!activity || lane < 0) return;
-    ActivityLane *at = &activity->lane[lane];
+void activity_begin(Activity *activity, int track, const ActivityEntry *entry) {
+    if (!activity || track < 0) return;
+    ActivityTrack *at = &activity->track[track];
     int32_t depth = LOAD(at->depth);
     uint64_t sequence = LOAD(at->sequence);
     uint64_t now = timer_now_ns();
@@ -119,7 +119,7 @@ void activity_begin(Activity *activity, int lane, const ActivityEntry *entry) {
     }
     STORE(at->depth, depth + 1);
     STORE(at->sequence, sequence + 2);
-    activity_board_begin(LOAD(activity->board), lane, LOAD(at->name), depth, entry, now);
+    activity_board_begin(LOAD(activity->board), track, LOAD(at->name), depth, entry, now);
 }
 
 static ActivityEntry entry_of(const ActivitySlot *slot) {
@@ -131,11 +131,11 @@ static ActivityEntry entry_of(const ActivitySlot *slot) {
                            .peers = LOOK(slot->peers)};
 }
 
-static void keep_event(Activity *activity, int lane, int32_t depth) {
+static void keep_event(Activity *activity, int track, int32_t depth) {
     size_t place = SIZE_MAX; /* of what lies too deep nothing is known */
     const ActivitySlot *slot = NULL;
     if (depth < ACTIVITY_MAX_DEPTH) {
-        slot = &activity->lane[lane].slot[depth];
+        slot = &activity->track[track].slot[depth];
         if (LOAD(slot->since_ns) < LOAD(activity->recording_since_ns)) return;
         place = atomic_fetch_add(&activity->n_events, 1);
     }
@@ -147,67 +147,68 @@ static void keep_event(Activity *activity, int lane, int32_t depth) {
     event->entry = entry_of(slot);
     event->begin_ns = LOAD(slot->since_ns);
     event->end_ns = timer_now_ns();
-    event->lane = (uint8_t)lane;
+    event->track = (uint8_t)track;
     event->depth = (uint8_t)depth;
     STORE(event->is_complete, true);
 }
 
-void activity_end(Activity *activity, int lane) {
-    if (!activity || lane < 0) return;
-    ActivityLane *at = &activity->lane[lane];
+void activity_end(Activity *activity, int track) {
+    if (!activity || track < 0) return;
+    ActivityTrack *at = &activity->track[track];
     int32_t depth = LOAD(at->depth) - 1;
     if (depth < 0) return; /* nothing was begun */
-    if (LOAD(activity->is_recording)) keep_event(activity, lane, depth);
+    if (LOAD(activity->is_recording)) keep_event(activity, track, depth);
     uint64_t sequence = LOAD(at->sequence);
     STORE(at->sequence, sequence + 1);
     STORE(at->depth, depth);
     STORE(at->sequence, sequence + 2);
-    activity_board_end(LOAD(activity->board), lane, depth);
+    activity_board_end(LOAD(activity->board), track, depth);
 }
 
 void activity_set_board(Activity *activity, ActivityBoard *board) {
-    for (int lane = 0; board && lane < activity_n_lanes(activity); lane++) {
+    for (int track = 0; board && track < activity_n_tracks(activity); track++) {
         ActivityView view;
-        activity_look(activity, lane, &view);
+        activity_look(activity, track, &view);
         for (int i = 0; i < view.n; i++)
-            activity_board_begin(board, lane, view.lane, i, &view.current[i].entry, view.current[i].since_ns);
+            activity_board_begin(board, track, view.track, i, &view.current[i].entry,
+                                 view.current[i].since_ns);
     }
     STORE(activity->board, board);
 }
 
 /* ---- Whoever looks on */
 
-int activity_n_lanes(const Activity *activity) {
-    return activity ? LOOK(activity->n_lanes) : 0;
+int activity_n_tracks(const Activity *activity) {
+    return activity ? LOOK(activity->n_tracks) : 0;
 }
 
-static bool copy_lane(const ActivityLane *lane, ActivityView *view) {
-    view->sequence = LOOK(lane->sequence);
-    view->n = LOOK(lane->depth);
+static bool copy_track(const ActivityTrack *track, ActivityView *view) {
+    view->sequence = LOOK(track->sequence);
+    view->n = LOOK(track->depth);
     if (view->n > ACTIVITY_MAX_DEPTH) view->n = ACTIVITY_MAX_DEPTH;
     for (int i = 0; i < view->n; i++) {
         view->current[i] =
-            (ActivityCurrent){.entry = entry_of(&lane->slot[i]), .since_ns = LOOK(lane->slot[i].since_ns)};
+            (ActivityCurrent){.entry = entry_of(&track->slot[i]), .since_ns = LOOK(track->slot[i].since_ns)};
     }
-    return view->sequence % 2 == 0 && LOOK(lane->sequence) == view->sequence;
+    return view->sequence % 2 == 0 && LOOK(track->sequence) == view->sequence;
 }
 
-bool activity_look(const Activity *activity, int lane, ActivityView *view) {
+bool activity_look(const Activity *activity, int track, ActivityView *view) {
     enum { MANY = 1000 };
-    *view = (ActivityView){.lane = ""};
-    if (lane < 0 || lane >= activity_n_lanes(activity)) return false;
+    *view = (ActivityView){.track = ""};
+    if (track < 0 || track >= activity_n_tracks(activity)) return false;
     for (int i = 0; i < MANY; i++) {
-        if (!copy_lane(&activity->lane[lane], view)) continue;
-        view->lane = LOOK(activity->lane[lane].name);
+        if (!copy_track(&activity->track[track], view)) continue;
+        view->track = LOOK(activity->track[track].name);
         return true;
     }
-    *view = (ActivityView){.lane = LOOK(activity->lane[lane].name), .sequence = view->sequence};
+    *view = (ActivityView){.track = LOOK(activity->track[track].name), .sequence = view->sequence};
     return false;
 }
 
 uint64_t activity_progress(const Activity *activity) {
     uint64_t sum = 0;
-    for (int i = 0; i < activity_n_lanes(activity); i++) sum += LOOK(activity->lane[i].sequence);
+    for (int i = 0; i < activity_n_tracks(activity); i++) sum += LOOK(activity->track[i].sequence);
     return sum;
 }
 
@@ -244,14 +245,14 @@ static void append(char *text, size_t n_bytes, const char *words) {
 const char *activity_describe(const Activity *activity, char *text, size_t n_bytes) {
     if (!n_bytes) return text;
     text[0] = '\0';
-    for (int lane = 0; lane < activity_n_lanes(activity); lane++) {
+    for (int track = 0; track < activity_n_tracks(activity); track++) {
         ActivityView view;
         char words[256];
-        bool is_steady = activity_look(activity, lane, &view);
+        bool is_steady = activity_look(activity, track, &view);
         if (is_steady && !view.n) continue;
         if (text[0]) append(text, n_bytes, "; ");
-        if (lane != ACTIVITY_HOST) {
-            append(text, n_bytes, view.lane);
+        if (track != ACTIVITY_HOST) {
+            append(text, n_bytes, view.track);
             append(text, n_bytes, ": ");
         }
         if (!is_steady) append(text, n_bytes, "busy");

@@ -11,8 +11,8 @@
  *
  *     activity_describe(&activity, text, sizeof text);       // any thread, any time
  *
- * A lane is one thread's: the computing thread has ACTIVITY_HOST, others get theirs by activity_add_lane.
- * Begin and end of a lane must not be called by two threads at once; everything that reads may be called by
+ * A track is one thread's: the computing thread has ACTIVITY_HOST, others get theirs by activity_add_track.
+ * Begin and end of a track must not be called by two threads at once; everything that reads may be called by
  * any thread at any time. A NULL activity is allowed everywhere and does nothing; begin and end together cost
  * little more than a look at the clock. */
 #ifndef PGPT_BASE_SYSTEM_ACTIVITY_H
@@ -48,7 +48,7 @@ typedef struct {
     int32_t peers;    /* of a collective and a wait for one: how many ranks; of a message: the other rank */
 } ActivityEntry;
 
-enum { ACTIVITY_MAX_LANES = 8, ACTIVITY_MAX_DEPTH = 8 };
+enum { ACTIVITY_MAX_TRACKS = 8, ACTIVITY_MAX_DEPTH = 8 };
 
 /* The computing thread. */
 #define ACTIVITY_HOST 0
@@ -68,14 +68,14 @@ typedef struct {
     _Atomic uint64_t sequence; /* odd while it is being changed */
     _Atomic int32_t depth;     /* may be more than there are slots */
     ActivitySlot slot[ACTIVITY_MAX_DEPTH];
-    char padding[64]; /* two threads' lanes share no cache line */
-} ActivityLane;
+    char padding[64]; /* two threads' tracks share no cache line */
+} ActivityTrack;
 
 /* Something that is over. */
 typedef struct {
     ActivityEntry entry;
     uint64_t begin_ns, end_ns; /* by timer_now_ns */
-    uint8_t lane, depth;
+    uint8_t track, depth;
     atomic_bool is_complete;
 } ActivityEvent;
 
@@ -83,9 +83,9 @@ typedef struct ActivityName ActivityName;
 typedef struct ActivityBoard ActivityBoard; /* activity_board.h */
 
 typedef struct {
-    ActivityLane lane[ACTIVITY_MAX_LANES];
-    _Atomic int32_t n_lanes;
-    pthread_mutex_t mutex; /* over names and lanes being added */
+    ActivityTrack track[ACTIVITY_MAX_TRACKS];
+    _Atomic int32_t n_tracks;
+    pthread_mutex_t mutex; /* over names and tracks being added */
     ActivityName *names;
     _Atomic(ActivityBoard *) board; /* where other processes see it; NULL: nowhere */
     /* the recorder */
@@ -102,23 +102,23 @@ typedef struct {
 void activity_open(Activity *activity);
 void activity_close(Activity *activity); /* when no other thread uses it any more; safe on {0} and NULL */
 
-/* A lane for a thread that begins now, by a name that lives as long as the activity. The number to call begin
- * and end with, the same for the same name; -1 (allowed there, and nothing is published) where all are taken.
- * Any thread. */
-int activity_add_lane(Activity *activity, const char *name);
+/* A track for a thread that begins now, by a name that lives as long as the activity. The number to call
+ * begin and end with, the same for the same name; -1 (allowed there, and nothing is published) where all are
+ * taken. Any thread. */
+int activity_add_track(Activity *activity, const char *name);
 
 /* A copy of a text that lives as long as the activity; the same text gives the same pointer. `text` itself
  * where there is no activity or no memory. Any thread. */
 const char *activity_keep(Activity *activity, const char *text);
 
 /* From now on all of it is shown there too, what is being done at this moment included; NULL: no more. While
- * other lanes are idle. */
+ * other tracks are idle. */
 void activity_set_board(Activity *activity, ActivityBoard *board);
 
 /* ---- The thread that acts */
 
-void activity_begin(Activity *activity, int lane, const ActivityEntry *entry);
-void activity_end(Activity *activity, int lane);
+void activity_begin(Activity *activity, int track, const ActivityEntry *entry);
+void activity_end(Activity *activity, int track);
 
 /* ---- Whoever looks on */
 
@@ -128,17 +128,17 @@ typedef struct {
 } ActivityCurrent;
 
 typedef struct {
-    const char *lane;
-    uint64_t sequence; /* grows with every begin and end of this lane */
+    const char *track;
+    uint64_t sequence; /* grows with every begin and end of this track */
     int n;             /* entries, outermost first; 0: idle */
     ActivityCurrent current[ACTIVITY_MAX_DEPTH];
 } ActivityView;
 
-int activity_n_lanes(const Activity *activity);
+int activity_n_tracks(const Activity *activity);
 
-/* What a lane is doing. False if it changed so fast that no consistent view was had, or there is no such
- * lane: view is then empty but for its sequence. */
-bool activity_look(const Activity *activity, int lane, ActivityView *view);
+/* What a track is doing. False if it changed so fast that no consistent view was had, or there is no such
+ * track: view is then empty but for its sequence. */
+bool activity_look(const Activity *activity, int track, ActivityView *view);
 
 /* A number that grows whenever anything begins or ends: a process whose number stands still is stuck, or in
  * one long thing. */
@@ -147,7 +147,7 @@ uint64_t activity_progress(const Activity *activity);
 /* One entry in words: "instruction 57 (wait, update)", "all-reduce 812 of 'data' (4.20 MiB)". */
 const char *activity_entry_text(const ActivityEntry *entry, char *text, size_t n_bytes);
 
-/* All lanes in one line, for people: "step 12, instruction 57 (wait, update), wait for 812 of 'data' for
+/* All tracks in one line, for people: "step 12, instruction 57 (wait, update), wait for 812 of 'data' for
  * 12.3s; worker of data: all-reduce 812 of 'data' (4.20 MiB) for 12.4s"; "idle" if there is nothing. Returns
  * text. */
 const char *activity_describe(const Activity *activity, char *text, size_t n_bytes);
@@ -168,7 +168,7 @@ size_t activity_n_lost(const Activity *activity);
 /* Bytes that the recorder holds. */
 size_t activity_recorder_bytes(const Activity *activity);
 
-/* Event i < activity_n_recorded, in the order in which they ended (of one lane); NULL if a thread is just
+/* Event i < activity_n_recorded, in the order in which they ended (of one track); NULL if a thread is just
  * writing it. */
 const ActivityEvent *activity_recorded(const Activity *activity, size_t i);
 

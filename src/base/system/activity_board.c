@@ -23,10 +23,10 @@ typedef struct {
     char name[NAME_BYTES];
     _Atomic int32_t depth;
     BoardSlot slot[ACTIVITY_MAX_DEPTH];
-} BoardLane;
+} BoardTrack;
 
 struct ActivityBoard {
-    BoardLane lane[ACTIVITY_MAX_LANES];
+    BoardTrack track[ACTIVITY_MAX_TRACKS];
 };
 
 /* ---- Open and close */
@@ -69,12 +69,12 @@ static void copy_text(char *to, const char *from, size_t n_bytes) {
     to[n] = '\0';
 }
 
-void activity_board_begin(ActivityBoard *board, int lane, const char *lane_name, int32_t depth,
+void activity_board_begin(ActivityBoard *board, int track, const char *track_name, int32_t depth,
                           const ActivityEntry *entry, uint64_t now) {
     if (!board || depth >= ACTIVITY_MAX_DEPTH) return;
-    BoardLane *at = &board->lane[lane];
+    BoardTrack *at = &board->track[track];
     BoardSlot *slot = &at->slot[depth];
-    if (!at->name[0]) copy_text(at->name, lane_name, sizeof at->name);
+    if (!at->name[0]) copy_text(at->name, track_name, sizeof at->name);
     copy_text(slot->name, entry->name, sizeof slot->name);
     copy_text(slot->place, entry->place, sizeof slot->place);
     slot->number = entry->number;
@@ -85,19 +85,19 @@ void activity_board_begin(ActivityBoard *board, int lane, const char *lane_name,
     atomic_store_explicit(&at->depth, depth + 1, memory_order_release);
 }
 
-void activity_board_end(ActivityBoard *board, int lane, int32_t depth) {
+void activity_board_end(ActivityBoard *board, int track, int32_t depth) {
     if (board && depth < ACTIVITY_MAX_DEPTH)
-        atomic_store_explicit(&board->lane[lane].depth, depth, memory_order_release);
+        atomic_store_explicit(&board->track[track].depth, depth, memory_order_release);
 }
 
 /* ---- Whoever looks on */
 
-static void show_lane(Activity *activity, int number, const BoardLane *lane, int32_t depth) {
-    ActivityLane *at = &activity->lane[number];
-    atomic_store(&at->name, lane->name);
+static void show_track(Activity *activity, int number, const BoardTrack *track, int32_t depth) {
+    ActivityTrack *at = &activity->track[number];
+    atomic_store(&at->name, track->name);
     atomic_store(&at->depth, depth);
     for (int32_t i = 0; i < depth; i++) {
-        const BoardSlot *slot = &lane->slot[i];
+        const BoardSlot *slot = &track->slot[i];
         ActivitySlot *to = &at->slot[i];
         atomic_store(&to->name, slot->name);
         atomic_store(&to->place, slot->place[0] ? slot->place : NULL);
@@ -116,13 +116,13 @@ const char *activity_board_describe(const ActivityBoard *board, char *text, size
     Activity activity;
     activity_open(&activity);
     bool is_empty = true;
-    for (int number = 0; number < ACTIVITY_MAX_LANES; number++) {
-        int32_t depth = atomic_load(&copy.lane[number].depth);
+    for (int number = 0; number < ACTIVITY_MAX_TRACKS; number++) {
+        int32_t depth = atomic_load(&copy.track[number].depth);
         if (depth > ACTIVITY_MAX_DEPTH) depth = ACTIVITY_MAX_DEPTH;
         if (depth <= 0) continue;
         is_empty = false;
-        show_lane(&activity, number, &copy.lane[number], depth);
-        atomic_store(&activity.n_lanes, number + 1);
+        show_track(&activity, number, &copy.track[number], depth);
+        atomic_store(&activity.n_tracks, number + 1);
     }
     if (!is_empty) activity_describe(&activity, text, n_bytes);
     activity_close(&activity);

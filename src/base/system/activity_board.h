@@ -29,8 +29,8 @@ const char *activity_board_describe(const ActivityBoard *board, char *text, size
 
 /* ---- For activity.c */
 
-void activity_board_begin(ActivityBoard *board, int lane, const char *lane_name, int32_t depth,
+void activity_board_begin(ActivityBoard *board, int track, const char *track_name, int32_t depth,
                           const ActivityEntry *entry, uint64_t now);
-void activity_board_end(ActivityBoard *board, int lane, int32_t depth);
+void activity_board_end(ActivityBoard *board, int track, int32_t depth);
 
 #endif

@@ -189,7 +189,7 @@ static Status predict(Study *study, Error *error) {
     const ParallelOptions *parallel = &study->train.parallel;
     const CommAlgorithm *algorithm = comm_algorithm(parallel->all_reduce);
     CollectivesOptions options = {.n_rounds = 2, .budget_s = 0};
-    bool is_plain = algorithm && parallel->zero == 0 && study->train.loose.sync == 0 && comm_mpi_is_built();
+    bool is_plain = algorithm && parallel->zero == 0 && study->train.async.sync == 0 && comm_mpi_is_built();
     if (!study->values->call.predicts || !is_plain) return STATUS_OK;
     for (int r = 0; r < study->ranks.n; r++) {
         int n_ranks = (int)study->ranks.values[r];

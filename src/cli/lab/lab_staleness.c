@@ -74,10 +74,10 @@ static const char *const examples[] = {
 
 const OptionCommand lab_staleness_command = {
     .name = "lab staleness",
-    .summary = "loss against time of the loose schemes, with a rank that is late",
+    .summary = "loss against time of the async schemes, with a rank that is late",
     .description =
         "Trains the same model on the same data under every --sync of pgpt train and compares the losses after the same time and "
-        "the same number of steps. One rank is late in each step, since that is what the loose schemes are for.",
+        "the same number of steps. One rank is late in each step, since that is what the async schemes are for.",
     .usage = "[--key value]... [-- OPTIONS OF TRAIN]",
     .groups = groups,
     .positionals = positionals,
@@ -333,13 +333,13 @@ static Status find_ranks(Study *study, const Options *options, Error *error) {
                           call->n_ranks, here);
     study->n_ranks = here > 1 ? here : (int)call->n_ranks;
     for (int i = 0; i < study->n_runs; i++) { /* better now than after some runs */
-        LooseOptions loose = {.sync = (int)study->scheme[i],
+        AsyncOptions async = {.sync = (int)study->scheme[i],
                               .staleness = call->staleness,
                               .group_size = call->group_size,
                               .every = call->every,
                               .delay_rank = call->delay_rank,
                               .delay_ms = call->delay_ms};
-        TRY(loose_complete(&loose, study->n_ranks, error));
+        TRY(async_complete(&async, study->n_ranks, error));
     }
     if (here > 1) return STATUS_OK;
     if (!comm_mpi_is_built())

@@ -20,13 +20,13 @@ static void add_ranks(json_t *object, const TrainRun *run) {
     json_object_set_new(object, "state_formula_bytes", json_make_number(wanted));
 }
 
-static void add_loose(json_t *object, const TrainRun *run) {
-    const LooseRun *loose = &run->trainer.loose;
-    const StalenessBook *book = &loose->server.book;
-    json_object_set_new(object, "sync", json_string(sync_names[loose->options.sync]));
-    if (loose->options.sync == SYNC_SERVER || loose->options.sync == SYNC_PUSH)
-        json_object_set_new(object, "staleness", json_integer(loose->options.staleness));
-    if (loose->options.sync != SYNC_SERVER || !book->histogram) return;
+static void add_async(json_t *object, const TrainRun *run) {
+    const AsyncRun *async = &run->trainer.async;
+    const StalenessBook *book = &async->server.book;
+    json_object_set_new(object, "sync", json_string(sync_names[async->options.sync]));
+    if (async->options.sync == SYNC_SERVER || async->options.sync == SYNC_PUSH)
+        json_object_set_new(object, "staleness", json_integer(async->options.staleness));
+    if (async->options.sync != SYNC_SERVER || !book->histogram) return;
     json_t *histogram = json_array();
     for (int64_t i = 0; i <= book->max; i++)
         json_array_append_new(histogram, json_integer(book->histogram[i]));
@@ -79,7 +79,7 @@ static json_t *summary(const TrainRun *run) {
     json_object_set_new(object, "peak_bytes", json_integer((json_int_t)trainer_allocated_bytes(trainer)));
     add_times(object, run);
     add_ranks(object, run);
-    add_loose(object, run);
+    add_async(object, run);
     json_object_set_new(object, "interrupted", json_boolean(trainer->was_interrupted));
     json_object_set_new(object, "saved", json_boolean(trainer_is_saved(trainer)));
     json_object_set_new(object, "run", json_make_text(run->run));

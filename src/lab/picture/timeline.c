@@ -1,11 +1,11 @@
 /* What a timeline says in numbers.
  *
- * A lane's events lie in each other; the time of a moment is the innermost one's. A walk with a stack cuts
- * the lane into disjoint segments, each with one event, and everything else is sums over those: a rank's
- * first lane is the one that computes, so what it is in is what the rank is in. Communication is under way in
- * any lane; where it meets computing, it is hidden.
+ * A track's events lie in each other; the time of a moment is the innermost one's. A walk with a stack cuts
+ * the track into disjoint segments, each with one event, and everything else is sums over those: a rank's
+ * first track is the one that computes, so what it is in is what the rank is in. Communication is under way
+ * in any track; where it meets computing, it is hidden.
  *
- * In another program's trace events of a lane may overlap without lying in each other. The later one then
+ * In another program's trace events of a track may overlap without lying in each other. The later one then
  * ends with the earlier, and is counted. */
 #include "lab/picture/timeline.h"
 
@@ -58,10 +58,10 @@ static void close_until(Walk *walk, double time_us) {
     }
 }
 
-Status timeline_visit(const Timeline *timeline, int lane, TimelineVisit visit, void *context,
+Status timeline_visit(const Timeline *timeline, int track, TimelineVisit visit, void *context,
                       size_t *n_clipped, Error *error) {
     const double rounding_us = 0.01;
-    size_t first = timeline->lane[lane].first, n = timeline->lane[lane].n;
+    size_t first = timeline->track[track].first, n = timeline->track[track].n;
     Walk walk = {.timeline = timeline, .visit = visit, .context = context, .done_us = -INFINITY};
     walk.open = malloc((n + 1) * sizeof *walk.open);
     if (!walk.open) return error_failed(error, "no memory to walk through %zu events", n);
@@ -150,29 +150,29 @@ static void add_segment(void *context, const TimelineSegment *segment) {
     else if (kind == TIMELINE_WAIT || is_communication(kind)) host->wait_us += length;
 }
 
-static void add_communication(const Timeline *timeline, const TimelineLane *lane, Intervals *set) {
-    for (size_t i = lane->first; set->interval && i < lane->first + lane->n; i++) {
+static void add_communication(const Timeline *timeline, const TimelineTrack *track, Intervals *set) {
+    for (size_t i = track->first; set->interval && i < track->first + track->n; i++) {
         const TimelineEvent *event = &timeline->event[i];
         Interval part = {fmax(event->begin_us, timeline->from_us), fmin(event->end_us, timeline->to_us)};
         if (is_communication(event->kind) && part.end_us > part.begin_us) set->interval[set->n++] = part;
     }
 }
 
-/* Lanes first .. end-1 are the rank's. */
+/* Tracks first .. end-1 are the rank's. */
 static Status measure_rank(Timeline *timeline, int first, int end, Error *error) {
-    TimelineRank *rank = &timeline->rank[timeline->lane[first].rank];
+    TimelineRank *rank = &timeline->rank[timeline->track[first].rank];
     size_t n = 0;
-    for (int i = first; i < end; i++) n += timeline->lane[i].n;
+    for (int i = first; i < end; i++) n += timeline->track[i].n;
     HostTime host = {0};
     Intervals communication = {0};
     /* every event begins and ends once, and a segment lies between two such moments */
-    host.compute.interval = malloc((2 * timeline->lane[first].n + 1) * sizeof(Interval));
+    host.compute.interval = malloc((2 * timeline->track[first].n + 1) * sizeof(Interval));
     communication.interval = malloc((n + 1) * sizeof(Interval));
     if (!host.compute.interval || !communication.interval)
         error_failed(error, "no memory to measure %zu events", n);
     else timeline_visit(timeline, first, add_segment, &host, &timeline->n_clipped, error);
     if (error->status == STATUS_OK) {
-        for (int i = first; i < end; i++) add_communication(timeline, &timeline->lane[i], &communication);
+        for (int i = first; i < end; i++) add_communication(timeline, &timeline->track[i], &communication);
         unite(&communication);
         double compute_us = length_of(&host.compute), window_us = timeline->to_us - timeline->from_us;
         rank->time = (TimelineTime){.compute_us = compute_us,
@@ -199,7 +199,7 @@ static int by_collective(const void *a, const void *b) {
     if (names) return names;
     if (x->number != y->number) return x->number < y->number ? -1 : 1;
     if (x->begin_us != y->begin_us) return x->begin_us < y->begin_us ? -1 : 1;
-    return x->lane < y->lane ? -1 : x->lane > y->lane;
+    return x->track < y->track ? -1 : x->track > y->track;
 }
 
 static bool is_same(const TimelineEvent *a, const TimelineEvent *b) {
@@ -219,7 +219,7 @@ static TimelineCollective collective_of(Timeline *timeline, const Entered *enter
                                 .number = first->number,
                                 .begin_us = first->begin_us,
                                 .spread_us = last->begin_us - first->begin_us,
-                                .slowest = timeline->lane[last->lane].rank,
+                                .slowest = timeline->track[last->track].rank,
                                 .n_ranks = (int)n,
                                 .is_complete = !first->peers || (size_t)first->peers == n,
                                 .event = numbers};
@@ -267,9 +267,9 @@ static Status find_collectives(Timeline *timeline, Error *error) {
 
 Status timeline_measure(Timeline *timeline, Error *error) {
     timeline->n_clipped = 0;
-    for (int first = 0, end; first < timeline->n_lanes; first = end) {
+    for (int first = 0, end; first < timeline->n_tracks; first = end) {
         for (end = first + 1;
-             end < timeline->n_lanes && timeline->lane[end].rank == timeline->lane[first].rank;)
+             end < timeline->n_tracks && timeline->track[end].rank == timeline->track[first].rank;)
             end++;
         TRY(measure_rank(timeline, first, end, error));
     }

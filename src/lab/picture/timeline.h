@@ -36,7 +36,7 @@ typedef enum {
 
 const char *timeline_kind_name(TimelineKind kind);
 
-enum { TIMELINE_MAX_LANES = 1024, TIMELINE_MAX_EVENTS = 2000000, TIMELINE_MAX_BYTES = 256 << 20 };
+enum { TIMELINE_MAX_TRACKS = 1024, TIMELINE_MAX_EVENTS = 2000000, TIMELINE_MAX_BYTES = 256 << 20 };
 
 typedef struct {
     double begin_us, end_us;  /* from the first event on */
@@ -44,7 +44,7 @@ typedef struct {
     const char *communicator; /* of a collective; else NULL */
     int64_t number;           /* -1: none */
     uint64_t n_bytes;
-    int32_t lane;
+    int32_t track;
     int32_t peers; /* of a collective: how many ranks it should have; 0: not said */
     TimelineKind kind;
 } TimelineEvent;
@@ -54,15 +54,15 @@ typedef struct {
     const char *name;        /* never NULL */
     int rank;                /* index of */
     size_t first, n;         /* of its events, which lie side by side, by time, outer ones first */
-} TimelineLane;
+} TimelineTrack;
 
 /* How long, within the window. */
 typedef struct {
-    double compute_us;    /* the rank's first lane in an instruction that does not wait or communicate */
-    double comm_us;       /* collectives and messages under way, in any lane */
+    double compute_us;    /* the rank's first track in an instruction that does not wait or communicate */
+    double comm_us;       /* collectives and messages under way, in any track */
     double overlapped_us; /* both at once */
-    double wait_us;       /* the first lane in a wait, a collective or a message */
-    double other_us;      /* the first lane in anything else, or in nothing */
+    double wait_us;       /* the first track in a wait, a collective or a message */
+    double other_us;      /* the first track in anything else, or in nothing */
 } TimelineTime;
 
 typedef struct {
@@ -89,17 +89,17 @@ typedef struct {
 
 typedef struct {
     Arena arena;
-    TimelineEvent *event; /* by lane */
+    TimelineEvent *event; /* by track */
     size_t n_events;
-    TimelineLane *lane; /* by rank */
-    int n_lanes;
+    TimelineTrack *track; /* by rank */
+    int n_tracks;
     TimelineRank *rank; /* by process */
     int n_ranks;
     double length_us; /* of the whole trace */
     double from_us, to_us;
     TimelineCollective *collective; /* in the window, by time */
     size_t n_collectives;
-    size_t n_clipped;      /* events of one lane that overlap without lying in each other: bent to fit */
+    size_t n_clipped;      /* events of one track that overlap without lying in each other: bent to fit */
     double uncertainty_us; /* of the clocks; NAN: not said */
     size_t room;
 } Timeline;
@@ -112,14 +112,14 @@ Status timeline_set_window(Timeline *timeline, double from_ms, double to_ms, Err
 
 Status timeline_measure(Timeline *timeline, Error *error);
 
-/* What a lane was in, innermost only: visited in order of time, disjoint, within the window. */
+/* What a track was in, innermost only: visited in order of time, disjoint, within the window. */
 typedef struct {
     double begin_us, end_us;
     const TimelineEvent *event;
 } TimelineSegment;
 
 typedef void (*TimelineVisit)(void *context, const TimelineSegment *segment);
-Status timeline_visit(const Timeline *timeline, int lane, TimelineVisit visit, void *context,
+Status timeline_visit(const Timeline *timeline, int track, TimelineVisit visit, void *context,
                       size_t *n_clipped, Error *error);
 
 /* The SVG, atomically. */

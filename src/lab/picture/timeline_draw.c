@@ -1,4 +1,4 @@
-/* The picture: a band for every lane of every rank, time from left to right, one colour a kind.
+/* The picture: a band for every track of every rank, time from left to right, one colour a kind.
  *
  * A trace has many more events than a picture has points, and an SVG with an element for each of them would
  * be slow to open. So a band is divided into columns of half a point; each takes the colour of what filled
@@ -24,8 +24,8 @@ enum {
     PLOT = WIDTH - LEFT - RIGHT,
     TOP = 92,
     HOST_HEIGHT = 24,
-    LANE_HEIGHT = 14,
-    LANE_GAP = 3,
+    TRACK_HEIGHT = 14,
+    TRACK_GAP = 3,
     RANK_GAP = 13,
     N_COLUMNS = 2 * PLOT,
     MOST_BANDS = 96,
@@ -53,9 +53,9 @@ static const struct {
 typedef struct {
     const Timeline *timeline;
     FileWriter *writer;
-    bool is_drawn[TIMELINE_MAX_LANES];
-    int y[TIMELINE_MAX_LANES], height[TIMELINE_MAX_LANES];
-    int n_bands, n_left_out; /* lanes drawn; ranks that found no room */
+    bool is_drawn[TIMELINE_MAX_TRACKS];
+    int y[TIMELINE_MAX_TRACKS], height[TIMELINE_MAX_TRACKS];
+    int n_bands, n_left_out; /* tracks drawn; ranks that found no room */
     int bottom;              /* of the last band */
     bool has_kind[N_TIMELINE_KINDS];
     bool has_lines;
@@ -87,8 +87,8 @@ static double x_of(const Picture *picture, double time_us) {
 
 /* ---- Where the bands are */
 
-static bool is_seen(const Timeline *timeline, const TimelineLane *lane) {
-    for (size_t i = lane->first; i < lane->first + lane->n; i++) {
+static bool is_seen(const Timeline *timeline, const TimelineTrack *track) {
+    for (size_t i = track->first; i < track->first + track->n; i++) {
         const TimelineEvent *event = &timeline->event[i];
         if (event->end_us > timeline->from_us && event->begin_us < timeline->to_us) return true;
     }
@@ -98,24 +98,24 @@ static bool is_seen(const Timeline *timeline, const TimelineLane *lane) {
 static void place_bands(Picture *picture) {
     const Timeline *timeline = picture->timeline;
     int y = TOP, rank = -1;
-    for (int i = 0; i < timeline->n_lanes; i++) {
-        const TimelineLane *lane = &timeline->lane[i];
-        bool is_first = lane->rank != rank;
-        if (!is_first && !is_seen(timeline, lane)) continue;
+    for (int i = 0; i < timeline->n_tracks; i++) {
+        const TimelineTrack *track = &timeline->track[i];
+        bool is_first = track->rank != rank;
+        if (!is_first && !is_seen(timeline, track)) continue;
         if (picture->n_bands == MOST_BANDS) {
             picture->n_left_out += is_first;
-            rank = lane->rank;
+            rank = track->rank;
             continue;
         }
-        if (is_first && rank >= 0) y += RANK_GAP - LANE_GAP;
-        rank = lane->rank;
+        if (is_first && rank >= 0) y += RANK_GAP - TRACK_GAP;
+        rank = track->rank;
         picture->is_drawn[i] = true;
         picture->y[i] = y;
-        picture->height[i] = is_first ? HOST_HEIGHT : LANE_HEIGHT;
+        picture->height[i] = is_first ? HOST_HEIGHT : TRACK_HEIGHT;
         picture->n_bands++;
-        y += picture->height[i] + LANE_GAP;
+        y += picture->height[i] + TRACK_GAP;
     }
-    picture->bottom = y - LANE_GAP;
+    picture->bottom = y - TRACK_GAP;
 }
 
 /* ---- Bands */
@@ -146,7 +146,7 @@ static int colour_of(const float *share) {
     return share[best] > empty || share[best] > 0.3f ? best : -1;
 }
 
-static Status write_band(Picture *picture, int lane, const Columns *columns, Error *error) {
+static Status write_band(Picture *picture, int track, const Columns *columns, Error *error) {
     for (int first = 0, end; first < N_COLUMNS; first = end) {
         int kind = colour_of(columns->share[first]);
         for (end = first + 1; end < N_COLUMNS && colour_of(columns->share[end]) == kind;) end++;
@@ -154,15 +154,15 @@ static Status write_band(Picture *picture, int lane, const Columns *columns, Err
         picture->has_kind[kind] = true;
         TRY(file_writer_printf(picture->writer, error,
                                "<rect x=\"%.1f\" y=\"%d\" width=\"%.1f\" height=\"%d\" fill=\"%s\"/>\n",
-                               LEFT + first / 2.0, picture->y[lane], (end - first) / 2.0,
-                               picture->height[lane], looks[kind].fill));
+                               LEFT + first / 2.0, picture->y[track], (end - first) / 2.0,
+                               picture->height[track], looks[kind].fill));
     }
     return STATUS_OK;
 }
 
 typedef struct {
     Picture *picture;
-    int lane;
+    int track;
     Error *error;
 } Labels;
 
@@ -182,7 +182,7 @@ static void write_label(void *context, const TimelineSegment *segment) {
     if ((double)strlen(text) * LETTER > width - 2.0) return;
     file_writer_printf(picture->writer, labels->error,
                        "<text x=\"%.1f\" y=\"%d\" class=\"in\" style=\"fill:%s\">%s</text>\n",
-                       begin + width / 2, picture->y[labels->lane] + picture->height[labels->lane] / 2 + 3,
+                       begin + width / 2, picture->y[labels->track] + picture->height[labels->track] / 2 + 3,
                        looks[event->kind].ink, safe(text, 40, shown, sizeof shown));
 }
 
@@ -190,39 +190,39 @@ static Status write_bands(Picture *picture, Error *error) {
     const Timeline *timeline = picture->timeline;
     Columns *columns = malloc(sizeof *columns);
     if (!columns) return error_failed(error, "no memory to draw");
-    for (int lane = 0; lane < timeline->n_lanes && error->status == STATUS_OK; lane++) {
+    for (int track = 0; track < timeline->n_tracks && error->status == STATUS_OK; track++) {
         size_t n_clipped = 0;
-        if (!picture->is_drawn[lane]) continue;
+        if (!picture->is_drawn[track]) continue;
         memset(columns, 0, sizeof *columns);
         columns->picture = picture;
-        Labels labels = {picture, lane, error};
+        Labels labels = {picture, track, error};
         file_writer_printf(picture->writer, error,
                            "<rect x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\" class=\"idle\"/>\n", LEFT,
-                           picture->y[lane], PLOT, picture->height[lane]);
-        if (timeline_visit(timeline, lane, fill_columns, columns, &n_clipped, error) == STATUS_OK)
-            write_band(picture, lane, columns, error);
+                           picture->y[track], PLOT, picture->height[track]);
+        if (timeline_visit(timeline, track, fill_columns, columns, &n_clipped, error) == STATUS_OK)
+            write_band(picture, track, columns, error);
         if (error->status == STATUS_OK)
-            timeline_visit(timeline, lane, write_label, &labels, &n_clipped, error);
+            timeline_visit(timeline, track, write_label, &labels, &n_clipped, error);
     }
     free(columns);
     return error->status;
 }
 
-static Status write_lane_names(Picture *picture, Error *error) {
+static Status write_track_names(Picture *picture, Error *error) {
     const Timeline *timeline = picture->timeline;
     char text[256];
-    for (int i = 0; i < timeline->n_lanes; i++) {
-        const TimelineLane *lane = &timeline->lane[i];
-        bool is_first = i == 0 || lane[-1].rank != lane->rank;
+    for (int i = 0; i < timeline->n_tracks; i++) {
+        const TimelineTrack *track = &timeline->track[i];
+        bool is_first = i == 0 || track[-1].rank != track->rank;
         if (!picture->is_drawn[i]) continue;
-        const char *name = is_first ? timeline->rank[lane->rank].name : lane->name;
+        const char *name = is_first ? timeline->rank[track->rank].name : track->name;
         TRY(file_writer_printf(picture->writer, error, "<text x=\"%d\" y=\"%d\" class=\"%s\">%s</text>\n",
                                LEFT - 8, picture->y[i] + picture->height[i] / 2 + 4,
-                               is_first ? "rank" : "lane", safe(name, 23, text, sizeof text)));
+                               is_first ? "rank" : "track", safe(name, 23, text, sizeof text)));
     }
     if (!picture->n_left_out) return STATUS_OK;
     return file_writer_printf(picture->writer, error,
-                              "<text x=\"%d\" y=\"%d\" class=\"lane\">... %d more ranks</text>\n", LEFT - 8,
+                              "<text x=\"%d\" y=\"%d\" class=\"track\">... %d more ranks</text>\n", LEFT - 8,
                               picture->bottom + 14, picture->n_left_out);
 }
 
@@ -242,8 +242,8 @@ static Status write_steps(Picture *picture, Error *error) {
     const Timeline *timeline = picture->timeline;
     double last = -INFINITY, labelled = -INFINITY;
     char text[256];
-    for (size_t i = 0; i < timeline->lane[0].n; i++) {
-        const TimelineEvent *event = &timeline->event[timeline->lane[0].first + i];
+    for (size_t i = 0; i < timeline->track[0].n; i++) {
+        const TimelineEvent *event = &timeline->event[timeline->track[0].first + i];
         bool is_inside = event->begin_us >= timeline->from_us && event->begin_us <= timeline->to_us;
         if (!is_mark(event) || !is_inside) continue;
         double x = x_of(picture, event->begin_us);
@@ -264,8 +264,8 @@ static bool is_joined(const TimelineCollective *collective) {
     return collective->n_ranks > 1 && collective->is_complete && collective->n_bytes > 0;
 }
 
-static int by_lane(const void *a, const void *b) {
-    return *(const size_t *)a < *(const size_t *)b ? -1 : 1; /* events are in the order of their lanes */
+static int by_track(const void *a, const void *b) {
+    return *(const size_t *)a < *(const size_t *)b ? -1 : 1; /* events are in the order of their tracks */
 }
 
 static Status write_line(Picture *picture, const TimelineCollective *collective, Error *error) {
@@ -273,15 +273,15 @@ static Status write_line(Picture *picture, const TimelineCollective *collective,
     size_t n = (size_t)collective->n_ranks, *order = malloc(n * sizeof *order);
     if (!order) return error_failed(error, "no memory to draw");
     memcpy(order, collective->event, n * sizeof *order);
-    qsort(order, n, sizeof *order, by_lane);
+    qsort(order, n, sizeof *order, by_track);
     Status status = file_writer_printf(picture->writer, error, "<polyline class=\"join\" points=\"");
     for (size_t i = 0; i < n && status == STATUS_OK; i++) {
         const TimelineEvent *event = &timeline->event[order[i]];
-        if (!picture->is_drawn[event->lane]) continue;
+        if (!picture->is_drawn[event->track]) continue;
         double x = fmin(fmax(x_of(picture, event->begin_us), LEFT), LEFT + PLOT);
-        int y = picture->y[event->lane];
+        int y = picture->y[event->track];
         status = file_writer_printf(picture->writer, error, "%.1f,%d %.1f,%d ", x, y, x,
-                                    y + picture->height[event->lane]);
+                                    y + picture->height[event->track]);
     }
     if (status == STATUS_OK) status = file_writer_printf(picture->writer, error, "\"/>\n");
     free(order);
@@ -363,7 +363,7 @@ static const char style[] =
     "text{font-family:Helvetica,Arial,sans-serif;fill:#222}\n"
     ".title{font-size:17px;font-weight:bold;text-anchor:middle}\n"
     ".key{font-size:12px}.rank{font-size:12px;text-anchor:end}\n"
-    ".lane{font-size:10px;text-anchor:end;fill:#666}.mark{font-size:10px;fill:#555}\n"
+    ".track{font-size:10px;text-anchor:end;fill:#666}.mark{font-size:10px;fill:#555}\n"
     ".tick{font-size:11px;text-anchor:middle}.in{font-size:10px;text-anchor:middle}\n"
     ".caption{font-size:11px;text-anchor:middle;font-family:monospace;fill:#555}\n"
     ".idle{fill:#fafafa;stroke:#dddddd;stroke-width:.5}.step{stroke:#888;stroke-width:.7;stroke-dasharray:3 2}\n"
@@ -385,7 +385,7 @@ static Status write_picture(Picture *picture, const char *title, const char *cap
     TRY(write_bands(picture, error));
     TRY(write_steps(picture, error));
     TRY(write_lines(picture, error));
-    TRY(write_lane_names(picture, error));
+    TRY(write_track_names(picture, error));
     TRY(write_legend(picture, error));
     TRY(write_words(picture, title, caption, error));
     return file_writer_printf(picture->writer, error, "</svg>\n");

@@ -50,7 +50,7 @@ typedef struct {
     const char *path;
     const char *at, *end; /* what is left of the file */
     const char *bytes;
-    int slot[N_SLOTS]; /* lanes by a hash of process and thread; -1: empty */
+    int slot[N_SLOTS]; /* tracks by a hash of process and thread; -1: empty */
     Label *label;
     int n_labels;
     size_t index; /* of the element, for messages */
@@ -179,23 +179,24 @@ static TimelineKind kind_of(const json_t *event) {
     return TIMELINE_OTHER;
 }
 
-/* ---- Lanes */
+/* ---- Tracks */
 
-static Status find_lane(Reader *reader, int64_t process, int64_t thread, int32_t *index, Error *error) {
+static Status find_track(Reader *reader, int64_t process, int64_t thread, int32_t *index, Error *error) {
     Timeline *timeline = reader->timeline;
     uint64_t hash = ((uint64_t)process * 1000003u + (uint64_t)thread) * 0x9e3779b97f4a7c15u;
     for (uint64_t slot = hash >> 52;; slot = (slot + 1) % N_SLOTS) { /* N_SLOTS is 2^12, and never full */
-        int lane = reader->slot[slot];
-        if (lane >= 0 && (timeline->lane[lane].process != process || timeline->lane[lane].thread != thread))
+        int track = reader->slot[slot];
+        if (track >= 0 &&
+            (timeline->track[track].process != process || timeline->track[track].thread != thread))
             continue;
-        if (lane < 0) {
-            if (timeline->n_lanes == TIMELINE_MAX_LANES)
+        if (track < 0) {
+            if (timeline->n_tracks == TIMELINE_MAX_TRACKS)
                 return error_user(error, "%s has more than %d threads; that is more than can be shown",
-                                  reader->path, TIMELINE_MAX_LANES);
-            reader->slot[slot] = lane = timeline->n_lanes++;
-            timeline->lane[lane] = (TimelineLane){.process = process, .thread = thread};
+                                  reader->path, TIMELINE_MAX_TRACKS);
+            reader->slot[slot] = track = timeline->n_tracks++;
+            timeline->track[track] = (TimelineTrack){.process = process, .thread = thread};
         }
-        *index = lane;
+        *index = track;
         return STATUS_OK;
     }
 }
@@ -244,7 +245,7 @@ static Status read_interval(Reader *reader, const json_t *object, Error *error) 
         event.communicator = short_text(&timeline->arena, text_field(args, "communicator"));
         event.peers = peers <= INT32_MAX ? (int32_t)peers : 0;
     }
-    TRY(find_lane(reader, process, thread, &event.lane, error));
+    TRY(find_track(reader, process, thread, &event.track, error));
     timeline->event[timeline->n_events++] = event;
     return STATUS_OK;
 }
@@ -256,7 +257,7 @@ static Status read_label(Reader *reader, const json_t *object, Error *error) {
     Label label = {.is_thread = is_thread};
     TRY(read_id(reader, object, "pid", &label.process, error));
     TRY(read_id(reader, object, "tid", &label.thread, error));
-    if (reader->n_labels == 2 * TIMELINE_MAX_LANES) return STATUS_OK; /* the rest go by their numbers */
+    if (reader->n_labels == 2 * TIMELINE_MAX_TRACKS) return STATUS_OK; /* the rest go by their numbers */
     label.name = short_text(&reader->timeline->arena, text_field(json_object_get(object, "args"), "name"));
     reader->label[reader->n_labels++] = label;
     return STATUS_OK;
@@ -330,15 +331,15 @@ static Status read_all(Reader *reader, Error *error) {
 
 /* ---- Order */
 
-static int by_lane_and_time(const void *a, const void *b) {
+static int by_track_and_time(const void *a, const void *b) {
     const TimelineEvent *x = a, *y = b;
-    if (x->lane != y->lane) return x->lane < y->lane ? -1 : 1;
+    if (x->track != y->track) return x->track < y->track ? -1 : 1;
     if (x->begin_us != y->begin_us) return x->begin_us < y->begin_us ? -1 : 1;
     return x->end_us > y->end_us ? -1 : x->end_us < y->end_us; /* outer ones first */
 }
 
 static int by_process(const void *a, const void *b) {
-    const TimelineLane *x = a, *y = b;
+    const TimelineTrack *x = a, *y = b;
     if (x->process != y->process) return x->process < y->process ? -1 : 1;
     return x->thread < y->thread ? -1 : x->thread > y->thread;
 }
@@ -354,34 +355,34 @@ static const char *label_of(const Reader *reader, int64_t process, int64_t threa
                         (long long)(is_thread ? thread : process));
 }
 
-/* Lanes by process and thread; their events side by side; a rank is what the lanes of a process are of. */
+/* Tracks by process and thread; their events side by side; a rank is what the tracks of a process are of. */
 static Status put_in_order(Reader *reader, Error *error) {
     Timeline *timeline = reader->timeline;
-    int *place = ARENA_ARRAY(&timeline->arena, int, timeline->n_lanes);
-    for (int i = 0; i < timeline->n_lanes; i++) timeline->lane[i].first = (size_t)i; /* its number so far */
-    qsort(timeline->lane, (size_t)timeline->n_lanes, sizeof *timeline->lane, by_process);
-    for (int i = 0; i < timeline->n_lanes; i++) place[timeline->lane[i].first] = i;
+    int *place = ARENA_ARRAY(&timeline->arena, int, timeline->n_tracks);
+    for (int i = 0; i < timeline->n_tracks; i++) timeline->track[i].first = (size_t)i; /* its number so far */
+    qsort(timeline->track, (size_t)timeline->n_tracks, sizeof *timeline->track, by_process);
+    for (int i = 0; i < timeline->n_tracks; i++) place[timeline->track[i].first] = i;
     double begin = INFINITY, end = -INFINITY;
     for (size_t i = 0; i < timeline->n_events; i++) {
         TimelineEvent *event = &timeline->event[i];
-        event->lane = place[event->lane];
+        event->track = place[event->track];
         begin = fmin(begin, event->begin_us);
         end = fmax(end, event->end_us);
     }
-    qsort(timeline->event, timeline->n_events, sizeof *timeline->event, by_lane_and_time);
-    timeline->rank = ARENA_ARRAY(&timeline->arena, TimelineRank, timeline->n_lanes);
+    qsort(timeline->event, timeline->n_events, sizeof *timeline->event, by_track_and_time);
+    timeline->rank = ARENA_ARRAY(&timeline->arena, TimelineRank, timeline->n_tracks);
     size_t next = 0;
-    for (int i = 0; i < timeline->n_lanes; i++) {
-        TimelineLane *lane = &timeline->lane[i];
-        if (i == 0 || lane->process != lane[-1].process) {
+    for (int i = 0; i < timeline->n_tracks; i++) {
+        TimelineTrack *track = &timeline->track[i];
+        if (i == 0 || track->process != track[-1].process) {
             timeline->rank[timeline->n_ranks++] =
-                (TimelineRank){.process = lane->process, .name = label_of(reader, lane->process, 0, false)};
+                (TimelineRank){.process = track->process, .name = label_of(reader, track->process, 0, false)};
         }
-        lane->rank = timeline->n_ranks - 1;
-        lane->name = label_of(reader, lane->process, lane->thread, true);
-        lane->first = next;
-        while (next < timeline->n_events && timeline->event[next].lane == i) next++;
-        lane->n = next - lane->first;
+        track->rank = timeline->n_ranks - 1;
+        track->name = label_of(reader, track->process, track->thread, true);
+        track->first = next;
+        while (next < timeline->n_events && timeline->event[next].track == i) next++;
+        track->n = next - track->first;
     }
     for (size_t i = 0; i < timeline->n_events; i++) {
         timeline->event[i].begin_us -= begin;
@@ -405,8 +406,8 @@ Status timeline_read(Timeline *timeline, const char *path, Error *error) {
     *reader = (Reader){.timeline = timeline, .path = path, .bytes = bytes, .end = bytes + n_bytes};
     reader->at = bytes + json_mark_bytes(bytes, n_bytes);
     for (int i = 0; i < N_SLOTS; i++) reader->slot[i] = -1;
-    reader->label = ARENA_ARRAY(&timeline->arena, Label, 2 * TIMELINE_MAX_LANES);
-    timeline->lane = ARENA_ARRAY(&timeline->arena, TimelineLane, TIMELINE_MAX_LANES);
+    reader->label = ARENA_ARRAY(&timeline->arena, Label, 2 * TIMELINE_MAX_TRACKS);
+    timeline->track = ARENA_ARRAY(&timeline->arena, TimelineTrack, TIMELINE_MAX_TRACKS);
     if (read_all(reader, error) == STATUS_OK) put_in_order(reader, error);
     free(reader);
     free(bytes);

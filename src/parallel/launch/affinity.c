@@ -10,7 +10,7 @@ static int at_least_one(int n) {
     return n > 1 ? n : 1;
 }
 
-CoreShare affinity_share(const CoreSet *sets, int n_ranks, int rank, int quota) {
+RankCores affinity_cores(const CoreSet *sets, int n_ranks, int rank, int quota) {
     const CoreSet *mine = &sets[rank];
     CoreSet all = {{0}};
     int part = 0, n_team = 1;
@@ -26,7 +26,7 @@ CoreShare affinity_share(const CoreSet *sets, int n_ranks, int rank, int quota) 
         }
     }
     int n_mine = cores_count(mine), n_all = cores_count(&all);
-    CoreShare share = {.n_parts = 1};
+    RankCores share = {.n_parts = 1};
     if (is_team) {
         share.n_cores = at_least_one(n_mine / n_team);
         share.is_crowded = n_team > n_mine;

@@ -11,10 +11,10 @@ typedef struct {
     /* n_parts > 1: it and n_parts - 1 others were given the very same cores, at least one for each, and it is
      * number `part` of them: they can be divided. */
     int part, n_parts;
-} CoreShare;
+} RankCores;
 
 /* The share of one rank, from the cores that each of the host's ranks may run on, and the host's quota (0:
  * none). */
-CoreShare affinity_share(const CoreSet *sets, int n_ranks, int rank, int quota);
+RankCores affinity_cores(const CoreSet *sets, int n_ranks, int rank, int quota);
 
 #endif

@@ -105,7 +105,7 @@ static Status share_cores(Launch *launch, Comm *host, Error *error) {
     sets[host->rank] = cores_allowed();
     comm_even_borders((int64_t)(n * sizeof *sets), host->size, sizeof *sets, border);
     TRY_GOTO(comm_all_gather(host, sets, border, COMM_U8, error), done);
-    CoreShare share = affinity_share(sets, host->size, host->rank, cores_quota());
+    RankCores share = affinity_cores(sets, host->size, host->rank, cores_quota());
     for (size_t i = 0; i < n; i++) cores_join(&all, &sets[i]);
     launch->host_rank = host->rank;
     launch->host_size = host->size;

@@ -199,23 +199,23 @@ Status launch_check_same(Launch *launch, const char *name, const char *value, Er
 
 /* ---- The program */
 
-/* Four independent lanes, so that the multiplications overlap. */
+/* Four independent tracks, so that the multiplications overlap. */
 static uint64_t hash_file_bytes(const unsigned char *bytes, size_t n_bytes) {
-    uint64_t lanes[4] = {n_bytes, 1, 2, 3};
+    uint64_t tracks[4] = {n_bytes, 1, 2, 3};
     const uint64_t factor = 0x9E3779B97F4A7C15u;
     size_t i = 0;
     for (; i + 32 <= n_bytes; i += 32) {
-        for (int lane = 0; lane < 4; lane++) {
+        for (int track = 0; track < 4; track++) {
             uint64_t word;
-            memcpy(&word, bytes + i + 8 * lane, 8);
-            lanes[lane] = (lanes[lane] ^ word) * factor;
-            lanes[lane] ^= lanes[lane] >> 29;
+            memcpy(&word, bytes + i + 8 * track, 8);
+            tracks[track] = (tracks[track] ^ word) * factor;
+            tracks[track] ^= tracks[track] >> 29;
         }
     }
-    for (; i < n_bytes; i++) lanes[0] = (lanes[0] ^ bytes[i]) * factor;
+    for (; i < n_bytes; i++) tracks[0] = (tracks[0] ^ bytes[i]) * factor;
     uint64_t hash = 0;
-    for (int lane = 0; lane < 4; lane++) {
-        hash = (hash ^ lanes[lane]) * factor;
+    for (int track = 0; track < 4; track++) {
+        hash = (hash ^ tracks[track]) * factor;
         hash ^= hash >> 31;
     }
     return hash ? hash : 1;

@@ -6,7 +6,7 @@
 
 void sync_share(const GradientSyncOptions *options, int64_t n, int64_t *first, int64_t *end) {
     int size = sync_n_shares(options), share = options->mesh ? options->mesh->coordinate[AXIS_DP] : 0;
-    if (options->is_loose) share = options->share;
+    if (options->is_async) share = options->share;
     *first = n / size * share + n % size * share / size;
     *end = n / size * (share + 1) + n % size * (share + 1) / size;
 }
@@ -102,20 +102,20 @@ static void hold_weights(GradientSync *sync, Graph *graph, const FlatTensors *te
 }
 
 void gradient_sync_sum(GradientSync *sync, Graph *graph, const FlatTensors *tensors) {
-    if (!sync->comm || sync->options->is_loose || !sync->strategy->sum) return;
+    if (!sync->comm || sync->options->is_async || !sync->strategy->sum) return;
     sync->strategy->sum(sync, graph, tensors);
 }
 
 bool gradient_sync_begin_update(GradientSync *sync, Graph *graph, const FlatTensors *tensors,
-                                UpdateShare *share) {
-    bool is_share = sync->strategy->begin_update != NULL;
-    if (is_share) {
+                                UpdateSlices *slices) {
+    bool is_sliced = sync->strategy->begin_update != NULL;
+    if (is_sliced) {
         graph->section = SECTION_UPDATE;
         graph->block = NO_BLOCK;
     }
     hold_weights(sync, graph, tensors);
-    if (is_share) sync->strategy->begin_update(sync, graph, tensors, share);
-    return is_share;
+    if (is_sliced) sync->strategy->begin_update(sync, graph, tensors, slices);
+    return is_sliced;
 }
 
 void gradient_sync_end_update(GradientSync *sync, Graph *graph) {

@@ -5,9 +5,9 @@
  *     GradientSync sync = gradient_sync_plan(&options, precision, &flat, arena);
  *     ... record the forward and the backward, gradients in gradient_sync_place(&sync, ...) ...
  *     gradient_sync_sum(&sync, graph, &tensors);
- *     UpdateShare share;
- *     bool is_share = gradient_sync_begin_update(&sync, graph, &tensors, &share);
- *     ... optimizer_record(..., is_share ? &share : NULL, ...) ...
+ *     UpdateSlices slices;
+ *     bool is_sliced = gradient_sync_begin_update(&sync, graph, &tensors, &slices);
+ *     ... optimizer_record(..., is_sliced ? &slices : NULL, ...) ...
  *     gradient_sync_end_update(&sync, graph);
  *     gradient_sync_gather(&sync, graph, &tensors);
  *
@@ -18,7 +18,7 @@
 #include "graph/precision.h"
 #include "parallel/mesh.h"
 #include "parallel/sync/partition.h"
-#include "parallel/sync/update_share.h"
+#include "parallel/sync/update_slices.h"
 
 enum { ZERO_STAGES = 3 };
 
@@ -32,7 +32,7 @@ typedef struct {
     /* Gradients are not summed (parallel/async): the step is this rank's own, on share `share` of the
      * n_shares that the batch is cut into, and its gradient is n_shares times as large, so that the mean over
      * the shares is the batch's. */
-    bool is_loose;
+    bool is_async;
     int share, n_shares;
     bool root_saves; /* rank 0 writes checkpoints alone: the others do not have what is in them */
 } GradientSyncOptions;
@@ -48,7 +48,7 @@ static inline int sync_n_ranks(const GradientSyncOptions *options) {
 
 /* Of a batch. */
 static inline int sync_n_shares(const GradientSyncOptions *options) {
-    return options->is_loose ? options->n_shares : sync_n_ranks(options);
+    return options->is_async ? options->n_shares : sync_n_ranks(options);
 }
 
 /* Which of n sequences (of a batch, of an evaluation) are this rank's: first .. end - 1. */
@@ -84,7 +84,7 @@ typedef struct {
     /* Behind the backward: sum the gradients over the ranks. */
     void (*sum)(GradientSync *sync, Graph *graph, const FlatTensors *tensors);
     /* Around the update: what this rank updates (NULL: everything), and what follows it. */
-    void (*begin_update)(GradientSync *sync, Graph *graph, const FlatTensors *tensors, UpdateShare *share);
+    void (*begin_update)(GradientSync *sync, Graph *graph, const FlatTensors *tensors, UpdateSlices *slices);
     void (*end_update)(GradientSync *sync, Graph *graph);
     /* The last pass, of training and evaluation: weights that are not whole are gathered before they are
      * used. */
@@ -123,9 +123,9 @@ Place gradient_sync_place(const GradientSync *sync, Place wished);
 
 void gradient_sync_sum(GradientSync *sync, Graph *graph, const FlatTensors *tensors);
 
-/* False: this rank updates everything, and there is no share. */
+/* False: this rank updates everything, and there are no slices. */
 bool gradient_sync_begin_update(GradientSync *sync, Graph *graph, const FlatTensors *tensors,
-                                UpdateShare *share);
+                                UpdateSlices *slices);
 void gradient_sync_end_update(GradientSync *sync, Graph *graph);
 void gradient_sync_gather(GradientSync *sync, Graph *graph, const FlatTensors *tensors);
 

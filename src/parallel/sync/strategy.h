@@ -12,7 +12,7 @@ void sync_sum_units(GradientSync *sync, Graph *graph, Tensor *gradient, bool sca
 
 /* A rank updates its slices; where weights stay whole, they are gathered unit by unit behind their update.
  * (zero1.c) */
-void sync_begin_slices(GradientSync *sync, Graph *graph, const FlatTensors *tensors, UpdateShare *share);
+void sync_begin_slices(GradientSync *sync, Graph *graph, const FlatTensors *tensors, UpdateSlices *slices);
 void sync_end_slices(GradientSync *sync, Graph *graph);
 
 /* A unit's gradients are whole only while the backward works on them; slices of their sums add up in a shard.

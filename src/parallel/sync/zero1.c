@@ -61,15 +61,15 @@ static void gather_updated(void *context, Graph *graph, int index) {
     gather_up_to(sync, graph, sync->slice_unit[index] + 1);
 }
 
-void sync_begin_slices(GradientSync *sync, Graph *graph, const FlatTensors *tensors, UpdateShare *share) {
+void sync_begin_slices(GradientSync *sync, Graph *graph, const FlatTensors *tensors, UpdateSlices *slices) {
     const GradientStrategy *strategy = sync->strategy;
     Tensor *gradient = strategy->shards_gradients ? sync->gradient_shard : tensors->flat->gradient;
-    *share = (UpdateShare){.n_slices = make_slices(sync, graph, gradient),
-                           .slice = sync->slices,
-                           .n_local = sync->partition.n_local,
-                           .record_sum = sum_scalar,
-                           .record_updated = strategy->shards_weights ? NULL : gather_updated,
-                           .context = sync};
+    *slices = (UpdateSlices){.n_slices = make_slices(sync, graph, gradient),
+                             .slice = sync->slices,
+                             .n_local = sync->partition.n_local,
+                             .record_sum = sum_scalar,
+                             .record_updated = strategy->shards_weights ? NULL : gather_updated,
+                             .context = sync};
 }
 
 void sync_end_slices(GradientSync *sync, Graph *graph) {

@@ -50,10 +50,10 @@ template <typename T, int HS, int ROWS> struct ShortForward {
 typedef struct {
     int b, h;
     int64_t at_query, at_y;
-} ShortPlace;
+} ShortSlot;
 
-DEVICE ShortPlace short_place(int head, const TiledShape &s) {
-    ShortPlace place;
+DEVICE ShortSlot short_slot(int head, const TiledShape &s) {
+    ShortSlot place;
     place.b = head / s.n_heads;
     place.h = head % s.n_heads;
     place.at_query = (int64_t)place.b * s.n_positions * s.width + (int64_t)place.h * s.head_size;
@@ -182,7 +182,7 @@ DEVICE ShortDropout short_dropout_of(const TiledShape &s, int b, int h) {
 }
 
 /* The first head's dropout, made another's. */
-DEVICE ShortDropout of_head(ShortDropout dropout, const ShortPlace &place, const TiledShape &s) {
+DEVICE ShortDropout of_head(ShortDropout dropout, const ShortSlot &place, const TiledShape &s) {
     dropout.sequence += (uint64_t)place.b;
     dropout.first_row += (unsigned)place.h * (unsigned)s.n_positions;
     return dropout;

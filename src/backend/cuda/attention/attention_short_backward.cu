@@ -284,7 +284,7 @@ DEVICE void store_head_sums(float *sums, float *shared, const float own[3][HS / 
 template <typename T, int HS, int ROWS>
 DEVICE void load_keys(T *keys, const T *qkv, int head, const TiledShape &s) {
     typedef ShortBackward<T, HS, ROWS> Short;
-    const T *first = qkv + short_place(head, s).at_query + (int64_t)s.n_heads * s.head_size;
+    const T *first = qkv + short_slot(head, s).at_query + (int64_t)s.n_heads * s.head_size;
     load_head<T, HS, ROWS, Short::THREADS, false>(keys, first, s.width, 0, s);
     load_head<T, HS, ROWS, Short::THREADS, false>(keys + Short::SIZE,
                                                   first + (int64_t)s.n_heads * s.head_size, s.width, 0, s);
@@ -294,7 +294,7 @@ DEVICE void load_keys(T *keys, const T *qkv, int head, const TiledShape &s) {
 /* What will be read of the next head only after this one, but for its keys and values: into the cache. */
 template <typename T>
 DEVICE void fetch_head(const T *dy, const T *qkv, const T *y, int index, const TiledShape &s) {
-    ShortPlace place = short_place(index, s);
+    ShortSlot place = short_slot(index, s);
     for (int row = (int)threadIdx.x; row < s.n_positions; row += (int)blockDim.x) {
         fetch(qkv + place.at_query + row * s.width);
         fetch(dy + place.at_y + row * s.y_width);
@@ -310,7 +310,7 @@ DEVICE void prepare_head(const ShortHead<T> &head, const T *dy, const T *qkv, co
                          const TiledShape &s) {
     typedef ShortBackward<T, HS, ROWS> Short;
     enum { CHUNKS = HS / 8, PASS = Short::THREADS / CHUNKS, OWN = ROWS / PASS };
-    ShortPlace place = short_place(index, s);
+    ShortSlot place = short_slot(index, s);
     load_head<T, HS, ROWS, Short::THREADS, false>(head.queries, qkv + place.at_query, s.width, 0, s);
     load_head<T, HS, ROWS, Short::THREADS, false>(head.slopes, dy + place.at_y, s.y_width, 0, s);
     cp_async_commit();
@@ -363,7 +363,7 @@ static __global__ void __launch_bounds__(ShortBackward<T, HS, ROWS>::THREADS, 25
         }
         float own[3][HS / 32] = {};
         if (block * 16 < s.n_positions) {
-            T *to = dqkv + short_place(index, s).at_query;
+            T *to = dqkv + short_slot(index, s).at_query;
             int64_t to_keys = (int64_t)s.n_heads * s.head_size;
             {
                 float dk[1][HS / 8][4], dv[1][HS / 8][4];
@@ -379,12 +379,12 @@ static __global__ void __launch_bounds__(ShortBackward<T, HS, ROWS>::THREADS, 25
             store_results<T, HS>(to, s.width, dq[0], factor, block * 16, s, s.add);
         }
         if (DROPS && next < n_heads_in_all) {
-            draw_mask(both_masks + (turn ^ 1) * Short::MASK_BYTES, of_head(dropout, short_place(next, s), s),
+            draw_mask(both_masks + (turn ^ 1) * Short::MASK_BYTES, of_head(dropout, short_slot(next, s), s),
                       s.n_positions, head.counter);
         }
         __syncthreads(); /* nobody needs this head any more */
         if (sums) {
-            ShortPlace place = short_place(index, s);
+            ShortSlot place = short_slot(index, s);
             store_head_sums<HS>(sums + place.b * s.width + place.h * s.head_size, (float *)head.keys, own, s);
         }
     }

@@ -41,7 +41,7 @@ DEVICE void store_span(float sums[2], char *box, const WarpgroupCall &c, const S
                        float factor, const float d[8][4]) {
     const TiledShape &s = c.shape;
     const float factors[2] = {factor, factor};
-    T *to = (T *)c.dqkv + short_place(head_of(me.n), s).at_query + (int64_t)which * s.n_heads * SIZE;
+    T *to = (T *)c.dqkv + short_slot(head_of(me.n), s).at_query + (int64_t)which * s.n_heads * SIZE;
     unsigned at[4];
     store_through_box(at, box, to, s.width, span * SPAN + me.warp * 16, s.n_positions, me, factors, d);
     if (c.sums) {
@@ -248,7 +248,7 @@ DEVICE void gradient_of_span(float dq[8][4], const WarpgroupCall &c, WarpgroupSh
 
 /* What the warps have of queries, keys and values, added up in their order. */
 DEVICE void store_sums(const WarpgroupCall &c, const WarpgroupShared &shared, const Self &me) {
-    ShortPlace place = short_place(head_of(me.n), c.shape);
+    ShortSlot place = short_slot(head_of(me.n), c.shape);
     float *to = c.sums + place.b * c.shape.width + place.h * SIZE;
     for (int k = me.warp * WARP + me.lane; k < 3 * SIZE; k += GROUP_WARPS * WARP) {
         int which = k / SIZE, column = k % SIZE;

@@ -83,7 +83,7 @@ DEVICE int column_of(const TiledShape &s, int h, int which) {
 
 /* All rows of a head, by one thread. Everybody can begin with the first keys. */
 DEVICE void produce_head(const ForwardCall &c, ForwardShared &shared, const Self &me) {
-    ShortPlace place = short_place(head_of(me.n), c.shape);
+    ShortSlot place = short_slot(head_of(me.n), c.shape);
     int at = place_of(me);
 #    pragma unroll 1
     for (int i = 0; i < c.n_spans; i++) {
@@ -104,7 +104,7 @@ DEVICE void produce_head(const ForwardCall &c, ForwardShared &shared, const Self
 /* A warp's share of a head's mask. The dropout is the first head's of all. */
 DEVICE void draw_share(const ForwardCall &c, ForwardShared &shared, const ShortDropout &dropout,
                        const Self &me, int first, int step) {
-    ShortDropout own = of_head(dropout, short_place(head_of(me.n), c.shape), c.shape);
+    ShortDropout own = of_head(dropout, short_slot(head_of(me.n), c.shape), c.shape);
     draw_units<MASK_FOR_QUERIES>(shared.mask[place_of(me)][0], c.shape, own, first,
                                  n_units(c.shape.n_positions), step);
 }
@@ -197,7 +197,7 @@ DEVICE void store_span(ForwardRows<SIZE, 1> &rows, const ForwardCall &c, Forward
                        const Self &me, int span) {
     const TiledShape &s = c.shape;
     int first = span * SPAN + me.warp * 16, head = head_of(me.n);
-    T *y = (T *)c.y + short_place(head, s).at_y;
+    T *y = (T *)c.y + short_slot(head, s).at_y;
     float factor[2];
     unsigned unused[4];
 #    pragma unroll

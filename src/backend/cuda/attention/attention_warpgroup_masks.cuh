@@ -106,7 +106,7 @@ DEVICE void draw_unit(unsigned char *mask, const ShortDropout &dropout, unsigned
     RandomKey key = dropout.key;
     RandomBlock block[UNIT_BLOCKS];
 #    pragma unroll
-    for (int k = 0; k < UNIT_BLOCKS; k++) block[k] = random_place(dropout.sequence, first + (unsigned)k);
+    for (int k = 0; k < UNIT_BLOCKS; k++) block[k] = random_position(dropout.sequence, first + (unsigned)k);
 #    pragma unroll
     for (int round = 0; round < RANDOM_ROUNDS; round++, key = random_next_key(key)) {
 #    pragma unroll
@@ -133,7 +133,7 @@ DEVICE void draw_units(unsigned char *mask, const TiledShape &s, ShortDropout ow
 }
 template <MaskUse USE>
 DEVICE void draw_units(unsigned char *mask, const TiledShape &s, int head, int first, int end, int step) {
-    ShortPlace place = short_place(head, s);
+    ShortSlot place = short_slot(head, s);
     draw_units<USE>(mask, s, short_dropout_of(s, place.b, place.h), first, end, step);
 }
 

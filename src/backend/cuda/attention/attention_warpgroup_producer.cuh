@@ -37,7 +37,7 @@ DEVICE int outputs_number(const WarpgroupCall &c, const Self &me, int span) {
 
 /* By one thread. */
 DEVICE void produce_keys(const WarpgroupCall &c, WarpgroupShared &shared, const Self &me, int span) {
-    ShortPlace place = short_place(head_of(me.n), c.shape);
+    ShortSlot place = short_slot(head_of(me.n), c.shape);
     int next = c.shape.n_heads * SIZE, column = place.h * SIZE + next, at = keys_place(me, span);
     uint64_t *full = &shared.keys_full[at];
     mbarrier_wait(&shared.keys_empty[at], ~keys_turn(me, span) & 1);
@@ -46,7 +46,7 @@ DEVICE void produce_keys(const WarpgroupCall &c, WarpgroupShared &shared, const 
     produce_span(shared.values[at], &c.qkv, column + next, span * SPAN, place.b, full);
 }
 DEVICE void produce_queries(const WarpgroupCall &c, WarpgroupShared &shared, const Self &me, int span) {
-    ShortPlace place = short_place(head_of(me.n), c.shape);
+    ShortSlot place = short_slot(head_of(me.n), c.shape);
     uint64_t *full = &shared.queries_full[span];
     int number = outputs_number(c, me, span), at = number % OUTPUTS;
     mbarrier_wait(&shared.queries_empty[span], ~me.n & 1);

@@ -13,9 +13,9 @@
  * GEMMs with nothing but a bias.
  *
  * Whoever multiplies by the slope, gemm_fused or the pass, has every element in registers, and sums its
- * columns on the way where they are wanted (graph/passes/sums.h). What is left of the gradients of biases is a pass
- * over dy (reduce.cu): on the H200 the library's way, beside the GEMM of the weight's gradient, takes as long
- * as both one after the other or up to 13 % longer. */
+ * columns on the way where they are wanted (graph/passes/sums.h). What is left of the gradients of biases is
+ * a pass over dy (reduce.cu): on the H200 the library's way, beside the GEMM of the weight's gradient, takes
+ * as long as both one after the other or up to 13 % longer. */
 #include "backend/cuda/gemm/gemm_fused.h"
 #include "backend/cuda/gemm/gemm_skinny.h"
 #include "backend/cuda/ops/gelu.cuh"

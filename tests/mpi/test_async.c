@@ -1,9 +1,9 @@
-/* The loose schemes on small vectors: what is conserved, what they tend to, and that no gradient is ever too late.
+/* The async schemes on small vectors: what is conserved, what they tend to, and that no gradient is ever too late.
  *
  * Ranks: 2 3 4 */
 #include "comm_support.h"
 
-#include "parallel/async/loose.h"
+#include "parallel/async/async.h"
 #include "parallel/async/parameter_server.h"
 
 #include <time.h>
@@ -28,15 +28,15 @@ static double first_mean(int i) {
 
 typedef struct {
     float weights[N], moment[N];
-    Loose loose;
+    Async async;
 } Rank;
 
-static void open_rank(Rank *rank, const LooseOptions *options) {
+static void open_rank(Rank *rank, const AsyncOptions *options) {
     Error error = {0};
     for (int i = 0; i < N; i++) rank->weights[i] = first_value(world.rank, i);
     for (int i = 0; i < N; i++) rank->moment[i] = (float)world.rank;
-    LooseState arrays = {.weights = rank->weights, .moment = {rank->moment}, .n_moments = 1, .n = N};
-    OK(loose_open(&rank->loose, options, &world, &arrays, &error));
+    AsyncState arrays = {.weights = rank->weights, .moment = {rank->moment}, .n_moments = 1, .n = N};
+    OK(async_open(&rank->async, options, &world, &arrays, &error));
 }
 
 /* The largest distance of any rank's weights to the average that they began with. */
@@ -72,22 +72,22 @@ static void assert_same(const float *values) {
 /* ---- Push */
 
 /* Without updates the weights of every rank tend to the average of all, whatever the messages' delay; and the sum is kept, which
- * loose_average checks by the masses and we by the values. */
+ * async_average checks by the masses and we by the values. */
 static void push_tends_to_the_average(void **state) {
     (void)state;
     for (int64_t delay = 0; delay <= 3; delay++) {
         Rank rank;
         Error error = {0};
-        open_rank(&rank, &(LooseOptions){.sync = SYNC_PUSH, .staleness = delay});
+        open_rank(&rank, &(AsyncOptions){.sync = SYNC_PUSH, .staleness = delay});
         double before = distance(&rank);
-        for (int64_t step = 0; step < 500; step++) OK(loose_step(&rank.loose, step, &error));
+        for (int64_t step = 0; step < 500; step++) OK(async_step(&rank.async, step, &error));
         assert_true(before > 0.1);
         double after = distance(&rank);
         if (after > 1e-4) fail_msg("delay %d: still %g away", (int)delay, after);
-        OK(loose_average(&rank.loose, &error));
+        OK(async_average(&rank.async, &error));
         assert_averaged(&rank, 1e-4);
         assert_same(rank.weights);
-        loose_close(&rank.loose);
+        async_close(&rank.async);
     }
 }
 
@@ -97,18 +97,18 @@ static void push_keeps_the_sum(void **state) {
     for (int64_t delay = 0; delay <= 3; delay++) {
         Rank rank;
         Error error = {0};
-        open_rank(&rank, &(LooseOptions){.sync = SYNC_PUSH, .staleness = delay});
+        open_rank(&rank, &(AsyncOptions){.sync = SYNC_PUSH, .staleness = delay});
         for (int64_t step = 0; step < 7; step++) {
             if (step % world.size == world.rank) sleep_ms(2); /* its message comes late */
             for (int i = 0; i < N; i++) rank.weights[i] += 0.125f * (float)(world.rank + 1);
-            OK(loose_step(&rank.loose, step, &error));
+            OK(async_step(&rank.async, step, &error));
         }
         assert_true(distance(&rank) > 0.01);
-        OK(loose_average(&rank.loose, &error));
+        OK(async_average(&rank.async, &error));
         double moved = 7 * 0.125 * (world.size + 1) / 2.0;
         for (int i = 0; i < N; i++) rank.weights[i] -= (float)moved;
         assert_averaged(&rank, 1e-5);
-        loose_close(&rank.loose);
+        async_close(&rank.async);
     }
 }
 
@@ -119,17 +119,17 @@ static void groups_mix(void **state) {
     for (int size = 2; size <= world.size; size++) {
         Rank rank;
         Error error = {0};
-        open_rank(&rank, &(LooseOptions){.sync = SYNC_GROUPS, .group_size = size});
-        int n_patterns = loose_n_patterns(world.size, size);
-        OK(loose_step(&rank.loose, 0, &error));
+        open_rank(&rank, &(AsyncOptions){.sync = SYNC_GROUPS, .group_size = size});
+        int n_patterns = async_n_patterns(world.size, size);
+        OK(async_step(&rank.async, 0, &error));
         double once = distance(&rank);
-        for (int64_t step = 1; step < 40 * n_patterns; step++) OK(loose_step(&rank.loose, step, &error));
+        for (int64_t step = 1; step < 40 * n_patterns; step++) OK(async_step(&rank.async, step, &error));
         if (size < world.size) assert_true(once > 1e-3); /* one group does not know of the others */
         assert_true(distance(&rank) < 1e-4);
-        OK(loose_average(&rank.loose, &error));
+        OK(async_average(&rank.async, &error));
         assert_averaged(&rank, 1e-4);
         assert_same(rank.weights);
-        loose_close(&rank.loose);
+        async_close(&rank.async);
     }
 }
 
@@ -139,20 +139,20 @@ static void local_averages_when_due(void **state) {
     (void)state;
     Rank rank;
     Error error = {0};
-    open_rank(&rank, &(LooseOptions){.sync = SYNC_LOCAL, .every = 3});
+    open_rank(&rank, &(AsyncOptions){.sync = SYNC_LOCAL, .every = 3});
     for (int64_t step = 0; step < 2; step++) {
-        OK(loose_step(&rank.loose, step, &error));
+        OK(async_step(&rank.async, step, &error));
         for (int i = 0; i < N; i++) assert_true(rank.weights[i] == first_value(world.rank, i));
     }
-    OK(loose_step(&rank.loose, 2, &error));
+    OK(async_step(&rank.async, 2, &error));
     assert_averaged(&rank, 1e-5);
     assert_same(rank.weights);
     assert_same(rank.moment);
     float before[N];
     memcpy(before, rank.weights, sizeof before);
-    OK(loose_average(&rank.loose, &error)); /* nothing to do: not a bit changes */
+    OK(async_average(&rank.async, &error)); /* nothing to do: not a bit changes */
     assert_memory_equal(before, rank.weights, sizeof before);
-    loose_close(&rank.loose);
+    async_close(&rank.async);
 }
 
 /* A quadratic bowl with another centre on every rank. */
@@ -165,11 +165,11 @@ static void local_with_one_step_is_exact(void **state) {
     (void)state;
     Rank rank;
     Error error = {0};
-    open_rank(&rank, &(LooseOptions){.sync = SYNC_LOCAL, .every = 1});
+    open_rank(&rank, &(AsyncOptions){.sync = SYNC_LOCAL, .every = 1});
     float exact[N], momentum[N];
     for (int i = 0; i < N; i++) exact[i] = rank.weights[i] = 3.0f;
     for (int i = 0; i < N; i++) momentum[i] = rank.moment[i] = 0.0f;
-    loose_restart(&rank.loose);
+    async_restart(&rank.async);
     for (int64_t step = 0; step < 50; step++) {
         for (int i = 0; i < N; i++) {
             float sum = 0.0f;
@@ -181,10 +181,10 @@ static void local_with_one_step_is_exact(void **state) {
             rank.moment[i] = 0.9f * rank.moment[i] + slope(rank.weights, world.rank, i);
             rank.weights[i] -= 0.05f * rank.moment[i];
         }
-        OK(loose_step(&rank.loose, step, &error));
+        OK(async_step(&rank.async, step, &error));
         for (int i = 0; i < N; i++) assert_true(fabsf(rank.weights[i] - exact[i]) < 2e-5f);
     }
-    loose_close(&rank.loose);
+    async_close(&rank.async);
 }
 
 /* ---- The server */

@@ -21,7 +21,7 @@
  *
  * Messages lie in a ring of D + 1 buffers for each direction. The mass travels behind the vector, in the same
  * message. */
-#include "parallel/async/loose_push.h"
+#include "parallel/async/async_push.h"
 
 #include "base/system/memory.h"
 
@@ -34,7 +34,7 @@ typedef struct {
     bool is_known;          /* `in` is what would have come: nobody sends it */
 } PushSlot;
 
-struct LoosePush {
+struct AsyncPush {
     Comm *ranks;
     float *weights; /* z: the model's own array */
     float *x;
@@ -60,11 +60,11 @@ size_t push_bytes(int64_t n, int64_t delay) {
     return (size_t)array_elements(n) * (size_t)(2 * (delay + 1) + 1) * sizeof(float);
 }
 
-Status push_open(LoosePush **out, Comm *ranks, float *weights, int64_t n, int64_t delay, Error *error) {
-    LoosePush *push = calloc(1, sizeof *push);
+Status push_open(AsyncPush **out, Comm *ranks, float *weights, int64_t n, int64_t delay, Error *error) {
+    AsyncPush *push = calloc(1, sizeof *push);
     *out = push;
     if (!push) return error_failed(error, "no memory for --sync push");
-    *push = (LoosePush){.ranks = ranks, .weights = weights, .n = n, .delay = delay};
+    *push = (AsyncPush){.ranks = ranks, .weights = weights, .n = n, .delay = delay};
     push->slot = calloc((size_t)delay + 1, sizeof *push->slot);
     if (!push->slot) return error_failed(error, "no memory for --sync push");
     push->memory_bytes = push_bytes(n, delay);
@@ -80,13 +80,13 @@ Status push_open(LoosePush **out, Comm *ranks, float *weights, int64_t n, int64_
     return STATUS_OK;
 }
 
-static PushSlot *slot_of(LoosePush *push, int64_t number) {
+static PushSlot *slot_of(AsyncPush *push, int64_t number) {
     return &push->slot[number % (push->delay + 1)];
 }
 
 /* As if it had always been so: some of the mass here, the rest in D messages that are under way. A rank need
  * not wait for those: it knows what is in them. */
-void push_restart(LoosePush *push) {
+void push_restart(AsyncPush *push) {
     push->mass = 1.0 / (1.0 + 0.5 * (double)push->delay);
     double half = 0.5 * push->mass;
     float factor = (float)push->mass, half_factor = (float)half;
@@ -102,7 +102,7 @@ void push_restart(LoosePush *push) {
 
 /* The update goes into x, and half of that into the message. `inverse` is what z was made of x with, so that
  * z as it was before the update comes out bit by bit. */
-static void halve(LoosePush *push, float *message) {
+static void halve(AsyncPush *push, float *message) {
     float inverse = (float)(1.0 / push->mass);
     float *restrict x = push->x, *restrict out = message;
     const float *restrict z = push->weights;
@@ -115,7 +115,7 @@ static void halve(LoosePush *push, float *message) {
     memcpy(message + push->n, &push->mass, sizeof push->mass);
 }
 
-static Status take_oldest(LoosePush *push, Error *error) {
+static Status take_oldest(AsyncPush *push, Error *error) {
     PushSlot *slot = slot_of(push, push->first++);
     if (!slot->is_known) TRY(comm_wait_posted(push->ranks, slot->request, 2, error));
     double mass;
@@ -127,22 +127,22 @@ static Status take_oldest(LoosePush *push, Error *error) {
     return STATUS_OK;
 }
 
-static void remove_bias(LoosePush *push) {
+static void remove_bias(AsyncPush *push) {
     float inverse = (float)(1.0 / push->mass);
     float *restrict z = push->weights;
     const float *restrict x = push->x;
     for (int64_t i = 0; i < push->n; i++) z[i] = x[i] * inverse;
 }
 
-Status push_step(LoosePush *push, int64_t step, Error *error) {
+Status push_step(AsyncPush *push, int64_t step, Error *error) {
     PushSlot *slot = slot_of(push, push->end);
     int rank = push->ranks->rank, size = push->ranks->size;
     size_t n_bytes = (size_t)message_elements(push->n) * sizeof(float);
     slot->is_known = false;
     halve(push, slot->out);
-    TRY(comm_post_receive(push->ranks, slot->in, n_bytes, loose_push_from(rank, size, step), 0,
+    TRY(comm_post_receive(push->ranks, slot->in, n_bytes, async_push_from(rank, size, step), 0,
                           &slot->request[0], error));
-    TRY(comm_post_send(push->ranks, slot->out, n_bytes, loose_push_to(rank, size, step), 0, &slot->request[1],
+    TRY(comm_post_send(push->ranks, slot->out, n_bytes, async_push_to(rank, size, step), 0, &slot->request[1],
                        error));
     push->end++;
     if (push->end - push->first > push->delay) TRY(take_oldest(push, error));
@@ -150,14 +150,14 @@ Status push_step(LoosePush *push, int64_t step, Error *error) {
     return STATUS_OK;
 }
 
-Status push_finish(LoosePush *push, double *mass, Error *error) {
+Status push_finish(AsyncPush *push, double *mass, Error *error) {
     while (push->first < push->end) TRY(take_oldest(push, error));
     memcpy(push->weights, push->x, (size_t)push->n * sizeof *push->x);
     *mass = push->mass;
     return STATUS_OK;
 }
 
-void push_close(LoosePush *push) {
+void push_close(AsyncPush *push) {
     if (!push) return;
     /* After an error that all ranks know of, messages are under way into memory that is about to go. */
     Error ignored = {0};

@@ -1,8 +1,8 @@
 /* What a trainer has beside an exact one in asynchronous and local SGD (docs/ASYNC.md). */
-#ifndef PGPT_TRAIN_LOOSE_H
-#define PGPT_TRAIN_LOOSE_H
+#ifndef PGPT_TRAIN_ASYNC_RUN_H
+#define PGPT_TRAIN_ASYNC_RUN_H
 
-#include "parallel/async/loose.h"
+#include "parallel/async/async.h"
 #include "parallel/async/parameter_server.h"
 #include "train/step.h"
 
@@ -10,12 +10,12 @@
 typedef struct {
     StepResult result;
     double rate;
-} LoosePending;
+} AsyncPending;
 
 typedef struct {
-    LooseOptions options; /* SYNC_EXACT: nothing below is used */
-    Loose loose;
-    LoosePending *pending; /* steps since the last meeting */
+    AsyncOptions options; /* SYNC_EXACT: nothing below is used */
+    Async async;
+    AsyncPending *pending; /* steps since the last meeting */
     double *numbers;       /* their losses and norms, summed over the ranks */
     int64_t n_pending, max_pending;
     uint64_t began_ns;      /* the first of them */
@@ -29,15 +29,15 @@ typedef struct {
     double rate;       /* of the last of them */
     int64_t staleness; /* the largest of them */
     bool is_open;
-} LooseRun;
+} AsyncRun;
 
 /* Bytes that it takes beside the step's own, of n weights; those of a server on rank 0. */
-size_t loose_run_bytes(const LooseOptions *options, int64_t n);
+size_t async_run_bytes(const AsyncOptions *options, int64_t n);
 
-void loose_run_close(LooseRun *run); /* safe on {0}, after a failed open, and twice */
+void async_run_close(AsyncRun *run); /* safe on {0}, after a failed open, and twice */
 
 /* Can these be trained with another --sync than exact? Says what to do instead. */
-Status loose_run_check(const LooseOptions *options, int zero, Precision precision, const Backend *backend,
+Status async_run_check(const AsyncOptions *options, int zero, Precision precision, const Backend *backend,
                        Error *error);
 
 #endif

@@ -14,19 +14,19 @@
  *     server   asynchronous SGD: rank 0 has the weights and updates them by whatever gradient comes next; the
  *              others compute gradients
  *
- *     Loose loose;
- *     TRY(loose_open(&loose, &options, ranks, &state, error));        // collective
+ *     Async async;
+ *     TRY(async_open(&async, &options, ranks, &state, error));        // collective
  *     for (step ...) {
  *         ... the rank's own step changes state.weights ...
- *         TRY(loose_step(&loose, step, error));
+ *         TRY(async_step(&async, step, error));
  *     }
  *     // before anybody evaluates or saves: all are the same
- *     TRY(loose_average(&loose, error));
- *     loose_close(&loose);
+ *     TRY(async_average(&async, error));
+ *     async_close(&async);
  *
  * docs/ASYNC.md says what each of them gives up. */
-#ifndef PGPT_PARALLEL_ASYNC_LOOSE_H
-#define PGPT_PARALLEL_ASYNC_LOOSE_H
+#ifndef PGPT_PARALLEL_ASYNC_ASYNC_H
+#define PGPT_PARALLEL_ASYNC_ASYNC_H
 
 #include "base/options/options.h"
 #include "comm/comm.h"
@@ -46,77 +46,77 @@ typedef struct {
     int64_t every;      /* local: steps between averages; push and groups: between meetings of all ranks */
     int64_t delay_rank; /* who is slow, to see what it does to the others; -1: another one each step */
     double delay_ms;    /* and how much; 0: nobody is */
-} LooseOptions;
+} AsyncOptions;
 
-extern const OptionSpec loose_option_specs[];
+extern const OptionSpec async_option_specs[];
 
 /* What goes together, on so many ranks; a mistake names the options. Chooses the staleness where it is -1:
  * twice the workers of a server, one step of a push. */
-Status loose_complete(LooseOptions *options, int n_ranks, Error *error);
+Status async_complete(AsyncOptions *options, int n_ranks, Error *error);
 
 /* Shares that a batch is cut into: one for every rank that computes gradients. */
-int loose_n_shares(SyncKind sync, int n_ranks);
+int async_n_shares(SyncKind sync, int n_ranks);
 
 /* Is it share `share` of step `step`, on this rank, that the straggler sleeps before? Does so. */
-void loose_delay(const LooseOptions *options, int rank, int64_t step, int share, int n_shares);
+void async_delay(const AsyncOptions *options, int rank, int64_t step, int share, int n_shares);
 
 /* ---- Who talks to whom */
 
 /* push: whom a rank sends to in this step. The distances are powers of two in turn, so that after
  * log2(n_ranks) steps, rounded up, everybody has something of everybody. */
-int loose_push_to(int rank, int n_ranks, int64_t step);
-int loose_push_from(int rank, int n_ranks, int64_t step);
+int async_push_to(int rank, int n_ranks, int64_t step);
+int async_push_from(int rank, int n_ranks, int64_t step);
 
 /* groups: how many ways there are to group the ranks, used in turn; and the group of a rank in one of them,
  * and its place there. Where n_ranks is a power of size, the ranks of group have all digits but one in
  * common, and after as many steps as there are digits every rank has the average of all. */
-int loose_n_patterns(int n_ranks, int size);
-int loose_group(int rank, int n_ranks, int size, int pattern, int *place);
+int async_n_patterns(int n_ranks, int size);
+int async_group(int rank, int n_ranks, int size, int pattern, int *place);
 
 /* ---- The ranks' weights */
 
-enum { LOOSE_MAX_MOMENTS = 2 };
+enum { ASYNC_MAX_MOMENTS = 2 };
 
 /* This rank's arrays, on the host. They stay where they are. */
 typedef struct {
     float *weights;
-    float *moment[LOOSE_MAX_MOMENTS]; /* of the optimizer, n_moments of them */
+    float *moment[ASYNC_MAX_MOMENTS]; /* of the optimizer, n_moments of them */
     int n_moments;
     int64_t n; /* elements of each */
-} LooseState;
+} AsyncState;
 
-typedef struct LoosePush LoosePush;
+typedef struct AsyncPush AsyncPush;
 
 typedef struct {
     SyncKind kind; /* SYNC_PUSH, SYNC_GROUPS or SYNC_LOCAL */
-    LooseOptions options;
-    LooseState state;
+    AsyncOptions options;
+    AsyncState state;
     Comm ranks;  /* all of them; this object's own */
     Comm *group; /* one for every pattern */
     int n_patterns;
-    LoosePush *push;
+    AsyncPush *push;
     bool is_same; /* all ranks have the same, bit by bit */
-} Loose;
+} Async;
 
 /* Bytes beside the state, on each rank. */
-size_t loose_bytes(const LooseOptions *options, int64_t n);
+size_t async_bytes(const AsyncOptions *options, int64_t n);
 
 /* Collective over `ranks`. */
-Status loose_open(Loose *loose, const LooseOptions *options, Comm *ranks, const LooseState *state,
+Status async_open(Async *async, const AsyncOptions *options, Comm *ranks, const AsyncState *state,
                   Error *error);
-void loose_close(Loose *loose); /* safe on {0}, after a failed open, and twice */
+void async_close(Async *async); /* safe on {0}, after a failed open, and twice */
 
-/* The state was set anew, and is the same on all ranks; as after loose_open. Nothing may be under way. */
-void loose_restart(Loose *loose);
+/* The state was set anew, and is the same on all ranks; as after async_open. Nothing may be under way. */
+void async_restart(Async *async);
 
 /* After the rank's own update in this step, counted over the whole run. All ranks call it for the same steps,
  * each at its own time. */
-Status loose_step(Loose *loose, int64_t step, Error *error);
+Status async_step(Async *async, int64_t step, Error *error);
 
 /* The average over all ranks, of weights and moments, becomes every rank's. Collective. */
-Status loose_average(Loose *loose, Error *error);
+Status async_average(Async *async, Error *error);
 
 /* What follows a step, in words: for whoever prints the program. */
-void loose_print(const LooseOptions *options, int n_ranks, FILE *stream);
+void async_print(const AsyncOptions *options, int n_ranks, FILE *stream);
 
 #endif

@@ -8,10 +8,10 @@
  *
  * Since all of it is sums of the same numbers in an order that does not depend on time, each of these runs
  * can be repeated bit by bit, and after an average nothing is left that a checkpoint does not hold. */
-#include "parallel/async/loose.h"
+#include "parallel/async/async.h"
 
 #include "base/random.h"
-#include "parallel/async/loose_push.h"
+#include "parallel/async/async_push.h"
 
 #include <errno.h>
 #include <math.h>
@@ -22,38 +22,38 @@ const char *const sync_names[] = {"exact", "server", "push", "groups", "local", 
 
 enum { MANY = 1 << 20, MOST_STALE = 1 << 16 };
 
-const OptionSpec loose_option_specs[] = {
+const OptionSpec async_option_specs[] = {
     OPTION_CHOICE(
-        "sync", LooseOptions, sync, SYNC_EXACT, sync_names,
+        "sync", AsyncOptions, sync, SYNC_EXACT, sync_names,
         "how the ranks of dp keep together; exact: synchronous SGD, gradients are summed in every step; server: "
         "asynchronous SGD, rank 0 is a parameter server and updates by each gradient as it comes; push: gossip, half "
         "of the weights to another rank each step; groups: weights are averaged in groups that change each step; "
         "local: local SGD, weights are averaged every --sync-every steps"),
     OPTION_INT(
-        "staleness", LooseOptions, staleness, -1, -1, MOST_STALE,
+        "staleness", AsyncOptions, staleness, -1, -1, MOST_STALE,
         "bounded staleness; server: updates that may come between a gradient's weights and its own update, at most; "
         "push: steps that "
         "a message is under way; -1: twice the ranks that compute (server), 1 (push)"),
-    OPTION_INT("group-size", LooseOptions, group_size, 2, 2, MANY,
+    OPTION_INT("group-size", AsyncOptions, group_size, 2, 2, MANY,
                "groups: ranks that average their weights with each other in a step"),
-    OPTION_INT("sync-every", LooseOptions, every, 8, 1, MANY,
+    OPTION_INT("sync-every", AsyncOptions, every, 8, 1, MANY,
                "local: steps between averages of all ranks; push and groups: between meetings, in which "
                "losses are collected and signals heard"),
     OPTION_INT(
-        "delay-rank", LooseOptions, delay_rank, -1, -1, MANY,
+        "delay-rank", AsyncOptions, delay_rank, -1, -1, MANY,
         "for experiments: the rank that sleeps --delay-ms before each of its steps; -1: another one in each step",
         .flags = OPTION_TRANSIENT),
-    OPTION_FLOAT("delay-ms", LooseOptions, delay_ms, 0.0, 0.0, 3600e3,
+    OPTION_FLOAT("delay-ms", AsyncOptions, delay_ms, 0.0, 0.0, 3600e3,
                  "for experiments: milliseconds that one rank sleeps in each step; 0: none does",
                  .flags = OPTION_TRANSIENT),
     OPTION_END,
 };
 
-int loose_n_shares(SyncKind sync, int n_ranks) {
+int async_n_shares(SyncKind sync, int n_ranks) {
     return sync == SYNC_SERVER ? n_ranks - 1 : n_ranks;
 }
 
-Status loose_complete(LooseOptions *options, int n_ranks, Error *error) {
+Status async_complete(AsyncOptions *options, int n_ranks, Error *error) {
     if (options->delay_ms > 0.0 && options->delay_rank >= n_ranks) {
         return error_user(error, "--delay-rank %lld: there are ranks 0 to %d; choose one of them, or -1",
                           (long long)options->delay_rank, n_ranks - 1);
@@ -68,7 +68,7 @@ Status loose_complete(LooseOptions *options, int n_ranks, Error *error) {
                           (long long)options->group_size, n_ranks);
     }
     if (options->staleness < 0) {
-        options->staleness = options->sync == SYNC_SERVER ? 2 * loose_n_shares(SYNC_SERVER, n_ranks)
+        options->staleness = options->sync == SYNC_SERVER ? 2 * async_n_shares(SYNC_SERVER, n_ranks)
                              : options->sync == SYNC_PUSH ? 1
                                                           : 0;
     }
@@ -77,7 +77,7 @@ Status loose_complete(LooseOptions *options, int n_ranks, Error *error) {
 
 /* ---- the straggler */
 
-void loose_delay(const LooseOptions *options, int rank, int64_t step, int share, int n_shares) {
+void async_delay(const AsyncOptions *options, int rank, int64_t step, int share, int n_shares) {
     if (options->delay_ms <= 0.0) return;
     RandomBlock draw = random_block(random_key(0, RANDOM_TEST, 0), 0, (uint64_t)step);
     bool is_late = options->delay_rank < 0 ? (int)(draw.word[0] % (uint32_t)n_shares) == share
@@ -90,43 +90,43 @@ void loose_delay(const LooseOptions *options, int rank, int64_t step, int share,
 
 /* ---- open and close */
 
-size_t loose_bytes(const LooseOptions *options, int64_t n) {
+size_t async_bytes(const AsyncOptions *options, int64_t n) {
     return options->sync == SYNC_PUSH ? push_bytes(n, options->staleness) : 0;
 }
 
-static Status open_groups(Loose *loose, Error *error) {
-    int size = (int)loose->options.group_size, n_ranks = loose->ranks.size, rank = loose->ranks.rank;
-    loose->n_patterns = loose_n_patterns(n_ranks, size);
-    loose->group = calloc((size_t)loose->n_patterns, sizeof *loose->group);
-    if (!loose->group) return error_failed(error, "no memory for %d groups", loose->n_patterns);
-    for (int i = 0; i < loose->n_patterns; i++) {
-        int place, group = loose_group(rank, n_ranks, size, i, &place);
-        TRY(comm_split(&loose->ranks, group, place, &loose->group[i], error));
+static Status open_groups(Async *async, Error *error) {
+    int size = (int)async->options.group_size, n_ranks = async->ranks.size, rank = async->ranks.rank;
+    async->n_patterns = async_n_patterns(n_ranks, size);
+    async->group = calloc((size_t)async->n_patterns, sizeof *async->group);
+    if (!async->group) return error_failed(error, "no memory for %d groups", async->n_patterns);
+    for (int i = 0; i < async->n_patterns; i++) {
+        int place, group = async_group(rank, n_ranks, size, i, &place);
+        TRY(comm_split(&async->ranks, group, place, &async->group[i], error));
     }
     return STATUS_OK;
 }
 
-Status loose_open(Loose *loose, const LooseOptions *options, Comm *ranks, const LooseState *state,
+Status async_open(Async *async, const AsyncOptions *options, Comm *ranks, const AsyncState *state,
                   Error *error) {
-    *loose = (Loose){.kind = (SyncKind)options->sync, .options = *options, .state = *state, .is_same = true};
-    TRY(comm_split(ranks, 0, ranks->rank, &loose->ranks, error));
-    if (loose->kind == SYNC_GROUPS) return open_groups(loose, error);
-    if (loose->kind == SYNC_PUSH)
-        return push_open(&loose->push, &loose->ranks, state->weights, state->n, options->staleness, error);
+    *async = (Async){.kind = (SyncKind)options->sync, .options = *options, .state = *state, .is_same = true};
+    TRY(comm_split(ranks, 0, ranks->rank, &async->ranks, error));
+    if (async->kind == SYNC_GROUPS) return open_groups(async, error);
+    if (async->kind == SYNC_PUSH)
+        return push_open(&async->push, &async->ranks, state->weights, state->n, options->staleness, error);
     return STATUS_OK;
 }
 
-void loose_close(Loose *loose) {
-    push_close(loose->push);
-    for (int i = 0; loose->group && i < loose->n_patterns; i++) comm_close(&loose->group[i]);
-    free(loose->group);
-    comm_close(&loose->ranks);
-    *loose = (Loose){0};
+void async_close(Async *async) {
+    push_close(async->push);
+    for (int i = 0; async->group && i < async->n_patterns; i++) comm_close(&async->group[i]);
+    free(async->group);
+    comm_close(&async->ranks);
+    *async = (Async){0};
 }
 
-void loose_restart(Loose *loose) {
-    if (loose->push) push_restart(loose->push);
-    loose->is_same = true;
+void async_restart(Async *async) {
+    if (async->push) push_restart(async->push);
+    async->is_same = true;
 }
 
 /* ---- averages */
@@ -140,42 +140,42 @@ static Status average(Comm *comm, float *values, int64_t n, double divisor, Erro
 }
 
 /* What was pushed has all to be there again: a run that lost a message would go on with the wrong average. */
-static Status finish_push(Loose *loose, double *total, Error *error) {
-    TRY(push_finish(loose->push, total, error));
-    TRY(comm_all_reduce(&loose->ranks, total, 1, COMM_F64, COMM_SUM, error));
-    int n_ranks = loose->ranks.size;
+static Status finish_push(Async *async, double *total, Error *error) {
+    TRY(push_finish(async->push, total, error));
+    TRY(comm_all_reduce(&async->ranks, total, 1, COMM_F64, COMM_SUM, error));
+    int n_ranks = async->ranks.size;
     if (fabs(*total - n_ranks) <= 1e-9 * n_ranks) return STATUS_OK;
     return error_failed(error, "the masses of %d ranks add up to %.12g: a message of --sync push was lost",
                         n_ranks, *total);
 }
 
-Status loose_average(Loose *loose, Error *error) {
-    if (loose->is_same) return STATUS_OK;
-    double divisor = loose->ranks.size;
-    LooseState *state = &loose->state;
-    if (loose->push) TRY(finish_push(loose, &divisor, error));
-    TRY(average(&loose->ranks, state->weights, state->n, divisor, error));
+Status async_average(Async *async, Error *error) {
+    if (async->is_same) return STATUS_OK;
+    double divisor = async->ranks.size;
+    AsyncState *state = &async->state;
+    if (async->push) TRY(finish_push(async, &divisor, error));
+    TRY(average(&async->ranks, state->weights, state->n, divisor, error));
     for (int i = 0; i < state->n_moments; i++)
-        TRY(average(&loose->ranks, state->moment[i], state->n, loose->ranks.size, error));
-    loose_restart(loose);
+        TRY(average(&async->ranks, state->moment[i], state->n, async->ranks.size, error));
+    async_restart(async);
     return STATUS_OK;
 }
 
-Status loose_step(Loose *loose, int64_t step, Error *error) {
-    loose->is_same = false;
-    if (loose->push) return push_step(loose->push, step, error);
-    if (loose->kind == SYNC_GROUPS) {
-        Comm *group = &loose->group[step % loose->n_patterns];
-        return average(group, loose->state.weights, loose->state.n, group->size, error);
+Status async_step(Async *async, int64_t step, Error *error) {
+    async->is_same = false;
+    if (async->push) return push_step(async->push, step, error);
+    if (async->kind == SYNC_GROUPS) {
+        Comm *group = &async->group[step % async->n_patterns];
+        return average(group, async->state.weights, async->state.n, group->size, error);
     }
-    bool is_due = loose->kind == SYNC_LOCAL && (step + 1) % loose->options.every == 0;
-    return is_due ? loose_average(loose, error) : STATUS_OK;
+    bool is_due = async->kind == SYNC_LOCAL && (step + 1) % async->options.every == 0;
+    return is_due ? async_average(async, error) : STATUS_OK;
 }
 
 /* ---- words */
 
-void loose_print(const LooseOptions *options, int n_ranks, FILE *stream) {
-    int size = (int)options->group_size, n_patterns = loose_n_patterns(n_ranks, size);
+void async_print(const AsyncOptions *options, int n_ranks, FILE *stream) {
+    int size = (int)options->group_size, n_patterns = async_n_patterns(n_ranks, size);
     switch ((SyncKind)options->sync) {
     case SYNC_SERVER:
         fprintf(stream, "  ranks 1 to %d run forward and backward and send their gradients to rank 0\n",
@@ -187,16 +187,16 @@ void loose_print(const LooseOptions *options, int n_ranks, FILE *stream) {
             (long long)options->staleness);
         break;
     case SYNC_PUSH:
-        for (int i = 0; i == 0 || loose_push_to(0, n_ranks, i) != loose_push_to(0, n_ranks, 0); i++)
+        for (int i = 0; i == 0 || async_push_to(0, n_ranks, i) != async_push_to(0, n_ranks, 0); i++)
             fprintf(stream, "  step %d, and so on in turn: half of the weights to rank + %d\n", i,
-                    loose_push_to(0, n_ranks, i));
+                    async_push_to(0, n_ranks, i));
         fprintf(stream, "  what is sent in a step is added %lld later\n", (long long)options->staleness);
         break;
     case SYNC_GROUPS:
         for (int i = 0; i < n_patterns; i++) {
             fprintf(stream, "  step %d, and so on in turn: average the weights of rank(group)", i);
             for (int rank = 0, place; rank < n_ranks; rank++)
-                fprintf(stream, " %d(%d)", rank, loose_group(rank, n_ranks, size, i, &place));
+                fprintf(stream, " %d(%d)", rank, async_group(rank, n_ranks, size, i, &place));
             fputc('\n', stream);
         }
         break;

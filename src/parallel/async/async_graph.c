@@ -9,7 +9,7 @@
  * averaging over all patterns in turn is an average over all digits: exact. Otherwise the last group is a
  * smaller one and it is not exact, but averages within groups keep the average of all, and the groups of all
  * patterns together connect all ranks: repeated, they tend to it. */
-#include "parallel/async/loose.h"
+#include "parallel/async/async.h"
 
 static int n_distances(int n_ranks) {
     int n = 1;
@@ -21,21 +21,21 @@ static int distance_of(int n_ranks, int64_t step) {
     return 1 << step % n_distances(n_ranks);
 }
 
-int loose_push_to(int rank, int n_ranks, int64_t step) {
+int async_push_to(int rank, int n_ranks, int64_t step) {
     return (rank + distance_of(n_ranks, step)) % n_ranks;
 }
 
-int loose_push_from(int rank, int n_ranks, int64_t step) {
+int async_push_from(int rank, int n_ranks, int64_t step) {
     return (rank - distance_of(n_ranks, step) + n_ranks) % n_ranks;
 }
 
-int loose_n_patterns(int n_ranks, int size) {
+int async_n_patterns(int n_ranks, int size) {
     int n = 1;
     for (int64_t stride = size; stride < n_ranks; stride *= size) n++;
     return n;
 }
 
-int loose_group(int rank, int n_ranks, int size, int pattern, int *place) {
+int async_group(int rank, int n_ranks, int size, int pattern, int *place) {
     int stride = 1;
     for (int i = 0; i < pattern; i++) stride *= size;
     /* Where the rank stands in the line: behind all that have a lower remainder, and those of its own before

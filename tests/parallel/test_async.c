@@ -2,7 +2,7 @@
  * ahead. */
 #include "harness.h"
 #include "optim/ahead.h"
-#include "parallel/async/loose.h"
+#include "parallel/async/async.h"
 #include "parallel/async/staleness.h"
 
 #include <math.h>
@@ -16,7 +16,7 @@
 
 static int draw(int n) {
     static uint64_t counter;
-    return (int)(test_hash("loose", counter++) % (uint32_t)n);
+    return (int)(test_hash("async", counter++) % (uint32_t)n);
 }
 
 enum { MOST_RANKS = 40 };
@@ -34,9 +34,9 @@ static void test_push(void **state) {
         for (int64_t step = 5 * n_steps; step < 6 * n_steps; step++) {
             memcpy(before, knows, sizeof knows);
             for (int r = 0; r < n; r++) {
-                int to = loose_push_to(r, n, step);
+                int to = async_push_to(r, n, step);
                 assert_true(to >= 0 && to < n && to != r);
-                assert_int_equal(loose_push_from(to, n, step), r);
+                assert_int_equal(async_push_from(to, n, step), r);
                 for (int i = 0; i < n; i++) knows[to][i] |= before[r][i];
             }
         }
@@ -58,7 +58,7 @@ static void average_groups(double *values, int n, int size, int pattern) {
     int count[MOST_RANKS] = {0}, place;
     bool is_taken[MOST_RANKS][MOST_RANKS] = {{false}};
     for (int r = 0; r < n; r++) {
-        int group = loose_group(r, n, size, pattern, &place);
+        int group = async_group(r, n, size, pattern, &place);
         assert_true(group >= 0 && group < n && place >= 0 && place < size);
         assert_false(is_taken[group][place]);
         is_taken[group][place] = true;
@@ -67,7 +67,7 @@ static void average_groups(double *values, int n, int size, int pattern) {
     }
     int n_small = 0;
     for (int r = 0; r < n; r++) {
-        int group = loose_group(r, n, size, pattern, &place);
+        int group = async_group(r, n, size, pattern, &place);
         assert_true(count[group] <= size);
         n_small += count[group] < size;
         values[r] = sum[group] / count[group];
@@ -79,7 +79,7 @@ static void test_groups(void **state) {
     (void)state;
     for (int n = 2; n <= MOST_RANKS; n++) {
         for (int size = 2; size <= n; size++) {
-            int n_patterns = loose_n_patterns(n, size);
+            int n_patterns = async_n_patterns(n, size);
             double values[MOST_RANKS], mean = 0.0, spread = 0.0;
             for (int r = 0; r < n; r++) mean += (values[r] = draw(1000)) / n;
             for (int i = 0; i < n_patterns; i++) average_groups(values, n, size, i);
@@ -89,10 +89,10 @@ static void test_groups(void **state) {
             assert_true(spread < 1e-3); /* all mix, whatever the numbers */
         }
     }
-    assert_int_equal(loose_n_patterns(16, 2), 4);
-    assert_int_equal(loose_n_patterns(16, 4), 2);
-    assert_int_equal(loose_n_patterns(16, 16), 1);
-    assert_int_equal(loose_n_patterns(17, 4), 3);
+    assert_int_equal(async_n_patterns(16, 2), 4);
+    assert_int_equal(async_n_patterns(16, 4), 2);
+    assert_int_equal(async_n_patterns(16, 16), 1);
+    assert_int_equal(async_n_patterns(17, 4), 3);
 }
 
 /* ---- the book ---- */
@@ -239,25 +239,25 @@ static void test_ahead(void **state) {
 static void test_options(void **state) {
     (void)state;
     Error error = {0};
-    LooseOptions server = {.sync = SYNC_SERVER, .staleness = -1, .group_size = 2, .delay_rank = -1};
-    assert_int_equal(loose_complete(&server, 4, &error), STATUS_OK);
+    AsyncOptions server = {.sync = SYNC_SERVER, .staleness = -1, .group_size = 2, .delay_rank = -1};
+    assert_int_equal(async_complete(&server, 4, &error), STATUS_OK);
     assert_int_equal(server.staleness, 6);
-    assert_int_equal(loose_n_shares(SYNC_SERVER, 4), 3);
-    assert_int_equal(loose_n_shares(SYNC_PUSH, 4), 4);
+    assert_int_equal(async_n_shares(SYNC_SERVER, 4), 3);
+    assert_int_equal(async_n_shares(SYNC_PUSH, 4), 4);
     server.staleness = 0;
-    assert_int_equal(loose_complete(&server, 4, &error), STATUS_OK);
+    assert_int_equal(async_complete(&server, 4, &error), STATUS_OK);
     assert_int_equal(server.staleness, 0);
     server.delay_rank = 0;
     server.delay_ms = 1.0;
-    assert_int_equal(loose_complete(&server, 4, &error), STATUS_USER);
+    assert_int_equal(async_complete(&server, 4, &error), STATUS_USER);
     assert_non_null(strstr(error.text, "is the server"));
     error = (Error){0};
-    LooseOptions groups = {.sync = SYNC_GROUPS, .group_size = 5, .delay_rank = 4};
-    assert_int_equal(loose_complete(&groups, 4, &error), STATUS_USER);
+    AsyncOptions groups = {.sync = SYNC_GROUPS, .group_size = 5, .delay_rank = 4};
+    assert_int_equal(async_complete(&groups, 4, &error), STATUS_USER);
     assert_non_null(strstr(error.text, "--group-size 5 is more than the 4 ranks"));
     error = (Error){0};
-    groups = (LooseOptions){.sync = SYNC_LOCAL, .delay_rank = 4, .delay_ms = 1.0};
-    assert_int_equal(loose_complete(&groups, 4, &error), STATUS_USER);
+    groups = (AsyncOptions){.sync = SYNC_LOCAL, .delay_rank = 4, .delay_ms = 1.0};
+    assert_int_equal(async_complete(&groups, 4, &error), STATUS_USER);
     assert_non_null(strstr(error.text, "ranks 0 to 3"));
 }
 

@@ -1,7 +1,7 @@
 /* What one process updates of the parameters where others update the rest: what a gradient strategy tells the
  * optimizer. */
-#ifndef PGPT_PARALLEL_SYNC_UPDATE_SHARE_H
-#define PGPT_PARALLEL_SYNC_UPDATE_SHARE_H
+#ifndef PGPT_PARALLEL_SYNC_UPDATE_SLICES_H
+#define PGPT_PARALLEL_SYNC_UPDATE_SLICES_H
 
 #include "graph/graph.h"
 
@@ -21,6 +21,6 @@ typedef struct {
     /* The update of slice `index` has been recorded. Optional. */
     void (*record_updated)(void *context, Graph *graph, int index);
     void *context;
-} UpdateShare;
+} UpdateSlices;
 
 #endif

@@ -18,7 +18,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-Status loose_run_check(const LooseOptions *options, int zero, Precision precision, const Backend *backend,
+Status async_run_check(const AsyncOptions *options, int zero, Precision precision, const Backend *backend,
                        Error *error) {
     if (options->sync == SYNC_EXACT) return STATUS_OK;
     const char *name = sync_names[options->sync];
@@ -36,14 +36,14 @@ Status loose_run_check(const LooseOptions *options, int zero, Precision precisio
     return STATUS_OK;
 }
 
-size_t loose_run_bytes(const LooseOptions *options, int64_t n) {
+size_t async_run_bytes(const AsyncOptions *options, int64_t n) {
     if (options->sync == SYNC_SERVER) return (size_t)n * sizeof(float);
-    return options->sync == SYNC_EXACT ? 0 : loose_bytes(options, n);
+    return options->sync == SYNC_EXACT ? 0 : async_bytes(options, n);
 }
 
 /* The arrays of the step, where they lie. */
-static LooseState state_of(const TrainStep *step) {
-    LooseState state = {.weights = executor_address(&step->executor, train_step_weights(step)),
+static AsyncState state_of(const TrainStep *step) {
+    AsyncState state = {.weights = executor_address(&step->executor, train_step_weights(step)),
                         .n_moments = step->optimizer.n_moments,
                         .n = tensor_count(train_step_weights(step))};
     for (int i = 0; i < state.n_moments; i++)
@@ -51,27 +51,27 @@ static LooseState state_of(const TrainStep *step) {
     return state;
 }
 
-Status loose_run_open(Loop *loop, Error *error) {
+Status async_run_open(Loop *loop, Error *error) {
     Trainer *trainer = loop->trainer;
-    LooseRun *run = &trainer->loose;
+    AsyncRun *run = &trainer->async;
     size_t n = (size_t)(run->max_pending = run->options.every);
-    LooseState state = state_of(&trainer->step);
+    AsyncState state = state_of(&trainer->step);
     run->is_open = true;
     run->pending = calloc(n, sizeof *run->pending);
     run->numbers = calloc(2 * n, sizeof *run->numbers);
     if (!run->pending || !run->numbers)
         return error_failed(error, "no memory for the losses of %zu steps", n);
-    return loose_open(&run->loose, &run->options, mesh_comm(trainer->setup.mesh, AXIS_DP), &state, error);
+    return async_open(&run->async, &run->options, mesh_comm(trainer->setup.mesh, AXIS_DP), &state, error);
 }
 
-void loose_run_close(LooseRun *run) {
-    loose_close(&run->loose);
+void async_run_close(AsyncRun *run) {
+    async_close(&run->async);
     parameter_server_close(&run->server);
     if (run->ahead) memory_free(run->ahead, run->ahead_bytes);
     comm_close(&run->served);
     free(run->pending);
     free(run->numbers);
-    *run = (LooseRun){.options = run->options};
+    *run = (AsyncRun){.options = run->options};
 }
 
 /* Where the weights that are computed with are 16-bit copies, those follow. */
@@ -84,7 +84,7 @@ static Status copy_weights(TrainStep *step, Error *error) {
 
 /* The mean over all ranks of the losses and norms of the pending steps. */
 static Status share_numbers(Loop *loop, Error *error) {
-    LooseRun *run = &loop->trainer->loose;
+    AsyncRun *run = &loop->trainer->async;
     Comm *world = &loop->trainer->setup.launch->world;
     double *loss = run->numbers, *norm = run->numbers + run->n_pending;
     for (int64_t i = 0; i < run->n_pending; i++) {
@@ -102,7 +102,7 @@ static Status share_numbers(Loop *loop, Error *error) {
 /* All ranks are here: what happened since the last time, and what comes now. */
 static Status meet(Loop *loop, Error *error) {
     Trainer *trainer = loop->trainer;
-    LooseRun *run = &trainer->loose;
+    AsyncRun *run = &trainer->async;
     bool stops;
     TRY(share_numbers(loop, error));
     TRY(loop_agree(loop, &stops, error));
@@ -110,34 +110,34 @@ static Status meet(Loop *loop, Error *error) {
     int64_t n = run->n_pending, first = trainer->n_done - n + 1;
     run->n_pending = 0;
     for (int64_t i = 0; i < n; i++) {
-        const LoosePending *pending = &run->pending[i];
+        const AsyncPending *pending = &run->pending[i];
         TRY(loop_record(loop, first + i, &pending->result, pending->rate, seconds, error));
         if (i < n - 1)
             TRY(loop_report(loop, &trainer->last, false, error)); /* the last one is the caller's */
     }
     trainer->was_interrupted = stops && trainer->n_done < trainer->setup.options->n_steps;
     if (!stops && !loop->wants_save && !loop_is_due(loop, trainer->n_done)) return STATUS_OK;
-    TRY(loose_average(&run->loose, error));
+    TRY(async_average(&run->async, error));
     return copy_weights(&trainer->step, error);
 }
 
-Status loose_run_step(Loop *loop, bool *is_meeting, Error *error) {
+Status async_run_step(Loop *loop, bool *is_meeting, Error *error) {
     Trainer *trainer = loop->trainer;
-    LooseRun *run = &trainer->loose;
+    AsyncRun *run = &trainer->async;
     BatchSource source = loop_batches(trainer);
     int64_t step = trainer->n_done;
     int rank = trainer->setup.mesh->coordinate[AXIS_DP], n_shares = trainer->step.options.sync.n_shares;
-    LoosePending *pending = &run->pending[run->n_pending++];
+    AsyncPending *pending = &run->pending[run->n_pending++];
     pending->rate = learning_rate_at(&loop->schedule, step);
     trace_before_step(trainer->setup.trace, step + 1);
     ActivityEntry entry = {.kind = ACTIVITY_STEP, .name = "step", .number = step + 1};
     activity_begin(trainer->setup.activity, ACTIVITY_HOST, &entry);
     if (run->n_pending == 1) run->began_ns = timer_now_ns();
     TRY(loop_strike(trainer, step + 1, error));
-    loose_delay(&run->options, rank, step, rank, n_shares);
+    async_delay(&run->options, rank, step, rank, n_shares);
     TRY(train_step_run(&trainer->step, &source, step, pending->rate, &pending->result, error));
     uint64_t start_ns = timer_now_ns();
-    TRY(loose_step(&run->loose, step, error));
+    TRY(async_step(&run->async, step, error));
     TRY(copy_weights(&trainer->step, error));
     pending->result.comm_ms = pending->result.comm_wait_ms = timer_seconds_since(start_ns) * 1e3;
     trainer->n_done++;
