@@ -9,6 +9,12 @@
 
 /* A probability of 0 records nothing: y is x. */
 Tensor *op_dropout(Graph *graph, Tensor *x, Tensor *random, float probability, int site) {
+    DropoutAttributes attributes = {probability, site, {0}};
+    return op_dropout_split(graph, x, random, &attributes);
+}
+
+Tensor *op_dropout_split(Graph *graph, Tensor *x, Tensor *random, const DropoutAttributes *attributes) {
+    float probability = attributes->probability;
     if (!graph_check(graph, reference_can_drop(probability), "dropout: probability %g of %s is not in [0,1)",
                      (double)probability, x->name)) {
         return graph->nothing;
@@ -20,8 +26,7 @@ Tensor *op_dropout(Graph *graph, Tensor *x, Tensor *random, float probability, i
         return graph->nothing;
     }
     Tensor *y = graph_tensor(graph, PLACE_ACTIVATION, x->dtype, x->shape, "%s.dropout", x->name);
-    DropoutAttributes attributes = {probability, site};
-    graph_record(graph, &OP_DROPOUT, &attributes, sizeof attributes, 2, TENSORS(x, random), 1, TENSORS(y));
+    graph_record(graph, &OP_DROPOUT, attributes, sizeof *attributes, 2, TENSORS(x, random), 1, TENSORS(y));
     return y;
 }
 
@@ -53,15 +58,19 @@ static Status dropout_reference(const KernelCall *call, Error *error) {
     const float *x = call->in[0]; /* (B,...) */
     const int32_t *random = call->in[1];
     float *y = call->out[0]; /* (B,...) */
-    int64_t n_sequences = call->node->input[0]->shape.dim[0];
-    int64_t length = n_sequences ? tensor_count(call->node->input[0]) / n_sequences : 0;
+    Shape shape = call->node->input[0]->shape;
+    bool is_split = a->rows.length > 0; /* then a run is a row; otherwise a sequence */
+    int64_t n_runs = is_split ? shape_rows(shape) : shape.dim[0];
+    int64_t length = n_runs ? shape_count(shape) / n_runs : 0;
     RandomKey key = reference_dropout_key(random, a->site);
     uint32_t threshold = random_dropout_threshold(a->probability);
     float scale = random_dropout_scale(threshold);
-    for (int64_t b = 0; b < n_sequences; b++) {
-        uint64_t sequence = reference_first_sequence(random) + (uint64_t)b;
+    for (int64_t b = 0; b < n_runs; b++) {
+        RowPosition at = is_split ? row_position(&a->rows, b) : (RowPosition){.sequence = b};
+        uint64_t sequence = reference_first_sequence(random) + (uint64_t)at.sequence;
         for (int64_t i = 0; i < length; i++) {
-            float factor = random_keep(key, sequence, (uint64_t)i, threshold) ? scale : 0.0f;
+            uint64_t index = (uint64_t)(at.position * length + i);
+            float factor = random_keep(key, sequence, index, threshold) ? scale : 0.0f;
             reference_write(&y[b * length + i], x[b * length + i] * factor, call->add[0]);
         }
     }

@@ -17,34 +17,42 @@ Tensor *op_embedding(Graph *graph, Tensor *tokens, Tensor *token_table, Tensor *
 
 Tensor *op_embedding_padded(Graph *graph, Tensor *tokens, Tensor *token_table, int64_t n_tokens,
                             Tensor *position_table, Tensor *start) {
+    EmbeddingAttributes attributes = {.n_tokens = n_tokens, .n_all = n_tokens};
+    return op_embedding_part(graph, tokens, token_table, position_table, start, &attributes);
+}
+
+static bool check_position_table(Graph *graph, const Tensor *table, const Tensor *token_table,
+                                 int64_t n_positions) {
+    int64_t channels = token_table->shape.dim[1];
+    return graph_check(graph, table->shape.n_dims == 2 && table->shape.dim[1] == channels,
+                       "embedding: position table %s must have %lld channels as %s has", table->name,
+                       (long long)channels, token_table->name) &&
+           graph_check(graph, table->shape.dim[0] >= n_positions,
+                       "embedding: position table %s has %lld rows for sequences of %lld tokens", table->name,
+                       (long long)table->shape.dim[0], (long long)n_positions);
+}
+
+Tensor *op_embedding_part(Graph *graph, Tensor *tokens, Tensor *token_table, Tensor *position_table,
+                          Tensor *start, const EmbeddingAttributes *attributes) {
+    const EmbeddingAttributes *a = attributes;
     if (!graph_check(graph, tokens->dtype == DTYPE_I32 && tokens->shape.n_dims == 2,
                      "embedding: tokens %s must be i32 of shape (B,T)", tokens->name) ||
-        !graph_check(graph, token_table->shape.n_dims == 2 && n_tokens <= token_table->shape.dim[0],
-                     "embedding: table %s must have shape (V,C)", token_table->name)) {
-        return graph->nothing;
-    }
-    int64_t n_positions = tokens->shape.dim[1], channels = token_table->shape.dim[1];
-    if (position_table &&
-        (!graph_check(graph, position_table->shape.n_dims == 2 && position_table->shape.dim[1] == channels,
-                      "embedding: position table %s must have %lld channels as %s has", position_table->name,
-                      (long long)channels, token_table->name) ||
-         !graph_check(graph, position_table->shape.dim[0] >= n_positions,
-                      "embedding: position table %s has %lld rows for sequences of %lld tokens",
-                      position_table->name, (long long)position_table->shape.dim[0],
-                      (long long)n_positions))) {
-        return graph->nothing;
-    }
-    if (!graph_check(graph,
+        !graph_check(graph, token_table->shape.n_dims == 2 && a->n_tokens <= token_table->shape.dim[0],
+                     "embedding: table %s must have shape (V,C)", token_table->name) ||
+        !graph_check(graph, a->first_token >= 0 && a->first_token + a->n_tokens <= a->n_all,
+                     "embedding: table %s has tokens beyond the last of %lld", token_table->name,
+                     (long long)a->n_all) ||
+        (position_table && !check_position_table(graph, position_table, token_table, tokens->shape.dim[1])) ||
+        !graph_check(graph,
                      !start || (start->dtype == DTYPE_I32 && tensor_count(start) == tokens->shape.dim[0]),
                      "embedding: start %s must be i32, one per sequence", start ? start->name : "")) {
         return graph->nothing;
     }
     Tensor *y = graph_tensor(graph, PLACE_ACTIVATION, token_table->dtype,
-                             SHAPE(tokens->shape.dim[0], n_positions, channels), "%s.out",
-                             tensor_layer_name(graph, token_table));
-    EmbeddingAttributes attributes = {.n_tokens = n_tokens};
-    graph_record(graph, &OP_EMBEDDING, &attributes, sizeof attributes, 4,
-                 TENSORS(tokens, token_table, position_table, start), 1, TENSORS(y));
+                             SHAPE(tokens->shape.dim[0], tokens->shape.dim[1], token_table->shape.dim[1]),
+                             "%s.out", tensor_layer_name(graph, token_table));
+    graph_record(graph, &OP_EMBEDDING, a, sizeof *a, 4, TENSORS(tokens, token_table, position_table, start),
+                 1, TENSORS(y));
     return y;
 }
 
@@ -76,6 +84,9 @@ static double embedding_bytes(const Node *node) {
 static void embedding_describe(const Node *node, char *text, size_t n_bytes) {
     const EmbeddingAttributes *a = node->attributes;
     if (a->first_position) snprintf(text, n_bytes, "from position %lld", (long long)a->first_position);
+    if (a->n_tokens < a->n_all)
+        snprintf(text, n_bytes, "tokens %lld to %lld", (long long)a->first_token,
+                 (long long)(a->first_token + a->n_tokens - 1));
 }
 
 static Status check_row(int64_t row, int64_t n_rows, const char *what, Error *error) {
@@ -96,11 +107,12 @@ static Status embedding_reference(const KernelCall *call, Error *error) {
         for (int64_t t = 0; t < n_positions; t++) {
             int64_t token = tokens[b * n_positions + t],
                     position = a->first_position + t + (start ? start[b] : 0);
-            TRY(check_row(token, a->n_tokens, "token", error));
+            TRY(check_row(token, a->n_all, "token", error));
+            bool is_here = token >= a->first_token && token < a->first_token + a->n_tokens;
             if (position_table) TRY(check_row(position, node->input[2]->shape.dim[0], "position", error));
             for (int64_t c = 0; c < channels; c++) {
                 y[(b * n_positions + t) * channels + c] =
-                    token_table[token * channels + c] +
+                    (is_here ? token_table[(token - a->first_token) * channels + c] : 0.0f) +
                     (position_table ? position_table[position * channels + c] : 0.0f);
             }
         }
@@ -137,6 +149,7 @@ static void write_table(float *table, const double *sums, int64_t count, bool ad
 }
 
 static Status token_gradient_reference(const KernelCall *call, Error *error) {
+    const EmbeddingAttributes *a = call->node->attributes;
     const float *dy = call->in[0];       /* (B,T,C) */
     const int32_t *tokens = call->in[1]; /* (B,T) */
     const Tensor *table = call->node->output[0];
@@ -146,9 +159,11 @@ static Status token_gradient_reference(const KernelCall *call, Error *error) {
     if (!sums) return error->status;
     Status status = STATUS_OK;
     for (int64_t n = 0; n < n_tokens && status == STATUS_OK; n++) {
-        status = check_row(tokens[n], table->shape.dim[0], "token", error);
-        for (int64_t c = 0; c < channels && status == STATUS_OK; c++) {
-            sums[tokens[n] * channels + c] += (double)dy[n * channels + c];
+        status = check_row(tokens[n], a->n_all, "token", error);
+        int64_t row = tokens[n] - a->first_token;
+        bool is_here = status == STATUS_OK && row >= 0 && row < a->n_tokens;
+        for (int64_t c = 0; c < channels && is_here; c++) {
+            sums[row * channels + c] += (double)dy[n * channels + c];
         }
     }
     if (status == STATUS_OK) write_table(call->out[0], sums, count, call->add[0]);

@@ -14,6 +14,24 @@
 #include "graph/op.h"
 #include "graph/passes/autograd.h"
 
+/* Which rows of a batch x (n,C) has, where they are split among ranks; {0}: all of them, x being (B,...).
+ * A group of ranks has `length` positions of every sequence: the first `head` of them are those from start[0]
+ * on, the others those from start[1] on. Row i of x is row first + i of the group's. What is drawn for an
+ * element depends on its sequence and position alone. */
+typedef struct {
+    int64_t first, length, head, start[2];
+} RowSplit;
+
+typedef struct {
+    int64_t sequence, position; /* of the batch */
+} RowPosition;
+
+static inline RowPosition row_position(const RowSplit *split, int64_t row) {
+    int64_t at = split->first + row, t = at % split->length;
+    return (RowPosition){at / split->length,
+                         t < split->head ? split->start[0] + t : split->start[1] + t - split->head};
+}
+
 /* ---- embedding.c
  * ------------------------------------------------------------------------------------------------ y (B,T,C)
  * = token[tokens] + [position[first_position + t + start[b]]]. tokens (B,T) i32, token table (V,C), [position
@@ -21,14 +39,18 @@
  * table; (dy, [start]) -> dposition table; rows that nobody read become 0. */
 typedef struct {
     int64_t first_position;
-    int64_t
-        n_tokens; /* rows of the table that are a token's; the others pad it, and to name one is a mistake */
+    /* The table has rows of tokens first_token .. first_token + n_tokens - 1, of n_all that there are; rows
+     * behind them pad it. A token that is not among them gets zeros: another rank has it. */
+    int64_t first_token, n_tokens, n_all;
 } EmbeddingAttributes;
 extern const Op OP_EMBEDDING, OP_EMBEDDING_TOKEN_GRADIENT, OP_EMBEDDING_POSITION_GRADIENT;
 Tensor *op_embedding(Graph *graph, Tensor *tokens, Tensor *token_table, Tensor *position_table,
                      Tensor *start);
 Tensor *op_embedding_padded(Graph *graph, Tensor *tokens, Tensor *token_table, int64_t n_tokens,
                             Tensor *position_table, Tensor *start);
+/* The same of a part of the vocabulary; first_position is taken from there too. */
+Tensor *op_embedding_part(Graph *graph, Tensor *tokens, Tensor *token_table, Tensor *position_table,
+                          Tensor *start, const EmbeddingAttributes *attributes);
 
 /* ---- layernorm.c, rmsnorm.c
  * ------------------------------------------------------------------------------------- y (N,C); also outputs
@@ -53,6 +75,7 @@ typedef struct {
     bool has_mean;     /* layernorm; else rmsnorm, which has no bias */
     float probability; /* of dropout; 0: none */
     int site;
+    RowSplit rows;
 } ResidualNormAttributes;
 typedef struct {
     Tensor *sum, *normed;
@@ -124,6 +147,7 @@ Tensor *op_rotary(Graph *graph, Tensor *qkv, Tensor *start /* or NULL */, const 
 typedef struct {
     float probability;
     int site;
+    RowSplit rows;
 } DropoutAttributes;
 typedef struct {
     float scale;
@@ -134,6 +158,7 @@ Tensor *op_copy(Graph *graph, Tensor *x);
 void op_copy_into(Graph *graph, Tensor *x, Tensor *y, WriteMode mode);
 void op_zero(Graph *graph, Tensor *y);
 Tensor *op_dropout(Graph *graph, Tensor *x, Tensor *random, float probability, int site);
+Tensor *op_dropout_split(Graph *graph, Tensor *x, Tensor *random, const DropoutAttributes *attributes);
 Tensor *op_gather(Graph *graph, Tensor *x, Tensor *rows);
 /* Adds into `total` (a scalar in PLACE_STATE) over the micro-batches of a step. */
 void op_sum(Graph *graph, Tensor *x, Tensor *total, float scale);
@@ -176,6 +201,21 @@ void op_cross_entropy_into(Graph *graph, Tensor *logits, Tensor *targets, Tensor
  * it), and of the first n_classes columns. */
 void op_cross_entropy_scaled(Graph *graph, Tensor *logits, Tensor *targets, Tensor *scale, Tensor *losses,
                              const CrossEntropyAttributes *attributes);
+
+/* Of a vocabulary that is split among ranks: logits (N,V/n) are of classes first_class .. first_class +
+ * n_classes - 1. The first makes what a rank knows of each row, (N,3): greatest logit, Σ e^(logit - greatest),
+ * the target's logit or 0. With that of all n ranks, (n,N,3), the second makes the losses, which are the same
+ * on every rank, and this rank's dlogits. */
+typedef struct {
+    float gradient_scale;
+    int64_t first_class, n_classes, n_all; /* here, and of the whole vocabulary */
+} SplitEntropyAttributes;
+enum { ENTROPY_PARTS = 3 };
+extern const Op OP_SPLIT_ENTROPY_PART, OP_SPLIT_ENTROPY;
+Tensor *op_split_entropy_part(Graph *graph, Tensor *logits, Tensor *targets,
+                              const SplitEntropyAttributes *attributes);
+void op_split_entropy(Graph *graph, Tensor *logits, Tensor *targets, Tensor *parts, Tensor *scale,
+                      Tensor *losses, const SplitEntropyAttributes *attributes);
 
 /* ---- squared_error.c
  * -------------------------------------------------------------------------------------------- predictions

@@ -74,7 +74,7 @@ static void residual_norm_gradient(Autograd *autograd, const Node *node) {
     if (!random) {
         autograd_share(autograd, branch, dsum);
     } else if (!dnormed) {
-        DropoutAttributes dropout = {a->probability, a->site};
+        DropoutAttributes dropout = {a->probability, a->site, a->rows};
         autograd_record(autograd, &OP_DROPOUT, &dropout, sizeof dropout, 2, TENSORS(dsum, random), 1,
                         TENSORS(branch));
     }
@@ -110,7 +110,7 @@ static Status residual_norm_reference(const KernelCall *call, Error *error) {
     int64_t count = tensor_count(in[0]);
     const float *dropped = branch;
     if (in[4]) {
-        DropoutAttributes attributes = {a->probability, a->site};
+        DropoutAttributes attributes = {a->probability, a->site, a->rows};
         Node dropout = {.attributes = &attributes, .input = {in[1], in[4]}, .output = {out[0]}};
         KernelCall drop = {.node = &dropout, .in = {call->in[1], call->in[4]}, .out = {sum}};
         TRY(OP_DROPOUT.reference(&drop, error));
@@ -172,7 +172,7 @@ static Status backward_reference(const KernelCall *call, Error *error) {
     TRY(a->has_mean ? OP_LAYERNORM_BACKWARD.reference(&layernorm, error)
                     : OP_RMSNORM_BACKWARD.reference(&rmsnorm, error));
     if (!out[3]) return STATUS_OK;
-    DropoutAttributes attributes = {a->probability, a->site};
+    DropoutAttributes attributes = {a->probability, a->site, a->rows};
     Node dropout = {.attributes = &attributes, .input = {in[1], in[5]}};
     KernelCall drop = {.node = &dropout, .in = {out[0], data[5]}, .out = {out[3]}, .add = {call->add[3]}};
     TRY(OP_DROPOUT.reference(&drop, error));

@@ -333,7 +333,7 @@ static float *base_values(const Run *run, const Mode *mode, int k) {
     if (node->op != &OP_RESIDUAL_NORM_BACKWARD || k != 3 || !(mode->adds & 1)) return base;
     /* The branch's gradient is made of all of the sum's: the mask goes over what was there, too. */
     const ResidualNormAttributes *a = node->attributes;
-    DropoutAttributes attributes = {a->probability, a->site};
+    DropoutAttributes attributes = {a->probability, a->site, a->rows};
     Node dropout = {.attributes = &attributes, .input = {node->output[0]}};
     float *sum = initial_values(node->output[0]);
     if (!base) base = calloc((size_t)tensor_count(node->output[k]) + 1, sizeof *base);

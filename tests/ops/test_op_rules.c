@@ -323,7 +323,7 @@ static void test_refused_shapes(void **unused) {
     REFUSED("layernorm: input x", op_layernorm(g, given(g, "x", SHAPE_SCALAR), F("w", 4), NULL, 1e-5f));
     REFUSED("rmsnorm: weight w", op_rmsnorm(g, F("x", 3, 4), F("w", 5), 1e-5f));
     REFUSED("rmsnorm: epsilon of w", op_rmsnorm(g, F("x", 3, 4), F("w", 4), -1.0f));
-    ResidualNormAttributes a = {1e-5f, true, 0.0f, 0}, rms = a, drops = a, negative = a;
+    ResidualNormAttributes a = {1e-5f, true, 0.0f, 0, {0}}, rms = a, drops = a, negative = a;
     rms.has_mean = false;
     drops.probability = 0.5f;
     negative.epsilon = -1.0f;

@@ -206,7 +206,7 @@ void build_residual_norm(OpCase *test) {
     Tensor *branch = flags & CASE_SAME ? x : incoming(test, shape, "branch"), *bias = NULL;
     Tensor *weight = parameter(test, SHAPE(size[2]), "weight", 1.0f);
     if (flags & CASE_BIAS) bias = parameter(test, SHAPE(size[2]), "bias", 0.0f);
-    ResidualNormAttributes attributes = {1e-5f, !(flags & CASE_RMS), test->spec->number, 5};
+    ResidualNormAttributes attributes = {1e-5f, !(flags & CASE_RMS), test->spec->number, 5, {0}};
     Tensor *random = attributes.probability > 0.0f ? random_words(test) : NULL;
     ResidualNorm both = op_residual_norm(test->graph, x, branch, weight, bias, random, &attributes);
     const Node *node = last_node(test);

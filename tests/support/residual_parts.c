@@ -56,7 +56,7 @@ static void record(Parts *parts, bool has_mean, float probability) {
     Tensor *weight = given(parts, parts->dtype, channels, "weight");
     Tensor *bias = has_mean ? given(parts, parts->dtype, channels, "bias") : NULL;
     Tensor *random = given(parts, DTYPE_I32, SHAPE(N_RANDOM_WORDS), "random");
-    ResidualNormAttributes a = {1e-5f, has_mean, probability, 3};
+    ResidualNormAttributes a = {1e-5f, has_mean, probability, 3, {0}};
     ResidualNorm both = op_residual_norm(graph, stream, branch, weight, bias, random, &a);
     const Node *fused = graph->node[graph->n_nodes - 1];
     Tensor *sum = op_add(graph, stream, op_dropout(graph, branch, random, probability, a.site));
@@ -83,7 +83,7 @@ static void record(Parts *parts, bool has_mean, float probability) {
                     : graph_record(graph, &OP_RMSNORM_BACKWARD, NULL, 0, 4,
                                    TENSORS(dnormed, sum, weight, rstd), 2, other);
     node->write[0] = WRITE_ADD;
-    DropoutAttributes dropout = {probability, a.site};
+    DropoutAttributes dropout = {probability, a.site, a.rows};
     if (drops)
         graph_record(graph, &OP_DROPOUT, &dropout, sizeof dropout, 2, TENSORS(other[0], random), 1,
                      TENSORS(other[3]));

@@ -103,6 +103,15 @@ static float row_loss(const float *logits, int64_t V, int64_t target, float *gra
     return (float)(log(sum) + (double)max - target_logit);
 }
 
+static Status check_targets(const int32_t *targets, int64_t N, int64_t n_all, Error *error) {
+    for (int64_t n = 0; n < N; n++) {
+        if (targets[n] < n_all) continue;
+        return error_failed(error, "cross_entropy: target %lld is not one of %lld classes",
+                            (long long)targets[n], (long long)n_all);
+    }
+    return STATUS_OK;
+}
+
 Status cpu_cross_entropy(const KernelCall *call, Error *error) {
     const CrossEntropyAttributes *a = call->node->attributes;
     const float *logits = call->in[0];                     /* (N,V) */
@@ -112,11 +121,7 @@ Status cpu_cross_entropy(const KernelCall *call, Error *error) {
     float gradient_scale = a->gradient_scale * (scale ? *scale : 1.0f);
     int64_t N = shape_rows(call->node->input[0]->shape), V = a->n_classes;
     int64_t width = shape_columns(call->node->input[0]->shape);
-    for (int64_t n = 0; n < N; n++) {
-        if (targets[n] < V) continue;
-        return error_failed(error, "cross_entropy: target %lld is not one of %lld classes",
-                            (long long)targets[n], (long long)V);
-    }
+    TRY(check_targets(targets, N, V, error));
 #pragma omp parallel for schedule(static) num_threads(cpu_threads(call, N *V))
     for (int64_t n = 0; n < N; n++) {
         float *gradient = dlogits ? dlogits + n * width : NULL, loss = 0.0f;
@@ -125,6 +130,90 @@ Status cpu_cross_entropy(const KernelCall *call, Error *error) {
         int64_t first_zero = counts ? V : 0;
         if (gradient) memset(gradient + first_zero, 0, (size_t)(width - first_zero) * sizeof(float));
         losses[n] = loss;
+    }
+    return STATUS_OK;
+}
+
+/* ---- of a vocabulary that is split among ranks ---- */
+
+/* The greatest of a row's logits and Σ e^(logit - greatest); a row that has no finite greatest has a sum that
+ * is no number, but where all are -inf: those of other ranks may count. */
+static void row_part(const float *logits, int64_t V, float *max, float *sum) {
+    int64_t size = chunk_size(V);
+    double total = 0.0;
+    bool broken = false;
+    *max = -INFINITY;
+    for (int64_t first = 0; first < V; first += size) {
+        int64_t n = V - first < size ? V - first : size;
+        float greatest = chunk_max(logits + first, n);
+        broken |= isnan(greatest) || greatest == INFINITY;
+        if (greatest > *max) {
+            total *= exp((double)*max - (double)greatest);
+            *max = greatest;
+        }
+        if (isfinite(*max)) total += chunk_sum(logits + first, n, *max, NULL);
+    }
+    *sum = broken ? NAN : (float)total;
+}
+
+Status cpu_split_entropy_part(const KernelCall *call, Error *error) {
+    const SplitEntropyAttributes *a = call->node->attributes;
+    const float *logits = call->in[0];    /* (N,V/n) */
+    const int32_t *targets = call->in[1]; /* (N) */
+    float *parts = call->out[0];          /* (N,3) */
+    int64_t N = shape_rows(call->node->input[0]->shape), V = a->n_classes;
+    int64_t width = shape_columns(call->node->input[0]->shape);
+    TRY(check_targets(targets, N, a->n_all, error));
+#pragma omp parallel for schedule(static) num_threads(cpu_threads(call, N *V))
+    for (int64_t n = 0; n < N; n++) {
+        float *part = parts + n * ENTROPY_PARTS;
+        int64_t target = targets[n] - a->first_class;
+        row_part(logits + n * width, V, &part[0], &part[1]);
+        part[2] = target >= 0 && target < V ? logits[n * width + target] : 0.0f;
+    }
+    return STATUS_OK;
+}
+
+/* The parts of one row, put together. */
+typedef struct {
+    double max, sum, target_logit;
+} RowParts;
+
+static RowParts join_parts(const float *parts, int64_t n_parts, int64_t N, int64_t n) {
+    RowParts all = {.max = -INFINITY};
+    for (int64_t r = 0; r < n_parts; r++) all.max = fmax(all.max, (double)parts[(r * N + n) * ENTROPY_PARTS]);
+    for (int64_t r = 0; r < n_parts; r++) {
+        const float *part = parts + (r * N + n) * ENTROPY_PARTS;
+        all.sum += part[1] > 0.0f ? (double)part[1] * exp((double)part[0] - all.max) : (double)part[1];
+        all.target_logit += (double)part[2];
+    }
+    if (!isfinite(all.max)) all.sum = (double)NAN;
+    return all;
+}
+
+Status cpu_split_entropy(const KernelCall *call, Error *error) {
+    const SplitEntropyAttributes *a = call->node->attributes;
+    const float *logits = call->in[0], *parts = call->in[2], *scale = call->in[3]; /* (N,V/n) (n,N,3) [(1)] */
+    const int32_t *targets = call->in[1];                                          /* (N) */
+    float *losses = call->out[0], *dlogits = call->out[1];                         /* (N), [(N,V/n)] */
+    float gradient_scale = a->gradient_scale * (scale ? *scale : 1.0f);
+    int64_t N = shape_rows(call->node->input[0]->shape), V = a->n_classes;
+    int64_t width = shape_columns(call->node->input[0]->shape), n_parts = call->node->input[2]->shape.dim[0];
+    TRY(check_targets(targets, N, a->n_all, error));
+#pragma omp parallel for schedule(static) num_threads(cpu_threads(call, N *V))
+    for (int64_t n = 0; n < N; n++) {
+        RowParts row = join_parts(parts, n_parts, N, n);
+        bool counts = targets[n] >= 0;
+        losses[n] = counts ? (float)(log(row.sum) + row.max - row.target_logit) : 0.0f;
+        if (!dlogits) continue;
+        float *gradient = dlogits + n * width;
+        int64_t target = targets[n] - a->first_class, first_zero = counts ? V : 0;
+        if (counts && V) {
+            chunk_sum(logits + n * width, V, isfinite(row.max) ? (float)row.max : 0.0f, gradient);
+            scale_chunk(gradient, V, (float)((double)gradient_scale / row.sum));
+        }
+        memset(gradient + first_zero, 0, (size_t)(width - first_zero) * sizeof(float));
+        if (counts && target >= 0 && target < V) gradient[target] -= gradient_scale;
     }
     return STATUS_OK;
 }

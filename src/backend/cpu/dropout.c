@@ -20,19 +20,23 @@ Status cpu_dropout(const KernelCall *call, Error *error) {
     const float *x = call->in[0];        /* (B,...) */
     const int32_t *random = call->in[1]; /* (N_RANDOM_WORDS) */
     float *y = call->out[0];             /* (B,...) */
-    int64_t count = tensor_count(call->node->input[0]), B = call->node->input[0]->shape.dim[0];
-    int64_t length = B ? count / B : 0, n_runs = (length + RUN - 1) / RUN;
+    Shape shape = call->node->input[0]->shape;
+    bool is_split = a->rows.length > 0; /* then a line is a row; otherwise a sequence */
+    int64_t count = shape_count(shape), n_lines = is_split ? shape_rows(shape) : shape.dim[0];
+    int64_t length = n_lines ? count / n_lines : 0, n_runs = (length + RUN - 1) / RUN;
     RandomKey key = reference_dropout_key(random, a->site);
     uint64_t first_sequence = reference_first_sequence(random);
     uint32_t threshold = random_dropout_threshold(a->probability);
     float scale = random_dropout_scale(threshold);
 #pragma omp parallel for schedule(static) num_threads(cpu_threads(call, count))
-    for (int64_t task = 0; task < B * n_runs; task++) {
-        int64_t b = task / n_runs, first = task % n_runs * RUN;
+    for (int64_t task = 0; task < n_lines * n_runs; task++) {
+        int64_t line = task / n_runs, first = task % n_runs * RUN;
+        RowPosition at = is_split ? row_position(&a->rows, line) : (RowPosition){.sequence = line};
         int64_t n = length - first < RUN ? length - first : RUN, i = 0;
-        const float *from = x + b * length + first;
-        float *to = y + b * length + first, mask[RUN];
-        dropout_mask_fill(key, first_sequence + (uint64_t)b, (uint64_t)first, n, threshold, scale, mask);
+        const float *from = x + line * length + first;
+        float *to = y + line * length + first, mask[RUN];
+        dropout_mask_fill(key, first_sequence + (uint64_t)at.sequence,
+                          (uint64_t)(at.position * length + first), n, threshold, scale, mask);
         for (; i + VEC_LANES <= n; i += VEC_LANES)
             drop_step(from + i, mask + i, to + i, call->add[0], VEC_LANES);
         if (i < n) drop_step(from + i, mask + i, to + i, call->add[0], (int)(n - i));

@@ -30,8 +30,9 @@ static Status check_positions(const int32_t *start /* (B) or NULL */, int64_t B,
     return STATUS_OK;
 }
 
+/* A token that is not here counts as zeros. */
 CPU_INLINE void forward_step(const float *token, const float *position, float *y, bool add, int lanes) {
-    vec v = lanes_load(token, lanes);
+    vec v = token ? lanes_load(token, lanes) : vec_set(0.0f);
     if (position) v += lanes_load(position, lanes);
     lanes_write(y, v, add, lanes);
 }
@@ -44,22 +45,23 @@ Status cpu_embedding(const KernelCall *call, Error *error) {
     float *y = call->out[0];                                               /* (B,T,C) */
     int64_t B = node->input[0]->shape.dim[0], T = node->input[0]->shape.dim[1],
             C = node->input[1]->shape.dim[1];
-    TRY(check_rows(tokens, B * T, a->n_tokens, error));
+    TRY(check_rows(tokens, B * T, a->n_all, error));
     if (position_table) {
         TRY(check_positions(start, B, T, a->first_position, node->input[2]->shape.dim[0], error));
     }
 #pragma omp parallel for schedule(static) num_threads(cpu_threads(call, B *T *C))
     for (int64_t n = 0; n < B * T; n++) {
         int64_t place = a->first_position + n % T + (start ? start[n / T] : 0);
-        const float *token = token_table + tokens[n] * C,
+        int64_t row = tokens[n] - a->first_token;
+        const float *token = row >= 0 && row < a->n_tokens ? token_table + row * C : NULL,
                     *position = position_table ? position_table + place * C : NULL;
         float *out = y + n * C;
-        int64_t i = 0;
-        for (; i + VEC_LANES <= C; i += VEC_LANES) {
-            forward_step(token + i, position ? position + i : NULL, out + i, call->add[0], VEC_LANES);
+        for (int64_t i = 0; i < C; i += VEC_LANES) {
+            int lanes = C - i < VEC_LANES ? (int)(C - i) : VEC_LANES;
+            const float *t = token ? token + i : NULL, *p = position ? position + i : NULL;
+            if (lanes == VEC_LANES) forward_step(t, p, out + i, call->add[0], VEC_LANES);
+            else forward_step(t, p, out + i, call->add[0], lanes);
         }
-        if (i < C)
-            forward_step(token + i, position ? position + i : NULL, out + i, call->add[0], (int)(C - i));
     }
     return STATUS_OK;
 }
@@ -113,15 +115,15 @@ static int32_t *sort_places(const int32_t *tokens, int64_t n, int64_t n_rows, in
 
 /* Sum the tokens whose run of equal ones begins in first..end-1 of the sorted places. */
 static void sum_tokens(const float *dy, const int32_t *tokens, const int32_t *order, int64_t n, int64_t first,
-                       int64_t end, int64_t C, CpuRange columns, float *table) {
+                       int64_t end, int64_t C, CpuRange columns, const EmbeddingAttributes *a, float *table) {
     int64_t i = first;
     while (i > 0 && i < end && tokens[order[i]] == tokens[order[i - 1]]) i++; /* the part before has these */
     while (i < end) {
-        int64_t token = tokens[order[i]], last = i + 1;
+        int64_t token = tokens[order[i]], row = token - a->first_token, last = i + 1;
         while (last < n && tokens[order[last]] == token) last++;
-        for (; i < last; i += ROWS_AT_ONCE) {
+        for (; i < last && row >= 0 && row < a->n_tokens; i += ROWS_AT_ONCE) {
             int rows = last - i < ROWS_AT_ONCE ? (int)(last - i) : ROWS_AT_ONCE;
-            sum_rows(dy, order + i, rows, C, columns, table + token * C, true);
+            sum_rows(dy, order + i, rows, C, columns, table + row * C, true);
         }
         i = last;
     }
@@ -137,14 +139,15 @@ static void clear(float *memory, int64_t count, int n_threads) {
 }
 
 Status cpu_embedding_token_gradient(const KernelCall *call, Error *error) {
+    const EmbeddingAttributes *a = call->node->attributes;
     const float *dy = call->in[0];       /* (B,T,C) */
     const int32_t *tokens = call->in[1]; /* (B,T) */
     float *table = call->out[0];         /* (V,C) */
     const Tensor *output = call->node->output[0];
     int64_t V = output->shape.dim[0], C = output->shape.dim[1], N = tensor_count(call->node->input[1]);
-    TRY(check_rows(tokens, N, V, error));
+    TRY(check_rows(tokens, N, a->n_all, error));
     int32_t *order = call->scratch;
-    order = sort_places(tokens, N, V, order, order + N);
+    order = sort_places(tokens, N, a->n_all, order, order + N);
     if (!call->add[0]) clear(table, V * C, call->n_threads);
 
     enum { STRIP = 256 }; /* columns of a task */
@@ -155,7 +158,7 @@ Status cpu_embedding_token_gradient(const KernelCall *call, Error *error) {
         int64_t part = task / n_strips, strip = task % n_strips;
         int64_t end = (strip + 1) * STRIP;
         CpuRange columns = {strip * STRIP, end < C ? end : C};
-        sum_tokens(dy, tokens, order, N, part * N / n_parts, (part + 1) * N / n_parts, C, columns, table);
+        sum_tokens(dy, tokens, order, N, part * N / n_parts, (part + 1) * N / n_parts, C, columns, a, table);
     }
     return STATUS_OK;
 }

@@ -36,6 +36,8 @@
     PLAIN(OP_PACK, cpu_pack)                                                                                 \
     WITH_SCRATCH(OP_SUM, cpu_sum)                                                                            \
     PLAIN(OP_CROSS_ENTROPY, cpu_cross_entropy)                                                               \
+    PLAIN(OP_SPLIT_ENTROPY_PART, cpu_split_entropy_part)                                                     \
+    PLAIN(OP_SPLIT_ENTROPY, cpu_split_entropy)                                                               \
     PLAIN(OP_SQUARED_ERROR, cpu_squared_error)                                                               \
     WITH_SCRATCH(OP_SQUARED_NORM, cpu_squared_norm)                                                          \
     PLAIN(OP_CLIP, cpu_clip)                                                                                 \

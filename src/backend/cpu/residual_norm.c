@@ -20,8 +20,14 @@ typedef struct {
     uint64_t first_sequence;
     uint32_t threshold;
     float scale;
-    int64_t rows; /* of a sequence */
+    RowSplit rows;
 } Draws;
+
+/* Where nothing is split, all rows are here in their order. */
+static RowSplit split_of(const RowSplit *rows, Shape shape) {
+    int64_t length = shape_rows(shape) / shape.dim[0];
+    return rows->length ? *rows : (RowSplit){.length = length, .head = length};
+}
 
 static Draws draws_of(const ResidualNormAttributes *a, const int32_t *random, Shape shape) {
     if (!random || !shape_count(shape)) return (Draws){.drops = false};
@@ -31,7 +37,7 @@ static Draws draws_of(const ResidualNormAttributes *a, const int32_t *random, Sh
                    .first_sequence = reference_first_sequence(random),
                    .threshold = threshold,
                    .scale = random_dropout_scale(threshold),
-                   .rows = shape_rows(shape) / shape.dim[0]};
+                   .rows = split_of(&a->rows, shape)};
 }
 
 CPU_INLINE void drop_step(const float *x, float *mask, int lanes) {
@@ -41,8 +47,9 @@ CPU_INLINE void drop_step(const float *x, float *mask, int lanes) {
 /* Elements first .. first + n - 1 of row `row`: out (n) = x (n) under the mask. */
 static void drop(const Draws *draws, int64_t row, int64_t C, int64_t first, int64_t n, const float *x,
                  float *out) {
-    dropout_mask_fill(draws->key, draws->first_sequence + (uint64_t)(row / draws->rows),
-                      (uint64_t)(row % draws->rows * C + first), n, draws->threshold, draws->scale, out);
+    RowPosition at = row_position(&draws->rows, row);
+    dropout_mask_fill(draws->key, draws->first_sequence + (uint64_t)at.sequence,
+                      (uint64_t)(at.position * C + first), n, draws->threshold, draws->scale, out);
     int64_t i = 0;
     for (; i + VEC_LANES <= n; i += VEC_LANES) drop_step(x + i, out + i, VEC_LANES);
     if (i < n) drop_step(x + i, out + i, (int)(n - i));
