@@ -10,10 +10,15 @@
  * towards Llama: rmsnorm, rotary positions, SwiGLU, fewer key/value heads, no biases.
  *
  * Residual additions are part of the linear layer that feeds them. Where dropout stands between, dropout and
- * addition wait for the norm that follows, and the three are one operation. */
+ * addition wait for the norm that follows, and the three are one operation.
+ *
+ * Where the layers are split among ranks, every branch is entered and left by communication: `enter` in front
+ * of a layer that is split by columns, `leave` behind one that is split by rows. What is added once to the
+ * sum that `leave` makes (a bias, the positions) is the first rank's. */
 #include "model/gpt.h"
 
 #include "ops/ops.h"
+#include "parallel/conjugate.h"
 
 #include <math.h>
 
@@ -26,8 +31,11 @@ typedef struct {
     Tensor *start;                   /* NULL: sequences start at position 0 */
     Tensor *caches;                  /* of all blocks, keys before values; NULL: attention within the batch */
     Tensor *key_cache, *value_cache; /* of the block being recorded */
-    int64_t B, capacity;
-    int64_t segment; /* blocks whose activations are forgotten and made again together; 0: all are kept */
+    int64_t B, T, capacity;
+    GptSplit split;
+    ShardHeads heads; /* of this rank */
+    RowSplit rows;    /* of the residual stream that are here; {0}: all */
+    int64_t segment;  /* blocks whose activations are forgotten and made again together; 0: all are kept */
     DType dtype;
 } Writer;
 
@@ -46,13 +54,45 @@ static int dropout_site(int block, int site) {
     return (block + 1) * SITES_PER_BLOCK + site;
 }
 
+/* NULL if the model has none, or this rank. */
 static Tensor *parameter(const Writer *r, ParameterRole role, int block) {
-    return parameter_tensor(&r->parameters, role, block);
+    Tensor *tensor = parameter_tensor(&r->parameters, role, block);
+    return tensor && tensor_count(tensor) > 0 ? tensor : NULL;
+}
+
+static bool is_split(const Writer *r) {
+    return r->split.tp && r->split.tp->size > 1;
+}
+
+/* What this rank has of the model. */
+static void set_split(Writer *r, const GptSplit *split) {
+    r->split = *split;
+    int n_ranks = is_split(r) ? split->tp->size : 1, rank = is_split(r) ? split->tp->rank : 0;
+    r->heads = shard_heads(r->config, n_ranks, rank);
+    if (!is_split(r) || !split->by_sequence) return;
+    int64_t first = shard_span(r->B * r->T, n_ranks, rank).first;
+    r->rows = (RowSplit){.first = first, .length = r->T, .head = r->T};
+}
+
+/* In front of layers that the ranks share: all rows of x, on every rank. */
+static Tensor *enter(Writer *r, Tensor *x) {
+    if (!is_split(r)) return x;
+    if (!r->split.by_sequence) return op_parallel_copy(r->graph, r->split.tp, x);
+    Shape shape = SHAPE(r->B, r->T, r->config->n_channels);
+    return op_parallel_all_gather(r->graph, r->split.tp, x, shape, NULL);
+}
+
+/* Behind them: the sum of what the ranks have made of x; all of it, or this rank's rows. */
+static Tensor *leave(Writer *r, Tensor *x) {
+    if (!is_split(r)) return x;
+    return r->split.by_sequence ? op_parallel_reduce_scatter(r->graph, r->split.tp, x, NULL)
+                                : op_parallel_sum(r->graph, r->split.tp, x);
 }
 
 static Tensor *record_dropout(Writer *r, Tensor *x, int site) {
     if (!r->random) return x;
-    return op_dropout(r->graph, x, r->random, (float)r->config->dropout, site);
+    DropoutAttributes attributes = {(float)r->config->dropout, site, r->rows};
+    return op_dropout_split(r->graph, x, r->random, &attributes);
 }
 
 static Tensor *record_norm(Writer *r, Stream *x, ParameterRole weight, ParameterRole bias, int block) {
@@ -62,7 +102,8 @@ static Tensor *record_norm(Writer *r, Stream *x, ParameterRole weight, Parameter
         ResidualNormAttributes attributes = {.epsilon = NORM_EPSILON,
                                              .has_mean = has_mean,
                                              .probability = (float)r->config->dropout,
-                                             .site = x->site};
+                                             .site = x->site,
+                                             .rows = r->rows};
         ResidualNorm both = op_residual_norm(r->graph, x->sum, x->branch, w, b, r->random, &attributes);
         *x = (Stream){.sum = both.sum};
         return both.normed;
@@ -71,15 +112,25 @@ static Tensor *record_norm(Writer *r, Stream *x, ParameterRole weight, Parameter
                     : op_rmsnorm(r->graph, x->sum, w, NORM_EPSILON);
 }
 
+/* W · branch, from what this rank has of both; NULL: nothing, of what it has entered. */
+static Tensor *record_projection(Writer *r, Tensor *branch, Tensor *entered, ParameterRole weight,
+                                 ParameterRole bias, Tensor *residual, int block) {
+    if (!branch) return op_blank(r->graph, entered, SHAPE(r->B, r->T, r->config->n_channels));
+    return op_linear(r->graph, branch, parameter(r, weight, block), parameter(r, bias, block), residual,
+                     ACTIVATION_NONE);
+}
+
 /* x + dropout(W · branch) */
-static void record_residual(Writer *r, Stream *x, Tensor *branch, ParameterRole weight, ParameterRole bias,
-                            int block, int site) {
-    Tensor *w = parameter(r, weight, block), *b = parameter(r, bias, block);
+static void record_residual(Writer *r, Stream *x, Tensor *branch, Tensor *entered, ParameterRole weight,
+                            ParameterRole bias, int block, int site) {
+    bool is_fused = !r->random && !is_split(r); /* the addition is part of the linear layer */
+    Tensor *y = record_projection(r, branch, entered, weight, bias, is_fused ? x->sum : NULL, block);
+    y = leave(r, y);
     if (r->random) {
-        x->branch = op_linear(r->graph, branch, w, b, NULL, ACTIVATION_NONE);
+        x->branch = y;
         x->site = dropout_site(block, site);
     } else {
-        x->sum = op_linear(r->graph, branch, w, b, x->sum, ACTIVATION_NONE);
+        x->sum = is_fused ? y : op_add(r->graph, x->sum, y);
     }
 }
 
@@ -90,40 +141,55 @@ static void record_border(Writer *r, Stream *x) {
     *x = (Stream){.sum = op_add(r->graph, x->sum, record_dropout(r, x->branch, x->site))};
 }
 
-static void record_attention(Writer *r, Stream *x, int block) {
+/* Attention of this rank's heads of h (B,T,C); NULL: it has none. */
+static Tensor *record_heads(Writer *r, Tensor *h, int block) {
     const ModelConfig *config = r->config;
-    int head_size = (int)config_head_size(config);
-    Tensor *h = record_norm(r, x, ROLE_NORM1_WEIGHT, ROLE_NORM1_BIAS, block);
+    int head_size = (int)config_head_size(config), n_heads = (int)r->heads.query.n,
+        n_kv_heads = (int)r->heads.key.n;
+    if (!n_heads) return NULL;
     Tensor *qkv =
         op_linear(r->graph, h, parameter(r, ROLE_QKV_WEIGHT, block), parameter(r, ROLE_QKV_BIAS, block), NULL,
                   ACTIVATION_NONE); /* (B,T,(NH+2·NKV)·HS) */
     if (config->position == POSITION_ROTARY) {
-        RotaryAttributes rotary = {.n_heads = (int)config->n_heads,
-                                   .n_kv_heads = (int)config->n_kv_heads,
+        RotaryAttributes rotary = {.n_heads = n_heads,
+                                   .n_kv_heads = n_kv_heads,
                                    .head_size = head_size,
                                    .theta = (float)config->rotary_theta};
         qkv = op_rotary(r->graph, qkv, r->start, &rotary);
     }
-    AttentionAttributes attention = {.n_heads = (int)config->n_heads,
-                                     .n_kv_heads = (int)config->n_kv_heads,
+    AttentionAttributes attention = {.n_heads = n_heads,
+                                     .n_kv_heads = n_kv_heads,
                                      .head_size = head_size,
                                      .scale = 1.0f / sqrtf((float)head_size),
                                      .dropout = r->random ? (float)config->dropout : 0.0f,
-                                     .site = dropout_site(block, SITE_ATTENTION)};
-    Tensor *y = r->key_cache
-                    ? op_attention_cached(r->graph, qkv, r->start, r->key_cache, r->value_cache, &attention)
-                    : op_attention(r->graph, qkv, r->random, &attention); /* (B,T,C) */
-    record_residual(r, x, y, ROLE_ATTENTION_OUT_WEIGHT, ROLE_ATTENTION_OUT_BIAS, block, SITE_ATTENTION_OUT);
+                                     .site = dropout_site(block, SITE_ATTENTION),
+                                     .first_head = (int)r->heads.query.first};
+    return r->key_cache
+               ? op_attention_cached(r->graph, qkv, r->start, r->key_cache, r->value_cache, &attention)
+               : op_attention(r->graph, qkv, r->random, &attention); /* (B,T,NH·HS) */
+}
+
+static void record_attention(Writer *r, Stream *x, int block) {
+    Tensor *h = enter(r, record_norm(r, x, ROLE_NORM1_WEIGHT, ROLE_NORM1_BIAS, block));
+    record_residual(r, x, record_heads(r, h, block), h, ROLE_ATTENTION_OUT_WEIGHT, ROLE_ATTENTION_OUT_BIAS,
+                    block, SITE_ATTENTION_OUT);
+}
+
+/* This rank's hidden channels of h (B,T,C); NULL: it has none. */
+static Tensor *record_hidden(Writer *r, Tensor *h, int block) {
+    static const Activation activations[] = {ACTIVATION_GELU_TANH, ACTIVATION_GELU_ERF, ACTIVATION_NONE};
+    const ModelConfig *config = r->config;
+    Tensor *weight = parameter(r, ROLE_FC_WEIGHT, block);
+    if (!weight) return NULL;
+    h = op_linear(r->graph, h, weight, parameter(r, ROLE_FC_BIAS, block), NULL,
+                  activations[config->mlp]); /* (B,T,4C) */
+    return config->mlp == MLP_SWIGLU ? op_swiglu(r->graph, h) : h;
 }
 
 static void record_mlp(Writer *r, Stream *x, int block) {
-    static const Activation activations[] = {ACTIVATION_GELU_TANH, ACTIVATION_GELU_ERF, ACTIVATION_NONE};
-    const ModelConfig *config = r->config;
-    Tensor *h = record_norm(r, x, ROLE_NORM2_WEIGHT, ROLE_NORM2_BIAS, block);
-    h = op_linear(r->graph, h, parameter(r, ROLE_FC_WEIGHT, block), parameter(r, ROLE_FC_BIAS, block), NULL,
-                  activations[config->mlp]); /* (B,T,4C) */
-    if (config->mlp == MLP_SWIGLU) h = op_swiglu(r->graph, h);
-    record_residual(r, x, h, ROLE_PROJ_WEIGHT, ROLE_PROJ_BIAS, block, SITE_MLP_OUT);
+    Tensor *h = enter(r, record_norm(r, x, ROLE_NORM2_WEIGHT, ROLE_NORM2_BIAS, block));
+    record_residual(r, x, record_hidden(r, h, block), h, ROLE_PROJ_WEIGHT, ROLE_PROJ_BIAS, block,
+                    SITE_MLP_OUT);
 }
 
 /* Views of one tensor, as parameters are, so that an operation that works on many of them can name them
@@ -142,12 +208,22 @@ static void record_caches(Writer *r, int block) {
     r->value_cache = graph_view(r->graph, r->caches, shape, (2 * block + 1) * shape_count(shape), values);
 }
 
-/* (B,T) tokens to (B,T,C). */
+/* The tokens of the vocabulary that this rank has rows of, in either table. */
+static ShardSpan token_span(const Writer *r) {
+    const Parameter *table = parameter_find(r->parameters.table, ROLE_TOKEN_TABLE, NO_BLOCK);
+    if (!table) table = parameter_find(r->parameters.table, ROLE_HEAD_WEIGHT, NO_BLOCK);
+    if (!table->shard.n_boxes) return (ShardSpan){0};
+    return (ShardSpan){table->shard.box[0].box.offset[0], table->shard.box[0].box.shape.dim[0]};
+}
+
+/* (B,T) tokens to (B,T,C), or to this rank's rows of it. */
 static Stream record_embedding(Writer *r, Tensor *tokens) {
-    Tensor *embedded =
-        op_embedding_padded(r->graph, tokens, parameter(r, ROLE_TOKEN_TABLE, NO_BLOCK), r->config->vocabulary,
-                            parameter(r, ROLE_POSITION_TABLE, NO_BLOCK), r->start);
-    return (Stream){.sum = record_dropout(r, embedded, dropout_site(NO_BLOCK, SITE_EMBEDDING))};
+    ShardSpan span = token_span(r);
+    EmbeddingAttributes attributes = {
+        .first_token = span.first, .n_tokens = span.n, .n_all = r->config->vocabulary};
+    Tensor *embedded = op_embedding_part(r->graph, tokens, parameter(r, ROLE_TOKEN_TABLE, NO_BLOCK),
+                                         parameter(r, ROLE_POSITION_TABLE, NO_BLOCK), r->start, &attributes);
+    return (Stream){.sum = record_dropout(r, leave(r, embedded), dropout_site(NO_BLOCK, SITE_EMBEDDING))};
 }
 
 static void record_blocks(Writer *r, Stream *x, int first, int end) {
@@ -174,37 +250,51 @@ static Tensor *head_weight(const Writer *r) {
 
 /* Logits are by far the largest activation; the device says how many bytes of them at a time keep GEMMs
  * efficient. */
-static int64_t chosen_chunk_rows(const ModelConfig *config, const GptLossOptions *options) {
+static int64_t chosen_chunk_rows(const GptLossOptions *options, int64_t n_classes) {
     enum { FEWEST_ROWS = 64, MOST_CHUNKS = 1024 };
     const BackendTraits *traits = options->traits ? options->traits : &TRAITS_HOST;
     size_t a_number = dtype_info(options->dtype)->n_bytes;
     if (a_number < traits->loss_number_bytes) a_number = traits->loss_number_bytes;
     int64_t n_rows = options->B * options->T;
-    int64_t rows = (int64_t)(traits->loss_chunk_bytes / a_number) / config->vocabulary;
+    int64_t rows = (int64_t)(traits->loss_chunk_bytes / a_number) / n_classes;
     if (rows < FEWEST_ROWS) rows = FEWEST_ROWS;
     int64_t n_chunks = (n_rows + rows - 1) / rows;
     if (n_chunks > MOST_CHUNKS) n_chunks = MOST_CHUNKS; /* each is a few instructions of the program */
     return (n_rows + n_chunks - 1) / n_chunks;
 }
 
+/* Logits of these rows and their losses. A rank that has a part of the vocabulary learns what the loss needs
+ * to know of the rest: three numbers a row from every rank. */
+static void record_entropy(Writer *r, Tensor *x, Tensor *targets, Tensor *losses, ShardSpan span,
+                           float gradient_scale, Tensor *scale) {
+    Graph *graph = r->graph;
+    Tensor *logits = op_linear(graph, x, head_weight(r), NULL, NULL, ACTIVATION_NONE); /* (rows,V or more) */
+    if (!is_split(r)) {
+        CrossEntropyAttributes entropy = {gradient_scale, span.n};
+        op_cross_entropy_scaled(graph, logits, targets, scale, losses, &entropy);
+        return;
+    }
+    SplitEntropyAttributes entropy = {gradient_scale, span.first, span.n, r->config->vocabulary};
+    Tensor *part = op_split_entropy_part(graph, logits, targets, &entropy);
+    Shape shape = SHAPE(r->split.tp->size, tensor_count(targets), ENTROPY_PARTS);
+    Tensor *parts = op_parallel_join(graph, r->split.tp, part, shape, NULL);
+    op_split_entropy(graph, logits, targets, parts, scale, losses, &entropy);
+}
+
 /* The head and the loss of x (B,T,C), by chunks of rows. */
 static void record_head(Writer *r, Tensor *x, const GptLossOptions *options, GptLoss *loss) {
-    const ModelConfig *config = r->config;
     Graph *graph = r->graph;
-    int64_t n_rows = options->B * options->T;
+    ShardSpan span = token_span(r);
+    int64_t n_rows = options->B * options->T, channels = r->config->n_channels;
     int64_t chunk =
-        options->loss_chunk_tokens ? options->loss_chunk_tokens : chosen_chunk_rows(config, options);
+        options->loss_chunk_tokens ? options->loss_chunk_tokens : chosen_chunk_rows(options, span.n);
     float scale = (float)options->loss_scale;
-    CrossEntropyAttributes entropy = {scale, config->vocabulary};
     for (int64_t first = 0; first < n_rows; first += chunk) {
         int64_t rows = n_rows - first < chunk ? n_rows - first : chunk;
-        Tensor *x_rows =
-            graph_view(graph, x, SHAPE(rows, config->n_channels), first * config->n_channels, "ln_f.rows");
+        Tensor *x_rows = graph_view(graph, x, SHAPE(rows, channels), first * channels, "ln_f.rows");
         Tensor *target_rows = graph_view(graph, loss->targets, SHAPE(rows), first, "targets.rows");
         Tensor *loss_rows = graph_view(graph, loss->losses, SHAPE(rows), first, "losses.rows");
-        Tensor *logits =
-            op_linear(graph, x_rows, head_weight(r), NULL, NULL, ACTIVATION_NONE); /* (rows,V or more) */
-        op_cross_entropy_scaled(graph, logits, target_rows, loss->scale, loss_rows, &entropy);
+        record_entropy(r, x_rows, target_rows, loss_rows, span, scale, loss->scale);
     }
     op_sum(graph, loss->losses, loss->loss, scale);
 }
@@ -232,6 +322,14 @@ GptStage gpt_whole(const ModelConfig *config) {
     return (GptStage){.end_block = (int)config->n_layers, .has_embedding = true, .has_head = true};
 }
 
+/* Of the residual stream. */
+static Shape stream_shape(const Writer *r) {
+    int64_t channels = r->config->n_channels;
+    if (!r->rows.length) return SHAPE(r->B, r->T, channels);
+    ShardSpan rows = shard_span(r->B * r->T, r->split.tp->size, r->split.tp->rank);
+    return SHAPE(rows.n, channels);
+}
+
 GptStageTensors gpt_record_stage(const ModelConfig *config, const ParameterTable *table, Graph *graph,
                                  const GptLossOptions *options, const GptStage *stage) {
     GptStageTensors tensors = {.loss = record_places(config, table, graph, options, stage)};
@@ -240,12 +338,14 @@ GptStageTensors gpt_record_stage(const ModelConfig *config, const ParameterTable
                 .parameters = tensors.loss.parameters,
                 .random = tensors.loss.random,
                 .B = options->B,
+                .T = options->T,
                 .segment = options->recompute};
+    set_split(&r, &options->split);
     Stream x = {0};
     if (stage->has_embedding) {
         x = record_embedding(&r, tensors.loss.tokens);
     } else {
-        Shape shape = SHAPE(options->B, options->T, config->n_channels);
+        Shape shape = stream_shape(&r);
         tensors.input = graph_tensor(graph, PLACE_INPUT, options->dtype, shape, "stream");
         tensors.input->needs_gradient = options->is_training;
         x.sum = tensors.input;
@@ -257,7 +357,7 @@ GptStageTensors gpt_record_stage(const ModelConfig *config, const ParameterTable
         return tensors;
     }
     Tensor *normed = record_norm(&r, &x, ROLE_FINAL_NORM_WEIGHT, ROLE_FINAL_NORM_BIAS, NO_BLOCK);
-    record_head(&r, normed, options, &tensors.loss);
+    record_head(&r, enter(&r, normed), options, &tensors.loss);
     return tensors;
 }
 
@@ -278,8 +378,10 @@ GptDecode gpt_record_decode(const ModelConfig *config, const ParameterTable *tab
                 .parameters = decode.parameters,
                 .start = decode.start,
                 .B = B,
+                .T = T,
                 .capacity = capacity,
                 .dtype = dtype};
+    set_split(&r, &(GptSplit){0});
     Tensor *x = record_body(&r, decode.tokens);
     Tensor *last = T == 1 ? graph_view(graph, x, SHAPE(B, config->n_channels), 0, "last")
                           : op_gather(graph, x, decode.rows); /* (B,C) */

@@ -2,8 +2,22 @@
 #ifndef PGPT_MODEL_GPT_H
 #define PGPT_MODEL_GPT_H
 
+#include "comm/comm.h"
 #include "graph/traits.h"
 #include "model/parameters.h"
+
+/* How the layers are split among ranks; {0}: they are not. The parameter table is then this rank's part
+ * (parameters_build_part).
+ *
+ * With tensor parallelism (Megatron's) a rank has some heads, some hidden channels and some tokens of the
+ * vocabulary. Each pair of linear layers is split by columns, then by rows: one all-reduce forward and one
+ * backward. With sequence parallelism, what lies between the pairs (norms, dropout, residual stream) is split
+ * by rows: each all-reduce becomes a reduce-scatter and an all-gather of the same bytes, and these
+ * activations shrink by the number of ranks. */
+typedef struct {
+    Comm *tp;         /* NULL: alone */
+    bool by_sequence; /* sequence parallelism, along tp */
+} GptSplit;
 
 typedef struct {
     int64_t B, T;      /* of one micro-batch */
@@ -13,6 +27,7 @@ typedef struct {
     bool is_training;            /* with dropout, and room for gradients in the loss */
     DType dtype;                 /* of weights and activations */
     int64_t recompute;           /* blocks that recompute_run will take together; 0: it will not run */
+    GptSplit split;
     bool scales_loss; /* the gradient is multiplied by a number that the host writes: see GptLoss */
 } GptLossOptions;
 

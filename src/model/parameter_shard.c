@@ -66,6 +66,7 @@ ParameterShard parameter_shard_cut(const ModelConfig *config, ShardRule rule, Sh
     ShardSpan span = {0, whole.dim[dim]};
     switch (rule) {
     case SHARD_NONE: add(&shard, whole, dim, 0, whole.dim[dim], &all, rank); break;
+    case SHARD_FIRST: add(&shard, whole, dim, 0, rank == 0 ? whole.dim[dim] : 0, &alone, rank); break;
     case SHARD_QKV_ROWS:
         add(&shard, whole, dim, heads.query.first * size, heads.query.n * size, &alone, rank);
         for (int i = 0; i < 2; i++) {

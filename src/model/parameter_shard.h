@@ -14,6 +14,7 @@
 
 typedef enum {
     SHARD_NONE,           /* every rank has all of it */
+    SHARD_FIRST,          /* the first rank has all of it: what is added once to a sum over the ranks */
     SHARD_TOKEN_ROWS,     /* the vocabulary's tables, by tokens */
     SHARD_QKV_ROWS,       /* by heads, within each of the query, key and value parts of the rows */
     SHARD_HEAD_COLUMNS,   /* inputs, by query heads */

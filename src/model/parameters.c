@@ -74,7 +74,7 @@ static void add_block(Builder *builder, const ModelConfig *config, int block) {
     add_matrix(builder, ROLE_ATTENTION_OUT_WEIGHT, block, "attn.c_proj.weight", channels, channels,
                SHARD_HEAD_COLUMNS, residual_deviation);
     if (config->bias) {
-        add_vector(builder, ROLE_ATTENTION_OUT_BIAS, block, "attn.c_proj.bias", channels, SHARD_NONE,
+        add_vector(builder, ROLE_ATTENTION_OUT_BIAS, block, "attn.c_proj.bias", channels, SHARD_FIRST,
                    INIT_ZERO);
     }
     add_norm(builder, config, ROLE_NORM2_WEIGHT, ROLE_NORM2_BIAS, block, "ln_2.weight", "ln_2.bias");
@@ -85,7 +85,7 @@ static void add_block(Builder *builder, const ModelConfig *config, int block) {
     add_matrix(builder, ROLE_PROJ_WEIGHT, block, "mlp.c_proj.weight", channels, config->n_hidden,
                SHARD_HIDDEN_COLUMNS, residual_deviation);
     if (config->bias)
-        add_vector(builder, ROLE_PROJ_BIAS, block, "mlp.c_proj.bias", channels, SHARD_NONE, INIT_ZERO);
+        add_vector(builder, ROLE_PROJ_BIAS, block, "mlp.c_proj.bias", channels, SHARD_FIRST, INIT_ZERO);
 }
 
 static void add_model(Builder *builder, const ModelConfig *config) {
@@ -93,7 +93,7 @@ static void add_model(Builder *builder, const ModelConfig *config) {
                SHARD_TOKEN_ROWS, 0.02f);
     if (config->position == POSITION_LEARNED) {
         add_matrix(builder, ROLE_POSITION_TABLE, NO_BLOCK, "wpe.weight", config->context, config->n_channels,
-                   SHARD_NONE, 0.02f);
+                   SHARD_FIRST, 0.02f);
     }
     for (int block = 0; block < config->n_layers; block++) add_block(builder, config, block);
     add_norm(builder, config, ROLE_FINAL_NORM_WEIGHT, ROLE_FINAL_NORM_BIAS, NO_BLOCK, "ln_f.weight",

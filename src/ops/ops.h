@@ -157,6 +157,8 @@ Tensor *op_add(Graph *graph, Tensor *a, Tensor *b);
 Tensor *op_copy(Graph *graph, Tensor *x);
 void op_copy_into(Graph *graph, Tensor *x, Tensor *y, WriteMode mode);
 void op_zero(Graph *graph, Tensor *y);
+/* Zeros of x's type in this shape, whose gradient is zeros of x's: where a rank has no part of a layer. */
+Tensor *op_blank(Graph *graph, Tensor *x, Shape shape);
 Tensor *op_dropout(Graph *graph, Tensor *x, Tensor *random, float probability, int site);
 Tensor *op_dropout_split(Graph *graph, Tensor *x, Tensor *random, const DropoutAttributes *attributes);
 Tensor *op_gather(Graph *graph, Tensor *x, Tensor *rows);

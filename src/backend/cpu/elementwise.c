@@ -57,7 +57,7 @@ Status cpu_copy(const KernelCall *call, Error *error) {
 Status cpu_zero(const KernelCall *call, Error *error) {
     (void)error;
     float *y = call->out[0]; /* (N) */
-    int64_t count = tensor_count(call->node->output[0]);
+    int64_t count = call->add[0] ? 0 : tensor_count(call->node->output[0]);
     int n_parts = cpu_threads(call, count);
 #pragma omp parallel for schedule(static) num_threads(n_parts)
     for (int part = 0; part < n_parts; part++) {

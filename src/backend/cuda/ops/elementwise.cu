@@ -65,5 +65,6 @@ extern "C" Status cuda_copy(const KernelCall *call, Error *error) {
 extern "C" Status cuda_zero(const KernelCall *call, Error *error) {
     size_t n_bytes = tensor_bytes(call->node->output[0]);
     if (!n_bytes) return STATUS_OK;
+    if (call->add[0]) return STATUS_OK;
     return cuda_check(cudaMemsetAsync(call->out[0], 0, n_bytes, cuda_context(call)->stream), "zero", error);
 }
