@@ -7,6 +7,7 @@
 #include "model/config.h"
 #include "model/parameter_shard.h"
 #include "parallel/sync/gradient_sync.h"
+#include "parallel/sync/replicas.h"
 
 typedef enum {
     ROLE_TOKEN_TABLE,
@@ -121,6 +122,12 @@ ParameterTensors parameters_record(const ParameterTable *table, Graph *graph, DT
 
 /* The tensor with this role, NULL if the model has none. */
 Tensor *parameter_tensor(const ParameterTensors *tensors, ParameterRole role, int block);
+
+/* What this rank and others of tp hold alike and have to sum gradients of, at most SHARD_MAX_BOXES a
+ * parameter; returns how many. `tp` are the ranks of tensor parallelism, `heads` those of them that hold the
+ * same key/value heads (ShardHeads); by_sequence: their rows are split (model/gpt.h). */
+int parameters_replicas(const ParameterTensors *tensors, Comm *tp, Comm *heads, bool by_sequence,
+                        GradientReplica *replicas);
 
 /* Initial values into the flat array on the host. They depend on (seed, parameter, element) of the whole
  * model alone: a shard has the values that the whole tensor has there. */

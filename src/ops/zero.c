@@ -13,10 +13,10 @@ Tensor *op_blank(Graph *graph, Tensor *x, Shape shape) {
     return y;
 }
 
-/* What reads x and makes nothing of it. */
+/* It names x too, as the layers of other ranks do: what recompute repeats has to be the same on all. */
 static void zero_gradient(Autograd *autograd, const Node *node) {
-    if (node->n_inputs && node->input[0]->needs_gradient)
-        autograd_record(autograd, &OP_ZERO, NULL, 0, 0, NULL, 1, TENSORS(node->input[0]));
+    Tensor *x = node->n_inputs ? node->input[0] : NULL;
+    if (x && x->needs_gradient) autograd_record(autograd, &OP_ZERO, NULL, 0, 1, TENSORS(x), 1, TENSORS(x));
 }
 
 /* An input is not read. */
