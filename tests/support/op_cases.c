@@ -160,13 +160,14 @@ void build_embedding(OpCase *test) {
     const int64_t *size = test->spec->size;
     unsigned flags = test->spec->flags;
     int64_t shift = flags & CASE_SHIFT ? CASE_FIRST_POSITION : 0;
-    Tensor *tokens = integers(test, SHAPE(size[0], size[1]), "tokens", size[3]);
+    bool is_split = flags & CASE_SPLIT;
+    EmbeddingAttributes part = {.first_position = shift, .n_tokens = size[3], .n_all = size[3]};
+    if (is_split) part.first_token = 2, part.n_all += 5;
+    Tensor *tokens = integers(test, SHAPE(size[0], size[1]), "tokens", part.n_all);
     Tensor *table = parameter(test, SHAPE(size[3], size[2]), "table", 0.0f), *positions = NULL, *start = NULL;
     if (flags & CASE_POSITIONS) positions = parameter(test, SHAPE(size[4], size[2]), "positions", 0.0f);
     if (flags & CASE_START) start = integers(test, SHAPE(size[0]), "start", size[4] - size[1] + 1 - shift);
-    Tensor *y = op_embedding(test->graph, tokens, table, positions, start);
-    if (shift) ((EmbeddingAttributes *)last_node(test)->attributes)->first_position = shift;
-    finish(test, y);
+    finish(test, op_embedding_part(test->graph, tokens, table, positions, start, &part));
 }
 
 void build_layernorm(OpCase *test) {
@@ -198,6 +199,12 @@ static Tensor *incoming(OpCase *test, Shape shape, const char *name) {
                      parameter(test, SHAPE(columns), "layer.bias", 0.0f), NULL, ACTIVATION_NONE);
 }
 
+/* Rows from the middle of a sequence to that of another, which has two pieces here. */
+static RowSplit split_rows(const OpCase *test) {
+    if (!(test->spec->flags & CASE_SPLIT)) return (RowSplit){0};
+    return (RowSplit){.first = 3, .length = 7, .head = 4, .start = {5, 40}};
+}
+
 void build_residual_norm(OpCase *test) {
     const int64_t *size = test->spec->size;
     unsigned flags = test->spec->flags;
@@ -206,7 +213,7 @@ void build_residual_norm(OpCase *test) {
     Tensor *branch = flags & CASE_SAME ? x : incoming(test, shape, "branch"), *bias = NULL;
     Tensor *weight = parameter(test, SHAPE(size[2]), "weight", 1.0f);
     if (flags & CASE_BIAS) bias = parameter(test, SHAPE(size[2]), "bias", 0.0f);
-    ResidualNormAttributes attributes = {1e-5f, !(flags & CASE_RMS), test->spec->number, 5, {0}};
+    ResidualNormAttributes attributes = {1e-5f, !(flags & CASE_RMS), test->spec->number, 5, split_rows(test)};
     Tensor *random = attributes.probability > 0.0f ? random_words(test) : NULL;
     ResidualNorm both = op_residual_norm(test->graph, x, branch, weight, bias, random, &attributes);
     const Node *node = last_node(test);
@@ -331,7 +338,8 @@ void build_zero(OpCase *test) {
 void build_dropout(OpCase *test) {
     const int64_t *size = test->spec->size;
     Tensor *x = activation(test, SHAPE(size[0], size[1], size[2]), "x");
-    finish(test, op_dropout(test->graph, x, random_words(test), test->spec->number, 5));
+    DropoutAttributes attributes = {test->spec->number, 5, split_rows(test)};
+    finish(test, op_dropout_split(test->graph, x, random_words(test), &attributes));
 }
 
 void build_gather(OpCase *test) {
@@ -374,6 +382,23 @@ void build_cross_entropy(OpCase *test) {
     if (!logits->needs_gradient) return;
     test->y = losses;
     test->loss_scale = is_scaled ? 0.25 * 0.375 : 0.25;
+}
+
+void build_split_entropy(OpCase *test) {
+    const int64_t *size = test->spec->size;
+    Tensor *logits = activation(test, SHAPE(size[0], size[1]), "logits");
+    SplitEntropyAttributes attributes = {0.25f, 3, size[2], size[2] + 7};
+    Tensor *targets = integers(test, SHAPE(size[0]), "targets", attributes.n_all);
+    test->fill[test->n_fills - 1].some_negative = test->spec->flags & CASE_IGNORE;
+    Tensor *losses = graph_tensor(test->graph, PLACE_ACTIVATION, DTYPE_F32, SHAPE(size[0]), "losses");
+    Tensor *part = op_split_entropy_part(test->graph, logits, targets, &attributes);
+    Tensor *parts = graph_view(test->graph, part, SHAPE(1, size[0], ENTROPY_PARTS), 0, "parts");
+    op_split_entropy(test->graph, logits, targets, parts, NULL, losses, &attributes);
+    add_result(test, "part", part);
+    add_result(test, "losses", losses);
+    if (!logits->needs_gradient) return;
+    test->y = losses;
+    test->loss_scale = 0.25;
 }
 
 void build_squared_error(OpCase *test) {

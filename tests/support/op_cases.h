@@ -27,6 +27,7 @@ enum {
     CASE_LARGE = 1 << 15,    /* inputs 30 times as large: softmax saturates */
     CASE_RMS = 1 << 16,      /* rmsnorm, not layernorm */
     CASE_SUM_ONLY = 1 << 17, /* residual_norm: nobody reads what it has normed */
+    CASE_SPLIT = 1 << 19,    /* this rank has a part of the vocabulary, or of the rows */
     CASE_LAYER = 1 << 18,    /* residual_norm's branch, attention's qkv: made by a layer that has a bias */
 };
 enum { CASE_FIRST_POSITION = 3, CASE_MAX_FILLS = 9, CASE_MAX_RESULTS = 4 };
@@ -95,6 +96,7 @@ void build_gather(OpCase *test);           /* N C M */
 void build_pack(OpCase *test);             /* outer size inner parts; there and back, by other parts */
 void build_sum(OpCase *test);              /* N C */
 void build_cross_entropy(OpCase *test);    /* N V */
+void build_split_entropy(OpCase *test);    /* N V classes */
 void build_squared_error(OpCase *test);    /* N C */
 void build_squared_norm(OpCase *test);     /* N */
 void build_clip(OpCase *test);             /* -, greatest norm */
@@ -107,7 +109,7 @@ extern const OpSpec kernel_specs[];
 extern const int n_kernel_specs;
 
 /* The operations of a training step and of decoding with single kernels: what a backend has and its tests run. */
-enum { N_KERNEL_OPS = 33 };
+enum { N_KERNEL_OPS = 35 };
 extern const Op *const kernel_ops[N_KERNEL_OPS];
 
 #endif

@@ -38,6 +38,8 @@
     PLAIN(OP_PACK, cuda_pack)                                                                                \
     WITH_SCRATCH(OP_SUM, cuda_sum)                                                                           \
     PLAIN(OP_CROSS_ENTROPY, cuda_cross_entropy)                                                              \
+    PLAIN(OP_SPLIT_ENTROPY_PART, cuda_split_entropy_part)                                                    \
+    PLAIN(OP_SPLIT_ENTROPY, cuda_split_entropy)                                                              \
     PLAIN(OP_SQUARED_ERROR, cuda_squared_error)                                                              \
     WITH_SCRATCH(OP_SQUARED_NORM, cuda_squared_norm)                                                         \
     PLAIN(OP_CLIP, cuda_clip)                                                                                \

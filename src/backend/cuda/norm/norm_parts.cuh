@@ -16,12 +16,14 @@ typedef struct {
     float epsilon;
 } NormShape;
 
-/* A branch's dropout: element i of row r is that of sequence r / rows. */
+/* A branch's dropout. Row r here is row first + r of those that the ranks share, `rows` of every sequence; of
+ * these the first `head` are at their place plus shift[0] in the sequence, the others at theirs plus shift[1]
+ * (RowSplit). */
 typedef struct {
     const int32_t *random; /* NULL: none */
     uint32_t threshold;
     int site;
-    unsigned rows; /* of a sequence */
+    unsigned rows, first, head, shift[2];
 } Draws;
 
 /* What residual_norm has beside the norm. */
@@ -149,6 +151,7 @@ typedef struct {
     float scale;
     uint64_t sequence;
     unsigned place, sequences_on, places_on; /* from row to row of the team */
+    unsigned head, shift[2];
 } Masks;
 
 DEVICE Masks masks_of(const Draws &draws, int64_t row, int64_t stride) {
@@ -157,8 +160,12 @@ DEVICE Masks masks_of(const Draws &draws, int64_t row, int64_t stride) {
     masks.key = dropout_key(draws.random, draws.site);
     masks.limit = (draws.threshold << 16) - 1;
     masks.scale = random_dropout_scale(draws.threshold);
-    masks.sequence = first_sequence(draws.random) + (unsigned)row / draws.rows;
-    masks.place = (unsigned)row % draws.rows;
+    unsigned at = draws.first + (unsigned)row;
+    masks.sequence = first_sequence(draws.random) + at / draws.rows;
+    masks.place = at % draws.rows;
+    masks.head = draws.head;
+    masks.shift[0] = draws.shift[0];
+    masks.shift[1] = draws.shift[1];
     masks.sequences_on = (unsigned)stride / draws.rows;
     masks.places_on = (unsigned)stride % draws.rows;
     return masks;
@@ -169,6 +176,12 @@ DEVICE void next_row(Masks *masks, const Draws &draws) {
     if (masks->place < draws.rows) return;
     masks->place -= draws.rows;
     masks->sequence++;
+}
+
+/* The first element of a row in its sequence. */
+DEVICE uint64_t row_element(const Masks &masks, int channels) {
+    unsigned position = masks.place + (masks.place < masks.head ? masks.shift[0] : masks.shift[1]);
+    return (uint64_t)position * (unsigned)channels;
 }
 
 /* The draws of 8 elements of a sequence from `at` on: where rows are aligned, one block is theirs; else they
@@ -189,7 +202,7 @@ template <bool ALIGNED> DEVICE RandomBlock draw8(const Masks &masks, uint64_t at
 /* Of a whole row, at once. */
 template <int VECTORS, int LANES, bool ALIGNED>
 DEVICE void draw_row(const Masks &masks, int channels, RandomBlock draw[VECTORS]) {
-    uint64_t first = (uint64_t)masks.place * (unsigned)channels;
+    uint64_t first = row_element(masks, channels);
 #pragma unroll
     for (int j = 0; j < VECTORS; j++) draw[j] = draw8<ALIGNED>(masks, first + (unsigned)channel_of<LANES>(j));
 }

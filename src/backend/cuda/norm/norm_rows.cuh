@@ -301,7 +301,7 @@ static __global__ void __launch_bounds__(THREADS,
                 T *to = (T *)branch.dbranch + at + c;
                 unpack(made, v);
                 if (masks.limit) {
-                    uint64_t place = (uint64_t)masks.place * (unsigned)s.channels + (unsigned)c;
+                    uint64_t place = row_element(masks, s.channels) + (unsigned)c;
                     if (!LANES) draw[j] = draw8<ALIGNED>(masks, place);
                     drop8(masks, draw[j], v);
                 }

@@ -8,8 +8,8 @@
 #include "backend/cuda/norm/norm_rows.cuh"
 
 /* Rows, and the blocks of random numbers of a sequence, are counted in 32 bits (masks_of, draw8). */
-static bool can_count(Shape shape) {
-    return shape_rows(shape) <= UINT32_MAX &&
+static bool can_count(Shape shape, const RowSplit *split) {
+    return shape_rows(shape) + split->first <= UINT32_MAX &&
            (!shape.dim[0] || shape_count(shape) / shape.dim[0] / VECTOR < UINT32_MAX);
 }
 
@@ -19,7 +19,12 @@ static Draws draws_of(const ResidualNormAttributes *a, const void *random, Shape
     draws.random = (const int32_t *)random;
     draws.threshold = random_dropout_threshold(a->probability);
     draws.site = a->site;
-    draws.rows = (unsigned)(shape_rows(shape) / shape.dim[0]);
+    const RowSplit *split = &a->rows;
+    draws.rows = (unsigned)(split->length ? split->length : shape_rows(shape) / shape.dim[0]);
+    draws.head = split->length ? (unsigned)split->head : draws.rows;
+    draws.first = (unsigned)split->first;
+    draws.shift[0] = (unsigned)split->start[0];
+    draws.shift[1] = (unsigned)(split->start[1] - split->head); /* counted in 32 bits, over 0 too */
     return draws;
 }
 
@@ -30,7 +35,7 @@ extern "C" Status cuda_residual_norm(const KernelCall *call, Error *error) {
     int64_t channels = shape_columns(x->shape);
     NormShape s = {shape_rows(x->shape), (int)channels, a->epsilon};
     if (!same_types(x, node->input[1]) || !same_types(x, node->output[0]) ||
-        !same_types(x, node->output[1]) || channels > NORM_MOST_CHANNELS || !can_count(x->shape))
+        !same_types(x, node->output[1]) || channels > NORM_MOST_CHANNELS || !can_count(x->shape, &a->rows))
         return cuda_unsupported(call, x, error);
     if (!s.rows) return STATUS_OK;
     if (!weights_fit(x, node->input[2]) || !weights_fit(x, node->input[3]))
@@ -58,7 +63,7 @@ extern "C" Status cuda_residual_norm_backward(const KernelCall *call, Error *err
     int64_t channels = shape_columns(x->shape);
     NormShape s = {shape_rows(x->shape), (int)channels, 0.0f};
     if (!same_types(x, node->input[0]) || !same_types(x, node->output[0]) ||
-        !same_types(x, node->output[3]) || channels > NORM_MOST_CHANNELS || !can_count(x->shape))
+        !same_types(x, node->output[3]) || channels > NORM_MOST_CHANNELS || !can_count(x->shape, &a->rows))
         return cuda_unsupported(call, x, error);
     if (!weights_fit(x, node->input[2])) return cuda_unsupported(call, node->input[2], error);
     Branch branch = {};

@@ -11,7 +11,8 @@ enum { THREADS = 256, ROWS = THREADS / WARP };
 
 typedef struct {
     int64_t n_rows, n_positions, channels; /* B·T, T, C */
-    int64_t vocabulary, n_places;          /* rows of the two tables */
+    int64_t first_token, n_tokens, n_all;  /* of the token table, and of the whole vocabulary */
+    int64_t n_places;                      /* rows of the position table */
     int64_t first_position;
     bool aligned;
 } EmbeddingShape;
@@ -23,13 +24,15 @@ static __global__ void embedding_kernel(const int32_t *tokens, const T *token_ta
     if (n >= s.n_rows) return;
     int64_t token = tokens[n],
             place = s.first_position + n % s.n_positions + (start ? start[n / s.n_positions] : 0);
-    bool has_token = token >= 0 && token < s.vocabulary;
+    bool is_token = token >= 0 && token < s.n_all;
+    int64_t row = token - s.first_token;
+    bool has_token = is_token && row >= 0 && row < s.n_tokens;
     bool has_place = position_table && place >= 0 && place < s.n_places;
-    if (lane == 0 && !has_token) report(fault, FAULT_TOKEN, token, s.vocabulary);
+    if (lane == 0 && !is_token) report(fault, FAULT_TOKEN, token, s.n_all);
     if (lane == 0 && position_table && !has_place) report(fault, FAULT_POSITION, place, s.n_places);
     for (int64_t c = lane * VECTOR; c < s.channels; c += WARP * VECTOR) {
         float v[VECTOR] = {0}, p[VECTOR] = {0};
-        if (has_token) load8(token_table + token * s.channels + c, s.channels - c, s.aligned, v);
+        if (has_token) load8(token_table + row * s.channels + c, s.channels - c, s.aligned, v);
         if (has_place) load8(position_table + place * s.channels + c, s.channels - c, s.aligned, p);
 #pragma unroll
         for (int k = 0; k < VECTOR; k++) v[k] += p[k];
@@ -46,7 +49,9 @@ extern "C" Status cuda_embedding(const KernelCall *call, Error *error) {
     EmbeddingShape s = {tensor_count(tokens),
                         tokens->shape.dim[1],
                         table->shape.dim[1],
+                        a->first_token,
                         a->n_tokens,
+                        a->n_all,
                         positions ? positions->shape.dim[0] : 0,
                         a->first_position,
                         rows_aligned(call->in[1], table->shape.dim[1]) && is_aligned(call->in[2]) &&

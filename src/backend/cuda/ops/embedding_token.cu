@@ -19,6 +19,22 @@
  * a run begins then adds them up in order. */
 #include "backend/cuda/runtime/device.cuh"
 
+/* The tokens that the table has rows of: from `first` on; of n_all that there are. Others are another
+ * rank's. */
+typedef struct {
+    int first, n_all;
+} TokenRange;
+
+static TokenRange range_of(const Node *node) {
+    const EmbeddingAttributes *a = (const EmbeddingAttributes *)node->attributes;
+    TokenRange range = {(int)a->first_token, (int)a->n_all};
+    return range;
+}
+
+DEVICE void check_token(int token, TokenRange range, CudaFault *fault) {
+    if (token < 0 || token >= range.n_all) report(fault, FAULT_TOKEN, token, range.n_all);
+}
+
 /* ---- few tokens ---- */
 
 enum {
@@ -34,7 +50,7 @@ static int few_warps(int64_t vocabulary) {
 template <typename T>
 static __global__ void __launch_bounds__(WARP *FEW_WARPS)
     few_tokens_kernel(const T *dy, const int32_t *tokens, float *partial, int64_t n, int vocabulary,
-                      int64_t channels, int64_t rows_each, CudaFault *fault) {
+                      int64_t channels, int64_t rows_each, TokenRange range, CudaFault *fault) {
     extern __shared__ float sums[]; /* (warps, V, WARP) */
     int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP, n_warps = (int)blockDim.x / WARP;
     int64_t c = (int64_t)blockIdx.x * WARP + lane;
@@ -48,13 +64,13 @@ static __global__ void __launch_bounds__(WARP *FEW_WARPS)
 #pragma unroll
         for (int j = 0; j < FEW_AT_ONCE; j++) {
             bool is_there = i + j < end;
-            token[j] = is_there ? tokens[i + j] : 0;
+            token[j] = (is_there ? tokens[i + j] : range.first) - range.first;
             value[j] = is_there && c < channels ? as_float(dy[(i + j) * channels + c]) : 0.0f;
         }
 #pragma unroll
         for (int j = 0; j < FEW_AT_ONCE; j++) {
             if ((unsigned)token[j] < (unsigned)vocabulary) mine[token[j] * WARP] += value[j];
-            else if (lane == 0) report(fault, FAULT_TOKEN, token[j], vocabulary);
+            else if (lane == 0) check_token(token[j] + range.first, range, fault);
         }
     }
     __syncthreads();
@@ -79,7 +95,7 @@ static Status few_tokens_gradient(const KernelCall *call, Error *error) {
     FOR_TYPE(dy, T,
              few_tokens_kernel<T><<<grid, (unsigned)n_warps * WARP, shared, context->stream>>>(
                  (const T *)call->in[0], (const int32_t *)call->in[1], (float *)call->scratch, n,
-                 (int)vocabulary, channels, rows_each, context->device_fault));
+                 (int)vocabulary, channels, rows_each, range_of(call->node), context->device_fault));
     TRY(cuda_launched("embedding_token_gradient", error));
     SumOutput sum = {call->out[0], output->dtype, call->add[0]};
     return cuda_reduce_partials(context, (const float *)call->scratch, parts, vocabulary * channels, 1, &sum,
@@ -95,7 +111,7 @@ enum {
     SCAN_THREADS = 1024,
 };
 
-/* In scratch. Tokens outside the vocabulary count as number V and come last; nobody sums them. */
+/* In scratch. Tokens that have no row here count as number V and come last; nobody sums them. */
 typedef struct {
     int32_t *count,
         *first;      /* (V+2): tokens of each kind, then where the next one goes; where its bucket begins */
@@ -104,6 +120,7 @@ typedef struct {
     float *partial;         /* (n_chunks, 2, C): of the run a chunk begins with, and ends with */
     int64_t n, n_chunks;
     int vocabulary;
+    TokenRange range;
 } SortedTokens;
 
 static SortedTokens sorted_tokens(const Node *node, void *scratch) {
@@ -112,6 +129,7 @@ static SortedTokens sorted_tokens(const Node *node, void *scratch) {
     s.n = sizes.n;
     s.n_chunks = sizes.n_chunks;
     s.vocabulary = (int)node->output[0]->shape.dim[0];
+    s.range = range_of(node);
     s.count = (int32_t *)scratch;
     s.first = s.count + sizes.kinds;
     s.bucket = s.first + sizes.kinds;
@@ -121,16 +139,17 @@ static SortedTokens sorted_tokens(const Node *node, void *scratch) {
     return s;
 }
 
-DEVICE int kind_of(int token, int vocabulary) {
-    return token >= 0 && token < vocabulary ? token : vocabulary;
+DEVICE int kind_of(int token, int vocabulary, TokenRange range) {
+    int row = token - range.first;
+    return row >= 0 && row < vocabulary ? row : vocabulary;
 }
 
 static __global__ void __launch_bounds__(SORT_THREADS)
     count_kernel(const int32_t *tokens, SortedTokens s, CudaFault *fault) {
     int64_t i = (int64_t)blockIdx.x * SORT_THREADS + threadIdx.x;
     if (i >= s.n) return;
-    int kind = kind_of(tokens[i], s.vocabulary);
-    if (kind == s.vocabulary) report(fault, FAULT_TOKEN, tokens[i], s.vocabulary);
+    int kind = kind_of(tokens[i], s.vocabulary, s.range);
+    if (kind == s.vocabulary) check_token(tokens[i], s.range, fault);
     atomicAdd(&s.count[kind], 1);
 }
 
@@ -169,17 +188,21 @@ static __global__ void __launch_bounds__(SCAN_THREADS) scan_kernel(SortedTokens 
 
 static __global__ void __launch_bounds__(SORT_THREADS) deal_kernel(const int32_t *tokens, SortedTokens s) {
     int64_t i = (int64_t)blockIdx.x * SORT_THREADS + threadIdx.x;
-    if (i < s.n) s.bucket[atomicAdd(&s.count[kind_of(tokens[i], s.vocabulary)], 1)] = (int32_t)i;
+    if (i < s.n) s.bucket[atomicAdd(&s.count[kind_of(tokens[i], s.vocabulary, s.range)], 1)] = (int32_t)i;
 }
 
-/* The neighbours of a warp are mostly in one bucket and read the same words. */
+/* The neighbours of a warp are mostly in one bucket and read the same words. What nobody sums has no
+ * order. */
 static __global__ void __launch_bounds__(SORT_THREADS) rank_kernel(const int32_t *tokens, SortedTokens s) {
     int64_t i = (int64_t)blockIdx.x * SORT_THREADS + threadIdx.x;
     if (i >= s.n) return;
-    int place = s.bucket[i], kind = kind_of(tokens[place], s.vocabulary);
+    int place = s.bucket[i], kind = kind_of(tokens[place], s.vocabulary, s.range);
     int first = s.first[kind], end = s.first[kind + 1], rank = 0;
+    if (kind == s.vocabulary) rank = (int)i - first;
+    else {
 #pragma unroll 4
-    for (int j = first; j < end; j++) rank += s.bucket[j] < place;
+        for (int j = first; j < end; j++) rank += s.bucket[j] < place;
+    }
     s.place[first + rank] = place;
     s.token[first + rank] = kind;
 }
@@ -296,16 +319,16 @@ DEVICE void add4(float *p, int64_t n, bool aligned, const float v[ATOMIC]) {
 template <typename T>
 static __global__ void __launch_bounds__(SORT_THREADS)
     any_order_kernel(const T *dy, const int32_t *tokens, Memory table, int64_t n_threads, int64_t channels,
-                     int vocabulary, bool aligned, CudaFault *fault) {
+                     int vocabulary, TokenRange range, bool aligned, CudaFault *fault) {
     struct alignas(ATOMIC * sizeof(T)) Four {
         T element[ATOMIC];
     };
     int64_t i = (int64_t)blockIdx.x * SORT_THREADS + threadIdx.x, each = (channels + ATOMIC - 1) / ATOMIC;
     if (i >= n_threads) return;
     int64_t row = i / each, c = (i - row * each) * ATOMIC, n = channels - c;
-    int token = tokens[row];
-    if (kind_of(token, vocabulary) == vocabulary) {
-        report(fault, FAULT_TOKEN, token, vocabulary);
+    int token = kind_of(tokens[row], vocabulary, range);
+    if (token == vocabulary) {
+        check_token(tokens[row], range, fault);
         return;
     }
     const T *p = dy + row * channels + c;
@@ -329,7 +352,7 @@ static Status any_order_gradient(const KernelCall *call, Error *error) {
     FOR_TYPE(dy, T,
              any_order_kernel<T><<<blocks_for(n_threads, SORT_THREADS), SORT_THREADS, 0, context->stream>>>(
                  (const T *)call->in[0], (const int32_t *)call->in[1], table, n_threads, channels,
-                 (int)output->shape.dim[0], aligned, context->device_fault));
+                 (int)output->shape.dim[0], range_of(call->node), aligned, context->device_fault));
     return cuda_launched("embedding_token_gradient (in any order)", error);
 }
 
