@@ -58,13 +58,14 @@ static ModelConfig small_config(void) {
 }
 
 static Setup small_setup(int n_ranks, int zero) {
-    return (Setup){.n_ranks = n_ranks,
-                   .zero = zero,
-                   .bucket_bytes = 8192,
-                   .overlaps = true,
-                   .n_micro_batches = 1,
-                   .config = small_config(),
-                   .optimizer = {.kind = OPTIMIZER_ADAMW, .rate = 1e-3, .clip = 1.0, .epsilon = 1e-8}};
+    return (Setup){
+        .n_ranks = n_ranks,
+        .zero = zero,
+        .bucket_bytes = 8192,
+        .overlaps = true,
+        .n_micro_batches = 1,
+        .config = small_config(),
+        .optimizer = {.kind = OPTIMIZER_ADAMW, .rate = 1e-3, .clip = 1.0, .adamw = {.epsilon = 1e-8}}};
 }
 
 static void fill_zeros(void *context, uint64_t first_sequence, int64_t B, int64_t T, int32_t *tokens,
@@ -378,7 +379,7 @@ static void test_models(void **state) {
             (OptimizerOptions){.kind = OPTIMIZER_SGD, .rate = 0.1}; /* neither clipped nor moments */
         setup.n_micro_batches = 2;
         check_setup(setup);
-        setup.optimizer.momentum = 0.9;
+        setup.optimizer.sgd.momentum = 0.9;
         check_setup(setup);
     }
 }
