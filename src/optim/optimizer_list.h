@@ -1,5 +1,6 @@
-/* The optimizers, in the order of their numbers (a run's config file has the name). It is the only list of them: the
- * choices of --optimizer, OptimizerKind, the members of OptimizerOptions and their options are made from it.
+/* The optimizers, in the order of their numbers (a run's config file has the name). It is the only list of
+ * them: the choices of --optimizer, OptimizerKind, the members of OptimizerOptions and their options are made
+ * from it.
  *
  *     OPTIMIZER(ADAMW, adamw, AdamwOptions)
  *         OPTIMIZER_ADAMW         its number

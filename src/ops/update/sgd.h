@@ -1,4 +1,5 @@
-/* The operation of --optimizer sgd. One moment, the velocity, which is NULL exactly when the momentum is 0. */
+/* The operation of --optimizer sgd. One moment, the velocity, which is NULL exactly when the momentum is
+ * 0. */
 #ifndef PGPT_OPS_UPDATE_SGD_H
 #define PGPT_OPS_UPDATE_SGD_H
 

@@ -1,11 +1,11 @@
 /* What the updates of all optimizers have in common: one operation an optimizer, over flat arrays.
  *
- * Inputs: gradient, hyper, [factor]. Outputs: parameter and moments, which change in place, and [copy], the new
- * parameter rounded to the copy's type, always the last. A 16-bit parameter or moment is rounded stochastically
- * (half.h). A factor that is no finite number means that the step is skipped: nothing changes.
+ * Inputs: gradient, hyper, [factor]. Outputs: parameter and moments, which change in place, and [copy], the
+ * new parameter rounded to the copy's type, always the last. A 16-bit parameter or moment is rounded
+ * stochastically (half.h). A factor that is no finite number means that the step is skipped: nothing changes.
  *
- * The attributes of an update begin with its UpdateElements, so that whoever cuts an update needs not know whose it
- * is:
+ * The attributes of an update begin with its UpdateElements, so that whoever cuts an update needs not know
+ * whose it is:
  *
  *     typedef struct { UpdateElements elements; float momentum, weight_decay; } SgdAttributes;
  *     update_record(graph, &OP_SGD, tensors, 1, &attributes, sizeof attributes); */
@@ -26,8 +26,8 @@ typedef struct {
     int64_t first_element; /* of all parameters: what stochastic rounding draws by */
 } UpdateElements;
 
-/* Written by the host before the update: learning rate; two numbers of the optimizer's own that change from step to
- * step; the bits of a number that differs from step to step, for stochastic rounding. */
+/* Written by the host before the update: learning rate; two numbers of the optimizer's own that change from
+ * step to step; the bits of a number that differs from step to step, for stochastic rounding. */
 enum { HYPER_RATE, HYPER_OWN1, HYPER_OWN2, HYPER_DRAW, N_HYPER };
 
 enum { UPDATE_MAX_MOMENTS = 2, UPDATE_MAX_ATTRIBUTES = 128 /* bytes */ };
@@ -37,8 +37,9 @@ typedef struct {
     Tensor *parameter, *moment[UPDATE_MAX_MOMENTS], *copy /* or NULL */;
 } UpdateTensors;
 
-/* For builders: check the tensors and record one node. An update has n_moments places for moments in every node; one
- * that this node has no use for is NULL. False (and the graph has failed): something does not fit. */
+/* For builders: check the tensors and record one node. An update has n_moments places for moments in every
+ * node; one that this node has no use for is NULL. False (and the graph has failed): something does not
+ * fit. */
 bool update_record(Graph *graph, const Op *op, const UpdateTensors *tensors, int n_moments,
                    const void *attributes, size_t n_bytes);
 
