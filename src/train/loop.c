@@ -100,7 +100,7 @@ static Status evaluate(Trainer *trainer, double *loss, Error *error) {
 /* Where ranks send their weights for it, one that fails leaves the others waiting: that cannot be
  * postponed. */
 static bool samples_alone(const Trainer *trainer) {
-    return trainer_n_ranks(trainer) == 1 || trainer->step.sync.zero < 3;
+    return trainer_n_ranks(trainer) == 1 || !trainer->step.sync.strategy->shards_weights;
 }
 
 static Status make_sample(Loop *loop, Error *error) {
