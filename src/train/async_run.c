@@ -128,6 +128,7 @@ Status async_run_step(Loop *loop, bool *is_meeting, Error *error) {
     int rank = trainer->setup.mesh->coordinate[AXIS_DP], n_shares = trainer->step.options.sync.n_shares;
     AsyncPending *pending = &run->pending[run->n_pending++];
     pending->rate = learning_rate_at(&loop->schedule, step);
+    observers_before_step(&loop->observers, step + 1);
     ActivityEntry entry = {.kind = ACTIVITY_STEP, .name = "step", .number = step + 1};
     activity_begin(trainer->setup.activity, ACTIVITY_HOST, &entry);
     if (run->n_pending == 1) run->began_ns = timer_now_ns();

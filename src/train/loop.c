@@ -175,6 +175,7 @@ static Status run_exact_step(Loop *loop, Error *error) {
     const TrainOptions *options = trainer->setup.options;
     int64_t index = trainer->n_done;
     StepResult result;
+    observers_before_step(&loop->observers, index + 1);
     trainer_begin(trainer, ACTIVITY_STEP, "step", index + 1);
     if (!loop->n_under_way) {
         loop->step_since = timer_now_ns();

@@ -118,6 +118,7 @@ static Status serve_step(Loop *loop, int64_t target, Error *error) {
     int64_t step = trainer->n_done + 1, n = n_workers(trainer);
     ActivityEntry entry = {.kind = ACTIVITY_STEP, .name = "serving step", .number = step};
     activity_begin(trainer->setup.activity, ACTIVITY_HOST, &entry);
+    observers_before_step(&loop->observers, step);
     uint64_t start_ns = timer_now_ns();
     run->tally = (StepResult){0};
     run->staleness = 0;
@@ -163,6 +164,7 @@ static Status compute(Loop *loop, int64_t ticket, ParameterServerReport *report,
     StepResult result;
     ActivityEntry entry = {.kind = ACTIVITY_STEP, .name = "gradient", .number = ticket};
     activity_begin(trainer->setup.activity, ACTIVITY_HOST, &entry);
+    observers_before_step(&loop->observers, step + 1);
     TRY(observers_start(&loop->observers, step + 1, error));
     async_delay(&run->options, trainer->setup.mesh->coordinate[AXIS_DP], step, share, n_workers(trainer));
     trainer->step.options.sync.share = share;

@@ -51,6 +51,13 @@ Status observers_begin(ObserverList *list, const BeginEvent *event, Error *error
     return STATUS_OK;
 }
 
+void observers_before_step(ObserverList *list, int64_t step) {
+    for (int i = 0; i < list->n; i++) {
+        const TrainObserver *observer = &list->observer[i];
+        if (observer->before_step && is_told(list, observer)) observer->before_step(observer->context, step);
+    }
+}
+
 Status observers_start(ObserverList *list, int64_t step, Error *error) {
     for (int i = 0; i < list->n; i++) {
         const TrainObserver *observer = &list->observer[i];

@@ -1,6 +1,6 @@
 /* Observers of a run: whatever happens beside the steps registers with the loop, and is told. Metrics,
- * samples, checkpoints, the trace, the progress bar and those of the library are observers; the loop knows
- * none of them by name.
+ * samples, checkpoints, the trace, the progress bar and those of the library are observers; the loop does
+ * nothing for any of them but tell it.
  *
  *     static bool show(void *context, const StepEvent *event, Error *error) { ... }
  *
@@ -11,13 +11,15 @@
  * Slots may be NULL. All are called by the thread that trains, between two steps. A run goes as follows:
  *
  *     begin                      once
+ *     before_step                a rank comes to a step, which is not on the activity board yet
  *     start                      a rank begins to compute a step; ranks that do not wait for each other
  *                                come here at different times
  *     step                       the root has the numbers of a step, of an evaluation behind it too
  *     meet                       all ranks are here and have one model: behind each exact step; of
  *                                asynchronous ones where one of them is due, or wanted
  *     sample, saved              somebody has made a sample, or a checkpoint
- *     end                        once, if `begin` went well
+ *     end                        once, if `begin` went well; not where one rank of several fails alone, which
+ *                                ends the job
  *
  * Ranks. An observer is told on the root alone, or begins, starts, meets and ends on all ranks
  * (on_all_ranks): then it may call collectives when it meets and ends, and every rank registers the same
@@ -67,7 +69,8 @@ typedef struct {
     bool on_all_ranks; /* see above; of `next_due`, `runs_alone` and `meet` it is a condition */
 
     Status (*begin)(void *context, const BeginEvent *event, Error *error);
-    Status (*start)(void *context, int64_t step, Error *error); /* counted from 1; some may be left out */
+    void (*before_step)(void *context, int64_t step);           /* counted from 1; some may be left out */
+    Status (*start)(void *context, int64_t step, Error *error); /* likewise */
     Status (*meet)(void *context, const MeetEvent *event, Error *error);
     Status (*end)(void *context, const EndEvent *event, Error *error);
 
@@ -110,6 +113,7 @@ void observers_free(ObserverList *list); /* safe on {0} */
 
 /* If one cannot begin, those behind it do not, and observers_end tells those before it. */
 Status observers_begin(ObserverList *list, const BeginEvent *event, Error *error);
+void observers_before_step(ObserverList *list, int64_t step);
 Status observers_start(ObserverList *list, int64_t step, Error *error);
 
 /* Of all ranks together. `wanted` is what the root's observers_wanted has said. */

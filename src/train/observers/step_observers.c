@@ -2,10 +2,8 @@
 
 /* ---- the trace */
 
-static Status before_step(void *context, int64_t step, Error *error) {
-    (void)error;
+static void before_step(void *context, int64_t step) {
     trace_before_step(context, step);
-    return STATUS_OK;
 }
 
 /* It shows what belongs to which step. */
@@ -15,7 +13,7 @@ static bool is_traced(const void *context, int64_t step) {
 
 TrainObserver trace_observer(Trace *trace) {
     return (TrainObserver){
-        .context = trace, .on_all_ranks = true, .start = before_step, .runs_alone = is_traced};
+        .context = trace, .on_all_ranks = true, .before_step = before_step, .runs_alone = is_traced};
 }
 
 /* ---- faults */
