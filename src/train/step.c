@@ -126,12 +126,11 @@ Status train_step_plan(TrainStep *step, const ModelConfig *config, const Paramet
     step->graph = graph_new();
     cut_batch(step);
     list_actions(step);
+    WiringOptions wiring = {.name = optimizer ? "train" : "evaluate",
+                            .n_micro_batches = (int)step->n_micro_batches,
+                            .n_frames = actions_n_frames(step->actions, step->n_actions)};
     Status status = record(step, config, table, backend, optimizer != NULL, error);
-    if (status == STATUS_OK) {
-        status = program_build_frames(&step->program, optimizer ? "train" : "evaluate", step->graph, backend,
-                                      (int)step->n_micro_batches,
-                                      actions_n_frames(step->actions, step->n_actions), error);
-    }
+    if (status == STATUS_OK) status = wiring_plan(&step->program, step->graph, backend, &wiring, NULL, error);
     if (status != STATUS_OK) train_step_close(step);
     return status;
 }
@@ -146,9 +145,7 @@ Status train_step_open(TrainStep *step, DeviceMemory *memory, Error *error) {
 }
 
 void train_step_close(TrainStep *step) {
-    executor_close(&step->executor);
-    graph_free(step->graph);
-    step->graph = NULL;
+    wiring_close(&step->graph, &step->executor);
 }
 
 /* A part of a batch, and where it goes. */

@@ -3,7 +3,7 @@
  * This is the whole chain of the design in one place:
  *
  *     gpt_record_loss -> autograd_run -> eager_gradients -> lazy_gradients -> move_column_sums
- *         -> recompute_run -> gradient_sync_sum -> optimizer_record -> gradient_sync_gather -> program_build
+ *         -> recompute_run -> gradient_sync_sum -> optimizer_record -> gradient_sync_gather -> wiring_plan
  *
  * Planning and opening are apart, so that several programs can share one DeviceMemory and so that a plan can
  * be printed without allocating anything. */
@@ -11,7 +11,7 @@
 #define PGPT_TRAIN_STEP_H
 
 #include "graph/actions.h"
-#include "graph/executor.h"
+#include "graph/wiring.h"
 #include "model/gpt.h"
 #include "optim/optimizer.h"
 #include "parallel/sync/gradient_sync.h"
