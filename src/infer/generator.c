@@ -16,7 +16,7 @@
 #include "infer/generator.h"
 
 #include "base/system/memory.h"
-#include "ops/decode_step.h"
+#include "model/gpt_fuse.h"
 
 #include <string.h>
 
@@ -46,7 +46,7 @@ static Status plan_pass(Generator *generator, GeneratorPass *pass, const char *n
                                      generator->context);
     TRY(graph_status(pass->graph, error));
     if (pass == &generator->decode) {
-        decode_step_fuse(pass->graph, generator->backend);
+        gpt_fuse_decode(pass->graph, generator->backend);
         record_drawing(generator, pass);
     }
     return wiring_plan(&pass->program, pass->graph, generator->backend, &(WiringOptions){.name = name},
