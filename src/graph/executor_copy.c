@@ -1,6 +1,6 @@
-/* What passes between the host and a program's tensors. A device may run behind the host: an upload is ordered
- * behind what was started, a download waits for it, and a result can be sent for without waiting. Where the
- * null backend computes nothing there are no addresses, and nothing is copied. */
+/* What passes between the host and a program's tensors. A device may run behind the host: an upload is
+ * ordered behind what was started, a download waits for it, and a result can be sent for without waiting.
+ * Where the null backend computes nothing there are no addresses, and nothing is copied. */
 #include "graph/executor.h"
 
 #include "base/half.h"
