@@ -447,6 +447,15 @@ Status train_step_upload(TrainStep *step, int64_t flat_first, int64_t n, const f
     return shard_map_visit(&sync->moments, flat_first, n, upload_part, &master, error);
 }
 
+Status train_step_take(void *step, const Parameter *parameter, const float *values, Error *error) {
+    return train_step_upload(step, parameter->flat_offset, shape_count(parameter->shape), values, error);
+}
+
+Status train_step_initialise(TrainStep *step, const ParameterTable *table, uint64_t seed, int n_threads,
+                             Error *error) {
+    return parameters_initialise_each(table, seed, n_threads, train_step_take, step, error);
+}
+
 const Tensor *train_step_weights(const TrainStep *step) {
     return step->optimizer.master ? step->optimizer.master : step->sync.held;
 }

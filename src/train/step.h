@@ -146,6 +146,11 @@ Status evaluate_step_run(TrainStep *step, const BatchSource *source, uint64_t fi
  * types. */
 Status train_step_upload(TrainStep *step, int64_t flat_first, int64_t n, const float *values, Error *error);
 
+/* The same of a whole parameter, as a ParameterTaker of the step; and the initial values of all. */
+Status train_step_take(void *step, const Parameter *parameter, const float *values, Error *error);
+Status train_step_initialise(TrainStep *step, const ParameterTable *table, uint64_t seed, int n_threads,
+                             Error *error);
+
 /* What a checkpoint takes for the weights: the master weights where there are. By
  * step->sync.parameters_saved. */
 const Tensor *train_step_weights(const TrainStep *step);
