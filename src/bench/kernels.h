@@ -1,5 +1,5 @@
-/* Kernels timed one by one: the clock, small programs that exist to be timed, and what a device can do at best
- * by them.
+/* Kernels timed one by one: the clock, small programs that exist to be timed, and what a device can do at
+ * best by them.
  *
  *     Wiring program = {.graph = graph_new()};
  *     op_copy(program.graph, graph_tensor(program.graph, PLACE_INPUT, ...));     // record something
