@@ -174,6 +174,56 @@ static void record_slice(const Optimizer *optimizer, const OptimizerOptions *opt
     optimizer->record(options, &update, &elements, graph);
 }
 
+/* Elements first .. end - 1 of the flat array. */
+typedef struct {
+    int64_t first, end;
+} FlatRun;
+
+/* What this rank holds and another one owns, in order; *n of them. */
+static const FlatRun *foreign_runs(const ParameterTable *table, Graph *graph, int *n) {
+    FlatRun *runs = ARENA_ARRAY(&graph->arena, FlatRun, table->n_parameters * SHARD_MAX_BOXES + 1);
+    *n = 0;
+    for (int i = 0; i < table->n_parameters; i++) {
+        const ParameterShard *shard = &table->parameter[i].shard;
+        int64_t at = table->parameter[i].flat_offset;
+        for (int k = 0; k < shard->n_boxes; k++) {
+            int64_t end = at + shape_count(shard->box[k].box.shape);
+            if (!shard->box[k].is_owner) runs[(*n)++] = (FlatRun){at, end};
+            at = end;
+        }
+    }
+    return runs;
+}
+
+static void record_square(const UpdateSlice *slice, FlatRun run, Tensor *total, bool *adds, Graph *graph) {
+    if (run.first >= run.end) return;
+    Tensor *gradient = slice->gradient;
+    if (run.end - run.first < slice->n)
+        gradient = graph_view(graph, gradient, SHAPE(run.end - run.first), run.first - slice->flat_first,
+                              gradient->name);
+    op_squared_norm(graph, gradient, total, *adds);
+    *adds = true;
+}
+
+/* Add up the squares of the gradients. Of what several ranks hold its owner counts it. */
+static void record_squares(const ParameterTable *table, const UpdateSlices *slices, Tensor *total,
+                           Graph *graph) {
+    int n_foreign;
+    const FlatRun *foreign = foreign_runs(table, graph, &n_foreign);
+    bool adds = false;
+    for (int i = 0; i < slices->n_slices; i++) {
+        const UpdateSlice *slice = &slices->slice[i];
+        int64_t from = slice->flat_first, end = from + slice->n;
+        for (int k = 0; k < n_foreign; k++) {
+            int64_t until = foreign[k].first < end ? foreign[k].first : end;
+            record_square(slice, (FlatRun){from, until}, total, &adds, graph);
+            if (from < foreign[k].end) from = foreign[k].end;
+        }
+        record_square(slice, (FlatRun){from, end}, total, &adds, graph);
+    }
+    if (!adds) op_zero(graph, total); /* more processes than there is to share */
+}
+
 /* After the backward: the norm of everything, then the update of every slice. */
 static void record_slices(const Optimizer *optimizer, const OptimizerOptions *options,
                           OptimizerTensors *tensors, const ParameterTable *table, const UpdateSlices *slices,
@@ -183,9 +233,7 @@ static void record_slices(const Optimizer *optimizer, const OptimizerOptions *op
         Tensor *total = graph_tensor(graph, PLACE_STATE, DTYPE_F32, SHAPE(1), "squared norm");
         factor = graph_tensor(graph, PLACE_STATE, DTYPE_F32, SHAPE(1), "clip factor");
         tensors->norm = graph_tensor(graph, PLACE_STATE, DTYPE_F32, SHAPE(1), "gradient norm");
-        for (int i = 0; i < slices->n_slices; i++)
-            op_squared_norm(graph, slices->slice[i].gradient, total, i > 0);
-        if (!slices->n_slices) op_zero(graph, total); /* more processes than there is to share */
+        record_squares(table, slices, total, graph);
         if (slices->record_sum) slices->record_sum(slices->context, graph, total);
         op_clip_scaled(graph, total, loss_scale, factor, tensors->norm, (float)options->clip);
     }
@@ -250,12 +298,17 @@ OptimizerTensors optimizer_record_by(const Optimizer *optimizer, const Optimizer
     const ParameterTable *table = parameters->table;
     UpdateSlice all = {parameters->flat->gradient, parameters->flat, .n = table->n_flat_elements};
     UpdateSlices everything = {.n_slices = 1, .slice = &all, .n_local = table->n_flat_elements};
+    if (slices) {
+        everything.record_sum = slices->record_sum;
+        everything.context = slices->context;
+    }
     if (optimizer->op->update == UPDATE_OF_TENSORS) {
-        graph_check(graph, !slices, "--optimizer %s needs whole tensors, and --zero cuts them; leave it out",
+        graph_check(graph, !slices || !slices->slice,
+                    "--optimizer %s needs whole tensors, and --zero cuts them; leave it out",
                     optimizer_name((OptimizerKind)options->kind));
         everything.slice = slices_by_parameter(parameters, graph, &everything.n_slices);
     }
-    if (!slices) slices = &everything;
+    if (!slices || !slices->slice) slices = &everything;
     graph->section = SECTION_UPDATE;
     graph->block = NO_BLOCK;
     tensors.hyper = graph_tensor(graph, PLACE_INPUT, DTYPE_F32, SHAPE(N_HYPER), "hyper");

@@ -11,11 +11,9 @@ static const struct {
     const char *name, *meaning;
     bool is_available;
 } axes[N_AXES] = {
-    [AXIS_PP] = {"pp", "pipeline: layers", false},
-    [AXIS_DP] = {"dp", "data: sequences", true},
-    [AXIS_CP] = {"cp", "context: positions", false},
-    [AXIS_EP] = {"ep", "experts", false},
-    [AXIS_TP] = {"tp", "tensors: heads and channels", false},
+    [AXIS_PP] = {"pp", "pipeline: layers", false},           [AXIS_DP] = {"dp", "data: sequences", true},
+    [AXIS_CP] = {"cp", "context: positions", false},         [AXIS_EP] = {"ep", "experts", false},
+    [AXIS_TP] = {"tp", "tensors: heads and channels", true},
 };
 
 const char *axis_name(Axis axis) {
@@ -106,7 +104,12 @@ Status mesh_open(Mesh *mesh, const MeshShape *shape, Comm *world, Error *error) 
     return STATUS_OK;
 }
 
+Status mesh_open_heads(Mesh *mesh, int group, Error *error) {
+    return comm_split(&mesh->axis[AXIS_TP], group, mesh->coordinate[AXIS_TP], &mesh->heads, error);
+}
+
 void mesh_close(Mesh *mesh) {
+    comm_close(&mesh->heads);
     for (int axis = 0; axis < N_AXES; axis++) comm_close(&mesh->axis[axis]);
 }
 

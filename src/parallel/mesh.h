@@ -45,6 +45,7 @@ typedef struct {
     int coordinate[N_AXES];
     Comm *world;         /* of all ranks, for numbers of the host; not owned */
     Comm axis[N_AXES];   /* of the host's memory; of size 1 where the axis is */
+    Comm heads;          /* those of tp that hold the same key/value heads; {0} where each has its own */
     Comm device[N_AXES]; /* of a device's memory (NCCL, or through the host); {0} where that is the host's */
 } Mesh;
 
@@ -57,6 +58,14 @@ void mesh_close(Mesh *mesh); /* safe on {0} */
  * const; what a communicator counts is not. */
 static inline Comm *mesh_comm(const Mesh *mesh, Axis axis) {
     return (Comm *)(mesh->device[axis].table ? &mesh->device[axis] : &mesh->axis[axis]);
+}
+
+/* Among the ranks of tp: those with the same `group`. Collective over them, after mesh_open. */
+Status mesh_open_heads(Mesh *mesh, int group, Error *error);
+
+/* By what reaches the memory that tensors are in, as mesh_comm; of one rank where nothing is shared. */
+static inline Comm *mesh_heads(const Mesh *mesh) {
+    return (Comm *)(mesh->heads.table ? &mesh->heads : &mesh->axis[AXIS_TP]);
 }
 
 /* A table: one line a rank with its coordinates and, if given, its host; then the groups of every axis. */

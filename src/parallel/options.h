@@ -7,6 +7,7 @@
 
 typedef struct {
     int64_t size[N_AXES]; /* of the mesh; 0 for dp: what is left */
+    bool by_sequence;     /* sequence parallelism, along tp */
     int64_t zero;
     int all_reduce; /* see comm_algorithm */
     double bucket_mb;

@@ -76,6 +76,29 @@ static void adapt_scale(LossScale *scale, bool is_finite) {
     scale->n_good = 0;
 }
 
+static bool is_alone(const GradientSyncOptions *sync) {
+    return !sync->mesh || sync->mesh->world->size == 1;
+}
+
+/* How the layers are split among the ranks of the mesh. */
+static GptSplit split_of(const StepOptions *options) {
+    const Mesh *mesh = options->sync.mesh;
+    if (!mesh || mesh->shape.size[AXIS_TP] == 1) return (GptSplit){0};
+    return (GptSplit){.tp = mesh_comm(mesh, AXIS_TP), .by_sequence = options->by_sequence};
+}
+
+/* Of parameters that several ranks of tp hold: the parts of their gradients. */
+static void sum_replicas(TrainStep *step, const ParameterTable *table) {
+    const StepOptions *options = &step->options;
+    GptSplit split = split_of(options);
+    if (!split.tp) return;
+    GradientReplica *replicas =
+        ARENA_ARRAY(&step->graph->arena, GradientReplica, table->n_parameters * SHARD_MAX_BOXES);
+    int n_replicas = parameters_replicas(&step->loss.parameters, split.tp, mesh_heads(options->sync.mesh),
+                                         split.by_sequence, replicas);
+    gradient_replicas_sum(step->graph, replicas, n_replicas);
+}
+
 static Status record(TrainStep *step, const ModelConfig *config, const ParameterTable *table,
                      const Backend *backend, bool is_training, Error *error) {
     const StepOptions *options = &step->options;
@@ -89,6 +112,7 @@ static Status record(TrainStep *step, const ModelConfig *config, const Parameter
                                    .is_training = is_training,
                                    .dtype = options->precision.weight,
                                    .recompute = options->recompute,
+                                   .split = split_of(options),
                                    .scales_loss = options->precision.scales_loss};
     step->loss = gpt_record_loss(config, table, step->graph, &loss_options);
     FlatArray array = parameters_flat(table, &step->graph->arena);
@@ -107,11 +131,11 @@ static Status record(TrainStep *step, const ModelConfig *config, const Parameter
     lazy_gradients(step->graph);
     move_column_sums(step->graph, backend);
     recompute_run(step->graph, (int)options->recompute);
+    sum_replicas(step, table);
     gradient_sync_sum(&step->sync, step->graph, &tensors);
-    UpdateSlices slices;
-    bool is_sliced = gradient_sync_begin_update(&step->sync, step->graph, &tensors, &slices);
+    UpdateSlices slices = gradient_sync_begin_update(&step->sync, step->graph, &tensors);
     step->optimizer = optimizer_record(&step->optimizer_options, options->precision, &step->loss.parameters,
-                                       is_sliced ? &slices : NULL, step->loss.scale, step->graph);
+                                       &slices, step->loss.scale, step->graph);
     gradient_sync_end_update(&step->sync, step->graph);
     gradient_sync_gather(&step->sync, step->graph, &tensors);
     return graph_status(step->graph, error);
@@ -137,8 +161,11 @@ Status train_step_plan(TrainStep *step, const ModelConfig *config, const Paramet
 
 Status train_step_open(TrainStep *step, DeviceMemory *memory, Error *error) {
     int64_t count = step->B * step->options.T;
-    Comm *data = sync_comm(&step->options.sync);
-    if (data && data->size > 1 && !step->options.sync.is_async) TRY(comm_prepare(data, error));
+    const GradientSyncOptions *sync = &step->options.sync;
+    for (int axis = 0; axis < N_AXES && sync->mesh; axis++) {
+        Comm *comm = mesh_comm(sync->mesh, (Axis)axis);
+        if (comm->size > 1 && !(axis == AXIS_DP && sync->is_async)) TRY(comm_prepare(comm, error));
+    }
     step->tokens = ARENA_ARRAY(&step->graph->arena, int32_t, count);
     step->targets = ARENA_ARRAY(&step->graph->arena, int32_t, count);
     return executor_open(&step->executor, &step->program, memory, error);
@@ -219,9 +246,10 @@ static bool was_uploaded_ahead(TrainStep *step, const BatchSource *source, int64
     return is_there;
 }
 
-/* The sum over all ranks of a number that each has a part of. */
+/* The sum over all ranks of a number that each has a part of; ranks that share layers have the same. */
 static Status sum_number(const GradientSyncOptions *sync, double *number, Error *error) {
-    if (sync_n_ranks(sync) == 1 || sync->is_async) return STATUS_OK;
+    if (is_alone(sync) || sync->is_async) return STATUS_OK;
+    if (sync->mesh->coordinate[AXIS_TP] > 0) *number = 0.0;
     return comm_all_reduce(sync->mesh->world, number, 1, COMM_F64, COMM_SUM, error);
 }
 
@@ -267,7 +295,7 @@ static Status run_action(TrainStep *step, const BatchSource *source, int64_t ind
 static Status run_actions(TrainStep *step, const BatchSource *source, int64_t index, bool has_first,
                           bool updates, bool *was_abandoned, Error *error) {
     const StepOptions *options = &step->options;
-    bool may_stop = options->should_stop && sync_n_ranks(&options->sync) == 1;
+    bool may_stop = options->should_stop && is_alone(&options->sync);
     for (int i = 0; i < step->n_actions; i++) {
         const StepAction *action = &step->actions[i];
         *was_abandoned = i > 0 && action->kind == ACTION_FORWARD && may_stop && options->should_stop();
@@ -405,7 +433,7 @@ Status evaluate_step_run(TrainStep *step, const BatchSource *source, uint64_t fi
     sync_share(&options->sync, n, &first, &end);
     int64_t n_batches = (largest + step->B - 1) / step->B; /* as many as the others */
     int64_t n_ahead = executor_sends(&step->executor) ? 1 : 0;
-    bool may_stop = options->should_stop && sync_n_ranks(&options->sync) == 1, was_cut = false;
+    bool may_stop = options->should_stop && is_alone(&options->sync), was_cut = false;
     double sum = 0.0, mean; /* over options->batch rows, by the loss's scale */
     for (int64_t i = 0; i < n_batches + n_ahead; i++) {
         if (i < n_batches && may_stop && options->should_stop()) {

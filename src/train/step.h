@@ -31,6 +31,7 @@ typedef struct {
     int64_t T;           /* tokens of a sequence */
     int64_t recompute;   /* blocks a segment, 0 for none */
     ActionList actions;  /* of a step; NULL: one micro-batch after the other */
+    bool by_sequence;    /* sequence parallelism, where layers are split (tp) */
     int64_t loss_chunk;  /* tokens whose logits are in memory at a time, 0 for as many as seem good */
     uint64_t seed;
     GradientSyncOptions sync;  /* {0}: one process */

@@ -61,6 +61,7 @@ static StepOptions step_options(const TrainerSetup *setup) {
                          .T = options->sequence,
                          .recompute = options->recompute,
                          .loss_chunk = options->loss_chunk,
+                         .by_sequence = setup->parallel && setup->parallel->by_sequence,
                          .seed = (uint64_t)options->seed,
                          .sync = sync_of(setup),
                          .precision = precision_of((PrecisionKind)options->precision),
@@ -96,12 +97,23 @@ static void plan_saver(Trainer *trainer) {
                      step->optimizer.n_moments, options->background_save && saves_on_the_way);
 }
 
+/* What this rank holds of the model. */
+static Status build_table(Trainer *trainer, Error *error) {
+    const TrainerSetup *setup = &trainer->setup;
+    ParameterPart part = parameter_part_whole(setup->config);
+    if (setup->mesh && trainer_n_ranks(trainer) > 1) {
+        part.n_ranks = setup->mesh->shape.size[AXIS_TP];
+        part.rank = setup->mesh->coordinate[AXIS_TP];
+    }
+    return parameters_build_part(&trainer->table, setup->config, &part, error);
+}
+
 Status trainer_plan(Trainer *trainer, const TrainerSetup *setup, Error *error) {
     *trainer = (Trainer){.setup = *setup,
                          .validation_loss = NAN,
                          .last = {.loss = NAN, .validation_loss = NAN, .rate = NAN, .gradient_norm = NAN}};
     trainer->async.options = async_of(setup);
-    TRY(parameters_build(&trainer->table, setup->config, error));
+    TRY(build_table(trainer, error));
     StepOptions options = step_options(setup);
     set_async(setup, &options.sync);
     TRY(train_step_plan(&trainer->step, setup->config, &trainer->table, &options, setup->optimizer,

@@ -2,6 +2,8 @@
  * functions are called while the step is recorded. */
 #include "parallel/sync/gradient_sync.h"
 
+#include "parallel/comm_ops.h"
+
 #include <stdio.h>
 
 void sync_share(const GradientSyncOptions *options, int64_t n, int64_t *first, int64_t *end) {
@@ -107,16 +109,24 @@ void gradient_sync_sum(GradientSync *sync, Graph *graph, const FlatTensors *tens
     sync->strategy->sum(sync, graph, tensors);
 }
 
-bool gradient_sync_begin_update(GradientSync *sync, Graph *graph, const FlatTensors *tensors,
-                                UpdateSlices *slices) {
-    bool is_sliced = sync->strategy->begin_update != NULL;
-    if (is_sliced) {
-        graph->section = SECTION_UPDATE;
-        graph->block = NO_BLOCK;
-    }
+/* The norm is of all elements of the model: of other slices, layers' parts and stages. */
+static void sum_norm(void *context, Graph *graph, Tensor *scalar) {
+    const GradientSync *sync = context;
+    const Mesh *mesh = sync->options->mesh;
+    if (sync->strategy->begin_update) op_scalar_sum(graph, sync->comm, scalar);
+    if (mesh->shape.size[AXIS_TP] > 1) op_scalar_sum(graph, mesh_comm(mesh, AXIS_TP), scalar);
+    if (mesh->shape.size[AXIS_PP] > 1) op_scalar_sum(graph, mesh_comm(mesh, AXIS_PP), scalar);
+}
+
+UpdateSlices gradient_sync_begin_update(GradientSync *sync, Graph *graph, const FlatTensors *tensors) {
+    UpdateSlices slices = {0};
+    graph->section = SECTION_UPDATE;
+    graph->block = NO_BLOCK;
     hold_weights(sync, graph, tensors);
-    if (is_sliced) sync->strategy->begin_update(sync, graph, tensors, slices);
-    return is_sliced;
+    if (sync->strategy->begin_update) sync->strategy->begin_update(sync, graph, tensors, &slices);
+    if (sync->options->mesh) slices.record_sum = sum_norm;
+    slices.context = sync;
+    return slices;
 }
 
 void gradient_sync_end_update(GradientSync *sync, Graph *graph) {

@@ -5,9 +5,8 @@
  *     GradientSync sync = gradient_sync_plan(&options, precision, &flat, arena);
  *     ... record the forward and the backward, gradients in gradient_sync_place(&sync, ...) ...
  *     gradient_sync_sum(&sync, graph, &tensors);
- *     UpdateSlices slices;
- *     bool is_sliced = gradient_sync_begin_update(&sync, graph, &tensors, &slices);
- *     ... optimizer_record(..., is_sliced ? &slices : NULL, ...) ...
+ *     UpdateSlices slices = gradient_sync_begin_update(&sync, graph, &tensors);
+ *     ... optimizer_record(..., &slices, ...) ...
  *     gradient_sync_end_update(&sync, graph);
  *     gradient_sync_gather(&sync, graph, &tensors);
  *
@@ -135,9 +134,8 @@ Place gradient_sync_place(const GradientSync *sync, Place wished);
 
 void gradient_sync_sum(GradientSync *sync, Graph *graph, const FlatTensors *tensors);
 
-/* False: this rank updates everything, and there are no slices. */
-bool gradient_sync_begin_update(GradientSync *sync, Graph *graph, const FlatTensors *tensors,
-                                UpdateSlices *slices);
+/* What this rank updates of what it has. */
+UpdateSlices gradient_sync_begin_update(GradientSync *sync, Graph *graph, const FlatTensors *tensors);
 void gradient_sync_end_update(GradientSync *sync, Graph *graph);
 void gradient_sync_gather(GradientSync *sync, Graph *graph, const FlatTensors *tensors);
 

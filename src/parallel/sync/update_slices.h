@@ -14,9 +14,9 @@ typedef struct {
 
 typedef struct {
     int n_slices;
-    const UpdateSlice *slice;
-    int64_t n_local; /* elements of a moment here */
-    /* Record the sum of a scalar over all processes, for the norm. */
+    const UpdateSlice *slice; /* NULL: everything, n_slices and n_local say nothing */
+    int64_t n_local;          /* elements of a moment here */
+    /* Record the sum of a scalar over all processes that have other elements, for the norm. NULL: none. */
     void (*record_sum)(void *context, Graph *graph, Tensor *scalar);
     /* The update of slice `index` has been recorded. Optional. */
     void (*record_updated)(void *context, Graph *graph, int index);

@@ -33,11 +33,6 @@ static int make_slices(GradientSync *sync, Graph *graph, Tensor *gradient) {
     return n_slices;
 }
 
-static void sum_scalar(void *context, Graph *graph, Tensor *scalar) {
-    const GradientSync *sync = context;
-    op_scalar_sum(graph, sync->comm, scalar);
-}
-
 /* ---- gathering what was updated */
 
 static Node *gather_unit(GradientSync *sync, Graph *graph, int unit) {
@@ -67,7 +62,6 @@ void sync_begin_slices(GradientSync *sync, Graph *graph, const FlatTensors *tens
     *slices = (UpdateSlices){.n_slices = make_slices(sync, graph, gradient),
                              .slice = sync->slices,
                              .n_local = sync->partition.n_local,
-                             .record_sum = sum_scalar,
                              .record_updated = strategy->shards_weights ? NULL : gather_updated,
                              .context = sync};
 }
