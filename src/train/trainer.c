@@ -18,6 +18,15 @@ bool trainer_is_root(const Trainer *trainer) {
     return trainer_n_ranks(trainer) == 1 || trainer->setup.launch->world.rank == 0;
 }
 
+void trainer_begin(const Trainer *trainer, ActivityKind kind, const char *name, int64_t number) {
+    ActivityEntry entry = {.kind = kind, .name = name, .number = number};
+    activity_begin(trainer->setup.activity, ACTIVITY_HOST, &entry);
+}
+
+void trainer_end(const Trainer *trainer) {
+    activity_end(trainer->setup.activity, ACTIVITY_HOST);
+}
+
 static GradientSyncOptions sync_of(const TrainerSetup *setup) {
     if (!setup->launch || setup->launch->world.size == 1) return (GradientSyncOptions){0};
     const ParallelOptions *parallel = setup->parallel;

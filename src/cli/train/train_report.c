@@ -75,7 +75,6 @@ static json_t *summary(const TrainRun *run) {
     json_object_set_new(object, "tokens_per_s",
                         json_make_number((double)train->batch * (double)train->sequence / per_step));
     json_object_set_new(object, "flops_per_s", json_make_number(trainer_flops(trainer) / per_step));
-    json_object_set_new(object, "mfu", json_null()); /* the peak of this processor is not known */
     json_object_set_new(object, "peak_bytes", json_integer((json_int_t)trainer_allocated_bytes(trainer)));
     add_times(object, run);
     add_ranks(object, run);

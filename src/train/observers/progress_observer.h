@@ -4,11 +4,11 @@
  *     TrainObserver observer = progress_observer(&shown);
  *
  * The log's lines appear above the bar. A quiet log has no bar, but samples are shown. */
-#ifndef PGPT_TRAIN_PROGRESS_OBSERVER_H
-#define PGPT_TRAIN_PROGRESS_OBSERVER_H
+#ifndef PGPT_TRAIN_OBSERVERS_PROGRESS_OBSERVER_H
+#define PGPT_TRAIN_OBSERVERS_PROGRESS_OBSERVER_H
 
 #include "base/text/log.h"
-#include "train/observer.h"
+#include "train/observers/observer.h"
 
 typedef struct {
     Log *log;

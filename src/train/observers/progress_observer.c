@@ -1,24 +1,30 @@
 /* On a terminal the bar says how every step went, and evaluations leave a line; elsewhere every log_every-th
  * step does too. */
-#include "train/progress_observer.h"
+#include "train/observers/progress_observer.h"
 
 #include "base/text/plain.h"
 
 #include <stdlib.h>
 
-static void begin(void *context, int64_t n_done, int64_t n_steps) {
+static Status begin(void *context, const BeginEvent *event, Error *error) {
+    (void)error;
     ProgressObserver *shown = context;
-    progress_begin(&shown->progress, stderr, (double)n_done / (double)n_steps);
+    progress_begin(&shown->progress, stderr, (double)event->n_done / (double)event->n_steps);
     shown->log->progress = &shown->progress;
+    return STATUS_OK;
 }
 
-static void end(void *context) {
+static Status end(void *context, const EndEvent *event, Error *error) {
+    (void)event;
+    (void)error;
     ProgressObserver *shown = context;
     shown->log->progress = NULL;
     progress_end(&shown->progress);
+    return STATUS_OK;
 }
 
-static bool show_step(void *context, const StepEvent *event) {
+static bool show_step(void *context, const StepEvent *event, Error *error) {
+    (void)error;
     ProgressObserver *shown = context;
     if (shown->log->quiet || event->is_stopping) return false;
     StepMetrics metrics = *event->metrics;
@@ -33,7 +39,8 @@ static bool show_step(void *context, const StepEvent *event) {
     return false;
 }
 
-static bool show_sample(void *context, int64_t step, const char *text, size_t n_bytes) {
+static bool show_sample(void *context, int64_t step, const char *text, size_t n_bytes, Error *error) {
+    (void)error;
     ProgressObserver *shown = context;
     size_t n_plain =
         plain_text(NULL, 0, text, n_bytes, true); /* with the zeros that the model may have written */
