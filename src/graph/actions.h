@@ -28,8 +28,12 @@ typedef struct {
 enum { ACTIONS_PER_MICRO_BATCH = 2 };
 typedef int (*ActionList)(int n_micro_batches, StepAction *actions);
 
-/* One micro-batch after the other, in one frame. */
-int actions_serial(int n_micro_batches, StepAction *actions);
+/* The step schedules, each an ActionList actions_NAME. Tests run them all by this list. */
+#define ACTION_LISTS(LIST) LIST(serial) /* one micro-batch after the other, in one frame */
+
+#define LIST(name) int actions_##name(int n_micro_batches, StepAction *actions);
+ACTION_LISTS(LIST)
+#undef LIST
 
 /* How many frames the actions use. */
 int actions_n_frames(const StepAction *actions, int n_actions);

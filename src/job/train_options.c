@@ -150,19 +150,28 @@ static Status check_prompt(const TrainRun *run, Error *error) {
     return error->status;
 }
 
+/* Hyperparameters of optimizers that are not this run's. */
+static Status refuse_other_optimizers(const TrainRun *run, Error *error) {
+    for (int kind = 0; kind < N_OPTIMIZERS; kind++) {
+        const OptionSpec *spec = optimizer_own_specs((OptimizerKind)kind);
+        for (; kind != run->values.optimizer.kind && spec->name; spec++) {
+            if (options_source(&run->options, spec->name) != OPTION_FROM_COMMAND) continue;
+            return error_user(error,
+                              "--%s means something only with --optimizer %s; leave it out, or give that too",
+                              spec->name, optimizer_name((OptimizerKind)kind));
+        }
+    }
+    return STATUS_OK;
+}
+
 /* Options that the others leave without effect. On the command line only: a config file holds them all. */
 static Status refuse_ignored(const TrainRun *run, Error *error) {
     const OptimizerOptions *optimizer = &run->values.optimizer;
-    bool is_adamw = optimizer->kind == OPTIMIZER_ADAMW;
+    TRY(refuse_other_optimizers(run, error));
     const struct {
         const char *name, *needs;
         bool has_effect;
     } rules[] = {
-        {"beta1", "--optimizer adamw", is_adamw},
-        {"beta2", "--optimizer adamw", is_adamw},
-        {"epsilon", "--optimizer adamw", is_adamw},
-        {"momentum", "--optimizer sgd", !is_adamw},
-        {"nesterov", "--optimizer sgd", !is_adamw},
         {"lr-decay", "--lr-schedule wsd", optimizer->schedule == LEARNING_RATE_WSD},
         {"lr-min", "a schedule that decays", optimizer->schedule != LEARNING_RATE_CONSTANT},
         {"rotary-theta", "--position rotary", run->values.model.position == POSITION_ROTARY},

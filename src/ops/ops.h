@@ -188,47 +188,16 @@ typedef struct {
 extern const Op OP_SQUARED_ERROR;
 Tensor *op_squared_error(Graph *graph, Tensor *predictions, Tensor *targets, float gradient_scale);
 
-/* ---- norm.c, adamw.c, sgd.c: the update
- * ------------------------------------------------------------------------- squared_norm: total (1) += or = Σ
- * x². clip: total, [scale] -> factor min(1, max_norm/norm)/scale (1), norm (1), where the norm is
- * √total/scale; a norm that is no finite number makes a factor that is none, and the update then does
- * nothing. adamw and sgd change parameter and moments in place: inputs gradient, hyper, [factor]; outputs
- * parameter, moments, [copy: the new parameter, rounded to the copy's type]. A 16-bit parameter or moment is
- * rounded stochastically (half.h). They see flat arrays; which elements decay is a list of runs in order. */
-typedef struct {
-    int64_t n_elements;
-    bool decays;
-} DecayRun;
-typedef struct {
-    float beta1, beta2, epsilon, weight_decay;
-    int n_runs;
-    const DecayRun *runs;  /* lives as long as the graph */
-    int64_t first_element; /* of all parameters: what stochastic rounding draws by */
-} AdamwAttributes;
-typedef struct {
-    float momentum, weight_decay;
-    bool nesterov;
-    int n_runs;
-    const DecayRun *runs;
-    int64_t first_element;
-} SgdAttributes;
+/* ---- norm.c ----------------------------------------------------------------------------------------------
+ * squared_norm: total (1) += or = Σ x². clip: total, [scale] -> factor min(1, max_norm/norm)/scale (1), norm
+ * (1), where the norm is √total/scale; a norm that is no finite number makes a factor that is none, and the
+ * update then does nothing. The updates themselves are in update/, one an optimizer, with a header each. */
 typedef struct {
     float max_norm; /* 0: measure only, the factor is 1 */
 } ClipAttributes;
-/* Written by the host before the update: learning rate; 1/(1-beta1^t), 1/(1-beta2^t); the bits of a number
- * that differs from step to step, for stochastic rounding. */
-enum { HYPER_RATE, HYPER_CORRECTION1, HYPER_CORRECTION2, HYPER_DRAW, N_HYPER };
-extern const Op OP_SQUARED_NORM, OP_CLIP, OP_ADAMW, OP_SGD;
+extern const Op OP_SQUARED_NORM, OP_CLIP;
 void op_squared_norm(Graph *graph, Tensor *x, Tensor *total, bool add);
 void op_clip(Graph *graph, Tensor *total, Tensor *factor, Tensor *norm, float max_norm);
 void op_clip_scaled(Graph *graph, Tensor *total, Tensor *scale, Tensor *factor, Tensor *norm, float max_norm);
-void op_adamw(Graph *graph, Tensor *gradient, Tensor *hyper, Tensor *factor, Tensor *parameter,
-              Tensor *moment1, Tensor *moment2, const AdamwAttributes *attributes);
-void op_adamw_copied(Graph *graph, Tensor *gradient, Tensor *hyper, Tensor *factor, Tensor *parameter,
-                     Tensor *moment1, Tensor *moment2, Tensor *copy, const AdamwAttributes *attributes);
-void op_sgd(Graph *graph, Tensor *gradient, Tensor *hyper, Tensor *factor, Tensor *parameter,
-            Tensor *momentum, const SgdAttributes *attributes);
-void op_sgd_copied(Graph *graph, Tensor *gradient, Tensor *hyper, Tensor *factor, Tensor *parameter,
-                   Tensor *momentum, Tensor *copy, const SgdAttributes *attributes);
 
 #endif

@@ -18,8 +18,14 @@ static Status refuse_step(const Trainer *trainer, int64_t step, bool has_loss, d
     const OptimizerOptions *optimizer = trainer->setup.optimizer;
     bool is_scaled = trainer->step.loss.scale != NULL,
          is_first = trainer->n_steps_timed == 1 || step <= trainer->step.scale.n_skipped + 1;
-    bool has_tiny_epsilon = optimizer->kind == OPTIMIZER_ADAMW && optimizer->epsilon < 1e-12;
-    char advice[256];
+    const Optimizer *rule = optimizer_of(optimizer);
+    OptimizerSuspect suspect;
+    char advice[256], blamed[64] = "", remedy[80] = "lower --lr";
+    if (rule->suspect && rule->suspect(optimizer, &suspect)) {
+        snprintf(blamed, sizeof blamed, " and --%s %s", suspect.option, format_double(suspect.value).text);
+        snprintf(remedy, sizeof remedy, "raise --%s (%s is usual), or lower --lr", suspect.option,
+                 suspect.usual);
+    }
     if (is_first)
         snprintf(
             advice, sizeof advice,
@@ -27,10 +33,7 @@ static Status refuse_step(const Trainer *trainer, int64_t step, bool has_loss, d
             "--dtype; %s",
             is_scaled ? "use --dtype bf16" : "begin from others, or use --dtype f32");
     else
-        snprintf(advice, sizeof advice, "the learning rate was %.3g%s%s: %s%s%s", rate,
-                 has_tiny_epsilon ? " and --epsilon " : "",
-                 has_tiny_epsilon ? format_double(optimizer->epsilon).text : "",
-                 has_tiny_epsilon ? "raise --epsilon (1e-8 is usual), or lower --lr" : "lower --lr",
+        snprintf(advice, sizeof advice, "the learning rate was %.3g%s: %s%s%s", rate, blamed, remedy,
                  optimizer->clip > 0.0 ? ", or lengthen --warmup" : ", or set --clip and --warmup",
                  is_scaled ? ", or use --dtype bf16" : "");
     return error_failed(error, "the %s of step %lld is not a finite number%s; %s",

@@ -130,7 +130,7 @@ void trainer_close(Trainer *trainer) {
 
 /* Where weights are cut up, the sampler has whole ones of its own. */
 static bool samples_from_copy(const Trainer *trainer) {
-    return trainer->step.sync.zero == 3;
+    return trainer->step.sync.strategy->shards_weights;
 }
 
 size_t trainer_sampling_bytes(const Trainer *trainer) {

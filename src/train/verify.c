@@ -144,9 +144,7 @@ static OptimizerOptions optimizer_options(void) {
                               .schedule = LEARNING_RATE_CONSTANT,
                               .rate = 3e-3,
                               .weight_decay = 0.1,
-                              .beta1 = 0.9,
-                              .beta2 = 0.99,
-                              .epsilon = 1e-3,
+                              .adamw = {.beta1 = 0.9, .beta2 = 0.99, .epsilon = 1e-3},
                               .clip = 1.0};
 }
 

@@ -21,7 +21,7 @@ void tiny_run_open(TinyRun *run) {
                                 .tied = true,
                                 .bias = true,
                                 .rotary_theta = 1e4},
-                     .optimizer = {.rate = 1e-3, .beta1 = 0.9, .beta2 = 0.99, .epsilon = 1e-8, .clip = 1.0},
+                     .optimizer = {.rate = 1e-3, .adamw = {0.9, 0.99, 1e-8}, .clip = 1.0},
                      .options = {.saves = true,
                                  .batch = 2,
                                  .micro_batch = 2,

@@ -222,38 +222,23 @@ static void record_clip(const Rest *rest) {
             output(rest, DTYPE_F32, SHAPE(1), "factor"), output(rest, DTYPE_F32, SHAPE(1), "norm"), 1.0f);
 }
 
-/* An update's arrays: in mixed precision the weights are f32 and a 16-bit copy is left for the next step. */
-typedef struct {
-    Tensor *gradient, *hyper, *parameter, *copy, *moment[2];
-    DecayRun *run;
-} Update;
-
-static Update record_update(const Rest *rest) {
+/* In mixed precision the weights are f32 and a 16-bit copy is left for the next step. */
+static void record_update(const Rest *rest, OptimizerKind kind) {
+    static const char *const names[UPDATE_MAX_MOMENTS] = {"moment", "moment2"};
     const Precision *precision = &rest->precision;
-    DType held = precision->has_master ? DTYPE_F32 : precision->weight;
-    Update update = {.gradient = shared(rest, precision->gradient, SHAPE(rest->n_parameters), "gradient"),
-                     .hyper = shared(rest, DTYPE_F32, SHAPE(N_HYPER), "hyper"),
-                     .parameter = flat(rest, PLACE_PARAMETER, held, "parameter"),
-                     .moment = {flat(rest, PLACE_OPTIMIZER, precision->moment, "moment"), NULL},
-                     .run = ARENA_ARRAY(&rest->graph->arena, DecayRun, 1)};
-    if (precision->has_master) update.copy = flat(rest, PLACE_PARAMETER, precision->weight, "copy");
-    *update.run = (DecayRun){rest->n_parameters, true};
-    return update;
-}
-
-static void record_sgd(const Rest *rest) {
-    Update u = record_update(rest);
-    SgdAttributes attributes = {.momentum = 0.9f, .weight_decay = 0.1f, .n_runs = 1, .runs = u.run};
-    op_sgd_copied(rest->graph, u.gradient, u.hyper, NULL, u.parameter, u.moment[0], u.copy, &attributes);
-}
-
-static void record_adamw(const Rest *rest) {
-    Update u = record_update(rest);
-    AdamwAttributes attributes = {
-        .beta1 = 0.9f, .beta2 = 0.99f, .epsilon = 1e-8f, .weight_decay = 0.1f, .n_runs = 1, .runs = u.run};
-    u.moment[1] = flat(rest, PLACE_OPTIMIZER, rest->precision.moment, "moment2");
-    op_adamw_copied(rest->graph, u.gradient, u.hyper, NULL, u.parameter, u.moment[0], u.moment[1], u.copy,
-                    &attributes);
+    const OptimizerOptions options = optimizer_defaults(kind);
+    const Optimizer *optimizer = optimizer_of(&options);
+    UpdateTensors tensors = {
+        .gradient = shared(rest, precision->gradient, SHAPE(rest->n_parameters), "gradient"),
+        .hyper = shared(rest, DTYPE_F32, SHAPE(N_HYPER), "hyper"),
+        .parameter =
+            flat(rest, PLACE_PARAMETER, precision->has_master ? DTYPE_F32 : precision->weight, "parameter")};
+    for (int i = 0; i < optimizer->n_moments(&options); i++)
+        tensors.moment[i] = flat(rest, PLACE_OPTIMIZER, precision->moment, names[i]);
+    if (precision->has_master) tensors.copy = flat(rest, PLACE_PARAMETER, precision->weight, "copy");
+    DecayRun run = {rest->n_parameters, true};
+    UpdateElements all = {.n_runs = 1, .runs = arena_copy(&rest->graph->arena, &run, sizeof run)};
+    optimizer->record(&options, &tensors, &all, rest->graph);
 }
 
 /* Those that are in every step (embedding, linear, attention, cross_entropy, sum) need no line here. */
@@ -283,8 +268,6 @@ static const struct {
     {&OP_SQUARED_ERROR, record_squared_error},
     {&OP_SQUARED_NORM, record_squared_norm},
     {&OP_CLIP, record_clip},
-    {&OP_SGD, record_sgd},
-    {&OP_ADAMW, record_adamw},
 };
 
 static bool has_op(const Graph *graph, const Op *op) {
@@ -303,6 +286,10 @@ void bench_record_rest(Graph *graph, const BenchValues *values, int64_t n_parame
                  .n_parameters = n_parameters};
     for (size_t i = 0; i < sizeof operations / sizeof operations[0]; i++) {
         if (!has_op(step, operations[i].op)) operations[i].record(&rest);
+    }
+    for (int kind = N_OPTIMIZERS - 1; kind >= 0; kind--) {
+        const OptimizerOptions options = {.kind = kind};
+        if (!has_op(step, optimizer_of(&options)->op)) record_update(&rest, (OptimizerKind)kind);
     }
 }
 

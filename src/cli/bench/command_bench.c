@@ -13,8 +13,6 @@ enum { USUAL_VOCABULARY = 65 };
 
 enum { MANY = 1 << 30, MANY_RUNS = 1000000 };
 
-static const char *const optimizer_names[] = {"adamw", "sgd", NULL};
-
 /* Fewer than `pgpt train` has: only what changes the work of a step; clipping is off unless asked for. */
 static const OptionSpec update_option_specs[] = {
     OPTION_CHOICE("optimizer", OptimizerOptions, kind, OPTIMIZER_ADAMW, optimizer_names,
@@ -190,16 +188,12 @@ Status command_bench(int n_words, char *const *words, Error *error) {
     BenchValues values;
     Options options;
     TRY(options_init(&options, &bench_command, &values, error));
-    /* What the tables leave out: the usual AdamW, whose numbers do not change the work. */
-    values.optimizer = (OptimizerOptions){.kind = values.optimizer.kind,
-                                          .clip = values.optimizer.clip,
-                                          .rate = 3e-4,
-                                          .beta1 = 0.9,
-                                          .beta2 = 0.99,
-                                          .epsilon = 1e-8,
-                                          .weight_decay = 0.1,
-                                          .momentum = 0.9,
-                                          .eager = values.optimizer.eager};
+    /* What the tables leave out is as usual: its numbers do not change the work. */
+    OptimizerOptions usual = optimizer_defaults((OptimizerKind)values.optimizer.kind);
+    usual.rate = 3e-4;
+    usual.clip = values.optimizer.clip;
+    usual.eager = values.optimizer.eager;
+    values.optimizer = usual;
     TRY_GOTO(options_parse(&options, n_words, words, error), done);
     if (options.help_wanted) {
         command_show_help(&bench_command);

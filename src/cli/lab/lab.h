@@ -1,9 +1,9 @@
 /* pgpt lab: the studies, one file each, and what they share.
  *
  * A study NAME is an OptionCommand lab_NAME_command, whose name is "lab NAME", and a function lab_NAME, both
- * in src/cli/lab_NAME.c; what it computes is in src/lab/. It becomes part of the program by its declaration
- * below and by its line in `studies` of command_lab.c: {"NAME", &lab_NAME_command, lab_NAME}. The line makes
- * the dispatch, the list that `pgpt lab` shows and its part of the manual page.
+ * in src/cli/lab/lab_NAME.c; what it computes is in src/lab/. It becomes part of the program by its
+ * declaration below and by its line in `studies` of command_lab.c: {"NAME", &lab_NAME_command, lab_NAME}. The
+ * line makes the dispatch, the list that `pgpt lab` shows and its part of the manual page.
  *
  * The function is called by all ranks under mpirun, and by the only process without, with the words behind
  * the name:

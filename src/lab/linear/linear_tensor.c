@@ -16,6 +16,7 @@
 #include "base/system/timer.h"
 #include "graph/executor.h"
 #include "ops/ops.h"
+#include "ops/update/sgd.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -64,8 +65,10 @@ static Status record(TensorEngine *engine, const LinearPoints *points, Error *er
     TRY(autograd_run(graph, &options, error));
     graph->section = SECTION_UPDATE;
     engine->run = (DecayRun){n_weights, false};
-    SgdAttributes attributes = {.n_runs = 1, .runs = &engine->run};
-    op_sgd(graph, engine->weight->gradient, engine->hyper, NULL, engine->weight, NULL, &attributes);
+    UpdateTensors tensors = {
+        .gradient = engine->weight->gradient, .hyper = engine->hyper, .parameter = engine->weight};
+    SgdAttributes attributes = {.elements = {.n_runs = 1, .runs = &engine->run}};
+    op_sgd(graph, &tensors, &attributes);
     return graph_status(graph, error);
 }
 

@@ -5,7 +5,7 @@
 
 /* Where ranks send their weights, one that fails leaves the others waiting: that cannot be postponed. */
 static bool samples_alone(const Trainer *trainer) {
-    return trainer_n_ranks(trainer) == 1 || trainer->step.sync.zero < 3;
+    return trainer_n_ranks(trainer) == 1 || !trainer->step.sync.strategy->shards_weights;
 }
 
 static Status make_sample(SampleObserver *samples, Error *error) {
