@@ -198,28 +198,6 @@ void trainer_print_program(const Trainer *trainer, FILE *stream) {
 
 /* ---- the weights */
 
-/* A whole parameter; the process keeps what it holds of it. */
-static Status upload_parameter(Trainer *trainer, int index, const float *values, Error *error) {
-    const Parameter *parameter = &trainer->table.parameter[index];
-    return train_step_upload(&trainer->step, parameter->flat_offset, shape_count(parameter->shape), values,
-                             error);
-}
-
-/* One parameter at a time, so that the weights are in memory only once. */
-static Status initialise_weights(Trainer *trainer, Error *error) {
-    const TrainerSetup *setup = &trainer->setup;
-    const ParameterTable *table = &trainer->table;
-    size_t n_bytes = (size_t)parameters_largest(table) * sizeof(float);
-    void *values;
-    TRY(memory_alloc(&values, n_bytes, "one of the model's tensors", error));
-    for (int i = 0; i < table->n_parameters && error->status == STATUS_OK; i++) {
-        parameter_initialise(table, i, (uint64_t)setup->options->seed, values, setup->backend->n_threads);
-        upload_parameter(trainer, i, values, error);
-    }
-    memory_free(values, n_bytes);
-    return error->status;
-}
-
 Status trainer_open(Trainer *trainer, Error *error) {
     TRY(device_open(&trainer->memory, trainer->setup.backend, error));
     TRY(train_step_open(&trainer->step, &trainer->memory, error));
@@ -233,7 +211,8 @@ Status trainer_open(Trainer *trainer, Error *error) {
     trainer->evaluation.executor.activity = trainer->setup.activity;
     trainer->generator.prefill.executor.activity = trainer->setup.activity;
     trainer->generator.decode.executor.activity = trainer->setup.activity;
-    return initialise_weights(trainer, error);
+    return train_step_initialise(&trainer->step, &trainer->table, (uint64_t)trainer->setup.options->seed,
+                                 trainer->setup.backend->n_threads, error);
 }
 
 Status trainer_take_weights(Trainer *trainer, const ModelSource *source, Error *error) {
@@ -244,7 +223,7 @@ Status trainer_take_weights(Trainer *trainer, const ModelSource *source, Error *
     TRY(memory_alloc(&values, n_bytes, "one of the model's tensors", error));
     for (int i = 0; i < table->n_parameters; i++) {
         TRY_GOTO(model_source_read(source, &table->parameter[i], values, error), done);
-        TRY_GOTO(upload_parameter(trainer, i, values, error), done);
+        TRY_GOTO(train_step_take(&trainer->step, &table->parameter[i], values, error), done);
     }
     log_note(trainer->setup.log, "beginning with the weights of %s", source->path);
 done:

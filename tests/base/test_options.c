@@ -1,4 +1,5 @@
 /* Options: what a command line may say, what is refused and in which words, and the texts made from the table. */
+#include "base/options/options_refuse.h"
 #include "options_fixture.h"
 
 /* ---- The command line */
@@ -324,6 +325,43 @@ static void test_help(void **state) {
     }
 }
 
+/* Options that do nothing: only what was given is refused, the first one, and from the source that is asked for on. */
+static void test_refused_without_effect(void **state) {
+    (void)state;
+    Options options;
+    Values values;
+    Error error = {0};
+    enum { FOR_ONE = 1, FOR_OTHER = 2 };
+    static const OptionUse uses[] = {{"lr", FOR_ONE}, {"dropout", FOR_ONE | FOR_OTHER}, {"seed", FOR_OTHER}};
+    ASSERT_PARSES(options, values, "--lr", "1", "--dropout", "0.5");
+    assert_int_equal(options_set(&options, "seed", "3", OPTION_FROM_FILE, &error), STATUS_OK);
+    const OptionCondition idle[] = {{"seed", "--data", false},
+                                    {"dropout", "--no-tied", true},
+                                    {"weight-decay", "--tied", false},
+                                    {"lr", "--lr-schedule linear", false}};
+    assert_int_equal(options_refuse_idle(&options, idle, 3, OPTION_FROM_COMMAND, &error), STATUS_OK);
+    assert_int_equal(options_refuse_idle(&options, idle, 4, OPTION_FROM_COMMAND, &error), STATUS_USER);
+    assert_string_equal(
+        error.text, "--lr means something only with --lr-schedule linear; leave it out, or give that too");
+    error = (Error){0};
+    assert_int_equal(options_refuse_idle(&options, idle, 3, OPTION_FROM_FILE, &error), STATUS_USER);
+    assert_non_null(strstr(error.text, "--seed means something only with --data;"));
+    error = (Error){0};
+    assert_int_equal(
+        options_refuse_unused(&options, uses, 3, FOR_ONE, "'test one'", OPTION_FROM_COMMAND, &error),
+        STATUS_OK);
+    assert_int_equal(
+        options_refuse_unused(&options, uses, 3, FOR_OTHER, "'test other'", OPTION_FROM_COMMAND, &error),
+        STATUS_USER);
+    assert_string_equal(error.text, "--lr means nothing to 'test other'; leave it out");
+    error = (Error){0};
+    assert_int_equal(
+        options_refuse_unused(&options, uses, 3, FOR_ONE, "'test one'", OPTION_FROM_FILE, &error),
+        STATUS_USER);
+    assert_string_equal(error.text, "--seed means nothing to 'test one'; leave it out");
+    options_free(&options);
+}
+
 static void test_json_record(void **state) {
     (void)state;
     Options options;
@@ -399,12 +437,19 @@ static void test_man(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_defaults),      cmocka_unit_test(test_forms),
-        cmocka_unit_test(test_whole_numbers), cmocka_unit_test(test_no_whole_numbers),
-        cmocka_unit_test(test_real_numbers),  cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_long_values),   cmocka_unit_test(test_positionals),
-        cmocka_unit_test(test_wrong_tables),  cmocka_unit_test(test_help),
-        cmocka_unit_test(test_json_record),   cmocka_unit_test(test_overview),
+        cmocka_unit_test(test_defaults),
+        cmocka_unit_test(test_forms),
+        cmocka_unit_test(test_whole_numbers),
+        cmocka_unit_test(test_no_whole_numbers),
+        cmocka_unit_test(test_real_numbers),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_long_values),
+        cmocka_unit_test(test_positionals),
+        cmocka_unit_test(test_wrong_tables),
+        cmocka_unit_test(test_help),
+        cmocka_unit_test(test_refused_without_effect),
+        cmocka_unit_test(test_json_record),
+        cmocka_unit_test(test_overview),
         cmocka_unit_test(test_man),
     };
     return cmocka_run_group_tests(tests, make_file, remove_file);

@@ -142,25 +142,21 @@ static void test_frames(void **state) {
 enum { B = 2, T = 8, C = 16, V = 11, L = 3 };
 
 typedef struct {
-    Graph *graph;
+    Wiring wiring;
     GptStageTensors tensors;
-    Program program;
-    Executor executor;
-    DeviceMemory memory;
 } Stage;
 
 static void open_stage(Stage *stage, const Backend *backend, const ModelConfig *config,
                        const ParameterTable *table, GptStage part, const float *weights) {
     Error error = {0};
     GptLossOptions options = {.B = B, .T = T, .loss_scale = 1.0 / (B * T), .is_training = true};
-    *stage = (Stage){.graph = graph_new()};
-    stage->tensors = gpt_record_stage(config, table, stage->graph, &options, &part);
-    assert_int_equal(program_build(&stage->program, "stage", stage->graph, backend, 1, &error), STATUS_OK);
-    device_require(&stage->memory, &stage->program.plan);
-    assert_int_equal(device_open(&stage->memory, backend, &error), STATUS_OK);
-    assert_int_equal(executor_open(&stage->executor, &stage->program, &stage->memory, &error), STATUS_OK);
-    assert_int_equal(executor_upload(&stage->executor, stage->tensors.loss.parameters.flat, weights, &error),
-                     STATUS_OK);
+    *stage = (Stage){.wiring = {.graph = graph_new()}};
+    stage->tensors = gpt_record_stage(config, table, stage->wiring.graph, &options, &part);
+    assert_int_equal(wiring_plan_alone(&stage->wiring, "stage", backend, &error), STATUS_OK);
+    assert_int_equal(wiring_open_alone(&stage->wiring, backend, &error), STATUS_OK);
+    assert_int_equal(
+        executor_upload(&stage->wiring.executor, stage->tensors.loss.parameters.flat, weights, &error),
+        STATUS_OK);
 }
 
 /* From the stream that goes in (NULL: tokens) to the one that comes out, or to the loss. */
@@ -170,22 +166,22 @@ static void run_stage(Stage *stage, const float *in, float *out) {
     int32_t tokens[B * T], random[N_RANDOM_WORDS] = {[RANDOM_SEED_LOW] = 7, [RANDOM_STEP] = 3};
     for (int i = 0; i < B * T; i++) tokens[i] = (i * 5 + 3) % V;
     if (loss->tokens)
-        assert_int_equal(executor_upload(&stage->executor, loss->tokens, tokens, &error), STATUS_OK);
+        assert_int_equal(executor_upload(&stage->wiring.executor, loss->tokens, tokens, &error), STATUS_OK);
     if (loss->targets)
-        assert_int_equal(executor_upload(&stage->executor, loss->targets, tokens, &error), STATUS_OK);
+        assert_int_equal(executor_upload(&stage->wiring.executor, loss->targets, tokens, &error), STATUS_OK);
     if (loss->random)
-        assert_int_equal(executor_upload(&stage->executor, loss->random, random, &error), STATUS_OK);
+        assert_int_equal(executor_upload(&stage->wiring.executor, loss->random, random, &error), STATUS_OK);
     if (stage->tensors.input)
-        assert_int_equal(executor_upload(&stage->executor, stage->tensors.input, in, &error), STATUS_OK);
-    assert_int_equal(executor_run(&stage->executor, SECTION_FORWARD, MICRO_BATCH_ONLY, &error), STATUS_OK);
+        assert_int_equal(executor_upload(&stage->wiring.executor, stage->tensors.input, in, &error),
+                         STATUS_OK);
+    assert_int_equal(executor_run(&stage->wiring.executor, SECTION_FORWARD, MICRO_BATCH_ONLY, &error),
+                     STATUS_OK);
     const Tensor *result = stage->tensors.output ? stage->tensors.output : loss->loss;
-    assert_int_equal(executor_download(&stage->executor, result, out, &error), STATUS_OK);
+    assert_int_equal(executor_download(&stage->wiring.executor, result, out, &error), STATUS_OK);
 }
 
 static void close_stage(Stage *stage) {
-    executor_close(&stage->executor);
-    device_close(&stage->memory);
-    graph_free(stage->graph);
+    wiring_close_alone(&stage->wiring);
 }
 
 static void test_stages(void **state) {

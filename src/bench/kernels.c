@@ -6,11 +6,13 @@
  * two events on the device itself. What is left of a launch is what a training step pays for it too.
  *
  * Numbers are drawn, not zeros: a GPU's matrix units are faster on zeros, since they need less power. */
-#include "cli/bench/bench.h"
+#include "bench/kernels.h"
 
 #include "base/half.h"
 #include "base/random.h"
 #include "base/system/timer.h"
+#include "device/device.h"
+#include "ops/ops.h"
 
 #include <math.h>
 #include <string.h>
@@ -111,7 +113,7 @@ Status bench_time_kernel(const Backend *backend, Kernel kernel, const KernelCall
 
 /* Numbers between -1 and 1 in the tensor's type, the same again and again: what matters is that neighbours
  * differ. */
-static Status fill_tensor(BenchProgram *program, const Tensor *tensor, Error *error) {
+static Status fill_tensor(Wiring *program, const Tensor *tensor, Error *error) {
     enum { N_DRAWN = 1 << 17 };
     size_t size = dtype_info(tensor->dtype)->n_bytes, n_bytes = tensor_bytes(tensor);
     char *drawn = arena_alloc(&program->graph->arena, N_DRAWN * sizeof(float));
@@ -129,7 +131,7 @@ static Status fill_tensor(BenchProgram *program, const Tensor *tensor, Error *er
     return STATUS_OK;
 }
 
-static Status fill_program(BenchProgram *program, Error *error) {
+static Status fill_program(Wiring *program, Error *error) {
     for (int i = 0; i < program->graph->n_tensors; i++) {
         const Tensor *tensor = program->graph->tensor[i];
         bool is_given = tensor->place != PLACE_ACTIVATION && !tensor->base && tensor->dtype != DTYPE_I32;
@@ -138,31 +140,18 @@ static Status fill_program(BenchProgram *program, Error *error) {
     return STATUS_OK;
 }
 
-Status bench_program_open(BenchProgram *program, const Backend *backend, Error *error) {
-    TRY(program_build(&program->program, "bench", program->graph, backend, 1, error));
-    device_require(&program->memory, &program->program.plan);
+Status bench_program_open(Wiring *program, const Backend *backend, Error *error) {
+    TRY(wiring_plan_alone(program, "bench", backend, error));
     TRY(device_check_memory(backend, device_required_bytes(&program->memory), "measuring kernels",
                             "use a smaller --batch", error));
-    TRY(device_open(&program->memory, backend, error));
-    TRY(executor_open(&program->executor, &program->program, &program->memory, error));
+    TRY(wiring_open_alone(program, backend, error));
     return fill_program(program, error);
-}
-
-void bench_program_release(BenchProgram *program) {
-    executor_close(&program->executor);
-    device_close(&program->memory);
-}
-
-void bench_program_close(BenchProgram *program) {
-    bench_program_release(program);
-    graph_free(program->graph);
-    *program = (BenchProgram){0};
 }
 
 /* ---- limits of a device */
 
 /* Times the one instruction of the program and closes it. */
-static Status time_and_close(BenchProgram *program, const Backend *backend, Cost *cost, double *seconds,
+static Status time_and_close(Wiring *program, const Backend *backend, Cost *cost, double *seconds,
                              Error *error) {
     BenchTime time = {.seconds = INFINITY};
     if (bench_program_open(program, backend, error) == STATUS_OK) {
@@ -171,7 +160,7 @@ static Status time_and_close(BenchProgram *program, const Backend *backend, Cost
         bench_time_kernel(backend, instruction->kernel, call, &time, error);
         *cost = op_cost(call->node);
     }
-    bench_program_close(program);
+    wiring_close_alone(program);
     *seconds = time.seconds;
     return error->status;
 }
@@ -183,7 +172,7 @@ Status bench_device_copy(const Backend *backend, double *bytes_per_s, Error *err
     uint64_t usable = device_usable_bytes(backend), n_bytes = usable / 8 < usual ? usable / 8 : usual;
     *bytes_per_s = 0.0;
     for (int i = 0; i < 2; i++) {
-        BenchProgram program = {.graph = graph_new()};
+        Wiring program = {.graph = graph_new()};
         Cost cost = {0};
         double seconds;
         int64_t count = (int64_t)(n_bytes / dtype_info(dtypes[i])->n_bytes);
@@ -196,7 +185,7 @@ Status bench_device_copy(const Backend *backend, double *bytes_per_s, Error *err
 
 static Status time_product(const Backend *backend, DType dtype, int64_t size, double *flops_per_s,
                            Error *error) {
-    BenchProgram program = {.graph = graph_new()};
+    Wiring program = {.graph = graph_new()};
     Graph *graph = program.graph;
     Cost cost = {0};
     double seconds;

@@ -3,7 +3,7 @@
  * Every figure is the best of several short runs: a limit is what the machine can do, and whatever disturbs a
  * run only makes it slower. The bandwidths take the size of the working set, because a kernel whose tensors
  * fit into the caches is limited by those and not by the memory behind them. */
-#include "cli/bench/bench.h"
+#include "bench/limits.h"
 
 #include "backend/cpu/simd.h"
 #include "base/system/memory.h"

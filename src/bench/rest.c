@@ -5,7 +5,9 @@
  *
  * All tensors that a node reads are inputs: kernels are timed one by one, and none waits for another's
  * result. */
-#include "cli/bench/bench.h"
+#include "bench/rest.h"
+
+#include "ops/ops.h"
 
 #include <string.h>
 
@@ -277,12 +279,12 @@ static bool has_op(const Graph *graph, const Op *op) {
     return false;
 }
 
-void bench_record_rest(Graph *graph, const BenchValues *values, int64_t n_parameters, const Graph *step) {
+void bench_record_rest(Graph *graph, const BenchSetup *setup, int64_t n_parameters, const Graph *step) {
     Rest rest = {.graph = graph,
-                 .model = &values->model,
-                 .precision = precision_of((PrecisionKind)values->bench.precision),
-                 .B = values->bench.micro_batch,
-                 .T = values->bench.sequence,
+                 .model = &setup->model,
+                 .precision = precision_of((PrecisionKind)setup->bench.precision),
+                 .B = setup->bench.micro_batch,
+                 .T = setup->bench.sequence,
                  .n_parameters = n_parameters};
     for (size_t i = 0; i < sizeof operations / sizeof operations[0]; i++) {
         if (!has_op(step, operations[i].op)) operations[i].record(&rest);
@@ -293,13 +295,13 @@ void bench_record_rest(Graph *graph, const BenchValues *values, int64_t n_parame
     }
 }
 
-Status bench_fill_rest(BenchProgram *program, const BenchValues *values, Error *error) {
+Status bench_fill_rest(Wiring *program, const BenchSetup *setup, Error *error) {
     for (int i = 0; i < program->graph->n_nodes; i++) {
         const Node *node = program->graph->node[i];
         if (node->op != &OP_ATTENTION_CACHED) continue;
         int64_t count = tensor_count(node->input[1]);
         int32_t *start = ARENA_ARRAY(&program->graph->arena, int32_t, count);
-        for (int64_t k = 0; k < count; k++) start[k] = (int32_t)values->model.context - 1;
+        for (int64_t k = 0; k < count; k++) start[k] = (int32_t)setup->model.context - 1;
         TRY(executor_upload(&program->executor, node->input[1], start, error));
     }
     return STATUS_OK;
