@@ -1,7 +1,7 @@
-/* The third part of pgpt lab staleness: ranks are lost in the middle of a run, and their share of the data with
- * them, unless it lies also at their neighbours. Simulated in one process (lab/staleness/overlap.h); which
- * ranks are lost is drawn several times, since neighbours that are lost together are what overlap does not
- * help against. */
+/* The third part of pgpt lab staleness: ranks are lost in the middle of a run, and their share of the data
+ * with them, unless it lies also at their neighbours. Simulated in one process (lab/staleness/overlap.h);
+ * which ranks are lost is drawn several times, since neighbours that are lost together are what overlap does
+ * not help against. */
 #include "cli/lab/lab_staleness.h"
 
 #include "base/text/format.h"

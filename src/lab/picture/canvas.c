@@ -1,11 +1,11 @@
 /* Everything is written twice, into memory. SVG takes elements as they come. gnuplot would take minutes for
- * thousands of objects, and draws data quickly; so for it rectangles, each kind of lines and each kind of texts
- * are collected, and become a block of data and a plot of its own. Grid lines lie behind everything in an SVG,
- * being drawn first, and are thin rectangles for gnuplot, which keeps the order within a block.
+ * thousands of objects, and draws data quickly; so for it rectangles, each kind of lines and each kind of
+ * texts are collected, and become a block of data and a plot of its own. Grid lines lie behind everything in
+ * an SVG, being drawn first, and are thin rectangles for gnuplot, which keeps the order within a block.
  *
  * Texts are anybody's (names in a trace): in the SVG the characters that mean something in XML are written as
- * entities; in gnuplot's data they stand between double quotes, where nothing but that quote and the backslash
- * has a meaning, and those are replaced. */
+ * entities; in gnuplot's data they stand between double quotes, where nothing but that quote and the
+ * backslash has a meaning, and those are replaced. */
 #define _GNU_SOURCE /* asprintf, open_memstream */
 #include "lab/picture/canvas.h"
 

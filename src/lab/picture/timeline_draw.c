@@ -263,8 +263,8 @@ static bool is_mark(const TimelineEvent *event) {
     return false;
 }
 
-/* Of the first rank: a line where each begins, its name where there is room before the end and behind the last
- * one. */
+/* Of the first rank: a line where each begins, its name where there is room before the end and behind the
+ * last one. */
 static void draw_steps(Picture *picture) {
     const Timeline *timeline = picture->timeline;
     double last = -INFINITY, free_from = -INFINITY;

@@ -1,5 +1,5 @@
-/* Threads are made for each epoch, wait at a gate until all are there, and then train; the time of an epoch is
- * from the first one's beginning to the last one's end, so that making them does not count. Between epochs
+/* Threads are made for each epoch, wait at a gate until all are there, and then train; the time of an epoch
+ * is from the first one's beginning to the last one's end, so that making them does not count. Between epochs
  * nobody writes, and the loss is taken. */
 #include "lab/staleness/hogwild.h"
 
@@ -28,6 +28,7 @@ typedef struct {
     pthread_t thread;
     int64_t first, end; /* its points */
     uint64_t begin_ns, end_ns, n_updates;
+    double cpu_seconds; /* of all epochs */
 } Worker;
 
 /* ---- A step */
@@ -80,11 +81,18 @@ static bool pass_gate(Shared *shared) {
     return is_open;
 }
 
+static double cpu_seconds_now(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
 static void *work(void *argument) {
     Worker *worker = argument;
     Shared *shared = worker->shared;
     bool is_locked = shared->run->way == HOGWILD_LOCKED;
     if (!pass_gate(shared)) return NULL;
+    double cpu_begin = cpu_seconds_now();
     worker->begin_ns = timer_now_ns();
     for (int64_t point = worker->first; point < worker->end; point++) {
         if (is_locked) pthread_mutex_lock(&shared->lock);
@@ -92,6 +100,7 @@ static void *work(void *argument) {
         if (is_locked) pthread_mutex_unlock(&shared->lock);
     }
     worker->end_ns = timer_now_ns();
+    worker->cpu_seconds += cpu_seconds_now() - cpu_begin;
     worker->n_updates += (uint64_t)((worker->end - worker->first) * shared->run->points->setup.n_nonzeros);
     return NULL;
 }
@@ -129,7 +138,10 @@ static void count(const Shared *shared, const Worker *workers, HogwildResult *re
     uint64_t n_held = 0;
     for (int64_t i = 0; i < shared->run->points->setup.n_weights; i++)
         n_held += hogwild_read(&shared->weights[i]).n_updates;
-    for (int i = 0; i < shared->run->n_threads; i++) result->n_updates += workers[i].n_updates;
+    for (int i = 0; i < shared->run->n_threads; i++) {
+        result->n_updates += workers[i].n_updates;
+        result->cores_busy += workers[i].cpu_seconds / result->seconds[result->n_epochs];
+    }
     result->n_lost = result->n_updates - n_held;
 }
 

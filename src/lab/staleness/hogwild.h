@@ -89,7 +89,9 @@ typedef struct {
     double *seconds; /* (n_epochs + 1) spent training up to here; 0 first */
     double *loss;    /* (n_epochs + 1), held-out, before the first epoch and after each */
     int64_t n_epochs;
-    double steps_per_s;         /* points a second, of all threads */
+    double steps_per_s; /* points a second, of all threads */
+    double
+        cores_busy; /* processor time of all threads by the time: how many of them ran at once, on average */
     uint64_t n_updates, n_lost; /* writes to a weight; those of them that are in none at the end */
 } HogwildResult;
 

@@ -1,6 +1,6 @@
-/* Which ranks are lost is the beginning of a permutation drawn by (seed, draw), so that losing three of a draw
- * means losing two of it and one more; points of a share are drawn by (seed, step, share), so that runs of
- * different overlap see the same points as long as they have them. */
+/* Which ranks are lost is the beginning of a permutation drawn by (seed, draw), so that losing three of a
+ * draw means losing two of it and one more; points of a share are drawn by (seed, step, share), so that runs
+ * of different overlap see the same points as long as they have them. */
 #include "lab/staleness/overlap.h"
 
 #include "base/random.h"

@@ -1,5 +1,5 @@
-/* Shares of the data that overlap, for nodes that may fail: what is left of a training run when ranks are lost
- * and their data with them.
+/* Shares of the data that overlap, for nodes that may fail: what is left of a training run when ranks are
+ * lost and their data with them.
  *
  * Each rank has a share of the data on its own disk. With overlap K a share lies also at the K ranks behind
  * its own one (after the last comes the first), which costs K + 1 times the space. When ranks are lost, a
@@ -13,7 +13,7 @@
  *                       .lose_at = 150, .batch = 4, .lr = 0.3f, .draw = 0};
  *     OverlapResult result;
  *     TRY(overlap_run(&run, &result, error));
- *     ... result.loss[OVERLAP_MARKS], result.n_shares_lost, result.busiest ...  */
+ *     ... result.loss[OVERLAP_MARKS], result.n_shares_lost, result.busiest ... */
 #ifndef PGPT_LAB_STALENESS_OVERLAP_H
 #define PGPT_LAB_STALENESS_OVERLAP_H
 
@@ -43,7 +43,8 @@ Status overlap_run(const OverlapRun *run, OverlapResult *result, Error *error);
 /* Which rank computes each share: owner[s], -1 if nobody has it. Returns how many shares are lost. */
 int overlap_assign(int n_ranks, int overlap, const bool *is_lost, int *owner);
 
-/* Shares that are lost on average over all choices of n_lost ranks: those whose holders are all among them. */
+/* Shares that are lost on average over all choices of n_lost ranks: those whose holders are all among
+ * them. */
 double overlap_expected(int n_ranks, int overlap, int n_lost);
 
 #endif
