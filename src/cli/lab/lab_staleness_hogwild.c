@@ -164,8 +164,8 @@ static Status draw_loss(const Study *study, int problem, Error *error) {
     for (int i = 0; i < study->n_cells; i++) {
         const Cell *cell = &study->cells[problem][i];
         if (i > 0 && i < last) continue;
-        series[n_series++] = (PlotSeries){hogwild_way_names[cell->way], PLOT_LINES, cell->shown.seconds + 1,
-                                          cell->shown.loss + 1, (int)cell->shown.n_epochs};
+        series[n_series++] = (PlotSeries){hogwild_way_names[cell->way], PLOT_LINES, cell->shown.seconds,
+                                          cell->shown.loss, (int)cell->shown.n_epochs + 1};
     }
     int n_threads = study->cells[problem][last].n_threads;
     Plot plot = {.title = arena_printf(arena, "Hogwild, %s problem: %s, %s", problem_names[problem],
