@@ -32,11 +32,10 @@ static inline RowPosition row_position(const RowSplit *split, int64_t row) {
                          t < split->head ? split->start[0] + t : split->start[1] + t - split->head};
 }
 
-/* ---- embedding.c
- * ------------------------------------------------------------------------------------------------ y (B,T,C)
- * = token[tokens] + [position[first_position + t + start[b]]]. tokens (B,T) i32, token table (V,C), [position
- * table (P,C)], [start (B) i32: position of each sequence's first token]. Gradients: (dy, tokens) -> dtoken
- * table; (dy, [start]) -> dposition table; rows that nobody read become 0. */
+/* ---- embedding.c ------------------------------------------------------------------------------------------
+ * y (B,T,C) = token[tokens] + [position[first_position + t + start[b]]]. tokens (B,T) i32, token table (V,C),
+ * [position table (P,C)], [start (B) i32: position of each sequence's first token]. Gradients: (dy, tokens)
+ * -> dtoken table; (dy, [start]) -> dposition table; rows that nobody read become 0. */
 typedef struct {
     int64_t first_position;
     /* The table has rows of tokens first_token .. first_token + n_tokens - 1, of n_all that there are; rows
@@ -52,10 +51,9 @@ Tensor *op_embedding_padded(Graph *graph, Tensor *tokens, Tensor *token_table, i
 Tensor *op_embedding_part(Graph *graph, Tensor *tokens, Tensor *token_table, Tensor *position_table,
                           Tensor *start, const EmbeddingAttributes *attributes);
 
-/* ---- layernorm.c, rmsnorm.c
- * ------------------------------------------------------------------------------------- y (N,C); also outputs
- * mean (N) and rstd (N) (rmsnorm: rstd only). Backward: (dy, x, weight, [mean,] rstd) -> dx, dweight,
- * [dbias]. */
+/* ---- layernorm.c, rmsnorm.c -------------------------------------------------------------------------------
+ * y (N,C); also outputs mean (N) and rstd (N) (rmsnorm: rstd only). Backward: (dy, x, weight, [mean,] rstd)
+ * -> dx, dweight, [dbias]. */
 typedef struct {
     float epsilon;
 } NormAttributes;
@@ -63,13 +61,12 @@ extern const Op OP_LAYERNORM, OP_LAYERNORM_BACKWARD, OP_RMSNORM, OP_RMSNORM_BACK
 Tensor *op_layernorm(Graph *graph, Tensor *x, Tensor *weight, Tensor *bias /* or NULL */, float epsilon);
 Tensor *op_rmsnorm(Graph *graph, Tensor *x, Tensor *weight, float epsilon);
 
-/* ---- residual_norm.c
- * -------------------------------------------------------------------------------------------- sum (N,C) =
- * stream + dropout(branch) and normed (N,C), its layernorm or rmsnorm; also outputs [mean (N)] and rstd (N).
- * Bit for bit what op_dropout, op_add and the norm give; without dropout random is NULL. Backward: (dnormed,
- * sum, weight, [mean], rstd, [random]) -> dsum, dweight, [dbias], [dbranch], [Σdbranch], where dbranch is the
- * mask times all of dsum: what the node makes of it and, if it adds, what was there. No dbranch without
- * dsum. */
+/* ---- residual_norm.c --------------------------------------------------------------------------------------
+ * sum (N,C) = stream + dropout(branch) and normed (N,C), its layernorm or rmsnorm; also outputs [mean (N)]
+ * and rstd (N). Bit for bit what op_dropout, op_add and the norm give; without dropout random is NULL.
+ * Backward: (dnormed, sum, weight, [mean], rstd, [random]) -> dsum, dweight, [dbias], [dbranch], [Σdbranch],
+ * where dbranch is the mask times all of dsum: what the node makes of it and, if it adds, what was there. No
+ * dbranch without dsum. */
 typedef struct {
     float epsilon;
     bool has_mean;     /* layernorm; else rmsnorm, which has no bias */
@@ -85,9 +82,8 @@ ResidualNorm op_residual_norm(Graph *graph, Tensor *stream, Tensor *branch, Tens
                               Tensor *bias /* or NULL */, Tensor *random,
                               const ResidualNormAttributes *attributes);
 
-/* ---- linear.c
- * --------------------------------------------------------------------------------------------------- y
- * (N,Co) = activation(x (N,Ci) · weightᵀ + [bias (Co)]) + [residual (N,Co)]; weight is (Co,Ci). With an
+/* ---- linear.c ---------------------------------------------------------------------------------------------
+ * y (N,Co) = activation(x (N,Ci) · weightᵀ + [bias (Co)]) + [residual (N,Co)]; weight is (Co,Ci). With an
  * activation, a second output is the value before it, which the backward needs. OP_LINEAR_INPUT_GRADIENT:
  * (dy, weight, [before]) -> dx, [Σdx], times the activation's slope at `before` (N,Ci), which comes with an
  * activation and only then. OP_LINEAR_WEIGHT_GRADIENT: (dy, x) -> dweight, [dbias]. */
@@ -99,10 +95,9 @@ extern const Op OP_LINEAR, OP_LINEAR_INPUT_GRADIENT, OP_LINEAR_WEIGHT_GRADIENT;
 Tensor *op_linear(Graph *graph, Tensor *x, Tensor *weight, Tensor *bias, Tensor *residual,
                   Activation activation);
 
-/* ---- gelu.c, swiglu.c
- * ------------------------------------------------------------------------------------------- gelu: y =
- * x·Φ(x), by tanh or erf; backward (dy, x) -> dx, attributes LinearAttributes. swiglu: x (N,2F) -> y (N,F) =
- * silu(x[:, :F]) · x[:, F:]; backward (dy, x) -> dx. */
+/* ---- gelu.c, swiglu.c -------------------------------------------------------------------------------------
+ * gelu: y = x·Φ(x), by tanh or erf; backward (dy, x) -> dx, attributes LinearAttributes. swiglu: x (N,2F) ->
+ * y (N,F) = silu(x[:, :F]) · x[:, F:]; backward (dy, x) -> dx. */
 extern const Op OP_GELU, OP_GELU_BACKWARD, OP_SWIGLU, OP_SWIGLU_BACKWARD;
 Tensor *op_gelu(Graph *graph, Tensor *x, Activation activation);
 Tensor *op_swiglu(Graph *graph, Tensor *x);
@@ -110,14 +105,13 @@ float gelu_value(float x, Activation activation);
 float gelu_slope(float x, Activation activation);
 double gelu_slope_flops(Activation activation); /* of the slope, times dy */
 
-/* ---- attention.c, attention_cached.c, rotary.c
- * ------------------------------------------------------------------ qkv (B,T,(NH+2·NKV)·HS): a row holds all
- * query heads, all key heads, all value heads; query head h reads key/value head h / (NH/NKV). attention: y
- * (B,T,NH·HS) and lse (B,NH,T), causal. Backward (dy, qkv, y, lse, [random]) -> dqkv, [Σdqkv]. Dropout on the
- * weights draws element ((first_head+h)·T + q)·T8 + k, T8 = T rounded up to 8. attention_cached: new rows are
- * stored in the caches (B,NKV,capacity,HS) at start[b].., then attend to all up to themselves; outputs y and
- * the two caches, which change in place. rotary: rotates pairs (i, i+HS/2) of queries and keys by
- * position·theta^(-2i/HS); backward rotates back. */
+/* ---- attention.c, attention_cached.c, rotary.c ------------------------------------------------------------
+ * qkv (B,T,(NH+2·NKV)·HS): a row holds all query heads, all key heads, all value heads; query head h reads
+ * key/value head h / (NH/NKV). attention: y (B,T,NH·HS) and lse (B,NH,T), causal. Backward (dy, qkv, y, lse,
+ * [random]) -> dqkv, [Σdqkv]. Dropout on the weights draws element ((first_head+h)·T + q)·T8 + k, T8 = T
+ * rounded up to 8. attention_cached: new rows are stored in the caches (B,NKV,capacity,HS) at start[b]..,
+ * then attend to all up to themselves; outputs y and the two caches, which change in place. rotary: rotates
+ * pairs (i, i+HS/2) of queries and keys by position·theta^(-2i/HS); backward rotates back. */
 typedef struct {
     int n_heads, n_kv_heads, head_size;
     float scale;
@@ -139,11 +133,10 @@ typedef struct {
 extern const Op OP_ROTARY;
 Tensor *op_rotary(Graph *graph, Tensor *qkv, Tensor *start /* or NULL */, const RotaryAttributes *attributes);
 
-/* ---- add.c, copy.c, dropout.c, gather.c, sum.c, zero.c
- * ---------------------------------------------------------- add: y = a + b. copy: y = x. zero: y = 0.
- * gather: y (M,C) = x[rows (M) i32] (inference only). sum: out += or = scale · Σ x. dropout: y = x · mask /
- * (1-p); element i of sequence b draws index i of row first_sequence + b; its backward is the same op on dy.
- * x is (B, ...). */
+/* ---- add.c, copy.c, dropout.c, gather.c, sum.c, zero.c ----------------------------------------------------
+ * add: y = a + b. copy: y = x. zero: y = 0. gather: y (M,C) = x[rows (M) i32] (inference only). sum: out +=
+ * or = scale · Σ x. dropout: y = x · mask / (1-p); element i of sequence b draws index i of row
+ * first_sequence + b; its backward is the same op on dy. x is (B, ...). */
 typedef struct {
     float probability;
     int site;
@@ -168,7 +161,7 @@ void op_sum(Graph *graph, Tensor *x, Tensor *total, float scale);
 /* The random input of dropout: i32 words written by the host before every micro-batch. */
 enum { RANDOM_SEED_LOW, RANDOM_SEED_HIGH, RANDOM_STEP, RANDOM_FIRST_SEQUENCE, N_RANDOM_WORDS };
 
-/* ---- pack.c ----------------------------------------------------------------------------------------------
+/* ---- pack.c -----------------------------------------------------------------------------------------------
  * pack: the parts of dimension `dim` of x, (outer, size, inner), laid one after the other, each (outer, n,
  * inner); part p is border[p] .. border[p+1]-1 and may be empty. y is (rows, columns of x), or (N,1) where
  * dim is the last. unpack: back to `shape`. What goes to one rank then lies together (parallel/conjugate.h).
@@ -184,12 +177,11 @@ extern const Op OP_PACK;
 Tensor *op_pack(Graph *graph, Tensor *x, int dim, int n_parts, const int64_t *border);
 Tensor *op_unpack(Graph *graph, Tensor *x, Shape shape, int dim, int n_parts, const int64_t *border);
 
-/* ---- cross_entropy.c
- * -------------------------------------------------------------------------------------------- logits (N,V),
- * targets (N) i32 (a negative target is ignored), [scale (1)] -> losses (N). When the logits need a gradient,
- * the same pass leaves dlogits = gradient_scale · (softmax - onehot), which may take over the memory of the
- * logits; the gradient rule only hands it on. Columns from n_classes on are padding: no part of the softmax,
- * and of gradient 0. */
+/* ---- cross_entropy.c --------------------------------------------------------------------------------------
+ * logits (N,V), targets (N) i32 (a negative target is ignored), [scale (1)] -> losses (N). When the logits
+ * need a gradient, the same pass leaves dlogits = gradient_scale · (softmax - onehot), which may take over
+ * the memory of the logits; the gradient rule only hands it on. Columns from n_classes on are padding: no
+ * part of the softmax, and of gradient 0. */
 typedef struct {
     float gradient_scale;
     int64_t n_classes; /* 1 .. V */
@@ -219,18 +211,17 @@ Tensor *op_split_entropy_part(Graph *graph, Tensor *logits, Tensor *targets,
 void op_split_entropy(Graph *graph, Tensor *logits, Tensor *targets, Tensor *parts, Tensor *scale,
                       Tensor *losses, const SplitEntropyAttributes *attributes);
 
-/* ---- squared_error.c
- * -------------------------------------------------------------------------------------------- predictions
- * and targets of one type, N of each -> losses (N) = (prediction - target)². When the predictions need a
- * gradient, the same pass leaves dpredictions = gradient_scale · 2 · (prediction - target), which may take
- * over their memory; the gradient rule only hands it on. */
+/* ---- squared_error.c --------------------------------------------------------------------------------------
+ * predictions and targets of one type, N of each -> losses (N) = (prediction - target)². When the predictions
+ * need a gradient, the same pass leaves dpredictions = gradient_scale · 2 · (prediction - target), which may
+ * take over their memory; the gradient rule only hands it on. */
 typedef struct {
     float gradient_scale;
 } SquaredErrorAttributes;
 extern const Op OP_SQUARED_ERROR;
 Tensor *op_squared_error(Graph *graph, Tensor *predictions, Tensor *targets, float gradient_scale);
 
-/* ---- norm.c ----------------------------------------------------------------------------------------------
+/* ---- norm.c -----------------------------------------------------------------------------------------------
  * squared_norm: total (1) += or = Σ x². clip: total, [scale] -> factor min(1, max_norm/norm)/scale (1), norm
  * (1), where the norm is √total/scale; a norm that is no finite number makes a factor that is none, and the
  * update then does nothing. The updates themselves are in update/, one an optimizer, with a header each. */

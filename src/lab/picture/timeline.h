@@ -5,7 +5,8 @@
  *     TRY_GOTO(timeline_set_window(&timeline, from_ms, to_ms, error), done);
  *     // timeline.rank[r].time, timeline.collective[i]
  *     TRY_GOTO(timeline_measure(&timeline, error), done);
- *     TRY_GOTO(timeline_draw(&timeline, title, caption, "timeline.svg", error), done);
+ *     bool has_png;
+ *     TRY_GOTO(timeline_draw(&timeline, title, caption, "runs/lab", "timeline", &has_png, error), done);
  * done:
  *     timeline_free(&timeline);
  *
@@ -122,8 +123,8 @@ typedef void (*TimelineVisit)(void *context, const TimelineSegment *segment);
 Status timeline_visit(const Timeline *timeline, int track, TimelineVisit visit, void *context,
                       size_t *n_clipped, Error *error);
 
-/* The SVG, atomically. */
-Status timeline_draw(const Timeline *timeline, const char *title, const char *caption, const char *path,
-                     Error *error);
+/* FOLDER/NAME.svg, and with gnuplot NAME.png by NAME.gp (canvas.h). */
+Status timeline_draw(const Timeline *timeline, const char *title, const char *caption, const char *folder,
+                     const char *name, bool *has_png, Error *error);
 
 #endif

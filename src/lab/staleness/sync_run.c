@@ -5,7 +5,7 @@
  * A step's loss is that of its own batch and jumps from one batch to the next. All runs see the same batches
  * in the same order, so the jumps are the same in all; for the eye they are averaged over the steps around
  * each. */
-#include "lab/staleness.h"
+#include "lab/staleness/sync_run.h"
 
 #include "base/file/file.h"
 #include "base/text/json.h"
@@ -57,8 +57,12 @@ static double mean(const double *values, int64_t first, int64_t end) {
     return sum / (double)(end - first);
 }
 
+int64_t sync_run_smoothing(int64_t n_steps) {
+    return n_steps / SMOOTHED_PART / 2 * 2 + 1;
+}
+
 static void summarise(SyncRun *run) {
-    int64_t n = run->n_steps, half = n / SMOOTHED_PART / 2;
+    int64_t n = run->n_steps, half = sync_run_smoothing(n) / 2;
     for (int64_t i = 0; i < n; i++) {
         int64_t before = i < half ? i : half, after = before; /* as far to both sides where it falls fast, */
         if (after > n - 1 - i) after = n - 1 - i;             /* in the beginning; not where it ends */

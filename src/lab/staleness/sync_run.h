@@ -6,8 +6,8 @@
  *     TRY(sync_run_read(&run, error));                           // what was written
  *     ... run.seconds[i], run.loss[i] ...
  *     sync_run_free(&run); */
-#ifndef PGPT_LAB_STALENESS_H
-#define PGPT_LAB_STALENESS_H
+#ifndef PGPT_LAB_STALENESS_SYNC_RUN_H
+#define PGPT_LAB_STALENESS_SYNC_RUN_H
 
 #include "lab/launch/launcher.h"
 
@@ -34,6 +34,10 @@ Status sync_run_start(const SyncRun *run, Launcher *launcher, double timeout_s, 
 Status sync_run_read(SyncRun *run, Error *error);
 
 void sync_run_free(SyncRun *run); /* safe on {0} */
+
+/* Over how many steps a smoothed loss is the mean, where there are as many on both sides; 1: of none but its
+ * own. */
+int64_t sync_run_smoothing(int64_t n_steps);
 
 /* Seconds until the smoothed loss is first at or below `loss`; NAN: never. */
 double sync_run_time_to(const SyncRun *run, double loss);
