@@ -28,7 +28,7 @@ static const OptionSpec specs[] = {
     OPTION_CHOICE("mode", ScalingCall, mode, MODE_BOTH, mode_names,
                   "weak: the batch grows with ranks x threads; strong: it stays"),
     OPTION_INT("steps", ScalingCall, n_steps, 10, 1, 10000,
-               "steps of each run that count; medians are shown"),
+               "steps of each run that count; shown are means over the middle half of them, by their time"),
     OPTION_INT("warmup", ScalingCall, n_warm_up, 2, 0, 10000, "steps before these"),
     OPTION_INT("repeats", ScalingCall, n_repeats, 1, 1, 100,
                "runs of each, in turns, so that what else the machine does hits all of them"),
@@ -178,7 +178,7 @@ static Status run_points(Study *study, Error *error) {
         }
     }
     for (int i = 0; i < study->n_points && error->status == STATUS_OK; i++)
-        study->points[i] = scaling_median(all + i * n_repeats, n_repeats);
+        scaling_middle(all + i * n_repeats, n_repeats, &study->points[i], error);
     free(all);
     return error->status;
 }
@@ -218,7 +218,7 @@ static void print_number(double value, int width, int decimals) {
 
 static void print_mode(const Study *study, int mode) {
     const ScalingPoint *points = study->points + mode * study->n_of_mode;
-    printf("\n%s scaling (ms a step, medians; rank 0)\n", is_weak(study, mode) ? "Weak" : "Strong");
+    printf("\n%s scaling (ms a step; rank 0)\n", is_weak(study, mode) ? "Weak" : "Strong");
     printf("%5s %7s %6s %9s %8s %9s %8s %8s %8s %9s %9s %10s %10s\n", "ranks", "threads", "batch", "step",
            "forward", "backward", "update", "waited", "other", "messages", "expected", "slowest",
            "efficiency");
@@ -243,9 +243,10 @@ static void print_mode(const Study *study, int mode) {
 static void print_table(const Study *study) {
     for (int mode = 0; mode * study->n_of_mode < study->n_points; mode++) print_mode(study, mode);
     printf(
-        "\nwaited: the part of the messages that was not hidden behind computation. expected: what the links between the ranks let\n"
-        "messages take. slowest: the longest that a rank worked without its waits, and which one. efficiency: the speed of a core,\n"
-        "compared with the first line; with more ranks x threads than cores (%d here) it must fall.\n",
+        "\nstep = forward + backward + update + waited + other: means over the middle half of the steps, by their time.\n"
+        "waited: the part of the messages that was not hidden behind computation. expected: what the links between the\n"
+        "ranks let messages take. slowest: the longest that a rank worked without its waits, and which one. efficiency: the\n"
+        "speed of a core, compared with the first line; with more ranks x threads than cores (%d here) it must fall.\n",
         cores_usable());
 }
 
