@@ -33,7 +33,7 @@ refused '/is not a whole number/' lab collectives --sizes 1K,junk
 refused '/is not a whole number/' lab collectives --sizes 900G
 refused '/--ranks/' lab collectives --ranks 1
 refused "/--sizes '4K,7': 7 bytes are no whole number.*give 8/" lab collectives --sizes 4K,7
-refused "/--ranks 1 is what the row 'serial' has/" lab table --ranks 1
+refused "/--ranks wants a whole number between 2 and/" lab table --ranks 1
 refused '/--steps/' lab table --steps 0
 refused '/did you mean --batch/' lab scaling -- --bach 3
 refused '/the study sets it/' lab scaling -- --threads 3

@@ -11,6 +11,7 @@
 #include "job/train_run.h"
 #include "lab/collectives/collectives.h"
 #include "lab/launch/launch_child.h"
+#include "lab/picture/machine_note.h"
 #include "lab/scaling.h"
 #include "run/interrupt.h"
 
@@ -252,11 +253,26 @@ static void print_table(const Study *study) {
 
 /* ---- Pictures */
 
+/* Below both: the machine, how many ranks, whether they had cores of their own. */
+static const char *picture_note(const Study *study, Arena *arena) {
+    int most_ranks = 1, n_busy = 1;
+    for (int i = 0; i < study->n_points; i++) {
+        const ScalingPoint *point = &study->points[i];
+        if (point->n_ranks > most_ranks) most_ranks = point->n_ranks;
+        if (point->n_ranks * point->n_threads > n_busy) n_busy = point->n_ranks * point->n_threads;
+    }
+    return machine_note(
+        arena,
+        arena_printf(arena, "up to %s, %d threads in all", format_things(most_ranks, "rank").text, n_busy),
+        n_busy, study->output.note);
+}
+
 static Status draw_efficiency(const Study *study, Error *error) {
     enum { MOST = 16 };
     double x[MOST][LAB_LIST_MAX], y[MOST][LAB_LIST_MAX], ideal[LAB_LIST_MAX];
     char names[MOST][64];
     PlotSeries series[MOST + 1];
+    Arena arena = {0};
     int n = 0;
     for (int mode = 0; mode * study->n_of_mode < study->n_points; mode++) {
         for (int t = 0; t < study->threads.n && n < MOST; t++, n++) {
@@ -278,8 +294,11 @@ static Status draw_efficiency(const Study *study, Error *error) {
                  .y_label = "efficiency (1 = nothing lost)",
                  .x_log = true,
                  .series = series,
-                 .n_series = n + 1};
-    return lab_draw(&study->output, &plot, "scaling-efficiency", error);
+                 .n_series = n + 1,
+                 .note = picture_note(study, &arena)};
+    lab_draw(&study->output, &plot, "scaling-efficiency", error);
+    arena_free(&arena);
+    return error->status;
 }
 
 /* One bar a run, made of its phases. */
@@ -315,7 +334,8 @@ static Status draw_split(const Study *study, Error *error) {
                  .series = series,
                  .n_series = N_PARTS,
                  .x_names = names,
-                 .is_stacked = true};
+                 .is_stacked = true,
+                 .note = picture_note(study, &arena)};
     lab_draw(&study->output, &plot, "scaling-phases", error);
     arena_free(&arena);
     return error->status;
