@@ -1,6 +1,6 @@
-/* A row is three runs of this program, as a user would start them, and their closing JSON objects. The training
- * time is that of the steps: reading the text and writing the checkpoint are the same in every row and would
- * blur what the rows differ in. */
+/* A row is three runs of this program, as a user would start them, and their closing JSON objects. The
+ * training time is that of the steps: reading the text and writing the checkpoint are the same in every row
+ * and would blur what the rows differ in. */
 #include "lab/table.h"
 
 #include "base/text/json.h"

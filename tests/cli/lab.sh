@@ -5,7 +5,7 @@
 
 pgpt lab
 cp out list
-for study in linear collectives scaling table; do
+for study in linear collectives scaling table flops; do
     grep -q "pgpt lab $study " list || fail "$study is not listed"
     pgpt lab $study --help
     grep -q "usage: pgpt lab $study" out || fail "lab $study --help: $(head -n 3 out)"
@@ -91,6 +91,25 @@ chmod +x empty/gnuplot
 PATH=$PWD/empty:/bin pgpt lab scaling --schedules --rows 2000 --rounds 1 --out without
 grep -q 'gnuplot failed' err || fail "says: $(cat err)"
 [[ -z $(find without -name '*tmp*') ]] || fail "left behind: $(ls without)"
+
+# FLOPs: parts make a whole, in the counts, in the time and in the pictures; the formula stands beside.
+refused "/'13M' is no size of the ladder; choose among 125M/" lab flops --sizes 125M,13M
+refused '/has 13B twice/' lab flops --sizes 13B,13B
+refused "/--sizes '13B,': '' is no size/" lab flops --sizes 13B,
+refused "/--measure 'nanoo' is no preset/" lab flops --measure nanoo
+refused '/--sequences .0,/' lab flops --sequences 0,4
+pgpt lab flops --quick --steps 1 --measure-batch 1 --threads 1 --json --out flops
+grep -q 'Timed here: nano ' out || fail "nothing was timed: $(cat out)"
+[[ $(tail -n 1 out | grep -o '"standard_flops":[0-9]' | wc -l) == 4 ]] || fail "not four sizes: $(tail -n 1 out)"
+for name in flops flops-time; do
+    grep -v '^#' flops/$name.dat | sed 's/^"[^"]*"//' |
+        awk '{ s = 0; for (i = 1; i <= NF; i++) s += $i; if (s < 99.9 || s > 100.1) bad = 1 } END { exit bad || NR < 2 }' ||
+        fail "$name: parts that are no whole: $(cat flops/$name.dat)"
+done
+[[ $(grep -c '^# series' flops/flops-sequence.dat) == 4 ]] || fail "not a curve a size: $(cat flops/flops-sequence.dat)"
+pgpt lab flops --sizes 350M --sequences 128 --sequence 64 --measure none --json --out flops2
+tail -n 1 out | grep -q '"measured":null' || fail "measured all the same: $(tail -n 1 out)"
+[[ ! -e flops2/flops-time.dat ]] || fail "a picture of what was not timed"
 
 # Training runs of one rank need no launcher.
 rm empty/gnuplot

@@ -8,6 +8,7 @@
 #include "base/system/memory.h"
 #include "base/system/timer.h"
 #include "base/text/format.h"
+#include "model/model_flops.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -21,7 +22,8 @@ typedef struct {
 typedef struct {
     double step_ms, best_ms, forward_ms, backward_ms, update_ms;
     double tokens_per_s, best_tokens_per_s, flops, flops_per_s, peak_flops;
-    double utilisation; /* of the peak, by arithmetic that is not done twice */
+    double standard_flops; /* of a step, by the formula of papers */
+    double utilisation;    /* of the peak, by arithmetic that is not done twice */
     uint64_t resident_bytes;
     uint64_t beside_bytes; /* of a GPU's memory, taken since the plan was made and not part of it */
 } StepReport;
@@ -70,8 +72,9 @@ static Status run_steps(BenchTraining *training, const BenchOptions *bench, Step
     return STATUS_OK;
 }
 
-static StepReport make_report(const BenchTraining *training, const BenchOptions *bench, StepTimes *times,
-                              double peak_flops, uint64_t beside_bytes) {
+static StepReport make_report(const BenchTraining *training, const ModelConfig *model,
+                              const BenchOptions *bench, StepTimes *times, double peak_flops,
+                              uint64_t beside_bytes) {
     double median = bench_median(times->seconds, times->n_steps), best = times->seconds[0]; /* now sorted */
     double n_tokens = (double)bench->batch * (double)bench->sequence;
     double flops = train_step_flops(&training->step);
@@ -85,6 +88,7 @@ static StepReport make_report(const BenchTraining *training, const BenchOptions 
         .best_tokens_per_s = n_tokens / best,
         .flops = flops,
         .flops_per_s = flops / median,
+        .standard_flops = model_flops_standard(model, bench->batch, bench->sequence, bench->recompute > 0),
         .peak_flops = peak_flops,
         .utilisation = program_useful_flops(&training->step.program) / median / peak_flops,
         .resident_bytes = memory_resident_peak_bytes(),
@@ -100,6 +104,9 @@ static void print_arithmetic(const StepReport *report, const char *limit) {
     printf("\n            (%s a step, counted over the program; the limit is %s,\n"
            "            measured in this run)\n",
            format_rate(report->flops, "FLOP").text, limit);
+    printf("            %s by the standard formula, which papers publish (%s a step)\n",
+           format_rate(report->standard_flops / report->step_ms * 1e3, "FLOP/s").text,
+           format_rate(report->standard_flops, "FLOP").text);
 }
 
 static void print_report(const BenchTraining *training, const BenchValues *values, const StepReport *report) {
@@ -153,6 +160,9 @@ static json_t *report_json(const BenchTraining *training, const BenchValues *val
     json_object_set_new(object, "update_ms", json_make_number(report->update_ms));
     json_object_set_new(object, "flops_per_step", json_make_number(report->flops));
     json_object_set_new(object, "flops_per_s", json_make_number(report->flops_per_s));
+    json_object_set_new(object, "standard_flops_per_step", json_make_number(report->standard_flops));
+    json_object_set_new(object, "standard_flops_per_s",
+                        json_make_number(report->standard_flops / report->step_ms * 1e3));
     json_object_set_new(object, "limit_flops_per_s", json_make_number(report->peak_flops));
     json_object_set_new(object, "mfu", json_make_number(report->utilisation));
     json_object_set_new(object, "peak_bytes", json_integer((json_int_t)training->memory.allocated_bytes));
@@ -203,7 +213,7 @@ static Status measure(BenchTraining *training, BenchValues *values, Arena *arena
     int64_t n_steps = values->bench.n_steps + values->bench.n_warmup_steps;
     if (!isfinite(times.loss))
         return error_failed(error, "the loss is not a number after %lld steps", (long long)n_steps);
-    StepReport report = make_report(training, &values->bench, &times, peak, beside);
+    StepReport report = make_report(training, &values->model, &values->bench, &times, peak, beside);
     if (backend->traits.is_asynchronous) TRY(time_instructions(training, &values->bench, error));
     print_report(training, values, &report);
     if (!values->bench.json) return STATUS_OK;
