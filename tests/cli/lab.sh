@@ -59,14 +59,14 @@ refused '/at most|between|memory|GiB/' lab scaling --schedules --rows 1000000000
 refused "/cannot find 'nowhere.txt'/" lab scaling --quiet --ranks 1 -- --data nowhere.txt
 
 # OpenMP's schedules: a table, the data, a picture if there is gnuplot; the data alone if there is none.
-pgpt lab scaling --schedules --threads 1,2 --rows 2000 --rounds 1 --json --out with
+pgpt lab scaling --schedules --quick --threads 1,2 --rows 2000 --rounds 1 --json --out with
 tail -n 1 out | grep -q '"command":"lab scaling"' || fail "no JSON at the end: $(tail -n 1 out)"
 grep -q 'uneven rows' out || fail "no table"
 [[ $(grep -o '"schedule":"guided"' out | wc -l) == 6 ]] || fail "not 6 measurements of guided"
 [[ -s with/schedules.dat && -s with/schedules.gp ]] || fail "no data"
 if command -v gnuplot >/dev/null; then
     [[ -s with/schedules.svg && -s with/schedules.png ]] || fail "no picture"
-    grep -q 'pgpt lab scaling --schedules --threads 1,2 --rows 2000' with/schedules.svg || fail "no caption"
+    grep -q 'pgpt lab scaling --schedules --quick --threads 1,2 --rows 2000' with/schedules.svg || fail "no caption"
     grep -q 'picture: with/schedules.svg' err || fail "does not say where the picture is: $(cat err)"
 fi
 
@@ -113,7 +113,7 @@ tail -n 1 out | grep -q '"measured":null' || fail "measured all the same: $(tail
 
 # Training runs of one rank need no launcher.
 rm empty/gnuplot
-PATH=$PWD/empty pgpt lab scaling --ranks 1 --threads 1,2 --mode weak --steps 2 --warmup 1 --json --out one -- \
+PATH=$PWD/empty pgpt lab scaling --ranks 1 --threads 1,2 --mode weak --quick --json --out one -- \
     --layers 1 --heads 2 --channels 16 --context 16 --batch 2
 tail -n 1 out >line
 [[ $(grep -o '"step_ms":[0-9]' line | wc -l) == 2 ]] || fail "not two points: $(cat line)"

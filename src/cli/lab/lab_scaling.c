@@ -35,6 +35,8 @@ static const OptionSpec specs[] = {
                "runs of each, in turns, so that what else the machine does hits all of them"),
     OPTION_BOOL("predict", ScalingCall, predicts, true,
                 "fit the links between the ranks first, and show what their messages should take"),
+    OPTION_BOOL("quick", ScalingCall, is_quick, false,
+                "4 steps behind 1, and of --schedules 200,000 rows in 3 rounds, unless these are given"),
     OPTION_STRING("launcher", ScalingCall, launcher, "", "COMMAND",
                   "what starts ranks, with its options, if not this MPI's mpirun; split at blanks"),
     OPTION_FLOAT("timeout", ScalingCall, timeout, 3600.0, 1.0, 1e7, "seconds after which a run is ended"),
@@ -427,12 +429,22 @@ static Status run_training(const ScalingCommand *values, Options *options, const
     return error->status;
 }
 
+/* Less of everything that was not asked for by number. */
+static void shorten(ScalingCall *call, const Options *options) {
+    if (!call->is_quick) return;
+    if (options_source(options, "steps") == OPTION_FROM_DEFAULT) call->n_steps = 4;
+    if (options_source(options, "warmup") == OPTION_FROM_DEFAULT) call->n_warm_up = 1;
+    if (options_source(options, "rows") == OPTION_FROM_DEFAULT) call->n_rows = 200000;
+    if (options_source(options, "rounds") == OPTION_FROM_DEFAULT) call->n_rounds = 3;
+}
+
 Status lab_scaling(Launch *launch, int n_words, char *const *words, Error *error) {
     ScalingCommand values;
     Options options;
     bool goes_on;
     TRY(lab_read_options(launch, &options, &lab_scaling_command, &values, n_words, words, &goes_on, error));
     if (goes_on) {
+        shorten(&values.call, &options);
         LabOutput output = lab_output(launch, &options, &values.lab, n_words, words);
         if (launch->world.size > 1)
             error_user(

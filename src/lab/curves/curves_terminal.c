@@ -63,15 +63,18 @@ static int place_of(double value, const double *range, int n_places) {
     return place < 0 ? 0 : place >= n_places ? n_places - 1 : place;
 }
 
+/* A run's own character; dots have none but for validation. */
+static char mark_of(const Canvas *canvas, int run, bool is_validation) {
+    static const char curves[] = "123456789abcdefghijklmnopq", validations[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZ";
+    if (canvas->has_dots) return is_validation ? 'o' : '\0';
+    return is_validation ? validations[run % 26] : curves[run % 26];
+}
+
 /* Points are joined by a straight line, place by place; those of validation are marks by themselves. */
 static void draw_line(Canvas *canvas, const CurveLine *line, int run) {
     int n_columns = canvas->columns * canvas->wide, n_rows = canvas->rows * canvas->high, x0 = 0, y0 = 0;
     bool is_validation = line->curve == CURVE_VALIDATION;
-    char mark = canvas->has_dots ? (is_validation ? 'o' : '\0')
-                                 : (char)((is_validation ? 'A'
-                                           : run < 9     ? '1'
-                                                         : 'a' - 9) +
-                                          run % 26);
+    char mark = mark_of(canvas, run, is_validation);
     for (int64_t i = 0; i < line->n; i++) {
         int x = place_of(axis(line->x[i], canvas->view->log_x), canvas->x, n_columns);
         int y = n_rows - 1 - place_of(axis(line->y[i], canvas->view->log_y), canvas->y, n_rows);
@@ -149,8 +152,9 @@ static void print_legend(const CurveRun *runs, int n_runs, const Canvas *canvas)
         if (canvas->has_dots)
             fprintf(canvas->stream, "\xe2\xa0\xa4\xe2\xa0\xa4 %s%s", plain(runs[i].name).text,
                     validates ? " (o validation)" : "");
-        else fprintf(canvas->stream, "%c %s", (i < 9 ? '1' : 'a' - 9) + i % 26, plain(runs[i].name).text);
-        if (!canvas->has_dots && validates) fprintf(canvas->stream, " (%c validation)", 'A' + i % 26);
+        else fprintf(canvas->stream, "%c %s", mark_of(canvas, i, false), plain(runs[i].name).text);
+        if (!canvas->has_dots && validates)
+            fprintf(canvas->stream, " (%c validation)", mark_of(canvas, i, true));
         if (canvas->has_colour) fprintf(canvas->stream, "\033[0m");
         fputc('\n', canvas->stream);
     }
