@@ -5,11 +5,9 @@
  * machine and date. */
 #include "cli/lab/lab_table.h"
 
-#include "base/system/cores.h"
 #include "base/text/format.h"
 #include "base/text/plain.h"
 #include "lab/picture/machine_note.h"
-#include "lab/table_text.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -319,12 +317,14 @@ Status lab_table_print_json(const TableStudy *study, Error *error) {
 
 void lab_table_print_records(const TableStudy *study) {
     Arena arena = {0};
-    printf("\nTo be kept in src/lab/table_records.h, each in the place of the line of that name:\n");
-    for (int i = 0; i < N_TABLE_ROWS; i++) {
+    int n = 0;
+    for (int i = ROW_CUDA; i < N_TABLE_ROWS; i++) { /* what other machines may not have */
         const TableRow *row = &study->rows[i];
         if (*row->missing) continue;
+        if (!n++) printf("\nFor src/lab/table_records.h, each in the place of the line of that name:\n");
         printf("    {\"%s\", \"%s\", \"%s\", %d, %.4g, %.4g, %.4g},\n", row->name, machine_date(&arena),
                plain(row->machine).text, row->n_ranks, row->train_s, row->generate_s, row->cached_s);
     }
+    if (!n) printf("\nThere is nothing to record: no row with a GPU was measured.\n");
     arena_free(&arena);
 }
