@@ -34,16 +34,36 @@ tail -n 1 out >line
 [[ $(grep -o '"slowest_rank":[01]' line | wc -l) == 2 ]] || fail "no slowest rank: $(cat line)"
 [[ $(grep -o '"expected_comm_ms":[0-9]' line | wc -l) == 2 ]] || fail "nothing expected: $(cat line)"
 [[ -s here/scaling-efficiency.dat && -s here/scaling-phases.dat ]] || fail "no data"
+# Every bar's parts make the step that the JSON has.
+grep -o '"step_ms":[0-9.e+-]*' line | cut -d: -f2 >steps
+grep -v '^#' here/scaling-phases.dat | sed 's/^"[^"]*"//' | awk '{ sum = 0; for (i = 1; i <= NF; i++) sum += $i; print sum }' >sums
+paste sums steps | awk '{ if ($1 < 0.99 * $2 || $1 > 1.01 * $2) bad = 1 } END { exit bad || NR != 4 }' ||
+    fail "parts that do not add up: $(paste sums steps; cat here/scaling-phases.dat)"
 
 # The table: two rows here, the others say what is missing (or have a GPU). It is not the older study's work, and does not look like it.
 pgpt lab table --steps 1 --tokens 3 --ranks 2 --json --out here -- "${SMALL[@]}" --vocab 700
 [[ $(tail -n 1 out | grep -o '"older_train_s":null' | wc -l) == 4 ]] || fail "not four rows, or with older seconds: $(tail -n 1 out)"
-grep -q '^1 layer, 16 channels, 2 heads, .* 1 step of 64 tokens, then 3 tokens of text' out || fail "another head: $(head -n 1 out)"
+grep -q '^1 layer, 2 heads, 16 channels, .*; a made text, ' out || fail "another head: $(head -n 1 out)"
+grep -q '^Training: 1 step of 64 tokens$' out || fail "another head: $(cat out)"
+grep -q '^Generating 3 tokens without a KV cache$' out || fail "no second table: $(cat out)"
 grep -q "^The older study's seconds are left out" out || fail "does not say why nothing is compared: $(cat out)"
 grep -q '^# Training a GPT of 1 layer, 16 channels: 1 step of 64 tokens$' here/table.dat || fail "another title: $(head -n 1 here/table.dat)"
+grep -q '^# Generating 3 tokens without a KV cache' here/table-text.dat || fail "no second picture"
 ! grep -q '15264\|older' here/table.dat || fail "older seconds: $(cat here/table.dat)"
-grep -Eq '"name":"MPI","missing":null,"ranks":2,"train_s":[0-9]' out || fail "no row of MPI: $(tail -n 1 out)"
+tail -n 1 out | grep -Eq '"name":"MPI","missing":null,"recorded":null,"machine":"[^"]+","ranks":2,"measured_train_s":[0-9]' ||
+    fail "no row of MPI: $(tail -n 1 out)"
+tail -n 1 out | grep -Eq '"generate_s":[0-9.e-]+,"generate_tokens_per_s":[0-9.e-]+.*"cached_generate_s":[0-9]' || fail "no text: $(tail -n 1 out)"
 grep -Eq 'no GPU here|"name":"CUDA","missing":null' out || fail "CUDA is not marked"
+grep -q 'a text of 290599 bytes was made' err || fail "does not say what it trains on: $(cat err)"
+grep -q "cores; MPI: 2 ranks of 1 thread.*; 20[0-9][0-9]-[0-9][0-9]-[0-9][0-9]" here/table.dat || fail "no machine: $(head here/table.dat)"
+printf 'It was a dark and stormy night. %.0s' {1..40} >stormy.txt
+pgpt lab table --steps 1 --tokens 3 --ranks 2 --data stormy.txt --out here -- "${SMALL[@]}"
+grep -q '; stormy.txt, ' out || fail "not the given text: $(head -n 1 out)"
+! grep -q 'was made' err || fail "makes a text beside the given one: $(cat err)"
+refused '/--quick and --steps exclude each other/' lab table --quick --steps 3
+refused '/--record is for the whole study/' lab table --quick --record
+refused '/--record is for the whole study/' lab table --record -- --batch 4
+refused '/--record is for the whole study/' lab table --record --ranks 2 --tokens 5
 
 # A launcher that is not there, or no program at all.
 refused "/there is no launcher 'no-such-mpirun'/" lab scaling --ranks 2 --launcher no-such-mpirun

@@ -22,6 +22,7 @@ static const Study studies[] = {
     {"timeline", &lab_timeline_command, lab_timeline},
     {"table", &lab_table_command, lab_table},
     {"staleness", &lab_staleness_command, lab_staleness},
+    {"flops", &lab_flops_command, lab_flops},
     {NULL, NULL, NULL},
 };
 enum { N_STUDIES = sizeof studies / sizeof studies[0] - 1 };

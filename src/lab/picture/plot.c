@@ -162,6 +162,7 @@ Status plot_write(const Plot *plot, const char *folder, const char *name, bool *
     TRY(file_make_folders(picture.folder, error));
     for (int i = 0; i < plot->n_series; i++) {
         if (plot->series[i].style == PLOT_BARS) picture.has_bars = true;
+        if (plot->series[i].style == PLOT_POINTS && plot->x_names) picture.has_bars = true;
         if (plot->series[i].n > picture.n_rows) picture.n_rows = plot->series[i].n;
     }
     if (write_file(&picture, ".dat", write_data, error) == STATUS_OK &&

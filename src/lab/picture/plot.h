@@ -39,8 +39,9 @@ typedef struct {
     const PlotSeries *series;
     int n_series;
     const char *const
-        *x_names;    /* of bars, one for each point of the longest series; NULL: the numbers of x */
-    bool is_stacked; /* bars of the same name stand on each other, not side by side */
+        *x_names;      /* of bars or points, one for each of the longest series; NULL: the numbers of x */
+    bool shows_values; /* points over names have their numbers beside them */
+    bool is_stacked;   /* bars of the same name stand on each other, not side by side */
 } Plot;
 
 /* Writes FOLDER/NAME.dat (data, commented header), NAME.gp (the gnuplot script), and NAME.svg and NAME.png if

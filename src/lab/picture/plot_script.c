@@ -380,7 +380,7 @@ static Status write_curve(FileWriter *writer, Picture *picture, int index, Error
         TRY(file_writer_printf(writer, error, "%s using %s%d%s",
                                quote_all(picture, arena_printf(&picture->arena, "%s.dat", picture->name)),
                                series->style == PLOT_BARS ? "" : "0:", index + 2,
-                               series->style == PLOT_BARS ? ":xtic(1)" : ""));
+                               series->style == PLOT_BARS || index == 0 ? ":xtic(1)" : ""));
     else
         TRY(file_writer_printf(writer, error, "%s index %d using 1:2",
                                quote_all(picture, arena_printf(&picture->arena, "%s.dat", picture->name)),
@@ -389,8 +389,8 @@ static Status write_curve(FileWriter *writer, Picture *picture, int index, Error
     switch (series->style) {
     case PLOT_BARS: TRY(file_writer_printf(writer, error, " with histograms linecolor rgb '%s'", rgb)); break;
     case PLOT_POINTS:
-        TRY(file_writer_printf(writer, error, " with points pointtype %d pointsize 1 linecolor rgb '%s'",
-                               mark, rgb));
+        TRY(file_writer_printf(writer, error, " with points pointtype %d pointsize %s linecolor rgb '%s'",
+                               mark, picture->has_bars ? "1.6" : "1", rgb));
         break;
     case PLOT_DASHED:
         TRY(file_writer_printf(writer, error, " with lines dashtype 2 linewidth 1.5 linecolor rgb '%s'",
@@ -405,6 +405,18 @@ static Status write_curve(FileWriter *writer, Picture *picture, int index, Error
     }
     return *series->name ? file_writer_printf(writer, error, " title %s", quote_all(picture, series->name))
                          : file_writer_printf(writer, error, " notitle");
+}
+
+/* Numbers beside points over names. */
+static Status write_values(FileWriter *writer, Picture *picture, int index, Error *error) {
+    if (!picture->plot->shows_values || !picture->has_bars ||
+        picture->plot->series[index].style != PLOT_POINTS)
+        return STATUS_OK;
+    const char *file = quote_all(picture, arena_printf(&picture->arena, "%s.dat", picture->name));
+    return file_writer_printf(writer, error,
+                              ", \\\n     %s using 0:%d:(sprintf(column(%d) < 1000 ? '%%.3g' : '%%.0f', "
+                              "column(%d))) with labels left offset character 1.2, 0 font ',12' notitle",
+                              file, index + 2, index + 2, index + 2);
 }
 
 Status plot_script_write(FileWriter *writer, Picture *picture, Error *error) {
@@ -434,7 +446,10 @@ Status plot_script_write(FileWriter *writer, Picture *picture, Error *error) {
     TRY(write_top(writer, picture, error));
     TRY(write_caption(writer, picture, error));
     TRY(write_axes(writer, picture, error));
-    for (int i = 0; i < plot->n_series; i++) TRY(write_curve(writer, picture, i, error));
+    for (int i = 0; i < plot->n_series; i++) {
+        TRY(write_curve(writer, picture, i, error));
+        TRY(write_values(writer, picture, i, error));
+    }
     return file_writer_printf(
         writer, error,
         "\n\nif (strstrt(GPVAL_TERMINALS, 'pngcairo')) {\n"

@@ -10,7 +10,7 @@ typedef struct {
     const Plot *plot;
     const char *folder, *name;
     int n_rows;    /* of the longest series */
-    bool has_bars; /* then rows are names, not numbers */
+    bool has_bars; /* or points over names: rows are names, not numbers */
     Arena arena;
 } Picture;
 
