@@ -11,6 +11,7 @@
 
 #include "comm/algo/catalog.h"
 #include "comm/comm_null.h"
+#include "lab/collectives/formula.h"
 
 enum { MAX_RANKS = 33, ELEMENT_BYTES = 4 };
 
@@ -153,52 +154,7 @@ static void test_formulas_by_hand(void **state) {
     }
 }
 
-/* The formulas in words are those of the numbers: worked out for 8 ranks by a reader of "2(n - n/N)". */
-static double value_of(const char **text, double n, double size);
-
-static double factor_of(const char **text, double n, double size) {
-    double value = 1;
-    bool is_number = **text >= '0' && **text <= '9';
-    if (is_number) {
-        value = 0;
-        for (; **text >= '0' && **text <= '9'; (*text)++) value = 10 * value + (**text - '0');
-    } else if (strncmp(*text, "log2 N", 6) == 0) {
-        value = 3; /* of 8 */
-        *text += 6;
-    } else if (**text == 'n' || **text == 'N') {
-        value = *(*text)++ == 'n' ? n : size;
-    } else if (**text == '(') {
-        (*text)++;
-        value = value_of(text, n, size);
-        assert_int_equal(*(*text)++, ')');
-    } else fail_msg("what is '%s'?", *text);
-    return value;
-}
-
-static double term_of(const char **text, double n, double size) {
-    double value = factor_of(text, n, size);
-    for (;;) {
-        const char *next = *text + (**text == ' ');
-        if (*next == '\0' || *next == ')' || *next == '+' || *next == '-') return value;
-        *text = next;
-        if (**text == '/') {
-            (*text)++;
-            value /= factor_of(text, n, size);
-        } else value *= factor_of(text, n, size);
-    }
-}
-
-static double value_of(const char **text, double n, double size) {
-    double value = term_of(text, n, size);
-    while (**text && **text != ')') {
-        while (**text == ' ') (*text)++;
-        char sign = *(*text)++;
-        while (**text == ' ') (*text)++;
-        value += (sign == '-' ? -1 : 1) * term_of(text, n, size);
-    }
-    return value;
-}
-
+/* The formulas in words are those of the numbers. */
 static void test_words(void **state) {
     (void)state;
     const CollectiveAlgorithm *all[COLLECTIVE_MAX_ALGORITHMS];
@@ -211,8 +167,7 @@ static void test_words(void **state) {
             int64_t numbers[] = {cost.cost.n_steps, cost.cost.peak_bytes, cost.cost.total_bytes,
                                  cost.step_bytes};
             for (int k = 0; k < 4; k++) {
-                const char *text = words[k];
-                double value = value_of(&text, 320, 8);
+                double value = collective_formula(words[k], 320, 8);
                 if (value != (double)numbers[k])
                     fail_msg("%s %s: '%s' is %g, not %lld", collective_kind_name(kind), all[i]->name,
                              words[k], value, (long long)numbers[k]);
@@ -221,6 +176,10 @@ static void test_words(void **state) {
             assert_true(strlen(all[i]->summary) > 10);
         }
     }
+    assert_true(collective_formula("2(n - n/N)", 100, 4) == 150);
+    assert_true(collective_formula("(N-1)n + n/2 log2 N", 10, 5) == 55);
+    assert_false(collective_formula("2(n", 100, 4) == 200);
+    assert_false(collective_formula("x", 100, 4) == 100);
     assert_int_equal(n_all, 30);
     assert_int_equal(collective_algorithms(-1, all), 0);
     assert_int_equal(collective_algorithms(COMM_BARRIER, all), 0);
