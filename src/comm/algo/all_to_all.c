@@ -9,8 +9,8 @@
  *
  * Bruck sends every slice as often as its distance has bits: more bytes in fewer messages, for short ones.
  *
- * After the bits below d, slot k of rank r holds what has still k's other bits to go, so it is for rank r + (k
- * without the bits below d). */
+ * After the bits below d, slot k of rank r holds what has still k's other bits to go, so it is for rank r +
+ * (k without the bits below d). */
 #include "comm/algo/places.h"
 
 #include <string.h>

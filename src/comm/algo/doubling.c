@@ -1,6 +1,6 @@
 /* The all-reduces as the catalog has them: the five of algo.h, and recursive doubling. In that, partners
- * exchange all they have and both add it: after log2 N exchanges everybody has the sum. The fewest steps there
- * can be, with the whole vector in each: for vectors that are so short that only the steps count.
+ * exchange all they have and both add it: after log2 N exchanges everybody has the sum. The fewest steps
+ * there can be, with the whole vector in each: for vectors that are so short that only the steps count.
  *
  *     steps log2 N    peak 2n log2 N    total N n log2 N    where N is a power of two
  *

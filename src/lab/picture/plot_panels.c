@@ -2,7 +2,8 @@
  * other picture has (plot_script.c), in places that are given here. The legend stands once, on the right; the
  * panel below has the colours of the one above.
  *
- * gnuplot's multiplot cannot be drawn again by `replot`, so the commands stand twice, once for each format. */
+ * gnuplot's multiplot cannot be drawn again by `replot`, so the commands stand twice, once for each
+ * format. */
 #include "lab/picture/plot_script.h"
 
 #include <string.h>
