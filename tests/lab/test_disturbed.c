@@ -47,8 +47,10 @@ static void test_latency(void **state) {
 
 static void test_ratio(void **state) {
     (void)state;
-    check(result_of(2, 2, 1e-6, 65536, 17), "17.0 times");
+    check(result_of(2, 2, 1e-6, 65536, 17), " 17 times");
     check(result_of(2, 2, 1e-6, 65536, 4), NULL);
+    check(result_of(2, 2, 1e-6, 65536, 0.02), "0.02 times"); /* it was the links that were disturbed */
+    check(result_of(2, 2, 1e-6, 65536, 0.1), NULL);
     check(result_of(2, 2, 1e-6, 1024, 17), NULL); /* too short for the model */
     check(result_of(4, 2, 1e-6, 65536, 8), NULL);
     check(result_of(4, 2, 1e-6, 65536, 17), "all-reduce by naive of 65536 bytes");

@@ -11,10 +11,11 @@ static double efficiency(const NetworkStudy *study, double seconds) {
     return network_compute(&study->step) / seconds;
 }
 
-static FormatText crossover_text(double rate) {
-    if (isnan(rate)) return (FormatText){"never: latency alone takes longer"};
-    if (rate <= 0) return (FormatText){"below 1 Mbit/s"};
-    return format_rate(rate, "bit/s");
+/* Where the crossover lies, in words. */
+static void print_crossover(double rate) {
+    if (isnan(rate)) printf("messages take longer than computation at any bandwidth: latency alone does\n");
+    else if (rate <= 0) printf("messages take as long as computation below 1 Mbit/s a link\n");
+    else printf("messages take as long as computation at %s a link\n", format_rate(rate, "bit/s").text);
 }
 
 /* ---- Tables */
@@ -48,8 +49,8 @@ static void print_model(const NetworkStudy *study) {
             printf("%-12d %14s", links + 1, format_rate(1e6 * (double)study->rates.values[i], "bit/s").text);
             print_times(&study->times[links][i], study);
         }
-        printf("%-12d messages take as long as computation at %s a link\n", links + 1,
-               crossover_text(study->crossover[links]).text);
+        printf("%-12d ", links + 1);
+        print_crossover(study->crossover[links]);
     }
     print_head("latency us");
     for (int k = 0; k < study->latencies.n; k++) {
@@ -58,8 +59,8 @@ static void print_model(const NetworkStudy *study) {
                    format_rate(1e6 * (double)study->rates.values[i], "bit/s").text);
             print_times(&study->late[k][i], study);
         }
-        printf("%-12lld messages take as long as computation at %s\n", (long long)study->latencies.values[k],
-               crossover_text(study->late_crossover[k]).text);
+        printf("%-12lld ", (long long)study->latencies.values[k]);
+        print_crossover(study->late_crossover[k]);
     }
 }
 
@@ -125,13 +126,12 @@ typedef struct {
     double measured_x[NETWORK_MAX_MEASURED], measured_y[2][NETWORK_MAX_MEASURED];
 } Curves;
 
-static const char *note_of(const NetworkStudy *study, Arena *arena) {
+static const char *note_of(const NetworkStudy *study, bool has_marks, Arena *arena) {
     const char *what = study->step_is_given ? arena_printf(arena, "modelled: %s",
                                                            format_things(study->call->n_hosts, "host").text)
                                             : arena_printf(arena, "1 rank measured, %s modelled",
                                                            format_things(study->call->n_hosts, "host").text);
-    if (study->n_measured > 0 && study->call->n_hosts == 2)
-        what = arena_printf(arena, "%s, marks measured between 2 namespaces of this machine", what);
+    if (has_marks) what = arena_printf(arena, "%s, marks: 2 namespaces", what);
     return machine_note(arena, what, 1, study->output.note);
 }
 
@@ -184,7 +184,7 @@ static Status draw_steps(const NetworkStudy *study, Curves *curves, Arena *arena
                  .y_label = "step (ms)",
                  .x_log = true,
                  .y_log = true,
-                 .note = note_of(study, arena),
+                 .note = note_of(study, n_measured > 0, arena),
                  .series = above,
                  .n_series = n + 1,
                  .below = &lower};
@@ -203,7 +203,7 @@ static Status draw_latencies(const NetworkStudy *study, Curves *curves, Arena *a
     Plot plot = efficiency_plot(series, n);
     plot.title = arena_printf(arena, "Efficiency of %d hosts by the latency of a message, one link",
                               (int)study->call->n_hosts);
-    plot.note = note_of(study, arena);
+    plot.note = note_of(study, false, arena);
     return lab_draw(&study->output, &plot, "network-latency", error);
 }
 

@@ -4,19 +4,20 @@
  * What is looked at: the latency within a host, which is memory's and some code's; and how far what was
  * measured is from what the links that were measured just before let expect. Ranks that share cores wait for
  * each other's turns: they are allowed more of both. Very short vectors take a few messages' handling, of
- * which the model knows little, and are left out. */
+ * which the model knows little, and are left out. Times far below what is expected are as bad a sign: then it
+ * was the links that were measured at a bad moment. */
 #include "lab/collectives/collectives.h"
 
 #include <math.h>
 #include <stdio.h>
 
 typedef struct {
-    double latency_s, ratio;
+    double latency_s, ratio, least; /* measured by expected is to lie between these two */
 } Limits;
 
 static Limits limits_of(const Machine *machine) {
     int n_most = (machine->n_ranks + machine->n_hosts - 1) / machine->n_hosts; /* ranks of a host */
-    return n_most > machine->n_cores ? (Limits){200e-6, 12.0} : (Limits){50e-6, 5.0};
+    return n_most > machine->n_cores ? (Limits){200e-6, 12.0, 0.04} : (Limits){50e-6, 5.0, 0.04};
 }
 
 bool collectives_disturbed(const CollectivesResult *result, char *why, size_t n_bytes) {
@@ -29,20 +30,22 @@ bool collectives_disturbed(const CollectivesResult *result, char *why, size_t n_
                  1e6 * latency, 1e6 * limits.latency_s);
         return true;
     }
-    double worst = 0;
+    double worst = 1;
     for (int i = 0; i < result->n_rows; i++) {
         const CollectivesRow *row = &result->rows[i];
         for (int way = 0; way < collectives_n_algorithms(row->kind); way++) {
             double ratio = row->seconds[way] / row->model[way];
-            if (row->n_bytes < SHORT_BYTES || !isfinite(ratio) || ratio <= worst) continue;
-            worst = ratio;
-            if (ratio > limits.ratio)
-                snprintf(why, n_bytes,
-                         "%s by %s of %lld bytes takes %.1f times what its messages should, and up to %.0f "
-                         "could be believed",
-                         collective_kind_name(row->kind), collectives_name(row->kind, way),
-                         (long long)row->n_bytes, ratio, limits.ratio);
+            bool is_good = ratio <= limits.ratio && ratio >= limits.least;
+            double distance = ratio > 1 ? ratio : 1 / ratio;
+            if (row->n_bytes < SHORT_BYTES || !isfinite(ratio) || is_good || distance <= worst) continue;
+            worst = distance;
+            snprintf(
+                why, n_bytes,
+                "%s by %s of %lld bytes takes %.2g times what its messages should, and %.2g to %.2g could "
+                "be believed",
+                collective_kind_name(row->kind), collectives_name(row->kind, way), (long long)row->n_bytes,
+                ratio, limits.least, limits.ratio);
         }
     }
-    return worst > limits.ratio;
+    return worst > 1;
 }

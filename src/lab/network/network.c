@@ -61,9 +61,9 @@ Status network_times(const Network *network, const CommAlgorithm *algorithm, con
     return STATUS_OK;
 }
 
-/* The time grows with the seconds of a byte, in pieces of straight lines that get steeper: so the line through
- * a point that is too fast and one that is too slow crosses the time of computation on the fast side of
- * where it is, and that point takes the place of the fast one. */
+/* The time grows with the seconds of a byte, in pieces of straight lines that get steeper: so the line
+ * through a point that is too fast and one that is too slow crosses the time of computation on the fast side
+ * of where it is, and that point takes the place of the fast one. */
 Status network_crossover(const Network *network, const CommAlgorithm *algorithm, const NetworkStep *step,
                          double *rate, Error *error) {
     enum { MOST_LINES = 12 };
