@@ -40,7 +40,9 @@ static double read_factor(Reader *reader) {
     if (letter == 'N') return reader->n_ranks;
     if (letter != '(') return NAN;
     double value = read_sum(reader);
-    return *reader->next++ == ')' ? value : NAN;
+    if (*reader->next != ')') return NAN;
+    reader->next++;
+    return value;
 }
 
 static double read_product(Reader *reader) {
