@@ -18,6 +18,7 @@ typedef struct {
 static const Study studies[] = {
     {"linear", &lab_linear_command, lab_linear},
     {"collectives", &lab_collectives_command, lab_collectives},
+    {"network", &lab_network_command, lab_network},
     {"scaling", &lab_scaling_command, lab_scaling},
     {"timeline", &lab_timeline_command, lab_timeline},
     {"table", &lab_table_command, lab_table},

@@ -93,7 +93,12 @@ static Status write_data(FileWriter *writer, Picture *picture, Error *error) {
     if (plot->note && *plot->note) TRY(write_comment(writer, "note: ", plot->note, error));
     TRY(write_comment(writer, "x: ", plot->x_label, error));
     TRY(write_comment(writer, "y: ", plot->y_label, error));
-    return picture->has_bars ? write_rows(writer, picture, error) : write_curves(writer, plot, error);
+    TRY(picture->has_bars ? write_rows(writer, picture, error) : write_curves(writer, plot, error));
+    if (!plot->below) return STATUS_OK;
+    TRY(file_writer_printf(writer, error, "\n\n"));
+    TRY(write_comment(writer, "below, x: ", plot->below->x_label, error));
+    TRY(write_comment(writer, "below, y: ", plot->below->y_label, error));
+    return write_curves(writer, plot->below, error);
 }
 
 /* ---- Drawing */

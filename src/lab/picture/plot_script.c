@@ -384,7 +384,7 @@ static Status write_curve(FileWriter *writer, Picture *picture, int index, Error
     else
         TRY(file_writer_printf(writer, error, "%s index %d using 1:2",
                                quote_all(picture, arena_printf(&picture->arena, "%s.dat", picture->name)),
-                               index));
+                               picture->first_series + index));
     const char *rgb = COLOURS[colour];
     switch (series->style) {
     case PLOT_BARS: TRY(file_writer_printf(writer, error, " with histograms linecolor rgb '%s'", rgb)); break;
@@ -419,8 +419,23 @@ static Status write_values(FileWriter *writer, Picture *picture, int index, Erro
                               file, index + 2, index + 2, index + 2);
 }
 
+Status plot_script_words(FileWriter *writer, Picture *picture, Error *error) {
+    TRY(write_top(writer, picture, error));
+    return write_caption(writer, picture, error);
+}
+
+Status plot_script_axes(FileWriter *writer, Picture *picture, Error *error) {
+    return write_axes(writer, picture, error);
+}
+
+Status plot_script_curves(FileWriter *writer, Picture *picture, Error *error) {
+    for (int i = 0; i < picture->plot->n_series; i++) TRY(write_curve(writer, picture, i, error));
+    return file_writer_printf(writer, error, "\n");
+}
+
 Status plot_script_write(FileWriter *writer, Picture *picture, Error *error) {
     const Plot *plot = picture->plot;
+    if (plot->below) return plot_panels_write(writer, picture, error);
     TRY(file_writer_printf(
         writer, error,
         "# To draw %s.svg and %s.png from %s.dat: gnuplot %s.gp\n"
