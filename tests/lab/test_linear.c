@@ -208,6 +208,10 @@ static void test_model(void **unused) {
     double compute = 1e-3 + 1e-4 * (1.0 + 0.5 + 1.0 / 3 + 0.25);
     assert_within(weak, compute + 1e-5 + four, 1e-12);
     assert_within(strong, compute / 4 + 1e-5 + four, 1e-12);
+    model.compute = (SlowestLaw){.base = 1e-3, .delay = 5e-3, .chance = 0.08, .n_samples = 1};
+    assert_int_equal(linear_model_epoch(&model, 2, true, &strong, &error), STATUS_OK);
+    /* Of two, each interrupted with 0.04: 0.04 + (1 - 0.96²)/2 of the delay, which is as long as ever. */
+    assert_within(strong, 0.5e-3 + 5e-3 * (0.04 + 0.5 * (1.0 - 0.96 * 0.96)) + 1e-5 + two, 1e-12);
     model.all_reduce = NULL; /* the better of two is no worse than one of them */
     assert_int_equal(linear_model_comm(&model, 128, &one, &error), STATUS_OK);
     assert_true(one <= many && one > 0.0);

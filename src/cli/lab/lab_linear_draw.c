@@ -11,7 +11,7 @@ static const char *place_of(const Linear *study, const LabOutput *output, Arena 
     const Launch *launch = study->launch;
     const char *ranks = arena_printf(arena, "%s, %s", format_things(launch->world.size, "rank").text,
                                      format_things(study->problem.n_threads, "thread").text);
-    return lab_place(output, ranks, launch->is_shared ? launch->host_size : 0, arena);
+    return lab_place(output, ranks, launch->is_shared ? launch->host_size : 0, "rank", arena);
 }
 
 static const char *series_name(const Linear *study, int e, Arena *arena) {

@@ -265,7 +265,7 @@ static const char *place_of(Study *study) {
     bool is_one = study->ranks.n == 1 && study->ranks.values[0] == 1;
     text = arena_printf(arena, "%s rank%s of %s", text, is_one ? "" : "s",
                         format_things(study->linear->problem.n_threads, "thread").text);
-    return lab_place(study->output, text, most_on_host, arena);
+    return lab_place(study->output, text, most_on_host, "rank", arena);
 }
 
 typedef double (*Measured)(const LinearRun *run, int e);

@@ -12,9 +12,9 @@ static double epoch_us(const Linear *study, const LinearResult *result) {
 }
 
 static const char *place_of(const Linear *study, const LabOutput *output, Arena *arena) {
-    return lab_place(
-        output, arena_printf(arena, "1 rank, %s", format_things(study->problem.n_threads, "thread").text), 0,
-        arena);
+    int n_threads = study->problem.n_threads;
+    const char *ranks = arena_printf(arena, "1 rank, %s", format_things(n_threads, "thread").text);
+    return lab_place(output, ranks, n_threads, "thread", arena);
 }
 
 /* ---- The graph */
@@ -77,10 +77,9 @@ static Status draw_graphs(const Linear *study, const Graphs *graphs, const LabOu
     for (int g = 0; g < N_GRAPHS; g++) {
         for (int t = 0; t < graphs->n; t++) {
             y[g][t] = graphs->us[t][g];
-            names[t] =
-                arena_printf(&arena, "%s: %.0f and %.0f µs (%.1f times)",
-                             format_things(graphs->n_threads[t], "thread").text, graphs->us[t][FIXED],
-                             graphs->us[t][ALLOCATED], graphs->us[t][ALLOCATED] / graphs->us[t][FIXED]);
+            names[t] = arena_printf(&arena, "%s: %.1f times as long",
+                                    format_things(graphs->n_threads[t], "thread").text,
+                                    graphs->us[t][ALLOCATED] / graphs->us[t][FIXED]);
         }
         series[g] = (PlotSeries){graph_name[g], PLOT_BARS, x, y[g], graphs->n};
     }

@@ -27,16 +27,25 @@ static const char *today(Arena *arena) {
     return arena_strdup(arena, day);
 }
 
-const char *lab_place(const LabOutput *output, const char *ranks, int64_t most_on_host, Arena *arena) {
+/* Of this host, whatever this rank is bound to. */
+static int usable_cores(void) {
+    CoreSet all = cores_possible();
+    int n = cores_count(&all), quota = cores_quota();
+    if (quota && quota < n) n = quota;
+    return n > 0 ? n : cores_usable();
+}
+
+const char *lab_place(const LabOutput *output, const char *ranks, int64_t most, const char *thing,
+                      Arena *arena) {
     json_t *machine = metrics_machine();
     const char *processor = json_string_value(json_object_get(machine, "processor"));
-    int n_cores = cores_usable();
+    int n_cores = usable_cores();
     size_t n = strlen(output->note);
     const char *text =
         arena_printf(arena, "%s, %s; %s; %s.", short_name(processor ? processor : "unknown processor", arena),
                      format_things(n_cores, "core").text, ranks, today(arena));
-    if (most_on_host > n_cores)
-        text = arena_printf(arena, "%s Up to %s share %s.", text, format_things(most_on_host, "rank").text,
+    if (most > n_cores)
+        text = arena_printf(arena, "%s Up to %s share %s.", text, format_things(most, thing).text,
                             format_things(n_cores, "core").text);
     if (n)
         text =

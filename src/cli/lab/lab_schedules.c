@@ -104,8 +104,7 @@ static Status draw(const Study *study, Error *error) {
     const char **names = ARENA_ARRAY(&arena, const char *, n);
     double *x = ARENA_ARRAY(&arena, double, n);
     PlotSeries series[N_LOOP_SCHEDULES];
-    static const char *const short_names[N_KINDS] = {"serial first touch", "parallel first touch",
-                                                     "uneven rows"};
+    static const char *const short_names[N_KINDS] = {"serial touch", "parallel touch", "uneven rows"};
     int64_t most_threads = 0;
     for (int s = 0; s < N_LOOP_SCHEDULES; s++) {
         double *y = ARENA_ARRAY(&arena, double, n);
@@ -114,17 +113,17 @@ static Status draw(const Study *study, Error *error) {
             y[i] = 1e3 * cell_of(study, t, kind, s)->seconds;
             x[i] = i;
             if (study->threads.values[t] > most_threads) most_threads = study->threads.values[t];
-            names[i] = arena_printf(&arena, "%s, %s", format_things(study->threads.values[t], "thread").text,
-                                    short_names[kind]);
+            names[i] = arena_printf(&arena, "%d: %s", (int)study->threads.values[t], short_names[kind]);
         }
         series[s] = (PlotSeries){clause_of(study, s, &arena), PLOT_BARS, x, y, n};
     }
     const char *threads =
         arena_printf(&arena, "1 rank, up to %s", format_things(most_threads, "thread").text);
     Plot plot = {.title = "OpenMP's loop schedules: a gradient of least squares",
-                 .x_label = "threads, and who touched the rows' memory first (uneven rows: all of them)",
+                 .x_label =
+                     "threads: first touch of the rows' memory, serial or parallel; uneven rows, parallel",
                  .y_label = "time (ms)",
-                 .note = lab_place(study->output, threads, 0, &arena),
+                 .note = lab_place(study->output, threads, most_threads, "thread", &arena),
                  .series = series,
                  .n_series = N_LOOP_SCHEDULES,
                  .x_names = names};

@@ -35,8 +35,12 @@ Status linear_model_comm(const LinearModel *model, int n_ranks, double *seconds,
 
 Status linear_model_epoch(const LinearModel *model, int n_ranks, bool is_divided, double *seconds,
                           Error *error) {
-    double comm;
+    double comm, part = is_divided ? 1.0 / n_ranks : 1.0;
+    SlowestLaw own = model->compute;
+    own.base *= part;
+    own.spread *= part;
+    own.chance *= part;
     TRY(linear_model_comm(model, n_ranks, &comm, error));
-    *seconds = slowest_of(&model->compute, n_ranks) / (is_divided ? n_ranks : 1) + model->update_s + comm;
+    *seconds = slowest_of(&own, n_ranks) + model->update_s + comm;
     return STATUS_OK;
 }

@@ -23,7 +23,8 @@ typedef struct {
     int n_weights;
 } LinearModel;
 
-/* With `is_divided`, n ranks share the points of one: each computes the n-th part, spread and all. */
+/* With `is_divided`, n ranks share the points of one: each computes the n-th part, and is interrupted that
+ * much more rarely, but no shorter. */
 Status linear_model_epoch(const LinearModel *model, int n_ranks, bool is_divided, double *seconds,
                           Error *error);
 

@@ -1,7 +1,8 @@
 /* The times of a training, round by round: what each epoch was spent on, and who waited for whom.
  *
  *     LinearTimes times;
- *     TRY(linear_times_open(&times, comm, n_hosts, n_epochs, n_rounds, error));       // collective, as are all
+ *     // collective, as are all
+ *     TRY(linear_times_open(&times, comm, n_hosts, n_epochs, n_rounds, error));
  *     linear_times_begin(&times);                                                     // a round
  *     ... for each epoch, after the gradient, the all-reduce and the update:
  *     linear_times_arrived(&times, epoch, forward); linear_times_left(&times, epoch); linear_times_end(...);
@@ -9,8 +10,8 @@
  *     double seconds = linear_times_median(&times, phase_ms);
  *     linear_times_close(&times);
  *
- * The phases of a round add up to its time by the clock: from the moment at which the first rank began to that
- * at which the last one was done. */
+ * The phases of a round add up to its time by the clock: from the moment at which the first rank began to
+ * that at which the last one was done. */
 #ifndef PGPT_LAB_LINEAR_LINEAR_TIMES_H
 #define PGPT_LAB_LINEAR_LINEAR_TIMES_H
 

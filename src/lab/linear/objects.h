@@ -1,5 +1,5 @@
-/* The same numbers as objects: one allocation for each, pointers to its operands, a depth-first search for the
- * order. It is how automatic differentiation is taught, and here to be compared with scalar.h.
+/* The same numbers as objects: one allocation for each, pointers to its operands, a depth-first search for
+ * the order. It is how automatic differentiation is taught, and here to be compared with scalar.h.
  *
  *     ObjectGraph graph = {0};
  *     ObjectNode *a = object_leaf(&graph, 2.0), *b = object_leaf(&graph, 3.0);
@@ -38,8 +38,8 @@ ObjectNode *object_leaf(ObjectGraph *graph, double value);
 ObjectNode *object_operation(ObjectGraph *graph, ScalarOperation operation, ObjectNode *left,
                              ObjectNode *right);
 
-/* Finds the nodes that `root` is made of, then goes over them from the root on. A node's gradient is added to,
- * so it is right once for each graph. */
+/* Finds the nodes that `root` is made of, then goes over them from the root on. A node's gradient is added
+ * to, so it is right once for each graph. */
 void object_backward(ObjectGraph *graph, ObjectNode *root);
 
 Status object_status(const ObjectGraph *graph, Error *error);

@@ -6,8 +6,8 @@
  * Where processes meet after every step, a step takes as long as the slowest of them. The law has two terms
  * beside what everybody takes. Times differ a little, always: with an exponentially distributed part of mean
  * `spread` the slowest of n is expected spread·H(n) later, H(n) = 1 + 1/2 + ... + 1/n. And once in a while,
- * with probability `chance`, a process is interrupted, for a time of mean `delay`: the longest interruption of
- * n processes is expected to take delay·S(n), S(n) = sum over k = 1 .. n of (1 - (1 - chance)^k)/k. */
+ * with probability `chance`, a process is interrupted, for a time of mean `delay`: the longest interruption
+ * of n processes is expected to take delay·S(n), S(n) = sum over k = 1 .. n of (1 - (1 - chance)^k)/k. */
 #ifndef PGPT_LAB_LINEAR_SLOWEST_H
 #define PGPT_LAB_LINEAR_SLOWEST_H
 
