@@ -10,7 +10,7 @@
  *     attention_draw(seed, i, x, y);                                     // point i
  *     Scalar loss = attention_record(&graph, weights_at, x_at, y_at);    // the first of each, leaves
  *     double right;
- *     TRY(attention_accuracy(seed, first, n, weights, &right, error));   // of points first .. first + n - 1
+ *     TRY(attention_accuracy(seed, first, n, weights, &right, error));   // points first .. first + n - 1 */
 #ifndef PGPT_LAB_LINEAR_ATTENTION_H
 #define PGPT_LAB_LINEAR_ATTENTION_H
 
@@ -22,11 +22,10 @@ enum {
     ATTENTION_CHANNELS = 8,
     ATTENTION_HIDDEN = 16,
     ATTENTION_INPUTS = ATTENTION_LENGTH * ATTENTION_TOKENS,  /* one-hot: (LENGTH, TOKENS) */
-ATTENTION_TARGETS = ATTENTION_LENGTH * ATTENTION_TOKENS, /* likewise */
+    ATTENTION_TARGETS = ATTENTION_LENGTH * ATTENTION_TOKENS, /* likewise */
     ATTENTION_WEIGHTS = ATTENTION_CHANNELS * (2 * ATTENTION_TOKENS + ATTENTION_LENGTH +
                                               4 * ATTENTION_CHANNELS + 2 * ATTENTION_HIDDEN)
-}
-;
+};
 
 /* Where training begins. */
 void attention_start(uint64_t seed, double *weights);
