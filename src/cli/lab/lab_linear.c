@@ -1,54 +1,66 @@
-/* pgpt lab linear: least squares with both engines; weights, times and efficiency as a table, two
- * pictures. */
-#include "cli/lab/lab.h"
+/* pgpt lab linear: its options, and which of its parts they ask for.
+ *
+ * One launch trains with the engines that were asked for and shows what came of it (lab_linear_show.c). Other
+ * parts are made of such launches: --ranks and --sweep start some and put them together, --graph allocate and
+ * --schedules compare several in this process. */
+#include "cli/lab/lab_linear.h"
 
+#include "base/random.h"
 #include "base/text/format.h"
 #include "comm/algo/algo.h"
-#include "lab/linear/linear.h"
+#include "device/device.h"
+#include "lab/linear/attention.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct {
-    const char *weights;
-    int64_t n_points, n_epochs, seed, n_rounds, n_threads;
-    double lr, noise;
-    int engine, schedule, all_reduce;
-    bool strong, scaling;
-} LinearOptions;
+enum {
+    MOST_POINTS = 1 << 30,
+    MOST_EPOCHS = 1000000,
+    MOST_LISTED = 1024,
+    ATTENTION_POINTS = 64,
+    ATTENTION_EPOCHS = 400,
+    HELD_OUT = 256,
+    QUICK_EPOCHS = 120,
+    QUICK_ROUNDS = 3
+};
+static const double largest_weight = 1e6, attention_lr = 0.5;
 
-typedef struct {
-    LinearOptions linear;
-    LabOptions lab;
-} LinearCommand;
+/* Of the weights that --weights N draws: beside the points. */
+#define RANDOM_WEIGHTS (RANDOM_DATA + 0x15)
 
-enum { MOST_POINTS = 1 << 30, MOST_EPOCHS = 1000000, MOST_THREADS = 1024 };
-static const double largest_weight = 1e6, recovered_within = 1e-2;
-
-/* The engines by name, and behind them both of them. */
-enum { ENGINE_BOTH = N_LINEAR_ENGINES };
-static const char *const engine_names[] = {"scalar", "tensor", "both", NULL};
-static const char *const loop_schedule_names[] = {"static", "dynamic", "guided", NULL};
+const char *const lab_linear_engine_names[] = {"scalar", "tensor", "both", NULL};
+const char *const lab_linear_problem_names[] = {"squares", "attention", NULL};
+const char *const lab_linear_schedule_names[] = {"static", "dynamic", "guided", NULL};
+enum { GRAPH_FIXED, GRAPH_ALLOCATE };
+static const char *const graph_names[] = {"fixed", "allocate", NULL};
 
 /* auto, then what comm_algorithm_names has. */
-enum { ALL_REDUCE_AUTO };
-static const char *const all_reduce_names[] = {"auto", "naive",   "server",  "tree",
-                                               "ring", "halving", "library", NULL};
+const char *const lab_linear_all_reduce_names[] = {"auto", "naive",   "server",  "tree",
+                                                   "ring", "halving", "library", NULL};
 
-static const CommAlgorithm *choose_algorithm(int choice, int n_ranks) {
+const CommAlgorithm *lab_linear_algorithm(int choice, int n_ranks) {
     enum { FEW_RANKS = 4 };
-    if (choice == ALL_REDUCE_AUTO) return n_ranks <= FEW_RANKS ? &ALGORITHM_NAIVE : NULL;
+    if (choice == LAB_LINEAR_AUTO) return n_ranks <= FEW_RANKS ? &ALGORITHM_NAIVE : NULL;
     int i = 0;
-    while (comm_algorithm_names[i] && strcmp(comm_algorithm_names[i], all_reduce_names[choice]) != 0) i++;
+    while (comm_algorithm_names[i] &&
+           strcmp(comm_algorithm_names[i], lab_linear_all_reduce_names[choice]) != 0)
+        i++;
     return comm_algorithm(i);
 }
 
 static const OptionSpec linear_specs[] = {
-    OPTION_STRING("weights", LinearOptions, weights, "0.500593,-0.0807231,1.17474,-1.45482,-0.629856",
-                  "W,W,...", "the weights to find again, up to 1024 of them"),
+    OPTION_CHOICE("problem", LinearOptions, problem, LINEAR_LEAST_SQUARES, lab_linear_problem_names,
+                  "squares: find weights again from points; attention: a transformer block of single numbers "
+                  "learns to look one token back (scalar engine; 64 points, 400 epochs, lr 0.5)"),
+    OPTION_STRING(
+        "weights", LinearOptions, weights, "0.500593,-0.0807231,1.17474,-1.45482,-0.629856", "N or W,W,...",
+        "how many weights to draw and find again (a whole number), or the weights themselves (several, or "
+        "one as in 7.0)"),
     OPTION_INT("points", LinearOptions, n_points, 10000, 1, MOST_POINTS, "points of each rank"),
     OPTION_BOOL("strong", LinearOptions, strong, false, "divide --points among the ranks instead"),
     OPTION_INT("epochs", LinearOptions, n_epochs, 300, 1, MOST_EPOCHS, "steps, each over all points"),
@@ -57,21 +69,49 @@ static const OptionSpec linear_specs[] = {
     OPTION_FLOAT("noise", LinearOptions, noise, 0.0, 0.0, 1e6,
                  "standard deviation of what is added to each y"),
     OPTION_INT("seed", LinearOptions, seed, 1, 0, INT64_MAX, "of the points"),
-    OPTION_CHOICE("engine", LinearOptions, engine, ENGINE_BOTH, engine_names,
+    OPTION_CHOICE("engine", LinearOptions, engine, LAB_LINEAR_BOTH, lab_linear_engine_names,
                   "scalar: one node per number; tensor: the graph that GPTs are trained with"),
     OPTION_CHOICE(
-        "allreduce", LinearOptions, all_reduce, ALL_REDUCE_AUTO, all_reduce_names,
+        "graph", LinearOptions, graph, GRAPH_FIXED, graph_names,
+        "of the scalar engine. allocate: compare it with nodes that are allocated one by one in every "
+        "epoch, on one thread and on --threads"),
+    OPTION_CHOICE("device", LinearOptions, device, DEVICE_CPU, device_names,
+                  "where the tensor engine computes; the scalar one is the CPU's"),
+    OPTION_CHOICE(
+        "allreduce", LinearOptions, all_reduce, LAB_LINEAR_AUTO, lab_linear_all_reduce_names,
         "how gradients are summed over the ranks; auto: naive up to 4 ranks, for six numbers travel in one message, then the "
         "library's"),
-    OPTION_INT("threads", LinearOptions, n_threads, 1, 1, MOST_THREADS, "threads of each rank"),
-    OPTION_CHOICE("schedule", LinearOptions, schedule, LINEAR_STATIC, loop_schedule_names,
+    OPTION_INT("threads", LinearOptions, n_threads, 1, 1, LINEAR_MAX_THREADS, "threads of each rank"),
+    OPTION_CHOICE("schedule", LinearOptions, schedule, LINEAR_STATIC, lab_linear_schedule_names,
                   "how OpenMP deals pieces of the points to the threads of the scalar engine"),
-    OPTION_INT(
-        "rounds", LinearOptions, n_rounds, 10, 1, 1000,
-        "repeat the whole training; the time of an epoch is that of its fastest round. More than 1: up to 8 times as "
-        "often where an efficiency is measured and times still fall"),
+    OPTION_INT("chunk", LinearOptions, chunk, 0, 0, 1 << 20,
+               "pieces that are dealt at a time, as in schedule(dynamic, 4); 0: OpenMP's own choice"),
+    OPTION_BOOL(
+        "schedules", LinearOptions, schedules, false,
+        "a table of the work of every thread under static, dynamic and guided, for several chunk sizes"),
+    OPTION_INT("rounds", LinearOptions, n_rounds, 10, 1, 1000,
+               "repeat the whole training; times are those of the median round"),
     OPTION_BOOL("scaling", LinearOptions, scaling, true,
                 "with several ranks, let rank 0 train alone before each round and compare: the efficiency"),
+    OPTION_STRING("ranks", LinearOptions, ranks, "", "LIST",
+                  "start so many ranks, one number after the other, as in 1,2,4: weak and strong scaling"),
+    OPTION_STRING(
+        "sweep", LinearOptions, sweep, "", "LIST",
+        "start the ranks of --ranks (2 if not given) with so many weights, as in 5,50,500,5000, and "
+        "as much work: when communication begins to count"),
+    OPTION_STRING(
+        "model", LinearOptions, processes, "30,100,200", "LIST",
+        "of --ranks: numbers of processes to expect times for, from the links and the spread measured "
+        "here; empty: none",
+        .flags = OPTION_MAY_BE_EMPTY),
+    OPTION_STRING(
+        "launcher", LinearOptions, launcher, "", "COMMAND",
+        "of --ranks: what starts ranks, with its options, if not this MPI's mpirun; split at blanks"),
+    OPTION_FLOAT("timeout", LinearOptions, timeout, 3600.0, 1.0, 1e7,
+                 "of --ranks: seconds after which a launch is ended"),
+    OPTION_BOOL("quick", LinearOptions, quick, false,
+                "120 epochs and 3 rounds, where no other numbers are given: less than a minute"),
+    OPTION_BOOL("draw", LinearOptions, draws, true, "write pictures and their data"),
     OPTION_END,
 };
 
@@ -84,43 +124,56 @@ static const OptionGroup groups[] = {
 static const char *const examples[] = {
     "find five weights again, with both engines",
     "pgpt lab linear",
-    "twice the points on two ranks: weak scaling",
-    "mpirun -n 2 pgpt lab linear",
-    "the same points divided: strong scaling",
+    "weak and strong scaling on 1, 2 and 4 ranks, which it starts itself",
+    "pgpt lab linear --ranks 1,2,4",
+    "one launch: the same points divided among two ranks",
     "mpirun -n 2 pgpt lab linear --strong --points 100000",
-    "threads instead of ranks",
-    "pgpt lab linear --engine scalar --threads 2 --schedule dynamic",
+    "threads, and why they disappoint where nodes are allocated one by one",
+    "pgpt lab linear --graph allocate --threads 2",
+    "what each thread does under OpenMP's schedules",
+    "pgpt lab linear --schedules --threads 2",
+    "an attention block of single numbers",
+    "pgpt lab linear --problem attention",
     NULL,
 };
 
 const OptionCommand lab_linear_command = {
     .name = "lab linear",
-    .summary = "least squares by gradient descent: two engines, any number of ranks",
+    .summary = "gradient descent number by number: engines, ranks, threads, when messages begin to count",
     .description =
         "Draws points x, makes y = W x of them, and finds W again by gradient descent, once with an engine that has a node for "
-        "every number and once with the tensors that GPTs are trained with. Prints the weights found and the time of forward, "
-        "backward, communication and update; with several ranks also the efficiency against one rank alone, measured in the same "
-        "launch. Point i is the same on any number of ranks.",
+        "every number and once with the tensors that GPTs are trained with. Prints the weights found and what the time was spent "
+        "on: forward, backward, update, communication, waiting for the slowest rank; with several ranks also the efficiency "
+        "against one rank alone, measured in the same launch. --ranks 1,2,4 starts the ranks itself and draws time, efficiency "
+        "and that split against their number. Point i is the same on any number of ranks.",
     .groups = groups,
     .examples = examples,
     .no_config = true,
 };
 
-typedef struct {
-    Launch *launch;
-    Options options;
-    LinearCommand values;
-    double truth[LINEAR_MAX_WEIGHTS];
-    LinearProblem problem;
-    LinearEngineKind kind[N_LINEAR_ENGINES]; /* those that were asked for */
-    LinearResult result[N_LINEAR_ENGINES];   /* of each */
-    int n_engines;
-} Linear;
-
 /* ---- Options */
+
+static bool is_given(const Linear *study, const char *name) {
+    return options_source(&study->options, name) == OPTION_FROM_COMMAND;
+}
+
+/* --weights N: that many, drawn. */
+static Status draw_weights(Linear *study, const char *text, Error *error) {
+    errno = 0;
+    long long n = strtoll(text, NULL, 10);
+    if (errno || n < 1 || n > LINEAR_MAX_WEIGHTS)
+        return error_user(
+            error, "--weights %s: between 1 and %d can be found; for one weight of that value write %s.0",
+            text, LINEAR_MAX_WEIGHTS, text);
+    RandomKey key = random_key((uint64_t)study->values.linear.seed, RANDOM_WEIGHTS, 0);
+    for (long long i = 0; i < n; i++) study->truth[i] = (double)random_normal(key, (uint64_t)i);
+    study->problem.n_weights = (int)n;
+    return STATUS_OK;
+}
 
 static Status read_weights(Linear *study, const char *text, Error *error) {
     int n = 0;
+    if (*text && strspn(text, "0123456789") == strlen(text)) return draw_weights(study, text, error);
     for (const char *next = text;; next++) {
         size_t length = strcspn(next, ",");
         char *end;
@@ -132,8 +185,9 @@ static Status read_weights(Linear *study, const char *text, Error *error) {
                               "0.5,-0.08,1.17",
                               (int)(length > 40 ? 40 : length), next);
         }
-        if (n == LINEAR_MAX_WEIGHTS)
-            return error_user(error, "--weights has more than %d numbers; give fewer", LINEAR_MAX_WEIGHTS);
+        if (n == MOST_LISTED)
+            return error_user(error, "--weights has more than %d numbers; give fewer, or how many to draw",
+                              MOST_LISTED);
         study->truth[n++] = value;
         next += length;
         if (!*next) break;
@@ -142,300 +196,149 @@ static Status read_weights(Linear *study, const char *text, Error *error) {
     return STATUS_OK;
 }
 
+/* What was not said is chosen by --problem and --quick. */
+static void choose_defaults(Linear *study) {
+    LinearOptions *options = &study->values.linear;
+    bool is_attention = options->problem == LINEAR_ATTENTION;
+    if (is_attention && !is_given(study, "points")) options->n_points = ATTENTION_POINTS;
+    if (is_attention && !is_given(study, "epochs")) options->n_epochs = ATTENTION_EPOCHS;
+    if (is_attention && !is_given(study, "lr")) options->lr = attention_lr;
+    if (is_attention && !is_given(study, "rounds")) options->n_rounds = QUICK_ROUNDS;
+    if (options->quick && !is_attention && !is_given(study, "epochs")) options->n_epochs = QUICK_EPOCHS;
+    if (options->quick && !is_given(study, "rounds")) options->n_rounds = QUICK_ROUNDS;
+}
+
+static Status refuse_attention(const Linear *study, Error *error) {
+    const LinearOptions *options = &study->values.linear;
+    static const char *const others[] = {"weights", "noise", "sweep"};
+    if (options->problem != LINEAR_ATTENTION) return STATUS_OK;
+    if (is_given(study, "engine") && options->engine != LINEAR_SCALAR)
+        return error_user(error, "--problem attention is made of single numbers; leave out --engine, or use "
+                                 "'pgpt train' for attention on tensors");
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
+        if (is_given(study, others[i]))
+            return error_user(error, "--%s is of least squares; leave it out, or --problem attention",
+                              others[i]);
+    return STATUS_OK;
+}
+
 static Status refuse_ignored(const Linear *study, Error *error) {
     const LinearOptions *options = &study->values.linear;
-    bool has_schedule = options_source(&study->options, "schedule") == OPTION_FROM_COMMAND;
+    bool has_schedule = is_given(study, "schedule") || is_given(study, "chunk");
+    const char *name = is_given(study, "schedule") ? "schedule" : "chunk";
+    bool is_scalar_only = options->graph == GRAPH_ALLOCATE || options->schedules;
+    bool starts = *options->ranks || *options->sweep;
+    TRY(refuse_attention(study, error));
     if (has_schedule && options->engine == LINEAR_TENSOR)
-        return error_user(error, "--schedule is the scalar engine's; leave it out, or --engine tensor");
+        return error_user(error, "--%s is the scalar engine's; leave it out, or --engine tensor", name);
     if (has_schedule && options->n_threads == 1)
-        return error_user(error, "--schedule means nothing to one thread; add --threads 2, say");
+        return error_user(error, "--%s means nothing to one thread; add --threads 2, say", name);
+    if (has_schedule && options->schedules)
+        return error_user(error, "--schedules goes through all of them; leave out --%s", name);
+    if (is_scalar_only && is_given(study, "engine") && options->engine != LINEAR_SCALAR)
+        return error_user(error, "--%s is the scalar engine's; leave out --engine",
+                          options->schedules ? "schedules" : "graph allocate");
+    if (options->schedules && options->n_threads == 1)
+        return error_user(error, "--schedules compares threads; add --threads 2, say");
+    if (options->schedules && options->graph == GRAPH_ALLOCATE)
+        return error_user(error, "--schedules and --graph allocate are two studies; give one of them");
+    if (starts && is_scalar_only)
+        return error_user(error, "--ranks and --sweep compare ranks, --%s threads; give one of them",
+                          options->schedules ? "schedules" : "graph allocate");
+    if (*options->ranks && options->strong)
+        return error_user(error, "--ranks measures weak and strong scaling; leave out --strong");
+    if (options->device == DEVICE_CUDA &&
+        (options->engine == LINEAR_SCALAR || is_scalar_only || options->problem == LINEAR_ATTENTION))
+        return error_user(error,
+                          "--device cuda is for the tensor engine, and only the scalar one is asked for; "
+                          "leave it out, or use --engine tensor");
     return STATUS_OK;
+}
+
+static void choose_engines(Linear *study) {
+    const LinearOptions *options = &study->values.linear;
+    bool only_scalar =
+        options->problem == LINEAR_ATTENTION || options->schedules || options->graph == GRAPH_ALLOCATE;
+    if (only_scalar || options->engine != LINEAR_TENSOR) study->kind[study->n_engines++] = LINEAR_SCALAR;
+    if (!only_scalar && options->engine != LINEAR_SCALAR) study->kind[study->n_engines++] = LINEAR_TENSOR;
+    if (options->graph == GRAPH_ALLOCATE) study->kind[study->n_engines++] = LINEAR_OBJECTS;
 }
 
 static Status read_problem(Linear *study, Error *error) {
     const LinearOptions *options = &study->values.linear;
     int n_ranks = study->launch->world.size;
-    TRY(read_weights(study, options->weights, error));
+    bool is_attention = options->problem == LINEAR_ATTENTION;
+    study->truth = calloc(LINEAR_MAX_WEIGHTS, sizeof *study->truth);
+    if (!study->truth) return error_failed(error, "no memory for the weights");
     TRY(refuse_ignored(study, error));
+    if (!is_attention) TRY(read_weights(study, options->weights, error));
+    else attention_start((uint64_t)options->seed, study->truth);
+    choose_defaults(study);
     if (options->strong && options->n_points < n_ranks)
         return error_user(error, "--points %lld cannot be divided among %d ranks; give at least one to each",
                           (long long)options->n_points, n_ranks);
     study->problem = (LinearProblem){
-        .truth = study->truth,
-        .n_weights = study->problem.n_weights,
+        .task = (LinearTask)options->problem,
+        .truth = is_attention ? NULL : study->truth,
+        .start = is_attention ? study->truth : NULL,
+        .n_weights = is_attention ? ATTENTION_WEIGHTS : study->problem.n_weights,
         .n_points = options->n_points,
         .is_divided = options->strong,
         .n_epochs = options->n_epochs,
         .lr = options->lr,
         .noise = options->noise,
         .seed = (uint64_t)options->seed,
+        .device = options->device,
         .n_threads = (int)options->n_threads,
         .schedule = (LinearLoopSchedule)options->schedule,
-        .all_reduce = choose_algorithm(options->all_reduce, study->launch->world.size),
+        .chunk = (int)options->chunk,
+        .all_reduce = lab_linear_algorithm(options->all_reduce, n_ranks),
         .n_rounds = options->n_rounds,
         .measures_alone = options->scaling,
     };
-    for (int kind = 0; kind < N_LINEAR_ENGINES; kind++) {
-        if (options->engine == ENGINE_BOTH || options->engine == kind)
-            study->kind[study->n_engines++] = (LinearEngineKind)kind;
-    }
+    choose_engines(study);
     return STATUS_OK;
-}
-
-/* ---- The table */
-
-static void print_head(const Linear *study) {
-    const LinearProblem *problem = &study->problem;
-    char text[256];
-    printf("least squares: %s, %s of %s %s, lr %g", format_things(problem->n_weights, "weight").text,
-           format_things(problem->n_epochs, "epoch").text, format_things(problem->n_points, "point").text,
-           problem->is_divided ? "in all" : "a rank", problem->lr);
-    if (problem->noise > 0.0) printf(", noise %g", problem->noise);
-    printf("; %s\n\n", launch_describe(study->launch, problem->n_threads, text, sizeof text));
-}
-
-static void print_weights(const Linear *study) {
-    enum { SHOWN = 16 };
-    const LinearProblem *problem = &study->problem;
-    printf("%-16s %14s", "weight", "true");
-    for (int e = 0; e < study->n_engines; e++) printf(" %14s", linear_engine_name(study->kind[e]));
-    printf("\n");
-    for (int k = 0; k < problem->n_weights && k < SHOWN; k++) {
-        printf("%-16d %14.7g", k, problem->truth[k]);
-        for (int e = 0; e < study->n_engines; e++) printf(" %14.7g", study->result[e].weights[k]);
-        printf("\n");
-    }
-    if (problem->n_weights > SHOWN) printf("... and %d more\n", problem->n_weights - SHOWN);
-    printf("%-16s %14s", "largest error", "");
-    for (int e = 0; e < study->n_engines; e++) printf(" %14.1e", study->result[e].largest_error);
-    printf("\n%-16s %14s", "last loss", "");
-    for (int e = 0; e < study->n_engines; e++)
-        printf(" %14.1e", study->result[e].losses[problem->n_epochs - 1]);
-    printf("\n\n");
-}
-
-static const struct {
-    const char *name, *field;
-} phases[N_LINEAR_PHASES] = {
-    [LINEAR_FORWARD] = {"forward", "forward_ms"},
-    [LINEAR_BACKWARD] = {"backward", "backward_ms"},
-    [LINEAR_COMM] = {"communication", "comm_ms"},
-    [LINEAR_UPDATE] = {"update", "update_ms"},
-};
-
-static void print_time(const Linear *study, int e, double ms) {
-    double all_ms = study->result[e].seconds * 1e3;
-    printf(" %12.2f %11.2f %5.1f %%", ms, ms * 1e3 / (double)study->problem.n_epochs, 100.0 * ms / all_ms);
-}
-
-static void print_times(const Linear *study) {
-    printf("%-16s", "time");
-    for (int e = 0; e < study->n_engines; e++)
-        printf(" %9s ms %11s %7s", linear_engine_name(study->kind[e]), "us an epoch", "");
-    for (int p = 0; p < N_LINEAR_PHASES; p++) {
-        printf("\n%-16s", phases[p].name);
-        for (int e = 0; e < study->n_engines; e++) print_time(study, e, study->result[e].phase_ms[p]);
-    }
-    printf("\n%-16s", "all");
-    for (int e = 0; e < study->n_engines; e++) print_time(study, e, study->result[e].seconds * 1e3);
-    printf("\n\n");
-}
-
-static void print_rates(const Linear *study) {
-    const Launch *launch = study->launch;
-    for (int e = 0; e < study->n_engines; e++) {
-        const LinearResult *result = &study->result[e];
-        const char *name = linear_engine_name(study->kind[e]);
-        double points = (double)result->n_points * (double)study->problem.n_epochs;
-        printf("%s: %s", name, format_rate(points / result->seconds, "points/s").text);
-        if (!isnan(result->nodes_per_s))
-            printf(", %s a core, forward and backward", format_rate(result->nodes_per_s, "nodes/s").text);
-        if (!isnan(result->flops_per_s))
-            printf(", %s a rank", format_rate(result->flops_per_s, "FLOP/s").text);
-        printf("\n");
-        if (isnan(result->efficiency)) continue;
-        printf(
-            "%s: efficiency %.3f of %s scaling on %d ranks: alone %.2f ms, together %.2f ms (the fastest round as a whole: "
-            "%.2f and %.2f)%s\n",
-            name, result->efficiency, study->problem.is_divided ? "strong" : "weak", launch->world.size,
-            result->alone_seconds * 1e3, result->seconds * 1e3, result->alone_round_seconds * 1e3,
-            result->round_seconds * 1e3, launch->is_shared ? "; the ranks share cores" : "");
-    }
-    int64_t least = study->result[0].n_rounds, most = least;
-    for (int e = 1; e < study->n_engines; e++) {
-        int64_t n = study->result[e].n_rounds;
-        least = n < least ? n : least;
-        most = n > most ? n : most;
-    }
-    printf("times are sums over the epochs, each in the fastest of ");
-    if (least < most) printf("%lld to ", (long long)least);
-    printf("%s, and means over the ranks\n", format_things(most, "round").text);
-}
-
-/* ---- JSON */
-
-static json_t *json_numbers(const double *values, int n) {
-    json_t *list = json_array();
-    for (int i = 0; i < n; i++) json_array_append_new(list, json_make_number(values[i]));
-    return list;
-}
-
-static void set_number(json_t *object, const char *name, double value) {
-    json_object_set_new(object, name, json_make_number(value));
-}
-
-static void set_result(json_t *object, const Linear *study, int e) {
-    const LinearResult *result = &study->result[e];
-    const LinearProblem *problem = &study->problem;
-    json_object_set_new(object, "engine", json_string(linear_engine_name(study->kind[e])));
-    json_object_set_new(object, "weights", json_numbers(result->weights, result->n_weights));
-    set_number(object, "largest_error", result->largest_error);
-    json_object_set_new(object, "recovered", json_boolean(result->largest_error <= recovered_within));
-    set_number(object, "loss", result->losses[problem->n_epochs - 1]);
-    set_number(object, "seconds", result->seconds);
-    for (int p = 0; p < N_LINEAR_PHASES; p++) set_number(object, phases[p].field, result->phase_ms[p]);
-    set_number(object, "epoch_ms", result->seconds * 1e3 / (double)problem->n_epochs);
-    set_number(object, "points_per_s",
-               (double)result->n_points * (double)problem->n_epochs / result->seconds);
-    json_object_set_new(object, "node_evaluations",
-                        isnan(result->evaluations) ? json_null()
-                                                   : json_integer((json_int_t)result->evaluations));
-    set_number(object, "nodes_per_s", result->nodes_per_s);
-    set_number(object, "flops_per_s", result->flops_per_s);
-    json_object_set_new(object, "rounds", json_integer(result->n_rounds));
-    set_number(object, "round_seconds", result->round_seconds);
-    set_number(object, "alone_seconds", result->alone_seconds);
-    set_number(object, "alone_round_seconds", result->alone_round_seconds);
-    set_number(object, "efficiency", result->efficiency);
-}
-
-/* The first engine's results at the top, and those of each in a list. */
-static Status print_json(const Linear *study, Error *error) {
-    const LinearProblem *problem = &study->problem;
-    json_t *object = json_object(), *list = json_array();
-    json_object_set_new(object, "command", json_string("lab linear"));
-    json_object_set_new(object, "ranks", json_integer(study->launch->world.size));
-    json_object_set_new(object, "threads", json_integer(problem->n_threads));
-    json_object_set_new(object, "scaling", json_string(problem->is_divided ? "strong" : "weak"));
-    json_object_set_new(object, "points", json_integer(problem->n_points));
-    json_object_set_new(object, "all_points", json_integer(study->result[0].n_points));
-    json_object_set_new(object, "epochs", json_integer(problem->n_epochs));
-    set_number(object, "lr", problem->lr);
-    set_number(object, "noise", problem->noise);
-    json_object_set_new(object, "seed", json_integer((json_int_t)problem->seed));
-    json_object_set_new(object, "true_weights", json_numbers(problem->truth, problem->n_weights));
-    set_result(object, study, 0);
-    for (int e = 0; e < study->n_engines; e++) {
-        json_t *own = json_object();
-        set_result(own, study, e);
-        json_array_append_new(list, own);
-    }
-    json_object_set_new(object, "engines", list);
-    return lab_print_json(object, error);
-}
-
-/* ---- Pictures */
-
-static Status draw_losses(const Linear *study, const LabOutput *output, Arena *arena, Error *error) {
-    enum { MOST_SHOWN = 2000 };
-    int64_t n_epochs = study->problem.n_epochs, stride = (n_epochs + MOST_SHOWN - 1) / MOST_SHOWN;
-    int n = (int)((n_epochs + stride - 1) / stride);
-    PlotSeries series[N_LINEAR_ENGINES];
-    double *epochs = ARENA_ARRAY(arena, double, n);
-    bool has_loss = false; /* weights of zero have none, and a logarithmic axis no place for that */
-    for (int i = 0; i < n; i++) epochs[i] = (double)(i * stride);
-    for (int e = 0; e < study->n_engines; e++) {
-        double *losses = ARENA_ARRAY(arena, double, n);
-        for (int i = 0; i < n; i++) {
-            losses[i] = study->result[e].losses[i * stride];
-            has_loss |= losses[i] > 0.0;
-        }
-        const char *format = study->kind[e] == LINEAR_SCALAR ? "%s engine (f64)" : "%s engine (f32)";
-        series[e] = (PlotSeries){.name = arena_printf(arena, format, linear_engine_name(study->kind[e])),
-                                 .style = PLOT_LINES,
-                                 .x = epochs,
-                                 .y = losses,
-                                 .n = n};
-    }
-    Plot plot = {.title = "Least squares by gradient descent",
-                 .x_label = "epoch",
-                 .y_label = "mean squared error",
-                 .y_log = has_loss,
-                 .series = series,
-                 .n_series = study->n_engines};
-    return lab_draw(output, &plot, "linear", error);
-}
-
-static Status draw_times(const Linear *study, const LabOutput *output, Arena *arena, Error *error) {
-    static const double places[N_LINEAR_PHASES] = {0, 1, 2, 3};
-    const char *names[N_LINEAR_PHASES];
-    double us[N_LINEAR_ENGINES][N_LINEAR_PHASES];
-    PlotSeries series[N_LINEAR_ENGINES];
-    for (int p = 0; p < N_LINEAR_PHASES; p++) names[p] = phases[p].name;
-    for (int e = 0; e < study->n_engines; e++) {
-        for (int p = 0; p < N_LINEAR_PHASES; p++)
-            us[e][p] = study->result[e].phase_ms[p] * 1e3 / (double)study->problem.n_epochs;
-        series[e] = (PlotSeries){
-            .name = arena_printf(arena, "%s engine", linear_engine_name(study->kind[e])),
-            .style = PLOT_BARS,
-            .x = places,
-            .y = us[e],
-            .n = N_LINEAR_PHASES,
-        };
-    }
-    Plot plot = {.title = arena_printf(arena, "Where an epoch's time goes: %s %s, %s",
-                                       format_things(study->problem.n_points, "point").text,
-                                       study->problem.is_divided ? "in all" : "a rank",
-                                       format_things(study->launch->world.size, "rank").text),
-                 .x_label = "phase",
-                 .y_label = "time per epoch (µs)",
-                 .series = series,
-                 .n_series = study->n_engines,
-                 .x_names = names};
-    return lab_draw(output, &plot, "linear_time", error);
 }
 
 /* ---- The study */
 
-static void warn(const Linear *study, const Log *log) {
-    const LinearProblem *problem = &study->problem;
-    if (study->result[0].n_points < problem->n_weights) {
-        log_warning(log, "%s %s not determine %s", format_things(study->result[0].n_points, "point").text,
-                    study->result[0].n_points == 1 ? "does" : "do",
-                    format_things(problem->n_weights, "weight").text);
-        return;
-    }
-    for (int e = 0; e < study->n_engines; e++) {
-        if (study->result[e].largest_error <= recovered_within) continue;
-        log_warning(
-            log,
-            "%s: a weight is %.2g off; more --epochs or a higher --lr bring it nearer, noise needs more "
-            "--points",
-            linear_engine_name(study->kind[e]), study->result[e].largest_error);
-    }
+/* Sequences behind all that the ranks have. */
+static Status find_accuracy(Linear *study, int e, Error *error) {
+    study->accuracy[e] = (double)NAN;
+    if (study->problem.task != LINEAR_ATTENTION) return STATUS_OK;
+    return attention_accuracy(study->problem.seed, study->result[e].n_points, HELD_OUT,
+                              study->result[e].weights, &study->accuracy[e], error);
 }
 
-static Status show(Linear *study, const LabOutput *output, Error *error) {
-    print_head(study);
-    print_weights(study);
-    print_times(study);
-    print_rates(study);
-    fflush(stdout);
-    warn(study, &output->log);
-    TRY(draw_losses(study, output, &study->options.arena, error));
-    TRY(draw_times(study, output, &study->options.arena, error));
-    return study->values.lab.json ? print_json(study, error) : STATUS_OK;
+static Status run_launch(Linear *study, const LabOutput *output, Error *error) {
+    TRY(launch_pin(study->launch, error));
+    for (int e = 0; e < study->n_engines; e++) {
+        TRY(linear_run(&study->problem, study->kind[e], study->launch, &study->result[e], error));
+        if (study->launch->is_root) find_accuracy(study, e, error);
+    }
+    if (study->launch->is_root && error->status == STATUS_OK) lab_linear_show(study, output, error);
+    return launch_agree(study->launch, error);
 }
 
 static Status run_study(Linear *study, const LabOutput *output, Error *error) {
+    const LinearOptions *options = &study->values.linear;
+    bool starts = *options->ranks || *options->sweep,
+         compares = options->graph == GRAPH_ALLOCATE || options->schedules;
     read_problem(study, error);
-    lab_check_folder(study->launch, output, error);
+    if (error->status == STATUS_OK && (starts || compares) && study->launch->world.size > 1)
+        error_user(error, "--%s is run by one process%s; run it without mpirun",
+                   *options->ranks      ? "ranks"
+                   : *options->sweep    ? "sweep"
+                   : options->schedules ? "schedules"
+                                        : "graph allocate",
+                   starts ? ", which starts the others" : "");
+    if (options->draws) lab_check_folder(study->launch, output, error);
     TRY(launch_agree(study->launch, error));
-    TRY(launch_pin(study->launch, error));
-    for (int e = 0; e < study->n_engines; e++)
-        TRY(linear_run(&study->problem, study->kind[e], study->launch, &study->result[e], error));
-    if (study->launch->is_root) show(study, output, error);
-    return launch_agree(study->launch, error);
+    if (options->schedules) return lab_linear_schedules(study, output, error);
+    if (options->graph == GRAPH_ALLOCATE) return lab_linear_graphs(study, output, error);
+    if (*options->sweep) return lab_linear_sweep(study, output, error);
+    if (*options->ranks) return lab_linear_ranks(study, output, error);
+    return run_launch(study, output, error);
 }
 
 Status lab_linear(Launch *launch, int n_words, char *const *words, Error *error) {
@@ -448,6 +351,7 @@ Status lab_linear(Launch *launch, int n_words, char *const *words, Error *error)
         run_study(&study, &output, error);
     }
     for (int e = 0; e < study.n_engines; e++) linear_result_close(&study.result[e]);
+    free(study.truth);
     options_free(&study.options);
     return error->status;
 }

@@ -307,6 +307,22 @@ static Status write_log_range(FileWriter *writer, const Plot *plot, Error *error
     return file_writer_printf(writer, error, "set xrange [%.17g:%.17g]\n", least / margin, most * margin);
 }
 
+/* Over many decades gnuplot names every fifth, say, and puts its small marks between that and the next one,
+ * where they mean nothing. Here every decade has one. */
+static Status write_decades(FileWriter *writer, double least, double most, Error *error) {
+    enum { MANY = 10, NAMED = 7 };
+    if (!(least > 0) || !(most < INFINITY)) return STATUS_OK;
+    int first = (int)floor(log10(least)), last = (int)ceil(log10(most));
+    if (last - first < MANY) return STATUS_OK;
+    int every = (last - first + NAMED - 1) / NAMED;
+    for (int decade = first; decade <= last; decade++) {
+        const char *before = decade == first ? "set ytics (" : ", ";
+        if (decade % every) TRY(file_writer_printf(writer, error, "%s'' 1e%d 1", before, decade));
+        else TRY(file_writer_printf(writer, error, "%s'%g' 1e%d 0", before, pow(10, decade), decade));
+    }
+    return file_writer_printf(writer, error, ")\n");
+}
+
 /* Where powers of ten would be fewer than three marks. For curves the axis is then as high as they are, since
  * whole decades would leave much of the picture empty; bars stand on something. *is_log is false if it is
  * better not to be. */
@@ -330,7 +346,8 @@ static Status write_log_y(FileWriter *writer, Picture *picture, double least, do
     TRY(file_writer_printf(writer, error, "set logscale y\nset format y '%s'\n", format));
     if (is_short || (picture->has_bars && least > 0))
         TRY(file_writer_printf(writer, error, "set yrange [%.17g:%.17g]\n", from, to));
-    return n_marks ? write_marks(writer, picture, "y", marks, n_marks, error) : STATUS_OK;
+    return n_marks ? write_marks(writer, picture, "y", marks, n_marks, error)
+                   : write_decades(writer, least, most, error);
 }
 
 static Status write_axes(FileWriter *writer, Picture *picture, Error *error) {
