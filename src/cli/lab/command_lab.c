@@ -20,6 +20,7 @@ static const Study studies[] = {
     {"collectives", &lab_collectives_command, lab_collectives},
     {"scaling", &lab_scaling_command, lab_scaling},
     {"timeline", &lab_timeline_command, lab_timeline},
+    {"pipeline", &lab_pipeline_command, lab_pipeline},
     {"table", &lab_table_command, lab_table},
     {"staleness", &lab_staleness_command, lab_staleness},
     {NULL, NULL, NULL},

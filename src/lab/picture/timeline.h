@@ -24,6 +24,7 @@ typedef enum {
     TIMELINE_STEP, /* what the others lie in; not counted as time of its own */
     TIMELINE_FORWARD,
     TIMELINE_BACKWARD,
+    TIMELINE_WEIGHT_GRADIENT, /* of a pipeline that splits the backward */
     TIMELINE_UPDATE,
     TIMELINE_COLLECTIVE,
     TIMELINE_WAIT,
@@ -46,6 +47,7 @@ typedef struct {
     uint64_t n_bytes;
     int32_t track;
     int32_t peers; /* of a collective: how many ranks it should have; 0: not said */
+    int32_t chunk; /* of a pipeline's stage, that an action is of */
     TimelineKind kind;
 } TimelineEvent;
 
@@ -101,6 +103,7 @@ typedef struct {
     size_t n_collectives;
     size_t n_clipped;      /* events of one track that overlap without lying in each other: bent to fit */
     double uncertainty_us; /* of the clocks; NAN: not said */
+    const char *axis;      /* what time is counted from; NULL: the beginning of the trace */
     size_t room;
 } Timeline;
 
@@ -122,7 +125,12 @@ typedef void (*TimelineVisit)(void *context, const TimelineSegment *segment);
 Status timeline_visit(const Timeline *timeline, int track, TimelineVisit visit, void *context,
                       size_t *n_clipped, Error *error);
 
-/* The SVG, atomically. */
+/* An action of a pipeline (graph/actions.h): an event of TIMELINE_STEP with the action's name and the
+ * micro-batch as its number, in which the instructions lie. */
+bool timeline_is_action(const TimelineEvent *event);
+
+/* The SVG, atomically. Actions are set apart and labelled, "F3", where they are wide enough; those of later
+ * chunks are darker. */
 Status timeline_draw(const Timeline *timeline, const char *title, const char *caption, const char *path,
                      Error *error);
 

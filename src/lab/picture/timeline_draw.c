@@ -11,6 +11,7 @@
 
 #include "base/file/file.h"
 #include "base/text/format.h"
+#include "graph/actions.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -31,7 +32,8 @@ enum {
     MOST_BANDS = 96,
     MOST_LINES = 60, /* that join collectives */
     CAPTION_COLUMNS = 170,
-    LETTER = 6, /* the width of one in a band */
+    LETTER = 6,       /* the width of one in a band */
+    LEAST_ACTION = 3, /* points between the borders of actions that are drawn */
 };
 
 /* Told apart also by eyes that do not tell red from green. */
@@ -41,6 +43,7 @@ static const struct {
     [TIMELINE_STEP] = {"#e4e4e4", "#444444", "in a step, between instructions"},
     [TIMELINE_FORWARD] = {"#56b4e9", "#08324a", "forward"},
     [TIMELINE_BACKWARD] = {"#0072b2", "#ffffff", "backward"},
+    [TIMELINE_WEIGHT_GRADIENT] = {"#b3a369", "#2e2600", "weight gradient"},
     [TIMELINE_UPDATE] = {"#009e73", "#ffffff", "update"},
     [TIMELINE_COLLECTIVE] = {"#e69f00", "#3d2a00", "collective"},
     [TIMELINE_WAIT] = {"#d55e00", "#ffffff", "waiting"},
@@ -59,6 +62,8 @@ typedef struct {
     int bottom;              /* of the last band */
     bool has_kind[N_TIMELINE_KINDS];
     bool has_lines;
+    bool has_actions[TIMELINE_MAX_TRACKS]; /* of a pipeline: they have the labels */
+    int n_chunks;
 } Picture;
 
 /* ---- Text that is safe in XML */
@@ -173,6 +178,7 @@ static void write_label(void *context, const TimelineSegment *segment) {
     const TimelineEvent *event = segment->event;
     double begin = x_of(picture, segment->begin_us), width = x_of(picture, segment->end_us) - begin;
     char text[160], shown[160];
+    if (picture->has_actions[labels->track]) return;
     if (width < 4 * LETTER || event->kind == TIMELINE_STEP || labels->error->status != STATUS_OK) return;
     bool has_number = event->kind == TIMELINE_COLLECTIVE || event->kind == TIMELINE_WAIT;
     if (has_number && event->number >= 0)
@@ -184,6 +190,57 @@ static void write_label(void *context, const TimelineSegment *segment) {
                        "<text x=\"%.1f\" y=\"%d\" class=\"in\" style=\"fill:%s\">%s</text>\n",
                        begin + width / 2, picture->y[labels->track] + picture->height[labels->track] / 2 + 3,
                        looks[event->kind].ink, safe(text, 40, shown, sizeof shown));
+}
+
+/* ---- Actions of a pipeline */
+
+static void find_actions(Picture *picture) {
+    const Timeline *timeline = picture->timeline;
+    for (size_t i = 0; i < timeline->n_events; i++) {
+        const TimelineEvent *event = &timeline->event[i];
+        if (!timeline_is_action(event)) continue;
+        picture->has_actions[event->track] = true;
+        if (picture->n_chunks <= event->chunk) picture->n_chunks = event->chunk + 1;
+    }
+}
+
+static double shade_of(int chunk) {
+    return fmin(0.6, 0.2 * chunk);
+}
+
+/* Darker if it is of a later chunk, a border, and "F3", or "3" where that is too wide. */
+static Status write_action(Picture *picture, const TimelineEvent *event, Error *error) {
+    double begin = fmax(x_of(picture, event->begin_us), LEFT);
+    double end = fmin(x_of(picture, event->end_us), LEFT + PLOT), width = end - begin;
+    int y = picture->y[event->track], height = picture->height[event->track];
+    char label[32];
+    if (width <= 0.0) return STATUS_OK;
+    if (event->chunk)
+        TRY(file_writer_printf(
+            picture->writer, error,
+            "<rect x=\"%.1f\" y=\"%d\" width=\"%.1f\" height=\"%d\" fill-opacity=\"%.1f\"/>\n", begin, y,
+            width, height, shade_of(event->chunk)));
+    if (width < LEAST_ACTION) return STATUS_OK;
+    TRY(file_writer_printf(picture->writer, error, "<path class=\"cut\" d=\"M%.1f %dv%d\"/>\n", end, y,
+                           height));
+    int n = snprintf(label, sizeof label, "%c%lld", event->name[0] - 'a' + 'A', (long long)event->number);
+    bool is_short = n * LETTER > width - 1.0;
+    if ((n - is_short) * LETTER > width - 1.0 || strcmp(event->name, action_name(ACTION_UPDATE)) == 0)
+        return STATUS_OK;
+    bool is_light = strcmp(event->name, action_name(ACTION_BACKWARD)) != 0 && event->chunk < 2;
+    return file_writer_printf(
+        picture->writer, error, "<text x=\"%.1f\" y=\"%d\" class=\"in\" style=\"fill:%s\">%s</text>\n",
+        begin + width / 2, y + height / 2 + 3, is_light ? "#111" : "#fff", label + is_short);
+}
+
+static Status write_actions(Picture *picture, Error *error) {
+    const Timeline *timeline = picture->timeline;
+    for (size_t i = 0; i < timeline->n_events; i++) {
+        const TimelineEvent *event = &timeline->event[i];
+        if (!picture->is_drawn[event->track] || !timeline_is_action(event)) continue;
+        TRY(write_action(picture, event, error));
+    }
+    return STATUS_OK;
 }
 
 static Status write_bands(Picture *picture, Error *error) {
@@ -322,8 +379,8 @@ static Status write_axis(const Picture *picture, Error *error) {
     }
     return file_writer_printf(
         picture->writer, error,
-        "<text x=\"%d\" y=\"%d\" class=\"tick\">time since the beginning of the trace (%s)</text>\n",
-        LEFT + PLOT / 2, y + 36, name);
+        "<text x=\"%d\" y=\"%d\" class=\"tick\">time since the beginning of the %s (%s)</text>\n",
+        LEFT + PLOT / 2, y + 36, timeline->axis ? timeline->axis : "trace", name);
 }
 
 static Status write_legend(const Picture *picture, Error *error) {
@@ -335,6 +392,16 @@ static Status write_legend(const Picture *picture, Error *error) {
                                "<text x=\"%.1f\" y=\"56\" class=\"key\">%s</text>\n",
                                x, looks[kind].fill, x + 19, looks[kind].words));
         x += 40.0 + 6.2 * (double)strlen(looks[kind].words);
+    }
+    for (int chunk = 1; chunk < picture->n_chunks && chunk <= 3; chunk++) {
+        TRY(file_writer_printf(
+            picture->writer, error,
+            "<rect x=\"%.1f\" y=\"46\" width=\"14\" height=\"12\" fill=\"%s\"/>"
+            "<rect x=\"%.1f\" y=\"46\" width=\"14\" height=\"12\" fill-opacity=\"%.1f\"/>\n"
+            "<text x=\"%.1f\" y=\"56\" class=\"key\">chunk %d%s</text>\n",
+            x, looks[TIMELINE_FORWARD].fill, x, shade_of(chunk), x + 19, chunk,
+            chunk == 3 && picture->n_chunks > 4 ? " and later" : ""));
+        x += 40.0 + 6.2 * (chunk == 3 && picture->n_chunks > 4 ? 17.0 : 7.0);
     }
     if (!picture->has_lines) return STATUS_OK;
     return file_writer_printf(picture->writer, error,
@@ -368,11 +435,13 @@ static const char style[] =
     ".caption{font-size:11px;text-anchor:middle;font-family:monospace;fill:#555}\n"
     ".idle{fill:#fafafa;stroke:#dddddd;stroke-width:.5}.step{stroke:#888;stroke-width:.7;stroke-dasharray:3 2}\n"
     ".join{fill:none;stroke:#000;stroke-width:.6;stroke-opacity:.55}\n"
+    ".cut{stroke:#fff;stroke-width:.8}\n"
     ".axis{stroke:#222}.grid{stroke:#ccc;stroke-width:.5}\n"
     "</style>\n";
 
 static Status write_picture(Picture *picture, const char *title, const char *caption, Error *error) {
     place_bands(picture);
+    find_actions(picture);
     int height = picture->bottom + 64 + 14 * (int)((strlen(caption) + CAPTION_COLUMNS - 1) / CAPTION_COLUMNS);
     if (height > picture->bottom + 110) height = picture->bottom + 110;
     TRY(file_writer_printf(
@@ -383,6 +452,7 @@ static Status write_picture(Picture *picture, const char *title, const char *cap
         WIDTH, height, WIDTH, height, style, WIDTH, height));
     TRY(write_axis(picture, error));
     TRY(write_bands(picture, error));
+    TRY(write_actions(picture, error));
     TRY(write_steps(picture, error));
     TRY(write_lines(picture, error));
     TRY(write_track_names(picture, error));
