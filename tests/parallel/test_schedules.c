@@ -144,6 +144,9 @@ static void check_bubble(ScheduleKind kind, const ScheduleShape *shape, StageTim
         !(fabs(prediction.bubble - known) < 1e-9 || isnan(known)) || (isnan(known) && !isnan(paper)))
         fail_msg("%s, p %d, m %d, v %d: bubble %g, %g on paper, %g known", schedule_names[kind], p, m, v,
                  prediction.bubble, paper, known);
+    double all = (p - 1) * (times.forward + times.input_gradient + times.weight_gradient);
+    if (kind == SCHEDULE_INTERLEAVED) /* where p does not divide m, somewhere between */
+        assert_true(prediction.bubble > all / v - 1e-9 && prediction.bubble < all + 1e-9);
     double work = m * (times.forward + times.input_gradient + times.weight_gradient);
     assert_true(fabs(prediction.bubble_share - prediction.bubble / (prediction.bubble + work)) < 1e-9);
     for (int stage = 0; stage < p; stage++) {
@@ -254,6 +257,48 @@ static void test_versions(void **state) {
     }
 }
 
+/* ---- Forwards alone */
+
+/* They come to their end, and what chunks of one stage hand over is taken before the next of its kind is made. */
+static void test_forwards(void **state) {
+    (void)state;
+    static StepAction actions[MOST_STAGES][4096];
+    for (int kind = 0; kind < N_SCHEDULES; kind++) {
+        FOR_ALL_SHAPES(shape) {
+            StepAction *rows[MOST_STAGES];
+            int n[MOST_STAGES];
+            Error error = {0};
+            if (!is_legal((ScheduleKind)kind, &shape)) continue;
+            for (int stage = 0; stage < shape.n_stages; stage++) {
+                rows[stage] = actions[stage];
+                n[stage] = schedule_forward_actions((ScheduleKind)kind, &shape, stage, actions[stage]);
+                assert_int_equal(n[stage], shape.n_micro_batches * shape.n_chunks);
+                assert_int_equal(actions_n_frames(actions[stage], n[stage]), 1);
+                for (int i = 0; i < n[stage]; i++) {
+                    const StepAction *action = &actions[stage][i];
+                    int k = schedule_virtual_stage((ScheduleKind)kind, &shape, stage, action->chunk);
+                    StagePlacement placement = schedule_info((ScheduleKind)kind)->placement;
+                    bool hands_over = k + 1 < shape.n_stages * shape.n_chunks &&
+                                      placement_stage(placement, &shape, k + 1) == stage;
+                    if (!hands_over) continue;
+                    assert_int_equal(action[1].micro, action->micro);
+                    assert_int_equal(action[1].chunk, placement_chunk(placement, &shape, k + 1));
+                }
+            }
+            ScheduleLists lists = {.shape = shape,
+                                   .placement = schedule_info((ScheduleKind)kind)->placement,
+                                   .is_forward_only = true,
+                                   .n_steps = 1,
+                                   .actions = rows,
+                                   .n_actions = n};
+            if (schedule_check(&lists, &error) != STATUS_OK)
+                fail_msg("%s: %s", schedule_names[kind], error.text);
+            n[shape.n_stages - 1]--;
+            assert_int_equal(schedule_check(&lists, &error), STATUS_FAILED);
+        }
+    }
+}
+
 /* ---- Where chunks stand */
 
 static void test_placement(void **state) {
@@ -356,9 +401,9 @@ static void test_order(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_lists),     cmocka_unit_test(test_all_shapes),
-                                       cmocka_unit_test(test_in_flight), cmocka_unit_test(test_versions),
-                                       cmocka_unit_test(test_placement), cmocka_unit_test(test_refusals),
-                                       cmocka_unit_test(test_times),     cmocka_unit_test(test_order)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_lists),    cmocka_unit_test(test_all_shapes), cmocka_unit_test(test_in_flight),
+        cmocka_unit_test(test_versions), cmocka_unit_test(test_placement),  cmocka_unit_test(test_forwards),
+        cmocka_unit_test(test_refusals), cmocka_unit_test(test_times),      cmocka_unit_test(test_order)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -292,10 +292,11 @@ static Status draw(Study *study, const Row *row, bool *has_png, Error *error) {
         arena_printf(arena, "%s/pipeline-%s", study->output->folder, schedule_names[row->kind]);
     const char *svg = arena_printf(arena, "%s.svg", base);
     const char *title = arena_printf(
-        arena, "%s: %s, %s%s; bubble %.1f %%, %.3g held, %s of the weights", schedule_names[row->kind],
-        format_things(row->shape.n_stages, "stage").text, in_micro_batches(row->shape.n_micro_batches).text,
-        row->prediction.lists.n_steps > 1 ? " a step" : "", 100.0 * fmax(0.0, row->prediction.bubble_share),
-        held(row), format_things(row->prediction.n_versions, "version").text);
+        arena, "%s: %s, %s%s; bubble %.1f %%, activations of %.3g held, %s of the weights",
+        schedule_names[row->kind], format_things(row->shape.n_stages, "stage").text,
+        in_micro_batches(row->shape.n_micro_batches).text, row->prediction.lists.n_steps > 1 ? " a step" : "",
+        100.0 * fmax(0.0, row->prediction.bubble_share), held(row),
+        format_things(row->prediction.n_versions, "version").text);
     const char *caption = *study->output->note
                               ? arena_printf(arena, "%s   %s", study->output->note, study->output->caption)
                               : study->output->caption;

@@ -224,7 +224,7 @@ static Status write_action(Picture *picture, const TimelineEvent *event, Error *
     TRY(file_writer_printf(picture->writer, error, "<path class=\"cut\" d=\"M%.1f %dv%d\"/>\n", end, y,
                            height));
     int n = snprintf(label, sizeof label, "%c%lld", event->name[0] - 'a' + 'A', (long long)event->number);
-    bool is_short = n * LETTER > width - 1.0;
+    bool is_wide = event->name[0] == 'w', is_short = (n + 0.6 * is_wide) * LETTER > width - 1.0;
     if ((n - is_short) * LETTER > width - 1.0 || strcmp(event->name, action_name(ACTION_UPDATE)) == 0)
         return STATUS_OK;
     bool is_light = strcmp(event->name, action_name(ACTION_BACKWARD)) != 0 && event->chunk < 2;

@@ -12,8 +12,9 @@ typedef struct {
     ScheduleShape shape;
     StagePlacement placement;
     bool splits_backward;
-    int n_steps;   /* that the lists go over; `step` of an action is 0 .. n_steps - 1 */
-    int n_updates; /* that a stage must have, the last behind all else; 0: any number, anywhere */
+    bool is_forward_only; /* no backward, no update */
+    int n_steps;          /* that the lists go over; `step` of an action is 0 .. n_steps - 1 */
+    int n_updates;        /* that a stage must have, the last behind all else; 0: any number, anywhere */
     StepAction *const *actions; /* (n_stages) */
     const int *n_actions;       /* (n_stages) */
 } ScheduleLists;

@@ -182,6 +182,17 @@ int schedule_actions(ScheduleKind kind, const ScheduleShape *shape, int stage, S
     return schedule_step_actions(kind, shape, stage, 0, 1, actions);
 }
 
+int schedule_forward_actions(ScheduleKind kind, const ScheduleShape *shape, int stage, StepAction *actions) {
+    int n = schedule_actions(kind, shape, stage, actions), n_kept = 0;
+    for (int i = 0; i < n; i++) {
+        if (actions[i].kind != ACTION_FORWARD) continue;
+        actions[n_kept] = actions[i];
+        actions[n_kept].frame = actions[n_kept].version = 0;
+        n_kept++;
+    }
+    return n_kept;
+}
+
 int schedule_n_versions(ScheduleKind kind, const ScheduleShape *shape, int stage, int n_steps) {
     const ScheduleInfo *info = schedule_info(kind);
     int most = info->updates_each ? shape->n_stages - stage : 2;

@@ -29,7 +29,8 @@
  *
  * **Without a flush** (pipedream, pipedream-2bw) forwards of the next steps stand in the list of a step, and
  * `step` and `version` of an action say whose they are and which weights they use. n_steps steps run between
- * two flushes (what comes between them needs one model: an evaluation, a checkpoint, the end):
+ * two flushes (what comes between them needs one model: an evaluation, a checkpoint, the end), as many as an
+ * int can count the micro-batches of:
  *
  *     for (int step = 0; step < n_steps; step++)
  *         n = schedule_step_actions(kind, &shape, stage, step, n_steps, actions);
@@ -102,6 +103,10 @@ int schedule_actions(ScheduleKind kind, const ScheduleShape *shape, int stage, S
 /* Step `step` of n_steps without a flush between them. Flushed schedules do the same in all. */
 int schedule_step_actions(ScheduleKind kind, const ScheduleShape *shape, int stage, int step, int n_steps,
                           StepAction *actions);
+
+/* Forwards alone, as evaluation has them, in the order of a step: nothing waits that did not wait there, and
+ * every chunk needs one frame. No update. */
+int schedule_forward_actions(ScheduleKind kind, const ScheduleShape *shape, int stage, StepAction *actions);
 
 /* Versions of the weights that stage `stage` needs at a time; which one micro-batch g since the flush
  * uses. */

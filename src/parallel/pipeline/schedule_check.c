@@ -27,8 +27,9 @@ static StepAction action_of(const ScheduleLists *lists, ActionKind kind, int chu
 /* ---- Each stage by itself */
 
 static bool is_known(const ScheduleLists *lists, const StepAction *action) {
-    bool is_kind = action->kind == ACTION_FORWARD || action->kind == ACTION_BACKWARD ||
-                   (action->kind == ACTION_WEIGHT_GRADIENT && lists->splits_backward);
+    bool is_backward =
+        action->kind == ACTION_BACKWARD || (action->kind == ACTION_WEIGHT_GRADIENT && lists->splits_backward);
+    bool is_kind = action->kind == ACTION_FORWARD || (is_backward && !lists->is_forward_only);
     return is_kind && action->micro >= 0 && action->micro < lists->shape.n_micro_batches &&
            action->chunk >= 0 && action->chunk < lists->shape.n_chunks && action->step >= 0 &&
            action->step < lists->n_steps;
@@ -56,13 +57,19 @@ static Status read_stage(Check *check, int stage) {
     return STATUS_OK;
 }
 
+static Status check_there(const Check *check, int stage, StepAction action) {
+    const ScheduleLists *lists = check->lists;
+    if (*place_of(check, stage, action.kind, action.chunk, lists_micro(lists, &action)) >= 0)
+        return STATUS_OK;
+    return error_failed(check->error, "stage %d has no %s", stage, lists_action_text(lists, &action).text);
+}
+
 static Status check_before(const Check *check, int stage, StepAction first, StepAction second) {
     const ScheduleLists *lists = check->lists;
+    TRY(check_there(check, stage, first));
+    TRY(check_there(check, stage, second));
     int a = *place_of(check, stage, first.kind, first.chunk, lists_micro(lists, &first));
     int b = *place_of(check, stage, second.kind, second.chunk, lists_micro(lists, &second));
-    if (a < 0 || b < 0)
-        return error_failed(check->error, "stage %d has no %s", stage,
-                            lists_action_text(lists, a < 0 ? &first : &second).text);
     if (a < b) return STATUS_OK;
     ActionText text = lists_action_text(lists, &first);
     return error_failed(check->error, "stage %d has %s before its %s", stage,
@@ -90,6 +97,10 @@ static Status check_stage(const Check *check, int stage) {
                        weight = forward;
             backward.kind = ACTION_BACKWARD;
             weight.kind = ACTION_WEIGHT_GRADIENT;
+            if (lists->is_forward_only) {
+                TRY(check_there(check, stage, forward));
+                continue;
+            }
             TRY(check_before(check, stage, forward, backward));
             if (lists->splits_backward) TRY(check_before(check, stage, backward, weight));
         }
@@ -105,6 +116,7 @@ static Status check_handover(const Check *check, int stage, int lower_chunk, int
         StepAction lower = action_of(check->lists, ACTION_FORWARD, lower_chunk, micro),
                    upper = action_of(check->lists, ACTION_FORWARD, upper_chunk, micro);
         TRY(check_before(check, stage, lower, upper));
+        if (check->lists->is_forward_only) continue;
         lower.kind = upper.kind = ACTION_BACKWARD;
         TRY(check_before(check, stage, upper, lower));
     }
@@ -150,7 +162,7 @@ static Status check_borders(const Check *check) {
                                placement_chunk(lists->placement, shape, lower + 1)));
         } else {
             TRY(check_order(check, lower, ACTION_FORWARD));
-            TRY(check_order(check, lower, ACTION_BACKWARD));
+            if (!lists->is_forward_only) TRY(check_order(check, lower, ACTION_BACKWARD));
         }
     }
     return STATUS_OK;
