@@ -380,6 +380,36 @@ static void test_times(void **state) {
     arena_free(&arena);
 }
 
+/* A stage that runs ahead of a slow one is held up when it sends: forward 3 leaves when stage 1 begins forward 1, at 13, and only
+ * then stage 0 goes on, though its gradient is there at 12. */
+static void test_send_waits(void **state) {
+    (void)state;
+    enum { M = 4 };
+    StepAction actions[2][3 * M], *rows[2] = {actions[0], actions[1]};
+    int n[2] = {0, 0};
+    Arena arena = {0};
+    Error error = {0};
+    for (int micro = 0; micro < M; micro++)
+        actions[0][n[0]++] = (StepAction){.kind = ACTION_FORWARD, .micro = micro};
+    for (int micro = 0; micro < M; micro++) {
+        actions[1][n[1]++] = (StepAction){.kind = ACTION_FORWARD, .micro = micro};
+        for (int stage = 0; stage < 2; stage++) {
+            actions[stage][n[stage]++] = (StepAction){.kind = ACTION_BACKWARD, .micro = micro};
+            actions[stage][n[stage]++] = (StepAction){.kind = ACTION_WEIGHT_GRADIENT, .micro = micro};
+        }
+    }
+    ScheduleLists lists = {
+        .shape = {M, 2, 1}, .splits_backward = true, .n_steps = 1, .actions = rows, .n_actions = n};
+    double F[] = {1, 10}, B[] = {1, 1};
+    ScheduleTimes times = {F, B, B, .update = 0, .message = 0};
+    Simulation simulation;
+    assert_int_equal(schedule_simulate(&lists, &times, &arena, &simulation, &error), STATUS_OK);
+    assert_true(fabs(simulation.stage[0].action[3].end - 4) < 1e-9);
+    assert_true(fabs(simulation.stage[1].action[1].end - 12) < 1e-9);
+    assert_true(fabs(simulation.stage[0].action[4].begin - 13) < 1e-9);
+    arena_free(&arena);
+}
+
 /* zb-v and zb-h1 lose less than 1f1b, and interleaved half of it, in the example of the documentation. */
 static void test_order(void **state) {
     (void)state;
@@ -401,9 +431,10 @@ static void test_order(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_lists),    cmocka_unit_test(test_all_shapes), cmocka_unit_test(test_in_flight),
-        cmocka_unit_test(test_versions), cmocka_unit_test(test_placement),  cmocka_unit_test(test_forwards),
-        cmocka_unit_test(test_refusals), cmocka_unit_test(test_times),      cmocka_unit_test(test_order)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_lists),     cmocka_unit_test(test_all_shapes),
+                                       cmocka_unit_test(test_in_flight), cmocka_unit_test(test_versions),
+                                       cmocka_unit_test(test_placement), cmocka_unit_test(test_forwards),
+                                       cmocka_unit_test(test_refusals),  cmocka_unit_test(test_times),
+                                       cmocka_unit_test(test_order),     cmocka_unit_test(test_send_waits)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
