@@ -103,7 +103,7 @@ static void check_list(ScheduleKind kind, const ScheduleShape *shape, int stage)
 static double bubble_of(ScheduleKind kind, int m, int p, int v, double F, double B, double W) {
     switch (kind) {
     case SCHEDULE_NAIVE: return m * (p - 1) * (F + B + W);
-    case SCHEDULE_GPIPE: return (p - 1) * (F + B + W);
+    case SCHEDULE_GPIPE:
     case SCHEDULE_1F1B: return (p - 1) * (F + B + W);
     case SCHEDULE_INTERLEAVED: return m % p == 0 ? (p - 1) * (F + B + W) / v : NAN;
     case SCHEDULE_ZB_H1: return m >= p && W <= F ? (p - 1) * (F + B - W) : NAN;
