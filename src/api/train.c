@@ -22,7 +22,8 @@ typedef struct {
     int n;
 } Audience;
 
-static bool tell_step(void *context, const StepEvent *event) {
+static bool tell_step(void *context, const StepEvent *event, Error *error) {
+    (void)error;
     const Told *told = context;
     const pgpt_observer *observer = &told->observer;
     const StepMetrics *metrics = event->metrics;
@@ -43,7 +44,8 @@ static bool tell_step(void *context, const StepEvent *event) {
     return stops;
 }
 
-static bool tell_sample(void *context, int64_t step, const char *text, size_t n_bytes) {
+static bool tell_sample(void *context, int64_t step, const char *text, size_t n_bytes, Error *error) {
+    (void)error;
     const Told *told = context;
     const pgpt_observer *observer = &told->observer;
     if (!observer->on_sample) return false;
@@ -53,7 +55,8 @@ static bool tell_sample(void *context, int64_t step, const char *text, size_t n_
     return stops;
 }
 
-static bool tell_saved(void *context, int64_t step, const char *path) {
+static bool tell_saved(void *context, int64_t step, const char *path, Error *error) {
+    (void)error;
     const Told *told = context;
     const pgpt_observer *observer = &told->observer;
     if (!observer->on_checkpoint) return false;
@@ -126,7 +129,7 @@ static Status tell_last_sample(TrainRun *run, const Audience *audience, Error *e
     trainer_sample(&run->trainer, stream, error);
     if (fclose(stream) != 0) error_failed(error, "no memory for a sample");
     for (int i = 0; i < audience->n && error->status == STATUS_OK; i++)
-        tell_sample(&audience->told[i], run->trainer.n_done, text, n_bytes);
+        tell_sample(&audience->told[i], run->trainer.n_done, text, n_bytes, error);
     free(text);
     return error->status;
 }

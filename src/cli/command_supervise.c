@@ -24,7 +24,7 @@ static const OptionSpec specs[] = {
     OPTION_INT("restarts", SuperviseCommand, most_restarts, 5, 0, 1000000,
                "how often the job is started again at most"),
     OPTION_FLOAT("wait", SuperviseCommand, wait_seconds, 1.0, 0.0, 1e6, "seconds before it is started again"),
-    OPTION_BOOL("json", SuperviseCommand, json, false, "make the last line of the output one JSON object"),
+    OPTION_JSON(SuperviseCommand, json),
     OPTION_BOOL("quiet", SuperviseCommand, quiet, false, "say only what went wrong"),
     OPTION_END,
 };
@@ -79,9 +79,7 @@ static Status write_json(const SuperviseResult *result, Error *failure, Error *e
     json_object_set_new(object, "stopped", json_boolean(result->was_stopped));
     json_object_set_new(object, "seconds", json_make_number(result->seconds));
     if (failure->status != STATUS_OK) error_add_json(failure, object);
-    Status status = json_line_write(stdout, object, JSON_DIGITS_FLOAT, error);
-    json_decref(object);
-    return status;
+    return json_print(stdout, object, error);
 }
 
 static Status supervise_job(const SuperviseCommand *values, int n_words, char *const *words, Error *error) {

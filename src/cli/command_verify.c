@@ -39,7 +39,7 @@ static const OptionSpec call_specs[] = {
         "leave out the sum of this bucket of gradients, counted from 1, to see that it is noticed; 0: none"),
     OPTION_INT("threads", VerifyCallOptions, n_threads, 0, 0, 4096,
                "CPU threads a rank; 0: its share of the cores"),
-    OPTION_BOOL("json", VerifyCallOptions, json, false, "make the last line of the output one JSON object"),
+    OPTION_JSON(VerifyCallOptions, json),
     OPTION_END,
 };
 
@@ -206,9 +206,7 @@ static Status print_json(const Verify *run, int n_cases, Error *failure, Error *
     json_object_set_new(object, "weight_deviation", json_make_number(run->weight_deviation));
     json_object_set_new(object, "tolerance", json_make_number(run->verify.tolerance));
     if (failure->status != STATUS_OK) error_add_json(failure, object);
-    json_line_write(stdout, object, JSON_DIGITS_FLOAT, error);
-    json_decref(object);
-    return error->status;
+    return json_print(stdout, object, error);
 }
 
 static Status run_cases(Verify *run, Error *error) {

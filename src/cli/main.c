@@ -92,9 +92,8 @@ static const Command *find_command(const char *name, Error *error) {
     }
     const char *names[N_COMMANDS + 1] = {NULL};
     for (int i = 0; i < N_COMMANDS; i++) names[i] = commands[i].description->name;
-    const char *nearest = format_nearest(name, names);
-    error_user(error, "unknown command '%s'; %s%s%s'pgpt --help' lists the commands", plain_value(name).text,
-               nearest ? "did you mean '" : "", nearest ? nearest : "", nearest ? "'? " : "");
+    error_user(error, "unknown command '%s'; %s'pgpt --help' lists the commands", plain_value(name).text,
+               format_did_you_mean(name, names).text);
     return NULL;
 }
 

@@ -45,8 +45,12 @@ typedef int (*ActionList)(int n_micro_batches, StepAction *actions);
 /* The most actions of a step in so many chunks, its backward split, updates after every micro-batch. */
 int64_t actions_bound(int64_t n_micro_batches, int64_t n_chunks);
 
-/* One micro-batch after the other, in one frame. */
-int actions_serial(int n_micro_batches, StepAction *actions);
+/* The step schedules, each an ActionList actions_NAME. Tests run them all by this list. */
+#define ACTION_LISTS(LIST) LIST(serial) /* one micro-batch after the other, in one frame */
+
+#define LIST(name) int actions_##name(int n_micro_batches, StepAction *actions);
+ACTION_LISTS(LIST)
+#undef LIST
 
 /* How many frames the actions use; those of a chunk alone. */
 int actions_n_frames(const StepAction *actions, int n_actions);

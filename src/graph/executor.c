@@ -3,73 +3,13 @@
  * on. */
 #include "graph/executor.h"
 
-#include "base/half.h"
 #include "base/system/timer.h"
-#include "base/text/format.h"
 
-#include <stdlib.h>
 #include <string.h>
 
-void device_require(DeviceMemory *memory, const MemoryPlan *plan) {
-    for (int place = 0; place < N_PLACES; place++) {
-        size_t n_bytes = plan_place_bytes(plan, (Place)place);
-        if (memory->bytes[place] < n_bytes) memory->bytes[place] = n_bytes;
-        memory->kind[place] = plan->kind[place];
-    }
-}
-
-size_t device_required_bytes(const DeviceMemory *memory) {
-    size_t total = 0;
-    for (int place = 0; place < N_PLACES; place++)
-        total += memory->is_borrowed[place] ? 0 : memory->bytes[place];
-    return total;
-}
-
-Status device_open(DeviceMemory *memory, const Backend *backend, Error *error) {
-    memory->backend = backend;
-    for (int place = 0; place < N_PLACES; place++) {
-        if (!memory->bytes[place] || memory->is_borrowed[place]) continue;
-        if (memory->kind[place] != backend->traits.memory) {
-            device_close(memory);
-            return error_failed(error, "%s was planned in %s memory, and the %s backend takes %s memory only",
-                                place_name((Place)place), memory_kind_name(memory->kind[place]),
-                                backend->name, memory_kind_name(backend->traits.memory));
-        }
-        Status status = backend->allocate(backend->context, memory->bytes[place], place_name((Place)place),
-                                          &memory->base[place], error);
-        if (status != STATUS_OK) {
-            device_close(memory);
-            return status;
-        }
-        memory->allocated_bytes += memory->bytes[place];
-    }
-    return STATUS_OK;
-}
-
-void device_close(DeviceMemory *memory) {
-    for (int place = 0; place < N_PLACES && memory->backend; place++) {
-        if (memory->base[place] && !memory->is_borrowed[place]) {
-            memory->backend->release(memory->backend->context, memory->base[place], memory->bytes[place]);
-        }
-        memory->base[place] = NULL;
-    }
-    memory->allocated_bytes = 0;
-}
-
-Status device_borrow(DeviceMemory *memory, Place place, const DeviceMemory *owner, Error *error) {
-    if (owner->bytes[place] < memory->bytes[place]) {
-        return error_failed(error, "%zu bytes of %s were borrowed where there are %zu", memory->bytes[place],
-                            place_name(place), owner->bytes[place]);
-    }
-    memory->bytes[place] = owner->bytes[place];
-    memory->base[place] = owner->base[place];
-    memory->is_borrowed[place] = true;
-    return STATUS_OK;
-}
-
-static void *address_in(const Executor *executor, Tensor *tensor, int frame) {
+void *executor_address_in(const Executor *executor, const Tensor *tensor, int frame) {
     if (!tensor) return NULL;
-    Place place = tensor_root(tensor)->place;
+    Place place = tensor_root((Tensor *)tensor)->place;
     char *base = executor->memory->base[place];
     return base ? base + (size_t)frame * executor->frame_bytes[place] + tensor->offset : NULL;
 }
@@ -77,12 +17,13 @@ static void *address_in(const Executor *executor, Tensor *tensor, int frame) {
 static KernelCall make_call(const Executor *executor, const Node *node, int frame, bool is_first) {
     const Backend *backend = executor->memory->backend;
     KernelCall call = {.node = node, .n_threads = backend->n_threads, .context = backend->context};
-    for (int i = 0; i < node->n_inputs; i++) call.in[i] = address_in(executor, node->input[i], frame);
+    for (int i = 0; i < node->n_inputs; i++)
+        call.in[i] = executor_address_in(executor, node->input[i], frame);
     for (int i = 0; i < node->n_outputs; i++) {
-        call.out[i] = address_in(executor, node->output[i], frame);
+        call.out[i] = executor_address_in(executor, node->output[i], frame);
         call.add[i] = node->write[i] == WRITE_ADD || (node->write[i] == WRITE_ADD_AFTER_FIRST && !is_first);
     }
-    call.scratch = address_in(executor, node->scratch, frame);
+    call.scratch = executor_address_in(executor, node->scratch, frame);
     return call;
 }
 
@@ -313,9 +254,7 @@ static Status run_often(Executor *executor, Section section, MicroBatch micro, i
 
 /* ---- a device that runs behind the host */
 
-/* What fails behind the host is found where the host waits; which instruction it was, the device does not
- * say. */
-static Status found_late(const Executor *executor, Status status, Error *error) {
+Status executor_found_late(const Executor *executor, Status status, Error *error) {
     const Backend *backend = executor->memory->backend;
     if (status == STATUS_OK || !backend->blocking_wish || backend->is_blocking) return status;
     return error_prefix(error,
@@ -329,7 +268,7 @@ static Status collect_pending(Executor *executor, int n, Error *error) {
     SectionTime *pending = executor->pending;
     for (int i = 0; i < n; i++) {
         float milliseconds;
-        TRY(found_late(
+        TRY(executor_found_late(
             executor,
             backend->elapsed_ms(backend->context, pending[i].begin, pending[i].end, &milliseconds, error),
             error));
@@ -388,157 +327,5 @@ const KernelCall *executor_call(const Executor *executor, int number) {
 }
 
 void *executor_address(const Executor *executor, const Tensor *tensor) {
-    return address_in(executor, (Tensor *)tensor, 0);
-}
-
-Status executor_upload_input(Executor *executor, const Tensor *tensor, int frame, const void *host,
-                             Error *error) {
-    const Backend *backend = executor->memory->backend;
-    void *to = address_in(executor, (Tensor *)tensor, frame);
-    executor->memory->n_input_writes++;
-    return found_late(executor, backend->upload(backend->context, to, host, tensor_bytes(tensor), error),
-                      error);
-}
-
-Status executor_upload(Executor *executor, const Tensor *tensor, const void *host, Error *error) {
-    return executor_upload_part(executor, tensor, 0, tensor_bytes(tensor), host, error);
-}
-
-Status executor_download(Executor *executor, const Tensor *tensor, void *host, Error *error) {
-    ActivityEntry entry = {.kind = ACTIVITY_WAIT, .name = "wait for the device", .number = -1};
-    bool is_behind = executor->memory->backend->event_new; /* elsewhere it is a copy */
-    Activity *activity = is_behind ? executor->activity : NULL;
-    activity_begin(activity, ACTIVITY_HOST, &entry);
-    Status status = executor_download_part(executor, tensor, 0, tensor_bytes(tensor), host, error);
-    activity_end(activity, ACTIVITY_HOST);
-    return status;
-}
-
-bool executor_sends(const Executor *executor) {
-    return executor->memory->backend->send_result != NULL;
-}
-
-Status executor_send(Executor *executor, const Tensor *tensor, int place, Error *error) {
-    const Backend *backend = executor->memory->backend;
-    return backend->send_result(backend->context, executor_address(executor, tensor), tensor_bytes(tensor),
-                                place, error);
-}
-
-Status executor_receive(Executor *executor, const Tensor *tensor, int place, void *host, Error *error) {
-    const Backend *backend = executor->memory->backend;
-    ActivityEntry entry = {.kind = ACTIVITY_WAIT, .name = "wait for the device", .number = -1};
-    activity_begin(executor->activity, ACTIVITY_HOST, &entry);
-    Status status = backend->receive_result(backend->context, host, tensor_bytes(tensor), place, error);
-    activity_end(executor->activity, ACTIVITY_HOST);
-    return found_late(executor, status, error);
-}
-
-Status executor_upload_part(Executor *executor, const Tensor *tensor, size_t first_byte, size_t n_bytes,
-                            const void *host, Error *error) {
-    const Backend *backend = executor->memory->backend;
-    char *to = executor_address(executor, tensor);
-    if (to) to += first_byte; /* there is none where nothing is computed */
-    executor->memory->n_input_writes += tensor->place == PLACE_INPUT;
-    return found_late(executor, backend->upload(backend->context, to, host, n_bytes, error), error);
-}
-
-Status executor_download_part(Executor *executor, const Tensor *tensor, size_t first_byte, size_t n_bytes,
-                              void *host, Error *error) {
-    const Backend *backend = executor->memory->backend;
-    const char *from = executor_address(executor, tensor);
-    if (from) from += first_byte; /* there is none where nothing is computed */
-    return found_late(executor, backend->download(backend->context, host, from, n_bytes, error), error);
-}
-
-enum { PIECE = 1 << 15 }; /* elements that are converted at a time */
-
-Status executor_upload_f32(Executor *executor, const Tensor *tensor, int64_t first, int64_t n,
-                           const float *values, Error *error) {
-    size_t size = dtype_info(tensor->dtype)->n_bytes;
-    if (tensor->dtype == DTYPE_F32)
-        return executor_upload_part(executor, tensor, (size_t)first * size, (size_t)n * size, values, error);
-    uint16_t piece[PIECE];
-    for (int64_t done = 0; done < n; done += PIECE) {
-        int64_t count = n - done < PIECE ? n - done : PIECE;
-        for (int64_t i = 0; i < count; i++)
-            piece[i] = tensor->dtype == DTYPE_BF16 ? half_bf16_from_f32(values[done + i])
-                                                   : half_f16_from_f32(values[done + i]);
-        TRY(executor_upload_part(executor, tensor, (size_t)(first + done) * size, (size_t)count * size, piece,
-                                 error));
-    }
-    return STATUS_OK;
-}
-
-Status executor_download_f32(Executor *executor, const Tensor *tensor, int64_t first, int64_t n,
-                             float *values, Error *error) {
-    size_t size = dtype_info(tensor->dtype)->n_bytes;
-    if (tensor->dtype == DTYPE_F32)
-        return executor_download_part(executor, tensor, (size_t)first * size, (size_t)n * size, values,
-                                      error);
-    uint16_t piece[PIECE];
-    for (int64_t done = 0; done < n; done += PIECE) {
-        int64_t count = n - done < PIECE ? n - done : PIECE;
-        TRY(executor_download_part(executor, tensor, (size_t)(first + done) * size, (size_t)count * size,
-                                   piece, error));
-        for (int64_t i = 0; i < count; i++)
-            values[done + i] =
-                tensor->dtype == DTYPE_BF16 ? half_bf16_to_f32(piece[i]) : half_f16_to_f32(piece[i]);
-    }
-    return STATUS_OK;
-}
-
-void executor_reset_times(Executor *executor) {
-    for (int i = 0; i < executor->program->graph->n_nodes; i++) {
-        executor->instruction[i].n_runs = executor->instruction[i].elapsed_ns = 0;
-    }
-    memset(executor->phase_ns, 0, sizeof executor->phase_ns);
-}
-
-typedef struct {
-    const Op *op;
-    uint64_t n_runs, elapsed_ns;
-    Cost cost;
-} OpTime;
-
-static int by_time(const void *a, const void *b) {
-    const OpTime *x = a, *y = b;
-    return x->elapsed_ns < y->elapsed_ns ? 1 : x->elapsed_ns > y->elapsed_ns ? -1 : 0;
-}
-
-static int collect_times(const Executor *executor, OpTime *times, uint64_t *total_ns) {
-    int n_ops = 0;
-    for (int i = 0; i < executor->program->graph->n_nodes; i++) {
-        const Instruction *instruction = &executor->instruction[i];
-        const Node *node = executor->program->graph->node[i];
-        int k = 0;
-        while (k < n_ops && times[k].op != node->op) k++;
-        if (k == n_ops) times[n_ops++] = (OpTime){.op = node->op};
-        Cost cost = op_cost(node);
-        times[k].n_runs += instruction->n_runs;
-        times[k].elapsed_ns += instruction->elapsed_ns;
-        times[k].cost.flops += cost.flops * (double)instruction->n_runs;
-        times[k].cost.bytes += cost.bytes * (double)instruction->n_runs;
-        *total_ns += instruction->elapsed_ns;
-    }
-    qsort(times, (size_t)n_ops, sizeof *times, by_time);
-    return n_ops;
-}
-
-void executor_print_times(const Executor *executor, FILE *stream) {
-    Arena scratch = {0};
-    OpTime *times = ARENA_ARRAY(&scratch, OpTime, executor->program->graph->n_nodes + 1);
-    uint64_t total_ns = 0;
-    int n_ops = collect_times(executor, times, &total_ns);
-    fprintf(stream, "%-28s %8s %10s %7s %14s %12s\n", "operation", "runs", "time", "share", "arithmetic",
-            "traffic");
-    for (int i = 0; i < n_ops; i++) {
-        double seconds = (double)times[i].elapsed_ns * 1e-9;
-        if (!times[i].n_runs) continue;
-        fprintf(stream, "%-28s %8llu %10s %5.1f %% %14s %12s\n", times[i].op->name,
-                (unsigned long long)times[i].n_runs, format_duration(seconds).text,
-                100.0 * (double)times[i].elapsed_ns / (double)(total_ns ? total_ns : 1),
-                format_rate(times[i].cost.flops / seconds, "FLOP/s").text,
-                format_rate(times[i].cost.bytes / seconds, "B/s").text);
-    }
-    arena_free(&scratch);
+    return executor_address_in(executor, tensor, 0);
 }

@@ -18,29 +18,8 @@
 #define PGPT_GRAPH_EXECUTOR_H
 
 #include "base/system/activity.h"
+#include "graph/device_memory.h"
 #include "graph/program.h"
-
-/* One block per place, large enough for every program that was announced. Parameters of programs recorded
- * from the same table lie at the same offsets, so training, evaluation and decoding work on the same
- * weights. */
-typedef struct {
-    const Backend *backend;
-    size_t bytes[N_PLACES];
-    MemoryKind kind[N_PLACES]; /* where each is; all of one memory have the same */
-    void *base[N_PLACES];
-    bool is_borrowed[N_PLACES];
-    size_t allocated_bytes;  /* what the backend was really asked for */
-    uint64_t n_input_writes; /* by the host: inputs written ahead are still there if nothing came since */
-} DeviceMemory;
-
-void device_require(DeviceMemory *memory, const MemoryPlan *plan);
-size_t device_required_bytes(const DeviceMemory *memory);
-Status device_open(DeviceMemory *memory, const Backend *backend, Error *error);
-void device_close(DeviceMemory *memory);
-
-/* Use another memory's block for one place instead of allocating it: between the last device_require and
- * device_open. The owner must be open, hold enough there, and stay open for as long as this memory. */
-Status device_borrow(DeviceMemory *memory, Place place, const DeviceMemory *owner, Error *error);
 
 typedef struct {
     Kernel kernel;
@@ -126,7 +105,13 @@ Status executor_upload_f32(Executor *executor, const Tensor *tensor, int64_t fir
 Status executor_download_f32(Executor *executor, const Tensor *tensor, int64_t first, int64_t n,
                              float *values, Error *error);
 
+/* Where a tensor is: in the first frame, and in any. NULL where nothing is computed. */
 void *executor_address(const Executor *executor, const Tensor *tensor);
+void *executor_address_in(const Executor *executor, const Tensor *tensor, int frame);
+
+/* What fails on a device behind the host is found where the host waits. The device does not say which
+ * instruction it was, so the message says of which program, and how to learn more. */
+Status executor_found_late(const Executor *executor, Status status, Error *error);
 
 /* Node `number` as the first micro-batch of a step runs it. */
 const KernelCall *executor_call(const Executor *executor, int number);

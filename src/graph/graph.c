@@ -110,6 +110,7 @@ Node *graph_record(Graph *graph, const Op *op, const void *attributes, size_t at
     Node *node = ARENA_NEW(&graph->arena, Node);
     node->op = op;
     node->attributes = attributes_bytes ? arena_copy(&graph->arena, attributes, attributes_bytes) : NULL;
+    node->attributes_bytes = attributes_bytes;
     node->n_inputs = n_inputs;
     node->n_outputs = n_outputs;
     node->section = graph->section;

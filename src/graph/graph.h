@@ -66,6 +66,7 @@ enum { NODE_MAX_INPUTS = 8, NODE_MAX_OUTPUTS = 5, NO_BLOCK = -1 };
 struct Node {
     const Op *op;
     const void *attributes; /* the op's own struct, see ops/ops.h */
+    size_t attributes_bytes;
     int n_inputs, n_outputs;
     Tensor *input[NODE_MAX_INPUTS]; /* an optional input that is absent is NULL */
     Tensor *output[NODE_MAX_OUTPUTS];

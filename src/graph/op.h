@@ -29,6 +29,13 @@ typedef struct {
     double flops, bytes;
 } Cost;
 
+/* An optimizer's update (ops/update/update.h), and how it may be cut. */
+typedef enum {
+    UPDATE_NONE,        /* it is none */
+    UPDATE_OF_ELEMENTS, /* every element by itself: over ranks and into pieces, at any element */
+    UPDATE_OF_TENSORS,  /* needs all of a parameter at once, its norm say: a node a parameter, never cut */
+} UpdateKind;
+
 struct Op {
     const char *name;
     /* Records the nodes that compute the gradients of node's inputs. NULL: no gradient flows through. */
@@ -61,6 +68,7 @@ struct Op {
     bool is_repeatable;
     /* May a portable node be part of a backend's capture: does it only enqueue on the device? NULL: no. */
     bool (*is_capturable)(const Node *node);
+    UpdateKind update;
 };
 
 Cost op_cost(const Node *node);

@@ -39,7 +39,6 @@ struct BackendTraits {
     MemoryKind memory;    /* what kernels work on */
     size_t alignment;     /* of tensors, in bytes, that kernels want; at most PLAN_ALIGNMENT */
     bool is_asynchronous; /* kernels run behind the host, which need not wait for them */
-    bool is_captured;     /* a section can become one capture, to be replayed (CUDA graphs) */
     int n_lanes;          /* that run beside each other (lanes.h); 0 is 1 */
     int n_threads;        /* host threads that kernels may use */
 

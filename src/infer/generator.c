@@ -16,7 +16,7 @@
 #include "infer/generator.h"
 
 #include "base/system/memory.h"
-#include "ops/decode_step.h"
+#include "model/gpt_fuse.h"
 
 #include <string.h>
 
@@ -46,12 +46,11 @@ static Status plan_pass(Generator *generator, GeneratorPass *pass, const char *n
                                      generator->context);
     TRY(graph_status(pass->graph, error));
     if (pass == &generator->decode) {
-        decode_step_fuse(pass->graph, generator->backend);
+        gpt_fuse_decode(pass->graph, generator->backend);
         record_drawing(generator, pass);
     }
-    TRY(program_build(&pass->program, name, pass->graph, generator->backend, 1, error));
-    device_require(&generator->memory, &pass->program.plan);
-    return STATUS_OK;
+    return wiring_plan(&pass->program, pass->graph, generator->backend, &(WiringOptions){.name = name},
+                       &generator->memory, error);
 }
 
 /* The next tensor of PLACE_STATE at or after *i, NULL at the end. */
@@ -98,25 +97,18 @@ Status generator_plan(Generator *generator, const ModelConfig *config, const Par
 }
 
 size_t generator_required_bytes(const Generator *generator) {
-    size_t parameters =
-        generator->memory.is_borrowed[PLACE_PARAMETER] ? 0 : generator->memory.bytes[PLACE_PARAMETER];
-    return device_required_bytes(&generator->memory) - parameters;
+    return wiring_bytes_beside_weights(&generator->memory);
 }
 
 static size_t logits_bytes(const Generator *generator) {
     return (size_t)(generator->B * generator->n_logits) * sizeof(float);
 }
 
-static Status open_pass(Generator *generator, GeneratorPass *pass, Error *error) {
-    pass->is_open = true;
-    return executor_open(&pass->executor, &pass->program, &generator->memory, error);
-}
-
 Status generator_open(Generator *generator, const DeviceMemory *owner, Error *error) {
-    if (owner) TRY(device_borrow(&generator->memory, PLACE_PARAMETER, owner, error));
-    TRY(device_open(&generator->memory, generator->backend, error));
-    TRY(open_pass(generator, &generator->prefill, error));
-    TRY(open_pass(generator, &generator->decode, error));
+    GeneratorPass *passes[] = {&generator->prefill, &generator->decode};
+    TRY(wiring_open_memory(&generator->memory, generator->backend, owner, error));
+    for (int i = 0; i < 2; i++)
+        TRY(executor_open(&passes[i]->executor, &passes[i]->program, &generator->memory, error));
     void *logits;
     TRY(memory_alloc(&logits, logits_bytes(generator), "logits", error));
     generator->logits = logits;
@@ -142,8 +134,7 @@ Status generator_upload(Generator *generator, const Parameter *parameter, const 
 }
 
 static void close_pass(GeneratorPass *pass) {
-    if (pass->is_open) executor_close(&pass->executor);
-    if (pass->graph) graph_free(pass->graph);
+    wiring_close(&pass->graph, &pass->executor);
     *pass = (GeneratorPass){0};
 }
 

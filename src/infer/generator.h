@@ -25,7 +25,7 @@
 #ifndef PGPT_INFER_GENERATOR_H
 #define PGPT_INFER_GENERATOR_H
 
-#include "graph/executor.h"
+#include "graph/wiring.h"
 #include "infer/sampler.h"
 #include "model/gpt.h"
 #include "ops/sample.h"
@@ -48,7 +48,6 @@ typedef struct {
     GptDecode decode;
     Program program;
     Executor executor;
-    bool is_open;
 } GeneratorPass;
 
 /* Tokens that the device draws by itself, at most so many before the host looks at them. */

@@ -44,10 +44,7 @@ Status given_model_open(GivenModel *model, const DeviceOptions *device, Error *e
     return STATUS_OK;
 }
 
-Status given_model_load(const GivenModel *model,
-                        Status (*upload)(void *context, const Parameter *parameter, const float *values,
-                                         Error *error),
-                        void *context, Error *error) {
+Status given_model_load(const GivenModel *model, ParameterTaker upload, void *context, Error *error) {
     void *values;
     size_t n_bytes = sizeof(float) * (size_t)parameters_largest(&model->table);
     TRY(memory_alloc(&values, n_bytes, "one of the model's tensors", error));

@@ -45,10 +45,7 @@ Status given_model_find(GivenModel *model, const Options *options, CheckpointCho
 Status given_model_open(GivenModel *model, const DeviceOptions *device, Error *error);
 
 /* So that the model is in memory once: `upload` gets the values of one parameter at a time, in f32. */
-Status given_model_load(const GivenModel *model,
-                        Status (*upload)(void *context, const Parameter *parameter, const float *values,
-                                         Error *error),
-                        void *context, Error *error);
+Status given_model_load(const GivenModel *model, ParameterTaker upload, void *context, Error *error);
 
 void given_model_close(GivenModel *model);
 

@@ -152,10 +152,8 @@ static Status plan_pass(Scorer *scorer, ScorePass *pass, const ModelConfig *conf
                               .traits = &scorer->backend->traits,
                               .dtype = scorer->options.dtype};
     pass->loss = gpt_record_loss(config, scorer->table, pass->graph, &options);
-    TRY(graph_status(pass->graph, error));
-    TRY(program_build(&pass->program, "score", pass->graph, scorer->backend, 1, error));
-    device_require(&scorer->memory, &pass->program.plan);
-    return STATUS_OK;
+    return wiring_plan(&pass->program, pass->graph, scorer->backend, &(WiringOptions){.name = "score"},
+                       &scorer->memory, error);
 }
 
 Status scorer_plan(Scorer *scorer, const ModelConfig *config, const ParameterTable *table,
@@ -175,18 +173,14 @@ Status scorer_plan(Scorer *scorer, const ModelConfig *config, const ParameterTab
 }
 
 size_t scorer_required_bytes(const Scorer *scorer) {
-    size_t parameters =
-        scorer->memory.is_borrowed[PLACE_PARAMETER] ? 0 : scorer->memory.bytes[PLACE_PARAMETER];
-    return device_required_bytes(&scorer->memory) - parameters;
+    return wiring_bytes_beside_weights(&scorer->memory);
 }
 
 Status scorer_open(Scorer *scorer, const DeviceMemory *owner, Error *error) {
-    if (owner) TRY(device_borrow(&scorer->memory, PLACE_PARAMETER, owner, error));
-    TRY(device_open(&scorer->memory, scorer->backend, error));
+    TRY(wiring_open_memory(&scorer->memory, scorer->backend, owner, error));
     int64_t n_rows = 0;
     for (int k = 0; k < scorer->n_passes; k++) {
         ScorePass *pass = &scorer->pass[k];
-        pass->is_open = true;
         TRY(executor_open(&pass->executor, &pass->program, &scorer->memory, error));
         n_rows = most(n_rows, pass->B * pass->T);
     }
@@ -207,10 +201,8 @@ Status scorer_upload(Scorer *scorer, const Parameter *parameter, const float *va
 }
 
 void scorer_close(Scorer *scorer) {
-    for (int k = 0; k < scorer->n_passes; k++) {
-        if (scorer->pass[k].is_open) executor_close(&scorer->pass[k].executor);
-        if (scorer->pass[k].graph) graph_free(scorer->pass[k].graph);
-    }
+    for (int k = 0; k < scorer->n_passes; k++)
+        wiring_close(&scorer->pass[k].graph, &scorer->pass[k].executor);
     device_close(&scorer->memory);
     memory_free(scorer->windows, scorer->windows_bytes);
     memory_free(scorer->tokens, scorer->rows_bytes);

@@ -66,7 +66,6 @@ typedef struct {
     GptLoss loss;
     Program program;
     Executor executor;
-    bool is_open;
 } ScorePass;
 
 enum { SCORE_MAX_PASSES = 8 };

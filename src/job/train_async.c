@@ -1,14 +1,13 @@
 /* pgpt train --sync: which of the asynchronous schemes fits this run, and what is said of it in the end. */
 #include "job/train_run.h"
 
+#include "base/options/options_refuse.h"
+
 /* Options that the others leave without effect; only those of the command line: a config file holds them
  * all. */
 static Status refuse_ignored(const TrainRun *run, Error *error) {
     int sync = run->async.sync;
-    const struct {
-        const char *name, *needs;
-        bool has_effect;
-    } rules[] = {
+    const OptionCondition rules[] = {
         {"staleness", "--sync server or push", sync == SYNC_SERVER || sync == SYNC_PUSH},
         {"group-size", "--sync groups", sync == SYNC_GROUPS},
         {"sync-every", "--sync local, push or groups", sync >= SYNC_PUSH},
@@ -16,13 +15,8 @@ static Status refuse_ignored(const TrainRun *run, Error *error) {
         {"overlap", "--sync exact", sync == SYNC_EXACT},
         {"delay-rank", "--delay-ms", run->async.delay_ms > 0.0},
     };
-    for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++) {
-        if (rules[i].has_effect || options_source(&run->options, rules[i].name) != OPTION_FROM_COMMAND)
-            continue;
-        return error_user(error, "--%s means something only with %s; leave it out, or give that too",
-                          rules[i].name, rules[i].needs);
-    }
-    return STATUS_OK;
+    return options_refuse_idle(&run->options, rules, sizeof rules / sizeof rules[0], OPTION_FROM_COMMAND,
+                               error);
 }
 
 /* A run that was begun on several ranks may be ended by one, which is in step with itself. */

@@ -5,6 +5,7 @@
  * what. What depends on the data or on the number of ranks is completed when these are known. */
 #include "job/train_run.h"
 
+#include "base/options/options_refuse.h"
 #include "device/device.h"
 #include "run/resume.h"
 
@@ -22,8 +23,7 @@ static const OptionSpec call_option_specs[] = {
         "let something go wrong, to see that the job survives it: kill, stop or hang a rank before a step, "
         "throw an error there, or let its disk be full",
         .flags = OPTION_TRANSIENT | OPTION_MAY_BE_EMPTY),
-    OPTION_BOOL("json", CallOptions, json, false, "make the last line of the output one JSON object",
-                .flags = OPTION_TRANSIENT),
+    OPTION_JSON(CallOptions, json, .flags = OPTION_TRANSIENT),
     OPTION_BOOL("quiet", CallOptions, quiet, false, "say only what went wrong", .flags = OPTION_TRANSIENT),
     OPTION_END,
 };
@@ -150,32 +150,33 @@ static Status check_prompt(const TrainRun *run, Error *error) {
     return error->status;
 }
 
+/* Hyperparameters of optimizers that are not this run's. */
+static Status refuse_other_optimizers(const TrainRun *run, Error *error) {
+    for (int kind = 0; kind < N_OPTIMIZERS; kind++) {
+        const OptionSpec *spec = optimizer_own_specs((OptimizerKind)kind);
+        for (; kind != run->values.optimizer.kind && spec->name; spec++) {
+            if (options_source(&run->options, spec->name) != OPTION_FROM_COMMAND) continue;
+            return error_user(error,
+                              "--%s means something only with --optimizer %s; leave it out, or give that too",
+                              spec->name, optimizer_name((OptimizerKind)kind));
+        }
+    }
+    return STATUS_OK;
+}
+
 /* Options that the others leave without effect. On the command line only: a config file holds them all. */
 static Status refuse_ignored(const TrainRun *run, Error *error) {
     const OptimizerOptions *optimizer = &run->values.optimizer;
-    bool is_adamw = optimizer->kind == OPTIMIZER_ADAMW;
-    const struct {
-        const char *name, *needs;
-        bool has_effect;
-    } rules[] = {
-        {"beta1", "--optimizer adamw", is_adamw},
-        {"beta2", "--optimizer adamw", is_adamw},
-        {"epsilon", "--optimizer adamw", is_adamw},
-        {"momentum", "--optimizer sgd", !is_adamw},
-        {"nesterov", "--optimizer sgd", !is_adamw},
+    TRY(refuse_other_optimizers(run, error));
+    const OptionCondition rules[] = {
         {"lr-decay", "--lr-schedule wsd", optimizer->schedule == LEARNING_RATE_WSD},
         {"lr-min", "a schedule that decays", optimizer->schedule != LEARNING_RATE_CONSTANT},
         {"rotary-theta", "--position rotary", run->values.model.position == POSITION_ROTARY},
         {"any-order", "--device cuda", device_takes_gpu(run->values.train.device)},
         {"streams", "--device cuda", device_takes_gpu(run->values.train.device)},
     };
-    for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++) {
-        if (rules[i].has_effect || options_source(&run->options, rules[i].name) != OPTION_FROM_COMMAND)
-            continue;
-        return error_user(error, "--%s means something only with %s; leave it out, or give that too",
-                          rules[i].name, rules[i].needs);
-    }
-    return STATUS_OK;
+    return options_refuse_idle(&run->options, rules, sizeof rules / sizeof rules[0], OPTION_FROM_COMMAND,
+                               error);
 }
 
 /* When and how to save, where nothing is saved. A config file may say it: it is the call that says

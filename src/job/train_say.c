@@ -45,7 +45,7 @@ static void say_ranks(const TrainRun *run) {
         format_bytes((uint64_t)wanted).text, trainer->step.sync.partition.n_units,
         run->mesh.device[AXIS_DP].table ? run->mesh.device[AXIS_DP].table->name
                                         : comm_algorithm_names[run->values.parallel.all_reduce]);
-    if (trainer->step.sync.zero == 3 && trainer->has_generator)
+    if (trainer->step.sync.strategy->shards_weights && trainer->has_generator)
         log_note(&run->log,
                  "rank 0 also keeps whole weights for its samples; --sample-tokens 0 does without");
 }

@@ -293,6 +293,19 @@ void parameters_initialise(const ParameterTable *table, uint64_t seed, float *fl
     }
 }
 
+Status parameters_initialise_each(const ParameterTable *table, uint64_t seed, int n_threads,
+                                  ParameterTaker take, void *context, Error *error) {
+    size_t n_bytes = (size_t)parameters_largest(table) * sizeof(float);
+    void *values;
+    TRY(memory_alloc(&values, n_bytes, "one of the model's tensors", error));
+    for (int i = 0; i < table->n_parameters && error->status == STATUS_OK; i++) {
+        parameter_initialise(table, i, seed, values, n_threads);
+        take(context, &table->parameter[i], values, error);
+    }
+    memory_free(values, n_bytes);
+    return error->status;
+}
+
 int64_t parameters_largest(const ParameterTable *table) {
     int64_t largest = 0;
     for (int i = 0; i < table->n_parameters; i++) {

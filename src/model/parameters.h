@@ -130,6 +130,15 @@ void parameters_initialise(const ParameterTable *table, uint64_t seed, float *fl
 void parameter_initialise(const ParameterTable *table, int index, uint64_t seed, float *values,
                           int n_threads);
 
+/* Whoever takes the values of a whole parameter: a generator, a training step. */
+typedef Status (*ParameterTaker)(void *context, const Parameter *parameter, const float *values,
+                                 Error *error);
+
+/* The initial values of every parameter to the taker, one at a time, so that the weights are on the host only
+ * once. */
+Status parameters_initialise_each(const ParameterTable *table, uint64_t seed, int n_threads,
+                                  ParameterTaker take, void *context, Error *error);
+
 /* Elements of the largest parameter: room for any one of them. */
 int64_t parameters_largest(const ParameterTable *table);
 

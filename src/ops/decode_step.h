@@ -1,17 +1,13 @@
 /* decode_step: a whole step of decoding, one token of one sequence from its number to the logits, as one
  * operation.
  *
- * It is made from a program that says the same in many (gpt_record_decode with B = T = 1), for devices on
- * which the time of so little work is that of starting it:
- *
- *     GptDecode decode = gpt_record_decode(...);
- *     decode_step_fuse(graph, backend);     // nothing changes where the backend has no kernel for the whole
+ * It stands for a program that says the same in many, on devices on which the time of so little work is that
+ * of starting it. Who knows the model makes it from such a program (model/gpt_fuse.h).
  *
  * Its meaning is that of its parts, run one after the other; what is between them is never stored. */
 #ifndef PGPT_OPS_DECODE_STEP_H
 #define PGPT_OPS_DECODE_STEP_H
 
-#include "graph/backend.h"
 #include "ops/ops.h"
 
 /* The parameters of one block, and its caches (1,NKV,capacity,HS). What the model does not have is NULL. */
@@ -41,9 +37,5 @@ typedef struct {
 enum { DECODE_TOKENS, DECODE_START, DECODE_PARAMETERS, N_DECODE_INPUTS };
 enum { DECODE_LOGITS, DECODE_CACHES, N_DECODE_OUTPUTS };
 extern const Op OP_DECODE_STEP;
-
-/* Put one node in the place of the recorded step, if it is one and the backend has a kernel for it. Says
- * whether. */
-bool decode_step_fuse(Graph *graph, const Backend *backend);
 
 #endif

@@ -14,11 +14,10 @@
 #include "graph/op.h"
 #include "graph/passes/autograd.h"
 
-/* ---- embedding.c
- * ------------------------------------------------------------------------------------------------ y (B,T,C)
- * = token[tokens] + [position[first_position + t + start[b]]]. tokens (B,T) i32, token table (V,C), [position
- * table (P,C)], [start (B) i32: position of each sequence's first token]. Gradients: (dy, tokens) -> dtoken
- * table; (dy, [start]) -> dposition table; rows that nobody read become 0. */
+/* ---- embedding.c ------------------------------------------------------------------------------------------
+ * y (B,T,C) = token[tokens] + [position[first_position + t + start[b]]]. tokens (B,T) i32, token table (V,C),
+ * [position table (P,C)], [start (B) i32: position of each sequence's first token]. Gradients: (dy, tokens)
+ * -> dtoken table; (dy, [start]) -> dposition table; rows that nobody read become 0. */
 typedef struct {
     int64_t first_position;
     int64_t
@@ -30,10 +29,9 @@ Tensor *op_embedding(Graph *graph, Tensor *tokens, Tensor *token_table, Tensor *
 Tensor *op_embedding_padded(Graph *graph, Tensor *tokens, Tensor *token_table, int64_t n_tokens,
                             Tensor *position_table, Tensor *start);
 
-/* ---- layernorm.c, rmsnorm.c
- * ------------------------------------------------------------------------------------- y (N,C); also outputs
- * mean (N) and rstd (N) (rmsnorm: rstd only). Backward: (dy, x, weight, [mean,] rstd) -> dx, dweight,
- * [dbias]. */
+/* ---- layernorm.c, rmsnorm.c -------------------------------------------------------------------------------
+ * y (N,C); also outputs mean (N) and rstd (N) (rmsnorm: rstd only). Backward: (dy, x, weight, [mean,] rstd)
+ * -> dx, dweight, [dbias]. */
 typedef struct {
     float epsilon;
 } NormAttributes;
@@ -41,13 +39,12 @@ extern const Op OP_LAYERNORM, OP_LAYERNORM_BACKWARD, OP_RMSNORM, OP_RMSNORM_BACK
 Tensor *op_layernorm(Graph *graph, Tensor *x, Tensor *weight, Tensor *bias /* or NULL */, float epsilon);
 Tensor *op_rmsnorm(Graph *graph, Tensor *x, Tensor *weight, float epsilon);
 
-/* ---- residual_norm.c
- * -------------------------------------------------------------------------------------------- sum (N,C) =
- * stream + dropout(branch) and normed (N,C), its layernorm or rmsnorm; also outputs [mean (N)] and rstd (N).
- * Bit for bit what op_dropout, op_add and the norm give; without dropout random is NULL. Backward: (dnormed,
- * sum, weight, [mean], rstd, [random]) -> dsum, dweight, [dbias], [dbranch], [Σdbranch], where dbranch is the
- * mask times all of dsum: what the node makes of it and, if it adds, what was there. No dbranch without
- * dsum. */
+/* ---- residual_norm.c --------------------------------------------------------------------------------------
+ * sum (N,C) = stream + dropout(branch) and normed (N,C), its layernorm or rmsnorm; also outputs [mean (N)]
+ * and rstd (N). Bit for bit what op_dropout, op_add and the norm give; without dropout random is NULL.
+ * Backward: (dnormed, sum, weight, [mean], rstd, [random]) -> dsum, dweight, [dbias], [dbranch], [Σdbranch],
+ * where dbranch is the mask times all of dsum: what the node makes of it and, if it adds, what was there. No
+ * dbranch without dsum. */
 typedef struct {
     float epsilon;
     bool has_mean;     /* layernorm; else rmsnorm, which has no bias */
@@ -62,9 +59,8 @@ ResidualNorm op_residual_norm(Graph *graph, Tensor *stream, Tensor *branch, Tens
                               Tensor *bias /* or NULL */, Tensor *random,
                               const ResidualNormAttributes *attributes);
 
-/* ---- linear.c
- * --------------------------------------------------------------------------------------------------- y
- * (N,Co) = activation(x (N,Ci) · weightᵀ + [bias (Co)]) + [residual (N,Co)]; weight is (Co,Ci). With an
+/* ---- linear.c ---------------------------------------------------------------------------------------------
+ * y (N,Co) = activation(x (N,Ci) · weightᵀ + [bias (Co)]) + [residual (N,Co)]; weight is (Co,Ci). With an
  * activation, a second output is the value before it, which the backward needs. OP_LINEAR_INPUT_GRADIENT:
  * (dy, weight, [before]) -> dx, [Σdx], times the activation's slope at `before` (N,Ci), which comes with an
  * activation and only then. OP_LINEAR_WEIGHT_GRADIENT: (dy, x) -> dweight, [dbias]. */
@@ -76,10 +72,9 @@ extern const Op OP_LINEAR, OP_LINEAR_INPUT_GRADIENT, OP_LINEAR_WEIGHT_GRADIENT;
 Tensor *op_linear(Graph *graph, Tensor *x, Tensor *weight, Tensor *bias, Tensor *residual,
                   Activation activation);
 
-/* ---- gelu.c, swiglu.c
- * ------------------------------------------------------------------------------------------- gelu: y =
- * x·Φ(x), by tanh or erf; backward (dy, x) -> dx, attributes LinearAttributes. swiglu: x (N,2F) -> y (N,F) =
- * silu(x[:, :F]) · x[:, F:]; backward (dy, x) -> dx. */
+/* ---- gelu.c, swiglu.c -------------------------------------------------------------------------------------
+ * gelu: y = x·Φ(x), by tanh or erf; backward (dy, x) -> dx, attributes LinearAttributes. swiglu: x (N,2F) ->
+ * y (N,F) = silu(x[:, :F]) · x[:, F:]; backward (dy, x) -> dx. */
 extern const Op OP_GELU, OP_GELU_BACKWARD, OP_SWIGLU, OP_SWIGLU_BACKWARD;
 Tensor *op_gelu(Graph *graph, Tensor *x, Activation activation);
 Tensor *op_swiglu(Graph *graph, Tensor *x);
@@ -87,14 +82,13 @@ float gelu_value(float x, Activation activation);
 float gelu_slope(float x, Activation activation);
 double gelu_slope_flops(Activation activation); /* of the slope, times dy */
 
-/* ---- attention.c, attention_cached.c, rotary.c
- * ------------------------------------------------------------------ qkv (B,T,(NH+2·NKV)·HS): a row holds all
- * query heads, all key heads, all value heads; query head h reads key/value head h / (NH/NKV). attention: y
- * (B,T,NH·HS) and lse (B,NH,T), causal. Backward (dy, qkv, y, lse, [random]) -> dqkv, [Σdqkv]. Dropout on the
- * weights draws element ((first_head+h)·T + q)·T8 + k, T8 = T rounded up to 8. attention_cached: new rows are
- * stored in the caches (B,NKV,capacity,HS) at start[b].., then attend to all up to themselves; outputs y and
- * the two caches, which change in place. rotary: rotates pairs (i, i+HS/2) of queries and keys by
- * position·theta^(-2i/HS); backward rotates back. */
+/* ---- attention.c, attention_cached.c, rotary.c ------------------------------------------------------------
+ * qkv (B,T,(NH+2·NKV)·HS): a row holds all query heads, all key heads, all value heads; query head h reads
+ * key/value head h / (NH/NKV). attention: y (B,T,NH·HS) and lse (B,NH,T), causal. Backward (dy, qkv, y, lse,
+ * [random]) -> dqkv, [Σdqkv]. Dropout on the weights draws element ((first_head+h)·T + q)·T8 + k, T8 = T
+ * rounded up to 8. attention_cached: new rows are stored in the caches (B,NKV,capacity,HS) at start[b]..,
+ * then attend to all up to themselves; outputs y and the two caches, which change in place. rotary: rotates
+ * pairs (i, i+HS/2) of queries and keys by position·theta^(-2i/HS); backward rotates back. */
 typedef struct {
     int n_heads, n_kv_heads, head_size;
     float scale;
@@ -116,11 +110,10 @@ typedef struct {
 extern const Op OP_ROTARY;
 Tensor *op_rotary(Graph *graph, Tensor *qkv, Tensor *start /* or NULL */, const RotaryAttributes *attributes);
 
-/* ---- add.c, copy.c, dropout.c, gather.c, sum.c, zero.c
- * ---------------------------------------------------------- add: y = a + b. copy: y = x. zero: y = 0.
- * gather: y (M,C) = x[rows (M) i32] (inference only). sum: out += or = scale · Σ x. dropout: y = x · mask /
- * (1-p); element i of sequence b draws index i of row first_sequence + b; its backward is the same op on dy.
- * x is (B, ...). */
+/* ---- add.c, copy.c, dropout.c, gather.c, sum.c, zero.c ----------------------------------------------------
+ * add: y = a + b. copy: y = x. zero: y = 0. gather: y (M,C) = x[rows (M) i32] (inference only). sum: out +=
+ * or = scale · Σ x. dropout: y = x · mask / (1-p); element i of sequence b draws index i of row
+ * first_sequence + b; its backward is the same op on dy. x is (B, ...). */
 typedef struct {
     float probability;
     int site;
@@ -141,7 +134,7 @@ void op_sum(Graph *graph, Tensor *x, Tensor *total, float scale);
 /* The random input of dropout: i32 words written by the host before every micro-batch. */
 enum { RANDOM_SEED_LOW, RANDOM_SEED_HIGH, RANDOM_STEP, RANDOM_FIRST_SEQUENCE, N_RANDOM_WORDS };
 
-/* ---- pack.c ----------------------------------------------------------------------------------------------
+/* ---- pack.c -----------------------------------------------------------------------------------------------
  * pack: the parts of dimension `dim` of x, (outer, size, inner), laid one after the other, each (outer, n,
  * inner); part p is border[p] .. border[p+1]-1 and may be empty. y is (rows, columns of x), or (N,1) where
  * dim is the last. unpack: back to `shape`. What goes to one rank then lies together (parallel/conjugate.h).
@@ -157,12 +150,11 @@ extern const Op OP_PACK;
 Tensor *op_pack(Graph *graph, Tensor *x, int dim, int n_parts, const int64_t *border);
 Tensor *op_unpack(Graph *graph, Tensor *x, Shape shape, int dim, int n_parts, const int64_t *border);
 
-/* ---- cross_entropy.c
- * -------------------------------------------------------------------------------------------- logits (N,V),
- * targets (N) i32 (a negative target is ignored), [scale (1)] -> losses (N). When the logits need a gradient,
- * the same pass leaves dlogits = gradient_scale · (softmax - onehot), which may take over the memory of the
- * logits; the gradient rule only hands it on. Columns from n_classes on are padding: no part of the softmax,
- * and of gradient 0. */
+/* ---- cross_entropy.c --------------------------------------------------------------------------------------
+ * logits (N,V), targets (N) i32 (a negative target is ignored), [scale (1)] -> losses (N). When the logits
+ * need a gradient, the same pass leaves dlogits = gradient_scale · (softmax - onehot), which may take over
+ * the memory of the logits; the gradient rule only hands it on. Columns from n_classes on are padding: no
+ * part of the softmax, and of gradient 0. */
 typedef struct {
     float gradient_scale;
     int64_t n_classes; /* 1 .. V */
@@ -177,58 +169,26 @@ void op_cross_entropy_into(Graph *graph, Tensor *logits, Tensor *targets, Tensor
 void op_cross_entropy_scaled(Graph *graph, Tensor *logits, Tensor *targets, Tensor *scale, Tensor *losses,
                              const CrossEntropyAttributes *attributes);
 
-/* ---- squared_error.c
- * -------------------------------------------------------------------------------------------- predictions
- * and targets of one type, N of each -> losses (N) = (prediction - target)². When the predictions need a
- * gradient, the same pass leaves dpredictions = gradient_scale · 2 · (prediction - target), which may take
- * over their memory; the gradient rule only hands it on. */
+/* ---- squared_error.c --------------------------------------------------------------------------------------
+ * predictions and targets of one type, N of each -> losses (N) = (prediction - target)². When the predictions
+ * need a gradient, the same pass leaves dpredictions = gradient_scale · 2 · (prediction - target), which may
+ * take over their memory; the gradient rule only hands it on. */
 typedef struct {
     float gradient_scale;
 } SquaredErrorAttributes;
 extern const Op OP_SQUARED_ERROR;
 Tensor *op_squared_error(Graph *graph, Tensor *predictions, Tensor *targets, float gradient_scale);
 
-/* ---- norm.c, adamw.c, sgd.c: the update
- * ------------------------------------------------------------------------- squared_norm: total (1) += or = Σ
- * x². clip: total, [scale] -> factor min(1, max_norm/norm)/scale (1), norm (1), where the norm is
- * √total/scale; a norm that is no finite number makes a factor that is none, and the update then does
- * nothing. adamw and sgd change parameter and moments in place: inputs gradient, hyper, [factor]; outputs
- * parameter, moments, [copy: the new parameter, rounded to the copy's type]. A 16-bit parameter or moment is
- * rounded stochastically (half.h). They see flat arrays; which elements decay is a list of runs in order. */
-typedef struct {
-    int64_t n_elements;
-    bool decays;
-} DecayRun;
-typedef struct {
-    float beta1, beta2, epsilon, weight_decay;
-    int n_runs;
-    const DecayRun *runs;  /* lives as long as the graph */
-    int64_t first_element; /* of all parameters: what stochastic rounding draws by */
-} AdamwAttributes;
-typedef struct {
-    float momentum, weight_decay;
-    bool nesterov;
-    int n_runs;
-    const DecayRun *runs;
-    int64_t first_element;
-} SgdAttributes;
+/* ---- norm.c -----------------------------------------------------------------------------------------------
+ * squared_norm: total (1) += or = Σ x². clip: total, [scale] -> factor min(1, max_norm/norm)/scale (1), norm
+ * (1), where the norm is √total/scale; a norm that is no finite number makes a factor that is none, and the
+ * update then does nothing. The updates themselves are in update/, one an optimizer, with a header each. */
 typedef struct {
     float max_norm; /* 0: measure only, the factor is 1 */
 } ClipAttributes;
-/* Written by the host before the update: learning rate; 1/(1-beta1^t), 1/(1-beta2^t); the bits of a number
- * that differs from step to step, for stochastic rounding. */
-enum { HYPER_RATE, HYPER_CORRECTION1, HYPER_CORRECTION2, HYPER_DRAW, N_HYPER };
-extern const Op OP_SQUARED_NORM, OP_CLIP, OP_ADAMW, OP_SGD;
+extern const Op OP_SQUARED_NORM, OP_CLIP;
 void op_squared_norm(Graph *graph, Tensor *x, Tensor *total, bool add);
 void op_clip(Graph *graph, Tensor *total, Tensor *factor, Tensor *norm, float max_norm);
 void op_clip_scaled(Graph *graph, Tensor *total, Tensor *scale, Tensor *factor, Tensor *norm, float max_norm);
-void op_adamw(Graph *graph, Tensor *gradient, Tensor *hyper, Tensor *factor, Tensor *parameter,
-              Tensor *moment1, Tensor *moment2, const AdamwAttributes *attributes);
-void op_adamw_copied(Graph *graph, Tensor *gradient, Tensor *hyper, Tensor *factor, Tensor *parameter,
-                     Tensor *moment1, Tensor *moment2, Tensor *copy, const AdamwAttributes *attributes);
-void op_sgd(Graph *graph, Tensor *gradient, Tensor *hyper, Tensor *factor, Tensor *parameter,
-            Tensor *momentum, const SgdAttributes *attributes);
-void op_sgd_copied(Graph *graph, Tensor *gradient, Tensor *hyper, Tensor *factor, Tensor *parameter,
-                   Tensor *momentum, Tensor *copy, const SgdAttributes *attributes);
 
 #endif

@@ -73,15 +73,6 @@ static inline bool reference_check_heads(Graph *graph, const char *op, const Ten
                        head_size);
 }
 
-/* Builders: do the runs cover `count` elements exactly? */
-static inline bool reference_runs_cover(const DecayRun *runs, int n_runs, int64_t count) {
-    for (int i = 0; i < n_runs; i++) {
-        if (runs[i].n_elements < 0 || runs[i].n_elements > count) return false;
-        count -= runs[i].n_elements;
-    }
-    return count == 0;
-}
-
 /* Builders: can dropout be done with this probability? Nearly 1 would round to dropping everything. */
 static inline bool reference_can_drop(float probability) {
     return probability >= 0.0f && probability < 1.0f && random_dropout_threshold(probability) < 65536;

@@ -4,12 +4,19 @@
 
 #include <stdint.h>
 
-typedef enum {
-    LEARNING_RATE_CONSTANT,
-    LEARNING_RATE_LINEAR, /* straight down to the lowest rate at the end */
-    LEARNING_RATE_COSINE, /* half a cosine wave down to it */
-    LEARNING_RATE_WSD,    /* warm-up, stable, decay: constant, then straight down over the last part */
-} LearningRateKind;
+/* The schedules after the warm-up, in the order of their numbers: a name (--lr-schedule), and a function
+ * learning_rate_NAME in learning_rate.c. */
+#define LEARNING_RATES(SCHEDULE)                                                                             \
+    SCHEDULE(CONSTANT, constant)                                                                             \
+    SCHEDULE(LINEAR, linear) /* straight down to the lowest rate at the end */                               \
+    SCHEDULE(COSINE, cosine) /* half a cosine wave down to it */                                             \
+    SCHEDULE(WSD, wsd)       /* warm-up, stable, decay: constant, then straight down over the last part */
+
+#define SCHEDULE(NAME, name) LEARNING_RATE_##NAME,
+typedef enum { LEARNING_RATES(SCHEDULE) N_LEARNING_RATES } LearningRateKind;
+#undef SCHEDULE
+
+extern const char *const learning_rate_names[]; /* by LearningRateKind, then NULL: choices of an option */
 
 typedef struct {
     LearningRateKind kind;

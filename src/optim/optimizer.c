@@ -1,16 +1,21 @@
 /* Parameters, gradients and moments are flat arrays with the same offsets, so one node updates everything;
- * which runs of elements decay comes from the parameter table (matrices do, vectors do not). */
+ * which runs of elements decay comes from the parameter table (matrices do, vectors do not). What differs
+ * from optimizer to optimizer is its table's business. */
 #include "optim/optimizer.h"
 
 #include "base/random.h"
 #include "graph/passes/insert.h"
 #include "ops/ops.h"
 
-#include <math.h>
 #include <string.h>
 
-static const char *const optimizer_names[] = {"adamw", "sgd", NULL};
-static const char *const learning_rate_names[] = {"constant", "linear", "cosine", "wsd", NULL};
+#define OPTIMIZER(NAME, name, Options) #name,
+const char *const optimizer_names[] = {OPTIMIZERS(OPTIMIZER) NULL};
+#undef OPTIMIZER
+
+#define OPTIMIZER(NAME, name, Options) &optimizer_##name,
+static const Optimizer *const optimizers[] = {OPTIMIZERS(OPTIMIZER)};
+#undef OPTIMIZER
 
 const OptionSpec optimizer_option_specs[] = {
     OPTION_CHOICE("optimizer", OptimizerOptions, kind, OPTIMIZER_ADAMW, optimizer_names, "update rule",
@@ -28,27 +33,50 @@ const OptionSpec optimizer_option_specs[] = {
                  "part of the steps that wsd spends on its decay"),
     OPTION_FLOAT("weight-decay", OptimizerOptions, weight_decay, 0.1, 0.0, 100.0,
                  "decay of the matrices; biases and norms do not decay", .flags = OPTION_F32),
-    OPTION_FLOAT("beta1", OptimizerOptions, beta1, 0.9, 0.0, 1.0,
-                 "AdamW: decay rate of the first moment, the mean of the gradients",
-                 .flags = OPTION_BELOW_MAX | OPTION_F32),
-    OPTION_FLOAT("beta2", OptimizerOptions, beta2, 0.99, 0.0, 1.0,
-                 "AdamW: decay rate of the second moment, the mean of their squares",
-                 .flags = OPTION_BELOW_MAX | OPTION_F32),
-    OPTION_FLOAT("epsilon", OptimizerOptions, epsilon, 1e-8, 0.0, 1.0, "AdamW: added to the divisor",
-                 .flags = OPTION_ABOVE_MIN | OPTION_F32),
-    OPTION_FLOAT("momentum", OptimizerOptions, momentum, 0.9, 0.0, 1.0,
-                 "SGD: momentum, the decay rate of the mean gradient",
-                 .flags = OPTION_BELOW_MAX | OPTION_F32),
-    OPTION_BOOL("nesterov", OptimizerOptions, nesterov, false, "SGD: Nesterov momentum, which looks ahead"),
-    OPTION_FLOAT(
-        "clip", OptimizerOptions, clip, 1.0, 0.0, 1e30,
-        "gradient clipping: scale the gradient down to this norm if it is longer; 0: neither measured nor clipped",
-        .flags = OPTION_F32),
+#define OPTIMIZER(NAME, name, Options) NAME##_OPTION_SPECS
+    OPTIMIZERS(OPTIMIZER)
+#undef OPTIMIZER
+        OPTION_FLOAT(
+            "clip", OptimizerOptions, clip, 1.0, 0.0, 1e30,
+            "gradient clipping: scale the gradient down to this norm if it is longer; 0: neither measured nor clipped",
+            .flags = OPTION_F32),
     OPTION_BOOL(
         "eager-update", OptimizerOptions, eager, false,
         "update each parameter as soon as its gradient is known and reuse the gradient's memory; needs --clip 0, one micro-batch a step and no f16"),
     OPTION_END,
 };
+
+#define OPTIMIZER(NAME, name, Options)                                                                       \
+    static const OptionSpec name##_option_specs[] = {NAME##_OPTION_SPECS OPTION_END};
+OPTIMIZERS(OPTIMIZER)
+#undef OPTIMIZER
+
+const OptionSpec *optimizer_own_specs(OptimizerKind kind) {
+#define OPTIMIZER(NAME, name, Options) name##_option_specs,
+    static const OptionSpec *const specs[] = {OPTIMIZERS(OPTIMIZER)};
+#undef OPTIMIZER
+    return specs[kind];
+}
+
+OptimizerOptions optimizer_defaults(OptimizerKind kind) {
+    OptimizerOptions options = {0};
+    for (const OptionSpec *spec = optimizer_option_specs; spec->name; spec++) {
+        void *field = (char *)&options + spec->offset;
+        switch (spec->type) {
+        case OPTION_TYPE_BOOL: *(bool *)field = spec->bool_default; break;
+        case OPTION_TYPE_INT: *(int64_t *)field = spec->int_default; break;
+        case OPTION_TYPE_FLOAT: *(double *)field = spec->float_default; break;
+        case OPTION_TYPE_STRING: *(const char **)field = spec->text_default; break;
+        case OPTION_TYPE_CHOICE: *(int *)field = (int)spec->int_default; break;
+        }
+    }
+    options.kind = kind;
+    return options;
+}
+
+const Optimizer *optimizer_of(const OptimizerOptions *options) {
+    return optimizers[options->kind];
+}
 
 const char *optimizer_name(OptimizerKind kind) {
     return optimizer_names[kind];
@@ -60,10 +88,8 @@ Status optimizer_check(const OptimizerOptions *options, Precision precision, int
         return error_user(error, "--lr-min %g is above --lr %g; swap them or leave --lr-min out",
                           options->lowest_rate, options->rate);
     }
-    if (options->kind == OPTIMIZER_SGD && options->nesterov && options->momentum <= 0.0) {
-        return error_user(error,
-                          "--nesterov looks ahead along the momentum; give --momentum, or leave it out");
-    }
+    const Optimizer *optimizer = optimizer_of(options);
+    if (optimizer->check) TRY(optimizer->check(options, error));
     if (options->eager && options->clip > 0.0) {
         return error_user(
             error,
@@ -95,7 +121,7 @@ LearningRateSchedule optimizer_learning_rate(const OptimizerOptions *options, in
 }
 
 int optimizer_n_moments(const OptimizerOptions *options) {
-    return options->kind == OPTIMIZER_ADAMW ? 2 : options->momentum > 0.0 ? 1 : 0;
+    return optimizer_of(options)->n_moments(options);
 }
 
 Place optimizer_gradient_place(const OptimizerOptions *options) {
@@ -104,84 +130,54 @@ Place optimizer_gradient_place(const OptimizerOptions *options) {
 
 void optimizer_hyper(const OptimizerOptions *options, double rate, int64_t step, uint64_t seed,
                      float *hyper) {
-    double t = (double)step + 1.0;
+    const Optimizer *optimizer = optimizer_of(options);
     hyper[HYPER_RATE] = (float)rate;
-    hyper[HYPER_CORRECTION1] = (float)(1.0 / (1.0 - pow(options->beta1, t)));
-    hyper[HYPER_CORRECTION2] = (float)(1.0 / (1.0 - pow(options->beta2, t)));
+    hyper[HYPER_OWN1] = hyper[HYPER_OWN2] = 0.0f;
+    if (optimizer->hyper) optimizer->hyper(options, step, hyper);
     RandomKey key = random_key(seed, RANDOM_ROUNDING, (uint64_t)step);
     memcpy(&hyper[HYPER_DRAW], &key.word[0], sizeof(float));
 }
 
-/* What one update node works on. */
-typedef struct {
-    Tensor *gradient, *parameter, *copy, *moment[OPTIMIZER_MAX_MOMENTS];
-    int64_t first;
-    int n_runs;
-    const DecayRun *runs;
-} UpdateRange;
-
-static void record_update(const OptimizerOptions *options, const OptimizerTensors *tensors, Tensor *factor,
-                          const UpdateRange *range, Graph *graph) {
-    if (options->kind == OPTIMIZER_ADAMW) {
-        AdamwAttributes attributes = {.beta1 = (float)options->beta1,
-                                      .beta2 = (float)options->beta2,
-                                      .epsilon = (float)options->epsilon,
-                                      .weight_decay = (float)options->weight_decay,
-                                      .n_runs = range->n_runs,
-                                      .runs = range->runs,
-                                      .first_element = range->first};
-        op_adamw_copied(graph, range->gradient, tensors->hyper, factor, range->parameter, range->moment[0],
-                        range->moment[1], range->copy, &attributes);
-    } else {
-        SgdAttributes attributes = {.momentum = (float)options->momentum,
-                                    .weight_decay = (float)options->weight_decay,
-                                    .nesterov = options->nesterov,
-                                    .n_runs = range->n_runs,
-                                    .runs = range->runs,
-                                    .first_element = range->first};
-        op_sgd_copied(graph, range->gradient, tensors->hyper, factor, range->parameter, range->moment[0],
-                      range->copy, &attributes);
-    }
-}
-
 /* Which of elements first .. first + n - 1 decay. A parameter's padding goes with it: it is 0 everywhere and
  * stays so. */
-static const DecayRun *decay_runs(const ParameterTable *table, int64_t first, int64_t n, Graph *graph,
-                                  int *n_runs) {
+static UpdateElements elements_of(const ParameterTable *table, int64_t first, int64_t n, Graph *graph) {
     DecayRun *runs = ARENA_ARRAY(&graph->arena, DecayRun, table->n_parameters);
-    *n_runs = 0;
+    int n_runs = 0;
     for (int i = 0; i < table->n_parameters; i++) {
         int64_t begin = table->parameter[i].flat_offset;
         int64_t end =
             i + 1 < table->n_parameters ? table->parameter[i + 1].flat_offset : table->n_flat_elements;
         if (begin < first) begin = first;
         if (end > first + n) end = first + n;
-        if (begin < end) runs[(*n_runs)++] = (DecayRun){end - begin, table->parameter[i].decays};
+        if (begin < end) runs[n_runs++] = (DecayRun){end - begin, table->parameter[i].decays};
     }
-    return runs;
+    return (UpdateElements){.n_runs = n_runs, .runs = runs, .first_element = first};
 }
 
-static void record_slice(const OptimizerOptions *options, const OptimizerTensors *tensors, Tensor *factor,
-                         const UpdateSlice *slice, const ParameterTable *table, Graph *graph) {
-    UpdateRange range = {
-        .gradient = slice->gradient, .parameter = slice->parameter, .first = slice->flat_first};
+static void record_slice(const Optimizer *optimizer, const OptimizerOptions *options,
+                         const OptimizerTensors *tensors, Tensor *factor, const UpdateSlice *slice,
+                         const ParameterTable *table, Graph *graph) {
+    UpdateTensors update = {.gradient = slice->gradient,
+                            .hyper = tensors->hyper,
+                            .factor = factor,
+                            .parameter = slice->parameter};
     if (tensors->master) {
-        range.copy = slice->parameter;
-        range.parameter =
+        update.copy = slice->parameter;
+        update.parameter =
             graph_view(graph, tensors->master, SHAPE(slice->n), slice->local_first, tensors->master->name);
     }
-    range.runs = decay_runs(table, slice->flat_first, slice->n, graph, &range.n_runs);
+    UpdateElements elements = elements_of(table, slice->flat_first, slice->n, graph);
     for (int i = 0; i < tensors->n_moments; i++) {
-        range.moment[i] = graph_view(graph, tensors->moment[i], SHAPE(slice->n), slice->local_first,
-                                     tensors->moment[i]->name);
+        update.moment[i] = graph_view(graph, tensors->moment[i], SHAPE(slice->n), slice->local_first,
+                                      tensors->moment[i]->name);
     }
-    record_update(options, tensors, factor, &range, graph);
+    optimizer->record(options, &update, &elements, graph);
 }
 
 /* After the backward: the norm of everything, then the update of every slice. */
-static void record_slices(const OptimizerOptions *options, OptimizerTensors *tensors,
-                          const ParameterTable *table, const UpdateSlices *slices, Tensor *loss_scale,
-                          Graph *graph) {
+static void record_slices(const Optimizer *optimizer, const OptimizerOptions *options,
+                          OptimizerTensors *tensors, const ParameterTable *table, const UpdateSlices *slices,
+                          Tensor *loss_scale, Graph *graph) {
     Tensor *factor = NULL;
     if (options->clip > 0.0 || loss_scale) {
         Tensor *total = graph_tensor(graph, PLACE_STATE, DTYPE_F32, SHAPE(1), "squared norm");
@@ -194,14 +190,14 @@ static void record_slices(const OptimizerOptions *options, OptimizerTensors *ten
         op_clip_scaled(graph, total, loss_scale, factor, tensors->norm, (float)options->clip);
     }
     for (int i = 0; i < slices->n_slices; i++) {
-        record_slice(options, tensors, factor, &slices->slice[i], table, graph);
+        record_slice(optimizer, options, tensors, factor, &slices->slice[i], table, graph);
         if (slices->record_updated) slices->record_updated(slices->context, graph, i);
     }
 }
 
 /* One node a parameter, right behind the last one that touches it or its gradient. */
-static void record_eager(const OptimizerOptions *options, const OptimizerTensors *tensors,
-                         const ParameterTensors *parameters, Graph *graph) {
+static void record_eager(const Optimizer *optimizer, const OptimizerOptions *options,
+                         const OptimizerTensors *tensors, const ParameterTensors *parameters, Graph *graph) {
     Insertion insertion = insertion_begin(graph);
     int n_before = graph->n_nodes;
     for (int i = 0; i < parameters->table->n_parameters; i++) {
@@ -209,38 +205,56 @@ static void record_eager(const OptimizerOptions *options, const OptimizerTensors
         Tensor *tensor = parameters->tensor[i];
         if (!tensor->gradient) continue;
         DecayRun run = {tensor_count(tensor), parameter->decays};
-        UpdateRange range = {.gradient = tensor->gradient,
-                             .parameter = tensor,
-                             .first = parameter->flat_offset,
-                             .n_runs = 1,
-                             .runs = arena_copy(&graph->arena, &run, sizeof run)};
+        UpdateTensors update = {.gradient = tensor->gradient, .hyper = tensors->hyper, .parameter = tensor};
+        UpdateElements elements = {.n_runs = 1,
+                                   .runs = arena_copy(&graph->arena, &run, sizeof run),
+                                   .first_element = parameter->flat_offset};
         for (int k = 0; k < tensors->n_moments; k++) {
-            range.moment[k] = graph_view(graph, tensors->moment[k], tensor->shape, parameter->flat_offset,
-                                         arena_printf(&graph->arena, "%s.moment%d", parameter->name, k + 1));
+            update.moment[k] = graph_view(graph, tensors->moment[k], tensor->shape, parameter->flat_offset,
+                                          arena_printf(&graph->arena, "%s.moment%d", parameter->name, k + 1));
         }
         if (tensors->master) {
-            range.copy = tensor;
-            range.parameter = graph_view(graph, tensors->master, tensor->shape, parameter->flat_offset,
-                                         arena_printf(&graph->arena, "%s.master", parameter->name));
+            update.copy = tensor;
+            update.parameter = graph_view(graph, tensors->master, tensor->shape, parameter->flat_offset,
+                                          arena_printf(&graph->arena, "%s.master", parameter->name));
         }
         int last = 0;
         for (int k = 0; k < n_before; k++) {
             if (node_touches(graph->node[k], tensor) || node_touches(graph->node[k], tensor->gradient))
                 last = k;
         }
-        record_update(options, tensors, NULL, &range, graph);
+        optimizer->record(options, &update, &elements, graph);
         insertion_behind(&insertion, last);
     }
     insertion_end(&insertion);
 }
 
-OptimizerTensors optimizer_record(const OptimizerOptions *options, Precision precision,
-                                  const ParameterTensors *parameters, const UpdateSlices *slices,
-                                  Tensor *loss_scale, Graph *graph) {
-    OptimizerTensors tensors = {.n_moments = optimizer_n_moments(options)};
+/* For an update that needs whole tensors. */
+static const UpdateSlice *slices_by_parameter(const ParameterTensors *parameters, Graph *graph, int *n) {
+    const ParameterTable *table = parameters->table;
+    UpdateSlice *slices = ARENA_ARRAY(&graph->arena, UpdateSlice, table->n_parameters);
+    *n = 0;
+    for (int i = 0; i < table->n_parameters; i++) {
+        Tensor *tensor = parameters->tensor[i];
+        int64_t first = table->parameter[i].flat_offset;
+        if (tensor->gradient)
+            slices[(*n)++] = (UpdateSlice){tensor->gradient, tensor, first, tensor_count(tensor), first};
+    }
+    return slices;
+}
+
+OptimizerTensors optimizer_record_by(const Optimizer *optimizer, const OptimizerOptions *options,
+                                     Precision precision, const ParameterTensors *parameters,
+                                     const UpdateSlices *slices, Tensor *loss_scale, Graph *graph) {
+    OptimizerTensors tensors = {.n_moments = optimizer->n_moments(options)};
     const ParameterTable *table = parameters->table;
     UpdateSlice all = {parameters->flat->gradient, parameters->flat, .n = table->n_flat_elements};
     UpdateSlices everything = {.n_slices = 1, .slice = &all, .n_local = table->n_flat_elements};
+    if (optimizer->op->update == UPDATE_OF_TENSORS) {
+        graph_check(graph, !slices, "--optimizer %s needs whole tensors, and --zero cuts them; leave it out",
+                    optimizer_name((OptimizerKind)options->kind));
+        everything.slice = slices_by_parameter(parameters, graph, &everything.n_slices);
+    }
     if (!slices) slices = &everything;
     graph->section = SECTION_UPDATE;
     graph->block = NO_BLOCK;
@@ -251,7 +265,14 @@ OptimizerTensors optimizer_record(const OptimizerOptions *options, Precision pre
     }
     if (precision.has_master)
         tensors.master = graph_tensor(graph, PLACE_OPTIMIZER, DTYPE_F32, SHAPE(slices->n_local), "master");
-    if (options->eager) record_eager(options, &tensors, parameters, graph);
-    else record_slices(options, &tensors, table, slices, loss_scale, graph);
+    if (options->eager) record_eager(optimizer, options, &tensors, parameters, graph);
+    else record_slices(optimizer, options, &tensors, table, slices, loss_scale, graph);
     return tensors;
+}
+
+OptimizerTensors optimizer_record(const OptimizerOptions *options, Precision precision,
+                                  const ParameterTensors *parameters, const UpdateSlices *slices,
+                                  Tensor *loss_scale, Graph *graph) {
+    return optimizer_record_by(optimizer_of(options), options, precision, parameters, slices, loss_scale,
+                               graph);
 }

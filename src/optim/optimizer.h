@@ -1,38 +1,87 @@
-/* The optimizer: options, and the nodes that update the parameters. */
+/* The optimizer: options, and the nodes that update the parameters.
+ *
+ * What one optimizer is lies in files of its own; docs/EXTENDING.md says how to add one. */
 #ifndef PGPT_OPTIM_OPTIMIZER_H
 #define PGPT_OPTIM_OPTIMIZER_H
 
 #include "base/options/options.h"
 #include "graph/precision.h"
 #include "model/parameters.h"
+#include "ops/update/update.h"
 #include "optim/learning_rate.h"
+#include "optim/optimizer_list.h"
 #include "parallel/sync/update_slices.h"
 
-typedef enum { OPTIMIZER_ADAMW, OPTIMIZER_SGD } OptimizerKind;
+#define OPTIMIZER(NAME, name, Options) OPTIMIZER_##NAME,
+typedef enum { OPTIMIZERS(OPTIMIZER) N_OPTIMIZERS } OptimizerKind;
+#undef OPTIMIZER
 
 typedef struct {
     int kind;     /* OptimizerKind */
-    int schedule; /* ScheduleKind */
+    int schedule; /* LearningRateKind */
     double rate, lowest_rate;
     int64_t n_warmup_steps;
     double decay_fraction;
-    double weight_decay, beta1, beta2, epsilon, momentum;
-    bool nesterov;
+    double weight_decay;
     double clip;
     bool eager;
+    /* One member an optimizer: its hyperparameters. */
+#define OPTIMIZER(NAME, name, Options) Options name;
+    OPTIMIZERS(OPTIMIZER)
+#undef OPTIMIZER
 } OptimizerOptions;
 
 extern const OptionSpec optimizer_option_specs[];
+extern const char *const optimizer_names[]; /* by OptimizerKind, then NULL: choices of an option */
 
+/* A hyperparameter that looks wrong where a step is not finite. */
+typedef struct {
+    const char *option, *usual;
+    double value;
+} OptimizerSuspect;
+
+/* What an optimizer is beside its options: one file an optimizer, listed in optimizer_list.h. Functions may
+ * be NULL where there is nothing to do, but for n_moments and record. */
+typedef struct {
+    /* The update: its FLOPs and bytes, and whether it may be cut at any element or needs whole tensors. */
+    const Op *op;
+    int (*n_moments)(const OptimizerOptions *options); /* 0 .. UPDATE_MAX_MOMENTS */
+    /* What the user cannot mean. */
+    Status (*check)(const OptimizerOptions *options, Error *error);
+    /* HYPER_OWN1 and HYPER_OWN2 of step 0, 1, ... */
+    void (*hyper)(const OptimizerOptions *options, int64_t step, float *hyper);
+    /* Record the update of these elements as one node. */
+    void (*record)(const OptimizerOptions *options, const UpdateTensors *tensors,
+                   const UpdateElements *elements, Graph *graph);
+    /* optim/ahead.h: out = weights after going on for `distance`, a sum of learning rates, in the direction
+     * of the moments after n_updates >= 1. NULL: there is nothing to go by. */
+    void (*ahead)(const OptimizerOptions *options, int64_t n_updates, double distance, const float *weights,
+                  const float *const *moment, int64_t n, float *out);
+    /* Is there a hyperparameter that may have made a step infinite? */
+    bool (*suspect)(const OptimizerOptions *options, OptimizerSuspect *suspect);
+} Optimizer;
+
+#define OPTIMIZER(NAME, name, Options) extern const Optimizer optimizer_##name;
+OPTIMIZERS(OPTIMIZER)
+#undef OPTIMIZER
+
+const Optimizer *optimizer_of(const OptimizerOptions *options);
 const char *optimizer_name(OptimizerKind kind);
+
+/* The options that only this one has, up to OPTION_END: of the hyperparameters of its own. */
+const OptionSpec *optimizer_own_specs(OptimizerKind kind);
+
+/* All options as they are where nobody says anything. */
+OptimizerOptions optimizer_defaults(OptimizerKind kind);
+
 Status optimizer_check(const OptimizerOptions *options, Precision precision, int64_t n_micro_batches,
                        Error *error);
 LearningRateSchedule optimizer_learning_rate(const OptimizerOptions *options, int64_t n_steps);
 
-enum { OPTIMIZER_MAX_MOMENTS = 2 };
+enum { OPTIMIZER_MAX_MOMENTS = UPDATE_MAX_MOMENTS };
 
 typedef struct {
-    Tensor *hyper; /* see ops.h; the host writes it before each update */
+    Tensor *hyper; /* see update.h; the host writes it before each update */
     Tensor *norm;  /* of the whole gradient, before clipping; NULL when clipping is off */
     Tensor *moment[OPTIMIZER_MAX_MOMENTS]; /* flat, as the parameters; or of the slices only */
     Tensor
@@ -50,6 +99,11 @@ Place optimizer_gradient_place(const OptimizerOptions *options);
 OptimizerTensors optimizer_record(const OptimizerOptions *options, Precision precision,
                                   const ParameterTensors *parameters, const UpdateSlices *slices,
                                   Tensor *loss_scale, Graph *graph);
+
+/* The same by an optimizer that need not be listed. */
+OptimizerTensors optimizer_record_by(const Optimizer *optimizer, const OptimizerOptions *options,
+                                     Precision precision, const ParameterTensors *parameters,
+                                     const UpdateSlices *slices, Tensor *loss_scale, Graph *graph);
 
 /* The moments that the optimizer keeps of every parameter. */
 int optimizer_n_moments(const OptimizerOptions *options);

@@ -112,11 +112,10 @@ static Status meet(Loop *loop, Error *error) {
     for (int64_t i = 0; i < n; i++) {
         const AsyncPending *pending = &run->pending[i];
         TRY(loop_record(loop, first + i, &pending->result, pending->rate, seconds, error));
-        if (i < n - 1)
-            TRY(loop_report(loop, &trainer->last, false, error)); /* the last one is the caller's */
+        if (i < n - 1) loop_report(loop, false); /* the last one is the caller's */
     }
     trainer->was_interrupted = stops && trainer->n_done < trainer->setup.options->n_steps;
-    if (!stops && !loop->wants_save && !loop_is_due(loop, trainer->n_done)) return STATUS_OK;
+    if (!stops && !loop->wanted && !loop_is_due(loop, trainer->n_done)) return STATUS_OK;
     TRY(async_average(&run->async, error));
     return copy_weights(&trainer->step, error);
 }
@@ -129,11 +128,11 @@ Status async_run_step(Loop *loop, bool *is_meeting, Error *error) {
     int rank = trainer->setup.mesh->coordinate[AXIS_DP], n_shares = trainer->step.options.sync.n_shares;
     AsyncPending *pending = &run->pending[run->n_pending++];
     pending->rate = learning_rate_at(&loop->schedule, step);
-    trace_before_step(trainer->setup.trace, step + 1);
+    observers_before_step(&loop->observers, step + 1);
     ActivityEntry entry = {.kind = ACTIVITY_STEP, .name = "step", .number = step + 1};
     activity_begin(trainer->setup.activity, ACTIVITY_HOST, &entry);
     if (run->n_pending == 1) run->began_ns = timer_now_ns();
-    TRY(loop_strike(trainer, step + 1, error));
+    TRY(observers_start(&loop->observers, step + 1, error));
     async_delay(&run->options, rank, step, rank, n_shares);
     TRY(train_step_run(&trainer->step, &source, step, pending->rate, &pending->result, error));
     uint64_t start_ns = timer_now_ns();

@@ -19,7 +19,6 @@ typedef struct {
     double *numbers;       /* their losses and norms, summed over the ranks */
     int64_t n_pending, max_pending;
     uint64_t began_ns;      /* the first of them */
-    int64_t n_struck;       /* of a worker: steps before which a fault on purpose had its chance */
     double waited_ms;       /* of a worker: for the weights that it has now */
     Comm served;            /* server and workers */
     ParameterServer server; /* on rank 0 */

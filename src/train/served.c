@@ -26,8 +26,8 @@
 #include <math.h>
 #include <string.h>
 
-enum { WORD_STEP, WORD_FLAGS }; /* of a pause */
-enum { FLAG_STOP = 1, FLAG_SAVE = 2 };
+enum { WORD_STEP, WORD_FLAGS };           /* of a pause */
+enum { FLAG_STOP = 1, WANTED_SHIFT = 1 }; /* what observers want follows the flag */
 
 static int n_workers(const Trainer *trainer) {
     return trainer->step.options.sync.n_shares;
@@ -92,7 +92,6 @@ Status served_open(Loop *loop, Error *error) {
     AsyncRun *run = &trainer->async;
     Comm *ranks = mesh_comm(trainer->setup.mesh, AXIS_DP);
     run->is_open = true;
-    run->n_struck = trainer->n_done;
     TRY(comm_split(ranks, 0, ranks->rank, &run->served, error));
     if (ranks->rank > 0) return STATUS_OK;
     run->ahead_bytes = (size_t)tensor_count(train_step_weights(&trainer->step)) * sizeof(float);
@@ -112,21 +111,6 @@ Status served_open(Loop *loop, Error *error) {
     return parameter_server_open(&run->server, &setup, error);
 }
 
-/* The first multiple of `every` after n_done, if it comes before `step`. */
-static int64_t earlier(int64_t step, int64_t every, int64_t n_done) {
-    int64_t next = every > 0 ? (n_done / every + 1) * every : step;
-    return next < step ? next : step;
-}
-
-/* The first step after which loop_is_due says so. */
-static int64_t next_due(const Loop *loop) {
-    const TrainOptions *options = loop->trainer->setup.options;
-    int64_t n_done = loop->trainer->n_done, step = options->n_steps;
-    step = earlier(step, options->eval_every, n_done);
-    step = earlier(step, options->sample_every, n_done);
-    return earlier(step, options->save_every, n_done);
-}
-
 /* One step: as many gradients as there are workers. Work may be handed out up to step `target`. */
 static Status serve_step(Loop *loop, int64_t target, Error *error) {
     Trainer *trainer = loop->trainer;
@@ -134,11 +118,11 @@ static Status serve_step(Loop *loop, int64_t target, Error *error) {
     int64_t step = trainer->n_done + 1, n = n_workers(trainer);
     ActivityEntry entry = {.kind = ACTIVITY_STEP, .name = "serving step", .number = step};
     activity_begin(trainer->setup.activity, ACTIVITY_HOST, &entry);
-    trace_before_step(trainer->setup.trace, step);
+    observers_before_step(&loop->observers, step);
     uint64_t start_ns = timer_now_ns();
     run->tally = (StepResult){0};
     run->staleness = 0;
-    TRY(loop_strike(trainer, step, error));
+    TRY(observers_start(&loop->observers, step, error));
     TRY(parameter_server_serve(&run->server, step * n, target * n, error));
     if (!trainer->step.optimizer.norm) run->tally.gradient_norm = NAN;
     trainer->n_done = step;
@@ -152,18 +136,18 @@ static Status serve_step(Loop *loop, int64_t target, Error *error) {
 static Status serve(Loop *loop, Error *error) {
     Trainer *trainer = loop->trainer;
     ParameterServer *server = &trainer->async.server;
-    int64_t target = next_due(loop), n = n_workers(trainer);
+    int64_t target = loop_next_due(loop, trainer->n_done), n = n_workers(trainer);
     int64_t words[PARAMETER_SERVER_WORDS] = {0};
     while (trainer->n_done < target) {
         TRY(serve_step(loop, target, error));
         if (server->stop_is_wanted || loop_must_stop(loop)) words[WORD_FLAGS] |= FLAG_STOP;
-        if (loop_wants_save(loop)) words[WORD_FLAGS] |= FLAG_SAVE;
+        words[WORD_FLAGS] |= observers_wanted(&loop->observers, trainer->n_done) << WANTED_SHIFT;
         if (words[WORD_FLAGS]) target = (server->book.n_pulled + n - 1) / n; /* what was begun is completed */
-        if (trainer->n_done < target) TRY(loop_report(loop, &trainer->last, false, error));
+        if (trainer->n_done < target) loop_report(loop, false);
     }
     words[WORD_STEP] = trainer->n_done;
     TRY(parameter_server_pause(server, words, error));
-    loop->wants_save = words[WORD_FLAGS] & FLAG_SAVE;
+    loop->wanted = words[WORD_FLAGS] >> WANTED_SHIFT;
     trainer->was_interrupted =
         words[WORD_FLAGS] & FLAG_STOP && trainer->n_done < trainer->setup.options->n_steps;
     return STATUS_OK;
@@ -180,9 +164,8 @@ static Status compute(Loop *loop, int64_t ticket, ParameterServerReport *report,
     StepResult result;
     ActivityEntry entry = {.kind = ACTIVITY_STEP, .name = "gradient", .number = ticket};
     activity_begin(trainer->setup.activity, ACTIVITY_HOST, &entry);
-    trace_before_step(trainer->setup.trace, step + 1);
-    for (; run->n_struck <= step; run->n_struck++) /* it may not have been given any of some steps */
-        TRY(loop_strike(trainer, run->n_struck + 1, error));
+    observers_before_step(&loop->observers, step + 1);
+    TRY(observers_start(&loop->observers, step + 1, error));
     async_delay(&run->options, trainer->setup.mesh->coordinate[AXIS_DP], step, share, n_workers(trainer));
     trainer->step.options.sync.share = share;
     TRY(train_step_gradient(&trainer->step, &source, step, &result, error));
@@ -212,7 +195,7 @@ static Status work(Loop *loop, Error *error) {
         TRY(compute(loop, order.ticket, &report, error));
     }
     trainer->n_done = order.words[WORD_STEP];
-    loop->wants_save = order.words[WORD_FLAGS] & FLAG_SAVE;
+    loop->wanted = order.words[WORD_FLAGS] >> WANTED_SHIFT;
     trainer->was_interrupted =
         order.words[WORD_FLAGS] & FLAG_STOP && trainer->n_done < trainer->setup.options->n_steps;
     return STATUS_OK;

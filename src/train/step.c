@@ -126,12 +126,11 @@ Status train_step_plan(TrainStep *step, const ModelConfig *config, const Paramet
     step->graph = graph_new();
     cut_batch(step);
     list_actions(step);
+    WiringOptions wiring = {.name = optimizer ? "train" : "evaluate",
+                            .n_micro_batches = (int)step->n_micro_batches,
+                            .n_frames = actions_n_frames(step->actions, step->n_actions)};
     Status status = record(step, config, table, backend, optimizer != NULL, error);
-    if (status == STATUS_OK) {
-        status = program_build_frames(&step->program, optimizer ? "train" : "evaluate", step->graph, backend,
-                                      (int)step->n_micro_batches,
-                                      actions_n_frames(step->actions, step->n_actions), error);
-    }
+    if (status == STATUS_OK) status = wiring_plan(&step->program, step->graph, backend, &wiring, NULL, error);
     if (status != STATUS_OK) train_step_close(step);
     return status;
 }
@@ -146,9 +145,7 @@ Status train_step_open(TrainStep *step, DeviceMemory *memory, Error *error) {
 }
 
 void train_step_close(TrainStep *step) {
-    executor_close(&step->executor);
-    graph_free(step->graph);
-    step->graph = NULL;
+    wiring_close(&step->graph, &step->executor);
 }
 
 /* A part of a batch, and where it goes. */
@@ -448,6 +445,15 @@ Status train_step_upload(TrainStep *step, int64_t flat_first, int64_t n, const f
     TRY(shard_map_visit(&sync->parameters, flat_first, n, upload_part, &held, error));
     if (!master.array) return STATUS_OK;
     return shard_map_visit(&sync->moments, flat_first, n, upload_part, &master, error);
+}
+
+Status train_step_take(void *step, const Parameter *parameter, const float *values, Error *error) {
+    return train_step_upload(step, parameter->flat_offset, shape_count(parameter->shape), values, error);
+}
+
+Status train_step_initialise(TrainStep *step, const ParameterTable *table, uint64_t seed, int n_threads,
+                             Error *error) {
+    return parameters_initialise_each(table, seed, n_threads, train_step_take, step, error);
 }
 
 const Tensor *train_step_weights(const TrainStep *step) {

@@ -3,7 +3,7 @@
  * This is the whole chain of the design in one place:
  *
  *     gpt_record_loss -> autograd_run -> eager_gradients -> lazy_gradients -> move_column_sums
- *         -> recompute_run -> gradient_sync_sum -> optimizer_record -> gradient_sync_gather -> program_build
+ *         -> recompute_run -> gradient_sync_sum -> optimizer_record -> gradient_sync_gather -> wiring_plan
  *
  * Planning and opening are apart, so that several programs can share one DeviceMemory and so that a plan can
  * be printed without allocating anything. */
@@ -11,7 +11,7 @@
 #define PGPT_TRAIN_STEP_H
 
 #include "graph/actions.h"
-#include "graph/executor.h"
+#include "graph/wiring.h"
 #include "model/gpt.h"
 #include "optim/optimizer.h"
 #include "parallel/sync/gradient_sync.h"
@@ -145,6 +145,11 @@ Status evaluate_step_run(TrainStep *step, const BatchSource *source, uint64_t fi
 /* Weights flat_first .. flat_first + n - 1 of the flat array, as far as this process holds them, in whatever
  * types. */
 Status train_step_upload(TrainStep *step, int64_t flat_first, int64_t n, const float *values, Error *error);
+
+/* The same of a whole parameter, as a ParameterTaker of the step; and the initial values of all. */
+Status train_step_take(void *step, const Parameter *parameter, const float *values, Error *error);
+Status train_step_initialise(TrainStep *step, const ParameterTable *table, uint64_t seed, int n_threads,
+                             Error *error);
 
 /* What a checkpoint takes for the weights: the master weights where there are. By
  * step->sync.parameters_saved. */

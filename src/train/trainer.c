@@ -18,6 +18,15 @@ bool trainer_is_root(const Trainer *trainer) {
     return trainer_n_ranks(trainer) == 1 || trainer->setup.launch->world.rank == 0;
 }
 
+void trainer_begin(const Trainer *trainer, ActivityKind kind, const char *name, int64_t number) {
+    ActivityEntry entry = {.kind = kind, .name = name, .number = number};
+    activity_begin(trainer->setup.activity, ACTIVITY_HOST, &entry);
+}
+
+void trainer_end(const Trainer *trainer) {
+    activity_end(trainer->setup.activity, ACTIVITY_HOST);
+}
+
 static GradientSyncOptions sync_of(const TrainerSetup *setup) {
     if (!setup->launch || setup->launch->world.size == 1) return (GradientSyncOptions){0};
     const ParallelOptions *parallel = setup->parallel;
@@ -121,7 +130,7 @@ void trainer_close(Trainer *trainer) {
 
 /* Where weights are cut up, the sampler has whole ones of its own. */
 static bool samples_from_copy(const Trainer *trainer) {
-    return trainer->step.sync.zero == 3;
+    return trainer->step.sync.strategy->shards_weights;
 }
 
 size_t trainer_sampling_bytes(const Trainer *trainer) {
@@ -189,28 +198,6 @@ void trainer_print_program(const Trainer *trainer, FILE *stream) {
 
 /* ---- the weights */
 
-/* A whole parameter; the process keeps what it holds of it. */
-static Status upload_parameter(Trainer *trainer, int index, const float *values, Error *error) {
-    const Parameter *parameter = &trainer->table.parameter[index];
-    return train_step_upload(&trainer->step, parameter->flat_offset, shape_count(parameter->shape), values,
-                             error);
-}
-
-/* One parameter at a time, so that the weights are in memory only once. */
-static Status initialise_weights(Trainer *trainer, Error *error) {
-    const TrainerSetup *setup = &trainer->setup;
-    const ParameterTable *table = &trainer->table;
-    size_t n_bytes = (size_t)parameters_largest(table) * sizeof(float);
-    void *values;
-    TRY(memory_alloc(&values, n_bytes, "one of the model's tensors", error));
-    for (int i = 0; i < table->n_parameters && error->status == STATUS_OK; i++) {
-        parameter_initialise(table, i, (uint64_t)setup->options->seed, values, setup->backend->n_threads);
-        upload_parameter(trainer, i, values, error);
-    }
-    memory_free(values, n_bytes);
-    return error->status;
-}
-
 Status trainer_open(Trainer *trainer, Error *error) {
     TRY(device_open(&trainer->memory, trainer->setup.backend, error));
     TRY(train_step_open(&trainer->step, &trainer->memory, error));
@@ -224,7 +211,8 @@ Status trainer_open(Trainer *trainer, Error *error) {
     trainer->evaluation.executor.activity = trainer->setup.activity;
     trainer->generator.prefill.executor.activity = trainer->setup.activity;
     trainer->generator.decode.executor.activity = trainer->setup.activity;
-    return initialise_weights(trainer, error);
+    return train_step_initialise(&trainer->step, &trainer->table, (uint64_t)trainer->setup.options->seed,
+                                 trainer->setup.backend->n_threads, error);
 }
 
 Status trainer_take_weights(Trainer *trainer, const ModelSource *source, Error *error) {
@@ -235,7 +223,7 @@ Status trainer_take_weights(Trainer *trainer, const ModelSource *source, Error *
     TRY(memory_alloc(&values, n_bytes, "one of the model's tensors", error));
     for (int i = 0; i < table->n_parameters; i++) {
         TRY_GOTO(model_source_read(source, &table->parameter[i], values, error), done);
-        TRY_GOTO(upload_parameter(trainer, i, values, error), done);
+        TRY_GOTO(train_step_take(&trainer->step, &table->parameter[i], values, error), done);
     }
     log_note(trainer->setup.log, "beginning with the weights of %s", source->path);
 done:

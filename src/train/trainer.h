@@ -6,8 +6,8 @@
  *     trainer_take_weights  takes weights only, from any model
  *     trainer_run     the loop: steps, evaluations, samples, checkpoints, until done or asked to stop
  *
- * With several ranks, each has a trainer, and all call the same functions. The root, rank 0, writes metrics
- * and tells observers (observer.h); checkpoints are written by all. */
+ * With several ranks, each has a trainer, and all call the same functions. What happens beside the steps
+ * (metrics, samples, checkpoints) is done by observers (observers/observer.h). */
 #ifndef PGPT_TRAIN_TRAINER_H
 #define PGPT_TRAIN_TRAINER_H
 
@@ -22,7 +22,7 @@
 #include "trace/trace.h"
 #include "train/async_run.h"
 #include "train/metrics.h"
-#include "train/observer.h"
+#include "train/observers/observer.h"
 #include "train/options.h"
 
 typedef struct {
@@ -41,7 +41,7 @@ typedef struct {
     Activity *activity;             /* that is told what the trainer does; NULL: nobody */
     const Fault *fault;             /* on purpose; NULL: none */
     Trace *trace;                   /* that records it; NULL: nobody */
-    const TrainObserver *observers; /* that are told of it on the root, n_observers of them */
+    const TrainObserver *observers; /* that are told of it, n_observers of them */
     int n_observers;
 } TrainerSetup;
 
@@ -67,7 +67,6 @@ typedef struct {
     StepResult sum;         /* of the times of those steps */
     int64_t n_steps_timed;
     bool was_interrupted;
-    bool stop_is_wanted;  /* by an observer */
     int64_t bad_step;     /* whose loss or gradient was not a finite number; 0: none */
     bool error_is_common; /* what went wrong is known to every rank */
 } Trainer;
@@ -109,6 +108,11 @@ int64_t trainer_n_tokens(const Trainer *trainer, int64_t step);
 
 /* Begin with the weights of another model, which must have this one's parameters. */
 Status trainer_take_weights(Trainer *trainer, const ModelSource *source, Error *error);
+
+/* What the board says this rank does. Where something fails in between, it stays: that is where the run has
+ * ended. */
+void trainer_begin(const Trainer *trainer, ActivityKind kind, const char *name, int64_t number);
+void trainer_end(const Trainer *trainer);
 
 /* Runs in (and writes to) the folder `run`. */
 Status trainer_run(Trainer *trainer, const char *run, Error *error);

@@ -49,7 +49,8 @@ static Status collect_weights(Trainer *trainer, float *values, int unit_index, E
 
 static Status collect_all_weights(Trainer *trainer, Error *error) {
     const Partition *partition = &trainer->step.sync.partition;
-    if (trainer->step.sync.zero < 3 || trainer->setup.options->sample_tokens <= 0) return STATUS_OK;
+    if (!trainer->step.sync.strategy->shards_weights || trainer->setup.options->sample_tokens <= 0)
+        return STATUS_OK;
     int64_t largest = 0;
     for (int i = 0; i < partition->n_units; i++) {
         if (largest < partition->unit[i].n) largest = partition->unit[i].n;

@@ -144,25 +144,8 @@ static OptimizerOptions optimizer_options(void) {
                               .schedule = LEARNING_RATE_CONSTANT,
                               .rate = 3e-3,
                               .weight_decay = 0.1,
-                              .beta1 = 0.9,
-                              .beta2 = 0.99,
-                              .epsilon = 1e-3,
+                              .adamw = {.beta1 = 0.9, .beta2 = 0.99, .epsilon = 1e-3},
                               .clip = 1.0};
-}
-
-static Status initialise(Training *training, const VerifyOptions *options, const ParameterTable *table,
-                         Error *error) {
-    size_t n_bytes = (size_t)parameters_largest(table) * sizeof(float);
-    TrainStep *step = &training->step;
-    void *values;
-    TRY(memory_alloc(&values, n_bytes, "one of the model's tensors", error));
-    for (int i = 0; i < table->n_parameters && error->status == STATUS_OK; i++) {
-        parameter_initialise(table, i, SEED, values, options->backend->n_threads);
-        train_step_upload(step, table->parameter[i].flat_offset, shape_count(table->parameter[i].shape),
-                          values, error);
-    }
-    memory_free(values, n_bytes);
-    return error->status;
 }
 
 static Status open_training(Training *training, const VerifyOptions *options, const ParameterTable *table,
@@ -180,7 +163,7 @@ static Status open_training(Training *training, const VerifyOptions *options, co
     device_require(&training->memory, &training->step.program.plan);
     TRY(device_open(&training->memory, options->backend, error));
     TRY(train_step_open(&training->step, &training->memory, error));
-    return initialise(training, options, table, error);
+    return train_step_initialise(&training->step, table, SEED, options->backend->n_threads, error);
 }
 
 static void close_training(Training *training) {

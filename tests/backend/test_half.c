@@ -3,6 +3,7 @@
 #include "backend/cpu/cpu.h"
 #include "harness.h"
 #include "ops/ops.h"
+#include "optim/optimizer.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -52,7 +53,7 @@ static void run(KernelCall call) {
 }
 
 /* An update of elements first .. first + n - 1 by a node of their own. */
-static void update(const Model *model, bool is_sgd, int64_t first, int64_t n) {
+static void update(const Model *model, const OptimizerOptions *options, int64_t first, int64_t n) {
     static const DecayRun whole[] = {{300000, true}, {700000, false}, {N_ALL - 1000000, true}};
     DecayRun runs[3] = {0};
     int64_t at = 0;
@@ -66,34 +67,34 @@ static void update(const Model *model, bool is_sgd, int64_t first, int64_t n) {
         *hyper = graph_tensor(graph, PLACE_INPUT, DTYPE_F32, SHAPE(N_HYPER), "hyper");
     for (int a = 0; a < model->n_arrays; a++)
         tensor[a] = graph_tensor(graph, PLACE_STATE, DTYPE_BF16, SHAPE(n), "array %d", a);
-    AdamwAttributes adamw = {0.9f, 0.95f, 1e-8f, 0.1f, 3, runs, first};
-    bool has_momentum = model->n_arrays > 2;
-    SgdAttributes sgd = {has_momentum ? 0.9f : 0.0f, 0.1f, has_momentum, 3, runs, first};
-    if (is_sgd) op_sgd(graph, tensor[0], hyper, NULL, tensor[1], has_momentum ? tensor[2] : NULL, &sgd);
-    else op_adamw(graph, tensor[0], hyper, NULL, tensor[1], tensor[2], tensor[3], &adamw);
+    UpdateElements elements = {3, runs, first};
+    UpdateTensors tensors = {.gradient = tensor[0], .hyper = hyper, .parameter = tensor[1]};
+    for (int a = 2; a < model->n_arrays; a++) tensors.moment[a - 2] = tensor[a];
+    optimizer_of(options)->record(options, &tensors, &elements, graph);
     Error error = {0};
     assert_int_equal(graph_status(graph, &error), STATUS_OK);
-    float numbers[N_HYPER] = {[HYPER_RATE] = 0.01f, [HYPER_CORRECTION1] = 1.2f, [HYPER_CORRECTION2] = 1.1f};
-    uint32_t draw = 12345;
-    memcpy(&numbers[HYPER_DRAW], &draw, sizeof draw);
+    float numbers[N_HYPER];
+    optimizer_hyper(options, 0.01, 10, 12345, numbers);
     KernelCall call = {.node = graph->node[0], .in = {model->array[0] + first, numbers}};
     for (int k = 0; k + 1 < model->n_arrays; k++) call.out[k] = model->array[1 + k] + first;
     run(call);
     graph_free(graph);
 }
 
-static void compare(bool is_sgd, int n_arrays) {
+static void compare(const OptimizerOptions *options) {
+    int n_arrays = 2 + optimizer_n_moments(options);
     Model whole = model_new(n_arrays), parts = model_new(n_arrays), before = model_new(n_arrays);
-    update(&whole, is_sgd, 0, N_ALL);
-    update(&parts, is_sgd, 0, 12345);
-    update(&parts, is_sgd, 12345, PIECE - 1);
-    update(&parts, is_sgd, 12345 + PIECE - 1, N_ALL - (12345 + PIECE - 1));
+    update(&whole, options, 0, N_ALL);
+    update(&parts, options, 0, 12345);
+    update(&parts, options, 12345, PIECE - 1);
+    update(&parts, options, 12345 + PIECE - 1, N_ALL - (12345 + PIECE - 1));
     assert_memory_equal(whole.array[0], before.array[0], N_ALL * sizeof(uint16_t)); /* the gradient */
     for (int a = 1; a < n_arrays; a++) {
         int64_t n_changed = 0;
         for (int64_t i = 0; i < N_ALL; i++) {
             if (whole.array[a][i] != parts.array[a][i])
-                fail_msg("array %d, element %lld: 0x%04x and 0x%04x", a, (long long)i,
+                fail_msg("%s, array %d, element %lld: 0x%04x and 0x%04x",
+                         optimizer_name((OptimizerKind)options->kind), a, (long long)i,
                          (unsigned)whole.array[a][i], (unsigned)parts.array[a][i]);
             n_changed += whole.array[a][i] != before.array[a][i];
         }
@@ -104,15 +105,21 @@ static void compare(bool is_sgd, int n_arrays) {
     model_free(&before);
 }
 
-static void test_adamw(void **state) {
+static void test_optimizers(void **state) {
     (void)state;
-    compare(false, 4);
+    for (int kind = 0; kind < N_OPTIMIZERS; kind++) {
+        OptimizerOptions options = optimizer_defaults((OptimizerKind)kind);
+        if (optimizer_of(&options)->op->update == UPDATE_OF_ELEMENTS) compare(&options);
+    }
 }
 
 static void test_sgd(void **state) {
     (void)state;
-    compare(true, 3);
-    compare(true, 2); /* without momentum */
+    OptimizerOptions options = optimizer_defaults(OPTIMIZER_SGD);
+    options.sgd.nesterov = true;
+    compare(&options);
+    options.sgd = (SgdOptions){.momentum = 0.0};
+    compare(&options);
 }
 
 /* Fresh, and added to what is there. */
@@ -147,8 +154,10 @@ static void test_memory(void **state) {
     for (int a = 0; a < 4; a++)
         tensor[a] = graph_tensor(graph, PLACE_STATE, DTYPE_BF16, SHAPE(64LL * PIECE), "array");
     DecayRun run = {64LL * PIECE, true};
-    op_adamw(graph, tensor[0], hyper, NULL, tensor[1], tensor[2], tensor[3],
-             &(AdamwAttributes){0.9f, 0.95f, 1e-8f, 0.1f, 1, &run, 0});
+    OptimizerOptions options = optimizer_defaults(OPTIMIZER_ADAMW);
+    optimizer_of(&options)->record(
+        &options, &(UpdateTensors){tensor[0], hyper, NULL, tensor[1], {tensor[2], tensor[3]}, NULL},
+        &(UpdateElements){1, &run, 0}, graph);
     assert_in_range(traits_scratch_bytes(&cpu.traits, graph->node[0]), 1, 4 * PIECE * sizeof(float) + 4096);
     graph_free(graph);
 }
@@ -157,7 +166,7 @@ int main(void) {
     Error error = {0};
     if (backend_cpu_open(&cpu, 2, &error) != STATUS_OK) return 1;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_adamw),
+        cmocka_unit_test(test_optimizers),
         cmocka_unit_test(test_sgd),
         cmocka_unit_test(test_squared_norm),
         cmocka_unit_test(test_memory),

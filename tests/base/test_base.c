@@ -109,6 +109,12 @@ static void test_nearest(void **state) {
     assert_null(format_nearest("help", short_words)); /* two letters of four are another word */
     assert_string_equal(format_nearest("mpl", short_words), "mlp");
     assert_string_equal(format_nearest("haeds", short_words), "heads");
+    assert_string_equal(format_did_you_mean("btach", words).text, "did you mean 'batch'? ");
+    assert_string_equal(format_did_you_mean("zzzz", words).text, "");
+    static const char *const long_words[] = {
+        "a-word-of-more-than-eighty-letters-that-nobody-would-want-to-write-twice-in-a-message", NULL};
+    assert_string_equal(format_did_you_mean(long_words[0], long_words).text,
+                        "did you mean 'a-word-of-more-than-eighty-letters-that-nobody-would-want-to'? ");
 }
 
 /* ---- Errors, the arena, random numbers */

@@ -320,7 +320,7 @@ static void test_config_record(void **state) {
     assert_int_equal(options_set_int(&options, "steps", 8, OPTION_FROM_PRESET, &error), STATUS_OK);
     assert_true(values.train.lr == 0.25 && values.train.n_steps == 7 && values.train.seed == 3);
     assert_int_equal(values.model.n_layers, 6);
-    assert_int_equal(options_source(&options, "steps"), OPTION_FROM_RUN);
+    assert_int_equal(options_source(&options, "steps"), OPTION_FROM_RUN_DEFAULT);
     assert_int_equal(options_source(&options, "seed"), OPTION_FROM_RUN);
     /* Written again, with what is changed: the same is given and the same is not. */
     if (options_save_change(&options, file_name, "first\nchange", &error)) fail_msg("%s", error.text);

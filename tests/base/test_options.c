@@ -1,4 +1,5 @@
 /* Options: what a command line may say, what is refused and in which words, and the texts made from the table. */
+#include "base/options/options_refuse.h"
 #include "options_fixture.h"
 
 /* ---- The command line */
@@ -49,7 +50,7 @@ static void test_forms(void **state) {
     options_free(&options);
 }
 
-static void test_numbers(void **state) {
+static void test_whole_numbers(void **state) {
     (void)state;
     static const struct {
         const char *text;
@@ -71,6 +72,22 @@ static void test_numbers(void **state) {
                  {"-9223372036854775808", INT64_MIN},
                  {"100e-2", 1},
                  {"0.000", 0}};
+    Options options;
+    Values values;
+    Error error;
+    assert_int_equal(parse(&options, &command, &values, &error, NULL), STATUS_OK);
+    for (size_t i = 0; i < sizeof whole / sizeof *whole; i++) {
+        error = (Error){0};
+        if (options_set(&options, "seed", whole[i].text, OPTION_FROM_COMMAND, &error))
+            fail_msg("%s", error.text);
+        assert_true(values.train.seed == whole[i].value);
+    }
+    options_free(&options);
+}
+
+/* Refused values change nothing. */
+static void test_no_whole_numbers(void **state) {
+    (void)state;
     static const char *const bad[] = {"",
                                       " ",
                                       " 5",
@@ -104,40 +121,44 @@ static void test_numbers(void **state) {
     Options options;
     Values values;
     Error error;
-    assert_int_equal(parse(&options, &command, &values, &error, NULL), STATUS_OK);
-    for (size_t i = 0; i < sizeof whole / sizeof *whole; i++) {
-        error = (Error){0};
-        if (options_set(&options, "seed", whole[i].text, OPTION_FROM_COMMAND, &error))
-            fail_msg("%s", error.text);
-        assert_true(values.train.seed == whole[i].value);
-    }
+    assert_int_equal(parse(&options, &command, &values, &error, "--seed=3", NULL), STATUS_OK);
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         error = (Error){0};
         if (!options_set(&options, "seed", bad[i], OPTION_FROM_COMMAND, &error))
             fail_msg("'%s' was accepted", bad[i]);
         assert_int_equal(error.status, STATUS_USER);
+        assert_true(values.train.seed == 3);
     }
+    options_free(&options);
+}
+
+static void test_real_numbers(void **state) {
+    (void)state;
     static const struct {
         const char *text;
         double value;
     } real[] = {{"1e-4", 1e-4},  {".5", 0.5},    {"5.", 5},          {"-2.5E+3", -2500},
                 {"1_0.5", 10.5}, {"1.5k", 1500}, {"5e-324", 5e-324}, {"1.7976931348623157e308", DBL_MAX},
                 {"0.1M", 1e5}};
-    static const char *const not_real[] = {"",   "nan", "inf",  "-inf", "0x1p3", "1e999", "1e", " 1",
-                                           "1 ", "k",   "1e3k", "1..2", "five",  "1-1",   "+-1"};
+    static const char *const bad[] = {"",   "nan", "inf",  "-inf", "0x1p3", "1e999", "1e", " 1",
+                                      "1 ", "k",   "1e3k", "1..2", "five",  "1-1",   "+-1"};
+    Options options;
+    Values values;
+    Error error;
+    assert_int_equal(parse(&options, &command, &values, &error, NULL), STATUS_OK);
     for (size_t i = 0; i < sizeof real / sizeof *real; i++) {
         error = (Error){0};
         if (options_set(&options, "weight-decay", real[i].text, OPTION_FROM_COMMAND, &error))
             fail_msg("%s", error.text);
         assert_true(values.train.decay == real[i].value);
     }
-    for (size_t i = 0; i < sizeof not_real / sizeof *not_real; i++) {
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         error = (Error){0};
-        if (!options_set(&options, "weight-decay", not_real[i], OPTION_FROM_COMMAND, &error)) {
-            fail_msg("'%s' was accepted", not_real[i]);
-        }
+        if (!options_set(&options, "weight-decay", bad[i], OPTION_FROM_COMMAND, &error))
+            fail_msg("'%s' was accepted", bad[i]);
+        assert_int_equal(error.status, STATUS_USER);
     }
-    assert_true(values.train.seed == 0 && values.train.decay == 1e5); /* refused values change nothing */
+    assert_true(values.train.decay == 1e5); /* refused values change nothing */
     options_free(&options);
 }
 
@@ -183,6 +204,10 @@ static void test_refused(void **state) {
         command,
         "unexpected word 'x'; a config file's name ends in .ini, options begin with --, see 'pgpt train --help'",
         "--steps", "5", "x");
+}
+
+static void test_long_values(void **state) {
+    (void)state;
     char digits[3000];
     memset(digits, '7', sizeof digits - 1);
     digits[sizeof digits - 1] = 0;
@@ -300,6 +325,43 @@ static void test_help(void **state) {
     }
 }
 
+/* Options that do nothing: only what was given is refused, the first one, and from the source that is asked for on. */
+static void test_refused_without_effect(void **state) {
+    (void)state;
+    Options options;
+    Values values;
+    Error error = {0};
+    enum { FOR_ONE = 1, FOR_OTHER = 2 };
+    static const OptionUse uses[] = {{"lr", FOR_ONE}, {"dropout", FOR_ONE | FOR_OTHER}, {"seed", FOR_OTHER}};
+    ASSERT_PARSES(options, values, "--lr", "1", "--dropout", "0.5");
+    assert_int_equal(options_set(&options, "seed", "3", OPTION_FROM_FILE, &error), STATUS_OK);
+    const OptionCondition idle[] = {{"seed", "--data", false},
+                                    {"dropout", "--no-tied", true},
+                                    {"weight-decay", "--tied", false},
+                                    {"lr", "--lr-schedule linear", false}};
+    assert_int_equal(options_refuse_idle(&options, idle, 3, OPTION_FROM_COMMAND, &error), STATUS_OK);
+    assert_int_equal(options_refuse_idle(&options, idle, 4, OPTION_FROM_COMMAND, &error), STATUS_USER);
+    assert_string_equal(
+        error.text, "--lr means something only with --lr-schedule linear; leave it out, or give that too");
+    error = (Error){0};
+    assert_int_equal(options_refuse_idle(&options, idle, 3, OPTION_FROM_FILE, &error), STATUS_USER);
+    assert_non_null(strstr(error.text, "--seed means something only with --data;"));
+    error = (Error){0};
+    assert_int_equal(
+        options_refuse_unused(&options, uses, 3, FOR_ONE, "'test one'", OPTION_FROM_COMMAND, &error),
+        STATUS_OK);
+    assert_int_equal(
+        options_refuse_unused(&options, uses, 3, FOR_OTHER, "'test other'", OPTION_FROM_COMMAND, &error),
+        STATUS_USER);
+    assert_string_equal(error.text, "--lr means nothing to 'test other'; leave it out");
+    error = (Error){0};
+    assert_int_equal(
+        options_refuse_unused(&options, uses, 3, FOR_ONE, "'test one'", OPTION_FROM_FILE, &error),
+        STATUS_USER);
+    assert_string_equal(error.text, "--seed means nothing to 'test one'; leave it out");
+    options_free(&options);
+}
+
 static void test_json_record(void **state) {
     (void)state;
     Options options;
@@ -375,11 +437,20 @@ static void test_man(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_defaults),    cmocka_unit_test(test_forms),
-        cmocka_unit_test(test_numbers),     cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_positionals), cmocka_unit_test(test_wrong_tables),
-        cmocka_unit_test(test_help),        cmocka_unit_test(test_json_record),
-        cmocka_unit_test(test_overview),    cmocka_unit_test(test_man),
+        cmocka_unit_test(test_defaults),
+        cmocka_unit_test(test_forms),
+        cmocka_unit_test(test_whole_numbers),
+        cmocka_unit_test(test_no_whole_numbers),
+        cmocka_unit_test(test_real_numbers),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_long_values),
+        cmocka_unit_test(test_positionals),
+        cmocka_unit_test(test_wrong_tables),
+        cmocka_unit_test(test_help),
+        cmocka_unit_test(test_refused_without_effect),
+        cmocka_unit_test(test_json_record),
+        cmocka_unit_test(test_overview),
+        cmocka_unit_test(test_man),
     };
     return cmocka_run_group_tests(tests, make_file, remove_file);
 }

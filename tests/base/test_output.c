@@ -16,58 +16,34 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-#include "base/file/file.h"
 #include "base/system/timer.h"
 #include "base/text/json.h"
 #include "base/text/log.h"
 #include "base/text/progress.h"
-
-/* ---- Help for the tests */
-
-static char folder[64];
-
-static const char *in_folder(char buffer[128], const char *name) {
-    snprintf(buffer, 128, "%s/%s", folder, name);
-    return buffer;
-}
-
-static void put_file(const char *path, const char *text) {
-    FILE *file = fopen(path, "w");
-    assert_non_null(file);
-    fputs(text, file);
-    fclose(file);
-}
-
-static void assert_file(const char *path, const char *text) {
-    Error error = {0};
-    char *bytes;
-    size_t n_bytes;
-    assert_int_equal(file_read(path, 1 << 20, &bytes, &n_bytes, &error), STATUS_OK);
-    assert_string_equal(bytes, text);
-    assert_int_equal(n_bytes, strlen(text));
-    free(bytes);
-}
-
-static void assert_error(const Error *error, Status status, const char *part) {
-    if (error->status != status || !strstr(error->text, part)) {
-        fail_msg("wanted status %d and '...%s...', got %d '%s'", status, part, error->status, error->text);
-    }
-}
-
-static int make_folder(void **state) {
-    (void)state;
-    strcpy(folder, "/tmp/pgpt-test-output-XXXXXX");
-    return mkdtemp(folder) ? 0 : -1;
-}
-
-static int remove_folder(void **state) {
-    (void)state;
-    char command[128];
-    snprintf(command, sizeof command, "rm -rf '%s'", folder);
-    return system(command);
-}
+#include "folder_support.h"
 
 /* ---- JSON */
+
+static void test_json_print(void **state) {
+    (void)state;
+    Error error = {0};
+    char *text = NULL;
+    size_t n_bytes = 0;
+    FILE *stream = open_memstream(&text, &n_bytes);
+    json_t *kept = json_object(), *object = json_object();
+    json_object_set_new(object, "loss", json_make_number(0.1f));
+    json_object_set(object, "inner", kept);
+    assert_int_equal(json_print(stream, object, &error), STATUS_OK);
+    fclose(stream);
+    assert_string_equal(text, "{\"loss\":0.100000001,\"inner\":{}}\n"); /* a float comes back */
+    assert_int_equal(kept->refcount, 1);                                /* the outer one is gone */
+    json_decref(kept);
+    free(text);
+    FILE *full = fopen("/dev/full", "w");
+    if (!full) skip();
+    assert_int_equal(json_print(full, json_object(), &error), STATUS_FAILED);
+    fclose(full);
+}
 
 static void test_json_line(void **state) {
     (void)state;
@@ -100,7 +76,7 @@ static void test_json_line(void **state) {
 
 static void test_json_fields(void **state) {
     (void)state;
-    char path[128];
+    char path[256];
     Error error = {0};
     json_t *object, *inner;
     put_file(in_folder(path, "x.json"),
@@ -321,7 +297,7 @@ static void test_progress_on_terminal(void **state) {
 
 static void test_progress_and_log_elsewhere(void **state) {
     (void)state;
-    char path[128];
+    char path[256];
     FILE *stream = fopen(in_folder(path, "log"), "w");
     setenv("TERM", "xterm", 1);
     Progress progress;
@@ -340,7 +316,7 @@ static void test_progress_and_log_elsewhere(void **state) {
     error_user(&error, "wrong %%n");
     assert_int_equal(log_error(&logger, &error), STATUS_USER);
     fclose(stream);
-    assert_file(path, "step 1\npgpt: a note\npgpt: warning: 100% sure\npgpt: wrong %n\n");
+    assert_text_of_file(path, "step 1\npgpt: a note\npgpt: warning: 100% sure\npgpt: wrong %n\n");
     logger.stream = NULL;
     log_warning(&logger, "into the void");
     assert_true(log_make(true).quiet && log_make(true).stream == stderr);
@@ -372,6 +348,7 @@ static void test_timer(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_json_print),
         cmocka_unit_test(test_json_line),
         cmocka_unit_test(test_json_fields),
         cmocka_unit_test(test_json_hostile),

@@ -14,53 +14,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/file/file.h"
 #include "base/system/memory.h"
-
-/* ---- Help for the tests: one temporary folder for all of them */
-
-static char folder[64];
-
-static const char *in_folder(char buffer[128], const char *name) {
-    snprintf(buffer, 128, "%s/%s", folder, name);
-    return buffer;
-}
-
-static void put_file(const char *path, const char *text) {
-    FILE *file = fopen(path, "w");
-    assert_non_null(file);
-    fputs(text, file);
-    fclose(file);
-}
-
-static void assert_file(const char *path, const char *text) {
-    Error error = {0};
-    char *bytes;
-    size_t n_bytes;
-    assert_int_equal(file_read(path, 1 << 20, &bytes, &n_bytes, &error), STATUS_OK);
-    assert_string_equal(bytes, text);
-    assert_int_equal(n_bytes, strlen(text));
-    free(bytes);
-}
-
-static void assert_error(const Error *error, Status status, const char *part) {
-    if (error->status != status || !strstr(error->text, part)) {
-        fail_msg("wanted status %d and '...%s...', got %d '%s'", status, part, error->status, error->text);
-    }
-}
-
-static int make_folder(void **state) {
-    (void)state;
-    strcpy(folder, "/tmp/pgpt-test-storage-XXXXXX");
-    return mkdtemp(folder) ? 0 : -1;
-}
-
-static int remove_folder(void **state) {
-    (void)state;
-    char command[128];
-    snprintf(command, sizeof command, "rm -rf '%s'", folder);
-    return system(command);
-}
+#include "folder_support.h"
 
 /* ---- Memory */
 
@@ -117,7 +72,7 @@ static void put_system_file(const char *path, const char *text) {
 
 static void test_memory_groups(void **state) {
     (void)state;
-    char buffer[128];
+    char buffer[256];
     const char *root = in_folder(buffer, "system");
     assert_true(memory_available_bytes_under(root) == UINT64_MAX);
     put_system_file("proc/meminfo", "MemTotal:  16000000 kB\nMemAvailable:    8000000 kB\n");
@@ -185,18 +140,18 @@ static void test_size_arithmetic(void **state) {
 
 static void test_file_read(void **state) {
     (void)state;
-    char path[128], *bytes;
+    char path[256], *bytes;
     size_t n_bytes;
     Error error = {0};
     put_file(in_folder(path, "text"), "hello\n");
-    assert_file(path, "hello\n");
+    assert_text_of_file(path, "hello\n");
     assert_int_equal(file_read(path, 6, &bytes, &n_bytes, &error), STATUS_OK);
     free(bytes);
     assert_int_equal(file_read(path, 5, &bytes, &n_bytes, &error), STATUS_USER);
     assert_error(&error, STATUS_USER, "is too large: it has 6 B, at most 5 B are read");
     assert_null(bytes);
     put_file(in_folder(path, "empty"), "");
-    assert_file(path, "");
+    assert_text_of_file(path, "");
 
     error = (Error){0};
     assert_int_equal(file_read(in_folder(path, "missing"), 5, &bytes, &n_bytes, &error), STATUS_USER);
@@ -225,7 +180,7 @@ static void test_file_read(void **state) {
 
 static void test_file_large(void **state) {
     (void)state;
-    char path[128];
+    char path[256];
     Error error = {0};
     FileWriter writer;
     size_t n_bytes = 300001;
@@ -244,7 +199,7 @@ static void test_file_large(void **state) {
     assert_int_equal(file_writer_commit(&writer, &error), STATUS_OK);
     file_writer_abort(&writer);
     file_writer_abort(&writer);
-    assert_file(path, text);
+    assert_text_of_file(path, text);
     free(text);
 }
 
@@ -260,7 +215,7 @@ static int count_files(const char *pattern) {
 
 static void test_file_writer_replaces_or_not(void **state) {
     (void)state;
-    char path[128], stale[160];
+    char path[256], stale[300];
     Error error = {0};
     FileWriter writer;
     put_file(in_folder(path, "kept"), "old");
@@ -268,7 +223,7 @@ static void test_file_writer_replaces_or_not(void **state) {
     assert_int_equal(file_writer_printf(&writer, &error, "new %d", 1), STATUS_OK);
     assert_int_equal(count_files("kept.tmp.*"), 1);
     file_writer_abort(&writer);
-    assert_file(path, "old");
+    assert_text_of_file(path, "old");
     assert_int_equal(count_files("kept.tmp.*"), 0);
 
     snprintf(stale, sizeof stale, "%s.tmp.%ld", path, (long)getpid());
@@ -278,13 +233,13 @@ static void test_file_writer_replaces_or_not(void **state) {
     assert_int_equal(file_writer_commit(&writer, &error), STATUS_OK);
     assert_int_equal(file_writer_write(&writer, "x", 1, &error), STATUS_FAILED);
     file_writer_abort(&writer);
-    assert_file(path, "new 2");
+    assert_text_of_file(path, "new 2");
     assert_int_equal(count_files("kept.tmp.*"), 0);
 }
 
 static void test_file_writer_errors(void **state) {
     (void)state;
-    char path[128];
+    char path[256];
     Error error = {0};
     FileWriter writer;
     assert_int_equal(file_writer_open(&writer, in_folder(path, "no/such/folder"), &error), STATUS_USER);
@@ -315,7 +270,7 @@ static void test_file_writer_errors(void **state) {
 
 static void test_make_folders(void **state) {
     (void)state;
-    char path[128];
+    char path[256];
     Error error = {0};
     assert_int_equal(file_make_folders(in_folder(path, "a/b//c/"), &error), STATUS_OK);
     assert_int_equal(file_make_folders(path, &error), STATUS_OK);
@@ -336,12 +291,12 @@ static void test_make_folders(void **state) {
 
 static void test_line_writer(void **state) {
     (void)state;
-    char path[128];
+    char path[256];
     Error error = {0};
     LineWriter writer;
     assert_int_equal(line_writer_open(&writer, in_folder(path, "lines"), &error), STATUS_OK);
     assert_int_equal(line_writer_write(&writer, "{\"a\":1}", &error), STATUS_OK);
-    assert_file(path, "{\"a\":1}\n"); /* at once, not when closed */
+    assert_text_of_file(path, "{\"a\":1}\n"); /* at once, not when closed */
     assert_int_equal(line_writer_close(&writer, &error), STATUS_OK);
     assert_int_equal(line_writer_close(&writer, &error), STATUS_OK);
     assert_int_equal(line_writer_open(&writer, path, &error), STATUS_OK);
@@ -349,24 +304,24 @@ static void test_line_writer(void **state) {
     assert_int_equal(line_writer_write(&writer, "a\nb", &error), STATUS_FAILED);
     error = (Error){0};
     line_writer_close(&writer, &error);
-    assert_file(path, "{\"a\":1}\n\n");
+    assert_text_of_file(path, "{\"a\":1}\n\n");
 
     /* A torn last line goes, whether it is short, long, or the only one. */
     put_file(path, "one\ntwo\nthr");
     line_writer_open(&writer, path, &error);
     line_writer_write(&writer, "three", &error);
     line_writer_close(&writer, &error);
-    assert_file(path, "one\ntwo\nthree\n");
+    assert_text_of_file(path, "one\ntwo\nthree\n");
     FILE *file = fopen(path, "a");
     for (int i = 0; i < 10000; i++) fputc('x', file);
     fclose(file);
     line_writer_open(&writer, path, &error);
     line_writer_close(&writer, &error);
-    assert_file(path, "one\ntwo\nthree\n");
+    assert_text_of_file(path, "one\ntwo\nthree\n");
     put_file(path, "torn");
     line_writer_open(&writer, path, &error);
     line_writer_close(&writer, &error);
-    assert_file(path, "");
+    assert_text_of_file(path, "");
     assert_int_equal(error.status, STATUS_OK);
 
     assert_int_equal(line_writer_open(&writer, folder, &error), STATUS_USER);
@@ -383,7 +338,7 @@ static void test_line_writer(void **state) {
 /* A real full disk: 1 MiB of memory, mounted for the test. */
 static void test_disk_full(void **state) {
     (void)state;
-    char disk[128], path[160];
+    char disk[256], path[300];
     mkdir(in_folder(disk, "disk"), 0700);
     if (mount("tmpfs", disk, "tmpfs", 0, "size=1m") < 0) {
         print_message("skipped: mounting a small disk needs root (%s)\n", strerror(errno));

@@ -7,6 +7,7 @@
 #include <cmocka.h>
 
 #include "checkpoint/safetensors.h"
+#include "folder_support.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -14,39 +15,6 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-static char folder[64];
-
-static const char *in_folder(char path[256], const char *name) {
-    snprintf(path, 256, "%s/%s", folder, name);
-    return path;
-}
-
-static int make_folder(void **state) {
-    (void)state;
-    strcpy(folder, "/tmp/pgpt-test-safetensors-XXXXXX");
-    return mkdtemp(folder) ? 0 : -1;
-}
-
-static int remove_folder(void **state) {
-    (void)state;
-    char command[128];
-    snprintf(command, sizeof command, "rm -rf '%s'", folder);
-    return system(command) == 0 ? 0 : -1; /* NOLINT(cert-env33-c) */
-}
-
-static void put_bytes(const char *path, const void *bytes, size_t n_bytes) {
-    FILE *file = fopen(path, "wb");
-    assert_non_null(file);
-    assert_int_equal(fwrite(bytes, 1, n_bytes, file), n_bytes);
-    assert_int_equal(fclose(file), 0);
-}
-
-static void assert_error(const Error *error, Status status, const char *part) {
-    if (error->status != status || !strstr(error->text, part)) {
-        fail_msg("wanted status %d and '...%s...', got %d '%s'", status, part, error->status, error->text);
-    }
-}
 
 #define assert_ok(call, error)                                                                               \
     do {                                                                                                     \

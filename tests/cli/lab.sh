@@ -50,7 +50,7 @@ refused '/--note has a line break/' lab linear --note $'a\nb'
 refused '/--note is not UTF-8/' lab linear --note $'a\xff'
 refused '/--note has 201 characters/' lab linear --note "$(printf 'é%.0s' {1..201})"
 touch file
-for study in linear collectives 'scaling --schedules' scaling table; do # before anything is measured
+for study in linear collectives 'scaling --schedules' scaling table 'staleness --parts overlap'; do # before anything is measured
     # shellcheck disable=SC2086 # words
     refused '/cannot make folder file/sub: file is a file/' lab $study --quiet --out file/sub
 done

@@ -37,12 +37,30 @@ grep -q '^data  *all-reduce  *1  *4.00 KiB .*rank 1 (1 of 1)' out || fail "the t
 grep -q '^"data" "all-reduce" 7 4096 2 4.000000 4000.000 6000.000 2000.000 1$' drawn/timeline.dat || fail "$(cat drawn/timeline.dat)"
 grep -q 'pgpt: picture: drawn/timeline.svg' err || fail "not said where it is: $(cat err)"
 for part in '<svg ' '</svg>' 'What 2 ranks did' 'time since the beginning of the trace (ms)' 'pgpt lab timeline two.json' \
-    '&lt;here&gt; &amp; ' 'worker of data' '>waiting<' '>collective<' '>step 1<' '<polyline'; do
+    '&lt;here&gt; &amp; ' 'worker of data' '>waiting<' '>collective<' '>step 1<' '>wait for 7<' '2 ranks: ' 'class="l3"'; do
     grep -qF "$part" drawn/timeline.svg || fail "the picture lacks $part"
 done
 if command -v python3 >/dev/null && python3 -c '' 2>/dev/null; then
     python3 -c 'import sys, xml.dom.minidom; xml.dom.minidom.parse(sys.argv[1])' drawn/timeline.svg || fail "not XML"
 fi
+
+# The PNG beside it is gnuplot's; without gnuplot there is none, not even an old one, and a line says how to draw it.
+[[ -s drawn/timeline.gp ]] || fail "no script"
+! command -v gnuplot >/dev/null || [[ -s drawn/timeline.png ]] || fail "no PNG: $(cat err)"
+mkdir empty
+touch drawn/timeline.png
+PATH=$PWD/empty pgpt lab timeline two.json --out drawn
+[[ -s drawn/timeline.svg && ! -e drawn/timeline.png ]] || fail "a PNG without gnuplot"
+grep -q '(cd drawn && gnuplot timeline.gp)' err || fail "does not say how to draw it: $(cat err)"
+
+# Words that have no room: the margin grows with the names, a name that is longer still ends in dots, and "wait for 7" becomes "wait".
+sed 's/rank 0 ([^)]*)/rank 0 (node-with-a-long-name.example.org)/; s/worker of data/a thread whose name would fill half of the picture/
+    s/"ts":11000,"dur":4000/"ts":11000,"dur":400/' two.json >long.json
+pgpt lab timeline long.json --out drawn
+grep -qF '>rank 0 (node-with-a-long-name.example.org)<' drawn/timeline.svg || fail "a name was cut: $(grep rank drawn/timeline.svg)"
+grep -qF '>a thread whose name would fill half of the …<' drawn/timeline.svg || fail "no dots: $(grep thread drawn/timeline.svg)"
+grep -qF '>wait<' drawn/timeline.svg || fail "half a sentence: $(grep wait drawn/timeline.svg)"
+! grep -qF '>wait for<' drawn/timeline.svg || fail "half a sentence: $(grep wait drawn/timeline.svg)"
 
 # A part of it: 2 to 5 ms.
 pgpt lab timeline two.json --out drawn --from 2 --to 5 --json

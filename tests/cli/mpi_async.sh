@@ -87,14 +87,14 @@ ranks_refused '/--sync server averages f32|--sync server .*--dtype/' 2 "${small[
 refused '/--sync local is for several ranks/' "${small[@]}" --sync local
 
 # The study.
-pgpt lab staleness --ranks 3 --steps 6 --delay-ms 3 --out lab --json -- "${TINY[@]:0:8}" --batch 6 --threads 1 --tokenizer char
+pgpt lab staleness --parts schemes --ranks 3 --steps 6 --delay-ms 3 --out lab --json -- "${TINY[@]:0:8}" --batch 6 --threads 1 --tokenizer char
 tail -n 1 out | check_json
 (($(grep -cE '^(exact|server|push|groups|local) ' out) == 5)) || fail "the table: $(cat out)"
 [[ -s lab/staleness.dat && -z $(find lab -name metrics.jsonl) ]] || fail "what is left: $(find lab)"
 refused "/'fast' is none of exact, server/" lab staleness --schemes exact,fast
 refused "/behind '--', --sync cannot be given/" lab staleness -- --sync local
 # With the ranks of a launch.
-ranks 3 lab staleness --schemes exact,server --steps 4 --delay-rank 2 --delay-ms 3 --staleness 1 --out here --json -- "${TINY[@]:0:8}" \
+ranks 3 lab staleness --parts schemes,overlap --overlap-steps 40 --draws 1 --schemes exact,server --steps 4 --delay-rank 2 --delay-ms 3 --staleness 1 --out here --json -- "${TINY[@]:0:8}" \
     --batch 6 --threads 1 --tokenizer char
 (($(grep -cE '^(exact|server) ' out) == 2)) || fail "the table: $(cat out)"
 [[ $(tail -n 1 out) == *'"sync":"server"'*'"max_staleness":'[01]* ]] || fail "the bound: $(tail -n 1 out)"

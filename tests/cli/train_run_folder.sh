@@ -27,9 +27,10 @@ done
 # The last line of the output.
 tail -n 1 out >summary
 check_json <summary
-for key in step loss val_loss lr grad_norm tokens tokens_per_s step_ms flops_per_s mfu peak_bytes seconds run; do
+for key in step loss val_loss lr grad_norm tokens tokens_per_s step_ms flops_per_s peak_bytes seconds run; do
     [[ -n $(field $key <summary) ]] || fail "no $key in the summary"
 done
+! grep -q ':null' summary || fail "something that was not measured is in the summary: $(cat summary)"
 [[ $(field step <summary) == 5 && $(field tokens <summary) == 320 && $(field run <summary) == first ]] ||
     fail "summary: $(cat summary)"
 [[ $(field loss <summary) == "$(column first loss | tail -n 1)" ]] || fail "the summary's loss is another"

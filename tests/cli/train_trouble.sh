@@ -18,6 +18,8 @@ code=0
 "$PGPT" train "${long[@]}" --out unread 2>&1 </dev/null | head -n 1 >out || code=${PIPESTATUS[0]}
 ((code == 1)) || fail "exit $code with a broken pipe"
 has_saved unread
+saved=$(find unread/checkpoints -maxdepth 1 -name 'step-????????')
+((10#${saved##*step-} == $(column unread step | tail -n 1))) || fail "the metrics lack the last steps of $saved: $(tail -n 1 unread/metrics.jsonl)"
 grep -q '"reason":"stopped after step [0-9]* and saved.*broken pipe' unread/ranks/0 || fail "no notice: $(cat unread/ranks/0)"
 code=0
 { "$PGPT" train "${long[@]}" --log-every 1 --out half 2>&3 >out </dev/null || echo $? >code; } 3> >(head -n 9 >err)

@@ -4,6 +4,7 @@
 #include "backend/cpu/cpu.h"
 #include "backend/cuda/kernels.h"
 #include "op_cases.h"
+#include "ops/update/update.h"
 #include "residual_parts.h"
 
 #include <setjmp.h>
@@ -285,7 +286,7 @@ static uint16_t *update_words(const Backend *backend, DType dtype, int k, int64_
     OpCase test;
     case_open(&test, &spec);
     Node node = *test.graph->node[0];
-    ((AdamwAttributes *)node.attributes)->first_element =
+    ((UpdateElements *)node.attributes)->first_element =
         1000003; /* begins in the middle of a block of draws */
     KernelCall call = {.node = &node, .context = backend->context, .n_threads = backend->n_threads};
     TestBuffer in[3] = {0}, out[3] = {0};

@@ -59,6 +59,10 @@ static float rounded(float value, DType dtype) {
     return dtype == DTYPE_F16 ? half_f16_to_f32(half_f16_from_f32(value)) : value;
 }
 
+static bool is_update(const Node *node) {
+    return node->op->update != UPDATE_NONE;
+}
+
 /* Statistics, scalars and hyperparameters are f32 whatever the rest is. */
 static bool is_always_f32(const Graph *graph, const Tensor *tensor) {
     static const struct {
@@ -66,38 +70,21 @@ static bool is_always_f32(const Graph *graph, const Tensor *tensor) {
         bool is_input;
         int slot;
     } SLOTS[] = {
-        {&OP_LAYERNORM, false, 1},
-        {&OP_LAYERNORM, false, 2},
-        {&OP_RMSNORM, false, 1},
-        {&OP_RESIDUAL_NORM, false, 2},
-        {&OP_RESIDUAL_NORM, false, 3},
-        {&OP_ATTENTION, false, 1},
-        {&OP_CROSS_ENTROPY, false, 0},
-        {&OP_CROSS_ENTROPY, true, 2},
-        {&OP_SQUARED_ERROR, false, 0},
-        {&OP_SUM, false, 0},
-        {&OP_SQUARED_NORM, false, 0},
-        {&OP_CLIP, true, 0},
-        {&OP_CLIP, true, 1},
-        {&OP_CLIP, false, 0},
-        {&OP_CLIP, false, 1},
-        {&OP_ADAMW, true, 1},
-        {&OP_ADAMW, true, 2},
-        {&OP_SGD, true, 1},
-        {&OP_SGD, true, 2},
+        {&OP_LAYERNORM, false, 1},     {&OP_LAYERNORM, false, 2},     {&OP_RMSNORM, false, 1},
+        {&OP_RESIDUAL_NORM, false, 2}, {&OP_RESIDUAL_NORM, false, 3}, {&OP_ATTENTION, false, 1},
+        {&OP_CROSS_ENTROPY, false, 0}, {&OP_CROSS_ENTROPY, true, 2},  {&OP_SQUARED_ERROR, false, 0},
+        {&OP_SUM, false, 0},           {&OP_SQUARED_NORM, false, 0},  {&OP_CLIP, true, 0},
+        {&OP_CLIP, true, 1},           {&OP_CLIP, false, 0},          {&OP_CLIP, false, 1},
     };
     for (int n = 0; n < graph->n_nodes; n++) {
         const Node *node = graph->node[n];
+        if (is_update(node) && (node->input[1] == tensor || node->input[2] == tensor)) return true;
         for (size_t i = 0; i < sizeof SLOTS / sizeof SLOTS[0]; i++) {
             if (node->op != SLOTS[i].op) continue;
             if ((SLOTS[i].is_input ? node->input : node->output)[SLOTS[i].slot] == tensor) return true;
         }
     }
     return false;
-}
-
-static bool is_update(const Node *node) {
-    return node->op == &OP_ADAMW || node->op == &OP_SGD;
 }
 
 /* Gives the graph the types that the variant's programs have. In a mixed one the update writes a copy in 16

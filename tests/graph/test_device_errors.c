@@ -1,7 +1,7 @@
 /* An error of a device that runs behind the host: which instruction is named, and when; and one that has no kernel for an
  * instruction. The device is the null backend with a place to wait at that may fail. */
 #include "backend/null/null.h"
-#include "graph/executor.h"
+#include "graph/wiring.h"
 #include "ops/ops.h"
 
 #include <setjmp.h>
@@ -49,16 +49,13 @@ static void event_free(void *context, void *event) {
 
 typedef struct {
     Backend backend;
-    Graph *graph;
-    Program program;
-    DeviceMemory memory;
-    Executor executor;
+    Wiring wiring;
     const Tensor *last;
 } Device;
 
 static void open_device(Device *device, bool is_blocking) {
     Error error = {0};
-    *device = (Device){.graph = graph_new()};
+    *device = (Device){.wiring = {.graph = graph_new()}};
     assert_int_equal(backend_null_open(&device->backend, &error), STATUS_OK);
     device->backend.synchronize = wait_and_fail;
     device->backend.download = download_and_fail;
@@ -68,28 +65,23 @@ static void open_device(Device *device, bool is_blocking) {
     device->backend.event_free = event_free;
     device->backend.is_blocking = is_blocking;
     device->backend.blocking_wish = "set WAIT=1";
-    Tensor *x = graph_tensor(device->graph, PLACE_INPUT, DTYPE_F32, SHAPE(8), "x");
-    for (int i = 0; i < N_COPIES; i++) x = op_copy(device->graph, x);
+    Tensor *x = graph_tensor(device->wiring.graph, PLACE_INPUT, DTYPE_F32, SHAPE(8), "x");
+    for (int i = 0; i < N_COPIES; i++) x = op_copy(device->wiring.graph, x);
     device->last = x;
-    assert_int_equal(program_build(&device->program, "copies", device->graph, &device->backend, 1, &error),
-                     STATUS_OK);
-    device_require(&device->memory, &device->program.plan);
-    assert_int_equal(device_open(&device->memory, &device->backend, &error), STATUS_OK);
-    assert_int_equal(executor_open(&device->executor, &device->program, &device->memory, &error), STATUS_OK);
+    assert_int_equal(wiring_plan_alone(&device->wiring, "copies", &device->backend, &error), STATUS_OK);
+    assert_int_equal(wiring_open_alone(&device->wiring, &device->backend, &error), STATUS_OK);
     n_waits = 0;
     failing_wait = NEVER;
 }
 
 static void close_device(Device *device) {
-    executor_close(&device->executor);
-    device_close(&device->memory);
-    graph_free(device->graph);
+    wiring_close_alone(&device->wiring);
     device->backend.close(device->backend.context);
 }
 
 static Status run(Device *device, Error *error) {
     *error = (Error){0};
-    return executor_run(&device->executor, SECTION_FORWARD, MICRO_BATCH_ONLY, error);
+    return executor_run(&device->wiring.executor, SECTION_FORWARD, MICRO_BATCH_ONLY, error);
 }
 
 /* The first time every instruction is waited for; afterwards none is. */
@@ -119,14 +111,15 @@ static void test_found_late(void **state) {
     assert_int_equal(run(&device, &error), STATUS_OK);
     assert_int_equal(n_waits, N_COPIES);
     failing_wait = n_waits;
-    assert_int_equal(executor_download(&device.executor, device.last, host, &error), STATUS_FAILED);
+    assert_int_equal(executor_download(&device.wiring.executor, device.last, host, &error), STATUS_FAILED);
     assert_string_equal(error.text,
                         "an instruction of program 'copies' (set WAIT=1 and it is named): waiting: an "
                         "illegal memory access");
     error = (Error){0};
     failing_wait = n_waits;
-    assert_int_equal(executor_phases(&device.executor, device.executor.n_started, phases, &error),
-                     STATUS_FAILED);
+    assert_int_equal(
+        executor_phases(&device.wiring.executor, device.wiring.executor.n_started, phases, &error),
+        STATUS_FAILED);
     assert_non_null(strstr(error.text, "(set WAIT=1 and it is named)"));
     close_device(&device);
 }
@@ -162,12 +155,12 @@ static void test_no_kernel(void **state) {
     Error error = {0};
     open_device(&device, false);
     device.backend.traits.has_kernel = no_kernel;
-    assert_int_equal(program_build(&program, "copies", device.graph, &device.backend, 1, &error),
+    assert_int_equal(program_build(&program, "copies", device.wiring.graph, &device.backend, 1, &error),
                      STATUS_FAILED);
     assert_non_null(strstr(error.text, "the null backend has no kernel for 'copy' (5 of 5 instructions"));
     device.backend.traits.why_not = why_no_copies;
     error = (Error){0};
-    assert_int_equal(program_build(&program, "copies", device.graph, &device.backend, 1, &error),
+    assert_int_equal(program_build(&program, "copies", device.wiring.graph, &device.backend, 1, &error),
                      STATUS_USER);
     assert_string_equal(error.text, "--device null: copies are not for it; use --device cpu");
     close_device(&device);

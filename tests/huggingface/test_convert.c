@@ -2,6 +2,7 @@
  * golden model's weights and loss, and what goes there and back is the same to the byte. */
 #include "backend/cpu/cpu.h"
 #include "base/half.h"
+#include "folder_support.h"
 #include "golden_file.h"
 #include "harness.h"
 #include "hf_folder.h"
@@ -24,26 +25,6 @@
     do {                                                                                                     \
         if ((call) != STATUS_OK) fail_msg("%s", (error).text);                                               \
     } while (0)
-
-static char folder[64];
-
-static int make_folder(void **state) {
-    (void)state;
-    strcpy(folder, "/tmp/pgpt-test-convert-XXXXXX");
-    return mkdtemp(folder) ? 0 : -1;
-}
-
-static int remove_folder(void **state) {
-    (void)state;
-    char command[128];
-    snprintf(command, sizeof command, "rm -rf '%s'", folder);
-    return system(command) == 0 ? 0 : -1; /* NOLINT(cert-env33-c) */
-}
-
-static const char *in_folder(char path[256], const char *name) {
-    snprintf(path, 256, "%s/%s", folder, name);
-    return path;
-}
 
 static const Log silent = {.stream = NULL};
 

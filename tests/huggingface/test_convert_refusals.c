@@ -1,6 +1,7 @@
 /* What `pgpt convert` must not accept: every message names the file and the field or tensor, and nothing is left of a
  * conversion that failed. */
 #include "base/file/staged_folder.h"
+#include "folder_support.h"
 #include "hf_folder.h"
 #include "huggingface/convert.h"
 
@@ -21,38 +22,13 @@
         if ((call) != STATUS_OK) fail_msg("%s", (error).text);                                               \
     } while (0)
 
-static char folder[64];
-
 static void run_command(const char *command) {
     assert_int_equal(system(command), 0); /* NOLINT(cert-env33-c) */
 }
 
-/* Every test begins with an empty folder. */
-static int make_folder(void **state) {
-    (void)state;
-    strcpy(folder, "/tmp/pgpt-test-refusals-XXXXXX");
-    return mkdtemp(folder) ? 0 : -1;
-}
-
-static int remove_folder(void **state) {
-    (void)state;
-    char command[128];
-    snprintf(command, sizeof command, "rm -rf '%s'", folder);
-    run_command(command);
-    return 0;
-}
-
-static const char *in_folder(char path[256], const char *name) {
-    snprintf(path, 256, "%s/%s", folder, name);
-    return path;
-}
-
 static void put_text(const char *name, const char *text) {
     char path[256];
-    FILE *file = fopen(in_folder(path, name), "w");
-    assert_non_null(file);
-    assert_true(fputs(text, file) >= 0);
-    assert_int_equal(fclose(file), 0);
+    put_file(in_folder(path, name), text);
 }
 
 static int count_entries(void) {

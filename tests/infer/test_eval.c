@@ -284,7 +284,7 @@ static void train(TestModel *model, TokenArray *text) {
     Error error = {0};
     StepOptions options = {.batch = 8, .micro_batch = 8, .T = model->config.context, .seed = 1};
     OptimizerOptions optimizer = {
-        .kind = OPTIMIZER_ADAMW, .rate = 1e-2, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .clip = 1.0};
+        .kind = OPTIMIZER_ADAMW, .rate = 1e-2, .adamw = {0.9, 0.95, 1e-8}, .clip = 1.0};
     assert_ok(
         train_step_plan(&step, &model->config, &model->table, &options, &optimizer, &model->backend, &error),
         &error);

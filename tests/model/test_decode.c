@@ -11,6 +11,7 @@
 #include "backend/cpu/cpu.h"
 #include "harness.h"
 #include "infer/generator.h"
+#include "model/gpt_fuse.h"
 #include "ops/decode_step.h"
 
 #include <math.h>
@@ -116,14 +117,14 @@ static void run_steps(const TestModel *model, bool fuses, float *logits, float *
         gpt_record_decode(&model->config, &model->table, graph, DTYPE_F32, 1, 1, model->config.context);
     int n_before = graph->n_nodes;
     if (fuses) {
-        assert_true(decode_step_fuse(graph, &device));
+        assert_true(gpt_fuse_decode(graph, &device));
         assert_int_equal(graph->n_nodes, 1);
         char text[96];
         OP_DECODE_STEP.describe(graph->node[0], text, sizeof text);
         assert_non_null(strstr(text, "4 heads"));
         assert_ptr_equal(graph->node[0]->output[DECODE_LOGITS], decode.logits);
     } else {
-        assert_false(decode_step_fuse(graph, &cpu)); /* which has no kernel for it: nothing changes */
+        assert_false(gpt_fuse_decode(graph, &cpu)); /* which has no kernel for it: nothing changes */
         assert_int_equal(graph->n_nodes, n_before);
     }
     const Node *last = graph->node[graph->n_nodes - 1];
@@ -179,7 +180,7 @@ static void test_not_fused(void **state) {
         Graph *graph = graph_new();
         gpt_record_decode(&model.config, &model.table, graph, DTYPE_F32, k ? 1 : 2, k ? 2 : 1, CONTEXT);
         int n_before = graph->n_nodes;
-        assert_false(decode_step_fuse(graph, &device));
+        assert_false(gpt_fuse_decode(graph, &device));
         assert_int_equal(graph->n_nodes, n_before);
         graph_free(graph);
     }

@@ -98,36 +98,30 @@ static void logits_follow_pytorch(void **state) {
     ModelConfig config = small_config();
     ParameterTable table;
     Backend backend;
-    Program program;
-    DeviceMemory memory = {0};
-    Executor executor;
+    Wiring wiring = {.graph = graph_new()};
+    Executor *executor = &wiring.executor;
     assert_int_equal(config_complete(&config, V, &error), STATUS_OK);
     assert_int_equal(parameters_build(&table, &config, &error), STATUS_OK);
     assert_int_equal(backend_cpu_open(&backend, 2, &error), STATUS_OK);
-    Graph *graph = graph_new();
-    GptDecode decode = gpt_record_decode(&config, &table, graph, DTYPE_F32, B, T, T);
-    assert_int_equal(program_build(&program, "decode", graph, &backend, 1, &error), STATUS_OK);
-    device_require(&memory, &program.plan);
-    assert_int_equal(device_open(&memory, &backend, &error), STATUS_OK);
-    assert_int_equal(executor_open(&executor, &program, &memory, &error), STATUS_OK);
-    golden_weights(&table, memory.base[PLACE_PARAMETER]);
+    GptDecode decode = gpt_record_decode(&config, &table, wiring.graph, DTYPE_F32, B, T, T);
+    assert_int_equal(wiring_plan_alone(&wiring, "decode", &backend, &error), STATUS_OK);
+    assert_int_equal(wiring_open_alone(&wiring, &backend, &error), STATUS_OK);
+    golden_weights(&table, wiring.memory.base[PLACE_PARAMETER]);
     int32_t tokens[B * T], targets[B * T], start[B] = {0}, rows[B];
     fill_golden(NULL, 0, B, T, tokens, targets);
-    executor_upload(&executor, decode.tokens, tokens, &error);
-    executor_upload(&executor, decode.start, start, &error);
+    executor_upload(executor, decode.tokens, tokens, &error);
+    executor_upload(executor, decode.start, start, &error);
     for (int t = 0; t < T; t++) {
         for (int b = 0; b < B; b++) rows[b] = b * T + t;
-        executor_upload(&executor, decode.rows, rows, &error);
-        assert_int_equal(executor_run(&executor, SECTION_FORWARD, MICRO_BATCH_ONLY, &error), STATUS_OK);
-        const float *logits = executor_address(&executor, decode.logits); /* (B,V) */
+        executor_upload(executor, decode.rows, rows, &error);
+        assert_int_equal(executor_run(executor, SECTION_FORWARD, MICRO_BATCH_ONLY, &error), STATUS_OK);
+        const float *logits = executor_address(executor, decode.logits); /* (B,V) */
         for (int b = 0; b < B; b++) {
             test_assert_close(&logits[b * V], &want->value[(b * T + t) * V], V, 1e-4, 0,
                               "logits of row %d, %d", b, t);
         }
     }
-    executor_close(&executor);
-    device_close(&memory);
-    graph_free(graph);
+    wiring_close_alone(&wiring);
     parameters_free(&table);
     backend.close(backend.context);
     golden_close(&file);

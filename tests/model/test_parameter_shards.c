@@ -265,6 +265,47 @@ static void test_wrong_parts(void **state) {
     }
 }
 
+typedef struct {
+    const ParameterTable *table;
+    float *flat;
+    int n_taken, n_wanted;
+} Taker;
+
+static Status take(void *context, const Parameter *parameter, const float *values, Error *error) {
+    Taker *taker = context;
+    assert_ptr_equal(parameter, &taker->table->parameter[taker->n_taken]); /* in table order */
+    if (taker->n_taken == taker->n_wanted) return error_failed(error, "enough");
+    taker->n_taken++;
+    memcpy(taker->flat + parameter->flat_offset, values,
+           sizeof *values * (size_t)shape_count(parameter->shape));
+    return STATUS_OK;
+}
+
+/* One at a time they are the values of the flat array; who fails gets no more. */
+static void test_initial_values_one_at_a_time(void **state) {
+    (void)state;
+    ModelConfig config = shard_config(0);
+    ParameterTable table = build(&config, NULL);
+    size_t n_bytes = sizeof(float) * (size_t)table.n_flat_elements;
+    float *want = initial_values(&table, 1), *got = calloc(1, n_bytes + 1);
+    assert_non_null(got);
+    Taker all = {&table, got, 0, table.n_parameters}, few = {&table, got, 0, 2};
+    Error error = {0};
+    assert_int_equal(parameters_initialise_each(&table, SEED, 2, take, &all, &error), STATUS_OK);
+    assert_int_equal(all.n_taken, table.n_parameters);
+    for (int i = 0; i < table.n_parameters; i++) {
+        const Parameter *parameter = &table.parameter[i];
+        assert_memory_equal(got + parameter->flat_offset, want + parameter->flat_offset,
+                            sizeof(float) * (size_t)shape_count(parameter->shape));
+    }
+    assert_int_equal(parameters_initialise_each(&table, SEED, 1, take, &few, &error), STATUS_FAILED);
+    assert_int_equal(few.n_taken, 2);
+    assert_string_equal(error.text, "enough");
+    free(got);
+    free(want);
+    parameters_free(&table);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_shards_make_up_the_model),
@@ -272,6 +313,7 @@ int main(void) {
         cmocka_unit_test(test_tied_stages),
         cmocka_unit_test(test_keys),
         cmocka_unit_test(test_wrong_parts),
+        cmocka_unit_test(test_initial_values_one_at_a_time),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -6,12 +6,12 @@
 #include "comm_support.h"
 
 #include "backend/cpu/cpu.h"
-#include "graph/executor.h"
 #include "graph/passes/autograd.h"
 #include "graph/passes/eager.h"
 #include "graph/passes/lazy.h"
 #include "graph/passes/recompute.h"
 #include "graph/passes/sums.h"
+#include "graph/wiring.h"
 #include "ops/ops.h"
 #include "parallel/comm_ops.h"
 #include "parallel/conjugate.h"
@@ -32,16 +32,13 @@ typedef struct {
 } Part;
 
 typedef struct {
-    Graph *graph;
+    Wiring wiring;
     Comm *comm; /* NULL: the whole model on one rank */
     DType dtype;
     Part part[MAX_PARTS];
     int n_parts;
     Tensor *loss;
     Backend backend;
-    Program program;
-    DeviceMemory memory;
-    Executor executor;
 } Model;
 
 static inline float number(int seed, int64_t i) {
@@ -50,23 +47,21 @@ static inline float number(int seed, int64_t i) {
 
 static inline void open_model(Model *model, Comm *comm, DType dtype) {
     Error error = {0};
-    *model = (Model){.graph = graph_new(), .comm = comm, .dtype = dtype};
-    model->graph->block = NO_BLOCK;
+    *model = (Model){.wiring = {.graph = graph_new()}, .comm = comm, .dtype = dtype};
+    model->wiring.graph->block = NO_BLOCK;
     OK(backend_cpu_open(&model->backend, 1, &error));
-    model->loss = graph_tensor(model->graph, PLACE_STATE, DTYPE_F32, SHAPE_SCALAR, "loss");
+    model->loss = graph_tensor(model->wiring.graph, PLACE_STATE, DTYPE_F32, SHAPE_SCALAR, "loss");
 }
 
 static inline void close_model(Model *model) {
-    executor_close(&model->executor);
-    device_close(&model->memory);
-    graph_free(model->graph);
+    wiring_close_alone(&model->wiring);
     model->backend.close(model->backend.context);
 }
 
 /* Rows and columns of a parameter that has `whole_columns` of them as a whole. */
 static inline Tensor *parameter(Model *model, Place place, int seed, Shape shape, int64_t first_row,
                                 int64_t first_column, int64_t whole_columns) {
-    Tensor *tensor = graph_tensor(model->graph, place, model->dtype, shape, "p%d.weight", seed);
+    Tensor *tensor = graph_tensor(model->wiring.graph, place, model->dtype, shape, "p%d.weight", seed);
     model->part[model->n_parts++] = (Part){tensor, first_row, first_column, whole_columns, seed};
     return tensor;
 }
@@ -79,7 +74,7 @@ static inline Tensor *whole(Model *model, int seed, Shape shape) {
 static inline void record_loss(Model *model, Tensor *y, int seed, int64_t first_row) {
     int64_t columns = shape_columns(y->shape);
     Tensor *target = parameter(model, PLACE_INPUT, seed, y->shape, first_row, 0, columns);
-    op_sum(model->graph, op_squared_error(model->graph, y, target, 1.0f), model->loss, 1.0f);
+    op_sum(model->wiring.graph, op_squared_error(model->wiring.graph, y, target, 1.0f), model->loss, 1.0f);
 }
 
 static inline void fill(Model *model, const Part *part) {
@@ -90,13 +85,13 @@ static inline void fill(Model *model, const Part *part) {
         int64_t row = part->first_row + i / columns, column = part->first_column + i % columns;
         values[i] = number(part->seed, row * part->whole_columns + column);
     }
-    if (n) OK(executor_upload_f32(&model->executor, part->tensor, 0, n, values, &error));
+    if (n) OK(executor_upload_f32(&model->wiring.executor, part->tensor, 0, n, values, &error));
     free(values);
 }
 
 static inline void run_model(Model *model, int recompute) {
     Error error = {0};
-    Graph *graph = model->graph;
+    Graph *graph = model->wiring.graph;
     OK(graph_status(graph, &error));
     AutogradOptions options = {
         .copy = &OP_COPY, .gradient_place = PLACE_GRADIENT, .parameter_dtype = DTYPE_F32};
@@ -107,14 +102,12 @@ static inline void run_model(Model *model, int recompute) {
         move_column_sums(graph, &model->backend);
         recompute_run(graph, recompute);
     }
-    OK(program_build(&model->program, "conjugate", graph, &model->backend, 1, &error));
-    device_require(&model->memory, &model->program.plan);
-    OK(device_open(&model->memory, &model->backend, &error));
-    OK(executor_open(&model->executor, &model->program, &model->memory, &error));
+    OK(wiring_plan_alone(&model->wiring, "conjugate", &model->backend, &error));
+    OK(wiring_open_alone(&model->wiring, &model->backend, &error));
     for (int i = 0; i < model->n_parts; i++) fill(model, &model->part[i]);
     for (int run = 0; run < 2; run++) { /* twice: the second finds everything as it was left */
-        OK(executor_run(&model->executor, SECTION_FORWARD, MICRO_BATCH_ONLY, &error));
-        OK(executor_run(&model->executor, SECTION_BACKWARD, MICRO_BATCH_ONLY, &error));
+        OK(executor_run(&model->wiring.executor, SECTION_FORWARD, MICRO_BATCH_ONLY, &error));
+        OK(executor_run(&model->wiring.executor, SECTION_BACKWARD, MICRO_BATCH_ONLY, &error));
     }
 }
 
@@ -122,7 +115,7 @@ static inline float *values_of(Model *model, const Tensor *tensor) {
     Error error = {0};
     int64_t n = tensor_count(tensor);
     float *values = calloc((size_t)n + 1, sizeof *values);
-    if (n) OK(executor_download_f32(&model->executor, tensor, 0, n, values, &error));
+    if (n) OK(executor_download_f32(&model->wiring.executor, tensor, 0, n, values, &error));
     return values;
 }
 
@@ -145,7 +138,7 @@ static inline double largest(const float *values, int64_t n) {
 static inline double loss_of(Model *model, bool is_summed) {
     Error error = {0};
     float loss = 0.0f;
-    OK(executor_download(&model->executor, model->loss, &loss, &error));
+    OK(executor_download(&model->wiring.executor, model->loss, &loss, &error));
     if (is_summed && model->comm) OK(comm_all_reduce(&world, &loss, 1, COMM_F32, COMM_SUM, &error));
     return (double)loss;
 }

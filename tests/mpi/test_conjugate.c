@@ -29,7 +29,7 @@ static Split split_of(const Comm *comm, bool is_uneven, bool is_sequence, bool i
 /* Norm, wide layer, narrow layer, residual addition. The norm's weight is whole on every rank: where its rows
  * are split, its gradient is a sum over the ranks. */
 static Tensor *record_block(Model *model, const Split *split, Tensor *x, int block) {
-    Graph *graph = model->graph;
+    Graph *graph = model->wiring.graph;
     Comm *comm = model->comm;
     int rank = comm ? comm->rank : 0, seed = 10 * (block + 1);
     int64_t first = split->wide[rank], n = split->wide[rank + 1] - first;
@@ -82,7 +82,7 @@ static void check_layers(bool is_uneven, bool is_sequence, bool is_row_style, in
     record_layers(&split, &parts);
     run_model(&split, recompute);
     compare(&split, &serial, is_sequence, dtype == DTYPE_F32 ? 2e-5 : 0.08);
-    const Graph *graph = split.graph;
+    const Graph *graph = split.wiring.graph;
     int n = world.size > 1 ? N_BLOCKS : 0, n_again = world.size > 1 && recompute == 1 ? N_BLOCKS - 1 : 0;
     if (is_sequence) { /* each way once a block; only what gathers is done again */
         assert_int_equal(count_ops(graph, &OP_ALL_GATHER, SECTION_FORWARD), n);
@@ -93,7 +93,7 @@ static void check_layers(bool is_uneven, bool is_sequence, bool is_row_style, in
         assert_int_equal(count_ops(graph, &OP_ALL_REDUCE, SECTION_FORWARD), n);
         assert_int_equal(count_ops(graph, &OP_ALL_REDUCE, SECTION_BACKWARD), n);
     }
-    if (world.size == 1 && recompute < 1) assert_int_equal(graph->n_nodes, serial.graph->n_nodes);
+    if (world.size == 1 && recompute < 1) assert_int_equal(graph->n_nodes, serial.wiring.graph->n_nodes);
     close_model(&split);
     close_model(&serial);
     *doing = 0;
@@ -121,8 +121,8 @@ static void test_copies_cost_nothing(void **state) {
     Split split = split_of(&world, false, false, false);
     record_layers(&model, &split);
     run_model(&model, -1);
-    for (int i = 0; i < model.graph->n_nodes; i++) {
-        const Node *node = model.graph->node[i];
+    for (int i = 0; i < model.wiring.graph->n_nodes; i++) {
+        const Node *node = model.wiring.graph->node[i];
         if (node->op != &OP_COPY || !node->is_passed_by) continue;
         if (node->section == SECTION_FORWARD)
             assert_int_equal(node->input[0]->offset, node->output[0]->offset);
@@ -155,8 +155,8 @@ static void test_split_and_join(void **state) {
     Model model;
     open_model(&model, &world, DTYPE_F32);
     Tensor *x = whole(&model, 3, SHAPE(5, 4));
-    Tensor *part = op_parallel_split(model.graph, &world, x, rows);
-    Tensor *joined = op_parallel_join(model.graph, &world, part, SHAPE(5, 4), NULL);
+    Tensor *part = op_parallel_split(model.wiring.graph, &world, x, rows);
+    Tensor *joined = op_parallel_join(model.wiring.graph, &world, part, SHAPE(5, 4), NULL);
     record_loss(&model, joined, 4, 0);
     run_model(&model, -1);
     float *got = values_of(&model, x->gradient);
@@ -182,7 +182,7 @@ static void check_all_to_all(DType dtype) {
     Model model;
     open_model(&model, &world, dtype);
     Tensor *x = own_parameter(&model, SHAPE(out[size], COLUMNS));
-    Tensor *y = op_parallel_all_to_all(model.graph, &world, x, out, in);
+    Tensor *y = op_parallel_all_to_all(model.wiring.graph, &world, x, out, in);
     record_loss(&model, y, 70 + rank, 0);
     record_loss(&model, x, 90 + rank, 0); /* a second contribution; the loss is that of the last */
     run_model(&model, -1);
@@ -222,8 +222,8 @@ static void test_positions(void **state) {
     Model model;
     open_model(&model, &world, DTYPE_F32);
     Tensor *x = own_parameter(&model, SHAPE(B, n, COLUMNS));
-    Tensor *y = op_parallel_all_gather(model.graph, &world, x, SHAPE(B * T, COLUMNS), rows);
-    y = op_unpack(model.graph, y, SHAPE(B, T, COLUMNS), 1, size, positions);
+    Tensor *y = op_parallel_all_gather(model.wiring.graph, &world, x, SHAPE(B * T, COLUMNS), rows);
+    y = op_unpack(model.wiring.graph, y, SHAPE(B, T, COLUMNS), 1, size, positions);
     record_loss(&model, y, 4, 0);
     run_model(&model, 0);
     float *got = values_of(&model, x->gradient);
@@ -250,11 +250,11 @@ static void test_heads(void **state) {
     Model model;
     open_model(&model, &world, DTYPE_F32);
     Tensor *x = parameter(&model, PLACE_PARAMETER, 3, SHAPE(n, HEADS, HEAD), first * HEADS, 0, HEAD);
-    Tensor *y = op_pack(model.graph, x, 1, size, heads);
-    y = op_parallel_all_to_all(model.graph, &world, y, out, in); /* (T, n_heads, HEAD) */
-    y = graph_view(model.graph, y, SHAPE(T, n_heads * HEAD), 0, "heads");
+    Tensor *y = op_pack(model.wiring.graph, x, 1, size, heads);
+    y = op_parallel_all_to_all(model.wiring.graph, &world, y, out, in); /* (T, n_heads, HEAD) */
+    y = graph_view(model.wiring.graph, y, SHAPE(T, n_heads * HEAD), 0, "heads");
     Tensor *target = parameter(&model, PLACE_INPUT, 4, y->shape, 0, first_head * HEAD, HEADS * HEAD);
-    op_squared_error(model.graph, y, target, 1.0f);
+    op_squared_error(model.wiring.graph, y, target, 1.0f);
     run_model(&model, 0);
     float *got = values_of(&model, x->gradient);
     for (int64_t i = 0; i < n * HEADS * HEAD; i++) {
@@ -275,8 +275,9 @@ static void test_ring(void **state) {
     Model model;
     open_model(&model, &messages, DTYPE_F32);
     Tensor *x = own_parameter(&model, SHAPE(2 + rank, COLUMNS));
-    Tensor *once = op_parallel_shift(model.graph, &messages, x, SHAPE(2 + before, COLUMNS), 1, 0);
-    Tensor *twice = op_parallel_shift(model.graph, &messages, once, SHAPE(2 + far_before, COLUMNS), 1, 1);
+    Tensor *once = op_parallel_shift(model.wiring.graph, &messages, x, SHAPE(2 + before, COLUMNS), 1, 0);
+    Tensor *twice =
+        op_parallel_shift(model.wiring.graph, &messages, once, SHAPE(2 + far_before, COLUMNS), 1, 1);
     record_loss(&model, once, 70 + rank, 0);
     record_loss(&model, twice, 80 + rank, 0);
     run_model(&model, 0);
@@ -294,7 +295,7 @@ static void test_ring(void **state) {
 /* A pipeline: the ranks pass on what they make, the last has the loss, and every rank's weight gets its
  * gradient. */
 static void record_stages(Model *model, int first, int end, int last) {
-    Graph *graph = model->graph;
+    Graph *graph = model->wiring.graph;
     Tensor *x = first == 0
                     ? whole(model, 1, SHAPE(N, C))
                     : op_parallel_receive(graph, model->comm, DTYPE_F32, SHAPE(N, C), true, first - 1, 5);
@@ -327,7 +328,7 @@ static void test_unused_message(void **state) {
     Model model;
     open_model(&model, &messages, DTYPE_F32);
     Tensor *x = own_parameter(&model, SHAPE(4, 2));
-    op_parallel_shift(model.graph, &messages, x, x->shape, -1, 3);
+    op_parallel_shift(model.wiring.graph, &messages, x, x->shape, -1, 3);
     record_loss(&model, x, 90 + world.rank, 0);
     run_model(&model, 0);
     float *got = values_of(&model, x->gradient);

@@ -1,6 +1,8 @@
 /* What the operations say about themselves: counted costs, memory that may be taken over, which outputs carry
  * gradients, their words in a printed program, and the mistakes that builders must catch. */
 #include "op_cases.h"
+#include "ops/update/adamw.h"
+#include "ops/update/sgd.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -414,18 +416,23 @@ static void test_refused_heads(void **unused) {
 static void test_refused_updates(void **unused) {
     (void)unused;
     static const DecayRun runs[] = {{4, true}, {6, false}}, negative[] = {{-1, true}, {11, false}};
-    const AdamwAttributes adamw = {.n_runs = 2, .runs = runs}, adamw_short = {.n_runs = 1, .runs = runs};
-    const AdamwAttributes adamw_negative = {.n_runs = 2, .runs = negative};
-    const SgdAttributes sgd = {.n_runs = 2, .runs = runs}, sgd_short = {.n_runs = 1, .runs = runs};
-    const SgdAttributes heavy = {.momentum = 0.5f, .n_runs = 2, .runs = runs};
-    const SgdAttributes nesterov = {.nesterov = true, .n_runs = 2, .runs = runs};
+    const AdamwAttributes adamw = {.elements = {.n_runs = 2, .runs = runs}},
+                          adamw_short = {.elements = {.n_runs = 1, .runs = runs}};
+    const AdamwAttributes adamw_negative = {.elements = {.n_runs = 2, .runs = negative}};
+    const SgdAttributes sgd = {.elements = {.n_runs = 2, .runs = runs}},
+                        sgd_short = {.elements = {.n_runs = 1, .runs = runs}};
+    const SgdAttributes heavy = {.elements = {.n_runs = 2, .runs = runs}, .momentum = 0.5f};
+    const SgdAttributes nesterov = {.elements = {.n_runs = 2, .runs = runs}, .nesterov = true};
     REFUSED_UPDATE("sum: total t of x", op_sum(g, F("x", 3), F("t", 2), 1.0f));
     REFUSED_UPDATE("squared_norm: total t of x", op_squared_norm(g, F("x", 3), F("t", 2), false));
     REFUSED_UPDATE("clip: t, f and n", op_clip(g, F("t", 1), F("f", 2), F("n", 1), 1.0f));
     REFUSED_UPDATE("clip: the greatest norm of t", op_clip(g, F("t", 1), F("f", 1), F("n", 1), -1.0f));
 
 #define ADAMW(gradient, hyper, factor, attributes)                                                           \
-    op_adamw(g, F("g", gradient), F("h", hyper), factor, F("p", 10), F("m", 10), F("v", 10), attributes)
+    op_adamw(g,                                                                                              \
+             &(UpdateTensors){                                                                               \
+                 F("g", gradient), F("h", hyper), factor, F("p", 10), {F("m", 10), F("v", 10)}, NULL},       \
+             attributes)
     REFUSED_UPDATE("adamw: gradient and moments of p", ADAMW(9, N_HYPER, NULL, &adamw));
     REFUSED_UPDATE("adamw: hyper input h", ADAMW(10, N_HYPER + 1, NULL, &adamw));
     REFUSED_UPDATE("adamw: factor for p", ADAMW(10, N_HYPER, F("f", 2), &adamw));
@@ -433,9 +440,10 @@ static void test_refused_updates(void **unused) {
     REFUSED_UPDATE("adamw: decay runs of p", ADAMW(10, N_HYPER, NULL, &adamw_negative));
 
 #define SGD(gradient, hyper, factor, momentum, attributes)                                                   \
-    op_sgd(g, F("g", gradient), F("h", hyper), factor, F("p", 10), momentum, attributes)
-    REFUSED_UPDATE("sgd: gradient and momentum of p", SGD(9, N_HYPER, NULL, NULL, &sgd));
-    REFUSED_UPDATE("sgd: gradient and momentum of p", SGD(10, N_HYPER, NULL, F("u", 9), &heavy));
+    op_sgd(g, &(UpdateTensors){F("g", gradient), F("h", hyper), factor, F("p", 10), {momentum}, NULL},       \
+           attributes)
+    REFUSED_UPDATE("sgd: gradient and moments of p", SGD(9, N_HYPER, NULL, NULL, &sgd));
+    REFUSED_UPDATE("sgd: gradient and moments of p", SGD(10, N_HYPER, NULL, F("u", 9), &heavy));
     REFUSED_UPDATE("sgd: p needs memory for momentum", SGD(10, N_HYPER, NULL, NULL, &heavy));
     REFUSED_UPDATE("sgd: p needs memory for momentum", SGD(10, N_HYPER, NULL, F("u", 10), &sgd));
     REFUSED_UPDATE("sgd: nesterov for p", SGD(10, N_HYPER, NULL, NULL, &nesterov));

@@ -142,22 +142,57 @@ static void check_slopes(const OpCase *test, TestMemory *memory, const Tensor *t
     free(gradient);
 }
 
+static int check_case(const OpSpec *spec, bool *is_checked) {
+    OpCase test;
+    TestMemory memory = run_case(&test, spec);
+    int n_tensors = 0;
+    for (int k = 0; k < test.n_fills && test.y; k++) {
+        if (!test.fill[k].tensor->needs_gradient) continue;
+        check_slopes(&test, &memory, test.fill[k].tensor);
+        n_tensors++;
+    }
+    for (int n = 0; n < test.graph->n_nodes && n_tensors; n++) {
+        for (int i = 0; i < N_KERNEL_OPS; i++) is_checked[i] |= kernel_ops[i] == test.graph->node[n]->op;
+    }
+    test_memory_close(&memory);
+    case_close(&test);
+    return n_tensors;
+}
+
+/* Is it small, and does it have an operation with a gradient rule that nothing has checked so far? */
+static bool has_news(const OpSpec *spec, const bool *is_checked) {
+    enum { FEW_ELEMENTS = 256 };
+    OpCase test;
+    bool news = false;
+    int64_t n_elements = 0;
+    case_open(&test, spec);
+    for (int k = 0; k < test.n_fills; k++) n_elements += tensor_count(test.fill[k].tensor);
+    for (int n = 0; n < test.graph->n_nodes; n++) {
+        const Op *op = test.graph->node[n]->op;
+        for (int i = 0; i < N_KERNEL_OPS; i++) news |= kernel_ops[i] == op && op->gradient && !is_checked[i];
+    }
+    case_close(&test);
+    return news && n_elements <= FEW_ELEMENTS;
+}
+
+/* The cases above, and of the kernels' cases (op_specs.c) small ones of operations that have none above. */
 static void test_finite_differences(void **unused) {
     (void)unused;
     int n_tensors = 0;
+    bool is_checked[N_KERNEL_OPS] = {false};
     for (int i = 0; i < N_SPECS; i++) {
         if (SPECS[i].flags & CASE_LARGE) continue; /* too steep for a finite step */
-        OpCase test;
-        TestMemory memory = run_case(&test, &SPECS[i]);
-        for (int k = 0; k < test.n_fills && test.y; k++) {
-            if (!test.fill[k].tensor->needs_gradient) continue;
-            check_slopes(&test, &memory, test.fill[k].tensor);
-            n_tensors++;
-        }
-        test_memory_close(&memory);
-        case_close(&test);
+        n_tensors += check_case(&SPECS[i], is_checked);
     }
     assert_int_equal(n_tensors, 69);
+    for (int i = 0; i < n_kernel_specs; i++) {
+        bool is_steep = kernel_specs[i].flags & CASE_LARGE;
+        if (!is_steep && has_news(&kernel_specs[i], is_checked)) check_case(&kernel_specs[i], is_checked);
+    }
+    for (int i = 0; i < N_KERNEL_OPS; i++) {
+        if (kernel_ops[i]->gradient && !is_checked[i])
+            fail_msg("no small case of %s in op_specs.c, for finite differences", kernel_ops[i]->name);
+    }
 }
 
 /* ---- sums over micro-batches: what is added to must stay ---- */

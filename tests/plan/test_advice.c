@@ -73,7 +73,7 @@ static void open_step(Step *step, int n_ranks) {
                               .tied = true,
                               .bias = true,
                               .rotary_theta = 1e4},
-                   .optimizer = {.rate = 1e-3, .beta1 = 0.9, .beta2 = 0.99, .epsilon = 1e-8, .clip = 1.0},
+                   .optimizer = {.rate = 1e-3, .adamw = {0.9, 0.99, 1e-8}, .clip = 1.0},
                    .T = 32};
     assert_int_equal(backend_null_open(&step->backend, &error), STATUS_OK);
     assert_int_equal(config_complete(&step->config, 97, &error), STATUS_OK);

@@ -3,6 +3,7 @@
 #define PGPT_TESTS_CHECKPOINT_SUPPORT_H
 
 #include "checkpoint/checkpoint.h"
+#include "folder_support.h"
 #include "parallel/sync/shard_map.h"
 
 #include <stdio.h>
@@ -10,33 +11,6 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-static char folder[64];
-
-static inline const char *in_folder(char path[256], const char *name) {
-    snprintf(path, 256, "%s/%s", folder, name);
-    return path;
-}
-
-static inline int make_folder(void **state) {
-    (void)state;
-    strcpy(folder, "/tmp/pgpt-test-checkpoint-XXXXXX");
-    return mkdtemp(folder) ? 0 : -1;
-}
-
-static inline int remove_folder(void **state) {
-    (void)state;
-    char command[128];
-    snprintf(command, sizeof command, "rm -rf '%s'", folder);
-    return system(command) == 0 ? 0 : -1; /* NOLINT(cert-env33-c) */
-}
-
-static inline void put_bytes(const char *path, const void *bytes, size_t n_bytes) {
-    FILE *file = fopen(path, "wb");
-    assert_non_null(file);
-    assert_int_equal(fwrite(bytes, 1, n_bytes, file), n_bytes);
-    assert_int_equal(fclose(file), 0);
-}
 
 /* Change one byte in place. */
 static inline void put_byte(const char *path, size_t at, char byte) {
@@ -52,12 +26,6 @@ static inline char *get_bytes(const char *path, size_t *n_bytes) {
     Error error = {0};
     if (file_read(path, 1 << 26, &bytes, n_bytes, &error) != STATUS_OK) fail_msg("%s", error.text);
     return bytes;
-}
-
-static inline void assert_error(const Error *error, Status status, const char *part) {
-    if (error->status != status || !strstr(error->text, part)) {
-        fail_msg("wanted status %d and '...%s...', got %d '%s'", status, part, error->status, error->text);
-    }
 }
 
 #define assert_ok(call, error)                                                                               \

@@ -25,8 +25,7 @@ ModelConfig small_config(void) {
 }
 
 OptimizerOptions small_optimizer(void) {
-    return (OptimizerOptions){
-        .rate = 1e-2, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1, .clip = 1.0};
+    return (OptimizerOptions){.rate = 1e-2, .adamw = {0.9, 0.95, 1e-8}, .weight_decay = 0.1, .clip = 1.0};
 }
 
 StepOptions small_step(void) {

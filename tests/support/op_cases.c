@@ -2,6 +2,9 @@
 #include "op_cases.h"
 
 #include "graph/passes/sums.h"
+#include "ops/update/adamw.h"
+#include "ops/update/sgd.h"
+#include "optim/optimizer.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -403,13 +406,10 @@ void build_clip(OpCase *test) {
 
 /* ---- optimizers: step 3, the first third and the last element decay ---- */
 
-static const DecayRun *runs_of(OpCase *test) {
+static UpdateElements elements_of(OpCase *test) {
     int64_t count = test->spec->size[0], third = count / 3;
-    DecayRun *runs = ARENA_ARRAY(&test->graph->arena, DecayRun, 3);
-    runs[0] = (DecayRun){third, true};
-    runs[1] = (DecayRun){count - third - 1, false};
-    runs[2] = (DecayRun){1, true};
-    return runs;
+    DecayRun runs[3] = {{third, true}, {count - third - 1, false}, {1, true}};
+    return (UpdateElements){.n_runs = 3, .runs = arena_copy(&test->graph->arena, runs, sizeof runs)};
 }
 
 static Tensor *hyper_of(OpCase *test) {
@@ -423,36 +423,52 @@ static Tensor *factor_of(OpCase *test) {
     return test->spec->flags & CASE_FACTOR ? literal(test, DTYPE_F32, 1, "factor", &factor) : NULL;
 }
 
-void build_adamw(OpCase *test) {
+/* Gradient, parameter, and moments by their names; a second one is positive. */
+static UpdateTensors update_of(OpCase *test, Tensor *hyper, int n_moments, const char *const *names) {
     Shape shape = SHAPE(test->spec->size[0]);
-    AdamwAttributes attributes = {.beta1 = 0.9f,
+    test->graph->section = SECTION_UPDATE;
+    UpdateTensors tensors = {.gradient = floats(test, PLACE_GRADIENT, shape, "gradient", 1.0f, 0.0f),
+                             .hyper = hyper,
+                             .factor = factor_of(test)};
+    tensors.parameter = floats(test, PLACE_PARAMETER, shape, "parameter", 1.0f, 0.0f);
+    for (int i = 0; i < n_moments; i++)
+        tensors.moment[i] = floats(test, PLACE_OPTIMIZER, shape, names[i], 1.0f, i == 1 ? 1.5f : 0.0f);
+    return tensors;
+}
+
+static const char *const moment_names[UPDATE_MAX_MOMENTS] = {"moment1", "moment2"};
+
+void build_adamw(OpCase *test) {
+    AdamwAttributes attributes = {.elements = elements_of(test),
+                                  .beta1 = 0.9f,
                                   .beta2 = 0.95f,
                                   .epsilon = 1e-8f,
-                                  .weight_decay = 0.25f,
-                                  .n_runs = 3,
-                                  .runs = runs_of(test)};
-    test->graph->section = SECTION_UPDATE;
-    Tensor *gradient = floats(test, PLACE_GRADIENT, shape, "gradient", 1.0f, 0.0f);
-    Tensor *parameters = floats(test, PLACE_PARAMETER, shape, "parameter", 1.0f, 0.0f);
-    Tensor *moment1 = floats(test, PLACE_OPTIMIZER, shape, "moment1", 1.0f, 0.0f);
-    Tensor *moment2 = floats(test, PLACE_OPTIMIZER, shape, "moment2", 1.0f, 1.5f); /* positive */
-    op_adamw(test->graph, gradient, hyper_of(test), factor_of(test), parameters, moment1, moment2,
-             &attributes);
+                                  .weight_decay = 0.25f};
+    UpdateTensors tensors = update_of(test, hyper_of(test), 2, moment_names);
+    op_adamw(test->graph, &tensors, &attributes);
 }
 
 void build_sgd(OpCase *test) {
-    Shape shape = SHAPE(test->spec->size[0]);
     bool has_momentum = test->spec->flags & CASE_MOMENTUM;
-    SgdAttributes attributes = {.momentum = has_momentum ? 0.75f : 0.0f,
+    SgdAttributes attributes = {.elements = elements_of(test),
+                                .momentum = has_momentum ? 0.75f : 0.0f,
                                 .weight_decay = 0.25f,
-                                .nesterov = test->spec->flags & CASE_NESTEROV,
-                                .n_runs = 3,
-                                .runs = runs_of(test)};
-    test->graph->section = SECTION_UPDATE;
-    Tensor *gradient = floats(test, PLACE_GRADIENT, shape, "gradient", 1.0f, 0.0f);
-    Tensor *parameters = floats(test, PLACE_PARAMETER, shape, "parameter", 1.0f, 0.0f);
-    Tensor *momentum = has_momentum ? floats(test, PLACE_OPTIMIZER, shape, "momentum", 1.0f, 0.0f) : NULL;
-    op_sgd(test->graph, gradient, hyper_of(test), factor_of(test), parameters, momentum, &attributes);
+                                .nesterov = test->spec->flags & CASE_NESTEROV};
+    UpdateTensors tensors =
+        update_of(test, hyper_of(test), has_momentum ? 1 : 0, (const char *const[]){"momentum"});
+    op_sgd(test->graph, &tensors, &attributes);
+}
+
+void build_optimizer(OpCase *test) {
+    enum { STEP = 2, SEED = 1 };
+    OptimizerOptions options = optimizer_defaults((OptimizerKind)test->spec->size[1]);
+    UpdateElements elements = elements_of(test);
+    float numbers[N_HYPER];
+    options.weight_decay = 0.25;
+    optimizer_hyper(&options, 0.02, STEP, SEED, numbers);
+    UpdateTensors tensors = update_of(test, literal(test, DTYPE_F32, N_HYPER, "hyper", numbers),
+                                      optimizer_n_moments(&options), moment_names);
+    optimizer_of(&options)->record(&options, &tensors, &elements, test->graph);
 }
 
 /* x is read three times and its gradient shared twice. */

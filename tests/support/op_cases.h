@@ -5,6 +5,7 @@
 #ifndef PGPT_TESTS_OP_CASES_H
 #define PGPT_TESTS_OP_CASES_H
 
+#include "backend/cpu/kernel_list.h"
 #include "harness.h"
 #include "ops/ops.h"
 
@@ -100,14 +101,18 @@ void build_squared_norm(OpCase *test);     /* N */
 void build_clip(OpCase *test);             /* -, greatest norm */
 void build_adamw(OpCase *test);            /* N, of which the first third and the last element decay */
 void build_sgd(OpCase *test);              /* N likewise */
+void build_optimizer(OpCase *test);        /* N likewise, OptimizerKind: as it is by default */
 void build_block(OpCase *test); /* N C: layernorm, linear with gelu and residual, add: shared gradients */
 
 /* Every operation in the shapes that kernels tend to get wrong (op_specs.c). */
 extern const OpSpec kernel_specs[];
 extern const int n_kernel_specs;
 
-/* The operations of a training step and of decoding with single kernels: what a backend has and its tests run. */
-enum { N_KERNEL_OPS = 33 };
+/* The operations that the CPU has kernels for: every backend's tests run them all, and an operation that no case has a
+ * node of is a failure. */
+#define COUNT(op, kernel) +1
+enum { N_KERNEL_OPS = 0 CPU_KERNELS(COUNT, COUNT) };
+#undef COUNT
 extern const Op *const kernel_ops[N_KERNEL_OPS];
 
 #endif

@@ -2,6 +2,8 @@
  * cross tiles and start all threads. */
 #include "op_cases.h"
 
+#include "optim/optimizer.h"
+
 const OpSpec kernel_specs[] = {
     {"embedding 1", build_embedding, {1, 1, 1, 1, 1}, CASE_POSITIONS, 0},
     {"embedding odd", build_embedding, {3, 7, 13, 11, 9}, CASE_POSITIONS, 0},
@@ -194,43 +196,21 @@ const OpSpec kernel_specs[] = {
     {"sgd momentum", build_sgd, {50021}, CASE_MOMENTUM, 0},
     {"sgd nesterov", build_sgd, {50021}, CASE_MOMENTUM | CASE_NESTEROV | CASE_FACTOR, 0},
 
-    {"block", build_block, {21, 37}, 0, 0},
+#define OPTIMIZER(NAME, name, Options)                                                                       \
+    {#name " by its table", build_optimizer, {1037, OPTIMIZER_##NAME}, 0, 0},                                \
+        {#name " by its table, large", build_optimizer, {50021, OPTIMIZER_##NAME}, CASE_FACTOR, 0},
+    OPTIMIZERS(OPTIMIZER)
+#undef OPTIMIZER
+
+        {"block", build_block, {21, 37}, 0, 0},
 };
 
 const int n_kernel_specs = sizeof kernel_specs / sizeof kernel_specs[0];
 
-const Op *const kernel_ops[N_KERNEL_OPS] = {
-    &OP_EMBEDDING,
-    &OP_EMBEDDING_TOKEN_GRADIENT,
-    &OP_EMBEDDING_POSITION_GRADIENT,
-    &OP_LAYERNORM,
-    &OP_LAYERNORM_BACKWARD,
-    &OP_RMSNORM,
-    &OP_RMSNORM_BACKWARD,
-    &OP_RESIDUAL_NORM,
-    &OP_RESIDUAL_NORM_BACKWARD,
-    &OP_LINEAR,
-    &OP_LINEAR_INPUT_GRADIENT,
-    &OP_LINEAR_WEIGHT_GRADIENT,
-    &OP_GELU,
-    &OP_GELU_BACKWARD,
-    &OP_SWIGLU,
-    &OP_SWIGLU_BACKWARD,
-    &OP_ATTENTION,
-    &OP_ATTENTION_BACKWARD,
-    &OP_ATTENTION_CACHED,
-    &OP_ROTARY,
-    &OP_ADD,
-    &OP_COPY,
-    &OP_ZERO,
-    &OP_DROPOUT,
-    &OP_GATHER,
-    &OP_PACK,
-    &OP_SUM,
-    &OP_CROSS_ENTROPY,
-    &OP_SQUARED_ERROR,
-    &OP_SQUARED_NORM,
-    &OP_CLIP,
-    &OP_ADAMW,
-    &OP_SGD,
-};
+#define OPERATION(op, kernel) extern const Op op;
+CPU_KERNELS(OPERATION, OPERATION)
+#undef OPERATION
+
+#define OPERATION(op, kernel) &op,
+const Op *const kernel_ops[N_KERNEL_OPS] = {CPU_KERNELS(OPERATION, OPERATION)};
+#undef OPERATION

@@ -31,7 +31,7 @@ void planned_open(Planned *planned, const PlannedCase *c, const Backend *backend
                         .precision = precision_of(c->precision),
                         .seed = 1};
     OptimizerOptions optimizer = {
-        .kind = OPTIMIZER_ADAMW, .rate = 3e-4, .beta1 = 0.9, .beta2 = 0.99, .epsilon = 1e-8, .clip = c->clip};
+        .kind = OPTIMIZER_ADAMW, .rate = 3e-4, .adamw = {0.9, 0.99, 1e-8}, .clip = c->clip};
     if (train_step_plan(&planned->step, &planned->config, &planned->table, &step, &optimizer, backend,
                         &error) != STATUS_OK)
         fail_msg("%s", error.text);

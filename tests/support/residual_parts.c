@@ -2,7 +2,7 @@
  * it has run. */
 #include "residual_parts.h"
 
-#include "graph/executor.h"
+#include "graph/wiring.h"
 #include "harness.h"
 #include "ops/ops.h"
 
@@ -131,29 +131,23 @@ static void check(const Backend *backend, DType dtype, Shape shape, bool has_mea
         Tensor *tensor = parts.graph->tensor[i];
         if (tensor->place == PLACE_ACTIVATION) tensor->place = PLACE_STATE;
     }
-    Program program;
-    DeviceMemory memory = {0};
-    Executor executor;
+    Wiring wiring = {.graph = parts.graph};
+    Executor *executor = &wiring.executor;
     Error error = {0};
-    if (program_build(&program, "parts", parts.graph, backend, 1, &error) != STATUS_OK)
-        fail_msg("%s: %s", label, error.text);
-    device_require(&memory, &program.plan);
-    if (device_open(&memory, backend, &error) != STATUS_OK ||
-        executor_open(&executor, &program, &memory, &error) != STATUS_OK)
+    if (wiring_plan_alone(&wiring, "parts", backend, &error) != STATUS_OK ||
+        wiring_open_alone(&wiring, backend, &error) != STATUS_OK)
         fail_msg("%s: %s", label, error.text);
     for (int i = 0; i < parts.graph->n_tensors; i++) {
         const Tensor *tensor = parts.graph->tensor[i];
         if (tensor->place != PLACE_INPUT) continue;
-        if (tensor->dtype == DTYPE_I32) executor_upload(&executor, tensor, words, &error);
-        else fill(&executor, tensor, tensor->name);
+        if (tensor->dtype == DTYPE_I32) executor_upload(executor, tensor, words, &error);
+        else fill(executor, tensor, tensor->name);
     }
-    for (int i = 0; i < 2; i++) fill(&executor, parts.added[i], "before");
-    if (executor_run(&executor, SECTION_FORWARD, MICRO_BATCH_ONLY, &error) != STATUS_OK)
+    for (int i = 0; i < 2; i++) fill(executor, parts.added[i], "before");
+    if (executor_run(executor, SECTION_FORWARD, MICRO_BATCH_ONLY, &error) != STATUS_OK)
         fail_msg("%s: %s", label, error.text);
-    for (int i = 0; i < parts.n_pairs; i++) compare(&executor, parts.pair[i][0], parts.pair[i][1], label);
-    executor_close(&executor);
-    device_close(&memory);
-    graph_free(parts.graph);
+    for (int i = 0; i < parts.n_pairs; i++) compare(executor, parts.pair[i][0], parts.pair[i][1], label);
+    wiring_close_alone(&wiring);
 }
 
 void residual_norm_has_the_bits_of_its_parts(const Backend *backend) {

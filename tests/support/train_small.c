@@ -66,7 +66,7 @@ void *train_small_by(const Backend *backend, int number, PrecisionKind precision
                           .position = is_llama_like ? POSITION_ROTARY : POSITION_LEARNED,
                           .rotary_theta = 1e4,
                           .dropout = training->dropout};
-    OptimizerOptions optimizer = {.rate = 1e-2, .beta1 = 0.9, .beta2 = 0.99, .epsilon = 1e-8, .clip = 1.0};
+    OptimizerOptions optimizer = {.rate = 1e-2, .adamw = {0.9, 0.99, 1e-8}, .clip = 1.0};
     StepOptions options = {.batch = B,
                            .micro_batch = training->micro_batch,
                            .T = T,

@@ -65,6 +65,43 @@ static void test_serial(void **state) {
     assert_int_equal(actions_n_frames(actions, 7), 1);
 }
 
+/* What the runner relies on, of every list: each micro-batch goes forward and then back in the same frame, nobody else is
+ * in that frame meanwhile, first and last are said, and the update comes at the end. */
+static void check_list(const char *name, ActionList list, int n) {
+    enum { MOST = 8 };
+    StepAction actions[ACTIONS_PER_MICRO_BATCH * MOST + 1];
+    int n_actions = list(n, actions), frame_of[MOST], in_frame[MOST], n_done[2] = {0, 0};
+    if (n_actions != 2 * n + 1 || actions[n_actions - 1].kind != ACTION_UPDATE)
+        fail_msg("%s: not a forward and a backward of each micro-batch, then the update", name);
+    for (int i = 0; i < MOST; i++) frame_of[i] = in_frame[i] = -1;
+    for (int i = 0; i < n_actions - 1; i++) {
+        StepAction a = actions[i];
+        bool is_forward = a.kind == ACTION_FORWARD;
+        assert_in_range(a.micro, 0, n - 1);
+        assert_in_range(a.frame, 0, MOST - 1);
+        if (in_frame[a.frame] != (is_forward ? -1 : a.micro))
+            fail_msg("%s: %s %d finds micro-batch %d in frame %d", name, action_name(a.kind), a.micro,
+                     in_frame[a.frame], a.frame);
+        if (is_forward && frame_of[a.micro] != -1)
+            fail_msg("%s: micro-batch %d goes forward twice", name, a.micro);
+        if (is_forward) frame_of[a.micro] = a.frame;
+        in_frame[a.frame] = is_forward ? a.micro : -1;
+        assert_int_equal(a.is_first, n_done[!is_forward] == 0);
+        assert_int_equal(a.is_last, ++n_done[!is_forward] == n);
+    }
+}
+
+static void test_lists(void **state) {
+    (void)state;
+    for (int n = 1; n <= 5; n++) {
+#define LIST(name) check_list(#name, actions_##name, n);
+        ACTION_LISTS(LIST)
+#undef LIST
+        check_list("all_forwards_first", all_forwards_first, n);
+        check_list("one_ahead", one_ahead, n);
+    }
+}
+
 static void assert_close(const float *a, const float *b, size_t n, float tolerance) {
     float largest = 0;
     for (size_t i = 0; i < n; i++) largest = fmaxf(largest, fabsf(a[i]));
@@ -77,7 +114,9 @@ static void assert_close(const float *a, const float *b, size_t n, float toleran
 /* Gradients add up in the same order unless the head's, which is made in the forward, is the tied table's too. */
 static void test_frames(void **state) {
     (void)state;
-    static const ActionList lists[] = {actions_serial, all_forwards_first, one_ahead};
+#define LIST(name) actions_##name,
+    static const ActionList lists[] = {ACTION_LISTS(LIST) all_forwards_first, one_ahead};
+#undef LIST
     Backend backend;
     Error error = {0};
     assert_int_equal(backend_cpu_open(&backend, 2, &error), STATUS_OK);
@@ -103,25 +142,21 @@ static void test_frames(void **state) {
 enum { B = 2, T = 8, C = 16, V = 11, L = 3 };
 
 typedef struct {
-    Graph *graph;
+    Wiring wiring;
     GptStageTensors tensors;
-    Program program;
-    Executor executor;
-    DeviceMemory memory;
 } Stage;
 
 static void open_stage(Stage *stage, const Backend *backend, const ModelConfig *config,
                        const ParameterTable *table, GptStage part, const float *weights) {
     Error error = {0};
     GptLossOptions options = {.B = B, .T = T, .loss_scale = 1.0 / (B * T), .is_training = true};
-    *stage = (Stage){.graph = graph_new()};
-    stage->tensors = gpt_record_stage(config, table, stage->graph, &options, &part);
-    assert_int_equal(program_build(&stage->program, "stage", stage->graph, backend, 1, &error), STATUS_OK);
-    device_require(&stage->memory, &stage->program.plan);
-    assert_int_equal(device_open(&stage->memory, backend, &error), STATUS_OK);
-    assert_int_equal(executor_open(&stage->executor, &stage->program, &stage->memory, &error), STATUS_OK);
-    assert_int_equal(executor_upload(&stage->executor, stage->tensors.loss.parameters.flat, weights, &error),
-                     STATUS_OK);
+    *stage = (Stage){.wiring = {.graph = graph_new()}};
+    stage->tensors = gpt_record_stage(config, table, stage->wiring.graph, &options, &part);
+    assert_int_equal(wiring_plan_alone(&stage->wiring, "stage", backend, &error), STATUS_OK);
+    assert_int_equal(wiring_open_alone(&stage->wiring, backend, &error), STATUS_OK);
+    assert_int_equal(
+        executor_upload(&stage->wiring.executor, stage->tensors.loss.parameters.flat, weights, &error),
+        STATUS_OK);
 }
 
 /* From the stream that goes in (NULL: tokens) to the one that comes out, or to the loss. */
@@ -131,22 +166,22 @@ static void run_stage(Stage *stage, const float *in, float *out) {
     int32_t tokens[B * T], random[N_RANDOM_WORDS] = {[RANDOM_SEED_LOW] = 7, [RANDOM_STEP] = 3};
     for (int i = 0; i < B * T; i++) tokens[i] = (i * 5 + 3) % V;
     if (loss->tokens)
-        assert_int_equal(executor_upload(&stage->executor, loss->tokens, tokens, &error), STATUS_OK);
+        assert_int_equal(executor_upload(&stage->wiring.executor, loss->tokens, tokens, &error), STATUS_OK);
     if (loss->targets)
-        assert_int_equal(executor_upload(&stage->executor, loss->targets, tokens, &error), STATUS_OK);
+        assert_int_equal(executor_upload(&stage->wiring.executor, loss->targets, tokens, &error), STATUS_OK);
     if (loss->random)
-        assert_int_equal(executor_upload(&stage->executor, loss->random, random, &error), STATUS_OK);
+        assert_int_equal(executor_upload(&stage->wiring.executor, loss->random, random, &error), STATUS_OK);
     if (stage->tensors.input)
-        assert_int_equal(executor_upload(&stage->executor, stage->tensors.input, in, &error), STATUS_OK);
-    assert_int_equal(executor_run(&stage->executor, SECTION_FORWARD, MICRO_BATCH_ONLY, &error), STATUS_OK);
+        assert_int_equal(executor_upload(&stage->wiring.executor, stage->tensors.input, in, &error),
+                         STATUS_OK);
+    assert_int_equal(executor_run(&stage->wiring.executor, SECTION_FORWARD, MICRO_BATCH_ONLY, &error),
+                     STATUS_OK);
     const Tensor *result = stage->tensors.output ? stage->tensors.output : loss->loss;
-    assert_int_equal(executor_download(&stage->executor, result, out, &error), STATUS_OK);
+    assert_int_equal(executor_download(&stage->wiring.executor, result, out, &error), STATUS_OK);
 }
 
 static void close_stage(Stage *stage) {
-    executor_close(&stage->executor);
-    device_close(&stage->memory);
-    graph_free(stage->graph);
+    wiring_close_alone(&stage->wiring);
 }
 
 static void test_stages(void **state) {
@@ -195,7 +230,7 @@ static void test_stages(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_serial), cmocka_unit_test(test_frames),
-                                       cmocka_unit_test(test_stages)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_serial), cmocka_unit_test(test_lists),
+                                       cmocka_unit_test(test_frames), cmocka_unit_test(test_stages)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

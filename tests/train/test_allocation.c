@@ -127,7 +127,7 @@ static void a_step_allocates_nothing(void **state) {
                           .tied = true,
                           .bias = true,
                           .dropout = 0.1};
-    OptimizerOptions optimizer = {.rate = 1e-3, .beta1 = 0.9, .beta2 = 0.99, .epsilon = 1e-8, .clip = 1.0};
+    OptimizerOptions optimizer = {.rate = 1e-3, .adamw = {0.9, 0.99, 1e-8}, .clip = 1.0};
     StepOptions options = {.batch = B, .micro_batch = B / 2, .T = T, .recompute = 1, .seed = 1};
     ParameterTable table;
     Backend backend;

@@ -1,8 +1,7 @@
 /* How a run saves without being asked, and what signals that come in a row mean. Whole runs are tests/cli/train_ends.sh's and
  * train_trouble.sh's. */
-#include "backend/cpu/cpu.h"
 #include "run/interrupt.h"
-#include "train/trainer.h"
+#include "tiny_run.h"
 
 #include <setjmp.h>
 #include <signal.h>
@@ -31,66 +30,8 @@ static int tear_down(void **state) {
     return chdir("/") == 0 && system(command) == 0 ? 0 : -1;
 }
 
-/* Stays where it is: the setup names its parts. */
-typedef struct {
-    Backend backend;
-    ModelConfig config;
-    OptimizerOptions optimizer;
-    TrainOptions options;
-    Tokenizer *tokenizer;
-    Dataset *dataset;
-    Log log;
-    TrainerSetup setup;
-} Run;
-
-static void open_run(Run *run) {
-    static char bytes[4000];
-    for (size_t i = 0; i < sizeof bytes; i++) bytes[i] = (char)('a' + i % 23);
-    Error error = {0};
-    Text text;
-    *run = (Run){.config = {.preset = "none",
-                            .n_layers = 1,
-                            .n_heads = 2,
-                            .n_channels = 16,
-                            .context = 16,
-                            .tied = true,
-                            .bias = true,
-                            .rotary_theta = 1e4},
-                 .optimizer = {.rate = 1e-3, .beta1 = 0.9, .beta2 = 0.99, .epsilon = 1e-8, .clip = 1.0},
-                 .options = {.saves = true,
-                             .batch = 2,
-                             .micro_batch = 2,
-                             .sequence = 16,
-                             .n_steps = 6,
-                             .keep = 100,
-                             .background_save = true,
-                             .log_every = 10,
-                             .prompt = ""},
-                 .log = {.quiet = true}};
-    assert_int_equal(backend_cpu_open(&run->backend, 1, &error), STATUS_OK);
-    assert_int_equal(config_complete(&run->config, 256, &error), STATUS_OK);
-    assert_int_equal(tokenizer_build("byte", bytes, sizeof bytes, 0, &run->tokenizer, &error), STATUS_OK);
-    assert_int_equal(text_from_bytes("letters", bytes, sizeof bytes, &text, &error), STATUS_OK);
-    DatasetOptions options = {.validation_fraction = 0.1, .T = 16};
-    assert_int_equal(dataset_from_text(&text, run->tokenizer, &options, &run->dataset, &error), STATUS_OK);
-    text_free(&text);
-    run->setup = (TrainerSetup){.config = &run->config,
-                                .optimizer = &run->optimizer,
-                                .options = &run->options,
-                                .dataset = run->dataset,
-                                .tokenizer = run->tokenizer,
-                                .backend = &run->backend,
-                                .log = &run->log};
-}
-
-static void close_run(Run *run) {
-    dataset_free(run->dataset);
-    tokenizer_free(run->tokenizer);
-    run->backend.close(run->backend.context);
-}
-
 /* The number of steps that are done when it ends; *copies: the memory for saving. */
-static int64_t train(Run *run, const char *name, size_t *copies, Error *error) {
+static int64_t train(TinyRun *run, const char *name, size_t *copies, Error *error) {
     Trainer trainer;
     assert_int_equal(mkdir(name, 0777), 0);
     assert_int_equal(trainer_plan(&trainer, &run->setup, error), STATUS_OK);
@@ -114,9 +55,9 @@ static int n_checkpoints(const char *run) {
 
 static void the_clock_saves(void **state) {
     (void)state;
-    Run run;
+    TinyRun run;
     size_t copies;
-    open_run(&run);
+    tiny_run_open(&run);
     for (int asked = 0; asked < 2; asked++) {
         Error error = {0};
         char name[20];
@@ -133,14 +74,14 @@ static void the_clock_saves(void **state) {
     run.options.clock_is_asked = false;
     assert_int_equal(train(&run, "never", &copies, &error), 6);
     assert_int_equal(n_checkpoints("never"), 1);
-    close_run(&run);
+    tiny_run_close(&run);
 }
 
 /* What cannot be saved ends a run that wants to save; one that does not goes on, and fails when it must save. */
 static void a_save_that_nobody_wants_may_fail(void **state) {
     (void)state;
-    Run run;
-    open_run(&run);
+    TinyRun run;
+    tiny_run_open(&run);
     for (int asked = 0; asked < 2; asked++) {
         Error error = {0};
         char name[20], path[40];
@@ -161,7 +102,7 @@ static void a_save_that_nobody_wants_may_fail(void **state) {
         assert_int_equal(trainer.n_done, asked ? 1 : 6);
         trainer_close(&trainer);
     }
-    close_run(&run);
+    tiny_run_close(&run);
 }
 
 /* ---- signals: each case in a process of its own, which says by its exit code how far it has come */

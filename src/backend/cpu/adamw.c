@@ -5,8 +5,8 @@
  *     p = p·keep - step·m / (√v·root + ε),   keep = 1 - rate·decay, step = rate·c1, root = √c2.
  * Moments of parameters that get no gradient shrink for ever; below 1e-37 they become 0, because arithmetic
  * on the denormal numbers they would end in is a hundred times slower on some machines. */
+#include "ops/update/adamw.h"
 #include "backend/cpu/kernels.h"
-#include "ops/ops.h"
 
 typedef struct {
     float beta1, beta2, new1, new2; /* m = beta1·m + new1·g, v = beta2·v + new2·g² */
@@ -67,9 +67,9 @@ Status cpu_adamw(const KernelCall *call, Error *error) {
         CpuRange range = cpu_part(count, part, n_parts);
         AdamwConstants c = shared;
         int64_t first = 0;
-        for (int run = 0; run < a->n_runs && first < range.end; run++) {
-            int64_t end = first + a->runs[run].n_elements;
-            c.keep = (float)(1.0 - (a->runs[run].decays ? rate * (double)a->weight_decay : 0.0));
+        for (int run = 0; run < a->elements.n_runs && first < range.end; run++) {
+            int64_t end = first + a->elements.runs[run].n_elements;
+            c.keep = (float)(1.0 - (a->elements.runs[run].decays ? rate * (double)a->weight_decay : 0.0));
             update(call, &c, first > range.first ? first : range.first, end < range.end ? end : range.end);
             first = end;
         }

@@ -11,7 +11,9 @@
 #include "backend/cpu/kernels.h"
 #include "base/random.h"
 #include "ops/ops.h"
+#include "ops/update/update.h"
 
+#include <stddef.h>
 #include <string.h>
 
 static bool is_half(const Tensor *tensor) {
@@ -19,7 +21,7 @@ static bool is_half(const Tensor *tensor) {
 }
 
 static bool is_update(const Op *op) {
-    return op == &OP_ADAMW || op == &OP_SGD;
+    return op->update != UPDATE_NONE;
 }
 
 /* Does output k of an update hold a copy of the parameters? */
@@ -43,22 +45,12 @@ bool cpu_needs_widening(const Node *node) {
 enum { PIECE_ELEMENTS = 1 << 20 };
 
 static bool goes_in_pieces(const Op *op) {
-    return is_update(op) || op == &OP_SQUARED_NORM;
+    return op->update == UPDATE_OF_ELEMENTS || op == &OP_SQUARED_NORM;
 }
 
 /* What an update knows of its elements; of anything else, nothing. */
-typedef struct {
-    int n_runs;
-    const DecayRun *runs;
-    int64_t first;
-} Elements;
-
-static Elements elements_of(const Node *node) {
-    const AdamwAttributes *adamw = node->attributes;
-    const SgdAttributes *sgd = node->attributes;
-    if (node->op == &OP_ADAMW) return (Elements){adamw->n_runs, adamw->runs, adamw->first_element};
-    if (node->op == &OP_SGD) return (Elements){sgd->n_runs, sgd->runs, sgd->first_element};
-    return (Elements){0};
+static UpdateElements elements_of(const Node *node) {
+    return is_update(node->op) ? *(const UpdateElements *)node->attributes : (UpdateElements){0};
 }
 
 static size_t aligned(size_t n_bytes) {
@@ -124,7 +116,7 @@ static void narrow(const KernelCall *call, const Tensor *tensor, const float *fr
 
 static void narrow_stochastically(const KernelCall *call, int k, const float *from, uint16_t *to) {
     const Node *node = call->node;
-    int64_t first = elements_of(node).first, count = tensor_count(node->output[k]);
+    int64_t first = elements_of(node).first_element, count = tensor_count(node->output[k]);
     bool is_brain = node->output[k]->dtype == DTYPE_BF16;
     uint32_t draw;
     memcpy(&draw, (const float *)call->in[1] + HYPER_DRAW, sizeof draw);
@@ -168,12 +160,11 @@ typedef struct {
     KernelCall call;
     Node node;
     Tensor tensor[1 + NODE_MAX_OUTPUTS];
-    AdamwAttributes adamw;
-    SgdAttributes sgd;
+    _Alignas(max_align_t) char attributes[UPDATE_MAX_ATTRIBUTES];
 } Piece;
 
 /* The runs of elements first .. first + n - 1; how many there are. */
-static int cut_runs(const Elements *whole, int64_t first, int64_t n, DecayRun *cut) {
+static int cut_runs(const UpdateElements *whole, int64_t first, int64_t n, DecayRun *cut) {
     int n_cut = 0;
     int64_t at = 0;
     for (int i = 0; i < whole->n_runs && at < first + n; at += whole->runs[i++].n_elements) {
@@ -184,21 +175,11 @@ static int cut_runs(const Elements *whole, int64_t first, int64_t n, DecayRun *c
     return n_cut;
 }
 
-static void set_elements(Piece *piece, Elements elements) {
-    Node *node = &piece->node;
-    if (node->op == &OP_ADAMW) {
-        piece->adamw = *(const AdamwAttributes *)node->attributes;
-        piece->adamw.n_runs = elements.n_runs;
-        piece->adamw.runs = elements.runs;
-        piece->adamw.first_element = elements.first;
-        node->attributes = &piece->adamw;
-    } else {
-        piece->sgd = *(const SgdAttributes *)node->attributes;
-        piece->sgd.n_runs = elements.n_runs;
-        piece->sgd.runs = elements.runs;
-        piece->sgd.first_element = elements.first;
-        node->attributes = &piece->sgd;
-    }
+/* Attributes begin with the elements. */
+static void set_elements(Piece *piece, UpdateElements elements) {
+    memcpy(piece->attributes, piece->node.attributes, piece->node.attributes_bytes);
+    memcpy(piece->attributes, &elements, sizeof elements);
+    piece->node.attributes = piece->attributes;
 }
 
 static void cut_tensor(Tensor **tensor, void **data, Tensor *cut, int64_t first, int64_t n) {
@@ -223,8 +204,9 @@ static void cut(const KernelCall *call, int64_t first, int64_t n, DecayRun *runs
     }
     for (int k = 0; k < node->n_outputs; k++)
         cut_tensor(&node->output[k], &piece->call.out[k], &piece->tensor[1 + k], first, n);
-    Elements whole = elements_of(call->node);
-    set_elements(piece, (Elements){cut_runs(&whole, first, n, runs), runs, whole.first + first});
+    UpdateElements whole = elements_of(call->node);
+    set_elements(piece,
+                 (UpdateElements){cut_runs(&whole, first, n, runs), runs, whole.first_element + first});
 }
 
 Status cpu_widened(const KernelCall *call, Error *error) {

@@ -10,9 +10,12 @@
 #include "backend/cpu/simd.h"
 #include "graph/op.h"
 
-/* The kernels of kernel_list.h, and their scratch functions: bytes of working memory. */
-#define PLAIN(op, kernel) Status kernel(const KernelCall *call, Error *error);
+/* The operations and kernels of kernel_list.h, and their scratch functions: bytes of working memory. */
+#define PLAIN(op, kernel)                                                                                    \
+    extern const Op op;                                                                                      \
+    Status kernel(const KernelCall *call, Error *error);
 #define WITH_SCRATCH(op, kernel)                                                                             \
+    extern const Op op;                                                                                      \
     Status kernel(const KernelCall *call, Error *error);                                                     \
     size_t kernel##_scratch(const Node *node, int n_threads);
 CPU_KERNELS(PLAIN, WITH_SCRATCH)

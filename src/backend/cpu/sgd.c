@@ -1,6 +1,6 @@
 /* sgd: gradient descent with momentum, one pass over gradient, parameter and momentum. */
+#include "ops/update/sgd.h"
 #include "backend/cpu/kernels.h"
-#include "ops/ops.h"
 
 typedef struct {
     float scale, decay, momentum, rate;
@@ -49,9 +49,9 @@ Status cpu_sgd(const KernelCall *call, Error *error) {
         CpuRange range = cpu_part(count, part, n_parts);
         SgdConstants c = shared;
         int64_t first = 0;
-        for (int run = 0; run < a->n_runs && first < range.end; run++) {
-            int64_t end = first + a->runs[run].n_elements;
-            c.decay = a->runs[run].decays ? a->weight_decay : 0.0f;
+        for (int run = 0; run < a->elements.n_runs && first < range.end; run++) {
+            int64_t end = first + a->elements.runs[run].n_elements;
+            c.decay = a->elements.runs[run].decays ? a->weight_decay : 0.0f;
             update(call, &c, first > range.first ? first : range.first, end < range.end ? end : range.end);
             first = end;
         }

@@ -127,17 +127,12 @@ void options_free(Options *options) {
 /* ---- One value */
 
 Status options_unknown(const OptionCommand *command, const char *dashes, const char *name, Error *error) {
-    const char *best = NULL;
-    size_t best_likeness = SIZE_MAX;
+    Arena scratch = {0};
     int n = options_count(command);
-    for (int i = 0; i < n; i++) {
-        const char *known = options_spec(command, i, NULL)->name;
-        size_t likeness = format_likeness(name, known);
-        if (likeness < best_likeness) {
-            best_likeness = likeness;
-            best = known;
-        }
-    }
+    const char **names = ARENA_ARRAY(&scratch, const char *, n + 1);
+    for (int i = 0; i < n; i++) names[i] = options_spec(command, i, NULL)->name;
+    const char *best = format_nearest(name, names);
+    arena_free(&scratch);
     if (best)
         return error_user(error, "unknown option %s%s; did you mean %s%s?", dashes, plain_value(name).text,
                           dashes, best);

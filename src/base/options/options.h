@@ -116,6 +116,9 @@ typedef struct {
         .offset = OPTION_FIELD(Struct, field, "int or an enum", int : 1, unsigned : 1),                      \
         .int_default = initial, .choices = names, .help = text, __VA_ARGS__                                  \
     }
+/* --json, which every command has: json_print (text/json.h) is what it asks for. */
+#define OPTION_JSON(Struct, field, ...)                                                                      \
+    OPTION_BOOL("json", Struct, field, false, "make the last line of the output one JSON object", __VA_ARGS__)
 #define OPTION_END                                                                                           \
     { .name = NULL }
 

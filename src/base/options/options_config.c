@@ -76,14 +76,16 @@ static bool is_recorded(const Reader *reader, const char *start, const char *end
 }
 
 static Status unknown_section(const Reader *reader, const char *title, Error *error) {
-    const char *best = NULL, *list = "";
-    size_t best_likeness = SIZE_MAX;
-    for (const OptionGroup *group = reader->options->command->groups; group && group->title; group++) {
-        size_t likeness = format_likeness(title, group->title);
-        if (likeness < best_likeness) best = group->title;
-        if (likeness < best_likeness) best_likeness = likeness;
-        list = arena_printf(&reader->options->arena, "%s%s[%s]", list, *list ? ", " : "", group->title);
+    const OptionGroup *groups = reader->options->command->groups;
+    Arena *arena = &reader->options->arena;
+    int n = 0;
+    while (groups && groups[n].title) n++;
+    const char **titles = ARENA_ARRAY(arena, const char *, n + 1), *list = "";
+    for (int i = 0; i < n; i++) {
+        titles[i] = groups[i].title;
+        list = arena_printf(arena, "%s%s[%s]", list, *list ? ", " : "", titles[i]);
     }
+    const char *best = format_nearest(title, titles);
     if (best) return error_user(error, "unknown section [%.80s]; did you mean [%s]?", title, best);
     return error_user(error, "unknown section [%.80s]; there %s%s", title, *list ? "are " : "is none", list);
 }

@@ -163,3 +163,10 @@ const char *format_nearest(const char *word, const char *const *known) {
     }
     return best;
 }
+
+FormatMeant format_did_you_mean(const char *word, const char *const *known) {
+    const char *nearest = format_nearest(word, known);
+    FormatMeant meant = {{0}};
+    if (nearest) snprintf(meant.text, sizeof meant.text, "did you mean '%.60s'? ", nearest);
+    return meant;
+}

@@ -13,6 +13,10 @@ typedef struct {
     char text[40];
 } FormatText;
 
+typedef struct {
+    char text[80];
+} FormatMeant;
+
 /* 512 B, 1.50 KiB, 12.3 GiB: powers of 1024, three digits. */
 FormatText format_bytes(uint64_t n_bytes);
 
@@ -41,5 +45,8 @@ size_t format_likeness(const char *word, const char *known);
 
 /* The word of a NULL-terminated list that was probably meant, or NULL if none is near. */
 const char *format_nearest(const char *word, const char *const *known);
+
+/* "did you mean 'train'? ", or nothing if no word of the list is near: the middle of a message. */
+FormatMeant format_did_you_mean(const char *word, const char *const *known);
 
 #endif

@@ -72,6 +72,12 @@ Status json_line_write(FILE *stream, const json_t *value, int digits, Error *err
     return written ? STATUS_OK : error_failed(error, "cannot write a JSON line: %s", strerror(reason));
 }
 
+Status json_print(FILE *stream, json_t *object, Error *error) {
+    json_line_write(stream, object, JSON_DIGITS_FLOAT, error);
+    json_decref(object);
+    return error->status;
+}
+
 void error_add_json(Error *error, json_t *object) {
     json_object_set_new(object, "error", json_make_text(error->text));
     json_object_set_new(object, "exit_code", json_integer((json_int_t)error->status));

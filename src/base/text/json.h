@@ -1,7 +1,7 @@
 /* Small helps over jansson: reading with messages that name file and field, writing one line.
  *
- * jansson's own functions begin with json_ too; ours are json_read, json_parse, json_mark_bytes, json_line*,
- * json_make_* and json_field_*. */
+ * jansson's own functions begin with json_ too; ours are json_read, json_parse, json_print,
+ * json_mark_bytes, json_line*, json_make_* and json_field_*. */
 #ifndef PGPT_BASE_TEXT_JSON_H
 #define PGPT_BASE_TEXT_JSON_H
 
@@ -26,6 +26,9 @@ Status json_line(const json_t *value, int digits, char **line, Error *error);
 
 /* The same with a newline, to a stream, flushed and checked; to a terminal in ASCII. */
 Status json_line_write(FILE *stream, const json_t *value, int digits, Error *error);
+
+/* An object that is a command's result: the same with a float's digits, and the reference is given up. */
+Status json_print(FILE *stream, json_t *object, Error *error);
 
 /* Bytes of the byte-order mark that a text may begin with: 3, or 0 where there is none. Editors of Windows
  * write one. */

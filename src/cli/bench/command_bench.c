@@ -2,6 +2,7 @@
  * ignore. */
 #include "cli/commands.h"
 
+#include "base/options/options_refuse.h"
 #include "base/text/format.h"
 #include "cli/bench/bench.h"
 
@@ -12,8 +13,6 @@
 enum { USUAL_VOCABULARY = 65 };
 
 enum { MANY = 1 << 30, MANY_RUNS = 1000000 };
-
-static const char *const optimizer_names[] = {"adamw", "sgd", NULL};
 
 /* Fewer than `pgpt train` has: only what changes the work of a step; clipping is off unless asked for. */
 static const OptionSpec update_option_specs[] = {
@@ -30,39 +29,40 @@ static const OptionSpec update_option_specs[] = {
 };
 
 static const OptionSpec bench_option_specs[] = {
-    OPTION_INT("batch", BenchOptions, batch, 16, 1, MANY, "sequences a step ('step' and 'ops')"),
-    OPTION_INT("micro-batch", BenchOptions, micro_batch, 0, 0, MANY,
+    OPTION_INT("batch", BenchCall, setup.bench.batch, 16, 1, MANY, "sequences a step ('step' and 'ops')"),
+    OPTION_INT("micro-batch", BenchCall, setup.bench.micro_batch, 0, 0, MANY,
                "sequences at a time (gradient accumulation); must divide the batch; 0: all"),
-    OPTION_INT("sequence", BenchOptions, sequence, 0, 0, MANY,
+    OPTION_INT("sequence", BenchCall, setup.bench.sequence, 0, 0, MANY,
                "tokens of a sequence; 0: the model's context"),
     OPTION_INT(
-        "recompute", BenchOptions, recompute, 0, 0, 1000,
+        "recompute", BenchCall, setup.bench.recompute, 0, 0, 1000,
         "activation checkpointing: keep only every Nth block's input and recompute the rest in the backward; "
         "0: keep everything"),
-    OPTION_INT("loss-chunk", BenchOptions, loss_chunk, 0, 0, MANY,
+    OPTION_INT("loss-chunk", BenchCall, setup.bench.loss_chunk, 0, 0, MANY,
                "tokens whose logits are in memory at a time; 0: chosen by size"),
-    OPTION_INT("steps", BenchOptions, n_steps, 5, 1, MANY_RUNS, "timed steps of 'step'"),
-    OPTION_INT("warmup-steps", BenchOptions, n_warmup_steps, 1, 0, MANY_RUNS,
+    OPTION_INT("steps", BenchCall, setup.bench.n_steps, 5, 1, MANY_RUNS, "timed steps of 'step'"),
+    OPTION_INT("warmup-steps", BenchCall, setup.bench.n_warmup_steps, 1, 0, MANY_RUNS,
                "steps before those, not timed"),
-    OPTION_INT("tokens", BenchOptions, n_tokens, 256, 4, MANY_RUNS, "length of a text of 'generate'"),
-    OPTION_INT("samples", BenchOptions, n_samples, 1, 1, MANY_RUNS, "texts that 'generate' makes at once"),
-    OPTION_INT("runs", BenchOptions, n_runs, 3, 1, MANY_RUNS, "timed runs of 'generate'"),
-    OPTION_CHOICE("device", BenchOptions, device, DEVICE_AUTO, device_names,
+    OPTION_INT("tokens", BenchCall, setup.bench.n_tokens, 256, 4, MANY_RUNS,
+               "length of a text of 'generate'"),
+    OPTION_INT("samples", BenchCall, setup.bench.n_samples, 1, 1, MANY_RUNS,
+               "texts that 'generate' makes at once"),
+    OPTION_INT("runs", BenchCall, setup.bench.n_runs, 3, 1, MANY_RUNS, "timed runs of 'generate'"),
+    OPTION_CHOICE("device", BenchCall, setup.bench.device, DEVICE_AUTO, device_names,
                   "where to compute; auto: on a GPU if there is one"),
-    OPTION_CHOICE("dtype", BenchOptions, precision, PRECISION_F32, precision_names,
+    OPTION_CHOICE("dtype", BenchCall, setup.bench.precision, PRECISION_F32, precision_names,
                   "precision to compute in"),
-    OPTION_BOOL("any-order", BenchOptions, any_order, false, DEVICE_ANY_ORDER_HELP),
-    OPTION_INT("streams", BenchOptions, n_streams, DEVICE_STREAMS, 1, 2, DEVICE_STREAMS_HELP),
-    OPTION_INT("threads", BenchOptions, n_threads, 0, 0, 4096, "CPU threads; 0: all cores"),
-    OPTION_BOOL("json", BenchOptions, json, false, "make the last line of the output one JSON object",
-                .flags = OPTION_TRANSIENT),
+    OPTION_BOOL("any-order", BenchCall, setup.bench.any_order, false, DEVICE_ANY_ORDER_HELP),
+    OPTION_INT("streams", BenchCall, setup.bench.n_streams, DEVICE_STREAMS, 1, 2, DEVICE_STREAMS_HELP),
+    OPTION_INT("threads", BenchCall, setup.bench.n_threads, 0, 0, 4096, "CPU threads; 0: all cores"),
+    OPTION_JSON(BenchCall, json, .flags = OPTION_TRANSIENT),
     OPTION_END,
 };
 
 static const OptionGroup groups[] = {
-    OPTION_GROUP("Model", BenchValues, model, model_option_specs),
-    OPTION_GROUP("Update", BenchValues, optimizer, update_option_specs),
-    OPTION_GROUP("Benchmark", BenchValues, bench, bench_option_specs),
+    OPTION_GROUP("Model", BenchCall, setup.model, model_option_specs),
+    OPTION_GROUP("Update", BenchCall, setup.optimizer, update_option_specs),
+    {.title = "Benchmark", .offset = 0, .specs = bench_option_specs}, /* of the whole call */
     OPTION_GROUP_END,
 };
 
@@ -106,7 +106,7 @@ enum { FOR_STEP = 1, FOR_OPS = 2, FOR_GENERATE = 4 };
 typedef struct {
     const char *name;
     unsigned mask;
-    Status (*run)(BenchValues *values, Error *error);
+    Status (*run)(BenchCall *call, Error *error);
 } Benchmark;
 
 static const Benchmark benchmarks[] = {
@@ -117,10 +117,7 @@ static const Benchmark benchmarks[] = {
 enum { N_BENCHMARKS = sizeof benchmarks / sizeof benchmarks[0] };
 
 /* Options that only some benchmarks obey; what is not here is for all. */
-static const struct {
-    const char *name;
-    unsigned mask;
-} limited_options[] = {
+static const OptionUse limited_options[] = {
     {"optimizer", FOR_STEP | FOR_OPS},
     {"clip", FOR_STEP | FOR_OPS},
     {"eager-update", FOR_STEP | FOR_OPS},
@@ -146,20 +143,16 @@ static Status find_benchmark(const char *word, const Benchmark **found, Error *e
         *found = &benchmarks[i];
         if (strcmp(word, names[i]) == 0) return STATUS_OK;
     }
-    const char *nearest = format_nearest(word, names);
-    return error_user(error, "there is no benchmark '%s'; %s%s%schoose step, ops or generate", word,
-                      nearest ? "did you mean '" : "", nearest ? nearest : "", nearest ? "'? " : "");
+    return error_user(error, "there is no benchmark '%s'; %schoose step, ops or generate", word,
+                      format_did_you_mean(word, names).text);
 }
 
 /* On the command line only: a config file may have been written for something else. */
 static Status refuse_ignored(const Options *options, const Benchmark *benchmark, Error *error) {
-    for (size_t i = 0; i < sizeof limited_options / sizeof limited_options[0]; i++) {
-        const char *name = limited_options[i].name;
-        if (limited_options[i].mask & benchmark->mask) continue;
-        if (options_source(options, name) != OPTION_FROM_COMMAND) continue;
-        return error_user(error, "--%s means nothing to 'bench %s'; leave it out", name, benchmark->name);
-    }
-    return STATUS_OK;
+    char name[40];
+    snprintf(name, sizeof name, "'bench %s'", benchmark->name);
+    return options_refuse_unused(options, limited_options, sizeof limited_options / sizeof limited_options[0],
+                                 benchmark->mask, name, OPTION_FROM_COMMAND, error);
 }
 
 /* Kernels that last microseconds say little about a GPU. */
@@ -168,43 +161,36 @@ static Status choose_gpu_sizes(Options *options, Error *error) {
     return options_set(options, "batch", "64", OPTION_FROM_PRESET, error);
 }
 
-static Status run_bench(Options *options, BenchValues *values, Error *error) {
+static Status run_bench(Options *options, BenchCall *call, Error *error) {
     const Benchmark *benchmark;
     TRY(find_benchmark(options->arguments[0], &benchmark, error));
     TRY(refuse_ignored(options, benchmark, error));
-    bool takes_gpu = device_takes_gpu(values->bench.device);
-    static const char *const of_gpus[] = {"any-order", "streams"};
-    for (size_t i = 0; !takes_gpu && i < sizeof of_gpus / sizeof of_gpus[0]; i++) {
-        if (options_source(options, of_gpus[i]) == OPTION_FROM_COMMAND)
-            return error_user(error, "--%s means something only with --device cuda; leave it out",
-                              of_gpus[i]);
-    }
+    bool takes_gpu = device_takes_gpu(call->setup.bench.device);
+    const OptionCondition of_gpus[] = {{"any-order", "--device cuda", takes_gpu},
+                                       {"streams", "--device cuda", takes_gpu}};
+    TRY(options_refuse_idle(options, of_gpus, 2, OPTION_FROM_COMMAND, error));
     if (takes_gpu && benchmark->mask == FOR_OPS) TRY(choose_gpu_sizes(options, error));
-    TRY(config_apply_preset(options, values->model.preset, error));
-    if (!values->model.vocabulary) values->model.vocabulary = USUAL_VOCABULARY;
-    TRY(config_complete(&values->model, values->model.vocabulary, error));
-    return benchmark->run(values, error);
+    TRY(config_apply_preset(options, call->setup.model.preset, error));
+    if (!call->setup.model.vocabulary) call->setup.model.vocabulary = USUAL_VOCABULARY;
+    TRY(config_complete(&call->setup.model, call->setup.model.vocabulary, error));
+    return benchmark->run(call, error);
 }
 
 Status command_bench(int n_words, char *const *words, Error *error) {
-    BenchValues values;
+    BenchCall call;
     Options options;
-    TRY(options_init(&options, &bench_command, &values, error));
-    /* What the tables leave out: the usual AdamW, whose numbers do not change the work. */
-    values.optimizer = (OptimizerOptions){.kind = values.optimizer.kind,
-                                          .clip = values.optimizer.clip,
-                                          .rate = 3e-4,
-                                          .beta1 = 0.9,
-                                          .beta2 = 0.99,
-                                          .epsilon = 1e-8,
-                                          .weight_decay = 0.1,
-                                          .momentum = 0.9,
-                                          .eager = values.optimizer.eager};
+    TRY(options_init(&options, &bench_command, &call, error));
+    /* What the tables leave out is as usual: its numbers do not change the work. */
+    OptimizerOptions usual = optimizer_defaults((OptimizerKind)call.setup.optimizer.kind);
+    usual.rate = 3e-4;
+    usual.clip = call.setup.optimizer.clip;
+    usual.eager = call.setup.optimizer.eager;
+    call.setup.optimizer = usual;
     TRY_GOTO(options_parse(&options, n_words, words, error), done);
     if (options.help_wanted) {
         command_show_help(&bench_command);
     } else {
-        run_bench(&options, &values, error);
+        run_bench(&options, &call, error);
     }
 done:
     options_free(&options);

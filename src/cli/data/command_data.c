@@ -2,6 +2,7 @@
  * ignore. */
 #include "cli/commands.h"
 
+#include "base/options/options_refuse.h"
 #include "base/text/format.h"
 #include "base/text/plain.h"
 #include "cli/data/data.h"
@@ -32,7 +33,7 @@ static const OptionSpec data_specs[] = {
                "symbols to learn, the 256 bytes and <|endoftext|> among them ('train-tokenizer')"),
     OPTION_INT("excerpts", DataValues, n_excerpts, 3, 0, 1000, "places of the text to show"),
     OPTION_INT("threads", DataValues, n_threads, 0, 0, 4096, "CPU threads; 0: all cores"),
-    OPTION_BOOL("json", DataValues, json, false, "make the last line of the output one JSON object"),
+    OPTION_JSON(DataValues, json),
     OPTION_BOOL("quiet", DataValues, quiet, false, "say only what went wrong"),
     OPTION_END,
 };
@@ -109,10 +110,7 @@ static const Action actions[] = {
 enum { N_ACTIONS = sizeof actions / sizeof actions[0] };
 
 /* Which actions obey an option; what is not here is for all. */
-static const struct {
-    const char *name;
-    unsigned mask;
-} limited_options[] = {
+static const OptionUse limited_options[] = {
     {"tokenizer", FOR_PREPARE | FOR_ENCODE | FOR_DECODE},
     {"out", FOR_PREPARE | FOR_TRAIN},
     {"validation", FOR_PREPARE},
@@ -166,12 +164,6 @@ Status data_open_tokenizer(const DataCall *call, Tokenizer **tokenizer, Error *e
     return prepare_tokenizer(name, 0, NULL, tokenizer, error);
 }
 
-Status data_print_json(json_t *object, Error *error) {
-    json_line_write(stdout, object, JSON_DIGITS_FLOAT, error);
-    json_decref(object);
-    return error->status;
-}
-
 static Status find_action(const char *word, const Action **found, Error *error) {
     const char *names[N_ACTIONS + 1] = {NULL};
     for (int i = 0; i < N_ACTIONS; i++) {
@@ -179,21 +171,16 @@ static Status find_action(const char *word, const Action **found, Error *error) 
         *found = &actions[i];
         if (strcmp(word, names[i]) == 0) return STATUS_OK;
     }
-    const char *nearest = format_nearest(word, names);
     return error_user(
-        error, "'data' cannot '%s'; %s%s%schoose prepare, encode, decode, inspect, verify or train-tokenizer",
-        plain_value(word).text, nearest ? "did you mean '" : "", nearest ? nearest : "",
-        nearest ? "'? " : "");
+        error, "'data' cannot '%s'; %schoose prepare, encode, decode, inspect, verify or train-tokenizer",
+        plain_value(word).text, format_did_you_mean(word, names).text);
 }
 
 static Status refuse_ignored(const Options *options, const Action *action, Error *error) {
-    for (size_t i = 0; i < sizeof limited_options / sizeof limited_options[0]; i++) {
-        const char *name = limited_options[i].name;
-        if (limited_options[i].mask & action->mask) continue;
-        if (options_source(options, name) != OPTION_FROM_COMMAND) continue;
-        return error_user(error, "--%s means nothing to 'data %s'; leave it out", name, action->name);
-    }
-    return STATUS_OK;
+    char name[40];
+    snprintf(name, sizeof name, "'data %s'", action->name);
+    return options_refuse_unused(options, limited_options, sizeof limited_options / sizeof limited_options[0],
+                                 action->mask, name, OPTION_FROM_COMMAND, error);
 }
 
 static Status run_data(const Options *options, const DataValues *values, Error *error) {

@@ -40,7 +40,4 @@ Status data_open_inputs(const DataCall *call, InputList *list, Error *error);
 /* A tokenizer that needs no text: byte, or a file or folder. */
 Status data_open_tokenizer(const DataCall *call, Tokenizer **tokenizer, Error *error);
 
-/* One line of JSON on stdout; the reference is taken over. */
-Status data_print_json(json_t *object, Error *error);
-
 #endif

@@ -87,7 +87,7 @@ static Status encode(DataCall *call, const Tokenizer *tokenizer, Error *error) {
     json_object_set_new(object, "tokenizer", json_make_text(tokenizer_kind(tokenizer)));
     json_object_set_new(object, "vocabulary", json_integer(tokenizer_n_vocabulary(tokenizer)));
     json_object_set_new(object, "seconds", json_make_number(seconds));
-    return data_print_json(object, error);
+    return json_print(stdout, object, error);
 }
 
 Status data_encode(DataCall *call, Error *error) {

@@ -47,7 +47,7 @@ Status data_verify(DataCall *call, Error *error) {
         json_object_set_new(object, "shards", json_integer((json_int_t)set.n_shards));
         json_object_set_new(object, "tokens", json_integer((json_int_t)set.n_tokens));
         json_object_set_new(object, "seconds", json_make_number(seconds));
-        data_print_json(object, error);
+        json_print(stdout, object, error);
     }
 done:
     tokenizer_free(tokenizer);
@@ -168,7 +168,7 @@ static Status print_inspection_json(const ShardSet *set, const Counts *counts, j
     json_object_set_new(object, "vocabulary_used", json_integer((json_int_t)counts->n_used));
     json_object_set_new(object, "token_lengths", lengths);
     json_object_set(object, "excerpts", excerpts);
-    return data_print_json(object, error);
+    return json_print(stdout, object, error);
 }
 
 static Status print_inspection(const DataCall *call, const ShardSet *set, const Tokenizer *tokenizer,

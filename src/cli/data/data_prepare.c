@@ -48,7 +48,7 @@ static Status report(DataCall *call, double seconds, Error *error) {
         json_object_set_new(object, "seconds", json_make_number(seconds));
         json_object_set_new(object, "peak_bytes", json_integer((json_int_t)memory_resident_peak_bytes()));
         json_object_set_new(object, "out", json_make_text(set.folder));
-        data_print_json(object, error);
+        json_print(stdout, object, error);
     }
     shard_set_close(&set);
     return error->status;

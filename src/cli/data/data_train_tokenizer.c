@@ -158,7 +158,7 @@ static Status report(DataCall *call, const Tokenizer *tokenizer, const char *pat
     json_object_set_new(object, "seconds", json_make_number(seconds));
     json_object_set_new(object, "peak_bytes", json_integer((json_int_t)memory_resident_peak_bytes()));
     json_object_set_new(object, "out", json_make_text(path));
-    return data_print_json(object, error);
+    return json_print(stdout, object, error);
 }
 
 Status data_train_tokenizer(DataCall *call, Error *error) {

@@ -74,9 +74,8 @@ static void list_studies(void) {
 static Status unknown_study(const char *word, Error *error) {
     const char *names[N_STUDIES + 1] = {NULL};
     for (int i = 0; i < N_STUDIES; i++) names[i] = studies[i].name;
-    const char *nearest = format_nearest(word, names);
-    return error_user(error, "there is no study '%s'; %s%s%s'pgpt lab' lists them", plain_value(word).text,
-                      nearest ? "did you mean '" : "", nearest ? nearest : "", nearest ? "'? " : "");
+    return error_user(error, "there is no study '%s'; %s'pgpt lab' lists them", plain_value(word).text,
+                      format_did_you_mean(word, names).text);
 }
 
 Status command_lab(Launch *launch, int n_words, char *const *words, Error *error) {

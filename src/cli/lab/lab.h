@@ -1,9 +1,9 @@
 /* pgpt lab: the studies, one file each, and what they share.
  *
  * A study NAME is an OptionCommand lab_NAME_command, whose name is "lab NAME", and a function lab_NAME, both
- * in src/cli/lab_NAME.c; what it computes is in src/lab/. It becomes part of the program by its declaration
- * below and by its line in `studies` of command_lab.c: {"NAME", &lab_NAME_command, lab_NAME}. The line makes
- * the dispatch, the list that `pgpt lab` shows and its part of the manual page.
+ * in src/cli/lab/lab_NAME.c; what it computes is in src/lab/. It becomes part of the program by its
+ * declaration below and by its line in `studies` of command_lab.c: {"NAME", &lab_NAME_command, lab_NAME}. The
+ * line makes the dispatch, the list that `pgpt lab` shows and its part of the manual page.
  *
  * The function is called by all ranks under mpirun, and by the only process without, with the words behind
  * the name:
@@ -35,6 +35,7 @@
 
 #include "base/text/json.h"
 #include "cli/commands.h"
+#include "lab/launch/launcher.h"
 #include "lab/picture/plot.h"
 
 extern const OptionCommand lab_collectives_command, lab_linear_command, lab_pipeline_command,
@@ -85,6 +86,44 @@ Status lab_draw(const LabOutput *output, const Plot *plot, const char *name, Err
 
 /* One line on stdout, flushed; the reference is taken over. On the root only. */
 Status lab_print_json(json_t *object, Error *error);
+
+/* ---- Studies that start runs of pgpt train (lab_runs.c)
+ *
+ *     typedef struct { ScalingCall call; LabRunOptions runs; LabOptions lab; } ScalingCommand;
+ *     static const OptionGroup groups[] = {OPTION_GROUP("Study", ScalingCommand, call, specs),
+ *                                          OPTION_GROUP("Runs", ScalingCommand, runs, lab_run_specs), ...};
+ *     static const OptionPositional positionals[] = {LAB_TRAIN_WORDS(", as --model nano"), {.name = NULL}};
+ *     static const LabDefault quick[] = {{"steps", "4"}, {"repeats", "1"}, {NULL, NULL}};
+ *     ... after lab_read_options: lab_apply_quick(&options, &values.runs, quick, error) ...
+ *     ... lab_open_launcher(launch, &options, &values.runs, &launcher, error) ... launcher_close ... */
+
+typedef struct {
+    bool quick;
+    const char *launcher;
+    double timeout;
+} LabRunOptions;
+
+extern const OptionSpec lab_run_specs[]; /* --quick, --launcher, --timeout */
+
+/* The words behind "--"; `more` goes on where "options of pgpt train" ends. */
+#define LAB_TRAIN_WORDS(more)                                                                                \
+    {                                                                                                        \
+        .name = "WORDS", .help = "behind '--': options of pgpt train" more, .optional = true,                \
+        .repeated = true, .behind_dashes = true                                                              \
+    }
+
+typedef struct {
+    const char *name, *value; /* as on a command line, without dashes */
+} LabDefault;
+
+/* With --quick, these instead of the defaults (up to a name of NULL); what was given on the command line
+ * stays. */
+Status lab_apply_quick(Options *options, const LabRunOptions *runs, const LabDefault *defaults, Error *error);
+
+/* For ranks that the study starts itself. Under mpirun there are ranks already: then nothing is opened, and a
+ * --launcher is refused. */
+Status lab_open_launcher(const Launch *launch, const Options *options, const LabRunOptions *runs,
+                         Launcher *launcher, Error *error);
 
 /* ---- Words for pgpt train, behind '--' (lab_common.c) */
 

@@ -73,7 +73,7 @@ const OptionCommand lab_pipeline_command = {
     .summary = "pipeline schedules as timelines: bubble, activations held, versions of the weights",
     .description =
         "Prints every schedule as a timeline and all in a table, and draws pipeline-NAME.svg as 'pgpt lab timeline' draws a traced "
-        "run (and a PNG, where rsvg-convert is installed); pipeline-NAME.dat has every action. Predicted by carrying the schedule "
+        "run (and a PNG, where gnuplot or rsvg-convert is installed); pipeline-NAME.dat has every action. Predicted by carrying the schedule "
         "out without computing anything: stages that are all alike, messages that wait for both sides.",
     .groups = groups,
     .examples = examples,
@@ -288,9 +288,9 @@ static double length_ms(const Study *study, const Row *row) {
 static Status draw(Study *study, const Row *row, bool *has_png, Error *error) {
     Timeline timeline;
     Arena *arena = &study->arena;
-    const char *base =
-        arena_printf(arena, "%s/pipeline-%s", study->output->folder, schedule_names[row->kind]);
-    const char *svg = arena_printf(arena, "%s.svg", base);
+    const char *folder = study->output->folder;
+    const char *name = arena_printf(arena, "pipeline-%s", schedule_names[row->kind]);
+    const char *base = arena_printf(arena, "%s/%s", folder, name), *svg = arena_printf(arena, "%s.svg", base);
     const char *title = arena_printf(
         arena, "%s: %s, %s%s; bubble %.1f %%, activations of %.3g held, %s of the weights",
         schedule_names[row->kind], format_things(row->shape.n_stages, "stage").text,
@@ -302,10 +302,11 @@ static Status draw(Study *study, const Row *row, bool *has_png, Error *error) {
                               : study->output->caption;
     if (pipeline_timeline(&row->prediction, &timeline, error) == STATUS_OK) {
         timeline.to_us = 1e3 * length_ms(study, row);
-        timeline_draw(&timeline, title, caption, svg, error);
+        timeline_draw(&timeline, title, caption, folder, name, has_png, error);
     }
     timeline_free(&timeline);
-    if (error->status == STATUS_OK) pipeline_png(svg, arena_printf(arena, "%s.png", base), has_png, error);
+    if (error->status == STATUS_OK && !*has_png)
+        pipeline_png(svg, arena_printf(arena, "%s.png", base), has_png, error);
     if (error->status == STATUS_OK) write_data(study, row, arena_printf(arena, "%s.dat", base), error);
     return error->status;
 }
@@ -352,7 +353,8 @@ static Status run(Study *study, bool is_json, Error *error) {
     TRY(file_make_folders(study->output->folder, error));
     for (int i = 0; i < study->n_rows; i++) TRY(draw(study, &study->row[i], &has_png, error));
     log_note(&study->output->log, "pictures: %s/pipeline-NAME.svg%s; data: %s/pipeline-NAME.dat",
-             study->output->folder, has_png ? " and .png" : " (no PNG: rsvg-convert is not installed)",
+             study->output->folder,
+             has_png ? " and .png" : " (no PNG: neither gnuplot nor rsvg-convert is installed)",
              study->output->folder);
     return is_json ? print_json(study, error) : STATUS_OK;
 }

@@ -3,6 +3,7 @@
 
 #include "base/file/file.h"
 #include "base/text/format.h"
+#include "base/text/plain.h"
 #include "lab/picture/timeline.h"
 
 #include <inttypes.h>
@@ -10,6 +11,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <time.h>
 
 typedef struct {
     double from_ms, to_ms;
@@ -51,8 +54,8 @@ const OptionCommand lab_timeline_command = {
     .summary = "what every rank did, and when: a trace of 'pgpt train --trace' as a picture",
     .description =
         "Draws a band for every thread of every rank into timeline.svg, and prints how long each rank computed, communicated and "
-        "waited, and which rank the others waited for in their collectives; timeline.dat has every collective. This study "
-        "needs no gnuplot.",
+        "waited, and which rank the others waited for in their collectives; timeline.dat has every collective. Only the PNG beside "
+        "the SVG needs gnuplot.",
     .groups = groups,
     .positionals = positionals,
     .examples = examples,
@@ -230,8 +233,19 @@ static Status write_data(const Timeline *timeline, const char *path, const char 
     return error->status;
 }
 
-static Status write_files(const Timeline *timeline, const LabOutput *output, Arena *arena, Error *error) {
-    const char *picture = arena_printf(arena, "%s/timeline.svg", output->folder);
+/* A picture is copied to places where nobody knows when it was made; the names of the ranks have their hosts.
+ * The day is that of the file. */
+static const char *origin_of(const char *path, Arena *arena) {
+    struct stat facts;
+    struct tm utc;
+    char date[16] = "";
+    if (stat(path, &facts) != 0 || !gmtime_r(&facts.st_mtime, &utc)) return "";
+    strftime(date, sizeof date, "%Y-%m-%d", &utc);
+    return arena_printf(arena, "trace of %s, ", date);
+}
+
+static Status write_files(const Timeline *timeline, const LabOutput *output, const char *trace, Arena *arena,
+                          bool *has_png, Error *error) {
     const char *data = arena_printf(arena, "%s/timeline.dat", output->folder);
     const char *title =
         arena_printf(arena, "What %s did: %s of training", format_things(timeline->n_ranks, "rank").text,
@@ -240,7 +254,9 @@ static Status write_files(const Timeline *timeline, const LabOutput *output, Are
     const char *caption = output->caption;
     if (*output->note) caption = arena_printf(arena, "%s (%s)", output->note, caption);
     TRY(write_data(timeline, data, caption, error));
-    return timeline_draw(timeline, title, caption, picture, error);
+    caption = arena_printf(arena, "%s%s: %s", origin_of(trace, arena),
+                           format_things(timeline->n_ranks, "rank").text, caption);
+    return timeline_draw(timeline, title, caption, output->folder, "timeline", has_png, error);
 }
 
 /* ---- All of it */
@@ -283,9 +299,10 @@ static Status print_json(const Timeline *timeline, const LabOutput *output, json
     return lab_print_json(object, error);
 }
 
-static Status show(const Timeline *timeline, const LabOutput *output, const LabOptions *lab, Arena *arena,
-                   Error *error) {
-    TRY(write_files(timeline, output, arena, error));
+static Status show(const Timeline *timeline, const LabOutput *output, const char *trace,
+                   const LabOptions *lab, Arena *arena, Error *error) {
+    bool has_png;
+    TRY(write_files(timeline, output, trace, arena, &has_png, error));
     json_t *collectives = json_array();
     print_ranks(timeline);
     print_collectives(timeline, collectives, error);
@@ -297,7 +314,11 @@ static Status show(const Timeline *timeline, const LabOutput *output, const LabO
         log_warning(&output->log,
                     "%zu of the events overlap others of their thread and were cut to fit into them",
                     timeline->n_clipped);
-    log_note(&output->log, "picture: %s/timeline.svg; data: %s/timeline.dat", output->folder, output->folder);
+    log_note(&output->log, "picture: %s/timeline.svg%s; data: %s/timeline.dat", output->folder,
+             has_png ? " and .png" : "", output->folder);
+    if (!has_png)
+        log_note(&output->log, "no PNG: gnuplot %s. To draw it later: (cd %s && gnuplot timeline.gp)",
+                 plot_has_gnuplot() ? "failed" : "is not installed", shell_path(output->folder).text);
     if (error->status == STATUS_OK && lab->json) print_json(timeline, output, collectives, error);
     json_decref(collectives);
     return error->status;
@@ -316,7 +337,8 @@ Status lab_timeline(Launch *launch, int n_words, char *const *words, Error *erro
         if (error->status == STATUS_OK)
             timeline_set_window(&timeline, values.window.from_ms, values.window.to_ms, error);
         if (error->status == STATUS_OK) timeline_measure(&timeline, error);
-        if (error->status == STATUS_OK) show(&timeline, &output, &values.lab, &options.arena, error);
+        if (error->status == STATUS_OK)
+            show(&timeline, &output, options.arguments[0], &values.lab, &options.arena, error);
         timeline_free(&timeline);
     }
     options_free(&options);

@@ -46,8 +46,7 @@ static const OptionSpec convert_option_specs[] = {
                   "written in several, with an index"),
     OPTION_CHOICE("checkpoint", CallOptions, choice, CHECKPOINT_NEWEST, choice_names,
                   "which checkpoint of a run: the newest, or the one with the lowest validation loss"),
-    OPTION_BOOL("json", CallOptions, json, false, "make the last line of the output one JSON object",
-                .flags = OPTION_TRANSIENT),
+    OPTION_JSON(CallOptions, json, .flags = OPTION_TRANSIENT),
     OPTION_BOOL("quiet", CallOptions, quiet, false, "say only what went wrong", .flags = OPTION_TRANSIENT),
     OPTION_END,
 };
@@ -177,9 +176,7 @@ static Status print_json(const Call *call, const ConvertResult *result, double s
     json_object_set_new(object, "files", json_integer(result->n_files));
     json_object_set_new(object, "bytes", json_integer((json_int_t)result->n_bytes));
     json_object_set_new(object, "seconds", json_make_number(seconds));
-    json_line_write(stdout, object, JSON_DIGITS_FLOAT, error);
-    json_decref(object);
-    return error->status;
+    return json_print(stdout, object, error);
 }
 
 static Status convert(Call *call, Error *error) {

@@ -4,6 +4,7 @@
  * else before the first window is scored. */
 #include "cli/commands.h"
 
+#include "base/options/options_refuse.h"
 #include "base/system/timer.h"
 #include "base/text/format.h"
 #include "base/text/log.h"
@@ -65,8 +66,7 @@ static const OptionSpec eval_option_specs[] = {
     OPTION_STRING("per-token", EvalOptions, per_token, "", "FILE",
                   "write every scored token with its text and log-probability to this file, as JSON lines",
                   .flags = OPTION_TRANSIENT),
-    OPTION_BOOL("json", EvalOptions, json, false, "make the last line of the output one JSON object",
-                .flags = OPTION_TRANSIENT),
+    OPTION_JSON(EvalOptions, json, .flags = OPTION_TRANSIENT),
     OPTION_BOOL("quiet", EvalOptions, quiet, false, "say only what went wrong, and the results",
                 .flags = OPTION_TRANSIENT),
     OPTION_END,
@@ -142,26 +142,21 @@ static void close_call(Call *call) {
 
 /* An option that would do nothing for the task is a misunderstanding. */
 static Status check_options(const Call *call, Error *error) {
-    static const struct {
-        const char *name;
-        bool is_for[3];
-    } specific[] = {
-        {"stride", {true, true, false}},
-        {"tokens-limit", {true, false, false}},
-        {"items-limit", {false, true, true}},
-        {"delimiter", {false, true, false}},
+    enum { FOR_TEXT = 1 << SCORE_TEXT, FOR_CHOICE = 1 << SCORE_CHOICE, FOR_LAST_WORD = 1 << SCORE_LAST_WORD };
+    static const OptionUse specific[] = {
+        {"stride", FOR_TEXT | FOR_CHOICE},
+        {"tokens-limit", FOR_TEXT},
+        {"items-limit", FOR_CHOICE | FOR_LAST_WORD},
+        {"delimiter", FOR_CHOICE},
     };
     const EvalOptions *options = &call->values.eval;
     if (!*options->data) {
         return error_user(error, "--data is missing; say what to evaluate on: pgpt eval MODEL --data FILE");
     }
-    for (size_t i = 0; i < sizeof specific / sizeof specific[0]; i++) {
-        if (specific[i].is_for[options->kind]) continue;
-        if (options_source(&call->options, specific[i].name) == OPTION_FROM_DEFAULT) continue;
-        return error_user(error, "--%s means nothing to --task %s; leave it out", specific[i].name,
-                          task_names[options->kind]);
-    }
-    return STATUS_OK;
+    char task[40];
+    snprintf(task, sizeof task, "--task %s", task_names[options->kind]);
+    return options_refuse_unused(&call->options, specific, sizeof specific / sizeof specific[0],
+                                 1u << options->kind, task, OPTION_FROM_PRESET, error);
 }
 
 /* ---- the model */

@@ -74,9 +74,7 @@ Status eval_report_json(const EvalReport *report, FILE *stream, Error *error) {
     json_object_set_new(object, "tokens_per_s", json_make_number(per_second(report)));
     json_object_set_new(object, "peak_bytes", json_integer((json_int_t)report->peak_bytes));
     json_object_set_new(object, "interrupted", json_boolean(report->was_interrupted));
-    json_line_write(stream, object, JSON_DIGITS_FLOAT, error);
-    json_decref(object);
-    return error->status;
+    return json_print(stream, object, error);
 }
 
 /* ---- token by token */

@@ -134,7 +134,5 @@ Status generate_report_json(const GenerateSamples *set, const char *path, int64_
     json_object_set_new(object, "tokens_per_s", json_make_number((double)set->n_made / set->seconds));
     json_object_set_new(object, "peak_bytes", json_integer((json_int_t)peak_bytes));
     json_object_set_new(object, "interrupted", json_boolean(set->was_interrupted));
-    json_line_write(stream, object, JSON_DIGITS_FLOAT, error);
-    json_decref(object);
-    return error->status;
+    return json_print(stream, object, error);
 }

@@ -3,7 +3,7 @@
  * With several ranks every one of them comes here; the root speaks. */
 #include "cli/commands.h"
 #include "cli/train/train_report.h"
-#include "train/progress_observer.h"
+#include "train/observers/progress_observer.h"
 
 #include <stdio.h>
 

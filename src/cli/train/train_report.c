@@ -75,7 +75,6 @@ static json_t *summary(const TrainRun *run) {
     json_object_set_new(object, "tokens_per_s",
                         json_make_number((double)train->batch * (double)train->sequence / per_step));
     json_object_set_new(object, "flops_per_s", json_make_number(trainer_flops(trainer) / per_step));
-    json_object_set_new(object, "mfu", json_null()); /* the peak of this processor is not known */
     json_object_set_new(object, "peak_bytes", json_integer((json_int_t)trainer_allocated_bytes(trainer)));
     add_times(object, run);
     add_ranks(object, run);
@@ -87,15 +86,9 @@ static json_t *summary(const TrainRun *run) {
     return object;
 }
 
-static Status print_json(json_t *object, Error *error) {
-    json_line_write(stdout, object, JSON_DIGITS_FLOAT, error);
-    json_decref(object);
-    return error->status;
-}
-
 Status train_report_json(const TrainRun *run, Error *error) {
     if (!run->values.call.json || !run->launch->is_root) return STATUS_OK;
-    return print_json(summary(run), error);
+    return json_print(stdout, summary(run), error);
 }
 
 Status train_report_program(const TrainRun *run, Error *error) {
@@ -116,7 +109,7 @@ Status train_report_program(const TrainRun *run, Error *error) {
     json_object_set_new(object, "bytes_per_step", json_make_number(cost.bytes));
     json_object_set_new(object, "peak_bytes", json_integer((json_int_t)trainer_planned_bytes(&run->trainer)));
     add_ranks(object, run);
-    return print_json(object, error);
+    return json_print(stdout, object, error);
 }
 
 /* ---- the mesh */
@@ -140,5 +133,5 @@ Status train_report_mesh(TrainRun *run, Error *error) {
     json_object_set_new(object, "ranks", json_integer(world->size));
     for (int axis = 0; axis < N_AXES; axis++)
         json_object_set_new(object, axis_name((Axis)axis), json_integer(run->shape.size[axis]));
-    return print_json(object, error);
+    return json_print(stdout, object, error);
 }

@@ -14,8 +14,9 @@
 #include "backend/cpu/cpu.h"
 #include "base/system/memory.h"
 #include "base/system/timer.h"
-#include "graph/executor.h"
+#include "graph/wiring.h"
 #include "ops/ops.h"
+#include "ops/update/sgd.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -23,10 +24,7 @@
 typedef struct {
     int n_weights;
     Backend backend;
-    Graph *graph;
-    Program program;
-    DeviceMemory memory;
-    Executor executor;
+    Wiring wiring;
     Tensor *x, *y, *weight, *loss, *hyper;
     DecayRun run;
     float *numbers; /* (n_weights) on their way */
@@ -36,9 +34,7 @@ typedef struct {
 static void tensor_engine_close(void *opaque) {
     TensorEngine *engine = opaque;
     if (!engine) return;
-    executor_close(&engine->executor);
-    device_close(&engine->memory);
-    if (engine->graph) graph_free(engine->graph);
+    wiring_close_alone(&engine->wiring);
     if (engine->has_backend) engine->backend.close(engine->backend.context);
     free(engine->numbers);
     free(engine);
@@ -47,7 +43,7 @@ static void tensor_engine_close(void *opaque) {
 /* ---- Recording */
 
 static Status record(TensorEngine *engine, const LinearPoints *points, Error *error) {
-    Graph *graph = engine->graph;
+    Graph *graph = engine->wiring.graph;
     int64_t n = points->n_points, n_weights = points->n_weights;
     float scale = (float)(1.0 / (double)points->n_all);
     engine->x = graph_tensor(graph, PLACE_INPUT, DTYPE_F32, SHAPE(n, n_weights), "x");
@@ -64,8 +60,10 @@ static Status record(TensorEngine *engine, const LinearPoints *points, Error *er
     TRY(autograd_run(graph, &options, error));
     graph->section = SECTION_UPDATE;
     engine->run = (DecayRun){n_weights, false};
-    SgdAttributes attributes = {.n_runs = 1, .runs = &engine->run};
-    op_sgd(graph, engine->weight->gradient, engine->hyper, NULL, engine->weight, NULL, &attributes);
+    UpdateTensors tensors = {
+        .gradient = engine->weight->gradient, .hyper = engine->hyper, .parameter = engine->weight};
+    SgdAttributes attributes = {.elements = {.n_runs = 1, .runs = &engine->run}};
+    op_sgd(graph, &tensors, &attributes);
     return graph_status(graph, error);
 }
 
@@ -76,7 +74,7 @@ static Status upload_floats(TensorEngine *engine, const Tensor *tensor, const do
     for (int64_t first = 0; first < count; first += PIECE) {
         int64_t n = count - first < PIECE ? count - first : PIECE;
         for (int64_t i = 0; i < n; i++) piece[i] = (float)values[first + i];
-        TRY(executor_upload_f32(&engine->executor, tensor, first, n, piece, error));
+        TRY(executor_upload_f32(&engine->wiring.executor, tensor, first, n, piece, error));
     }
     return STATUS_OK;
 }
@@ -87,15 +85,13 @@ static Status prepare(TensorEngine *engine, const LinearProblem *problem, const 
     TRY(backend_cpu_open(&engine->backend, problem->n_threads, error));
     engine->has_backend = true;
     TRY(record(engine, points, error));
-    TRY(program_build(&engine->program, "linear", engine->graph, &engine->backend, 1, error));
-    device_require(&engine->memory, &engine->program.plan);
-    TRY(memory_check(device_required_bytes(&engine->memory), "the points as tensors", "lower --points",
+    TRY(wiring_plan_alone(&engine->wiring, "linear", &engine->backend, error));
+    TRY(memory_check(device_required_bytes(&engine->wiring.memory), "the points as tensors", "lower --points",
                      error));
-    TRY(device_open(&engine->memory, &engine->backend, error));
-    TRY(executor_open(&engine->executor, &engine->program, &engine->memory, error));
+    TRY(wiring_open_alone(&engine->wiring, &engine->backend, error));
     TRY(upload_floats(engine, engine->x, points->x, error));
     TRY(upload_floats(engine, engine->y, points->y, error));
-    return executor_upload(&engine->executor, engine->hyper, hyper, error);
+    return executor_upload(&engine->wiring.executor, engine->hyper, hyper, error);
 }
 
 static Status tensor_engine_open(const LinearProblem *problem, const LinearPoints *points, void **opaque,
@@ -104,7 +100,7 @@ static Status tensor_engine_open(const LinearProblem *problem, const LinearPoint
     TensorEngine *engine = calloc(1, sizeof *engine);
     if (!engine) return error_failed(error, "no memory for the tensor engine");
     engine->n_weights = points->n_weights;
-    engine->graph = graph_new();
+    engine->wiring.graph = graph_new();
     engine->numbers = calloc((size_t)points->n_weights, sizeof *engine->numbers);
     if (!engine->numbers) error_failed(error, "no memory for the tensor engine");
     else prepare(engine, problem, points, error);
@@ -119,11 +115,11 @@ static Status tensor_engine_gradient(void *opaque, double *sums, LinearTimes *ti
     TensorEngine *engine = opaque;
     float loss;
     uint64_t start = timer_now_ns();
-    TRY(executor_run(&engine->executor, SECTION_FORWARD, MICRO_BATCH_ONLY, error));
+    TRY(executor_run(&engine->wiring.executor, SECTION_FORWARD, MICRO_BATCH_ONLY, error));
     uint64_t middle = timer_now_ns();
-    TRY(executor_run(&engine->executor, SECTION_BACKWARD, MICRO_BATCH_ONLY, error));
-    TRY(executor_download(&engine->executor, engine->weight->gradient, engine->numbers, error));
-    TRY(executor_download(&engine->executor, engine->loss, &loss, error));
+    TRY(executor_run(&engine->wiring.executor, SECTION_BACKWARD, MICRO_BATCH_ONLY, error));
+    TRY(executor_download(&engine->wiring.executor, engine->weight->gradient, engine->numbers, error));
+    TRY(executor_download(&engine->wiring.executor, engine->loss, &loss, error));
     for (int k = 0; k < engine->n_weights; k++) sums[k] = (double)engine->numbers[k];
     sums[engine->n_weights] = (double)loss;
     times->phase_ns[LINEAR_FORWARD] += (double)(middle - start);
@@ -134,7 +130,7 @@ static Status tensor_engine_gradient(void *opaque, double *sums, LinearTimes *ti
 static Status tensor_engine_update(void *opaque, const double *gradient, Error *error) {
     TensorEngine *engine = opaque;
     TRY(upload_floats(engine, engine->weight->gradient, gradient, error));
-    return executor_run(&engine->executor, SECTION_UPDATE, MICRO_BATCH_ONLY, error);
+    return executor_run(&engine->wiring.executor, SECTION_UPDATE, MICRO_BATCH_ONLY, error);
 }
 
 static Status tensor_engine_set_weights(void *opaque, const double *weights, Error *error) {
@@ -144,7 +140,7 @@ static Status tensor_engine_set_weights(void *opaque, const double *weights, Err
 
 static Status tensor_engine_get_weights(void *opaque, double *weights, Error *error) {
     TensorEngine *engine = opaque;
-    TRY(executor_download(&engine->executor, engine->weight, engine->numbers, error));
+    TRY(executor_download(&engine->wiring.executor, engine->weight, engine->numbers, error));
     for (int k = 0; k < engine->n_weights; k++) weights[k] = (double)engine->numbers[k];
     return STATUS_OK;
 }
@@ -157,8 +153,8 @@ static double tensor_engine_evaluations(const void *opaque) {
 
 static double tensor_engine_flops(const void *opaque) {
     const TensorEngine *engine = opaque;
-    return program_section_cost(&engine->program, SECTION_FORWARD).flops +
-           program_section_cost(&engine->program, SECTION_BACKWARD).flops;
+    return program_section_cost(&engine->wiring.program, SECTION_FORWARD).flops +
+           program_section_cost(&engine->wiring.program, SECTION_BACKWARD).flops;
 }
 
 const LinearEngine linear_tensor_engine = {

@@ -31,7 +31,9 @@ typedef struct {      /* NOLINT(clang-analyzer-optin.performance.Padding): the o
 typedef struct {
     const char *title;
     const char *x_label, *y_label; /* with their units */
-    bool x_log, y_log;   /* points that are not above 0 are left out; y_log is not for stacked bars */
+    /* Points that are not above 0 are left out; y_log is not for stacked bars. An axis y that is logarithmic
+     * in the end (a short range is not) says so: ", log axis" behind its label. */
+    bool x_log, y_log;
     const char *caption; /* the command that made it; stands below the picture */
     const char *note;    /* about how it was made; stands above the caption; NULL or "": nothing */
     const PlotSeries *series;

@@ -344,6 +344,10 @@ static Status write_axes(FileWriter *writer, Picture *picture, Error *error) {
     if (!picture->has_bars) TRY(write_tics(writer, picture, error));
     if (plot->y_log && !(picture->has_bars && plot->is_stacked))
         TRY(write_log_y(writer, picture, least, most, &is_log, error));
+    if (is_log && !strstr(plot->y_label, "log"))
+        return file_writer_printf(
+            writer, error, "set ylabel %s\n",
+            quote_all(picture, arena_printf(&picture->arena, "%s, log axis", plot->y_label)));
     if (is_log) return STATUS_OK;
     bool from_zero = picture->has_bars || (least >= 0 && least < 0.5 * most);
     if (from_zero && least >= 0 && most > 0)

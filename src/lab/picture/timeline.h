@@ -5,7 +5,8 @@
  *     TRY_GOTO(timeline_set_window(&timeline, from_ms, to_ms, error), done);
  *     // timeline.rank[r].time, timeline.collective[i]
  *     TRY_GOTO(timeline_measure(&timeline, error), done);
- *     TRY_GOTO(timeline_draw(&timeline, title, caption, "timeline.svg", error), done);
+ *     bool has_png;
+ *     TRY_GOTO(timeline_draw(&timeline, title, caption, "runs/lab", "timeline", &has_png, error), done);
  * done:
  *     timeline_free(&timeline);
  *
@@ -129,9 +130,9 @@ Status timeline_visit(const Timeline *timeline, int track, TimelineVisit visit, 
  * micro-batch as its number, in which the instructions lie. */
 bool timeline_is_action(const TimelineEvent *event);
 
-/* The SVG, atomically. Actions are set apart and labelled, "F3", where they are wide enough; those of later
- * chunks are darker. */
-Status timeline_draw(const Timeline *timeline, const char *title, const char *caption, const char *path,
-                     Error *error);
+/* FOLDER/NAME.svg, and with gnuplot NAME.png by NAME.gp (canvas.h). Actions are set apart and labelled, "F3",
+ * where they are wide enough; those of later chunks are darker. */
+Status timeline_draw(const Timeline *timeline, const char *title, const char *caption, const char *folder,
+                     const char *name, bool *has_png, Error *error);
 
 #endif

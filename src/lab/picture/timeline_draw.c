@@ -6,12 +6,14 @@
  * picture's width, whatever the trace holds.
  *
  * Lines that join the ranks of a collective are drawn where there are few enough to be followed by the
- * eye. */
+ * eye.
+ *
+ * No word is cut where it cannot be seen: what is too long for a band is left out or said shorter, the margin
+ * is as wide as the longest name needs, and a name that is too long even for the widest ends in dots. */
 #include "lab/picture/timeline.h"
 
-#include "base/file/file.h"
-#include "base/text/format.h"
 #include "graph/actions.h"
+#include "lab/picture/canvas.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -19,10 +21,11 @@
 #include <string.h>
 
 enum {
-    WIDTH = 1200,
-    LEFT = 150,
+    LEAST_LEFT = 150, /* margin, at least */
     RIGHT = 24,
-    PLOT = WIDTH - LEFT - RIGHT,
+    PLOT = 1026,
+    NAME_COLUMNS = 44, /* of a name in the margin, at most */
+    MARK_COLUMNS = 14,
     TOP = 92,
     HOST_HEIGHT = 24,
     TRACK_HEIGHT = 14,
@@ -31,8 +34,8 @@ enum {
     N_COLUMNS = 2 * PLOT,
     MOST_BANDS = 96,
     MOST_LINES = 60, /* that join collectives */
-    CAPTION_COLUMNS = 170,
-    LETTER = 6,       /* the width of one in a band */
+    CAPTION_COLUMNS = 165,
+    CAPTION_LINES = 4,
     LEAST_ACTION = 3, /* points between the borders of actions that are drawn */
 };
 
@@ -55,7 +58,8 @@ static const struct {
 
 typedef struct {
     const Timeline *timeline;
-    FileWriter *writer;
+    Canvas canvas;
+    int left; /* margin */
     bool is_drawn[TIMELINE_MAX_TRACKS];
     int y[TIMELINE_MAX_TRACKS], height[TIMELINE_MAX_TRACKS];
     int n_bands, n_left_out; /* tracks drawn; ranks that found no room */
@@ -66,28 +70,29 @@ typedef struct {
     int n_chunks;
 } Picture;
 
-/* ---- Text that is safe in XML */
+/* ---- Words */
 
-static const char *safe(const char *text, size_t columns, char *out, size_t n_bytes) {
-    size_t n = 0, n_columns = 0;
-    for (; *text && n + 8 < n_bytes; text++) {
-        unsigned char c = (unsigned char)*text;
-        bool is_start = (c & 0xc0) != 0x80;
-        if (is_start && n_columns++ == columns) break;
-        if (c == '<' || c == '>' || c == '&' || c == '"') {
-            const char *name = c == '<' ? "&lt;" : c == '>' ? "&gt;" : c == '&' ? "&amp;" : "&quot;";
-            n += (size_t)snprintf(out + n, n_bytes - n, "%s", name);
-        } else {
-            out[n++] = c < 0x20 || c == 0x7f ? '?' : (char)c;
-        }
+static size_t count_columns(const char *text) {
+    size_t n = 0;
+    for (; *text; text++) n += ((unsigned char)*text & 0xc0) != 0x80;
+    return n;
+}
+
+/* As many columns, the last of them dots if there are more. */
+static const char *shortened(const char *text, size_t columns, char *out, size_t n_bytes) {
+    static const char dots[] = "\xe2\x80\xa6";
+    size_t n = 0, n_columns = 0, kept = count_columns(text) > columns ? columns - 1 : columns;
+    for (; text[n] && n + sizeof dots < n_bytes; n++) {
+        if (((unsigned char)text[n] & 0xc0) != 0x80 && n_columns++ == kept) break;
+        out[n] = text[n];
     }
-    out[n] = '\0';
+    strcpy(out + n, text[n] ? dots : "");
     return out;
 }
 
 static double x_of(const Picture *picture, double time_us) {
     const Timeline *timeline = picture->timeline;
-    return LEFT + PLOT * (time_us - timeline->from_us) / (timeline->to_us - timeline->from_us);
+    return picture->left + PLOT * (time_us - timeline->from_us) / (timeline->to_us - timeline->from_us);
 }
 
 /* ---- Where the bands are */
@@ -132,8 +137,8 @@ typedef struct {
 
 static void fill_columns(void *context, const TimelineSegment *segment) {
     Columns *columns = context;
-    double begin = 2.0 * (x_of(columns->picture, segment->begin_us) - LEFT);
-    double end = 2.0 * (x_of(columns->picture, segment->end_us) - LEFT);
+    double begin = 2.0 * (x_of(columns->picture, segment->begin_us) - columns->picture->left);
+    double end = 2.0 * (x_of(columns->picture, segment->end_us) - columns->picture->left);
     for (int i = (int)fmax(0.0, floor(begin)); i < N_COLUMNS && i < end; i++) {
         double part = fmin(end, i + 1.0) - fmax(begin, (double)i);
         if (part > 0.0) columns->share[i][segment->event->kind] += (float)part;
@@ -151,45 +156,50 @@ static int colour_of(const float *share) {
     return share[best] > empty || share[best] > 0.3f ? best : -1;
 }
 
-static Status write_band(Picture *picture, int track, const Columns *columns, Error *error) {
+static void draw_band(Picture *picture, int track, const Columns *columns) {
     for (int first = 0, end; first < N_COLUMNS; first = end) {
         int kind = colour_of(columns->share[first]);
         for (end = first + 1; end < N_COLUMNS && colour_of(columns->share[end]) == kind;) end++;
         if (kind < 0) continue;
         picture->has_kind[kind] = true;
-        TRY(file_writer_printf(picture->writer, error,
-                               "<rect x=\"%.1f\" y=\"%d\" width=\"%.1f\" height=\"%d\" fill=\"%s\"/>\n",
-                               LEFT + first / 2.0, picture->y[track], (end - first) / 2.0,
-                               picture->height[track], looks[kind].fill));
+        canvas_rectangle(&picture->canvas, picture->left + first / 2.0, picture->y[track],
+                         (end - first) / 2.0, picture->height[track], looks[kind].fill);
     }
-    return STATUS_OK;
 }
 
 typedef struct {
     Picture *picture;
     int track;
-    Error *error;
 } Labels;
 
-/* What something is, where there is room for it. */
-static void write_label(void *context, const TimelineSegment *segment) {
+static bool fits(const char *text, double width) {
+    return canvas_text_width(CANVAS_LABEL, count_columns(text)) <= width - 2.0;
+}
+
+/* What something is, where there is room for it: with its number, without, or in one word. */
+static void draw_label(void *context, const TimelineSegment *segment) {
     Labels *labels = context;
     Picture *picture = labels->picture;
     const TimelineEvent *event = segment->event;
     double begin = x_of(picture, segment->begin_us), width = x_of(picture, segment->end_us) - begin;
-    char text[160], shown[160];
-    if (picture->has_actions[labels->track]) return;
-    if (width < 4 * LETTER || event->kind == TIMELINE_STEP || labels->error->status != STATUS_OK) return;
-    bool has_number = event->kind == TIMELINE_COLLECTIVE || event->kind == TIMELINE_WAIT;
-    if (has_number && event->number >= 0)
-        snprintf(text, sizeof text, "%s %lld", event->name, (long long)event->number);
+    bool is_wait = event->kind == TIMELINE_WAIT;
+    bool has_number = (event->kind == TIMELINE_COLLECTIVE || is_wait) && event->number >= 0;
+    char text[192];
+    if (event->kind == TIMELINE_STEP || picture->has_actions[labels->track]) return;
+    if (has_number) snprintf(text, sizeof text, "%s %lld", event->name, (long long)event->number);
     else snprintf(text, sizeof text, "%s", event->name);
-    if ((double)strlen(text) * LETTER > width - 2.0) snprintf(text, sizeof text, "%s", event->name);
-    if ((double)strlen(text) * LETTER > width - 2.0) return;
-    file_writer_printf(picture->writer, labels->error,
-                       "<text x=\"%.1f\" y=\"%d\" class=\"in\" style=\"fill:%s\">%s</text>\n",
-                       begin + width / 2, picture->y[labels->track] + picture->height[labels->track] / 2 + 3,
-                       looks[event->kind].ink, safe(text, 40, shown, sizeof shown));
+    /* "wait for" by itself would be half a sentence. */
+    if (!fits(text, width)) snprintf(text, sizeof text, "%s", is_wait ? "wait" : event->name);
+    if (!fits(text, width)) return;
+    canvas_text(&picture->canvas, CANVAS_LABEL, begin + width / 2,
+                picture->y[labels->track] + picture->height[labels->track] / 2.0 + 3, looks[event->kind].ink,
+                text);
+}
+
+static void draw_idle(Picture *picture, int track) {
+    double x = picture->left, y = picture->y[track], height = picture->height[track];
+    canvas_rectangle(&picture->canvas, x - 0.5, y - 0.5, PLOT + 1, height + 1, "#e6e6e6");
+    canvas_rectangle(&picture->canvas, x, y, PLOT, height, "#fafafa");
 }
 
 /* ---- Actions of a pipeline */
@@ -204,46 +214,51 @@ static void find_actions(Picture *picture) {
     }
 }
 
-static double shade_of(int chunk) {
-    return fmin(0.6, 0.2 * chunk);
+/* The colour of an action, darker if it is of a later chunk. */
+static const char *shaded(TimelineKind kind, int chunk, char text[8]) {
+    unsigned colour = (unsigned)strtoul(looks[kind].fill + 1, NULL, 16);
+    double light = 1.0 - fmin(0.6, 0.2 * chunk);
+    unsigned red = (unsigned)(light * (colour >> 16)), green = (unsigned)(light * (colour >> 8 & 255)),
+             blue = (unsigned)(light * (colour & 255));
+    snprintf(text, 8, "#%02x%02x%02x", red & 255, green & 255, blue & 255);
+    return text;
 }
 
-/* Darker if it is of a later chunk, a border, and "F3", or "3" where that is too wide. */
-static Status write_action(Picture *picture, const TimelineEvent *event, Error *error) {
-    double begin = fmax(x_of(picture, event->begin_us), LEFT);
-    double end = fmin(x_of(picture, event->end_us), LEFT + PLOT), width = end - begin;
-    int y = picture->y[event->track], height = picture->height[event->track];
-    char label[32];
-    if (width <= 0.0) return STATUS_OK;
+static TimelineKind kind_of_action(const TimelineEvent *event) {
+    if (strcmp(event->name, action_name(ACTION_FORWARD)) == 0) return TIMELINE_FORWARD;
+    if (strcmp(event->name, action_name(ACTION_BACKWARD)) == 0) return TIMELINE_BACKWARD;
+    return strcmp(event->name, action_name(ACTION_UPDATE)) == 0 ? TIMELINE_UPDATE : TIMELINE_WEIGHT_GRADIENT;
+}
+
+/* A border, and "F3", or "3" where that is too wide. Instructions of later chunks are painted over. */
+static void draw_action(Picture *picture, const TimelineEvent *event) {
+    double begin = fmax(x_of(picture, event->begin_us), picture->left);
+    double end = fmin(x_of(picture, event->end_us), picture->left + PLOT), width = end - begin;
+    double y = picture->y[event->track], height = picture->height[event->track];
+    TimelineKind kind = kind_of_action(event);
+    char label[32], colour[8];
+    if (width <= 0.0) return;
     if (event->chunk)
-        TRY(file_writer_printf(
-            picture->writer, error,
-            "<rect x=\"%.1f\" y=\"%d\" width=\"%.1f\" height=\"%d\" fill-opacity=\"%.1f\"/>\n", begin, y,
-            width, height, shade_of(event->chunk)));
-    if (width < LEAST_ACTION) return STATUS_OK;
-    TRY(file_writer_printf(picture->writer, error, "<path class=\"cut\" d=\"M%.1f %dv%d\"/>\n", end, y,
-                           height));
+        canvas_rectangle(&picture->canvas, begin, y, width, height, shaded(kind, event->chunk, colour));
+    if (width < LEAST_ACTION) return;
+    canvas_rectangle(&picture->canvas, end - 0.4, y, 0.8, height, "#ffffff");
     int n = snprintf(label, sizeof label, "%c%lld", event->name[0] - 'a' + 'A', (long long)event->number);
-    bool is_wide = event->name[0] == 'w', is_short = (n + 0.6 * is_wide) * LETTER > width - 1.0;
-    if ((n - is_short) * LETTER > width - 1.0 || strcmp(event->name, action_name(ACTION_UPDATE)) == 0)
-        return STATUS_OK;
-    bool is_light = strcmp(event->name, action_name(ACTION_BACKWARD)) != 0 && event->chunk < 2;
-    return file_writer_printf(
-        picture->writer, error, "<text x=\"%.1f\" y=\"%d\" class=\"in\" style=\"fill:%s\">%s</text>\n",
-        begin + width / 2, y + height / 2 + 3, is_light ? "#111" : "#fff", label + is_short);
+    double letter = canvas_text_width(CANVAS_LABEL, 1) * 0.9, wide = event->name[0] == 'w' ? 0.8 : 0.0;
+    bool is_short = (n + wide) * letter > width - 1.0;
+    if ((n - is_short) * letter > width - 1.0 || kind == TIMELINE_UPDATE) return;
+    canvas_text(&picture->canvas, CANVAS_LABEL, begin + width / 2, y + height / 2 + 3,
+                event->chunk < 2 ? looks[kind].ink : "#ffffff", label + is_short);
 }
 
-static Status write_actions(Picture *picture, Error *error) {
+static void draw_actions(Picture *picture) {
     const Timeline *timeline = picture->timeline;
     for (size_t i = 0; i < timeline->n_events; i++) {
         const TimelineEvent *event = &timeline->event[i];
-        if (!picture->is_drawn[event->track] || !timeline_is_action(event)) continue;
-        TRY(write_action(picture, event, error));
+        if (picture->is_drawn[event->track] && timeline_is_action(event)) draw_action(picture, event);
     }
-    return STATUS_OK;
 }
 
-static Status write_bands(Picture *picture, Error *error) {
+static Status draw_bands(Picture *picture, Error *error) {
     const Timeline *timeline = picture->timeline;
     Columns *columns = malloc(sizeof *columns);
     if (!columns) return error_failed(error, "no memory to draw");
@@ -252,35 +267,50 @@ static Status write_bands(Picture *picture, Error *error) {
         if (!picture->is_drawn[track]) continue;
         memset(columns, 0, sizeof *columns);
         columns->picture = picture;
-        Labels labels = {picture, track, error};
-        file_writer_printf(picture->writer, error,
-                           "<rect x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\" class=\"idle\"/>\n", LEFT,
-                           picture->y[track], PLOT, picture->height[track]);
+        Labels labels = {picture, track};
+        draw_idle(picture, track);
         if (timeline_visit(timeline, track, fill_columns, columns, &n_clipped, error) == STATUS_OK)
-            write_band(picture, track, columns, error);
+            draw_band(picture, track, columns);
         if (error->status == STATUS_OK)
-            timeline_visit(timeline, track, write_label, &labels, &n_clipped, error);
+            timeline_visit(timeline, track, draw_label, &labels, &n_clipped, error);
     }
     free(columns);
     return error->status;
 }
 
-static Status write_track_names(Picture *picture, Error *error) {
-    const Timeline *timeline = picture->timeline;
-    char text[256];
-    for (int i = 0; i < timeline->n_tracks; i++) {
-        const TimelineTrack *track = &timeline->track[i];
-        bool is_first = i == 0 || track[-1].rank != track->rank;
-        if (!picture->is_drawn[i]) continue;
-        const char *name = is_first ? timeline->rank[track->rank].name : track->name;
-        TRY(file_writer_printf(picture->writer, error, "<text x=\"%d\" y=\"%d\" class=\"%s\">%s</text>\n",
-                               LEFT - 8, picture->y[i] + picture->height[i] / 2 + 4,
-                               is_first ? "rank" : "track", safe(name, 23, text, sizeof text)));
+/* Of a band: the rank's for its first, the thread's for the others. */
+static const char *band_name(const Timeline *timeline, int i, bool *is_first) {
+    const TimelineTrack *track = &timeline->track[i];
+    *is_first = i == 0 || track[-1].rank != track->rank;
+    return *is_first ? timeline->rank[track->rank].name : track->name;
+}
+
+static void choose_margin(Picture *picture) {
+    double widest = 0.0;
+    for (int i = 0; i < picture->timeline->n_tracks; i++) {
+        bool is_first;
+        const char *name = band_name(picture->timeline, i, &is_first);
+        size_t n = count_columns(name);
+        double width = canvas_text_width(is_first ? CANVAS_NAME : CANVAS_SMALL_NAME,
+                                         n < NAME_COLUMNS ? n : NAME_COLUMNS);
+        if (picture->is_drawn[i]) widest = fmax(widest, width);
     }
-    if (!picture->n_left_out) return STATUS_OK;
-    return file_writer_printf(picture->writer, error,
-                              "<text x=\"%d\" y=\"%d\" class=\"track\">... %d more ranks</text>\n", LEFT - 8,
-                              picture->bottom + 14, picture->n_left_out);
+    picture->left = (int)fmax(LEAST_LEFT, widest + 20.0);
+}
+
+static void draw_names(Picture *picture) {
+    char text[256];
+    for (int i = 0; i < picture->timeline->n_tracks; i++) {
+        bool is_first;
+        const char *name = band_name(picture->timeline, i, &is_first);
+        if (picture->is_drawn[i])
+            canvas_text(&picture->canvas, is_first ? CANVAS_NAME : CANVAS_SMALL_NAME, picture->left - 8,
+                        picture->y[i] + picture->height[i] / 2.0 + 4, NULL,
+                        shortened(name, NAME_COLUMNS, text, sizeof text));
+    }
+    if (!picture->n_left_out) return;
+    snprintf(text, sizeof text, "... %d more ranks", picture->n_left_out);
+    canvas_text(&picture->canvas, CANVAS_SMALL_NAME, picture->left - 8, picture->bottom + 14, NULL, text);
 }
 
 /* ---- Steps and collectives across the bands */
@@ -294,10 +324,11 @@ static bool is_mark(const TimelineEvent *event) {
     return false;
 }
 
-/* Of the first rank: a line where each begins, its name where there is room. */
-static Status write_steps(Picture *picture, Error *error) {
+/* Of the first rank: a line where each begins, its name where there is room before the end and behind the
+ * last one. */
+static void draw_steps(Picture *picture) {
     const Timeline *timeline = picture->timeline;
-    double last = -INFINITY, labelled = -INFINITY;
+    double last = -INFINITY, free_from = -INFINITY;
     char text[256];
     for (size_t i = 0; i < timeline->track[0].n; i++) {
         const TimelineEvent *event = &timeline->event[timeline->track[0].first + i];
@@ -306,15 +337,13 @@ static Status write_steps(Picture *picture, Error *error) {
         double x = x_of(picture, event->begin_us);
         if (x < last + 3.0) continue; /* too many to be told apart */
         last = x;
-        TRY(file_writer_printf(picture->writer, error,
-                               "<line x1=\"%.1f\" x2=\"%.1f\" y1=\"%d\" y2=\"%d\" class=\"step\"/>\n", x, x,
-                               TOP - 10, picture->bottom));
-        if (x < labelled + 9.0 * LETTER || x > LEFT + PLOT - 6 * LETTER) continue;
-        labelled = x;
-        TRY(file_writer_printf(picture->writer, error, "<text x=\"%.1f\" y=\"%d\" class=\"mark\">%s</text>\n",
-                               x + 3, TOP - 4, safe(event->name, 14, text, sizeof text)));
+        canvas_line(&picture->canvas, CANVAS_DASHED, x, TOP - 10, x, picture->bottom);
+        shortened(event->name, MARK_COLUMNS, text, sizeof text);
+        double end = x + 3 + canvas_text_width(CANVAS_MARK, count_columns(text));
+        if (x < free_from || end > picture->left + PLOT + RIGHT - 2) continue;
+        free_from = end + 4;
+        canvas_text(&picture->canvas, CANVAS_MARK, x + 3, TOP - 4, NULL, text);
     }
-    return STATUS_OK;
 }
 
 static bool is_joined(const TimelineCollective *collective) {
@@ -325,152 +354,147 @@ static int by_track(const void *a, const void *b) {
     return *(const size_t *)a < *(const size_t *)b ? -1 : 1; /* events are in the order of their tracks */
 }
 
-static Status write_line(Picture *picture, const TimelineCollective *collective, Error *error) {
+/* From band to band, and down each of them. */
+static Status draw_join(Picture *picture, const TimelineCollective *collective, Error *error) {
     const Timeline *timeline = picture->timeline;
     size_t n = (size_t)collective->n_ranks, *order = malloc(n * sizeof *order);
+    double last_x = NAN, last_y = NAN;
     if (!order) return error_failed(error, "no memory to draw");
     memcpy(order, collective->event, n * sizeof *order);
     qsort(order, n, sizeof *order, by_track);
-    Status status = file_writer_printf(picture->writer, error, "<polyline class=\"join\" points=\"");
-    for (size_t i = 0; i < n && status == STATUS_OK; i++) {
+    for (size_t i = 0; i < n; i++) {
         const TimelineEvent *event = &timeline->event[order[i]];
         if (!picture->is_drawn[event->track]) continue;
-        double x = fmin(fmax(x_of(picture, event->begin_us), LEFT), LEFT + PLOT);
-        int y = picture->y[event->track];
-        status = file_writer_printf(picture->writer, error, "%.1f,%d %.1f,%d ", x, y, x,
-                                    y + picture->height[event->track]);
+        double x = fmin(fmax(x_of(picture, event->begin_us), picture->left), picture->left + PLOT);
+        double y = picture->y[event->track], bottom = y + picture->height[event->track];
+        if (!isnan(last_x)) canvas_line(&picture->canvas, CANVAS_THIN, last_x, last_y, x, y);
+        canvas_line(&picture->canvas, CANVAS_THIN, x, y, x, bottom);
+        last_x = x;
+        last_y = bottom;
     }
-    if (status == STATUS_OK) status = file_writer_printf(picture->writer, error, "\"/>\n");
     free(order);
     picture->has_lines = true;
-    return status;
+    return STATUS_OK;
 }
 
-static Status write_lines(Picture *picture, Error *error) {
+static Status draw_joins(Picture *picture, Error *error) {
     const Timeline *timeline = picture->timeline;
     size_t n = 0;
     for (size_t i = 0; i < timeline->n_collectives; i++) n += is_joined(&timeline->collective[i]);
     for (size_t i = 0; n <= MOST_LINES && i < timeline->n_collectives; i++)
-        if (is_joined(&timeline->collective[i])) TRY(write_line(picture, &timeline->collective[i], error));
+        if (is_joined(&timeline->collective[i])) TRY(draw_join(picture, &timeline->collective[i], error));
     return STATUS_OK;
 }
 
 /* ---- Axis, legend, words */
 
-static Status write_axis(const Picture *picture, Error *error) {
+static void draw_axis(Picture *picture) {
     const Timeline *timeline = picture->timeline;
     double length = timeline->to_us - timeline->from_us, step = pow(10.0, floor(log10(length / 5.0)));
     while (length / step > 14.0) step *= length / step > 35.0 ? 5.0 : 2.0;
     double unit = timeline->to_us >= 2e7 ? 1e6 : timeline->to_us >= 2e3 ? 1e3 : 1.0;
-    const char *name = unit == 1e6 ? "s" : unit == 1e3 ? "ms" : "us";
-    int y = picture->bottom + 6;
-    TRY(file_writer_printf(picture->writer, error,
-                           "<line x1=\"%d\" x2=\"%d\" y1=\"%d\" y2=\"%d\" class=\"axis\"/>\n", LEFT,
-                           LEFT + PLOT, y, y));
-    double first = ceil(timeline->from_us / step - 1e-9) * step;
+    double first = ceil(timeline->from_us / step - 1e-9) * step, y = picture->bottom + 6;
+    char text[80];
+    canvas_line(&picture->canvas, CANVAS_AXIS, picture->left, y, picture->left + PLOT, y);
     for (int i = 0; i <= 20; i++) { /* counted: far from 0, a small step may not change a large number */
         double at = first + i * step;
         if (at > timeline->to_us * (1 + 1e-12)) break;
         double x = x_of(picture, at);
-        TRY(file_writer_printf(picture->writer, error,
-                               "<line x1=\"%.1f\" x2=\"%.1f\" y1=\"%d\" y2=\"%d\" class=\"grid\"/>\n"
-                               "<text x=\"%.1f\" y=\"%d\" class=\"tick\">%.10g</text>\n",
-                               x, x, TOP, y + 5, x, y + 18, at / unit));
+        canvas_line(&picture->canvas, CANVAS_GRID, x, TOP, x, y + 5);
+        snprintf(text, sizeof text, "%.10g", at / unit);
+        canvas_text(&picture->canvas, CANVAS_TICK, x, y + 18, NULL, text);
     }
-    return file_writer_printf(
-        picture->writer, error,
-        "<text x=\"%d\" y=\"%d\" class=\"tick\">time since the beginning of the %s (%s)</text>\n",
-        LEFT + PLOT / 2, y + 36, timeline->axis ? timeline->axis : "trace", name);
+    snprintf(text, sizeof text, "time since the beginning of the %s (%s)",
+             timeline->axis ? timeline->axis : "trace",
+             unit == 1e6   ? "s"
+             : unit == 1e3 ? "ms"
+                           : "us");
+    canvas_text(&picture->canvas, CANVAS_TICK, picture->left + PLOT / 2.0, y + 36, NULL, text);
 }
 
-static Status write_legend(const Picture *picture, Error *error) {
-    double x = LEFT;
+static void draw_legend(Picture *picture) {
+    static const char joined[] = "one collective on its ranks";
+    double x = picture->left;
     for (int kind = 0; kind < N_TIMELINE_KINDS; kind++) {
         if (!picture->has_kind[kind]) continue;
-        TRY(file_writer_printf(picture->writer, error,
-                               "<rect x=\"%.1f\" y=\"46\" width=\"14\" height=\"12\" fill=\"%s\"/>\n"
-                               "<text x=\"%.1f\" y=\"56\" class=\"key\">%s</text>\n",
-                               x, looks[kind].fill, x + 19, looks[kind].words));
-        x += 40.0 + 6.2 * (double)strlen(looks[kind].words);
+        canvas_rectangle(&picture->canvas, x, 46, 14, 12, looks[kind].fill);
+        canvas_text(&picture->canvas, CANVAS_KEY, x + 19, 56, NULL, looks[kind].words);
+        x += 40.0 + canvas_text_width(CANVAS_KEY, strlen(looks[kind].words));
     }
     for (int chunk = 1; chunk < picture->n_chunks && chunk <= 3; chunk++) {
-        TRY(file_writer_printf(
-            picture->writer, error,
-            "<rect x=\"%.1f\" y=\"46\" width=\"14\" height=\"12\" fill=\"%s\"/>"
-            "<rect x=\"%.1f\" y=\"46\" width=\"14\" height=\"12\" fill-opacity=\"%.1f\"/>\n"
-            "<text x=\"%.1f\" y=\"56\" class=\"key\">chunk %d%s</text>\n",
-            x, looks[TIMELINE_FORWARD].fill, x, shade_of(chunk), x + 19, chunk,
-            chunk == 3 && picture->n_chunks > 4 ? " and later" : ""));
-        x += 40.0 + 6.2 * (chunk == 3 && picture->n_chunks > 4 ? 17.0 : 7.0);
+        char words[32], colour[8];
+        snprintf(words, sizeof words, "chunk %d%s", chunk,
+                 chunk == 3 && picture->n_chunks > 4 ? " and later" : "");
+        canvas_rectangle(&picture->canvas, x, 46, 14, 12, shaded(TIMELINE_FORWARD, chunk, colour));
+        canvas_text(&picture->canvas, CANVAS_KEY, x + 19, 56, NULL, words);
+        x += 40.0 + canvas_text_width(CANVAS_KEY, strlen(words));
     }
-    if (!picture->has_lines) return STATUS_OK;
-    return file_writer_printf(picture->writer, error,
-                              "<polyline class=\"join\" points=\"%.1f,46 %.1f,58\"/>\n"
-                              "<text x=\"%.1f\" y=\"56\" class=\"key\">one collective on its ranks</text>\n",
-                              x, x, x + 6);
+    if (!picture->has_lines) return;
+    canvas_line(&picture->canvas, CANVAS_THIN, x, 46, x, 58);
+    canvas_text(&picture->canvas, CANVAS_KEY, x + 6, 56, NULL, joined);
 }
 
-static Status write_words(const Picture *picture, const char *title, const char *caption, Error *error) {
-    char text[1024];
-    TRY(file_writer_printf(picture->writer, error, "<text x=\"%d\" y=\"30\" class=\"title\">%s</text>\n",
-                           WIDTH / 2, safe(title, 120, text, sizeof text)));
-    int y = picture->bottom + 64;
-    for (size_t n = strlen(caption), done = 0; done < n && y < picture->bottom + 100; y += 14) {
-        TRY(file_writer_printf(picture->writer, error,
-                               "<text x=\"%d\" y=\"%d\" class=\"caption\">%s</text>\n", WIDTH / 2, y,
-                               safe(caption + done, CAPTION_COLUMNS, text, sizeof text)));
-        done += CAPTION_COLUMNS;
-        while (done < n && ((unsigned char)caption[done] & 0xc0) == 0x80) done++;
+/* Bytes of the caption's next line: to the last blank that fits, if there is one. */
+static size_t caption_bytes(const char *text) {
+    size_t n = 0, n_columns = 0, blank = 0;
+    for (; text[n]; n++) {
+        if (((unsigned char)text[n] & 0xc0) != 0x80 && n_columns++ == CAPTION_COLUMNS)
+            return blank ? blank : n;
+        if (text[n] == ' ') blank = n;
     }
+    return n;
+}
+
+static int caption_lines(const char *caption) {
+    int n = 0;
+    for (; *caption && n < CAPTION_LINES; n++) {
+        caption += caption_bytes(caption);
+        caption += strspn(caption, " ");
+    }
+    return n;
+}
+
+static void draw_words(Picture *picture, const char *title, const char *caption) {
+    char text[1024];
+    double middle = picture->canvas.width / 2.0;
+    canvas_text(&picture->canvas, CANVAS_TITLE, middle, 30, NULL, shortened(title, 110, text, sizeof text));
+    for (int i = 0, n = caption_lines(caption); i < n; i++) {
+        size_t n_bytes = caption_bytes(caption);
+        if (i + 1 == CAPTION_LINES) shortened(caption, CAPTION_COLUMNS, text, sizeof text);
+        else snprintf(text, sizeof text, "%.*s", (int)n_bytes, caption);
+        canvas_text(&picture->canvas, CANVAS_CAPTION, middle, picture->bottom + 64 + 14 * i, NULL, text);
+        caption += n_bytes;
+        caption += strspn(caption, " ");
+    }
+}
+
+static Status draw_all(Picture *picture, const char *title, const char *caption, Error *error) {
+    draw_axis(picture);
+    TRY(draw_bands(picture, error));
+    draw_actions(picture);
+    draw_steps(picture);
+    TRY(draw_joins(picture, error));
+    draw_names(picture);
+    draw_legend(picture);
+    draw_words(picture, title, caption);
     return STATUS_OK;
 }
 
-static const char style[] =
-    "<style>\n"
-    "text{font-family:Helvetica,Arial,sans-serif;fill:#222}\n"
-    ".title{font-size:17px;font-weight:bold;text-anchor:middle}\n"
-    ".key{font-size:12px}.rank{font-size:12px;text-anchor:end}\n"
-    ".track{font-size:10px;text-anchor:end;fill:#666}.mark{font-size:10px;fill:#555}\n"
-    ".tick{font-size:11px;text-anchor:middle}.in{font-size:10px;text-anchor:middle}\n"
-    ".caption{font-size:11px;text-anchor:middle;font-family:monospace;fill:#555}\n"
-    ".idle{fill:#fafafa;stroke:#dddddd;stroke-width:.5}.step{stroke:#888;stroke-width:.7;stroke-dasharray:3 2}\n"
-    ".join{fill:none;stroke:#000;stroke-width:.6;stroke-opacity:.55}\n"
-    ".cut{stroke:#fff;stroke-width:.8}\n"
-    ".axis{stroke:#222}.grid{stroke:#ccc;stroke-width:.5}\n"
-    "</style>\n";
-
-static Status write_picture(Picture *picture, const char *title, const char *caption, Error *error) {
-    place_bands(picture);
-    find_actions(picture);
-    int height = picture->bottom + 64 + 14 * (int)((strlen(caption) + CAPTION_COLUMNS - 1) / CAPTION_COLUMNS);
-    if (height > picture->bottom + 110) height = picture->bottom + 110;
-    TRY(file_writer_printf(
-        picture->writer, error,
-        "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n"
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" viewBox=\"0 0 %d %d\">\n"
-        "%s<rect width=\"%d\" height=\"%d\" fill=\"#ffffff\"/>\n",
-        WIDTH, height, WIDTH, height, style, WIDTH, height));
-    TRY(write_axis(picture, error));
-    TRY(write_bands(picture, error));
-    TRY(write_actions(picture, error));
-    TRY(write_steps(picture, error));
-    TRY(write_lines(picture, error));
-    TRY(write_track_names(picture, error));
-    TRY(write_legend(picture, error));
-    TRY(write_words(picture, title, caption, error));
-    return file_writer_printf(picture->writer, error, "</svg>\n");
-}
-
-Status timeline_draw(const Timeline *timeline, const char *title, const char *caption, const char *path,
-                     Error *error) {
-    FileWriter writer;
+Status timeline_draw(const Timeline *timeline, const char *title, const char *caption, const char *folder,
+                     const char *name, bool *has_png, Error *error) {
+    *has_png = false;
     Picture *picture = calloc(1, sizeof *picture);
     if (!picture) return error_failed(error, "no memory to draw");
-    *picture = (Picture){.timeline = timeline, .writer = &writer};
-    if (file_writer_open(&writer, path, error) == STATUS_OK &&
-        write_picture(picture, title, caption, error) == STATUS_OK)
-        file_writer_commit(&writer, error);
-    file_writer_abort(&writer);
+    picture->timeline = timeline;
+    place_bands(picture);
+    find_actions(picture);
+    choose_margin(picture);
+    int height = picture->bottom + 64 + 14 * caption_lines(caption);
+    if (canvas_open(&picture->canvas, folder, name, picture->left + PLOT + RIGHT, height, error) ==
+            STATUS_OK &&
+        draw_all(picture, title, caption, error) == STATUS_OK)
+        canvas_close(&picture->canvas, has_png, error);
+    canvas_drop(&picture->canvas);
     free(picture);
     return error->status;
 }

@@ -39,7 +39,7 @@ static Status open_training(Training *training, Error *error) {
                           .context = POSITIONS,
                           .tied = true,
                           .bias = true};
-    OptimizerOptions optimizer = {.rate = 1e-3, .beta1 = 0.9, .beta2 = 0.99, .epsilon = 1e-8};
+    OptimizerOptions optimizer = {.rate = 1e-3, .adamw = {0.9, 0.99, 1e-8}};
     StepOptions options = {.batch = SEQUENCES, .micro_batch = SEQUENCES, .T = POSITIONS, .seed = 1};
     options.precision = precision_of(PRECISION_F32);
     DeviceOptions device = {.kind = DEVICE_CPU, .n_threads = 1, .n_streams = 1};

@@ -12,8 +12,9 @@ void sync_share(const GradientSyncOptions *options, int64_t n, int64_t *first, i
 }
 
 const GradientStrategy *gradient_strategy(int zero) {
-    static const GradientStrategy *const strategies[] = {&STRATEGY_PLAIN, &STRATEGY_ZERO1, &STRATEGY_ZERO2,
-                                                         &STRATEGY_ZERO3};
+#define STRATEGY(NAME) &STRATEGY_##NAME,
+    static const GradientStrategy *const strategies[] = {GRADIENT_STRATEGIES(STRATEGY)};
+#undef STRATEGY
     return strategies[zero];
 }
 

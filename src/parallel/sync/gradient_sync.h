@@ -20,7 +20,17 @@
 #include "parallel/sync/partition.h"
 #include "parallel/sync/update_slices.h"
 
-enum { ZERO_STAGES = 3 };
+/* The strategies by their number, which --zero takes: the ZeRO stage, 0 being plain data parallelism. A file
+ * each with its STRATEGY_NAME; `pgpt verify` tries them all. */
+#define GRADIENT_STRATEGIES(STRATEGY)                                                                        \
+    STRATEGY(PLAIN)                                                                                          \
+    STRATEGY(ZERO1)                                                                                          \
+    STRATEGY(ZERO2)                                                                                          \
+    STRATEGY(ZERO3)
+
+#define STRATEGY(NAME) +1
+enum { ZERO_STAGES = GRADIENT_STRATEGIES(STRATEGY) - 1 };
+#undef STRATEGY
 
 /* {0} is one process. */
 typedef struct {
@@ -91,7 +101,9 @@ typedef struct {
     void (*gather)(GradientSync *sync, Graph *graph, const FlatTensors *tensors);
 } GradientStrategy;
 
-extern const GradientStrategy STRATEGY_PLAIN, STRATEGY_ZERO1, STRATEGY_ZERO2, STRATEGY_ZERO3;
+#define STRATEGY(NAME) extern const GradientStrategy STRATEGY_##NAME;
+GRADIENT_STRATEGIES(STRATEGY)
+#undef STRATEGY
 
 /* The strategy of a ZeRO stage; 0 is plain data parallelism. */
 const GradientStrategy *gradient_strategy(int zero);

@@ -8,6 +8,10 @@
 #include "backend/cuda/ops/decay_runs.cuh"
 #include "backend/cuda/ops/stochastic_rounding.cuh"
 
+extern "C" {
+#include "ops/update/adamw.h"
+}
+
 enum { THREADS = 256 };
 
 typedef struct {
@@ -67,11 +71,12 @@ extern "C" Status cuda_adamw(const KernelCall *call, Error *error) {
     arguments.new2 = (float)(1.0 - (double)a->beta2);
     arguments.epsilon = a->epsilon;
     arguments.weight_decay = a->weight_decay;
-    arguments.first_element = (uint64_t)a->first_element;
+    arguments.first_element = (uint64_t)a->elements.first_element;
     const Tensor *copy = node->n_outputs > 3 ? node->output[3] : NULL;
     DecayTable table;
     int run = 0;
-    for (int64_t element = 0; decay_table_next(&table, a->runs, a->n_runs, &run, &element);) {
+    for (int64_t element = 0;
+         decay_table_next(&table, a->elements.runs, a->elements.n_runs, &run, &element);) {
         arguments.gradient = part_of(call->in[0], node->input[0], table.first);
         arguments.parameter = part_of(call->out[0], node->output[0], table.first);
         arguments.moment1 = part_of(call->out[1], node->output[1], table.first);

@@ -9,6 +9,10 @@
 
 #include "backend/cuda/runtime/device.cuh"
 
+extern "C" {
+#include "ops/update/update.h"
+}
+
 enum { MAX_RUNS = 384 }; /* of a launch: GPT-2 XL has 385 in all, and arguments may take 4 kB */
 
 typedef struct {

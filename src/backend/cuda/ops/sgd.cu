@@ -5,6 +5,10 @@
 #include "backend/cuda/ops/decay_runs.cuh"
 #include "backend/cuda/ops/stochastic_rounding.cuh"
 
+extern "C" {
+#include "ops/update/sgd.h"
+}
+
 enum { THREADS = 256 };
 
 typedef struct {
@@ -51,11 +55,12 @@ extern "C" Status cuda_sgd(const KernelCall *call, Error *error) {
     arguments.mu = a->momentum;
     arguments.weight_decay = a->weight_decay;
     arguments.nesterov = a->nesterov;
-    arguments.first_element = (uint64_t)a->first_element;
+    arguments.first_element = (uint64_t)a->elements.first_element;
     const Tensor *copy = node->n_outputs > 2 ? node->output[2] : NULL;
     DecayTable table;
     int run = 0;
-    for (int64_t element = 0; decay_table_next(&table, a->runs, a->n_runs, &run, &element);) {
+    for (int64_t element = 0;
+         decay_table_next(&table, a->elements.runs, a->elements.n_runs, &run, &element);) {
         arguments.gradient = part_of(call->in[0], node->input[0], table.first);
         arguments.parameter = part_of(call->out[0], node->output[0], table.first);
         arguments.momentum = part_of(call->out[1], node->output[1], table.first);

@@ -63,10 +63,12 @@ bool cuda_traits_named(const char *word, CudaSettings settings, CudaTraits *gpu)
 /* GPU number `device` of those that are visible, without opening it. False: there is none. */
 bool cuda_traits_of_device(int device, CudaSettings settings, CudaTraits *gpu);
 
-/* ---- working memory, by kernel_list.h ---- */
+/* ---- operations and their working memory, by kernel_list.h ---- */
 
-#define PLAIN(op, kernel)
-#define WITH_SCRATCH(op, kernel) size_t kernel##_scratch(const CudaTraits *gpu, const Node *node);
+#define PLAIN(op, kernel) extern const Op op;
+#define WITH_SCRATCH(op, kernel)                                                                             \
+    extern const Op op;                                                                                      \
+    size_t kernel##_scratch(const CudaTraits *gpu, const Node *node);
 CUDA_KERNELS(PLAIN, WITH_SCRATCH)
 #undef PLAIN
 #undef WITH_SCRATCH

@@ -109,7 +109,6 @@ BackendTraits cuda_traits(const CudaTraits *gpu) {
     traits.why_not = why_not;
     traits.scratch_bytes = scratch_bytes;
     traits.sums_columns = sums_columns;
-    traits.is_captured = true;
     traits.n_lanes = gpu->settings.two_streams ? 2 : 1;
     traits.about = gpu;
     traits.about_bytes = sizeof *gpu;

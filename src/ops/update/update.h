@@ -1,0 +1,49 @@
+/* What the updates of all optimizers have in common: one operation an optimizer, over flat arrays.
+ *
+ * Inputs: gradient, hyper, [factor]. Outputs: parameter and moments, which change in place, and [copy], the
+ * new parameter rounded to the copy's type, always the last. A 16-bit parameter or moment is rounded
+ * stochastically (half.h). A factor that is no finite number means that the step is skipped: nothing changes.
+ *
+ * The attributes of an update begin with its UpdateElements, so that whoever cuts an update needs not know
+ * whose it is:
+ *
+ *     typedef struct { UpdateElements elements; float momentum, weight_decay; } SgdAttributes;
+ *     update_record(graph, &OP_SGD, tensors, 1, &attributes, sizeof attributes); */
+#ifndef PGPT_OPS_UPDATE_UPDATE_H
+#define PGPT_OPS_UPDATE_UPDATE_H
+
+#include "graph/op.h"
+
+/* Elements in order, and whether they decay. */
+typedef struct {
+    int64_t n_elements;
+    bool decays;
+} DecayRun;
+
+typedef struct {
+    int n_runs;
+    const DecayRun *runs;  /* cover all elements; live as long as the graph */
+    int64_t first_element; /* of all parameters: what stochastic rounding draws by */
+} UpdateElements;
+
+/* Written by the host before the update: learning rate; two numbers of the optimizer's own that change from
+ * step to step; the bits of a number that differs from step to step, for stochastic rounding. */
+enum { HYPER_RATE, HYPER_OWN1, HYPER_OWN2, HYPER_DRAW, N_HYPER };
+
+enum { UPDATE_MAX_MOMENTS = 2, UPDATE_MAX_ATTRIBUTES = 128 /* bytes */ };
+
+typedef struct {
+    Tensor *gradient, *hyper, *factor /* or NULL */;
+    Tensor *parameter, *moment[UPDATE_MAX_MOMENTS], *copy /* or NULL */;
+} UpdateTensors;
+
+/* For builders: check the tensors and record one node. An update has n_moments places for moments in every
+ * node; one that this node has no use for is NULL. False (and the graph has failed): something does not
+ * fit. */
+bool update_record(Graph *graph, const Op *op, const UpdateTensors *tensors, int n_moments,
+                   const void *attributes, size_t n_bytes);
+
+/* Op.bytes of an update: parameter and moments are read as well as written. */
+double update_bytes(const Node *node);
+
+#endif

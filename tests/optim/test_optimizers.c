@@ -1,0 +1,207 @@
+/* Every optimizer and every learning-rate schedule that is listed, by what holds for all of them: nothing to add here for a
+ * new one. The arithmetic is compared with its reference in test_kernels.c, and the 16-bit update in test_half.c. */
+#include "backend/cpu/cpu.h"
+#include "harness.h"
+#include "model_fixture.h"
+#include "ops/update/adamw.h"
+#include "optim/optimizer.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { N = 20011, MOST_ARRAYS = 2 + UPDATE_MAX_MOMENTS };
+
+/* gradient, parameter, moments */
+typedef struct {
+    float *array[MOST_ARRAYS];
+} Arrays;
+
+static Arrays arrays_new(void) {
+    Arrays arrays;
+    for (int a = 0; a < MOST_ARRAYS; a++) {
+        arrays.array[a] = malloc(N * sizeof(float));
+        assert_non_null(arrays.array[a]);
+        for (int i = 0; i < N; i++) {
+            float value = test_value("update", (uint64_t)(a * N + i));
+            arrays.array[a][i] = a == 3 ? fabsf(value) : value; /* a second moment is not negative */
+        }
+    }
+    return arrays;
+}
+
+static void arrays_free(Arrays *arrays) {
+    for (int a = 0; a < MOST_ARRAYS; a++) free(arrays->array[a]);
+}
+
+/* Elements first .. first + n - 1 by a node of their own; all of them decay. */
+static void update(const Backend *cpu, const OptimizerOptions *options, const Arrays *arrays, float factor,
+                   int64_t first, int64_t n) {
+    Graph *graph = graph_new();
+    Error error = {0};
+    DecayRun run = {n, true};
+    UpdateElements elements = {1, &run, first};
+    Tensor *tensor[MOST_ARRAYS];
+    for (int a = 0; a < MOST_ARRAYS; a++)
+        tensor[a] = graph_tensor(graph, PLACE_STATE, DTYPE_F32, SHAPE(n), "array %d", a);
+    UpdateTensors tensors = {.gradient = tensor[0],
+                             .hyper = graph_tensor(graph, PLACE_INPUT, DTYPE_F32, SHAPE(N_HYPER), "hyper"),
+                             .factor = graph_tensor(graph, PLACE_STATE, DTYPE_F32, SHAPE(1), "factor"),
+                             .parameter = tensor[1]};
+    for (int i = 0; i < optimizer_n_moments(options); i++) tensors.moment[i] = tensor[2 + i];
+    optimizer_of(options)->record(options, &tensors, &elements, graph);
+    assert_int_equal(graph_status(graph, &error), STATUS_OK);
+    assert_int_equal(graph->n_nodes, 1);
+    assert_ptr_equal(graph->node[0]->op, optimizer_of(options)->op);
+    float numbers[N_HYPER];
+    optimizer_hyper(options, 0.01, 10, 1, numbers);
+    KernelCall call = {.node = graph->node[0],
+                       .in = {arrays->array[0] + first, numbers, &factor},
+                       .n_threads = 2,
+                       .context = cpu->context};
+    for (int k = 0; k <= optimizer_n_moments(options); k++) call.out[k] = arrays->array[1 + k] + first;
+    assert_int_equal(cpu->kernel(cpu->context, graph->node[0])(&call, &error), STATUS_OK);
+    graph_free(graph);
+}
+
+static void assert_same(const char *name, const char *what, const Arrays *a, const Arrays *b) {
+    for (int k = 0; k < MOST_ARRAYS; k++) {
+        if (memcmp(a->array[k], b->array[k], N * sizeof(float)) != 0)
+            fail_msg("%s: array %d has other bits %s", name, k, what);
+    }
+}
+
+static void test_updates(void **state) {
+    (void)state;
+    Backend cpu;
+    Error error = {0};
+    assert_int_equal(backend_cpu_open(&cpu, 2, &error), STATUS_OK);
+    for (int kind = 0; kind < N_OPTIMIZERS; kind++) {
+        OptimizerOptions options = optimizer_defaults((OptimizerKind)kind);
+        const char *name = optimizer_name((OptimizerKind)kind);
+        const Optimizer *optimizer = optimizer_of(&options);
+        assert_true(optimizer->op->update != UPDATE_NONE && optimizer->op->flops && optimizer->op->bytes);
+        assert_in_range(optimizer_n_moments(&options), 0, UPDATE_MAX_MOMENTS);
+        assert_int_equal(optimizer_check(&options, precision_of(PRECISION_F32), 1, &error), STATUS_OK);
+        Arrays whole = arrays_new(), parts = arrays_new(), before = arrays_new();
+        update(&cpu, &options, &whole, NAN, 0, N);
+        assert_same(name, "after a step that is to be skipped", &whole, &before);
+        update(&cpu, &options, &whole, 0.5f, 0, N);
+        assert_true(memcmp(whole.array[1], before.array[1], N * sizeof(float)) != 0);
+        if (optimizer->op->update == UPDATE_OF_ELEMENTS) {
+            update(&cpu, &options, &parts, 0.5f, 0, 129);
+            update(&cpu, &options, &parts, 0.5f, 129, 1);
+            update(&cpu, &options, &parts, 0.5f, 130, N - 130);
+            assert_same(name, "where the update is cut", &whole, &parts);
+        }
+        arrays_free(&whole);
+        arrays_free(&parts);
+        arrays_free(&before);
+    }
+    cpu.close(cpu.context);
+}
+
+/* ---- training ---- */
+
+static void fill_same(void *context, uint64_t first_sequence, int64_t n, int64_t n_positions, int32_t *tokens,
+                      int32_t *targets) {
+    (void)first_sequence;
+    fill_golden(context, 0, n, n_positions, tokens, targets);
+}
+
+/* The losses of a few steps on one batch. */
+static void train(OptimizerOptions options, double *losses) {
+    const BatchSource same = {fill_same, golden_batches.context};
+    Fixture *f = open_fixture(small_config(), small_step(), options, 2);
+    for (int i = 0; i < STEPS; i++) losses[i] = run_step_on(f, &same, i).loss;
+    close_fixture(f);
+}
+
+static void test_training(void **state) {
+    (void)state;
+    for (int kind = 0; kind < N_OPTIMIZERS; kind++) {
+        const char *name = optimizer_name((OptimizerKind)kind);
+        OptimizerOptions options = optimizer_defaults((OptimizerKind)kind);
+        double losses[STEPS], eager[STEPS];
+        options.rate = 3e-3;
+        options.clip = 0.0;
+        train(options, losses);
+        if (!(losses[STEPS - 1] < losses[0] - 1e-3))
+            fail_msg("%s: the loss goes from %g to %g", name, losses[0], losses[STEPS - 1]);
+        options.eager = true;
+        train(options, eager);
+        for (int i = 0; i < STEPS; i++) {
+            if (losses[i] != eager[i]) fail_msg("%s, eager: %g and %g", name, losses[i], eager[i]);
+        }
+    }
+}
+
+/* ---- whole tensors ---- */
+
+static int count_updates(const Graph *graph) {
+    int n = 0;
+    for (int i = 0; i < graph->n_nodes; i++) n += graph->node[i]->op->update != UPDATE_NONE;
+    return n;
+}
+
+/* An update that needs whole tensors has a node a parameter, and is refused where ranks hold slices. */
+static void test_whole_tensors(void **state) {
+    (void)state;
+    Op op = OP_ADAMW;
+    Optimizer whole = optimizer_adamw;
+    op.update = UPDATE_OF_TENSORS;
+    whole.op = &op;
+    OptimizerOptions options = optimizer_defaults(OPTIMIZER_ADAMW);
+    Fixture *f = open_fixture(small_config(), small_step(), options, 1); /* a graph with gradients */
+    Graph *graph = f->step.graph;
+    Error error = {0};
+    int n_before = count_updates(graph);
+    assert_int_equal(n_before, 1);
+    optimizer_record_by(&whole, &options, precision_of(PRECISION_F32), &f->step.loss.parameters, NULL, NULL,
+                        graph);
+    assert_int_equal(graph_status(graph, &error), STATUS_OK);
+    assert_int_equal(count_updates(graph) - n_before, f->table.n_parameters);
+    UpdateSlices slices = {0};
+    optimizer_record_by(&whole, &options, precision_of(PRECISION_F32), &f->step.loss.parameters, &slices,
+                        NULL, graph);
+    assert_int_not_equal(graph_status(graph, &error), STATUS_OK);
+    assert_non_null(strstr(error.text, "--optimizer adamw needs whole tensors"));
+    close_fixture(f);
+}
+
+/* ---- learning rates ---- */
+
+static void test_learning_rates(void **state) {
+    (void)state;
+    enum { STEPS_OF_RUN = 200, WARMUP = 10 };
+    for (int kind = 0; kind < N_LEARNING_RATES; kind++) {
+        const LearningRateSchedule schedule = {.kind = (LearningRateKind)kind,
+                                               .peak = 0.5,
+                                               .lowest = 0.125,
+                                               .n_warmup_steps = WARMUP,
+                                               .decay_fraction = 0.25,
+                                               .n_steps = STEPS_OF_RUN};
+        for (int step = 0; step < STEPS_OF_RUN; step++) {
+            double rate = learning_rate_at(&schedule, step);
+            bool is_right = step < WARMUP    ? fabs(rate - 0.5 * (step + 1) / WARMUP) < 1e-12
+                            : step == WARMUP ? rate == 0.5
+                                             : rate >= 0.125 && rate <= 0.5;
+            if (!is_right) fail_msg("%s: %g in step %d", learning_rate_names[kind], rate, step);
+        }
+    }
+    assert_null(learning_rate_names[N_LEARNING_RATES]);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_updates),
+        cmocka_unit_test(test_training),
+        cmocka_unit_test(test_whole_tensors),
+        cmocka_unit_test(test_learning_rates),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
