@@ -21,6 +21,7 @@ static const Study studies[] = {
     {"network", &lab_network_command, lab_network},
     {"scaling", &lab_scaling_command, lab_scaling},
     {"timeline", &lab_timeline_command, lab_timeline},
+    {"pipeline", &lab_pipeline_command, lab_pipeline},
     {"table", &lab_table_command, lab_table},
     {"staleness", &lab_staleness_command, lab_staleness},
     {"flops", &lab_flops_command, lab_flops},
