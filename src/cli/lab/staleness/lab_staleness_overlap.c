@@ -2,7 +2,7 @@
  * with them, unless it lies also at their neighbours. Simulated in one process (lab/staleness/overlap.h);
  * which ranks are lost is drawn several times, since neighbours that are lost together are what overlap does
  * not help against. */
-#include "cli/lab/lab_staleness.h"
+#include "cli/lab/staleness/lab_staleness.h"
 
 #include "base/text/format.h"
 #include "lab/picture/machine_note.h"

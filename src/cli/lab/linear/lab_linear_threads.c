@@ -1,6 +1,6 @@
 /* Threads of the scalar engine: the fixed graph against nodes that are allocated one by one, and the work of
  * each thread under OpenMP's schedules. All of it in this process, one training after another. */
-#include "cli/lab/lab_linear.h"
+#include "cli/lab/linear/lab_linear.h"
 
 #include "base/text/format.h"
 

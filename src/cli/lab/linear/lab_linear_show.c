@@ -1,5 +1,5 @@
 /* What one launch of lab linear has found: tables, warnings, JSON. */
-#include "cli/lab/lab_linear.h"
+#include "cli/lab/linear/lab_linear.h"
 
 #include "base/text/format.h"
 

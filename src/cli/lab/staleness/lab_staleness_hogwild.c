@@ -5,7 +5,7 @@
  * round as a whole is shown, with its own loss and its own losses of updates; threads that race do not do the
  * same thing twice. How much the rounds differ in what they lose stands beside it. Hogwild with one thread
  * does what serial does: where their times differ, the machine is to blame, and that is said. */
-#include "cli/lab/lab_staleness.h"
+#include "cli/lab/staleness/lab_staleness.h"
 
 #include "base/system/cores.h"
 #include "base/text/format.h"

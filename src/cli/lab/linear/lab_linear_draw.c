@@ -1,5 +1,5 @@
 /* The two pictures of one launch of lab linear: the loss, and where an epoch's time goes. */
-#include "cli/lab/lab_linear.h"
+#include "cli/lab/linear/lab_linear.h"
 
 #include "base/text/format.h"
 

@@ -1,6 +1,6 @@
 /* pgpt lab linear's own: its options, what it knows, and its parts. */
-#ifndef PGPT_CLI_LAB_LAB_LINEAR_H
-#define PGPT_CLI_LAB_LAB_LINEAR_H
+#ifndef PGPT_CLI_LAB_LINEAR_LAB_LINEAR_H
+#define PGPT_CLI_LAB_LINEAR_LAB_LINEAR_H
 
 #include "cli/lab/lab.h"
 #include "lab/linear/linear.h"

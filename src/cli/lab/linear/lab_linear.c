@@ -3,7 +3,7 @@
  * One launch trains with the engines that were asked for and shows what came of it (lab_linear_show.c). Other
  * parts are made of such launches: --ranks and --sweep start some and put them together, --graph allocate and
  * --schedules compare several in this process. */
-#include "cli/lab/lab_linear.h"
+#include "cli/lab/linear/lab_linear.h"
 
 #include "base/random.h"
 #include "base/text/format.h"

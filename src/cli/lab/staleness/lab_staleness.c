@@ -3,7 +3,7 @@
  * the same weights without locks (lab_staleness_hogwild.c); nodes that fail, with data that lies in several
  * places (lab_staleness_overlap.c). What is wrong in the options of any of them is found before the first
  * one runs. */
-#include "cli/lab/lab_staleness.h"
+#include "cli/lab/staleness/lab_staleness.h"
 
 #include "base/text/plain.h"
 

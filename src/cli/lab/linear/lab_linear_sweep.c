@@ -6,7 +6,7 @@
  * weights are added: the product is that of --points and --weights. There may then be fewer points than
  * weights, which do not determine them; nothing but times is asked for here, and the rate is lowered so that
  * the loss falls all the same. */
-#include "cli/lab/lab_linear_starts.h"
+#include "cli/lab/linear/lab_linear_starts.h"
 
 #include "base/text/format.h"
 #include "comm/comm_mpi.h"

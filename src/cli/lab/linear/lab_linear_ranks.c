@@ -4,7 +4,7 @@
  * same minute. What the table and the pictures add is the comparison, and a model of more processes than
  * there are here, whose numbers are all measured here: links by `lab collectives`, the spread of computing by
  * the launches. */
-#include "cli/lab/lab_linear_starts.h"
+#include "cli/lab/linear/lab_linear_starts.h"
 
 #include "base/text/format.h"
 #include "lab/collectives/collectives.h"

@@ -2,8 +2,8 @@
  *
  * A part runs on all ranks there are, prints its table, draws its pictures, and adds what it found to the
  * JSON object of the study. It is called by all ranks; an error is that of all of them afterwards. */
-#ifndef PGPT_CLI_LAB_LAB_STALENESS_H
-#define PGPT_CLI_LAB_LAB_STALENESS_H
+#ifndef PGPT_CLI_LAB_STALENESS_LAB_STALENESS_H
+#define PGPT_CLI_LAB_STALENESS_LAB_STALENESS_H
 
 #include "cli/lab/lab.h"
 

@@ -4,7 +4,7 @@
  * Each run is pgpt train itself. Started without mpirun, the study starts the ranks, as lab scaling does;
  * started as several ranks, it trains with those, one run after the other. Either way everything is read from
  * what the runs write. */
-#include "cli/lab/lab_staleness.h"
+#include "cli/lab/staleness/lab_staleness.h"
 #include "job/train_run.h"
 #include "lab/launch/launch_child.h"
 #include "lab/picture/machine_note.h"

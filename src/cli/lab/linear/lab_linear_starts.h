@@ -1,8 +1,8 @@
 /* What --ranks and --sweep of lab linear share: how they start their launches. */
-#ifndef PGPT_CLI_LAB_LAB_LINEAR_STARTS_H
-#define PGPT_CLI_LAB_LAB_LINEAR_STARTS_H
+#ifndef PGPT_CLI_LAB_LINEAR_LAB_LINEAR_STARTS_H
+#define PGPT_CLI_LAB_LINEAR_LAB_LINEAR_STARTS_H
 
-#include "cli/lab/lab_linear.h"
+#include "cli/lab/linear/lab_linear.h"
 #include "lab/linear/linear_start.h"
 
 /* What differs from launch to launch. */
