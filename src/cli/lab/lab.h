@@ -87,12 +87,6 @@ Status lab_check_folder(const Launch *launch, const LabOutput *output, Error *er
  * picture and data are, or of how to draw it. On the root only. */
 Status lab_draw(const LabOutput *output, const Plot *plot, const char *name, Error *error);
 
-/* "Xeon @ 2.80GHz, 2 cores; 1, 2 and 4 ranks; 2026-05-01. Up to 4 ranks share 2 cores.", behind the user's
- * note: for a plot's note. The last sentence is there if `most` of a `thing` ("rank", "thread") on this host
- * are more than its cores. From the arena. (lab_place.c) */
-const char *lab_place(const LabOutput *output, const char *ranks, int64_t most, const char *thing,
-                      Arena *arena);
-
 /* One line on stdout, flushed; the reference is taken over. On the root only. */
 Status lab_print_json(json_t *object, Error *error);
 

@@ -5,6 +5,7 @@
 #include "base/system/cores.h"
 #include "base/text/format.h"
 #include "lab/linear/schedules.h"
+#include "lab/picture/machine_note.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -123,7 +124,7 @@ static Status draw(const Study *study, Error *error) {
                  .x_label =
                      "threads: first touch of the rows' memory, serial or parallel; uneven rows, parallel",
                  .y_label = "time (ms)",
-                 .note = lab_place(study->output, threads, most_threads, "thread", &arena),
+                 .note = machine_note(&arena, threads, (int)most_threads, study->output->note),
                  .series = series,
                  .n_series = N_LOOP_SCHEDULES,
                  .x_names = names};

@@ -2,6 +2,7 @@
 #include "cli/lab/linear/lab_linear.h"
 
 #include "base/text/format.h"
+#include "lab/picture/machine_note.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -11,7 +12,7 @@ static const char *place_of(const Linear *study, const LabOutput *output, Arena 
     const Launch *launch = study->launch;
     const char *ranks = arena_printf(arena, "%s, %s", format_things(launch->world.size, "rank").text,
                                      format_things(study->problem.n_threads, "thread").text);
-    return lab_place(output, ranks, launch->is_shared ? launch->host_size : 0, "rank", arena);
+    return machine_note(arena, ranks, launch->is_shared ? launch->host_size : 0, output->note);
 }
 
 static const char *series_name(const Linear *study, int e, Arena *arena) {

@@ -9,6 +9,7 @@
 #include "base/text/format.h"
 #include "lab/collectives/collectives.h"
 #include "lab/linear/linear_model.h"
+#include "lab/picture/machine_note.h"
 #include "run/interrupt.h"
 
 #include <inttypes.h>
@@ -265,7 +266,7 @@ static const char *place_of(Study *study) {
     bool is_one = study->ranks.n == 1 && study->ranks.values[0] == 1;
     text = arena_printf(arena, "%s rank%s of %s", text, is_one ? "" : "s",
                         format_things(study->linear->problem.n_threads, "thread").text);
-    return lab_place(study->output, text, most_on_host, "rank", arena);
+    return machine_note(arena, text, (int)most_on_host, study->output->note);
 }
 
 typedef double (*Measured)(const LinearRun *run, int e);

@@ -11,6 +11,7 @@
 #include "base/text/format.h"
 #include "comm/comm_mpi.h"
 #include "device/device.h"
+#include "lab/picture/machine_note.h"
 #include "run/interrupt.h"
 
 #include <inttypes.h>
@@ -158,14 +159,14 @@ static Status draw(Sweep *sweep, Error *error) {
                                      PLOT_LINES, x, y, n_w};
         }
     }
-    Plot plot = {
-        .title = "When communication begins to count: more weights, the same work",
-        .x_label = "weights (log axis)",
-        .y_label = "communication in an epoch (%)",
-        .x_log = true,
-        .note = lab_place(sweep->output, arena_printf(arena, "%s ranks", ranks), most_on_host, "rank", arena),
-        .series = series,
-        .n_series = n};
+    Plot plot = {.title = "When communication begins to count: more weights, the same work",
+                 .x_label = "weights (log axis)",
+                 .y_label = "communication in an epoch (%)",
+                 .x_log = true,
+                 .note = machine_note(arena, arena_printf(arena, "%s ranks", ranks), (int)most_on_host,
+                                      sweep->output->note),
+                 .series = series,
+                 .n_series = n};
     return lab_draw(sweep->output, &plot, "linear-sweep", error);
 }
 

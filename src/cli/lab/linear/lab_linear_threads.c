@@ -3,6 +3,7 @@
 #include "cli/lab/linear/lab_linear.h"
 
 #include "base/text/format.h"
+#include "lab/picture/machine_note.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -14,7 +15,7 @@ static double epoch_us(const Linear *study, const LinearResult *result) {
 static const char *place_of(const Linear *study, const LabOutput *output, Arena *arena) {
     int n_threads = study->problem.n_threads;
     const char *ranks = arena_printf(arena, "1 rank, %s", format_things(n_threads, "thread").text);
-    return lab_place(output, ranks, n_threads, "thread", arena);
+    return machine_note(arena, ranks, (int)n_threads, output->note);
 }
 
 /* ---- The graph */
