@@ -7,6 +7,7 @@
 #include "base/system/timer.h"
 #include "bench/kernels.h"
 #include "bench/limits.h"
+#include "model/model_flops.h"
 
 #include <math.h>
 
@@ -60,8 +61,9 @@ static Status run_steps(BenchTraining *training, const BenchOptions *bench, Step
     return STATUS_OK;
 }
 
-static BenchStepReport make_report(const BenchTraining *training, const BenchOptions *bench, StepTimes *times,
-                                   double peak_flops, uint64_t beside_bytes) {
+static BenchStepReport make_report(const BenchTraining *training, const ModelConfig *model,
+                                   const BenchOptions *bench, StepTimes *times, double peak_flops,
+                                   uint64_t beside_bytes) {
     double median = bench_median(times->seconds, times->n_steps), best = times->seconds[0]; /* now sorted */
     double n_tokens = (double)bench->batch * (double)bench->sequence;
     double flops = train_step_flops(&training->step);
@@ -77,6 +79,7 @@ static BenchStepReport make_report(const BenchTraining *training, const BenchOpt
         .best_tokens_per_s = n_tokens / best,
         .flops = flops,
         .flops_per_s = flops / median,
+        .standard_flops = model_flops_standard(model, bench->batch, bench->sequence, bench->recompute > 0),
         .peak_flops = peak_flops,
         .utilisation = program_useful_flops(&training->step.program) / median / peak_flops,
         .resident_bytes = memory_resident_peak_bytes(),
@@ -112,8 +115,9 @@ static uint64_t bytes_beside(const BenchTraining *training, uint64_t free_before
     return free_before > taken ? free_before - taken : 0;
 }
 
-static Status measure(BenchTraining *training, const BenchOptions *bench, Arena *arena,
-                      BenchStepReport *report, Error *error) {
+static Status measure(BenchTraining *training, const BenchSetup *setup, Arena *arena, BenchStepReport *report,
+                      Error *error) {
+    const BenchOptions *bench = &setup->bench;
     StepTimes times = {0};
     const Backend *backend = &training->backend;
     uint64_t free_before = backend->free_bytes(backend->context);
@@ -126,14 +130,14 @@ static Status measure(BenchTraining *training, const BenchOptions *bench, Arena 
     int64_t n_steps = bench->n_steps + bench->n_warmup_steps;
     if (!isfinite(times.loss))
         return error_failed(error, "the loss is not a number after %lld steps", (long long)n_steps);
-    *report = make_report(training, bench, &times, peak, beside);
+    *report = make_report(training, &setup->model, bench, &times, peak, beside);
     return backend->traits.is_asynchronous ? time_instructions(training, bench, error) : STATUS_OK;
 }
 
-Status bench_step_measure(BenchTraining *training, const BenchOptions *bench, BenchStepReport *report,
+Status bench_step_measure(BenchTraining *training, const BenchSetup *setup, BenchStepReport *report,
                           Error *error) {
     Arena arena = {0};
-    measure(training, bench, &arena, report, error);
+    measure(training, setup, &arena, report, error);
     arena_free(&arena);
     return error->status;
 }

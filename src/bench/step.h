@@ -2,7 +2,7 @@
  *
  *     BenchTraining training;
  *     if (bench_training_plan(&training, &setup, error) == STATUS_OK)
- *         bench_step_measure(&training, &setup.bench, &report, error);
+ *         bench_step_measure(&training, &setup, &report, error);
  *     bench_training_close(&training);
  *
  * The executor of training.step has the times of its instructions. */
@@ -16,12 +16,13 @@ typedef struct {
     double total_seconds; /* of all timed ones */
     double step_ms, best_ms, forward_ms, backward_ms, update_ms;
     double tokens_per_s, best_tokens_per_s, flops, flops_per_s, peak_flops;
-    double utilisation; /* of the peak, by arithmetic that is not done twice */
+    double standard_flops; /* of a step, by the formula of papers */
+    double utilisation;    /* of the peak, by arithmetic that is not done twice */
     uint64_t resident_bytes;
     uint64_t beside_bytes; /* of a GPU's memory, taken since the plan was made and not part of it */
 } BenchStepReport;
 
-Status bench_step_measure(BenchTraining *training, const BenchOptions *bench, BenchStepReport *report,
+Status bench_step_measure(BenchTraining *training, const BenchSetup *setup, BenchStepReport *report,
                           Error *error);
 
 #endif

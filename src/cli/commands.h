@@ -13,12 +13,13 @@
 #include "parallel/launch/launch.h"
 
 extern const OptionCommand verify_command, generate_command, eval_command, convert_command, bench_command,
-    data_command, lab_command, supervise_command;
+    data_command, lab_command, plot_command, supervise_command;
 
 Status command_train(Launch *launch, int n_words, char *const *words, Error *error);
 Status command_verify(Launch *launch, int n_words, char *const *words, Error *error);
 Status command_generate(int n_words, char *const *words, Error *error);
 Status command_eval(int n_words, char *const *words, Error *error);
+Status command_plot(int n_words, char *const *words, Error *error);
 Status command_convert(int n_words, char *const *words, Error *error);
 Status command_data(int n_words, char *const *words, Error *error);
 Status command_lab(Launch *launch, int n_words, char *const *words, Error *error);

@@ -41,6 +41,7 @@ static const Command commands[] = {
     {&verify_command, .run_parallel = command_verify},
     {&generate_command, .run = command_generate},
     {&eval_command, .run = command_eval},
+    {&plot_command, .run = command_plot},
     {&convert_command, .run = command_convert},
     {&data_command, .run = command_data},
     {&bench_command, .run = command_bench},
@@ -49,9 +50,17 @@ static const Command commands[] = {
 };
 enum { N_COMMANDS = sizeof commands / sizeof commands[0] };
 
-static const OptionCommand *const descriptions[] = {
-    &train_command, &generate_command, &eval_command, &convert_command,   &data_command,
-    &bench_command, &verify_command,   &lab_command,  &supervise_command, NULL};
+static const OptionCommand *const descriptions[] = {&train_command,
+                                                    &generate_command,
+                                                    &eval_command,
+                                                    &plot_command,
+                                                    &convert_command,
+                                                    &data_command,
+                                                    &bench_command,
+                                                    &verify_command,
+                                                    &lab_command,
+                                                    &supervise_command,
+                                                    NULL};
 
 static const ManSection sections[] = {
     {"CONFIGURATION FILES",

@@ -36,6 +36,7 @@ typedef struct {
     Event *now;              /* what the rank has not got past */
     Event *open, **open_end; /* sends under way */
     int64_t received_at;     /* the last tick in which it did; -1: never */
+    int64_t tick_bytes;      /* sent and received in this tick */
 } Rank;
 
 struct NullGroup {
@@ -209,6 +210,8 @@ static bool send_one(NullGroup *group, Rank *rank, int64_t tick) {
         Rank *receiver = &group->rank[send->peer];
         if (!send->other->is_posted || receiver->received_at == tick) continue;
         receiver->received_at = tick;
+        receiver->tick_bytes += (int64_t)send->n_bytes;
+        rank->tick_bytes += (int64_t)send->n_bytes;
         send->is_done = send->other->is_done = true;
         *link = send->next_open;
         if (!*link) rank->open_end = link;
@@ -229,7 +232,7 @@ static Status find_waiting(const NullGroup *group, Error *error) {
     return STATUS_OK;
 }
 
-static Status play(NullGroup *group, int64_t *n_ticks, Error *error) {
+static Status play(NullGroup *group, int64_t *n_ticks, int64_t *step_bytes, Error *error) {
     for (int r = 0; r < group->n_ranks; r++) {
         Rank *rank = &group->rank[r];
         rank->now = rank->first;
@@ -241,7 +244,10 @@ static Status play(NullGroup *group, int64_t *n_ticks, Error *error) {
     for (*n_ticks = 0; has_moved; *n_ticks += has_moved) {
         has_moved = false;
         for (int r = 0; r < group->n_ranks; r++) advance(&group->rank[r]);
+        for (int r = 0; r < group->n_ranks; r++) group->rank[r].tick_bytes = 0;
         for (int r = 0; r < group->n_ranks; r++) has_moved |= send_one(group, &group->rank[r], *n_ticks);
+        for (int r = 0; r < group->n_ranks; r++)
+            if (*step_bytes < group->rank[r].tick_bytes) *step_bytes = group->rank[r].tick_bytes;
     }
     return find_waiting(group, error);
 }
@@ -276,9 +282,15 @@ Comm comm_null_rank(NullGroup *group, int rank) {
 }
 
 Status comm_null_count(NullGroup *group, CommCost *cost, Error *error) {
+    int64_t step_bytes;
+    return comm_null_count_steps(group, cost, &step_bytes, error);
+}
+
+Status comm_null_count_steps(NullGroup *group, CommCost *cost, int64_t *step_bytes, Error *error) {
     *cost = (CommCost){0};
+    *step_bytes = 0;
     Status status = pair_messages(group, error);
-    if (status == STATUS_OK) status = play(group, &cost->n_steps, error);
+    if (status == STATUS_OK) status = play(group, &cost->n_steps, step_bytes, error);
     for (int r = 0; r < group->n_ranks; r++) {
         int64_t sent = 0, received = 0;
         for (const Event *event = group->rank[r].first; event; event = event->next) {

@@ -28,4 +28,7 @@ Comm comm_null_rank(NullGroup *group, int rank);
  * other for ever. */
 Status comm_null_count(NullGroup *group, CommCost *cost, Error *error);
 
+/* And the most bytes that a rank has sent and received in one of the steps. */
+Status comm_null_count_steps(NullGroup *group, CommCost *cost, int64_t *step_bytes, Error *error);
+
 #endif

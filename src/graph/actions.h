@@ -8,9 +8,19 @@
 #define PGPT_GRAPH_ACTIONS_H
 
 #include <stdbool.h>
+#include <stdint.h>
 #include <stdio.h>
 
-typedef enum { ACTION_FORWARD, ACTION_BACKWARD, ACTION_UPDATE, N_ACTION_KINDS } ActionKind;
+/* A pipeline's schedule may split the backward: ACTION_BACKWARD is then the input gradients alone, which the
+ * stage before waits for, and ACTION_WEIGHT_GRADIENT the rest, which nobody waits for. Without it, a backward
+ * is both. */
+typedef enum {
+    ACTION_FORWARD,
+    ACTION_BACKWARD,
+    ACTION_UPDATE,
+    ACTION_WEIGHT_GRADIENT,
+    N_ACTION_KINDS
+} ActionKind;
 
 const char *action_name(ActionKind kind);
 
@@ -21,12 +31,19 @@ typedef struct {
     int frame; /* where its activations are */
     /* Of its kind and chunk in this step: the first overwrites gradients, the last may communicate them. */
     bool is_first, is_last;
+    /* Of pipelines that are not flushed between steps (parallel/pipeline/schedule.h); otherwise both are 0:
+     * the step that it belongs to, counted from the one whose list this is, and the version of the weights
+     * that it begins with, counted in updates since the last flush. */
+    int step, version;
 } StepAction;
 
 /* Writes the actions of a step, at most ACTIONS_PER_MICRO_BATCH * n_micro_batches + 1, and returns their
  * number. */
 enum { ACTIONS_PER_MICRO_BATCH = 2 };
 typedef int (*ActionList)(int n_micro_batches, StepAction *actions);
+
+/* The most actions of a step in so many chunks, its backward split, updates after every micro-batch. */
+int64_t actions_bound(int64_t n_micro_batches, int64_t n_chunks);
 
 /* The step schedules, each an ActionList actions_NAME. Tests run them all by this list. */
 #define ACTION_LISTS(LIST) LIST(serial) /* one micro-batch after the other, in one frame */
@@ -35,10 +52,12 @@ typedef int (*ActionList)(int n_micro_batches, StepAction *actions);
 ACTION_LISTS(LIST)
 #undef LIST
 
-/* How many frames the actions use. */
+/* How many frames the actions use; those of a chunk alone. */
 int actions_n_frames(const StepAction *actions, int n_actions);
+int actions_n_frames_of(const StepAction *actions, int n_actions, int chunk);
 
-/* Eight a line: "forward 0  backward 0  update"; with the frame where there are several. */
+/* Eight a line: "forward 0  backward 0  update"; with the chunk and the frame where there are several,
+ * "forward 0/1@3". */
 void actions_print(const StepAction *actions, int n_actions, FILE *stream);
 
 #endif

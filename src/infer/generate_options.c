@@ -44,6 +44,10 @@ const OptionSpec generate_option_specs[] = {
         "\\r, \\\\ and \\| stand for a line end, a tab, a carriage return, a backslash and a bar"),
     OPTION_BOOL("stop-at-end", GenerateOptions, stop_at_end, false,
                 "end a sample where the model ends its text, if its tokenizer has a token for that"),
+    OPTION_BOOL(
+        "cache", GenerateOptions, cache, true,
+        "keep keys and values of what was read (KV cache); without it the whole text is read again for "
+        "every token, to see what the cache is worth"),
     OPTION_CHOICE("checkpoint", GenerateOptions, choice, CHECKPOINT_NEWEST, given_model_choices,
                   GIVEN_MODEL_CHOICE_HELP),
     OPTION_CHOICE("device", GenerateOptions, device, DEVICE_AUTO, device_names,

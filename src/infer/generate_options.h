@@ -11,7 +11,7 @@ typedef struct {
     int device, precision; /* DeviceKind, PrecisionKind */
     double temperature, top_p, repetition_penalty;
     int choice; /* CheckpointChoice */
-    bool stop_at_end, log_probs, stream, json, quiet;
+    bool stop_at_end, cache, log_probs, stream, json, quiet;
 } GenerateOptions;
 
 extern const OptionSpec generate_option_specs[];

@@ -213,6 +213,7 @@ static void prepare_row(Generator *generator, int64_t b, int64_t T) {
     for (int64_t t = 0; t < T; t++) generator->tokens[b * T + t] = t < n_real ? window[start + t] : 0;
     generator->start[b] = (int32_t)start;
     generator->rows[b] = (int32_t)(b * T + n_real - 1);
+    generator->n_read += start + n_real - text->n_cached;
     text->n_cached = start + n_real;
 }
 
@@ -297,6 +298,7 @@ SamplePick generator_drawn(const Generator *generator, int64_t row, int i) {
 }
 
 Status generator_append_drawn(Generator *generator, int64_t row, int32_t token, Error *error) {
+    generator->n_read += generator->row[row].n_tokens - generator->row[row].n_cached;
     generator->row[row].n_cached =
         generator->row[row].n_tokens; /* the step that drew it has read the others */
     return generator_append(generator, row, token, error);

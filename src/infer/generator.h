@@ -69,6 +69,7 @@ typedef struct {
     DeviceMemory memory;
     GeneratorDrawing drawing;
     int64_t B, chunk, context, vocabulary;
+    int64_t n_read;   /* tokens that passes have read, since it was opened: again without the cache */
     int64_t n_logits; /* of a row: its first `vocabulary` are tokens' */
     DType dtype;
     Arena arena;             /* the host's side: */
@@ -170,6 +171,7 @@ typedef struct {
     int64_t n_vocabulary; /* tokens below this are sampled; 0: all that the model knows */
     int32_t end_token;    /* ends a text when it is drawn (and is handed over); -1: none does */
     SamplerOptions sampler;
+    bool without_cache; /* the whole text is read again for each token, as if nothing were kept */
     GeneratorCallback callback;
     void *context;
 } GeneratorRequest;

@@ -4,7 +4,8 @@
  * the device draws by itself and every row has only its last token to be read, several at a time: 16, a few
  * milliseconds' worth, then more and more as long as nothing happens, so that the first ones are there at
  * once and later ones do not wait for the host. What was drawn behind the end of a text is thrown away. A
- * penalty on repetition is the host's alone. */
+ * penalty on repetition is the host's alone, and so is a run without the cache, in which every token is read
+ * anew for the next one. */
 #include "infer/generator.h"
 
 #include "infer/repetition.h"
@@ -88,6 +89,8 @@ static Status continue_row(Generator *generator, Run *run, int64_t b, GeneratorV
 }
 
 static Status choose_tokens(Generator *generator, Run *run, GeneratorVerdict *verdict, Error *error) {
+    for (int64_t b = 0; b < generator->B && run->request->without_cache; b++)
+        if (generator->prompt[b] >= 0) generator->row[b].n_cached = 0;
     TRY(generator_step(generator, error));
     for (int64_t b = 0; b < generator->B && *verdict != GENERATOR_END_ALL; b++) {
         if (generator->prompt[b] >= 0) TRY(continue_row(generator, run, b, verdict, error));
@@ -100,7 +103,7 @@ static Status choose_tokens(Generator *generator, Run *run, GeneratorVerdict *ve
 
 /* How many tokens to draw now; 0: the host has to choose. */
 static int n_to_draw(Generator *generator, Run *run) {
-    if (sampler_penalises(&run->request->sampler)) return 0;
+    if (sampler_penalises(&run->request->sampler) || run->request->without_cache) return 0;
     bool is_waiting = run->next < run->request->n_prompts;
     int64_t n =
         is_waiting && run->n_ahead > MOST_AHEAD_WHILE_WAITING ? MOST_AHEAD_WHILE_WAITING : run->n_ahead;

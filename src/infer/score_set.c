@@ -6,6 +6,7 @@
 
 #include "base/system/memory.h"
 #include "base/text/json.h"
+#include "data/dataset.h"
 #include "data/names.h"
 #include "data/shards/shard_set.h"
 #include "data/text.h"
@@ -126,6 +127,25 @@ static Status read_documents(ScoreSet *set, const Text *text, const ScoreReadOpt
                          error));
     }
     return STATUS_OK;
+}
+
+/* The built-in corpus is what most small models were trained on. Of its tokens only those are scored that
+ * training holds out, counted as dataset_from_text does. */
+static Status read_builtin(ScoreSet *set, const Text *text, const ScoreReadOptions *options, Error *error) {
+    size_t first = set->tokens.n;
+    int64_t n_left = options->most_tokens - (int64_t)first, first_text = set->n_texts;
+    if (options->most_tokens && n_left <= 0) return STATUS_OK;
+    TRY(tokenizer_encode(set->tokenizer, text->bytes, text->n_bytes, &set->tokens, error));
+    size_t n_all = set->tokens.n - first;
+    size_t n = (size_t)((double)n_all * DATASET_DEFAULT_VALIDATION_FRACTION);
+    int32_t *ids = set->tokens.ids + first;
+    if (n) memmove(ids, ids + n_all - n, n * sizeof *ids);
+    if (options->most_tokens && n > (size_t)n_left) n = (size_t)n_left;
+    set->tokens.n = n < 2 ? first : first + n;
+    if (n < 2) return STATUS_OK; /* nothing follows anything */
+    set->n_builtin = (int64_t)n_all;
+    TRY(score_set_add_text(set, (int64_t)n, 1, score_decoded_bytes(set->tokenizer, ids, 1, n), error));
+    return score_set_add_item(set, first_text, 0, error);
 }
 
 /* ---- beginnings and continuations */
@@ -369,7 +389,8 @@ static Status read_source(ScoreSet *set, const char *source, const ScoreReadOpti
     if (set->kind == SCORE_TEXT && shard_set_is_folder(source))
         return score_shards_read(set, source, options, error);
     TRY(text_load(&source, 1, set->kind == SCORE_TEXT ? TEXT_DOCUMENTS : TEXT_FILES, &text, error));
-    if (set->kind == SCORE_TEXT) read_documents(set, &text, options, error);
+    if (set->kind == SCORE_TEXT && strcmp(source, "builtin") == 0) read_builtin(set, &text, options, error);
+    else if (set->kind == SCORE_TEXT) read_documents(set, &text, options, error);
     else read_lines(set, &text, options, error);
     text_free(&text);
     return error->status;

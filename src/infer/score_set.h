@@ -50,8 +50,9 @@ typedef struct {
     int64_t n_texts, texts_capacity;
     ScoreItem *items;
     int64_t n_items, items_capacity;
-    int64_t n_scored; /* tokens, of all texts */
-    float *losses;    /* (n_scored) where the texts' losses lie */
+    int64_t n_scored;  /* tokens, of all texts */
+    int64_t n_builtin; /* tokens of the whole built-in corpus, where it was named; else 0 */
+    float *losses;     /* (n_scored) where the texts' losses lie */
 } ScoreSet;
 
 typedef struct {
@@ -63,7 +64,8 @@ typedef struct {
 void score_set_init(ScoreSet *set, ScoreKind kind, const Tokenizer *tokenizer);
 
 /* `data` is what the user named (data/names.h), without weights; for running text prepared data of the same
- * tokenizer too, of which everything is scored. Choices and last words stand in lines, so a .jsonl file's are
+ * tokenizer too, of which everything is scored; of the built-in corpus, the end that
+ * training holds out by default. Choices and last words stand in lines, so a .jsonl file's are
  * taken as they are. Once for each set. */
 Status score_set_read(ScoreSet *set, const char *data, const ScoreReadOptions *options, Error *error);
 

@@ -35,7 +35,7 @@ static const OptionGroup groups[] = {
     OPTION_GROUP("Training", TrainCommand, train, train_option_specs),
     OPTION_GROUP("Parallel", TrainCommand, parallel, parallel_option_specs),
     OPTION_GROUP("Asynchronous and local SGD", TrainCommand, async, async_option_specs,
-                 .former_title = "Async synchrony"),
+                 .former_title = "Loose synchrony"),
     OPTION_GROUP("Timeline", TrainCommand, trace, trace_option_specs),
     OPTION_GROUP("This call", TrainCommand, call, call_option_specs),
     OPTION_GROUP_END,

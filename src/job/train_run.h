@@ -131,7 +131,7 @@ Status train_trace_write(TrainRun *run, Error *error);
 /* When nothing is left that could be doing anything. */
 void train_unwatch(TrainRun *run);
 
-/* ---- Async synchrony (train_async.c) */
+/* ---- Asynchronous and local SGD (train_async.c) */
 
 /* Fills in run->async when the mesh is known, and checks it against the rest when the device is. */
 Status train_async_complete(TrainRun *run, Error *error);

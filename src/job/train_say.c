@@ -62,11 +62,12 @@ void train_say_plan(const TrainRun *run) {
              format_count((double)dataset_n_tokens(run->source.dataset, DATASET_TRAIN)).text,
              format_count((double)dataset_n_tokens(run->source.dataset, DATASET_VALIDATION)).text,
              tokenizer_n_vocabulary(run->source.tokenizer), tokenizer_kind(run->source.tokenizer));
-    log_note(&run->log, "memory %s: activations %s (sharing saved %s), %d threads; %s a step",
+    log_note(&run->log, "memory %s: activations %s (sharing saved %s), %d threads; %s a step (standard: %s)",
              format_bytes(trainer_planned_bytes(&run->trainer)).text,
              format_bytes(plan->bytes[PLACE_ACTIVATION]).text,
              format_bytes(plan->unshared_bytes - plan->bytes[PLACE_ACTIVATION]).text, run->backend.n_threads,
-             format_rate(trainer_flops(&run->trainer), "FLOP").text);
+             format_rate(trainer_flops(&run->trainer), "FLOP").text,
+             format_rate(trainer_standard_flops(&run->trainer), "FLOP").text);
     device_say(&run->log, &run->backend, &run->mesh.device[AXIS_DP]);
     say_ranks(run);
     log_note(&run->log, "%lld steps of %lld x %lld tokens into %s", (long long)train->n_steps,

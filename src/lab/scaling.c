@@ -1,7 +1,10 @@
 /* A study of scaling is many runs of the real program. Each writes its metrics as any run does; what is
  * wanted is read from there, so a study cannot measure anything else than what users see. The first steps
- * warm caches and memory up and are left out, and medians are taken, because a step that was disturbed says
- * nothing. */
+ * warm caches and memory up and are left out.
+ *
+ * A bar is made of parts and has to be as high as the step that it stands for, so its figures come from the
+ * same steps: means over those in the middle, half of all, by their time. Medians of each part by itself
+ * would belong to different steps and add up to none; and a step that was disturbed says nothing. */
 #include "lab/scaling.h"
 
 #include "base/file/file.h"
@@ -39,26 +42,41 @@ static double *figure_of(ScalingPoint *point, int figure) {
     return (double *)(void *)((char *)point + FIGURES[figure].offset);
 }
 
-static int compare_doubles(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return x < y ? -1 : x > y;
-}
-
-/* Of those that are numbers; NAN of none. Sorts them. */
-static double median(double *values, int64_t n) {
-    int64_t n_good = 0;
-    for (int64_t i = 0; i < n; i++)
-        if (!isnan(values[i])) values[n_good++] = values[i];
-    qsort(values, (size_t)n_good, sizeof *values, compare_doubles);
-    if (n_good == 0) return NAN;
-    return n_good % 2 ? values[n_good / 2] : 0.5 * (values[n_good / 2 - 1] + values[n_good / 2]);
-}
-
-/* The rest of one step. It is taken step by step: of medians of parts, the rest would be no part of any
- * step. */
+/* Of one step. A device times its parts by itself, and they may come to a little more than the host's step;
+ * the rest is then below zero, and parts and step still add up. */
 static double rest_of(const double *figures) {
     double known = figures[1] + figures[2] + figures[3] + (isnan(figures[5]) ? 0 : figures[5]);
-    return fmax(figures[0] - known, 0);
+    return figures[0] - known;
+}
+
+/* ---- Which steps, and which runs, a point stands for */
+
+typedef struct {
+    double step_ms;
+    int64_t index;
+} Place;
+
+static int compare_places(const void *a, const void *b) {
+    const Place *x = a, *y = b;
+    if (x->step_ms != y->step_ms) return x->step_ms < y->step_ms ? -1 : 1;
+    return x->index < y->index ? -1 : x->index > y->index;
+}
+
+/* The mean of each figure over the n_kept in the middle of n, by their time. values: (figure, of n_most). */
+static Status take_middle(const double *values, int64_t n_most, int64_t n, int64_t n_kept,
+                          ScalingPoint *point, Error *error) {
+    Place *order = calloc((size_t)n, sizeof *order);
+    if (!order) return error_failed(error, "no memory for %" PRId64 " steps", n);
+    for (int64_t i = 0; i < n; i++) order[i] = (Place){values[i], i};
+    qsort(order, (size_t)n, sizeof *order, compare_places);
+    for (int figure = 0; figure < N_FIGURES; figure++) {
+        double sum = 0;
+        for (int64_t i = 0; i < n_kept; i++)
+            sum += values[figure * n_most + order[(n - n_kept) / 2 + i].index];
+        *figure_of(point, figure) = sum / (double)n_kept;
+    }
+    free(order);
+    return STATUS_OK;
 }
 
 /* ---- Reading a run */
@@ -105,8 +123,7 @@ static int most_frequent(const int *ranks, int64_t n) {
     return best;
 }
 
-static Status read_metrics(const char *run, int64_t first, int64_t n_steps, ScalingPoint *point,
-                           Error *error) {
+Status scaling_read(const char *run, int64_t first, int64_t n_steps, ScalingPoint *point, Error *error) {
     char path[4096], *text = NULL;
     size_t n_bytes = 0;
     Steps steps = {.values = calloc((size_t)n_steps * N_FIGURES, sizeof(double)),
@@ -122,8 +139,7 @@ static Status read_metrics(const char *run, int64_t first, int64_t n_steps, Scal
     }
     if (error->status == STATUS_OK && steps.n == 0) error_failed(error, "%s has no steps that count", path);
     if (error->status == STATUS_OK && steps.values && steps.slowest) {
-        for (int i = 0; i < N_FIGURES; i++)
-            *figure_of(point, i) = median(steps.values + i * n_steps, steps.n);
+        take_middle(steps.values, n_steps, steps.n, (steps.n + 1) / 2, point, error);
         point->slowest_rank = most_frequent(steps.slowest, steps.n);
     }
     free(text);
@@ -167,28 +183,26 @@ Status scaling_run(ScalingRuns *runs, ScalingPoint *point, Error *error) {
     TRY(run_folder_make(&folder, runs->folder, error)); /* ours alone; the run's own is in it */
     const char *run = arena_printf(&runs->launcher->arena, "%s/run", folder.path);
     if (run_child(runs, point, run, error) == STATUS_OK)
-        read_metrics(run, runs->n_warm_up + 1, runs->n_steps, point, error);
+        scaling_read(run, runs->n_warm_up + 1, runs->n_steps, point, error);
     run_folder_remove(&folder);
     runs->n_started++;
     return error->status;
 }
 
-ScalingPoint scaling_median(const ScalingPoint *points, int n) {
+Status scaling_middle(const ScalingPoint *points, int n, ScalingPoint *result, Error *error) {
     enum { MOST = 256 };
-    double values[MOST];
+    double values[N_FIGURES * MOST];
     int slowest[MOST];
-    ScalingPoint result = points[0];
+    *result = points[0];
     if (n > MOST) n = MOST;
-    for (int figure = 0; figure < N_FIGURES; figure++) {
-        for (int i = 0; i < n; i++) {
-            ScalingPoint copy = points[i];
-            values[i] = *figure_of(&copy, figure);
-        }
-        *figure_of(&result, figure) = median(values, n);
+    for (int i = 0; i < n; i++) {
+        ScalingPoint copy = points[i];
+        for (int figure = 0; figure < N_FIGURES; figure++)
+            values[figure * MOST + i] = *figure_of(&copy, figure);
+        slowest[i] = points[i].slowest_rank;
     }
-    for (int i = 0; i < n; i++) slowest[i] = points[i].slowest_rank;
-    result.slowest_rank = most_frequent(slowest, n);
-    return result;
+    result->slowest_rank = most_frequent(slowest, n);
+    return take_middle(values, MOST, n, n % 2 ? 1 : 2, result, error);
 }
 
 /* ---- What it means */

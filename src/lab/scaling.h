@@ -22,7 +22,9 @@ typedef struct {
     int n_started;
 } ScalingRuns;
 
-/* Medians over the steps that count. Times in milliseconds of rank 0; NAN: not measured. */
+/* Means over the middle half of the steps that count, by their time: all figures are of the same steps, so
+ * forward, backward, update, waiting and the rest add up to the step. Times in milliseconds of rank 0; NAN:
+ * not measured. */
 typedef struct {
     int n_ranks, n_threads;
     int64_t batch;
@@ -38,8 +40,12 @@ typedef struct {
 /* What a figure of a run came to, in a run with n_ranks, n_threads and batch of the point. */
 Status scaling_run(ScalingRuns *runs, ScalingPoint *point, Error *error);
 
-/* Each figure the median of that in several runs of the same. */
-ScalingPoint scaling_median(const ScalingPoint *points, int n);
+/* Of several runs of the same, the one whose step has the median time, with all its figures; of an even
+ * number, the means of two. */
+Status scaling_middle(const ScalingPoint *points, int n, ScalingPoint *result, Error *error);
+
+/* The figures of a finished run from its metrics.jsonl: steps `first` (from 1) and n_steps at most. */
+Status scaling_read(const char *run, int64_t first, int64_t n_steps, ScalingPoint *point, Error *error);
 
 /* How much of the speed of a core of `one` is left on a core of `many`: sequences a second and core,
  * compared. That is time by time where the batch grows with the cores (weak scaling), and speed-up by cores

@@ -9,11 +9,14 @@
 
 static const struct {
     const char *name, *meaning;
+    const char *kind, *divides; /* in a sentence: "tensor parallelism, which divides heads and channels" */
     bool is_available;
 } axes[N_AXES] = {
-    [AXIS_PP] = {"pp", "pipeline: layers", false},           [AXIS_DP] = {"dp", "data: sequences", true},
-    [AXIS_CP] = {"cp", "context: positions", false},         [AXIS_EP] = {"ep", "experts", false},
-    [AXIS_TP] = {"tp", "tensors: heads and channels", true},
+    [AXIS_PP] = {"pp", "pipeline: layers", "pipeline", "layers", false},
+    [AXIS_DP] = {"dp", "data: sequences", "data", "sequences", true},
+    [AXIS_CP] = {"cp", "context: positions", "context", "positions", false},
+    [AXIS_EP] = {"ep", "experts", "expert", "experts", false},
+    [AXIS_TP] = {"tp", "tensors: heads and channels", "tensor", "heads and channels", false},
 };
 
 const char *axis_name(Axis axis) {
@@ -66,8 +69,10 @@ Status mesh_shape(const int64_t *sizes, int n_ranks, MeshShape *shape, Error *er
     char text[160];
     for (int axis = 0; axis < N_AXES; axis++) {
         if (sizes[axis] > 1 && !axes[axis].is_available) {
-            return error_user(error, "--%s %lld: this version cannot split %s yet; leave it out",
-                              axes[axis].name, (long long)sizes[axis], axes[axis].meaning);
+            return error_user(error,
+                              "--%s %lld: this version has no %s parallelism, which divides %s among ranks; "
+                              "leave it out, and ranks divide the batch",
+                              axes[axis].name, (long long)sizes[axis], axes[axis].kind, axes[axis].divides);
         }
         if (axis != AXIS_DP || sizes[axis]) product *= sizes[axis];
         if (product > n_ranks) break;

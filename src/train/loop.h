@@ -43,7 +43,7 @@ Status loop_record(Loop *loop, int64_t step, const StepResult *result, double ra
 /* Word of trainer->last to the observers of the root. */
 void loop_report(Loop *loop, bool is_evaluated);
 
-/* ---- Async steps (async_run.c) */
+/* ---- Asynchronous steps (async_run.c) */
 
 /* Collective. The step must be open, and its weights set. */
 Status async_run_open(Loop *loop, Error *error);

@@ -5,6 +5,7 @@
 #include "base/text/format.h"
 #include "checkpoint/checkpoint.h"
 #include "device/device.h"
+#include "model/model_flops.h"
 #include "run/interrupt.h"
 
 #include <math.h>
@@ -154,6 +155,11 @@ size_t trainer_sampling_bytes(const Trainer *trainer) {
 size_t trainer_state_bytes(const Trainer *trainer) {
     const MemoryPlan *plan = &trainer->step.program.plan;
     return plan->bytes[PLACE_PARAMETER] + plan->bytes[PLACE_GRADIENT] + plan->bytes[PLACE_OPTIMIZER];
+}
+
+double trainer_standard_flops(const Trainer *trainer) {
+    const StepOptions *options = &trainer->step.options;
+    return model_flops_standard(trainer->setup.config, options->batch, options->T, options->recompute > 0);
 }
 
 double trainer_flops(const Trainer *trainer) {

@@ -93,6 +93,9 @@ bool trainer_is_saved(const Trainer *trainer);
 /* FLOPs of a step, of all ranks together. */
 double trainer_flops(const Trainer *trainer);
 
+/* The same by the formula of papers (model_flops_standard), with recomputation where the run recomputes. */
+double trainer_standard_flops(const Trainer *trainer);
+
 bool trainer_is_root(const Trainer *trainer);
 int trainer_n_ranks(const Trainer *trainer);
 

@@ -13,7 +13,7 @@ has() {
 }
 
 pgpt bench step "${model[@]}" --batch 4 --steps 2 --json
-has command tokens_per_s step_ms flops_per_s peak_bytes
+has command tokens_per_s step_ms flops_per_s standard_flops_per_step standard_flops_per_s peak_bytes
 bench_peak=$(tail -n 1 out | field peak_bytes)
 ((bench_peak > 0)) || fail "peak_bytes $bench_peak"
 pgpt bench step "${model[@]}" --batch 4 --micro-batch 2 --steps 1 --recompute 1 --dropout 0.1 --clip 1 --json

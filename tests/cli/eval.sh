@@ -124,3 +124,15 @@ refused '/tokenizer.json/' eval swapped --data text.txt
 cp -r run broken
 truncate -s 100 broken/checkpoints/*/model.safetensors
 refused eval broken --data text.txt
+
+# The built-in corpus was trained on, most of it: what is scored is what training held out.
+pgpt train "${TINY[@]}" --data builtin --tokenizer char --out stories
+pgpt eval stories --data builtin --stride 16 --json
+grep -q "^held out .*of builtin's [0-9]* tokens the last 10 % are scored" out || fail "does not say what was scored: $(cat out)"
+all=$(sed -n "s/^held out .*builtin's \([0-9]*\) tokens.*/\1/p" out)
+[[ $(value tokens) == $((all / 10 - 1)) ]] || fail "scored $(value tokens) of $all tokens"
+pgpt eval stories --data builtin --tokens-limit 100 --json
+[[ $(value tokens) == 99 ]] || fail "--tokens-limit: $(tail -n 1 out)"
+refused '/fewer than two tokens/' eval stories --data builtin --tokens-limit 1
+pgpt eval stories --data text.txt
+! grep -q '^held out' out || fail "of any text it says that it was held out"

@@ -30,6 +30,14 @@ cmp -s out greedy || fail "top-k 1 is not greedy"
 pgpt generate run --prompt 'The' --tokens 20 --temperature 0 --seed 9
 cmp -s out greedy || fail "greedy depends on the seed"
 
+# Without the KV cache every token reads the text again: 3 + 4 + ... + 12 tokens instead of 12, and the same text.
+pgpt generate run --prompt 'The' --tokens 10 --temperature 0 --json
+cp out cached
+pgpt generate run --prompt 'The' --tokens 10 --temperature 0 --no-cache --json
+[[ $(head -n 1 out) == "$(head -n 1 cached)" ]] || fail "without the cache it is another text: $(cat out)"
+[[ $(tail -n 1 cached | field tokens_read) == 12 && $(tail -n 1 out | field tokens_read) == 75 ]] ||
+    fail "read $(tail -n 1 cached | field tokens_read) and $(tail -n 1 out | field tokens_read) tokens"
+
 # Far beyond the context of 16, as long as asked; and a prompt that is longer than it.
 pgpt generate run --prompt 'The' --tokens 200 --json
 [[ $(tail -n 1 out | field tokens) == 200 ]] || fail "not 200 tokens: $(tail -n 1 out)"

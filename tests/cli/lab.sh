@@ -5,7 +5,7 @@
 
 pgpt lab
 cp out list
-for study in linear collectives scaling table; do
+for study in linear collectives scaling table flops; do
     grep -q "pgpt lab $study " list || fail "$study is not listed"
     pgpt lab $study --help
     grep -q "usage: pgpt lab $study" out || fail "lab $study --help: $(head -n 3 out)"
@@ -33,7 +33,7 @@ refused '/is not a whole number/' lab collectives --sizes 1K,junk
 refused '/is not a whole number/' lab collectives --sizes 900G
 refused '/--ranks/' lab collectives --ranks 1
 refused "/--sizes '4K,7': 7 bytes are no whole number.*give 8/" lab collectives --sizes 4K,7
-refused "/--ranks 1 is what the row 'serial' has/" lab table --ranks 1
+refused "/--ranks wants a whole number between 2 and/" lab table --ranks 1
 refused '/--steps/' lab table --steps 0
 refused '/did you mean --batch/' lab scaling -- --bach 3
 refused '/the study sets it/' lab scaling -- --threads 3
@@ -59,14 +59,14 @@ refused '/at most|between|memory|GiB/' lab scaling --schedules --rows 1000000000
 refused "/cannot find 'nowhere.txt'/" lab scaling --quiet --ranks 1 -- --data nowhere.txt
 
 # OpenMP's schedules: a table, the data, a picture if there is gnuplot; the data alone if there is none.
-pgpt lab scaling --schedules --threads 1,2 --rows 2000 --rounds 1 --json --out with
+pgpt lab scaling --schedules --quick --threads 1,2 --rows 2000 --rounds 1 --json --out with
 tail -n 1 out | grep -q '"command":"lab scaling"' || fail "no JSON at the end: $(tail -n 1 out)"
 grep -q 'uneven rows' out || fail "no table"
 [[ $(grep -o '"schedule":"guided"' out | wc -l) == 6 ]] || fail "not 6 measurements of guided"
 [[ -s with/schedules.dat && -s with/schedules.gp ]] || fail "no data"
 if command -v gnuplot >/dev/null; then
     [[ -s with/schedules.svg && -s with/schedules.png ]] || fail "no picture"
-    grep -q 'pgpt lab scaling --schedules --threads 1,2 --rows 2000' with/schedules.svg || fail "no caption"
+    grep -q 'pgpt lab scaling --schedules --quick --threads 1,2 --rows 2000' with/schedules.svg || fail "no caption"
     grep -q 'picture: with/schedules.svg' err || fail "does not say where the picture is: $(cat err)"
 fi
 
@@ -92,9 +92,28 @@ PATH=$PWD/empty:/bin pgpt lab scaling --schedules --rows 2000 --rounds 1 --out w
 grep -q 'gnuplot failed' err || fail "says: $(cat err)"
 [[ -z $(find without -name '*tmp*') ]] || fail "left behind: $(ls without)"
 
+# FLOPs: parts make a whole, in the counts, in the time and in the pictures; the formula stands beside.
+refused "/'13M' is no size of the ladder; choose among 125M/" lab flops --sizes 125M,13M
+refused '/has 13B twice/' lab flops --sizes 13B,13B
+refused "/--sizes '13B,': '' is no size/" lab flops --sizes 13B,
+refused "/--measure 'nanoo' is no preset/" lab flops --measure nanoo
+refused '/--sequences .0,/' lab flops --sequences 0,4
+pgpt lab flops --quick --steps 1 --measure-batch 1 --threads 1 --json --out flops
+grep -q 'Timed here: nano ' out || fail "nothing was timed: $(cat out)"
+[[ $(tail -n 1 out | grep -o '"standard_flops":[0-9]' | wc -l) == 4 ]] || fail "not four sizes: $(tail -n 1 out)"
+for name in flops flops-time; do
+    grep -v '^#' flops/$name.dat | sed 's/^"[^"]*"//' |
+        awk '{ s = 0; for (i = 1; i <= NF; i++) s += $i; if (s < 99.9 || s > 100.1) bad = 1 } END { exit bad || NR < 2 }' ||
+        fail "$name: parts that are no whole: $(cat flops/$name.dat)"
+done
+[[ $(grep -c '^# series' flops/flops-sequence.dat) == 4 ]] || fail "not a curve a size: $(cat flops/flops-sequence.dat)"
+pgpt lab flops --sizes 350M --sequences 128 --sequence 64 --measure none --json --out flops2
+tail -n 1 out | grep -q '"measured":null' || fail "measured all the same: $(tail -n 1 out)"
+[[ ! -e flops2/flops-time.dat ]] || fail "a picture of what was not timed"
+
 # Training runs of one rank need no launcher.
 rm empty/gnuplot
-PATH=$PWD/empty pgpt lab scaling --ranks 1 --threads 1,2 --mode weak --steps 2 --warmup 1 --json --out one -- \
+PATH=$PWD/empty pgpt lab scaling --ranks 1 --threads 1,2 --mode weak --quick --json --out one -- \
     --layers 1 --heads 2 --channels 16 --context 16 --batch 2
 tail -n 1 out >line
 [[ $(grep -o '"step_ms":[0-9]' line | wc -l) == 2 ]] || fail "not two points: $(cat line)"

@@ -52,6 +52,28 @@ done
 ranks 2 lab linear --no-scaling --rounds 1 --points 100 --json
 [[ $(tail -n 1 out | grep -o '"efficiency":null' | head -n 1) ]] || fail "an efficiency: $(tail -n 1 out)"
 
+# --ranks starts them itself: the weights on every number of ranks, three pictures, shares that add up to 100 %, and the
+# model's numbers of processes.
+pgpt lab linear --ranks 1,2,3 --epochs 80 --points 600 --rounds 2 --model 30,100 --json --out scaling
+tail -n 1 out | check_json
+grep -q '^weights: equal to the given ones on every number of ranks' out || fail "$(cat out)"
+(($(tail -n 1 out | grep -o '"recovered":true' | wc -l) == 12)) || fail "not recovered: $(tail -n 1 out)"
+(($(tail -n 1 out | grep -o '"processes":100' | wc -l) == 4)) || fail "no model: $(tail -n 1 out)"
+for name in linear-ranks-time linear-ranks-efficiency linear-ranks-split; do
+    [[ -s scaling/$name.dat && -s scaling/$name.gp ]] || fail "no $name: $(find scaling)"
+    grep -q '^# note: .*1, 2 and 3 ranks of 1 thread; 20' "scaling/$name.dat" || fail "no machine: $(head -n 4 "scaling/$name.dat")"
+done
+grep -v '^#' scaling/linear-ranks-split.dat | sed 's/"[^"]*"//' | awk '
+    { sum = $1 + $2 + $3 + $4 + $5; if (sum < 99 || sum > 101 || NF != 5) exit 1; n++ } END { if (n != 12) exit 1 }' ||
+    fail "shares do not add up: $(cat scaling/linear-ranks-split.dat)"
+grep -q '^# series: scalar, weak: model' scaling/linear-ranks-efficiency.dat || fail "no model in the picture"
+
+# The same work with more weights; a launch that fails is named.
+pgpt lab linear --sweep 3,300 --weights 3 --points 300 --rounds 1 --epochs 10 --json --out sweep
+[[ $(tail -n 1 out | grep -o '"weights":300,"points":3' | wc -l) == 2 && -s sweep/linear-sweep.dat ]] || fail "$(tail -n 1 out)"
+refused '/pgpt lab linear .*the loss grew from/' lab linear --quiet --ranks 2 --points 100 --lr 30 --out none
+ranks_refused '/--ranks is run by one process/' 2 lab linear --ranks 1,2
+
 # Mistakes of all ranks are said by one of them, and nobody waits.
 rm -rf runs
 ranks_refused '/--points 2 cannot be divided among 3 ranks/' 3 lab linear --strong --points 2

@@ -90,7 +90,7 @@ pgpt train dos.ini --threads 1 --sample-tokens 0 --data book.txt --out dos
 same_model mac dos
 
 # A section has had another title: old files have that one.
-printf '[Async synchrony]\nsync = exact\n' | cat mac.ini - | tr '\r' '\n' >former.ini
+printf '[Loose synchrony]\nsync = exact\n' | cat mac.ini - | tr '\r' '\n' >former.ini
 pgpt train former.ini --threads 1 --sample-tokens 0 --data book.txt --out former
 same_model mac former
 grep -q '^\[Asynchronous and local SGD\]' former/config.ini || fail "the section's title of today is not written"

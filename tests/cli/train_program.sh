@@ -79,3 +79,9 @@ if ((${#measure[@]})) && ! grep -q __asan_init "$PGPT"; then
     ((stated > 200 << 20)) || fail "not a large plan: $stated bytes"
     ((taken > stated / 2 && taken < stated + (32 << 20))) || fail "states $stated bytes, takes $taken"
 fi
+
+# Beside the count, the formula of papers: 72 B s l h^2 (1 + s/6h + V/12lh), where blocks are recomputed 96 (... V/16lh).
+pgpt train "${TINY[@]}" --vocab 100 --print-program --json
+[[ $(tail -n 1 out | field standard_flops_per_step) == 1990656* ]] || fail "72 ...: $(tail -n 1 out)"
+pgpt train "${TINY[@]}" --vocab 100 --recompute 1 --print-program --json
+[[ $(tail -n 1 out | field standard_flops_per_step) == 2449408* ]] || fail "96 ...: $(tail -n 1 out)"

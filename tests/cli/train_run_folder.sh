@@ -14,7 +14,7 @@ done
 (($(wc -l <first/metrics.jsonl) == 6)) || fail "$(wc -l <first/metrics.jsonl) lines of metrics"
 while read -r line; do check_json <<<"$line"; done <first/metrics.jsonl
 head -n 1 first/metrics.jsonl >header
-for key in version started machine model parameters batch sequence steps threads flops_per_step peak_bytes; do
+for key in version started machine model parameters batch sequence steps threads flops_per_step standard_flops_per_step peak_bytes; do
     [[ -n $(field $key <header) ]] || fail "no $key in the header"
 done
 for key in step loss lr grad_norm tokens tokens_per_s step_ms flops_per_s forward_ms backward_ms update_ms; do

@@ -2,6 +2,7 @@
  * everything right. */
 #include "score_support.h"
 
+#include "data/corpus.h"
 #include "train/step.h"
 
 #include <math.h>
@@ -369,10 +370,37 @@ static void test_pattern(void **state) {
     tokenizer_free(tokenizer);
 }
 
+/* Of the built-in corpus, the last tenth: what training holds out. */
+static void test_builtin_is_held_out(void **state) {
+    (void)state;
+    Tokenizer *bytes = build("byte", "", 0, 0);
+    char *corpus;
+    size_t n_bytes;
+    ScoreSet set;
+    Error error = {0};
+    assert_ok(corpus_generate(CORPUS_DEFAULT_SEED, CORPUS_DEFAULT_BYTES, &corpus, &n_bytes, &error), &error);
+    const char *end = corpus + n_bytes - n_bytes / 10;
+    char first[2] = {end[0], '\0'};
+    score_set_init(&set, SCORE_TEXT, bytes);
+    assert_ok(score_set_read(&set, "builtin", &(ScoreReadOptions){0}, &error), &error);
+    assert_int_equal(set.n_builtin, n_bytes);
+    assert_int_equal(set.texts[0].n_bytes, n_bytes / 10 - 1);
+    assert_text(&set, 0, first, end + 1);
+    score_set_free(&set);
+    corpus[n_bytes - n_bytes / 10 + 6] = '\0';
+    score_set_init(&set, SCORE_TEXT, bytes);
+    assert_ok(score_set_read(&set, "builtin", &(ScoreReadOptions){.most_tokens = 6}, &error), &error);
+    assert_text(&set, 0, first, end + 1);
+    score_set_free(&set);
+    free(corpus);
+    tokenizer_free(bytes);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_read_text), cmocka_unit_test(test_read_items), cmocka_unit_test(test_bad_items),
-        cmocka_unit_test(test_summary),   cmocka_unit_test(test_pattern),
+        cmocka_unit_test(test_read_text), cmocka_unit_test(test_read_items),
+        cmocka_unit_test(test_bad_items), cmocka_unit_test(test_summary),
+        cmocka_unit_test(test_pattern),   cmocka_unit_test(test_builtin_is_held_out),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -253,37 +253,6 @@ static void test_efficiency(void **state) {
     assert_close(scaling_efficiency(&one, &strong), 0.5, 1e-12);
 }
 
-static void test_medians_leave_out_what_is_missing(void **state) {
-    (void)state;
-    ScalingPoint points[3] = {{.step_ms = 30,
-                               .forward_ms = 10,
-                               .backward_ms = 15,
-                               .update_ms = 1,
-                               .comm_wait_ms = NAN,
-                               .other_ms = 4,
-                               .slowest_rank = 1},
-                              {.step_ms = 28,
-                               .forward_ms = 11,
-                               .backward_ms = 15,
-                               .update_ms = 1,
-                               .comm_wait_ms = NAN,
-                               .other_ms = 3,
-                               .slowest_rank = 0},
-                              {.step_ms = 99,
-                               .forward_ms = 12,
-                               .backward_ms = 15,
-                               .update_ms = 1,
-                               .comm_wait_ms = NAN,
-                               .other_ms = 2,
-                               .slowest_rank = 1}};
-    ScalingPoint point = scaling_median(points, 3);
-    assert_close(point.step_ms, 30, 1e-12);
-    assert_close(point.forward_ms, 11, 1e-12);
-    assert_close(point.other_ms, 3, 1e-12);
-    assert_true(isnan(point.comm_wait_ms));
-    assert_int_equal(point.slowest_rank, 1);
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_line_is_found),
@@ -299,7 +268,6 @@ int main(void) {
         cmocka_unit_test(test_cores_are_shared),
         cmocka_unit_test(test_buckets_add_up),
         cmocka_unit_test(test_efficiency),
-        cmocka_unit_test(test_medians_leave_out_what_is_missing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -62,6 +62,65 @@ static void test_finite_differences(void **unused) {
     scalar_close(&graph);
 }
 
+/* tanh(exp(a)·relu(b)) + log(c) · a^b - relu(-b) + c^2: the functions, alone and inside each other. */
+static Scalar record_functions(ScalarGraph *graph, const Scalar leaf[3]) {
+    Scalar zero = scalar_leaf(graph, 0.0), two = scalar_leaf(graph, 2.0);
+    Scalar inner = scalar_multiply(graph, scalar_exp(graph, leaf[0]), scalar_relu(graph, leaf[1]));
+    Scalar power = scalar_multiply(graph, scalar_log(graph, leaf[2]), scalar_power(graph, leaf[0], leaf[1]));
+    Scalar minus = scalar_relu(graph, scalar_subtract(graph, zero, leaf[1]));
+    Scalar sum = scalar_subtract(graph, scalar_add(graph, scalar_tanh(graph, inner), power), minus);
+    return scalar_add(graph, sum, scalar_power(graph, leaf[2], two));
+}
+
+static double functions(const double v[3]) {
+    return tanh(exp(v[0]) * fmax(v[1], 0.0)) + log(v[2]) * pow(v[0], v[1]) - fmax(-v[1], 0.0) + v[2] * v[2];
+}
+
+static void test_functions(void **unused) {
+    (void)unused;
+    static const double points[][3] = {{0.7, 0.4, 2.1}, {0.3, -0.9, 0.4}, {1.6, 1.1, 0.25}};
+    ScalarGraph graph = {0};
+    Scalar leaf[3];
+    for (int i = 0; i < 3; i++) leaf[i] = scalar_leaf(&graph, points[0][i]);
+    Scalar root = record_functions(&graph, leaf);
+    assert_recorded(&graph);
+    for (size_t p = 0; p < sizeof points / sizeof points[0]; p++) {
+        for (int i = 0; i < 3; i++) graph.value[leaf[i]] = points[p][i];
+        scalar_forward(&graph);
+        scalar_backward(&graph, root);
+        assert_close(graph.value[root], functions(points[p]), 1e-14);
+        for (int i = 0; i < 3; i++) {
+            const double step = 1e-6;
+            double above[3], below[3];
+            memcpy(above, points[p], sizeof above);
+            memcpy(below, points[p], sizeof below);
+            above[i] += step;
+            below[i] -= step;
+            assert_close(graph.gradient[leaf[i]], (functions(above) - functions(below)) / (2.0 * step), 1e-7);
+        }
+    }
+    scalar_close(&graph);
+}
+
+/* Where a function has a corner or an end: relu at 0, log of 0, a power of 0. */
+static void test_function_corners(void **unused) {
+    (void)unused;
+    ScalarGraph graph = {0};
+    Scalar zero = scalar_leaf(&graph, 0.0), two = scalar_leaf(&graph, 2.0), minus = scalar_leaf(&graph, -3.0);
+    Scalar corner = scalar_relu(&graph, zero), nothing = scalar_power(&graph, zero, two);
+    Scalar square = scalar_power(&graph, minus, two), low = scalar_log(&graph, zero);
+    assert_recorded(&graph);
+    scalar_backward(&graph, corner);
+    assert_true(graph.value[corner] == 0.0 && graph.gradient[zero] == 0.0);
+    assert_true(graph.value[low] == -(double)INFINITY);
+    scalar_backward(&graph, square);
+    assert_true(graph.value[square] == 9.0 && graph.gradient[minus] == -6.0);
+    assert_true(isnan(graph.gradient[two])); /* (-3)^x has no slope */
+    scalar_backward(&graph, nothing);
+    assert_true(graph.gradient[zero] == 0.0 && graph.gradient[two] == 0.0);
+    scalar_close(&graph);
+}
+
 /* x·x, x+x, x-x, x/x: both operands are the same node. */
 static void test_node_used_twice(void **unused) {
     (void)unused;
@@ -174,6 +233,8 @@ static void test_refused(void **unused) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_finite_differences),
+        cmocka_unit_test(test_functions),
+        cmocka_unit_test(test_function_corners),
         cmocka_unit_test(test_node_used_twice),
         cmocka_unit_test(test_shared_divisor),
         cmocka_unit_test(test_deep_chain),

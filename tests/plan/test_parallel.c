@@ -354,7 +354,7 @@ static void test_refusals(void **state) {
         int64_t sizes[N_AXES] = {1, 0, 1, 1, 1};
         char words[64];
         sizes[axis] = 2;
-        snprintf(words, sizeof words, "--%s 2: this version cannot split ", axis_name((Axis)axis));
+        snprintf(words, sizeof words, "--%s 2: this version has no ", axis_name((Axis)axis));
         assert_refused(sizes, 2, words);
         assert_non_null(axis_meaning((Axis)axis));
     }

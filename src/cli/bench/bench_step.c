@@ -14,6 +14,9 @@ static void print_arithmetic(const BenchStepReport *report, const char *limit) {
     printf("\n            (%s a step, counted over the program; the limit is %s,\n"
            "            measured in this run)\n",
            format_rate(report->flops, "FLOP").text, limit);
+    printf("            %s by the standard formula, which papers publish (%s a step)\n",
+           format_rate(report->standard_flops / report->step_ms * 1e3, "FLOP/s").text,
+           format_rate(report->standard_flops, "FLOP").text);
 }
 
 static void print_report(const BenchTraining *training, const BenchSetup *setup,
@@ -67,6 +70,9 @@ static json_t *report_json(const BenchTraining *training, const BenchSetup *setu
     json_object_set_new(object, "update_ms", json_make_number(report->update_ms));
     json_object_set_new(object, "flops_per_step", json_make_number(report->flops));
     json_object_set_new(object, "flops_per_s", json_make_number(report->flops_per_s));
+    json_object_set_new(object, "standard_flops_per_step", json_make_number(report->standard_flops));
+    json_object_set_new(object, "standard_flops_per_s",
+                        json_make_number(report->standard_flops / report->step_ms * 1e3));
     json_object_set_new(object, "limit_flops_per_s", json_make_number(report->peak_flops));
     json_object_set_new(object, "mfu", json_make_number(report->utilisation));
     json_object_set_new(object, "peak_bytes", json_integer((json_int_t)training->memory.allocated_bytes));
@@ -81,7 +87,7 @@ Status bench_step(BenchCall *call, Error *error) {
     BenchTraining training;
     BenchStepReport report;
     TRY_GOTO(bench_training_plan(&training, setup, error), done);
-    TRY_GOTO(bench_step_measure(&training, &setup->bench, &report, error), done);
+    TRY_GOTO(bench_step_measure(&training, setup, &report, error), done);
     print_report(&training, setup, &report);
     if (call->json) json_print(stdout, report_json(&training, setup, &report), error);
 done:

@@ -18,10 +18,13 @@ typedef struct {
 static const Study studies[] = {
     {"linear", &lab_linear_command, lab_linear},
     {"collectives", &lab_collectives_command, lab_collectives},
+    {"network", &lab_network_command, lab_network},
     {"scaling", &lab_scaling_command, lab_scaling},
     {"timeline", &lab_timeline_command, lab_timeline},
+    {"pipeline", &lab_pipeline_command, lab_pipeline},
     {"table", &lab_table_command, lab_table},
     {"staleness", &lab_staleness_command, lab_staleness},
+    {"flops", &lab_flops_command, lab_flops},
     {NULL, NULL, NULL},
 };
 enum { N_STUDIES = sizeof studies / sizeof studies[0] - 1 };

@@ -11,6 +11,7 @@
 #include "job/train_run.h"
 #include "lab/collectives/collectives.h"
 #include "lab/launch/launch_child.h"
+#include "lab/picture/machine_note.h"
 #include "lab/scaling.h"
 #include "run/interrupt.h"
 
@@ -28,12 +29,14 @@ static const OptionSpec specs[] = {
     OPTION_CHOICE("mode", ScalingCall, mode, MODE_BOTH, mode_names,
                   "weak: the batch grows with ranks x threads; strong: it stays"),
     OPTION_INT("steps", ScalingCall, n_steps, 10, 1, 10000,
-               "steps of each run that count; medians are shown"),
+               "steps of each run that count; shown are means over the middle half of them, by their time"),
     OPTION_INT("warmup", ScalingCall, n_warm_up, 2, 0, 10000, "steps before these"),
     OPTION_INT("repeats", ScalingCall, n_repeats, 1, 1, 100,
                "runs of each, in turns, so that what else the machine does hits all of them"),
     OPTION_BOOL("predict", ScalingCall, predicts, true,
                 "fit the links between the ranks first, and show what their messages should take"),
+    OPTION_BOOL("quick", ScalingCall, is_quick, false,
+                "4 steps behind 1, and of --schedules 200,000 rows in 3 rounds, unless these are given"),
     OPTION_STRING("launcher", ScalingCall, launcher, "", "COMMAND",
                   "what starts ranks, with its options, if not this MPI's mpirun; split at blanks"),
     OPTION_FLOAT("timeout", ScalingCall, timeout, 3600.0, 1.0, 1e7, "seconds after which a run is ended"),
@@ -178,7 +181,7 @@ static Status run_points(Study *study, Error *error) {
         }
     }
     for (int i = 0; i < study->n_points && error->status == STATUS_OK; i++)
-        study->points[i] = scaling_median(all + i * n_repeats, n_repeats);
+        scaling_middle(all + i * n_repeats, n_repeats, &study->points[i], error);
     free(all);
     return error->status;
 }
@@ -218,7 +221,7 @@ static void print_number(double value, int width, int decimals) {
 
 static void print_mode(const Study *study, int mode) {
     const ScalingPoint *points = study->points + mode * study->n_of_mode;
-    printf("\n%s scaling (ms a step, medians; rank 0)\n", is_weak(study, mode) ? "Weak" : "Strong");
+    printf("\n%s scaling (ms a step; rank 0)\n", is_weak(study, mode) ? "Weak" : "Strong");
     printf("%5s %7s %6s %9s %8s %9s %8s %8s %8s %9s %9s %10s %10s\n", "ranks", "threads", "batch", "step",
            "forward", "backward", "update", "waited", "other", "messages", "expected", "slowest",
            "efficiency");
@@ -243,19 +246,35 @@ static void print_mode(const Study *study, int mode) {
 static void print_table(const Study *study) {
     for (int mode = 0; mode * study->n_of_mode < study->n_points; mode++) print_mode(study, mode);
     printf(
-        "\nwaited: the part of the messages that was not hidden behind computation. expected: what the links between the ranks let\n"
-        "messages take. slowest: the longest that a rank worked without its waits, and which one. efficiency: the speed of a core,\n"
-        "compared with the first line; with more ranks x threads than cores (%d here) it must fall.\n",
+        "\nstep = forward + backward + update + waited + other: means over the middle half of the steps, by their time.\n"
+        "waited: the part of the messages that was not hidden behind computation. expected: what the links between the\n"
+        "ranks let messages take. slowest: the longest that a rank worked without its waits, and which one. efficiency: the\n"
+        "speed of a core, compared with the first line; with more ranks x threads than cores (%d here) it must fall.\n",
         cores_usable());
 }
 
 /* ---- Pictures */
+
+/* Below both: the machine, how many ranks, whether they had cores of their own. */
+static const char *picture_note(const Study *study, Arena *arena) {
+    int most_ranks = 1, n_busy = 1;
+    for (int i = 0; i < study->n_points; i++) {
+        const ScalingPoint *point = &study->points[i];
+        if (point->n_ranks > most_ranks) most_ranks = point->n_ranks;
+        if (point->n_ranks * point->n_threads > n_busy) n_busy = point->n_ranks * point->n_threads;
+    }
+    return machine_note(
+        arena,
+        arena_printf(arena, "up to %s, %d threads in all", format_things(most_ranks, "rank").text, n_busy),
+        n_busy, study->output.note);
+}
 
 static Status draw_efficiency(const Study *study, Error *error) {
     enum { MOST = 16 };
     double x[MOST][LAB_LIST_MAX], y[MOST][LAB_LIST_MAX], ideal[LAB_LIST_MAX];
     char names[MOST][64];
     PlotSeries series[MOST + 1];
+    Arena arena = {0};
     int n = 0;
     for (int mode = 0; mode * study->n_of_mode < study->n_points; mode++) {
         for (int t = 0; t < study->threads.n && n < MOST; t++, n++) {
@@ -277,8 +296,11 @@ static Status draw_efficiency(const Study *study, Error *error) {
                  .y_label = "efficiency (1 = nothing lost)",
                  .x_log = true,
                  .series = series,
-                 .n_series = n + 1};
-    return lab_draw(&study->output, &plot, "scaling-efficiency", error);
+                 .n_series = n + 1,
+                 .note = picture_note(study, &arena)};
+    lab_draw(&study->output, &plot, "scaling-efficiency", error);
+    arena_free(&arena);
+    return error->status;
 }
 
 /* One bar a run, made of its phases. */
@@ -314,7 +336,8 @@ static Status draw_split(const Study *study, Error *error) {
                  .series = series,
                  .n_series = N_PARTS,
                  .x_names = names,
-                 .is_stacked = true};
+                 .is_stacked = true,
+                 .note = picture_note(study, &arena)};
     lab_draw(&study->output, &plot, "scaling-phases", error);
     arena_free(&arena);
     return error->status;
@@ -406,12 +429,22 @@ static Status run_training(const ScalingCommand *values, Options *options, const
     return error->status;
 }
 
+/* Less of everything that was not asked for by number. */
+static void shorten(ScalingCall *call, const Options *options) {
+    if (!call->is_quick) return;
+    if (options_source(options, "steps") == OPTION_FROM_DEFAULT) call->n_steps = 4;
+    if (options_source(options, "warmup") == OPTION_FROM_DEFAULT) call->n_warm_up = 1;
+    if (options_source(options, "rows") == OPTION_FROM_DEFAULT) call->n_rows = 200000;
+    if (options_source(options, "rounds") == OPTION_FROM_DEFAULT) call->n_rounds = 3;
+}
+
 Status lab_scaling(Launch *launch, int n_words, char *const *words, Error *error) {
     ScalingCommand values;
     Options options;
     bool goes_on;
     TRY(lab_read_options(launch, &options, &lab_scaling_command, &values, n_words, words, &goes_on, error));
     if (goes_on) {
+        shorten(&values.call, &options);
         LabOutput output = lab_output(launch, &options, &values.lab, n_words, words);
         if (launch->world.size > 1)
             error_user(

@@ -9,7 +9,7 @@ typedef struct {
     int mode;
     int64_t n_steps, n_warm_up, n_repeats;
     double timeout;
-    bool predicts;
+    bool predicts, is_quick;
     bool schedules;
     int64_t n_rows, n_weights, chunk, n_rounds; /* of these */
 } ScalingCall;

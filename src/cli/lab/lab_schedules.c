@@ -5,6 +5,7 @@
 #include "base/system/cores.h"
 #include "base/text/format.h"
 #include "lab/linear/schedules.h"
+#include "lab/picture/machine_note.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -91,26 +92,39 @@ static void print_table(const Study *study) {
     if (!schedules_are_there()) printf("This pgpt was built without OpenMP: everything ran in one thread.\n");
 }
 
+/* As it would stand in the program; OpenMP's own chunk of dynamic is 1. */
+static const char *clause_of(const Study *study, int schedule, Arena *arena) {
+    int64_t chunk = study->options.chunk ? study->options.chunk : schedule == LOOP_DYNAMIC;
+    if (!chunk) return arena_printf(arena, "schedule(%s)", schedules_names[schedule]);
+    return arena_printf(arena, "schedule(%s, %lld)", schedules_names[schedule], (long long)chunk);
+}
+
 static Status draw(const Study *study, Error *error) {
     Arena arena = {0};
     int n = study->threads.n * N_KINDS;
     const char **names = ARENA_ARRAY(&arena, const char *, n);
     double *x = ARENA_ARRAY(&arena, double, n);
     PlotSeries series[N_LOOP_SCHEDULES];
-    static const char *const short_names[N_KINDS] = {"even, by one", "even, by all", "uneven"};
+    static const char *const short_names[N_KINDS] = {"serial touch", "parallel touch", "uneven rows"};
+    int64_t most_threads = 0;
     for (int s = 0; s < N_LOOP_SCHEDULES; s++) {
         double *y = ARENA_ARRAY(&arena, double, n);
         for (int i = 0; i < n; i++) {
             int t = i / N_KINDS, kind = i % N_KINDS;
             y[i] = 1e3 * cell_of(study, t, kind, s)->seconds;
             x[i] = i;
+            if (study->threads.values[t] > most_threads) most_threads = study->threads.values[t];
             names[i] = arena_printf(&arena, "%d: %s", (int)study->threads.values[t], short_names[kind]);
         }
-        series[s] = (PlotSeries){schedules_names[s], PLOT_BARS, x, y, n};
+        series[s] = (PlotSeries){clause_of(study, s, &arena), PLOT_BARS, x, y, n};
     }
-    Plot plot = {.title = "OpenMP schedules: a gradient of least squares",
-                 .x_label = "threads: rows, and by which threads their memory was touched first",
+    const char *threads =
+        arena_printf(&arena, "1 rank, up to %s", format_things(most_threads, "thread").text);
+    Plot plot = {.title = "OpenMP's loop schedules: a gradient of least squares",
+                 .x_label =
+                     "threads: first touch of the rows' memory, serial or parallel; uneven rows, parallel",
                  .y_label = "time (ms)",
+                 .note = machine_note(&arena, threads, (int)most_threads, study->output->note),
                  .series = series,
                  .n_series = N_LOOP_SCHEDULES,
                  .x_names = names};

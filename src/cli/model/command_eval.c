@@ -36,7 +36,7 @@ static const OptionSpec eval_option_specs[] = {
         "data", EvalOptions, data, "", "FILE",
         "what to evaluate on, named as for training: a text, a .jsonl file (the \"text\" of each line), a folder "
         "of either, a folder made by 'pgpt data prepare' with the model's tokenizer (all of it), - for standard "
-        "input, or builtin; several with commas between. For other tasks than text, files of lines"),
+        "input, or builtin (the end of it that training holds out by default); several with commas between. For other tasks than text, files of lines"),
     OPTION_CHOICE(
         "task", EvalOptions, kind, SCORE_TEXT, task_names,
         "text: how well every token of a text is predicted; choice: which of several continuations is "

@@ -2,6 +2,7 @@
 
 #include "base/text/format.h"
 #include "base/text/json.h"
+#include "data/dataset.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -40,6 +41,12 @@ static void print_text(const EvalReport *report, FILE *stream) {
     fprintf(stream, "scored          %lld tokens (%lld bytes), window %lld, stride %lld\n",
             (long long)summary->n_tokens, (long long)summary->n_bytes, (long long)report->options.window,
             (long long)report->options.stride);
+    if (report->set->n_builtin)
+        fprintf(
+            stream,
+            "held out        of builtin's %lld tokens the last %.0f %% are scored, which training holds out "
+            "(unless its --validation was another)\n",
+            (long long)report->set->n_builtin, 100.0 * DATASET_DEFAULT_VALIDATION_FRACTION);
 }
 
 void eval_report_print(const EvalReport *report, FILE *stream) {

@@ -72,6 +72,7 @@ typedef struct {
     GenerateSample *samples; /* n_samples of each prompt, then those of the next */
     int64_t n_samples;       /* of all prompts */
     int64_t n_made;          /* tokens, of all samples */
+    int64_t n_read;          /* tokens that the model read for them */
     double seconds;
     bool streams; /* the sample goes to stdout as it grows */
     PlainWriter shown;

@@ -130,6 +130,7 @@ Status generate_report_json(const GenerateSamples *set, const char *path, int64_
     json_object_set_new(object, "prompt_tokens", json_integer((json_int_t)set->prompts->tokens.n));
     json_object_set_new(object, "samples", samples);
     json_object_set_new(object, "tokens", json_integer(set->n_made));
+    json_object_set_new(object, "tokens_read", json_integer(set->n_read));
     json_object_set_new(object, "seconds", json_make_number(set->seconds));
     json_object_set_new(object, "tokens_per_s", json_make_number((double)set->n_made / set->seconds));
     json_object_set_new(object, "peak_bytes", json_integer((json_int_t)peak_bytes));

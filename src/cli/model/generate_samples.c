@@ -163,6 +163,7 @@ Status generate_samples_run(GenerateSamples *set, Generator *generator, Error *e
                                 .n_vocabulary = tokenizer_n_vocabulary(set->tokenizer),
                                 .end_token =
                                     options->stop_at_end ? tokenizer_end_of_text(set->tokenizer) : -1,
+                                .without_cache = !options->cache,
                                 .sampler = {.temperature = options->temperature,
                                             .top_k = options->top_k,
                                             .top_p = options->top_p,
@@ -183,6 +184,7 @@ Status generate_samples_run(GenerateSamples *set, Generator *generator, Error *e
     progress_end(&set->progress);
     interrupt_ignore();
     set->seconds = timer_seconds_since(set->started_ns);
+    set->n_read = generator->n_read;
     if (set->streams) show_text(set, &set->samples[0], 0); /* an interrupted one keeps what was held back */
     plain_end(&set->shown);
     if (error->status != STATUS_OK && set->streams) putchar('\n');

@@ -75,6 +75,8 @@ static json_t *summary(const TrainRun *run) {
     json_object_set_new(object, "tokens_per_s",
                         json_make_number((double)train->batch * (double)train->sequence / per_step));
     json_object_set_new(object, "flops_per_s", json_make_number(trainer_flops(trainer) / per_step));
+    json_object_set_new(object, "standard_flops_per_s",
+                        json_make_number(trainer_standard_flops(trainer) / per_step));
     json_object_set_new(object, "peak_bytes", json_integer((json_int_t)trainer_allocated_bytes(trainer)));
     add_times(object, run);
     add_ranks(object, run);
@@ -106,6 +108,8 @@ Status train_report_program(const TrainRun *run, Error *error) {
         json_object_set_new(object, "device_kind", json_make_text(run->backend.traits.kind));
     json_object_set_new(object, "instructions", json_integer(run->trainer.step.graph->n_nodes));
     json_object_set_new(object, "flops_per_step", json_make_number(cost.flops));
+    json_object_set_new(object, "standard_flops_per_step",
+                        json_make_number(trainer_standard_flops(&run->trainer)));
     json_object_set_new(object, "bytes_per_step", json_make_number(cost.bytes));
     json_object_set_new(object, "peak_bytes", json_integer((json_int_t)trainer_planned_bytes(&run->trainer)));
     add_ranks(object, run);

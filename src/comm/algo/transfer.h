@@ -14,6 +14,7 @@ typedef struct {
     int64_t n;
     CommType type;
     CommReduction reduction;
+    int root; /* of algorithms that have one */
 } Vector;
 
 /* Elements begin .. end-1. */

@@ -8,6 +8,7 @@
 #include "comm/algo/transfer.h"
 #include "comm/combine.h"
 #include "comm/comm_mpi.h"
+#include "lab/collectives/collective_case.h"
 #include "lab/collectives/ping_pong.h"
 
 #include <math.h>
@@ -15,9 +16,25 @@
 #include <string.h>
 #include <unistd.h>
 
-const char *collectives_name(int way) {
-    if (way == COLLECTIVES_BLOCKING) return "MPI_Allreduce";
-    return comm_algorithm_names[way];
+const int collectives_kinds[COLLECTIVES_N_KINDS] = {
+    COLLECTIVE_SEND_RECEIVE, COMM_BROADCAST,      COMM_REDUCE,     COMM_SCATTER,    COMM_GATHER,
+    COMM_ALL_GATHER,         COMM_REDUCE_SCATTER, COMM_ALL_TO_ALL, COMM_ALL_REDUCE,
+};
+
+int collectives_n_algorithms(int kind) {
+    const CollectiveAlgorithm *algorithms[COLLECTIVE_MAX_ALGORITHMS];
+    return collective_algorithms(kind, algorithms);
+}
+
+int collectives_n_ways(int kind) {
+    return collectives_n_algorithms(kind) + (kind != COLLECTIVE_SEND_RECEIVE) + (kind == COMM_ALL_REDUCE);
+}
+
+const char *collectives_name(int kind, int way) {
+    const CollectiveAlgorithm *algorithms[COLLECTIVE_MAX_ALGORITHMS];
+    int n_algorithms = collective_algorithms(kind, algorithms);
+    if (way < n_algorithms) return algorithms[way]->name;
+    return way == n_algorithms ? "library" : "MPI_Allreduce";
 }
 
 static int compare_doubles(const void *a, const void *b) {
@@ -151,85 +168,88 @@ void collectives_forget(Machine *machine) {
     *machine = (Machine){0};
 }
 
-/* ---- All-reduce */
-
-/* The sum of 1 to the number of ranks. */
-static int64_t all_factors(const Comm *world) {
-    return (int64_t)world->size * (world->size + 1) / 2;
-}
-
-/* Whole numbers, different on every rank and along the vector, whose sums are exact: below 2^24, so with many
- * ranks they repeat sooner. */
-static float term(const Comm *world, int64_t i, int64_t factor) {
-    int64_t most = (INT64_C(1) << 24) / all_factors(world), period = most > 1021 ? 1021 : most > 1 ? most : 1;
-    return (float)((i % period + 1) * factor);
-}
-
-static Status check_sum(const float *data, int64_t n, const Comm *world, int way, Error *error) {
-    int64_t factor = all_factors(world);
-    for (int64_t i = 0; i < n; i++)
-        if (data[i] != term(world, i, factor))
-            return error_failed(error, "all-reduce by %s: element %lld is %g on rank %d, not %g",
-                                collectives_name(way), (long long)i, (double)data[i], world->rank,
-                                (double)term(world, i, factor));
-    return STATUS_OK;
-}
+/* ---- Collectives */
 
 /* The time of the slowest rank. */
-static Status run_once(const CommonStart *start, int way, float *data, int64_t n, double *seconds,
+static Status run_once(const CommonStart *start, int way, CollectiveCase *one, double *seconds,
                        Error *error) {
     Comm *world = start->world;
     const CommAlgorithm *before = world->all_reduce;
-    for (int64_t i = 0; i < n; i++) data[i] = term(world, i, world->rank + 1);
+    const CollectiveAlgorithm *algorithms[COLLECTIVE_MAX_ALGORITHMS];
+    int n_algorithms = collective_algorithms(one->kind, algorithms);
+    CommOperation operation = collective_case_operation(one, world->rank);
+    collective_case_fill(one, world->rank);
     uint64_t begin_ns;
     TRY(common_start_wait(start, &begin_ns, error));
-    if (way == COLLECTIVES_BLOCKING) {
-        comm_mpi_sum(world, data, n, error);
-    } else {
-        world->all_reduce = comm_algorithm(way);
-        comm_all_reduce(world, data, n, COMM_F32, COMM_SUM, error);
+    if (way < n_algorithms) {
+        collective_algorithm_run(world, algorithms[way], &operation, error);
+    } else if (way == n_algorithms) {
+        world->all_reduce = NULL;
+        comm_run(world, &operation, error);
         world->all_reduce = before;
-    }
+    } else comm_mpi_sum(world, one->data, one->n, error);
     *seconds = timer_seconds_since(begin_ns);
-    if (error->status == STATUS_OK) check_sum(data, n, world, way, error);
+    if (error->status == STATUS_OK)
+        collective_case_check(one, world->rank, collectives_name(one->kind, way), error);
     if (error->status != STATUS_OK) return error->status;
     return comm_all_reduce(world, seconds, 1, COMM_F64, COMM_MAX, error);
 }
 
-Status collectives_measure(Launch *launch, int64_t n_bytes, const CollectivesOptions *options,
+Status collectives_measure(Launch *launch, int kind, int64_t n_bytes, const CollectivesOptions *options,
                            CollectivesRow *row, Error *error) {
     enum { WARM_UP = 1, LEAST_ROUNDS = 2 };
     int most = options->n_rounds > LEAST_ROUNDS ? options->n_rounds : LEAST_ROUNDS;
-    double *seconds = calloc((size_t)most * COLLECTIVES_N_WAYS, sizeof *seconds), spent = 0;
-    void *data = NULL;
-    *row = (CollectivesRow){.n_bytes = n_bytes};
+    int n_ways = collectives_n_ways(kind);
+    double *seconds = calloc((size_t)most * COLLECTIVES_MAX_WAYS, sizeof *seconds), spent = 0;
+    CollectiveCase one = {.kind = kind};
+    *row = (CollectivesRow){.kind = kind, .n_bytes = n_bytes};
     if (!seconds) error_failed(error, "no memory for %d rounds", most);
-    else memory_alloc(&data, (size_t)n_bytes, "the vector", error);
-    if (launch_agree(launch, error) != STATUS_OK || !data) goto done; /* nobody begins alone */
+    else collective_case_open(&one, kind, n_bytes, launch->world.size, error);
+    if (launch_agree(launch, error) != STATUS_OK || !seconds) goto done; /* nobody begins alone */
     for (int round = -WARM_UP; round < most; round++) {
         if (round >= LEAST_ROUNDS && spent > options->budget_s) break;
-        for (int way = 0; way < COLLECTIVES_N_WAYS; way++) {
+        for (int way = 0; way < n_ways; way++) {
             double once = 0;
-            TRY_GOTO(run_once(options->start, way, data, n_bytes / 4, &once, error), done);
+            TRY_GOTO(run_once(options->start, way, &one, &once, error), done);
             spent += once;
             if (round >= 0) seconds[way * most + round] = once;
         }
         if (round >= 0) row->n_rounds++;
     }
-    for (int way = 0; way < COLLECTIVES_N_WAYS; way++) {
+    for (int way = 0; way < n_ways; way++) {
         row->median[way] = median(seconds + way * most, row->n_rounds);
         row->seconds[way] = seconds[way * most]; /* sorted now */
         row->model[way] = NAN;
     }
 done:
-    memory_free(data, (size_t)n_bytes);
+    collective_case_close(&one);
     free(seconds);
     return error->status;
 }
 
+/* ---- What the model expects */
+
+typedef struct {
+    const CollectiveAlgorithm *algorithm;
+    CollectiveCase *one;
+} Expected;
+
+static Status run_rank(Comm *comm, void *argument, Error *error) {
+    const Expected *expected = argument;
+    CommOperation operation = collective_case_operation(expected->one, comm->rank);
+    return collective_algorithm_run(comm, expected->algorithm, &operation, error);
+}
+
 Status collectives_predict(const Machine *machine, CollectivesRow *row, Error *error) {
-    for (int way = 0; way < COLLECTIVES_N_WAYS; way++) row->model[way] = NAN;
-    for (int way = 0; way < COLLECTIVES_N_ALGORITHMS; way++)
-        TRY(replay_all_reduce(machine, comm_algorithm(way), row->n_bytes, &row->model[way], error));
-    return STATUS_OK;
+    const CollectiveAlgorithm *algorithms[COLLECTIVE_MAX_ALGORITHMS];
+    int n_algorithms = collective_algorithms(row->kind, algorithms);
+    CollectiveCase one;
+    for (int way = 0; way < COLLECTIVES_MAX_WAYS; way++) row->model[way] = NAN;
+    TRY(collective_case_open(&one, row->kind, row->n_bytes, machine->n_ranks, error));
+    for (int way = 0; way < n_algorithms && error->status == STATUS_OK; way++) {
+        Expected expected = {algorithms[way], &one};
+        replay_run(machine, run_rank, &expected, row->n_bytes, &row->model[way], error);
+    }
+    collective_case_close(&one);
+    return error->status;
 }

@@ -4,6 +4,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* ---- Writing */
 
@@ -36,14 +37,15 @@ json_t *collectives_machine_json(const Machine *machine) {
 
 json_t *collectives_row_json(const CollectivesRow *row) {
     json_t *object = json_object(), *ways = json_object();
+    json_object_set_new(object, "collective", json_string(collective_kind_name(row->kind)));
     json_object_set_new(object, "bytes", json_integer(row->n_bytes));
     json_object_set_new(object, "rounds", json_integer(row->n_rounds));
-    for (int way = 0; way < COLLECTIVES_N_WAYS; way++) {
+    for (int way = 0; way < collectives_n_ways(row->kind); way++) {
         json_t *entry = json_object();
         json_object_set_new(entry, "seconds", json_make_number(row->seconds[way]));
         json_object_set_new(entry, "median_s", json_make_number(row->median[way]));
         json_object_set_new(entry, "model_s", json_make_number(row->model[way])); /* null of the library's */
-        json_object_set_new(ways, collectives_name(way), entry);
+        json_object_set_new(ways, collectives_name(row->kind, way), entry);
     }
     json_object_set_new(object, "ways", ways);
     return object;
@@ -100,13 +102,19 @@ static double number_or_nan(const json_t *object, const char *field) {
 
 Status collectives_read_row(const json_t *object, const char *source, CollectivesRow *row, Error *error) {
     int64_t n_rounds;
+    const char *kind;
     json_t *ways, *entry;
+    *row = (CollectivesRow){.kind = -1};
+    TRY(json_field_text(object, source, "collective", &kind, error));
+    for (int i = 0; i < COLLECTIVES_N_KINDS; i++)
+        if (strcmp(kind, collective_kind_name(collectives_kinds[i])) == 0) row->kind = collectives_kinds[i];
+    if (row->kind < 0) return error_failed(error, "%s: there is no collective '%s'", source, kind);
     TRY(json_field_int(object, source, "bytes", 0, INT64_MAX, &row->n_bytes, error));
     TRY(json_field_int(object, source, "rounds", 1, 1 << 20, &n_rounds, error));
     TRY(json_field_object(object, source, "ways", &ways, error));
     row->n_rounds = (int)n_rounds;
-    for (int way = 0; way < COLLECTIVES_N_WAYS; way++) {
-        TRY(json_field_object(ways, source, collectives_name(way), &entry, error));
+    for (int way = 0; way < collectives_n_ways(row->kind); way++) {
+        TRY(json_field_object(ways, source, collectives_name(row->kind, way), &entry, error));
         row->seconds[way] = number_or_nan(entry, "seconds");
         row->median[way] = number_or_nan(entry, "median_s");
         row->model[way] = number_or_nan(entry, "model_s");

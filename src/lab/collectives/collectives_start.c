@@ -11,7 +11,7 @@ static Status read_result(const json_t *object, CollectivesResult *result, Error
     run = json_array_get(runs, 0);
     TRY(json_field_array(run, source, "sizes", &rows, error));
     TRY(collectives_read_machine(json_object_get(run, "machine"), source, &result->machine, error));
-    for (size_t i = 0; i < json_array_size(rows) && i < COLLECTIVES_MAX_SIZES; i++) {
+    for (size_t i = 0; i < json_array_size(rows) && i < COLLECTIVES_MAX_ROWS; i++) {
         TRY(collectives_read_row(json_array_get(rows, i), source, &result->rows[i], error));
         result->n_rows++;
     }
@@ -24,8 +24,9 @@ Status collectives_start(Launcher *launcher, int n_ranks, const char *sizes,
     Arena *arena = &launcher->arena;
     const char *rounds = arena_printf(arena, "%d", options->n_rounds);
     const char *seconds = arena_printf(arena, "%.17g", options->budget_s);
-    const char *arguments[] = {"lab",       "collectives", "--sizes",   sizes,     "--rounds", rounds,
-                               "--seconds", seconds,       "--no-draw", "--quiet", "--json",   NULL};
+    const char *only = options->only ? options->only : "all-reduce";
+    const char *arguments[] = {"lab",  "collectives", "--sizes", sizes,       "--only",  only,     "--rounds",
+                               rounds, "--seconds",   seconds,   "--no-draw", "--quiet", "--json", NULL};
     const char *const *words = launcher_words(launcher, n_ranks, arguments);
     ChildResult child;
     json_t *object = NULL;

@@ -423,7 +423,9 @@ typedef struct {
     const CommAlgorithm *algorithm;
     const int64_t *n_bytes; /* of each vector */
     int n_vectors, n_steps;
-    bool meets; /* between the steps */
+    bool meets;    /* between the steps */
+    ReplayRun run; /* instead of vectors that are summed */
+    void *argument;
 } Plan;
 
 /* A short sum of an MPI library: up a binomial tree to rank 0, and down again. */
@@ -453,6 +455,7 @@ static Status record(Rank *rank, const Plan *plan, void *data, Error *error) {
     Comm comm = {
         .table = &table, .context = rank, .rank = rank->number, .size = n_ranks, .scratch = rank->scratch};
     rank->end = &rank->first;
+    if (plan->run) return plan->run(&comm, plan->argument, error);
     for (int step = 0; step < plan->n_steps; step++) {
         if (rank->number == 0) add_event(rank, MARK, NULL);
         for (int i = 0; i < plan->n_vectors; i++)
@@ -493,6 +496,15 @@ static double memory_seconds(const Machine *machine, int64_t n_bytes) {
 Status replay_all_reduce(const Machine *machine, const CommAlgorithm *algorithm, int64_t n_bytes,
                          double *seconds, Error *error) {
     Plan plan = {.algorithm = algorithm, .n_bytes = &n_bytes, .n_vectors = 1, .n_steps = 1};
+    double last;
+    TRY(run(machine, &plan, seconds, &last, error));
+    *seconds += memory_seconds(machine, n_bytes);
+    return STATUS_OK;
+}
+
+Status replay_run(const Machine *machine, ReplayRun run_rank, void *argument, int64_t n_bytes,
+                  double *seconds, Error *error) {
+    Plan plan = {.run = run_rank, .argument = argument};
     double last;
     TRY(run(machine, &plan, seconds, &last, error));
     *seconds += memory_seconds(machine, n_bytes);

@@ -34,6 +34,13 @@ typedef struct {
 Status replay_all_reduce(const Machine *machine, const CommAlgorithm *algorithm, int64_t n_bytes,
                          double *seconds, Error *error);
 
+/* Of whatever a rank does over send and receive: called once for every rank, with its communicator, whose
+ * messages are only written down. It may touch the memory that it has been given, the same for all of them.
+ * `n_bytes` is what the rank has to take from memory and bring back there. */
+typedef Status (*ReplayRun)(Comm *comm, void *argument, Error *error);
+Status replay_run(const Machine *machine, ReplayRun run, void *argument, int64_t n_bytes, double *seconds,
+                  Error *error);
+
 /* What rank 0 sees of the gradients of a training step: some vectors, one after the other. Steps follow each
  * other, and between them stand the two short sums of every step (the loss; whether to go on), so ranks begin
  * when these have reached them: a latency or two apart on a network. */

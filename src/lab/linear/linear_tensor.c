@@ -4,16 +4,16 @@
  *     predictions (N,1) = linear(x (N,W), weight (1,W))        losses (N) = squared_error(predictions, y)
  *
  * and autograd adds what is missing. It computes in f32, so the loss stops falling when it reaches the
- * rounding of y.
+ * rounding of y. The device is the CPU or a GPU; a GPU is waited for after each half of the gradient, so that
+ * the clock sees what each half took, and what an epoch of so little work costs there is mostly to start it.
  *
  * The sum over the ranks is not a node of this graph, though it could be (parallel/comm_ops.h): that is made
  * to hide behind a computation, and here there is none left when the gradient is known. A blocking call
  * between the sections is faster, and can add in f64. */
 #include "lab/linear/linear_engine.h"
 
-#include "backend/cpu/cpu.h"
-#include "base/system/memory.h"
 #include "base/system/timer.h"
+#include "device/device.h"
 #include "graph/wiring.h"
 #include "ops/ops.h"
 #include "ops/update/sgd.h"
@@ -82,12 +82,13 @@ static Status upload_floats(TensorEngine *engine, const Tensor *tensor, const do
 static Status prepare(TensorEngine *engine, const LinearProblem *problem, const LinearPoints *points,
                       Error *error) {
     float hyper[N_HYPER] = {[HYPER_RATE] = (float)problem->lr};
-    TRY(backend_cpu_open(&engine->backend, problem->n_threads, error));
+    DeviceOptions device = {.kind = problem->device, .n_threads = problem->n_threads};
+    TRY(device_backend_open(&engine->backend, &device, error));
     engine->has_backend = true;
     TRY(record(engine, points, error));
     TRY(wiring_plan_alone(&engine->wiring, "linear", &engine->backend, error));
-    TRY(memory_check(device_required_bytes(&engine->wiring.memory), "the points as tensors", "lower --points",
-                     error));
+    TRY(device_check_memory(&engine->backend, device_required_bytes(&engine->wiring.memory),
+                            "the points as tensors", "lower --points", error));
     TRY(wiring_open_alone(&engine->wiring, &engine->backend, error));
     TRY(upload_floats(engine, engine->x, points->x, error));
     TRY(upload_floats(engine, engine->y, points->y, error));
@@ -111,26 +112,32 @@ static Status tensor_engine_open(const LinearProblem *problem, const LinearPoint
 
 /* ---- Running */
 
-static Status tensor_engine_gradient(void *opaque, double *sums, LinearTimes *times, Error *error) {
+static Status run_section(TensorEngine *engine, Section section, Error *error) {
+    TRY(executor_run(&engine->wiring.executor, section, MICRO_BATCH_ONLY, error));
+    return engine->backend.synchronize ? engine->backend.synchronize(engine->backend.context, error)
+                                       : STATUS_OK;
+}
+
+static Status tensor_engine_gradient(void *opaque, double *sums, double *forward, Error *error) {
     TensorEngine *engine = opaque;
     float loss;
     uint64_t start = timer_now_ns();
-    TRY(executor_run(&engine->wiring.executor, SECTION_FORWARD, MICRO_BATCH_ONLY, error));
+    TRY(run_section(engine, SECTION_FORWARD, error));
     uint64_t middle = timer_now_ns();
-    TRY(executor_run(&engine->wiring.executor, SECTION_BACKWARD, MICRO_BATCH_ONLY, error));
+    TRY(run_section(engine, SECTION_BACKWARD, error));
     TRY(executor_download(&engine->wiring.executor, engine->weight->gradient, engine->numbers, error));
     TRY(executor_download(&engine->wiring.executor, engine->loss, &loss, error));
     for (int k = 0; k < engine->n_weights; k++) sums[k] = (double)engine->numbers[k];
     sums[engine->n_weights] = (double)loss;
-    times->phase_ns[LINEAR_FORWARD] += (double)(middle - start);
-    times->phase_ns[LINEAR_BACKWARD] += (double)(timer_now_ns() - middle);
+    double forward_ns = (double)(middle - start), both_ns = (double)(timer_now_ns() - start);
+    *forward = both_ns > 0.0 ? forward_ns / both_ns : 0.5;
     return STATUS_OK;
 }
 
 static Status tensor_engine_update(void *opaque, const double *gradient, Error *error) {
     TensorEngine *engine = opaque;
     TRY(upload_floats(engine, engine->weight->gradient, gradient, error));
-    return executor_run(&engine->wiring.executor, SECTION_UPDATE, MICRO_BATCH_ONLY, error);
+    return run_section(engine, SECTION_UPDATE, error);
 }
 
 static Status tensor_engine_set_weights(void *opaque, const double *weights, Error *error) {

@@ -25,9 +25,21 @@
 
 typedef uint32_t Scalar; /* a node of a graph, counted from 0 in the order of recording */
 
-typedef enum { SCALAR_ADD, SCALAR_SUBTRACT, SCALAR_MULTIPLY, SCALAR_DIVIDE } ScalarOperation;
+/* The last four have one operand. */
+typedef enum {
+    SCALAR_ADD,
+    SCALAR_SUBTRACT,
+    SCALAR_MULTIPLY,
+    SCALAR_DIVIDE,
+    SCALAR_POWER,
+    SCALAR_EXP,
+    SCALAR_LOG,
+    SCALAR_TANH,
+    SCALAR_RELU
+} ScalarOperation;
 
-/* One operation: result = left OP right. A node that no operation results in is a leaf. */
+/* One operation: result = left OP right, or OP of left, which then stands on both sides. A node that no
+ * operation results in is a leaf. */
 typedef struct {
     uint32_t operation; /* ScalarOperation */
     Scalar left, right, result;
@@ -55,6 +67,11 @@ Scalar scalar_add(ScalarGraph *graph, Scalar left, Scalar right);
 Scalar scalar_subtract(ScalarGraph *graph, Scalar left, Scalar right);
 Scalar scalar_multiply(ScalarGraph *graph, Scalar left, Scalar right);
 Scalar scalar_divide(ScalarGraph *graph, Scalar left, Scalar right);
+Scalar scalar_power(ScalarGraph *graph, Scalar base, Scalar exponent);
+Scalar scalar_exp(ScalarGraph *graph, Scalar operand);
+Scalar scalar_log(ScalarGraph *graph, Scalar operand); /* natural */
+Scalar scalar_tanh(ScalarGraph *graph, Scalar operand);
+Scalar scalar_relu(ScalarGraph *graph, Scalar operand); /* its slope at 0 is 0 */
 
 /* Did recording go well? No memory, or a node that is not of this graph. */
 Status scalar_status(const ScalarGraph *graph, Error *error);

@@ -15,7 +15,7 @@
  * the user has to say, which stands before it; NULL or "": nothing. */
 const char *machine_note(Arena *arena, const char *who, int n_busy, const char *before);
 
-/* "Intel(R) Xeon(R) Processor @ 2.80GHz, 2 cores". */
+/* "Intel Xeon @ 2.80GHz, 2 cores". */
 const char *machine_name(Arena *arena);
 
 /* Today, "2026-11-18", in UTC. */

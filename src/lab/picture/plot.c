@@ -93,7 +93,12 @@ static Status write_data(FileWriter *writer, Picture *picture, Error *error) {
     if (plot->note && *plot->note) TRY(write_comment(writer, "note: ", plot->note, error));
     TRY(write_comment(writer, "x: ", plot->x_label, error));
     TRY(write_comment(writer, "y: ", plot->y_label, error));
-    return picture->has_bars ? write_rows(writer, picture, error) : write_curves(writer, plot, error);
+    TRY(picture->has_bars ? write_rows(writer, picture, error) : write_curves(writer, plot, error));
+    if (!plot->below) return STATUS_OK;
+    TRY(file_writer_printf(writer, error, "\n\n"));
+    TRY(write_comment(writer, "below, x: ", plot->below->x_label, error));
+    TRY(write_comment(writer, "below, y: ", plot->below->y_label, error));
+    return write_curves(writer, plot->below, error);
 }
 
 /* ---- Drawing */
@@ -162,6 +167,7 @@ Status plot_write(const Plot *plot, const char *folder, const char *name, bool *
     TRY(file_make_folders(picture.folder, error));
     for (int i = 0; i < plot->n_series; i++) {
         if (plot->series[i].style == PLOT_BARS) picture.has_bars = true;
+        if (plot->series[i].style == PLOT_POINTS && plot->x_names) picture.has_bars = true;
         if (plot->series[i].n > picture.n_rows) picture.n_rows = plot->series[i].n;
     }
     if (write_file(&picture, ".dat", write_data, error) == STATUS_OK &&

@@ -28,7 +28,7 @@ typedef struct {      /* NOLINT(clang-analyzer-optin.performance.Padding): the o
     int n;
 } PlotSeries;
 
-typedef struct {
+typedef struct Plot {
     const char *title;
     const char *x_label, *y_label; /* with their units */
     /* Points that are not above 0 are left out; y_log is not for stacked bars. An axis y that is logarithmic
@@ -39,8 +39,12 @@ typedef struct {
     const PlotSeries *series;
     int n_series;
     const char *const
-        *x_names;    /* of bars, one for each point of the longest series; NULL: the numbers of x */
-    bool is_stacked; /* bars of the same name stand on each other, not side by side */
+        *x_names;      /* of bars or points, one for each of the longest series; NULL: the numbers of x */
+    bool shows_values; /* points over names have their numbers beside them */
+    bool is_stacked;   /* bars of the same name stand on each other, not side by side */
+    const struct Plot
+        *below; /* a second panel below this one, of curves only, with axes of its own; its series have the
+                   colours of those in the same order above, its title, caption and note are not shown */
 } Plot;
 
 /* Writes FOLDER/NAME.dat (data, commented header), NAME.gp (the gnuplot script), and NAME.svg and NAME.png if

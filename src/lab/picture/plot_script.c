@@ -307,6 +307,22 @@ static Status write_log_range(FileWriter *writer, const Plot *plot, Error *error
     return file_writer_printf(writer, error, "set xrange [%.17g:%.17g]\n", least / margin, most * margin);
 }
 
+/* Over many decades gnuplot names every fifth, say, and puts its small marks between that and the next one,
+ * where they mean nothing. Here every decade has one. */
+static Status write_decades(FileWriter *writer, double least, double most, Error *error) {
+    enum { MANY = 10, NAMED = 7 };
+    if (!(least > 0) || !(most < INFINITY)) return STATUS_OK;
+    int first = (int)floor(log10(least)), last = (int)ceil(log10(most));
+    if (last - first < MANY) return STATUS_OK;
+    int every = (last - first + NAMED - 1) / NAMED;
+    for (int decade = first; decade <= last; decade++) {
+        const char *before = decade == first ? "set ytics (" : ", ";
+        if (decade % every) TRY(file_writer_printf(writer, error, "%s'' 1e%d 1", before, decade));
+        else TRY(file_writer_printf(writer, error, "%s'%g' 1e%d 0", before, pow(10, decade), decade));
+    }
+    return file_writer_printf(writer, error, ")\n");
+}
+
 /* Where powers of ten would be fewer than three marks. For curves the axis is then as high as they are, since
  * whole decades would leave much of the picture empty; bars stand on something. *is_log is false if it is
  * better not to be. */
@@ -330,7 +346,8 @@ static Status write_log_y(FileWriter *writer, Picture *picture, double least, do
     TRY(file_writer_printf(writer, error, "set logscale y\nset format y '%s'\n", format));
     if (is_short || (picture->has_bars && least > 0))
         TRY(file_writer_printf(writer, error, "set yrange [%.17g:%.17g]\n", from, to));
-    return n_marks ? write_marks(writer, picture, "y", marks, n_marks, error) : STATUS_OK;
+    return n_marks ? write_marks(writer, picture, "y", marks, n_marks, error)
+                   : write_decades(writer, least, most, error);
 }
 
 static Status write_axes(FileWriter *writer, Picture *picture, Error *error) {
@@ -380,17 +397,17 @@ static Status write_curve(FileWriter *writer, Picture *picture, int index, Error
         TRY(file_writer_printf(writer, error, "%s using %s%d%s",
                                quote_all(picture, arena_printf(&picture->arena, "%s.dat", picture->name)),
                                series->style == PLOT_BARS ? "" : "0:", index + 2,
-                               series->style == PLOT_BARS ? ":xtic(1)" : ""));
+                               series->style == PLOT_BARS || index == 0 ? ":xtic(1)" : ""));
     else
         TRY(file_writer_printf(writer, error, "%s index %d using 1:2",
                                quote_all(picture, arena_printf(&picture->arena, "%s.dat", picture->name)),
-                               index));
+                               picture->first_series + index));
     const char *rgb = COLOURS[colour];
     switch (series->style) {
     case PLOT_BARS: TRY(file_writer_printf(writer, error, " with histograms linecolor rgb '%s'", rgb)); break;
     case PLOT_POINTS:
-        TRY(file_writer_printf(writer, error, " with points pointtype %d pointsize 1 linecolor rgb '%s'",
-                               mark, rgb));
+        TRY(file_writer_printf(writer, error, " with points pointtype %d pointsize %s linecolor rgb '%s'",
+                               mark, picture->has_bars ? "1.6" : "1", rgb));
         break;
     case PLOT_DASHED:
         TRY(file_writer_printf(writer, error, " with lines dashtype 2 linewidth 1.5 linecolor rgb '%s'",
@@ -407,8 +424,35 @@ static Status write_curve(FileWriter *writer, Picture *picture, int index, Error
                          : file_writer_printf(writer, error, " notitle");
 }
 
+/* Numbers beside points over names. */
+static Status write_values(FileWriter *writer, Picture *picture, int index, Error *error) {
+    if (!picture->plot->shows_values || !picture->has_bars ||
+        picture->plot->series[index].style != PLOT_POINTS)
+        return STATUS_OK;
+    const char *file = quote_all(picture, arena_printf(&picture->arena, "%s.dat", picture->name));
+    return file_writer_printf(writer, error,
+                              ", \\\n     %s using 0:%d:(sprintf(column(%d) < 1000 ? '%%.3g' : '%%.0f', "
+                              "column(%d))) with labels left offset character 1.2, 0 font ',12' notitle",
+                              file, index + 2, index + 2, index + 2);
+}
+
+Status plot_script_words(FileWriter *writer, Picture *picture, Error *error) {
+    TRY(write_top(writer, picture, error));
+    return write_caption(writer, picture, error);
+}
+
+Status plot_script_axes(FileWriter *writer, Picture *picture, Error *error) {
+    return write_axes(writer, picture, error);
+}
+
+Status plot_script_curves(FileWriter *writer, Picture *picture, Error *error) {
+    for (int i = 0; i < picture->plot->n_series; i++) TRY(write_curve(writer, picture, i, error));
+    return file_writer_printf(writer, error, "\n");
+}
+
 Status plot_script_write(FileWriter *writer, Picture *picture, Error *error) {
     const Plot *plot = picture->plot;
+    if (plot->below) return plot_panels_write(writer, picture, error);
     TRY(file_writer_printf(
         writer, error,
         "# To draw %s.svg and %s.png from %s.dat: gnuplot %s.gp\n"
@@ -434,7 +478,10 @@ Status plot_script_write(FileWriter *writer, Picture *picture, Error *error) {
     TRY(write_top(writer, picture, error));
     TRY(write_caption(writer, picture, error));
     TRY(write_axes(writer, picture, error));
-    for (int i = 0; i < plot->n_series; i++) TRY(write_curve(writer, picture, i, error));
+    for (int i = 0; i < plot->n_series; i++) {
+        TRY(write_curve(writer, picture, i, error));
+        TRY(write_values(writer, picture, i, error));
+    }
     return file_writer_printf(
         writer, error,
         "\n\nif (strstrt(GPVAL_TERMINALS, 'pngcairo')) {\n"

@@ -9,6 +9,8 @@
  * ends with the earlier, and is counted. */
 #include "lab/picture/timeline.h"
 
+#include "graph/actions.h"
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,6 +25,13 @@ Status timeline_set_window(Timeline *timeline, double from_ms, double to_ms, Err
     timeline->from_us = from_ms * 1e3;
     timeline->to_us = to_ms > 0.0 && to_ms < length_ms ? to_ms * 1e3 : timeline->length_us;
     return STATUS_OK;
+}
+
+bool timeline_is_action(const TimelineEvent *event) {
+    if (event->kind != TIMELINE_STEP || event->number < 0) return false;
+    for (int kind = 0; kind < N_ACTION_KINDS; kind++)
+        if (strcmp(event->name, action_name((ActionKind)kind)) == 0) return true;
+    return false;
 }
 
 /* ---- Segments */
@@ -145,7 +154,8 @@ static void add_segment(void *context, const TimelineSegment *segment) {
     HostTime *host = context;
     TimelineKind kind = segment->event->kind;
     double length = segment->end_us - segment->begin_us;
-    if (kind == TIMELINE_FORWARD || kind == TIMELINE_BACKWARD || kind == TIMELINE_UPDATE)
+    if (kind == TIMELINE_FORWARD || kind == TIMELINE_BACKWARD || kind == TIMELINE_UPDATE ||
+        kind == TIMELINE_WEIGHT_GRADIENT)
         host->compute.interval[host->compute.n++] = (Interval){segment->begin_us, segment->end_us};
     else if (kind == TIMELINE_WAIT || is_communication(kind)) host->wait_us += length;
 }

@@ -25,6 +25,7 @@ typedef enum {
     TIMELINE_STEP, /* what the others lie in; not counted as time of its own */
     TIMELINE_FORWARD,
     TIMELINE_BACKWARD,
+    TIMELINE_WEIGHT_GRADIENT, /* of a pipeline that splits the backward */
     TIMELINE_UPDATE,
     TIMELINE_COLLECTIVE,
     TIMELINE_WAIT,
@@ -47,6 +48,7 @@ typedef struct {
     uint64_t n_bytes;
     int32_t track;
     int32_t peers; /* of a collective: how many ranks it should have; 0: not said */
+    int32_t chunk; /* of a pipeline's stage, that an action is of */
     TimelineKind kind;
 } TimelineEvent;
 
@@ -102,6 +104,7 @@ typedef struct {
     size_t n_collectives;
     size_t n_clipped;      /* events of one track that overlap without lying in each other: bent to fit */
     double uncertainty_us; /* of the clocks; NAN: not said */
+    const char *axis;      /* what time is counted from; NULL: the beginning of the trace */
     size_t room;
 } Timeline;
 
@@ -123,7 +126,12 @@ typedef void (*TimelineVisit)(void *context, const TimelineSegment *segment);
 Status timeline_visit(const Timeline *timeline, int track, TimelineVisit visit, void *context,
                       size_t *n_clipped, Error *error);
 
-/* FOLDER/NAME.svg, and with gnuplot NAME.png by NAME.gp (canvas.h). */
+/* An action of a pipeline (graph/actions.h): an event of TIMELINE_STEP with the action's name and the
+ * micro-batch as its number, in which the instructions lie. */
+bool timeline_is_action(const TimelineEvent *event);
+
+/* FOLDER/NAME.svg, and with gnuplot NAME.png by NAME.gp (canvas.h). Actions are set apart and labelled, "F3",
+ * where they are wide enough; those of later chunks are darker. */
 Status timeline_draw(const Timeline *timeline, const char *title, const char *caption, const char *folder,
                      const char *name, bool *has_png, Error *error);
 

@@ -12,6 +12,7 @@
  * is as wide as the longest name needs, and a name that is too long even for the widest ends in dots. */
 #include "lab/picture/timeline.h"
 
+#include "graph/actions.h"
 #include "lab/picture/canvas.h"
 
 #include <math.h>
@@ -35,6 +36,7 @@ enum {
     MOST_LINES = 60, /* that join collectives */
     CAPTION_COLUMNS = 165,
     CAPTION_LINES = 4,
+    LEAST_ACTION = 3, /* points between the borders of actions that are drawn */
 };
 
 /* Told apart also by eyes that do not tell red from green. */
@@ -44,6 +46,7 @@ static const struct {
     [TIMELINE_STEP] = {"#e4e4e4", "#444444", "in a step, between instructions"},
     [TIMELINE_FORWARD] = {"#56b4e9", "#08324a", "forward"},
     [TIMELINE_BACKWARD] = {"#0072b2", "#ffffff", "backward"},
+    [TIMELINE_WEIGHT_GRADIENT] = {"#b3a369", "#2e2600", "weight gradient"},
     [TIMELINE_UPDATE] = {"#009e73", "#ffffff", "update"},
     [TIMELINE_COLLECTIVE] = {"#e69f00", "#3d2a00", "collective"},
     [TIMELINE_WAIT] = {"#d55e00", "#ffffff", "waiting"},
@@ -63,6 +66,8 @@ typedef struct {
     int bottom;              /* of the last band */
     bool has_kind[N_TIMELINE_KINDS];
     bool has_lines;
+    bool has_actions[TIMELINE_MAX_TRACKS]; /* of a pipeline: they have the labels */
+    int n_chunks;
 } Picture;
 
 /* ---- Words */
@@ -180,7 +185,7 @@ static void draw_label(void *context, const TimelineSegment *segment) {
     bool is_wait = event->kind == TIMELINE_WAIT;
     bool has_number = (event->kind == TIMELINE_COLLECTIVE || is_wait) && event->number >= 0;
     char text[192];
-    if (event->kind == TIMELINE_STEP) return;
+    if (event->kind == TIMELINE_STEP || picture->has_actions[labels->track]) return;
     if (has_number) snprintf(text, sizeof text, "%s %lld", event->name, (long long)event->number);
     else snprintf(text, sizeof text, "%s", event->name);
     /* "wait for" by itself would be half a sentence. */
@@ -195,6 +200,62 @@ static void draw_idle(Picture *picture, int track) {
     double x = picture->left, y = picture->y[track], height = picture->height[track];
     canvas_rectangle(&picture->canvas, x - 0.5, y - 0.5, PLOT + 1, height + 1, "#e6e6e6");
     canvas_rectangle(&picture->canvas, x, y, PLOT, height, "#fafafa");
+}
+
+/* ---- Actions of a pipeline */
+
+static void find_actions(Picture *picture) {
+    const Timeline *timeline = picture->timeline;
+    for (size_t i = 0; i < timeline->n_events; i++) {
+        const TimelineEvent *event = &timeline->event[i];
+        if (!timeline_is_action(event)) continue;
+        picture->has_actions[event->track] = true;
+        if (picture->n_chunks <= event->chunk) picture->n_chunks = event->chunk + 1;
+    }
+}
+
+/* The colour of an action, darker if it is of a later chunk. */
+static const char *shaded(TimelineKind kind, int chunk, char text[8]) {
+    unsigned colour = (unsigned)strtoul(looks[kind].fill + 1, NULL, 16);
+    double light = 1.0 - fmin(0.6, 0.2 * chunk);
+    unsigned red = (unsigned)(light * (colour >> 16)), green = (unsigned)(light * (colour >> 8 & 255)),
+             blue = (unsigned)(light * (colour & 255));
+    snprintf(text, 8, "#%02x%02x%02x", red & 255, green & 255, blue & 255);
+    return text;
+}
+
+static TimelineKind kind_of_action(const TimelineEvent *event) {
+    if (strcmp(event->name, action_name(ACTION_FORWARD)) == 0) return TIMELINE_FORWARD;
+    if (strcmp(event->name, action_name(ACTION_BACKWARD)) == 0) return TIMELINE_BACKWARD;
+    return strcmp(event->name, action_name(ACTION_UPDATE)) == 0 ? TIMELINE_UPDATE : TIMELINE_WEIGHT_GRADIENT;
+}
+
+/* A border, and "F3", or "3" where that is too wide. Instructions of later chunks are painted over. */
+static void draw_action(Picture *picture, const TimelineEvent *event) {
+    double begin = fmax(x_of(picture, event->begin_us), picture->left);
+    double end = fmin(x_of(picture, event->end_us), picture->left + PLOT), width = end - begin;
+    double y = picture->y[event->track], height = picture->height[event->track];
+    TimelineKind kind = kind_of_action(event);
+    char label[32], colour[8];
+    if (width <= 0.0) return;
+    if (event->chunk)
+        canvas_rectangle(&picture->canvas, begin, y, width, height, shaded(kind, event->chunk, colour));
+    if (width < LEAST_ACTION) return;
+    canvas_rectangle(&picture->canvas, end - 0.4, y, 0.8, height, "#ffffff");
+    int n = snprintf(label, sizeof label, "%c%lld", event->name[0] - 'a' + 'A', (long long)event->number);
+    double letter = canvas_text_width(CANVAS_LABEL, 1) * 0.9, wide = event->name[0] == 'w' ? 0.8 : 0.0;
+    bool is_short = (n + wide) * letter > width - 1.0;
+    if ((n - is_short) * letter > width - 1.0 || kind == TIMELINE_UPDATE) return;
+    canvas_text(&picture->canvas, CANVAS_LABEL, begin + width / 2, y + height / 2 + 3,
+                event->chunk < 2 ? looks[kind].ink : "#ffffff", label + is_short);
+}
+
+static void draw_actions(Picture *picture) {
+    const Timeline *timeline = picture->timeline;
+    for (size_t i = 0; i < timeline->n_events; i++) {
+        const TimelineEvent *event = &timeline->event[i];
+        if (picture->is_drawn[event->track] && timeline_is_action(event)) draw_action(picture, event);
+    }
 }
 
 static Status draw_bands(Picture *picture, Error *error) {
@@ -343,7 +404,8 @@ static void draw_axis(Picture *picture) {
         snprintf(text, sizeof text, "%.10g", at / unit);
         canvas_text(&picture->canvas, CANVAS_TICK, x, y + 18, NULL, text);
     }
-    snprintf(text, sizeof text, "time since the beginning of the trace (%s)",
+    snprintf(text, sizeof text, "time since the beginning of the %s (%s)",
+             timeline->axis ? timeline->axis : "trace",
              unit == 1e6   ? "s"
              : unit == 1e3 ? "ms"
                            : "us");
@@ -358,6 +420,14 @@ static void draw_legend(Picture *picture) {
         canvas_rectangle(&picture->canvas, x, 46, 14, 12, looks[kind].fill);
         canvas_text(&picture->canvas, CANVAS_KEY, x + 19, 56, NULL, looks[kind].words);
         x += 40.0 + canvas_text_width(CANVAS_KEY, strlen(looks[kind].words));
+    }
+    for (int chunk = 1; chunk < picture->n_chunks && chunk <= 3; chunk++) {
+        char words[32], colour[8];
+        snprintf(words, sizeof words, "chunk %d%s", chunk,
+                 chunk == 3 && picture->n_chunks > 4 ? " and later" : "");
+        canvas_rectangle(&picture->canvas, x, 46, 14, 12, shaded(TIMELINE_FORWARD, chunk, colour));
+        canvas_text(&picture->canvas, CANVAS_KEY, x + 19, 56, NULL, words);
+        x += 40.0 + canvas_text_width(CANVAS_KEY, strlen(words));
     }
     if (!picture->has_lines) return;
     canvas_line(&picture->canvas, CANVAS_THIN, x, 46, x, 58);
@@ -401,6 +471,7 @@ static void draw_words(Picture *picture, const char *title, const char *caption)
 static Status draw_all(Picture *picture, const char *title, const char *caption, Error *error) {
     draw_axis(picture);
     TRY(draw_bands(picture, error));
+    draw_actions(picture);
     draw_steps(picture);
     TRY(draw_joins(picture, error));
     draw_names(picture);
@@ -416,6 +487,7 @@ Status timeline_draw(const Timeline *timeline, const char *title, const char *ca
     if (!picture) return error_failed(error, "no memory to draw");
     picture->timeline = timeline;
     place_bands(picture);
+    find_actions(picture);
     choose_margin(picture);
     int height = picture->bottom + 64 + 14 * caption_lines(caption);
     if (canvas_open(&picture->canvas, folder, name, picture->left + PLOT + RIGHT, height, error) ==

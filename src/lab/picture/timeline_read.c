@@ -25,6 +25,7 @@ static const char *const kind_names[N_TIMELINE_KINDS] = {
     [TIMELINE_STEP] = "step",
     [TIMELINE_FORWARD] = "forward",
     [TIMELINE_BACKWARD] = "backward",
+    [TIMELINE_WEIGHT_GRADIENT] = "weight gradient",
     [TIMELINE_UPDATE] = "update",
     [TIMELINE_COLLECTIVE] = "collective",
     [TIMELINE_WAIT] = "wait",
@@ -166,6 +167,7 @@ static TimelineKind kind_of(const json_t *event) {
                *section = text_field(json_object_get(event, "args"), "section");
     if (strcmp(category, "instruction") == 0) {
         if (strcmp(section, "backward") == 0) return TIMELINE_BACKWARD;
+        if (strcmp(section, "weight gradient") == 0) return TIMELINE_WEIGHT_GRADIENT;
         return strcmp(section, "update") == 0 ? TIMELINE_UPDATE : TIMELINE_FORWARD;
     }
     static const struct {
@@ -245,6 +247,8 @@ static Status read_interval(Reader *reader, const json_t *object, Error *error) 
         event.communicator = short_text(&timeline->arena, text_field(args, "communicator"));
         event.peers = peers <= INT32_MAX ? (int32_t)peers : 0;
     }
+    int64_t chunk = whole_field(args, "chunk", 0);
+    event.chunk = chunk < INT16_MAX ? (int32_t)chunk : INT16_MAX;
     TRY(find_track(reader, process, thread, &event.track, error));
     timeline->event[timeline->n_events++] = event;
     return STATUS_OK;

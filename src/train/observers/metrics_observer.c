@@ -13,6 +13,7 @@ static json_t *header(const Trainer *trainer) {
     json_object_set_new(object, "sync", json_string(sync_names[trainer->async.options.sync]));
     json_object_set_new(object, "threads", json_integer(trainer->setup.backend->n_threads));
     json_object_set_new(object, "flops_per_step", json_make_number(trainer_flops(trainer)));
+    json_object_set_new(object, "standard_flops_per_step", json_make_number(trainer_standard_flops(trainer)));
     json_object_set_new(object, "peak_bytes", json_integer((json_int_t)trainer_allocated_bytes(trainer)));
     return object;
 }

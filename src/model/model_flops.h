@@ -1,0 +1,15 @@
+/* The arithmetic of a training step by the formula that papers publish their TFLOP/s with, so that figures
+ * compare. The program's own count (train_step_flops) is what is really computed. */
+#ifndef PGPT_MODEL_MODEL_FLOPS_H
+#define PGPT_MODEL_MODEL_FLOPS_H
+
+#include "model/config.h"
+
+/* Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM" (2021):
+ * with B sequences of s tokens, l layers of h channels and V symbols, 96·B·s·l·h²·(1 + s/6h + V/16lh) where
+ * every block's forward is recomputed, else the same less that forward: 72·B·s·l·h²·(1 + s/6h + V/12lh). It
+ * has the four GEMMs of a block, whose MLP is 4h wide, all s² scores (a causal model needs half of them) and
+ * the logits; norms, biases, softmax, GELU and the update are left out. */
+double model_flops_standard(const ModelConfig *config, int64_t n_sequences, int64_t T, bool recomputes);
+
+#endif
