@@ -42,8 +42,12 @@ static void record_drawing(Generator *generator, GeneratorPass *pass) {
 static Status plan_pass(Generator *generator, GeneratorPass *pass, const char *name,
                         const ModelConfig *config, int64_t T, Error *error) {
     pass->graph = graph_new();
-    pass->decode = gpt_record_decode(config, generator->table, pass->graph, generator->dtype, generator->B, T,
-                                     generator->context);
+    GptDecodeOptions options = {.B = generator->B,
+                                .T = T,
+                                .capacity = generator->context,
+                                .dtype = generator->dtype,
+                                .split = generator->split};
+    pass->decode = gpt_record_decode(config, generator->table, pass->graph, &options);
     TRY(graph_status(pass->graph, error));
     if (pass == &generator->decode) {
         gpt_fuse_decode(pass->graph, generator->backend);
@@ -83,6 +87,7 @@ Status generator_plan(Generator *generator, const ModelConfig *config, const Par
                              .backend = backend,
                              .B = options->n_rows,
                              .dtype = options->dtype,
+                             .split = options->split,
                              .context = config->context,
                              .vocabulary = config->vocabulary};
     generator->chunk = least(options->chunk ? options->chunk : CHOSEN_CHUNK, config->context);

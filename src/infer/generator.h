@@ -34,6 +34,7 @@ typedef struct {
     int64_t n_rows; /* B: sequences decoded together, at least 1 */
     int64_t chunk;  /* tokens of a prompt read at a time; 0: chosen */
     DType dtype;    /* of weights, activations and caches */
+    GptSplit split; /* ranks that have a part of every layer: they all make the same calls */
 } GeneratorOptions;
 
 /* The text of one row, as far as the model can see it. */
@@ -72,6 +73,7 @@ typedef struct {
     int64_t n_read;   /* tokens that passes have read, since it was opened: again without the cache */
     int64_t n_logits; /* of a row: its first `vocabulary` are tokens' */
     DType dtype;
+    GptSplit split;
     Arena arena;             /* the host's side: */
     GeneratorRow *row;       /* (B) */
     int32_t *window;         /* (B,context) the tokens that each row sees */

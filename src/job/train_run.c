@@ -30,7 +30,8 @@
 
 static void give_back(TrainRun *run) {
     if (run->has_trainer) trainer_close(&run->trainer);
-    device_comm_close(&run->mesh.device[AXIS_DP], &run->backend);
+    for (int axis = 0; axis < N_AXES; axis++) device_comm_close(&run->mesh.device[axis], &run->backend);
+    device_comm_close(&run->mesh.device_heads, &run->backend);
     comm_close(&run->saving);
     mesh_close(&run->mesh);
     if (run->has_backend) run->backend.close(run->backend.context);
@@ -183,9 +184,24 @@ static Status plan_trainer(TrainRun *run, Error *error) {
 static Status open_mesh(TrainRun *run, Error *error) {
     if (run->values.parallel.pin) TRY(launch_pin(run->launch, error));
     TRY(mesh_open(&run->mesh, &run->shape, &run->launch->world, error));
-    run->mesh.axis[AXIS_DP].all_reduce = comm_algorithm(run->values.parallel.all_reduce);
+    for (int axis = 0; axis < N_AXES; axis++)
+        run->mesh.axis[axis].all_reduce = comm_algorithm(run->values.parallel.all_reduce);
+    int n_tensor = run->shape.size[AXIS_TP], tensor_rank = run->mesh.coordinate[AXIS_TP];
+    if (n_tensor > run->values.model.n_kv_heads)
+        TRY(mesh_open_heads(&run->mesh, shard_heads_group(&run->values.model, n_tensor, tensor_rank), error));
     Comm *world = &run->launch->world;
     return world->size > 1 ? comm_split(world, 0, world->rank, &run->saving, error) : STATUS_OK;
+}
+
+/* Those of every axis along which there is something to say. */
+static void open_device_comms(TrainRun *run, Error *error) {
+    Mesh *mesh = &run->mesh;
+    for (int axis = 0; axis < N_AXES && error->status == STATUS_OK; axis++) {
+        if (axis == AXIS_DP || mesh->shape.size[axis] > 1)
+            device_comm_open(&mesh->device[axis], &mesh->axis[axis], &run->backend, error);
+    }
+    if (mesh->heads.table && error->status == STATUS_OK)
+        device_comm_open(&mesh->device_heads, &mesh->heads, &run->backend, error);
 }
 
 /* A run whose first checkpoint cannot be written is of no use. */
@@ -362,7 +378,7 @@ static Status run_phases(TrainRun *run, int n_words, char *const *words, Error *
     train_async_check(run, error);
     TRY(launch_agree(launch, error));
     Comm *device = &run->mesh.device[AXIS_DP];
-    device_comm_open(device, &run->mesh.axis[AXIS_DP], &run->backend, error);
+    open_device_comms(run, error);
     if (error->status == STATUS_OK && device->table && comm_is_nccl(device) &&
         options_source(&run->options, "allreduce") == OPTION_FROM_COMMAND) {
         error_user(error, "--allreduce is of the host's memory; GPUs sum by NCCL here, leave it out");

@@ -57,7 +57,7 @@ void train_say_plan(const TrainRun *run) {
     log_note(&run->log, "model %s: %lld layers, %lld heads, %lld channels, context %lld, %s parameters",
              model->preset, (long long)model->n_layers, (long long)model->n_heads,
              (long long)model->n_channels, (long long)model->context,
-             format_count((double)run->trainer.table.n_elements).text);
+             format_count((double)run->trainer.table.n_whole_elements).text);
     log_note(&run->log, "data %s: %s tokens to learn, %s held out, %d symbols (%s)", run->values.data.data,
              format_count((double)dataset_n_tokens(run->source.dataset, DATASET_TRAIN)).text,
              format_count((double)dataset_n_tokens(run->source.dataset, DATASET_VALIDATION)).text,

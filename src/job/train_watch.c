@@ -16,12 +16,25 @@ void train_watch(TrainRun *run) {
 }
 
 void train_watch_groups(TrainRun *run) {
-    Comm *host = &run->mesh.axis[AXIS_DP], *device = &run->mesh.device[AXIS_DP];
-    bool has_device = device->table != NULL;
-    comm_watch(host, &run->activity, ACTIVITY_HOST, has_device ? "data (host)" : "data");
-    comm_watch(device, &run->activity, ACTIVITY_HOST, "data");
-    if (host->size > 1)
-        activity_add_track(&run->activity, "worker of data"); /* before the saver, in pictures too */
+    static const char *const names[N_AXES] = {[AXIS_PP] = "pipeline",
+                                              [AXIS_DP] = "data",
+                                              [AXIS_CP] = "context",
+                                              [AXIS_EP] = "experts",
+                                              [AXIS_TP] = "tensor"};
+    for (int axis = 0; axis < N_AXES; axis++) {
+        Comm *host = &run->mesh.axis[axis], *device = &run->mesh.device[axis];
+        bool has_device = device->table != NULL;
+        if (axis != AXIS_DP && host->size == 1) continue;
+        const char *name = activity_keep(&run->activity, names[axis]);
+        char words[64];
+        snprintf(words, sizeof words, "%s (host)", name);
+        comm_watch(host, &run->activity, ACTIVITY_HOST,
+                   has_device ? activity_keep(&run->activity, words) : name);
+        comm_watch(device, &run->activity, ACTIVITY_HOST, name);
+        snprintf(words, sizeof words, "worker of %s", name);
+        if (host->size > 1) /* before the saver, in pictures too */
+            activity_add_track(&run->activity, activity_keep(&run->activity, words));
+    }
     comm_watch(&run->saving, &run->activity, activity_add_track(&run->activity, "saver"), "saving");
 }
 

@@ -195,8 +195,8 @@ static void record_mlp(Writer *r, Stream *x, int block) {
 /* Views of one tensor, as parameters are, so that an operation that works on many of them can name them
  * all. */
 static void record_caches(Writer *r, int block) {
-    if (!r->capacity) return;
-    int64_t n_heads = r->config->n_kv_heads, head_size = config_head_size(r->config);
+    if (!r->capacity || !r->heads.key.n) return;
+    int64_t n_heads = r->heads.key.n, head_size = config_head_size(r->config);
     Shape shape = SHAPE(r->B, n_heads, r->capacity, head_size);
     if (!r->caches) {
         Shape all = SHAPE(2 * r->config->n_layers, r->B * n_heads, r->capacity, head_size);
@@ -367,9 +367,32 @@ GptLoss gpt_record_loss(const ModelConfig *config, const ParameterTable *table, 
     return gpt_record_stage(config, table, graph, options, &whole).loss;
 }
 
-GptDecode gpt_record_decode(const ModelConfig *config, const ParameterTable *table, Graph *graph, DType dtype,
-                            int64_t B, int64_t T, int64_t capacity) {
-    GptDecode decode = {.parameters = parameters_record(table, graph, dtype, false)};
+/* (B,V) logits of x (B,C); where each rank has some of them, what all have put together. */
+static Tensor *record_logits(Writer *r, Tensor *x) {
+    Graph *graph = r->graph;
+    ShardSpan span = token_span(r);
+    Tensor *head = graph_view(graph, head_weight(r), SHAPE(span.n, r->config->n_channels), 0,
+                              "head"); /* without the rows that pad it */
+    Tensor *logits = op_linear(graph, x, head, NULL, NULL, ACTIVATION_NONE);
+    if (!is_split(r)) return logits;
+    int n_ranks = r->split.tp->size;
+    int64_t B = x->shape.dim[0], V = r->config->vocabulary, border[PACK_MAX_PARTS + 1];
+    if (!graph_check(graph, n_ranks <= PACK_MAX_PARTS, "logits: more than %d ranks", PACK_MAX_PARTS))
+        return graph->nothing;
+    int64_t *element = ARENA_ARRAY(&graph->arena, int64_t, n_ranks + 1);
+    for (int rank = 0; rank <= n_ranks; rank++) {
+        border[rank] = rank < n_ranks ? shard_span(V, n_ranks, rank).first : V;
+        element[rank] = B * border[rank];
+    }
+    Tensor *flat = graph_view(graph, logits, SHAPE(B * span.n, 1), 0, "logits");
+    Tensor *all = op_parallel_join(graph, r->split.tp, flat, SHAPE(B * V, 1), element);
+    return op_unpack(graph, all, SHAPE(B, V), 1, n_ranks, border);
+}
+
+GptDecode gpt_record_decode(const ModelConfig *config, const ParameterTable *table, Graph *graph,
+                            const GptDecodeOptions *options) {
+    int64_t B = options->B, T = options->T;
+    GptDecode decode = {.parameters = parameters_record(table, graph, options->dtype, false)};
     decode.tokens = graph_tensor(graph, PLACE_INPUT, DTYPE_I32, SHAPE(B, T), "tokens");
     decode.start = graph_tensor(graph, PLACE_INPUT, DTYPE_I32, SHAPE(B), "start");
     decode.rows = graph_tensor(graph, PLACE_INPUT, DTYPE_I32, SHAPE(B), "rows");
@@ -379,17 +402,15 @@ GptDecode gpt_record_decode(const ModelConfig *config, const ParameterTable *tab
                 .start = decode.start,
                 .B = B,
                 .T = T,
-                .capacity = capacity,
-                .dtype = dtype};
-    set_split(&r, &(GptSplit){0});
+                .capacity = options->capacity,
+                .dtype = options->dtype};
+    set_split(&r, &(GptSplit){.tp = options->split.tp});
     Tensor *x = record_body(&r, decode.tokens);
     Tensor *last = T == 1 ? graph_view(graph, x, SHAPE(B, config->n_channels), 0, "last")
                           : op_gather(graph, x, decode.rows); /* (B,C) */
-    Tensor *head = graph_view(graph, head_weight(&r), SHAPE(config->vocabulary, config->n_channels), 0,
-                              "head"); /* without the rows that pad it */
-    Tensor *logits = op_linear(graph, last, head, NULL, NULL, ACTIVATION_NONE);
+    Tensor *logits = record_logits(&r, last);
     decode.logits = logits;
-    if (dtype != DTYPE_F32) { /* the sampler's */
+    if (options->dtype != DTYPE_F32) { /* the sampler's */
         decode.logits = graph_tensor(graph, PLACE_ACTIVATION, DTYPE_F32, logits->shape, "logits");
         op_copy_into(graph, logits, decode.logits, WRITE_FRESH);
     }

@@ -75,9 +75,16 @@ typedef struct {
     Tensor *logits; /* (B,V) of those rows, f32 */
 } GptDecode;
 
-/* `capacity` positions are cached for every sequence; rows past the real ones may be padding, whose entries
- * later tokens overwrite. */
-GptDecode gpt_record_decode(const ModelConfig *config, const ParameterTable *table, Graph *graph, DType dtype,
-                            int64_t B, int64_t T, int64_t capacity);
+typedef struct {
+    int64_t B, T;
+    int64_t capacity; /* positions that are cached for every sequence */
+    DType dtype;
+    GptSplit
+        split; /* along tp, never by sequence: every rank has all rows, its own heads' cache and all logits */
+} GptDecodeOptions;
+
+/* Rows past the real ones may be padding, whose entries later tokens overwrite. */
+GptDecode gpt_record_decode(const ModelConfig *config, const ParameterTable *table, Graph *graph,
+                            const GptDecodeOptions *options);
 
 #endif

@@ -30,6 +30,11 @@ ShardHeads shard_heads(const ModelConfig *config, int n_ranks, int rank) {
                         .n_holders = 1};
 }
 
+int shard_heads_group(const ModelConfig *config, int n_ranks, int rank) {
+    ShardHeads heads = shard_heads(config, n_ranks, rank);
+    return heads.key.n ? heads.first_holder : n_ranks + rank;
+}
+
 /* Does the last box end where this one begins, with the same holders? Then they are one. */
 static bool continues(const ShardBox *last, const ShardBox *box, int dim) {
     return last->box.offset[dim] + last->box.shape.dim[dim] == box->box.offset[dim] &&

@@ -37,6 +37,9 @@ typedef struct {
 } ShardHeads;
 ShardHeads shard_heads(const ModelConfig *config, int n_ranks, int rank);
 
+/* The same number for ranks that hold the same key/value heads; of its own for one that has none. */
+int shard_heads_group(const ModelConfig *config, int n_ranks, int rank);
+
 typedef struct {
     Box box;                     /* of the whole tensor */
     int first_holder, n_holders; /* tp coordinates that hold the same box, this rank's among them */

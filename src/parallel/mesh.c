@@ -16,7 +16,7 @@ static const struct {
     [AXIS_DP] = {"dp", "data: sequences", "data", "sequences", true},
     [AXIS_CP] = {"cp", "context: positions", "context", "positions", false},
     [AXIS_EP] = {"ep", "experts", "expert", "experts", false},
-    [AXIS_TP] = {"tp", "tensors: heads and channels", "tensor", "heads and channels", false},
+    [AXIS_TP] = {"tp", "tensors: heads and channels", "tensor", "heads and channels", true},
 };
 
 const char *axis_name(Axis axis) {

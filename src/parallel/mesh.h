@@ -43,9 +43,11 @@ Status mesh_shape(const int64_t *sizes /* (N_AXES) */, int n_ranks, MeshShape *s
 typedef struct {
     MeshShape shape;
     int coordinate[N_AXES];
-    Comm *world;         /* of all ranks, for numbers of the host; not owned */
-    Comm axis[N_AXES];   /* of the host's memory; of size 1 where the axis is */
-    Comm heads;          /* those of tp that hold the same key/value heads; {0} where each has its own */
+    Comm *world;       /* of all ranks, for numbers of the host; not owned */
+    Comm axis[N_AXES]; /* of the host's memory; of size 1 where the axis is */
+    /* Those of tp that hold the same key/value heads, of the host's memory and of the device's; {0} where
+     * each has its own. */
+    Comm heads, device_heads;
     Comm device[N_AXES]; /* of a device's memory (NCCL, or through the host); {0} where that is the host's */
 } Mesh;
 
@@ -63,9 +65,10 @@ static inline Comm *mesh_comm(const Mesh *mesh, Axis axis) {
 /* Among the ranks of tp: those with the same `group`. Collective over them, after mesh_open. */
 Status mesh_open_heads(Mesh *mesh, int group, Error *error);
 
-/* By what reaches the memory that tensors are in, as mesh_comm; of one rank where nothing is shared. */
+/* By what reaches the memory that tensors are in, as mesh_comm. Those of tp where nothing is shared. */
 static inline Comm *mesh_heads(const Mesh *mesh) {
-    return (Comm *)(mesh->heads.table ? &mesh->heads : &mesh->axis[AXIS_TP]);
+    if (!mesh->heads.table) return mesh_comm(mesh, AXIS_TP);
+    return (Comm *)(mesh->device_heads.table ? &mesh->device_heads : &mesh->heads);
 }
 
 /* A table: one line a rank with its coordinates and, if given, its host; then the groups of every axis. */

@@ -28,6 +28,13 @@ void trainer_end(const Trainer *trainer) {
     activity_end(trainer->setup.activity, ACTIVITY_HOST);
 }
 
+/* One group of ranks that has the whole model writes samples: the root with those that share its layers. */
+bool trainer_is_sampler(const Trainer *trainer) {
+    const Mesh *mesh = trainer->setup.mesh;
+    if (trainer_n_ranks(trainer) == 1) return true;
+    return mesh->coordinate[AXIS_DP] == 0 && mesh->coordinate[AXIS_CP] == 0;
+}
+
 static GradientSyncOptions sync_of(const TrainerSetup *setup) {
     if (!setup->launch || setup->launch->world.size == 1) return (GradientSyncOptions){0};
     const ParallelOptions *parallel = setup->parallel;
@@ -122,9 +129,11 @@ Status trainer_plan(Trainer *trainer, const TrainerSetup *setup, Error *error) {
     device_require(&trainer->memory, &trainer->step.program.plan);
     TRY(plan_evaluation(trainer, error));
     plan_saver(trainer);
-    if (setup->options->sample_tokens > 0 && trainer_is_root(trainer)) {
+    if (setup->options->sample_tokens > 0 && trainer_is_sampler(trainer)) {
         TRY(generator_plan(&trainer->generator, setup->config, &trainer->table, setup->backend,
-                           &(GeneratorOptions){.n_rows = 1, .dtype = trainer->step.options.precision.weight},
+                           &(GeneratorOptions){.n_rows = 1,
+                                               .dtype = trainer->step.options.precision.weight,
+                                               .split = train_step_split(&trainer->step)},
                            error));
         trainer->has_generator = true;
     }

@@ -97,6 +97,7 @@ double trainer_flops(const Trainer *trainer);
 double trainer_standard_flops(const Trainer *trainer);
 
 bool trainer_is_root(const Trainer *trainer);
+bool trainer_is_sampler(const Trainer *trainer);
 int trainer_n_ranks(const Trainer *trainer);
 
 /* All instructions of a step, and the memory of the whole run. */

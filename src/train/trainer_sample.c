@@ -11,13 +11,15 @@
 typedef struct {
     PlainWriter shown;
     TokenDecoder decoder;
+    bool may_stop; /* ranks that compute together end together */
 } SampleWriter;
 
 static GeneratorVerdict write_token(void *context, const GeneratedToken *token) {
     SampleWriter *writer = context;
     TokenBytes piece = token_decode(&writer->decoder, token->token);
     plain_write(&writer->shown, piece.bytes, piece.n);
-    return interrupt_was_signalled() || ferror(writer->shown.stream) ? GENERATOR_END_ALL : GENERATOR_GO_ON;
+    bool stops = writer->may_stop && (interrupt_was_signalled() || ferror(writer->shown.stream));
+    return stops ? GENERATOR_END_ALL : GENERATOR_GO_ON;
 }
 
 static Status sample_prompt(const Trainer *trainer, TokenArray *tokens, Error *error) {
@@ -38,7 +40,8 @@ static Status collect_weights(Trainer *trainer, float *values, int unit_index, E
     int64_t n = partition_slice_count(&sync->partition, unit_index);
     TRY(executor_download_f32(&trainer->step.executor, sync->held, unit->local_first, n, values + first,
                               error));
-    TRY(comm_all_gather(sync->options->mesh->world, values, unit->border, COMM_F32, error));
+    Comm *data = (Comm *)&sync->options->mesh->axis[AXIS_DP]; /* of the host's memory */
+    TRY(comm_all_gather(data, values, unit->border, COMM_F32, error));
     for (int i = unit->first_piece; i < unit->first_piece + unit->n_pieces && trainer->has_generator; i++) {
         const Parameter *parameter = &trainer->table.parameter[i];
         TRY(generator_upload(&trainer->generator, parameter, values + parameter->flat_offset - unit->first,
@@ -68,7 +71,8 @@ static Status write_sample(Trainer *trainer, FILE *stream, Error *error) {
     TRY(collect_all_weights(trainer, error));
     if (!trainer->has_generator) return STATUS_OK;
     const Tokenizer *tokenizer = trainer->setup.tokenizer;
-    SampleWriter writer = {plain_writer(stream), token_decoder(tokenizer)};
+    SampleWriter writer = {plain_writer(stream), token_decoder(tokenizer),
+                           !train_step_split(&trainer->step).tp};
     if (trainer_n_ranks(trainer) > 1)
         writer.shown.is_plain = true; /* a launcher's pipe may end at a terminal */
     TokenArray tokens = {0};

@@ -37,8 +37,8 @@ typedef struct {
 } Model;
 
 static void record_decode(Model *model, const Request *request, DType dtype) {
-    model->decode = gpt_record_decode(&model->source.config, &model->table, model->graph, dtype, request->B,
-                                      request->T, request->T);
+    GptDecodeOptions options = {.B = request->B, .T = request->T, .capacity = request->T, .dtype = dtype};
+    model->decode = gpt_record_decode(&model->source.config, &model->table, model->graph, &options);
     model->tokens = model->decode.tokens;
     model->logits = model->decode.logits;
     model->parameters = model->decode.parameters;

@@ -85,7 +85,8 @@ static void open_generator(Generator *generator, const TestModel *model, int64_t
 static void reference_logits(const TestModel *model, const int32_t *tokens, int64_t n, float *logits) {
     Graph *graph = graph_new();
     Error error = {0};
-    GptDecode decode = gpt_record_decode(&model->config, &model->table, graph, DTYPE_F32, 1, n, n);
+    GptDecode decode = gpt_record_decode(&model->config, &model->table, graph,
+                                         &(GptDecodeOptions){.B = 1, .T = n, .capacity = n});
     assert_int_equal(graph_status(graph, &error), STATUS_OK);
     TestMemory memory = test_memory_open(graph);
     memcpy(test_memory_at(&memory, decode.parameters.flat), model->flat,

@@ -114,7 +114,8 @@ static void close_model(TestModel *model) {
 static void run_steps(const TestModel *model, bool fuses, float *logits, float *caches, int64_t n_cached) {
     Graph *graph = graph_new();
     GptDecode decode =
-        gpt_record_decode(&model->config, &model->table, graph, DTYPE_F32, 1, 1, model->config.context);
+        gpt_record_decode(&model->config, &model->table, graph,
+                          &(GptDecodeOptions){.B = 1, .T = 1, .capacity = model->config.context});
     int n_before = graph->n_nodes;
     if (fuses) {
         assert_true(gpt_fuse_decode(graph, &device));
@@ -178,7 +179,8 @@ static void test_not_fused(void **state) {
     TestModel model = open_model(&gpt_config);
     for (int64_t k = 0; k < 2; k++) {
         Graph *graph = graph_new();
-        gpt_record_decode(&model.config, &model.table, graph, DTYPE_F32, k ? 1 : 2, k ? 2 : 1, CONTEXT);
+        gpt_record_decode(&model.config, &model.table, graph,
+                          &(GptDecodeOptions){.B = k ? 1 : 2, .T = k ? 2 : 1, .capacity = CONTEXT});
         int n_before = graph->n_nodes;
         assert_false(gpt_fuse_decode(graph, &device));
         assert_int_equal(graph->n_nodes, n_before);

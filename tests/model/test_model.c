@@ -103,7 +103,8 @@ static void logits_follow_pytorch(void **state) {
     assert_int_equal(config_complete(&config, V, &error), STATUS_OK);
     assert_int_equal(parameters_build(&table, &config, &error), STATUS_OK);
     assert_int_equal(backend_cpu_open(&backend, 2, &error), STATUS_OK);
-    GptDecode decode = gpt_record_decode(&config, &table, wiring.graph, DTYPE_F32, B, T, T);
+    GptDecode decode =
+        gpt_record_decode(&config, &table, wiring.graph, &(GptDecodeOptions){.B = B, .T = T, .capacity = T});
     assert_int_equal(wiring_plan_alone(&wiring, "decode", &backend, &error), STATUS_OK);
     assert_int_equal(wiring_open_alone(&wiring, &backend, &error), STATUS_OK);
     golden_weights(&table, wiring.memory.base[PLACE_PARAMETER]);

@@ -93,8 +93,8 @@ static void run(Model *model, const ModelConfig *given, Comm *tp, bool by_sequen
     if (tp && tp->size > 1) {
         GradientReplica *replicas =
             calloc((size_t)model->table.n_parameters * SHARD_MAX_BOXES, sizeof *replicas);
-        OK(comm_split(tp, shard_heads(&model->config, tp->size, tp->rank).first_holder, tp->rank,
-                      &model->heads, &error));
+        OK(comm_split(tp, shard_heads_group(&model->config, tp->size, tp->rank), tp->rank, &model->heads,
+                      &error));
         int n = parameters_replicas(&model->loss.parameters, tp, &model->heads, by_sequence, replicas);
         gradient_replicas_sum(model->graph, replicas, n);
         free(replicas);
@@ -169,6 +169,7 @@ static void test_split(void **state) {
         check(true, 4, 2, 0.0, false, by_sequence, 0);
         check(true, 6, 3, 0.1, true, by_sequence, 1);
         check(true, 4, 1, 0.0, false, by_sequence, 0);
+        check(true, 3, 1, 0.0, true, by_sequence, 0); /* four ranks: one has no head, three share keys */
     }
 }
 

@@ -55,7 +55,7 @@ static json_t *summary(const TrainRun *run) {
     json_t *object = json_object();
     json_object_set_new(object, "command", json_string("train"));
     json_object_set_new(object, "model", json_make_text(run->values.model.preset));
-    json_object_set_new(object, "parameters", json_integer(trainer->table.n_elements));
+    json_object_set_new(object, "parameters", json_integer(trainer->table.n_whole_elements));
     json_object_set_new(object, "layers", json_integer(run->values.model.n_layers));
     json_object_set_new(object, "heads", json_integer(run->values.model.n_heads));
     json_object_set_new(object, "channels", json_integer(run->values.model.n_channels));

@@ -4,7 +4,7 @@ static json_t *header(const Trainer *trainer) {
     const TrainOptions *options = trainer->setup.options;
     json_t *object = json_object();
     json_object_set_new(object, "model", json_make_text(trainer->setup.config->preset));
-    json_object_set_new(object, "parameters", json_integer(trainer->table.n_elements));
+    json_object_set_new(object, "parameters", json_integer(trainer->table.n_whole_elements));
     json_object_set_new(object, "batch", json_integer(options->batch));
     json_object_set_new(object, "sequence", json_integer(options->sequence));
     json_object_set_new(object, "steps", json_integer(options->n_steps));

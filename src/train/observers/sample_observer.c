@@ -1,23 +1,24 @@
-/* All ranks make a sample together: under ZeRO-3 they send the root their weights for it. */
+/* All ranks make a sample together: under ZeRO-3 they send the root their weights for it, and those that share
+ * its layers compute with it. */
 #include "train/observers/sample_observer.h"
 
 #include <stdlib.h>
 
-/* Where ranks send their weights, one that fails leaves the others waiting: that cannot be postponed. */
+/* Where ranks need each other for it, one that fails leaves the others waiting: that cannot be postponed. */
 static bool samples_alone(const Trainer *trainer) {
-    return trainer_n_ranks(trainer) == 1 || !trainer->step.sync.strategy->shards_weights;
+    return trainer_n_ranks(trainer) == 1 ||
+           (!trainer->step.sync.strategy->shards_weights && !train_step_split(&trainer->step).tp);
 }
 
 static Status make_sample(SampleObserver *samples, Error *error) {
     Trainer *trainer = samples->trainer;
-    if (!trainer_is_root(trainer)) return trainer_sample(trainer, NULL, error);
     char *text = NULL;
     size_t n_bytes = 0;
     FILE *stream = open_memstream(&text, &n_bytes);
     if (!stream) return error_failed(error, "no memory for a sample");
     trainer_sample(trainer, stream, error);
     fclose(stream);
-    if (text && error->status == STATUS_OK)
+    if (text && error->status == STATUS_OK && trainer_is_root(trainer))
         observers_tell_sample(samples->told, trainer->n_done, text, n_bytes);
     free(text);
     return samples_alone(trainer) ? observers_postpone(samples->told, error) : error->status;
