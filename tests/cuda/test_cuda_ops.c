@@ -70,11 +70,16 @@ static bool is_always_f32(const Graph *graph, const Tensor *tensor) {
         bool is_input;
         int slot;
     } SLOTS[] = {
-        {&OP_LAYERNORM, false, 1},     {&OP_LAYERNORM, false, 2},     {&OP_RMSNORM, false, 1},
-        {&OP_RESIDUAL_NORM, false, 2}, {&OP_RESIDUAL_NORM, false, 3}, {&OP_ATTENTION, false, 1},
-        {&OP_CROSS_ENTROPY, false, 0}, {&OP_CROSS_ENTROPY, true, 2},  {&OP_SQUARED_ERROR, false, 0},
-        {&OP_SUM, false, 0},           {&OP_SQUARED_NORM, false, 0},  {&OP_CLIP, true, 0},
-        {&OP_CLIP, true, 1},           {&OP_CLIP, false, 0},          {&OP_CLIP, false, 1},
+        {&OP_LAYERNORM, false, 1},     {&OP_LAYERNORM, false, 2},
+        {&OP_RMSNORM, false, 1},       {&OP_RESIDUAL_NORM, false, 2},
+        {&OP_RESIDUAL_NORM, false, 3}, {&OP_ATTENTION, false, 1},
+        {&OP_CROSS_ENTROPY, false, 0}, {&OP_CROSS_ENTROPY, true, 2},
+        {&OP_SQUARED_ERROR, false, 0}, {&OP_SUM, false, 0},
+        {&OP_SQUARED_NORM, false, 0},  {&OP_CLIP, true, 0},
+        {&OP_CLIP, true, 1},           {&OP_CLIP, false, 0},
+        {&OP_CLIP, false, 1},          {&OP_SPLIT_ENTROPY_PART, false, 0},
+        {&OP_SPLIT_ENTROPY, false, 0}, {&OP_SPLIT_ENTROPY, true, 2},
+        {&OP_SPLIT_ENTROPY, true, 3},
     };
     for (int n = 0; n < graph->n_nodes; n++) {
         const Node *node = graph->node[n];
