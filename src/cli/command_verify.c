@@ -211,8 +211,10 @@ static Status print_json(const Verify *run, int n_cases, Error *failure, Error *
 
 static Status run_cases(Verify *run, Error *error) {
     int n_cases;
-    const VerifyCase *cases = verify_cases(run->launch->world.size, !backend_has_own_memory(&run->backend),
-                                           &run->options.arena, &n_cases);
+    VerifyChoice choice = {.n_ranks = run->launch->world.size,
+                           .has_algorithms = !backend_has_own_memory(&run->backend),
+                           .breaks = run->verify.left_out > 0};
+    const VerifyCase *cases = verify_cases(&choice, &run->options.arena, &n_cases);
     bool speaks = run->launch->is_root;
     char text[256];
     const ModelConfig *model = run->verify.config;

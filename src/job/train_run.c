@@ -21,6 +21,7 @@
 #include "run/notice.h"
 #include "run/resume.h"
 #include "run/run_folder.h"
+#include "train/model_mesh.h"
 #include "train/trainer.h"
 
 #include <math.h>
@@ -30,10 +31,8 @@
 
 static void give_back(TrainRun *run) {
     if (run->has_trainer) trainer_close(&run->trainer);
-    for (int axis = 0; axis < N_AXES; axis++) device_comm_close(&run->mesh.device[axis], &run->backend);
-    device_comm_close(&run->mesh.device_heads, &run->backend);
     comm_close(&run->saving);
-    mesh_close(&run->mesh);
+    model_mesh_close(&run->mesh, run->has_backend ? &run->backend : NULL);
     if (run->has_backend) run->backend.close(run->backend.context);
     data_source_close(&run->source);
     model_source_close(&run->init);
@@ -183,25 +182,11 @@ static Status plan_trainer(TrainRun *run, Error *error) {
 
 static Status open_mesh(TrainRun *run, Error *error) {
     if (run->values.parallel.pin) TRY(launch_pin(run->launch, error));
-    TRY(mesh_open(&run->mesh, &run->shape, &run->launch->world, error));
+    TRY(model_mesh_open(&run->mesh, &run->shape, &run->values.model, &run->launch->world, error));
     for (int axis = 0; axis < N_AXES; axis++)
         run->mesh.axis[axis].all_reduce = comm_algorithm(run->values.parallel.all_reduce);
-    int n_tensor = run->shape.size[AXIS_TP], tensor_rank = run->mesh.coordinate[AXIS_TP];
-    if (n_tensor > run->values.model.n_kv_heads)
-        TRY(mesh_open_heads(&run->mesh, shard_heads_group(&run->values.model, n_tensor, tensor_rank), error));
     Comm *world = &run->launch->world;
     return world->size > 1 ? comm_split(world, 0, world->rank, &run->saving, error) : STATUS_OK;
-}
-
-/* Those of every axis along which there is something to say. */
-static void open_device_comms(TrainRun *run, Error *error) {
-    Mesh *mesh = &run->mesh;
-    for (int axis = 0; axis < N_AXES && error->status == STATUS_OK; axis++) {
-        if (axis == AXIS_DP || mesh->shape.size[axis] > 1)
-            device_comm_open(&mesh->device[axis], &mesh->axis[axis], &run->backend, error);
-    }
-    if (mesh->heads.table && error->status == STATUS_OK)
-        device_comm_open(&mesh->device_heads, &mesh->heads, &run->backend, error);
 }
 
 /* A run whose first checkpoint cannot be written is of no use. */
@@ -378,7 +363,7 @@ static Status run_phases(TrainRun *run, int n_words, char *const *words, Error *
     train_async_check(run, error);
     TRY(launch_agree(launch, error));
     Comm *device = &run->mesh.device[AXIS_DP];
-    open_device_comms(run, error);
+    model_mesh_open_device(&run->mesh, &run->backend, error);
     if (error->status == STATUS_OK && device->table && comm_is_nccl(device) &&
         options_source(&run->options, "allreduce") == OPTION_FROM_COMMAND) {
         error_user(error, "--allreduce is of the host's memory; GPUs sum by NCCL here, leave it out");

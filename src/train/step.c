@@ -96,6 +96,11 @@ static void sum_replicas(TrainStep *step, const ParameterTable *table) {
         ARENA_ARRAY(&step->graph->arena, GradientReplica, table->n_parameters * SHARD_MAX_BOXES);
     int n_replicas = parameters_replicas(&step->loss.parameters, split.tp, mesh_heads(options->sync.mesh),
                                          split.by_sequence, replicas);
+    int left_out = options->sync.left_out; /* of what there is to sum where nothing is summed along dp */
+    if (left_out && sync_n_ranks(&options->sync) == 1 && n_replicas) {
+        int index = (left_out - 1) % n_replicas;
+        replicas[index] = replicas[--n_replicas];
+    }
     gradient_replicas_sum(step->graph, replicas, n_replicas);
 }
 

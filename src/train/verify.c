@@ -10,7 +10,7 @@
 #include "base/system/memory.h"
 #include "base/system/timer.h"
 #include "comm/algo/algo.h"
-#include "device/device.h"
+#include "train/model_mesh.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -50,20 +50,29 @@ const char *verify_case_name(const VerifyCase *layout, char *text, size_t n_byte
     if (n) n += (size_t)snprintf(text + n, n_bytes - n, "zero %d, ", layout->zero);
     if (n && layout->all_reduce >= 0)
         n += (size_t)snprintf(text + n, n_bytes - n, "%s, ", comm_algorithm_names[layout->all_reduce]);
-    snprintf(text + n, n_bytes - n, "%lld micro-batch%s%s%s", (long long)layout->n_micro_batches,
-             layout->n_micro_batches == 1 ? "" : "es", layout->recompute ? ", recompute" : "",
-             layout->overlaps ? "" : ", no overlap");
+    snprintf(text + n, n_bytes - n, "%lld micro-batch%s%s%s%s", (long long)layout->n_micro_batches,
+             layout->n_micro_batches == 1 ? "" : "es", layout->by_sequence ? ", sequence" : "",
+             layout->recompute ? ", recompute" : "", layout->overlaps ? "" : ", no overlap");
     return text;
 }
 
 typedef struct {
     VerifyCase *cases;
     int n_cases, capacity;
-    bool has_algorithms;
+    const VerifyChoice *choice;
     Arena *arena;
 } CaseList;
 
+/* Layers are split with and without sequence parallelism; where nothing is broken for lack of a sum, it is
+ * left out. */
 static void add_case(CaseList *list, VerifyCase layout) {
+    bool is_split = layout.shape.size[AXIS_TP] > 1;
+    if (is_split && !layout.by_sequence) {
+        VerifyCase other = layout;
+        other.by_sequence = true;
+        add_case(list, other);
+    }
+    if (list->choice->breaks && layout.shape.size[AXIS_DP] == 1 && !layout.by_sequence) return;
     if (list->n_cases == list->capacity) {
         VerifyCase *larger = ARENA_ARRAY(list->arena, VerifyCase, 2 * list->capacity + 32);
         if (list->n_cases) memcpy(larger, list->cases, (size_t)list->n_cases * sizeof *larger);
@@ -83,7 +92,7 @@ static int default_algorithm(void) {
 /* Everything that can be chosen on one mesh. */
 static void add_mesh(CaseList *list, const MeshShape *shape) {
     VerifyCase plain = {.shape = *shape,
-                        .all_reduce = list->has_algorithms ? default_algorithm() : -1,
+                        .all_reduce = list->choice->has_algorithms ? default_algorithm() : -1,
                         .n_micro_batches = 1,
                         .overlaps = true};
     int n_stages = shape->size[AXIS_DP] > 1 ? ZERO_STAGES : 0;
@@ -101,7 +110,8 @@ static void add_mesh(CaseList *list, const MeshShape *shape) {
         if (shape->size[AXIS_DP] > 1) add_case(list, layout);
     }
     plain.zero = 0;
-    for (int i = 0; list->has_algorithms && comm_algorithm_names[i] && shape->size[AXIS_DP] > 1; i++) {
+    bool has_choice = list->choice->has_algorithms && shape->size[AXIS_DP] > 1;
+    for (int i = 0; has_choice && comm_algorithm_names[i]; i++) {
         VerifyCase layout = plain;
         layout.all_reduce = i;
         if (i != plain.all_reduce) add_case(list, layout);
@@ -121,10 +131,10 @@ static void add_meshes(CaseList *list, MeshShape *shape, int axis, int n_left) {
     }
 }
 
-VerifyCase *verify_cases(int n_ranks, bool has_algorithms, Arena *arena, int *n_cases) {
-    CaseList list = {.arena = arena, .has_algorithms = has_algorithms};
+VerifyCase *verify_cases(const VerifyChoice *choice, Arena *arena, int *n_cases) {
+    CaseList list = {.arena = arena, .choice = choice};
     MeshShape shape;
-    add_meshes(&list, &shape, 0, n_ranks);
+    add_meshes(&list, &shape, 0, choice->n_ranks);
     *n_cases = list.n_cases;
     return list.cases;
 }
@@ -132,6 +142,7 @@ VerifyCase *verify_cases(int n_ranks, bool has_algorithms, Arena *arena, int *n_
 /* ---- training */
 
 typedef struct {
+    ParameterTable table; /* of what this rank holds */
     TrainStep step;
     DeviceMemory memory;
 } Training;
@@ -148,14 +159,24 @@ static OptimizerOptions optimizer_options(void) {
                               .clip = 1.0};
 }
 
-static Status open_training(Training *training, const VerifyOptions *options, const ParameterTable *table,
-                            const VerifyCase *layout, const GradientSyncOptions *parallel, Error *error) {
+static Status build_table(Training *training, const ModelConfig *config, const Mesh *mesh, Error *error) {
+    ParameterPart part = parameter_part_whole(config);
+    if (mesh) part.n_ranks = mesh->shape.size[AXIS_TP];
+    if (mesh) part.rank = mesh->coordinate[AXIS_TP];
+    return parameters_build_part(&training->table, config, &part, error);
+}
+
+static Status open_training(Training *training, const VerifyOptions *options, const VerifyCase *layout,
+                            const GradientSyncOptions *parallel, Error *error) {
+    const ParameterTable *table = &training->table;
+    TRY(build_table(training, options->config, parallel->mesh, error));
     OptimizerOptions optimizer = optimizer_options();
     int64_t n_shares = sync_n_shares(parallel), share = (options->batch + n_shares - 1) / n_shares;
     StepOptions step = {.batch = options->batch,
                         .micro_batch = (share + layout->n_micro_batches - 1) / layout->n_micro_batches,
                         .T = options->config->context,
                         .recompute = layout->recompute,
+                        .by_sequence = layout->by_sequence,
                         .seed = SEED,
                         .sync = *parallel,
                         .precision = options->precision};
@@ -169,6 +190,7 @@ static Status open_training(Training *training, const VerifyOptions *options, co
 static void close_training(Training *training) {
     train_step_close(&training->step);
     device_close(&training->memory);
+    parameters_free(&training->table);
 }
 
 /* ---- the reference */
@@ -178,7 +200,7 @@ static Status train_serially(VerifyReference *reference, const VerifyOptions *op
     VerifyCase layout = {.n_micro_batches = 1};
     BatchSource source = {fill, (void *)options->config};
     uint64_t start = timer_now_ns();
-    open_training(&training, options, &reference->table, &layout, &(GradientSyncOptions){0}, error);
+    open_training(&training, options, &layout, &(GradientSyncOptions){0}, error);
     for (int64_t i = 0; i < options->n_steps && error->status == STATUS_OK; i++) {
         StepResult result;
         TRY_GOTO(train_step_run(&training.step, &source, i, optimizer_options().rate, &result, error), done);
@@ -231,6 +253,11 @@ typedef struct {
     float value;
 } Comparison;
 
+/* Of this rank's weights, and of a box of the reference's. */
+typedef struct {
+    float *held, *wanted;
+} Buffers;
+
 static Status compare_part(void *context, int64_t skip, int64_t count, int64_t local_first, Error *error) {
     (void)error;
     Comparison *comparison = context;
@@ -266,22 +293,38 @@ static void note_difference(VerifyResult *result, int64_t step, int parameter, i
     result->wanted = wanted;
 }
 
-static void compare_weights(const VerifyOptions *options, const VerifyReference *reference,
-                            const TrainStep *step, const float *held, int64_t index, VerifyResult *result) {
+/* A box of a parameter: elements first .. of this rank's own tensor. */
+static void compare_box(const VerifyOptions *options, const VerifyReference *reference,
+                        const Training *training, const Parameter *parameter, const Box *box, int64_t first,
+                        Buffers *buffers, int64_t index, VerifyResult *result) {
     const ParameterTable *table = &reference->table;
-    for (int i = 0; i < table->n_parameters; i++) {
-        const Parameter *parameter = &table->parameter[i];
-        int64_t n = shape_count(parameter->shape);
-        const float *wanted = reference->weights + index * table->n_flat_elements + parameter->flat_offset;
-        Comparison comparison = {
-            .held = held, .wanted = wanted, .scale = largest_value(wanted, n, index + 1)};
-        Error ignored = {0};
-        shard_map_visit(&step->sync.parameters, parameter->flat_offset, n, compare_part, &comparison,
-                        &ignored);
-        if (comparison.worst > result->weight_deviation) result->weight_deviation = comparison.worst;
-        if (comparison.worst > options->tolerance)
-            note_difference(result, index, i, comparison.element, (double)comparison.value,
-                            (double)wanted[comparison.element]);
+    const Parameter *whole = &table->parameter[parameter->number];
+    const Box all = box_whole(whole->shape);
+    const float *values = reference->weights + index * table->n_flat_elements + whole->flat_offset;
+    int64_t n = shape_count(box->shape);
+    for (int64_t i = 0; i < n; i++) buffers->wanted[i] = values[box_element(box, &all, i)];
+    Comparison comparison = {.held = buffers->held,
+                             .wanted = buffers->wanted,
+                             .scale = largest_value(values, shape_count(whole->shape), index + 1)};
+    Error ignored = {0};
+    shard_map_visit(&training->step.sync.parameters, parameter->flat_offset + first, n, compare_part,
+                    &comparison, &ignored);
+    if (comparison.worst > result->weight_deviation) result->weight_deviation = comparison.worst;
+    if (comparison.worst > options->tolerance)
+        note_difference(result, index, parameter->number, box_element(box, &all, comparison.element),
+                        (double)comparison.value, (double)buffers->wanted[comparison.element]);
+}
+
+static void compare_weights(const VerifyOptions *options, const VerifyReference *reference,
+                            const Training *training, Buffers *buffers, int64_t index, VerifyResult *result) {
+    for (int i = 0; i < training->table.n_parameters; i++) {
+        const Parameter *parameter = &training->table.parameter[i];
+        int64_t first = 0;
+        for (int k = 0; k < parameter->shard.n_boxes; k++) {
+            const Box *box = &parameter->shard.box[k].box;
+            compare_box(options, reference, training, parameter, box, first, buffers, index, result);
+            first += shape_count(box->shape);
+        }
     }
 }
 
@@ -314,16 +357,16 @@ static Status combine(Comm *world, VerifyResult *result, Error *error) {
 }
 
 static Status train_and_compare(Training *training, const VerifyOptions *options,
-                                const VerifyReference *reference, float *held, VerifyResult *result,
+                                const VerifyReference *reference, Buffers *buffers, VerifyResult *result,
                                 Error *error) {
     BatchSource source = {fill, (void *)options->config};
     for (int64_t i = 0; i < options->n_steps; i++) {
         StepResult step;
         TRY(train_step_run(&training->step, &source, i, optimizer_options().rate, &step, error));
         TRY(executor_download_f32(&training->step.executor, training->step.sync.held, 0,
-                                  training->step.sync.parameters.n_local, held, error));
+                                  training->step.sync.parameters.n_local, buffers->held, error));
         compare_loss(options, reference, step.loss, i, result);
-        compare_weights(options, reference, &training->step, held, i, result);
+        compare_weights(options, reference, training, buffers, i, result);
     }
     return STATUS_OK;
 }
@@ -335,31 +378,34 @@ Status verify_run(const VerifyOptions *options, const VerifyReference *reference
     Training training = {0};
     uint64_t start = timer_now_ns();
     size_t n_bytes = (size_t)reference->table.n_flat_elements * sizeof(float);
-    void *held = NULL;
-    TRY_GOTO(mesh_open(&mesh, &layout->shape, &options->launch->world, error), done);
+    void *held = NULL, *wanted = NULL;
+    Comm *world = &options->launch->world;
+    TRY_GOTO(model_mesh_open(&mesh, &layout->shape, options->config, world, error), done);
     if (layout->all_reduce >= 0) mesh.axis[AXIS_DP].all_reduce = comm_algorithm(layout->all_reduce);
-    TRY_GOTO(device_comm_open(&mesh.device[AXIS_DP], &mesh.axis[AXIS_DP], options->backend, error), done);
-    result->transport = mesh_comm(&mesh, AXIS_DP)->table->name;
+    TRY_GOTO(model_mesh_open_device(&mesh, options->backend, error), done);
+    result->transport = mesh_comm(&mesh, layout->shape.size[AXIS_DP] > 1 ? AXIS_DP : AXIS_TP)->table->name;
     GradientSyncOptions parallel = {.mesh = &mesh,
                                     .zero = layout->zero,
                                     .bucket_bytes = 16384, /* several even of a small model */
                                     .overlaps = layout->overlaps,
                                     .left_out = options->left_out};
-    if (memory_alloc(&held, n_bytes, "weights to compare", error) == STATUS_OK)
-        open_training(&training, options, &reference->table, layout, &parallel, error);
+    if (memory_alloc(&held, n_bytes, "weights to compare", error) == STATUS_OK &&
+        memory_alloc(&wanted, n_bytes, "weights to compare with", error) == STATUS_OK)
+        open_training(&training, options, layout, &parallel, error);
     int n_units = training.step.sync.partition.n_units;
     if (error->status == STATUS_OK && options->left_out > n_units) {
         error_user(error, "--break %d: there are %d buckets of gradients here, counted from 1",
                    options->left_out, n_units);
     }
     TRY_GOTO(launch_agree(options->launch, error), done);
-    TRY_GOTO(train_and_compare(&training, options, reference, held, result, error), done);
-    TRY_GOTO(combine(&options->launch->world, result, error), done);
+    Buffers buffers = {held, wanted};
+    TRY_GOTO(train_and_compare(&training, options, reference, &buffers, result, error), done);
+    TRY_GOTO(combine(world, result, error), done);
     result->seconds = timer_seconds_since(start);
 done:
     memory_free(held, n_bytes);
+    memory_free(wanted, n_bytes);
     close_training(&training);
-    device_comm_close(&mesh.device[AXIS_DP], options->backend);
-    mesh_close(&mesh);
+    model_mesh_close(&mesh, options->backend);
     return error->status;
 }

@@ -17,15 +17,23 @@ typedef struct {
     int64_t n_micro_batches; /* that a rank's share is cut into, at least */
     int64_t recompute;
     bool overlaps;
+    bool by_sequence; /* sequence parallelism, along tp */
 } VerifyCase;
 
 /* "dp 8, zero 2, ring, 2 micro-batches, recompute" */
 const char *verify_case_name(const VerifyCase *layout, char *text, size_t n_bytes);
 
+/* Which layouts: `breaks`, only those in which a sum of gradients can be left out; has_algorithms: all-reduce
+ * is by an algorithm of ours. */
+typedef struct {
+    int n_ranks;
+    bool has_algorithms, breaks;
+} VerifyChoice;
+
 /* Every legal layout of so many ranks: all meshes over the available axes, and on each every ZeRO stage with
- * and without overlap, accumulation and recomputation, and every all-reduce algorithm, where there is a
- * choice. From the arena. */
-VerifyCase *verify_cases(int n_ranks, bool has_algorithms, Arena *arena, int *n_cases);
+ * and without overlap, accumulation and recomputation, sequence parallelism, and every all-reduce algorithm,
+ * where there is a choice. From the arena. */
+VerifyCase *verify_cases(const VerifyChoice *choice, Arena *arena, int *n_cases);
 
 typedef struct {
     const ModelConfig *config; /* complete */

@@ -1,0 +1,22 @@
+/* The mesh of a model: its axes, the ranks that share key/value heads, and what reaches a device's memory
+ * along each.
+ *
+ *     TRY(model_mesh_open(&mesh, &shape, config, world, error));
+ *     ... open the device ...
+ *     TRY(model_mesh_open_device(&mesh, backend, error));
+ *     ...
+ *     model_mesh_close(&mesh, backend); */
+#ifndef PGPT_TRAIN_MODEL_MESH_H
+#define PGPT_TRAIN_MODEL_MESH_H
+
+#include "graph/backend.h"
+#include "model/config.h"
+#include "parallel/mesh.h"
+
+/* Both are collective over the world; the config is complete. */
+Status model_mesh_open(Mesh *mesh, const MeshShape *shape, const ModelConfig *config, Comm *world,
+                       Error *error);
+Status model_mesh_open_device(Mesh *mesh, const Backend *backend, Error *error);
+void model_mesh_close(Mesh *mesh, const Backend *backend /* NULL: none was opened */); /* safe on {0} */
+
+#endif
