@@ -7,6 +7,7 @@
 
 #include "base/options/options_refuse.h"
 #include "device/device.h"
+#include "ops/ops.h"
 #include "run/resume.h"
 
 #include <string.h>
@@ -204,7 +205,20 @@ static Status check_ranks(TrainRun *run, Error *error) {
             "start fewer ranks",
             (long long)values->train.batch, n_shares);
     }
-    if (values->optimizer.eager && n_shares > 1) {
+    int n_tensor = run->shape.size[AXIS_TP];
+    if (n_tensor > 1 && values->async.sync != SYNC_EXACT) {
+        return error_user(error,
+                          "--sync %s is of whole models, and --tp %d divides each among ranks; leave one out",
+                          sync_names[values->async.sync], n_tensor);
+    }
+    if (n_tensor > values->model.vocabulary || n_tensor > PACK_MAX_PARTS) {
+        int64_t most = values->model.vocabulary < PACK_MAX_PARTS ? values->model.vocabulary : PACK_MAX_PARTS;
+        return error_user(error,
+                          "--tp %d divides the vocabulary of %lld tokens into more parts than the %lld that "
+                          "can be; lower it to that, and let --dp take the other ranks",
+                          n_tensor, (long long)values->model.vocabulary, (long long)most);
+    }
+    if (values->optimizer.eager && (n_shares > 1 || n_tensor > 1)) {
         bool is_given = options_source(&run->options, "eager-update") == OPTION_FROM_COMMAND;
         if (!is_given)
             return error_user(error, "the run was begun with --eager-update, which is for one process; give "

@@ -129,8 +129,12 @@ static void record_residual(Writer *r, Stream *x, Tensor *branch, Tensor *entere
     if (r->random) {
         x->branch = y;
         x->site = dropout_site(block, site);
+    } else if (is_fused) {
+        x->sum = y;
     } else {
-        x->sum = is_fused ? y : op_add(r->graph, x->sum, y);
+        x->sum = op_add(r->graph, x->sum, y);
+        x->sum->name =
+            arena_printf(&r->graph->arena, "h.%d.stream%d", block, site); /* not of all that it sums */
     }
 }
 

@@ -165,7 +165,7 @@ static void test_whole_tensors(void **state) {
                         graph);
     assert_int_equal(graph_status(graph, &error), STATUS_OK);
     assert_int_equal(count_updates(graph) - n_before, f->table.n_parameters);
-    UpdateSlices slices = {0};
+    UpdateSlices slices = {.slice = &(UpdateSlice){0}};
     optimizer_record_by(&whole, &options, precision_of(PRECISION_F32), &f->step.loss.parameters, &slices,
                         NULL, graph);
     assert_int_not_equal(graph_status(graph, &error), STATUS_OK);

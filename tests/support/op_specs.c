@@ -151,6 +151,7 @@ const OpSpec kernel_specs[] = {
     {"zero odd", build_zero, {3, 37}, 0, 0},
     {"zero large", build_zero, {130, 333}, 0, 0},
     {"zero empty", build_zero, {0, 16}, 0, 0},
+    {"zero blank", build_zero, {3, 5}, CASE_SPLIT, 0},
 
     {"dropout 1", build_dropout, {1, 1, 1}, 0, 0.5f},
     {"dropout odd", build_dropout, {5, 3, 7}, 0, 0.1f},
