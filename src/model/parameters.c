@@ -13,11 +13,27 @@
 #include <math.h>
 #include <string.h>
 
+/* Elements of a parameter with the padding that keeps the next one aligned; -1 when they overflow. */
+static int64_t padded_count(Shape shape) {
+    enum { ALIGN = PLAN_ALIGNMENT / 4 };
+    int64_t count = shape_count(shape);
+    return count < 0 || count > INT64_MAX / 16 - ALIGN ? -1 : (count + ALIGN - 1) / ALIGN * ALIGN;
+}
+
+static Shape laid_out(ParameterRole role, Shape shape) {
+    bool has_tokens = role == ROLE_TOKEN_TABLE || role == ROLE_HEAD_WEIGHT;
+    int64_t multiple = shape.dim[0] < LARGE_VOCABULARY ? VOCABULARY_MULTIPLE : LARGE_VOCABULARY_MULTIPLE;
+    if (has_tokens && shape.dim[0] <= INT64_MAX - multiple)
+        shape.dim[0] = (shape.dim[0] + multiple - 1) / multiple * multiple;
+    return shape;
+}
+
 /* The parameters of the whole model, in order, as they are described. */
 typedef struct {
     Arena *arena; /* of names */
     Parameter *parameter;
     int n_parameters;
+    int64_t n_flat; /* elements of all so far; says nothing once they overflow */
 } Builder;
 
 static Parameter *add(Builder *builder, ParameterRole role, int block, const char *name, Shape shape) {
@@ -27,7 +43,10 @@ static Parameter *add(Builder *builder, ParameterRole role, int block, const cha
                              .expert = NO_EXPERT,
                              .number = builder->n_parameters++,
                              .whole = shape,
+                             .whole_offset = builder->n_flat,
                              .dtype = DTYPE_F32};
+    int64_t count = padded_count(laid_out(role, shape));
+    if (count >= 0 && builder->n_flat <= INT64_MAX - count) builder->n_flat += count;
     parameter->name = block == NO_BLOCK ? arena_strdup(builder->arena, name)
                                         : arena_printf(builder->arena, "h.%d.%s", block, name);
     return parameter;
@@ -106,14 +125,6 @@ static void add_model(Builder *builder, const ModelConfig *config) {
 
 /* ---- the part */
 
-static Shape laid_out(ParameterRole role, Shape shape) {
-    bool has_tokens = role == ROLE_TOKEN_TABLE || role == ROLE_HEAD_WEIGHT;
-    int64_t multiple = shape.dim[0] < LARGE_VOCABULARY ? VOCABULARY_MULTIPLE : LARGE_VOCABULARY_MULTIPLE;
-    if (has_tokens && shape.dim[0] <= INT64_MAX - multiple)
-        shape.dim[0] = (shape.dim[0] + multiple - 1) / multiple * multiple;
-    return shape;
-}
-
 static int *index_at(const ParameterTable *table, ParameterKey key) {
     return &table->index[(key.block + 1) * N_ROLES + (int)key.role];
 }
@@ -121,7 +132,6 @@ static int *index_at(const ParameterTable *table, ParameterKey key) {
 /* Take one of the model's parameters into the table; false when the sizes overflow. */
 static bool place(ParameterTable *table, const ModelConfig *config, const ParameterPart *part,
                   const Parameter *described, bool is_owner) {
-    enum { ALIGN = PLAN_ALIGNMENT / 4 };
     *index_at(table, (ParameterKey){described->role, described->block, described->expert}) =
         table->n_parameters + 1;
     Parameter *parameter = &table->parameter[table->n_parameters++];
@@ -131,11 +141,11 @@ static bool place(ParameterTable *table, const ModelConfig *config, const Parame
     for (int i = 0; i < parameter->shard.n_boxes && !is_owner; i++) parameter->shard.box[i].is_owner = false;
     parameter->shape = parameter_shard_shape(&parameter->shard, parameter->rule, parameter->whole);
     parameter->laid_out = laid_out(parameter->role, parameter->shape);
-    int64_t count = shape_count(parameter->laid_out);
-    if (count < 0 || table->n_flat_elements > INT64_MAX / 16 - count - ALIGN) return false;
+    int64_t count = padded_count(parameter->laid_out);
+    if (count < 0 || table->n_flat_elements > INT64_MAX / 16 - count) return false;
     parameter->flat_offset = table->n_flat_elements;
     table->n_elements += shape_count(parameter->shape);
-    table->n_flat_elements += (count + ALIGN - 1) / ALIGN * ALIGN;
+    table->n_flat_elements += count;
     return true;
 }
 

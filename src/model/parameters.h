@@ -54,8 +54,9 @@ typedef struct {
     bool decays;        /* weight decay: matrices only */
     bool is_transposed; /* Hugging Face stores it as (in,out) */
     Initializer init;
-    float deviation;     /* of INIT_NORMAL */
-    int64_t flat_offset; /* its first element in the flat array of all parameters */
+    float deviation;      /* of INIT_NORMAL */
+    int64_t flat_offset;  /* its first element in the flat array of all parameters here, */
+    int64_t whole_offset; /* and in that of the whole model: what stochastic rounding draws by */
 } Parameter;
 
 /* Rows of a vocabulary are filled up to a multiple of these, so that rows of logits are as tensor cores

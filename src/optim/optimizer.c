@@ -156,7 +156,7 @@ static UpdateElements elements_of(const ParameterTable *table, int64_t first, in
 
 static void record_slice(const Optimizer *optimizer, const OptimizerOptions *options,
                          const OptimizerTensors *tensors, Tensor *factor, const UpdateSlice *slice,
-                         const ParameterTable *table, Graph *graph) {
+                         const ParameterTable *table, int64_t first_draw, Graph *graph) {
     UpdateTensors update = {.gradient = slice->gradient,
                             .hyper = tensors->hyper,
                             .factor = factor,
@@ -167,11 +167,43 @@ static void record_slice(const Optimizer *optimizer, const OptimizerOptions *opt
             graph_view(graph, tensors->master, SHAPE(slice->n), slice->local_first, tensors->master->name);
     }
     UpdateElements elements = elements_of(table, slice->flat_first, slice->n, graph);
+    elements.first_element = first_draw;
     for (int i = 0; i < tensors->n_moments; i++) {
         update.moment[i] = graph_view(graph, tensors->moment[i], SHAPE(slice->n), slice->local_first,
                                       tensors->moment[i]->name);
     }
     optimizer->record(options, &update, &elements, graph);
+}
+
+/* Numbers that are rounded stochastically are drawn for by their place in the whole model, so that ranks which
+ * hold the same weights keep them the same. Where the array here is laid out otherwise, that is a node a
+ * parameter. */
+static void record_parts(const Optimizer *optimizer, const OptimizerOptions *options,
+                         const OptimizerTensors *tensors, Tensor *factor, const UpdateSlice *slice,
+                         const ParameterTable *table, Graph *graph) {
+    for (int i = 0; i < table->n_parameters; i++) {
+        const Parameter *parameter = &table->parameter[i];
+        int64_t first = parameter->flat_offset, end = slice->flat_first + slice->n;
+        int64_t next = i + 1 < table->n_parameters ? parameter[1].flat_offset : table->n_flat_elements;
+        if (first < slice->flat_first) first = slice->flat_first;
+        if (next < end) end = next;
+        if (first >= end) continue;
+        int64_t skip = first - slice->flat_first, n = end - first;
+        UpdateSlice part = {
+            .gradient = graph_view(graph, slice->gradient, SHAPE(n), skip, slice->gradient->name),
+            .parameter = graph_view(graph, slice->parameter, SHAPE(n), skip, slice->parameter->name),
+            .flat_first = first,
+            .n = n,
+            .local_first = slice->local_first + skip};
+        record_slice(optimizer, options, tensors, factor, &part, table,
+                     parameter->whole_offset + first - parameter->flat_offset, graph);
+    }
+}
+
+static bool is_laid_out_whole(const ParameterTable *table) {
+    for (int i = 0; i < table->n_parameters; i++)
+        if (table->parameter[i].flat_offset != table->parameter[i].whole_offset) return false;
+    return true;
 }
 
 /* Elements first .. end - 1 of the flat array. */
@@ -224,6 +256,13 @@ static void record_squares(const ParameterTable *table, const UpdateSlices *slic
     if (!adds) op_zero(graph, total); /* more processes than there is to share */
 }
 
+/* A 16-bit parameter or moment is. */
+static bool rounds_stochastically(const UpdateSlices *slices, const OptimizerTensors *tensors) {
+    bool draws = !tensors->master && slices->n_slices && slices->slice[0].parameter->dtype != DTYPE_F32;
+    for (int i = 0; i < tensors->n_moments; i++) draws |= tensors->moment[i]->dtype != DTYPE_F32;
+    return draws;
+}
+
 /* After the backward: the norm of everything, then the update of every slice. */
 static void record_slices(const Optimizer *optimizer, const OptimizerOptions *options,
                           OptimizerTensors *tensors, const ParameterTable *table, const UpdateSlices *slices,
@@ -237,8 +276,12 @@ static void record_slices(const Optimizer *optimizer, const OptimizerOptions *op
         if (slices->record_sum) slices->record_sum(slices->context, graph, total);
         op_clip_scaled(graph, total, loss_scale, factor, tensors->norm, (float)options->clip);
     }
+    bool draws = rounds_stochastically(slices, tensors);
     for (int i = 0; i < slices->n_slices; i++) {
-        record_slice(optimizer, options, tensors, factor, &slices->slice[i], table, graph);
+        const UpdateSlice *slice = &slices->slice[i];
+        if (draws && !is_laid_out_whole(table))
+            record_parts(optimizer, options, tensors, factor, slice, table, graph);
+        else record_slice(optimizer, options, tensors, factor, slice, table, slice->flat_first, graph);
         if (slices->record_updated) slices->record_updated(slices->context, graph, i);
     }
 }
