@@ -197,9 +197,9 @@ void op_cross_entropy_scaled(Graph *graph, Tensor *logits, Tensor *targets, Tens
                              const CrossEntropyAttributes *attributes);
 
 /* Of a vocabulary that is split among ranks: logits (N,V/n) are of classes first_class .. first_class +
- * n_classes - 1. The first makes what a rank knows of each row, (N,3): greatest logit, Σ e^(logit - greatest),
- * the target's logit or 0. With that of all n ranks, (n,N,3), the second makes the losses, which are the same
- * on every rank, and this rank's dlogits. */
+ * n_classes - 1. The first makes what a rank knows of each row, (N,3): greatest logit, Σ e^(logit -
+ * greatest), the target's logit or 0. With that of all n ranks, (n,N,3), the second makes the losses, which
+ * are the same on every rank, and this rank's dlogits. */
 typedef struct {
     float gradient_scale;
     int64_t first_class, n_classes, n_all; /* here, and of the whole vocabulary */

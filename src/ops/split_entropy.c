@@ -6,8 +6,8 @@
  *     max = max over ranks of max_r          sum = Σ sum_r · e^(max_r - max)
  *     loss = max + log sum - Σ target_r      dlogits = gradient_scale · (e^(logit - max) / sum - onehot)
  *
- * The three numbers have no gradient of their own: as in cross_entropy, the second operation knows that of the
- * scaled sum of its losses, which stands for both. */
+ * The three numbers have no gradient of their own: as in cross_entropy, the second operation knows that of
+ * the scaled sum of its losses, which stands for both. */
 #include "ops/ops.h"
 #include "ops/reference.h"
 

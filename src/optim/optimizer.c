@@ -175,9 +175,9 @@ static void record_slice(const Optimizer *optimizer, const OptimizerOptions *opt
     optimizer->record(options, &update, &elements, graph);
 }
 
-/* Numbers that are rounded stochastically are drawn for by their place in the whole model, so that ranks which
- * hold the same weights keep them the same. Where the array here is laid out otherwise, that is a node a
- * parameter. */
+/* Numbers that are rounded stochastically are drawn for by their place in the whole model, so that ranks
+ * which hold the same weights keep them the same. Where the array here is laid out otherwise, that is a node
+ * a parameter. */
 static void record_parts(const Optimizer *optimizer, const OptimizerOptions *options,
                          const OptimizerTensors *tensors, Tensor *factor, const UpdateSlice *slice,
                          const ParameterTable *table, Graph *graph) {

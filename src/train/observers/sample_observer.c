@@ -1,5 +1,5 @@
-/* All ranks make a sample together: under ZeRO-3 they send the root their weights for it, and those that share
- * its layers compute with it. */
+/* All ranks make a sample together: under ZeRO-3 they send the root their weights for it, and those that
+ * share its layers compute with it. */
 #include "train/observers/sample_observer.h"
 
 #include <stdlib.h>
