@@ -63,7 +63,7 @@ static Status open_lanes(Executor *executor, Error *error) {
     if (!program->lane || !backend->set_lane) return STATUS_OK;
     executor->events = ARENA_ARRAY(&executor->arena, LaneEvents, program->graph->n_nodes + 1);
     for (int i = 0; i < program->graph->n_nodes; i++) {
-        if (!program->lane[i].is_beside) continue;
+        if (!program->lane[i].lane) continue;
         TRY(backend->event_new(backend->context, &executor->events[i].begin, error));
         TRY(backend->event_new(backend->context, &executor->events[i].end, error));
     }
@@ -127,42 +127,57 @@ static Status run_one(Executor *executor, int number, const KernelCall *call, bo
     return error_prefix(error, "instruction %d (%s, %s): ", number, entry.name, entry.place);
 }
 
-/* The instruction on the second lane, from where the first one is now. */
-static Status run_beside(Executor *executor, int number, const KernelCall *call, Error *error) {
+/* Let the lane that is set wait for nodes of others; joined: the last that lane 0 has waited for on each. */
+static Status join_lanes(Executor *executor, const LaneStep *step, int *joined, Error *error) {
+    const Backend *backend = executor->memory->backend;
+    for (int lane = 1; lane < LANES_MOST; lane++) {
+        int node = step->joins[lane];
+        if (node < 0) continue;
+        TRY(backend->event_wait(backend->context, executor->events[node].end, error));
+        if (!step->lane && joined[lane] < node) joined[lane] = node;
+    }
+    return STATUS_OK;
+}
+
+/* The instruction on its lane, from where the first one is now. */
+static Status run_beside(Executor *executor, int number, const KernelCall *call, int *joined, Error *error) {
     const Backend *backend = executor->memory->backend;
     const LaneEvents *events = &executor->events[number];
+    const LaneStep *step = &executor->program->lane[number];
     TRY(backend->event_record(backend->context, events->begin, error));
-    backend->set_lane(backend->context, 1);
+    backend->set_lane(backend->context, step->lane);
     if (backend->event_wait(backend->context, events->begin, error) == STATUS_OK &&
+        join_lanes(executor, step, joined, error) == STATUS_OK &&
         run_one(executor, number, call, false, error) == STATUS_OK)
         backend->event_record(backend->context, events->end, error);
     backend->set_lane(backend->context, 0);
     return error->status;
 }
 
-/* A section on two lanes: nothing is waited for but what has to be, and in the end everything. */
+/* A section on several lanes: nothing is waited for but what has to be, and in the end everything. */
 static Status run_on_lanes(Executor *executor, Section section, MicroBatch micro, Error *error) {
     const Program *program = executor->program;
     const Backend *backend = executor->memory->backend;
-    int last = -1,
-        joined = -1; /* of those beside: the last that was begun, and the last that was waited for */
+    /* Of those beside, on each lane: the last that was begun, and the last that was waited for. */
+    int last[LANES_MOST], joined[LANES_MOST];
+    for (int lane = 0; lane < LANES_MOST; lane++) last[lane] = joined[lane] = -1;
     for (int i = program->first[section]; i < program->first[section] + program->count[section]; i++) {
         const KernelCall *call = call_of(executor, i, micro);
         const LaneStep *step = &program->lane[i];
         if (call->node->is_last_only && !micro.is_last) continue;
-        if (step->is_beside) {
-            TRY(run_beside(executor, i, call, error));
-            last = i;
+        if (step->lane) {
+            TRY(run_beside(executor, i, call, joined, error));
+            last[step->lane] = i;
             continue;
         }
-        if (step->joins >= 0) {
-            TRY(backend->event_wait(backend->context, executor->events[step->joins].end, error));
-            if (joined < step->joins) joined = step->joins;
-        }
+        TRY(join_lanes(executor, step, joined, error));
         TRY(run_one(executor, i, call, false, error));
     }
-    if (last <= joined) return STATUS_OK;
-    return backend->event_wait(backend->context, executor->events[last].end, error);
+    for (int lane = 1; lane < LANES_MOST; lane++) {
+        if (last[lane] > joined[lane])
+            TRY(backend->event_wait(backend->context, executor->events[last[lane]].end, error));
+    }
+    return STATUS_OK;
 }
 
 /* The host's clock tells an instruction's time where the kernel returns when it is done, or is waited for. */

@@ -1,6 +1,6 @@
 /* Nodes beside are few and short-lived: between one of them and the node that waits for it lie a handful of
- * others. So every node of the main lane is compared with those beside that nobody has waited for yet, byte
- * range by byte range. */
+ * others. So every node is compared with those on other lanes that its own has not waited for yet, byte range
+ * by byte range. */
 #include "graph/lanes.h"
 
 typedef struct {
@@ -42,20 +42,36 @@ static bool collide(const Node *a, const Node *b) {
 
 /* Not what is left out in some micro-batches: whoever waits for it would have to know. */
 bool lanes_is_beside(const Node *node) {
-    return node->op->runs_beside && !node->is_last_only;
+    return node->op->lane > 0 && !node->is_last_only;
 }
 
-void lanes_assign(const Graph *graph, int first, int count, LaneStep *step) {
-    int waited =
-        -1; /* the last node beside that the main lane has waited for: those before it are over, too */
+/* The last of nodes after + 1 .. i - 1 on lane `lane` that node i must not meet, -1 if there is none. */
+static int last_collision(const Graph *graph, int first, const LaneStep *step, int i, int lane, int after) {
+    for (int k = i - 1; k > after; k--) {
+        if (step[k].lane == lane && collide(graph->node[first + i], graph->node[first + k])) return k;
+    }
+    return -1;
+}
+
+void lanes_assign(const Graph *graph, int first, int count, int n_lanes, LaneStep *step) {
+    int waited[LANES_MOST]
+              [LANES_MOST]; /* by a lane, of another: its last node, those before it are over, too */
+    for (int i = 0; i < LANES_MOST * LANES_MOST; i++) waited[i / LANES_MOST][i % LANES_MOST] = -1;
     for (int i = 0; i < count; i++) {
         const Node *node = graph->node[first + i];
-        step[i] = (LaneStep){.is_beside = lanes_is_beside(node), .joins = -1};
-        if (step[i].is_beside) continue;
-        for (int k = i - 1; k > waited && step[i].joins < 0; k--) {
-            if (step[k].is_beside && collide(node, graph->node[first + k])) step[i].joins = first + k;
+        int lane = !lanes_is_beside(node) ? 0 : node->op->lane < n_lanes ? node->op->lane : n_lanes - 1;
+        step[i].lane = lane;
+        for (int other = 0; other < LANES_MOST; other++) {
+            step[i].joins[other] = -1;
+            if (other == 0 || other == lane || other >= n_lanes) continue;
+            /* It begins behind what lane 0 has waited for. */
+            int *last = &waited[lane][other];
+            if (*last < waited[0][other]) *last = waited[0][other];
+            int found = last_collision(graph, first, step, i, other, *last);
+            if (found < 0) continue;
+            step[i].joins[other] = first + found;
+            /* One that is left out in some micro-batches waits for nobody there. */
+            if (!node->is_last_only) *last = found;
         }
-        /* One that is left out in some micro-batches waits for nobody there. */
-        if (step[i].joins >= 0 && !node->is_last_only) waited = step[i].joins - first;
     }
 }

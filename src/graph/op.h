@@ -56,9 +56,9 @@ struct Op {
     void (*describe)(const Node *node, char *text, size_t n_bytes);
     /* The meaning, in plain C on f32 host memory. Never NULL. */
     Kernel reference;
-    /* Nothing near it in a program waits for it: it may run beside what follows, where a device can do that
-     * (lanes.h). */
-    bool runs_beside;
+    /* The lane that it runs on where a device has so many (lanes.h): 0, the main one; else beside what
+     * follows, for nothing near it in a program waits for it. */
+    int lane;
     /* A program can be recorded without it: a backend has it only if it has a kernel of its own for it. */
     bool is_shortcut;
     /* Communication is no device's business: the reference is what runs, with addresses of whatever device it

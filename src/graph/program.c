@@ -52,7 +52,8 @@ Status program_build_frames(Program *program, const char *name, Graph *graph, co
     TRY(graph_status(graph, error));
     const Node *missing = NULL;
     const BackendTraits *traits = &backend->traits;
-    bool has_lanes = traits_n_lanes(traits) > 1;
+    int n_lanes = traits_n_lanes(traits) < LANES_MOST ? traits_n_lanes(traits) : LANES_MOST;
+    bool has_lanes = n_lanes > 1;
     int n_missing = traits_missing_kernels(traits, graph, &missing);
     const char *reason = n_missing && traits->why_not ? traits->why_not(traits, missing) : NULL;
     if (reason) return error_user(error, "--device %s: %s", backend->name, reason);
@@ -72,7 +73,7 @@ Status program_build_frames(Program *program, const char *name, Graph *graph, co
     if (has_lanes) {
         program->lane = ARENA_ARRAY(&graph->arena, LaneStep, graph->n_nodes + 1);
         for (int section = 0; section < N_SECTIONS; section++)
-            lanes_assign(graph, program->first[section], program->count[section],
+            lanes_assign(graph, program->first[section], program->count[section], n_lanes,
                          program->lane + program->first[section]);
     }
     return graph_status(graph, error);

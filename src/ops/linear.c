@@ -213,5 +213,5 @@ const Op OP_LINEAR_WEIGHT_GRADIENT = {
     .flops = weight_gradient_flops,
     .sums_input = weight_gradient_sums_input,
     .reference = weight_gradient_reference,
-    .runs_beside = true,
+    .lane = 1,
 };

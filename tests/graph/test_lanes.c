@@ -170,7 +170,52 @@ static void two_lanes_have_the_weights_of_one(void **state) {
     }
 }
 
+/* ---- more lanes than two */
+
+static Status do_nothing(const KernelCall *call, Error *error) {
+    (void)call, (void)error;
+    return STATUS_OK;
+}
+
+/* y = f(x) on the op's lane, at given places. */
+static Tensor *at(Graph *graph, size_t offset) {
+    Tensor *tensor = graph_tensor(graph, PLACE_ACTIVATION, DTYPE_F32, SHAPE(4), "t%zu", offset);
+    tensor->offset = offset;
+    return tensor;
+}
+
+static void test_lanes_wait_for_lanes(void **state) {
+    (void)state;
+    const Op main_op = {.name = "main", .reference = do_nothing};
+    const Op down = {.name = "down", .lane = 1, .reference = do_nothing},
+             up = {.name = "up", .lane = 2, .reference = do_nothing};
+    Graph *graph = graph_new();
+    Tensor *a = at(graph, 0), *b = at(graph, 16), *c = at(graph, 32), *d = at(graph, 48);
+    graph_record(graph, &main_op, NULL, 0, 0, NULL, 1, TENSORS(a));       /* 0: a */
+    graph_record(graph, &down, NULL, 0, 1, TENSORS(a), 1, TENSORS(b));    /* 1: b <- a, lane 1 */
+    graph_record(graph, &up, NULL, 0, 1, TENSORS(b), 1, TENSORS(c));      /* 2: c <- b, lane 2: after 1 */
+    graph_record(graph, &up, NULL, 0, 1, TENSORS(b), 1, TENSORS(c));      /* 3: the same: has waited */
+    graph_record(graph, &main_op, NULL, 0, 0, NULL, 1, TENSORS(d));       /* 4: nobody's: waits for none */
+    graph_record(graph, &main_op, NULL, 0, 1, TENSORS(c), 1, TENSORS(a)); /* 5: a <- c: after 1 and 3 */
+    graph_record(graph, &down, NULL, 0, 1, TENSORS(c), 1, TENSORS(b)); /* 6: behind 5, which waited for 3 */
+    LaneStep step[7];
+    lanes_assign(graph, 0, 7, 3, step);
+    static const int lanes[] = {0, 1, 2, 2, 0, 0, 1}, first[] = {-1, -1, 1, -1, -1, 1, -1},
+                     second[] = {-1, -1, -1, -1, -1, 3, -1};
+    for (int i = 0; i < 7; i++) {
+        assert_int_equal(step[i].lane, lanes[i]);
+        assert_int_equal(step[i].joins[1], first[i]);
+        assert_int_equal(step[i].joins[2], second[i]);
+    }
+    lanes_assign(graph, 0, 7, 2, step); /* a device with two: the last has them all, in order */
+    for (int i = 0; i < 7; i++) assert_int_equal(step[i].lane, lanes[i] > 0);
+    assert_int_equal(step[2].joins[1], -1);
+    assert_int_equal(step[5].joins[1], 3);
+    graph_free(graph);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(two_lanes_have_the_weights_of_one)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_lanes_wait_for_lanes),
+                                       cmocka_unit_test(two_lanes_have_the_weights_of_one)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

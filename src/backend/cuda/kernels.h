@@ -26,6 +26,7 @@ extern "C" {
 #include "backend/cuda/cuda.h"
 #include "backend/cuda/kernel_list.h"
 #include "backend/cuda/plan/plan.h"
+#include "graph/lanes.h"
 #include "ops/ops.h"
 
 /* ---- the context ---- */
@@ -38,7 +39,7 @@ typedef struct CudaFault {
     long long value, limit;
 } CudaFault;
 
-enum { CUDA_MOST_LANES = 2 };
+enum { CUDA_MOST_LANES = LANES_MOST };
 enum { UPLOAD_SEGMENTS = 16, UPLOAD_SEGMENT_BYTES = 512 * 1024, DOWNLOAD_BYTES = 1024 * 1024 };
 enum { UPLOAD_EARLY_BYTES = 32 * 1024 }; /* an upload of so many crosses the bus before its turn */
 
