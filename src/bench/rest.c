@@ -235,7 +235,7 @@ static void record_update(const Rest *rest, OptimizerKind kind) {
         .hyper = shared(rest, DTYPE_F32, SHAPE(N_HYPER), "hyper"),
         .parameter =
             flat(rest, PLACE_PARAMETER, precision->has_master ? DTYPE_F32 : precision->weight, "parameter")};
-    for (int i = 0; i < optimizer->n_moments(&options); i++)
+    for (int i = 0; i < optimizer->n_moments(&options) && i < UPDATE_MAX_MOMENTS; i++)
         tensors.moment[i] = flat(rest, PLACE_OPTIMIZER, precision->moment, names[i]);
     if (precision->has_master) tensors.copy = flat(rest, PLACE_PARAMETER, precision->weight, "copy");
     DecayRun run = {rest->n_parameters, true};

@@ -260,7 +260,7 @@ static int64_t chosen_chunk_rows(const GptLossOptions *options, int64_t n_classe
     size_t a_number = dtype_info(options->dtype)->n_bytes;
     if (a_number < traits->loss_number_bytes) a_number = traits->loss_number_bytes;
     int64_t n_rows = options->B * options->T;
-    int64_t rows = (int64_t)(traits->loss_chunk_bytes / a_number) / n_classes;
+    int64_t rows = (int64_t)(traits->loss_chunk_bytes / a_number) / (n_classes > 0 ? n_classes : 1);
     if (rows < FEWEST_ROWS) rows = FEWEST_ROWS;
     int64_t n_chunks = (n_rows + rows - 1) / rows;
     if (n_chunks > MOST_CHUNKS) n_chunks = MOST_CHUNKS; /* each is a few instructions of the program */

@@ -70,7 +70,7 @@ OptimizerOptions optimizer_defaults(OptimizerKind kind) {
         case OPTION_TYPE_CHOICE: *(int *)field = (int)spec->int_default; break;
         }
     }
-    options.kind = kind;
+    options.kind = (int)kind;
     return options;
 }
 

@@ -31,7 +31,7 @@ Status step_memory_check(const StepMemory *memory, Error *error) {
     MemoryQuestion question = {.present = {.batch = options->batch,
                                            .micro_batch = options->micro_batch,
                                            .recompute = options->recompute,
-                                           .precision = memory->precision},
+                                           .precision = (int)memory->precision},
                                .needed = plan_total_bytes(&memory->step->program.plan),
                                .usable = device_usable_bytes(backend),
                                .is_gpu = backend_has_own_memory(backend),

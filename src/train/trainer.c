@@ -36,8 +36,8 @@ bool trainer_is_sampler(const Trainer *trainer) {
 }
 
 static GradientSyncOptions sync_of(const TrainerSetup *setup) {
-    if (!setup->launch || setup->launch->world.size == 1) return (GradientSyncOptions){0};
     const ParallelOptions *parallel = setup->parallel;
+    if (!setup->launch || setup->launch->world.size == 1 || !parallel) return (GradientSyncOptions){0};
     return (GradientSyncOptions){.mesh = setup->mesh,
                                  .zero = (int)parallel->zero,
                                  .bucket_bytes = (int64_t)(parallel->bucket_mb * 1048576.0),

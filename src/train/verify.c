@@ -310,7 +310,7 @@ static void compare_box(const VerifyOptions *options, const VerifyReference *ref
     shard_map_visit(&training->step.sync.parameters, parameter->flat_offset + first, n, compare_part,
                     &comparison, &ignored);
     if (comparison.worst > result->weight_deviation) result->weight_deviation = comparison.worst;
-    if (comparison.worst > options->tolerance)
+    if (comparison.worst > options->weight_tolerance)
         note_difference(result, index, parameter->number, box_element(box, &all, comparison.element),
                         (double)comparison.value, (double)buffers->wanted[comparison.element]);
 }
@@ -398,6 +398,7 @@ Status verify_run(const VerifyOptions *options, const VerifyReference *reference
                    options->left_out, n_units);
     }
     TRY_GOTO(launch_agree(options->launch, error), done);
+    if (!held || !wanted) goto done; /* the agreement has failed then */
     Buffers buffers = {held, wanted};
     TRY_GOTO(train_and_compare(&training, options, reference, &buffers, result, error), done);
     TRY_GOTO(combine(world, result, error), done);

@@ -41,8 +41,9 @@ typedef struct {
     Launch *launch;
     Precision precision;
     int64_t n_steps, batch;
-    double tolerance; /* relative: of the loss, and of the largest weight of each tensor */
-    int left_out;     /* see GradientSyncOptions */
+    double tolerance;        /* of the loss, relative */
+    double weight_tolerance; /* of weights, of the largest of each tensor */
+    int left_out;            /* see GradientSyncOptions */
 } VerifyOptions;
 
 typedef struct {

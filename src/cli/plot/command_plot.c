@@ -107,7 +107,8 @@ static Status read_panels(Call *call, Error *error) {
     for (const char *next = text;; next++) {
         size_t n = strcspn(next, ",");
         int panel = 0;
-        while (panel < N_PANELS && (strlen(panel_names[panel]) != n || strncmp(panel_names[panel], next, n)))
+        while (panel < N_PANELS &&
+               (strlen(panel_names[panel]) != n || strncmp(panel_names[panel], next, n) != 0))
             panel++;
         if (panel == N_PANELS)
             return error_user(error,

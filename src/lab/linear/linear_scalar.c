@@ -42,7 +42,7 @@ typedef struct {
     int64_t n_points;
 } Piece;
 
-typedef struct {
+typedef struct { /* NOLINT(clang-analyzer-optin.performance.Padding): a line of its own each */
     _Alignas(CACHE_LINE) Piece whole, last; /* last: of what is left, when it is fewer points */
     double forward_ns, backward_ns;         /* in this gradient */
     double busy_ns, n_points;               /* in all of them */
@@ -183,6 +183,7 @@ static Status objects_engine_open(const LinearProblem *problem, const LinearPoin
                                   Error *error) {
     TRY(scalar_engine_open(problem, points, opaque, error));
     ScalarEngine *engine = *opaque;
+    if (!engine) return error_failed(error, "no engine of scalars");
     size_t n_pieces = (size_t)engine->n_pieces, n_weights = (size_t)points->n_weights;
     bool is_there = true;
     engine->objects = calloc(n_pieces, sizeof *engine->objects);

@@ -86,7 +86,7 @@ static const char *shortened(const char *text, size_t columns, char *out, size_t
         if (((unsigned char)text[n] & 0xc0) != 0x80 && n_columns++ == kept) break;
         out[n] = text[n];
     }
-    strcpy(out + n, text[n] ? dots : "");
+    snprintf(out + n, n_bytes - n, "%s", text[n] ? dots : "");
     return out;
 }
 

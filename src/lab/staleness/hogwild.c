@@ -90,6 +90,7 @@ static double cpu_seconds_now(void) {
 static void *work(void *argument) {
     Worker *worker = argument;
     Shared *shared = worker->shared;
+    if (!shared || !shared->run) return NULL;
     bool is_locked = shared->run->way == HOGWILD_LOCKED;
     if (!pass_gate(shared)) return NULL;
     double cpu_begin = cpu_seconds_now();

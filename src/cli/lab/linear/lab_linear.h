@@ -53,7 +53,7 @@ Status lab_linear_graphs(Linear *study, const LabOutput *output, Error *error);
 Status lab_linear_schedules(Linear *study, const LabOutput *output, Error *error);
 
 /* --ranks and --sweep: in processes that it starts (lab_linear_ranks.c, lab_linear_sweep.c). */
-Status lab_linear_ranks(Linear *study, const LabOutput *output, Error *error);
-Status lab_linear_sweep(Linear *study, const LabOutput *output, Error *error);
+Status lab_linear_ranks(Linear *linear, const LabOutput *output, Error *error);
+Status lab_linear_sweep(Linear *linear, const LabOutput *output, Error *error);
 
 #endif

@@ -427,7 +427,7 @@ static Status read_lists(Study *study, Error *error) {
 static Status run_study(Study *study, Error *error) {
     bool has_ranks = false;
     for (int r = 0; r < study->ranks.n; r++) has_ranks = has_ranks || study->ranks.values[r] > 1;
-    study->runs = calloc((size_t)(N_MODES * study->ranks.n), sizeof *study->runs);
+    study->runs = calloc((size_t)N_MODES * (size_t)study->ranks.n, sizeof *study->runs);
     if (!study->runs) return error_failed(error, "no memory for the launches");
     interrupt_watch();
     if (run_launches(study, error) == STATUS_OK && study->processes.n && has_ranks &&

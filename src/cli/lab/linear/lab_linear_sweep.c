@@ -201,7 +201,7 @@ static Status run_sweep(Sweep *sweep, Error *error) {
     TRY(lab_read_list("--ranks", *options->ranks ? options->ranks : "2", 1, 4096, false, &sweep->ranks,
                       error));
     TRY(lab_linear_open_launcher(&sweep->launcher, options, &sweep->ranks, error));
-    sweep->runs = calloc((size_t)(sweep->ranks.n * sweep->weights.n), sizeof *sweep->runs);
+    sweep->runs = calloc((size_t)sweep->ranks.n * (size_t)sweep->weights.n, sizeof *sweep->runs);
     if (!sweep->runs) return error_failed(error, "no memory for the launches");
     interrupt_watch();
     run_launches(sweep, error);

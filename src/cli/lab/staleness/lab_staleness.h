@@ -55,10 +55,10 @@ Status staleness_schemes(const StalenessStudy *study, Error *error);
 
 /* Threads without locks (lab/staleness/hogwild.h). */
 Status staleness_hogwild_check(const StalenessStudy *study, Error *error);
-Status staleness_hogwild(const StalenessStudy *study, Error *error);
+Status staleness_hogwild(const StalenessStudy *whole, Error *error);
 
 /* Shares of the data that overlap (lab/staleness/overlap.h). */
 Status staleness_overlap_check(const StalenessStudy *study, Error *error);
-Status staleness_overlap(const StalenessStudy *study, Error *error);
+Status staleness_overlap(const StalenessStudy *whole, Error *error);
 
 #endif

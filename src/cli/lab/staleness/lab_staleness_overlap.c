@@ -245,7 +245,7 @@ Status staleness_overlap(const StalenessStudy *whole, Error *error) {
     if (!whole->launch->is_root) return STATUS_OK; /* one process is enough to simulate */
     Study study = {.study = whole, .n_nodes = (int)whole->values->overlap.n_nodes};
     TRY(read_overlaps(whole, &study.overlaps, error));
-    study.cells = calloc((size_t)(study.overlaps.n * study.n_nodes), sizeof *study.cells);
+    study.cells = calloc((size_t)study.overlaps.n * (size_t)study.n_nodes, sizeof *study.cells);
     if (!study.cells) error_failed(error, "no memory for %d nodes", study.n_nodes);
     else if (run_all(&study, error) == STATUS_OK) show(&study, error);
     logistic_free(&study.points);
