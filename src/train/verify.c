@@ -147,15 +147,18 @@ typedef struct {
     DeviceMemory memory;
 } Training;
 
+static const double learning_rate = 3e-3;
+
 /* AdamW divides by the size of a gradient: where that is nothing but rounding, as for the biases of keys,
  * which change no attention weight, so would the update be. Its epsilon is therefore well above rounding
- * here. */
-static OptimizerOptions optimizer_options(void) {
+ * here, which is coarser in 16 bits: there layers that are split round each rank's part of a sum. */
+static OptimizerOptions optimizer_options(Precision precision) {
+    double epsilon = precision.weight == DTYPE_F32 ? 1e-3 : 3e-2;
     return (OptimizerOptions){.kind = OPTIMIZER_ADAMW,
                               .schedule = LEARNING_RATE_CONSTANT,
-                              .rate = 3e-3,
+                              .rate = learning_rate,
                               .weight_decay = 0.1,
-                              .adamw = {.beta1 = 0.9, .beta2 = 0.99, .epsilon = 1e-3},
+                              .adamw = {.beta1 = 0.9, .beta2 = 0.99, .epsilon = epsilon},
                               .clip = 1.0};
 }
 
@@ -170,7 +173,7 @@ static Status open_training(Training *training, const VerifyOptions *options, co
                             const GradientSyncOptions *parallel, Error *error) {
     const ParameterTable *table = &training->table;
     TRY(build_table(training, options->config, parallel->mesh, error));
-    OptimizerOptions optimizer = optimizer_options();
+    OptimizerOptions optimizer = optimizer_options(options->precision);
     int64_t n_shares = sync_n_shares(parallel), share = (options->batch + n_shares - 1) / n_shares;
     StepOptions step = {.batch = options->batch,
                         .micro_batch = (share + layout->n_micro_batches - 1) / layout->n_micro_batches,
@@ -203,7 +206,7 @@ static Status train_serially(VerifyReference *reference, const VerifyOptions *op
     open_training(&training, options, &layout, &(GradientSyncOptions){0}, error);
     for (int64_t i = 0; i < options->n_steps && error->status == STATUS_OK; i++) {
         StepResult result;
-        TRY_GOTO(train_step_run(&training.step, &source, i, optimizer_options().rate, &result, error), done);
+        TRY_GOTO(train_step_run(&training.step, &source, i, learning_rate, &result, error), done);
         reference->losses[i] = result.loss;
         executor_download_f32(&training.step.executor, training.step.sync.held, 0,
                               reference->table.n_flat_elements,
@@ -275,7 +278,7 @@ static Status compare_part(void *context, int64_t skip, int64_t count, int64_t l
 
 /* The largest value of a tensor; of one that is still near 0, how far it may have come. */
 static double largest_value(const float *values, int64_t n, int64_t n_steps) {
-    double largest = optimizer_options().rate * (double)n_steps;
+    double largest = learning_rate * (double)n_steps;
     for (int64_t i = 0; i < n; i++) {
         if (fabs((double)values[i]) > largest) largest = fabs((double)values[i]);
     }
@@ -362,7 +365,7 @@ static Status train_and_compare(Training *training, const VerifyOptions *options
     BatchSource source = {fill, (void *)options->config};
     for (int64_t i = 0; i < options->n_steps; i++) {
         StepResult step;
-        TRY(train_step_run(&training->step, &source, i, optimizer_options().rate, &step, error));
+        TRY(train_step_run(&training->step, &source, i, learning_rate, &step, error));
         TRY(executor_download_f32(&training->step.executor, training->step.sync.held, 0,
                                   training->step.sync.parameters.n_local, buffers->held, error));
         compare_loss(options, reference, step.loss, i, result);
