@@ -23,11 +23,11 @@ typedef struct {
 /* "dp 8, zero 2, ring, 2 micro-batches, recompute" */
 const char *verify_case_name(const VerifyCase *layout, char *text, size_t n_bytes);
 
-/* Which layouts: `breaks`, only those in which a sum of gradients can be left out; has_algorithms: all-reduce
- * is by an algorithm of ours. */
+/* Which layouts: `breaks`, only those in which a sum of gradients can be left out and would be missed (in 16
+ * bits, not one of a norm's weights alone); has_algorithms: all-reduce is by an algorithm of ours. */
 typedef struct {
     int n_ranks;
-    bool has_algorithms, breaks;
+    bool has_algorithms, breaks, is_f32;
 } VerifyChoice;
 
 /* Every legal layout of so many ranks: all meshes over the available axes, and on each every ZeRO stage with
