@@ -93,10 +93,17 @@ static void check_list(const char *name, ActionList list, int n) {
 
 static void test_lists(void **state) {
     (void)state;
-    for (int n = 1; n <= 5; n++) {
-#define LIST(name) check_list(#name, actions_##name, n);
+    static const struct {
+        const char *name;
+        ActionList list;
+    } lists[] = {
+#define LIST(name) {#name, actions_##name},
         ACTION_LISTS(LIST)
 #undef LIST
+    };
+    for (int n = 1; n <= 5; n++) {
+        for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++)
+            check_list(lists[i].name, lists[i].list, n);
         check_list("all_forwards_first", all_forwards_first, n);
         check_list("one_ahead", one_ahead, n);
     }
