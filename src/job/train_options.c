@@ -175,6 +175,7 @@ static Status refuse_ignored(const TrainRun *run, Error *error) {
         {"rotary-theta", "--position rotary", run->values.model.position == POSITION_ROTARY},
         {"any-order", "--device cuda", device_takes_gpu(run->values.train.device)},
         {"streams", "--device cuda", device_takes_gpu(run->values.train.device)},
+        {"sequence-parallel", "--tp 2 or more", run->values.parallel.size[AXIS_TP] > 1},
     };
     return options_refuse_idle(&run->options, rules, sizeof rules / sizeof rules[0], OPTION_FROM_COMMAND,
                                error);

@@ -78,6 +78,13 @@ Status mesh_shape(const int64_t *sizes, int n_ranks, MeshShape *shape, Error *er
         if (product > n_ranks) break;
     }
     bool fits = sizes[AXIS_DP] ? product == n_ranks : product <= n_ranks && n_ranks % product == 0;
+    if (!fits && !sizes[AXIS_DP]) {
+        return error_user(
+            error,
+            "%s does not divide the %d rank%s of this run; start a multiple of what it multiplies "
+            "to (mpirun -n), or make it smaller",
+            given_sizes(sizes, text, sizeof text), n_ranks, n_ranks == 1 ? "" : "s");
+    }
     if (!fits) {
         return error_user(
             error,
