@@ -219,6 +219,8 @@ static Status print_json(const Verify *run, int n_cases, Error *failure, Error *
 static Status run_cases(Verify *run, Error *error) {
     int n_cases;
     VerifyChoice choice = {.n_ranks = run->launch->world.size,
+                           .n_layers = run->verify.config->n_layers,
+                           .batch = run->verify.batch,
                            .has_algorithms = !backend_has_own_memory(&run->backend),
                            .breaks = run->verify.left_out > 0,
                            .is_f32 = run->verify.precision.weight == DTYPE_F32};

@@ -110,6 +110,7 @@ typedef struct {
     uint64_t n_started;
     Message *message; /* collected, and not yet on their way */
     int n_messages, messages_capacity;
+    bool is_one_way; /* messages set out when they are posted */
 } Nccl;
 
 static Status check_nccl(ncclResult_t code, const char *what, const Nccl *nccl, Error *error) {
@@ -277,35 +278,57 @@ static Status collect(Nccl *nccl, Message message, CommRequest *request, Error *
     return STATUS_OK;
 }
 
+static ncclResult_t run_message(const Nccl *nccl, const Message *m) {
+    return m->is_sent ? nccl->call.Send(m->data, m->n_bytes, ncclUint8, m->peer, nccl->comm, nccl->stream)
+                      : nccl->call.Recv(m->data, m->n_bytes, ncclUint8, m->peer, nccl->comm, nccl->stream);
+}
+
+/* At once; its request is the turn whose event follows it. */
+static Status set_out(Nccl *nccl, const Message *message, CommRequest *request, Error *error) {
+    int turn = (int)(nccl->n_started++ % N_EVENTS);
+    TRY(follow_kernels(nccl, turn, error));
+    TRY(check_nccl(run_message(nccl, message), "a message", nccl, error));
+    request->handle[0] = nccl;
+    request->handle[1] = nccl->done[turn];
+    return check_cuda(cudaEventRecord(nccl->done[turn], nccl->stream), "marking the stream", error);
+}
+
+static Status post(Nccl *nccl, Message message, CommRequest *request, Error *error) {
+    return nccl->is_one_way ? set_out(nccl, &message, request, error)
+                            : collect(nccl, message, request, error);
+}
+
 static Status start_send(void *context, const void *data, size_t n_bytes, int to, int tag,
                          CommRequest *request, Error *error) {
     Message message = {.data = (void *)data, .n_bytes = n_bytes, .peer = to, .tag = tag, .is_sent = true};
-    return collect(context, message, request, error);
+    return post(context, message, request, error);
 }
 
 static Status start_receive(void *context, void *data, size_t n_bytes, int from, int tag,
                             CommRequest *request, Error *error) {
     Message message = {.data = data, .n_bytes = n_bytes, .peer = from, .tag = tag};
-    return collect(context, message, request, error);
+    return post(context, message, request, error);
+}
+
+static void set_one_way(void *context) {
+    ((Nccl *)context)->is_one_way = true;
 }
 
 static ncclResult_t run_messages(const Nccl *nccl) {
     ncclResult_t code = nccl->call.GroupStart();
-    for (int i = 0; i < nccl->n_messages && code == ncclSuccess; i++) {
-        const Message *m = &nccl->message[i];
-        code = m->is_sent
-                   ? nccl->call.Send(m->data, m->n_bytes, ncclUint8, m->peer, nccl->comm, nccl->stream)
-                   : nccl->call.Recv(m->data, m->n_bytes, ncclUint8, m->peer, nccl->comm, nccl->stream);
-    }
+    for (int i = 0; i < nccl->n_messages && code == ncclSuccess; i++)
+        code = run_message(nccl, &nccl->message[i]);
     ncclResult_t ended = nccl->call.GroupEnd();
     return code == ncclSuccess ? ended : code;
 }
 
 /* All that were collected set out, whichever are waited for. */
 static Status wait_all(void *context, CommRequest *requests, int n_requests, Error *error) {
-    (void)requests;
     Nccl *nccl = context;
     TRY(check(nccl, error));
+    for (int i = 0; i < n_requests && nccl->is_one_way; i++)
+        TRY(check_cuda(cudaStreamWaitEvent(nccl->kernels, requests[i].handle[1], 0), "waiting for a message",
+                       error));
     if (!n_requests || !nccl->n_messages)
         return STATUS_OK; /* they have set out before, and the kernels wait */
     int turn = (int)(nccl->n_started++ % N_EVENTS);
@@ -352,6 +375,7 @@ static const CommTable nccl_table = {
     .only_enqueues = true,
     .start_send = start_send,
     .start_receive = start_receive,
+    .set_one_way = set_one_way,
     .wait = wait_all,
     .start = start,
     .finish = finish,

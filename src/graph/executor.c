@@ -9,51 +9,148 @@
 
 void *executor_address_in(const Executor *executor, const Tensor *tensor, int frame) {
     if (!tensor) return NULL;
-    Place place = tensor_root((Tensor *)tensor)->place;
-    char *base = executor->memory->base[place];
-    return base ? base + (size_t)frame * executor->frame_bytes[place] + tensor->offset : NULL;
+    const Tensor *root = tensor_root((Tensor *)tensor);
+    char *base = executor->memory->base[root->place];
+    if (!base) return NULL;
+    if (!place_is_framed(root->place)) return base + tensor->offset;
+    const ChunkPlan *chunk = &executor->program->plan.chunk[root->chunk];
+    return base + chunk->base[root->place] + (size_t)frame * chunk->bytes[root->place] + tensor->offset;
 }
 
-static KernelCall make_call(const Executor *executor, const Node *node, int frame, bool is_first) {
+/* Is the tensor in a frame of another chunk than this? */
+static bool is_of_another(const Tensor *tensor, int chunk) {
+    if (!tensor) return false;
+    const Tensor *root = tensor_root((Tensor *)tensor);
+    return place_is_framed(root->place) && root->chunk != chunk;
+}
+
+/* Where it is for a micro-batch of this chunk. */
+static void *address_for(const Executor *executor, const Tensor *tensor, int chunk, MicroBatch micro) {
+    if (tensor && micro.version && tensor_root((Tensor *)tensor)->place == PLACE_PARAMETER) {
+        char *first = executor_address_in(executor, tensor, 0);
+        return first ? first + (size_t)micro.version * executor->program->plan.bytes[PLACE_PARAMETER] : NULL;
+    }
+    bool is_elsewhere = is_of_another(tensor, chunk) && micro.frames;
+    int frame = is_elsewhere ? micro.frames[tensor_root((Tensor *)tensor)->chunk] : micro.frame;
+    return executor_address_in(executor, tensor, frame);
+}
+
+static KernelCall make_call(const Executor *executor, const Node *node, MicroBatch micro) {
     const Backend *backend = executor->memory->backend;
     KernelCall call = {.node = node, .n_threads = backend->n_threads, .context = backend->context};
-    for (int i = 0; i < node->n_inputs; i++)
-        call.in[i] = executor_address_in(executor, node->input[i], frame);
+    int chunk = node->chunk, n_versions = executor->program->plan.n_versions;
+    MicroBatch read = micro;
+    if (node->is_of_last_version) read.version = (micro.version + n_versions - 1) % n_versions;
+    for (int i = 0; i < node->n_inputs; i++) call.in[i] = address_for(executor, node->input[i], chunk, read);
     for (int i = 0; i < node->n_outputs; i++) {
-        call.out[i] = executor_address_in(executor, node->output[i], frame);
-        call.add[i] = node->write[i] == WRITE_ADD || (node->write[i] == WRITE_ADD_AFTER_FIRST && !is_first);
+        call.out[i] = address_for(executor, node->output[i], chunk, micro);
+        call.add[i] =
+            node->write[i] == WRITE_ADD || (node->write[i] == WRITE_ADD_AFTER_FIRST && !micro.is_first);
     }
-    call.scratch = executor_address_in(executor, node->scratch, frame);
+    call.scratch = address_for(executor, node->scratch, chunk, micro);
     return call;
 }
 
+static ExecutorPart *part_of(const Executor *executor, Section section, int chunk) {
+    int at = section == SECTION_UPDATE ? 0 : chunk;
+    return &executor->part[(int)section * executor->program->plan.n_chunks + at];
+}
+
+static KernelCall *prepared_call(const ExecutorPart *part, int number, MicroBatch micro) {
+    int way = (micro.version * part->n_frames + micro.frame) * 2 + micro.is_first;
+    return &part->calls[(size_t)way * (size_t)part->nodes.count + (size_t)(number - part->nodes.first)];
+}
+
+static bool runs_in(const Node *node, MicroBatch micro) {
+    return node_runs_in(node, micro.is_last) || (node->is_not_last && micro.goes_on);
+}
+
 /* Of node `number` as this micro-batch runs it. */
-static KernelCall *call_of(const Executor *executor, int number, MicroBatch micro) {
-    int n_nodes = executor->program->graph->n_nodes;
-    return &executor->calls[((size_t)micro.frame * 2 + micro.is_first) * (size_t)n_nodes + (size_t)number];
+static const KernelCall *call_of(Executor *executor, const ExecutorPart *part, int number, MicroBatch micro) {
+    if (!executor->is_across || !executor->is_across[number]) return prepared_call(part, number, micro);
+    executor->across = make_call(executor, executor->program->graph->node[number], micro);
+    return &executor->across;
 }
 
-static SectionCapture *capture_of(const Executor *executor, Section section, MicroBatch micro) {
-    return &executor->capture[((size_t)micro.frame * N_SECTIONS + section) * 4 + micro.is_first +
-                              2 * micro.is_last];
+static SectionCapture *capture_of(const ExecutorPart *part, MicroBatch micro) {
+    return &part->capture[(micro.version * part->n_frames + micro.frame) * 4 + micro.is_first +
+                          2 * micro.is_last];
 }
 
-static void make_calls(Executor *executor) {
+static void find_across(Executor *executor) {
+    const Graph *graph = executor->program->graph;
+    bool *is_across = ARENA_ARRAY(&executor->arena, bool, graph->n_nodes + 1);
+    for (int i = 0; i < graph->n_nodes; i++) {
+        const Node *node = graph->node[i];
+        if (node->section == SECTION_UPDATE) continue;
+        for (int k = 0; k < node->n_inputs; k++) is_across[i] |= is_of_another(node->input[k], node->chunk);
+        for (int k = 0; k < node->n_outputs; k++) is_across[i] |= is_of_another(node->output[k], node->chunk);
+        if (is_across[i]) executor->is_across = is_across;
+    }
+}
+
+/* What the host has to do itself cannot be part of a capture, nor can what has other addresses each time. */
+static bool is_capturable(const Executor *executor, int number) {
+    const Node *node = executor->program->graph->node[number];
+    if (executor->is_across && executor->is_across[number]) return false;
+    return !node->op->is_portable || (node->op->is_capturable && node->op->is_capturable(node));
+}
+
+/* The longest run of nodes that can be captured, not counting those that are left out in this micro-batch. */
+static ProgramPart longest_run(const Executor *executor, ProgramPart nodes, bool is_last) {
+    ProgramPart best = {nodes.first, 0}, now = best;
+    int n_best = 0, n_now = 0, end = nodes.first + nodes.count;
+    for (int i = nodes.first; i < end; i++) {
+        const Node *node = executor->program->graph->node[i];
+        bool runs = node_runs_in(node, is_last) || node->is_not_last; /* it may go on */
+        if (runs && !is_capturable(executor, i)) {
+            now = (ProgramPart){i + 1, 0};
+            n_now = 0;
+            continue;
+        }
+        now.count++;
+        n_now += runs;
+        if (n_now <= n_best && now.first != best.first) continue;
+        best = now;
+        n_best = n_now;
+    }
+    bool pays = n_best > 1 || best.count == nodes.count; /* a single one need not be replayed */
+    return pays ? best : (ProgramPart){nodes.first, 0};
+}
+
+static void make_part(Executor *executor, Section section, int chunk) {
     const Program *program = executor->program;
-    int n_nodes = program->graph->n_nodes, n_frames = program->plan.n_frames;
-    executor->instruction = ARENA_ARRAY(&executor->arena, Instruction, n_nodes + 1);
-    executor->calls = ARENA_ARRAY(&executor->arena, KernelCall, (int64_t)n_frames * 2 * n_nodes + 1);
-    executor->capture = ARENA_ARRAY(&executor->arena, SectionCapture, n_frames * N_SECTIONS * 4);
-    for (int place = 0; place < N_PLACES; place++)
-        executor->frame_bytes[place] = place_is_framed((Place)place) ? program->plan.bytes[place] : 0;
-    for (int i = 0; i < n_nodes; i++) {
+    ExecutorPart *part = part_of(executor, section, chunk);
+    part->nodes = program_part(program, section, chunk);
+    part->n_frames = section == SECTION_UPDATE ? 1 : program->plan.chunk[chunk].n_frames;
+    part->n_versions = program->plan.n_versions > 1 ? program->plan.n_versions : 1;
+    int64_t n_ways = (int64_t)part->n_versions * part->n_frames;
+    part->calls = ARENA_ARRAY(&executor->arena, KernelCall, n_ways * 2 * part->nodes.count + 1);
+    part->capture = ARENA_ARRAY(&executor->arena, SectionCapture, n_ways * 4);
+    for (int i = part->nodes.first; i < part->nodes.first + part->nodes.count; i++) {
         const Node *node = program->graph->node[i];
         executor->instruction[i].kernel = backend_kernel(executor->memory->backend, node);
-        for (int frame = 0; frame < n_frames; frame++) {
-            for (int is_first = 0; is_first < 2; is_first++)
-                *call_of(executor, i, (MicroBatch){.is_first = is_first, .frame = frame}) =
-                    make_call(executor, node, frame, is_first);
+        part->is_across |= executor->is_across && executor->is_across[i];
+        for (int64_t k = 0; k < n_ways * 2; k++) {
+            MicroBatch micro = {.is_first = k % 2,
+                                .frame = (int)(k / 2 % part->n_frames),
+                                .version = (int)(k / 2 / part->n_frames)};
+            *prepared_call(part, i, micro) = make_call(executor, node, micro);
         }
+    }
+    for (int is_last = 0; is_last < 2 && executor->memory->backend->capture_begin; is_last++)
+        part->captured[is_last] = longest_run(executor, part->nodes, is_last);
+}
+
+static void make_parts(Executor *executor) {
+    const Program *program = executor->program;
+    int n_chunks = program->plan.n_chunks;
+    executor->instruction = ARENA_ARRAY(&executor->arena, Instruction, program->graph->n_nodes + 1);
+    executor->part = ARENA_ARRAY(&executor->arena, ExecutorPart, N_SECTIONS * n_chunks);
+    find_across(executor);
+    for (int section = 0; section < N_SECTIONS; section++) {
+        for (int chunk = 0; chunk < (section == SECTION_UPDATE ? 1 : n_chunks); chunk++)
+            make_part(executor, (Section)section, chunk);
     }
 }
 
@@ -87,18 +184,20 @@ Status executor_open(Executor *executor, const Program *program, DeviceMemory *m
             return error_failed(error, "program '%s' was not announced to its memory", program->name);
         }
     }
-    make_calls(executor);
+    make_parts(executor);
     return open_lanes(executor, error);
 }
 
 void executor_close(Executor *executor) {
     const Backend *backend = executor->memory ? executor->memory->backend : NULL;
-    bool captures = backend && backend->capture_free && executor->capture;
-    int n_captures = captures ? executor->program->plan.n_frames * N_SECTIONS * 4 : 0;
-    for (int i = 0; i < n_captures; i++)
-        backend->capture_free(backend->context, executor->capture[i].capture);
-    for (int section = 0; captures && section < N_SECTIONS; section++)
-        backend->capture_free(backend->context, executor->repeated[section]);
+    bool captures = backend && backend->capture_free && executor->part;
+    int n_parts = captures ? N_SECTIONS * executor->program->plan.n_chunks : 0;
+    for (int p = 0; p < n_parts; p++) {
+        const ExecutorPart *part = &executor->part[p];
+        for (int i = 0; i < part->n_versions * part->n_frames * 4; i++)
+            backend->capture_free(backend->context, part->capture[i].capture);
+        backend->capture_free(backend->context, part->repeated);
+    }
     for (int i = 0; backend && backend->event_free && i < EXECUTOR_MAX_PENDING; i++) {
         backend->event_free(backend->context, executor->pending[i].begin);
         backend->event_free(backend->context, executor->pending[i].end);
@@ -127,12 +226,13 @@ static Status run_one(Executor *executor, int number, const KernelCall *call, bo
     return error_prefix(error, "instruction %d (%s, %s): ", number, entry.name, entry.place);
 }
 
-/* Let the lane that is set wait for nodes of others; joined: the last that lane 0 has waited for on each. */
+/* Let the lane that is set wait for nodes of others; joined: the last that lane 0 has waited for on each,
+ * from the beginning those before this run of nodes, whose end has waited for all. */
 static Status join_lanes(Executor *executor, const LaneStep *step, int *joined, Error *error) {
     const Backend *backend = executor->memory->backend;
     for (int lane = 1; lane < LANES_MOST; lane++) {
         int node = step->joins[lane];
-        if (node < 0) continue;
+        if (node < 0 || node <= joined[0]) continue;
         TRY(backend->event_wait(backend->context, executor->events[node].end, error));
         if (!step->lane && joined[lane] < node) joined[lane] = node;
     }
@@ -154,17 +254,20 @@ static Status run_beside(Executor *executor, int number, const KernelCall *call,
     return error->status;
 }
 
-/* A section on several lanes: nothing is waited for but what has to be, and in the end everything. */
-static Status run_on_lanes(Executor *executor, Section section, MicroBatch micro, Error *error) {
+/* Nodes on several lanes: nothing is waited for but what has to be, and in the end everything. */
+static Status run_on_lanes(Executor *executor, const ExecutorPart *part, ProgramPart nodes, MicroBatch micro,
+                           Error *error) {
     const Program *program = executor->program;
     const Backend *backend = executor->memory->backend;
-    /* Of those beside, on each lane: the last that was begun, and the last that was waited for. */
+    /* Of those beside, on each lane: the last that was begun, and the last that was waited for. Lane 0's
+     * stands for all that was before. */
     int last[LANES_MOST], joined[LANES_MOST];
     for (int lane = 0; lane < LANES_MOST; lane++) last[lane] = joined[lane] = -1;
-    for (int i = program->first[section]; i < program->first[section] + program->count[section]; i++) {
-        const KernelCall *call = call_of(executor, i, micro);
+    joined[0] = nodes.first - 1;
+    for (int i = nodes.first; i < nodes.first + nodes.count; i++) {
         const LaneStep *step = &program->lane[i];
-        if (call->node->is_last_only && !micro.is_last) continue;
+        if (!runs_in(program->graph->node[i], micro)) continue;
+        const KernelCall *call = call_of(executor, part, i, micro);
         if (step->lane) {
             TRY(run_beside(executor, i, call, joined, error));
             last[step->lane] = i;
@@ -181,47 +284,35 @@ static Status run_on_lanes(Executor *executor, Section section, MicroBatch micro
 }
 
 /* The host's clock tells an instruction's time where the kernel returns when it is done, or is waited for. */
-static Status run_instructions(Executor *executor, Section section, MicroBatch micro, bool is_timed,
-                               bool is_waited_for, Error *error) {
+static Status run_instructions(Executor *executor, const ExecutorPart *part, ProgramPart nodes,
+                               MicroBatch micro, bool is_timed, bool is_waited_for, Error *error) {
     const Program *program = executor->program;
     const Backend *backend = executor->memory->backend;
     bool waits = is_waited_for && backend->synchronize;
-    if (executor->events && !is_timed && !waits) return run_on_lanes(executor, section, micro, error);
+    if (executor->events && !is_timed && !waits) return run_on_lanes(executor, part, nodes, micro, error);
     uint64_t before = timer_now_ns();
-    for (int i = program->first[section]; i < program->first[section] + program->count[section]; i++) {
+    for (int i = nodes.first; i < nodes.first + nodes.count; i++) {
         Instruction *instruction = &executor->instruction[i];
-        const KernelCall *call = call_of(executor, i, micro);
-        if (call->node->is_last_only && !micro.is_last) continue;
-        TRY(run_one(executor, i, call, waits, error));
+        const Node *node = program->graph->node[i];
+        if (!runs_in(node, micro)) continue;
+        TRY(run_one(executor, i, call_of(executor, part, i, micro), waits, error));
         if (!is_timed) continue;
         uint64_t after = timer_now_ns();
         instruction->n_runs++;
         instruction->elapsed_ns += after - before;
-        executor->phase_ns[call->node->phase] += after - before;
+        executor->phase_ns[node->phase] += after - before;
         before = after;
     }
     return STATUS_OK;
 }
 
-/* What the host has to do itself cannot be part of a capture. */
-static bool can_capture(const Executor *executor, Section section) {
-    const Program *program = executor->program;
-    if (!executor->memory->backend->capture_begin) return false;
-    for (int i = program->first[section]; i < program->first[section] + program->count[section]; i++) {
-        const Node *node = program->graph->node[i];
-        if (node->op->is_portable && !(node->op->is_capturable && node->op->is_capturable(node)))
-            return false;
-    }
-    return true;
-}
-
-/* The section so many times as one capture. */
-static Status capture_runs(Executor *executor, Section section, MicroBatch micro, int n_times, void **capture,
-                           Error *error) {
+/* Nodes so many times as one capture. */
+static Status capture_runs(Executor *executor, const ExecutorPart *part, ProgramPart nodes, MicroBatch micro,
+                           int n_times, void **capture, Error *error) {
     const Backend *backend = executor->memory->backend;
     TRY(backend->capture_begin(backend->context, error));
     for (int i = 0; i < n_times; i++) {
-        if (run_instructions(executor, section, micro, false, false, error) != STATUS_OK) {
+        if (run_instructions(executor, part, nodes, micro, false, false, error) != STATUS_OK) {
             backend->capture_abandon(backend->context);
             return error->status;
         }
@@ -239,30 +330,38 @@ static Status replay(Executor *executor, Section section, void *capture, Error *
     return status;
 }
 
+/* What is captured, and one by one what is not, before and behind it. */
 static Status run_captured(Executor *executor, Section section, MicroBatch micro, Error *error) {
-    SectionCapture *slot = capture_of(executor, section, micro);
-    if (!slot->was_run || !can_capture(executor, section)) {
+    const ExecutorPart *part = part_of(executor, section, micro.chunk);
+    SectionCapture *slot = capture_of(part, micro);
+    ProgramPart nodes = part->nodes, captured = part->captured[micro.is_last];
+    if (!slot->was_run || !captured.count) {
         bool is_first = !slot->was_run; /* waited for, so that a mistake has a name from the beginning */
         slot->was_run = true;
-        return run_instructions(executor, section, micro, false, is_first, error);
+        return run_instructions(executor, part, nodes, micro, false, is_first, error);
     }
-    if (!slot->capture) TRY(capture_runs(executor, section, micro, 1, &slot->capture, error));
-    return replay(executor, section, slot->capture, error);
+    ProgramPart before = {nodes.first, captured.first - nodes.first};
+    ProgramPart behind = {captured.first + captured.count, nodes.count - before.count - captured.count};
+    if (before.count) TRY(run_instructions(executor, part, before, micro, false, false, error));
+    if (!slot->capture) TRY(capture_runs(executor, part, captured, micro, 1, &slot->capture, error));
+    TRY(replay(executor, section, slot->capture, error));
+    return behind.count ? run_instructions(executor, part, behind, micro, false, false, error) : STATUS_OK;
 }
 
 /* Several at a time, once it was run; the rest one by one. */
 static Status run_often(Executor *executor, Section section, MicroBatch micro, int n_times, Error *error) {
-    void **repeated = &executor->repeated[section];
+    ExecutorPart *part = part_of(executor, section, micro.chunk);
+    ProgramPart captured = part->captured[micro.is_last];
+    bool is_whole = captured.count && captured.count == part->nodes.count;
     for (int n; n_times > 0; n_times -= n) {
         n = 1;
-        if (n_times < EXECUTOR_REPEATS || !can_capture(executor, section) ||
-            !capture_of(executor, section, micro)->was_run) {
+        if (n_times < EXECUTOR_REPEATS || !is_whole || !capture_of(part, micro)->was_run) {
             TRY(run_captured(executor, section, micro, error));
             continue;
         }
         n = EXECUTOR_REPEATS;
-        if (!*repeated) TRY(capture_runs(executor, section, micro, n, repeated, error));
-        TRY(replay(executor, section, *repeated, error));
+        if (!part->repeated) TRY(capture_runs(executor, part, captured, micro, n, &part->repeated, error));
+        TRY(replay(executor, section, part->repeated, error));
     }
     return STATUS_OK;
 }
@@ -287,7 +386,7 @@ static Status collect_pending(Executor *executor, int n, Error *error) {
             executor,
             backend->elapsed_ms(backend->context, pending[i].begin, pending[i].end, &milliseconds, error),
             error));
-        executor->phase_ns[pending[i].section] += (uint64_t)((double)milliseconds * 1e6);
+        executor->phase_ns[section_phase(pending[i].section)] += (uint64_t)((double)milliseconds * 1e6);
     }
     executor->n_pending -= n;
     for (int i = 0; i < executor->n_pending && n; i++) { /* the others move up; no event is lost */
@@ -314,12 +413,44 @@ static Status run_behind(Executor *executor, Section section, MicroBatch micro, 
     return STATUS_OK;
 }
 
+static Status check_frame(const Executor *executor, int chunk, int frame, Error *error) {
+    const MemoryPlan *plan = &executor->program->plan;
+    bool is_there = chunk >= 0 && chunk < plan->n_chunks && frame >= 0 && frame < plan->chunk[chunk].n_frames;
+    if (is_there) return STATUS_OK;
+    return error_failed(error, "program '%s' has no frame %d of chunk %d", executor->program->name, frame,
+                        chunk);
+}
+
+/* Those of lower chunks are in use: they wait for their backward. */
+static Status check_frames(const Executor *executor, Section section, MicroBatch micro, Error *error) {
+    TRY(check_frame(executor, micro.chunk, micro.frame, error));
+    if (!part_of(executor, section, micro.chunk)->is_across) return STATUS_OK;
+    if (!micro.frames)
+        return error_failed(error,
+                            "chunk %d of program '%s' shares memory with another, and its frame is not said",
+                            micro.chunk, executor->program->name);
+    for (int chunk = 0; chunk < micro.chunk; chunk++)
+        TRY(check_frame(executor, chunk, micro.frames[chunk], error));
+    return STATUS_OK;
+}
+
 Status executor_run(Executor *executor, Section section, MicroBatch micro, Error *error) {
     const Backend *backend = executor->memory->backend;
+    if (section == SECTION_UPDATE) micro.chunk = micro.frame = 0;
+    TRY(check_frames(executor, section, micro, error));
     if (backend->event_new && !executor->times_instructions)
         return run_behind(executor, section, micro, 1, error);
-    TRY(run_instructions(executor, section, micro, true, true, error));
+    const ExecutorPart *part = part_of(executor, section, micro.chunk);
+    TRY(run_instructions(executor, part, part->nodes, micro, true, true, error));
     return backend->synchronize ? backend->synchronize(backend->context, error) : STATUS_OK;
+}
+
+Status executor_move_version(Executor *executor, const Node *copy, int from, int to, Error *error) {
+    const Backend *backend = executor->memory->backend;
+    KernelCall call = make_call(executor, copy, (MicroBatch){.version = to});
+    for (int i = 0; i < copy->n_inputs; i++)
+        call.in[i] = address_for(executor, copy->input[i], 0, (MicroBatch){.version = from});
+    return backend_kernel(backend, copy)(&call, error);
 }
 
 Status executor_repeat(Executor *executor, Section section, int n_times, Error *error) {
@@ -338,7 +469,8 @@ Status executor_phases(Executor *executor, int64_t n_started, uint64_t *phase_ns
 }
 
 const KernelCall *executor_call(const Executor *executor, int number) {
-    return call_of(executor, number, MICRO_BATCH_ONLY);
+    const Node *node = executor->program->graph->node[number];
+    return prepared_call(part_of(executor, node->section, node->chunk), number, MICRO_BATCH_ONLY);
 }
 
 void *executor_address(const Executor *executor, const Tensor *tensor) {

@@ -11,9 +11,16 @@
  *     }
  *     TRY(executor_run(&executor, SECTION_UPDATE, MICRO_BATCH_ONLY, error));
  *
+ * A chunk of a pipeline's stage (actions.h) is run by itself, a micro-batch in any of the chunk's frames:
+ *
+ *     MicroBatch micro = {.is_first = ..., .is_last = ..., .chunk = 1, .frame = 2};
+ *     TRY(executor_upload_input(&executor, targets, 2, ...));
+ *     TRY(executor_run(&executor, SECTION_FORWARD, micro, error));
+ *
  * Nothing is allocated after executor_open, but for captures. Where the backend can capture (CUDA graphs), a
- * section is run instruction by instruction the first time, captured the second, and replayed as one from
- * then on. */
+ * part of the program is run instruction by instruction the first time, captured the second, and replayed as
+ * one from then on. Instructions that cannot be captured, as those that send by the host, are run one by one
+ * before and behind the longest run of others, which is captured. */
 #ifndef PGPT_GRAPH_EXECUTOR_H
 #define PGPT_GRAPH_EXECUTOR_H
 
@@ -32,11 +39,24 @@ typedef struct {
     void *begin, *end;
 } LaneEvents;
 
-/* One way to run a section: by the position of the micro-batch in its step. */
+/* One way to run a part of the program: by the position of the micro-batch in its step. */
 typedef struct {
     bool was_run;  /* once, instruction by instruction, so that everything is prepared */
     void *capture; /* NULL before it was run a second time, or where it cannot be captured */
 } SectionCapture;
+
+/* A chunk's nodes in a section, as they are run. */
+typedef struct {
+    ProgramPart nodes;
+    int n_frames;
+    bool is_across; /* a node of it touches a frame of another chunk */
+    int n_versions;
+    KernelCall *calls; /* (n_versions, n_frames, 2, nodes.count), in the first micro-batch of a step last */
+    SectionCapture *capture; /* (n_versions, n_frames, 4): by the position of the micro-batch in its step */
+    /* What is captured: nodes in a row, in all micro-batches but the last, and in the last. */
+    ProgramPart captured[2];
+    void *repeated; /* a capture of EXECUTOR_REPEATS runs; NULL before it was wanted */
+} ExecutorPart;
 
 /* A section under way on a device that runs behind the host. */
 typedef struct {
@@ -50,14 +70,13 @@ typedef struct {
     const Program *program;
     DeviceMemory *memory;
     Arena arena;
-    Instruction *instruction; /* one a node */
-    KernelCall *calls; /* of every node, in every frame, in the first micro-batch of a step and in others */
-    size_t frame_bytes[N_PLACES]; /* from one frame to the next; 0 where a place has none */
-    LaneEvents *events;           /* one a node, of those that run beside others; NULL where nothing does */
-    uint64_t phase_ns[N_PHASES];  /* ask executor_phase_ns */
-    bool times_instructions;      /* wait for each: for executor_print_times on a device behind the host */
-    SectionCapture *capture;      /* one a frame, section and position of the micro-batch in its step */
-    void *repeated[N_SECTIONS];   /* a capture of EXECUTOR_REPEATS runs; NULL before it was wanted */
+    Instruction *instruction;    /* one a node */
+    ExecutorPart *part;          /* (N_SECTIONS, n_chunks); of the update, the first alone */
+    bool *is_across;             /* one a node: it touches a frame of another chunk; NULL where none does */
+    KernelCall across;           /* the last of these, made when it is run */
+    LaneEvents *events;          /* one a node, of those that run beside others; NULL where nothing does */
+    uint64_t phase_ns[N_PHASES]; /* ask executor_phase_ns */
+    bool times_instructions;     /* wait for each: for executor_print_times on a device behind the host */
     SectionTime pending[EXECUTOR_MAX_PENDING];
     int n_pending;
     int64_t n_started; /* sections on a device that runs behind the host, those that are done included */
@@ -68,20 +87,31 @@ typedef struct {
 Status executor_open(Executor *executor, const Program *program, DeviceMemory *memory, Error *error);
 void executor_close(Executor *executor);
 
-/* Which of a step's micro-batches it is: the first overwrites gradients, the last may communicate them; and
- * the frame that it is in. */
+/* Which of a step's micro-batches it is: the first overwrites gradients, the last may communicate them; the
+ * chunk that works on it, and in which of the chunk's frames. */
 typedef struct {
     bool is_first, is_last;
-    int frame;
+    int chunk, frame;
+    /* (n_chunks) the frames that this micro-batch has in lower chunks, for what chunks share (plan.h); NULL
+     * where they share nothing. */
+    const int *frames;
+    /* Of pipelines that are not flushed: which of the plan's versions of the parameters it uses, an update
+     * the one that it makes; and whether more micro-batches follow the last of the step. */
+    int version;
+    bool goes_on;
 } MicroBatch;
 
-#define MICRO_BATCH_ONLY ((MicroBatch){true, true, 0})
+#define MICRO_BATCH_ONLY ((MicroBatch){.is_first = true, .is_last = true})
 
 static inline MicroBatch micro_batch(int64_t index, int64_t count) {
-    return (MicroBatch){index == 0, index == count - 1, 0};
+    return (MicroBatch){.is_first = index == 0, .is_last = index == count - 1};
 }
 
+/* The nodes of the chunk in this section. An update is not a chunk's: it is run in the first frames. */
 Status executor_run(Executor *executor, Section section, MicroBatch micro, Error *error);
+
+/* Parameters of one version to another (MicroBatch.version), by a copy node of the update. */
+Status executor_move_version(Executor *executor, const Node *copy, int from, int to, Error *error);
 
 /* A section n times in a row, timed as one: for programs that go on from where their last run has left
  * things. Where the backend can capture, EXECUTOR_REPEATS runs at a time are one capture, so that nothing
@@ -89,7 +119,7 @@ Status executor_run(Executor *executor, Section section, MicroBatch micro, Error
 Status executor_repeat(Executor *executor, Section section, int n_times, Error *error);
 
 /* Host copies of a whole tensor, and of bytes first_byte .. first_byte + n_bytes - 1 of one; of an input, in
- * a frame (others are of the first). */
+ * a frame of its chunk (others are of the first). */
 Status executor_upload_input(Executor *executor, const Tensor *tensor, int frame, const void *host,
                              Error *error);
 Status executor_upload(Executor *executor, const Tensor *tensor, const void *host, Error *error);
@@ -105,7 +135,7 @@ Status executor_upload_f32(Executor *executor, const Tensor *tensor, int64_t fir
 Status executor_download_f32(Executor *executor, const Tensor *tensor, int64_t first, int64_t n,
                              float *values, Error *error);
 
-/* Where a tensor is: in the first frame, and in any. NULL where nothing is computed. */
+/* Where a tensor is: in the first frame, and in any of its chunk. NULL where nothing is computed. */
 void *executor_address(const Executor *executor, const Tensor *tensor);
 void *executor_address_in(const Executor *executor, const Tensor *tensor, int frame);
 

@@ -15,8 +15,13 @@ const char *place_name(Place place) {
 }
 
 const char *section_name(Section section) {
-    static const char *const names[N_SECTIONS] = {"forward", "backward", "update"};
+    static const char *const names[N_SECTIONS] = {"forward", "backward", "weight", "update"};
     return names[section];
+}
+
+Phase section_phase(Section section) {
+    static const Phase phases[N_SECTIONS] = {PHASE_FORWARD, PHASE_BACKWARD, PHASE_BACKWARD, PHASE_UPDATE};
+    return phases[section];
 }
 
 Graph *graph_new(void) {
@@ -86,6 +91,7 @@ Tensor *graph_tensor(Graph *graph, Place place, DType dtype, Shape shape, const 
                                       .dtype = dtype,
                                       .shape = shape,
                                       .place = place,
+                                      .chunk = graph->chunk,
                                       .needs_gradient = place == PLACE_PARAMETER});
 }
 
@@ -99,6 +105,7 @@ Tensor *graph_view(Graph *graph, Tensor *base, Shape shape, int64_t first, const
                                       .dtype = base->dtype,
                                       .shape = shape,
                                       .place = base->place,
+                                      .chunk = base->chunk,
                                       .base = base,
                                       .base_offset = (size_t)first * dtype_info(base->dtype)->n_bytes,
                                       .producer = base->producer,
@@ -114,7 +121,8 @@ Node *graph_record(Graph *graph, const Op *op, const void *attributes, size_t at
     node->n_inputs = n_inputs;
     node->n_outputs = n_outputs;
     node->section = graph->section;
-    node->phase = (Phase)graph->section;
+    node->phase = section_phase(graph->section);
+    node->chunk = graph->chunk;
     node->block = graph->block;
     bool needs_gradient = false;
     for (int i = 0; i < n_inputs; i++) {
@@ -129,9 +137,13 @@ Node *graph_record(Graph *graph, const Op *op, const void *attributes, size_t at
             outputs[i]->needs_gradient = needs_gradient && dtype_info(outputs[i]->dtype)->is_float;
         }
     }
+    graph_append(graph, node);
+    return node;
+}
+
+void graph_append(Graph *graph, Node *node) {
     graph->node = grow(&graph->arena, graph->node, graph->n_nodes, &graph->node_capacity);
     graph->node[graph->n_nodes++] = node;
-    return node;
 }
 
 Tensor *tensor_root(Tensor *tensor) {

@@ -34,14 +34,18 @@ typedef enum {
 
 const char *place_name(Place place);
 
-/* A step is run in sections: forward and backward once a micro-batch, update once a step. */
-typedef enum { SECTION_FORWARD, SECTION_BACKWARD, SECTION_UPDATE, N_SECTIONS } Section;
+/* A step is run in sections: forward and backward once a micro-batch, update once a step. Where a pipeline's
+ * schedule splits the backward (passes/split_backward.h), the part that nobody waits for is the section
+ * "weight", which is run once a micro-batch, too, at any time behind its backward. */
+typedef enum { SECTION_FORWARD, SECTION_BACKWARD, SECTION_WEIGHT, SECTION_UPDATE, N_SECTIONS } Section;
 
 const char *section_name(Section section);
 
-/* What an instruction's time counts as. The first three are the sections': a node may be moved to another
- * section by a pass, and keeps its phase. */
+/* What an instruction's time counts as. The first three are the sections', "weight" being a part of the
+ * backward: a node may be moved to another section by a pass, and keeps its phase. */
 typedef enum { PHASE_FORWARD, PHASE_BACKWARD, PHASE_UPDATE, PHASE_COMMUNICATION, N_PHASES } Phase;
+
+Phase section_phase(Section section);
 
 /* How a node writes an output. Parameter gradients are sums over micro-batches: their first writer overwrites
  * in the first micro-batch of a step, so that nobody has to clear them. */
@@ -53,6 +57,7 @@ struct Tensor {
     DType dtype;
     Shape shape;
     Place place;
+    int chunk;          /* whose frame it is in, where its place has frames (plan.h) */
     Tensor *base;       /* NULL, or the tensor that this one is a contiguous part of */
     size_t base_offset; /* bytes into base */
     Node *producer;     /* the first node that writes it, NULL for parameters and inputs */
@@ -74,10 +79,14 @@ struct Node {
     Tensor *scratch; /* working memory of the kernel, NULL if it needs none */
     Section section; /* when it runs */
     Phase phase;     /* what its time counts as */
-    int block;       /* the transformer block it belongs to, or NO_BLOCK */
+    int chunk;       /* the part of the model on this rank that it belongs to: run by itself (actions.h) */
+    int block;       /* the transformer block it belongs to, or NO_BLOCK; counted through the whole model */
     bool is_recomputed;
     bool is_last_only; /* runs in the last micro-batch of a step only */
-    bool is_passed_by; /* autograd records nothing for it: another node's rule stands for it */
+    bool is_not_last;  /* runs in all micro-batches of a step but the last */
+    bool
+        is_of_last_version; /* its inputs are parameters as they were before this update (MicroBatch.version) */
+    bool is_passed_by;      /* autograd records nothing for it: another node's rule stands for it */
 };
 
 typedef struct {
@@ -89,6 +98,7 @@ typedef struct {
     int n_tensors, tensor_capacity;
     Section section; /* given to nodes recorded now */
     int block;
+    int chunk;       /* to nodes, and to tensors that are no view */
     Tensor *nothing; /* what a failed builder returns */
 } Graph;
 
@@ -107,10 +117,22 @@ Tensor *graph_view(Graph *graph, Tensor *base, Shape shape, int64_t first, const
 Node *graph_record(Graph *graph, const Op *op, const void *attributes, size_t attributes_bytes, int n_inputs,
                    Tensor *const *inputs, int n_outputs, Tensor *const *outputs);
 
+/* Append a node that exists: for passes that make the list anew. */
+void graph_append(Graph *graph, Node *node);
+
 #define TENSORS(...) ((Tensor *[]){__VA_ARGS__})
 
 /* For builders: false (and the message kept) when the condition fails or the graph failed before. */
 bool graph_check(Graph *graph, bool condition, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+/* Does it run in this micro-batch of a step? And in some of them only? */
+static inline bool node_runs_in(const Node *node, bool is_last) {
+    return is_last ? !node->is_not_last : !node->is_last_only;
+}
+
+static inline bool node_is_left_out(const Node *node) {
+    return node->is_last_only || node->is_not_last;
+}
 
 /* Does the node read or write this very tensor? And does it write any part of the memory of `root`? */
 bool node_touches(const Node *node, const Tensor *tensor);

@@ -2,10 +2,12 @@
  * others. So every node is compared with those on other lanes that its own has not waited for yet, byte range
  * by byte range. */
 #include "graph/lanes.h"
+#include "graph/plan.h"
 
 typedef struct {
     size_t begin, end;
     Place place;
+    int chunk; /* whose frame */
     bool is_written;
 } Range;
 
@@ -13,10 +15,12 @@ enum { MAX_RANGES = NODE_MAX_INPUTS + NODE_MAX_OUTPUTS + 1 };
 
 static void add_range(Range *ranges, int *n, Tensor *tensor, bool is_written) {
     if (!tensor || !tensor_bytes(tensor)) return;
-    ranges[(*n)++] = (Range){.place = tensor_root(tensor)->place,
-                             .begin = tensor->offset,
-                             .end = tensor->offset + tensor_bytes(tensor),
-                             .is_written = is_written};
+    ranges[(*n)++] =
+        (Range){.place = tensor_root(tensor)->place,
+                .chunk = place_is_framed(tensor_root(tensor)->place) ? tensor_root(tensor)->chunk : 0,
+                .begin = tensor->offset,
+                .end = tensor->offset + tensor_bytes(tensor),
+                .is_written = is_written};
 }
 
 static int ranges_of(const Node *node, Range *ranges) {
@@ -32,8 +36,9 @@ static bool collide(const Node *a, const Node *b) {
     int n_a = ranges_of(a, of_a), n_b = ranges_of(b, of_b);
     for (int i = 0; i < n_a; i++) {
         for (int k = 0; k < n_b; k++) {
-            if (of_a[i].place == of_b[k].place && (of_a[i].is_written || of_b[k].is_written) &&
-                of_a[i].begin < of_b[k].end && of_b[k].begin < of_a[i].end)
+            if (of_a[i].place == of_b[k].place && of_a[i].chunk == of_b[k].chunk &&
+                (of_a[i].is_written || of_b[k].is_written) && of_a[i].begin < of_b[k].end &&
+                of_b[k].begin < of_a[i].end)
                 return true;
         }
     }
@@ -42,7 +47,7 @@ static bool collide(const Node *a, const Node *b) {
 
 /* Not what is left out in some micro-batches: whoever waits for it would have to know. */
 bool lanes_is_beside(const Node *node) {
-    return node->op->lane > 0 && !node->is_last_only;
+    return node->op->lane > 0 && !node_is_left_out(node);
 }
 
 /* The last of nodes after + 1 .. i - 1 on lane `lane` that node i must not meet, -1 if there is none. */
@@ -71,7 +76,7 @@ void lanes_assign(const Graph *graph, int first, int count, int n_lanes, LaneSte
             if (found < 0) continue;
             step[i].joins[other] = first + found;
             /* One that is left out in some micro-batches waits for nobody there. */
-            if (!node->is_last_only) *last = found;
+            if (!node_is_left_out(node)) *last = found;
         }
     }
 }

@@ -19,7 +19,7 @@ enum { LANES_MOST = 8 };
 
 typedef struct {
     int lane;
-    /* the index of a node on each lane, in the same section; -1: none, or one that was waited for already */
+    /* the index of a node on each lane, in the same part; -1: none, or one that was waited for already */
     int joins[LANES_MOST];
 } LaneStep;
 
@@ -27,8 +27,8 @@ typedef struct {
  * taken at once, by a node that would then have to wait. */
 enum { LANES_GRACE = 4 };
 
-/* Of nodes first .. first + count - 1, a section, with their places in memory, on n_lanes (2 .. LANES_MOST):
- * step (count). At the end of a section everything is waited for, so sections do not meet. */
+/* Of nodes first .. first + count - 1, a part of a program, with their places in memory, on n_lanes (2 ..
+ * LANES_MOST): step (count). At the end of a part everything is waited for, so parts do not meet. */
 void lanes_assign(const Graph *graph, int first, int count, int n_lanes, LaneStep *step);
 
 /* Does this node run beside others, where there are several lanes? */

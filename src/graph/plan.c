@@ -4,7 +4,11 @@
  * in place. It lives from the first node that touches one of them to the last. Storages are placed from the
  * largest to the smallest, each at the lowest offset where it collides with none that is alive at the same
  * time: the large ones settle the size of the arena and the small ones fill the holes. On a training step
- * this ends within a few per cent of the lower bound (live_bytes), which the plan reports beside it. */
+ * this ends within a few per cent of the lower bound (live_bytes), which the plan reports beside it.
+ *
+ * With frames there are several arenas: one of each chunk's frame, and one of what no two parts of the
+ * program touch. A storage belongs to the lowest chunk that touches it. What higher chunks do with it falls
+ * between the chunk's forward and its backward, wherever their nodes stand in the list. */
 #include "graph/plan.h"
 
 #include "graph/lanes.h"
@@ -17,8 +21,23 @@ typedef struct Storage {
     size_t n_bytes, offset;
     int first, last; /* node indices; first = -1 while nothing touched it */
     int id;
-    bool is_framed; /* left by a forward for its backward, where several micro-batches are in flight */
+    int chunk;           /* the lowest that touches it */
+    unsigned sections;   /* that touch it, a bit each */
+    bool is_across;      /* several chunks touch it */
+    const Node *refused; /* a node that must not touch it */
 } Storage;
+
+/* What planning goes by. */
+typedef struct {
+    Graph *graph;
+    MemoryPlan *plan;
+    Storage *storages; /* one a tensor */
+    bool with_lanes;
+    bool has_frames;
+    int *first, *last; /* (N_SECTIONS, n_chunks) nodes of each part; -1 where it has none */
+} Planner;
+
+static const unsigned IN_UPDATE = 1u << SECTION_UPDATE;
 
 static size_t aligned(size_t n_bytes) {
     return (n_bytes + PLAN_ALIGNMENT - 1) / PLAN_ALIGNMENT * PLAN_ALIGNMENT;
@@ -37,34 +56,85 @@ static bool is_planned(Tensor *tensor) {
     return tensor && tensor_root(tensor)->place == PLACE_ACTIVATION;
 }
 
-static void touch(Storage *storages, Tensor *tensor, int index) {
-    if (!is_planned(tensor)) return;
-    Storage *storage = storage_of(storages, tensor);
-    if (storage->first < 0) storage->first = index;
+static int part_of(const Planner *planner, Section section, int chunk) {
+    return (int)section * planner->plan->n_chunks + (section == SECTION_UPDATE ? 0 : chunk);
+}
+
+static void find_parts(Planner *planner) {
+    for (int i = 0; i < N_SECTIONS * planner->plan->n_chunks; i++) planner->first[i] = planner->last[i] = -1;
+    for (int i = 0; i < planner->graph->n_nodes; i++) {
+        const Node *node = planner->graph->node[i];
+        int part = part_of(planner, node->section, node->chunk);
+        if (planner->first[part] < 0) planner->first[part] = i;
+        planner->last[part] = i;
+        planner->has_frames |= node->section == SECTION_WEIGHT;
+    }
+}
+
+typedef void (*Visit)(Planner *planner, Tensor *root, const Node *node, int index);
+
+static void visit_tensors(Planner *planner, const Node *node, int index, Visit visit) {
+    Tensor *const *lists[] = {node->input, node->output, &node->scratch};
+    int counts[] = {node->n_inputs, node->n_outputs, 1};
+    for (int list = 0; list < 3; list++) {
+        for (int k = 0; k < counts[list]; k++) {
+            if (lists[list][k]) visit(planner, tensor_root(lists[list][k]), node, index);
+        }
+    }
+}
+
+/* Whose it is. What the update reads besides is in the frames of whoever else touches it. */
+static void find_owner(Planner *planner, Tensor *root, const Node *node, int index) {
+    Storage *storage = &planner->storages[root->id];
+    (void)index;
+    unsigned before = storage->sections & ~IN_UPDATE;
+    storage->sections |= 1u << node->section;
+    if (node->section == SECTION_UPDATE) return;
+    storage->is_across |= before && storage->chunk != node->chunk;
+    if (!before || node->chunk < storage->chunk) storage->chunk = node->chunk;
+}
+
+static void touch(Storage *storage, int index) {
+    if (index < 0) return;
+    if (storage->first < 0 || index < storage->first) storage->first = index;
     if (storage->last < index) storage->last = index;
 }
 
-static void touch_all(Storage *storages, const Node *node, int index) {
-    for (int k = 0; k < node->n_inputs; k++) touch(storages, node->input[k], index);
-    for (int k = 0; k < node->n_outputs; k++) touch(storages, node->output[k], index);
-    touch(storages, node->scratch, index);
+static void find_lifetime(Planner *planner, Tensor *root, const Node *node, int index) {
+    Storage *storage = &planner->storages[root->id];
+    bool is_foreign = node->section != SECTION_UPDATE && node->chunk != storage->chunk;
+    if (is_foreign && node->section == SECTION_WEIGHT && (is_planned(root) || place_is_framed(root->place)))
+        storage->refused = node;
+    if (!is_planned(root)) return;
+    if (!is_foreign) {
+        touch(storage, index);
+        return;
+    }
+    touch(storage, planner->last[part_of(planner, SECTION_FORWARD, storage->chunk)]);
+    touch(storage, planner->first[part_of(planner, SECTION_BACKWARD, storage->chunk)]);
 }
 
-static void find_lifetimes(Graph *graph, bool with_lanes, Storage *storages) {
+static void find_lifetimes(Planner *planner) {
+    const Graph *graph = planner->graph;
     for (int i = 0; i < graph->n_nodes; i++) {
         const Node *node = graph->node[i];
-        touch_all(storages, node, i);
-        if (!with_lanes || !lanes_is_beside(node)) continue;
-        int last = i; /* within its section */
-        while (last < i + LANES_GRACE && last + 1 < graph->n_nodes &&
-               graph->node[last + 1]->section == node->section)
-            last++;
-        touch_all(storages, node, last);
+        visit_tensors(planner, node, i, find_lifetime);
+        if (!planner->with_lanes || !lanes_is_beside(node)) continue;
+        int end = planner->last[part_of(planner, node->section, node->chunk)];
+        visit_tensors(planner, node, i + LANES_GRACE < end ? i + LANES_GRACE : end, find_lifetime);
+    }
+    /* Between a part that leaves something for the update and the update, anything may run. */
+    for (int i = 0; i < graph->n_tensors && planner->has_frames; i++) {
+        Storage *storage = &planner->storages[i];
+        if (storage->first < 0 || !(storage->sections & IN_UPDATE) || storage->sections == IN_UPDATE)
+            continue;
+        storage->first = 0;
+        storage->last = graph->n_nodes - 1;
     }
 }
 
 /* An output born in node i takes over an input's storage that dies in node i. */
-static void merge_in_place(Graph *graph, Storage *storages) {
+static void merge_in_place(const Graph *graph, Storage *storages) {
     for (int i = 0; i < graph->n_nodes; i++) {
         const Node *node = graph->node[i];
         for (int k = 0; k < node->n_outputs && node->op->in_place; k++) {
@@ -74,9 +144,10 @@ static void merge_in_place(Graph *graph, Storage *storages) {
             Storage *input = storage_of(storages, node->input[source]);
             bool whole = !node->output[k]->base && !node->input[source]->base;
             if (output == input || !whole || output->n_bytes != input->n_bytes) continue;
-            if (output->first != i || input->last != i) continue;
+            if (output->first != i || input->last != i || output->is_across || input->is_across) continue;
             output->taken_over_by = input;
             input->last = output->last;
+            input->sections |= output->sections;
         }
     }
 }
@@ -116,7 +187,7 @@ static size_t place_storages(Storage **order, int count, Storage **placed) {
     return arena_bytes;
 }
 
-static void find_live_peak(const Graph *graph, Storage *const *order, int count, MemoryPlan *plan) {
+static size_t find_live_peak(const Graph *graph, Storage *const *order, int count, const Node **peak_node) {
     Arena scratch = {0};
     int64_t *change =
         ARENA_ARRAY(&scratch, int64_t, graph->n_nodes + 1); /* of the live bytes, at each node */
@@ -124,15 +195,16 @@ static void find_live_peak(const Graph *graph, Storage *const *order, int count,
         change[order[k]->first] += (int64_t)order[k]->n_bytes;
         change[order[k]->last + 1] -= (int64_t)order[k]->n_bytes;
     }
-    int64_t live = 0;
+    int64_t live = 0, most = 0;
     for (int i = 0; i < graph->n_nodes; i++) {
         live += change[i];
-        if ((size_t)live > plan->live_bytes) {
-            plan->live_bytes = (size_t)live;
-            plan->peak_node = graph->node[i];
+        if (live > most) {
+            most = live;
+            *peak_node = graph->node[i];
         }
     }
     arena_free(&scratch);
+    return (size_t)most;
 }
 
 static Status lay_out_persistent(Graph *graph, MemoryPlan *plan, Error *error) {
@@ -146,70 +218,166 @@ static Status lay_out_persistent(Graph *graph, MemoryPlan *plan, Error *error) {
                 error, "the tensors of this model together are too large to address; choose smaller sizes");
         }
         if (tensor->place == PLACE_ACTIVATION) continue;
-        tensor->offset = plan->bytes[tensor->place];
-        plan->bytes[tensor->place] += n_bytes;
+        size_t *bytes = place_is_framed(tensor->place) ? plan->chunk[tensor->chunk].bytes : plan->bytes;
+        tensor->offset = bytes[tensor->place];
+        bytes[tensor->place] += n_bytes;
     }
     return STATUS_OK;
 }
 
-/* All of them are alive between a forward and its backward, so they lie one behind the other. */
-static bool take_into_frame(const Graph *graph, Storage *storage, MemoryPlan *plan) {
-    storage->is_framed = plan->n_frames > 1 && graph->node[storage->first]->section == SECTION_FORWARD &&
-                         graph->node[storage->last]->section == SECTION_BACKWARD;
-    if (!storage->is_framed) return false;
-    storage->offset = plan->bytes[PLACE_FRAME];
-    plan->bytes[PLACE_FRAME] += storage->n_bytes;
-    return true;
+/* What lives from one section to another, and what chunks share. */
+static bool is_framed(const Planner *planner, const Storage *storage) {
+    unsigned sections = storage->sections;
+    if (!planner->has_frames || sections & IN_UPDATE) return false;
+    return storage->is_across || (sections & (sections - 1)) != 0; /* more than one bit */
 }
 
-static void give_offsets(Graph *graph, Storage *storages) {
+/* Those with memory of their own that are in frames of this chunk; -1: in none. Returns how many. */
+static int list_storages(const Planner *planner, int chunk, Storage **order, size_t *unshared_bytes) {
+    int count = 0;
+    for (int i = 0; i < planner->graph->n_tensors; i++) {
+        Storage *storage = &planner->storages[i];
+        if (storage->first < 0) continue;
+        const Storage *owner = find(storage);
+        if ((is_framed(planner, owner) ? owner->chunk : -1) != chunk) continue;
+        *unshared_bytes += storage->n_bytes;
+        if (storage->taken_over_by || !storage->n_bytes) continue;
+        order[count++] = storage;
+    }
+    qsort(order, (size_t)count, sizeof *order, by_size);
+    return count;
+}
+
+static void place_activations(const Planner *planner, Arena *scratch) {
+    const Graph *graph = planner->graph;
+    MemoryPlan *plan = planner->plan;
+    Storage **order = ARENA_ARRAY(scratch, Storage *, graph->n_tensors + 1);
+    Storage **placed = ARENA_ARRAY(scratch, Storage *, graph->n_tensors + 1);
+    int count = list_storages(planner, -1, order, &plan->unshared_bytes);
+    plan->bytes[PLACE_ACTIVATION] = place_storages(order, count, placed);
+    plan->live_bytes = find_live_peak(graph, order, count, &plan->peak_node);
+    for (int c = 0; c < plan->n_chunks && planner->has_frames; c++) {
+        ChunkPlan *chunk = &plan->chunk[c];
+        const Node *peak_node;
+        count = list_storages(planner, c, order, &chunk->unshared_bytes);
+        chunk->bytes[PLACE_FRAME] = place_storages(order, count, placed);
+        chunk->live_bytes = find_live_peak(graph, order, count, &peak_node);
+    }
+}
+
+static void give_offsets(const Planner *planner) {
+    const Graph *graph = planner->graph;
     for (int i = 0; i < graph->n_tensors; i++) {
         Tensor *tensor = graph->tensor[i];
         if (tensor->base || !is_planned(tensor)) continue;
-        const Storage *storage = storage_of(storages, tensor);
+        const Storage *storage = storage_of(planner->storages, tensor);
         tensor->offset = storage->offset;
-        if (storage->is_framed) tensor->place = PLACE_FRAME;
+        if (storage->first < 0) continue;
+        tensor->chunk = storage->chunk;
+        if (is_framed(planner, storage)) tensor->place = PLACE_FRAME;
     }
     for (int i = 0; i < graph->n_tensors; i++) {
         Tensor *tensor = graph->tensor[i];
         if (!tensor->base) continue;
         tensor->place = tensor_root(tensor)->place;
+        tensor->chunk = tensor_root(tensor)->chunk;
         tensor->offset = tensor_root(tensor)->offset;
         for (const Tensor *part = tensor; part->base; part = part->base) tensor->offset += part->base_offset;
     }
 }
 
-Status plan_memory(Graph *graph, bool with_lanes, int n_frames, MemoryPlan *plan, Error *error) {
-    *plan = (MemoryPlan){.n_frames = n_frames};
-    TRY(lay_out_persistent(graph, plan, error));
-    Arena scratch = {0};
-    Storage *storages = ARENA_ARRAY(&scratch, Storage, graph->n_tensors);
+/* Inputs belong to the chunk that reads them, whichever was recorded when they were made. */
+static Status find_owners(Planner *planner, Error *error) {
+    const Graph *graph = planner->graph;
+    for (int i = 0; i < graph->n_nodes; i++) visit_tensors(planner, graph->node[i], i, find_owner);
     for (int i = 0; i < graph->n_tensors; i++) {
-        storages[i] =
-            (Storage){.first = -1, .last = -1, .id = i, .n_bytes = aligned(tensor_bytes(graph->tensor[i]))};
+        Tensor *tensor = graph->tensor[i];
+        if (tensor->base || !place_is_framed(tensor->place)) continue;
+        if (planner->storages[i].sections) tensor->chunk = planner->storages[i].chunk;
+        if (tensor->chunk >= planner->plan->n_chunks)
+            return error_failed(error, "the input %s is of chunk %d, and there are %d", tensor->name,
+                                tensor->chunk, planner->plan->n_chunks);
     }
-    find_lifetimes(graph, with_lanes, storages);
-    merge_in_place(graph, storages);
-
-    Storage **order = ARENA_ARRAY(&scratch, Storage *, graph->n_tensors);
-    Storage **placed = ARENA_ARRAY(&scratch, Storage *, graph->n_tensors);
-    int count = 0;
-    for (int i = 0; i < graph->n_tensors; i++) {
-        if (storages[i].first < 0) continue;
-        plan->unshared_bytes += storages[i].n_bytes;
-        if (storages[i].taken_over_by || !storages[i].n_bytes) continue;
-        if (!take_into_frame(graph, &storages[i], plan)) order[count++] = &storages[i];
-    }
-    qsort(order, (size_t)count, sizeof *order, by_size);
-    plan->bytes[PLACE_ACTIVATION] = place_storages(order, count, placed);
-    find_live_peak(graph, order, count, plan);
-    give_offsets(graph, storages);
-    arena_free(&scratch);
     return STATUS_OK;
 }
 
+static Status check_owners(const Planner *planner, Error *error) {
+    for (int i = 0; i < planner->graph->n_tensors; i++) {
+        const Storage *storage = &planner->storages[i];
+        if (!storage->refused) continue;
+        return error_failed(
+            error,
+            "%s, of chunk %d, touches %s of chunk %d in the section '%s', when that chunk may "
+            "have done with it",
+            storage->refused->op->name, storage->refused->chunk, planner->graph->tensor[i]->name,
+            storage->chunk, section_name(SECTION_WEIGHT));
+    }
+    return STATUS_OK;
+}
+
+/* Chunk by chunk; the sizes with one frame of each are the place's. */
+static Status lay_out_frames(MemoryPlan *plan, Error *error) {
+    for (int place = 0; place < N_PLACES; place++) {
+        if (!place_is_framed((Place)place)) continue;
+        size_t base = 0;
+        for (int c = 0; c < plan->n_chunks; c++) {
+            ChunkPlan *chunk = &plan->chunk[c];
+            size_t n_bytes;
+            chunk->base[place] = base;
+            plan->bytes[place] += chunk->bytes[place];
+            if (__builtin_mul_overflow(chunk->bytes[place], (size_t)chunk->n_frames, &n_bytes) ||
+                __builtin_add_overflow(base, n_bytes, &base) || base > (size_t)1 << 60)
+                return error_user(error,
+                                  "%d micro-batches in flight are too large to address; take fewer of "
+                                  "them, or smaller ones",
+                                  chunk->n_frames);
+        }
+    }
+    return STATUS_OK;
+}
+
+static Status plan_with(Planner *planner, Arena *scratch, Error *error) {
+    Graph *graph = planner->graph;
+    MemoryPlan *plan = planner->plan;
+    planner->storages = ARENA_ARRAY(scratch, Storage, graph->n_tensors + 1);
+    planner->first = ARENA_ARRAY(scratch, int, N_SECTIONS * plan->n_chunks);
+    planner->last = ARENA_ARRAY(scratch, int, N_SECTIONS * plan->n_chunks);
+    for (int i = 0; i < graph->n_tensors; i++) {
+        planner->storages[i] =
+            (Storage){.first = -1, .last = -1, .id = i, .n_bytes = aligned(tensor_bytes(graph->tensor[i]))};
+    }
+    find_parts(planner);
+    TRY(find_owners(planner, error));
+    TRY(lay_out_persistent(graph, plan, error));
+    find_lifetimes(planner);
+    TRY(check_owners(planner, error));
+    merge_in_place(graph, planner->storages);
+    place_activations(planner, scratch);
+    give_offsets(planner);
+    return lay_out_frames(plan, error);
+}
+
+Status plan_memory(Graph *graph, bool with_lanes, int n_chunks, const int *chunk_frames, MemoryPlan *plan,
+                   Error *error) {
+    *plan = (MemoryPlan){.n_chunks = n_chunks, .chunk = ARENA_ARRAY(&graph->arena, ChunkPlan, n_chunks)};
+    Planner planner = {.graph = graph, .plan = plan, .with_lanes = with_lanes, .has_frames = n_chunks > 1};
+    for (int c = 0; c < n_chunks; c++) {
+        plan->chunk[c].n_frames = chunk_frames[c];
+        if (plan->n_frames < chunk_frames[c]) plan->n_frames = chunk_frames[c];
+        planner.has_frames |= chunk_frames[c] > 1;
+    }
+    Arena scratch = {0};
+    Status status = plan_with(&planner, &scratch, error);
+    arena_free(&scratch);
+    return status;
+}
+
 size_t plan_place_bytes(const MemoryPlan *plan, Place place) {
-    return plan->bytes[place] * (size_t)(place_is_framed(place) ? plan->n_frames : 1);
+    size_t total = 0, n_versions = plan->n_versions > 1 ? (size_t)plan->n_versions : 1;
+    if (!place_is_framed(place)) return plan->bytes[place] * (place == PLACE_PARAMETER ? n_versions : 1);
+    for (int c = 0; c < plan->n_chunks; c++)
+        total += (size_t)plan->chunk[c].n_frames * plan->chunk[c].bytes[place];
+    return total;
 }
 
 size_t plan_total_bytes(const MemoryPlan *plan) {

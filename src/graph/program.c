@@ -25,35 +25,68 @@ static void add_scratch(Graph *graph, const BackendTraits *traits) {
     }
 }
 
-/* Stable: nodes keep their order within a section. */
-static void sort_sections(Program *program) {
+/* The update is one part. */
+static ProgramPart *part_of(const Program *program, Section section, int chunk) {
+    int at = section == SECTION_UPDATE ? 0 : chunk;
+    return &program->part[(int)section * program->plan.n_chunks + at];
+}
+
+ProgramPart program_part(const Program *program, Section section, int chunk) {
+    if (section == SECTION_UPDATE && chunk != 0) return (ProgramPart){program->first[section], 0};
+    return *part_of(program, section, chunk);
+}
+
+/* A counting sort by section and chunk. Stable: nodes keep their order within a part. */
+static void sort_parts(Program *program) {
     Graph *graph = program->graph;
+    int n_parts = N_SECTIONS * program->plan.n_chunks;
+    program->part = ARENA_ARRAY(&graph->arena, ProgramPart, n_parts);
+    for (int i = 0; i < graph->n_nodes; i++) {
+        const Node *node = graph->node[i];
+        part_of(program, node->section, node->chunk)->count++;
+        program->count[node->section]++;
+    }
+    for (int part = 1; part < n_parts; part++)
+        program->part[part].first = program->part[part - 1].first + program->part[part - 1].count;
+    for (int section = 0; section < N_SECTIONS; section++)
+        program->first[section] = part_of(program, (Section)section, 0)->first;
     Node **sorted = ARENA_ARRAY(&graph->arena, Node *, graph->n_nodes + 1);
-    int n = 0;
-    for (int section = 0; section < N_SECTIONS; section++) {
-        program->first[section] = n;
-        for (int i = 0; i < graph->n_nodes; i++) {
-            if (graph->node[i]->section == (Section)section) sorted[n++] = graph->node[i];
-        }
-        program->count[section] = n - program->first[section];
+    for (int part = 0; part < n_parts; part++) program->part[part].count = 0;
+    for (int i = 0; i < graph->n_nodes; i++) {
+        ProgramPart *part = part_of(program, graph->node[i]->section, graph->node[i]->chunk);
+        sorted[part->first + part->count++] = graph->node[i];
     }
     graph->node = sorted;
     graph->node_capacity = graph->n_nodes;
 }
 
-Status program_build(Program *program, const char *name, Graph *graph, const Backend *backend,
-                     int n_micro_batches, Error *error) {
-    return program_build_frames(program, name, graph, backend, n_micro_batches, 1, error);
+static Status check_chunks(const Graph *graph, int n_chunks, Error *error) {
+    for (int i = 0; i < graph->n_nodes; i++) {
+        const Node *node = graph->node[i];
+        if (node->section == SECTION_UPDATE || (node->chunk >= 0 && node->chunk < n_chunks)) continue;
+        return error_failed(error, "the instruction '%s' is of chunk %d, and the program has %d",
+                            node->op->name, node->chunk, n_chunks);
+    }
+    return STATUS_OK;
 }
 
-Status program_build_frames(Program *program, const char *name, Graph *graph, const Backend *backend,
-                            int n_micro_batches, int n_frames, Error *error) {
-    *program = (Program){.name = name, .graph = graph, .n_forward_runs = n_micro_batches};
-    TRY(graph_status(graph, error));
+static void assign_lanes(Program *program, int n_lanes) {
+    Graph *graph = program->graph;
+    program->lane = ARENA_ARRAY(&graph->arena, LaneStep, graph->n_nodes + 1);
+    for (int i = 0; i < N_SECTIONS * program->plan.n_chunks; i++) {
+        ProgramPart part = program->part[i];
+        lanes_assign(graph, part.first, part.count, n_lanes, program->lane + part.first);
+    }
+}
+
+Status program_build(Program *program, const char *name, Graph *graph, const Backend *backend,
+                     int n_micro_batches, Error *error) {
+    return program_build_chunks(program, name, graph, backend, n_micro_batches, 1, (int[]){1}, error);
+}
+
+static Status check_kernels(const Graph *graph, const Backend *backend, Error *error) {
     const Node *missing = NULL;
     const BackendTraits *traits = &backend->traits;
-    int n_lanes = traits_n_lanes(traits) < LANES_MOST ? traits_n_lanes(traits) : LANES_MOST;
-    bool has_lanes = n_lanes > 1;
     int n_missing = traits_missing_kernels(traits, graph, &missing);
     const char *reason = n_missing && traits->why_not ? traits->why_not(traits, missing) : NULL;
     if (reason) return error_user(error, "--device %s: %s", backend->name, reason);
@@ -65,17 +98,24 @@ Status program_build_frames(Program *program, const char *name, Graph *graph, co
     if (traits->alignment > PLAN_ALIGNMENT)
         return error_failed(error, "the %s backend wants tensors at multiples of %zu bytes; %d are planned",
                             backend->name, traits->alignment, PLAN_ALIGNMENT);
+    return STATUS_OK;
+}
+
+Status program_build_chunks(Program *program, const char *name, Graph *graph, const Backend *backend,
+                            int n_micro_batches, int n_chunks, const int *chunk_frames, Error *error) {
+    *program = (Program){.name = name, .graph = graph, .n_forward_runs = n_micro_batches};
+    program->plan.n_chunks = n_chunks;
+    const BackendTraits *traits = &backend->traits;
+    int n_lanes = traits_n_lanes(traits) < LANES_MOST ? traits_n_lanes(traits) : LANES_MOST;
+    TRY(graph_status(graph, error));
+    TRY(check_kernels(graph, backend, error));
+    TRY(check_chunks(graph, n_chunks, error));
     add_scratch(graph, traits);
-    sort_sections(program);
+    sort_parts(program);
     for (int i = 0; i < graph->n_nodes; i++) program->n_recomputed += graph->node[i]->is_recomputed;
-    TRY(plan_memory(graph, has_lanes, n_frames, &program->plan, error));
+    TRY(plan_memory(graph, n_lanes > 1, n_chunks, chunk_frames, &program->plan, error));
     for (int place = 0; place < N_PLACES; place++) program->plan.kind[place] = traits->memory;
-    if (has_lanes) {
-        program->lane = ARENA_ARRAY(&graph->arena, LaneStep, graph->n_nodes + 1);
-        for (int section = 0; section < N_SECTIONS; section++)
-            lanes_assign(graph, program->first[section], program->count[section], n_lanes,
-                         program->lane + program->first[section]);
-    }
+    if (n_lanes > 1) assign_lanes(program, n_lanes);
     return graph_status(graph, error);
 }
 
@@ -89,13 +129,17 @@ Cost program_section_cost(const Program *program, Section section) {
     return total;
 }
 
+int program_node_runs(const Program *program, const Node *node) {
+    if (node->section == SECTION_UPDATE || node->is_last_only) return 1;
+    return program->n_forward_runs - node->is_not_last;
+}
+
 Cost program_cost(const Program *program) {
     Cost total = {0};
     for (int i = 0; i < program->graph->n_nodes; i++) {
         const Node *node = program->graph->node[i];
         Cost cost = op_cost(node);
-        bool runs_once = node->section == SECTION_UPDATE || node->is_last_only;
-        double runs = runs_once ? 1.0 : (double)program->n_forward_runs;
+        double runs = (double)program_node_runs(program, node);
         total.flops += runs * cost.flops;
         total.bytes += runs * cost.bytes;
     }
@@ -119,12 +163,15 @@ static void print_tensor(const Tensor *tensor, WriteMode mode, FILE *stream) {
             places[tensor->place], tensor->offset);
 }
 
-static void print_node(const Node *node, int index, FILE *stream) {
+static void print_node(const Program *program, int index, FILE *stream) {
+    const Node *node = program->graph->node[index];
     char description[96] = "";
     if (node->op->describe) node->op->describe(node, description, sizeof description);
     Cost cost = op_cost(node);
-    fprintf(stream, "%5d  %-8s  %-24s %10s %8sFLOP ", index, section_name(node->section), node->op->name,
-            format_bytes((uint64_t)cost.bytes).text, format_count(cost.flops).text);
+    fprintf(stream, "%5d  %-8s  ", index, section_name(node->section));
+    if (program->plan.n_chunks > 1) fprintf(stream, "%3d  ", node->chunk);
+    fprintf(stream, "%-24s %10s %8sFLOP ", node->op->name, format_bytes((uint64_t)cost.bytes).text,
+            format_count(cost.flops).text);
     for (int k = 0; k < node->n_outputs; k++) {
         if (node->output[k]) print_tensor(node->output[k], node->write[k], stream);
     }
@@ -135,7 +182,20 @@ static void print_node(const Node *node, int index, FILE *stream) {
     if (node->scratch) print_tensor(node->scratch, WRITE_FRESH, stream);
     if (node->is_recomputed) fprintf(stream, "  [recomputed]");
     if (node->is_last_only) fprintf(stream, "  [last micro-batch]");
+    if (node->is_not_last) fprintf(stream, "  [not last micro-batch]");
     fprintf(stream, "%s%s\n", *description ? "  " : "", description);
+}
+
+/* Of each chunk, where a place is there more than once. */
+static void print_frames(const MemoryPlan *plan, Place place, FILE *stream) {
+    for (int c = 0; c < plan->n_chunks && (plan->n_chunks > 1 || plan->n_frames > 1); c++) {
+        const ChunkPlan *chunk = &plan->chunk[c];
+        if (!chunk->bytes[place]) continue;
+        fprintf(stream, "    ");
+        if (plan->n_chunks > 1) fprintf(stream, "chunk %d: ", c);
+        fprintf(stream, "%zu bytes a frame x %d frame%s\n", chunk->bytes[place], chunk->n_frames,
+                chunk->n_frames == 1 ? "" : "s");
+    }
 }
 
 static void print_totals(const Program *program, FILE *stream) {
@@ -157,6 +217,7 @@ static void print_totals(const Program *program, FILE *stream) {
         size_t n_bytes = plan_place_bytes(plan, (Place)place);
         fprintf(stream, "  %-12s %16zu bytes  (%s)\n", place_name((Place)place), n_bytes,
                 format_bytes(n_bytes).text);
+        if (place_is_framed((Place)place)) print_frames(plan, (Place)place, stream);
     }
     fprintf(stream, "  %-12s %16zu bytes  (%s)\n", "total", plan_total_bytes(plan),
             format_bytes(plan_total_bytes(plan)).text);
@@ -173,9 +234,9 @@ static void print_totals(const Program *program, FILE *stream) {
 void program_print(const Program *program, FILE *stream) {
     fprintf(
         stream,
-        "program '%s': index, section, operation, bytes, FLOPs, outputs <- inputs, as name(shape)@place+offset\n"
+        "program '%s': index, section, %soperation, bytes, FLOPs, outputs <- inputs, as name(shape)@place+offset\n"
         "(+= adds to what is there; +=* overwrites in the first micro-batch of a step and adds in the others)\n",
-        program->name);
-    for (int i = 0; i < program->graph->n_nodes; i++) print_node(program->graph->node[i], i, stream);
+        program->name, program->plan.n_chunks > 1 ? "chunk, " : "");
+    for (int i = 0; i < program->graph->n_nodes; i++) print_node(program, i, stream);
     print_totals(program, stream);
 }

@@ -9,11 +9,17 @@
 
 #include <stdio.h>
 
+/* Nodes that are run together: those of a chunk in a section. */
+typedef struct {
+    int first, count;
+} ProgramPart;
+
 typedef struct {
     const char *name; /* "train", "evaluate", "decode" */
     Graph *graph;     /* not owned */
     MemoryPlan plan;
-    int first[N_SECTIONS], count[N_SECTIONS]; /* the nodes of each section lie together */
+    int first[N_SECTIONS], count[N_SECTIONS]; /* the nodes of each section lie together, chunk by chunk */
+    ProgramPart *part;                        /* (N_SECTIONS, n_chunks): ask program_part */
     int n_forward_runs;                       /* micro-batches a step */
     int n_recomputed;
     LaneStep *lane; /* (n_nodes): what runs beside what; NULL where the backend has one lane */
@@ -24,11 +30,18 @@ typedef struct {
 Status program_build(Program *program, const char *name, Graph *graph, const Backend *backend,
                      int n_micro_batches, Error *error);
 
-/* The same with memory for several micro-batches in flight (actions.h). */
-Status program_build_frames(Program *program, const char *name, Graph *graph, const Backend *backend,
-                            int n_micro_batches, int n_frames, Error *error);
+/* The same with several chunks, each with memory for several micro-batches in flight (actions.h). */
+Status program_build_chunks(Program *program, const char *name, Graph *graph, const Backend *backend,
+                            int n_micro_batches, int n_chunks, const int *chunk_frames /* (n_chunks) */,
+                            Error *error);
 
-/* Counted work of one step: forward and backward once a micro-batch, update once. */
+/* What executor_run runs; the update is one part, chunk 0's, whatever chunks its nodes have. */
+ProgramPart program_part(const Program *program, Section section, int chunk);
+
+/* How often the node runs in a step. */
+int program_node_runs(const Program *program, const Node *node);
+
+/* Counted work of one step: forward, backward and weight once a micro-batch, update once. */
 Cost program_cost(const Program *program);
 Cost program_section_cost(const Program *program, Section section);
 

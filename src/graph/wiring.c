@@ -5,8 +5,15 @@
 Status wiring_plan(Program *program, Graph *graph, const Backend *backend, const WiringOptions *options,
                    DeviceMemory *memory, Error *error) {
     int n_micro_batches = options->n_micro_batches ? options->n_micro_batches : 1;
-    int n_frames = options->n_frames ? options->n_frames : 1;
-    TRY(program_build_frames(program, options->name, graph, backend, n_micro_batches, n_frames, error));
+    int n_chunks = options->n_chunks ? options->n_chunks : 1;
+    int *frames = ARENA_ARRAY(&graph->arena, int, n_chunks);
+    for (int c = 0; c < n_chunks; c++) {
+        frames[c] = options->chunk_frames ? options->chunk_frames[c] : options->n_frames;
+        if (!frames[c]) frames[c] = 1;
+    }
+    TRY(program_build_chunks(program, options->name, graph, backend, n_micro_batches, n_chunks, frames,
+                             error));
+    program->plan.n_versions = options->n_versions;
     if (memory) device_require(memory, &program->plan);
     return STATUS_OK;
 }

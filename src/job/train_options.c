@@ -176,6 +176,9 @@ static Status refuse_ignored(const TrainRun *run, Error *error) {
         {"any-order", "--device cuda", device_takes_gpu(run->values.train.device)},
         {"streams", "--device cuda", device_takes_gpu(run->values.train.device)},
         {"sequence-parallel", "--tp 2 or more", run->values.parallel.size[AXIS_TP] > 1},
+        {"schedule", "--pp 2 or more", train_has_pipeline(run)},
+        {"chunks", "--pp 2 or more", train_has_pipeline(run)},
+        {"stages", "--pp 2 or more", train_has_pipeline(run)},
     };
     return options_refuse_idle(&run->options, rules, sizeof rules / sizeof rules[0], OPTION_FROM_COMMAND,
                                error);
@@ -243,6 +246,7 @@ static void choose_clock(TrainRun *run) {
 
 Status train_options_complete(TrainRun *run, Error *error) {
     TrainOptions *train = &run->values.train;
+    train_pipeline_choose(run);
     StepOptions step = {.batch = train->batch,
                         .micro_batch = train->micro_batch,
                         .T = train->sequence,
@@ -253,6 +257,7 @@ Status train_options_complete(TrainRun *run, Error *error) {
     TRY(train_async_complete(run, error));
     choose_clock(run);
     TRY(check_ranks(run, error));
+    TRY(train_pipeline_complete(run, error));
     TRY(check_prompt(run, error));
     TRY(refuse_ignored(run, error));
     TRY(refuse_unsaved(run, error));

@@ -32,6 +32,7 @@
 static void give_back(TrainRun *run) {
     if (run->has_trainer) trainer_close(&run->trainer);
     comm_close(&run->saving);
+    model_pipeline_close(&run->pipeline, run->has_backend ? &run->backend : NULL);
     model_mesh_close(&run->mesh, run->has_backend ? &run->backend : NULL);
     if (run->has_backend) run->backend.close(run->backend.context);
     data_source_close(&run->source);
@@ -168,6 +169,8 @@ static Status plan_trainer(TrainRun *run, Error *error) {
                           .log = &run->log,
                           .launch = run->launch,
                           .mesh = &run->mesh,
+                          .pipeline = train_has_pipeline(run) ? &run->pipeline : NULL,
+                          .part = &run->part,
                           .saving = run->saving.size > 1 ? &run->saving : NULL,
                           .parallel = &values->parallel,
                           .async = &run->async,
@@ -185,6 +188,7 @@ static Status open_mesh(TrainRun *run, Error *error) {
     TRY(model_mesh_open(&run->mesh, &run->shape, &run->values.model, &run->launch->world, error));
     for (int axis = 0; axis < N_AXES; axis++)
         run->mesh.axis[axis].all_reduce = comm_algorithm(run->values.parallel.all_reduce);
+    TRY(train_pipeline_open(run, error));
     Comm *world = &run->launch->world;
     return world->size > 1 ? comm_split(world, 0, world->rank, &run->saving, error) : STATUS_OK;
 }
@@ -364,6 +368,7 @@ static Status run_phases(TrainRun *run, int n_words, char *const *words, Error *
     TRY(launch_agree(launch, error));
     Comm *device = &run->mesh.device[AXIS_DP];
     model_mesh_open_device(&run->mesh, &run->backend, error);
+    if (error->status == STATUS_OK) model_pipeline_open_device(&run->pipeline, &run->backend, error);
     if (error->status == STATUS_OK && device->table && comm_is_nccl(device) &&
         options_source(&run->options, "allreduce") == OPTION_FROM_COMMAND) {
         error_user(error, "--allreduce is of the host's memory; GPUs sum by NCCL here, leave it out");
@@ -374,6 +379,7 @@ static Status run_phases(TrainRun *run, int n_words, char *const *words, Error *
     train_enter(run, "planning");
     plan_trainer(run, error);
     TRY(launch_agree(launch, error));
+    TRY(trainer_meet(&run->trainer, error));
     run->outcome = TRAIN_RUN_PROGRAM;
     return run->values.call.print_program ? STATUS_OK : train(run, error);
 }

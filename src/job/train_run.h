@@ -11,6 +11,7 @@
 #define PGPT_JOB_TRAIN_RUN_H
 
 #include "data/source.h"
+#include "model/stages.h"
 #include "run/fault.h"
 #include "run/run_folder.h"
 #include "run/watchdog.h"
@@ -59,6 +60,10 @@ typedef struct {
     Backend backend;
     MeshShape shape;
     Mesh mesh;
+    PipelineLayout layout; /* of pp */
+    Stages stages;         /* which blocks each has, where there are several */
+    Pipeline pipeline;
+    ParameterPart part; /* what of the model this rank has */
     Comm saving;        /* of all ranks, for checkpoints */
     AsyncOptions async; /* complete: what values.async comes to on these ranks */
     Trainer trainer;
@@ -130,6 +135,18 @@ Status train_trace_write(TrainRun *run, Error *error);
 
 /* When nothing is left that could be doing anything. */
 void train_unwatch(TrainRun *run);
+
+/* ---- Pipelines (train_pipeline.c) */
+
+bool train_has_pipeline(const TrainRun *run);
+
+/* When the mesh is known: the layout, and the micro-batch where nobody has said. Then, when the model is: can it
+ * be, and which blocks are whose? */
+void train_pipeline_choose(TrainRun *run);
+Status train_pipeline_complete(TrainRun *run, Error *error);
+
+/* Behind the mesh. Collective. */
+Status train_pipeline_open(TrainRun *run, Error *error);
 
 /* ---- Asynchronous and local SGD (train_async.c) */
 

@@ -50,6 +50,30 @@ static void say_ranks(const TrainRun *run) {
                  "rank 0 also keeps whole weights for its samples; --sample-tokens 0 does without");
 }
 
+/* Which schedule, and which blocks each stage has. */
+static void say_pipeline(const TrainRun *run) {
+    if (!train_has_pipeline(run)) return;
+    Arena arena = {0};
+    const TrainStep *step = &run->trainer.step;
+    const ScheduleInfo *info = schedule_info(run->layout.kind);
+    ScheduleShape shape = pipeline_shape(&run->pipeline, (int)step->n_micro_batches);
+    StageTimes times = {1.0, 1.0, 1.0};
+    double bubble = schedule_bubble(run->layout.kind, &shape, times);
+    double busy = 3.0 * (double)shape.n_micro_batches;
+    char chunks[48] = "", share[64] = "";
+    if (shape.n_chunks > 1) snprintf(chunks, sizeof chunks, " in %d chunks each", shape.n_chunks);
+    if (!isnan(bubble))
+        snprintf(share, sizeof share, ", %.0f %% of a step idle (the bubble)",
+                 100.0 * bubble / (bubble + busy));
+    log_note(
+        &run->log,
+        "pipeline of %d stages%s, blocks %s, slowest %.2f of the mean; schedule %s, %d micro-batches of %lld "
+        "sequences%s",
+        shape.n_stages, chunks, stages_text(&run->stages, &arena), stages_imbalance(&run->stages), info->name,
+        shape.n_micro_batches, (long long)step->B, share);
+    arena_free(&arena);
+}
+
 void train_say_plan(const TrainRun *run) {
     const ModelConfig *model = &run->values.model;
     const TrainOptions *train = &run->values.train;
@@ -70,6 +94,7 @@ void train_say_plan(const TrainRun *run) {
              format_rate(trainer_standard_flops(&run->trainer), "FLOP").text);
     device_say(&run->log, &run->backend, &run->mesh.device[AXIS_DP]);
     say_ranks(run);
+    say_pipeline(run);
     log_note(&run->log, "%lld steps of %lld x %lld tokens into %s", (long long)train->n_steps,
              (long long)train->batch, (long long)train->sequence, run->run);
     if (!train->saves && *train->resume)

@@ -307,7 +307,10 @@ static void record_head(Writer *r, Tensor *x, const GptLossOptions *options, Gpt
 static GptLoss record_places(const ModelConfig *config, const ParameterTable *table, Graph *graph,
                              const GptLossOptions *options, const GptStage *stage) {
     int64_t B = options->B, T = options->T;
-    GptLoss loss = {.parameters = parameters_record(table, graph, options->dtype, options->is_training)};
+    GptLoss loss = {0};
+    loss.parameters = options->parameters
+                          ? *options->parameters
+                          : parameters_record(table, graph, options->dtype, options->is_training);
     if (stage->has_embedding)
         loss.tokens = graph_tensor(graph, PLACE_INPUT, DTYPE_I32, SHAPE(B, T), "tokens");
     if (stage->has_head) {
@@ -334,26 +337,33 @@ static Shape stream_shape(const Writer *r) {
     return SHAPE(rows.n, channels);
 }
 
-GptStageTensors gpt_record_stage(const ModelConfig *config, const ParameterTable *table, Graph *graph,
-                                 const GptLossOptions *options, const GptStage *stage) {
-    GptStageTensors tensors = {.loss = record_places(config, table, graph, options, stage)};
-    Writer r = {.config = config,
-                .graph = graph,
-                .parameters = tensors.loss.parameters,
-                .random = tensors.loss.random,
-                .B = options->B,
-                .T = options->T,
-                .segment = options->recompute};
+static Writer loss_writer(const ModelConfig *config, const GptLossOptions *options) {
+    Writer r = {.config = config, .B = options->B, .T = options->T, .segment = options->recompute};
     set_split(&r, &options->split);
-    Stream x = {0};
+    return r;
+}
+
+Shape gpt_stream_shape(const ModelConfig *config, const GptLossOptions *options) {
+    Writer r = loss_writer(config, options);
+    return stream_shape(&r);
+}
+
+GptStageTensors gpt_record_stage(const ModelConfig *config, const ParameterTable *table, Graph *graph,
+                                 const GptLossOptions *options, const GptStage *stage, Tensor *input) {
+    GptStageTensors tensors = {.loss = record_places(config, table, graph, options, stage), .input = input};
+    Writer r = loss_writer(config, options);
+    r.graph = graph;
+    r.parameters = tensors.loss.parameters;
+    r.random = tensors.loss.random;
+    Stream x = {.sum = input};
     if (stage->has_embedding) {
         x = record_embedding(&r, tensors.loss.tokens);
-    } else {
-        Shape shape = stream_shape(&r);
-        tensors.input = graph_tensor(graph, PLACE_INPUT, options->dtype, shape, "stream");
+    } else if (!input) {
+        tensors.input = graph_tensor(graph, PLACE_INPUT, options->dtype, stream_shape(&r), "stream");
         tensors.input->needs_gradient = options->is_training;
         x.sum = tensors.input;
     }
+    tensors.embedded = x.sum;
     record_blocks(&r, &x, stage->first_block, stage->end_block);
     if (!stage->has_head) {
         record_border(&r, &x);
@@ -368,7 +378,7 @@ GptStageTensors gpt_record_stage(const ModelConfig *config, const ParameterTable
 GptLoss gpt_record_loss(const ModelConfig *config, const ParameterTable *table, Graph *graph,
                         const GptLossOptions *options) {
     GptStage whole = gpt_whole(config);
-    return gpt_record_stage(config, table, graph, options, &whole).loss;
+    return gpt_record_stage(config, table, graph, options, &whole, NULL).loss;
 }
 
 /* (B,V) logits of x (B,C); where each rank has some of them, what all have put together. */

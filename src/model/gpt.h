@@ -29,6 +29,7 @@ typedef struct {
     int64_t recompute;           /* blocks that recompute_run will take together; 0: it will not run */
     GptSplit split;
     bool scales_loss; /* the gradient is multiplied by a number that the host writes: see GptLoss */
+    const ParameterTensors *parameters; /* recorded already, for another stage in the same graph; NULL: not */
 } GptLossOptions;
 
 /* Inputs and outputs of a recorded forward pass with its loss. */
@@ -56,15 +57,20 @@ GptStage gpt_whole(const ModelConfig *config);
 
 /* What goes into a stage and comes out of it; those of the whole model have neither. */
 typedef struct {
-    GptLoss loss;   /* without a head: no loss, losses and targets; without an embedding: no tokens */
-    Tensor *input;  /* (B,T,C) the residual stream, in PLACE_INPUT; NULL with an embedding */
-    Tensor *output; /* (B,T,C) likewise; NULL with a head */
+    GptLoss loss;     /* without a head: no loss, losses and targets; without an embedding: no tokens */
+    Tensor *input;    /* (B,T,C) the residual stream; NULL with an embedding */
+    Tensor *embedded; /* (B,T,C) what the blocks begin with: the embedding's output, or the input */
+    Tensor *output;   /* (B,T,C) likewise; NULL with a head */
 } GptStageTensors;
 
 /* Stages of a model compute, one behind the other, what the whole does, to the bit: what crosses is one
- * tensor. */
+ * tensor. `input`: where it comes from, of gpt_stream_shape; NULL: the stage has an embedding, or the host
+ * writes it. */
 GptStageTensors gpt_record_stage(const ModelConfig *config, const ParameterTable *table, Graph *graph,
-                                 const GptLossOptions *options, const GptStage *stage);
+                                 const GptLossOptions *options, const GptStage *stage, Tensor *input);
+
+/* Of what crosses from stage to stage: this rank's rows of the residual stream. */
+Shape gpt_stream_shape(const ModelConfig *config, const GptLossOptions *options);
 
 /* A step of generation: T new tokens for each of B sequences, whose earlier keys and values are cached. */
 typedef struct {

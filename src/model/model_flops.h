@@ -1,5 +1,6 @@
-/* The arithmetic of a training step by the formula that papers publish their TFLOP/s with, so that figures
- * compare. The program's own count (train_step_flops) is what is really computed. */
+/* The arithmetic of a training step by formula: the one that papers publish their TFLOP/s with, so that
+ * figures compare, and that of a model's parts, by which pipeline stages are balanced (model/stages.h) before
+ * there is a program. The program's own count (train_step_flops) is what is really computed. */
 #ifndef PGPT_MODEL_MODEL_FLOPS_H
 #define PGPT_MODEL_MODEL_FLOPS_H
 
@@ -11,5 +12,14 @@
  * has the four GEMMs of a block, whose MLP is 4h wide, all s² scores (a causal model needs half of them) and
  * the logits; norms, biases, softmax, GELU and the update are left out. */
 double model_flops_standard(const ModelConfig *config, int64_t n_sequences, int64_t T, bool recomputes);
+
+/* Forward and backward of one token, in sequences of T, on the rank with most of n_ranks of tensor
+ * parallelism: within a few per cent of what the program counts. Visible scores only, GEMMs, logits, norms
+ * and activation functions. */
+typedef struct {
+    double embedding, block, head; /* the head with the final norm and the loss */
+} PartFlops;
+
+PartFlops model_flops_parts(const ModelConfig *config, int64_t T, int n_ranks);
 
 #endif

@@ -1,5 +1,6 @@
 /* Order: embeddings, blocks, final norm, head: the order in which a forward pass meets them, so that the
- * backward finishes gradients from the end of the flat array to its start.
+ * backward finishes gradients from the end of the flat array to its start. A part of several chunks has them
+ * one behind the other.
  *
  * All parameters of the model are described first, and those of the part then laid out: so a parameter's
  * number, its initial values and whether the sizes can be are the same for every part. */
@@ -131,11 +132,12 @@ static int *index_at(const ParameterTable *table, ParameterKey key) {
 
 /* Take one of the model's parameters into the table; false when the sizes overflow. */
 static bool place(ParameterTable *table, const ModelConfig *config, const ParameterPart *part,
-                  const Parameter *described, bool is_owner) {
+                  const Parameter *described, int chunk, bool is_owner) {
     *index_at(table, (ParameterKey){described->role, described->block, described->expert}) =
         table->n_parameters + 1;
     Parameter *parameter = &table->parameter[table->n_parameters++];
     *parameter = *described;
+    parameter->chunk = chunk;
     parameter->shard =
         parameter_shard_cut(config, parameter->rule, parameter->whole, part->n_ranks, part->rank);
     for (int i = 0; i < parameter->shard.n_boxes && !is_owner; i++) parameter->shard.box[i].is_owner = false;
@@ -149,22 +151,46 @@ static bool place(ParameterTable *table, const ModelConfig *config, const Parame
     return true;
 }
 
-static bool is_in_part(const ParameterPart *part, const Parameter *parameter) {
+static bool is_in_chunk(const ParameterChunk *chunk, const Parameter *parameter) {
     if (parameter->block != NO_BLOCK)
-        return parameter->block >= part->first_block && parameter->block < part->end_block;
+        return parameter->block >= chunk->first_block && parameter->block < chunk->end_block;
     bool is_embedding = parameter->role == ROLE_TOKEN_TABLE || parameter->role == ROLE_POSITION_TABLE;
-    return is_embedding ? part->has_embedding : part->has_head;
+    return is_embedding ? chunk->has_embedding : chunk->has_head;
+}
+
+/* Who has what of a tied token table: the chunk with the embedding and the one with the head, or -1. */
+typedef struct {
+    int embedding, head;
+} TiedChunks;
+
+static TiedChunks tied_chunks(const ModelConfig *config, const ParameterPart *part) {
+    TiedChunks tied = {-1, -1};
+    for (int i = 0; i < part->n_chunks && config->tied; i++) {
+        if (part->chunk[i].has_embedding) tied.embedding = i;
+        if (part->chunk[i].has_head) tied.head = i;
+    }
+    return tied;
 }
 
 static bool place_all(ParameterTable *table, const ModelConfig *config, const ParameterPart *part,
                       const Builder *model) {
-    for (int i = 0; i < model->n_parameters; i++) {
-        if (is_in_part(part, &model->parameter[i]) && !place(table, config, part, &model->parameter[i], true))
-            return false;
+    TiedChunks tied = tied_chunks(config, part);
+    for (int chunk = 0; chunk < part->n_chunks; chunk++) {
+        for (int i = 0; i < model->n_parameters; i++) {
+            if (is_in_chunk(&part->chunk[chunk], &model->parameter[i]) &&
+                !place(table, config, part, &model->parameter[i], chunk, true))
+                return false;
+        }
+        /* The last stage of a tied model has the table of the first as its head. */
+        bool has_copy = tied.head == chunk && tied.embedding < 0;
+        if (has_copy && !place(table, config, part, &model->parameter[0], chunk, false)) return false;
     }
-    /* The last stage of a tied model has the table of the first as its head. */
-    bool has_copy = config->tied && part->has_head && !part->has_embedding;
-    return !has_copy || place(table, config, part, &model->parameter[0], false);
+    int at = *index_at(table, (ParameterKey){ROLE_TOKEN_TABLE, NO_BLOCK, NO_EXPERT});
+    if (!at) return true;
+    Parameter *tokens = &table->parameter[at - 1];
+    tokens->is_tied_pair = (tied.embedding < 0) != (tied.head < 0);
+    tokens->is_of_two_chunks = tied.embedding >= 0 && tied.head >= 0 && tied.embedding != tied.head;
+    return true;
 }
 
 /* Elements of the whole model; false when they are more than can be. The message wants to know of them all
@@ -184,18 +210,35 @@ static bool count_elements(ParameterTable *table, const Builder *model, double *
     return is_sound;
 }
 
+/* Chunks ascend, and do not share anything. */
+static bool is_chunk_sound(const ModelConfig *config, const ParameterPart *part, int index) {
+    const ParameterChunk *chunk = &part->chunk[index];
+    int from = index > 0 ? part->chunk[index - 1].end_block : 0;
+    bool is_first = index == 0, is_last = index == part->n_chunks - 1;
+    return chunk->first_block >= from && chunk->first_block <= chunk->end_block &&
+           chunk->end_block <= config->n_layers && (is_first || !chunk->has_embedding) &&
+           (is_last || !chunk->has_head);
+}
+
 static Status check_part(const ModelConfig *config, const ParameterPart *part, Error *error) {
-    if (part->n_ranks >= 1 && part->rank >= 0 && part->rank < part->n_ranks && part->first_block >= 0 &&
-        part->first_block <= part->end_block && part->end_block <= config->n_layers)
-        return STATUS_OK;
-    return error_failed(error, "rank %d of %d with blocks %d to %d is no part of a model of %lld blocks",
-                        part->rank, part->n_ranks, part->first_block, part->end_block - 1,
-                        (long long)config->n_layers);
+    if (part->n_ranks < 1 || part->rank < 0 || part->rank >= part->n_ranks || part->n_chunks < 1 ||
+        part->n_chunks > SCHEDULE_MAX_CHUNKS)
+        return error_failed(error, "rank %d of %d with %d chunks is no part of a model", part->rank,
+                            part->n_ranks, part->n_chunks);
+    for (int i = 0; i < part->n_chunks; i++) {
+        if (is_chunk_sound(config, part, i)) continue;
+        return error_failed(error, "chunk %d with blocks %d to %d is no part of a model of %lld blocks", i,
+                            part->chunk[i].first_block, part->chunk[i].end_block - 1,
+                            (long long)config->n_layers);
+    }
+    return STATUS_OK;
 }
 
 ParameterPart parameter_part_whole(const ModelConfig *config) {
     return (ParameterPart){
-        .n_ranks = 1, .end_block = (int)config->n_layers, .has_embedding = true, .has_head = true};
+        .n_ranks = 1,
+        .n_chunks = 1,
+        .chunk = {{.end_block = (int)config->n_layers, .has_embedding = true, .has_head = true}}};
 }
 
 Status parameters_build_part(ParameterTable *table, const ModelConfig *config, const ParameterPart *part,
@@ -256,6 +299,11 @@ const Parameter *parameter_find_key(const ParameterTable *table, ParameterKey ke
 
 const Parameter *parameter_find(const ParameterTable *table, ParameterRole role, int block) {
     return parameter_find_key(table, (ParameterKey){role, block, NO_EXPERT});
+}
+
+const Parameter *parameter_tied_pair(const ParameterTable *table) {
+    const Parameter *tokens = parameter_find(table, ROLE_TOKEN_TABLE, NO_BLOCK);
+    return tokens && tokens->is_tied_pair ? tokens : NULL;
 }
 
 Tensor *parameter_tensor(const ParameterTensors *tensors, ParameterRole role, int block) {
@@ -336,7 +384,12 @@ const FlatPiece *parameters_pieces(const ParameterTable *table, Arena *arena) {
     int64_t end = table->n_flat_elements;
     for (int i = table->n_parameters - 1; i >= 0; i--) {
         const Parameter *parameter = &table->parameter[i];
-        pieces[i] = (FlatPiece){parameter->flat_offset, end - parameter->flat_offset, parameter->block};
+        pieces[i] = (FlatPiece){.first = parameter->flat_offset,
+                                .n = end - parameter->flat_offset,
+                                .block = parameter->block,
+                                .chunk = parameter->chunk,
+                                .is_pair = parameter->is_tied_pair,
+                                .is_alone = parameter->is_tied_pair || parameter->is_of_two_chunks};
         end = parameter->flat_offset;
     }
     return pieces;

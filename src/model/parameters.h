@@ -6,6 +6,7 @@
 #include "graph/graph.h"
 #include "model/config.h"
 #include "model/parameter_shard.h"
+#include "parallel/pipeline/schedule.h"
 #include "parallel/sync/gradient_sync.h"
 #include "parallel/sync/replicas.h"
 
@@ -45,6 +46,11 @@ typedef struct {
     int block;  /* or NO_BLOCK */
     int expert; /* or NO_EXPERT */
     int number; /* its position in the table of the whole model, of which its initial values are made */
+    int chunk;  /* of the part; of a table that two chunks use, the one with the embedding */
+    /* The token table of a tied model in a pipeline. It is used as the embedding and as the head, and either
+     * the first and the last stage both have it (a pair, whose gradients are summed:
+     * gradient_sync_begin_update), or one stage has it for two of its chunks. */
+    bool is_tied_pair, is_of_two_chunks;
     Shape whole;
     ShardRule rule;
     ParameterShard shard; /* what of the whole is here: its boxes, one behind the other, are the tensor */
@@ -76,22 +82,32 @@ typedef struct {
     int64_t n_whole_elements;
 } ParameterTable;
 
-/* What a rank holds of the model: its shard of every tensor of some blocks (a pipeline stage), with or
- * without what comes before them and behind them. A stage with the head of a tied model holds the token
- * table too; the one with the embedding owns it. */
+/* A run of blocks, with or without what comes before them and behind them: what a pipeline runs at a time (a
+ * virtual stage, parallel/pipeline/schedule.h). */
 typedef struct {
-    int n_ranks, rank; /* of tensor parallelism */
     int first_block, end_block;
     bool has_embedding, has_head; /* the head with the final norm */
+} ParameterChunk;
+
+/* What a rank holds of the model: its shard of every tensor of one or more chunks (a pipeline stage), which
+ * ascend in the model.
+ *
+ * The chunk with the head of a tied model needs the token table too. Where the same rank has the embedding,
+ * there is one table; where another one has it, both hold it, and the one with the embedding owns it. */
+typedef struct {
+    int n_ranks, rank; /* of tensor parallelism */
+    int n_chunks;
+    ParameterChunk chunk[SCHEDULE_MAX_CHUNKS];
 } ParameterPart;
 
+/* One chunk, on one rank. */
 ParameterPart parameter_part_whole(const ModelConfig *config);
 
 /* The table of the whole model. Fails when the sizes overflow. */
 Status parameters_build(ParameterTable *table, const ModelConfig *config, Error *error);
 
-/* The table of a part. All ranks of a stage have the same parameters in the same order, in which those
- * that a rank has nothing of have no elements. */
+/* The table of a part: chunk by chunk, each in the order of the model. All ranks of a stage have the same
+ * parameters in the same order, in which those that a rank has nothing of have no elements. */
 Status parameters_build_part(ParameterTable *table, const ModelConfig *config, const ParameterPart *part,
                              Error *error);
 void parameters_free(ParameterTable *table);
@@ -106,6 +122,9 @@ FlatArray parameters_flat(const ParameterTable *table, Arena *arena);
  * shorter one is of no expert. */
 const Parameter *parameter_find_key(const ParameterTable *table, ParameterKey key);
 const Parameter *parameter_find(const ParameterTable *table, ParameterRole role, int block);
+
+/* The token table that this rank and the other end of the pipeline keep equal; NULL: there is none. */
+const Parameter *parameter_tied_pair(const ParameterTable *table);
 
 /* The table's tensors in a graph: parts of one flat tensor, in table order. */
 typedef struct {

@@ -62,7 +62,50 @@ Node *op_comm_wait(Graph *graph, const Node *start) {
                               start->n_inputs, start->input, start->n_outputs, start->output);
     node->phase = PHASE_COMMUNICATION;
     node->is_last_only = start->is_last_only;
+    node->is_not_last = start->is_not_last;
     return node;
+}
+
+/* Between the two ranks of a communicator, one way. */
+static Node *record_channel(Graph *graph, const Op *op, Comm *comm, Tensor *buffer, bool is_sent) {
+    int other = 1 - comm->rank;
+    CommPeers peers = {.to = is_sent ? other : -1, .from = is_sent ? -1 : other};
+    CommAttributes attributes = {.comm = comm, .operation = {.kind = COMM_BARRIER}, .peers = peers};
+    graph_check(graph, comm->size == 2, "%s: a communicator of %d ranks, not 2", op->name, comm->size);
+    Node *node = comm_record(graph, op, attributes, is_sent, TENSORS(buffer), !is_sent, TENSORS(buffer));
+    node->is_passed_by = true;
+    return node;
+}
+
+/* The other node of the same messages. */
+static Node *record_other(Graph *graph, const Op *op, const Node *node) {
+    Node *other = graph_record(graph, op, node->attributes, sizeof(CommAttributes), node->n_inputs,
+                               node->input, node->n_outputs, node->output);
+    other->phase = PHASE_COMMUNICATION;
+    other->is_passed_by = true;
+    return other;
+}
+
+Node *op_channel_receive(Graph *graph, Comm *comm, Tensor *buffer) {
+    return record_channel(graph, &OP_CHANNEL_RECEIVE, comm, buffer, false);
+}
+
+Node *op_channel_receive_ahead(Graph *graph, const Node *receive) {
+    Node *node = record_other(graph, &OP_CHANNEL_RECEIVE_AHEAD, receive);
+    node->is_not_last = true;
+    return node;
+}
+
+Node *op_channel_send_wait(Graph *graph, Comm *comm, Tensor *buffer) {
+    return record_channel(graph, &OP_CHANNEL_SEND_WAIT, comm, buffer, true);
+}
+
+Node *op_channel_send(Graph *graph, const Node *wait) {
+    return record_other(graph, &OP_CHANNEL_SEND, wait);
+}
+
+Node *op_channel_send_end(Graph *graph, const Node *send) {
+    return record_other(graph, &OP_CHANNEL_SEND_WAIT, send);
 }
 
 Node *op_scalar_sum(Graph *graph, Comm *comm, Tensor *scalar) {
@@ -125,6 +168,12 @@ static Status wait_kernel(const KernelCall *call, Error *error) {
     return comm_wait(attributes->comm, &flight->ticket, error);
 }
 
+static Status receive_kernel(const KernelCall *call, Error *error) {
+    const CommFlights *flights = ((const CommAttributes *)call->node->attributes)->flights;
+    if (flights->n_waited == flights->n_started) TRY(exchange_kernel(call, error));
+    return wait_kernel(call, error);
+}
+
 static Status run_kernel(const KernelCall *call, Error *error) {
     const CommAttributes *attributes = call->node->attributes;
     CommOperation operation = operation_on(call);
@@ -172,9 +221,8 @@ CommTraffic comm_traffic(const Program *program, const Comm *comm) {
         const Node *node = program->graph->node[i];
         bool is_comm = node->op->bytes == comm_bytes || node->op->bytes == exchange_bytes;
         if (!is_comm || ((const CommAttributes *)node->attributes)->comm != comm) continue;
-        bool runs_once = node->section == SECTION_UPDATE || node->is_last_only;
-        int64_t n_runs = runs_once ? 1 : program->n_forward_runs;
-        bool is_exchange = node->op == &OP_EXCHANGE;
+        int64_t n_runs = program_node_runs(program, node);
+        bool is_exchange = node->op->bytes == exchange_bytes;
         traffic.n_collectives += is_exchange ? 0 : n_runs;
         traffic.n_messages += is_exchange ? n_runs * (node->n_inputs + node->n_outputs) : 0;
         traffic.n_bytes += (double)n_runs * node->op->bytes(node);
@@ -185,6 +233,12 @@ CommTraffic comm_traffic(const Program *program, const Comm *comm) {
 /* A device that replays a capture does not ask the host again. */
 static bool is_capturable(const Node *node) {
     return ((const CommAttributes *)node->attributes)->comm->table->only_enqueues;
+}
+
+/* What is waited for in another run of a part, or in another part. */
+static bool is_never_capturable(const Node *node) {
+    (void)node;
+    return false;
 }
 
 static bool is_always_capturable(const Node *node) {
@@ -282,3 +336,27 @@ const Op OP_PARALLEL_SPLIT = {.name = "parallel_split",
                               .is_portable = true,
                               .is_repeatable = true,
                               .is_capturable = is_always_capturable};
+const Op OP_CHANNEL_RECEIVE = {.name = "receive",
+                               .bytes = exchange_bytes,
+                               .describe = comm_describe,
+                               .reference = receive_kernel,
+                               .is_portable = true,
+                               .is_capturable = is_never_capturable};
+const Op OP_CHANNEL_RECEIVE_AHEAD = {.name = "receive_start",
+                                     .bytes = no_bytes,
+                                     .describe = comm_describe,
+                                     .reference = exchange_kernel,
+                                     .is_portable = true,
+                                     .is_capturable = is_never_capturable};
+const Op OP_CHANNEL_SEND = {.name = "send_start",
+                            .bytes = exchange_bytes,
+                            .describe = comm_describe,
+                            .reference = exchange_kernel,
+                            .is_portable = true,
+                            .is_capturable = is_never_capturable};
+const Op OP_CHANNEL_SEND_WAIT = {.name = "send_wait",
+                                 .bytes = no_bytes,
+                                 .describe = comm_describe,
+                                 .reference = wait_kernel,
+                                 .is_portable = true,
+                                 .is_capturable = is_never_capturable};

@@ -12,6 +12,7 @@
 #include "comm/comm.h"
 #include "graph/program.h"
 
+extern const Op OP_CHANNEL_RECEIVE, OP_CHANNEL_RECEIVE_AHEAD, OP_CHANNEL_SEND, OP_CHANNEL_SEND_WAIT;
 extern const Op OP_ALL_REDUCE, OP_REDUCE_SCATTER, OP_ALL_GATHER, OP_ALL_TO_ALL, OP_EXCHANGE, OP_COMM_WAIT,
     OP_SCALAR_SUM, OP_PARALLEL_COPY, OP_PARALLEL_SPLIT;
 
@@ -30,6 +31,19 @@ Node *op_all_to_all(Graph *graph, Comm *comm, Tensor *out, const int64_t *border
 
 /* Wait for what `start` started. */
 Node *op_comm_wait(Graph *graph, const Node *start);
+
+/* Messages between the parts of a program (parallel/pipeline): what one run of a part posts, a later run of it
+ * waits for. On a communicator of two ranks and for one direction alone, so that they come in order; `buffer`
+ * is in a place that persists. Never captured: a capture waits for all that it starts.
+ *
+ * The receiver's: wait for a message, posting the receive if none is posted yet; and post the next one, which
+ * does not run in the last micro-batch of a step. The sender's: wait for the message before, if there is one;
+ * and send. */
+Node *op_channel_receive(Graph *graph, Comm *comm, Tensor *buffer);
+Node *op_channel_receive_ahead(Graph *graph, const Node *receive);
+Node *op_channel_send_wait(Graph *graph, Comm *comm, Tensor *buffer);
+Node *op_channel_send(Graph *graph, const Node *wait);
+Node *op_channel_send_end(Graph *graph, const Node *send); /* waits for the last one */
 
 /* Sum over all ranks of one number, done when the node is. */
 Node *op_scalar_sum(Graph *graph, Comm *comm, Tensor *scalar);

@@ -12,7 +12,7 @@ static const struct {
     const char *kind, *divides; /* in a sentence: "tensor parallelism, which divides heads and channels" */
     bool is_available;
 } axes[N_AXES] = {
-    [AXIS_PP] = {"pp", "pipeline: layers", "pipeline", "layers", false},
+    [AXIS_PP] = {"pp", "pipeline: layers", "pipeline", "layers", true},
     [AXIS_DP] = {"dp", "data: sequences", "data", "sequences", true},
     [AXIS_CP] = {"cp", "context: positions", "context", "positions", false},
     [AXIS_EP] = {"ep", "experts", "expert", "experts", false},
@@ -120,7 +120,15 @@ Status mesh_open_heads(Mesh *mesh, int group, Error *error) {
     return comm_split(&mesh->axis[AXIS_TP], group, mesh->coordinate[AXIS_TP], &mesh->heads, error);
 }
 
+Status mesh_open_ends(Mesh *mesh, Error *error) {
+    int n_stages = mesh->shape.size[AXIS_PP], stage = mesh->coordinate[AXIS_PP];
+    if (n_stages == 1) return STATUS_OK;
+    bool is_end = stage == 0 || stage == n_stages - 1;
+    return comm_split(&mesh->axis[AXIS_PP], is_end ? 0 : -1, stage, &mesh->ends, error);
+}
+
 void mesh_close(Mesh *mesh) {
+    comm_close(&mesh->ends);
     comm_close(&mesh->heads);
     for (int axis = 0; axis < N_AXES; axis++) comm_close(&mesh->axis[axis]);
 }

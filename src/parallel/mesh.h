@@ -48,6 +48,9 @@ typedef struct {
     /* Those of tp that hold the same key/value heads, of the host's memory and of the device's; {0} where
      * each has its own. */
     Comm heads, device_heads;
+    /* The first and the last of pp, which hold a tied token table both, likewise; {0} on those between them
+     * and where nothing is tied. */
+    Comm ends, device_ends;
     Comm device[N_AXES]; /* of a device's memory (NCCL, or through the host); {0} where that is the host's */
 } Mesh;
 
@@ -69,6 +72,16 @@ Status mesh_open_heads(Mesh *mesh, int group, Error *error);
 static inline Comm *mesh_heads(const Mesh *mesh) {
     if (!mesh->heads.table) return mesh_comm(mesh, AXIS_TP);
     return (Comm *)(mesh->device_heads.table ? &mesh->device_heads : &mesh->heads);
+}
+
+/* The first and the last rank along pp; nothing where there is one. Collective over them all, after
+ * mesh_open. */
+Status mesh_open_ends(Mesh *mesh, Error *error);
+
+/* By what reaches the memory that tensors are in, as mesh_comm. NULL: this rank is no end. */
+static inline Comm *mesh_ends(const Mesh *mesh) {
+    if (!mesh->ends.table) return NULL;
+    return (Comm *)(mesh->device_ends.table ? &mesh->device_ends : &mesh->ends);
 }
 
 /* A table: one line a rank with its coordinates and, if given, its host; then the groups of every axis. */

@@ -2,6 +2,7 @@
 #include "parallel/options.h"
 
 #include "comm/algo/algo.h"
+#include "parallel/pipeline/schedule.h"
 #include "parallel/sync/gradient_sync.h"
 
 enum { MANY = 1 << 20, DEFAULT_ALGORITHM = 3 };
@@ -14,7 +15,16 @@ const OptionSpec parallel_option_specs[] = {
     OPTION_BOOL("sequence-parallel", ParallelOptions, by_sequence, true,
                 "sequence parallelism: ranks of tp also divide the rows between their layers"),
     OPTION_INT("pp", ParallelOptions, size[AXIS_PP], 1, 1, MANY,
-               "pipeline parallelism: ranks that divide the layers (not yet available)"),
+               "pipeline parallelism: stages that divide the blocks of the model"),
+    OPTION_CHOICE(
+        "schedule", ParallelOptions, schedule, SCHEDULE_1F1B, schedule_names,
+        "pipeline schedule: in which order stages work on their micro-batches (see pgpt lab pipeline)"),
+    OPTION_INT("chunks", ParallelOptions, n_chunks, 0, 0, SCHEDULE_MAX_CHUNKS,
+               "parts of the model on each stage of the pipeline; 0: as many as the schedule is made for"),
+    OPTION_STRING(
+        "stages", ParallelOptions, stages, "", "N,N,...",
+        "blocks of each part of the pipeline, in the order of the model, as 3,3,4,2; default: balanced by "
+        "FLOPs, embedding and head counted"),
     OPTION_INT("cp", ParallelOptions, size[AXIS_CP], 1, 1, MANY,
                "context parallelism: ranks that divide each sequence (not yet available)"),
     OPTION_INT("ep", ParallelOptions, size[AXIS_EP], 1, 1, MANY,

@@ -8,6 +8,7 @@
 #include "train/observers/sample_observer.h"
 #include "train/observers/save_observer.h"
 #include "train/observers/step_observers.h"
+#include "train/unflushed.h"
 
 #include <math.h>
 
@@ -259,7 +260,9 @@ static Status open_steps(Loop *loop, Error *error) {
 static Status run_step(Loop *loop, bool *is_meeting, Error *error) {
     *is_meeting = true;
     switch ((SyncKind)loop->trainer->async.options.sync) {
-    case SYNC_EXACT: return run_exact_step(loop, error);
+    case SYNC_EXACT:
+        return step_is_unflushed(&loop->trainer->step) ? unflushed_run_steps(loop, error)
+                                                       : run_exact_step(loop, error);
     case SYNC_SERVER: return served_run_steps(loop, error);
     default: return async_run_step(loop, is_meeting, error);
     }

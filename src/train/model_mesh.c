@@ -7,6 +7,7 @@ Status model_mesh_open(Mesh *mesh, const MeshShape *shape, const ModelConfig *co
                        Error *error) {
     int n_ranks = shape->size[AXIS_TP];
     TRY(mesh_open(mesh, shape, world, error));
+    if (config->tied) TRY(mesh_open_ends(mesh, error));
     if (n_ranks <= config->n_kv_heads) return STATUS_OK;
     return mesh_open_heads(mesh, shard_heads_group(config, n_ranks, mesh->coordinate[AXIS_TP]), error);
 }
@@ -17,6 +18,7 @@ Status model_mesh_open_device(Mesh *mesh, const Backend *backend, Error *error) 
         if (axis == AXIS_DP || mesh->shape.size[axis] > 1)
             TRY(device_comm_open(&mesh->device[axis], &mesh->axis[axis], backend, error));
     }
+    if (mesh->ends.table) TRY(device_comm_open(&mesh->device_ends, &mesh->ends, backend, error));
     return mesh->heads.table ? device_comm_open(&mesh->device_heads, &mesh->heads, backend, error)
                              : STATUS_OK;
 }
@@ -24,5 +26,52 @@ Status model_mesh_open_device(Mesh *mesh, const Backend *backend, Error *error) 
 void model_mesh_close(Mesh *mesh, const Backend *backend) {
     for (int axis = 0; axis < N_AXES && backend; axis++) device_comm_close(&mesh->device[axis], backend);
     if (backend) device_comm_close(&mesh->device_heads, backend);
+    if (backend) device_comm_close(&mesh->device_ends, backend);
     mesh_close(mesh);
+}
+
+/* ---- pipelines */
+
+Status model_pipeline_open(Pipeline *pipeline, Mesh *mesh, const PipelineLayout *layout, Error *error) {
+    return pipeline_open(pipeline, layout, &mesh->axis[AXIS_PP], error);
+}
+
+/* A first message, which finds the way to the other side: a library may wait for that one there. */
+static Status greet(Comm *comm, PipelineWay way, int side, const Backend *backend, Error *error) {
+    enum { GREETING_BYTES = 256 };
+    bool is_sender = (way == PIPELINE_FORWARD) == (side == BORDER_ABOVE);
+    void *bytes = NULL;
+    CommRequest request = {0};
+    if (comm->table->set_one_way) comm->table->set_one_way(comm->context);
+    TRY(backend->allocate(backend->context, GREETING_BYTES, "a first message", &bytes, error));
+    Status status = is_sender
+                        ? comm_post_send(comm, bytes, GREETING_BYTES, 1 - comm->rank, 0, &request, error)
+                        : comm_post_receive(comm, bytes, GREETING_BYTES, 1 - comm->rank, 0, &request, error);
+    if (status == STATUS_OK) status = comm_wait_posted(comm, &request, 1, error);
+    if (status == STATUS_OK && backend->synchronize) status = backend->synchronize(backend->context, error);
+    backend->release(backend->context, bytes, GREETING_BYTES);
+    return status;
+}
+
+/* Both sides of a border come to it in the same order: upwards over the virtual stages. */
+Status model_pipeline_open_device(Pipeline *pipeline, const Backend *backend, Error *error) {
+    for (int i = 0; i < pipeline->layout.n_chunks * N_BORDERS; i++) {
+        int side = i % N_BORDERS;
+        PipelineBorder *border = &pipeline->border[i / N_BORDERS][side];
+        if (!border->exists || border->other == pipeline->stage) continue;
+        for (int way = 0; way < N_PIPELINE_WAYS; way++) {
+            Comm *device = &border->device[way];
+            TRY(device_comm_open(device, &border->comm[way], backend, error));
+            if (device->table) TRY(greet(device, (PipelineWay)way, side, backend, error));
+        }
+    }
+    return STATUS_OK;
+}
+
+void model_pipeline_close(Pipeline *pipeline, const Backend *backend) {
+    for (int i = 0; i < pipeline->layout.n_chunks * N_BORDERS && pipeline->border && backend; i++) {
+        PipelineBorder *border = &pipeline->border[i / N_BORDERS][i % N_BORDERS];
+        for (int way = 0; way < N_PIPELINE_WAYS; way++) device_comm_close(&border->device[way], backend);
+    }
+    pipeline_close(pipeline);
 }

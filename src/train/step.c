@@ -3,6 +3,7 @@
 #include "graph/passes/eager.h"
 #include "graph/passes/lazy.h"
 #include "graph/passes/recompute.h"
+#include "graph/passes/split_backward.h"
 #include "graph/passes/sums.h"
 #include "ops/ops.h"
 
@@ -54,11 +55,52 @@ static void cut_batch(TrainStep *step) {
     step->B = (share + step->n_micro_batches - 1) / step->n_micro_batches;
 }
 
+static bool is_unflushed(const StepOptions *options) {
+    return options->pipeline && schedule_info(options->pipeline->layout.kind)->is_asynchronous;
+}
+
 static void list_actions(TrainStep *step) {
-    ActionList list = step->options.actions ? step->options.actions : actions_serial;
-    int64_t most = ACTIONS_PER_MICRO_BATCH * step->n_micro_batches + 1;
-    step->actions = ARENA_ARRAY(&step->graph->arena, StepAction, most);
-    step->n_actions = list((int)step->n_micro_batches, step->actions);
+    const Pipeline *pipeline = step->options.pipeline;
+    int64_t n_micro = step->n_micro_batches, most = ACTIONS_PER_MICRO_BATCH * n_micro + 1;
+    if (!pipeline) {
+        ActionList list = step->options.actions ? step->options.actions : actions_serial;
+        step->actions = ARENA_ARRAY(&step->graph->arena, StepAction, most);
+        step->n_actions = list((int)n_micro, step->actions);
+        return;
+    }
+    ScheduleShape shape = pipeline_shape(pipeline, (int)n_micro);
+    /* Without a flush, the first step of many has all that is ever in flight. */
+    int n_steps = is_unflushed(&step->options) ? shape.n_stages + 1 : 1;
+    step->actions = ARENA_ARRAY(&step->graph->arena, StepAction, n_steps * schedule_bound(&shape));
+    step->n_actions =
+        schedule_step_actions(pipeline->layout.kind, &shape, pipeline->stage, 0, n_steps, step->actions);
+}
+
+/* That are in use at once. */
+static int n_versions_of(const TrainStep *step) {
+    enum { MANY_STEPS = 64 };
+    const Pipeline *pipeline = step->options.pipeline;
+    if (!is_unflushed(&step->options)) return 1;
+    ScheduleShape shape = pipeline_shape(pipeline, (int)step->n_micro_batches);
+    int n = schedule_n_versions(pipeline->layout.kind, &shape, pipeline->stage, MANY_STEPS);
+    return n > 2 ? n : 2; /* an update makes the next from the last */
+}
+
+/* An update changes a copy: the version that micro-batches in flight began with stays. */
+static void record_version(TrainStep *step) {
+    if (!is_unflushed(&step->options)) return;
+    Tensor *weights = step->sync.held;
+    Node *copy = graph_record(step->graph, &OP_COPY, NULL, 0, 1, TENSORS(weights), 1, TENSORS(weights));
+    copy->is_of_last_version = true;
+    step->version_copy = copy;
+}
+
+/* Micro-batches of each chunk that are in flight at once. */
+static const int *list_frames(const TrainStep *step, bool is_training) {
+    int *n_frames = ARENA_ARRAY(&step->graph->arena, int, step->n_chunks);
+    for (int chunk = 0; chunk < step->n_chunks; chunk++)
+        n_frames[chunk] = is_training ? actions_n_frames_of(step->actions, step->n_actions, chunk) : 1;
+    return n_frames;
 }
 
 #define FIRST_SCALE    65536.0
@@ -104,46 +146,145 @@ static void sum_replicas(TrainStep *step, const ParameterTable *table) {
     gradient_replicas_sum(step->graph, replicas, n_replicas);
 }
 
-static Status record(TrainStep *step, const ModelConfig *config, const ParameterTable *table,
-                     const Backend *backend, bool is_training, Error *error) {
+static GptLossOptions loss_options(const TrainStep *step, const Backend *backend, bool is_training) {
     const StepOptions *options = &step->options;
     int64_t n_apart = options->sync.is_async ? sync_n_shares(&options->sync) : 1;
     double n_tokens = (double)options->batch * (double)options->T / (double)n_apart;
-    GptLossOptions loss_options = {.B = step->B,
-                                   .T = options->T,
-                                   .loss_scale = 1.0 / n_tokens,
-                                   .loss_chunk_tokens = options->loss_chunk,
-                                   .traits = &backend->traits,
-                                   .is_training = is_training,
-                                   .dtype = options->precision.weight,
-                                   .recompute = options->recompute,
-                                   .split = split_of(options),
-                                   .scales_loss = options->precision.scales_loss};
-    step->loss = gpt_record_loss(config, table, step->graph, &loss_options);
-    FlatArray array = parameters_flat(table, &step->graph->arena);
-    FlatTensors tensors = parameters_flat_tensors(&step->loss.parameters);
-    step->sync = gradient_sync_plan(&options->sync, options->precision, &array, &step->graph->arena);
-    if (!is_training) {
-        gradient_sync_gather(&step->sync, step->graph, &tensors);
-        return graph_status(step->graph, error);
+    return (GptLossOptions){.B = step->B,
+                            .T = options->T,
+                            .loss_scale = 1.0 / n_tokens,
+                            .loss_chunk_tokens = options->loss_chunk,
+                            .traits = &backend->traits,
+                            .is_training = is_training,
+                            .dtype = options->precision.weight,
+                            .recompute = options->recompute,
+                            .split = split_of(options),
+                            .scales_loss = options->precision.scales_loss};
+}
+
+static GptStage stage_of(const StepOptions *options, const ModelConfig *config, int chunk) {
+    if (!options->part) return gpt_whole(config);
+    const ParameterChunk *part = &options->part->chunk[chunk];
+    return (GptStage){.first_block = part->first_block,
+                      .end_block = part->end_block,
+                      .has_embedding = part->has_embedding,
+                      .has_head = part->has_head};
+}
+
+/* What one chunk has of what the step reads and writes. */
+static void take_places(GptLoss *all, const GptLoss *loss) {
+    if (!all->parameters.table) all->parameters = loss->parameters;
+    if (loss->tokens) all->tokens = loss->tokens;
+    if (loss->targets) all->targets = loss->targets;
+    if (loss->losses) all->losses = loss->losses;
+    if (loss->loss || !all->scale) all->scale = loss->scale;
+    if (loss->loss) all->loss = loss->loss;
+    if (!all->random) all->random = loss->random;
+}
+
+/* Every chunk, between the messages that bring its input and take its output. */
+static void record_forward(TrainStep *step, const ModelConfig *config, const ParameterTable *table,
+                           GptLossOptions options, PipelineRecord *pipeline) {
+    Graph *graph = step->graph;
+    for (int chunk = 0; chunk < step->n_chunks; chunk++) {
+        Tensor *input = NULL;
+        GptStage stage = stage_of(&step->options, config, chunk);
+        graph->chunk = chunk;
+        if (pipeline && pipeline_has_input(pipeline->pipeline, chunk))
+            input = pipeline_record_input(pipeline, chunk, options.dtype, gpt_stream_shape(config, &options),
+                                          options.is_training);
+        step->chunk[chunk] = gpt_record_stage(config, table, graph, &options, &stage, input);
+        take_places(&step->loss, &step->chunk[chunk].loss);
+        options.parameters = &step->loss.parameters;
+        if (pipeline && pipeline_has_output(pipeline->pipeline, chunk))
+            pipeline_record_output(pipeline, chunk, step->chunk[chunk].output);
     }
+    graph->chunk = 0;
+}
+
+/* The gradients of chunks' outputs, which begin their backwards. */
+static AutogradSeed *record_seeds(const TrainStep *step, PipelineRecord *pipeline, int *n_seeds) {
+    Graph *graph = step->graph;
+    AutogradSeed *seeds = ARENA_ARRAY(&graph->arena, AutogradSeed, step->n_chunks);
+    graph->section = SECTION_BACKWARD;
+    for (int chunk = 0; chunk < step->n_chunks; chunk++) {
+        Tensor *output = step->chunk[chunk].output;
+        graph->chunk = chunk;
+        if (!output) continue;
+        seeds[(*n_seeds)++] =
+            (AutogradSeed){output, pipeline_record_output_gradient(pipeline, chunk, output)};
+    }
+    graph->chunk = 0;
+    return seeds;
+}
+
+/* Those of their inputs are sent as soon as they are there; what nobody waits for may be left for later. */
+static void send_gradients(TrainStep *step, PipelineRecord *pipeline) {
+    Graph *graph = step->graph;
+    Tensor **wanted = ARENA_ARRAY(&graph->arena, Tensor *, step->n_chunks);
+    for (int chunk = 0; chunk < step->n_chunks; chunk++)
+        wanted[chunk] = step->chunk[chunk].embedded->gradient;
+    if (schedule_info(pipeline->pipeline->layout.kind)->splits_backward)
+        split_backward(graph, wanted, step->n_chunks, &OP_COPY);
+    graph->section = SECTION_BACKWARD;
+    for (int chunk = 0; chunk < step->n_chunks; chunk++) {
+        graph->chunk = chunk;
+        if (pipeline_has_input(pipeline->pipeline, chunk))
+            pipeline_record_input_gradient(pipeline, chunk, wanted[chunk]);
+    }
+    graph->chunk = 0;
+    graph->section = SECTION_UPDATE;
+    if (!is_unflushed(&step->options)) pipeline_record_end(pipeline);
+}
+
+static Status record_backward(TrainStep *step, const Backend *backend, PipelineRecord *pipeline,
+                              Error *error) {
+    const StepOptions *options = &step->options;
+    int n_seeds = 0;
+    AutogradSeed *seeds = pipeline ? record_seeds(step, pipeline, &n_seeds) : NULL;
     AutogradOptions autograd = {.copy = &OP_COPY,
                                 .gradient_place = gradient_sync_place(
                                     &step->sync, optimizer_gradient_place(&step->optimizer_options)),
-                                .parameter_dtype = options->precision.gradient};
+                                .parameter_dtype = options->precision.gradient,
+                                .seeds = seeds,
+                                .n_seeds = n_seeds};
     TRY(autograd_run(step->graph, &autograd, error));
     eager_gradients(step->graph);
     lazy_gradients(step->graph);
     move_column_sums(step->graph, backend);
-    recompute_run(step->graph, (int)options->recompute);
+    recompute_chunks(step->graph, (int)options->recompute, step->n_chunks, list_frames(step, true));
+    if (pipeline) send_gradients(step, pipeline);
+    return STATUS_OK;
+}
+
+static Status record(TrainStep *step, const ModelConfig *config, const ParameterTable *table,
+                     const Backend *backend, bool is_training, Error *error) {
+    const StepOptions *options = &step->options;
+    Graph *graph = step->graph;
+    PipelineRecord record = {0}, *pipeline = options->pipeline ? &record : NULL;
+    if (pipeline) *pipeline = pipeline_record(options->pipeline, graph);
+    if (pipeline && is_training && sync_n_ranks(&options->sync) == 1)
+        pipeline->left_out = options->sync.left_out;
+    record_forward(step, config, table, loss_options(step, backend, is_training), pipeline);
+    FlatArray array = parameters_flat(table, &graph->arena);
+    FlatTensors tensors = parameters_flat_tensors(&step->loss.parameters);
+    step->sync = gradient_sync_plan(&options->sync, options->precision, &array, &graph->arena);
+    if (!is_training) {
+        gradient_sync_gather(&step->sync, graph, &tensors);
+        graph->section = SECTION_UPDATE;
+        if (pipeline) pipeline_record_end(pipeline);
+        return graph_status(graph, error);
+    }
+    TRY(record_backward(step, backend, pipeline, error));
     sum_replicas(step, table);
-    gradient_sync_sum(&step->sync, step->graph, &tensors);
-    UpdateSlices slices = gradient_sync_begin_update(&step->sync, step->graph, &tensors);
+    gradient_sync_sum(&step->sync, graph, &tensors);
+    UpdateSlices slices = gradient_sync_begin_update(&step->sync, graph, &tensors);
+    record_version(step);
     step->optimizer = optimizer_record(&step->optimizer_options, options->precision, &step->loss.parameters,
-                                       &slices, step->loss.scale, step->graph);
-    gradient_sync_end_update(&step->sync, step->graph);
-    gradient_sync_gather(&step->sync, step->graph, &tensors);
-    return graph_status(step->graph, error);
+                                       &slices, step->loss.scale, graph);
+    gradient_sync_end_update(&step->sync, graph);
+    gradient_sync_gather(&step->sync, graph, &tensors);
+    return graph_status(graph, error);
 }
 
 Status train_step_plan(TrainStep *step, const ModelConfig *config, const ParameterTable *table,
@@ -152,12 +293,19 @@ Status train_step_plan(TrainStep *step, const ModelConfig *config, const Paramet
     *step = (TrainStep){.options = *options,
                         .scale = {.value = options->precision.scales_loss ? FIRST_SCALE : 1.0}};
     if (optimizer) step->optimizer_options = *optimizer;
+    step->options.sync.stages_apart = is_unflushed(options);
     step->graph = graph_new();
+    step->n_chunks = options->pipeline ? options->pipeline->layout.n_chunks : 1;
+    step->chunk = ARENA_ARRAY(&step->graph->arena, GptStageTensors, step->n_chunks);
     cut_batch(step);
     list_actions(step);
+    if (step->n_chunks > 1)
+        step->frames = ARENA_ARRAY(&step->graph->arena, int, step->n_micro_batches * step->n_chunks);
     WiringOptions wiring = {.name = optimizer ? "train" : "evaluate",
                             .n_micro_batches = (int)step->n_micro_batches,
-                            .n_frames = actions_n_frames(step->actions, step->n_actions)};
+                            .n_chunks = step->n_chunks,
+                            .n_versions = optimizer ? n_versions_of(step) : 1,
+                            .chunk_frames = list_frames(step, optimizer != NULL)};
     Status status = record(step, config, table, backend, optimizer != NULL, error);
     if (status == STATUS_OK) status = wiring_plan(&step->program, step->graph, backend, &wiring, NULL, error);
     if (status != STATUS_OK) train_step_close(step);
@@ -176,6 +324,19 @@ Status train_step_open(TrainStep *step, DeviceMemory *memory, Error *error) {
     return executor_open(&step->executor, &step->program, memory, error);
 }
 
+void train_step_watch(TrainStep *step, Activity *activity) {
+    const Pipeline *pipeline = step->options.pipeline;
+    step->executor.activity = activity;
+    if (!pipeline || !activity) return;
+    step->chunk_name = ARENA_ARRAY(&step->graph->arena, const char *, step->n_chunks);
+    for (int chunk = 0; chunk < step->n_chunks; chunk++) {
+        char text[64];
+        int n = snprintf(text, sizeof text, "stage %d", pipeline->stage);
+        if (step->n_chunks > 1) snprintf(text + n, sizeof text - (size_t)n, " chunk %d", chunk);
+        step->chunk_name[chunk] = activity_keep(activity, text);
+    }
+}
+
 void train_step_close(TrainStep *step) {
     wiring_close(&step->graph, &step->executor);
 }
@@ -186,28 +347,37 @@ typedef struct {
     int64_t row;             /* of the batch: what dropout is drawn by */
     int64_t n;               /* sequences; rows behind them have no targets and so no part in the loss */
     int64_t step;
-    int frame;
+    int chunk, frame;
 } BatchPart;
 
-static Status upload_batch(TrainStep *step, const BatchSource *source, const BatchPart *part, Error *error) {
+/* What dropout is drawn by. */
+static Status upload_random(TrainStep *step, const Tensor *random, const BatchPart *part, Error *error) {
     const StepOptions *options = &step->options;
+    int32_t words[N_RANDOM_WORDS];
+    words[RANDOM_SEED_LOW] = (int32_t)(uint32_t)options->seed;
+    words[RANDOM_SEED_HIGH] = (int32_t)(uint32_t)(options->seed >> 32);
+    words[RANDOM_STEP] = (int32_t)part->step;
+    words[RANDOM_FIRST_SEQUENCE] = (int32_t)part->row;
+    return executor_upload_input(&step->executor, random, part->frame, words, error);
+}
+
+/* As far as the chunk reads it. */
+static Status upload_batch(TrainStep *step, const BatchSource *source, const BatchPart *part, Error *error) {
     Executor *executor = &step->executor;
-    int64_t T = options->T, n = part->n > 0 ? part->n : 0;
+    const GptLoss *places = &step->chunk[part->chunk].loss;
+    int64_t T = step->options.T, n = part->n > 0 ? part->n : 0;
+    if (places->random) TRY(upload_random(step, places->random, part, error));
+    if (!places->tokens && !places->targets) return STATUS_OK;
     ActivityEntry entry = {.kind = ACTIVITY_WORK, .name = "batch", .number = (int64_t)part->first_sequence};
     activity_begin(executor->activity, ACTIVITY_HOST, &entry);
     if (n) source->fill(source->context, part->first_sequence, n, T, step->tokens, step->targets);
     activity_end(executor->activity, ACTIVITY_HOST);
     memset(step->tokens + n * T, 0, (size_t)((step->B - n) * T) * sizeof *step->tokens);
     memset(step->targets + n * T, 0xff, (size_t)((step->B - n) * T) * sizeof *step->targets); /* -1 */
-    TRY(executor_upload_input(executor, step->loss.tokens, part->frame, step->tokens, error));
-    TRY(executor_upload_input(executor, step->loss.targets, part->frame, step->targets, error));
-    if (!step->loss.random) return STATUS_OK;
-    int32_t words[N_RANDOM_WORDS];
-    words[RANDOM_SEED_LOW] = (int32_t)(uint32_t)options->seed;
-    words[RANDOM_SEED_HIGH] = (int32_t)(uint32_t)(options->seed >> 32);
-    words[RANDOM_STEP] = (int32_t)part->step;
-    words[RANDOM_FIRST_SEQUENCE] = (int32_t)part->row;
-    return executor_upload_input(executor, step->loss.random, part->frame, words, error);
+    if (places->tokens)
+        TRY(executor_upload_input(executor, places->tokens, part->frame, step->tokens, error));
+    if (!places->targets) return STATUS_OK;
+    return executor_upload_input(executor, places->targets, part->frame, step->targets, error);
 }
 
 uint64_t train_step_sequence(const TrainStep *step, int64_t index) {
@@ -225,6 +395,7 @@ static Status upload_micro_batch(TrainStep *step, const BatchSource *source, int
                       .row = at,
                       .n = n,
                       .step = index,
+                      .chunk = action->chunk,
                       .frame = action->frame};
     return upload_batch(step, source, &part, error);
 }
@@ -232,7 +403,7 @@ static Status upload_micro_batch(TrainStep *step, const BatchSource *source, int
 /* A device that runs behind the host has its next batch in memory that it copies from by itself before it has
  * done with this one. */
 static Status upload_ahead(TrainStep *step, const BatchSource *source, int64_t index, Error *error) {
-    if (!step->executor.memory->backend->traits.is_asynchronous) return STATUS_OK;
+    if (!step->executor.memory->backend->traits.is_asynchronous || step->options.pipeline) return STATUS_OK;
     TRY(upload_micro_batch(step, source, index, &step->actions[0], error)); /* a forward */
     step->ahead.is_sent = true;
     step->ahead.source = *source;
@@ -280,16 +451,33 @@ static void set_times(StepResult *result, const StepClock *before, const StepClo
     result->comm_ms = is_timed ? (double)(after->busy_ns - before->busy_ns) * 1e-6 : NAN;
 }
 
-/* One action of a step. */
-static Status run_action(TrainStep *step, const BatchSource *source, int64_t index, const StepAction *action,
-                         bool is_uploaded, Error *error) {
-    static const Section sections[N_ACTION_KINDS] = {SECTION_FORWARD, SECTION_BACKWARD, SECTION_UPDATE};
-    MicroBatch position = {.is_first = action->is_first, .is_last = action->is_last, .frame = action->frame};
+/* Where the micro-batch of an action is in each chunk. */
+static const int *frames_of(TrainStep *step, const StepAction *action) {
+    if (!step->frames || action->micro < 0) return NULL;
+    int *frames = step->frames + (int64_t)action->micro * step->n_chunks;
+    if (action->kind == ACTION_FORWARD) frames[action->chunk] = action->frame;
+    return frames;
+}
+
+Status train_step_run_action(TrainStep *step, const BatchSource *source, const StepRun *run,
+                             const StepAction *action, Error *error) {
+    static const Section sections[N_ACTION_KINDS] = {SECTION_FORWARD, SECTION_BACKWARD, SECTION_UPDATE,
+                                                     SECTION_WEIGHT};
+    MicroBatch position = {.is_first = action->is_first,
+                           .is_last = action->is_last,
+                           .chunk = action->chunk,
+                           .frame = action->frame,
+                           .frames = frames_of(step, action),
+                           .version = run->version,
+                           .goes_on = run->goes_on};
     ActivityEntry entry = {.kind = ACTIVITY_STEP, .name = "micro-batch", .number = action->micro};
-    if (action->kind == ACTION_UPDATE) return executor_run(&step->executor, SECTION_UPDATE, position, error);
+    if (step->chunk_name) entry.name = action_name(action->kind);
+    if (step->chunk_name) entry.place = step->chunk_name[action->chunk];
+    if (action->kind == ACTION_UPDATE && !step->chunk_name)
+        return executor_run(&step->executor, SECTION_UPDATE, position, error);
     activity_begin(step->executor.activity, ACTIVITY_HOST, &entry);
-    if (action->kind == ACTION_FORWARD && !is_uploaded)
-        TRY(upload_micro_batch(step, source, index, action, error));
+    if (action->kind == ACTION_FORWARD && !run->is_uploaded)
+        TRY(upload_micro_batch(step, source, run->index, action, error));
     TRY(executor_run(&step->executor, sections[action->kind], position, error));
     activity_end(step->executor.activity, ACTIVITY_HOST);
     return STATUS_OK;
@@ -306,7 +494,8 @@ static Status run_actions(TrainStep *step, const BatchSource *source, int64_t in
         *was_abandoned = i > 0 && action->kind == ACTION_FORWARD && may_stop && options->should_stop();
         if (*was_abandoned) return STATUS_OK;
         if (action->kind == ACTION_UPDATE && !updates) continue;
-        TRY(run_action(step, source, index, action, i == 0 && has_first, error));
+        StepRun run = {.index = index, .is_uploaded = i == 0 && has_first};
+        TRY(train_step_run_action(step, source, &run, action, error));
     }
     return STATUS_OK;
 }
@@ -315,7 +504,7 @@ static Status run_actions(TrainStep *step, const BatchSource *source, int64_t in
  * there is room for the times of so many sections only; where a step has more, it is long enough to wait
  * for. */
 bool train_step_runs_ahead(const TrainStep *step) {
-    return executor_sends(&step->executor) && !step->loss.scale &&
+    return executor_sends(&step->executor) && !step->loss.scale && !step->options.pipeline &&
            STEP_MOST_BEGUN * step->n_actions <= EXECUTOR_MAX_PENDING;
 }
 
@@ -329,16 +518,27 @@ static Status send_results(TrainStep *step, Error *error) {
     Executor *executor = &step->executor;
     int place = first_place(step->n_begun);
     if (!executor_sends(executor)) return STATUS_OK;
-    TRY(executor_send(executor, step->loss.loss, place, error));
+    if (step->loss.loss) TRY(executor_send(executor, step->loss.loss, place, error));
     return step->optimizer.norm ? executor_send(executor, step->optimizer.norm, place + 1, error) : STATUS_OK;
 }
 
+/* NULL: another stage's, which is 0 here. */
 static Status receive(TrainStep *step, const Tensor *tensor, int place, double *number, Error *error) {
     Executor *executor = &step->executor;
     float value;
+    *number = 0.0;
+    if (!tensor) return STATUS_OK;
     TRY(executor_sends(executor) ? executor_receive(executor, tensor, place, &value, error)
                                  : executor_download(executor, tensor, &value, error));
     *number = (double)value;
+    return STATUS_OK;
+}
+
+static Status upload_scale(TrainStep *step, Error *error) {
+    const Tensor *scale = step->loss.scale;
+    float value = (float)step->scale.value;
+    for (int frame = 0; scale && frame < step->program.plan.chunk[scale->chunk].n_frames; frame++)
+        TRY(executor_upload_input(&step->executor, scale, frame, &value, error));
     return STATUS_OK;
 }
 
@@ -349,10 +549,10 @@ Status train_step_begin(TrainStep *step, const BatchSource *source, int64_t inde
     if (step->n_begun == step->n_ended) TRY(times_at(step, executor->n_started, &step->clock, error));
     bool has_first = was_uploaded_ahead(step, source, index);
     /* Before the backward: an eager update reads it there. */
-    float hyper[N_HYPER], scale = (float)step->scale.value;
+    float hyper[N_HYPER];
     optimizer_hyper(&step->optimizer_options, rate, index - step->scale.n_skipped, step->options.seed, hyper);
     TRY(executor_upload(executor, step->optimizer.hyper, hyper, error));
-    if (step->loss.scale) TRY(executor_upload(executor, step->loss.scale, &scale, error));
+    TRY(upload_scale(step, error));
     TRY(run_actions(step, source, index, has_first, true, &was_abandoned, error));
     if (!was_abandoned) {
         TRY(send_results(step, error));
@@ -430,6 +630,40 @@ static Status begin_evaluation(TrainStep *step, const BatchSource *source, uint6
     return executor_sends(executor) ? executor_send(executor, step->loss.loss, place, error) : STATUS_OK;
 }
 
+/* Batches go through the stages one behind the other. The number of them is one that the schedule can do; those
+ * that are too many have no rows. */
+static Status evaluate_stages(TrainStep *step, const BatchSource *source, uint64_t first_sequence,
+                              int64_t first, int64_t end, int64_t n_batches, double *sum, Error *error) {
+    const Pipeline *pipeline = step->options.pipeline;
+    ScheduleShape shape = pipeline_shape(pipeline, (int)n_batches);
+    Error none = {0};
+    while (schedule_check_shape(pipeline->layout.kind, &shape, &none) != STATUS_OK) {
+        none = (Error){0};
+        shape.n_micro_batches++;
+    }
+    Arena arena = {0};
+    StepAction *actions = ARENA_ARRAY(&arena, StepAction, schedule_bound(&shape));
+    int n = schedule_forward_actions(pipeline->layout.kind, &shape, pipeline->stage, actions);
+    for (int i = 0; i < n && error->status == STATUS_OK; i++) {
+        int64_t at = first + actions[i].micro * step->B, n_rows = end - at < step->B ? end - at : step->B;
+        BatchPart part = {
+            .first_sequence = first_sequence + (uint64_t)at, .n = n_rows, .chunk = actions[i].chunk};
+        MicroBatch position = {.is_first = true, .is_last = actions[i].is_last, .chunk = actions[i].chunk};
+        double mean = 0.0;
+        if (upload_batch(step, source, &part, error) != STATUS_OK) break;
+        if (executor_run(&step->executor, SECTION_FORWARD, position, error) != STATUS_OK) break;
+        const Tensor *loss = step->chunk[actions[i].chunk].loss.loss;
+        if (!loss) continue;
+        float value = 0.0F;
+        executor_download(&step->executor, loss, &value, error);
+        mean = (double)value;
+        *sum += mean * (double)step->options.batch;
+    }
+    if (error->status == STATUS_OK) executor_run(&step->executor, SECTION_UPDATE, MICRO_BATCH_ONLY, error);
+    arena_free(&arena);
+    return error->status;
+}
+
 /* A device that runs behind the host has the next batch before its last loss is asked for. */
 Status evaluate_step_run(TrainStep *step, const BatchSource *source, uint64_t first_sequence, int64_t n,
                          double *loss, Error *error) {
@@ -440,6 +674,10 @@ Status evaluate_step_run(TrainStep *step, const BatchSource *source, uint64_t fi
     int64_t n_ahead = executor_sends(&step->executor) ? 1 : 0;
     bool may_stop = options->should_stop && is_alone(&options->sync), was_cut = false;
     double sum = 0.0, mean; /* over options->batch rows, by the loss's scale */
+    if (options->pipeline) {
+        TRY(evaluate_stages(step, source, first_sequence, first, end, n_batches, &sum, error));
+        n_batches = n_ahead = 0;
+    }
     for (int64_t i = 0; i < n_batches + n_ahead; i++) {
         if (i < n_batches && may_stop && options->should_stop()) {
             was_cut = true;

@@ -14,6 +14,7 @@
 #include "graph/wiring.h"
 #include "model/gpt.h"
 #include "optim/optimizer.h"
+#include "parallel/pipeline/pipeline.h"
 #include "parallel/sync/gradient_sync.h"
 
 /* Where batches come from: sequences first .. first + B - 1 of the run, in the order of the run. */
@@ -30,9 +31,12 @@ typedef struct {
     int64_t micro_batch; /* the most sequences at a time on a rank; divides batch */
     int64_t T;           /* tokens of a sequence */
     int64_t recompute;   /* blocks a segment, 0 for none */
-    ActionList actions;  /* of a step; NULL: one micro-batch after the other */
-    bool by_sequence;    /* sequence parallelism, where layers are split (tp) */
-    int64_t loss_chunk;  /* tokens whose logits are in memory at a time, 0 for as many as seem good */
+    ActionList actions;  /* of a step; NULL: one micro-batch after the other, or the pipeline's schedule */
+    /* Pipeline parallelism: this rank's place, and which chunks of the model it has; NULL: all of it. */
+    const Pipeline *pipeline;
+    const ParameterPart *part;
+    bool by_sequence;   /* sequence parallelism, where layers are split (tp) */
+    int64_t loss_chunk; /* tokens whose logits are in memory at a time, 0 for as many as seem good */
     uint64_t seed;
     GradientSyncOptions sync;  /* {0}: one process */
     Precision precision;       /* {0}: f32 */
@@ -61,7 +65,12 @@ typedef struct {
 
 typedef struct {
     Graph *graph;
-    GptLoss loss;
+    GptLoss loss;           /* without a loss, tokens or targets where another stage has them */
+    GptStageTensors *chunk; /* (n_chunks): what goes into each chunk of the model and comes out of it */
+    int n_chunks;
+    int *frames;                /* (n_micro_batches, n_chunks) where each micro-batch is; NULL: one chunk */
+    const char **chunk_name;    /* (n_chunks) "stage 1 of 4": for whoever looks on; NULL: there is one */
+    const Node *version_copy;   /* from the last version of the weights to the next; NULL: there is one */
     OptimizerTensors optimizer; /* none in an evaluation pass */
     Program program;
     Executor executor;
@@ -114,8 +123,23 @@ Status train_step_plan(TrainStep *step, const ModelConfig *config, const Paramet
 Status train_step_open(TrainStep *step, DeviceMemory *memory, Error *error);
 void train_step_close(TrainStep *step);
 
+/* Tell an activity what the step does: micro-batch by micro-batch, in a pipeline action by action. */
+void train_step_watch(TrainStep *step, Activity *activity);
+
 /* The first sequence of a step: index·batch, or counted on from step->start. */
 uint64_t train_step_sequence(const TrainStep *step, int64_t index);
+
+/* One action of a step's list: which step's micro-batch it is, and of what else the action does not say. For
+ * those who go through lists themselves (unflushed.h). */
+typedef struct {
+    int64_t index;
+    bool is_uploaded;
+    int version; /* see MicroBatch */
+    bool goes_on;
+} StepRun;
+
+Status train_step_run_action(TrainStep *step, const BatchSource *source, const StepRun *run,
+                             const StepAction *action, Error *error);
 
 /* One step on sequences train_step_sequence .. of the source. */
 Status train_step_run(TrainStep *step, const BatchSource *source, int64_t index, double rate,

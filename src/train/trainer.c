@@ -72,6 +72,8 @@ static StepOptions step_options(const TrainerSetup *setup) {
                          .by_sequence = setup->parallel && setup->parallel->by_sequence,
                          .seed = (uint64_t)options->seed,
                          .sync = sync_of(setup),
+                         .pipeline = setup->pipeline,
+                         .part = setup->part,
                          .precision = precision_of((PrecisionKind)options->precision),
                          .should_stop = interrupt_was_signalled};
 }
@@ -108,12 +110,8 @@ static void plan_saver(Trainer *trainer) {
 /* What this rank holds of the model. */
 static Status build_table(Trainer *trainer, Error *error) {
     const TrainerSetup *setup = &trainer->setup;
-    ParameterPart part = parameter_part_whole(setup->config);
-    if (setup->mesh && trainer_n_ranks(trainer) > 1) {
-        part.n_ranks = setup->mesh->shape.size[AXIS_TP];
-        part.rank = setup->mesh->coordinate[AXIS_TP];
-    }
-    return parameters_build_part(&trainer->table, setup->config, &part, error);
+    ParameterPart whole = parameter_part_whole(setup->config);
+    return parameters_build_part(&trainer->table, setup->config, setup->part ? setup->part : &whole, error);
 }
 
 Status trainer_plan(Trainer *trainer, const TrainerSetup *setup, Error *error) {
@@ -129,7 +127,7 @@ Status trainer_plan(Trainer *trainer, const TrainerSetup *setup, Error *error) {
     device_require(&trainer->memory, &trainer->step.program.plan);
     TRY(plan_evaluation(trainer, error));
     plan_saver(trainer);
-    if (setup->options->sample_tokens > 0 && trainer_is_sampler(trainer)) {
+    if (setup->options->sample_tokens > 0 && !setup->pipeline && trainer_is_sampler(trainer)) {
         TRY(generator_plan(&trainer->generator, setup->config, &trainer->table, setup->backend,
                            &(GeneratorOptions){.n_rows = 1,
                                                .dtype = trainer->step.options.precision.weight,
@@ -163,7 +161,8 @@ size_t trainer_sampling_bytes(const Trainer *trainer) {
 
 size_t trainer_state_bytes(const Trainer *trainer) {
     const MemoryPlan *plan = &trainer->step.program.plan;
-    return plan->bytes[PLACE_PARAMETER] + plan->bytes[PLACE_GRADIENT] + plan->bytes[PLACE_OPTIMIZER];
+    return plan_place_bytes(plan, PLACE_PARAMETER) + plan->bytes[PLACE_GRADIENT] +
+           plan->bytes[PLACE_OPTIMIZER];
 }
 
 double trainer_standard_flops(const Trainer *trainer) {
@@ -171,11 +170,22 @@ double trainer_standard_flops(const Trainer *trainer) {
     return model_flops_standard(trainer->setup.config, options->batch, options->T, options->recompute > 0);
 }
 
+/* Ranks that divide the model have computed the same rows, those along dp others. */
+Status trainer_meet(Trainer *trainer, Error *error) {
+    const Mesh *mesh = trainer->setup.mesh;
+    trainer->model_flops = train_step_flops(&trainer->step);
+    if (trainer_n_ranks(trainer) == 1) return STATUS_OK;
+    TRY(comm_all_reduce(mesh->world, &trainer->model_flops, 1, COMM_F64, COMM_SUM, error));
+    trainer->model_flops /= (double)mesh->shape.size[AXIS_DP];
+    return STATUS_OK;
+}
+
 double trainer_flops(const Trainer *trainer) {
     /* A rank's program has rows without a sequence where shares are unequal. */
     const TrainStep *step = &trainer->step;
     double rows = (double)(step->B * step->n_micro_batches);
-    return train_step_flops(step) * (double)step->options.batch / rows;
+    double flops = trainer->model_flops > 0.0 ? trainer->model_flops : train_step_flops(step);
+    return flops * (double)step->options.batch / rows;
 }
 
 uint64_t trainer_checkpoint_bytes(const Trainer *trainer) {
@@ -234,8 +244,8 @@ Status trainer_open(Trainer *trainer, Error *error) {
         TRY(generator_open(&trainer->generator, owner, error));
     }
     TRY(saver_open(&trainer->saver, error));
-    trainer->step.executor.activity = trainer->setup.activity;
-    trainer->evaluation.executor.activity = trainer->setup.activity;
+    train_step_watch(&trainer->step, trainer->setup.activity);
+    if (trainer->has_evaluation) train_step_watch(&trainer->evaluation, trainer->setup.activity);
     trainer->generator.prefill.executor.activity = trainer->setup.activity;
     trainer->generator.decode.executor.activity = trainer->setup.activity;
     return train_step_initialise(&trainer->step, &trainer->table, (uint64_t)trainer->setup.options->seed,

@@ -33,9 +33,11 @@ typedef struct {
     const Tokenizer *tokenizer;
     const Backend *backend;
     Log *log;
-    Launch *launch;   /* NULL: one process */
-    const Mesh *mesh; /* of all ranks, with what reaches the device's memory; NULL: alone */
-    Comm *saving;     /* of all ranks, used by nobody else: checkpoints are written beside the training */
+    Launch *launch;            /* NULL: one process */
+    const Mesh *mesh;          /* of all ranks, with what reaches the device's memory; NULL: alone */
+    const Pipeline *pipeline;  /* NULL: every rank has all blocks */
+    const ParameterPart *part; /* what of the model this rank has; NULL: all of it */
+    Comm *saving; /* of all ranks, used by nobody else: checkpoints are written beside the training */
     const ParallelOptions *parallel;
     const AsyncOptions *async;      /* complete; NULL: exact */
     Activity *activity;             /* that is told what the trainer does; NULL: nobody */
@@ -54,8 +56,10 @@ typedef struct {
     Saver saver;
     AsyncRun async; /* of SYNC_EXACT where there is one process */
     bool has_evaluation, has_generator;
-    int64_t n_done; /* steps, those before a resume included */
-    struct {        /* what was done by then, with another batch or other sequences perhaps */
+    double
+        model_flops; /* of the rows of a step that this rank computes with others; 0 before they have met */
+    int64_t n_done;  /* steps, those before a resume included */
+    struct {         /* what was done by then, with another batch or other sequences perhaps */
         int64_t step, n_sequences, n_tokens;
     } resumed;
     FolderIdentity folder;  /* of the run */
@@ -72,6 +76,9 @@ typedef struct {
 } Trainer;
 
 Status trainer_plan(Trainer *trainer, const TrainerSetup *setup, Error *error);
+
+/* What all ranks have planned, counted together: after trainer_plan has gone well on all of them. Collective. */
+Status trainer_meet(Trainer *trainer, Error *error);
 void trainer_close(Trainer *trainer); /* after any of the others, failed or not */
 
 /* What trainer_open will allocate, and what it has allocated. */

@@ -10,6 +10,7 @@
 #include "base/system/memory.h"
 #include "base/system/timer.h"
 #include "comm/algo/algo.h"
+#include "model/stages.h"
 #include "train/model_mesh.h"
 
 #include <math.h>
@@ -50,6 +51,9 @@ const char *verify_case_name(const VerifyCase *layout, char *text, size_t n_byte
     if (n) n += (size_t)snprintf(text + n, n_bytes - n, "zero %d, ", layout->zero);
     if (n && layout->all_reduce >= 0)
         n += (size_t)snprintf(text + n, n_bytes - n, "%s, ", comm_algorithm_names[layout->all_reduce]);
+    if (layout->shape.size[AXIS_PP] > 1)
+        n += (size_t)snprintf(text + n, n_bytes - n, "%s, ", schedule_info(layout->schedule)->name);
+    if (layout->n_chunks > 1) n += (size_t)snprintf(text + n, n_bytes - n, "%d chunks, ", layout->n_chunks);
     snprintf(text + n, n_bytes - n, "%lld micro-batch%s%s%s%s", (long long)layout->n_micro_batches,
              layout->n_micro_batches == 1 ? "" : "es", layout->by_sequence ? ", sequence" : "",
              layout->recompute ? ", recompute" : "", layout->overlaps ? "" : ", no overlap");
@@ -73,7 +77,9 @@ static void add_case(CaseList *list, VerifyCase layout) {
         add_case(list, other);
     }
     bool sums_norms = layout.by_sequence && list->choice->is_f32;
-    if (list->choice->breaks && layout.shape.size[AXIS_DP] == 1 && !sums_norms) return;
+    if (list->choice->breaks && layout.shape.size[AXIS_DP] == 1 && layout.shape.size[AXIS_PP] == 1 &&
+        !sums_norms)
+        return;
     if (list->n_cases == list->capacity) {
         VerifyCase *larger = ARENA_ARRAY(list->arena, VerifyCase, 2 * list->capacity + 32);
         if (list->n_cases) memcpy(larger, list->cases, (size_t)list->n_cases * sizeof *larger);
@@ -90,9 +96,43 @@ static int default_algorithm(void) {
     return 0;
 }
 
+/* Micro-batches of a share that is cut into at least so many. */
+static int64_t n_micro_batches(int64_t batch, int64_t n_shares, int64_t wanted) {
+    int64_t share = (batch + n_shares - 1) / n_shares, size = (share + wanted - 1) / wanted;
+    return (share + size - 1) / size;
+}
+
+/* Every schedule that the blocks and micro-batches allow. */
+static void add_schedules(CaseList *list, VerifyCase layout) {
+    int n_stages = layout.shape.size[AXIS_PP];
+    if (n_stages == 1) {
+        add_case(list, layout);
+        return;
+    }
+    for (int kind = 0; kind < N_SCHEDULES; kind++) {
+        const ScheduleInfo *info = schedule_info((ScheduleKind)kind);
+        for (int64_t times = 1; times <= 2; times++) {
+            int64_t wanted = times * n_stages * layout.n_micro_batches;
+            int64_t n = n_micro_batches(list->choice->batch, layout.shape.size[AXIS_DP], wanted);
+            ScheduleShape shape = {(int)n, n_stages, info->default_chunks};
+            Error none = {0};
+            if (info->is_asynchronous || n_stages * info->default_chunks > list->choice->n_layers ||
+                schedule_check_shape((ScheduleKind)kind, &shape, &none) != STATUS_OK)
+                continue;
+            VerifyCase other = layout;
+            other.schedule = (ScheduleKind)kind;
+            other.n_chunks = info->default_chunks;
+            other.n_micro_batches = wanted;
+            add_case(list, other);
+            break;
+        }
+    }
+}
+
 /* Everything that can be chosen on one mesh. */
 static void add_mesh(CaseList *list, const MeshShape *shape) {
-    VerifyCase plain = {.shape = *shape,
+    VerifyCase plain = {.n_chunks = 1,
+                        .shape = *shape,
                         .all_reduce = list->choice->has_algorithms ? default_algorithm() : -1,
                         .n_micro_batches = 1,
                         .overlaps = true};
@@ -103,19 +143,19 @@ static void add_mesh(CaseList *list, const MeshShape *shape) {
                 VerifyCase layout = plain;
                 layout.n_micro_batches = micro;
                 layout.recompute = recompute;
-                add_case(list, layout);
+                add_schedules(list, layout);
             }
         }
         VerifyCase layout = plain;
         layout.overlaps = false;
-        if (shape->size[AXIS_DP] > 1) add_case(list, layout);
+        if (shape->size[AXIS_DP] > 1) add_schedules(list, layout);
     }
     plain.zero = 0;
     bool has_choice = list->choice->has_algorithms && shape->size[AXIS_DP] > 1;
     for (int i = 0; has_choice && comm_algorithm_names[i]; i++) {
         VerifyCase layout = plain;
         layout.all_reduce = i;
-        if (i != plain.all_reduce) add_case(list, layout);
+        if (i != plain.all_reduce && shape->size[AXIS_PP] == 1) add_case(list, layout);
     }
 }
 
@@ -144,6 +184,7 @@ VerifyCase *verify_cases(const VerifyChoice *choice, Arena *arena, int *n_cases)
 
 typedef struct {
     ParameterTable table; /* of what this rank holds */
+    ParameterPart part;
     TrainStep step;
     DeviceMemory memory;
 } Training;
@@ -163,17 +204,35 @@ static OptimizerOptions optimizer_options(Precision precision) {
                               .clip = 1.0};
 }
 
-static Status build_table(Training *training, const ModelConfig *config, const Mesh *mesh, Error *error) {
-    ParameterPart part = parameter_part_whole(config);
-    if (mesh) part.n_ranks = mesh->shape.size[AXIS_TP];
-    if (mesh) part.rank = mesh->coordinate[AXIS_TP];
-    return parameters_build_part(&training->table, config, &part, error);
+/* What this rank has of the model. */
+static Status build_part(Training *training, const VerifyOptions *options, const VerifyCase *layout,
+                         const Mesh *mesh, Error *error) {
+    const ModelConfig *config = options->config;
+    ParameterPart *part = &training->part;
+    *part = parameter_part_whole(config);
+    if (mesh) part->n_ranks = mesh->shape.size[AXIS_TP];
+    if (mesh) part->rank = mesh->coordinate[AXIS_TP];
+    if (mesh && mesh->shape.size[AXIS_PP] > 1) {
+        Arena arena = {0};
+        Stages stages;
+        StagesOptions stages_options = {
+            .schedule = layout->schedule,
+            .shape = {(int)layout->n_micro_batches, mesh->shape.size[AXIS_PP], layout->n_chunks},
+            .n_tp = part->n_ranks,
+            .B = 1,
+            .T = config->context};
+        if (stages_balance(&stages, config, &stages_options, &arena, error) == STATUS_OK)
+            *part = stages_part(&stages, mesh->coordinate[AXIS_PP], part->n_ranks, part->rank);
+        arena_free(&arena);
+        TRY(error->status);
+    }
+    return parameters_build_part(&training->table, config, part, error);
 }
 
 static Status open_training(Training *training, const VerifyOptions *options, const VerifyCase *layout,
-                            const GradientSyncOptions *parallel, Error *error) {
+                            const GradientSyncOptions *parallel, const Pipeline *pipeline, Error *error) {
     const ParameterTable *table = &training->table;
-    TRY(build_table(training, options->config, parallel->mesh, error));
+    TRY(build_part(training, options, layout, parallel->mesh, error));
     OptimizerOptions optimizer = optimizer_options(options->precision);
     int64_t n_shares = sync_n_shares(parallel), share = (options->batch + n_shares - 1) / n_shares;
     StepOptions step = {.batch = options->batch,
@@ -183,6 +242,8 @@ static Status open_training(Training *training, const VerifyOptions *options, co
                         .by_sequence = layout->by_sequence,
                         .seed = SEED,
                         .sync = *parallel,
+                        .pipeline = pipeline,
+                        .part = &training->part,
                         .precision = options->precision};
     TRY(train_step_plan(&training->step, options->config, table, &step, &optimizer, options->backend, error));
     device_require(&training->memory, &training->step.program.plan);
@@ -204,7 +265,7 @@ static Status train_serially(VerifyReference *reference, const VerifyOptions *op
     VerifyCase layout = {.n_micro_batches = 1};
     BatchSource source = {fill, (void *)options->config};
     uint64_t start = timer_now_ns();
-    open_training(&training, options, &layout, &(GradientSyncOptions){0}, error);
+    open_training(&training, options, &layout, &(GradientSyncOptions){0}, NULL, error);
     for (int64_t i = 0; i < options->n_steps && error->status == STATUS_OK; i++) {
         StepResult result;
         TRY_GOTO(train_step_run(&training.step, &source, i, learning_rate, &result, error), done);
@@ -379,6 +440,8 @@ Status verify_run(const VerifyOptions *options, const VerifyReference *reference
                   VerifyResult *result, Error *error) {
     *result = (VerifyResult){0};
     Mesh mesh = {0};
+    Pipeline pipeline = {0};
+    bool has_pipeline = layout->shape.size[AXIS_PP] > 1;
     Training training = {0};
     uint64_t start = timer_now_ns();
     size_t n_bytes = (size_t)reference->table.n_flat_elements * sizeof(float);
@@ -387,6 +450,9 @@ Status verify_run(const VerifyOptions *options, const VerifyReference *reference
     TRY_GOTO(model_mesh_open(&mesh, &layout->shape, options->config, world, error), done);
     if (layout->all_reduce >= 0) mesh.axis[AXIS_DP].all_reduce = comm_algorithm(layout->all_reduce);
     TRY_GOTO(model_mesh_open_device(&mesh, options->backend, error), done);
+    PipelineLayout stages = {layout->schedule, layout->shape.size[AXIS_PP], layout->n_chunks};
+    if (has_pipeline) TRY_GOTO(model_pipeline_open(&pipeline, &mesh, &stages, error), done);
+    TRY_GOTO(model_pipeline_open_device(&pipeline, options->backend, error), done);
     result->transport = mesh_comm(&mesh, layout->shape.size[AXIS_DP] > 1 ? AXIS_DP : AXIS_TP)->table->name;
     GradientSyncOptions parallel = {.mesh = &mesh,
                                     .zero = layout->zero,
@@ -395,7 +461,7 @@ Status verify_run(const VerifyOptions *options, const VerifyReference *reference
                                     .left_out = options->left_out};
     if (memory_alloc(&held, n_bytes, "weights to compare", error) == STATUS_OK &&
         memory_alloc(&wanted, n_bytes, "weights to compare with", error) == STATUS_OK)
-        open_training(&training, options, layout, &parallel, error);
+        open_training(&training, options, layout, &parallel, has_pipeline ? &pipeline : NULL, error);
     int n_units = training.step.sync.partition.n_units;
     if (error->status == STATUS_OK && options->left_out > n_units) {
         error_user(error, "--break %d: there are %d buckets of gradients here, counted from 1",
@@ -411,6 +477,7 @@ done:
     memory_free(held, n_bytes);
     memory_free(wanted, n_bytes);
     close_training(&training);
+    model_pipeline_close(&pipeline, options->backend);
     model_mesh_close(&mesh, options->backend);
     return error->status;
 }

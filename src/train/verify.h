@@ -17,7 +17,9 @@ typedef struct {
     int64_t n_micro_batches; /* that a rank's share is cut into, at least */
     int64_t recompute;
     bool overlaps;
-    bool by_sequence; /* sequence parallelism, along tp */
+    bool by_sequence;      /* sequence parallelism, along tp */
+    ScheduleKind schedule; /* of pp, in so many chunks */
+    int n_chunks;
 } VerifyCase;
 
 /* "dp 8, zero 2, ring, 2 micro-batches, recompute" */
@@ -27,6 +29,7 @@ const char *verify_case_name(const VerifyCase *layout, char *text, size_t n_byte
  * bits, not one of a norm's weights alone); has_algorithms: all-reduce is by an algorithm of ours. */
 typedef struct {
     int n_ranks;
+    int64_t n_layers, batch;
     bool has_algorithms, breaks, is_f32;
 } VerifyChoice;
 

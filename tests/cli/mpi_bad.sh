@@ -27,7 +27,7 @@ no '/--tp 3 does not divide the 4 ranks of this run; start a multiple/' 4 --tp 3
 no '/--sequence-parallel means something only with --tp 2 or more; leave it out/' 2 --no-sequence-parallel
 no '/--sync local is of whole models, and --tp 2 divides each among ranks; leave one out/' 4 --tp 2 --sync local
 no '/--eager-update is for one process/' 2 --tp 2 --eager-update --clip 0
-no '/--pp 2: this version has no pipeline parallelism, which divides layers among ranks; leave it out/' 2 --pp 2
+no "/--pp 2 makes more stages than the model's 1 blocks; choose --pp 1, or --layers 2/" 2 --pp 2
 no "/--allreduce .*'star'/" 2 --allreduce star
 no '/--eager-update is for one process; leave it out/' 2 --eager-update --clip 0
 no "/cannot find 'none.txt': No such file/" 3 --data none.txt

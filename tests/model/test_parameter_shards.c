@@ -85,6 +85,29 @@ static Shape local_shape(const ParameterTable *table, ParameterRole role, int bl
     return parameter->shape;
 }
 
+static bool part_has(const ParameterPart *part, int block) {
+    bool has = false;
+    for (int c = 0; c < part->n_chunks; c++)
+        has |= block >= part->chunk[c].first_block && block < part->chunk[c].end_block;
+    return has;
+}
+
+/* Chunk by chunk, and each in the order of the model, but for a copy of the token table at the end of its own. */
+static void check_chunks(const ParameterTable *table, const ParameterPart *part) {
+    for (int i = 0; i < table->n_parameters; i++) {
+        const Parameter *parameter = &table->parameter[i];
+        const ParameterChunk *chunk = &part->chunk[parameter->chunk];
+        assert_in_range(parameter->chunk, 0, part->n_chunks - 1);
+        if (parameter->block != NO_BLOCK)
+            assert_true(parameter->block >= chunk->first_block && parameter->block < chunk->end_block);
+        if (i == 0) continue;
+        assert_in_range(parameter->chunk, parameter[-1].chunk, part->n_chunks - 1);
+        bool is_copy = parameter->role == ROLE_TOKEN_TABLE && !chunk->has_embedding;
+        if (parameter->chunk == parameter[-1].chunk)
+            assert_int_equal(parameter->number > parameter[-1].number, !is_copy);
+    }
+}
+
 /* A rank can compute with what it has: heads with their keys and values, hidden channels in and out. */
 static void check_fits(const ModelConfig *config, const ParameterTable *table, const ParameterPart *part) {
     ShardHeads heads = shard_heads(config, part->n_ranks, part->rank);
@@ -97,7 +120,8 @@ static void check_fits(const ModelConfig *config, const ParameterTable *table, c
                              heads.key.first + h / (heads.query.n / heads.key.n));
     }
     int64_t n_halves = config->mlp == MLP_SWIGLU ? 2 : 1;
-    for (int block = part->first_block; block < part->end_block; block++) {
+    for (int block = 0; block < config->n_layers; block++) {
+        if (!part_has(part, block)) continue;
         int64_t rows = (heads.query.n + 2 * heads.key.n) * size;
         assert_int_equal(local_shape(table, ROLE_QKV_WEIGHT, block).dim[0], rows);
         assert_int_equal(local_shape(table, ROLE_ATTENTION_OUT_WEIGHT, block).dim[1], heads.query.n * size);
@@ -142,18 +166,19 @@ static void check_holders(const ParameterTable *tables, int tp_size) {
     }
 }
 
-static void check_layout(Whole *whole, int tp_size, int n_stages) {
+static void check_layout(Whole *whole, int tp_size, int n_stages, int n_chunks, StagePlacement placement) {
     memset(whole->n_owners, 0, (size_t)whole->table.n_flat_elements);
     for (int stage = 0; stage < n_stages; stage++) {
         ParameterTable tables[MOST_TP];
         for (int tp = 0; tp < tp_size; tp++) {
-            ParameterPart part = shard_part(tp_size, tp, n_stages, stage);
+            ParameterPart part = shard_chunks(tp_size, tp, n_stages, stage, n_chunks, placement);
             tables[tp] = build(&whole->config, &part);
             check_values(whole, &tables[tp]);
+            check_chunks(&tables[tp], &part);
             check_fits(&whole->config, &tables[tp], &part);
-            int other = stage > 0 ? 0 : SHARD_LAYERS - 1;
-            bool has_other = other >= part.first_block && other < part.end_block;
-            assert_int_equal(parameter_find(&tables[tp], ROLE_FC_WEIGHT, other) != NULL, has_other);
+            for (int block = 0; block < SHARD_LAYERS; block++)
+                assert_int_equal(parameter_find(&tables[tp], ROLE_FC_WEIGHT, block) != NULL,
+                                 part_has(&part, block));
         }
         check_holders(tables, tp_size);
         for (int tp = 0; tp < tp_size; tp++) parameters_free(&tables[tp]);
@@ -162,8 +187,9 @@ static void check_layout(Whole *whole, int tp_size, int n_stages) {
         const Parameter *parameter = &whole->table.parameter[i];
         for (int64_t k = 0; k < shape_count(parameter->shape); k++) {
             if (whole->n_owners[parameter->flat_offset + k] != 1)
-                fail_msg("tp %d, %d stages: element %lld of %s is owned %d times", tp_size, n_stages,
-                         (long long)k, parameter->name, whole->n_owners[parameter->flat_offset + k]);
+                fail_msg("tp %d, %d stages of %d chunks: element %lld of %s is owned %d times", tp_size,
+                         n_stages, n_chunks, (long long)k, parameter->name,
+                         whole->n_owners[parameter->flat_offset + k]);
         }
     }
 }
@@ -178,7 +204,13 @@ static void test_shards_make_up_the_model(void **state) {
         assert_non_null(whole.n_owners);
         for (int k = 0; k < N_TP_SIZES; k++) {
             for (int n_stages = 1; n_stages <= MOST_STAGES; n_stages++)
-                check_layout(&whole, tp_sizes[k], n_stages);
+                check_layout(&whole, tp_sizes[k], n_stages, 1, PLACEMENT_LOOP);
+            for (int n_chunks = 2; n_chunks <= 3; n_chunks++) {
+                for (int n_stages = 1; n_stages <= 2; n_stages++) {
+                    check_layout(&whole, tp_sizes[k], n_stages, n_chunks, PLACEMENT_LOOP);
+                    check_layout(&whole, tp_sizes[k], n_stages, 2, PLACEMENT_V);
+                }
+            }
         }
         free(whole.values);
         free(whole.n_owners);
@@ -236,6 +268,65 @@ static void test_tied_stages(void **state) {
     parameters_free(&table);
 }
 
+static Parameter token_table(const ModelConfig *config, int n_stages, int stage, int n_chunks,
+                             StagePlacement placement, bool *is_there, bool *is_alone) {
+    Arena arena = {0};
+    ParameterPart part = shard_chunks(1, 0, n_stages, stage, n_chunks, placement);
+    ParameterTable table = build(config, &part);
+    const Parameter *found = parameter_find(&table, ROLE_TOKEN_TABLE, NO_BLOCK);
+    Parameter tokens = found ? *found : (Parameter){0};
+    int n_tables = 0;
+    for (int i = 0; i < table.n_parameters; i++) n_tables += table.parameter[i].role == ROLE_TOKEN_TABLE;
+    *is_there = found != NULL;
+    assert_int_equal(n_tables, found != NULL);
+    assert_ptr_equal(parameter_tied_pair(&table), found && tokens.is_tied_pair ? found : NULL);
+    if (found) {
+        const FlatPiece *piece = &parameters_pieces(&table, &arena)[found - table.parameter];
+        assert_int_equal(piece->chunk, tokens.chunk);
+        assert_int_equal(piece->is_pair, tokens.is_tied_pair);
+        assert_int_equal(piece->n % 64, 0);
+        *is_alone = piece->is_alone;
+    }
+    parameters_free(&table);
+    arena_free(&arena);
+    return tokens;
+}
+
+/* Who has the token table, and whether the other end has it too. */
+static void test_tied_pairs(void **state) {
+    (void)state;
+    ModelConfig tied = shard_config(0), untied = shard_config(1);
+    for (int n_chunks = 1; n_chunks <= 2; n_chunks++) {
+        for (int stage = 0; stage < 3; stage++) {
+            bool is_there, is_alone = false;
+            Parameter tokens = token_table(&tied, 3, stage, n_chunks, PLACEMENT_LOOP, &is_there, &is_alone);
+            assert_int_equal(is_there, stage != 1);
+            if (!is_there) continue;
+            assert_true(tokens.is_tied_pair && is_alone && !tokens.is_of_two_chunks);
+            assert_int_equal(tokens.chunk, stage == 0 ? 0 : n_chunks - 1);
+            assert_int_equal(tokens.shard.box[0].is_owner, stage == 0);
+            assert_int_equal(tokens.whole_offset, 0); /* both ends draw the same where they round */
+        }
+    }
+    /* In a V the first stage has both ends, and one table for two chunks. */
+    for (int stage = 0; stage < 2; stage++) {
+        bool is_there, is_alone = false;
+        Parameter tokens = token_table(&tied, 2, stage, 2, PLACEMENT_V, &is_there, &is_alone);
+        assert_int_equal(is_there, stage == 0);
+        if (!is_there) continue;
+        assert_true(!tokens.is_tied_pair && tokens.is_of_two_chunks && is_alone && tokens.chunk == 0);
+        assert_true(tokens.shard.box[0].is_owner);
+    }
+    /* Without a tie, and without a pipeline, a table is like any other. */
+    bool is_there, is_alone = true;
+    Parameter tokens = token_table(&untied, 2, 0, 1, PLACEMENT_LOOP, &is_there, &is_alone);
+    assert_true(is_there && !is_alone && !tokens.is_tied_pair && !tokens.is_of_two_chunks);
+    token_table(&untied, 2, 1, 1, PLACEMENT_LOOP, &is_there, &is_alone);
+    assert_false(is_there);
+    tokens = token_table(&tied, 1, 0, 1, PLACEMENT_LOOP, &is_there, &is_alone);
+    assert_true(is_there && !is_alone && !tokens.is_tied_pair && !tokens.is_of_two_chunks);
+}
+
 static void test_keys(void **state) {
     (void)state;
     ModelConfig config = shard_config(0);
@@ -252,12 +343,20 @@ static void test_keys(void **state) {
 static void test_wrong_parts(void **state) {
     (void)state;
     ModelConfig config = shard_config(0);
-    const ParameterPart wrong[] = {{.n_ranks = 0, .end_block = 1},
-                                   {.n_ranks = 2, .rank = 2, .end_block = 1},
-                                   {.n_ranks = 2, .rank = -1, .end_block = 1},
-                                   {.n_ranks = 1, .first_block = -1, .end_block = 1},
-                                   {.n_ranks = 1, .first_block = 3, .end_block = 2},
-                                   {.n_ranks = 1, .first_block = 0, .end_block = SHARD_LAYERS + 1}};
+    const ParameterPart wrong[] = {
+        {.n_ranks = 0, .n_chunks = 1, .chunk = {{.end_block = 1}}},
+        {.n_ranks = 2, .rank = 2, .n_chunks = 1, .chunk = {{.end_block = 1}}},
+        {.n_ranks = 2, .rank = -1, .n_chunks = 1, .chunk = {{.end_block = 1}}},
+        {.n_ranks = 1},
+        {.n_ranks = 1, .n_chunks = SCHEDULE_MAX_CHUNKS + 1},
+        {.n_ranks = 1, .n_chunks = 1, .chunk = {{.first_block = -1, .end_block = 1}}},
+        {.n_ranks = 1, .n_chunks = 1, .chunk = {{.first_block = 3, .end_block = 2}}},
+        {.n_ranks = 1, .n_chunks = 1, .chunk = {{.first_block = 0, .end_block = SHARD_LAYERS + 1}}},
+        /* chunks that share a block, go backwards, begin or end the model in the middle */
+        {.n_ranks = 1, .n_chunks = 2, .chunk = {{0, 2, true, false}, {1, 3, false, true}}},
+        {.n_ranks = 1, .n_chunks = 2, .chunk = {{2, 3, false, false}, {0, 1, false, false}}},
+        {.n_ranks = 1, .n_chunks = 2, .chunk = {{0, 1, true, false}, {2, 3, true, false}}},
+        {.n_ranks = 1, .n_chunks = 2, .chunk = {{0, 1, false, true}, {2, 3, false, true}}}};
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         ParameterTable table;
         Error error = {0};
@@ -312,6 +411,7 @@ int main(void) {
         cmocka_unit_test(test_shards_make_up_the_model),
         cmocka_unit_test(test_boxes_by_hand),
         cmocka_unit_test(test_tied_stages),
+        cmocka_unit_test(test_tied_pairs),
         cmocka_unit_test(test_keys),
         cmocka_unit_test(test_wrong_parts),
         cmocka_unit_test(test_initial_values_one_at_a_time),

@@ -19,7 +19,7 @@ typedef struct {
     int64_t n_flat;
 } Pieces;
 
-/* Every piece a multiple of the grain, as parameters with their padding are, or of any length. */
+/* Some are of two chunks, and one of them may be a unit of its own. Every piece a multiple of the grain, as parameters with their padding are, or of any length. */
 static Pieces make_pieces(uint64_t seed, bool has_padding) {
     Pieces pieces = {.n_pieces = (int)(test_hash("n", seed) % (MOST_PIECES + 1))};
     int per_block = 1 + (int)(test_hash("block", seed) % 6);
@@ -28,9 +28,13 @@ static Pieces make_pieces(uint64_t seed, bool has_padding) {
         int64_t n = 1 + test_hash("piece", number) % (test_hash("large", number) % 5 ? 300 : 9000);
         if (has_padding) n = (n + PARTITION_GRAIN - 1) / PARTITION_GRAIN * PARTITION_GRAIN;
         bool is_outside = i < 2 || i >= pieces.n_pieces - 2;
-        pieces.piece[i] = (FlatPiece){pieces.n_flat, n, is_outside ? -1 : (i - 2) / per_block};
+        pieces.piece[i] =
+            (FlatPiece){.first = pieces.n_flat, .n = n, .block = is_outside ? -1 : (i - 2) / per_block};
         pieces.n_flat += n;
     }
+    for (int i = 0; i < pieces.n_pieces && seed % 4 == 1; i++) pieces.piece[i].chunk = i >= 2 + per_block * 2;
+    if (seed % 4 < 2 && pieces.n_pieces)
+        pieces.piece[test_hash("alone", seed) % (unsigned)pieces.n_pieces].is_alone = true;
     return pieces;
 }
 
@@ -49,14 +53,17 @@ static void check_units(const Pieces *pieces, const Partition *partition, int64_
         for (int i = 0; i < unit->n_pieces; i++, piece++) {
             n += pieces->piece[piece].n;
             if (by_block) assert_int_equal(pieces->piece[piece].block, block);
+            assert_int_equal(pieces->piece[piece].chunk, pieces->piece[unit->first_piece].chunk);
+            if (pieces->piece[piece].is_alone) assert_int_equal(unit->n_pieces, 1);
         }
         assert_true(unit->n == n);
         first += n;
         bool is_by_size = !by_block || block < 0;
         if (is_by_size && unit->n_pieces > 1) assert_true(n <= most);
-        /* It ends only where it has to: the next piece is of another block, or would not fit. */
+        /* It ends only where it has to: the next piece is of another block or chunk, or would not fit. */
         if (piece == pieces->n_pieces) continue;
         const FlatPiece *next = &pieces->piece[piece];
+        if (next->chunk != next[-1].chunk || next->is_alone || next[-1].is_alone) continue;
         bool is_other = by_block && next->block != block;
         if (!is_other) assert_true(is_by_size && n + next->n > most);
     }
@@ -190,7 +197,9 @@ static void test_partitions(void **state) {
 /* Ranks that get nothing of small units, and of everything. */
 static void test_more_ranks_than_elements(void **state) {
     (void)state;
-    Pieces pieces = {.piece = {{0, 64, -1}, {64, 128, 0}, {192, 1, 1}}, .n_pieces = 3, .n_flat = 193};
+    Pieces pieces = {.piece = {{0, 64, .block = -1}, {64, 128, .block = 0}, {192, 1, .block = 1}},
+                     .n_pieces = 3,
+                     .n_flat = 193};
     check_partition(&pieces, 1, 300, 0, false);
     check_partition(&pieces, 2, 300, 0, true);
     check_partition(&pieces, 3, 7, 1 << 20, false);
@@ -204,8 +213,9 @@ static void test_more_ranks_than_elements(void **state) {
 /* One unit a block, as ZeRO-3 wants them, however large; the tables outside are cut by size. */
 static void test_by_block(void **state) {
     (void)state;
-    FlatPiece pieces[] = {{0, 640, -1},    {640, 64, -1},  {704, 6400, 0}, {7104, 64, 0},
-                          {7168, 6400, 1}, {13568, 64, 1}, {13632, 64, -1}};
+    FlatPiece pieces[] = {{0, 640, .block = -1},   {640, 64, .block = -1},   {704, 6400, .block = 0},
+                          {7104, 64, .block = 0},  {7168, 6400, .block = 1}, {13568, 64, .block = 1},
+                          {13632, 64, .block = -1}};
     static const int64_t want[] = {704, 6464, 6464, 64};
     Arena arena = {0};
     Partition partition = partition_build(&arena, pieces, 7, 1, 4, 4096, true);
@@ -218,6 +228,26 @@ static void test_by_block(void **state) {
     partition = partition_build(&arena, pieces, 0, 0, 4, 4096, true);
     assert_int_equal(partition.n_units, 0);
     assert_true(partition.n_local == 0 && partition.n_flat == 0);
+    arena_free(&arena);
+}
+
+/* A table that both ends of a pipeline hold has the same slices on both, whatever else they have. */
+static void test_alone(void **state) {
+    (void)state;
+    const FlatPiece first[] = {
+        {0, 8192, .block = -1, .is_alone = true}, {8192, 64, .block = -1}, {8256, 640, .block = 0}};
+    const FlatPiece last[] = {
+        {0, 640, .block = 4}, {640, 64, .block = -1}, {704, 8192, .block = -1, .is_alone = true}};
+    Arena arena = {0};
+    for (int n_ranks = 1; n_ranks <= MOST_RANKS; n_ranks++) {
+        for (int by_block = 0; by_block < 2; by_block++) {
+            Partition a = partition_build(&arena, first, 3, 0, n_ranks, 1 << 20, by_block);
+            Partition b = partition_build(&arena, last, 3, 0, n_ranks, 1 << 20, by_block);
+            const PartitionUnit *x = &a.unit[0], *y = &b.unit[b.n_units - 1];
+            assert_true(x->n_pieces == 1 && y->n_pieces == 1 && x->n == 8192 && y->n == 8192);
+            assert_memory_equal(x->border, y->border, sizeof(int64_t) * (size_t)(n_ranks + 1));
+        }
+    }
     arena_free(&arena);
 }
 
@@ -254,9 +284,8 @@ static void test_shares(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_partitions),
-        cmocka_unit_test(test_more_ranks_than_elements),
-        cmocka_unit_test(test_by_block),
+        cmocka_unit_test(test_partitions), cmocka_unit_test(test_more_ranks_than_elements),
+        cmocka_unit_test(test_by_block),   cmocka_unit_test(test_alone),
         cmocka_unit_test(test_shares),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -63,14 +63,24 @@ static inline ModelConfig shard_config(int i) {
     return config;
 }
 
-/* Stage s of n, blocks shared out unevenly: the first stages have the fewest, some perhaps none. */
+/* Stage s of n with its chunks, blocks shared out unevenly: the first chunks have the fewest, some perhaps none. */
+static inline ParameterPart shard_chunks(int tp_size, int tp, int n_stages, int stage, int n_chunks,
+                                         StagePlacement placement) {
+    ScheduleShape shape = {.n_stages = n_stages, .n_chunks = n_chunks};
+    ParameterPart part = {.n_ranks = tp_size, .rank = tp, .n_chunks = n_chunks};
+    int n_virtual = n_stages * n_chunks;
+    for (int chunk = 0; chunk < n_chunks; chunk++) {
+        int k = placement_virtual(placement, &shape, stage, chunk);
+        part.chunk[chunk] = (ParameterChunk){.first_block = k * SHARD_LAYERS / n_virtual,
+                                             .end_block = (k + 1) * SHARD_LAYERS / n_virtual,
+                                             .has_embedding = k == 0,
+                                             .has_head = k == n_virtual - 1};
+    }
+    return part;
+}
+
 static inline ParameterPart shard_part(int tp_size, int tp, int n_stages, int stage) {
-    return (ParameterPart){.n_ranks = tp_size,
-                           .rank = tp,
-                           .first_block = stage * SHARD_LAYERS / n_stages,
-                           .end_block = (stage + 1) * SHARD_LAYERS / n_stages,
-                           .has_embedding = stage == 0,
-                           .has_head = stage == n_stages - 1};
+    return shard_chunks(tp_size, tp, n_stages, stage, 1, PLACEMENT_LOOP);
 }
 
 /* A shard's elements, one behind the other as they lie in its table, out of the whole tensor. */

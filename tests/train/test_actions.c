@@ -158,7 +158,7 @@ static void open_stage(Stage *stage, const Backend *backend, const ModelConfig *
     Error error = {0};
     GptLossOptions options = {.B = B, .T = T, .loss_scale = 1.0 / (B * T), .is_training = true};
     *stage = (Stage){.wiring = {.graph = graph_new()}};
-    stage->tensors = gpt_record_stage(config, table, stage->wiring.graph, &options, &part);
+    stage->tensors = gpt_record_stage(config, table, stage->wiring.graph, &options, &part, NULL);
     assert_int_equal(wiring_plan_alone(&stage->wiring, "stage", backend, &error), STATUS_OK);
     assert_int_equal(wiring_open_alone(&stage->wiring, backend, &error), STATUS_OK);
     assert_int_equal(

@@ -12,7 +12,9 @@
  *
  * Views. The gradient of a part of a tensor is the same part of the tensor's gradient. Parts are written
  * fresh as long as they do not overlap; the walk checks that they cover the whole when it is read. Parameters
- * are parts of one flat tensor; when their gradients need not persist, each has a tensor of its own. */
+ * are parts of one flat tensor; when their gradients need not persist, each has a tensor of its own.
+ *
+ * Seeds are contributions from outside, made before the walk begins. */
 #include "graph/passes/autograd.h"
 
 #include <stdlib.h>
@@ -43,6 +45,7 @@ static Tensor *root_gradient(Autograd *autograd, Tensor *root) {
         Place place = is_parameter(root) ? autograd->options->gradient_place : PLACE_ACTIVATION;
         DType dtype = is_parameter(root) ? autograd->options->parameter_dtype : root->dtype;
         slot->gradient = graph_tensor(autograd->graph, place, dtype, root->shape, "d %s", root->name);
+        slot->gradient->chunk = root->chunk;
     }
     return slot->gradient;
 }
@@ -65,6 +68,7 @@ static void unshare(Autograd *autograd, Tensor *tensor) {
     Tensor *shared = slot->gradient;
     slot->gradient = graph_tensor(autograd->graph, PLACE_ACTIVATION, tensor->dtype, tensor->shape, "d %s own",
                                   tensor->name);
+    slot->gradient->chunk = tensor->chunk;
     graph_record(autograd->graph, autograd->options->copy, NULL, 0, 1, TENSORS(shared), 1,
                  TENSORS(slot->gradient));
 }
@@ -187,6 +191,22 @@ static void keep_gradients(Autograd *autograd) {
     }
 }
 
+/* Behind the last node: nobody has read it yet. */
+static void plant_seeds(Autograd *autograd) {
+    Graph *graph = autograd->graph;
+    for (int i = 0; i < autograd->options->n_seeds; i++) {
+        const AutogradSeed *seed = &autograd->options->seeds[i];
+        if (!graph_check(graph,
+                         shape_count(seed->tensor->shape) == shape_count(seed->gradient->shape) &&
+                             seed->tensor->dtype == seed->gradient->dtype,
+                         "autograd: the gradient given for %s is of another size or type",
+                         seed->tensor->name))
+            return;
+        graph->chunk = seed->tensor->chunk;
+        autograd_share(autograd, seed->tensor, seed->gradient);
+    }
+}
+
 Status autograd_run(Graph *graph, const AutogradOptions *options, Error *error) {
     TRY(graph_status(graph, error));
     int n_forward = graph->n_nodes;
@@ -206,13 +226,18 @@ Status autograd_run(Graph *graph, const AutogradOptions *options, Error *error) 
         if (is_parameter(tensor) && tensor->needs_gradient && !tensor->base) root_gradient(&autograd, tensor);
     }
     graph->section = SECTION_BACKWARD;
+    autograd.visited = n_forward;
+    plant_seeds(&autograd);
     for (int i = n_forward - 1; i >= 0; i--) {
         const Node *node = graph->node[i];
         autograd.visited = i;
         graph->block = node->block;
-        if (node->op->gradient && !node->is_passed_by) node->op->gradient(&autograd, node);
+        graph->chunk = node->chunk;
+        bool is_forward = node->section == SECTION_FORWARD;
+        if (is_forward && node->op->gradient && !node->is_passed_by) node->op->gradient(&autograd, node);
     }
     graph->block = NO_BLOCK;
+    graph->chunk = 0;
     keep_gradients(&autograd);
     return graph_status(graph, error);
 }

@@ -10,11 +10,23 @@
  *         Tensor *x = node->input[0];
  *         if (!dy || !x->needs_gradient) return;
  *         autograd_record(autograd, &OP_GELU_BACKWARD, attributes, bytes, 2, TENSORS(dy, x), 1, TENSORS(x));
- *     } */
+ *     }
+ *
+ * **Chunks.** Where a graph ends in something else than a loss, as a stage of a pipeline does, the gradients
+ * of what comes out are given as seeds, and the walk starts there, too. Backward nodes are of the chunk of
+ * the forward node whose rule records them. The walk goes backwards through the chunks, as a pipeline does:
+ * so if chunks are recorded in the order of the model, the first that writes the gradient of a parameter
+ * which several of them use is the first in every order in which they may run. */
 #ifndef PGPT_GRAPH_PASSES_AUTOGRAD_H
 #define PGPT_GRAPH_PASSES_AUTOGRAD_H
 
 #include "graph/op.h"
+
+/* dL/dtensor comes from elsewhere: somebody writes `gradient`, of the same shape and type, before the
+ * backward of the tensor's chunk reads it. It may be added to, if others read the tensor, too. */
+typedef struct {
+    Tensor *tensor, *gradient;
+} AutogradSeed;
 
 typedef struct {
     const Op *
@@ -25,10 +37,12 @@ typedef struct {
      * known. */
     Place gradient_place;
     DType parameter_dtype; /* of the gradients of parameters, whatever these are */
+    const AutogradSeed *seeds;
+    int n_seeds;
 } AutogradOptions;
 
-/* Add the backward half to a graph that holds only forward nodes. Afterwards tensor->gradient is
- * dL/dtensor. */
+/* Add the backward half to a graph that holds only forward nodes, besides those that bring the seeds'
+ * gradients. Afterwards tensor->gradient is dL/dtensor. */
 Status autograd_run(Graph *graph, const AutogradOptions *options, Error *error);
 
 /* --- for gradient rules --- */

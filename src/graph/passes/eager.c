@@ -43,6 +43,7 @@ static int eager_position(const Graph *graph, int index, const bool *is_gradient
         Tensor *tensor = node->input[k];
         if (!tensor) continue;
         const Node *producer = tensor_root(tensor)->producer;
+        if (!producer && is_gradient[tensor->id]) return -1; /* it is given, in time for the backward */
         if (!producer) continue;
         if (producer->section != SECTION_FORWARD) return -1;
         reads_gradient |= is_gradient[tensor->id];
@@ -50,9 +51,11 @@ static int eager_position(const Graph *graph, int index, const bool *is_gradient
         if (at > position) position = at;
     }
     if (!reads_gradient || inputs_change(graph, node, position, index)) return -1;
+    if (graph->node[position]->chunk != node->chunk) return -1; /* it would run with another chunk */
     return shares_output(graph, node) ? -1 : position;
 }
 
+/* The list is in the order in which one micro-batch goes through all chunks. */
 static void restore_write_modes(Graph *graph, WriteMode *first_mode, bool *is_written) {
     for (int i = 0; i < graph->n_nodes; i++) {
         Node *node = graph->node[i];

@@ -21,7 +21,9 @@ static void put(Insertion *insertion, int index, int place) {
     }
     for (; insertion->n_placed < n_new; insertion->n_placed++) {
         insertion->place[insertion->n_placed] = place;
-        graph->node[insertion->n_old + insertion->n_placed]->section = graph->node[index]->section;
+        Node *node = graph->node[insertion->n_old + insertion->n_placed];
+        node->section = graph->node[index]->section;
+        node->chunk = graph->node[index]->chunk;
     }
 }
 

@@ -8,8 +8,8 @@
  *     insertion_before(&insertion, 12);
  *     insertion_end(&insertion);
  *
- * Nodes take the section of the one they stand next to. At one place they keep the order in which they were
- * recorded; what goes behind a node comes before what goes before the next. */
+ * Nodes take the section and the chunk of the one they stand next to. At one place they keep the order in
+ * which they were recorded; what goes behind a node comes before what goes before the next. */
 #ifndef PGPT_GRAPH_PASSES_INSERT_H
 #define PGPT_GRAPH_PASSES_INSERT_H
 

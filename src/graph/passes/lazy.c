@@ -49,7 +49,7 @@ static bool can_wait(const Graph *graph, int position, int end) {
             if (node->input[k] && node_writes_root(graph->node[i], tensor_root(node->input[k]))) return false;
         }
     }
-    return n_outputs == 1;
+    return n_outputs == 1 && node->chunk == graph->node[end]->chunk;
 }
 
 static int move_writers(Graph *graph, const Tensor *gradient) {

@@ -10,7 +10,11 @@
 
 /* For every gradient of a parameter in PLACE_ACTIVATION that several nodes write: if what the earlier writers
  * read is smaller than the gradient, move them right in front of the last writer. Runs after autograd and
- * eager_gradients, before recompute. Returns how many nodes were moved. */
+ * eager_gradients, before recompute. Returns how many nodes were moved.
+ *
+ * Writers of different chunks stay where they are: what the earlier one reads is gone by then. Nothing is
+ * refused here. Updates as soon as a gradient is known (--eager-update) need one micro-batch a step, so one
+ * frame, and one process, so one chunk; optim/optimizer.c and the options of a run refuse the rest. */
 int lazy_gradients(Graph *graph);
 
 #endif

@@ -4,7 +4,7 @@
  * copies, so the originals die early and the memory plan reuses their space. What crosses a segment's border
  * is kept: it is the input.
  *
- * The last segment is left alone. Its backward starts where its forward ends, so all its activations are
+ * The last segment is left alone where its backward starts when its forward ends: all its activations are
  * alive at that moment whether they were kept or made again. Dropout draws by position and not by call, so a
  * repeated node repeats its bits.
  *
@@ -18,7 +18,8 @@
 
 typedef struct {
     Graph *graph;
-    int n_blocks, n_segments;
+    int n_blocks, n_segments; /* segments of each chunk, most of them empty where there are several */
+    int n_chunks;
     bool *is_marked;     /* per forward node */
     bool *is_kept;       /* per tensor id: brought by communication that is not repeated */
     Tensor **substitute; /* per tensor id: the recomputed one */
@@ -26,7 +27,8 @@ typedef struct {
 } Recompute;
 
 static int segment_of(const Recompute *pass, const Node *node) {
-    return !node || node->block == NO_BLOCK ? -1 : node->block / pass->n_blocks;
+    if (!node || node->block == NO_BLOCK) return -1;
+    return node->chunk * pass->n_segments + node->block / pass->n_blocks;
 }
 
 /* A node of the forward half, wherever it runs; the conjugates of communication stand behind it. */
@@ -97,6 +99,7 @@ static Tensor *output_again(Recompute *pass, const Node *again, Tensor *old) {
     if (!pass->substitute[old->id]) {
         Tensor *copy =
             graph_tensor(pass->graph, PLACE_ACTIVATION, old->dtype, old->shape, "%s again", old->name);
+        copy->chunk = old->chunk;
         copy->producer = (Node *)again;
         pass->substitute[old->id] = copy;
     }
@@ -116,45 +119,74 @@ static Node *repeat_node(Recompute *pass, const Node *node) {
     return again;
 }
 
-int recompute_run(Graph *graph, int n_blocks) {
-    int last_block = NO_BLOCK;
-    for (int i = 0; i < graph->n_nodes; i++) {
-        if (graph->node[i]->block > last_block) last_block = graph->node[i]->block;
-    }
-    if (n_blocks <= 0 || last_block == NO_BLOCK || graph->error.status != STATUS_OK) return 0;
-    Recompute pass = {.graph = graph, .n_blocks = n_blocks, .n_segments = last_block / n_blocks + 1};
-    pass.n_old_tensors = graph->n_tensors;
-    pass.is_marked = ARENA_ARRAY(&graph->arena, bool, graph->n_nodes);
-    pass.substitute = ARENA_ARRAY(&graph->arena, Tensor *, graph->n_tensors);
-    pass.is_kept = ARENA_ARRAY(&graph->arena, bool, graph->n_tensors);
-    find_kept(&pass);
-    bool *is_done = ARENA_ARRAY(&graph->arena, bool, pass.n_segments);
-    for (int segment = 0; segment + 1 < pass.n_segments; segment++) mark_segment(&pass, segment);
-    is_done[pass.n_segments - 1] = true;
-
+/* In front of a segment's first backward node, what was marked of it; returns how many nodes. */
+static int repeat_segments(Recompute *pass, bool *is_done) {
+    Graph *graph = pass->graph;
     Node **old = graph->node;
     int n_old = graph->n_nodes, n_again = 0;
     graph->node = ARENA_ARRAY(&graph->arena, Node *, n_old * 2);
     graph->node_capacity = n_old * 2;
     graph->n_nodes = 0;
     for (int i = 0; i < n_old; i++) {
-        int segment = segment_of(&pass, old[i]);
+        int segment = segment_of(pass, old[i]);
         bool is_backward =
             segment >= 0 && (old[i]->phase == PHASE_BACKWARD ||
                              (old[i]->phase == PHASE_COMMUNICATION && old[i]->section == SECTION_BACKWARD));
         if (is_backward && !is_done[segment]) {
             for (int k = 0; k < i; k++) {
-                if (!pass.is_marked[k] || segment_of(&pass, old[k]) != segment) continue;
-                graph->node[graph->n_nodes++] = repeat_node(&pass, old[k]);
+                if (!pass->is_marked[k] || segment_of(pass, old[k]) != segment) continue;
+                graph->node[graph->n_nodes++] = repeat_node(pass, old[k]);
                 n_again++;
             }
             is_done[segment] = true;
         }
         if (is_backward) {
             for (int k = 0; k < old[i]->n_inputs; k++)
-                old[i]->input[k] = substitute_for(&pass, old[i]->input[k]);
+                old[i]->input[k] = substitute_for(pass, old[i]->input[k]);
         }
         graph->node[graph->n_nodes++] = old[i];
     }
     return n_again;
+}
+
+/* Which segments are not repeated: those without nodes, and the last of a chunk that keeps it. */
+static void find_left_alone(const Recompute *pass, const int *chunk_frames, bool *is_left_alone) {
+    for (int c = 0; c < pass->n_chunks; c++) {
+        int last = -1;
+        for (int i = 0; i < pass->n_segments; i++) is_left_alone[c * pass->n_segments + i] = true;
+        for (int i = 0; i < pass->graph->n_nodes; i++) {
+            int segment = segment_of(pass, pass->graph->node[i]);
+            if (segment < 0 || segment / pass->n_segments != c) continue;
+            is_left_alone[segment] = false;
+            if (segment > last) last = segment;
+        }
+        if (last >= 0 && (!chunk_frames || chunk_frames[c] == 1)) is_left_alone[last] = true;
+    }
+}
+
+int recompute_chunks(Graph *graph, int n_blocks, int n_chunks, const int *chunk_frames) {
+    int last_block = NO_BLOCK;
+    for (int i = 0; i < graph->n_nodes; i++) {
+        if (graph->node[i]->block > last_block) last_block = graph->node[i]->block;
+        if (n_chunks <= graph->node[i]->chunk) n_chunks = graph->node[i]->chunk + 1;
+    }
+    if (n_blocks <= 0 || last_block == NO_BLOCK || graph->error.status != STATUS_OK) return 0;
+    Recompute pass = {
+        .graph = graph, .n_blocks = n_blocks, .n_segments = last_block / n_blocks + 1, .n_chunks = n_chunks};
+    pass.n_old_tensors = graph->n_tensors;
+    pass.is_marked = ARENA_ARRAY(&graph->arena, bool, graph->n_nodes);
+    pass.substitute = ARENA_ARRAY(&graph->arena, Tensor *, graph->n_tensors);
+    pass.is_kept = ARENA_ARRAY(&graph->arena, bool, graph->n_tensors);
+    find_kept(&pass);
+    int n_segments = n_chunks * pass.n_segments;
+    bool *is_done = ARENA_ARRAY(&graph->arena, bool, n_segments);
+    find_left_alone(&pass, chunk_frames, is_done);
+    for (int segment = 0; segment < n_segments; segment++) {
+        if (!is_done[segment]) mark_segment(&pass, segment);
+    }
+    return repeat_segments(&pass, is_done);
+}
+
+int recompute_run(Graph *graph, int n_blocks) {
+    return recompute_chunks(graph, n_blocks, 1, NULL);
 }

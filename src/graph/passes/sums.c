@@ -53,6 +53,7 @@ static bool move_output(Graph *graph, const Backend *backend, int reader, int ou
     if (input < 0 || !node->output[output] || count_outputs(node) < 2) return false;
     int at = only_writer(graph, node->input[input]);
     if (at < 0 || at > reader || graph->node[at]->section != node->section) return false;
+    if (graph->node[at]->chunk != node->chunk) return false;
     Node *writer = graph->node[at];
     int place = place_for_sums(writer, node->input[input]);
     if (place < 0) return false;

@@ -11,10 +11,10 @@
 #include "graph/backend.h"
 
 /* For every output that is the sums of the columns of an input (Op.sums_input): if a single node of the same
- * section makes that input, overwrites what was there, and can sum on the way (Op.sums_output), the output
- * becomes its, written as it was. The backend (NULL: any) has a say, and a node keeps at least one output.
- * Runs after autograd, eager_gradients and lazy_gradients, before whatever asks when a gradient is complete.
- * Returns how many were moved. */
+ * section and chunk makes that input, overwrites what was there, and can sum on the way (Op.sums_output), the
+ * output becomes its, written as it was. The backend (NULL: any) has a say, and a node keeps at least one
+ * output. Runs after autograd, eager_gradients and lazy_gradients, before whatever asks when a gradient is
+ * complete. Returns how many were moved. */
 int move_column_sums(Graph *graph, const Backend *backend);
 
 #endif

@@ -22,7 +22,7 @@ static int version_of(const Stream *stream, int g) {
 
 static void put(Stream *stream, ActionKind kind, int g) {
     int micro = g % stream->n_micro;
-    bool is_alone = kind == ACTION_BACKWARD && stream->updates_each; /* the only one of its update */
+    bool is_alone = stream->updates_each; /* the only one of its update */
     stream->actions[stream->n++] = (StepAction){.kind = kind,
                                                 .micro = micro,
                                                 .frame = g % (stream->n_ahead + 1),

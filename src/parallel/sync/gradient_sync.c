@@ -3,6 +3,8 @@
 #include "parallel/sync/gradient_sync.h"
 
 #include "parallel/comm_ops.h"
+#include "parallel/sync/order.h"
+#include "parallel/sync/strategy.h"
 
 #include <stdio.h>
 
@@ -95,6 +97,11 @@ Place gradient_sync_place(const GradientSync *sync, Place wished) {
 
 /* ---- the passes */
 
+bool sync_has_parts(const GradientSync *sync, const Graph *graph) {
+    const Mesh *mesh = sync->options->mesh;
+    return (mesh && mesh->shape.size[AXIS_PP] > 1) || order_has_parts(graph);
+}
+
 /* This rank's slices of the weights, where they are not whole. */
 static void hold_weights(GradientSync *sync, Graph *graph, const FlatTensors *tensors) {
     if (sync->held) return;
@@ -115,14 +122,17 @@ static void sum_norm(void *context, Graph *graph, Tensor *scalar) {
     const Mesh *mesh = sync->options->mesh;
     if (sync->strategy->begin_update) op_scalar_sum(graph, sync->comm, scalar);
     if (mesh->shape.size[AXIS_TP] > 1) op_scalar_sum(graph, mesh_comm(mesh, AXIS_TP), scalar);
-    if (mesh->shape.size[AXIS_PP] > 1) op_scalar_sum(graph, mesh_comm(mesh, AXIS_PP), scalar);
+    if (mesh->shape.size[AXIS_PP] > 1 && !sync->options->stages_apart)
+        op_scalar_sum(graph, mesh_comm(mesh, AXIS_PP), scalar);
 }
 
 UpdateSlices gradient_sync_begin_update(GradientSync *sync, Graph *graph, const FlatTensors *tensors) {
     UpdateSlices slices = {0};
     graph->section = SECTION_UPDATE;
     graph->block = NO_BLOCK;
+    graph->chunk = 0;
     hold_weights(sync, graph, tensors);
+    sync_sum_pair(sync, graph, tensors);
     if (sync->strategy->begin_update) sync->strategy->begin_update(sync, graph, tensors, &slices);
     if (sync->options->mesh) slices.record_sum = sum_norm;
     slices.context = sync;

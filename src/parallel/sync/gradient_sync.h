@@ -43,7 +43,8 @@ typedef struct {
      * the shares is the batch's. */
     bool is_async;
     int share, n_shares;
-    bool root_saves; /* rank 0 writes checkpoints alone: the others do not have what is in them */
+    bool stages_apart; /* the stages of a pipeline update on their own: each has a norm of its own */
+    bool root_saves;   /* rank 0 writes checkpoints alone: the others do not have what is in them */
 } GradientSyncOptions;
 
 /* The ranks that share the batch, with what reaches their memory; NULL: alone. */
@@ -134,7 +135,8 @@ Place gradient_sync_place(const GradientSync *sync, Place wished);
 
 void gradient_sync_sum(GradientSync *sync, Graph *graph, const FlatTensors *tensors);
 
-/* What this rank updates of what it has. */
+/* What this rank updates of what it has. A token table that both ends of a pipeline hold gets the sum of
+ * their gradients first (mesh_open_ends), before anybody takes a norm. */
 UpdateSlices gradient_sync_begin_update(GradientSync *sync, Graph *graph, const FlatTensors *tensors);
 void gradient_sync_end_update(GradientSync *sync, Graph *graph);
 void gradient_sync_gather(GradientSync *sync, Graph *graph, const FlatTensors *tensors);

@@ -8,6 +8,8 @@ enum { OUTSIDE = -1 }; /* of all blocks */
 
 /* Does the piece still belong to the unit that began at piece `start` and has n elements so far? */
 static bool joins(const FlatPiece *pieces, int start, int piece, int64_t n, int64_t most, bool by_block) {
+    if (pieces[piece].chunk != pieces[start].chunk || pieces[piece].is_alone || pieces[start].is_alone)
+        return false;
     if (by_block && pieces[piece].block != pieces[start].block) return false;
     if (by_block && pieces[start].block != OUTSIDE) return true;
     return n + pieces[piece].n <= most;

@@ -20,10 +20,13 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* A parameter with the padding behind it; `block` as in Node. */
+/* A parameter with the padding behind it; `block` and `chunk` as in Node. */
 typedef struct {
     int64_t first, n;
     int block;
+    int chunk;
+    bool is_alone; /* a unit of its own, so that its slices are the same whatever else a rank has */
+    bool is_pair;  /* the other end of a pipeline holds it too (and it is alone) */
 } FlatPiece;
 
 typedef struct {
@@ -45,7 +48,8 @@ enum { PARTITION_GRAIN = 64 }; /* slices begin at multiples of this: 256 bytes o
 
 /* Units of about unit_bytes (of f32), whole pieces; or, by block, a unit a transformer block and what lies
  * outside of the blocks in units of about unit_bytes. A piece is never cut between units, so one may be
- * larger. */
+ * larger. Nor does a unit reach over the border of two chunks of a pipeline stage: they are complete at
+ * different times. */
 Partition partition_build(Arena *arena, const FlatPiece *pieces, int n_pieces, int rank, int n_ranks,
                           int64_t unit_bytes, bool by_block);
 

@@ -4,52 +4,98 @@
  * gradient bucket, partition.h) is complete behind the last node that writes any of it; that is where its sum
  * is put into the program, and it goes on beside the rest of the backward, whose end waits for all of them.
  * Everything else, order and overlap, follows from the place. Over micro-batches gradients add up first and
- * travel once, in the last. */
+ * travel once, in the last.
+ *
+ * In a pipeline other parts of the program run behind the one that completes a unit, and the update waits.
+ * What two chunks write (a tied table) is complete when both have run, in whatever order: it is summed there
+ * too. */
 #include "parallel/sync/strategy.h"
 
 #include "graph/passes/insert.h"
 #include "parallel/comm_ops.h"
+#include "parallel/sync/order.h"
 
-/* The last node that writes any of elements first .. first + n - 1 of the root, -1 if nobody does. */
+enum { NOBODY = -1, TWO_CHUNKS = -2 };
+
+/* The node that completes elements first .. first + n - 1 of the root: of all that write any of them, the one
+ * that runs last. */
 static int last_writer(const Graph *graph, const Tensor *root, int64_t first, int64_t n) {
+    int last = NOBODY;
     for (int i = graph->n_nodes - 1; i >= 0; i--) {
         const Node *node = graph->node[i];
         for (int k = 0; k < node->n_outputs; k++) {
             if (!node->output[k] || tensor_root(node->output[k]) != root) continue;
             int64_t at = tensor_root_element(node->output[k]);
-            if (at < first + n && first < at + tensor_count(node->output[k])) return i;
+            if (at >= first + n || first >= at + tensor_count(node->output[k])) continue;
+            if (last >= 0 && graph->node[last]->chunk != node->chunk) return TWO_CHUNKS;
+            if (last < 0 || order_is_behind(graph, i, last)) last = i;
         }
     }
-    return -1;
+    return last;
+}
+
+static Node *start_sum(GradientSync *sync, Graph *graph, Tensor *gradient, int index, bool scatter) {
+    const PartitionUnit *unit = &sync->partition.unit[index];
+    Tensor *part = graph_view(graph, gradient, SHAPE(unit->n), unit->first,
+                              arena_printf(&graph->arena, "gradients %d", index));
+    return scatter ? op_reduce_scatter(graph, sync->comm, part, unit->border)
+                   : op_all_reduce(graph, sync->comm, part);
+}
+
+typedef struct {
+    const Node *start; /* NULL: none */
+    int behind;        /* the node that it stands behind, or TWO_CHUNKS */
+} UnitSum;
+
+/* Where what was started is waited for: at the end of the backward; in a pipeline at the end of the part that
+ * started it, if a device records parts one by one, and else not before the update. */
+static void wait_for_sums(GradientSync *sync, Graph *graph, const UnitSum *sums, bool has_parts,
+                          Insertion *insertion) {
+    for (int i = sync->partition.n_units - 1; i >= 0; i--) {
+        if (!sums[i].start) continue;
+        if (has_parts && !sync->comm->table->only_enqueues) continue;
+        op_comm_wait(graph, sums[i].start);
+        if (has_parts) insertion_behind(insertion, order_part_end(graph, insertion->n_old, sums[i].behind));
+    }
+    insertion_behind(insertion, insertion->n_old - 1);
+}
+
+/* What is summed, or waited for, where the update begins. */
+static void end_sums(GradientSync *sync, Graph *graph, Tensor *gradient, bool scatter, UnitSum *sums) {
+    bool waits = sync->options->overlaps && !sync->comm->table->only_enqueues;
+    graph->section = SECTION_UPDATE;
+    graph->chunk = 0;
+    for (int i = sync->partition.n_units - 1; i >= 0; i--) {
+        if (sums[i].behind == TWO_CHUNKS) sums[i].start = start_sum(sync, graph, gradient, i, scatter);
+    }
+    for (int i = sync->partition.n_units - 1; i >= 0; i--) {
+        if (sums[i].start && (waits || sums[i].behind == TWO_CHUNKS))
+            op_comm_wait(graph, sums[i].start)->is_last_only = false;
+    }
 }
 
 void sync_sum_units(GradientSync *sync, Graph *graph, Tensor *gradient, bool scatter) {
     const Partition *partition = &sync->partition;
-    bool overlaps = sync->options->overlaps;
+    bool overlaps = sync->options->overlaps, has_parts = sync_has_parts(sync, graph);
     if (graph->error.status != STATUS_OK || !graph->n_nodes) return;
-    const Node **start = ARENA_ARRAY(&graph->arena, const Node *, partition->n_units + 1);
+    UnitSum *sums = ARENA_ARRAY(&graph->arena, UnitSum, partition->n_units + 1);
     Insertion insertion = insertion_begin(graph);
     int n_backward = graph->n_nodes;
     for (int i = partition->n_units - 1; i >= 0; i--) { /* as the backward comes by */
         const PartitionUnit *unit = &partition->unit[i];
+        sums[i].behind = NOBODY;
         if (i == sync->options->left_out - 1) continue;
-        int last = last_writer(graph, gradient, unit->first, unit->n);
-        if (last < 0 || last >= n_backward) continue; /* nothing flows into any of these parameters */
-        Tensor *part = graph_view(graph, gradient, SHAPE(unit->n), unit->first,
-                                  arena_printf(&graph->arena, "gradients %d", i));
-        Node *node = scatter ? op_reduce_scatter(graph, sync->comm, part, unit->border)
-                             : op_all_reduce(graph, sync->comm, part);
+        sums[i].behind = last_writer(graph, gradient, unit->first, unit->n);
+        if (sums[i].behind < 0 || sums[i].behind >= n_backward) continue;
+        Node *node = start_sum(sync, graph, gradient, i, scatter);
         node->is_last_only = true;
-        start[i] = node;
+        sums[i].start = node;
         if (!overlaps) op_comm_wait(graph, node);
-        insertion_behind(&insertion, last);
+        insertion_behind(&insertion, sums[i].behind);
     }
-    /* In the section in which they began, since a device records sections one by one. */
-    for (int i = partition->n_units - 1; i >= 0 && overlaps; i--) {
-        if (start[i]) op_comm_wait(graph, start[i]);
-    }
-    insertion_behind(&insertion, n_backward - 1);
+    if (overlaps) wait_for_sums(sync, graph, sums, has_parts, &insertion);
     insertion_end(&insertion);
+    if (has_parts) end_sums(sync, graph, gradient, scatter, sums);
 }
 
 static void sum(GradientSync *sync, Graph *graph, const FlatTensors *tensors) {

@@ -2,14 +2,15 @@
 
 #include "graph/passes/insert.h"
 #include "parallel/comm_ops.h"
+#include "parallel/sync/order.h"
 
-/* The last node that writes any of the gradient's memory, -1 if nobody does. */
+/* The node that completes the gradient: of all that write it, the one that runs last. -1 if nobody does. */
 static int last_writer(const Graph *graph, const Tensor *gradient) {
     int last = -1;
     for (int i = 0; i < graph->n_nodes; i++) {
         const Node *node = graph->node[i];
         for (int k = 0; k < node->n_outputs; k++)
-            if (node->output[k] == gradient) last = i;
+            if (node->output[k] == gradient && (last < 0 || order_is_behind(graph, i, last))) last = i;
     }
     return last;
 }

@@ -5,6 +5,10 @@
 
 #include "parallel/sync/gradient_sync.h"
 
+/* Do other parts of the program, chunks or micro-batches, run between the sections of a micro-batch
+ * (order.h)? Then nothing that communication needs for a while may lie between them. (gradient_sync.c) */
+bool sync_has_parts(const GradientSync *sync, const Graph *graph);
+
 /* The sums of a graph whose backward is complete and whose update is not recorded yet. `gradient` is the flat
  * array, whole on every rank. With `scatter` every rank ends with the sum of its own slices only.
  * (plain.c) */
@@ -18,5 +22,9 @@ void sync_end_slices(GradientSync *sync, Graph *graph);
 /* A unit's gradients are whole only while the backward works on them; slices of their sums add up in a shard.
  * (zero2.c) */
 void sync_shard_gradients(GradientSync *sync, Graph *graph, const FlatTensors *tensors);
+
+/* At the beginning of the update: adds the two gradients of a table that both ends of a pipeline hold.
+ * (tie.c) */
+void sync_sum_pair(GradientSync *sync, Graph *graph, const FlatTensors *tensors);
 
 #endif

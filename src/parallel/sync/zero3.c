@@ -1,14 +1,20 @@
 /* ZeRO-3: the weights are sharded too (as FSDP does). A unit's weights are gathered before the nodes that use
- * them, one unit ahead, and forgotten behind them. Gradients are sharded as in ZeRO-2. */
+ * them, one unit ahead, and forgotten behind them. Gradients are sharded as in ZeRO-2.
+ *
+ * In a pipeline other chunks and micro-batches run between the parts of a program (order.h), so what a part
+ * uses is gathered in it. */
 #include "parallel/sync/strategy.h"
 
 #include "graph/passes/insert.h"
 #include "ops/ops.h"
 #include "parallel/comm_ops.h"
+#include "parallel/sync/order.h"
 
 /* A stretch of nodes for which a unit is collected. */
 typedef struct {
-    int unit, first, last; /* node indices */
+    int unit;
+    int first; /* its first node */
+    int last;  /* where its last node stands in the order in which they run */
     Tensor *collected;
 } Stretch;
 
@@ -42,30 +48,52 @@ static Tensor *collected_part(Graph *graph, const Partition *partition, const St
     return graph_view(graph, stretch->collected, tensor->shape, first, tensor->name);
 }
 
-/* Find the stretches in the order of their first nodes, and let their nodes read the collected weights. */
-static int find_stretches(Graph *graph, const Partition *partition, Tensor *flat, Stretch *stretches,
-                          int *current) {
-    int n_stretches = 0;
-    for (int u = 0; u < partition->n_units; u++) current[u] = -1;
-    for (int i = 0; i < graph->n_nodes; i++) {
-        Node *node = graph->node[i];
-        for (int k = 0; k < node->n_inputs && node->section != SECTION_UPDATE; k++) {
-            int unit = unit_of(partition, flat, node->input[k]);
-            if (unit == NO_UNIT) continue;
-            if (current[unit] < 0 || !continues(stretches, n_stretches, current[unit])) {
-                current[unit] = n_stretches++;
-                stretches[current[unit]] = (Stretch){
-                    .unit = unit,
-                    .first = i,
-                    .collected = graph_tensor(graph, PLACE_ACTIVATION, flat->dtype,
-                                              SHAPE(partition->unit[unit].n), "parameters %d", unit)};
-            }
-            Stretch *stretch = &stretches[current[unit]];
-            stretch->last = i;
-            node->input[k] = collected_part(graph, partition, stretch, node->input[k]);
+/* The stretches that are found, and which one each unit is in (-1: none). */
+typedef struct {
+    Stretch *stretch;
+    int n_stretches;
+    int *current; /* (n_units) */
+} Stretches;
+
+static void let_go(Stretches *stretches, const Partition *partition) {
+    for (int u = 0; u < partition->n_units; u++) stretches->current[u] = -1;
+}
+
+/* The node, which stands at `place` of the order, reads the collected weights of its stretches. */
+static void take_node(Stretches *stretches, Graph *graph, const Partition *partition, Tensor *flat, int index,
+                      int place) {
+    Node *node = graph->node[index];
+    for (int k = 0; k < node->n_inputs; k++) {
+        int unit = unit_of(partition, flat, node->input[k]);
+        if (unit == NO_UNIT) continue;
+        int *current = &stretches->current[unit];
+        if (*current < 0 || !continues(stretches->stretch, stretches->n_stretches, *current)) {
+            *current = stretches->n_stretches++;
+            graph->chunk = node->chunk;
+            stretches->stretch[*current] =
+                (Stretch){.unit = unit,
+                          .first = index,
+                          .collected = graph_tensor(graph, PLACE_ACTIVATION, flat->dtype,
+                                                    SHAPE(partition->unit[unit].n), "parameters %d", unit)};
         }
+        Stretch *stretch = &stretches->stretch[*current];
+        stretch->last = place;
+        node->input[k] = collected_part(graph, partition, stretch, node->input[k]);
     }
-    return n_stretches;
+}
+
+/* Find the stretches in the order of their first nodes, and let their nodes read the collected weights. */
+static void find_stretches(Stretches *stretches, const GradientSync *sync, Graph *graph, Tensor *flat) {
+    const Partition *partition = &sync->partition;
+    bool has_parts = sync_has_parts(sync, graph);
+    int n;
+    const int *order = order_by_parts(graph, &n);
+    let_go(stretches, partition);
+    for (int i = 0; i < n; i++) {
+        if (has_parts && i > 0 && !order_same_part(graph->node[order[i - 1]], graph->node[order[i]]))
+            let_go(stretches, partition);
+        take_node(stretches, graph, partition, flat, order[i], i);
+    }
 }
 
 static int count_uses(const Graph *graph, const Tensor *flat) {
@@ -92,32 +120,34 @@ static Node *start_collecting(const GradientSync *sync, Graph *graph, const Stre
     return op_all_gather(graph, sync->comm, stretch->collected, unit->border);
 }
 
-/* One that a device records with its section cannot begin in another. */
+/* One that a device records with its section cannot begin in another, nor can one of another part. */
 static bool may_start_ahead(const GradientSync *sync, const Graph *graph, const Stretch *now,
-                            const Stretch *next) {
+                            const Stretch *next, bool has_parts) {
     if (!sync->options->overlaps) return false;
-    return !sync->comm->table->only_enqueues ||
-           graph->node[now->first]->section == graph->node[next->first]->section;
+    return (!has_parts && !sync->comm->table->only_enqueues) ||
+           order_same_part(graph->node[now->first], graph->node[next->first]);
 }
 
 /* Every node that reads a part of the flat array reads it from a unit that is collected for it; the array
  * itself then has no memory. */
 static void gather(GradientSync *sync, Graph *graph, const FlatTensors *tensors) {
     if (graph->error.status != STATUS_OK || !graph->n_nodes) return;
-    const Partition *partition = &sync->partition;
     Tensor *flat = tensors->flat;
-    Stretch *stretches = ARENA_ARRAY(&graph->arena, Stretch, count_uses(graph, flat) + 1);
-    int *current = ARENA_ARRAY(&graph->arena, int, partition->n_units + 1);
-    int n_stretches = find_stretches(graph, partition, flat, stretches, current);
+    bool has_parts = sync_has_parts(sync, graph);
+    Stretches found = {.stretch = ARENA_ARRAY(&graph->arena, Stretch, count_uses(graph, flat) + 1),
+                       .current = ARENA_ARRAY(&graph->arena, int, sync->partition.n_units + 1)};
+    find_stretches(&found, sync, graph, flat);
+    const Stretch *stretches = found.stretch;
     graph->section = SECTION_FORWARD; /* what the slices' copies count as */
     Insertion insertion = insertion_begin(graph);
     const Node *ahead = NULL; /* the collection that was started before its time */
-    for (int i = 0; i < n_stretches; i++) {
+    for (int i = 0; i < found.n_stretches; i++) {
+        graph->chunk = graph->node[stretches[i].first]->chunk;
         const Node *start = ahead ? ahead : start_collecting(sync, graph, &stretches[i]);
         op_comm_wait(graph, start);
-        ahead = i + 1 < n_stretches && may_start_ahead(sync, graph, &stretches[i], &stretches[i + 1])
-                    ? start_collecting(sync, graph, &stretches[i + 1])
-                    : NULL;
+        bool starts = i + 1 < found.n_stretches &&
+                      may_start_ahead(sync, graph, &stretches[i], &stretches[i + 1], has_parts);
+        ahead = starts ? start_collecting(sync, graph, &stretches[i + 1]) : NULL;
         insertion_before(&insertion, stretches[i].first);
     }
     insertion_end(&insertion);

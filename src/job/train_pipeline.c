@@ -1,0 +1,100 @@
+/* A run's pipeline: which schedule in how many chunks, which blocks each stage has, how many micro-batches. */
+#include "job/train_run.h"
+
+#include "train/model_mesh.h"
+
+bool train_has_pipeline(const TrainRun *run) {
+    return run->shape.size[AXIS_PP] > 1;
+}
+
+static int64_t micro_batches(const TrainRun *run, int64_t micro_batch) {
+    int64_t n_shares = run->shape.size[AXIS_DP], batch = run->values.train.batch;
+    int64_t share = (batch + n_shares - 1) / n_shares;
+    return (share + micro_batch - 1) / micro_batch;
+}
+
+static ScheduleShape shape_of(const TrainRun *run, int64_t micro_batch) {
+    int64_t most = SCHEDULE_MAX_MICRO_BATCHES, n = micro_batches(run, micro_batch);
+    return (ScheduleShape){.n_micro_batches = (int)(n < most ? n : most + 1),
+                           .n_stages = run->layout.n_stages,
+                           .n_chunks = run->layout.n_chunks};
+}
+
+/* Where nobody says: enough of them to keep the stages busy (a bubble of a fifth or less for 1F1B), as large as
+ * that allows. */
+static int64_t chosen_micro_batch(const TrainRun *run) {
+    enum { MICRO_BATCHES_A_STAGE = 4 };
+    int64_t batch = run->values.train.batch, share = micro_batches(run, 1);
+    int64_t wanted = (int64_t)MICRO_BATCHES_A_STAGE * run->layout.n_stages;
+    if (wanted > share) wanted = share;
+    for (int64_t size = share; size > 1; size--) {
+        Error none = {0};
+        ScheduleShape shape = shape_of(run, size);
+        if (batch % size == 0 && shape.n_micro_batches >= wanted &&
+            schedule_check_shape(run->layout.kind, &shape, &none) == STATUS_OK)
+            return size;
+    }
+    return 1;
+}
+
+void train_pipeline_choose(TrainRun *run) {
+    const ParallelOptions *parallel = &run->values.parallel;
+    ScheduleKind kind = (ScheduleKind)parallel->schedule;
+    int n_chunks = (int)parallel->n_chunks;
+    run->layout = (PipelineLayout){.kind = kind,
+                                   .n_stages = run->shape.size[AXIS_PP],
+                                   .n_chunks = n_chunks ? n_chunks : schedule_info(kind)->default_chunks};
+    if (train_has_pipeline(run) && !run->values.train.micro_batch)
+        run->values.train.micro_batch = chosen_micro_batch(run);
+}
+
+/* What other options of the run a pipeline cannot do with. */
+static Status check_others(const TrainRun *run, Error *error) {
+    const TrainCommand *values = &run->values;
+    const ScheduleInfo *info = schedule_info(run->layout.kind);
+    if (info->is_asynchronous && precision_of((PrecisionKind)values->train.precision).scales_loss) {
+        return error_user(error,
+                          "--schedule %s is not flushed between steps, and the loss scale of f16 needs all "
+                          "gradients of one; choose --dtype bf16, or a synchronous schedule (1f1b)",
+                          info->name);
+    }
+    if (values->async.sync != SYNC_EXACT) {
+        return error_user(error,
+                          "--sync %s is of whole models, and --pp %d divides each among ranks; leave one out",
+                          sync_names[values->async.sync], run->layout.n_stages);
+    }
+    if (values->optimizer.eager) {
+        return error_user(error,
+                          "--eager-update is for one process, and --pp %d divides the model among "
+                          "ranks; give --no-eager-update",
+                          run->layout.n_stages);
+    }
+    return STATUS_OK;
+}
+
+Status train_pipeline_complete(TrainRun *run, Error *error) {
+    const TrainOptions *train = &run->values.train;
+    const char *text = run->values.parallel.stages;
+    if (!train_has_pipeline(run)) return STATUS_OK;
+    ScheduleShape shape = shape_of(run, train->micro_batch);
+    TRY(check_others(run, error));
+    TRY(schedule_check_shape(run->layout.kind, &shape, error));
+    StagesOptions options = {.schedule = run->layout.kind,
+                             .shape = shape,
+                             .n_tp = run->shape.size[AXIS_TP],
+                             .B = train->micro_batch,
+                             .T = train->sequence};
+    return *text ? stages_parse(&run->stages, text, &run->values.model, &options, &run->options.arena, error)
+                 : stages_balance(&run->stages, &run->values.model, &options, &run->options.arena, error);
+}
+
+Status train_pipeline_open(TrainRun *run, Error *error) {
+    const Mesh *mesh = &run->mesh;
+    run->part = parameter_part_whole(&run->values.model);
+    run->part.n_ranks = mesh->shape.size[AXIS_TP];
+    run->part.rank = mesh->coordinate[AXIS_TP];
+    if (!train_has_pipeline(run)) return STATUS_OK;
+    run->part = stages_part(&run->stages, mesh->coordinate[AXIS_PP], mesh->shape.size[AXIS_TP],
+                            mesh->coordinate[AXIS_TP]);
+    return model_pipeline_open(&run->pipeline, &run->mesh, &run->layout, error);
+}

@@ -1,0 +1,25 @@
+/* Steps of a pipeline that is not flushed between them (pipedream, pipedream-2bw): forwards of the next steps go
+ * on while this one's backwards come back, so no stage waits; the price is that a micro-batch is computed with
+ * weights that are some updates old (parallel/pipeline/schedule.h says which).
+ *
+ * Several steps at a time, from one flush to the next: nothing is exchanged between ranks but what stages send
+ * each other. Each stage clips by the norm of its own gradient, since the norm of all would be a meeting. */
+#ifndef PGPT_TRAIN_UNFLUSHED_H
+#define PGPT_TRAIN_UNFLUSHED_H
+
+#include "train/loop.h"
+
+/* The most steps between two flushes: what is known of a run is known after these. */
+enum { UNFLUSHED_MOST_STEPS = 32 };
+
+/* Does the step's schedule go on over the end of a step? */
+bool step_is_unflushed(const TrainStep *step);
+
+/* Steps index .. index + n_steps - 1, then a flush. Collective; every rank gets all results. */
+Status unflushed_run(TrainStep *step, const BatchSource *source, int64_t index, int n_steps,
+                     const double *rates /* (n_steps) */, StepResult *results /* (n_steps) */, Error *error);
+
+/* As many steps as there are before the next meeting (loop.h). */
+Status unflushed_run_steps(Loop *loop, Error *error);
+
+#endif
