@@ -19,15 +19,15 @@
  * a run begins then adds them up in order. */
 #include "backend/cuda/runtime/device.cuh"
 
-/* The tokens that the table has rows of: from `first` on; of n_all that there are. Others are another
- * rank's. */
+/* The tokens that the table has rows of: n from `first` on; of n_all that there are. Others are another
+ * rank's, and the rows behind the n are padding, which stays 0. */
 typedef struct {
-    int first, n_all;
+    int first, n, n_all;
 } TokenRange;
 
 static TokenRange range_of(const Node *node) {
     const EmbeddingAttributes *a = (const EmbeddingAttributes *)node->attributes;
-    TokenRange range = {(int)a->first_token, (int)a->n_all};
+    TokenRange range = {(int)a->first_token, (int)a->n_tokens, (int)a->n_all};
     return range;
 }
 
@@ -69,7 +69,7 @@ static __global__ void __launch_bounds__(WARP *FEW_WARPS)
         }
 #pragma unroll
         for (int j = 0; j < FEW_AT_ONCE; j++) {
-            if ((unsigned)token[j] < (unsigned)vocabulary) mine[token[j] * WARP] += value[j];
+            if ((unsigned)token[j] < (unsigned)range.n) mine[token[j] * WARP] += value[j];
             else if (lane == 0) check_token(token[j] + range.first, range, fault);
         }
     }
@@ -141,7 +141,7 @@ static SortedTokens sorted_tokens(const Node *node, void *scratch) {
 
 DEVICE int kind_of(int token, int vocabulary, TokenRange range) {
     int row = token - range.first;
-    return row >= 0 && row < vocabulary ? row : vocabulary;
+    return row >= 0 && row < range.n ? row : vocabulary;
 }
 
 static __global__ void __launch_bounds__(SORT_THREADS)
