@@ -384,17 +384,18 @@ uint64_t train_step_sequence(const TrainStep *step, int64_t index) {
     return step->start.sequence + (uint64_t)(index - step->start.index) * (uint64_t)step->options.batch;
 }
 
-/* The micro-batch of an action: a part of this rank's share of step `index`. */
-static Status upload_micro_batch(TrainStep *step, const BatchSource *source, int64_t index,
+/* The micro-batch of an action: a part of this rank's share of the step. */
+static Status upload_micro_batch(TrainStep *step, const BatchSource *source, const StepRun *run,
                                  const StepAction *action, Error *error) {
     const StepOptions *options = &step->options;
     int64_t first, end;
     sync_share(&options->sync, options->batch, &first, &end);
     int64_t at = first + action->micro * step->B, n = end - at < step->B ? end - at : step->B;
-    BatchPart part = {.first_sequence = train_step_sequence(step, index) + (uint64_t)at,
+    if (run->rows) at = run->rows->first, n = run->rows->n;
+    BatchPart part = {.first_sequence = train_step_sequence(step, run->index) + (uint64_t)at,
                       .row = at,
                       .n = n,
-                      .step = index,
+                      .step = run->index,
                       .chunk = action->chunk,
                       .frame = action->frame};
     return upload_batch(step, source, &part, error);
@@ -404,7 +405,8 @@ static Status upload_micro_batch(TrainStep *step, const BatchSource *source, int
  * done with this one. */
 static Status upload_ahead(TrainStep *step, const BatchSource *source, int64_t index, Error *error) {
     if (!step->executor.memory->backend->traits.is_asynchronous || step->options.pipeline) return STATUS_OK;
-    TRY(upload_micro_batch(step, source, index, &step->actions[0], error)); /* a forward */
+    TRY(upload_micro_batch(step, source, &(StepRun){.index = index}, &step->actions[0],
+                           error)); /* a forward */
     step->ahead.is_sent = true;
     step->ahead.source = *source;
     step->ahead.index = index;
@@ -477,7 +479,7 @@ Status train_step_run_action(TrainStep *step, const BatchSource *source, const S
         return executor_run(&step->executor, SECTION_UPDATE, position, error);
     activity_begin(step->executor.activity, ACTIVITY_HOST, &entry);
     if (action->kind == ACTION_FORWARD && !run->is_uploaded)
-        TRY(upload_micro_batch(step, source, run->index, action, error));
+        TRY(upload_micro_batch(step, source, run, action, error));
     TRY(executor_run(&step->executor, sections[action->kind], position, error));
     activity_end(step->executor.activity, ACTIVITY_HOST);
     return STATUS_OK;
