@@ -6,6 +6,7 @@
 #include "graph/passes/split_backward.h"
 #include "graph/passes/sums.h"
 #include "ops/ops.h"
+#include "parallel/comm_ops.h"
 
 #include <math.h>
 #include <string.h>
@@ -138,8 +139,10 @@ static void sum_replicas(TrainStep *step, const ParameterTable *table) {
         ARENA_ARRAY(&step->graph->arena, GradientReplica, table->n_parameters * SHARD_MAX_BOXES);
     int n_replicas = parameters_replicas(&step->loss.parameters, split.tp, mesh_heads(options->sync.mesh),
                                          split.by_sequence, replicas);
-    int left_out = options->sync.left_out; /* of what there is to sum where nothing is summed along dp */
-    if (left_out && sync_n_ranks(&options->sync) == 1 && n_replicas) {
+    /* Of what there is to sum where nothing is summed along dp, and nothing sent along pp. */
+    int left_out = sync_n_ranks(&options->sync) == 1 && !options->pipeline ? options->sync.left_out : 0;
+    if (left_out && !split.by_sequence) comm_leave_out(step->graph, split.tp, left_out - 1);
+    else if (left_out && n_replicas) {
         int index = (left_out - 1) % n_replicas;
         replicas[index] = replicas[--n_replicas];
     }

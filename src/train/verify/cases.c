@@ -115,22 +115,22 @@ static bool set_recompute(const VerifyChoice *choice, VerifyCase *layout, int i)
     return i < 2;
 }
 
+/* What need not meet everything else is tried where nothing else is chosen. */
+static bool is_plain(const VerifyCase *layout) {
+    return !layout->accumulates && !layout->recompute;
+}
+
 static bool set_sequence(const VerifyChoice *choice, VerifyCase *layout, int i) {
     (void)choice;
     bool is_split = layout->shape.size[AXIS_TP] > 1;
     layout->by_sequence = is_split && i == 0;
-    return i < (is_split ? 2 : 1);
-}
-
-/* How sums are carried out is tried where nothing else is chosen. */
-static bool is_plain(const VerifyCase *layout) {
-    return !layout->accumulates && !layout->recompute && layout->shape.size[AXIS_DP] > 1;
+    return i < (is_split && is_plain(layout) ? 2 : 1);
 }
 
 static bool set_overlap(const VerifyChoice *choice, VerifyCase *layout, int i) {
     (void)choice;
     layout->overlaps = i == 0;
-    return i < (is_plain(layout) ? 2 : 1);
+    return i < (is_plain(layout) && layout->shape.size[AXIS_DP] > 1 ? 2 : 1);
 }
 
 static int default_algorithm(void) {
@@ -144,7 +144,7 @@ static bool set_algorithm(const VerifyChoice *choice, VerifyCase *layout, int i)
     layout->all_reduce = choice->has_algorithms ? default_algorithm() : -1;
     if (i == 0) return true;
     if (!choice->has_algorithms || !is_plain(layout) || layout->zero || !layout->overlaps ||
-        layout->shape.size[AXIS_PP] > 1)
+        layout->shape.size[AXIS_DP] == 1 || layout->shape.size[AXIS_PP] > 1)
         return false;
     layout->all_reduce = i - 1 < layout->all_reduce ? i - 1 : i; /* the others */
     return comm_algorithm_names[layout->all_reduce] != NULL;
@@ -177,8 +177,8 @@ static bool is_legal(const VerifyChoice *choice, const VerifyCase *layout) {
     if (size[AXIS_PP] > 1 && schedule_info(layout->schedule)->is_asynchronous && choice->scales_loss)
         return false;
     /* Where no sum can be left out, or it would not show. */
-    bool sums_norms = layout->by_sequence && choice->is_f32;
-    return !choice->breaks || size[AXIS_DP] > 1 || size[AXIS_PP] > 1 || sums_norms;
+    bool sums_layers = size[AXIS_TP] > 1 && (choice->is_f32 || !layout->by_sequence);
+    return !choice->breaks || size[AXIS_DP] > 1 || size[AXIS_PP] > 1 || sums_layers;
 }
 
 static void add_case(CaseList *list, const VerifyCase *layout) {
