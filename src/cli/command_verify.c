@@ -1,16 +1,22 @@
-/* pgpt verify: a table, one line a layout. */
+/* pgpt verify: a table, one line a layout; of all layouts there are, one line a mesh. */
 #include "cli/commands.h"
 
+#include "base/system/timer.h"
 #include "base/text/format.h"
 #include "base/text/json.h"
+#include "base/text/progress.h"
 #include "device/device.h"
-#include "train/verify.h"
+#include "train/verify/verify.h"
 
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
+
+enum { SAMPLE = 100, FEW_STEPS = 4, MANY_STEPS = 20 };
 
 typedef struct {
-    int64_t n_steps, batch, left_out;
+    bool all;
+    int64_t n_sample, n_steps, batch, left_out;
     int precision, device;
     double tolerance;
     int64_t n_threads;
@@ -23,7 +29,15 @@ typedef struct {
 } VerifyCommand;
 
 static const OptionSpec call_specs[] = {
-    OPTION_INT("steps", VerifyCallOptions, n_steps, 20, 1, 10000, "optimizer steps in every layout"),
+    OPTION_BOOL(
+        "all", VerifyCallOptions, all, false,
+        "every layout of 1, 2, 3, 4, 6 and 8 ranks, as far as there are so many, of a model like GPT-2 and "
+        "one like Llama, tied and untied"),
+    OPTION_INT("sample", VerifyCallOptions, n_sample, -1, -1, 1 << 30,
+               "at most so many layouts, in which every choice meets every other; 0: all of them; -1: 100, "
+               "with --all all of them"),
+    OPTION_INT("steps", VerifyCallOptions, n_steps, 0, 0, 10000,
+               "optimizer steps in every layout; 0: 20, with --all 4"),
     OPTION_INT("batch", VerifyCallOptions, batch, 0, 0, 1 << 20,
                "sequences a step; 0: two a rank and one more, so that ranks have unequal shares"),
     OPTION_CHOICE("device", VerifyCallOptions, device, DEVICE_AUTO, device_names,
@@ -68,8 +82,10 @@ static const OptionGroup groups[] = {
 };
 
 static const char *const examples[] = {
-    "check every layout of eight ranks",
+    "check layouts of eight ranks",
     "mpirun -n 8 pgpt verify",
+    "check every layout of up to eight ranks",
+    "mpirun -n 8 pgpt verify --all",
     "see that a forgotten sum is found",
     "mpirun -n 4 pgpt verify --break 1",
     "check another kind of model",
@@ -81,9 +97,11 @@ const OptionCommand verify_command = {
     .name = "verify",
     .summary = "check that every layout trains as one process does",
     .description =
-        "Trains a small model serially, then in every layout that the number of ranks allows, and compares losses and "
-        "weights after each step. One line a layout; where one differs, the first step and tensor in which it does. Exits 1 if "
-        "any differs. The model is small unless its options are given.",
+        "Trains a small model serially, then in layouts that the number of ranks allows, and compares losses, norms of "
+        "the gradient and weights after each step. One line a layout; where one differs, the first step and tensor in "
+        "which it does. Exits 1 if any differs. The model is small unless its options are given, and as deep as the "
+        "layout needs unless --layers is. --all has models of its own, of the sizes that are given, and one line for all "
+        "layouts of a mesh.",
     .groups = groups,
     .examples = examples,
 };
@@ -94,11 +112,17 @@ typedef struct {
     VerifyCommand values;
     Backend backend;
     bool has_backend;
-    VerifyOptions verify;
-    VerifyReference reference;
+    VerifyModel models[2];
+    VerifyChoice choice;
+    VerifyCase *cases;
+    int n_cases;
+    Verifier verifier;
+    bool has_lines; /* one a layout */
+    Progress progress;
     int n_differ;
     const char *transport; /* of the sums over ranks, in the last layout */
-    double loss_deviation, weight_deviation;
+    double loss_deviation, weight_deviation, norm_deviation;
+    double seconds;
 } Verify;
 
 /* Of two channels layernorm leaves little but a sign, which rounding turns where they are nearly equal: no
@@ -114,24 +138,60 @@ static Status check_channels(const ModelConfig *model, Error *error) {
         (long long)model->n_channels, FEWEST_CHANNELS);
 }
 
-/* Small, but with everything that a layout could get wrong: several blocks, an odd vocabulary, dropout. */
-static Status read_options(Verify *run, int n_words, char *const *words, Error *error) {
+/* Small, but with everything that a layout could get wrong: several blocks, an odd vocabulary, dropout. With
+ * --all smaller, since there are thousands. */
+static Status read_model(Verify *run, Error *error) {
     static const struct {
-        const char *name, *value;
-    } small[] = {{"layers", "3"},   {"heads", "4"},  {"channels", "48"},
-                 {"context", "24"}, {"vocab", "61"}, {"dropout", "0.1"}};
-    TRY(options_init(&run->options, &verify_command, &run->values, error));
-    TRY(options_parse(&run->options, n_words, words, error));
-    if (run->options.help_wanted) return STATUS_OK;
-    if (options_source(&run->options, "model") == OPTION_FROM_COMMAND) {
-        TRY(config_apply_preset(&run->options, run->values.model.preset, error));
-    }
+        const char *name, *value, *of_all;
+    } small[] = {{"layers", "3", "3"},   {"heads", "4", "6"},   {"channels", "48", "24"},
+                 {"context", "24", "9"}, {"vocab", "61", "37"}, {"dropout", "0.1", "0.1"}};
+    Options *options = &run->options;
+    if (options_source(options, "model") == OPTION_FROM_COMMAND)
+        TRY(config_apply_preset(options, run->values.model.preset, error));
+    run->choice.varies_layers = options_source(options, "layers") < OPTION_FROM_PRESET;
     for (size_t i = 0; i < sizeof small / sizeof small[0]; i++) {
-        if (options_source(&run->options, small[i].name) < OPTION_FROM_PRESET)
-            TRY(options_set(&run->options, small[i].name, small[i].value, OPTION_FROM_PRESET, error));
+        const char *value = run->values.call.all ? small[i].of_all : small[i].value;
+        if (options_source(options, small[i].name) < OPTION_FROM_PRESET)
+            TRY(options_set(options, small[i].name, value, OPTION_FROM_PRESET, error));
     }
+    TRY(config_complete(&run->values.model, run->values.model.vocabulary, error));
+    return check_channels(&run->values.model, error);
+}
+
+/* The two kinds of --all, and what a user may not say then. */
+static Status choose_models(Verify *run, Error *error) {
+    static const char *const kinds[] = {"norm", "mlp", "position", "tied", "bias", "kv-heads"};
+    run->models[0] = run->models[1] = (VerifyModel){.name = "", .config = run->values.model};
+    run->choice.model = run->models;
+    run->choice.n_models = 1;
+    if (!run->values.call.all) return STATUS_OK;
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
+        if (options_source(&run->options, kinds[i]) >= OPTION_FROM_RUN)
+            return error_user(
+                error,
+                "--%s says what kind of model it is, and --all tries a model like GPT-2 and one like "
+                "Llama; leave one of them out",
+                kinds[i]);
+    }
+    ModelConfig *llama = &run->models[1].config;
+    run->models[0].name = "gpt-2";
+    run->models[1].name = "llama";
+    run->choice.n_models = 2;
+    run->choice.varies_tied = true;
+    llama->norm = NORM_RMSNORM;
+    llama->mlp = MLP_SWIGLU;
+    llama->position = POSITION_ROTARY;
+    llama->bias = llama->tied = false;
+    llama->n_hidden = 0;
+    llama->n_kv_heads = llama->n_heads % 2 ? 1 : 2;
+    return config_complete(llama, llama->vocabulary, error);
+}
+
+static Status read_call(Verify *run, Error *error) {
     VerifyCallOptions *call = &run->values.call;
     int n_ranks = run->launch->world.size;
+    if (call->n_sample < 0) call->n_sample = call->all ? 0 : SAMPLE;
+    if (!call->n_steps) call->n_steps = call->all ? FEW_STEPS : MANY_STEPS;
     if (!call->batch) call->batch = 2 * n_ranks + 1;
     if (call->batch < n_ranks) {
         return error_user(error, "--batch %lld has fewer sequences than there are ranks (%d); raise it",
@@ -141,8 +201,17 @@ static Status read_options(Verify *run, int n_words, char *const *words, Error *
         return error_user(
             error, "--break leaves out a sum over ranks, and there is one rank; start several (mpirun -n)");
     }
-    TRY(config_complete(&run->values.model, run->values.model.vocabulary, error));
-    TRY(check_channels(&run->values.model, error));
+    return STATUS_OK;
+}
+
+static Status read_options(Verify *run, int n_words, char *const *words, Error *error) {
+    TRY(options_init(&run->options, &verify_command, &run->values, error));
+    TRY(options_parse(&run->options, n_words, words, error));
+    if (run->options.help_wanted) return STATUS_OK;
+    TRY(read_model(run, error));
+    TRY(choose_models(run, error));
+    TRY(read_call(run, error));
+    const VerifyCallOptions *call = &run->values.call;
     DeviceOptions device = {.kind = call->device,
                             .index = run->launch->host_rank,
                             .n_threads = launch_threads(run->launch, (int)call->n_threads),
@@ -152,15 +221,19 @@ static Status read_options(Verify *run, int n_words, char *const *words, Error *
     run->has_backend = true;
     Tolerance tolerance = default_tolerance((PrecisionKind)call->precision);
     if (call->tolerance > 0.0) tolerance = (Tolerance){call->tolerance, call->tolerance};
-    run->verify = (VerifyOptions){.config = &run->values.model,
-                                  .backend = &run->backend,
-                                  .launch = run->launch,
-                                  .precision = precision_of((PrecisionKind)call->precision),
-                                  .n_steps = call->n_steps,
-                                  .batch = call->batch,
-                                  .tolerance = tolerance.loss,
-                                  .weight_tolerance = tolerance.weight,
-                                  .left_out = (int)call->left_out};
+    Precision precision = precision_of((PrecisionKind)call->precision);
+    run->choice.batch = call->batch;
+    run->choice.has_algorithms = !backend_has_own_memory(&run->backend);
+    run->choice.breaks = call->left_out > 0;
+    run->choice.is_f32 = precision.weight == DTYPE_F32;
+    run->choice.scales_loss = precision.scales_loss;
+    run->verifier.options = (VerifyOptions){.setting = {&run->backend, precision, call->batch},
+                                            .choice = &run->choice,
+                                            .launch = run->launch,
+                                            .n_steps = call->n_steps,
+                                            .tolerance = tolerance.loss,
+                                            .weight_tolerance = tolerance.weight,
+                                            .left_out = (int)call->left_out};
     return STATUS_OK;
 }
 
@@ -171,89 +244,176 @@ static Status check_same_options(Verify *run, Error *error) {
     return launch_check_options(run->launch, &run->options, error);
 }
 
-static void say_difference(const Verify *run, const VerifyResult *result) {
-    if (result->parameter < 0) {
-        printf("    first difference in step %lld: the loss is %.9g instead of %.9g\n",
-               (long long)result->step, result->value, result->wanted);
-        return;
+/* Of all numbers of ranks that are wanted. */
+static void list_cases(Verify *run) {
+    static const int counts[] = {1, 2, 3, 4, 6, 8};
+    enum { N_COUNTS = sizeof counts / sizeof counts[0] };
+    Arena *arena = &run->options.arena;
+    int n_ranks = run->launch->world.size, n_lists = run->values.call.all ? N_COUNTS : 1, n[N_COUNTS] = {0};
+    VerifyCase *list[N_COUNTS] = {0};
+    for (int i = 0; i < n_lists; i++) {
+        run->choice.n_ranks = run->values.call.all ? counts[i] : n_ranks;
+        if (run->choice.n_ranks <= n_ranks) list[i] = verify_cases(&run->choice, arena, &n[i]);
+        run->n_cases += n[i];
     }
-    const Parameter *parameter = &run->reference.table.parameter[result->parameter];
-    printf("    first difference in step %lld: %s, element %lld, is %.9g instead of %.9g (rank %d)\n",
-           (long long)result->step, parameter->name, (long long)result->element, result->value,
-           result->wanted, result->rank);
+    run->cases = ARENA_ARRAY(arena, VerifyCase, run->n_cases + 1);
+    for (int i = 0, at = 0; i < n_lists; at += n[i++])
+        if (n[i]) memcpy(run->cases + at, list[i], (size_t)n[i] * sizeof **list);
+    if (run->values.call.n_sample)
+        run->n_cases = verify_sample(run->cases, run->n_cases, (int)run->values.call.n_sample);
+    run->has_lines = !run->values.call.all || run->values.call.n_sample;
 }
 
-static Status run_case(Verify *run, const VerifyCase *layout, Error *error) {
-    VerifyResult result;
-    TRY(verify_run(&run->verify, &run->reference, layout, &result, error));
-    run->n_differ += result.differs;
-    run->transport = result.transport;
-    if (result.loss_deviation > run->loss_deviation) run->loss_deviation = result.loss_deviation;
-    if (result.weight_deviation > run->weight_deviation) run->weight_deviation = result.weight_deviation;
-    if (!run->launch->is_root) return STATUS_OK;
-    char name[128];
-    printf("%-52s %10.1e %10.1e %9s  %s\n", verify_case_name(layout, name, sizeof name),
-           result.loss_deviation, result.weight_deviation, format_duration(result.seconds).text,
-           result.differs ? "DIFFERS" : "same");
-    if (result.differs) say_difference(run, &result);
+/* ---- what is said */
+
+static void say_difference(const VerifyResult *result) {
+    if (result->parameter < 0) {
+        printf("    first difference in step %lld: the %s is %.9g instead of %.9g\n", (long long)result->step,
+               result->parameter == VERIFY_LOSS ? "loss" : "gradient norm", result->value, result->wanted);
+        return;
+    }
+    printf("    first difference in step %lld: %s, element %lld, is %.9g instead of %.9g (rank %d)\n",
+           (long long)result->step, result->name, (long long)result->element, result->value, result->wanted,
+           result->rank);
+}
+
+typedef struct {
+    int n_cases, n_differ;
+    double loss, weight, seconds;
+} MeshSummary;
+
+enum { NAME_COLUMNS = 88 };
+
+/* The bar is on stderr, and makes room. */
+static void say_line(Verify *run, const char *name, double loss, double weight, double seconds,
+                     const char *words) {
+    progress_hide(&run->progress);
+    printf("%-*s %8.1e %8.1e %9s  %s\n", NAME_COLUMNS, name, loss, weight, format_duration(seconds).text,
+           words);
     fflush(stdout);
-    return STATUS_OK;
+}
+
+static void say_case(Verify *run, const VerifyCase *layout, const VerifyResult *result) {
+    char name[192];
+    if (!run->has_lines && !result->differs) return;
+    say_line(run, verify_case_name(&run->choice, layout, name, sizeof name), result->loss_deviation,
+             result->weight_deviation, result->seconds, result->differs ? "DIFFERS" : "same");
+    if (result->differs) say_difference(result);
+}
+
+/* And how much of all is done by then. */
+static void say_mesh(Verify *run, int i, const MeshSummary *summary) {
+    char name[128], mesh[64], words[64];
+    const VerifyCase *layout = &run->cases[i];
+    snprintf(name, sizeof name, "%s: %d layouts", verify_mesh_name(&layout->shape, mesh, sizeof mesh),
+             summary->n_cases);
+    snprintf(words, sizeof words, "%d differ  %3d %%", summary->n_differ,
+             (int)(100L * (i + 1) / run->n_cases));
+    say_line(run, name, summary->loss, summary->weight, summary->seconds, words);
+}
+
+static void show_progress(Verify *run, int i) {
+    char name[192], text[256];
+    if (!progress_due(&run->progress)) return;
+    snprintf(text, sizeof text, "%d/%d  %d differ  %s", i, run->n_cases, run->n_differ,
+             verify_case_name(&run->choice, &run->cases[i], name, sizeof name));
+    progress_update(&run->progress, (double)i / run->n_cases, text);
+}
+
+static void say_beginning(const Verify *run) {
+    char text[256];
+    const ModelConfig *model = &run->values.model;
+    printf("%s\n", launch_describe(run->launch, run->backend.n_threads, text, sizeof text));
+    printf("%d layouts, each with %lld steps of %lld x %lld tokens, %lld channels", run->n_cases,
+           (long long)run->values.call.n_steps, (long long)run->values.call.batch, (long long)model->context,
+           (long long)model->n_channels);
+    if (!run->choice.varies_layers) printf(", %lld layers", (long long)model->n_layers);
+    printf("; compared with one process\n\n%-*s %8s %8s %9s\n", NAME_COLUMNS,
+           run->has_lines ? "layout" : "mesh", "loss", "weights", "time");
+    fflush(stdout);
+}
+
+static void say_end(const Verify *run) {
+    char text[256];
+    if (backend_has_own_memory(&run->backend))
+        printf("\non %s, sums over ranks by %s", device_describe(&run->backend, text, sizeof text),
+               run->transport);
+    printf("\n%d layouts in %s, %d differ (tolerance %g of the loss, %g of a tensor's largest weight)\n",
+           run->n_cases, format_duration(run->seconds).text, run->n_differ, run->verifier.options.tolerance,
+           run->verifier.options.weight_tolerance);
 }
 
 /* The layouts that differ are a result and an error: one line says both. */
-static Status print_json(const Verify *run, int n_cases, Error *failure, Error *error) {
+static Status print_json(const Verify *run, Error *failure, Error *error) {
     json_t *object = json_object();
     json_object_set_new(object, "command", json_string("verify"));
     json_object_set_new(object, "ranks", json_integer(run->launch->world.size));
-    json_object_set_new(object, "layouts", json_integer(n_cases));
+    json_object_set_new(object, "layouts", json_integer(run->n_cases));
     json_object_set_new(object, "differ", json_integer(run->n_differ));
     json_object_set_new(object, "carrier", json_string(run->transport));
     json_object_set_new(object, "loss_deviation", json_make_number(run->loss_deviation));
+    json_object_set_new(object, "norm_deviation", json_make_number(run->norm_deviation));
     json_object_set_new(object, "weight_deviation", json_make_number(run->weight_deviation));
-    json_object_set_new(object, "tolerance", json_make_number(run->verify.tolerance));
-    json_object_set_new(object, "weight_tolerance", json_make_number(run->verify.weight_tolerance));
+    json_object_set_new(object, "tolerance", json_make_number(run->verifier.options.tolerance));
+    json_object_set_new(object, "weight_tolerance", json_make_number(run->verifier.options.weight_tolerance));
+    json_object_set_new(object, "seconds", json_make_number(run->seconds));
     if (failure->status != STATUS_OK) error_add_json(failure, object);
     return json_print(stdout, object, error);
 }
 
+/* ---- all of it */
+
+static void take_result(Verify *run, const VerifyResult *result, MeshSummary *summary) {
+    run->n_differ += result->differs;
+    run->transport = result->transport;
+    run->loss_deviation = fmax(run->loss_deviation, result->loss_deviation);
+    run->norm_deviation = fmax(run->norm_deviation, result->norm_deviation);
+    run->weight_deviation = fmax(run->weight_deviation, result->weight_deviation);
+    summary->n_cases++;
+    summary->n_differ += result->differs;
+    summary->loss = fmax(summary->loss, result->loss_deviation);
+    summary->weight = fmax(summary->weight, result->weight_deviation);
+    summary->seconds += result->seconds;
+}
+
+static bool ends_mesh(const Verify *run, int i) {
+    return i + 1 == run->n_cases ||
+           memcmp(&run->cases[i].shape, &run->cases[i + 1].shape, sizeof run->cases[i].shape) != 0;
+}
+
 static Status run_cases(Verify *run, Error *error) {
-    int n_cases;
-    VerifyChoice choice = {.n_ranks = run->launch->world.size,
-                           .n_layers = run->verify.config->n_layers,
-                           .batch = run->verify.batch,
-                           .has_algorithms = !backend_has_own_memory(&run->backend),
-                           .breaks = run->verify.left_out > 0,
-                           .is_f32 = run->verify.precision.weight == DTYPE_F32};
-    const VerifyCase *cases = verify_cases(&choice, &run->options.arena, &n_cases);
+    MeshSummary summary = {0};
+    for (int i = 0; i < run->n_cases; i++) {
+        VerifyResult result;
+        if (run->launch->is_root) show_progress(run, i);
+        TRY(verify_run(&run->verifier, &run->cases[i], &result, error));
+        take_result(run, &result, &summary);
+        if (run->launch->is_root) say_case(run, &run->cases[i], &result);
+        if (!ends_mesh(run, i)) continue;
+        if (run->launch->is_root && !run->has_lines) say_mesh(run, i, &summary);
+        summary = (MeshSummary){0};
+    }
+    return STATUS_OK;
+}
+
+static Status run_all(Verify *run, Error *error) {
     bool speaks = run->launch->is_root;
-    char text[256];
-    const ModelConfig *model = run->verify.config;
+    uint64_t start = timer_now_ns();
     device_meet(&run->backend, &run->launch->world, run->launch->host_size, error);
     TRY(launch_agree(run->launch, error));
-    TRY(verify_reference_open(&run->reference, &run->verify, error));
-    if (speaks) {
-        printf("%s\n", launch_describe(run->launch, run->backend.n_threads, text, sizeof text));
-        printf(
-            "%lld layers, %lld channels, %s parameters, %lld steps of %lld x %lld tokens; serially in %s, loss %.6f "
-            "to %.6f\n\n",
-            (long long)model->n_layers, (long long)model->n_channels,
-            format_count((double)run->reference.table.n_elements).text, (long long)run->verify.n_steps,
-            (long long)run->verify.batch, (long long)model->context,
-            format_duration(run->reference.seconds).text, run->reference.losses[0],
-            run->reference.losses[run->verify.n_steps - 1]);
-        printf("%-52s %10s %10s %9s\n", "layout", "loss", "weights", "time");
-    }
-    for (int i = 0; i < n_cases; i++) TRY(run_case(run, &cases[i], error));
-    if (speaks && backend_has_own_memory(&run->backend))
-        printf("\non %s, sums over ranks by %s", device_describe(&run->backend, text, sizeof text),
-               run->transport);
-    if (speaks)
-        printf("\n%d layouts, %d differ (tolerance %g of the loss, %g of a tensor's largest weight)\n",
-               n_cases, run->n_differ, run->verify.tolerance, run->verify.weight_tolerance);
+    list_cases(run);
+    if (speaks) say_beginning(run);
+    if (speaks) progress_begin(&run->progress, stderr, 0.0);
+    run_cases(run, error);
+    if (speaks) progress_end(&run->progress);
+    TRY(error->status);
+    run->seconds = timer_seconds_since(start);
+    if (speaks) say_end(run);
     Error failure = {0};
     if (run->n_differ)
-        error_failed(&failure, "%d of %d layouts do not train as one process does", run->n_differ, n_cases);
-    if (speaks && run->values.call.json) TRY(print_json(run, n_cases, &failure, error));
+        error_failed(&failure, "%d of %d layouts do not train as one process does", run->n_differ,
+                     run->n_cases);
+    if (speaks && run->values.call.json) TRY(print_json(run, &failure, error));
     run->launch->is_agreed = run->n_differ > 0;
     *error = failure;
     return error->status;
@@ -264,11 +424,11 @@ Status command_verify(Launch *launch, int n_words, char *const *words, Error *er
     read_options(&run, n_words, words, error);
     if (launch_agree(launch, error) == STATUS_OK) check_same_options(&run, error);
     if (error->status == STATUS_OK) {
-        if (!run.options.help_wanted) run_cases(&run, error);
+        if (!run.options.help_wanted) run_all(&run, error);
         else if (launch->is_root) command_show_help(&verify_command);
     }
     launch_fail(launch, error);
-    verify_reference_close(&run.reference);
+    verify_close(&run.verifier);
     if (run.has_backend) run.backend.close(run.backend.context);
     options_free(&run.options);
     return error->status;

@@ -108,6 +108,27 @@ Node *op_channel_send_end(Graph *graph, const Node *send) {
     return record_other(graph, &OP_CHANNEL_SEND_WAIT, send);
 }
 
+static bool is_sum(const Node *node, const Comm *comm) {
+    return node->op == &OP_ALL_REDUCE && node->section == SECTION_BACKWARD &&
+           ((const CommAttributes *)node->attributes)->comm == comm;
+}
+
+void comm_leave_out(Graph *graph, const Comm *comm, int number) {
+    int n_sums = 0, n_kept = 0, at = 0;
+    for (int i = 0; i < graph->n_nodes; i++) n_sums += is_sum(graph->node[i], comm);
+    const CommFlights *left_out = NULL;
+    for (int i = 0; i < graph->n_nodes; i++) {
+        Node *node = graph->node[i];
+        if (is_sum(node, comm) && at++ == number % n_sums)
+            left_out = ((const CommAttributes *)node->attributes)->flights;
+        bool is_pair =
+            node->op == &OP_ALL_REDUCE || node->op == &OP_COMM_WAIT; /* start and wait share them */
+        if (left_out && is_pair && ((const CommAttributes *)node->attributes)->flights == left_out) continue;
+        graph->node[n_kept++] = node;
+    }
+    graph->n_nodes = n_kept;
+}
+
 Node *op_scalar_sum(Graph *graph, Comm *comm, Tensor *scalar) {
     return record(graph, &OP_SCALAR_SUM, comm, scalar, (CommOperation){.kind = COMM_ALL_REDUCE});
 }

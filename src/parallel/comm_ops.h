@@ -48,6 +48,10 @@ Node *op_channel_send_end(Graph *graph, const Node *send); /* waits for the last
 /* Sum over all ranks of one number, done when the node is. */
 Node *op_scalar_sum(Graph *graph, Comm *comm, Tensor *scalar);
 
+/* Take all-reduce `number` (from 0, counted around) of the backward on this communicator out of the graph, to
+ * show that it would be noticed. */
+void comm_leave_out(Graph *graph, const Comm *comm, int number);
+
 /* What a program has to do with one communicator in a step, recomputation included. */
 typedef struct {
     int64_t n_collectives, n_messages; /* messages of exchanges, sent and received */

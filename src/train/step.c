@@ -6,6 +6,7 @@
 #include "graph/passes/split_backward.h"
 #include "graph/passes/sums.h"
 #include "ops/ops.h"
+#include "parallel/comm_ops.h"
 
 #include <math.h>
 #include <string.h>
@@ -138,8 +139,10 @@ static void sum_replicas(TrainStep *step, const ParameterTable *table) {
         ARENA_ARRAY(&step->graph->arena, GradientReplica, table->n_parameters * SHARD_MAX_BOXES);
     int n_replicas = parameters_replicas(&step->loss.parameters, split.tp, mesh_heads(options->sync.mesh),
                                          split.by_sequence, replicas);
-    int left_out = options->sync.left_out; /* of what there is to sum where nothing is summed along dp */
-    if (left_out && sync_n_ranks(&options->sync) == 1 && n_replicas) {
+    /* Of what there is to sum where nothing is summed along dp, and nothing sent along pp. */
+    int left_out = sync_n_ranks(&options->sync) == 1 && !options->pipeline ? options->sync.left_out : 0;
+    if (left_out && !split.by_sequence) comm_leave_out(step->graph, split.tp, left_out - 1);
+    else if (left_out && n_replicas) {
         int index = (left_out - 1) % n_replicas;
         replicas[index] = replicas[--n_replicas];
     }
@@ -384,17 +387,18 @@ uint64_t train_step_sequence(const TrainStep *step, int64_t index) {
     return step->start.sequence + (uint64_t)(index - step->start.index) * (uint64_t)step->options.batch;
 }
 
-/* The micro-batch of an action: a part of this rank's share of step `index`. */
-static Status upload_micro_batch(TrainStep *step, const BatchSource *source, int64_t index,
+/* The micro-batch of an action: a part of this rank's share of the step. */
+static Status upload_micro_batch(TrainStep *step, const BatchSource *source, const StepRun *run,
                                  const StepAction *action, Error *error) {
     const StepOptions *options = &step->options;
     int64_t first, end;
     sync_share(&options->sync, options->batch, &first, &end);
     int64_t at = first + action->micro * step->B, n = end - at < step->B ? end - at : step->B;
-    BatchPart part = {.first_sequence = train_step_sequence(step, index) + (uint64_t)at,
+    if (run->rows) at = run->rows->first, n = run->rows->n;
+    BatchPart part = {.first_sequence = train_step_sequence(step, run->index) + (uint64_t)at,
                       .row = at,
                       .n = n,
-                      .step = index,
+                      .step = run->index,
                       .chunk = action->chunk,
                       .frame = action->frame};
     return upload_batch(step, source, &part, error);
@@ -404,7 +408,8 @@ static Status upload_micro_batch(TrainStep *step, const BatchSource *source, int
  * done with this one. */
 static Status upload_ahead(TrainStep *step, const BatchSource *source, int64_t index, Error *error) {
     if (!step->executor.memory->backend->traits.is_asynchronous || step->options.pipeline) return STATUS_OK;
-    TRY(upload_micro_batch(step, source, index, &step->actions[0], error)); /* a forward */
+    TRY(upload_micro_batch(step, source, &(StepRun){.index = index}, &step->actions[0],
+                           error)); /* a forward */
     step->ahead.is_sent = true;
     step->ahead.source = *source;
     step->ahead.index = index;
@@ -477,7 +482,7 @@ Status train_step_run_action(TrainStep *step, const BatchSource *source, const S
         return executor_run(&step->executor, SECTION_UPDATE, position, error);
     activity_begin(step->executor.activity, ACTIVITY_HOST, &entry);
     if (action->kind == ACTION_FORWARD && !run->is_uploaded)
-        TRY(upload_micro_batch(step, source, run->index, action, error));
+        TRY(upload_micro_batch(step, source, run, action, error));
     TRY(executor_run(&step->executor, sections[action->kind], position, error));
     activity_end(step->executor.activity, ACTIVITY_HOST);
     return STATUS_OK;

@@ -132,10 +132,15 @@ uint64_t train_step_sequence(const TrainStep *step, int64_t index);
 /* One action of a step's list: which step's micro-batch it is, and of what else the action does not say. For
  * those who go through lists themselves (unflushed.h). */
 typedef struct {
+    int64_t first, n;
+} StepRows;
+
+typedef struct {
     int64_t index;
     bool is_uploaded;
     int version; /* see MicroBatch */
     bool goes_on;
+    const StepRows *rows; /* of the batch; NULL: the action's micro-batch of this rank's share */
 } StepRun;
 
 Status train_step_run_action(TrainStep *step, const BatchSource *source, const StepRun *run,

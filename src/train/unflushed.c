@@ -61,13 +61,15 @@ static Status collect_norm(TrainStep *step, double *norm, Error *error) {
     return STATUS_OK;
 }
 
-/* Losses are the last stage's; the square of the norm is the sum of the stages'. */
+/* Losses are the last stage's; the square of the norm is the sum of the stages', of which the ends have one
+ * together where a table is tied. */
 static Status exchange(const TrainStep *step, double *losses, double *norms, int n, Error *error) {
     const Mesh *mesh = step->options.sync.mesh;
+    bool counts_norm = !mesh_ends(mesh) || mesh->coordinate[AXIS_PP] == 0;
     for (int i = 0; i < n; i++) {
         bool counts = mesh->coordinate[AXIS_TP] == 0 && mesh->coordinate[AXIS_CP] == 0;
         if (!counts) losses[i] = 0.0;
-        norms[i] *= norms[i];
+        norms[i] = counts_norm ? norms[i] * norms[i] : 0.0;
     }
     TRY(comm_all_reduce(mesh->world, losses, n, COMM_F64, COMM_SUM, error));
     TRY(comm_all_reduce((Comm *)&mesh->axis[AXIS_PP], norms, n, COMM_F64, COMM_SUM, error));

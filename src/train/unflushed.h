@@ -3,7 +3,8 @@
  * weights that are some updates old (parallel/pipeline/schedule.h says which).
  *
  * Several steps at a time, from one flush to the next: nothing is exchanged between ranks but what stages send
- * each other. Each stage clips by the norm of its own gradient, since the norm of all would be a meeting. */
+ * each other. Each stage clips by the norm of its own gradient, since the norm of all would be a meeting; the
+ * ends of a pipeline that hold a tied table meet anyway, and have one norm together. */
 #ifndef PGPT_TRAIN_UNFLUSHED_H
 #define PGPT_TRAIN_UNFLUSHED_H
 

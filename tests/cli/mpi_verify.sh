@@ -45,13 +45,46 @@ for bucket in 1 2; do
     layouts=$(tail -n 1 "$SCRATCH/out.0" | field layouts)
     (($(tail -n 1 "$SCRATCH/out.0" | field differ) == layouts)) || fail "not noticed everywhere: $(cat "$SCRATCH/out.0")"
     (($(grep -c DIFFERS "$SCRATCH/out.0") == layouts)) || fail "not said everywhere: $(cat "$SCRATCH/out.0")"
-    where='^    first difference in step 1: [a-z0-9_.]+(weight|bias), element [0-9]+, is [-0-9.e]+ instead of [-0-9.e]+ \(rank [01]\)$'
+    # Without a flush weights are compared at the end, losses and norms in every step.
+    where='^    first difference in step 1: ([a-z0-9_.]+(weight|bias), element [0-9]+, is [-0-9.e]+ instead of [-0-9.e]+ \(rank [01]\)'
+    where+='|the (loss|gradient norm) is [-0-9.e]+ instead of [-0-9.e]+)$'
     (($(grep -Ec "$where" "$SCRATCH/out.0") == layouts)) || fail "not located: $(cat "$SCRATCH/out.0")"
     (($(cat "$SCRATCH"/err.* | wc -l) == 1)) || fail "not one message: $(cat "$SCRATCH"/err.*)"
     grep -q "^pgpt: $layouts of $layouts layouts do not train as one process does" "$SCRATCH/err.0" ||
         fail "what is said: $(cat "$SCRATCH/err.0")"
     [[ ! -s $SCRATCH/out.1 ]] || fail "the other rank writes: $(cat "$SCRATCH/out.1")"
 done
+
+# Every choice of everything, on subgroups of eight ranks: a sample in which any two choices meet.
+limit=330 ranks 8 verify --all --sample 64 --threads 1 --json
+tail -n 1 out | check_json
+[[ $(tail -n 1 out | field layouts) == 64 && $(tail -n 1 out | field differ) == 0 ]] || fail "of a sample: $(cat out)"
+(($(grep -c ' same$' out) == 64)) || fail "not one line a layout: $(cat out)"
+for words in 'gpt-2, tied' 'gpt-2, untied' 'llama, tied' 'llama, untied' 'zero 1' 'zero 2' 'zero 3' 'pp 2' 'pp 3' 'pp 4' 'pp 6' 'pp 8' \
+    'dp 2, tp 2' naive gpipe 1f1b interleaved zb-h1 zb-h2 zb-v pipedream pipedream-2bw '2 chunks' '3 chunks' '1 micro-batch' recompute sequence; do
+    grep -q "$words[, ].* same\$" out || fail "no layout with '$words' in the sample: $(cat out)"
+done
+for again in 1 2; do # the same sample each time
+    ranks 2 verify --all --sample 30 --steps 1 --threads 1
+    grep ' same$' out | cut -c 1-87 >sample.$again
+done
+[[ $(wc -l <sample.1) == 30 ]] && cmp sample.1 sample.2 || fail "another sample: $(cat out)"
+
+# All of it, on as many ranks as there are; one line a mesh.
+ranks 2 verify --all --threads 1 --steps 2 --json
+(($(tail -n 1 out | field layouts) >= 400 && $(tail -n 1 out | field differ) == 0)) || fail "all layouts of 2 ranks: $(cat out)"
+for mesh in 'one rank' 'dp 2' 'tp 2' 'pp 2'; do
+    grep -Eq "^$mesh: [0-9]+ layouts .* 0 differ +[0-9]+ %\$" out || fail "no line for $mesh: $(cat out)"
+done
+
+# Whatever is left out is noticed: a sum along dp or tp, a gradient at a border of stages, with and without a flush.
+code=0
+limit=200 ranks_apart 8 verify --all --sample 40 --steps 2 --threads 1 --break 1 || code=$?
+((code == 1)) || fail "exit $code with a sum left out of a sample: $(cat "$SCRATCH/launcher")"
+(($(grep -c ' DIFFERS$' "$SCRATCH/out.0") == 40)) || fail "not noticed everywhere: $(cat "$SCRATCH/out.0")"
+
+ranks_refused '/--norm says what kind of model it is, and --all tries a model like GPT-2 and one like Llama; leave one of them out/' \
+    2 verify --all --norm rmsnorm
 
 # In 16 bits, where layouts differ by roundings, and by more with a sum left out.
 for dtype in f16 pure-bf16; do

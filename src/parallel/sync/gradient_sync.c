@@ -116,7 +116,9 @@ void gradient_sync_sum(GradientSync *sync, Graph *graph, const FlatTensors *tens
     sync->strategy->sum(sync, graph, tensors);
 }
 
-/* The norm is of all elements of the model: of other slices, layers' parts and stages. */
+/* The norm is of all elements of the model: of other slices, layers' parts and stages. Stages that update on
+ * their own have a norm each; but those that hold a tied table make the same update of it, and so have one
+ * together. */
 static void sum_norm(void *context, Graph *graph, Tensor *scalar) {
     const GradientSync *sync = context;
     const Mesh *mesh = sync->options->mesh;
@@ -124,6 +126,7 @@ static void sum_norm(void *context, Graph *graph, Tensor *scalar) {
     if (mesh->shape.size[AXIS_TP] > 1) op_scalar_sum(graph, mesh_comm(mesh, AXIS_TP), scalar);
     if (mesh->shape.size[AXIS_PP] > 1 && !sync->options->stages_apart)
         op_scalar_sum(graph, mesh_comm(mesh, AXIS_PP), scalar);
+    if (sync->options->stages_apart && mesh_ends(mesh)) op_scalar_sum(graph, mesh_ends(mesh), scalar);
 }
 
 UpdateSlices gradient_sync_begin_update(GradientSync *sync, Graph *graph, const FlatTensors *tensors) {

@@ -1,0 +1,107 @@
+#include "train/verify/training.h"
+
+#include "base/random.h"
+
+enum { ALONE = 8 }; /* one token in so many follows from nothing */
+
+/* ---- the task */
+
+static int32_t next_token(RandomKey key, uint64_t sequence, int64_t t, int32_t before, int64_t vocabulary) {
+    RandomBlock draw = random_block(key, sequence, (uint64_t)t);
+    if (t == 0 || draw.word[0] % ALONE == 0) return (int32_t)(draw.word[1] % (uint32_t)vocabulary);
+    return (int32_t)((5 * (int64_t)before + 3) % vocabulary);
+}
+
+static void fill(void *context, uint64_t first_sequence, int64_t B, int64_t T, int32_t *tokens /* (B,T) */,
+                 int32_t *targets /* (B,T) */) {
+    const ModelConfig *config = context;
+    RandomKey key = random_key(VERIFY_SEED, RANDOM_TEST, 0);
+    for (int64_t b = 0; b < B; b++) {
+        int32_t token = 0;
+        for (int64_t t = 0; t <= T; t++) {
+            token = next_token(key, first_sequence + (uint64_t)b, t, token, config->vocabulary);
+            if (t < T) tokens[b * T + t] = token;
+            if (t > 0) targets[b * T + t - 1] = token;
+        }
+    }
+}
+
+BatchSource verify_batches(const ModelConfig *config) {
+    return (BatchSource){fill, (void *)config};
+}
+
+/* ---- a training */
+
+/* AdamW divides by the size of a gradient: where that is nothing but rounding, as for the biases of keys,
+ * which change no attention weight, so would the update be. Its epsilon is therefore well above rounding
+ * here, which is coarser in 16 bits: there layers that are split round each rank's part of a sum. */
+static OptimizerOptions optimizer_options(Precision precision, double clip) {
+    double epsilon = precision.weight == DTYPE_F32 ? 1e-3 : 1e-2;
+    return (OptimizerOptions){.kind = OPTIMIZER_ADAMW,
+                              .schedule = LEARNING_RATE_CONSTANT,
+                              .rate = VERIFY_RATE,
+                              .weight_decay = 0.1,
+                              .adamw = {.beta1 = 0.9, .beta2 = 0.99, .epsilon = epsilon},
+                              .clip = clip};
+}
+
+Status verify_stages(Stages *stages, const ModelConfig *config, const VerifyCase *layout, Arena *arena,
+                     Error *error) {
+    StagesOptions options = {
+        .schedule = layout->schedule,
+        .shape = {(int)layout->n_micro_batches, layout->shape.size[AXIS_PP], layout->n_chunks},
+        .n_tp = layout->shape.size[AXIS_TP],
+        .B = 1,
+        .T = config->context};
+    return stages_balance(stages, config, &options, arena, error);
+}
+
+/* What this rank has of the model. */
+static Status build_part(VerifyTraining *training, const VerifyCase *layout, const Mesh *mesh, Error *error) {
+    const ModelConfig *config = &training->config;
+    ParameterPart *part = &training->part;
+    *part = parameter_part_whole(config);
+    if (mesh) part->n_ranks = mesh->shape.size[AXIS_TP];
+    if (mesh) part->rank = mesh->coordinate[AXIS_TP];
+    if (mesh && mesh->shape.size[AXIS_PP] > 1) {
+        Arena arena = {0};
+        Stages stages;
+        if (verify_stages(&stages, config, layout, &arena, error) == STATUS_OK)
+            *part = stages_part(&stages, mesh->coordinate[AXIS_PP], part->n_ranks, part->rank);
+        arena_free(&arena);
+        TRY(error->status);
+    }
+    return parameters_build_part(&training->table, config, part, error);
+}
+
+Status verify_training_open(VerifyTraining *training, const VerifySetting *setting, const ModelConfig *config,
+                            const VerifyCase *layout, const GradientSyncOptions *sync,
+                            const Pipeline *pipeline, double clip, Error *error) {
+    training->config = *config;
+    TRY(build_part(training, layout, sync->mesh, error));
+    OptimizerOptions optimizer = optimizer_options(setting->precision, clip);
+    int64_t n_shares = sync_n_shares(sync), share = (setting->batch + n_shares - 1) / n_shares;
+    StepOptions step = {.batch = setting->batch,
+                        .micro_batch = (share + layout->n_micro_batches - 1) / layout->n_micro_batches,
+                        .T = config->context,
+                        .recompute = layout->recompute,
+                        .by_sequence = layout->by_sequence,
+                        .seed = VERIFY_SEED,
+                        .sync = *sync,
+                        .pipeline = pipeline,
+                        .part = &training->part,
+                        .precision = setting->precision};
+    TRY(train_step_plan(&training->step, &training->config, &training->table, &step, &optimizer,
+                        setting->backend, error));
+    device_require(&training->memory, &training->step.program.plan);
+    TRY(device_open(&training->memory, setting->backend, error));
+    TRY(train_step_open(&training->step, &training->memory, error));
+    return train_step_initialise(&training->step, &training->table, VERIFY_SEED, setting->backend->n_threads,
+                                 error);
+}
+
+void verify_training_close(VerifyTraining *training) {
+    train_step_close(&training->step);
+    device_close(&training->memory);
+    parameters_free(&training->table);
+}
