@@ -188,6 +188,7 @@ static Status open_mesh(TrainRun *run, Error *error) {
     TRY(model_mesh_open(&run->mesh, &run->shape, &run->values.model, &run->launch->world, error));
     for (int axis = 0; axis < N_AXES; axis++)
         run->mesh.axis[axis].all_reduce = comm_algorithm(run->values.parallel.all_reduce);
+    run->mesh.sums.all_reduce = comm_algorithm(run->values.parallel.all_reduce);
     TRY(train_pipeline_open(run, error));
     Comm *world = &run->launch->world;
     return world->size > 1 ? comm_split(world, 0, world->rank, &run->saving, error) : STATUS_OK;

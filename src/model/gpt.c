@@ -14,7 +14,8 @@
  *
  * Where the layers are split among ranks, every branch is entered and left by communication: `enter` in front
  * of a layer that is split by columns, `leave` behind one that is split by rows. What is added once to the
- * sum that `leave` makes (a bias, the positions) is the first rank's. */
+ * sum that `leave` makes (a bias, the positions) is the first rank's. Where ranks share the sequences, all of it
+ * is of this rank's positions, and attention goes to the others for theirs. */
 #include "model/gpt.h"
 
 #include "ops/ops.h"
@@ -31,7 +32,10 @@ typedef struct {
     Tensor *start;                   /* NULL: sequences start at position 0 */
     Tensor *caches;                  /* of all blocks, keys before values; NULL: attention within the batch */
     Tensor *key_cache, *value_cache; /* of the block being recorded */
-    int64_t B, T, capacity;
+    int64_t B, capacity;
+    int64_t T;              /* positions of a sequence that are here */
+    int64_t n_positions;    /* of n_positions that there are */
+    RowPositions positions; /* which they are */
     GptSplit split;
     ShardHeads heads; /* of this rank */
     RowSplit rows;    /* of the residual stream that are here; {0}: all */
@@ -64,14 +68,30 @@ static bool is_split(const Writer *r) {
     return r->split.tp && r->split.tp->size > 1;
 }
 
-/* What this rank has of the model. */
+static bool is_shared(const Writer *r) {
+    return r->split.cp && r->split.cp->size > 1;
+}
+
+ContextRows gpt_rows(const GptSplit *split, int64_t T) {
+    if (!split->cp || split->cp->size == 1) return (ContextRows){.n = T};
+    return context_rows(split->context, T, split->cp->size, split->cp->rank);
+}
+
+/* What this rank has of the model, and of the n_positions of its sequences. */
 static void set_split(Writer *r, const GptSplit *split) {
     r->split = *split;
     int n_ranks = is_split(r) ? split->tp->size : 1, rank = is_split(r) ? split->tp->rank : 0;
+    bool by_sequence = is_split(r) && split->by_sequence;
+    ContextRows here = gpt_rows(split, r->n_positions);
     r->heads = shard_heads(r->config, n_ranks, rank);
-    if (!is_split(r) || !split->by_sequence) return;
-    int64_t first = shard_span(r->B * r->T, n_ranks, rank).first;
-    r->rows = (RowSplit){.first = first, .length = r->T, .head = r->T};
+    r->T = here.n;
+    r->positions = here.positions;
+    if (!by_sequence && !is_shared(r)) return;
+    int64_t head = here.positions.skip ? here.positions.head : r->T;
+    r->rows = (RowSplit){.first = by_sequence ? shard_span(r->B * r->T, n_ranks, rank).first : 0,
+                         .length = r->T,
+                         .head = head,
+                         .start = {here.positions.start, here.positions.start + head + here.positions.skip}};
 }
 
 /* In front of layers that the ranks share: all rows of x, on every rank. */
@@ -158,7 +178,8 @@ static Tensor *record_heads(Writer *r, Tensor *h, int block) {
         RotaryAttributes rotary = {.n_heads = n_heads,
                                    .n_kv_heads = n_kv_heads,
                                    .head_size = head_size,
-                                   .theta = (float)config->rotary_theta};
+                                   .theta = (float)config->rotary_theta,
+                                   .positions = r->positions};
         qkv = op_rotary(r->graph, qkv, r->start, &rotary);
     }
     AttentionAttributes attention = {.n_heads = n_heads,
@@ -168,9 +189,12 @@ static Tensor *record_heads(Writer *r, Tensor *h, int block) {
                                      .dropout = r->random ? (float)config->dropout : 0.0f,
                                      .site = dropout_site(block, SITE_ATTENTION),
                                      .first_head = (int)r->heads.query.first};
-    return r->key_cache
-               ? op_attention_cached(r->graph, qkv, r->start, r->key_cache, r->value_cache, &attention)
-               : op_attention(r->graph, qkv, r->random, &attention); /* (B,T,NH·HS) */
+    if (r->key_cache)
+        return op_attention_cached(r->graph, qkv, r->start, r->key_cache, r->value_cache, &attention);
+    if (!is_shared(r)) return op_attention(r->graph, qkv, r->random, &attention); /* (B,T,NH·HS) */
+    return r->split.context == CONTEXT_RING
+               ? op_ring_attention(r->graph, r->split.cp, qkv, r->random, r->n_positions, &attention)
+               : op_exchanged_attention(r->graph, r->split.cp, qkv, r->random, r->n_positions, &attention);
 }
 
 static void record_attention(Writer *r, Stream *x, int block) {
@@ -223,8 +247,10 @@ static ShardSpan token_span(const Writer *r) {
 /* (B,T) tokens to (B,T,C), or to this rank's rows of it. */
 static Stream record_embedding(Writer *r, Tensor *tokens) {
     ShardSpan span = token_span(r);
-    EmbeddingAttributes attributes = {
-        .first_token = span.first, .n_tokens = span.n, .n_all = r->config->vocabulary};
+    EmbeddingAttributes attributes = {.positions = r->positions,
+                                      .first_token = span.first,
+                                      .n_tokens = span.n,
+                                      .n_all = r->config->vocabulary};
     Tensor *embedded = op_embedding_part(r->graph, tokens, parameter(r, ROLE_TOKEN_TABLE, NO_BLOCK),
                                          parameter(r, ROLE_POSITION_TABLE, NO_BLOCK), r->start, &attributes);
     return (Stream){.sum = record_dropout(r, leave(r, embedded), dropout_site(NO_BLOCK, SITE_EMBEDDING))};
@@ -254,12 +280,11 @@ static Tensor *head_weight(const Writer *r) {
 
 /* Logits are by far the largest activation; the device says how many bytes of them at a time keep GEMMs
  * efficient. */
-static int64_t chosen_chunk_rows(const GptLossOptions *options, int64_t n_classes) {
+static int64_t chosen_chunk_rows(const GptLossOptions *options, int64_t n_rows, int64_t n_classes) {
     enum { FEWEST_ROWS = 64, MOST_CHUNKS = 1024 };
     const BackendTraits *traits = options->traits ? options->traits : &TRAITS_HOST;
     size_t a_number = dtype_info(options->dtype)->n_bytes;
     if (a_number < traits->loss_number_bytes) a_number = traits->loss_number_bytes;
-    int64_t n_rows = options->B * options->T;
     int64_t rows = (int64_t)(traits->loss_chunk_bytes / a_number) / (n_classes > 0 ? n_classes : 1);
     if (rows < FEWEST_ROWS) rows = FEWEST_ROWS;
     int64_t n_chunks = (n_rows + rows - 1) / rows;
@@ -285,16 +310,27 @@ static void record_entropy(Writer *r, Tensor *x, Tensor *targets, Tensor *losses
     op_split_entropy(graph, logits, targets, parts, scale, losses, &entropy);
 }
 
-/* The head and the loss of x (B,T,C), by chunks of rows. */
+/* Of a sequence, on any rank of cp. */
+static int64_t most_positions(const Writer *r) {
+    int64_t most = r->T;
+    for (int rank = 0; is_shared(r) && rank < r->split.cp->size; rank++) {
+        int64_t n = context_rows(r->split.context, r->n_positions, r->split.cp->size, rank).n;
+        if (n > most) most = n;
+    }
+    return most;
+}
+
+/* The head and the loss of x (B,T,C), by chunks of rows: as many on every rank, since what is done with the
+ * head's weight has to be in step. */
 static void record_head(Writer *r, Tensor *x, const GptLossOptions *options, GptLoss *loss) {
     Graph *graph = r->graph;
     ShardSpan span = token_span(r);
-    int64_t n_rows = options->B * options->T, channels = r->config->n_channels;
-    int64_t chunk =
-        options->loss_chunk_tokens ? options->loss_chunk_tokens : chosen_chunk_rows(options, span.n);
+    int64_t n_rows = r->B * r->T, most_rows = r->B * most_positions(r), channels = r->config->n_channels;
+    int64_t chunk = options->loss_chunk_tokens ? options->loss_chunk_tokens
+                                               : chosen_chunk_rows(options, most_rows, span.n);
     float scale = (float)options->loss_scale;
-    for (int64_t first = 0; first < n_rows; first += chunk) {
-        int64_t rows = n_rows - first < chunk ? n_rows - first : chunk;
+    for (int64_t at = 0; at < most_rows; at += chunk) {
+        int64_t first = at < n_rows ? at : n_rows, rows = n_rows - first < chunk ? n_rows - first : chunk;
         Tensor *x_rows = graph_view(graph, x, SHAPE(rows, channels), first * channels, "ln_f.rows");
         Tensor *target_rows = graph_view(graph, loss->targets, SHAPE(rows), first, "targets.rows");
         Tensor *loss_rows = graph_view(graph, loss->losses, SHAPE(rows), first, "losses.rows");
@@ -306,7 +342,7 @@ static void record_head(Writer *r, Tensor *x, const GptLossOptions *options, Gpt
 /* What the host writes before a stage runs, and where its loss goes. */
 static GptLoss record_places(const ModelConfig *config, const ParameterTable *table, Graph *graph,
                              const GptLossOptions *options, const GptStage *stage) {
-    int64_t B = options->B, T = options->T;
+    int64_t B = options->B, T = gpt_rows(&options->split, options->T).n;
     GptLoss loss = {0};
     loss.parameters = options->parameters
                           ? *options->parameters
@@ -332,13 +368,13 @@ GptStage gpt_whole(const ModelConfig *config) {
 /* Of the residual stream. */
 static Shape stream_shape(const Writer *r) {
     int64_t channels = r->config->n_channels;
-    if (!r->rows.length) return SHAPE(r->B, r->T, channels);
+    if (!is_split(r) || !r->split.by_sequence) return SHAPE(r->B, r->T, channels);
     ShardSpan rows = shard_span(r->B * r->T, r->split.tp->size, r->split.tp->rank);
     return SHAPE(rows.n, channels);
 }
 
 static Writer loss_writer(const ModelConfig *config, const GptLossOptions *options) {
-    Writer r = {.config = config, .B = options->B, .T = options->T, .segment = options->recompute};
+    Writer r = {.config = config, .B = options->B, .n_positions = options->T, .segment = options->recompute};
     set_split(&r, &options->split);
     return r;
 }
@@ -415,7 +451,7 @@ GptDecode gpt_record_decode(const ModelConfig *config, const ParameterTable *tab
                 .parameters = decode.parameters,
                 .start = decode.start,
                 .B = B,
-                .T = T,
+                .n_positions = T,
                 .capacity = options->capacity,
                 .dtype = options->dtype};
     set_split(&r, &(GptSplit){.tp = options->split.tp});

@@ -326,6 +326,7 @@ const Op OP_EXCHANGE = {.name = "exchange_start",
                         .describe = comm_describe,
                         .reference = exchange_kernel,
                         .is_portable = true,
+                        .is_repeatable = true,
                         .is_capturable = is_capturable};
 const Op OP_COMM_WAIT = {.name = "wait",
                          .gradient = conjugate_begin,

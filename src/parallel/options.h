@@ -8,6 +8,7 @@
 typedef struct {
     int64_t size[N_AXES]; /* of the mesh; 0 for dp: what is left */
     bool by_sequence;     /* sequence parallelism, along tp */
+    int context;          /* ContextStyle, of cp */
     int schedule;         /* ScheduleKind, of pp */
     int64_t n_chunks;     /* parts of the model on each stage; 0: the schedule's own number */
     const char *stages;   /* blocks of each part; "": balanced */

@@ -70,6 +70,7 @@ static StepOptions step_options(const TrainerSetup *setup) {
                          .recompute = options->recompute,
                          .loss_chunk = options->loss_chunk,
                          .by_sequence = setup->parallel && setup->parallel->by_sequence,
+                         .context = setup->parallel ? (ContextStyle)setup->parallel->context : CONTEXT_RING,
                          .seed = (uint64_t)options->seed,
                          .sync = sync_of(setup),
                          .pipeline = setup->pipeline,

@@ -164,7 +164,7 @@ void build_embedding(OpCase *test) {
     unsigned flags = test->spec->flags;
     int64_t shift = flags & CASE_SHIFT ? CASE_FIRST_POSITION : 0;
     bool is_split = flags & CASE_SPLIT;
-    EmbeddingAttributes part = {.first_position = shift, .n_tokens = size[3], .n_all = size[3]};
+    EmbeddingAttributes part = {.positions = {.start = shift}, .n_tokens = size[3], .n_all = size[3]};
     if (is_split) { /* the last row is padding, though there is a token of that number */
         part.n_tokens -= size[3] > 1;
         part.n_all = part.n_tokens + 5;
@@ -316,7 +316,7 @@ void build_rotary(OpCase *test) {
         .n_kv_heads = (int)size[3],
         .head_size = (int)size[4],
         .theta = 100.0f,
-        .first_position = test->spec->flags & CASE_SHIFT ? CASE_FIRST_POSITION : 0,
+        .positions = {.start = test->spec->flags & CASE_SHIFT ? CASE_FIRST_POSITION : 0},
     };
     Tensor *qkv = qkv_of(test), *start = NULL;
     if (test->spec->flags & CASE_START) start = integers(test, SHAPE(size[0]), "start", 50);

@@ -14,6 +14,7 @@
 #include "model/config.h"
 #include "parallel/mesh.h"
 #include "parallel/pipeline/schedule.h"
+#include "parallel/ring_attention.h"
 
 /* One way to train. */
 typedef struct {
@@ -28,6 +29,7 @@ typedef struct {
     int64_t recompute;
     bool overlaps;
     bool by_sequence;      /* sequence parallelism, along tp */
+    ContextStyle context;  /* how ranks of cp share a sequence */
     ScheduleKind schedule; /* of pp, in so many chunks */
     int n_chunks;
 } VerifyCase;

@@ -86,6 +86,7 @@ Status verify_training_open(VerifyTraining *training, const VerifySetting *setti
                         .T = config->context,
                         .recompute = layout->recompute,
                         .by_sequence = layout->by_sequence,
+                        .context = layout->context,
                         .seed = VERIFY_SEED,
                         .sync = *sync,
                         .pipeline = pipeline,
