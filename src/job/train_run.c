@@ -367,10 +367,9 @@ static Status run_phases(TrainRun *run, int n_words, char *const *words, Error *
     TRY(launch_agree(launch, error));
     train_async_check(run, error);
     TRY(launch_agree(launch, error));
-    Comm *device = &run->mesh.device[AXIS_DP];
     model_mesh_open_device(&run->mesh, &run->backend, error);
     if (error->status == STATUS_OK) model_pipeline_open_device(&run->pipeline, &run->backend, error);
-    if (error->status == STATUS_OK && device->table && comm_is_nccl(device) &&
+    if (error->status == STATUS_OK && comm_is_nccl(mesh_sums(&run->mesh)) &&
         options_source(&run->options, "allreduce") == OPTION_FROM_COMMAND) {
         error_user(error, "--allreduce is of the host's memory; GPUs sum by NCCL here, leave it out");
     }
