@@ -201,7 +201,8 @@ static Status refuse_unsaved(const TrainRun *run, Error *error) {
 
 /* The largest number of ranks up to `most` that --cp could be without another number of ranks in all. */
 static int nearest_context(const TrainRun *run, int64_t most) {
-    int n_ranks = run->shape.size[AXIS_CP] * run->shape.size[AXIS_DP], n = n_ranks < most ? n_ranks : (int)most;
+    int n_ranks = run->shape.size[AXIS_CP] * run->shape.size[AXIS_DP],
+        n = n_ranks < most ? n_ranks : (int)most;
     while (n > 1 && n_ranks % n) n--;
     return n > 1 ? n : 1;
 }
@@ -215,19 +216,21 @@ static Status check_context(const TrainRun *run, Error *error) {
     int64_t n_heads = values->model.n_kv_heads / n_tensor;
     if (n_ranks == 1) return STATUS_OK;
     if (n_ranks > most) {
-        return error_user(error,
-                          "--cp %d is more than sequences of %lld tokens can be divided into (%s: at least %s a "
-                          "rank); lower it to %d, or raise --sequence",
-                          n_ranks, (long long)values->train.sequence, context_style_names[style],
-                          style == CONTEXT_RING ? "two" : "one", nearest_context(run, most));
+        return error_user(
+            error,
+            "--cp %d is more than sequences of %lld tokens can be divided into (%s: at least %s a "
+            "rank); lower it to %d, or raise --sequence",
+            n_ranks, (long long)values->train.sequence, context_style_names[style],
+            style == CONTEXT_RING ? "two" : "one", nearest_context(run, most));
     }
     if (style == CONTEXT_ALL_TO_ALL && (n_ranks > n_heads || n_ranks > PACK_MAX_PARTS)) {
         int64_t fits = n_heads < PACK_MAX_PARTS ? n_heads : PACK_MAX_PARTS;
-        return error_user(error,
-                          "--cp-style all-to-all gives each of the %d ranks of --cp some of the %lld key/value "
-                          "heads%s, which are too few; choose --cp-style ring, or lower --cp to %d",
-                          n_ranks, (long long)values->model.n_kv_heads,
-                          n_tensor > 1 ? " that --tp divides already" : "", nearest_context(run, fits));
+        return error_user(
+            error,
+            "--cp-style all-to-all gives each of the %d ranks of --cp some of the %lld key/value "
+            "heads%s, which are too few; choose --cp-style ring, or lower --cp to %d",
+            n_ranks, (long long)values->model.n_kv_heads, n_tensor > 1 ? " that --tp divides already" : "",
+            nearest_context(run, fits));
     }
     if (values->async.sync != SYNC_EXACT) {
         return error_user(

@@ -34,7 +34,8 @@ static bool check_part(Graph *graph, const Tensor *q, const Tensor *kv, const Te
            graph_check(graph, reference_can_drop(a->dropout) && (a->dropout > 0.0f) == (random != NULL),
                        "attention part: dropout %g of %s, and a random input exactly where it is not 0",
                        (double)a->dropout, q->name) &&
-           graph_check(graph, !random || (random->dtype == DTYPE_I32 && tensor_count(random) == N_RANDOM_WORDS),
+           graph_check(graph,
+                       !random || (random->dtype == DTYPE_I32 && tensor_count(random) == N_RANDOM_WORDS),
                        "attention part: random input of %s must be %d i32 words", q->name, N_RANDOM_WORDS) &&
            graph_check(graph, !before || shape_equal(before->y->shape, q->shape),
                        "attention part: what %s goes on from is of another shape", q->name);
@@ -85,7 +86,8 @@ static double visible_pairs(const AttentionPartAttributes *a, const Tensor *q, c
 static double part_flops(const Node *node) {
     const AttentionPartAttributes *a = node->attributes;
     double merged = node->input[IN_Y] ? 4.0 : 1.0;
-    return visible_pairs(a, node->input[IN_QUERIES], node->input[IN_KEYS]) * (4.0 * a->heads.head_size + 5.0) +
+    return visible_pairs(a, node->input[IN_QUERIES], node->input[IN_KEYS]) *
+               (4.0 * a->heads.head_size + 5.0) +
            merged * (double)tensor_count(node->output[0]);
 }
 
@@ -120,7 +122,7 @@ static int part_in_place(const Node *node, int output) {
 typedef struct {
     const AttentionPartAttributes *part;
     const AttentionAttributes *a;
-    int64_t n_queries, n_keys;   /* rows of a sequence */
+    int64_t n_queries, n_keys; /* rows of a sequence */
     int64_t q_width, kv_width;
     RandomKey key;
     uint64_t first_sequence;
@@ -244,19 +246,20 @@ static void backward_describe(const Node *node, char *text, size_t n_bytes) {
 }
 
 /* What one row of weights contributes to the gradients of its sequence: dq (Tq,Wq) and dkv (Tk,Wkv). */
-static void backward_row(const Rows *rows, const KernelCall *call, int64_t b, int64_t h, int64_t t, double *dq,
-                         double *dkv) {
+static void backward_row(const Rows *rows, const KernelCall *call, int64_t b, int64_t h, int64_t t,
+                         double *dq, double *dkv) {
     const AttentionAttributes *a = rows->a;
     int64_t at = (b * rows->n_queries + t) * rows->q_width + h * a->head_size, visible = visible_of(rows, t);
-    const float *query = (const float *)call->in[IN_BACK_QUERIES] + at, *dy = (const float *)call->in[IN_DY] + at,
-                *y = (const float *)call->in[IN_BACK_Y] + at;
+    const float *query = (const float *)call->in[IN_BACK_QUERIES] + at,
+                *dy = (const float *)call->in[IN_DY] + at, *y = (const float *)call->in[IN_BACK_Y] + at;
     double lse = (double)((const float *)call->in[IN_BACK_LSE])[(b * a->n_heads + h) * rows->n_queries + t];
     double row_sum = 0.0;
     for (int i = 0; i < a->head_size; i++) row_sum += (double)dy[i] * (double)y[i];
     for (int64_t k = 0; k < visible; k++) {
         const float *row = (const float *)call->in[IN_BACK_KEYS] + (b * rows->n_keys + k) * rows->kv_width;
         const float *key = row + key_at(a, h), *value = row + value_at(a, h);
-        double *dkey = dkv + k * rows->kv_width + key_at(a, h), *dvalue = dkv + k * rows->kv_width + value_at(a, h);
+        double *dkey = dkv + k * rows->kv_width + key_at(a, h),
+               *dvalue = dkv + k * rows->kv_width + value_at(a, h);
         double weight = exp(score_of(rows, query, key) - lse), factor = keep_factor(rows, b, h, t, k);
         double product = 0.0;
         for (int i = 0; i < a->head_size; i++) product += (double)dy[i] * (double)value[i];
@@ -280,7 +283,8 @@ static Status backward_reference(const KernelCall *call, Error *error) {
             for (int64_t t = 0; t < rows.n_queries; t++) backward_row(&rows, call, b, h, t, sums, sums + n_q);
         }
         float *dq = call->out[0] /* (B,Tq,Wq) */, *dkv = call->out[1] /* (B,Tk,Wkv) */;
-        for (int64_t i = 0; dq && i < n_q; i++) reference_write(&dq[b * n_q + i], (float)sums[i], call->add[0]);
+        for (int64_t i = 0; dq && i < n_q; i++)
+            reference_write(&dq[b * n_q + i], (float)sums[i], call->add[0]);
         for (int64_t i = 0; dkv && i < n_kv; i++)
             reference_write(&dkv[b * n_kv + i], (float)sums[n_q + i], call->add[1]);
         free(sums);

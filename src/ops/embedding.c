@@ -190,8 +190,7 @@ static Status position_gradient_reference(const KernelCall *call, Error *error) 
     if (!sums) return error->status;
     Status status = STATUS_OK;
     for (int64_t n = 0; n < n_sequences * n_positions && status == STATUS_OK; n++) {
-        int64_t position =
-            row_place(&a->positions, n % n_positions) + (start ? start[n / n_positions] : 0);
+        int64_t position = row_place(&a->positions, n % n_positions) + (start ? start[n / n_positions] : 0);
         status = check_row(position, table->shape.dim[0], "position", error);
         for (int64_t c = 0; c < channels && status == STATUS_OK; c++) {
             sums[position * channels + c] += (double)dy[n * channels + c];

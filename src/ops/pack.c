@@ -16,18 +16,20 @@ static int64_t pack_place(const PackAttributes *a, int64_t packed) {
     int64_t at = packed - a->outer * a->part[part] * a->inner, outer = at / run, column = at % run / a->inner;
     for (;; piece++) {
         const int64_t *border = &a->border[piece * a->n_parts + part];
-        if (column < border[1] - border[0]) return (outer * size + border[0] + column) * a->inner + at % a->inner;
+        if (column < border[1] - border[0])
+            return (outer * size + border[0] + column) * a->inner + at % a->inner;
         column -= border[1] - border[0];
     }
 }
 
 static bool describe_parts(Graph *graph, const Tensor *x, Shape shape, int dim, int n_parts, int n_pieces,
                            const int64_t *border, PackAttributes *a) {
-    if (!graph_check(graph,
-                     dim >= 0 && dim < shape.n_dims && n_parts > 0 && n_parts <= PACK_MAX_PARTS && n_pieces > 0 &&
-                         n_pieces <= PACK_MAX_PIECES,
-                     "pack: dimension %d of %s cannot be cut into %d parts of %d pieces (of at most %d of %d)", dim,
-                     x->name, n_parts, n_pieces, PACK_MAX_PARTS, PACK_MAX_PIECES)) {
+    if (!graph_check(
+            graph,
+            dim >= 0 && dim < shape.n_dims && n_parts > 0 && n_parts <= PACK_MAX_PARTS && n_pieces > 0 &&
+                n_pieces <= PACK_MAX_PIECES,
+            "pack: dimension %d of %s cannot be cut into %d parts of %d pieces (of at most %d of %d)", dim,
+            x->name, n_parts, n_pieces, PACK_MAX_PARTS, PACK_MAX_PIECES)) {
         return false;
     }
     *a = (PackAttributes){.outer = 1, .inner = 1, .n_parts = n_parts, .n_pieces = n_pieces};
@@ -50,7 +52,8 @@ static bool describe_parts(Graph *graph, const Tensor *x, Shape shape, int dim, 
 
 Tensor *op_pack_pieces(Graph *graph, Tensor *x, int dim, int n_parts, int n_pieces, const int64_t *border) {
     PackAttributes attributes;
-    if (!describe_parts(graph, x, x->shape, dim, n_parts, n_pieces, border, &attributes)) return graph->nothing;
+    if (!describe_parts(graph, x, x->shape, dim, n_parts, n_pieces, border, &attributes))
+        return graph->nothing;
     int64_t columns = dim + 1 == x->shape.n_dims ? 1 : shape_columns(x->shape);
     Shape shape = SHAPE(columns ? tensor_count(x) / columns : 0, columns);
     Tensor *y = graph_tensor(graph, PLACE_ACTIVATION, x->dtype, shape, "%s.packed", x->name);

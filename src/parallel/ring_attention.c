@@ -14,7 +14,6 @@
  * Autograd passes all these nodes by. A node that does nothing stands behind them to carry the rule. */
 #include "parallel/ring_attention.h"
 
-#include "parallel/comm_attributes.h"
 #include "parallel/comm_ops.h"
 #include "parallel/conjugate.h"
 
@@ -45,8 +44,6 @@ int64_t context_most_ranks(ContextStyle style, int64_t n_positions) {
 
 /* ---- the ring */
 
-enum { TAG_KEYS, TAG_GRADIENTS };
-
 /* What the rule of a ring needs to know of it. */
 typedef struct {
     Comm *comm;
@@ -63,7 +60,8 @@ static int rank_at(const Comm *comm, int distance) {
 /* Of the keys of the rank `distance` behind this one. */
 static AttentionPartAttributes part_of(const Ring *ring, int distance) {
     AttentionPartAttributes part = ring->part;
-    part.keys = context_rows(CONTEXT_RING, part.n_positions, ring->comm->size, rank_at(ring->comm, distance)).positions;
+    part.keys = context_rows(CONTEXT_RING, part.n_positions, ring->comm->size, rank_at(ring->comm, distance))
+                    .positions;
     return part;
 }
 
@@ -71,20 +69,15 @@ static AttentionPartAttributes part_of(const Ring *ring, int distance) {
 static Tensor *room_for(Graph *graph, const Ring *ring, int distance, DType dtype, const char *words) {
     int owner = rank_at(ring->comm, distance);
     int64_t n = context_rows(CONTEXT_RING, ring->part.n_positions, ring->comm->size, owner).n;
-    Tensor *tensor = graph_tensor(graph, PLACE_ACTIVATION, dtype,
-                                  SHAPE(ring->kv->shape.dim[0], n, ring->kv->shape.dim[2]), "%s%s of rank %d",
-                                  ring->kv->name, words, owner);
+    Tensor *tensor =
+        graph_tensor(graph, PLACE_ACTIVATION, dtype, SHAPE(ring->kv->shape.dim[0], n, ring->kv->shape.dim[2]),
+                     "%s%s of rank %d", ring->kv->name, words, owner);
     return tensor;
 }
 
-/* x goes `distance` ranks on, y comes from as far behind. */
-static Node *start_shift(Graph *graph, Comm *comm, Tensor *x, Tensor *y, int distance, int tag) {
-    CommPeers peers = {.to = rank_at(comm, distance),
-                       .from = rank_at(comm, -distance),
-                       .send_tag = tag,
-                       .receive_tag = tag};
-    CommAttributes attributes = {.comm = comm, .operation = {.kind = COMM_BARRIER}, .peers = peers};
-    Node *start = comm_record(graph, &OP_EXCHANGE, attributes, 1, TENSORS(x), 1, TENSORS(y));
+/* Autograd passes it by, and the wait for it. */
+static Node *start_shift(Graph *graph, Comm *comm, Tensor *x, Tensor *y, int distance) {
+    Node *start = op_shift(graph, comm, x, y, distance);
     start->is_passed_by = true;
     return start;
 }
@@ -103,7 +96,7 @@ static void record_rounds(Graph *graph, Ring *ring) {
         Node *start = NULL;
         if (round + 1 < comm->size) {
             next = room_for(graph, ring, -round - 1, kv->dtype, "");
-            start = start_shift(graph, comm, kv, next, 1, TAG_KEYS);
+            start = start_shift(graph, comm, kv, next, 1);
         }
         AttentionPartAttributes part = part_of(ring, -round);
         result = op_attention_part(graph, ring->q, kv, ring->random, round ? &result : NULL, &part);
@@ -122,11 +115,14 @@ Tensor *op_ring_attention(Graph *graph, Comm *comm, Tensor *qkv, Tensor *random,
     ContextRows rows = context_rows(CONTEXT_RING, n_positions, comm->size, comm->rank);
     int64_t B = qkv->shape.dim[0], q_width = (int64_t)a->n_heads * a->head_size,
             kv_width = 2 * (int64_t)a->n_kv_heads * a->head_size;
-    if (!graph_check(graph, qkv->shape.n_dims == 3 && qkv->shape.dim[1] == rows.n && qkv->shape.dim[2] == q_width + kv_width,
+    if (!graph_check(graph,
+                     qkv->shape.n_dims == 3 && qkv->shape.dim[1] == rows.n &&
+                         qkv->shape.dim[2] == q_width + kv_width,
                      "ring attention: %s is not this rank's rows of %lld positions", qkv->name,
                      (long long)n_positions) ||
         !graph_check(graph, comm->size <= context_most_ranks(CONTEXT_RING, n_positions),
-                     "ring attention: %d ranks cannot share %lld positions", comm->size, (long long)n_positions)) {
+                     "ring attention: %d ranks cannot share %lld positions", comm->size,
+                     (long long)n_positions)) {
         return graph->nothing;
     }
     Ring ring = {.comm = comm,
@@ -141,7 +137,8 @@ Tensor *op_ring_attention(Graph *graph, Comm *comm, Tensor *qkv, Tensor *random,
                          arena_printf(&graph->arena, "%s.keys", name));
     record_rounds(graph, &ring);
     if (qkv->dtype != DTYPE_F32) { /* parts are merged in f32 */
-        Tensor *narrow = graph_tensor(graph, PLACE_ACTIVATION, qkv->dtype, ring.y->shape, "%s.attention", name);
+        Tensor *narrow =
+            graph_tensor(graph, PLACE_ACTIVATION, qkv->dtype, ring.y->shape, "%s.attention", name);
         op_copy_into(graph, ring.y, narrow, WRITE_FRESH);
         graph->node[graph->n_nodes - 1]->is_passed_by = true;
         ring.y = narrow;
@@ -154,8 +151,9 @@ Tensor *op_ring_attention(Graph *graph, Comm *comm, Tensor *qkv, Tensor *random,
 static void record_part_back(Graph *graph, const Ring *ring, Tensor *dy, Tensor *kv, int distance, Tensor *dq,
                              WriteMode mode, Tensor *dkv) {
     AttentionPartAttributes part = part_of(ring, distance);
-    Node *node = graph_record(graph, &OP_ATTENTION_PART_BACKWARD, &part, sizeof part, 6,
-                              TENSORS(dy, ring->q, kv, ring->y, ring->lse, ring->random), 2, TENSORS(dq, dkv));
+    Node *node =
+        graph_record(graph, &OP_ATTENTION_PART_BACKWARD, &part, sizeof part, 6,
+                     TENSORS(dy, ring->q, kv, ring->y, ring->lse, ring->random), 2, TENSORS(dq, dkv));
     node->write[0] = mode;
 }
 
@@ -165,7 +163,8 @@ static void ring_gradient(Autograd *autograd, const Node *node) {
     Comm *comm = ring->comm;
     Tensor *dy = autograd_gradient(autograd, ring->y);
     if (!dy) return;
-    Tensor *dpacked = graph_tensor(graph, PLACE_ACTIVATION, DTYPE_F32, ring->packed->shape, "d %s", ring->packed->name);
+    Tensor *dpacked =
+        graph_tensor(graph, PLACE_ACTIVATION, DTYPE_F32, ring->packed->shape, "d %s", ring->packed->name);
     Tensor *dq = graph_view(graph, dpacked, ring->q->shape, 0, "dq");
     Tensor *home = graph_view(graph, dpacked, ring->kv->shape, tensor_count(ring->q), "dkv");
     Tensor *kv = ring->last, *received = NULL;
@@ -176,21 +175,21 @@ static void ring_gradient(Autograd *autograd, const Node *node) {
         const Node *start = NULL;
         if (has_next) {
             next = room_for(graph, ring, step + 2, kv->dtype, "");
-            start = start_shift(graph, comm, kv, next, -1, TAG_KEYS);
+            start = start_shift(graph, comm, kv, next, -1);
         }
         Tensor *sum = room_for(graph, ring, step + 1, DTYPE_F32, ".gradient");
         record_part_back(graph, ring, dy, kv, step + 1, dq, step ? WRITE_ADD : WRITE_FRESH, sum);
         if (step) {
             Tensor *own = sum;
-            op_comm_wait(graph, gradients);
+            wait_for(graph, gradients);
             sum = is_last ? home : room_for(graph, ring, step + 1, DTYPE_F32, ".gradients");
             graph_record(graph, &OP_ADD, NULL, 0, 2, TENSORS(received, own), 1, TENSORS(sum));
         }
         if (!is_last) {
             received = room_for(graph, ring, step + 2, DTYPE_F32, ".gradients");
-            gradients = start_shift(graph, comm, sum, received, -1, TAG_GRADIENTS);
+            gradients = start_shift(graph, comm, sum, received, -1);
         }
-        if (start) op_comm_wait(graph, start);
+        if (start) wait_for(graph, start);
         kv = next;
     }
     if (ring->packed->dtype == DTYPE_F32) autograd_share(autograd, ring->packed, dpacked);
@@ -230,15 +229,20 @@ Tensor *op_exchanged_attention(Graph *graph, Comm *comm, Tensor *qkv, Tensor *ra
                                const AttentionAttributes *a) {
     if (!comm || comm->size == 1) return op_attention(graph, qkv, random, a);
     int n = comm->size, me = comm->rank;
-    int64_t B = qkv->shape.dim[0], T = qkv->shape.dim[1], size = a->head_size, share = a->n_heads / a->n_kv_heads;
+    int64_t B = qkv->shape.dim[0], T = qkv->shape.dim[1], size = a->head_size,
+            share = a->n_heads / a->n_kv_heads;
     if (!graph_check(graph, n <= a->n_kv_heads && n <= PACK_MAX_PARTS,
                      "all-to-all: %d ranks for %d key/value heads", n, a->n_kv_heads))
         return graph->nothing;
-    int64_t *heads = ARENA_ARRAY(&graph->arena, int64_t, n + 1), *rows = ARENA_ARRAY(&graph->arena, int64_t, n + 1);
-    int64_t *columns = ARENA_ARRAY(&graph->arena, int64_t, 3 * n + 1), *out = ARENA_ARRAY(&graph->arena, int64_t, n + 1);
-    int64_t *in = ARENA_ARRAY(&graph->arena, int64_t, n + 1), *y_columns = ARENA_ARRAY(&graph->arena, int64_t, n + 1);
+    int64_t *heads = ARENA_ARRAY(&graph->arena, int64_t, n + 1),
+            *rows = ARENA_ARRAY(&graph->arena, int64_t, n + 1);
+    int64_t *columns = ARENA_ARRAY(&graph->arena, int64_t, 3 * n + 1),
+            *out = ARENA_ARRAY(&graph->arena, int64_t, n + 1);
+    int64_t *in = ARENA_ARRAY(&graph->arena, int64_t, n + 1),
+            *y_columns = ARENA_ARRAY(&graph->arena, int64_t, n + 1);
     head_borders(a, n, heads);
-    int64_t mine = heads[me + 1] - heads[me], width = (share + 2) * size; /* of a key/value head with its queries */
+    int64_t mine = heads[me + 1] - heads[me],
+            width = (share + 2) * size; /* of a key/value head with its queries */
     for (int r = 0; r <= n; r++) {
         columns[r] = heads[r] * share * size;
         columns[n + r] = (a->n_heads + heads[r]) * size;

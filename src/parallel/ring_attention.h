@@ -33,7 +33,7 @@ ContextRows context_rows(ContextStyle style, int64_t n_positions, int n_ranks, i
 int64_t context_most_ranks(ContextStyle style, int64_t n_positions);
 
 /* qkv (B,T,(NH+2·NKV)·HS): this rank's positions of n_positions, by context_rows. y (B,T,NH·HS) as `attention`
- * gives it. On a communicator of one rank it is that. The ring's is for its messages alone. */
+ * gives it. On a communicator of one rank it is that. */
 Tensor *op_ring_attention(Graph *graph, Comm *comm, Tensor *qkv, Tensor *random, int64_t n_positions,
                           const AttentionAttributes *attributes);
 Tensor *op_exchanged_attention(Graph *graph, Comm *comm, Tensor *qkv, Tensor *random, int64_t n_positions,

@@ -325,9 +325,8 @@ Status train_step_open(TrainStep *step, DeviceMemory *memory, Error *error) {
     const GradientSyncOptions *sync = &step->options.sync;
     for (int axis = 0; axis < N_AXES && sync->mesh; axis++) {
         Comm *comm = axis == AXIS_DP ? mesh_sums(sync->mesh) : mesh_comm(sync->mesh, (Axis)axis);
-        bool has_messages = axis == AXIS_CP && step->options.context == CONTEXT_RING;
         bool is_apart = axis == AXIS_DP && sync->is_async;
-        if (comm->size > 1 && !has_messages && !is_apart) TRY(comm_prepare(comm, error));
+        if (comm->size > 1 && !is_apart) TRY(comm_prepare(comm, error));
     }
     step->tokens = ARENA_ARRAY(&step->graph->arena, int32_t, count);
     step->targets = ARENA_ARRAY(&step->graph->arena, int32_t, count);

@@ -37,7 +37,7 @@ typedef struct {
     const ParameterPart *part;
     bool by_sequence;     /* sequence parallelism, where layers are split (tp) */
     ContextStyle context; /* how ranks share a sequence, where they do (cp) */
-    int64_t loss_chunk; /* tokens whose logits are in memory at a time, 0 for as many as seem good */
+    int64_t loss_chunk;   /* tokens whose logits are in memory at a time, 0 for as many as seem good */
     uint64_t seed;
     GradientSyncOptions sync;  /* {0}: one process */
     Precision precision;       /* {0}: f32 */

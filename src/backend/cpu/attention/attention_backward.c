@@ -14,7 +14,8 @@
 #include "backend/cpu/attention/attention_tile.h"
 #include "backend/cpu/dropout_mask.h"
 
-#define QUERY_TILE TILE_KEYS /* equal and aligned: in a run of its own, only the same number is on the diagonal */
+#define QUERY_TILE                                                                                           \
+    TILE_KEYS /* equal and aligned: in a run of its own, only the same number is on the diagonal */
 
 /* What a thread works in; HS* is HS rounded up to whole vectors, Tk rows of keys. */
 typedef struct {

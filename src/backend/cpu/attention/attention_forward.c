@@ -236,9 +236,9 @@ static int64_t query_position(const AttentionShape *shape, int64_t t) {
 
 /* Queries that no key here is for keep what they have; without that they have nothing. */
 static void keep_rows(const TileQueries *queries) {
-    for (int64_t i = 0; i < queries->n && queries->y_before != queries->y; i++) {
+    for (int64_t i = 0; i < queries->n; i++) {
         float *y = queries->y + i * queries->y_step;
-        for (int d = 0; d < queries->head_size; d++)
+        for (int d = 0; d < queries->head_size && queries->y_before != queries->y; d++)
             y[d] = queries->y_before ? queries->y_before[i * queries->y_step + d] : 0.0f;
         queries->lse[i] = queries->y_before ? queries->lse_before[i] : -INFINITY;
     }

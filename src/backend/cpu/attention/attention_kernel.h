@@ -29,9 +29,9 @@ typedef struct {
 enum { ATTENTION_MAX_RUNS = 2 };
 
 typedef struct {
-    int64_t B, T;            /* sequences, rows of queries in each */
-    int64_t n_keys;          /* rows of keys and values in each */
-    int64_t n_positions;     /* of a whole sequence, by which dropout draws */
+    int64_t B, T;        /* sequences, rows of queries in each */
+    int64_t n_keys;      /* rows of keys and values in each */
+    int64_t n_positions; /* of a whole sequence, by which dropout draws */
     AttentionRun queries[ATTENTION_MAX_RUNS], keys[ATTENTION_MAX_RUNS]; /* ascending, over all rows */
     int n_query_runs, n_key_runs;
     int n_heads;             /* NH, query heads */

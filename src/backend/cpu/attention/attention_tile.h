@@ -154,7 +154,7 @@ typedef struct {
     const float *keys;   /* [tile][HS][TILE_KEYS], by tile_pack_columns */
     const float *values; /* [n_keys][HS padded], by tile_pack_rows */
     int64_t n_keys;
-    const float *q;      /* [n][HS], q_step apart */
+    const float *q; /* [n][HS], q_step apart */
     int64_t q_step;
     float *y; /* [n][HS], y_step apart */
     int64_t y_step;

@@ -111,12 +111,13 @@ static __global__ void __launch_bounds__(PLACE_THREADS *PLACE_PARTS)
     int64_t each = (n_sequences + blockDim.y - 1) / blockDim.y, first = threadIdx.y * each;
     int64_t end = first + each < n_sequences ? first + each : n_sequences;
     for (int64_t b = first; start && place == 0 && c == 0 && b < end; b++) {
-        int64_t begin = place_of(positions, 0) + start[b], last = place_of(positions, n_positions - 1) + start[b];
+        int64_t begin = place_of(positions, 0) + start[b],
+                last = place_of(positions, n_positions - 1) + start[b];
         if (begin < 0 || last >= n_places) report(fault, FAULT_POSITION, begin < 0 ? begin : last, n_places);
     }
     float sum[VECTOR] = {0};
-    bool is_named = sum_place<T, ALIGNED>(dy + c, start, positions, place, first, end, n_positions, channels,
-                                          n, sum);
+    bool is_named =
+        sum_place<T, ALIGNED>(dy + c, start, positions, place, first, end, n_positions, channels, n, sum);
 #pragma unroll
     for (int k = 0; k < VECTOR; k++) sums[threadIdx.y][k][threadIdx.x] = sum[k];
     is_named = __syncthreads_or(is_named);
