@@ -188,11 +188,17 @@ static bool can_share(const VerifyChoice *choice, const VerifyCase *layout) {
                             (layout->context == CONTEXT_RING || n_ranks <= n_heads));
 }
 
+/* All-to-all has nothing to do with the order in which stages work. */
+static bool is_far_fetched(const VerifyCase *layout) {
+    return layout->context == CONTEXT_ALL_TO_ALL && layout->shape.size[AXIS_PP] > 1 &&
+           (!is_plain(layout) || layout->schedule != SCHEDULE_1F1B);
+}
+
 static bool is_legal(const VerifyChoice *choice, const VerifyCase *layout) {
     const int *size = layout->shape.size;
     ScheduleShape shape = {(int)layout->n_micro_batches, size[AXIS_PP], layout->n_chunks};
     Error none = {0};
-    if (!can_share(choice, layout)) return false;
+    if (!can_share(choice, layout) || is_far_fetched(layout)) return false;
     if (!layout->n_micro_batches || size[AXIS_PP] * layout->n_chunks > layout->n_layers) return false;
     if (size[AXIS_PP] > 1 && schedule_check_shape(layout->schedule, &shape, &none) != STATUS_OK) return false;
     if (size[AXIS_PP] > 1 && schedule_info(layout->schedule)->is_asynchronous && choice->scales_loss)
