@@ -14,8 +14,8 @@
  *
  * Where the layers are split among ranks, every branch is entered and left by communication: `enter` in front
  * of a layer that is split by columns, `leave` behind one that is split by rows. What is added once to the
- * sum that `leave` makes (a bias, the positions) is the first rank's. Where ranks share the sequences, all of it
- * is of this rank's positions, and attention goes to the others for theirs. */
+ * sum that `leave` makes (a bias, the positions) is the first rank's. Where ranks share the sequences, all of
+ * it is of this rank's positions, and attention goes to the others for theirs. */
 #include "model/gpt.h"
 
 #include "ops/ops.h"

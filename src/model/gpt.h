@@ -16,8 +16,8 @@
  * by rows: each all-reduce becomes a reduce-scatter and an all-gather of the same bytes, and these
  * activations shrink by the number of ranks.
  *
- * With context parallelism a rank has some positions of every sequence (gpt_rows), and attention alone knows of
- * the others. */
+ * With context parallelism a rank has some positions of every sequence (gpt_rows), and attention alone knows
+ * of the others. */
 typedef struct {
     Comm *tp;         /* NULL: alone */
     bool by_sequence; /* sequence parallelism, along tp */
@@ -44,7 +44,8 @@ typedef struct {
 /* Inputs and outputs of a recorded forward pass with its loss. */
 typedef struct {
     ParameterTensors parameters;
-    /* (B,T) and (B·T) i32 in PLACE_INPUT, of this rank's positions; a negative target is left out of the loss */
+    /* (B,T) and (B·T) i32 in PLACE_INPUT, of this rank's positions; a negative target is left out of the
+     * loss */
     Tensor *tokens, *targets;
     Tensor *random; /* see ops.h; NULL without dropout */
     Tensor *scale;  /* (1) in PLACE_INPUT: what gradients are multiplied by; NULL unless scales_loss */

@@ -32,8 +32,8 @@ static inline RowPosition row_position(const RowSplit *split, int64_t row) {
                          t < split->head ? split->start[0] + t : split->start[1] + t - split->head};
 }
 
-/* Which positions the T rows of a sequence have: row t has start + t, and from row `head` on `skip` more. {0}:
- * 0, 1, 2, ... */
+/* Which positions the T rows of a sequence have: row t has start + t, and from row `head` on `skip` more.
+ * {0}: 0, 1, 2, ... */
 typedef struct {
     int64_t start, head, skip;
 } RowPositions;
@@ -144,8 +144,8 @@ Tensor *op_attention_cached(Graph *graph, Tensor *qkv, Tensor *start, Tensor *ke
 
 /* ---- attention_part.c -------------------------------------------------------------------------------------
  * attention_part: attention of queries q (B,Tq,NH·HS) over some of the keys and values that they may see, kv
- * (B,Tk,2·NKV·HS): a row holds all key heads, then all value heads. Either has its positions, and a query sees
- * the keys up to its own. What earlier parts have made of other keys, [y and lse], is merged with it by
+ * (B,Tk,2·NKV·HS): a row holds all key heads, then all value heads. Either has its positions, and a query
+ * sees the keys up to its own. What earlier parts have made of other keys, [y and lse], is merged with it by
  * log-sum-exp: with all parts of a sequence y (B,Tq,NH·HS) f32 and lse (B,NH,Tq) are those of `attention`. A
  * query that has seen no key yet has y = 0 and lse = -inf. (q, kv, [random], [y], [lse]) -> y, lse. Dropout
  * draws as that of a sequence of n_positions does. Backward of one part: (dy, q, kv, y, lse, [random]) -> dq,
@@ -206,8 +206,9 @@ enum { RANDOM_SEED_LOW, RANDOM_SEED_HIGH, RANDOM_STEP, RANDOM_FIRST_SEQUENCE, N_
  * pack: the parts of dimension `dim` of x, (outer, size, inner), laid one after the other, each (outer, n,
  * inner); part p is border[p] .. border[p+1]-1 and may be empty. y is (rows, columns of x), or (N,1) where
  * dim is the last. unpack: back to `shape`. What goes to one rank then lies together (parallel/conjugate.h).
- * Each is the other's backward. pack_pieces: a part is several pieces side by side, (outer, n, inner) together:
- * piece i of part p is border[i·n_parts + p] .. border[i·n_parts + p + 1]-1, of n_pieces·n_parts. */
+ * Each is the other's backward. pack_pieces: a part is several pieces side by side, (outer, n, inner)
+ * together: piece i of part p is border[i·n_parts + p] .. border[i·n_parts + p + 1]-1, of
+ * n_pieces·n_parts. */
 enum { PACK_MAX_PARTS = 64, PACK_MAX_PIECES = 3 };
 typedef struct {
     int64_t outer, inner;

@@ -29,16 +29,16 @@ Node *op_all_gather(Graph *graph, Comm *comm, Tensor *data, const int64_t *borde
 Node *op_all_to_all(Graph *graph, Comm *comm, Tensor *out, const int64_t *border, Tensor *in,
                     const int64_t *other_border);
 
-/* Start to send `out` to the rank `distance` after this one and to receive `in` from the one as far before it:
- * round a ring. */
+/* Start to send `out` to the rank `distance` after this one and to receive `in` from the one as far before
+ * it: round a ring. */
 Node *op_shift(Graph *graph, Comm *comm, Tensor *out, Tensor *in, int distance);
 
 /* Wait for what `start` started. */
 Node *op_comm_wait(Graph *graph, const Node *start);
 
-/* Messages between the parts of a program (parallel/pipeline): what one run of a part posts, a later run of it
- * waits for. On a communicator of two ranks and for one direction alone, so that they come in order; `buffer`
- * is in a place that persists. Never captured: a capture waits for all that it starts.
+/* Messages between the parts of a program (parallel/pipeline): what one run of a part posts, a later run of
+ * it waits for. On a communicator of two ranks and for one direction alone, so that they come in order;
+ * `buffer` is in a place that persists. Never captured: a capture waits for all that it starts.
  *
  * The receiver's: wait for a message, posting the receive if none is posted yet; and post the next one, which
  * does not run in the last micro-batch of a step. The sender's: wait for the message before, if there is one;

@@ -35,7 +35,7 @@ const OptionSpec parallel_option_specs[] = {
                "expert parallelism: ranks that divide the experts (not yet available)"),
     OPTION_INT(
         "zero", ParallelOptions, zero, 0, 0, ZERO_STAGES,
-        "ZeRO stage: 1 shards the optimizer state over the ranks of dp, 2 also the gradients, 3 also the weights "
+        "ZeRO stage: 1 shards the optimizer state over the ranks of dp and cp, 2 also the gradients, 3 also the weights "
         "(as FSDP)"),
     OPTION_CHOICE("allreduce", ParallelOptions, all_reduce, DEFAULT_ALGORITHM, comm_algorithm_names,
                   "all-reduce algorithm that sums gradients: one of pgpt's, or the MPI library's own"),

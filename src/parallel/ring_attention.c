@@ -7,9 +7,9 @@
  *                                                its way to i-1
  *
  * The backward begins with what the forward ended with, the keys and values of rank i+1, which are kept, and
- * goes on to those of i+2, ...; so the last that a rank works on are its own, and their gradients have by then
- * come home: n-1 messages of gradients and n-2 of keys and values, and each of them is under way while a part
- * is computed. Gradients travel and are added up in f32.
+ * goes on to those of i+2, ...; so the last that a rank works on are its own, and their gradients have by
+ * then come home: n-1 messages of gradients and n-2 of keys and values, and each of them is under way while a
+ * part is computed. Gradients travel and are added up in f32.
  *
  * Autograd passes all these nodes by. A node that does nothing stands behind them to carry the rule. */
 #include "parallel/ring_attention.h"

@@ -1,7 +1,7 @@
 /* Attention of a sequence that several ranks share (context parallelism), in two ways.
  *
- * **Ring.** Each rank has the queries, keys and values of some positions. Keys and values go round the ring of
- * ranks, and each rank attends to what is there (attention_part) while the next is on its way. For the
+ * **Ring.** Each rank has the queries, keys and values of some positions. Keys and values go round the ring
+ * of ranks, and each rank attends to what is there (attention_part) while the next is on its way. For the
  * backward they go round once more, the other way, with their gradients.
  *
  * A sequence is cut into 2n chunks, of which rank i has i and 2n-1-i: a zig-zag. With plain chunks the last
@@ -32,8 +32,8 @@ ContextRows context_rows(ContextStyle style, int64_t n_positions, int n_ranks, i
 /* The most ranks that a sequence can be shared among: each has a position, or two. */
 int64_t context_most_ranks(ContextStyle style, int64_t n_positions);
 
-/* qkv (B,T,(NH+2·NKV)·HS): this rank's positions of n_positions, by context_rows. y (B,T,NH·HS) as `attention`
- * gives it. On a communicator of one rank it is that. */
+/* qkv (B,T,(NH+2·NKV)·HS): this rank's positions of n_positions, by context_rows. y (B,T,NH·HS) as
+ * `attention` gives it. On a communicator of one rank it is that. */
 Tensor *op_ring_attention(Graph *graph, Comm *comm, Tensor *qkv, Tensor *random, int64_t n_positions,
                           const AttentionAttributes *attributes);
 Tensor *op_exchanged_attention(Graph *graph, Comm *comm, Tensor *qkv, Tensor *random, int64_t n_positions,

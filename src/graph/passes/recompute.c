@@ -10,7 +10,8 @@
  *
  * What communication has brought in the forward is kept, as an activation at a segment's border is: to wait
  * for it twice costs more than its bytes. An all-gather is the exception (is_repeatable): what it brings is
- * larger than what it was made of, which was split among the ranks so that nobody has to keep the whole. */
+ * larger than what it was made of, which was split among the ranks so that nobody has to keep the whole. So
+ * are keys and values that go round a ring. */
 #include "graph/passes/recompute.h"
 #include "graph/op.h"
 

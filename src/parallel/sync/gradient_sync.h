@@ -1,6 +1,6 @@
-/* How the ranks along dp (and cp) keep the same weights: how gradients are summed, where the update stands and how
- * weights are gathered again. One table of functions a strategy, one file each: plain data parallelism and
- * ZeRO 1, 2, 3.
+/* How the ranks along dp (and cp) keep the same weights: how gradients are summed, where the update stands
+ * and how weights are gathered again. One table of functions a strategy, one file each: plain data
+ * parallelism and ZeRO 1, 2, 3.
  *
  *     GradientSync sync = gradient_sync_plan(&options, precision, &flat, arena);
  *     ... record the forward and the backward, gradients in gradient_sync_place(&sync, ...) ...
@@ -47,8 +47,8 @@ typedef struct {
     bool root_saves;   /* rank 0 writes checkpoints alone: the others do not have what is in them */
 } GradientSyncOptions;
 
-/* The ranks that hold the same parameters and sum their gradients, with what reaches their memory: those of dp,
- * which share the batch, and of cp, which share each of its sequences. NULL: alone. */
+/* The ranks that hold the same parameters and sum their gradients, with what reaches their memory: those of
+ * dp, which share the batch, and of cp, which share each of its sequences. NULL: alone. */
 static inline Comm *sync_comm(const GradientSyncOptions *options) {
     return options->mesh ? mesh_sums(options->mesh) : NULL;
 }

@@ -45,11 +45,11 @@ typedef struct {
 } AttentionShape;
 
 /* Weight (b, h, q, k), q and k positions, is kept when random_keep(dropout_key, first_sequence + b, index,
- * threshold) holds, with index = ((first_head + h)·P + q)·(P rounded up to a multiple of 8) + k, P positions in
- * a sequence, so that a random block stays in its row. */
+ * threshold) holds, with index = ((first_head + h)·P + q)·(P rounded up to a multiple of 8) + k, P positions
+ * in a sequence, so that a random block stays in its row. */
 
-/* Where a sequence's queries, keys and values lie: head h of row t at q[t·q_step + h·HS], of keys likewise. The
- * sequences follow each other. */
+/* Where a sequence's queries, keys and values lie: head h of row t at q[t·q_step + h·HS], of keys likewise.
+ * The sequences follow each other. */
 typedef struct {
     const float *q;             /* (B,T,...) */
     const float *keys, *values; /* (B,n_keys,...) */
@@ -67,8 +67,8 @@ size_t attention_forward_scratch_bytes(const AttentionShape *shape, int n_thread
 void attention_forward(const AttentionShape *shape, const AttentionInputs *in, const AttentionOutputs *out,
                        void *scratch, int n_threads);
 
-/* dy (B,T,NH·HS); y and lse of all keys, where these come in parts. dq and dkeys, dvalues are laid out as q and
- * keys, values are, and written or added to. */
+/* dy (B,T,NH·HS); y and lse of all keys, where these come in parts. dq and dkeys, dvalues are laid out as q
+ * and keys, values are, and written or added to. */
 typedef struct {
     const float *dy, *y, *lse;
     float *dq, *dkeys, *dvalues;

@@ -148,8 +148,8 @@ static inline int64_t tile_run(int64_t n, int64_t n_heads, int n_threads) {
     return (n_tiles + wanted - 1) / wanted * TILE_QUERIES;
 }
 
-/* The queries of one head that a call of tile_attend handles, and the packed keys and values they look at: the
- * first first_position + 1 + i of them, for query i, but no more than there are. */
+/* The queries of one head that a call of tile_attend handles, and the packed keys and values they look at:
+ * the first first_position + 1 + i of them, for query i, but no more than there are. */
 typedef struct {
     const float *keys;   /* [tile][HS][TILE_KEYS], by tile_pack_columns */
     const float *values; /* [n_keys][HS padded], by tile_pack_rows */
