@@ -14,7 +14,8 @@
  *
  * Where the layers are split among ranks, every branch is entered and left by communication: `enter` in front
  * of a layer that is split by columns, `leave` behind one that is split by rows. What is added once to the
- * sum that `leave` makes (a bias, the positions) is the first rank's. */
+ * sum that `leave` makes (a bias, the positions) is the first rank's. With --tp-style row each linear layer is
+ * split for itself, by rows (inputs), and its sum makes everything behind it whole on every rank again. */
 #include "model/gpt.h"
 
 #include "ops/ops.h"
@@ -64,11 +65,16 @@ static bool is_split(const Writer *r) {
     return r->split.tp && r->split.tp->size > 1;
 }
 
+/* Every linear layer for itself, by its inputs: all else is whole on every rank. */
+static bool is_split_by_inputs(const Writer *r) {
+    return is_split(r) && r->split.style == TENSOR_ROW;
+}
+
 /* What this rank has of the model. */
 static void set_split(Writer *r, const GptSplit *split) {
     r->split = *split;
     int n_ranks = is_split(r) ? split->tp->size : 1, rank = is_split(r) ? split->tp->rank : 0;
-    r->heads = shard_heads(r->config, n_ranks, rank);
+    r->heads = is_split_by_inputs(r) ? shard_heads(r->config, 1, 0) : shard_heads(r->config, n_ranks, rank);
     if (!is_split(r) || !split->by_sequence) return;
     int64_t first = shard_span(r->B * r->T, n_ranks, rank).first;
     r->rows = (RowSplit){.first = first, .length = r->T, .head = r->T};
@@ -112,9 +118,59 @@ static Tensor *record_norm(Writer *r, Stream *x, ParameterRole weight, Parameter
                     : op_rmsnorm(r->graph, x->sum, w, NORM_EPSILON);
 }
 
+/* In front of a branch, and behind it: where layers are split by inputs, each sees to itself. */
+static Tensor *enter_branch(Writer *r, Tensor *x) {
+    return is_split_by_inputs(r) ? x : enter(r, x);
+}
+
+static Tensor *leave_branch(Writer *r, Tensor *x) {
+    return is_split_by_inputs(r) ? x : leave(r, x);
+}
+
+/* This rank's columns of x (B,T,C), which all ranks have whole: (B,T,n). Its gradient is gathered. */
+static Tensor *record_columns(Writer *r, Tensor *x, ShardSpan *span) {
+    Graph *graph = r->graph;
+    int n_ranks = r->split.tp->size;
+    int64_t columns = shape_columns(x->shape), rows = shape_rows(x->shape), border[PACK_MAX_PARTS + 1];
+    if (!graph_check(graph, n_ranks <= PACK_MAX_PARTS, "columns: more than %d ranks", PACK_MAX_PARTS))
+        return graph->nothing;
+    int64_t *element = ARENA_ARRAY(&graph->arena, int64_t, n_ranks + 1);
+    for (int rank = 0; rank <= n_ranks; rank++) {
+        border[rank] = rank < n_ranks ? shard_span(columns, n_ranks, rank).first : columns;
+        element[rank] = rows * border[rank];
+    }
+    *span = shard_span(columns, n_ranks, r->split.tp->rank);
+    Tensor *packed = op_pack(graph, x, x->shape.n_dims - 1, n_ranks, border);
+    Tensor *mine = op_parallel_split(graph, r->split.tp, packed, element);
+    const char *name = arena_printf(&graph->arena, "%s.columns", x->name);
+    return graph_view(graph, mine, SHAPE(r->B, r->T, span->n), 0, name);
+}
+
+/* W · x, split by inputs: the product of this rank's columns of both, summed over the ranks. */
+static Tensor *record_input_linear(Writer *r, Tensor *x, ParameterRole weight, ParameterRole bias,
+                                   Activation activation, int block) {
+    Graph *graph = r->graph;
+    ShardSpan span = {0};
+    int64_t n_outputs = parameter_find(r->parameters.table, weight, block)->whole.dim[0];
+    Tensor *columns = record_columns(r, x, &span);
+    Tensor *part = span.n ? op_linear(graph, columns, parameter(r, weight, block), parameter(r, bias, block),
+                                      NULL, ACTIVATION_NONE)
+                          : op_blank(graph, columns, SHAPE(r->B, r->T, n_outputs));
+    Tensor *y = op_parallel_sum(graph, r->split.tp, part);
+    return activation == ACTIVATION_NONE ? y : op_gelu(graph, y, activation);
+}
+
+/* The first layer of a pair, from what this rank has of it. */
+static Tensor *record_linear(Writer *r, Tensor *x, ParameterRole weight, ParameterRole bias,
+                             Activation activation, int block) {
+    if (is_split_by_inputs(r)) return record_input_linear(r, x, weight, bias, activation, block);
+    return op_linear(r->graph, x, parameter(r, weight, block), parameter(r, bias, block), NULL, activation);
+}
+
 /* W · branch, from what this rank has of both; NULL: nothing, of what it has entered. */
 static Tensor *record_projection(Writer *r, Tensor *branch, Tensor *entered, ParameterRole weight,
                                  ParameterRole bias, Tensor *residual, int block) {
+    if (is_split_by_inputs(r)) return record_input_linear(r, branch, weight, bias, ACTIVATION_NONE, block);
     if (!branch) return op_blank(r->graph, entered, SHAPE(r->B, r->T, r->config->n_channels));
     return op_linear(r->graph, branch, parameter(r, weight, block), parameter(r, bias, block), residual,
                      ACTIVATION_NONE);
@@ -125,7 +181,7 @@ static void record_residual(Writer *r, Stream *x, Tensor *branch, Tensor *entere
                             ParameterRole bias, int block, int site) {
     bool is_fused = !r->random && !is_split(r); /* the addition is part of the linear layer */
     Tensor *y = record_projection(r, branch, entered, weight, bias, is_fused ? x->sum : NULL, block);
-    y = leave(r, y);
+    y = leave_branch(r, y);
     if (r->random) {
         x->branch = y;
         x->site = dropout_site(block, site);
@@ -152,8 +208,7 @@ static Tensor *record_heads(Writer *r, Tensor *h, int block) {
         n_kv_heads = (int)r->heads.key.n;
     if (!n_heads) return NULL;
     Tensor *qkv =
-        op_linear(r->graph, h, parameter(r, ROLE_QKV_WEIGHT, block), parameter(r, ROLE_QKV_BIAS, block), NULL,
-                  ACTIVATION_NONE); /* (B,T,(NH+2·NKV)·HS) */
+        record_linear(r, h, ROLE_QKV_WEIGHT, ROLE_QKV_BIAS, ACTIVATION_NONE, block); /* (B,T,(NH+2·NKV)·HS) */
     if (config->position == POSITION_ROTARY) {
         RotaryAttributes rotary = {.n_heads = n_heads,
                                    .n_kv_heads = n_kv_heads,
@@ -174,7 +229,7 @@ static Tensor *record_heads(Writer *r, Tensor *h, int block) {
 }
 
 static void record_attention(Writer *r, Stream *x, int block) {
-    Tensor *h = enter(r, record_norm(r, x, ROLE_NORM1_WEIGHT, ROLE_NORM1_BIAS, block));
+    Tensor *h = enter_branch(r, record_norm(r, x, ROLE_NORM1_WEIGHT, ROLE_NORM1_BIAS, block));
     record_residual(r, x, record_heads(r, h, block), h, ROLE_ATTENTION_OUT_WEIGHT, ROLE_ATTENTION_OUT_BIAS,
                     block, SITE_ATTENTION_OUT);
 }
@@ -183,15 +238,13 @@ static void record_attention(Writer *r, Stream *x, int block) {
 static Tensor *record_hidden(Writer *r, Tensor *h, int block) {
     static const Activation activations[] = {ACTIVATION_GELU_TANH, ACTIVATION_GELU_ERF, ACTIVATION_NONE};
     const ModelConfig *config = r->config;
-    Tensor *weight = parameter(r, ROLE_FC_WEIGHT, block);
-    if (!weight) return NULL;
-    h = op_linear(r->graph, h, weight, parameter(r, ROLE_FC_BIAS, block), NULL,
-                  activations[config->mlp]); /* (B,T,4C) */
+    if (!is_split_by_inputs(r) && !parameter(r, ROLE_FC_WEIGHT, block)) return NULL;
+    h = record_linear(r, h, ROLE_FC_WEIGHT, ROLE_FC_BIAS, activations[config->mlp], block); /* (B,T,4C) */
     return config->mlp == MLP_SWIGLU ? op_swiglu(r->graph, h) : h;
 }
 
 static void record_mlp(Writer *r, Stream *x, int block) {
-    Tensor *h = enter(r, record_norm(r, x, ROLE_NORM2_WEIGHT, ROLE_NORM2_BIAS, block));
+    Tensor *h = enter_branch(r, record_norm(r, x, ROLE_NORM2_WEIGHT, ROLE_NORM2_BIAS, block));
     record_residual(r, x, record_hidden(r, h, block), h, ROLE_PROJ_WEIGHT, ROLE_PROJ_BIAS, block,
                     SITE_MLP_OUT);
 }

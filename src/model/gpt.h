@@ -15,8 +15,9 @@
  * by rows: each all-reduce becomes a reduce-scatter and an all-gather of the same bytes, and these
  * activations shrink by the number of ranks. */
 typedef struct {
-    Comm *tp;         /* NULL: alone */
-    bool by_sequence; /* sequence parallelism, along tp */
+    Comm *tp;          /* NULL: alone */
+    TensorStyle style; /* TENSOR_ROW: each linear layer by its inputs, the rest whole on every rank */
+    bool by_sequence;  /* sequence parallelism, along tp; not with TENSOR_ROW */
 } GptSplit;
 
 typedef struct {

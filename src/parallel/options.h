@@ -4,10 +4,12 @@
 
 #include "base/options/options.h"
 #include "parallel/mesh.h"
+#include "parallel/tensor_style.h"
 
 typedef struct {
     int64_t size[N_AXES]; /* of the mesh; 0 for dp: what is left */
-    bool by_sequence;     /* sequence parallelism, along tp */
+    bool by_sequence;     /* sequence parallelism, along tp; not with TENSOR_ROW */
+    int tensor_style;     /* TensorStyle, of tp */
     int schedule;         /* ScheduleKind, of pp */
     int64_t n_chunks;     /* parts of the model on each stage; 0: the schedule's own number */
     const char *stages;   /* blocks of each part; "": balanced */

@@ -127,7 +127,10 @@ static bool is_alone(const GradientSyncOptions *sync) {
 static GptSplit split_of(const StepOptions *options) {
     const Mesh *mesh = options->sync.mesh;
     if (!mesh || mesh->shape.size[AXIS_TP] == 1) return (GptSplit){0};
-    return (GptSplit){.tp = mesh_comm(mesh, AXIS_TP), .by_sequence = options->by_sequence};
+    TensorStyle style = options->part ? options->part->style : TENSOR_COLUMN;
+    return (GptSplit){.tp = mesh_comm(mesh, AXIS_TP),
+                      .style = style,
+                      .by_sequence = options->by_sequence && style == TENSOR_COLUMN};
 }
 
 /* Of parameters that several ranks of tp hold: the parts of their gradients. */
@@ -432,6 +435,10 @@ static Status sum_number(const GradientSyncOptions *sync, double *number, Error 
     if (is_alone(sync) || sync->is_async) return STATUS_OK;
     if (sync->mesh->coordinate[AXIS_TP] > 0) *number = 0.0;
     return comm_all_reduce(sync->mesh->world, number, 1, COMM_F64, COMM_SUM, error);
+}
+
+Status train_step_sum_number(const TrainStep *step, double *number, Error *error) {
+    return sum_number(&step->options.sync, number, error);
 }
 
 /* When the executor has done n_started sections. */

@@ -35,7 +35,7 @@ typedef struct {
     /* Pipeline parallelism: this rank's place, and which chunks of the model it has; NULL: all of it. */
     const Pipeline *pipeline;
     const ParameterPart *part;
-    bool by_sequence;   /* sequence parallelism, where layers are split (tp) */
+    bool by_sequence;   /* sequence parallelism, where layers are split (tp); not with TENSOR_ROW */
     int64_t loss_chunk; /* tokens whose logits are in memory at a time, 0 for as many as seem good */
     uint64_t seed;
     GradientSyncOptions sync;  /* {0}: one process */
@@ -184,6 +184,10 @@ Status train_step_initialise(TrainStep *step, const ParameterTable *table, uint6
 /* What a checkpoint takes for the weights: the master weights where there are. By
  * step->sync.parameters_saved. */
 const Tensor *train_step_weights(const TrainStep *step);
+
+/* The sum over all ranks of a number that each has a part of, its loss say: what a step sends behind its
+ * program. */
+Status train_step_sum_number(const TrainStep *step, double *number, Error *error);
 
 /* How its layers are split among ranks. */
 GptSplit train_step_split(const TrainStep *step);

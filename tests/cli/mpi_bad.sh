@@ -25,6 +25,9 @@ no "/--zero wants a whole number between 0 and 3, got '4'/" 2 --zero 4
 no '/--cp 2: this version has no context parallelism, which divides positions among ranks; leave it out, and ranks divide the batch/' 2 --cp 2
 no '/--tp 3 does not divide the 4 ranks of this run; start a multiple/' 4 --tp 3
 no '/--sequence-parallel means something only with --tp 2 or more; leave it out/' 2 --no-sequence-parallel
+no '/--tp-style means something only with --tp 2 or more; leave it out/' 2 --tp-style row
+no '/--tp-style row has all rows on every rank, and --sequence-parallel divides them; leave one out/' 2 --tp 2 --tp-style row --sequence-parallel
+no '/--ranks-per-host means something only with --print-mesh; leave it out/' 2 --ranks-per-host 2
 no '/--sync local is of whole models, and --tp 2 divides each among ranks; leave one out/' 4 --tp 2 --sync local
 no '/--eager-update is for one process/' 2 --tp 2 --eager-update --clip 0
 no "/--pp 2 makes more stages than the model's 1 blocks; choose --pp 1, or --layers 2/" 2 --pp 2

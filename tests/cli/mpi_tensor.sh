@@ -26,6 +26,7 @@ done <<END
 3 --tp 3 --no-sequence-parallel --recompute 1
 4 --tp 4
 6 --tp 3 --zero 3 --micro-batch 2
+5 --tp 5 --tp-style row
 END
 
 # What a rank holds: the parts of two ranks are a little more than half of the whole; the model is reported as it is.
@@ -48,3 +49,21 @@ ranks 2 "${small[@]}" --tp 2 --print-program
 { grep -q reduce_scatter_start out && grep -q all_gather_start out; } || fail "no sequence parallelism: $(head -n 30 out)"
 ranks 2 "${small[@]}" --tp 2 --no-sequence-parallel --print-program
 { grep -q all_reduce_start out && ! grep -q reduce_scatter_start out; } || fail "rows are split: $(head -n 30 out)"
+
+# The naive style: twice as many sums in the forward, a checkpoint of any other, and all rows everywhere.
+sums() { grep -Ec '^ *[0-9]+ +forward +all_reduce_start' out; }
+column=$(sums)
+ranks 2 "${small[@]}" --tp 2 --tp-style row --print-program
+(($(sums) == 2 * column - 1)) || fail "$(sums) sums, $column in the other style" # the embedding's is the same
+cp -r ranks-2 from-column
+ranks 4 train --resume from-column --steps 25 --tp 2 --pp 2 --tp-style row --zero 1 --sample-tokens 0
+ranks 2 train --resume from-column --steps 30 --tp 2 --tp-style column
+close_numbers 1e-4 "$(column whole loss)" "$(column from-column loss)"
+
+# What a step sends: counted by the ranks together, or by one process for them all.
+ranks 4 "${small[@]}" --tp 2 --zero 3 --print-mesh --ranks-per-host 2 --json
+cp out together
+pgpt "${small[@]}" --tp 2 --dp 2 --zero 3 --print-mesh --ranks-per-host 2 --json
+cmp -s out together || fail "one process counts something else: $(diff out together)"
+grep -Eq '^tp  *all-gather .* 0$' out || fail "tensor parallelism leaves the host: $(cat out)"
+grep -Eq '^dp  *reduce-scatter .* ([0-9]+) +[0-9]+ +\1$' out || fail "dp does not: $(cat out)"
