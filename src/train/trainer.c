@@ -114,7 +114,7 @@ static Status build_table(Trainer *trainer, Error *error) {
     return parameters_build_part(&trainer->table, setup->config, setup->part ? setup->part : &whole, error);
 }
 
-Status trainer_plan(Trainer *trainer, const TrainerSetup *setup, Error *error) {
+Status trainer_plan_step(Trainer *trainer, const TrainerSetup *setup, Error *error) {
     *trainer = (Trainer){.setup = *setup,
                          .validation_loss = NAN,
                          .last = {.loss = NAN, .validation_loss = NAN, .rate = NAN, .gradient_norm = NAN}};
@@ -122,8 +122,12 @@ Status trainer_plan(Trainer *trainer, const TrainerSetup *setup, Error *error) {
     TRY(build_table(trainer, error));
     StepOptions options = step_options(setup);
     set_async(setup, &options.sync);
-    TRY(train_step_plan(&trainer->step, setup->config, &trainer->table, &options, setup->optimizer,
-                        setup->backend, error));
+    return train_step_plan(&trainer->step, setup->config, &trainer->table, &options, setup->optimizer,
+                           setup->backend, error);
+}
+
+Status trainer_plan(Trainer *trainer, const TrainerSetup *setup, Error *error) {
+    TRY(trainer_plan_step(trainer, setup, error));
     device_require(&trainer->memory, &trainer->step.program.plan);
     TRY(plan_evaluation(trainer, error));
     plan_saver(trainer);
