@@ -471,7 +471,7 @@ GptDecode gpt_record_decode(const ModelConfig *config, const ParameterTable *tab
                 .T = T,
                 .capacity = options->capacity,
                 .dtype = options->dtype};
-    set_split(&r, &(GptSplit){.tp = options->split.tp});
+    set_split(&r, &(GptSplit){.tp = options->split.tp, .style = options->split.style});
     Tensor *x = record_body(&r, decode.tokens);
     Tensor *last = T == 1 ? graph_view(graph, x, SHAPE(B, config->n_channels), 0, "last")
                           : op_gather(graph, x, decode.rows); /* (B,C) */
