@@ -181,6 +181,7 @@ static Status refuse_ignored(const TrainRun *run, Error *error) {
         {"streams", "--device cuda", device_takes_gpu(run->values.train.device)},
         {"ranks-per-host", "--print-mesh", run->values.call.print_mesh},
         {"tp-style", "--tp 2 or more", run->values.parallel.size[AXIS_TP] > 1},
+        {"tp-chunks", "--tp 2 or more", run->values.parallel.size[AXIS_TP] > 1},
         {"sequence-parallel", "--tp 2 or more", run->values.parallel.size[AXIS_TP] > 1},
         {"schedule", "--pp 2 or more", train_has_pipeline(run)},
         {"chunks", "--pp 2 or more", train_has_pipeline(run)},
@@ -226,6 +227,14 @@ static Status check_ranks(TrainRun *run, Error *error) {
     if (values->parallel.tensor_style == TENSOR_ROW && n_tensor > 1 && asks_sequence)
         return error_user(error, "--tp-style row has all rows on every rank, and --sequence-parallel divides "
                                  "them; leave one out");
+    if (values->parallel.tensor_chunks > 1 && n_tensor > 1 && train_has_pipeline(run))
+        return error_user(error,
+                          "--tp-chunks %lld is of layers that one stage has all of, and in a pipeline "
+                          "micro-batches are in flight already; leave it out, or --pp",
+                          (long long)values->parallel.tensor_chunks);
+    if (values->parallel.tensor_chunks > 1 && n_tensor > 1 && values->parallel.tensor_style == TENSOR_ROW)
+        return error_user(error, "--tp-chunks %lld overlaps the messages of --tp-style column; leave one out",
+                          (long long)values->parallel.tensor_chunks);
     if (n_tensor > values->model.vocabulary || n_tensor > PACK_MAX_PARTS) {
         int64_t most = values->model.vocabulary < PACK_MAX_PARTS ? values->model.vocabulary : PACK_MAX_PARTS;
         return error_user(error,

@@ -33,6 +33,7 @@ typedef struct {
     Tensor *caches;                  /* of all blocks, keys before values; NULL: attention within the batch */
     Tensor *key_cache, *value_cache; /* of the block being recorded */
     int64_t B, T, capacity;
+    int64_t first_sequence; /* of the micro-batch: those before it are other parts' */
     GptSplit split;
     ShardHeads heads; /* of this rank */
     RowSplit rows;    /* of the residual stream that are here; {0}: all */
@@ -47,6 +48,14 @@ typedef struct {
     Tensor *branch; /* NULL: none */
     int site;       /* of the branch's dropout */
 } Stream;
+
+/* Some of a micro-batch's sequences. Where there are several such parts, the messages of one travel while
+ * another is computed. */
+typedef struct {
+    Writer r;
+    Stream x;
+    ParallelFlight entering, leaving; /* under way */
+} Part;
 
 /* Where dropout happens; together with the block it names a random stream. */
 enum { SITE_EMBEDDING, SITE_ATTENTION, SITE_ATTENTION_OUT, SITE_MLP_OUT, SITES_PER_BLOCK };
@@ -81,18 +90,21 @@ static void set_split(Writer *r, const GptSplit *split) {
 }
 
 /* In front of layers that the ranks share: all rows of x, on every rank. */
-static Tensor *enter(Writer *r, Tensor *x) {
-    if (!is_split(r)) return x;
-    if (!r->split.by_sequence) return op_parallel_copy(r->graph, r->split.tp, x);
-    Shape shape = SHAPE(r->B, r->T, r->config->n_channels);
-    return op_parallel_all_gather(r->graph, r->split.tp, x, shape, NULL);
+static ParallelFlight enter(Writer *r, Tensor *x) {
+    Graph *graph = r->graph;
+    Comm *tp = r->split.tp;
+    if (!is_split(r)) return (ParallelFlight){.y = x};
+    if (r->split.by_sequence)
+        return op_parallel_start_all_gather(graph, tp, x, SHAPE(r->B, r->T, r->config->n_channels), NULL);
+    return r->split.n_parts > 1 ? op_parallel_start_copy(graph, tp, x)
+                                : (ParallelFlight){.y = op_parallel_copy(graph, tp, x)};
 }
 
 /* Behind them: the sum of what the ranks have made of x; all of it, or this rank's rows. */
-static Tensor *leave(Writer *r, Tensor *x) {
-    if (!is_split(r)) return x;
-    return r->split.by_sequence ? op_parallel_reduce_scatter(r->graph, r->split.tp, x, NULL)
-                                : op_parallel_sum(r->graph, r->split.tp, x);
+static ParallelFlight leave(Writer *r, Tensor *x) {
+    if (!is_split(r)) return (ParallelFlight){.y = x};
+    return r->split.by_sequence ? op_parallel_start_reduce_scatter(r->graph, r->split.tp, x, NULL)
+                                : op_parallel_start_sum(r->graph, r->split.tp, x);
 }
 
 static Tensor *record_dropout(Writer *r, Tensor *x, int site) {
@@ -119,12 +131,12 @@ static Tensor *record_norm(Writer *r, Stream *x, ParameterRole weight, Parameter
 }
 
 /* In front of a branch, and behind it: where layers are split by inputs, each sees to itself. */
-static Tensor *enter_branch(Writer *r, Tensor *x) {
-    return is_split_by_inputs(r) ? x : enter(r, x);
+static ParallelFlight enter_branch(Writer *r, Tensor *x) {
+    return is_split_by_inputs(r) ? (ParallelFlight){.y = x} : enter(r, x);
 }
 
-static Tensor *leave_branch(Writer *r, Tensor *x) {
-    return is_split_by_inputs(r) ? x : leave(r, x);
+static ParallelFlight leave_branch(Writer *r, Tensor *x) {
+    return is_split_by_inputs(r) ? (ParallelFlight){.y = x} : leave(r, x);
 }
 
 /* This rank's columns of x (B,T,C), which all ranks have whole: (B,T,n). Its gradient is gathered. */
@@ -176,16 +188,17 @@ static Tensor *record_projection(Writer *r, Tensor *branch, Tensor *entered, Par
                      ACTIVATION_NONE);
 }
 
-/* x + dropout(W · branch) */
-static void record_residual(Writer *r, Stream *x, Tensor *branch, Tensor *entered, ParameterRole weight,
-                            ParameterRole bias, int block, int site) {
-    bool is_fused = !r->random && !is_split(r); /* the addition is part of the linear layer */
-    Tensor *y = record_projection(r, branch, entered, weight, bias, is_fused ? x->sum : NULL, block);
-    y = leave_branch(r, y);
+/* Is the residual addition part of the linear layer? */
+static bool is_fused(const Writer *r) {
+    return !r->random && !is_split(r);
+}
+
+/* x + dropout(y), y being what a branch has made. */
+static void record_residual(Writer *r, Stream *x, Tensor *y, int block, int site) {
     if (r->random) {
         x->branch = y;
         x->site = dropout_site(block, site);
-    } else if (is_fused) {
+    } else if (is_fused(r)) {
         x->sum = y;
     } else {
         x->sum = op_add(r->graph, x->sum, y);
@@ -228,12 +241,6 @@ static Tensor *record_heads(Writer *r, Tensor *h, int block) {
                : op_attention(r->graph, qkv, r->random, &attention); /* (B,T,NH·HS) */
 }
 
-static void record_attention(Writer *r, Stream *x, int block) {
-    Tensor *h = enter_branch(r, record_norm(r, x, ROLE_NORM1_WEIGHT, ROLE_NORM1_BIAS, block));
-    record_residual(r, x, record_heads(r, h, block), h, ROLE_ATTENTION_OUT_WEIGHT, ROLE_ATTENTION_OUT_BIAS,
-                    block, SITE_ATTENTION_OUT);
-}
-
 /* This rank's hidden channels of h (B,T,C); NULL: it has none. */
 static Tensor *record_hidden(Writer *r, Tensor *h, int block) {
     static const Activation activations[] = {ACTIVATION_GELU_TANH, ACTIVATION_GELU_ERF, ACTIVATION_NONE};
@@ -241,12 +248,6 @@ static Tensor *record_hidden(Writer *r, Tensor *h, int block) {
     if (!is_split_by_inputs(r) && !parameter(r, ROLE_FC_WEIGHT, block)) return NULL;
     h = record_linear(r, h, ROLE_FC_WEIGHT, ROLE_FC_BIAS, activations[config->mlp], block); /* (B,T,4C) */
     return config->mlp == MLP_SWIGLU ? op_swiglu(r->graph, h) : h;
-}
-
-static void record_mlp(Writer *r, Stream *x, int block) {
-    Tensor *h = enter_branch(r, record_norm(r, x, ROLE_NORM2_WEIGHT, ROLE_NORM2_BIAS, block));
-    record_residual(r, x, record_hidden(r, h, block), h, ROLE_PROJ_WEIGHT, ROLE_PROJ_BIAS, block,
-                    SITE_MLP_OUT);
 }
 
 /* Views of one tensor, as parameters are, so that an operation that works on many of them can name them
@@ -273,32 +274,114 @@ static ShardSpan token_span(const Writer *r) {
     return (ShardSpan){table->shard.box[0].box.offset[0], table->shard.box[0].box.shape.dim[0]};
 }
 
-/* (B,T) tokens to (B,T,C), or to this rank's rows of it. */
-static Stream record_embedding(Writer *r, Tensor *tokens) {
+/* (B,T) tokens to (B,T,C). */
+static Tensor *record_embedding(Writer *r, Tensor *tokens) {
     ShardSpan span = token_span(r);
     EmbeddingAttributes attributes = {
         .first_token = span.first, .n_tokens = span.n, .n_all = r->config->vocabulary};
-    Tensor *embedded = op_embedding_part(r->graph, tokens, parameter(r, ROLE_TOKEN_TABLE, NO_BLOCK),
-                                         parameter(r, ROLE_POSITION_TABLE, NO_BLOCK), r->start, &attributes);
-    return (Stream){.sum = record_dropout(r, leave(r, embedded), dropout_site(NO_BLOCK, SITE_EMBEDDING))};
+    return op_embedding_part(r->graph, tokens, parameter(r, ROLE_TOKEN_TABLE, NO_BLOCK),
+                             parameter(r, ROLE_POSITION_TABLE, NO_BLOCK), r->start, &attributes);
 }
 
-static void record_blocks(Writer *r, Stream *x, int first, int end) {
-    for (int block = first; block < end; block++) {
-        if (r->segment && block % r->segment == 0) record_border(r, x);
-        r->graph->block = block;
-        record_caches(r, block);
-        record_attention(r, x, block);
-        record_mlp(r, x, block);
+/* The same of all parts, or this rank's rows of it: where their streams begin. */
+static void record_embeddings(Part *parts, int n_parts, Tensor *tokens) {
+    for (int i = 0; i < n_parts; i++) {
+        Writer *r = &parts[i].r;
+        Tensor *own = n_parts == 1 ? tokens
+                                   : graph_view(r->graph, tokens, SHAPE(r->B, r->T), r->first_sequence * r->T,
+                                                "tokens.part");
+        parts[i].leaving = leave(r, record_embedding(r, own));
+    }
+    for (int i = 0; i < n_parts; i++) {
+        Writer *r = &parts[i].r;
+        Tensor *embedded = op_parallel_finish(r->graph, &parts[i].leaving);
+        int site = dropout_site(NO_BLOCK, SITE_EMBEDDING);
+        parts[i].x = (Stream){.sum = record_dropout(r, embedded, site)};
+    }
+}
+
+/* A block is two halves, attention and MLP, each
+ *
+ *     begin    the norm, and on the way into the split layers
+ *     run      the branch, and on the way out of them
+ *     end      the addition to the stream
+ */
+static const struct {
+    ParameterRole norm_weight, norm_bias, weight, bias;
+    int site;
+} halves[] = {
+    {ROLE_NORM1_WEIGHT, ROLE_NORM1_BIAS, ROLE_ATTENTION_OUT_WEIGHT, ROLE_ATTENTION_OUT_BIAS,
+     SITE_ATTENTION_OUT},
+    {ROLE_NORM2_WEIGHT, ROLE_NORM2_BIAS, ROLE_PROJ_WEIGHT, ROLE_PROJ_BIAS, SITE_MLP_OUT},
+};
+
+static void begin_half(Part *part, int half) {
+    Writer *r = &part->r;
+    int block = half / 2, kind = half % 2;
+    r->graph->block = block;
+    if (kind == 0) record_caches(r, block);
+    part->entering =
+        enter_branch(r, record_norm(r, &part->x, halves[kind].norm_weight, halves[kind].norm_bias, block));
+}
+
+static void run_half(Part *part, int half) {
+    Writer *r = &part->r;
+    int block = half / 2, kind = half % 2;
+    r->graph->block = block;
+    Tensor *h = op_parallel_finish(r->graph, &part->entering);
+    Tensor *branch = kind == 0 ? record_heads(r, h, block) : record_hidden(r, h, block);
+    Tensor *y = record_projection(r, branch, h, halves[kind].weight, halves[kind].bias,
+                                  is_fused(r) ? part->x.sum : NULL, block);
+    part->leaving = leave_branch(r, y);
+}
+
+static void end_half(Part *part, int half) {
+    Writer *r = &part->r;
+    r->graph->block = half / 2;
+    Tensor *y = op_parallel_finish(r->graph, &part->leaving);
+    record_residual(r, &part->x, y, half / 2, halves[half % 2].site);
+}
+
+/* Halves first .. end - 1 of blocks, of all parts in turn. A part is at the border between two halves, where its
+ * messages are, while the next one is computed:
+ *
+ *     part 0   run 0  out    end 0, begin 1, in     run 1  ...
+ *     part 1          run 0                  out    end 0, begin 1, in    run 1
+ */
+static void record_halves(Part *parts, int n_parts, int first, int end) {
+    int n_runs = (end - first) * n_parts, lag = n_parts > 1 ? 1 : 0;
+    for (int i = 0; i < n_parts; i++) begin_half(&parts[i], first);
+    for (int i = 0; i < n_runs + lag; i++) {
+        if (i < n_runs) run_half(&parts[i % n_parts], first + i / n_parts);
+        if (i < lag) continue;
+        Part *part = &parts[(i - lag) % n_parts];
+        int half = first + (i - lag) / n_parts;
+        end_half(part, half);
+        if (half + 1 < end) begin_half(part, half + 1);
+    }
+}
+
+/* Parts meet where activations are forgotten from (a segment), or after every block, where its weights are
+ * gathered. */
+static void record_blocks(Part *parts, int n_parts, int first, int end) {
+    const Writer *r = &parts[0].r;
+    int together = r->segment ? (int)r->segment : r->split.by_block || n_parts == 1 ? 1 : end;
+    for (int from = first, to; from < end; from = to) {
+        to = (from / together + 1) * together;
+        if (to > end) to = end;
+        for (int i = 0; r->segment && from % r->segment == 0 && i < n_parts; i++)
+            record_border(&parts[i].r, &parts[i].x);
+        record_halves(parts, n_parts, 2 * from, 2 * to);
     }
     r->graph->block = NO_BLOCK;
 }
 
 /* Everything up to the head: (B,T) tokens to (B,T,C). */
-static Tensor *record_body(Writer *r, Tensor *tokens) {
-    Stream x = record_embedding(r, tokens);
-    record_blocks(r, &x, 0, (int)r->config->n_layers);
-    return record_norm(r, &x, ROLE_FINAL_NORM_WEIGHT, ROLE_FINAL_NORM_BIAS, NO_BLOCK);
+static Tensor *record_body(const Writer *r, Tensor *tokens) {
+    Part part = {.r = *r};
+    record_embeddings(&part, 1, tokens);
+    record_blocks(&part, 1, 0, (int)r->config->n_layers);
+    return record_norm(&part.r, &part.x, ROLE_FINAL_NORM_WEIGHT, ROLE_FINAL_NORM_BIAS, NO_BLOCK);
 }
 
 static Tensor *head_weight(const Writer *r) {
@@ -307,12 +390,11 @@ static Tensor *head_weight(const Writer *r) {
 
 /* Logits are by far the largest activation; the device says how many bytes of them at a time keep GEMMs
  * efficient. */
-static int64_t chosen_chunk_rows(const GptLossOptions *options, int64_t n_classes) {
+static int64_t chosen_chunk_rows(const GptLossOptions *options, int64_t n_rows, int64_t n_classes) {
     enum { FEWEST_ROWS = 64, MOST_CHUNKS = 1024 };
     const BackendTraits *traits = options->traits ? options->traits : &TRAITS_HOST;
     size_t a_number = dtype_info(options->dtype)->n_bytes;
     if (a_number < traits->loss_number_bytes) a_number = traits->loss_number_bytes;
-    int64_t n_rows = options->B * options->T;
     int64_t rows = (int64_t)(traits->loss_chunk_bytes / a_number) / (n_classes > 0 ? n_classes : 1);
     if (rows < FEWEST_ROWS) rows = FEWEST_ROWS;
     int64_t n_chunks = (n_rows + rows - 1) / rows;
@@ -338,22 +420,40 @@ static void record_entropy(Writer *r, Tensor *x, Tensor *targets, Tensor *losses
     op_split_entropy(graph, logits, targets, parts, scale, losses, &entropy);
 }
 
-/* The head and the loss of x (B,T,C), by chunks of rows. */
+/* The head and the losses of x (B,T,C), by chunks of rows. */
 static void record_head(Writer *r, Tensor *x, const GptLossOptions *options, GptLoss *loss) {
     Graph *graph = r->graph;
     ShardSpan span = token_span(r);
-    int64_t n_rows = options->B * options->T, channels = r->config->n_channels;
+    int64_t n_rows = r->B * r->T, channels = r->config->n_channels, before = r->first_sequence * r->T;
     int64_t chunk =
-        options->loss_chunk_tokens ? options->loss_chunk_tokens : chosen_chunk_rows(options, span.n);
+        options->loss_chunk_tokens ? options->loss_chunk_tokens : chosen_chunk_rows(options, n_rows, span.n);
     float scale = (float)options->loss_scale;
     for (int64_t first = 0; first < n_rows; first += chunk) {
         int64_t rows = n_rows - first < chunk ? n_rows - first : chunk;
         Tensor *x_rows = graph_view(graph, x, SHAPE(rows, channels), first * channels, "ln_f.rows");
-        Tensor *target_rows = graph_view(graph, loss->targets, SHAPE(rows), first, "targets.rows");
-        Tensor *loss_rows = graph_view(graph, loss->losses, SHAPE(rows), first, "losses.rows");
+        Tensor *target_rows = graph_view(graph, loss->targets, SHAPE(rows), before + first, "targets.rows");
+        Tensor *loss_rows = graph_view(graph, loss->losses, SHAPE(rows), before + first, "losses.rows");
         record_entropy(r, x_rows, target_rows, loss_rows, span, scale, loss->scale);
     }
-    op_sum(graph, loss->losses, loss->loss, scale);
+}
+
+static void record_heads_of(Part *parts, int n_parts, const GptLossOptions *options, GptLoss *loss) {
+    for (int i = 0; i < n_parts; i++) {
+        Part *part = &parts[i];
+        part->entering = enter(&part->r, record_norm(&part->r, &part->x, ROLE_FINAL_NORM_WEIGHT,
+                                                     ROLE_FINAL_NORM_BIAS, NO_BLOCK));
+    }
+    for (int i = 0; i < n_parts; i++) {
+        Writer *r = &parts[i].r;
+        record_head(r, op_parallel_finish(r->graph, &parts[i].entering), options, loss);
+    }
+    op_sum(parts[0].r.graph, loss->losses, loss->loss, (float)options->loss_scale);
+}
+
+int gpt_n_parts(const GptLossOptions *options) {
+    const GptSplit *split = &options->split;
+    if (!split->tp || split->tp->size == 1 || split->style != TENSOR_COLUMN || split->n_parts < 2) return 1;
+    return (int)(split->n_parts < options->B ? split->n_parts : options->B);
 }
 
 /* What the host writes before a stage runs, and where its loss goes. */
@@ -372,7 +472,8 @@ static GptLoss record_places(const ModelConfig *config, const ParameterTable *ta
         loss.losses = graph_tensor(graph, PLACE_STATE, DTYPE_F32, SHAPE(B * T), "losses");
     }
     if (options->is_training && config->dropout > 0.0)
-        loss.random = graph_tensor(graph, PLACE_INPUT, DTYPE_I32, SHAPE(N_RANDOM_WORDS), "random");
+        loss.random = graph_tensor(graph, PLACE_INPUT, DTYPE_I32,
+                                   SHAPE(gpt_n_parts(options) * N_RANDOM_WORDS), "random");
     if (options->is_training && options->scales_loss)
         loss.scale = graph_tensor(graph, PLACE_INPUT, DTYPE_F32, SHAPE(1), "loss scale");
     return loss;
@@ -390,41 +491,62 @@ static Shape stream_shape(const Writer *r) {
     return SHAPE(rows.n, channels);
 }
 
-static Writer loss_writer(const ModelConfig *config, const GptLossOptions *options) {
-    Writer r = {.config = config, .B = options->B, .T = options->T, .segment = options->recompute};
-    set_split(&r, &options->split);
+static Writer loss_writer(const ModelConfig *config, const GptLossOptions *options, int n_parts, int part) {
+    ShardSpan span = shard_span(options->B, n_parts, part);
+    Writer r = {.config = config,
+                .B = span.n,
+                .T = options->T,
+                .first_sequence = span.first,
+                .segment = options->recompute};
+    GptSplit split = options->split;
+    split.n_parts = n_parts;
+    set_split(&r, &split);
     return r;
 }
 
 Shape gpt_stream_shape(const ModelConfig *config, const GptLossOptions *options) {
-    Writer r = loss_writer(config, options);
+    Writer r = loss_writer(config, options, 1, 0);
     return stream_shape(&r);
+}
+
+static Part *record_parts(const ModelConfig *config, Graph *graph, const GptLossOptions *options,
+                          const GptLoss *loss, int n_parts) {
+    Part *parts = ARENA_ARRAY(&graph->arena, Part, n_parts);
+    for (int i = 0; i < n_parts; i++) {
+        Writer *r = &parts[i].r;
+        *r = loss_writer(config, options, n_parts, i);
+        r->graph = graph;
+        r->parameters = loss->parameters;
+        r->random = loss->random;
+        if (n_parts > 1 && loss->random)
+            r->random = graph_view(graph, loss->random, SHAPE(N_RANDOM_WORDS), (int64_t)i * N_RANDOM_WORDS,
+                                   "random.part");
+    }
+    return parts;
 }
 
 GptStageTensors gpt_record_stage(const ModelConfig *config, const ParameterTable *table, Graph *graph,
                                  const GptLossOptions *options, const GptStage *stage, Tensor *input) {
     GptStageTensors tensors = {.loss = record_places(config, table, graph, options, stage), .input = input};
-    Writer r = loss_writer(config, options);
-    r.graph = graph;
-    r.parameters = tensors.loss.parameters;
-    r.random = tensors.loss.random;
-    Stream x = {.sum = input};
+    int n_parts = gpt_n_parts(options);
+    Part *parts = record_parts(config, graph, options, &tensors.loss, n_parts);
+    graph_check(graph, n_parts == 1 || (stage->has_embedding && stage->has_head),
+                "a stage of a pipeline passes on all of a micro-batch, not %d parts of it", n_parts);
     if (stage->has_embedding) {
-        x = record_embedding(&r, tensors.loss.tokens);
+        record_embeddings(parts, n_parts, tensors.loss.tokens);
     } else if (!input) {
-        tensors.input = graph_tensor(graph, PLACE_INPUT, options->dtype, stream_shape(&r), "stream");
+        tensors.input = graph_tensor(graph, PLACE_INPUT, options->dtype, stream_shape(&parts[0].r), "stream");
         tensors.input->needs_gradient = options->is_training;
-        x.sum = tensors.input;
     }
-    tensors.embedded = x.sum;
-    record_blocks(&r, &x, stage->first_block, stage->end_block);
-    if (!stage->has_head) {
-        record_border(&r, &x);
-        tensors.output = x.sum;
-        return tensors;
+    if (!stage->has_embedding) parts[0].x.sum = tensors.input;
+    tensors.embedded = parts[0].x.sum;
+    record_blocks(parts, n_parts, stage->first_block, stage->end_block);
+    if (stage->has_head) {
+        record_heads_of(parts, n_parts, options, &tensors.loss);
+    } else {
+        record_border(&parts[0].r, &parts[0].x);
+        tensors.output = parts[0].x.sum;
     }
-    Tensor *normed = record_norm(&r, &x, ROLE_FINAL_NORM_WEIGHT, ROLE_FINAL_NORM_BIAS, NO_BLOCK);
-    record_head(&r, enter(&r, normed), options, &tensors.loss);
     return tensors;
 }
 

@@ -12,6 +12,9 @@ typedef enum {
     N_TENSOR_STYLES,
 } TensorStyle;
 
+/* The most parts of a micro-batch of which one is computed while messages of another travel. */
+enum { MOST_TENSOR_CHUNKS = 64 };
+
 extern const char *const tensor_style_names[]; /* NULL-terminated: column row (options.c) */
 
 #endif

@@ -130,7 +130,9 @@ static GptSplit split_of(const StepOptions *options) {
     TensorStyle style = options->part ? options->part->style : TENSOR_COLUMN;
     return (GptSplit){.tp = mesh_comm(mesh, AXIS_TP),
                       .style = style,
-                      .by_sequence = options->by_sequence && style == TENSOR_COLUMN};
+                      .by_sequence = options->by_sequence && style == TENSOR_COLUMN,
+                      .n_parts = options->pipeline ? 1 : options->tensor_chunks,
+                      .by_block = gradient_strategy(options->sync.zero)->shards_weights};
 }
 
 /* Of parameters that several ranks of tp hold: the parts of their gradients. */
@@ -359,11 +361,14 @@ typedef struct {
 /* What dropout is drawn by. */
 static Status upload_random(TrainStep *step, const Tensor *random, const BatchPart *part, Error *error) {
     const StepOptions *options = &step->options;
-    int32_t words[N_RANDOM_WORDS];
-    words[RANDOM_SEED_LOW] = (int32_t)(uint32_t)options->seed;
-    words[RANDOM_SEED_HIGH] = (int32_t)(uint32_t)(options->seed >> 32);
-    words[RANDOM_STEP] = (int32_t)part->step;
-    words[RANDOM_FIRST_SEQUENCE] = (int32_t)part->row;
+    int32_t words[MOST_TENSOR_CHUNKS][N_RANDOM_WORDS];
+    int64_t n_chunks = tensor_count(random) / N_RANDOM_WORDS;
+    for (int64_t i = 0; i < n_chunks; i++) {
+        words[i][RANDOM_SEED_LOW] = (int32_t)(uint32_t)options->seed;
+        words[i][RANDOM_SEED_HIGH] = (int32_t)(uint32_t)(options->seed >> 32);
+        words[i][RANDOM_STEP] = (int32_t)part->step;
+        words[i][RANDOM_FIRST_SEQUENCE] = (int32_t)(part->row + shard_span(step->B, n_chunks, i).first);
+    }
     return executor_upload_input(&step->executor, random, part->frame, words, error);
 }
 

@@ -36,6 +36,7 @@ typedef struct {
     const Pipeline *pipeline;
     const ParameterPart *part;
     bool by_sequence;   /* sequence parallelism, where layers are split (tp); not with TENSOR_ROW */
+    int tensor_chunks;  /* of a micro-batch: see GptSplit.n_parts */
     int64_t loss_chunk; /* tokens whose logits are in memory at a time, 0 for as many as seem good */
     uint64_t seed;
     GradientSyncOptions sync;  /* {0}: one process */

@@ -62,6 +62,14 @@ static void set_async(const TrainerSetup *setup, GradientSyncOptions *sync) {
     sync->root_saves = async.sync == SYNC_SERVER;
 }
 
+/* Where nobody says: two, if messages take nothing from the computation. */
+static int tensor_chunks(const TrainerSetup *setup) {
+    if (!setup->parallel || !setup->mesh) return 1;
+    if (setup->parallel->tensor_chunks) return (int)setup->parallel->tensor_chunks;
+    bool is_whole = setup->parallel->tensor_style == TENSOR_COLUMN && !setup->pipeline;
+    return is_whole && mesh_comm(setup->mesh, AXIS_TP)->table->only_enqueues ? 2 : 1;
+}
+
 static StepOptions step_options(const TrainerSetup *setup) {
     const TrainOptions *options = setup->options;
     return (StepOptions){.batch = options->batch,
@@ -70,6 +78,7 @@ static StepOptions step_options(const TrainerSetup *setup) {
                          .recompute = options->recompute,
                          .loss_chunk = options->loss_chunk,
                          .by_sequence = setup->parallel && setup->parallel->by_sequence,
+                         .tensor_chunks = tensor_chunks(setup),
                          .seed = (uint64_t)options->seed,
                          .sync = sync_of(setup),
                          .pipeline = setup->pipeline,

@@ -17,6 +17,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum { B = 3, T = 7, V = 29 };
 
@@ -29,6 +30,7 @@ typedef struct {
     Program program;
     DeviceMemory memory;
     Executor executor;
+    int n_parts;
     Comm heads; /* ranks with the same key/value heads */
     float *gradient;
     float value;
@@ -55,10 +57,17 @@ static ModelConfig config_of(bool is_llama, int n_heads, int n_kv_heads, double 
 
 static void upload(Model *model) {
     Error error = {0};
-    int32_t tokens[B * T], targets[B * T],
-        random[N_RANDOM_WORDS] = {[RANDOM_SEED_LOW] = 7, [RANDOM_STEP] = 3};
+    int32_t tokens[B * T], targets[B * T], random[B][N_RANDOM_WORDS];
     for (int i = 0; i < B * T; i++)
         tokens[i] = (i * 5 + i / 3) % V, targets[i] = i % 6 ? (i * 11 + 2) % V : -1;
+    for (int i = 0; model->loss.random && i < model->n_parts; i++) {
+        int first = (int)shard_span(B, model->n_parts, i).first;
+        int32_t words[] = {[RANDOM_SEED_LOW] = 7,
+                           [RANDOM_SEED_HIGH] = 0,
+                           [RANDOM_STEP] = 3,
+                           [RANDOM_FIRST_SEQUENCE] = first};
+        memcpy(random[i], words, sizeof words);
+    }
     float *weights = calloc((size_t)model->table.n_flat_elements, sizeof *weights);
     parameters_initialise(&model->table, 1, weights, 1);
     OK(executor_upload(&model->executor, model->loss.parameters.flat, weights, &error));
@@ -85,6 +94,7 @@ static void run(Model *model, const ModelConfig *given, GptSplit split, int reco
                               .is_training = true,
                               .recompute = recompute,
                               .split = split};
+    model->n_parts = gpt_n_parts(&options);
     model->loss = gpt_record_loss(&model->config, &model->table, model->graph, &options);
     AutogradOptions autograd = {.copy = &OP_COPY, .gradient_place = PLACE_GRADIENT};
     OK(autograd_run(model->graph, &autograd, &error));
@@ -153,9 +163,10 @@ static void check(bool is_llama, int n_heads, int n_kv_heads, double dropout, bo
     GptSplit split = *way;
     char what[160];
     split.tp = &world;
-    snprintf(what, sizeof what, "%s, %d/%d heads, dropout %g, tied %d, %s style, sequence %d, recompute %d",
+    snprintf(what, sizeof what,
+             "%s, %d/%d heads, dropout %g, tied %d, %s style, sequence %d, %d parts, recompute %d",
              is_llama ? "llama" : "gpt2", n_heads, n_kv_heads, dropout, tied, tensor_style_names[split.style],
-             split.by_sequence, recompute);
+             split.by_sequence, split.n_parts, recompute);
     ModelConfig config = config_of(is_llama, n_heads, n_kv_heads, dropout, tied);
     run(&whole, &config, (GptSplit){0}, recompute);
     run(&part, &config, split, recompute);
@@ -166,7 +177,13 @@ static void check(bool is_llama, int n_heads, int n_kv_heads, double dropout, bo
 
 static void test_split(void **state) {
     (void)state;
-    const GptSplit ways[] = {{0}, {.by_sequence = true}, {.style = TENSOR_ROW}};
+    const GptSplit ways[] = {
+        {0},
+        {.by_sequence = true},
+        {.style = TENSOR_ROW},
+        {.n_parts = 2},
+        {.by_sequence = true, .n_parts = 2},
+        {.by_sequence = true, .n_parts = 9, .by_block = true}}; /* 3 sequences: 3 parts */
     for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++) {
         const GptSplit *way = &ways[i];
         check(false, 4, 4, 0.0, true, way, 0);
