@@ -55,6 +55,7 @@ typedef struct {
     Writer r;
     Stream x;
     ParallelFlight entering, leaving; /* under way */
+    Tensor *entered, *branch;         /* what came in, and what the branch has made of it so far */
 } Part;
 
 /* Where dropout happens; together with the block it names a random stream. */
@@ -302,9 +303,10 @@ static void record_embeddings(Part *parts, int n_parts, Tensor *tokens) {
 
 /* A block is two halves, attention and MLP, each
  *
- *     begin    the norm, and on the way into the split layers
- *     run      the branch, and on the way out of them
- *     end      the addition to the stream
+ *     begin     the norm, and on the way into the split layers
+ *     branch    the first of them, and what is between
+ *     project   the second, and on the way out
+ *     end       the addition to the stream
  */
 static const struct {
     ParameterRole norm_weight, norm_bias, weight, bias;
@@ -324,13 +326,19 @@ static void begin_half(Part *part, int half) {
         enter_branch(r, record_norm(r, &part->x, halves[kind].norm_weight, halves[kind].norm_bias, block));
 }
 
-static void run_half(Part *part, int half) {
+static void branch_half(Part *part, int half) {
     Writer *r = &part->r;
     int block = half / 2, kind = half % 2;
     r->graph->block = block;
-    Tensor *h = op_parallel_finish(r->graph, &part->entering);
-    Tensor *branch = kind == 0 ? record_heads(r, h, block) : record_hidden(r, h, block);
-    Tensor *y = record_projection(r, branch, h, halves[kind].weight, halves[kind].bias,
+    part->entered = op_parallel_finish(r->graph, &part->entering);
+    part->branch = kind == 0 ? record_heads(r, part->entered, block) : record_hidden(r, part->entered, block);
+}
+
+static void project_half(Part *part, int half) {
+    Writer *r = &part->r;
+    int block = half / 2, kind = half % 2;
+    r->graph->block = block;
+    Tensor *y = record_projection(r, part->branch, part->entered, halves[kind].weight, halves[kind].bias,
                                   is_fused(r) ? part->x.sum : NULL, block);
     part->leaving = leave_branch(r, y);
 }
@@ -342,22 +350,23 @@ static void end_half(Part *part, int half) {
     record_residual(r, &part->x, y, half / 2, halves[half % 2].site);
 }
 
-/* Halves first .. end - 1 of blocks, of all parts in turn. A part is at the border between two halves, where its
- * messages are, while the next one is computed:
+/* Halves first .. end - 1 of blocks, of all parts in turn. Between two layers of a part, the one before it leaves
+ * its half and enters the next: it goes out while the first is computed, and in while the second is.
  *
- *     part 0   run 0  out    end 0, begin 1, in     run 1  ...
- *     part 1          run 0                  out    end 0, begin 1, in    run 1
+ *     part 0   project, out           end, begin, in            branch         ...
+ *     part 1                  branch                  project, out     end, begin, in
  */
 static void record_halves(Part *parts, int n_parts, int first, int end) {
     int n_runs = (end - first) * n_parts, lag = n_parts > 1 ? 1 : 0;
     for (int i = 0; i < n_parts; i++) begin_half(&parts[i], first);
     for (int i = 0; i < n_runs + lag; i++) {
-        if (i < n_runs) run_half(&parts[i % n_parts], first + i / n_parts);
-        if (i < lag) continue;
-        Part *part = &parts[(i - lag) % n_parts];
-        int half = first + (i - lag) / n_parts;
-        end_half(part, half);
-        if (half + 1 < end) begin_half(part, half + 1);
+        int half = first + i / n_parts, half_before = first + (i - lag) / n_parts;
+        Part *part = &parts[i % n_parts], *before = &parts[(i - lag + n_parts) % n_parts];
+        if (i < n_runs) branch_half(part, half);
+        if (i < n_runs && !lag) project_half(part, half);
+        if (i >= lag) end_half(before, half_before);
+        if (i >= lag && half_before + 1 < end) begin_half(before, half_before + 1);
+        if (i < n_runs && lag) project_half(part, half);
     }
 }
 
