@@ -147,8 +147,8 @@ void train_unwatch(TrainRun *run);
 
 bool train_has_pipeline(const TrainRun *run);
 
-/* When the mesh is known: the layout, and the micro-batch where nobody has said. Then, when the model is: can it
- * be, and which blocks are whose? */
+/* When the mesh is known: the layout, and the micro-batch where nobody has said. Then, when the model is: can
+ * it be, and which blocks are whose? */
 void train_pipeline_choose(TrainRun *run);
 Status train_pipeline_complete(TrainRun *run, Error *error);
 

@@ -14,8 +14,8 @@
  *
  * Where the layers are split among ranks, every branch is entered and left by communication: `enter` in front
  * of a layer that is split by columns, `leave` behind one that is split by rows. What is added once to the
- * sum that `leave` makes (a bias, the positions) is the first rank's. With --tp-style row each linear layer is
- * split for itself, by rows (inputs), and its sum makes everything behind it whole on every rank again. */
+ * sum that `leave` makes (a bias, the positions) is the first rank's. With --tp-style row each linear layer
+ * is split for itself, by rows (inputs), and its sum makes everything behind it whole on every rank again. */
 #include "model/gpt.h"
 
 #include "ops/ops.h"
@@ -350,12 +350,11 @@ static void end_half(Part *part, int half) {
     record_residual(r, &part->x, y, half / 2, halves[half % 2].site);
 }
 
-/* Halves first .. end - 1 of blocks, of all parts in turn. Between two layers of a part, the one before it leaves
- * its half and enters the next: it goes out while the first is computed, and in while the second is.
+/* Halves first .. end - 1 of blocks, of all parts in turn. Between two layers of a part, the one before it
+ * leaves its half and enters the next: it goes out while the first is computed, and in while the second is.
  *
  *     part 0   project, out           end, begin, in            branch         ...
- *     part 1                  branch                  project, out     end, begin, in
- */
+ *     part 1                  branch                  project, out     end, begin, in */
 static void record_halves(Part *parts, int n_parts, int first, int end) {
     int n_runs = (end - first) * n_parts, lag = n_parts > 1 ? 1 : 0;
     for (int i = 0; i < n_parts; i++) begin_half(&parts[i], first);

@@ -3,8 +3,8 @@
 #define PGPT_PARALLEL_TENSOR_STYLE_H
 
 typedef enum {
-    /* Megatron's: the first by its outputs, the second by its inputs. What lies between stays divided, and one
-     * sum over the ranks ends the pair. */
+    /* Megatron's: the first by its outputs, the second by its inputs. What lies between stays divided, and
+     * one sum over the ranks ends the pair. */
     TENSOR_COLUMN,
     /* Naive: each by its inputs. Every layer ends with a sum, so that all ranks have all of its output, of
      * which each takes its part again. */

@@ -1,6 +1,6 @@
-/* The kernels of communication run as they would in a step, once each: on a communicator that counts they move
- * nothing, and what they have sent is asked for behind each. A node that runs several times in a step sends the
- * same each time. */
+/* The kernels of communication run as they would in a step, once each: on a communicator that counts they
+ * move nothing, and what they have sent is asked for behind each. A node that runs several times in a step
+ * sends the same each time. */
 #include "parallel/traffic.h"
 
 #include "comm/comm_null.h"

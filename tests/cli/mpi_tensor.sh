@@ -27,6 +27,8 @@ done <<END
 4 --tp 4
 6 --tp 3 --zero 3 --micro-batch 2
 5 --tp 5 --tp-style row
+7 --tp 7 --tp-chunks 2 --micro-batch 3
+8 --tp 4 --tp-chunks 3 --zero 3
 END
 
 # What a rank holds: the parts of two ranks are a little more than half of the whole; the model is reported as it is.
@@ -59,6 +61,21 @@ cp -r ranks-2 from-column
 ranks 4 train --resume from-column --steps 25 --tp 2 --pp 2 --tp-style row --zero 1 --sample-tokens 0
 ranks 2 train --resume from-column --steps 30 --tp 2 --pp 1 --tp-style column
 close_numbers 1e-4 "$(column whole loss)" "$(column from-column loss)"
+
+# Parts of a micro-batch take turns: a layer is computed while a message travels, but for the first and the last ones.
+ranks 2 "${small[@]}" --tp 2 --tp-chunks 2 --print-program
+for section in forward backward; do
+    awk -v section=$section '$2 != section { next }
+        $3 ~ /^(linear|attention|embedding)/ { computed++ }
+        $3 ~ /^(all_gather|reduce_scatter)_start$/ { match($0, /@act\+[0-9]+/); begun[substr($0, RSTART, RLENGTH)] = computed }
+        $3 == "wait" && match($0, /@act\+[0-9]+/) && substr($0, RSTART, RLENGTH) in begun {
+            n++
+            at_once += begun[substr($0, RSTART, RLENGTH)] == computed
+            delete begun[substr($0, RSTART, RLENGTH)]
+        }
+        END { print n, at_once + 0; exit !(n >= 16 && at_once <= n / 3) }' out >counted ||
+        fail "$section: messages, and how many of them are waited for at once: $(cat counted)"
+done
 
 # What a step sends: counted by the ranks together, or by one process for them all.
 ranks 4 "${small[@]}" --tp 2 --zero 3 --print-mesh --ranks-per-host 2 --json

@@ -14,6 +14,7 @@
 #include "model/config.h"
 #include "parallel/mesh.h"
 #include "parallel/pipeline/schedule.h"
+#include "parallel/tensor_style.h"
 
 /* One way to train. */
 typedef struct {
@@ -28,6 +29,8 @@ typedef struct {
     int64_t recompute;
     bool overlaps;
     bool by_sequence;      /* sequence parallelism, along tp */
+    TensorStyle style;     /* of tp, */
+    int tensor_chunks;     /* in so many parts that take turns */
     ScheduleKind schedule; /* of pp, in so many chunks */
     int n_chunks;
 } VerifyCase;
