@@ -183,6 +183,7 @@ static Status refuse_ignored(const TrainRun *run, Error *error) {
         {"tp-style", "--tp 2 or more", run->values.parallel.size[AXIS_TP] > 1},
         {"tp-chunks", "--tp 2 or more", run->values.parallel.size[AXIS_TP] > 1},
         {"sequence-parallel", "--tp 2 or more", run->values.parallel.size[AXIS_TP] > 1},
+        {"cp-style", "--cp 2 or more", run->values.parallel.size[AXIS_CP] > 1},
         {"schedule", "--pp 2 or more", train_has_pipeline(run)},
         {"chunks", "--pp 2 or more", train_has_pipeline(run)},
         {"stages", "--pp 2 or more", train_has_pipeline(run)},
@@ -201,6 +202,47 @@ static Status refuse_unsaved(const TrainRun *run, Error *error) {
         if (!has_effect[i] || options_source(&run->options, names[i]) != OPTION_FROM_COMMAND) continue;
         return error_user(error, "--%s and --no-save are both given, and nothing is saved; leave one out",
                           names[i]);
+    }
+    return STATUS_OK;
+}
+
+/* The largest number of ranks up to `most` that --cp could be without another number of ranks in all. */
+static int nearest_context(const TrainRun *run, int64_t most) {
+    int n_ranks = run->shape.size[AXIS_CP] * run->shape.size[AXIS_DP],
+        n = n_ranks < most ? n_ranks : (int)most;
+    while (n > 1 && n_ranks % n) n--;
+    return n > 1 ? n : 1;
+}
+
+/* Ranks that share each sequence: are there positions and heads enough, and nothing that needs whole ones? */
+static Status check_context(const TrainRun *run, Error *error) {
+    const TrainCommand *values = &run->values;
+    ContextStyle style = (ContextStyle)values->parallel.context;
+    int n_ranks = run->shape.size[AXIS_CP], n_tensor = run->shape.size[AXIS_TP];
+    int64_t most = context_most_ranks(style, values->train.sequence);
+    int64_t n_heads = values->model.n_kv_heads / n_tensor;
+    if (n_ranks == 1) return STATUS_OK;
+    if (n_ranks > most) {
+        return error_user(
+            error,
+            "--cp %d is more than sequences of %lld tokens can be divided into (%s: at least %s a "
+            "rank); lower it to %d, or raise --sequence",
+            n_ranks, (long long)values->train.sequence, context_style_names[style],
+            style == CONTEXT_RING ? "two" : "one", nearest_context(run, most));
+    }
+    if (style == CONTEXT_ALL_TO_ALL && (n_ranks > n_heads || n_ranks > PACK_MAX_PARTS)) {
+        int64_t fits = n_heads < PACK_MAX_PARTS ? n_heads : PACK_MAX_PARTS;
+        return error_user(
+            error,
+            "--cp-style all-to-all gives each of the %d ranks of --cp some of the %lld key/value "
+            "heads%s, which are too few; choose --cp-style ring, or lower --cp to %d",
+            n_ranks, (long long)values->model.n_kv_heads, n_tensor > 1 ? " that --tp divides already" : "",
+            nearest_context(run, fits));
+    }
+    if (values->async.sync != SYNC_EXACT) {
+        return error_user(
+            error, "--sync %s is of whole sequences, and --cp %d divides each among ranks; leave one out",
+            sync_names[values->async.sync], n_ranks);
     }
     return STATUS_OK;
 }
@@ -242,7 +284,8 @@ static Status check_ranks(TrainRun *run, Error *error) {
                           "can be; lower it to that, and let --dp take the other ranks",
                           n_tensor, (long long)values->model.vocabulary, (long long)most);
     }
-    if (values->optimizer.eager && (n_shares > 1 || n_tensor > 1)) {
+    TRY(check_context(run, error));
+    if (values->optimizer.eager && (n_shares > 1 || n_tensor > 1 || run->shape.size[AXIS_CP] > 1)) {
         bool is_given = options_source(&run->options, "eager-update") == OPTION_FROM_COMMAND;
         if (!is_given)
             return error_user(error, "the run was begun with --eager-update, which is for one process; give "

@@ -200,6 +200,7 @@ Status train_mesh_open(TrainRun *run, Error *error) {
     TRY(model_mesh_open(&run->mesh, &run->shape, &run->values.model, &run->launch->world, error));
     for (int axis = 0; axis < N_AXES; axis++)
         run->mesh.axis[axis].all_reduce = comm_algorithm(run->values.parallel.all_reduce);
+    run->mesh.sums.all_reduce = comm_algorithm(run->values.parallel.all_reduce);
     TRY(train_pipeline_open(run, error));
     Comm *world = &run->launch->world;
     return world->size > 1 ? comm_split(world, 0, world->rank, &run->saving, error) : STATUS_OK;
@@ -400,10 +401,9 @@ static Status run_phases(TrainRun *run, int n_words, char *const *words, Error *
     TRY(launch_agree(launch, error));
     train_async_check(run, error);
     TRY(launch_agree(launch, error));
-    Comm *device = &run->mesh.device[AXIS_DP];
     model_mesh_open_device(&run->mesh, &run->backend, error);
     if (error->status == STATUS_OK) model_pipeline_open_device(&run->pipeline, &run->backend, error);
-    if (error->status == STATUS_OK && device->table && comm_is_nccl(device) &&
+    if (error->status == STATUS_OK && comm_is_nccl(mesh_sums(&run->mesh)) &&
         options_source(&run->options, "allreduce") == OPTION_FROM_COMMAND) {
         error_user(error, "--allreduce is of the host's memory; GPUs sum by NCCL here, leave it out");
     }

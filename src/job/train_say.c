@@ -25,6 +25,7 @@ static void say_ranks(const TrainRun *run) {
         log_warning(&run->log,
                     "this MPI lets one thread talk at a time (%s): nothing is hidden behind computation",
                     comm_mpi_library());
+    const Comm *sums = mesh_sums(&run->mesh);
     double wanted = sync_state_bytes(sync, precision, trainer->table.n_elements, n_moments);
     int64_t share = (run->values.train.batch - 1) / sync_n_shares(sync) + 1; /* the largest */
     train_async_say(run);
@@ -43,8 +44,8 @@ static void say_ranks(const TrainRun *run) {
         (long long)share, (long long)run->values.train.batch, format_bytes(trainer_state_bytes(trainer)).text,
         trainer->step.sync.zero, sync_state_formula(sync, precision, n_moments, formula, sizeof formula),
         format_bytes((uint64_t)wanted).text, trainer->step.sync.partition.n_units,
-        run->mesh.device[AXIS_DP].table ? run->mesh.device[AXIS_DP].table->name
-                                        : comm_algorithm_names[run->values.parallel.all_reduce]);
+        sums == mesh_host_sums(&run->mesh) ? comm_algorithm_names[run->values.parallel.all_reduce]
+                                           : sums->table->name);
     if (trainer->step.sync.strategy->shards_weights && trainer->has_generator)
         log_note(&run->log,
                  "rank 0 also keeps whole weights for its samples; --sample-tokens 0 does without");
@@ -92,7 +93,9 @@ void train_say_plan(const TrainRun *run) {
              format_bytes(plan->unshared_bytes - plan->bytes[PLACE_ACTIVATION]).text, run->backend.n_threads,
              format_rate(trainer_flops(&run->trainer), "FLOP").text,
              format_rate(trainer_standard_flops(&run->trainer), "FLOP").text);
-    device_say(&run->log, &run->backend, &run->mesh.device[AXIS_DP]);
+    const Mesh *mesh = &run->mesh;
+    device_say(&run->log, &run->backend,
+               mesh->device_sums.table ? &mesh->device_sums : &mesh->device[AXIS_DP]);
     say_ranks(run);
     say_pipeline(run);
     log_note(&run->log, "%lld steps of %lld x %lld tokens into %s", (long long)train->n_steps,

@@ -30,6 +30,8 @@ static void watch_borders(TrainRun *run) {
         comm_watch(&border->comm[way], &run->activity, ACTIVITY_HOST, name);
         comm_watch(&border->device[way], &run->activity, ACTIVITY_HOST, name);
     }
+    comm_watch(&run->mesh.sums, &run->activity, ACTIVITY_HOST, "data and context");
+    comm_watch(&run->mesh.device_sums, &run->activity, ACTIVITY_HOST, "data and context");
     comm_watch(&run->mesh.ends, &run->activity, ACTIVITY_HOST, "tied embedding");
     comm_watch(&run->mesh.device_ends, &run->activity, ACTIVITY_HOST, "tied embedding");
 }

@@ -15,7 +15,9 @@
  * Where the layers are split among ranks, every branch is entered and left by communication: `enter` in front
  * of a layer that is split by columns, `leave` behind one that is split by rows. What is added once to the
  * sum that `leave` makes (a bias, the positions) is the first rank's. With --tp-style row each linear layer
- * is split for itself, by rows (inputs), and its sum makes everything behind it whole on every rank again. */
+ * is split for itself, by rows (inputs), and its sum makes everything behind it whole on every rank again. Where
+ * ranks share the sequences, all of it is of this rank's positions, and attention goes to the others for
+ * theirs. */
 #include "model/gpt.h"
 
 #include "ops/ops.h"
@@ -32,8 +34,11 @@ typedef struct {
     Tensor *start;                   /* NULL: sequences start at position 0 */
     Tensor *caches;                  /* of all blocks, keys before values; NULL: attention within the batch */
     Tensor *key_cache, *value_cache; /* of the block being recorded */
-    int64_t B, T, capacity;
+    int64_t B, capacity;
     int64_t first_sequence; /* of the micro-batch: those before it are other parts' */
+    int64_t T;              /* positions of a sequence that are here */
+    int64_t n_positions;    /* of n_positions that there are */
+    RowPositions positions; /* which they are */
     GptSplit split;
     ShardHeads heads; /* of this rank */
     RowSplit rows;    /* of the residual stream that are here; {0}: all */
@@ -80,14 +85,30 @@ static bool is_split_by_inputs(const Writer *r) {
     return is_split(r) && r->split.style == TENSOR_ROW;
 }
 
-/* What this rank has of the model. */
+static bool is_shared(const Writer *r) {
+    return r->split.cp && r->split.cp->size > 1;
+}
+
+ContextRows gpt_rows(const GptSplit *split, int64_t T) {
+    if (!split->cp || split->cp->size == 1) return (ContextRows){.n = T};
+    return context_rows(split->context, T, split->cp->size, split->cp->rank);
+}
+
+/* What this rank has of the model, and of the n_positions of its sequences. */
 static void set_split(Writer *r, const GptSplit *split) {
     r->split = *split;
     int n_ranks = is_split(r) ? split->tp->size : 1, rank = is_split(r) ? split->tp->rank : 0;
+    bool by_sequence = is_split(r) && split->by_sequence;
+    ContextRows here = gpt_rows(split, r->n_positions);
     r->heads = is_split_by_inputs(r) ? shard_heads(r->config, 1, 0) : shard_heads(r->config, n_ranks, rank);
-    if (!is_split(r) || !split->by_sequence) return;
-    int64_t first = shard_span(r->B * r->T, n_ranks, rank).first;
-    r->rows = (RowSplit){.first = first, .length = r->T, .head = r->T};
+    r->T = here.n;
+    r->positions = here.positions;
+    if (!by_sequence && !is_shared(r)) return;
+    int64_t head = here.positions.skip ? here.positions.head : r->T;
+    r->rows = (RowSplit){.first = by_sequence ? shard_span(r->B * r->T, n_ranks, rank).first : 0,
+                         .length = r->T,
+                         .head = head,
+                         .start = {here.positions.start, here.positions.start + head + here.positions.skip}};
 }
 
 /* In front of layers that the ranks share: all rows of x, on every rank. */
@@ -227,7 +248,8 @@ static Tensor *record_heads(Writer *r, Tensor *h, int block) {
         RotaryAttributes rotary = {.n_heads = n_heads,
                                    .n_kv_heads = n_kv_heads,
                                    .head_size = head_size,
-                                   .theta = (float)config->rotary_theta};
+                                   .theta = (float)config->rotary_theta,
+                                   .positions = r->positions};
         qkv = op_rotary(r->graph, qkv, r->start, &rotary);
     }
     AttentionAttributes attention = {.n_heads = n_heads,
@@ -237,9 +259,12 @@ static Tensor *record_heads(Writer *r, Tensor *h, int block) {
                                      .dropout = r->random ? (float)config->dropout : 0.0f,
                                      .site = dropout_site(block, SITE_ATTENTION),
                                      .first_head = (int)r->heads.query.first};
-    return r->key_cache
-               ? op_attention_cached(r->graph, qkv, r->start, r->key_cache, r->value_cache, &attention)
-               : op_attention(r->graph, qkv, r->random, &attention); /* (B,T,NH·HS) */
+    if (r->key_cache)
+        return op_attention_cached(r->graph, qkv, r->start, r->key_cache, r->value_cache, &attention);
+    if (!is_shared(r)) return op_attention(r->graph, qkv, r->random, &attention); /* (B,T,NH·HS) */
+    return r->split.context == CONTEXT_RING
+               ? op_ring_attention(r->graph, r->split.cp, qkv, r->random, r->n_positions, &attention)
+               : op_exchanged_attention(r->graph, r->split.cp, qkv, r->random, r->n_positions, &attention);
 }
 
 /* This rank's hidden channels of h (B,T,C); NULL: it has none. */
@@ -278,8 +303,10 @@ static ShardSpan token_span(const Writer *r) {
 /* (B,T) tokens to (B,T,C). */
 static Tensor *record_embedding(Writer *r, Tensor *tokens) {
     ShardSpan span = token_span(r);
-    EmbeddingAttributes attributes = {
-        .first_token = span.first, .n_tokens = span.n, .n_all = r->config->vocabulary};
+    EmbeddingAttributes attributes = {.positions = r->positions,
+                                      .first_token = span.first,
+                                      .n_tokens = span.n,
+                                      .n_all = r->config->vocabulary};
     return op_embedding_part(r->graph, tokens, parameter(r, ROLE_TOKEN_TABLE, NO_BLOCK),
                              parameter(r, ROLE_POSITION_TABLE, NO_BLOCK), r->start, &attributes);
 }
@@ -428,16 +455,28 @@ static void record_entropy(Writer *r, Tensor *x, Tensor *targets, Tensor *losses
     op_split_entropy(graph, logits, targets, parts, scale, losses, &entropy);
 }
 
-/* The head and the losses of x (B,T,C), by chunks of rows. */
+/* Of a sequence, on any rank of cp. */
+static int64_t most_positions(const Writer *r) {
+    int64_t most = r->T;
+    for (int rank = 0; is_shared(r) && rank < r->split.cp->size; rank++) {
+        int64_t n = context_rows(r->split.context, r->n_positions, r->split.cp->size, rank).n;
+        if (n > most) most = n;
+    }
+    return most;
+}
+
+/* The head and the losses of x (B,T,C), by chunks of rows: as many on every rank, since what is done with the
+ * head's weight has to be in step. */
 static void record_head(Writer *r, Tensor *x, const GptLossOptions *options, GptLoss *loss) {
     Graph *graph = r->graph;
     ShardSpan span = token_span(r);
-    int64_t n_rows = r->B * r->T, channels = r->config->n_channels, before = r->first_sequence * r->T;
-    int64_t chunk =
-        options->loss_chunk_tokens ? options->loss_chunk_tokens : chosen_chunk_rows(options, n_rows, span.n);
+    int64_t n_rows = r->B * r->T, most_rows = r->B * most_positions(r), channels = r->config->n_channels,
+            before = r->first_sequence * r->T;
+    int64_t chunk = options->loss_chunk_tokens ? options->loss_chunk_tokens
+                                               : chosen_chunk_rows(options, most_rows, span.n);
     float scale = (float)options->loss_scale;
-    for (int64_t first = 0; first < n_rows; first += chunk) {
-        int64_t rows = n_rows - first < chunk ? n_rows - first : chunk;
+    for (int64_t at = 0; at < most_rows; at += chunk) {
+        int64_t first = at < n_rows ? at : n_rows, rows = n_rows - first < chunk ? n_rows - first : chunk;
         Tensor *x_rows = graph_view(graph, x, SHAPE(rows, channels), first * channels, "ln_f.rows");
         Tensor *target_rows = graph_view(graph, loss->targets, SHAPE(rows), before + first, "targets.rows");
         Tensor *loss_rows = graph_view(graph, loss->losses, SHAPE(rows), before + first, "losses.rows");
@@ -467,7 +506,7 @@ int gpt_n_parts(const GptLossOptions *options) {
 /* What the host writes before a stage runs, and where its loss goes. */
 static GptLoss record_places(const ModelConfig *config, const ParameterTable *table, Graph *graph,
                              const GptLossOptions *options, const GptStage *stage) {
-    int64_t B = options->B, T = options->T;
+    int64_t B = options->B, T = gpt_rows(&options->split, options->T).n;
     GptLoss loss = {0};
     loss.parameters = options->parameters
                           ? *options->parameters
@@ -494,7 +533,7 @@ GptStage gpt_whole(const ModelConfig *config) {
 /* Of the residual stream. */
 static Shape stream_shape(const Writer *r) {
     int64_t channels = r->config->n_channels;
-    if (!r->rows.length) return SHAPE(r->B, r->T, channels);
+    if (!is_split(r) || !r->split.by_sequence) return SHAPE(r->B, r->T, channels);
     ShardSpan rows = shard_span(r->B * r->T, r->split.tp->size, r->split.tp->rank);
     return SHAPE(rows.n, channels);
 }
@@ -503,7 +542,7 @@ static Writer loss_writer(const ModelConfig *config, const GptLossOptions *optio
     ShardSpan span = shard_span(options->B, n_parts, part);
     Writer r = {.config = config,
                 .B = span.n,
-                .T = options->T,
+                .n_positions = options->T,
                 .first_sequence = span.first,
                 .segment = options->recompute};
     GptSplit split = options->split;
@@ -598,7 +637,7 @@ GptDecode gpt_record_decode(const ModelConfig *config, const ParameterTable *tab
                 .parameters = decode.parameters,
                 .start = decode.start,
                 .B = B,
-                .T = T,
+                .n_positions = T,
                 .capacity = options->capacity,
                 .dtype = options->dtype};
     set_split(&r, &(GptSplit){.tp = options->split.tp, .style = options->split.style});

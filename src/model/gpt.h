@@ -5,6 +5,7 @@
 #include "comm/comm.h"
 #include "graph/traits.h"
 #include "model/parameters.h"
+#include "parallel/ring_attention.h"
 
 /* How the layers are split among ranks; {0}: they are not. The parameter table is then this rank's part
  * (parameters_build_part).
@@ -13,7 +14,10 @@
  * vocabulary. Each pair of linear layers is split by columns, then by rows: one all-reduce forward and one
  * backward. With sequence parallelism, what lies between the pairs (norms, dropout, residual stream) is split
  * by rows: each all-reduce becomes a reduce-scatter and an all-gather of the same bytes, and these
- * activations shrink by the number of ranks. */
+ * activations shrink by the number of ranks.
+ *
+ * With context parallelism a rank has some positions of every sequence (gpt_rows), and attention alone knows of
+ * the others. */
 typedef struct {
     Comm *tp;          /* NULL: alone */
     TensorStyle style; /* TENSOR_ROW: each linear layer by its inputs, the rest whole on every rank */
@@ -22,10 +26,15 @@ typedef struct {
      * computed. At most one a sequence; 0 is 1. Not with TENSOR_ROW, nor in a pipeline. */
     int n_parts;
     bool by_block; /* the parts meet after every block */
+    Comm *cp;      /* NULL: alone */
+    ContextStyle context;
 } GptSplit;
 
+/* The positions that this rank has of a sequence of T. */
+ContextRows gpt_rows(const GptSplit *split, int64_t T);
+
 typedef struct {
-    int64_t B, T;      /* of one micro-batch */
+    int64_t B, T;      /* of one micro-batch, of all ranks of cp together */
     double loss_scale; /* the loss and its gradient are summed with this factor: 1 / tokens of a whole step */
     int64_t loss_chunk_tokens;   /* rows of logits in memory at a time; 0: chosen by size */
     const BackendTraits *traits; /* of the device that it is recorded for; NULL: the host's */
@@ -40,8 +49,8 @@ typedef struct {
 /* Inputs and outputs of a recorded forward pass with its loss. */
 typedef struct {
     ParameterTensors parameters;
-    Tensor *tokens,
-        *targets;   /* (B,T) and (B·T) i32 in PLACE_INPUT; a negative target is left out of the loss */
+    /* (B,T) and (B·T) i32 in PLACE_INPUT, of this rank's positions; a negative target is left out of the loss */
+    Tensor *tokens, *targets;
     Tensor *random; /* see ops.h, one behind the other for each part; NULL without dropout */
     Tensor *scale;  /* (1) in PLACE_INPUT: what gradients are multiplied by; NULL unless scales_loss */
     Tensor *losses; /* (B·T) cross-entropy of every token */

@@ -129,7 +129,7 @@ static bool read_step(Reader *reader, Arena *arena) {
     if (reader->failed) return false;
     const Tensor *tokens = node->input[0], *start = node->input[3];
     require(reader, start && tensor_count(tokens) == 1);
-    require(reader, ((const EmbeddingAttributes *)node->attributes)->first_position == 0);
+    require(reader, ((const EmbeddingAttributes *)node->attributes)->positions.start == 0);
     reader->step->token_table = parameter(reader, node->input[1]);
     reader->step->position_table = parameter(reader, node->input[2]);
     DecodeBlock *blocks = ARENA_ARRAY(arena, DecodeBlock, reader->graph->n_nodes);

@@ -83,7 +83,7 @@ static double embedding_bytes(const Node *node) {
 
 static void embedding_describe(const Node *node, char *text, size_t n_bytes) {
     const EmbeddingAttributes *a = node->attributes;
-    if (a->first_position) snprintf(text, n_bytes, "from position %lld", (long long)a->first_position);
+    if (a->positions.start) snprintf(text, n_bytes, "from position %lld", (long long)a->positions.start);
     if (a->n_tokens < a->n_all)
         snprintf(text, n_bytes, "tokens %lld to %lld", (long long)a->first_token,
                  (long long)(a->first_token + a->n_tokens - 1));
@@ -106,7 +106,7 @@ static Status embedding_reference(const KernelCall *call, Error *error) {
     for (int64_t b = 0; b < n_sequences; b++) {
         for (int64_t t = 0; t < n_positions; t++) {
             int64_t token = tokens[b * n_positions + t],
-                    position = a->first_position + t + (start ? start[b] : 0);
+                    position = row_place(&a->positions, t) + (start ? start[b] : 0);
             TRY(check_row(token, a->n_all, "token", error));
             bool is_here = token >= a->first_token && token < a->first_token + a->n_tokens;
             if (position_table) TRY(check_row(position, node->input[2]->shape.dim[0], "position", error));
@@ -190,7 +190,7 @@ static Status position_gradient_reference(const KernelCall *call, Error *error) 
     if (!sums) return error->status;
     Status status = STATUS_OK;
     for (int64_t n = 0; n < n_sequences * n_positions && status == STATUS_OK; n++) {
-        int64_t position = a->first_position + n % n_positions + (start ? start[n / n_positions] : 0);
+        int64_t position = row_place(&a->positions, n % n_positions) + (start ? start[n / n_positions] : 0);
         status = check_row(position, table->shape.dim[0], "position", error);
         for (int64_t c = 0; c < channels && status == STATUS_OK; c++) {
             sums[position * channels + c] += (double)dy[n * channels + c];

@@ -32,12 +32,30 @@ static inline RowPosition row_position(const RowSplit *split, int64_t row) {
                          t < split->head ? split->start[0] + t : split->start[1] + t - split->head};
 }
 
+/* Which positions the T rows of a sequence have: row t has start + t, and from row `head` on `skip` more. {0}:
+ * 0, 1, 2, ... */
+typedef struct {
+    int64_t start, head, skip;
+} RowPositions;
+
+static inline int64_t row_place(const RowPositions *positions, int64_t t) {
+    return positions->start + t + (t >= positions->head ? positions->skip : 0);
+}
+
+/* And the row that has this position; -1: none of the n_rows has. */
+static inline int64_t row_at_place(const RowPositions *positions, int64_t n_rows, int64_t place) {
+    int64_t t = place - positions->start;
+    if (t >= positions->head) t -= positions->skip;
+    bool is_here = t >= 0 && t < n_rows && row_place(positions, t) == place;
+    return is_here ? t : -1;
+}
+
 /* ---- embedding.c ------------------------------------------------------------------------------------------
- * y (B,T,C) = token[tokens] + [position[first_position + t + start[b]]]. tokens (B,T) i32, token table (V,C),
+ * y (B,T,C) = token[tokens] + [position[row_place(t) + start[b]]]. tokens (B,T) i32, token table (V,C),
  * [position table (P,C)], [start (B) i32: position of each sequence's first token]. Gradients: (dy, tokens)
  * -> dtoken table; (dy, [start]) -> dposition table; rows that nobody read become 0. */
 typedef struct {
-    int64_t first_position;
+    RowPositions positions;
     /* The table has rows of tokens first_token .. first_token + n_tokens - 1, of n_all that there are; rows
      * behind them pad it. A token that is not among them gets zeros: another rank has it. */
     int64_t first_token, n_tokens, n_all;
@@ -47,7 +65,7 @@ Tensor *op_embedding(Graph *graph, Tensor *tokens, Tensor *token_table, Tensor *
                      Tensor *start);
 Tensor *op_embedding_padded(Graph *graph, Tensor *tokens, Tensor *token_table, int64_t n_tokens,
                             Tensor *position_table, Tensor *start);
-/* The same of a part of the vocabulary; first_position is taken from there too. */
+/* The same of a part of the vocabulary; the positions are taken from there too. */
 Tensor *op_embedding_part(Graph *graph, Tensor *tokens, Tensor *token_table, Tensor *position_table,
                           Tensor *start, const EmbeddingAttributes *attributes);
 
@@ -124,10 +142,33 @@ Tensor *op_attention(Graph *graph, Tensor *qkv, Tensor *random, const AttentionA
 Tensor *op_attention_cached(Graph *graph, Tensor *qkv, Tensor *start, Tensor *key_cache, Tensor *value_cache,
                             const AttentionAttributes *attributes);
 
+/* ---- attention_part.c -------------------------------------------------------------------------------------
+ * attention_part: attention of queries q (B,Tq,NH·HS) over some of the keys and values that they may see, kv
+ * (B,Tk,2·NKV·HS): a row holds all key heads, then all value heads. Either has its positions, and a query sees
+ * the keys up to its own. What earlier parts have made of other keys, [y and lse], is merged with it by
+ * log-sum-exp: with all parts of a sequence y (B,Tq,NH·HS) f32 and lse (B,NH,Tq) are those of `attention`. A
+ * query that has seen no key yet has y = 0 and lse = -inf. (q, kv, [random], [y], [lse]) -> y, lse. Dropout
+ * draws as that of a sequence of n_positions does. Backward of one part: (dy, q, kv, y, lse, [random]) -> dq,
+ * dkv, with y and lse of all parts. */
+typedef struct {
+    AttentionAttributes heads;
+    RowPositions queries, keys;
+    int64_t n_positions; /* of the whole sequence */
+} AttentionPartAttributes;
+typedef struct {
+    Tensor *y, *lse;
+} AttentionPart;
+extern const Op OP_ATTENTION_PART, OP_ATTENTION_PART_BACKWARD;
+/* `before`: what this part goes on from; NULL: it is the first. */
+AttentionPart op_attention_part(Graph *graph, Tensor *q, Tensor *kv, Tensor *random,
+                                const AttentionPart *before, const AttentionPartAttributes *attributes);
+/* How many of the n_keys rows of keys the query at this position sees: those that come first. */
+int64_t attention_part_visible(const RowPositions *keys, int64_t n_keys, int64_t position);
+
 typedef struct {
     int n_heads, n_kv_heads, head_size;
     float theta;
-    int64_t first_position;
+    RowPositions positions;
     bool inverse;
 } RotaryAttributes;
 extern const Op OP_ROTARY;
@@ -165,15 +206,18 @@ enum { RANDOM_SEED_LOW, RANDOM_SEED_HIGH, RANDOM_STEP, RANDOM_FIRST_SEQUENCE, N_
  * pack: the parts of dimension `dim` of x, (outer, size, inner), laid one after the other, each (outer, n,
  * inner); part p is border[p] .. border[p+1]-1 and may be empty. y is (rows, columns of x), or (N,1) where
  * dim is the last. unpack: back to `shape`. What goes to one rank then lies together (parallel/conjugate.h).
- * Each is the other's backward. */
-enum { PACK_MAX_PARTS = 64 };
+ * Each is the other's backward. pack_pieces: a part is several pieces side by side, (outer, n, inner) together:
+ * piece i of part p is border[i·n_parts + p] .. border[i·n_parts + p + 1]-1, of n_pieces·n_parts. */
+enum { PACK_MAX_PARTS = 64, PACK_MAX_PIECES = 3 };
 typedef struct {
     int64_t outer, inner;
-    int n_parts;
+    int n_parts, n_pieces;
     bool inverse; /* unpack */
-    int64_t border[PACK_MAX_PARTS + 1];
+    int64_t border[PACK_MAX_PARTS * PACK_MAX_PIECES + 1];
+    int64_t part[PACK_MAX_PARTS + 1]; /* where each begins, when all lie one after the other */
 } PackAttributes;
 extern const Op OP_PACK;
+Tensor *op_pack_pieces(Graph *graph, Tensor *x, int dim, int n_parts, int n_pieces, const int64_t *border);
 Tensor *op_pack(Graph *graph, Tensor *x, int dim, int n_parts, const int64_t *border);
 Tensor *op_unpack(Graph *graph, Tensor *x, Shape shape, int dim, int n_parts, const int64_t *border);
 

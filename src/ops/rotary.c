@@ -61,7 +61,7 @@ static Status rotary_reference(const KernelCall *call, Error *error) {
     for (int64_t n = 0; n < rows; n++) {
         const float *x = (const float *)call->in[0] + n * width;
         float *y = (float *)call->out[0] + n * width;
-        int64_t position = a->first_position + n % n_positions + (start ? start[n / n_positions] : 0);
+        int64_t position = row_place(&a->positions, n % n_positions) + (start ? start[n / n_positions] : 0);
         for (int64_t head = 0; head < rotated; head += a->head_size) {
             for (int64_t i = 0; i < half; i++) {
                 double angle = (double)position * pow((double)a->theta, -2.0 * (double)i / a->head_size);

@@ -57,6 +57,25 @@ Node *op_all_to_all(Graph *graph, Comm *comm, Tensor *out, const int64_t *border
                        TENSORS(out), 1, TENSORS(in));
 }
 
+/* An all-to-all in which each rank has something for one other only. */
+Node *op_shift(Graph *graph, Comm *comm, Tensor *out, Tensor *in, int distance) {
+    int n = comm->size, to = ((comm->rank + distance) % n + n) % n,
+        from = ((comm->rank - distance) % n + n) % n;
+    int64_t *border = ARENA_ARRAY(&graph->arena, int64_t, n + 1),
+            *other = ARENA_ARRAY(&graph->arena, int64_t, n + 1);
+    for (int r = 0; r < n; r++) {
+        border[r + 1] = r >= to ? tensor_count(out) : 0;
+        other[r + 1] = r >= from ? tensor_count(in) : 0;
+    }
+    CommOperation operation = {.kind = COMM_ALL_TO_ALL,
+                               .type = comm_type_of(out->dtype),
+                               .n = tensor_count(out),
+                               .border = border,
+                               .other_border = other};
+    CommAttributes attributes = {.comm = comm, .operation = operation, .peers = {.to = to, .from = from}};
+    return comm_record(graph, &OP_SHIFT, attributes, 1, TENSORS(out), 1, TENSORS(in));
+}
+
 Node *op_comm_wait(Graph *graph, const Node *start) {
     Node *node = graph_record(graph, &OP_COMM_WAIT, start->attributes, sizeof(CommAttributes),
                               start->n_inputs, start->input, start->n_outputs, start->output);
@@ -284,6 +303,10 @@ static void comm_describe(const Node *node, char *text, size_t n_bytes) {
              attributes->comm->size);
 }
 
+static void shift_describe(const Node *node, char *text, size_t n_bytes) {
+    describe_peers(&((const CommAttributes *)node->attributes)->peers, text, n_bytes);
+}
+
 /* Nothing to do now: these stand where the backward has something to do. */
 static void conjugate_describe(const Node *node, char *text, size_t n_bytes) {
     const CommAttributes *attributes = node->attributes;
@@ -327,6 +350,13 @@ const Op OP_EXCHANGE = {.name = "exchange_start",
                         .reference = exchange_kernel,
                         .is_portable = true,
                         .is_capturable = is_capturable};
+const Op OP_SHIFT = {.name = "shift_start",
+                     .bytes = comm_bytes,
+                     .describe = shift_describe,
+                     .reference = start_kernel,
+                     .is_portable = true,
+                     .is_repeatable = true,
+                     .is_capturable = is_capturable};
 const Op OP_COMM_WAIT = {.name = "wait",
                          .gradient = conjugate_begin,
                          .bytes = no_bytes,

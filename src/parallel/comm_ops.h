@@ -13,8 +13,9 @@
 #include "graph/program.h"
 
 extern const Op OP_CHANNEL_RECEIVE, OP_CHANNEL_RECEIVE_AHEAD, OP_CHANNEL_SEND, OP_CHANNEL_SEND_WAIT;
-extern const Op OP_ALL_REDUCE, OP_REDUCE_SCATTER, OP_ALL_GATHER, OP_ALL_TO_ALL, OP_EXCHANGE, OP_COMM_WAIT,
-    OP_SCALAR_SUM, OP_PARALLEL_COPY, OP_PARALLEL_COPY_START, OP_PARALLEL_COPY_END, OP_PARALLEL_SPLIT;
+extern const Op OP_ALL_REDUCE, OP_REDUCE_SCATTER, OP_ALL_GATHER, OP_ALL_TO_ALL, OP_SHIFT, OP_EXCHANGE,
+    OP_COMM_WAIT, OP_SCALAR_SUM, OP_PARALLEL_COPY, OP_PARALLEL_COPY_START, OP_PARALLEL_COPY_END,
+    OP_PARALLEL_SPLIT;
 
 /* Start a sum over all ranks of `data`, in place. */
 Node *op_all_reduce(Graph *graph, Comm *comm, Tensor *data);
@@ -28,6 +29,10 @@ Node *op_all_gather(Graph *graph, Comm *comm, Tensor *data, const int64_t *borde
  * that must stay good likewise. */
 Node *op_all_to_all(Graph *graph, Comm *comm, Tensor *out, const int64_t *border, Tensor *in,
                     const int64_t *other_border);
+
+/* Start to send `out` to the rank `distance` after this one and to receive `in` from the one as far before it:
+ * round a ring. */
+Node *op_shift(Graph *graph, Comm *comm, Tensor *out, Tensor *in, int distance);
 
 /* Wait for what `start` started. */
 Node *op_comm_wait(Graph *graph, const Node *start);

@@ -14,7 +14,7 @@ static const struct {
 } axes[N_AXES] = {
     [AXIS_PP] = {"pp", "pipeline: layers", "pipeline", "layers", true},
     [AXIS_DP] = {"dp", "data: sequences", "data", "sequences", true},
-    [AXIS_CP] = {"cp", "context: positions", "context", "positions", false},
+    [AXIS_CP] = {"cp", "context: positions", "context", "positions", true},
     [AXIS_EP] = {"ep", "experts", "expert", "experts", false},
     [AXIS_TP] = {"tp", "tensors: heads and channels", "tensor", "heads and channels", true},
 };
@@ -97,6 +97,16 @@ Status mesh_shape(const int64_t *sizes, int n_ranks, MeshShape *shape, Error *er
     return STATUS_OK;
 }
 
+/* The group is named by its first rank. */
+static Status open_sums(Mesh *mesh, Error *error) {
+    int origin[N_AXES], n_contexts = mesh->shape.size[AXIS_CP];
+    if (n_contexts == 1) return STATUS_OK;
+    memcpy(origin, mesh->coordinate, sizeof origin);
+    origin[AXIS_DP] = origin[AXIS_CP] = 0;
+    int key = mesh->coordinate[AXIS_DP] * n_contexts + mesh->coordinate[AXIS_CP];
+    return comm_split(mesh->world, mesh_rank(&mesh->shape, origin), key, &mesh->sums, error);
+}
+
 Status mesh_open(Mesh *mesh, const MeshShape *shape, Comm *world, Error *error) {
     *mesh = (Mesh){.shape = *shape, .world = world};
     if (mesh_n_ranks(shape) != world->size) {
@@ -113,7 +123,7 @@ Status mesh_open(Mesh *mesh, const MeshShape *shape, Comm *world, Error *error) 
         origin[axis] = 0;
         TRY(comm_split(world, mesh_rank(shape, origin), mesh->coordinate[axis], &mesh->axis[axis], error));
     }
-    return STATUS_OK;
+    return open_sums(mesh, error);
 }
 
 Status mesh_open_heads(Mesh *mesh, int group, Error *error) {
@@ -128,6 +138,7 @@ Status mesh_open_ends(Mesh *mesh, Error *error) {
 }
 
 void mesh_close(Mesh *mesh) {
+    comm_close(&mesh->sums);
     comm_close(&mesh->ends);
     comm_close(&mesh->heads);
     for (int axis = 0; axis < N_AXES; axis++) comm_close(&mesh->axis[axis]);

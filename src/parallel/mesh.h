@@ -51,6 +51,9 @@ typedef struct {
     /* The first and the last of pp, which hold a tied token table both, likewise; {0} on those between them
      * and where nothing is tied. */
     Comm ends, device_ends;
+    /* Those of dp and cp together, who hold the same parameters and sum their gradients, likewise; {0} where cp
+     * is 1: then those of dp. */
+    Comm sums, device_sums;
     Comm device[N_AXES]; /* of a device's memory (NCCL, or through the host); {0} where that is the host's */
 } Mesh;
 
@@ -63,6 +66,17 @@ void mesh_close(Mesh *mesh); /* safe on {0} */
  * const; what a communicator counts is not. */
 static inline Comm *mesh_comm(const Mesh *mesh, Axis axis) {
     return (Comm *)(mesh->device[axis].table ? &mesh->device[axis] : &mesh->axis[axis]);
+}
+
+/* The ranks that hold the same parameters: those of dp and cp together, dp by dp. The first by what reaches the
+ * memory that tensors are in, as mesh_comm; the second the host's. */
+static inline Comm *mesh_sums(const Mesh *mesh) {
+    if (!mesh->sums.table) return mesh_comm(mesh, AXIS_DP);
+    return (Comm *)(mesh->device_sums.table ? &mesh->device_sums : &mesh->sums);
+}
+
+static inline Comm *mesh_host_sums(const Mesh *mesh) {
+    return (Comm *)(mesh->sums.table ? &mesh->sums : &mesh->axis[AXIS_DP]);
 }
 
 /* Among the ranks of tp: those with the same `group`. Collective over them, after mesh_open. */

@@ -3,6 +3,7 @@
 
 #include "comm/algo/algo.h"
 #include "parallel/pipeline/schedule.h"
+#include "parallel/ring_attention.h"
 #include "parallel/sync/gradient_sync.h"
 
 enum { MANY = 1 << 20, DEFAULT_ALGORITHM = 3 };
@@ -37,7 +38,10 @@ const OptionSpec parallel_option_specs[] = {
         "blocks of each part of the pipeline, in the order of the model, as 3,3,4,2; default: balanced by "
         "FLOPs, embedding and head counted"),
     OPTION_INT("cp", ParallelOptions, size[AXIS_CP], 1, 1, MANY,
-               "context parallelism: ranks that divide each sequence (not yet available)"),
+               "context parallelism: ranks that divide the positions of each sequence"),
+    OPTION_CHOICE("cp-style", ParallelOptions, context, CONTEXT_RING, context_style_names,
+                  "how ranks of cp attend to each other's positions: keys and values go round a ring, or an "
+                  "all-to-all gives each rank some heads of all positions"),
     OPTION_INT("ep", ParallelOptions, size[AXIS_EP], 1, 1, MANY,
                "expert parallelism: ranks that divide the experts (not yet available)"),
     OPTION_INT(

@@ -11,6 +11,7 @@ typedef struct {
     bool by_sequence;      /* sequence parallelism, along tp; not with TENSOR_ROW */
     int tensor_style;      /* TensorStyle, of tp */
     int64_t tensor_chunks; /* of a micro-batch; 0: chosen */
+    int context;           /* ContextStyle, of cp */
     int schedule;          /* ScheduleKind, of pp */
     int64_t n_chunks;      /* parts of the model on each stage; 0: the schedule's own number */
     const char *stages;    /* blocks of each part; "": balanced */

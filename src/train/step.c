@@ -126,13 +126,16 @@ static bool is_alone(const GradientSyncOptions *sync) {
 /* How the layers are split among the ranks of the mesh. */
 static GptSplit split_of(const StepOptions *options) {
     const Mesh *mesh = options->sync.mesh;
-    if (!mesh || mesh->shape.size[AXIS_TP] == 1) return (GptSplit){0};
-    TensorStyle style = options->part ? options->part->style : TENSOR_COLUMN;
-    return (GptSplit){.tp = mesh_comm(mesh, AXIS_TP),
-                      .style = style,
-                      .by_sequence = options->by_sequence && style == TENSOR_COLUMN,
-                      .n_parts = options->pipeline ? 1 : options->tensor_chunks,
-                      .by_block = gradient_strategy(options->sync.zero)->shards_weights};
+    GptSplit split = {.context = options->context};
+    if (mesh && mesh->shape.size[AXIS_TP] > 1) {
+        split.tp = mesh_comm(mesh, AXIS_TP);
+        split.style = options->part ? options->part->style : TENSOR_COLUMN;
+        split.by_sequence = options->by_sequence && split.style == TENSOR_COLUMN;
+        split.n_parts = options->pipeline ? 1 : options->tensor_chunks;
+        split.by_block = gradient_strategy(options->sync.zero)->shards_weights;
+    }
+    if (mesh && mesh->shape.size[AXIS_CP] > 1) split.cp = mesh_comm(mesh, AXIS_CP);
+    return split;
 }
 
 /* Of parameters that several ranks of tp hold: the parts of their gradients. */
@@ -324,8 +327,9 @@ Status train_step_open(TrainStep *step, DeviceMemory *memory, Error *error) {
     int64_t count = step->B * step->options.T;
     const GradientSyncOptions *sync = &step->options.sync;
     for (int axis = 0; axis < N_AXES && sync->mesh; axis++) {
-        Comm *comm = mesh_comm(sync->mesh, (Axis)axis);
-        if (comm->size > 1 && !(axis == AXIS_DP && sync->is_async)) TRY(comm_prepare(comm, error));
+        Comm *comm = axis == AXIS_DP ? mesh_sums(sync->mesh) : mesh_comm(sync->mesh, (Axis)axis);
+        bool is_apart = axis == AXIS_DP && sync->is_async;
+        if (comm->size > 1 && !is_apart) TRY(comm_prepare(comm, error));
     }
     step->tokens = ARENA_ARRAY(&step->graph->arena, int32_t, count);
     step->targets = ARENA_ARRAY(&step->graph->arena, int32_t, count);
@@ -372,6 +376,16 @@ static Status upload_random(TrainStep *step, const Tensor *random, const BatchPa
     return executor_upload_input(&step->executor, random, part->frame, words, error);
 }
 
+/* Of what is filled in, (B,T), this rank's positions, (B,n). */
+static void take_rows(const TrainStep *step, int32_t *batch) {
+    const GptSplit split = split_of(&step->options);
+    const ContextRows rows = gpt_rows(&split, step->options.T);
+    for (int64_t b = 0; split.cp && b < step->B; b++) {
+        for (int64_t t = 0; t < rows.n; t++) /* never before what it is taken from */
+            batch[b * rows.n + t] = batch[b * step->options.T + row_place(&rows.positions, t)];
+    }
+}
+
 /* As far as the chunk reads it. */
 static Status upload_batch(TrainStep *step, const BatchSource *source, const BatchPart *part, Error *error) {
     Executor *executor = &step->executor;
@@ -385,6 +399,8 @@ static Status upload_batch(TrainStep *step, const BatchSource *source, const Bat
     activity_end(executor->activity, ACTIVITY_HOST);
     memset(step->tokens + n * T, 0, (size_t)((step->B - n) * T) * sizeof *step->tokens);
     memset(step->targets + n * T, 0xff, (size_t)((step->B - n) * T) * sizeof *step->targets); /* -1 */
+    take_rows(step, step->tokens);
+    take_rows(step, step->targets);
     if (places->tokens)
         TRY(executor_upload_input(executor, places->tokens, part->frame, step->tokens, error));
     if (!places->targets) return STATUS_OK;

@@ -35,9 +35,10 @@ typedef struct {
     /* Pipeline parallelism: this rank's place, and which chunks of the model it has; NULL: all of it. */
     const Pipeline *pipeline;
     const ParameterPart *part;
-    bool by_sequence;   /* sequence parallelism, where layers are split (tp); not with TENSOR_ROW */
-    int tensor_chunks;  /* of a micro-batch: see GptSplit.n_parts */
-    int64_t loss_chunk; /* tokens whose logits are in memory at a time, 0 for as many as seem good */
+    bool by_sequence;     /* sequence parallelism, where layers are split (tp); not with TENSOR_ROW */
+    int tensor_chunks;    /* of a micro-batch: see GptSplit.n_parts */
+    ContextStyle context; /* how ranks share a sequence, where they do (cp) */
+    int64_t loss_chunk;   /* tokens whose logits are in memory at a time, 0 for as many as seem good */
     uint64_t seed;
     GradientSyncOptions sync;  /* {0}: one process */
     Precision precision;       /* {0}: f32 */
@@ -83,7 +84,7 @@ typedef struct {
     int64_t n_micro_batches; /* the same on every rank */
     StepAction *actions;     /* of a training step; one forward in an evaluation */
     int n_actions;
-    int32_t *tokens, *targets; /* (B,T) on the host */
+    int32_t *tokens, *targets; /* (B,T) on the host; then this rank's positions */
     /* Step `index` begins with this sequence, and the later ones follow; 0, 0 for a run from its
      * beginning. */
     struct {

@@ -79,6 +79,7 @@ static StepOptions step_options(const TrainerSetup *setup) {
                          .loss_chunk = options->loss_chunk,
                          .by_sequence = setup->parallel && setup->parallel->by_sequence,
                          .tensor_chunks = tensor_chunks(setup),
+                         .context = setup->parallel ? (ContextStyle)setup->parallel->context : CONTEXT_RING,
                          .seed = (uint64_t)options->seed,
                          .sync = sync_of(setup),
                          .pipeline = setup->pipeline,

@@ -67,8 +67,7 @@ static Status exchange(const TrainStep *step, double *losses, double *norms, int
     const Mesh *mesh = step->options.sync.mesh;
     bool counts_norm = !mesh_ends(mesh) || mesh->coordinate[AXIS_PP] == 0;
     for (int i = 0; i < n; i++) {
-        bool counts = mesh->coordinate[AXIS_TP] == 0 && mesh->coordinate[AXIS_CP] == 0;
-        if (!counts) losses[i] = 0.0;
+        if (mesh->coordinate[AXIS_TP] > 0) losses[i] = 0.0;
         norms[i] = counts_norm ? norms[i] * norms[i] : 0.0;
     }
     TRY(comm_all_reduce(mesh->world, losses, n, COMM_F64, COMM_SUM, error));

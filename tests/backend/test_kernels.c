@@ -131,7 +131,8 @@ static Outputs run_node(const OpCase *test, const TestMemory *memory, const Node
 /* Scores of several thousand are themselves rounded to about 1e-4, and e^score carries that as it is. */
 static bool is_steep(const OpCase *test, const Node *node) {
     return (test->spec->flags & CASE_LARGE) &&
-           (node->op == &OP_ATTENTION || node->op == &OP_ATTENTION_BACKWARD);
+           (node->op == &OP_ATTENTION || node->op == &OP_ATTENTION_BACKWARD ||
+            node->op == &OP_ATTENTION_PART || node->op == &OP_ATTENTION_PART_BACKWARD);
 }
 
 static void compare(const OpCase *test, const Node *node, const Mode *mode, const Backend *backend,

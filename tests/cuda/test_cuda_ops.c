@@ -70,16 +70,29 @@ static bool is_always_f32(const Graph *graph, const Tensor *tensor) {
         bool is_input;
         int slot;
     } SLOTS[] = {
-        {&OP_LAYERNORM, false, 1},     {&OP_LAYERNORM, false, 2},
-        {&OP_RMSNORM, false, 1},       {&OP_RESIDUAL_NORM, false, 2},
-        {&OP_RESIDUAL_NORM, false, 3}, {&OP_ATTENTION, false, 1},
-        {&OP_CROSS_ENTROPY, false, 0}, {&OP_CROSS_ENTROPY, true, 2},
-        {&OP_SQUARED_ERROR, false, 0}, {&OP_SUM, false, 0},
-        {&OP_SQUARED_NORM, false, 0},  {&OP_CLIP, true, 0},
-        {&OP_CLIP, true, 1},           {&OP_CLIP, false, 0},
-        {&OP_CLIP, false, 1},          {&OP_SPLIT_ENTROPY_PART, false, 0},
-        {&OP_SPLIT_ENTROPY, false, 0}, {&OP_SPLIT_ENTROPY, true, 2},
+        {&OP_LAYERNORM, false, 1},
+        {&OP_LAYERNORM, false, 2},
+        {&OP_RMSNORM, false, 1},
+        {&OP_RESIDUAL_NORM, false, 2},
+        {&OP_RESIDUAL_NORM, false, 3},
+        {&OP_ATTENTION, false, 1},
+        {&OP_CROSS_ENTROPY, false, 0},
+        {&OP_CROSS_ENTROPY, true, 2},
+        {&OP_SQUARED_ERROR, false, 0},
+        {&OP_SUM, false, 0},
+        {&OP_SQUARED_NORM, false, 0},
+        {&OP_CLIP, true, 0},
+        {&OP_CLIP, true, 1},
+        {&OP_CLIP, false, 0},
+        {&OP_CLIP, false, 1},
+        {&OP_SPLIT_ENTROPY_PART, false, 0},
+        {&OP_SPLIT_ENTROPY, false, 0},
+        {&OP_SPLIT_ENTROPY, true, 2},
         {&OP_SPLIT_ENTROPY, true, 3},
+        {&OP_ATTENTION_PART, false, 0},
+        {&OP_ATTENTION_PART, false, 1},
+        {&OP_ATTENTION_PART_BACKWARD, false, 0},
+        {&OP_ATTENTION_PART_BACKWARD, false, 1},
     };
     for (int n = 0; n < graph->n_nodes; n++) {
         const Node *node = graph->node[n];
@@ -263,7 +276,8 @@ static const double steep_times = 3.0;
 
 static bool is_steep(const Run *run) {
     return (run->test->spec->flags & CASE_LARGE) &&
-           (run->plain->op == &OP_ATTENTION || run->plain->op == &OP_ATTENTION_BACKWARD);
+           (run->plain->op == &OP_ATTENTION || run->plain->op == &OP_ATTENTION_BACKWARD ||
+            run->plain->op == &OP_ATTENTION_PART || run->plain->op == &OP_ATTENTION_PART_BACKWARD);
 }
 
 /* As test_assert_close: the norm of the difference within the tolerance, each element within ten times

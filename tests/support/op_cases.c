@@ -5,6 +5,7 @@
 #include "ops/update/adamw.h"
 #include "ops/update/sgd.h"
 #include "optim/optimizer.h"
+#include "parallel/ring_attention.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -159,12 +160,22 @@ Tensor *case_find(const OpCase *test, const char *name) {
 
 /* ---- the operations ---- */
 
+/* From 0 or CASE_FIRST_POSITION on, or two runs. */
+static RowPositions positions_of(const OpCase *test, int64_t n_rows) {
+    RowPositions positions = {.start = test->spec->flags & CASE_SHIFT ? CASE_FIRST_POSITION : 0};
+    if (test->spec->flags & CASE_ZIGZAG) {
+        positions.head = n_rows / 2;
+        positions.skip = 4;
+    }
+    return positions;
+}
+
 void build_embedding(OpCase *test) {
     const int64_t *size = test->spec->size;
     unsigned flags = test->spec->flags;
-    int64_t shift = flags & CASE_SHIFT ? CASE_FIRST_POSITION : 0;
     bool is_split = flags & CASE_SPLIT;
-    EmbeddingAttributes part = {.first_position = shift, .n_tokens = size[3], .n_all = size[3]};
+    EmbeddingAttributes part = {
+        .positions = positions_of(test, size[1]), .n_tokens = size[3], .n_all = size[3]};
     if (is_split) { /* the last row is padding, though there is a token of that number */
         part.n_tokens -= size[3] > 1;
         part.n_all = part.n_tokens + 5;
@@ -173,7 +184,8 @@ void build_embedding(OpCase *test) {
     Tensor *tokens = integers(test, SHAPE(size[0], size[1]), "tokens", part.n_all);
     Tensor *table = parameter(test, SHAPE(size[3], size[2]), "table", 0.0f), *positions = NULL, *start = NULL;
     if (flags & CASE_POSITIONS) positions = parameter(test, SHAPE(size[4], size[2]), "positions", 0.0f);
-    if (flags & CASE_START) start = integers(test, SHAPE(size[0]), "start", size[4] - size[1] + 1 - shift);
+    if (flags & CASE_START)
+        start = integers(test, SHAPE(size[0]), "start", size[4] - row_place(&part.positions, size[1] - 1));
     finish(test, op_embedding_part(test->graph, tokens, table, positions, start, &part));
 }
 
@@ -297,6 +309,27 @@ void build_attention(OpCase *test) {
     finish(test, y);
 }
 
+/* The queries of one of the ranks of a ring, over the keys of all of them, its own first. */
+void build_attention_part(OpCase *test) {
+    const int64_t *size = test->spec->size;
+    int n_ranks = (int)size[5], rank = n_ranks / 2;
+    AttentionPartAttributes attributes = {.heads = heads_of(test), .n_positions = size[1]};
+    Tensor *random = attributes.heads.dropout > 0.0f ? random_words(test) : NULL;
+    ContextRows rows = context_rows(CONTEXT_RING, size[1], n_ranks, rank);
+    Tensor *q = activation(test, SHAPE(size[0], rows.n, size[2] * size[4]), "q");
+    attributes.queries = rows.positions;
+    AttentionPart part = {0};
+    for (int i = 0; i < n_ranks; i++) {
+        static const char *const names[] = {"kv0", "kv1", "kv2"};
+        ContextRows keys = context_rows(CONTEXT_RING, size[1], n_ranks, (rank + i) % n_ranks);
+        Tensor *kv = activation(test, SHAPE(size[0], keys.n, 2 * size[3] * size[4]), names[i]);
+        attributes.keys = keys.positions;
+        part = op_attention_part(test->graph, q, kv, random, i ? &part : NULL, &attributes);
+    }
+    add_result(test, "lse", part.lse);
+    finish(test, part.y);
+}
+
 void build_attention_cached(OpCase *test) {
     const int64_t *size = test->spec->size;
     AttentionAttributes attributes = heads_of(test);
@@ -316,7 +349,7 @@ void build_rotary(OpCase *test) {
         .n_kv_heads = (int)size[3],
         .head_size = (int)size[4],
         .theta = 100.0f,
-        .first_position = test->spec->flags & CASE_SHIFT ? CASE_FIRST_POSITION : 0,
+        .positions = positions_of(test, size[1]),
     };
     Tensor *qkv = qkv_of(test), *start = NULL;
     if (test->spec->flags & CASE_START) start = integers(test, SHAPE(size[0]), "start", 50);
@@ -369,6 +402,16 @@ void build_pack(OpCase *test) {
     Shape shape = SHAPE(size[0], size[1], size[2]);
     Tensor *packed = op_pack(test->graph, activation(test, shape, "x"), 1, n_parts, border);
     finish(test, op_unpack(test->graph, packed, shape, 1, 1, (int64_t[]){0, size[1]}));
+}
+
+void build_pack_pieces(OpCase *test) {
+    const int64_t *size = test->spec->size;
+    int n_parts = (int)size[3], n_runs = 3 * n_parts;
+    int64_t border[PACK_MAX_PARTS * PACK_MAX_PIECES + 1] = {0};
+    for (int i = 1; i < n_runs; i++) border[i] = size[1] * (i + i % 2) / (n_runs + 1);
+    border[n_runs] = size[1];
+    Tensor *x = activation(test, SHAPE(size[0], size[1], size[2]), "x");
+    finish(test, op_pack_pieces(test->graph, x, 1, n_parts, 3, border));
 }
 
 void build_sum(OpCase *test) {

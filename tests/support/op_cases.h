@@ -29,6 +29,7 @@ enum {
     CASE_RMS = 1 << 16,      /* rmsnorm, not layernorm */
     CASE_SUM_ONLY = 1 << 17, /* residual_norm: nobody reads what it has normed */
     CASE_SPLIT = 1 << 19,    /* this rank has a part of the vocabulary, or of the rows */
+    CASE_ZIGZAG = 1 << 20,   /* rows are the two runs of positions that a rank of a ring has */
     CASE_LAYER = 1 << 18,    /* residual_norm's branch, attention's qkv: made by a layer that has a bias */
 };
 enum { CASE_FIRST_POSITION = 3, CASE_MAX_FILLS = 9, CASE_MAX_RESULTS = 4 };
@@ -78,15 +79,16 @@ Tensor *case_find(const OpCase *test, const char *name);
 
 extern const Op OP_TEST_LOSS; /* stands for Σ y·dy in the graph: computes nothing, starts the gradient */
 
-void build_embedding(OpCase *test);        /* B T C V P */
-void build_layernorm(OpCase *test);        /* N C */
-void build_rmsnorm(OpCase *test);          /* N C */
-void build_residual_norm(OpCase *test);    /* B T C, dropout; CASE_RESIDUAL: y is normed + gelu(sum) */
-void build_linear(OpCase *test);           /* N Ci Co */
-void build_mlp(OpCase *test);              /* N C F; CASE_RESIDUAL: what is hidden has two readers */
-void build_gelu(OpCase *test);             /* N C */
-void build_swiglu(OpCase *test);           /* N F */
-void build_attention(OpCase *test);        /* B T NH NKV HS, dropout */
+void build_embedding(OpCase *test);      /* B T C V P */
+void build_layernorm(OpCase *test);      /* N C */
+void build_rmsnorm(OpCase *test);        /* N C */
+void build_residual_norm(OpCase *test);  /* B T C, dropout; CASE_RESIDUAL: y is normed + gelu(sum) */
+void build_linear(OpCase *test);         /* N Ci Co */
+void build_mlp(OpCase *test);            /* N C F; CASE_RESIDUAL: what is hidden has two readers */
+void build_gelu(OpCase *test);           /* N C */
+void build_swiglu(OpCase *test);         /* N F */
+void build_attention(OpCase *test);      /* B T NH NKV HS, dropout */
+void build_attention_part(OpCase *test); /* B T NH NKV HS parts, dropout: one rank's queries over all keys */
 void build_attention_cached(OpCase *test); /* B T NH NKV HS capacity */
 void build_rotary(OpCase *test);           /* B T NH NKV HS */
 void build_add(OpCase *test);              /* N C */
@@ -95,6 +97,7 @@ void build_zero(OpCase *test);             /* N C */
 void build_dropout(OpCase *test);          /* B T C, dropout */
 void build_gather(OpCase *test);           /* N C M */
 void build_pack(OpCase *test);             /* outer size inner parts; there and back, by other parts */
+void build_pack_pieces(OpCase *test);      /* outer size inner parts, of three pieces each; there alone */
 void build_sum(OpCase *test);              /* N C */
 void build_cross_entropy(OpCase *test);    /* N V */
 void build_split_entropy(OpCase *test);    /* N V classes */

@@ -20,12 +20,13 @@ static Status check_rows(const int32_t *row, int64_t count, int64_t n_rows, Erro
 
 /* The first and the last position of every sequence lie in the table. */
 static Status check_positions(const int32_t *start /* (B) or NULL */, int64_t B, int64_t T,
-                              int64_t first_position, int64_t n_rows, Error *error) {
-    for (int64_t b = 0; b < (start ? B : 1); b++) {
-        int64_t first = first_position + (start ? start[b] : 0);
-        if (first >= 0 && first + T <= n_rows) continue;
+                              const RowPositions *positions, int64_t n_rows, Error *error) {
+    for (int64_t b = 0; b < (start ? B : 1) && T > 0; b++) {
+        int64_t skip = start ? start[b] : 0, first = row_place(positions, 0) + skip,
+                last = row_place(positions, T - 1) + skip;
+        if (first >= 0 && last < n_rows) continue;
         return error_failed(error, "embedding: positions %lld to %lld are not all in the table's %lld rows",
-                            (long long)first, (long long)(first + T - 1), (long long)n_rows);
+                            (long long)first, (long long)last, (long long)n_rows);
     }
     return STATUS_OK;
 }
@@ -47,11 +48,11 @@ Status cpu_embedding(const KernelCall *call, Error *error) {
             C = node->input[1]->shape.dim[1];
     TRY(check_rows(tokens, B * T, a->n_all, error));
     if (position_table) {
-        TRY(check_positions(start, B, T, a->first_position, node->input[2]->shape.dim[0], error));
+        TRY(check_positions(start, B, T, &a->positions, node->input[2]->shape.dim[0], error));
     }
 #pragma omp parallel for schedule(static) num_threads(cpu_threads(call, B *T *C))
     for (int64_t n = 0; n < B * T; n++) {
-        int64_t place = a->first_position + n % T + (start ? start[n / T] : 0);
+        int64_t place = row_place(&a->positions, n % T) + (start ? start[n / T] : 0);
         int64_t row = tokens[n] - a->first_token;
         const float *token = row >= 0 && row < a->n_tokens ? token_table + row * C : NULL,
                     *position = position_table ? position_table + place * C : NULL;
@@ -177,15 +178,15 @@ Status cpu_embedding_position_gradient(const KernelCall *call, Error *error) {
     float *table = call->out[0];        /* (P,C) */
     int64_t B = call->node->input[0]->shape.dim[0], T = call->node->input[0]->shape.dim[1];
     int64_t P = call->node->output[0]->shape.dim[0], C = call->node->output[0]->shape.dim[1];
-    TRY(check_positions(start, B, T, a->first_position, P, error));
+    TRY(check_positions(start, B, T, &a->positions, P, error));
 #pragma omp parallel for schedule(static, 1) num_threads(cpu_threads(call, B *T *C))
     for (int64_t p = 0; p < P; p++) {
         int32_t row[ROWS_AT_ONCE];
         int n_rows = 0;
         bool add = call->add[0];
         for (int64_t b = 0; b < B; b++) {
-            int64_t t = p - a->first_position - (start ? start[b] : 0);
-            if (t >= 0 && t < T) row[n_rows++] = (int32_t)(b * T + t);
+            int64_t t = row_at_place(&a->positions, T, p - (start ? start[b] : 0));
+            if (t >= 0) row[n_rows++] = (int32_t)(b * T + t);
             if (n_rows && (n_rows == ROWS_AT_ONCE || b == B - 1)) {
                 sum_rows(dy, row, n_rows, C, (CpuRange){0, C}, table + p * C, add);
                 n_rows = 0;

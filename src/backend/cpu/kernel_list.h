@@ -26,6 +26,8 @@
     PLAIN(OP_SWIGLU_BACKWARD, cpu_swiglu_backward)                                                           \
     WITH_SCRATCH(OP_ATTENTION, cpu_attention)                                                                \
     WITH_SCRATCH(OP_ATTENTION_BACKWARD, cpu_attention_backward)                                              \
+    WITH_SCRATCH(OP_ATTENTION_PART, cpu_attention_part)                                                      \
+    WITH_SCRATCH(OP_ATTENTION_PART_BACKWARD, cpu_attention_part_backward)                                    \
     WITH_SCRATCH(OP_ATTENTION_CACHED, cpu_attention_cached)                                                  \
     WITH_SCRATCH(OP_ROTARY, cpu_rotary)                                                                      \
     PLAIN(OP_ADD, cpu_add)                                                                                   \

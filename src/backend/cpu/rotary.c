@@ -69,9 +69,13 @@ static void table_fill(const RotaryTable *table, const RotaryAttributes *a, cons
 #pragma omp parallel for schedule(static) num_threads(n_threads)
     for (int64_t task = 0; task < table->n_sequences * n_blocks; task++) {
         int64_t b = task / n_blocks, first = task % n_blocks * BLOCK, left = table->n_positions - first;
-        int64_t position = a->first_position + first + (start ? start[b] : 0);
-        fill_block(table, position, left < BLOCK ? left : BLOCK,
-                   table->rows + (b * table->n_positions + first) * 2 * table->half);
+        int64_t n = left < BLOCK ? left : BLOCK, skip = start ? start[b] : 0, head = a->positions.head;
+        float *rows = table->rows + (b * table->n_positions + first) * 2 * table->half;
+        int64_t n_before = head > first && head < first + n ? head - first : n; /* a run of positions ends */
+        fill_block(table, row_place(&a->positions, first) + skip, n_before, rows);
+        if (n_before < n)
+            fill_block(table, row_place(&a->positions, head) + skip, n - n_before,
+                       rows + n_before * 2 * table->half);
     }
 }
 

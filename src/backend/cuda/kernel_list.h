@@ -26,6 +26,8 @@
     PLAIN(OP_SWIGLU_BACKWARD, cuda_swiglu_backward)                                                          \
     WITH_SCRATCH(OP_ATTENTION, cuda_attention)                                                               \
     WITH_SCRATCH(OP_ATTENTION_BACKWARD, cuda_attention_backward)                                             \
+    PLAIN(OP_ATTENTION_PART, cuda_attention_part)                                                            \
+    WITH_SCRATCH(OP_ATTENTION_PART_BACKWARD, cuda_attention_part_backward)                                   \
     WITH_SCRATCH(OP_ATTENTION_CACHED, cuda_attention_cached)                                                 \
     PLAIN(OP_DECODE_STEP, cuda_decode_step)                                                                  \
     PLAIN(OP_SAMPLE, cuda_sample)                                                                            \

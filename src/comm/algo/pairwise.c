@@ -4,7 +4,8 @@
  *
  *     steps N-1    peak: at the rank with most to send and receive    total: all slices but those that stay
  *
- * An empty slice is a message too: both sides count the steps alike. */
+ * An empty slice is no message: both sides know its length. So where each rank has something for one other
+ * only, it takes one step, as in a ring. */
 #include "comm/algo/algo.h"
 
 #include <string.h>
@@ -32,9 +33,12 @@ Status pairwise_all_to_all(Comm *comm, const CommOperation *operation, int tag, 
             continue;
         }
         CommRequest request[2];
-        TRY(table->start_receive(comm->context, in.data, in.n_bytes, from, tag, &request[0], error));
-        TRY(table->start_send(comm->context, out.data, out.n_bytes, to, tag, &request[1], error));
-        TRY(table->wait(comm->context, request, 2, error));
+        int n = 0;
+        if (in.n_bytes)
+            TRY(table->start_receive(comm->context, in.data, in.n_bytes, from, tag, &request[n++], error));
+        if (out.n_bytes)
+            TRY(table->start_send(comm->context, out.data, out.n_bytes, to, tag, &request[n++], error));
+        if (n) TRY(table->wait(comm->context, request, n, error));
     }
     return STATUS_OK;
 }

@@ -40,7 +40,7 @@ double sync_state_bytes(const GradientSyncOptions *options, Precision precision,
                         int n_moments) {
     int whole, sharded;
     split_bytes(options, precision, n_moments, &whole, &sharded);
-    return ((double)whole + (double)sharded / sync_n_shares(options)) * (double)n_parameters;
+    return ((double)whole + (double)sharded / sync_n_ranks(options)) * (double)n_parameters;
 }
 
 const char *sync_state_formula(const GradientSyncOptions *options, Precision precision, int n_moments,
@@ -48,8 +48,8 @@ const char *sync_state_formula(const GradientSyncOptions *options, Precision pre
     int whole, sharded;
     split_bytes(options, precision, n_moments, &whole, &sharded);
     if (!sharded) snprintf(text, n_bytes, "%dΨ", whole);
-    else if (!whole) snprintf(text, n_bytes, "%dΨ/%d", sharded, sync_n_shares(options));
-    else snprintf(text, n_bytes, "%dΨ + %dΨ/%d", whole, sharded, sync_n_shares(options));
+    else if (!whole) snprintf(text, n_bytes, "%dΨ/%d", sharded, sync_n_ranks(options));
+    else snprintf(text, n_bytes, "%dΨ + %dΨ/%d", whole, sharded, sync_n_ranks(options));
     return text;
 }
 
@@ -75,7 +75,7 @@ static void plan_maps(GradientSync *sync, int rank, int n_ranks, Arena *arena) {
 
 GradientSync gradient_sync_plan(const GradientSyncOptions *options, Precision precision,
                                 const FlatArray *array, Arena *arena) {
-    int n_ranks = sync_n_ranks(options), rank = n_ranks > 1 ? options->mesh->coordinate[AXIS_DP] : 0;
+    int n_ranks = sync_n_ranks(options), rank = sync_rank(options);
     GradientSync sync = {.options = options,
                          .zero = n_ranks > 1 ? options->zero : 0,
                          .comm = n_ranks > 1 ? sync_comm(options) : NULL,

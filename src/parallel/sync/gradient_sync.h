@@ -1,4 +1,4 @@
-/* How the ranks along dp keep the same weights: how gradients are summed, where the update stands and how
+/* How the ranks along dp (and cp) keep the same weights: how gradients are summed, where the update stands and how
  * weights are gathered again. One table of functions a strategy, one file each: plain data parallelism and
  * ZeRO 1, 2, 3.
  *
@@ -47,18 +47,27 @@ typedef struct {
     bool root_saves;   /* rank 0 writes checkpoints alone: the others do not have what is in them */
 } GradientSyncOptions;
 
-/* The ranks that share the batch, with what reaches their memory; NULL: alone. */
+/* The ranks that hold the same parameters and sum their gradients, with what reaches their memory: those of dp,
+ * which share the batch, and of cp, which share each of its sequences. NULL: alone. */
 static inline Comm *sync_comm(const GradientSyncOptions *options) {
-    return options->mesh ? mesh_comm(options->mesh, AXIS_DP) : NULL;
+    return options->mesh ? mesh_sums(options->mesh) : NULL;
 }
 
 static inline int sync_n_ranks(const GradientSyncOptions *options) {
-    return options->mesh ? options->mesh->shape.size[AXIS_DP] : 1;
+    const Mesh *mesh = options->mesh;
+    return mesh ? mesh->shape.size[AXIS_DP] * mesh->shape.size[AXIS_CP] : 1;
 }
 
-/* Of a batch. */
+/* This rank's place among them. */
+static inline int sync_rank(const GradientSyncOptions *options) {
+    const Mesh *mesh = options->mesh;
+    return mesh ? mesh->coordinate[AXIS_DP] * mesh->shape.size[AXIS_CP] + mesh->coordinate[AXIS_CP] : 0;
+}
+
+/* Of a batch: ranks of cp have the same one. */
 static inline int sync_n_shares(const GradientSyncOptions *options) {
-    return options->is_async ? options->n_shares : sync_n_ranks(options);
+    if (options->is_async) return options->n_shares;
+    return options->mesh ? options->mesh->shape.size[AXIS_DP] : 1;
 }
 
 /* Which of n sequences (of a batch, of an evaluation) are this rank's: first .. end - 1. */
@@ -90,7 +99,7 @@ typedef struct GradientSync GradientSync;
 /* A strategy. Functions may be NULL where there is nothing to do. */
 typedef struct {
     const char *name;
-    bool shards_optimizer, shards_gradients, shards_weights; /* over the ranks of dp */
+    bool shards_optimizer, shards_gradients, shards_weights; /* over the ranks of dp and cp */
     /* Behind the backward: sum the gradients over the ranks. */
     void (*sum)(GradientSync *sync, Graph *graph, const FlatTensors *tensors);
     /* Around the update: what this rank updates (NULL: everything), and what follows it. */
@@ -112,7 +121,7 @@ struct GradientSync {
     const GradientSyncOptions *options;
     const GradientStrategy *strategy; /* STRATEGY_PLAIN where there is nobody to share with */
     int zero;                         /* its stage */
-    Comm *comm;                       /* of dp; NULL: alone */
+    Comm *comm;                       /* of dp and cp; NULL: alone */
     Precision precision;
     FlatArray array;
     Partition partition; /* units of one slice where the rank is alone */

@@ -27,7 +27,8 @@ const char *verify_case_name(const VerifyChoice *choice, const VerifyCase *layou
     if (*name) snprintf(model, sizeof model, "%s, ", name);
     if (choice->varies_tied) strcat(model, layout->tied ? "tied, " : "untied, ");
     if (!is_alone)
-        snprintf(sync, sizeof sync, "zero %d, %s%s", layout->zero,
+        snprintf(sync, sizeof sync, "%szero %d, %s%s",
+                 layout->context == CONTEXT_ALL_TO_ALL ? "all-to-all, " : "", layout->zero,
                  layout->all_reduce >= 0 ? comm_algorithm_names[layout->all_reduce] : "",
                  layout->all_reduce >= 0 ? ", " : "");
     if (has_stages) snprintf(schedule, sizeof schedule, "%s, ", schedule_info(layout->schedule)->name);
@@ -84,10 +85,21 @@ static bool set_chunks(const VerifyChoice *choice, VerifyCase *layout, int i) {
     return i < (has_choice ? 2 : 1);
 }
 
+/* Ranks that sum their gradients. */
+static int n_sums(const VerifyCase *layout) {
+    return layout->shape.size[AXIS_DP] * layout->shape.size[AXIS_CP];
+}
+
+static bool set_context(const VerifyChoice *choice, VerifyCase *layout, int i) {
+    (void)choice;
+    layout->context = (ContextStyle)i;
+    return i < (layout->shape.size[AXIS_CP] > 1 ? N_CONTEXT_STYLES : 1);
+}
+
 static bool set_zero(const VerifyChoice *choice, VerifyCase *layout, int i) {
     (void)choice;
     layout->zero = i;
-    return i <= (layout->shape.size[AXIS_DP] > 1 ? ZERO_STAGES : 0);
+    return i <= (n_sums(layout) > 1 ? ZERO_STAGES : 0);
 }
 
 /* The fewest micro-batches that a rank's share can be cut into, of `least` or more; as many as it has sequences
@@ -141,7 +153,7 @@ static bool set_tensor(const VerifyChoice *choice, VerifyCase *layout, int i) {
 static bool set_overlap(const VerifyChoice *choice, VerifyCase *layout, int i) {
     (void)choice;
     layout->overlaps = i == 0;
-    return i < (is_plain(layout) && layout->shape.size[AXIS_DP] > 1 ? 2 : 1);
+    return i < (is_plain(layout) && n_sums(layout) > 1 ? 2 : 1);
 }
 
 static int default_algorithm(void) {
@@ -155,7 +167,7 @@ static bool set_algorithm(const VerifyChoice *choice, VerifyCase *layout, int i)
     layout->all_reduce = choice->has_algorithms ? default_algorithm() : -1;
     if (i == 0) return true;
     if (!choice->has_algorithms || !is_plain(layout) || layout->zero || !layout->overlaps ||
-        layout->shape.size[AXIS_DP] == 1 || layout->shape.size[AXIS_PP] > 1)
+        n_sums(layout) == 1 || layout->shape.size[AXIS_PP] > 1)
         return false;
     layout->all_reduce = i - 1 < layout->all_reduce ? i - 1 : i; /* the others */
     return comm_algorithm_names[layout->all_reduce] != NULL;
@@ -164,8 +176,8 @@ static bool set_algorithm(const VerifyChoice *choice, VerifyCase *layout, int i)
 typedef bool (*SetValue)(const VerifyChoice *choice, VerifyCase *layout, int i);
 
 static const SetValue dimensions[] = {
-    set_model,     set_tied,     set_schedule, set_chunks,  set_zero,      set_micro_batches,
-    set_recompute, set_sequence, set_tensor,   set_overlap, set_algorithm,
+    set_model,         set_tied,      set_context,  set_schedule, set_chunks,  set_zero,
+    set_micro_batches, set_recompute, set_sequence, set_tensor,   set_overlap, set_algorithm,
 };
 
 enum { N_DIMENSIONS = sizeof dimensions / sizeof dimensions[0] };
@@ -179,17 +191,27 @@ typedef struct {
     Arena *arena;
 } CaseList;
 
+/* Are there positions and heads enough for the ranks that share a sequence? */
+static bool can_share(const VerifyChoice *choice, const VerifyCase *layout) {
+    const ModelConfig *config = &choice->model[layout->model].config;
+    int n_ranks = layout->shape.size[AXIS_CP];
+    int64_t n_heads = config->n_kv_heads / layout->shape.size[AXIS_TP];
+    return n_ranks == 1 || (n_ranks <= context_most_ranks(layout->context, config->context) &&
+                            (layout->context == CONTEXT_RING || n_ranks <= n_heads));
+}
+
 static bool is_legal(const VerifyChoice *choice, const VerifyCase *layout) {
     const int *size = layout->shape.size;
     ScheduleShape shape = {(int)layout->n_micro_batches, size[AXIS_PP], layout->n_chunks};
     Error none = {0};
+    if (!can_share(choice, layout)) return false;
     if (!layout->n_micro_batches || size[AXIS_PP] * layout->n_chunks > layout->n_layers) return false;
     if (size[AXIS_PP] > 1 && schedule_check_shape(layout->schedule, &shape, &none) != STATUS_OK) return false;
     if (size[AXIS_PP] > 1 && schedule_info(layout->schedule)->is_asynchronous && choice->scales_loss)
         return false;
     /* Where no sum can be left out, or it would not show. */
     bool sums_layers = size[AXIS_TP] > 1 && (choice->is_f32 || !layout->by_sequence);
-    return !choice->breaks || size[AXIS_DP] > 1 || size[AXIS_PP] > 1 || sums_layers;
+    return !choice->breaks || n_sums(layout) > 1 || size[AXIS_PP] > 1 || sums_layers;
 }
 
 static void add_case(CaseList *list, const VerifyCase *layout) {
@@ -238,7 +260,7 @@ VerifyCase *verify_cases(const VerifyChoice *choice, Arena *arena, int *n_cases)
 
 /* ---- a sample */
 
-enum { N_TRAITS = 11 + N_AXES, N_VALUES = 32, N_MARKS = N_TRAITS * N_VALUES };
+enum { N_TRAITS = 12 + N_AXES, N_VALUES = 32, N_MARKS = N_TRAITS * N_VALUES };
 
 /* What was chosen, as small numbers. */
 static void list_traits(const VerifyCase *layout, int *trait /* (N_TRAITS) */) {
@@ -256,8 +278,9 @@ static void list_traits(const VerifyCase *layout, int *trait /* (N_TRAITS) */) {
                              layout->by_sequence,
                              has_stages ? 1 + (int)layout->schedule : 0,
                              layout->n_chunks,
-                             layout->tensor_chunks > 1 ? 1 : 2 * (int)layout->style};
-    memcpy(numbers + 11, size, N_AXES * sizeof *size);
+                             layout->tensor_chunks > 1 ? 1 : 2 * (int)layout->style,
+                             (int)layout->context};
+    memcpy(numbers + 12, size, N_AXES * sizeof *size);
     for (int i = 0; i < N_TRAITS; i++) trait[i] = i * N_VALUES + numbers[i] % N_VALUES;
 }
 

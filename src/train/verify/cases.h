@@ -14,6 +14,7 @@
 #include "model/config.h"
 #include "parallel/mesh.h"
 #include "parallel/pipeline/schedule.h"
+#include "parallel/ring_attention.h"
 #include "parallel/tensor_style.h"
 
 /* One way to train. */
@@ -31,6 +32,7 @@ typedef struct {
     bool by_sequence;      /* sequence parallelism, along tp */
     TensorStyle style;     /* of tp, */
     int tensor_chunks;     /* in so many parts that take turns */
+    ContextStyle context;  /* how ranks of cp share a sequence */
     ScheduleKind schedule; /* of pp, in so many chunks */
     int n_chunks;
 } VerifyCase;

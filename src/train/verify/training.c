@@ -88,6 +88,7 @@ Status verify_training_open(VerifyTraining *training, const VerifySetting *setti
                         .recompute = layout->recompute,
                         .by_sequence = layout->by_sequence,
                         .tensor_chunks = layout->tensor_chunks,
+                        .context = layout->context,
                         .seed = VERIFY_SEED,
                         .sync = *sync,
                         .pipeline = pipeline,

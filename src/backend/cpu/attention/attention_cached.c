@@ -281,6 +281,7 @@ static void tile_run_item(const CachedCall *call, int64_t b, int kv, int64_t fir
     for (int h = kv * group; h < (kv + 1) * group; h++)
         tile_attend(&(TileQueries){.keys = work.keys,
                                    .values = work.values,
+                                   .n_keys = n_keys,
                                    .q = qkv_head(call, b, h) + first * row,
                                    .q_step = row,
                                    .y = call->y + (b * shape->T + first) * y_row + (int64_t)h * size,

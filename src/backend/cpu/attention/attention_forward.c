@@ -48,19 +48,21 @@ static inline float largest(vec v) {
 }
 
 /* Scores of one strip to weights: 2^(score - maximum), and the bookkeeping that goes with a new maximum. Row
- * r sees the first `visible + r` of the tile's keys. */
-static void strip_weights(const TileState *tile, int64_t first_row, int rows, int n_vecs, int64_t visible) {
+ * r sees the first `visible + r` of the tile's n_keys keys. */
+static void strip_weights(const TileState *tile, int64_t first_row, int rows, int n_vecs, int64_t visible,
+                          int64_t n_keys) {
     float *scores = tile->weights + first_row * TILE_KEYS;
     float *maximum = tile->maximum + first_row, *keep = tile->keep + first_row;
     float old[TILE_ROWS + VEC_LANES];
     for (int r = 0; r < rows; r++) {
         float *row = scores + r * TILE_KEYS;
         vec top = vec_set(maximum[r]);
+        int64_t seen = tile_min(visible + r, n_keys);
         old[r] = maximum[r];
-        if (visible + r < n_vecs * VEC_LANES)
+        if (seen < n_vecs * VEC_LANES)
             for (int v = 0; v < n_vecs; v++)
                 vec_store(row + v * VEC_LANES,
-                          tile_mask(vec_load(row + v * VEC_LANES), visible + r - v * VEC_LANES));
+                          tile_mask(vec_load(row + v * VEC_LANES), seen - v * VEC_LANES));
         for (int v = 0; v < n_vecs; v++) top = vec_max(top, vec_load(row + v * VEC_LANES));
         maximum[r] = largest(top);
     }
@@ -104,11 +106,12 @@ static void attend_key_tile(const TileQueries *queries, const TileState *tile, i
     const int64_t position =
         queries->first_position + first_query - first_key; /* of row 0, within the key tile */
     const float *keys = queries->keys + first_key * size;
+    const int64_t n_keys = tile_min(TILE_KEYS, queries->n_keys - first_key);
     int64_t first_row =
         position < 0 ? -position / TILE_ROWS * TILE_ROWS : 0; /* strips before it see nothing here */
     for (int64_t row = first_row; row < n_rows; row += TILE_ROWS) {
         int rows = (int)tile_min(TILE_ROWS, n_rows - row);
-        int64_t width = tile_min(TILE_KEYS, position + row + rows);
+        int64_t width = tile_min(n_keys, position + row + rows);
         if (width <= 0) continue;
         int n_vecs = tile_vecs(width);
         tile_multiply(rows, n_vecs, size,
@@ -120,12 +123,12 @@ static void attend_key_tile(const TileQueries *queries, const TileState *tile, i
                                  .c = tile->weights + row * TILE_KEYS,
                                  .c_step = TILE_KEYS});
         if (queries->ahead) tile_prefetch(queries->ahead);
-        strip_weights(tile, row, rows, n_vecs, position + row + 1);
+        strip_weights(tile, row, rows, n_vecs, position + row + 1, n_keys);
         if (queries->dropout > 0) strip_dropout(queries, tile, first_query, row, rows, n_vecs, first_key);
     }
     for (int64_t row = first_row; row < n_rows; row += TILE_ROWS) {
         int rows = (int)tile_min(TILE_ROWS, n_rows - row);
-        int64_t width = tile_min(TILE_KEYS, position + row + rows);
+        int64_t width = tile_min(n_keys, position + row + rows);
         if (width <= 0) continue;
         tile_multiply(rows, padded / VEC_LANES, width,
                       (TileGemm){.a = tile->weights + row * TILE_KEYS,
@@ -139,21 +142,40 @@ static void attend_key_tile(const TileQueries *queries, const TileState *tile, i
     }
 }
 
+/* y = output·factor + before·keep. A factor of 0 leaves out what need not be a number. */
+static void finish_row(float *y, const float *output, float factor, const float *before, float keep,
+                       int size) {
+    int d = 0;
+    for (; d + VEC_LANES <= size; d += VEC_LANES) {
+        vec value = factor == 0.0f ? vec_set(0.0f) : vec_load(output + d) * vec_set(factor);
+        if (keep != 0.0f) value = vec_fma(vec_load(before + d), vec_set(keep), value);
+        vec_store(y + d, value);
+    }
+    for (; d < size; d++) {
+        float value = factor == 0.0f ? 0.0f : output[d] * factor;
+        y[d] = keep != 0.0f ? fmaf(before[d], keep, value) : value;
+    }
+}
+
+/* Parts of a row's keys: with w = e^(lse - the larger lse) each counts w / Σw. */
 static void finish_rows(const TileQueries *queries, const TileState *tile, int64_t first_query,
                         int64_t n_rows) {
     const int size = queries->head_size, padded = tile_vecs(size) * VEC_LANES;
     for (int64_t row = 0; row < n_rows; row++) {
-        float sum = vec_sum(vec_load(tile->sum + row * VEC_LANES));
+        float sum = vec_sum(vec_load(tile->sum + row * VEC_LANES)), keep = 0.0f;
         float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
-        const float *output = tile->output + row * padded;
-        float *y = queries->y + (first_query + row) * queries->y_step;
-        int d = 0;
-        for (; d + VEC_LANES <= size; d += VEC_LANES)
-            vec_store(y + d, vec_load(output + d) * vec_set(factor));
-        for (; d < size; d++) y[d] = output[d] * factor;
-        if (queries->lse)
-            queries->lse[first_query + row] =
-                sum == 0.0f ? -INFINITY : tile->maximum[row] * TILE_LN_2 + logf(sum);
+        int64_t at = (first_query + row) * queries->y_step;
+        float lse = sum == 0.0f ? -INFINITY : tile->maximum[row] * TILE_LN_2 + logf(sum);
+        if (queries->y_before && queries->lse_before[first_query + row] != -INFINITY) {
+            float other = queries->lse_before[first_query + row], most = fmaxf(lse, other);
+            float mine = expf(lse - most), theirs = expf(other - most);
+            factor *= mine / (mine + theirs);
+            keep = theirs / (mine + theirs);
+            lse = most + logf(mine + theirs);
+        }
+        finish_row(queries->y + at, tile->output + row * padded, factor,
+                   queries->y_before ? queries->y_before + at : NULL, keep, size);
+        if (queries->lse) queries->lse[first_query + row] = lse;
     }
 }
 
@@ -169,24 +191,28 @@ void tile_attend(const TileQueries *queries, const TileState *tile) {
             tile->maximum[row] =
                 -FLT_MAX; /* not -inf: then a score of -inf is still below it, and not a NaN */
         }
-        int64_t n_keys = queries->first_position + first + n_rows;
+        if (queries->first_position < 0) /* not every row begins with the first tile */
+            memset(tile->output, 0, (size_t)(n_rows * tile_vecs(size) * VEC_LANES) * sizeof(float));
+        int64_t n_keys = tile_min(queries->n_keys, queries->first_position + first + n_rows);
         for (int64_t key = 0; key < n_keys; key += TILE_KEYS)
             attend_key_tile(queries, tile, first, n_rows, key);
         finish_rows(queries, tile, first, n_rows);
     }
 }
 
-/* What a thread works in: one head's keys and values, and a tile of queries. */
+/* What a thread works in: one head's keys and values, run by run, and a tile of queries. */
 typedef struct {
-    float *keys;   /* [tile][HS][TILE_KEYS] */
-    float *values; /* [T][HS padded] */
+    float *keys[ATTENTION_MAX_RUNS];   /* [tile][HS][TILE_KEYS] */
+    float *values[ATTENTION_MAX_RUNS]; /* [n][HS padded] */
     TileState state;
 } Forward;
 
 static Forward forward_arrays(const AttentionShape *shape, TileMemory *memory) {
-    Forward work;
-    work.keys = tile_take(memory, tile_round_up(shape->T, TILE_KEYS) * shape->head_size);
-    work.values = tile_take(memory, shape->T * tile_round_up(shape->head_size, VEC_LANES));
+    Forward work = {0};
+    for (int k = 0; k < shape->n_key_runs; k++) {
+        work.keys[k] = tile_take(memory, tile_round_up(shape->keys[k].n, TILE_KEYS) * shape->head_size);
+        work.values[k] = tile_take(memory, shape->keys[k].n * tile_round_up(shape->head_size, VEC_LANES));
+    }
     work.state = tile_state(memory, shape->head_size);
     return work;
 }
@@ -201,52 +227,100 @@ size_t attention_forward_scratch_bytes(const AttentionShape *shape, int n_thread
     return tile_scratch_bytes(n_threads, forward_thread_bytes(shape));
 }
 
+/* Where row t of the queries is. */
+static int64_t query_position(const AttentionShape *shape, int64_t t) {
+    int run = 0;
+    while (run + 1 < shape->n_query_runs && t >= shape->queries[run + 1].first) run++;
+    return shape->queries[run].position + t - shape->queries[run].first;
+}
+
+/* Queries that no key here is for keep what they have; without that they have nothing. */
+static void keep_rows(const TileQueries *queries) {
+    for (int64_t i = 0; i < queries->n; i++) {
+        float *y = queries->y + i * queries->y_step;
+        for (int d = 0; d < queries->head_size && queries->y_before != queries->y; d++)
+            y[d] = queries->y_before ? queries->y_before[i * queries->y_step + d] : 0.0f;
+        queries->lse[i] = queries->y_before ? queries->lse_before[i] : -INFINITY;
+    }
+}
+
+/* The queries of one head that are all of one run, over the runs of keys that were packed. */
+static void attend_runs(const AttentionShape *shape, const Forward *work, const int64_t *n_packed,
+                        TileQueries queries, int64_t position) {
+    bool has_written = false;
+    const uint64_t first = queries.dropout_first;
+    for (int k = 0; k < shape->n_key_runs; k++) {
+        queries.keys = work->keys[k];
+        queries.values = work->values[k];
+        queries.n_keys = n_packed[k];
+        queries.first_position = position - shape->keys[k].position;
+        queries.dropout_first = first + (uint64_t)shape->keys[k].position;
+        if (queries.n_keys <= 0 || queries.first_position + queries.n <= 0) continue;
+        tile_attend(&queries, &work->state);
+        queries.y_before = queries.y;
+        queries.lse_before = queries.lse;
+        has_written = true;
+    }
+    if (!has_written) keep_rows(&queries);
+}
+
 /* Queries first .. last-1 of every head that uses one key/value head, `item` = b·NKV + kv. Its output's
  * memory and what next_item reads are prefetched on the way. */
-static void forward_item(const AttentionShape *shape, const float *qkv, float *y, float *lse, int64_t item,
-                         int64_t next_item, int64_t first, int64_t last, TileMemory memory) {
-    const int64_t b = item / shape->n_kv_heads;
+static void forward_item(const AttentionShape *shape, const AttentionInputs *in, const AttentionOutputs *out,
+                         int64_t item, int64_t next_item, int64_t first, int64_t last, TileMemory memory) {
+    const int64_t b = item / shape->n_kv_heads, T = shape->T;
     const int kv = (int)(item % shape->n_kv_heads);
-    const int64_t T = shape->T;
     const int size = shape->head_size, group = shape->n_heads / shape->n_kv_heads;
-    const int64_t row = (int64_t)(shape->n_heads + 2 * shape->n_kv_heads) * size,
-                  y_row = (int64_t)shape->n_heads * size;
-    const float *sequence = qkv + b * T * row;
-    const float *keys = sequence + (int64_t)(shape->n_heads + kv) * size;
+    const int64_t y_row = (int64_t)shape->n_heads * size;
+    const int64_t key_place = b * shape->n_keys * in->kv_step + (int64_t)kv * size;
+    const uint64_t stride = (uint64_t)tile_round_up(shape->n_positions, 8);
     Forward work = forward_arrays(shape, &memory);
-    tile_pack_columns(keys, row, last, size, work.keys);
-    tile_pack_rows(keys + (int64_t)shape->n_kv_heads * size, row, last, size, 1.0f, work.values);
+    int64_t n_packed[ATTENTION_MAX_RUNS] = {0}, last_position = query_position(shape, last - 1);
+    for (int k = 0; k < shape->n_key_runs; k++) {
+        const AttentionRun *run = &shape->keys[k];
+        const int64_t place = key_place + run->first * in->kv_step;
+        n_packed[k] = tile_min(run->n, last_position - run->position + 1); /* what is seen */
+        tile_pack_columns(in->keys + place, in->kv_step, n_packed[k], size, work.keys[k]);
+        tile_pack_rows(in->values + place, in->kv_step, n_packed[k], size, 1.0f, work.values[k]);
+    }
     TileAhead ahead = {0};
-    tile_ahead_y(&ahead, shape, y, item);
-    tile_ahead_qkv(&ahead, shape, qkv, next_item);
+    tile_ahead_y(&ahead, shape, out->y, item);
+    tile_ahead_inputs(&ahead, shape, in, next_item);
     tile_ahead_pace(&ahead, last, group, first, last);
-    for (int h = kv * group; h < (kv + 1) * group; h++) {
-        uint64_t stride = (uint64_t)tile_round_up(T, 8);
+    for (int i = 0; i < group * shape->n_query_runs; i++) {
+        const AttentionRun *run = &shape->queries[i % shape->n_query_runs];
+        const int64_t from = first > run->first ? first : run->first,
+                      end = tile_min(last, run->first + run->n), position = run->position + from - run->first;
+        const int h = kv * group + i / shape->n_query_runs;
+        const int64_t y_place = (b * T + from) * y_row + (int64_t)h * size,
+                      lse_place = (b * shape->n_heads + h) * T + from;
+        if (from >= end) continue;
         TileQueries queries = {
-            .keys = work.keys,
-            .values = work.values,
-            .q = sequence + first * row + (int64_t)h * size,
-            .q_step = row,
-            .y = y + (b * T + first) * y_row + (int64_t)h * size,
+            .q = in->q + (b * T + from) * in->q_step + (int64_t)h * size,
+            .q_step = in->q_step,
+            .y = out->y + y_place,
             .y_step = y_row,
-            .lse = lse + (b * shape->n_heads + h) * T + first,
-            .n = last - first,
-            .first_position = first,
+            .lse = out->lse + lse_place,
+            .y_before = out->y_before ? out->y_before + y_place : NULL,
+            .lse_before = out->lse_before ? out->lse_before + lse_place : NULL,
+            .n = end - from,
             .head_size = size,
             .scale = shape->scale,
             .dropout = shape->dropout,
             .dropout_key = shape->dropout_key,
             .dropout_row = shape->first_sequence + (uint64_t)b,
-            .dropout_first = ((shape->first_head + (uint64_t)h) * (uint64_t)T + (uint64_t)first) * stride,
+            .dropout_first =
+                ((shape->first_head + (uint64_t)h) * (uint64_t)shape->n_positions + (uint64_t)position) *
+                stride,
             .dropout_stride = stride,
             .ahead = &ahead,
         };
-        tile_attend(&queries, &work.state);
+        attend_runs(shape, &work, n_packed, queries, position);
     }
 }
 
-void attention_forward(const AttentionShape *shape, const float *qkv, float *y, float *lse, void *scratch,
-                       int n_threads) {
+void attention_forward(const AttentionShape *shape, const AttentionInputs *in, const AttentionOutputs *out,
+                       void *scratch, int n_threads) {
     const int64_t T = shape->T, n_heads = shape->B * shape->n_kv_heads;
     if (T <= 0 || n_heads <= 0) return;
     const int64_t run = tile_run(T, n_heads, n_threads), n_runs = (T + run - 1) / run;
@@ -255,7 +329,7 @@ void attention_forward(const AttentionShape *shape, const float *qkv, float *y, 
     for (int64_t i = 0; i < n_heads * n_runs; i++) {
         int64_t first =
             (n_runs - 1 - i / n_heads) * run; /* later queries see more keys: the long items first */
-        forward_item(shape, qkv, y, lse, i % n_heads, i % n_heads + n_threads, first,
-                     tile_min(first + run, T), tile_memory(scratch, tile_thread(), thread_bytes));
+        forward_item(shape, in, out, i % n_heads, i % n_heads + n_threads, first, tile_min(first + run, T),
+                     tile_memory(scratch, tile_thread(), thread_bytes));
     }
 }

@@ -1,4 +1,5 @@
-/* Causal multi-head attention in f32 on the CPU: forward, backward, and with a key/value cache.
+/* Causal multi-head attention in f32 on the CPU: forward, backward, over a part of the keys, and with a
+ * key/value cache.
  *
  * y[b,q,h] = sum over k <= q of softmax_k(scale · query[b,q,h] · key[b,k,g]) · value[b,k,g], where query head
  * h uses key/value head g = h / (n_heads / n_kv_heads). The scores exist only as tiles of a few thousand
@@ -16,11 +17,23 @@
 
 #include "base/random.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
+/* Rows first .. first + n - 1 of a sequence have the positions from `position` on. */
 typedef struct {
-    int64_t B, T;            /* sequences, positions */
+    int64_t first, n, position;
+} AttentionRun;
+
+enum { ATTENTION_MAX_RUNS = 2 };
+
+typedef struct {
+    int64_t B, T;        /* sequences, rows of queries in each */
+    int64_t n_keys;      /* rows of keys and values in each */
+    int64_t n_positions; /* of a whole sequence, by which dropout draws */
+    AttentionRun queries[ATTENTION_MAX_RUNS], keys[ATTENTION_MAX_RUNS]; /* ascending, over all rows */
+    int n_query_runs, n_key_runs;
     int n_heads;             /* NH, query heads */
     int n_kv_heads;          /* NKV, key/value heads; divides NH */
     int head_size;           /* HS, any value >= 1 */
@@ -31,21 +44,40 @@ typedef struct {
     uint64_t first_head;     /* global index of query head 0 */
 } AttentionShape;
 
-/* Weight (b, h, q, k) is kept when random_keep(dropout_key, first_sequence + b, index, threshold) holds, with
- * index = ((first_head + h)·T + q)·(T rounded up to a multiple of 8) + k, so that a random block stays in its
- * row. */
+/* Weight (b, h, q, k), q and k positions, is kept when random_keep(dropout_key, first_sequence + b, index,
+ * threshold) holds, with index = ((first_head + h)·P + q)·(P rounded up to a multiple of 8) + k, P positions in
+ * a sequence, so that a random block stays in its row. */
 
-/* qkv (B,T,(NH+2·NKV)·HS): a row holds all query heads, then all key heads, then all value heads.
- * y (B,T,NH·HS). lse (B,NH,T): log of the sum of exp of the scaled scores. */
+/* Where a sequence's queries, keys and values lie: head h of row t at q[t·q_step + h·HS], of keys likewise. The
+ * sequences follow each other. */
+typedef struct {
+    const float *q;             /* (B,T,...) */
+    const float *keys, *values; /* (B,n_keys,...) */
+    int64_t q_step, kv_step;
+} AttentionInputs;
+
+/* y (B,T,NH·HS). lse (B,NH,T): log of the sum of exp of the scaled scores. y_before and lse_before, if there
+ * are: what other keys gave, to be merged with; they may be y and lse. */
+typedef struct {
+    float *y, *lse;
+    const float *y_before, *lse_before;
+} AttentionOutputs;
+
 size_t attention_forward_scratch_bytes(const AttentionShape *shape, int n_threads);
-void attention_forward(const AttentionShape *shape, const float *qkv, float *y, float *lse, void *scratch,
-                       int n_threads);
+void attention_forward(const AttentionShape *shape, const AttentionInputs *in, const AttentionOutputs *out,
+                       void *scratch, int n_threads);
 
-/* dqkv, shaped as qkv, is written whole, not accumulated. dy (B,T,NH·HS); y and lse as the forward pass left
- * them. */
+/* dy (B,T,NH·HS); y and lse of all keys, where these come in parts. dq and dkeys, dvalues are laid out as q and
+ * keys, values are, and written or added to. */
+typedef struct {
+    const float *dy, *y, *lse;
+    float *dq, *dkeys, *dvalues;
+    bool adds_dq, adds_dkv;
+} AttentionGradients;
+
 size_t attention_backward_scratch_bytes(const AttentionShape *shape, int n_threads);
-void attention_backward(const AttentionShape *shape, const float *dy, const float *qkv, const float *y,
-                        const float *lse, float *dqkv, void *scratch, int n_threads);
+void attention_backward(const AttentionShape *shape, const AttentionInputs *in,
+                        const AttentionGradients *gradients, void *scratch, int n_threads);
 
 /* Generation: shape->T new rows per sequence, of which the first stands at position[b]. Their keys and values
  * are stored into the caches (B,NKV,capacity,HS), then every new query attends to all cached positions up to

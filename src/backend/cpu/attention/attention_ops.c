@@ -5,11 +5,8 @@
 #include "ops/ops.h"
 #include "ops/reference.h"
 
-static AttentionShape attention_shape(const Node *node, const Tensor *qkv, const int32_t *random) {
-    const AttentionAttributes *a = node->attributes;
+static AttentionShape heads_shape(const AttentionAttributes *a, const int32_t *random) {
     AttentionShape shape = {
-        .B = qkv->shape.dim[0],
-        .T = qkv->shape.dim[1],
         .n_heads = a->n_heads,
         .n_kv_heads = a->n_kv_heads,
         .head_size = a->head_size,
@@ -24,6 +21,23 @@ static AttentionShape attention_shape(const Node *node, const Tensor *qkv, const
     return shape;
 }
 
+/* ---- whole sequences, from the fused rows */
+
+static AttentionShape attention_shape(const Node *node, const Tensor *qkv, const int32_t *random) {
+    AttentionShape shape = heads_shape(node->attributes, random);
+    shape.B = qkv->shape.dim[0];
+    shape.T = shape.n_keys = shape.n_positions = qkv->shape.dim[1];
+    shape.queries[0] = shape.keys[0] = (AttentionRun){0, shape.T, 0};
+    shape.n_query_runs = shape.n_key_runs = 1;
+    return shape;
+}
+
+static AttentionInputs fused_inputs(const AttentionShape *shape, const float *qkv) {
+    const int64_t size = shape->head_size, keys = shape->n_heads * size,
+                  values = keys + shape->n_kv_heads * size, row = values + shape->n_kv_heads * size;
+    return (AttentionInputs){qkv, qkv + keys, qkv + values, row, row};
+}
+
 size_t cpu_attention_scratch(const Node *node, int n_threads) {
     AttentionShape shape = attention_shape(node, node->input[0], NULL);
     return attention_forward_scratch_bytes(&shape, n_threads);
@@ -32,53 +46,115 @@ size_t cpu_attention_scratch(const Node *node, int n_threads) {
 Status cpu_attention(const KernelCall *call, Error *error) {
     (void)error;
     AttentionShape shape = attention_shape(call->node, call->node->input[0], call->in[1]);
-    attention_forward(&shape, call->in[0], call->out[0], call->out[1], call->scratch, call->n_threads);
+    AttentionInputs in = fused_inputs(&shape, call->in[0]);
+    AttentionOutputs out = {.y = call->out[0], .lse = call->out[1]};
+    attention_forward(&shape, &in, &out, call->scratch, call->n_threads);
     return STATUS_OK;
-}
-
-/* The kernel writes the gradient whole. Where it must be added to another one, it is made in scratch
- * first. */
-static size_t gradient_bytes(const Node *node) {
-    return node->write[0] == WRITE_FRESH
-               ? 0
-               : ((size_t)tensor_count(node->input[1]) * sizeof(float) + 63) / 64 * 64;
 }
 
 size_t cpu_attention_backward_scratch(const Node *node, int n_threads) {
     AttentionShape shape = attention_shape(node, node->input[1], NULL);
     size_t heads = attention_backward_scratch_bytes(&shape, n_threads),
            sums = reduce_output_scratch(node, 0, 1);
-    return gradient_bytes(node) + (heads > sums ? heads : sums); /* one after the other */
-}
-
-CPU_INLINE void add_step(const float *x, float *y, int lanes) {
-    lanes_write(y, lanes_load(x, lanes), true, lanes);
-}
-
-static void add_gradient(const float *x, float *y, int64_t count, int n_parts) {
-#pragma omp parallel for schedule(static) num_threads(n_parts)
-    for (int part = 0; part < n_parts; part++) {
-        CpuRange range = cpu_part(count, part, n_parts);
-        int64_t i = range.first;
-        for (; i + VEC_LANES <= range.end; i += VEC_LANES) add_step(x + i, y + i, VEC_LANES);
-        if (i < range.end) add_step(x + i, y + i, (int)(range.end - i));
-    }
+    return heads > sums ? heads : sums; /* one after the other */
 }
 
 Status cpu_attention_backward(const KernelCall *call, Error *error) {
     (void)error;
-    const Tensor *qkv = call->node->input[1];
-    AttentionShape shape = attention_shape(call->node, qkv, call->in[4]);
-    char *scratch = (char *)call->scratch + gradient_bytes(call->node);
-    float *gradient = call->add[0] ? call->scratch : call->out[0]; /* (B,T,(NH+2·NKV)·HS) */
-    attention_backward(&shape, call->in[0], call->in[1], call->in[2], call->in[3], gradient, scratch,
-                       call->n_threads);
-    if (call->add[0]) {
-        add_gradient(gradient, call->out[0], tensor_count(qkv), cpu_threads(call, tensor_count(qkv)));
-    }
-    if (call->out[1]) reduce_output(call, 0, 1, scratch);
+    AttentionShape shape = attention_shape(call->node, call->node->input[1], call->in[4]);
+    AttentionInputs in = fused_inputs(&shape, call->in[1]);
+    float *dqkv = call->out[0]; /* (B,T,(NH+2·NKV)·HS) */
+    AttentionGradients gradients = {.dy = call->in[0],
+                                    .y = call->in[2],
+                                    .lse = call->in[3],
+                                    .dq = dqkv,
+                                    .dkeys = dqkv + (in.keys - in.q),
+                                    .dvalues = dqkv + (in.values - in.q),
+                                    .adds_dq = call->add[0],
+                                    .adds_dkv = call->add[0]};
+    attention_backward(&shape, &in, &gradients, call->scratch, call->n_threads);
+    if (call->out[1]) reduce_output(call, 0, 1, call->scratch);
     return STATUS_OK;
 }
+
+/* ---- some of a sequence's keys */
+
+/* The runs of positions that the rows have; one where they follow each other. */
+static int runs_of(const RowPositions *rows, int64_t n, AttentionRun *runs) {
+    int64_t head = rows->head < n ? rows->head : n;
+    if (head <= 0 || head == n || !rows->skip) {
+        runs[0] = (AttentionRun){0, n, n ? row_place(rows, 0) : 0};
+        return n > 0;
+    }
+    runs[0] = (AttentionRun){0, head, row_place(rows, 0)};
+    runs[1] = (AttentionRun){head, n - head, row_place(rows, head)};
+    return 2;
+}
+
+static AttentionShape part_shape(const Node *node, const Tensor *q, const Tensor *kv, const int32_t *random) {
+    const AttentionPartAttributes *a = node->attributes;
+    AttentionShape shape = heads_shape(&a->heads, random);
+    shape.B = q->shape.dim[0];
+    shape.T = q->shape.dim[1];
+    shape.n_keys = kv->shape.dim[1];
+    shape.n_positions = a->n_positions;
+    shape.n_query_runs = runs_of(&a->queries, shape.T, shape.queries);
+    shape.n_key_runs = runs_of(&a->keys, shape.n_keys, shape.keys);
+    return shape;
+}
+
+static AttentionInputs part_inputs(const AttentionShape *shape, const float *q, const float *kv) {
+    const int64_t size = shape->head_size, values = shape->n_kv_heads * size;
+    return (AttentionInputs){q, kv, kv + values, shape->n_heads * size, 2 * values};
+}
+
+size_t cpu_attention_part_scratch(const Node *node, int n_threads) {
+    AttentionShape shape = part_shape(node, node->input[0], node->input[1], NULL);
+    return attention_forward_scratch_bytes(&shape, n_threads);
+}
+
+Status cpu_attention_part(const KernelCall *call, Error *error) {
+    (void)error;
+    AttentionShape shape = part_shape(call->node, call->node->input[0], call->node->input[1], call->in[2]);
+    AttentionInputs in = part_inputs(&shape, call->in[0], call->in[1]);
+    AttentionOutputs out = {call->out[0], call->out[1], call->in[3], call->in[4]};
+    attention_forward(&shape, &in, &out, call->scratch, call->n_threads);
+    return STATUS_OK;
+}
+
+/* A gradient that nobody wants is made all the same, behind the kernel's own scratch: it is rare. */
+static size_t unwanted_bytes(const Node *node, int output) {
+    return node->output[output] ? 0 : (size_t)tensor_count(node->input[1 + output]) * sizeof(float);
+}
+
+size_t cpu_attention_part_backward_scratch(const Node *node, int n_threads) {
+    AttentionShape shape = part_shape(node, node->input[1], node->input[2], NULL);
+    size_t heads = (attention_backward_scratch_bytes(&shape, n_threads) + 63) / 64 * 64;
+    return heads + unwanted_bytes(node, 0) + unwanted_bytes(node, 1);
+}
+
+Status cpu_attention_part_backward(const KernelCall *call, Error *error) {
+    (void)error;
+    const Node *node = call->node;
+    AttentionShape shape = part_shape(node, node->input[1], node->input[2], call->in[5]);
+    AttentionInputs in = part_inputs(&shape, call->in[1], call->in[2]);
+    size_t heads = (attention_backward_scratch_bytes(&shape, call->n_threads) + 63) / 64 * 64;
+    char *unwanted = (char *)call->scratch + heads;
+    float *dq = call->out[0] ? call->out[0] : (void *)unwanted;
+    float *dkv = call->out[1] ? call->out[1] : (void *)(unwanted + unwanted_bytes(node, 0));
+    AttentionGradients gradients = {.dy = call->in[0],
+                                    .y = call->in[3],
+                                    .lse = call->in[4],
+                                    .dq = dq,
+                                    .dkeys = dkv,
+                                    .dvalues = dkv + (in.values - in.keys),
+                                    .adds_dq = call->out[0] && call->add[0],
+                                    .adds_dkv = call->out[1] && call->add[1]};
+    attention_backward(&shape, &in, &gradients, call->scratch, call->n_threads);
+    return STATUS_OK;
+}
+
+/* ---- over a cache */
 
 size_t cpu_attention_cached_scratch(const Node *node, int n_threads) {
     AttentionShape shape = attention_shape(node, node->input[0], NULL);

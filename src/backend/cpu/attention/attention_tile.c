@@ -145,14 +145,15 @@ static void ahead_add(TileAhead *ahead, const float *row, int64_t step, int64_t 
     ahead->stream[ahead->n_streams++].size = size;
 }
 
-void tile_ahead_qkv(TileAhead *ahead, const AttentionShape *shape, const float *qkv, int64_t item) {
+void tile_ahead_inputs(TileAhead *ahead, const AttentionShape *shape, const AttentionInputs *in,
+                       int64_t item) {
     const int64_t size = shape->head_size, group = shape->n_heads / shape->n_kv_heads;
-    const int64_t kv = item % shape->n_kv_heads, row = (shape->n_heads + 2 * shape->n_kv_heads) * size;
-    if (item >= shape->B * shape->n_kv_heads) return;
-    const float *sequence = qkv + item / shape->n_kv_heads * shape->T * row;
-    ahead_add(ahead, sequence + kv * group * size, row, group * size);
-    ahead_add(ahead, sequence + (shape->n_heads + kv) * size, row, size);
-    ahead_add(ahead, sequence + (shape->n_heads + shape->n_kv_heads + kv) * size, row, size);
+    const int64_t kv = item % shape->n_kv_heads, b = item / shape->n_kv_heads;
+    if (b >= shape->B) return;
+    const int64_t keys = b * shape->n_keys * in->kv_step + kv * size;
+    ahead_add(ahead, in->q + b * shape->T * in->q_step + kv * group * size, in->q_step, group * size);
+    ahead_add(ahead, in->keys + keys, in->kv_step, size);
+    ahead_add(ahead, in->values + keys, in->kv_step, size);
 }
 
 void tile_ahead_y(TileAhead *ahead, const AttentionShape *shape, const float *y, int64_t item) {

@@ -120,9 +120,10 @@ typedef struct {
     int64_t rows_per_call;
 } TileAhead;
 
-/* Adds the rows of work item `item`, a key/value head of a sequence counted as b·NKV + kv: of a tensor shaped
- * as qkv, or as y. Items that do not exist add nothing. */
-void tile_ahead_qkv(TileAhead *ahead, const AttentionShape *shape, const float *qkv, int64_t item);
+/* Adds the rows of work item `item`, a key/value head of a sequence counted as b·NKV + kv: of queries, keys
+ * and values, or of a tensor shaped as y. Items that do not exist add nothing. */
+void tile_ahead_inputs(TileAhead *ahead, const AttentionShape *shape, const AttentionInputs *in,
+                       int64_t item);
 void tile_ahead_y(TileAhead *ahead, const AttentionShape *shape, const float *y, int64_t item);
 
 /* Plans for n_rows rows in the time in which `group` heads with queries first .. last-1 go through their
@@ -147,16 +148,21 @@ static inline int64_t tile_run(int64_t n, int64_t n_heads, int n_threads) {
     return (n_tiles + wanted - 1) / wanted * TILE_QUERIES;
 }
 
-/* The queries of one head that a call of tile_attend handles, and the packed keys and values they look at. */
+/* The queries of one head that a call of tile_attend handles, and the packed keys and values they look at: the
+ * first first_position + 1 + i of them, for query i, but no more than there are. */
 typedef struct {
     const float *keys;   /* [tile][HS][TILE_KEYS], by tile_pack_columns */
     const float *values; /* [n_keys][HS padded], by tile_pack_rows */
-    const float *q;      /* [n][HS], q_step apart */
+    int64_t n_keys;
+    const float *q; /* [n][HS], q_step apart */
     int64_t q_step;
     float *y; /* [n][HS], y_step apart */
     int64_t y_step;
     float *lse; /* [n] or NULL */
-    int64_t n;  /* queries */
+    /* What other keys gave, laid out as y and lse are and merged with it; NULL: nothing. They may be y and
+     * lse. */
+    const float *y_before, *lse_before;
+    int64_t n; /* queries */
     int64_t first_position;
     int head_size;
     float scale;

@@ -85,4 +85,40 @@ template <int LANES> DEVICE Attention block_join(Attention a, Attention *shared)
         }                                                                                                    \
     } while (0)
 
+/* The sum over all groups of the block, in the first one. shared: (ATTEND_WARPS, LANES, VECTOR). */
+template <int LANES> DEVICE void block_sum8(float v[VECTOR], float *shared) {
+#pragma unroll
+    for (int step = LANES; step < WARP; step *= 2) {
+#pragma unroll
+        for (int i = 0; i < VECTOR; i++) v[i] += __shfl_xor_sync(0xFFFFFFFFu, v[i], step);
+    }
+    int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP;
+    __syncthreads();
+    if (lane < LANES) {
+#pragma unroll
+        for (int i = 0; i < VECTOR; i++) shared[(warp * LANES + lane) * VECTOR + i] = v[i];
+    }
+    __syncthreads();
+    if ((int)threadIdx.x >= LANES) return;
+    for (int w = 1; w < ATTEND_WARPS; w++) {
+#pragma unroll
+        for (int i = 0; i < VECTOR; i++) v[i] += shared[(w * LANES + lane) * VECTOR + i];
+    }
+}
+
+/* Runs the statement with T being the element type. */
+#define FOR_ELEMENTS(dtype, T, ...)                                                                          \
+    do {                                                                                                     \
+        if ((dtype) == DTYPE_F32) {                                                                          \
+            typedef float T;                                                                                 \
+            __VA_ARGS__;                                                                                     \
+        } else if ((dtype) == DTYPE_BF16) {                                                                  \
+            typedef bf16 T;                                                                                  \
+            __VA_ARGS__;                                                                                     \
+        } else {                                                                                             \
+            typedef f16 T;                                                                                   \
+            __VA_ARGS__;                                                                                     \
+        }                                                                                                    \
+    } while (0)
+
 #endif

@@ -95,21 +95,6 @@ static __global__ void __launch_bounds__(ATTEND_THREADS)
     store8(y + n * s.y_width + (int64_t)h * s.head_size + c, left, s.aligned, mine.value);
 }
 
-/* Runs the statement with T being the element type. */
-#define FOR_ELEMENTS(dtype, T, ...)                                                                          \
-    do {                                                                                                     \
-        if ((dtype) == DTYPE_F32) {                                                                          \
-            typedef float T;                                                                                 \
-            __VA_ARGS__;                                                                                     \
-        } else if ((dtype) == DTYPE_BF16) {                                                                  \
-            typedef bf16 T;                                                                                  \
-            __VA_ARGS__;                                                                                     \
-        } else {                                                                                             \
-            typedef f16 T;                                                                                   \
-            __VA_ARGS__;                                                                                     \
-        }                                                                                                    \
-    } while (0)
-
 Status attention_plain_forward(const AttentionShape *shape, const AttentionMemory *m, cudaStream_t stream,
                                Error *error) {
     PlainShape s = plain_shape(shape, m);
@@ -122,27 +107,6 @@ Status attention_plain_forward(const AttentionShape *shape, const AttentionMemor
 }
 
 /* ---- backward ---- */
-
-/* The sum over all groups of the block, in the first one. shared: (ATTEND_WARPS, LANES, VECTOR). */
-template <int LANES> DEVICE void block_sum8(float v[VECTOR], float *shared) {
-#pragma unroll
-    for (int step = LANES; step < WARP; step *= 2) {
-#pragma unroll
-        for (int i = 0; i < VECTOR; i++) v[i] += __shfl_xor_sync(0xFFFFFFFFu, v[i], step);
-    }
-    int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP;
-    __syncthreads();
-    if (lane < LANES) {
-#pragma unroll
-        for (int i = 0; i < VECTOR; i++) shared[(warp * LANES + lane) * VECTOR + i] = v[i];
-    }
-    __syncthreads();
-    if ((int)threadIdx.x >= LANES) return;
-    for (int w = 1; w < ATTEND_WARPS; w++) {
-#pragma unroll
-        for (int i = 0; i < VECTOR; i++) v[i] += shared[(w * LANES + lane) * VECTOR + i];
-    }
-}
 
 template <typename T, int LANES>
 static __global__ void __launch_bounds__(ATTEND_THREADS)

@@ -51,7 +51,7 @@ static bool is_taken(const CudaTraits *gpu, const Node *node) {
     if (channels % SLICE || hidden % SLICE || attention->n_heads * head_size != channels) return false;
     if (head_size < 2 * VECTOR || head_size > WARP * VECTOR || (head_size & (head_size - 1))) return false;
     if (step->is_gated && step->activation != ACTIVATION_NONE) return false;
-    if (step->is_rotary && step->rotary.first_position) return false;
+    if (step->is_rotary && step->rotary.positions.start) return false;
     return cache->shape.dim[2] <= 1 << 24 && step->head_weight->shape.dim[0] <= 1 << 28 &&
            step->n_blocks < 1 << 16;
 }

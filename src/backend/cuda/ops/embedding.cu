@@ -13,7 +13,7 @@ typedef struct {
     int64_t n_rows, n_positions, channels; /* B·T, T, C */
     int64_t first_token, n_tokens, n_all;  /* of the token table, and of the whole vocabulary */
     int64_t n_places;                      /* rows of the position table */
-    int64_t first_position;
+    RowPositions positions;
     bool aligned;
 } EmbeddingShape;
 
@@ -23,7 +23,7 @@ static __global__ void embedding_kernel(const int32_t *tokens, const T *token_ta
     int64_t n = (int64_t)blockIdx.x * ROWS + threadIdx.x / WARP, lane = threadIdx.x % WARP;
     if (n >= s.n_rows) return;
     int64_t token = tokens[n],
-            place = s.first_position + n % s.n_positions + (start ? start[n / s.n_positions] : 0);
+            place = place_of(s.positions, n % s.n_positions) + (start ? start[n / s.n_positions] : 0);
     bool is_token = token >= 0 && token < s.n_all;
     int64_t row = token - s.first_token;
     bool has_token = is_token && row >= 0 && row < s.n_tokens;
@@ -53,7 +53,7 @@ extern "C" Status cuda_embedding(const KernelCall *call, Error *error) {
                         a->n_tokens,
                         a->n_all,
                         positions ? positions->shape.dim[0] : 0,
-                        a->first_position,
+                        a->positions,
                         rows_aligned(call->in[1], table->shape.dim[1]) && is_aligned(call->in[2]) &&
                             is_aligned(call->out[0])};
     if (!s.n_rows) return STATUS_OK;
@@ -71,16 +71,19 @@ enum { PLACE_THREADS = 128, PLACE_PARTS = 4 }; /* of a block, at most: each thre
 
 /* The sum over sequences first .. end - 1 of the rows that lie at `place`; true if there are any. */
 template <typename T, bool ALIGNED>
-DEVICE bool sum_place(const T *dy, const int32_t *start, int64_t place, int64_t first, int64_t end,
-                      int64_t n_positions, int64_t channels, int64_t n, float sum[VECTOR]) {
+DEVICE bool sum_place(const T *dy, const int32_t *start, RowPositions positions, int64_t place, int64_t first,
+                      int64_t end, int64_t n_positions, int64_t channels, int64_t n, float sum[VECTOR]) {
     enum { AT_ONCE = 4 };
     bool is_named = false;
     for (int64_t b = first; b < end; b += AT_ONCE) {
         Raw<T> raw[AT_ONCE];
 #pragma unroll
         for (int j = 0; j < AT_ONCE; j++) {
-            int64_t t = place - (start && b + j < end ? start[b + j] : 0);
-            bool is_there = b + j < end && t >= 0 && t < n_positions;
+            int64_t t = place - (start && b + j < end ? start[b + j] : 0) - positions.start;
+            bool is_behind = t >= positions.head + positions.skip;
+            bool is_skipped = t >= positions.head && !is_behind;
+            if (is_behind) t -= positions.skip;
+            bool is_there = b + j < end && t >= 0 && t < n_positions && !is_skipped;
             raw[j] = load_raw<T, ALIGNED>(dy + ((b + j) * n_positions + t) * channels, is_there ? n : 0);
             is_named |= is_there;
         }
@@ -100,7 +103,7 @@ DEVICE bool sum_place(const T *dy, const int32_t *start, int64_t place, int64_t 
 template <typename T, bool ALIGNED>
 static __global__ void __launch_bounds__(PLACE_THREADS *PLACE_PARTS)
     position_gradient_kernel(const T *dy, const int32_t *start, Memory table, int64_t n_sequences,
-                             int64_t n_positions, int64_t n_places, int64_t channels, int64_t first_position,
+                             int64_t n_positions, int64_t n_places, int64_t channels, RowPositions positions,
                              bool add, CudaFault *fault) {
     __shared__ float sums[PLACE_PARTS][VECTOR][PLACE_THREADS];
     int64_t place = blockIdx.x, c = ((int64_t)blockIdx.y * blockDim.x + threadIdx.x) * VECTOR,
@@ -108,13 +111,13 @@ static __global__ void __launch_bounds__(PLACE_THREADS *PLACE_PARTS)
     int64_t each = (n_sequences + blockDim.y - 1) / blockDim.y, first = threadIdx.y * each;
     int64_t end = first + each < n_sequences ? first + each : n_sequences;
     for (int64_t b = first; start && place == 0 && c == 0 && b < end; b++) {
-        int64_t begin = first_position + start[b];
-        if (begin < 0 || begin + n_positions > n_places)
-            report(fault, FAULT_POSITION, begin < 0 ? begin : begin + n_positions - 1, n_places);
+        int64_t begin = place_of(positions, 0) + start[b],
+                last = place_of(positions, n_positions - 1) + start[b];
+        if (begin < 0 || last >= n_places) report(fault, FAULT_POSITION, begin < 0 ? begin : last, n_places);
     }
     float sum[VECTOR] = {0};
-    bool is_named = sum_place<T, ALIGNED>(dy + c, start, place - first_position, first, end, n_positions,
-                                          channels, n, sum);
+    bool is_named =
+        sum_place<T, ALIGNED>(dy + c, start, positions, place, first, end, n_positions, channels, n, sum);
 #pragma unroll
     for (int k = 0; k < VECTOR; k++) sums[threadIdx.y][k][threadIdx.x] = sum[k];
     is_named = __syncthreads_or(is_named);
@@ -132,9 +135,10 @@ extern "C" Status cuda_embedding_position_gradient(const KernelCall *call, Error
     int64_t n_places = output->shape.dim[0], channels = output->shape.dim[1];
     if (!n_places || !channels) return STATUS_OK;
     const CudaContext *context = cuda_context(call);
-    if (!call->in[1] && a->first_position + dy->shape.dim[1] > n_places)
+    int64_t last = dy->shape.dim[1] ? row_place(&a->positions, dy->shape.dim[1] - 1) : 0;
+    if (!call->in[1] && last >= n_places)
         return error_failed(error, "embedding: position %lld is not one of the table's %lld rows",
-                            (long long)(a->first_position + dy->shape.dim[1] - 1), (long long)n_places);
+                            (long long)last, (long long)n_places);
     unsigned threads = blocks_for(channels, WARP * VECTOR) * WARP;
     threads = threads < PLACE_THREADS ? threads : (unsigned)PLACE_THREADS;
     dim3 grid((unsigned)n_places, blocks_for(channels, threads * VECTOR));
@@ -142,7 +146,7 @@ extern "C" Status cuda_embedding_position_gradient(const KernelCall *call, Error
 #define POSITIONS(ALIGNED)                                                                                   \
     position_gradient_kernel<T, ALIGNED><<<grid, block, 0, context->stream>>>(                               \
         (const T *)call->in[0], (const int32_t *)call->in[1], memory_of(call->out[0], output, channels),     \
-        dy->shape.dim[0], dy->shape.dim[1], n_places, channels, a->first_position, call->add[0],             \
+        dy->shape.dim[0], dy->shape.dim[1], n_places, channels, a->positions, call->add[0],                  \
         context->device_fault)
     FOR_TYPE(dy, T, {
         if (rows_aligned(call->in[0], channels)) POSITIONS(true);

@@ -12,10 +12,15 @@ static __global__ void pack_kernel(const T *x, T *y, int64_t count, PackAttribut
     int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (i >= count) return;
     int part = 0;
-    while (i >= a.outer * a.border[part + 1] * a.inner) part++;
-    int64_t run = (a.border[part + 1] - a.border[part]) * a.inner;
-    int64_t at = i - a.outer * a.border[part] * a.inner;
-    int64_t plain = (at / run * a.border[a.n_parts] + a.border[part]) * a.inner + at % run;
+    while (i >= a.outer * a.part[part + 1] * a.inner) part++;
+    int64_t run = (a.part[part + 1] - a.part[part]) * a.inner;
+    int64_t at = i - a.outer * a.part[part] * a.inner, within = at % run;
+    int piece = part;
+    while (within >= (a.border[piece + 1] - a.border[piece]) * a.inner) {
+        within -= (a.border[piece + 1] - a.border[piece]) * a.inner;
+        piece += a.n_parts;
+    }
+    int64_t plain = (at / run * a.part[a.n_parts] + a.border[piece]) * a.inner + within;
     int64_t from = a.inverse ? i : plain, to = a.inverse ? plain : i;
     write_element(y + to, as_float(x[from]), add);
 }

@@ -36,6 +36,7 @@ bool attention_plain_takes(const AttentionShape *shape) {
     return shape->head_size <= ATTENTION_MOST_CHANNELS;
 }
 
+/* Attributes of every kind of attention begin with those. */
 bool cuda_attention_fits(const Node *node) {
     AttentionShape shape = {.head_size = ((const AttentionAttributes *)node->attributes)->head_size};
     return attention_plain_takes(&shape);
@@ -135,6 +136,14 @@ size_t cuda_attention_backward_scratch(const CudaTraits *gpu, const Node *node) 
 bool cuda_attention_sums(const CudaTraits *gpu, const Node *node) {
     AttentionShape shape = cuda_attention_shape(node, node->input[1]);
     return gpu->attention_way == ATTENTION_AUTO && attention_short_takes(&shape, true, gpu->max_shared_bytes);
+}
+
+/* ---- of some of the keys ---- */
+
+/* Two numbers a row of weights. */
+size_t cuda_attention_part_backward_scratch(const CudaTraits *gpu, const Node *node) {
+    (void)gpu;
+    return 2 * (size_t)tensor_count(node->input[4]) * sizeof(float);
 }
 
 /* ---- with a cache ---- */

@@ -73,7 +73,8 @@ static int find_kernel(const Op *op) {
 }
 
 static bool is_attention(const Op *op) {
-    return op == &OP_ATTENTION || op == &OP_ATTENTION_BACKWARD || op == &OP_ATTENTION_CACHED;
+    return op == &OP_ATTENTION || op == &OP_ATTENTION_BACKWARD || op == &OP_ATTENTION_CACHED ||
+           op == &OP_ATTENTION_PART || op == &OP_ATTENTION_PART_BACKWARD;
 }
 
 static bool has_kernel(const BackendTraits *traits, const Node *node) {

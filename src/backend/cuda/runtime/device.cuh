@@ -46,6 +46,11 @@ template <typename T> DEVICE void write_element(T *p, float x, bool add) {
     set_element(p, add ? as_float(*p) + x : x);
 }
 
+/* ops.h's row_place, on the device. */
+DEVICE int64_t place_of(const RowPositions &positions, int64_t t) {
+    return positions.start + t + (t >= positions.head ? positions.skip : 0);
+}
+
 /* ---- 8 elements at a 16-byte boundary ---- */
 
 DEVICE void load8(const float *p, float v[VECTOR]) {
