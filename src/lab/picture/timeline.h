@@ -49,6 +49,7 @@ typedef struct {
     int32_t track;
     int32_t peers; /* of a collective: how many ranks it should have; 0: not said */
     int32_t chunk; /* of a pipeline's stage, that an action is of */
+    int32_t stage; /* of an action, where it is said; else -1 */
     TimelineKind kind;
 } TimelineEvent;
 
