@@ -52,7 +52,7 @@ static const OptionSpec measure_specs[] = {
                 "run every schedule, a rank a stage, on stages that sleep for --forward-ms and so on (20 ms if not given)"),
     OPTION_BOOL("check", PipelineCall, checks, false,
                 "with --measure: fail where a bubble is not within 15 % of its formula"),
-    OPTION_INT("steps", PipelineCall, n_steps, 3, 1, 24, "steps of each that are measured"),
+    OPTION_INT("steps", PipelineCall, n_steps, 5, 1, PIPELINE_RUN_MOST_STEPS, "steps of each that are measured"),
     OPTION_STRING("launcher", PipelineCall, launcher, "", "COMMAND",
                   "what starts ranks, with its options, if not this MPI's mpirun; split at blanks"),
     OPTION_FLOAT("timeout", PipelineCall, timeout, 3600.0, 1.0, 1e7,

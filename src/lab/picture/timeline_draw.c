@@ -250,8 +250,9 @@ static double computes_from(const Timeline *timeline, size_t action) {
     for (size_t i = action + 1; i < timeline->n_events; i++) {
         const TimelineEvent *inner = &timeline->event[i];
         if (inner->track != event->track || inner->begin_us >= event->end_us) break;
+        bool computes = inner->kind != TIMELINE_WAIT && inner->kind != TIMELINE_WORK;
         if (inner->kind == TIMELINE_WAIT) begin = inner->end_us;
-        else if (inner->end_us > begin && !waits_inside(timeline, i)) break;
+        else if (computes && inner->end_us > begin && !waits_inside(timeline, i)) break;
     }
     return fmin(begin, event->end_us);
 }

@@ -1,6 +1,7 @@
-/* What one step more costs is the difference of a longer run and a shorter one: how the pipeline fills and
- * empties is in both. It is the simulator's question to schedules without a flush (schedule_simulate.c), and
- * an answer for the others, too, whose stages need not end a step together.
+/* Steps are told apart in what every rank records of itself (base/system/activity.h): a step ends with its
+ * last update. Those at the ends of a run do not count, in which a pipeline fills and empties. Of the others
+ * the median does: a machine that does something else for a moment delays all stages in turn, and what is
+ * waited for then is no bubble of the schedule.
  *
  * The model is as small as can be, but what crosses a border is too long to be sent without the other side's
  * word (the rendezvous of MPI libraries): 8 KiB. Its token table is not tied, and nothing is clipped, since
@@ -14,7 +15,9 @@
 #include "trace/trace.h"
 #include "train/unflushed.h"
 
-#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 enum { CHANNELS = 16, HEADS = 2, VOCABULARY = 64, POSITIONS = 128, SEED = 1 };
 static const double rate = 1e-3;
@@ -117,24 +120,47 @@ static Status run_steps(PipelineRun *run, int n, Error *error) {
     return STATUS_OK;
 }
 
-typedef struct {
-    double wall_ms, busy_ms; /* the latter of this rank */
-} Timed;
+/* ---- what was recorded */
 
-/* From when all are there until all are through. */
-static Status time_steps(PipelineRun *run, int n, Timed *timed, Error *error) {
-    Comm *world = &run->launch->world;
-    uint64_t before[N_PHASES], after[N_PHASES];
-    Executor *executor = &run->step.executor;
-    TRY(comm_barrier(world, error));
-    uint64_t start = timer_now_ns();
-    TRY(executor_phases(executor, executor->n_started, before, error));
-    TRY(run_steps(run, n, error));
-    TRY(executor_phases(executor, executor->n_started, after, error));
-    TRY(comm_barrier(world, error));
-    *timed = (Timed){.wall_ms = 1e3 * timer_seconds_since(start)};
-    for (int phase = 0; phase < N_PHASES; phase++)
-        if (phase != PHASE_COMMUNICATION) timed->busy_ms += 1e-6 * (double)(after[phase] - before[phase]);
+typedef struct {
+    double period_ms, idle_ms;
+} StepTime;
+
+/* Of the steps behind the first on this rank; a step has n_updates. */
+static Status read_steps(const Activity *activity, int n_updates, int n_steps, StepTime *times, Error *error) {
+    uint64_t end_ns = 0;
+    double idle_ms = 0.0;
+    int n_seen = 0, n_ended = 0;
+    for (size_t i = 0; i < activity_n_recorded(activity) && n_ended <= n_steps; i++) {
+        const ActivityEvent *event = activity_recorded(activity, i);
+        if (event->entry.kind == ACTIVITY_WAIT)
+            idle_ms += 1e-6 * (double)(event->end_ns - event->begin_ns);
+        bool is_update = event->entry.kind == ACTIVITY_STEP &&
+                         strcmp(event->entry.name, action_name(ACTION_UPDATE)) == 0;
+        if (!is_update || ++n_seen % n_updates) continue;
+        if (n_ended)
+            times[n_ended - 1] = (StepTime){1e-6 * (double)(event->end_ns - end_ns), idle_ms};
+        n_ended++;
+        end_ns = event->end_ns;
+        idle_ms = 0.0;
+    }
+    if (activity_n_lost(activity) == 0 && n_ended > n_steps) return STATUS_OK;
+    return error_failed(error, "%d of %d steps were recorded; give fewer --micro-batches or --steps", n_ended,
+                        n_steps + 1);
+}
+
+static int by_period(const void *a, const void *b) {
+    const StepTime *x = a, *y = b;
+    return x->period_ms < y->period_ms ? -1 : x->period_ms > y->period_ms;
+}
+
+/* The mean over the stages of each, then the median. */
+static Status summarise(PipelineRun *run, StepTime *times, PipelineMeasured *measured, Error *error) {
+    int n = run->trial.n_steps, n_ranks = run->launch->world.size;
+    TRY(comm_all_reduce(&run->launch->world, times, 2 * n, COMM_F64, COMM_SUM, error));
+    qsort(times, (size_t)n, sizeof *times, by_period);
+    measured->step_ms = times[n / 2].period_ms / n_ranks;
+    measured->bubble_share = times[n / 2].idle_ms / times[n / 2].period_ms;
     return STATUS_OK;
 }
 
@@ -148,19 +174,33 @@ static Status most_of_all(PipelineRun *run, PipelineMeasured *measured, Error *e
     return STATUS_OK;
 }
 
+/* From now on it says what it does, in a recorder of its own. */
+static void watch(PipelineRun *run) {
+    if (run->is_watched) activity_close(&run->activity);
+    activity_open(&run->activity);
+    run->is_watched = true;
+    train_step_watch(&run->step, &run->activity);
+    pipeline_watch(&run->pipeline, &run->activity);
+}
+
 Status pipeline_run_measure(PipelineRun *run, PipelineMeasured *measured, Error *error) {
-    enum { N_FEW = 2 }; /* in which a pipeline without a flush is filled */
-    Timed few, many;
-    Comm *world = &run->launch->world;
-    int n = run->trial.n_steps, n_few = N_FEW + run->trial.shape.n_stages / run->trial.shape.n_micro_batches;
+    enum { MOST_EVENTS = 1 << 19 };
+    const ScheduleShape *shape = &run->trial.shape;
+    StepTime times[PIPELINE_RUN_MOST_STEPS];
+    bool is_unflushed = step_is_unflushed(&run->step);
+    bool updates_each = schedule_info(run->trial.kind)->updates_each;
+    int n_around = is_unflushed ? 2 + shape->n_stages / shape->n_micro_batches : 1;
     TRY(run_steps(run, 1, error)); /* touches the memory for the first time */
-    TRY(time_steps(run, n_few, &few, error));
-    TRY(time_steps(run, n_few + n, &many, error));
-    double sums[2] = {many.wall_ms - few.wall_ms, many.busy_ms - few.busy_ms};
-    TRY(comm_all_reduce(world, sums, 2, COMM_F64, COMM_SUM, error));
-    measured->step_ms = sums[0] / n / world->size;
-    measured->busy_ms = sums[1] / n / world->size;
-    measured->bubble_share = measured->step_ms > 0.0 ? 1.0 - measured->busy_ms / measured->step_ms : NAN;
+    watch(run);
+    activity_prepare_recorder(&run->activity, MOST_EVENTS, error);
+    TRY(launch_agree(run->launch, error));
+    TRY(comm_barrier(&run->launch->world, error));
+    activity_record(&run->activity, true);
+    TRY(run_steps(run, run->trial.n_steps + n_around, error));
+    activity_record(&run->activity, false);
+    read_steps(&run->activity, updates_each ? shape->n_micro_batches : 1, run->trial.n_steps, times, error);
+    TRY(launch_agree(run->launch, error));
+    TRY(summarise(run, times, measured, error));
     return most_of_all(run, measured, error);
 }
 
@@ -169,16 +209,13 @@ Status pipeline_run_measure(PipelineRun *run, PipelineMeasured *measured, Error 
 Status pipeline_run_trace(PipelineRun *run, int n_steps, const char *path, Error *error) {
     Trace trace = {0};
     TraceSummary summary;
-    activity_open(&run->activity);
-    run->is_watched = true;
+    watch(run);
     TraceSetup setup = {.activity = &run->activity,
                         .world = &run->launch->world,
                         .host = run->launch->host,
                         .steps = "",
                         .next_step = 1,
                         .n_steps = n_steps};
-    train_step_watch(&run->step, &run->activity);
-    pipeline_watch(&run->pipeline, &run->activity);
     if (trace_open(&trace, &setup, error) == STATUS_OK && comm_barrier(setup.world, error) == STATUS_OK) {
         trace_before_step(&trace, 1);
         run_steps(run, n_steps, error);

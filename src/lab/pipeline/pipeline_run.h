@@ -16,6 +16,8 @@
 #include "train/model_mesh.h"
 #include "train/step.h"
 
+enum { PIPELINE_RUN_MOST_STEPS = 24 };
+
 typedef struct {
     ScheduleKind kind;
     ScheduleShape shape;
@@ -39,10 +41,10 @@ typedef struct {
     int64_t n_done; /* steps */
 } PipelineRun;
 
+/* Of a step in the middle of others: the median of several, each the mean of its stages. */
 typedef struct {
-    double step_ms;      /* what one step more makes a run longer */
-    double busy_ms;      /* of it, in which a stage computes; the mean of the stages */
-    double bubble_share; /* the rest */
+    double step_ms;      /* from the end of the step before to its own */
+    double bubble_share; /* of it, in which a stage waits for messages */
     double held;         /* frames of the stage that has most, in units of what a stage keeps of a micro-batch */
     int n_versions;      /* of the weights, on the stage that has most */
 } PipelineMeasured;
