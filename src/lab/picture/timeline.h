@@ -131,6 +131,10 @@ Status timeline_visit(const Timeline *timeline, int track, TimelineVisit visit, 
  * micro-batch as its number, in which the instructions lie. */
 bool timeline_is_action(const TimelineEvent *event);
 
+/* The part of action `event` in which it computes: behind what it has waited for first, and before what it
+ * waited for when it was done. */
+void timeline_action_span(const Timeline *timeline, size_t event, double *begin_us, double *end_us);
+
 /* FOLDER/NAME.svg, and with gnuplot NAME.png by NAME.gp (canvas.h). Actions are set apart and labelled, "F3",
  * where they are wide enough; those of later chunks are darker. */
 Status timeline_draw(const Timeline *timeline, const char *title, const char *caption, const char *folder,

@@ -236,32 +236,14 @@ static TimelineKind kind_of_action(const TimelineEvent *event) {
     return strcmp(event->name, action_name(ACTION_UPDATE)) == 0 ? TIMELINE_UPDATE : TIMELINE_WEIGHT_GRADIENT;
 }
 
-/* Does the next event lie in this one, and is it a wait? Then this one is the instruction that waits. */
-static bool waits_inside(const Timeline *timeline, size_t i) {
-    const TimelineEvent *event = &timeline->event[i], *next = event + 1;
-    return i + 1 < timeline->n_events && next->track == event->track && next->kind == TIMELINE_WAIT &&
-           next->end_us <= event->end_us;
-}
-
-/* Where an action begins to compute: behind what it has waited for first. */
-static double computes_from(const Timeline *timeline, size_t action) {
-    const TimelineEvent *event = &timeline->event[action];
-    double begin = event->begin_us;
-    for (size_t i = action + 1; i < timeline->n_events; i++) {
-        const TimelineEvent *inner = &timeline->event[i];
-        if (inner->track != event->track || inner->begin_us >= event->end_us) break;
-        bool computes = inner->kind != TIMELINE_WAIT && inner->kind != TIMELINE_WORK;
-        if (inner->kind == TIMELINE_WAIT) begin = inner->end_us;
-        else if (computes && inner->end_us > begin && !waits_inside(timeline, i)) break;
-    }
-    return fmin(begin, event->end_us);
-}
-
 /* A border, and "F3", or "3" where that is too wide. Instructions of later chunks are painted over. */
 static void draw_action(Picture *picture, size_t index) {
     const TimelineEvent *event = &picture->timeline->event[index];
-    double begin = fmax(x_of(picture, computes_from(picture->timeline, index)), picture->left);
-    double end = fmin(x_of(picture, event->end_us), picture->left + PLOT), width = end - begin;
+    double begin, end;
+    timeline_action_span(picture->timeline, index, &begin, &end);
+    begin = fmax(x_of(picture, begin), picture->left);
+    end = fmin(x_of(picture, end), picture->left + PLOT);
+    double width = end - begin;
     double y = picture->y[event->track], height = picture->height[event->track];
     TimelineKind kind = kind_of_action(event);
     char label[32], colour[8];
