@@ -7,6 +7,7 @@
 #include "graph/passes/sums.h"
 #include "ops/ops.h"
 #include "parallel/comm_ops.h"
+#include "parallel/gather_again.h"
 
 #include <math.h>
 #include <string.h>
@@ -265,6 +266,7 @@ static Status record_backward(TrainStep *step, const Backend *backend, PipelineR
     lazy_gradients(step->graph);
     move_column_sums(step->graph, backend);
     recompute_chunks(step->graph, (int)options->recompute, step->n_chunks, list_frames(step, true));
+    if (options->by_sequence && !options->recompute) gather_again(step->graph);
     if (pipeline) send_gradients(step, pipeline);
     return STATUS_OK;
 }
