@@ -48,7 +48,8 @@ static int wait_of(const Graph *graph, const Node *start) {
     const CommFlights *flights = ((const CommAttributes *)start->attributes)->flights;
     for (int i = 0; i < graph->n_nodes; i++) {
         const Node *node = graph->node[i];
-        if (node->op == &OP_COMM_WAIT && ((const CommAttributes *)node->attributes)->flights == flights) return i;
+        if (node->op == &OP_COMM_WAIT && ((const CommAttributes *)node->attributes)->flights == flights)
+            return i;
     }
     return -1;
 }
@@ -81,7 +82,8 @@ static Tensor *made_again(Graph *graph, Tensor *x) {
     for (int k = 0; is_cheap && k < made_by->n_inputs; k++)
         is_cheap = !made_by->input[k] || is_kept(graph, made_by->input[k]);
     for (int k = 0; is_cheap && k < made_by->n_outputs; k++) /* what others read, too, is there already */
-        is_cheap = !made_by->output[k] || made_by->output[k] == x || tensor_count(made_by->output[k]) < tensor_count(x);
+        is_cheap = !made_by->output[k] || made_by->output[k] == x ||
+                   tensor_count(made_by->output[k]) < tensor_count(x);
     if (!is_cheap) return x;
     Tensor *again = x, *outputs[NODE_MAX_OUTPUTS] = {0};
     for (int k = 0; k < made_by->n_outputs; k++) {
@@ -127,8 +129,8 @@ static void gather_one(Insertion *insertion, const Branch *branch) {
     graph->block = branch->enter->block;
     graph->chunk = branch->enter->chunk;
     Tensor *x = made_again(graph, enter->x);
-    Tensor *y = graph_tensor(graph, PLACE_ACTIVATION, enter->y->dtype, enter->y->shape, "%s again",
-                             enter->y->name);
+    Tensor *y =
+        graph_tensor(graph, PLACE_ACTIVATION, enter->y->dtype, enter->y->shape, "%s again", enter->y->name);
     Tensor *slice = graph_view(graph, y, enter->x->shape, border[rank], "its rows");
     op_copy_into(graph, x, slice, WRITE_FRESH);
     Node *start = op_all_gather(graph, attributes->comm, y, border);

@@ -97,9 +97,8 @@ static Status write_step_args(const Writer *writer, const TraceEvent *event, Err
     int stage, chunk = 0;
     if (sscanf(writer->place, "stage %d chunk %d", &stage, &chunk) < 1)
         return file_writer_printf(writer->writer, error, "{\"number\":%" PRId64 "}", event->number);
-    return file_writer_printf(writer->writer, error,
-                              "{\"number\":%" PRId64 ",\"stage\":%d,\"chunk\":%d}", event->number, stage,
-                              chunk);
+    return file_writer_printf(writer->writer, error, "{\"number\":%" PRId64 ",\"stage\":%d,\"chunk\":%d}",
+                              event->number, stage, chunk);
 }
 
 static Status write_args(Writer *writer, const TraceEvent *event, Error *error) {

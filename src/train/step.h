@@ -43,8 +43,8 @@ typedef struct {
     const ParameterPart *part;
     StageRecorder record_stage; /* NULL: gpt_record_stage */
     const void *stage_context;  /* of that */
-    bool by_sequence;   /* sequence parallelism, where layers are split (tp) */
-    int64_t loss_chunk; /* tokens whose logits are in memory at a time, 0 for as many as seem good */
+    bool by_sequence;           /* sequence parallelism, where layers are split (tp) */
+    int64_t loss_chunk;         /* tokens whose logits are in memory at a time, 0 for as many as seem good */
     uint64_t seed;
     GradientSyncOptions sync;  /* {0}: one process */
     Precision precision;       /* {0}: f32 */

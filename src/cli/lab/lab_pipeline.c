@@ -48,11 +48,13 @@ static const OptionSpec specs[] = {
 };
 
 static const OptionSpec measure_specs[] = {
-    OPTION_BOOL("measure", PipelineCall, measures, false,
-                "run every schedule, a rank a stage, on stages that sleep for --forward-ms and so on (20 ms if not given)"),
+    OPTION_BOOL(
+        "measure", PipelineCall, measures, false,
+        "run every schedule, a rank a stage, on stages that sleep for --forward-ms and so on (20 ms if not given)"),
     OPTION_BOOL("check", PipelineCall, checks, false,
                 "with --measure: fail where a bubble is not within 15 % of its formula"),
-    OPTION_INT("steps", PipelineCall, n_steps, 5, 1, PIPELINE_RUN_MOST_STEPS, "steps of each that are measured"),
+    OPTION_INT("steps", PipelineCall, n_steps, 5, 1, PIPELINE_RUN_MOST_STEPS,
+               "steps of each that are measured"),
     OPTION_STRING("launcher", PipelineCall, launcher, "", "COMMAND",
                   "what starts ranks, with its options, if not this MPI's mpirun; split at blanks"),
     OPTION_FLOAT("timeout", PipelineCall, timeout, 3600.0, 1.0, 1e7,
@@ -113,9 +115,9 @@ static Status add_row(PipelineStudy *study, ScheduleKind kind, bool is_named, Er
     int n_chunks = (int)study->call->n_chunks;
     bool takes_chunks = is_named || kind == SCHEDULE_INTERLEAVED;
     PipelineRow row = {.kind = kind,
-               .shape = {.n_micro_batches = (int)study->call->n_micro_batches,
-                         .n_stages = (int)study->call->n_stages,
-                         .n_chunks = n_chunks && takes_chunks ? n_chunks : info->default_chunks}};
+                       .shape = {.n_micro_batches = (int)study->call->n_micro_batches,
+                                 .n_stages = (int)study->call->n_stages,
+                                 .n_chunks = n_chunks && takes_chunks ? n_chunks : info->default_chunks}};
     Error why = {0};
     if (schedule_check_shape(kind, &row.shape, &why) != STATUS_OK) {
         if (is_named) return error_user(error, "%s", why.text);
@@ -158,16 +160,13 @@ static Status set_times(PipelineStudy *study, Error *error) {
     double ms = call->measures ? SLEEP_MS : 1.0;
     study->times = n_given ? (StageTimes){call->forward_ms, call->backward_ms, call->weight_ms}
                            : (StageTimes){ms, ms, ms};
-    study->source = n_given          ? "as given"
-                    : call->measures ? "as stages sleep"
-                                     : "assumed (--quick)";
+    study->source = n_given ? "as given" : call->measures ? "as stages sleep" : "assumed (--quick)";
     if (n_given || call->quick || call->measures) return STATUS_OK;
     TRY(pipeline_measure(&study->block, error));
     study->times = (StageTimes){study->block.forward_ms, study->block.input_gradient_ms,
                                 study->block.weight_gradient_ms};
     if (call->update_ms <= 0) study->update_ms = study->block.update_ms;
-    study->source =
-        arena_printf(&study->arena, "measured on this machine: a stage is %s", study->block.what);
+    study->source = arena_printf(&study->arena, "measured on this machine: a stage is %s", study->block.what);
     return STATUS_OK;
 }
 
@@ -356,8 +355,7 @@ static Status check_call(const PipelineCall *call, const Options *options, Error
     if (call->update_ms > 0 || call->message_ms > 0)
         return error_user(error, "--%s-ms is predicted with, and --measure takes what there is; leave it out",
                           call->update_ms > 0 ? "update" : "message");
-    if (call->n_stages < 2)
-        return error_user(error, "--measure wants a pipeline; give --pp 2 or more");
+    if (call->n_stages < 2) return error_user(error, "--measure wants a pipeline; give --pp 2 or more");
     return STATUS_OK;
 }
 

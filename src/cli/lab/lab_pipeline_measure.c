@@ -39,14 +39,14 @@ done:
 
 /* ---- Runs */
 
-static Status draw_trace(const PipelineStudy *study, const PipelineRow *row, const char *trace,
-                         Arena *arena, Error *error) {
+static Status draw_trace(const PipelineStudy *study, const PipelineRow *row, const char *trace, Arena *arena,
+                         Error *error) {
     Timeline timeline;
     bool has_png;
     const char *name = arena_printf(arena, "pipeline-%s-measured", schedule_names[row->kind]);
-    const char *title = arena_printf(arena, "%s as it was run: bubble %.1f %%, predicted %.1f %%",
-                                     schedule_names[row->kind], 100.0 * row->measured.bubble_share,
-                                     100.0 * fmax(0.0, row->prediction.bubble_share));
+    const char *title =
+        arena_printf(arena, "%s as it was run: bubble %.1f %%, predicted %.1f %%", schedule_names[row->kind],
+                     100.0 * row->measured.bubble_share, 100.0 * fmax(0.0, row->prediction.bubble_share));
     if (timeline_read(&timeline, trace, error) == STATUS_OK) {
         timeline.to_us = fmin(1e3 * pipeline_length_ms(study, row), timeline.length_us);
         if (row->prediction.lists.n_steps == 1)
@@ -91,8 +91,8 @@ Status pipeline_measure_rows(PipelineStudy *study, Launch *launch, Error *error)
 
 /* ---- What they say */
 
-static const double tolerance = 0.15;      /* of the formula's share */
-static const double next_to_none = 0.03;   /* of a step, where it has none */
+static const double tolerance = 0.15;    /* of the formula's share */
+static const double next_to_none = 0.03; /* of a step, where it has none */
 
 /* The share that is wanted; NAN: nothing is known of this shape. */
 static double wanted_share(const PipelineStudy *study, const PipelineRow *row) {
@@ -132,10 +132,11 @@ void pipeline_print_measured(const PipelineStudy *study) {
                pipeline_held(row), row->measured.held, row->prediction.n_versions, row->measured.n_versions,
                trouble ? trouble : "ok");
     }
-    printf("\nok: the measured share of the bubble is within %.0f %% of the formula's (of the simulator's, where no formula "
-           "holds), or\nbelow %.0f %% of a step where it is to have none; frames and versions are those predicted\n(with "
-           "several chunks, each has frames of its own: as many as it ever needs).\n",
-           100.0 * tolerance, 100.0 * next_to_none);
+    printf(
+        "\nok: the measured share of the bubble is within %.0f %% of the formula's (of the simulator's, where no formula "
+        "holds), or\nbelow %.0f %% of a step where it is to have none; frames and versions are those predicted\n(with "
+        "several chunks, each has frames of its own: as many as it ever needs).\n",
+        100.0 * tolerance, 100.0 * next_to_none);
 }
 
 static const PipelineRow *find_row(const PipelineStudy *study, ScheduleKind kind) {
@@ -151,14 +152,16 @@ Status pipeline_check_measured(const PipelineStudy *study, Error *error) {
         const PipelineRow *row = &study->row[i];
         const char *trouble = trouble_with(study, row);
         if (trouble)
-            return error_failed(error, "--check: %s has %s than predicted: a share of %.1f %%, %.4g held, %d versions",
-                                schedule_names[row->kind], trouble, 100.0 * row->measured.bubble_share,
-                                row->measured.held, row->measured.n_versions);
+            return error_failed(
+                error, "--check: %s has %s than predicted: a share of %.1f %%, %.4g held, %d versions",
+                schedule_names[row->kind], trouble, 100.0 * row->measured.bubble_share, row->measured.held,
+                row->measured.n_versions);
     }
     for (size_t i = 0; plain && i < sizeof less / sizeof less[0]; i++) {
         const PipelineRow *row = find_row(study, less[i]);
         if (row && row->measured.bubble_share >= plain->measured.bubble_share)
-            return error_failed(error, "--check: %s has no smaller bubble than 1f1b: %.1f %%, not below %.1f %%",
+            return error_failed(error,
+                                "--check: %s has no smaller bubble than 1f1b: %.1f %%, not below %.1f %%",
                                 schedule_names[less[i]], 100.0 * row->measured.bubble_share,
                                 100.0 * plain->measured.bubble_share);
     }

@@ -127,19 +127,18 @@ typedef struct {
 } StepTime;
 
 /* Of the steps behind the first on this rank; a step has n_updates. */
-static Status read_steps(const Activity *activity, int n_updates, int n_steps, StepTime *times, Error *error) {
+static Status read_steps(const Activity *activity, int n_updates, int n_steps, StepTime *times,
+                         Error *error) {
     uint64_t end_ns = 0;
     double idle_ms = 0.0;
     int n_seen = 0, n_ended = 0;
     for (size_t i = 0; i < activity_n_recorded(activity) && n_ended <= n_steps; i++) {
         const ActivityEvent *event = activity_recorded(activity, i);
-        if (event->entry.kind == ACTIVITY_WAIT)
-            idle_ms += 1e-6 * (double)(event->end_ns - event->begin_ns);
-        bool is_update = event->entry.kind == ACTIVITY_STEP &&
-                         strcmp(event->entry.name, action_name(ACTION_UPDATE)) == 0;
+        if (event->entry.kind == ACTIVITY_WAIT) idle_ms += 1e-6 * (double)(event->end_ns - event->begin_ns);
+        bool is_update =
+            event->entry.kind == ACTIVITY_STEP && strcmp(event->entry.name, action_name(ACTION_UPDATE)) == 0;
         if (!is_update || ++n_seen % n_updates) continue;
-        if (n_ended)
-            times[n_ended - 1] = (StepTime){1e-6 * (double)(event->end_ns - end_ns), idle_ms};
+        if (n_ended) times[n_ended - 1] = (StepTime){1e-6 * (double)(event->end_ns - end_ns), idle_ms};
         n_ended++;
         end_ns = event->end_ns;
         idle_ms = 0.0;

@@ -45,8 +45,8 @@ typedef struct {
 typedef struct {
     double step_ms;      /* from the end of the step before to its own */
     double bubble_share; /* of it, in which a stage waits for messages */
-    double held;         /* frames of the stage that has most, in units of what a stage keeps of a micro-batch */
-    int n_versions;      /* of the weights, on the stage that has most */
+    double held;    /* frames of the stage that has most, in units of what a stage keeps of a micro-batch */
+    int n_versions; /* of the weights, on the stage that has most */
 } PipelineMeasured;
 
 Status pipeline_run_open(PipelineRun *run, const PipelineTrial *trial, Launch *launch, Error *error);

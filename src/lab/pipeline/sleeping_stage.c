@@ -28,7 +28,8 @@ static void sleep_from(uint64_t begin_ns, double ms) {
 }
 
 static Tensor *record_sleep(Graph *graph, Tensor *x, Tensor *weight, const StageTimes *times) {
-    if (!graph_check(graph, x->dtype == DTYPE_F32, "sleep: stages that sleep are in f32")) return graph->nothing;
+    if (!graph_check(graph, x->dtype == DTYPE_F32, "sleep: stages that sleep are in f32"))
+        return graph->nothing;
     Tensor *y = graph_tensor(graph, PLACE_ACTIVATION, x->dtype, x->shape, "%s.slept", x->name);
     graph_record(graph, &OP_SLEEP, times, sizeof *times, 2, TENSORS(x, weight), 1, TENSORS(y));
     return y;
