@@ -26,6 +26,12 @@ typedef struct {
     void *context;
 } BatchSource;
 
+/* Records a chunk of the model between what comes in and what goes out: gpt_record_stage, or something that a
+ * study puts around it. */
+typedef GptStageTensors (*StageRecorder)(const ModelConfig *config, const ParameterTable *table, Graph *graph,
+                                         const GptLossOptions *options, const GptStage *stage, Tensor *input,
+                                         const void *context);
+
 typedef struct {
     int64_t batch;       /* sequences a step, of all ranks together */
     int64_t micro_batch; /* the most sequences at a time on a rank; divides batch */
@@ -40,9 +46,11 @@ typedef struct {
     ContextStyle context; /* how ranks share a sequence, where they do (cp) */
     int64_t loss_chunk;   /* tokens whose logits are in memory at a time, 0 for as many as seem good */
     uint64_t seed;
-    GradientSyncOptions sync;  /* {0}: one process */
-    Precision precision;       /* {0}: f32 */
-    bool (*should_stop)(void); /* asked between micro-batches where there is one process; NULL: never */
+    GradientSyncOptions sync;   /* {0}: one process */
+    Precision precision;        /* {0}: f32 */
+    bool (*should_stop)(void);  /* asked between micro-batches where there is one process; NULL: never */
+    StageRecorder record_stage; /* NULL: gpt_record_stage */
+    const void *stage_context;  /* of that */
 } StepOptions;
 
 /* Fill in what is 0 (micro_batch: all of the batch, T: the model's context) and check what must fit together;
