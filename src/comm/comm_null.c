@@ -32,6 +32,8 @@ typedef struct {
     NullGroup *group;
     int number;
     Event *first, *last;
+    Event *visited; /* the last one that comm_null_visit_sent has seen; NULL: none */
+    int n_splits;   /* so far */
     /* While the game is played: */
     Event *now;              /* what the rank has not got past */
     Event *open, **open_end; /* sends under way */
@@ -39,8 +41,25 @@ typedef struct {
     int64_t tick_bytes;      /* sent and received in this tick */
 } Rank;
 
+/* What the ranks of a group pass to their n-th call of comm_split. */
+typedef struct Split Split;
+struct Split {
+    int n_known; /* ranks whose color and key are */
+    bool *is_known;
+    int *color, *key;
+    NullGroup **group; /* of each rank; NULL: none */
+    int *place;        /* of each rank in it */
+    bool is_resolved;
+    Split *next;
+};
+
 struct NullGroup {
     int n_ranks;
+    NullGroup *origin; /* that all were split off from; itself */
+    bool has_learned;  /* of the origin: since it was last asked */
+    int *first_rank;   /* (n_ranks) in the origin; NULL: this is it */
+    Split *splits;
+    Arena split_arena;
     int64_t n_events;
     int64_t n_messages; /* sides of messages */
     Arena arena;        /* of the events */
@@ -92,11 +111,79 @@ static Status null_wait(void *context, CommRequest *requests, int n_requests, Er
     return STATUS_OK;
 }
 
+/* ---- Groups within the group */
+
+static Split *find_split(NullGroup *group, int number) {
+    Split **link = &group->splits;
+    for (; *link && number > 0; number--) link = &(*link)->next;
+    if (*link) return *link;
+    Arena *arena = &group->split_arena;
+    Split *split = ARENA_NEW(arena, Split);
+    split->is_known = ARENA_ARRAY(arena, bool, group->n_ranks);
+    split->color = ARENA_ARRAY(arena, int, group->n_ranks);
+    split->key = ARENA_ARRAY(arena, int, group->n_ranks);
+    split->place = ARENA_ARRAY(arena, int, group->n_ranks);
+    split->group = ARENA_ARRAY(arena, NullGroup *, group->n_ranks);
+    return *link = split;
+}
+
+int comm_null_first_rank(const Comm *comm, int rank) {
+    const NullGroup *group = ((const Rank *)comm->context)->group;
+    return group->first_rank ? group->first_rank[rank] : rank;
+}
+
+/* The group of all ranks with the color of this one, which is the first of them. */
+static Status resolve_color(NullGroup *group, Split *split, int first, Error *error) {
+    int n_members = 0;
+    for (int r = first; r < group->n_ranks; r++) n_members += split->color[r] == split->color[first];
+    NullGroup *child;
+    TRY(comm_null_open(&child, n_members, error));
+    child->origin = group->origin;
+    child->first_rank = ARENA_ARRAY(&child->split_arena, int, n_members);
+    for (int r = first; r < group->n_ranks; r++) {
+        if (split->color[r] != split->color[first]) continue;
+        int place = 0;
+        for (int other = first; other < group->n_ranks; other++) {
+            if (split->color[other] != split->color[first]) continue;
+            place += split->key[other] < split->key[r] || (split->key[other] == split->key[r] && other < r);
+        }
+        split->group[r] = child;
+        split->place[r] = place;
+        child->first_rank[place] = group->first_rank ? group->first_rank[r] : r;
+    }
+    return STATUS_OK;
+}
+
+static Status resolve(NullGroup *group, Split *split, Error *error) {
+    for (int r = 0; r < group->n_ranks; r++)
+        if (split->color[r] >= 0 && !split->group[r]) TRY(resolve_color(group, split, r, error));
+    split->is_resolved = group->origin->has_learned = true;
+    return STATUS_OK;
+}
+
 static Status null_split(void *context, int color, int key, Comm *child, Error *error) {
-    (void)context, (void)color, (void)key;
+    Rank *rank = context;
+    NullGroup *group = rank->group;
+    Split *split = find_split(group, rank->n_splits++);
+    int r = rank->number;
     *child = (Comm){0};
-    return error_failed(error, "ranks that only count, one after the other, cannot know each other's groups: "
-                               "open one group for each");
+    if (!split->is_resolved) {
+        split->n_known += !split->is_known[r];
+        split->is_known[r] = true;
+        split->color[r] = color;
+        split->key[r] = key;
+        if (split->n_known == group->n_ranks) TRY(resolve(group, split, error));
+        return error_failed(error, "ranks that only count, one after the other, do not know each other's "
+                                   "groups before they have learned them");
+    }
+    if (split->group[r]) *child = comm_null_rank(split->group[r], split->place[r]);
+    return STATUS_OK;
+}
+
+bool comm_null_learn(NullGroup *group) {
+    bool has_learned = group->has_learned;
+    group->has_learned = false;
+    return has_learned;
 }
 
 static bool null_is_threaded(void *context) {
@@ -260,6 +347,7 @@ Status comm_null_open(NullGroup **group, int n_ranks, Error *error) {
     NullGroup *opened = calloc(1, sizeof *opened + (size_t)n_ranks * sizeof opened->rank[0]);
     if (!opened) return error_failed(error, "no memory for %d ranks", n_ranks);
     opened->n_ranks = n_ranks;
+    opened->origin = opened;
     for (int r = 0; r < n_ranks; r++) opened->rank[r] = (Rank){.group = opened, .number = r};
     *group = opened;
     return STATUS_OK;
@@ -268,16 +356,45 @@ Status comm_null_open(NullGroup **group, int n_ranks, Error *error) {
 static void forget(NullGroup *group) {
     arena_free(&group->arena);
     group->n_events = group->n_messages = 0;
-    for (int r = 0; r < group->n_ranks; r++) group->rank[r].first = group->rank[r].last = NULL;
+    for (int r = 0; r < group->n_ranks; r++) {
+        Rank *rank = &group->rank[r];
+        rank->first = rank->last = rank->visited = NULL;
+    }
 }
 
-void comm_null_close(NullGroup *group) {
-    if (!group) return;
+/* With the groups within: each is met where its first rank comes by. */
+static void visit_groups(NullGroup *group, void (*visit)(NullGroup *)) {
+    for (const Split *split = group->splits; split; split = split->next) {
+        for (int r = 0; r < group->n_ranks; r++)
+            if (split->group[r] && split->place[r] == 0) visit_groups(split->group[r], visit);
+    }
+    visit(group);
+}
+
+static void close_one(NullGroup *group) {
     forget(group);
+    arena_free(&group->split_arena);
     free(group);
 }
 
+void comm_null_close(NullGroup *group) {
+    if (group) visit_groups(group, close_one);
+}
+
+void comm_null_forget(NullGroup *group) {
+    visit_groups(group, forget);
+}
+
+void comm_null_visit_sent(const Comm *comm, NullVisit visit, void *context) {
+    Rank *rank = comm->context;
+    for (Event *event = rank->visited ? rank->visited->next : rank->first; event; event = event->next) {
+        rank->visited = event;
+        if (event->kind == SEND) visit(context, comm_null_first_rank(comm, event->peer), event->n_bytes);
+    }
+}
+
 Comm comm_null_rank(NullGroup *group, int rank) {
+    group->rank[rank].n_splits = 0;
     return (Comm){.table = &null_table, .context = &group->rank[rank], .rank = rank, .size = group->n_ranks};
 }
 

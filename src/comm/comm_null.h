@@ -31,4 +31,33 @@ Status comm_null_count(NullGroup *group, CommCost *cost, Error *error);
 /* And the most bytes that a rank has sent and received in one of the steps. */
 Status comm_null_count_steps(NullGroup *group, CommCost *cost, int64_t *step_bytes, Error *error);
 
+/* ---- Groups within the group
+ *
+ * The ranks come one after the other, so what each passes to comm_split has to be learned before any gets an
+ * answer: until then a split fails.
+ *
+ *     do {
+ *         for (int rank = 0; rank < n_ranks; rank++) {
+ *             Comm comm = comm_null_rank(group, rank);
+ *             open_mesh(&mesh, &comm, &(Error){0});       // as far as it comes
+ *             close_mesh(&mesh);
+ *         }
+ *     } while (comm_null_learn(group));
+ *     // from here on every rank's groups can be opened
+ */
+
+/* Has anything become known since it was last asked? */
+bool comm_null_learn(NullGroup *group);
+
+/* What a rank of a communicator is in the group that all others were split off from. */
+int comm_null_first_rank(const Comm *comm, int rank);
+
+/* Calls `visit` with every message that the rank of this communicator has sent and that was not visited yet;
+ * `to` is the receiver as comm_null_first_rank counts. */
+typedef void (*NullVisit)(void *context, int to, size_t n_bytes);
+void comm_null_visit_sent(const Comm *comm, NullVisit visit, void *context);
+
+/* Forgets all messages of the group and of those within it. What was learned stays. */
+void comm_null_forget(NullGroup *group);
+
 #endif

@@ -17,8 +17,12 @@ static const OptionSpec call_option_specs[] = {
                 "print every instruction of a training step and the memory plan, then leave",
                 .flags = OPTION_TRANSIENT),
     OPTION_BOOL("print-mesh", CallOptions, print_mesh, false,
-                "print every rank's place in the mesh and the groups that talk to each other, then leave",
+                "print every rank's place in the mesh, the groups that talk to each other and what a step "
+                "sends along every axis, then leave; one process plans a mesh of any size",
                 .flags = OPTION_TRANSIENT),
+    OPTION_INT("ranks-per-host", CallOptions, host_ranks, 0, 0, 1 << 20,
+               "of --print-mesh: so many ranks on each host, in their order; 0: as they were started",
+               .flags = OPTION_TRANSIENT),
     OPTION_STRING(
         "fault", CallOptions, fault, "", "KIND:RANK:STEP",
         "let something go wrong, to see that the job survives it: kill, stop or hang a rank before a step, "
@@ -175,6 +179,9 @@ static Status refuse_ignored(const TrainRun *run, Error *error) {
         {"rotary-theta", "--position rotary", run->values.model.position == POSITION_ROTARY},
         {"any-order", "--device cuda", device_takes_gpu(run->values.train.device)},
         {"streams", "--device cuda", device_takes_gpu(run->values.train.device)},
+        {"ranks-per-host", "--print-mesh", run->values.call.print_mesh},
+        {"tp-style", "--tp 2 or more", run->values.parallel.size[AXIS_TP] > 1},
+        {"tp-chunks", "--tp 2 or more", run->values.parallel.size[AXIS_TP] > 1},
         {"sequence-parallel", "--tp 2 or more", run->values.parallel.size[AXIS_TP] > 1},
         {"cp-style", "--cp 2 or more", run->values.parallel.size[AXIS_CP] > 1},
         {"schedule", "--pp 2 or more", train_has_pipeline(run)},
@@ -257,6 +264,19 @@ static Status check_ranks(TrainRun *run, Error *error) {
                           "--sync %s is of whole models, and --tp %d divides each among ranks; leave one out",
                           sync_names[values->async.sync], n_tensor);
     }
+    bool asks_sequence = values->parallel.by_sequence &&
+                         options_source(&run->options, "sequence-parallel") == OPTION_FROM_COMMAND;
+    if (values->parallel.tensor_style == TENSOR_ROW && n_tensor > 1 && asks_sequence)
+        return error_user(error, "--tp-style row has all rows on every rank, and --sequence-parallel divides "
+                                 "them; leave one out");
+    if (values->parallel.tensor_chunks > 1 && n_tensor > 1 && train_has_pipeline(run))
+        return error_user(error,
+                          "--tp-chunks %lld is of layers that one stage has all of, and in a pipeline "
+                          "micro-batches are in flight already; leave it out, or --pp",
+                          (long long)values->parallel.tensor_chunks);
+    if (values->parallel.tensor_chunks > 1 && n_tensor > 1 && values->parallel.tensor_style == TENSOR_ROW)
+        return error_user(error, "--tp-chunks %lld overlaps the messages of --tp-style column; leave one out",
+                          (long long)values->parallel.tensor_chunks);
     if (n_tensor > values->model.vocabulary || n_tensor > PACK_MAX_PARTS) {
         int64_t most = values->model.vocabulary < PACK_MAX_PARTS ? values->model.vocabulary : PACK_MAX_PARTS;
         return error_user(error,

@@ -93,8 +93,10 @@ Status train_pipeline_open(TrainRun *run, Error *error) {
     run->part = parameter_part_whole(&run->values.model);
     run->part.n_ranks = mesh->shape.size[AXIS_TP];
     run->part.rank = mesh->coordinate[AXIS_TP];
+    if (train_has_pipeline(run))
+        run->part = stages_part(&run->stages, mesh->coordinate[AXIS_PP], mesh->shape.size[AXIS_TP],
+                                mesh->coordinate[AXIS_TP]);
+    run->part.style = (TensorStyle)run->values.parallel.tensor_style;
     if (!train_has_pipeline(run)) return STATUS_OK;
-    run->part = stages_part(&run->stages, mesh->coordinate[AXIS_PP], mesh->shape.size[AXIS_TP],
-                            mesh->coordinate[AXIS_TP]);
     return model_pipeline_open(&run->pipeline, &run->mesh, &run->layout, error);
 }

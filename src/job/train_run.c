@@ -29,6 +29,8 @@
 #include <stdio.h>
 #include <string.h>
 
+enum { MOST_PLANNED_RANKS = 1 << 16 };
+
 static void give_back(TrainRun *run) {
     if (run->has_trainer) trainer_close(&run->trainer);
     comm_close(&run->saving);
@@ -81,7 +83,7 @@ static Status check_init(const TrainRun *run, Error *error) {
 
 /* ---- The phases: each is a function of one rank, and all agree after it. */
 
-static Status open_data(TrainRun *run, Error *error) {
+static Status open_tokenizer(TrainRun *run, Error *error) {
     TrainCommand *values = &run->values;
     const char *resume = values->train.resume;
     const char *saved =
@@ -91,7 +93,13 @@ static Status open_data(TrainRun *run, Error *error) {
     TRY(data_source_open(&run->source, &values->data, saved, error));
     TRY(check_init(run, error));
     TRY(config_complete(&values->model, tokenizer_n_vocabulary(run->source.tokenizer), error));
-    TRY(train_options_complete(run, error));
+    return train_options_complete(run, error);
+}
+
+static Status open_data(TrainRun *run, Error *error) {
+    TrainCommand *values = &run->values;
+    TRY(open_tokenizer(run, error));
+    if (values->call.print_mesh) return STATUS_OK; /* what is sent does not depend on the text */
     TRY(data_source_encode(&run->source, &values->data, (uint64_t)values->train.seed, values->train.sequence,
                            error));
     return count_steps(run, error);
@@ -152,15 +160,16 @@ static Status open_device(TrainRun *run, Error *error) {
                             .precision = (PrecisionKind)values->train.precision,
                             .any_order = values->train.any_order,
                             .n_streams = (int)values->train.n_streams};
-    if (values->call.print_program) TRY(device_plan_open(&run->backend, &device, error));
+    if (values->call.print_program || values->call.print_mesh)
+        TRY(device_plan_open(&run->backend, &device, error));
     else TRY(device_backend_open(&run->backend, &device, error));
     run->has_backend = true;
     return STATUS_OK;
 }
 
-static Status plan_trainer(TrainRun *run, Error *error) {
+TrainerSetup train_setup(TrainRun *run) {
     TrainCommand *values = &run->values;
-    TrainerSetup setup = {.config = &values->model,
+    return (TrainerSetup){.config = &values->model,
                           .optimizer = &values->optimizer,
                           .options = &values->train,
                           .dataset = run->source.dataset,
@@ -179,12 +188,15 @@ static Status plan_trainer(TrainRun *run, Error *error) {
                           .trace = &run->trace,
                           .observers = run->observers,
                           .n_observers = run->n_observers};
+}
+
+static Status plan_trainer(TrainRun *run, Error *error) {
+    TrainerSetup setup = train_setup(run);
     run->has_trainer = true;
     return trainer_plan(&run->trainer, &setup, error);
 }
 
-static Status open_mesh(TrainRun *run, Error *error) {
-    if (run->values.parallel.pin) TRY(launch_pin(run->launch, error));
+Status train_mesh_open(TrainRun *run, Error *error) {
     TRY(model_mesh_open(&run->mesh, &run->shape, &run->values.model, &run->launch->world, error));
     for (int axis = 0; axis < N_AXES; axis++)
         run->mesh.axis[axis].all_reduce = comm_algorithm(run->values.parallel.all_reduce);
@@ -192,6 +204,11 @@ static Status open_mesh(TrainRun *run, Error *error) {
     TRY(train_pipeline_open(run, error));
     Comm *world = &run->launch->world;
     return world->size > 1 ? comm_split(world, 0, world->rank, &run->saving, error) : STATUS_OK;
+}
+
+static Status open_mesh(TrainRun *run, Error *error) {
+    if (run->values.parallel.pin) TRY(launch_pin(run->launch, error));
+    return train_mesh_open(run, error);
 }
 
 /* A run whose first checkpoint cannot be written is of no use. */
@@ -334,6 +351,23 @@ static Status train(TrainRun *run, Error *error) {
     return STATUS_OK;
 }
 
+/* One process may look at the mesh of a larger job: that of the sizes which are given. */
+static int n_ranks_of(const TrainRun *run) {
+    int64_t n_ranks = 1;
+    const int64_t *size = run->values.parallel.size;
+    if (!run->values.call.print_mesh || run->launch->world.size > 1) return run->launch->world.size;
+    for (int axis = 0; axis < N_AXES; axis++) n_ranks *= size[axis] ? size[axis] : 1;
+    return n_ranks < MOST_PLANNED_RANKS ? (int)n_ranks : MOST_PLANNED_RANKS;
+}
+
+/* The model and the device, as far as programs are planned for them. */
+static Status know_mesh(TrainRun *run, Error *error) {
+    train_enter(run, "reading the data");
+    TRY(open_data_in_turn(run, error));
+    open_device(run, error);
+    return launch_agree(run->launch, error);
+}
+
 static Status run_phases(TrainRun *run, int n_words, char *const *words, Error *error) {
     Launch *launch = run->launch;
     train_enter(run, "reading options");
@@ -345,12 +379,12 @@ static Status run_phases(TrainRun *run, int n_words, char *const *words, Error *
     TRY(check_same_options(run, error));
     if (run->values.train.hang_timeout <= 0.0) launch_end_guard(launch); /* a file may have said so */
     TRY(train_trace_check(run, error));
-    mesh_shape(run->values.parallel.size, launch->world.size, &run->shape, error);
+    mesh_shape(run->values.parallel.size, n_ranks_of(run), &run->shape, error);
     TRY(launch_agree(launch, error));
     fault_parse(run->values.call.fault, launch->world.size, &run->fault, error);
     TRY(launch_agree(launch, error));
     run->outcome = TRAIN_RUN_MESH;
-    if (run->values.call.print_mesh) return STATUS_OK;
+    if (run->values.call.print_mesh) return know_mesh(run, error);
     if (!run->values.call.print_program) {
         claim_folder(run, error);
         TRY(launch_agree(launch, error));

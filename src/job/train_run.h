@@ -12,6 +12,7 @@
 
 #include "data/source.h"
 #include "model/stages.h"
+#include "parallel/traffic.h"
 #include "run/fault.h"
 #include "run/run_folder.h"
 #include "run/watchdog.h"
@@ -19,6 +20,7 @@
 
 typedef struct {
     bool print_program, print_mesh, json, quiet;
+    int64_t host_ranks; /* of --print-mesh: ranks on a host; 0: as they are */
     const char *fault;
 } CallOptions;
 
@@ -38,7 +40,7 @@ extern const OptionCommand train_command;
 /* How far a run has come when all went well, and what is left to do for the caller. */
 typedef enum {
     TRAIN_RUN_HELP,    /* --help: nothing was begun */
-    TRAIN_RUN_MESH,    /* --print-mesh: the mesh's shape is known */
+    TRAIN_RUN_MESH,    /* --print-mesh: the mesh's shape and the model are known, and nothing is opened */
     TRAIN_RUN_PROGRAM, /* --print-program: everything is planned, and nothing allocated */
     TRAIN_RUN_NOTHING, /* --resume auto of a run that has its steps: the weights are loaded */
     TRAIN_RUN_STOPPED, /* it was told to stop, and has saved */
@@ -94,6 +96,11 @@ typedef struct {
 /* Goes through all phases. Everything that can be wrong is found before the run's folder is made. */
 Status train_run(TrainRun *run, int n_words, char *const *words, Error *error);
 
+/* Of a run whose options are complete: the mesh with what a run has besides, its pipeline and its part of the
+ * model; and what the trainer is told of all that. */
+Status train_mesh_open(TrainRun *run, Error *error);
+TrainerSetup train_setup(TrainRun *run);
+
 /* Gives back what was opened. Of an error that only this rank knows of, the job ends here. */
 void train_run_close(TrainRun *run, Error *error);
 
@@ -140,13 +147,20 @@ void train_unwatch(TrainRun *run);
 
 bool train_has_pipeline(const TrainRun *run);
 
-/* When the mesh is known: the layout, and the micro-batch where nobody has said. Then, when the model is: can it
- * be, and which blocks are whose? */
+/* When the mesh is known: the layout, and the micro-batch where nobody has said. Then, when the model is: can
+ * it be, and which blocks are whose? */
 void train_pipeline_choose(TrainRun *run);
 Status train_pipeline_complete(TrainRun *run, Error *error);
 
 /* Behind the mesh. Collective. */
 Status train_pipeline_open(TrainRun *run, Error *error);
+
+/* ---- What a step sends (train_traffic.c) */
+
+/* Plans the program of every rank of the mesh, which may be larger than the job, and counts what they send:
+ * all together, and the most that one does. `hosts` has a name for each; NULL: not known. Collective. */
+Status train_count_traffic(TrainRun *run, const char *const *hosts, Traffic *sum, Traffic *most,
+                           Error *error);
 
 /* ---- Asynchronous and local SGD (train_async.c) */
 

@@ -14,8 +14,10 @@
  *
  * Where the layers are split among ranks, every branch is entered and left by communication: `enter` in front
  * of a layer that is split by columns, `leave` behind one that is split by rows. What is added once to the
- * sum that `leave` makes (a bias, the positions) is the first rank's. Where ranks share the sequences, all of
- * it is of this rank's positions, and attention goes to the others for theirs. */
+ * sum that `leave` makes (a bias, the positions) is the first rank's. With --tp-style row each linear layer
+ * is split for itself, by rows (inputs), and its sum makes everything behind it whole on every rank again. Where
+ * ranks share the sequences, all of it is of this rank's positions, and attention goes to the others for
+ * theirs. */
 #include "model/gpt.h"
 
 #include "ops/ops.h"
@@ -33,6 +35,7 @@ typedef struct {
     Tensor *caches;                  /* of all blocks, keys before values; NULL: attention within the batch */
     Tensor *key_cache, *value_cache; /* of the block being recorded */
     int64_t B, capacity;
+    int64_t first_sequence; /* of the micro-batch: those before it are other parts' */
     int64_t T;              /* positions of a sequence that are here */
     int64_t n_positions;    /* of n_positions that there are */
     RowPositions positions; /* which they are */
@@ -51,6 +54,15 @@ typedef struct {
     int site;       /* of the branch's dropout */
 } Stream;
 
+/* Some of a micro-batch's sequences. Where there are several such parts, the messages of one travel while
+ * another is computed. */
+typedef struct {
+    Writer r;
+    Stream x;
+    ParallelFlight entering, leaving; /* under way */
+    Tensor *entered, *branch;         /* what came in, and what the branch has made of it so far */
+} Part;
+
 /* Where dropout happens; together with the block it names a random stream. */
 enum { SITE_EMBEDDING, SITE_ATTENTION, SITE_ATTENTION_OUT, SITE_MLP_OUT, SITES_PER_BLOCK };
 
@@ -68,6 +80,11 @@ static bool is_split(const Writer *r) {
     return r->split.tp && r->split.tp->size > 1;
 }
 
+/* Every linear layer for itself, by its inputs: all else is whole on every rank. */
+static bool is_split_by_inputs(const Writer *r) {
+    return is_split(r) && r->split.style == TENSOR_ROW;
+}
+
 static bool is_shared(const Writer *r) {
     return r->split.cp && r->split.cp->size > 1;
 }
@@ -83,7 +100,7 @@ static void set_split(Writer *r, const GptSplit *split) {
     int n_ranks = is_split(r) ? split->tp->size : 1, rank = is_split(r) ? split->tp->rank : 0;
     bool by_sequence = is_split(r) && split->by_sequence;
     ContextRows here = gpt_rows(split, r->n_positions);
-    r->heads = shard_heads(r->config, n_ranks, rank);
+    r->heads = is_split_by_inputs(r) ? shard_heads(r->config, 1, 0) : shard_heads(r->config, n_ranks, rank);
     r->T = here.n;
     r->positions = here.positions;
     if (!by_sequence && !is_shared(r)) return;
@@ -95,18 +112,21 @@ static void set_split(Writer *r, const GptSplit *split) {
 }
 
 /* In front of layers that the ranks share: all rows of x, on every rank. */
-static Tensor *enter(Writer *r, Tensor *x) {
-    if (!is_split(r)) return x;
-    if (!r->split.by_sequence) return op_parallel_copy(r->graph, r->split.tp, x);
-    Shape shape = SHAPE(r->B, r->T, r->config->n_channels);
-    return op_parallel_all_gather(r->graph, r->split.tp, x, shape, NULL);
+static ParallelFlight enter(Writer *r, Tensor *x) {
+    Graph *graph = r->graph;
+    Comm *tp = r->split.tp;
+    if (!is_split(r)) return (ParallelFlight){.y = x};
+    if (r->split.by_sequence)
+        return op_parallel_start_all_gather(graph, tp, x, SHAPE(r->B, r->T, r->config->n_channels), NULL);
+    return r->split.n_parts > 1 ? op_parallel_start_copy(graph, tp, x)
+                                : (ParallelFlight){.y = op_parallel_copy(graph, tp, x)};
 }
 
 /* Behind them: the sum of what the ranks have made of x; all of it, or this rank's rows. */
-static Tensor *leave(Writer *r, Tensor *x) {
-    if (!is_split(r)) return x;
-    return r->split.by_sequence ? op_parallel_reduce_scatter(r->graph, r->split.tp, x, NULL)
-                                : op_parallel_sum(r->graph, r->split.tp, x);
+static ParallelFlight leave(Writer *r, Tensor *x) {
+    if (!is_split(r)) return (ParallelFlight){.y = x};
+    return r->split.by_sequence ? op_parallel_start_reduce_scatter(r->graph, r->split.tp, x, NULL)
+                                : op_parallel_start_sum(r->graph, r->split.tp, x);
 }
 
 static Tensor *record_dropout(Writer *r, Tensor *x, int site) {
@@ -132,24 +152,75 @@ static Tensor *record_norm(Writer *r, Stream *x, ParameterRole weight, Parameter
                     : op_rmsnorm(r->graph, x->sum, w, NORM_EPSILON);
 }
 
+/* In front of a branch, and behind it: where layers are split by inputs, each sees to itself. */
+static ParallelFlight enter_branch(Writer *r, Tensor *x) {
+    return is_split_by_inputs(r) ? (ParallelFlight){.y = x} : enter(r, x);
+}
+
+static ParallelFlight leave_branch(Writer *r, Tensor *x) {
+    return is_split_by_inputs(r) ? (ParallelFlight){.y = x} : leave(r, x);
+}
+
+/* This rank's columns of x (B,T,C), which all ranks have whole: (B,T,n). Its gradient is gathered. */
+static Tensor *record_columns(Writer *r, Tensor *x, ShardSpan *span) {
+    Graph *graph = r->graph;
+    int n_ranks = r->split.tp->size;
+    int64_t columns = shape_columns(x->shape), rows = shape_rows(x->shape), border[PACK_MAX_PARTS + 1];
+    if (!graph_check(graph, n_ranks <= PACK_MAX_PARTS, "columns: more than %d ranks", PACK_MAX_PARTS))
+        return graph->nothing;
+    int64_t *element = ARENA_ARRAY(&graph->arena, int64_t, n_ranks + 1);
+    for (int rank = 0; rank <= n_ranks; rank++) {
+        border[rank] = rank < n_ranks ? shard_span(columns, n_ranks, rank).first : columns;
+        element[rank] = rows * border[rank];
+    }
+    *span = shard_span(columns, n_ranks, r->split.tp->rank);
+    Tensor *packed = op_pack(graph, x, x->shape.n_dims - 1, n_ranks, border);
+    Tensor *mine = op_parallel_split(graph, r->split.tp, packed, element);
+    const char *name = arena_printf(&graph->arena, "%s.columns", x->name);
+    return graph_view(graph, mine, SHAPE(r->B, r->T, span->n), 0, name);
+}
+
+/* W · x, split by inputs: the product of this rank's columns of both, summed over the ranks. */
+static Tensor *record_input_linear(Writer *r, Tensor *x, ParameterRole weight, ParameterRole bias,
+                                   Activation activation, int block) {
+    Graph *graph = r->graph;
+    ShardSpan span = {0};
+    int64_t n_outputs = parameter_find(r->parameters.table, weight, block)->whole.dim[0];
+    Tensor *columns = record_columns(r, x, &span);
+    Tensor *part = span.n ? op_linear(graph, columns, parameter(r, weight, block), parameter(r, bias, block),
+                                      NULL, ACTIVATION_NONE)
+                          : op_blank(graph, columns, SHAPE(r->B, r->T, n_outputs));
+    Tensor *y = op_parallel_sum(graph, r->split.tp, part);
+    return activation == ACTIVATION_NONE ? y : op_gelu(graph, y, activation);
+}
+
+/* The first layer of a pair, from what this rank has of it. */
+static Tensor *record_linear(Writer *r, Tensor *x, ParameterRole weight, ParameterRole bias,
+                             Activation activation, int block) {
+    if (is_split_by_inputs(r)) return record_input_linear(r, x, weight, bias, activation, block);
+    return op_linear(r->graph, x, parameter(r, weight, block), parameter(r, bias, block), NULL, activation);
+}
+
 /* W · branch, from what this rank has of both; NULL: nothing, of what it has entered. */
 static Tensor *record_projection(Writer *r, Tensor *branch, Tensor *entered, ParameterRole weight,
                                  ParameterRole bias, Tensor *residual, int block) {
+    if (is_split_by_inputs(r)) return record_input_linear(r, branch, weight, bias, ACTIVATION_NONE, block);
     if (!branch) return op_blank(r->graph, entered, SHAPE(r->B, r->T, r->config->n_channels));
     return op_linear(r->graph, branch, parameter(r, weight, block), parameter(r, bias, block), residual,
                      ACTIVATION_NONE);
 }
 
-/* x + dropout(W · branch) */
-static void record_residual(Writer *r, Stream *x, Tensor *branch, Tensor *entered, ParameterRole weight,
-                            ParameterRole bias, int block, int site) {
-    bool is_fused = !r->random && !is_split(r); /* the addition is part of the linear layer */
-    Tensor *y = record_projection(r, branch, entered, weight, bias, is_fused ? x->sum : NULL, block);
-    y = leave(r, y);
+/* Is the residual addition part of the linear layer? */
+static bool is_fused(const Writer *r) {
+    return !r->random && !is_split(r);
+}
+
+/* x + dropout(y), y being what a branch has made. */
+static void record_residual(Writer *r, Stream *x, Tensor *y, int block, int site) {
     if (r->random) {
         x->branch = y;
         x->site = dropout_site(block, site);
-    } else if (is_fused) {
+    } else if (is_fused(r)) {
         x->sum = y;
     } else {
         x->sum = op_add(r->graph, x->sum, y);
@@ -172,8 +243,7 @@ static Tensor *record_heads(Writer *r, Tensor *h, int block) {
         n_kv_heads = (int)r->heads.key.n;
     if (!n_heads) return NULL;
     Tensor *qkv =
-        op_linear(r->graph, h, parameter(r, ROLE_QKV_WEIGHT, block), parameter(r, ROLE_QKV_BIAS, block), NULL,
-                  ACTIVATION_NONE); /* (B,T,(NH+2·NKV)·HS) */
+        record_linear(r, h, ROLE_QKV_WEIGHT, ROLE_QKV_BIAS, ACTIVATION_NONE, block); /* (B,T,(NH+2·NKV)·HS) */
     if (config->position == POSITION_ROTARY) {
         RotaryAttributes rotary = {.n_heads = n_heads,
                                    .n_kv_heads = n_kv_heads,
@@ -197,27 +267,13 @@ static Tensor *record_heads(Writer *r, Tensor *h, int block) {
                : op_exchanged_attention(r->graph, r->split.cp, qkv, r->random, r->n_positions, &attention);
 }
 
-static void record_attention(Writer *r, Stream *x, int block) {
-    Tensor *h = enter(r, record_norm(r, x, ROLE_NORM1_WEIGHT, ROLE_NORM1_BIAS, block));
-    record_residual(r, x, record_heads(r, h, block), h, ROLE_ATTENTION_OUT_WEIGHT, ROLE_ATTENTION_OUT_BIAS,
-                    block, SITE_ATTENTION_OUT);
-}
-
 /* This rank's hidden channels of h (B,T,C); NULL: it has none. */
 static Tensor *record_hidden(Writer *r, Tensor *h, int block) {
     static const Activation activations[] = {ACTIVATION_GELU_TANH, ACTIVATION_GELU_ERF, ACTIVATION_NONE};
     const ModelConfig *config = r->config;
-    Tensor *weight = parameter(r, ROLE_FC_WEIGHT, block);
-    if (!weight) return NULL;
-    h = op_linear(r->graph, h, weight, parameter(r, ROLE_FC_BIAS, block), NULL,
-                  activations[config->mlp]); /* (B,T,4C) */
+    if (!is_split_by_inputs(r) && !parameter(r, ROLE_FC_WEIGHT, block)) return NULL;
+    h = record_linear(r, h, ROLE_FC_WEIGHT, ROLE_FC_BIAS, activations[config->mlp], block); /* (B,T,4C) */
     return config->mlp == MLP_SWIGLU ? op_swiglu(r->graph, h) : h;
-}
-
-static void record_mlp(Writer *r, Stream *x, int block) {
-    Tensor *h = enter(r, record_norm(r, x, ROLE_NORM2_WEIGHT, ROLE_NORM2_BIAS, block));
-    record_residual(r, x, record_hidden(r, h, block), h, ROLE_PROJ_WEIGHT, ROLE_PROJ_BIAS, block,
-                    SITE_MLP_OUT);
 }
 
 /* Views of one tensor, as parameters are, so that an operation that works on many of them can name them
@@ -244,34 +300,123 @@ static ShardSpan token_span(const Writer *r) {
     return (ShardSpan){table->shard.box[0].box.offset[0], table->shard.box[0].box.shape.dim[0]};
 }
 
-/* (B,T) tokens to (B,T,C), or to this rank's rows of it. */
-static Stream record_embedding(Writer *r, Tensor *tokens) {
+/* (B,T) tokens to (B,T,C). */
+static Tensor *record_embedding(Writer *r, Tensor *tokens) {
     ShardSpan span = token_span(r);
     EmbeddingAttributes attributes = {.positions = r->positions,
                                       .first_token = span.first,
                                       .n_tokens = span.n,
                                       .n_all = r->config->vocabulary};
-    Tensor *embedded = op_embedding_part(r->graph, tokens, parameter(r, ROLE_TOKEN_TABLE, NO_BLOCK),
-                                         parameter(r, ROLE_POSITION_TABLE, NO_BLOCK), r->start, &attributes);
-    return (Stream){.sum = record_dropout(r, leave(r, embedded), dropout_site(NO_BLOCK, SITE_EMBEDDING))};
+    return op_embedding_part(r->graph, tokens, parameter(r, ROLE_TOKEN_TABLE, NO_BLOCK),
+                             parameter(r, ROLE_POSITION_TABLE, NO_BLOCK), r->start, &attributes);
 }
 
-static void record_blocks(Writer *r, Stream *x, int first, int end) {
-    for (int block = first; block < end; block++) {
-        if (r->segment && block % r->segment == 0) record_border(r, x);
-        r->graph->block = block;
-        record_caches(r, block);
-        record_attention(r, x, block);
-        record_mlp(r, x, block);
+/* The same of all parts, or this rank's rows of it: where their streams begin. */
+static void record_embeddings(Part *parts, int n_parts, Tensor *tokens) {
+    for (int i = 0; i < n_parts; i++) {
+        Writer *r = &parts[i].r;
+        Tensor *own = n_parts == 1 ? tokens
+                                   : graph_view(r->graph, tokens, SHAPE(r->B, r->T), r->first_sequence * r->T,
+                                                "tokens.part");
+        parts[i].leaving = leave(r, record_embedding(r, own));
+    }
+    for (int i = 0; i < n_parts; i++) {
+        Writer *r = &parts[i].r;
+        Tensor *embedded = op_parallel_finish(r->graph, &parts[i].leaving);
+        int site = dropout_site(NO_BLOCK, SITE_EMBEDDING);
+        parts[i].x = (Stream){.sum = record_dropout(r, embedded, site)};
+    }
+}
+
+/* A block is two halves, attention and MLP, each
+ *
+ *     begin     the norm, and on the way into the split layers
+ *     branch    the first of them, and what is between
+ *     project   the second, and on the way out
+ *     end       the addition to the stream
+ */
+static const struct {
+    ParameterRole norm_weight, norm_bias, weight, bias;
+    int site;
+} halves[] = {
+    {ROLE_NORM1_WEIGHT, ROLE_NORM1_BIAS, ROLE_ATTENTION_OUT_WEIGHT, ROLE_ATTENTION_OUT_BIAS,
+     SITE_ATTENTION_OUT},
+    {ROLE_NORM2_WEIGHT, ROLE_NORM2_BIAS, ROLE_PROJ_WEIGHT, ROLE_PROJ_BIAS, SITE_MLP_OUT},
+};
+
+static void begin_half(Part *part, int half) {
+    Writer *r = &part->r;
+    int block = half / 2, kind = half % 2;
+    r->graph->block = block;
+    if (kind == 0) record_caches(r, block);
+    part->entering =
+        enter_branch(r, record_norm(r, &part->x, halves[kind].norm_weight, halves[kind].norm_bias, block));
+}
+
+static void branch_half(Part *part, int half) {
+    Writer *r = &part->r;
+    int block = half / 2, kind = half % 2;
+    r->graph->block = block;
+    part->entered = op_parallel_finish(r->graph, &part->entering);
+    part->branch = kind == 0 ? record_heads(r, part->entered, block) : record_hidden(r, part->entered, block);
+}
+
+static void project_half(Part *part, int half) {
+    Writer *r = &part->r;
+    int block = half / 2, kind = half % 2;
+    r->graph->block = block;
+    Tensor *y = record_projection(r, part->branch, part->entered, halves[kind].weight, halves[kind].bias,
+                                  is_fused(r) ? part->x.sum : NULL, block);
+    part->leaving = leave_branch(r, y);
+}
+
+static void end_half(Part *part, int half) {
+    Writer *r = &part->r;
+    r->graph->block = half / 2;
+    Tensor *y = op_parallel_finish(r->graph, &part->leaving);
+    record_residual(r, &part->x, y, half / 2, halves[half % 2].site);
+}
+
+/* Halves first .. end - 1 of blocks, of all parts in turn. Between two layers of a part, the one before it
+ * leaves its half and enters the next: it goes out while the first is computed, and in while the second is.
+ *
+ *     part 0   project, out           end, begin, in            branch         ...
+ *     part 1                  branch                  project, out     end, begin, in */
+static void record_halves(Part *parts, int n_parts, int first, int end) {
+    int n_runs = (end - first) * n_parts, lag = n_parts > 1 ? 1 : 0;
+    for (int i = 0; i < n_parts; i++) begin_half(&parts[i], first);
+    for (int i = 0; i < n_runs + lag; i++) {
+        int half = first + i / n_parts, half_before = first + (i - lag) / n_parts;
+        Part *part = &parts[i % n_parts], *before = &parts[(i - lag + n_parts) % n_parts];
+        if (i < n_runs) branch_half(part, half);
+        if (i < n_runs && !lag) project_half(part, half);
+        if (i >= lag) end_half(before, half_before);
+        if (i >= lag && half_before + 1 < end) begin_half(before, half_before + 1);
+        if (i < n_runs && lag) project_half(part, half);
+    }
+}
+
+/* Parts meet where activations are forgotten from (a segment), or after every block, where its weights are
+ * gathered. */
+static void record_blocks(Part *parts, int n_parts, int first, int end) {
+    const Writer *r = &parts[0].r;
+    int together = r->segment ? (int)r->segment : r->split.by_block || n_parts == 1 ? 1 : end;
+    for (int from = first, to; from < end; from = to) {
+        to = (from / together + 1) * together;
+        if (to > end) to = end;
+        for (int i = 0; r->segment && from % r->segment == 0 && i < n_parts; i++)
+            record_border(&parts[i].r, &parts[i].x);
+        record_halves(parts, n_parts, 2 * from, 2 * to);
     }
     r->graph->block = NO_BLOCK;
 }
 
 /* Everything up to the head: (B,T) tokens to (B,T,C). */
-static Tensor *record_body(Writer *r, Tensor *tokens) {
-    Stream x = record_embedding(r, tokens);
-    record_blocks(r, &x, 0, (int)r->config->n_layers);
-    return record_norm(r, &x, ROLE_FINAL_NORM_WEIGHT, ROLE_FINAL_NORM_BIAS, NO_BLOCK);
+static Tensor *record_body(const Writer *r, Tensor *tokens) {
+    Part part = {.r = *r};
+    record_embeddings(&part, 1, tokens);
+    record_blocks(&part, 1, 0, (int)r->config->n_layers);
+    return record_norm(&part.r, &part.x, ROLE_FINAL_NORM_WEIGHT, ROLE_FINAL_NORM_BIAS, NO_BLOCK);
 }
 
 static Tensor *head_weight(const Writer *r) {
@@ -320,23 +465,42 @@ static int64_t most_positions(const Writer *r) {
     return most;
 }
 
-/* The head and the loss of x (B,T,C), by chunks of rows: as many on every rank, since what is done with the
+/* The head and the losses of x (B,T,C), by chunks of rows: as many on every rank, since what is done with the
  * head's weight has to be in step. */
 static void record_head(Writer *r, Tensor *x, const GptLossOptions *options, GptLoss *loss) {
     Graph *graph = r->graph;
     ShardSpan span = token_span(r);
-    int64_t n_rows = r->B * r->T, most_rows = r->B * most_positions(r), channels = r->config->n_channels;
+    int64_t n_rows = r->B * r->T, most_rows = r->B * most_positions(r), channels = r->config->n_channels,
+            before = r->first_sequence * r->T;
     int64_t chunk = options->loss_chunk_tokens ? options->loss_chunk_tokens
                                                : chosen_chunk_rows(options, most_rows, span.n);
     float scale = (float)options->loss_scale;
     for (int64_t at = 0; at < most_rows; at += chunk) {
         int64_t first = at < n_rows ? at : n_rows, rows = n_rows - first < chunk ? n_rows - first : chunk;
         Tensor *x_rows = graph_view(graph, x, SHAPE(rows, channels), first * channels, "ln_f.rows");
-        Tensor *target_rows = graph_view(graph, loss->targets, SHAPE(rows), first, "targets.rows");
-        Tensor *loss_rows = graph_view(graph, loss->losses, SHAPE(rows), first, "losses.rows");
+        Tensor *target_rows = graph_view(graph, loss->targets, SHAPE(rows), before + first, "targets.rows");
+        Tensor *loss_rows = graph_view(graph, loss->losses, SHAPE(rows), before + first, "losses.rows");
         record_entropy(r, x_rows, target_rows, loss_rows, span, scale, loss->scale);
     }
-    op_sum(graph, loss->losses, loss->loss, scale);
+}
+
+static void record_heads_of(Part *parts, int n_parts, const GptLossOptions *options, GptLoss *loss) {
+    for (int i = 0; i < n_parts; i++) {
+        Part *part = &parts[i];
+        part->entering = enter(&part->r, record_norm(&part->r, &part->x, ROLE_FINAL_NORM_WEIGHT,
+                                                     ROLE_FINAL_NORM_BIAS, NO_BLOCK));
+    }
+    for (int i = 0; i < n_parts; i++) {
+        Writer *r = &parts[i].r;
+        record_head(r, op_parallel_finish(r->graph, &parts[i].entering), options, loss);
+    }
+    op_sum(parts[0].r.graph, loss->losses, loss->loss, (float)options->loss_scale);
+}
+
+int gpt_n_parts(const GptLossOptions *options) {
+    const GptSplit *split = &options->split;
+    if (!split->tp || split->tp->size == 1 || split->style != TENSOR_COLUMN || split->n_parts < 2) return 1;
+    return (int)(split->n_parts < options->B ? split->n_parts : options->B);
 }
 
 /* What the host writes before a stage runs, and where its loss goes. */
@@ -355,7 +519,8 @@ static GptLoss record_places(const ModelConfig *config, const ParameterTable *ta
         loss.losses = graph_tensor(graph, PLACE_STATE, DTYPE_F32, SHAPE(B * T), "losses");
     }
     if (options->is_training && config->dropout > 0.0)
-        loss.random = graph_tensor(graph, PLACE_INPUT, DTYPE_I32, SHAPE(N_RANDOM_WORDS), "random");
+        loss.random = graph_tensor(graph, PLACE_INPUT, DTYPE_I32,
+                                   SHAPE(gpt_n_parts(options) * N_RANDOM_WORDS), "random");
     if (options->is_training && options->scales_loss)
         loss.scale = graph_tensor(graph, PLACE_INPUT, DTYPE_F32, SHAPE(1), "loss scale");
     return loss;
@@ -373,41 +538,62 @@ static Shape stream_shape(const Writer *r) {
     return SHAPE(rows.n, channels);
 }
 
-static Writer loss_writer(const ModelConfig *config, const GptLossOptions *options) {
-    Writer r = {.config = config, .B = options->B, .n_positions = options->T, .segment = options->recompute};
-    set_split(&r, &options->split);
+static Writer loss_writer(const ModelConfig *config, const GptLossOptions *options, int n_parts, int part) {
+    ShardSpan span = shard_span(options->B, n_parts, part);
+    Writer r = {.config = config,
+                .B = span.n,
+                .n_positions = options->T,
+                .first_sequence = span.first,
+                .segment = options->recompute};
+    GptSplit split = options->split;
+    split.n_parts = n_parts;
+    set_split(&r, &split);
     return r;
 }
 
 Shape gpt_stream_shape(const ModelConfig *config, const GptLossOptions *options) {
-    Writer r = loss_writer(config, options);
+    Writer r = loss_writer(config, options, 1, 0);
     return stream_shape(&r);
+}
+
+static Part *record_parts(const ModelConfig *config, Graph *graph, const GptLossOptions *options,
+                          const GptLoss *loss, int n_parts) {
+    Part *parts = ARENA_ARRAY(&graph->arena, Part, n_parts);
+    for (int i = 0; i < n_parts; i++) {
+        Writer *r = &parts[i].r;
+        *r = loss_writer(config, options, n_parts, i);
+        r->graph = graph;
+        r->parameters = loss->parameters;
+        r->random = loss->random;
+        if (n_parts > 1 && loss->random)
+            r->random = graph_view(graph, loss->random, SHAPE(N_RANDOM_WORDS), (int64_t)i * N_RANDOM_WORDS,
+                                   "random.part");
+    }
+    return parts;
 }
 
 GptStageTensors gpt_record_stage(const ModelConfig *config, const ParameterTable *table, Graph *graph,
                                  const GptLossOptions *options, const GptStage *stage, Tensor *input) {
     GptStageTensors tensors = {.loss = record_places(config, table, graph, options, stage), .input = input};
-    Writer r = loss_writer(config, options);
-    r.graph = graph;
-    r.parameters = tensors.loss.parameters;
-    r.random = tensors.loss.random;
-    Stream x = {.sum = input};
+    int n_parts = gpt_n_parts(options);
+    Part *parts = record_parts(config, graph, options, &tensors.loss, n_parts);
+    graph_check(graph, n_parts == 1 || (stage->has_embedding && stage->has_head),
+                "a stage of a pipeline passes on all of a micro-batch, not %d parts of it", n_parts);
     if (stage->has_embedding) {
-        x = record_embedding(&r, tensors.loss.tokens);
+        record_embeddings(parts, n_parts, tensors.loss.tokens);
     } else if (!input) {
-        tensors.input = graph_tensor(graph, PLACE_INPUT, options->dtype, stream_shape(&r), "stream");
+        tensors.input = graph_tensor(graph, PLACE_INPUT, options->dtype, stream_shape(&parts[0].r), "stream");
         tensors.input->needs_gradient = options->is_training;
-        x.sum = tensors.input;
     }
-    tensors.embedded = x.sum;
-    record_blocks(&r, &x, stage->first_block, stage->end_block);
-    if (!stage->has_head) {
-        record_border(&r, &x);
-        tensors.output = x.sum;
-        return tensors;
+    if (!stage->has_embedding) parts[0].x.sum = tensors.input;
+    tensors.embedded = parts[0].x.sum;
+    record_blocks(parts, n_parts, stage->first_block, stage->end_block);
+    if (stage->has_head) {
+        record_heads_of(parts, n_parts, options, &tensors.loss);
+    } else {
+        record_border(&parts[0].r, &parts[0].x);
+        tensors.output = parts[0].x.sum;
     }
-    Tensor *normed = record_norm(&r, &x, ROLE_FINAL_NORM_WEIGHT, ROLE_FINAL_NORM_BIAS, NO_BLOCK);
-    record_head(&r, enter(&r, normed), options, &tensors.loss);
     return tensors;
 }
 
@@ -454,7 +640,7 @@ GptDecode gpt_record_decode(const ModelConfig *config, const ParameterTable *tab
                 .n_positions = T,
                 .capacity = options->capacity,
                 .dtype = options->dtype};
-    set_split(&r, &(GptSplit){.tp = options->split.tp});
+    set_split(&r, &(GptSplit){.tp = options->split.tp, .style = options->split.style});
     Tensor *x = record_body(&r, decode.tokens);
     Tensor *last = T == 1 ? graph_view(graph, x, SHAPE(B, config->n_channels), 0, "last")
                           : op_gather(graph, x, decode.rows); /* (B,C) */

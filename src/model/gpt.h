@@ -19,9 +19,14 @@
  * With context parallelism a rank has some positions of every sequence (gpt_rows), and attention alone knows
  * of the others. */
 typedef struct {
-    Comm *tp;         /* NULL: alone */
-    bool by_sequence; /* sequence parallelism, along tp */
-    Comm *cp;         /* NULL: alone */
+    Comm *tp;          /* NULL: alone */
+    TensorStyle style; /* TENSOR_ROW: each linear layer by its inputs, the rest whole on every rank */
+    bool by_sequence;  /* sequence parallelism, along tp; not with TENSOR_ROW */
+    /* Parts of a micro-batch, by sequences, that take turns: the messages of one travel while the next is
+     * computed. At most one a sequence; 0 is 1. Not with TENSOR_ROW, nor in a pipeline. */
+    int n_parts;
+    bool by_block; /* the parts meet after every block */
+    Comm *cp;      /* NULL: alone */
     ContextStyle context;
 } GptSplit;
 
@@ -47,11 +52,14 @@ typedef struct {
     /* (B,T) and (B·T) i32 in PLACE_INPUT, of this rank's positions; a negative target is left out of the
      * loss */
     Tensor *tokens, *targets;
-    Tensor *random; /* see ops.h; NULL without dropout */
+    Tensor *random; /* see ops.h, one behind the other for each part; NULL without dropout */
     Tensor *scale;  /* (1) in PLACE_INPUT: what gradients are multiplied by; NULL unless scales_loss */
     Tensor *losses; /* (B·T) cross-entropy of every token */
     Tensor *loss;   /* scalar in PLACE_STATE: the sum over a step's micro-batches, scaled */
 } GptLoss;
+
+/* How many there are; part i has sequences shard_span(B, n, i). */
+int gpt_n_parts(const GptLossOptions *options);
 
 GptLoss gpt_record_loss(const ModelConfig *config, const ParameterTable *table, Graph *graph,
                         const GptLossOptions *options);

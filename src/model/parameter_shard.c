@@ -56,7 +56,13 @@ static void add(ParameterShard *shard, Shape whole, int dim, int64_t first, int6
 }
 
 static bool is_by_columns(ShardRule rule) {
-    return rule == SHARD_HEAD_COLUMNS || rule == SHARD_HIDDEN_COLUMNS;
+    return rule == SHARD_HEAD_COLUMNS || rule == SHARD_HIDDEN_COLUMNS || rule == SHARD_INPUT_COLUMNS;
+}
+
+ShardRule shard_rule_in(TensorStyle style, ShardRule rule, Shape whole) {
+    bool is_of_pair = rule == SHARD_QKV_ROWS || rule == SHARD_HIDDEN_ROWS || is_by_columns(rule);
+    if (style == TENSOR_COLUMN || !is_of_pair) return rule;
+    return whole.n_dims > 1 ? SHARD_INPUT_COLUMNS : SHARD_FIRST;
 }
 
 ParameterShard parameter_shard_cut(const ModelConfig *config, ShardRule rule, Shape whole, int n_ranks,
@@ -89,6 +95,7 @@ ParameterShard parameter_shard_cut(const ModelConfig *config, ShardRule rule, Sh
         break;
     case SHARD_TOKEN_ROWS:
     case SHARD_HIDDEN_COLUMNS:
+    case SHARD_INPUT_COLUMNS:
         span = shard_span(span.n, n_ranks, rank);
         add(&shard, whole, dim, span.first, span.n, &alone, rank);
         break;

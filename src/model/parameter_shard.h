@@ -11,6 +11,7 @@
 
 #include "graph/box.h"
 #include "model/config.h"
+#include "parallel/tensor_style.h"
 
 typedef enum {
     SHARD_NONE,           /* every rank has all of it */
@@ -20,7 +21,12 @@ typedef enum {
     SHARD_HEAD_COLUMNS,   /* inputs, by query heads */
     SHARD_HIDDEN_ROWS,    /* by hidden channels, SwiGLU's within each of its halves */
     SHARD_HIDDEN_COLUMNS, /* inputs, by hidden channels */
+    SHARD_INPUT_COLUMNS,  /* inputs, whatever they are: see TENSOR_ROW */
 } ShardRule;
+
+/* The rule in another style (TENSOR_COLUMN is what rules are written for): weights of layers that are split
+ * are cut by their inputs, and their biases are added once. */
+ShardRule shard_rule_in(TensorStyle style, ShardRule rule, Shape whole);
 
 /* Part `part` of n things cut evenly; the first ones are larger by one if it does not come out even. */
 typedef struct {

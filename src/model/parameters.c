@@ -138,6 +138,7 @@ static bool place(ParameterTable *table, const ModelConfig *config, const Parame
     Parameter *parameter = &table->parameter[table->n_parameters++];
     *parameter = *described;
     parameter->chunk = chunk;
+    parameter->rule = shard_rule_in(part->style, parameter->rule, parameter->whole);
     parameter->shard =
         parameter_shard_cut(config, parameter->rule, parameter->whole, part->n_ranks, part->rank);
     for (int i = 0; i < parameter->shard.n_boxes && !is_owner; i++) parameter->shard.box[i].is_owner = false;

@@ -96,6 +96,7 @@ typedef struct {
  * there is one table; where another one has it, both hold it, and the one with the embedding owns it. */
 typedef struct {
     int n_ranks, rank; /* of tensor parallelism */
+    TensorStyle style; /* of it */
     int n_chunks;
     ParameterChunk chunk[SCHEDULE_MAX_CHUNKS];
 } ParameterPart;

@@ -4,7 +4,7 @@
  * dL/dy to dL/dx: the same pieces once more, on a copy of dL/dy for the same reason.
  *
  * The forward of the first of them, f, is a copy and nothing else. A node that does nothing stands behind it
- * to carry the rule. */
+ * to carry the rule, or two in the places of start and wait. */
 #include "parallel/conjugate.h"
 
 #include "ops/ops.h"
@@ -78,10 +78,11 @@ static void set_conjugate(Graph *graph, Node *start, ConjugateKind kind, Tensor 
 }
 
 /* Behind a copy that is all that the forward has to do. */
-static void record_mark(Graph *graph, const Op *op, CommAttributes attributes, ConjugateKind kind, Tensor *x,
-                        Tensor *y) {
+static Node *record_mark(Graph *graph, const Op *op, CommAttributes attributes, ConjugateKind kind, Tensor *x,
+                         Tensor *y) {
     Node *mark = comm_record(graph, op, attributes, 1, TENSORS(y), 1, TENSORS(y));
     set_conjugate(graph, mark, kind, x, y);
+    return mark;
 }
 
 static bool is_recording(Graph *graph, const Tensor *x, const char *what) {
@@ -90,23 +91,53 @@ static bool is_recording(Graph *graph, const Tensor *x, const char *what) {
 
 /* ---- every rank has all of x */
 
+static Node *record_copy(Graph *graph, Comm *comm, const Op *op, Tensor *x, Tensor *y) {
+    CommAttributes attributes = {.comm = comm, .operation = {.kind = COMM_ALL_REDUCE}};
+    return record_mark(graph, op, attributes, CONJUGATE_COPY, x, y);
+}
+
 Tensor *op_parallel_copy(Graph *graph, Comm *comm, Tensor *x) {
     if (is_alone(comm)) return x;
     if (!is_recording(graph, x, "parallel copy")) return graph->nothing;
     Tensor *y = copy_of(graph, x, "copied");
-    CommAttributes attributes = {.comm = comm, .operation = {.kind = COMM_ALL_REDUCE}};
-    record_mark(graph, &OP_PARALLEL_COPY, attributes, CONJUGATE_COPY, x, y);
+    record_copy(graph, comm, &OP_PARALLEL_COPY, x, y);
     return y;
 }
 
-Tensor *op_parallel_sum(Graph *graph, Comm *comm, Tensor *x) {
-    if (is_alone(comm)) return x;
-    if (!is_recording(graph, x, "parallel sum")) return graph->nothing;
+ParallelFlight op_parallel_start_copy(Graph *graph, Comm *comm, Tensor *x) {
+    if (is_alone(comm)) return (ParallelFlight){.y = x};
+    if (!is_recording(graph, x, "parallel copy")) return (ParallelFlight){.y = graph->nothing};
+    Tensor *y = copy_of(graph, x, "copied");
+    return (ParallelFlight){.y = y, .start = record_copy(graph, comm, &OP_PARALLEL_COPY_START, x, y)};
+}
+
+/* Where the forward has nothing to wait for, and the backward begins. */
+static void record_copy_end(Graph *graph, const Node *start) {
+    Node *end = graph_record(graph, &OP_PARALLEL_COPY_END, start->attributes, sizeof(CommAttributes),
+                             start->n_inputs, start->input, start->n_outputs, start->output);
+    end->phase = PHASE_COMMUNICATION;
+}
+
+ParallelFlight op_parallel_start_sum(Graph *graph, Comm *comm, Tensor *x) {
+    if (is_alone(comm)) return (ParallelFlight){.y = x};
+    if (!is_recording(graph, x, "parallel sum")) return (ParallelFlight){.y = graph->nothing};
     Tensor *y = copy_of(graph, x, "summed");
     Node *start = op_all_reduce(graph, comm, y);
     set_conjugate(graph, start, CONJUGATE_SUM, x, y);
-    op_comm_wait(graph, start);
-    return y;
+    return (ParallelFlight){.y = y, .start = start};
+}
+
+Tensor *op_parallel_sum(Graph *graph, Comm *comm, Tensor *x) {
+    ParallelFlight flight = op_parallel_start_sum(graph, comm, x);
+    return op_parallel_finish(graph, &flight);
+}
+
+Tensor *op_parallel_finish(Graph *graph, const ParallelFlight *flight) {
+    if (!flight->start) return flight->y;
+    if (flight->start->op == &OP_PARALLEL_COPY_START) record_copy_end(graph, flight->start);
+    else op_comm_wait(graph, flight->start);
+    if (flight->brought) copy_unseen(graph, flight->brought, flight->y);
+    return flight->y;
 }
 
 /* ---- every rank has rows of it */
@@ -115,48 +146,61 @@ static Tensor *reshaped(Graph *graph, Tensor *x, Shape shape) {
     return shape_equal(x->shape, shape) ? x : graph_view(graph, x, shape, 0, x->name);
 }
 
-static Tensor *gather_rows(Graph *graph, Comm *comm, Tensor *x, Shape shape, const int64_t *row_border,
-                           ConjugateKind kind) {
+static ParallelFlight gather_rows(Graph *graph, Comm *comm, Tensor *x, Shape shape, const int64_t *row_border,
+                                  ConjugateKind kind) {
     static const char what[] = "all-gather";
-    if (is_alone(comm)) return reshaped(graph, x, shape);
-    if (!is_recording(graph, x, what)) return graph->nothing;
+    const ParallelFlight nothing = {.y = graph->nothing};
+    if (is_alone(comm)) return (ParallelFlight){.y = reshaped(graph, x, shape)};
+    if (!is_recording(graph, x, what)) return nothing;
     const int64_t *border = element_borders(graph, comm, x, shape_rows(shape), row_border, what);
-    if (!border) return graph->nothing;
+    if (!border) return nothing;
     int64_t n = border[comm->rank + 1] - border[comm->rank];
     if (!graph_check(graph, shape_columns(shape) == shape_columns(x->shape) && tensor_count(x) == n,
                      "%s: %s is not this rank's slice", what, x->name)) {
-        return graph->nothing;
+        return nothing;
     }
     Tensor *y = tensor_like(graph, x, shape, "gathered");
     copy_unseen(graph, x, slice_of(graph, comm, y, border));
     Node *start = op_all_gather(graph, comm, y, border);
     set_conjugate(graph, start, kind, x, y);
-    op_comm_wait(graph, start);
-    return y;
+    return (ParallelFlight){.y = y, .start = start};
 }
 
-Tensor *op_parallel_all_gather(Graph *graph, Comm *comm, Tensor *x, Shape shape, const int64_t *border) {
+ParallelFlight op_parallel_start_all_gather(Graph *graph, Comm *comm, Tensor *x, Shape shape,
+                                            const int64_t *border) {
     return gather_rows(graph, comm, x, shape, border, CONJUGATE_ALL_GATHER);
 }
 
-Tensor *op_parallel_join(Graph *graph, Comm *comm, Tensor *x, Shape shape, const int64_t *border) {
-    return gather_rows(graph, comm, x, shape, border, CONJUGATE_JOIN);
+Tensor *op_parallel_all_gather(Graph *graph, Comm *comm, Tensor *x, Shape shape, const int64_t *border) {
+    ParallelFlight flight = op_parallel_start_all_gather(graph, comm, x, shape, border);
+    return op_parallel_finish(graph, &flight);
 }
 
-Tensor *op_parallel_reduce_scatter(Graph *graph, Comm *comm, Tensor *x, const int64_t *row_border) {
+Tensor *op_parallel_join(Graph *graph, Comm *comm, Tensor *x, Shape shape, const int64_t *border) {
+    ParallelFlight flight = gather_rows(graph, comm, x, shape, border, CONJUGATE_JOIN);
+    return op_parallel_finish(graph, &flight);
+}
+
+ParallelFlight op_parallel_start_reduce_scatter(Graph *graph, Comm *comm, Tensor *x,
+                                                const int64_t *row_border) {
     static const char what[] = "reduce-scatter";
-    if (is_alone(comm)) return reshaped(graph, x, SHAPE(shape_rows(x->shape), shape_columns(x->shape)));
-    if (!is_recording(graph, x, what)) return graph->nothing;
+    const ParallelFlight nothing = {.y = graph->nothing};
+    Shape rows = SHAPE(shape_rows(x->shape), shape_columns(x->shape));
+    if (is_alone(comm)) return (ParallelFlight){.y = reshaped(graph, x, rows)};
+    if (!is_recording(graph, x, what)) return nothing;
     const int64_t *border = element_borders(graph, comm, x, shape_rows(x->shape), row_border, what);
-    if (!border) return graph->nothing;
+    if (!border) return nothing;
     Tensor *all = copy_of(graph, x, "summed");
     Tensor *slice = slice_of(graph, comm, all, border);
     Tensor *y = tensor_like(graph, x, slice->shape, "slice");
     Node *start = op_reduce_scatter(graph, comm, all, border);
     set_conjugate(graph, start, CONJUGATE_REDUCE_SCATTER, x, y);
-    op_comm_wait(graph, start);
-    copy_unseen(graph, slice, y);
-    return y;
+    return (ParallelFlight){.y = y, .start = start, .brought = slice};
+}
+
+Tensor *op_parallel_reduce_scatter(Graph *graph, Comm *comm, Tensor *x, const int64_t *row_border) {
+    ParallelFlight flight = op_parallel_start_reduce_scatter(graph, comm, x, row_border);
+    return op_parallel_finish(graph, &flight);
 }
 
 Tensor *op_parallel_split(Graph *graph, Comm *comm, Tensor *x, const int64_t *row_border) {

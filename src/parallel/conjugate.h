@@ -43,6 +43,25 @@ Tensor *op_parallel_join(Graph *graph, Comm *comm, Tensor *x, Shape shape, const
 Tensor *op_parallel_reduce_scatter(Graph *graph, Comm *comm, Tensor *x, const int64_t *border);
 Tensor *op_parallel_split(Graph *graph, Comm *comm, Tensor *x, const int64_t *border);
 
+/* The first four of the table in two: what is recorded between start and finish runs while the message
+ * travels, and so does its backward while the conjugate's does.
+ *
+ *     ParallelFlight flight = op_parallel_start_sum(graph, comm, x);
+ *     ... record what does not need y ...
+ *     Tensor *y = op_parallel_finish(graph, &flight); */
+typedef struct {
+    Tensor *y;
+    const Node *start; /* NULL: there is nothing to wait for */
+    Tensor *brought;   /* by the communicator, if it is not y */
+} ParallelFlight;
+
+ParallelFlight op_parallel_start_copy(Graph *graph, Comm *comm, Tensor *x);
+ParallelFlight op_parallel_start_sum(Graph *graph, Comm *comm, Tensor *x);
+ParallelFlight op_parallel_start_all_gather(Graph *graph, Comm *comm, Tensor *x, Shape shape,
+                                            const int64_t *border);
+ParallelFlight op_parallel_start_reduce_scatter(Graph *graph, Comm *comm, Tensor *x, const int64_t *border);
+Tensor *op_parallel_finish(Graph *graph, const ParallelFlight *flight);
+
 /* x: rows border[r] .. border[r+1]-1 go to rank r. y: rows in_border[r] .. in_border[r+1]-1 come from rank
  * r. */
 Tensor *op_parallel_all_to_all(Graph *graph, Comm *comm, Tensor *x, const int64_t *border,

@@ -8,13 +8,24 @@
 
 enum { MANY = 1 << 20, DEFAULT_ALGORITHM = 3 };
 
+const char *const tensor_style_names[] = {"column", "row", NULL};
+
 const OptionSpec parallel_option_specs[] = {
     OPTION_INT("dp", ParallelOptions, size[AXIS_DP], 0, 0, MANY,
                "data parallelism: ranks that divide the batch; 0: all that the other axes leave"),
     OPTION_INT("tp", ParallelOptions, size[AXIS_TP], 1, 1, MANY,
                "tensor parallelism: ranks that divide each layer, by heads, hidden channels and tokens"),
     OPTION_BOOL("sequence-parallel", ParallelOptions, by_sequence, true,
-                "sequence parallelism: ranks of tp also divide the rows between their layers"),
+                "sequence parallelism: ranks of tp also divide the rows between their layers; off with "
+                "--tp-style row"),
+    OPTION_CHOICE(
+        "tp-style", ParallelOptions, tensor_style, TENSOR_COLUMN, tensor_style_names,
+        "how tp divides linear layers: column, Megatron's pairs with one sum each; or row, the naive "
+        "way, to compare: every layer by its inputs, and a sum behind each"),
+    OPTION_INT(
+        "tp-chunks", ParallelOptions, tensor_chunks, 0, 0, MOST_TENSOR_CHUNKS,
+        "parts of a micro-batch, by sequences: messages of tp for one travel while the next is computed; "
+        "0: 2 where a device sends by itself (NCCL), else 1"),
     OPTION_INT("pp", ParallelOptions, size[AXIS_PP], 1, 1, MANY,
                "pipeline parallelism: stages that divide the blocks of the model"),
     OPTION_CHOICE(

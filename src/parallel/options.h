@@ -4,14 +4,17 @@
 
 #include "base/options/options.h"
 #include "parallel/mesh.h"
+#include "parallel/tensor_style.h"
 
 typedef struct {
-    int64_t size[N_AXES]; /* of the mesh; 0 for dp: what is left */
-    bool by_sequence;     /* sequence parallelism, along tp */
-    int context;          /* ContextStyle, of cp */
-    int schedule;         /* ScheduleKind, of pp */
-    int64_t n_chunks;     /* parts of the model on each stage; 0: the schedule's own number */
-    const char *stages;   /* blocks of each part; "": balanced */
+    int64_t size[N_AXES];  /* of the mesh; 0 for dp: what is left */
+    bool by_sequence;      /* sequence parallelism, along tp; not with TENSOR_ROW */
+    int tensor_style;      /* TensorStyle, of tp */
+    int64_t tensor_chunks; /* of a micro-batch; 0: chosen */
+    int context;           /* ContextStyle, of cp */
+    int schedule;          /* ScheduleKind, of pp */
+    int64_t n_chunks;      /* parts of the model on each stage; 0: the schedule's own number */
+    const char *stages;    /* blocks of each part; "": balanced */
     int64_t zero;
     int all_reduce; /* see comm_algorithm */
     double bucket_mb;

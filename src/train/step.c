@@ -7,6 +7,7 @@
 #include "graph/passes/sums.h"
 #include "ops/ops.h"
 #include "parallel/comm_ops.h"
+#include "parallel/gather_again.h"
 
 #include <math.h>
 #include <string.h>
@@ -129,7 +130,10 @@ static GptSplit split_of(const StepOptions *options) {
     GptSplit split = {.context = options->context};
     if (mesh && mesh->shape.size[AXIS_TP] > 1) {
         split.tp = mesh_comm(mesh, AXIS_TP);
-        split.by_sequence = options->by_sequence;
+        split.style = options->part ? options->part->style : TENSOR_COLUMN;
+        split.by_sequence = options->by_sequence && split.style == TENSOR_COLUMN;
+        split.n_parts = options->pipeline ? 1 : options->tensor_chunks;
+        split.by_block = gradient_strategy(options->sync.zero)->shards_weights;
     }
     if (mesh && mesh->shape.size[AXIS_CP] > 1) split.cp = mesh_comm(mesh, AXIS_CP);
     return split;
@@ -190,18 +194,27 @@ static void take_places(GptLoss *all, const GptLoss *loss) {
     if (!all->random) all->random = loss->random;
 }
 
+static GptStageTensors record_stage(const TrainStep *step, const ModelConfig *config,
+                                    const ParameterTable *table, const GptLossOptions *options, int chunk,
+                                    Tensor *input) {
+    GptStage stage = stage_of(&step->options, config, chunk);
+    if (!step->options.record_stage)
+        return gpt_record_stage(config, table, step->graph, options, &stage, input);
+    return step->options.record_stage(config, table, step->graph, options, &stage, input,
+                                      step->options.stage_context);
+}
+
 /* Every chunk, between the messages that bring its input and take its output. */
 static void record_forward(TrainStep *step, const ModelConfig *config, const ParameterTable *table,
                            GptLossOptions options, PipelineRecord *pipeline) {
     Graph *graph = step->graph;
     for (int chunk = 0; chunk < step->n_chunks; chunk++) {
         Tensor *input = NULL;
-        GptStage stage = stage_of(&step->options, config, chunk);
         graph->chunk = chunk;
         if (pipeline && pipeline_has_input(pipeline->pipeline, chunk))
             input = pipeline_record_input(pipeline, chunk, options.dtype, gpt_stream_shape(config, &options),
                                           options.is_training);
-        step->chunk[chunk] = gpt_record_stage(config, table, graph, &options, &stage, input);
+        step->chunk[chunk] = record_stage(step, config, table, &options, chunk, input);
         take_places(&step->loss, &step->chunk[chunk].loss);
         options.parameters = &step->loss.parameters;
         if (pipeline && pipeline_has_output(pipeline->pipeline, chunk))
@@ -261,6 +274,7 @@ static Status record_backward(TrainStep *step, const Backend *backend, PipelineR
     lazy_gradients(step->graph);
     move_column_sums(step->graph, backend);
     recompute_chunks(step->graph, (int)options->recompute, step->n_chunks, list_frames(step, true));
+    if (options->by_sequence && !options->recompute) gather_again(step->graph);
     if (pipeline) send_gradients(step, pipeline);
     return STATUS_OK;
 }
@@ -362,11 +376,14 @@ typedef struct {
 /* What dropout is drawn by. */
 static Status upload_random(TrainStep *step, const Tensor *random, const BatchPart *part, Error *error) {
     const StepOptions *options = &step->options;
-    int32_t words[N_RANDOM_WORDS];
-    words[RANDOM_SEED_LOW] = (int32_t)(uint32_t)options->seed;
-    words[RANDOM_SEED_HIGH] = (int32_t)(uint32_t)(options->seed >> 32);
-    words[RANDOM_STEP] = (int32_t)part->step;
-    words[RANDOM_FIRST_SEQUENCE] = (int32_t)part->row;
+    int32_t words[MOST_TENSOR_CHUNKS][N_RANDOM_WORDS];
+    int64_t n_chunks = tensor_count(random) / N_RANDOM_WORDS;
+    for (int64_t i = 0; i < n_chunks; i++) {
+        words[i][RANDOM_SEED_LOW] = (int32_t)(uint32_t)options->seed;
+        words[i][RANDOM_SEED_HIGH] = (int32_t)(uint32_t)(options->seed >> 32);
+        words[i][RANDOM_STEP] = (int32_t)part->step;
+        words[i][RANDOM_FIRST_SEQUENCE] = (int32_t)(part->row + shard_span(step->B, n_chunks, i).first);
+    }
     return executor_upload_input(&step->executor, random, part->frame, words, error);
 }
 
@@ -450,6 +467,10 @@ static Status sum_number(const GradientSyncOptions *sync, double *number, Error 
     if (is_alone(sync) || sync->is_async) return STATUS_OK;
     if (sync->mesh->coordinate[AXIS_TP] > 0) *number = 0.0;
     return comm_all_reduce(sync->mesh->world, number, 1, COMM_F64, COMM_SUM, error);
+}
+
+Status train_step_sum_number(const TrainStep *step, double *number, Error *error) {
+    return sum_number(&step->options.sync, number, error);
 }
 
 /* When the executor has done n_started sections. */

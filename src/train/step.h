@@ -26,6 +26,12 @@ typedef struct {
     void *context;
 } BatchSource;
 
+/* Records a chunk of the model between what comes in and what goes out: gpt_record_stage, or something that a
+ * study puts around it. */
+typedef GptStageTensors (*StageRecorder)(const ModelConfig *config, const ParameterTable *table, Graph *graph,
+                                         const GptLossOptions *options, const GptStage *stage, Tensor *input,
+                                         const void *context);
+
 typedef struct {
     int64_t batch;       /* sequences a step, of all ranks together */
     int64_t micro_batch; /* the most sequences at a time on a rank; divides batch */
@@ -35,13 +41,16 @@ typedef struct {
     /* Pipeline parallelism: this rank's place, and which chunks of the model it has; NULL: all of it. */
     const Pipeline *pipeline;
     const ParameterPart *part;
-    bool by_sequence;     /* sequence parallelism, where layers are split (tp) */
+    bool by_sequence;     /* sequence parallelism, where layers are split (tp); not with TENSOR_ROW */
+    int tensor_chunks;    /* of a micro-batch: see GptSplit.n_parts */
     ContextStyle context; /* how ranks share a sequence, where they do (cp) */
     int64_t loss_chunk;   /* tokens whose logits are in memory at a time, 0 for as many as seem good */
     uint64_t seed;
-    GradientSyncOptions sync;  /* {0}: one process */
-    Precision precision;       /* {0}: f32 */
-    bool (*should_stop)(void); /* asked between micro-batches where there is one process; NULL: never */
+    GradientSyncOptions sync;   /* {0}: one process */
+    Precision precision;        /* {0}: f32 */
+    bool (*should_stop)(void);  /* asked between micro-batches where there is one process; NULL: never */
+    StageRecorder record_stage; /* NULL: gpt_record_stage */
+    const void *stage_context;  /* of that */
 } StepOptions;
 
 /* Fill in what is 0 (micro_batch: all of the batch, T: the model's context) and check what must fit together;
@@ -185,6 +194,10 @@ Status train_step_initialise(TrainStep *step, const ParameterTable *table, uint6
 /* What a checkpoint takes for the weights: the master weights where there are. By
  * step->sync.parameters_saved. */
 const Tensor *train_step_weights(const TrainStep *step);
+
+/* The sum over all ranks of a number that each has a part of, its loss say: what a step sends behind its
+ * program. */
+Status train_step_sum_number(const TrainStep *step, double *number, Error *error);
 
 /* How its layers are split among ranks. */
 GptSplit train_step_split(const TrainStep *step);

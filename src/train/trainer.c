@@ -62,6 +62,14 @@ static void set_async(const TrainerSetup *setup, GradientSyncOptions *sync) {
     sync->root_saves = async.sync == SYNC_SERVER;
 }
 
+/* Where nobody says: two, if messages take nothing from the computation. */
+static int tensor_chunks(const TrainerSetup *setup) {
+    if (!setup->parallel || !setup->mesh) return 1;
+    if (setup->parallel->tensor_chunks) return (int)setup->parallel->tensor_chunks;
+    bool is_whole = setup->parallel->tensor_style == TENSOR_COLUMN && !setup->pipeline;
+    return is_whole && mesh_comm(setup->mesh, AXIS_TP)->table->only_enqueues ? 2 : 1;
+}
+
 static StepOptions step_options(const TrainerSetup *setup) {
     const TrainOptions *options = setup->options;
     return (StepOptions){.batch = options->batch,
@@ -70,6 +78,7 @@ static StepOptions step_options(const TrainerSetup *setup) {
                          .recompute = options->recompute,
                          .loss_chunk = options->loss_chunk,
                          .by_sequence = setup->parallel && setup->parallel->by_sequence,
+                         .tensor_chunks = tensor_chunks(setup),
                          .context = setup->parallel ? (ContextStyle)setup->parallel->context : CONTEXT_RING,
                          .seed = (uint64_t)options->seed,
                          .sync = sync_of(setup),
@@ -115,7 +124,7 @@ static Status build_table(Trainer *trainer, Error *error) {
     return parameters_build_part(&trainer->table, setup->config, setup->part ? setup->part : &whole, error);
 }
 
-Status trainer_plan(Trainer *trainer, const TrainerSetup *setup, Error *error) {
+Status trainer_plan_step(Trainer *trainer, const TrainerSetup *setup, Error *error) {
     *trainer = (Trainer){.setup = *setup,
                          .validation_loss = NAN,
                          .last = {.loss = NAN, .validation_loss = NAN, .rate = NAN, .gradient_norm = NAN}};
@@ -123,8 +132,12 @@ Status trainer_plan(Trainer *trainer, const TrainerSetup *setup, Error *error) {
     TRY(build_table(trainer, error));
     StepOptions options = step_options(setup);
     set_async(setup, &options.sync);
-    TRY(train_step_plan(&trainer->step, setup->config, &trainer->table, &options, setup->optimizer,
-                        setup->backend, error));
+    return train_step_plan(&trainer->step, setup->config, &trainer->table, &options, setup->optimizer,
+                           setup->backend, error);
+}
+
+Status trainer_plan(Trainer *trainer, const TrainerSetup *setup, Error *error) {
+    TRY(trainer_plan_step(trainer, setup, error));
     device_require(&trainer->memory, &trainer->step.program.plan);
     TRY(plan_evaluation(trainer, error));
     plan_saver(trainer);

@@ -14,9 +14,11 @@
 #include "model/gpt.h"
 #include "ops/ops.h"
 #include "parallel/comm_ops.h"
+#include "parallel/gather_again.h"
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum { B = 3, T = 7, V = 29 };
 
@@ -29,6 +31,7 @@ typedef struct {
     Program program;
     DeviceMemory memory;
     Executor executor;
+    int n_parts;
     Comm heads; /* ranks with the same key/value heads */
     float *gradient;
     float value;
@@ -55,10 +58,17 @@ static ModelConfig config_of(bool is_llama, int n_heads, int n_kv_heads, double 
 
 static void upload(Model *model) {
     Error error = {0};
-    int32_t tokens[B * T], targets[B * T],
-        random[N_RANDOM_WORDS] = {[RANDOM_SEED_LOW] = 7, [RANDOM_STEP] = 3};
+    int32_t tokens[B * T], targets[B * T], random[B][N_RANDOM_WORDS];
     for (int i = 0; i < B * T; i++)
         tokens[i] = (i * 5 + i / 3) % V, targets[i] = i % 6 ? (i * 11 + 2) % V : -1;
+    for (int i = 0; model->loss.random && i < model->n_parts; i++) {
+        int first = (int)shard_span(B, model->n_parts, i).first;
+        int32_t words[] = {[RANDOM_SEED_LOW] = 7,
+                           [RANDOM_SEED_HIGH] = 0,
+                           [RANDOM_STEP] = 3,
+                           [RANDOM_FIRST_SEQUENCE] = first};
+        memcpy(random[i], words, sizeof words);
+    }
     float *weights = calloc((size_t)model->table.n_flat_elements, sizeof *weights);
     parameters_initialise(&model->table, 1, weights, 1);
     OK(executor_upload(&model->executor, model->loss.parameters.flat, weights, &error));
@@ -68,13 +78,15 @@ static void upload(Model *model) {
     free(weights);
 }
 
-static void run(Model *model, const ModelConfig *given, Comm *tp, bool by_sequence, int recompute) {
+static void run(Model *model, const ModelConfig *given, GptSplit split, int recompute) {
+    Comm *tp = split.tp;
     Error error = {0};
     *model = (Model){.config = *given, .graph = graph_new()};
     OK(backend_cpu_open(&model->backend, 1, &error));
     OK(config_complete(&model->config, V, &error));
     ParameterPart part = parameter_part_whole(&model->config);
     if (tp) part.n_ranks = tp->size, part.rank = tp->rank;
+    part.style = split.style;
     OK(parameters_build_part(&model->table, &model->config, &part, &error));
     GptLossOptions options = {.B = B,
                               .T = T,
@@ -82,7 +94,8 @@ static void run(Model *model, const ModelConfig *given, Comm *tp, bool by_sequen
                               .loss_chunk_tokens = 8,
                               .is_training = true,
                               .recompute = recompute,
-                              .split = {.tp = tp, .by_sequence = by_sequence}};
+                              .split = split};
+    model->n_parts = gpt_n_parts(&options);
     model->loss = gpt_record_loss(&model->config, &model->table, model->graph, &options);
     AutogradOptions autograd = {.copy = &OP_COPY, .gradient_place = PLACE_GRADIENT};
     OK(autograd_run(model->graph, &autograd, &error));
@@ -90,12 +103,13 @@ static void run(Model *model, const ModelConfig *given, Comm *tp, bool by_sequen
     lazy_gradients(model->graph);
     move_column_sums(model->graph, &model->backend);
     recompute_run(model->graph, recompute);
+    if (split.by_sequence && !recompute) gather_again(model->graph);
     if (tp && tp->size > 1) {
         GradientReplica *replicas =
             calloc((size_t)model->table.n_parameters * SHARD_MAX_BOXES, sizeof *replicas);
         OK(comm_split(tp, shard_heads_group(&model->config, tp->size, tp->rank), tp->rank, &model->heads,
                       &error));
-        int n = parameters_replicas(&model->loss.parameters, tp, &model->heads, by_sequence, replicas);
+        int n = parameters_replicas(&model->loss.parameters, tp, &model->heads, split.by_sequence, replicas);
         gradient_replicas_sum(model->graph, replicas, n);
         free(replicas);
     }
@@ -145,15 +159,19 @@ static void compare(const Model *part, const Model *whole, const char *what) {
     }
 }
 
-static void check(bool is_llama, int n_heads, int n_kv_heads, double dropout, bool tied, bool by_sequence,
+static void check(bool is_llama, int n_heads, int n_kv_heads, double dropout, bool tied, const GptSplit *way,
                   int recompute) {
     Model part, whole;
-    char what[100];
-    snprintf(what, sizeof what, "%s, %d/%d heads, dropout %g, tied %d, sequence %d, recompute %d",
-             is_llama ? "llama" : "gpt2", n_heads, n_kv_heads, dropout, tied, by_sequence, recompute);
+    GptSplit split = *way;
+    char what[160];
+    split.tp = &world;
+    snprintf(what, sizeof what,
+             "%s, %d/%d heads, dropout %g, tied %d, %s style, sequence %d, %d parts, recompute %d",
+             is_llama ? "llama" : "gpt2", n_heads, n_kv_heads, dropout, tied, tensor_style_names[split.style],
+             split.by_sequence, split.n_parts, recompute);
     ModelConfig config = config_of(is_llama, n_heads, n_kv_heads, dropout, tied);
-    run(&whole, &config, NULL, false, recompute);
-    run(&part, &config, &world, by_sequence, recompute);
+    run(&whole, &config, (GptSplit){0}, recompute);
+    run(&part, &config, split, recompute);
     compare(&part, &whole, what);
     close_model(&part);
     close_model(&whole);
@@ -161,15 +179,23 @@ static void check(bool is_llama, int n_heads, int n_kv_heads, double dropout, bo
 
 static void test_split(void **state) {
     (void)state;
-    for (int by_sequence = 0; by_sequence < 2; by_sequence++) {
-        check(false, 4, 4, 0.0, true, by_sequence, 0);
-        check(false, 3, 3, 0.2, true, by_sequence, 0);
-        check(false, 2, 2, 0.2, false, by_sequence, 1);
-        check(false, 1, 1, 0.0, true, by_sequence, 0);
-        check(true, 4, 2, 0.0, false, by_sequence, 0);
-        check(true, 6, 3, 0.1, true, by_sequence, 1);
-        check(true, 4, 1, 0.0, false, by_sequence, 0);
-        check(true, 3, 1, 0.0, true, by_sequence, 0); /* four ranks: one has no head, three share keys */
+    const GptSplit ways[] = {
+        {0},
+        {.by_sequence = true},
+        {.style = TENSOR_ROW},
+        {.n_parts = 2},
+        {.by_sequence = true, .n_parts = 2},
+        {.by_sequence = true, .n_parts = 9, .by_block = true}}; /* 3 sequences: 3 parts */
+    for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++) {
+        const GptSplit *way = &ways[i];
+        check(false, 4, 4, 0.0, true, way, 0);
+        check(false, 3, 3, 0.2, true, way, 0);
+        check(false, 2, 2, 0.2, false, way, 1);
+        check(false, 1, 1, 0.0, true, way, 0);
+        check(true, 4, 2, 0.0, false, way, 0);
+        check(true, 6, 3, 0.1, true, way, 1);
+        check(true, 4, 1, 0.0, false, way, 0);
+        check(true, 3, 1, 0.0, true, way, 0); /* four ranks: one has no head, three share keys */
     }
 }
 

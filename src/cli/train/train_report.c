@@ -120,22 +120,109 @@ Status train_report_program(const TrainRun *run, Error *error) {
 
 enum { HOST_BYTES = sizeof((Launch *)NULL)->host };
 
-Status train_report_mesh(TrainRun *run, Error *error) {
+/* Where each rank of the mesh is; NULL where there are no such ranks and nobody has said. Collective. */
+static Status find_hosts(TrainRun *run, const char *const **names, Error *error) {
     Comm *world = &run->launch->world;
     Arena *arena = &run->options.arena;
-    int64_t *border = ARENA_ARRAY(arena, int64_t, world->size + 1);
-    for (int i = 0; i <= world->size; i++) border[i] = (int64_t)i * HOST_BYTES;
-    char *names = ARENA_ARRAY(arena, char, world->size *HOST_BYTES);
-    const char **hosts = ARENA_ARRAY(arena, const char *, world->size);
-    memcpy(names + border[world->rank], run->launch->host, HOST_BYTES);
-    TRY(comm_all_gather(world, names, border, COMM_U8, error));
-    for (int i = 0; i < world->size; i++) hosts[i] = names + border[i];
+    int n_ranks = mesh_n_ranks(&run->shape), on_host = (int)run->values.call.host_ranks;
+    const char **hosts = ARENA_ARRAY(arena, const char *, n_ranks);
+    *names = on_host || n_ranks == world->size ? hosts : NULL;
+    for (int i = 0; on_host && i < n_ranks; i++) hosts[i] = arena_printf(arena, "host %d", i / on_host);
+    if (on_host || n_ranks != world->size) return STATUS_OK;
+    int64_t *border = ARENA_ARRAY(arena, int64_t, n_ranks + 1);
+    for (int i = 0; i <= n_ranks; i++) border[i] = (int64_t)i * HOST_BYTES;
+    char *all = ARENA_ARRAY(arena, char, n_ranks *HOST_BYTES);
+    memcpy(all + border[world->rank], run->launch->host, HOST_BYTES);
+    TRY(comm_all_gather(world, all, border, COMM_U8, error));
+    for (int i = 0; i < n_ranks; i++) hosts[i] = all + border[i];
+    return STATUS_OK;
+}
+
+static void print_count(const char *axes, const char *kind, const TrafficCount *sum, const TrafficCount *most,
+                        bool has_hosts) {
+    char far[32] = "-";
+    if (has_hosts) snprintf(far, sizeof far, "%lld", (long long)sum->n_far_bytes);
+    printf("%-8s %-14s %8lld %10lld %16lld %16lld %16s\n", axes, kind, (long long)most->n_operations,
+           (long long)sum->n_messages, (long long)sum->n_bytes, (long long)most->n_bytes, far);
+}
+
+/* The lines that there are: axes by themselves, the innermost first, then groups along several. */
+typedef void (*TrafficVisit)(void *context, int axes, int kind);
+
+static void visit_lines(const Traffic *most, TrafficVisit visit, void *context) {
+    for (int is_joint = 0; is_joint < 2; is_joint++) {
+        for (int axes = N_TRAFFIC_AXES - 1; axes > 0; axes--) {
+            if (((axes & (axes - 1)) != 0) != is_joint) continue;
+            for (int kind = 0; kind < N_TRAFFIC_KINDS; kind++)
+                if (most->count[axes][kind].n_operations) visit(context, axes, kind);
+        }
+    }
+}
+
+typedef struct {
+    const Traffic *sum, *most;
+    bool has_hosts;
+    json_t *lines;
+} TrafficReport;
+
+static void print_line(void *context, int axes, int kind) {
+    const TrafficReport *report = context;
+    char text[TRAFFIC_TEXT];
+    print_count(traffic_axes_name(axes, text), traffic_kind_name(kind), &report->sum->count[axes][kind],
+                &report->most->count[axes][kind], report->has_hosts);
+}
+
+static void print_traffic(TrafficReport *report) {
+    printf("\na step sends, counted from the program of every rank:\n");
+    printf("%-8s %-14s %8s %10s %16s %16s %16s\n", "axis", "operation", "times", "messages", "bytes",
+           "of busiest rank", "between hosts");
+    visit_lines(report->most, print_line, report);
+    print_count("all", "", &report->sum->count[0][0], &report->most->count[0][0], report->has_hosts);
+}
+
+static json_t *count_json(const TrafficCount *sum, const TrafficCount *most, bool has_hosts) {
+    json_t *object = json_object();
+    json_object_set_new(object, "times", json_integer(most->n_operations));
+    json_object_set_new(object, "messages", json_integer(sum->n_messages));
+    json_object_set_new(object, "bytes", json_integer(sum->n_bytes));
+    json_object_set_new(object, "busiest_messages", json_integer(most->n_messages));
+    json_object_set_new(object, "busiest_bytes", json_integer(most->n_bytes));
+    json_object_set_new(object, "host_messages", has_hosts ? json_integer(sum->n_far_messages) : json_null());
+    json_object_set_new(object, "host_bytes", has_hosts ? json_integer(sum->n_far_bytes) : json_null());
+    return object;
+}
+
+static void add_line(void *context, int axes, int kind) {
+    const TrafficReport *report = context;
+    char text[TRAFFIC_TEXT];
+    json_t *line =
+        count_json(&report->sum->count[axes][kind], &report->most->count[axes][kind], report->has_hosts);
+    json_object_set_new(line, "axis", json_string(traffic_axes_name(axes, text)));
+    json_object_set_new(line, "operation", json_string(traffic_kind_name(kind)));
+    json_array_append_new(report->lines, line);
+}
+
+Status train_report_mesh(TrainRun *run, Error *error) {
+    const char *const *hosts;
+    Traffic sum, most;
+    TRY(find_hosts(run, &hosts, error));
+    TRY(train_count_traffic(run, hosts, &sum, &most, error));
     if (!run->launch->is_root) return STATUS_OK;
+    int n_ranks = mesh_n_ranks(&run->shape);
     mesh_print(&run->shape, hosts, stdout);
+    TrafficReport report = {&sum, &most, hosts != NULL, NULL};
+    if (n_ranks > 1) print_traffic(&report);
+    if (n_ranks > 1 && run->async.sync != SYNC_EXACT)
+        printf("and between steps what --sync %s exchanges, which is not part of a program\n",
+               sync_names[run->async.sync]);
     if (!run->values.call.json) return STATUS_OK;
     json_t *object = json_object();
-    json_object_set_new(object, "ranks", json_integer(world->size));
+    json_object_set_new(object, "ranks", json_integer(n_ranks));
     for (int axis = 0; axis < N_AXES; axis++)
         json_object_set_new(object, axis_name((Axis)axis), json_integer(run->shape.size[axis]));
+    report.lines = json_array();
+    visit_lines(&most, add_line, &report);
+    json_object_set_new(object, "traffic", report.lines);
+    json_object_set_new(object, "all", count_json(&sum.count[0][0], &most.count[0][0], hosts != NULL));
     return json_print(stdout, object, error);
 }

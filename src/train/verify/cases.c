@@ -35,10 +35,11 @@ const char *verify_case_name(const VerifyChoice *choice, const VerifyCase *layou
     if (layout->n_chunks > 1)
         snprintf(schedule + strlen(schedule), sizeof schedule - strlen(schedule), "%d chunks, ",
                  layout->n_chunks);
-    snprintf(text, n_bytes, "%s%s%s%s%s%lld micro-batch%s%s%s%s", model,
+    snprintf(text, n_bytes, "%s%s%s%s%s%lld micro-batch%s%s%s%s%s%s", model,
              is_alone ? "" : verify_mesh_name(&layout->shape, mesh, sizeof mesh), is_alone ? "" : ", ", sync,
              schedule, (long long)layout->n_micro_batches, layout->n_micro_batches == 1 ? "" : "es",
-             layout->by_sequence ? ", sequence" : "", layout->recompute ? ", recompute" : "",
+             layout->by_sequence ? ", sequence" : "", layout->style == TENSOR_ROW ? ", row style" : "",
+             layout->tensor_chunks > 1 ? ", in turns" : "", layout->recompute ? ", recompute" : "",
              layout->overlaps ? "" : ", no overlap");
     return text;
 }
@@ -139,6 +140,16 @@ static bool set_sequence(const VerifyChoice *choice, VerifyCase *layout, int i) 
     return i < (is_split && is_plain(layout) ? 2 : 1);
 }
 
+/* Parts of a micro-batch that take turns; or the naive style. */
+static bool set_tensor(const VerifyChoice *choice, VerifyCase *layout, int i) {
+    (void)choice;
+    bool is_split = layout->shape.size[AXIS_TP] > 1,
+         takes_turns = is_split && layout->shape.size[AXIS_PP] == 1;
+    layout->tensor_chunks = takes_turns && i == 1 ? 2 : 1;
+    layout->style = i == 1 + takes_turns ? TENSOR_ROW : TENSOR_COLUMN;
+    return i == 0 || (takes_turns && i == 1) || (i == 1 + takes_turns && is_split && !layout->by_sequence);
+}
+
 static bool set_overlap(const VerifyChoice *choice, VerifyCase *layout, int i) {
     (void)choice;
     layout->overlaps = i == 0;
@@ -165,7 +176,8 @@ static bool set_algorithm(const VerifyChoice *choice, VerifyCase *layout, int i)
 typedef bool (*SetValue)(const VerifyChoice *choice, VerifyCase *layout, int i);
 
 static const SetValue dimensions[] = {
-    set_model, set_tied, set_context, set_schedule, set_chunks, set_zero, set_micro_batches, set_recompute, set_sequence, set_overlap, set_algorithm,
+    set_model,         set_tied,      set_context,  set_schedule, set_chunks,  set_zero,
+    set_micro_batches, set_recompute, set_sequence, set_tensor,   set_overlap, set_algorithm,
 };
 
 enum { N_DIMENSIONS = sizeof dimensions / sizeof dimensions[0] };
@@ -254,7 +266,7 @@ VerifyCase *verify_cases(const VerifyChoice *choice, Arena *arena, int *n_cases)
 
 /* ---- a sample */
 
-enum { N_TRAITS = 11 + N_AXES, N_VALUES = 32, N_MARKS = N_TRAITS * N_VALUES };
+enum { N_TRAITS = 12 + N_AXES, N_VALUES = 32, N_MARKS = N_TRAITS * N_VALUES };
 
 /* What was chosen, as small numbers. */
 static void list_traits(const VerifyCase *layout, int *trait /* (N_TRAITS) */) {
@@ -272,8 +284,9 @@ static void list_traits(const VerifyCase *layout, int *trait /* (N_TRAITS) */) {
                              layout->by_sequence,
                              has_stages ? 1 + (int)layout->schedule : 0,
                              layout->n_chunks,
+                             layout->tensor_chunks > 1 ? 1 : 2 * (int)layout->style,
                              (int)layout->context};
-    memcpy(numbers + 11, size, N_AXES * sizeof *size);
+    memcpy(numbers + 12, size, N_AXES * sizeof *size);
     for (int i = 0; i < N_TRAITS; i++) trait[i] = i * N_VALUES + numbers[i] % N_VALUES;
 }
 

@@ -15,6 +15,7 @@
 #include "parallel/mesh.h"
 #include "parallel/pipeline/schedule.h"
 #include "parallel/ring_attention.h"
+#include "parallel/tensor_style.h"
 
 /* One way to train. */
 typedef struct {
@@ -29,6 +30,8 @@ typedef struct {
     int64_t recompute;
     bool overlaps;
     bool by_sequence;      /* sequence parallelism, along tp */
+    TensorStyle style;     /* of tp, */
+    int tensor_chunks;     /* in so many parts that take turns */
     ContextStyle context;  /* how ranks of cp share a sequence */
     ScheduleKind schedule; /* of pp, in so many chunks */
     int n_chunks;

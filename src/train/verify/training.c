@@ -71,6 +71,7 @@ static Status build_part(VerifyTraining *training, const VerifyCase *layout, con
         arena_free(&arena);
         TRY(error->status);
     }
+    part->style = layout->style;
     return parameters_build_part(&training->table, config, part, error);
 }
 
@@ -86,6 +87,7 @@ Status verify_training_open(VerifyTraining *training, const VerifySetting *setti
                         .T = config->context,
                         .recompute = layout->recompute,
                         .by_sequence = layout->by_sequence,
+                        .tensor_chunks = layout->tensor_chunks,
                         .context = layout->context,
                         .seed = VERIFY_SEED,
                         .sync = *sync,

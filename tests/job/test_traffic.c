@@ -1,0 +1,172 @@
+/* What --print-mesh counts, against the formulas of what every way to divide a model sends.
+ *
+ * Numbers come from the programs of all ranks; here are the totals that they have to come to, for sizes that do
+ * not divide. A ring all-reduce of n elements over N ranks sends 2(N-1)n, each of its halves (N-1)n. */
+#include "job/train_run.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { LAYERS = 3, CHANNELS = 20, SEQUENCE = 11, BATCH = 12, F32 = 4, MOST_WORDS = 64 };
+
+typedef struct {
+    Traffic sum, most;
+    int64_t n_flat;  /* elements of all parameters, as they lie in the flat array */
+    int64_t n_table; /* of the token table */
+} Counted;
+
+/* The options beside the model, separated by blanks. */
+static Counted count(const char *options, const char *const *hosts) {
+    static const char model[] =
+        "--print-mesh --quiet --model nano --layers 3 --heads 5 --channels 20 --context 16 "
+        "--sequence 11 --batch 12 --device cpu --dropout 0 --loss-chunk 100000";
+    char text[1024], *words[MOST_WORDS];
+    int n_words = 0;
+    snprintf(text, sizeof text, "%s %s", model, options);
+    for (char *rest = text, *word; (word = strtok_r(rest, " ", &rest));) words[n_words++] = word;
+    Launch launch = launch_alone();
+    Error error = {0};
+    TrainRun run = {.launch = &launch};
+    Counted counted;
+    train_run(&run, n_words, words, &error);
+    assert_string_equal(error.text, "");
+    assert_int_equal(run.outcome, TRAIN_RUN_MESH);
+    train_count_traffic(&run, hosts, &counted.sum, &counted.most, &error);
+    assert_string_equal(error.text, "");
+    ParameterTable table;
+    parameters_build(&table, &run.values.model, &error);
+    counted.n_flat = table.n_flat_elements;
+    counted.n_table = shape_count(parameter_find(&table, ROLE_TOKEN_TABLE, NO_BLOCK)->laid_out);
+    parameters_free(&table);
+    train_run_close(&run, &error);
+    return counted;
+}
+
+#define AT(counted, what, axis, kind) ((counted).what.count[1 << (axis)][kind])
+
+static void check_bytes(const Counted *counted, Axis axis, int kind, int64_t n_bytes) {
+    assert_int_equal(AT(*counted, sum, axis, kind).n_bytes, n_bytes);
+}
+
+static void check_times(const Counted *counted, Axis axis, int kind, int64_t n_times) {
+    assert_int_equal(AT(*counted, most, axis, kind).n_operations, n_times);
+}
+
+/* Of the residual stream of a micro-batch, in bytes. */
+static int64_t stream_bytes(int64_t n_sequences) {
+    return n_sequences * SEQUENCE * CHANNELS * F32;
+}
+
+/* Every line adds up to the line of all. */
+static void check_all(const Counted *counted) {
+    TrafficCount all = {0};
+    for (int axes = 1; axes < N_TRAFFIC_AXES; axes++) {
+        for (int kind = 0; kind < N_TRAFFIC_KINDS; kind++) {
+            all.n_messages += counted->sum.count[axes][kind].n_messages;
+            all.n_bytes += counted->sum.count[axes][kind].n_bytes;
+        }
+    }
+    assert_int_equal(all.n_messages, counted->sum.count[0][0].n_messages);
+    assert_int_equal(all.n_bytes, counted->sum.count[0][0].n_bytes);
+}
+
+static void test_data(void **state) {
+    (void)state;
+    enum { N = 5, MICRO = 3 };
+    static const char *const options[] = {
+        "--dp 5 --micro-batch 1 --zero 0", "--dp 5 --micro-batch 1 --zero 1",
+        "--dp 5 --micro-batch 1 --zero 2", "--dp 5 --micro-batch 1 --zero 3"};
+    for (int zero = 0; zero <= 3; zero++) {
+        Counted counted = count(options[zero], NULL);
+        int64_t once = (N - 1) * counted.n_flat * F32;
+        int64_t n_sums = zero < 2 ? 1 : MICRO; /* gradients are sharded at once */
+        if (zero == 0) check_bytes(&counted, AXIS_DP, COMM_ALL_REDUCE, 2 * once);
+        else check_bytes(&counted, AXIS_DP, COMM_REDUCE_SCATTER, n_sums * once);
+        if (zero == 1 || zero == 2) check_bytes(&counted, AXIS_DP, COMM_ALL_GATHER, once);
+        if (zero == 3) { /* in the forward, and again in the backward but for what is still there */
+            int64_t gathered = AT(counted, sum, AXIS_DP, COMM_ALL_GATHER).n_bytes;
+            assert_true(gathered > MICRO * once && gathered <= 2 * MICRO * once);
+        }
+        check_times(&counted, AXIS_DP, TRAFFIC_SCALARS, zero > 0 ? 2 : 1); /* the loss; a norm of slices */
+        check_all(&counted);
+    }
+}
+
+static void test_tensor(void **state) {
+    (void)state;
+    enum { N = 3, MICRO = 4, EACH = BATCH / MICRO, TIMES = (4 * LAYERS + 2) * MICRO };
+    int64_t once = (N - 1) * stream_bytes(EACH), loss = (N - 1) * (int64_t)N * EACH * SEQUENCE * 3 * F32;
+    Counted whole = count("--tp 3 --micro-batch 3 --no-sequence-parallel", NULL);
+    check_times(&whole, AXIS_TP, COMM_ALL_REDUCE, TIMES);
+    check_bytes(&whole, AXIS_TP, COMM_ALL_REDUCE, 2 * TIMES * once);
+    check_times(&whole, AXIS_TP, COMM_ALL_GATHER, MICRO); /* three numbers a row for the loss */
+    check_bytes(&whole, AXIS_TP, COMM_ALL_GATHER, MICRO * loss);
+    check_all(&whole);
+    Counted split = count("--tp 3 --micro-batch 3", NULL);
+    enum { AGAIN = LAYERS * MICRO }; /* for the backward, of one of a block's two: gather_again.h */
+    check_times(&split, AXIS_TP, COMM_ALL_GATHER, TIMES + AGAIN + MICRO);
+    check_bytes(&split, AXIS_TP, COMM_ALL_GATHER, (TIMES + AGAIN) * once + MICRO * loss);
+    check_times(&split, AXIS_TP, COMM_REDUCE_SCATTER, TIMES);
+    check_bytes(&split, AXIS_TP, COMM_REDUCE_SCATTER, TIMES * once);
+    check_times(&split, AXIS_TP, COMM_ALL_REDUCE, 2 * (2 * LAYERS + 1)); /* weights and biases of norms */
+    check_bytes(&split, AXIS_TP, COMM_ALL_REDUCE, 2 * (2 * LAYERS + 1) * 2 * (N - 1) * CHANNELS * F32);
+    check_all(&split);
+}
+
+/* A sum behind each of a block's four linear layers, of all that it makes; backward, what each takes is
+ * gathered. Embedding and head are as in the other style. */
+static void test_row_style(void **state) {
+    (void)state;
+    enum { N = 3, MICRO = 4, EACH = BATCH / MICRO };
+    int64_t stream = (N - 1) * stream_bytes(EACH), loss = (N - 1) * (int64_t)N * EACH * SEQUENCE * 3 * F32;
+    Counted row = count("--tp 3 --micro-batch 3 --tp-style row", NULL);
+    check_times(&row, AXIS_TP, COMM_ALL_REDUCE, (4 * LAYERS + 2) * MICRO);
+    check_bytes(&row, AXIS_TP, COMM_ALL_REDUCE, 2 * MICRO * (LAYERS * (3 + 1 + 4 + 1) + 2) * stream);
+    check_times(&row, AXIS_TP, COMM_ALL_GATHER, (4 * LAYERS + 1) * MICRO);
+    check_bytes(&row, AXIS_TP, COMM_ALL_GATHER, MICRO * (LAYERS * (1 + 1 + 1 + 4) * stream + loss));
+    check_all(&row);
+}
+
+static void test_pipeline(void **state) {
+    (void)state;
+    enum { N = 3, MICRO = 6, EACH = BATCH / MICRO };
+    Counted counted = count("--pp 3 --micro-batch 2 --zero 0", NULL);
+    assert_int_equal(AT(counted, sum, AXIS_PP, TRAFFIC_MESSAGES).n_messages, 2 * (N - 1) * MICRO);
+    check_bytes(&counted, AXIS_PP, TRAFFIC_MESSAGES, 2 * (N - 1) * MICRO * stream_bytes(EACH));
+    check_times(&counted, AXIS_PP, TRAFFIC_MESSAGES, 2 * MICRO); /* the one in the middle, both ways */
+    check_times(&counted, AXIS_PP, COMM_ALL_REDUCE, 1);          /* the tied table, between the ends */
+    check_bytes(&counted, AXIS_PP, COMM_ALL_REDUCE, 2 * counted.n_table * F32);
+    check_all(&counted);
+}
+
+/* Hosts of as many ranks as tp has: what goes along it stays, all else leaves. */
+static void test_hosts(void **state) {
+    (void)state;
+    const char *const hosts[] = {"a", "a", "b", "b", "c", "c", "d", "d"};
+    Counted counted = count("--tp 2 --dp 2 --pp 2 --micro-batch 1 --zero 1", hosts);
+    for (int axes = 1; axes < N_TRAFFIC_AXES; axes++) {
+        for (int kind = 0; kind < N_TRAFFIC_KINDS; kind++) {
+            const TrafficCount *line = &counted.sum.count[axes][kind];
+            bool is_of_world = axes & (axes - 1);
+            if (axes == 1 << AXIS_TP) assert_int_equal(line->n_far_bytes, 0);
+            else if (!is_of_world) assert_int_equal(line->n_far_bytes, line->n_bytes);
+        }
+    }
+    assert_true(AT(counted, sum, AXIS_TP, COMM_ALL_GATHER).n_bytes > 0);
+    assert_true(AT(counted, sum, AXIS_DP, COMM_REDUCE_SCATTER).n_far_messages > 0);
+    assert_true(AT(counted, sum, AXIS_PP, TRAFFIC_MESSAGES).n_far_bytes > 0);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_data),     cmocka_unit_test(test_tensor), cmocka_unit_test(test_row_style),
+        cmocka_unit_test(test_pipeline), cmocka_unit_test(test_hosts),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
