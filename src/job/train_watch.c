@@ -15,21 +15,9 @@ void train_watch(TrainRun *run) {
     comm_watch(&run->launch->world, &run->activity, ACTIVITY_HOST, "world");
 }
 
-/* Messages between stages: "stage 0 to 1". */
+/* Messages between stages, and of those that hold a tied table. */
 static void watch_borders(TrainRun *run) {
-    const Pipeline *pipeline = &run->pipeline;
-    for (int i = 0; i < pipeline->layout.n_chunks * N_BORDERS * N_PIPELINE_WAYS && pipeline->border; i++) {
-        int side = i / N_PIPELINE_WAYS % N_BORDERS, way = i % N_PIPELINE_WAYS;
-        PipelineBorder *border = &pipeline->border[i / (N_PIPELINE_WAYS * N_BORDERS)][side];
-        bool is_sender = (way == PIPELINE_FORWARD) == (side == BORDER_ABOVE);
-        int from = is_sender ? pipeline->stage : border->other;
-        int to = is_sender ? border->other : pipeline->stage;
-        char words[64];
-        snprintf(words, sizeof words, "stage %d to %d", from, to);
-        const char *name = activity_keep(&run->activity, words);
-        comm_watch(&border->comm[way], &run->activity, ACTIVITY_HOST, name);
-        comm_watch(&border->device[way], &run->activity, ACTIVITY_HOST, name);
-    }
+    pipeline_watch(&run->pipeline, &run->activity);
     comm_watch(&run->mesh.ends, &run->activity, ACTIVITY_HOST, "tied embedding");
     comm_watch(&run->mesh.device_ends, &run->activity, ACTIVITY_HOST, "tied embedding");
 }

@@ -91,6 +91,16 @@ static Status write_names(Writer *writer, Error *error) {
 
 /* ---- What happened */
 
+/* An action of a pipeline says which stage and which chunk of it acts: its place is "stage 2 chunk 1", or
+ * "stage 2". */
+static Status write_step_args(const Writer *writer, const TraceEvent *event, Error *error) {
+    int stage, chunk = 0;
+    if (sscanf(writer->place, "stage %d chunk %d", &stage, &chunk) < 1)
+        return file_writer_printf(writer->writer, error, "{\"number\":%" PRId64 "}", event->number);
+    return file_writer_printf(writer->writer, error, "{\"number\":%" PRId64 ",\"stage\":%d,\"chunk\":%d}",
+                              event->number, stage, chunk);
+}
+
 static Status write_args(Writer *writer, const TraceEvent *event, Error *error) {
     FileWriter *out = writer->writer;
     switch ((ActivityKind)event->kind) {
@@ -110,6 +120,7 @@ static Status write_args(Writer *writer, const TraceEvent *event, Error *error) 
         return file_writer_printf(
             out, error, "{\"communicator\":\"%s\",\"peer\":%d,\"tag\":%" PRId64 ",\"bytes\":%" PRIu64 "}",
             writer->place, (int)event->peers, event->number, event->n_bytes);
+    case ACTIVITY_STEP: return write_step_args(writer, event, error);
     default: return file_writer_printf(out, error, "{\"number\":%" PRId64 "}", event->number);
     }
 }
@@ -119,7 +130,7 @@ static Status write_event(Writer *writer, const TraceEvent *event, Error *error)
     text_at(writer, event->rank, event->place, writer->place, sizeof writer->place);
     bool is_counted = event->kind == ACTIVITY_STEP; /* "step 12": its number is part of its name */
     char number[24] = "";
-    if (is_counted) snprintf(number, sizeof number, " %" PRId64, event->number);
+    if (is_counted && event->number >= 0) snprintf(number, sizeof number, " %" PRId64, event->number);
     TRY(next_event(writer, error));
     TRY(file_writer_printf(
         writer->writer, error,

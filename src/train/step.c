@@ -7,6 +7,7 @@
 #include "graph/passes/sums.h"
 #include "ops/ops.h"
 #include "parallel/comm_ops.h"
+#include "parallel/gather_again.h"
 
 #include <math.h>
 #include <string.h>
@@ -190,18 +191,27 @@ static void take_places(GptLoss *all, const GptLoss *loss) {
     if (!all->random) all->random = loss->random;
 }
 
+static GptStageTensors record_stage(const TrainStep *step, const ModelConfig *config,
+                                    const ParameterTable *table, const GptLossOptions *options, int chunk,
+                                    Tensor *input) {
+    GptStage stage = stage_of(&step->options, config, chunk);
+    if (!step->options.record_stage)
+        return gpt_record_stage(config, table, step->graph, options, &stage, input);
+    return step->options.record_stage(config, table, step->graph, options, &stage, input,
+                                      step->options.stage_context);
+}
+
 /* Every chunk, between the messages that bring its input and take its output. */
 static void record_forward(TrainStep *step, const ModelConfig *config, const ParameterTable *table,
                            GptLossOptions options, PipelineRecord *pipeline) {
     Graph *graph = step->graph;
     for (int chunk = 0; chunk < step->n_chunks; chunk++) {
         Tensor *input = NULL;
-        GptStage stage = stage_of(&step->options, config, chunk);
         graph->chunk = chunk;
         if (pipeline && pipeline_has_input(pipeline->pipeline, chunk))
             input = pipeline_record_input(pipeline, chunk, options.dtype, gpt_stream_shape(config, &options),
                                           options.is_training);
-        step->chunk[chunk] = gpt_record_stage(config, table, graph, &options, &stage, input);
+        step->chunk[chunk] = record_stage(step, config, table, &options, chunk, input);
         take_places(&step->loss, &step->chunk[chunk].loss);
         options.parameters = &step->loss.parameters;
         if (pipeline && pipeline_has_output(pipeline->pipeline, chunk))
@@ -261,6 +271,7 @@ static Status record_backward(TrainStep *step, const Backend *backend, PipelineR
     lazy_gradients(step->graph);
     move_column_sums(step->graph, backend);
     recompute_chunks(step->graph, (int)options->recompute, step->n_chunks, list_frames(step, true));
+    if (options->by_sequence && !options->recompute) gather_again(step->graph);
     if (pipeline) send_gradients(step, pipeline);
     return STATUS_OK;
 }

@@ -26,6 +26,12 @@ typedef struct {
     void *context;
 } BatchSource;
 
+/* Records a chunk of the model between what comes in and what goes out: gpt_record_stage, or something that a
+ * study puts around it. */
+typedef GptStageTensors (*StageRecorder)(const ModelConfig *config, const ParameterTable *table, Graph *graph,
+                                         const GptLossOptions *options, const GptStage *stage, Tensor *input,
+                                         const void *context);
+
 typedef struct {
     int64_t batch;       /* sequences a step, of all ranks together */
     int64_t micro_batch; /* the most sequences at a time on a rank; divides batch */
@@ -35,9 +41,11 @@ typedef struct {
     /* Pipeline parallelism: this rank's place, and which chunks of the model it has; NULL: all of it. */
     const Pipeline *pipeline;
     const ParameterPart *part;
-    bool by_sequence;   /* sequence parallelism, where layers are split (tp); not with TENSOR_ROW */
-    int tensor_chunks;  /* of a micro-batch: see GptSplit.n_parts */
-    int64_t loss_chunk; /* tokens whose logits are in memory at a time, 0 for as many as seem good */
+    StageRecorder record_stage; /* NULL: gpt_record_stage */
+    const void *stage_context;  /* of that */
+    bool by_sequence;           /* sequence parallelism, where layers are split (tp); not with TENSOR_ROW */
+    int tensor_chunks;          /* of a micro-batch: see GptSplit.n_parts */
+    int64_t loss_chunk;         /* tokens whose logits are in memory at a time, 0 for as many as seem good */
     uint64_t seed;
     GradientSyncOptions sync;  /* {0}: one process */
     Precision precision;       /* {0}: f32 */

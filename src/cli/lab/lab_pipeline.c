@@ -1,13 +1,12 @@
 /* pgpt lab pipeline: what the schedules of a pipeline come to, before anything is trained: each as a timeline
  * and as a line of a table. Nothing is computed but the times of a small model's block, unless they are
  * given; the rest is the simulator (parallel/pipeline/schedule_simulate.h). */
-#include "cli/lab/lab.h"
+#include "cli/lab/lab_pipeline.h"
 
 #include "base/file/file.h"
 #include "base/text/format.h"
 #include "base/text/plain.h"
 #include "base/text/terminal.h"
-#include "lab/pipeline/pipeline_measure.h"
 #include "lab/pipeline/pipeline_picture.h"
 
 #include <inttypes.h>
@@ -20,15 +19,9 @@ enum {
     MOST_MICRO_BATCHES = 512,
     MOST_CHUNKS = 16,
     FEWEST_COLUMNS = 60,
-    MOST_COLUMNS = 150
+    MOST_COLUMNS = 150,
+    SLEEP_MS = 20, /* long enough that a busy machine does not matter much */
 };
-
-typedef struct {
-    int64_t n_stages, n_micro_batches, n_chunks;
-    const char *schedules;
-    double forward_ms, backward_ms, weight_ms, update_ms, message_ms;
-    bool quick;
-} PipelineCall;
 
 typedef struct {
     PipelineCall call;
@@ -54,8 +47,24 @@ static const OptionSpec specs[] = {
     OPTION_END,
 };
 
+static const OptionSpec measure_specs[] = {
+    OPTION_BOOL(
+        "measure", PipelineCall, measures, false,
+        "run every schedule, a rank a stage, on stages that sleep for --forward-ms and so on (20 ms if not given)"),
+    OPTION_BOOL("check", PipelineCall, checks, false,
+                "with --measure: fail where a bubble is not within 15 % of its formula"),
+    OPTION_INT("steps", PipelineCall, n_steps, 5, 1, PIPELINE_RUN_MOST_STEPS,
+               "steps of each that are measured"),
+    OPTION_STRING("launcher", PipelineCall, launcher, "", "COMMAND",
+                  "what starts ranks, with its options, if not this MPI's mpirun; split at blanks"),
+    OPTION_FLOAT("timeout", PipelineCall, timeout, 3600.0, 1.0, 1e7,
+                 "seconds after which ranks that were started are ended"),
+    OPTION_END,
+};
+
 static const OptionGroup groups[] = {
     OPTION_GROUP("Pipeline", PipelineCommand, call, specs),
+    OPTION_GROUP("Measurement", PipelineCommand, call, measure_specs),
     OPTION_GROUP("Output", PipelineCommand, lab, lab_option_specs),
     OPTION_GROUP_END,
 };
@@ -65,6 +74,8 @@ static const char *const examples[] = {
     "pgpt lab pipeline --pp 4 --micro-batches 16",
     "two of them, on a model whose weight gradients are cheap",
     "pgpt lab pipeline --schedule 1f1b,zb-h1 --forward-ms 10 --backward-ms 12 --weight-ms 6",
+    "what ranks make of them, messages and all",
+    "pgpt lab pipeline --pp 4 --micro-batches 16 --measure --check",
     NULL,
 };
 
@@ -74,30 +85,12 @@ const OptionCommand lab_pipeline_command = {
     .description =
         "Prints every schedule as a timeline and all in a table, and draws pipeline-NAME.svg as 'pgpt lab timeline' draws a traced "
         "run (and a PNG, where gnuplot or rsvg-convert is installed); pipeline-NAME.dat has every action. Predicted by carrying the schedule "
-        "out without computing anything: stages that are all alike, messages that wait for both sides.",
+        "out without computing anything: stages that are all alike, messages that wait for both sides. With --measure the schedules are "
+        "also run, by the executor and the messages of training, and pipeline-NAME-measured.svg is the trace of that.",
     .groups = groups,
     .examples = examples,
     .no_config = true,
 };
-
-typedef struct {
-    ScheduleKind kind;
-    ScheduleShape shape;
-    SchedulePrediction prediction;
-    StageTimes times;
-} Row;
-
-typedef struct {
-    const PipelineCall *call;
-    const LabOutput *output;
-    StageTimes times; /* of a stage, in ms */
-    double update_ms;
-    const char *source; /* of the times, in words */
-    BlockTimes measured;
-    Row row[N_SCHEDULES];
-    int n_rows;
-    Arena arena;
-} Study;
 
 /* ---- What is asked for */
 
@@ -117,14 +110,14 @@ static Status find_kind(const char *word, size_t n, ScheduleKind *kind, Error *e
 }
 
 /* --chunks is of interleaved where all are asked for; what was named has to take it. */
-static Status add_row(Study *study, ScheduleKind kind, bool is_named, Error *error) {
+static Status add_row(PipelineStudy *study, ScheduleKind kind, bool is_named, Error *error) {
     const ScheduleInfo *info = schedule_info(kind);
     int n_chunks = (int)study->call->n_chunks;
     bool takes_chunks = is_named || kind == SCHEDULE_INTERLEAVED;
-    Row row = {.kind = kind,
-               .shape = {.n_micro_batches = (int)study->call->n_micro_batches,
-                         .n_stages = (int)study->call->n_stages,
-                         .n_chunks = n_chunks && takes_chunks ? n_chunks : info->default_chunks}};
+    PipelineRow row = {.kind = kind,
+                       .shape = {.n_micro_batches = (int)study->call->n_micro_batches,
+                                 .n_stages = (int)study->call->n_stages,
+                                 .n_chunks = n_chunks && takes_chunks ? n_chunks : info->default_chunks}};
     Error why = {0};
     if (schedule_check_shape(kind, &row.shape, &why) != STATUS_OK) {
         if (is_named) return error_user(error, "%s", why.text);
@@ -139,7 +132,7 @@ static Status add_row(Study *study, ScheduleKind kind, bool is_named, Error *err
     return STATUS_OK;
 }
 
-static Status read_schedules(Study *study, Error *error) {
+static Status read_schedules(PipelineStudy *study, Error *error) {
     const char *text = study->call->schedules;
     if (strcmp(text, "all") == 0) {
         for (int kind = 0; kind < N_SCHEDULES; kind++) TRY(add_row(study, (ScheduleKind)kind, false, error));
@@ -154,7 +147,7 @@ static Status read_schedules(Study *study, Error *error) {
     return STATUS_OK;
 }
 
-static Status set_times(Study *study, Error *error) {
+static Status set_times(PipelineStudy *study, Error *error) {
     const PipelineCall *call = study->call;
     int n_given = (call->forward_ms > 0) + (call->backward_ms > 0) + (call->weight_ms > 0);
     study->update_ms = call->update_ms;
@@ -164,16 +157,16 @@ static Status set_times(Study *study, Error *error) {
         return error_user(error,
                           "--forward-ms, --backward-ms and --weight-ms go together, each above 0; give all "
                           "three, or none");
-    study->times =
-        n_given ? (StageTimes){call->forward_ms, call->backward_ms, call->weight_ms} : (StageTimes){1, 1, 1};
-    study->source = n_given ? "as given" : "assumed (--quick)";
-    if (n_given || call->quick) return STATUS_OK;
-    TRY(pipeline_measure(&study->measured, error));
-    study->times = (StageTimes){study->measured.forward_ms, study->measured.input_gradient_ms,
-                                study->measured.weight_gradient_ms};
-    if (call->update_ms <= 0) study->update_ms = study->measured.update_ms;
-    study->source =
-        arena_printf(&study->arena, "measured on this machine: a stage is %s", study->measured.what);
+    double ms = call->measures ? SLEEP_MS : 1.0;
+    study->times = n_given ? (StageTimes){call->forward_ms, call->backward_ms, call->weight_ms}
+                           : (StageTimes){ms, ms, ms};
+    study->source = n_given ? "as given" : call->measures ? "as stages sleep" : "assumed (--quick)";
+    if (n_given || call->quick || call->measures) return STATUS_OK;
+    TRY(pipeline_measure(&study->block, error));
+    study->times = (StageTimes){study->block.forward_ms, study->block.input_gradient_ms,
+                                study->block.weight_gradient_ms};
+    if (call->update_ms <= 0) study->update_ms = study->block.update_ms;
+    study->source = arena_printf(&study->arena, "measured on this machine: a stage is %s", study->block.what);
     return STATUS_OK;
 }
 
@@ -185,7 +178,7 @@ static const double *fill(Arena *arena, int n, double value) {
     return values;
 }
 
-static Status predict(Study *study, Row *row, Error *error) {
+static Status predict(PipelineStudy *study, PipelineRow *row, Error *error) {
     Arena *arena = &study->arena;
     int v = row->shape.n_chunks, n = v * row->shape.n_stages;
     ScheduleTimes times = {.forward = fill(arena, n, study->times.forward / v),
@@ -197,7 +190,7 @@ static Status predict(Study *study, Row *row, Error *error) {
 }
 
 /* Messages of all stages in a step: forwards and backwards over every border between two stages. */
-static int64_t n_messages(const Row *row) {
+static int64_t n_messages(const PipelineRow *row) {
     StagePlacement placement = schedule_info(row->kind)->placement;
     int n_borders = 0;
     for (int k = 0; k + 1 < row->shape.n_stages * row->shape.n_chunks; k++)
@@ -206,19 +199,19 @@ static int64_t n_messages(const Row *row) {
     return (int64_t)2 * row->shape.n_micro_batches * n_borders;
 }
 
-static double held(const Row *row) {
+double pipeline_held(const PipelineRow *row) {
     return (double)row->prediction.in_flight / row->shape.n_chunks;
 }
 
 /* ---- Output */
 
-static void print_timelines(const Study *study) {
+static void print_timelines(const PipelineStudy *study) {
     int n_columns = terminal_columns(stdout);
     if (!terminal_of(stdout).interactive && n_columns < 125) n_columns = 125;
     if (n_columns > MOST_COLUMNS) n_columns = MOST_COLUMNS;
     if (n_columns < FEWEST_COLUMNS) n_columns = FEWEST_COLUMNS;
     for (int i = 0; i < study->n_rows; i++) {
-        const Row *row = &study->row[i];
+        const PipelineRow *row = &study->row[i];
         printf("%s: %s\n", schedule_names[row->kind], schedule_info(row->kind)->words);
         pipeline_print(&row->prediction, n_columns, stdout);
         printf("\n");
@@ -231,7 +224,7 @@ static FormatText in_micro_batches(int n) {
     return text;
 }
 
-static void print_table(const Study *study) {
+static void print_table(const PipelineStudy *study) {
     const PipelineCall *call = study->call;
     printf("%s, %s; F %.3g ms, B %.3g ms, W %.3g ms, update %.3g ms,\n%s\n\n",
            format_things(call->n_stages, "stage").text, in_micro_batches((int)call->n_micro_batches).text,
@@ -240,21 +233,21 @@ static void print_table(const Study *study) {
     printf("%-14s %6s %10s %10s %7s  %-15s %10s %6s %8s %8s\n", "schedule", "chunks", "step ms", "bubble ms",
            "share", "formula", "by it ms", "held", "versions", "messages");
     for (int i = 0; i < study->n_rows; i++) {
-        const Row *row = &study->row[i];
+        const PipelineRow *row = &study->row[i];
         double known = schedule_bubble(row->kind, &row->shape, study->times);
         printf("%-14s %6d %10.4g %10.4g %5.1f %%  %-15s ", schedule_names[row->kind], row->shape.n_chunks,
                row->prediction.period, fmax(0.0, row->prediction.bubble) + 0.0,
                100.0 * fmax(0.0, row->prediction.bubble_share), schedule_bubble_formula(row->kind));
         if (isnan(known)) printf("%10s", "-");
         else printf("%10.4g", known);
-        printf(" %6.4g %8d %8" PRId64 "\n", held(row), row->prediction.n_versions, n_messages(row));
+        printf(" %6.4g %8d %8" PRId64 "\n", pipeline_held(row), row->prediction.n_versions, n_messages(row));
     }
     printf(
         "\nbubble: time in which a stage waits in a step, when steps follow each other and no stage waits for all others between "
         "them;\nheld: micro-batches whose activations the fullest stage keeps; p stages, m micro-batches, v chunks.\n");
 }
 
-static Status write_data(const Study *study, const Row *row, const char *path, Error *error) {
+static Status write_data(const PipelineStudy *study, const PipelineRow *row, const char *path, Error *error) {
     FileWriter writer;
     const ScheduleLists *lists = &row->prediction.lists;
     TRY(file_writer_open(&writer, path, error));
@@ -277,7 +270,7 @@ static Status write_data(const Study *study, const Row *row, const char *path, E
 }
 
 /* The same scale for all but naive, whose length is of another kind. */
-static double length_ms(const Study *study, const Row *row) {
+double pipeline_length_ms(const PipelineStudy *study, const PipelineRow *row) {
     double length = row->prediction.simulation.makespan;
     for (int i = 0; i < study->n_rows && row->kind != SCHEDULE_NAIVE; i++)
         if (study->row[i].kind != SCHEDULE_NAIVE && !schedule_info(study->row[i].kind)->is_asynchronous)
@@ -285,7 +278,7 @@ static double length_ms(const Study *study, const Row *row) {
     return length;
 }
 
-static Status draw(Study *study, const Row *row, bool *has_png, Error *error) {
+static Status draw(PipelineStudy *study, const PipelineRow *row, bool *has_png, Error *error) {
     Timeline timeline;
     Arena *arena = &study->arena;
     const char *folder = study->output->folder;
@@ -295,13 +288,13 @@ static Status draw(Study *study, const Row *row, bool *has_png, Error *error) {
         arena, "%s: %s, %s%s; bubble %.1f %%, activations of %.3g held, %s of the weights",
         schedule_names[row->kind], format_things(row->shape.n_stages, "stage").text,
         in_micro_batches(row->shape.n_micro_batches).text, row->prediction.lists.n_steps > 1 ? " a step" : "",
-        100.0 * fmax(0.0, row->prediction.bubble_share), held(row),
+        100.0 * fmax(0.0, row->prediction.bubble_share), pipeline_held(row),
         format_things(row->prediction.n_versions, "version").text);
     const char *caption = *study->output->note
                               ? arena_printf(arena, "%s   %s", study->output->note, study->output->caption)
                               : study->output->caption;
     if (pipeline_timeline(&row->prediction, &timeline, error) == STATUS_OK) {
-        timeline.to_us = 1e3 * length_ms(study, row);
+        timeline.to_us = 1e3 * pipeline_length_ms(study, row);
         timeline_draw(&timeline, title, caption, folder, name, has_png, error);
     }
     timeline_free(&timeline);
@@ -311,10 +304,10 @@ static Status draw(Study *study, const Row *row, bool *has_png, Error *error) {
     return error->status;
 }
 
-static Status print_json(const Study *study, Error *error) {
+static Status print_json(const PipelineStudy *study, Error *error) {
     json_t *object = json_object(), *rows = json_array();
     for (int i = 0; i < study->n_rows; i++) {
-        const Row *row = &study->row[i];
+        const PipelineRow *row = &study->row[i];
         json_t *entry = json_object();
         json_object_set_new(entry, "schedule", json_string(schedule_names[row->kind]));
         json_object_set_new(entry, "chunks", json_integer(row->shape.n_chunks));
@@ -325,9 +318,15 @@ static Status print_json(const Study *study, Error *error) {
         json_object_set_new(entry, "formula", json_string(schedule_bubble_formula(row->kind)));
         json_object_set_new(entry, "formula_ms",
                             json_make_number(schedule_bubble(row->kind, &row->shape, study->times)));
-        json_object_set_new(entry, "held", json_make_number(held(row)));
+        json_object_set_new(entry, "held", json_make_number(pipeline_held(row)));
         json_object_set_new(entry, "versions", json_integer(row->prediction.n_versions));
         json_object_set_new(entry, "messages", json_integer(n_messages(row)));
+        if (study->call->measures) {
+            json_object_set_new(entry, "measured_step_ms", json_make_number(row->measured.step_ms));
+            json_object_set_new(entry, "measured_share", json_make_number(row->measured.bubble_share));
+            json_object_set_new(entry, "planned_held", json_make_number(row->measured.held));
+            json_object_set_new(entry, "planned_versions", json_integer(row->measured.n_versions));
+        }
         json_array_append_new(rows, entry);
     }
     json_object_set_new(object, "command", json_string("lab pipeline"));
@@ -342,21 +341,70 @@ static Status print_json(const Study *study, Error *error) {
     return lab_print_json(object, error);
 }
 
-static Status run(Study *study, bool is_json, Error *error) {
-    bool has_png = false;
+/* ---- All of it */
+
+/* What does not go together. */
+static Status check_call(const PipelineCall *call, const Options *options, Error *error) {
+    static const char *const of_ranks[] = {"check", "steps", "launcher", "timeout"};
+    for (size_t i = 0; i < sizeof of_ranks / sizeof of_ranks[0]; i++)
+        if (!call->measures && options_source(options, of_ranks[i]) == OPTION_FROM_COMMAND)
+            return error_user(error, "--%s is of --measure; give that too, or leave it out", of_ranks[i]);
+    if (!call->measures) return STATUS_OK;
+    if (call->quick)
+        return error_user(error, "--quick measures nothing, and --measure does; leave one of them out");
+    if (call->update_ms > 0 || call->message_ms > 0)
+        return error_user(error, "--%s-ms is predicted with, and --measure takes what there is; leave it out",
+                          call->update_ms > 0 ? "update" : "message");
+    if (call->n_stages < 2) return error_user(error, "--measure wants a pipeline; give --pp 2 or more");
+    return STATUS_OK;
+}
+
+/* Under mpirun there are as many stages as ranks. */
+static Status set_stages(PipelineCall *call, const Options *options, const Launch *launch, Error *error) {
+    int n_ranks = launch->world.size;
+    if (!call->measures || n_ranks == 1) return STATUS_OK;
+    if (options_source(options, "launcher") == OPTION_FROM_COMMAND)
+        return error_user(
+            error, "--launcher starts ranks, and there are %d already; leave out one of the two", n_ranks);
+    if (options_source(options, "pp") != OPTION_FROM_COMMAND) call->n_stages = n_ranks;
+    if (call->n_stages == n_ranks) return STATUS_OK;
+    return error_user(error, "--pp %d wants as many ranks, and there are %d; start so many, or give --pp %d",
+                      (int)call->n_stages, n_ranks, n_ranks);
+}
+
+static Status predict_all(PipelineStudy *study, Error *error) {
     TRY(read_schedules(study, error));
     TRY(set_times(study, error));
     for (int i = 0; i < study->n_rows; i++) TRY(predict(study, &study->row[i], error));
+    return STATUS_OK;
+}
+
+/* At the root. */
+static Status show(PipelineStudy *study, bool is_json, Error *error) {
+    bool has_png = false;
     print_timelines(study);
     print_table(study);
+    if (study->call->measures) pipeline_print_measured(study);
     fflush(stdout);
     TRY(file_make_folders(study->output->folder, error));
     for (int i = 0; i < study->n_rows; i++) TRY(draw(study, &study->row[i], &has_png, error));
-    log_note(&study->output->log, "pictures: %s/pipeline-NAME.svg%s; data: %s/pipeline-NAME.dat",
-             study->output->folder,
+    log_note(&study->output->log, "pictures: %s/pipeline-NAME.svg%s%s; data: %s/pipeline-NAME.dat",
+             study->output->folder, study->call->measures ? ", pipeline-NAME-measured.svg" : "",
              has_png ? " and .png" : " (no PNG: neither gnuplot nor rsvg-convert is installed)",
              study->output->folder);
-    return is_json ? print_json(study, error) : STATUS_OK;
+    if (is_json) TRY(print_json(study, error));
+    return study->call->checks ? pipeline_check_measured(study, error) : STATUS_OK;
+}
+
+/* One process is enough to predict many; all of them measure. */
+static Status run(PipelineStudy *study, Launch *launch, bool is_json, Error *error) {
+    bool measures = study->call->measures;
+    if (launch->is_root) lab_check_folder(launch, study->output, error);
+    if (error->status == STATUS_OK && (launch->is_root || measures)) predict_all(study, error);
+    TRY(launch_agree(launch, error));
+    if (measures) TRY(pipeline_measure_rows(study, launch, error));
+    if (launch->is_root) show(study, is_json, error);
+    return launch_agree(launch, error);
 }
 
 Status lab_pipeline(Launch *launch, int n_words, char *const *words, Error *error) {
@@ -364,12 +412,16 @@ Status lab_pipeline(Launch *launch, int n_words, char *const *words, Error *erro
     Options options;
     bool goes_on;
     TRY(lab_read_options(launch, &options, &lab_pipeline_command, &values, n_words, words, &goes_on, error));
-    if (goes_on && launch->is_root) { /* one process is enough to predict many */
+    if (goes_on && check_call(&values.call, &options, error) == STATUS_OK)
+        set_stages(&values.call, &options, launch, error);
+    if (launch_agree(launch, error) == STATUS_OK && goes_on) {
         LabOutput output = lab_output(launch, &options, &values.lab, n_words, words);
-        Study study = {.call = &values.call, .output = &output};
-        if (lab_check_folder(launch, &output, error) == STATUS_OK) run(&study, values.lab.json, error);
+        PipelineStudy study = {.call = &values.call, .output = &output};
+        bool is_alone = launch->world.size == 1;
+        if (values.call.measures && is_alone) pipeline_start_ranks(&values.call, n_words, words, error);
+        else run(&study, launch, values.lab.json, error);
         arena_free(&study.arena);
     }
     options_free(&options);
-    return launch_agree(launch, error);
+    return error->status;
 }

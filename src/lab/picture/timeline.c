@@ -34,6 +34,29 @@ bool timeline_is_action(const TimelineEvent *event) {
     return false;
 }
 
+/* Does the next event lie in this one, and is it a wait? Then this one is the instruction that waits. */
+static bool waits_inside(const Timeline *timeline, size_t i) {
+    const TimelineEvent *event = &timeline->event[i], *next = event + 1;
+    return i + 1 < timeline->n_events && next->track == event->track && next->kind == TIMELINE_WAIT &&
+           next->end_us <= event->end_us;
+}
+
+void timeline_action_span(const Timeline *timeline, size_t event, double *begin_us, double *end_us) {
+    const TimelineEvent *action = &timeline->event[event];
+    bool has_computed = false;
+    *begin_us = action->begin_us;
+    *end_us = action->end_us;
+    for (size_t i = event + 1; i < timeline->n_events; i++) {
+        const TimelineEvent *inner = &timeline->event[i];
+        if (inner->track != action->track || inner->begin_us >= action->end_us) break;
+        if (inner->kind == TIMELINE_WORK || waits_inside(timeline, i)) continue;
+        if (inner->kind != TIMELINE_WAIT) has_computed = true;
+        else if (!has_computed) *begin_us = fmin(inner->end_us, action->end_us);
+        /* What is left behind the last one is to hand over the result. */
+        else if (action->end_us - inner->end_us < inner->begin_us - *begin_us) *end_us = inner->begin_us;
+    }
+}
+
 /* ---- Segments */
 
 typedef struct {

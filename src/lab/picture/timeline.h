@@ -49,6 +49,7 @@ typedef struct {
     int32_t track;
     int32_t peers; /* of a collective: how many ranks it should have; 0: not said */
     int32_t chunk; /* of a pipeline's stage, that an action is of */
+    int32_t stage; /* of an action, where it is said; else -1 */
     TimelineKind kind;
 } TimelineEvent;
 
@@ -129,6 +130,10 @@ Status timeline_visit(const Timeline *timeline, int track, TimelineVisit visit, 
 /* An action of a pipeline (graph/actions.h): an event of TIMELINE_STEP with the action's name and the
  * micro-batch as its number, in which the instructions lie. */
 bool timeline_is_action(const TimelineEvent *event);
+
+/* The part of action `event` in which it computes: behind what it has waited for first, and before what it
+ * waited for when it was done. */
+void timeline_action_span(const Timeline *timeline, size_t event, double *begin_us, double *end_us);
 
 /* FOLDER/NAME.svg, and with gnuplot NAME.png by NAME.gp (canvas.h). Actions are set apart and labelled, "F3",
  * where they are wide enough; those of later chunks are darker. */

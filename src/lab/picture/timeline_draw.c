@@ -56,6 +56,9 @@ static const struct {
     [TIMELINE_OTHER] = {"#7a5fb0", "#ffffff", "other"},
 };
 
+/* Waiting of a pipeline's stage: nearly as pale as nothing, which it is in a prediction. */
+static const char bubble_fill[] = "#fbe6d6";
+
 typedef struct {
     const Timeline *timeline;
     Canvas canvas;
@@ -65,7 +68,7 @@ typedef struct {
     int n_bands, n_left_out; /* tracks drawn; ranks that found no room */
     int bottom;              /* of the last band */
     bool has_kind[N_TIMELINE_KINDS];
-    bool has_lines;
+    bool has_lines, has_bubbles;
     bool has_actions[TIMELINE_MAX_TRACKS]; /* of a pipeline: they have the labels */
     int n_chunks;
 } Picture;
@@ -161,9 +164,12 @@ static void draw_band(Picture *picture, int track, const Columns *columns) {
         int kind = colour_of(columns->share[first]);
         for (end = first + 1; end < N_COLUMNS && colour_of(columns->share[end]) == kind;) end++;
         if (kind < 0) continue;
+        bool is_bubble = kind == TIMELINE_WAIT && picture->has_actions[track];
         picture->has_kind[kind] = true;
+        picture->has_bubbles |= is_bubble;
         canvas_rectangle(&picture->canvas, picture->left + first / 2.0, picture->y[track],
-                         (end - first) / 2.0, picture->height[track], looks[kind].fill);
+                         (end - first) / 2.0, picture->height[track],
+                         is_bubble ? bubble_fill : looks[kind].fill);
     }
 }
 
@@ -231,9 +237,13 @@ static TimelineKind kind_of_action(const TimelineEvent *event) {
 }
 
 /* A border, and "F3", or "3" where that is too wide. Instructions of later chunks are painted over. */
-static void draw_action(Picture *picture, const TimelineEvent *event) {
-    double begin = fmax(x_of(picture, event->begin_us), picture->left);
-    double end = fmin(x_of(picture, event->end_us), picture->left + PLOT), width = end - begin;
+static void draw_action(Picture *picture, size_t index) {
+    const TimelineEvent *event = &picture->timeline->event[index];
+    double begin, end;
+    timeline_action_span(picture->timeline, index, &begin, &end);
+    begin = fmax(x_of(picture, begin), picture->left);
+    end = fmin(x_of(picture, end), picture->left + PLOT);
+    double width = end - begin;
     double y = picture->y[event->track], height = picture->height[event->track];
     TimelineKind kind = kind_of_action(event);
     char label[32], colour[8];
@@ -254,7 +264,7 @@ static void draw_actions(Picture *picture) {
     const Timeline *timeline = picture->timeline;
     for (size_t i = 0; i < timeline->n_events; i++) {
         const TimelineEvent *event = &timeline->event[i];
-        if (picture->is_drawn[event->track] && timeline_is_action(event)) draw_action(picture, event);
+        if (picture->is_drawn[event->track] && timeline_is_action(event)) draw_action(picture, i);
     }
 }
 
@@ -417,7 +427,8 @@ static void draw_legend(Picture *picture) {
     double x = picture->left;
     for (int kind = 0; kind < N_TIMELINE_KINDS; kind++) {
         if (!picture->has_kind[kind]) continue;
-        canvas_rectangle(&picture->canvas, x, 46, 14, 12, looks[kind].fill);
+        bool is_bubble = kind == TIMELINE_WAIT && picture->has_bubbles;
+        canvas_rectangle(&picture->canvas, x, 46, 14, 12, is_bubble ? bubble_fill : looks[kind].fill);
         canvas_text(&picture->canvas, CANVAS_KEY, x + 19, 56, NULL, looks[kind].words);
         x += 40.0 + canvas_text_width(CANVAS_KEY, strlen(looks[kind].words));
     }

@@ -13,6 +13,7 @@
 #include "base/file/file.h"
 #include "base/system/memory.h"
 #include "base/text/json.h"
+#include "graph/actions.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -167,7 +168,7 @@ static TimelineKind kind_of(const json_t *event) {
                *section = text_field(json_object_get(event, "args"), "section");
     if (strcmp(category, "instruction") == 0) {
         if (strcmp(section, "backward") == 0) return TIMELINE_BACKWARD;
-        if (strcmp(section, "weight gradient") == 0) return TIMELINE_WEIGHT_GRADIENT;
+        if (strncmp(section, "weight", 6) == 0) return TIMELINE_WEIGHT_GRADIENT;
         return strcmp(section, "update") == 0 ? TIMELINE_UPDATE : TIMELINE_FORWARD;
     }
     static const struct {
@@ -225,6 +226,21 @@ static int64_t whole_field(const json_t *object, const char *field, int64_t miss
     return json_is_integer(item) && json_integer_value(item) >= 0 ? json_integer_value(item) : missing;
 }
 
+/* "forward 3" with the number 3 is the action "forward" of micro-batch 3. */
+static void read_action(TimelineEvent *event, const json_t *args) {
+    int64_t stage = whole_field(args, "stage", -1);
+    event->stage = -1;
+    if (event->kind != TIMELINE_STEP || stage < 0 || stage > INT16_MAX) return;
+    event->stage = (int32_t)stage;
+    for (int kind = 0; kind < N_ACTION_KINDS; kind++) {
+        const char *name = action_name((ActionKind)kind);
+        size_t n = strlen(name);
+        bool ends = strncmp(event->name, name, n) == 0 && (event->name[n] == ' ' || !event->name[n]);
+        if (ends) event->name = name;
+    }
+    if (event->number < 0) event->number = 0; /* an update is of no micro-batch */
+}
+
 static Status read_interval(Reader *reader, const json_t *object, Error *error) {
     Timeline *timeline = reader->timeline;
     int64_t process, thread;
@@ -249,6 +265,7 @@ static Status read_interval(Reader *reader, const json_t *object, Error *error) 
     }
     int64_t chunk = whole_field(args, "chunk", 0);
     event.chunk = chunk < INT16_MAX ? (int32_t)chunk : INT16_MAX;
+    read_action(&event, args);
     TRY(find_track(reader, process, thread, &event.track, error));
     timeline->event[timeline->n_events++] = event;
     return STATUS_OK;
@@ -359,6 +376,19 @@ static const char *label_of(const Reader *reader, int64_t process, int64_t threa
                         (long long)(is_thread ? thread : process));
 }
 
+/* Ranks of a pipeline go by their stages, as in a prediction's picture. */
+static void name_stages(Timeline *timeline) {
+    int32_t last = -1;
+    for (size_t i = 0; i < timeline->n_events; i++) {
+        const TimelineEvent *event = &timeline->event[i];
+        int rank = timeline->track[event->track].rank;
+        if (event->stage < 0 || rank == last) continue;
+        last = rank;
+        timeline->rank[rank].name = arena_printf(&timeline->arena, "stage %d, rank %lld", (int)event->stage,
+                                                 (long long)timeline->rank[rank].process);
+    }
+}
+
 /* Tracks by process and thread; their events side by side; a rank is what the tracks of a process are of. */
 static Status put_in_order(Reader *reader, Error *error) {
     Timeline *timeline = reader->timeline;
@@ -392,6 +422,7 @@ static Status put_in_order(Reader *reader, Error *error) {
         timeline->event[i].begin_us -= begin;
         timeline->event[i].end_us -= begin;
     }
+    name_stages(timeline);
     timeline->length_us = timeline->to_us = end - begin;
     if (timeline->length_us > 0.0) return STATUS_OK;
     return error_user(error, "%s: all of its events take no time; there is nothing to draw", reader->path);

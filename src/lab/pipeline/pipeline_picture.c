@@ -96,6 +96,7 @@ static void add_stage(const SchedulePrediction *prediction, int stage, Timeline 
                                .number = action->micro < 0 ? 0 : lists_micro(lists, action),
                                .track = stage,
                                .chunk = action->chunk,
+                               .stage = stage,
                                .kind = TIMELINE_STEP};
         timeline->event[timeline->n_events++] = event;
         event.kind = kind_of(action->kind);

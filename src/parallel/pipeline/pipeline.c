@@ -5,6 +5,7 @@
 #include "ops/ops.h"
 #include "parallel/comm_ops.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 /* ---- communicators */
@@ -51,6 +52,21 @@ void pipeline_close(Pipeline *pipeline) {
     }
     free(pipeline->border);
     *pipeline = (Pipeline){0};
+}
+
+void pipeline_watch(Pipeline *pipeline, Activity *activity) {
+    for (int i = 0; i < pipeline->layout.n_chunks * N_BORDERS * N_PIPELINE_WAYS && pipeline->border; i++) {
+        int side = i / N_PIPELINE_WAYS % N_BORDERS, way = i % N_PIPELINE_WAYS;
+        PipelineBorder *border = &pipeline->border[i / (N_PIPELINE_WAYS * N_BORDERS)][side];
+        bool is_sender = (way == PIPELINE_FORWARD) == (side == BORDER_ABOVE);
+        int from = is_sender ? pipeline->stage : border->other;
+        int to = is_sender ? border->other : pipeline->stage;
+        char words[64];
+        snprintf(words, sizeof words, "stage %d to %d", from, to);
+        const char *name = activity_keep(activity, words);
+        comm_watch(&border->comm[way], activity, ACTIVITY_HOST, name);
+        comm_watch(&border->device[way], activity, ACTIVITY_HOST, name);
+    }
 }
 
 ScheduleShape pipeline_shape(const Pipeline *pipeline, int n_micro_batches) {

@@ -58,6 +58,9 @@ typedef struct {
 Status pipeline_open(Pipeline *pipeline, const PipelineLayout *layout, Comm *pp, Error *error);
 void pipeline_close(Pipeline *pipeline); /* safe on {0}; devices' communicators are closed before */
 
+/* Tell an activity of every wait for a message: "stage 0 to 1". */
+void pipeline_watch(Pipeline *pipeline, Activity *activity);
+
 /* Micro-batches are the step's business. */
 ScheduleShape pipeline_shape(const Pipeline *pipeline, int n_micro_batches);
 
