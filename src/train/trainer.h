@@ -105,6 +105,9 @@ double trainer_standard_flops(const Trainer *trainer);
 
 bool trainer_is_root(const Trainer *trainer);
 bool trainer_is_sampler(const Trainer *trainer);
+
+/* Does a rank make samples without others? Where it does not, they end together. */
+bool trainer_samples_alone(const Trainer *trainer);
 int trainer_n_ranks(const Trainer *trainer);
 
 /* All instructions of a step, and the memory of the whole run. */

@@ -67,6 +67,12 @@ bool pipeline_has_output(const Pipeline *pipeline, int chunk) {
     return pipeline->border[chunk][BORDER_ABOVE].exists;
 }
 
+int pipeline_last_stage(const Pipeline *pipeline) {
+    ScheduleShape shape = pipeline_shape(pipeline, 1);
+    return placement_stage(schedule_info(pipeline->layout.kind)->placement, &shape,
+                           shape.n_stages * shape.n_chunks - 1);
+}
+
 /* ---- recording */
 
 PipelineRecord pipeline_record(const Pipeline *pipeline, Graph *graph) {

@@ -97,4 +97,7 @@ void pipeline_record_end(PipelineRecord *record);
 bool pipeline_has_input(const Pipeline *pipeline, int chunk);
 bool pipeline_has_output(const Pipeline *pipeline, int chunk);
 
+/* The stage that has the end of the model. */
+int pipeline_last_stage(const Pipeline *pipeline);
+
 #endif
