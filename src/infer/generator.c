@@ -14,9 +14,9 @@
  * offsets. The generator has a DeviceMemory of its own for that reason; only the parameters may be somebody
  * else's.
  *
- * In a pipeline a pass goes through the stages one after the other: what a stage has made of the residual stream
- * goes to the next one, and the logits of the last one to all. Chunks of one rank take their turns in the same
- * pass, each waiting for what comes before it. */
+ * In a pipeline a pass goes through the stages one after the other: what a stage has made of the residual
+ * stream goes to the next one, and the logits of the last one to all. Chunks of one rank take their turns in
+ * the same pass, each waiting for what comes before it. */
 #include "infer/generator.h"
 
 #include "base/system/memory.h"

@@ -14,8 +14,9 @@
  * the context and reads that anew from position 0: a pause of context/2 tokens of reading every context/2
  * tokens, so the price of a token stays the same however long the text grows.
  *
- * Where several ranks have parts of the model (model_part.h), each has a generator over its part of the table and
- * makes the same calls as the others. All of them have the logits after a step, so all choose the same tokens.
+ * Where several ranks have parts of the model (model_part.h), each has a generator over its part of the table
+ * and makes the same calls as the others. All of them have the logits after a step, so all choose the same
+ * tokens.
  *
  * Nothing is allocated after generator_open, but for the few bytes of a run's sampler and, where repetition
  * is penalised, its counts. The struct points into itself: it stays where it was planned.

@@ -37,8 +37,8 @@ typedef struct {
 /* By its path, with its tokenizer; what the user should know is in model->source.warning. */
 Status given_model_find_path(GivenModel *model, const char *path, CheckpointChoice choice, Error *error);
 
-/* The first argument, or the last run here. usage: how to name one, for who has neither. `comm`: the ranks that find
- * it together, which all get what goes wrong; NULL: one process. */
+/* The first argument, or the last run here. usage: how to name one, for who has neither. `comm`: the ranks
+ * that find it together, which all get what goes wrong; NULL: one process. */
 Status given_model_find(GivenModel *model, const Options *options, CheckpointChoice choice, const char *usage,
                         Comm *comm, const Log *log, Error *error);
 

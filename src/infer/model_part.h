@@ -1,5 +1,5 @@
-/* What a rank has of a model that several ranks compute together: a shard of every layer (tensor parallelism),
- * the blocks of a stage (a pipeline), or both. {0}: all of it.
+/* What a rank has of a model that several ranks compute together: a shard of every layer (tensor
+ * parallelism), the blocks of a stage (a pipeline), or both. {0}: all of it.
  *
  *     ModelPart part = {.split = {.tp = tp}, .pipeline = &pipeline, .chunks = &chunks, .stages = pp};
  *

@@ -22,8 +22,8 @@
  * Where the scored tokens alone fit into a window, there is only one, at the end: of a longer beginning the
  * model sees the last part.
  *
- * In a pipeline batches follow each other through the stages: a stage goes on with the next one as soon as it has
- * handed on the last, and the losses are found where the model ends. */
+ * In a pipeline batches follow each other through the stages: a stage goes on with the next one as soon as it
+ * has handed on the last, and the losses are found where the model ends. */
 #ifndef PGPT_INFER_SCORE_H
 #define PGPT_INFER_SCORE_H
 
@@ -45,8 +45,8 @@ typedef struct {
     int64_t batch;  /* windows at a time; 0: chosen */
     DType dtype;    /* of weights and activations */
     ModelPart part; /* what this rank has of the model; {0}: all of it */
-    /* Ranks that share out the work: of n_shares of them this is number `share`, which scores every n_shares-th
-     * batch and leaves the losses of others as NAN; 0, 0: alone. See score_merge. */
+    /* Ranks that share out the work: of n_shares of them this is number `share`, which scores every
+     * n_shares-th batch and leaves the losses of others as NAN; 0, 0: alone. See score_merge. */
     int share, n_shares;
 } ScoreOptions;
 
@@ -112,14 +112,14 @@ void scorer_close(Scorer *scorer);
  * diverged. */
 Status scorer_run(Scorer *scorer, ScoreProgress progress, void *context, Error *error);
 
-/* What the ranks have scored, to all of them: each loss is that of the rank which has one. Collective over all
- * ranks that have a share or a part. */
+/* What the ranks have scored, to all of them: each loss is that of the rank which has one. Collective over
+ * all ranks that have a share or a part. */
 Status score_merge(ScoreText *texts, int64_t n_texts, Comm *comm, Error *error);
 
 /* The same for texts whose scored tokens are few and must also be what the model itself would say, always
  * taking the likeliest token: losses and is_predicted. `window` as in ScoreOptions, complete; of a longer
- * beginning the last part is seen, and `share` of n_shares. The generator is open and is left with texts in its
- * rows. */
+ * beginning the last part is seen, and `share` of n_shares. The generator is open and is left with texts in
+ * its rows. */
 typedef struct {
     int64_t window;
     int share, n_shares; /* as in ScoreOptions */

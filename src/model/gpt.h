@@ -96,8 +96,9 @@ GptDecode gpt_record_decode(const ModelConfig *config, const ParameterTable *tab
                             const GptDecodeOptions *options);
 
 /* The same stage by stage, where a rank has one or more of them. First what they share: inputs, and caches of
- * the n_blocks blocks of all stages here. Then each, in the order of the model: what it makes of `input` (B,T,C),
- * or with an embedding (input NULL) of the tokens. Returns (B,T,C), or NULL with a head, which has the logits. */
+ * the n_blocks blocks of all stages here. Then each, in the order of the model: what it makes of `input`
+ * (B,T,C), or with an embedding (input NULL) of the tokens. Returns (B,T,C), or NULL with a head, which has
+ * the logits. */
 GptDecode gpt_begin_decode(const ModelConfig *config, const ParameterTable *table, Graph *graph,
                            const GptDecodeOptions *options, int n_blocks);
 Tensor *gpt_record_decode_stage(const ModelConfig *config, Graph *graph, const GptDecodeOptions *options,

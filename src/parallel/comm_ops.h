@@ -32,9 +32,9 @@ Node *op_all_to_all(Graph *graph, Comm *comm, Tensor *out, const int64_t *border
 /* Wait for what `start` started. */
 Node *op_comm_wait(Graph *graph, const Node *start);
 
-/* Messages between the parts of a program (parallel/pipeline): what one run of a part posts, a later run of it
- * waits for. On a communicator of two ranks and for one direction alone, so that they come in order; `buffer`
- * is in a place that persists. Never captured: a capture waits for all that it starts.
+/* Messages between the parts of a program (parallel/pipeline): what one run of a part posts, a later run of
+ * it waits for. On a communicator of two ranks and for one direction alone, so that they come in order;
+ * `buffer` is in a place that persists. Never captured: a capture waits for all that it starts.
  *
  * The receiver's: wait for a message, posting the receive if none is posted yet; and post the next one, which
  * does not run in the last micro-batch of a step. The sender's: wait for the message before, if there is one;

@@ -28,8 +28,8 @@ void trainer_end(const Trainer *trainer) {
     activity_end(trainer->setup.activity, ACTIVITY_HOST);
 }
 
-/* One group of ranks that has the whole model writes samples: the root with those that share its layers or have
- * the other stages. */
+/* One group of ranks that has the whole model writes samples: the root with those that share its layers or
+ * have the other stages. */
 bool trainer_is_sampler(const Trainer *trainer) {
     const Mesh *mesh = trainer->setup.mesh;
     if (trainer_n_ranks(trainer) == 1) return true;

@@ -77,7 +77,8 @@ typedef struct {
 
 Status trainer_plan(Trainer *trainer, const TrainerSetup *setup, Error *error);
 
-/* What all ranks have planned, counted together: after trainer_plan has gone well on all of them. Collective. */
+/* What all ranks have planned, counted together: after trainer_plan has gone well on all of them.
+ * Collective. */
 Status trainer_meet(Trainer *trainer, Error *error);
 void trainer_close(Trainer *trainer); /* after any of the others, failed or not */
 

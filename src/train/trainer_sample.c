@@ -1,5 +1,5 @@
-/* What a model under training writes: the sampler has the weights of the step, or collects them where those of dp
- * have a slice each (ZeRO-3). Ranks that have the parts of one model compute it together. */
+/* What a model under training writes: the sampler has the weights of the step, or collects them where those
+ * of dp have a slice each (ZeRO-3). Ranks that have the parts of one model compute it together. */
 #include "base/system/memory.h"
 #include "base/text/plain.h"
 #include "infer/prompt.h"

@@ -20,6 +20,7 @@ same_text() {
 }
 
 # 500 tokens, twenty times the context, always the likeliest; and drawn.
+# shellcheck disable=SC2034 # by their names
 greedy=(one --prompt 'the 3 of' --tokens 500 --temperature 0 --threads 1)
 drawn=(one --prompt 'the 3 of' --tokens 120 --threads 1)
 for call in greedy drawn; do

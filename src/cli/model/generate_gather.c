@@ -1,5 +1,5 @@
-/* Samples of all ranks on the first one. A sample travels as a record of fixed size, its bytes, and the tokens that
- * were kept of it; all of a rank's lie one behind the other, in the order of the samples. */
+/* Samples of all ranks on the first one. A sample travels as a record of fixed size, its bytes, and the
+ * tokens that were kept of it; all of a rank's lie one behind the other, in the order of the samples. */
 #include "cli/model/generate.h"
 
 #include <stdlib.h>

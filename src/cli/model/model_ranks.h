@@ -1,11 +1,12 @@
-/* A model on several ranks: what pgpt generate and pgpt eval have in common under mpirun. With one process it is the
- * same with nobody to wait for.
+/* A model on several ranks: what pgpt generate and pgpt eval have in common under mpirun. With one process it
+ * is the same with nobody to wait for.
  *
  *     TRY(model_ranks_begin(&ranks, launch, &options, &mesh, error));     before anything else is read
  *     ... find the model and what to do with it: given_model_find(..., &launch->world, ...) ...
  *     TRY(model_ranks_open(&ranks, &model, &device, error));              the mesh, and this rank's part
  *     ... plan with model_ranks_part(&ranks), load, run ...
- *     model_ranks_close(&ranks, &model);                                  also after a failure, before the model
+ *     model_ranks_close(&ranks, &model);                                  also after a failure, before the
+ *                                                                         model
  *
  * All of it is collective, and what goes wrong on one rank is known to all when these return. */
 #ifndef PGPT_CLI_MODEL_MODEL_RANKS_H

@@ -1,5 +1,5 @@
-/* Borders are numbered by the virtual stage below them. All ranks of the pipeline split off the communicators of
- * all borders in the same order, and those that are not at one get nothing of it. */
+/* Borders are numbered by the virtual stage below them. All ranks of the pipeline split off the communicators
+ * of all borders in the same order, and those that are not at one get nothing of it. */
 #include "parallel/pipeline/pipeline.h"
 
 #include "ops/ops.h"

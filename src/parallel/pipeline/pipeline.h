@@ -1,4 +1,5 @@
-/* A rank's place in a pipeline: which chunks of the model it has (schedule.h), and what crosses their borders.
+/* A rank's place in a pipeline: which chunks of the model it has (schedule.h), and what crosses their
+ * borders.
  *
  *     TRY(pipeline_open(&pipeline, &(PipelineLayout){SCHEDULE_1F1B, 4, 1}, pp, error));
  *     ... record chunk c, between what comes in and what goes out ...

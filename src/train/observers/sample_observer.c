@@ -15,7 +15,8 @@ static Status make_sample(SampleObserver *samples, Error *error) {
     if (text && error->status == STATUS_OK && trainer_is_root(trainer))
         observers_tell_sample(samples->told, trainer->n_done, text, n_bytes);
     free(text);
-    /* Where ranks need each other for it, one that fails leaves the others waiting: that cannot be postponed. */
+    /* Where ranks need each other for it, one that fails leaves the others waiting: that cannot be
+     * postponed. */
     return trainer_samples_alone(trainer) ? observers_postpone(samples->told, error) : error->status;
 }
 
