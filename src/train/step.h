@@ -185,9 +185,6 @@ Status train_step_initialise(TrainStep *step, const ParameterTable *table, uint6
  * step->sync.parameters_saved. */
 const Tensor *train_step_weights(const TrainStep *step);
 
-/* How its layers are split among ranks. */
-GptSplit train_step_split(const TrainStep *step);
-
 /* FLOPs of a whole step as counted over the program, what is recomputed included. */
 double train_step_flops(const TrainStep *step);
 

@@ -54,7 +54,8 @@ const OptionCommand generate_command = {
         "prompt is read at once (prefill), then token after token is decoded over a KV cache. A text may grow beyond "
         "the model's context: whenever that is full, the model goes on from the last half of it.\n\n"
         "Under mpirun, ranks divide the model (--tp, --pp) and share out the samples (--dp), and the first one writes "
-        "what one process would. Standard input is then read only where '-' asks for it.",
+        "what one process would write to a terminal; --output and --json have every byte. Standard input is then read "
+        "only where '-' asks for it.",
     .groups = groups,
     .positionals = positionals,
     .examples = examples,
@@ -182,6 +183,7 @@ static Status open_samples(Call *call, Error *error) {
     GenerateShare share = {.share = model_ranks_share(&call->ranks),
                            .n_shares = model_ranks_n_shares(&call->ranks),
                            .is_root = launch->is_root,
+                           .is_launched = launch->world.size > 1,
                            .interrupted = is_interrupted,
                            .context = &call->ranks};
     generate_samples_open(&call->samples, options, &call->options, call->model.tokenizer, &call->prompts,

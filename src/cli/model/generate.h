@@ -85,7 +85,8 @@ typedef struct {
     int64_t n_made;          /* tokens, of all samples */
     int64_t n_read;          /* tokens that the model read for them */
     double seconds;
-    bool streams; /* the sample goes to stdout as it grows */
+    bool streams;  /* the sample goes to stdout as it grows */
+    bool is_plain; /* on stdout, whatever that is (plain.h) */
     PlainWriter shown;
     bool was_interrupted;
     GenerateInterrupted interrupted;
@@ -99,7 +100,8 @@ typedef struct {
 /* Whose they are: what there is of ranks. */
 typedef struct {
     int64_t share, n_shares;
-    bool is_root; /* shows what grows */
+    bool is_root;     /* shows what grows */
+    bool is_launched; /* by a launcher, whose pipe may end at a terminal */
     GenerateInterrupted interrupted;
     void *context;
 } GenerateShare;

@@ -30,6 +30,7 @@ void generate_report_print(const GenerateSamples *set, FILE *stream) {
         if (!set->streams) {
             TokenDecoder decoder = token_decoder(set->tokenizer);
             PlainWriter writer = plain_writer(stream);
+            writer.is_plain |= set->is_plain;
             generate_prompts_write(set->prompts, sample->prompt, &decoder, &writer);
             plain_write(&writer, sample->text, sample->n_bytes);
             plain_end(&writer);

@@ -48,6 +48,7 @@ Status generate_samples_open(GenerateSamples *set, const GenerateOptions *option
         return error_failed(error, "no memory for %lld samples", (long long)n_samples);
     set->streams = share->is_root && options->stream && n_samples == 1 && !*options->output;
     set->shown = plain_writer(set->streams ? stdout : NULL);
+    set->is_plain = set->shown.is_plain |= share->is_launched;
     set->shows_progress = share->is_root && !options->quiet && !(set->streams && isatty(STDOUT_FILENO));
     for (size_t i = 0; i < n_samples; i++) {
         set->samples[i] = (GenerateSample){.prompt = (int64_t)i / options->n_samples,

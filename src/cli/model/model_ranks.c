@@ -104,9 +104,9 @@ void model_ranks_say_idle(const ModelRanks *ranks, int64_t n, const char *what, 
     int n_shares = model_ranks_n_shares(ranks);
     if (n >= n_shares) return;
     log_warning(log,
-                "%d groups of ranks share out %lld %s (--dp %d), and some have nothing to do; --tp and --pp "
-                "divide the model instead",
-                n_shares, (long long)n, what, n_shares);
+                "there are fewer %s (%lld) than groups of ranks that share them out (--dp %d), and some have "
+                "nothing to do; --tp and --pp divide the model instead",
+                what, (long long)n, n_shares);
 }
 
 Status model_ranks_check_memory(const ModelRanks *ranks, const GivenModel *model, size_t n_bytes,
