@@ -46,8 +46,9 @@ static void say_ranks(const TrainRun *run) {
         run->mesh.device[AXIS_DP].table ? run->mesh.device[AXIS_DP].table->name
                                         : comm_algorithm_names[run->values.parallel.all_reduce]);
     if (trainer->step.sync.strategy->shards_weights && trainer->has_generator)
-        log_note(&run->log,
-                 "rank 0 also keeps whole weights for its samples; --sample-tokens 0 does without");
+        log_note(&run->log, "%s whole weights for its samples; --sample-tokens 0 does without",
+                 model_part_is_shared(&trainer->generator.part) ? "the first model's ranks also keep"
+                                                                : "rank 0 also keeps");
 }
 
 /* Which schedule, and which blocks each stage has. */

@@ -14,7 +14,8 @@
 
 extern const Op OP_CHANNEL_RECEIVE, OP_CHANNEL_RECEIVE_AHEAD, OP_CHANNEL_SEND, OP_CHANNEL_SEND_WAIT;
 extern const Op OP_ALL_REDUCE, OP_REDUCE_SCATTER, OP_ALL_GATHER, OP_ALL_TO_ALL, OP_EXCHANGE, OP_COMM_WAIT,
-    OP_SCALAR_SUM, OP_PARALLEL_COPY, OP_PARALLEL_COPY_START, OP_PARALLEL_COPY_END, OP_PARALLEL_SPLIT;
+    OP_SCALAR_SUM, OP_BROADCAST, OP_PARALLEL_COPY, OP_PARALLEL_COPY_START, OP_PARALLEL_COPY_END,
+    OP_PARALLEL_SPLIT;
 
 /* Start a sum over all ranks of `data`, in place. */
 Node *op_all_reduce(Graph *graph, Comm *comm, Tensor *data);
@@ -32,9 +33,9 @@ Node *op_all_to_all(Graph *graph, Comm *comm, Tensor *out, const int64_t *border
 /* Wait for what `start` started. */
 Node *op_comm_wait(Graph *graph, const Node *start);
 
-/* Messages between the parts of a program (parallel/pipeline): what one run of a part posts, a later run of it
- * waits for. On a communicator of two ranks and for one direction alone, so that they come in order; `buffer`
- * is in a place that persists. Never captured: a capture waits for all that it starts.
+/* Messages between the parts of a program (parallel/pipeline): what one run of a part posts, a later run of
+ * it waits for. On a communicator of two ranks and for one direction alone, so that they come in order;
+ * `buffer` is in a place that persists. Never captured: a capture waits for all that it starts.
  *
  * The receiver's: wait for a message, posting the receive if none is posted yet; and post the next one, which
  * does not run in the last micro-batch of a step. The sender's: wait for the message before, if there is one;
@@ -51,6 +52,9 @@ Node *op_scalar_sum(Graph *graph, Comm *comm, Tensor *scalar);
 /* Take all-reduce `number` (from 0, counted around) of the backward on this communicator out of the graph, to
  * show that it would be noticed. */
 void comm_leave_out(Graph *graph, const Comm *comm, int number);
+
+/* What rank `root` has in `data` to all others, done when the node is. */
+Node *op_broadcast(Graph *graph, Comm *comm, Tensor *data, int root);
 
 /* What a program has to do with one communicator in a step, recomputation included. */
 typedef struct {

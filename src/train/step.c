@@ -762,7 +762,3 @@ const Tensor *train_step_weights(const TrainStep *step) {
 double train_step_flops(const TrainStep *step) {
     return program_cost(&step->program).flops;
 }
-
-GptSplit train_step_split(const TrainStep *step) {
-    return split_of(&step->options);
-}

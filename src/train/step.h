@@ -198,9 +198,6 @@ const Tensor *train_step_weights(const TrainStep *step);
  * program. */
 Status train_step_sum_number(const TrainStep *step, double *number, Error *error);
 
-/* How its layers are split among ranks. */
-GptSplit train_step_split(const TrainStep *step);
-
 /* FLOPs of a whole step as counted over the program, what is recomputed included. */
 double train_step_flops(const TrainStep *step);
 

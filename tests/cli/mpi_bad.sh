@@ -38,7 +38,7 @@ no "/--allreduce .*'star'/" 2 --allreduce star
 no '/--eager-update is for one process; leave it out/' 2 --eager-update --clip 0
 no "/cannot find 'none.txt': No such file/" 3 --data none.txt
 depth=1 ranks_refused "/--batch 1 has fewer sequences than there are ranks \(2\); raise it/" 2 verify --batch 1
-depth=1 ranks_refused '/pgpt generate runs in one process; start it without mpirun/' 2 generate run
+depth=1 ranks_refused "/pgpt convert runs in one process; start it without mpirun/" 2 convert run other
 
 # A folder that holds a run already stays as it is.
 pgpt "${small[@]}" --out taken
