@@ -331,7 +331,10 @@ static Status write_log_y(FileWriter *writer, Picture *picture, double least, do
     bool is_short = least > 0 && most < 100 * least;
     double marks[MAX_TICS], from = least, to = most;
     *is_log = true;
-    const char *format = strstr(picture->plot->y_label, "(s)") && most < 1000 ? "%.0s %cs" : "%g";
+    bool is_whole = least >= 1 && most < 1e8; /* 1000000, not 1e+06 beside 100000 */
+    const char *format = strstr(picture->plot->y_label, "(s)") && most < 1000 ? "%.0s %cs"
+                         : is_whole                                           ? "%.0f"
+                                                                              : "%g";
     if (picture->has_bars && least > 0) {
         from = 0.99 * pow(10, floor(log10(least) - 0.1)); /* gnuplot may lose a mark on the very edge */
         to = pow(10, log10(most) + 0.2);
