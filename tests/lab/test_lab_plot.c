@@ -175,7 +175,7 @@ static void test_axes_have_marks(void **state) {
     assert_script(apart, far, 2, "set xtics ('4' 4, '16' 16, '64' 64)\n");
 }
 
-/* Names that have no room beside each other are turned, and end below their bars. */
+/* Names that have no room beside each other are turned, and end below their bars; what they are then has its own place. */
 static void test_long_names_are_turned(void **state) {
     (void)state;
     static const char *const few[] = {"weak 1x1", "weak 2x1", "weak 4x1"};
@@ -183,6 +183,7 @@ static void test_long_names_are_turned(void **state) {
                                        "MPI + CUDA (nor here)"};
     char *script = script_of(X, X, 3, few);
     assert_has(script, "set xtics nomirror rotate by 0\n");
+    assert_has(script, "set xlabel 'ranks'\n");
     free(script);
     script = script_of(X, X, 3, wide);
     assert_has(script, "set xtics nomirror rotate by 20 right\n");
@@ -195,6 +196,8 @@ static void test_long_names_are_turned(void **state) {
     }
     script = script_of(numbers, numbers, 40, many);
     assert_has(script, "rotate by 90 right\n");
+    assert_has(script, "'ranks' at graph 0.5, screen");
+    assert_has(script, "set xlabel ''\n");
     free(script);
 }
 

@@ -161,7 +161,11 @@ static Status write_caption(FileWriter *writer, Picture *picture, Error *error) 
     for (int i = 0; i < n_lines; i++)
         TRY(file_writer_printf(writer, error, "set label %d %s at screen 0.5, %.3f center font %s\n", i + 1,
                                lines[i].text, 0.025 + 0.033 * (n_lines - 1 - i), lines[i].font));
-    return STATUS_OK;
+    if (!names_angle(picture)) return STATUS_OK;
+    /* gnuplot would put it below names that it takes to be longer than they are, and into these lines. */
+    return file_writer_printf(writer, error, "set label %d %s at graph 0.5, screen %.3f center\n",
+                              MAX_LINES + 1, quote_all(picture, picture->plot->x_label),
+                              0.055 + 0.033 * n_lines);
 }
 
 /* ---- Axes */
@@ -358,7 +362,8 @@ static Status write_axes(FileWriter *writer, Picture *picture, Error *error) {
     double least, most;
     bool is_log = false;
     y_range(picture, &least, &most);
-    TRY(file_writer_printf(writer, error, "set xlabel %s\n", quote_all(picture, plot->x_label)));
+    TRY(file_writer_printf(writer, error, "set xlabel %s\n",
+                           quote_all(picture, names_angle(picture) ? "" : plot->x_label)));
     TRY(file_writer_printf(writer, error, "set ylabel %s\n", quote_all(picture, plot->y_label)));
     if (plot->x_log && !picture->has_bars) TRY(write_log_range(writer, plot, error));
     if (!picture->has_bars) TRY(write_tics(writer, picture, error));
@@ -405,7 +410,7 @@ static Status write_curve(FileWriter *writer, Picture *picture, int index, Error
         TRY(file_writer_printf(writer, error, "%s index %d using 1:2",
                                quote_all(picture, arena_printf(&picture->arena, "%s.dat", picture->name)),
                                picture->first_series + index));
-    const char *rgb = COLOURS[colour];
+    const char *rgb = *series->name ? COLOURS[colour] : "#444444"; /* without a name it is like the axes */
     switch (series->style) {
     case PLOT_BARS: TRY(file_writer_printf(writer, error, " with histograms linecolor rgb '%s'", rgb)); break;
     case PLOT_POINTS:
