@@ -110,7 +110,11 @@ static Status write_args(Writer *writer, const TraceEvent *event, Error *error) 
         return file_writer_printf(
             out, error, "{\"communicator\":\"%s\",\"peer\":%d,\"tag\":%" PRId64 ",\"bytes\":%" PRIu64 "}",
             writer->place, (int)event->peers, event->number, event->n_bytes);
-    default: return file_writer_printf(out, error, "{\"number\":%" PRId64 "}", event->number);
+    default:
+        if (*writer->place) /* an action of a pipeline: "stage 2 chunk 0" */
+            return file_writer_printf(out, error, "{\"number\":%" PRId64 ",\"place\":\"%s\"}", event->number,
+                                      writer->place);
+        return file_writer_printf(out, error, "{\"number\":%" PRId64 "}", event->number);
     }
 }
 
@@ -119,7 +123,7 @@ static Status write_event(Writer *writer, const TraceEvent *event, Error *error)
     text_at(writer, event->rank, event->place, writer->place, sizeof writer->place);
     bool is_counted = event->kind == ACTIVITY_STEP; /* "step 12": its number is part of its name */
     char number[24] = "";
-    if (is_counted) snprintf(number, sizeof number, " %" PRId64, event->number);
+    if (is_counted && event->number >= 0) snprintf(number, sizeof number, " %" PRId64, event->number);
     TRY(next_event(writer, error));
     TRY(file_writer_printf(
         writer->writer, error,

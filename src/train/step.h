@@ -60,7 +60,9 @@ enum { STEP_MOST_BEGUN = 2 };
 
 /* What the executor and the communicator have counted so far. */
 typedef struct {
-    uint64_t phase_ns[N_PHASES], busy_ns;
+    uint64_t phase_ns[N_PHASES];
+    uint64_t busy_ns;  /* of communication, that along all axes */
+    uint64_t stage_ns; /* waited for messages of other stages */
 } StepClock;
 
 typedef struct {
@@ -109,9 +111,10 @@ typedef struct {
     double loss; /* of the whole batch, on every rank; of the rank's share where gradients are not summed */
     double gradient_norm; /* NAN when it is not measured */
     double forward_ms, backward_ms, update_ms;
-    double comm_ms; /* communication under way, beside the rest or not */
-    double
-        comm_wait_ms;   /* and the part of it that the rest had to wait for; both NAN where it is not timed */
+    /* Communication under way, beside the rest or not, and the part of it that the rest had to wait for. Of
+     * messages between stages, what is waited for is known alone, and in both: stage_wait_ms of them. All are
+     * NAN where it is not timed. */
+    double comm_ms, comm_wait_ms, stage_wait_ms;
     bool was_abandoned; /* stopped before the update: the weights are as they were */
     bool was_skipped;   /* the gradient was not finite, and a smaller scale of the loss may help: likewise */
 } StepResult;
@@ -145,6 +148,11 @@ typedef struct {
 
 Status train_step_run_action(TrainStep *step, const BatchSource *source, const StepRun *run,
                              const StepAction *action, Error *error);
+
+/* What was counted up to now; and the times of n_steps steps from one to the other, each the mean. */
+Status train_step_clock(TrainStep *step, StepClock *clock, Error *error);
+void train_step_times(const TrainStep *step, const StepClock *before, const StepClock *after, int64_t n_steps,
+                      StepResult *result);
 
 /* One step on sequences train_step_sequence .. of the source. */
 Status train_step_run(TrainStep *step, const BatchSource *source, int64_t index, double rate,

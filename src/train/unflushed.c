@@ -108,13 +108,16 @@ Status unflushed_run(TrainStep *step, const BatchSource *source, int64_t index, 
                        .n_updates = updates_each ? (int)step->n_micro_batches : 1,
                        .n_versions = step->program.plan.n_versions};
     double losses[UNFLUSHED_MOST_STEPS] = {0}, norms[UNFLUSHED_MOST_STEPS];
+    StepClock before, after;
+    TRY(train_step_clock(step, &before, error));
     TRY(run_stretch(&stretch, losses, norms, error));
     int last = n_steps * stretch.n_updates % stretch.n_versions;
     if (last) TRY(executor_move_version(&step->executor, step->version_copy, last, 0, error));
     TRY(exchange(step, losses, norms, n_steps, error));
+    TRY(train_step_clock(step, &after, error));
     for (int i = 0; i < n_steps; i++) {
-        results[i] =
-            (StepResult){.loss = losses[i], .gradient_norm = norms[i], .comm_ms = NAN, .comm_wait_ms = NAN};
+        results[i] = (StepResult){.loss = losses[i], .gradient_norm = norms[i]};
+        train_step_times(step, &before, &after, n_steps, &results[i]); /* steps overlap: each has the mean */
     }
     return STATUS_OK;
 }
