@@ -486,6 +486,35 @@ static const int *frames_of(TrainStep *step, const StepAction *action) {
     return frames;
 }
 
+Status train_step_check(TrainStep *step, bool *was_right, Error *error) {
+    float factor, assumed;
+    TRY(executor_run(&step->executor, SECTION_CHECK, MICRO_BATCH_ONLY, error));
+    TRY(executor_download(&step->executor, step->optimizer.factor, &factor, error));
+    TRY(executor_download(&step->executor, step->optimizer.assumed, &assumed, error));
+    *was_right = factor == assumed;
+    return STATUS_OK;
+}
+
+Status train_step_redo(TrainStep *step, Error *error) {
+    return executor_run(&step->executor, SECTION_REDO, MICRO_BATCH_ONLY, error);
+}
+
+/* An update by a factor that is no number changes nothing. Gradients of the next step may be on their way. */
+Status train_step_undo(TrainStep *step, Error *error) {
+    float none = NAN;
+    TRY(comm_drain(&step->program, error));
+    TRY(executor_upload(&step->executor, step->optimizer.factor, &none, error));
+    return train_step_redo(step, error);
+}
+
+static Status run_update(TrainStep *step, const StepRun *run, MicroBatch position, Error *error) {
+    bool was_right = true;
+    TRY(executor_run(&step->executor, SECTION_UPDATE, position, error));
+    if (!step->optimizer.assumed || run->checks_later) return STATUS_OK;
+    TRY(train_step_check(step, &was_right, error));
+    return was_right ? STATUS_OK : train_step_redo(step, error);
+}
+
 Status train_step_run_action(TrainStep *step, const BatchSource *source, const StepRun *run,
                              const StepAction *action, Error *error) {
     static const Section sections[N_ACTION_KINDS] = {SECTION_FORWARD, SECTION_BACKWARD, SECTION_UPDATE,
@@ -500,12 +529,13 @@ Status train_step_run_action(TrainStep *step, const BatchSource *source, const S
     ActivityEntry entry = {.kind = ACTIVITY_STEP, .name = "micro-batch", .number = action->micro};
     if (step->chunk_name) entry.name = action_name(action->kind);
     if (step->chunk_name) entry.place = step->chunk_name[action->chunk];
-    if (action->kind == ACTION_UPDATE && !step->chunk_name)
-        return executor_run(&step->executor, SECTION_UPDATE, position, error);
+    if (action->kind == ACTION_UPDATE && !step->chunk_name) return run_update(step, run, position, error);
     activity_begin(step->executor.activity, ACTIVITY_HOST, &entry);
     if (action->kind == ACTION_FORWARD && !run->is_uploaded)
         TRY(upload_micro_batch(step, source, run, action, error));
-    TRY(executor_run(&step->executor, sections[action->kind], position, error));
+    TRY(action->kind == ACTION_UPDATE
+            ? run_update(step, run, position, error)
+            : executor_run(&step->executor, sections[action->kind], position, error));
     activity_end(step->executor.activity, ACTIVITY_HOST);
     return STATUS_OK;
 }
@@ -532,7 +562,7 @@ static Status run_actions(TrainStep *step, const BatchSource *source, int64_t in
  * for. */
 bool train_step_runs_ahead(const TrainStep *step) {
     return executor_sends(&step->executor) && !step->loss.scale && !step->options.pipeline &&
-           STEP_MOST_BEGUN * step->n_actions <= EXECUTOR_MAX_PENDING;
+           !step->optimizer.assumed && STEP_MOST_BEGUN * step->n_actions <= EXECUTOR_MAX_PENDING;
 }
 
 /* Results travel in places 0 and 1, or 2 and 3. */
@@ -637,7 +667,7 @@ Status train_step_update(TrainStep *step, int64_t n_updates, double rate, double
     float hyper[N_HYPER], norm = NAN;
     optimizer_hyper(&step->optimizer_options, rate, n_updates, step->options.seed, hyper);
     TRY(executor_upload(&step->executor, step->optimizer.hyper, hyper, error));
-    TRY(executor_run(&step->executor, SECTION_UPDATE, MICRO_BATCH_ONLY, error));
+    TRY(run_update(step, &(StepRun){0}, MICRO_BATCH_ONLY, error));
     if (step->optimizer.norm) TRY(executor_download(&step->executor, step->optimizer.norm, &norm, error));
     *gradient_norm = (double)norm;
     return STATUS_OK;

@@ -79,8 +79,10 @@ typedef struct {
     StepOptions options;
     OptimizerOptions optimizer_options;
     GradientSync sync;
-    LossScale scale;         /* of value 1 where it is not needed */
-    int64_t B;               /* sequences of a micro-batch on this rank: at most micro_batch */
+    LossScale scale;     /* of value 1 where it is not needed */
+    int64_t n_unclipped; /* steps in a row whose gradient was short enough, and updates that were undone: */
+    int64_t n_undone;    /* where they are checked later (checked.h) */
+    int64_t B;           /* sequences of a micro-batch on this rank: at most micro_batch */
     int64_t n_micro_batches; /* the same on every rank */
     StepAction *actions;     /* of a training step; one forward in an evaluation */
     int n_actions;
@@ -143,11 +145,18 @@ typedef struct {
     bool is_uploaded;
     int version; /* see MicroBatch */
     bool goes_on;
+    bool checks_later; /* of an update: train_step_check is the caller's business, before the next update */
     const StepRows *rows; /* of the batch; NULL: the action's micro-batch of this rank's share */
 } StepRun;
 
 Status train_step_run_action(TrainStep *step, const BatchSource *source, const StepRun *run,
                              const StepAction *action, Error *error);
+
+/* Of an update that went first (CLIP_CHECK): was it right? The norm is known then. If it was not it can be made
+ * again while the gradient is there, or undone. Collective. */
+Status train_step_check(TrainStep *step, bool *was_right, Error *error);
+Status train_step_redo(TrainStep *step, Error *error);
+Status train_step_undo(TrainStep *step, Error *error);
 
 /* What was counted up to now; and the times of n_steps steps from one to the other, each the mean. */
 Status train_step_clock(TrainStep *step, StepClock *clock, Error *error);
