@@ -198,6 +198,16 @@ static Status wait_kernel(const KernelCall *call, Error *error) {
     return comm_wait(attributes->comm, &flight->ticket, error);
 }
 
+Status comm_drain(const Program *program, Error *error) {
+    for (int i = 0; i < program->graph->n_nodes; i++) {
+        const Node *node = program->graph->node[i];
+        if (node->op != &OP_COMM_WAIT) continue;
+        const CommFlights *flights = ((const CommAttributes *)node->attributes)->flights;
+        while (flights->n_waited < flights->n_started) TRY(wait_kernel(&(KernelCall){.node = node}, error));
+    }
+    return STATUS_OK;
+}
+
 static Status receive_kernel(const KernelCall *call, Error *error) {
     const CommFlights *flights = ((const CommAttributes *)call->node->attributes)->flights;
     if (flights->n_waited == flights->n_started) TRY(exchange_kernel(call, error));

@@ -23,7 +23,7 @@ no '/--dp 3 does not multiply to the 4 ranks of this run; leave out --dp/' 4 --d
 no '/--dp 1 does not multiply to the 2 ranks of this run/' 2 --dp 1
 no "/--zero wants a whole number between 0 and 3, got '4'/" 2 --zero 4
 no '/--cp 2: this version has no context parallelism, which divides positions among ranks; leave it out, and ranks divide the batch/' 2 --cp 2
-no '/--tp 3 does not divide the 4 ranks of this run; start a multiple/' 4 --tp 3
+no '/--tp 3 does not divide the 4 ranks of this run; start 3 or 6 ranks \(mpirun -n\), or choose --tp 2 or --tp 4/' 4 --tp 3
 no '/--sequence-parallel means something only with --tp 2 or more; leave it out/' 2 --no-sequence-parallel
 no '/--tp-style means something only with --tp 2 or more; leave it out/' 2 --tp-style row
 no '/--tp-style row has all rows on every rank, and --sequence-parallel divides them; leave one out/' 2 --tp 2 --tp-style row --sequence-parallel
