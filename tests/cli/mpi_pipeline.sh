@@ -56,6 +56,28 @@ for schedule in pipedream pipedream-2bw; do
     [[ $(column late-1 loss) != "$(column whole loss | head -n 4)" ]] || fail "$schedule is not late"
 done
 
+# Clipping that does not wait has the bits of clipping that does: half of the steps are clipped, some after several that are not.
+while read -r n words; do
+    for style in wait check; do
+        rm -rf "clip-$style"
+        # shellcheck disable=SC2086 # several words
+        ranks "$n" "${small[@]}" --layers 4 --steps 60 --clip 1.0 --clip-style $style --eval-every 25 --out "clip-$style" $words
+    done
+    for key in loss grad_norm val_loss; do
+        [[ $(column clip-wait $key) == "$(column clip-check $key)" ]] || fail "$words: another $key with --clip-style check"
+    done
+    clipped=$(column clip-wait grad_norm | awk '$1 > 1.0' | wc -l)
+    ((clipped > 5 && clipped < 55)) || fail "$clipped of 60 steps were clipped"
+    for file in clip-wait/checkpoints/step-00000060/*.safetensors; do
+        cmp "$file" "clip-check/checkpoints/step-00000060/$(basename "$file")" || fail "$words: other weights with --clip-style check"
+    done
+done <<END
+2 --pp 2 --schedule zb-h2
+4 --pp 2 --zero 1
+2 --pp 2 --dtype f16
+2 --zero 2
+END
+
 # A curve of many layouts, and back to the first. A folder for Hugging Face comes of any of them.
 ranks 8 "${small[@]}" --steps 4 --dp 2 --tp 2 --pp 2 --zero 1 --out chain
 pgpt convert chain from-eight
@@ -136,4 +158,6 @@ no '/--schedule 1f1b has one chunk a stage, not 2; leave --chunks out, or choose
 no '/--schedule zb-v has --chunks 2, not 3; /' 2 --pp 2 --schedule zb-v --chunks 3
 no '/--schedule wants one of .*did you mean zb-v\?/' 2 --pp 2 --schedule zbv
 no '/--chunks means something only with --pp 2 or more/' 2 --chunks 2
+no '/--schedule pipedream lets every stage clip by a norm of its own, .*leave it out/' 2 --pp 2 --schedule pipedream --clip-style check
+no '/--clip-style check has nothing to check with --clip 0/' 2 --pp 2 --clip 0 --clip-style check
 no '/--schedule pipedream is not flushed between steps, and the loss scale of f16/' 2 --pp 2 --schedule pipedream --dtype f16
