@@ -41,15 +41,15 @@ typedef struct {
     /* Pipeline parallelism: this rank's place, and which chunks of the model it has; NULL: all of it. */
     const Pipeline *pipeline;
     const ParameterPart *part;
+    bool by_sequence;   /* sequence parallelism, where layers are split (tp); not with TENSOR_ROW */
+    int tensor_chunks;  /* of a micro-batch: see GptSplit.n_parts */
+    int64_t loss_chunk; /* tokens whose logits are in memory at a time, 0 for as many as seem good */
+    uint64_t seed;
+    GradientSyncOptions sync;   /* {0}: one process */
+    Precision precision;        /* {0}: f32 */
+    bool (*should_stop)(void);  /* asked between micro-batches where there is one process; NULL: never */
     StageRecorder record_stage; /* NULL: gpt_record_stage */
     const void *stage_context;  /* of that */
-    bool by_sequence;           /* sequence parallelism, where layers are split (tp); not with TENSOR_ROW */
-    int tensor_chunks;          /* of a micro-batch: see GptSplit.n_parts */
-    int64_t loss_chunk;         /* tokens whose logits are in memory at a time, 0 for as many as seem good */
-    uint64_t seed;
-    GradientSyncOptions sync;  /* {0}: one process */
-    Precision precision;       /* {0}: f32 */
-    bool (*should_stop)(void); /* asked between micro-batches where there is one process; NULL: never */
 } StepOptions;
 
 /* Fill in what is 0 (micro_batch: all of the batch, T: the model's context) and check what must fit together;
