@@ -44,7 +44,7 @@ static Status open_model(pgpt_model *model, const char *folder, const GenerateOp
     DeviceOptions device = {
         .kind = options->device, .n_threads = (int)options->n_threads, .precision = precision};
     TRY(given_model_find_path(given, folder, (CheckpointChoice)options->choice, error));
-    TRY(given_model_open(given, &device, error));
+    TRY(given_model_open(given, NULL, &device, error));
     model->dtype = precision_of(precision).weight;
     model->has_generator = true;
     GeneratorOptions rows = {.n_rows = 1, .dtype = model->dtype};

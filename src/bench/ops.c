@@ -136,7 +136,7 @@ typedef struct {
 } Kept;
 
 static Status keep_outputs(const Backend *backend, const KernelCall *call, Kept *kept, Error *error) {
-    for (int k = 0; k < call->node->n_outputs && call->node->section != SECTION_UPDATE; k++) {
+    for (int k = 0; k < call->node->n_outputs && !section_is_of_step(call->node->section); k++) {
         if (!changes_in_place(call, k)) continue;
         size_t n_bytes = tensor_bytes(call->node->output[k]);
         TRY(memory_alloc(&kept->copy[k], n_bytes, "what a kernel changes", error));
@@ -175,8 +175,7 @@ static Status time_program(const Executor *executor, bool is_step, BenchOps *ops
         bool is_new;
         BenchOpTime *time = find_time(ops, node, &is_new);
         time->n_nodes++;
-        if (is_step)
-            time->runs_per_step += node->section == SECTION_UPDATE ? 1.0 : (double)program->n_forward_runs;
+        if (is_step) time->runs_per_step += (double)program_node_runs(program, node);
         if ((is_new && time_instruction(executor, i, time, error) != STATUS_OK) ||
             executor->instruction[i].kernel(executor_call(executor, i), error) != STATUS_OK)
             return error_prefix(error, "instruction %d (%s): ", i, node->op->name);

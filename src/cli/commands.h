@@ -17,8 +17,8 @@ extern const OptionCommand verify_command, generate_command, eval_command, conve
 
 Status command_train(Launch *launch, int n_words, char *const *words, Error *error);
 Status command_verify(Launch *launch, int n_words, char *const *words, Error *error);
-Status command_generate(int n_words, char *const *words, Error *error);
-Status command_eval(int n_words, char *const *words, Error *error);
+Status command_generate(Launch *launch, int n_words, char *const *words, Error *error);
+Status command_eval(Launch *launch, int n_words, char *const *words, Error *error);
 Status command_plot(int n_words, char *const *words, Error *error);
 Status command_convert(int n_words, char *const *words, Error *error);
 Status command_data(int n_words, char *const *words, Error *error);

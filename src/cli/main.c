@@ -39,8 +39,8 @@ typedef struct {
 static const Command commands[] = {
     {&train_command, .run_parallel = command_train},
     {&verify_command, .run_parallel = command_verify},
-    {&generate_command, .run = command_generate},
-    {&eval_command, .run = command_eval},
+    {&generate_command, .run_parallel = command_generate},
+    {&eval_command, .run_parallel = command_eval},
     {&plot_command, .run = command_plot},
     {&convert_command, .run = command_convert},
     {&data_command, .run = command_data},

@@ -52,7 +52,7 @@ static KernelCall make_call(const Executor *executor, const Node *node, MicroBat
 }
 
 static ExecutorPart *part_of(const Executor *executor, Section section, int chunk) {
-    int at = section == SECTION_UPDATE ? 0 : chunk;
+    int at = section_is_of_step(section) ? 0 : chunk;
     return &executor->part[(int)section * executor->program->plan.n_chunks + at];
 }
 
@@ -82,7 +82,7 @@ static void find_across(Executor *executor) {
     bool *is_across = ARENA_ARRAY(&executor->arena, bool, graph->n_nodes + 1);
     for (int i = 0; i < graph->n_nodes; i++) {
         const Node *node = graph->node[i];
-        if (node->section == SECTION_UPDATE) continue;
+        if (section_is_of_step(node->section)) continue;
         for (int k = 0; k < node->n_inputs; k++) is_across[i] |= is_of_another(node->input[k], node->chunk);
         for (int k = 0; k < node->n_outputs; k++) is_across[i] |= is_of_another(node->output[k], node->chunk);
         if (is_across[i]) executor->is_across = is_across;
@@ -122,7 +122,7 @@ static void make_part(Executor *executor, Section section, int chunk) {
     const Program *program = executor->program;
     ExecutorPart *part = part_of(executor, section, chunk);
     part->nodes = program_part(program, section, chunk);
-    part->n_frames = section == SECTION_UPDATE ? 1 : program->plan.chunk[chunk].n_frames;
+    part->n_frames = section_is_of_step(section) ? 1 : program->plan.chunk[chunk].n_frames;
     part->n_versions = program->plan.n_versions > 1 ? program->plan.n_versions : 1;
     int64_t n_ways = (int64_t)part->n_versions * part->n_frames;
     part->calls = ARENA_ARRAY(&executor->arena, KernelCall, n_ways * 2 * part->nodes.count + 1);
@@ -149,7 +149,7 @@ static void make_parts(Executor *executor) {
     executor->part = ARENA_ARRAY(&executor->arena, ExecutorPart, N_SECTIONS * n_chunks);
     find_across(executor);
     for (int section = 0; section < N_SECTIONS; section++) {
-        for (int chunk = 0; chunk < (section == SECTION_UPDATE ? 1 : n_chunks); chunk++)
+        for (int chunk = 0; chunk < (section_is_of_step((Section)section) ? 1 : n_chunks); chunk++)
             make_part(executor, (Section)section, chunk);
     }
 }
@@ -436,7 +436,7 @@ static Status check_frames(const Executor *executor, Section section, MicroBatch
 
 Status executor_run(Executor *executor, Section section, MicroBatch micro, Error *error) {
     const Backend *backend = executor->memory->backend;
-    if (section == SECTION_UPDATE) micro.chunk = micro.frame = 0;
+    if (section_is_of_step(section)) micro.chunk = micro.frame = 0;
     TRY(check_frames(executor, section, micro, error));
     if (backend->event_new && !executor->times_instructions)
         return run_behind(executor, section, micro, 1, error);

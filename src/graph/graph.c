@@ -15,12 +15,13 @@ const char *place_name(Place place) {
 }
 
 const char *section_name(Section section) {
-    static const char *const names[N_SECTIONS] = {"forward", "backward", "weight", "update"};
+    static const char *const names[N_SECTIONS] = {"forward", "backward", "weight", "update", "check", "redo"};
     return names[section];
 }
 
 Phase section_phase(Section section) {
-    static const Phase phases[N_SECTIONS] = {PHASE_FORWARD, PHASE_BACKWARD, PHASE_BACKWARD, PHASE_UPDATE};
+    static const Phase phases[N_SECTIONS] = {PHASE_FORWARD, PHASE_BACKWARD, PHASE_BACKWARD,
+                                             PHASE_UPDATE,  PHASE_UPDATE,   PHASE_UPDATE};
     return phases[section];
 }
 

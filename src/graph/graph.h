@@ -36,8 +36,23 @@ const char *place_name(Place place);
 
 /* A step is run in sections: forward and backward once a micro-batch, update once a step. Where a pipeline's
  * schedule splits the backward (passes/split_backward.h), the part that nobody waits for is the section
- * "weight", which is run once a micro-batch, too, at any time behind its backward. */
-typedef enum { SECTION_FORWARD, SECTION_BACKWARD, SECTION_WEIGHT, SECTION_UPDATE, N_SECTIONS } Section;
+ * "weight", which is run once a micro-batch, too, at any time behind its backward. Where the update does not
+ * wait for the norm of the gradient (optim/optimizer.h), "check" is what learns it, at any time before the next
+ * update, and "redo" makes the update again, if that turns out to be necessary. */
+typedef enum {
+    SECTION_FORWARD,
+    SECTION_BACKWARD,
+    SECTION_WEIGHT,
+    SECTION_UPDATE,
+    SECTION_CHECK,
+    SECTION_REDO,
+    N_SECTIONS
+} Section;
+
+/* Is it run once a step, and no chunk's? */
+static inline bool section_is_of_step(Section section) {
+    return section >= SECTION_UPDATE;
+}
 
 const char *section_name(Section section);
 

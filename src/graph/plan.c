@@ -37,7 +37,7 @@ typedef struct {
     int *first, *last; /* (N_SECTIONS, n_chunks) nodes of each part; -1 where it has none */
 } Planner;
 
-static const unsigned IN_UPDATE = 1u << SECTION_UPDATE;
+static const unsigned IN_UPDATE = 1u << SECTION_UPDATE | 1u << SECTION_CHECK | 1u << SECTION_REDO;
 
 static size_t aligned(size_t n_bytes) {
     return (n_bytes + PLAN_ALIGNMENT - 1) / PLAN_ALIGNMENT * PLAN_ALIGNMENT;
@@ -57,7 +57,7 @@ static bool is_planned(Tensor *tensor) {
 }
 
 static int part_of(const Planner *planner, Section section, int chunk) {
-    return (int)section * planner->plan->n_chunks + (section == SECTION_UPDATE ? 0 : chunk);
+    return (int)section * planner->plan->n_chunks + (section_is_of_step(section) ? 0 : chunk);
 }
 
 static void find_parts(Planner *planner) {
@@ -89,7 +89,7 @@ static void find_owner(Planner *planner, Tensor *root, const Node *node, int ind
     (void)index;
     unsigned before = storage->sections & ~IN_UPDATE;
     storage->sections |= 1u << node->section;
-    if (node->section == SECTION_UPDATE) return;
+    if (section_is_of_step(node->section)) return;
     storage->is_across |= before && storage->chunk != node->chunk;
     if (!before || node->chunk < storage->chunk) storage->chunk = node->chunk;
 }
@@ -102,7 +102,7 @@ static void touch(Storage *storage, int index) {
 
 static void find_lifetime(Planner *planner, Tensor *root, const Node *node, int index) {
     Storage *storage = &planner->storages[root->id];
-    bool is_foreign = node->section != SECTION_UPDATE && node->chunk != storage->chunk;
+    bool is_foreign = !section_is_of_step(node->section) && node->chunk != storage->chunk;
     if (is_foreign && node->section == SECTION_WEIGHT && (is_planned(root) || place_is_framed(root->place)))
         storage->refused = node;
     if (!is_planned(root)) return;
@@ -126,7 +126,7 @@ static void find_lifetimes(Planner *planner) {
     /* Between a part that leaves something for the update and the update, anything may run. */
     for (int i = 0; i < graph->n_tensors && planner->has_frames; i++) {
         Storage *storage = &planner->storages[i];
-        if (storage->first < 0 || !(storage->sections & IN_UPDATE) || storage->sections == IN_UPDATE)
+        if (storage->first < 0 || !(storage->sections & IN_UPDATE) || !(storage->sections & ~IN_UPDATE))
             continue;
         storage->first = 0;
         storage->last = graph->n_nodes - 1;

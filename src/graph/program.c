@@ -27,12 +27,12 @@ static void add_scratch(Graph *graph, const BackendTraits *traits) {
 
 /* The update is one part. */
 static ProgramPart *part_of(const Program *program, Section section, int chunk) {
-    int at = section == SECTION_UPDATE ? 0 : chunk;
+    int at = section_is_of_step(section) ? 0 : chunk;
     return &program->part[(int)section * program->plan.n_chunks + at];
 }
 
 ProgramPart program_part(const Program *program, Section section, int chunk) {
-    if (section == SECTION_UPDATE && chunk != 0) return (ProgramPart){program->first[section], 0};
+    if (section_is_of_step(section) && chunk != 0) return (ProgramPart){program->first[section], 0};
     return *part_of(program, section, chunk);
 }
 
@@ -63,7 +63,7 @@ static void sort_parts(Program *program) {
 static Status check_chunks(const Graph *graph, int n_chunks, Error *error) {
     for (int i = 0; i < graph->n_nodes; i++) {
         const Node *node = graph->node[i];
-        if (node->section == SECTION_UPDATE || (node->chunk >= 0 && node->chunk < n_chunks)) continue;
+        if (section_is_of_step(node->section) || (node->chunk >= 0 && node->chunk < n_chunks)) continue;
         return error_failed(error, "the instruction '%s' is of chunk %d, and the program has %d",
                             node->op->name, node->chunk, n_chunks);
     }
@@ -130,7 +130,8 @@ Cost program_section_cost(const Program *program, Section section) {
 }
 
 int program_node_runs(const Program *program, const Node *node) {
-    if (node->section == SECTION_UPDATE || node->is_last_only) return 1;
+    if (node->section == SECTION_REDO) return 0; /* hardly ever */
+    if (section_is_of_step(node->section) || node->is_last_only) return 1;
     return program->n_forward_runs - node->is_not_last;
 }
 
@@ -198,6 +199,12 @@ static void print_frames(const MemoryPlan *plan, Place place, FILE *stream) {
     }
 }
 
+/* As a rule. */
+static int runs_of(const Program *program, Section section) {
+    if (section == SECTION_REDO) return 0;
+    return section_is_of_step(section) ? 1 : program->n_forward_runs;
+}
+
 static void print_totals(const Program *program, FILE *stream) {
     const MemoryPlan *plan = &program->plan;
     fprintf(stream, "\nsection   instructions   runs/step        bytes         FLOPs\n");
@@ -205,7 +212,7 @@ static void print_totals(const Program *program, FILE *stream) {
         if (!program->count[section]) continue;
         Cost cost = program_section_cost(program, (Section)section);
         fprintf(stream, "%-9s %12d %11d %12s %12sFLOP\n", section_name((Section)section),
-                program->count[section], section == SECTION_UPDATE ? 1 : program->n_forward_runs,
+                program->count[section], runs_of(program, (Section)section),
                 format_bytes((uint64_t)cost.bytes).text, format_count(cost.flops).text);
     }
     Cost total = program_cost(program);

@@ -54,11 +54,12 @@ bool huggingface_is_model(const char *folder);
 Status huggingface_open(HuggingFaceModel *model, const char *folder, Error *error);
 void huggingface_close(HuggingFaceModel *model); /* safe after a failed open, and twice */
 
-/* All tensors of the table must be there in their shapes and be numbers, and no others; a head that is tied
- * must be absent or equal to the token table. */
+/* All tensors of the table must be there in their shapes and be numbers, and, unless the table is that of a
+ * stage, no others; a head that is tied must be absent or equal to the token table. */
 Status huggingface_check(const HuggingFaceModel *model, const ParameterTable *table, Error *error);
 
-/* All values of one parameter in our layout. One that is stored in fewer bits is read exactly. */
+/* All values that the table has of one parameter, in our layout. One that is stored in fewer bits is read
+ * exactly. */
 Status huggingface_read(const HuggingFaceModel *model, const Parameter *parameter, float *values,
                         Error *error);
 

@@ -178,8 +178,8 @@ void huggingface_close(HuggingFaceModel *model) {
 /* ---- what a table wants */
 
 static Shape stored_shape(const Parameter *parameter) {
-    return parameter->is_transposed ? SHAPE(parameter->shape.dim[1], parameter->shape.dim[0])
-                                    : parameter->shape;
+    return parameter->is_transposed ? SHAPE(parameter->whole.dim[1], parameter->whole.dim[0])
+                                    : parameter->whole;
 }
 
 static Status find_parameter(const HuggingFaceModel *model, const Parameter *parameter,
@@ -238,7 +238,8 @@ Status huggingface_check(const HuggingFaceModel *model, const ParameterTable *ta
         TRY(find_parameter(model, &table->parameter[i], &found, error));
     }
     if (is_spare) TRY(check_tied_head(model, head, find(model, "wte.weight"), error));
-    if (model->n_tensors == table->n_parameters + is_spare) return STATUS_OK;
+    bool is_part = table->n_parameters < table->n_whole_parameters; /* what else there is, it cannot know */
+    if (is_part || model->n_tensors == table->n_parameters + is_spare) return STATUS_OK;
     for (int i = 0; i < model->n_tensors; i++) {
         bool is_known = &model->tensor[i] == head && is_spare;
         for (int k = 0; k < table->n_parameters && !is_known; k++) {
@@ -267,16 +268,31 @@ static void turn(const float *from, int64_t first_row, int64_t n_rows, int64_t r
     }
 }
 
-static Status read_turned(const HuggingFaceTensor *found, float *values, Error *error) {
+/* A box of what is stored, as it lies there: whole rows at once, or of every row its part. */
+static Status read_stored(const HuggingFaceTensor *found, const Box *box, float *values, Error *error) {
     const SafetensorsTensor *tensor = found->tensor;
-    int64_t rows = tensor->dim[0], columns = tensor->dim[1];
+    Shape shape = {.n_dims = tensor->n_dims};
+    memcpy(shape.dim, tensor->dim, sizeof(int64_t) * (size_t)shape.n_dims);
+    Box all = box_whole(shape);
+    int64_t n = shape_count(box->shape), run = n ? box_run(box, &all) : 1;
+    for (int64_t first = 0; first < n; first += run) {
+        TRY(safetensors_read_f32(found->file, tensor, box_element(box, &all, first), run, values + first,
+                                 error));
+    }
+    return STATUS_OK;
+}
+
+/* The box (R,C) of the table's tensor, which is stored as (C,R), a band of its rows there at a time. */
+static Status read_turned(const HuggingFaceTensor *found, const Box *box, float *values, Error *error) {
+    int64_t rows = box->shape.dim[1], columns = box->shape.dim[0];
     int64_t n_band = BAND_ELEMENTS / columns > 0 ? BAND_ELEMENTS / columns : 1;
     size_t n_bytes = (size_t)(n_band * columns) * sizeof(float);
     void *band;
     TRY(memory_alloc(&band, n_bytes, "a band of a tensor", error));
     for (int64_t row = 0; row < rows; row += n_band) {
         int64_t n = rows - row < n_band ? rows - row : n_band;
-        TRY_GOTO(safetensors_read_f32(found->file, tensor, row * columns, n * columns, band, error), done);
+        Box stored = {.shape = SHAPE(n, columns), .offset = {box->offset[1] + row, box->offset[0]}};
+        TRY_GOTO(read_stored(found, &stored, band, error), done);
         turn(band, row, n, rows, columns, values);
     }
 done:
@@ -284,10 +300,16 @@ done:
     return error->status;
 }
 
+/* What the table has of it: box by box. */
 Status huggingface_read(const HuggingFaceModel *model, const Parameter *parameter, float *values,
                         Error *error) {
     const HuggingFaceTensor *found;
     TRY(find_parameter(model, parameter, &found, error));
-    if (parameter->is_transposed) return read_turned(found, values, error);
-    return safetensors_read_f32(found->file, found->tensor, 0, shape_count(parameter->shape), values, error);
+    for (int i = 0; i < parameter->shard.n_boxes; i++) {
+        const Box *box = &parameter->shard.box[i].box;
+        TRY(parameter->is_transposed ? read_turned(found, box, values, error)
+                                     : read_stored(found, box, values, error));
+        values += shape_count(box->shape);
+    }
+    return STATUS_OK;
 }

@@ -56,14 +56,26 @@ static bool is_run(const char *path, Arena *arena) {
            file_exists(arena_printf(arena, "%s/checkpoints", path));
 }
 
-Status model_source_open(ModelSource *source, const char *path, CheckpointChoice choice, Error *error) {
+static Status find_kind(ModelSource *source, const char *path, Comm *comm, Error *error) {
+    bool is_theirs = !is_run(path, &source->arena) && huggingface_is_model(path);
+    int32_t kind = is_theirs ? MODEL_SOURCE_HUGGINGFACE : MODEL_SOURCE_CHECKPOINT;
+    if (comm) TRY(comm_broadcast(comm, &kind, 1, COMM_I32, 0, error)); /* whatever the others see */
+    source->kind = (ModelSourceKind)kind;
+    return STATUS_OK;
+}
+
+Status model_source_open_together(ModelSource *source, Comm *comm, const char *path, CheckpointChoice choice,
+                                  Error *error) {
     *source = (ModelSource){.kind = MODEL_SOURCE_CHECKPOINT, .warning = ""};
-    if (!is_run(path, &source->arena) && huggingface_is_model(path)) {
-        source->kind = MODEL_SOURCE_HUGGINGFACE;
-        TRY_GOTO(huggingface_open(&source->huggingface, path, error), failed);
+    if (comm && comm->size == 1) comm = NULL;
+    TRY_GOTO(find_kind(source, path, comm, error), failed);
+    if (source->kind == MODEL_SOURCE_HUGGINGFACE) {
+        huggingface_open(&source->huggingface, path, error);
+        if (comm) comm_agree(comm, error);
+        TRY_GOTO(error->status, failed);
         describe_huggingface(source);
     } else {
-        TRY_GOTO(checkpoint_open(&source->checkpoint, path, choice, false, error), failed);
+        TRY_GOTO(checkpoint_open_together(&source->checkpoint, comm, path, choice, false, error), failed);
         describe_checkpoint(source);
     }
     source->tokenizer = find_tokenizer(source);
@@ -71,6 +83,10 @@ Status model_source_open(ModelSource *source, const char *path, CheckpointChoice
 failed:
     model_source_close(source);
     return error->status;
+}
+
+Status model_source_open(ModelSource *source, const char *path, CheckpointChoice choice, Error *error) {
+    return model_source_open_together(source, NULL, path, choice, error);
 }
 
 void model_source_close(ModelSource *source) {

@@ -41,12 +41,19 @@ typedef struct {
 
 /* The choice is for a run's folder (see checkpoint_open). */
 Status model_source_open(ModelSource *source, const char *path, CheckpointChoice choice, Error *error);
+
+/* The same on several ranks, which share the work of checking a checkpoint and all have the same model, or
+ * the same error. Collective; comm NULL: one process. */
+Status model_source_open_together(ModelSource *source, Comm *comm, const char *path, CheckpointChoice choice,
+                                  Error *error);
 void model_source_close(ModelSource *source); /* safe after a failed open, and twice */
 
-/* The tensors must be those of the table, all of them, in its shapes. */
+/* The tensors must be those of the table, all of them, in its shapes. The table may be that of a part of the
+ * model. */
 Status model_source_check(const ModelSource *source, const ParameterTable *table, Error *error);
 
-/* All values of one parameter; there is room for one tensor in memory, not for the model. */
+/* All values that the table has of one parameter; there is room for one tensor in memory, not for the
+ * model. */
 Status model_source_read(const ModelSource *source, const Parameter *parameter, float *values, Error *error);
 
 /* Give a command's model options the values of the source, as a preset does. One that was set to something

@@ -9,7 +9,7 @@ const OptionSpec generate_option_specs[] = {
     OPTION_STRING(
         "prompt", GenerateOptions, prompt, "", "TEXT",
         "the text to go on from; '-' reads it from standard input, as does leaving it out when standard "
-        "input is not a terminal; without one the model begins a text of its own",
+        "input is not a terminal and there is one process; without one the model begins a text of its own",
         .flags = OPTION_MAY_BE_EMPTY),
     OPTION_STRING(
         "prompts", GenerateOptions, prompts, "", "FILE",

@@ -10,13 +10,18 @@
  * On a device that can draw tokens, the program of single tokens ends with drawing the next one, which its
  * next run reads: it can be run many times before the host looks at what was drawn.
  *
- * Both programs record the same caches in the same order and nothing else in PLACE_STATE, so both see them at
- * the same offsets. The generator has a DeviceMemory of its own for that reason; only the parameters may be
- * somebody else's. */
+ * Both programs record the same caches before anything else in PLACE_STATE, so both see them at the same
+ * offsets. The generator has a DeviceMemory of its own for that reason; only the parameters may be somebody
+ * else's.
+ *
+ * In a pipeline a pass goes through the stages one after the other: what a stage has made of the residual
+ * stream goes to the next one, and the logits of the last one to all. Chunks of one rank take their turns in
+ * the same pass, each waiting for what comes before it. */
 #include "infer/generator.h"
 
 #include "base/system/memory.h"
 #include "model/gpt_fuse.h"
+#include "parallel/comm_ops.h"
 
 #include <string.h>
 
@@ -39,42 +44,54 @@ static void record_drawing(Generator *generator, GeneratorPass *pass) {
               drawing->rows, drawing->picks);
 }
 
+/* The chunks of this rank, between the messages that bring their inputs and take their outputs. */
+static void record_stages(const Generator *generator, GeneratorPass *pass, const ModelConfig *config,
+                          const GptDecodeOptions *options) {
+    const ModelPart *part = &generator->part;
+    Graph *graph = pass->graph;
+    PipelineRecord record = pipeline_record(part->pipeline, graph);
+    pass->decode =
+        gpt_begin_decode(config, generator->table, graph, options, model_part_n_blocks(part, config));
+    for (int chunk = 0; chunk < model_part_n_chunks(part); chunk++) {
+        GptStage stage = model_part_stage(part, config, chunk);
+        Shape shape = SHAPE(options->B, options->T, config->n_channels);
+        Tensor *input =
+            stage.has_embedding ? NULL : pipeline_record_input(&record, chunk, options->dtype, shape, false);
+        Tensor *output = gpt_record_decode_stage(config, graph, options, &stage, input, &pass->decode);
+        if (output) pipeline_record_output(&record, chunk, output);
+    }
+    pipeline_record_end(&record);
+    if (!pass->decode.logits) /* another rank's */
+        pass->decode.logits =
+            graph_tensor(graph, PLACE_ACTIVATION, DTYPE_F32, SHAPE(options->B, config->vocabulary), "logits");
+    op_broadcast(graph, part->stages, pass->decode.logits, pipeline_last_stage(part->pipeline));
+}
+
 static Status plan_pass(Generator *generator, GeneratorPass *pass, const char *name,
                         const ModelConfig *config, int64_t T, Error *error) {
+    const ModelPart *part = &generator->part;
     pass->graph = graph_new();
     GptDecodeOptions options = {.B = generator->B,
                                 .T = T,
                                 .capacity = generator->context,
                                 .dtype = generator->dtype,
-                                .split = generator->split};
-    pass->decode = gpt_record_decode(config, generator->table, pass->graph, &options);
+                                .split = part->split};
+    if (part->pipeline) record_stages(generator, pass, config, &options);
+    else pass->decode = gpt_record_decode(config, generator->table, pass->graph, &options);
     TRY(graph_status(pass->graph, error));
     if (pass == &generator->decode) {
-        gpt_fuse_decode(pass->graph, generator->backend);
+        if (!model_part_is_shared(part)) gpt_fuse_decode(pass->graph, generator->backend);
         record_drawing(generator, pass);
     }
     return wiring_plan(&pass->program, pass->graph, generator->backend, &(WiringOptions){.name = name},
                        &generator->memory, error);
 }
 
-/* The next tensor of PLACE_STATE at or after *i, NULL at the end. */
-static const Tensor *next_state(const Graph *graph, int *i) {
-    while (*i < graph->n_tensors) {
-        const Tensor *tensor = graph->tensor[(*i)++];
-        if (tensor->place == PLACE_STATE && !tensor->base) return tensor;
-    }
-    return NULL;
-}
-
-static Status check_shared_caches(const Graph *a, const Graph *b, Error *error) {
-    for (int i = 0, j = 0;;) {
-        const Tensor *x = next_state(a, &i), *y = next_state(b, &j);
-        if (!x && !y) return STATUS_OK;
-        if (!x || !y || x->offset != y->offset || !shape_equal(x->shape, y->shape)) {
-            return error_failed(error, "the programs of the generator disagree about the cache %s",
-                                (x ? x : y)->name);
-        }
-    }
+static Status check_shared_caches(const Generator *generator, Error *error) {
+    const Tensor *a = generator->prefill.decode.caches, *b = generator->decode.decode.caches;
+    if (!a && !b) return STATUS_OK;
+    if (a && b && a->offset == b->offset && shape_equal(a->shape, b->shape)) return STATUS_OK;
+    return error_failed(error, "the programs of the generator disagree about their caches");
 }
 
 static int64_t least(int64_t a, int64_t b) {
@@ -87,7 +104,7 @@ Status generator_plan(Generator *generator, const ModelConfig *config, const Par
                              .backend = backend,
                              .B = options->n_rows,
                              .dtype = options->dtype,
-                             .split = options->split,
+                             .part = options->part,
                              .context = config->context,
                              .vocabulary = config->vocabulary};
     generator->chunk = least(options->chunk ? options->chunk : CHOSEN_CHUNK, config->context);
@@ -98,7 +115,7 @@ Status generator_plan(Generator *generator, const ModelConfig *config, const Par
     TRY(plan_pass(generator, &generator->prefill, "prefill", config, generator->chunk, error));
     TRY(plan_pass(generator, &generator->decode, "decode", config, 1, error));
     generator->n_logits = shape_columns(generator->decode.decode.logits->shape);
-    return check_shared_caches(generator->prefill.graph, generator->decode.graph, error);
+    return check_shared_caches(generator, error);
 }
 
 size_t generator_required_bytes(const Generator *generator) {

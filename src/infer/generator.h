@@ -14,6 +14,10 @@
  * the context and reads that anew from position 0: a pause of context/2 tokens of reading every context/2
  * tokens, so the price of a token stays the same however long the text grows.
  *
+ * Where several ranks have parts of the model (model_part.h), each has a generator over its part of the table
+ * and makes the same calls as the others. All of them have the logits after a step, so all choose the same
+ * tokens.
+ *
  * Nothing is allocated after generator_open, but for the few bytes of a run's sampler and, where repetition
  * is penalised, its counts. The struct points into itself: it stays where it was planned.
  *
@@ -26,15 +30,15 @@
 #define PGPT_INFER_GENERATOR_H
 
 #include "graph/wiring.h"
+#include "infer/model_part.h"
 #include "infer/sampler.h"
-#include "model/gpt.h"
 #include "ops/sample.h"
 
 typedef struct {
     int64_t n_rows; /* B: sequences decoded together, at least 1 */
     int64_t chunk;  /* tokens of a prompt read at a time; 0: chosen */
     DType dtype;    /* of weights, activations and caches */
-    GptSplit split; /* ranks that have a part of every layer: they all make the same calls */
+    ModelPart part; /* what this rank has of the model; {0}: all of it */
 } GeneratorOptions;
 
 /* The text of one row, as far as the model can see it. */
@@ -73,7 +77,7 @@ typedef struct {
     int64_t n_read;   /* tokens that passes have read, since it was opened: again without the cache */
     int64_t n_logits; /* of a row: its first `vocabulary` are tokens' */
     DType dtype;
-    GptSplit split;
+    ModelPart part;
     Arena arena;             /* the host's side: */
     GeneratorRow *row;       /* (B) */
     int32_t *window;         /* (B,context) the tokens that each row sees */

@@ -25,20 +25,35 @@ Status given_model_find_path(GivenModel *model, const char *path, CheckpointChoi
 }
 
 Status given_model_find(GivenModel *model, const Options *options, CheckpointChoice choice, const char *usage,
-                        const Log *log, Error *error) {
+                        Comm *comm, const Log *log, Error *error) {
     const char *path = options->n_arguments ? options->arguments[0] : GIVEN_MODEL_DEFAULT;
     if (!options->n_arguments && !file_exists(path)) {
-        return error_user(error, "there is no %s here; train a model first (pgpt train), or name one: %s",
-                          path, usage);
+        error_user(error, "there is no %s here; train a model first (pgpt train), or name one: %s", path,
+                   usage);
     }
-    TRY(model_source_open(&model->source, path, choice, error));
+    if (comm) comm_agree(comm, error);
+    TRY(error->status);
+    TRY(model_source_open_together(&model->source, comm, path, choice, error));
     if (model->source.warning[0]) log_warning(log, "%s", model->source.warning);
-    return open_tokenizer(model, error);
+    open_tokenizer(model, error);
+    return comm ? comm_agree(comm, error) : error->status;
 }
 
-Status given_model_open(GivenModel *model, const DeviceOptions *device, Error *error) {
-    TRY(parameters_build(&model->table, &model->source.config, error));
-    TRY(model_source_check(&model->source, &model->table, error));
+/* That nothing is missing and nothing is too much, a part cannot tell. */
+static Status check_whole(const GivenModel *model, Error *error) {
+    ParameterTable whole;
+    TRY(parameters_build(&whole, &model->source.config, error));
+    model_source_check(&model->source, &whole, error);
+    parameters_free(&whole);
+    return error->status;
+}
+
+Status given_model_open(GivenModel *model, const ParameterPart *part, const DeviceOptions *device,
+                        Error *error) {
+    const ModelConfig *config = &model->source.config;
+    TRY(check_whole(model, error));
+    TRY(part ? parameters_build_part(&model->table, config, part, error)
+             : parameters_build(&model->table, config, error));
     TRY(device_backend_open(&model->backend, device, error));
     model->has_backend = true;
     return STATUS_OK;

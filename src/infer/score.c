@@ -90,7 +90,6 @@ static Status cut_windows(Scorer *scorer, Error *error) {
         ScoreText *text = &scorer->texts[i];
         int64_t n = cut_text(text, i, &scorer->options, next);
         text->n_unseen = n ? next->begin : 0;
-        for (int64_t k = 0; k < n; k++) scorer->n_inputs += next[k].n_inputs;
         for (int64_t k = 0; k < text->n_tokens - text->n_given; k++) text->losses[k] = NAN;
         next += n;
     }
@@ -137,9 +136,33 @@ static Status sort_windows(Scorer *scorer, Error *error) {
     return STATUS_OK;
 }
 
+/* The chunks of this rank, between the messages that bring their inputs and take their outputs. That the last
+ * messages have left is waited for at the end of a pass, since the next one has other messages. */
+static void record_stages(const Scorer *scorer, ScorePass *pass, const ModelConfig *config,
+                          GptLossOptions options) {
+    const ModelPart *part = &scorer->options.part;
+    PipelineRecord record = pipeline_record(part->pipeline, pass->graph);
+    for (int chunk = 0; chunk < model_part_n_chunks(part); chunk++) {
+        GptStage stage = model_part_stage(part, config, chunk);
+        Shape shape = gpt_stream_shape(config, &options);
+        Tensor *input =
+            stage.has_embedding ? NULL : pipeline_record_input(&record, chunk, options.dtype, shape, false);
+        GptStageTensors made = gpt_record_stage(config, scorer->table, pass->graph, &options, &stage, input);
+        if (made.output) pipeline_record_output(&record, chunk, made.output);
+        pass->loss.parameters = made.loss.parameters;
+        if (made.loss.tokens) pass->loss.tokens = made.loss.tokens;
+        if (made.loss.targets) pass->loss.targets = made.loss.targets;
+        if (made.loss.losses) pass->loss.losses = made.loss.losses;
+        options.parameters = &pass->loss.parameters;
+    }
+    pass->graph->section = SECTION_UPDATE;
+    pipeline_record_end(&record);
+}
+
 static Status plan_pass(Scorer *scorer, ScorePass *pass, const ModelConfig *config, Error *error) {
     int64_t chosen = most(CHOSEN_BATCH_TOKENS / pass->T, 1);
-    pass->B = least(scorer->options.batch ? scorer->options.batch : chosen, pass->n_windows);
+    int64_t share = (pass->n_windows + scorer->options.n_shares - 1) / scorer->options.n_shares;
+    pass->B = least(scorer->options.batch ? scorer->options.batch : chosen, share);
     if (pass->B < 1 || pass->B > INT32_MAX / pass->T) {
         return error_user(error,
                           "%lld windows of %lld tokens cannot be scored at once; use a smaller --batch",
@@ -150,10 +173,20 @@ static Status plan_pass(Scorer *scorer, ScorePass *pass, const ModelConfig *conf
                               .T = pass->T,
                               .loss_scale = 1.0,
                               .traits = &scorer->backend->traits,
-                              .dtype = scorer->options.dtype};
-    pass->loss = gpt_record_loss(config, scorer->table, pass->graph, &options);
+                              .dtype = scorer->options.dtype,
+                              .split = scorer->options.part.split};
+    if (scorer->options.part.pipeline) record_stages(scorer, pass, config, options);
+    else pass->loss = gpt_record_loss(config, scorer->table, pass->graph, &options);
     return wiring_plan(&pass->program, pass->graph, scorer->backend, &(WiringOptions){.name = "score"},
                        &scorer->memory, error);
+}
+
+/* Tokens to read for this rank's share of a pass. */
+static void count_own(Scorer *scorer, const ScorePass *pass) {
+    for (int64_t i = 0; i < pass->n_windows; i++) {
+        if (i / pass->B % scorer->options.n_shares == scorer->options.share)
+            scorer->n_inputs += scorer->windows[pass->first + i].n_inputs;
+    }
 }
 
 Status scorer_plan(Scorer *scorer, const ModelConfig *config, const ParameterTable *table,
@@ -165,10 +198,14 @@ Status scorer_plan(Scorer *scorer, const ModelConfig *config, const ParameterTab
                        .n_texts = n_texts,
                        .vocabulary = config->vocabulary,
                        .options = *options};
+    if (scorer->options.n_shares < 1) scorer->options.n_shares = 1;
     TRY(score_options_complete(&scorer->options, config, error));
     TRY(cut_windows(scorer, error));
     TRY(sort_windows(scorer, error));
-    for (int k = 0; k < scorer->n_passes; k++) TRY(plan_pass(scorer, &scorer->pass[k], config, error));
+    for (int k = 0; k < scorer->n_passes; k++) {
+        TRY(plan_pass(scorer, &scorer->pass[k], config, error));
+        count_own(scorer, &scorer->pass[k]);
+    }
     return STATUS_OK;
 }
 
@@ -243,25 +280,32 @@ static Status run_batch(Scorer *scorer, ScorePass *pass, const ScoreWindow *wind
         fill_row(scorer, b < n_windows ? &windows[b] : NULL, T, scorer->tokens + b * T,
                  scorer->targets + b * T);
     }
-    TRY(executor_upload(&pass->executor, pass->loss.tokens, scorer->tokens, error));
-    TRY(executor_upload(&pass->executor, pass->loss.targets, scorer->targets, error));
+    const GptLoss *loss = &pass->loss;
+    if (loss->tokens) TRY(executor_upload(&pass->executor, loss->tokens, scorer->tokens, error));
+    if (loss->targets) TRY(executor_upload(&pass->executor, loss->targets, scorer->targets, error));
     TRY(executor_run(&pass->executor, SECTION_FORWARD, MICRO_BATCH_ONLY, error));
+    if (!loss->losses) return STATUS_OK;
     TRY(executor_download(&pass->executor, pass->loss.losses, scorer->losses, error));
     for (int64_t b = 0; b < n_windows; b++) TRY(take_row(scorer, &windows[b], scorer->losses + b * T, error));
     return STATUS_OK;
 }
 
 Status scorer_run(Scorer *scorer, ScoreProgress progress, void *context, Error *error) {
+    const ScoreOptions *options = &scorer->options;
     int64_t n_done = 0;
-    for (int k = 0; k < scorer->n_passes; k++) {
+    bool goes_on = true;
+    for (int k = 0; k < scorer->n_passes && goes_on; k++) {
         ScorePass *pass = &scorer->pass[k];
-        for (int64_t first = 0; first < pass->n_windows; first += pass->B) {
+        int64_t step = pass->B * options->n_shares;
+        for (int64_t first = pass->B * options->share; first < pass->n_windows && goes_on; first += step) {
             const ScoreWindow *windows = scorer->windows + pass->first + first;
             int64_t n_windows = least(pass->B, pass->n_windows - first);
             TRY(run_batch(scorer, pass, windows, n_windows, error));
             for (int64_t i = 0; i < n_windows; i++) n_done += windows[i].n_inputs;
-            if (progress && !progress(context, n_done, scorer->n_inputs)) return STATUS_OK;
+            goes_on = !progress || progress(context, n_done, scorer->n_inputs);
         }
+        if (options->part.pipeline)
+            TRY(executor_run(&pass->executor, SECTION_UPDATE, MICRO_BATCH_ONLY, error));
     }
     return STATUS_OK;
 }

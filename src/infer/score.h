@@ -20,7 +20,10 @@
  * be shorter.
  *
  * Where the scored tokens alone fit into a window, there is only one, at the end: of a longer beginning the
- * model sees the last part. */
+ * model sees the last part.
+ *
+ * In a pipeline batches follow each other through the stages: a stage goes on with the next one as soon as it
+ * has handed on the last, and the losses are found where the model ends. */
 #ifndef PGPT_INFER_SCORE_H
 #define PGPT_INFER_SCORE_H
 
@@ -41,6 +44,10 @@ typedef struct {
     int64_t stride; /* 1 .. window; 0: half of the window */
     int64_t batch;  /* windows at a time; 0: chosen */
     DType dtype;    /* of weights and activations */
+    ModelPart part; /* what this rank has of the model; {0}: all of it */
+    /* Ranks that share out the work: of n_shares of them this is number `share`, which scores every
+     * n_shares-th batch and leaves the losses of others as NAN; 0, 0: alone. See score_merge. */
+    int share, n_shares;
 } ScoreOptions;
 
 /* Fill in what is 0; out of range is a user's error that names the option of the command line. */
@@ -63,7 +70,7 @@ typedef struct {
     int64_t T, B;
     int64_t first, n_windows; /* of the scorer's windows */
     Graph *graph;
-    GptLoss loss;
+    GptLoss loss; /* without tokens, targets or losses where another stage has them */
     Program program;
     Executor executor;
 } ScorePass;
@@ -78,7 +85,7 @@ typedef struct {
     ScoreOptions options; /* complete */
     ScoreWindow *windows; /* in the order in which they will run */
     int64_t n_windows;
-    int64_t n_inputs; /* of all windows: tokens to read */
+    int64_t n_inputs; /* of this rank's share of the windows: tokens to read */
     ScorePass pass[SCORE_MAX_PASSES];
     int n_passes;
     DeviceMemory memory;
@@ -105,10 +112,21 @@ void scorer_close(Scorer *scorer);
  * diverged. */
 Status scorer_run(Scorer *scorer, ScoreProgress progress, void *context, Error *error);
 
+/* What the ranks have scored, to all of them: each loss is that of the rank which has one. Collective over
+ * all ranks that have a share or a part. */
+Status score_merge(ScoreText *texts, int64_t n_texts, Comm *comm, Error *error);
+
 /* The same for texts whose scored tokens are few and must also be what the model itself would say, always
  * taking the likeliest token: losses and is_predicted. `window` as in ScoreOptions, complete; of a longer
- * beginning the last part is seen. The generator is open and is left with texts in its rows. */
-Status score_last_words(Generator *generator, ScoreText *texts, int64_t n_texts, int64_t window,
-                        ScoreProgress progress, void *context, Error *error);
+ * beginning the last part is seen, and `share` of n_shares. The generator is open and is left with texts in
+ * its rows. */
+typedef struct {
+    int64_t window;
+    int share, n_shares; /* as in ScoreOptions */
+} ScoreWordsOptions;
+
+Status score_last_words(Generator *generator, ScoreText *texts, int64_t n_texts,
+                        const ScoreWordsOptions *options, ScoreProgress progress, void *context,
+                        Error *error);
 
 #endif

@@ -362,7 +362,7 @@ static Status read_lines(ScoreSet *set, const Text *text, const ScoreReadOptions
 
 /* ---- the whole */
 
-static Status place_texts(ScoreSet *set, Error *error) {
+Status score_set_place_texts(ScoreSet *set, Error *error) {
     const int32_t *tokens = set->tokens.ids;
     for (int64_t i = 0; i < set->n_texts; i++) {
         ScoreText *text = &set->texts[i];
@@ -409,5 +409,5 @@ Status score_set_read(ScoreSet *set, const char *data, const ScoreReadOptions *o
     }
 done:
     data_names_free(&names);
-    return error->status == STATUS_OK ? place_texts(set, error) : error->status;
+    return error->status == STATUS_OK ? score_set_place_texts(set, error) : error->status;
 }

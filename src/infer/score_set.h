@@ -71,6 +71,9 @@ Status score_set_read(ScoreSet *set, const char *data, const ScoreReadOptions *o
 
 void score_set_free(ScoreSet *set);
 
+/* What rank 0 has read, to all, whose sets are empty. Collective. */
+Status score_set_share(ScoreSet *set, Comm *comm, Error *error);
+
 typedef struct {
     int64_t n_items, n_tokens,
         n_bytes; /* that count: those of which all was scored; of running text, what was */

@@ -79,11 +79,15 @@ static Status take_tokens(Generator *generator, ScoreText *texts, const Turn *tu
     return STATUS_OK;
 }
 
+/* Every so many texts one share's. */
 static Status run_turns(Generator *generator, ScoreText *texts, const Turn *turns, int64_t n_texts,
-                        ScoreProgress progress, void *context, Error *error) {
-    int64_t n_done = 0, n_total = 0;
-    for (int64_t i = 0; i < n_texts; i++) n_total += n_read(&texts[i]);
-    for (int64_t first = 0; first < n_texts; first += generator->B) {
+                        const ScoreWordsOptions *options, ScoreProgress progress, void *context,
+                        Error *error) {
+    int64_t n_done = 0, n_total = 0, n_shares = options->n_shares > 1 ? options->n_shares : 1;
+    for (int64_t i = 0; i < n_texts; i++) {
+        if (i / generator->B % n_shares == options->share) n_total += n_read(&texts[turns[i].text]);
+    }
+    for (int64_t first = generator->B * options->share; first < n_texts; first += generator->B * n_shares) {
         int64_t n_rows = n_texts - first < generator->B ? n_texts - first : generator->B, longest;
         TRY(start_rows(generator, texts, turns + first, n_rows, &longest, error));
         for (int64_t k = 0; k < longest; k++) {
@@ -96,8 +100,10 @@ static Status run_turns(Generator *generator, ScoreText *texts, const Turn *turn
     return STATUS_OK;
 }
 
-Status score_last_words(Generator *generator, ScoreText *texts, int64_t n_texts, int64_t window,
-                        ScoreProgress progress, void *context, Error *error) {
+Status score_last_words(Generator *generator, ScoreText *texts, int64_t n_texts,
+                        const ScoreWordsOptions *options, ScoreProgress progress, void *context,
+                        Error *error) {
+    int64_t window = options->window;
     void *room;
     size_t n_bytes = sizeof(Turn) * (size_t)n_texts;
     TRY(memory_alloc(&room, n_bytes, "the order of the texts", error));
@@ -112,7 +118,7 @@ Status score_last_words(Generator *generator, ScoreText *texts, int64_t n_texts,
         turns[i] = (Turn){i, text->n_given - text->n_unseen};
     }
     qsort(turns, (size_t)n_texts, sizeof *turns, by_length);
-    run_turns(generator, texts, turns, n_texts, progress, context, error);
+    run_turns(generator, texts, turns, n_texts, options, progress, context, error);
     memory_free(turns, n_bytes);
     return error->status;
 }

@@ -58,6 +58,12 @@ static Status check_others(const TrainRun *run, Error *error) {
                           "gradients of one; choose --dtype bf16, or a synchronous schedule (1f1b)",
                           info->name);
     }
+    if (info->is_asynchronous && values->optimizer.clip_style == CLIP_CHECK) {
+        return error_user(error,
+                          "--schedule %s lets every stage clip by a norm of its own, and no update waits: "
+                          "--clip-style check means nothing there; leave it out",
+                          info->name);
+    }
     if (values->async.sync != SYNC_EXACT) {
         return error_user(error,
                           "--sync %s is of whole models, and --pp %d divides each among ranks; leave one out",

@@ -47,8 +47,9 @@ static void say_ranks(const TrainRun *run) {
         sums == mesh_host_sums(&run->mesh) ? comm_algorithm_names[run->values.parallel.all_reduce]
                                            : sums->table->name);
     if (trainer->step.sync.strategy->shards_weights && trainer->has_generator)
-        log_note(&run->log,
-                 "rank 0 also keeps whole weights for its samples; --sample-tokens 0 does without");
+        log_note(&run->log, "%s whole weights for its samples; --sample-tokens 0 does without",
+                 model_part_is_shared(&trainer->generator.part) ? "the first model's ranks also keep"
+                                                                : "rank 0 also keeps");
 }
 
 /* Which schedule, and which blocks each stage has. */
@@ -109,12 +110,25 @@ void train_say_plan(const TrainRun *run) {
     else if (!train->saves) log_note(&run->log, "nothing will be saved but the metrics (--no-save)");
 }
 
+/* Of messages between stages nobody can see what is hidden, only what is waited for: it is said by itself. */
 void train_say_communication(const TrainRun *run) {
     const Trainer *trainer = &run->trainer;
-    if (trainer_n_ranks(trainer) == 1 || !trainer->n_steps_timed || isnan(trainer->sum.comm_ms)) return;
-    double n_steps = (double)trainer->n_steps_timed, comm_ms = trainer->sum.comm_ms / n_steps;
-    double wait_ms = trainer->sum.comm_wait_ms / n_steps, step_ms = trainer->step_seconds * 1e3 / n_steps;
+    const StepResult *sum = &trainer->sum;
+    if (trainer_n_ranks(trainer) == 1 || !trainer->n_steps_timed || isnan(sum->comm_ms)) return;
+    bool has_stages = train_has_pipeline(run);
+    double n_steps = (double)trainer->n_steps_timed, step_ms = trainer->step_seconds * 1e3 / n_steps;
+    double stage_ms = has_stages ? sum->stage_wait_ms / n_steps : 0.0;
+    double wait_ms = fmax(sum->comm_wait_ms / n_steps - stage_ms, 0.0);
+    double comm_ms = fmax(sum->comm_ms / n_steps - stage_ms, wait_ms);
     double hidden = comm_ms > wait_ms ? 1.0 - wait_ms / comm_ms : 0.0;
+    if (has_stages) {
+        log_note(
+            &run->log,
+            "a step took %.1f ms; rank 0 waited %.1f ms for messages of other stages (the bubble is in it), "
+            "and %.1f ms of %.1f ms for sums over ranks (%.0f %% hidden)",
+            step_ms, stage_ms, wait_ms, comm_ms, 100.0 * hidden);
+        return;
+    }
     log_note(
         &run->log,
         "a step took %.1f ms, communication %.1f ms of it beside the computation or not; %.1f ms were waited for "

@@ -4,8 +4,10 @@
  * what it does. */
 #include "job/train_run.h"
 
+#include "base/system/cores.h"
 #include "base/text/format.h"
 #include "base/text/plain.h"
+#include "train/metrics.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -72,6 +74,17 @@ Status train_trace_check(TrainRun *run, Error *error) {
     return launch_agree(run->launch, error);
 }
 
+/* Processor and cores of this host, and the GPU of this rank where it trains on one. */
+static json_t *machine_of(const TrainRun *run) {
+    json_t *all = metrics_machine(), *machine = json_object();
+    json_object_set(machine, "processor", json_object_get(all, "processor"));
+    json_object_set_new(machine, "cores", json_integer(cores_of_host()));
+    if (*run->backend.traits.kind)
+        json_object_set_new(machine, "gpu", json_make_text(run->backend.traits.kind));
+    json_decref(all);
+    return machine;
+}
+
 Status train_trace_open(TrainRun *run, Error *error) {
     const TraceOptions *options = &run->values.trace;
     if (!*options->file) return STATUS_OK;
@@ -83,6 +96,7 @@ Status train_trace_open(TrainRun *run, Error *error) {
                         .steps = options->steps,
                         .next_step = run->trainer.n_done + 1,
                         .n_steps = run->values.train.n_steps,
+                        .machine = machine_of(run),
                         .runs_behind = run->backend.event_new != NULL};
     trace_open(&run->trace, &setup, error);
     return launch_agree(run->launch, error);

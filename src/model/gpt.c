@@ -33,6 +33,7 @@ typedef struct {
     Tensor *random;                  /* NULL: no dropout */
     Tensor *start;                   /* NULL: sequences start at position 0 */
     Tensor *caches;                  /* of all blocks, keys before values; NULL: attention within the batch */
+    int first_slot, first_block;     /* where in them those of this block are, and of the ones behind it */
     Tensor *key_cache, *value_cache; /* of the block being recorded */
     int64_t B, capacity;
     int64_t first_sequence; /* of the micro-batch: those before it are other parts' */
@@ -279,17 +280,13 @@ static Tensor *record_hidden(Writer *r, Tensor *h, int block) {
 /* Views of one tensor, as parameters are, so that an operation that works on many of them can name them
  * all. */
 static void record_caches(Writer *r, int block) {
-    if (!r->capacity || !r->heads.key.n) return;
-    int64_t n_heads = r->heads.key.n, head_size = config_head_size(r->config);
-    Shape shape = SHAPE(r->B, n_heads, r->capacity, head_size);
-    if (!r->caches) {
-        Shape all = SHAPE(2 * r->config->n_layers, r->B * n_heads, r->capacity, head_size);
-        r->caches = graph_tensor(r->graph, PLACE_STATE, r->dtype, all, "caches");
-    }
+    if (!r->caches) return;
+    int64_t slot = r->first_slot + block - r->first_block, n_heads = r->heads.key.n;
+    Shape shape = SHAPE(r->B, n_heads, r->capacity, config_head_size(r->config));
     const char *keys = arena_printf(&r->graph->arena, "h.%d.keys", block);
     const char *values = arena_printf(&r->graph->arena, "h.%d.values", block);
-    r->key_cache = graph_view(r->graph, r->caches, shape, 2 * block * shape_count(shape), keys);
-    r->value_cache = graph_view(r->graph, r->caches, shape, (2 * block + 1) * shape_count(shape), values);
+    r->key_cache = graph_view(r->graph, r->caches, shape, 2 * slot * shape_count(shape), keys);
+    r->value_cache = graph_view(r->graph, r->caches, shape, (2 * slot + 1) * shape_count(shape), values);
 }
 
 /* The tokens of the vocabulary that this rank has rows of, in either table. */
@@ -409,14 +406,6 @@ static void record_blocks(Part *parts, int n_parts, int first, int end) {
         record_halves(parts, n_parts, 2 * from, 2 * to);
     }
     r->graph->block = NO_BLOCK;
-}
-
-/* Everything up to the head: (B,T) tokens to (B,T,C). */
-static Tensor *record_body(const Writer *r, Tensor *tokens) {
-    Part part = {.r = *r};
-    record_embeddings(&part, 1, tokens);
-    record_blocks(&part, 1, 0, (int)r->config->n_layers);
-    return record_norm(&part.r, &part.x, ROLE_FINAL_NORM_WEIGHT, ROLE_FINAL_NORM_BIAS, NO_BLOCK);
 }
 
 static Tensor *head_weight(const Writer *r) {
@@ -625,30 +614,65 @@ static Tensor *record_logits(Writer *r, Tensor *x) {
     return op_unpack(graph, all, SHAPE(B, V), 1, n_ranks, border);
 }
 
-GptDecode gpt_record_decode(const ModelConfig *config, const ParameterTable *table, Graph *graph,
-                            const GptDecodeOptions *options) {
-    int64_t B = options->B, T = options->T;
-    GptDecode decode = {.parameters = parameters_record(table, graph, options->dtype, false)};
-    decode.tokens = graph_tensor(graph, PLACE_INPUT, DTYPE_I32, SHAPE(B, T), "tokens");
-    decode.start = graph_tensor(graph, PLACE_INPUT, DTYPE_I32, SHAPE(B), "start");
-    decode.rows = graph_tensor(graph, PLACE_INPUT, DTYPE_I32, SHAPE(B), "rows");
+static Writer decode_writer(const ModelConfig *config, Graph *graph, const GptDecodeOptions *options) {
     Writer r = {.config = config,
                 .graph = graph,
-                .parameters = decode.parameters,
-                .start = decode.start,
-                .B = B,
-                .n_positions = T,
+                .B = options->B,
+                .n_positions = options->T,
                 .capacity = options->capacity,
                 .dtype = options->dtype};
     set_split(&r, &(GptSplit){.tp = options->split.tp, .style = options->split.style});
-    Tensor *x = record_body(&r, decode.tokens);
-    Tensor *last = T == 1 ? graph_view(graph, x, SHAPE(B, config->n_channels), 0, "last")
-                          : op_gather(graph, x, decode.rows); /* (B,C) */
-    Tensor *logits = record_logits(&r, last);
-    decode.logits = logits;
-    if (options->dtype != DTYPE_F32) { /* the sampler's */
-        decode.logits = graph_tensor(graph, PLACE_ACTIVATION, DTYPE_F32, logits->shape, "logits");
-        op_copy_into(graph, logits, decode.logits, WRITE_FRESH);
+    return r;
+}
+
+GptDecode gpt_begin_decode(const ModelConfig *config, const ParameterTable *table, Graph *graph,
+                           const GptDecodeOptions *options, int n_blocks) {
+    int64_t B = options->B;
+    Writer r = decode_writer(config, graph, options);
+    GptDecode decode = {.parameters = parameters_record(table, graph, options->dtype, false)};
+    decode.tokens = graph_tensor(graph, PLACE_INPUT, DTYPE_I32, SHAPE(B, options->T), "tokens");
+    decode.start = graph_tensor(graph, PLACE_INPUT, DTYPE_I32, SHAPE(B), "start");
+    decode.rows = graph_tensor(graph, PLACE_INPUT, DTYPE_I32, SHAPE(B), "rows");
+    if (!r.capacity || !r.heads.key.n) return decode;
+    Shape all = SHAPE((int64_t)2 * n_blocks, B * r.heads.key.n, r.capacity, config_head_size(config));
+    decode.caches = graph_tensor(graph, PLACE_STATE, r.dtype, all, "caches");
+    return decode;
+}
+
+/* The last norm and the logits of one row of each sequence of x (B,T,C). */
+static void record_prediction(Writer *r, Stream *x, GptDecode *decode) {
+    Graph *graph = r->graph;
+    Tensor *normed = record_norm(r, x, ROLE_FINAL_NORM_WEIGHT, ROLE_FINAL_NORM_BIAS, NO_BLOCK);
+    Tensor *last = r->T == 1 ? graph_view(graph, normed, SHAPE(r->B, r->config->n_channels), 0, "last")
+                             : op_gather(graph, normed, decode->rows); /* (B,C) */
+    Tensor *logits = record_logits(r, last);
+    decode->logits = logits;
+    if (r->dtype != DTYPE_F32) { /* the sampler's */
+        decode->logits = graph_tensor(graph, PLACE_ACTIVATION, DTYPE_F32, logits->shape, "logits");
+        op_copy_into(graph, logits, decode->logits, WRITE_FRESH);
     }
+}
+
+Tensor *gpt_record_decode_stage(const ModelConfig *config, Graph *graph, const GptDecodeOptions *options,
+                                const GptStage *stage, Tensor *input, GptDecode *decode) {
+    Part part = {.r = decode_writer(config, graph, options), .x = {.sum = input}};
+    part.r.parameters = decode->parameters;
+    part.r.start = decode->start;
+    part.r.caches = decode->caches;
+    part.r.first_slot = decode->n_blocks;
+    part.r.first_block = stage->first_block;
+    if (stage->has_embedding) record_embeddings(&part, 1, decode->tokens);
+    record_blocks(&part, 1, stage->first_block, stage->end_block);
+    decode->n_blocks += stage->end_block - stage->first_block;
+    if (!stage->has_head) return part.x.sum;
+    record_prediction(&part.r, &part.x, decode);
+    return NULL;
+}
+
+GptDecode gpt_record_decode(const ModelConfig *config, const ParameterTable *table, Graph *graph,
+                            const GptDecodeOptions *options) {
+    GptStage whole = gpt_whole(config);
+    GptDecode decode = gpt_begin_decode(config, table, graph, options, whole.end_block);
+    gpt_record_decode_stage(config, graph, options, &whole, NULL, &decode);
     return decode;
 }

@@ -96,7 +96,9 @@ typedef struct {
     Tensor *tokens; /* (B,T) i32 */
     Tensor *start;  /* (B) i32: how many tokens of each sequence are cached already */
     Tensor *rows;   /* (B) i32: which of the B·T rows to predict from, one a sequence */
-    Tensor *logits; /* (B,V) of those rows, f32 */
+    Tensor *caches; /* of this rank's heads and blocks, keys before values; NULL: it has none */
+    int n_blocks;   /* that are recorded */
+    Tensor *logits; /* (B,V) of those rows, f32; NULL without a head */
 } GptDecode;
 
 typedef struct {
@@ -110,5 +112,14 @@ typedef struct {
 /* Rows past the real ones may be padding, whose entries later tokens overwrite. */
 GptDecode gpt_record_decode(const ModelConfig *config, const ParameterTable *table, Graph *graph,
                             const GptDecodeOptions *options);
+
+/* The same stage by stage, where a rank has one or more of them. First what they share: inputs, and caches of
+ * the n_blocks blocks of all stages here. Then each, in the order of the model: what it makes of `input`
+ * (B,T,C), or with an embedding (input NULL) of the tokens. Returns (B,T,C), or NULL with a head, which has
+ * the logits. */
+GptDecode gpt_begin_decode(const ModelConfig *config, const ParameterTable *table, Graph *graph,
+                           const GptDecodeOptions *options, int n_blocks);
+Tensor *gpt_record_decode_stage(const ModelConfig *config, Graph *graph, const GptDecodeOptions *options,
+                                const GptStage *stage, Tensor *input, GptDecode *decode);
 
 #endif

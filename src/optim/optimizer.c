@@ -17,6 +17,8 @@ const char *const optimizer_names[] = {OPTIMIZERS(OPTIMIZER) NULL};
 static const Optimizer *const optimizers[] = {OPTIMIZERS(OPTIMIZER)};
 #undef OPTIMIZER
 
+static const char *const clip_styles[] = {"wait", "check", NULL};
+
 const OptionSpec optimizer_option_specs[] = {
     OPTION_CHOICE("optimizer", OptimizerOptions, kind, OPTIMIZER_ADAMW, optimizer_names, "update rule",
                   .flags = OPTION_FIXED),
@@ -40,6 +42,11 @@ const OptionSpec optimizer_option_specs[] = {
             "clip", OptimizerOptions, clip, 1.0, 0.0, 1e30,
             "gradient clipping: scale the gradient down to this norm if it is longer; 0: neither measured nor clipped",
             .flags = OPTION_F32),
+    OPTION_CHOICE(
+        "clip-style", OptimizerOptions, clip_style, CLIP_WAIT, clip_styles,
+        "when to clip: wait for the norm over all ranks, or update first, check the norm later and restore "
+        "the old state where it was too large: the same bits; check keeps a second copy of weights and "
+        "optimizer state, and pays in a pipeline whose steps are rarely clipped"),
     OPTION_BOOL(
         "eager-update", OptimizerOptions, eager, false,
         "update each parameter as soon as its gradient is known and reuse the gradient's memory; needs --clip 0, one micro-batch a step and no f16"),
@@ -90,6 +97,10 @@ Status optimizer_check(const OptimizerOptions *options, Precision precision, int
     }
     const Optimizer *optimizer = optimizer_of(options);
     if (optimizer->check) TRY(optimizer->check(options, error));
+    if (options->clip_style == CLIP_CHECK && options->clip <= 0.0 && !precision.scales_loss) {
+        return error_user(
+            error, "--clip-style check has nothing to check with --clip 0; give --clip, or leave it out");
+    }
     if (options->eager && options->clip > 0.0) {
         return error_user(
             error,
@@ -263,27 +274,108 @@ static bool rounds_stochastically(const UpdateSlices *slices, const OptimizerTen
     return draws;
 }
 
-/* After the backward: the norm of everything, then the update of every slice. */
-static void record_slices(const Optimizer *optimizer, const OptimizerOptions *options,
-                          OptimizerTensors *tensors, const ParameterTable *table, const UpdateSlices *slices,
-                          Tensor *loss_scale, Graph *graph) {
-    Tensor *factor = NULL;
-    if (options->clip > 0.0 || loss_scale) {
-        Tensor *total = graph_tensor(graph, PLACE_STATE, DTYPE_F32, SHAPE(1), "squared norm");
-        factor = graph_tensor(graph, PLACE_STATE, DTYPE_F32, SHAPE(1), "clip factor");
-        tensors->norm = graph_tensor(graph, PLACE_STATE, DTYPE_F32, SHAPE(1), "gradient norm");
-        record_squares(table, slices, total, graph);
-        if (slices->record_sum) slices->record_sum(slices->context, graph, total);
-        op_clip_scaled(graph, total, loss_scale, factor, tensors->norm, (float)options->clip);
-    }
-    bool draws = rounds_stochastically(slices, tensors);
+/* What the update of this process goes over. */
+typedef struct {
+    const Optimizer *optimizer;
+    const OptimizerOptions *options;
+    OptimizerTensors *tensors;
+    const ParameterTable *table;
+    const UpdateSlices *slices;
+    Tensor *loss_scale; /* or NULL */
+    Graph *graph;
+} Updates;
+
+static void record_updates(const Updates *updates, Tensor *factor) {
+    const UpdateSlices *slices = updates->slices;
+    bool draws = rounds_stochastically(slices, updates->tensors);
     for (int i = 0; i < slices->n_slices; i++) {
         const UpdateSlice *slice = &slices->slice[i];
-        if (draws && !is_laid_out_whole(table))
-            record_parts(optimizer, options, tensors, factor, slice, table, graph);
-        else record_slice(optimizer, options, tensors, factor, slice, table, slice->flat_first, graph);
-        if (slices->record_updated) slices->record_updated(slices->context, graph, i);
+        if (draws && !is_laid_out_whole(updates->table))
+            record_parts(updates->optimizer, updates->options, updates->tensors, factor, slice,
+                         updates->table, updates->graph);
+        else
+            record_slice(updates->optimizer, updates->options, updates->tensors, factor, slice,
+                         updates->table, slice->flat_first, updates->graph);
+        if (slices->record_updated) slices->record_updated(slices->context, updates->graph, i);
     }
+}
+
+static Tensor *scalar(Graph *graph, const char *name) {
+    return graph_tensor(graph, PLACE_STATE, DTYPE_F32, SHAPE(1), "%s", name);
+}
+
+/* What an update changes, and where it is kept: moments, master weights and the slices of the weights. */
+typedef struct {
+    Tensor **changed, **kept;
+    int n;
+} KeptState;
+
+static void keep(KeptState *state, Graph *graph, Tensor *changed) {
+    Tensor *kept =
+        graph_tensor(graph, PLACE_STATE, changed->dtype, changed->shape, "%s (before)", changed->name);
+    op_copy_into(graph, changed, kept, WRITE_FRESH);
+    state->changed[state->n] = changed;
+    state->kept[state->n++] = kept;
+}
+
+static KeptState keep_state(const Updates *updates) {
+    Graph *graph = updates->graph;
+    const UpdateSlices *slices = updates->slices;
+    const OptimizerTensors *tensors = updates->tensors;
+    int most = slices->n_slices + OPTIMIZER_MAX_MOMENTS + 1;
+    KeptState state = {.changed = ARENA_ARRAY(&graph->arena, Tensor *, most),
+                       .kept = ARENA_ARRAY(&graph->arena, Tensor *, most)};
+    for (int i = 0; i < tensors->n_moments; i++) keep(&state, graph, tensors->moment[i]);
+    if (tensors->master) keep(&state, graph, tensors->master);
+    for (int i = 0; i < slices->n_slices; i++) keep(&state, graph, slices->slice[i].parameter);
+    return state;
+}
+
+/* The update as if the gradient were short enough; then the norm; then what is to be done where it is not. */
+static void record_checked(const Updates *updates, Tensor *total) {
+    Graph *graph = updates->graph;
+    const UpdateSlices *slices = updates->slices;
+    float clip = (float)updates->options->clip;
+    Tensor *nothing = scalar(graph, "no norm"), *norm = scalar(graph, "norm without clipping");
+    const Node *sum = NULL;
+    updates->tensors->assumed = scalar(graph, "factor without clipping");
+    if (slices->record_near_sum) slices->record_near_sum(slices->context, graph, total);
+    if (slices->record_far_sum) sum = slices->record_far_sum(slices->context, graph, total);
+    op_zero(graph, nothing);
+    op_clip_scaled(graph, nothing, updates->loss_scale, updates->tensors->assumed, norm, clip);
+    KeptState state = keep_state(updates);
+    record_updates(updates, updates->tensors->assumed);
+    if (slices->record_end) slices->record_end(slices->context, graph);
+
+    graph->section = SECTION_CHECK;
+    if (slices->record_far_wait) slices->record_far_wait(slices->context, graph, sum, total);
+    op_clip_scaled(graph, total, updates->loss_scale, updates->tensors->factor, updates->tensors->norm, clip);
+
+    graph->section = SECTION_REDO;
+    for (int i = 0; i < state.n; i++) op_copy_into(graph, state.kept[i], state.changed[i], WRITE_FRESH);
+    record_updates(updates, updates->tensors->factor);
+}
+
+/* After the backward: the norm of everything, then the update of every slice. */
+static void record_slices(const Updates *updates) {
+    const OptimizerOptions *options = updates->options;
+    const UpdateSlices *slices = updates->slices;
+    OptimizerTensors *tensors = updates->tensors;
+    Graph *graph = updates->graph;
+    if (options->clip > 0.0 || updates->loss_scale) {
+        Tensor *total = scalar(graph, "squared norm");
+        tensors->factor = scalar(graph, "clip factor");
+        tensors->norm = scalar(graph, "gradient norm");
+        record_squares(updates->table, slices, total, graph);
+        if (options->clip_style == CLIP_CHECK) {
+            record_checked(updates, total);
+            return;
+        }
+        if (slices->record_sum) slices->record_sum(slices->context, graph, total);
+        op_clip_scaled(graph, total, updates->loss_scale, tensors->factor, tensors->norm,
+                       (float)options->clip);
+    }
+    record_updates(updates, tensors->factor);
 }
 
 /* One node a parameter, right behind the last one that touches it or its gradient. */
@@ -342,7 +434,10 @@ OptimizerTensors optimizer_record_by(const Optimizer *optimizer, const Optimizer
     UpdateSlice all = {parameters->flat->gradient, parameters->flat, .n = table->n_flat_elements};
     UpdateSlices everything = {.n_slices = 1, .slice = &all, .n_local = table->n_flat_elements};
     if (slices) {
-        everything.record_sum = slices->record_sum;
+        everything = *slices;
+        everything.slice = &all;
+        everything.n_slices = 1;
+        everything.n_local = table->n_flat_elements;
         everything.context = slices->context;
     }
     if (optimizer->op->update == UPDATE_OF_TENSORS) {
@@ -362,7 +457,7 @@ OptimizerTensors optimizer_record_by(const Optimizer *optimizer, const Optimizer
     if (precision.has_master)
         tensors.master = graph_tensor(graph, PLACE_OPTIMIZER, DTYPE_F32, SHAPE(slices->n_local), "master");
     if (options->eager) record_eager(optimizer, options, &tensors, parameters, graph);
-    else record_slices(optimizer, options, &tensors, table, slices, loss_scale, graph);
+    else record_slices(&(Updates){optimizer, options, &tensors, table, slices, loss_scale, graph});
     return tensors;
 }
 

@@ -16,6 +16,10 @@
 typedef enum { OPTIMIZERS(OPTIMIZER) N_OPTIMIZERS } OptimizerKind;
 #undef OPTIMIZER
 
+/* When the gradient is clipped: the update waits for the norm over all ranks; or it goes first, and is made again
+ * from what was there before where the norm turns out too large. Both give the same bits. */
+typedef enum { CLIP_WAIT, CLIP_CHECK } ClipStyle;
+
 typedef struct {
     int kind;     /* OptimizerKind */
     int schedule; /* LearningRateKind */
@@ -24,6 +28,7 @@ typedef struct {
     double decay_fraction;
     double weight_decay;
     double clip;
+    int clip_style; /* ClipStyle */
     bool eager;
     /* One member an optimizer: its hyperparameters. */
 #define OPTIMIZER(NAME, name, Options) Options name;
@@ -87,11 +92,22 @@ typedef struct {
     Tensor
         *master; /* likewise: the weights in f32 where those that are computed with have 16 bits; or NULL */
     int n_moments;
+    Tensor *factor;  /* that the gradient is multiplied with; NULL: none is */
+    Tensor *assumed; /* and the one that goes first (CLIP_CHECK); NULL: none does */
 } OptimizerTensors;
 
 /* Where the gradients shall live for these options (see AutogradOptions). */
 Place optimizer_gradient_place(const OptimizerOptions *options);
 
+/* With CLIP_CHECK the update goes first, as if the gradient were short enough, and keeps what it changes:
+ *
+ *     executor_run(SECTION_UPDATE)       keep weights, moments and master weights; update
+ *     ... anything that leaves the gradient alone ...
+ *     executor_run(SECTION_CHECK)        norm and factor of the whole gradient
+ *     if (factor differs from what was assumed) executor_run(SECTION_REDO)      put back; update by the factor
+ *
+ * With NAN as the factor SECTION_REDO only puts back: so an update can be undone when the gradient is gone. What
+ * is kept takes as many bytes again as weights and optimizer state that this process updates. */
 /* Record the update of every parameter that autograd found a gradient for, or of slices of them (NULL: all).
  * With options->eager, each parameter's update stands right behind the last node that needs its old value or
  * adds to its gradient, so that the gradient's memory is free again; otherwise the updates come after the

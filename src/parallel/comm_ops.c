@@ -152,12 +152,21 @@ Node *op_scalar_sum(Graph *graph, Comm *comm, Tensor *scalar) {
     return record(graph, &OP_SCALAR_SUM, comm, scalar, (CommOperation){.kind = COMM_ALL_REDUCE});
 }
 
+/* The root reads it, the others are written to. */
+Node *op_broadcast(Graph *graph, Comm *comm, Tensor *data, int root) {
+    CommOperation operation = {
+        .kind = COMM_BROADCAST, .type = comm_type_of(data->dtype), .n = tensor_count(data), .root = root};
+    bool is_root = comm->rank == root;
+    return comm_record(graph, &OP_BROADCAST, (CommAttributes){.comm = comm, .operation = operation}, is_root,
+                       TENSORS(data), !is_root, TENSORS(data));
+}
+
 /* ---- running */
 
 static CommOperation operation_on(const KernelCall *call) {
     CommOperation operation = ((const CommAttributes *)call->node->attributes)->operation;
     bool is_apart = operation.kind == COMM_ALL_TO_ALL;
-    operation.data = is_apart ? call->in[0] : call->out[0];
+    operation.data = is_apart || !call->node->n_outputs ? call->in[0] : call->out[0];
     operation.other = is_apart ? call->out[0] : NULL;
     return operation;
 }
@@ -208,6 +217,16 @@ static Status wait_kernel(const KernelCall *call, Error *error) {
     return comm_wait(attributes->comm, &flight->ticket, error);
 }
 
+Status comm_drain(const Program *program, Error *error) {
+    for (int i = 0; i < program->graph->n_nodes; i++) {
+        const Node *node = program->graph->node[i];
+        if (node->op != &OP_COMM_WAIT) continue;
+        const CommFlights *flights = ((const CommAttributes *)node->attributes)->flights;
+        while (flights->n_waited < flights->n_started) TRY(wait_kernel(&(KernelCall){.node = node}, error));
+    }
+    return STATUS_OK;
+}
+
 static Status receive_kernel(const KernelCall *call, Error *error) {
     const CommFlights *flights = ((const CommAttributes *)call->node->attributes)->flights;
     if (flights->n_waited == flights->n_started) TRY(exchange_kernel(call, error));
@@ -250,6 +269,11 @@ static double exchange_bytes(const Node *node) {
     return n_bytes + (node->n_outputs ? (double)tensor_bytes(node->output[0]) : 0.0);
 }
 
+/* Once to every rank: the root sends, the others receive. */
+static double broadcast_bytes(const Node *node) {
+    return (double)tensor_bytes(node->n_inputs ? node->input[0] : node->output[0]);
+}
+
 static double no_bytes(const Node *node) {
     (void)node;
     return 0.0;
@@ -259,7 +283,8 @@ CommTraffic comm_traffic(const Program *program, const Comm *comm) {
     CommTraffic traffic = {0};
     for (int i = 0; i < program->graph->n_nodes; i++) {
         const Node *node = program->graph->node[i];
-        bool is_comm = node->op->bytes == comm_bytes || node->op->bytes == exchange_bytes;
+        bool is_comm = node->op->bytes == comm_bytes || node->op->bytes == exchange_bytes ||
+                       node->op->bytes == broadcast_bytes;
         if (!is_comm || ((const CommAttributes *)node->attributes)->comm != comm) continue;
         int64_t n_runs = program_node_runs(program, node);
         bool is_exchange = node->op->bytes == exchange_bytes;
@@ -387,6 +412,12 @@ const Op OP_PARALLEL_COPY_END = {.name = "parallel_copy_end",
                                  .is_portable = true,
                                  .is_repeatable = true,
                                  .is_capturable = is_always_capturable};
+const Op OP_BROADCAST = {.name = "broadcast",
+                         .bytes = broadcast_bytes,
+                         .describe = comm_describe,
+                         .reference = run_kernel,
+                         .is_portable = true,
+                         .is_capturable = is_capturable};
 const Op OP_PARALLEL_COPY = {.name = "parallel_copy",
                              .gradient = conjugate_both,
                              .bytes = no_bytes,

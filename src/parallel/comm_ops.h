@@ -14,7 +14,7 @@
 
 extern const Op OP_CHANNEL_RECEIVE, OP_CHANNEL_RECEIVE_AHEAD, OP_CHANNEL_SEND, OP_CHANNEL_SEND_WAIT;
 extern const Op OP_ALL_REDUCE, OP_REDUCE_SCATTER, OP_ALL_GATHER, OP_ALL_TO_ALL, OP_SHIFT, OP_EXCHANGE,
-    OP_COMM_WAIT, OP_SCALAR_SUM, OP_PARALLEL_COPY, OP_PARALLEL_COPY_START, OP_PARALLEL_COPY_END,
+    OP_COMM_WAIT, OP_SCALAR_SUM, OP_BROADCAST, OP_PARALLEL_COPY, OP_PARALLEL_COPY_START, OP_PARALLEL_COPY_END,
     OP_PARALLEL_SPLIT;
 
 /* Start a sum over all ranks of `data`, in place. */
@@ -56,6 +56,13 @@ Node *op_scalar_sum(Graph *graph, Comm *comm, Tensor *scalar);
 /* Take all-reduce `number` (from 0, counted around) of the backward on this communicator out of the graph, to
  * show that it would be noticed. */
 void comm_leave_out(Graph *graph, const Comm *comm, int number);
+
+/* What rank `root` has in `data` to all others, done when the node is. */
+Node *op_broadcast(Graph *graph, Comm *comm, Tensor *data, int root);
+
+/* Wait for every collective that a part of the program has started and that another one, which will not be run,
+ * would have waited for. */
+Status comm_drain(const Program *program, Error *error);
 
 /* What a program has to do with one communicator in a step, recomputation included. */
 typedef struct {

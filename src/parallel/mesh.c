@@ -64,9 +64,52 @@ static const char *given_sizes(const int64_t *sizes, char *text, size_t n_bytes)
     return text;
 }
 
+/* The only axis that was given a size; -1: there are several. */
+static int only_axis(const int64_t *sizes) {
+    int found = -1;
+    for (int axis = 0; axis < N_AXES; axis++) {
+        if (sizes[axis] == (axis == AXIS_DP ? 0 : 1)) continue;
+        if (found >= 0) return -1;
+        found = axis;
+    }
+    return found;
+}
+
+/* "choose --pp 2 or --pp 4": the sizes next to this one that divide the ranks. */
+static const char *nearest_sizes(const char *name, int64_t size, int n_ranks, char *text, size_t n_bytes) {
+    int64_t below = size < n_ranks ? size : n_ranks, above = size;
+    while (n_ranks % below) below--;
+    while (above < n_ranks && n_ranks % above) above++;
+    int n = snprintf(text, n_bytes, ", or choose --%s %lld", name, (long long)below);
+    if (above <= n_ranks && n > 0)
+        snprintf(text + n, n_bytes - (size_t)n, " or --%s %lld", name, (long long)above);
+    return text;
+}
+
+/* Sizes do not go into the ranks: what does. */
+static Status refuse_sizes(const int64_t *sizes, int64_t product, int n_ranks, Error *error) {
+    char given[160], start[64], nearest[64] = "";
+    int axis = only_axis(sizes);
+    bool has_data = sizes[AXIS_DP] > 0;
+    int64_t others = has_data ? product / sizes[AXIS_DP] : product, below = n_ranks / product * product;
+    given_sizes(sizes, given, sizeof given);
+    if (has_data || !below)
+        snprintf(start, sizeof start, "start %lld rank%s", (long long)product, product == 1 ? "" : "s");
+    else
+        snprintf(start, sizeof start, "start %lld or %lld ranks", (long long)below,
+                 (long long)(below + product));
+    const char *plural = n_ranks == 1 ? "" : "s";
+    if (has_data)
+        return error_user(
+            error, "%s does not multiply to the %d rank%s of this run; %s%s (mpirun -n)", given, n_ranks,
+            plural, n_ranks % others == 0 ? "leave out --dp, which then takes what is left, or " : "", start);
+    if (axis >= 0) nearest_sizes(axes[axis].name, sizes[axis], n_ranks, nearest, sizeof nearest);
+    return error_user(error, "%s does not divide the %d rank%s of this run; %s (mpirun -n)%s", given, n_ranks,
+                      plural, start, axis >= 0 ? nearest : ", or make it smaller");
+}
+
 Status mesh_shape(const int64_t *sizes, int n_ranks, MeshShape *shape, Error *error) {
     int64_t product = 1;
-    char text[160];
     for (int axis = 0; axis < N_AXES; axis++) {
         if (sizes[axis] > 1 && !axes[axis].is_available) {
             return error_user(error,
@@ -74,24 +117,11 @@ Status mesh_shape(const int64_t *sizes, int n_ranks, MeshShape *shape, Error *er
                               "leave it out, and ranks divide the batch",
                               axes[axis].name, (long long)sizes[axis], axes[axis].kind, axes[axis].divides);
         }
-        if (axis != AXIS_DP || sizes[axis]) product *= sizes[axis];
-        if (product > n_ranks) break;
+        if (axis == AXIS_DP && !sizes[axis]) continue;
+        if (__builtin_mul_overflow(product, sizes[axis], &product)) product = INT64_MAX / 2;
     }
     bool fits = sizes[AXIS_DP] ? product == n_ranks : product <= n_ranks && n_ranks % product == 0;
-    if (!fits && !sizes[AXIS_DP]) {
-        return error_user(
-            error,
-            "%s does not divide the %d rank%s of this run; start a multiple of what it multiplies "
-            "to (mpirun -n), or make it smaller",
-            given_sizes(sizes, text, sizeof text), n_ranks, n_ranks == 1 ? "" : "s");
-    }
-    if (!fits) {
-        return error_user(
-            error,
-            "%s does not multiply to the %d rank%s of this run; leave out --dp, which then takes what is left, "
-            "or start as many ranks as the mesh has (mpirun -n)",
-            given_sizes(sizes, text, sizeof text), n_ranks, n_ranks == 1 ? "" : "s");
-    }
+    if (!fits) return refuse_sizes(sizes, product, n_ranks, error);
     for (int axis = 0; axis < N_AXES; axis++) shape->size[axis] = (int)sizes[axis];
     if (!sizes[AXIS_DP]) shape->size[AXIS_DP] = n_ranks / (int)product;
     return STATUS_OK;

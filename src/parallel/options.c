@@ -1,4 +1,4 @@
-/* One table for every command that runs on several ranks. */
+/* One table for commands that train on several ranks, one for those that use a model there. */
 #include "parallel/options.h"
 
 #include "comm/algo/algo.h"
@@ -9,6 +9,7 @@
 enum { MANY = 1 << 20, DEFAULT_ALGORITHM = 3 };
 
 const char *const tensor_style_names[] = {"column", "row", NULL};
+#define PIN_HELP "give every rank of a host cores of its own, unless the launcher has or there are too few"
 
 const OptionSpec parallel_option_specs[] = {
     OPTION_INT("dp", ParallelOptions, size[AXIS_DP], 0, 0, MANY,
@@ -55,7 +56,28 @@ const OptionSpec parallel_option_specs[] = {
         "gradient bucket size in MiB: gradients are summed by the bucket, as soon as the backward has finished it"),
     OPTION_BOOL("overlap", ParallelOptions, overlap, true,
                 "communicate beside the computation; without it every message is waited for at once"),
-    OPTION_BOOL("pin", ParallelOptions, pin, true,
-                "give every rank of a host cores of its own, unless the launcher has or there are too few"),
+    OPTION_BOOL("pin", ParallelOptions, pin, true, PIN_HELP),
     OPTION_END,
 };
+
+const OptionSpec mesh_option_specs[] = {
+    OPTION_INT(
+        "dp", MeshOptions, size[AXIS_DP], 0, 0, MANY,
+        "data parallelism: groups of ranks that share out the texts, each with a model of its own; 0: as many "
+        "as the other axes leave ranks for"),
+    OPTION_INT("tp", MeshOptions, size[AXIS_TP], 1, 1, MANY,
+               "tensor parallelism: ranks that divide each layer, by heads, hidden channels and tokens"),
+    OPTION_INT("pp", MeshOptions, size[AXIS_PP], 1, 1, MANY,
+               "pipeline parallelism: stages that divide the blocks of the model"),
+    OPTION_BOOL("pin", MeshOptions, pin, true, PIN_HELP),
+    OPTION_END,
+};
+
+Status mesh_options_shape(const MeshOptions *options, int n_ranks, MeshShape *shape, Error *error) {
+    int64_t size[N_AXES];
+    for (int axis = 0; axis < N_AXES; axis++) {
+        bool is_given = axis == AXIS_DP || axis == AXIS_TP || axis == AXIS_PP;
+        size[axis] = is_given ? options->size[axis] : 1;
+    }
+    return mesh_shape(size, n_ranks, shape, error);
+}

@@ -24,4 +24,15 @@ typedef struct {
 
 extern const OptionSpec parallel_option_specs[];
 
+/* Of commands that use a model and do not train it. */
+typedef struct {
+    int64_t size[N_AXES]; /* of dp, tp and pp; the others have none: 0 */
+    bool pin;
+} MeshOptions;
+
+extern const OptionSpec mesh_option_specs[];
+
+/* As mesh_shape. */
+Status mesh_options_shape(const MeshOptions *options, int n_ranks, MeshShape *shape, Error *error);
+
 #endif

@@ -93,6 +93,7 @@ Status trace_open(Trace *trace, const TraceSetup *setup, Error *error) {
 void trace_close(Trace *trace) {
     free(trace->clock_begin);
     free(trace->clock_end);
+    json_decref(trace->setup.machine);
     *trace = (Trace){0};
 }
 

@@ -15,6 +15,7 @@
 #define PGPT_TRACE_TRACE_H
 
 #include "base/options/options.h"
+#include "base/text/json.h"
 #include "comm/clock.h"
 
 typedef struct {
@@ -34,6 +35,8 @@ typedef struct {
     const char *steps; /* as in TraceOptions */
     int64_t next_step; /* the first of this call */
     int64_t n_steps;   /* the last one that there will be */
+    json_t *machine;   /* where rank 0 runs (processor, cores, gpu), as it will stand in the file; a
+                          reference that is taken over, also where opening fails; NULL: not said */
     bool runs_behind;  /* the device runs behind the host: what is recorded is the time to tell it */
 } TraceSetup;
 

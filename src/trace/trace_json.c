@@ -13,6 +13,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 typedef struct {
     const TraceMerge *merge;
@@ -203,11 +204,31 @@ static json_t *clock_of(const TraceMerge *merge, int rank) {
     return object;
 }
 
+/* How many ranks share the machine of rank 0. */
+static int ranks_of_host(const TraceMerge *merge) {
+    int n = 0;
+    for (int rank = 0; rank < merge->n_ranks; rank++)
+        n += strcmp(merge->part[rank].header.host, merge->part[0].header.host) == 0;
+    return n;
+}
+
+/* Where and when: a trace is looked at elsewhere and later. */
+static void describe_place(json_t *object, const TraceMerge *merge, const Trace *trace) {
+    char date[16] = "";
+    time_t now = time(NULL);
+    struct tm utc;
+    if (gmtime_r(&now, &utc)) strftime(date, sizeof date, "%Y-%m-%d", &utc);
+    if (trace->setup.machine) json_object_set(object, "machine", trace->setup.machine);
+    json_object_set_new(object, "ranks_of_machine", json_integer(ranks_of_host(merge)));
+    json_object_set_new(object, "date", json_string(date));
+}
+
 static json_t *describe(const TraceMerge *merge, const Trace *trace) {
     const TraceSummary *summary = &merge->summary;
     json_t *object = json_object(), *ranks = json_array();
     json_object_set_new(object, "program", json_string("pgpt " PGPT_VERSION));
     json_object_set_new(object, "ranks", json_integer(merge->n_ranks));
+    describe_place(object, merge, trace);
     json_object_set_new(object, "steps", json_integer(merge->part[0].header.n_steps));
     json_object_set_new(object, "first_step",
                         json_integer(trace->first_step > trace->setup.next_step ? trace->first_step

@@ -4,6 +4,7 @@
 #include "base/system/timer.h"
 #include "base/text/plain.h"
 #include "run/interrupt.h"
+#include "train/checked.h"
 #include "train/observers/metrics_observer.h"
 #include "train/observers/sample_observer.h"
 #include "train/observers/save_observer.h"
@@ -261,8 +262,11 @@ static Status run_step(Loop *loop, bool *is_meeting, Error *error) {
     *is_meeting = true;
     switch ((SyncKind)loop->trainer->async.options.sync) {
     case SYNC_EXACT:
-        return step_is_unflushed(&loop->trainer->step) ? unflushed_run_steps(loop, error)
-                                                       : run_exact_step(loop, error);
+        if (step_is_unflushed(&loop->trainer->step))
+            return stretch_run_steps(loop, unflushed_run, UNFLUSHED_MOST_STEPS, error);
+        if (step_is_checked_later(&loop->trainer->step))
+            return stretch_run_steps(loop, checked_run, CHECKED_MOST_STEPS, error);
+        return run_exact_step(loop, error);
     case SYNC_SERVER: return served_run_steps(loop, error);
     default: return async_run_step(loop, is_meeting, error);
     }

@@ -11,6 +11,7 @@ static void add_times(StepResult *sum, const StepResult *step) {
     sum->update_ms += step->update_ms;
     sum->comm_ms += step->comm_ms;
     sum->comm_wait_ms += step->comm_wait_ms;
+    sum->stage_wait_ms += step->stage_wait_ms;
 }
 
 /* A step that is not finite. Before any weight has been changed, no learning rate can be to blame. */
@@ -49,25 +50,27 @@ Status loop_record(Loop *loop, int64_t step, const StepResult *result, double ra
     add_times(&trainer->sum, result);
     trainer->n_steps_timed++;
     double n_tokens = (double)options->batch * (double)options->sequence;
-    trainer->last = (StepMetrics){.step = step,
-                                  .n_tokens = trainer_n_tokens(trainer, step),
-                                  .loss = result->loss,
-                                  .validation_loss = NAN,
-                                  .rate = rate,
-                                  .gradient_norm = result->was_skipped ? NAN : result->gradient_norm,
-                                  .loss_scale = trainer->step.loss.scale ? trainer->step.scale.value : NAN,
-                                  .n_skipped = trainer->step.scale.n_skipped,
-                                  .tokens_per_s = n_tokens / seconds,
-                                  .step_ms = seconds * 1e3,
-                                  .flops_per_s = loop->flops / seconds,
-                                  .forward_ms = result->forward_ms,
-                                  .backward_ms = result->backward_ms,
-                                  .update_ms = result->update_ms,
-                                  .comm_ms = trainer_n_ranks(trainer) > 1 ? result->comm_ms : NAN,
-                                  .comm_wait_ms = trainer_n_ranks(trainer) > 1 ? result->comm_wait_ms : NAN,
-                                  .slowest_ms = trainer_n_ranks(trainer) > 1 ? loop->slowest_ms : NAN,
-                                  .slowest_rank = loop->slowest_rank,
-                                  .staleness = NAN};
+    trainer->last =
+        (StepMetrics){.step = step,
+                      .n_tokens = trainer_n_tokens(trainer, step),
+                      .loss = result->loss,
+                      .validation_loss = NAN,
+                      .rate = rate,
+                      .gradient_norm = result->was_skipped ? NAN : result->gradient_norm,
+                      .loss_scale = trainer->step.loss.scale ? trainer->step.scale.value : NAN,
+                      .n_skipped = trainer->step.scale.n_skipped,
+                      .tokens_per_s = n_tokens / seconds,
+                      .step_ms = seconds * 1e3,
+                      .flops_per_s = loop->flops / seconds,
+                      .forward_ms = result->forward_ms,
+                      .backward_ms = result->backward_ms,
+                      .update_ms = result->update_ms,
+                      .comm_ms = trainer_n_ranks(trainer) > 1 ? result->comm_ms : NAN,
+                      .comm_wait_ms = trainer_n_ranks(trainer) > 1 ? result->comm_wait_ms : NAN,
+                      .stage_wait_ms = trainer->step.options.pipeline ? result->stage_wait_ms : NAN,
+                      .slowest_ms = trainer_n_ranks(trainer) > 1 ? loop->slowest_ms : NAN,
+                      .slowest_rank = loop->slowest_rank,
+                      .staleness = NAN};
     bool has_norm = trainer->step.optimizer.norm != NULL;
     bool is_sound = !has_norm || isfinite(result->gradient_norm) || result->was_skipped;
     if (isfinite(result->loss) && is_sound) return STATUS_OK;

@@ -111,6 +111,7 @@ Status metrics_write(LineWriter *writer, const StepMetrics *metrics, Error *erro
     set_measured(line, "update_ms", metrics->update_ms);
     set_measured(line, "comm_ms", metrics->comm_ms);
     set_measured(line, "comm_wait_ms", metrics->comm_wait_ms);
+    set_measured(line, "stage_wait_ms", metrics->stage_wait_ms);
     if (!isnan(metrics->slowest_ms)) {
         set_measured(line, "slowest_ms", metrics->slowest_ms);
         json_object_set_new(line, "slowest_rank", json_integer(metrics->slowest_rank));

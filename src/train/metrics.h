@@ -15,6 +15,7 @@ typedef struct {
     double loss_scale; /* NAN where gradients are not scaled */
     int64_t n_skipped; /* steps whose gradient was not finite, since the run began */
     double forward_ms, backward_ms, update_ms, comm_ms, comm_wait_ms; /* the last two NAN on one rank */
+    double stage_wait_ms; /* of the last: for messages of other stages; NAN without pipeline */
     double
         /* of the rank that worked longest, without its waits; NAN on one rank, or where ranks do not meet */
         slowest_ms;

@@ -473,11 +473,30 @@ Status train_step_sum_number(const TrainStep *step, double *number, Error *error
     return sum_number(&step->options.sync, number, error);
 }
 
+/* Waited for at the borders of this rank's chunks. */
+static uint64_t border_ns(const Pipeline *pipeline) {
+    uint64_t sum = 0;
+    for (int i = 0; pipeline && i < pipeline->layout.n_chunks * N_BORDERS * N_PIPELINE_WAYS; i++) {
+        int way = i % N_PIPELINE_WAYS, side = i / N_PIPELINE_WAYS % N_BORDERS;
+        const PipelineBorder *border = &pipeline->border[i / N_PIPELINE_WAYS / N_BORDERS][side];
+        sum += border->comm[way].counts.waited_ns + border->device[way].counts.waited_ns;
+    }
+    return sum;
+}
+
 /* When the executor has done n_started sections. */
 static Status times_at(TrainStep *step, int64_t n_started, StepClock *times, Error *error) {
-    const Comm *comm = sync_comm(&step->options.sync);
-    times->busy_ns = comm ? comm->counts.busy_ns : 0;
+    const Mesh *mesh = step->options.sync.mesh;
+    times->busy_ns = times->stage_ns = border_ns(step->options.pipeline);
+    for (int axis = 0; mesh && axis < N_AXES; axis++)
+        times->busy_ns += mesh_comm(mesh, (Axis)axis)->counts.busy_ns;
+    if (mesh && mesh->heads.table) times->busy_ns += mesh_heads(mesh)->counts.busy_ns;
+    if (mesh && mesh_ends(mesh)) times->busy_ns += mesh_ends(mesh)->counts.busy_ns;
     return executor_phases(&step->executor, n_started, times->phase_ns, error);
+}
+
+Status train_step_clock(TrainStep *step, StepClock *clock, Error *error) {
+    return times_at(step, step->executor.n_started, clock, error);
 }
 
 /* A device's own communication runs behind the host, which then knows nothing of its times. */
@@ -485,14 +504,17 @@ static bool times_communication(const GradientSyncOptions *sync) {
     return !sync->mesh || !sync_comm(sync)->table->start;
 }
 
-static void set_times(StepResult *result, const StepClock *before, const StepClock *after, bool is_timed) {
-    double ms[N_PHASES];
-    for (int i = 0; i < N_PHASES; i++) ms[i] = (double)(after->phase_ns[i] - before->phase_ns[i]) * 1e-6;
+void train_step_times(const TrainStep *step, const StepClock *before, const StepClock *after, int64_t n_steps,
+                      StepResult *result) {
+    bool is_timed = times_communication(&step->options.sync);
+    double ms[N_PHASES], unit = 1e-6 / (double)n_steps;
+    for (int i = 0; i < N_PHASES; i++) ms[i] = (double)(after->phase_ns[i] - before->phase_ns[i]) * unit;
     result->forward_ms = ms[PHASE_FORWARD];
     result->backward_ms = ms[PHASE_BACKWARD];
     result->update_ms = ms[PHASE_UPDATE];
     result->comm_wait_ms = is_timed ? ms[PHASE_COMMUNICATION] : NAN;
-    result->comm_ms = is_timed ? (double)(after->busy_ns - before->busy_ns) * 1e-6 : NAN;
+    result->comm_ms = is_timed ? (double)(after->busy_ns - before->busy_ns) * unit : NAN;
+    result->stage_wait_ms = is_timed ? (double)(after->stage_ns - before->stage_ns) * unit : NAN;
 }
 
 /* Where the micro-batch of an action is in each chunk. */
@@ -501,6 +523,35 @@ static const int *frames_of(TrainStep *step, const StepAction *action) {
     int *frames = step->frames + (int64_t)action->micro * step->n_chunks;
     if (action->kind == ACTION_FORWARD) frames[action->chunk] = action->frame;
     return frames;
+}
+
+Status train_step_check(TrainStep *step, bool *was_right, Error *error) {
+    float factor, assumed;
+    TRY(executor_run(&step->executor, SECTION_CHECK, MICRO_BATCH_ONLY, error));
+    TRY(executor_download(&step->executor, step->optimizer.factor, &factor, error));
+    TRY(executor_download(&step->executor, step->optimizer.assumed, &assumed, error));
+    *was_right = factor == assumed;
+    return STATUS_OK;
+}
+
+Status train_step_redo(TrainStep *step, Error *error) {
+    return executor_run(&step->executor, SECTION_REDO, MICRO_BATCH_ONLY, error);
+}
+
+/* An update by a factor that is no number changes nothing. Gradients of the next step may be on their way. */
+Status train_step_undo(TrainStep *step, Error *error) {
+    float none = NAN;
+    TRY(comm_drain(&step->program, error));
+    TRY(executor_upload(&step->executor, step->optimizer.factor, &none, error));
+    return train_step_redo(step, error);
+}
+
+static Status run_update(TrainStep *step, const StepRun *run, MicroBatch position, Error *error) {
+    bool was_right = true;
+    TRY(executor_run(&step->executor, SECTION_UPDATE, position, error));
+    if (!step->optimizer.assumed || run->checks_later) return STATUS_OK;
+    TRY(train_step_check(step, &was_right, error));
+    return was_right ? STATUS_OK : train_step_redo(step, error);
 }
 
 Status train_step_run_action(TrainStep *step, const BatchSource *source, const StepRun *run,
@@ -517,12 +568,13 @@ Status train_step_run_action(TrainStep *step, const BatchSource *source, const S
     ActivityEntry entry = {.kind = ACTIVITY_STEP, .name = "micro-batch", .number = action->micro};
     if (step->chunk_name) entry.name = action_name(action->kind);
     if (step->chunk_name) entry.place = step->chunk_name[action->chunk];
-    if (action->kind == ACTION_UPDATE && !step->chunk_name)
-        return executor_run(&step->executor, SECTION_UPDATE, position, error);
+    if (action->kind == ACTION_UPDATE && !step->chunk_name) return run_update(step, run, position, error);
     activity_begin(step->executor.activity, ACTIVITY_HOST, &entry);
     if (action->kind == ACTION_FORWARD && !run->is_uploaded)
         TRY(upload_micro_batch(step, source, run, action, error));
-    TRY(executor_run(&step->executor, sections[action->kind], position, error));
+    TRY(action->kind == ACTION_UPDATE
+            ? run_update(step, run, position, error)
+            : executor_run(&step->executor, sections[action->kind], position, error));
     activity_end(step->executor.activity, ACTIVITY_HOST);
     return STATUS_OK;
 }
@@ -549,7 +601,7 @@ static Status run_actions(TrainStep *step, const BatchSource *source, int64_t in
  * for. */
 bool train_step_runs_ahead(const TrainStep *step) {
     return executor_sends(&step->executor) && !step->loss.scale && !step->options.pipeline &&
-           STEP_MOST_BEGUN * step->n_actions <= EXECUTOR_MAX_PENDING;
+           !step->optimizer.assumed && STEP_MOST_BEGUN * step->n_actions <= EXECUTOR_MAX_PENDING;
 }
 
 /* Results travel in places 0 and 1, or 2 and 3. */
@@ -623,7 +675,7 @@ Status train_step_end(TrainStep *step, StepResult *result, Error *error) {
     }
     StepClock before = step->clock;
     TRY(times_at(step, step->begun[number].n_started, &step->clock, error));
-    set_times(result, &before, &step->clock, times_communication(&step->options.sync));
+    train_step_times(step, &before, &step->clock, 1, result);
     return STATUS_OK;
 }
 
@@ -645,7 +697,7 @@ Status train_step_gradient(TrainStep *step, const BatchSource *source, int64_t i
     TRY(executor_download(&step->executor, step->loss.loss, &loss, error));
     result->loss = (double)loss;
     TRY(times_at(step, step->executor.n_started, &after, error));
-    set_times(result, &before, &after, times_communication(&step->options.sync));
+    train_step_times(step, &before, &after, 1, result);
     return STATUS_OK;
 }
 
@@ -654,7 +706,7 @@ Status train_step_update(TrainStep *step, int64_t n_updates, double rate, double
     float hyper[N_HYPER], norm = NAN;
     optimizer_hyper(&step->optimizer_options, rate, n_updates, step->options.seed, hyper);
     TRY(executor_upload(&step->executor, step->optimizer.hyper, hyper, error));
-    TRY(executor_run(&step->executor, SECTION_UPDATE, MICRO_BATCH_ONLY, error));
+    TRY(run_update(step, &(StepRun){0}, MICRO_BATCH_ONLY, error));
     if (step->optimizer.norm) TRY(executor_download(&step->executor, step->optimizer.norm, &norm, error));
     *gradient_norm = (double)norm;
     return STATUS_OK;
@@ -777,8 +829,4 @@ const Tensor *train_step_weights(const TrainStep *step) {
 
 double train_step_flops(const TrainStep *step) {
     return program_cost(&step->program).flops;
-}
-
-GptSplit train_step_split(const TrainStep *step) {
-    return split_of(&step->options);
 }

@@ -70,7 +70,9 @@ enum { STEP_MOST_BEGUN = 2 };
 
 /* What the executor and the communicator have counted so far. */
 typedef struct {
-    uint64_t phase_ns[N_PHASES], busy_ns;
+    uint64_t phase_ns[N_PHASES];
+    uint64_t busy_ns;  /* of communication, that along all axes */
+    uint64_t stage_ns; /* waited for messages of other stages */
 } StepClock;
 
 typedef struct {
@@ -87,8 +89,10 @@ typedef struct {
     StepOptions options;
     OptimizerOptions optimizer_options;
     GradientSync sync;
-    LossScale scale;         /* of value 1 where it is not needed */
-    int64_t B;               /* sequences of a micro-batch on this rank: at most micro_batch */
+    LossScale scale;     /* of value 1 where it is not needed */
+    int64_t n_unclipped; /* steps in a row whose gradient was short enough, and updates that were undone: */
+    int64_t n_undone;    /* where they are checked later (checked.h) */
+    int64_t B;           /* sequences of a micro-batch on this rank: at most micro_batch */
     int64_t n_micro_batches; /* the same on every rank */
     StepAction *actions;     /* of a training step; one forward in an evaluation */
     int n_actions;
@@ -119,9 +123,10 @@ typedef struct {
     double loss; /* of the whole batch, on every rank; of the rank's share where gradients are not summed */
     double gradient_norm; /* NAN when it is not measured */
     double forward_ms, backward_ms, update_ms;
-    double comm_ms; /* communication under way, beside the rest or not */
-    double
-        comm_wait_ms;   /* and the part of it that the rest had to wait for; both NAN where it is not timed */
+    /* Communication under way, beside the rest or not, and the part of it that the rest had to wait for. Of
+     * messages between stages, what is waited for is known alone, and in both: stage_wait_ms of them. All are
+     * NAN where it is not timed. */
+    double comm_ms, comm_wait_ms, stage_wait_ms;
     bool was_abandoned; /* stopped before the update: the weights are as they were */
     bool was_skipped;   /* the gradient was not finite, and a smaller scale of the loss may help: likewise */
 } StepResult;
@@ -150,11 +155,23 @@ typedef struct {
     bool is_uploaded;
     int version; /* see MicroBatch */
     bool goes_on;
+    bool checks_later; /* of an update: train_step_check is the caller's business, before the next update */
     const StepRows *rows; /* of the batch; NULL: the action's micro-batch of this rank's share */
 } StepRun;
 
 Status train_step_run_action(TrainStep *step, const BatchSource *source, const StepRun *run,
                              const StepAction *action, Error *error);
+
+/* Of an update that went first (CLIP_CHECK): was it right? The norm is known then. If it was not it can be made
+ * again while the gradient is there, or undone. Collective. */
+Status train_step_check(TrainStep *step, bool *was_right, Error *error);
+Status train_step_redo(TrainStep *step, Error *error);
+Status train_step_undo(TrainStep *step, Error *error);
+
+/* What was counted up to now; and the times of n_steps steps from one to the other, each the mean. */
+Status train_step_clock(TrainStep *step, StepClock *clock, Error *error);
+void train_step_times(const TrainStep *step, const StepClock *before, const StepClock *after, int64_t n_steps,
+                      StepResult *result);
 
 /* One step on sequences train_step_sequence .. of the source. */
 Status train_step_run(TrainStep *step, const BatchSource *source, int64_t index, double rate,
@@ -198,9 +215,6 @@ const Tensor *train_step_weights(const TrainStep *step);
 /* The sum over all ranks of a number that each has a part of, its loss say: what a step sends behind its
  * program. */
 Status train_step_sum_number(const TrainStep *step, double *number, Error *error);
-
-/* How its layers are split among ranks. */
-GptSplit train_step_split(const TrainStep *step);
 
 /* FLOPs of a whole step as counted over the program, what is recomputed included. */
 double train_step_flops(const TrainStep *step);

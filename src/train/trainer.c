@@ -28,7 +28,8 @@ void trainer_end(const Trainer *trainer) {
     activity_end(trainer->setup.activity, ACTIVITY_HOST);
 }
 
-/* One group of ranks that has the whole model writes samples: the root with those that share its layers. */
+/* One group of ranks that has the whole model writes samples: the root with those that share its layers or
+ * have the other stages. */
 bool trainer_is_sampler(const Trainer *trainer) {
     const Mesh *mesh = trainer->setup.mesh;
     if (trainer_n_ranks(trainer) == 1) return true;
@@ -124,6 +125,15 @@ static Status build_table(Trainer *trainer, Error *error) {
     return parameters_build_part(&trainer->table, setup->config, setup->part ? setup->part : &whole, error);
 }
 
+static Status plan_generator(Trainer *trainer, Error *error) {
+    const TrainerSetup *setup = &trainer->setup;
+    GeneratorOptions options = {.n_rows = 1, .dtype = trainer->step.options.precision.weight};
+    if (trainer_n_ranks(trainer) > 1) options.part = model_part_of(setup->mesh, setup->pipeline, setup->part);
+    trainer->has_generator = true;
+    return generator_plan(&trainer->generator, setup->config, &trainer->table, setup->backend, &options,
+                          error);
+}
+
 Status trainer_plan_step(Trainer *trainer, const TrainerSetup *setup, Error *error) {
     *trainer = (Trainer){.setup = *setup,
                          .validation_loss = NAN,
@@ -141,15 +151,8 @@ Status trainer_plan(Trainer *trainer, const TrainerSetup *setup, Error *error) {
     device_require(&trainer->memory, &trainer->step.program.plan);
     TRY(plan_evaluation(trainer, error));
     plan_saver(trainer);
-    if (setup->options->sample_tokens > 0 && !setup->pipeline && trainer_is_sampler(trainer)) {
-        TRY(generator_plan(&trainer->generator, setup->config, &trainer->table, setup->backend,
-                           &(GeneratorOptions){.n_rows = 1,
-                                               .dtype = trainer->step.options.precision.weight,
-                                               .split = train_step_split(&trainer->step)},
-                           error));
-        trainer->has_generator = true;
-    }
-    return STATUS_OK;
+    return setup->options->sample_tokens > 0 && trainer_is_sampler(trainer) ? plan_generator(trainer, error)
+                                                                            : STATUS_OK;
 }
 
 void trainer_close(Trainer *trainer) {

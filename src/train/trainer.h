@@ -80,7 +80,8 @@ Status trainer_plan(Trainer *trainer, const TrainerSetup *setup, Error *error);
 /* The training step alone: to look at its program. Needs no dataset, tokenizer or log. */
 Status trainer_plan_step(Trainer *trainer, const TrainerSetup *setup, Error *error);
 
-/* What all ranks have planned, counted together: after trainer_plan has gone well on all of them. Collective. */
+/* What all ranks have planned, counted together: after trainer_plan has gone well on all of them.
+ * Collective. */
 Status trainer_meet(Trainer *trainer, Error *error);
 void trainer_close(Trainer *trainer); /* after any of the others, failed or not */
 
@@ -108,6 +109,9 @@ double trainer_standard_flops(const Trainer *trainer);
 
 bool trainer_is_root(const Trainer *trainer);
 bool trainer_is_sampler(const Trainer *trainer);
+
+/* Does a rank make samples without others? Where it does not, they end together. */
+bool trainer_samples_alone(const Trainer *trainer);
 int trainer_n_ranks(const Trainer *trainer);
 
 /* All instructions of a step, and the memory of the whole run. */

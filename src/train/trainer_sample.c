@@ -1,5 +1,5 @@
-/* What a model under training writes: the root's sampler has the weights of the step, or is sent them where
- * each rank has only a part. */
+/* What a model under training writes: the sampler has the weights of the step, or collects them where those
+ * of dp have a slice each (ZeRO-3). Ranks that have the parts of one model compute it together. */
 #include "base/system/memory.h"
 #include "base/text/plain.h"
 #include "infer/prompt.h"
@@ -13,6 +13,11 @@ typedef struct {
     TokenDecoder decoder;
     bool may_stop; /* ranks that compute together end together */
 } SampleWriter;
+
+bool trainer_samples_alone(const Trainer *trainer) {
+    return !trainer->step.sync.strategy->shards_weights &&
+           !(trainer->has_generator && model_part_is_shared(&trainer->generator.part));
+}
 
 static GeneratorVerdict write_token(void *context, const GeneratedToken *token) {
     SampleWriter *writer = context;
@@ -71,7 +76,7 @@ static Status write_sample(Trainer *trainer, FILE *stream, Error *error) {
     if (!trainer->has_generator) return STATUS_OK;
     const Tokenizer *tokenizer = trainer->setup.tokenizer;
     SampleWriter writer = {plain_writer(stream), token_decoder(tokenizer),
-                           !train_step_split(&trainer->step).tp};
+                           !model_part_is_shared(&trainer->generator.part)};
     if (trainer_n_ranks(trainer) > 1)
         writer.shown.is_plain = true; /* a launcher's pipe may end at a terminal */
     TokenArray tokens = {0};

@@ -1,7 +1,5 @@
 #include "train/unflushed.h"
 
-#include "base/system/timer.h"
-
 #include <math.h>
 
 bool step_is_unflushed(const TrainStep *step) {
@@ -66,11 +64,8 @@ static Status collect_norm(TrainStep *step, double *norm, Error *error) {
 static Status exchange(const TrainStep *step, double *losses, double *norms, int n, Error *error) {
     const Mesh *mesh = step->options.sync.mesh;
     bool counts_norm = !mesh_ends(mesh) || mesh->coordinate[AXIS_PP] == 0;
-    for (int i = 0; i < n; i++) {
-        if (mesh->coordinate[AXIS_TP] > 0) losses[i] = 0.0;
-        norms[i] = counts_norm ? norms[i] * norms[i] : 0.0;
-    }
-    TRY(comm_all_reduce(mesh->world, losses, n, COMM_F64, COMM_SUM, error));
+    for (int i = 0; i < n; i++) norms[i] = counts_norm ? norms[i] * norms[i] : 0.0;
+    TRY(stretch_sum_losses(step, losses, n, error));
     TRY(comm_all_reduce((Comm *)&mesh->axis[AXIS_PP], norms, n, COMM_F64, COMM_SUM, error));
     for (int i = 0; i < n; i++) norms[i] = step->optimizer.norm ? sqrt(norms[i]) : NAN;
     return STATUS_OK;
@@ -107,43 +102,16 @@ Status unflushed_run(TrainStep *step, const BatchSource *source, int64_t index, 
                        .n_updates = updates_each ? (int)step->n_micro_batches : 1,
                        .n_versions = step->program.plan.n_versions};
     double losses[UNFLUSHED_MOST_STEPS] = {0}, norms[UNFLUSHED_MOST_STEPS];
+    StepClock before, after;
+    TRY(train_step_clock(step, &before, error));
     TRY(run_stretch(&stretch, losses, norms, error));
     int last = n_steps * stretch.n_updates % stretch.n_versions;
     if (last) TRY(executor_move_version(&step->executor, step->version_copy, last, 0, error));
     TRY(exchange(step, losses, norms, n_steps, error));
+    TRY(train_step_clock(step, &after, error));
     for (int i = 0; i < n_steps; i++) {
-        results[i] =
-            (StepResult){.loss = losses[i], .gradient_norm = norms[i], .comm_ms = NAN, .comm_wait_ms = NAN};
+        results[i] = (StepResult){.loss = losses[i], .gradient_norm = norms[i]};
+        train_step_times(step, &before, &after, n_steps, &results[i]); /* steps overlap: each has the mean */
     }
-    return STATUS_OK;
-}
-
-/* ---- in the loop */
-
-Status unflushed_run_steps(Loop *loop, Error *error) {
-    Trainer *trainer = loop->trainer;
-    BatchSource source = loop_batches(trainer);
-    int64_t first = trainer->n_done, n = loop_next_due(loop, first) - first;
-    if (n > UNFLUSHED_MOST_STEPS) n = UNFLUSHED_MOST_STEPS;
-    double rates[UNFLUSHED_MOST_STEPS];
-    StepResult results[UNFLUSHED_MOST_STEPS];
-    for (int64_t i = 0; i < n; i++) {
-        rates[i] = learning_rate_at(&loop->schedule, first + i);
-        observers_before_step(&loop->observers, first + i + 1);
-        TRY(observers_start(&loop->observers, first + i + 1, error));
-    }
-    uint64_t start = timer_now_ns();
-    trainer_begin(trainer, ACTIVITY_STEP, "step", first + 1);
-    TRY(unflushed_run(&trainer->step, &source, first, (int)n, rates, results, error));
-    trainer_end(trainer);
-    double seconds = timer_seconds_since(start) / (double)n;
-    bool stops;
-    TRY(loop_agree(loop, &stops, error));
-    for (int64_t i = 0; i < n; i++) {
-        trainer->n_done = first + i + 1;
-        TRY(loop_record(loop, trainer->n_done, &results[i], rates[i], seconds, error));
-        if (i < n - 1) loop_report(loop, false); /* the last one is the caller's */
-    }
-    trainer->was_interrupted = stops && trainer->n_done < trainer->setup.options->n_steps;
     return STATUS_OK;
 }

@@ -8,19 +8,16 @@
 #ifndef PGPT_TRAIN_UNFLUSHED_H
 #define PGPT_TRAIN_UNFLUSHED_H
 
-#include "train/loop.h"
+#include "train/stretch.h"
 
 /* The most steps between two flushes: what is known of a run is known after these. */
-enum { UNFLUSHED_MOST_STEPS = 32 };
+enum { UNFLUSHED_MOST_STEPS = STRETCH_MOST_STEPS };
 
 /* Does the step's schedule go on over the end of a step? */
 bool step_is_unflushed(const TrainStep *step);
 
-/* Steps index .. index + n_steps - 1, then a flush. Collective; every rank gets all results. */
+/* Steps index .. index + n_steps - 1, then a flush: a StretchRun. */
 Status unflushed_run(TrainStep *step, const BatchSource *source, int64_t index, int n_steps,
                      const double *rates /* (n_steps) */, StepResult *results /* (n_steps) */, Error *error);
-
-/* As many steps as there are before the next meeting (loop.h). */
-Status unflushed_run_steps(Loop *loop, Error *error);
 
 #endif

@@ -37,7 +37,7 @@ grep -q '^data  *all-reduce  *1  *4.00 KiB .*rank 1 (1 of 1)' out || fail "the t
 grep -q '^"data" "all-reduce" 7 4096 2 4.000000 4000.000 6000.000 2000.000 1$' drawn/timeline.dat || fail "$(cat drawn/timeline.dat)"
 grep -q 'pgpt: picture: drawn/timeline.svg' err || fail "not said where it is: $(cat err)"
 for part in '<svg ' '</svg>' 'What 2 ranks did' 'time since the beginning of the trace (ms)' 'pgpt lab timeline two.json' \
-    '&lt;here&gt; &amp; ' 'worker of data' '>waiting<' '>collective<' '>step 1<' '>wait for 7<' '2 ranks: ' 'class="l3"'; do
+    '&lt;here&gt; &amp; ' 'worker of data' '>waiting<' '>collective<' '>step 1<' '>wait for 7<' '>2 ranks; 2' 'class="l3"'; do
     grep -qF "$part" drawn/timeline.svg || fail "the picture lacks $part"
 done
 if command -v python3 >/dev/null && python3 -c '' 2>/dev/null; then
@@ -61,6 +61,29 @@ grep -qF '>rank 0 (node-with-a-long-name.example.org)<' drawn/timeline.svg || fa
 grep -qF '>a thread whose name would fill half of the …<' drawn/timeline.svg || fail "no dots: $(grep thread drawn/timeline.svg)"
 grep -qF '>wait<' drawn/timeline.svg || fail "half a sentence: $(grep wait drawn/timeline.svg)"
 ! grep -qF '>wait for<' drawn/timeline.svg || fail "half a sentence: $(grep wait drawn/timeline.svg)"
+
+# Where and when: what the trace says, with the processor's name as short as below other pictures; without it (traces that are
+# older, or another program's) what --note says. What is no machine is left out.
+machine='"machine":{"processor":"Maker(R) Zippy(TM) CPU @ 2.80GHz","cores":1,"gpu":"A <GPU>"},"ranks_of_machine":2,"date":"2020-02-29",'
+sed "s/{\"ranks\":2,/{$machine\"ranks\":2,/" two.json >placed.json
+sed 's/,"gpu":"A <GPU>"//' placed.json >shared.json
+pgpt lab timeline placed.json --out drawn --json
+grep -qF '>Maker Zippy @ 2.80GHz, 1 core, A &lt;GPU&gt;; 2 ranks; 2020-02-29<' drawn/timeline.svg || fail "$(grep 2020 drawn/timeline.svg)"
+grep -qF '>pgpt lab timeline placed.json' drawn/timeline.svg || fail "no command in a line of its own"
+[[ $(tail -n 1 out) == *'"machine":"Maker Zippy @ 2.80GHz, 1 core, A <GPU>","date":"2020-02-29"'* ]] || fail "$(tail -n 1 out)"
+pgpt lab timeline shared.json --out drawn --note 'A quiet night'
+grep -qF '>A quiet night. Maker Zippy @ 2.80GHz, 1 core; 2 ranks, more than there are cores; 2020-02-29<' drawn/timeline.svg ||
+    fail "$(grep quiet drawn/timeline.svg)"
+grep -qF '# note: A quiet night. Maker Zippy' drawn/timeline.dat || fail "$(head -n 3 drawn/timeline.dat)"
+touch -d 2021-03-04T12:00Z two.json
+pgpt lab timeline two.json --out drawn --note 'A machine, 3 cores'
+grep -qF '>A machine, 3 cores. 2 ranks; 2021-03-04<' drawn/timeline.svg || fail "$(grep machine drawn/timeline.svg)"
+for other in '"machine":7' '"machine":{"processor":7,"cores":"two"}' '"machine":{"cores":-1}' '"machine":{"cores":99999999999}' \
+    '"machine":[],"date":{}'; do
+    sed "s/{\"ranks\":2,/{$other,\"ranks\":2,/" two.json >odd.json
+    pgpt lab timeline odd.json --out drawn --json
+    [[ $(tail -n 1 out) == *'"machine":null,"date":null'* ]] || fail "$other: $(tail -n 1 out)"
+done
 
 # A part of it: 2 to 5 ms.
 pgpt lab timeline two.json --out drawn --from 2 --to 5 --json

@@ -28,7 +28,7 @@ no '/--cp-style all-to-all gives each of the 3 ranks of --cp some of the 2 key\/
 no '/--cp-style means something only with --cp 2 or more; leave it out/' 2 --cp-style all-to-all
 no '/--sync local is of whole sequences, and --cp 2 divides each among ranks; leave one out/' 4 --cp 2 --sync local
 no '/--eager-update is for one process/' 2 --cp 2 --eager-update --clip 0
-no '/--tp 3 does not divide the 4 ranks of this run; start a multiple/' 4 --tp 3
+no '/--tp 3 does not divide the 4 ranks of this run; start 3 or 6 ranks \(mpirun -n\), or choose --tp 2 or --tp 4/' 4 --tp 3
 no '/--sequence-parallel means something only with --tp 2 or more; leave it out/' 2 --no-sequence-parallel
 no '/--tp-style means something only with --tp 2 or more; leave it out/' 2 --tp-style row
 no '/--tp-style row has all rows on every rank, and --sequence-parallel divides them; leave one out/' 2 --tp 2 --tp-style row --sequence-parallel
@@ -43,7 +43,7 @@ no "/--allreduce .*'star'/" 2 --allreduce star
 no '/--eager-update is for one process; leave it out/' 2 --eager-update --clip 0
 no "/cannot find 'none.txt': No such file/" 3 --data none.txt
 depth=1 ranks_refused "/--batch 1 has fewer sequences than there are ranks \(2\); raise it/" 2 verify --batch 1
-depth=1 ranks_refused '/pgpt generate runs in one process; start it without mpirun/' 2 generate run
+depth=1 ranks_refused "/pgpt convert runs in one process; start it without mpirun/" 2 convert run other
 
 # A folder that holds a run already stays as it is.
 pgpt "${small[@]}" --out taken

@@ -1,15 +1,18 @@
 #!/bin/bash
 # A job of three ranks to which something happens at a random moment: a rank is killed, stopped, throws an error or finds its disk
 # full. The job ends by itself, in time, with a report that names the rank and where it was; and under `pgpt supervise` it
-# goes on to the very weights of a run that nothing happened to. FAULT_RUNS=20 does every kind 20 times, alone and supervised.
+# goes on to the very weights of a run that nothing happened to. A rank that is late, stopped for a moment, is waited for.
+# FAULT_RUNS=20 does every kind 20 times, alone and supervised; FAULT_LAYOUT="--pp 3 --layers 4 --micro-batch 1" in that layout, of
+# whose ranks the report then names stage and micro-batch.
 # shellcheck source=/dev/null
 . "$SOURCE_ROOT/tests/cli/lib"
 # shellcheck source=/dev/null
 . "$SOURCE_ROOT/tests/cli/lib_mpi"
 
 runs=${FAULT_RUNS:-1} timeout=4 n_ranks=3
+read -ra layout <<<"${FAULT_LAYOUT:-}"
 job=(--layers 1 --heads 2 --channels 16 --context 16 --batch 6 --steps 600 --threads 1 --sample-tokens 0 --tokenizer char
-    --eval-every 0 --save-every 70 --hang-timeout "$timeout" --quiet)
+    --eval-every 0 --save-every 70 --hang-timeout "$timeout" --quiet "${layout[@]}")
 export OMP_NUM_THREADS=1
 unset OMPI_MCA_odls_base_sigkill_timeout # as users have it
 
@@ -30,6 +33,12 @@ strike() {
         process=$(processes "$3" 2>/dev/null | sed -n "s/^$2 //p") || true # nothing there yet
         if [[ -n $process ]]; then
             sleep "0.$((RANDOM % 3))"
+            if [[ $1 == LATE ]]; then
+                kill -STOP "$process" 2>/dev/null || true
+                sleep "0.$((3 + RANDOM % 7))"
+                kill -CONT "$process" 2>/dev/null || true
+                return
+            fi
             kill "-$1" "$process" 2>/dev/null || true
             return
         fi
@@ -56,6 +65,10 @@ has_report() {
     esac
     grep -Eq "$said" err || depth=1 fail "no word of rank $2 after $1: $(cat err)"
     [[ $1 != stop ]] || grep -Eq "^  rank $2 .*: step [0-9]" err || depth=1 fail "stop: not where rank $2 was: $(cat err)"
+    if [[ " ${layout[*]} " == *' --pp '* && $1 == [ks]* ]]; then # others wait in an action of theirs
+        grep -Eq '^  rank [0-9] .*: step [0-9]+, (forward|backward|weight gradient) [0-9]+ of stage [0-9]' err ||
+            depth=1 fail "$1: not which action of which stage: $(cat err)"
+    fi
 }
 
 # ended KIND CODE START: the job that was struck is over: by itself, and not with 0.
@@ -101,10 +114,10 @@ grep -q "rank $rank .*has been stopped for" err || fail "no word of rank $rank: 
 # the end of a job on a quick machine, but not all of them.
 missed=0
 for ((run = 0; run < runs; run++)); do
-    for kind in KILL STOP error disk; do
+    for kind in KILL STOP LATE error disk; do
         rank=$((RANDOM % n_ranks)) out="kept-$kind-$run" code=0 fault=()
         case $kind in
-        KILL | STOP) strike "$kind" "$rank" "$out" & ;;
+        KILL | STOP | LATE) strike "$kind" "$rank" "$out" & ;;
         *) fault=(--fault "$kind:$rank:$((8 + RANDOM % 50))") ;;
         esac
         # shellcheck disable=SC2094 # the folder's name and the output's file are not the same thing
@@ -112,7 +125,12 @@ for ((run = 0; run < runs; run++)); do
             --out "$out" "${fault[@]}" >out 2>err </dev/null || code=$?
         wait
         ((code == 0)) || fail "$kind on rank $rank: exit $code: $(cat err)"
-        [[ $(tail -n 1 out | field restarts) != 0 ]] || missed=$((missed + 1))
+        restarts=$(tail -n 1 out | field restarts)
+        if [[ $kind == LATE ]]; then
+            ((restarts == 0)) || fail "a late rank $rank was not waited for: $(cat err)"
+        elif ((restarts == 0)); then
+            missed=$((missed + 1))
+        fi
         same_checkpoint "$out" whole
         [[ ! -e $out/ranks ]] || fail "$kind: notices are left: $(ls "$out/ranks")"
         rm -rf "$out"
@@ -138,6 +156,11 @@ kill -KILL "$launcher"
 wait $supervisor || fail "exit $? after the launcher was killed: $(cat err)"
 ! kill -0 "$process" 2>/dev/null || fail "rank 1 of the first attempt is still there: $(cat "/proc/$process/stat")"
 same_checkpoint orphans whole
+
+if ((${#layout[@]})); then
+    echo "every fault was noticed and survived in ${layout[*]}; $missed of $((2 * runs)) signals came too late"
+    exit
+fi
 
 # One process has nobody who watches it but the supervisor.
 "$PGPT" train "${job[@]}" --out single

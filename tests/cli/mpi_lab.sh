@@ -49,9 +49,10 @@ tail -n 1 out >line
 [[ -s here/scaling-efficiency.dat && -s here/scaling-phases.dat ]] || fail "no data"
 # Every bar's parts make the step that the JSON has.
 grep -o '"step_ms":[0-9.e+-]*' line | cut -d: -f2 >steps
-grep -v '^#' here/scaling-phases.dat | sed 's/^"[^"]*"//' | awk '{ sum = 0; for (i = 1; i <= NF; i++) sum += $i; print sum }' >sums
-paste sums steps | awk '{ if ($1 < 0.99 * $2 || $1 > 1.01 * $2) bad = 1 } END { exit bad || NR != 4 }' ||
-    fail "parts that do not add up: $(paste sums steps; cat here/scaling-phases.dat)"
+"$SOURCE_ROOT/scripts/check-lab" here || fail "parts that do not add up: $(cat here/scaling-phases.dat)"
+grep '^"' here/scaling-phases.dat | sed 's/.* //' >wholes
+paste wholes steps | awk '{ if ($1 < 0.999 * $2 || $1 > 1.001 * $2) bad = 1 } END { exit bad || NR != 4 }' ||
+    fail "not the steps: $(paste wholes steps)"
 
 # The table: two rows here, the others say what is missing (or have a GPU). It is not the older study's work, and does not look like it.
 pgpt lab table --steps 1 --tokens 3 --ranks 2 --json --out here -- "${SMALL[@]}" --vocab 700

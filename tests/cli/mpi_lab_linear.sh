@@ -63,9 +63,8 @@ for name in linear-ranks-time linear-ranks-efficiency linear-ranks-split; do
     [[ -s scaling/$name.dat && -s scaling/$name.gp ]] || fail "no $name: $(find scaling)"
     grep -qE '^# note: .*1, 2 and 3 ranks of 1 thread(, more than there are cores)?; 20' "scaling/$name.dat" || fail "no machine: $(head -n 4 "scaling/$name.dat")"
 done
-grep -v '^#' scaling/linear-ranks-split.dat | sed 's/"[^"]*"//' | awk '
-    { sum = $1 + $2 + $3 + $4 + $5; if (sum < 99 || sum > 101 || NF != 5) exit 1; n++ } END { if (n != 12) exit 1 }' ||
-    fail "shares do not add up: $(cat scaling/linear-ranks-split.dat)"
+"$SOURCE_ROOT/scripts/check-lab" scaling || fail "shares do not add up: $(cat scaling/linear-ranks-split.dat)"
+(($(grep -c '^"' scaling/linear-ranks-split.dat) == 12)) || fail "not 12 bars: $(cat scaling/linear-ranks-split.dat)"
 grep -q '^# series: scalar, weak: model' scaling/linear-ranks-efficiency.dat || fail "no model in the picture"
 
 # The same work with more weights; a launch that fails is named.

@@ -72,8 +72,9 @@ rm out err
 # Mistakes that all make.
 no '/unknown option --bogus/' 3 train --bogus 1
 no '/did you mean .train/' 2 trian
-no '/generate runs in one process/' 3 generate nowhere
-for command in eval convert data bench; do no "/$command runs in one process/" 2 $command; done
+no '/.*nowhere/' 3 generate nowhere
+no '/--data is missing/' 2 eval nowhere
+for command in convert data bench; do no "/$command runs in one process/" 2 $command; done
 no '/--batch 2 .*3 ranks/' 3 train "${TINY[@]}" --batch 2 --out run
 no '/missing.txt/' 3 train "${TINY[@]}" --data missing.txt --out run
 

@@ -20,7 +20,9 @@ wrong() {
 wrong 2 'unknown command' 3 nosuch --json
 wrong 2 'unknown option --wrong' 3 train --wrong 3 --json
 wrong 2 'no study' 2 lab nosuch --json
-wrong 2 'runs in one process' 2 generate --json
+wrong 2 'runs in one process' 2 convert --json
+wrong 2 'nowhere' 2 generate nowhere --json
+wrong 2 '--data is missing' 2 eval nowhere --json
 wrong 2 'missing.txt' 3 train --json --data missing.txt
 wrong 1 'do not train as one process does' 2 verify --json --break 1 --steps 2 --threads 1
 tail -n 1 "$SCRATCH/out.0" | grep -q '"differ":[1-9]' || fail "the result is gone: $(tail -n 1 "$SCRATCH/out.0")"

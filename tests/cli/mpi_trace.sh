@@ -21,6 +21,9 @@ check_trace() {
     awk '$2 == "\"all-reduce\"" { n++; if ($9 < 0) exit 1 } END { exit !n }' drawn/timeline.dat ||
         depth=1 fail "ranks that were not in an all-reduce at once: $(cat drawn/timeline.dat)"
     (($(grep -c '"ph":"i"' "$file") == n_steps)) || depth=1 fail "marks of steps: $(grep '"ph":"i"' "$file")"
+    grep -q '"machine":{"processor":.*"cores":[1-9]' "$file" || depth=1 fail "no machine: $(head -c 600 "$file")"
+    grep -qE "[0-9]+ cores?; $n_ranks ranks?(, more than there are cores)?; 20[0-9-]{8}<" drawn/timeline.svg ||
+        depth=1 fail "the picture does not say where: $(grep caption drawn/timeline.svg)"
     has_python || return 0
     python3 - "$file" "$n_ranks" "$n_steps" <<'END' || depth=1 fail "$file is not as it should be"
 import collections, json, sys
@@ -63,6 +66,7 @@ for rank in range(n_ranks):
             around.append(e["ts"] + e["dur"])
 other = trace["otherData"]
 assert other["ranks"] == n_ranks and other["lost_events"] == 0 and other["unmatched_collectives"] == 0, other
+assert other["ranks_of_machine"] == n_ranks and other["machine"]["cores"] >= 1 and len(other["date"]) == 10, other
 assert len(other["clocks"]) == n_ranks and other["clock_uncertainty_us"] >= 0, other
 END
 }

@@ -56,7 +56,26 @@ static void test_ratio(void **state) {
     check(result_of(4, 2, 1e-6, 65536, 17), "all-reduce by naive of 65536 bytes");
 }
 
+/* Six ways, the first `n_late` of them at 17 times what is expected. */
+static CollectivesResult *result_with(int n_cores, int n_rows, int n_late) {
+    CollectivesResult *result = result_of(4, n_cores, 1e-6, 65536, 2);
+    for (int row = 1; row < n_rows; row++) result->rows[row] = result->rows[0];
+    result->n_rows = n_rows;
+    for (int way = 0; way < n_late; way++) result->rows[0].seconds[way] = 17e-4;
+    return result;
+}
+
+/* Of ranks that share cores some wait long for their turn, on a quiet machine too. */
+static void test_a_few(void **state) {
+    (void)state;
+    assert_int_equal(collectives_n_algorithms(COMM_ALL_REDUCE), 6);
+    check(result_with(2, 10, 6), NULL); /* a tenth of 60 */
+    check(result_with(2, 9, 6), " 17 times");
+    check(result_with(4, 10, 1), " 17 times"); /* a core each: nothing to wait for */
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_latency), cmocka_unit_test(test_ratio)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_latency), cmocka_unit_test(test_ratio),
+                                       cmocka_unit_test(test_a_few)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -116,7 +116,20 @@ static void test_bars_are_a_table(void **state) {
     draw(&plot, "bars", &drawn);
     char *data = text_of("bars.dat");
     assert_has(data, "\"one\" 1 8.5\n\"t wo\" 2 ?\n\"three\" 4 ?\n");
+    assert_null(strstr(data, "stacked"));
     free(data);
+    const double whole[] = {9.5, 2, 4};
+    plot.is_stacked = true;
+    plot.whole = whole; /* in the data, not in the picture */
+    draw(&plot, "bars", &drawn);
+    data = text_of("bars.dat");
+    char *script = text_of("bars.gp");
+    assert_has(data, "# stacked: ");
+    assert_has(data, "# name | a | b | whole\n\"one\" 1 8.5 9.5\n\"t wo\" 2 ? 2\n\"three\" 4 ? 4\n");
+    assert_has(script, "using 3:xtic(1)");
+    assert_null(strstr(script, "using 4"));
+    free(data);
+    free(script);
 }
 
 /* The script of a picture of one curve, or of bars that stand on names. */
@@ -147,11 +160,22 @@ static void test_axes_have_marks(void **state) {
     free(script);
     assert_script(X, far, 3, "set xtics ('1' 1, '2' 2, '4' 4)\n");
     assert_script(X + 2, far, 1, "set xtics ('2' 2, '4' 4, '8' 8)\n"); /* one measurement: one to each side */
+    const double wide[] = {2.5, 300, 2e6}, wider[] = {0.25, 300, 2e9};
+    PlotSeries series[] = {{"a", PLOT_LINES, X, wide, 3}, {"b", PLOT_LINES, X, wider, 3}};
+    for (int i = 0; i < 2; i++) { /* 1000000 like 1000, as long as there is room for it */
+        Plot plot = curves(&series[i], 1);
+        plot.y_label = "time (µs)";
+        bool drawn;
+        draw(&plot, "wide", &drawn);
+        script = text_of("wide.gp");
+        assert_has(script, i == 0 ? "set format y '%.0f'" : "set format y '%g'");
+        free(script);
+    }
     const double apart[] = {4, 64};
     assert_script(apart, far, 2, "set xtics ('4' 4, '16' 16, '64' 64)\n");
 }
 
-/* Names that have no room beside each other are turned, and end below their bars. */
+/* Names that have no room beside each other are turned, and end below their bars; what they are then has its own place. */
 static void test_long_names_are_turned(void **state) {
     (void)state;
     static const char *const few[] = {"weak 1x1", "weak 2x1", "weak 4x1"};
@@ -159,6 +183,7 @@ static void test_long_names_are_turned(void **state) {
                                        "MPI + CUDA (nor here)"};
     char *script = script_of(X, X, 3, few);
     assert_has(script, "set xtics nomirror rotate by 0\n");
+    assert_has(script, "set xlabel 'ranks'\n");
     free(script);
     script = script_of(X, X, 3, wide);
     assert_has(script, "set xtics nomirror rotate by 20 right\n");
@@ -171,6 +196,8 @@ static void test_long_names_are_turned(void **state) {
     }
     script = script_of(numbers, numbers, 40, many);
     assert_has(script, "rotate by 90 right\n");
+    assert_has(script, "'ranks' at graph 0.5, screen");
+    assert_has(script, "set xlabel ''\n");
     free(script);
 }
 

@@ -312,10 +312,11 @@ static void check_asked(const int64_t *sizes, int n_ranks) {
     }
     assert_int_equal(status, STATUS_USER);
     assert_int_equal(error.text[0], '-'); /* begins with the option */
-    /* --dp is named only where it was given. */
-    const char *how = sizes[AXIS_DP] ? "leave out --dp" : "start a multiple";
-    bool says_how = strstr(error.text, "leave it out") || strstr(error.text, how);
-    assert_true(says_how);
+    /* How many ranks would do; --dp is named only where it was given, and to leave it out only where that would do. */
+    bool is_alone = strstr(error.text, "leave it out") != NULL;
+    assert_true(is_alone || strstr(error.text, "; start ") || strstr(error.text, ", or start "));
+    bool would_do = sizes[AXIS_DP] && n_ranks % others == 0;
+    if (!is_alone) assert_int_equal(strstr(error.text, "leave out --dp") != NULL, would_do);
 }
 
 static void test_asked(void **state) {
@@ -351,6 +352,14 @@ static void test_refusals(void **state) {
                    "--dp 1 does not multiply to the 4 ranks of this run; ");
     assert_refused((int64_t[N_AXES]){1, 8, 1, 1, 1}, 1,
                    "--dp 8 does not multiply to the 1 rank of this run; ");
+    assert_refused((int64_t[N_AXES]){3, 2, 1, 1, 1}, 6 + 1,
+                   "--pp 3 --dp 2 does not multiply to the 7 ranks of this run; start 6 ranks (mpirun -n)");
+    assert_refused(
+        (int64_t[N_AXES]){3, 0, 1, 1, 1}, 8,
+        "--pp 3 does not divide the 8 ranks of this run; start 6 or 9 ranks (mpirun -n), or choose --pp 2 or --pp 4");
+    assert_refused(
+        (int64_t[N_AXES]){9, 0, 1, 1, 1}, 8,
+        "--pp 9 does not divide the 8 ranks of this run; start 9 ranks (mpirun -n), or choose --pp 8");
     for (int axis = 0; axis < N_AXES; axis++) {
         if (axis_is_available((Axis)axis)) continue;
         int64_t sizes[N_AXES] = {1, 0, 1, 1, 1};

@@ -82,7 +82,9 @@ static inline void score_words(const TestModel *model, ScoreText *texts, int64_t
         assert_ok(generator_upload(&generator, parameter, model->flat + parameter->flat_offset, &error),
                   &error);
     }
-    assert_ok(score_last_words(&generator, texts, n_texts, window, NULL, NULL, &error), &error);
+    assert_ok(score_last_words(&generator, texts, n_texts, &(ScoreWordsOptions){.window = window}, NULL, NULL,
+                               &error),
+              &error);
     generator_close(&generator);
 }
 

@@ -136,3 +136,10 @@ int cores_usable(void) {
     if (n < 1) n = 1;
     return quota > 0 && quota < n ? quota : n;
 }
+
+int cores_of_host(void) {
+    CoreSet all = cores_possible();
+    int n = cores_count(&all), quota = cores_quota();
+    if (quota && quota < n) n = quota;
+    return n > 0 ? n : cores_usable();
+}

@@ -42,6 +42,10 @@ CoreSet cores_slice(const CoreSet *set, int part, int n_parts);
  * limit. */
 int cores_quota(void);
 
+/* Those of the host, or of the container that stands for it, whatever this process is bound to. At least
+ * 1. */
+int cores_of_host(void);
+
 /* How many threads of this process can run at once: cores allowed, within the quota. At least 1. */
 int cores_usable(void);
 

@@ -252,7 +252,7 @@ static void print_notes(void) {
 
 static Status draw_sizes(const Study *study, Error *error) {
     const char *names[MOST_SIZES];
-    double x[MOST_SIZES], y[N_FLOPS_PARTS][MOST_SIZES];
+    double x[MOST_SIZES], y[N_FLOPS_PARTS][MOST_SIZES], whole[MOST_SIZES];
     PlotSeries series[N_FLOPS_PARTS];
     char title[160];
     Arena arena = {0};
@@ -260,6 +260,7 @@ static Status draw_sizes(const Study *study, Error *error) {
         for (int i = 0; i < study->n_sizes; i++) {
             names[i] = flops_ladder_name(study->sizes[i]);
             x[i] = i;
+            whole[i] = 100;
             y[part][i] = 100 * study->plain[i].flops[part] / study->plain[i].total;
         }
         series[part] = (PlotSeries){flops_part_names[part], PLOT_BARS, x, y[part], study->n_sizes};
@@ -273,6 +274,7 @@ static Status draw_sizes(const Study *study, Error *error) {
                  .n_series = N_FLOPS_PARTS,
                  .x_names = names,
                  .is_stacked = true,
+                 .whole = whole,
                  .note = machine_note(&arena, "counted, not run: 1 rank", 1, study->output.note)};
     lab_draw(&study->output, &plot, "flops", error);
     arena_free(&arena);
@@ -307,7 +309,7 @@ static Status draw_sequences(const Study *study, Error *error) {
 static Status draw_measured(const Study *study, Error *error) {
     const FlopsCount *measured = &study->measured;
     static const char *const names[] = {"FLOPs", "time"};
-    static const double x[] = {0, 1};
+    static const double x[] = {0, 1}, whole[] = {100, 100};
     double y[N_FLOPS_PARTS][2];
     PlotSeries series[N_FLOPS_PARTS];
     char title[200], who[120];
@@ -328,6 +330,7 @@ static Status draw_measured(const Study *study, Error *error) {
                  .n_series = N_FLOPS_PARTS,
                  .x_names = names,
                  .is_stacked = true,
+                 .whole = whole,
                  .note = machine_note(&arena, who, (int)study->call.n_threads, study->output.note)};
     lab_draw(&study->output, &plot, "flops-time", error);
     arena_free(&arena);

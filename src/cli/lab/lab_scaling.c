@@ -315,7 +315,7 @@ static Status draw_split(const Study *study, Error *error) {
     Arena arena = {0};
     int n = study->n_points;
     const char **names = ARENA_ARRAY(&arena, const char *, n);
-    double *x = ARENA_ARRAY(&arena, double, n);
+    double *x = ARENA_ARRAY(&arena, double, n), *whole = ARENA_ARRAY(&arena, double, n);
     PlotSeries series[N_PARTS];
     for (int part = 0; part < N_PARTS; part++) {
         double *y = ARENA_ARRAY(&arena, double, n);
@@ -324,6 +324,7 @@ static Status draw_split(const Study *study, Error *error) {
             memcpy(&y[i], (const char *)point + fields[part], sizeof y[i]);
             if (isnan(y[i])) y[i] = 0;
             x[i] = i;
+            whole[i] = point->step_ms;
             names[i] =
                 arena_printf(&arena, "%s %dx%d", is_weak(study, i / study->n_of_mode) ? "weak" : "strong",
                              point->n_ranks, point->n_threads);
@@ -337,6 +338,7 @@ static Status draw_split(const Study *study, Error *error) {
                  .n_series = N_PARTS,
                  .x_names = names,
                  .is_stacked = true,
+                 .whole = whole,
                  .note = picture_note(study, &arena)};
     lab_draw(&study->output, &plot, "scaling-phases", error);
     arena_free(&arena);

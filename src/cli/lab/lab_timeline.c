@@ -4,6 +4,7 @@
 #include "base/file/file.h"
 #include "base/text/format.h"
 #include "base/text/plain.h"
+#include "lab/picture/machine_note.h"
 #include "lab/picture/timeline.h"
 
 #include <inttypes.h>
@@ -211,14 +212,16 @@ static Status print_collectives(const Timeline *timeline, json_t *list, Error *e
 
 /* ---- Files */
 
-static Status write_data(const Timeline *timeline, const char *path, const char *caption, Error *error) {
+static Status write_data(const Timeline *timeline, const char *path, const char *note, const char *command,
+                         Error *error) {
     FileWriter writer;
-    char communicator[80], kind[80];
+    char communicator[80], kind[80], words[1024], origin[1024];
     TRY(file_writer_open(&writer, path, error));
     file_writer_printf(
         &writer, error,
-        "# %s\n# communicator kind number bytes ranks begin_ms spread_us duration_us together_us slowest_rank\n",
-        plain_name(caption, communicator, sizeof communicator));
+        "# made by: %s\n# note: %s\n"
+        "# communicator kind number bytes ranks begin_ms spread_us duration_us together_us slowest_rank\n",
+        plain_name(command, words, sizeof words), plain_name(note, origin, sizeof origin));
     for (size_t i = 0; i < timeline->n_collectives && error->status == STATUS_OK; i++) {
         const TimelineCollective *one = &timeline->collective[i];
         file_writer_printf(&writer, error,
@@ -233,15 +236,22 @@ static Status write_data(const Timeline *timeline, const char *path, const char 
     return error->status;
 }
 
-/* A picture is copied to places where nobody knows when it was made; the names of the ranks have their hosts.
- * The day is that of the file. */
-static const char *origin_of(const char *path, Arena *arena) {
+static const char *date_of_file(const char *path, Arena *arena) {
     struct stat facts;
     struct tm utc;
     char date[16] = "";
     if (stat(path, &facts) != 0 || !gmtime_r(&facts.st_mtime, &utc)) return "";
     strftime(date, sizeof date, "%Y-%m-%d", &utc);
-    return arena_printf(arena, "trace of %s, ", date);
+    return arena_strdup(arena, date);
+}
+
+/* Where and when the trace was recorded, as below the pictures of other studies. Where it does not say, the
+ * day is that of the file, and the machine is left to --note; the names of the ranks have their hosts. */
+static const char *origin_of(const Timeline *timeline, const char *path, Arena *arena) {
+    const char *date = timeline->date ? timeline->date : date_of_file(path, arena);
+    return arena_printf(arena, "%s%s%s%s%s%s", timeline->machine ? timeline->machine : "",
+                        timeline->machine ? "; " : "", format_things(timeline->n_ranks, "rank").text,
+                        timeline->is_shared ? ", more than there are cores" : "", *date ? "; " : "", date);
 }
 
 static Status write_files(const Timeline *timeline, const LabOutput *output, const char *trace, Arena *arena,
@@ -251,11 +261,9 @@ static Status write_files(const Timeline *timeline, const LabOutput *output, con
         arena_printf(arena, "What %s did: %s of training", format_things(timeline->n_ranks, "rank").text,
                      in_ms(timeline->to_us - timeline->from_us).text);
     TRY(file_make_folders(output->folder, error));
-    const char *caption = output->caption;
-    if (*output->note) caption = arena_printf(arena, "%s (%s)", output->note, caption);
-    TRY(write_data(timeline, data, caption, error));
-    caption = arena_printf(arena, "%s%s: %s", origin_of(trace, arena),
-                           format_things(timeline->n_ranks, "rank").text, caption);
+    const char *note = machine_sentence(arena, output->note, origin_of(timeline, trace, arena));
+    TRY(write_data(timeline, data, note, output->caption, error));
+    const char *caption = arena_printf(arena, "%s\n%s", note, output->caption);
     return timeline_draw(timeline, title, caption, output->folder, "timeline", has_png, error);
 }
 
@@ -293,6 +301,9 @@ static Status print_json(const Timeline *timeline, const LabOutput *output, json
     json_object_set_new(object, "incomplete_collectives", json_integer((json_int_t)n_incomplete(timeline)));
     json_object_set_new(object, "clipped_events", json_integer((json_int_t)timeline->n_clipped));
     json_object_set_new(object, "clock_uncertainty_us", json_make_number(timeline->uncertainty_us));
+    json_object_set_new(object, "machine",
+                        timeline->machine ? json_make_text(timeline->machine) : json_null());
+    json_object_set_new(object, "date", timeline->date ? json_make_text(timeline->date) : json_null());
     json_object_set_new(object, "per_rank", ranks);
     json_object_set(object, "per_collective", collectives);
     json_object_set_new(object, "out", json_make_text(output->folder));

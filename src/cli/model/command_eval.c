@@ -9,7 +9,7 @@
 #include "base/text/format.h"
 #include "base/text/log.h"
 #include "cli/model/eval_report.h"
-#include "infer/given_model.h"
+#include "cli/model/model_ranks.h"
 #include "run/interrupt.h"
 
 #include <string.h>
@@ -27,6 +27,7 @@ typedef struct {
 
 typedef struct {
     EvalOptions eval;
+    MeshOptions mesh;
 } EvalCommand;
 
 static const char *const task_names[] = {"text", "choice", "last-word", NULL};
@@ -74,6 +75,7 @@ static const OptionSpec eval_option_specs[] = {
 
 static const OptionGroup groups[] = {
     OPTION_GROUP("Evaluation", EvalCommand, eval, eval_option_specs),
+    OPTION_GROUP("Parallel", EvalCommand, mesh, mesh_option_specs),
     OPTION_GROUP_END,
 };
 
@@ -91,6 +93,8 @@ static const char *const examples[] = {
     "pgpt eval models/gpt2 --task choice --data questions.jsonl",
     "last words, with the figures as JSON",
     "pgpt eval models/gpt2 --task last-word --data lambada.jsonl --json",
+    "four processes: two share out the text, each with a partner that has the other half of the layers",
+    "mpirun -n 4 pgpt eval runs/first --data book.txt --dp 2 --pp 2",
     NULL,
 };
 
@@ -107,7 +111,9 @@ const OptionCommand eval_command = {
         "blanks at the end of a context count to the choices. The loss is that of the right choices.\n\n"
         "--task last-word reads lines {\"text\": TEXT} or plain lines. The last word, with the blank before it, must be "
         "what the model itself says when it always takes the likeliest token. The loss and perplexity are per word.\n\n"
-        "A context that does not fit is cut at its beginning, and the result says how often.",
+        "A context that does not fit is cut at its beginning, and the result says how often.\n\n"
+        "Under mpirun, ranks divide the model (--tp, --pp) and share out the windows or questions (--dp); the first one "
+        "reads the data and writes the result.",
     .groups = groups,
     .positionals = positionals,
     .examples = examples,
@@ -116,9 +122,11 @@ const OptionCommand eval_command = {
 /* ---- what a call needs, opened one after the other and closed together */
 
 typedef struct {
+    Launch *launch;
     Options options;
     EvalCommand values;
     Log log;
+    ModelRanks ranks;
     GivenModel model;
     ScoreSet set;
     ScoreOptions score;  /* complete */
@@ -129,6 +137,7 @@ typedef struct {
     uint64_t started_ns;
     int64_t n_read;
     bool has_scorer, has_generator, was_interrupted;
+    Error *error; /* of the run, for what goes wrong while it tells its progress */
 } Call;
 
 static void close_call(Call *call) {
@@ -136,6 +145,7 @@ static void close_call(Call *call) {
     if (call->has_scorer) scorer_close(&call->scorer);
     if (call->has_generator) generator_close(&call->generator);
     score_set_free(&call->set);
+    model_ranks_close(&call->ranks, &call->model);
     given_model_close(&call->model);
     options_free(&call->options);
 }
@@ -169,10 +179,21 @@ static Status read_data(Call *call, Error *error) {
     call->score = (ScoreOptions){.window = options->window,
                                  .stride = options->stride,
                                  .batch = options->batch,
-                                 .dtype = precision_of((PrecisionKind)options->precision).weight};
+                                 .dtype = precision_of((PrecisionKind)options->precision).weight,
+                                 .share = model_ranks_share(&call->ranks),
+                                 .n_shares = model_ranks_n_shares(&call->ranks)};
     TRY(score_options_complete(&call->score, &call->model.source.config, error));
     score_set_init(&call->set, (ScoreKind)options->kind, call->model.tokenizer);
-    return score_set_read(&call->set, options->data, &read, error);
+    return call->launch->is_root ? score_set_read(&call->set, options->data, &read, error) : STATUS_OK;
+}
+
+/* One rank reads it, and all have it. */
+static Status share_data(Call *call, Error *error) {
+    Launch *launch = call->launch;
+    read_data(call, error);
+    TRY(launch_agree_with_root(launch, error));
+    score_set_share(&call->set, &launch->world, error);
+    return launch_agree(launch, error);
 }
 
 static Status upload(void *context, const Parameter *parameter, const float *values, Error *error) {
@@ -189,8 +210,9 @@ static Status plan_scorer(Call *call, Error *error) {
 
 static Status plan_generator(Call *call, Error *error) {
     int64_t n_rows = call->score.batch ? call->score.batch : CHOSEN_ROWS;
-    GeneratorOptions rows = {.n_rows = n_rows < call->set.n_texts ? n_rows : call->set.n_texts,
-                             .dtype = call->score.dtype};
+    int64_t share = (call->set.n_texts + call->score.n_shares - 1) / call->score.n_shares;
+    GeneratorOptions rows = {
+        .n_rows = n_rows < share ? n_rows : share, .dtype = call->score.dtype, .part = call->score.part};
     call->has_generator = true;
     return generator_plan(&call->generator, &call->model.source.config, &call->model.table,
                           &call->model.backend, &rows, error);
@@ -200,19 +222,26 @@ static const DeviceMemory *device_memory(const Call *call) {
     return call->has_scorer ? &call->scorer.memory : &call->generator.memory;
 }
 
+/* This rank's part of it. */
+static Status load_model(Call *call, Error *error) {
+    call->score.part = model_ranks_part(&call->ranks);
+    TRY(call->set.kind == SCORE_LAST_WORD ? plan_generator(call, error) : plan_scorer(call, error));
+    TRY(model_ranks_check_memory(&call->ranks, &call->model, device_required_bytes(device_memory(call)),
+                                 "the evaluation", "choose a smaller --batch or --window, or a smaller model",
+                                 error));
+    TRY(call->has_scorer ? scorer_open(&call->scorer, NULL, error)
+                         : generator_open(&call->generator, NULL, error));
+    return given_model_load(&call->model, upload, call, error);
+}
+
 static Status open_model(Call *call, Error *error) {
     const EvalOptions *options = &call->values.eval;
     DeviceOptions device = {.kind = options->device,
                             .n_threads = (int)options->n_threads,
                             .precision = (PrecisionKind)options->precision};
-    TRY(given_model_open(&call->model, &device, error));
-    TRY(call->set.kind == SCORE_LAST_WORD ? plan_generator(call, error) : plan_scorer(call, error));
-    TRY(device_check_memory(&call->model.backend, device_required_bytes(device_memory(call)),
-                            "the evaluation", "choose a smaller --batch or --window, or a smaller model",
-                            error));
-    TRY(call->has_scorer ? scorer_open(&call->scorer, NULL, error)
-                         : generator_open(&call->generator, NULL, error));
-    return given_model_load(&call->model, upload, call, error);
+    TRY(model_ranks_open(&call->ranks, &call->model, &device, error));
+    load_model(call, error);
+    return launch_agree(call->launch, error);
 }
 
 /* ---- the run */
@@ -221,31 +250,59 @@ static bool show_progress(void *context, int64_t n_done, int64_t n_total) {
     Call *call = context;
     double seconds = timer_seconds_since(call->started_ns);
     call->n_read = n_done;
-    if (!call->values.eval.quiet && seconds >= 1.0 && progress_due(&call->progress)) {
+    bool is_shown = call->launch->is_root && !call->values.eval.quiet;
+    if (is_shown && seconds >= 1.0 && progress_due(&call->progress)) {
         char status[PROGRESS_STATUS_BYTES];
         snprintf(status, sizeof status, "%s of %s tokens  %s", format_count((double)n_done).text,
                  format_count((double)n_total).text, format_rate((double)n_done / seconds, "tokens/s").text);
         progress_update(&call->progress, (double)n_done / (double)n_total, status);
     }
-    call->was_interrupted = n_done < n_total && interrupt_was_signalled();
-    return !call->was_interrupted;
+    bool is_told = model_ranks_interrupted(&call->ranks, call->error);
+    call->was_interrupted = is_told && n_done < n_total;
+    return !call->was_interrupted && call->error->status == STATUS_OK;
 }
 
 static Status score(Call *call, Error *error) {
+    ScoreWordsOptions words = {
+        .window = call->score.window, .share = call->score.share, .n_shares = call->score.n_shares};
+    call->error = error;
     interrupt_watch();
     progress_begin(&call->progress, stderr, 0.0);
     if (call->has_scorer) scorer_run(&call->scorer, show_progress, call, error);
     else
-        score_last_words(&call->generator, call->set.texts, call->set.n_texts, call->score.window,
-                         show_progress, call, error);
+        score_last_words(&call->generator, call->set.texts, call->set.n_texts, &words, show_progress, call,
+                         error);
     progress_end(&call->progress);
     interrupt_ignore();
     return error->status;
 }
 
-static Status evaluate(Call *call, Error *error) {
+/* What all ranks have found; of a group that has read the same, one counts. */
+static Status merge(Call *call, Error *error) {
+    Comm *world = &call->launch->world;
+    const Mesh *mesh = &call->ranks.mesh;
+    bool counts = mesh->coordinate[AXIS_TP] == 0 && mesh->coordinate[AXIS_PP] == 0;
+    int64_t count[] = {counts ? call->n_read : 0, call->was_interrupted};
+    if (world->size == 1) return STATUS_OK;
+    TRY(score_merge(call->set.texts, call->set.n_texts, world, error));
+    TRY(comm_all_reduce(world, count, 2, COMM_I64, COMM_SUM, error));
+    call->n_read = count[0];
+    call->was_interrupted = count[1] > 0;
+    return STATUS_OK;
+}
+
+static Status report(Call *call, EvalReport *report, Error *error) {
     const EvalOptions *options = &call->values.eval;
-    EvalReport report = {.set = &call->set,
+    TRY(score_summarise(&call->set, &report->summary, error));
+    if (*options->per_token) TRY(eval_report_tokens(&call->set, &call->per_token, error));
+    if (call->was_interrupted) log_warning(&call->log, "interrupted: these are the results of a part");
+    eval_report_print(report, stdout);
+    return options->json ? eval_report_json(report, stdout, error) : STATUS_OK;
+}
+
+static Status run(Call *call, Error *error) {
+    const EvalOptions *options = &call->values.eval;
+    EvalReport result = {.set = &call->set,
                          .task = task_names[options->kind],
                          .data = options->data,
                          .model = call->model.source.path,
@@ -254,35 +311,45 @@ static Status evaluate(Call *call, Error *error) {
                          .peak_bytes = device_memory(call)->allocated_bytes};
     call->started_ns = timer_now_ns();
     TRY(score(call, error));
-    report.seconds = timer_seconds_since(call->started_ns);
-    report.n_read = call->n_read;
-    report.was_interrupted = call->was_interrupted;
-    TRY(score_summarise(&call->set, &report.summary, error));
-    if (*options->per_token) TRY(eval_report_tokens(&call->set, &call->per_token, error));
-    if (call->was_interrupted) log_warning(&call->log, "interrupted: these are the results of a part");
-    eval_report_print(&report, stdout);
-    return options->json ? eval_report_json(&report, stdout, error) : STATUS_OK;
+    TRY(merge(call, error));
+    result.seconds = timer_seconds_since(call->started_ns);
+    result.n_read = call->n_read;
+    result.was_interrupted = call->was_interrupted;
+    if (call->launch->is_root) report(call, &result, error);
+    return launch_agree_with_root(call->launch, error);
 }
 
-Status command_eval(int n_words, char *const *words, Error *error) {
-    Call call = {.per_token = {.descriptor = -1}};
-    TRY_GOTO(options_init(&call.options, &eval_command, &call.values, error), done);
-    TRY_GOTO(options_parse(&call.options, n_words, words, error), done);
-    if (call.options.help_wanted) {
+static Status evaluate(Call *call, Error *error) {
+    const EvalOptions *options = &call->values.eval;
+    Launch *launch = call->launch;
+    check_options(call, error);
+    TRY(launch_agree(launch, error));
+    TRY(model_ranks_begin(&call->ranks, launch, &call->options, &call->values.mesh, error));
+    given_model_find(&call->model, &call->options, (CheckpointChoice)options->choice, "pgpt eval MODEL",
+                     &launch->world, &call->log, error);
+    TRY(launch_agree(launch, error));
+    TRY(share_data(call, error));
+    TRY(open_model(call, error));
+    if (*options->per_token && launch->is_root) file_writer_open(&call->per_token, options->per_token, error);
+    TRY(launch_agree_with_root(launch, error));
+    return run(call, error);
+}
+
+static Status read_options(Call *call, int n_words, char *const *words, Error *error) {
+    TRY(options_init(&call->options, &eval_command, &call->values, error));
+    return options_parse(&call->options, n_words, words, error);
+}
+
+Status command_eval(Launch *launch, int n_words, char *const *words, Error *error) {
+    Call call = {.launch = launch, .per_token = {.descriptor = -1}};
+    read_options(&call, n_words, words, error);
+    if (launch_agree(launch, error) == STATUS_OK && call.options.help_wanted) {
         command_show_help(&eval_command);
-        goto done;
+    } else if (error->status == STATUS_OK) {
+        call.log = launch_log(launch, call.values.eval.quiet);
+        evaluate(&call, error);
     }
-    call.log = log_make(call.values.eval.quiet);
-    TRY_GOTO(check_options(&call, error), done);
-    TRY_GOTO(given_model_find(&call.model, &call.options, (CheckpointChoice)call.values.eval.choice,
-                              "pgpt eval MODEL", &call.log, error),
-             done);
-    TRY_GOTO(read_data(&call, error), done);
-    TRY_GOTO(open_model(&call, error), done);
-    if (*call.values.eval.per_token)
-        TRY_GOTO(file_writer_open(&call.per_token, call.values.eval.per_token, error), done);
-    evaluate(&call, error);
-done:
+    launch_fail(launch, error); /* before anything is given back that others may use */
     close_call(&call);
     return error->status;
 }

@@ -5,8 +5,9 @@
  * opens the model; generate_prompts.c reads, generate_samples.c makes, and generate_report.c tells. */
 #include "cli/commands.h"
 
+#include "base/system/timer.h"
 #include "cli/model/generate.h"
-#include "infer/given_model.h"
+#include "cli/model/model_ranks.h"
 
 #include <string.h>
 #include <unistd.h>
@@ -15,10 +16,12 @@ enum { CHOSEN_ROWS = 32 };
 
 typedef struct {
     GenerateOptions generate;
+    MeshOptions mesh;
 } GenerateCommand;
 
 static const OptionGroup groups[] = {
     OPTION_GROUP("Generation", GenerateCommand, generate, generate_option_specs),
+    OPTION_GROUP("Parallel", GenerateCommand, mesh, mesh_option_specs),
     OPTION_GROUP_END,
 };
 
@@ -38,6 +41,8 @@ static const char *const examples[] = {
     "pgpt generate --prompts questions.txt --stop '\\n' --output answers.jsonl",
     "always the likeliest token, with the figures as JSON",
     "pgpt generate --temperature 0 --tokens 100 --json",
+    "a model that is divided among four processes, by layers and within them",
+    "mpirun -n 4 pgpt generate runs/first --tp 2 --pp 2 --prompt 'Once upon a time'",
     NULL,
 };
 
@@ -47,7 +52,10 @@ const OptionCommand generate_command = {
     .description =
         "Loads the newest checkpoint of a run, or a GPT-2 of Hugging Face, and lets the model continue a prompt: the "
         "prompt is read at once (prefill), then token after token is decoded over a KV cache. A text may grow beyond "
-        "the model's context: whenever that is full, the model goes on from the last half of it.",
+        "the model's context: whenever that is full, the model goes on from the last half of it.\n\n"
+        "Under mpirun, ranks divide the model (--tp, --pp) and share out the samples (--dp), and the first one writes "
+        "what one process would write to a terminal; --output and --json have every byte. Standard input is then read "
+        "only where '-' asks for it.",
     .groups = groups,
     .positionals = positionals,
     .examples = examples,
@@ -56,9 +64,11 @@ const OptionCommand generate_command = {
 /* ---- what a call needs, opened one after the other and closed together */
 
 typedef struct {
+    Launch *launch;
     Options options;
     GenerateCommand values;
     Log log;
+    ModelRanks ranks;
     GivenModel model;
     Generator generator;
     GeneratePrompts prompts;
@@ -72,6 +82,7 @@ static void close_call(Call *call) {
     generate_samples_close(&call->samples);
     generate_prompts_free(&call->prompts);
     if (call->has_generator) generator_close(&call->generator);
+    model_ranks_close(&call->ranks, &call->model);
     given_model_close(&call->model);
     options_free(&call->options);
 }
@@ -102,39 +113,85 @@ static Status upload(void *context, const Parameter *parameter, const float *val
     return generator_upload(context, parameter, values, error);
 }
 
+/* This rank's part of it. */
+static Status load_model(Call *call, Error *error) {
+    const GenerateOptions *options = &call->values.generate;
+    const GivenModel *model = &call->model;
+    int64_t n_own = generate_samples_own(&call->samples);
+    GeneratorOptions rows = {.n_rows = options->n_rows ? options->n_rows : CHOSEN_ROWS,
+                             .dtype = precision_of((PrecisionKind)options->precision).weight,
+                             .part = model_ranks_part(&call->ranks)};
+    if (rows.n_rows > n_own) rows.n_rows = n_own > 0 ? n_own : 1;
+    call->has_generator = true;
+    TRY(generator_plan(&call->generator, &model->source.config, &model->table, &model->backend, &rows,
+                       error));
+    TRY(model_ranks_check_memory(&call->ranks, model, device_required_bytes(&call->generator.memory),
+                                 "generation", "choose fewer --rows or a smaller model", error));
+    TRY(generator_open(&call->generator, NULL, error));
+    return given_model_load(model, upload, &call->generator, error);
+}
+
 static Status open_model(Call *call, Error *error) {
     const GenerateOptions *options = &call->values.generate;
-    PrecisionKind precision = (PrecisionKind)options->precision;
-    DeviceOptions device = {
-        .kind = options->device, .n_threads = (int)options->n_threads, .precision = precision};
-    TRY(given_model_open(&call->model, &device, error));
-    GeneratorOptions rows = {.n_rows = options->n_rows ? options->n_rows : CHOSEN_ROWS,
-                             .dtype = precision_of(precision).weight};
-    if (rows.n_rows > call->samples.n_samples) rows.n_rows = call->samples.n_samples;
-    call->has_generator = true;
-    TRY(generator_plan(&call->generator, &call->model.source.config, &call->model.table, &call->model.backend,
-                       &rows, error));
-    TRY(device_check_memory(&call->model.backend, device_required_bytes(&call->generator.memory),
-                            "generation", "choose fewer --rows or a smaller model", error));
-    TRY(generator_open(&call->generator, NULL, error));
-    return given_model_load(&call->model, upload, &call->generator, error);
+    DeviceOptions device = {.kind = options->device,
+                            .n_threads = (int)options->n_threads,
+                            .precision = (PrecisionKind)options->precision};
+    TRY(model_ranks_open(&call->ranks, &call->model, &device, error));
+    load_model(call, error);
+    return launch_agree(call->launch, error);
 }
 
 /* ---- the call */
 
+/* Where there are several ranks, nobody knows what is on the other side of the launcher's pipe. */
+static bool takes_stdin(const Call *call) {
+    if (is_given(call, "prompt")) return strcmp(call->values.generate.prompt, "-") == 0;
+    return call->launch->world.size == 1 && !isatty(STDIN_FILENO);
+}
+
 static Status read_prompts(Call *call, Error *error) {
     const GenerateOptions *options = &call->values.generate;
     const char *given = options->prompt;
-    bool has_prompt = is_given(call, "prompt");
     if (*options->prompts) {
         TRY(generate_prompts_add_file(&call->prompts, call->model.tokenizer, options->prompts, error));
-    } else if (has_prompt ? strcmp(given, "-") == 0 : !isatty(STDIN_FILENO)) {
+    } else if (takes_stdin(call)) {
         TRY(generate_prompts_add_stdin(&call->prompts, call->model.tokenizer, error));
     } else {
         TRY(generate_prompts_add(&call->prompts, call->model.tokenizer, "--prompt", given, strlen(given),
                                  error));
     }
     generate_prompts_warn(&call->prompts, options->prompts, call->model.source.config.context, &call->log);
+    return STATUS_OK;
+}
+
+/* One rank reads them, and all have them. */
+static Status share_prompts(Call *call, Error *error) {
+    Launch *launch = call->launch;
+    if (launch->is_root) read_prompts(call, error);
+    TRY(launch_agree_with_root(launch, error));
+    generate_prompts_share(&call->prompts, &launch->world, error);
+    return launch_agree(launch, error);
+}
+
+static bool is_interrupted(void *context, Error *error) {
+    return model_ranks_interrupted(context, error);
+}
+
+static Status open_samples(Call *call, Error *error) {
+    const GenerateOptions *options = &call->values.generate;
+    Launch *launch = call->launch;
+    GenerateShare share = {.share = model_ranks_share(&call->ranks),
+                           .n_shares = model_ranks_n_shares(&call->ranks),
+                           .is_root = launch->is_root,
+                           .is_launched = launch->world.size > 1,
+                           .interrupted = is_interrupted,
+                           .context = &call->ranks};
+    generate_samples_open(&call->samples, options, &call->options, call->model.tokenizer, &call->prompts,
+                          &share, error);
+    TRY(launch_agree(launch, error));
+    if (*options->output && launch->is_root) file_writer_open(&call->output, options->output, error);
+    TRY(launch_agree_with_root(launch, error));
+    model_ranks_say_idle(&call->ranks, call->samples.n_samples, "samples", &call->log);
     return STATUS_OK;
 }
 
@@ -152,31 +209,49 @@ static Status report(Call *call, Error *error) {
                                 call->generator.memory.allocated_bytes, stdout, error);
 }
 
-static Status generate(Call *call, Error *error) {
-    const GenerateOptions *options = &call->values.generate;
-    TRY(check_options(call, error));
-    TRY(given_model_find(&call->model, &call->options, (CheckpointChoice)options->choice, "pgpt generate RUN",
-                         &call->log, error));
-    TRY(read_prompts(call, error));
-    TRY(generate_samples_open(&call->samples, options, &call->options, call->model.tokenizer, &call->prompts,
-                              error));
-    if (*options->output) TRY(file_writer_open(&call->output, options->output, error));
-    TRY(open_model(call, error));
+/* Ranks of a group have made the same samples: one of each speaks for it. */
+static Status make_samples(Call *call, Error *error) {
+    Mesh *mesh = &call->ranks.mesh;
+    bool speaks = mesh->coordinate[AXIS_TP] == 0 && mesh->coordinate[AXIS_PP] == 0;
     TRY(generate_samples_run(&call->samples, &call->generator, error));
-    return report(call, error);
+    if (speaks) TRY(generate_samples_gather(&call->samples, &mesh->axis[AXIS_DP], error));
+    call->samples.seconds = timer_seconds_since(call->samples.started_ns);
+    return STATUS_OK;
 }
 
-Status command_generate(int n_words, char *const *words, Error *error) {
-    Call call = {.output = {.descriptor = -1}};
-    TRY_GOTO(options_init(&call.options, &generate_command, &call.values, error), done);
-    TRY_GOTO(options_parse(&call.options, n_words, words, error), done);
-    if (call.options.help_wanted) {
+static Status generate(Call *call, Error *error) {
+    const GenerateOptions *options = &call->values.generate;
+    Launch *launch = call->launch;
+    check_options(call, error);
+    TRY(launch_agree(launch, error));
+    TRY(launch_check_same(launch, "--log-probs", options->log_probs ? "yes" : "no", error));
+    TRY(model_ranks_begin(&call->ranks, launch, &call->options, &call->values.mesh, error));
+    given_model_find(&call->model, &call->options, (CheckpointChoice)options->choice, "pgpt generate RUN",
+                     &launch->world, &call->log, error);
+    TRY(launch_agree(launch, error));
+    TRY(share_prompts(call, error));
+    TRY(open_samples(call, error));
+    TRY(open_model(call, error));
+    TRY(make_samples(call, error));
+    if (launch->is_root) report(call, error);
+    return launch_agree_with_root(launch, error);
+}
+
+static Status read_options(Call *call, int n_words, char *const *words, Error *error) {
+    TRY(options_init(&call->options, &generate_command, &call->values, error));
+    return options_parse(&call->options, n_words, words, error);
+}
+
+Status command_generate(Launch *launch, int n_words, char *const *words, Error *error) {
+    Call call = {.launch = launch, .output = {.descriptor = -1}};
+    read_options(&call, n_words, words, error);
+    if (launch_agree(launch, error) == STATUS_OK && call.options.help_wanted) {
         command_show_help(&generate_command);
-        goto done;
+    } else if (error->status == STATUS_OK) {
+        call.log = launch_log(launch, call.values.generate.quiet);
+        generate(&call, error);
     }
-    call.log = log_make(call.values.generate.quiet);
-    generate(&call, error);
-done:
+    launch_fail(launch, error); /* before anything is given back that others may use */
     close_call(&call);
     return error->status;
 }

@@ -5,6 +5,7 @@
 #include "base/file/file.h"
 #include "base/text/log.h"
 #include "base/text/plain.h"
+#include "comm/comm.h"
 #include "data/tokenizer/tokenizer.h"
 #include "infer/generate_options.h"
 #include "infer/generator.h"
@@ -44,9 +45,15 @@ void generate_prompts_warn(const GeneratePrompts *list, const char *path, int64_
 void generate_prompts_write(const GeneratePrompts *list, int64_t prompt, TokenDecoder *decoder,
                             PlainWriter *writer);
 
+/* Rank 0's, to all. Collective. */
+Status generate_prompts_share(GeneratePrompts *list, Comm *comm, Error *error);
+
 void generate_prompts_free(GeneratePrompts *list);
 
 /* ---- Samples (generate_samples.c) */
+
+/* Why one has ended. */
+typedef enum { GENERATE_INTERRUPTED, GENERATE_LENGTH, GENERATE_STOP, GENERATE_END_OF_TEXT } GenerateEnd;
 
 typedef struct {
     int64_t prompt; /* which one it continues */
@@ -59,8 +66,11 @@ typedef struct {
     SampledToken *tokens; /* all that were drawn, if they are wanted */
     int64_t n_tokens, tokens_capacity;
     double log_probability; /* the sum over all tokens */
-    const char *end;        /* why it ended: "stop", "end_of_text", "length", "interrupted" */
+    GenerateEnd end;
 } GenerateSample;
+
+/* Is the call to end? May fail: the others of a group are asked. */
+typedef bool (*GenerateInterrupted)(void *context, Error *error);
 
 /* {0} is closed. */
 typedef struct {
@@ -71,25 +81,46 @@ typedef struct {
     size_t *stop_room;       /* (n_samples, strings) */
     GenerateSample *samples; /* n_samples of each prompt, then those of the next */
     int64_t n_samples;       /* of all prompts */
+    int64_t share, n_shares; /* this rank's: every n_shares-th sample, from this one on */
     int64_t n_made;          /* tokens, of all samples */
     int64_t n_read;          /* tokens that the model read for them */
     double seconds;
-    bool streams; /* the sample goes to stdout as it grows */
+    bool streams;  /* the sample goes to stdout as it grows */
+    bool is_plain; /* on stdout, whatever that is (plain.h) */
     PlainWriter shown;
     bool was_interrupted;
+    GenerateInterrupted interrupted;
+    void *context; /* of it */
     Progress progress;
     uint64_t started_ns;
     bool shows_progress;
     Error *error; /* of the run, for what goes wrong while it tells us a token */
 } GenerateSamples;
 
+/* Whose they are: what there is of ranks. */
+typedef struct {
+    int64_t share, n_shares;
+    bool is_root;     /* shows what grows */
+    bool is_launched; /* by a launcher, whose pipe may end at a terminal */
+    GenerateInterrupted interrupted;
+    void *context;
+} GenerateShare;
+
 /* Read --stop, and make room for the samples of all prompts. What is passed must outlive them. */
 Status generate_samples_open(GenerateSamples *set, const GenerateOptions *options, const Options *sources,
-                             const Tokenizer *tokenizer, const GeneratePrompts *prompts, Error *error);
+                             const Tokenizer *tokenizer, const GeneratePrompts *prompts,
+                             const GenerateShare *share, Error *error);
 
-/* Make them. */
+/* How many are this rank's. */
+int64_t generate_samples_own(const GenerateSamples *set);
+
+/* Make those. */
 Status generate_samples_run(GenerateSamples *set, Generator *generator, Error *error);
 void generate_samples_close(GenerateSamples *set);
+
+/* Those of all ranks of the communicator to the first, each of which has made its share (generate_gather.c).
+ * Collective. */
+Status generate_samples_gather(GenerateSamples *set, Comm *comm, Error *error);
 
 /* ---- Results (generate_report.c) */
 

@@ -130,6 +130,24 @@ Status generate_prompts_add_file(GeneratePrompts *list, const Tokenizer *tokeniz
     return error->status;
 }
 
+/* ---- other ranks */
+
+Status generate_prompts_share(GeneratePrompts *list, Comm *comm, Error *error) {
+    int64_t n[2] = {(int64_t)list->tokens.n, list->n_prompts};
+    if (comm->size == 1) return STATUS_OK;
+    TRY(comm_broadcast(comm, n, 2, COMM_I64, 0, error));
+    if (comm->rank > 0) {
+        TRY(token_array_reserve(&list->tokens, (size_t)n[0], error));
+        list->prompts = calloc((size_t)n[1], sizeof *list->prompts);
+        if (!list->prompts)
+            return error_failed(error, "out of memory: no room for %lld prompts", (long long)n[1]);
+        list->tokens.n = (size_t)n[0];
+        list->n_prompts = list->capacity = n[1];
+    }
+    TRY(comm_broadcast(comm, list->tokens.ids, n[0], COMM_I32, 0, error));
+    return comm_broadcast(comm, list->prompts, n[1] * (int64_t)sizeof *list->prompts, COMM_U8, 0, error);
+}
+
 /* ---- use */
 
 void generate_prompts_warn(const GeneratePrompts *list, const char *path, int64_t context, const Log *log) {

@@ -30,6 +30,7 @@ void generate_report_print(const GenerateSamples *set, FILE *stream) {
         if (!set->streams) {
             TokenDecoder decoder = token_decoder(set->tokenizer);
             PlainWriter writer = plain_writer(stream);
+            writer.is_plain |= set->is_plain;
             generate_prompts_write(set->prompts, sample->prompt, &decoder, &writer);
             plain_write(&writer, sample->text, sample->n_bytes);
             plain_end(&writer);
@@ -71,6 +72,8 @@ static json_t *tokens_json(const GenerateSamples *set, const GenerateSample *sam
     return array;
 }
 
+static const char *const end_names[] = {"interrupted", "length", "stop", "end_of_text"};
+
 static void add_sample(json_t *object, const GenerateSamples *set, const GenerateSample *sample) {
     const GeneratePrompt *prompt = &set->prompts->prompts[sample->prompt];
     double mean = sample->n_tokens ? sample->log_probability / (double)sample->n_tokens : (double)NAN;
@@ -81,7 +84,7 @@ static void add_sample(json_t *object, const GenerateSamples *set, const Generat
     json_object_set_new(object, "tokens", json_integer(sample->n_tokens));
     json_object_set_new(object, "log_probability", json_make_number(sample->log_probability));
     json_object_set_new(object, "mean_log_probability", json_make_number(mean));
-    json_object_set_new(object, "end", json_make_text(sample->end));
+    json_object_set_new(object, "end", json_make_text(end_names[sample->end]));
     if (set->options->log_probs) json_object_set_new(object, "log_probabilities", tokens_json(set, sample));
 }
 

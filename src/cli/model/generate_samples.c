@@ -13,9 +13,6 @@
 #include <string.h>
 #include <unistd.h>
 
-static const char end_length[] = "length", end_stop[] = "stop", end_of_text[] = "end_of_text",
-                  end_interrupted[] = "interrupted";
-
 void generate_samples_close(GenerateSamples *set) {
     for (int64_t i = 0; set->samples && i < set->n_samples; i++) {
         free(set->samples[i].text);
@@ -28,8 +25,15 @@ void generate_samples_close(GenerateSamples *set) {
 }
 
 Status generate_samples_open(GenerateSamples *set, const GenerateOptions *options, const Options *sources,
-                             const Tokenizer *tokenizer, const GeneratePrompts *prompts, Error *error) {
-    *set = (GenerateSamples){.options = options, .tokenizer = tokenizer, .prompts = prompts};
+                             const Tokenizer *tokenizer, const GeneratePrompts *prompts,
+                             const GenerateShare *share, Error *error) {
+    *set = (GenerateSamples){.options = options,
+                             .tokenizer = tokenizer,
+                             .prompts = prompts,
+                             .share = share->share,
+                             .n_shares = share->n_shares,
+                             .interrupted = share->interrupted,
+                             .context = share->context};
     bool has_stop = options_source(sources, "stop") != OPTION_FROM_DEFAULT;
     if (has_stop && stop_set_parse(&set->stop, options->stop, error) != STATUS_OK)
         return error_prefix(error, "--stop: ");
@@ -42,17 +46,21 @@ Status generate_samples_open(GenerateSamples *set, const GenerateOptions *option
     set->stop_room = calloc(n_samples, stop_bytes);
     if (!set->samples || !set->stop_room)
         return error_failed(error, "no memory for %lld samples", (long long)n_samples);
-    set->streams = options->stream && n_samples == 1 && !*options->output;
+    set->streams = share->is_root && options->stream && n_samples == 1 && !*options->output;
     set->shown = plain_writer(set->streams ? stdout : NULL);
-    set->shows_progress = !options->quiet && !(set->streams && isatty(STDOUT_FILENO));
+    set->is_plain = set->shown.is_plain |= share->is_launched;
+    set->shows_progress = share->is_root && !options->quiet && !(set->streams && isatty(STDOUT_FILENO));
     for (size_t i = 0; i < n_samples; i++) {
         set->samples[i] = (GenerateSample){.prompt = (int64_t)i / options->n_samples,
                                            .number = (int64_t)i % options->n_samples,
                                            .decoder = token_decoder(tokenizer),
-                                           .stop = stop_matcher(&set->stop, set->stop_room + i * n_strings),
-                                           .end = end_interrupted};
+                                           .stop = stop_matcher(&set->stop, set->stop_room + i * n_strings)};
     }
     return STATUS_OK;
+}
+
+int64_t generate_samples_own(const GenerateSamples *set) {
+    return set->share < set->n_samples ? (set->n_samples - 1 - set->share) / set->n_shares + 1 : 0;
 }
 
 /* ---- one token */
@@ -109,11 +117,11 @@ static Status add_token(GenerateSamples *set, GenerateSample *sample, const Gene
     }
     if (sample->stop.is_met) {
         sample->n_bytes -= n_held;
-        sample->end = end_stop;
+        sample->end = GENERATE_STOP;
     } else if (token->is_last) {
-        sample->end = ends_text ? end_of_text : end_length;
+        sample->end = ends_text ? GENERATE_END_OF_TEXT : GENERATE_LENGTH;
     }
-    bool has_ended = sample->end != end_interrupted;
+    bool has_ended = sample->end != GENERATE_INTERRUPTED;
     show_text(set, sample, has_ended ? 0 : n_held);
     return STATUS_OK;
 }
@@ -122,30 +130,35 @@ static void show_progress(GenerateSamples *set) {
     double seconds = timer_seconds_since(set->started_ns);
     if (!set->shows_progress || seconds < 1.0 || !progress_due(&set->progress)) return;
     char status[PROGRESS_STATUS_BYTES];
-    double total = (double)set->options->n_tokens * (double)set->n_samples;
+    double total = (double)set->options->n_tokens * (double)generate_samples_own(set);
     snprintf(status, sizeof status, "%lld tokens  %.0f tokens/s", (long long)set->n_made,
              (double)set->n_made / seconds);
     progress_update(&set->progress, (double)set->n_made / total, status);
 }
 
+/* Sample `i` of this rank's. */
+static GenerateSample *own_sample(const GenerateSamples *set, int64_t i) {
+    return &set->samples[set->share + i * set->n_shares];
+}
+
 static GeneratorVerdict take_token(void *context, const GeneratedToken *token) {
     GenerateSamples *set = context;
-    GenerateSample *sample = &set->samples[token->prompt];
+    GenerateSample *sample = own_sample(set, token->prompt);
     if (add_token(set, sample, token, set->error) != STATUS_OK) return GENERATOR_END_ALL;
     set->n_made++;
     show_progress(set);
-    set->was_interrupted = interrupt_was_signalled();
-    if (set->was_interrupted) return GENERATOR_END_ALL;
+    set->was_interrupted = set->interrupted(set->context, set->error);
+    if (set->was_interrupted || set->error->status != STATUS_OK) return GENERATOR_END_ALL;
     return sample->stop.is_met ? GENERATOR_END_TEXT : GENERATOR_GO_ON;
 }
 
 /* ---- all of them */
 
-static GeneratorPrompt *list_prompts(const GenerateSamples *set, Error *error) {
-    GeneratorPrompt *prompts = calloc((size_t)set->n_samples, sizeof *prompts);
-    if (!prompts) error_failed(error, "no memory for %lld samples", (long long)set->n_samples);
-    for (int64_t i = 0; prompts && i < set->n_samples; i++) {
-        const GenerateSample *sample = &set->samples[i];
+static GeneratorPrompt *list_prompts(const GenerateSamples *set, int64_t n_own, Error *error) {
+    GeneratorPrompt *prompts = calloc((size_t)n_own + 1, sizeof *prompts);
+    if (!prompts) error_failed(error, "no memory for %lld samples", (long long)n_own);
+    for (int64_t i = 0; prompts && i < n_own; i++) {
+        const GenerateSample *sample = own_sample(set, i);
         const GeneratePrompt *prompt = &set->prompts->prompts[sample->prompt];
         prompts[i] = (GeneratorPrompt){set->prompts->tokens.ids + prompt->first, (int64_t)prompt->n_tokens,
                                        (uint64_t)sample->number};
@@ -155,10 +168,11 @@ static GeneratorPrompt *list_prompts(const GenerateSamples *set, Error *error) {
 
 Status generate_samples_run(GenerateSamples *set, Generator *generator, Error *error) {
     const GenerateOptions *options = set->options;
-    GeneratorPrompt *prompts = list_prompts(set, error);
+    int64_t n_own = generate_samples_own(set);
+    GeneratorPrompt *prompts = list_prompts(set, n_own, error);
     if (!prompts) return error->status;
     GeneratorRequest request = {.prompts = prompts,
-                                .n_prompts = set->n_samples,
+                                .n_prompts = n_own,
                                 .n_new_tokens = options->n_tokens,
                                 .n_vocabulary = tokenizer_n_vocabulary(set->tokenizer),
                                 .end_token =
@@ -172,8 +186,8 @@ Status generate_samples_run(GenerateSamples *set, Generator *generator, Error *e
                                             .repetition_window = options->repetition_window},
                                 .callback = take_token,
                                 .context = set};
-    for (int64_t i = 0; i < set->n_samples; i++) {
-        GenerateSample *sample = &set->samples[i];
+    for (int64_t i = 0; i < n_own; i++) {
+        GenerateSample *sample = own_sample(set, i);
         generate_prompts_write(set->prompts, sample->prompt, &sample->decoder, &set->shown);
     }
     set->error = error;
@@ -183,7 +197,6 @@ Status generate_samples_run(GenerateSamples *set, Generator *generator, Error *e
     generator_run(generator, &request, error);
     progress_end(&set->progress);
     interrupt_ignore();
-    set->seconds = timer_seconds_since(set->started_ns);
     set->n_read = generator->n_read;
     if (set->streams) show_text(set, &set->samples[0], 0); /* an interrupted one keeps what was held back */
     plain_end(&set->shown);

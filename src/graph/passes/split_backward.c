@@ -52,7 +52,7 @@ static void look(const Split *split) {
     for (int i = 0; i < graph->n_tensors; i++) split->chunk[i] = NONE;
     for (int i = 0; i < graph->n_nodes; i++) {
         const Node *node = graph->node[i];
-        if (node->section == SECTION_UPDATE) continue;
+        if (section_is_of_step(node->section)) continue;
         for (int k = 0; k < node->n_inputs; k++) {
             if (node->input[k] && !persists(node->input[k])) note_chunk(split, node, node->input[k]);
         }
@@ -143,7 +143,7 @@ static int move(const Split *split, Node *const *old, int n) {
     Graph *graph = split->graph;
     Node **moved = ARENA_ARRAY(&graph->arena, Node *, n);
     int n_moved = 0, end = n;
-    while (end > 0 && old[end - 1]->section == SECTION_UPDATE) end--;
+    while (end > 0 && section_is_of_step(old[end - 1]->section)) end--;
     graph->node = ARENA_ARRAY(&graph->arena, Node *, n);
     graph->node_capacity = n;
     graph->n_nodes = 0;

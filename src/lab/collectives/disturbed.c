@@ -3,7 +3,9 @@
  *
  * What is looked at: the latency within a host, which is memory's and some code's; and how far what was
  * measured is from what the links that were measured just before let expect. Ranks that share cores wait for
- * each other's turns: they are allowed more of both. Very short vectors take a few messages' handling, of
+ * each other's turns: they are allowed more of both, and a few times beyond that, since a turn that comes
+ * late now and then is how they work on a quiet machine too (8 of 240 there, up to 18 times what was
+ * expected). Very short vectors take a few messages' handling, of
  * which the model knows little, and are left out. Times far below what is expected are as bad a sign: then it
  * was the links that were measured at a bad moment. */
 #include "lab/collectives/collectives.h"
@@ -13,11 +15,12 @@
 
 typedef struct {
     double latency_s, ratio, least; /* measured by expected is to lie between these two */
+    double share;                   /* of all that may lie beyond */
 } Limits;
 
 static Limits limits_of(const Machine *machine) {
     int n_most = (machine->n_ranks + machine->n_hosts - 1) / machine->n_hosts; /* ranks of a host */
-    return n_most > machine->n_cores ? (Limits){200e-6, 12.0, 0.04} : (Limits){50e-6, 5.0, 0.04};
+    return n_most > machine->n_cores ? (Limits){200e-6, 12.0, 0.04, 0.1} : (Limits){50e-6, 5.0, 0.04, 0.0};
 }
 
 bool collectives_disturbed(const CollectivesResult *result, char *why, size_t n_bytes) {
@@ -31,13 +34,17 @@ bool collectives_disturbed(const CollectivesResult *result, char *why, size_t n_
         return true;
     }
     double worst = 1;
+    int n_compared = 0, n_beyond = 0;
     for (int i = 0; i < result->n_rows; i++) {
         const CollectivesRow *row = &result->rows[i];
         for (int way = 0; way < collectives_n_algorithms(row->kind); way++) {
             double ratio = row->seconds[way] / row->model[way];
             bool is_good = ratio <= limits.ratio && ratio >= limits.least;
             double distance = ratio > 1 ? ratio : 1 / ratio;
-            if (row->n_bytes < SHORT_BYTES || !isfinite(ratio) || is_good || distance <= worst) continue;
+            if (row->n_bytes < SHORT_BYTES || !isfinite(ratio)) continue;
+            n_compared++;
+            n_beyond += !is_good;
+            if (is_good || distance <= worst) continue;
             worst = distance;
             snprintf(
                 why, n_bytes,
@@ -47,5 +54,5 @@ bool collectives_disturbed(const CollectivesResult *result, char *why, size_t n_
                 ratio, limits.least, limits.ratio);
         }
     }
-    return worst > 1;
+    return n_beyond > limits.share * n_compared;
 }

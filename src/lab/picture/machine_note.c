@@ -20,20 +20,16 @@ static const char *short_name(const char *name, Arena *arena) {
     return text;
 }
 
-/* Of this host, whatever this rank is bound to. */
-static int host_cores(void) {
-    CoreSet all = cores_possible();
-    int n = cores_count(&all), quota = cores_quota();
-    if (quota && quota < n) n = quota;
-    return n > 0 ? n : cores_usable();
+const char *machine_words(Arena *arena, const char *processor, int64_t n_cores) {
+    return arena_printf(arena, "%s, %s",
+                        short_name(processor && *processor ? processor : "a processor without a name", arena),
+                        format_things(n_cores, "core").text);
 }
 
 const char *machine_name(Arena *arena) {
     json_t *machine = metrics_machine();
-    const char *processor = json_string_value(json_object_get(machine, "processor"));
-    char *name =
-        arena_printf(arena, "%s, %s", short_name(processor ? processor : "a processor without a name", arena),
-                     format_things(host_cores(), "core").text);
+    const char *name =
+        machine_words(arena, json_string_value(json_object_get(machine, "processor")), cores_of_host());
     json_decref(machine);
     return name;
 }
@@ -46,10 +42,15 @@ const char *machine_date(Arena *arena) {
     return arena_strdup(arena, date);
 }
 
-const char *machine_note(Arena *arena, const char *who, int n_busy, const char *before) {
-    const char *shared = n_busy > host_cores() ? ", more than there are cores" : "";
+const char *machine_sentence(Arena *arena, const char *before, const char *text) {
     size_t n = before ? strlen(before) : 0;
     const char *stop = !n ? "" : strchr(".!?", before[n - 1]) ? " " : ". ";
-    return arena_printf(arena, "%s%s%s; %s%s; %s", n ? before : "", stop, machine_name(arena), who, shared,
-                        machine_date(arena));
+    return arena_printf(arena, "%s%s%s", n ? before : "", stop, text);
+}
+
+const char *machine_note(Arena *arena, const char *who, int n_busy, const char *before) {
+    const char *shared = n_busy > cores_of_host() ? ", more than there are cores" : "";
+    return machine_sentence(
+        arena, before,
+        arena_printf(arena, "%s; %s%s; %s", machine_name(arena), who, shared, machine_date(arena)));
 }

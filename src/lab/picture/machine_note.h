@@ -10,10 +10,19 @@
 
 #include "base/arena.h"
 
+#include <stdint.h>
+
 /* `who`: what ran, in words ("2 ranks of 1 thread"). n_busy: the most threads of all ranks on this host that
  * had something to do at the same time; where that is more than the cores, the line says so. `before`: what
  * the user has to say, which stands before it; NULL or "": nothing. */
 const char *machine_note(Arena *arena, const char *who, int n_busy, const char *before);
+
+/* What the user has to say (NULL or "": nothing), a full stop where it has none, and the text. */
+const char *machine_sentence(Arena *arena, const char *before, const char *text);
+
+/* The same words of a machine that is given: a processor as the system names it (NULL or "": not known), and
+ * its cores. */
+const char *machine_words(Arena *arena, const char *processor, int64_t n_cores);
 
 /* "Intel Xeon @ 2.80GHz, 2 cores". */
 const char *machine_name(Arena *arena);

@@ -46,7 +46,7 @@ static Status write_rows(FileWriter *writer, Picture *picture, Error *error) {
     TRY(file_writer_printf(writer, error, "# name"));
     for (int i = 0; i < plot->n_series; i++)
         TRY(file_writer_printf(writer, error, " | %s", plot->series[i].name));
-    TRY(file_writer_printf(writer, error, "\n"));
+    TRY(file_writer_printf(writer, error, "%s\n", plot->whole ? " | whole" : ""));
     for (int row = 0; row < picture->n_rows; row++) {
         TRY(file_writer_printf(writer, error, "\""));
         for (const char *next = row_name(picture, row); *next; next++)
@@ -58,6 +58,7 @@ static Status write_rows(FileWriter *writer, Picture *picture, Error *error) {
             TRY(file_writer_printf(writer, error, " %s",
                                    is_there ? format_double(series->y[row]).text : "?"));
         }
+        if (plot->whole) TRY(file_writer_printf(writer, error, " %s", format_double(plot->whole[row]).text));
         TRY(file_writer_printf(writer, error, "\n"));
     }
     return STATUS_OK;
@@ -93,6 +94,7 @@ static Status write_data(FileWriter *writer, Picture *picture, Error *error) {
     if (plot->note && *plot->note) TRY(write_comment(writer, "note: ", plot->note, error));
     TRY(write_comment(writer, "x: ", plot->x_label, error));
     TRY(write_comment(writer, "y: ", plot->y_label, error));
+    if (plot->is_stacked) TRY(write_comment(writer, "stacked: ", "parts, and the whole they make", error));
     TRY(picture->has_bars ? write_rows(writer, picture, error) : write_curves(writer, plot, error));
     if (!plot->below) return STATUS_OK;
     TRY(file_writer_printf(writer, error, "\n\n"));

@@ -39,9 +39,12 @@ typedef struct Plot {
     const PlotSeries *series;
     int n_series;
     const char *const
-        *x_names;      /* of bars or points, one for each of the longest series; NULL: the numbers of x */
-    bool shows_values; /* points over names have their numbers beside them */
-    bool is_stacked;   /* bars of the same name stand on each other, not side by side */
+        *x_names;        /* of bars or points, one for each of the longest series; NULL: the numbers of x */
+    bool shows_values;   /* points over names have their numbers beside them */
+    bool is_stacked;     /* bars of the same name stand on each other, not side by side */
+    const double *whole; /* of stacked bars, one a name: what they add up to, found otherwise than by adding
+                            them. It stands in the data file, for whoever wants to see that nothing is
+                            missing; NULL: not said */
     const struct Plot
         *below; /* a second panel below this one, of curves only, with axes of its own; its series have the
                    colours of those in the same order above, its title, caption and note are not shown */

@@ -18,7 +18,7 @@ static double right_end(const Plot *plot) {
         for (const char *c = plot->series[i].name; *c; c++) n += ((unsigned char)*c & 0xC0) != 0x80;
         if (n > longest) longest = n;
     }
-    return 1.0 - (50.0 + 8.2 * (double)longest) / WIDTH;
+    return 1.0 - (55.0 + 8.8 * (double)longest) / WIDTH;
 }
 
 /* How far the lower panel reaches down: axis and label, and the lines below everything. */
@@ -38,7 +38,7 @@ typedef struct {
 /* The upper one shares the lower one's words on x. */
 static Status write_panel(FileWriter *writer, Picture *picture, Place place, bool has_x_label, Error *error) {
     TRY(file_writer_printf(writer, error,
-                           "set lmargin screen 0.12\nset rmargin screen %.3f\n"
+                           "set lmargin screen 0.145\nset rmargin screen %.3f\n" /* room for 10000000 */
                            "set tmargin screen %.3f\nset bmargin screen %.3f\n",
                            place.right, place.top, place.bottom));
     TRY(plot_script_axes(writer, picture, error));

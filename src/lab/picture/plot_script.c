@@ -161,7 +161,11 @@ static Status write_caption(FileWriter *writer, Picture *picture, Error *error) 
     for (int i = 0; i < n_lines; i++)
         TRY(file_writer_printf(writer, error, "set label %d %s at screen 0.5, %.3f center font %s\n", i + 1,
                                lines[i].text, 0.025 + 0.033 * (n_lines - 1 - i), lines[i].font));
-    return STATUS_OK;
+    if (!names_angle(picture)) return STATUS_OK;
+    /* gnuplot would put it below names that it takes to be longer than they are, and into these lines. */
+    return file_writer_printf(writer, error, "set label %d %s at graph 0.5, screen %.3f center\n",
+                              MAX_LINES + 1, quote_all(picture, picture->plot->x_label),
+                              0.055 + 0.033 * n_lines);
 }
 
 /* ---- Axes */
@@ -331,7 +335,10 @@ static Status write_log_y(FileWriter *writer, Picture *picture, double least, do
     bool is_short = least > 0 && most < 100 * least;
     double marks[MAX_TICS], from = least, to = most;
     *is_log = true;
-    const char *format = strstr(picture->plot->y_label, "(s)") && most < 1000 ? "%.0s %cs" : "%g";
+    bool is_whole = least >= 1 && most < 1e8; /* 1000000, not 1e+06 beside 100000 */
+    const char *format = strstr(picture->plot->y_label, "(s)") && most < 1000 ? "%.0s %cs"
+                         : is_whole                                           ? "%.0f"
+                                                                              : "%g";
     if (picture->has_bars && least > 0) {
         from = 0.99 * pow(10, floor(log10(least) - 0.1)); /* gnuplot may lose a mark on the very edge */
         to = pow(10, log10(most) + 0.2);
@@ -355,7 +362,8 @@ static Status write_axes(FileWriter *writer, Picture *picture, Error *error) {
     double least, most;
     bool is_log = false;
     y_range(picture, &least, &most);
-    TRY(file_writer_printf(writer, error, "set xlabel %s\n", quote_all(picture, plot->x_label)));
+    TRY(file_writer_printf(writer, error, "set xlabel %s\n",
+                           quote_all(picture, names_angle(picture) ? "" : plot->x_label)));
     TRY(file_writer_printf(writer, error, "set ylabel %s\n", quote_all(picture, plot->y_label)));
     if (plot->x_log && !picture->has_bars) TRY(write_log_range(writer, plot, error));
     if (!picture->has_bars) TRY(write_tics(writer, picture, error));
@@ -402,7 +410,7 @@ static Status write_curve(FileWriter *writer, Picture *picture, int index, Error
         TRY(file_writer_printf(writer, error, "%s index %d using 1:2",
                                quote_all(picture, arena_printf(&picture->arena, "%s.dat", picture->name)),
                                picture->first_series + index));
-    const char *rgb = COLOURS[colour];
+    const char *rgb = *series->name ? COLOURS[colour] : "#444444"; /* without a name it is like the axes */
     switch (series->style) {
     case PLOT_BARS: TRY(file_writer_printf(writer, error, " with histograms linecolor rgb '%s'", rgb)); break;
     case PLOT_POINTS:

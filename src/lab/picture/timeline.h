@@ -105,6 +105,10 @@ typedef struct {
     size_t n_collectives;
     size_t n_clipped;      /* events of one track that overlap without lying in each other: bent to fit */
     double uncertainty_us; /* of the clocks; NAN: not said */
+    const char *machine;   /* where it was recorded, in words: "Intel Xeon, 2 cores, NVIDIA H200"; NULL: not
+                              said, as in traces of other programs */
+    const char *date;      /* when, "2026-11-18"; NULL: not said */
+    bool is_shared;        /* by more ranks than it has cores, without a GPU */
     const char *axis;      /* what time is counted from; NULL: the beginning of the trace */
     size_t room;
 } Timeline;
@@ -135,7 +139,9 @@ bool timeline_is_action(const TimelineEvent *event);
  * waited for when it was done. */
 void timeline_action_span(const Timeline *timeline, size_t event, double *begin_us, double *end_us);
 
-/* FOLDER/NAME.svg, and with gnuplot NAME.png by NAME.gp (canvas.h). Actions are set apart and labelled, "F3",
+/* The caption may have several lines, the last of which is the command.
+ *
+ * FOLDER/NAME.svg, and with gnuplot NAME.png by NAME.gp (canvas.h). Actions are set apart and labelled, "F3",
  * where they are wide enough; those of later chunks are darker. */
 Status timeline_draw(const Timeline *timeline, const char *title, const char *caption, const char *folder,
                      const char *name, bool *has_png, Error *error);

@@ -445,10 +445,10 @@ static void draw_legend(Picture *picture) {
     canvas_text(&picture->canvas, CANVAS_KEY, x + 6, 56, NULL, joined);
 }
 
-/* Bytes of the caption's next line: to the last blank that fits, if there is one. */
+/* Bytes of the caption's next line: to a line's end, or to the last blank that fits, if there is one. */
 static size_t caption_bytes(const char *text) {
     size_t n = 0, n_columns = 0, blank = 0;
-    for (; text[n]; n++) {
+    for (; text[n] && text[n] != '\n'; n++) {
         if (((unsigned char)text[n] & 0xc0) != 0x80 && n_columns++ == CAPTION_COLUMNS)
             return blank ? blank : n;
         if (text[n] == ' ') blank = n;
@@ -460,7 +460,7 @@ static int caption_lines(const char *caption) {
     int n = 0;
     for (; *caption && n < CAPTION_LINES; n++) {
         caption += caption_bytes(caption);
-        caption += strspn(caption, " ");
+        caption += strspn(caption, " \n");
     }
     return n;
 }
@@ -475,7 +475,7 @@ static void draw_words(Picture *picture, const char *title, const char *caption)
         else snprintf(text, sizeof text, "%.*s", (int)n_bytes, caption);
         canvas_text(&picture->canvas, CANVAS_CAPTION, middle, picture->bottom + 64 + 14 * i, NULL, text);
         caption += n_bytes;
-        caption += strspn(caption, " ");
+        caption += strspn(caption, " \n");
     }
 }
 

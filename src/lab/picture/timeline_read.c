@@ -11,9 +11,11 @@
 #include "lab/picture/timeline.h"
 
 #include "base/file/file.h"
+#include "base/system/cores.h"
 #include "base/system/memory.h"
 #include "base/text/json.h"
 #include "graph/actions.h"
+#include "lab/picture/machine_note.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -309,6 +311,23 @@ static Status read_list(Reader *reader, Error *error) {
 
 /* ---- The file */
 
+/* What is known of the whole. Whatever is not as expected is left out. */
+static void read_facts(Timeline *timeline, const json_t *facts) {
+    const json_t *uncertainty = json_object_get(facts, "clock_uncertainty_us"),
+                 *machine = json_object_get(facts, "machine");
+    const char *date = text_field(facts, "date"), *gpu = text_field(machine, "gpu");
+    int64_t n_cores = whole_field(machine, "cores", 0);
+    if (json_is_number(uncertainty)) timeline->uncertainty_us = json_number_value(uncertainty);
+    if (*date) timeline->date = short_text(&timeline->arena, date);
+    if (n_cores < 1 || n_cores > CORES_MAX) return;
+    timeline->machine = machine_words(
+        &timeline->arena, short_text(&timeline->arena, text_field(machine, "processor")), n_cores);
+    if (*gpu)
+        timeline->machine =
+            arena_printf(&timeline->arena, "%s, %s", timeline->machine, short_text(&timeline->arena, gpu));
+    timeline->is_shared = !*gpu && whole_field(facts, "ranks_of_machine", 0) > n_cores;
+}
+
 static Status read_field(Reader *reader, Error *error) {
     json_t *key, *value;
     skip_space(reader);
@@ -321,8 +340,7 @@ static Status read_field(Reader *reader, Error *error) {
     if (is_list && reader->has_list) return broken(reader, "a second list of events", error);
     if (is_list) return read_list(reader, error);
     TRY(next_value(reader, &value, error));
-    const json_t *uncertainty = is_data ? json_object_get(value, "clock_uncertainty_us") : NULL;
-    if (json_is_number(uncertainty)) reader->timeline->uncertainty_us = json_number_value(uncertainty);
+    if (is_data) read_facts(reader->timeline, value);
     json_decref(value);
     return STATUS_OK;
 }

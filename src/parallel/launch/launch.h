@@ -91,6 +91,9 @@ Status launch_check_options(Launch *launch, const Options *options, Error *error
 /* comm_agree on the world; what it returns need not be printed by anybody but rank 0. */
 Status launch_agree(Launch *launch, Error *error);
 
+/* After something that rank 0 has done for all: its error is everybody's, and nobody is named. Collective. */
+Status launch_agree_with_root(Launch *launch, Error *error);
+
 /* "8 ranks on 2 hosts, 4 threads each, pinned to cores": for the log. */
 const char *launch_describe(const Launch *launch, int n_threads, char *text, size_t n_bytes);
 

@@ -28,6 +28,15 @@ static Status settle(Launch *launch, const Error *found, Error *error) {
     return error->status;
 }
 
+Status launch_agree_with_root(Launch *launch, Error *error) {
+    if (launch->world.size == 1) return error->status;
+    Error said = *error;
+    TRY(comm_broadcast(&launch->world, &said, sizeof said, COMM_U8, 0, error));
+    *error = said;
+    launch->is_agreed = said.status != STATUS_OK;
+    return error->status;
+}
+
 /* Rank 0's text, from malloc. */
 static Status fetch_first(Launch *launch, const char *mine, char **text, Error *error) {
     Comm *world = &launch->world;

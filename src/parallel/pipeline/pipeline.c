@@ -1,5 +1,5 @@
-/* Borders are numbered by the virtual stage below them. All ranks of the pipeline split off the communicators of
- * all borders in the same order, and those that are not at one get nothing of it. */
+/* Borders are numbered by the virtual stage below them. All ranks of the pipeline split off the communicators
+ * of all borders in the same order, and those that are not at one get nothing of it. */
 #include "parallel/pipeline/pipeline.h"
 
 #include "ops/ops.h"
@@ -81,6 +81,12 @@ bool pipeline_has_input(const Pipeline *pipeline, int chunk) {
 
 bool pipeline_has_output(const Pipeline *pipeline, int chunk) {
     return pipeline->border[chunk][BORDER_ABOVE].exists;
+}
+
+int pipeline_last_stage(const Pipeline *pipeline) {
+    ScheduleShape shape = pipeline_shape(pipeline, 1);
+    return placement_stage(schedule_info(pipeline->layout.kind)->placement, &shape,
+                           shape.n_stages * shape.n_chunks - 1);
 }
 
 /* ---- recording */

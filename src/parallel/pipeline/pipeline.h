@@ -1,4 +1,5 @@
-/* A rank's place in a pipeline: which chunks of the model it has (schedule.h), and what crosses their borders.
+/* A rank's place in a pipeline: which chunks of the model it has (schedule.h), and what crosses their
+ * borders.
  *
  *     TRY(pipeline_open(&pipeline, &(PipelineLayout){SCHEDULE_1F1B, 4, 1}, pp, error));
  *     ... record chunk c, between what comes in and what goes out ...
@@ -99,5 +100,8 @@ void pipeline_record_end(PipelineRecord *record);
 /* Does anything come in below this chunk, or go out above it? */
 bool pipeline_has_input(const Pipeline *pipeline, int chunk);
 bool pipeline_has_output(const Pipeline *pipeline, int chunk);
+
+/* The stage that has the end of the model. */
+int pipeline_last_stage(const Pipeline *pipeline);
 
 #endif

@@ -119,14 +119,44 @@ void gradient_sync_sum(GradientSync *sync, Graph *graph, const FlatTensors *tens
 /* The norm is of all elements of the model: of other slices, layers' parts and stages. Stages that update on
  * their own have a norm each; but those that hold a tied table make the same update of it, and so have one
  * together. */
-static void sum_norm(void *context, Graph *graph, Tensor *scalar) {
+static void sum_near(void *context, Graph *graph, Tensor *scalar) {
     const GradientSync *sync = context;
     const Mesh *mesh = sync->options->mesh;
     if (sync->strategy->begin_update) op_scalar_sum(graph, sync->comm, scalar);
     if (mesh->shape.size[AXIS_TP] > 1) op_scalar_sum(graph, mesh_comm(mesh, AXIS_TP), scalar);
-    if (mesh->shape.size[AXIS_PP] > 1 && !sync->options->stages_apart)
-        op_scalar_sum(graph, mesh_comm(mesh, AXIS_PP), scalar);
     if (sync->options->stages_apart && mesh_ends(mesh)) op_scalar_sum(graph, mesh_ends(mesh), scalar);
+}
+
+/* The other stages, which are at other actions; NULL: there are none. */
+static Comm *far_comm(const GradientSync *sync) {
+    const Mesh *mesh = sync->options->mesh;
+    return mesh->shape.size[AXIS_PP] > 1 && !sync->options->stages_apart ? mesh_comm(mesh, AXIS_PP) : NULL;
+}
+
+static void sum_norm(void *context, Graph *graph, Tensor *scalar) {
+    Comm *far = far_comm(context);
+    sum_near(context, graph, scalar);
+    if (far) op_scalar_sum(graph, far, scalar);
+}
+
+/* A library that only enqueues cannot begin in one part of a program what another waits for: there all of it is
+ * done where it is waited for. */
+static const Node *begin_far(void *context, Graph *graph, Tensor *scalar) {
+    Comm *far = far_comm(context);
+    return far && !far->table->only_enqueues ? op_all_reduce(graph, far, scalar) : NULL;
+}
+
+static void end_far(void *context, Graph *graph, const Node *sum, Tensor *scalar) {
+    Comm *far = far_comm(context);
+    if (sum) op_comm_wait(graph, sum);
+    else if (far) op_scalar_sum(graph, far, scalar);
+}
+
+/* There will be another update. */
+static void end_first(void *context, Graph *graph) {
+    GradientSync *sync = context;
+    gradient_sync_end_update(sync, graph);
+    sync->n_gathers = 0;
 }
 
 UpdateSlices gradient_sync_begin_update(GradientSync *sync, Graph *graph, const FlatTensors *tensors) {
@@ -137,7 +167,13 @@ UpdateSlices gradient_sync_begin_update(GradientSync *sync, Graph *graph, const 
     hold_weights(sync, graph, tensors);
     sync_sum_pair(sync, graph, tensors);
     if (sync->strategy->begin_update) sync->strategy->begin_update(sync, graph, tensors, &slices);
-    if (sync->options->mesh) slices.record_sum = sum_norm;
+    if (sync->options->mesh) {
+        slices.record_sum = sum_norm;
+        slices.record_near_sum = sum_near;
+        slices.record_far_sum = begin_far;
+        slices.record_far_wait = end_far;
+    }
+    slices.record_end = end_first;
     slices.context = sync;
     return slices;
 }

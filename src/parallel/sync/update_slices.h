@@ -18,8 +18,15 @@ typedef struct {
     int64_t n_local;          /* elements of a moment here */
     /* Record the sum of a scalar over all processes that have other elements, for the norm. NULL: none. */
     void (*record_sum)(void *context, Graph *graph, Tensor *scalar);
-    /* The update of slice `index` has been recorded. Optional. */
+    /* The same in three: over those that are in step with this one anyway; over the others, begun; and waited
+     * for, in another section. Optional. */
+    void (*record_near_sum)(void *context, Graph *graph, Tensor *scalar);
+    const Node *(*record_far_sum)(void *context, Graph *graph, Tensor *scalar);
+    void (*record_far_wait)(void *context, Graph *graph, const Node *sum, Tensor *scalar);
+    /* The update of slice `index` has been recorded, or of all of them, of which there is another one to come.
+     * Optional. */
     void (*record_updated)(void *context, Graph *graph, int index);
+    void (*record_end)(void *context, Graph *graph);
     void *context;
 } UpdateSlices;
 

@@ -1,14 +1,8 @@
 /* All ranks make a sample together: under ZeRO-3 they send the root their weights for it, and those that
- * share its layers compute with it. */
+ * share its layers or have other stages compute with it. */
 #include "train/observers/sample_observer.h"
 
 #include <stdlib.h>
-
-/* Where ranks need each other for it, one that fails leaves the others waiting: that cannot be postponed. */
-static bool samples_alone(const Trainer *trainer) {
-    return trainer_n_ranks(trainer) == 1 ||
-           (!trainer->step.sync.strategy->shards_weights && !train_step_split(&trainer->step).tp);
-}
 
 static Status make_sample(SampleObserver *samples, Error *error) {
     Trainer *trainer = samples->trainer;
@@ -21,7 +15,9 @@ static Status make_sample(SampleObserver *samples, Error *error) {
     if (text && error->status == STATUS_OK && trainer_is_root(trainer))
         observers_tell_sample(samples->told, trainer->n_done, text, n_bytes);
     free(text);
-    return samples_alone(trainer) ? observers_postpone(samples->told, error) : error->status;
+    /* Where ranks need each other for it, one that fails leaves the others waiting: that cannot be
+     * postponed. */
+    return trainer_samples_alone(trainer) ? observers_postpone(samples->told, error) : error->status;
 }
 
 static int64_t next_due(const void *context, int64_t n_done) {

@@ -317,7 +317,7 @@ static Status draw_split(Study *study, Error *error) {
     Arena *arena = &study->arena;
     int n_engines = study->runs[0].n_engines, n = N_MODES * study->ranks.n * n_engines;
     const char **names = ARENA_ARRAY(arena, const char *, n);
-    double *x = ARENA_ARRAY(arena, double, n);
+    double *x = ARENA_ARRAY(arena, double, n), *whole = ARENA_ARRAY(arena, double, n);
     PlotSeries series[N_LINEAR_PHASES];
     for (int p = 0; p < N_LINEAR_PHASES; p++) {
         double *y = ARENA_ARRAY(arena, double, n);
@@ -327,6 +327,7 @@ static Status draw_split(Study *study, Error *error) {
             const LinearRun *run = run_of(study, mode, r);
             const LinearResult *result = &run->engine[e].result;
             x[i] = i;
+            whole[i] = 100; /* by the clock, over all phases */
             y[i] = 100.0 * result->phase_ms[p] / (result->seconds * 1e3);
             names[i] = arena_printf(arena, "%s, %s, %d%s", linear_engine_name(run->engine[e].kind),
                                     mode_names[mode], run->n_ranks, run->is_shared ? "*" : "");
@@ -340,7 +341,8 @@ static Status draw_split(Study *study, Error *error) {
                  .series = series,
                  .n_series = N_LINEAR_PHASES,
                  .x_names = names,
-                 .is_stacked = true};
+                 .is_stacked = true,
+                 .whole = whole};
     return lab_draw(study->output, &plot, "linear-ranks-split", error);
 }
 

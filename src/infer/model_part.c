@@ -1,0 +1,37 @@
+#include "infer/model_part.h"
+
+ModelPart model_part_of(const Mesh *mesh, const Pipeline *pipeline, const ParameterPart *chunks) {
+    ModelPart part = {0};
+    if (mesh->shape.size[AXIS_TP] > 1) part.split.tp = mesh_comm(mesh, AXIS_TP);
+    if (mesh->shape.size[AXIS_PP] == 1) return part;
+    part.pipeline = pipeline;
+    part.chunks = chunks;
+    part.stages = mesh_comm(mesh, AXIS_PP);
+    return part;
+}
+
+bool model_part_is_shared(const ModelPart *part) {
+    return part->split.tp || part->pipeline;
+}
+
+int model_part_n_chunks(const ModelPart *part) {
+    return part->pipeline ? part->chunks->n_chunks : 1;
+}
+
+GptStage model_part_stage(const ModelPart *part, const ModelConfig *config, int chunk) {
+    if (!part->pipeline) return gpt_whole(config);
+    const ParameterChunk *blocks = &part->chunks->chunk[chunk];
+    return (GptStage){.first_block = blocks->first_block,
+                      .end_block = blocks->end_block,
+                      .has_embedding = blocks->has_embedding,
+                      .has_head = blocks->has_head};
+}
+
+int model_part_n_blocks(const ModelPart *part, const ModelConfig *config) {
+    int n = 0;
+    for (int chunk = 0; chunk < model_part_n_chunks(part); chunk++) {
+        GptStage stage = model_part_stage(part, config, chunk);
+        n += stage.end_block - stage.first_block;
+    }
+    return n;
+}

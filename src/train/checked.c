@@ -1,0 +1,92 @@
+#include "train/checked.h"
+
+bool step_is_checked_later(const TrainStep *step) {
+    return step->options.pipeline && step->optimizer.assumed && !step->loss.scale;
+}
+
+typedef struct {
+    TrainStep *step;
+    const BatchSource *source;
+    int64_t index; /* of the first step */
+    const double *rates;
+    double losses[CHECKED_MOST_STEPS], norms[CHECKED_MOST_STEPS];
+} Stretch;
+
+static Status download(TrainStep *step, const Tensor *tensor, double *number, Error *error) {
+    float value = 0.0F;
+    if (tensor) TRY(executor_download(&step->executor, tensor, &value, error));
+    *number = (double)value;
+    return STATUS_OK;
+}
+
+/* Everything of step `at` but the update. */
+static Status run_gradient(Stretch *stretch, int at, Error *error) {
+    TrainStep *step = stretch->step;
+    StepRun run = {.index = stretch->index + at};
+    for (int i = 0; i < step->n_actions; i++) {
+        if (step->actions[i].kind == ACTION_UPDATE) continue;
+        TRY(train_step_run_action(step, stretch->source, &run, &step->actions[i], error));
+    }
+    return download(step, step->loss.loss, &stretch->losses[at], error);
+}
+
+static Status run_update(Stretch *stretch, int at, bool checks_later, Error *error) {
+    TrainStep *step = stretch->step;
+    StepRun run = {.index = stretch->index + at, .checks_later = checks_later};
+    float hyper[N_HYPER];
+    optimizer_hyper(&step->optimizer_options, stretch->rates[at], run.index - step->scale.n_skipped,
+                    step->options.seed, hyper);
+    TRY(executor_upload(&step->executor, step->optimizer.hyper, hyper, error));
+    TRY(train_step_run_action(step, stretch->source, &run, &step->actions[step->n_actions - 1], error));
+    return checks_later ? STATUS_OK : download(step, step->optimizer.norm, &stretch->norms[at], error);
+}
+
+/* A step whose update was found right, or clipped. All ranks have the same norm. */
+static void count(TrainStep *step, double norm) {
+    step->n_unclipped = norm <= step->optimizer_options.clip ? step->n_unclipped + 1 : 0;
+}
+
+/* The update of the step before `at`, whose gradients are there already. */
+static Status check_last(Stretch *stretch, int at, Error *error) {
+    TrainStep *step = stretch->step;
+    bool was_right;
+    TRY(train_step_check(step, &was_right, error));
+    TRY(download(step, step->optimizer.norm, &stretch->norms[at - 1], error));
+    count(step, stretch->norms[at - 1]);
+    if (was_right) return STATUS_OK;
+    step->n_unclipped = 0;
+    step->n_undone++;
+    TRY(train_step_undo(step, error));
+    TRY(run_gradient(stretch, at - 1, error));
+    TRY(run_update(stretch, at - 1, false, error));
+    return run_gradient(stretch, at, error);
+}
+
+static Status run_steps(Stretch *stretch, int n_steps, Error *error) {
+    enum { UNCLIPPED_BEFORE = 4 };
+    TrainStep *step = stretch->step;
+    bool is_open = false; /* the last update was not checked */
+    for (int at = 0; at < n_steps; at++) {
+        TRY(run_gradient(stretch, at, error));
+        if (is_open) TRY(check_last(stretch, at, error));
+        is_open = step->n_unclipped >= UNCLIPPED_BEFORE && at + 1 < n_steps;
+        TRY(run_update(stretch, at, is_open, error));
+        if (!is_open) count(step, stretch->norms[at]);
+    }
+    return STATUS_OK;
+}
+
+Status checked_run(TrainStep *step, const BatchSource *source, int64_t index, int n_steps,
+                   const double *rates, StepResult *results, Error *error) {
+    Stretch stretch = {.step = step, .source = source, .index = index, .rates = rates};
+    StepClock before, after;
+    TRY(train_step_clock(step, &before, error));
+    TRY(run_steps(&stretch, n_steps, error));
+    TRY(stretch_sum_losses(step, stretch.losses, n_steps, error));
+    TRY(train_step_clock(step, &after, error));
+    for (int i = 0; i < n_steps; i++) {
+        results[i] = (StepResult){.loss = stretch.losses[i], .gradient_norm = stretch.norms[i]};
+        train_step_times(step, &before, &after, n_steps, &results[i]); /* steps overlap: each has the mean */
+    }
+    return STATUS_OK;
+}
