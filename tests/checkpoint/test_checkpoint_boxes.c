@@ -20,6 +20,7 @@ typedef struct {
     int tp, n_stages, dp, zero;
     int n_chunks; /* of a stage; 0 is 1 */
     StagePlacement placement;
+    TensorStyle style; /* of tp */
 } Layout;
 
 enum { MOST_LAYOUT_RANKS = 64 };
@@ -73,6 +74,7 @@ static Rank open_rank(const TestRun *run, const Layout *layout, int number) {
     int tp = number % layout->tp, dp = number / layout->tp % layout->dp;
     ParameterPart part = shard_chunks(layout->tp, tp, layout->n_stages, number / layout->tp / layout->dp,
                                       layout->n_chunks ? layout->n_chunks : 1, layout->placement);
+    part.style = layout->style;
     assert_ok(parameters_build_part(&rank.table, &run->config, &part, &error), error);
     make_maps(&rank, layout, dp);
     for (int k = 0; k < 3; k++) rank.local[k] = cut_values(run, &rank, &rank.map[k > 0], k);
@@ -169,24 +171,26 @@ static void assert_reads_boxes(const TestRun *run, const Checkpoint *checkpoint)
 }
 
 static const Layout layouts[] = {
-    {1, 1, 1, 0, 0, 0},
-    {2, 1, 1, 0, 0, 0},
-    {3, 1, 1, 0, 0, 0},
-    {4, 1, 1, 0, 0, 0},
-    {8, 1, 1, 0, 0, 0},
-    {1, 5, 1, 0, 0, 0},
-    {1, 1, 3, 1, 0, 0},
-    {1, 1, 4, 3, 0, 0},
-    {2, 2, 2, 1, 0, 0},
-    {3, 2, 2, 3, 0, 0},
-    {2, 3, 3, 0, 0, 0},
-    {4, 5, 3, 3, 0, 0},
+    {1, 1, 1, 0, 0, 0, 0},
+    {2, 1, 1, 0, 0, 0, 0},
+    {3, 1, 1, 0, 0, 0, 0},
+    {4, 1, 1, 0, 0, 0, 0},
+    {8, 1, 1, 0, 0, 0, 0},
+    {1, 5, 1, 0, 0, 0, 0},
+    {1, 1, 3, 1, 0, 0, 0},
+    {1, 1, 4, 3, 0, 0, 0},
+    {2, 2, 2, 1, 0, 0, 0},
+    {3, 2, 2, 3, 0, 0, 0},
+    {2, 3, 3, 0, 0, 0, 0},
+    {4, 5, 3, 3, 0, 0, 0},
     /* chunks, in a loop and in a V */
-    {2, 2, 1, 0, 2, PLACEMENT_LOOP},
-    {2, 2, 2, 3, 2, PLACEMENT_LOOP},
-    {1, 2, 3, 1, 2, PLACEMENT_V},
-    {2, 2, 2, 3, 2, PLACEMENT_V},
-    {1, 1, 2, 2, 3, PLACEMENT_LOOP},
+    {2, 2, 1, 0, 2, PLACEMENT_LOOP, 0},
+    {2, 2, 2, 3, 2, PLACEMENT_LOOP, 0},
+    {1, 2, 3, 1, 2, PLACEMENT_V, 0},
+    {2, 2, 2, 3, 2, PLACEMENT_V, 0},
+    {1, 1, 2, 2, 3, PLACEMENT_LOOP, 0},
+    {3, 1, 2, 3, 0, 0, TENSOR_ROW},
+    {4, 2, 1, 0, 0, 0, TENSOR_ROW},
 };
 enum { N_LAYOUTS = sizeof layouts / sizeof layouts[0] };
 
@@ -248,7 +252,7 @@ static void test_names_in_files(void **state) {
     char path[256], name[512];
     in_folder(path, "names");
     run.state.step = 1;
-    save_layout(&run, path, &(Layout){2, 1, 1, 0, 0, 0});
+    save_layout(&run, path, &(Layout){2, 1, 1, 0, 0, 0, 0});
     snprintf(name, sizeof name, "%s/checkpoints/step-00000001/model-00002-of-00002.safetensors", path);
     assert_true(file_has(name, "h.3.mlp.c_proj.weight[0:30,22:43]"));
     assert_true(file_has(name, "h.3.attn.c_proj.weight[0:30,18:30]"));
@@ -262,7 +266,7 @@ static void test_names_in_files(void **state) {
     assert_true(file_has(name, "h.3.ln_1.weight"));
     assert_true(file_has(name, "h.3.attn.c_attn.weight[900:1260]"));
     run.state.step = 2;
-    save_layout(&run, path, &(Layout){2, 1, 7, 3, 0, 0});
+    save_layout(&run, path, &(Layout){2, 1, 7, 3, 0, 0, 0});
     int n_slices = 0;
     for (int rank = 0; rank < 14; rank++) {
         SafetensorsFile file;
@@ -287,7 +291,7 @@ static void test_mixed_parts(void **state) {
     CheckpointSource source = source_of(&run);
     CheckpointPart parts[2];
     Error error = {0};
-    const Layout two = {2, 1, 1, 0, 0, 0}, three = {3, 1, 1, 0, 0, 0};
+    const Layout two = {2, 1, 1, 0, 0, 0, 0}, three = {3, 1, 1, 0, 0, 0, 0};
     Rank first = open_rank(&run, &two, 0), other = open_rank(&run, &three, 1);
     const Rank *ranks[] = {&first, &other};
     for (int i = 0; i < 2; i++) {
@@ -311,7 +315,7 @@ static void test_missing_and_double_files(void **state) {
     char path[256], manifest_path[512], name[512];
     in_folder(path, "files");
     run.state.step = 1;
-    save_layout(&run, path, &(Layout){4, 1, 2, 3, 0, 0});
+    save_layout(&run, path, &(Layout){4, 1, 2, 3, 0, 0, 0});
     Arena arena = {0};
     Manifest manifest, changed;
     Error error = {0};
@@ -355,11 +359,11 @@ static void test_other_model(void **state) {
     char path[256];
     in_folder(path, "other");
     run.state.step = 1;
-    save_layout(&run, path, &(Layout){2, 2, 1, 0, 0, 0});
+    save_layout(&run, path, &(Layout){2, 2, 1, 0, 0, 0, 0});
     Checkpoint checkpoint;
     Error error = {0};
     assert_ok(checkpoint_open(&checkpoint, path, CHECKPOINT_NEWEST, true, &error), error);
-    Rank rank = open_rank(&other, &(Layout){2, 2, 1, 0, 0, 0}, 2);
+    Rank rank = open_rank(&other, &(Layout){2, 2, 1, 0, 0, 0, 0}, 2);
     assert_int_equal(checkpoint_check(&checkpoint, &rank.table, &error), STATUS_USER);
     assert_error(&error, STATUS_USER, "the checkpoint is of another model");
     close_rank(&rank);

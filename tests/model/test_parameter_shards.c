@@ -142,6 +142,27 @@ static void check_fits(const ModelConfig *config, const ParameterTable *table, c
     }
 }
 
+/* In the naive style: columns of every weight in a block, and biases on the first rank. */
+static void check_row_style(const ModelConfig *config, const ParameterTable *table,
+                            const ParameterPart *part) {
+    static const ParameterRole weights[] = {ROLE_QKV_WEIGHT, ROLE_ATTENTION_OUT_WEIGHT, ROLE_FC_WEIGHT,
+                                            ROLE_PROJ_WEIGHT};
+    static const ParameterRole biases[] = {ROLE_QKV_BIAS, ROLE_ATTENTION_OUT_BIAS, ROLE_FC_BIAS,
+                                           ROLE_PROJ_BIAS};
+    for (int block = 0; block < config->n_layers; block++) {
+        for (size_t i = 0; part_has(part, block) && i < sizeof weights / sizeof weights[0]; i++) {
+            const Parameter *weight = parameter_find(table, weights[i], block);
+            ShardSpan span = shard_span(weight->whole.dim[1], part->n_ranks, part->rank);
+            assert_int_equal(weight->shape.dim[0], weight->whole.dim[0]);
+            assert_int_equal(weight->shape.dim[1], span.n);
+            if (span.n) assert_int_equal(weight->shard.box[0].box.offset[1], span.first);
+            if (!config->bias) continue;
+            const Parameter *bias = parameter_find(table, biases[i], block);
+            assert_int_equal(bias->shape.dim[0], part->rank == 0 ? bias->whole.dim[0] : 0);
+        }
+    }
+}
+
 static bool holds(const Parameter *parameter, const Box *box) {
     for (int i = 0; i < parameter->shard.n_boxes; i++) {
         if (box_equal(&parameter->shard.box[i].box, box)) return true;
@@ -166,16 +187,19 @@ static void check_holders(const ParameterTable *tables, int tp_size) {
     }
 }
 
-static void check_layout(Whole *whole, int tp_size, int n_stages, int n_chunks, StagePlacement placement) {
+static void check_style(Whole *whole, int tp_size, int n_stages, int n_chunks, StagePlacement placement,
+                        TensorStyle style) {
     memset(whole->n_owners, 0, (size_t)whole->table.n_flat_elements);
     for (int stage = 0; stage < n_stages; stage++) {
         ParameterTable tables[MOST_TP];
         for (int tp = 0; tp < tp_size; tp++) {
             ParameterPart part = shard_chunks(tp_size, tp, n_stages, stage, n_chunks, placement);
+            part.style = style;
             tables[tp] = build(&whole->config, &part);
             check_values(whole, &tables[tp]);
             check_chunks(&tables[tp], &part);
-            check_fits(&whole->config, &tables[tp], &part);
+            if (style == TENSOR_COLUMN) check_fits(&whole->config, &tables[tp], &part);
+            else check_row_style(&whole->config, &tables[tp], &part);
             for (int block = 0; block < SHARD_LAYERS; block++)
                 assert_int_equal(parameter_find(&tables[tp], ROLE_FC_WEIGHT, block) != NULL,
                                  part_has(&part, block));
@@ -192,6 +216,11 @@ static void check_layout(Whole *whole, int tp_size, int n_stages, int n_chunks, 
                          whole->n_owners[parameter->flat_offset + k]);
         }
     }
+}
+
+static void check_layout(Whole *whole, int tp_size, int n_stages, int n_chunks, StagePlacement placement) {
+    for (int style = 0; style < N_TENSOR_STYLES; style++)
+        check_style(whole, tp_size, n_stages, n_chunks, placement, (TensorStyle)style);
 }
 
 static void test_shards_make_up_the_model(void **state) {
