@@ -3,6 +3,7 @@
 ModelPart model_part_of(const Mesh *mesh, const Pipeline *pipeline, const ParameterPart *chunks) {
     ModelPart part = {0};
     if (mesh->shape.size[AXIS_TP] > 1) part.split.tp = mesh_comm(mesh, AXIS_TP);
+    if (chunks) part.split.style = chunks->style;
     if (mesh->shape.size[AXIS_PP] == 1) return part;
     part.pipeline = pipeline;
     part.chunks = chunks;

@@ -12,7 +12,7 @@
 #include "parallel/pipeline/pipeline.h"
 
 typedef struct {
-    GptSplit split;              /* along tp */
+    GptSplit split;              /* along tp, in the style of its parameters */
     const Pipeline *pipeline;    /* this rank's place in one; NULL: it has all blocks */
     const ParameterPart *chunks; /* with a pipeline: the blocks that it has */
     Comm *stages; /* with a pipeline: its ranks, by what reaches the memory that tensors are in */

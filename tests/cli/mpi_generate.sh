@@ -95,7 +95,7 @@ ranks 4 "${small[@]:0:1}" --init hf --data book.txt --steps 2 --threads 1 --samp
 close_numbers 1e-4 "$(column on-one loss)" "$(column on-four loss)"
 
 # Mistakes: said once, by one rank.
-ranks_refused '/--tp 3 does not divide the 4 ranks of this run; start a multiple/' 4 generate one --tp 3
+ranks_refused '/--tp 3 does not divide the 4 ranks of this run; start 3 or 6 ranks/' 4 generate one --tp 3
 ranks_refused '/--dp 3 does not multiply to the 4 ranks of this run/' 4 generate one --dp 3
 ranks_refused "/--pp 6 makes more stages than the model's 5 blocks; choose --pp 5 or less/" 6 generate one --pp 6
 ranks_refused "/unknown option '?--zero/" 2 generate one --zero 1
