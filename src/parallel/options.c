@@ -26,7 +26,7 @@ const OptionSpec parallel_option_specs[] = {
     OPTION_INT(
         "tp-chunks", ParallelOptions, tensor_chunks, 0, 0, MOST_TENSOR_CHUNKS,
         "parts of a micro-batch, by sequences: messages of tp for one travel while the next is computed; "
-        "0: 2 where a device sends by itself (NCCL), else 1"),
+        "0: 2 on a GPU, else 1"),
     OPTION_INT("pp", ParallelOptions, size[AXIS_PP], 1, 1, MANY,
                "pipeline parallelism: stages that divide the blocks of the model"),
     OPTION_CHOICE(

@@ -63,12 +63,13 @@ static void set_async(const TrainerSetup *setup, GradientSyncOptions *sync) {
     sync->root_saves = async.sync == SYNC_SERVER;
 }
 
-/* Where nobody says: two, if messages take nothing from the computation. */
+/* Where nobody says: two, if messages take nothing from the computation. It depends on nothing that is not
+ * known when a program is only planned. */
 static int tensor_chunks(const TrainerSetup *setup) {
     if (!setup->parallel || !setup->mesh) return 1;
     if (setup->parallel->tensor_chunks) return (int)setup->parallel->tensor_chunks;
     bool is_whole = setup->parallel->tensor_style == TENSOR_COLUMN && !setup->pipeline;
-    return is_whole && mesh_comm(setup->mesh, AXIS_TP)->table->only_enqueues ? 2 : 1;
+    return is_whole && setup->backend->traits.is_asynchronous ? 2 : 1;
 }
 
 static StepOptions step_options(const TrainerSetup *setup) {
