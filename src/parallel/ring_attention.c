@@ -220,52 +220,61 @@ const Op OP_RING_ATTENTION = {.name = "ring_attention",
 
 /* ---- all-to-all */
 
-/* Which heads a rank of n has, and the columns of q, k and v that they are. */
-static void head_borders(const AttentionAttributes *a, int n_ranks, int64_t *kv_border) {
-    for (int r = 0; r <= n_ranks; r++) kv_border[r] = chunk_first(a->n_kv_heads, n_ranks, r);
+/* Where everything is cut: heads and positions by rank, and what is sent to and received from each. */
+typedef struct {
+    int n_ranks;
+    int64_t width;                            /* of a key/value head with its queries */
+    int64_t mine;                             /* key/value heads of this rank */
+    int64_t *rows;                            /* of all positions */
+    int64_t *qkv_columns, *y_columns;         /* of heads: each of q, k and v; of y */
+    int64_t *qkv_out, *qkv_in, *y_out, *y_in; /* elements */
+} Exchange;
+
+static Exchange exchange_of(Graph *graph, const Comm *comm, const Tensor *qkv, int64_t n_positions,
+                            const AttentionAttributes *a) {
+    int n = comm->size;
+    int64_t size = a->head_size, share = a->n_heads / a->n_kv_heads;
+    int64_t n_rows = qkv->shape.dim[0] * qkv->shape.dim[1], B = qkv->shape.dim[0];
+    Exchange e = {.n_ranks = n, .width = (share + 2) * size};
+    int64_t **borders[] = {&e.rows, &e.y_columns, &e.qkv_out, &e.qkv_in, &e.y_out, &e.y_in};
+    for (size_t i = 0; i < sizeof borders / sizeof borders[0]; i++)
+        *borders[i] = ARENA_ARRAY(&graph->arena, int64_t, n + 1);
+    e.qkv_columns = ARENA_ARRAY(&graph->arena, int64_t, 3 * n + 1);
+    e.mine = chunk_first(a->n_kv_heads, n, comm->rank + 1) - chunk_first(a->n_kv_heads, n, comm->rank);
+    for (int r = 0; r <= n; r++) {
+        int64_t heads = chunk_first(a->n_kv_heads, n, r);
+        e.rows[r] = chunk_first(n_positions, n, r);
+        e.y_columns[r] = heads * share * size;
+        e.qkv_columns[r] = heads * share * size;
+        e.qkv_columns[n + r] = (a->n_heads + heads) * size;
+        e.qkv_columns[2 * n + r] = (a->n_heads + a->n_kv_heads + heads) * size;
+        e.qkv_out[r] = n_rows * heads * e.width;
+        e.qkv_in[r] = B * e.rows[r] * e.mine * e.width;
+        e.y_out[r] = B * e.rows[r] * e.mine * share * size;
+        e.y_in[r] = n_rows * e.y_columns[r];
+    }
+    return e;
 }
 
 Tensor *op_exchanged_attention(Graph *graph, Comm *comm, Tensor *qkv, Tensor *random, int64_t n_positions,
                                const AttentionAttributes *a) {
     if (!comm || comm->size == 1) return op_attention(graph, qkv, random, a);
-    int n = comm->size, me = comm->rank;
-    int64_t B = qkv->shape.dim[0], T = qkv->shape.dim[1], size = a->head_size,
-            share = a->n_heads / a->n_kv_heads;
+    int n = comm->size;
+    int64_t B = qkv->shape.dim[0], T = qkv->shape.dim[1], share = a->n_heads / a->n_kv_heads;
     if (!graph_check(graph, n <= a->n_kv_heads && n <= PACK_MAX_PARTS,
                      "all-to-all: %d ranks for %d key/value heads", n, a->n_kv_heads))
         return graph->nothing;
-    int64_t *heads = ARENA_ARRAY(&graph->arena, int64_t, n + 1),
-            *rows = ARENA_ARRAY(&graph->arena, int64_t, n + 1);
-    int64_t *columns = ARENA_ARRAY(&graph->arena, int64_t, 3 * n + 1),
-            *out = ARENA_ARRAY(&graph->arena, int64_t, n + 1);
-    int64_t *in = ARENA_ARRAY(&graph->arena, int64_t, n + 1),
-            *y_columns = ARENA_ARRAY(&graph->arena, int64_t, n + 1);
-    head_borders(a, n, heads);
-    int64_t mine = heads[me + 1] - heads[me],
-            width = (share + 2) * size; /* of a key/value head with its queries */
-    for (int r = 0; r <= n; r++) {
-        columns[r] = heads[r] * share * size;
-        columns[n + r] = (a->n_heads + heads[r]) * size;
-        columns[2 * n + r] = (a->n_heads + a->n_kv_heads + heads[r]) * size;
-        rows[r] = chunk_first(n_positions, n, r);
-        out[r] = B * T * heads[r] * width;
-        in[r] = B * rows[r] * mine * width;
-        y_columns[r] = heads[r] * share * size;
-    }
-    Tensor *packed = op_pack_pieces(graph, qkv, 2, n, 3, columns); /* by rank: its heads of these positions */
-    Tensor *exchanged = op_parallel_all_to_all(graph, comm, packed, out, in);
-    Tensor *all = op_unpack(graph, exchanged, SHAPE(B, n_positions, mine * width), 1, n, rows);
-    AttentionAttributes part = *a;
-    part.n_heads = (int)(mine * share);
-    part.n_kv_heads = (int)mine;
-    part.first_head = a->first_head + (int)(heads[me] * share);
-    Tensor *y = op_attention(graph, all, random, &part); /* (B,n_positions,...) */
-    Tensor *by_rows = op_pack(graph, y, 1, n, rows);
-    for (int r = 0; r <= n; r++) {
-        out[r] = B * rows[r] * mine * share * size;
-        in[r] = B * T * y_columns[r];
-    }
+    Exchange e = exchange_of(graph, comm, qkv, n_positions, a);
+    AttentionAttributes mine = *a;
+    mine.n_heads = (int)(e.mine * share);
+    mine.n_kv_heads = (int)e.mine;
+    mine.first_head = a->first_head + (int)(e.y_columns[comm->rank] / a->head_size);
+    Tensor *by_heads = op_pack_pieces(graph, qkv, 2, n, 3, e.qkv_columns); /* of these positions */
+    Tensor *exchanged = op_parallel_all_to_all(graph, comm, by_heads, e.qkv_out, e.qkv_in);
+    Tensor *all = op_unpack(graph, exchanged, SHAPE(B, n_positions, e.mine * e.width), 1, n, e.rows);
+    Tensor *y = op_attention(graph, all, random, &mine); /* (B,n_positions,...) */
+    Tensor *by_rows = op_pack(graph, y, 1, n, e.rows);
     Tensor *flat = graph_view(graph, by_rows, SHAPE(tensor_count(by_rows), 1), 0, by_rows->name);
-    Tensor *back = op_parallel_all_to_all(graph, comm, flat, out, in);
-    return op_unpack(graph, back, SHAPE(B, T, (int64_t)a->n_heads * size), 2, n, y_columns);
+    Tensor *back = op_parallel_all_to_all(graph, comm, flat, e.y_out, e.y_in);
+    return op_unpack(graph, back, SHAPE(B, T, (int64_t)a->n_heads * a->head_size), 2, n, e.y_columns);
 }

@@ -185,7 +185,7 @@ static void test_coordinates(void **state) {
 
 /* A transport that notes how it is split, and makes groups of one. */
 typedef struct {
-    int n_splits, color[N_AXES], key[N_AXES];
+    int n_splits, color[N_AXES + 1], key[N_AXES + 1];
 } Splits;
 
 static Status note_split(void *context, int color, int key, Comm *child, Error *error) {
@@ -211,7 +211,7 @@ static void check_groups(const MeshShape *shape) {
         assert_int_equal(mesh_open(&mesh, shape, &world, &error), STATUS_OK);
         mesh_coordinates(shape, rank, at[rank]);
         assert_memory_equal(mesh.coordinate, at[rank], sizeof at[rank]);
-        assert_int_equal(splits[rank].n_splits, n_long);
+        assert_int_equal(splits[rank].n_splits, n_long + (shape->size[AXIS_CP] > 1));
         mesh_close(&mesh);
         mesh_close(&mesh);
     }
@@ -229,9 +229,35 @@ static void check_groups(const MeshShape *shape) {
     }
 }
 
+/* Those of dp and cp together come behind the axes: ranks that differ in no other coordinate, dp by dp. */
+static void check_sums(const MeshShape *shape) {
+    int n_ranks = mesh_n_ranks(shape), at[MOST_RANKS][N_AXES];
+    Splits splits[MOST_RANKS] = {{0}};
+    if (shape->size[AXIS_CP] == 1) return;
+    for (int rank = 0; rank < n_ranks; rank++) {
+        Comm world = {.table = &splitting, .context = &splits[rank], .rank = rank, .size = n_ranks};
+        Mesh mesh;
+        Error error = {0};
+        assert_int_equal(mesh_open(&mesh, shape, &world, &error), STATUS_OK);
+        assert_true(mesh_sums(&mesh) == &mesh.sums && mesh_host_sums(&mesh) == &mesh.sums);
+        mesh_coordinates(shape, rank, at[rank]);
+        mesh_close(&mesh);
+    }
+    for (int a = 0; a < n_ranks; a++) {
+        int last = splits[a].n_splits - 1;
+        assert_int_equal(splits[a].key[last], at[a][AXIS_DP] * shape->size[AXIS_CP] + at[a][AXIS_CP]);
+        for (int b = 0; b < n_ranks; b++) {
+            bool is_same = true;
+            for (int k = 0; k < N_AXES; k++) is_same &= k == AXIS_DP || k == AXIS_CP || at[a][k] == at[b][k];
+            assert_int_equal(splits[a].color[last] == splits[b].color[last], is_same);
+        }
+    }
+}
+
 static void test_groups(void **state) {
     (void)state;
     check_all_meshes(check_groups);
+    check_all_meshes(check_sums);
     Comm world = comm_self();
     Mesh mesh;
     Error error = {0};

@@ -23,7 +23,7 @@ static Status pairwise(Comm *comm, const CommOperation *operation, Error *error)
     return pairwise_all_to_all(comm, operation, TAG, error);
 }
 
-/* Empty slices are messages too. */
+/* Empty slices are no messages; a rank whose slice is not empty gets one in every step. */
 static CollectiveCost pairwise_all_cost(int n_ranks, const int64_t *border, int64_t element_bytes) {
     int64_t n = border[n_ranks], others = n_ranks - 1, pair = 0;
     CollectiveCost cost = {.step_bytes = 0};
@@ -34,7 +34,7 @@ static CollectiveCost pairwise_all_cost(int n_ranks, const int64_t *border, int6
     for (int distance = 1; distance < n_ranks; distance++)
         pair = most_of(pair, longest_pair(n_ranks, border, distance));
     cost = finish_cost(cost, n, others, pair, element_bytes);
-    cost.cost.n_steps = others;
+    cost.cost.n_steps = n ? others : 0;
     return cost;
 }
 
