@@ -90,8 +90,8 @@ static bool set_zero(const VerifyChoice *choice, VerifyCase *layout, int i) {
     return i <= (layout->shape.size[AXIS_DP] > 1 ? ZERO_STAGES : 0);
 }
 
-/* The fewest micro-batches that a rank's share can be cut into, of `least` or more; as many as it has sequences
- * where those are fewer. */
+/* The fewest micro-batches that a rank's share can be cut into, of `least` or more; as many as it has
+ * sequences where those are fewer. */
 static int64_t cut_share(const VerifyChoice *choice, const VerifyCase *layout, int64_t least) {
     int64_t n_shares = layout->shape.size[AXIS_DP], share = (choice->batch + n_shares - 1) / n_shares;
     for (int64_t size = share; size > 1; size--) {
@@ -278,8 +278,8 @@ static int greatest_divisor(int a, int b) {
     return b ? greatest_divisor(b, a % b) : a;
 }
 
-/* One by one, always the case in which most pairs of values meet for the first time. Of equal ones, the next in
- * an order that jumps about, so that they are not all of one mesh. */
+/* One by one, always the case in which most pairs of values meet for the first time. Of equal ones, the next
+ * in an order that jumps about, so that they are not all of one mesh. */
 int verify_sample(VerifyCase *cases, int n_cases, int n_wanted) {
     if (n_wanted >= n_cases) return n_cases;
     Arena arena = {0};

@@ -105,8 +105,8 @@ static void compare_weights(const Comparer *comparer, int64_t index) {
     }
 }
 
-/* A loss is a logarithm: below 1 its rounding does not shrink with it, and a vocabulary of one has a loss of 0.
- * Of the norm of a gradient the same holds. */
+/* A loss is a logarithm: below 1 its rounding does not shrink with it, and a vocabulary of one has a loss of
+ * 0. Of the norm of a gradient the same holds. */
 static void compare_number(const Comparer *comparer, VerifyNumber which, double value, double wanted,
                            int64_t index) {
     bool is_loss = which == VERIFY_LOSS;
@@ -132,8 +132,8 @@ static Status compare_step(const Comparer *comparer, int64_t index, const StepRe
     return STATUS_OK;
 }
 
-/* Every rank has compared its part: the earliest difference of all counts, there the loss, the first tensor and
- * last the norm, which tells least. */
+/* Every rank has compared its part: the earliest difference of all counts, there the loss, the first tensor
+ * and last the norm, which tells least. */
 static Status combine(Comm *world, VerifyResult *result, Error *error) {
     enum { RANK_BITS = 20, PARAMETER_BITS = 20, LAST = (1 << PARAMETER_BITS) - 1 };
     double worst[3] = {result->loss_deviation, result->weight_deviation, result->norm_deviation};
