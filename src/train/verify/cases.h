@@ -34,6 +34,7 @@ typedef struct {
     int tensor_chunks;     /* in so many parts that take turns */
     ScheduleKind schedule; /* of pp, in so many chunks */
     int n_chunks;
+    bool checks_later; /* clipping does not wait (CLIP_CHECK) */
 } VerifyCase;
 
 typedef struct {
