@@ -18,6 +18,7 @@ typedef struct {
     bool all;
     int64_t n_sample, n_steps, batch, left_out;
     int precision, device;
+    const char *only;
     double tolerance;
     int64_t n_threads;
     bool json;
@@ -36,6 +37,9 @@ static const OptionSpec call_specs[] = {
     OPTION_INT("sample", VerifyCallOptions, n_sample, -1, -1, 1 << 30,
                "at most so many layouts, in which every choice meets every other; 0: all of them; -1: 100, "
                "with --all all of them"),
+    OPTION_STRING("only", VerifyCallOptions, only, "", "NAME",
+                  "layouts in whose name this stands, as \"tp 2\" or \"pp 2, dp 2, zero 3\"; several with "
+                  "| between them"),
     OPTION_INT("steps", VerifyCallOptions, n_steps, 0, 0, 10000,
                "optimizer steps in every layout; 0: 20, with --all 4"),
     OPTION_INT("batch", VerifyCallOptions, batch, 0, 0, 1 << 20,
@@ -86,6 +90,8 @@ static const char *const examples[] = {
     "mpirun -n 8 pgpt verify",
     "check every layout of up to eight ranks",
     "mpirun -n 8 pgpt verify --all",
+    "check one kind of layout",
+    "mpirun -n 4 pgpt verify --only 'cp 2, tp 2|zb-v'",
     "see that a forgotten sum is found",
     "mpirun -n 4 pgpt verify --break 1",
     "check another kind of model",
@@ -244,8 +250,36 @@ static Status check_same_options(Verify *run, Error *error) {
     return launch_check_options(run->launch, &run->options, error);
 }
 
+/* Does one of the texts, which | separates, stand in the layout's name? */
+static bool is_named(const Verify *run, const VerifyCase *layout, const char *texts) {
+    char name[VERIFY_NAME_BYTES], text[VERIFY_NAME_BYTES];
+    verify_case_name(&run->choice, layout, name, sizeof name);
+    for (const char *at = texts;; at++) {
+        size_t n = strcspn(at, "|");
+        snprintf(text, sizeof text, "%.*s", (int)(n < sizeof text ? n : sizeof text - 1), at);
+        if (n && n < sizeof text && strstr(name, text)) return true;
+        at += n;
+        if (!*at) return false;
+    }
+}
+
+/* Leave out what --only does not name. */
+static Status keep_named(Verify *run, Error *error) {
+    const char *texts = run->values.call.only;
+    int n = 0;
+    if (!*texts) return STATUS_OK;
+    for (int i = 0; i < run->n_cases; i++) {
+        if (is_named(run, &run->cases[i], texts)) run->cases[n++] = run->cases[i];
+    }
+    run->n_cases = n;
+    if (n) return STATUS_OK;
+    return error_user(error,
+                      "--only '%s' stands in no layout of %d rank%s; leave it out to see their names", texts,
+                      run->launch->world.size, run->launch->world.size == 1 ? "" : "s");
+}
+
 /* Of all numbers of ranks that are wanted. */
-static void list_cases(Verify *run) {
+static Status list_cases(Verify *run, Error *error) {
     static const int counts[] = {1, 2, 3, 4, 6, 8};
     enum { N_COUNTS = sizeof counts / sizeof counts[0] };
     Arena *arena = &run->options.arena;
@@ -259,9 +293,11 @@ static void list_cases(Verify *run) {
     run->cases = ARENA_ARRAY(arena, VerifyCase, run->n_cases + 1);
     for (int i = 0, at = 0; i < n_lists; at += n[i++])
         if (n[i]) memcpy(run->cases + at, list[i], (size_t)n[i] * sizeof **list);
+    TRY(keep_named(run, error));
     if (run->values.call.n_sample)
         run->n_cases = verify_sample(run->cases, run->n_cases, (int)run->values.call.n_sample);
     run->has_lines = !run->values.call.all || run->values.call.n_sample;
+    return STATUS_OK;
 }
 
 /* ---- what is said */
@@ -294,7 +330,7 @@ static void say_line(Verify *run, const char *name, double loss, double weight, 
 }
 
 static void say_case(Verify *run, const VerifyCase *layout, const VerifyResult *result) {
-    char name[192];
+    char name[VERIFY_NAME_BYTES];
     if (!run->has_lines && !result->differs) return;
     say_line(run, verify_case_name(&run->choice, layout, name, sizeof name), result->loss_deviation,
              result->weight_deviation, result->seconds, result->differs ? "DIFFERS" : "same");
@@ -313,7 +349,7 @@ static void say_mesh(Verify *run, int i, const MeshSummary *summary) {
 }
 
 static void show_progress(Verify *run, int i) {
-    char name[192], text[256];
+    char name[VERIFY_NAME_BYTES], text[256];
     if (!progress_due(&run->progress)) return;
     snprintf(text, sizeof text, "%d/%d  %d differ  %s", i, run->n_cases, run->n_differ,
              verify_case_name(&run->choice, &run->cases[i], name, sizeof name));
@@ -401,7 +437,7 @@ static Status run_all(Verify *run, Error *error) {
     uint64_t start = timer_now_ns();
     device_meet(&run->backend, &run->launch->world, run->launch->host_size, error);
     TRY(launch_agree(run->launch, error));
-    list_cases(run);
+    TRY(list_cases(run, error));
     if (speaks) say_beginning(run);
     if (speaks) progress_begin(&run->progress, stderr, 0.0);
     run_cases(run, error);

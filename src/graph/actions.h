@@ -29,8 +29,8 @@ typedef struct {
     int micro; /* the micro-batch, from 0; -1: of the whole step */
     int chunk; /* the part of the model, from 0 */
     int frame; /* where its activations are */
-    /* Of its kind and chunk in this step, or of its update where each micro-batch has one: the first overwrites
-     * gradients, the last may communicate them. */
+    /* Of its kind and chunk in this step, or of its update where each micro-batch has one: the first
+     * overwrites gradients, the last may communicate them. */
     bool is_first, is_last;
     /* Of pipelines that are not flushed between steps (parallel/pipeline/schedule.h); otherwise both are 0:
      * the step that it belongs to, counted from the one whose list this is, and the version of the weights

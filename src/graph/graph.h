@@ -37,8 +37,8 @@ const char *place_name(Place place);
 /* A step is run in sections: forward and backward once a micro-batch, update once a step. Where a pipeline's
  * schedule splits the backward (passes/split_backward.h), the part that nobody waits for is the section
  * "weight", which is run once a micro-batch, too, at any time behind its backward. Where the update does not
- * wait for the norm of the gradient (optim/optimizer.h), "check" is what learns it, at any time before the next
- * update, and "redo" makes the update again, if that turns out to be necessary. */
+ * wait for the norm of the gradient (optim/optimizer.h), "check" is what learns it, at any time before the
+ * next update, and "redo" makes the update again, if that turns out to be necessary. */
 typedef enum {
     SECTION_FORWARD,
     SECTION_BACKWARD,
@@ -100,8 +100,9 @@ struct Node {
     bool is_last_only; /* runs in the last micro-batch of a step only */
     bool is_not_last;  /* runs in all micro-batches of a step but the last */
     bool
-        is_of_last_version; /* its inputs are parameters as they were before this update (MicroBatch.version) */
-    bool is_passed_by;      /* autograd records nothing for it: another node's rule stands for it */
+        /* its inputs are parameters as they were before this update (MicroBatch.version) */
+        is_of_last_version;
+    bool is_passed_by; /* autograd records nothing for it: another node's rule stands for it */
 };
 
 typedef struct {

@@ -1,4 +1,5 @@
-/* A run's pipeline: which schedule in how many chunks, which blocks each stage has, how many micro-batches. */
+/* A run's pipeline: which schedule in how many chunks, which blocks each stage has, how many
+ * micro-batches. */
 #include "job/train_run.h"
 
 #include "train/model_mesh.h"
@@ -20,8 +21,8 @@ static ScheduleShape shape_of(const TrainRun *run, int64_t micro_batch) {
                            .n_chunks = run->layout.n_chunks};
 }
 
-/* Where nobody says: enough of them to keep the stages busy (a bubble of a fifth or less for 1F1B), as large as
- * that allows. */
+/* Where nobody says: enough of them to keep the stages busy (a bubble of a fifth or less for 1F1B), as large
+ * as that allows. */
 static int64_t chosen_micro_batch(const TrainRun *run) {
     enum { MICRO_BATCHES_A_STAGE = 4 };
     int64_t batch = run->values.train.batch, share = micro_batches(run, 1);

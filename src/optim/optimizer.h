@@ -16,8 +16,8 @@
 typedef enum { OPTIMIZERS(OPTIMIZER) N_OPTIMIZERS } OptimizerKind;
 #undef OPTIMIZER
 
-/* When the gradient is clipped: the update waits for the norm over all ranks; or it goes first, and is made again
- * from what was there before where the norm turns out too large. Both give the same bits. */
+/* When the gradient is clipped: the update waits for the norm over all ranks; or it goes first, and is made
+ * again from what was there before where the norm turns out too large. Both give the same bits. */
 typedef enum { CLIP_WAIT, CLIP_CHECK } ClipStyle;
 
 typedef struct {
@@ -104,10 +104,11 @@ Place optimizer_gradient_place(const OptimizerOptions *options);
  *     executor_run(SECTION_UPDATE)       keep weights, moments and master weights; update
  *     ... anything that leaves the gradient alone ...
  *     executor_run(SECTION_CHECK)        norm and factor of the whole gradient
- *     if (factor differs from what was assumed) executor_run(SECTION_REDO)      put back; update by the factor
+ *     if (factor differs from what was assumed) executor_run(SECTION_REDO)      put back; update by the
+ *                                                                               factor
  *
- * With NAN as the factor SECTION_REDO only puts back: so an update can be undone when the gradient is gone. What
- * is kept takes as many bytes again as weights and optimizer state that this process updates. */
+ * With NAN as the factor SECTION_REDO only puts back: so an update can be undone when the gradient is gone.
+ * What is kept takes as many bytes again as weights and optimizer state that this process updates. */
 /* Record the update of every parameter that autograd found a gradient for, or of slices of them (NULL: all).
  * With options->eager, each parameter's update stands right behind the last node that needs its old value or
  * adds to its gradient, so that the gradient's memory is free again; otherwise the updates come after the

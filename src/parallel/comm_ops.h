@@ -60,8 +60,8 @@ void comm_leave_out(Graph *graph, const Comm *comm, int number);
 /* What rank `root` has in `data` to all others, done when the node is. */
 Node *op_broadcast(Graph *graph, Comm *comm, Tensor *data, int root);
 
-/* Wait for every collective that a part of the program has started and that another one, which will not be run,
- * would have waited for. */
+/* Wait for every collective that a part of the program has started and that another one, which will not be
+ * run, would have waited for. */
 Status comm_drain(const Program *program, Error *error);
 
 /* What a program has to do with one communicator in a step, recomputation included. */

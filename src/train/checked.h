@@ -3,9 +3,9 @@
  * the stages. So the stages need not meet between steps, and a schedule without a bubble stays without.
  *
  * The norm of a step is looked at when the next update is due. Where the gradient was too long after all, the
- * update is undone, bit for bit, and both steps are done again, the first by an update that is checked at once:
- * all stages find the same, so they turn back together. That costs two steps; so only steps after several that
- * were not clipped go ahead. Whatever is chosen, the results are those of waiting. */
+ * update is undone, bit for bit, and both steps are done again, the first by an update that is checked at
+ * once: all stages find the same, so they turn back together. That costs two steps; so only steps after
+ * several that were not clipped go ahead. Whatever is chosen, the results are those of waiting. */
 #ifndef PGPT_TRAIN_CHECKED_H
 #define PGPT_TRAIN_CHECKED_H
 

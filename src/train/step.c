@@ -726,8 +726,8 @@ static Status begin_evaluation(TrainStep *step, const BatchSource *source, uint6
     return executor_sends(executor) ? executor_send(executor, step->loss.loss, place, error) : STATUS_OK;
 }
 
-/* Batches go through the stages one behind the other. The number of them is one that the schedule can do; those
- * that are too many have no rows. */
+/* Batches go through the stages one behind the other. The number of them is one that the schedule can do;
+ * those that are too many have no rows. */
 static Status evaluate_stages(TrainStep *step, const BatchSource *source, uint64_t first_sequence,
                               int64_t first, int64_t end, int64_t n_batches, double *sum, Error *error) {
     const Pipeline *pipeline = step->options.pipeline;

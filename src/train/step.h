@@ -162,8 +162,8 @@ typedef struct {
 Status train_step_run_action(TrainStep *step, const BatchSource *source, const StepRun *run,
                              const StepAction *action, Error *error);
 
-/* Of an update that went first (CLIP_CHECK): was it right? The norm is known then. If it was not it can be made
- * again while the gradient is there, or undone. Collective. */
+/* Of an update that went first (CLIP_CHECK): was it right? The norm is known then. If it was not it can be
+ * made again while the gradient is there, or undone. Collective. */
 Status train_step_check(TrainStep *step, bool *was_right, Error *error);
 Status train_step_redo(TrainStep *step, Error *error);
 Status train_step_undo(TrainStep *step, Error *error);

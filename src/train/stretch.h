@@ -1,5 +1,5 @@
-/* Several steps in a row, between which ranks do not meet: for pipelines whose stages are at different steps at a
- * time. What comes of them is known when all are done. */
+/* Several steps in a row, between which ranks do not meet: for pipelines whose stages are at different steps
+ * at a time. What comes of them is known when all are done. */
 #ifndef PGPT_TRAIN_STRETCH_H
 #define PGPT_TRAIN_STRETCH_H
 

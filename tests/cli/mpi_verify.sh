@@ -61,7 +61,7 @@ tail -n 1 out | check_json
 [[ $(tail -n 1 out | field layouts) == 64 && $(tail -n 1 out | field differ) == 0 ]] || fail "of a sample: $(cat out)"
 (($(grep -c ' same$' out) == 64)) || fail "not one line a layout: $(cat out)"
 for words in 'gpt-2, tied' 'gpt-2, untied' 'llama, tied' 'llama, untied' 'zero 1' 'zero 2' 'zero 3' 'pp 2' 'pp 3' 'pp 4' 'pp 6' 'pp 8' \
-    'dp 2, tp 2' naive gpipe 1f1b interleaved zb-h1 zb-h2 zb-v pipedream pipedream-2bw '2 chunks' '3 chunks' '1 micro-batch' recompute sequence; do
+    'dp 2, tp 2' naive gpipe 1f1b interleaved zb-h1 zb-h2 zb-v pipedream pipedream-2bw '2 chunks' '3 chunks' '1 micro-batch' recompute sequence 'clip check'; do
     grep -q "$words[, ].* same\$" out || fail "no layout with '$words' in the sample: $(cat out)"
 done
 for again in 1 2; do # the same sample each time
@@ -71,11 +71,16 @@ done
 [[ $(wc -l <sample.1) == 30 ]] && cmp sample.1 sample.2 || fail "another sample: $(cat out)"
 
 # All of it, on as many ranks as there are; one line a mesh.
-ranks 2 verify --all --threads 1 --steps 2 --json
+limit=200 ranks 2 verify --all --threads 1 --steps 2 --json
 (($(tail -n 1 out | field layouts) >= 300 && $(tail -n 1 out | field differ) == 0)) || fail "all layouts of 2 ranks: $(cat out)"
 for mesh in 'one rank' 'dp 2' 'tp 2' 'pp 2'; do
     grep -Eq "^$mesh: [0-9]+ layouts .* 0 differ +[0-9]+ %\$" out || fail "no line for $mesh: $(cat out)"
 done
+
+# Those that are named, and no others.
+ranks 2 verify --only 'pp 2, zero 0, zb-v|cp 2' --steps 1 --threads 1
+(($(grep -c ' same$' out) > 5 && $(grep ' same$' out | grep -Evc '^(pp 2, zero 0, zb-v|cp 2)') == 0)) || fail "not what --only names: $(cat out)"
+ranks_refused "/--only 'tp 7' stands in no layout of 2 ranks; leave it out to see their names/" 2 verify --only 'tp 7'
 
 # Whatever is left out is noticed: a sum along dp or tp, a gradient at a border of stages, with and without a flush.
 code=0

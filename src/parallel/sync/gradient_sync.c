@@ -139,8 +139,8 @@ static void sum_norm(void *context, Graph *graph, Tensor *scalar) {
     if (far) op_scalar_sum(graph, far, scalar);
 }
 
-/* A library that only enqueues cannot begin in one part of a program what another waits for: there all of it is
- * done where it is waited for. */
+/* A library that only enqueues cannot begin in one part of a program what another waits for: there all of it
+ * is done where it is waited for. */
 static const Node *begin_far(void *context, Graph *graph, Tensor *scalar) {
     Comm *far = far_comm(context);
     return far && !far->table->only_enqueues ? op_all_reduce(graph, far, scalar) : NULL;

@@ -23,8 +23,8 @@ typedef struct {
     void (*record_near_sum)(void *context, Graph *graph, Tensor *scalar);
     const Node *(*record_far_sum)(void *context, Graph *graph, Tensor *scalar);
     void (*record_far_wait)(void *context, Graph *graph, const Node *sum, Tensor *scalar);
-    /* The update of slice `index` has been recorded, or of all of them, of which there is another one to come.
-     * Optional. */
+    /* The update of slice `index` has been recorded, or of all of them, of which there is another one to
+     * come. Optional. */
     void (*record_updated)(void *context, Graph *graph, int index);
     void (*record_end)(void *context, Graph *graph);
     void *context;

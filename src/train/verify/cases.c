@@ -35,12 +35,12 @@ const char *verify_case_name(const VerifyChoice *choice, const VerifyCase *layou
     if (layout->n_chunks > 1)
         snprintf(schedule + strlen(schedule), sizeof schedule - strlen(schedule), "%d chunks, ",
                  layout->n_chunks);
-    snprintf(text, n_bytes, "%s%s%s%s%s%lld micro-batch%s%s%s%s%s%s", model,
+    snprintf(text, n_bytes, "%s%s%s%s%s%lld micro-batch%s%s%s%s%s%s%s", model,
              is_alone ? "" : verify_mesh_name(&layout->shape, mesh, sizeof mesh), is_alone ? "" : ", ", sync,
              schedule, (long long)layout->n_micro_batches, layout->n_micro_batches == 1 ? "" : "es",
              layout->by_sequence ? ", sequence" : "", layout->style == TENSOR_ROW ? ", row style" : "",
              layout->tensor_chunks > 1 ? ", in turns" : "", layout->recompute ? ", recompute" : "",
-             layout->overlaps ? "" : ", no overlap");
+             layout->overlaps ? "" : ", no overlap", layout->checks_later ? ", clip check" : "");
     return text;
 }
 
@@ -102,8 +102,8 @@ static bool set_zero(const VerifyChoice *choice, VerifyCase *layout, int i) {
     return i <= (n_sums(layout) > 1 ? ZERO_STAGES : 0);
 }
 
-/* The fewest micro-batches that a rank's share can be cut into, of `least` or more; as many as it has sequences
- * where those are fewer. */
+/* The fewest micro-batches that a rank's share can be cut into, of `least` or more; as many as it has
+ * sequences where those are fewer. */
 static int64_t cut_share(const VerifyChoice *choice, const VerifyCase *layout, int64_t least) {
     int64_t n_shares = layout->shape.size[AXIS_DP], share = (choice->batch + n_shares - 1) / n_shares;
     for (int64_t size = share; size > 1; size--) {
@@ -156,6 +156,15 @@ static bool set_overlap(const VerifyChoice *choice, VerifyCase *layout, int i) {
     return i < (is_plain(layout) && n_sums(layout) > 1 ? 2 : 1);
 }
 
+/* Where stages would wait for each other. */
+static bool set_clipping(const VerifyChoice *choice, VerifyCase *layout, int i) {
+    (void)choice;
+    bool waits = layout->shape.size[AXIS_PP] > 1 && !schedule_info(layout->schedule)->is_asynchronous;
+    layout->checks_later = i == 1;
+    bool is_usual = layout->by_sequence || layout->shape.size[AXIS_TP] == 1; /* as layers are split */
+    return i < (waits && is_usual && is_plain(layout) && layout->overlaps ? 2 : 1);
+}
+
 static int default_algorithm(void) {
     for (int i = 0; comm_algorithm_names[i]; i++) {
         if (comm_algorithm(i) == &ALGORITHM_RING) return i;
@@ -177,7 +186,8 @@ typedef bool (*SetValue)(const VerifyChoice *choice, VerifyCase *layout, int i);
 
 static const SetValue dimensions[] = {
     set_model,         set_tied,      set_context,  set_schedule, set_chunks,  set_zero,
-    set_micro_batches, set_recompute, set_sequence, set_tensor,   set_overlap, set_algorithm,
+    set_micro_batches, set_recompute, set_sequence, set_tensor,   set_overlap, set_clipping,
+    set_algorithm,
 };
 
 enum { N_DIMENSIONS = sizeof dimensions / sizeof dimensions[0] };
@@ -266,7 +276,7 @@ VerifyCase *verify_cases(const VerifyChoice *choice, Arena *arena, int *n_cases)
 
 /* ---- a sample */
 
-enum { N_TRAITS = 12 + N_AXES, N_VALUES = 32, N_MARKS = N_TRAITS * N_VALUES };
+enum { N_CHOSEN = 13, N_TRAITS = N_CHOSEN + N_AXES, N_VALUES = 32, N_MARKS = N_TRAITS * N_VALUES };
 
 /* What was chosen, as small numbers. */
 static void list_traits(const VerifyCase *layout, int *trait /* (N_TRAITS) */) {
@@ -285,8 +295,9 @@ static void list_traits(const VerifyCase *layout, int *trait /* (N_TRAITS) */) {
                              has_stages ? 1 + (int)layout->schedule : 0,
                              layout->n_chunks,
                              layout->tensor_chunks > 1 ? 1 : 2 * (int)layout->style,
-                             (int)layout->context};
-    memcpy(numbers + 12, size, N_AXES * sizeof *size);
+                             (int)layout->context,
+                             layout->checks_later};
+    memcpy(numbers + N_CHOSEN, size, N_AXES * sizeof *size);
     for (int i = 0; i < N_TRAITS; i++) trait[i] = i * N_VALUES + numbers[i] % N_VALUES;
 }
 
@@ -307,8 +318,8 @@ static int greatest_divisor(int a, int b) {
     return b ? greatest_divisor(b, a % b) : a;
 }
 
-/* One by one, always the case in which most pairs of values meet for the first time. Of equal ones, the next in
- * an order that jumps about, so that they are not all of one mesh. */
+/* One by one, always the case in which most pairs of values meet for the first time. Of equal ones, the next
+ * in an order that jumps about, so that they are not all of one mesh. */
 int verify_sample(VerifyCase *cases, int n_cases, int n_wanted) {
     if (n_wanted >= n_cases) return n_cases;
     Arena arena = {0};

@@ -1,12 +1,13 @@
-/* The layouts that `pgpt verify` compares with one process: every legal combination of what can be chosen, or a
- * sample in which every two choices meet.
+/* The layouts that `pgpt verify` compares with one process: every legal combination of what can be chosen, or
+ * a sample in which every two choices meet.
  *
  *     VerifyChoice choice = {.n_ranks = 8, .model = models, .n_models = 2, .batch = 17};
  *     VerifyCase *cases = verify_cases(&choice, arena, &n_cases);
  *     n_cases = verify_sample(&choice, cases, n_cases, 64);
  *
- * What can be chosen is a table of dimensions (cases.c), each a function that gives its values one by one. The
- * axes of the mesh need no line there: every available one is tried in every size that the ranks divide by. */
+ * What can be chosen is a table of dimensions (cases.c), each a function that gives its values one by one.
+ * The axes of the mesh need no line there: every available one is tried in every size that the ranks divide
+ * by. */
 #ifndef PGPT_TRAIN_VERIFY_CASES_H
 #define PGPT_TRAIN_VERIFY_CASES_H
 
@@ -35,6 +36,7 @@ typedef struct {
     ContextStyle context;  /* how ranks of cp share a sequence */
     ScheduleKind schedule; /* of pp, in so many chunks */
     int n_chunks;
+    bool checks_later; /* clipping does not wait (CLIP_CHECK) */
 } VerifyCase;
 
 typedef struct {
@@ -42,8 +44,8 @@ typedef struct {
     ModelConfig config;
 } VerifyModel;
 
-/* Which layouts: of n_ranks ranks. `breaks`: only those in which a sum of gradients can be left out and would be
- * missed (in 16 bits, not one of a norm's weights alone); has_algorithms: all-reduce is by an algorithm of
+/* Which layouts: of n_ranks ranks. `breaks`: only those in which a sum of gradients can be left out and would
+ * be missed (in 16 bits, not one of a norm's weights alone); has_algorithms: all-reduce is by an algorithm of
  * ours. */
 typedef struct {
     int n_ranks;
@@ -59,12 +61,14 @@ typedef struct {
 /* All of them, from the arena. */
 VerifyCase *verify_cases(const VerifyChoice *choice, Arena *arena, int *n_cases);
 
-/* At most n_wanted of the cases, moved to the front in their order; returns how many. Any two values that occur
- * together somewhere do so here, as far as the number allows. The same for the same arguments. */
+/* At most n_wanted of the cases, moved to the front in their order; returns how many. Any two values that
+ * occur together somewhere do so here, as far as the number allows. The same for the same arguments. */
 int verify_sample(VerifyCase *cases, int n_cases, int n_wanted);
 
 /* The model that a case trains. */
 ModelConfig verify_case_config(const VerifyChoice *choice, const VerifyCase *layout);
+
+enum { VERIFY_NAME_BYTES = 192 };
 
 /* "llama, tied, pp 4, dp 2, zero 2, ring, interleaved, 2 chunks, 8 micro-batches, recompute" */
 const char *verify_case_name(const VerifyChoice *choice, const VerifyCase *layout, char *text,

@@ -1,5 +1,5 @@
-/* What one process makes of a model whose weights are late, as in a pipeline that is not flushed: it keeps old
- * versions of the weights and computes each gradient with those that parallel/pipeline/schedule.h names:
+/* What one process makes of a model whose weights are late, as in a pipeline that is not flushed: it keeps
+ * old versions of the weights and computes each gradient with those that parallel/pipeline/schedule.h names:
  *
  *     for g in micro-batches: gradient_g = gradient at (W_0[version(0, g)], ..., W_p-1[version(p-1, g)])
  *     pipedream:     for every stage i: W_i[g + 1] = W_i[g] - rate * gradient_g

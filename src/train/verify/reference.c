@@ -10,8 +10,8 @@ static bool is_delayed(const VerifyCase *layout) {
     return layout->shape.size[AXIS_PP] > 1 && schedule_info(layout->schedule)->is_asynchronous;
 }
 
-/* Would both layouts have the same reference? Where weights are late it depends on what is late, and on how the
- * blocks are cut, which may depend on tp. */
+/* Would both layouts have the same reference? Where weights are late it depends on what is late, and on how
+ * the blocks are cut, which may depend on tp. */
 static bool is_same(const VerifyCase *a, const VerifyCase *b) {
     if (a->model != b->model || a->tied != b->tied || a->n_layers != b->n_layers) return false;
     if (!is_delayed(a) && !is_delayed(b)) return true;

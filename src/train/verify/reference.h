@@ -1,5 +1,5 @@
-/* What one process makes of a model: what every layout is compared with. The root trains; the others are told.
- * Trainings that several layouts are compared with are kept.
+/* What one process makes of a model: what every layout is compared with. The root trains; the others are
+ * told. Trainings that several layouts are compared with are kept.
  *
  *     TRY(verify_reference_find(&references, &options, &layout, &reference, error));    // collective
  *     ... reference->losses[i], reference->weights ...

@@ -81,6 +81,7 @@ Status verify_training_open(VerifyTraining *training, const VerifySetting *setti
     training->config = *config;
     TRY(build_part(training, layout, sync->mesh, error));
     OptimizerOptions optimizer = optimizer_options(setting->precision, clip);
+    optimizer.clip_style = layout->checks_later ? CLIP_CHECK : CLIP_WAIT;
     int64_t n_shares = sync_n_shares(sync), share = (setting->batch + n_shares - 1) / n_shares;
     StepOptions step = {.batch = setting->batch,
                         .micro_batch = (share + layout->n_micro_batches - 1) / layout->n_micro_batches,

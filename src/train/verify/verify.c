@@ -5,6 +5,7 @@
 #include "base/system/memory.h"
 #include "base/system/timer.h"
 #include "comm/algo/algo.h"
+#include "train/checked.h"
 #include "train/model_mesh.h"
 #include "train/unflushed.h"
 #include "train/verify/delayed.h"
@@ -105,8 +106,8 @@ static void compare_weights(const Comparer *comparer, int64_t index) {
     }
 }
 
-/* A loss is a logarithm: below 1 its rounding does not shrink with it, and a vocabulary of one has a loss of 0.
- * Of the norm of a gradient the same holds. */
+/* A loss is a logarithm: below 1 its rounding does not shrink with it, and a vocabulary of one has a loss of
+ * 0. Of the norm of a gradient the same holds. */
 static void compare_number(const Comparer *comparer, VerifyNumber which, double value, double wanted,
                            int64_t index) {
     bool is_loss = which == VERIFY_LOSS;
@@ -132,8 +133,8 @@ static Status compare_step(const Comparer *comparer, int64_t index, const StepRe
     return STATUS_OK;
 }
 
-/* Every rank has compared its part: the earliest difference of all counts, there the loss, the first tensor and
- * last the norm, which tells least. */
+/* Every rank has compared its part: the earliest difference of all counts, there the loss, the first tensor
+ * and last the norm, which tells least. */
 static Status combine(Comm *world, VerifyResult *result, Error *error) {
     enum { RANK_BITS = 20, PARAMETER_BITS = 20, LAST = (1 << PARAMETER_BITS) - 1 };
     double worst[3] = {result->loss_deviation, result->weight_deviation, result->norm_deviation};
@@ -174,15 +175,18 @@ static Status run_flushed(const Comparer *comparer, const BatchSource *source, E
     return STATUS_OK;
 }
 
-/* From flush to flush: weights are compared where there is one version of them. */
-static Status run_unflushed(const Comparer *comparer, const BatchSource *source, Error *error) {
+/* From one meeting of all ranks to the next: weights are compared there, where there is one version of
+ * them. */
+static Status run_stretches(const Comparer *comparer, const BatchSource *source, StretchRun run, int most,
+                            Error *error) {
     int64_t n_steps = comparer->options->n_steps;
     double rates[UNFLUSHED_MOST_STEPS];
     StepResult steps[UNFLUSHED_MOST_STEPS];
     for (int i = 0; i < UNFLUSHED_MOST_STEPS; i++) rates[i] = VERIFY_RATE;
     for (int64_t first = 0, n; first < n_steps; first += n) {
         n = verify_stretch(n_steps, first);
-        TRY(unflushed_run(&comparer->training->step, source, first, (int)n, rates, steps, error));
+        if (n > most) n = most;
+        TRY(run(&comparer->training->step, source, first, (int)n, rates, steps, error));
         for (int64_t i = 0; i < n; i++) TRY(compare_step(comparer, first + i, &steps[i], i == n - 1, error));
     }
     return STATUS_OK;
@@ -190,8 +194,12 @@ static Status run_unflushed(const Comparer *comparer, const BatchSource *source,
 
 static Status train_and_compare(const Comparer *comparer, Error *error) {
     BatchSource source = verify_batches(&comparer->training->config);
-    return step_is_unflushed(&comparer->training->step) ? run_unflushed(comparer, &source, error)
-                                                        : run_flushed(comparer, &source, error);
+    const TrainStep *step = &comparer->training->step;
+    if (step_is_unflushed(step))
+        return run_stretches(comparer, &source, unflushed_run, UNFLUSHED_MOST_STEPS, error);
+    if (step_is_checked_later(step))
+        return run_stretches(comparer, &source, checked_run, CHECKED_MOST_STEPS, error);
+    return run_flushed(comparer, &source, error);
 }
 
 static const char *transport_of(const Mesh *mesh) {

@@ -1,5 +1,5 @@
-/* The proof that a layout never changes the result: small models, trained serially and in layouts of the ranks
- * at hand (cases.h), with losses, norms and weights compared after every step.
+/* The proof that a layout never changes the result: small models, trained serially and in layouts of the
+ * ranks at hand (cases.h), with losses, norms and weights compared after every step.
  *
  *     Verifier verifier = {.options = options};
  *     TRY(verify_run(&verifier, &layout, &result, error));        // for each
@@ -35,8 +35,8 @@ typedef struct {
     int n_group; /* 0: there is none */
 } Verifier;
 
-/* Train in this layout, of as many ranks as the launch has or fewer: the others look on. Collective; every rank
- * gets the same result. */
+/* Train in this layout, of as many ranks as the launch has or fewer: the others look on. Collective; every
+ * rank gets the same result. */
 Status verify_run(Verifier *verifier, const VerifyCase *layout, VerifyResult *result, Error *error);
 void verify_close(Verifier *verifier);
 
