@@ -273,9 +273,8 @@ static Status keep_named(Verify *run, Error *error) {
     }
     run->n_cases = n;
     if (n) return STATUS_OK;
-    return error_user(error,
-                      "--only '%s' stands in no layout of %d rank%s; leave it out to see their names", texts,
-                      run->launch->world.size, run->launch->world.size == 1 ? "" : "s");
+    return error_user(error, "--only '%s' stands in no layout of %d rank%s; leave it out to see their names",
+                      texts, run->launch->world.size, run->launch->world.size == 1 ? "" : "s");
 }
 
 /* Of all numbers of ranks that are wanted. */

@@ -185,9 +185,8 @@ static bool set_algorithm(const VerifyChoice *choice, VerifyCase *layout, int i)
 typedef bool (*SetValue)(const VerifyChoice *choice, VerifyCase *layout, int i);
 
 static const SetValue dimensions[] = {
-    set_model,         set_tied,      set_context,  set_schedule, set_chunks,  set_zero,
-    set_micro_batches, set_recompute, set_sequence, set_tensor,   set_overlap, set_clipping,
-    set_algorithm,
+    set_model,     set_tied,     set_context, set_schedule, set_chunks,   set_zero,      set_micro_batches,
+    set_recompute, set_sequence, set_tensor,  set_overlap,  set_clipping, set_algorithm,
 };
 
 enum { N_DIMENSIONS = sizeof dimensions / sizeof dimensions[0] };
