@@ -96,14 +96,19 @@ static bool is_capturable(const Executor *executor, int number) {
     return !node->op->is_portable || (node->op->is_capturable && node->op->is_capturable(node));
 }
 
+/* May a node be run in this kind of micro-batch? One that is left out of the last may if more follow. */
+static bool may_run(const Node *node, bool is_last) {
+    return node_runs_in(node, is_last) || node->is_not_last;
+}
+
 /* The longest run of nodes that can be captured, not counting those that are left out in this micro-batch. */
-static ProgramPart longest_run(const Executor *executor, ProgramPart nodes, bool is_last) {
+static ProgramPart longest_run(const Executor *executor, ProgramPart nodes, bool is_last,
+                               const bool *is_refused) {
     ProgramPart best = {nodes.first, 0}, now = best;
     int n_best = 0, n_now = 0, end = nodes.first + nodes.count;
     for (int i = nodes.first; i < end; i++) {
-        const Node *node = executor->program->graph->node[i];
-        bool runs = node_runs_in(node, is_last) || node->is_not_last; /* it may go on */
-        if (runs && !is_capturable(executor, i)) {
+        bool runs = may_run(executor->program->graph->node[i], is_last);
+        if (runs && (is_refused[i - nodes.first] || !is_capturable(executor, i))) {
             now = (ProgramPart){i + 1, 0};
             n_now = 0;
             continue;
@@ -116,6 +121,34 @@ static ProgramPart longest_run(const Executor *executor, ProgramPart nodes, bool
     }
     bool pays = n_best > 1 || best.count == nodes.count; /* a single one need not be replayed */
     return pays ? best : (ProgramPart){nodes.first, 0};
+}
+
+/* Does the node wait outside of the run for what was started in it, or the other way round? */
+static bool is_torn(const Executor *executor, ProgramPart run, int number) {
+    const Graph *graph = executor->program->graph;
+    const Node *node = graph->node[number];
+    const void *flight = node->op->flight ? node->op->flight(node) : NULL;
+    for (int i = 0; i < graph->n_nodes && flight; i++) {
+        const Node *other = graph->node[i];
+        bool is_inside = i >= run.first && i < run.first + run.count;
+        if (!is_inside && other->op->flight && other->op->flight(other) == flight) return true;
+    }
+    return false;
+}
+
+/* What is captured: the longest run in which nothing is started that is waited for outside of it. */
+static ProgramPart choose_captured(Executor *executor, ProgramPart nodes, bool is_last) {
+    bool *is_refused = ARENA_ARRAY(&executor->arena, bool, nodes.count + 1);
+    for (;;) {
+        ProgramPart run = longest_run(executor, nodes, is_last, is_refused);
+        bool is_sound = true;
+        for (int i = run.first; i < run.first + run.count; i++) {
+            if (!may_run(executor->program->graph->node[i], is_last) || !is_torn(executor, run, i)) continue;
+            is_refused[i - nodes.first] = true;
+            is_sound = false;
+        }
+        if (is_sound) return run;
+    }
 }
 
 static void make_part(Executor *executor, Section section, int chunk) {
@@ -139,7 +172,7 @@ static void make_part(Executor *executor, Section section, int chunk) {
         }
     }
     for (int is_last = 0; is_last < 2 && executor->memory->backend->capture_begin; is_last++)
-        part->captured[is_last] = longest_run(executor, part->nodes, is_last);
+        part->captured[is_last] = choose_captured(executor, part->nodes, is_last);
 }
 
 static void make_parts(Executor *executor) {

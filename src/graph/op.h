@@ -68,6 +68,9 @@ struct Op {
     bool is_repeatable;
     /* May a portable node be part of a backend's capture: does it only enqueue on the device? NULL: no. */
     bool (*is_capturable)(const Node *node);
+    /* What a node that starts something has in common with the one that waits for it: they are captured
+     * together or not at all. NULL: neither. */
+    const void *(*flight)(const Node *node);
     UpdateKind update;
 };
 

@@ -228,9 +228,28 @@ Status comm_drain(const Program *program, Error *error) {
 }
 
 static Status receive_kernel(const KernelCall *call, Error *error) {
-    const CommFlights *flights = ((const CommAttributes *)call->node->attributes)->flights;
+    CommFlights *flights = ((const CommAttributes *)call->node->attributes)->flights;
+    flights->n_begun += !flights->is_ahead;
+    flights->is_ahead = false;
     if (flights->n_waited == flights->n_started) TRY(exchange_kernel(call, error));
     return wait_kernel(call, error);
+}
+
+/* A receive that only enqueues is a kernel that turns until the message is there. Whatever waits for the whole
+ * device meanwhile would wait for it: memory that is taken or given back while GEMMs are compared, kernels that
+ * are loaded, in the first run of a part and in the one that captures it. What the other side sends may depend
+ * on that very part. So in the first two steps nothing is asked for ahead. */
+static Status receive_ahead_kernel(const KernelCall *call, Error *error) {
+    enum { SETTLED_STEPS = 2 };
+    const CommAttributes *attributes = call->node->attributes;
+    attributes->flights->is_ahead = true;
+    bool may_turn = attributes->comm->table->only_enqueues && attributes->flights->n_begun <= SETTLED_STEPS;
+    return may_turn ? STATUS_OK : exchange_kernel(call, error);
+}
+
+/* Starts and waits of the same messages. */
+static const void *flight_of(const Node *node) {
+    return ((const CommAttributes *)node->attributes)->flights;
 }
 
 static Status run_kernel(const KernelCall *call, Error *error) {
@@ -345,14 +364,16 @@ const Op OP_ALL_REDUCE = {.name = "all_reduce_start",
                           .describe = comm_describe,
                           .reference = start_kernel,
                           .is_portable = true,
-                          .is_capturable = is_capturable};
+                          .is_capturable = is_capturable,
+                          .flight = flight_of};
 const Op OP_REDUCE_SCATTER = {.name = "reduce_scatter_start",
                               .gradient = conjugate_end,
                               .bytes = comm_bytes,
                               .describe = comm_describe,
                               .reference = start_kernel,
                               .is_portable = true,
-                              .is_capturable = is_capturable};
+                              .is_capturable = is_capturable,
+                              .flight = flight_of};
 const Op OP_ALL_GATHER = {.name = "all_gather_start",
                           .gradient = conjugate_end,
                           .bytes = comm_bytes,
@@ -360,28 +381,32 @@ const Op OP_ALL_GATHER = {.name = "all_gather_start",
                           .reference = start_kernel,
                           .is_portable = true,
                           .is_repeatable = true,
-                          .is_capturable = is_capturable};
+                          .is_capturable = is_capturable,
+                          .flight = flight_of};
 const Op OP_ALL_TO_ALL = {.name = "all_to_all_start",
                           .gradient = conjugate_end,
                           .bytes = comm_bytes,
                           .describe = comm_describe,
                           .reference = start_kernel,
                           .is_portable = true,
-                          .is_capturable = is_capturable};
+                          .is_capturable = is_capturable,
+                          .flight = flight_of};
 const Op OP_EXCHANGE = {.name = "exchange_start",
                         .gradient = conjugate_end,
                         .bytes = exchange_bytes,
                         .describe = comm_describe,
                         .reference = exchange_kernel,
                         .is_portable = true,
-                        .is_capturable = is_capturable};
+                        .is_capturable = is_capturable,
+                        .flight = flight_of};
 const Op OP_SHIFT = {.name = "shift_start",
                      .bytes = comm_bytes,
                      .describe = shift_describe,
                      .reference = start_kernel,
                      .is_portable = true,
                      .is_repeatable = true,
-                     .is_capturable = is_capturable};
+                     .is_capturable = is_capturable,
+                     .flight = flight_of};
 const Op OP_COMM_WAIT = {.name = "wait",
                          .gradient = conjugate_begin,
                          .bytes = no_bytes,
@@ -389,7 +414,8 @@ const Op OP_COMM_WAIT = {.name = "wait",
                          .reference = wait_kernel,
                          .is_portable = true,
                          .is_repeatable = true, /* as what it waits for is */
-                         .is_capturable = is_capturable};
+                         .is_capturable = is_capturable,
+                         .flight = flight_of};
 const Op OP_SCALAR_SUM = {.name = "scalar_sum",
                           .bytes = comm_bytes,
                           .describe = comm_describe,
@@ -443,7 +469,7 @@ const Op OP_CHANNEL_RECEIVE = {.name = "receive",
 const Op OP_CHANNEL_RECEIVE_AHEAD = {.name = "receive_start",
                                      .bytes = no_bytes,
                                      .describe = comm_describe,
-                                     .reference = exchange_kernel,
+                                     .reference = receive_ahead_kernel,
                                      .is_portable = true,
                                      .is_capturable = is_never_capturable};
 const Op OP_CHANNEL_SEND = {.name = "send_start",

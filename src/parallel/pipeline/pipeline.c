@@ -114,14 +114,17 @@ static int chunk_of(const Pipeline *pipeline, int virtual_stage) {
 typedef struct {
     Comm *comm;
     Tensor **handed;
+    bool is_ahead; /* the next message is asked for before this one is worked on */
 } Crossing;
 
 static Crossing crossing(PipelineRecord *record, int chunk, int side, PipelineWay way) {
     const Pipeline *pipeline = record->pipeline;
     const PipelineBorder *border = &pipeline->border[chunk][side];
-    if (border->other != pipeline->stage)
-        return (Crossing){
-            .comm = (Comm *)(border->device[way].table ? &border->device[way] : &border->comm[way])};
+    if (border->other != pipeline->stage) {
+        Comm *comm = (Comm *)(border->device[way].table ? &border->device[way] : &border->comm[way]);
+        bool is_flushed = !schedule_info(pipeline->layout.kind)->is_asynchronous;
+        return (Crossing){.comm = comm, .is_ahead = is_flushed || !comm->table->only_enqueues};
+    }
     int lower = side == BORDER_ABOVE ? chunk : chunk_of(pipeline, virtual_of(pipeline, chunk) - 1);
     return (Crossing){.handed = &record->handover[lower].handed[way]};
 }
@@ -150,7 +153,7 @@ static void take(Graph *graph, Crossing at, Tensor *to) {
     Tensor *message = buffer_like(graph, to, "received");
     Node *receive = op_channel_receive(graph, at.comm, message);
     copy_unseen(graph, message, to);
-    op_channel_receive_ahead(graph, receive);
+    if (at.is_ahead) op_channel_receive_ahead(graph, receive);
 }
 
 static void give(PipelineRecord *record, Crossing at, Tensor *from, bool is_left_out) {
