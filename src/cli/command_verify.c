@@ -436,7 +436,8 @@ static Status run_all(Verify *run, Error *error) {
     uint64_t start = timer_now_ns();
     device_meet(&run->backend, &run->launch->world, run->launch->host_size, error);
     TRY(launch_agree(run->launch, error));
-    TRY(list_cases(run, error));
+    list_cases(run, error);
+    TRY(launch_agree(run->launch, error));
     if (speaks) say_beginning(run);
     if (speaks) progress_begin(&run->progress, stderr, 0.0);
     run_cases(run, error);

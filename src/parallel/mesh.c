@@ -97,7 +97,7 @@ static Status refuse_sizes(const int64_t *sizes, int64_t product, int n_ranks, E
         snprintf(start, sizeof start, "start %lld rank%s", (long long)product, product == 1 ? "" : "s");
     else
         snprintf(start, sizeof start, "start %lld or %lld ranks", (long long)below,
-                 (long long)(below + product));
+                 (long long)below + (long long)product);
     const char *plural = n_ranks == 1 ? "" : "s";
     if (has_data)
         return error_user(

@@ -62,13 +62,14 @@ tail -n 1 out | check_json
 (($(grep -c ' same$' out) == 64)) || fail "not one line a layout: $(cat out)"
 for words in 'gpt-2, tied' 'gpt-2, untied' 'llama, tied' 'llama, untied' 'zero 1' 'zero 2' 'zero 3' 'pp 2' 'pp 3' 'pp 4' 'pp 6' 'pp 8' \
     'dp 2, tp 2' naive gpipe 1f1b interleaved zb-h1 zb-h2 zb-v pipedream pipedream-2bw '2 chunks' '3 chunks' '1 micro-batch' recompute sequence 'clip check'; do
-    grep -q "$words[, ].* same\$" out || fail "no layout with '$words' in the sample: $(cat out)"
+    grep -q "${words}[, ].* same\$" out || fail "no layout with '$words' in the sample: $(cat out)"
 done
 for again in 1 2; do # the same sample each time
     ranks 2 verify --all --sample 30 --steps 1 --threads 1
     grep ' same$' out | cut -c 1-87 >sample.$again
 done
-[[ $(wc -l <sample.1) == 30 ]] && cmp sample.1 sample.2 || fail "another sample: $(cat out)"
+(($(wc -l <sample.1) == 30)) || fail "not 30: $(cat out)"
+cmp sample.1 sample.2 || fail "another sample: $(cat out)"
 
 # All of it, on as many ranks as there are; one line a mesh.
 limit=200 ranks 2 verify --all --threads 1 --steps 2 --json

@@ -47,7 +47,7 @@ static void open_training(Training *training, const Backend *backend, OptimizerK
                                       .dropout = 0.1}};
     OptimizerOptions optimizer = optimizer_defaults(kind);
     optimizer.clip = clip;
-    optimizer.clip_style = style;
+    optimizer.clip_style = (int)style;
     StepOptions options = {
         .batch = B, .micro_batch = 2, .T = T, .seed = 3, .precision = precision_of(precision)};
     assert_int_equal(config_complete(&training->config, V, &error), STATUS_OK);

@@ -20,8 +20,8 @@
  *     frame); the first one when the step begins;
  *   - a send is posted when its action ends, and waits there until the channel's send before is complete;
  *   - sends are unbuffered (rendezvous): complete only once the receive is posted.
- * Virtual stages that meet on one rank (at the tip of a V, or in a pipeline of one stage) send no message: they
- * hand over output and gradient through a buffer of each border (pipeline.h).
+ * Virtual stages that meet on one rank (at the tip of a V, or in a pipeline of one stage) send no message:
+ * they hand over output and gradient through a buffer of each border (pipeline.h).
  *
  * **Frames** are numbered for each chunk: a forward takes the lowest free one; its backward frees it, or its
  * weight gradient if the backward is split, since that still reads activations.

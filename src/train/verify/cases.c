@@ -21,11 +21,11 @@ const char *verify_mesh_name(const MeshShape *shape, char *text, size_t n_bytes)
 
 const char *verify_case_name(const VerifyChoice *choice, const VerifyCase *layout, char *text,
                              size_t n_bytes) {
-    char mesh[64], model[32] = "", schedule[64] = "", sync[64] = "";
+    char mesh[64], model[32], schedule[64] = "", sync[64] = "";
     const char *name = choice->model[layout->model].name;
     bool has_stages = layout->shape.size[AXIS_PP] > 1, is_alone = mesh_n_ranks(&layout->shape) == 1;
-    if (*name) snprintf(model, sizeof model, "%s, ", name);
-    if (choice->varies_tied) strcat(model, layout->tied ? "tied, " : "untied, ");
+    const char *tied = layout->tied ? "tied, " : "untied, ";
+    snprintf(model, sizeof model, "%s%s%s", name, *name ? ", " : "", choice->varies_tied ? tied : "");
     if (!is_alone)
         snprintf(sync, sizeof sync, "%szero %d, %s%s",
                  layout->context == CONTEXT_ALL_TO_ALL ? "all-to-all, " : "", layout->zero,
