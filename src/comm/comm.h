@@ -104,8 +104,8 @@ typedef struct CommTable {
                             CommRequest *request, Error *error);
     Status (*wait)(void *context, CommRequest *requests, int n_requests, Error *error); /* for all of them */
 
-    /* Of a communicator whose messages all go one way: each sets out when it is posted, and those posted later
-     * come later. Before the first. Optional, where they do so anyway. */
+    /* Of a communicator whose messages all go one way: each sets out when it is posted, and those posted
+     * later come later. Before the first. Optional, where they do so anyway. */
     void (*set_one_way)(void *context);
 
     /* Wait for one of them and say which; the others stay under way. Optional. */

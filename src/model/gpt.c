@@ -15,9 +15,9 @@
  * Where the layers are split among ranks, every branch is entered and left by communication: `enter` in front
  * of a layer that is split by columns, `leave` behind one that is split by rows. What is added once to the
  * sum that `leave` makes (a bias, the positions) is the first rank's. With --tp-style row each linear layer
- * is split for itself, by rows (inputs), and its sum makes everything behind it whole on every rank again. Where
- * ranks share the sequences, all of it is of this rank's positions, and attention goes to the others for
- * theirs. */
+ * is split for itself, by rows (inputs), and its sum makes everything behind it whole on every rank again.
+ * Where ranks share the sequences, all of it is of this rank's positions, and attention goes to the others
+ * for theirs. */
 #include "model/gpt.h"
 
 #include "ops/ops.h"

@@ -235,10 +235,10 @@ static Status receive_kernel(const KernelCall *call, Error *error) {
     return wait_kernel(call, error);
 }
 
-/* A receive that only enqueues is a kernel that turns until the message is there. Whatever waits for the whole
- * device meanwhile would wait for it: memory that is taken or given back while GEMMs are compared, kernels that
- * are loaded, in the first run of a part and in the one that captures it. What the other side sends may depend
- * on that very part. So in the first two steps nothing is asked for ahead. */
+/* A receive that only enqueues is a kernel that turns until the message is there. Whatever waits for the
+ * whole device meanwhile would wait for it: memory that is taken or given back while GEMMs are compared,
+ * kernels that are loaded, in the first run of a part and in the one that captures it. What the other side
+ * sends may depend on that very part. So in the first two steps nothing is asked for ahead. */
 static Status receive_ahead_kernel(const KernelCall *call, Error *error) {
     enum { SETTLED_STEPS = 2 };
     const CommAttributes *attributes = call->node->attributes;
