@@ -99,7 +99,8 @@ static void run_step(Trained *run, unsigned char mark) {
     OK(device_open(&run->memory, &run->backend, &error));
     OK(train_step_open(&run->step, &run->memory, &error));
     OK(train_step_initialise(&run->step, &run->table, 1, 1, &error));
-    memset(run->memory.base[PLACE_FRAME], mark, run->memory.bytes[PLACE_FRAME]);
+    if (run->memory.bytes[PLACE_FRAME])
+        memset(run->memory.base[PLACE_FRAME], mark, run->memory.bytes[PLACE_FRAME]);
     OK(train_step_run(&run->step, &source, 0, 1e-3, &result, &error));
     assert_true(result.loss > 1.0 && result.loss < 10.0);
 }
