@@ -116,9 +116,10 @@ static Status null_wait(void *context, CommRequest *requests, int n_requests, Er
 static Split *find_split(NullGroup *group, int number) {
     Split **link = &group->splits;
     for (; *link && number > 0; number--) link = &(*link)->next;
-    if (*link) return *link;
+    Split *split = *link;
+    if (split) return split;
     Arena *arena = &group->split_arena;
-    Split *split = ARENA_NEW(arena, Split);
+    split = ARENA_NEW(arena, Split);
     split->is_known = ARENA_ARRAY(arena, bool, group->n_ranks);
     split->color = ARENA_ARRAY(arena, int, group->n_ranks);
     split->key = ARENA_ARRAY(arena, int, group->n_ranks);
@@ -145,7 +146,8 @@ static Status resolve_color(NullGroup *group, Split *split, int first, Error *er
         int place = 0;
         for (int other = first; other < group->n_ranks; other++) {
             if (split->color[other] != split->color[first]) continue;
-            place += split->key[other] < split->key[r] || (split->key[other] == split->key[r] && other < r);
+            int by_key = split->key[other] - split->key[r];
+            place += by_key < 0 || (by_key == 0 && other < r);
         }
         split->group[r] = child;
         split->place[r] = place;

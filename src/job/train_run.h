@@ -70,7 +70,8 @@ typedef struct {
     AsyncOptions async; /* complete: what values.async comes to on these ranks */
     Trainer trainer;
     Log log;
-    bool has_backend, has_trainer;
+    bool has_backend, has_trainer, has_init;
+    bool is_in_phase;
     bool is_auto;   /* --resume auto: whatever is there is fine */
     RunClaim claim; /* on the run's folder; rank 0's */
     const char *run;
@@ -81,12 +82,10 @@ typedef struct {
         bool cuts_otherwise; /* the text into sequences: its checksum says nothing then */
         const char *changes, *data_change; /* in words; NULL: none */
     } resumed;
-    ModelSource init; /* what it begins with */
-    bool has_init;
+    ModelSource init;  /* what it begins with */
     Activity activity; /* what this process is doing */
     Fault fault;       /* on purpose */
     Watchdog *watchdog;
-    bool is_in_phase;
     Trace trace;
     const char *trace_path; /* where it is written; NULL: there is none */
 } TrainRun;

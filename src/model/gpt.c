@@ -155,11 +155,13 @@ static Tensor *record_norm(Writer *r, Stream *x, ParameterRole weight, Parameter
 
 /* In front of a branch, and behind it: where layers are split by inputs, each sees to itself. */
 static ParallelFlight enter_branch(Writer *r, Tensor *x) {
-    return is_split_by_inputs(r) ? (ParallelFlight){.y = x} : enter(r, x);
+    if (is_split_by_inputs(r)) return (ParallelFlight){.y = x};
+    return enter(r, x);
 }
 
 static ParallelFlight leave_branch(Writer *r, Tensor *x) {
-    return is_split_by_inputs(r) ? (ParallelFlight){.y = x} : leave(r, x);
+    if (is_split_by_inputs(r)) return (ParallelFlight){.y = x};
+    return leave(r, x);
 }
 
 /* This rank's columns of x (B,T,C), which all ranks have whole: (B,T,n). Its gradient is gathered. */

@@ -102,7 +102,8 @@ pgpt lab flops --quick --steps 1 --measure-batch 1 --threads 1 --json --out flop
 grep -q 'Timed here: nano ' out || fail "nothing was timed: $(cat out)"
 [[ $(tail -n 1 out | grep -o '"standard_flops":[0-9]' | wc -l) == 4 ]] || fail "not four sizes: $(tail -n 1 out)"
 for name in flops flops-time; do
-    (($(grep -c '^"' flops/$name.dat) >= 2)) && grep -q '^# stacked: ' flops/$name.dat || fail "$name: $(cat flops/$name.dat)"
+    (($(grep -c '^"' flops/$name.dat) >= 2)) || fail "$name has one bar: $(cat flops/$name.dat)"
+    grep -q '^# stacked: ' flops/$name.dat || fail "$name: $(cat flops/$name.dat)"
 done
 "$SOURCE_ROOT/scripts/check-lab" flops || fail "parts that are no whole: $(cat flops/flops.dat flops/flops-time.dat)"
 [[ $(grep -c '^# series' flops/flops-sequence.dat) == 4 ]] || fail "not a curve a size: $(cat flops/flops-sequence.dat)"

@@ -126,8 +126,8 @@ static bool walk(const Split *split, Tensor *const *wanted, int n_wanted) {
 static Tensor *keep_copy(const Split *split, const Node *node, Tensor *input) {
     Graph *graph = split->graph;
     int n_changes = split->n_changes[key_of(input)];
-    Tensor **kept = &split->kept[input->id];
-    if (*kept && split->n_kept[input->id] == n_changes) return *kept;
+    Tensor **kept = &split->kept[input->id], *last = *kept;
+    if (last && split->n_kept[input->id] == n_changes) return last;
     graph->section = SECTION_BACKWARD;
     graph->chunk = node->chunk;
     graph->block = node->block;
