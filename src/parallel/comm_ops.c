@@ -135,6 +135,7 @@ static bool is_sum(const Node *node, const Comm *comm) {
 void comm_leave_out(Graph *graph, const Comm *comm, int number) {
     int n_sums = 0, n_kept = 0, at = 0;
     for (int i = 0; i < graph->n_nodes; i++) n_sums += is_sum(graph->node[i], comm);
+    if (!n_sums) return;
     const CommFlights *left_out = NULL;
     for (int i = 0; i < graph->n_nodes; i++) {
         Node *node = graph->node[i];

@@ -136,7 +136,8 @@ Tensor *op_ring_attention(Graph *graph, Comm *comm, Tensor *qkv, Tensor *random,
     ring.kv = graph_view(graph, ring.packed, SHAPE(B, rows.n, kv_width), B * rows.n * q_width,
                          arena_printf(&graph->arena, "%s.keys", name));
     record_rounds(graph, &ring);
-    if (qkv->dtype != DTYPE_F32) { /* parts are merged in f32 */
+    if (!ring.y) return graph->nothing; /* there is a round for every rank */
+    if (qkv->dtype != DTYPE_F32) {      /* parts are merged in f32 */
         Tensor *narrow =
             graph_tensor(graph, PLACE_ACTIVATION, qkv->dtype, ring.y->shape, "%s.attention", name);
         op_copy_into(graph, ring.y, narrow, WRITE_FRESH);

@@ -56,7 +56,7 @@ static Status take_sample(GenerateSample *sample, const char **at, Error *error)
     if (!sample->text || (record.n_kept && !sample->tokens))
         return error_failed(error, "out of memory: no room for a text of %zu bytes", n_bytes);
     memcpy(sample->text, *at, n_bytes);
-    if (tokens_bytes) memcpy(sample->tokens, *at + n_bytes, tokens_bytes);
+    if (sample->tokens) memcpy(sample->tokens, *at + n_bytes, tokens_bytes);
     *at += n_bytes + tokens_bytes;
     sample->n_bytes = sample->capacity = n_bytes;
     sample->n_tokens = record.n_tokens;
@@ -67,7 +67,7 @@ static Status take_sample(GenerateSample *sample, const char **at, Error *error)
 
 /* Those of the other ranks; the root's are where they were made. */
 static Status unpack(GenerateSamples *set, const char *all, const int64_t *border, Error *error) {
-    for (int64_t share = 1; share < set->n_shares; share++) {
+    for (int64_t share = 1; share < set->n_shares && all; share++) {
         const char *at = all + border[share];
         for (int64_t i = share; i < set->n_samples; i += set->n_shares)
             TRY(take_sample(&set->samples[i], &at, error));
