@@ -53,7 +53,8 @@ static inline int layer_dropout_site(int block, int site) {
     return (block + 1) * SITES_PER_BLOCK + site;
 }
 
-/* ---- gpt_layers.c: what every branch is made of ----------------------------------------------------------- */
+/* ---- gpt_layers.c: what every branch is made of
+ * ----------------------------------------------------------- */
 
 /* NULL if the model has none, or this rank. */
 Tensor *layer_parameter(const GptWriter *r, ParameterRole role, int block);
@@ -90,7 +91,8 @@ void layer_residual(GptWriter *r, GptStream *x, Tensor *y, int block, int site);
  * one tensor. */
 void layer_border(GptWriter *r, GptStream *x);
 
-/* ---- gpt_attention.c -------------------------------------------------------------------------------------- */
+/* ---- gpt_attention.c
+ * -------------------------------------------------------------------------------------- */
 
 /* Attention of this rank's heads of h (B,T,C); NULL: it has none. */
 Tensor *layer_attention(GptWriter *r, Tensor *h, int block);
@@ -98,13 +100,15 @@ Tensor *layer_attention(GptWriter *r, Tensor *h, int block);
  * many of them can name them all. */
 void layer_caches(GptWriter *r, int block);
 
-/* ---- gpt_head.c ------------------------------------------------------------------------------------------- */
+/* ---- gpt_head.c
+ * ------------------------------------------------------------------------------------------- */
 
 Tensor *writer_head_weight(const GptWriter *r);
 /* The final norm, the head and the losses of all parts. */
 void gpt_record_heads(GptPart *parts, int n_parts, const GptLossOptions *options, GptLoss *loss);
 
-/* ---- gpt.c ------------------------------------------------------------------------------------------------ */
+/* ---- gpt.c
+ * ------------------------------------------------------------------------------------------------ */
 
 /* (B,T) tokens to where the streams of all parts begin. */
 void gpt_record_embeddings(GptPart *parts, int n_parts, Tensor *tokens);
