@@ -10,6 +10,7 @@
 #include "base/system/memory.h"
 #include "base/text/format.h"
 #include "graph/plan.h"
+#include "ops/experts/experts.h"
 
 #include <math.h>
 #include <string.h>
@@ -78,6 +79,54 @@ static void add_norm(Builder *builder, const ModelConfig *config, ParameterRole 
     }
 }
 
+/* Experts, as the MLP that they stand for: each one tensor a role, with the experts as its first dim. */
+static void add_expert_weight(Builder *builder, ParameterRole role, int block, const char *name, Shape shape,
+                              ShardRule rule, float deviation) {
+    Parameter *parameter = add(builder, role, block, name, shape);
+    parameter->rule = rule;
+    parameter->decays = true;
+    parameter->init = INIT_NORMAL;
+    parameter->deviation = deviation;
+}
+
+static void add_expert_bias(Builder *builder, ParameterRole role, int block, const char *name, Shape shape,
+                            ShardRule rule) {
+    Parameter *parameter = add(builder, role, block, name, shape);
+    parameter->rule = rule;
+    parameter->init = INIT_ZERO;
+}
+
+static void add_experts(Builder *builder, const ModelConfig *config, int block, float deviation,
+                        float residual_deviation) {
+    int64_t E = config->n_experts, F = config->expert_hidden, C = config->n_channels;
+    bool is_gated = config->mlp == MLP_SWIGLU;
+    add_expert_weight(builder, ROLE_ROUTER_WEIGHT, block, "moe.router.weight", SHAPE(E, C), SHARD_ALIKE,
+                      deviation);
+    if (config->router == ROUTER_NOISY_TOPK)
+        add_expert_weight(builder, ROLE_ROUTER_NOISE, block, "moe.router.noise.weight", SHAPE(E, C),
+                          SHARD_ALIKE, deviation);
+    add_expert_weight(builder, ROLE_EXPERT_FC_WEIGHT, block, "moe.experts.c_fc.weight",
+                      is_gated ? SHAPE(E, 2, F, C) : SHAPE(E, F, C), SHARD_EXPERT_ROWS, deviation);
+    if (config->bias)
+        add_expert_bias(builder, ROLE_EXPERT_FC_BIAS, block, "moe.experts.c_fc.bias",
+                        is_gated ? SHAPE(E, 2, F) : SHAPE(E, F), SHARD_EXPERT_COLUMNS);
+    add_expert_weight(builder, ROLE_EXPERT_PROJ_WEIGHT, block, "moe.experts.c_proj.weight", SHAPE(E, C, F),
+                      SHARD_EXPERT_COLUMNS, residual_deviation);
+    if (config->bias)
+        add_expert_bias(builder, ROLE_EXPERT_PROJ_BIAS, block, "moe.experts.c_proj.bias", SHAPE(E, C),
+                        SHARD_FIRST);
+}
+
+static void add_mlp(Builder *builder, const ModelConfig *config, int block, int64_t n_hidden,
+                    const char *const name[4], float deviation, float residual_deviation) {
+    int64_t channels = config->n_channels, rows = n_hidden * (config->mlp == MLP_SWIGLU ? 2 : 1);
+    add_matrix(builder, ROLE_FC_WEIGHT, block, name[0], rows, channels, SHARD_HIDDEN_ROWS, deviation);
+    if (config->bias) add_vector(builder, ROLE_FC_BIAS, block, name[1], rows, SHARD_HIDDEN_ROWS, INIT_ZERO);
+    add_matrix(builder, ROLE_PROJ_WEIGHT, block, name[2], channels, n_hidden, SHARD_HIDDEN_COLUMNS,
+               residual_deviation);
+    if (config->bias) add_vector(builder, ROLE_PROJ_BIAS, block, name[3], channels, SHARD_FIRST, INIT_ZERO);
+}
+
 /* GPT-2's initialisation: 0.02, and the two projections that write into the residual stream scaled down by
  * the square root of how many of them add up there. */
 static void add_block(Builder *builder, const ModelConfig *config, int block) {
@@ -85,7 +134,10 @@ static void add_block(Builder *builder, const ModelConfig *config, int block) {
     float residual_deviation = deviation / sqrtf(2.0f * (float)config->n_layers);
     int64_t channels = config->n_channels, heads = config->n_heads + 2 * config->n_kv_heads;
     int64_t qkv = heads * config_head_size(config);
-    int64_t hidden = config->n_hidden * (config->mlp == MLP_SWIGLU ? 2 : 1);
+    static const char *const mlp_names[] = {"mlp.c_fc.weight", "mlp.c_fc.bias", "mlp.c_proj.weight",
+                                            "mlp.c_proj.bias"};
+    static const char *const shared_names[] = {"moe.shared.c_fc.weight", "moe.shared.c_fc.bias",
+                                               "moe.shared.c_proj.weight", "moe.shared.c_proj.bias"};
     add_norm(builder, config, ROLE_NORM1_WEIGHT, ROLE_NORM1_BIAS, block, "ln_1.weight", "ln_1.bias");
     add_matrix(builder, ROLE_QKV_WEIGHT, block, "attn.c_attn.weight", qkv, channels, SHARD_QKV_ROWS,
                deviation);
@@ -98,14 +150,14 @@ static void add_block(Builder *builder, const ModelConfig *config, int block) {
                    INIT_ZERO);
     }
     add_norm(builder, config, ROLE_NORM2_WEIGHT, ROLE_NORM2_BIAS, block, "ln_2.weight", "ln_2.bias");
-    add_matrix(builder, ROLE_FC_WEIGHT, block, "mlp.c_fc.weight", hidden, channels, SHARD_HIDDEN_ROWS,
-               deviation);
-    if (config->bias)
-        add_vector(builder, ROLE_FC_BIAS, block, "mlp.c_fc.bias", hidden, SHARD_HIDDEN_ROWS, INIT_ZERO);
-    add_matrix(builder, ROLE_PROJ_WEIGHT, block, "mlp.c_proj.weight", channels, config->n_hidden,
-               SHARD_HIDDEN_COLUMNS, residual_deviation);
-    if (config->bias)
-        add_vector(builder, ROLE_PROJ_BIAS, block, "mlp.c_proj.bias", channels, SHARD_FIRST, INIT_ZERO);
+    if (!config_has_experts(config, block)) {
+        add_mlp(builder, config, block, config->n_hidden, mlp_names, deviation, residual_deviation);
+        return;
+    }
+    if (config->n_shared_experts)
+        add_mlp(builder, config, block, config->n_shared_experts * config->expert_hidden, shared_names,
+                deviation, residual_deviation);
+    add_experts(builder, config, block, deviation, residual_deviation);
 }
 
 static void add_model(Builder *builder, const ModelConfig *config) {
@@ -247,7 +299,7 @@ Status parameters_build_part(ParameterTable *table, const ModelConfig *config, c
     *table = (ParameterTable){.n_blocks = (int)config->n_layers};
     TRY(check_part(config, part, error));
     Arena arena = {0};
-    int64_t capacity = 5 + config->n_layers * (ROLE_PROJ_BIAS - ROLE_NORM1_WEIGHT + 1);
+    int64_t capacity = 5 + config->n_layers * (ROLE_EXPERT_PROJ_BIAS - ROLE_NORM1_WEIGHT + 1);
     Builder model = {.arena = &table->arena, .parameter = ARENA_ARRAY(&arena, Parameter, capacity)};
     add_model(&model, config);
     table->parameter = ARENA_ARRAY(&table->arena, Parameter, capacity);

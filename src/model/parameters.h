@@ -21,10 +21,16 @@ typedef enum {
     ROLE_ATTENTION_OUT_BIAS,
     ROLE_NORM2_WEIGHT,
     ROLE_NORM2_BIAS,
-    ROLE_FC_WEIGHT,
+    ROLE_FC_WEIGHT, /* of the MLP; in a block with experts: of those that all tokens pass */
     ROLE_FC_BIAS,
     ROLE_PROJ_WEIGHT,
     ROLE_PROJ_BIAS,
+    ROLE_ROUTER_WEIGHT,      /* (E,C) */
+    ROLE_ROUTER_NOISE,       /* (E,C), of noisy top-k */
+    ROLE_EXPERT_FC_WEIGHT,   /* (E,F,C), or of SwiGLU (E,2,F,C): all experts of a block are one tensor */
+    ROLE_EXPERT_FC_BIAS,     /* (E,F) or (E,2,F) */
+    ROLE_EXPERT_PROJ_WEIGHT, /* (E,C,F) */
+    ROLE_EXPERT_PROJ_BIAS,   /* (E,C) */
     ROLE_FINAL_NORM_WEIGHT,
     ROLE_FINAL_NORM_BIAS,
     ROLE_HEAD_WEIGHT,

@@ -382,7 +382,10 @@ static Status upload_random(TrainStep *step, const Tensor *random, const BatchPa
         words[i][RANDOM_SEED_LOW] = (int32_t)(uint32_t)options->seed;
         words[i][RANDOM_SEED_HIGH] = (int32_t)(uint32_t)(options->seed >> 32);
         words[i][RANDOM_STEP] = (int32_t)part->step;
-        words[i][RANDOM_FIRST_SEQUENCE] = (int32_t)(part->row + shard_span(step->B, n_chunks, i).first);
+        ShardSpan span = shard_span(step->B, n_chunks, i);
+        int64_t n_here = part->n - span.first;
+        words[i][RANDOM_FIRST_SEQUENCE] = (int32_t)(part->row + span.first);
+        words[i][RANDOM_N_SEQUENCES] = (int32_t)(n_here < 0 ? 0 : n_here > span.n ? span.n : n_here);
     }
     return executor_upload_input(&step->executor, random, part->frame, words, error);
 }
