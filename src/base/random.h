@@ -47,6 +47,7 @@ RANDOM_INLINE RandomKey random_key(uint64_t seed, uint64_t purpose, uint64_t ste
 #define RANDOM_SAMPLE   (UINT64_C(4) << 32)
 #define RANDOM_TEST     (UINT64_C(5) << 32)
 #define RANDOM_ROUNDING (UINT64_C(6) << 32)
+#define RANDOM_ROUTER   (UINT64_C(7) << 32)
 
 /* Both halves of a product. A GPU's compiler is told the instruction: left to itself it may take the halves
  * for 64-bit numbers, since keys come from such, and do every step twice. */

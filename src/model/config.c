@@ -4,6 +4,9 @@
  * found good for the two small ones. */
 #include "model/config.h"
 
+#include "ops/experts/experts.h"
+
+#include <math.h>
 #include <string.h>
 
 enum { GPT2_VOCABULARY = 50257 };
@@ -31,8 +34,12 @@ enum { N_PRESETS = sizeof presets / sizeof presets[0] };
 static const char *const norm_names[] = {"layernorm", "rmsnorm", NULL};
 static const char *const mlp_names[] = {"gelu", "gelu-erf", "swiglu", NULL};
 static const char *const position_names[] = {"learned", "rotary", NULL};
+static const char *const router_names[] = {"topk",         "switch",        "gshard", "noisy-topk",
+                                           "balance-free", "expert-choice", NULL};
+static const char *const gate_names[] = {"softmax", "sigmoid", NULL};
 
 enum { LARGEST = 1 << 30 };
+#define CHOSEN -1.0 /* of a loss: as suits the router */
 
 /* All but dropout is the architecture, which a run keeps for its life. */
 const OptionSpec model_option_specs[] = {
@@ -73,6 +80,37 @@ const OptionSpec model_option_specs[] = {
         "dropout", ModelConfig, dropout, 0.0, 0.0, 0.999,
         "probability of dropout after the embedding, on attention weights and on both residual branches",
         .flags = OPTION_F32),
+    OPTION_INT("experts", ModelConfig, n_experts, 0, 0, ROUTE_MAX_EXPERTS,
+               "mixture of experts in the place of the MLP: how many; 0: none", .flags = OPTION_FIXED),
+    OPTION_INT("experts-per-token", ModelConfig, n_chosen, 0, 0, ROUTE_MAX_CHOSEN,
+               "experts that each token is sent to; 0: 2, with --router switch 1", .flags = OPTION_FIXED),
+    OPTION_INT("expert-every", ModelConfig, expert_every, 1, 1, 1000,
+               "the last of every so many blocks has experts, the others keep their MLP",
+               .flags = OPTION_FIXED),
+    OPTION_INT("shared-experts", ModelConfig, n_shared_experts, 0, 0, ROUTE_MAX_EXPERTS,
+               "experts beside those that every token passes, one MLP so many times as wide",
+               .flags = OPTION_FIXED),
+    OPTION_INT("expert-hidden", ModelConfig, expert_hidden, 0, 0, LARGEST,
+               "width inside an expert; 0: that of the MLP (--hidden)", .flags = OPTION_FIXED),
+    OPTION_CHOICE("router", ModelConfig, router, ROUTER_TOPK, router_names,
+                  "how tokens and experts find each other (docs/EXPERTS.md)", .flags = OPTION_FIXED),
+    OPTION_CHOICE("router-gate", ModelConfig, router_gate, GATE_SOFTMAX, gate_names,
+                  "what weighs an expert, of routers topk and balance-free", .flags = OPTION_FIXED),
+    OPTION_FLOAT("expert-capacity", ModelConfig, expert_capacity, 0.0, 0.0, 1e6,
+                 "the most tokens of a sequence that an expert takes, in units of the mean load; later ones "
+                 "are dropped; 0: none ever is",
+                 .flags = OPTION_F32),
+    OPTION_FLOAT("balance-loss", ModelConfig, balance_loss, CHOSEN, CHOSEN, 1e6,
+                 "weight of the loss that evens out the experts' load; -1: 0.01, and 0 of routers that do "
+                 "without",
+                 .flags = OPTION_F32),
+    OPTION_FLOAT("z-loss", ModelConfig, z_loss, CHOSEN, CHOSEN, 1e6,
+                 "weight of the loss that keeps the router's logits small; -1: 0.001, and 0 with "
+                 "--router balance-free",
+                 .flags = OPTION_F32),
+    OPTION_FLOAT("bias-rate", ModelConfig, bias_rate, 1e-3, 0.0, 1.0,
+                 "step by which --router balance-free moves the bias of an expert, up or down by its load",
+                 .flags = OPTION_F32),
     OPTION_END,
 };
 
@@ -98,6 +136,53 @@ Status config_apply_preset(Options *options, const char *name, Error *error) {
 
 int64_t config_head_size(const ModelConfig *config) {
     return config->n_channels / config->n_heads;
+}
+
+bool config_has_experts(const ModelConfig *config, int block) {
+    return config->n_experts > 0 && (block + 1) % config->expert_every == 0;
+}
+
+int config_n_expert_blocks(const ModelConfig *config) {
+    return config->n_experts > 0 ? (int)(config->n_layers / config->expert_every) : 0;
+}
+
+int64_t config_capacity(const ModelConfig *config, int64_t T) {
+    double factor = config->expert_capacity;
+    if (config->router == ROUTER_EXPERT_CHOICE && factor <= 0.0) factor = 1.0;
+    if (factor <= 0.0) return 0;
+    double capacity = ceil(factor * (double)config->n_chosen * (double)T / (double)config->n_experts);
+    return capacity < 1.0 ? 1 : capacity > (double)T ? T : (int64_t)capacity;
+}
+
+/* What each router brings with it. */
+static Status complete_experts(ModelConfig *config, Error *error) {
+    bool by_bias = config->router == ROUTER_BALANCE_FREE, by_expert = config->router == ROUTER_EXPERT_CHOICE;
+    int64_t n_chosen = config->router == ROUTER_SWITCH ? 1 : 2;
+    bool is_fixed = config->router == ROUTER_SWITCH || config->router == ROUTER_GSHARD;
+    if (!config->n_chosen) config->n_chosen = is_fixed || config->n_experts > 1 ? n_chosen : 1;
+    if (is_fixed && config->n_chosen != n_chosen)
+        return error_user(
+            error,
+            "--router %s sends a token to %lld expert%s, not --experts-per-token %lld; leave that "
+            "out, or take --router topk",
+            router_names[config->router], (long long)n_chosen, n_chosen > 1 ? "s" : "",
+            (long long)config->n_chosen);
+    if (config->n_chosen > config->n_experts)
+        return error_user(error,
+                          "--experts-per-token %lld is more than --experts %lld; choose at most as many",
+                          (long long)config->n_chosen, (long long)config->n_experts);
+    if (config->expert_every > config->n_layers)
+        return error_user(
+            error, "--expert-every %lld leaves none of --layers %lld with experts; choose at most as many",
+            (long long)config->expert_every, (long long)config->n_layers);
+    if (config->router_gate == GATE_SIGMOID && config->router != ROUTER_TOPK && !by_bias)
+        return error_user(error,
+                          "--router-gate sigmoid is for --router topk and balance-free; %s weighs by softmax",
+                          router_names[config->router]);
+    if (!config->expert_hidden) config->expert_hidden = config->n_hidden;
+    if (config->balance_loss < 0.0) config->balance_loss = by_bias || by_expert ? 0.0 : 0.01;
+    if (config->z_loss < 0.0) config->z_loss = by_bias ? 0.0 : 1e-3;
+    return STATUS_OK;
 }
 
 Status config_complete(ModelConfig *config, int64_t tokenizer_vocabulary, Error *error) {
@@ -132,5 +217,5 @@ Status config_complete(ModelConfig *config, int64_t tokenizer_vocabulary, Error 
     }
     if (config->vocabulary < 1)
         return error_user(error, "the vocabulary is empty; give --vocab or a tokenizer");
-    return STATUS_OK;
+    return config->n_experts ? complete_experts(config, error) : STATUS_OK;
 }

@@ -20,6 +20,14 @@ typedef struct {
     bool tied, bias;
     double dropout;
     double rotary_theta;
+    /* A mixture of experts in the place of the MLP; n_experts 0: none, and the rest says nothing. */
+    int64_t n_experts, n_chosen; /* E, and K of them a token */
+    int64_t expert_every;        /* the last of so many blocks has experts, the others have an MLP */
+    int64_t n_shared_experts;    /* that every token passes */
+    int64_t expert_hidden;       /* F: width inside an expert */
+    int router, router_gate;     /* RouterKind, GateKind (ops/experts/experts.h) */
+    double expert_capacity;      /* of the mean load of an expert and sequence; 0: none is dropped */
+    double balance_loss, z_loss, bias_rate;
 } ModelConfig;
 
 extern const OptionSpec model_option_specs[];
@@ -30,6 +38,13 @@ Status config_apply_preset(Options *options, const char *name, Error *error);
 /* Fill in what is 0 (hidden size, key/value heads, vocabulary from the tokenizer) and check that all of it
  * fits together; a mistake names the option to change. */
 Status config_complete(ModelConfig *config, int64_t tokenizer_vocabulary, Error *error);
+
+/* Has this block experts in the place of its MLP? Has any? */
+bool config_has_experts(const ModelConfig *config, int block);
+int config_n_expert_blocks(const ModelConfig *config);
+
+/* Tokens of a sequence of T that an expert takes at most; 0: as many as want it. */
+int64_t config_capacity(const ModelConfig *config, int64_t T);
 
 /* Head size, and the norm's epsilon (GPT-2's). */
 int64_t config_head_size(const ModelConfig *config);

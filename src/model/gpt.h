@@ -17,7 +17,7 @@
  * activations shrink by the number of ranks.
  *
  * With context parallelism a rank has some positions of every sequence (gpt_rows), and attention alone knows
- * of the others. */
+ * of the others. With expert parallelism it has some of the experts of each block that has any. */
 typedef struct {
     Comm *tp;          /* NULL: alone */
     TensorStyle style; /* TENSOR_ROW: each linear layer by its inputs, the rest whole on every rank */
@@ -28,6 +28,10 @@ typedef struct {
     bool by_block; /* the parts meet after every block */
     Comm *cp;      /* NULL: alone */
     ContextStyle context;
+    Comm *ep; /* NULL: alone */
+    /* Of ep: every rank has the same rows, makes the part of their result that its experts are for, and the
+     * parts are summed; else each has rows of its own, which go to where their experts are. */
+    bool has_same_rows;
 } GptSplit;
 
 /* The positions that this rank has of a sequence of T. */
@@ -52,10 +56,13 @@ typedef struct {
     /* (B,T) and (B·T) i32 in PLACE_INPUT, of this rank's positions; a negative target is left out of the
      * loss */
     Tensor *tokens, *targets;
-    Tensor *random; /* see ops.h, one behind the other for each part; NULL without dropout */
+    Tensor *random; /* see ops.h, one behind the other for each part; NULL without dropout and experts */
     Tensor *scale;  /* (1) in PLACE_INPUT: what gradients are multiplied by; NULL unless scales_loss */
     Tensor *losses; /* (B·T) cross-entropy of every token */
     Tensor *loss;   /* scalar in PLACE_STATE: the sum over a step's micro-batches, scaled */
+    /* (blocks with experts, E + N_ROUTE_COUNTS) in PLACE_STATE: what a step's routers report; see
+     * ops/experts/experts.h. NULL: there are none, or it is no training. */
+    Tensor *reports;
 } GptLoss;
 
 /* How many there are; part i has sequences shard_span(B, n, i). */

@@ -20,7 +20,7 @@ int parameters_replicas(const ParameterTensors *tensors, Comm *tp, Comm *heads, 
                     (GradientReplica){.parameter = tensors->tensor[i],
                                       .first = first,
                                       .n = n,
-                                      .comm = parameter->rule == SHARD_NONE ? tp : heads};
+                                      .comm = parameter->rule == SHARD_QKV_ROWS ? heads : tp};
             }
             first += n;
         }

@@ -59,6 +59,12 @@ static bool is_by_columns(ShardRule rule) {
     return rule == SHARD_HEAD_COLUMNS || rule == SHARD_HIDDEN_COLUMNS || rule == SHARD_INPUT_COLUMNS;
 }
 
+/* The dim that a rule cuts. */
+static int cut_dim(ShardRule rule, Shape whole) {
+    if (is_by_columns(rule) || rule == SHARD_EXPERT_COLUMNS) return whole.n_dims - 1;
+    return rule == SHARD_EXPERT_ROWS ? whole.n_dims - 2 : 0;
+}
+
 ShardRule shard_rule_in(TensorStyle style, ShardRule rule, Shape whole) {
     bool is_of_pair = rule == SHARD_QKV_ROWS || rule == SHARD_HIDDEN_ROWS || is_by_columns(rule);
     if (style == TENSOR_COLUMN || !is_of_pair) return rule;
@@ -72,11 +78,12 @@ ParameterShard parameter_shard_cut(const ModelConfig *config, ShardRule rule, Sh
                      alone = {.first_holder = rank, .n_holders = 1};
     const ShardHeads all = {.n_holders = n_ranks};
     int64_t size = config_head_size(config), n_queries = config->n_heads * size;
-    int64_t n_keys = config->n_kv_heads * size;
-    int dim = is_by_columns(rule) ? whole.n_dims - 1 : 0;
+    int64_t n_keys = config->n_kv_heads * size, n_hidden;
+    int dim = cut_dim(rule, whole);
     ShardSpan span = {0, whole.dim[dim]};
     switch (rule) {
-    case SHARD_NONE: add(&shard, whole, dim, 0, whole.dim[dim], &all, rank); break;
+    case SHARD_NONE:
+    case SHARD_ALIKE: add(&shard, whole, dim, 0, whole.dim[dim], &all, rank); break;
     case SHARD_FIRST: add(&shard, whole, dim, 0, rank == 0 ? whole.dim[dim] : 0, &alone, rank); break;
     case SHARD_QKV_ROWS:
         add(&shard, whole, dim, heads.query.first * size, heads.query.n * size, &alone, rank);
@@ -89,13 +96,16 @@ ParameterShard parameter_shard_cut(const ModelConfig *config, ShardRule rule, Sh
         add(&shard, whole, dim, heads.query.first * size, heads.query.n * size, &alone, rank);
         break;
     case SHARD_HIDDEN_ROWS:
-        span = shard_span(config->n_hidden, n_ranks, rank);
-        for (int64_t half = 0; half < whole.dim[dim]; half += config->n_hidden)
+        n_hidden = config->mlp == MLP_SWIGLU ? span.n / 2 : span.n;
+        span = shard_span(n_hidden, n_ranks, rank);
+        for (int64_t half = 0; half < whole.dim[dim]; half += n_hidden)
             add(&shard, whole, dim, half + span.first, span.n, &alone, rank);
         break;
     case SHARD_TOKEN_ROWS:
     case SHARD_HIDDEN_COLUMNS:
     case SHARD_INPUT_COLUMNS:
+    case SHARD_EXPERT_ROWS:
+    case SHARD_EXPERT_COLUMNS:
         span = shard_span(span.n, n_ranks, rank);
         add(&shard, whole, dim, span.first, span.n, &alone, rank);
         break;
@@ -104,7 +114,7 @@ ParameterShard parameter_shard_cut(const ModelConfig *config, ShardRule rule, Sh
 }
 
 Shape parameter_shard_shape(const ParameterShard *shard, ShardRule rule, Shape whole) {
-    int dim = is_by_columns(rule) ? whole.n_dims - 1 : 0;
+    int dim = cut_dim(rule, whole);
     whole.dim[dim] = 0;
     for (int i = 0; i < shard->n_boxes; i++) whole.dim[dim] += shard->box[i].box.shape.dim[dim];
     return whole;

@@ -22,6 +22,9 @@ typedef enum {
     SHARD_HIDDEN_ROWS,    /* by hidden channels, SwiGLU's within each of its halves */
     SHARD_HIDDEN_COLUMNS, /* inputs, by hidden channels */
     SHARD_INPUT_COLUMNS,  /* inputs, whatever they are: see TENSOR_ROW */
+    SHARD_ALIKE,          /* every rank has all of it, and makes a part of its gradient */
+    SHARD_EXPERT_ROWS,    /* of experts (E,..): by hidden channels, the last dim but one */
+    SHARD_EXPERT_COLUMNS, /* and the last */
 } ShardRule;
 
 /* The rule in another style (TENSOR_COLUMN is what rules are written for): weights of layers that are split

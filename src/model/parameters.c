@@ -10,6 +10,7 @@
 #include "base/system/memory.h"
 #include "base/text/format.h"
 #include "graph/plan.h"
+#include "ops/experts/experts.h"
 
 #include <math.h>
 #include <string.h>
@@ -78,6 +79,54 @@ static void add_norm(Builder *builder, const ModelConfig *config, ParameterRole 
     }
 }
 
+/* Experts, as the MLP that they stand for: each one tensor a role, with the experts as its first dim. */
+static void add_expert_weight(Builder *builder, ParameterRole role, int block, const char *name, Shape shape,
+                              ShardRule rule, float deviation) {
+    Parameter *parameter = add(builder, role, block, name, shape);
+    parameter->rule = rule;
+    parameter->decays = true;
+    parameter->init = INIT_NORMAL;
+    parameter->deviation = deviation;
+}
+
+static void add_expert_bias(Builder *builder, ParameterRole role, int block, const char *name, Shape shape,
+                            ShardRule rule) {
+    Parameter *parameter = add(builder, role, block, name, shape);
+    parameter->rule = rule;
+    parameter->init = INIT_ZERO;
+}
+
+static void add_experts(Builder *builder, const ModelConfig *config, int block, float deviation,
+                        float residual_deviation) {
+    int64_t E = config->n_experts, F = config->expert_hidden, C = config->n_channels;
+    bool is_gated = config->mlp == MLP_SWIGLU;
+    add_expert_weight(builder, ROLE_ROUTER_WEIGHT, block, "moe.router.weight", SHAPE(E, C), SHARD_ALIKE,
+                      deviation);
+    if (config->router == ROUTER_NOISY_TOPK)
+        add_expert_weight(builder, ROLE_ROUTER_NOISE, block, "moe.router.noise.weight", SHAPE(E, C),
+                          SHARD_ALIKE, deviation);
+    add_expert_weight(builder, ROLE_EXPERT_FC_WEIGHT, block, "moe.experts.c_fc.weight",
+                      is_gated ? SHAPE(E, 2, F, C) : SHAPE(E, F, C), SHARD_EXPERT_ROWS, deviation);
+    if (config->bias)
+        add_expert_bias(builder, ROLE_EXPERT_FC_BIAS, block, "moe.experts.c_fc.bias",
+                        is_gated ? SHAPE(E, 2, F) : SHAPE(E, F), SHARD_EXPERT_COLUMNS);
+    add_expert_weight(builder, ROLE_EXPERT_PROJ_WEIGHT, block, "moe.experts.c_proj.weight", SHAPE(E, C, F),
+                      SHARD_EXPERT_COLUMNS, residual_deviation);
+    if (config->bias)
+        add_expert_bias(builder, ROLE_EXPERT_PROJ_BIAS, block, "moe.experts.c_proj.bias", SHAPE(E, C),
+                        SHARD_FIRST);
+}
+
+static void add_mlp(Builder *builder, const ModelConfig *config, int block, int64_t n_hidden,
+                    const char *const name[4], float deviation, float residual_deviation) {
+    int64_t channels = config->n_channels, rows = n_hidden * (config->mlp == MLP_SWIGLU ? 2 : 1);
+    add_matrix(builder, ROLE_FC_WEIGHT, block, name[0], rows, channels, SHARD_HIDDEN_ROWS, deviation);
+    if (config->bias) add_vector(builder, ROLE_FC_BIAS, block, name[1], rows, SHARD_HIDDEN_ROWS, INIT_ZERO);
+    add_matrix(builder, ROLE_PROJ_WEIGHT, block, name[2], channels, n_hidden, SHARD_HIDDEN_COLUMNS,
+               residual_deviation);
+    if (config->bias) add_vector(builder, ROLE_PROJ_BIAS, block, name[3], channels, SHARD_FIRST, INIT_ZERO);
+}
+
 /* GPT-2's initialisation: 0.02, and the two projections that write into the residual stream scaled down by
  * the square root of how many of them add up there. */
 static void add_block(Builder *builder, const ModelConfig *config, int block) {
@@ -85,7 +134,10 @@ static void add_block(Builder *builder, const ModelConfig *config, int block) {
     float residual_deviation = deviation / sqrtf(2.0f * (float)config->n_layers);
     int64_t channels = config->n_channels, heads = config->n_heads + 2 * config->n_kv_heads;
     int64_t qkv = heads * config_head_size(config);
-    int64_t hidden = config->n_hidden * (config->mlp == MLP_SWIGLU ? 2 : 1);
+    static const char *const mlp_names[] = {"mlp.c_fc.weight", "mlp.c_fc.bias", "mlp.c_proj.weight",
+                                            "mlp.c_proj.bias"};
+    static const char *const shared_names[] = {"moe.shared.c_fc.weight", "moe.shared.c_fc.bias",
+                                               "moe.shared.c_proj.weight", "moe.shared.c_proj.bias"};
     add_norm(builder, config, ROLE_NORM1_WEIGHT, ROLE_NORM1_BIAS, block, "ln_1.weight", "ln_1.bias");
     add_matrix(builder, ROLE_QKV_WEIGHT, block, "attn.c_attn.weight", qkv, channels, SHARD_QKV_ROWS,
                deviation);
@@ -98,14 +150,14 @@ static void add_block(Builder *builder, const ModelConfig *config, int block) {
                    INIT_ZERO);
     }
     add_norm(builder, config, ROLE_NORM2_WEIGHT, ROLE_NORM2_BIAS, block, "ln_2.weight", "ln_2.bias");
-    add_matrix(builder, ROLE_FC_WEIGHT, block, "mlp.c_fc.weight", hidden, channels, SHARD_HIDDEN_ROWS,
-               deviation);
-    if (config->bias)
-        add_vector(builder, ROLE_FC_BIAS, block, "mlp.c_fc.bias", hidden, SHARD_HIDDEN_ROWS, INIT_ZERO);
-    add_matrix(builder, ROLE_PROJ_WEIGHT, block, "mlp.c_proj.weight", channels, config->n_hidden,
-               SHARD_HIDDEN_COLUMNS, residual_deviation);
-    if (config->bias)
-        add_vector(builder, ROLE_PROJ_BIAS, block, "mlp.c_proj.bias", channels, SHARD_FIRST, INIT_ZERO);
+    if (!config_has_experts(config, block)) {
+        add_mlp(builder, config, block, config->n_hidden, mlp_names, deviation, residual_deviation);
+        return;
+    }
+    if (config->n_shared_experts)
+        add_mlp(builder, config, block, config->n_shared_experts * config->expert_hidden, shared_names,
+                deviation, residual_deviation);
+    add_experts(builder, config, block, deviation, residual_deviation);
 }
 
 static void add_model(Builder *builder, const ModelConfig *config) {
@@ -130,6 +182,24 @@ static int *index_at(const ParameterTable *table, ParameterKey key) {
     return &table->index[(key.block + 1) * N_ROLES + (int)key.role];
 }
 
+bool role_is_of_experts(ParameterRole role) {
+    return role >= ROLE_EXPERT_FC_WEIGHT && role <= ROLE_EXPERT_PROJ_BIAS;
+}
+
+/* Experts lie along the first dim: of what is here, those of this rank. */
+static void cut_experts(Parameter *parameter, const ParameterPart *part) {
+    if (part->n_expert_ranks <= 1 || !role_is_of_experts(parameter->role)) return;
+    ShardSpan span = shard_span(parameter->whole.dim[0], part->n_expert_ranks, part->expert_rank);
+    for (int i = 0; i < parameter->shard.n_boxes; i++) {
+        Box *box = &parameter->shard.box[i].box;
+        box->offset[0] = span.first;
+        box->shape.dim[0] = span.n;
+    }
+    if (parameter->shape.dim[0]) parameter->shape.dim[0] = span.n;
+    parameter->group = FLAT_EXPERTS;
+    parameter->whole_offset += span.first * (shape_count(parameter->whole) / parameter->whole.dim[0]);
+}
+
 /* Take one of the model's parameters into the table; false when the sizes overflow. */
 static bool place(ParameterTable *table, const ModelConfig *config, const ParameterPart *part,
                   const Parameter *described, int chunk, bool is_owner) {
@@ -143,11 +213,14 @@ static bool place(ParameterTable *table, const ModelConfig *config, const Parame
         parameter_shard_cut(config, parameter->rule, parameter->whole, part->n_ranks, part->rank);
     for (int i = 0; i < parameter->shard.n_boxes && !is_owner; i++) parameter->shard.box[i].is_owner = false;
     parameter->shape = parameter_shard_shape(&parameter->shard, parameter->rule, parameter->whole);
+    cut_experts(parameter, part);
     parameter->laid_out = laid_out(parameter->role, parameter->shape);
     int64_t count = padded_count(parameter->laid_out);
     if (count < 0 || table->n_flat_elements > INT64_MAX / 16 - count) return false;
     parameter->flat_offset = table->n_flat_elements;
     table->n_elements += shape_count(parameter->shape);
+    if (parameter->role == ROLE_ROUTER_WEIGHT && config->router == ROUTER_BALANCE_FREE)
+        table->n_router_biases += config->n_experts;
     table->n_flat_elements += count;
     return true;
 }
@@ -226,6 +299,10 @@ static Status check_part(const ModelConfig *config, const ParameterPart *part, E
         part->n_chunks > SCHEDULE_MAX_CHUNKS)
         return error_failed(error, "rank %d of %d with %d chunks is no part of a model", part->rank,
                             part->n_ranks, part->n_chunks);
+    if (part->n_expert_ranks > 1 &&
+        (part->n_expert_ranks > config->n_experts || part->expert_rank >= part->n_expert_ranks))
+        return error_failed(error, "rank %d of %d has none of %lld experts", part->expert_rank,
+                            part->n_expert_ranks, (long long)config->n_experts);
     for (int i = 0; i < part->n_chunks; i++) {
         if (is_chunk_sound(config, part, i)) continue;
         return error_failed(error, "chunk %d with blocks %d to %d is no part of a model of %lld blocks", i,
@@ -233,6 +310,13 @@ static Status check_part(const ModelConfig *config, const ParameterPart *part, E
                             (long long)config->n_layers);
     }
     return STATUS_OK;
+}
+
+void parameter_part_set_rank(ParameterPart *part, const Mesh *mesh) {
+    part->n_ranks = mesh->shape.size[AXIS_TP];
+    part->rank = mesh->coordinate[AXIS_TP];
+    part->n_expert_ranks = mesh->shape.size[AXIS_EP];
+    part->expert_rank = mesh->coordinate[AXIS_EP];
 }
 
 ParameterPart parameter_part_whole(const ModelConfig *config) {
@@ -244,10 +328,10 @@ ParameterPart parameter_part_whole(const ModelConfig *config) {
 
 Status parameters_build_part(ParameterTable *table, const ModelConfig *config, const ParameterPart *part,
                              Error *error) {
-    *table = (ParameterTable){.n_blocks = (int)config->n_layers};
+    *table = (ParameterTable){.n_blocks = (int)config->n_layers, .n_experts = config->n_experts};
     TRY(check_part(config, part, error));
     Arena arena = {0};
-    int64_t capacity = 5 + config->n_layers * (ROLE_PROJ_BIAS - ROLE_NORM1_WEIGHT + 1);
+    int64_t capacity = 5 + config->n_layers * (ROLE_EXPERT_PROJ_BIAS - ROLE_NORM1_WEIGHT + 1);
     Builder model = {.arena = &table->arena, .parameter = ARENA_ARRAY(&arena, Parameter, capacity)};
     add_model(&model, config);
     table->parameter = ARENA_ARRAY(&table->arena, Parameter, capacity);
@@ -287,7 +371,26 @@ ParameterTensors parameters_record(const ParameterTable *table, Graph *graph, DT
         tensors.tensor[i] =
             graph_view(graph, tensors.flat, parameter->laid_out, parameter->flat_offset, parameter->name);
     }
+    if (table->n_router_biases)
+        tensors.router_bias =
+            graph_tensor(graph, PLACE_PARAMETER, DTYPE_F32,
+                         SHAPE(table->n_router_biases / table->n_experts, table->n_experts), "router bias");
     return tensors;
+}
+
+int64_t parameter_router_row(const ParameterTable *table, int block) {
+    int64_t row = 0;
+    for (int i = 0; i < table->n_parameters; i++) {
+        const Parameter *parameter = &table->parameter[i];
+        row += parameter->role == ROLE_ROUTER_WEIGHT && parameter->block < block;
+    }
+    return row;
+}
+
+Tensor *parameter_router_bias(const ParameterTensors *tensors, Graph *graph, int block) {
+    int64_t E = tensors->table->n_experts;
+    return graph_view(graph, tensors->router_bias, SHAPE(E), parameter_router_row(tensors->table, block) * E,
+                      arena_printf(&graph->arena, "h.%d.moe.router.bias", block));
 }
 
 /* The index holds position + 1, so that zeroed memory means "none"; NO_BLOCK has row 0. There are no
@@ -389,6 +492,7 @@ const FlatPiece *parameters_pieces(const ParameterTable *table, Arena *arena) {
                                 .n = end - parameter->flat_offset,
                                 .block = parameter->block,
                                 .chunk = parameter->chunk,
+                                .group = parameter->group,
                                 .is_pair = parameter->is_tied_pair,
                                 .is_alone = parameter->is_tied_pair || parameter->is_of_two_chunks};
         end = parameter->flat_offset;

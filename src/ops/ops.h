@@ -199,8 +199,16 @@ Tensor *op_gather(Graph *graph, Tensor *x, Tensor *rows);
 /* Adds into `total` (a scalar in PLACE_STATE) over the micro-batches of a step. */
 void op_sum(Graph *graph, Tensor *x, Tensor *total, float scale);
 
-/* The random input of dropout: i32 words written by the host before every micro-batch. */
-enum { RANDOM_SEED_LOW, RANDOM_SEED_HIGH, RANDOM_STEP, RANDOM_FIRST_SEQUENCE, N_RANDOM_WORDS };
+/* The random input of dropout: i32 words written by the host before every micro-batch. Of the sequences that
+ * it has room for the first RANDOM_N_SEQUENCES are there, the others are empty. */
+enum {
+    RANDOM_SEED_LOW,
+    RANDOM_SEED_HIGH,
+    RANDOM_STEP,
+    RANDOM_FIRST_SEQUENCE,
+    RANDOM_N_SEQUENCES,
+    N_RANDOM_WORDS
+};
 
 /* ---- pack.c -----------------------------------------------------------------------------------------------
  * pack: the parts of dimension `dim` of x, (outer, size, inner), laid one after the other, each (outer, n,

@@ -3,6 +3,22 @@
 #include "device/device.h"
 #include "model/parameter_shard.h"
 
+Status model_mesh_check_experts(const MeshShape *shape, const ModelConfig *config, Error *error) {
+    int n_ranks = shape->size[AXIS_EP], n_both = n_ranks * shape->size[AXIS_DP], nearest;
+    if (n_ranks == 1 || n_ranks <= config->n_experts) return STATUS_OK;
+    if (!config->n_experts)
+        return error_user(
+            error,
+            "--ep %d divides the experts of a model among ranks, and this one has none (--experts "
+            "0); leave it out, and --dp takes these ranks",
+            n_ranks);
+    for (nearest = (int)config->n_experts; nearest > 1 && n_both % nearest; nearest--) continue;
+    return error_user(error,
+                      "--ep %d is more ranks than the model has experts (%lld); lower it to %d, and let --dp "
+                      "take the other ranks",
+                      n_ranks, (long long)config->n_experts, nearest);
+}
+
 Status model_mesh_open(Mesh *mesh, const MeshShape *shape, const ModelConfig *config, Comm *world,
                        Error *error) {
     int n_ranks = shape->size[AXIS_TP];
@@ -19,6 +35,8 @@ Status model_mesh_open_device(Mesh *mesh, const Backend *backend, Error *error) 
             TRY(device_comm_open(&mesh->device[axis], &mesh->axis[axis], backend, error));
     }
     if (mesh->sums.table) TRY(device_comm_open(&mesh->device_sums, &mesh->sums, backend, error));
+    if (mesh->expert_sums.table)
+        TRY(device_comm_open(&mesh->device_expert_sums, &mesh->expert_sums, backend, error));
     if (mesh->ends.table) TRY(device_comm_open(&mesh->device_ends, &mesh->ends, backend, error));
     return mesh->heads.table ? device_comm_open(&mesh->device_heads, &mesh->heads, backend, error)
                              : STATUS_OK;
@@ -27,6 +45,7 @@ Status model_mesh_open_device(Mesh *mesh, const Backend *backend, Error *error) 
 void model_mesh_close(Mesh *mesh, const Backend *backend) {
     for (int axis = 0; axis < N_AXES && backend; axis++) device_comm_close(&mesh->device[axis], backend);
     if (backend) device_comm_close(&mesh->device_sums, backend);
+    if (backend) device_comm_close(&mesh->device_expert_sums, backend);
     if (backend) device_comm_close(&mesh->device_heads, backend);
     if (backend) device_comm_close(&mesh->device_ends, backend);
     mesh_close(mesh);

@@ -136,6 +136,7 @@ static GptSplit split_of(const StepOptions *options) {
         split.by_block = gradient_strategy(options->sync.zero)->shards_weights;
     }
     if (mesh && mesh->shape.size[AXIS_CP] > 1) split.cp = mesh_comm(mesh, AXIS_CP);
+    if (mesh && mesh->shape.size[AXIS_EP] > 1) split.ep = mesh_comm(mesh, AXIS_EP);
     return split;
 }
 
@@ -342,6 +343,8 @@ Status train_step_open(TrainStep *step, DeviceMemory *memory, Error *error) {
         bool is_apart = axis == AXIS_DP && sync->is_async;
         if (comm->size > 1 && !is_apart) TRY(comm_prepare(comm, error));
     }
+    if (sync->mesh && !sync->is_async && mesh_expert_sums(sync->mesh)->size > 1)
+        TRY(comm_prepare(mesh_expert_sums(sync->mesh), error));
     step->tokens = ARENA_ARRAY(&step->graph->arena, int32_t, count);
     step->targets = ARENA_ARRAY(&step->graph->arena, int32_t, count);
     return executor_open(&step->executor, &step->program, memory, error);
@@ -382,7 +385,10 @@ static Status upload_random(TrainStep *step, const Tensor *random, const BatchPa
         words[i][RANDOM_SEED_LOW] = (int32_t)(uint32_t)options->seed;
         words[i][RANDOM_SEED_HIGH] = (int32_t)(uint32_t)(options->seed >> 32);
         words[i][RANDOM_STEP] = (int32_t)part->step;
-        words[i][RANDOM_FIRST_SEQUENCE] = (int32_t)(part->row + shard_span(step->B, n_chunks, i).first);
+        ShardSpan span = shard_span(step->B, n_chunks, i);
+        int64_t n_here = part->n - span.first;
+        words[i][RANDOM_FIRST_SEQUENCE] = (int32_t)(part->row + span.first);
+        words[i][RANDOM_N_SEQUENCES] = (int32_t)(n_here < 0 ? 0 : n_here > span.n ? span.n : n_here);
     }
     return executor_upload_input(&step->executor, random, part->frame, words, error);
 }
@@ -490,6 +496,8 @@ static Status times_at(TrainStep *step, int64_t n_started, StepClock *times, Err
     times->busy_ns = times->stage_ns = border_ns(step->options.pipeline);
     for (int axis = 0; mesh && axis < N_AXES; axis++)
         times->busy_ns += mesh_comm(mesh, (Axis)axis)->counts.busy_ns;
+    if (mesh && mesh->sums.table) times->busy_ns += mesh_sums(mesh)->counts.busy_ns;
+    if (mesh && mesh->expert_sums.table) times->busy_ns += mesh_expert_sums(mesh)->counts.busy_ns;
     if (mesh && mesh->heads.table) times->busy_ns += mesh_heads(mesh)->counts.busy_ns;
     if (mesh && mesh_ends(mesh)) times->busy_ns += mesh_ends(mesh)->counts.busy_ns;
     return executor_phases(&step->executor, n_started, times->phase_ns, error);

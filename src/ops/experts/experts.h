@@ -19,7 +19,10 @@
 #ifndef PGPT_OPS_EXPERTS_EXPERTS_H
 #define PGPT_OPS_EXPERTS_EXPERTS_H
 
+#include "base/random.h"
 #include "ops/ops.h"
+
+#include <math.h>
 
 typedef enum {
     ROUTER_TOPK,       /* the K largest gates; of K > 1 they are normalised to a sum of 1 (Mixtral) */
@@ -40,15 +43,34 @@ typedef struct {
     /* Of an expert and a group: later tokens (and second choices behind all first ones) are dropped. 0: none
      * is, ever (dropless). Expert-choice takes exactly so many. */
     int64_t capacity;
-    int64_t n_groups;    /* sequences; N is a multiple of it */
+    int64_t n_groups;    /* sequences, always whole ones; N is a multiple of it */
     bool is_training;    /* with noise and chance; else the mean router */
     float balance_scale; /* of the balance loss E·Σ f·P, a group's mean over its tokens, in the gradient */
     float z_scale;       /* of the z loss, (log Σ e^logit)² */
-    int site;            /* of the random stream (RANDOM words, as dropout's) */
-    RowSplit rows;       /* as dropout's: what is drawn depends on sequence and position */
+    int site;            /* of the random stream: see route_block */
 } RouteAttributes;
 
 enum { ROUTE_MAX_EXPERTS = 1024, ROUTE_MAX_CHOSEN = 64 };
+
+/* What is drawn for token t of a group, and expert e: by its sequence and place, wherever it is computed. The
+ * chance of a second wish is route_draw of expert 0. */
+RANDOM_INLINE RandomBlock route_block(const int32_t *random, int site, int64_t group, int64_t t,
+                                      int n_experts, int expert) {
+    uint64_t seed = (uint64_t)(uint32_t)random[RANDOM_SEED_HIGH] << 32 | (uint32_t)random[RANDOM_SEED_LOW];
+    RandomKey key = random_key(seed, RANDOM_ROUTER + (unsigned)site, (uint32_t)random[RANDOM_STEP]);
+    return random_block(key, (uint64_t)(uint32_t)random[RANDOM_FIRST_SEQUENCE] + (uint64_t)group,
+                        (uint64_t)t * (uint64_t)n_experts + (uint64_t)expert);
+}
+
+/* Uniform in [0,1), and N(0,1). */
+RANDOM_INLINE float route_draw(RandomBlock block) {
+    return random_unit(block.word[0]);
+}
+
+RANDOM_INLINE float route_normal(RandomBlock block) {
+    return sqrtf(-2.0f * logf(1.0f - random_unit(block.word[0]))) *
+           cosf(6.28318530718f * random_unit(block.word[1]));
+}
 
 /* ---- router_logits.c --------------------------------------------------------------------------------------
  * logits (N,E) f32 = x (N,C) · weight (E,C)ᵀ, products and sums in f32. Gradients: (dlogits, weight) -> dx;
@@ -58,9 +80,28 @@ Tensor *op_router_logits(Graph *graph, Tensor *x, Tensor *weight);
 
 /* ---- route.c ----------------------------------------------------------------------------------------------
  * (logits (N,E), [noise (N,E)], [bias (E) f32], [random]) -> gates (N,S) f32, choice (N,S) i32: the expert,
- * or -1 where the token has none there (dropped, or not taken); its gate is then 0. Backward (dgates,
- * logits, [noise], [bias], choice, [random], [scale (1)]) -> dlogits, [dnoise]: of the gates, and of the
- * balance and z losses, whose gradient is multiplied by [scale] as that of the cross-entropy is. */
+ * or -1 where the token has none there (dropped, or not taken); its gate is then 0. Slot s is a token's s-th
+ * wish, the largest first; with expert-choice slot s is expert s. Of the groups the first
+ * random[RANDOM_N_SEQUENCES] are there (without random: all); tokens of the others go nowhere and count
+ * nowhere: all their choices are -1, their gates and gradients 0.
+ *
+ * Backward ([dgates], logits, [noise], [bias], choice, [random], [scale (1)]) -> dlogits, [dnoise]: of the
+ * gates (those of choice -1 are constants), and of the balance and z losses, whose gradient is multiplied by
+ * [scale] as that of the cross-entropy is. What a token wished for is worked out again.
+ *
+ * With p = softmax(logits), σ = the gate function of the kind, w = the K wishes:
+ *     topk           w: largest logits; gates: K = 1: σ(w); K > 1: σ(w) / Σ over w of σ
+ *     switch         w: the largest logit; gate p(w)
+ *     gshard         w: the two largest logits; gates p(w) / Σ over w of p; in training the second is given
+ *                    up (before capacity is looked at) unless route_draw < 2·gate
+ *     noisy-topk     h = logits + z·softplus(noise), z = route_normal in training, else 0; w: largest h;
+ *                    gates: softmax of h over w
+ *     balance-free   w: largest σ + bias; gates as topk's
+ *     expert-choice  expert e takes the `capacity` tokens of a group with the largest p(e); gates p(e)
+ * Capacity: first wishes of all tokens of a group in order, then second ones, and so on.
+ * Losses of a group of T tokens: E·Σ f(e)·P(e), f the share of expert e of the T·K wishes (before chance and
+ * capacity; of expert-choice 1/E), a constant in the gradient; P the mean of p over the T tokens. The z loss
+ * adds up over tokens. */
 typedef struct {
     Tensor *gates, *choice;
 } Routes;
@@ -70,20 +111,23 @@ Routes op_route(Graph *graph, Tensor *logits, Tensor *noise, Tensor *bias, Tenso
 int route_n_slots(const RouteAttributes *attributes);                      /* S */
 int64_t route_n_rows(const RouteAttributes *attributes, int64_t n_tokens); /* M */
 
-/* What a step says of a router, added up over micro-batches: (logits, choice) -> report (E + N_ROUTE_COUNTS)
- * f32 in PLACE_STATE: tokens that each expert got, then these. Nothing depends on it, so recomputation never
- * repeats it. */
+/* What a step says of a router, added up over micro-batches: (logits, [noise], [bias], choice, [random]) ->
+ * report (E + N_ROUTE_COUNTS) f32 in PLACE_STATE: choices that each expert got, then these. Nothing depends
+ * on it, so recomputation never repeats it. */
 enum {
     ROUTE_TOKENS,  /* all, */
-    ROUTE_DROPPED, /* choices that found no room, of K·tokens */
+    ROUTE_DROPPED, /* wishes that found no room, of K·tokens (what chance gave up is none); of expert-choice:
+                      tokens that no expert took */
     ROUTE_ENTROPY, /* Σ over tokens of -Σ p·log p, p = softmax(logits) */
     ROUTE_BALANCE, /* Σ over groups of E·Σ f·P: 1 a group where all are used alike */
     ROUTE_Z,       /* Σ over tokens of (log Σ e^logit)² */
     N_ROUTE_COUNTS
 };
 extern const Op OP_ROUTE_REPORT;
-void op_route_report(Graph *graph, Tensor *logits, const Routes *routes, Tensor *report,
-                     const RouteAttributes *attributes);
+/* The nodes of one step that write the same report: the first overwrites in the first micro-batch, the others
+ * (is_first false) add. */
+void op_route_report(Graph *graph, Tensor *logits, Tensor *noise, Tensor *bias, Tensor *random,
+                     const Routes *routes, Tensor *report, bool is_first, const RouteAttributes *attributes);
 
 /* ---- expert_sort.c ----------------------------------------------------------------------------------------
  * choice (N,S) i32 -> slot (N,S) i32: the row of each choice, -1: none; source (M) i32: n·S + s of each row,
@@ -116,5 +160,19 @@ Tensor *op_expert_scatter(Graph *graph, Tensor *made, Tensor *gates, const Exper
 extern const Op OP_GROUPED_LINEAR, OP_GROUPED_INPUT_GRADIENT, OP_GROUPED_WEIGHT_GRADIENT;
 Tensor *op_grouped_linear(Graph *graph, Tensor *x, Tensor *weight, Tensor *bias, Tensor *offsets,
                           Activation activation);
+
+/* ---- sequence_rows.c --------------------------------------------------------------------------------------
+ * Where ranks share sequences (cp), a token's group is the whole one. place: x (B·n,S) of this rank's rows ->
+ * y (B·T,S), at their places in the sequences of T, 0 elsewhere. take: back. Each is the other's backward. Of
+ * f32 or i32, n = rows / B; row t of a sequence has place row_place(positions, t). */
+typedef struct {
+    int64_t n_sequences, n_rows, n_positions; /* B, n, T */
+    RowPositions positions;
+    bool inverse; /* take */
+} SequenceRowsAttributes;
+extern const Op OP_SEQUENCE_ROWS;
+Tensor *op_place_rows(Graph *graph, Tensor *x, int64_t n_sequences, int64_t n_positions,
+                      RowPositions positions);
+Tensor *op_take_rows(Graph *graph, Tensor *x, int64_t n_sequences, int64_t n_rows, RowPositions positions);
 
 #endif
