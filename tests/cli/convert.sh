@@ -88,8 +88,8 @@ refused '/broken\/model.safetensors/' convert broken new/below
 refused '/broken\/model.safetensors/' generate broken
 refused '/broken\/model.safetensors/' train --init broken "${few[@]}" --out new
 cp theirs/model.safetensors broken/
-sed -i 's/"gpt2"/"llama"/' broken/config.json
-refused '/broken\/config.json.*llama is not supported yet; supported: gpt2/' convert broken new
+sed -i 's/"gpt2"/"bloom"/' broken/config.json
+refused '/broken\/config.json.*bloom is not supported yet; supported: gpt2, llama/' convert broken new
 sed 's/"n_layer": 1/"n_layer": 2/' theirs/config.json >broken/config.json
 refused "/h\\.1\\.ln_1\\.weight/" convert broken new
 rm broken/config.json
