@@ -69,8 +69,8 @@ Status huggingface_read(const HuggingFaceModel *model, const Parameter *paramete
 /* The configuration in a file; texts go to the arena. `note` has room for 200 bytes. */
 Status huggingface_config_read(const char *path, ModelConfig *config, char *note, Arena *arena, Error *error);
 
-/* Is this a model that Hugging Face has a layout for (huggingface_layout.h)? If not, it is a user's error that names the option in the
- * way. */
+/* Is this a model that Hugging Face has a layout for (huggingface_layout.h)? If not, it is a user's error
+ * that names the option in the way. */
 Status huggingface_can_express(const ModelConfig *config, Error *error);
 
 /* The type that a config.json states for its model's tensors; F32 where it states none. */

@@ -105,3 +105,16 @@ if ((EUID != 0)); then
     mkdir locked && chmod 500 locked
     refused '/locked.*permission/' convert run locked/new
 fi
+
+# Llama's layout: queries, keys and values apart, SwiGLU's matrices apart.
+pgpt train "${TINY[@]}" --out rotating --steps 3 --heads 4 --kv-heads 2 --channels 24 --norm rmsnorm --position rotary --mlp swiglu --no-bias --no-tied
+pgpt convert rotating rotating-hf
+grep -q '"LlamaForCausalLM"' rotating-hf/config.json || fail 'config.json of a Llama'
+grep -aq '"model.layers.0.self_attn.k_proj.weight"' rotating-hf/model.safetensors || fail 'names of a Llama'
+pgpt convert rotating-hf rotating-again
+pgpt convert rotating-again rotating-hf2
+cmp rotating-hf/model.safetensors rotating-hf2/model.safetensors || fail 'a Llama changed on its way'
+pgpt generate rotating --temperature 0 --tokens 20 --prompt a
+cp out text
+pgpt generate rotating-hf --temperature 0 --tokens 20 --prompt a
+cmp -s out text || fail "a Llama says something else: $(diff out text)"

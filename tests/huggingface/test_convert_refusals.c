@@ -103,10 +103,18 @@ static void refuse_mixtral(const char *change, const char *words) {
         "\"num_key_value_heads\": 2, \"hidden_size\": 24, \"intermediate_size\": 40, "
         "\"max_position_embeddings\": 16, \"vocab_size\": 61, \"rms_norm_eps\": 1e-5, "
         "\"num_local_experts\": 4, \"num_experts_per_tok\": 2";
-    char text[1024];
-    snprintf(text, sizeof text, "{%s, %s}", fields, change);
+    char whole[640], other[128];
+    snprintf(whole, sizeof whole, "{%s}", fields);
+    snprintf(other, sizeof other, "{%s}", change);
+    json_t *object = json_loads(whole, 0, NULL), *changed = json_loads(other, 0, NULL);
+    assert_true(object && changed);
+    json_object_update(object, changed);
+    char *text = json_dumps(object, 0);
     HfFolder options = {.config = text};
     refuse_folder(&options, words);
+    free(text);
+    json_decref(object);
+    json_decref(changed);
 }
 
 static void mixtrals_that_are_not_ours_are_refused(void **state) {
@@ -317,6 +325,7 @@ static void a_folder_that_is_not_empty_stays(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(configs_that_are_not_ours_are_refused, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(mixtrals_that_are_not_ours_are_refused, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(sizes_that_cannot_be_are_refused, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(nested_json_is_refused, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(tensors_that_do_not_fit_are_refused, make_folder, remove_folder),
