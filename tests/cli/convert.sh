@@ -118,3 +118,18 @@ pgpt generate rotating --temperature 0 --tokens 20 --prompt a
 cp out text
 pgpt generate rotating-hf --temperature 0 --tokens 20 --prompt a
 cmp -s out text || fail "a Llama says something else: $(diff out text)"
+
+# Mixtral's: the same with experts, each of which has three matrices.
+pgpt train "${TINY[@]}" --out mixed --steps 3 --heads 4 --kv-heads 2 --channels 24 --norm rmsnorm --position rotary --mlp swiglu --no-bias --no-tied --experts 5 --expert-hidden 20
+pgpt convert mixed mixed-hf
+grep -q '"MixtralForCausalLM"' mixed-hf/config.json || fail 'config.json of a Mixtral'
+grep -aq '"model.layers.0.block_sparse_moe.experts.4.w3.weight"' mixed-hf/model.safetensors || fail 'names of a Mixtral'
+pgpt convert mixed-hf mixed-again
+pgpt convert mixed-again mixed-hf2
+cmp mixed-hf/model.safetensors mixed-hf2/model.safetensors || fail 'a Mixtral changed on its way'
+pgpt generate mixed --temperature 0 --tokens 20 --prompt a
+cp out text
+pgpt generate mixed-hf --temperature 0 --tokens 20 --prompt a
+cmp -s out text || fail "a Mixtral says something else: $(diff out text)"
+pgpt train "${TINY[@]}" --out switched --steps 1 --norm rmsnorm --position rotary --mlp swiglu --no-bias --experts 4 --router switch
+refused '/--router/' convert switched new
