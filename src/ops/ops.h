@@ -52,8 +52,9 @@ static inline int64_t row_at_place(const RowPositions *positions, int64_t n_rows
 
 /* ---- embedding.c ------------------------------------------------------------------------------------------
  * y (B,T,C) = token[tokens] + [position[row_place(t) + start[b]]]. tokens (B,T) i32, token table (V,C),
- * [position table (P,C)], [start (B) i32: position of each sequence's first token]. Gradients: (dy, tokens)
- * -> dtoken table; (dy, [start]) -> dposition table; rows that nobody read become 0. */
+ * [position table (P,C)], [start (B) i32: position of each sequence's first token; or (B,T): of each token,
+ * whatever row_place says]. Gradients: (dy, tokens) -> dtoken table; (dy, [start]) -> dposition table; rows
+ * that nobody read become 0. */
 typedef struct {
     RowPositions positions;
     /* The table has rows of tokens first_token .. first_token + n_tokens - 1, of n_all that there are; rows
@@ -129,7 +130,8 @@ double gelu_slope_flops(Activation activation); /* of the slope, times dy */
  * [random]) -> dqkv, [Σdqkv]. Dropout on the weights draws element ((first_head+h)·T + q)·T8 + k, T8 = T
  * rounded up to 8. attention_cached: new rows are stored in the caches (B,NKV,capacity,HS) at start[b]..,
  * then attend to all up to themselves; outputs y and the two caches, which change in place. rotary: rotates
- * pairs (i, i+HS/2) of queries and keys by position·theta^(-2i/HS); backward rotates back. */
+ * pairs (i, i+HS/2) of queries and keys by position·theta^(-2i/HS); backward rotates back; [start] is as that
+ * of the embedding. */
 typedef struct {
     int n_heads, n_kv_heads, head_size;
     float scale;
