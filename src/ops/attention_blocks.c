@@ -61,6 +61,7 @@ static void make_list(const AttentionBlocksAttributes *a, const int32_t *starts,
         }
     }
     row_begin[n_blocks] = n;
+    for (int64_t i = n; i < a->most; i++) row[i] = column[i] = 0;
     n = 0;
     for (int32_t k = 0; k < n_blocks; k++) {
         column_begin[k] = n;

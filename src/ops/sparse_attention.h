@@ -51,9 +51,8 @@ Documents op_document_starts_cached(Graph *graph, Tensor *tokens, Tensor *start,
  *
  * An entry is 2·block + 1 if the tile is partial: elements have to be masked; 2·block if all of it is seen
  * (as far as there are rows: the last block of a sequence may be short). A block that is partial may turn out
- * to have no visible element where documents begin within it. Row and column entries behind the last are not
- * written. Every query block has its own key block, always, as the last entry of its row and the first of its
- * column. */
+ * to have no visible element where documents begin within it. Row and column entries behind the last are 0. Every query block has its own key block, always, as the last entry of its row and the first of its
+ * column, and as a partial one: so a full tile never has keys behind the end of the sequence. */
 enum { ATTENTION_BLOCK = 64 };
 
 typedef struct {
@@ -96,6 +95,7 @@ PATTERN_INLINE BlockState attention_block_state(const AttentionPattern *pattern,
     int32_t q_last = q_first + ATTENTION_BLOCK - 1 < last ? q_first + ATTENTION_BLOCK - 1 : last,
             k_last = k_first + ATTENTION_BLOCK - 1 < last ? k_first + ATTENTION_BLOCK - 1 : last;
     BlockState state = pattern_state(pattern, q_first, q_last, k_first, k_last);
+    if (q_block == k_block) return BLOCK_PARTIAL;
     if (!starts || state == BLOCK_ABSENT) return state;
     return pattern_state_in_documents(state, k_first, k_last, starts[q_first], starts[q_last]);
 }

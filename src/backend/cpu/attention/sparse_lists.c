@@ -49,6 +49,9 @@ static void make_list(const AttentionBlocksAttributes *a, const int32_t *starts,
             *column = column_begin + n_blocks + 1;
     make_rows(a, starts, row_begin, row, column_begin);
     turn_rows(n_blocks, row_begin, row, column_begin, column);
+    size_t n_free = (size_t)(a->most - row_begin[n_blocks]) * sizeof *row;
+    memset(row + row_begin[n_blocks], 0, n_free);
+    memset(column + row_begin[n_blocks], 0, n_free);
 }
 
 Status cpu_attention_blocks(const KernelCall *call, Error *error) {
