@@ -3,10 +3,13 @@
 #define PGPT_MODEL_CONFIG_H
 
 #include "base/options/options.h"
+#include "ops/attention_pattern.h"
 
 typedef enum { NORM_LAYERNORM, NORM_RMSNORM } NormKind;
 typedef enum { MLP_GELU_TANH, MLP_GELU_ERF, MLP_SWIGLU } MlpKind;
 typedef enum { POSITION_LEARNED, POSITION_ROTARY } PositionKind;
+
+enum { CONFIG_MAX_PATTERNS = 16 };
 
 /* Filled from the option table. Sizes that are 0 are worked out by config_complete. */
 typedef struct {
@@ -20,6 +23,13 @@ typedef struct {
     bool tied, bias;
     double dropout;
     double rotary_theta;
+    const char *attention;         /* the pattern of all blocks, in words; NULL: dense */
+    const char *attention_pattern; /* patterns that blocks take in turn; "" or NULL: `attention` */
+    bool document_mask;
+    int64_t document_end; /* the token that ends a document; -1: not known, the tokenizer's */
+    /* What config_complete made of the words; none: all blocks are dense. */
+    AttentionPattern pattern[CONFIG_MAX_PATTERNS];
+    int n_patterns;
 } ModelConfig;
 
 extern const OptionSpec model_option_specs[];
@@ -30,6 +40,14 @@ Status config_apply_preset(Options *options, const char *name, Error *error);
 /* Fill in what is 0 (hidden size, key/value heads, vocabulary from the tokenizer) and check that all of it
  * fits together; a mistake names the option to change. */
 Status config_complete(ModelConfig *config, int64_t tokenizer_vocabulary, Error *error);
+
+/* The token that ends documents, where it is asked for and not known yet: the tokenizer's (-1: it has none,
+ * which is the user's mistake). */
+Status config_set_document_end(ModelConfig *config, int32_t end_of_text, Error *error);
+
+/* Which keys a block's attention sees, documents aside; and is it sparse: by its pattern or by documents? */
+AttentionPattern config_pattern(const ModelConfig *config, int64_t block);
+bool config_is_sparse(const ModelConfig *config, int64_t block);
 
 /* Head size, and the norm's epsilon (GPT-2's). */
 int64_t config_head_size(const ModelConfig *config);
