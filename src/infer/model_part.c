@@ -29,12 +29,3 @@ GptStage model_part_stage(const ModelPart *part, const ModelConfig *config, int 
                       .has_embedding = blocks->has_embedding,
                       .has_head = blocks->has_head};
 }
-
-int model_part_n_blocks(const ModelPart *part, const ModelConfig *config) {
-    int n = 0;
-    for (int chunk = 0; chunk < model_part_n_chunks(part); chunk++) {
-        GptStage stage = model_part_stage(part, config, chunk);
-        n += stage.end_block - stage.first_block;
-    }
-    return n;
-}

@@ -28,7 +28,4 @@ bool model_part_is_shared(const ModelPart *part);
 int model_part_n_chunks(const ModelPart *part);
 GptStage model_part_stage(const ModelPart *part, const ModelConfig *config, int chunk);
 
-/* Of all chunks. */
-int model_part_n_blocks(const ModelPart *part, const ModelConfig *config);
-
 #endif

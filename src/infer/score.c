@@ -151,6 +151,7 @@ static void record_stages(const Scorer *scorer, ScorePass *pass, const ModelConf
         if (made.output) pipeline_record_output(&record, chunk, made.output);
         pass->loss.parameters = made.loss.parameters;
         if (made.loss.tokens) pass->loss.tokens = made.loss.tokens;
+        if (made.loss.sequences) pass->loss.sequences = options.sequences = made.loss.sequences;
         if (made.loss.targets) pass->loss.targets = made.loss.targets;
         if (made.loss.losses) pass->loss.losses = made.loss.losses;
         options.parameters = &pass->loss.parameters;
@@ -282,6 +283,7 @@ static Status run_batch(Scorer *scorer, ScorePass *pass, const ScoreWindow *wind
     }
     const GptLoss *loss = &pass->loss;
     if (loss->tokens) TRY(executor_upload(&pass->executor, loss->tokens, scorer->tokens, error));
+    if (loss->sequences) TRY(executor_upload(&pass->executor, loss->sequences, scorer->tokens, error));
     if (loss->targets) TRY(executor_upload(&pass->executor, loss->targets, scorer->targets, error));
     TRY(executor_run(&pass->executor, SECTION_FORWARD, MICRO_BATCH_ONLY, error));
     if (!loss->losses) return STATUS_OK;

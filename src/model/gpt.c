@@ -33,7 +33,7 @@ static Tensor *record_embedding(GptWriter *r, Tensor *tokens) {
                                       .n_tokens = span.n,
                                       .n_all = r->config->vocabulary};
     return op_embedding_part(r->graph, tokens, layer_parameter(r, ROLE_TOKEN_TABLE, NO_BLOCK),
-                             layer_parameter(r, ROLE_POSITION_TABLE, NO_BLOCK), r->start, &attributes);
+                             layer_parameter(r, ROLE_POSITION_TABLE, NO_BLOCK), writer_start(r), &attributes);
 }
 
 /* The same of all parts, or this rank's rows of it: where their streams begin. */
@@ -155,6 +155,10 @@ static GptLoss record_places(const ModelConfig *config, const ParameterTable *ta
                           : parameters_record(table, graph, options->dtype, options->is_training);
     if (stage->has_embedding)
         loss.tokens = graph_tensor(graph, PLACE_INPUT, DTYPE_I32, SHAPE(B, T), "tokens");
+    if (config->document_mask && (!stage->has_embedding || T != options->T))
+        loss.sequences = options->sequences
+                             ? options->sequences
+                             : graph_tensor(graph, PLACE_INPUT, DTYPE_I32, SHAPE(B, options->T), "sequences");
     if (stage->has_head) {
         loss.targets = graph_tensor(graph, PLACE_INPUT, DTYPE_I32, SHAPE(B * T), "targets");
         loss.loss = graph_tensor(graph, PLACE_STATE, DTYPE_F32, SHAPE(1), "loss");
@@ -223,6 +227,19 @@ static GptPart *record_parts(const ModelConfig *config, Graph *graph, const GptL
     return parts;
 }
 
+/* What the parts' sparse attention goes by, from the tokens of all positions. */
+static void record_masks(GptPart *parts, int n_parts, const GptLoss *loss, const GptStage *stage) {
+    Tensor *sequences = loss->sequences ? loss->sequences : loss->tokens;
+    for (int i = 0; i < n_parts; i++) {
+        GptWriter *r = &parts[i].r;
+        Tensor *own = sequences;
+        if (n_parts > 1 && r->config->document_mask)
+            own = graph_view(r->graph, sequences, SHAPE(r->B, r->n_positions),
+                             r->first_sequence * r->n_positions, "sequences.part");
+        writer_record_masks(r, own, stage->first_block, stage->end_block);
+    }
+}
+
 GptStageTensors gpt_record_stage(const ModelConfig *config, const ParameterTable *table, Graph *graph,
                                  const GptLossOptions *options, const GptStage *stage, Tensor *input) {
     GptStageTensors tensors = {.loss = record_places(config, table, graph, options, stage), .input = input};
@@ -230,6 +247,7 @@ GptStageTensors gpt_record_stage(const ModelConfig *config, const ParameterTable
     GptPart *parts = record_parts(config, graph, options, stage, &tensors.loss, n_parts);
     graph_check(graph, n_parts == 1 || (stage->has_embedding && stage->has_head),
                 "a stage of a pipeline passes on all of a micro-batch, not %d parts of it", n_parts);
+    record_masks(parts, n_parts, &tensors.loss, stage);
     if (stage->has_embedding) {
         gpt_record_embeddings(parts, n_parts, tensors.loss.tokens);
     } else if (!input) {

@@ -4,8 +4,15 @@
 #define PGPT_MODEL_GPT_WRITER_H
 
 #include "model/gpt.h"
-#include "ops/ops.h"
+#include "ops/sparse_attention.h"
 #include "parallel/conjugate.h"
+
+/* What sparse attention goes by; {0}: all blocks are dense. */
+typedef struct {
+    Documents documents; /* of the rows here; NULL: there is no document mask */
+    Tensor *whole;       /* (B,n_positions): starts of all rows of the sequences, where lists need them */
+    Tensor *blocks[CONFIG_MAX_PATTERNS]; /* lists, one a pattern; NULL: not needed */
+} GptMasks;
 
 /* What the pieces of one recording share. */
 typedef struct {
@@ -20,9 +27,10 @@ typedef struct {
     int stage_block;                 /* the first of the stage */
     Tensor *start;                   /* NULL: sequences start at position 0 */
     Tensor *caches;                  /* of all blocks, keys before values; NULL: attention within the batch */
-    int first_slot, first_block;     /* where in them those of this block are, and of the ones behind it */
+    int64_t n_cached;                /* positions of keys and values of the blocks before this one */
     Tensor *key_cache, *value_cache; /* of the block being recorded */
-    int64_t B, capacity;
+    int64_t B, capacity, most_new;   /* most_new: see GptDecodeOptions */
+    GptMasks masks;
     int64_t first_sequence; /* of the micro-batch: those before it are other parts' */
     int64_t T;              /* positions of a sequence that are here */
     int64_t n_positions;    /* of n_positions that there are */
@@ -109,6 +117,17 @@ void layer_caches(GptWriter *r, int block);
 Tensor *layer_experts(GptWriter *r, Tensor *h, int block);
 /* Room for what the routers of these blocks report; NULL: there are none. */
 Tensor *gpt_record_reports(const ModelConfig *config, Graph *graph, int first_block, int end_block);
+
+/* ---- gpt_masks.c: what sparse attention goes by */
+
+/* From the tokens of the writer's sequences, (B,n_positions), for blocks first .. end - 1. */
+void writer_record_masks(GptWriter *r, Tensor *sequences, int first, int end);
+/* Of a block; false: its attention is dense. */
+bool writer_mask(const GptWriter *r, int block, AttentionMask *mask);
+/* Where rows are, for whoever knows positions: NULL, or as op_embedding and op_rotary take it. */
+Tensor *writer_start(const GptWriter *r);
+/* Rows of a block's cache. */
+int64_t writer_capacity(const GptWriter *r, int block);
 
 /* ---- gpt_head.c */
 

@@ -188,6 +188,7 @@ static GptStage stage_of(const StepOptions *options, const ModelConfig *config, 
 static void take_places(GptLoss *all, const GptLoss *loss) {
     if (!all->parameters.table) all->parameters = loss->parameters;
     if (loss->tokens) all->tokens = loss->tokens;
+    if (loss->sequences) all->sequences = loss->sequences;
     if (loss->targets) all->targets = loss->targets;
     if (loss->losses) all->losses = loss->losses;
     if (loss->loss || !all->scale) all->scale = loss->scale;
@@ -409,13 +410,15 @@ static Status upload_batch(TrainStep *step, const BatchSource *source, const Bat
     const GptLoss *places = &step->chunk[part->chunk].loss;
     int64_t T = step->options.T, n = part->n > 0 ? part->n : 0;
     if (places->random) TRY(upload_random(step, places->random, part, error));
-    if (!places->tokens && !places->targets) return STATUS_OK;
+    if (!places->tokens && !places->targets && !places->sequences) return STATUS_OK;
     ActivityEntry entry = {.kind = ACTIVITY_WORK, .name = "batch", .number = (int64_t)part->first_sequence};
     activity_begin(executor->activity, ACTIVITY_HOST, &entry);
     if (n) source->fill(source->context, part->first_sequence, n, T, step->tokens, step->targets);
     activity_end(executor->activity, ACTIVITY_HOST);
     memset(step->tokens + n * T, 0, (size_t)((step->B - n) * T) * sizeof *step->tokens);
     memset(step->targets + n * T, 0xff, (size_t)((step->B - n) * T) * sizeof *step->targets); /* -1 */
+    if (places->sequences)
+        TRY(executor_upload_input(executor, places->sequences, part->frame, step->tokens, error));
     take_rows(step, step->tokens);
     take_rows(step, step->targets);
     if (places->tokens)
