@@ -42,7 +42,8 @@ Node *op_comm_wait(Graph *graph, const Node *start);
  * `buffer` is in a place that persists. Never captured: a capture waits for all that it starts.
  *
  * The receiver's: wait for a message, posting the receive if none is posted yet; and post the next one, which
- * does not run in the last micro-batch of a step. The sender's: wait for the message before, if there is one;
+ * does not run in the last micro-batch of a step (nor before comm_allow_ahead, where messages only
+ * enqueue). The sender's: wait for the message before, if there is one;
  * and send. */
 Node *op_channel_receive(Graph *graph, Comm *comm, Tensor *buffer);
 Node *op_channel_receive_ahead(Graph *graph, const Node *receive);
@@ -63,6 +64,10 @@ Node *op_broadcast(Graph *graph, Comm *comm, Tensor *data, int root);
 /* Wait for every collective that a part of the program has started and that another one, which will not be
  * run, would have waited for. */
 Status comm_drain(const Program *program, Error *error);
+
+/* On communicators that only enqueue, too, let receives be posted ahead: no part of the program waits for the
+ * whole device from now on, since all were rehearsed (graph/executor.h). */
+void comm_allow_ahead(const Program *program);
 
 /* What a program has to do with one communicator in a step, recomputation included. */
 typedef struct {

@@ -13,6 +13,16 @@ static Status begin_evaluation(TrainStep *step, const BatchSource *source, uint6
     return executor_sends(executor) ? executor_send(executor, step->loss.loss, place, error) : STATUS_OK;
 }
 
+/* However many batches there are: each chunk in those before the last and in the last, without rows. */
+static Status rehearse(TrainStep *step, Error *error) {
+    for (int i = 0; i < 2 * step->n_chunks; i++) {
+        MicroBatch position = {.is_first = true, .is_last = i % 2, .chunk = i / 2};
+        TRY(step_upload_batch(step, NULL, &(BatchPart){.chunk = i / 2}, error));
+        TRY(executor_rehearse(&step->executor, SECTION_FORWARD, position, error));
+    }
+    return step_end_rehearsal(step, error);
+}
+
 /* Batches go through the stages one behind the other. The number of them is one that the schedule can do;
  * those that are too many have no rows. */
 static Status evaluate_stages(TrainStep *step, const BatchSource *source, uint64_t first_sequence,
@@ -27,6 +37,7 @@ static Status evaluate_stages(TrainStep *step, const BatchSource *source, uint64
     Arena arena = {0};
     StepAction *actions = ARENA_ARRAY(&arena, StepAction, schedule_bound(&shape));
     int n = schedule_forward_actions(pipeline->layout.kind, &shape, pipeline->stage, actions);
+    if (step_rehearsal_is_due(step)) rehearse(step, error);
     for (int i = 0; i < n && error->status == STATUS_OK; i++) {
         int64_t at = first + actions[i].micro * step->B, n_rows = end - at < step->B ? end - at : step->B;
         BatchPart part = {

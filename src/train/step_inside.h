@@ -30,8 +30,14 @@ typedef struct {
     int chunk, frame;
 } BatchPart;
 
-/* As far as the chunk reads it. */
+/* As far as the chunk reads it. Without rows it needs no source. */
 Status step_upload_batch(TrainStep *step, const BatchSource *source, const BatchPart *part, Error *error);
+
+/* A pipeline whose messages only enqueue is rehearsed before its first message: every part in every way in
+ * which it will be run (executor_rehearse). From then on receives are posted ahead. Is it due, as it is once?
+ * All of it is collective. */
+bool step_rehearsal_is_due(TrainStep *step);
+Status step_end_rehearsal(TrainStep *step, Error *error);
 
 /* A result that was sent to this place, or is downloaded where nothing is sent; 0 of a tensor that is NULL:
  * another stage's. */

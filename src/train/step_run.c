@@ -160,17 +160,53 @@ static Status run_update(TrainStep *step, const StepRun *run, MicroBatch positio
     return was_right ? STATUS_OK : train_step_redo(step, error);
 }
 
+/* How the executor runs an action. */
+static MicroBatch position_of(TrainStep *step, const StepAction *action) {
+    return (MicroBatch){.is_first = action->is_first,
+                        .is_last = action->is_last,
+                        .chunk = action->chunk,
+                        .frame = action->frame,
+                        .frames = frames_of(step, action)};
+}
+
+static const Section action_sections[N_ACTION_KINDS] = {SECTION_FORWARD, SECTION_BACKWARD, SECTION_UPDATE,
+                                                        SECTION_WEIGHT};
+
+bool step_rehearsal_is_due(TrainStep *step) {
+    const Pipeline *pipeline = step->options.pipeline;
+    bool is_due = !step->was_rehearsed && pipeline && pipeline_only_enqueues(pipeline);
+    step->was_rehearsed = true;
+    return is_due;
+}
+
+Status step_end_rehearsal(TrainStep *step, Error *error) {
+    TRY(comm_drain(&step->program, error));
+    comm_allow_ahead(&step->program);
+    return STATUS_OK;
+}
+
+/* All actions of the list with all versions of the weights, on a batch without rows, but for updates: they
+ * change what they find, and when one comes nothing is posted ahead. */
+static Status rehearse(TrainStep *step, Error *error) {
+    int n_versions = step->program.plan.n_versions > 1 ? step->program.plan.n_versions : 1;
+    for (int i = 0; i < step->n_actions * n_versions; i++) {
+        const StepAction *action = &step->actions[i % step->n_actions];
+        if (action->kind == ACTION_UPDATE) continue;
+        MicroBatch position = position_of(step, action);
+        position.version = i / step->n_actions;
+        BatchPart nothing = {.chunk = action->chunk, .frame = action->frame};
+        if (action->kind == ACTION_FORWARD) TRY(step_upload_batch(step, NULL, &nothing, error));
+        TRY(executor_rehearse(&step->executor, action_sections[action->kind], position, error));
+    }
+    return step_end_rehearsal(step, error);
+}
+
 Status train_step_run_action(TrainStep *step, const BatchSource *source, const StepRun *run,
                              const StepAction *action, Error *error) {
-    static const Section sections[N_ACTION_KINDS] = {SECTION_FORWARD, SECTION_BACKWARD, SECTION_UPDATE,
-                                                     SECTION_WEIGHT};
-    MicroBatch position = {.is_first = action->is_first,
-                           .is_last = action->is_last,
-                           .chunk = action->chunk,
-                           .frame = action->frame,
-                           .frames = frames_of(step, action),
-                           .version = run->version,
-                           .goes_on = run->goes_on};
+    if (step_rehearsal_is_due(step)) TRY(rehearse(step, error));
+    MicroBatch position = position_of(step, action);
+    position.version = run->version;
+    position.goes_on = run->goes_on;
     ActivityEntry entry = {.kind = ACTIVITY_STEP, .name = "micro-batch", .number = action->micro};
     if (step->chunk_name) entry.name = action_name(action->kind);
     if (step->chunk_name) entry.place = step->chunk_name[action->chunk];
@@ -180,7 +216,7 @@ Status train_step_run_action(TrainStep *step, const BatchSource *source, const S
         TRY(upload_micro_batch(step, source, run, action, error));
     TRY(action->kind == ACTION_UPDATE
             ? run_update(step, run, position, error)
-            : executor_run(&step->executor, sections[action->kind], position, error));
+            : executor_run(&step->executor, action_sections[action->kind], position, error));
     activity_end(step->executor.activity, ACTIVITY_HOST);
     return STATUS_OK;
 }
