@@ -15,10 +15,19 @@
 const char *const device_names[] = {"auto", "cpu", "cuda", NULL};
 const char *const device_plan_names[] = {"auto", "cpu", "cuda", "cuda:h200", "cuda:h100", "cuda:a100", NULL};
 
+/* Before CUDA is first asked for anything, which is when it reads this. Each stream should have a queue of its
+ * own to the device: with two lanes, uploads and a stream for every communicator there are more than the 8 that
+ * are the default, and what shares a queue waits behind a message that waits for another rank. */
+static void prepare_queues(void) {
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); /* the most; the user's own choice stands */
+}
+
 /* 0 where the CPU is asked for, whatever there is. */
 static int count_gpus(int kind) {
     char reason[256];
-    return kind == DEVICE_CPU ? 0 : backend_cuda_devices(reason, sizeof reason);
+    if (kind == DEVICE_CPU) return 0;
+    prepare_queues();
+    return backend_cuda_devices(reason, sizeof reason);
 }
 
 bool device_takes_gpu(int kind) {
@@ -153,16 +162,16 @@ static bool can_use_nccl(const Backend *backend, char *reason, size_t n_bytes) {
     return false;
 }
 
-Status device_comm_open(Comm *comm, Comm *host, const Backend *backend, Error *error) {
+Status device_comm_open(Comm *comm, Comm *host, CommUse use, const Backend *backend, Error *error) {
     *comm = (Comm){0};
     if (!backend_has_own_memory(backend) || backend->only_plans || host->size == 1) return STATUS_OK;
     char reason[512];
     int32_t everywhere = can_use_nccl(backend, reason, sizeof reason);
     TRY(comm_all_reduce(host, &everywhere, 1, COMM_I32, COMM_MIN, error));
     if (everywhere) {
-        TRY(comm_nccl_open(comm, host, backend_cuda_device(backend), backend_cuda_stream(backend), error));
-        backend_cuda_watch(backend, comm->table->check, comm->context);
-        return STATUS_OK;
+        TRY(comm_nccl_open(comm, host, use, backend_cuda_device(backend), backend_cuda_stream(backend),
+                           error));
+        return backend_cuda_watch(backend, comm->table->check, comm->context, error);
     }
     CommStaging staging = {.upload = backend->upload,
                            .download = backend->download,
@@ -174,7 +183,7 @@ Status device_comm_open(Comm *comm, Comm *host, const Backend *backend, Error *e
 
 void device_comm_close(Comm *comm, const Backend *backend) {
     if (comm->table && backend_has_own_memory(backend) && !backend->only_plans)
-        backend_cuda_watch(backend, NULL, NULL);
+        backend_cuda_unwatch(backend, comm->context);
     comm_close(comm);
 }
 

@@ -3,7 +3,7 @@
 #define PGPT_DEVICE_DEVICE_H
 
 #include "base/text/log.h"
-#include "comm/comm.h"
+#include "comm/comm_device.h"
 #include "graph/backend.h"
 #include "graph/precision.h"
 
@@ -70,7 +70,7 @@ Status device_check_memory(const Backend *backend, size_t n_bytes, const char *w
 /* A communicator for the device's memory over the same ranks as `host`, which must stay open: by NCCL where
  * all ranks have it and a GPU each (or pretend to be hosts of their own, by NCCL_HOSTID), else through the
  * host. On the CPU it is {0}: `host` itself is the one to use. Collective; after device_meet. */
-Status device_comm_open(Comm *comm, Comm *host, const Backend *backend, Error *error);
+Status device_comm_open(Comm *comm, Comm *host, CommUse use, const Backend *backend, Error *error);
 void device_comm_close(Comm *comm, const Backend *backend); /* before the backend; safe on {0} */
 
 /* Which GPU it is, and what on it is done another way than the best that pgpt knows, and why. Nothing of the

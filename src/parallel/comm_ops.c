@@ -3,6 +3,7 @@
  * graph's arena. */
 #include "parallel/comm_ops.h"
 
+#include "ops/ops.h"
 #include "parallel/comm_attributes.h"
 
 #include <stdio.h>
@@ -149,8 +150,23 @@ void comm_leave_out(Graph *graph, const Comm *comm, int number) {
     graph->n_nodes = n_kept;
 }
 
-Node *op_scalar_sum(Graph *graph, Comm *comm, Tensor *scalar) {
-    return record(graph, &OP_SCALAR_SUM, comm, scalar, (CommOperation){.kind = COMM_ALL_REDUCE});
+/* A library that chooses how to sum may choose otherwise for another group of ranks, and round three numbers
+ * in another order: data-parallel replicas would clip by norms that differ in their last bit, and part. So
+ * there every rank collects the numbers and adds them up in the order of ranks. Two numbers have one sum. */
+static void sum_in_order(Graph *graph, Comm *comm, Tensor *scalar) {
+    Tensor *all =
+        graph_tensor(graph, PLACE_STATE, DTYPE_F32, SHAPE(comm->size), "%s of all ranks", scalar->name);
+    int64_t *border = ARENA_ARRAY(&graph->arena, int64_t, comm->size + 1);
+    for (int r = 0; r <= comm->size; r++) border[r] = r;
+    op_copy_into(graph, scalar, graph_view(graph, all, SHAPE(1), comm->rank, scalar->name), WRITE_FRESH);
+    op_comm_wait(graph, op_all_gather(graph, comm, all, border));
+    SumAttributes attributes = {1.0F};
+    graph_record(graph, &OP_SUM, &attributes, sizeof attributes, 1, TENSORS(all), 1, TENSORS(scalar));
+}
+
+void op_scalar_sum(Graph *graph, Comm *comm, Tensor *scalar) {
+    if (comm->table->only_enqueues && comm->size > 2) sum_in_order(graph, comm, scalar);
+    else record(graph, &OP_SCALAR_SUM, comm, scalar, (CommOperation){.kind = COMM_ALL_REDUCE});
 }
 
 /* The root reads it, the others are written to. */

@@ -51,8 +51,9 @@ Node *op_channel_send_wait(Graph *graph, Comm *comm, Tensor *buffer);
 Node *op_channel_send(Graph *graph, const Node *wait);
 Node *op_channel_send_end(Graph *graph, const Node *send); /* waits for the last one */
 
-/* Sum over all ranks of one number, done when the node is. */
-Node *op_scalar_sum(Graph *graph, Comm *comm, Tensor *scalar);
+/* Sum over all ranks of one number (f32), done when the node is. Groups of ranks that sum the same numbers
+ * get the same bits. */
+void op_scalar_sum(Graph *graph, Comm *comm, Tensor *scalar);
 
 /* Take all-reduce `number` (from 0, counted around) of the backward on this communicator out of the graph, to
  * show that it would be noticed. */

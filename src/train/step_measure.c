@@ -29,14 +29,23 @@ Status train_step_clock(TrainStep *step, StepClock *clock, Error *error) {
     return step_times_at(step, step->executor.n_started, clock, error);
 }
 
-/* A device's own communication runs behind the host, which then knows nothing of its times. */
-static bool times_communication(const GradientSyncOptions *sync) {
-    return !sync->mesh || !sync_comm(sync)->table->start;
+/* A device's own communication runs behind the host, which then knows nothing of its times: one communicator
+ * of that kind, along whichever axis, makes the sum of all meaningless. */
+static bool times_communication(const StepOptions *options) {
+    const Mesh *mesh = options->sync.mesh;
+    if (!mesh) return true;
+    for (int axis = 0; axis < N_AXES; axis++) {
+        if (mesh_comm(mesh, (Axis)axis)->table->start) return false;
+    }
+    const Comm *ends = mesh_ends(mesh);
+    if (mesh_sums(mesh)->table->start || mesh_heads(mesh)->table->start || (ends && ends->table->start))
+        return false;
+    return !options->pipeline || !pipeline_only_enqueues(options->pipeline);
 }
 
 void train_step_times(const TrainStep *step, const StepClock *before, const StepClock *after, int64_t n_steps,
                       StepResult *result) {
-    bool is_timed = times_communication(&step->options.sync);
+    bool is_timed = times_communication(&step->options);
     double ms[N_PHASES], unit = 1e-6 / (double)n_steps;
     for (int i = 0; i < N_PHASES; i++) ms[i] = (double)(after->phase_ns[i] - before->phase_ns[i]) * unit;
     result->forward_ms = ms[PHASE_FORWARD];
