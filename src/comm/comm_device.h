@@ -25,6 +25,9 @@ typedef enum { COMM_FOR_SUMS, COMM_FOR_MESSAGES } CommUse;
  * and `stream` the CUDA stream that its kernels run on. Collective. */
 Status comm_nccl_open(Comm *comm, Comm *control, CommUse use, int device, void *stream, Error *error);
 
+/* One that was kept (kept.h) goes on over another communicator of the host with the same ranks. */
+void comm_nccl_set_control(Comm *comm, Comm *control);
+
 /* Is it one of those? */
 bool comm_is_nccl(const Comm *comm);
 

@@ -442,6 +442,10 @@ bool comm_is_nccl(const Comm *comm) {
     return comm->table == &nccl_table;
 }
 
+void comm_nccl_set_control(Comm *comm, Comm *control) {
+    ((Nccl *)comm->context)->control = control;
+}
+
 Status comm_nccl_open(Comm *comm, Comm *control, CommUse use, int device, void *stream, Error *error) {
     Nccl *nccl = calloc(1, sizeof *nccl);
     if (!nccl) return error_failed(error, "no memory for a communicator");
@@ -471,6 +475,10 @@ bool comm_nccl_is_available(char *reason, size_t n_bytes) {
 bool comm_is_nccl(const Comm *comm) {
     (void)comm;
     return false;
+}
+
+void comm_nccl_set_control(Comm *comm, Comm *control) {
+    (void)comm, (void)control;
 }
 
 Status comm_nccl_open(Comm *comm, Comm *control, CommUse use, int device, void *stream, Error *error) {
