@@ -29,16 +29,18 @@ Status train_step_clock(TrainStep *step, StepClock *clock, Error *error) {
     return step_times_at(step, step->executor.n_started, clock, error);
 }
 
-/* A device's own communication runs behind the host, which then knows nothing of its times: one communicator
- * of that kind, along whichever axis, makes the sum of all meaningless. */
+/* A device's own communication runs behind the host, which then knows nothing of its times. */
+static bool is_of_device(const Comm *comm) {
+    return comm && comm->table && comm->table->start;
+}
+
+/* One communicator of that kind, along whichever axis, makes the sum of all meaningless. */
 static bool times_communication(const StepOptions *options) {
     const Mesh *mesh = options->sync.mesh;
     if (!mesh) return true;
-    for (int axis = 0; axis < N_AXES; axis++) {
-        if (mesh_comm(mesh, (Axis)axis)->table->start) return false;
-    }
-    const Comm *ends = mesh_ends(mesh);
-    if (mesh_sums(mesh)->table->start || mesh_heads(mesh)->table->start || (ends && ends->table->start))
+    for (int axis = 0; axis < N_AXES; axis++)
+        if (is_of_device(mesh_comm(mesh, (Axis)axis))) return false;
+    if (is_of_device(mesh_sums(mesh)) || is_of_device(mesh_heads(mesh)) || is_of_device(mesh_ends(mesh)))
         return false;
     return !options->pipeline || !pipeline_only_enqueues(options->pipeline);
 }
