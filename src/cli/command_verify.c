@@ -239,6 +239,7 @@ static Status read_options(Verify *run, int n_words, char *const *words, Error *
                             .index = run->launch->host_rank,
                             .n_threads = launch_threads(run->launch, (int)call->n_threads),
                             .precision = (PrecisionKind)call->precision,
+                            .first_gemm = true,
                             .n_streams = DEVICE_STREAMS};
     TRY(device_backend_open(&run->backend, &device, error));
     run->has_backend = true;
@@ -452,6 +453,7 @@ static Status run_all(Verify *run, Error *error) {
     bool speaks = run->launch->is_root;
     uint64_t start = timer_now_ns();
     device_meet(&run->backend, &run->launch->world, run->launch->host_size, error);
+    device_keep_comms(&run->backend, &run->launch->world, error);
     TRY(launch_agree(run->launch, error));
     list_cases(run, error);
     TRY(launch_agree(run->launch, error));
@@ -482,6 +484,7 @@ Status command_verify(Launch *launch, int n_words, char *const *words, Error *er
     }
     launch_fail(launch, error);
     verify_close(&run.verifier);
+    if (run.has_backend) device_drop_comms(&run.backend);
     if (run.has_backend) run.backend.close(run.backend.context);
     options_free(&run.options);
     return error->status;

@@ -29,6 +29,7 @@
 #    include <stddef.h>
 #    include <stdio.h>
 #    include <stdlib.h>
+#    include <time.h>
 
 #    include "base/system/library.h"
 
@@ -43,6 +44,7 @@
         _(CommDestroy)                                                                                       \
         _(CommGetAsyncError)                                                                                 \
         _(CommInitRank)                                                                                      \
+        _(CommInitRankConfig)                                                                                \
         _(GetErrorString)                                                                                    \
         _(GetLastError)                                                                                      \
         _(GetUniqueId)                                                                                       \
@@ -104,6 +106,7 @@ typedef struct {
     NcclFunctions call;
     Comm *control;
     ncclComm_t comm;
+    CommUse use;
     int rank, size, device;
     cudaStream_t kernels, stream;
     cudaEvent_t ready[N_EVENTS], done[N_EVENTS];
@@ -388,9 +391,20 @@ static void abort_job(void *context, int exit_code) {
     comm_abort(nccl->control, exit_code);
 }
 
+/* What is under way ends, or, if another rank is gone, is made to. */
+static void end_stream(Nccl *nccl) {
+    const struct timespec pause = {.tv_nsec = 100000};
+    Error ignored = {0};
+    while (cudaStreamQuery(nccl->stream) == cudaErrorNotReady) {
+        if (check(nccl, &ignored) != STATUS_OK) break; /* which has aborted it */
+        nanosleep(&pause, NULL);
+    }
+    cudaStreamSynchronize(nccl->stream);
+}
+
 static void close_nccl(void *context) {
     Nccl *nccl = context;
-    if (nccl->stream) cudaStreamSynchronize(nccl->stream);
+    if (nccl->stream) end_stream(nccl);
     if (nccl->comm) nccl->call.CommDestroy(nccl->comm);
     for (int i = 0; i < N_EVENTS; i++) {
         if (nccl->ready[i]) cudaEventDestroy(nccl->ready[i]);
@@ -433,6 +447,17 @@ static Status open_streams(Nccl *nccl, Error *error) {
     return STATUS_OK;
 }
 
+/* A message that waits for the other side keeps its blocks on multiprocessors that would compute. A pipeline's
+ * stage has one or two a border waiting at any time: a few blocks each carry tens of GB/s, and leave it the
+ * rest. */
+static ncclResult_t init_rank(Nccl *nccl, ncclUniqueId id) {
+    enum { MESSAGE_BLOCKS = 4 };
+    if (nccl->use == COMM_FOR_SUMS) return nccl->call.CommInitRank(&nccl->comm, nccl->size, id, nccl->rank);
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.maxCTAs = MESSAGE_BLOCKS;
+    return nccl->call.CommInitRankConfig(&nccl->comm, nccl->size, id, nccl->rank, &config);
+}
+
 static Status join(Nccl *nccl, Error *error) {
     ncclUniqueId id = {{0}};
     load(&nccl->call, error);
@@ -441,18 +466,23 @@ static Status join(Nccl *nccl, Error *error) {
     if (error->status == STATUS_OK) open_streams(nccl, error);
     TRY(comm_agree(nccl->control, error));
     TRY(comm_broadcast(nccl->control, &id, sizeof id, COMM_U8, 0, error));
-    return check_nccl(nccl->call.CommInitRank(&nccl->comm, nccl->size, id, nccl->rank),
-                      "joining the other ranks (PGPT_WITHOUT=nccl does without it)", nccl, error);
+    return check_nccl(init_rank(nccl, id), "joining the other ranks (PGPT_WITHOUT=nccl does without it)",
+                      nccl, error);
 }
 
 bool comm_is_nccl(const Comm *comm) {
     return comm->table == &nccl_table;
 }
 
-Status comm_nccl_open(Comm *comm, Comm *control, int device, void *stream, Error *error) {
+void comm_nccl_set_control(Comm *comm, Comm *control) {
+    ((Nccl *)comm->context)->control = control;
+}
+
+Status comm_nccl_open(Comm *comm, Comm *control, CommUse use, int device, void *stream, Error *error) {
     Nccl *nccl = calloc(1, sizeof *nccl);
     if (!nccl) return error_failed(error, "no memory for a communicator");
     nccl->control = control;
+    nccl->use = use;
     nccl->rank = control->rank;
     nccl->size = control->size;
     nccl->device = device;
@@ -479,8 +509,12 @@ bool comm_is_nccl(const Comm *comm) {
     return false;
 }
 
-Status comm_nccl_open(Comm *comm, Comm *control, int device, void *stream, Error *error) {
-    (void)comm, (void)control, (void)device, (void)stream;
+void comm_nccl_set_control(Comm *comm, Comm *control) {
+    (void)comm, (void)control;
+}
+
+Status comm_nccl_open(Comm *comm, Comm *control, CommUse use, int device, void *stream, Error *error) {
+    (void)comm, (void)control, (void)use, (void)device, (void)stream;
     return error_user(
         error, "this pgpt was built without NCCL; build it where NCCL is installed (cmake -DPGPT_NCCL=on)");
 }

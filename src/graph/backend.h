@@ -68,6 +68,7 @@ typedef struct Backend {
     int n_sharing;    /* ranks with memory from the same place, this one among them; 0: nobody has counted */
     bool only_plans;  /* it computes nothing: there is no device behind it */
     bool is_blocking; /* wait for every instruction, so that one that fails is known by name */
+    struct DeviceComms *kept;  /* the device room's: communicators that stay open; NULL: none do */
     const char *blocking_wish; /* how the user asks for that; NULL where kernels return when they are done */
 } Backend;
 

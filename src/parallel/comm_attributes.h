@@ -25,10 +25,7 @@ typedef struct {
  * micro-batches may be under way at once: their waits come in the order of their starts. */
 typedef struct {
     uint64_t n_started, n_waited;
-    /* Of messages that are received: how often one was not asked for ahead, which is once a step; and
-     * whether the next one is. */
-    uint64_t n_begun;
-    bool is_ahead;
+    bool may_wait_ahead; /* of messages that are received: comm_allow_ahead was called */
     CommFlight flight[COMM_MOST_FLIGHTS];
 } CommFlights;
 

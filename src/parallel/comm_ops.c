@@ -3,6 +3,7 @@
  * graph's arena. */
 #include "parallel/comm_ops.h"
 
+#include "ops/ops.h"
 #include "parallel/comm_attributes.h"
 #include "parallel/expert_exchange.h"
 
@@ -161,8 +162,23 @@ void comm_leave_out(Graph *graph, const Comm *comm, int number) {
     graph->n_nodes = n_kept;
 }
 
-Node *op_scalar_sum(Graph *graph, Comm *comm, Tensor *scalar) {
-    return record(graph, &OP_SCALAR_SUM, comm, scalar, (CommOperation){.kind = COMM_ALL_REDUCE});
+/* A library that chooses how to sum may choose otherwise for another group of ranks, and round three numbers
+ * in another order: data-parallel replicas would clip by norms that differ in their last bit, and part. So
+ * there every rank collects the numbers and adds them up in the order of ranks. Two numbers have one sum. */
+static void sum_in_order(Graph *graph, Comm *comm, Tensor *scalar) {
+    Tensor *all =
+        graph_tensor(graph, PLACE_STATE, DTYPE_F32, SHAPE(comm->size), "%s of all ranks", scalar->name);
+    int64_t *border = ARENA_ARRAY(&graph->arena, int64_t, comm->size + 1);
+    for (int r = 0; r <= comm->size; r++) border[r] = r;
+    op_copy_into(graph, scalar, graph_view(graph, all, SHAPE(1), comm->rank, scalar->name), WRITE_FRESH);
+    op_comm_wait(graph, op_all_gather(graph, comm, all, border));
+    SumAttributes attributes = {1.0F};
+    graph_record(graph, &OP_SUM, &attributes, sizeof attributes, 1, TENSORS(all), 1, TENSORS(scalar));
+}
+
+void op_scalar_sum(Graph *graph, Comm *comm, Tensor *scalar) {
+    if (comm->table->only_enqueues && comm->size > 2) sum_in_order(graph, comm, scalar);
+    else record(graph, &OP_SCALAR_SUM, comm, scalar, (CommOperation){.kind = COMM_ALL_REDUCE});
 }
 
 /* The root reads it, the others are written to. */
@@ -241,23 +257,30 @@ Status comm_drain(const Program *program, Error *error) {
 }
 
 static Status receive_kernel(const KernelCall *call, Error *error) {
-    CommFlights *flights = ((const CommAttributes *)call->node->attributes)->flights;
-    flights->n_begun += !flights->is_ahead;
-    flights->is_ahead = false;
+    const CommFlights *flights = ((const CommAttributes *)call->node->attributes)->flights;
     if (flights->n_waited == flights->n_started) TRY(exchange_kernel(call, error));
     return wait_kernel(call, error);
 }
 
 /* A receive that only enqueues is a kernel that turns until the message is there. Whatever waits for the
- * whole device meanwhile would wait for it: memory that is taken or given back while GEMMs are compared,
- * kernels that are loaded, in the first run of a part and in the one that captures it. What the other side
- * sends may depend on that very part. So in the first two steps nothing is asked for ahead. */
+ * whole device meanwhile would wait for it: memory that is taken or given back, kernels that are loaded,
+ * captures that are made, all in the first runs of a part. What the other side sends may depend on that very
+ * part. So nothing is asked for ahead before the program says that all of that is behind it.
+ *
+ * (Sends turn likewise. Without receives ahead and with such waits, which make each send one that is waited
+ * for, interleaved, zb-h2 and zb-v come to a standstill; with either alone none does.) */
 static Status receive_ahead_kernel(const KernelCall *call, Error *error) {
-    enum { SETTLED_STEPS = 2 };
     const CommAttributes *attributes = call->node->attributes;
-    attributes->flights->is_ahead = true;
-    bool may_turn = attributes->comm->table->only_enqueues && attributes->flights->n_begun <= SETTLED_STEPS;
+    bool may_turn = attributes->comm->table->only_enqueues && !attributes->flights->may_wait_ahead;
     return may_turn ? STATUS_OK : exchange_kernel(call, error);
+}
+
+void comm_allow_ahead(const Program *program) {
+    for (int i = 0; i < program->graph->n_nodes; i++) {
+        const Node *node = program->graph->node[i];
+        if (node->op == &OP_CHANNEL_RECEIVE_AHEAD)
+            ((const CommAttributes *)node->attributes)->flights->may_wait_ahead = true;
+    }
 }
 
 /* Starts and waits of the same messages. */

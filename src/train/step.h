@@ -116,7 +116,8 @@ typedef struct {
         bool was_abandoned;
         int64_t n_started; /* of the executor's sections, up to its end */
     } begun[STEP_MOST_BEGUN];
-    StepClock clock; /* when the last one ended, or the first began */
+    StepClock clock;    /* when the last one ended, or the first began */
+    bool was_rehearsed; /* or need not be: see step_rehearse */
 } TrainStep;
 
 typedef struct {
