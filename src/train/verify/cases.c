@@ -219,11 +219,33 @@ static bool is_far_fetched(const VerifyCase *layout) {
            (!is_plain(layout) || layout->schedule != SCHEDULE_1F1B);
 }
 
+/* Something beside axes, ZeRO, schedule, chunks, accumulation and recomputation. */
+static bool has_extra(const VerifyChoice *choice, const VerifyCase *layout) {
+    const int *size = layout->shape.size;
+    int64_t n_positions = choice->model[layout->model].config.context;
+    bool can_ring = size[AXIS_CP] <= context_most_ranks(CONTEXT_RING, n_positions);
+    return (layout->context != CONTEXT_RING && can_ring) || (size[AXIS_TP] > 1 && !layout->by_sequence) ||
+           layout->tensor_chunks > 1 || !layout->overlaps || layout->checks_later ||
+           (layout->all_reduce >= 0 && layout->all_reduce != default_algorithm()) ||
+           (size[AXIS_PP] > 1 && layout->n_micro_batches == 1);
+}
+
+/* Each combination of those is tried with every model, tied and untied. What comes on top meets each of them
+ * too, but not all at once: where there are several models they take turns, with the head that they have. */
+static bool is_anothers_turn(const VerifyChoice *choice, const VerifyCase *layout) {
+    if (choice->n_models == 1 || !has_extra(choice, layout)) return false;
+    int turn = layout->zero + (int)layout->schedule;
+    for (int axis = 0; axis < N_AXES; axis++) turn += layout->shape.size[axis];
+    return turn % choice->n_models != layout->model ||
+           layout->tied != choice->model[layout->model].config.tied;
+}
+
 static bool is_legal(const VerifyChoice *choice, const VerifyCase *layout) {
     const int *size = layout->shape.size;
     ScheduleShape shape = {(int)layout->n_micro_batches, size[AXIS_PP], layout->n_chunks};
     Error none = {0};
-    if (!can_share(choice, layout) || is_far_fetched(layout)) return false;
+if (!can_share(choice, layout) || is_far_fetched(layout) || is_anothers_turn(choice, layout))
+        return false;
     if (size[AXIS_EP] > 1 && size[AXIS_EP] > choice->model[layout->model].config.n_experts) return false;
     if (!layout->n_micro_batches || size[AXIS_PP] * layout->n_chunks > layout->n_layers) return false;
     if (size[AXIS_PP] > 1 && schedule_check_shape(layout->schedule, &shape, &none) != STATUS_OK) return false;
