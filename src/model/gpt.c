@@ -160,7 +160,7 @@ static GptLoss record_places(const ModelConfig *config, const ParameterTable *ta
         loss.loss = graph_tensor(graph, PLACE_STATE, DTYPE_F32, SHAPE(1), "loss");
         loss.losses = graph_tensor(graph, PLACE_STATE, DTYPE_F32, SHAPE(B * T), "losses");
     }
-    if ((options->is_training && config->dropout > 0.0) || config->n_experts)
+    if (options->is_training && (config->dropout > 0.0 || config->n_experts))
         loss.random = graph_tensor(graph, PLACE_INPUT, DTYPE_I32,
                                    SHAPE(gpt_n_parts(options) * N_RANDOM_WORDS), "random");
     if (options->is_training && options->scales_loss)

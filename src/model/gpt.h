@@ -53,7 +53,8 @@ typedef struct {
     /* (B,T) and (B·T) i32 in PLACE_INPUT, of this rank's positions; a negative target is left out of the
      * loss */
     Tensor *tokens, *targets;
-    Tensor *random; /* see ops.h, one behind the other for each part; NULL without dropout and experts */
+    Tensor *random; /* see ops.h, one behind the other for each part; NULL without dropout and experts, and
+                     * where it is no training */
     Tensor *scale;  /* (1) in PLACE_INPUT: what gradients are multiplied by; NULL unless scales_loss */
     Tensor *losses; /* (B·T) cross-entropy of every token */
     Tensor *loss;   /* scalar in PLACE_STATE: the sum over a step's micro-batches, scaled */

@@ -841,7 +841,10 @@ Status train_step_upload(TrainStep *step, int64_t flat_first, int64_t n, const f
     return shard_map_visit(&sync->moments, flat_first, n, upload_part, &master, error);
 }
 
-Status train_step_take(void *step, const Parameter *parameter, const float *values, Error *error) {
+Status train_step_take(void *context, const Parameter *parameter, const float *values, Error *error) {
+    TrainStep *step = context;
+    if (parameter->role == ROLE_ROUTER_BIAS)
+        return executor_upload(&step->executor, step->loss.parameters.router_bias, values, error);
     return train_step_upload(step, parameter->flat_offset, shape_count(parameter->shape), values, error);
 }
 
