@@ -250,7 +250,7 @@ static Status check_context(const TrainRun *run, Error *error) {
 /* What several ranks cannot do. */
 static Status check_ranks(TrainRun *run, Error *error) {
     const TrainCommand *values = &run->values;
-    int n_shares = run->shape.size[AXIS_DP];
+    int n_shares = run->shape.size[AXIS_DP] * run->shape.size[AXIS_EP];
     if (values->train.batch < n_shares) {
         return error_user(
             error,

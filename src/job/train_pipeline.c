@@ -9,7 +9,8 @@ bool train_has_pipeline(const TrainRun *run) {
 }
 
 static int64_t micro_batches(const TrainRun *run, int64_t micro_batch) {
-    int64_t n_shares = run->shape.size[AXIS_DP], batch = run->values.train.batch;
+    int64_t n_shares = (int64_t)run->shape.size[AXIS_DP] * run->shape.size[AXIS_EP],
+            batch = run->values.train.batch;
     int64_t share = (batch + n_shares - 1) / n_shares;
     return (share + micro_batch - 1) / micro_batch;
 }

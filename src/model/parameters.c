@@ -505,6 +505,7 @@ const FlatPiece *parameters_pieces(const ParameterTable *table, Arena *arena) {
                                 .n = end - parameter->flat_offset,
                                 .block = parameter->block,
                                 .chunk = parameter->chunk,
+                                .group = parameter->group,
                                 .is_pair = parameter->is_tied_pair,
                                 .is_alone = parameter->is_tied_pair || parameter->is_of_two_chunks};
         end = parameter->flat_offset;

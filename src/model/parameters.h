@@ -50,10 +50,11 @@ typedef struct {
 typedef struct {
     const char *name; /* Hugging Face's GPT-2 name */
     ParameterRole role;
-    int block;  /* or NO_BLOCK */
-    int expert; /* or NO_EXPERT */
-    int number; /* its position in the table of the whole model, of which its initial values are made */
-    int chunk;  /* of the part; of a table that two chunks use, the one with the embedding */
+    int block;       /* or NO_BLOCK */
+    int expert;      /* or NO_EXPERT */
+    int number;      /* its position in the table of the whole model, of which its initial values are made */
+    int chunk;       /* of the part; of a table that two chunks use, the one with the embedding */
+    FlatGroup group; /* of ranks that hold the same: those with these experts, or all */
     /* The token table of a tied model in a pipeline. It is used as the embedding and as the head, and either
      * the first and the last stage both have it (a pair, whose gradients are summed:
      * gradient_sync_begin_update), or one stage has it for two of its chunks. */

@@ -19,6 +19,8 @@ Status model_mesh_open_device(Mesh *mesh, const Backend *backend, Error *error) 
             TRY(device_comm_open(&mesh->device[axis], &mesh->axis[axis], backend, error));
     }
     if (mesh->sums.table) TRY(device_comm_open(&mesh->device_sums, &mesh->sums, backend, error));
+    if (mesh->expert_sums.table)
+        TRY(device_comm_open(&mesh->device_expert_sums, &mesh->expert_sums, backend, error));
     if (mesh->ends.table) TRY(device_comm_open(&mesh->device_ends, &mesh->ends, backend, error));
     return mesh->heads.table ? device_comm_open(&mesh->device_heads, &mesh->heads, backend, error)
                              : STATUS_OK;
@@ -27,6 +29,7 @@ Status model_mesh_open_device(Mesh *mesh, const Backend *backend, Error *error) 
 void model_mesh_close(Mesh *mesh, const Backend *backend) {
     for (int axis = 0; axis < N_AXES && backend; axis++) device_comm_close(&mesh->device[axis], backend);
     if (backend) device_comm_close(&mesh->device_sums, backend);
+    if (backend) device_comm_close(&mesh->device_expert_sums, backend);
     if (backend) device_comm_close(&mesh->device_heads, backend);
     if (backend) device_comm_close(&mesh->device_ends, backend);
     mesh_close(mesh);

@@ -348,6 +348,8 @@ Status train_step_open(TrainStep *step, DeviceMemory *memory, Error *error) {
         bool is_apart = axis == AXIS_DP && sync->is_async;
         if (comm->size > 1 && !is_apart) TRY(comm_prepare(comm, error));
     }
+    if (sync->mesh && !sync->is_async && mesh_expert_sums(sync->mesh)->size > 1)
+        TRY(comm_prepare(mesh_expert_sums(sync->mesh), error));
     step->tokens = ARENA_ARRAY(&step->graph->arena, int32_t, count);
     step->targets = ARENA_ARRAY(&step->graph->arena, int32_t, count);
     return executor_open(&step->executor, &step->program, memory, error);
@@ -499,6 +501,8 @@ static Status times_at(TrainStep *step, int64_t n_started, StepClock *times, Err
     times->busy_ns = times->stage_ns = border_ns(step->options.pipeline);
     for (int axis = 0; mesh && axis < N_AXES; axis++)
         times->busy_ns += mesh_comm(mesh, (Axis)axis)->counts.busy_ns;
+    if (mesh && mesh->sums.table) times->busy_ns += mesh_sums(mesh)->counts.busy_ns;
+    if (mesh && mesh->expert_sums.table) times->busy_ns += mesh_expert_sums(mesh)->counts.busy_ns;
     if (mesh && mesh->heads.table) times->busy_ns += mesh_heads(mesh)->counts.busy_ns;
     if (mesh && mesh_ends(mesh)) times->busy_ns += mesh_ends(mesh)->counts.busy_ns;
     return executor_phases(&step->executor, n_started, times->phase_ns, error);

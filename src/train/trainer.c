@@ -188,13 +188,13 @@ double trainer_standard_flops(const Trainer *trainer) {
     return model_flops_standard(trainer->setup.config, options->batch, options->T, options->recompute > 0);
 }
 
-/* Ranks that divide the model have computed the same rows, those along dp others. */
+/* Ranks that divide the model have computed the same rows, those along dp and ep others. */
 Status trainer_meet(Trainer *trainer, Error *error) {
     const Mesh *mesh = trainer->setup.mesh;
     trainer->model_flops = train_step_flops(&trainer->step);
     if (trainer_n_ranks(trainer) == 1) return STATUS_OK;
     TRY(comm_all_reduce(mesh->world, &trainer->model_flops, 1, COMM_F64, COMM_SUM, error));
-    trainer->model_flops /= (double)mesh->shape.size[AXIS_DP];
+    trainer->model_flops /= (double)mesh->shape.size[AXIS_DP] * (double)mesh->shape.size[AXIS_EP];
     return STATUS_OK;
 }
 

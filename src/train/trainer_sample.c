@@ -45,7 +45,9 @@ static Status collect_weights(Trainer *trainer, float *values, int unit_index, E
     int64_t n = partition_slice_count(&sync->partition, unit_index);
     TRY(executor_download_f32(&trainer->step.executor, sync->held, unit->local_first, n, values + first,
                               error));
-    TRY(comm_all_gather(mesh_host_sums(sync->options->mesh), values, unit->border, COMM_F32, error));
+    const Mesh *mesh = sync->options->mesh;
+    Comm *sharing = unit->group == FLAT_EXPERTS ? mesh_host_expert_sums(mesh) : mesh_host_sums(mesh);
+    TRY(comm_all_gather(sharing, values, unit->border, COMM_F32, error));
     for (int i = unit->first_piece; i < unit->first_piece + unit->n_pieces && trainer->has_generator; i++) {
         const Parameter *parameter = &trainer->table.parameter[i];
         TRY(generator_upload(&trainer->generator, parameter, values + parameter->flat_offset - unit->first,

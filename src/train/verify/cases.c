@@ -85,9 +85,13 @@ static bool set_chunks(const VerifyChoice *choice, VerifyCase *layout, int i) {
     return i < (has_choice ? 2 : 1);
 }
 
+int verify_n_shares(const VerifyCase *layout) {
+    return layout->shape.size[AXIS_DP] * layout->shape.size[AXIS_EP];
+}
+
 /* Ranks that sum their gradients. */
 static int n_sums(const VerifyCase *layout) {
-    return layout->shape.size[AXIS_DP] * layout->shape.size[AXIS_CP];
+    return verify_n_shares(layout) * layout->shape.size[AXIS_CP];
 }
 
 static bool set_context(const VerifyChoice *choice, VerifyCase *layout, int i) {
@@ -105,7 +109,7 @@ static bool set_zero(const VerifyChoice *choice, VerifyCase *layout, int i) {
 /* The fewest micro-batches that a rank's share can be cut into, of `least` or more; as many as it has
  * sequences where those are fewer. */
 static int64_t cut_share(const VerifyChoice *choice, const VerifyCase *layout, int64_t least) {
-    int64_t n_shares = layout->shape.size[AXIS_DP], share = (choice->batch + n_shares - 1) / n_shares;
+    int64_t n_shares = verify_n_shares(layout), share = (choice->batch + n_shares - 1) / n_shares;
     for (int64_t size = share; size > 1; size--) {
         if ((share + size - 1) / size >= least) return (share + size - 1) / size;
     }
