@@ -174,6 +174,28 @@ static ncclResult_t run_even_slices(const Nccl *nccl, const CommOperation *opera
                                     nccl_reduction(operation->reduction), nccl->comm, nccl->stream);
 }
 
+/* Slices that lie anywhere: those of two ranks set out and arrive in the same order. */
+static ncclResult_t run_places(const Nccl *nccl, const CommOperation *operation) {
+    const CommPlaces *out = operation->out_places, *in = operation->in_places;
+    size_t size = comm_type_bytes(operation->type);
+    ncclDataType_t type = nccl_type(operation->type);
+    ncclResult_t code = nccl->call.GroupStart();
+    for (int r = 0; r < nccl->size; r++) {
+        for (int i = out->begin[r]; i < out->begin[r + 1] && code == ncclSuccess; i++) {
+            const char *outgoing = (const char *)operation->data + (size_t)out->slice[i].first * size;
+            if (out->slice[i].n)
+                code = nccl->call.Send(outgoing, (size_t)out->slice[i].n, type, r, nccl->comm, nccl->stream);
+        }
+        for (int i = in->begin[r]; i < in->begin[r + 1] && code == ncclSuccess; i++) {
+            char *incoming = (char *)operation->other + (size_t)in->slice[i].first * size;
+            if (in->slice[i].n)
+                code = nccl->call.Recv(incoming, (size_t)in->slice[i].n, type, r, nccl->comm, nccl->stream);
+        }
+    }
+    ncclResult_t ended = nccl->call.GroupEnd();
+    return code == ncclSuccess ? ended : code;
+}
+
 /* To and from every rank, this one included. */
 static ncclResult_t run_all_to_all(const Nccl *nccl, const CommOperation *operation) {
     const int64_t *out = operation->border, *in = operation->other_border;
@@ -210,7 +232,8 @@ static ncclResult_t run(const Nccl *nccl, const CommOperation *operation) {
     case COMM_REDUCE_SCATTER:
         return is_even(operation->border, nccl->size) ? run_even_slices(nccl, operation)
                                                       : run_slices(nccl, operation);
-    case COMM_ALL_TO_ALL: return run_all_to_all(nccl, operation);
+    case COMM_ALL_TO_ALL:
+        return operation->out_places ? run_places(nccl, operation) : run_all_to_all(nccl, operation);
     default: return ncclInvalidUsage;
     }
 }
@@ -345,6 +368,14 @@ static Status split(void *context, int color, int key, Comm *child, Error *error
     return error_failed(error, "split the host's communicator, and open NCCL on its parts");
 }
 
+/* In the kernels' stream, behind what they have made so far. */
+static Status read_numbers(void *context, void *host, const void *data, size_t n_bytes, Error *error) {
+    const Nccl *nccl = context;
+    TRY(check_cuda(cudaMemcpyAsync(host, data, n_bytes, cudaMemcpyDeviceToHost, nccl->kernels),
+                   "reading how much to send", error));
+    return check_cuda(cudaStreamSynchronize(nccl->kernels), "waiting for how much to send", error);
+}
+
 static bool is_threaded(void *context) {
     (void)context;
     return false;
@@ -379,6 +410,7 @@ static const CommTable nccl_table = {
     .wait = wait_all,
     .start = start,
     .finish = finish,
+    .read = read_numbers,
     .check = check,
     .split = split,
     .is_threaded = is_threaded,

@@ -41,6 +41,7 @@ typedef enum {
     CONJUGATE_REDUCE_SCATTER, /* reduce-scatter; all-gather */
     CONJUGATE_ALL_TO_ALL,     /* all-to-all; all-to-all the other way */
     CONJUGATE_EXCHANGE,       /* messages; messages the other way */
+    CONJUGATE_EXPERTS,        /* rows to their experts; back, and the other way round */
 } ConjugateKind;
 
 /* What a pair of nodes of the forward makes of x, so that their rules can do the conjugate. */
@@ -51,12 +52,16 @@ typedef struct {
     Tensor *brought;   /* by it */
 } Conjugate;
 
+/* Rows between tokens and experts (expert_exchange.c): what says how many, and room for one run's answer. */
+typedef struct ExpertRoutes ExpertRoutes;
+
 typedef struct {
     Comm *comm;
     CommOperation operation; /* without data; COMM_BARRIER where it is messages */
     CommPeers peers;
     CommFlights *flights;
     Conjugate *conjugate; /* NULL: nothing that autograd should know of */
+    ExpertRoutes *routes; /* NULL: it is known when the program is planned */
 } CommAttributes;
 
 /* Recorded as PHASE_COMMUNICATION, with flights of its own. */
@@ -64,6 +69,15 @@ Node *comm_record(Graph *graph, const Op *op, CommAttributes attributes, int n_i
                   int n_outputs, Tensor *const *outputs);
 
 CommType comm_type_of(DType dtype);
+
+/* For comm_ops.h's own kind of nodes in other files: where a run of the start node may note what is under
+ * way, and what they share. */
+Status comm_start_flight(const CommAttributes *attributes, CommFlight **flight, Error *error);
+const void *comm_flight_of(const Node *node);
+void comm_describe(const Node *node, char *text, size_t n_bytes);
+
+/* What the conjugate of an exchange of experts' rows begins with dy; as conjugate->brought says. */
+void expert_exchange_back(Autograd *autograd, const CommAttributes *attributes, Tensor *dy);
 
 /* The rules: that of a wait begins the conjugate, that of a start ends it; so they enclose in the backward
  * what start and wait have enclosed in the forward. */

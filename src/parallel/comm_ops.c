@@ -4,6 +4,7 @@
 #include "parallel/comm_ops.h"
 
 #include "parallel/comm_attributes.h"
+#include "parallel/expert_exchange.h"
 
 #include <stdio.h>
 
@@ -53,6 +54,17 @@ Node *op_all_to_all(Graph *graph, Comm *comm, Tensor *out, const int64_t *border
                                .n = tensor_count(out),
                                .border = border,
                                .other_border = other_border};
+    return comm_record(graph, &OP_ALL_TO_ALL, (CommAttributes){.comm = comm, .operation = operation}, 1,
+                       TENSORS(out), 1, TENSORS(in));
+}
+
+Node *op_all_to_all_places(Graph *graph, Comm *comm, Tensor *out, const CommPlaces *out_places, Tensor *in,
+                           const CommPlaces *in_places) {
+    CommOperation operation = {.kind = COMM_ALL_TO_ALL,
+                               .type = comm_type_of(out->dtype),
+                               .n = tensor_count(out),
+                               .out_places = out_places,
+                               .in_places = in_places};
     return comm_record(graph, &OP_ALL_TO_ALL, (CommAttributes){.comm = comm, .operation = operation}, 1,
                        TENSORS(out), 1, TENSORS(in));
 }
@@ -172,7 +184,7 @@ static CommOperation operation_on(const KernelCall *call) {
     return operation;
 }
 
-static Status start_flight(const CommAttributes *attributes, CommFlight **flight, Error *error) {
+Status comm_start_flight(const CommAttributes *attributes, CommFlight **flight, Error *error) {
     CommFlights *flights = attributes->flights;
     if (flights->n_started - flights->n_waited >= COMM_MOST_FLIGHTS)
         return error_failed(error, "it was started %d times and never waited for", COMM_MOST_FLIGHTS);
@@ -184,7 +196,7 @@ static Status start_kernel(const KernelCall *call, Error *error) {
     const CommAttributes *attributes = call->node->attributes;
     CommOperation operation = operation_on(call);
     CommFlight *flight = NULL;
-    TRY(start_flight(attributes, &flight, error));
+    TRY(comm_start_flight(attributes, &flight, error));
     return comm_start(attributes->comm, &operation, &flight->ticket, error);
 }
 
@@ -194,7 +206,7 @@ static Status exchange_kernel(const KernelCall *call, Error *error) {
     const CommPeers *peers = &attributes->peers;
     const Node *node = call->node;
     CommFlight *flight = NULL;
-    TRY(start_flight(attributes, &flight, error));
+    TRY(comm_start_flight(attributes, &flight, error));
     flight->n_requests = 0;
     if (peers->from >= 0) {
         TRY(comm_post_receive(attributes->comm, call->out[0], tensor_bytes(node->output[0]), peers->from,
@@ -249,7 +261,7 @@ static Status receive_ahead_kernel(const KernelCall *call, Error *error) {
 }
 
 /* Starts and waits of the same messages. */
-static const void *flight_of(const Node *node) {
+const void *comm_flight_of(const Node *node) {
     return ((const CommAttributes *)node->attributes)->flights;
 }
 
@@ -272,11 +284,23 @@ static double apart_bytes(const CommAttributes *attributes, const int64_t *borde
     return (double)n * (double)comm_type_bytes(attributes->operation.type);
 }
 
+/* Of slices that lie anywhere, those of other ranks. */
+static double places_bytes(const CommAttributes *attributes, const CommPlaces *places) {
+    int rank = attributes->comm->rank;
+    double n = 0.0;
+    for (int i = 0; i < places->begin[attributes->comm->size]; i++)
+        if (i < places->begin[rank] || i >= places->begin[rank + 1]) n += (double)places->slice[i].n;
+    return n * (double)comm_type_bytes(attributes->operation.type);
+}
+
 /* The fewest bytes that a rank must send and receive: its share of the vector once for a half, twice for
  * both. */
 static double comm_bytes(const Node *node) {
     const CommAttributes *attributes = node->attributes;
     const CommOperation *operation = &attributes->operation;
+    if (operation->out_places)
+        return places_bytes(attributes, operation->out_places) +
+               places_bytes(attributes, operation->in_places);
     if (operation->kind == COMM_ALL_TO_ALL)
         return apart_bytes(attributes, operation->border) + apart_bytes(attributes, operation->other_border);
     double n_ranks = attributes->comm->size, n_bytes = (double)tensor_bytes(node->output[0]);
@@ -304,7 +328,7 @@ CommTraffic comm_traffic(const Program *program, const Comm *comm) {
     for (int i = 0; i < program->graph->n_nodes; i++) {
         const Node *node = program->graph->node[i];
         bool is_comm = node->op->bytes == comm_bytes || node->op->bytes == exchange_bytes ||
-                       node->op->bytes == broadcast_bytes;
+                       node->op->bytes == broadcast_bytes || node->op == &OP_EXPERT_EXCHANGE;
         if (!is_comm || ((const CommAttributes *)node->attributes)->comm != comm) continue;
         int64_t n_runs = program_node_runs(program, node);
         bool is_exchange = node->op->bytes == exchange_bytes;
@@ -338,7 +362,7 @@ static void describe_peers(const CommPeers *peers, char *text, size_t n_bytes) {
     snprintf(text, n_bytes, "%s%s%s", to, *to && *from ? ", " : "", from);
 }
 
-static void comm_describe(const Node *node, char *text, size_t n_bytes) {
+void comm_describe(const Node *node, char *text, size_t n_bytes) {
     const CommAttributes *attributes = node->attributes;
     if (attributes->operation.kind == COMM_BARRIER) {
         describe_peers(&attributes->peers, text, n_bytes);
@@ -366,7 +390,7 @@ const Op OP_ALL_REDUCE = {.name = "all_reduce_start",
                           .reference = start_kernel,
                           .is_portable = true,
                           .is_capturable = is_capturable,
-                          .flight = flight_of};
+                          .flight = comm_flight_of};
 const Op OP_REDUCE_SCATTER = {.name = "reduce_scatter_start",
                               .gradient = conjugate_end,
                               .bytes = comm_bytes,
@@ -374,7 +398,7 @@ const Op OP_REDUCE_SCATTER = {.name = "reduce_scatter_start",
                               .reference = start_kernel,
                               .is_portable = true,
                               .is_capturable = is_capturable,
-                              .flight = flight_of};
+                              .flight = comm_flight_of};
 const Op OP_ALL_GATHER = {.name = "all_gather_start",
                           .gradient = conjugate_end,
                           .bytes = comm_bytes,
@@ -383,7 +407,7 @@ const Op OP_ALL_GATHER = {.name = "all_gather_start",
                           .is_portable = true,
                           .is_repeatable = true,
                           .is_capturable = is_capturable,
-                          .flight = flight_of};
+                          .flight = comm_flight_of};
 const Op OP_ALL_TO_ALL = {.name = "all_to_all_start",
                           .gradient = conjugate_end,
                           .bytes = comm_bytes,
@@ -391,7 +415,7 @@ const Op OP_ALL_TO_ALL = {.name = "all_to_all_start",
                           .reference = start_kernel,
                           .is_portable = true,
                           .is_capturable = is_capturable,
-                          .flight = flight_of};
+                          .flight = comm_flight_of};
 const Op OP_EXCHANGE = {.name = "exchange_start",
                         .gradient = conjugate_end,
                         .bytes = exchange_bytes,
@@ -399,7 +423,7 @@ const Op OP_EXCHANGE = {.name = "exchange_start",
                         .reference = exchange_kernel,
                         .is_portable = true,
                         .is_capturable = is_capturable,
-                        .flight = flight_of};
+                        .flight = comm_flight_of};
 const Op OP_SHIFT = {.name = "shift_start",
                      .bytes = comm_bytes,
                      .describe = shift_describe,
@@ -407,7 +431,7 @@ const Op OP_SHIFT = {.name = "shift_start",
                      .is_portable = true,
                      .is_repeatable = true,
                      .is_capturable = is_capturable,
-                     .flight = flight_of};
+                     .flight = comm_flight_of};
 const Op OP_COMM_WAIT = {.name = "wait",
                          .gradient = conjugate_begin,
                          .bytes = no_bytes,
@@ -416,7 +440,7 @@ const Op OP_COMM_WAIT = {.name = "wait",
                          .is_portable = true,
                          .is_repeatable = true, /* as what it waits for is */
                          .is_capturable = is_capturable,
-                         .flight = flight_of};
+                         .flight = comm_flight_of};
 const Op OP_SCALAR_SUM = {.name = "scalar_sum",
                           .bytes = comm_bytes,
                           .describe = comm_describe,

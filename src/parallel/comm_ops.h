@@ -30,6 +30,10 @@ Node *op_all_gather(Graph *graph, Comm *comm, Tensor *data, const int64_t *borde
 Node *op_all_to_all(Graph *graph, Comm *comm, Tensor *out, const int64_t *border, Tensor *in,
                     const int64_t *other_border);
 
+/* The same of slices that lie anywhere. */
+Node *op_all_to_all_places(Graph *graph, Comm *comm, Tensor *out, const CommPlaces *out_places, Tensor *in,
+                           const CommPlaces *in_places);
+
 /* Start to send `out` to the rank `distance` after this one and to receive `in` from the one as far before
  * it: round a ring. */
 Node *op_shift(Graph *graph, Comm *comm, Tensor *out, Tensor *in, int distance);
