@@ -285,6 +285,12 @@ static Status check_ranks(TrainRun *run, Error *error) {
                           n_tensor, (long long)values->model.vocabulary, (long long)most);
     }
     TRY(check_context(run, error));
+    TRY(model_mesh_check_experts(&run->shape, &values->model, error));
+    if (run->shape.size[AXIS_EP] > 1 && values->async.sync != SYNC_EXACT)
+        return error_user(error,
+                          "--sync %s is of whole models, and --ep %d divides the experts among ranks; leave "
+                          "one out",
+                          sync_names[values->async.sync], run->shape.size[AXIS_EP]);
     if (values->optimizer.eager && (n_shares > 1 || n_tensor > 1 || run->shape.size[AXIS_CP] > 1)) {
         bool is_given = options_source(&run->options, "eager-update") == OPTION_FROM_COMMAND;
         if (!is_given)

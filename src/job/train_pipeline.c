@@ -99,11 +99,10 @@ Status train_pipeline_complete(TrainRun *run, Error *error) {
 Status train_pipeline_open(TrainRun *run, Error *error) {
     const Mesh *mesh = &run->mesh;
     run->part = parameter_part_whole(&run->values.model);
-    run->part.n_ranks = mesh->shape.size[AXIS_TP];
-    run->part.rank = mesh->coordinate[AXIS_TP];
     if (train_has_pipeline(run))
         run->part = stages_part(&run->stages, mesh->coordinate[AXIS_PP], mesh->shape.size[AXIS_TP],
                                 mesh->coordinate[AXIS_TP]);
+    parameter_part_set_rank(&run->part, mesh);
     run->part.style = (TensorStyle)run->values.parallel.tensor_style;
     if (!train_has_pipeline(run)) return STATUS_OK;
     return model_pipeline_open(&run->pipeline, &run->mesh, &run->layout, error);

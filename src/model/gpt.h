@@ -17,7 +17,7 @@
  * activations shrink by the number of ranks.
  *
  * With context parallelism a rank has some positions of every sequence (gpt_rows), and attention alone knows
- * of the others. */
+ * of the others. With expert parallelism it has some of the experts of each block that has any. */
 typedef struct {
     Comm *tp;          /* NULL: alone */
     TensorStyle style; /* TENSOR_ROW: each linear layer by its inputs, the rest whole on every rank */
@@ -28,6 +28,10 @@ typedef struct {
     bool by_block; /* the parts meet after every block */
     Comm *cp;      /* NULL: alone */
     ContextStyle context;
+    Comm *ep; /* NULL: alone */
+    /* Of ep: every rank has the same rows, makes the part of their result that its experts are for, and the
+     * parts are summed; else each has rows of its own, which go to where their experts are. */
+    bool has_same_rows;
 } GptSplit;
 
 /* The positions that this rank has of a sequence of T. */

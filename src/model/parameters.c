@@ -182,6 +182,24 @@ static int *index_at(const ParameterTable *table, ParameterKey key) {
     return &table->index[(key.block + 1) * N_ROLES + (int)key.role];
 }
 
+bool role_is_of_experts(ParameterRole role) {
+    return role >= ROLE_EXPERT_FC_WEIGHT && role <= ROLE_EXPERT_PROJ_BIAS;
+}
+
+/* Experts lie along the first dim: of what is here, those of this rank. */
+static void cut_experts(Parameter *parameter, const ParameterPart *part) {
+    if (part->n_expert_ranks <= 1 || !role_is_of_experts(parameter->role)) return;
+    ShardSpan span = shard_span(parameter->whole.dim[0], part->n_expert_ranks, part->expert_rank);
+    for (int i = 0; i < parameter->shard.n_boxes; i++) {
+        Box *box = &parameter->shard.box[i].box;
+        box->offset[0] = span.first;
+        box->shape.dim[0] = span.n;
+    }
+    if (parameter->shape.dim[0]) parameter->shape.dim[0] = span.n;
+    parameter->group = FLAT_EXPERTS;
+    parameter->whole_offset += span.first * (shape_count(parameter->whole) / parameter->whole.dim[0]);
+}
+
 /* Take one of the model's parameters into the table; false when the sizes overflow. */
 static bool place(ParameterTable *table, const ModelConfig *config, const ParameterPart *part,
                   const Parameter *described, int chunk, bool is_owner) {
@@ -195,6 +213,7 @@ static bool place(ParameterTable *table, const ModelConfig *config, const Parame
         parameter_shard_cut(config, parameter->rule, parameter->whole, part->n_ranks, part->rank);
     for (int i = 0; i < parameter->shard.n_boxes && !is_owner; i++) parameter->shard.box[i].is_owner = false;
     parameter->shape = parameter_shard_shape(&parameter->shard, parameter->rule, parameter->whole);
+    cut_experts(parameter, part);
     parameter->laid_out = laid_out(parameter->role, parameter->shape);
     int64_t count = padded_count(parameter->laid_out);
     if (count < 0 || table->n_flat_elements > INT64_MAX / 16 - count) return false;
@@ -280,6 +299,10 @@ static Status check_part(const ModelConfig *config, const ParameterPart *part, E
         part->n_chunks > SCHEDULE_MAX_CHUNKS)
         return error_failed(error, "rank %d of %d with %d chunks is no part of a model", part->rank,
                             part->n_ranks, part->n_chunks);
+    if (part->n_expert_ranks > 1 &&
+        (part->n_expert_ranks > config->n_experts || part->expert_rank >= part->n_expert_ranks))
+        return error_failed(error, "rank %d of %d has none of %lld experts", part->expert_rank,
+                            part->n_expert_ranks, (long long)config->n_experts);
     for (int i = 0; i < part->n_chunks; i++) {
         if (is_chunk_sound(config, part, i)) continue;
         return error_failed(error, "chunk %d with blocks %d to %d is no part of a model of %lld blocks", i,
@@ -287,6 +310,13 @@ static Status check_part(const ModelConfig *config, const ParameterPart *part, E
                             (long long)config->n_layers);
     }
     return STATUS_OK;
+}
+
+void parameter_part_set_rank(ParameterPart *part, const Mesh *mesh) {
+    part->n_ranks = mesh->shape.size[AXIS_TP];
+    part->rank = mesh->coordinate[AXIS_TP];
+    part->n_expert_ranks = mesh->shape.size[AXIS_EP];
+    part->expert_rank = mesh->coordinate[AXIS_EP];
 }
 
 ParameterPart parameter_part_whole(const ModelConfig *config) {

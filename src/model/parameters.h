@@ -110,9 +110,16 @@ typedef struct {
 typedef struct {
     int n_ranks, rank; /* of tensor parallelism */
     TensorStyle style; /* of it */
+    int n_expert_ranks, expert_rank; /* of expert parallelism; 0, 0: all experts are here */
     int n_chunks;
     ParameterChunk chunk[SCHEDULE_MAX_CHUNKS];
 } ParameterPart;
+
+/* Which shard of its tensors a rank of a mesh has. */
+void parameter_part_set_rank(ParameterPart *part, const Mesh *mesh);
+
+/* Is it cut over the ranks of ep? */
+bool role_is_of_experts(ParameterRole role);
 
 /* One chunk, on one rank. */
 ParameterPart parameter_part_whole(const ModelConfig *config);

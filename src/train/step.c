@@ -136,6 +136,7 @@ static GptSplit split_of(const StepOptions *options) {
         split.by_block = gradient_strategy(options->sync.zero)->shards_weights;
     }
     if (mesh && mesh->shape.size[AXIS_CP] > 1) split.cp = mesh_comm(mesh, AXIS_CP);
+    if (mesh && mesh->shape.size[AXIS_EP] > 1) split.ep = mesh_comm(mesh, AXIS_EP);
     return split;
 }
 
