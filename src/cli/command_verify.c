@@ -12,7 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { SAMPLE = 100, FEW_STEPS = 4, MANY_STEPS = 20 };
+enum { SAMPLE = 100, FEW_STEPS = 4, MANY_STEPS = 20, N_MODELS = 3 };
 
 typedef struct {
     bool all;

@@ -9,6 +9,7 @@
 #include "device/device.h"
 #include "ops/ops.h"
 #include "run/resume.h"
+#include "train/model_mesh.h"
 
 #include <string.h>
 

@@ -30,7 +30,10 @@ static GptWriter decode_writer(const ModelConfig *config, Graph *graph, const Gp
                    .n_positions = options->T,
                    .capacity = options->capacity,
                    .dtype = options->dtype};
-    writer_set_split(&r, &(GptSplit){.tp = options->split.tp, .style = options->split.style});
+    writer_set_split(&r, &(GptSplit){.tp = options->split.tp,
+                                     .style = options->split.style,
+                                     .ep = options->split.ep,
+                                     .has_same_rows = true});
     return r;
 }
 

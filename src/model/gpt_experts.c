@@ -13,9 +13,15 @@
  *
  * Context parallelism: what a token gets depends on its whole sequence, for room in an expert and for the balance
  * loss. So the logits of all positions are put together on every rank, which routes whole sequences and takes
- * its own rows of it. They are E numbers a token, where the token itself is C. */
+ * its own rows of it. They are E numbers a token, where the token itself is C.
+ *
+ * Expert parallelism: a rank has some of the experts. Its tokens' rows go to the ranks that have theirs, and come
+ * back to be weighed (parallel/expert_exchange.h); the experts that all tokens pass are computed meanwhile.
+ * Where all ranks have the same rows (generation), nothing travels but the sum of what their experts make. */
 #include "model/gpt_writer.h"
+#include "ops/experts/expert_ranks.h"
 #include "ops/experts/experts.h"
+#include "parallel/expert_exchange.h"
 
 /* The router's losses and its report are of one rank of those that compute the same. */
 static bool is_first_of_split(const GptWriter *r) {
@@ -88,22 +94,57 @@ static Tensor *expert_weight(GptWriter *r, ParameterRole role, int block) {
     return graph_view(r->graph, weight, SHAPE(dim[0], dim[1] * dim[2], dim[3]), 0, weight->name);
 }
 
-/* What this rank's channels of the experts make of h (B,T,C): (B·T,C). */
-static Tensor *record_experts(GptWriter *r, Tensor *h, const Routes *routes, int block,
-                              const RouteAttributes *attributes) {
+/* What the experts here make of rows that are sorted by them. */
+static Tensor *record_rows(GptWriter *r, Tensor *rows, Tensor *offsets, int block) {
     static const Activation activations[] = {ACTIVATION_GELU_TANH, ACTIVATION_GELU_ERF, ACTIVATION_NONE};
     Graph *graph = r->graph;
-    ExpertOrder order =
-        op_expert_sort(graph, routes->choice, attributes->n_experts, route_n_rows(attributes, r->B * r->T));
-    Tensor *rows = op_expert_gather(graph, h, &order);
     Tensor *hidden = op_grouped_linear(graph, rows, expert_weight(r, ROLE_EXPERT_FC_WEIGHT, block),
-                                       layer_parameter(r, ROLE_EXPERT_FC_BIAS, block), order.offsets,
+                                       layer_parameter(r, ROLE_EXPERT_FC_BIAS, block), offsets,
                                        activations[r->config->mlp]);
     if (r->config->mlp == MLP_SWIGLU) hidden = op_swiglu(graph, hidden);
-    Tensor *made =
-        op_grouped_linear(graph, hidden, expert_weight(r, ROLE_EXPERT_PROJ_WEIGHT, block),
-                          layer_parameter(r, ROLE_EXPERT_PROJ_BIAS, block), order.offsets, ACTIVATION_NONE);
-    return op_expert_scatter(graph, made, routes->gates, &order);
+    return op_grouped_linear(graph, hidden, expert_weight(r, ROLE_EXPERT_PROJ_WEIGHT, block),
+                             layer_parameter(r, ROLE_EXPERT_PROJ_BIAS, block), offsets, ACTIVATION_NONE);
+}
+
+/* Are the experts divided among ranks, which send each other rows? */
+static bool exchanges_rows(const GptWriter *r) {
+    return r->split.ep && r->split.ep->size > 1 && !r->split.has_same_rows;
+}
+
+/* What this rank's channels of the experts make of h (B,T,C): (B·T,C). Of experts that are divided among ranks
+ * with the same rows, each makes those that it has. */
+static Tensor *record_experts(GptWriter *r, Tensor *h, const Routes *routes, int block,
+                              const RouteAttributes *attributes) {
+    Graph *graph = r->graph;
+    Comm *ep = r->split.ep;
+    ExpertSpan span = expert_span(attributes->n_experts, ep ? ep->size : 1, ep ? ep->rank : 0);
+    Tensor *choice = ep ? op_experts_here(graph, routes->choice, span.first, span.n) : routes->choice;
+    ExpertOrder order = op_expert_sort(graph, choice, span.n, route_n_rows(attributes, r->B * r->T));
+    Tensor *made = record_rows(r, op_expert_gather(graph, h, &order), order.offsets, block);
+    return op_parallel_sum(graph, ep, op_expert_scatter(graph, made, routes->gates, &order));
+}
+
+/* The same where rows go to their experts and come back, with the experts that all tokens pass (`has_shared`)
+ * meanwhile. */
+static Tensor *record_exchanged(GptWriter *r, Tensor *h, const Routes *routes, int block,
+                                const RouteAttributes *attributes, bool has_shared) {
+    Graph *graph = r->graph;
+    int64_t n_tokens = r->B * r->T, n_wishes = n_tokens * attributes->n_chosen;
+    ExpertRows sizes = {.n_tokens = n_tokens, .n_slots = route_n_slots(attributes)};
+    sizes.n_rows = route_n_rows(attributes, n_tokens);
+    sizes.n_expected = n_wishes < sizes.n_rows ? n_wishes : sizes.n_rows;
+    ExpertOrder order = op_expert_sort(graph, routes->choice, attributes->n_experts, sizes.n_rows);
+    Tensor *rows = op_expert_gather(graph, h, &order);
+    ExpertExchange exchange =
+        op_expert_meet(graph, r->split.ep, order.offsets, attributes->n_experts, &sizes);
+    ParallelFlight going = op_expert_start_dispatch(graph, &exchange, rows);
+    Tensor *shared = has_shared ? layer_mlp(r, h, block) : NULL;
+    Tensor *made = record_rows(r, op_parallel_finish(graph, &going), exchange.here, block);
+    ParallelFlight coming = op_expert_start_combine(graph, &exchange, made);
+    if (shared) shared = layer_projection(r, shared, h, ROLE_PROJ_WEIGHT, ROLE_PROJ_BIAS, NULL, block);
+    Tensor *y = op_expert_scatter(graph, op_parallel_finish(graph, &coming), routes->gates, &order);
+    if (!shared) return y;
+    return op_add(graph, graph_view(graph, shared, y->shape, 0, shared->name), y);
 }
 
 Tensor *layer_experts(GptWriter *r, Tensor *h, int block) {
@@ -112,11 +153,15 @@ Tensor *layer_experts(GptWriter *r, Tensor *h, int block) {
     Shape shape = SHAPE(r->B, r->T, config->n_channels);
     RouteAttributes attributes = attributes_of(r, block);
     Routes routes = record_routes(r, h, block, &attributes);
-    Tensor *y = layer_parameter(r, ROLE_EXPERT_FC_WEIGHT, block)
-                    ? record_experts(r, h, &routes, block, &attributes)
-                    : op_blank(graph, h, SHAPE(r->B * r->T, config->n_channels));
+    bool has_shared = config->n_shared_experts > 0,
+         has_experts = layer_parameter(r, ROLE_EXPERT_FC_WEIGHT, block);
+    Tensor *y;
+    if (!has_experts) y = op_blank(graph, h, SHAPE(r->B * r->T, config->n_channels));
+    else if (exchanges_rows(r)) y = record_exchanged(r, h, &routes, block, &attributes, has_shared);
+    else y = record_experts(r, h, &routes, block, &attributes);
     y = graph_view(graph, y, shape, 0, arena_printf(&graph->arena, "h.%d.moe.out", block));
-    Tensor *shared = config->n_shared_experts ? layer_mlp(r, h, block) : NULL;
+    if (has_experts && exchanges_rows(r)) return y;
+    Tensor *shared = has_shared ? layer_mlp(r, h, block) : NULL;
     return shared ? layer_projection(r, shared, h, ROLE_PROJ_WEIGHT, ROLE_PROJ_BIAS, y, block) : y;
 }
 

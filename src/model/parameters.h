@@ -108,8 +108,8 @@ typedef struct {
  * The chunk with the head of a tied model needs the token table too. Where the same rank has the embedding,
  * there is one table; where another one has it, both hold it, and the one with the embedding owns it. */
 typedef struct {
-    int n_ranks, rank; /* of tensor parallelism */
-    TensorStyle style; /* of it */
+    int n_ranks, rank;               /* of tensor parallelism */
+    TensorStyle style;               /* of it */
     int n_expert_ranks, expert_rank; /* of expert parallelism; 0, 0: all experts are here */
     int n_chunks;
     ParameterChunk chunk[SCHEDULE_MAX_CHUNKS];

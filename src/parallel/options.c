@@ -70,8 +70,9 @@ const OptionSpec mesh_option_specs[] = {
                "tensor parallelism: ranks that divide each layer, by heads, hidden channels and tokens"),
     OPTION_INT("pp", MeshOptions, size[AXIS_PP], 1, 1, MANY,
                "pipeline parallelism: stages that divide the blocks of the model"),
-    OPTION_INT("ep", MeshOptions, size[AXIS_EP], 1, 1, MANY,
-               "expert parallelism: ranks that divide the experts of each block; at most as many as there are"),
+    OPTION_INT(
+        "ep", MeshOptions, size[AXIS_EP], 1, 1, MANY,
+        "expert parallelism: ranks that divide the experts of each block; at most as many as there are"),
     OPTION_BOOL("pin", MeshOptions, pin, true, PIN_HELP),
     OPTION_END,
 };

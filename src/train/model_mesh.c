@@ -7,10 +7,11 @@ Status model_mesh_check_experts(const MeshShape *shape, const ModelConfig *confi
     int n_ranks = shape->size[AXIS_EP], n_both = n_ranks * shape->size[AXIS_DP], nearest;
     if (n_ranks == 1 || n_ranks <= config->n_experts) return STATUS_OK;
     if (!config->n_experts)
-        return error_user(error,
-                          "--ep %d divides the experts of a model among ranks, and this one has none (--experts "
-                          "0); leave it out, and --dp takes these ranks",
-                          n_ranks);
+        return error_user(
+            error,
+            "--ep %d divides the experts of a model among ranks, and this one has none (--experts "
+            "0); leave it out, and --dp takes these ranks",
+            n_ranks);
     for (nearest = (int)config->n_experts; nearest > 1 && n_both % nearest; nearest--) continue;
     return error_user(error,
                       "--ep %d is more ranks than the model has experts (%lld); lower it to %d, and let --dp "
