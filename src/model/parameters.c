@@ -510,6 +510,13 @@ Status parameters_initialise_each(const ParameterTable *table, uint64_t seed, in
     return error->status;
 }
 
+GroupCounts parameters_count_groups(const ParameterTable *table) {
+    GroupCounts counts = {{0}};
+    for (int i = 0; i < table->n_parameters; i++)
+        counts.n[table->parameter[i].group] += shape_count(table->parameter[i].shape);
+    return counts;
+}
+
 int64_t parameters_largest(const ParameterTable *table) {
     int64_t largest = 0;
     for (int i = 0; i < table->n_parameters; i++) {

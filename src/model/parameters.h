@@ -203,6 +203,9 @@ typedef Status (*ParameterTaker)(void *context, const Parameter *parameter, cons
 Status parameters_initialise_each(const ParameterTable *table, uint64_t seed, int n_threads,
                                   ParameterTaker take, void *context, Error *error);
 
+/* Elements of each group. */
+GroupCounts parameters_count_groups(const ParameterTable *table);
+
 /* Elements of the largest parameter: room for any one of them. */
 int64_t parameters_largest(const ParameterTable *table);
 

@@ -65,7 +65,8 @@ ExpertExchange op_expert_meet(Graph *graph, Comm *comm, Tensor *offsets, int n_e
     op_comm_wait(graph,
                  op_all_to_all_places(graph, comm, offsets, offset_places(graph, comm, n_experts, false),
                                       exchange.arrivals, offset_places(graph, comm, n_experts, true)));
-    exchange.here = op_expert_arrivals(graph, exchange.arrivals);
+    int64_t n_expected = rows->n_expected * comm->size * exchange.span.n / n_experts;
+    exchange.here = op_expert_arrivals(graph, exchange.arrivals, exchange.n_here, n_expected);
     return exchange;
 }
 

@@ -12,8 +12,9 @@
 static void add_ranks(json_t *object, const TrainRun *run) {
     const Trainer *trainer = &run->trainer;
     const GradientSyncOptions *sync = &trainer->step.options.sync;
-    double wanted = sync_state_bytes(sync, trainer->step.options.precision, trainer->table.n_elements,
-                                     trainer->step.optimizer.n_moments);
+    double wanted =
+        sync_state_bytes(sync, trainer->step.options.precision, parameters_count_groups(&trainer->table),
+                         trainer->step.optimizer.n_moments);
     json_object_set_new(object, "ranks", json_integer(trainer_n_ranks(trainer)));
     json_object_set_new(object, "zero", json_integer(trainer->step.sync.zero));
     json_object_set_new(object, "state_bytes", json_integer((json_int_t)trainer_state_bytes(trainer)));
