@@ -147,22 +147,33 @@ static Tensor *record_exchanged(GptWriter *r, Tensor *h, const Routes *routes, i
     return op_add(graph, graph_view(graph, shared, y->shape, 0, shared->name), y);
 }
 
+/* And what the experts make that all tokens pass. */
+static Tensor *add_shared(GptWriter *r, Tensor *h, Tensor *y, int block) {
+    Tensor *shared = layer_mlp(r, h, block);
+    if (writer_is_split_by_inputs(r))
+        return op_add(r->graph, y,
+                      layer_projection(r, shared, h, ROLE_PROJ_WEIGHT, ROLE_PROJ_BIAS, NULL, block));
+    return shared ? layer_projection(r, shared, h, ROLE_PROJ_WEIGHT, ROLE_PROJ_BIAS, y, block) : y;
+}
+
+/* Where other layers are split by their inputs, what lies between them is whole on every rank: experts see to
+ * their own way in and out. */
 Tensor *layer_experts(GptWriter *r, Tensor *h, int block) {
     Graph *graph = r->graph;
     const ModelConfig *config = r->config;
-    Shape shape = SHAPE(r->B, r->T, config->n_channels);
+    bool by_inputs = writer_is_split_by_inputs(r), has_shared = config->n_shared_experts > 0;
+    bool has_experts = layer_parameter(r, ROLE_EXPERT_FC_WEIGHT, block);
+    bool adds_shared = has_shared && has_experts && exchanges_rows(r) && !by_inputs;
+    Tensor *entered = by_inputs ? op_parallel_copy(graph, r->split.tp, h) : h, *y;
     RouteAttributes attributes = attributes_of(r, block);
-    Routes routes = record_routes(r, h, block, &attributes);
-    bool has_shared = config->n_shared_experts > 0,
-         has_experts = layer_parameter(r, ROLE_EXPERT_FC_WEIGHT, block);
-    Tensor *y;
-    if (!has_experts) y = op_blank(graph, h, SHAPE(r->B * r->T, config->n_channels));
-    else if (exchanges_rows(r)) y = record_exchanged(r, h, &routes, block, &attributes, has_shared);
-    else y = record_experts(r, h, &routes, block, &attributes);
-    y = graph_view(graph, y, shape, 0, arena_printf(&graph->arena, "h.%d.moe.out", block));
-    if (has_experts && exchanges_rows(r)) return y;
-    Tensor *shared = has_shared ? layer_mlp(r, h, block) : NULL;
-    return shared ? layer_projection(r, shared, h, ROLE_PROJ_WEIGHT, ROLE_PROJ_BIAS, y, block) : y;
+    Routes routes = record_routes(r, entered, block, &attributes);
+    if (!has_experts) y = op_blank(graph, entered, SHAPE(r->B * r->T, config->n_channels));
+    else if (exchanges_rows(r)) y = record_exchanged(r, entered, &routes, block, &attributes, adds_shared);
+    else y = record_experts(r, entered, &routes, block, &attributes);
+    y = graph_view(graph, y, SHAPE(r->B, r->T, config->n_channels), 0,
+                   arena_printf(&graph->arena, "h.%d.moe.out", block));
+    if (by_inputs) y = op_parallel_sum(graph, r->split.tp, y);
+    return has_shared && !adds_shared ? add_shared(r, h, y, block) : y;
 }
 
 Tensor *gpt_record_reports(const ModelConfig *config, const ParameterTable *table, Graph *graph) {

@@ -307,10 +307,11 @@ static Status record(TrainStep *step, const ModelConfig *config, const Parameter
     record_version(step);
     step->optimizer = optimizer_record(&step->optimizer_options, options->precision, &step->loss.parameters,
                                        &slices, step->loss.scale, graph);
+    gradient_sync_end_update(&step->sync, graph);
+    /* Behind all that the ranks do together for their slices: one without a slice does it at the end. */
     step->summary =
         router_report_record(config, &step->loss, options->sync.is_async ? NULL : sync_comm(&options->sync),
                              step->optimizer.assumed ? NULL : step->optimizer.factor, graph);
-    gradient_sync_end_update(&step->sync, graph);
     gradient_sync_gather(&step->sync, graph, &tensors);
     return graph_status(graph, error);
 }
