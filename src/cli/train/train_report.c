@@ -179,6 +179,8 @@ static void print_traffic(TrafficReport *report) {
            "of busiest rank", "between hosts");
     visit_lines(report->most, print_line, report);
     print_count("all", "", &report->sum->count[0][0], &report->most->count[0][0], report->has_hosts);
+    if (report->most->count[1 << AXIS_EP][COMM_ALL_TO_ALL].n_operations)
+        printf("rows of tokens to experts and back: as many as where all experts are wanted alike\n");
 }
 
 static json_t *count_json(const TrafficCount *sum, const TrafficCount *most, bool has_hosts) {
