@@ -1,6 +1,7 @@
 #include "train/verify/cases.h"
 
 #include "comm/algo/algo.h"
+#include "ops/experts/experts.h"
 #include "parallel/sync/gradient_sync.h"
 
 #include <stdio.h>
@@ -224,13 +225,13 @@ static bool is_legal(const VerifyChoice *choice, const VerifyCase *layout) {
     ScheduleShape shape = {(int)layout->n_micro_batches, size[AXIS_PP], layout->n_chunks};
     Error none = {0};
     if (!can_share(choice, layout) || is_far_fetched(layout)) return false;
-    if (size[AXIS_EP] > 1 && size[AXIS_EP] > choice->model[layout->model].config.n_experts) return false;
     if (!layout->n_micro_batches || size[AXIS_PP] * layout->n_chunks > layout->n_layers) return false;
     if (size[AXIS_PP] > 1 && schedule_check_shape(layout->schedule, &shape, &none) != STATUS_OK) return false;
     bool is_unflushed = size[AXIS_PP] > 1 && schedule_info(layout->schedule)->is_asynchronous;
     if (is_unflushed && choice->scales_loss) return false;
-    bool has_experts = choice->model[layout->model].config.n_experts > 0;
-    if (has_experts && (is_unflushed || layout->style == TENSOR_ROW)) return false;
+    const ModelConfig *config = &choice->model[layout->model].config;
+    if (is_unflushed && config->n_experts && config->router == ROUTER_BALANCE_FREE) return false;
+    if (size[AXIS_EP] > 1 && size[AXIS_EP] > config->n_experts) return false;
     /* Where no sum can be left out, or it would not show. */
     bool sums_layers = size[AXIS_TP] > 1 && (choice->is_f32 || !layout->by_sequence);
     return !choice->breaks || n_sums(layout) > 1 || size[AXIS_PP] > 1 || sums_layers;
