@@ -23,7 +23,7 @@ static ModelConfig config_of(bool is_gated) {
                           .vocabulary = 19,
                           .tied = true,
                           .bias = true,
-                          .mlp = is_gated ? MLP_SWIGLU : 0,
+                          .mlp = is_gated ? MLP_SWIGLU : MLP_GELU_TANH,
                           .n_experts = EXPERTS,
                           .n_chosen = 2,
                           .expert_every = 2,
