@@ -76,6 +76,9 @@ static void begin_half(GptPart *part, int half) {
     if (kind == 0) layer_caches(r, block);
     part->entering = layer_enter_branch(
         r, layer_norm(r, &part->x, halves[kind].norm_weight, halves[kind].norm_bias, block));
+    /* To their experts while another part is computed; where layers are split, it is not all here yet. */
+    if (kind == 1 && layer_exchanges_experts(r, block) && !writer_is_split(r))
+        layer_experts_begin(r, &part->experts, part->entering.y, block);
 }
 
 static void branch_half(GptPart *part, int half) {
@@ -84,7 +87,8 @@ static void branch_half(GptPart *part, int half) {
     r->graph->block = block;
     part->entered = op_parallel_finish(r->graph, &part->entering);
     if (kind == 0) part->branch = layer_attention(r, part->entered, block);
-    else if (config_has_experts(r->config, block)) part->branch = layer_experts(r, part->entered, block);
+    else if (config_has_experts(r->config, block))
+        part->branch = layer_experts(r, &part->experts, part->entered, block);
     else part->branch = layer_mlp(r, part->entered, block);
 }
 
@@ -93,6 +97,10 @@ static void project_half(GptPart *part, int half) {
     int block = half / 2, kind = half % 2;
     r->graph->block = block;
     Tensor *residual = writer_is_fused(r) ? part->x.sum : NULL, *y = part->branch;
+    if (part->experts.is_under_way) {
+        if (!writer_is_split(r)) return; /* they come back while another part is computed */
+        y = layer_experts_end(r, &part->experts, block);
+    }
     if (kind == 0 || !config_has_experts(r->config, block))
         y = layer_projection(r, y, part->entered, halves[kind].weight, halves[kind].bias, residual, block);
     else if (residual) y = op_add(r->graph, residual, y); /* experts end with their sum */
@@ -102,7 +110,11 @@ static void project_half(GptPart *part, int half) {
 static void end_half(GptPart *part, int half) {
     GptWriter *r = &part->r;
     r->graph->block = half / 2;
-    Tensor *y = op_parallel_finish(r->graph, &part->leaving);
+    Tensor *y;
+    if (part->experts.is_under_way) {
+        y = layer_experts_end(r, &part->experts, half / 2);
+        if (writer_is_fused(r)) y = op_add(r->graph, part->x.sum, y);
+    } else y = op_parallel_finish(r->graph, &part->leaving);
     layer_residual(r, &part->x, y, half / 2, halves[half % 2].site);
 }
 
@@ -141,7 +153,8 @@ void gpt_record_blocks(GptPart *parts, int n_parts, int first, int end) {
 }
 int gpt_n_parts(const GptLossOptions *options) {
     const GptSplit *split = &options->split;
-    if (!split->tp || split->tp->size == 1 || split->style != TENSOR_COLUMN || split->n_parts < 2) return 1;
+    bool is_split = split->tp && split->tp->size > 1, exchanges = split->ep && !split->has_same_rows;
+    if (!(is_split || exchanges) || split->style != TENSOR_COLUMN || split->n_parts < 2) return 1;
     return (int)(split->n_parts < options->B ? split->n_parts : options->B);
 }
 

@@ -22,8 +22,8 @@ typedef struct {
     Comm *tp;          /* NULL: alone */
     TensorStyle style; /* TENSOR_ROW: each linear layer by its inputs, the rest whole on every rank */
     bool by_sequence;  /* sequence parallelism, along tp; not with TENSOR_ROW */
-    /* Parts of a micro-batch, by sequences, that take turns: the messages of one travel while the next is
-     * computed. At most one a sequence; 0 is 1. Not with TENSOR_ROW, nor in a pipeline. */
+    /* Parts of a micro-batch, by sequences, that take turns: the messages of one (of tp, and of ep) travel
+     * while the next is computed. At most one a sequence; 0 is 1. Not with TENSOR_ROW, nor in a pipeline. */
     int n_parts;
     bool by_block; /* the parts meet after every block */
     Comm *cp;      /* NULL: alone */

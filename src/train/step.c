@@ -132,11 +132,12 @@ static GptSplit split_of(const StepOptions *options) {
         split.tp = mesh_comm(mesh, AXIS_TP);
         split.style = options->part ? options->part->style : TENSOR_COLUMN;
         split.by_sequence = options->by_sequence && split.style == TENSOR_COLUMN;
-        split.n_parts = options->pipeline ? 1 : options->tensor_chunks;
-        split.by_block = gradient_strategy(options->sync.zero)->shards_weights;
     }
     if (mesh && mesh->shape.size[AXIS_CP] > 1) split.cp = mesh_comm(mesh, AXIS_CP);
     if (mesh && mesh->shape.size[AXIS_EP] > 1) split.ep = mesh_comm(mesh, AXIS_EP);
+    if (!split.tp && !split.ep) return split;
+    split.n_parts = options->pipeline ? 1 : options->tensor_chunks;
+    split.by_block = gradient_strategy(options->sync.zero)->shards_weights;
     return split;
 }
 

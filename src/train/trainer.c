@@ -69,6 +69,7 @@ static int tensor_chunks(const TrainerSetup *setup) {
     if (!setup->parallel || !setup->mesh) return 1;
     if (setup->parallel->tensor_chunks) return (int)setup->parallel->tensor_chunks;
     bool is_whole = setup->parallel->tensor_style == TENSOR_COLUMN && !setup->pipeline;
+    if (setup->mesh->shape.size[AXIS_TP] == 1) return 1; /* rows of experts wait for the host in each */
     return is_whole && setup->backend->traits.is_asynchronous ? 2 : 1;
 }
 

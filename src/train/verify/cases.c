@@ -148,8 +148,8 @@ static bool set_sequence(const VerifyChoice *choice, VerifyCase *layout, int i) 
 /* Parts of a micro-batch that take turns; or the naive style. */
 static bool set_tensor(const VerifyChoice *choice, VerifyCase *layout, int i) {
     (void)choice;
-    bool is_split = layout->shape.size[AXIS_TP] > 1,
-         takes_turns = is_split && layout->shape.size[AXIS_PP] == 1;
+    bool is_split = layout->shape.size[AXIS_TP] > 1, exchanges = layout->shape.size[AXIS_EP] > 1;
+    bool takes_turns = (is_split || exchanges) && layout->shape.size[AXIS_PP] == 1;
     layout->tensor_chunks = takes_turns && i == 1 ? 2 : 1;
     layout->style = i == 1 + takes_turns ? TENSOR_ROW : TENSOR_COLUMN;
     return i == 0 || (takes_turns && i == 1) || (i == 1 + takes_turns && is_split && !layout->by_sequence);
