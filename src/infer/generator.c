@@ -154,7 +154,7 @@ Status generator_open(Generator *generator, const DeviceMemory *owner, Error *er
 
 Status generator_upload(Generator *generator, const Parameter *parameter, const float *values, Error *error) {
     GeneratorPass *pass = &generator->decode;
-    const Tensor *tensor = pass->decode.parameters.tensor[parameter - generator->table->parameter];
+    const Tensor *tensor = parameter_tensor_of(&pass->decode.parameters, parameter);
     return executor_upload_f32(&pass->executor, tensor, 0, shape_count(parameter->shape), values, error);
 }
 

@@ -234,7 +234,7 @@ Status scorer_open(Scorer *scorer, const DeviceMemory *owner, Error *error) {
 Status scorer_upload(Scorer *scorer, const Parameter *parameter, const float *values, Error *error) {
     if (!scorer->n_passes) return STATUS_OK; /* nothing to score, nobody to read it */
     ScorePass *pass = &scorer->pass[0];
-    const Tensor *tensor = pass->loss.parameters.tensor[parameter - scorer->table->parameter];
+    const Tensor *tensor = parameter_tensor_of(&pass->loss.parameters, parameter);
     return executor_upload_f32(&pass->executor, tensor, 0, shape_count(parameter->shape), values, error);
 }
 

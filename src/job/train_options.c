@@ -182,7 +182,8 @@ static Status refuse_ignored(const TrainRun *run, Error *error) {
         {"streams", "--device cuda", device_takes_gpu(run->values.train.device)},
         {"ranks-per-host", "--print-mesh", run->values.call.print_mesh},
         {"tp-style", "--tp 2 or more", run->values.parallel.size[AXIS_TP] > 1},
-        {"tp-chunks", "--tp 2 or more", run->values.parallel.size[AXIS_TP] > 1},
+        {"tp-chunks", "--tp or --ep 2 or more",
+         run->values.parallel.size[AXIS_TP] > 1 || run->values.parallel.size[AXIS_EP] > 1},
         {"sequence-parallel", "--tp 2 or more", run->values.parallel.size[AXIS_TP] > 1},
         {"cp-style", "--cp 2 or more", run->values.parallel.size[AXIS_CP] > 1},
         {"schedule", "--pp 2 or more", train_has_pipeline(run)},
@@ -270,7 +271,7 @@ static Status check_ranks(TrainRun *run, Error *error) {
     if (values->parallel.tensor_style == TENSOR_ROW && n_tensor > 1 && asks_sequence)
         return error_user(error, "--tp-style row has all rows on every rank, and --sequence-parallel divides "
                                  "them; leave one out");
-    if (values->parallel.tensor_chunks > 1 && n_tensor > 1 && train_has_pipeline(run))
+    if (values->parallel.tensor_chunks > 1 && train_has_pipeline(run))
         return error_user(error,
                           "--tp-chunks %lld is of layers that one stage has all of, and in a pipeline "
                           "micro-batches are in flight already; leave it out, or --pp",

@@ -76,6 +76,9 @@ static void begin_half(GptPart *part, int half) {
     if (kind == 0) layer_caches(r, block);
     part->entering = layer_enter_branch(
         r, layer_norm(r, &part->x, halves[kind].norm_weight, halves[kind].norm_bias, block));
+    /* To their experts while another part is computed; where layers are split, it is not all here yet. */
+    if (kind == 1 && layer_exchanges_experts(r, block) && !writer_is_split(r))
+        layer_experts_begin(r, &part->experts, part->entering.y, block);
 }
 
 static void branch_half(GptPart *part, int half) {
@@ -84,7 +87,8 @@ static void branch_half(GptPart *part, int half) {
     r->graph->block = block;
     part->entered = op_parallel_finish(r->graph, &part->entering);
     if (kind == 0) part->branch = layer_attention(r, part->entered, block);
-    else if (config_has_experts(r->config, block)) part->branch = layer_experts(r, part->entered, block);
+    else if (config_has_experts(r->config, block))
+        part->branch = layer_experts(r, &part->experts, part->entered, block);
     else part->branch = layer_mlp(r, part->entered, block);
 }
 
@@ -93,6 +97,10 @@ static void project_half(GptPart *part, int half) {
     int block = half / 2, kind = half % 2;
     r->graph->block = block;
     Tensor *residual = writer_is_fused(r) ? part->x.sum : NULL, *y = part->branch;
+    if (part->experts.is_under_way) {
+        if (!writer_is_split(r)) return; /* they come back while another part is computed */
+        y = layer_experts_end(r, &part->experts, block);
+    }
     if (kind == 0 || !config_has_experts(r->config, block))
         y = layer_projection(r, y, part->entered, halves[kind].weight, halves[kind].bias, residual, block);
     else if (residual) y = op_add(r->graph, residual, y); /* experts end with their sum */
@@ -102,7 +110,11 @@ static void project_half(GptPart *part, int half) {
 static void end_half(GptPart *part, int half) {
     GptWriter *r = &part->r;
     r->graph->block = half / 2;
-    Tensor *y = op_parallel_finish(r->graph, &part->leaving);
+    Tensor *y;
+    if (part->experts.is_under_way) {
+        y = layer_experts_end(r, &part->experts, half / 2);
+        if (writer_is_fused(r)) y = op_add(r->graph, part->x.sum, y);
+    } else y = op_parallel_finish(r->graph, &part->leaving);
     layer_residual(r, &part->x, y, half / 2, halves[half % 2].site);
 }
 
@@ -141,7 +153,8 @@ void gpt_record_blocks(GptPart *parts, int n_parts, int first, int end) {
 }
 int gpt_n_parts(const GptLossOptions *options) {
     const GptSplit *split = &options->split;
-    if (!split->tp || split->tp->size == 1 || split->style != TENSOR_COLUMN || split->n_parts < 2) return 1;
+    bool is_split = split->tp && split->tp->size > 1, exchanges = split->ep && !split->has_same_rows;
+    if (!(is_split || exchanges) || split->style != TENSOR_COLUMN || split->n_parts < 2) return 1;
     return (int)(split->n_parts < options->B ? split->n_parts : options->B);
 }
 
@@ -164,13 +177,13 @@ static GptLoss record_places(const ModelConfig *config, const ParameterTable *ta
         loss.loss = graph_tensor(graph, PLACE_STATE, DTYPE_F32, SHAPE(1), "loss");
         loss.losses = graph_tensor(graph, PLACE_STATE, DTYPE_F32, SHAPE(B * T), "losses");
     }
-    if ((options->is_training && config->dropout > 0.0) || config->n_experts)
+    if (options->is_training && (config->dropout > 0.0 || config->n_experts))
         loss.random = graph_tensor(graph, PLACE_INPUT, DTYPE_I32,
                                    SHAPE(gpt_n_parts(options) * N_RANDOM_WORDS), "random");
     if (options->is_training && options->scales_loss)
         loss.scale = graph_tensor(graph, PLACE_INPUT, DTYPE_F32, SHAPE(1), "loss scale");
     if (options->is_training)
-        loss.reports = gpt_record_reports(config, graph, stage->first_block, stage->end_block);
+        loss.reports = options->reports ? options->reports : gpt_record_reports(config, table, graph);
     return loss;
 }
 
@@ -206,7 +219,7 @@ Shape gpt_stream_shape(const ModelConfig *config, const GptLossOptions *options)
 }
 
 static GptPart *record_parts(const ModelConfig *config, Graph *graph, const GptLossOptions *options,
-                             const GptStage *stage, const GptLoss *loss, int n_parts) {
+                             const GptLoss *loss, int n_parts) {
     GptPart *parts = ARENA_ARRAY(&graph->arena, GptPart, n_parts);
     for (int i = 0; i < n_parts; i++) {
         GptWriter *r = &parts[i].r;
@@ -222,7 +235,6 @@ static GptPart *record_parts(const ModelConfig *config, Graph *graph, const GptL
         r->reports = loss->reports;
         r->loss_scale = options->loss_scale;
         r->is_training = options->is_training;
-        r->stage_block = stage->first_block;
     }
     return parts;
 }
@@ -244,7 +256,7 @@ GptStageTensors gpt_record_stage(const ModelConfig *config, const ParameterTable
                                  const GptLossOptions *options, const GptStage *stage, Tensor *input) {
     GptStageTensors tensors = {.loss = record_places(config, table, graph, options, stage), .input = input};
     int n_parts = gpt_n_parts(options);
-    GptPart *parts = record_parts(config, graph, options, stage, &tensors.loss, n_parts);
+    GptPart *parts = record_parts(config, graph, options, &tensors.loss, n_parts);
     graph_check(graph, n_parts == 1 || (stage->has_embedding && stage->has_head),
                 "a stage of a pipeline passes on all of a micro-batch, not %d parts of it", n_parts);
     record_masks(parts, n_parts, &tensors.loss, stage);

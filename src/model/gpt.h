@@ -23,8 +23,8 @@ typedef struct {
     Comm *tp;          /* NULL: alone */
     TensorStyle style; /* TENSOR_ROW: each linear layer by its inputs, the rest whole on every rank */
     bool by_sequence;  /* sequence parallelism, along tp; not with TENSOR_ROW */
-    /* Parts of a micro-batch, by sequences, that take turns: the messages of one travel while the next is
-     * computed. At most one a sequence; 0 is 1. Not with TENSOR_ROW, nor in a pipeline. */
+    /* Parts of a micro-batch, by sequences, that take turns: the messages of one (of tp, and of ep) travel
+     * while the next is computed. At most one a sequence; 0 is 1. Not with TENSOR_ROW, nor in a pipeline. */
     int n_parts;
     bool by_block; /* the parts meet after every block */
     Comm *cp;      /* NULL: alone */
@@ -50,6 +50,7 @@ typedef struct {
     bool scales_loss; /* the gradient is multiplied by a number that the host writes: see GptLoss */
     const ParameterTensors *parameters; /* recorded already, for another stage in the same graph; NULL: not */
     Tensor *sequences;                  /* likewise */
+    Tensor *reports;                    /* likewise: GptLoss.reports */
 } GptLossOptions;
 
 /* Inputs and outputs of a recorded forward pass with its loss. */
@@ -61,12 +62,13 @@ typedef struct {
     /* (B,T) i32 in PLACE_INPUT: the tokens of all positions of the sequences, where a document mask needs them
      * and `tokens` is not that: without an embedding, or with context parallelism; else NULL */
     Tensor *sequences;
-    Tensor *random; /* see ops.h, one behind the other for each part; NULL without dropout and experts */
+    Tensor *random; /* see ops.h, one behind the other for each part; NULL without dropout and experts, and
+                     * where it is no training */
     Tensor *scale;  /* (1) in PLACE_INPUT: what gradients are multiplied by; NULL unless scales_loss */
     Tensor *losses; /* (B·T) cross-entropy of every token */
     Tensor *loss;   /* scalar in PLACE_STATE: the sum over a step's micro-batches, scaled */
-    /* (blocks with experts, E + N_ROUTE_COUNTS) in PLACE_STATE: what a step's routers report; see
-     * ops/experts/experts.h. NULL: there are none, or it is no training. */
+    /* (blocks with experts here, E + N_ROUTE_COUNTS) in PLACE_STATE: what a step's routers report, by
+     * parameter_router_row; see ops/experts/experts.h. NULL: there are none, or it is no training. */
     Tensor *reports;
 } GptLoss;
 

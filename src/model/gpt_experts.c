@@ -20,8 +20,6 @@
  * Where all ranks have the same rows (generation), nothing travels but the sum of what their experts make. */
 #include "model/gpt_writer.h"
 #include "ops/experts/expert_ranks.h"
-#include "ops/experts/experts.h"
-#include "parallel/expert_exchange.h"
 
 /* The router's losses and its report are of one rank of those that compute the same. */
 static bool is_first_of_split(const GptWriter *r) {
@@ -59,20 +57,14 @@ static Tensor *record_logits(GptWriter *r, Tensor *h, ParameterRole role, int bl
     return op_parallel_copy(graph, r->split.cp, op_parallel_sum(graph, r->split.cp, placed));
 }
 
-/* Of this block among those of the stage that have experts. */
-static int64_t place_of(const GptWriter *r, int block) {
-    int64_t n = 0;
-    for (int before = r->stage_block; before < block; before++) n += config_has_experts(r->config, before);
-    return n;
-}
-
 /* On ranks that others report for, nothing. */
 static void record_report(GptWriter *r, Tensor *logits, Tensor *noise, Tensor *bias, const Routes *routes,
                           int block, const RouteAttributes *attributes) {
     int64_t n = attributes->n_experts + N_ROUTE_COUNTS;
     if (!r->reports) return;
-    Tensor *report = graph_view(r->graph, r->reports, SHAPE(n), place_of(r, block) * n,
-                                arena_printf(&r->graph->arena, "h.%d.moe.report", block));
+    Tensor *report =
+        graph_view(r->graph, r->reports, SHAPE(n), parameter_router_row(r->parameters.table, block) * n,
+                   arena_printf(&r->graph->arena, "h.%d.moe.report", block));
     if (is_first_of_sequence(r))
         op_route_report(r->graph, logits, noise, bias, r->words, routes, report, r->first_sequence == 0,
                         attributes);
@@ -130,50 +122,98 @@ static Tensor *record_experts(GptWriter *r, Tensor *h, const Routes *routes, int
     return op_parallel_sum(graph, ep, op_expert_scatter(graph, made, routes->gates, &order));
 }
 
-/* The same where rows go to their experts and come back, with the experts that all tokens pass (`has_shared`)
- * meanwhile. */
-static Tensor *record_exchanged(GptWriter *r, Tensor *h, const Routes *routes, int block,
-                                const RouteAttributes *attributes, bool has_shared) {
-    Graph *graph = r->graph;
-    int64_t n_tokens = r->B * r->T, n_wishes = n_tokens * attributes->n_chosen;
-    ExpertRows sizes = {.n_tokens = n_tokens, .n_slots = route_n_slots(attributes)};
-    sizes.n_rows = route_n_rows(attributes, n_tokens);
-    sizes.n_expected = n_wishes < sizes.n_rows ? n_wishes : sizes.n_rows;
-    ExpertOrder order = op_expert_sort(graph, routes->choice, attributes->n_experts, sizes.n_rows);
-    Tensor *rows = op_expert_gather(graph, h, &order);
-    ExpertExchange exchange =
-        op_expert_meet(graph, r->split.ep, order.offsets, attributes->n_experts, &sizes);
-    ParallelFlight going = op_expert_start_dispatch(graph, &exchange, rows);
-    Tensor *shared = has_shared ? layer_mlp(r, h, block) : NULL;
-    Tensor *made = record_rows(r, op_parallel_finish(graph, &going), exchange.here, block);
-    ParallelFlight coming = op_expert_start_combine(graph, &exchange, made);
-    if (shared) shared = layer_projection(r, shared, h, ROLE_PROJ_WEIGHT, ROLE_PROJ_BIAS, NULL, block);
-    Tensor *y = op_expert_scatter(graph, op_parallel_finish(graph, &coming), routes->gates, &order);
-    if (!shared) return y;
-    return op_add(graph, graph_view(graph, shared, y->shape, 0, shared->name), y);
+/* ---- where rows go to their experts and come back */
+
+bool layer_exchanges_experts(const GptWriter *r, int block) {
+    return config_has_experts(r->config, block) && exchanges_rows(r) &&
+           layer_parameter(r, ROLE_EXPERT_FC_WEIGHT, block);
 }
 
-Tensor *layer_experts(GptWriter *r, Tensor *h, int block) {
+/* Where other layers are split by their inputs, what lies between them is whole on every rank: experts see to
+ * their own way in and out. */
+static Tensor *enter_experts(GptWriter *r, Tensor *h) {
+    return writer_is_split_by_inputs(r) ? op_parallel_copy(r->graph, r->split.tp, h) : h;
+}
+
+/* How many rows come is asked for while those that go are gathered. */
+void layer_experts_begin(GptWriter *r, GptExperts *experts, Tensor *h, int block) {
     Graph *graph = r->graph;
-    const ModelConfig *config = r->config;
-    Shape shape = SHAPE(r->B, r->T, config->n_channels);
     RouteAttributes attributes = attributes_of(r, block);
-    Routes routes = record_routes(r, h, block, &attributes);
-    bool has_shared = config->n_shared_experts > 0,
-         has_experts = layer_parameter(r, ROLE_EXPERT_FC_WEIGHT, block);
-    Tensor *y;
-    if (!has_experts) y = op_blank(graph, h, SHAPE(r->B * r->T, config->n_channels));
-    else if (exchanges_rows(r)) y = record_exchanged(r, h, &routes, block, &attributes, has_shared);
-    else y = record_experts(r, h, &routes, block, &attributes);
-    y = graph_view(graph, y, shape, 0, arena_printf(&graph->arena, "h.%d.moe.out", block));
-    if (has_experts && exchanges_rows(r)) return y;
-    Tensor *shared = has_shared ? layer_mlp(r, h, block) : NULL;
-    return shared ? layer_projection(r, shared, h, ROLE_PROJ_WEIGHT, ROLE_PROJ_BIAS, y, block) : y;
+    int64_t n_tokens = r->B * r->T, n_wishes = n_tokens * attributes.n_chosen;
+    ExpertRows sizes = {.n_tokens = n_tokens, .n_slots = route_n_slots(&attributes)};
+    sizes.n_rows = route_n_rows(&attributes, n_tokens);
+    sizes.n_expected = n_wishes < sizes.n_rows ? n_wishes : sizes.n_rows;
+    *experts = (GptExperts){.is_under_way = true, .entered = h};
+    Tensor *own = enter_experts(r, h);
+    experts->routes = record_routes(r, own, block, &attributes);
+    experts->order = op_expert_sort(graph, experts->routes.choice, attributes.n_experts, sizes.n_rows);
+    experts->exchange =
+        op_expert_start_meeting(graph, r->split.ep, experts->order.offsets, attributes.n_experts, &sizes);
+    Tensor *rows = op_expert_gather(graph, own, &experts->order);
+    op_expert_finish_meeting(graph, &experts->exchange);
+    experts->going = op_expert_start_dispatch(graph, &experts->exchange, rows);
 }
 
-Tensor *gpt_record_reports(const ModelConfig *config, Graph *graph, int first_block, int end_block) {
-    int64_t n_blocks = 0;
-    for (int block = first_block; block < end_block; block++) n_blocks += config_has_experts(config, block);
+/* The experts that all tokens pass are computed while rows travel: the first layer while they go, the second
+ * while they come back. */
+static void make_experts(GptWriter *r, GptExperts *experts, int block) {
+    Graph *graph = r->graph;
+    bool has_shared = r->config->n_shared_experts > 0 && !writer_is_split_by_inputs(r);
+    experts->shared = has_shared ? layer_mlp(r, experts->entered, block) : NULL;
+    Tensor *here = op_parallel_finish(graph, &experts->going);
+    Tensor *made = record_rows(r, here, experts->exchange.here, block);
+    experts->coming = op_expert_start_combine(graph, &experts->exchange, made);
+}
+
+/* In the shape of the stream. */
+static Tensor *as_stream(const GptWriter *r, Tensor *y, int block) {
+    return graph_view(r->graph, y, SHAPE(r->B, r->T, r->config->n_channels), 0,
+                      arena_printf(&r->graph->arena, "h.%d.moe.out", block));
+}
+
+/* What the experts make that all tokens pass, added where layers are split by their inputs. */
+static Tensor *leave_experts(GptWriter *r, Tensor *h, Tensor *y, int block) {
+    if (!writer_is_split_by_inputs(r)) return y;
+    y = op_parallel_sum(r->graph, r->split.tp, y);
+    if (!r->config->n_shared_experts) return y;
+    Tensor *shared = layer_mlp(r, h, block);
+    return op_add(r->graph, y, layer_projection(r, shared, h, ROLE_PROJ_WEIGHT, ROLE_PROJ_BIAS, NULL, block));
+}
+
+Tensor *layer_experts_end(GptWriter *r, GptExperts *experts, int block) {
+    Graph *graph = r->graph;
+    Tensor *shared = experts->shared;
+    if (shared)
+        shared = layer_projection(r, shared, experts->entered, ROLE_PROJ_WEIGHT, ROLE_PROJ_BIAS, NULL, block);
+    Tensor *back = op_parallel_finish(graph, &experts->coming);
+    Tensor *y = as_stream(r, op_expert_scatter(graph, back, experts->routes.gates, &experts->order), block);
+    experts->is_under_way = false;
+    return leave_experts(r, experts->entered, shared ? op_add(graph, shared, y) : y, block);
+}
+
+/* ---- and where they do not */
+
+Tensor *layer_experts(GptWriter *r, GptExperts *experts, Tensor *h, int block) {
+    if (layer_exchanges_experts(r, block)) {
+        if (!experts->is_under_way) layer_experts_begin(r, experts, h, block);
+        make_experts(r, experts, block);
+        return NULL;
+    }
+    Tensor *own = enter_experts(r, h), *y;
+    RouteAttributes attributes = attributes_of(r, block);
+    Routes routes = record_routes(r, own, block, &attributes);
+    if (!layer_parameter(r, ROLE_EXPERT_FC_WEIGHT, block))
+        y = op_blank(r->graph, own, SHAPE(r->B * r->T, r->config->n_channels));
+    else y = record_experts(r, own, &routes, block, &attributes);
+    y = as_stream(r, y, block);
+    bool adds_shared = r->config->n_shared_experts > 0 && !writer_is_split_by_inputs(r);
+    Tensor *shared = adds_shared ? layer_mlp(r, h, block) : NULL;
+    if (shared) return layer_projection(r, shared, h, ROLE_PROJ_WEIGHT, ROLE_PROJ_BIAS, y, block);
+    return leave_experts(r, h, y, block);
+}
+
+Tensor *gpt_record_reports(const ModelConfig *config, const ParameterTable *table, Graph *graph) {
+    int64_t n_blocks = parameter_router_row(table, (int)config->n_layers);
     if (!n_blocks) return NULL;
     return graph_tensor(graph, PLACE_STATE, DTYPE_F32, SHAPE(n_blocks, config->n_experts + N_ROUTE_COUNTS),
                         "router reports");

@@ -4,8 +4,10 @@
 #define PGPT_MODEL_GPT_WRITER_H
 
 #include "model/gpt.h"
+#include "ops/experts/experts.h"
 #include "ops/sparse_attention.h"
 #include "parallel/conjugate.h"
+#include "parallel/expert_exchange.h"
 
 /* What sparse attention goes by; {0}: all blocks are dense. */
 typedef struct {
@@ -24,7 +26,6 @@ typedef struct {
     Tensor *scale, *reports; /* GptLoss's */
     double loss_scale;
     bool is_training;
-    int stage_block;                 /* the first of the stage */
     Tensor *start;                   /* NULL: sequences start at position 0 */
     Tensor *caches;                  /* of all blocks, keys before values; NULL: attention within the batch */
     int64_t n_cached;                /* positions of keys and values of the blocks before this one */
@@ -50,6 +51,16 @@ typedef struct {
     int site;       /* of the branch's dropout */
 } GptStream;
 
+/* Tokens on their way to the experts of a block that ranks divide among them, and back. */
+typedef struct {
+    bool is_under_way;
+    Tensor *entered, *shared; /* (B,T,C), and what the experts make of it so far that all tokens pass */
+    Routes routes;
+    ExpertOrder order;
+    ExpertExchange exchange;
+    ParallelFlight going, coming;
+} GptExperts;
+
 /* Some of a micro-batch's sequences. Where there are several such parts, the messages of one travel while
  * another is computed. */
 typedef struct {
@@ -57,6 +68,7 @@ typedef struct {
     GptStream x;
     ParallelFlight entering, leaving; /* under way */
     Tensor *entered, *branch;         /* what came in, and what the branch has made of it so far */
+    GptExperts experts;
 } GptPart;
 
 /* Where dropout happens; together with the block it names a random stream. */
@@ -113,10 +125,15 @@ void layer_caches(GptWriter *r, int block);
 
 /* ---- gpt_experts.c */
 
-/* What the experts of this block make of h (B,T,C), or this rank's channels of them. */
-Tensor *layer_experts(GptWriter *r, Tensor *h, int block);
-/* Room for what the routers of these blocks report; NULL: there are none. */
-Tensor *gpt_record_reports(const ModelConfig *config, Graph *graph, int first_block, int end_block);
+/* What the experts of this block make of h (B,T,C), or this rank's channels of them; NULL: it is under way, and
+ * comes with layer_experts_end. */
+Tensor *layer_experts(GptWriter *r, GptExperts *experts, Tensor *h, int block);
+Tensor *layer_experts_end(GptWriter *r, GptExperts *experts, int block);
+/* Do rows of this block go to other ranks? Then they may set out early, before layer_experts. */
+bool layer_exchanges_experts(const GptWriter *r, int block);
+void layer_experts_begin(GptWriter *r, GptExperts *experts, Tensor *h, int block);
+/* Room for what the routers of a rank report; NULL: there are none. */
+Tensor *gpt_record_reports(const ModelConfig *config, const ParameterTable *table, Graph *graph);
 
 /* ---- gpt_masks.c: what sparse attention goes by */
 

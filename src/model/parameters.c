@@ -22,7 +22,10 @@ static int64_t padded_count(Shape shape) {
     return count < 0 || count > INT64_MAX / 16 - ALIGN ? -1 : (count + ALIGN - 1) / ALIGN * ALIGN;
 }
 
+/* Both halves of SwiGLU's experts (E,2,F,C) are computed as one, (E,2F,C). */
 static Shape laid_out(ParameterRole role, Shape shape) {
+    if (role == ROLE_EXPERT_FC_WEIGHT && shape.n_dims == 4 && shape.dim[2] <= INT64_MAX / 2)
+        return SHAPE(shape.dim[0], shape.dim[1] * shape.dim[2], shape.dim[3]);
     bool has_tokens = role == ROLE_TOKEN_TABLE || role == ROLE_HEAD_WEIGHT;
     int64_t multiple = shape.dim[0] < LARGE_VOCABULARY ? VOCABULARY_MULTIPLE : LARGE_VOCABULARY_MULTIPLE;
     if (has_tokens && shape.dim[0] <= INT64_MAX - multiple)
@@ -220,7 +223,7 @@ static bool place(ParameterTable *table, const ModelConfig *config, const Parame
     parameter->flat_offset = table->n_flat_elements;
     table->n_elements += shape_count(parameter->shape);
     if (parameter->role == ROLE_ROUTER_WEIGHT && config->router == ROUTER_BALANCE_FREE)
-        table->n_router_biases += config->n_experts;
+        table->router_bias.shape.dim[0]++;
     table->n_flat_elements += count;
     return true;
 }
@@ -328,7 +331,14 @@ ParameterPart parameter_part_whole(const ModelConfig *config) {
 
 Status parameters_build_part(ParameterTable *table, const ModelConfig *config, const ParameterPart *part,
                              Error *error) {
-    *table = (ParameterTable){.n_blocks = (int)config->n_layers, .n_experts = config->n_experts};
+    *table = (ParameterTable){.n_blocks = (int)config->n_layers,
+                              .n_experts = config->n_experts,
+                              .router_bias = {.name = "router bias",
+                                              .role = ROLE_ROUTER_BIAS,
+                                              .block = NO_BLOCK,
+                                              .expert = NO_EXPERT,
+                                              .shape = SHAPE(0, config->n_experts),
+                                              .dtype = DTYPE_F32}};
     TRY(check_part(config, part, error));
     Arena arena = {0};
     int64_t capacity = 5 + config->n_layers * (ROLE_EXPERT_PROJ_BIAS - ROLE_NORM1_WEIGHT + 1);
@@ -371,11 +381,42 @@ ParameterTensors parameters_record(const ParameterTable *table, Graph *graph, DT
         tensors.tensor[i] =
             graph_view(graph, tensors.flat, parameter->laid_out, parameter->flat_offset, parameter->name);
     }
-    if (table->n_router_biases)
+    if (parameters_n_router_biases(table))
         tensors.router_bias =
-            graph_tensor(graph, PLACE_PARAMETER, DTYPE_F32,
-                         SHAPE(table->n_router_biases / table->n_experts, table->n_experts), "router bias");
+            graph_tensor(graph, PLACE_PARAMETER, DTYPE_F32, table->router_bias.shape, "router bias");
     return tensors;
+}
+
+Tensor *parameter_tensor_of(const ParameterTensors *tensors, const Parameter *parameter) {
+    if (parameter->role == ROLE_ROUTER_BIAS) return tensors->router_bias;
+    return tensors->tensor[parameter - tensors->table->parameter];
+}
+
+int64_t parameters_n_router_biases(const ParameterTable *table) {
+    return shape_count(table->router_bias.shape);
+}
+
+/* Row by row: where the blocks here are among all. */
+static void move_router_bias(const ParameterTable *table, const ModelConfig *config, float *whole,
+                             float *here, bool gives) {
+    int64_t E = table->n_experts, row = 0;
+    for (int block = 0; block < config->n_layers && parameters_n_router_biases(table); block++) {
+        if (!config_has_experts(config, block)) continue;
+        float *there = whole + E * row++;
+        if (!parameter_find(table, ROLE_ROUTER_WEIGHT, block)) continue;
+        float *own = here + parameter_router_row(table, block) * E;
+        memcpy(gives ? there : own, gives ? own : there, (size_t)E * sizeof *whole);
+    }
+}
+
+void parameters_take_router_bias(const ParameterTable *table, const ModelConfig *config, const float *whole,
+                                 float *here) {
+    move_router_bias(table, config, (float *)whole, here, false);
+}
+
+void parameters_give_router_bias(const ParameterTable *table, const ModelConfig *config, const float *here,
+                                 float *whole) {
+    move_router_bias(table, config, whole, (float *)here, true);
 }
 
 int64_t parameter_router_row(const ParameterTable *table, int block) {
@@ -464,8 +505,19 @@ Status parameters_initialise_each(const ParameterTable *table, uint64_t seed, in
         parameter_initialise(table, i, seed, values, n_threads);
         take(context, &table->parameter[i], values, error);
     }
+    if (error->status == STATUS_OK && parameters_n_router_biases(table)) {
+        memset(values, 0, (size_t)parameters_n_router_biases(table) * sizeof(float));
+        take(context, &table->router_bias, values, error);
+    }
     memory_free(values, n_bytes);
     return error->status;
+}
+
+GroupCounts parameters_count_groups(const ParameterTable *table) {
+    GroupCounts counts = {{0}};
+    for (int i = 0; i < table->n_parameters; i++)
+        counts.n[table->parameter[i].group] += shape_count(table->parameter[i].shape);
+    return counts;
 }
 
 int64_t parameters_largest(const ParameterTable *table) {
@@ -474,6 +526,7 @@ int64_t parameters_largest(const ParameterTable *table) {
         int64_t count = shape_count(table->parameter[i].shape);
         if (count > largest) largest = count;
     }
+    if (parameters_n_router_biases(table) > largest) largest = parameters_n_router_biases(table);
     return largest;
 }
 

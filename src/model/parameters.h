@@ -31,6 +31,7 @@ typedef enum {
     ROLE_EXPERT_FC_BIAS,     /* (E,F) or (E,2,F) */
     ROLE_EXPERT_PROJ_WEIGHT, /* (E,C,F) */
     ROLE_EXPERT_PROJ_BIAS,   /* (E,C) */
+    ROLE_ROUTER_BIAS,        /* ParameterTable.router_bias, which is no weight */
     ROLE_FINAL_NORM_WEIGHT,
     ROLE_FINAL_NORM_BIAS,
     ROLE_HEAD_WEIGHT,
@@ -87,8 +88,11 @@ typedef struct {
     int64_t n_flat_elements; /* with the padding that keeps each one aligned */
     int n_whole_parameters;  /* of the whole model, where this is a part of it */
     int64_t n_whole_elements;
-    int64_t n_router_biases; /* an expert's each, of the blocks here; 0: the model's router has none */
     int64_t n_experts;
+    /* What routers without a balance loss choose by beside their gates, (blocks with experts here, E): of the model
+     * as its parameters are, and given to whoever takes these, but moved by load and not by a gradient, and f32
+     * whatever the weights are. Without elements: there is none. */
+    Parameter router_bias;
 } ParameterTable;
 
 /* A run of blocks, with or without what comes before them and behind them: what a pipeline runs at a time (a
@@ -148,9 +152,7 @@ typedef struct {
     Tensor *flat;
     Tensor **tensor; /* one a parameter */
     const ParameterTable *table;
-    /* (blocks with a router here, E) f32: what routers without a balance loss choose by, beside their gates. No
-     * gradient flows to it and no optimizer moves it, but it is the model's; NULL: there is none. */
-    Tensor *router_bias;
+    Tensor *router_bias; /* the table's; NULL: it has none */
 } ParameterTensors;
 
 static inline FlatTensors parameters_flat_tensors(const ParameterTensors *tensors) {
@@ -163,9 +165,20 @@ ParameterTensors parameters_record(const ParameterTable *table, Graph *graph, DT
 /* The tensor with this role, NULL if the model has none. */
 Tensor *parameter_tensor(const ParameterTensors *tensors, ParameterRole role, int block);
 
+/* The tensor of one of the table's parameters, or of its router_bias. */
+Tensor *parameter_tensor_of(const ParameterTensors *tensors, const Parameter *parameter);
+
 /* The row of router_bias that is this block's (E), and where it is. */
 Tensor *parameter_router_bias(const ParameterTensors *tensors, Graph *graph, int block);
 int64_t parameter_router_row(const ParameterTable *table, int block);
+int64_t parameters_n_router_biases(const ParameterTable *table);
+
+/* Of the biases of the whole model, (all blocks with experts, E), those that are here; and the other way round,
+ * leaving the others as they are. */
+void parameters_take_router_bias(const ParameterTable *table, const ModelConfig *config, const float *whole,
+                                 float *here);
+void parameters_give_router_bias(const ParameterTable *table, const ModelConfig *config, const float *here,
+                                 float *whole);
 
 /* What this rank and others of tp hold alike and have to sum gradients of, at most SHARD_MAX_BOXES a
  * parameter; returns how many. `tp` are the ranks of tensor parallelism, `heads` those of them that hold the
@@ -189,6 +202,9 @@ typedef Status (*ParameterTaker)(void *context, const Parameter *parameter, cons
  * once. */
 Status parameters_initialise_each(const ParameterTable *table, uint64_t seed, int n_threads,
                                   ParameterTaker take, void *context, Error *error);
+
+/* Elements of each group. */
+GroupCounts parameters_count_groups(const ParameterTable *table);
 
 /* Elements of the largest parameter: room for any one of them. */
 int64_t parameters_largest(const ParameterTable *table);

@@ -53,8 +53,8 @@ static CommPlaces *offset_places(Graph *graph, const Comm *comm, int n_experts, 
     return places;
 }
 
-ExpertExchange op_expert_meet(Graph *graph, Comm *comm, Tensor *offsets, int n_experts,
-                              const ExpertRows *rows) {
+ExpertExchange op_expert_start_meeting(Graph *graph, Comm *comm, Tensor *offsets, int n_experts,
+                                       const ExpertRows *rows) {
     ExpertExchange exchange = {.comm = comm, .n_experts = n_experts, .rows = *rows, .offsets = offsets};
     exchange.span = expert_span(n_experts, comm->size, comm->rank);
     exchange.n_here = expert_most_here(rows, n_experts, comm->size, comm->rank);
@@ -62,11 +62,16 @@ ExpertExchange op_expert_meet(Graph *graph, Comm *comm, Tensor *offsets, int n_e
                 "expert exchange: %d ranks for %d experts", comm->size, n_experts);
     exchange.arrivals = graph_tensor(graph, PLACE_ACTIVATION, DTYPE_I32,
                                      SHAPE(comm->size, exchange.span.n + 1), "%s.arrivals", offsets->name);
-    op_comm_wait(graph,
-                 op_all_to_all_places(graph, comm, offsets, offset_places(graph, comm, n_experts, false),
-                                      exchange.arrivals, offset_places(graph, comm, n_experts, true)));
-    exchange.here = op_expert_arrivals(graph, exchange.arrivals);
+    exchange.start = op_all_to_all_places(graph, comm, offsets, offset_places(graph, comm, n_experts, false),
+                                          exchange.arrivals, offset_places(graph, comm, n_experts, true));
     return exchange;
+}
+
+void op_expert_finish_meeting(Graph *graph, ExpertExchange *exchange) {
+    int64_t n_expected =
+        exchange->rows.n_expected * exchange->comm->size * exchange->span.n / exchange->n_experts;
+    op_comm_wait(graph, exchange->start);
+    exchange->here = op_expert_arrivals(graph, exchange->arrivals, exchange->n_here, n_expected);
 }
 
 /* ---- the rows */

@@ -1,6 +1,8 @@
 /* Expert parallelism: the rows of tokens go to the ranks that have their experts, and back.
  *
- *     ExpertExchange exchange = op_expert_meet(graph, ep, order.offsets, n_experts, n_rows, &sizes);
+ *     ExpertExchange exchange = op_expert_start_meeting(graph, ep, order.offsets, n_experts, &sizes);
+ *     ... record what makes the rows ...
+ *     op_expert_finish_meeting(graph, &exchange);
  *     ParallelFlight going = op_expert_start_dispatch(graph, &exchange, rows);      // (M,C), sorted by expert
  *     ... record what does not need them ...
  *     Tensor *here = op_parallel_finish(graph, &going);                             // (exchange.n_here,C)
@@ -48,13 +50,15 @@ typedef struct {
     Tensor *offsets;  /* (E+1) of the rows that go, */
     Tensor *arrivals; /* (ranks, experts here + 1) the same of all ranks, of the experts here */
     Tensor *here;     /* (experts here + 1) of the rows that come */
+    const Node *start;
 } ExpertExchange;
 
 extern const Op OP_EXPERT_EXCHANGE;
 
 /* Every rank learns what will come. On several ranks of ep. */
-ExpertExchange op_expert_meet(Graph *graph, Comm *comm, Tensor *offsets, int n_experts,
-                              const ExpertRows *rows);
+ExpertExchange op_expert_start_meeting(Graph *graph, Comm *comm, Tensor *offsets, int n_experts,
+                                       const ExpertRows *rows);
+void op_expert_finish_meeting(Graph *graph, ExpertExchange *exchange);
 
 /* Conjugate operations (conjugate.h): finished by op_parallel_finish. */
 ParallelFlight op_expert_start_dispatch(Graph *graph, const ExpertExchange *exchange, Tensor *x);

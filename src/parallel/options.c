@@ -23,10 +23,9 @@ const OptionSpec parallel_option_specs[] = {
         "tp-style", ParallelOptions, tensor_style, TENSOR_COLUMN, tensor_style_names,
         "how tp divides linear layers: column, Megatron's pairs with one sum each; or row, the naive "
         "way, to compare: every layer by its inputs, and a sum behind each"),
-    OPTION_INT(
-        "tp-chunks", ParallelOptions, tensor_chunks, 0, 0, MOST_TENSOR_CHUNKS,
-        "parts of a micro-batch, by sequences: messages of tp for one travel while the next is computed; "
-        "0: 2 on a GPU, else 1"),
+    OPTION_INT("tp-chunks", ParallelOptions, tensor_chunks, 0, 0, MOST_TENSOR_CHUNKS,
+               "parts of a micro-batch, by sequences: messages of tp and ep for one travel while the next is "
+               "computed; 0: 2 with --tp on a GPU, else 1"),
     OPTION_INT("pp", ParallelOptions, size[AXIS_PP], 1, 1, MANY,
                "pipeline parallelism: stages that divide the blocks of the model"),
     OPTION_CHOICE(

@@ -97,6 +97,7 @@ Status train_step_plan(TrainStep *step, const ModelConfig *config, const Paramet
                        const StepOptions *options, const OptimizerOptions *optimizer, const Backend *backend,
                        Error *error) {
     *step = (TrainStep){.options = *options,
+                        .config = config,
                         .scale = {.value = options->precision.scales_loss ? FIRST_SCALE : 1.0}};
     if (optimizer) step->optimizer_options = *optimizer;
     step->options.sync.stages_apart = step_options_unflushed(options);
@@ -172,7 +173,10 @@ Status train_step_upload(TrainStep *step, int64_t flat_first, int64_t n, const f
     return shard_map_visit(&sync->moments, flat_first, n, upload_part, &master, error);
 }
 
-Status train_step_take(void *step, const Parameter *parameter, const float *values, Error *error) {
+Status train_step_take(void *context, const Parameter *parameter, const float *values, Error *error) {
+    TrainStep *step = context;
+    if (parameter->role == ROLE_ROUTER_BIAS)
+        return executor_upload(&step->executor, step->loss.parameters.router_bias, values, error);
     return train_step_upload(step, parameter->flat_offset, shape_count(parameter->shape), values, error);
 }
 

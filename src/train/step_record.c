@@ -28,11 +28,12 @@ GptSplit step_split(const StepOptions *options) {
         split.tp = mesh_comm(mesh, AXIS_TP);
         split.style = options->part ? options->part->style : TENSOR_COLUMN;
         split.by_sequence = options->by_sequence && split.style == TENSOR_COLUMN;
-        split.n_parts = options->pipeline ? 1 : options->tensor_chunks;
-        split.by_block = gradient_strategy(options->sync.zero)->shards_weights;
     }
     if (mesh && mesh->shape.size[AXIS_CP] > 1) split.cp = mesh_comm(mesh, AXIS_CP);
     if (mesh && mesh->shape.size[AXIS_EP] > 1) split.ep = mesh_comm(mesh, AXIS_EP);
+    if (!split.tp && !split.ep) return split;
+    split.n_parts = options->pipeline ? 1 : options->tensor_chunks;
+    split.by_block = gradient_strategy(options->sync.zero)->shards_weights;
     return split;
 }
 
@@ -90,6 +91,7 @@ static void take_places(GptLoss *all, const GptLoss *loss) {
     if (loss->loss || !all->scale) all->scale = loss->scale;
     if (loss->loss) all->loss = loss->loss;
     if (!all->random) all->random = loss->random;
+    if (loss->reports) all->reports = loss->reports;
 }
 
 static GptStageTensors record_stage(const TrainStep *step, const ModelConfig *config,
@@ -115,6 +117,7 @@ static void record_forward(TrainStep *step, const ModelConfig *config, const Par
         step->chunk[chunk] = record_stage(step, config, table, &options, chunk, input);
         take_places(&step->loss, &step->chunk[chunk].loss);
         options.parameters = &step->loss.parameters;
+        options.reports = step->loss.reports;
         if (pipeline && pipeline_has_output(pipeline->pipeline, chunk))
             pipeline_record_output(pipeline, chunk, step->chunk[chunk].output);
     }
@@ -203,6 +206,10 @@ Status step_record(TrainStep *step, const ModelConfig *config, const ParameterTa
     step->optimizer = optimizer_record(&step->optimizer_options, options->precision, &step->loss.parameters,
                                        &slices, step->loss.scale, graph);
     gradient_sync_end_update(&step->sync, graph);
+    /* Behind all that the ranks do together for their slices: one without a slice does it at the end. */
+    step->summary =
+        router_report_record(config, &step->loss, options->sync.is_async ? NULL : sync_comm(&options->sync),
+                             step->optimizer.assumed ? NULL : step->optimizer.factor, graph);
     gradient_sync_gather(&step->sync, graph, &tensors);
     return graph_status(graph, error);
 }

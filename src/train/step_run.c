@@ -251,10 +251,11 @@ bool train_step_runs_ahead(const TrainStep *step) {
            !step->optimizer.assumed && STEP_MOST_BEGUN * step->n_actions <= EXECUTOR_MAX_PENDING;
 }
 
-/* Results travel in places 0 and 1, or 2 and 3. */
+/* Results travel in places 0 to 2, or 3 to 5. */
 static int first_place(int64_t number) {
-    _Static_assert(2 * STEP_MOST_BEGUN <= BACKEND_RESULTS, "a loss and a norm each");
-    return 2 * (int)(number % STEP_MOST_BEGUN);
+    _Static_assert(3 * STEP_MOST_BEGUN <= BACKEND_RESULTS, "a loss, a norm and the routers' summary each");
+    _Static_assert(N_ROUTE_SUMMARY * sizeof(float) <= BACKEND_RESULT_BYTES, "the summary is small");
+    return 3 * (int)(number % STEP_MOST_BEGUN);
 }
 
 static Status send_results(TrainStep *step, Error *error) {
@@ -262,6 +263,7 @@ static Status send_results(TrainStep *step, Error *error) {
     int place = first_place(step->n_begun);
     if (!executor_sends(executor)) return STATUS_OK;
     if (step->loss.loss) TRY(executor_send(executor, step->loss.loss, place, error));
+    if (step->summary) TRY(executor_send(executor, step->summary, place + 2, error));
     return step->optimizer.norm ? executor_send(executor, step->optimizer.norm, place + 1, error) : STATUS_OK;
 }
 
@@ -275,6 +277,21 @@ Status step_receive(TrainStep *step, const Tensor *tensor, int place, double *nu
                                  : executor_download(executor, tensor, &value, error));
     *number = (double)value;
     return STATUS_OK;
+}
+
+Status train_step_routes(TrainStep *step, const float *summary, RouterReport *report, Error *error) {
+    if (!step->config->n_experts || step->options.sync.is_async) return STATUS_OK;
+    return router_report_read(step->config, step->options.sync.mesh, step->options.batch, summary, report,
+                              error);
+}
+
+static Status receive_routes(TrainStep *step, int place, RouterReport *report, Error *error) {
+    Executor *executor = &step->executor;
+    float summary[N_ROUTE_SUMMARY] = {0};
+    if (step->summary)
+        TRY(executor_sends(executor) ? executor_receive(executor, step->summary, place, summary, error)
+                                     : executor_download(executor, step->summary, summary, error));
+    return train_step_routes(step, summary, report, error);
 }
 
 static Status upload_scale(TrainStep *step, Error *error) {
@@ -314,6 +331,7 @@ Status train_step_end(TrainStep *step, StepResult *result, Error *error) {
     if (result->was_abandoned) return STATUS_OK;
     TRY(step_receive(step, step->loss.loss, place, &result->loss, error));
     TRY(sum_number(&step->options.sync, &result->loss, error));
+    TRY(receive_routes(step, place + 2, &result->routes, error));
     if (step->optimizer.norm) {
         TRY(step_receive(step, step->optimizer.norm, place + 1, &result->gradient_norm, error));
         bool is_finite = isfinite(result->gradient_norm);

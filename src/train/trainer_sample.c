@@ -64,11 +64,18 @@ static Status collect_all_weights(Trainer *trainer, Error *error) {
     for (int i = 0; i < partition->n_units; i++) {
         if (largest < partition->unit[i].n) largest = partition->unit[i].n;
     }
+    if (largest < parameters_n_router_biases(&trainer->table))
+        largest = parameters_n_router_biases(&trainer->table);
     void *values;
     size_t n_bytes = (size_t)largest * sizeof(float);
     TRY(memory_alloc(&values, n_bytes, "the weights of a sample", error));
     for (int i = 0; i < partition->n_units && error->status == STATUS_OK; i++)
         collect_weights(trainer, values, i, error);
+    if (trainer->has_generator && parameters_n_router_biases(&trainer->table) && error->status == STATUS_OK) {
+        executor_download(&trainer->step.executor, trainer->step.loss.parameters.router_bias, values, error);
+        if (error->status == STATUS_OK)
+            generator_upload(&trainer->generator, &trainer->table.router_bias, values, error);
+    }
     memory_free(values, n_bytes);
     return error->status;
 }

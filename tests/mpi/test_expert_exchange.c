@@ -59,7 +59,8 @@ static void open_round(Round *round, int n_experts) {
     round->seed = graph_tensor(graph, PLACE_INPUT, DTYPE_F32, SHAPE(N_ROWS, C), "seed");
     const ExpertRows rows = {
         .n_tokens = N_TOKENS, .n_slots = N_SLOTS, .n_rows = N_ROWS, .n_expected = N_ROWS};
-    round->exchange = op_expert_meet(graph, &world, round->offsets, n_experts, &rows);
+    round->exchange = op_expert_start_meeting(graph, &world, round->offsets, n_experts, &rows);
+    op_expert_finish_meeting(graph, &round->exchange);
     ParallelFlight going = op_expert_start_dispatch(graph, &round->exchange, round->x);
     Tensor *here = op_parallel_finish(graph, &going);
     round->here = kept(graph, here);

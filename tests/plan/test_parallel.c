@@ -450,7 +450,7 @@ static void assert_formula(int zero, int n_moments, const char *words, double by
     GradientSyncOptions options = {.mesh = &mesh, .zero = zero};
     char text[64];
     assert_string_equal(sync_state_formula(&options, (Precision){0}, n_moments, text, sizeof text), words);
-    assert_true(sync_state_bytes(&options, (Precision){0}, 1000, n_moments) == bytes);
+    assert_true(sync_state_bytes(&options, (Precision){0}, (GroupCounts){{1000}}, n_moments) == bytes);
 }
 
 static void test_formulas(void **state) {

@@ -37,6 +37,8 @@
     PLAIN(OP_ZERO, cuda_zero)                                                                                \
     PLAIN(OP_DROPOUT, cuda_dropout)                                                                          \
     PLAIN(OP_GATHER, cuda_gather)                                                                            \
+    PLAIN(OP_EXPERT_ARRIVALS, cuda_expert_arrivals)                                                          \
+    PLAIN(OP_EXPERTS_HERE, cuda_experts_here)                                                                \
     PLAIN(OP_PACK, cuda_pack)                                                                                \
     WITH_SCRATCH(OP_SUM, cuda_sum)                                                                           \
     PLAIN(OP_CROSS_ENTROPY, cuda_cross_entropy)                                                              \

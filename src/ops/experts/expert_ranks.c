@@ -2,12 +2,20 @@
 
 #include <stdio.h>
 
-Tensor *op_expert_arrivals(Graph *graph, Tensor *arrivals) {
+Tensor *op_expert_arrivals(Graph *graph, Tensor *arrivals, int64_t n_rows, int64_t n_expected) {
+    ExpertArrivalsAttributes attributes = {n_rows, n_expected};
     int64_t n = shape_columns(arrivals->shape);
     Tensor *offsets =
         graph_tensor(graph, PLACE_ACTIVATION, DTYPE_I32, SHAPE(n), "%s.offsets", arrivals->name);
-    graph_record(graph, &OP_EXPERT_ARRIVALS, NULL, 0, 1, TENSORS(arrivals), 1, TENSORS(offsets));
+    graph_record(graph, &OP_EXPERT_ARRIVALS, &attributes, sizeof attributes, 1, TENSORS(arrivals), 1,
+                 TENSORS(offsets));
     return offsets;
+}
+
+double expert_rows_filled(const Tensor *offsets) {
+    if (!offsets->producer || offsets->producer->op != &OP_EXPERT_ARRIVALS) return 1.0;
+    const ExpertArrivalsAttributes *a = offsets->producer->attributes;
+    return a->n_rows ? (double)a->n_expected / (double)a->n_rows : 1.0;
 }
 
 static Status arrivals_reference(const KernelCall *call, Error *error) {

@@ -7,6 +7,7 @@
 #include "parallel/sync/strategy.h"
 
 #include <stdio.h>
+#include <string.h>
 
 void sync_share(const GradientSyncOptions *options, int64_t n, int64_t *first, int64_t *end) {
     const Mesh *mesh = options->mesh;
@@ -53,11 +54,16 @@ static void split_bytes(const GradientSyncOptions *options, Precision precision,
     *whole = weight + gradient + optimizer - *sharded;
 }
 
-double sync_state_bytes(const GradientSyncOptions *options, Precision precision, int64_t n_parameters,
+double sync_state_bytes(const GradientSyncOptions *options, Precision precision, GroupCounts counts,
                         int n_moments) {
     int whole, sharded;
+    double n_bytes = 0.0;
     split_bytes(options, precision, n_moments, &whole, &sharded);
-    return ((double)whole + (double)sharded / sync_n_ranks(options)) * (double)n_parameters;
+    for (int group = 0; group < N_FLAT_GROUPS; group++) {
+        int n_ranks = sync_place(options, (FlatGroup)group).n_ranks;
+        n_bytes += ((double)whole + (double)sharded / n_ranks) * (double)counts.n[group];
+    }
+    return n_bytes;
 }
 
 const char *sync_state_formula(const GradientSyncOptions *options, Precision precision, int n_moments,
@@ -67,6 +73,10 @@ const char *sync_state_formula(const GradientSyncOptions *options, Precision pre
     if (!sharded) snprintf(text, n_bytes, "%dΨ", whole);
     else if (!whole) snprintf(text, n_bytes, "%dΨ/%d", sharded, sync_n_ranks(options));
     else snprintf(text, n_bytes, "%dΨ + %dΨ/%d", whole, sharded, sync_n_ranks(options));
+    size_t n = strlen(text);
+    int n_experts = sync_place(options, FLAT_EXPERTS).n_ranks;
+    if (sharded && n_experts < sync_n_ranks(options))
+        snprintf(text + n, n_bytes - n, " (experts: %dΨ/%d)", sharded, n_experts);
     return text;
 }
 

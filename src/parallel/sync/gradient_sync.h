@@ -73,12 +73,18 @@ static inline int sync_n_shares(const GradientSyncOptions *options) {
 /* Which of n sequences (of a batch, of an evaluation) are this rank's: first .. end - 1. */
 void sync_share(const GradientSyncOptions *options, int64_t n, int64_t *first, int64_t *end);
 
+/* Parameters of each group that a rank has. */
+typedef struct {
+    int64_t n[N_FLAT_GROUPS];
+} GroupCounts;
+
 /* Bytes of weights, gradients and optimizer state (with master weights, where there are) that a rank holds by
- * the formula of its strategy: those of each kind, divided by the ranks where it shards them. */
-double sync_state_bytes(const GradientSyncOptions *options, Precision precision, int64_t n_parameters,
+ * the formula of its strategy: those of each kind, divided by the ranks of their group where it shards
+ * them. */
+double sync_state_bytes(const GradientSyncOptions *options, Precision precision, GroupCounts counts,
                         int n_moments);
 
-/* The formula in words: "4Ψ + 12Ψ/N". */
+/* The formula in words: "4Ψ + 12Ψ/N"; with experts that are divided, "4Ψ + 12Ψ/N (experts: 12Ψ/n)". */
 const char *sync_state_formula(const GradientSyncOptions *options, Precision precision, int n_moments,
                                char *text, size_t n_bytes);
 

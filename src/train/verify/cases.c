@@ -1,6 +1,7 @@
 #include "train/verify/cases.h"
 
 #include "comm/algo/algo.h"
+#include "ops/experts/experts.h"
 #include "parallel/sync/gradient_sync.h"
 
 #include <stdio.h>
@@ -147,8 +148,8 @@ static bool set_sequence(const VerifyChoice *choice, VerifyCase *layout, int i) 
 /* Parts of a micro-batch that take turns; or the naive style. */
 static bool set_tensor(const VerifyChoice *choice, VerifyCase *layout, int i) {
     (void)choice;
-    bool is_split = layout->shape.size[AXIS_TP] > 1,
-         takes_turns = is_split && layout->shape.size[AXIS_PP] == 1;
+    bool is_split = layout->shape.size[AXIS_TP] > 1, exchanges = layout->shape.size[AXIS_EP] > 1;
+    bool takes_turns = (is_split || exchanges) && layout->shape.size[AXIS_PP] == 1;
     layout->tensor_chunks = takes_turns && i == 1 ? 2 : 1;
     layout->style = i == 1 + takes_turns ? TENSOR_ROW : TENSOR_COLUMN;
     return i == 0 || (takes_turns && i == 1) || (i == 1 + takes_turns && is_split && !layout->by_sequence);
@@ -244,13 +245,16 @@ static bool is_legal(const VerifyChoice *choice, const VerifyCase *layout) {
     const int *size = layout->shape.size;
     ScheduleShape shape = {(int)layout->n_micro_batches, size[AXIS_PP], layout->n_chunks};
     Error none = {0};
-if (!can_share(choice, layout) || is_far_fetched(layout) || is_anothers_turn(choice, layout))
+    if (!can_share(choice, layout) || is_far_fetched(layout) || is_anothers_turn(choice, layout))
         return false;
     if (size[AXIS_EP] > 1 && size[AXIS_EP] > choice->model[layout->model].config.n_experts) return false;
     if (!layout->n_micro_batches || size[AXIS_PP] * layout->n_chunks > layout->n_layers) return false;
     if (size[AXIS_PP] > 1 && schedule_check_shape(layout->schedule, &shape, &none) != STATUS_OK) return false;
-    if (size[AXIS_PP] > 1 && schedule_info(layout->schedule)->is_asynchronous && choice->scales_loss)
-        return false;
+    bool is_unflushed = size[AXIS_PP] > 1 && schedule_info(layout->schedule)->is_asynchronous;
+    if (is_unflushed && choice->scales_loss) return false;
+    const ModelConfig *config = &choice->model[layout->model].config;
+    if (is_unflushed && config->n_experts && config->router == ROUTER_BALANCE_FREE) return false;
+    if (size[AXIS_EP] > 1 && size[AXIS_EP] > config->n_experts) return false;
     /* Where no sum can be left out, or it would not show. */
     bool sums_layers = size[AXIS_TP] > 1 && (choice->is_f32 || !layout->by_sequence);
     return !choice->breaks || n_sums(layout) > 1 || size[AXIS_PP] > 1 || sums_layers;

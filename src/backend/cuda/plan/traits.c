@@ -3,6 +3,7 @@
 #include "backend/cuda/plan/plan.h"
 
 #include "ops/decode_step.h"
+#include "ops/experts/expert_ranks.h"
 #include "ops/sample.h"
 
 #include <stdio.h>
