@@ -80,14 +80,6 @@ static Routes record_routes(GptWriter *r, Tensor *h, int block, const RouteAttri
                     .choice = op_take_rows(graph, routes.choice, r->B, r->T, r->positions)};
 }
 
-/* All of a block's experts as one tensor (E,outputs,inputs), whatever halves its rows have. */
-static Tensor *expert_weight(GptWriter *r, ParameterRole role, int block) {
-    Tensor *weight = layer_parameter(r, role, block);
-    if (!weight || weight->shape.n_dims == 3) return weight;
-    const int64_t *dim = weight->shape.dim;
-    return graph_view(r->graph, weight, SHAPE(dim[0], dim[1] * dim[2], dim[3]), 0, weight->name);
-}
-
 /* What this rank's channels of the experts make of h (B,T,C): (B·T,C). */
 static Tensor *record_experts(GptWriter *r, Tensor *h, const Routes *routes, int block,
                               const RouteAttributes *attributes) {
@@ -96,12 +88,12 @@ static Tensor *record_experts(GptWriter *r, Tensor *h, const Routes *routes, int
     ExpertOrder order =
         op_expert_sort(graph, routes->choice, attributes->n_experts, route_n_rows(attributes, r->B * r->T));
     Tensor *rows = op_expert_gather(graph, h, &order);
-    Tensor *hidden = op_grouped_linear(graph, rows, expert_weight(r, ROLE_EXPERT_FC_WEIGHT, block),
+    Tensor *hidden = op_grouped_linear(graph, rows, layer_parameter(r, ROLE_EXPERT_FC_WEIGHT, block),
                                        layer_parameter(r, ROLE_EXPERT_FC_BIAS, block), order.offsets,
                                        activations[r->config->mlp]);
     if (r->config->mlp == MLP_SWIGLU) hidden = op_swiglu(graph, hidden);
     Tensor *made =
-        op_grouped_linear(graph, hidden, expert_weight(r, ROLE_EXPERT_PROJ_WEIGHT, block),
+        op_grouped_linear(graph, hidden, layer_parameter(r, ROLE_EXPERT_PROJ_WEIGHT, block),
                           layer_parameter(r, ROLE_EXPERT_PROJ_BIAS, block), order.offsets, ACTIVATION_NONE);
     return op_expert_scatter(graph, made, routes->gates, &order);
 }
