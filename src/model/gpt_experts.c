@@ -84,23 +84,15 @@ static Routes record_routes(GptWriter *r, Tensor *h, int block, const RouteAttri
                     .choice = op_take_rows(graph, routes.choice, r->B, r->T, r->positions)};
 }
 
-/* All of a block's experts as one tensor (E,outputs,inputs), whatever halves its rows have. */
-static Tensor *expert_weight(GptWriter *r, ParameterRole role, int block) {
-    Tensor *weight = layer_parameter(r, role, block);
-    if (!weight || weight->shape.n_dims == 3) return weight;
-    const int64_t *dim = weight->shape.dim;
-    return graph_view(r->graph, weight, SHAPE(dim[0], dim[1] * dim[2], dim[3]), 0, weight->name);
-}
-
 /* What the experts here make of rows that are sorted by them. */
 static Tensor *record_rows(GptWriter *r, Tensor *rows, Tensor *offsets, int block) {
     static const Activation activations[] = {ACTIVATION_GELU_TANH, ACTIVATION_GELU_ERF, ACTIVATION_NONE};
     Graph *graph = r->graph;
-    Tensor *hidden = op_grouped_linear(graph, rows, expert_weight(r, ROLE_EXPERT_FC_WEIGHT, block),
+    Tensor *hidden = op_grouped_linear(graph, rows, layer_parameter(r, ROLE_EXPERT_FC_WEIGHT, block),
                                        layer_parameter(r, ROLE_EXPERT_FC_BIAS, block), offsets,
                                        activations[r->config->mlp]);
     if (r->config->mlp == MLP_SWIGLU) hidden = op_swiglu(graph, hidden);
-    return op_grouped_linear(graph, hidden, expert_weight(r, ROLE_EXPERT_PROJ_WEIGHT, block),
+    return op_grouped_linear(graph, hidden, layer_parameter(r, ROLE_EXPERT_PROJ_WEIGHT, block),
                              layer_parameter(r, ROLE_EXPERT_PROJ_BIAS, block), offsets, ACTIVATION_NONE);
 }
 

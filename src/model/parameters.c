@@ -22,10 +22,13 @@ static int64_t padded_count(Shape shape) {
     return count < 0 || count > INT64_MAX / 16 - ALIGN ? -1 : (count + ALIGN - 1) / ALIGN * ALIGN;
 }
 
-/* Both halves of SwiGLU's experts (E,2,F,C) are computed as one, (E,2F,C). */
+/* Halves of experts' rows lie one behind the other, which is what a layer takes; files know them apart, since
+ * ranks have some rows of each. */
 static Shape laid_out(ParameterRole role, Shape shape) {
     if (role == ROLE_EXPERT_FC_WEIGHT && shape.n_dims == 4 && shape.dim[2] <= INT64_MAX / 2)
         return SHAPE(shape.dim[0], shape.dim[1] * shape.dim[2], shape.dim[3]);
+    if (role == ROLE_EXPERT_FC_BIAS && shape.n_dims == 3)
+        return SHAPE(shape.dim[0], shape.dim[1] * shape.dim[2]);
     bool has_tokens = role == ROLE_TOKEN_TABLE || role == ROLE_HEAD_WEIGHT;
     int64_t multiple = shape.dim[0] < LARGE_VOCABULARY ? VOCABULARY_MULTIPLE : LARGE_VOCABULARY_MULTIPLE;
     if (has_tokens && shape.dim[0] <= INT64_MAX - multiple)

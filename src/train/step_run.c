@@ -3,7 +3,7 @@
  * last. */
 #include "train/step_inside.h"
 
-#include "ops/ops.h"
+#include "ops/experts/experts.h"
 #include "parallel/comm_ops.h"
 
 #include <math.h>
