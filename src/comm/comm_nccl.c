@@ -447,9 +447,9 @@ static Status open_streams(Nccl *nccl, Error *error) {
     return STATUS_OK;
 }
 
-/* A message that waits for the other side keeps its blocks on multiprocessors that would compute. A pipeline's
- * stage has one or two a border waiting at any time: a few blocks each carry tens of GB/s, and leave it the
- * rest. */
+/* A message that waits for the other side keeps its blocks on multiprocessors that would compute. A
+ * pipeline's stage has one or two a border waiting at any time: a few blocks each carry tens of GB/s, and
+ * leave it the rest. */
 static ncclResult_t init_rank(Nccl *nccl, ncclUniqueId id) {
     enum { MESSAGE_BLOCKS = 4 };
     if (nccl->use == COMM_FOR_SUMS) return nccl->call.CommInitRank(&nccl->comm, nccl->size, id, nccl->rank);

@@ -14,9 +14,9 @@
 const char *const device_names[] = {"auto", "cpu", "cuda", NULL};
 const char *const device_plan_names[] = {"auto", "cpu", "cuda", "cuda:h200", "cuda:h100", "cuda:a100", NULL};
 
-/* Before CUDA is first asked for anything, which is when it reads this. Each stream should have a queue of its
- * own to the device: with two lanes, uploads and a stream for every communicator there are more than the 8 that
- * are the default, and what shares a queue waits behind a message that waits for another rank. */
+/* Before CUDA is first asked for anything, which is when it reads this. Each stream should have a queue of
+ * its own to the device: with two lanes, uploads and a stream for every communicator there are more than the
+ * 8 that are the default, and what shares a queue waits behind a message that waits for another rank. */
 static void prepare_queues(void) {
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); /* the most; the user's own choice stands */
 }

@@ -1,7 +1,7 @@
 /* Communicators for a device's memory: NCCL's where it can be, else through the host's.
  *
- * NCCL takes tenths of a second to open one, and more where ranks share a GPU; a pipeline of four stages in two
- * chunks has a dozen. Whoever opens one layout after the other therefore keeps them (comm/kept.h). */
+ * NCCL takes tenths of a second to open one, and more where ranks share a GPU; a pipeline of four stages in
+ * two chunks has a dozen. Whoever opens one layout after the other therefore keeps them (comm/kept.h). */
 #include "device/device.h"
 
 #include "backend/cuda/plan/plan.h"

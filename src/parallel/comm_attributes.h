@@ -1,5 +1,5 @@
-/* What communication nodes carry: for comm_ops.c, which runs them, and conjugate.c, which knows their
- * gradients. */
+/* What communication nodes carry: for comm_ops.c and comm_channel.c, which run them, and conjugate.c, which
+ * knows their gradients. */
 #ifndef PGPT_PARALLEL_COMM_ATTRIBUTES_H
 #define PGPT_PARALLEL_COMM_ATTRIBUTES_H
 
@@ -66,6 +66,13 @@ Node *comm_record(Graph *graph, const Op *op, CommAttributes attributes, int n_i
                   int n_outputs, Tensor *const *outputs);
 
 CommType comm_type_of(DType dtype);
+
+/* What nodes with messages run, count and say of themselves, those of channels (comm_channel.c) too. */
+Status comm_exchange_kernel(const KernelCall *call, Error *error);
+Status comm_wait_kernel(const KernelCall *call, Error *error);
+double comm_exchange_bytes(const Node *node);
+double comm_no_bytes(const Node *node);
+void comm_describe(const Node *node, char *text, size_t n_bytes);
 
 /* For comm_ops.h's own kind of nodes in other files: where a run of the start node may note what is under
  * way, and what they share. */

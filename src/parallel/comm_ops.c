@@ -98,48 +98,6 @@ Node *op_comm_wait(Graph *graph, const Node *start) {
     return node;
 }
 
-/* Between the two ranks of a communicator, one way. */
-static Node *record_channel(Graph *graph, const Op *op, Comm *comm, Tensor *buffer, bool is_sent) {
-    int other = 1 - comm->rank;
-    CommPeers peers = {.to = is_sent ? other : -1, .from = is_sent ? -1 : other};
-    CommAttributes attributes = {.comm = comm, .operation = {.kind = COMM_BARRIER}, .peers = peers};
-    graph_check(graph, comm->size == 2, "%s: a communicator of %d ranks, not 2", op->name, comm->size);
-    Node *node = comm_record(graph, op, attributes, is_sent, TENSORS(buffer), !is_sent, TENSORS(buffer));
-    node->is_passed_by = true;
-    return node;
-}
-
-/* The other node of the same messages. */
-static Node *record_other(Graph *graph, const Op *op, const Node *node) {
-    Node *other = graph_record(graph, op, node->attributes, sizeof(CommAttributes), node->n_inputs,
-                               node->input, node->n_outputs, node->output);
-    other->phase = PHASE_COMMUNICATION;
-    other->is_passed_by = true;
-    return other;
-}
-
-Node *op_channel_receive(Graph *graph, Comm *comm, Tensor *buffer) {
-    return record_channel(graph, &OP_CHANNEL_RECEIVE, comm, buffer, false);
-}
-
-Node *op_channel_receive_ahead(Graph *graph, const Node *receive) {
-    Node *node = record_other(graph, &OP_CHANNEL_RECEIVE_AHEAD, receive);
-    node->is_not_last = true;
-    return node;
-}
-
-Node *op_channel_send_wait(Graph *graph, Comm *comm, Tensor *buffer) {
-    return record_channel(graph, &OP_CHANNEL_SEND_WAIT, comm, buffer, true);
-}
-
-Node *op_channel_send(Graph *graph, const Node *wait) {
-    return record_other(graph, &OP_CHANNEL_SEND, wait);
-}
-
-Node *op_channel_send_end(Graph *graph, const Node *send) {
-    return record_other(graph, &OP_CHANNEL_SEND_WAIT, send);
-}
-
 static bool is_sum(const Node *node, const Comm *comm) {
     return node->op == &OP_ALL_REDUCE && node->section == SECTION_BACKWARD &&
            ((const CommAttributes *)node->attributes)->comm == comm;
@@ -217,7 +175,7 @@ static Status start_kernel(const KernelCall *call, Error *error) {
 }
 
 /* The receive first: a message that is expected need not be kept anywhere. */
-static Status exchange_kernel(const KernelCall *call, Error *error) {
+Status comm_exchange_kernel(const KernelCall *call, Error *error) {
     const CommAttributes *attributes = call->node->attributes;
     const CommPeers *peers = &attributes->peers;
     const Node *node = call->node;
@@ -236,7 +194,7 @@ static Status exchange_kernel(const KernelCall *call, Error *error) {
     return STATUS_OK;
 }
 
-static Status wait_kernel(const KernelCall *call, Error *error) {
+Status comm_wait_kernel(const KernelCall *call, Error *error) {
     const CommAttributes *attributes = call->node->attributes;
     CommFlights *flights = attributes->flights;
     if (flights->n_waited == flights->n_started) return STATUS_OK;
@@ -251,36 +209,10 @@ Status comm_drain(const Program *program, Error *error) {
         const Node *node = program->graph->node[i];
         if (node->op != &OP_COMM_WAIT) continue;
         const CommFlights *flights = ((const CommAttributes *)node->attributes)->flights;
-        while (flights->n_waited < flights->n_started) TRY(wait_kernel(&(KernelCall){.node = node}, error));
+        while (flights->n_waited < flights->n_started)
+            TRY(comm_wait_kernel(&(KernelCall){.node = node}, error));
     }
     return STATUS_OK;
-}
-
-static Status receive_kernel(const KernelCall *call, Error *error) {
-    const CommFlights *flights = ((const CommAttributes *)call->node->attributes)->flights;
-    if (flights->n_waited == flights->n_started) TRY(exchange_kernel(call, error));
-    return wait_kernel(call, error);
-}
-
-/* A receive that only enqueues is a kernel that turns until the message is there. Whatever waits for the
- * whole device meanwhile would wait for it: memory that is taken or given back, kernels that are loaded,
- * captures that are made, all in the first runs of a part. What the other side sends may depend on that very
- * part. So nothing is asked for ahead before the program says that all of that is behind it.
- *
- * (Sends turn likewise. Without receives ahead and with such waits, which make each send one that is waited
- * for, interleaved, zb-h2 and zb-v come to a standstill; with either alone none does.) */
-static Status receive_ahead_kernel(const KernelCall *call, Error *error) {
-    const CommAttributes *attributes = call->node->attributes;
-    bool may_turn = attributes->comm->table->only_enqueues && !attributes->flights->may_wait_ahead;
-    return may_turn ? STATUS_OK : exchange_kernel(call, error);
-}
-
-void comm_allow_ahead(const Program *program) {
-    for (int i = 0; i < program->graph->n_nodes; i++) {
-        const Node *node = program->graph->node[i];
-        if (node->op == &OP_CHANNEL_RECEIVE_AHEAD)
-            ((const CommAttributes *)node->attributes)->flights->may_wait_ahead = true;
-    }
 }
 
 /* Starts and waits of the same messages. */
@@ -331,7 +263,7 @@ static double comm_bytes(const Node *node) {
     return 2.0 * halves * n_bytes * (n_ranks - 1.0) / n_ranks;
 }
 
-static double exchange_bytes(const Node *node) {
+double comm_exchange_bytes(const Node *node) {
     double n_bytes = node->n_inputs ? (double)tensor_bytes(node->input[0]) : 0.0;
     return n_bytes + (node->n_outputs ? (double)tensor_bytes(node->output[0]) : 0.0);
 }
@@ -341,7 +273,7 @@ static double broadcast_bytes(const Node *node) {
     return (double)tensor_bytes(node->n_inputs ? node->input[0] : node->output[0]);
 }
 
-static double no_bytes(const Node *node) {
+double comm_no_bytes(const Node *node) {
     (void)node;
     return 0.0;
 }
@@ -350,11 +282,11 @@ CommTraffic comm_traffic(const Program *program, const Comm *comm) {
     CommTraffic traffic = {0};
     for (int i = 0; i < program->graph->n_nodes; i++) {
         const Node *node = program->graph->node[i];
-        bool is_comm = node->op->bytes == comm_bytes || node->op->bytes == exchange_bytes ||
+        bool is_comm = node->op->bytes == comm_bytes || node->op->bytes == comm_exchange_bytes ||
                        node->op->bytes == broadcast_bytes || node->op == &OP_EXPERT_EXCHANGE;
         if (!is_comm || ((const CommAttributes *)node->attributes)->comm != comm) continue;
         int64_t n_runs = program_node_runs(program, node);
-        bool is_exchange = node->op->bytes == exchange_bytes;
+        bool is_exchange = node->op->bytes == comm_exchange_bytes;
         traffic.n_collectives += is_exchange ? 0 : n_runs;
         traffic.n_messages += is_exchange ? n_runs * (node->n_inputs + node->n_outputs) : 0;
         traffic.n_bytes += (double)n_runs * node->op->bytes(node);
@@ -365,12 +297,6 @@ CommTraffic comm_traffic(const Program *program, const Comm *comm) {
 /* A device that replays a capture does not ask the host again. */
 static bool is_capturable(const Node *node) {
     return ((const CommAttributes *)node->attributes)->comm->table->only_enqueues;
-}
-
-/* What is waited for in another run of a part, or in another part. */
-static bool is_never_capturable(const Node *node) {
-    (void)node;
-    return false;
 }
 
 static bool is_always_capturable(const Node *node) {
@@ -441,9 +367,9 @@ const Op OP_ALL_TO_ALL = {.name = "all_to_all_start",
                           .flight = comm_flight_of};
 const Op OP_EXCHANGE = {.name = "exchange_start",
                         .gradient = conjugate_end,
-                        .bytes = exchange_bytes,
+                        .bytes = comm_exchange_bytes,
                         .describe = comm_describe,
-                        .reference = exchange_kernel,
+                        .reference = comm_exchange_kernel,
                         .is_portable = true,
                         .is_capturable = is_capturable,
                         .flight = comm_flight_of};
@@ -457,9 +383,9 @@ const Op OP_SHIFT = {.name = "shift_start",
                      .flight = comm_flight_of};
 const Op OP_COMM_WAIT = {.name = "wait",
                          .gradient = conjugate_begin,
-                         .bytes = no_bytes,
+                         .bytes = comm_no_bytes,
                          .describe = comm_describe,
-                         .reference = wait_kernel,
+                         .reference = comm_wait_kernel,
                          .is_portable = true,
                          .is_repeatable = true, /* as what it waits for is */
                          .is_capturable = is_capturable,
@@ -472,7 +398,7 @@ const Op OP_SCALAR_SUM = {.name = "scalar_sum",
                           .is_capturable = is_capturable};
 const Op OP_PARALLEL_COPY_START = {.name = "parallel_copy_start",
                                    .gradient = conjugate_end,
-                                   .bytes = no_bytes,
+                                   .bytes = comm_no_bytes,
                                    .describe = conjugate_describe,
                                    .reference = no_kernel,
                                    .is_portable = true,
@@ -480,7 +406,7 @@ const Op OP_PARALLEL_COPY_START = {.name = "parallel_copy_start",
                                    .is_capturable = is_always_capturable};
 const Op OP_PARALLEL_COPY_END = {.name = "parallel_copy_end",
                                  .gradient = conjugate_begin,
-                                 .bytes = no_bytes,
+                                 .bytes = comm_no_bytes,
                                  .describe = conjugate_describe,
                                  .reference = no_kernel,
                                  .is_portable = true,
@@ -494,7 +420,7 @@ const Op OP_BROADCAST = {.name = "broadcast",
                          .is_capturable = is_capturable};
 const Op OP_PARALLEL_COPY = {.name = "parallel_copy",
                              .gradient = conjugate_both,
-                             .bytes = no_bytes,
+                             .bytes = comm_no_bytes,
                              .describe = conjugate_describe,
                              .reference = no_kernel,
                              .is_portable = true,
@@ -502,33 +428,9 @@ const Op OP_PARALLEL_COPY = {.name = "parallel_copy",
                              .is_capturable = is_always_capturable};
 const Op OP_PARALLEL_SPLIT = {.name = "parallel_split",
                               .gradient = conjugate_both,
-                              .bytes = no_bytes,
+                              .bytes = comm_no_bytes,
                               .describe = conjugate_describe,
                               .reference = no_kernel,
                               .is_portable = true,
                               .is_repeatable = true,
                               .is_capturable = is_always_capturable};
-const Op OP_CHANNEL_RECEIVE = {.name = "receive",
-                               .bytes = exchange_bytes,
-                               .describe = comm_describe,
-                               .reference = receive_kernel,
-                               .is_portable = true,
-                               .is_capturable = is_never_capturable};
-const Op OP_CHANNEL_RECEIVE_AHEAD = {.name = "receive_start",
-                                     .bytes = no_bytes,
-                                     .describe = comm_describe,
-                                     .reference = receive_ahead_kernel,
-                                     .is_portable = true,
-                                     .is_capturable = is_never_capturable};
-const Op OP_CHANNEL_SEND = {.name = "send_start",
-                            .bytes = exchange_bytes,
-                            .describe = comm_describe,
-                            .reference = exchange_kernel,
-                            .is_portable = true,
-                            .is_capturable = is_never_capturable};
-const Op OP_CHANNEL_SEND_WAIT = {.name = "send_wait",
-                                 .bytes = no_bytes,
-                                 .describe = comm_describe,
-                                 .reference = wait_kernel,
-                                 .is_portable = true,
-                                 .is_capturable = is_never_capturable};

@@ -42,8 +42,9 @@ static bool times_communication(const StepOptions *options) {
     if (!mesh) return true;
     for (int axis = 0; axis < N_AXES; axis++)
         if (is_of_device(mesh_comm(mesh, (Axis)axis))) return false;
-    if (is_of_device(mesh_sums(mesh)) || is_of_device(mesh_heads(mesh)) || is_of_device(mesh_ends(mesh)))
-        return false;
+    const Comm *others[] = {mesh_sums(mesh), mesh_expert_sums(mesh), mesh_heads(mesh), mesh_ends(mesh)};
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
+        if (is_of_device(others[i])) return false;
     return !options->pipeline || !pipeline_only_enqueues(options->pipeline);
 }
 

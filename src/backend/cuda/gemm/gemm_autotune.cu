@@ -276,9 +276,9 @@ extern "C" Status gemm_survey(CudaContext *context, const Gemm *gemm, const Gemm
 
 /* ---- the choice ---- */
 
-/* Memory to try a GEMM on that adds to its own result. False without memory: then nothing is timed. It is taken
- * and given back in the order of the stream: cudaMalloc and cudaFree wait for the whole device, and so for
- * messages that wait for what is behind this GEMM. */
+/* Memory to try a GEMM on that adds to its own result. False without memory: then nothing is timed. It is
+ * taken and given back in the order of the stream: cudaMalloc and cudaFree wait for the whole device, and so
+ * for messages that wait for what is behind this GEMM. */
 static bool trial_memory(const CudaContext *context, Gemm *trial, void **memory) {
     *memory = NULL;
     if (!trial->addend || trial->addend != trial->c) return true;
