@@ -1,5 +1,5 @@
 /* The layouts of `verify --all`: every legal combination of axes, ZeRO, schedule, chunks, accumulation and recomputation is there
- * once for either model, tied and untied; and whatever two choices can go together, do in one of them. */
+ * once for a model like GPT-2 and one like Llama, tied and untied; and whatever two choices can go together, do in one of them. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -14,7 +14,7 @@
 #include "parallel/sync/gradient_sync.h"
 #include "train/verify/cases.h"
 
-enum { N_MODELS = 2, BATCH = 17, N_TRAITS = 17, N_VALUES = 16, MOST_OF_A_MESH = 2000 };
+enum { N_MODELS = 3, BATCH = 17, N_TRAITS = 18, N_VALUES = 16, MOST_OF_A_MESH = 2000 };
 
 static const int rank_counts[] = {1, 2, 3, 4, 6, 8};
 enum { N_COUNTS = sizeof rank_counts / sizeof rank_counts[0] };
@@ -26,6 +26,9 @@ static void make_models(VerifyModel *models) {
                       .config = {.n_layers = 3, .n_heads = 6, .n_kv_heads = 6, .context = 9, .tied = true}};
     models[1] = (VerifyModel){.name = "llama",
                               .config = {.n_layers = 3, .n_heads = 6, .n_kv_heads = 2, .context = 9}};
+    models[2] = models[0];
+    models[2].name = "experts";
+    models[2].config.n_experts = 5;
 }
 
 static VerifyChoice choose(const VerifyModel *models, int n_models, int n_ranks) {
@@ -164,6 +167,7 @@ static void list_traits(const VerifyCase *layout, int first_model, int *trait /*
                              size[AXIS_DP],
                              size[AXIS_TP],
                              size[AXIS_CP],
+                             size[AXIS_EP],
                              size[AXIS_PP]};
     for (int i = 0; i < N_TRAITS; i++) {
         assert_in_range(numbers[i], 0, N_VALUES - 1);
@@ -210,7 +214,7 @@ static void any_two_choices_meet(void **state) {
         }
     }
     print_message("%d layouts, of %d that there are\n", n_met, n_possible);
-    assert_in_range(n_met, n_possible / 2, n_possible * 2 / 3);
+    assert_in_range(n_met, n_possible / 4, n_possible / 2);
 }
 
 int main(void) {

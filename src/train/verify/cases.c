@@ -231,22 +231,35 @@ static bool has_extra(const VerifyChoice *choice, const VerifyCase *layout) {
            (size[AXIS_PP] > 1 && layout->n_micro_batches == 1);
 }
 
-/* Each combination of those is tried with every model, tied and untied. What comes on top meets each of them
- * too, but not all at once: where there are several models they take turns, with the head that they have. */
-static bool is_anothers_turn(const VerifyChoice *choice, const VerifyCase *layout) {
-    if (choice->n_models == 1 || !has_extra(choice, layout)) return false;
+/* They come first. */
+static int count_without_experts(const VerifyChoice *choice) {
+    int n = 0;
+    while (n < choice->n_models && !choice->model[n].config.n_experts) n++;
+    return n ? n : 1;
+}
+
+/* Each combination of those is tried with models without experts, tied and untied. What comes on top meets
+ * every model too, but not all at once: where there are several models they take turns, with the head that
+ * they have. Experts are on top themselves: in every combination where nothing is on top of them, in half of
+ * the others where ranks share them; now with one head and now with the other. */
+static bool is_passed_over(const VerifyChoice *choice, const VerifyCase *layout) {
+    const ModelConfig *config = &choice->model[layout->model].config;
+    bool has_experts = config->n_experts > 0, is_more = has_extra(choice, layout);
     int turn = layout->zero + (int)layout->schedule;
     for (int axis = 0; axis < N_AXES; axis++) turn += layout->shape.size[axis];
-    return turn % choice->n_models != layout->model ||
-           layout->tied != choice->model[layout->model].config.tied;
+    if (choice->n_models == 1 || mesh_n_ranks(&layout->shape) == 1 || (!is_more && !has_experts))
+        return false;
+    if (layout->tied != (has_experts ? turn / 2 % 2 : config->tied)) return true;
+    if (has_experts && is_plain(layout) && !is_more) return false;
+    if (layout->shape.size[AXIS_EP] > 1) return turn % 2;
+    return has_experts || turn % count_without_experts(choice) != layout->model;
 }
 
 static bool is_legal(const VerifyChoice *choice, const VerifyCase *layout) {
     const int *size = layout->shape.size;
     ScheduleShape shape = {(int)layout->n_micro_batches, size[AXIS_PP], layout->n_chunks};
     Error none = {0};
-    if (!can_share(choice, layout) || is_far_fetched(layout) || is_anothers_turn(choice, layout))
-        return false;
+    if (!can_share(choice, layout) || is_far_fetched(layout) || is_passed_over(choice, layout)) return false;
     if (size[AXIS_EP] > 1 && size[AXIS_EP] > choice->model[layout->model].config.n_experts) return false;
     if (!layout->n_micro_batches || size[AXIS_PP] * layout->n_chunks > layout->n_layers) return false;
     if (size[AXIS_PP] > 1 && schedule_check_shape(layout->schedule, &shape, &none) != STATUS_OK) return false;
