@@ -4,11 +4,24 @@
 
 #include "model/parameter_shard.h"
 
+/* Pairs of a query and a key that it sees, in a sequence of T: the mean of all blocks. Documents, which a
+ * formula cannot know, are left out of account. */
+static double mean_pairs(const ModelConfig *config, int64_t T) {
+    double pairs = 0.0;
+    for (int i = 0; i < config->n_patterns; i++) {
+        int64_t n_blocks = (config->n_layers + config->n_patterns - 1 - i) / config->n_patterns;
+        pairs += (double)n_blocks * pattern_pairs(&config->pattern[i], T);
+    }
+    double dense = (double)T * ((double)T + 1.0) / 2.0;
+    return config->n_patterns && config->n_layers ? pairs / (double)config->n_layers : dense;
+}
+
 double model_flops_standard(const ModelConfig *config, int64_t n_sequences, int64_t T, bool recomputes) {
     double B = (double)n_sequences, s = (double)T, l = (double)config->n_layers;
     double h = (double)config->n_channels, V = (double)config->vocabulary;
-    double passes = recomputes ? 4.0 : 3.0; /* forward, backward twice, and once more */
-    return passes * 24.0 * B * s * l * h * h * (1.0 + s / (6.0 * h) + V / (4.0 * passes * l * h));
+    double passes = recomputes ? 4.0 : 3.0;                      /* forward, backward twice, and once more */
+    double seen = mean_pairs(config, T) / (s * (s + 1.0) / 2.0); /* of what dense attention computes */
+    return passes * 24.0 * B * s * l * h * h * (1.0 + seen * s / (6.0 * h) + V / (4.0 * passes * l * h));
 }
 
 /* GEMMs take 2 a weight and token forward and twice that backward; a visible pair of a head 4 a channel and 5
@@ -22,7 +35,7 @@ PartFlops model_flops_parts(const ModelConfig *config, int64_t T, int n_ranks) {
     double V = (double)shard_span(config->vocabulary, n_ranks, 0).n;
     double n_halves = config->mlp == MLP_SWIGLU ? 2.0 : 1.0;
     double weights = h * (queries + 2.0 * keys + queries + (n_halves + 1.0) * hidden);
-    double pairs = (double)heads.query.n * ((double)T + 1.0) / 2.0;
+    double pairs = (double)heads.query.n * mean_pairs(config, T) / (double)T;
     double norm = config->norm == NORM_LAYERNORM ? 21.0 : 15.0;
     double activation = config->mlp == MLP_GELU_TANH ? 24.0 : 16.0;
     double between = 2.0 * norm * h + activation * hidden + 4.0 * h; /* residual additions, dropout */

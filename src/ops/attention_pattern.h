@@ -140,7 +140,7 @@ PATTERN_INLINE BlockState pattern_state(const AttentionPattern *pattern, int32_t
         bool has_stride = farthest / number[0] * number[0] >= nearest;
         has_any = nearest < number[0] || has_stride;
         is_full =
-            is_before && (farthest < number[0] || number[0] == 1 || (nearest == farthest && has_stride));
+            is_before && (farthest <= number[0] || number[0] == 1 || (nearest == farthest && has_stride));
     } else if (pattern->kind == PATTERN_FIXED) {
         int32_t block = q_first / number[0], own = block * number[0];
         bool is_one = block == q_last / number[0]; /* whose earlier positions all of the queries see */

@@ -179,9 +179,8 @@ static void backward_head(const AttentionShape *shape, const Backward *work, int
                     backward_tile(shape, work, b, h, q, query, k, key, ahead);
 }
 
-/* T rows of HS, from padded rows, times a factor; written or added. */
-static void unpack_rows(const float *from, int64_t T, int size, float factor, float *to, int64_t to_step,
-                        bool adds) {
+void backward_unpack_rows(const float *from, int64_t T, int size, float factor, float *to, int64_t to_step,
+                          bool adds) {
     const int64_t padded = tile_round_up(size, VEC_LANES);
     for (int64_t t = 0; t < T; t++, from += padded, to += to_step) {
         int d = 0;
@@ -193,19 +192,19 @@ static void unpack_rows(const float *from, int64_t T, int size, float factor, fl
     }
 }
 
-/* lse as an exponent of 2, and D. A row without weights (lse = -inf) gets none again: 2^(-inf - 0) = 0. */
-static void row_numbers(const Backward *work, int64_t T, int size, const float *lse, const float *y,
-                        int64_t y_row) {
+/* A row without weights (lse = -inf) gets none again: 2^(-inf - 0) = 0. */
+void backward_row_numbers(const Backward *work, int64_t first, int64_t n, int size, const float *lse,
+                          const float *y, int64_t y_row) {
     const int64_t padded = tile_round_up(size, VEC_LANES);
-    for (int64_t t = 0; t < T; t++, y += y_row) {
-        const float *dy = work->dy + t * padded;
+    for (int64_t t = 0; t < n; t++, y += y_row) {
+        const float *dy = work->dy + (first + t) * padded;
         vec sum = vec_set(0.0f);
         float rest = 0.0f;
         int d = 0;
         for (; d + VEC_LANES <= size; d += VEC_LANES) sum = vec_fma(vec_load(dy + d), vec_load(y + d), sum);
         for (; d < size; d++) rest += dy[d] * y[d];
-        work->dot[t] = vec_sum(sum) + rest;
-        work->lse[t] = lse[t] == -INFINITY ? 0.0f : (float)(lse[t] * TILE_LOG2_E);
+        work->dot[first + t] = vec_sum(sum) + rest;
+        work->lse[first + t] = lse[t] == -INFINITY ? 0.0f : (float)(lse[t] * TILE_LOG2_E);
     }
 }
 
@@ -218,6 +217,10 @@ static void backward_item(const AttentionShape *shape, const AttentionInputs *in
     const int64_t y_row = (int64_t)shape->n_heads * size, padded = tile_round_up(size, VEC_LANES);
     const int64_t key_place = b * n_keys * in->kv_step + (int64_t)kv * size;
     Backward work = backward_arrays(shape, &memory);
+    if (shape->visible && shape->visible->blocks) {
+        sparse_backward_item(shape, in, g, item, &work);
+        return;
+    }
     for (int k = 0; k < shape->n_key_runs; k++) {
         const AttentionRun *run = &shape->keys[k];
         const int64_t place = key_place + run->first * in->kv_step;
@@ -239,15 +242,15 @@ static void backward_item(const AttentionShape *shape, const AttentionInputs *in
                       y_place = b * T * y_row + (int64_t)h * size;
         tile_pack_rows(in->q + q_place, in->q_step, T, size, (float)(shape->scale * TILE_LOG2_E), work.q);
         tile_pack_rows(g->dy + y_place, y_row, T, size, 1.0f, work.dy);
-        row_numbers(&work, T, size, g->lse + (b * shape->n_heads + h) * T, g->y + y_place, y_row);
+        backward_row_numbers(&work, 0, T, size, g->lse + (b * shape->n_heads + h) * T, g->y + y_place, y_row);
         memset(work.dq, 0, (size_t)(T * padded) * sizeof(float));
         if (shape->visible) sparse_backward_head(shape, &work, b, h, &ahead);
         else backward_head(shape, &work, b, h, &ahead);
-        unpack_rows(work.dq, T, size, shape->scale, g->dq + q_place, in->q_step, g->adds_dq);
+        backward_unpack_rows(work.dq, T, size, shape->scale, g->dq + q_place, in->q_step, g->adds_dq);
     }
-    unpack_rows(work.dkeys, n_keys, size, TILE_LN_2, g->dkeys + key_place, in->kv_step,
-                g->adds_dkv); /* Q carries scale·log2(e) */
-    unpack_rows(work.dvalues, n_keys, size, 1.0f, g->dvalues + key_place, in->kv_step, g->adds_dkv);
+    backward_unpack_rows(work.dkeys, n_keys, size, TILE_LN_2, g->dkeys + key_place, in->kv_step,
+                         g->adds_dkv); /* Q carries scale·log2(e) */
+    backward_unpack_rows(work.dvalues, n_keys, size, 1.0f, g->dvalues + key_place, in->kv_step, g->adds_dkv);
 }
 
 void attention_backward(const AttentionShape *shape, const AttentionInputs *in,

@@ -24,6 +24,15 @@ typedef struct {
     float *mask;                                 /* [TILE_KEYS] */
 } Backward;
 
+/* T rows of HS, from padded rows, times a factor; written or added. */
+void backward_unpack_rows(const float *from, int64_t T, int size, float factor, float *to, int64_t to_step,
+                          bool adds);
+
+/* lse as an exponent of 2, and D, of rows first .. first + n - 1, whose dy are packed; `lse` and `y` begin
+ * with the first of them. */
+void backward_row_numbers(const Backward *work, int64_t first, int64_t n, int size, const float *lse,
+                          const float *y, int64_t y_row);
+
 /* One row of scores and of dP = dY·Vᵀ to one of weights and dS, in place. The row sees `visible` keys. */
 static inline void row_gradients(float *weights, float *dscores, const float *mask, int n_vecs,
                                  int64_t visible, float lse, float dot) {

@@ -280,12 +280,24 @@ static void forward_item(const AttentionShape *shape, const AttentionInputs *in,
     const uint64_t stride = (uint64_t)tile_round_up(shape->n_positions, 8);
     Forward work = forward_arrays(shape, &memory);
     int64_t n_packed[ATTENTION_MAX_RUNS] = {0}, last_position = query_position(shape, last - 1);
+    bool has_lists = shape->visible && shape->visible->blocks;
+    SparseKeys sparse = {0};
     for (int k = 0; k < shape->n_key_runs; k++) {
         const AttentionRun *run = &shape->keys[k];
         const int64_t place = key_place + run->first * in->kv_step;
         n_packed[k] = tile_min(run->n, last_position - run->position + 1); /* what is seen */
+        sparse.keys[k] = work.keys[k];
+        sparse.values[k] = work.values[k];
+        sparse.n[k] = n_packed[k];
+        if (has_lists) break; /* the one run there is, on the way */
         tile_pack_columns(in->keys + place, in->kv_step, n_packed[k], size, work.keys[k]);
         tile_pack_rows(in->values + place, in->kv_step, n_packed[k], size, 1.0f, work.values[k]);
+    }
+    if (has_lists) {
+        sparse.source_keys = in->keys + key_place;
+        sparse.source_values = in->values + key_place;
+        sparse.source_step = in->kv_step;
+        sparse.next = sparse_first_block(shape, b, first / TILE_KEYS, (last + TILE_KEYS - 1) / TILE_KEYS);
     }
     TileAhead ahead = {0};
     tile_ahead_y(&ahead, shape, out->y, item);
@@ -320,12 +332,7 @@ static void forward_item(const AttentionShape *shape, const AttentionInputs *in,
             .ahead = &ahead,
         };
         if (shape->visible) {
-            SparseKeys keys = {.n = {n_packed[0], n_packed[1]}};
-            for (int k = 0; k < shape->n_key_runs; k++) {
-                keys.keys[k] = work.keys[k];
-                keys.values[k] = work.values[k];
-            }
-            sparse_attend(shape, &keys, &work.state, queries, b, from, (int32_t)position);
+            sparse_attend(shape, &sparse, &work.state, queries, b, from, (int32_t)position);
         } else {
             attend_runs(shape, &work, n_packed, queries, position);
         }

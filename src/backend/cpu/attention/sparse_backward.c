@@ -169,22 +169,110 @@ static void sweep_tile(const Sweep *sweep, int query_run, int64_t query, int key
 
 void sparse_backward_head(const AttentionShape *shape, const Backward *work, int64_t b, int h,
                           TileAhead *ahead) {
-    const AttentionVisible *visible = shape->visible;
     const Sweep sweep = {shape, work, b, h, ahead};
-    if (visible->blocks) {
-        AttentionBlockList list = attention_block_list(visible->blocks, visible->n_lists > 1 ? b : 0,
-                                                       shape->n_positions, visible->most);
-        for (int64_t block = 0; block < attention_n_blocks(shape->n_positions); block++)
-            for (int32_t i = list.column_begin[block]; i < list.column_begin[block + 1]; i++) {
-                BlockState state = list.column[i] & 1 ? BLOCK_PARTIAL : BLOCK_FULL;
-                sweep_tile(&sweep, 0, (int64_t)(list.column[i] >> 1) * QUERY_TILE, 0, block * TILE_KEYS,
-                           &state);
-            }
-        return;
-    }
     for (int k = 0; k < shape->n_key_runs; k++)
         for (int64_t key = 0; key < shape->keys[k].n; key += TILE_KEYS)
             for (int q = 0; q < shape->n_query_runs; q++)
                 for (int64_t query = 0; query < shape->queries[q].n; query += QUERY_TILE)
                     sweep_tile(&sweep, q, query, k, key, NULL);
+}
+
+/* ---- by lists: rows are packed when the first tile needs them and unpacked behind the last, while they are
+ * in the inner caches. The first key block that query block i sees is the first entry of its row; the last is
+ * its own. */
+
+/* A head with its memory. */
+typedef struct {
+    const AttentionShape *shape;
+    const AttentionInputs *in;
+    const AttentionGradients *g;
+    const Backward *work;
+    int64_t b, key_place, q_place, y_place; /* where row 0 of the head is */
+    int h;
+} Head;
+
+static void pack_keys(const Head *head, int64_t block) {
+    const int size = head->shape->head_size;
+    const int64_t padded = tile_round_up(size, VEC_LANES), first = block * TILE_KEYS;
+    const int64_t n = tile_min(TILE_KEYS, head->shape->n_keys - first), step = head->in->kv_step;
+    const float *keys = head->in->keys + head->key_place + first * step,
+                *values = head->in->values + head->key_place + first * step;
+    tile_pack_columns(keys, step, n, size, head->work->keys_by_column[0] + first * size);
+    tile_pack_columns(values, step, n, size, head->work->values_by_column[0] + first * size);
+    tile_pack_rows(keys, step, n, size, 1.0f, head->work->keys + first * padded);
+    memset(head->work->dkeys + first * padded, 0, (size_t)(n * padded) * sizeof(float));
+    memset(head->work->dvalues + first * padded, 0, (size_t)(n * padded) * sizeof(float));
+}
+
+static void unpack_keys(const Head *head, int64_t block) {
+    const int size = head->shape->head_size;
+    const int64_t padded = tile_round_up(size, VEC_LANES), first = block * TILE_KEYS;
+    const int64_t n = tile_min(TILE_KEYS, head->shape->n_keys - first), step = head->in->kv_step,
+                  place = head->key_place + first * step;
+    backward_unpack_rows(head->work->dkeys + first * padded, n, size, TILE_LN_2, head->g->dkeys + place, step,
+                         head->g->adds_dkv); /* Q carries scale·log2(e) */
+    backward_unpack_rows(head->work->dvalues + first * padded, n, size, 1.0f, head->g->dvalues + place, step,
+                         head->g->adds_dkv);
+}
+
+static void pack_queries(const Head *head, int64_t block) {
+    const AttentionShape *shape = head->shape;
+    const int size = shape->head_size;
+    const int64_t padded = tile_round_up(size, VEC_LANES), first = block * QUERY_TILE;
+    const int64_t n = tile_min(QUERY_TILE, shape->T - first), y_row = (int64_t)shape->n_heads * size;
+    tile_pack_rows(head->in->q + head->q_place + first * head->in->q_step, head->in->q_step, n, size,
+                   (float)(shape->scale * TILE_LOG2_E), head->work->q + first * padded);
+    tile_pack_rows(head->g->dy + head->y_place + first * y_row, y_row, n, size, 1.0f,
+                   head->work->dy + first * padded);
+    backward_row_numbers(head->work, first, n, size,
+                         head->g->lse + (head->b * shape->n_heads + head->h) * shape->T + first,
+                         head->g->y + head->y_place + first * y_row, y_row);
+    memset(head->work->dq + first * padded, 0, (size_t)(n * padded) * sizeof(float));
+}
+
+static void unpack_queries(const Head *head, int64_t block) {
+    const int size = head->shape->head_size;
+    const int64_t first = block * QUERY_TILE, n = tile_min(QUERY_TILE, head->shape->T - first);
+    backward_unpack_rows(head->work->dq + first * tile_round_up(size, VEC_LANES), n, size, head->shape->scale,
+                         head->g->dq + head->q_place + first * head->in->q_step, head->in->q_step,
+                         head->g->adds_dq);
+}
+
+/* One key block with the query blocks that see it. */
+static void sweep_column(const Head *head, const AttentionBlockList *list, int32_t block, TileAhead *ahead) {
+    const Sweep sweep = {head->shape, head->work, head->b, head->h, ahead};
+    for (int32_t i = list->column_begin[block]; i < list->column_begin[block + 1]; i++) {
+        int32_t query = list->column[i] >> 1;
+        BlockState state = list->column[i] & 1 ? BLOCK_PARTIAL : BLOCK_FULL;
+        if (list->row[list->row_begin[query]] >> 1 == block) pack_queries(head, query);
+        sweep_tile(&sweep, 0, (int64_t)query * QUERY_TILE, 0, (int64_t)block * TILE_KEYS, &state);
+    }
+    unpack_queries(head, block);
+}
+
+void sparse_backward_item(const AttentionShape *shape, const AttentionInputs *in, const AttentionGradients *g,
+                          int64_t item, const Backward *work) {
+    const AttentionVisible *visible = shape->visible;
+    const int64_t b = item / shape->n_kv_heads, size = shape->head_size;
+    const int kv = (int)(item % shape->n_kv_heads), group = shape->n_heads / shape->n_kv_heads;
+    const int32_t n_blocks = (int32_t)attention_n_blocks(shape->n_positions);
+    AttentionBlockList list = attention_block_list(visible->blocks, visible->n_lists > 1 ? b : 0,
+                                                   shape->n_positions, visible->most);
+    TileAhead ahead = {0}; /* nothing */
+    for (int h = kv * group; h < (kv + 1) * group; h++) {
+        const Head head = {.shape = shape,
+                           .in = in,
+                           .g = g,
+                           .work = work,
+                           .b = b,
+                           .key_place = b * shape->n_keys * in->kv_step + kv * size,
+                           .q_place = b * shape->T * in->q_step + h * size,
+                           .y_place = (b * shape->T * shape->n_heads + h) * size,
+                           .h = h};
+        for (int32_t block = 0; block < n_blocks; block++) {
+            if (h == kv * group) pack_keys(&head, block);
+            sweep_column(&head, &list, block, &ahead);
+            if (h == (kv + 1) * group - 1) unpack_keys(&head, block);
+        }
+    }
 }

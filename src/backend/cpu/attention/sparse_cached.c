@@ -199,7 +199,7 @@ static void tile_run_item(const CachedCall *call, int64_t b, int kv, int64_t fir
                    work.values);
     shape.keys[0] = (AttentionRun){0, n_keys, from};
     shape.n_key_runs = 1;
-    SparseKeys keys = {{work.keys}, {work.values}, {n_keys}};
+    SparseKeys keys = {.keys = {work.keys}, .values = {work.values}, .n = {n_keys}};
     for (int h = kv * group; h < (kv + 1) * group; h++)
         sparse_attend(&shape, &keys, &work.state,
                       (TileQueries){.q = qkv_head(call, b, h) + first * row,

@@ -108,8 +108,30 @@ static void sweep_tiles(Sweep *sweep, int64_t b, int64_t block) {
         for (int64_t key = 0; key < sweep->keys->n[run]; key += TILE_KEYS) sweep_tile(sweep, run, key, NULL);
 }
 
-void sparse_attend(const AttentionShape *shape, const SparseKeys *keys, const TileState *tile,
-                   TileQueries queries, int64_t b, int64_t first_row, int32_t position) {
+int64_t sparse_first_block(const AttentionShape *shape, int64_t b, int64_t first, int64_t end) {
+    const AttentionVisible *visible = shape->visible;
+    AttentionBlockList list = attention_block_list(visible->blocks, visible->n_lists > 1 ? b : 0,
+                                                   shape->n_positions, visible->most);
+    int64_t least = end;
+    for (int64_t block = first; block < end; block++)
+        least = tile_min(least, list.row[list.row_begin[block]] >> 1);
+    return least;
+}
+
+/* Everything up to key block `block` is packed. */
+static void pack_until(SparseKeys *keys, int64_t block, int size) {
+    const int64_t padded = tile_round_up(size, VEC_LANES);
+    for (; keys->source_keys && keys->next <= block; keys->next++) {
+        int64_t first = keys->next * TILE_KEYS, n = tile_min(TILE_KEYS, keys->n[0] - first);
+        tile_pack_columns(keys->source_keys + first * keys->source_step, keys->source_step, n, size,
+                          keys->keys[0] + first * size);
+        tile_pack_rows(keys->source_values + first * keys->source_step, keys->source_step, n, size, 1.0f,
+                       keys->values[0] + first * padded);
+    }
+}
+
+void sparse_attend(const AttentionShape *shape, SparseKeys *keys, const TileState *tile, TileQueries queries,
+                   int64_t b, int64_t first_row, int32_t position) {
     const int64_t padded = tile_vecs(queries.head_size) * VEC_LANES;
     Sweep sweep = {.shape = shape,
                    .keys = keys,
@@ -125,6 +147,7 @@ void sparse_attend(const AttentionShape *shape, const SparseKeys *keys, const Ti
         sweep.span = (SparseSpan){.n_queries = n_rows,
                                   .q_position = position + (int32_t)first,
                                   .starts = starts ? starts + b * shape->T + first_row + first : NULL};
+        pack_until(keys, (first_row + first) / TILE_KEYS, queries.head_size);
         sweep_tiles(&sweep, b, (first_row + first) / TILE_KEYS);
         tile_finish(&queries, tile, first, n_rows);
     }

@@ -48,18 +48,27 @@ static inline SparseColumns sparse_columns(const SparseMask *mask, int64_t row, 
     return (SparseColumns){__builtin_ctzll(bits) / VEC_LANES * VEC_LANES, 64 - __builtin_clzll(bits)};
 }
 
-/* One head's packed keys and values, run by run. */
+/* One head's packed keys and values, run by run. Those that lists name are packed as the queries get to them,
+ * while they are in the inner caches: `source` is where from, and all blocks before `next` are there. */
 typedef struct {
-    const float *keys[ATTENTION_MAX_RUNS], *values[ATTENTION_MAX_RUNS];
-    int64_t n[ATTENTION_MAX_RUNS]; /* that are packed: what lies behind is seen by nobody here */
+    float *keys[ATTENTION_MAX_RUNS], *values[ATTENTION_MAX_RUNS];
+    int64_t n[ATTENTION_MAX_RUNS]; /* that there are: what lies behind is seen by nobody here */
+    const float *source_keys, *source_values;
+    int64_t source_step, next;
 } SparseKeys;
 
-/* The queries of one head: rows first_row .. of sequence b, at consecutive positions. */
-void sparse_attend(const AttentionShape *shape, const SparseKeys *keys, const TileState *tile,
-                   TileQueries queries, int64_t b, int64_t first_row, int32_t position);
+/* The first key block that query blocks first .. end - 1 of sequence b see. */
+int64_t sparse_first_block(const AttentionShape *shape, int64_t b, int64_t first, int64_t end);
 
-/* dq of one query head, and its part of dk and dv, added. */
+/* The queries of one head: rows first_row .. of sequence b, at consecutive positions. */
+void sparse_attend(const AttentionShape *shape, SparseKeys *keys, const TileState *tile, TileQueries queries,
+                   int64_t b, int64_t first_row, int32_t position);
+
+/* dq of one query head, and its part of dk and dv, added; tiles are asked for. */
 void sparse_backward_head(const AttentionShape *shape, const Backward *work, int64_t b, int h,
                           TileAhead *ahead);
+/* A key/value head of a sequence with all its query heads, by lists; `item` = b·NKV + kv. */
+void sparse_backward_item(const AttentionShape *shape, const AttentionInputs *in, const AttentionGradients *g,
+                          int64_t item, const Backward *work);
 
 #endif
