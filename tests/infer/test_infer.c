@@ -250,11 +250,14 @@ static void test_rows_are_independent(void **state) {
 /* Blocks that some tokens go by: each has a cache of those that passed, and a count of its own. */
 static void test_decode_depths(void **state) {
     (void)state;
-    for (int i = 0; i < 2; i++) {
-        ModelConfig config = i ? llama_config : gpt_config;
+    for (int i = 0; i < 3; i++) {
+        ModelConfig config = i == 1 ? llama_config : gpt_config;
         config.n_layers = 3;
         config.depth_capacity = 0.5;
-        config.depth_every = i ? 1 : 2;
+        config.depth_every = i == 1 ? 1 : 2;
+        config.n_experts = i == 2 ? 3 : 0; /* inside such a block, too */
+        config.n_chosen = 2;
+        config.expert_every = 1;
         n_passed = n_gone_by = 0;
         check_decode(&config);
         check_rows(&config);
