@@ -196,8 +196,8 @@ static Status make_depths(VerifyModel *model, Error *error) {
 
 /* The kinds of --all, and what a user may not say then. */
 static Status choose_models(Verify *run, Error *error) {
-    static const char *const kinds[] = {"norm", "mlp", "position", "tied", "bias", "kv-heads", "experts",
-                                        "depth-capacity"};
+    static const char *const kinds[] = {"norm", "mlp",      "position", "tied",
+                                        "bias", "kv-heads", "experts",  "depth-capacity"};
     for (int i = 0; i < N_MODELS; i++)
         run->models[i] = (VerifyModel){.name = "", .config = run->values.model};
     run->choice.model = run->models;

@@ -204,8 +204,9 @@ static Status check_depths(const ModelConfig *config, Error *error) {
     for (int block = 0; block < config->n_layers; block++) {
         if (!config_is_depth_block(config, block) || !config_is_sparse(config, block)) continue;
         if (config->document_mask)
-            return error_user(error, "--document-mask and --depth-capacity do not go together: a router chooses "
-                                     "among all positions of a sequence; leave one out");
+            return error_user(error,
+                              "--document-mask and --depth-capacity do not go together: a router chooses "
+                              "among all positions of a sequence; leave one out");
         return error_user(
             error,
             "--depth-capacity: block %d has a router, and attention there is among what passes; give such "

@@ -104,8 +104,8 @@ void gpt_record_depth(GptPart *part, int block) {
                                         layer_parameter(r, ROLE_DEPTH_PREDICTOR_BIAS, block));
     Tensor *score = record_all(r, scores.score);
     DepthRows rows = r->is_training ? op_depth_select(graph, score, config_depth_rows(r->config, r->T))
-                                          : op_depth_admit(graph, record_all(r, scores.guess), r->start,
-                                                           record_counts(r, block));
+                                    : op_depth_admit(graph, record_all(r, scores.guess), r->start,
+                                                     record_counts(r, block));
     if (r->is_training) record_predict(r, x, scores.guess, &rows, block);
     DepthChosen chosen = op_depth_gather(graph, x, score, &rows, router, r->rows.first);
     Tensor *made = record_passing(r, chosen.chosen, &rows, block);

@@ -716,9 +716,8 @@ void build_depth_predict(OpCase *test) {
     Tensor *predictor = parameter(test, SHAPE(size[2]), "predictor", 0.0f),
            *bias = parameter(test, SHAPE(1), "bias", 0.0f);
     DepthRows rows = op_depth_select(graph, score, size[3]);
-    DepthPredictAttributes attributes = {.first_row = depth_first_row(test),
-                                         .gradient_scale = 0.25f,
-                                         .report_scale = 0.25f};
+    DepthPredictAttributes attributes = {
+        .first_row = depth_first_row(test), .gradient_scale = 0.25f, .report_scale = 0.25f};
     DepthPredictTensors tensors = {.guess = op_depth_score(graph, x, router, predictor, bias).guess,
                                    .x = x,
                                    .slot = rows.slot,

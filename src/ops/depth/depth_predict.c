@@ -22,8 +22,8 @@ void op_depth_predict(Graph *graph, const DepthPredictTensors *t, WriteMode mode
     Tensor *dbias =
         graph_tensor(graph, PLACE_ACTIVATION, DTYPE_F32, t->bias->shape, "%s.made", t->bias->name);
     Node *node = graph_record(graph, &OP_DEPTH_PREDICT, attributes, sizeof *attributes, 7,
-                              TENSORS(t->guess, t->x, t->slot, t->random, t->scale, t->predictor, t->bias),
-                              4, TENSORS(dpredictor, dbias, t->loss, t->hits));
+                              TENSORS(t->guess, t->x, t->slot, t->random, t->scale, t->predictor, t->bias), 4,
+                              TENSORS(dpredictor, dbias, t->loss, t->hits));
     node->write[2] = node->write[3] = mode;
     dpredictor->needs_gradient = dbias->needs_gradient = false;
 }
@@ -42,7 +42,7 @@ static Status predict_reference(const KernelCall *call, Error *error) {
     const Node *node = call->node;
     const DepthPredictAttributes *a = node->attributes;
     const float *guess = call->in[0], *x = call->in[1], *scale = call->in[4]; /* (N), (N,C), (1) */
-    const int32_t *slot = call->in[2], *random = call->in[3];              /* (B,T), words */
+    const int32_t *slot = call->in[2], *random = call->in[3];                 /* (B,T), words */
     int64_t N = shape_rows(node->input[1]->shape), C = shape_columns(node->input[1]->shape);
     int64_t T = node->input[2]->shape.dim[1];
     double loss = 0.0, hits = 0.0, dbias = 0.0, *sum = reference_sums(C, error);

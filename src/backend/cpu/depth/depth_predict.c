@@ -20,7 +20,7 @@ static void add_row(const float *x, float factor, int64_t C, float *sum) {
 /* Rows first .. end - 1; `sum` (C + N_NUMBERS) of them. */
 static void sum_block(const KernelCall *call, int64_t first, int64_t end, float *sum) {
     const DepthPredictAttributes *a = call->node->attributes;
-    const float *guess = call->in[0], *x = call->in[1];          /* (N), (N,C) */
+    const float *guess = call->in[0], *x = call->in[1];       /* (N), (N,C) */
     const int32_t *slot = call->in[2], *random = call->in[3]; /* (B,T), words */
     int64_t C = shape_columns(call->node->input[1]->shape), T = call->node->input[2]->shape.dim[1];
     double number[N_NUMBERS] = {0};
