@@ -12,7 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { SAMPLE = 100, FEW_STEPS = 4, MANY_STEPS = 20, N_MODELS = 3 };
+enum { SAMPLE = 100, FEW_STEPS = 4, MANY_STEPS = 20, N_MODELS = 4 };
 
 typedef struct {
     bool all;
@@ -33,7 +33,7 @@ static const OptionSpec call_specs[] = {
     OPTION_BOOL(
         "all", VerifyCallOptions, all, false,
         "every layout of 1, 2, 3, 4, 6 and 8 ranks, as far as there are so many, of a model like GPT-2, one "
-        "like Llama and one with experts, tied and untied"),
+        "like Llama, one with experts and one of several depths, tied and untied"),
     OPTION_INT("sample", VerifyCallOptions, n_sample, -1, -1, 1 << 30,
                "at most so many layouts, in which every choice meets every other; 0: all of them; -1: 100, "
                "with --all all of them"),
@@ -187,9 +187,17 @@ static Status make_experts(VerifyModel *model, Error *error) {
     return config_complete(&model->config, model->config.vocabulary, error);
 }
 
+/* In every other block two of five positions pass. */
+static Status make_depths(VerifyModel *model, Error *error) {
+    model->name = "depths";
+    model->config.depth_capacity = 0.4;
+    return config_complete(&model->config, model->config.vocabulary, error);
+}
+
 /* The kinds of --all, and what a user may not say then. */
 static Status choose_models(Verify *run, Error *error) {
-    static const char *const kinds[] = {"norm", "mlp", "position", "tied", "bias", "kv-heads", "experts"};
+    static const char *const kinds[] = {"norm", "mlp",      "position", "tied",
+                                        "bias", "kv-heads", "experts",  "depth-capacity"};
     for (int i = 0; i < N_MODELS; i++)
         run->models[i] = (VerifyModel){.name = "", .config = run->values.model};
     run->choice.model = run->models;
@@ -199,15 +207,16 @@ static Status choose_models(Verify *run, Error *error) {
         if (options_source(&run->options, kinds[i]) >= OPTION_FROM_RUN)
             return error_user(
                 error,
-                "--%s says what kind of model it is, and --all tries a model like GPT-2, one like Llama and "
-                "one with experts; leave one of them out",
+                "--%s says what kind of model it is, and --all tries a model like GPT-2, one like Llama, one "
+                "with experts and one of several depths; leave one of them out",
                 kinds[i]);
     }
     run->models[0].name = "gpt-2";
     run->choice.n_models = N_MODELS;
     run->choice.varies_tied = true;
     TRY(make_llama(&run->models[1], error));
-    return make_experts(&run->models[2], error);
+    TRY(make_experts(&run->models[2], error));
+    return make_depths(&run->models[3], error);
 }
 
 static Status read_call(Verify *run, Error *error) {

@@ -189,6 +189,7 @@ Status huggingface_can_express(const ModelConfig *config, Error *error) {
     HuggingFaceLayout layout = huggingface_layout(config);
     const char *obstacle = layout == HUGGINGFACE_GPT2 ? gpt2_obstacle(config, text, sizeof text)
                                                       : config_llama_obstacle(config, text, sizeof text);
+    if (config->depth_capacity > 0.0) obstacle = "--depth-capacity";
     if (!obstacle) return STATUS_OK;
     return error_user(
         error,

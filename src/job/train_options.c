@@ -224,6 +224,13 @@ static Status check_context(const TrainRun *run, Error *error) {
     int64_t most = context_most_ranks(style, values->train.sequence);
     int64_t n_heads = values->model.n_kv_heads / n_tensor;
     if (n_ranks == 1) return STATUS_OK;
+    if (values->model.depth_capacity > 0.0) {
+        return error_user(
+            error,
+            "--depth-capacity chooses among all positions of a sequence, and --cp %d divides each among ranks; "
+            "leave one out, or divide the layers (--tp)",
+            n_ranks);
+    }
     if (n_ranks > most) {
         return error_user(
             error,

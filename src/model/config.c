@@ -105,6 +105,14 @@ const OptionSpec model_option_specs[] = {
                "token that ends a document, for --document-mask; -1: the tokenizer's end of text",
                .flags = OPTION_FIXED),
     OPTION_FLOAT(
+        "depth-capacity", ModelConfig, depth_capacity, 0.0, 0.0, 1.0,
+        "mixture of depths: the share of a sequence's positions that pass a block with a router, the "
+        "rest go by; 0: all blocks are for all",
+        .flags = OPTION_FIXED | OPTION_F32),
+    OPTION_INT("depth-every", ModelConfig, depth_every, 2, 1, 1000,
+               "mixture of depths: which blocks have a router, the last of each so many; 1: all",
+               .flags = OPTION_FIXED),
+    OPTION_FLOAT(
         "dropout", ModelConfig, dropout, 0.0, 0.0, 0.999,
         "probability of dropout after the embedding, on attention weights and on both residual branches",
         .flags = OPTION_F32),
@@ -167,6 +175,45 @@ Status config_apply_preset(Options *options, const char *name, Error *error) {
 
 int64_t config_head_size(const ModelConfig *config) {
     return config->n_channels / config->n_heads;
+}
+
+bool config_is_depth_block(const ModelConfig *config, int block) {
+    return config->depth_capacity > 0.0 && (block + 1) % config->depth_every == 0;
+}
+
+int64_t config_depth_rows(const ModelConfig *config, int64_t T) {
+    int64_t n = (int64_t)(config->depth_capacity * (double)T + 0.5);
+    return n < 1 ? 1 : n > T ? T : n;
+}
+
+int config_n_depth_blocks(const ModelConfig *config, int first_block, int end_block) {
+    int n = 0;
+    for (int block = first_block; block < end_block; block++) n += config_is_depth_block(config, block);
+    return n;
+}
+
+/* Positions that pass a block are its sequence: what patterns and documents say of others, nobody knows there. */
+static Status check_depths(const ModelConfig *config, Error *error) {
+    if (config->depth_capacity <= 0.0) return STATUS_OK;
+    if (config->depth_every > config->n_layers)
+        return error_user(
+            error,
+            "--depth-every %lld leaves none of --layers %lld with a router; choose at most as many, or leave out "
+            "--depth-capacity",
+            (long long)config->depth_every, (long long)config->n_layers);
+    for (int block = 0; block < config->n_layers; block++) {
+        if (!config_is_depth_block(config, block) || !config_is_sparse(config, block)) continue;
+        if (config->document_mask)
+            return error_user(error,
+                              "--document-mask and --depth-capacity do not go together: a router chooses "
+                              "among all positions of a sequence; leave one out");
+        return error_user(
+            error,
+            "--depth-capacity: block %d has a router, and attention there is among what passes; give such "
+            "blocks dense attention (as --attention-pattern window:256,dense with --depth-every 2)",
+            block);
+    }
+    return STATUS_OK;
 }
 
 bool config_has_experts(const ModelConfig *config, int block) {
@@ -308,5 +355,6 @@ Status config_complete(ModelConfig *config, int64_t tokenizer_vocabulary, Error 
         return error_user(error, "the vocabulary is empty; give --vocab or a tokenizer");
     TRY(read_patterns(config, error));
     TRY(check_document_end(config, error));
+    TRY(check_depths(config, error));
     return config->n_experts ? complete_experts(config, error) : STATUS_OK;
 }

@@ -38,6 +38,10 @@ typedef struct {
     /* What config_complete made of the words; none: all blocks are dense. */
     AttentionPattern pattern[CONFIG_MAX_PATTERNS];
     int n_patterns;
+    /* Mixture of depths: in every depth_every-th block, depth_capacity of the positions of a sequence pass; 0:
+     * there are no such blocks. */
+    double depth_capacity;
+    int64_t depth_every;
 } ModelConfig;
 
 extern const OptionSpec model_option_specs[];
@@ -67,5 +71,11 @@ bool config_is_sparse(const ModelConfig *config, int64_t block);
 /* Head size, and the norm's epsilon (GPT-2's). */
 int64_t config_head_size(const ModelConfig *config);
 #define NORM_EPSILON 1e-5f
+
+/* Does the router of this block let some positions pass and others go by? How many of T pass, and how many
+ * blocks are such. */
+bool config_is_depth_block(const ModelConfig *config, int block);
+int64_t config_depth_rows(const ModelConfig *config, int64_t T);
+int config_n_depth_blocks(const ModelConfig *config, int first_block, int end_block);
 
 #endif

@@ -13,8 +13,8 @@
  * addition wait for the norm that follows, and the three are one operation.
  *
  * What a branch is made of is in gpt_layers.c, which also knows how layers are split among ranks; attention
- * is in gpt_attention.c, experts in the place of the MLP in gpt_experts.c, the head in gpt_head.c, generation in
- * gpt_decode.c. */
+ * is in gpt_attention.c, experts in the place of the MLP in gpt_experts.c, blocks that some positions go by in
+ * gpt_depth.c, the head in gpt_head.c, generation in gpt_decode.c. */
 #include "model/gpt_writer.h"
 
 Tensor *layer_mlp(GptWriter *r, Tensor *h, int block) {
@@ -92,11 +92,16 @@ static void branch_half(GptPart *part, int half) {
     else part->branch = layer_mlp(r, part->entered, block);
 }
 
+/* What a branch's layer may add to what it makes: the stream, or what the branches before it have made. */
+static Tensor *added_so_far(const GptPart *part) {
+    return part->r.adds_apart ? part->made : part->x.sum;
+}
+
 static void project_half(GptPart *part, int half) {
     GptWriter *r = &part->r;
     int block = half / 2, kind = half % 2;
     r->graph->block = block;
-    Tensor *residual = writer_is_fused(r) ? part->x.sum : NULL, *y = part->branch;
+    Tensor *residual = writer_is_fused(r) ? added_so_far(part) : NULL, *y = part->branch;
     if (part->experts.is_under_way) {
         if (!writer_is_split(r)) return; /* they come back while another part is computed */
         y = layer_experts_end(r, &part->experts, block);
@@ -113,9 +118,10 @@ static void end_half(GptPart *part, int half) {
     Tensor *y;
     if (part->experts.is_under_way) {
         y = layer_experts_end(r, &part->experts, half / 2);
-        if (writer_is_fused(r)) y = op_add(r->graph, part->x.sum, y);
+        if (writer_is_fused(r)) y = op_add(r->graph, added_so_far(part), y);
     } else y = op_parallel_finish(r->graph, &part->leaving);
-    layer_residual(r, &part->x, y, half / 2, halves[half % 2].site);
+    if (r->adds_apart) depth_residual(part, y, half / 2, halves[half % 2].site);
+    else layer_residual(r, &part->x, y, half / 2, halves[half % 2].site);
 }
 
 /* Halves first .. end - 1 of blocks, of all parts in turn. Between two layers of a part, the one before it
@@ -123,7 +129,7 @@ static void end_half(GptPart *part, int half) {
  *
  *     part 0   project, out           end, begin, in            branch         ...
  *     part 1                  branch                  project, out     end, begin, in */
-static void record_halves(GptPart *parts, int n_parts, int first, int end) {
+void gpt_record_halves(GptPart *parts, int n_parts, int first, int end) {
     int n_runs = (end - first) * n_parts, lag = n_parts > 1 ? 1 : 0;
     for (int i = 0; i < n_parts; i++) begin_half(&parts[i], first);
     for (int i = 0; i < n_runs + lag; i++) {
@@ -137,6 +143,17 @@ static void record_halves(GptPart *parts, int n_parts, int first, int end) {
     }
 }
 
+/* Blocks first .. end - 1. Parts meet where there is a router, too: its messages are few. */
+static void record_run(GptPart *parts, int n_parts, int first, int end) {
+    const ModelConfig *config = parts[0].r.config;
+    for (int from = first, to; from < end; from = to) {
+        for (to = from; to < end && !config_is_depth_block(config, to);) to++;
+        if (to > from) gpt_record_halves(parts, n_parts, 2 * from, 2 * to);
+        for (int i = 0; to < end && i < n_parts; i++) gpt_record_depth(&parts[i], to);
+        to += to < end;
+    }
+}
+
 /* Parts meet where activations are forgotten from (a segment), or after every block, where its weights are
  * gathered. */
 void gpt_record_blocks(GptPart *parts, int n_parts, int first, int end) {
@@ -147,7 +164,7 @@ void gpt_record_blocks(GptPart *parts, int n_parts, int first, int end) {
         if (to > end) to = end;
         for (int i = 0; r->segment && from % r->segment == 0 && i < n_parts; i++)
             layer_border(&parts[i].r, &parts[i].x);
-        record_halves(parts, n_parts, 2 * from, 2 * to);
+        record_run(parts, n_parts, from, to);
     }
     r->graph->block = NO_BLOCK;
 }
@@ -177,11 +194,14 @@ static GptLoss record_places(const ModelConfig *config, const ParameterTable *ta
         loss.loss = graph_tensor(graph, PLACE_STATE, DTYPE_F32, SHAPE(1), "loss");
         loss.losses = graph_tensor(graph, PLACE_STATE, DTYPE_F32, SHAPE(B * T), "losses");
     }
-    if (options->is_training && (config->dropout > 0.0 || config->n_experts))
+    int n_depths = config_n_depth_blocks(config, stage->first_block, stage->end_block);
+    if (options->is_training && (config->dropout > 0.0 || config->n_experts || n_depths))
         loss.random = graph_tensor(graph, PLACE_INPUT, DTYPE_I32,
                                    SHAPE(gpt_n_parts(options) * N_RANDOM_WORDS), "random");
     if (options->is_training && options->scales_loss)
         loss.scale = graph_tensor(graph, PLACE_INPUT, DTYPE_F32, SHAPE(1), "loss scale");
+    if (options->is_training && n_depths)
+        loss.depth = graph_tensor(graph, PLACE_STATE, DTYPE_F32, SHAPE(N_DEPTH_NUMBERS), "depth");
     if (options->is_training)
         loss.reports = options->reports ? options->reports : gpt_record_reports(config, table, graph);
     return loss;
@@ -221,6 +241,7 @@ Shape gpt_stream_shape(const ModelConfig *config, const GptLossOptions *options)
 static GptPart *record_parts(const ModelConfig *config, Graph *graph, const GptLossOptions *options,
                              const GptLoss *loss, int n_parts) {
     GptPart *parts = ARENA_ARRAY(&graph->arena, GptPart, n_parts);
+    GptDepth depth = {.report = loss->depth, .n_recorded = ARENA_NEW(&graph->arena, int)};
     for (int i = 0; i < n_parts; i++) {
         GptWriter *r = &parts[i].r;
         *r = loss_writer(config, options, n_parts, i);
@@ -235,6 +256,7 @@ static GptPart *record_parts(const ModelConfig *config, Graph *graph, const GptL
         r->reports = loss->reports;
         r->loss_scale = options->loss_scale;
         r->is_training = options->is_training;
+        r->depth = depth;
     }
     return parts;
 }

@@ -62,15 +62,21 @@ typedef struct {
     /* (B,T) i32 in PLACE_INPUT: the tokens of all positions of the sequences, where a document mask needs them
      * and `tokens` is not that: without an embedding, or with context parallelism; else NULL */
     Tensor *sequences;
-    Tensor *random; /* see ops.h, one behind the other for each part; NULL without dropout and experts, and
-                     * where it is no training */
+    Tensor *random; /* see ops.h, one behind the other for each part; NULL where nobody reads it, and where it
+                     * is no training */
     Tensor *scale;  /* (1) in PLACE_INPUT: what gradients are multiplied by; NULL unless scales_loss */
     Tensor *losses; /* (B·T) cross-entropy of every token */
     Tensor *loss;   /* scalar in PLACE_STATE: the sum over a step's micro-batches, scaled */
     /* (blocks with experts here, E + N_ROUTE_COUNTS) in PLACE_STATE: what a step's routers report, by
      * parameter_router_row; see ops/experts/experts.h. NULL: there are none, or it is no training. */
     Tensor *reports;
+    /* What a step says of the predictors of blocks that some positions go by, summed over micro-batches,
+     * (N_DEPTH_NUMBERS) in PLACE_STATE: mean cross-entropy, and share of right guesses; of all ranks along dp
+     * and pp together, and along tp where its ranks share out rows. NULL as above. */
+    Tensor *depth;
 } GptLoss;
+
+enum { DEPTH_LOSS, DEPTH_HITS, N_DEPTH_NUMBERS };
 
 /* How many there are; part i has sequences shard_span(B, n, i). */
 int gpt_n_parts(const GptLossOptions *options);
@@ -114,6 +120,8 @@ typedef struct {
     Tensor *next_documents; /* (B,capacity) i32: see op_document_starts_cached; NULL: no document mask */
     Documents documents;    /* of the new tokens, once a stage has asked for them */
     int64_t n_cached;       /* positions of keys and values of the blocks that are recorded */
+    Tensor *counts;         /* (blocks with a router,B,capacity+1) i32, see ops/depth/depth.h; NULL: none */
+    int64_t n_counted;      /* such blocks that are recorded */
     Tensor *logits;         /* (B,V) of those rows, f32; NULL without a head */
 } GptDecode;
 

@@ -46,7 +46,9 @@ GptDecode gpt_begin_decode(const ModelConfig *config, const ParameterTable *tabl
     decode.tokens = graph_tensor(graph, PLACE_INPUT, DTYPE_I32, SHAPE(B, options->T), "tokens");
     decode.start = graph_tensor(graph, PLACE_INPUT, DTYPE_I32, SHAPE(B), "start");
     decode.rows = graph_tensor(graph, PLACE_INPUT, DTYPE_I32, SHAPE(B), "rows");
-    int64_t n_positions = 0; /* of keys and values of all blocks */
+    int64_t n_positions = 0, n_depths = 0; /* of keys and values of all blocks; blocks with a router */
+    for (int i = 0; i < n_stages; i++)
+        n_depths += config_n_depth_blocks(config, stages[i].first_block, stages[i].end_block);
     for (int i = 0; i < n_stages; i++)
         for (int block = stages[i].first_block; block < stages[i].end_block; block++)
             n_positions += 2 * writer_capacity(&r, block);
@@ -57,6 +59,9 @@ GptDecode gpt_begin_decode(const ModelConfig *config, const ParameterTable *tabl
     if (r.capacity && config->document_mask)
         decode.next_documents =
             graph_tensor(graph, PLACE_STATE, DTYPE_I32, SHAPE(B, r.capacity), "next documents");
+    if (r.capacity && n_depths)
+        decode.counts =
+            graph_tensor(graph, PLACE_STATE, DTYPE_I32, SHAPE(n_depths, B, r.capacity + 1), "counts");
     return decode;
 }
 
@@ -95,10 +100,12 @@ Tensor *gpt_record_decode_stage(const ModelConfig *config, Graph *graph, const G
     part.r.start = decode->start;
     part.r.caches = decode->caches;
     part.r.n_cached = decode->n_cached;
+    part.r.depth = (GptDepth){.counts = decode->counts, .n_counted = decode->n_counted};
     record_masks(&part.r, stage, decode);
     if (stage->has_embedding) gpt_record_embeddings(&part, 1, decode->tokens);
     gpt_record_blocks(&part, 1, stage->first_block, stage->end_block);
     decode->n_cached = part.r.n_cached;
+    decode->n_counted = part.r.depth.n_counted;
     if (!stage->has_head) return part.x.sum;
     record_prediction(&part.r, &part.x, decode);
     return NULL;

@@ -40,7 +40,8 @@ static RouteAttributes attributes_of(const GptWriter *r, int block) {
                                   .is_training = r->is_training,
                                   .site = block};
     /* A text that is written token by token has no later tokens to compete with: nothing is dropped. */
-    if (!r->start) attributes.capacity = config_capacity(config, r->n_positions);
+    bool is_whole = r->is_training || !r->places; /* not: rows that go by are among them */
+    if (!r->start && is_whole) attributes.capacity = config_capacity(config, r->n_positions);
     if (r->is_training && is_first_of_split(r) && is_first_of_sequence(r)) {
         attributes.balance_scale = (float)(config->balance_loss * r->loss_scale * (double)r->n_positions);
         attributes.z_scale = (float)(config->z_loss * r->loss_scale);

@@ -44,6 +44,7 @@ bool writer_mask(const GptWriter *r, int block, AttentionMask *mask) {
 }
 
 Tensor *writer_start(const GptWriter *r) {
+    if (r->places) return r->places;
     return r->masks.documents.positions ? r->masks.documents.positions : r->start;
 }
 

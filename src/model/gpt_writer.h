@@ -16,6 +16,14 @@ typedef struct {
     Tensor *blocks[CONFIG_MAX_PATTERNS]; /* lists, one a pattern; NULL: not needed */
 } GptMasks;
 
+/* What blocks that some positions go by (gpt_depth.c) share. */
+typedef struct {
+    Tensor *report;    /* GptLoss's */
+    int *n_recorded;   /* blocks so far that add to it */
+    Tensor *counts;    /* GptDecode's */
+    int64_t n_counted; /* blocks before this one that have counts there */
+} GptDepth;
+
 /* What the pieces of one recording share. */
 typedef struct {
     const ModelConfig *config;
@@ -26,9 +34,10 @@ typedef struct {
     Tensor *scale, *reports; /* GptLoss's */
     double loss_scale;
     bool is_training;
-    Tensor *start;                   /* NULL: sequences start at position 0 */
-    Tensor *caches;                  /* of all blocks, keys before values; NULL: attention within the batch */
-    int64_t n_cached;                /* positions of keys and values of the blocks before this one */
+    Tensor *start;    /* NULL: sequences start at position 0 */
+    Tensor *places;   /* (B,T) positions of rows that need not follow each other; NULL: they do */
+    Tensor *caches;   /* of all blocks, keys before values; NULL: attention within the batch */
+    int64_t n_cached; /* positions of keys and values of the blocks before this one */
     Tensor *key_cache, *value_cache; /* of the block being recorded */
     int64_t B, capacity, most_new;   /* most_new: see GptDecodeOptions */
     GptMasks masks;
@@ -39,7 +48,9 @@ typedef struct {
     GptSplit split;
     ShardHeads heads; /* of this rank */
     RowSplit rows;    /* of the residual stream that are here; {0}: all */
-    int64_t segment;  /* blocks whose activations are forgotten and made again together; 0: all are kept */
+    GptDepth depth;
+    bool adds_apart; /* what the branches of a block add is summed beside the stream, too (GptPart.made) */
+    int64_t segment; /* blocks whose activations are forgotten and made again together; 0: all are kept */
     DType dtype;
 } GptWriter;
 
@@ -69,6 +80,7 @@ typedef struct {
     ParallelFlight entering, leaving; /* under way */
     Tensor *entered, *branch;         /* what came in, and what the branch has made of it so far */
     GptExperts experts;
+    Tensor *made; /* where r.adds_apart: what the branches so far have added */
 } GptPart;
 
 /* Where dropout happens; together with the block it names a random stream. */
@@ -123,6 +135,13 @@ Tensor *layer_attention(GptWriter *r, Tensor *h, int block);
  * many of them can name them all. */
 void layer_caches(GptWriter *r, int block);
 
+/* ---- gpt_depth.c */
+
+/* A block that some positions of a sequence pass, and the others go by. */
+void gpt_record_depth(GptPart *part, int block);
+/* Behind a branch, where it is summed apart: y is what it has made, dropout not done. */
+void depth_residual(GptPart *part, Tensor *y, int block, int site);
+
 /* ---- gpt_experts.c */
 
 /* What the experts of this block make of h (B,T,C), or this rank's channels of them; NULL: it is under way, and
@@ -158,6 +177,8 @@ void gpt_record_heads(GptPart *parts, int n_parts, const GptLossOptions *options
 Tensor *layer_mlp(GptWriter *r, Tensor *h, int block);
 /* (B,T) tokens to where the streams of all parts begin. */
 void gpt_record_embeddings(GptPart *parts, int n_parts, Tensor *tokens);
+/* Halves first .. end - 1 of blocks of all parts; block i has halves 2·i and 2·i+1. */
+void gpt_record_halves(GptPart *parts, int n_parts, int first, int end);
 /* Blocks first .. end - 1 of all parts. */
 void gpt_record_blocks(GptPart *parts, int n_parts, int first, int end);
 

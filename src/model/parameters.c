@@ -133,10 +133,22 @@ static void add_mlp(Builder *builder, const ModelConfig *config, int block, int6
     if (config->bias) add_vector(builder, ROLE_PROJ_BIAS, block, name[3], channels, SHARD_FIRST, INIT_ZERO);
 }
 
+/* The router of a block that some positions go by, and the predictor of what it chooses (ops/depth/depth.h).
+ * A score is the gate of what the block adds, so scores begin as large as the stream's channels are. */
+static void add_depth(Builder *builder, const ModelConfig *config, int block) {
+    int64_t channels = config->n_channels;
+    add_vector(builder, ROLE_DEPTH_ROUTER, block, "depth.router.weight", channels, SHARD_NONE, INIT_NORMAL);
+    builder->parameter[builder->n_parameters - 1].deviation = 1.0f / sqrtf((float)channels);
+    add_vector(builder, ROLE_DEPTH_PREDICTOR, block, "depth.predictor.weight", channels, SHARD_NONE,
+               INIT_ZERO);
+    add_vector(builder, ROLE_DEPTH_PREDICTOR_BIAS, block, "depth.predictor.bias", 1, SHARD_NONE, INIT_ZERO);
+}
+
 /* GPT-2's initialisation: 0.02, and the two projections that write into the residual stream scaled down by
  * the square root of how many of them add up there. */
 static void add_block(Builder *builder, const ModelConfig *config, int block) {
     const float deviation = 0.02f;
+    if (config_is_depth_block(config, block)) add_depth(builder, config, block);
     float residual_deviation = deviation / sqrtf(2.0f * (float)config->n_layers);
     int64_t channels = config->n_channels, heads = config->n_heads + 2 * config->n_kv_heads;
     int64_t qkv = heads * config_head_size(config);
@@ -344,7 +356,7 @@ Status parameters_build_part(ParameterTable *table, const ModelConfig *config, c
                                               .dtype = DTYPE_F32}};
     TRY(check_part(config, part, error));
     Arena arena = {0};
-    int64_t capacity = 5 + config->n_layers * (ROLE_EXPERT_PROJ_BIAS - ROLE_NORM1_WEIGHT + 1);
+    int64_t capacity = 5 + config->n_layers * (ROLE_FINAL_NORM_WEIGHT - ROLE_NORM1_WEIGHT);
     Builder model = {.arena = &table->arena, .parameter = ARENA_ARRAY(&arena, Parameter, capacity)};
     add_model(&model, config);
     table->parameter = ARENA_ARRAY(&table->arena, Parameter, capacity);

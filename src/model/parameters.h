@@ -32,6 +32,9 @@ typedef enum {
     ROLE_EXPERT_PROJ_WEIGHT, /* (E,C,F) */
     ROLE_EXPERT_PROJ_BIAS,   /* (E,C) */
     ROLE_ROUTER_BIAS,        /* ParameterTable.router_bias, which is no weight */
+    ROLE_DEPTH_ROUTER,       /* (C) */
+    ROLE_DEPTH_PREDICTOR,    /* (C) */
+    ROLE_DEPTH_PREDICTOR_BIAS,
     ROLE_FINAL_NORM_WEIGHT,
     ROLE_FINAL_NORM_BIAS,
     ROLE_HEAD_WEIGHT,

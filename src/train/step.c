@@ -100,6 +100,7 @@ Status train_step_plan(TrainStep *step, const ModelConfig *config, const Paramet
                         .config = config,
                         .scale = {.value = options->precision.scales_loss ? FIRST_SCALE : 1.0}};
     if (optimizer) step->optimizer_options = *optimizer;
+    step->has_depth = optimizer && config->depth_capacity > 0.0;
     step->options.sync.stages_apart = step_options_unflushed(options);
     step->graph = graph_new();
     step->n_chunks = options->pipeline ? options->pipeline->layout.n_chunks : 1;

@@ -251,11 +251,12 @@ bool train_step_runs_ahead(const TrainStep *step) {
            !step->optimizer.assumed && STEP_MOST_BEGUN * step->n_actions <= EXECUTOR_MAX_PENDING;
 }
 
-/* Results travel in places 0 to 2, or 3 to 5. */
+/* Results travel in places 0 to 3, or 4 to 7. */
 static int first_place(int64_t number) {
-    _Static_assert(3 * STEP_MOST_BEGUN <= BACKEND_RESULTS, "a loss, a norm and the routers' summary each");
+    _Static_assert(4 * STEP_MOST_BEGUN <= BACKEND_RESULTS,
+                   "a loss, a norm, the routers' summary and what predictors have learned each");
     _Static_assert(N_ROUTE_SUMMARY * sizeof(float) <= BACKEND_RESULT_BYTES, "the summary is small");
-    return 3 * (int)(number % STEP_MOST_BEGUN);
+    return 4 * (int)(number % STEP_MOST_BEGUN);
 }
 
 static Status send_results(TrainStep *step, Error *error) {
@@ -264,6 +265,7 @@ static Status send_results(TrainStep *step, Error *error) {
     if (!executor_sends(executor)) return STATUS_OK;
     if (step->loss.loss) TRY(executor_send(executor, step->loss.loss, place, error));
     if (step->summary) TRY(executor_send(executor, step->summary, place + 2, error));
+    TRY(step_send_depth(step, place + 3, error));
     return step->optimizer.norm ? executor_send(executor, step->optimizer.norm, place + 1, error) : STATUS_OK;
 }
 
@@ -332,6 +334,7 @@ Status train_step_end(TrainStep *step, StepResult *result, Error *error) {
     TRY(step_receive(step, step->loss.loss, place, &result->loss, error));
     TRY(sum_number(&step->options.sync, &result->loss, error));
     TRY(receive_routes(step, place + 2, &result->routes, error));
+    TRY(step_receive_depth(step, place + 3, result, error));
     if (step->optimizer.norm) {
         TRY(step_receive(step, step->optimizer.norm, place + 1, &result->gradient_norm, error));
         bool is_finite = isfinite(result->gradient_norm);

@@ -139,7 +139,12 @@ static Status plan_generator(Trainer *trainer, Error *error) {
 Status trainer_plan_step(Trainer *trainer, const TrainerSetup *setup, Error *error) {
     *trainer = (Trainer){.setup = *setup,
                          .validation_loss = NAN,
-                         .last = {.loss = NAN, .validation_loss = NAN, .rate = NAN, .gradient_norm = NAN}};
+                         .last = {.loss = NAN,
+                                  .validation_loss = NAN,
+                                  .rate = NAN,
+                                  .gradient_norm = NAN,
+                                  .depth_loss = NAN,
+                                  .depth_accuracy = NAN}};
     trainer->async.options = async_of(setup);
     TRY(build_table(trainer, error));
     StepOptions options = step_options(setup);

@@ -7,6 +7,7 @@
 
 #include "backend/cpu/kernel_list.h"
 #include "harness.h"
+#include "ops/depth/depth.h"
 #include "ops/ops.h"
 
 enum {
@@ -89,6 +90,9 @@ void build_mlp(OpCase *test);            /* N C F; CASE_RESIDUAL: what is hidden
 void build_gelu(OpCase *test);           /* N C */
 void build_swiglu(OpCase *test);         /* N F */
 void build_attention(OpCase *test);      /* B T NH NKV HS, dropout */
+void build_depth(OpCase *test);          /* B T C K; CASE_SAME: all scores are alike */
+void build_depth_admit(OpCase *test);    /* B T P; CASE_START: with counts of P positions */
+void build_depth_predict(OpCase *test);  /* B T C K; CASE_FACTOR: the gradient is scaled */
 void build_attention_part(OpCase *test); /* B T NH NKV HS parts, dropout: one rank's queries over all keys */
 void build_attention_cached(OpCase *test); /* B T NH NKV HS capacity */
 /* Of case_patterns: the last size is its number; of parts 10 times that is added to them, of a cache it is the

@@ -68,6 +68,15 @@
     PLAIN(OP_SQUARED_ERROR, cpu_squared_error)                                                               \
     WITH_SCRATCH(OP_SQUARED_NORM, cpu_squared_norm)                                                          \
     PLAIN(OP_CLIP, cpu_clip)                                                                                 \
+    PLAIN(OP_DEPTH_SCORE, cpu_depth_score)                                                                   \
+    PLAIN(OP_DEPTH_SELECT, cpu_depth_select)                                                                 \
+    PLAIN(OP_DEPTH_ADMIT, cpu_depth_admit)                                                                   \
+    PLAIN(OP_DEPTH_GATHER, cpu_depth_gather)                                                                 \
+    PLAIN(OP_DEPTH_GATHER_BACKWARD, cpu_depth_gather_backward)                                               \
+    WITH_SCRATCH(OP_DEPTH_ROUTER_GRADIENT, cpu_depth_router_gradient)                                        \
+    PLAIN(OP_DEPTH_SCATTER, cpu_depth_scatter)                                                               \
+    PLAIN(OP_DEPTH_SCATTER_BACKWARD, cpu_depth_scatter_backward)                                             \
+    WITH_SCRATCH(OP_DEPTH_PREDICT, cpu_depth_predict)                                                        \
     PLAIN(OP_ADAMW, cpu_adamw)                                                                               \
     PLAIN(OP_SGD, cpu_sgd)
 

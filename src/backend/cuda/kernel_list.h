@@ -47,6 +47,15 @@
     PLAIN(OP_SQUARED_ERROR, cuda_squared_error)                                                              \
     WITH_SCRATCH(OP_SQUARED_NORM, cuda_squared_norm)                                                         \
     PLAIN(OP_CLIP, cuda_clip)                                                                                \
+    PLAIN(OP_DEPTH_SCORE, cuda_depth_score)                                                                  \
+    PLAIN(OP_DEPTH_SELECT, cuda_depth_select)                                                                \
+    PLAIN(OP_DEPTH_ADMIT, cuda_depth_admit)                                                                  \
+    PLAIN(OP_DEPTH_GATHER, cuda_depth_gather)                                                                \
+    PLAIN(OP_DEPTH_GATHER_BACKWARD, cuda_depth_gather_backward)                                              \
+    WITH_SCRATCH(OP_DEPTH_ROUTER_GRADIENT, cuda_depth_router_gradient)                                       \
+    PLAIN(OP_DEPTH_SCATTER, cuda_depth_scatter)                                                              \
+    PLAIN(OP_DEPTH_SCATTER_BACKWARD, cuda_depth_scatter_backward)                                            \
+    WITH_SCRATCH(OP_DEPTH_PREDICT, cuda_depth_predict)                                                       \
     PLAIN(OP_ADAMW, cuda_adamw)                                                                              \
     PLAIN(OP_SGD, cuda_sgd)
 

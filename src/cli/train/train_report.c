@@ -67,6 +67,10 @@ static json_t *summary(const TrainRun *run) {
     json_object_set_new(object, "val_loss", json_make_number(trainer->validation_loss));
     json_object_set_new(object, "lr", json_make_number(trainer->last.rate));
     json_object_set_new(object, "grad_norm", json_make_number(trainer->last.gradient_norm));
+    if (!isnan(trainer->last.depth_loss)) {
+        json_object_set_new(object, "depth_loss", json_make_number(trainer->last.depth_loss));
+        json_object_set_new(object, "depth_accuracy", json_make_number(trainer->last.depth_accuracy));
+    }
     if (trainer->step.loss.scale) {
         json_object_set_new(object, "loss_scale", json_make_number(trainer->step.scale.value));
         json_object_set_new(object, "skipped", json_integer(trainer->step.scale.n_skipped));

@@ -210,6 +210,7 @@ static bool can_share(const VerifyChoice *choice, const VerifyCase *layout) {
     const ModelConfig *config = &choice->model[layout->model].config;
     int n_ranks = layout->shape.size[AXIS_CP];
     int64_t n_heads = config->n_kv_heads / layout->shape.size[AXIS_TP];
+    if (n_ranks > 1 && config->depth_capacity > 0.0) return false; /* a router sees whole sequences */
     return n_ranks == 1 || (n_ranks <= context_most_ranks(layout->context, config->context) &&
                             (layout->context == CONTEXT_RING || n_ranks <= n_heads));
 }
