@@ -27,6 +27,7 @@ extern "C" {
 #include "backend/cuda/kernel_list.h"
 #include "backend/cuda/plan/plan.h"
 #include "graph/lanes.h"
+#include "ops/experts/experts.h"
 #include "ops/ops.h"
 
 /* ---- the context ---- */
