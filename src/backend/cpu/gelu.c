@@ -74,9 +74,9 @@ CPU_INLINE void backward_range(const float *dy, const float *x, float *dx, CpuRa
     if (i < range.end) backward_step(dy + i, x + i, dx + i, activation, add, (int)(range.end - i));
 }
 
-void cpu_gelu_slope(const KernelCall *call, const float *dy, const float *x, float *dx, bool add) {
+void cpu_gelu_slope(const KernelCall *call, int64_t count, const float *dy, const float *x, float *dx,
+                    bool add) {
     const LinearAttributes *a = call->node->attributes;
-    int64_t count = tensor_count(call->node->output[0]);
     int n_parts = cpu_threads(call, count);
 #pragma omp parallel for schedule(static) num_threads(n_parts)
     for (int part = 0; part < n_parts; part++) {
@@ -91,6 +91,7 @@ void cpu_gelu_slope(const KernelCall *call, const float *dy, const float *x, flo
 
 Status cpu_gelu_backward(const KernelCall *call, Error *error) {
     (void)error;
-    cpu_gelu_slope(call, call->in[0], call->in[1], call->out[0], call->add[0]);
+    cpu_gelu_slope(call, tensor_count(call->node->output[0]), call->in[0], call->in[1], call->out[0],
+                   call->add[0]);
     return STATUS_OK;
 }

@@ -30,6 +30,21 @@
     WITH_SCRATCH(OP_ATTENTION_PART_BACKWARD, cpu_attention_part_backward)                                    \
     WITH_SCRATCH(OP_ATTENTION_CACHED, cpu_attention_cached)                                                  \
     WITH_SCRATCH(OP_ROTARY, cpu_rotary)                                                                      \
+    WITH_SCRATCH(OP_ROUTER_LOGITS, cpu_router_logits)                                                        \
+    WITH_SCRATCH(OP_ROUTER_INPUT_GRADIENT, cpu_router_input_gradient)                                        \
+    WITH_SCRATCH(OP_ROUTER_WEIGHT_GRADIENT, cpu_router_weight_gradient)                                      \
+    PLAIN(OP_ROUTE, cpu_route)                                                                               \
+    WITH_SCRATCH(OP_ROUTE_BACKWARD, cpu_route_backward)                                                      \
+    WITH_SCRATCH(OP_ROUTE_REPORT, cpu_route_report)                                                          \
+    PLAIN(OP_EXPERT_SORT, cpu_expert_sort)                                                                   \
+    PLAIN(OP_EXPERT_GATHER, cpu_expert_gather)                                                               \
+    PLAIN(OP_EXPERT_GATHER_BACKWARD, cpu_expert_gather_backward)                                             \
+    PLAIN(OP_EXPERT_SCATTER, cpu_expert_scatter)                                                             \
+    PLAIN(OP_EXPERT_SCATTER_BACKWARD, cpu_expert_scatter_backward)                                           \
+    WITH_SCRATCH(OP_GROUPED_LINEAR, cpu_grouped_linear)                                                      \
+    WITH_SCRATCH(OP_GROUPED_INPUT_GRADIENT, cpu_grouped_input_gradient)                                      \
+    WITH_SCRATCH(OP_GROUPED_WEIGHT_GRADIENT, cpu_grouped_weight_gradient)                                    \
+    PLAIN(OP_SEQUENCE_ROWS, cpu_sequence_rows)                                                               \
     PLAIN(OP_ADD, cpu_add)                                                                                   \
     PLAIN(OP_COPY, cpu_copy)                                                                                 \
     PLAIN(OP_ZERO, cpu_zero)                                                                                 \

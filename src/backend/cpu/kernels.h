@@ -22,8 +22,9 @@ CPU_KERNELS(PLAIN, WITH_SCRATCH)
 #undef PLAIN
 #undef WITH_SCRATCH
 
-/* dx = dy · slope at x of the node's activation, as many as its first output has; dx may be dy or x. */
-void cpu_gelu_slope(const KernelCall *call, const float *dy, const float *x, float *dx, bool add);
+/* dx = dy · slope at x of the node's activation, of so many; dx may be dy or x. */
+void cpu_gelu_slope(const KernelCall *call, int64_t count, const float *dy, const float *x, float *dx,
+                    bool add);
 
 /* ---- 16-bit storage (half.c) ----
  * Kernels compute on f32. Where a node has 16-bit tensors, cpu_widened runs its f32 kernel on widened

@@ -92,8 +92,8 @@ Tensor *op_router_logits(Graph *graph, Tensor *x, Tensor *weight);
  * With p = softmax(logits), σ = the gate function of the kind, w = the K wishes:
  *     topk           w: largest logits; gates: K = 1: σ(w); K > 1: σ(w) / Σ over w of σ
  *     switch         w: the largest logit; gate p(w)
- *     gshard         w: the two largest logits; gates p(w) / Σ over w of p; in training the second is given up
- *                    (before capacity is looked at) unless route_draw < 2·gate
+ *     gshard         w: the two largest logits; gates p(w) / Σ over w of p; in training the second is given
+ *                    up (before capacity is looked at) unless route_draw < 2·gate
  *     noisy-topk     h = logits + z·softplus(noise), z = route_normal in training, else 0; w: largest h;
  *                    gates: softmax of h over w
  *     balance-free   w: largest σ + bias; gates as topk's
@@ -112,8 +112,8 @@ int route_n_slots(const RouteAttributes *attributes);                      /* S 
 int64_t route_n_rows(const RouteAttributes *attributes, int64_t n_tokens); /* M */
 
 /* What a step says of a router, added up over micro-batches: (logits, [noise], [bias], choice, [random]) ->
- * report (E + N_ROUTE_COUNTS) f32 in PLACE_STATE: choices that each expert got, then these. Nothing depends on
- * it, so recomputation never repeats it. */
+ * report (E + N_ROUTE_COUNTS) f32 in PLACE_STATE: choices that each expert got, then these. Nothing depends
+ * on it, so recomputation never repeats it. */
 enum {
     ROUTE_TOKENS,  /* all, */
     ROUTE_DROPPED, /* wishes that found no room, of K·tokens (what chance gave up is none); of expert-choice:

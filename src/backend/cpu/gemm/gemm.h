@@ -47,6 +47,10 @@ typedef struct {
  * read. One buffer of the largest size serves any number of GEMMs, one after the other. */
 size_t gemm_scratch_bytes(const Gemm *shape, int n_threads);
 
+/* The same for any GEMM whose m and k are at most these: what a product needs whose size is known when it
+ * runs. */
+size_t gemm_scratch_bytes_up_to(const Gemm *shape, int n_threads);
+
 /* `scratch` is aligned to 64 bytes. A, B and C do not overlap. Up to n_threads OpenMP threads take part;
  * GEMMs too small to share run on the calling thread. */
 void gemm_run(const Gemm *gemm, void *scratch, int n_threads);

@@ -89,7 +89,7 @@ Status cpu_linear_input_gradient(const KernelCall *call, Error *error) {
     if (before && call->add[0])
         gemm.c = (float *)((char *)call->scratch + gemm_scratch_bytes(&gemm, call->n_threads));
     gemm_run(&gemm, call->scratch, call->n_threads);
-    if (before) cpu_gelu_slope(call, gemm.c, before, call->out[0], call->add[0]);
+    if (before) cpu_gelu_slope(call, gemm.m * gemm.n, gemm.c, before, call->out[0], call->add[0]);
     if (call->out[1]) reduce_output(call, 0, 1, call->scratch);
     return STATUS_OK;
 }
