@@ -60,6 +60,7 @@
     PLAIN(OP_EXPERT_SCATTER_BACKWARD, cuda_expert_scatter_backward)                                          \
     PLAIN(OP_GROUPED_LINEAR, cuda_grouped_linear)                                                            \
     PLAIN(OP_GROUPED_INPUT_GRADIENT, cuda_grouped_input_gradient)                                            \
-    WITH_SCRATCH(OP_GROUPED_WEIGHT_GRADIENT, cuda_grouped_weight_gradient)
+    WITH_SCRATCH(OP_GROUPED_WEIGHT_GRADIENT, cuda_grouped_weight_gradient)                                   \
+    PLAIN(OP_SEQUENCE_ROWS, cuda_sequence_rows)
 
 #endif

@@ -11,16 +11,16 @@ static Status run(const KernelCall *call, const GroupedGemm *g, Error *error) {
 }
 
 /* What all three have. */
-static GroupedGemm gemm_of(const KernelCall *call, GroupedKind kind, const Tensor *weight, int64_t rows,
+static GroupedGemm gemm_of(const KernelCall *call, GroupedKind kind, int64_t inputs, int64_t outputs,
                            int offsets) {
     GroupedGemm g = {};
     g.kind = kind;
-    g.rows = rows;
-    g.n_experts = (int)weight->shape.dim[0];
-    g.outputs = weight->shape.dim[1];
-    g.inputs = weight->shape.dim[2];
+    g.rows = shape_rows(call->node->input[0]->shape);
+    g.n_experts = (int)tensor_count(call->node->input[offsets]) - 1;
+    g.inputs = inputs;
+    g.outputs = outputs;
     g.dtype = call->node->input[0]->dtype;
-    g.c_type = call->node->output[0] ? call->node->output[0]->dtype : DTYPE_F32;
+    g.c_type = call->node->output[0]->dtype;
     g.offsets = (const int32_t *)call->in[offsets];
     g.a = call->in[0];
     g.b = call->in[1];
@@ -33,7 +33,7 @@ static GroupedGemm gemm_of(const KernelCall *call, GroupedKind kind, const Tenso
 
 extern "C" Status cuda_grouped_linear(const KernelCall *call, Error *error) {
     const Tensor *x = call->node->input[0], *weight = call->node->input[1], *bias = call->node->input[2];
-    GroupedGemm g = gemm_of(call, GROUPED_FORWARD, weight, shape_rows(x->shape), 3);
+    GroupedGemm g = gemm_of(call, GROUPED_FORWARD, weight->shape.dim[2], weight->shape.dim[1], 3);
     if (!same_types(x, weight) || !same_types(x, call->node->output[0])) return cuda_unsupported(call, x, error);
     g.bias = call->in[2];
     g.bias_type = bias ? bias->dtype : g.dtype;
@@ -46,7 +46,7 @@ extern "C" Status cuda_grouped_linear(const KernelCall *call, Error *error) {
 
 extern "C" Status cuda_grouped_input_gradient(const KernelCall *call, Error *error) {
     const Tensor *dy = call->node->input[0], *weight = call->node->input[1];
-    GroupedGemm g = gemm_of(call, GROUPED_INPUT, weight, shape_rows(dy->shape), 2);
+    GroupedGemm g = gemm_of(call, GROUPED_INPUT, weight->shape.dim[2], weight->shape.dim[1], 2);
     if (!same_types(dy, weight) || !same_types(dy, call->node->output[0]) ||
         !same_types(dy, call->node->input[3]))
         return cuda_unsupported(call, dy, error);
@@ -106,10 +106,10 @@ static Status make_bias_gradient(const KernelCall *call, Error *error) {
 }
 
 extern "C" Status cuda_grouped_weight_gradient(const KernelCall *call, Error *error) {
-    const Tensor *dy = call->node->input[0], *x = call->node->input[1], *dweight = call->node->output[0];
+    const Tensor *dy = call->node->input[0], *x = call->node->input[1];
     if (!same_types(dy, x)) return cuda_unsupported(call, x, error);
     if (call->out[0]) {
-        GroupedGemm g = gemm_of(call, GROUPED_WEIGHT, dweight, shape_rows(dy->shape), 2);
+        GroupedGemm g = gemm_of(call, GROUPED_WEIGHT, shape_columns(x->shape), shape_columns(dy->shape), 2);
         TRY(run(call, &g, error));
     }
     return call->out[1] ? make_bias_gradient(call, error) : STATUS_OK;
