@@ -13,11 +13,11 @@
  * addition wait for the norm that follows, and the three are one operation.
  *
  * What a branch is made of is in gpt_layers.c, which also knows how layers are split among ranks; attention
- * is in gpt_attention.c, the head in gpt_head.c, generation in gpt_decode.c. */
+ * is in gpt_attention.c, experts in the place of the MLP in gpt_experts.c, the head in gpt_head.c, generation in
+ * gpt_decode.c. */
 #include "model/gpt_writer.h"
 
-/* This rank's hidden channels of h (B,T,C); NULL: it has none. */
-static Tensor *layer_mlp(GptWriter *r, Tensor *h, int block) {
+Tensor *layer_mlp(GptWriter *r, Tensor *h, int block) {
     static const Activation activations[] = {ACTIVATION_GELU_TANH, ACTIVATION_GELU_ERF, ACTIVATION_NONE};
     const ModelConfig *config = r->config;
     if (!writer_is_split_by_inputs(r) && !layer_parameter(r, ROLE_FC_WEIGHT, block)) return NULL;
@@ -83,15 +83,19 @@ static void branch_half(GptPart *part, int half) {
     int block = half / 2, kind = half % 2;
     r->graph->block = block;
     part->entered = op_parallel_finish(r->graph, &part->entering);
-    part->branch = kind == 0 ? layer_attention(r, part->entered, block) : layer_mlp(r, part->entered, block);
+    if (kind == 0) part->branch = layer_attention(r, part->entered, block);
+    else if (config_has_experts(r->config, block)) part->branch = layer_experts(r, part->entered, block);
+    else part->branch = layer_mlp(r, part->entered, block);
 }
 
 static void project_half(GptPart *part, int half) {
     GptWriter *r = &part->r;
     int block = half / 2, kind = half % 2;
     r->graph->block = block;
-    Tensor *y = layer_projection(r, part->branch, part->entered, halves[kind].weight, halves[kind].bias,
-                                 writer_is_fused(r) ? part->x.sum : NULL, block);
+    Tensor *residual = writer_is_fused(r) ? part->x.sum : NULL, *y = part->branch;
+    if (kind == 0 || !config_has_experts(r->config, block))
+        y = layer_projection(r, y, part->entered, halves[kind].weight, halves[kind].bias, residual, block);
+    else if (residual) y = op_add(r->graph, residual, y); /* experts end with their sum */
     part->leaving = layer_leave_branch(r, y);
 }
 
@@ -156,11 +160,13 @@ static GptLoss record_places(const ModelConfig *config, const ParameterTable *ta
         loss.loss = graph_tensor(graph, PLACE_STATE, DTYPE_F32, SHAPE(1), "loss");
         loss.losses = graph_tensor(graph, PLACE_STATE, DTYPE_F32, SHAPE(B * T), "losses");
     }
-    if (options->is_training && config->dropout > 0.0)
+    if ((options->is_training && config->dropout > 0.0) || config->n_experts)
         loss.random = graph_tensor(graph, PLACE_INPUT, DTYPE_I32,
                                    SHAPE(gpt_n_parts(options) * N_RANDOM_WORDS), "random");
     if (options->is_training && options->scales_loss)
         loss.scale = graph_tensor(graph, PLACE_INPUT, DTYPE_F32, SHAPE(1), "loss scale");
+    if (options->is_training)
+        loss.reports = gpt_record_reports(config, graph, stage->first_block, stage->end_block);
     return loss;
 }
 
@@ -196,17 +202,23 @@ Shape gpt_stream_shape(const ModelConfig *config, const GptLossOptions *options)
 }
 
 static GptPart *record_parts(const ModelConfig *config, Graph *graph, const GptLossOptions *options,
-                             const GptLoss *loss, int n_parts) {
+                             const GptStage *stage, const GptLoss *loss, int n_parts) {
     GptPart *parts = ARENA_ARRAY(&graph->arena, GptPart, n_parts);
     for (int i = 0; i < n_parts; i++) {
         GptWriter *r = &parts[i].r;
         *r = loss_writer(config, options, n_parts, i);
         r->graph = graph;
         r->parameters = loss->parameters;
-        r->random = loss->random;
+        r->words = loss->random;
         if (n_parts > 1 && loss->random)
-            r->random = graph_view(graph, loss->random, SHAPE(N_RANDOM_WORDS), (int64_t)i * N_RANDOM_WORDS,
-                                   "random.part");
+            r->words = graph_view(graph, loss->random, SHAPE(N_RANDOM_WORDS), (int64_t)i * N_RANDOM_WORDS,
+                                  "random.part");
+        r->random = options->is_training && config->dropout > 0.0 ? r->words : NULL;
+        r->scale = loss->scale;
+        r->reports = loss->reports;
+        r->loss_scale = options->loss_scale;
+        r->is_training = options->is_training;
+        r->stage_block = stage->first_block;
     }
     return parts;
 }
@@ -215,7 +227,7 @@ GptStageTensors gpt_record_stage(const ModelConfig *config, const ParameterTable
                                  const GptLossOptions *options, const GptStage *stage, Tensor *input) {
     GptStageTensors tensors = {.loss = record_places(config, table, graph, options, stage), .input = input};
     int n_parts = gpt_n_parts(options);
-    GptPart *parts = record_parts(config, graph, options, &tensors.loss, n_parts);
+    GptPart *parts = record_parts(config, graph, options, stage, &tensors.loss, n_parts);
     graph_check(graph, n_parts == 1 || (stage->has_embedding && stage->has_head),
                 "a stage of a pipeline passes on all of a micro-batch, not %d parts of it", n_parts);
     if (stage->has_embedding) {

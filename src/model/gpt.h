@@ -52,10 +52,13 @@ typedef struct {
     /* (B,T) and (B·T) i32 in PLACE_INPUT, of this rank's positions; a negative target is left out of the
      * loss */
     Tensor *tokens, *targets;
-    Tensor *random; /* see ops.h, one behind the other for each part; NULL without dropout */
+    Tensor *random; /* see ops.h, one behind the other for each part; NULL without dropout and experts */
     Tensor *scale;  /* (1) in PLACE_INPUT: what gradients are multiplied by; NULL unless scales_loss */
     Tensor *losses; /* (B·T) cross-entropy of every token */
     Tensor *loss;   /* scalar in PLACE_STATE: the sum over a step's micro-batches, scaled */
+    /* (blocks with experts, E + N_ROUTE_COUNTS) in PLACE_STATE: what a step's routers report; see
+     * ops/experts/experts.h. NULL: there are none, or it is no training. */
+    Tensor *reports;
 } GptLoss;
 
 /* How many there are; part i has sequences shard_span(B, n, i). */

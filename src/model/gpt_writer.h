@@ -12,7 +12,12 @@ typedef struct {
     const ModelConfig *config;
     Graph *graph;
     ParameterTensors parameters;
-    Tensor *random;                  /* NULL: no dropout */
+    Tensor *random;          /* NULL: no dropout */
+    Tensor *words;           /* the same for routers, which also read how many sequences there are */
+    Tensor *scale, *reports; /* GptLoss's */
+    double loss_scale;
+    bool is_training;
+    int stage_block;                 /* the first of the stage */
     Tensor *start;                   /* NULL: sequences start at position 0 */
     Tensor *caches;                  /* of all blocks, keys before values; NULL: attention within the batch */
     int first_slot, first_block;     /* where in them those of this block are, and of the ones behind it */
@@ -98,6 +103,13 @@ Tensor *layer_attention(GptWriter *r, Tensor *h, int block);
  * many of them can name them all. */
 void layer_caches(GptWriter *r, int block);
 
+/* ---- gpt_experts.c ---------------------------------------------------------------------------------------- */
+
+/* What the experts of this block make of h (B,T,C), or this rank's channels of them. */
+Tensor *layer_experts(GptWriter *r, Tensor *h, int block);
+/* Room for what the routers of these blocks report; NULL: there are none. */
+Tensor *gpt_record_reports(const ModelConfig *config, Graph *graph, int first_block, int end_block);
+
 /* ---- gpt_head.c ------------------------------------------------------------------------------------------- */
 
 Tensor *writer_head_weight(const GptWriter *r);
@@ -106,6 +118,8 @@ void gpt_record_heads(GptPart *parts, int n_parts, const GptLossOptions *options
 
 /* ---- gpt.c ------------------------------------------------------------------------------------------------ */
 
+/* This rank's hidden channels of h (B,T,C), of a block's MLP or shared experts; NULL: it has none. */
+Tensor *layer_mlp(GptWriter *r, Tensor *h, int block);
 /* (B,T) tokens to where the streams of all parts begin. */
 void gpt_record_embeddings(GptPart *parts, int n_parts, Tensor *tokens);
 /* Blocks first .. end - 1 of all parts. */

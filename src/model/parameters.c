@@ -200,6 +200,8 @@ static bool place(ParameterTable *table, const ModelConfig *config, const Parame
     if (count < 0 || table->n_flat_elements > INT64_MAX / 16 - count) return false;
     parameter->flat_offset = table->n_flat_elements;
     table->n_elements += shape_count(parameter->shape);
+    if (parameter->role == ROLE_ROUTER_WEIGHT && config->router == ROUTER_BALANCE_FREE)
+        table->n_router_biases += config->n_experts;
     table->n_flat_elements += count;
     return true;
 }
@@ -296,7 +298,7 @@ ParameterPart parameter_part_whole(const ModelConfig *config) {
 
 Status parameters_build_part(ParameterTable *table, const ModelConfig *config, const ParameterPart *part,
                              Error *error) {
-    *table = (ParameterTable){.n_blocks = (int)config->n_layers};
+    *table = (ParameterTable){.n_blocks = (int)config->n_layers, .n_experts = config->n_experts};
     TRY(check_part(config, part, error));
     Arena arena = {0};
     int64_t capacity = 5 + config->n_layers * (ROLE_EXPERT_PROJ_BIAS - ROLE_NORM1_WEIGHT + 1);
@@ -339,7 +341,26 @@ ParameterTensors parameters_record(const ParameterTable *table, Graph *graph, DT
         tensors.tensor[i] =
             graph_view(graph, tensors.flat, parameter->laid_out, parameter->flat_offset, parameter->name);
     }
+    if (table->n_router_biases)
+        tensors.router_bias =
+            graph_tensor(graph, PLACE_PARAMETER, DTYPE_F32,
+                         SHAPE(table->n_router_biases / table->n_experts, table->n_experts), "router bias");
     return tensors;
+}
+
+int64_t parameter_router_row(const ParameterTable *table, int block) {
+    int64_t row = 0;
+    for (int i = 0; i < table->n_parameters; i++) {
+        const Parameter *parameter = &table->parameter[i];
+        row += parameter->role == ROLE_ROUTER_WEIGHT && parameter->block < block;
+    }
+    return row;
+}
+
+Tensor *parameter_router_bias(const ParameterTensors *tensors, Graph *graph, int block) {
+    int64_t E = tensors->table->n_experts;
+    return graph_view(graph, tensors->router_bias, SHAPE(E), parameter_router_row(tensors->table, block) * E,
+                      arena_printf(&graph->arena, "h.%d.moe.router.bias", block));
 }
 
 /* The index holds position + 1, so that zeroed memory means "none"; NO_BLOCK has row 0. There are no

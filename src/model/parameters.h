@@ -86,6 +86,8 @@ typedef struct {
     int64_t n_flat_elements; /* with the padding that keeps each one aligned */
     int n_whole_parameters;  /* of the whole model, where this is a part of it */
     int64_t n_whole_elements;
+    int64_t n_router_biases; /* an expert's each, of the blocks here; 0: the model's router has none */
+    int64_t n_experts;
 } ParameterTable;
 
 /* A run of blocks, with or without what comes before them and behind them: what a pipeline runs at a time (a
@@ -138,6 +140,9 @@ typedef struct {
     Tensor *flat;
     Tensor **tensor; /* one a parameter */
     const ParameterTable *table;
+    /* (blocks with a router here, E) f32: what routers without a balance loss choose by, beside their gates. No
+     * gradient flows to it and no optimizer moves it, but it is the model's; NULL: there is none. */
+    Tensor *router_bias;
 } ParameterTensors;
 
 static inline FlatTensors parameters_flat_tensors(const ParameterTensors *tensors) {
@@ -149,6 +154,10 @@ ParameterTensors parameters_record(const ParameterTable *table, Graph *graph, DT
 
 /* The tensor with this role, NULL if the model has none. */
 Tensor *parameter_tensor(const ParameterTensors *tensors, ParameterRole role, int block);
+
+/* The row of router_bias that is this block's (E), and where it is. */
+Tensor *parameter_router_bias(const ParameterTensors *tensors, Graph *graph, int block);
+int64_t parameter_router_row(const ParameterTable *table, int block);
 
 /* What this rank and others of tp hold alike and have to sum gradients of, at most SHARD_MAX_BOXES a
  * parameter; returns how many. `tp` are the ranks of tensor parallelism, `heads` those of them that hold the

@@ -65,14 +65,14 @@ Routes op_route(Graph *graph, Tensor *logits, Tensor *noise, Tensor *bias, Tenso
     return routes;
 }
 
+/* Also where nothing flows into the gates, as on a rank that has no channels of the experts: all ranks have a
+ * gradient of the logits, be it 0, and sum it up. */
 static void route_gradient(Autograd *autograd, const Node *node) {
-    const RouteAttributes *a = node->attributes;
     Tensor *const *in = node->input;
-    Tensor *dgates = autograd_gradient(autograd, node->output[0]);
-    if (!dgates && a->balance_scale == 0.0f && a->z_scale == 0.0f) return;
-    autograd_record(autograd, &OP_ROUTE_BACKWARD, a, sizeof *a, 7,
-                    TENSORS(dgates, in[0], in[1], in[2], node->output[1], in[3], in[4]), 2,
-                    TENSORS(in[0], in[1]));
+    autograd_record(autograd, &OP_ROUTE_BACKWARD, node->attributes, sizeof(RouteAttributes), 7,
+                    TENSORS(autograd_gradient(autograd, node->output[0]), in[0], in[1], in[2],
+                            node->output[1], in[3], in[4]),
+                    2, TENSORS(in[0], in[1]));
 }
 
 /* A logit: as a softmax of all takes, and for each wish one comparison. */
