@@ -8,7 +8,7 @@
 
 #include "graph/traits.h"
 
-enum { BACKEND_RESULTS = 4, BACKEND_RESULT_BYTES = 64, BACKEND_ID_BYTES = 16 };
+enum { BACKEND_RESULTS = 6, BACKEND_RESULT_BYTES = 64, BACKEND_ID_BYTES = 16 };
 
 typedef struct Backend {
     const char *name;

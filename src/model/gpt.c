@@ -166,7 +166,7 @@ static GptLoss record_places(const ModelConfig *config, const ParameterTable *ta
     if (options->is_training && options->scales_loss)
         loss.scale = graph_tensor(graph, PLACE_INPUT, DTYPE_F32, SHAPE(1), "loss scale");
     if (options->is_training)
-        loss.reports = gpt_record_reports(config, graph, stage->first_block, stage->end_block);
+        loss.reports = options->reports ? options->reports : gpt_record_reports(config, table, graph);
     return loss;
 }
 
@@ -202,7 +202,7 @@ Shape gpt_stream_shape(const ModelConfig *config, const GptLossOptions *options)
 }
 
 static GptPart *record_parts(const ModelConfig *config, Graph *graph, const GptLossOptions *options,
-                             const GptStage *stage, const GptLoss *loss, int n_parts) {
+                             const GptLoss *loss, int n_parts) {
     GptPart *parts = ARENA_ARRAY(&graph->arena, GptPart, n_parts);
     for (int i = 0; i < n_parts; i++) {
         GptWriter *r = &parts[i].r;
@@ -218,7 +218,6 @@ static GptPart *record_parts(const ModelConfig *config, Graph *graph, const GptL
         r->reports = loss->reports;
         r->loss_scale = options->loss_scale;
         r->is_training = options->is_training;
-        r->stage_block = stage->first_block;
     }
     return parts;
 }
@@ -227,7 +226,7 @@ GptStageTensors gpt_record_stage(const ModelConfig *config, const ParameterTable
                                  const GptLossOptions *options, const GptStage *stage, Tensor *input) {
     GptStageTensors tensors = {.loss = record_places(config, table, graph, options, stage), .input = input};
     int n_parts = gpt_n_parts(options);
-    GptPart *parts = record_parts(config, graph, options, stage, &tensors.loss, n_parts);
+    GptPart *parts = record_parts(config, graph, options, &tensors.loss, n_parts);
     graph_check(graph, n_parts == 1 || (stage->has_embedding && stage->has_head),
                 "a stage of a pipeline passes on all of a micro-batch, not %d parts of it", n_parts);
     if (stage->has_embedding) {

@@ -44,6 +44,7 @@ typedef struct {
     GptSplit split;
     bool scales_loss; /* the gradient is multiplied by a number that the host writes: see GptLoss */
     const ParameterTensors *parameters; /* recorded already, for another stage in the same graph; NULL: not */
+    Tensor *reports;                    /* likewise: GptLoss.reports */
 } GptLossOptions;
 
 /* Inputs and outputs of a recorded forward pass with its loss. */
@@ -56,8 +57,8 @@ typedef struct {
     Tensor *scale;  /* (1) in PLACE_INPUT: what gradients are multiplied by; NULL unless scales_loss */
     Tensor *losses; /* (B·T) cross-entropy of every token */
     Tensor *loss;   /* scalar in PLACE_STATE: the sum over a step's micro-batches, scaled */
-    /* (blocks with experts, E + N_ROUTE_COUNTS) in PLACE_STATE: what a step's routers report; see
-     * ops/experts/experts.h. NULL: there are none, or it is no training. */
+    /* (blocks with experts here, E + N_ROUTE_COUNTS) in PLACE_STATE: what a step's routers report, by
+     * parameter_router_row; see ops/experts/experts.h. NULL: there are none, or it is no training. */
     Tensor *reports;
 } GptLoss;
 

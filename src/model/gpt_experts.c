@@ -53,20 +53,14 @@ static Tensor *record_logits(GptWriter *r, Tensor *h, ParameterRole role, int bl
     return op_parallel_copy(graph, r->split.cp, op_parallel_sum(graph, r->split.cp, placed));
 }
 
-/* Of this block among those of the stage that have experts. */
-static int64_t place_of(const GptWriter *r, int block) {
-    int64_t n = 0;
-    for (int before = r->stage_block; before < block; before++) n += config_has_experts(r->config, before);
-    return n;
-}
-
 /* On ranks that others report for, nothing. */
 static void record_report(GptWriter *r, Tensor *logits, Tensor *noise, Tensor *bias, const Routes *routes,
                           int block, const RouteAttributes *attributes) {
     int64_t n = attributes->n_experts + N_ROUTE_COUNTS;
     if (!r->reports) return;
-    Tensor *report = graph_view(r->graph, r->reports, SHAPE(n), place_of(r, block) * n,
-                                arena_printf(&r->graph->arena, "h.%d.moe.report", block));
+    Tensor *report =
+        graph_view(r->graph, r->reports, SHAPE(n), parameter_router_row(r->parameters.table, block) * n,
+                   arena_printf(&r->graph->arena, "h.%d.moe.report", block));
     if (is_first_of_sequence(r))
         op_route_report(r->graph, logits, noise, bias, r->words, routes, report, r->first_sequence == 0,
                         attributes);
@@ -126,9 +120,8 @@ Tensor *layer_experts(GptWriter *r, Tensor *h, int block) {
     return shared ? layer_projection(r, shared, h, ROLE_PROJ_WEIGHT, ROLE_PROJ_BIAS, y, block) : y;
 }
 
-Tensor *gpt_record_reports(const ModelConfig *config, Graph *graph, int first_block, int end_block) {
-    int64_t n_blocks = 0;
-    for (int block = first_block; block < end_block; block++) n_blocks += config_has_experts(config, block);
+Tensor *gpt_record_reports(const ModelConfig *config, const ParameterTable *table, Graph *graph) {
+    int64_t n_blocks = parameter_router_row(table, (int)config->n_layers);
     if (!n_blocks) return NULL;
     return graph_tensor(graph, PLACE_STATE, DTYPE_F32, SHAPE(n_blocks, config->n_experts + N_ROUTE_COUNTS),
                         "router reports");

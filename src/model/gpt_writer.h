@@ -17,7 +17,6 @@ typedef struct {
     Tensor *scale, *reports; /* GptLoss's */
     double loss_scale;
     bool is_training;
-    int stage_block;                 /* the first of the stage */
     Tensor *start;                   /* NULL: sequences start at position 0 */
     Tensor *caches;                  /* of all blocks, keys before values; NULL: attention within the batch */
     int first_slot, first_block;     /* where in them those of this block are, and of the ones behind it */
@@ -107,8 +106,8 @@ void layer_caches(GptWriter *r, int block);
 
 /* What the experts of this block make of h (B,T,C), or this rank's channels of them. */
 Tensor *layer_experts(GptWriter *r, Tensor *h, int block);
-/* Room for what the routers of these blocks report; NULL: there are none. */
-Tensor *gpt_record_reports(const ModelConfig *config, Graph *graph, int first_block, int end_block);
+/* Room for what the routers of a rank report; NULL: there are none. */
+Tensor *gpt_record_reports(const ModelConfig *config, const ParameterTable *table, Graph *graph);
 
 /* ---- gpt_head.c ------------------------------------------------------------------------------------------- */
 

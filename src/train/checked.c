@@ -1,7 +1,10 @@
 #include "train/checked.h"
 
+#include "ops/experts/experts.h"
+
 bool step_is_checked_later(const TrainStep *step) {
-    return step->options.pipeline && step->optimizer.assumed && !step->loss.scale;
+    bool moves_bias = step->loss.parameters.router_bias != NULL; /* which cannot be undone */
+    return step->options.pipeline && step->optimizer.assumed && !step->loss.scale && !moves_bias;
 }
 
 typedef struct {
@@ -10,6 +13,7 @@ typedef struct {
     int64_t index; /* of the first step */
     const double *rates;
     double losses[CHECKED_MOST_STEPS], norms[CHECKED_MOST_STEPS];
+    float summary[CHECKED_MOST_STEPS][N_ROUTE_SUMMARY];
 } Stretch;
 
 static Status download(TrainStep *step, const Tensor *tensor, double *number, Error *error) {
@@ -38,6 +42,7 @@ static Status run_update(Stretch *stretch, int at, bool checks_later, Error *err
                     step->options.seed, hyper);
     TRY(executor_upload(&step->executor, step->optimizer.hyper, hyper, error));
     TRY(train_step_run_action(step, stretch->source, &run, &step->actions[step->n_actions - 1], error));
+    if (step->summary) TRY(executor_download(&step->executor, step->summary, stretch->summary[at], error));
     return checks_later ? STATUS_OK : download(step, step->optimizer.norm, &stretch->norms[at], error);
 }
 
@@ -86,6 +91,7 @@ Status checked_run(TrainStep *step, const BatchSource *source, int64_t index, in
     TRY(train_step_clock(step, &after, error));
     for (int i = 0; i < n_steps; i++) {
         results[i] = (StepResult){.loss = stretch.losses[i], .gradient_norm = stretch.norms[i]};
+        TRY(train_step_routes(step, stretch.summary[i], &results[i].routes, error));
         train_step_times(step, &before, &after, n_steps, &results[i]); /* steps overlap: each has the mean */
     }
     return STATUS_OK;

@@ -42,6 +42,16 @@ static Status refuse_step(const Trainer *trainer, int64_t step, bool has_loss, d
                         is_scaled && has_loss ? ", though the loss is not scaled any more" : "", advice);
 }
 
+/* Now and then, where it lasts: the first steps of a router may be anything. */
+static void warn_of_routes(Trainer *trainer, int64_t step) {
+    enum { STEPS_TO_WAIT = 20, STEPS_BETWEEN = 500 };
+    char text[512];
+    bool is_bad = router_report_is_bad(trainer->setup.config, &trainer->last.routes, text, sizeof text);
+    trainer->n_bad_routes = is_bad ? trainer->n_bad_routes + 1 : 0;
+    if (is_bad && trainer->n_bad_routes % STEPS_BETWEEN == STEPS_TO_WAIT && trainer_is_root(trainer))
+        log_warning(trainer->setup.log, "step %lld: %s", (long long)step, text);
+}
+
 Status loop_record(Loop *loop, int64_t step, const StepResult *result, double rate, double seconds,
                    Error *error) {
     Trainer *trainer = loop->trainer;
@@ -59,6 +69,7 @@ Status loop_record(Loop *loop, int64_t step, const StepResult *result, double ra
                       .gradient_norm = result->was_skipped ? NAN : result->gradient_norm,
                       .loss_scale = trainer->step.loss.scale ? trainer->step.scale.value : NAN,
                       .n_skipped = trainer->step.scale.n_skipped,
+                      .routes = result->routes,
                       .tokens_per_s = n_tokens / seconds,
                       .step_ms = seconds * 1e3,
                       .flops_per_s = loop->flops / seconds,
@@ -71,6 +82,7 @@ Status loop_record(Loop *loop, int64_t step, const StepResult *result, double ra
                       .slowest_ms = trainer_n_ranks(trainer) > 1 ? loop->slowest_ms : NAN,
                       .slowest_rank = loop->slowest_rank,
                       .staleness = NAN};
+    warn_of_routes(trainer, step);
     bool has_norm = trainer->step.optimizer.norm != NULL;
     bool is_sound = !has_norm || isfinite(result->gradient_norm) || result->was_skipped;
     if (isfinite(result->loss) && is_sound) return STATUS_OK;

@@ -91,6 +91,16 @@ static void set_measured(json_t *object, const char *key, double value) {
     if (!isnan(value)) json_object_set_new(object, key, json_make_number(value));
 }
 
+static void set_routes(json_t *line, const RouterReport *routes) {
+    if (!routes->is_there) return;
+    set_measured(line, "balance_loss", routes->balance_loss);
+    set_measured(line, "z_loss", routes->z_loss);
+    set_measured(line, "dropped", routes->dropped);
+    set_measured(line, "expert_load", routes->busiest);
+    set_measured(line, "router_entropy", routes->entropy);
+    json_object_set_new(line, "empty_experts", json_integer(routes->n_empty));
+}
+
 Status metrics_write(LineWriter *writer, const StepMetrics *metrics, Error *error) {
     json_t *line = json_object();
     json_object_set_new(line, "step", json_integer(metrics->step));
@@ -103,6 +113,7 @@ Status metrics_write(LineWriter *writer, const StepMetrics *metrics, Error *erro
         set_measured(line, "loss_scale", metrics->loss_scale);
         json_object_set_new(line, "skipped", json_integer(metrics->n_skipped));
     }
+    set_routes(line, &metrics->routes);
     set_measured(line, "tokens_per_s", metrics->tokens_per_s);
     set_measured(line, "flops_per_s", metrics->flops_per_s);
     set_measured(line, "step_ms", metrics->step_ms);
@@ -122,14 +133,20 @@ Status metrics_write(LineWriter *writer, const StepMetrics *metrics, Error *erro
 }
 
 void metrics_status(const StepMetrics *metrics, int64_t n_steps, char *text, size_t n_bytes) {
-    char validation[32] = "", skipped[48] = "";
+    char validation[32] = "", skipped[48] = "", routes[80] = "";
     if (!isnan(metrics->validation_loss)) {
         snprintf(validation, sizeof validation, "  val %.4f", metrics->validation_loss);
     }
     if (metrics->n_skipped > 0)
         snprintf(skipped, sizeof skipped, "  %lld skipped", (long long)metrics->n_skipped);
-    snprintf(text, n_bytes, "step %lld/%lld  loss %.4f%s  %s  %s%s", (long long)metrics->step,
-             (long long)n_steps, metrics->loss, validation,
+    if (metrics->routes.is_there) /* what is always said, and what only where there is something to say */
+        snprintf(routes, sizeof routes, "  load %.2f  dropped %.1f%%", metrics->routes.busiest,
+                 100.0 * metrics->routes.dropped);
+    if (metrics->routes.n_empty > 0)
+        snprintf(routes + strlen(routes), sizeof routes - strlen(routes), "  %lld idle",
+                 (long long)metrics->routes.n_empty);
+    snprintf(text, n_bytes, "step %lld/%lld  loss %.4f%s%s  %s  %s%s", (long long)metrics->step,
+             (long long)n_steps, metrics->loss, validation, routes,
              format_rate(metrics->tokens_per_s, "tokens/s").text,
              format_rate(metrics->flops_per_s, "FLOP/s").text, skipped);
 }

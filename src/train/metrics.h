@@ -20,6 +20,7 @@ typedef struct {
         /* of the rank that worked longest, without its waits; NAN on one rank, or where ranks do not meet */
         slowest_ms;
     int slowest_rank;
+    RouterReport routes;
     double staleness; /* the largest of this step's gradients; NAN where none can be late */
 } StepMetrics;
 

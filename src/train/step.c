@@ -5,7 +5,7 @@
 #include "graph/passes/recompute.h"
 #include "graph/passes/split_backward.h"
 #include "graph/passes/sums.h"
-#include "ops/ops.h"
+#include "ops/experts/experts.h"
 #include "parallel/comm_ops.h"
 #include "parallel/gather_again.h"
 
@@ -192,6 +192,7 @@ static void take_places(GptLoss *all, const GptLoss *loss) {
     if (loss->loss || !all->scale) all->scale = loss->scale;
     if (loss->loss) all->loss = loss->loss;
     if (!all->random) all->random = loss->random;
+    if (loss->reports) all->reports = loss->reports;
 }
 
 static GptStageTensors record_stage(const TrainStep *step, const ModelConfig *config,
@@ -217,6 +218,7 @@ static void record_forward(TrainStep *step, const ModelConfig *config, const Par
         step->chunk[chunk] = record_stage(step, config, table, &options, chunk, input);
         take_places(&step->loss, &step->chunk[chunk].loss);
         options.parameters = &step->loss.parameters;
+        options.reports = step->loss.reports;
         if (pipeline && pipeline_has_output(pipeline->pipeline, chunk))
             pipeline_record_output(pipeline, chunk, step->chunk[chunk].output);
     }
@@ -304,6 +306,9 @@ static Status record(TrainStep *step, const ModelConfig *config, const Parameter
     record_version(step);
     step->optimizer = optimizer_record(&step->optimizer_options, options->precision, &step->loss.parameters,
                                        &slices, step->loss.scale, graph);
+    step->summary =
+        router_report_record(config, &step->loss, options->sync.is_async ? NULL : sync_comm(&options->sync),
+                             step->optimizer.assumed ? NULL : step->optimizer.factor, graph);
     gradient_sync_end_update(&step->sync, graph);
     gradient_sync_gather(&step->sync, graph, &tensors);
     return graph_status(graph, error);
@@ -313,6 +318,7 @@ Status train_step_plan(TrainStep *step, const ModelConfig *config, const Paramet
                        const StepOptions *options, const OptimizerOptions *optimizer, const Backend *backend,
                        Error *error) {
     *step = (TrainStep){.options = *options,
+                        .config = config,
                         .scale = {.value = options->precision.scales_loss ? FIRST_SCALE : 1.0}};
     if (optimizer) step->optimizer_options = *optimizer;
     step->options.sync.stages_apart = is_unflushed(options);
@@ -607,10 +613,11 @@ bool train_step_runs_ahead(const TrainStep *step) {
            !step->optimizer.assumed && STEP_MOST_BEGUN * step->n_actions <= EXECUTOR_MAX_PENDING;
 }
 
-/* Results travel in places 0 and 1, or 2 and 3. */
+/* Results travel in places 0 to 2, or 3 to 5. */
 static int first_place(int64_t number) {
-    _Static_assert(2 * STEP_MOST_BEGUN <= BACKEND_RESULTS, "a loss and a norm each");
-    return 2 * (int)(number % STEP_MOST_BEGUN);
+    _Static_assert(3 * STEP_MOST_BEGUN <= BACKEND_RESULTS, "a loss, a norm and the routers' summary each");
+    _Static_assert(N_ROUTE_SUMMARY * sizeof(float) <= BACKEND_RESULT_BYTES, "the summary is small");
+    return 3 * (int)(number % STEP_MOST_BEGUN);
 }
 
 static Status send_results(TrainStep *step, Error *error) {
@@ -618,6 +625,7 @@ static Status send_results(TrainStep *step, Error *error) {
     int place = first_place(step->n_begun);
     if (!executor_sends(executor)) return STATUS_OK;
     if (step->loss.loss) TRY(executor_send(executor, step->loss.loss, place, error));
+    if (step->summary) TRY(executor_send(executor, step->summary, place + 2, error));
     return step->optimizer.norm ? executor_send(executor, step->optimizer.norm, place + 1, error) : STATUS_OK;
 }
 
@@ -631,6 +639,21 @@ static Status receive(TrainStep *step, const Tensor *tensor, int place, double *
                                  : executor_download(executor, tensor, &value, error));
     *number = (double)value;
     return STATUS_OK;
+}
+
+Status train_step_routes(TrainStep *step, const float *summary, RouterReport *report, Error *error) {
+    if (!step->config->n_experts || step->options.sync.is_async) return STATUS_OK;
+    return router_report_read(step->config, step->options.sync.mesh, step->options.batch, summary, report,
+                              error);
+}
+
+static Status receive_routes(TrainStep *step, int place, RouterReport *report, Error *error) {
+    Executor *executor = &step->executor;
+    float summary[N_ROUTE_SUMMARY] = {0};
+    if (step->summary)
+        TRY(executor_sends(executor) ? executor_receive(executor, step->summary, place, summary, error)
+                                     : executor_download(executor, step->summary, summary, error));
+    return train_step_routes(step, summary, report, error);
 }
 
 static Status upload_scale(TrainStep *step, Error *error) {
@@ -670,6 +693,7 @@ Status train_step_end(TrainStep *step, StepResult *result, Error *error) {
     if (result->was_abandoned) return STATUS_OK;
     TRY(receive(step, step->loss.loss, place, &result->loss, error));
     TRY(sum_number(&step->options.sync, &result->loss, error));
+    TRY(receive_routes(step, place + 2, &result->routes, error));
     if (step->optimizer.norm) {
         TRY(receive(step, step->optimizer.norm, place + 1, &result->gradient_norm, error));
         bool is_finite = isfinite(result->gradient_norm);

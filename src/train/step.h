@@ -16,6 +16,7 @@
 #include "optim/optimizer.h"
 #include "parallel/pipeline/pipeline.h"
 #include "parallel/sync/gradient_sync.h"
+#include "train/router_report.h"
 
 /* Where batches come from: sequences first .. first + B - 1 of the run, in the order of the run. */
 typedef void (*BatchFill)(void *context, uint64_t first_sequence, int64_t B, int64_t T,
@@ -84,6 +85,8 @@ typedef struct {
     const char **chunk_name;    /* (n_chunks) "stage 1 of 4": for whoever looks on; NULL: there is one */
     const Node *version_copy;   /* from the last version of the weights to the next; NULL: there is one */
     OptimizerTensors optimizer; /* none in an evaluation pass */
+    const ModelConfig *config;
+    Tensor *summary; /* of the routers; NULL: the model, or this stage, has no experts */
     Program program;
     Executor executor;
     StepOptions options;
@@ -127,8 +130,9 @@ typedef struct {
      * messages between stages, what is waited for is known alone, and in both: stage_wait_ms of them. All are
      * NAN where it is not timed. */
     double comm_ms, comm_wait_ms, stage_wait_ms;
-    bool was_abandoned; /* stopped before the update: the weights are as they were */
-    bool was_skipped;   /* the gradient was not finite, and a smaller scale of the loss may help: likewise */
+    RouterReport routes; /* of a model with experts */
+    bool was_abandoned;  /* stopped before the update: the weights are as they were */
+    bool was_skipped;    /* the gradient was not finite, and a smaller scale of the loss may help: likewise */
 } StepResult;
 
 /* Record and plan. `optimizer` NULL makes an evaluation pass: forward only. */
@@ -167,6 +171,9 @@ Status train_step_run_action(TrainStep *step, const BatchSource *source, const S
 Status train_step_check(TrainStep *step, bool *was_right, Error *error);
 Status train_step_redo(TrainStep *step, Error *error);
 Status train_step_undo(TrainStep *step, Error *error);
+
+/* What the routers of the last step did, on a device that runs with the host. Collective. */
+Status train_step_routes(TrainStep *step, const float *summary, RouterReport *report, Error *error);
 
 /* What was counted up to now; and the times of n_steps steps from one to the other, each the mean. */
 Status train_step_clock(TrainStep *step, StepClock *clock, Error *error);

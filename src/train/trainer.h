@@ -70,6 +70,7 @@ typedef struct {
     double step_seconds;    /* spent in steps by this process */
     StepResult sum;         /* of the times of those steps */
     int64_t n_steps_timed;
+    int64_t n_bad_routes; /* steps in a row whose router had collapsed */
     bool was_interrupted;
     int64_t bad_step;     /* whose loss or gradient was not a finite number; 0: none */
     bool error_is_common; /* what went wrong is known to every rank */

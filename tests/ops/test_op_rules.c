@@ -1,6 +1,7 @@
 /* What the operations say about themselves: counted costs, memory that may be taken over, which outputs carry
  * gradients, their words in a printed program, and the mistakes that builders must catch. */
 #include "op_cases.h"
+#include "ops/experts/experts.h"
 #include "ops/update/adamw.h"
 #include "ops/update/sgd.h"
 
@@ -37,25 +38,25 @@ static const CostCase COSTS[] = {
     {{"layernorm", build_layernorm, {5, 7}, CASE_FIXED_W, 0}, &OP_LAYERNORM_BACKWARD, 10 * 35, 488},
     {{"rmsnorm", build_rmsnorm, {4, 7}, 0, 0}, &OP_RMSNORM, 4 * 28, 268},
     {{"rmsnorm", build_rmsnorm, {4, 7}, 0, 0}, &OP_RMSNORM_BACKWARD, 9 * 28, 436},
-    /* x, branch, sum and normed 4·168, weight and bias 56, mean and rstd 48, random 16 */
-    {{"residual_norm", build_residual_norm, {2, 3, 7}, CASE_BIAS, 0.5f}, &OP_RESIDUAL_NORM, 10 * 42, 792},
+    /* x, branch, sum and normed 4·168, weight and bias 56, mean and rstd 48, random 20 */
+    {{"residual_norm", build_residual_norm, {2, 3, 7}, CASE_BIAS, 0.5f}, &OP_RESIDUAL_NORM, 10 * 42, 796},
     {{"residual_norm", build_residual_norm, {2, 3, 7}, 0, 0}, &OP_RESIDUAL_NORM, 8 * 42, 748},
-    {{"residual_norm", build_residual_norm, {2, 3, 7}, CASE_RMS, 0.5f}, &OP_RESIDUAL_NORM, 6 * 42, 740},
-    /* dnormed, sum, dsum and dbranch 4·168; weight 28, dweight and dbias in the first of several 112; 48 and 16 */
+    {{"residual_norm", build_residual_norm, {2, 3, 7}, CASE_RMS, 0.5f}, &OP_RESIDUAL_NORM, 6 * 42, 744},
+    /* dnormed, sum, dsum and dbranch 4·168; weight 28, dweight and dbias in the first of several 112; 48 and 20 */
     {{"residual_norm", build_residual_norm, {2, 3, 7}, CASE_BIAS, 0.5f},
      &OP_RESIDUAL_NORM_BACKWARD,
      14 * 42,
-     876},
+     880},
     /* dsum is added to what the sum's reader left there */
     {{"residual_norm", build_residual_norm, {2, 3, 7}, CASE_RMS | CASE_FIXED_W | CASE_RESIDUAL, 0.5f},
      &OP_RESIDUAL_NORM_BACKWARD,
      8 * 42,
-     908},
+     912},
     /* and the sums of dbranch's columns */
     {{"residual_norm", build_residual_norm, {2, 3, 7}, CASE_BIAS | CASE_LAYER, 0.5f},
      &OP_RESIDUAL_NORM_BACKWARD,
      15 * 42,
-     876 + 56},
+     880 + 56},
     {{"linear", build_linear, {5, 7, 6}, CASE_BIAS, 0}, &OP_LINEAR, 420 + 30, 452},
     {{"linear", build_linear, {4, 5, 6}, CASE_BIAS | CASE_RESIDUAL | CASE_TANH, 0},
      &OP_LINEAR,
@@ -79,17 +80,24 @@ static const CostCase COSTS[] = {
      &OP_ATTENTION_BACKWARD,
      60 * 36 + 120 + 180,
      2000 + 144},
-    {{"attention", build_attention, {2, 5, 2, 2, 3}, 0, 0.5f}, &OP_ATTENTION, 60 * 17 + 60, 1056},
+    {{"attention", build_attention, {2, 5, 2, 2, 3}, 0, 0.5f}, &OP_ATTENTION, 60 * 17 + 60, 1060},
     /* 24 queries against 6 keys; new rows 576 and half of them stored, both caches 864, y 288, start 12 */
     {{"cached", build_attention_cached, {3, 2, 4, 2, 3, 6}, 0, 0},
      &OP_ATTENTION_CACHED,
      24 * (6 * 17 + 3),
      2028},
     {{"rotary", build_rotary, {2, 3, 2, 1, 6}, CASE_START, 0}, &OP_ROTARY, 6 * 9 * 6, 1160},
+    /* 12 rows of 4 experts: 2·3·5 and 1 + 8 an output */
+    {{"experts", build_experts, {6, 3, 5, 4, 2}, CASE_BIAS | CASE_TANH, 0},
+     &OP_GROUPED_LINEAR,
+     12 * 5 * (2 * 3 + 1 + 8),
+     144 + 240 + 80 + 20 + 2 * 240},
+    {{"experts", build_experts, {6, 3, 5, 4, 2}, 0, 0}, &OP_ROUTER_LOGITS, 2 * 6 * 4 * 3, 72 + 48 + 96},
+    {{"experts", build_experts, {6, 3, 5, 4, 2}, 0, 0}, &OP_EXPERT_GATHER, 0, 72 + 48 + 48 + 20 + 144},
     {{"add", build_add, {3, 5}, 0, 0}, &OP_ADD, 15, 180},
     {{"copy", build_copy, {3, 5}, 0, 0}, &OP_COPY, 0, 120},
     {{"zero", build_zero, {3, 5}, 0, 0}, &OP_ZERO, 0, 60},
-    {{"dropout", build_dropout, {3, 5, 7}, 0, 0.5f}, &OP_DROPOUT, 105, 856},
+    {{"dropout", build_dropout, {3, 5, 7}, 0, 0.5f}, &OP_DROPOUT, 105, 860},
     {{"gather", build_gather, {6, 5, 4}, 0, 0}, &OP_GATHER, 0, 176},
     {{"pack", build_pack, {2, 5, 3, 3}, 0, 0}, &OP_PACK, 0, 240},
     {{"sum", build_sum, {3, 7}, 0, 0}, &OP_SUM, 21, 92},

@@ -1,5 +1,6 @@
 /* The builders mirror the list in tests/golden/ops.py by the names of the inputs: the name decides the data. */
 #include "op_cases.h"
+#include "op_case_inputs.h"
 
 #include "graph/passes/sums.h"
 #include "ops/update/adamw.h"
@@ -44,7 +45,7 @@ static CaseFill *add_fill(OpCase *test, Place place, DType dtype, Shape shape, c
     return fill;
 }
 
-static Tensor *floats(OpCase *test, Place place, Shape shape, const char *name, float scale, float offset) {
+Tensor *case_floats(OpCase *test, Place place, Shape shape, const char *name, float scale, float offset) {
     CaseFill *fill = add_fill(test, place, DTYPE_F32, shape, name);
     fill->scale = scale;
     fill->offset = offset;
@@ -52,53 +53,53 @@ static Tensor *floats(OpCase *test, Place place, Shape shape, const char *name, 
 }
 
 /* An activation that comes from elsewhere, in need of a gradient unless the case says not. */
-static Tensor *activation(OpCase *test, Shape shape, const char *name) {
+Tensor *case_activation(OpCase *test, Shape shape, const char *name) {
     float scale = test->spec->flags & CASE_LARGE ? 30.0f : 1.0f;
-    Tensor *x = floats(test, PLACE_ACTIVATION, shape, name, scale, 0.0f);
+    Tensor *x = case_floats(test, PLACE_ACTIVATION, shape, name, scale, 0.0f);
     x->needs_gradient = !(test->spec->flags & CASE_FIXED_X);
     return x;
 }
 
-static Tensor *parameter(OpCase *test, Shape shape, const char *name, float offset) {
-    Tensor *w = floats(test, PLACE_PARAMETER, shape, name, 0.5f, offset);
+Tensor *case_parameter(OpCase *test, Shape shape, const char *name, float offset) {
+    Tensor *w = case_floats(test, PLACE_PARAMETER, shape, name, 0.5f, offset);
     w->needs_gradient = !(test->spec->flags & CASE_FIXED_W);
     return w;
 }
 
-static Tensor *integers(OpCase *test, Shape shape, const char *name, int64_t below) {
+Tensor *case_integers(OpCase *test, Shape shape, const char *name, int64_t below) {
     CaseFill *fill = add_fill(test, PLACE_INPUT, DTYPE_I32, shape, name);
     fill->below = (int32_t)below;
     return fill->tensor;
 }
 
-static Tensor *literal(OpCase *test, DType dtype, int64_t count, const char *name, const void *values) {
+Tensor *case_literal(OpCase *test, DType dtype, int64_t count, const char *name, const void *values) {
     CaseFill *fill = add_fill(test, PLACE_INPUT, dtype, SHAPE(count), name);
     fill->literal = arena_copy(&test->graph->arena, values, (size_t)count * 4);
     return fill->tensor;
 }
 
 static Tensor *random_words(OpCase *test) {
-    static const int32_t words[N_RANDOM_WORDS] = {0x12345678, -0x6543210, 7, 11};
-    return literal(test, DTYPE_I32, N_RANDOM_WORDS, "random", words);
+    static const int32_t words[N_RANDOM_WORDS] = {0x12345678, -0x6543210, 7, 11, 1};
+    return case_literal(test, DTYPE_I32, N_RANDOM_WORDS, "random", words);
 }
 
-static Tensor *state(OpCase *test, Shape shape, const char *name) {
+Tensor *case_state(OpCase *test, Shape shape, const char *name) {
     return graph_tensor(test->graph, PLACE_STATE, DTYPE_F32, shape, "%s", name);
 }
 
-static void add_result(OpCase *test, const char *name, Tensor *tensor) {
+void case_result(OpCase *test, const char *name, Tensor *tensor) {
     assert_true(test->n_results < CASE_MAX_RESULTS);
     test->result[test->n_results].name = name;
     test->result[test->n_results++].tensor = tensor;
 }
 
 /* y is a result, and the loss weighs it. */
-static void finish(OpCase *test, Tensor *y) {
-    add_result(test, "y", y);
+void case_finish(OpCase *test, Tensor *y) {
+    case_result(test, "y", y);
     Error error = {0};
     if (graph_status(test->graph, &error) != STATUS_OK || !y->needs_gradient) return;
     test->y = y;
-    test->dy = floats(test, PLACE_INPUT, y->shape, "dy", 1.0f, 0.0f);
+    test->dy = case_floats(test, PLACE_INPUT, y->shape, "dy", 1.0f, 0.0f);
     graph_record(test->graph, &OP_TEST_LOSS, NULL, 0, 2, TENSORS(test->y, test->dy), 0, NULL);
 }
 
@@ -181,41 +182,43 @@ void build_embedding(OpCase *test) {
         part.n_all = part.n_tokens + 5;
         part.first_token = 2;
     }
-    Tensor *tokens = integers(test, SHAPE(size[0], size[1]), "tokens", part.n_all);
-    Tensor *table = parameter(test, SHAPE(size[3], size[2]), "table", 0.0f), *positions = NULL, *start = NULL;
-    if (flags & CASE_POSITIONS) positions = parameter(test, SHAPE(size[4], size[2]), "positions", 0.0f);
+    Tensor *tokens = case_integers(test, SHAPE(size[0], size[1]), "tokens", part.n_all);
+    Tensor *table = case_parameter(test, SHAPE(size[3], size[2]), "table", 0.0f), *positions = NULL,
+           *start = NULL;
+    if (flags & CASE_POSITIONS) positions = case_parameter(test, SHAPE(size[4], size[2]), "positions", 0.0f);
     if (flags & CASE_START)
-        start = integers(test, SHAPE(size[0]), "start", size[4] - row_place(&part.positions, size[1] - 1));
-    finish(test, op_embedding_part(test->graph, tokens, table, positions, start, &part));
+        start =
+            case_integers(test, SHAPE(size[0]), "start", size[4] - row_place(&part.positions, size[1] - 1));
+    case_finish(test, op_embedding_part(test->graph, tokens, table, positions, start, &part));
 }
 
 void build_layernorm(OpCase *test) {
     const int64_t *size = test->spec->size;
-    Tensor *x = activation(test, SHAPE(size[0], size[1]), "x");
-    Tensor *weight = parameter(test, SHAPE(size[1]), "weight", 1.0f), *bias = NULL;
-    if (test->spec->flags & CASE_BIAS) bias = parameter(test, SHAPE(size[1]), "bias", 0.0f);
+    Tensor *x = case_activation(test, SHAPE(size[0], size[1]), "x");
+    Tensor *weight = case_parameter(test, SHAPE(size[1]), "weight", 1.0f), *bias = NULL;
+    if (test->spec->flags & CASE_BIAS) bias = case_parameter(test, SHAPE(size[1]), "bias", 0.0f);
     Tensor *y = op_layernorm(test->graph, x, weight, bias, 1e-5f);
-    add_result(test, "mean", last_node(test)->output[1]);
-    add_result(test, "rstd", last_node(test)->output[2]);
-    finish(test, y);
+    case_result(test, "mean", last_node(test)->output[1]);
+    case_result(test, "rstd", last_node(test)->output[2]);
+    case_finish(test, y);
 }
 
 void build_rmsnorm(OpCase *test) {
     const int64_t *size = test->spec->size;
-    Tensor *x = activation(test, SHAPE(size[0], size[1]), "x");
-    Tensor *y = op_rmsnorm(test->graph, x, parameter(test, SHAPE(size[1]), "weight", 1.0f), 1e-5f);
-    add_result(test, "rstd", last_node(test)->output[1]);
-    finish(test, y);
+    Tensor *x = case_activation(test, SHAPE(size[0], size[1]), "x");
+    Tensor *y = op_rmsnorm(test->graph, x, case_parameter(test, SHAPE(size[1]), "weight", 1.0f), 1e-5f);
+    case_result(test, "rstd", last_node(test)->output[1]);
+    case_finish(test, y);
 }
 
 /* What comes into an operation: given, or made of something given by a layer whose bias needs a gradient. */
 static Tensor *incoming(OpCase *test, Shape shape, const char *name) {
     enum { N_INPUTS = 3 };
-    if (!(test->spec->flags & CASE_LAYER)) return activation(test, shape, name);
-    Tensor *x = activation(test, shape_with_columns(shape, N_INPUTS), "layer.x");
+    if (!(test->spec->flags & CASE_LAYER)) return case_activation(test, shape, name);
+    Tensor *x = case_activation(test, shape_with_columns(shape, N_INPUTS), "layer.x");
     int64_t columns = shape_columns(shape);
-    return op_linear(test->graph, x, parameter(test, SHAPE(columns, N_INPUTS), "layer.weight", 0.0f),
-                     parameter(test, SHAPE(columns), "layer.bias", 0.0f), NULL, ACTIVATION_NONE);
+    return op_linear(test->graph, x, case_parameter(test, SHAPE(columns, N_INPUTS), "layer.weight", 0.0f),
+                     case_parameter(test, SHAPE(columns), "layer.bias", 0.0f), NULL, ACTIVATION_NONE);
 }
 
 /* Rows from the middle of a sequence to that of another, which has two pieces here. */
@@ -228,22 +231,22 @@ void build_residual_norm(OpCase *test) {
     const int64_t *size = test->spec->size;
     unsigned flags = test->spec->flags;
     Shape shape = SHAPE(size[0], size[1], size[2]);
-    Tensor *x = activation(test, shape, "x");
+    Tensor *x = case_activation(test, shape, "x");
     Tensor *branch = flags & CASE_SAME ? x : incoming(test, shape, "branch"), *bias = NULL;
-    Tensor *weight = parameter(test, SHAPE(size[2]), "weight", 1.0f);
-    if (flags & CASE_BIAS) bias = parameter(test, SHAPE(size[2]), "bias", 0.0f);
+    Tensor *weight = case_parameter(test, SHAPE(size[2]), "weight", 1.0f);
+    if (flags & CASE_BIAS) bias = case_parameter(test, SHAPE(size[2]), "bias", 0.0f);
     ResidualNormAttributes attributes = {1e-5f, !(flags & CASE_RMS), test->spec->number, 5, split_rows(test)};
     Tensor *random = attributes.probability > 0.0f ? random_words(test) : NULL;
     ResidualNorm both = op_residual_norm(test->graph, x, branch, weight, bias, random, &attributes);
     const Node *node = last_node(test);
-    add_result(test, "sum", both.sum);
-    if (node->output[2]) add_result(test, "mean", node->output[2]);
-    add_result(test, "rstd", node->output[3]);
+    case_result(test, "sum", both.sum);
+    if (node->output[2]) case_result(test, "mean", node->output[2]);
+    case_result(test, "rstd", node->output[3]);
     Tensor *y = both.normed;
     if (flags & CASE_SUM_ONLY) y = both.sum;
     else if (flags & CASE_RESIDUAL)
         y = op_add(test->graph, op_gelu(test->graph, both.sum, ACTIVATION_GELU_TANH), both.normed);
-    finish(test, y);
+    case_finish(test, y);
 }
 
 static Activation activation_of(const OpCase *test) {
@@ -253,34 +256,35 @@ static Activation activation_of(const OpCase *test) {
 
 void build_linear(OpCase *test) {
     const int64_t *size = test->spec->size;
-    Tensor *x = activation(test, SHAPE(size[0], size[1]), "x"), *bias = NULL, *residual = NULL;
-    Tensor *weight = parameter(test, SHAPE(size[2], size[1]), "weight", 0.0f);
-    if (test->spec->flags & CASE_BIAS) bias = parameter(test, SHAPE(size[2]), "bias", 0.0f);
-    if (test->spec->flags & CASE_RESIDUAL) residual = activation(test, SHAPE(size[0], size[2]), "residual");
-    finish(test, op_linear(test->graph, x, weight, bias, residual, activation_of(test)));
+    Tensor *x = case_activation(test, SHAPE(size[0], size[1]), "x"), *bias = NULL, *residual = NULL;
+    Tensor *weight = case_parameter(test, SHAPE(size[2], size[1]), "weight", 0.0f);
+    if (test->spec->flags & CASE_BIAS) bias = case_parameter(test, SHAPE(size[2]), "bias", 0.0f);
+    if (test->spec->flags & CASE_RESIDUAL)
+        residual = case_activation(test, SHAPE(size[0], size[2]), "residual");
+    case_finish(test, op_linear(test->graph, x, weight, bias, residual, activation_of(test)));
 }
 
 void build_mlp(OpCase *test) {
     const int64_t *size = test->spec->size;
-    Tensor *x = activation(test, SHAPE(size[0], size[1]), "x");
-    Tensor *up = parameter(test, SHAPE(size[2], size[1]), "up", 0.0f),
-           *down = parameter(test, SHAPE(size[1], size[2]), "down", 0.0f),
-           *bias = parameter(test, SHAPE(size[2]), "bias", 0.0f);
+    Tensor *x = case_activation(test, SHAPE(size[0], size[1]), "x");
+    Tensor *up = case_parameter(test, SHAPE(size[2], size[1]), "up", 0.0f),
+           *down = case_parameter(test, SHAPE(size[1], size[2]), "down", 0.0f),
+           *bias = case_parameter(test, SHAPE(size[2]), "bias", 0.0f);
     Tensor *hidden = op_linear(test->graph, x, up, bias, NULL, activation_of(test));
     Tensor *y = op_linear(test->graph, hidden, down, NULL, NULL, ACTIVATION_NONE);
     if (test->spec->flags & CASE_RESIDUAL) /* a second reader of what is hidden */
         y = op_add(test->graph, y, op_linear(test->graph, hidden, down, NULL, NULL, ACTIVATION_NONE));
-    finish(test, y);
+    case_finish(test, y);
 }
 
 void build_gelu(OpCase *test) {
-    Tensor *x = activation(test, SHAPE(test->spec->size[0], test->spec->size[1]), "x");
-    finish(test, op_gelu(test->graph, x, activation_of(test)));
+    Tensor *x = case_activation(test, SHAPE(test->spec->size[0], test->spec->size[1]), "x");
+    case_finish(test, op_gelu(test->graph, x, activation_of(test)));
 }
 
 void build_swiglu(OpCase *test) {
-    Tensor *x = activation(test, SHAPE(test->spec->size[0], 2 * test->spec->size[1]), "x");
-    finish(test, op_swiglu(test->graph, x));
+    Tensor *x = case_activation(test, SHAPE(test->spec->size[0], 2 * test->spec->size[1]), "x");
+    case_finish(test, op_swiglu(test->graph, x));
 }
 
 static AttentionAttributes heads_of(const OpCase *test) {
@@ -305,8 +309,8 @@ void build_attention(OpCase *test) {
     AttentionAttributes attributes = heads_of(test);
     Tensor *qkv = qkv_of(test), *random = attributes.dropout > 0.0f ? random_words(test) : NULL;
     Tensor *y = op_attention(test->graph, qkv, random, &attributes);
-    add_result(test, "lse", last_node(test)->output[1]);
-    finish(test, y);
+    case_result(test, "lse", last_node(test)->output[1]);
+    case_finish(test, y);
 }
 
 /* The queries of one of the ranks of a ring, over the keys of all of them, its own first. */
@@ -316,18 +320,18 @@ void build_attention_part(OpCase *test) {
     AttentionPartAttributes attributes = {.heads = heads_of(test), .n_positions = size[1]};
     Tensor *random = attributes.heads.dropout > 0.0f ? random_words(test) : NULL;
     ContextRows rows = context_rows(CONTEXT_RING, size[1], n_ranks, rank);
-    Tensor *q = activation(test, SHAPE(size[0], rows.n, size[2] * size[4]), "q");
+    Tensor *q = case_activation(test, SHAPE(size[0], rows.n, size[2] * size[4]), "q");
     attributes.queries = rows.positions;
     AttentionPart part = {0};
     for (int i = 0; i < n_ranks; i++) {
         static const char *const names[] = {"kv0", "kv1", "kv2"};
         ContextRows keys = context_rows(CONTEXT_RING, size[1], n_ranks, (rank + i) % n_ranks);
-        Tensor *kv = activation(test, SHAPE(size[0], keys.n, 2 * size[3] * size[4]), names[i]);
+        Tensor *kv = case_activation(test, SHAPE(size[0], keys.n, 2 * size[3] * size[4]), names[i]);
         attributes.keys = keys.positions;
         part = op_attention_part(test->graph, q, kv, random, i ? &part : NULL, &attributes);
     }
-    add_result(test, "lse", part.lse);
-    finish(test, part.y);
+    case_result(test, "lse", part.lse);
+    case_finish(test, part.y);
 }
 
 void build_attention_cached(OpCase *test) {
@@ -335,11 +339,11 @@ void build_attention_cached(OpCase *test) {
     AttentionAttributes attributes = heads_of(test);
     Tensor *qkv = qkv_of(test);
     qkv->needs_gradient = false;
-    Tensor *start = integers(test, SHAPE(size[0]), "start", size[5] - size[1] + 1);
+    Tensor *start = case_integers(test, SHAPE(size[0]), "start", size[5] - size[1] + 1);
     Shape shape = SHAPE(size[0], size[3], size[5], size[4]);
-    Tensor *keys = floats(test, PLACE_STATE, shape, "keys", 1.0f, 0.0f);
-    Tensor *values = floats(test, PLACE_STATE, shape, "values", 1.0f, 0.0f);
-    finish(test, op_attention_cached(test->graph, qkv, start, keys, values, &attributes));
+    Tensor *keys = case_floats(test, PLACE_STATE, shape, "keys", 1.0f, 0.0f);
+    Tensor *values = case_floats(test, PLACE_STATE, shape, "values", 1.0f, 0.0f);
+    case_finish(test, op_attention_cached(test->graph, qkv, start, keys, values, &attributes));
 }
 
 void build_rotary(OpCase *test) {
@@ -352,45 +356,45 @@ void build_rotary(OpCase *test) {
         .positions = positions_of(test, size[1]),
     };
     Tensor *qkv = qkv_of(test), *start = NULL;
-    if (test->spec->flags & CASE_START) start = integers(test, SHAPE(size[0]), "start", 50);
-    finish(test, op_rotary(test->graph, qkv, start, &attributes));
+    if (test->spec->flags & CASE_START) start = case_integers(test, SHAPE(size[0]), "start", 50);
+    case_finish(test, op_rotary(test->graph, qkv, start, &attributes));
 }
 
 void build_add(OpCase *test) {
     Shape shape = SHAPE(test->spec->size[0], test->spec->size[1]);
-    Tensor *x = activation(test, shape, "x");
-    finish(test,
-           op_add(test->graph, x, test->spec->flags & CASE_SAME ? x : activation(test, shape, "other")));
+    Tensor *x = case_activation(test, shape, "x");
+    case_finish(test, op_add(test->graph, x,
+                             test->spec->flags & CASE_SAME ? x : case_activation(test, shape, "other")));
 }
 
 void build_copy(OpCase *test) {
-    Tensor *x = activation(test, SHAPE(test->spec->size[0], test->spec->size[1]), "x");
-    finish(test, op_copy(test->graph, x));
+    Tensor *x = case_activation(test, SHAPE(test->spec->size[0], test->spec->size[1]), "x");
+    case_finish(test, op_copy(test->graph, x));
 }
 
 void build_zero(OpCase *test) {
     Shape shape = SHAPE(test->spec->size[0], test->spec->size[1]);
     if (test->spec->flags & CASE_SPLIT) { /* zeros in the place of what other ranks make of x */
-        Tensor *x = activation(test, SHAPE(2, test->spec->size[1]), "x");
-        finish(test, op_blank(test->graph, x, shape));
+        Tensor *x = case_activation(test, SHAPE(2, test->spec->size[1]), "x");
+        case_finish(test, op_blank(test->graph, x, shape));
         return;
     }
     Tensor *y = graph_tensor(test->graph, PLACE_ACTIVATION, DTYPE_F32, shape, "y");
     op_zero(test->graph, y);
-    add_result(test, "y", y);
+    case_result(test, "y", y);
 }
 
 void build_dropout(OpCase *test) {
     const int64_t *size = test->spec->size;
-    Tensor *x = activation(test, SHAPE(size[0], size[1], size[2]), "x");
+    Tensor *x = case_activation(test, SHAPE(size[0], size[1], size[2]), "x");
     DropoutAttributes attributes = {test->spec->number, 5, split_rows(test)};
-    finish(test, op_dropout_split(test->graph, x, random_words(test), &attributes));
+    case_finish(test, op_dropout_split(test->graph, x, random_words(test), &attributes));
 }
 
 void build_gather(OpCase *test) {
     const int64_t *size = test->spec->size;
-    Tensor *x = activation(test, SHAPE(size[0], size[1]), "x");
-    finish(test, op_gather(test->graph, x, integers(test, SHAPE(size[2]), "rows", size[0])));
+    Tensor *x = case_activation(test, SHAPE(size[0], size[1]), "x");
+    case_finish(test, op_gather(test->graph, x, case_integers(test, SHAPE(size[2]), "rows", size[0])));
 }
 
 void build_pack(OpCase *test) {
@@ -400,8 +404,8 @@ void build_pack(OpCase *test) {
     for (int p = 1; p < n_parts; p++) border[p] = p == 1 ? 0 : size[1] * (p + 1) / (n_parts + 1);
     border[n_parts] = size[1];
     Shape shape = SHAPE(size[0], size[1], size[2]);
-    Tensor *packed = op_pack(test->graph, activation(test, shape, "x"), 1, n_parts, border);
-    finish(test, op_unpack(test->graph, packed, shape, 1, 1, (int64_t[]){0, size[1]}));
+    Tensor *packed = op_pack(test->graph, case_activation(test, shape, "x"), 1, n_parts, border);
+    case_finish(test, op_unpack(test->graph, packed, shape, 1, 1, (int64_t[]){0, size[1]}));
 }
 
 void build_pack_pieces(OpCase *test) {
@@ -410,30 +414,30 @@ void build_pack_pieces(OpCase *test) {
     int64_t border[PACK_MAX_PARTS * PACK_MAX_PIECES + 1] = {0};
     for (int i = 1; i < n_runs; i++) border[i] = size[1] * (i + i % 2) / (n_runs + 1);
     border[n_runs] = size[1];
-    Tensor *x = activation(test, SHAPE(size[0], size[1], size[2]), "x");
-    finish(test, op_pack_pieces(test->graph, x, 1, n_parts, 3, border));
+    Tensor *x = case_activation(test, SHAPE(size[0], size[1], size[2]), "x");
+    case_finish(test, op_pack_pieces(test->graph, x, 1, n_parts, 3, border));
 }
 
 void build_sum(OpCase *test) {
-    Tensor *x = activation(test, SHAPE(test->spec->size[0], test->spec->size[1]), "x");
-    Tensor *total = state(test, SHAPE_SCALAR, "total");
+    Tensor *x = case_activation(test, SHAPE(test->spec->size[0], test->spec->size[1]), "x");
+    Tensor *total = case_state(test, SHAPE_SCALAR, "total");
     op_sum(test->graph, x, total, 0.125f);
-    add_result(test, "total", total);
+    case_result(test, "total", total);
 }
 
 void build_cross_entropy(OpCase *test) {
     const int64_t *size = test->spec->size;
-    Tensor *logits = activation(test, SHAPE(size[0], size[1]), "logits");
+    Tensor *logits = case_activation(test, SHAPE(size[0], size[1]), "logits");
     int64_t n_classes = size[2] ? size[2] : size[1];
-    Tensor *targets = integers(test, SHAPE(size[0]), "targets", n_classes);
+    Tensor *targets = case_integers(test, SHAPE(size[0]), "targets", n_classes);
     test->fill[test->n_fills - 1].some_negative = test->spec->flags & CASE_IGNORE;
     Tensor *losses = graph_tensor(test->graph, PLACE_ACTIVATION, DTYPE_F32, SHAPE(size[0]), "losses");
     CrossEntropyAttributes attributes = {0.25f, n_classes};
     const float factor = 0.375f;
     bool is_scaled = test->spec->flags & CASE_FACTOR;
-    Tensor *scale = is_scaled ? literal(test, DTYPE_F32, 1, "loss scale", &factor) : NULL;
+    Tensor *scale = is_scaled ? case_literal(test, DTYPE_F32, 1, "loss scale", &factor) : NULL;
     op_cross_entropy_scaled(test->graph, logits, targets, scale, losses, &attributes);
-    add_result(test, "losses", losses);
+    case_result(test, "losses", losses);
     if (!logits->needs_gradient) return;
     test->y = losses;
     test->loss_scale = is_scaled ? 0.25 * 0.375 : 0.25;
@@ -441,16 +445,16 @@ void build_cross_entropy(OpCase *test) {
 
 void build_split_entropy(OpCase *test) {
     const int64_t *size = test->spec->size;
-    Tensor *logits = activation(test, SHAPE(size[0], size[1]), "logits");
+    Tensor *logits = case_activation(test, SHAPE(size[0], size[1]), "logits");
     SplitEntropyAttributes attributes = {0.25f, 3, size[2], size[2] + 7};
-    Tensor *targets = integers(test, SHAPE(size[0]), "targets", attributes.n_all);
+    Tensor *targets = case_integers(test, SHAPE(size[0]), "targets", attributes.n_all);
     test->fill[test->n_fills - 1].some_negative = test->spec->flags & CASE_IGNORE;
     Tensor *losses = graph_tensor(test->graph, PLACE_ACTIVATION, DTYPE_F32, SHAPE(size[0]), "losses");
     Tensor *part = op_split_entropy_part(test->graph, logits, targets, &attributes);
     Tensor *parts = graph_view(test->graph, part, SHAPE(1, size[0], ENTROPY_PARTS), 0, "parts");
     op_split_entropy(test->graph, logits, targets, parts, NULL, losses, &attributes);
-    add_result(test, "part", part);
-    add_result(test, "losses", losses);
+    case_result(test, "part", part);
+    case_result(test, "losses", losses);
     if (!logits->needs_gradient) return;
     test->y = losses;
     test->loss_scale = 0.25;
@@ -458,27 +462,28 @@ void build_split_entropy(OpCase *test) {
 
 void build_squared_error(OpCase *test) {
     Shape shape = SHAPE(test->spec->size[0], test->spec->size[1]);
-    Tensor *predictions = activation(test, shape, "predictions");
-    Tensor *targets = floats(test, PLACE_INPUT, shape, "targets", 1.0f, 0.0f);
+    Tensor *predictions = case_activation(test, shape, "predictions");
+    Tensor *targets = case_floats(test, PLACE_INPUT, shape, "targets", 1.0f, 0.0f);
     Tensor *losses = op_squared_error(test->graph, predictions, targets, 0.25f);
-    add_result(test, "losses", losses);
+    case_result(test, "losses", losses);
     if (!predictions->needs_gradient) return;
     test->y = losses;
     test->loss_scale = 0.25;
 }
 
 void build_squared_norm(OpCase *test) {
-    Tensor *x = activation(test, SHAPE(test->spec->size[0]), "x");
-    Tensor *total = floats(test, PLACE_STATE, SHAPE_SCALAR, "total", 1.0f, 3.0f);
+    Tensor *x = case_activation(test, SHAPE(test->spec->size[0]), "x");
+    Tensor *total = case_floats(test, PLACE_STATE, SHAPE_SCALAR, "total", 1.0f, 3.0f);
     op_squared_norm(test->graph, x, total, test->spec->flags & CASE_ADD);
 }
 
 void build_clip(OpCase *test) {
-    Tensor *total = floats(test, PLACE_STATE, SHAPE_SCALAR, "total", 1.0f, 3.0f);
-    Tensor *factor = state(test, SHAPE_SCALAR, "clip_factor"), *norm = state(test, SHAPE_SCALAR, "norm");
+    Tensor *total = case_floats(test, PLACE_STATE, SHAPE_SCALAR, "total", 1.0f, 3.0f);
+    Tensor *factor = case_state(test, SHAPE_SCALAR, "clip_factor"),
+           *norm = case_state(test, SHAPE_SCALAR, "norm");
     op_clip(test->graph, total, factor, norm, test->spec->number);
-    add_result(test, "factor", factor);
-    add_result(test, "norm", norm);
+    case_result(test, "factor", factor);
+    case_result(test, "norm", norm);
 }
 
 /* ---- optimizers: step 3, the first third and the last element decay ---- */
@@ -492,24 +497,24 @@ static UpdateElements elements_of(OpCase *test) {
 static Tensor *hyper_of(OpCase *test) {
     const float hyper[N_HYPER] = {0.02f, (float)(1.0 / (1.0 - pow((double)0.9f, 3.0))),
                                   (float)(1.0 / (1.0 - pow((double)0.95f, 3.0)))};
-    return literal(test, DTYPE_F32, N_HYPER, "hyper", hyper);
+    return case_literal(test, DTYPE_F32, N_HYPER, "hyper", hyper);
 }
 
 static Tensor *factor_of(OpCase *test) {
     const float factor = 0.375f;
-    return test->spec->flags & CASE_FACTOR ? literal(test, DTYPE_F32, 1, "factor", &factor) : NULL;
+    return test->spec->flags & CASE_FACTOR ? case_literal(test, DTYPE_F32, 1, "factor", &factor) : NULL;
 }
 
 /* Gradient, parameter, and moments by their names; a second one is positive. */
 static UpdateTensors update_of(OpCase *test, Tensor *hyper, int n_moments, const char *const *names) {
     Shape shape = SHAPE(test->spec->size[0]);
     test->graph->section = SECTION_UPDATE;
-    UpdateTensors tensors = {.gradient = floats(test, PLACE_GRADIENT, shape, "gradient", 1.0f, 0.0f),
+    UpdateTensors tensors = {.gradient = case_floats(test, PLACE_GRADIENT, shape, "gradient", 1.0f, 0.0f),
                              .hyper = hyper,
                              .factor = factor_of(test)};
-    tensors.parameter = floats(test, PLACE_PARAMETER, shape, "parameter", 1.0f, 0.0f);
+    tensors.parameter = case_floats(test, PLACE_PARAMETER, shape, "parameter", 1.0f, 0.0f);
     for (int i = 0; i < n_moments; i++)
-        tensors.moment[i] = floats(test, PLACE_OPTIMIZER, shape, names[i], 1.0f, i == 1 ? 1.5f : 0.0f);
+        tensors.moment[i] = case_floats(test, PLACE_OPTIMIZER, shape, names[i], 1.0f, i == 1 ? 1.5f : 0.0f);
     return tensors;
 }
 
@@ -543,7 +548,7 @@ void build_optimizer(OpCase *test) {
     float numbers[N_HYPER];
     options.weight_decay = 0.25;
     optimizer_hyper(&options, 0.02, STEP, SEED, numbers);
-    UpdateTensors tensors = update_of(test, literal(test, DTYPE_F32, N_HYPER, "hyper", numbers),
+    UpdateTensors tensors = update_of(test, case_literal(test, DTYPE_F32, N_HYPER, "hyper", numbers),
                                       optimizer_n_moments(&options), moment_names);
     optimizer_of(&options)->record(&options, &tensors, &elements, test->graph);
 }
@@ -551,12 +556,12 @@ void build_optimizer(OpCase *test) {
 /* x is read three times and its gradient shared twice. */
 void build_block(OpCase *test) {
     int64_t rows = test->spec->size[0], channels = test->spec->size[1];
-    Tensor *x = activation(test, SHAPE(rows, channels), "x");
-    Tensor *weight = parameter(test, SHAPE(channels, channels), "weight", 0.0f);
-    Tensor *bias = parameter(test, SHAPE(channels), "bias", 0.0f);
-    Tensor *scale = parameter(test, SHAPE(channels), "scale", 1.0f);
+    Tensor *x = case_activation(test, SHAPE(rows, channels), "x");
+    Tensor *weight = case_parameter(test, SHAPE(channels, channels), "weight", 0.0f);
+    Tensor *bias = case_parameter(test, SHAPE(channels), "bias", 0.0f);
+    Tensor *scale = case_parameter(test, SHAPE(channels), "scale", 1.0f);
     Tensor *normal = op_layernorm(test->graph, x, scale, NULL, 1e-5f);
     Tensor *hidden = op_linear(test->graph, normal, weight, bias, x, ACTIVATION_GELU_TANH);
     Tensor *sum = op_add(test->graph, hidden, x);
-    finish(test, op_linear(test->graph, sum, weight, NULL, hidden, ACTIVATION_NONE));
+    case_finish(test, op_linear(test->graph, sum, weight, NULL, hidden, ACTIVATION_NONE));
 }

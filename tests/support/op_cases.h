@@ -107,6 +107,12 @@ void build_clip(OpCase *test);             /* -, greatest norm */
 void build_adamw(OpCase *test);            /* N, of which the first third and the last element decay */
 void build_sgd(OpCase *test);              /* N likewise */
 void build_optimizer(OpCase *test);        /* N likewise, OptimizerKind: as it is by default */
+void build_route(
+    OpCase *test); /* groups T E K capacity RouterKind, scale of its losses (op_cases_experts.c) */
+void build_route_update(OpCase *test);  /* R E, factor */
+void build_grouped(OpCase *test);       /* N C F E S: experts of given choices */
+void build_experts(OpCase *test);       /* N C F E K: from the router to what its experts made */
+void build_sequence_rows(OpCase *test); /* B n T S */
 void build_block(OpCase *test); /* N C: layernorm, linear with gelu and residual, add: shared gradients */
 
 /* Every operation in the shapes that kernels tend to get wrong (op_specs.c). */

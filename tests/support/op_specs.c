@@ -2,7 +2,10 @@
  * cross tiles and start all threads. */
 #include "op_cases.h"
 
+#include "ops/experts/experts.h"
 #include "optim/optimizer.h"
+
+#include <math.h>
 
 const OpSpec kernel_specs[] = {
     {"embedding 1", build_embedding, {1, 1, 1, 1, 1}, CASE_POSITIONS, 0},
@@ -159,6 +162,54 @@ const OpSpec kernel_specs[] = {
     {"rotary zig-zag", build_rotary, {2, 37, 2, 1, 16}, CASE_SHIFT | CASE_ZIGZAG, 0},
     {"rotary zig-zag start", build_rotary, {3, 70, 4, 2, 48}, CASE_START | CASE_ZIGZAG, 0},
     {"rotary empty", build_rotary, {0, 5, 2, 2, 8}, 0, 0},
+
+    {"route", build_route, {1, 3, 4, 2, 0, ROUTER_TOPK}, 0, 0},
+    {"route report", build_route, {3, 7, 5, 2, 0, ROUTER_TOPK}, CASE_RESIDUAL, 0},
+    {"route losses", build_route, {3, 7, 5, 2, 0, ROUTER_TOPK}, CASE_RESIDUAL | CASE_FACTOR, 0.5f},
+    {"route part", build_route, {3, 11, 8, 2, 3, ROUTER_TOPK}, CASE_RESIDUAL | CASE_SPLIT, 0.5f},
+    {"route one", build_route, {2, 9, 6, 1, 0, ROUTER_TOPK}, CASE_RESIDUAL, 0.1f},
+    {"route sigmoid", build_route, {2, 9, 6, 3, 4, ROUTER_TOPK}, CASE_RESIDUAL | CASE_ERF, 0.1f},
+    {"route sigmoid one", build_route, {2, 9, 6, 1, 0, ROUTER_TOPK}, CASE_ERF, 0.1f},
+    {"route switch", build_route, {2, 33, 7, 1, 5, ROUTER_SWITCH}, CASE_RESIDUAL, 0.25f},
+    {"route gshard", build_route, {3, 33, 7, 2, 0, ROUTER_GSHARD}, CASE_RESIDUAL | CASE_NESTEROV, 0.25f},
+    {"route gshard room", build_route, {3, 33, 7, 2, 6, ROUTER_GSHARD}, CASE_RESIDUAL | CASE_NESTEROV, 0.25f},
+    {"route gshard mean", build_route, {1, 17, 9, 2, 2, ROUTER_GSHARD}, CASE_RESIDUAL, 0},
+    {"route noisy", build_route, {2, 21, 6, 3, 0, ROUTER_NOISY_TOPK}, CASE_RESIDUAL | CASE_NESTEROV, 0.1f},
+    {"route noisy mean", build_route, {2, 21, 6, 2, 8, ROUTER_NOISY_TOPK}, CASE_RESIDUAL, 0.1f},
+    {"route bias", build_route, {2, 21, 6, 2, 0, ROUTER_BALANCE_FREE}, CASE_RESIDUAL | CASE_SPLIT, 0},
+    {"route bias sigmoid", build_route, {2, 21, 6, 4, 0, ROUTER_BALANCE_FREE}, CASE_RESIDUAL | CASE_ERF, 0},
+    {"route experts choose",
+     build_route,
+     {3, 19, 5, 2, 8, ROUTER_EXPERT_CHOICE},
+     CASE_RESIDUAL | CASE_SPLIT,
+     0.1f},
+    {"route experts take all", build_route, {2, 6, 3, 2, 9, ROUTER_EXPERT_CHOICE}, CASE_RESIDUAL, 0},
+    {"route large", build_route, {4, 130, 64, 8, 20, ROUTER_TOPK}, CASE_RESIDUAL, 0.01f},
+    {"route saturated", build_route, {2, 31, 8, 2, 9, ROUTER_TOPK}, CASE_RESIDUAL | CASE_LARGE, 0.01f},
+    {"route one expert", build_route, {2, 5, 1, 1, 0, ROUTER_TOPK}, CASE_RESIDUAL, 0.5f},
+    {"route empty", build_route, {0, 5, 4, 2, 0, ROUTER_TOPK}, CASE_RESIDUAL, 0.5f},
+
+    {"route update", build_route_update, {3, 8}, CASE_FACTOR, 0.5f},
+    {"route update skipped", build_route_update, {2, 5}, CASE_FACTOR, INFINITY},
+    {"route update large", build_route_update, {13, 130}, 0, 0},
+
+    {"grouped", build_grouped, {6, 3, 5, 3, 2}, CASE_BIAS | CASE_TANH, 0},
+    {"grouped plain", build_grouped, {40, 24, 36, 4, 3}, 0, 0},
+    {"grouped erf", build_grouped, {130, 33, 65, 5, 2}, CASE_BIAS | CASE_ERF, 0},
+    {"grouped large", build_grouped, {700, 130, 200, 3, 2}, CASE_BIAS | CASE_TANH, 0},
+    {"grouped many experts", build_grouped, {60, 17, 24, 50, 1}, CASE_BIAS | CASE_TANH, 0},
+    {"grouped only x", build_grouped, {31, 8, 12, 4, 2}, CASE_TANH | CASE_FIXED_W, 0},
+    {"grouped only weights", build_grouped, {31, 8, 12, 4, 2}, CASE_BIAS | CASE_TANH | CASE_FIXED_X, 0},
+    {"grouped empty", build_grouped, {0, 8, 12, 4, 2}, CASE_BIAS | CASE_TANH, 0},
+    {"experts", build_experts, {4, 3, 4, 3, 2}, CASE_BIAS | CASE_TANH, 0},
+    {"experts one", build_experts, {37, 20, 40, 1, 1}, CASE_BIAS | CASE_TANH, 0},
+    {"experts large", build_experts, {300, 64, 96, 8, 2}, CASE_BIAS | CASE_ERF, 0},
+    {"experts more than tokens", build_experts, {3, 8, 8, 16, 2}, CASE_BIAS, 0},
+
+    {"sequence rows", build_sequence_rows, {2, 5, 9, 3}, 0, 0},
+    {"sequence rows taken", build_sequence_rows, {2, 5, 9, 3}, CASE_SPLIT, 0},
+    {"sequence rows large", build_sequence_rows, {4, 60, 131, 40}, 0, 0},
+    {"sequence rows empty", build_sequence_rows, {0, 5, 9, 3}, 0, 0},
 
     {"add 1", build_add, {1, 1}, 0, 0},
     {"add odd", build_add, {3, 37}, 0, 0},

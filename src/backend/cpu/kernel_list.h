@@ -36,6 +36,8 @@
     PLAIN(OP_ROUTE, cpu_route)                                                                               \
     WITH_SCRATCH(OP_ROUTE_BACKWARD, cpu_route_backward)                                                      \
     WITH_SCRATCH(OP_ROUTE_REPORT, cpu_route_report)                                                          \
+    PLAIN(OP_ROUTE_BIAS, cpu_route_bias)                                                                     \
+    PLAIN(OP_ROUTE_SUMMARY, cpu_route_summary)                                                               \
     PLAIN(OP_EXPERT_SORT, cpu_expert_sort)                                                                   \
     PLAIN(OP_EXPERT_GATHER, cpu_expert_gather)                                                               \
     PLAIN(OP_EXPERT_GATHER_BACKWARD, cpu_expert_gather_backward)                                             \

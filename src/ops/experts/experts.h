@@ -129,6 +129,25 @@ extern const Op OP_ROUTE_REPORT;
 void op_route_report(Graph *graph, Tensor *logits, Tensor *noise, Tensor *bias, Tensor *random,
                      const Routes *routes, Tensor *report, bool is_first, const RouteAttributes *attributes);
 
+/* ---- route_update.c ---------------------------------------------------------------------------------------
+ * Once a step, of the reports (R,E + N_ROUTE_COUNTS) of R blocks, summed over all ranks. route_bias: bias (R,E)
+ * += rate · sign(mean - choices) of each expert of a block, unless [factor (1)], which the gradient is
+ * multiplied by, is no finite number: then the step changes nothing. (reports, [factor]) -> bias.
+ * route_summary: (reports) -> summary (N_ROUTE_SUMMARY) f32: the counts, summed over blocks, and these. */
+enum {
+    SUMMARY_BUSIEST = N_ROUTE_COUNTS, /* choices of the busiest expert of any block, in units of the mean */
+    SUMMARY_EMPTY,                    /* experts that got nothing, of all blocks */
+    SUMMARY_BLOCKS,                   /* R */
+    N_ROUTE_SUMMARY
+};
+typedef struct {
+    int n_experts;
+    float rate;
+} RouteUpdateAttributes;
+extern const Op OP_ROUTE_BIAS, OP_ROUTE_SUMMARY;
+void op_route_bias(Graph *graph, Tensor *reports, Tensor *factor, Tensor *bias, float rate);
+void op_route_summary(Graph *graph, Tensor *reports, Tensor *summary, int n_experts);
+
 /* ---- expert_sort.c ----------------------------------------------------------------------------------------
  * choice (N,S) i32 -> slot (N,S) i32: the row of each choice, -1: none; source (M) i32: n·S + s of each row,
  * -1 behind the last; offsets (E+1) i32: expert e has rows offsets[e] .. offsets[e+1]-1. Stable. */

@@ -170,3 +170,13 @@ Status cpu_route_report(const KernelCall *call, Error *error) {
     }
     return STATUS_OK;
 }
+
+/* ---- once a step, of a few hundred numbers: as the operations say ---- */
+
+Status cpu_route_bias(const KernelCall *call, Error *error) {
+    return OP_ROUTE_BIAS.reference(call, error);
+}
+
+Status cpu_route_summary(const KernelCall *call, Error *error) {
+    return OP_ROUTE_SUMMARY.reference(call, error);
+}
