@@ -61,6 +61,8 @@
     PLAIN(OP_GROUPED_LINEAR, cuda_grouped_linear)                                                            \
     PLAIN(OP_GROUPED_INPUT_GRADIENT, cuda_grouped_input_gradient)                                            \
     WITH_SCRATCH(OP_GROUPED_WEIGHT_GRADIENT, cuda_grouped_weight_gradient)                                   \
-    PLAIN(OP_SEQUENCE_ROWS, cuda_sequence_rows)
+    PLAIN(OP_SEQUENCE_ROWS, cuda_sequence_rows)                                                              \
+    PLAIN(OP_ROUTE_BIAS, cuda_route_bias)                                                                    \
+    PLAIN(OP_ROUTE_SUMMARY, cuda_route_summary)
 
 #endif
