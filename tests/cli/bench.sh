@@ -28,9 +28,15 @@ for name in rmsnorm_backward residual_norm_backward swiglu rotary attention_cach
 done
 pgpt bench generate "${model[@]}" --tokens 12 --runs 1 --samples 2 --json
 has command tokens_per_s
+pgpt bench experts "${model[@]}" --batch 2 --experts 4 --experts-per-token 2 --json
+has command rows times
+[[ $(tail -n 1 out | field rows) == 64 ]] || fail "bench experts has other rows: $(tail -n 1 out)"
+[[ $(grep -c 'half at one .* ms ' out) == 3 ]] || fail "bench experts: $(cat out)"
 [[ $(echo *) == "err out" ]] || fail "left behind: $(ls)"
 
-refused '/step, ops or generate/' bench nothing
+refused '/step, ops, generate or experts/' bench nothing
+refused '/--experts/' bench experts --model nano
+refused '/--clip/' bench experts --experts 4 --clip 1
 refused "/did you mean 'step'/" bench stp
 refused bench
 refused '/--tokens/' bench step --tokens 5

@@ -4,6 +4,7 @@
 #define PGPT_TESTS_CUDA_LARGE_SPECS_H
 
 #include "op_cases.h"
+#include "ops/experts/experts.h"
 
 static const OpSpec LARGE_SPECS[] = {
     {"embedding gpt2", build_embedding, {4, 512, 768, 5003, 512}, CASE_POSITIONS, 0},
@@ -58,6 +59,20 @@ static const OpSpec LARGE_SPECS[] = {
     {"cross_entropy many rows", build_cross_entropy, {300, 16411}, CASE_IGNORE, 0},
     {"cross_entropy padded", build_cross_entropy, {40, 50304}, 0, 0},
     {"cross_entropy characters", build_cross_entropy, {4096, 65}, 0, 0},
+    {"route 200 experts", build_route, {3, 130, 200, 6, 9, ROUTER_TOPK}, CASE_RESIDUAL, 0.01f},
+    {"route 1024 experts", build_route, {2, 70, 1024, 40, 4, ROUTER_TOPK}, CASE_RESIDUAL, 0.01f},
+    {"route long", build_route, {2, 3001, 16, 2, 400, ROUTER_TOPK}, CASE_RESIDUAL, 0.01f},
+    {"route long gshard", build_route, {3, 1100, 40, 2, 60, ROUTER_GSHARD}, CASE_RESIDUAL | CASE_NESTEROV, 0.1f},
+    {"route long choice", build_route, {2, 1500, 33, 2, 91, ROUTER_EXPERT_CHOICE}, CASE_RESIDUAL, 0.1f},
+    {"route saturated choice", build_route, {2, 700, 8, 2, 175, ROUTER_EXPERT_CHOICE}, CASE_LARGE, 0.1f},
+    {"grouped spare rows", build_grouped, {70, 24, 40, 5, 2}, CASE_BIAS | CASE_TANH | CASE_SHIFT, 0},
+    {"grouped spare odd", build_grouped, {300, 37, 75, 4, 2}, CASE_BIAS | CASE_ERF | CASE_SHIFT, 0},
+    {"grouped spare large", build_grouped, {1500, 136, 264, 3, 2}, CASE_BIAS | CASE_TANH | CASE_SHIFT, 0},
+    {"grouped clusters", build_grouped, {4000, 64, 264, 2, 2}, CASE_BIAS | CASE_ERF | CASE_SHIFT, 0},
+    {"grouped deep", build_grouped, {300, 600, 520, 2, 1}, CASE_BIAS | CASE_TANH, 0},
+    {"grouped many rows", build_grouped, {20000, 8, 8, 7, 8}, CASE_TANH, 0},
+    {"grouped 1000 experts", build_grouped, {3000, 16, 24, 1000, 2}, CASE_BIAS | CASE_TANH, 0},
+    {"experts 64", build_experts, {400, 256, 320, 64, 4}, CASE_BIAS | CASE_TANH, 0},
     {"sum large", build_sum, {1500, 1333}, 0, 0},
     {"squared_norm large", build_squared_norm, {6000011}, CASE_ADD, 0},
     {"adamw large", build_adamw, {2000003}, CASE_FACTOR, 0},

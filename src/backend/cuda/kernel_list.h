@@ -57,6 +57,23 @@
     PLAIN(OP_DEPTH_SCATTER_BACKWARD, cuda_depth_scatter_backward)                                            \
     WITH_SCRATCH(OP_DEPTH_PREDICT, cuda_depth_predict)                                                       \
     PLAIN(OP_ADAMW, cuda_adamw)                                                                              \
-    PLAIN(OP_SGD, cuda_sgd)
+    PLAIN(OP_SGD, cuda_sgd)                                                                                  \
+    PLAIN(OP_ROUTER_LOGITS, cuda_router_logits)                                                              \
+    PLAIN(OP_ROUTER_INPUT_GRADIENT, cuda_router_input_gradient)                                              \
+    WITH_SCRATCH(OP_ROUTER_WEIGHT_GRADIENT, cuda_router_weight_gradient)                                     \
+    PLAIN(OP_ROUTE, cuda_route)                                                                              \
+    WITH_SCRATCH(OP_ROUTE_BACKWARD, cuda_route_backward)                                                     \
+    WITH_SCRATCH(OP_ROUTE_REPORT, cuda_route_report)                                                         \
+    WITH_SCRATCH(OP_EXPERT_SORT, cuda_expert_sort)                                                           \
+    PLAIN(OP_EXPERT_GATHER, cuda_expert_gather)                                                              \
+    PLAIN(OP_EXPERT_GATHER_BACKWARD, cuda_expert_gather_backward)                                            \
+    PLAIN(OP_EXPERT_SCATTER, cuda_expert_scatter)                                                            \
+    PLAIN(OP_EXPERT_SCATTER_BACKWARD, cuda_expert_scatter_backward)                                          \
+    PLAIN(OP_GROUPED_LINEAR, cuda_grouped_linear)                                                            \
+    PLAIN(OP_GROUPED_INPUT_GRADIENT, cuda_grouped_input_gradient)                                            \
+    WITH_SCRATCH(OP_GROUPED_WEIGHT_GRADIENT, cuda_grouped_weight_gradient)                                   \
+    PLAIN(OP_SEQUENCE_ROWS, cuda_sequence_rows)                                                              \
+    PLAIN(OP_ROUTE_BIAS, cuda_route_bias)                                                                    \
+    PLAIN(OP_ROUTE_SUMMARY, cuda_route_summary)
 
 #endif

@@ -28,6 +28,7 @@ extern "C" {
 #include "backend/cuda/plan/plan.h"
 #include "graph/lanes.h"
 #include "ops/experts/expert_ranks.h"
+#include "ops/experts/experts.h"
 #include "ops/ops.h"
 
 /* ---- the context ---- */

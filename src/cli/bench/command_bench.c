@@ -29,7 +29,7 @@ static const OptionSpec update_option_specs[] = {
 };
 
 static const OptionSpec bench_option_specs[] = {
-    OPTION_INT("batch", BenchCall, setup.bench.batch, 16, 1, MANY, "sequences a step ('step' and 'ops')"),
+    OPTION_INT("batch", BenchCall, setup.bench.batch, 16, 1, MANY, "sequences a step (all but 'generate')"),
     OPTION_INT("micro-batch", BenchCall, setup.bench.micro_batch, 0, 0, MANY,
                "sequences at a time (gradient accumulation); must divide the batch; 0: all"),
     OPTION_INT("sequence", BenchCall, setup.bench.sequence, 0, 0, MANY,
@@ -70,7 +70,8 @@ static const OptionPositional positionals[] = {
     {.name = "WHAT",
      .help =
          "step: whole training steps. ops: every kernel of a step against its floor. generate: decoding with the "
-         "KV cache"},
+         "KV cache. experts: the GEMMs of a mixture of experts against the dense one, with rows shared out evenly and "
+         "with half of them at one expert"},
     {.name = NULL},
 };
 
@@ -85,12 +86,14 @@ static const char *const examples[] = {
     "pgpt bench ops --device cuda --dtype bf16",
     "generation",
     "pgpt bench generate --model mini --tokens 256",
+    "experts against the dense GEMM of as many rows",
+    "pgpt bench experts --model gpt2-medium --experts 8 --experts-per-token 2 --batch 32 --dtype bf16 --device cuda",
     NULL,
 };
 
 const OptionCommand bench_command = {
     .name = "bench",
-    .summary = "measure training steps, kernels and generation",
+    .summary = "measure training steps, kernels, generation and experts",
     .description =
         "Measures this program on this machine, with random weights and tokens, against limits that are "
         "measured in the same run: multiply-adds between registers (on a GPU: a large GEMM), copies, reads. Nothing is "
@@ -101,7 +104,7 @@ const OptionCommand bench_command = {
     .examples = examples,
 };
 
-enum { FOR_STEP = 1, FOR_OPS = 2, FOR_GENERATE = 4 };
+enum { FOR_STEP = 1, FOR_OPS = 2, FOR_GENERATE = 4, FOR_EXPERTS = 8 };
 
 typedef struct {
     const char *name;
@@ -113,6 +116,7 @@ static const Benchmark benchmarks[] = {
     {"step", FOR_STEP, bench_step},
     {"ops", FOR_OPS, bench_ops},
     {"generate", FOR_GENERATE, bench_generate},
+    {"experts", FOR_EXPERTS, bench_experts},
 };
 enum { N_BENCHMARKS = sizeof benchmarks / sizeof benchmarks[0] };
 
@@ -121,9 +125,9 @@ static const OptionUse limited_options[] = {
     {"optimizer", FOR_STEP | FOR_OPS},
     {"clip", FOR_STEP | FOR_OPS},
     {"eager-update", FOR_STEP | FOR_OPS},
-    {"batch", FOR_STEP | FOR_OPS},
+    {"batch", FOR_STEP | FOR_OPS | FOR_EXPERTS},
     {"micro-batch", FOR_STEP | FOR_OPS},
-    {"sequence", FOR_STEP | FOR_OPS},
+    {"sequence", FOR_STEP | FOR_OPS | FOR_EXPERTS},
     {"recompute", FOR_STEP | FOR_OPS},
     {"loss-chunk", FOR_STEP | FOR_OPS},
     {"dropout", FOR_STEP | FOR_OPS},
@@ -143,7 +147,7 @@ static Status find_benchmark(const char *word, const Benchmark **found, Error *e
         *found = &benchmarks[i];
         if (strcmp(word, names[i]) == 0) return STATUS_OK;
     }
-    return error_user(error, "there is no benchmark '%s'; %schoose step, ops or generate", word,
+    return error_user(error, "there is no benchmark '%s'; %schoose step, ops, generate or experts", word,
                       format_did_you_mean(word, names).text);
 }
 

@@ -143,6 +143,20 @@ size_t cuda_linear_bytes_apart(const Node *node);
 /* Is the library's slope the faster way? */
 bool cuda_linear_slope_by_library(const CudaTraits *gpu, const Node *node);
 
+/* ---- experts ---- */
+
+enum { ROUTER_EXPERTS = 8 }; /* that a warp sums for at a time */
+/* How many parts of the rows, of the choices, and of an expert's rows there are sums of. */
+int64_t cuda_router_parts(const CudaTraits *gpu, int64_t rows, int64_t n_experts, int64_t channels);
+int cuda_expert_sort_parts(int64_t n_choices);
+/* The report of a router: how many blocks leave sums, and where its counts are, in bytes, behind them. */
+typedef struct {
+    int64_t n_parts;
+    size_t counts, shares, n_bytes;
+} RouteReportSizes;
+RouteReportSizes cuda_route_report_sizes(const CudaTraits *gpu, const Node *node);
+int64_t cuda_grouped_bias_parts(const CudaTraits *gpu, int64_t n_experts, int64_t outputs);
+
 /* ---- attention (attention.cu) ---- */
 
 enum { ATTENTION_MOST_CHANNELS = WARP * VECTOR }; /* of a head */
