@@ -2,7 +2,6 @@
  * a key, and starts of documents. */
 #include "backend/cuda/sparse/pattern_bits.h"
 
-
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -10,15 +9,24 @@
 #include <cmocka.h>
 
 static const AttentionPattern PATTERNS[] = {
-    {PATTERN_DENSE, {0}},           {PATTERN_WINDOW, {1}},
-    {PATTERN_WINDOW, {63}},         {PATTERN_WINDOW, {64}},
-    {PATTERN_WINDOW, {200}},        {PATTERN_WINDOW, {PATTERN_MAX_NUMBER}},
-    {PATTERN_STRIDED, {1}},         {PATTERN_STRIDED, {7}},
-    {PATTERN_STRIDED, {64}},        {PATTERN_STRIDED, {129}},
-    {PATTERN_FIXED, {1, 1}},        {PATTERN_FIXED, {5, 2}},
-    {PATTERN_FIXED, {64, 8}},       {PATTERN_FIXED, {100, 99}},
-    {PATTERN_FIXED, {128, 128}},    {PATTERN_BIGBIRD, {16, 1, 1, 2}},
-    {PATTERN_BIGBIRD, {64, 2, 1, 1}}, {PATTERN_BIGBIRD, {48, 3, 0, 3}},
+    {PATTERN_DENSE, {0}},
+    {PATTERN_WINDOW, {1}},
+    {PATTERN_WINDOW, {63}},
+    {PATTERN_WINDOW, {64}},
+    {PATTERN_WINDOW, {200}},
+    {PATTERN_WINDOW, {PATTERN_MAX_NUMBER}},
+    {PATTERN_STRIDED, {1}},
+    {PATTERN_STRIDED, {7}},
+    {PATTERN_STRIDED, {64}},
+    {PATTERN_STRIDED, {129}},
+    {PATTERN_FIXED, {1, 1}},
+    {PATTERN_FIXED, {5, 2}},
+    {PATTERN_FIXED, {64, 8}},
+    {PATTERN_FIXED, {100, 99}},
+    {PATTERN_FIXED, {128, 128}},
+    {PATTERN_BIGBIRD, {16, 1, 1, 2}},
+    {PATTERN_BIGBIRD, {64, 2, 1, 1}},
+    {PATTERN_BIGBIRD, {48, 3, 0, 3}},
     {PATTERN_BIGBIRD, {100, 1, 2, 0}},
 };
 

@@ -10,6 +10,7 @@
 #include "backend/cuda/cuda.h"
 #include "base/half.h"
 #include "large_specs.h"
+#include "ops/sparse_attention.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -93,6 +94,11 @@ static bool is_always_f32(const Graph *graph, const Tensor *tensor) {
         {&OP_ATTENTION_PART, false, 1},
         {&OP_ATTENTION_PART_BACKWARD, false, 0},
         {&OP_ATTENTION_PART_BACKWARD, false, 1},
+        {&OP_SPARSE_ATTENTION, false, 1},
+        {&OP_SPARSE_ATTENTION_PART, false, 0},
+        {&OP_SPARSE_ATTENTION_PART, false, 1},
+        {&OP_SPARSE_ATTENTION_PART_BACKWARD, false, 0},
+        {&OP_SPARSE_ATTENTION_PART_BACKWARD, false, 1},
     };
     for (int n = 0; n < graph->n_nodes; n++) {
         const Node *node = graph->node[n];
@@ -277,7 +283,8 @@ static const double steep_times = 3.0;
 static bool is_steep(const Run *run) {
     return (run->test->spec->flags & CASE_LARGE) &&
            (run->plain->op == &OP_ATTENTION || run->plain->op == &OP_ATTENTION_BACKWARD ||
-            run->plain->op == &OP_ATTENTION_PART || run->plain->op == &OP_ATTENTION_PART_BACKWARD);
+            run->plain->op == &OP_ATTENTION_PART || run->plain->op == &OP_ATTENTION_PART_BACKWARD ||
+            run->plain->op == &OP_SPARSE_ATTENTION || run->plain->op == &OP_SPARSE_ATTENTION_BACKWARD);
 }
 
 /* As test_assert_close: the norm of the difference within the tolerance, each element within ten times
@@ -287,6 +294,12 @@ static void compare(const Run *run, const Mode *mode, int k, const float *got, c
     int64_t count = tensor_count(output), worst = -1;
     n_outputs_compared++;
     const float *want = run->want[k];
+    if (output->dtype == DTYPE_I32) {
+        if (count && memcmp(got, want, (size_t)count * 4) != 0)
+            failed("%s, '%s', %s%s: the numbers of %s differ", run->variant->name, run->test->spec->label,
+                   run->plain->op->name, mode->name, output->name);
+        return;
+    }
     double tolerance = run->variant->tolerance * (is_steep(run) ? steep_times : 1.0);
     double squares = 0.0, difference_squares = 0.0, worst_excess = 0.0;
     for (int64_t i = 0; i < count; i++) {

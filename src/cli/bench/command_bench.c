@@ -29,7 +29,8 @@ static const OptionSpec update_option_specs[] = {
 };
 
 static const OptionSpec bench_option_specs[] = {
-    OPTION_INT("batch", BenchCall, setup.bench.batch, 16, 1, MANY, "sequences a step ('step' and 'ops')"),
+    OPTION_INT("batch", BenchCall, setup.bench.batch, 16, 1, MANY,
+               "sequences a step ('step', 'ops' and 'attention')"),
     OPTION_INT("micro-batch", BenchCall, setup.bench.micro_batch, 0, 0, MANY,
                "sequences at a time (gradient accumulation); must divide the batch; 0: all"),
     OPTION_INT("sequence", BenchCall, setup.bench.sequence, 0, 0, MANY,
@@ -47,6 +48,11 @@ static const OptionSpec bench_option_specs[] = {
                "length of a text of 'generate'"),
     OPTION_INT("samples", BenchCall, setup.bench.n_samples, 1, 1, MANY_RUNS,
                "texts that 'generate' makes at once"),
+    OPTION_STRING("pattern", BenchCall, patterns, "window:256", "LIST",
+                  "patterns of 'attention', with commas between them: window:W, strided:L, fixed:L:C, "
+                  "bigbird:S:W:G:R"),
+    OPTION_INT("document-length", BenchCall, document_length, 0, 0, MANY,
+               "'attention' in documents of so many tokens; 0: there are none"),
     OPTION_INT("runs", BenchCall, setup.bench.n_runs, 3, 1, MANY_RUNS, "timed runs of 'generate'"),
     OPTION_CHOICE("device", BenchCall, setup.bench.device, DEVICE_AUTO, device_names,
                   "where to compute; auto: on a GPU if there is one"),
@@ -70,7 +76,7 @@ static const OptionPositional positionals[] = {
     {.name = "WHAT",
      .help =
          "step: whole training steps. ops: every kernel of a step against its floor. generate: decoding with the "
-         "KV cache"},
+         "KV cache. attention: patterns of sparse attention beside dense attention"},
     {.name = NULL},
 };
 
@@ -85,12 +91,14 @@ static const char *const examples[] = {
     "pgpt bench ops --device cuda --dtype bf16",
     "generation",
     "pgpt bench generate --model mini --tokens 256",
+    "sparse attention against dense attention, at a length of one's own",
+    "pgpt bench attention --model mini --sequence 4096 --batch 1 --pattern window:256,strided:64",
     NULL,
 };
 
 const OptionCommand bench_command = {
     .name = "bench",
-    .summary = "measure training steps, kernels and generation",
+    .summary = "measure training steps, kernels, generation and sparse attention",
     .description =
         "Measures this program on this machine, with random weights and tokens, against limits that are "
         "measured in the same run: multiply-adds between registers (on a GPU: a large GEMM), copies, reads. Nothing is "
@@ -101,7 +109,7 @@ const OptionCommand bench_command = {
     .examples = examples,
 };
 
-enum { FOR_STEP = 1, FOR_OPS = 2, FOR_GENERATE = 4 };
+enum { FOR_STEP = 1, FOR_OPS = 2, FOR_GENERATE = 4, FOR_ATTENTION = 8 };
 
 typedef struct {
     const char *name;
@@ -113,6 +121,7 @@ static const Benchmark benchmarks[] = {
     {"step", FOR_STEP, bench_step},
     {"ops", FOR_OPS, bench_ops},
     {"generate", FOR_GENERATE, bench_generate},
+    {"attention", FOR_ATTENTION, bench_attention},
 };
 enum { N_BENCHMARKS = sizeof benchmarks / sizeof benchmarks[0] };
 
@@ -121,13 +130,15 @@ static const OptionUse limited_options[] = {
     {"optimizer", FOR_STEP | FOR_OPS},
     {"clip", FOR_STEP | FOR_OPS},
     {"eager-update", FOR_STEP | FOR_OPS},
-    {"batch", FOR_STEP | FOR_OPS},
+    {"batch", FOR_STEP | FOR_OPS | FOR_ATTENTION},
     {"micro-batch", FOR_STEP | FOR_OPS},
-    {"sequence", FOR_STEP | FOR_OPS},
+    {"sequence", FOR_STEP | FOR_OPS | FOR_ATTENTION},
     {"recompute", FOR_STEP | FOR_OPS},
     {"loss-chunk", FOR_STEP | FOR_OPS},
     {"dropout", FOR_STEP | FOR_OPS},
-    {"any-order", FOR_STEP | FOR_OPS},
+    {"any-order", FOR_STEP | FOR_OPS | FOR_ATTENTION},
+    {"pattern", FOR_ATTENTION},
+    {"document-length", FOR_ATTENTION},
     {"streams", FOR_STEP},
     {"steps", FOR_STEP},
     {"warmup-steps", FOR_STEP},
@@ -143,7 +154,7 @@ static Status find_benchmark(const char *word, const Benchmark **found, Error *e
         *found = &benchmarks[i];
         if (strcmp(word, names[i]) == 0) return STATUS_OK;
     }
-    return error_user(error, "there is no benchmark '%s'; %schoose step, ops or generate", word,
+    return error_user(error, "there is no benchmark '%s'; %schoose step, ops, generate or attention", word,
                       format_did_you_mean(word, names).text);
 }
 

@@ -149,8 +149,14 @@ static __global__ void __launch_bounds__(ATTEND_THREADS)
             value_cache[to + i] = new_values[t * s.width + i];
         }
     }
-    Keys<T> keys = {new_keys + c, new_values + c, key_cache + cache + c, value_cache + cache + c,
-                    first_new,    s.width,        s.capacity,            s.head_size,
+    Keys<T> keys = {new_keys + c,
+                    new_values + c,
+                    key_cache + cache + c,
+                    value_cache + cache + c,
+                    first_new,
+                    s.width,
+                    s.capacity,
+                    s.head_size,
                     left};
     int64_t end_key = first_new + t + 1, first_key = 0;
     if (SPARSE) {
@@ -176,8 +182,8 @@ static __global__ void __launch_bounds__(ATTEND_THREADS)
 }
 
 template <bool SPARSE>
-static Status run(const KernelCall *call, const AttentionPattern *pattern, const int32_t *starts, int64_t most,
-                  Error *error) {
+static Status run(const KernelCall *call, const AttentionPattern *pattern, const int32_t *starts,
+                  int64_t most, Error *error) {
     const Node *node = call->node;
     const AttentionAttributes *a = (const AttentionAttributes *)node->attributes;
     const Tensor *qkv = node->input[0], *cache = node->output[1];

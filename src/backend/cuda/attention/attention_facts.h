@@ -14,7 +14,7 @@ typedef struct {
 } FactRows;
 
 /* facts: (B,NH,n_rows,2). */
-Status attention_row_facts(const FactRows *rows, const void *dy, const void *y, const float *lse, float *facts,
-                           cudaStream_t stream, Error *error);
+Status attention_row_facts(const FactRows *rows, const void *dy, const void *y, const float *lse,
+                           float *facts, cudaStream_t stream, Error *error);
 
 #endif

@@ -1,6 +1,6 @@
-/* attention_part, sparse_attention_part and their backwards: rows are cut into rectangles of one run of positions each, and each goes
- * the way that takes it (attention_part.h). What a query has from the rectangles before is merged with what
- * the next one gives; gradients are added up, from zero on. */
+/* attention_part, sparse_attention_part and their backwards: rows are cut into rectangles of one run of
+ * positions each, and each goes the way that takes it (attention_part.h). What a query has from the
+ * rectangles before is merged with what the next one gives; gradients are added up, from zero on. */
 #include "backend/cuda/attention/attention_facts.h"
 #include "backend/cuda/attention/attention_part.h"
 #include "backend/cuda/runtime/device.cuh"
@@ -22,8 +22,8 @@ static int runs_of(const RowPositions *rows, int64_t n, Run *runs) {
 }
 
 /* pattern NULL: dense. */
-static PartShape part_shape(const AttentionPartAttributes *a, const AttentionPattern *pattern, const Tensor *q,
-                            const Tensor *kv) {
+static PartShape part_shape(const AttentionPartAttributes *a, const AttentionPattern *pattern,
+                            const Tensor *q, const Tensor *kv) {
     PartShape s = {};
     if (pattern) s.pattern = *pattern;
     s.dtype = q->dtype;
@@ -53,7 +53,7 @@ static bool set_rectangle(PartShape *s, const Run *queries, const Run *keys) {
     s->key_position = keys->position;
     s->offset = queries->position - keys->position;
     if (s->offset > keys->n) s->offset = keys->n; /* it sees them all */
-    int64_t reach = pattern_reach(&s->pattern); /* of the first query, from which keys are the nearest */
+    int64_t reach = pattern_reach(&s->pattern);   /* of the first query, from which keys are the nearest */
     bool is_far = reach && queries->position - (keys->position + keys->n - 1) >= reach;
     return s->offset + queries->n > 0 && !is_far;
 }
@@ -138,8 +138,9 @@ extern "C" Status cuda_sparse_attention_part(const KernelCall *call, Error *erro
 
 /* dy is of the queries' type; y too, or f32. */
 static Status find_facts(const KernelCall *call, const PartShape *s, cudaStream_t stream, Error *error) {
-    const FactRows rows = {s->dtype,      call->node->input[3]->dtype, s->n_sequences, s->n_heads,
-                           s->query_rows, s->q_width,                  s->head_size};
+    const FactRows rows = {
+        s->dtype,    call->node->input[3]->dtype, s->n_sequences, s->n_heads, s->query_rows, s->q_width,
+        s->head_size};
     return attention_row_facts(&rows, call->in[0], call->in[3], (const float *)call->in[4],
                                (float *)call->scratch, stream, error);
 }

@@ -1,5 +1,5 @@
-/* Attention over a part of the keys on a GPU (attention_part, sparse_attention_part and their backwards): what
- * its two ways share.
+/* Attention over a part of the keys on a GPU (attention_part, sparse_attention_part and their backwards):
+ * what its two ways share.
  *
  *   plain    attention_part_plain.cu: every element type, head size up to 256, any positions; slow.
  *   tiled    attention_part_forward.cu, attention_part_backward.cu: FlashAttention on the tensor cores, where
@@ -43,10 +43,10 @@ typedef struct {
     const void *q, *kv; /* (B,query_rows,NH·HS), (B,key_rows,2·NKV·HS) */
     const int32_t *random;
     const int32_t *starts; /* (B,query_rows): where the queries' documents begin; NULL: there are none */
-    float *y, *lse;     /* forward: written or merged with */
-    const void *dy;     /* as q */
-    const float *facts; /* (B,NH,query_rows,2): lse·log2 e, or inf where there are no weights; Σ dy·y */
-    float *dq, *dkv;    /* added to; NULL: not wanted */
+    float *y, *lse;        /* forward: written or merged with */
+    const void *dy;        /* as q */
+    const float *facts;    /* (B,NH,query_rows,2): lse·log2 e, or inf where there are no weights; Σ dy·y */
+    float *dq, *dkv;       /* added to; NULL: not wanted */
 } PartMemory;
 
 Status attention_part_plain_forward(const PartShape *shape, const PartMemory *memory, cudaStream_t stream,

@@ -1,5 +1,6 @@
 /* attention_part in tiles, backward: one rectangle of queries and keys (attention_walk_queries.cuh,
- * attention_walk_keys.cuh). Results are added to f32 in memory, rectangle by rectangle, one warp an element. */
+ * attention_walk_keys.cuh). Results are added to f32 in memory, rectangle by rectangle, one warp an
+ * element. */
 #include "backend/cuda/attention/attention_part_walk.cuh"
 #include "backend/cuda/attention/attention_walk_keys.cuh"
 #include "backend/cuda/attention/attention_walk_queries.cuh"

@@ -88,8 +88,7 @@ static __global__ void __launch_bounds__(ATTEND_THREADS)
     mine = block_join<LANES>(mine, shared);
     bool sees = mine.sum > 0.0f;
     if ((int)threadIdx.x >= LANES || (s.merges && !sees)) return;
-    float my_lse = sees ? mine.max + logf(mine.sum) : -INFINITY,
-          other = s.merges ? lse[at_lse] : -INFINITY;
+    float my_lse = sees ? mine.max + logf(mine.sum) : -INFINITY, other = s.merges ? lse[at_lse] : -INFINITY;
     float most = fmaxf(my_lse, other), of_mine = sees ? __expf(my_lse - most) : 0.0f,
           of_other = other == -INFINITY ? 0.0f : __expf(other - most), both = of_mine + of_other;
     float before[VECTOR] = {0};

@@ -98,14 +98,15 @@ DEVICE Dropout walk_dropout(const WalkRows &r, int b, int h, int *block) {
 
 /* ---- scores ---- */
 
-/* What rows g and g+8 of each block of 16 see of the keys from first_key on, this thread's first one being bit
+/* What rows g and g+8 of each block of 16 see of the keys from first_key on, this thread's first one being
+ * bit
  * 0. first_row is the thread's own. */
 template <int M>
 DEVICE void find_seen(uint64_t seen[M][2], const WalkRows &r, int b, int first_row, int first_key) {
 #pragma unroll
     for (int i = 0; i < 2 * M; i++)
-        seen[i / 2][i % 2] = walk_bits(r, b, first_row + i / 2 * 16 + i % 2 * 8, first_key) >>
-                             ((int)threadIdx.x % 4 * 2);
+        seen[i / 2][i % 2] =
+            walk_bits(r, b, first_row + i / 2 * 16 + i % 2 * 8, first_key) >> ((int)threadIdx.x % 4 * 2);
 }
 
 /* Scores of keys that a query does not see become -inf. */
@@ -188,7 +189,8 @@ struct RectangleWalk {
         Steps steps = {place.b, place.first, 0, max(0, (end_key + KEYS - 1) / KEYS), place.h, 0, 0};
         return steps;
     }
-    template <int ROWS, int KEYS> __device__ __forceinline__ bool next_keys(Steps &steps, WalkStep *step) const {
+    template <int ROWS, int KEYS>
+    __device__ __forceinline__ bool next_keys(Steps &steps, WalkStep *step) const {
         while (steps.next < steps.end) {
             int first = steps.next++ * KEYS;
             BlockState is = state(steps.b, steps.first, ROWS, first, KEYS);
@@ -263,8 +265,7 @@ struct ListWalk {
 
     template <int TILE> __device__ __forceinline__ WalkStep step_of(const Steps &steps, int i) const {
         enum { PIECES = ATTENTION_BLOCK / TILE };
-        int entry = __ldg(steps.entry + i / PIECES),
-            first = entry / 2 * ATTENTION_BLOCK + i % PIECES * TILE;
+        int entry = __ldg(steps.entry + i / PIECES), first = entry / 2 * ATTENTION_BLOCK + i % PIECES * TILE;
         WalkStep step = {first, steps.h, entry % 2 || first + TILE > rows.queries.n_positions};
         return step;
     }
@@ -276,7 +277,8 @@ struct ListWalk {
         Steps steps = {list.row + begin, n, n * (ATTENTION_BLOCK / KEYS), place.h, 0};
         return steps;
     }
-    template <int ROWS, int KEYS> __device__ __forceinline__ bool next_keys(Steps &steps, WalkStep *step) const {
+    template <int ROWS, int KEYS>
+    __device__ __forceinline__ bool next_keys(Steps &steps, WalkStep *step) const {
         if (!steps.next) return false;
         *step = step_of<KEYS>(steps, --steps.next);
         return true;

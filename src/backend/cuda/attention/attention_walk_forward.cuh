@@ -1,6 +1,7 @@
-/* Attention in tiles (FlashAttention), forward, over a walk. As attention_forward.cu, whose words apply; which
- * tiles there are and what of them is seen the walk says, and there may be rows that see nothing of a tile, or
- * nothing at all. Where results are merged with what other keys have given, it is by log-sum-exp, in f32. */
+/* Attention in tiles (FlashAttention), forward, over a walk. As attention_forward.cu, whose words apply;
+ * which tiles there are and what of them is seen the walk says, and there may be rows that see nothing of a
+ * tile, or nothing at all. Where results are merged with what other keys have given, it is by log-sum-exp, in
+ * f32. */
 #ifndef PGPT_BACKEND_CUDA_ATTENTION_ATTENTION_WALK_FORWARD_CUH
 #define PGPT_BACKEND_CUDA_ATTENTION_ATTENTION_WALK_FORWARD_CUH
 

@@ -20,9 +20,9 @@ template <typename T, int HS, typename CUT> constexpr int walk_key_bytes(void) {
  * seen, if MASKED: of each query; the thread's first key is bit first_bit. `block`: of random numbers, that
  * of the warp's first key. */
 template <int M, int N, bool DROPS, bool MASKED>
-DEVICE void slopes_of_columns(float p[M][N][4], float dp[M][N][4], const RowFacts *facts, const uint64_t *seen,
-                              int first_bit, float scale_log2, const Dropout &dropout, int block,
-                              int first_query) {
+DEVICE void slopes_of_columns(float p[M][N][4], float dp[M][N][4], const RowFacts *facts,
+                              const uint64_t *seen, int first_bit, float scale_log2, const Dropout &dropout,
+                              int block, int first_query) {
     int lane = (int)threadIdx.x % WARP, column = lane % 4 * 2;
 #pragma unroll
     for (int n = 0; n < N; n += 2) {
@@ -62,12 +62,11 @@ DEVICE void load_queries(T *queries, T *slopes, RowFacts *facts, uint64_t *seen,
     enum { QUERIES = CUT::TILE_ROWS };
     static_assert(QUERIES * walk_key_words<CUT>() <= CUT::THREADS, "a thread makes a word at most");
     const TiledShape &s = r.queries;
-    load_tile<QUERIES>(
-        queries,
-        reader_of<T, HS, CUT::THREADS>(q_rows + walk_query_at(r, place.b, step.h), s.width, s), step.first);
-    load_tile<QUERIES>(slopes,
-                       reader_of<T, HS, CUT::THREADS>(dy + walk_y_at(r, place.b, step.h), s.y_width, s),
+    load_tile<QUERIES>(queries,
+                       reader_of<T, HS, CUT::THREADS>(q_rows + walk_query_at(r, place.b, step.h), s.width, s),
                        step.first);
+    load_tile<QUERIES>(
+        slopes, reader_of<T, HS, CUT::THREADS>(dy + walk_y_at(r, place.b, step.h), s.y_width, s), step.first);
     int thread = (int)threadIdx.x, row = step.first + thread % QUERIES;
     if (thread < QUERIES)
         cp_async8(shared_address(facts + thread), row_facts + walk_lse_at(r, place.b, step.h) + row,

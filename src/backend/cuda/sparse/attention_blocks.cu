@@ -84,7 +84,7 @@ DEVICE int block_scan(int x, int *shared) {
     return x;
 }
 
-/* A block has the rows or the columns of a list. */
+/* A block has the rows or the columns of a list. What is behind its last entry is 0. */
 static __global__ void __launch_bounds__(SCAN_THREADS) begin_kernel(int32_t *blocks, BlocksShape s) {
     __shared__ int shared[2][SCAN_WARPS], total[2];
     ListPart part = part_of(blocks, s, blockIdx.x, blockIdx.y);
@@ -98,6 +98,7 @@ static __global__ void __launch_bounds__(SCAN_THREADS) begin_kernel(int32_t *blo
         __syncthreads();
         carry = total[turn];
     }
+    for (int64_t i = carry + (int)threadIdx.x; i < s.most; i += SCAN_THREADS) part.entry[i] = 0;
 }
 
 extern "C" Status cuda_attention_blocks(const KernelCall *call, Error *error) {

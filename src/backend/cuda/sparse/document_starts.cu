@@ -1,5 +1,5 @@
-/* document_starts and document_starts_cached: where the document of each token begins. A block a sequence: the
- * last end of a document before a token is a running maximum, found chunk by chunk. Floor over the copy
+/* document_starts and document_starts_cached: where the document of each token begins. A block a sequence:
+ * the last end of a document before a token is a running maximum, found chunk by chunk. Floor over the copy
  * bandwidth: 12 bytes a token; for a batch of 32,768 it is the launch that takes the time. */
 #include "backend/cuda/runtime/device.cuh"
 
@@ -30,8 +30,8 @@ DEVICE int max_before(int x, int *shared, int *last) {
 
 /* Starts are of the positions that rows have, in sequences of n_tokens. */
 static __global__ void __launch_bounds__(THREADS)
-    starts_kernel(const int32_t *tokens, int32_t *starts, int32_t *positions, int64_t n_tokens, int64_t n_rows,
-                  DocumentAttributes a) {
+    starts_kernel(const int32_t *tokens, int32_t *starts, int32_t *positions, int64_t n_tokens,
+                  int64_t n_rows, DocumentAttributes a) {
     __shared__ int shared[2][WARPS];
     const int32_t *own = tokens + blockIdx.x * n_tokens;
     int64_t to = blockIdx.x * n_rows;
@@ -48,8 +48,8 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
-/* New tokens stand at start[b] on; `next` (B,capacity) has, of each token, where the document of the one behind
- * it begins. */
+/* New tokens stand at start[b] on; `next` (B,capacity) has, of each token, where the document of the one
+ * behind it begins. */
 static __global__ void __launch_bounds__(THREADS)
     cached_starts_kernel(const int32_t *tokens, const int32_t *start_of, int32_t *starts, int32_t *positions,
                          int32_t *next, int64_t n_tokens, int64_t capacity, int32_t end_token,

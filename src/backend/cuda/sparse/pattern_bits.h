@@ -31,8 +31,8 @@ PATTERN_INLINE uint64_t pattern_strided_bits(int32_t length, int32_t q, int32_t 
 /* The query's own block, and the last C positions of each. */
 PATTERN_INLINE uint64_t pattern_fixed_bits(int32_t length, int32_t columns, int32_t q, int32_t k_first) {
     uint64_t seen = pattern_range(q / length * length, q, k_first);
-    for (int32_t end = k_first / length * length + length; end - columns < k_first + PATTERN_BITS && end - columns <= q;
-         end += length)
+    for (int32_t end = k_first / length * length + length;
+         end - columns < k_first + PATTERN_BITS && end - columns <= q; end += length)
         seen |= pattern_range(end - columns, end - 1, k_first);
     return seen;
 }

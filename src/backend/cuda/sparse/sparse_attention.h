@@ -1,8 +1,8 @@
-/* The ways to compute sparse attention (ops/sparse_attention.h) on a GPU, and what they share. sparse_attention.cu
- * chooses.
+/* The ways to compute sparse attention (ops/sparse_attention.h) on a GPU, and what they share.
+ * sparse_attention.cu chooses.
  *
- *   tiled       sparse_forward.cu, sparse_backward.cu: FlashAttention on the tensor cores over lists of blocks
- *               (attention/attention_walk.cuh); head sizes that are multiples of 8, up to 128.
+ *   tiled       sparse_forward.cu, sparse_backward.cu: FlashAttention on the tensor cores over lists of
+ *               blocks (attention/attention_walk.cuh); head sizes that are multiples of 8, up to 128.
  *   warpgroups  sparse_forward_sm90.cu: the forward on an H100 or H200, by warp specialization.
  *   plain       attention/attention_plain.cu: every head size up to 256; slow.
  *
@@ -28,7 +28,8 @@ Status sparse_tiled_forward(const AttentionShape *shape, const AttentionMemory *
 Status sparse_tiled_backward(const AttentionShape *shape, const AttentionMemory *memory,
                              const SparseLists *lists, cudaStream_t stream, Error *error);
 
-/* In builds for compute capability 9.0 and on such a GPU: 16-bit types, heads of 64 or 128, aligned memory. */
+/* In builds for compute capability 9.0 and on such a GPU: 16-bit types, heads of 64 or 128, aligned
+ * memory. */
 bool sparse_warpgroup_takes(const AttentionShape *shape, int capability);
 Status sparse_warpgroup_forward(const AttentionShape *shape, const AttentionMemory *memory,
                                 const SparseLists *lists, cudaStream_t stream, Error *error);

@@ -1,6 +1,6 @@
-/* sparse_attention in tiles, backward: the queries' gradients by rows of the list, the keys' and values' by its
- * columns (attention/attention_walk_queries.cuh, attention_walk_keys.cuh). Each gradient is summed by one warp
- * in one order: the same bits every time. */
+/* sparse_attention in tiles, backward: the queries' gradients by rows of the list, the keys' and values' by
+ * its columns (attention/attention_walk_queries.cuh, attention_walk_keys.cuh). Each gradient is summed by one
+ * warp in one order: the same bits every time. */
 #include "backend/cuda/attention/attention_walk_keys.cuh"
 #include "backend/cuda/attention/attention_walk_queries.cuh"
 #include "backend/cuda/sparse/sparse_walk.cuh"
@@ -9,23 +9,23 @@ template <typename T, int HS, typename CUT, bool DROPS>
 static cudaError_t launch_queries(const AttentionShape *shape, const AttentionMemory *m,
                                   const SparseLists *lists, cudaStream_t stream) {
     int64_t blocks = attention_n_blocks(shape->n_positions) * shape->n_sequences * shape->n_heads;
-    return launch_walk_queries<T, HS, CUT, DROPS>(
-        (const T *)m->dy, (const T *)m->qkv, (const T *)m->qkv, (const float *)m->scratch, (T *)m->dqkv,
-        sparse_walk(shape, m, lists), blocks, stream);
+    return launch_walk_queries<T, HS, CUT, DROPS>((const T *)m->dy, (const T *)m->qkv, (const T *)m->qkv,
+                                                  (const float *)m->scratch, (T *)m->dqkv,
+                                                  sparse_walk(shape, m, lists), blocks, stream);
 }
 
 template <typename T, int HS, typename CUT, bool DROPS>
 static cudaError_t launch_keys(const AttentionShape *shape, const AttentionMemory *m,
                                const SparseLists *lists, cudaStream_t stream) {
     int64_t blocks = attention_n_blocks(shape->n_positions) * shape->n_sequences * shape->n_kv_heads;
-    return launch_walk_keys<T, HS, CUT, DROPS>(
-        (const T *)m->dy, (const T *)m->qkv, (const T *)m->qkv, (const float *)m->scratch, (T *)m->dqkv,
-        sparse_walk(shape, m, lists), blocks, stream);
+    return launch_walk_keys<T, HS, CUT, DROPS>((const T *)m->dy, (const T *)m->qkv, (const T *)m->qkv,
+                                               (const float *)m->scratch, (T *)m->dqkv,
+                                               sparse_walk(shape, m, lists), blocks, stream);
 }
 
 template <typename T, int HS, typename QUERIES, typename KEYS>
-static cudaError_t launch_both(const AttentionShape *shape, const AttentionMemory *m, const SparseLists *lists,
-                               cudaStream_t stream) {
+static cudaError_t launch_both(const AttentionShape *shape, const AttentionMemory *m,
+                               const SparseLists *lists, cudaStream_t stream) {
     cudaError_t code = shape->threshold ? launch_queries<T, HS, QUERIES, true>(shape, m, lists, stream)
                                         : launch_queries<T, HS, QUERIES, false>(shape, m, lists, stream);
     if (code != cudaSuccess) return code;

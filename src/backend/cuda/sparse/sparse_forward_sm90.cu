@@ -1,17 +1,17 @@
-/* sparse_attention, forward, of heads of 64 or 128 in 16 bits, by warpgroups (4 warps) that multiply 64 rows at a
- * time (wgmma, compute capability 9.0). sparse_forward.cu computes it elsewhere.
+/* sparse_attention, forward, of heads of 64 or 128 in 16 bits, by warpgroups (4 warps) that multiply 64 rows
+ * at a time (wgmma, compute capability 9.0). sparse_forward.cu computes it elsewhere.
  *
- * Floor: a tile of 64 queries and 64 keys of heads of 64 takes a multiprocessor 256 cycles to multiply, and as
- * many for its exponentials; both at once would be the peak of the tensor cores.
+ * Floor: a tile of 64 queries and 64 keys of heads of 64 takes a multiprocessor 256 cycles to multiply, and
+ * as many for its exponentials; both at once would be the peak of the tensor cores.
  *
- * A block has two neighbouring blocks of queries of one head, a warpgroup each, and a warp that is the producer.
- * That one walks over both rows of the list at once, from the last key block on, and loads by TMA each block of
- * keys and values that either has: neighbours mostly have the same, so they are read once for 128 queries. What
- * a step is to each group it leaves beside the keys: nothing, all of it, or some.
+ * A block has two neighbouring blocks of queries of one head, a warpgroup each, and a warp that is the
+ * producer. That one walks over both rows of the list at once, from the last key block on, and loads by TMA
+ * each block of keys and values that either has: neighbours mostly have the same, so they are read once for
+ * 128 queries. What a step is to each group it leaves beside the keys: nothing, all of it, or some.
  *
  * A group waits for each of its GEMMs; meanwhile others compute. Scores and weights are not there at once, so
- * that registers suffice for four groups on a multiprocessor: two blocks. With heads of 128 the GEMMs take twice
- * as long, and two groups do.
+ * that registers suffice for four groups on a multiprocessor: two blocks. With heads of 128 the GEMMs take
+ * twice as long, and two groups do.
  *
  * Every query's own block comes first, in which it sees a key: so rows have a maximum from the first tile on.
  *
@@ -110,7 +110,8 @@ DEVICE bool next_step(ListRow row[GROUPS], int n_positions, SparseStep *step) {
     step->first = block * SPAN;
 #    pragma unroll
     for (int g = 0; g < GROUPS; g++) {
-        bool is_its = row[g].now >> 1 == block, is_masked = row[g].now & 1 || step->first + SPAN > n_positions;
+        bool is_its = row[g].now >> 1 == block,
+             is_masked = row[g].now & 1 || step->first + SPAN > n_positions;
         step->kind[g] = !is_its ? STEP_NOTHING : is_masked ? STEP_SOME : STEP_ALL;
         if (is_its) advance(row[g]);
     }
@@ -118,7 +119,8 @@ DEVICE bool next_step(ListRow row[GROUPS], int n_positions, SparseStep *step) {
 }
 
 /* One thread. Columns are those of a row of qkv. */
-template <int HS> DEVICE void produce(const SparseCall &c, SparseShared<HS> &shared, const SparsePlace &place) {
+template <int HS>
+DEVICE void produce(const SparseCall &c, SparseShared<HS> &shared, const SparsePlace &place) {
     enum { BOXES = HS / SIZE };
     const TiledShape &s = c.walk.rows.queries;
     AttentionBlockList list = c.walk.list_of(place.b);
