@@ -228,14 +228,34 @@ struct RectangleWalk {
 
 /* ---- lists ---- */
 
-/* Tiles of ROWS are blocks of a list; those that a block meets may be halves of them. Every query sees
- * itself, so the last block of a row, which comes first, has a key for all of them. */
+/* A row of a list, or a column, from its last entry on. */
+typedef struct {
+    const int32_t *entry;
+    int n, left; /* entries, and those that are left */
+} ListRow;
+
+DEVICE ListRow list_row(const int32_t *begin, const int32_t *entry, int number, int n_rows) {
+    ListRow row = {entry, 0, 0};
+    if (number >= n_rows) return row;
+    int first = __ldg(begin + number);
+    row.entry += first;
+    row.n = row.left = __ldg(begin + number + 1) - first;
+    return row;
+}
+/* What comes next; less than 0: nothing does. */
+DEVICE int list_next(const ListRow &row) {
+    return row.left > 0 ? __ldg(row.entry + row.left - 1) : -2;
+}
+
+/* A block of threads has one block of rows of the list, or two (ROWS) and walks over what either sees. Tiles
+ * that it meets are blocks of the list or, beside one block of rows, halves of them. Every query sees itself,
+ * so the last block of a row, which comes first, has a key for all of them. */
 struct ListWalk {
     enum { IS_ADDED = 0 };
     template <typename T> struct Output { typedef T Type; };
     struct Steps {
-        const int32_t *entry;
-        int n, next, h, n_left; /* entries; tiles that are left of this head; heads that follow */
+        ListRow row[2];
+        int piece, h, n_left; /* of an entry; heads that follow */
     };
 
     WalkRows rows;
@@ -250,7 +270,6 @@ struct ListWalk {
     /* The same rows of all heads are next to each other: those that have most to do come first, and
      * neighbours read the same keys at about the same time. */
     template <int ROWS> __device__ __forceinline__ WalkPlace place_of(int n_heads, bool from_last) const {
-        static_assert(ROWS == ATTENTION_BLOCK, "a block of the list");
         int n_blocks = (rows.queries.n_positions + ROWS - 1) / ROWS, n_all = (int)gridDim.x / n_blocks,
             at = (int)blockIdx.x / n_all, head = (int)blockIdx.x % n_all;
         WalkPlace place = {head / n_heads, head % n_heads, (from_last ? n_blocks - 1 - at : at) * ROWS};
@@ -263,43 +282,64 @@ struct ListWalk {
         return place_of<ROWS>(rows.queries.n_kv_heads, false);
     }
 
-    template <int TILE> __device__ __forceinline__ WalkStep step_of(const Steps &steps, int i) const {
-        enum { PIECES = ATTENTION_BLOCK / TILE };
-        int entry = __ldg(steps.entry + i / PIECES), first = entry / 2 * ATTENTION_BLOCK + i % PIECES * TILE;
-        WalkStep step = {first, steps.h, entry % 2 || first + TILE > rows.queries.n_positions};
-        return step;
+    /* Steps of TILE rows. */
+    template <int ROWS, int TILE>
+    __device__ __forceinline__ Steps steps_of(const int32_t *begin, const int32_t *entry, int first) const {
+        enum { N_ROWS = ROWS / ATTENTION_BLOCK };
+        static_assert(ROWS % ATTENTION_BLOCK == 0 && N_ROWS <= 2 && (N_ROWS == 1 || TILE == ATTENTION_BLOCK),
+                      "blocks of a list");
+        int n_blocks = (rows.queries.n_positions + ATTENTION_BLOCK - 1) / ATTENTION_BLOCK,
+            number = first / ATTENTION_BLOCK;
+        Steps steps = {};
+        steps.row[0] = list_row(begin, entry, number, n_blocks);
+        if (N_ROWS == 2) steps.row[1] = list_row(begin, entry, number + 1, n_blocks);
+        steps.piece = ATTENTION_BLOCK / TILE - 1;
+        return steps;
+    }
+    template <int ROWS, int TILE>
+    __device__ __forceinline__ bool next_step(Steps &steps, WalkStep *step) const {
+        int own = list_next(steps.row[0]), other = ROWS > ATTENTION_BLOCK ? list_next(steps.row[1]) : own;
+        int block = max(own >> 1, other >> 1);
+        if (block < 0) return false;
+        step->first = block * ATTENTION_BLOCK + steps.piece * TILE;
+        step->h = steps.h;
+        step->is_masked = own != other || own & 1 || step->first + TILE > rows.queries.n_positions;
+        if (steps.piece) {
+            steps.piece--;
+            return true;
+        }
+        steps.piece = ATTENTION_BLOCK / TILE - 1;
+        if (own >> 1 == block) steps.row[0].left--;
+        if (ROWS > ATTENTION_BLOCK && other >> 1 == block) steps.row[1].left--;
+        return true;
     }
 
     template <int ROWS, int KEYS> __device__ __forceinline__ Steps key_steps(const WalkPlace &place) const {
         AttentionBlockList list = list_of(place.b);
-        int row = place.first / ATTENTION_BLOCK, begin = list.row_begin[row],
-            n = list.row_begin[row + 1] - begin;
-        Steps steps = {list.row + begin, n, n * (ATTENTION_BLOCK / KEYS), place.h, 0};
+        Steps steps = steps_of<ROWS, KEYS>(list.row_begin, list.row, place.first);
+        steps.h = place.h;
         return steps;
     }
     template <int ROWS, int KEYS>
     __device__ __forceinline__ bool next_keys(Steps &steps, WalkStep *step) const {
-        if (!steps.next) return false;
-        *step = step_of<KEYS>(steps, --steps.next);
-        return true;
+        return next_step<ROWS, KEYS>(steps, step);
     }
 
     template <int ROWS, int QUERIES>
     __device__ __forceinline__ Steps query_steps(const WalkPlace &place) const {
         AttentionBlockList list = list_of(place.b);
-        int column = place.first / ATTENTION_BLOCK, begin = list.column_begin[column],
-            n = list.column_begin[column + 1] - begin, share = rows.queries.share;
-        Steps steps = {list.column + begin, n, n * (ATTENTION_BLOCK / QUERIES), place.h * share, share - 1};
+        Steps steps = steps_of<ROWS, QUERIES>(list.column_begin, list.column, place.first);
+        steps.h = place.h * rows.queries.share;
+        steps.n_left = rows.queries.share - 1;
         return steps;
     }
     template <int ROWS, int QUERIES>
     __device__ __forceinline__ bool next_queries(Steps &steps, WalkStep *step) const {
-        if (!steps.next) {
-            if (!steps.n_left || !steps.n) return false;
-            steps.n_left--, steps.h++, steps.next = steps.n * (ATTENTION_BLOCK / QUERIES);
-        }
-        *step = step_of<QUERIES>(steps, --steps.next);
-        return true;
+        if (next_step<ROWS, QUERIES>(steps, step)) return true;
+        if (!steps.n_left) return false;
+        steps.n_left--, steps.h++;
+        for (int i = 0; i < 2; i++) steps.row[i].left = steps.row[i].n;
+        return next_step<ROWS, QUERIES>(steps, step);
     }
 };
 

@@ -6,18 +6,18 @@
 template <typename T, int HS, typename CUT, bool DROPS>
 static cudaError_t launch(const AttentionShape *shape, const AttentionMemory *m, const SparseLists *lists,
                           cudaStream_t stream) {
-    int64_t blocks = attention_n_blocks(shape->n_positions) * shape->n_sequences * shape->n_heads;
+    int64_t blocks = blocks_for(shape->n_positions, CUT::ROWS) * shape->n_sequences * shape->n_heads;
     return launch_walk_forward<T, HS, CUT, DROPS>((const T *)m->qkv, (const T *)m->qkv, (T *)m->y, m->lse,
                                                   sparse_walk(shape, m, lists), blocks, stream);
 }
 
-/* Cuts have the queries of a block; as far as that allows, those of attention_forward.cu. */
+/* Cut as the kernels of dense attention are. */
 template <typename T, int HS>
 static cudaError_t launch_for(const AttentionShape *shape, const AttentionMemory *m, const SparseLists *lists,
                               cudaStream_t stream) {
     if (shape->threshold)
         return launch<T, HS, Cut<1, 4, 4, 4, HS <= 64 ? 4 : 2>, true>(shape, m, lists, stream);
-    return launch<T, HS, Cut<1, 8, 8, 4, HS <= 64 ? 3 : 2>, false>(shape, m, lists, stream);
+    return launch<T, HS, Cut<HS <= 64 ? 2 : 1, 8, 8, 4, 2>, false>(shape, m, lists, stream);
 }
 
 template <int HS>

@@ -83,37 +83,17 @@ DEVICE SparsePlace sparse_place(const SparseCall &c) {
 
 /* ---- the producer ---- */
 
-/* A row of the list, from its last entry on. */
-typedef struct {
-    const int32_t *entry;
-    int left, now; /* now: the entry that is next, -2 if there is none */
-} ListRow;
-
-DEVICE void advance(ListRow &row) {
-    row.now = row.left > 0 ? __ldg(row.entry + --row.left) : -2;
-}
-
-DEVICE ListRow open_row(const AttentionBlockList &list, int block, int n_blocks) {
-    ListRow row = {list.row, 0, -2};
-    if (block >= n_blocks) return row;
-    int begin = __ldg(list.row_begin + block);
-    row.entry += begin;
-    row.left = __ldg(list.row_begin + block + 1) - begin;
-    advance(row);
-    return row;
-}
-
 /* The next step of both rows: false: there is none. */
 DEVICE bool next_step(ListRow row[GROUPS], int n_positions, SparseStep *step) {
-    int block = max(row[0].now >> 1, row[1].now >> 1);
+    const int now[GROUPS] = {list_next(row[0]), list_next(row[1])};
+    int block = max(now[0] >> 1, now[1] >> 1);
     if (block < 0) return false;
     step->first = block * SPAN;
 #    pragma unroll
     for (int g = 0; g < GROUPS; g++) {
-        bool is_its = row[g].now >> 1 == block,
-             is_masked = row[g].now & 1 || step->first + SPAN > n_positions;
+        bool is_its = now[g] >> 1 == block, is_masked = now[g] & 1 || step->first + SPAN > n_positions;
         step->kind[g] = !is_its ? STEP_NOTHING : is_masked ? STEP_SOME : STEP_ALL;
-        if (is_its) advance(row[g]);
+        if (is_its) row[g].left--;
     }
     return true;
 }
@@ -132,7 +112,8 @@ DEVICE void produce(const SparseCall &c, SparseShared<HS> &shared, const SparseP
         produce_span(shared.queries[i / BOXES][i % BOXES], &c.qkv, query_column + i % BOXES * SIZE,
                      (place.first_block + i / BOXES) * SPAN, place.b, &shared.queries_full);
 #    pragma unroll
-    for (int g = 0; g < GROUPS; g++) row[g] = open_row(list, place.first_block + g, c.n_blocks);
+    for (int g = 0; g < GROUPS; g++)
+        row[g] = list_row(list.row_begin, list.row, place.first_block + g, c.n_blocks);
 #    pragma unroll 1
     for (int n = 0;; n++) {
         int at = n % STEPS;
