@@ -98,15 +98,15 @@ DEVICE Dropout walk_dropout(const WalkRows &r, int b, int h, int *block) {
 
 /* ---- scores ---- */
 
-/* What rows g and g+8 of each block of 16 see of the keys from first_key on, this thread's first one being
- * bit
- * 0. first_row is the thread's own. */
+/* What rows g and g+8 of each block of 16 see of the keys from first_key on, this thread's first one being bit
+ * 0. first_row is the thread's own. The four lanes that share rows make a word each; whole warps call it. */
 template <int M>
 DEVICE void find_seen(uint64_t seen[M][2], const WalkRows &r, int b, int first_row, int first_key) {
+    enum { WORDS = 2 * M };
+    int c = (int)threadIdx.x % 4, own = c % WORDS;
+    uint64_t mine = walk_bits(r, b, first_row + own / 2 * 16 + own % 2 * 8, first_key);
 #pragma unroll
-    for (int i = 0; i < 2 * M; i++)
-        seen[i / 2][i % 2] =
-            walk_bits(r, b, first_row + i / 2 * 16 + i % 2 * 8, first_key) >> ((int)threadIdx.x % 4 * 2);
+    for (int i = 0; i < WORDS; i++) seen[i / 2][i % 2] = __shfl_sync(0xFFFFFFFFu, mine, i, 4) >> (c * 2);
 }
 
 /* Scores of keys that a query does not see become -inf. */
