@@ -4,10 +4,10 @@
  * Floor: a tile of 64 queries and 64 keys of heads of 64 takes a multiprocessor 256 cycles to multiply, and
  * as many for its exponentials; both at once would be the peak of the tensor cores.
  *
- * A block has two neighbouring blocks of queries of one head, a warpgroup each, and a warp that is the
- * producer. That one walks over both rows of the list at once, from the last key block on, and loads by TMA
- * each block of keys and values that either has: neighbours mostly have the same, so they are read once for
- * 128 queries. What a step is to each group it leaves beside the keys: nothing, all of it, or some.
+ * A block has two neighbouring blocks of queries of one head, a warpgroup each, and a thread of a third one
+ * is the producer. That one walks over both rows of the list at once, from the last key block on, and loads
+ * by TMA each block of keys and values that either has: neighbours mostly have the same, so they are read
+ * once for 128 queries. What a step is to each group it leaves beside the keys: nothing, all of it, or some.
  *
  * A group waits for each of its GEMMs; meanwhile others compute. Scores and weights are not there at once, so
  * that registers suffice for four groups on a multiprocessor: two blocks. With heads of 128 the GEMMs take
@@ -26,7 +26,7 @@ static_assert((int)SPAN == (int)ATTENTION_BLOCK, "a block of the list is what a 
 enum {
     GROUPS = 2,
     GROUPS_WARPS = GROUPS * GROUP_WARPS,
-    SPARSE_THREADS = (GROUPS_WARPS + 1) * WARP,
+    SPARSE_THREADS = (GROUPS_WARPS + GROUP_WARPS) * WARP,
     STEPS = 4 /* that there is room for */
 };
 
@@ -233,28 +233,33 @@ DEVICE void store_group(ForwardRows<HS, 1> &rows, const SparseCall &c, SparseSha
 
 #endif
 
+/* Two blocks on a multiprocessor are so many threads that each begins with 80 registers; the producer's group
+ * gives most of its own to the others. */
 template <typename T, int HS, bool DROPS>
 static __global__ void __launch_bounds__(SPARSE_THREADS, HS == SIZE && !DROPS ? 2 : 1)
     sparse_forward_kernel(const __grid_constant__ SparseCall c) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    enum { IS_ONE_OF_TWO = HS == SIZE && !DROPS };
     SparseShared<HS> &shared = *(SparseShared<HS> *)warpgroup_shared;
     int warp = warp_of_block();
     Self me = self_of(warp);
     SparsePlace place = sparse_place(c);
     if (threadIdx.x == 0) barriers_init<HS>(shared);
     __syncthreads();
-    if (warp == GROUPS_WARPS) {
-        if (me.lane == 0) produce<HS>(c, shared, place);
-        return;
+    if (me.group < GROUPS) {
+        if (IS_ONE_OF_TWO) asm volatile("setmaxnreg.inc.sync.aligned.u32 96;");
+        ForwardRows<HS, 1> rows;
+        Dropout dropout = {};
+        int block = 0;
+        if (DROPS) dropout = walk_dropout(c.walk.rows, place.b, place.h, &block);
+        start_rows<HS, 1>(rows);
+        attend_steps<T, HS, DROPS>(rows, c, shared, me, place, dropout,
+                                   (place.first_block + me.group) * SPAN + me.warp * 16 + me.lane / 4);
+        store_group<T, HS>(rows, c, shared, me, place, DROPS ? dropout.scale : 1.0f);
+    } else {
+        if (IS_ONE_OF_TWO) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        if (me.warp == 0 && me.lane == 0) produce<HS>(c, shared, place);
     }
-    ForwardRows<HS, 1> rows;
-    Dropout dropout = {};
-    int block = 0;
-    if (DROPS) dropout = walk_dropout(c.walk.rows, place.b, place.h, &block);
-    start_rows<HS, 1>(rows);
-    attend_steps<T, HS, DROPS>(rows, c, shared, me, place, dropout,
-                               (place.first_block + me.group) * SPAN + me.warp * 16 + me.lane / 4);
-    store_group<T, HS>(rows, c, shared, me, place, DROPS ? dropout.scale : 1.0f);
 #endif
 }
 
