@@ -29,6 +29,14 @@
     PLAIN(OP_ATTENTION_PART, cuda_attention_part)                                                            \
     WITH_SCRATCH(OP_ATTENTION_PART_BACKWARD, cuda_attention_part_backward)                                   \
     WITH_SCRATCH(OP_ATTENTION_CACHED, cuda_attention_cached)                                                 \
+    PLAIN(OP_DOCUMENT_STARTS, cuda_document_starts)                                                          \
+    PLAIN(OP_DOCUMENT_STARTS_CACHED, cuda_document_starts_cached)                                            \
+    PLAIN(OP_ATTENTION_BLOCKS, cuda_attention_blocks)                                                        \
+    PLAIN(OP_SPARSE_ATTENTION, cuda_sparse_attention)                                                        \
+    WITH_SCRATCH(OP_SPARSE_ATTENTION_BACKWARD, cuda_sparse_attention_backward)                               \
+    PLAIN(OP_SPARSE_ATTENTION_PART, cuda_sparse_attention_part)                                              \
+    WITH_SCRATCH(OP_SPARSE_ATTENTION_PART_BACKWARD, cuda_sparse_attention_part_backward)                     \
+    WITH_SCRATCH(OP_SPARSE_ATTENTION_CACHED, cuda_sparse_attention_cached)                                   \
     PLAIN(OP_DECODE_STEP, cuda_decode_step)                                                                  \
     PLAIN(OP_SAMPLE, cuda_sample)                                                                            \
     PLAIN(OP_ROTARY, cuda_rotary)                                                                            \

@@ -172,10 +172,11 @@ extern "C" Status cuda_route(const KernelCall *call, Error *error) {
     if (c.a.kind == ROUTER_EXPERT_CHOICE) {
         FOR_EXPERTS(c.a.n_experts, EACH,
                     probability_kernel<EACH><<<blocks, ROUTE_THREADS, 0, stream>>>(c, gates, choice));
-        take_kernel<<<n_groups * (unsigned)c.a.n_experts, TAKE_THREADS, 0, stream>>>(c, gates, choice);
+        take_kernel<<<n_groups *(unsigned)c.a.n_experts, TAKE_THREADS, 0, stream>>>(c, gates, choice);
         return cuda_launched("route", error);
     }
-    FOR_EXPERTS(c.a.n_experts, EACH, route_kernel<EACH><<<blocks, ROUTE_THREADS, 0, stream>>>(c, gates, choice));
+    FOR_EXPERTS(c.a.n_experts, EACH,
+                route_kernel<EACH><<<blocks, ROUTE_THREADS, 0, stream>>>(c, gates, choice));
     if (c.a.capacity) {
         size_t bytes = (size_t)(PLACE_WARPS * c.a.n_experts) * sizeof(int32_t);
         fill_kernel<<<n_groups, PLACE_THREADS, bytes, stream>>>(c, gates, choice);

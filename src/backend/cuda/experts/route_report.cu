@@ -8,12 +8,12 @@
 enum { REPORT_SUMS = 3 }; /* entropy, balance, z */
 
 typedef struct {
-    const int32_t *choice;  /* (N,S) */
-    int32_t *shares;        /* (n_groups,E) */
-    int32_t *counts;        /* (E+1): choices that each expert got, dropped wishes */
-    double *partial;        /* (blocks, REPORT_SUMS) */
-    int64_t n_parts;        /* blocks */
-    float *report;          /* (E + N_ROUTE_COUNTS) */
+    const int32_t *choice; /* (N,S) */
+    int32_t *shares;       /* (n_groups,E) */
+    int32_t *counts;       /* (E+1): choices that each expert got, dropped wishes */
+    double *partial;       /* (blocks, REPORT_SUMS) */
+    int64_t n_parts;       /* blocks */
+    float *report;         /* (E + N_ROUTE_COUNTS) */
     bool add;
 } ReportCall;
 

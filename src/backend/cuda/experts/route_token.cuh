@@ -131,7 +131,8 @@ template <int EACH> DEVICE Wishes largest(const float score[EACH], int n_experts
         for (int i = 0; i < EACH; i++) {
             int e = lane_of_warp() + i * WARP;
             if (e >= n_experts || (taken >> i & 1)) continue;
-            if (index == none || score[i] > best) best = score[i] == score[i] ? score[i] : -INFINITY, index = e;
+            if (index == none || score[i] > best)
+                best = score[i] == score[i] ? score[i] : -INFINITY, index = e;
         }
         warp_greatest(best, index);
         if (index % WARP == lane_of_warp()) taken |= 1u << index / WARP;
