@@ -246,6 +246,7 @@ double config_active_hidden(const ModelConfig *config, double expert_hidden) {
 
 /* What each router brings with it. */
 static Status complete_experts(ModelConfig *config, Error *error) {
+    if (!config->expert_every) config->expert_every = 1;
     bool by_bias = config->router == ROUTER_BALANCE_FREE, by_expert = config->router == ROUTER_EXPERT_CHOICE;
     int64_t n_chosen = config->router == ROUTER_SWITCH ? 1 : 2;
     bool is_fixed = config->router == ROUTER_SWITCH || config->router == ROUTER_GSHARD;
