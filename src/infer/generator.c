@@ -21,6 +21,7 @@
 
 #include "base/system/memory.h"
 #include "model/gpt_fuse.h"
+#include "ops/experts/experts.h"
 #include "parallel/comm_ops.h"
 
 #include <string.h>
@@ -110,6 +111,11 @@ Status generator_plan(Generator *generator, const ModelConfig *config, const Par
                              .part = options->part,
                              .context = config->context,
                              .vocabulary = config->vocabulary};
+    if (config->n_experts && config->router == ROUTER_EXPERT_CHOICE)
+        return error_user(error,
+                          "the model has --router expert-choice: an expert chooses from all tokens of a "
+                          "sequence, later ones too, so no text can be written token by token; score texts "
+                          "with it (pgpt eval), or train with another --router");
     generator->chunk = least(options->chunk ? options->chunk : CHOSEN_CHUNK, config->context);
     if (generator->B < 1 || generator->chunk < 1 || generator->B > INT32_MAX / generator->chunk) {
         return error_user(error, "%lld sequences cannot be decoded at once; choose fewer",

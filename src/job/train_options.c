@@ -7,6 +7,7 @@
 
 #include "base/options/options_refuse.h"
 #include "device/device.h"
+#include "ops/experts/experts.h"
 #include "ops/ops.h"
 #include "run/resume.h"
 #include "train/model_mesh.h"
@@ -178,6 +179,17 @@ static Status refuse_ignored(const TrainRun *run, Error *error) {
         {"lr-decay", "--lr-schedule wsd", optimizer->schedule == LEARNING_RATE_WSD},
         {"lr-min", "a schedule that decays", optimizer->schedule != LEARNING_RATE_CONSTANT},
         {"rotary-theta", "--position rotary", run->values.model.position == POSITION_ROTARY},
+        {"experts-per-token", "--experts", run->values.model.n_experts > 0},
+        {"expert-every", "--experts", run->values.model.n_experts > 0},
+        {"shared-experts", "--experts", run->values.model.n_experts > 0},
+        {"expert-hidden", "--experts", run->values.model.n_experts > 0},
+        {"router", "--experts", run->values.model.n_experts > 0},
+        {"router-gate", "--experts", run->values.model.n_experts > 0},
+        {"expert-capacity", "--experts", run->values.model.n_experts > 0},
+        {"balance-loss", "--experts", run->values.model.n_experts > 0},
+        {"z-loss", "--experts", run->values.model.n_experts > 0},
+        {"bias-rate", "--experts with --router balance-free",
+         run->values.model.n_experts > 0 && run->values.model.router == ROUTER_BALANCE_FREE},
         {"any-order", "--device cuda", device_takes_gpu(run->values.train.device)},
         {"streams", "--device cuda", device_takes_gpu(run->values.train.device)},
         {"ranks-per-host", "--print-mesh", run->values.call.print_mesh},
@@ -253,6 +265,25 @@ static Status check_context(const TrainRun *run, Error *error) {
             error, "--sync %s is of whole sequences, and --cp %d divides each among ranks; leave one out",
             sync_names[values->async.sync], n_ranks);
     }
+    return STATUS_OK;
+}
+
+/* What a model with experts cannot be trained with. */
+static Status check_experts(TrainRun *run, Error *error) {
+    TrainCommand *values = &run->values;
+    if (!values->model.n_experts) return STATUS_OK;
+    if (values->parallel.tensor_style == TENSOR_ROW && run->shape.size[AXIS_TP] > 1)
+        return error_user(error, "--tp-style row is for models without --experts; leave it out");
+    if (values->async.sync != SYNC_EXACT)
+        return error_user(
+            error, "--sync %s lets ranks differ, and --experts are balanced over all of them; leave one out",
+            sync_names[values->async.sync]);
+    if (values->model.router != ROUTER_EXPERT_CHOICE || !values->train.sample_tokens) return STATUS_OK;
+    if (options_source(&run->options, "sample-tokens") == OPTION_FROM_COMMAND)
+        return error_user(
+            error, "a model with --router expert-choice writes no text, since an expert chooses from a "
+                   "whole sequence; leave out --sample-tokens, or take another --router");
+    values->train.sample_tokens = 0;
     return STATUS_OK;
 }
 
@@ -335,6 +366,7 @@ Status train_options_complete(TrainRun *run, Error *error) {
     TRY(train_async_complete(run, error));
     choose_clock(run);
     TRY(check_ranks(run, error));
+    TRY(check_experts(run, error));
     TRY(train_pipeline_complete(run, error));
     TRY(check_prompt(run, error));
     TRY(refuse_ignored(run, error));

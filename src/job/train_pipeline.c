@@ -66,6 +66,13 @@ static Status check_others(const TrainRun *run, Error *error) {
                           "--clip-style check means nothing there; leave it out",
                           info->name);
     }
+    if (info->is_asynchronous && values->model.n_experts) {
+        return error_user(
+            error,
+            "--schedule %s is not flushed between steps, and routers report and are balanced by whole "
+            "ones; choose a synchronous schedule (1f1b), or leave out --experts",
+            info->name);
+    }
     if (values->async.sync != SYNC_EXACT) {
         return error_user(error,
                           "--sync %s is of whole models, and --pp %d divides each among ranks; leave one out",

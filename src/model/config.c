@@ -18,18 +18,21 @@ typedef struct {
     int64_t layers, heads, channels, context;
     int64_t vocabulary; /* 0: the tokenizer's */
     const char *rate;   /* a learning rate that suits the size */
+    int64_t experts, per_token, expert_hidden;
 } Preset;
 
 static const Preset presets[] = {
-    {"nano", 4, 4, 128, 128, 0, "3e-3"},
-    {"mini", 6, 6, 384, 256, 0, "1e-3"},
-    {"gpt2", 12, 12, 768, 1024, GPT2_VOCABULARY, "6e-4"},
-    {"gpt2-medium", 24, 16, 1024, 1024, GPT2_VOCABULARY, "3e-4"},
-    {"gpt2-large", 36, 20, 1280, 1024, GPT2_VOCABULARY, "2.5e-4"},
-    {"gpt2-xl", 48, 25, 1600, 1024, GPT2_VOCABULARY, "2e-4"},
-    {"gpt3-xl", 24, 16, 2048, 2048, GPT2_VOCABULARY, "2e-4"},
-    {"gpt3-13b", 40, 40, 5120, 2048, GPT2_VOCABULARY, "1e-4"},
-    {"gpt3-175b", 96, 96, 12288, 2048, GPT2_VOCABULARY, "6e-5"},
+    {"nano", 4, 4, 128, 128, 0, "3e-3", 0, 0, 0},
+    {"mini", 6, 6, 384, 256, 0, "1e-3", 0, 0, 0},
+    {"moe-mini", 4, 4, 128, 128, 0, "3e-3", 8, 2, 256}, /* as much work a token as nano */
+    {"gpt2", 12, 12, 768, 1024, GPT2_VOCABULARY, "6e-4", 0, 0, 0},
+    {"gpt2-moe-8x", 12, 12, 768, 1024, GPT2_VOCABULARY, "6e-4", 8, 2, 0},
+    {"gpt2-medium", 24, 16, 1024, 1024, GPT2_VOCABULARY, "3e-4", 0, 0, 0},
+    {"gpt2-large", 36, 20, 1280, 1024, GPT2_VOCABULARY, "2.5e-4", 0, 0, 0},
+    {"gpt2-xl", 48, 25, 1600, 1024, GPT2_VOCABULARY, "2e-4", 0, 0, 0},
+    {"gpt3-xl", 24, 16, 2048, 2048, GPT2_VOCABULARY, "2e-4", 0, 0, 0},
+    {"gpt3-13b", 40, 40, 5120, 2048, GPT2_VOCABULARY, "1e-4", 0, 0, 0},
+    {"gpt3-175b", 96, 96, 12288, 2048, GPT2_VOCABULARY, "6e-5", 0, 0, 0},
 };
 enum { N_PRESETS = sizeof presets / sizeof presets[0] };
 
@@ -56,8 +59,8 @@ enum { LARGEST = 1 << 30 };
 const OptionSpec model_option_specs[] = {
     OPTION_STRING(
         "model", ModelConfig, preset, "nano", "NAME",
-        "sizes to start from: nano, mini, gpt2, gpt2-medium, gpt2-large, gpt2-xl, gpt3-xl, gpt3-13b or "
-        "gpt3-175b; each of the options below overrides its part",
+        "sizes to start from: nano, mini, gpt2, gpt2-medium, gpt2-large, gpt2-xl, gpt3-xl, gpt3-13b, "
+        "gpt3-175b, or with experts moe-mini, gpt2-moe-8x; each of the options below overrides its part",
         .flags = OPTION_FIXED),
     OPTION_INT("layers", ModelConfig, n_layers, 4, 1, 1000, "transformer blocks", .flags = OPTION_FIXED),
     OPTION_INT("heads", ModelConfig, n_heads, 4, 1, LARGEST, "attention heads; must divide the channels",
@@ -162,6 +165,9 @@ Status config_apply_preset(Options *options, const char *name, Error *error) {
         bool has_own = options_source(options, "attention") > OPTION_FROM_PRESET;
         TRY(options_set(options, "attention-pattern", has_own ? "" : pattern_of_preset(name),
                         OPTION_FROM_PRESET, error));
+        TRY(options_set_int(options, "experts", preset->experts, OPTION_FROM_PRESET, error));
+        TRY(options_set_int(options, "experts-per-token", preset->per_token, OPTION_FROM_PRESET, error));
+        TRY(options_set_int(options, "expert-hidden", preset->expert_hidden, OPTION_FROM_PRESET, error));
         if (options_find(options->command, "lr") < 0) return STATUS_OK; /* a command that does not train */
         return options_set(options, "lr", preset->rate, OPTION_FROM_PRESET, error);
     }
@@ -232,8 +238,15 @@ int64_t config_capacity(const ModelConfig *config, int64_t T) {
     return capacity < 1.0 ? 1 : capacity > (double)T ? T : (int64_t)capacity;
 }
 
+double config_active_hidden(const ModelConfig *config, double expert_hidden) {
+    double share = (double)config_n_expert_blocks(config) / (double)config->n_layers;
+    double passed = (double)(config->n_chosen + config->n_shared_experts) * expert_hidden;
+    return (1.0 - share) * (double)config->n_hidden + share * passed;
+}
+
 /* What each router brings with it. */
 static Status complete_experts(ModelConfig *config, Error *error) {
+    if (!config->expert_every) config->expert_every = 1;
     bool by_bias = config->router == ROUTER_BALANCE_FREE, by_expert = config->router == ROUTER_EXPERT_CHOICE;
     int64_t n_chosen = config->router == ROUTER_SWITCH ? 1 : 2;
     bool is_fixed = config->router == ROUTER_SWITCH || config->router == ROUTER_GSHARD;

@@ -68,6 +68,9 @@ Status config_set_document_end(ModelConfig *config, int32_t end_of_text, Error *
 AttentionPattern config_pattern(const ModelConfig *config, int64_t block);
 bool config_is_sparse(const ModelConfig *config, int64_t block);
 
+/* Hidden channels that a token passes in a block, the mean over the model, where an expert has so many. */
+double config_active_hidden(const ModelConfig *config, double expert_hidden);
+
 /* Head size, and the norm's epsilon (GPT-2's). */
 int64_t config_head_size(const ModelConfig *config);
 #define NORM_EPSILON 1e-5f

@@ -21,6 +21,16 @@ double model_flops_standard(const ModelConfig *config, int64_t n_sequences, int6
     double h = (double)config->n_channels, V = (double)config->vocabulary;
     double passes = recomputes ? 4.0 : 3.0;                      /* forward, backward twice, and once more */
     double seen = mean_pairs(config, T) / (s * (s + 1.0) / 2.0); /* of what dense attention computes */
+    if (config->n_experts) {
+        /* Those that a token passes, in the place of an MLP 4h wide, and the router; a block is the mean of all. */
+        double hidden = config_active_hidden(config, (double)config->expert_hidden);
+        double router = 2.0 * (double)config->n_experts * (double)config_n_expert_blocks(config) / l;
+        double token = h * (8.0 * h + 4.0 * hidden + router), pairs = 4.0 * h * seen * s;
+        double n_depth = (double)config_n_depth_blocks(config, 0, (int)config->n_layers);
+        double k = n_depth > 0.0 ? (double)config_depth_rows(config, T) : 0.0;
+        double blocks = (l - n_depth) * s * (token + pairs) + n_depth * k * (token + 4.0 * h * k);
+        return passes * B * blocks + 6.0 * B * s * h * V;
+    }
     double n_depth = (double)config_n_depth_blocks(config, 0, (int)config->n_layers);
     if (n_depth > 0.0) { /* blocks that k of the s positions pass */
         double k = (double)config_depth_rows(config, T);
@@ -42,9 +52,16 @@ static double block_flops(const ModelConfig *config, int64_t T, int n_ranks) {
     ShardHeads heads = shard_heads(config, n_ranks, 0); /* the first rank has most of everything */
     double size = (double)config_head_size(config), h = (double)config->n_channels;
     double queries = (double)heads.query.n * size, keys = (double)heads.key.n * size;
-    double hidden = (double)shard_span(config->n_hidden, n_ranks, 0).n;
+    double hidden = (double)shard_span(config->n_hidden, n_ranks, 0).n, router = 0.0;
+    if (config->n_experts) {
+        double whole = config_active_hidden(config, (double)config->expert_hidden);
+        hidden =
+            whole * (double)shard_span(config->expert_hidden, n_ranks, 0).n / (double)config->expert_hidden;
+        router =
+            (double)config->n_experts * (double)config_n_expert_blocks(config) / (double)config->n_layers;
+    }
     double n_halves = config->mlp == MLP_SWIGLU ? 2.0 : 1.0;
-    double weights = h * (queries + 2.0 * keys + queries + (n_halves + 1.0) * hidden);
+    double weights = h * (queries + 2.0 * keys + queries + (n_halves + 1.0) * hidden + router);
     double pairs = (double)heads.query.n * mean_pairs(config, T) / (double)T;
     double activation = config->mlp == MLP_GELU_TANH ? 24.0 : 16.0;
     double between = 2.0 * norm_flops(config) * h + activation * hidden + 4.0 * h; /* additions, dropout */

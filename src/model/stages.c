@@ -83,13 +83,24 @@ static ModelCosts model_costs(const ModelConfig *config, const StagesOptions *op
     double n_qkv = count_rank(config, SHARD_QKV_ROWS, SHAPE(qkv, 1), n_tp);
     double n_queries = count_rank(config, SHARD_HEAD_COLUMNS, SHAPE(1, config->n_heads * size), n_tp);
     double n_hidden = count_rank(config, SHARD_HIDDEN_ROWS, SHAPE(hidden, 1), n_tp);
+    double n_passed =
+        n_hidden; /* of parameters all experts count, of what a token leaves those that it passes */
+    if (config->n_experts) {
+        double share = (double)config_n_expert_blocks(config) / (double)config->n_layers;
+        double n_expert =
+            count_rank(config, SHARD_HIDDEN_COLUMNS, SHAPE(1, config->expert_hidden), n_tp) * n_halves;
+        n_hidden = (1.0 - share) * n_hidden +
+                   share * n_expert * (double)(config->n_experts + config->n_shared_experts);
+        n_passed = (1.0 - share) * n_passed +
+                   share * n_expert * (double)(config->n_chosen + config->n_shared_experts);
+    }
     double n_tokens = count_rank(config, SHARD_TOKEN_ROWS, SHAPE(config->vocabulary, 1), n_tp);
     costs.n_block = h * (n_qkv + n_queries + n_hidden + n_hidden / n_halves) + 2.0 * h;
     costs.n_embedding = h * n_tokens;
     if (config->position == POSITION_LEARNED) costs.n_embedding += h * (double)config->context;
     costs.n_head = h * n_tokens + h;
     double f32 = (double)sizeof(float);
-    costs.kept_block = f32 * (4.0 * h + n_qkv + n_queries + n_hidden + n_hidden / n_halves);
+    costs.kept_block = f32 * (4.0 * h + n_qkv + n_queries + n_passed + n_passed / n_halves);
     double n_depth = (double)config_n_depth_blocks(config, 0, (int)config->n_layers);
     if (n_depth > 0.0) { /* where some positions go by, a block is the mean of all blocks */
         double share = (double)config_depth_rows(config, options->T) / (double)options->T;

@@ -3,7 +3,8 @@
 #include "ops/experts/experts.h"
 
 bool step_is_checked_later(const TrainStep *step) {
-    bool moves_bias = step->loss.parameters.router_bias != NULL; /* which cannot be undone */
+    const ModelConfig *config = &step->config;
+    bool moves_bias = config->n_experts && config->router == ROUTER_BALANCE_FREE; /* which cannot be undone */
     return step->options.pipeline && step->optimizer.assumed && !step->loss.scale && !moves_bias;
 }
 

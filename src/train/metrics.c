@@ -91,7 +91,7 @@ static void set_measured(json_t *object, const char *key, double value) {
     if (!isnan(value)) json_object_set_new(object, key, json_make_number(value));
 }
 
-static void set_routes(json_t *line, const RouterReport *routes) {
+void metrics_add_routes(json_t *line, const RouterReport *routes) {
     if (!routes->is_there) return;
     set_measured(line, "balance_loss", routes->balance_loss);
     set_measured(line, "z_loss", routes->z_loss);
@@ -115,7 +115,7 @@ Status metrics_write(LineWriter *writer, const StepMetrics *metrics, Error *erro
         set_measured(line, "loss_scale", metrics->loss_scale);
         json_object_set_new(line, "skipped", json_integer(metrics->n_skipped));
     }
-    set_routes(line, &metrics->routes);
+    metrics_add_routes(line, &metrics->routes);
     set_measured(line, "tokens_per_s", metrics->tokens_per_s);
     set_measured(line, "flops_per_s", metrics->flops_per_s);
     set_measured(line, "step_ms", metrics->step_ms);

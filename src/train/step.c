@@ -97,7 +97,7 @@ Status train_step_plan(TrainStep *step, const ModelConfig *config, const Paramet
                        const StepOptions *options, const OptimizerOptions *optimizer, const Backend *backend,
                        Error *error) {
     *step = (TrainStep){.options = *options,
-                        .config = config,
+                        .config = *config,
                         .scale = {.value = options->precision.scales_loss ? FIRST_SCALE : 1.0}};
     if (optimizer) step->optimizer_options = *optimizer;
     step->has_depth = optimizer && config->depth_capacity > 0.0;

@@ -86,7 +86,7 @@ typedef struct {
     const char **chunk_name;    /* (n_chunks) "stage 1 of 4": for whoever looks on; NULL: there is one */
     const Node *version_copy;   /* from the last version of the weights to the next; NULL: there is one */
     OptimizerTensors optimizer; /* none in an evaluation pass */
-    const ModelConfig *config;
+    ModelConfig config;
     Tensor *summary; /* of the routers; NULL: the model, or this stage, has no experts */
     Program program;
     Executor executor;

@@ -282,8 +282,8 @@ Status step_receive(TrainStep *step, const Tensor *tensor, int place, double *nu
 }
 
 Status train_step_routes(TrainStep *step, const float *summary, RouterReport *report, Error *error) {
-    if (!step->config->n_experts || step->options.sync.is_async) return STATUS_OK;
-    return router_report_read(step->config, step->options.sync.mesh, step->options.batch, summary, report,
+    if (!step->config.n_experts || step->options.sync.is_async) return STATUS_OK;
+    return router_report_read(&step->config, step->options.sync.mesh, step->options.batch, summary, report,
                               error);
 }
 

@@ -38,6 +38,8 @@ weight_deviation 1e-4"
 }
 
 check 1 --steps 5
+check 4 --steps 3 --experts 3 --expert-capacity 1.25 --shared-experts 1 --sample 40
+check 2 --steps 3 --experts 5 --router balance-free --mlp swiglu --no-bias --expert-every 2 --sample 20
 for n in 2 3 5; do
     check $n --steps $((22 / n))
     # Every stage, every algorithm, with and without everything else.

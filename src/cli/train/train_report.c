@@ -75,6 +75,7 @@ static json_t *summary(const TrainRun *run) {
         json_object_set_new(object, "loss_scale", json_make_number(trainer->step.scale.value));
         json_object_set_new(object, "skipped", json_integer(trainer->step.scale.n_skipped));
     }
+    metrics_add_routes(object, &trainer->last.routes);
     json_object_set_new(object, "seconds", json_make_number(run->seconds));
     json_object_set_new(object, "step_ms", json_make_number(per_step * 1e3));
     json_object_set_new(object, "tokens_per_s",

@@ -13,11 +13,11 @@ ExpertOrder op_expert_sort(Graph *graph, Tensor *choice, int n_experts, int64_t 
                      "expert_sort: %lld choices of %d experts cannot be", (long long)tensor_count(choice),
                      n_experts))
         return nothing;
+    const char *name = tensor_layer_name(graph, choice);
     ExpertOrder order = {
-        .slot = graph_tensor(graph, PLACE_ACTIVATION, DTYPE_I32, choice->shape, "%s.slot", choice->name),
-        .source = graph_tensor(graph, PLACE_ACTIVATION, DTYPE_I32, SHAPE(n_rows), "%s.source", choice->name),
-        .offsets = graph_tensor(graph, PLACE_ACTIVATION, DTYPE_I32, SHAPE(n_experts + 1), "%s.offsets",
-                                choice->name),
+        .slot = graph_tensor(graph, PLACE_ACTIVATION, DTYPE_I32, choice->shape, "%s.slot", name),
+        .source = graph_tensor(graph, PLACE_ACTIVATION, DTYPE_I32, SHAPE(n_rows), "%s.source", name),
+        .offsets = graph_tensor(graph, PLACE_ACTIVATION, DTYPE_I32, SHAPE(n_experts + 1), "%s.offsets", name),
     };
     ExpertSortAttributes attributes = {n_experts, n_rows};
     graph_record(graph, &OP_EXPERT_SORT, &attributes, sizeof attributes, 1, TENSORS(choice), 3,

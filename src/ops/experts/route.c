@@ -55,9 +55,10 @@ Routes op_route(Graph *graph, Tensor *logits, Tensor *noise, Tensor *bias, Tenso
     if (!check_route(graph, logits, noise, bias, random, attributes))
         return (Routes){graph->nothing, graph->nothing};
     Shape shape = SHAPE(shape_rows(logits->shape), route_n_slots(attributes));
+    const char *name = tensor_layer_name(graph, logits);
     Routes routes = {
-        .gates = graph_tensor(graph, PLACE_ACTIVATION, DTYPE_F32, shape, "%s.gates", logits->name),
-        .choice = graph_tensor(graph, PLACE_ACTIVATION, DTYPE_I32, shape, "%s.choice", logits->name),
+        .gates = graph_tensor(graph, PLACE_ACTIVATION, DTYPE_F32, shape, "%s.gates", name),
+        .choice = graph_tensor(graph, PLACE_ACTIVATION, DTYPE_I32, shape, "%s.choice", name),
     };
     graph_record(graph, &OP_ROUTE, attributes, sizeof *attributes, 5,
                  TENSORS(logits, noise, bias, random, scale), 2, TENSORS(routes.gates, routes.choice));

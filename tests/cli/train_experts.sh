@@ -1,0 +1,41 @@
+#!/bin/bash
+# Mixtures of experts from the command line: every router learns, reports every step, is saved and goes on bit for bit;
+# what they cannot do is refused.
+# shellcheck source=/dev/null
+. "$SOURCE_ROOT/tests/cli/lib"
+
+small=(--layers 2 --channels 32 --heads 2 --context 32 --batch 4 --experts 4 --threads 2 --log-every 1)
+
+for router in topk switch gshard noisy-topk balance-free expert-choice; do
+    pgpt train "${small[@]}" --router "$router" --expert-capacity 1.5 --steps 12 --save-every 6 --out "$router" --json
+    tail -n 1 out | check_json
+    for name in balance_loss z_loss dropped expert_load router_entropy empty_experts; do
+        (($(grep -c "\"$name\":" "$router/metrics.jsonl") == 12)) || fail "$router: not every step says $name"
+        tail -n 1 out | field "$name" >/dev/null || fail "$router: the last line does not say $name"
+    done
+    awk "BEGIN { exit !($(column "$router" loss | tail -n 1) < $(column "$router" loss | head -n 1)) }" ||
+        fail "$router learns nothing: $(column "$router" loss)"
+    awk "BEGIN { exit !($(column "$router" router_entropy | head -n 1) <= 1.3863) }" || fail "$router: more than log 4"
+
+    # As if it had not been interrupted.
+    cp -r "$router" again
+    rm -r "again/checkpoints/step-00000012"
+    pgpt train --resume again
+    cmp "$router/checkpoints/step-00000012/model.safetensors" "again/checkpoints/step-00000012/model.safetensors" ||
+        fail "$router does not go on where it stopped"
+    diff <(grep -A 20 router_bias "$router/checkpoints/step-00000012/manifest.json" | head -n 12) \
+        <(grep -A 20 router_bias "again/checkpoints/step-00000012/manifest.json" | head -n 12) || fail "$router: biases"
+    rm -r again
+done
+
+# With the cache and without it the model says the same.
+pgpt generate topk --tokens 24 --temperature 0
+cp out cached
+pgpt generate topk --tokens 24 --temperature 0 --no-cache
+cmp out cached || fail "the cache changes what the model says"
+
+# Who chooses from whole sequences cannot write.
+refused /expert-choice/ generate expert-choice --tokens 5
+refused /sample-tokens/ train "${small[@]}" --router expert-choice --sample-tokens 5 --steps 1
+refused '/only with --experts/' train --router switch --steps 1
+refused /experts-per-token/ train "${small[@]}" --experts-per-token 5 --steps 1
