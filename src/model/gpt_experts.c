@@ -147,8 +147,8 @@ void layer_experts_begin(GptWriter *r, GptExperts *experts, Tensor *h, int block
     experts->going = op_expert_start_dispatch(graph, &experts->exchange, rows);
 }
 
-/* The experts that all tokens pass are computed while rows travel: the first layer while they go, the second
- * while they come back. */
+/* The experts that all tokens pass are computed while rows travel, but for their last layer: that adds what
+ * comes back, as it does on one rank, so that the numbers are the same to the bit. */
 static void make_experts(GptWriter *r, GptExperts *experts, int block) {
     Graph *graph = r->graph;
     bool has_shared = r->config->n_shared_experts > 0 && !writer_is_split_by_inputs(r);
@@ -164,24 +164,21 @@ static Tensor *as_stream(const GptWriter *r, Tensor *y, int block) {
                       arena_printf(&r->graph->arena, "h.%d.moe.out", block));
 }
 
-/* What the experts make that all tokens pass, added where layers are split by their inputs. */
-static Tensor *leave_experts(GptWriter *r, Tensor *h, Tensor *y, int block) {
-    if (!writer_is_split_by_inputs(r)) return y;
+/* y, and what the experts make that all tokens pass: `shared` so far, or NULL. */
+static Tensor *leave_experts(GptWriter *r, Tensor *h, Tensor *shared, Tensor *y, int block) {
+    if (!writer_is_split_by_inputs(r))
+        return shared ? layer_projection(r, shared, h, ROLE_PROJ_WEIGHT, ROLE_PROJ_BIAS, y, block) : y;
     y = op_parallel_sum(r->graph, r->split.tp, y);
     if (!r->config->n_shared_experts) return y;
-    Tensor *shared = layer_mlp(r, h, block);
+    shared = layer_mlp(r, h, block);
     return op_add(r->graph, y, layer_projection(r, shared, h, ROLE_PROJ_WEIGHT, ROLE_PROJ_BIAS, NULL, block));
 }
 
 Tensor *layer_experts_end(GptWriter *r, GptExperts *experts, int block) {
-    Graph *graph = r->graph;
-    Tensor *shared = experts->shared;
-    if (shared)
-        shared = layer_projection(r, shared, experts->entered, ROLE_PROJ_WEIGHT, ROLE_PROJ_BIAS, NULL, block);
-    Tensor *back = op_parallel_finish(graph, &experts->coming);
-    Tensor *y = as_stream(r, op_expert_scatter(graph, back, experts->routes.gates, &experts->order), block);
+    Tensor *back = op_parallel_finish(r->graph, &experts->coming), *h = experts->entered;
+    Tensor *y = op_expert_scatter(r->graph, back, experts->routes.gates, &experts->order);
     experts->is_under_way = false;
-    return leave_experts(r, experts->entered, shared ? op_add(graph, shared, y) : y, block);
+    return leave_experts(r, h, experts->shared, as_stream(r, y, block), block);
 }
 
 /* ---- and where they do not */
@@ -200,9 +197,7 @@ Tensor *layer_experts(GptWriter *r, GptExperts *experts, Tensor *h, int block) {
     else y = record_experts(r, own, &routes, block, &attributes);
     y = as_stream(r, y, block);
     bool adds_shared = r->config->n_shared_experts > 0 && !writer_is_split_by_inputs(r);
-    Tensor *shared = adds_shared ? layer_mlp(r, h, block) : NULL;
-    if (shared) return layer_projection(r, shared, h, ROLE_PROJ_WEIGHT, ROLE_PROJ_BIAS, y, block);
-    return leave_experts(r, h, y, block);
+    return leave_experts(r, h, adds_shared ? layer_mlp(r, h, block) : NULL, y, block);
 }
 
 Tensor *gpt_record_reports(const ModelConfig *config, const ParameterTable *table, Graph *graph) {

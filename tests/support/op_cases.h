@@ -124,6 +124,7 @@ void build_route_update(OpCase *test);  /* R E, factor */
 void build_grouped(OpCase *test);       /* N C F E S: experts of given choices */
 void build_experts(OpCase *test);       /* N C F E K: from the router to what its experts made */
 void build_sequence_rows(OpCase *test); /* B n T S */
+void build_expert_ranks(OpCase *test);  /* ranks E N S: what comes from ranks, and which choices are here */
 void build_block(OpCase *test); /* N C: layernorm, linear with gelu and residual, add: shared gradients */
 
 /* Patterns of sparse attention, by number. */

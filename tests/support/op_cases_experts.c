@@ -2,6 +2,7 @@
  * from the tokens to what comes back to them. */
 #include "op_case_inputs.h"
 
+#include "ops/experts/expert_ranks.h"
 #include "ops/experts/experts.h"
 
 /* Of `there` sequences that there are. */
@@ -130,4 +131,13 @@ void build_route_update(OpCase *test) {
     op_route_bias(test->graph, counts, factor, bias, 0.125f);
     op_route_summary(test->graph, counts, summary, (int)E);
     case_result(test, "summary", summary);
+}
+
+/* Of experts 1 to half of them. */
+void build_expert_ranks(OpCase *test) {
+    const int64_t *size = test->spec->size;
+    Tensor *arrivals = case_integers(test, SHAPE(size[0], size[1] + 1), "arrivals", 1000);
+    Tensor *choice = case_integers(test, SHAPE(size[2], size[3]), "choice", size[1] + 1);
+    case_result(test, "here", op_experts_here(test->graph, choice, 1, (int)size[1] / 2));
+    case_finish(test, op_expert_arrivals(test->graph, arrivals, 100, 50));
 }

@@ -279,6 +279,9 @@ const OpSpec kernel_specs[] = {
     {"sequence rows taken", build_sequence_rows, {2, 5, 9, 3}, CASE_SPLIT, 0},
     {"sequence rows large", build_sequence_rows, {4, 60, 131, 40}, 0, 0},
     {"sequence rows empty", build_sequence_rows, {0, 5, 9, 3}, 0, 0},
+    {"expert ranks", build_expert_ranks, {2, 4, 6, 2}, 0, 0},
+    {"expert ranks large", build_expert_ranks, {16, 700, 4096, 8}, 0, 0},
+    {"expert ranks empty", build_expert_ranks, {3, 1, 0, 2}, 0, 0},
 
     {"add 1", build_add, {1, 1}, 0, 0},
     {"add odd", build_add, {3, 37}, 0, 0},

@@ -55,6 +55,8 @@
     WITH_SCRATCH(OP_GROUPED_INPUT_GRADIENT, cpu_grouped_input_gradient)                                      \
     WITH_SCRATCH(OP_GROUPED_WEIGHT_GRADIENT, cpu_grouped_weight_gradient)                                    \
     PLAIN(OP_SEQUENCE_ROWS, cpu_sequence_rows)                                                               \
+    PLAIN(OP_EXPERT_ARRIVALS, cpu_expert_arrivals)                                                           \
+    PLAIN(OP_EXPERTS_HERE, cpu_experts_here)                                                                 \
     PLAIN(OP_ADD, cpu_add)                                                                                   \
     PLAIN(OP_COPY, cpu_copy)                                                                                 \
     PLAIN(OP_ZERO, cpu_zero)                                                                                 \
