@@ -181,7 +181,7 @@ static Status make_experts(VerifyModel *model, Error *error) {
     model->name = "experts";
     model->config.n_experts = 5;
     model->config.n_chosen = 2;
-    model->config.expert_every = 2;
+    model->config.expert_every = model->config.n_layers > 1 ? 2 : 1;
     model->config.n_shared_experts = 1;
     model->config.expert_hidden = model->config.n_channels;
     return config_complete(&model->config, model->config.vocabulary, error);

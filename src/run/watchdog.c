@@ -24,6 +24,7 @@
 #include "base/system/process.h"
 #include "base/system/timer.h"
 #include "base/text/format.h"
+#include "run/interrupt.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -195,10 +196,21 @@ static bool has_somebody_failed(const Watchdog *watchdog) {
     return false;
 }
 
+/* A launcher that was told to stop tells the ranks, and ends them a second later, whatever they do. What is
+ * saved by then is no failure, even where not all have left. */
+static bool is_launcher_done(const Watchdog *watchdog) {
+    return watchdog->is_leaving && !watchdog->has_failed && interrupt_was_signalled();
+}
+
 static void check_gone(Watchdog *watchdog) {
     const double patience = 10.0; /* with a launcher that is ending the job */
     int gone = find_gone(watchdog);
     if (gone < 0) return;
+    if (is_launcher_done(watchdog)) {
+        watchdog->peer[gone].is_ended = true;
+        notice_remove(watchdog->options.run, gone); /* nobody waits for it */
+        return;
+    }
     if (!watchdog->gone_ns) watchdog->gone_ns = timer_now_ns();
     if (timer_seconds_since(watchdog->gone_ns) < patience && has_somebody_failed(watchdog)) return;
     if (timer_seconds_since(watchdog->gone_ns) >= 2.0 * turn_when_gone(watchdog)) end_job(watchdog, gone);

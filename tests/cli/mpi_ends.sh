@@ -49,3 +49,28 @@ for who in 1 "0 1"; do
     ((code == 0)) || fail "exit $code after signals to $who: $(cat "$SCRATCH"/err.* "$SCRATCH/launcher")"
     has_saved told
 done
+
+# A launcher that was told to stop ends ranks that take their time: what is saved by then is no failure, and nobody calls it one.
+command -v "${CC:-cc}" >/dev/null || exit 0
+cat >slow.c <<'END'
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <unistd.h>
+int MPI_Finalize(void);
+int MPI_Finalize(void) {
+    sleep(3);
+    return ((int (*)(void))dlsym(RTLD_NEXT, "MPI_Finalize"))();
+}
+END
+"${CC:-cc}" -shared -fPIC -o slow.so slow.c -ldl
+unset OMPI_MCA_odls_base_sigkill_timeout # those that are left have a second
+VIEW="export LD_PRELOAD=$PWD/slow.so" limit=60 ranks_apart 2 "${long[@]}" --out ended &
+launcher=$!
+until [[ -s ended/metrics.jsonl ]]; do sleep 0.02; done
+kill -TERM "$(<"$SCRATCH/pid.0")" "$(<"$SCRATCH/pid.1")"
+until grep -q 'stopped after step .* and saved' "$SCRATCH/err.0" || ! kill -0 $launcher 2>/dev/null; do sleep 0.02; done
+sleep 0.2
+kill -KILL "$(<"$SCRATCH/pid.0")"
+wait $launcher || true
+has_saved ended
+! grep -q 'is gone' "$SCRATCH"/err.* || fail "a run that was saved is called a failure: $(cat "$SCRATCH"/err.*)"

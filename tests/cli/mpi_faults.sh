@@ -65,8 +65,8 @@ has_report() {
     esac
     grep -Eq "$said" err || depth=1 fail "no word of rank $2 after $1: $(cat err)"
     [[ $1 != stop ]] || grep -Eq "^  rank $2 .*: step [0-9]" err || depth=1 fail "stop: not where rank $2 was: $(cat err)"
-    if [[ " ${layout[*]} " == *' --pp '* && $1 == [ks]* ]]; then # others wait in an action of theirs
-        grep -Eq '^  rank [0-9] .*: step [0-9]+, (forward|backward|weight gradient) [0-9]+ of stage [0-9]' err ||
+    if [[ " ${layout[*]} " == *' --pp '* && $1 == [ks]* ]]; then # others wait in an action of theirs, or for all at a step's end
+        grep -Eq "^  rank [0-9] .*: step [0-9]+, ((forward|backward|weight gradient) [0-9]+ of stage [0-9]|[a-z-]+ [0-9]+ of 'world')" err ||
             depth=1 fail "$1: not which action of which stage: $(cat err)"
     fi
 }

@@ -95,13 +95,20 @@ ranks 2 verify --only 'pp 2, zero 0, zb-v|cp 2' --steps 1 --threads 1
 (($(grep -c ' same$' out) > 5 && $(grep ' same$' out | grep -Evc '^(pp 2, zero 0, zb-v|cp 2)') == 0)) || fail "not what --only names: $(cat out)"
 ranks_refused "/--only 'tp 7' stands in no layout of 2 ranks; leave it out to see their names/" 2 verify --only 'tp 7'
 
+# Sizes that leave ranks without anything: no more parts than there are tokens; blocks of which none could be passed over.
+ranks 3 verify --vocab 2 --sample 20 --steps 1 --threads 1
+grep -q 'dp 3.* same$' out || fail "a vocabulary of two: $(cat out)"
+! grep -q 'tp 3' out || fail "two tokens on three ranks: $(cat out)"
+ranks 2 verify --all --layers 1 --sample 10 --steps 1 --threads 1
+grep -q '^experts' out || fail "one block: $(cat out)"
+
 # Whatever is left out is noticed: a sum along dp or tp, a gradient at a border of stages, with and without a flush.
 code=0
 limit=200 ranks_apart 8 verify --all --sample 40 --steps 2 --threads 1 --break 1 || code=$?
 ((code == 1)) || fail "exit $code with a sum left out of a sample: $(cat "$SCRATCH/launcher")"
 (($(grep -c ' DIFFERS$' "$SCRATCH/out.0") == 40)) || fail "not noticed everywhere: $(cat "$SCRATCH/out.0")"
 
-ranks_refused '/--norm says what kind of model it is, and --all tries a model like GPT-2 and one like Llama; leave one of them out/' \
+ranks_refused '/--norm says what kind of model it is, and --all tries a model like GPT-2, one like Llama and one with experts; leave one of them out/' \
     2 verify --all --norm rmsnorm
 
 # In 16 bits, where layouts differ by roundings, and by more with a sum left out.

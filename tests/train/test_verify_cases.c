@@ -21,11 +21,13 @@ enum { N_COUNTS = sizeof rank_counts / sizeof rank_counts[0] };
 
 /* As command_verify.c makes them, as far as layouts depend on it. */
 static void make_models(VerifyModel *models) {
-    models[0] =
-        (VerifyModel){.name = "gpt-2",
-                      .config = {.n_layers = 3, .n_heads = 6, .n_kv_heads = 6, .context = 9, .tied = true}};
-    models[1] = (VerifyModel){.name = "llama",
-                              .config = {.n_layers = 3, .n_heads = 6, .n_kv_heads = 2, .context = 9}};
+    models[0] = (VerifyModel){
+        .name = "gpt-2",
+        .config = {
+            .n_layers = 3, .n_heads = 6, .n_kv_heads = 6, .context = 9, .vocabulary = 37, .tied = true}};
+    models[1] = (VerifyModel){
+        .name = "llama",
+        .config = {.n_layers = 3, .n_heads = 6, .n_kv_heads = 2, .context = 9, .vocabulary = 37}};
     models[2] = models[0];
     models[2].name = "experts";
     models[2].config.n_experts = 5;

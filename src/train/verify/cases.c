@@ -261,7 +261,9 @@ static bool is_legal(const VerifyChoice *choice, const VerifyCase *layout) {
     ScheduleShape shape = {(int)layout->n_micro_batches, size[AXIS_PP], layout->n_chunks};
     Error none = {0};
     if (!can_share(choice, layout) || is_far_fetched(layout) || is_passed_over(choice, layout)) return false;
-    if (size[AXIS_EP] > 1 && size[AXIS_EP] > choice->model[layout->model].config.n_experts) return false;
+    const ModelConfig *config = &choice->model[layout->model].config;
+    if (size[AXIS_TP] > config->vocabulary) return false; /* each needs a token */
+    if (size[AXIS_EP] > 1 && size[AXIS_EP] > config->n_experts) return false;
     if (!layout->n_micro_batches || size[AXIS_PP] * layout->n_chunks > layout->n_layers) return false;
     if (size[AXIS_PP] > 1 && schedule_check_shape(layout->schedule, &shape, &none) != STATUS_OK) return false;
     bool is_unflushed = size[AXIS_PP] > 1 && schedule_info(layout->schedule)->is_asynchronous;
