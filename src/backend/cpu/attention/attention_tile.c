@@ -139,7 +139,7 @@ void tile_pack_columns(const float *from, int64_t from_step, int64_t n, int size
     }
 }
 
-static void ahead_add(TileAhead *ahead, const float *row, int64_t step, int64_t size) {
+void tile_ahead_rows(TileAhead *ahead, const float *row, int64_t step, int64_t size) {
     ahead->stream[ahead->n_streams].row = row;
     ahead->stream[ahead->n_streams].step = step;
     ahead->stream[ahead->n_streams++].size = size;
@@ -151,16 +151,16 @@ void tile_ahead_inputs(TileAhead *ahead, const AttentionShape *shape, const Atte
     const int64_t kv = item % shape->n_kv_heads, b = item / shape->n_kv_heads;
     if (b >= shape->B) return;
     const int64_t keys = b * shape->n_keys * in->kv_step + kv * size;
-    ahead_add(ahead, in->q + b * shape->T * in->q_step + kv * group * size, in->q_step, group * size);
-    ahead_add(ahead, in->keys + keys, in->kv_step, size);
-    ahead_add(ahead, in->values + keys, in->kv_step, size);
+    tile_ahead_rows(ahead, in->q + b * shape->T * in->q_step + kv * group * size, in->q_step, group * size);
+    tile_ahead_rows(ahead, in->keys + keys, in->kv_step, size);
+    tile_ahead_rows(ahead, in->values + keys, in->kv_step, size);
 }
 
 void tile_ahead_y(TileAhead *ahead, const AttentionShape *shape, const float *y, int64_t item) {
     const int64_t row = (int64_t)shape->n_heads * shape->head_size, size = row / shape->n_kv_heads;
     if (item >= shape->B * shape->n_kv_heads) return;
-    ahead_add(ahead, y + item / shape->n_kv_heads * shape->T * row + item % shape->n_kv_heads * size, row,
-              size);
+    tile_ahead_rows(ahead, y + item / shape->n_kv_heads * shape->T * row + item % shape->n_kv_heads * size,
+                    row, size);
 }
 
 void tile_ahead_pace(TileAhead *ahead, int64_t n_rows, int64_t group, int64_t first, int64_t last) {

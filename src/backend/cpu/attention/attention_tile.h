@@ -126,6 +126,9 @@ void tile_ahead_inputs(TileAhead *ahead, const AttentionShape *shape, const Atte
                        int64_t item);
 void tile_ahead_y(TileAhead *ahead, const AttentionShape *shape, const float *y, int64_t item);
 
+/* Rows of `size` floats, `step` apart. */
+void tile_ahead_rows(TileAhead *ahead, const float *row, int64_t step, int64_t size);
+
 /* Plans for n_rows rows in the time in which `group` heads with queries first .. last-1 go through their
  * keys. A call is due for every strip and key tile. */
 void tile_ahead_pace(TileAhead *ahead, int64_t n_rows, int64_t group, int64_t first, int64_t last);

@@ -238,9 +238,34 @@ static void unpack_queries(const Head *head, int64_t block) {
                          head->g->adds_dq);
 }
 
+/* What will be written behind this key block, and what the next one reads: rows that lie far apart, and would
+ * be waited for one by one. */
+static TileAhead column_ahead(const Head *head, const AttentionBlockList *list, int32_t block) {
+    const AttentionShape *shape = head->shape;
+    const int64_t size = shape->head_size, first = (int64_t)block * TILE_KEYS, next = first + TILE_KEYS,
+                  kv_step = head->in->kv_step, q_step = head->in->q_step, y_row = shape->n_heads * size;
+    int64_t n_entries = list->column_begin[block + 1] - list->column_begin[block];
+    TileAhead ahead = {.n_rows = tile_min(TILE_KEYS, shape->T - first)};
+    ahead.rows_per_call = TILE_KEYS / (n_entries * (TILE_KEYS / TILE_ROWS)) + 1;
+    tile_ahead_rows(&ahead, head->g->dkeys + head->key_place + first * kv_step, kv_step, size);
+    tile_ahead_rows(&ahead, head->g->dvalues + head->key_place + first * kv_step, kv_step, size);
+    tile_ahead_rows(&ahead, head->g->dq + head->q_place + first * q_step, q_step, size);
+    if (next >= shape->T) return ahead;
+    ahead.n_rows = tile_min(ahead.n_rows, shape->T - next);
+    tile_ahead_rows(&ahead, head->in->keys + head->key_place + next * kv_step, kv_step, size);
+    tile_ahead_rows(&ahead, head->in->values + head->key_place + next * kv_step, kv_step, size);
+    int64_t query = (int64_t)(list->column[list->column_begin[block + 2] - 1] >> 1) * QUERY_TILE;
+    ahead.n_rows = tile_min(ahead.n_rows, shape->T - query);
+    tile_ahead_rows(&ahead, head->in->q + head->q_place + query * q_step, q_step, size);
+    tile_ahead_rows(&ahead, head->g->dy + head->y_place + query * y_row, y_row, size);
+    tile_ahead_rows(&ahead, head->g->y + head->y_place + query * y_row, y_row, size);
+    return ahead;
+}
+
 /* One key block with the query blocks that see it. */
-static void sweep_column(const Head *head, const AttentionBlockList *list, int32_t block, TileAhead *ahead) {
-    const Sweep sweep = {head->shape, head->work, head->b, head->h, ahead};
+static void sweep_column(const Head *head, const AttentionBlockList *list, int32_t block) {
+    TileAhead ahead = column_ahead(head, list, block);
+    const Sweep sweep = {head->shape, head->work, head->b, head->h, &ahead};
     for (int32_t i = list->column_begin[block]; i < list->column_begin[block + 1]; i++) {
         int32_t query = list->column[i] >> 1;
         BlockState state = list->column[i] & 1 ? BLOCK_PARTIAL : BLOCK_FULL;
@@ -258,7 +283,6 @@ void sparse_backward_item(const AttentionShape *shape, const AttentionInputs *in
     const int32_t n_blocks = (int32_t)attention_n_blocks(shape->n_positions);
     AttentionBlockList list = attention_block_list(visible->blocks, visible->n_lists > 1 ? b : 0,
                                                    shape->n_positions, visible->most);
-    TileAhead ahead = {0}; /* nothing */
     for (int h = kv * group; h < (kv + 1) * group; h++) {
         const Head head = {.shape = shape,
                            .in = in,
@@ -271,7 +295,7 @@ void sparse_backward_item(const AttentionShape *shape, const AttentionInputs *in
                            .h = h};
         for (int32_t block = 0; block < n_blocks; block++) {
             if (h == kv * group) pack_keys(&head, block);
-            sweep_column(&head, &list, block, &ahead);
+            sweep_column(&head, &list, block);
             if (h == (kv + 1) * group - 1) unpack_keys(&head, block);
         }
     }
