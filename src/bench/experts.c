@@ -64,7 +64,8 @@ static Status upload_offsets(Wiring *program, const BenchExperts *e, const Tenso
 static Status time_node(Wiring *program, const Backend *backend, int index, double *seconds, Error *error) {
     BenchTime time;
     const Instruction *instruction = &program->executor.instruction[index];
-    TRY(bench_time_kernel(backend, instruction->kernel, executor_call(&program->executor, index), &time, error));
+    TRY(bench_time_kernel(backend, instruction->kernel, executor_call(&program->executor, index), &time,
+                          error));
     *seconds = time.seconds;
     return STATUS_OK;
 }
@@ -74,7 +75,8 @@ static Status time_all(BenchExperts *e, Wiring *program, const Backend *backend,
     for (int gemm = 0; gemm < BENCH_N_GEMMS; gemm++) {
         for (int load = 0; load < BENCH_N_LOADS; load++) {
             TRY(upload_offsets(program, e, offsets, load, error));
-            TRY(time_node(program, backend, 2 * gemm + (load != BENCH_DENSE), &e->seconds[gemm][load], error));
+            TRY(time_node(program, backend, 2 * gemm + (load != BENCH_DENSE), &e->seconds[gemm][load],
+                          error));
         }
     }
     return STATUS_OK;

@@ -446,8 +446,8 @@ static void check_node(const Run *run) {
     };
     static const Mode shifted = {" at odd addresses", 0, WRITE_FRESH, -1, 1};
     const Node *node = run->plain;
-    bool is_sum = run->before[0] &&
-                  (node->op == &OP_SQUARED_NORM || node->op == &OP_SUM || node->op == &OP_ROUTE_BIAS);
+    bool is_sum =
+        run->before[0] && (node->op == &OP_SQUARED_NORM || node->op == &OP_SUM || node->op == &OP_ROUTE_BIAS);
     int n_modes = !can_add(node) || is_sum ? 1 : node->n_outputs == 1 ? 3 : 3 + node->n_outputs;
     if (is_sum && node->write[0] == WRITE_ADD) { /* the total was read: want holds the sum with it */
         Mode mode = {" adding", 1, WRITE_ADD, -1, 0};

@@ -52,8 +52,8 @@ static __global__ void __launch_bounds__(MOVE_THREADS)
 
 /* ---- y[n] = Σ over s of gates[n,s] · rows[slot[n,s]] ---- */
 
-/* The row and the gate of the choices that there are, 32 of them at a time: a lane has one, and all go through
- * those that have a row. */
+/* The row and the gate of the choices that there are, 32 of them at a time: a lane has one, and all go
+ * through those that have a row. */
 template <typename T, bool ALIGNED>
 static __global__ void __launch_bounds__(MOVE_THREADS)
     sum_kernel(const T *rows, T *y, const MoveShape s, bool add) {
@@ -107,7 +107,8 @@ static __global__ void __launch_bounds__(MOVE_THREADS)
     int64_t m = row_of_warp();
     int source = m < s.n_rows ? s.source[m] : -1;
     if (source < 0) return;
-    const T *dy = (const T *)g.dy + source / s.n_slots * s.channels, *made = (const T *)g.made + m * s.channels;
+    const T *dy = (const T *)g.dy + source / s.n_slots * s.channels,
+            *made = (const T *)g.made + m * s.channels;
     T *dmade = (T *)g.dmade + m * s.channels;
     float gate = s.gates[source], dot = 0.0f;
     for (int64_t c = first_channel(); c < s.channels; c += STRIP) {
@@ -144,7 +145,8 @@ extern "C" Status cuda_expert_gather(const KernelCall *call, Error *error) {
     unsigned blocks = blocks_for(s.n_rows, MOVE_WARPS);
     if (!blocks) return STATUS_OK;
     FOR_TYPE(x, T, {
-        auto kernel = are_aligned(&s, call->in[0], call->out[0]) ? gather_kernel<T, true> : gather_kernel<T, false>;
+        auto kernel =
+            are_aligned(&s, call->in[0], call->out[0]) ? gather_kernel<T, true> : gather_kernel<T, false>;
         kernel<<<blocks, MOVE_THREADS, 0, cuda_context(call)->stream>>>((const T *)call->in[0],
                                                                         (T *)call->out[0], s, call->add[0]);
     });
@@ -182,8 +184,13 @@ extern "C" Status cuda_expert_scatter_backward(const KernelCall *call, Error *er
     MoveShape s = move_shape(dy, call->node->input[1], call->node->input[3]);
     s.gates = (const float *)call->in[2];
     s.slot = (const int32_t *)call->in[3], s.source = (const int32_t *)call->in[4];
-    ScatterGradients g = {call->in[0],  call->in[1],  call->out[0], (float *)call->out[1],
-                          call->add[0], call->add[1], blocks_for(s.n_rows, MOVE_WARPS)};
+    ScatterGradients g = {call->in[0],
+                          call->in[1],
+                          call->out[0],
+                          (float *)call->out[1],
+                          call->add[0],
+                          call->add[1],
+                          blocks_for(s.n_rows, MOVE_WARPS)};
     unsigned blocks = g.row_blocks + (g.dgates ? blocks_for(s.n_tokens * s.n_slots, MOVE_THREADS) : 0);
     bool aligned = are_aligned(&s, g.dy, g.made) && is_aligned(g.dmade);
     if (!blocks) return STATUS_OK;

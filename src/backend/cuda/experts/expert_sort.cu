@@ -82,7 +82,8 @@ static __global__ void __launch_bounds__(SCAN_THREADS) scan_kernel(const SortCal
 
 static __global__ void __launch_bounds__(SORT_THREADS) place_kernel(const SortCall c) {
     int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP;
-    int32_t *next = sort_shared + warp * c.n_experts; /* of (SORT_WARPS, n_experts): the row of the next one */
+    int32_t *next =
+        sort_shared + warp * c.n_experts; /* of (SORT_WARPS, n_experts): the row of the next one */
     int64_t begin = ((int64_t)blockIdx.x * SORT_WARPS + warp) * c.each, end = begin + c.each;
     end = end < c.n_choices ? end : c.n_choices;
     for (int e = lane; e < c.n_experts; e += WARP) next[e] = 0;
@@ -91,9 +92,8 @@ static __global__ void __launch_bounds__(SORT_THREADS) place_kernel(const SortCa
         int expert = expert_at(c, i + lane, end);
         if (expert >= 0) atomicAdd(&next[expert], 1);
     }
-    start_places(sort_shared, c.n_experts, [&c](int e) {
-        return c.offsets[e] + c.counts[(int64_t)e * c.n_parts + blockIdx.x];
-    });
+    start_places(sort_shared, c.n_experts,
+                 [&c](int e) { return c.offsets[e] + c.counts[(int64_t)e * c.n_parts + blockIdx.x]; });
     for (int64_t i = begin; i < end; i += WARP) {
         int row = take_place(next, expert_at(c, i + lane, end));
         if (i + lane >= end) continue;
@@ -116,7 +116,8 @@ extern "C" Status cuda_expert_sort(const KernelCall *call, Error *error) {
     c.n_rows = a->n_rows;
     c.n_experts = a->n_experts;
     c.n_parts = cuda_expert_sort_parts(c.n_choices);
-    c.each = (c.n_choices + (int64_t)c.n_parts * SORT_THREADS - 1) / ((int64_t)c.n_parts * SORT_THREADS) * WARP;
+    c.each =
+        (c.n_choices + (int64_t)c.n_parts * SORT_THREADS - 1) / ((int64_t)c.n_parts * SORT_THREADS) * WARP;
     c.counts = (int32_t *)call->scratch;
     c.slot = (int32_t *)call->out[0];
     c.source = (int32_t *)call->out[1];

@@ -21,7 +21,7 @@ extern "C" {
 typedef enum {
     GROUPED_FORWARD, /* c (rows,outputs) = activation(a (rows,inputs) · b[e]ᵀ + bias[e]) */
     GROUPED_INPUT,   /* c (rows,inputs) = a (rows,outputs) · b[e], times the slope at `before` */
-    GROUPED_WEIGHT,  /* c[e] (outputs,inputs) = a_eᵀ (outputs,n) · b_e (n,inputs), of the expert's n rows */
+    GROUPED_WEIGHT, /* c[e] (outputs,inputs) = a_eᵀ (outputs,n) · b_e (n,inputs), of the expert's n rows */
 } GroupedKind;
 
 typedef struct {
@@ -29,8 +29,8 @@ typedef struct {
     int n_experts;
     int64_t rows; /* that there is room for */
     int64_t inputs, outputs;
-    DType dtype;    /* of a, b, before and c, */
-    DType c_type;   /* but for gradients of weights */
+    DType dtype;  /* of a, b, before and c, */
+    DType c_type; /* but for gradients of weights */
     DType bias_type;
     const int32_t *offsets; /* (n_experts+1) */
     const void *a, *b, *bias;

@@ -1,9 +1,9 @@
 /* The epilogue of a tile of grouped_sm90.cu.
  *
  * The tensor cores give a thread two columns of every 8, for two rows. Four lanes with the same rows exchange
- * pairs so that each has 8 neighbours of every 32 columns (turn_quad, which is its own inverse): what is read or
- * written beside the sums is whole vectors. Nothing goes through shared memory, which the other group's GEMMs
- * need. */
+ * pairs so that each has 8 neighbours of every 32 columns (turn_quad, which is its own inverse): what is read
+ * or written beside the sums is whole vectors. Nothing goes through shared memory, which the other group's
+ * GEMMs need. */
 #ifndef PGPT_BACKEND_CUDA_EXPERTS_GROUPED_EPILOGUE_CUH
 #define PGPT_BACKEND_CUDA_EXPERTS_GROUPED_EPILOGUE_CUH
 
@@ -36,7 +36,8 @@ typedef struct {
 } Part;
 
 DEVICE Part part_of(const WarpgroupCall &c, const Work &w, const Self &me) {
-    int row = w.row + me.group * GROUP_ROWS + me.warp * 16 + me.lane / 4, column = w.column + me.lane % 4 * VECTOR;
+    int row = w.row + me.group * GROUP_ROWS + me.warp * 16 + me.lane / 4,
+        column = w.column + me.lane % 4 * VECTOR;
     int64_t first = c.g.kind == GROUPED_WEIGHT ? w.expert * c.g.outputs : 0;
     return {(first + row) * c.columns + column, (int64_t)8 * c.columns, (w.row_end - row + 7) / 8,
             c.columns - column};
@@ -57,10 +58,10 @@ DEVICE void load_vector(unsigned word[4], const void *from, bool is_there) {
                  : "memory");
 }
 DEVICE void store_vector(void *to, const unsigned word[4], bool is_there) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n@p st.global.v4.b32 [%0], {%1, %2, %3, %4};\n}\n" ::"l"(
-                     to),
-                 "r"(word[0]), "r"(word[1]), "r"(word[2]), "r"(word[3]), "r"((int)is_there)
-                 : "memory");
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n@p st.global.v4.b32 [%0], {%1, %2, %3, %4};\n}\n" ::"l"(to),
+        "r"(word[0]), "r"(word[1]), "r"(word[2]), "r"(word[3]), "r"((int)is_there)
+        : "memory");
 }
 
 /* The sum of pair j of a span: the first of its two. */

@@ -34,7 +34,8 @@ static GroupedGemm gemm_of(const KernelCall *call, GroupedKind kind, int64_t inp
 extern "C" Status cuda_grouped_linear(const KernelCall *call, Error *error) {
     const Tensor *x = call->node->input[0], *weight = call->node->input[1], *bias = call->node->input[2];
     GroupedGemm g = gemm_of(call, GROUPED_FORWARD, weight->shape.dim[2], weight->shape.dim[1], 3);
-    if (!same_types(x, weight) || !same_types(x, call->node->output[0])) return cuda_unsupported(call, x, error);
+    if (!same_types(x, weight) || !same_types(x, call->node->output[0]))
+        return cuda_unsupported(call, x, error);
     g.bias = call->in[2];
     g.bias_type = bias ? bias->dtype : g.dtype;
     g.before = call->out[1];

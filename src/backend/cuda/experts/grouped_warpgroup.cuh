@@ -2,9 +2,9 @@
  * instructions that bring them and multiply them. wgmma.cuh says how boxes lie in shared memory.
  *
  * A tile has 128 rows and 256 columns of c, and takes 64 terms at a time: 16 kB of the first factor, 32 kB of
- * the second. With clusters two neighbouring blocks have tiles one below the other, a unit: the second factor is
- * the same for both, each loads one half of it for both (multicast), and what the L2 cache has to deliver is a
- * third less. */
+ * the second. With clusters two neighbouring blocks have tiles one below the other, a unit: the second factor
+ * is the same for both, each loads one half of it for both (multicast), and what the L2 cache has to deliver
+ * is a third less. */
 #ifndef PGPT_BACKEND_CUDA_EXPERTS_GROUPED_WARPGROUP_CUH
 #define PGPT_BACKEND_CUDA_EXPERTS_GROUPED_WARPGROUP_CUH
 
@@ -78,7 +78,8 @@ DEVICE void advance(Stage &at) {
 /* ---- which tiles ---- */
 
 /* By all threads of the block. A warp's lane sums up some neighbouring experts. */
-template <GroupedKind KIND, int CLUSTER> DEVICE void make_tables(const WarpgroupCall &c, GroupedShared &shared) {
+template <GroupedKind KIND, int CLUSTER>
+DEVICE void make_tables(const WarpgroupCall &c, GroupedShared &shared) {
     enum { UNIT_ROWS = TILE_ROWS * CLUSTER };
     int E = c.g.n_experts, lane = (int)threadIdx.x % WARP, each = (E + WARP - 1) / WARP;
     for (int e = (int)threadIdx.x; e <= E; e += GROUPED_THREADS) shared.offsets[e] = c.g.offsets[e];
@@ -114,7 +115,8 @@ DEVICE int find_expert(const int32_t *units, int n_experts, int at) {
 
 /* This block's tile of unit `unit`; false: there are no more. */
 template <GroupedKind KIND, int CLUSTER>
-DEVICE bool find_work(const WarpgroupCall &c, const GroupedShared &shared, const Self &me, int unit, Work &w) {
+DEVICE bool find_work(const WarpgroupCall &c, const GroupedShared &shared, const Self &me, int unit,
+                      Work &w) {
     enum { UNIT_ROWS = TILE_ROWS * CLUSTER };
     int n_rows, first, local;
     if (KIND == GROUPED_WEIGHT) {
@@ -197,26 +199,26 @@ DEVICE void hold(float sum[SUMS]) {
 #    define EIGHT(i)                                                                                         \
         "+f"(sum[i]), "+f"(sum[i + 1]), "+f"(sum[i + 2]), "+f"(sum[i + 3]), "+f"(sum[i + 4]),                \
             "+f"(sum[i + 5]), "+f"(sum[i + 6]), "+f"(sum[i + 7])
-#    define MULTIPLY_STEP(type, instruction)                                                                 \
-        template <bool TURNED_A, bool TURNED_B>                                                              \
-        DEVICE void multiply_step(float sum[SUMS], unsigned a, unsigned b, int add, type) {                  \
-            asm volatile("{\n.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.b32 p, %130, 0;\n"                      \
-                         "mov.b64 a, {%128, %131};\nmov.b64 b, {%129, %131};\n"                              \
-                         "wgmma.mma_async.sync.aligned.m64n256k16.f32." instruction " "                      \
-                         "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
-                         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "  \
-                         "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "  \
-                         "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "  \
-                         "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "  \
-                         "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "  \
-                         "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
-                         "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, " \
-                         "a, b, p, 1, 1, %132, %133;\n}\n"                                                   \
-                         : EIGHT(0), EIGHT(8), EIGHT(16), EIGHT(24), EIGHT(32), EIGHT(40), EIGHT(48),        \
-                           EIGHT(56), EIGHT(64), EIGHT(72), EIGHT(80), EIGHT(88), EIGHT(96), EIGHT(104),     \
-                           EIGHT(112), EIGHT(120)                                                            \
-                         : "r"(a), "r"(b), "r"(add), "n"((int)ROWS_OF_128), "n"(TURNED_A ? 1 : 0),           \
-                           "n"(TURNED_B ? 1 : 0));                                                           \
+#    define MULTIPLY_STEP(type, instruction)                                                                        \
+        template <bool TURNED_A, bool TURNED_B>                                                                     \
+        DEVICE void multiply_step(float sum[SUMS], unsigned a, unsigned b, int add, type) {                         \
+            asm volatile(                                                                                           \
+                "{\n.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.b32 p, %130, 0;\n"                                      \
+                "mov.b64 a, {%128, %131};\nmov.b64 b, {%129, %131};\n"                                              \
+                "wgmma.mma_async.sync.aligned.m64n256k16.f32." instruction " "                                      \
+                "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                           \
+                "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                  \
+                "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                  \
+                "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "                  \
+                "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "                  \
+                "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "                  \
+                "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "      \
+                "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, " \
+                "a, b, p, 1, 1, %132, %133;\n}\n"                                                                   \
+                : EIGHT(0), EIGHT(8), EIGHT(16), EIGHT(24), EIGHT(32), EIGHT(40), EIGHT(48), EIGHT(56),             \
+                  EIGHT(64), EIGHT(72), EIGHT(80), EIGHT(88), EIGHT(96), EIGHT(104), EIGHT(112), EIGHT(120)         \
+                : "r"(a), "r"(b), "r"(add), "n"((int)ROWS_OF_128), "n"(TURNED_A ? 1 : 0),                           \
+                  "n"(TURNED_B ? 1 : 0));                                                                           \
         }
 /* 64 rows by 16 terms by 256 columns; add 0: in place of the sums. Thread t of the group has of row t/32·16 +
  * t%32/4 and the one 8 below it columns t%4·2 and the next of every 8: sum[4j], sum[4j+1] and sum[4j+2],

@@ -1,7 +1,8 @@
 /* The backward of route: dlogits and dnoise of a token, of its gates, and of the balance and the z loss.
  *
- * Floor: the logits read and their gradient written over the copy bandwidth. A warp has a token, and works out
- * its wishes again. The balance loss wants the shares of the token's group, which a kernel before it counts. */
+ * Floor: the logits read and their gradient written over the copy bandwidth. A warp has a token, and works
+ * out its wishes again. The balance loss wants the shares of the token's group, which a kernel before it
+ * counts. */
 #include "backend/cuda/experts/route_token.cuh"
 
 typedef struct {
@@ -68,9 +69,9 @@ DEVICE void wishes_backward(const RouteCall &c, const RouteGradients &g, int64_t
 #pragma unroll
     for (int j = 0; j < WISHES; j++) {
         float slope = gate_sigmoid(logit[j]) * gate_sigmoid(-logit[j]);
-        of_logit[j] = rule != BY_SIGMOID       ? w.gate[j] * (dgate[j] - dot)
+        of_logit[j] = rule != BY_SIGMOID  ? w.gate[j] * (dgate[j] - dot)
                       : c.a.n_chosen == 1 ? dgate[j] * slope
-                                               : (dgate[j] - dot) / sum * slope;
+                                          : (dgate[j] - dot) / sum * slope;
         of_noise[j] = 0.0f;
         if (w.wish[j] >= 0 && g.dnoise && draws(c))
             of_noise[j] = of_logit[j] * route_normal(block_of(c, n, w.wish[j])) *
@@ -97,8 +98,7 @@ DEVICE void losses_backward(const RouteCall &c, const RouteGradients &g, int64_t
     for (int i = 0; i < EACH; i++) d[i] += p[i] * (balance * (share[i] - mean) + 2.0f * z * log_sum);
 }
 
-template <int EACH>
-DEVICE void write_experts(float *row, int n_experts, const float d[EACH], bool add) {
+template <int EACH> DEVICE void write_experts(float *row, int n_experts, const float d[EACH], bool add) {
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
         int e = lane_of_warp() + i * WARP;

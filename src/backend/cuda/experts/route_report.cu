@@ -1,19 +1,19 @@
 /* route_report: what a step says of a router.
  *
- * Floor: logits and choices read once over the copy bandwidth. A warp has a token at a time; what it counts is
- * whole numbers, added up by atomics, and what it sums are doubles, which leave each block as one partial sum.
- * A last kernel adds those up in order. */
+ * Floor: logits and choices read once over the copy bandwidth. A warp has a token at a time; what it counts
+ * is whole numbers, added up by atomics, and what it sums are doubles, which leave each block as one partial
+ * sum. A last kernel adds those up in order. */
 #include "backend/cuda/experts/route_token.cuh"
 
 enum { REPORT_SUMS = 3 }; /* entropy, balance, z */
 
 typedef struct {
-    const int32_t *choice;  /* (N,S) */
-    int32_t *shares;        /* (n_groups,E) */
-    int32_t *counts;        /* (E+1): choices that each expert got, dropped wishes */
-    double *partial;        /* (blocks, REPORT_SUMS) */
-    int64_t n_parts;        /* blocks */
-    float *report;          /* (E + N_ROUTE_COUNTS) */
+    const int32_t *choice; /* (N,S) */
+    int32_t *shares;       /* (n_groups,E) */
+    int32_t *counts;       /* (E+1): choices that each expert got, dropped wishes */
+    double *partial;       /* (blocks, REPORT_SUMS) */
+    int64_t n_parts;       /* blocks */
+    float *report;         /* (E + N_ROUTE_COUNTS) */
     bool add;
 } ReportCall;
 

@@ -1,7 +1,8 @@
-/* What a router does with one token, by a warp: its wishes, and the gate of each. The formulas are experts.h's.
+/* What a router does with one token, by a warp: its wishes, and the gate of each. The formulas are
+ * experts.h's.
  *
- * Lane L has experts L, L + 32, ...: EACH of them at most, all in registers. Of a token's wishes it has number L
- * and number L + 32. */
+ * Lane L has experts L, L + 32, ...: EACH of them at most, all in registers. Of a token's wishes it has
+ * number L and number L + 32. */
 #ifndef PGPT_BACKEND_CUDA_EXPERTS_ROUTE_TOKEN_CUH
 #define PGPT_BACKEND_CUDA_EXPERTS_ROUTE_TOKEN_CUH
 
@@ -131,7 +132,8 @@ template <int EACH> DEVICE Wishes largest(const float score[EACH], int n_experts
         for (int i = 0; i < EACH; i++) {
             int e = lane_of_warp() + i * WARP;
             if (e >= n_experts || (taken >> i & 1)) continue;
-            if (index == none || score[i] > best) best = score[i] == score[i] ? score[i] : -INFINITY, index = e;
+            if (index == none || score[i] > best)
+                best = score[i] == score[i] ? score[i] : -INFINITY, index = e;
         }
         warp_greatest(best, index);
         if (index % WARP == lane_of_warp()) taken |= 1u << index / WARP;

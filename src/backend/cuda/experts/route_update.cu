@@ -19,7 +19,8 @@ DEVICE double n_choices(const float *report, int n_experts) {
 
 /* Block r has report r: experts that got less than the mean are wished for more. */
 static __global__ void __launch_bounds__(WARP)
-    route_bias_kernel(const float *reports, const float *factor, float *bias, RouteUpdateAttributes a, bool add) {
+    route_bias_kernel(const float *reports, const float *factor, float *bias, RouteUpdateAttributes a,
+                      bool add) {
     int E = a.n_experts;
     const float *report = reports + (int64_t)blockIdx.x * (E + N_ROUTE_COUNTS);
     double sum = n_choices(report, E);
@@ -68,7 +69,7 @@ extern "C" Status cuda_route_bias(const KernelCall *call, Error *error) {
 extern "C" Status cuda_route_summary(const KernelCall *call, Error *error) {
     const RouteUpdateAttributes *a = (const RouteUpdateAttributes *)call->node->attributes;
     route_summary_kernel<<<1, WARP, 0, cuda_context(call)->stream>>>(
-        (const float *)call->in[0], shape_rows(call->node->input[0]->shape), (float *)call->out[0], a->n_experts,
-        call->add[0]);
+        (const float *)call->in[0], shape_rows(call->node->input[0]->shape), (float *)call->out[0],
+        a->n_experts, call->add[0]);
     return cuda_launched("route summary", error);
 }

@@ -55,12 +55,11 @@ static __global__ void __launch_bounds__(ROUTER_THREADS)
 #pragma unroll
             for (int j = 0; j < ROUTER_EXPERTS; j++) {
                 float w[VECTOR] = {0};
-                if (first + j < s.n_experts)
-                    load8(s.weight, (first + j) * s.channels + c, s.channels - c, w);
+                if (first + j < s.n_experts) load8(s.weight, (first + j) * s.channels + c, s.channels - c, w);
 #pragma unroll
                 for (int i = 0; i < ROUTER_ROWS * VECTOR; i++)
-                    sum[i / VECTOR * ROUTER_EXPERTS + j] = fmaf(v[i / VECTOR][i % VECTOR], w[i % VECTOR],
-                                                                sum[i / VECTOR * ROUTER_EXPERTS + j]);
+                    sum[i / VECTOR * ROUTER_EXPERTS + j] =
+                        fmaf(v[i / VECTOR][i % VECTOR], w[i % VECTOR], sum[i / VECTOR * ROUTER_EXPERTS + j]);
             }
         }
         float own = warp_sums(sum);
@@ -83,7 +82,8 @@ extern "C" Status cuda_router_logits(const KernelCall *call, Error *error) {
     unsigned blocks = blocks_for(s.rows, ROUTER_WARPS * ROUTER_ROWS);
     if (!blocks) return STATUS_OK;
     FOR_TYPE(x, T, {
-        auto kernel = rows_aligned(call->in[0], s.channels) ? logits_kernel<T, true> : logits_kernel<T, false>;
+        auto kernel =
+            rows_aligned(call->in[0], s.channels) ? logits_kernel<T, true> : logits_kernel<T, false>;
         kernel<<<blocks, ROUTER_THREADS, 0, cuda_context(call)->stream>>>((const T *)call->in[0],
                                                                           (float *)call->out[0], s);
     });
@@ -172,8 +172,7 @@ static __global__ void __launch_bounds__(ROUTER_THREADS)
         float total = 0.0f;
 #pragma unroll
         for (int w = 0; w < ROUTER_WARPS; w++) total += sums[w][warp * WARP + lane];
-        if (c + warp < s.channels)
-            partial[(part * s.n_experts + first + j) * s.channels + c + warp] = total;
+        if (c + warp < s.channels) partial[(part * s.n_experts + first + j) * s.channels + c + warp] = total;
     }
 }
 static_assert((int)ROUTER_WARPS == (int)VECTOR, "every warp adds up one channel of each vector");
@@ -190,9 +189,8 @@ extern "C" Status cuda_router_weight_gradient(const KernelCall *call, Error *err
     FOR_TYPE(x, T, {
         auto kernel = rows_aligned(call->in[1], s.channels) ? weight_gradient_kernel<T, true>
                                                             : weight_gradient_kernel<T, false>;
-        kernel<<<blocks, ROUTER_THREADS, 0, context->stream>>>((const float *)call->in[0],
-                                                               (const T *)call->in[1],
-                                                               (float *)call->scratch, s, p);
+        kernel<<<blocks, ROUTER_THREADS, 0, context->stream>>>(
+            (const float *)call->in[0], (const T *)call->in[1], (float *)call->scratch, s, p);
     });
     TRY(cuda_launched("router, gradient of the weight", error));
     SumOutput output = {call->out[0], dweight->dtype, call->add[0]};

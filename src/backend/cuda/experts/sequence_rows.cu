@@ -14,8 +14,8 @@ DEVICE int64_t row_at(const RowPositions &positions, int64_t n_rows, int64_t pla
 
 /* Rows of y that nobody has are 0. Added, it is of f32: a gradient. */
 static __global__ void __launch_bounds__(THREADS)
-    sequence_kernel(const unsigned *x, unsigned *y, const SequenceRowsAttributes a, int64_t columns, int64_t count,
-                    bool add) {
+    sequence_kernel(const unsigned *x, unsigned *y, const SequenceRowsAttributes a, int64_t columns,
+                    int64_t count, bool add) {
     int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x, row = i / columns;
     if (i >= count) return;
     int64_t length = a.inverse ? a.n_rows : a.n_positions, from = a.inverse ? a.n_positions : a.n_rows;
@@ -32,6 +32,7 @@ extern "C" Status cuda_sequence_rows(const KernelCall *call, Error *error) {
     int64_t count = tensor_count(y);
     if (!count) return STATUS_OK;
     sequence_kernel<<<blocks_for(count, THREADS), THREADS, 0, cuda_context(call)->stream>>>(
-        (const unsigned *)call->in[0], (unsigned *)call->out[0], *a, shape_columns(y->shape), count, call->add[0]);
+        (const unsigned *)call->in[0], (unsigned *)call->out[0], *a, shape_columns(y->shape), count,
+        call->add[0]);
     return cuda_launched("rows of sequences", error);
 }
