@@ -7,7 +7,9 @@ bytes of the text for a while, so that its logits are a real model's. Then
   - pgpt's bf16 logits, by both of its ways (dump_logits.c), may be 1.2 times as far from the f32 logits as those of PyTorch's
     model.to(bfloat16) are, in the mean and at the worst;
   - pgpt and PyTorch (f32 weights under bf16 autocast, the same AdamW, schedule and clipping) train on from the saved weights
-    over the same batches: every loss of the two must be within 0.02.
+    over the same batches: every loss of the two must be within 0.02;
+  - a small Llama and a small Mixtral with random weights: pgpt's f32 logits on the CPU and on the GPU, by both ways, are
+    PyTorch's within 1e-4; a folder that went through pgpt and back has the same tensors, and transformers loads it.
 """
 
 import argparse
@@ -161,6 +163,43 @@ def check_losses(call, results, folder, text):
                 f"pgpt's run took {our_seconds:.0f} s")  # fmt: skip
 
 
+# ---- other layouts
+
+LLAMA = {"hidden_size": 96, "intermediate_size": 168, "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 2,
+         "max_position_embeddings": 64, "vocab_size": 321, "rms_norm_eps": 1e-5, "initializer_range": 0.1,
+         "tie_word_embeddings": False}  # fmt: skip
+
+
+@torch.no_grad()
+def check_layout(call, results, place, name, model):
+    """A model of transformers, read by pgpt, written again by it and read by transformers."""
+    torch.set_float32_matmul_precision("highest")
+    theirs, ours, again = place / name, place / f"{name}-ours", place / f"{name}-again"
+    model.eval().save_pretrained(theirs)
+    (theirs / "pgpt_tokenizer.json").write_text(BYTES)
+    tokens = torch.randint(0, 256, (3, 37), generator=torch.Generator().manual_seed(SEED))
+    exact = model(tokens).logits.cuda()
+    for device in ("cpu", "cuda"):
+        for way in ("whole", "decode"):
+            out = run([call.dump, theirs, *tokens.shape, device, "f32", way], data=tokens.to(torch.int32).numpy().tobytes())
+            logits = torch.frombuffer(bytearray(out), dtype=torch.float32).view_as(exact).cuda()
+            worst = distance(logits, exact)["max"]
+            results.add(f"{name}, {device}, {way}", worst <= 1e-4,
+                        f"f32 logits off PyTorch's by {worst:.2e} at the worst, of {exact.abs().max().item():.1f}; wanted 1e-4")  # fmt: skip
+    run([call.pgpt, "convert", theirs, ours])
+    run([call.pgpt, "convert", ours, again])
+    before, after = model.state_dict(), type(model).from_pretrained(again).state_dict()
+    same = before.keys() == after.keys() and all(torch.equal(before[key], after[key]) for key in before)
+    results.add(f"{name}, there and back", same, f"{len(before)} tensors of transformers, {'equal' if same else 'NOT equal'}")
+
+
+def check_layouts(call, results, place):
+    torch.manual_seed(SEED)
+    check_layout(call, results, place, "llama", transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA)))
+    config = transformers.MixtralConfig(num_local_experts=8, num_experts_per_tok=2, sliding_window=None, **LLAMA)
+    check_layout(call, results, place, "mixtral", transformers.MixtralForCausalLM(config))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pgpt", type=pathlib.Path, required=True)
@@ -181,6 +220,7 @@ def main():
             model = make_model(folder, text, call)
             check_losses(call, results, folder, text)
             check_logits(call, results, model, folder, text)
+            check_layouts(call, results, pathlib.Path(place))
         results.add("measurement", True, f"went through in {time.monotonic() - start:.0f} s")
     except (RuntimeError, OSError) as error:
         print(error, file=sys.stderr)

@@ -33,7 +33,9 @@ static uint64_t attention_ns(const Generator *generator) {
     for (int p = 0; p < 2; p++) {
         for (int i = 0; i < passes[p]->graph->n_nodes; i++) {
             const Instruction *instruction = &passes[p]->executor.instruction[i];
-            if (passes[p]->graph->node[i]->op == &OP_ATTENTION_CACHED) total += instruction->elapsed_ns;
+            const Op *op = passes[p]->graph->node[i]->op;
+            if (op == &OP_ATTENTION_CACHED || op == &OP_SPARSE_ATTENTION_CACHED)
+                total += instruction->elapsed_ns;
         }
     }
     return total;

@@ -16,6 +16,7 @@
 #include "base/system/memory.h"
 #include "bench/limits.h"
 #include "ops/ops.h"
+#include "ops/sparse_attention.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -71,8 +72,10 @@ static double working_set(const Node *node) {
 
 /* What a GPU's matrix units do; its other units are never what a kernel here waits for. */
 static bool is_product(const Op *op) {
-    static const Op *const products[] = {&OP_LINEAR,    &OP_LINEAR_INPUT_GRADIENT, &OP_LINEAR_WEIGHT_GRADIENT,
-                                         &OP_ATTENTION, &OP_ATTENTION_BACKWARD,    &OP_ATTENTION_CACHED};
+    static const Op *const products[] = {
+        &OP_LINEAR,           &OP_LINEAR_INPUT_GRADIENT,    &OP_LINEAR_WEIGHT_GRADIENT,
+        &OP_ATTENTION,        &OP_ATTENTION_BACKWARD,       &OP_ATTENTION_CACHED,
+        &OP_SPARSE_ATTENTION, &OP_SPARSE_ATTENTION_BACKWARD};
     for (size_t i = 0; i < sizeof products / sizeof products[0]; i++) {
         if (op == products[i]) return true;
     }

@@ -69,6 +69,12 @@ static json_t *manifest_json(const Manifest *manifest) {
         json_object_set_new(object, "good_steps", json_integer(state->n_good_steps));
         json_object_set_new(object, "skipped_steps", json_integer(state->n_skipped_steps));
     }
+    if (object && state->router_bias) {
+        json_t *biases = json_array();
+        for (int64_t i = 0; i < state->n_router_biases; i++)
+            json_array_append_new(biases, json_make_number((double)state->router_bias[i]));
+        json_object_set_new(object, "router_bias", biases);
+    }
     return object;
 }
 
@@ -165,6 +171,28 @@ static Status read_state(const json_t *object, const char *path, CheckpointState
     return STATUS_OK;
 }
 
+/* One an expert of every block that has them. */
+static Status read_router_bias(const json_t *object, const char *path, const ModelConfig *config,
+                               CheckpointState *state, Arena *arena, Error *error) {
+    if (!json_object_get(object, "router_bias")) return STATUS_OK;
+    json_t *biases;
+    TRY(json_field_array(object, path, "router_bias", &biases, error));
+    int64_t n = config_n_expert_blocks(config) * config->n_experts;
+    if ((int64_t)json_array_size(biases) != n)
+        return error_user(error, "%s: 'router_bias' has %zu numbers, not one of each of %lld experts", path,
+                          json_array_size(biases), (long long)n);
+    float *values = ARENA_ARRAY(arena, float, n + 1);
+    for (int64_t i = 0; i < n; i++) {
+        const json_t *number = json_array_get(biases, (size_t)i);
+        if (!json_is_number(number) || !(fabs(json_number_value(number)) <= FLT_MAX))
+            return error_user(error, "%s: 'router_bias' wants numbers", path);
+        values[i] = (float)json_number_value(number);
+    }
+    state->router_bias = values;
+    state->n_router_biases = n;
+    return STATUS_OK;
+}
+
 static Status read_manifest(const json_t *object, const char *path, Manifest *manifest, Arena *arena,
                             Error *error) {
     const char *format, *version;
@@ -186,6 +214,7 @@ static Status read_manifest(const json_t *object, const char *path, Manifest *ma
     json_t *model, *files;
     TRY(json_field_object(object, path, "model", &model, error));
     TRY(checkpoint_config_read(model, path, &manifest->config, arena, error));
+    TRY(read_router_bias(object, path, &manifest->config, &manifest->state, arena, error));
     TRY(json_field_array(object, path, "files", &files, error));
     if (json_array_size(files) > MAX_FILES) return error_user(error, "%s names too many files", path);
     manifest->file = ARENA_ARRAY(arena, ManifestFile, json_array_size(files) + 1);

@@ -12,7 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { SAMPLE = 100, FEW_STEPS = 4, MANY_STEPS = 20 };
+enum { SAMPLE = 100, FEW_STEPS = 4, MANY_STEPS = 20, N_MODELS = 4 };
 
 typedef struct {
     bool all;
@@ -32,8 +32,8 @@ typedef struct {
 static const OptionSpec call_specs[] = {
     OPTION_BOOL(
         "all", VerifyCallOptions, all, false,
-        "every layout of 1, 2, 3, 4, 6 and 8 ranks, as far as there are so many, of a model like GPT-2 and "
-        "one like Llama, tied and untied"),
+        "every layout of 1, 2, 3, 4, 6 and 8 ranks, as far as there are so many, of a model like GPT-2, one "
+        "like Llama, one with experts and one of several depths, tied and untied"),
     OPTION_INT("sample", VerifyCallOptions, n_sample, -1, -1, 1 << 30,
                "at most so many layouts, in which every choice meets every other; 0: all of them; -1: 100, "
                "with --all all of them"),
@@ -118,7 +118,7 @@ typedef struct {
     VerifyCommand values;
     Backend backend;
     bool has_backend;
-    VerifyModel models[2];
+    VerifyModel models[N_MODELS];
     VerifyChoice choice;
     VerifyCase *cases;
     int n_cases;
@@ -164,26 +164,9 @@ static Status read_model(Verify *run, Error *error) {
     return check_channels(&run->values.model, error);
 }
 
-/* The two kinds of --all, and what a user may not say then. */
-static Status choose_models(Verify *run, Error *error) {
-    static const char *const kinds[] = {"norm", "mlp", "position", "tied", "bias", "kv-heads"};
-    run->models[0] = run->models[1] = (VerifyModel){.name = "", .config = run->values.model};
-    run->choice.model = run->models;
-    run->choice.n_models = 1;
-    if (!run->values.call.all) return STATUS_OK;
-    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
-        if (options_source(&run->options, kinds[i]) >= OPTION_FROM_RUN)
-            return error_user(
-                error,
-                "--%s says what kind of model it is, and --all tries a model like GPT-2 and one like "
-                "Llama; leave one of them out",
-                kinds[i]);
-    }
-    ModelConfig *llama = &run->models[1].config;
-    run->models[0].name = "gpt-2";
-    run->models[1].name = "llama";
-    run->choice.n_models = 2;
-    run->choice.varies_tied = true;
+static Status make_llama(VerifyModel *model, Error *error) {
+    ModelConfig *llama = &model->config;
+    model->name = "llama";
     llama->norm = NORM_RMSNORM;
     llama->mlp = MLP_SWIGLU;
     llama->position = POSITION_ROTARY;
@@ -191,6 +174,49 @@ static Status choose_models(Verify *run, Error *error) {
     llama->n_hidden = 0;
     llama->n_kv_heads = llama->n_heads % 2 ? 1 : 2;
     return config_complete(llama, llama->vocabulary, error);
+}
+
+/* In every other block, so many that no number of ranks divides them; one that all tokens pass. */
+static Status make_experts(VerifyModel *model, Error *error) {
+    model->name = "experts";
+    model->config.n_experts = 5;
+    model->config.n_chosen = 2;
+    model->config.expert_every = 2;
+    model->config.n_shared_experts = 1;
+    model->config.expert_hidden = model->config.n_channels;
+    return config_complete(&model->config, model->config.vocabulary, error);
+}
+
+/* In every other block two of five positions pass. */
+static Status make_depths(VerifyModel *model, Error *error) {
+    model->name = "depths";
+    model->config.depth_capacity = 0.4;
+    return config_complete(&model->config, model->config.vocabulary, error);
+}
+
+/* The kinds of --all, and what a user may not say then. */
+static Status choose_models(Verify *run, Error *error) {
+    static const char *const kinds[] = {"norm", "mlp",      "position", "tied",
+                                        "bias", "kv-heads", "experts",  "depth-capacity"};
+    for (int i = 0; i < N_MODELS; i++)
+        run->models[i] = (VerifyModel){.name = "", .config = run->values.model};
+    run->choice.model = run->models;
+    run->choice.n_models = 1;
+    if (!run->values.call.all) return STATUS_OK;
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
+        if (options_source(&run->options, kinds[i]) >= OPTION_FROM_RUN)
+            return error_user(
+                error,
+                "--%s says what kind of model it is, and --all tries a model like GPT-2, one like Llama, one "
+                "with experts and one of several depths; leave one of them out",
+                kinds[i]);
+    }
+    run->models[0].name = "gpt-2";
+    run->choice.n_models = N_MODELS;
+    run->choice.varies_tied = true;
+    TRY(make_llama(&run->models[1], error));
+    TRY(make_experts(&run->models[2], error));
+    return make_depths(&run->models[3], error);
 }
 
 static Status read_call(Verify *run, Error *error) {
@@ -222,6 +248,7 @@ static Status read_options(Verify *run, int n_words, char *const *words, Error *
                             .index = run->launch->host_rank,
                             .n_threads = launch_threads(run->launch, (int)call->n_threads),
                             .precision = (PrecisionKind)call->precision,
+                            .first_gemm = true,
                             .n_streams = DEVICE_STREAMS};
     TRY(device_backend_open(&run->backend, &device, error));
     run->has_backend = true;
@@ -435,6 +462,7 @@ static Status run_all(Verify *run, Error *error) {
     bool speaks = run->launch->is_root;
     uint64_t start = timer_now_ns();
     device_meet(&run->backend, &run->launch->world, run->launch->host_size, error);
+    device_keep_comms(&run->backend, &run->launch->world, error);
     TRY(launch_agree(run->launch, error));
     list_cases(run, error);
     TRY(launch_agree(run->launch, error));
@@ -465,6 +493,7 @@ Status command_verify(Launch *launch, int n_words, char *const *words, Error *er
     }
     launch_fail(launch, error);
     verify_close(&run.verifier);
+    if (run.has_backend) device_drop_comms(&run.backend);
     if (run.has_backend) run.backend.close(run.backend.context);
     options_free(&run.options);
     return error->status;

@@ -17,6 +17,7 @@
 #include "comm/worker.h"
 
 #include <stdio.h>
+#include <string.h>
 
 static const struct {
     const char *name;
@@ -77,6 +78,34 @@ static int64_t slice(const int64_t *border, int rank) {
     return border[rank + 1] - border[rank];
 }
 
+static bool are_places(const CommPlaces *places, int size) {
+    if (!places || places->begin[0] != 0) return false;
+    for (int r = 0; r < size; r++)
+        if (places->begin[r + 1] < places->begin[r]) return false;
+    for (int i = 0; i < places->begin[size]; i++) {
+        const CommSlice *one = &places->slice[i];
+        if (one->first < 0 || one->n < 0 || one->first > places->n_elements - one->n) return false;
+    }
+    return true;
+}
+
+/* An all-to-all whose slices do not lie side by side. */
+static Status check_places(const Comm *comm, const CommOperation *operation, Error *error) {
+    const CommPlaces *out = operation->out_places, *in = operation->in_places;
+    if (comm->size == 1) return refuse(comm, operation, "slices anywhere are for several ranks", error);
+    if (!are_places(out, comm->size) || !are_places(in, comm->size))
+        return refuse(comm, operation, "a slice does not lie in its memory", error);
+    int out_first = out->begin[comm->rank], in_first = in->begin[comm->rank];
+    int n = out->begin[comm->rank + 1] - out_first;
+    bool is_same = n == in->begin[comm->rank + 1] - in_first;
+    for (int i = 0; i < n && is_same; i++) is_same = out->slice[out_first + i].n == in->slice[in_first + i].n;
+    if (!is_same) return refuse(comm, operation, "what a rank sends to itself is not what it expects", error);
+    if (comm->table->counts_only) return STATUS_OK;
+    if ((out->n_elements && !operation->data) || (in->n_elements && !operation->other))
+        return refuse(comm, operation, "there is no memory for the slices", error);
+    return STATUS_OK;
+}
+
 static Status check_slices(const Comm *comm, const CommOperation *operation, Error *error) {
     const int64_t *border = operation->border, *other_border = operation->other_border;
     bool is_by_root = has_root(operation->kind);
@@ -115,6 +144,8 @@ static Status check(const Comm *comm, const CommOperation *operation, Error *err
     if (operation->n < 0) return refuse(comm, operation, "a negative number of elements", error);
     if (has_root(operation->kind) && (operation->root < 0 || operation->root >= comm->size))
         return refuse(comm, operation, "the root is not one of the ranks", error);
+    if (operation->kind == COMM_ALL_TO_ALL && operation->out_places)
+        return check_places(comm, operation, error);
     if (has_slices(operation->kind)) return check_slices(comm, operation, error);
     if (operation->kind != COMM_BARRIER && operation->n && !operation->data && !comm->table->counts_only)
         return refuse(comm, operation, "there is no memory for the vector", error);
@@ -125,6 +156,7 @@ static Status check(const Comm *comm, const CommOperation *operation, Error *err
 
 static int64_t n_elements(const Comm *comm, const CommOperation *operation) {
     if (operation->kind == COMM_BARRIER) return 0;
+    if (operation->out_places) return operation->out_places->n_elements;
     bool is_all_here =
         has_slices(operation->kind) && (!has_root(operation->kind) || comm->rank == operation->root);
     return is_all_here ? operation->border[comm->size] : operation->n;
@@ -365,6 +397,12 @@ Status comm_all_to_all(Comm *comm, const void *out, const int64_t *out_border, v
                                .other = in,
                                .other_border = in_border};
     return comm_run(comm, &operation, error);
+}
+
+Status comm_read(Comm *comm, void *host, const void *data, size_t n_bytes, Error *error) {
+    if (comm->table->read) return comm->table->read(comm->context, host, data, n_bytes, error);
+    if (n_bytes) memcpy(host, data, n_bytes);
+    return STATUS_OK;
 }
 
 /* ---- Started and waited for */

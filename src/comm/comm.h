@@ -49,6 +49,18 @@ typedef enum {
 
 const char *comm_kind_name(CommKind kind);
 
+/* Elements first .. first + n - 1. */
+typedef struct {
+    int64_t first, n;
+} CommSlice;
+
+/* Slices that lie anywhere: those of rank r are slice[begin[r]] .. slice[begin[r+1]-1], in this order. */
+typedef struct {
+    const int *begin; /* (size+1), begins with 0 */
+    const CommSlice *slice;
+    int64_t n_elements; /* of the memory, as far as they reach */
+} CommPlaces;
+
 /* One collective operation, described. Slices of a vector lie side by side: that of rank r is elements
  * border[r] .. border[r+1]-1, and may be empty; `border` has size+1 entries, begins with 0 and must stay good
  * until the end. */
@@ -70,6 +82,9 @@ typedef struct {
      * `other_border`. */
     void *other;
     const int64_t *other_border;
+    /* all-to-all, in the place of both borders: where what goes to each rank lies, and where what comes goes.
+     * Both sides have as many slices of the same lengths in the same order. */
+    const CommPlaces *out_places, *in_places;
 } CommOperation;
 
 typedef struct Comm Comm;
@@ -119,6 +134,10 @@ typedef struct CommTable {
      * worker thread runs what is started. */
     Status (*start)(void *context, const CommOperation *operation, CommTicket *ticket, Error *error);
     Status (*finish)(void *context, const CommTicket *ticket, Error *error);
+
+    /* Bytes of the memory that this reaches, when all that was enqueued before is done. NULL: it is the
+     * host's. */
+    Status (*read)(void *context, void *host, const void *data, size_t n_bytes, Error *error);
 
     /* Has anything failed behind the host's back? Asked by whoever waits for the device. Optional. */
     Status (*check)(void *context, Error *error);
@@ -191,6 +210,10 @@ Status comm_reduce_scatter(Comm *comm, void *all, const int64_t *border, CommTyp
                            CommReduction reduction, Error *error);
 Status comm_all_to_all(Comm *comm, const void *out, const int64_t *out_border, void *in,
                        const int64_t *in_border, CommType type, Error *error);
+
+/* Numbers of the memory that the communicator reaches, for the host: those by which a device has decided how
+ * much to send. Waits for the device. */
+Status comm_read(Comm *comm, void *host, const void *data, size_t n_bytes, Error *error);
 
 /* Any of them, described. */
 Status comm_run(Comm *comm, const CommOperation *operation, Error *error);

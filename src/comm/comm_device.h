@@ -17,9 +17,16 @@
  * says why not. Ranks may differ. */
 bool comm_nccl_is_available(char *reason, size_t n_bytes);
 
+/* What it is for: sums and other collectives, or messages between two ranks, which may be posted long before
+ * the other side comes to them and take little of the device while they wait. */
+typedef enum { COMM_FOR_SUMS, COMM_FOR_MESSAGES } CommUse;
+
 /* `control` is a communicator of the host over the same ranks, which must stay open; `device` this rank's GPU
  * and `stream` the CUDA stream that its kernels run on. Collective. */
-Status comm_nccl_open(Comm *comm, Comm *control, int device, void *stream, Error *error);
+Status comm_nccl_open(Comm *comm, Comm *control, CommUse use, int device, void *stream, Error *error);
+
+/* One that was kept (kept.h) goes on over another communicator of the host with the same ranks. */
+void comm_nccl_set_control(Comm *comm, Comm *control);
 
 /* Is it one of those? */
 bool comm_is_nccl(const Comm *comm);

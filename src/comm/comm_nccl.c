@@ -29,6 +29,7 @@
 #    include <stddef.h>
 #    include <stdio.h>
 #    include <stdlib.h>
+#    include <time.h>
 
 #    include "base/system/library.h"
 
@@ -43,6 +44,7 @@
         _(CommDestroy)                                                                                       \
         _(CommGetAsyncError)                                                                                 \
         _(CommInitRank)                                                                                      \
+        _(CommInitRankConfig)                                                                                \
         _(GetErrorString)                                                                                    \
         _(GetLastError)                                                                                      \
         _(GetUniqueId)                                                                                       \
@@ -104,6 +106,7 @@ typedef struct {
     NcclFunctions call;
     Comm *control;
     ncclComm_t comm;
+    CommUse use;
     int rank, size, device;
     cudaStream_t kernels, stream;
     cudaEvent_t ready[N_EVENTS], done[N_EVENTS];
@@ -174,6 +177,28 @@ static ncclResult_t run_even_slices(const Nccl *nccl, const CommOperation *opera
                                     nccl_reduction(operation->reduction), nccl->comm, nccl->stream);
 }
 
+/* Slices that lie anywhere: those of two ranks set out and arrive in the same order. */
+static ncclResult_t run_places(const Nccl *nccl, const CommOperation *operation) {
+    const CommPlaces *out = operation->out_places, *in = operation->in_places;
+    size_t size = comm_type_bytes(operation->type);
+    ncclDataType_t type = nccl_type(operation->type);
+    ncclResult_t code = nccl->call.GroupStart();
+    for (int r = 0; r < nccl->size; r++) {
+        for (int i = out->begin[r]; i < out->begin[r + 1] && code == ncclSuccess; i++) {
+            const char *outgoing = (const char *)operation->data + (size_t)out->slice[i].first * size;
+            if (out->slice[i].n)
+                code = nccl->call.Send(outgoing, (size_t)out->slice[i].n, type, r, nccl->comm, nccl->stream);
+        }
+        for (int i = in->begin[r]; i < in->begin[r + 1] && code == ncclSuccess; i++) {
+            char *incoming = (char *)operation->other + (size_t)in->slice[i].first * size;
+            if (in->slice[i].n)
+                code = nccl->call.Recv(incoming, (size_t)in->slice[i].n, type, r, nccl->comm, nccl->stream);
+        }
+    }
+    ncclResult_t ended = nccl->call.GroupEnd();
+    return code == ncclSuccess ? ended : code;
+}
+
 /* To and from every rank, this one included. */
 static ncclResult_t run_all_to_all(const Nccl *nccl, const CommOperation *operation) {
     const int64_t *out = operation->border, *in = operation->other_border;
@@ -210,7 +235,8 @@ static ncclResult_t run(const Nccl *nccl, const CommOperation *operation) {
     case COMM_REDUCE_SCATTER:
         return is_even(operation->border, nccl->size) ? run_even_slices(nccl, operation)
                                                       : run_slices(nccl, operation);
-    case COMM_ALL_TO_ALL: return run_all_to_all(nccl, operation);
+    case COMM_ALL_TO_ALL:
+        return operation->out_places ? run_places(nccl, operation) : run_all_to_all(nccl, operation);
     default: return ncclInvalidUsage;
     }
 }
@@ -345,6 +371,14 @@ static Status split(void *context, int color, int key, Comm *child, Error *error
     return error_failed(error, "split the host's communicator, and open NCCL on its parts");
 }
 
+/* In the kernels' stream, behind what they have made so far. */
+static Status read_numbers(void *context, void *host, const void *data, size_t n_bytes, Error *error) {
+    const Nccl *nccl = context;
+    TRY(check_cuda(cudaMemcpyAsync(host, data, n_bytes, cudaMemcpyDeviceToHost, nccl->kernels),
+                   "reading how much to send", error));
+    return check_cuda(cudaStreamSynchronize(nccl->kernels), "waiting for how much to send", error);
+}
+
 static bool is_threaded(void *context) {
     (void)context;
     return false;
@@ -357,9 +391,20 @@ static void abort_job(void *context, int exit_code) {
     comm_abort(nccl->control, exit_code);
 }
 
+/* What is under way ends, or, if another rank is gone, is made to. */
+static void end_stream(Nccl *nccl) {
+    const struct timespec pause = {.tv_nsec = 100000};
+    Error ignored = {0};
+    while (cudaStreamQuery(nccl->stream) == cudaErrorNotReady) {
+        if (check(nccl, &ignored) != STATUS_OK) break; /* which has aborted it */
+        nanosleep(&pause, NULL);
+    }
+    cudaStreamSynchronize(nccl->stream);
+}
+
 static void close_nccl(void *context) {
     Nccl *nccl = context;
-    if (nccl->stream) cudaStreamSynchronize(nccl->stream);
+    if (nccl->stream) end_stream(nccl);
     if (nccl->comm) nccl->call.CommDestroy(nccl->comm);
     for (int i = 0; i < N_EVENTS; i++) {
         if (nccl->ready[i]) cudaEventDestroy(nccl->ready[i]);
@@ -379,6 +424,7 @@ static const CommTable nccl_table = {
     .wait = wait_all,
     .start = start,
     .finish = finish,
+    .read = read_numbers,
     .check = check,
     .split = split,
     .is_threaded = is_threaded,
@@ -401,6 +447,17 @@ static Status open_streams(Nccl *nccl, Error *error) {
     return STATUS_OK;
 }
 
+/* A message that waits for the other side keeps its blocks on multiprocessors that would compute. A
+ * pipeline's stage has one or two a border waiting at any time: a few blocks each carry tens of GB/s, and
+ * leave it the rest. */
+static ncclResult_t init_rank(Nccl *nccl, ncclUniqueId id) {
+    enum { MESSAGE_BLOCKS = 4 };
+    if (nccl->use == COMM_FOR_SUMS) return nccl->call.CommInitRank(&nccl->comm, nccl->size, id, nccl->rank);
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.maxCTAs = MESSAGE_BLOCKS;
+    return nccl->call.CommInitRankConfig(&nccl->comm, nccl->size, id, nccl->rank, &config);
+}
+
 static Status join(Nccl *nccl, Error *error) {
     ncclUniqueId id = {{0}};
     load(&nccl->call, error);
@@ -409,18 +466,23 @@ static Status join(Nccl *nccl, Error *error) {
     if (error->status == STATUS_OK) open_streams(nccl, error);
     TRY(comm_agree(nccl->control, error));
     TRY(comm_broadcast(nccl->control, &id, sizeof id, COMM_U8, 0, error));
-    return check_nccl(nccl->call.CommInitRank(&nccl->comm, nccl->size, id, nccl->rank),
-                      "joining the other ranks (PGPT_WITHOUT=nccl does without it)", nccl, error);
+    return check_nccl(init_rank(nccl, id), "joining the other ranks (PGPT_WITHOUT=nccl does without it)",
+                      nccl, error);
 }
 
 bool comm_is_nccl(const Comm *comm) {
     return comm->table == &nccl_table;
 }
 
-Status comm_nccl_open(Comm *comm, Comm *control, int device, void *stream, Error *error) {
+void comm_nccl_set_control(Comm *comm, Comm *control) {
+    ((Nccl *)comm->context)->control = control;
+}
+
+Status comm_nccl_open(Comm *comm, Comm *control, CommUse use, int device, void *stream, Error *error) {
     Nccl *nccl = calloc(1, sizeof *nccl);
     if (!nccl) return error_failed(error, "no memory for a communicator");
     nccl->control = control;
+    nccl->use = use;
     nccl->rank = control->rank;
     nccl->size = control->size;
     nccl->device = device;
@@ -447,8 +509,12 @@ bool comm_is_nccl(const Comm *comm) {
     return false;
 }
 
-Status comm_nccl_open(Comm *comm, Comm *control, int device, void *stream, Error *error) {
-    (void)comm, (void)control, (void)device, (void)stream;
+void comm_nccl_set_control(Comm *comm, Comm *control) {
+    (void)comm, (void)control;
+}
+
+Status comm_nccl_open(Comm *comm, Comm *control, CommUse use, int device, void *stream, Error *error) {
+    (void)comm, (void)control, (void)use, (void)device, (void)stream;
     return error_user(
         error, "this pgpt was built without NCCL; build it where NCCL is installed (cmake -DPGPT_NCCL=on)");
 }

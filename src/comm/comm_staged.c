@@ -63,13 +63,16 @@ static Status run(Staged *staged, const CommOperation *operation, Error *error) 
     return staged->staging.upload(staged->staging.context, operation->data, staged->buffer, n_bytes, error);
 }
 
-/* What goes out and what comes in, side by side in the buffer. */
+/* What goes out and what comes in, side by side in the buffer. Slices that lie anywhere are without gaps. */
 static Status run_all_to_all(Staged *staged, const CommOperation *operation, Error *error) {
     const CommStaging *staging = &staged->staging;
     CommOperation here = *operation;
+    bool has_places = operation->out_places != NULL;
     size_t element_bytes = comm_type_bytes(operation->type);
-    size_t out_bytes = (size_t)operation->border[staged->host->size] * element_bytes;
-    size_t in_bytes = (size_t)operation->other_border[staged->host->size] * element_bytes;
+    int64_t n_out = has_places ? operation->out_places->n_elements : operation->border[staged->host->size];
+    int64_t n_in =
+        has_places ? operation->in_places->n_elements : operation->other_border[staged->host->size];
+    size_t out_bytes = (size_t)n_out * element_bytes, in_bytes = (size_t)n_in * element_bytes;
     TRY(reserve(staged, out_bytes + in_bytes, error));
     here.data = staged->buffer;
     here.other = (char *)staged->buffer + out_bytes;
@@ -186,6 +189,11 @@ static Status split(void *context, int color, int key, Comm *child, Error *error
     return error_failed(error, "split the host's communicator instead");
 }
 
+static Status read_numbers(void *context, void *host, const void *data, size_t n_bytes, Error *error) {
+    const CommStaging *staging = &((Staged *)context)->staging;
+    return staging->download(staging->context, host, data, n_bytes, error);
+}
+
 static bool is_threaded(void *context) {
     (void)context;
     return false;
@@ -214,6 +222,7 @@ static const CommTable staged_table = {
     .wait = wait_all,
     .start = start,
     .finish = finish,
+    .read = read_numbers,
     .split = split,
     .is_threaded = is_threaded,
     .abort = abort_job,

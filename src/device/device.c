@@ -6,7 +6,6 @@
 #include "backend/null/null.h"
 #include "base/system/memory.h"
 #include "base/text/format.h"
-#include "comm/comm_device.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,10 +14,19 @@
 const char *const device_names[] = {"auto", "cpu", "cuda", NULL};
 const char *const device_plan_names[] = {"auto", "cpu", "cuda", "cuda:h200", "cuda:h100", "cuda:a100", NULL};
 
+/* Before CUDA is first asked for anything, which is when it reads this. Each stream should have a queue of
+ * its own to the device: with two lanes, uploads and a stream for every communicator there are more than the
+ * 8 that are the default, and what shares a queue waits behind a message that waits for another rank. */
+static void prepare_queues(void) {
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); /* the most; the user's own choice stands */
+}
+
 /* 0 where the CPU is asked for, whatever there is. */
 static int count_gpus(int kind) {
     char reason[256];
-    return kind == DEVICE_CPU ? 0 : backend_cuda_devices(reason, sizeof reason);
+    if (kind == DEVICE_CPU) return 0;
+    prepare_queues();
+    return backend_cuda_devices(reason, sizeof reason);
 }
 
 bool device_takes_gpu(int kind) {
@@ -33,6 +41,7 @@ static Status check_precision(const DeviceOptions *options, Error *error) {
 static CudaSettings settings_of(const DeviceOptions *options) {
     return (CudaSettings){.tf32 = options->precision == PRECISION_TF32,
                           .any_order = options->any_order,
+                          .default_gemm = options->first_gemm,
                           .two_streams = options->n_streams > 1};
 }
 
@@ -140,53 +149,6 @@ Status device_check_memory(const Backend *backend, size_t n_bytes, const char *w
     return error_user(error, "%s needs %s of the GPU's memory, %s are free beside %s for its libraries; %s",
                       what, format_bytes(n_bytes).text, format_bytes(usable).text,
                       format_bytes(DEVICE_RESERVE_BYTES).text, advice);
-}
-
-/* ---- communication */
-
-/* NCCL refuses ranks that share a GPU, unless they pretend to be hosts of their own. */
-static bool can_use_nccl(const Backend *backend, char *reason, size_t n_bytes) {
-    if (!comm_nccl_is_available(reason, n_bytes)) return false;
-    if (backend->n_sharing <= 1 || getenv("NCCL_HOSTID")) return true;
-    snprintf(reason, n_bytes, "%d ranks share this GPU, which NCCL does not let them; start one for each GPU",
-             backend->n_sharing);
-    return false;
-}
-
-Status device_comm_open(Comm *comm, Comm *host, const Backend *backend, Error *error) {
-    *comm = (Comm){0};
-    if (!backend_has_own_memory(backend) || backend->only_plans || host->size == 1) return STATUS_OK;
-    char reason[512];
-    int32_t everywhere = can_use_nccl(backend, reason, sizeof reason);
-    TRY(comm_all_reduce(host, &everywhere, 1, COMM_I32, COMM_MIN, error));
-    if (everywhere) {
-        TRY(comm_nccl_open(comm, host, backend_cuda_device(backend), backend_cuda_stream(backend), error));
-        backend_cuda_watch(backend, comm->table->check, comm->context);
-        return STATUS_OK;
-    }
-    CommStaging staging = {.upload = backend->upload,
-                           .download = backend->download,
-                           .take = backend_cuda_take_pinned,
-                           .give_back = backend_cuda_give_pinned_back,
-                           .context = backend->context};
-    return comm_staged_open(comm, host, &staging, error);
-}
-
-void device_comm_close(Comm *comm, const Backend *backend) {
-    if (comm->table && backend_has_own_memory(backend) && !backend->only_plans)
-        backend_cuda_watch(backend, NULL, NULL);
-    comm_close(comm);
-}
-
-void device_say(const Log *log, const Backend *backend, const Comm *comm) {
-    char text[512];
-    if (!backend_has_own_memory(backend) || backend->only_plans) return;
-    log_note(log, "device %s", device_describe(backend, text, sizeof text));
-    if (*backend_cuda_note(backend)) log_note(log, "%s", backend_cuda_note(backend));
-    if (!comm->table || comm_is_nccl(comm)) return;
-    if (can_use_nccl(backend, text, sizeof text))
-        snprintf(text, sizeof text, "another rank has no NCCL, or shares its GPU");
-    log_warning(log, "GPUs exchange their memory through the host, which is slow: %s", text);
 }
 
 const char *device_describe(const Backend *backend, char *text, size_t n_bytes) {

@@ -3,7 +3,7 @@
 #define PGPT_DEVICE_DEVICE_H
 
 #include "base/text/log.h"
-#include "comm/comm.h"
+#include "comm/comm_device.h"
 #include "graph/backend.h"
 #include "graph/precision.h"
 
@@ -27,7 +27,10 @@ typedef struct {
     int n_threads;           /* of the CPU; 0: chosen */
     PrecisionKind precision; /* tf32 is a setting of the device */
     bool any_order;          /* a GPU may add in an order that varies from run to run, where that is faster */
-    int n_streams;           /* of a GPU: 2 run gradients of weights beside the rest; 0 is 1 */
+    /* GEMMs by a GPU library's first proposal, none timed: the same bits, for programs that do not run long
+     * enough for the time that it takes to choose. */
+    bool first_gemm;
+    int n_streams; /* of a GPU: 2 run gradients of weights beside the rest; 0 is 1 */
 } DeviceOptions;
 
 /* Does this kind mean a GPU here? */
@@ -70,8 +73,14 @@ Status device_check_memory(const Backend *backend, size_t n_bytes, const char *w
 /* A communicator for the device's memory over the same ranks as `host`, which must stay open: by NCCL where
  * all ranks have it and a GPU each (or pretend to be hosts of their own, by NCCL_HOSTID), else through the
  * host. On the CPU it is {0}: `host` itself is the one to use. Collective; after device_meet. */
-Status device_comm_open(Comm *comm, Comm *host, const Backend *backend, Error *error);
+Status device_comm_open(Comm *comm, Comm *host, CommUse use, const Backend *backend, Error *error);
 void device_comm_close(Comm *comm, const Backend *backend); /* before the backend; safe on {0} */
+
+/* For those who open many, one layout after the other: from now on NCCL's stay open when they are closed, for
+ * the next over the same ranks, which are known by their numbers in `world`. Until they are dropped, before
+ * the backend is closed. */
+Status device_keep_comms(Backend *backend, const Comm *world, Error *error);
+void device_drop_comms(Backend *backend); /* safe where none are kept */
 
 /* Which GPU it is, and what on it is done another way than the best that pgpt knows, and why. Nothing of the
  * CPU. `comm` is what device_comm_open made; programs should have been planned by then. */

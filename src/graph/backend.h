@@ -8,7 +8,7 @@
 
 #include "graph/traits.h"
 
-enum { BACKEND_RESULTS = 6, BACKEND_RESULT_BYTES = 64, BACKEND_ID_BYTES = 16 };
+enum { BACKEND_RESULTS = 8, BACKEND_RESULT_BYTES = 64, BACKEND_ID_BYTES = 16 };
 
 typedef struct Backend {
     const char *name;
@@ -68,6 +68,7 @@ typedef struct Backend {
     int n_sharing;    /* ranks with memory from the same place, this one among them; 0: nobody has counted */
     bool only_plans;  /* it computes nothing: there is no device behind it */
     bool is_blocking; /* wait for every instruction, so that one that fails is known by name */
+    struct DeviceComms *kept;  /* the device room's: communicators that stay open; NULL: none do */
     const char *blocking_wish; /* how the user asks for that; NULL where kernels return when they are done */
 } Backend;
 

@@ -4,6 +4,7 @@
 #include "graph/executor.h"
 
 #include "base/system/timer.h"
+#include "graph/executor_capture.h"
 
 #include <string.h>
 
@@ -89,68 +90,6 @@ static void find_across(Executor *executor) {
     }
 }
 
-/* What the host has to do itself cannot be part of a capture, nor can what has other addresses each time. */
-static bool is_capturable(const Executor *executor, int number) {
-    const Node *node = executor->program->graph->node[number];
-    if (executor->is_across && executor->is_across[number]) return false;
-    return !node->op->is_portable || (node->op->is_capturable && node->op->is_capturable(node));
-}
-
-/* May a node be run in this kind of micro-batch? One that is left out of the last may if more follow. */
-static bool may_run(const Node *node, bool is_last) {
-    return node_runs_in(node, is_last) || node->is_not_last;
-}
-
-/* The longest run of nodes that can be captured, not counting those that are left out in this micro-batch. */
-static ProgramPart longest_run(const Executor *executor, ProgramPart nodes, bool is_last,
-                               const bool *is_refused) {
-    ProgramPart best = {nodes.first, 0}, now = best;
-    int n_best = 0, n_now = 0, end = nodes.first + nodes.count;
-    for (int i = nodes.first; i < end; i++) {
-        bool runs = may_run(executor->program->graph->node[i], is_last);
-        if (runs && (is_refused[i - nodes.first] || !is_capturable(executor, i))) {
-            now = (ProgramPart){i + 1, 0};
-            n_now = 0;
-            continue;
-        }
-        now.count++;
-        n_now += runs;
-        if (n_now <= n_best && now.first != best.first) continue;
-        best = now;
-        n_best = n_now;
-    }
-    bool pays = n_best > 1 || best.count == nodes.count; /* a single one need not be replayed */
-    return pays ? best : (ProgramPart){nodes.first, 0};
-}
-
-/* Does the node wait outside of the run for what was started in it, or the other way round? */
-static bool is_torn(const Executor *executor, ProgramPart run, int number) {
-    const Graph *graph = executor->program->graph;
-    const Node *node = graph->node[number];
-    const void *flight = node->op->flight ? node->op->flight(node) : NULL;
-    for (int i = 0; i < graph->n_nodes && flight; i++) {
-        const Node *other = graph->node[i];
-        bool is_inside = i >= run.first && i < run.first + run.count;
-        if (!is_inside && other->op->flight && other->op->flight(other) == flight) return true;
-    }
-    return false;
-}
-
-/* What is captured: the longest run in which nothing is started that is waited for outside of it. */
-static ProgramPart choose_captured(Executor *executor, ProgramPart nodes, bool is_last) {
-    bool *is_refused = ARENA_ARRAY(&executor->arena, bool, nodes.count + 1);
-    for (;;) {
-        ProgramPart run = longest_run(executor, nodes, is_last, is_refused);
-        bool is_sound = true;
-        for (int i = run.first; i < run.first + run.count; i++) {
-            if (!may_run(executor->program->graph->node[i], is_last) || !is_torn(executor, run, i)) continue;
-            is_refused[i - nodes.first] = true;
-            is_sound = false;
-        }
-        if (is_sound) return run;
-    }
-}
-
 static void make_part(Executor *executor, Section section, int chunk) {
     const Program *program = executor->program;
     ExecutorPart *part = part_of(executor, section, chunk);
@@ -172,7 +111,9 @@ static void make_part(Executor *executor, Section section, int chunk) {
         }
     }
     for (int is_last = 0; is_last < 2 && executor->memory->backend->capture_begin; is_last++)
-        part->captured[is_last] = choose_captured(executor, part->nodes, is_last);
+        part->captured[is_last] = capture_choose(executor, part->nodes, is_last);
+    for (int64_t i = 0; i < n_ways * 4; i++) /* see capture_of */
+        part->capture[i].run = ARENA_ARRAY(&executor->arena, void *, part->captured[i / 2 % 2].n + 1);
 }
 
 static void make_parts(Executor *executor) {
@@ -227,8 +168,10 @@ void executor_close(Executor *executor) {
     int n_parts = captures ? N_SECTIONS * executor->program->plan.n_chunks : 0;
     for (int p = 0; p < n_parts; p++) {
         const ExecutorPart *part = &executor->part[p];
-        for (int i = 0; i < part->n_versions * part->n_frames * 4; i++)
-            backend->capture_free(backend->context, part->capture[i].capture);
+        for (int i = 0; i < part->n_versions * part->n_frames * 4; i++) {
+            for (int run = 0; run < part->captured[i / 2 % 2].n; run++)
+                backend->capture_free(backend->context, part->capture[i].run[run]);
+        }
         backend->capture_free(backend->context, part->repeated);
     }
     for (int i = 0; backend && backend->event_free && i < EXECUTOR_MAX_PENDING; i++) {
@@ -363,29 +306,47 @@ static Status replay(Executor *executor, Section section, void *capture, Error *
     return status;
 }
 
-/* What is captured, and one by one what is not, before and behind it. */
+/* The first time: waited for, so that a mistake has a name from the beginning. Micro-batches in other frames
+ * run the same kernels. */
+static bool is_first_run(ExecutorPart *part, MicroBatch micro) {
+    bool is_first = !part->was_run[micro.is_last];
+    part->was_run[micro.is_last] = true;
+    capture_of(part, micro)->was_run = true;
+    return is_first;
+}
+
+/* Run number i of those that are captured, if it is not there yet. */
+static Status make_capture(Executor *executor, const ExecutorPart *part, MicroBatch micro, int i,
+                           Error *error) {
+    void **capture = &capture_of(part, micro)->run[i];
+    if (*capture) return STATUS_OK;
+    return capture_runs(executor, part, part->captured[micro.is_last].run[i], micro, 1, capture, error);
+}
+
+/* What is captured, and one by one what is not, before it, between and behind. */
 static Status run_captured(Executor *executor, Section section, MicroBatch micro, Error *error) {
-    const ExecutorPart *part = part_of(executor, section, micro.chunk);
-    SectionCapture *slot = capture_of(part, micro);
-    ProgramPart nodes = part->nodes, captured = part->captured[micro.is_last];
-    if (!slot->was_run || !captured.count) {
-        bool is_first = !slot->was_run; /* waited for, so that a mistake has a name from the beginning */
-        slot->was_run = true;
-        return run_instructions(executor, part, nodes, micro, false, is_first, error);
+    ExecutorPart *part = part_of(executor, section, micro.chunk);
+    const SectionCapture *slot = capture_of(part, micro);
+    const CapturedRuns *captured = &part->captured[micro.is_last];
+    int at = part->nodes.first, end = at + part->nodes.count;
+    if (!slot->was_run || !captured->n)
+        return run_instructions(executor, part, part->nodes, micro, false, is_first_run(part, micro), error);
+    for (int i = 0; i < captured->n; i++) {
+        ProgramPart run = captured->run[i], before = {at, run.first - at};
+        if (before.count) TRY(run_instructions(executor, part, before, micro, false, false, error));
+        TRY(make_capture(executor, part, micro, i, error));
+        TRY(replay(executor, section, slot->run[i], error));
+        at = run.first + run.count;
     }
-    ProgramPart before = {nodes.first, captured.first - nodes.first};
-    ProgramPart behind = {captured.first + captured.count, nodes.count - before.count - captured.count};
-    if (before.count) TRY(run_instructions(executor, part, before, micro, false, false, error));
-    if (!slot->capture) TRY(capture_runs(executor, part, captured, micro, 1, &slot->capture, error));
-    TRY(replay(executor, section, slot->capture, error));
+    ProgramPart behind = {at, end - at};
     return behind.count ? run_instructions(executor, part, behind, micro, false, false, error) : STATUS_OK;
 }
 
 /* Several at a time, once it was run; the rest one by one. */
 static Status run_often(Executor *executor, Section section, MicroBatch micro, int n_times, Error *error) {
     ExecutorPart *part = part_of(executor, section, micro.chunk);
-    ProgramPart captured = part->captured[micro.is_last];
-    bool is_whole = captured.count && captured.count == part->nodes.count;
+    const CapturedRuns *captured = &part->captured[micro.is_last];
+    bool is_whole = captured->n && captured->run[0].count == part->nodes.count;
     for (int n; n_times > 0; n_times -= n) {
         n = 1;
         if (n_times < EXECUTOR_REPEATS || !is_whole || !capture_of(part, micro)->was_run) {
@@ -393,7 +354,8 @@ static Status run_often(Executor *executor, Section section, MicroBatch micro, i
             continue;
         }
         n = EXECUTOR_REPEATS;
-        if (!part->repeated) TRY(capture_runs(executor, part, captured, micro, n, &part->repeated, error));
+        if (!part->repeated)
+            TRY(capture_runs(executor, part, captured->run[0], micro, n, &part->repeated, error));
         TRY(replay(executor, section, part->repeated, error));
     }
     return STATUS_OK;
@@ -475,6 +437,30 @@ Status executor_run(Executor *executor, Section section, MicroBatch micro, Error
         return run_behind(executor, section, micro, 1, error);
     const ExecutorPart *part = part_of(executor, section, micro.chunk);
     TRY(run_instructions(executor, part, part->nodes, micro, true, true, error));
+    return backend->synchronize ? backend->synchronize(backend->context, error) : STATUS_OK;
+}
+
+/* A node that talks to other ranks by itself, out of step with them: a message. Collectives that a device
+ * runs are what every rank of theirs does at the same place. */
+static bool is_message(const Node *node) {
+    return node->op->is_portable && !(node->op->is_capturable && node->op->is_capturable(node));
+}
+
+Status executor_rehearse(Executor *executor, Section section, MicroBatch micro, Error *error) {
+    const Backend *backend = executor->memory->backend;
+    if (!backend->capture_begin || executor->times_instructions) return STATUS_OK;
+    if (section_is_of_step(section)) micro.chunk = micro.frame = 0;
+    TRY(check_frames(executor, section, micro, error));
+    ExecutorPart *part = part_of(executor, section, micro.chunk);
+    if (capture_of(part, micro)->was_run) return STATUS_OK;
+    bool waits = is_first_run(part, micro) && backend->synchronize;
+    for (int i = part->nodes.first; i < part->nodes.first + part->nodes.count; i++) {
+        const Node *node = executor->program->graph->node[i];
+        if (!runs_in(node, micro) || is_message(node)) continue;
+        TRY(run_one(executor, i, call_of(executor, part, i, micro), waits, error));
+    }
+    for (int i = 0; i < part->captured[micro.is_last].n; i++)
+        TRY(make_capture(executor, part, micro, i, error));
     return backend->synchronize ? backend->synchronize(backend->context, error) : STATUS_OK;
 }
 

@@ -20,7 +20,7 @@
  * Nothing is allocated after executor_open, but for captures. Where the backend can capture (CUDA graphs), a
  * part of the program is run instruction by instruction the first time, captured the second, and replayed as
  * one from then on. Instructions that cannot be captured, as those that send by the host, are run one by one
- * before and behind the longest run of others, which is captured. */
+ * between runs of others, each of which is a capture. */
 #ifndef PGPT_GRAPH_EXECUTOR_H
 #define PGPT_GRAPH_EXECUTOR_H
 
@@ -39,10 +39,16 @@ typedef struct {
     void *begin, *end;
 } LaneEvents;
 
+/* What of a part is captured: nodes in a row, each run of them by itself. */
+typedef struct {
+    ProgramPart *run;
+    int n;
+} CapturedRuns;
+
 /* One way to run a part of the program: by the position of the micro-batch in its step. */
 typedef struct {
-    bool was_run;  /* once, instruction by instruction, so that everything is prepared */
-    void *capture; /* NULL before it was run a second time, or where it cannot be captured */
+    bool was_run; /* once, instruction by instruction, so that everything is prepared */
+    void **run;   /* a capture each; NULL before it was run a second time, or rehearsed */
 } SectionCapture;
 
 /* A chunk's nodes in a section, as they are run. */
@@ -52,10 +58,10 @@ typedef struct {
     bool is_across; /* a node of it touches a frame of another chunk */
     int n_versions;
     KernelCall *calls; /* (n_versions, n_frames, 2, nodes.count), in the first micro-batch of a step last */
-    SectionCapture *capture; /* (n_versions, n_frames, 4): by the position of the micro-batch in its step */
-    /* What is captured: nodes in a row, in all micro-batches but the last, and in the last. */
-    ProgramPart captured[2];
-    void *repeated; /* a capture of EXECUTOR_REPEATS runs; NULL before it was wanted */
+    SectionCapture *capture;  /* (n_versions, n_frames, 4): by the position of the micro-batch in its step */
+    CapturedRuns captured[2]; /* in all micro-batches but the last, and in the last */
+    bool was_run[2];          /* likewise: once, in any frame */
+    void *repeated;           /* a capture of EXECUTOR_REPEATS runs; NULL before it was wanted */
 } ExecutorPart;
 
 /* A section under way on a device that runs behind the host. */
@@ -109,6 +115,13 @@ static inline MicroBatch micro_batch(int64_t index, int64_t count) {
 
 /* The nodes of the chunk in this section. An update is not a chunk's: it is run in the first frames. */
 Status executor_run(Executor *executor, Section section, MicroBatch micro, Error *error);
+
+/* Where the backend can capture: what executor_run would do the first two times with a micro-batch like this
+ * one, but for messages (collectives of a device are run, and so this is collective), on whatever lies in
+ * memory: kernels are loaded, GEMMs chosen, captures made. Later runs then wait for nothing of the kind.
+ * Leaves activations, gradients and results as a step does that is given up before its update; a second time,
+ * nothing. */
+Status executor_rehearse(Executor *executor, Section section, MicroBatch micro, Error *error);
 
 /* Parameters of one version to another (MicroBatch.version), by a copy node of the update. */
 Status executor_move_version(Executor *executor, const Node *copy, int from, int to, Error *error);

@@ -1,11 +1,12 @@
-/* Hugging Face's model folders: GPT-2 as `transformers` saves it.
+/* Hugging Face's model folders: GPT-2, Llama, Mistral and Mixtral as `transformers` saves them.
  *
  *     config.json                     the model's kind and sizes
  *     model.safetensors               its tensors; or, where they fill several files,
  *     model.safetensors.index.json    which tensor is in which of model-00001-of-00003.safetensors, ...
  *
- * Tensors have the names of the parameter table, mostly behind "transformer."; matrices of the blocks are
- * stored as (in,out), ours are (out,in). Everything is checked before anything is used, and every message
+ * Which tensors hold which part of a parameter: huggingface_layout.h. GPT-2's have the names of the parameter
+ * table, mostly behind "transformer.", and matrices of its blocks are stored as (in,out), ours are (out,in).
+ * Everything is checked before anything is used, and every message
  * names the file and the field or tensor. Writing such a folder is huggingface_write.h. */
 #ifndef PGPT_HUGGINGFACE_HUGGINGFACE_H
 #define PGPT_HUGGINGFACE_HUGGINGFACE_H
@@ -30,7 +31,7 @@
  *     huggingface_close(&model); */
 
 typedef struct {
-    const char *name; /* in the parameter table */
+    const char *name; /* without GPT-2's prefix */
     const SafetensorsFile *file;
     const SafetensorsTensor *tensor;
 } HuggingFaceTensor;
@@ -68,8 +69,8 @@ Status huggingface_read(const HuggingFaceModel *model, const Parameter *paramete
 /* The configuration in a file; texts go to the arena. `note` has room for 200 bytes. */
 Status huggingface_config_read(const char *path, ModelConfig *config, char *note, Arena *arena, Error *error);
 
-/* Is this model a GPT-2 as Hugging Face has it? If not, it is a user's error that names the option in the
- * way. */
+/* Is this a model that Hugging Face has a layout for (huggingface_layout.h)? If not, it is a user's error
+ * that names the option in the way. */
 Status huggingface_can_express(const ModelConfig *config, Error *error);
 
 /* The type that a config.json states for its model's tensors; F32 where it states none. */

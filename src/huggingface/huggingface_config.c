@@ -3,19 +3,19 @@
  *
  * What would change the model's results and is not known here is refused; what only describes (token ids,
  * task settings) is left to whoever wrote it and kept when a model goes back. */
-#include "huggingface/huggingface.h"
+#include "huggingface/huggingface_config.h"
 
 #include "base/file/file.h"
 #include "checkpoint/checkpoint.h"
+#include "huggingface/huggingface_layout.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { CONFIG_LIMIT_BYTES = 1 << 20, MOST_LAYERS = 1000, LARGEST = 1 << 30, NOTE_BYTES = 200 };
+enum { CONFIG_LIMIT_BYTES = 1 << 20 };
 
-/* Fields that are null are as good as absent. */
-static const json_t *get(const json_t *object, const char *field) {
+const json_t *config_field(const json_t *object, const char *field) {
     const json_t *value = json_object_get(object, field);
     return json_is_null(value) ? NULL : value;
 }
@@ -24,22 +24,14 @@ static const json_t *get(const json_t *object, const char *field) {
 
 static Status read_size(const json_t *object, const char *path, const char *field, const char *other,
                         int64_t max, int64_t *size, Error *error) {
-    const char *found = get(object, field) || !get(object, other) ? field : other;
+    const char *found = config_field(object, field) || !config_field(object, other) ? field : other;
     return json_field_int(object, path, found, 1, max, size, error);
 }
 
-static Status read_switch(const json_t *object, const char *path, const char *field, bool otherwise,
+Status config_read_switch(const json_t *object, const char *path, const char *field, bool otherwise,
                           bool *value, Error *error) {
     *value = otherwise;
-    return get(object, field) ? json_field_bool(object, path, field, value, error) : STATUS_OK;
-}
-
-static Status check_architecture(const json_t *object, const char *path, Error *error) {
-    const char *type;
-    TRY(json_field_text(object, path, "model_type", &type, error));
-    if (strcmp(type, "gpt2") == 0) return STATUS_OK;
-    return error_user(error, "%s: field 'model_type': %.60s is not supported yet; supported: gpt2", path,
-                      type);
+    return config_field(object, field) ? json_field_bool(object, path, field, value, error) : STATUS_OK;
 }
 
 /* Variants of GPT-2's attention that are not computed here. */
@@ -53,13 +45,13 @@ static Status check_variants(const json_t *object, const char *path, Error *erro
                     {"add_cross_attention", false}};
     for (size_t i = 0; i < sizeof variants / sizeof variants[0]; i++) {
         bool value;
-        TRY(read_switch(object, path, variants[i].field, variants[i].wanted, &value, error));
+        TRY(config_read_switch(object, path, variants[i].field, variants[i].wanted, &value, error));
         if (value == variants[i].wanted) continue;
         return error_user(error, "%s: field '%s' is %s, which is not supported; only models with %s are",
                           path, variants[i].field, value ? "true" : "false", value ? "false" : "true");
     }
     double epsilon = NORM_EPSILON;
-    if (get(object, "layer_norm_epsilon")) {
+    if (config_field(object, "layer_norm_epsilon")) {
         TRY(json_field_float(object, path, "layer_norm_epsilon", 0.0, 1.0, &epsilon, error));
     }
     if (fabs(epsilon - 1e-5) <= 1e-11) return STATUS_OK;
@@ -75,7 +67,7 @@ static Status read_activation(const json_t *object, const char *path, const char
                  {"gelu", "gelu-erf"},
                  {"gelu_python", "gelu-erf"}};
     const char *name = "gelu_new";
-    if (get(object, "activation_function"))
+    if (config_field(object, "activation_function"))
         TRY(json_field_text(object, path, "activation_function", &name, error));
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
         if (strcmp(known[i].theirs, name) != 0) continue;
@@ -95,7 +87,7 @@ static Status read_dropout(const json_t *object, const char *path, double *dropo
     double values[3];
     for (int i = 0; i < 3; i++) {
         values[i] = 0.1; /* GPT-2's own where nothing is said */
-        if (get(object, fields[i]))
+        if (config_field(object, fields[i]))
             TRY(json_field_float(object, path, fields[i], 0.0, 1.0, &values[i], error));
         if (values[i] < 1.0) continue;
         return error_user(error, "%s: field '%s' drops everything; it must be below 1", path, fields[i]);
@@ -103,7 +95,7 @@ static Status read_dropout(const json_t *object, const char *path, double *dropo
     bool is_one = values[0] == values[1] && values[1] == values[2];
     *dropout = is_one ? values[0] : 0.0;
     if (!is_one) {
-        snprintf(note, NOTE_BYTES,
+        snprintf(note, CONFIG_NOTE_BYTES,
                  "embd_pdrop %g, attn_pdrop %g and resid_pdrop %g are not one probability: dropout is off",
                  values[0], values[1], values[2]);
     }
@@ -112,13 +104,14 @@ static Status read_dropout(const json_t *object, const char *path, double *dropo
 
 static Status read_sizes(const json_t *object, const char *path, json_t *ours, Error *error) {
     int64_t layers, heads, channels, vocabulary, context, hidden = 0;
-    const char *positions = get(object, "n_ctx") ? "n_ctx" : "max_position_embeddings";
-    TRY(read_size(object, path, "n_layer", "num_hidden_layers", MOST_LAYERS, &layers, error));
-    TRY(read_size(object, path, "n_head", "num_attention_heads", LARGEST, &heads, error));
-    TRY(read_size(object, path, "n_embd", "hidden_size", LARGEST / 4, &channels, error));
-    TRY(read_size(object, path, "n_positions", positions, LARGEST, &context, error));
-    TRY(read_size(object, path, "vocab_size", "vocab_size", LARGEST, &vocabulary, error));
-    if (get(object, "n_inner")) TRY(json_field_int(object, path, "n_inner", 1, LARGEST, &hidden, error));
+    const char *positions = config_field(object, "n_ctx") ? "n_ctx" : "max_position_embeddings";
+    TRY(read_size(object, path, "n_layer", "num_hidden_layers", CONFIG_MOST_LAYERS, &layers, error));
+    TRY(read_size(object, path, "n_head", "num_attention_heads", CONFIG_LARGEST, &heads, error));
+    TRY(read_size(object, path, "n_embd", "hidden_size", CONFIG_LARGEST / 4, &channels, error));
+    TRY(read_size(object, path, "n_positions", positions, CONFIG_LARGEST, &context, error));
+    TRY(read_size(object, path, "vocab_size", "vocab_size", CONFIG_LARGEST, &vocabulary, error));
+    if (config_field(object, "n_inner"))
+        TRY(json_field_int(object, path, "n_inner", 1, CONFIG_LARGEST, &hidden, error));
     if (channels % heads != 0) {
         return error_user(error, "%s: field 'n_head': %lld does not divide n_embd %lld", path,
                           (long long)heads, (long long)channels);
@@ -132,22 +125,32 @@ static Status read_sizes(const json_t *object, const char *path, json_t *ours, E
     return STATUS_OK;
 }
 
-static Status read_fields(const json_t *object, const char *path, json_t *ours, char *note, Error *error) {
-    if (!json_is_object(object)) return error_user(error, "%s: wants an object of a model's fields", path);
+static Status read_gpt2(const json_t *object, const char *path, json_t *ours, char *note, Error *error) {
     const char *mlp = NULL;
     double dropout = 0.0;
     bool is_tied = true;
-    TRY(check_architecture(object, path, error));
     TRY(read_sizes(object, path, ours, error));
     TRY(check_variants(object, path, error));
     TRY(read_activation(object, path, &mlp, error));
     TRY(read_dropout(object, path, &dropout, note, error));
-    TRY(read_switch(object, path, "tie_word_embeddings", true, &is_tied, error));
+    TRY(config_read_switch(object, path, "tie_word_embeddings", true, &is_tied, error));
     json_object_set_new(ours, "model", json_make_text("gpt2"));
     json_object_set_new(ours, "mlp", json_make_text(mlp));
     json_object_set_new(ours, "dropout", json_make_number(dropout));
     json_object_set_new(ours, "tied", json_boolean(is_tied));
     return STATUS_OK;
+}
+
+static Status read_fields(const json_t *object, const char *path, json_t *ours, char *note, Error *error) {
+    const char *type;
+    if (!json_is_object(object)) return error_user(error, "%s: wants an object of a model's fields", path);
+    TRY(json_field_text(object, path, "model_type", &type, error));
+    if (strcmp(type, "gpt2") == 0) return read_gpt2(object, path, ours, note, error);
+    if (config_is_llama(type)) return config_read_llama(object, path, type, ours, note, error);
+    return error_user(error,
+                      "%s: field 'model_type': %.60s is not supported yet; supported: gpt2, llama, mistral "
+                      "and mixtral",
+                      path, type);
 }
 
 static Status config_from(const json_t *object, const char *path, ModelConfig *config, char *note,
@@ -171,22 +174,29 @@ Status huggingface_config_read(const char *path, ModelConfig *config, char *note
 
 /* ---- writing */
 
+static const char *gpt2_obstacle(const ModelConfig *config, char *text, size_t n_bytes) {
+    snprintf(text, n_bytes, "--kv-heads %lld", (long long)config->n_kv_heads);
+    return config->position != POSITION_LEARNED    ? "--position rotary"
+           : config->norm != NORM_LAYERNORM        ? "--norm rmsnorm"
+           : config->mlp == MLP_SWIGLU             ? "--mlp swiglu"
+           : config->n_kv_heads != config->n_heads ? text
+           : !config->bias                         ? "--no-bias"
+                                                   : NULL;
+}
+
 Status huggingface_can_express(const ModelConfig *config, Error *error) {
-    char kv_heads[64];
-    snprintf(kv_heads, sizeof kv_heads, "--kv-heads %lld", (long long)config->n_kv_heads);
-    const char *obstacle = config->position != POSITION_LEARNED                          ? "--position rotary"
-                           : config->norm != NORM_LAYERNORM                              ? "--norm rmsnorm"
-                           : config->mlp == MLP_SWIGLU                                   ? "--mlp swiglu"
-                           : config->n_kv_heads != config->n_heads                       ? kv_heads
-                           : !config->bias                                               ? "--no-bias"
-                           : config->mlp != MLP_GELU_TANH && config->mlp != MLP_GELU_ERF ? "--mlp"
-                                                                                         : NULL;
+    char text[64];
+    HuggingFaceLayout layout = huggingface_layout(config);
+    const char *obstacle = layout == HUGGINGFACE_GPT2 ? gpt2_obstacle(config, text, sizeof text)
+                                                      : config_llama_obstacle(config, text, sizeof text);
+    if (config->depth_capacity > 0.0) obstacle = "--depth-capacity";
     if (!obstacle) return STATUS_OK;
     return error_user(
         error,
-        "the model has %s, which Hugging Face's GPT-2 cannot express; only models trained without that "
-        "option can be exported",
-        obstacle);
+        "the model has %s, which Hugging Face's %s cannot express; a GPT-2 (learned positions, layernorm, "
+        "gelu, biases) or a Llama or Mixtral (rotary, rmsnorm, swiglu, --no-bias, --router topk) can be "
+        "exported",
+        obstacle, huggingface_layout_name(layout));
 }
 
 static const char *torch_name(SafetensorsType type) {
@@ -194,6 +204,7 @@ static const char *torch_name(SafetensorsType type) {
 }
 
 static json_t *fresh_config(const ModelConfig *config, int32_t end_token) {
+    if (huggingface_layout(config) != HUGGINGFACE_GPT2) return config_fresh_llama(config, end_token);
     json_t *object = json_object();
     bool is_usual = config->n_hidden == 4 * config->n_channels;
     json_object_set_new(object, "activation_function",
@@ -227,7 +238,7 @@ static void read_origin(const char *origin, const ModelConfig *config, json_t **
     Arena arena = {0};
     Error ignored = {0};
     ModelConfig described;
-    char note[NOTE_BYTES];
+    char note[CONFIG_NOTE_BYTES];
     *object = NULL;
     if (!origin || json_read(origin, CONFIG_LIMIT_BYTES, object, &ignored) != STATUS_OK) goto done;
     bool is_same = config_from(*object, origin, &described, note, &arena, &ignored) == STATUS_OK;
@@ -300,7 +311,7 @@ Status huggingface_config_text(const ModelConfig *config, const char *origin, Sa
     read_origin(origin, config, &object);
     bool is_fresh = !object;
     if (is_fresh) object = fresh_config(config, end_token);
-    *is_bare = config->tied && is_bare_model(object);
+    *is_bare = config->tied && is_bare_model(object); /* GPT-2's */
     bool is_changed = state_type(object, type);
     size_t n_bytes;
     if (is_fresh || is_changed) {

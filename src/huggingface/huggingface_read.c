@@ -10,6 +10,7 @@
 #include "huggingface/huggingface.h"
 
 #include "base/system/memory.h"
+#include "huggingface/huggingface_layout.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -99,8 +100,11 @@ static Status open_files(HuggingFaceModel *model, Error *error) {
 
 /* ---- names */
 
-/* "h.3.attn.bias" and "h.3.attn.masked_bias": causal masks. */
-static bool is_mask(const char *name) {
+/* "h.3.attn.bias" and "h.3.attn.masked_bias": causal masks. "...rotary_emb.inv_freq": angles. */
+static bool is_made_anew(const char *name) {
+    static const char angles[] = ".rotary_emb.inv_freq";
+    size_t n = strlen(name), n_angles = sizeof angles - 1;
+    if (n > n_angles && strcmp(name + n - n_angles, angles) == 0) return true;
     if (strncmp(name, "h.", 2) != 0) return false;
     const char *rest = name + 2 + strspn(name + 2, "0123456789");
     return rest > name + 2 && (strcmp(rest, ".attn.bias") == 0 || strcmp(rest, ".attn.masked_bias") == 0);
@@ -120,7 +124,7 @@ static Status list_tensors(HuggingFaceModel *model, Error *error) {
             const SafetensorsTensor *tensor = &model->file[i].tensor[k];
             bool has_prefix = strncmp(tensor->name, HUGGINGFACE_PREFIX, strlen(HUGGINGFACE_PREFIX)) == 0;
             const char *name = tensor->name + (has_prefix ? strlen(HUGGINGFACE_PREFIX) : 0);
-            if (is_mask(name)) continue;
+            if (is_made_anew(name)) continue;
             model->tensor[model->n_tensors++] = (HuggingFaceTensor){name, &model->file[i], tensor};
         }
     }
@@ -158,7 +162,7 @@ Status huggingface_open(HuggingFaceModel *model, const char *folder, Error *erro
     TRY_GOTO(huggingface_config_read(path, &model->config, model->note, &model->arena, error), failed);
     TRY_GOTO(open_files(model, error), failed);
     TRY_GOTO(list_tensors(model, error), failed);
-    const HuggingFaceTensor *table = find(model, "wte.weight");
+    const HuggingFaceTensor *table = find(model, huggingface_token_table(&model->config));
     model->type = table ? table->tensor->type : SAFETENSORS_F32;
     for (int i = 0; i < model->n_tensors; i++) {
         if (model->tensor[i].tensor->type != model->type) model->has_other_types = true;
@@ -177,21 +181,16 @@ void huggingface_close(HuggingFaceModel *model) {
 
 /* ---- what a table wants */
 
-static Shape stored_shape(const Parameter *parameter) {
-    return parameter->is_transposed ? SHAPE(parameter->whole.dim[1], parameter->whole.dim[0])
-                                    : parameter->whole;
-}
-
-static Status find_parameter(const HuggingFaceModel *model, const Parameter *parameter,
-                             const HuggingFaceTensor **found, Error *error) {
+static Status find_piece(const HuggingFaceModel *model, const HuggingFacePiece *piece,
+                         const HuggingFaceTensor **found, Error *error) {
     char has[SHAPE_BYTES], wants[SHAPE_BYTES];
-    *found = find(model, parameter->name);
+    *found = find(model, piece->name);
     if (!*found) {
-        return error_user(error, "%s has no tensor '%s', which its %s asks for", model->path, parameter->name,
+        return error_user(error, "%s has no tensor '%s', which its %s asks for", model->path, piece->name,
                           HUGGINGFACE_CONFIG);
     }
     const SafetensorsTensor *tensor = (*found)->tensor;
-    Shape shape = stored_shape(parameter);
+    Shape shape = piece->stored;
     if (tensor->n_dims != shape.n_dims ||
         memcmp(tensor->dim, shape.dim, sizeof(int64_t) * (size_t)shape.n_dims) != 0) {
         return error_user(error, "%s: tensor '%.200s' has shape %s where %s asks for %s",
@@ -231,26 +230,44 @@ static Status check_tied_head(const HuggingFaceModel *model, const HuggingFaceTe
         head->file->path, head->tensor->name, table->tensor->name, model->path, HUGGINGFACE_CONFIG);
 }
 
-Status huggingface_check(const HuggingFaceModel *model, const ParameterTable *table, Error *error) {
-    const HuggingFaceTensor *found, *head = find(model, "lm_head.weight");
-    bool is_spare = head && model->config.tied;
+/* The first of the folder's tensors that no parameter asks for, NULL: none. `used` has a mark for each. */
+static const HuggingFaceTensor *unused_tensor(const HuggingFaceModel *model, const bool *used) {
+    for (int i = 0; i < model->n_tensors; i++)
+        if (!used[i]) return &model->tensor[i];
+    return NULL;
+}
+
+static Status check_tensors(const HuggingFaceModel *model, const ParameterTable *table, Arena *arena,
+                            Error *error) {
+    const HuggingFaceTensor *found, *head = find(model, HUGGINGFACE_HEAD),
+                                    *tokens = find(model, huggingface_token_table(&model->config));
+    bool *used = ARENA_ARRAY(arena, bool, model->n_tensors + 1);
     for (int i = 0; i < table->n_parameters; i++) {
-        TRY(find_parameter(model, &table->parameter[i], &found, error));
-    }
-    if (is_spare) TRY(check_tied_head(model, head, find(model, "wte.weight"), error));
-    bool is_part = table->n_parameters < table->n_whole_parameters; /* what else there is, it cannot know */
-    if (is_part || model->n_tensors == table->n_parameters + is_spare) return STATUS_OK;
-    for (int i = 0; i < model->n_tensors; i++) {
-        bool is_known = &model->tensor[i] == head && is_spare;
-        for (int k = 0; k < table->n_parameters && !is_known; k++) {
-            is_known = strcmp(table->parameter[k].name, model->tensor[i].name) == 0;
+        HuggingFacePiece *pieces;
+        int n_pieces = huggingface_pieces(&model->config, &table->parameter[i], arena, &pieces);
+        for (int k = 0; k < n_pieces; k++) {
+            TRY(find_piece(model, &pieces[k], &found, error));
+            used[found - model->tensor] = true;
         }
-        if (is_known) continue;
-        return error_user(error, "%s: tensor '%.200s' is no part of the GPT-2 that %s/%s describes",
-                          model->tensor[i].file->path, model->tensor[i].tensor->name, model->path,
-                          HUGGINGFACE_CONFIG);
     }
-    return STATUS_OK;
+    if (head && model->config.tied) {
+        if (tokens) TRY(check_tied_head(model, head, tokens, error));
+        used[head - model->tensor] = true;
+    }
+    bool is_part = table->n_parameters < table->n_whole_parameters; /* what else there is, it cannot know */
+    const HuggingFaceTensor *unused = is_part ? NULL : unused_tensor(model, used);
+    if (!unused) return STATUS_OK;
+    return error_user(error, "%s: tensor '%.200s' is no part of the %s that %s/%s describes",
+                      unused->file->path, unused->tensor->name,
+                      huggingface_layout_name(huggingface_layout(&model->config)), model->path,
+                      HUGGINGFACE_CONFIG);
+}
+
+Status huggingface_check(const HuggingFaceModel *model, const ParameterTable *table, Error *error) {
+    Arena arena = {0};
+    check_tensors(model, table, &arena, error);
+    arena_free(&arena);
+    return error->status;
 }
 
 /* ---- values */
@@ -300,16 +317,43 @@ done:
     return error->status;
 }
 
+/* What a piece has of a box of ours, into its places among the box's values. */
+static Status read_piece(const HuggingFaceModel *model, const HuggingFacePiece *piece, const Box *box,
+                         float *values, Error *error) {
+    const HuggingFaceTensor *found;
+    Box common, stored;
+    TRY(find_piece(model, piece, &found, error));
+    if (!box_intersect(box, &piece->box, &common)) return STATUS_OK;
+    if (piece->is_turned) return read_turned(found, &common, values, error); /* it is all there is */
+    int n_dims = piece->stored.n_dims, skipped = common.shape.n_dims - n_dims;
+    stored.shape = (Shape){.n_dims = n_dims};
+    for (int i = 0; i < n_dims; i++) {
+        stored.shape.dim[i] = common.shape.dim[skipped + i];
+        stored.offset[i] = common.offset[skipped + i] - piece->box.offset[skipped + i];
+    }
+    Box all = box_whole(piece->stored);
+    int64_t n = shape_count(common.shape);
+    int64_t run = box_run(&stored, &all), ours = box_run(&common, box);
+    if (ours < run) run = ours;
+    for (int64_t first = 0; first < n; first += run) {
+        TRY(safetensors_read_f32(found->file, found->tensor, box_element(&stored, &all, first), run,
+                                 values + box_element(&common, box, first), error));
+    }
+    return STATUS_OK;
+}
+
 /* What the table has of it: box by box. */
 Status huggingface_read(const HuggingFaceModel *model, const Parameter *parameter, float *values,
                         Error *error) {
-    const HuggingFaceTensor *found;
-    TRY(find_parameter(model, parameter, &found, error));
-    for (int i = 0; i < parameter->shard.n_boxes; i++) {
+    Arena arena = {0};
+    HuggingFacePiece *pieces;
+    int n_pieces = huggingface_pieces(&model->config, parameter, &arena, &pieces);
+    for (int i = 0; i < parameter->shard.n_boxes && error->status == STATUS_OK; i++) {
         const Box *box = &parameter->shard.box[i].box;
-        TRY(parameter->is_transposed ? read_turned(found, box, values, error)
-                                     : read_stored(found, box, values, error));
+        for (int k = 0; k < n_pieces && error->status == STATUS_OK; k++)
+            read_piece(model, &pieces[k], box, values, error);
         values += shape_count(box->shape);
     }
-    return STATUS_OK;
+    arena_free(&arena);
+    return error->status;
 }

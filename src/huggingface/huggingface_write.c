@@ -7,6 +7,7 @@
 
 #include "base/half.h"
 #include "base/system/memory.h"
+#include "huggingface/huggingface_layout.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -16,6 +17,7 @@ enum { BAND_ELEMENTS = 1 << 18, HEADER_ALIGNMENT = 8 };
 
 typedef struct {
     const Parameter *parameter;
+    const HuggingFacePiece *piece; /* of it */
     SafetensorsTensor tensor;
     int shard;
 } Entry;
@@ -33,29 +35,47 @@ typedef struct {
 
 /* ---- what goes where */
 
+static SafetensorsTensor stored_tensor(const HuggingFacePiece *piece, SafetensorsType type, bool has_prefix,
+                                       Arena *arena) {
+    SafetensorsTensor tensor = {
+        .name = arena_printf(arena, "%s%s", has_prefix ? HUGGINGFACE_PREFIX : "", piece->name),
+        .type = type,
+        .n_dims = piece->stored.n_dims};
+    for (int k = 0; k < tensor.n_dims; k++) tensor.dim[k] = piece->stored.dim[k];
+    return tensor;
+}
+
+/* Into the file that is being filled, or a new one where it is full. */
+static void plan_entry(Writer *writer, const Entry *entry, uint64_t *in_shard) {
+    uint64_t n_bytes =
+        (uint64_t)shape_count(entry->piece->stored) * safetensors_type_bytes(writer->options->type);
+    if (*in_shard > 0 && n_bytes > writer->options->shard_bytes - *in_shard) {
+        writer->n_shards++;
+        *in_shard = 0;
+    }
+    *in_shard += n_bytes < writer->options->shard_bytes ? n_bytes : writer->options->shard_bytes;
+    writer->total_bytes += n_bytes;
+    writer->entry[writer->n_entries] = *entry;
+    writer->entry[writer->n_entries++].shard = writer->n_shards;
+}
+
 static void plan_entries(Writer *writer, const ParameterTable *table, bool is_bare, Arena *arena) {
-    writer->entry = ARENA_ARRAY(arena, Entry, table->n_parameters);
-    writer->n_entries = table->n_parameters;
+    const ModelConfig *config = &writer->source->config;
+    bool is_gpt2 = huggingface_layout(config) == HUGGINGFACE_GPT2;
+    int64_t most = table->n_parameters * (3 + 2 * config->n_experts);
+    writer->entry = ARENA_ARRAY(arena, Entry, most);
     uint64_t in_shard = 0;
     for (int i = 0; i < table->n_parameters; i++) {
         const Parameter *parameter = &table->parameter[i];
-        bool has_prefix = !is_bare && parameter->role != ROLE_HEAD_WEIGHT;
-        SafetensorsTensor tensor = {
-            .name = arena_printf(arena, "%s%s", has_prefix ? HUGGINGFACE_PREFIX : "", parameter->name),
-            .type = writer->options->type,
-            .n_dims = parameter->shape.n_dims};
-        for (int k = 0; k < tensor.n_dims; k++) {
-            tensor.dim[k] = parameter->shape.dim[parameter->is_transposed ? tensor.n_dims - 1 - k : k];
+        HuggingFacePiece *pieces;
+        int n_pieces = huggingface_pieces(config, parameter, arena, &pieces);
+        bool has_prefix = is_gpt2 && !is_bare && parameter->role != ROLE_HEAD_WEIGHT;
+        for (int k = 0; k < n_pieces; k++) {
+            Entry entry = {.parameter = parameter,
+                           .piece = &pieces[k],
+                           .tensor = stored_tensor(&pieces[k], writer->options->type, has_prefix, arena)};
+            plan_entry(writer, &entry, &in_shard);
         }
-        uint64_t n_bytes =
-            (uint64_t)shape_count(parameter->shape) * safetensors_type_bytes(writer->options->type);
-        if (in_shard > 0 && n_bytes > writer->options->shard_bytes - in_shard) {
-            writer->n_shards++;
-            in_shard = 0;
-        }
-        in_shard += n_bytes < writer->options->shard_bytes ? n_bytes : writer->options->shard_bytes;
-        writer->total_bytes += n_bytes;
-        writer->entry[i] = (Entry){parameter, tensor, writer->n_shards};
     }
     writer->n_shards++;
 }
@@ -142,11 +162,14 @@ static void gather(const float *values, int64_t rows, int64_t columns, int64_t f
 static Status write_tensor(Writer *writer, SafetensorsWriter *file, const Entry *entry, Error *error) {
     const SafetensorsTensor *tensor = &entry->tensor;
     int64_t count = safetensors_count(tensor);
-    TRY(model_source_read(writer->source, entry->parameter, writer->values, error));
+    Parameter part = *entry->parameter; /* what of it goes into this tensor */
+    part.shard = (ParameterShard){.n_boxes = 1, .box = {{.box = entry->piece->box, .is_owner = true}}};
+    part.shape = entry->piece->box.shape;
+    TRY(model_source_read(writer->source, &part, writer->values, error));
     for (int64_t first = 0; first < count; first += BAND_ELEMENTS) {
         int64_t n = count - first < BAND_ELEMENTS ? count - first : BAND_ELEMENTS;
         const float *from = writer->values + first;
-        if (entry->parameter->is_transposed) {
+        if (entry->piece->is_turned) {
             gather(writer->values, tensor->dim[0], tensor->dim[1], first, n, writer->band);
             from = writer->band;
         }

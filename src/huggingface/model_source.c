@@ -101,6 +101,13 @@ Status model_source_check(const ModelSource *source, const ParameterTable *table
                                                     : checkpoint_check(&source->checkpoint, table, error);
 }
 
+void model_source_read_router_bias(const ModelSource *source, const ParameterTable *table, float *values) {
+    memset(values, 0, (size_t)parameters_n_router_biases(table) * sizeof *values);
+    const CheckpointState *state = &source->checkpoint.state;
+    if (source->kind == MODEL_SOURCE_CHECKPOINT && state->router_bias)
+        parameters_take_router_bias(table, &source->config, state->router_bias, values);
+}
+
 Status model_source_read(const ModelSource *source, const Parameter *parameter, float *values, Error *error) {
     if (source->kind == MODEL_SOURCE_HUGGINGFACE)
         return huggingface_read(&source->huggingface, parameter, values, error);

@@ -56,6 +56,10 @@ Status model_source_check(const ModelSource *source, const ParameterTable *table
  * model. */
 Status model_source_read(const ModelSource *source, const Parameter *parameter, float *values, Error *error);
 
+/* What the table has of the biases of the routers (ParameterTable.router_bias), 0 where the source knows of
+ * none. */
+void model_source_read_router_bias(const ModelSource *source, const ParameterTable *table, float *values);
+
 /* Give a command's model options the values of the source, as a preset does. One that was set to something
  * else is a user's error, except for dropout. */
 Status model_source_set_options(const ModelSource *source, Options *options, Error *error);

@@ -50,10 +50,12 @@ static void record_stages(const Generator *generator, GeneratorPass *pass, const
     const ModelPart *part = &generator->part;
     Graph *graph = pass->graph;
     PipelineRecord record = pipeline_record(part->pipeline, graph);
-    pass->decode =
-        gpt_begin_decode(config, generator->table, graph, options, model_part_n_blocks(part, config));
-    for (int chunk = 0; chunk < model_part_n_chunks(part); chunk++) {
-        GptStage stage = model_part_stage(part, config, chunk);
+    int n_stages = model_part_n_chunks(part);
+    GptStage *stages = ARENA_ARRAY(&graph->arena, GptStage, n_stages);
+    for (int chunk = 0; chunk < n_stages; chunk++) stages[chunk] = model_part_stage(part, config, chunk);
+    pass->decode = gpt_begin_decode(config, generator->table, graph, options, stages, n_stages);
+    for (int chunk = 0; chunk < n_stages; chunk++) {
+        GptStage stage = stages[chunk];
         Shape shape = SHAPE(options->B, options->T, config->n_channels);
         Tensor *input =
             stage.has_embedding ? NULL : pipeline_record_input(&record, chunk, options->dtype, shape, false);
@@ -74,6 +76,7 @@ static Status plan_pass(Generator *generator, GeneratorPass *pass, const char *n
     GptDecodeOptions options = {.B = generator->B,
                                 .T = T,
                                 .capacity = generator->context,
+                                .most_new = generator->chunk,
                                 .dtype = generator->dtype,
                                 .split = part->split};
     if (part->pipeline) record_stages(generator, pass, config, &options);
@@ -151,7 +154,7 @@ Status generator_open(Generator *generator, const DeviceMemory *owner, Error *er
 
 Status generator_upload(Generator *generator, const Parameter *parameter, const float *values, Error *error) {
     GeneratorPass *pass = &generator->decode;
-    const Tensor *tensor = pass->decode.parameters.tensor[parameter - generator->table->parameter];
+    const Tensor *tensor = parameter_tensor_of(&pass->decode.parameters, parameter);
     return executor_upload_f32(&pass->executor, tensor, 0, shape_count(parameter->shape), values, error);
 }
 

@@ -68,6 +68,10 @@ Status given_model_load(const GivenModel *model, ParameterTaker upload, void *co
         TRY_GOTO(model_source_read(&model->source, parameter, values, error), done);
         TRY_GOTO(upload(context, parameter, values, error), done);
     }
+    if (parameters_n_router_biases(&model->table)) {
+        model_source_read_router_bias(&model->source, &model->table, values);
+        upload(context, &model->table.router_bias, values, error);
+    }
 done:
     memory_free(values, n_bytes);
     return error->status;

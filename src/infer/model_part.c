@@ -4,6 +4,8 @@ ModelPart model_part_of(const Mesh *mesh, const Pipeline *pipeline, const Parame
     ModelPart part = {0};
     if (mesh->shape.size[AXIS_TP] > 1) part.split.tp = mesh_comm(mesh, AXIS_TP);
     if (chunks) part.split.style = chunks->style;
+    if (mesh->shape.size[AXIS_EP] > 1) part.split.ep = mesh_comm(mesh, AXIS_EP);
+    part.split.has_same_rows = true;
     if (mesh->shape.size[AXIS_PP] == 1) return part;
     part.pipeline = pipeline;
     part.chunks = chunks;
@@ -12,7 +14,7 @@ ModelPart model_part_of(const Mesh *mesh, const Pipeline *pipeline, const Parame
 }
 
 bool model_part_is_shared(const ModelPart *part) {
-    return part->split.tp || part->pipeline;
+    return part->split.tp || part->split.ep || part->pipeline;
 }
 
 int model_part_n_chunks(const ModelPart *part) {
@@ -26,13 +28,4 @@ GptStage model_part_stage(const ModelPart *part, const ModelConfig *config, int 
                       .end_block = blocks->end_block,
                       .has_embedding = blocks->has_embedding,
                       .has_head = blocks->has_head};
-}
-
-int model_part_n_blocks(const ModelPart *part, const ModelConfig *config) {
-    int n = 0;
-    for (int chunk = 0; chunk < model_part_n_chunks(part); chunk++) {
-        GptStage stage = model_part_stage(part, config, chunk);
-        n += stage.end_block - stage.first_block;
-    }
-    return n;
 }

@@ -1,5 +1,6 @@
 /* What a rank has of a model that several ranks compute together: a shard of every layer (tensor
- * parallelism), the blocks of a stage (a pipeline), or both. {0}: all of it.
+ * parallelism), some of the experts (expert parallelism), the blocks of a stage (a pipeline), or all of
+ * these. {0}: all of it.
  *
  *     ModelPart part = {.split = {.tp = tp}, .pipeline = &pipeline, .chunks = &chunks, .stages = pp};
  *
@@ -12,7 +13,7 @@
 #include "parallel/pipeline/pipeline.h"
 
 typedef struct {
-    GptSplit split;              /* along tp, in the style of its parameters */
+    GptSplit split;              /* along tp, in the style of its parameters, and along ep */
     const Pipeline *pipeline;    /* this rank's place in one; NULL: it has all blocks */
     const ParameterPart *chunks; /* with a pipeline: the blocks that it has */
     Comm *stages; /* with a pipeline: its ranks, by what reaches the memory that tensors are in */
@@ -26,8 +27,5 @@ bool model_part_is_shared(const ModelPart *part);
 
 int model_part_n_chunks(const ModelPart *part);
 GptStage model_part_stage(const ModelPart *part, const ModelConfig *config, int chunk);
-
-/* Of all chunks. */
-int model_part_n_blocks(const ModelPart *part, const ModelConfig *config);
 
 #endif

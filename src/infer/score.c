@@ -151,6 +151,7 @@ static void record_stages(const Scorer *scorer, ScorePass *pass, const ModelConf
         if (made.output) pipeline_record_output(&record, chunk, made.output);
         pass->loss.parameters = made.loss.parameters;
         if (made.loss.tokens) pass->loss.tokens = made.loss.tokens;
+        if (made.loss.sequences) pass->loss.sequences = options.sequences = made.loss.sequences;
         if (made.loss.targets) pass->loss.targets = made.loss.targets;
         if (made.loss.losses) pass->loss.losses = made.loss.losses;
         options.parameters = &pass->loss.parameters;
@@ -233,7 +234,7 @@ Status scorer_open(Scorer *scorer, const DeviceMemory *owner, Error *error) {
 Status scorer_upload(Scorer *scorer, const Parameter *parameter, const float *values, Error *error) {
     if (!scorer->n_passes) return STATUS_OK; /* nothing to score, nobody to read it */
     ScorePass *pass = &scorer->pass[0];
-    const Tensor *tensor = pass->loss.parameters.tensor[parameter - scorer->table->parameter];
+    const Tensor *tensor = parameter_tensor_of(&pass->loss.parameters, parameter);
     return executor_upload_f32(&pass->executor, tensor, 0, shape_count(parameter->shape), values, error);
 }
 
@@ -282,6 +283,7 @@ static Status run_batch(Scorer *scorer, ScorePass *pass, const ScoreWindow *wind
     }
     const GptLoss *loss = &pass->loss;
     if (loss->tokens) TRY(executor_upload(&pass->executor, loss->tokens, scorer->tokens, error));
+    if (loss->sequences) TRY(executor_upload(&pass->executor, loss->sequences, scorer->tokens, error));
     if (loss->targets) TRY(executor_upload(&pass->executor, loss->targets, scorer->targets, error));
     TRY(executor_run(&pass->executor, SECTION_FORWARD, MICRO_BATCH_ONLY, error));
     if (!loss->losses) return STATUS_OK;

@@ -9,6 +9,7 @@
 #include "device/device.h"
 #include "ops/ops.h"
 #include "run/resume.h"
+#include "train/model_mesh.h"
 
 #include <string.h>
 
@@ -181,7 +182,8 @@ static Status refuse_ignored(const TrainRun *run, Error *error) {
         {"streams", "--device cuda", device_takes_gpu(run->values.train.device)},
         {"ranks-per-host", "--print-mesh", run->values.call.print_mesh},
         {"tp-style", "--tp 2 or more", run->values.parallel.size[AXIS_TP] > 1},
-        {"tp-chunks", "--tp 2 or more", run->values.parallel.size[AXIS_TP] > 1},
+        {"tp-chunks", "--tp or --ep 2 or more",
+         run->values.parallel.size[AXIS_TP] > 1 || run->values.parallel.size[AXIS_EP] > 1},
         {"sequence-parallel", "--tp 2 or more", run->values.parallel.size[AXIS_TP] > 1},
         {"cp-style", "--cp 2 or more", run->values.parallel.size[AXIS_CP] > 1},
         {"schedule", "--pp 2 or more", train_has_pipeline(run)},
@@ -222,6 +224,13 @@ static Status check_context(const TrainRun *run, Error *error) {
     int64_t most = context_most_ranks(style, values->train.sequence);
     int64_t n_heads = values->model.n_kv_heads / n_tensor;
     if (n_ranks == 1) return STATUS_OK;
+    if (values->model.depth_capacity > 0.0) {
+        return error_user(
+            error,
+            "--depth-capacity chooses among all positions of a sequence, and --cp %d divides each among ranks; "
+            "leave one out, or divide the layers (--tp)",
+            n_ranks);
+    }
     if (n_ranks > most) {
         return error_user(
             error,
@@ -250,7 +259,7 @@ static Status check_context(const TrainRun *run, Error *error) {
 /* What several ranks cannot do. */
 static Status check_ranks(TrainRun *run, Error *error) {
     const TrainCommand *values = &run->values;
-    int n_shares = run->shape.size[AXIS_DP];
+    int n_shares = run->shape.size[AXIS_DP] * run->shape.size[AXIS_EP];
     if (values->train.batch < n_shares) {
         return error_user(
             error,
@@ -269,7 +278,7 @@ static Status check_ranks(TrainRun *run, Error *error) {
     if (values->parallel.tensor_style == TENSOR_ROW && n_tensor > 1 && asks_sequence)
         return error_user(error, "--tp-style row has all rows on every rank, and --sequence-parallel divides "
                                  "them; leave one out");
-    if (values->parallel.tensor_chunks > 1 && n_tensor > 1 && train_has_pipeline(run))
+    if (values->parallel.tensor_chunks > 1 && train_has_pipeline(run))
         return error_user(error,
                           "--tp-chunks %lld is of layers that one stage has all of, and in a pipeline "
                           "micro-batches are in flight already; leave it out, or --pp",
@@ -285,6 +294,12 @@ static Status check_ranks(TrainRun *run, Error *error) {
                           n_tensor, (long long)values->model.vocabulary, (long long)most);
     }
     TRY(check_context(run, error));
+    TRY(model_mesh_check_experts(&run->shape, &values->model, error));
+    if (run->shape.size[AXIS_EP] > 1 && values->async.sync != SYNC_EXACT)
+        return error_user(error,
+                          "--sync %s is of whole models, and --ep %d divides the experts among ranks; leave "
+                          "one out",
+                          sync_names[values->async.sync], run->shape.size[AXIS_EP]);
     if (values->optimizer.eager && (n_shares > 1 || n_tensor > 1 || run->shape.size[AXIS_CP] > 1)) {
         bool is_given = options_source(&run->options, "eager-update") == OPTION_FROM_COMMAND;
         if (!is_given)

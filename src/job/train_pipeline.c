@@ -9,7 +9,8 @@ bool train_has_pipeline(const TrainRun *run) {
 }
 
 static int64_t micro_batches(const TrainRun *run, int64_t micro_batch) {
-    int64_t n_shares = run->shape.size[AXIS_DP], batch = run->values.train.batch;
+    int64_t n_shares = (int64_t)run->shape.size[AXIS_DP] * run->shape.size[AXIS_EP],
+            batch = run->values.train.batch;
     int64_t share = (batch + n_shares - 1) / n_shares;
     return (share + micro_batch - 1) / micro_batch;
 }
@@ -98,11 +99,10 @@ Status train_pipeline_complete(TrainRun *run, Error *error) {
 Status train_pipeline_open(TrainRun *run, Error *error) {
     const Mesh *mesh = &run->mesh;
     run->part = parameter_part_whole(&run->values.model);
-    run->part.n_ranks = mesh->shape.size[AXIS_TP];
-    run->part.rank = mesh->coordinate[AXIS_TP];
     if (train_has_pipeline(run))
         run->part = stages_part(&run->stages, mesh->coordinate[AXIS_PP], mesh->shape.size[AXIS_TP],
                                 mesh->coordinate[AXIS_TP]);
+    parameter_part_set_rank(&run->part, mesh);
     run->part.style = (TensorStyle)run->values.parallel.tensor_style;
     if (!train_has_pipeline(run)) return STATUS_OK;
     return model_pipeline_open(&run->pipeline, &run->mesh, &run->layout, error);

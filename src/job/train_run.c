@@ -93,6 +93,7 @@ static Status open_tokenizer(TrainRun *run, Error *error) {
     TRY(data_source_open(&run->source, &values->data, saved, error));
     TRY(check_init(run, error));
     TRY(config_complete(&values->model, tokenizer_n_vocabulary(run->source.tokenizer), error));
+    TRY(config_set_document_end(&values->model, tokenizer_end_of_text(run->source.tokenizer), error));
     return train_options_complete(run, error);
 }
 

@@ -17,7 +17,7 @@ static void say_ranks(const TrainRun *run) {
     const GradientSyncOptions *sync = &trainer->step.options.sync;
     Precision precision = trainer->step.options.precision;
     int n_moments = trainer->step.optimizer.n_moments;
-    char text[256], formula[64];
+    char text[256], formula[96];
     if (trainer_n_ranks(trainer) == 1) return;
     log_note(&run->log, "%s", launch_describe(run->launch, run->backend.n_threads, text, sizeof text));
     if (launch_advice(run->launch, text, sizeof text)) log_warning(&run->log, "%s", text);
@@ -26,7 +26,7 @@ static void say_ranks(const TrainRun *run) {
                     "this MPI lets one thread talk at a time (%s): nothing is hidden behind computation",
                     comm_mpi_library());
     const Comm *sums = mesh_sums(&run->mesh);
-    double wanted = sync_state_bytes(sync, precision, trainer->table.n_elements, n_moments);
+    double wanted = sync_state_bytes(sync, precision, parameters_count_groups(&trainer->table), n_moments);
     int64_t share = (run->values.train.batch - 1) / sync_n_shares(sync) + 1; /* the largest */
     train_async_say(run);
     if (sync->is_async) {

@@ -20,8 +20,13 @@ void train_watch(TrainRun *run) {
 /* Messages between stages, and of those that hold a tied table. */
 static void watch_borders(TrainRun *run) {
     pipeline_watch(&run->pipeline, &run->activity);
-    comm_watch(&run->mesh.sums, &run->activity, ACTIVITY_HOST, "data and context");
-    comm_watch(&run->mesh.device_sums, &run->activity, ACTIVITY_HOST, "data and context");
+    bool has_experts = run->mesh.shape.size[AXIS_EP] > 1, has_contexts = run->mesh.shape.size[AXIS_CP] > 1;
+    const char *sums = !has_experts ? "data and context" : "data and experts";
+    if (has_experts && has_contexts) sums = "data, context and experts";
+    comm_watch(&run->mesh.sums, &run->activity, ACTIVITY_HOST, sums);
+    comm_watch(&run->mesh.device_sums, &run->activity, ACTIVITY_HOST, sums);
+    comm_watch(&run->mesh.expert_sums, &run->activity, ACTIVITY_HOST, "data and context");
+    comm_watch(&run->mesh.device_expert_sums, &run->activity, ACTIVITY_HOST, "data and context");
     comm_watch(&run->mesh.ends, &run->activity, ACTIVITY_HOST, "tied embedding");
     comm_watch(&run->mesh.device_ends, &run->activity, ACTIVITY_HOST, "tied embedding");
 }

@@ -74,7 +74,8 @@ static FlopsPart part_of(const Node *node) {
     if (strcmp(name, "linear_weight_gradient") == 0)
         return part_of_weight(node->output[0] ? node->output[0] : node->output[1]);
     if (begins(name, "linear")) return part_of_weight(node->input[1]);
-    if (begins(name, "attention") || begins(name, "rotary")) return FLOPS_SCORES;
+    if (begins(name, "attention") || begins(name, "sparse_attention") || begins(name, "rotary"))
+        return FLOPS_SCORES;
     if (begins(name, "gelu") || begins(name, "swiglu")) return FLOPS_MLP;
     return begins(name, "cross_entropy") ? FLOPS_LOGITS : FLOPS_REST;
 }

@@ -1,6 +1,8 @@
 /* Presets are rows of one table. The sizes are those that OpenAI published for GPT-2 and GPT-3; where the
  * GPT-3 paper's own numbers do not multiply (XL: 24 heads of 128 in 2,048 channels; 13B: 5,140 channels), the
- * usual correction is taken (16 heads; 5,120 channels). Learning rates are GPT-3's for the size, and what was
+ * usual correction is taken (16 heads; 5,120 channels: 40 heads of 128). GPT-3's blocks alternate between
+ * dense attention and bands "similar to the Sparse Transformer", whose width is not published: 256 is what
+ * the 13B preset takes. Learning rates are GPT-3's for the size, and what was
  * found good for the two small ones. */
 #include "model/config.h"
 
@@ -30,6 +32,15 @@ static const Preset presets[] = {
     {"gpt3-175b", 96, 96, 12288, 2048, GPT2_VOCABULARY, "6e-5"},
 };
 enum { N_PRESETS = sizeof presets / sizeof presets[0] };
+
+/* Presets whose attention is not dense in every block. */
+static const struct { const char *name, *pattern; } preset_patterns[] = {{"gpt3-13b", "dense,window:256"}};
+
+static const char *pattern_of_preset(const char *name) {
+    for (size_t i = 0; i < sizeof preset_patterns / sizeof preset_patterns[0]; i++)
+        if (strcmp(preset_patterns[i].name, name) == 0) return preset_patterns[i].pattern;
+    return "";
+}
 
 static const char *const norm_names[] = {"layernorm", "rmsnorm", NULL};
 static const char *const mlp_names[] = {"gelu", "gelu-erf", "swiglu", NULL};
@@ -76,6 +87,31 @@ const OptionSpec model_option_specs[] = {
                 .flags = OPTION_FIXED),
     OPTION_BOOL("bias", ModelConfig, bias, true, "biases in linear layers and layernorms",
                 .flags = OPTION_FIXED),
+    OPTION_STRING("attention", ModelConfig, attention, "dense", "PATTERN",
+                  "which earlier positions a token sees: dense, window:W (the last W, itself included), "
+                  "strided:L (the last L, and every L-th), fixed:L:C (its own block of L, and the last C of "
+                  "every block) or bigbird:BLOCK:WINDOW:GLOBAL:RANDOM (in blocks: the last ones, the first "
+                  "ones, and some drawn for good)",
+                  .flags = OPTION_FIXED),
+    OPTION_STRING("attention-pattern", ModelConfig, attention_pattern, "", "PATTERN,...",
+                  "patterns as those of --attention that the blocks take in turn, from the first on: "
+                  "dense,window:256 alternates as GPT-3 does; in place of --attention",
+                  .flags = OPTION_FIXED | OPTION_MAY_BE_EMPTY),
+    OPTION_BOOL("document-mask", ModelConfig, document_mask, false,
+                "a token sees its own document only, and positions begin anew with each; documents end with "
+                "the tokenizer's end-of-text token",
+                .flags = OPTION_FIXED),
+    OPTION_INT("document-end", ModelConfig, document_end, -1, -1, LARGEST,
+               "token that ends a document, for --document-mask; -1: the tokenizer's end of text",
+               .flags = OPTION_FIXED),
+    OPTION_FLOAT(
+        "depth-capacity", ModelConfig, depth_capacity, 0.0, 0.0, 1.0,
+        "mixture of depths: the share of a sequence's positions that pass a block with a router, the "
+        "rest go by; 0: all blocks are for all",
+        .flags = OPTION_FIXED | OPTION_F32),
+    OPTION_INT("depth-every", ModelConfig, depth_every, 2, 1, 1000,
+               "mixture of depths: which blocks have a router, the last of each so many; 1: all",
+               .flags = OPTION_FIXED),
     OPTION_FLOAT(
         "dropout", ModelConfig, dropout, 0.0, 0.0, 0.999,
         "probability of dropout after the embedding, on attention weights and on both residual branches",
@@ -123,6 +159,9 @@ Status config_apply_preset(Options *options, const char *name, Error *error) {
         TRY(options_set_int(options, "channels", preset->channels, OPTION_FROM_PRESET, error));
         TRY(options_set_int(options, "context", preset->context, OPTION_FROM_PRESET, error));
         TRY(options_set_int(options, "vocab", preset->vocabulary, OPTION_FROM_PRESET, error));
+        bool has_own = options_source(options, "attention") > OPTION_FROM_PRESET;
+        TRY(options_set(options, "attention-pattern", has_own ? "" : pattern_of_preset(name),
+                        OPTION_FROM_PRESET, error));
         if (options_find(options->command, "lr") < 0) return STATUS_OK; /* a command that does not train */
         return options_set(options, "lr", preset->rate, OPTION_FROM_PRESET, error);
     }
@@ -136,6 +175,45 @@ Status config_apply_preset(Options *options, const char *name, Error *error) {
 
 int64_t config_head_size(const ModelConfig *config) {
     return config->n_channels / config->n_heads;
+}
+
+bool config_is_depth_block(const ModelConfig *config, int block) {
+    return config->depth_capacity > 0.0 && (block + 1) % config->depth_every == 0;
+}
+
+int64_t config_depth_rows(const ModelConfig *config, int64_t T) {
+    int64_t n = (int64_t)(config->depth_capacity * (double)T + 0.5);
+    return n < 1 ? 1 : n > T ? T : n;
+}
+
+int config_n_depth_blocks(const ModelConfig *config, int first_block, int end_block) {
+    int n = 0;
+    for (int block = first_block; block < end_block; block++) n += config_is_depth_block(config, block);
+    return n;
+}
+
+/* Positions that pass a block are its sequence: what patterns and documents say of others, nobody knows there. */
+static Status check_depths(const ModelConfig *config, Error *error) {
+    if (config->depth_capacity <= 0.0) return STATUS_OK;
+    if (config->depth_every > config->n_layers)
+        return error_user(
+            error,
+            "--depth-every %lld leaves none of --layers %lld with a router; choose at most as many, or leave out "
+            "--depth-capacity",
+            (long long)config->depth_every, (long long)config->n_layers);
+    for (int block = 0; block < config->n_layers; block++) {
+        if (!config_is_depth_block(config, block) || !config_is_sparse(config, block)) continue;
+        if (config->document_mask)
+            return error_user(error,
+                              "--document-mask and --depth-capacity do not go together: a router chooses "
+                              "among all positions of a sequence; leave one out");
+        return error_user(
+            error,
+            "--depth-capacity: block %d has a router, and attention there is among what passes; give such "
+            "blocks dense attention (as --attention-pattern window:256,dense with --depth-every 2)",
+            block);
+    }
+    return STATUS_OK;
 }
 
 bool config_has_experts(const ModelConfig *config, int block) {
@@ -185,6 +263,64 @@ static Status complete_experts(ModelConfig *config, Error *error) {
     return STATUS_OK;
 }
 
+AttentionPattern config_pattern(const ModelConfig *config, int64_t block) {
+    if (!config->n_patterns) return (AttentionPattern){.kind = PATTERN_DENSE};
+    return config->pattern[block % config->n_patterns];
+}
+
+bool config_is_sparse(const ModelConfig *config, int64_t block) {
+    return config->document_mask || config_pattern(config, block).kind != PATTERN_DENSE;
+}
+
+/* Patterns from words: those of all blocks in turn. */
+static Status read_patterns(ModelConfig *config, Error *error) {
+    if (!config->attention) config->attention = "dense";
+    if (!config->attention_pattern) config->attention_pattern = "";
+    bool has_list = *config->attention_pattern;
+    if (has_list && strcmp(config->attention, "dense") != 0)
+        return error_user(
+            error,
+            "--attention %s is for all blocks, and --attention-pattern %s for each in turn; give "
+            "one of them",
+            config->attention, config->attention_pattern);
+    const char *at = has_list ? config->attention_pattern : config->attention;
+    config->n_patterns = 0;
+    for (bool goes_on = true; goes_on;) {
+        size_t n = strcspn(at, ",");
+        if (config->n_patterns == CONFIG_MAX_PATTERNS)
+            return error_user(error, "--attention-pattern has more than %d patterns", CONFIG_MAX_PATTERNS);
+        if (pattern_parse(at, n, &config->pattern[config->n_patterns++], error) != STATUS_OK)
+            return error_prefix(error, has_list ? "--attention-pattern: " : "--attention: ");
+        goes_on = has_list && at[n] == ',';
+        if (!has_list && at[n])
+            return error_user(error, "--attention takes one pattern; give several by --attention-pattern %s",
+                              config->attention);
+        at += n + 1;
+    }
+    return STATUS_OK;
+}
+
+static Status check_document_end(const ModelConfig *config, Error *error) {
+    if (!config->document_mask && config->document_end > 0)
+        return error_user(error, "--document-end is for --document-mask; give that too, or leave it out");
+    if (config->document_mask && config->document_end >= config->vocabulary)
+        return error_user(error, "--document-end %lld is not one of the %lld tokens; choose one of 0 to %lld",
+                          (long long)config->document_end, (long long)config->vocabulary,
+                          (long long)config->vocabulary - 1);
+    return STATUS_OK;
+}
+
+Status config_set_document_end(ModelConfig *config, int32_t end_of_text, Error *error) {
+    if (!config->document_mask || config->document_end >= 0) return STATUS_OK;
+    if (end_of_text < 0)
+        return error_user(
+            error, "--document-mask needs a token that ends documents, and the tokenizer has none; choose "
+                   "a tokenizer that has one (gpt2, or one trained with an end of text), or name the "
+                   "token by --document-end");
+    config->document_end = end_of_text;
+    return STATUS_OK;
+}
+
 Status config_complete(ModelConfig *config, int64_t tokenizer_vocabulary, Error *error) {
     if (config->n_channels % config->n_heads != 0) {
         return error_user(
@@ -217,5 +353,8 @@ Status config_complete(ModelConfig *config, int64_t tokenizer_vocabulary, Error 
     }
     if (config->vocabulary < 1)
         return error_user(error, "the vocabulary is empty; give --vocab or a tokenizer");
+    TRY(read_patterns(config, error));
+    TRY(check_document_end(config, error));
+    TRY(check_depths(config, error));
     return config->n_experts ? complete_experts(config, error) : STATUS_OK;
 }

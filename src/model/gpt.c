@@ -13,8 +13,8 @@
  * addition wait for the norm that follows, and the three are one operation.
  *
  * What a branch is made of is in gpt_layers.c, which also knows how layers are split among ranks; attention
- * is in gpt_attention.c, experts in the place of the MLP in gpt_experts.c, the head in gpt_head.c, generation in
- * gpt_decode.c. */
+ * is in gpt_attention.c, experts in the place of the MLP in gpt_experts.c, blocks that some positions go by in
+ * gpt_depth.c, the head in gpt_head.c, generation in gpt_decode.c. */
 #include "model/gpt_writer.h"
 
 Tensor *layer_mlp(GptWriter *r, Tensor *h, int block) {
@@ -33,7 +33,7 @@ static Tensor *record_embedding(GptWriter *r, Tensor *tokens) {
                                       .n_tokens = span.n,
                                       .n_all = r->config->vocabulary};
     return op_embedding_part(r->graph, tokens, layer_parameter(r, ROLE_TOKEN_TABLE, NO_BLOCK),
-                             layer_parameter(r, ROLE_POSITION_TABLE, NO_BLOCK), r->start, &attributes);
+                             layer_parameter(r, ROLE_POSITION_TABLE, NO_BLOCK), writer_start(r), &attributes);
 }
 
 /* The same of all parts, or this rank's rows of it: where their streams begin. */
@@ -76,6 +76,9 @@ static void begin_half(GptPart *part, int half) {
     if (kind == 0) layer_caches(r, block);
     part->entering = layer_enter_branch(
         r, layer_norm(r, &part->x, halves[kind].norm_weight, halves[kind].norm_bias, block));
+    /* To their experts while another part is computed; where layers are split, it is not all here yet. */
+    if (kind == 1 && layer_exchanges_experts(r, block) && !writer_is_split(r))
+        layer_experts_begin(r, &part->experts, part->entering.y, block);
 }
 
 static void branch_half(GptPart *part, int half) {
@@ -84,15 +87,25 @@ static void branch_half(GptPart *part, int half) {
     r->graph->block = block;
     part->entered = op_parallel_finish(r->graph, &part->entering);
     if (kind == 0) part->branch = layer_attention(r, part->entered, block);
-    else if (config_has_experts(r->config, block)) part->branch = layer_experts(r, part->entered, block);
+    else if (config_has_experts(r->config, block))
+        part->branch = layer_experts(r, &part->experts, part->entered, block);
     else part->branch = layer_mlp(r, part->entered, block);
+}
+
+/* What a branch's layer may add to what it makes: the stream, or what the branches before it have made. */
+static Tensor *added_so_far(const GptPart *part) {
+    return part->r.adds_apart ? part->made : part->x.sum;
 }
 
 static void project_half(GptPart *part, int half) {
     GptWriter *r = &part->r;
     int block = half / 2, kind = half % 2;
     r->graph->block = block;
-    Tensor *residual = writer_is_fused(r) ? part->x.sum : NULL, *y = part->branch;
+    Tensor *residual = writer_is_fused(r) ? added_so_far(part) : NULL, *y = part->branch;
+    if (part->experts.is_under_way) {
+        if (!writer_is_split(r)) return; /* they come back while another part is computed */
+        y = layer_experts_end(r, &part->experts, block);
+    }
     if (kind == 0 || !config_has_experts(r->config, block))
         y = layer_projection(r, y, part->entered, halves[kind].weight, halves[kind].bias, residual, block);
     else if (residual) y = op_add(r->graph, residual, y); /* experts end with their sum */
@@ -102,8 +115,13 @@ static void project_half(GptPart *part, int half) {
 static void end_half(GptPart *part, int half) {
     GptWriter *r = &part->r;
     r->graph->block = half / 2;
-    Tensor *y = op_parallel_finish(r->graph, &part->leaving);
-    layer_residual(r, &part->x, y, half / 2, halves[half % 2].site);
+    Tensor *y;
+    if (part->experts.is_under_way) {
+        y = layer_experts_end(r, &part->experts, half / 2);
+        if (writer_is_fused(r)) y = op_add(r->graph, added_so_far(part), y);
+    } else y = op_parallel_finish(r->graph, &part->leaving);
+    if (r->adds_apart) depth_residual(part, y, half / 2, halves[half % 2].site);
+    else layer_residual(r, &part->x, y, half / 2, halves[half % 2].site);
 }
 
 /* Halves first .. end - 1 of blocks, of all parts in turn. Between two layers of a part, the one before it
@@ -111,7 +129,7 @@ static void end_half(GptPart *part, int half) {
  *
  *     part 0   project, out           end, begin, in            branch         ...
  *     part 1                  branch                  project, out     end, begin, in */
-static void record_halves(GptPart *parts, int n_parts, int first, int end) {
+void gpt_record_halves(GptPart *parts, int n_parts, int first, int end) {
     int n_runs = (end - first) * n_parts, lag = n_parts > 1 ? 1 : 0;
     for (int i = 0; i < n_parts; i++) begin_half(&parts[i], first);
     for (int i = 0; i < n_runs + lag; i++) {
@@ -125,6 +143,17 @@ static void record_halves(GptPart *parts, int n_parts, int first, int end) {
     }
 }
 
+/* Blocks first .. end - 1. Parts meet where there is a router, too: its messages are few. */
+static void record_run(GptPart *parts, int n_parts, int first, int end) {
+    const ModelConfig *config = parts[0].r.config;
+    for (int from = first, to; from < end; from = to) {
+        for (to = from; to < end && !config_is_depth_block(config, to);) to++;
+        if (to > from) gpt_record_halves(parts, n_parts, 2 * from, 2 * to);
+        for (int i = 0; to < end && i < n_parts; i++) gpt_record_depth(&parts[i], to);
+        to += to < end;
+    }
+}
+
 /* Parts meet where activations are forgotten from (a segment), or after every block, where its weights are
  * gathered. */
 void gpt_record_blocks(GptPart *parts, int n_parts, int first, int end) {
@@ -135,13 +164,14 @@ void gpt_record_blocks(GptPart *parts, int n_parts, int first, int end) {
         if (to > end) to = end;
         for (int i = 0; r->segment && from % r->segment == 0 && i < n_parts; i++)
             layer_border(&parts[i].r, &parts[i].x);
-        record_halves(parts, n_parts, 2 * from, 2 * to);
+        record_run(parts, n_parts, from, to);
     }
     r->graph->block = NO_BLOCK;
 }
 int gpt_n_parts(const GptLossOptions *options) {
     const GptSplit *split = &options->split;
-    if (!split->tp || split->tp->size == 1 || split->style != TENSOR_COLUMN || split->n_parts < 2) return 1;
+    bool is_split = split->tp && split->tp->size > 1, exchanges = split->ep && !split->has_same_rows;
+    if (!(is_split || exchanges) || split->style != TENSOR_COLUMN || split->n_parts < 2) return 1;
     return (int)(split->n_parts < options->B ? split->n_parts : options->B);
 }
 
@@ -155,16 +185,23 @@ static GptLoss record_places(const ModelConfig *config, const ParameterTable *ta
                           : parameters_record(table, graph, options->dtype, options->is_training);
     if (stage->has_embedding)
         loss.tokens = graph_tensor(graph, PLACE_INPUT, DTYPE_I32, SHAPE(B, T), "tokens");
+    if (config->document_mask && (!stage->has_embedding || T != options->T))
+        loss.sequences = options->sequences
+                             ? options->sequences
+                             : graph_tensor(graph, PLACE_INPUT, DTYPE_I32, SHAPE(B, options->T), "sequences");
     if (stage->has_head) {
         loss.targets = graph_tensor(graph, PLACE_INPUT, DTYPE_I32, SHAPE(B * T), "targets");
         loss.loss = graph_tensor(graph, PLACE_STATE, DTYPE_F32, SHAPE(1), "loss");
         loss.losses = graph_tensor(graph, PLACE_STATE, DTYPE_F32, SHAPE(B * T), "losses");
     }
-    if ((options->is_training && config->dropout > 0.0) || config->n_experts)
+    int n_depths = config_n_depth_blocks(config, stage->first_block, stage->end_block);
+    if (options->is_training && (config->dropout > 0.0 || config->n_experts || n_depths))
         loss.random = graph_tensor(graph, PLACE_INPUT, DTYPE_I32,
                                    SHAPE(gpt_n_parts(options) * N_RANDOM_WORDS), "random");
     if (options->is_training && options->scales_loss)
         loss.scale = graph_tensor(graph, PLACE_INPUT, DTYPE_F32, SHAPE(1), "loss scale");
+    if (options->is_training && n_depths)
+        loss.depth = graph_tensor(graph, PLACE_STATE, DTYPE_F32, SHAPE(N_DEPTH_NUMBERS), "depth");
     if (options->is_training)
         loss.reports = options->reports ? options->reports : gpt_record_reports(config, table, graph);
     return loss;
@@ -204,6 +241,7 @@ Shape gpt_stream_shape(const ModelConfig *config, const GptLossOptions *options)
 static GptPart *record_parts(const ModelConfig *config, Graph *graph, const GptLossOptions *options,
                              const GptLoss *loss, int n_parts) {
     GptPart *parts = ARENA_ARRAY(&graph->arena, GptPart, n_parts);
+    GptDepth depth = {.report = loss->depth, .n_recorded = ARENA_NEW(&graph->arena, int)};
     for (int i = 0; i < n_parts; i++) {
         GptWriter *r = &parts[i].r;
         *r = loss_writer(config, options, n_parts, i);
@@ -218,8 +256,22 @@ static GptPart *record_parts(const ModelConfig *config, Graph *graph, const GptL
         r->reports = loss->reports;
         r->loss_scale = options->loss_scale;
         r->is_training = options->is_training;
+        r->depth = depth;
     }
     return parts;
+}
+
+/* What the parts' sparse attention goes by, from the tokens of all positions. */
+static void record_masks(GptPart *parts, int n_parts, const GptLoss *loss, const GptStage *stage) {
+    Tensor *sequences = loss->sequences ? loss->sequences : loss->tokens;
+    for (int i = 0; i < n_parts; i++) {
+        GptWriter *r = &parts[i].r;
+        Tensor *own = sequences;
+        if (n_parts > 1 && r->config->document_mask)
+            own = graph_view(r->graph, sequences, SHAPE(r->B, r->n_positions),
+                             r->first_sequence * r->n_positions, "sequences.part");
+        writer_record_masks(r, own, stage->first_block, stage->end_block);
+    }
 }
 
 GptStageTensors gpt_record_stage(const ModelConfig *config, const ParameterTable *table, Graph *graph,
@@ -229,6 +281,7 @@ GptStageTensors gpt_record_stage(const ModelConfig *config, const ParameterTable
     GptPart *parts = record_parts(config, graph, options, &tensors.loss, n_parts);
     graph_check(graph, n_parts == 1 || (stage->has_embedding && stage->has_head),
                 "a stage of a pipeline passes on all of a micro-batch, not %d parts of it", n_parts);
+    record_masks(parts, n_parts, &tensors.loss, stage);
     if (stage->has_embedding) {
         gpt_record_embeddings(parts, n_parts, tensors.loss.tokens);
     } else if (!input) {

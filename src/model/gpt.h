@@ -5,6 +5,7 @@
 #include "comm/comm.h"
 #include "graph/traits.h"
 #include "model/parameters.h"
+#include "ops/sparse_attention.h"
 #include "parallel/ring_attention.h"
 
 /* How the layers are split among ranks; {0}: they are not. The parameter table is then this rank's part
@@ -17,17 +18,21 @@
  * activations shrink by the number of ranks.
  *
  * With context parallelism a rank has some positions of every sequence (gpt_rows), and attention alone knows
- * of the others. */
+ * of the others. With expert parallelism it has some of the experts of each block that has any. */
 typedef struct {
     Comm *tp;          /* NULL: alone */
     TensorStyle style; /* TENSOR_ROW: each linear layer by its inputs, the rest whole on every rank */
     bool by_sequence;  /* sequence parallelism, along tp; not with TENSOR_ROW */
-    /* Parts of a micro-batch, by sequences, that take turns: the messages of one travel while the next is
-     * computed. At most one a sequence; 0 is 1. Not with TENSOR_ROW, nor in a pipeline. */
+    /* Parts of a micro-batch, by sequences, that take turns: the messages of one (of tp, and of ep) travel
+     * while the next is computed. At most one a sequence; 0 is 1. Not with TENSOR_ROW, nor in a pipeline. */
     int n_parts;
     bool by_block; /* the parts meet after every block */
     Comm *cp;      /* NULL: alone */
     ContextStyle context;
+    Comm *ep; /* NULL: alone */
+    /* Of ep: every rank has the same rows, makes the part of their result that its experts are for, and the
+     * parts are summed; else each has rows of its own, which go to where their experts are. */
+    bool has_same_rows;
 } GptSplit;
 
 /* The positions that this rank has of a sequence of T. */
@@ -44,6 +49,7 @@ typedef struct {
     GptSplit split;
     bool scales_loss; /* the gradient is multiplied by a number that the host writes: see GptLoss */
     const ParameterTensors *parameters; /* recorded already, for another stage in the same graph; NULL: not */
+    Tensor *sequences;                  /* likewise */
     Tensor *reports;                    /* likewise: GptLoss.reports */
 } GptLossOptions;
 
@@ -53,14 +59,24 @@ typedef struct {
     /* (B,T) and (B·T) i32 in PLACE_INPUT, of this rank's positions; a negative target is left out of the
      * loss */
     Tensor *tokens, *targets;
-    Tensor *random; /* see ops.h, one behind the other for each part; NULL without dropout and experts */
+    /* (B,T) i32 in PLACE_INPUT: the tokens of all positions of the sequences, where a document mask needs them
+     * and `tokens` is not that: without an embedding, or with context parallelism; else NULL */
+    Tensor *sequences;
+    Tensor *random; /* see ops.h, one behind the other for each part; NULL where nobody reads it, and where it
+                     * is no training */
     Tensor *scale;  /* (1) in PLACE_INPUT: what gradients are multiplied by; NULL unless scales_loss */
     Tensor *losses; /* (B·T) cross-entropy of every token */
     Tensor *loss;   /* scalar in PLACE_STATE: the sum over a step's micro-batches, scaled */
     /* (blocks with experts here, E + N_ROUTE_COUNTS) in PLACE_STATE: what a step's routers report, by
      * parameter_router_row; see ops/experts/experts.h. NULL: there are none, or it is no training. */
     Tensor *reports;
+    /* What a step says of the predictors of blocks that some positions go by, summed over micro-batches,
+     * (N_DEPTH_NUMBERS) in PLACE_STATE: mean cross-entropy, and share of right guesses; of all ranks along dp
+     * and pp together, and along tp where its ranks share out rows. NULL as above. */
+    Tensor *depth;
 } GptLoss;
+
+enum { DEPTH_LOSS, DEPTH_HITS, N_DEPTH_NUMBERS };
 
 /* How many there are; part i has sequences shard_span(B, n, i). */
 int gpt_n_parts(const GptLossOptions *options);
@@ -97,17 +113,22 @@ Shape gpt_stream_shape(const ModelConfig *config, const GptLossOptions *options)
 /* A step of generation: T new tokens for each of B sequences, whose earlier keys and values are cached. */
 typedef struct {
     ParameterTensors parameters;
-    Tensor *tokens; /* (B,T) i32 */
-    Tensor *start;  /* (B) i32: how many tokens of each sequence are cached already */
-    Tensor *rows;   /* (B) i32: which of the B·T rows to predict from, one a sequence */
-    Tensor *caches; /* of this rank's heads and blocks, keys before values; NULL: it has none */
-    int n_blocks;   /* that are recorded */
-    Tensor *logits; /* (B,V) of those rows, f32; NULL without a head */
+    Tensor *tokens;         /* (B,T) i32 */
+    Tensor *start;          /* (B) i32: how many tokens of each sequence are cached already */
+    Tensor *rows;           /* (B) i32: which of the B·T rows to predict from, one a sequence */
+    Tensor *caches;         /* of this rank's heads and blocks, keys before values; NULL: it has none */
+    Tensor *next_documents; /* (B,capacity) i32: see op_document_starts_cached; NULL: no document mask */
+    Documents documents;    /* of the new tokens, once a stage has asked for them */
+    int64_t n_cached;       /* positions of keys and values of the blocks that are recorded */
+    Tensor *counts;         /* (blocks with a router,B,capacity+1) i32, see ops/depth/depth.h; NULL: none */
+    int64_t n_counted;      /* such blocks that are recorded */
+    Tensor *logits;         /* (B,V) of those rows, f32; NULL without a head */
 } GptDecode;
 
 typedef struct {
     int64_t B, T;
-    int64_t capacity; /* positions that are cached for every sequence */
+    int64_t capacity; /* positions that are cached for every sequence; less where a window sees no more */
+    int64_t most_new; /* the greatest T of all programs that share the caches; 0: this one's */
     DType dtype;
     GptSplit
         split; /* along tp, never by sequence: every rank has all rows, its own heads' cache and all logits */
@@ -118,11 +139,11 @@ GptDecode gpt_record_decode(const ModelConfig *config, const ParameterTable *tab
                             const GptDecodeOptions *options);
 
 /* The same stage by stage, where a rank has one or more of them. First what they share: inputs, and caches of
- * the n_blocks blocks of all stages here. Then each, in the order of the model: what it makes of `input`
+ * the blocks of all stages here. Then each, in the order of the model: what it makes of `input`
  * (B,T,C), or with an embedding (input NULL) of the tokens. Returns (B,T,C), or NULL with a head, which has
  * the logits. */
 GptDecode gpt_begin_decode(const ModelConfig *config, const ParameterTable *table, Graph *graph,
-                           const GptDecodeOptions *options, int n_blocks);
+                           const GptDecodeOptions *options, const GptStage *stages, int n_stages);
 Tensor *gpt_record_decode_stage(const ModelConfig *config, Graph *graph, const GptDecodeOptions *options,
                                 const GptStage *stage, Tensor *input, GptDecode *decode);
 

@@ -4,6 +4,26 @@
 
 #include <math.h>
 
+static Tensor *attend_cached(GptWriter *r, Tensor *qkv, const AttentionAttributes *attention, int block) {
+    AttentionMask mask;
+    if (!writer_mask(r, block, &mask))
+        return op_attention_cached(r->graph, qkv, r->start, r->key_cache, r->value_cache, attention);
+    SparseCachedAttributes sparse = {*attention, mask.pattern, r->capacity};
+    return op_sparse_attention_cached(r->graph, qkv, r->start, mask.starts, r->key_cache, r->value_cache,
+                                      &sparse);
+}
+
+/* (B,T,NH·HS) */
+static Tensor *attend(GptWriter *r, Tensor *qkv, const AttentionAttributes *attention, int block) {
+    AttentionMask mask;
+    bool is_sparse = writer_mask(r, block, &mask);
+    if (!writer_is_shared(r))
+        return is_sparse ? op_sparse_attention(r->graph, qkv, r->random, &mask, attention)
+                         : op_attention(r->graph, qkv, r->random, attention);
+    return (r->split.context == CONTEXT_RING ? op_ring_attention : op_exchanged_attention)(
+        r->graph, r->split.cp, qkv, r->random, r->n_positions, is_sparse ? &mask : NULL, attention);
+}
+
 /* Attention of this rank's heads of h (B,T,C); NULL: it has none. */
 Tensor *layer_attention(GptWriter *r, Tensor *h, int block) {
     const ModelConfig *config = r->config;
@@ -18,7 +38,7 @@ Tensor *layer_attention(GptWriter *r, Tensor *h, int block) {
                                    .head_size = head_size,
                                    .theta = (float)config->rotary_theta,
                                    .positions = r->positions};
-        qkv = op_rotary(r->graph, qkv, r->start, &rotary);
+        qkv = op_rotary(r->graph, qkv, writer_start(r), &rotary);
     }
     AttentionAttributes attention = {.n_heads = n_heads,
                                      .n_kv_heads = n_kv_heads,
@@ -27,22 +47,18 @@ Tensor *layer_attention(GptWriter *r, Tensor *h, int block) {
                                      .dropout = r->random ? (float)config->dropout : 0.0f,
                                      .site = layer_dropout_site(block, SITE_ATTENTION),
                                      .first_head = (int)r->heads.query.first};
-    if (r->key_cache)
-        return op_attention_cached(r->graph, qkv, r->start, r->key_cache, r->value_cache, &attention);
-    if (!writer_is_shared(r)) return op_attention(r->graph, qkv, r->random, &attention); /* (B,T,NH·HS) */
-    return r->split.context == CONTEXT_RING
-               ? op_ring_attention(r->graph, r->split.cp, qkv, r->random, r->n_positions, &attention)
-               : op_exchanged_attention(r->graph, r->split.cp, qkv, r->random, r->n_positions, &attention);
+    return r->key_cache ? attend_cached(r, qkv, &attention, block) : attend(r, qkv, &attention, block);
 }
 
 /* Views of one tensor, as parameters are, so that an operation that works on many of them can name them
  * all. */
 void layer_caches(GptWriter *r, int block) {
     if (!r->caches) return;
-    int64_t slot = r->first_slot + block - r->first_block, n_heads = r->heads.key.n;
-    Shape shape = SHAPE(r->B, n_heads, r->capacity, config_head_size(r->config));
+    int64_t capacity = writer_capacity(r, block), row = r->B * r->heads.key.n * config_head_size(r->config);
+    Shape shape = SHAPE(r->B, r->heads.key.n, capacity, config_head_size(r->config));
     const char *keys = arena_printf(&r->graph->arena, "h.%d.keys", block);
     const char *values = arena_printf(&r->graph->arena, "h.%d.values", block);
-    r->key_cache = graph_view(r->graph, r->caches, shape, 2 * slot * shape_count(shape), keys);
-    r->value_cache = graph_view(r->graph, r->caches, shape, (2 * slot + 1) * shape_count(shape), values);
+    r->key_cache = graph_view(r->graph, r->caches, shape, r->n_cached * row, keys);
+    r->value_cache = graph_view(r->graph, r->caches, shape, (r->n_cached + capacity) * row, values);
+    r->n_cached += 2 * capacity;
 }

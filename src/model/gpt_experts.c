@@ -13,9 +13,13 @@
  *
  * Context parallelism: what a token gets depends on its whole sequence, for room in an expert and for the balance
  * loss. So the logits of all positions are put together on every rank, which routes whole sequences and takes
- * its own rows of it. They are E numbers a token, where the token itself is C. */
+ * its own rows of it. They are E numbers a token, where the token itself is C.
+ *
+ * Expert parallelism: a rank has some of the experts. Its tokens' rows go to the ranks that have theirs, and come
+ * back to be weighed (parallel/expert_exchange.h); the experts that all tokens pass are computed meanwhile.
+ * Where all ranks have the same rows (generation), nothing travels but the sum of what their experts make. */
 #include "model/gpt_writer.h"
-#include "ops/experts/experts.h"
+#include "ops/experts/expert_ranks.h"
 
 /* The router's losses and its report are of one rank of those that compute the same. */
 static bool is_first_of_split(const GptWriter *r) {
@@ -36,7 +40,8 @@ static RouteAttributes attributes_of(const GptWriter *r, int block) {
                                   .is_training = r->is_training,
                                   .site = block};
     /* A text that is written token by token has no later tokens to compete with: nothing is dropped. */
-    if (!r->start) attributes.capacity = config_capacity(config, r->n_positions);
+    bool is_whole = r->is_training || !r->places; /* not: rows that go by are among them */
+    if (!r->start && is_whole) attributes.capacity = config_capacity(config, r->n_positions);
     if (r->is_training && is_first_of_split(r) && is_first_of_sequence(r)) {
         attributes.balance_scale = (float)(config->balance_loss * r->loss_scale * (double)r->n_positions);
         attributes.z_scale = (float)(config->z_loss * r->loss_scale);
@@ -80,44 +85,124 @@ static Routes record_routes(GptWriter *r, Tensor *h, int block, const RouteAttri
                     .choice = op_take_rows(graph, routes.choice, r->B, r->T, r->positions)};
 }
 
-/* All of a block's experts as one tensor (E,outputs,inputs), whatever halves its rows have. */
-static Tensor *expert_weight(GptWriter *r, ParameterRole role, int block) {
-    Tensor *weight = layer_parameter(r, role, block);
-    if (!weight || weight->shape.n_dims == 3) return weight;
-    const int64_t *dim = weight->shape.dim;
-    return graph_view(r->graph, weight, SHAPE(dim[0], dim[1] * dim[2], dim[3]), 0, weight->name);
-}
-
-/* What this rank's channels of the experts make of h (B,T,C): (B·T,C). */
-static Tensor *record_experts(GptWriter *r, Tensor *h, const Routes *routes, int block,
-                              const RouteAttributes *attributes) {
+/* What the experts here make of rows that are sorted by them. */
+static Tensor *record_rows(GptWriter *r, Tensor *rows, Tensor *offsets, int block) {
     static const Activation activations[] = {ACTIVATION_GELU_TANH, ACTIVATION_GELU_ERF, ACTIVATION_NONE};
     Graph *graph = r->graph;
-    ExpertOrder order =
-        op_expert_sort(graph, routes->choice, attributes->n_experts, route_n_rows(attributes, r->B * r->T));
-    Tensor *rows = op_expert_gather(graph, h, &order);
-    Tensor *hidden = op_grouped_linear(graph, rows, expert_weight(r, ROLE_EXPERT_FC_WEIGHT, block),
-                                       layer_parameter(r, ROLE_EXPERT_FC_BIAS, block), order.offsets,
+    Tensor *hidden = op_grouped_linear(graph, rows, layer_parameter(r, ROLE_EXPERT_FC_WEIGHT, block),
+                                       layer_parameter(r, ROLE_EXPERT_FC_BIAS, block), offsets,
                                        activations[r->config->mlp]);
     if (r->config->mlp == MLP_SWIGLU) hidden = op_swiglu(graph, hidden);
-    Tensor *made =
-        op_grouped_linear(graph, hidden, expert_weight(r, ROLE_EXPERT_PROJ_WEIGHT, block),
-                          layer_parameter(r, ROLE_EXPERT_PROJ_BIAS, block), order.offsets, ACTIVATION_NONE);
-    return op_expert_scatter(graph, made, routes->gates, &order);
+    return op_grouped_linear(graph, hidden, layer_parameter(r, ROLE_EXPERT_PROJ_WEIGHT, block),
+                             layer_parameter(r, ROLE_EXPERT_PROJ_BIAS, block), offsets, ACTIVATION_NONE);
 }
 
-Tensor *layer_experts(GptWriter *r, Tensor *h, int block) {
+/* Are the experts divided among ranks, which send each other rows? */
+static bool exchanges_rows(const GptWriter *r) {
+    return r->split.ep && r->split.ep->size > 1 && !r->split.has_same_rows;
+}
+
+/* What this rank's channels of the experts make of h (B,T,C): (B·T,C). Of experts that are divided among ranks
+ * with the same rows, each makes those that it has. */
+static Tensor *record_experts(GptWriter *r, Tensor *h, const Routes *routes, int block,
+                              const RouteAttributes *attributes) {
     Graph *graph = r->graph;
-    const ModelConfig *config = r->config;
-    Shape shape = SHAPE(r->B, r->T, config->n_channels);
+    Comm *ep = r->split.ep;
+    ExpertSpan span = expert_span(attributes->n_experts, ep ? ep->size : 1, ep ? ep->rank : 0);
+    Tensor *choice = ep ? op_experts_here(graph, routes->choice, span.first, span.n) : routes->choice;
+    ExpertOrder order = op_expert_sort(graph, choice, span.n, route_n_rows(attributes, r->B * r->T));
+    Tensor *made = record_rows(r, op_expert_gather(graph, h, &order), order.offsets, block);
+    return op_parallel_sum(graph, ep, op_expert_scatter(graph, made, routes->gates, &order));
+}
+
+/* ---- where rows go to their experts and come back */
+
+bool layer_exchanges_experts(const GptWriter *r, int block) {
+    return config_has_experts(r->config, block) && exchanges_rows(r) &&
+           layer_parameter(r, ROLE_EXPERT_FC_WEIGHT, block);
+}
+
+/* Where other layers are split by their inputs, what lies between them is whole on every rank: experts see to
+ * their own way in and out. */
+static Tensor *enter_experts(GptWriter *r, Tensor *h) {
+    return writer_is_split_by_inputs(r) ? op_parallel_copy(r->graph, r->split.tp, h) : h;
+}
+
+/* How many rows come is asked for while those that go are gathered. */
+void layer_experts_begin(GptWriter *r, GptExperts *experts, Tensor *h, int block) {
+    Graph *graph = r->graph;
     RouteAttributes attributes = attributes_of(r, block);
-    Routes routes = record_routes(r, h, block, &attributes);
-    Tensor *y = layer_parameter(r, ROLE_EXPERT_FC_WEIGHT, block)
-                    ? record_experts(r, h, &routes, block, &attributes)
-                    : op_blank(graph, h, SHAPE(r->B * r->T, config->n_channels));
-    y = graph_view(graph, y, shape, 0, arena_printf(&graph->arena, "h.%d.moe.out", block));
-    Tensor *shared = config->n_shared_experts ? layer_mlp(r, h, block) : NULL;
-    return shared ? layer_projection(r, shared, h, ROLE_PROJ_WEIGHT, ROLE_PROJ_BIAS, y, block) : y;
+    int64_t n_tokens = r->B * r->T, n_wishes = n_tokens * attributes.n_chosen;
+    ExpertRows sizes = {.n_tokens = n_tokens, .n_slots = route_n_slots(&attributes)};
+    sizes.n_rows = route_n_rows(&attributes, n_tokens);
+    sizes.n_expected = n_wishes < sizes.n_rows ? n_wishes : sizes.n_rows;
+    *experts = (GptExperts){.is_under_way = true, .entered = h};
+    Tensor *own = enter_experts(r, h);
+    experts->routes = record_routes(r, own, block, &attributes);
+    experts->order = op_expert_sort(graph, experts->routes.choice, attributes.n_experts, sizes.n_rows);
+    experts->exchange =
+        op_expert_start_meeting(graph, r->split.ep, experts->order.offsets, attributes.n_experts, &sizes);
+    Tensor *rows = op_expert_gather(graph, own, &experts->order);
+    op_expert_finish_meeting(graph, &experts->exchange);
+    experts->going = op_expert_start_dispatch(graph, &experts->exchange, rows);
+}
+
+/* The experts that all tokens pass are computed while rows travel: the first layer while they go, the second
+ * while they come back. */
+static void make_experts(GptWriter *r, GptExperts *experts, int block) {
+    Graph *graph = r->graph;
+    bool has_shared = r->config->n_shared_experts > 0 && !writer_is_split_by_inputs(r);
+    experts->shared = has_shared ? layer_mlp(r, experts->entered, block) : NULL;
+    Tensor *here = op_parallel_finish(graph, &experts->going);
+    Tensor *made = record_rows(r, here, experts->exchange.here, block);
+    experts->coming = op_expert_start_combine(graph, &experts->exchange, made);
+}
+
+/* In the shape of the stream. */
+static Tensor *as_stream(const GptWriter *r, Tensor *y, int block) {
+    return graph_view(r->graph, y, SHAPE(r->B, r->T, r->config->n_channels), 0,
+                      arena_printf(&r->graph->arena, "h.%d.moe.out", block));
+}
+
+/* What the experts make that all tokens pass, added where layers are split by their inputs. */
+static Tensor *leave_experts(GptWriter *r, Tensor *h, Tensor *y, int block) {
+    if (!writer_is_split_by_inputs(r)) return y;
+    y = op_parallel_sum(r->graph, r->split.tp, y);
+    if (!r->config->n_shared_experts) return y;
+    Tensor *shared = layer_mlp(r, h, block);
+    return op_add(r->graph, y, layer_projection(r, shared, h, ROLE_PROJ_WEIGHT, ROLE_PROJ_BIAS, NULL, block));
+}
+
+Tensor *layer_experts_end(GptWriter *r, GptExperts *experts, int block) {
+    Graph *graph = r->graph;
+    Tensor *shared = experts->shared;
+    if (shared)
+        shared = layer_projection(r, shared, experts->entered, ROLE_PROJ_WEIGHT, ROLE_PROJ_BIAS, NULL, block);
+    Tensor *back = op_parallel_finish(graph, &experts->coming);
+    Tensor *y = as_stream(r, op_expert_scatter(graph, back, experts->routes.gates, &experts->order), block);
+    experts->is_under_way = false;
+    return leave_experts(r, experts->entered, shared ? op_add(graph, shared, y) : y, block);
+}
+
+/* ---- and where they do not */
+
+Tensor *layer_experts(GptWriter *r, GptExperts *experts, Tensor *h, int block) {
+    if (layer_exchanges_experts(r, block)) {
+        if (!experts->is_under_way) layer_experts_begin(r, experts, h, block);
+        make_experts(r, experts, block);
+        return NULL;
+    }
+    Tensor *own = enter_experts(r, h), *y;
+    RouteAttributes attributes = attributes_of(r, block);
+    Routes routes = record_routes(r, own, block, &attributes);
+    if (!layer_parameter(r, ROLE_EXPERT_FC_WEIGHT, block))
+        y = op_blank(r->graph, own, SHAPE(r->B * r->T, r->config->n_channels));
+    else y = record_experts(r, own, &routes, block, &attributes);
+    y = as_stream(r, y, block);
+    bool adds_shared = r->config->n_shared_experts > 0 && !writer_is_split_by_inputs(r);
+    Tensor *shared = adds_shared ? layer_mlp(r, h, block) : NULL;
+    if (shared) return layer_projection(r, shared, h, ROLE_PROJ_WEIGHT, ROLE_PROJ_BIAS, y, block);
+    return leave_experts(r, h, y, block);
 }
 
 Tensor *gpt_record_reports(const ModelConfig *config, const ParameterTable *table, Graph *graph) {

@@ -1,5 +1,5 @@
-/* What every branch of a block is made of: the way into layers that ranks share and out of them, norms, linear
- * layers, the residual stream.
+/* What every branch of a block is made of: the way into layers that ranks share and out of them, norms,
+ * linear layers, the residual stream.
  *
  * Where the layers are split among ranks, every branch is entered and left by communication: `enter` in front
  * of a layer that is split by columns, `leave` behind one that is split by rows. What is added once to the

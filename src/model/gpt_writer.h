@@ -4,8 +4,25 @@
 #define PGPT_MODEL_GPT_WRITER_H
 
 #include "model/gpt.h"
-#include "ops/ops.h"
+#include "ops/experts/experts.h"
+#include "ops/sparse_attention.h"
 #include "parallel/conjugate.h"
+#include "parallel/expert_exchange.h"
+
+/* What sparse attention goes by; {0}: all blocks are dense. */
+typedef struct {
+    Documents documents; /* of the rows here; NULL: there is no document mask */
+    Tensor *whole;       /* (B,n_positions): starts of all rows of the sequences, where lists need them */
+    Tensor *blocks[CONFIG_MAX_PATTERNS]; /* lists, one a pattern; NULL: not needed */
+} GptMasks;
+
+/* What blocks that some positions go by (gpt_depth.c) share. */
+typedef struct {
+    Tensor *report;    /* GptLoss's */
+    int *n_recorded;   /* blocks so far that add to it */
+    Tensor *counts;    /* GptDecode's */
+    int64_t n_counted; /* blocks before this one that have counts there */
+} GptDepth;
 
 /* What the pieces of one recording share. */
 typedef struct {
@@ -17,11 +34,13 @@ typedef struct {
     Tensor *scale, *reports; /* GptLoss's */
     double loss_scale;
     bool is_training;
-    Tensor *start;                   /* NULL: sequences start at position 0 */
-    Tensor *caches;                  /* of all blocks, keys before values; NULL: attention within the batch */
-    int first_slot, first_block;     /* where in them those of this block are, and of the ones behind it */
+    Tensor *start;    /* NULL: sequences start at position 0 */
+    Tensor *places;   /* (B,T) positions of rows that need not follow each other; NULL: they do */
+    Tensor *caches;   /* of all blocks, keys before values; NULL: attention within the batch */
+    int64_t n_cached; /* positions of keys and values of the blocks before this one */
     Tensor *key_cache, *value_cache; /* of the block being recorded */
-    int64_t B, capacity;
+    int64_t B, capacity, most_new;   /* most_new: see GptDecodeOptions */
+    GptMasks masks;
     int64_t first_sequence; /* of the micro-batch: those before it are other parts' */
     int64_t T;              /* positions of a sequence that are here */
     int64_t n_positions;    /* of n_positions that there are */
@@ -29,7 +48,9 @@ typedef struct {
     GptSplit split;
     ShardHeads heads; /* of this rank */
     RowSplit rows;    /* of the residual stream that are here; {0}: all */
-    int64_t segment;  /* blocks whose activations are forgotten and made again together; 0: all are kept */
+    GptDepth depth;
+    bool adds_apart; /* what the branches of a block add is summed beside the stream, too (GptPart.made) */
+    int64_t segment; /* blocks whose activations are forgotten and made again together; 0: all are kept */
     DType dtype;
 } GptWriter;
 
@@ -41,6 +62,16 @@ typedef struct {
     int site;       /* of the branch's dropout */
 } GptStream;
 
+/* Tokens on their way to the experts of a block that ranks divide among them, and back. */
+typedef struct {
+    bool is_under_way;
+    Tensor *entered, *shared; /* (B,T,C), and what the experts make of it so far that all tokens pass */
+    Routes routes;
+    ExpertOrder order;
+    ExpertExchange exchange;
+    ParallelFlight going, coming;
+} GptExperts;
+
 /* Some of a micro-batch's sequences. Where there are several such parts, the messages of one travel while
  * another is computed. */
 typedef struct {
@@ -48,6 +79,8 @@ typedef struct {
     GptStream x;
     ParallelFlight entering, leaving; /* under way */
     Tensor *entered, *branch;         /* what came in, and what the branch has made of it so far */
+    GptExperts experts;
+    Tensor *made; /* where r.adds_apart: what the branches so far have added */
 } GptPart;
 
 /* Where dropout happens; together with the block it names a random stream. */
@@ -57,7 +90,7 @@ static inline int layer_dropout_site(int block, int site) {
     return (block + 1) * SITES_PER_BLOCK + site;
 }
 
-/* ---- gpt_layers.c: what every branch is made of ----------------------------------------------------------- */
+/* ---- gpt_layers.c: what every branch is made of */
 
 /* NULL if the model has none, or this rank. */
 Tensor *layer_parameter(const GptWriter *r, ParameterRole role, int block);
@@ -94,7 +127,7 @@ void layer_residual(GptWriter *r, GptStream *x, Tensor *y, int block, int site);
  * one tensor. */
 void layer_border(GptWriter *r, GptStream *x);
 
-/* ---- gpt_attention.c -------------------------------------------------------------------------------------- */
+/* ---- gpt_attention.c */
 
 /* Attention of this rank's heads of h (B,T,C); NULL: it has none. */
 Tensor *layer_attention(GptWriter *r, Tensor *h, int block);
@@ -102,25 +135,50 @@ Tensor *layer_attention(GptWriter *r, Tensor *h, int block);
  * many of them can name them all. */
 void layer_caches(GptWriter *r, int block);
 
-/* ---- gpt_experts.c ---------------------------------------------------------------------------------------- */
+/* ---- gpt_depth.c */
 
-/* What the experts of this block make of h (B,T,C), or this rank's channels of them. */
-Tensor *layer_experts(GptWriter *r, Tensor *h, int block);
+/* A block that some positions of a sequence pass, and the others go by. */
+void gpt_record_depth(GptPart *part, int block);
+/* Behind a branch, where it is summed apart: y is what it has made, dropout not done. */
+void depth_residual(GptPart *part, Tensor *y, int block, int site);
+
+/* ---- gpt_experts.c */
+
+/* What the experts of this block make of h (B,T,C), or this rank's channels of them; NULL: it is under way, and
+ * comes with layer_experts_end. */
+Tensor *layer_experts(GptWriter *r, GptExperts *experts, Tensor *h, int block);
+Tensor *layer_experts_end(GptWriter *r, GptExperts *experts, int block);
+/* Do rows of this block go to other ranks? Then they may set out early, before layer_experts. */
+bool layer_exchanges_experts(const GptWriter *r, int block);
+void layer_experts_begin(GptWriter *r, GptExperts *experts, Tensor *h, int block);
 /* Room for what the routers of a rank report; NULL: there are none. */
 Tensor *gpt_record_reports(const ModelConfig *config, const ParameterTable *table, Graph *graph);
 
-/* ---- gpt_head.c ------------------------------------------------------------------------------------------- */
+/* ---- gpt_masks.c: what sparse attention goes by */
+
+/* From the tokens of the writer's sequences, (B,n_positions), for blocks first .. end - 1. */
+void writer_record_masks(GptWriter *r, Tensor *sequences, int first, int end);
+/* Of a block; false: its attention is dense. */
+bool writer_mask(const GptWriter *r, int block, AttentionMask *mask);
+/* Where rows are, for whoever knows positions: NULL, or as op_embedding and op_rotary take it. */
+Tensor *writer_start(const GptWriter *r);
+/* Rows of a block's cache. */
+int64_t writer_capacity(const GptWriter *r, int block);
+
+/* ---- gpt_head.c */
 
 Tensor *writer_head_weight(const GptWriter *r);
 /* The final norm, the head and the losses of all parts. */
 void gpt_record_heads(GptPart *parts, int n_parts, const GptLossOptions *options, GptLoss *loss);
 
-/* ---- gpt.c ------------------------------------------------------------------------------------------------ */
+/* ---- gpt.c */
 
 /* This rank's hidden channels of h (B,T,C), of a block's MLP or shared experts; NULL: it has none. */
 Tensor *layer_mlp(GptWriter *r, Tensor *h, int block);
 /* (B,T) tokens to where the streams of all parts begin. */
 void gpt_record_embeddings(GptPart *parts, int n_parts, Tensor *tokens);
+/* Halves first .. end - 1 of blocks of all parts; block i has halves 2·i and 2·i+1. */
+void gpt_record_halves(GptPart *parts, int n_parts, int first, int end);
 /* Blocks first .. end - 1 of all parts. */
 void gpt_record_blocks(GptPart *parts, int n_parts, int first, int end);
 

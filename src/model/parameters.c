@@ -22,7 +22,13 @@ static int64_t padded_count(Shape shape) {
     return count < 0 || count > INT64_MAX / 16 - ALIGN ? -1 : (count + ALIGN - 1) / ALIGN * ALIGN;
 }
 
+/* Halves of experts' rows lie one behind the other, which is what a layer takes; files know them apart, since
+ * ranks have some rows of each. */
 static Shape laid_out(ParameterRole role, Shape shape) {
+    if (role == ROLE_EXPERT_FC_WEIGHT && shape.n_dims == 4 && shape.dim[2] <= INT64_MAX / 2)
+        return SHAPE(shape.dim[0], shape.dim[1] * shape.dim[2], shape.dim[3]);
+    if (role == ROLE_EXPERT_FC_BIAS && shape.n_dims == 3)
+        return SHAPE(shape.dim[0], shape.dim[1] * shape.dim[2]);
     bool has_tokens = role == ROLE_TOKEN_TABLE || role == ROLE_HEAD_WEIGHT;
     int64_t multiple = shape.dim[0] < LARGE_VOCABULARY ? VOCABULARY_MULTIPLE : LARGE_VOCABULARY_MULTIPLE;
     if (has_tokens && shape.dim[0] <= INT64_MAX - multiple)
@@ -127,10 +133,22 @@ static void add_mlp(Builder *builder, const ModelConfig *config, int block, int6
     if (config->bias) add_vector(builder, ROLE_PROJ_BIAS, block, name[3], channels, SHARD_FIRST, INIT_ZERO);
 }
 
+/* The router of a block that some positions go by, and the predictor of what it chooses (ops/depth/depth.h).
+ * A score is the gate of what the block adds, so scores begin as large as the stream's channels are. */
+static void add_depth(Builder *builder, const ModelConfig *config, int block) {
+    int64_t channels = config->n_channels;
+    add_vector(builder, ROLE_DEPTH_ROUTER, block, "depth.router.weight", channels, SHARD_NONE, INIT_NORMAL);
+    builder->parameter[builder->n_parameters - 1].deviation = 1.0f / sqrtf((float)channels);
+    add_vector(builder, ROLE_DEPTH_PREDICTOR, block, "depth.predictor.weight", channels, SHARD_NONE,
+               INIT_ZERO);
+    add_vector(builder, ROLE_DEPTH_PREDICTOR_BIAS, block, "depth.predictor.bias", 1, SHARD_NONE, INIT_ZERO);
+}
+
 /* GPT-2's initialisation: 0.02, and the two projections that write into the residual stream scaled down by
  * the square root of how many of them add up there. */
 static void add_block(Builder *builder, const ModelConfig *config, int block) {
     const float deviation = 0.02f;
+    if (config_is_depth_block(config, block)) add_depth(builder, config, block);
     float residual_deviation = deviation / sqrtf(2.0f * (float)config->n_layers);
     int64_t channels = config->n_channels, heads = config->n_heads + 2 * config->n_kv_heads;
     int64_t qkv = heads * config_head_size(config);
@@ -182,6 +200,24 @@ static int *index_at(const ParameterTable *table, ParameterKey key) {
     return &table->index[(key.block + 1) * N_ROLES + (int)key.role];
 }
 
+bool role_is_of_experts(ParameterRole role) {
+    return role >= ROLE_EXPERT_FC_WEIGHT && role <= ROLE_EXPERT_PROJ_BIAS;
+}
+
+/* Experts lie along the first dim: of what is here, those of this rank. */
+static void cut_experts(Parameter *parameter, const ParameterPart *part) {
+    if (part->n_expert_ranks <= 1 || !role_is_of_experts(parameter->role)) return;
+    ShardSpan span = shard_span(parameter->whole.dim[0], part->n_expert_ranks, part->expert_rank);
+    for (int i = 0; i < parameter->shard.n_boxes; i++) {
+        Box *box = &parameter->shard.box[i].box;
+        box->offset[0] = span.first;
+        box->shape.dim[0] = span.n;
+    }
+    if (parameter->shape.dim[0]) parameter->shape.dim[0] = span.n;
+    parameter->group = FLAT_EXPERTS;
+    parameter->whole_offset += span.first * (shape_count(parameter->whole) / parameter->whole.dim[0]);
+}
+
 /* Take one of the model's parameters into the table; false when the sizes overflow. */
 static bool place(ParameterTable *table, const ModelConfig *config, const ParameterPart *part,
                   const Parameter *described, int chunk, bool is_owner) {
@@ -195,13 +231,14 @@ static bool place(ParameterTable *table, const ModelConfig *config, const Parame
         parameter_shard_cut(config, parameter->rule, parameter->whole, part->n_ranks, part->rank);
     for (int i = 0; i < parameter->shard.n_boxes && !is_owner; i++) parameter->shard.box[i].is_owner = false;
     parameter->shape = parameter_shard_shape(&parameter->shard, parameter->rule, parameter->whole);
+    cut_experts(parameter, part);
     parameter->laid_out = laid_out(parameter->role, parameter->shape);
     int64_t count = padded_count(parameter->laid_out);
     if (count < 0 || table->n_flat_elements > INT64_MAX / 16 - count) return false;
     parameter->flat_offset = table->n_flat_elements;
     table->n_elements += shape_count(parameter->shape);
     if (parameter->role == ROLE_ROUTER_WEIGHT && config->router == ROUTER_BALANCE_FREE)
-        table->n_router_biases += config->n_experts;
+        table->router_bias.shape.dim[0]++;
     table->n_flat_elements += count;
     return true;
 }
@@ -280,6 +317,10 @@ static Status check_part(const ModelConfig *config, const ParameterPart *part, E
         part->n_chunks > SCHEDULE_MAX_CHUNKS)
         return error_failed(error, "rank %d of %d with %d chunks is no part of a model", part->rank,
                             part->n_ranks, part->n_chunks);
+    if (part->n_expert_ranks > 1 &&
+        (part->n_expert_ranks > config->n_experts || part->expert_rank >= part->n_expert_ranks))
+        return error_failed(error, "rank %d of %d has none of %lld experts", part->expert_rank,
+                            part->n_expert_ranks, (long long)config->n_experts);
     for (int i = 0; i < part->n_chunks; i++) {
         if (is_chunk_sound(config, part, i)) continue;
         return error_failed(error, "chunk %d with blocks %d to %d is no part of a model of %lld blocks", i,
@@ -287,6 +328,13 @@ static Status check_part(const ModelConfig *config, const ParameterPart *part, E
                             (long long)config->n_layers);
     }
     return STATUS_OK;
+}
+
+void parameter_part_set_rank(ParameterPart *part, const Mesh *mesh) {
+    part->n_ranks = mesh->shape.size[AXIS_TP];
+    part->rank = mesh->coordinate[AXIS_TP];
+    part->n_expert_ranks = mesh->shape.size[AXIS_EP];
+    part->expert_rank = mesh->coordinate[AXIS_EP];
 }
 
 ParameterPart parameter_part_whole(const ModelConfig *config) {
@@ -298,10 +346,17 @@ ParameterPart parameter_part_whole(const ModelConfig *config) {
 
 Status parameters_build_part(ParameterTable *table, const ModelConfig *config, const ParameterPart *part,
                              Error *error) {
-    *table = (ParameterTable){.n_blocks = (int)config->n_layers, .n_experts = config->n_experts};
+    *table = (ParameterTable){.n_blocks = (int)config->n_layers,
+                              .n_experts = config->n_experts,
+                              .router_bias = {.name = "router bias",
+                                              .role = ROLE_ROUTER_BIAS,
+                                              .block = NO_BLOCK,
+                                              .expert = NO_EXPERT,
+                                              .shape = SHAPE(0, config->n_experts),
+                                              .dtype = DTYPE_F32}};
     TRY(check_part(config, part, error));
     Arena arena = {0};
-    int64_t capacity = 5 + config->n_layers * (ROLE_EXPERT_PROJ_BIAS - ROLE_NORM1_WEIGHT + 1);
+    int64_t capacity = 5 + config->n_layers * (ROLE_FINAL_NORM_WEIGHT - ROLE_NORM1_WEIGHT);
     Builder model = {.arena = &table->arena, .parameter = ARENA_ARRAY(&arena, Parameter, capacity)};
     add_model(&model, config);
     table->parameter = ARENA_ARRAY(&table->arena, Parameter, capacity);
@@ -341,11 +396,42 @@ ParameterTensors parameters_record(const ParameterTable *table, Graph *graph, DT
         tensors.tensor[i] =
             graph_view(graph, tensors.flat, parameter->laid_out, parameter->flat_offset, parameter->name);
     }
-    if (table->n_router_biases)
+    if (parameters_n_router_biases(table))
         tensors.router_bias =
-            graph_tensor(graph, PLACE_PARAMETER, DTYPE_F32,
-                         SHAPE(table->n_router_biases / table->n_experts, table->n_experts), "router bias");
+            graph_tensor(graph, PLACE_PARAMETER, DTYPE_F32, table->router_bias.shape, "router bias");
     return tensors;
+}
+
+Tensor *parameter_tensor_of(const ParameterTensors *tensors, const Parameter *parameter) {
+    if (parameter->role == ROLE_ROUTER_BIAS) return tensors->router_bias;
+    return tensors->tensor[parameter - tensors->table->parameter];
+}
+
+int64_t parameters_n_router_biases(const ParameterTable *table) {
+    return shape_count(table->router_bias.shape);
+}
+
+/* Row by row: where the blocks here are among all. */
+static void move_router_bias(const ParameterTable *table, const ModelConfig *config, float *whole,
+                             float *here, bool gives) {
+    int64_t E = table->n_experts, row = 0;
+    for (int block = 0; block < config->n_layers && parameters_n_router_biases(table); block++) {
+        if (!config_has_experts(config, block)) continue;
+        float *there = whole + E * row++;
+        if (!parameter_find(table, ROLE_ROUTER_WEIGHT, block)) continue;
+        float *own = here + parameter_router_row(table, block) * E;
+        memcpy(gives ? there : own, gives ? own : there, (size_t)E * sizeof *whole);
+    }
+}
+
+void parameters_take_router_bias(const ParameterTable *table, const ModelConfig *config, const float *whole,
+                                 float *here) {
+    move_router_bias(table, config, (float *)whole, here, false);
+}
+
+void parameters_give_router_bias(const ParameterTable *table, const ModelConfig *config, const float *here,
+                                 float *whole) {
+    move_router_bias(table, config, whole, (float *)here, true);
 }
 
 int64_t parameter_router_row(const ParameterTable *table, int block) {
@@ -434,8 +520,19 @@ Status parameters_initialise_each(const ParameterTable *table, uint64_t seed, in
         parameter_initialise(table, i, seed, values, n_threads);
         take(context, &table->parameter[i], values, error);
     }
+    if (error->status == STATUS_OK && parameters_n_router_biases(table)) {
+        memset(values, 0, (size_t)parameters_n_router_biases(table) * sizeof(float));
+        take(context, &table->router_bias, values, error);
+    }
     memory_free(values, n_bytes);
     return error->status;
+}
+
+GroupCounts parameters_count_groups(const ParameterTable *table) {
+    GroupCounts counts = {{0}};
+    for (int i = 0; i < table->n_parameters; i++)
+        counts.n[table->parameter[i].group] += shape_count(table->parameter[i].shape);
+    return counts;
 }
 
 int64_t parameters_largest(const ParameterTable *table) {
@@ -444,6 +541,7 @@ int64_t parameters_largest(const ParameterTable *table) {
         int64_t count = shape_count(table->parameter[i].shape);
         if (count > largest) largest = count;
     }
+    if (parameters_n_router_biases(table) > largest) largest = parameters_n_router_biases(table);
     return largest;
 }
 
@@ -462,6 +560,7 @@ const FlatPiece *parameters_pieces(const ParameterTable *table, Arena *arena) {
                                 .n = end - parameter->flat_offset,
                                 .block = parameter->block,
                                 .chunk = parameter->chunk,
+                                .group = parameter->group,
                                 .is_pair = parameter->is_tied_pair,
                                 .is_alone = parameter->is_tied_pair || parameter->is_of_two_chunks};
         end = parameter->flat_offset;

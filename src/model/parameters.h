@@ -31,6 +31,10 @@ typedef enum {
     ROLE_EXPERT_FC_BIAS,     /* (E,F) or (E,2,F) */
     ROLE_EXPERT_PROJ_WEIGHT, /* (E,C,F) */
     ROLE_EXPERT_PROJ_BIAS,   /* (E,C) */
+    ROLE_ROUTER_BIAS,        /* ParameterTable.router_bias, which is no weight */
+    ROLE_DEPTH_ROUTER,       /* (C) */
+    ROLE_DEPTH_PREDICTOR,    /* (C) */
+    ROLE_DEPTH_PREDICTOR_BIAS,
     ROLE_FINAL_NORM_WEIGHT,
     ROLE_FINAL_NORM_BIAS,
     ROLE_HEAD_WEIGHT,
@@ -49,10 +53,11 @@ typedef struct {
 typedef struct {
     const char *name; /* Hugging Face's GPT-2 name */
     ParameterRole role;
-    int block;  /* or NO_BLOCK */
-    int expert; /* or NO_EXPERT */
-    int number; /* its position in the table of the whole model, of which its initial values are made */
-    int chunk;  /* of the part; of a table that two chunks use, the one with the embedding */
+    int block;       /* or NO_BLOCK */
+    int expert;      /* or NO_EXPERT */
+    int number;      /* its position in the table of the whole model, of which its initial values are made */
+    int chunk;       /* of the part; of a table that two chunks use, the one with the embedding */
+    FlatGroup group; /* of ranks that hold the same: those with these experts, or all */
     /* The token table of a tied model in a pipeline. It is used as the embedding and as the head, and either
      * the first and the last stage both have it (a pair, whose gradients are summed:
      * gradient_sync_begin_update), or one stage has it for two of its chunks. */
@@ -86,8 +91,11 @@ typedef struct {
     int64_t n_flat_elements; /* with the padding that keeps each one aligned */
     int n_whole_parameters;  /* of the whole model, where this is a part of it */
     int64_t n_whole_elements;
-    int64_t n_router_biases; /* an expert's each, of the blocks here; 0: the model's router has none */
     int64_t n_experts;
+    /* What routers without a balance loss choose by beside their gates, (blocks with experts here, E): of the model
+     * as its parameters are, and given to whoever takes these, but moved by load and not by a gradient, and f32
+     * whatever the weights are. Without elements: there is none. */
+    Parameter router_bias;
 } ParameterTable;
 
 /* A run of blocks, with or without what comes before them and behind them: what a pipeline runs at a time (a
@@ -103,11 +111,18 @@ typedef struct {
  * The chunk with the head of a tied model needs the token table too. Where the same rank has the embedding,
  * there is one table; where another one has it, both hold it, and the one with the embedding owns it. */
 typedef struct {
-    int n_ranks, rank; /* of tensor parallelism */
-    TensorStyle style; /* of it */
+    int n_ranks, rank;               /* of tensor parallelism */
+    TensorStyle style;               /* of it */
+    int n_expert_ranks, expert_rank; /* of expert parallelism; 0, 0: all experts are here */
     int n_chunks;
     ParameterChunk chunk[SCHEDULE_MAX_CHUNKS];
 } ParameterPart;
+
+/* Which shard of its tensors a rank of a mesh has. */
+void parameter_part_set_rank(ParameterPart *part, const Mesh *mesh);
+
+/* Is it cut over the ranks of ep? */
+bool role_is_of_experts(ParameterRole role);
 
 /* One chunk, on one rank. */
 ParameterPart parameter_part_whole(const ModelConfig *config);
@@ -140,9 +155,7 @@ typedef struct {
     Tensor *flat;
     Tensor **tensor; /* one a parameter */
     const ParameterTable *table;
-    /* (blocks with a router here, E) f32: what routers without a balance loss choose by, beside their gates. No
-     * gradient flows to it and no optimizer moves it, but it is the model's; NULL: there is none. */
-    Tensor *router_bias;
+    Tensor *router_bias; /* the table's; NULL: it has none */
 } ParameterTensors;
 
 static inline FlatTensors parameters_flat_tensors(const ParameterTensors *tensors) {
@@ -155,9 +168,20 @@ ParameterTensors parameters_record(const ParameterTable *table, Graph *graph, DT
 /* The tensor with this role, NULL if the model has none. */
 Tensor *parameter_tensor(const ParameterTensors *tensors, ParameterRole role, int block);
 
+/* The tensor of one of the table's parameters, or of its router_bias. */
+Tensor *parameter_tensor_of(const ParameterTensors *tensors, const Parameter *parameter);
+
 /* The row of router_bias that is this block's (E), and where it is. */
 Tensor *parameter_router_bias(const ParameterTensors *tensors, Graph *graph, int block);
 int64_t parameter_router_row(const ParameterTable *table, int block);
+int64_t parameters_n_router_biases(const ParameterTable *table);
+
+/* Of the biases of the whole model, (all blocks with experts, E), those that are here; and the other way round,
+ * leaving the others as they are. */
+void parameters_take_router_bias(const ParameterTable *table, const ModelConfig *config, const float *whole,
+                                 float *here);
+void parameters_give_router_bias(const ParameterTable *table, const ModelConfig *config, const float *here,
+                                 float *whole);
 
 /* What this rank and others of tp hold alike and have to sum gradients of, at most SHARD_MAX_BOXES a
  * parameter; returns how many. `tp` are the ranks of tensor parallelism, `heads` those of them that hold the
@@ -181,6 +205,9 @@ typedef Status (*ParameterTaker)(void *context, const Parameter *parameter, cons
  * once. */
 Status parameters_initialise_each(const ParameterTable *table, uint64_t seed, int n_threads,
                                   ParameterTaker take, void *context, Error *error);
+
+/* Elements of each group. */
+GroupCounts parameters_count_groups(const ParameterTable *table);
 
 /* Elements of the largest parameter: room for any one of them. */
 int64_t parameters_largest(const ParameterTable *table);

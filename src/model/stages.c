@@ -90,6 +90,11 @@ static ModelCosts model_costs(const ModelConfig *config, const StagesOptions *op
     costs.n_head = h * n_tokens + h;
     double f32 = (double)sizeof(float);
     costs.kept_block = f32 * (4.0 * h + n_qkv + n_queries + n_hidden + n_hidden / n_halves);
+    double n_depth = (double)config_n_depth_blocks(config, 0, (int)config->n_layers);
+    if (n_depth > 0.0) { /* where some positions go by, a block is the mean of all blocks */
+        double share = (double)config_depth_rows(config, options->T) / (double)options->T;
+        costs.kept_block *= 1.0 - n_depth / (double)config->n_layers * (1.0 - share);
+    }
     costs.kept_border = f32 * h;
     costs.kept_head = 2.0 * f32 * h;
     return costs;

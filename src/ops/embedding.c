@@ -43,9 +43,9 @@ Tensor *op_embedding_part(Graph *graph, Tensor *tokens, Tensor *token_table, Ten
                      "embedding: table %s has tokens beyond the last of %lld", token_table->name,
                      (long long)a->n_all) ||
         (position_table && !check_position_table(graph, position_table, token_table, tokens->shape.dim[1])) ||
-        !graph_check(graph,
-                     !start || (start->dtype == DTYPE_I32 && tensor_count(start) == tokens->shape.dim[0]),
-                     "embedding: start %s must be i32, one per sequence", start ? start->name : "")) {
+        !graph_check(graph, !start || start_is_right(start, tokens->shape.dim[0], tokens->shape.dim[1]),
+                     "embedding: start %s must be i32, one per sequence or token",
+                     start ? start->name : "")) {
         return graph->nothing;
     }
     Tensor *y = graph_tensor(graph, PLACE_ACTIVATION, token_table->dtype,
@@ -106,7 +106,7 @@ static Status embedding_reference(const KernelCall *call, Error *error) {
     for (int64_t b = 0; b < n_sequences; b++) {
         for (int64_t t = 0; t < n_positions; t++) {
             int64_t token = tokens[b * n_positions + t],
-                    position = row_place(&a->positions, t) + (start ? start[b] : 0);
+                    position = start_place(&a->positions, node->input[3], start, b, t);
             TRY(check_row(token, a->n_all, "token", error));
             bool is_here = token >= a->first_token && token < a->first_token + a->n_tokens;
             if (position_table) TRY(check_row(position, node->input[2]->shape.dim[0], "position", error));
@@ -190,7 +190,8 @@ static Status position_gradient_reference(const KernelCall *call, Error *error) 
     if (!sums) return error->status;
     Status status = STATUS_OK;
     for (int64_t n = 0; n < n_sequences * n_positions && status == STATUS_OK; n++) {
-        int64_t position = row_place(&a->positions, n % n_positions) + (start ? start[n / n_positions] : 0);
+        int64_t position =
+            start_place(&a->positions, call->node->input[1], start, n / n_positions, n % n_positions);
         status = check_row(position, table->shape.dim[0], "position", error);
         for (int64_t c = 0; c < channels && status == STATUS_OK; c++) {
             sums[position * channels + c] += (double)dy[n * channels + c];

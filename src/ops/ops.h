@@ -50,10 +50,29 @@ static inline int64_t row_at_place(const RowPositions *positions, int64_t n_rows
     return is_here ? t : -1;
 }
 
+/* The input `start` of the operations that know positions: (B), the position of each sequence's first row, which
+ * is added to row_place; or (B,T), those of all rows, whatever row_place says; or none. */
+static inline bool start_is_right(const Tensor *start, int64_t B, int64_t T) {
+    return start->dtype == DTYPE_I32 &&
+           (start->shape.n_dims == 2 ? start->shape.dim[0] == B && start->shape.dim[1] == T
+                                     : tensor_count(start) == B);
+}
+
+static inline bool start_is_by_row(const Tensor *start) {
+    return start && start->shape.n_dims == 2;
+}
+
+/* Where row t of sequence b is. */
+static inline int64_t start_place(const RowPositions *positions, const Tensor *tensor, const int32_t *start,
+                                  int64_t b, int64_t t) {
+    if (start_is_by_row(tensor)) return start[b * tensor->shape.dim[1] + t];
+    return row_place(positions, t) + (start ? start[b] : 0);
+}
+
 /* ---- embedding.c ------------------------------------------------------------------------------------------
- * y (B,T,C) = token[tokens] + [position[row_place(t) + start[b]]]. tokens (B,T) i32, token table (V,C),
- * [position table (P,C)], [start (B) i32: position of each sequence's first token]. Gradients: (dy, tokens)
- * -> dtoken table; (dy, [start]) -> dposition table; rows that nobody read become 0. */
+ * y (B,T,C) = token[tokens] + [position[start_place(b,t)]]. tokens (B,T) i32, token table (V,C),
+ * [position table (P,C)], [start (B) or (B,T) i32]. Gradients: (dy, tokens) -> dtoken table; (dy, [start]) -> dposition table; rows
+ * that nobody read become 0. */
 typedef struct {
     RowPositions positions;
     /* The table has rows of tokens first_token .. first_token + n_tokens - 1, of n_all that there are; rows
@@ -129,7 +148,8 @@ double gelu_slope_flops(Activation activation); /* of the slope, times dy */
  * [random]) -> dqkv, [Σdqkv]. Dropout on the weights draws element ((first_head+h)·T + q)·T8 + k, T8 = T
  * rounded up to 8. attention_cached: new rows are stored in the caches (B,NKV,capacity,HS) at start[b]..,
  * then attend to all up to themselves; outputs y and the two caches, which change in place. rotary: rotates
- * pairs (i, i+HS/2) of queries and keys by position·theta^(-2i/HS); backward rotates back. */
+ * pairs (i, i+HS/2) of queries and keys by position·theta^(-2i/HS); backward rotates back; [start] is as that
+ * of the embedding. */
 typedef struct {
     int n_heads, n_kv_heads, head_size;
     float scale;

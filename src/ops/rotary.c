@@ -15,8 +15,8 @@ Tensor *op_rotary(Graph *graph, Tensor *qkv, Tensor *start, const RotaryAttribut
         !graph_check(graph, a->head_size % 2 == 0, "rotary: head size %d of %s does not split into pairs",
                      a->head_size, qkv->name) ||
         !graph_check(graph, a->theta > 0.0f, "rotary: theta of %s must be positive", qkv->name) ||
-        !graph_check(graph, !start || (start->dtype == DTYPE_I32 && tensor_count(start) == qkv->shape.dim[0]),
-                     "rotary: start of %s must be i32, one per sequence", qkv->name)) {
+        !graph_check(graph, !start || start_is_right(start, qkv->shape.dim[0], qkv->shape.dim[1]),
+                     "rotary: start of %s must be i32, one per sequence or row", qkv->name)) {
         return graph->nothing;
     }
     Tensor *y = graph_tensor(graph, PLACE_ACTIVATION, qkv->dtype, qkv->shape, "%s.rotary", qkv->name);
@@ -61,7 +61,8 @@ static Status rotary_reference(const KernelCall *call, Error *error) {
     for (int64_t n = 0; n < rows; n++) {
         const float *x = (const float *)call->in[0] + n * width;
         float *y = (float *)call->out[0] + n * width;
-        int64_t position = row_place(&a->positions, n % n_positions) + (start ? start[n / n_positions] : 0);
+        int64_t position =
+            start_place(&a->positions, call->node->input[1], start, n / n_positions, n % n_positions);
         for (int64_t head = 0; head < rotated; head += a->head_size) {
             for (int64_t i = 0; i < half; i++) {
                 double angle = (double)position * pow((double)a->theta, -2.0 * (double)i / a->head_size);

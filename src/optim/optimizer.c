@@ -222,8 +222,9 @@ typedef struct {
     int64_t first, end;
 } FlatRun;
 
-/* What this rank holds and another one owns, in order; *n of them. */
-static const FlatRun *foreign_runs(const ParameterTable *table, Graph *graph, int *n) {
+/* What this rank holds and another one counts, in order; *n of them. */
+static const FlatRun *foreign_runs(const ParameterTable *table, bool only_experts_count, Graph *graph,
+                                   int *n) {
     FlatRun *runs = ARENA_ARRAY(&graph->arena, FlatRun, table->n_parameters * SHARD_MAX_BOXES + 1);
     *n = 0;
     for (int i = 0; i < table->n_parameters; i++) {
@@ -231,7 +232,8 @@ static const FlatRun *foreign_runs(const ParameterTable *table, Graph *graph, in
         int64_t at = table->parameter[i].flat_offset;
         for (int k = 0; k < shard->n_boxes; k++) {
             int64_t end = at + shape_count(shard->box[k].box.shape);
-            if (!shard->box[k].is_owner) runs[(*n)++] = (FlatRun){at, end};
+            bool is_counted = !only_experts_count || table->parameter[i].group == FLAT_EXPERTS;
+            if (!shard->box[k].is_owner || !is_counted) runs[(*n)++] = (FlatRun){at, end};
             at = end;
         }
     }
@@ -252,7 +254,7 @@ static void record_square(const UpdateSlice *slice, FlatRun run, Tensor *total, 
 static void record_squares(const ParameterTable *table, const UpdateSlices *slices, Tensor *total,
                            Graph *graph) {
     int n_foreign;
-    const FlatRun *foreign = foreign_runs(table, graph, &n_foreign);
+    const FlatRun *foreign = foreign_runs(table, slices->only_experts_count, graph, &n_foreign);
     bool adds = false;
     for (int i = 0; i < slices->n_slices; i++) {
         const UpdateSlice *slice = &slices->slice[i];

@@ -3,7 +3,9 @@
  * graph's arena. */
 #include "parallel/comm_ops.h"
 
+#include "ops/ops.h"
 #include "parallel/comm_attributes.h"
+#include "parallel/expert_exchange.h"
 
 #include <stdio.h>
 
@@ -57,6 +59,17 @@ Node *op_all_to_all(Graph *graph, Comm *comm, Tensor *out, const int64_t *border
                        TENSORS(out), 1, TENSORS(in));
 }
 
+Node *op_all_to_all_places(Graph *graph, Comm *comm, Tensor *out, const CommPlaces *out_places, Tensor *in,
+                           const CommPlaces *in_places) {
+    CommOperation operation = {.kind = COMM_ALL_TO_ALL,
+                               .type = comm_type_of(out->dtype),
+                               .n = tensor_count(out),
+                               .out_places = out_places,
+                               .in_places = in_places};
+    return comm_record(graph, &OP_ALL_TO_ALL, (CommAttributes){.comm = comm, .operation = operation}, 1,
+                       TENSORS(out), 1, TENSORS(in));
+}
+
 /* An all-to-all in which each rank has something for one other only. */
 Node *op_shift(Graph *graph, Comm *comm, Tensor *out, Tensor *in, int distance) {
     int n = comm->size, to = ((comm->rank + distance) % n + n) % n,
@@ -85,48 +98,6 @@ Node *op_comm_wait(Graph *graph, const Node *start) {
     return node;
 }
 
-/* Between the two ranks of a communicator, one way. */
-static Node *record_channel(Graph *graph, const Op *op, Comm *comm, Tensor *buffer, bool is_sent) {
-    int other = 1 - comm->rank;
-    CommPeers peers = {.to = is_sent ? other : -1, .from = is_sent ? -1 : other};
-    CommAttributes attributes = {.comm = comm, .operation = {.kind = COMM_BARRIER}, .peers = peers};
-    graph_check(graph, comm->size == 2, "%s: a communicator of %d ranks, not 2", op->name, comm->size);
-    Node *node = comm_record(graph, op, attributes, is_sent, TENSORS(buffer), !is_sent, TENSORS(buffer));
-    node->is_passed_by = true;
-    return node;
-}
-
-/* The other node of the same messages. */
-static Node *record_other(Graph *graph, const Op *op, const Node *node) {
-    Node *other = graph_record(graph, op, node->attributes, sizeof(CommAttributes), node->n_inputs,
-                               node->input, node->n_outputs, node->output);
-    other->phase = PHASE_COMMUNICATION;
-    other->is_passed_by = true;
-    return other;
-}
-
-Node *op_channel_receive(Graph *graph, Comm *comm, Tensor *buffer) {
-    return record_channel(graph, &OP_CHANNEL_RECEIVE, comm, buffer, false);
-}
-
-Node *op_channel_receive_ahead(Graph *graph, const Node *receive) {
-    Node *node = record_other(graph, &OP_CHANNEL_RECEIVE_AHEAD, receive);
-    node->is_not_last = true;
-    return node;
-}
-
-Node *op_channel_send_wait(Graph *graph, Comm *comm, Tensor *buffer) {
-    return record_channel(graph, &OP_CHANNEL_SEND_WAIT, comm, buffer, true);
-}
-
-Node *op_channel_send(Graph *graph, const Node *wait) {
-    return record_other(graph, &OP_CHANNEL_SEND, wait);
-}
-
-Node *op_channel_send_end(Graph *graph, const Node *send) {
-    return record_other(graph, &OP_CHANNEL_SEND_WAIT, send);
-}
-
 static bool is_sum(const Node *node, const Comm *comm) {
     return node->op == &OP_ALL_REDUCE && node->section == SECTION_BACKWARD &&
            ((const CommAttributes *)node->attributes)->comm == comm;
@@ -149,8 +120,23 @@ void comm_leave_out(Graph *graph, const Comm *comm, int number) {
     graph->n_nodes = n_kept;
 }
 
-Node *op_scalar_sum(Graph *graph, Comm *comm, Tensor *scalar) {
-    return record(graph, &OP_SCALAR_SUM, comm, scalar, (CommOperation){.kind = COMM_ALL_REDUCE});
+/* A library that chooses how to sum may choose otherwise for another group of ranks, and round three numbers
+ * in another order: data-parallel replicas would clip by norms that differ in their last bit, and part. So
+ * there every rank collects the numbers and adds them up in the order of ranks. Two numbers have one sum. */
+static void sum_in_order(Graph *graph, Comm *comm, Tensor *scalar) {
+    Tensor *all =
+        graph_tensor(graph, PLACE_STATE, DTYPE_F32, SHAPE(comm->size), "%s of all ranks", scalar->name);
+    int64_t *border = ARENA_ARRAY(&graph->arena, int64_t, comm->size + 1);
+    for (int r = 0; r <= comm->size; r++) border[r] = r;
+    op_copy_into(graph, scalar, graph_view(graph, all, SHAPE(1), comm->rank, scalar->name), WRITE_FRESH);
+    op_comm_wait(graph, op_all_gather(graph, comm, all, border));
+    SumAttributes attributes = {1.0F};
+    graph_record(graph, &OP_SUM, &attributes, sizeof attributes, 1, TENSORS(all), 1, TENSORS(scalar));
+}
+
+void op_scalar_sum(Graph *graph, Comm *comm, Tensor *scalar) {
+    if (comm->table->only_enqueues && comm->size > 2) sum_in_order(graph, comm, scalar);
+    else record(graph, &OP_SCALAR_SUM, comm, scalar, (CommOperation){.kind = COMM_ALL_REDUCE});
 }
 
 /* The root reads it, the others are written to. */
@@ -172,7 +158,7 @@ static CommOperation operation_on(const KernelCall *call) {
     return operation;
 }
 
-static Status start_flight(const CommAttributes *attributes, CommFlight **flight, Error *error) {
+Status comm_start_flight(const CommAttributes *attributes, CommFlight **flight, Error *error) {
     CommFlights *flights = attributes->flights;
     if (flights->n_started - flights->n_waited >= COMM_MOST_FLIGHTS)
         return error_failed(error, "it was started %d times and never waited for", COMM_MOST_FLIGHTS);
@@ -184,17 +170,17 @@ static Status start_kernel(const KernelCall *call, Error *error) {
     const CommAttributes *attributes = call->node->attributes;
     CommOperation operation = operation_on(call);
     CommFlight *flight = NULL;
-    TRY(start_flight(attributes, &flight, error));
+    TRY(comm_start_flight(attributes, &flight, error));
     return comm_start(attributes->comm, &operation, &flight->ticket, error);
 }
 
 /* The receive first: a message that is expected need not be kept anywhere. */
-static Status exchange_kernel(const KernelCall *call, Error *error) {
+Status comm_exchange_kernel(const KernelCall *call, Error *error) {
     const CommAttributes *attributes = call->node->attributes;
     const CommPeers *peers = &attributes->peers;
     const Node *node = call->node;
     CommFlight *flight = NULL;
-    TRY(start_flight(attributes, &flight, error));
+    TRY(comm_start_flight(attributes, &flight, error));
     flight->n_requests = 0;
     if (peers->from >= 0) {
         TRY(comm_post_receive(attributes->comm, call->out[0], tensor_bytes(node->output[0]), peers->from,
@@ -208,7 +194,7 @@ static Status exchange_kernel(const KernelCall *call, Error *error) {
     return STATUS_OK;
 }
 
-static Status wait_kernel(const KernelCall *call, Error *error) {
+Status comm_wait_kernel(const KernelCall *call, Error *error) {
     const CommAttributes *attributes = call->node->attributes;
     CommFlights *flights = attributes->flights;
     if (flights->n_waited == flights->n_started) return STATUS_OK;
@@ -223,33 +209,14 @@ Status comm_drain(const Program *program, Error *error) {
         const Node *node = program->graph->node[i];
         if (node->op != &OP_COMM_WAIT) continue;
         const CommFlights *flights = ((const CommAttributes *)node->attributes)->flights;
-        while (flights->n_waited < flights->n_started) TRY(wait_kernel(&(KernelCall){.node = node}, error));
+        while (flights->n_waited < flights->n_started)
+            TRY(comm_wait_kernel(&(KernelCall){.node = node}, error));
     }
     return STATUS_OK;
 }
 
-static Status receive_kernel(const KernelCall *call, Error *error) {
-    CommFlights *flights = ((const CommAttributes *)call->node->attributes)->flights;
-    flights->n_begun += !flights->is_ahead;
-    flights->is_ahead = false;
-    if (flights->n_waited == flights->n_started) TRY(exchange_kernel(call, error));
-    return wait_kernel(call, error);
-}
-
-/* A receive that only enqueues is a kernel that turns until the message is there. Whatever waits for the
- * whole device meanwhile would wait for it: memory that is taken or given back while GEMMs are compared,
- * kernels that are loaded, in the first run of a part and in the one that captures it. What the other side
- * sends may depend on that very part. So in the first two steps nothing is asked for ahead. */
-static Status receive_ahead_kernel(const KernelCall *call, Error *error) {
-    enum { SETTLED_STEPS = 2 };
-    const CommAttributes *attributes = call->node->attributes;
-    attributes->flights->is_ahead = true;
-    bool may_turn = attributes->comm->table->only_enqueues && attributes->flights->n_begun <= SETTLED_STEPS;
-    return may_turn ? STATUS_OK : exchange_kernel(call, error);
-}
-
 /* Starts and waits of the same messages. */
-static const void *flight_of(const Node *node) {
+const void *comm_flight_of(const Node *node) {
     return ((const CommAttributes *)node->attributes)->flights;
 }
 
@@ -272,11 +239,23 @@ static double apart_bytes(const CommAttributes *attributes, const int64_t *borde
     return (double)n * (double)comm_type_bytes(attributes->operation.type);
 }
 
+/* Of slices that lie anywhere, those of other ranks. */
+static double places_bytes(const CommAttributes *attributes, const CommPlaces *places) {
+    int rank = attributes->comm->rank;
+    double n = 0.0;
+    for (int i = 0; i < places->begin[attributes->comm->size]; i++)
+        if (i < places->begin[rank] || i >= places->begin[rank + 1]) n += (double)places->slice[i].n;
+    return n * (double)comm_type_bytes(attributes->operation.type);
+}
+
 /* The fewest bytes that a rank must send and receive: its share of the vector once for a half, twice for
  * both. */
 static double comm_bytes(const Node *node) {
     const CommAttributes *attributes = node->attributes;
     const CommOperation *operation = &attributes->operation;
+    if (operation->out_places)
+        return places_bytes(attributes, operation->out_places) +
+               places_bytes(attributes, operation->in_places);
     if (operation->kind == COMM_ALL_TO_ALL)
         return apart_bytes(attributes, operation->border) + apart_bytes(attributes, operation->other_border);
     double n_ranks = attributes->comm->size, n_bytes = (double)tensor_bytes(node->output[0]);
@@ -284,7 +263,7 @@ static double comm_bytes(const Node *node) {
     return 2.0 * halves * n_bytes * (n_ranks - 1.0) / n_ranks;
 }
 
-static double exchange_bytes(const Node *node) {
+double comm_exchange_bytes(const Node *node) {
     double n_bytes = node->n_inputs ? (double)tensor_bytes(node->input[0]) : 0.0;
     return n_bytes + (node->n_outputs ? (double)tensor_bytes(node->output[0]) : 0.0);
 }
@@ -294,7 +273,7 @@ static double broadcast_bytes(const Node *node) {
     return (double)tensor_bytes(node->n_inputs ? node->input[0] : node->output[0]);
 }
 
-static double no_bytes(const Node *node) {
+double comm_no_bytes(const Node *node) {
     (void)node;
     return 0.0;
 }
@@ -303,11 +282,11 @@ CommTraffic comm_traffic(const Program *program, const Comm *comm) {
     CommTraffic traffic = {0};
     for (int i = 0; i < program->graph->n_nodes; i++) {
         const Node *node = program->graph->node[i];
-        bool is_comm = node->op->bytes == comm_bytes || node->op->bytes == exchange_bytes ||
-                       node->op->bytes == broadcast_bytes;
+        bool is_comm = node->op->bytes == comm_bytes || node->op->bytes == comm_exchange_bytes ||
+                       node->op->bytes == broadcast_bytes || node->op == &OP_EXPERT_EXCHANGE;
         if (!is_comm || ((const CommAttributes *)node->attributes)->comm != comm) continue;
         int64_t n_runs = program_node_runs(program, node);
-        bool is_exchange = node->op->bytes == exchange_bytes;
+        bool is_exchange = node->op->bytes == comm_exchange_bytes;
         traffic.n_collectives += is_exchange ? 0 : n_runs;
         traffic.n_messages += is_exchange ? n_runs * (node->n_inputs + node->n_outputs) : 0;
         traffic.n_bytes += (double)n_runs * node->op->bytes(node);
@@ -318,12 +297,6 @@ CommTraffic comm_traffic(const Program *program, const Comm *comm) {
 /* A device that replays a capture does not ask the host again. */
 static bool is_capturable(const Node *node) {
     return ((const CommAttributes *)node->attributes)->comm->table->only_enqueues;
-}
-
-/* What is waited for in another run of a part, or in another part. */
-static bool is_never_capturable(const Node *node) {
-    (void)node;
-    return false;
 }
 
 static bool is_always_capturable(const Node *node) {
@@ -338,7 +311,7 @@ static void describe_peers(const CommPeers *peers, char *text, size_t n_bytes) {
     snprintf(text, n_bytes, "%s%s%s", to, *to && *from ? ", " : "", from);
 }
 
-static void comm_describe(const Node *node, char *text, size_t n_bytes) {
+void comm_describe(const Node *node, char *text, size_t n_bytes) {
     const CommAttributes *attributes = node->attributes;
     if (attributes->operation.kind == COMM_BARRIER) {
         describe_peers(&attributes->peers, text, n_bytes);
@@ -366,7 +339,7 @@ const Op OP_ALL_REDUCE = {.name = "all_reduce_start",
                           .reference = start_kernel,
                           .is_portable = true,
                           .is_capturable = is_capturable,
-                          .flight = flight_of};
+                          .flight = comm_flight_of};
 const Op OP_REDUCE_SCATTER = {.name = "reduce_scatter_start",
                               .gradient = conjugate_end,
                               .bytes = comm_bytes,
@@ -374,7 +347,7 @@ const Op OP_REDUCE_SCATTER = {.name = "reduce_scatter_start",
                               .reference = start_kernel,
                               .is_portable = true,
                               .is_capturable = is_capturable,
-                              .flight = flight_of};
+                              .flight = comm_flight_of};
 const Op OP_ALL_GATHER = {.name = "all_gather_start",
                           .gradient = conjugate_end,
                           .bytes = comm_bytes,
@@ -383,7 +356,7 @@ const Op OP_ALL_GATHER = {.name = "all_gather_start",
                           .is_portable = true,
                           .is_repeatable = true,
                           .is_capturable = is_capturable,
-                          .flight = flight_of};
+                          .flight = comm_flight_of};
 const Op OP_ALL_TO_ALL = {.name = "all_to_all_start",
                           .gradient = conjugate_end,
                           .bytes = comm_bytes,
@@ -391,15 +364,15 @@ const Op OP_ALL_TO_ALL = {.name = "all_to_all_start",
                           .reference = start_kernel,
                           .is_portable = true,
                           .is_capturable = is_capturable,
-                          .flight = flight_of};
+                          .flight = comm_flight_of};
 const Op OP_EXCHANGE = {.name = "exchange_start",
                         .gradient = conjugate_end,
-                        .bytes = exchange_bytes,
+                        .bytes = comm_exchange_bytes,
                         .describe = comm_describe,
-                        .reference = exchange_kernel,
+                        .reference = comm_exchange_kernel,
                         .is_portable = true,
                         .is_capturable = is_capturable,
-                        .flight = flight_of};
+                        .flight = comm_flight_of};
 const Op OP_SHIFT = {.name = "shift_start",
                      .bytes = comm_bytes,
                      .describe = shift_describe,
@@ -407,16 +380,16 @@ const Op OP_SHIFT = {.name = "shift_start",
                      .is_portable = true,
                      .is_repeatable = true,
                      .is_capturable = is_capturable,
-                     .flight = flight_of};
+                     .flight = comm_flight_of};
 const Op OP_COMM_WAIT = {.name = "wait",
                          .gradient = conjugate_begin,
-                         .bytes = no_bytes,
+                         .bytes = comm_no_bytes,
                          .describe = comm_describe,
-                         .reference = wait_kernel,
+                         .reference = comm_wait_kernel,
                          .is_portable = true,
                          .is_repeatable = true, /* as what it waits for is */
                          .is_capturable = is_capturable,
-                         .flight = flight_of};
+                         .flight = comm_flight_of};
 const Op OP_SCALAR_SUM = {.name = "scalar_sum",
                           .bytes = comm_bytes,
                           .describe = comm_describe,
@@ -425,7 +398,7 @@ const Op OP_SCALAR_SUM = {.name = "scalar_sum",
                           .is_capturable = is_capturable};
 const Op OP_PARALLEL_COPY_START = {.name = "parallel_copy_start",
                                    .gradient = conjugate_end,
-                                   .bytes = no_bytes,
+                                   .bytes = comm_no_bytes,
                                    .describe = conjugate_describe,
                                    .reference = no_kernel,
                                    .is_portable = true,
@@ -433,7 +406,7 @@ const Op OP_PARALLEL_COPY_START = {.name = "parallel_copy_start",
                                    .is_capturable = is_always_capturable};
 const Op OP_PARALLEL_COPY_END = {.name = "parallel_copy_end",
                                  .gradient = conjugate_begin,
-                                 .bytes = no_bytes,
+                                 .bytes = comm_no_bytes,
                                  .describe = conjugate_describe,
                                  .reference = no_kernel,
                                  .is_portable = true,
@@ -447,7 +420,7 @@ const Op OP_BROADCAST = {.name = "broadcast",
                          .is_capturable = is_capturable};
 const Op OP_PARALLEL_COPY = {.name = "parallel_copy",
                              .gradient = conjugate_both,
-                             .bytes = no_bytes,
+                             .bytes = comm_no_bytes,
                              .describe = conjugate_describe,
                              .reference = no_kernel,
                              .is_portable = true,
@@ -455,33 +428,9 @@ const Op OP_PARALLEL_COPY = {.name = "parallel_copy",
                              .is_capturable = is_always_capturable};
 const Op OP_PARALLEL_SPLIT = {.name = "parallel_split",
                               .gradient = conjugate_both,
-                              .bytes = no_bytes,
+                              .bytes = comm_no_bytes,
                               .describe = conjugate_describe,
                               .reference = no_kernel,
                               .is_portable = true,
                               .is_repeatable = true,
                               .is_capturable = is_always_capturable};
-const Op OP_CHANNEL_RECEIVE = {.name = "receive",
-                               .bytes = exchange_bytes,
-                               .describe = comm_describe,
-                               .reference = receive_kernel,
-                               .is_portable = true,
-                               .is_capturable = is_never_capturable};
-const Op OP_CHANNEL_RECEIVE_AHEAD = {.name = "receive_start",
-                                     .bytes = no_bytes,
-                                     .describe = comm_describe,
-                                     .reference = receive_ahead_kernel,
-                                     .is_portable = true,
-                                     .is_capturable = is_never_capturable};
-const Op OP_CHANNEL_SEND = {.name = "send_start",
-                            .bytes = exchange_bytes,
-                            .describe = comm_describe,
-                            .reference = exchange_kernel,
-                            .is_portable = true,
-                            .is_capturable = is_never_capturable};
-const Op OP_CHANNEL_SEND_WAIT = {.name = "send_wait",
-                                 .bytes = no_bytes,
-                                 .describe = comm_describe,
-                                 .reference = wait_kernel,
-                                 .is_portable = true,
-                                 .is_capturable = is_never_capturable};

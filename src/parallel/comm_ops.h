@@ -30,6 +30,10 @@ Node *op_all_gather(Graph *graph, Comm *comm, Tensor *data, const int64_t *borde
 Node *op_all_to_all(Graph *graph, Comm *comm, Tensor *out, const int64_t *border, Tensor *in,
                     const int64_t *other_border);
 
+/* The same of slices that lie anywhere. */
+Node *op_all_to_all_places(Graph *graph, Comm *comm, Tensor *out, const CommPlaces *out_places, Tensor *in,
+                           const CommPlaces *in_places);
+
 /* Start to send `out` to the rank `distance` after this one and to receive `in` from the one as far before
  * it: round a ring. */
 Node *op_shift(Graph *graph, Comm *comm, Tensor *out, Tensor *in, int distance);
@@ -42,7 +46,8 @@ Node *op_comm_wait(Graph *graph, const Node *start);
  * `buffer` is in a place that persists. Never captured: a capture waits for all that it starts.
  *
  * The receiver's: wait for a message, posting the receive if none is posted yet; and post the next one, which
- * does not run in the last micro-batch of a step. The sender's: wait for the message before, if there is one;
+ * does not run in the last micro-batch of a step (nor before comm_allow_ahead, where messages only
+ * enqueue). The sender's: wait for the message before, if there is one;
  * and send. */
 Node *op_channel_receive(Graph *graph, Comm *comm, Tensor *buffer);
 Node *op_channel_receive_ahead(Graph *graph, const Node *receive);
@@ -50,8 +55,9 @@ Node *op_channel_send_wait(Graph *graph, Comm *comm, Tensor *buffer);
 Node *op_channel_send(Graph *graph, const Node *wait);
 Node *op_channel_send_end(Graph *graph, const Node *send); /* waits for the last one */
 
-/* Sum over all ranks of one number, done when the node is. */
-Node *op_scalar_sum(Graph *graph, Comm *comm, Tensor *scalar);
+/* Sum over all ranks of one number (f32), done when the node is. Groups of ranks that sum the same numbers
+ * get the same bits. */
+void op_scalar_sum(Graph *graph, Comm *comm, Tensor *scalar);
 
 /* Take all-reduce `number` (from 0, counted around) of the backward on this communicator out of the graph, to
  * show that it would be noticed. */
@@ -63,6 +69,10 @@ Node *op_broadcast(Graph *graph, Comm *comm, Tensor *data, int root);
 /* Wait for every collective that a part of the program has started and that another one, which will not be
  * run, would have waited for. */
 Status comm_drain(const Program *program, Error *error);
+
+/* On communicators that only enqueue, too, let receives be posted ahead: no part of the program waits for the
+ * whole device from now on, since all were rehearsed (graph/executor.h). */
+void comm_allow_ahead(const Program *program);
 
 /* What a program has to do with one communicator in a step, recomputation included. */
 typedef struct {

@@ -320,6 +320,7 @@ void conjugate_begin(Autograd *autograd, const Node *wait) {
     Tensor *dy = y ? autograd_gradient(autograd, y) : NULL;
     if (conjugate->kind == CONJUGATE_EXCHANGE) begin_exchange_back(autograd, a, dy);
     if (!dy || !x || !x->needs_gradient) return;
+    if (conjugate->kind == CONJUGATE_EXPERTS) expert_exchange_back(autograd, a, dy);
     const int64_t *border = a->operation.border;
     switch (conjugate->kind) {
     case CONJUGATE_COPY:
@@ -343,7 +344,8 @@ void conjugate_begin(Autograd *autograd, const Node *wait) {
         break;
     case CONJUGATE_SUM:
     case CONJUGATE_JOIN: conjugate->brought = dy; break;
-    case CONJUGATE_EXCHANGE: break;
+    case CONJUGATE_EXCHANGE:
+    case CONJUGATE_EXPERTS: break;
     }
 }
 

@@ -15,7 +15,7 @@ static const struct {
     [AXIS_PP] = {"pp", "pipeline: layers", "pipeline", "layers", true},
     [AXIS_DP] = {"dp", "data: sequences", "data", "sequences", true},
     [AXIS_CP] = {"cp", "context: positions", "context", "positions", true},
-    [AXIS_EP] = {"ep", "experts", "expert", "experts", false},
+    [AXIS_EP] = {"ep", "experts", "expert", "experts", true},
     [AXIS_TP] = {"tp", "tensors: heads and channels", "tensor", "heads and channels", true},
 };
 
@@ -127,14 +127,24 @@ Status mesh_shape(const int64_t *sizes, int n_ranks, MeshShape *shape, Error *er
     return STATUS_OK;
 }
 
-/* The group is named by its first rank. */
-static Status open_sums(Mesh *mesh, Error *error) {
-    int origin[N_AXES], n_contexts = mesh->shape.size[AXIS_CP];
-    if (n_contexts == 1) return STATUS_OK;
+/* Ranks that differ along these axes alone, in the order of the mesh. The group is named by its first
+ * rank. */
+static Status open_group(Mesh *mesh, const Axis *along, int n_axes, Comm *comm, Error *error) {
+    int origin[N_AXES], key = 0;
     memcpy(origin, mesh->coordinate, sizeof origin);
-    origin[AXIS_DP] = origin[AXIS_CP] = 0;
-    int key = mesh->coordinate[AXIS_DP] * n_contexts + mesh->coordinate[AXIS_CP];
-    return comm_split(mesh->world, mesh_rank(&mesh->shape, origin), key, &mesh->sums, error);
+    for (int i = 0; i < n_axes; i++) {
+        key = key * mesh->shape.size[along[i]] + mesh->coordinate[along[i]];
+        origin[along[i]] = 0;
+    }
+    return comm_split(mesh->world, mesh_rank(&mesh->shape, origin), key, comm, error);
+}
+
+static Status open_sums(Mesh *mesh, Error *error) {
+    static const Axis along[] = {AXIS_DP, AXIS_CP, AXIS_EP};
+    bool has_contexts = mesh->shape.size[AXIS_CP] > 1, has_experts = mesh->shape.size[AXIS_EP] > 1;
+    if (has_contexts || has_experts) TRY(open_group(mesh, along, 3, &mesh->sums, error));
+    if (has_contexts && has_experts) TRY(open_group(mesh, along, 2, &mesh->expert_sums, error));
+    return STATUS_OK;
 }
 
 Status mesh_open(Mesh *mesh, const MeshShape *shape, Comm *world, Error *error) {
@@ -168,6 +178,7 @@ Status mesh_open_ends(Mesh *mesh, Error *error) {
 }
 
 void mesh_close(Mesh *mesh) {
+    comm_close(&mesh->expert_sums);
     comm_close(&mesh->sums);
     comm_close(&mesh->ends);
     comm_close(&mesh->heads);

@@ -51,9 +51,12 @@ typedef struct {
     /* The first and the last of pp, which hold a tied token table both, likewise; {0} on those between them
      * and where nothing is tied. */
     Comm ends, device_ends;
-    /* Those of dp and cp together, who hold the same parameters and sum their gradients, likewise; {0} where
-     * cp is 1: then those of dp. */
+    /* Those of dp, cp and ep together, who hold the same parameters and sum their gradients, likewise; {0}
+     * where cp and ep are 1: then those of dp. */
     Comm sums, device_sums;
+    /* Those of dp and cp together, who hold the same experts, likewise; {0} where cp or ep is 1: then those
+     * of dp, or all that hold the same parameters. */
+    Comm expert_sums, device_expert_sums;
     Comm device[N_AXES]; /* of a device's memory (NCCL, or through the host); {0} where that is the host's */
 } Mesh;
 
@@ -68,8 +71,8 @@ static inline Comm *mesh_comm(const Mesh *mesh, Axis axis) {
     return (Comm *)(mesh->device[axis].table ? &mesh->device[axis] : &mesh->axis[axis]);
 }
 
-/* The ranks that hold the same parameters: those of dp and cp together, dp by dp. The first by what reaches
- * the memory that tensors are in, as mesh_comm; the second the host's. */
+/* The ranks that hold the same parameters, but for experts: those of dp, cp and ep together, dp by dp, then
+ * cp by cp. The first by what reaches the memory that tensors are in, as mesh_comm; the second the host's. */
 static inline Comm *mesh_sums(const Mesh *mesh) {
     if (!mesh->sums.table) return mesh_comm(mesh, AXIS_DP);
     return (Comm *)(mesh->device_sums.table ? &mesh->device_sums : &mesh->sums);
@@ -77,6 +80,18 @@ static inline Comm *mesh_sums(const Mesh *mesh) {
 
 static inline Comm *mesh_host_sums(const Mesh *mesh) {
     return (Comm *)(mesh->sums.table ? &mesh->sums : &mesh->axis[AXIS_DP]);
+}
+
+/* The ranks that hold the same experts: those of dp and cp together. Likewise. */
+static inline Comm *mesh_expert_sums(const Mesh *mesh) {
+    if (mesh->shape.size[AXIS_EP] == 1) return mesh_sums(mesh);
+    if (!mesh->expert_sums.table) return mesh_comm(mesh, AXIS_DP);
+    return (Comm *)(mesh->device_expert_sums.table ? &mesh->device_expert_sums : &mesh->expert_sums);
+}
+
+static inline Comm *mesh_host_expert_sums(const Mesh *mesh) {
+    if (mesh->shape.size[AXIS_EP] == 1) return mesh_host_sums(mesh);
+    return (Comm *)(mesh->expert_sums.table ? &mesh->expert_sums : &mesh->axis[AXIS_DP]);
 }
 
 /* Among the ranks of tp: those with the same `group`. Collective over them, after mesh_open. */

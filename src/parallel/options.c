@@ -23,10 +23,9 @@ const OptionSpec parallel_option_specs[] = {
         "tp-style", ParallelOptions, tensor_style, TENSOR_COLUMN, tensor_style_names,
         "how tp divides linear layers: column, Megatron's pairs with one sum each; or row, the naive "
         "way, to compare: every layer by its inputs, and a sum behind each"),
-    OPTION_INT(
-        "tp-chunks", ParallelOptions, tensor_chunks, 0, 0, MOST_TENSOR_CHUNKS,
-        "parts of a micro-batch, by sequences: messages of tp for one travel while the next is computed; "
-        "0: 2 on a GPU, else 1"),
+    OPTION_INT("tp-chunks", ParallelOptions, tensor_chunks, 0, 0, MOST_TENSOR_CHUNKS,
+               "parts of a micro-batch, by sequences: messages of tp and ep for one travel while the next is "
+               "computed; 0: 2 with --tp on a GPU, else 1"),
     OPTION_INT("pp", ParallelOptions, size[AXIS_PP], 1, 1, MANY,
                "pipeline parallelism: stages that divide the blocks of the model"),
     OPTION_CHOICE(
@@ -44,10 +43,11 @@ const OptionSpec parallel_option_specs[] = {
                   "how ranks of cp attend to each other's positions: keys and values go round a ring, or an "
                   "all-to-all gives each rank some heads of all positions"),
     OPTION_INT("ep", ParallelOptions, size[AXIS_EP], 1, 1, MANY,
-               "expert parallelism: ranks that divide the experts (not yet available)"),
+               "expert parallelism: ranks that divide the experts of each block, and the batch; at most as "
+               "many as --experts"),
     OPTION_INT(
         "zero", ParallelOptions, zero, 0, 0, ZERO_STAGES,
-        "ZeRO stage: 1 shards the optimizer state over the ranks of dp and cp, 2 also the gradients, 3 also the weights "
+        "ZeRO stage: 1 shards the optimizer state over the ranks of dp, cp and ep (of experts: dp and cp), 2 also the gradients, 3 also the weights "
         "(as FSDP)"),
     OPTION_CHOICE("allreduce", ParallelOptions, all_reduce, DEFAULT_ALGORITHM, comm_algorithm_names,
                   "all-reduce algorithm that sums gradients: one of pgpt's, or the MPI library's own"),
@@ -69,6 +69,9 @@ const OptionSpec mesh_option_specs[] = {
                "tensor parallelism: ranks that divide each layer, by heads, hidden channels and tokens"),
     OPTION_INT("pp", MeshOptions, size[AXIS_PP], 1, 1, MANY,
                "pipeline parallelism: stages that divide the blocks of the model"),
+    OPTION_INT(
+        "ep", MeshOptions, size[AXIS_EP], 1, 1, MANY,
+        "expert parallelism: ranks that divide the experts of each block; at most as many as there are"),
     OPTION_BOOL("pin", MeshOptions, pin, true, PIN_HELP),
     OPTION_END,
 };
@@ -76,7 +79,7 @@ const OptionSpec mesh_option_specs[] = {
 Status mesh_options_shape(const MeshOptions *options, int n_ranks, MeshShape *shape, Error *error) {
     int64_t size[N_AXES];
     for (int axis = 0; axis < N_AXES; axis++) {
-        bool is_given = axis == AXIS_DP || axis == AXIS_TP || axis == AXIS_PP;
+        bool is_given = axis != AXIS_CP;
         size[axis] = is_given ? options->size[axis] : 1;
     }
     return mesh_shape(size, n_ranks, shape, error);

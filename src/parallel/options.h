@@ -26,7 +26,7 @@ extern const OptionSpec parallel_option_specs[];
 
 /* Of commands that use a model and do not train it. */
 typedef struct {
-    int64_t size[N_AXES]; /* of dp, tp and pp; the others have none: 0 */
+    int64_t size[N_AXES]; /* of all but cp: 0 */
     bool pin;
 } MeshOptions;
 

@@ -42,14 +42,22 @@ int64_t context_most_ranks(ContextStyle style, int64_t n_positions) {
     return style == CONTEXT_RING ? n_positions / 2 : n_positions;
 }
 
+/* Of whole sequences. */
+static Tensor *attend_alone(Graph *graph, Tensor *qkv, Tensor *random, const AttentionMask *mask,
+                            const AttentionAttributes *a) {
+    return mask ? op_sparse_attention(graph, qkv, random, mask, a) : op_attention(graph, qkv, random, a);
+}
+
 /* ---- the ring */
 
 /* What the rule of a ring needs to know of it. */
 typedef struct {
     Comm *comm;
-    AttentionPartAttributes part; /* of this rank's own keys */
-    Tensor *packed, *q, *kv;      /* q and kv: parts of the first */
-    Tensor *last;                 /* the keys and values that the forward ends with */
+    SparsePartAttributes sparse; /* of this rank's own keys */
+    bool is_sparse;              /* else the pattern is nobody's */
+    Tensor *starts;              /* or NULL */
+    Tensor *packed, *q, *kv;     /* q and kv: parts of the first */
+    Tensor *last;                /* the keys and values that the forward ends with */
     Tensor *y, *lse, *random;
 } Ring;
 
@@ -57,18 +65,29 @@ static int rank_at(const Comm *comm, int distance) {
     return ((comm->rank + distance) % comm->size + comm->size) % comm->size;
 }
 
-/* Of the keys of the rank `distance` behind this one. */
-static AttentionPartAttributes part_of(const Ring *ring, int distance) {
-    AttentionPartAttributes part = ring->part;
-    part.keys = context_rows(CONTEXT_RING, part.n_positions, ring->comm->size, rank_at(ring->comm, distance))
-                    .positions;
-    return part;
+/* The rows of the rank `distance` behind this one. */
+static ContextRows rows_of(const Ring *ring, int distance) {
+    return context_rows(CONTEXT_RING, ring->sparse.part.n_positions, ring->comm->size,
+                        rank_at(ring->comm, distance));
+}
+
+/* Of the keys of that rank. */
+static SparsePartAttributes part_of(const Ring *ring, int distance) {
+    SparsePartAttributes sparse = ring->sparse;
+    sparse.part.keys = rows_of(ring, distance).positions;
+    return sparse;
+}
+
+/* Does a row here see one of that rank's keys, documents aside? In a dense ring there always is one. */
+static bool is_seen(const Ring *ring, int distance) {
+    SparsePartAttributes sparse = part_of(ring, distance);
+    return !ring->is_sparse || sparse_part_sees(&sparse, ring->q->shape.dim[1], rows_of(ring, distance).n);
 }
 
 /* Memory for the keys and values, or their gradients, of that rank. */
 static Tensor *room_for(Graph *graph, const Ring *ring, int distance, DType dtype, const char *words) {
     int owner = rank_at(ring->comm, distance);
-    int64_t n = context_rows(CONTEXT_RING, ring->part.n_positions, ring->comm->size, owner).n;
+    int64_t n = rows_of(ring, distance).n;
     Tensor *tensor =
         graph_tensor(graph, PLACE_ACTIVATION, dtype, SHAPE(ring->kv->shape.dim[0], n, ring->kv->shape.dim[2]),
                      "%s%s of rank %d", ring->kv->name, words, owner);
@@ -86,6 +105,17 @@ static void wait_for(Graph *graph, const Node *start) {
     op_comm_wait(graph, start)->is_passed_by = true;
 }
 
+static AttentionPart record_part(Graph *graph, const Ring *ring, Tensor *kv, int distance,
+                                 const AttentionPart *before) {
+    SparsePartAttributes sparse = part_of(ring, distance);
+    AttentionPart part =
+        ring->is_sparse
+            ? op_sparse_attention_part(graph, ring->q, kv, ring->random, ring->starts, before, &sparse)
+            : op_attention_part(graph, ring->q, kv, ring->random, before, &sparse.part);
+    graph->node[graph->n_nodes - 1]->is_passed_by = true;
+    return part;
+}
+
 /* Queries of this rank over all keys, those of its own first. */
 static void record_rounds(Graph *graph, Ring *ring) {
     Comm *comm = ring->comm;
@@ -98,9 +128,7 @@ static void record_rounds(Graph *graph, Ring *ring) {
             next = room_for(graph, ring, -round - 1, kv->dtype, "");
             start = start_shift(graph, comm, kv, next, 1);
         }
-        AttentionPartAttributes part = part_of(ring, -round);
-        result = op_attention_part(graph, ring->q, kv, ring->random, round ? &result : NULL, &part);
-        graph->node[graph->n_nodes - 1]->is_passed_by = true;
+        if (is_seen(ring, -round)) result = record_part(graph, ring, kv, -round, round ? &result : NULL);
         ring->last = kv;
         if (start) wait_for(graph, start);
         kv = next;
@@ -110,8 +138,8 @@ static void record_rounds(Graph *graph, Ring *ring) {
 }
 
 Tensor *op_ring_attention(Graph *graph, Comm *comm, Tensor *qkv, Tensor *random, int64_t n_positions,
-                          const AttentionAttributes *a) {
-    if (!comm || comm->size == 1) return op_attention(graph, qkv, random, a);
+                          const AttentionMask *mask, const AttentionAttributes *a) {
+    if (!comm || comm->size == 1) return attend_alone(graph, qkv, random, mask, a);
     ContextRows rows = context_rows(CONTEXT_RING, n_positions, comm->size, comm->rank);
     int64_t B = qkv->shape.dim[0], q_width = (int64_t)a->n_heads * a->head_size,
             kv_width = 2 * (int64_t)a->n_kv_heads * a->head_size;
@@ -126,8 +154,13 @@ Tensor *op_ring_attention(Graph *graph, Comm *comm, Tensor *qkv, Tensor *random,
         return graph->nothing;
     }
     Ring ring = {.comm = comm,
-                 .part = {.heads = *a, .queries = rows.positions, .n_positions = n_positions},
+                 .sparse = {.part = {.heads = *a, .queries = rows.positions, .n_positions = n_positions}},
+                 .is_sparse = mask != NULL,
                  .random = random};
+    if (mask) {
+        ring.sparse.pattern = mask->pattern;
+        ring.starts = mask->starts;
+    }
     ring.packed = op_pack(graph, qkv, 2, 2, (const int64_t[]){0, q_width, q_width + kv_width});
     if (graph->error.status != STATUS_OK) return graph->nothing;
     const char *name = qkv->name;
@@ -151,10 +184,12 @@ Tensor *op_ring_attention(Graph *graph, Comm *comm, Tensor *qkv, Tensor *random,
 /* What these keys add to dq, and the gradients of the keys and values themselves, in dkv. */
 static void record_part_back(Graph *graph, const Ring *ring, Tensor *dy, Tensor *kv, int distance, Tensor *dq,
                              WriteMode mode, Tensor *dkv) {
-    AttentionPartAttributes part = part_of(ring, distance);
-    Node *node =
-        graph_record(graph, &OP_ATTENTION_PART_BACKWARD, &part, sizeof part, 6,
-                     TENSORS(dy, ring->q, kv, ring->y, ring->lse, ring->random), 2, TENSORS(dq, dkv));
+    SparsePartAttributes sparse = part_of(ring, distance);
+    Tensor **inputs = TENSORS(dy, ring->q, kv, ring->y, ring->lse, ring->random, ring->starts);
+    Node *node = ring->is_sparse ? graph_record(graph, &OP_SPARSE_ATTENTION_PART_BACKWARD, &sparse,
+                                                sizeof sparse, 7, inputs, 2, TENSORS(dq, dkv))
+                                 : graph_record(graph, &OP_ATTENTION_PART_BACKWARD, &sparse.part,
+                                                sizeof sparse.part, 6, inputs, 2, TENSORS(dq, dkv));
     node->write[0] = mode;
 }
 
@@ -170,6 +205,7 @@ static void ring_gradient(Autograd *autograd, const Node *node) {
     Tensor *home = graph_view(graph, dpacked, ring->kv->shape, tensor_count(ring->q), "dkv");
     Tensor *kv = ring->last, *received = NULL;
     const Node *gradients = NULL; /* on their way */
+    WriteMode mode = WRITE_FRESH;
     for (int step = 0; step < comm->size; step++) {
         bool is_last = step + 1 == comm->size, has_next = step + 2 < comm->size;
         Tensor *next = ring->kv;
@@ -178,9 +214,17 @@ static void ring_gradient(Autograd *autograd, const Node *node) {
             next = room_for(graph, ring, step + 2, kv->dtype, "");
             start = start_shift(graph, comm, kv, next, -1);
         }
-        Tensor *sum = room_for(graph, ring, step + 1, DTYPE_F32, ".gradient");
-        record_part_back(graph, ring, dy, kv, step + 1, dq, step ? WRITE_ADD : WRITE_FRESH, sum);
-        if (step) {
+        bool has_part = is_seen(ring, step + 1); /* of its own keys each row sees one: the last is there */
+        Tensor *sum = has_part || !step ? room_for(graph, ring, step + 1, DTYPE_F32, ".gradient") : received;
+        if (has_part) {
+            record_part_back(graph, ring, dy, kv, step + 1, dq, mode, sum);
+            mode = WRITE_ADD;
+        } else if (!step) {
+            op_zero(graph, sum);
+        }
+        if (step && !has_part) { /* what came goes on as it is */
+            wait_for(graph, gradients);
+        } else if (step) {
             Tensor *own = sum;
             wait_for(graph, gradients);
             sum = is_last ? home : room_for(graph, ring, step + 1, DTYPE_F32, ".gradients");
@@ -258,8 +302,8 @@ static Exchange exchange_of(Graph *graph, const Comm *comm, const Tensor *qkv, i
 }
 
 Tensor *op_exchanged_attention(Graph *graph, Comm *comm, Tensor *qkv, Tensor *random, int64_t n_positions,
-                               const AttentionAttributes *a) {
-    if (!comm || comm->size == 1) return op_attention(graph, qkv, random, a);
+                               const AttentionMask *mask, const AttentionAttributes *a) {
+    if (!comm || comm->size == 1) return attend_alone(graph, qkv, random, mask, a);
     int n = comm->size;
     int64_t B = qkv->shape.dim[0], T = qkv->shape.dim[1], share = a->n_heads / a->n_kv_heads;
     if (!graph_check(graph, n <= a->n_kv_heads && n <= PACK_MAX_PARTS,
@@ -273,7 +317,7 @@ Tensor *op_exchanged_attention(Graph *graph, Comm *comm, Tensor *qkv, Tensor *ra
     Tensor *by_heads = op_pack_pieces(graph, qkv, 2, n, 3, e.qkv_columns); /* of these positions */
     Tensor *exchanged = op_parallel_all_to_all(graph, comm, by_heads, e.qkv_out, e.qkv_in);
     Tensor *all = op_unpack(graph, exchanged, SHAPE(B, n_positions, e.mine * e.width), 1, n, e.rows);
-    Tensor *y = op_attention(graph, all, random, &mine); /* (B,n_positions,...) */
+    Tensor *y = attend_alone(graph, all, random, mask, &mine); /* (B,n_positions,...) */
     Tensor *by_rows = op_pack(graph, y, 1, n, e.rows);
     Tensor *flat = graph_view(graph, by_rows, SHAPE(tensor_count(by_rows), 1), 0, by_rows->name);
     Tensor *back = op_parallel_all_to_all(graph, comm, flat, e.y_out, e.y_in);

@@ -15,7 +15,7 @@
 #define PGPT_PARALLEL_RING_ATTENTION_H
 
 #include "comm/comm.h"
-#include "ops/ops.h"
+#include "ops/sparse_attention.h"
 
 typedef enum { CONTEXT_RING, CONTEXT_ALL_TO_ALL, N_CONTEXT_STYLES } ContextStyle;
 
@@ -33,10 +33,14 @@ ContextRows context_rows(ContextStyle style, int64_t n_positions, int n_ranks, i
 int64_t context_most_ranks(ContextStyle style, int64_t n_positions);
 
 /* qkv (B,T,(NH+2·NKV)·HS): this rank's positions of n_positions, by context_rows. y (B,T,NH·HS) as
- * `attention` gives it. On a communicator of one rank it is that. */
+ * `attention` gives it. On a communicator of one rank it is that.
+ *
+ * With a mask it is sparse. The ring wants no lists, and starts of this rank's rows: a round whose keys no row
+ * sees computes nothing. All-to-all wants lists and starts of whole sequences. */
 Tensor *op_ring_attention(Graph *graph, Comm *comm, Tensor *qkv, Tensor *random, int64_t n_positions,
-                          const AttentionAttributes *attributes);
+                          const AttentionMask *mask /* or NULL */, const AttentionAttributes *attributes);
 Tensor *op_exchanged_attention(Graph *graph, Comm *comm, Tensor *qkv, Tensor *random, int64_t n_positions,
+                               const AttentionMask *mask /* or NULL */,
                                const AttentionAttributes *attributes);
 
 /* Stands behind a ring and computes nothing: it carries the gradient rule. */

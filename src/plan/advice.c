@@ -185,7 +185,8 @@ uint64_t memory_state_bytes(const GradientSyncOptions *sync, const MemoryChoice 
     GradientSyncOptions chosen = *sync;
     chosen.zero = choice->zero;
     Precision precision = precision_of((PrecisionKind)choice->precision);
-    double n_bytes = sync_state_bytes(&chosen, precision, table->n_elements, optimizer_n_moments(optimizer));
+    double n_bytes =
+        sync_state_bytes(&chosen, precision, parameters_count_groups(table), optimizer_n_moments(optimizer));
     if (optimizer->eager) /* gradients have no memory of their own */
         n_bytes -= (double)table->n_elements * (double)dtype_info(precision.gradient)->n_bytes;
     return (uint64_t)n_bytes;

@@ -67,6 +67,8 @@ Status loop_record(Loop *loop, int64_t step, const StepResult *result, double ra
                       .validation_loss = NAN,
                       .rate = rate,
                       .gradient_norm = result->was_skipped ? NAN : result->gradient_norm,
+                      .depth_loss = result->has_depth ? result->depth_loss : NAN,
+                      .depth_accuracy = result->has_depth ? result->depth_accuracy : NAN,
                       .loss_scale = trainer->step.loss.scale ? trainer->step.scale.value : NAN,
                       .n_skipped = trainer->step.scale.n_skipped,
                       .routes = result->routes,

@@ -109,6 +109,8 @@ Status metrics_write(LineWriter *writer, const StepMetrics *metrics, Error *erro
     set_measured(line, "val_loss", metrics->validation_loss);
     set_measured(line, "lr", metrics->rate);
     set_measured(line, "grad_norm", metrics->gradient_norm);
+    set_measured(line, "depth_loss", metrics->depth_loss);
+    set_measured(line, "depth_accuracy", metrics->depth_accuracy);
     if (!isnan(metrics->loss_scale)) {
         set_measured(line, "loss_scale", metrics->loss_scale);
         json_object_set_new(line, "skipped", json_integer(metrics->n_skipped));

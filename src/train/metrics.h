@@ -11,6 +11,7 @@ typedef struct {
     int64_t step; /* counted from 1: steps done */
     int64_t n_tokens;
     double loss, validation_loss, rate, gradient_norm;
+    double depth_loss, depth_accuracy; /* NAN without blocks that some positions go by */
     double tokens_per_s, step_ms, flops_per_s;
     double loss_scale; /* NAN where gradients are not scaled */
     int64_t n_skipped; /* steps whose gradient was not finite, since the run began */

@@ -3,6 +3,22 @@
 #include "device/device.h"
 #include "model/parameter_shard.h"
 
+Status model_mesh_check_experts(const MeshShape *shape, const ModelConfig *config, Error *error) {
+    int n_ranks = shape->size[AXIS_EP], n_both = n_ranks * shape->size[AXIS_DP], nearest;
+    if (n_ranks == 1 || n_ranks <= config->n_experts) return STATUS_OK;
+    if (!config->n_experts)
+        return error_user(
+            error,
+            "--ep %d divides the experts of a model among ranks, and this one has none (--experts "
+            "0); leave it out, and --dp takes these ranks",
+            n_ranks);
+    for (nearest = (int)config->n_experts; nearest > 1 && n_both % nearest; nearest--) continue;
+    return error_user(error,
+                      "--ep %d is more ranks than the model has experts (%lld); lower it to %d, and let --dp "
+                      "take the other ranks",
+                      n_ranks, (long long)config->n_experts, nearest);
+}
+
 Status model_mesh_open(Mesh *mesh, const MeshShape *shape, const ModelConfig *config, Comm *world,
                        Error *error) {
     int n_ranks = shape->size[AXIS_TP];
@@ -16,17 +32,23 @@ Status model_mesh_open(Mesh *mesh, const MeshShape *shape, const ModelConfig *co
 Status model_mesh_open_device(Mesh *mesh, const Backend *backend, Error *error) {
     for (int axis = 0; axis < N_AXES; axis++) {
         if (axis == AXIS_DP || mesh->shape.size[axis] > 1)
-            TRY(device_comm_open(&mesh->device[axis], &mesh->axis[axis], backend, error));
+            TRY(device_comm_open(&mesh->device[axis], &mesh->axis[axis], COMM_FOR_SUMS, backend, error));
     }
-    if (mesh->sums.table) TRY(device_comm_open(&mesh->device_sums, &mesh->sums, backend, error));
-    if (mesh->ends.table) TRY(device_comm_open(&mesh->device_ends, &mesh->ends, backend, error));
-    return mesh->heads.table ? device_comm_open(&mesh->device_heads, &mesh->heads, backend, error)
-                             : STATUS_OK;
+    if (mesh->sums.table)
+        TRY(device_comm_open(&mesh->device_sums, &mesh->sums, COMM_FOR_SUMS, backend, error));
+    if (mesh->expert_sums.table)
+        TRY(device_comm_open(&mesh->device_expert_sums, &mesh->expert_sums, COMM_FOR_SUMS, backend, error));
+    if (mesh->ends.table)
+        TRY(device_comm_open(&mesh->device_ends, &mesh->ends, COMM_FOR_SUMS, backend, error));
+    return mesh->heads.table
+               ? device_comm_open(&mesh->device_heads, &mesh->heads, COMM_FOR_SUMS, backend, error)
+               : STATUS_OK;
 }
 
 void model_mesh_close(Mesh *mesh, const Backend *backend) {
     for (int axis = 0; axis < N_AXES && backend; axis++) device_comm_close(&mesh->device[axis], backend);
     if (backend) device_comm_close(&mesh->device_sums, backend);
+    if (backend) device_comm_close(&mesh->device_expert_sums, backend);
     if (backend) device_comm_close(&mesh->device_heads, backend);
     if (backend) device_comm_close(&mesh->device_ends, backend);
     mesh_close(mesh);
@@ -55,6 +77,14 @@ static Status greet(Comm *comm, PipelineWay way, int side, const Backend *backen
     return status;
 }
 
+/* Where the host waits for each kernel it waits for each message, too, and the stages wait for each other. */
+static Status check_waits(const Comm *comm, const Backend *backend, Error *error) {
+    if (!comm->table || !comm->table->only_enqueues || !backend->is_blocking) return STATUS_OK;
+    return error_user(
+        error, "CUDA_LAUNCH_BLOCKING is set, by which the stages of a pipeline over NCCL wait for each "
+               "other for ever; unset it, or set PGPT_WITHOUT=nccl, which sends through the host");
+}
+
 /* Both sides of a border come to it in the same order: upwards over the virtual stages. */
 Status model_pipeline_open_device(Pipeline *pipeline, const Backend *backend, Error *error) {
     for (int i = 0; i < pipeline->layout.n_chunks * N_BORDERS; i++) {
@@ -63,7 +93,8 @@ Status model_pipeline_open_device(Pipeline *pipeline, const Backend *backend, Er
         if (!border->exists || border->other == pipeline->stage) continue;
         for (int way = 0; way < N_PIPELINE_WAYS; way++) {
             Comm *device = &border->device[way];
-            TRY(device_comm_open(device, &border->comm[way], backend, error));
+            TRY(device_comm_open(device, &border->comm[way], COMM_FOR_MESSAGES, backend, error));
+            TRY(check_waits(device, backend, error));
             if (device->table) TRY(greet(device, (PipelineWay)way, side, backend, error));
         }
     }

@@ -14,6 +14,9 @@
 #include "parallel/mesh.h"
 #include "parallel/pipeline/pipeline.h"
 
+/* Has every rank of ep some of the model's experts? If not, the message says what could be. */
+Status model_mesh_check_experts(const MeshShape *shape, const ModelConfig *config, Error *error);
+
 /* Both are collective over the world; the config is complete. */
 Status model_mesh_open(Mesh *mesh, const MeshShape *shape, const ModelConfig *config, Comm *world,
                        Error *error);

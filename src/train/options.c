@@ -77,7 +77,7 @@ const OptionSpec train_option_specs[] = {
     OPTION_STRING(
         "init", TrainOptions, init, "", "DIR",
         "begin with the weights of another model instead of random ones: a run's folder, a checkpoint's, or one of "
-        "Hugging Face (GPT-2). Sizes and tokenizer are that model's, and --lr is 5e-5 unless given",
+        "Hugging Face (GPT-2, Llama, Mistral, Mixtral). Sizes and tokenizer are that model's, and --lr is 5e-5 unless given",
         .flags = OPTION_FIXED),
     OPTION_END,
 };

@@ -11,6 +11,7 @@
 Tensor *router_report_record(const ModelConfig *config, const GptLoss *loss, Comm *sums, Tensor *factor,
                              Graph *graph) {
     if (!loss->reports) return NULL;
+    Section section = graph->section; /* an update that is checked later ends in another one */
     graph->section = SECTION_UPDATE;
     Tensor *total = loss->reports;
     if (sums && sums->size > 1) {
@@ -22,6 +23,7 @@ Tensor *router_report_record(const ModelConfig *config, const GptLoss *loss, Com
         op_route_bias(graph, total, factor, loss->parameters.router_bias, (float)config->bias_rate);
     Tensor *summary = graph_tensor(graph, PLACE_STATE, DTYPE_F32, SHAPE(N_ROUTE_SUMMARY), "router summary");
     op_route_summary(graph, total, summary, (int)config->n_experts);
+    graph->section = section;
     return summary;
 }
 

@@ -81,6 +81,7 @@ typedef struct {
     GptLoss loss;           /* without a loss, tokens or targets where another stage has them */
     GptStageTensors *chunk; /* (n_chunks): what goes into each chunk of the model and comes out of it */
     int n_chunks;
+    bool has_depth;             /* blocks that some positions go by, here or on another rank */
     int *frames;                /* (n_micro_batches, n_chunks) where each micro-batch is; NULL: one chunk */
     const char **chunk_name;    /* (n_chunks) "stage 1 of 4": for whoever looks on; NULL: there is one */
     const Node *version_copy;   /* from the last version of the weights to the next; NULL: there is one */
@@ -119,7 +120,8 @@ typedef struct {
         bool was_abandoned;
         int64_t n_started; /* of the executor's sections, up to its end */
     } begun[STEP_MOST_BEGUN];
-    StepClock clock; /* when the last one ended, or the first began */
+    StepClock clock;    /* when the last one ended, or the first began */
+    bool was_rehearsed; /* or need not be: see step_rehearse */
 } TrainStep;
 
 typedef struct {
@@ -131,8 +133,10 @@ typedef struct {
      * NAN where it is not timed. */
     double comm_ms, comm_wait_ms, stage_wait_ms;
     RouterReport routes; /* of a model with experts */
-    bool was_abandoned;  /* stopped before the update: the weights are as they were */
-    bool was_skipped;    /* the gradient was not finite, and a smaller scale of the loss may help: likewise */
+    bool has_depth;      /* the next two are known: of the predictors of blocks that some positions go by, */
+    double depth_loss, depth_accuracy; /* mean cross-entropy, and share of right guesses */
+    bool was_abandoned;                /* stopped before the update: the weights are as they were */
+    bool was_skipped; /* the gradient was not finite, and a smaller scale of the loss may help: likewise */
 } StepResult;
 
 /* Record and plan. `optimizer` NULL makes an evaluation pass: forward only. */

@@ -69,6 +69,7 @@ static int tensor_chunks(const TrainerSetup *setup) {
     if (!setup->parallel || !setup->mesh) return 1;
     if (setup->parallel->tensor_chunks) return (int)setup->parallel->tensor_chunks;
     bool is_whole = setup->parallel->tensor_style == TENSOR_COLUMN && !setup->pipeline;
+    if (setup->mesh->shape.size[AXIS_TP] == 1) return 1; /* rows of experts wait for the host in each */
     return is_whole && setup->backend->traits.is_asynchronous ? 2 : 1;
 }
 
@@ -138,7 +139,12 @@ static Status plan_generator(Trainer *trainer, Error *error) {
 Status trainer_plan_step(Trainer *trainer, const TrainerSetup *setup, Error *error) {
     *trainer = (Trainer){.setup = *setup,
                          .validation_loss = NAN,
-                         .last = {.loss = NAN, .validation_loss = NAN, .rate = NAN, .gradient_norm = NAN}};
+                         .last = {.loss = NAN,
+                                  .validation_loss = NAN,
+                                  .rate = NAN,
+                                  .gradient_norm = NAN,
+                                  .depth_loss = NAN,
+                                  .depth_accuracy = NAN}};
     trainer->async.options = async_of(setup);
     TRY(build_table(trainer, error));
     StepOptions options = step_options(setup);
@@ -188,13 +194,13 @@ double trainer_standard_flops(const Trainer *trainer) {
     return model_flops_standard(trainer->setup.config, options->batch, options->T, options->recompute > 0);
 }
 
-/* Ranks that divide the model have computed the same rows, those along dp others. */
+/* Ranks that divide the model have computed the same rows, those along dp and ep others. */
 Status trainer_meet(Trainer *trainer, Error *error) {
     const Mesh *mesh = trainer->setup.mesh;
     trainer->model_flops = train_step_flops(&trainer->step);
     if (trainer_n_ranks(trainer) == 1) return STATUS_OK;
     TRY(comm_all_reduce(mesh->world, &trainer->model_flops, 1, COMM_F64, COMM_SUM, error));
-    trainer->model_flops /= (double)mesh->shape.size[AXIS_DP];
+    trainer->model_flops /= (double)mesh->shape.size[AXIS_DP] * (double)mesh->shape.size[AXIS_EP];
     return STATUS_OK;
 }
 
@@ -280,6 +286,10 @@ Status trainer_take_weights(Trainer *trainer, const ModelSource *source, Error *
         TRY_GOTO(model_source_read(source, &table->parameter[i], values, error), done);
         TRY_GOTO(train_step_take(&trainer->step, &table->parameter[i], values, error), done);
     }
+    if (parameters_n_router_biases(table)) {
+        model_source_read_router_bias(source, table, values);
+        TRY_GOTO(train_step_take(&trainer->step, &table->router_bias, values, error), done);
+    }
     log_note(trainer->setup.log, "beginning with the weights of %s", source->path);
 done:
     memory_free(values, n_bytes);
@@ -348,7 +358,7 @@ static Status read_tensors(Trainer *trainer, const Checkpoint *checkpoint, float
         TRY(checkpoint_read_map(checkpoint, &trainer->table, i, &sync->moments, host, error));
         TRY(executor_upload_f32(executor, optimizer->moment[i], 0, sync->moments.n_local, host, error));
     }
-    return STATUS_OK;
+    return trainer_take_router_bias(trainer, checkpoint->state.router_bias, error);
 }
 
 /* Of the longest array that this process holds. */

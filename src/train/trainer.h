@@ -70,6 +70,8 @@ typedef struct {
     double step_seconds;    /* spent in steps by this process */
     StepResult sum;         /* of the times of those steps */
     int64_t n_steps_timed;
+    float *router_bias[2]; /* what checkpoints hold of them: of the last one, and of the one before */
+    int64_t n_router_bias_saves;
     int64_t n_bad_routes; /* steps in a row whose router had collapsed */
     bool was_interrupted;
     int64_t bad_step;     /* whose loss or gradient was not a finite number; 0: none */
@@ -124,6 +126,11 @@ Status trainer_resume(Trainer *trainer, const char *folder, Error *error); /* n_
 /* What all steps up to this one, of the present process or behind it, have learned from. */
 int64_t trainer_n_sequences(const Trainer *trainer, int64_t step);
 int64_t trainer_n_tokens(const Trainer *trainer, int64_t step);
+
+/* The biases of all routers that have some, as a checkpoint holds them (NULL: there are none), good until the next
+ * but one is asked for; and this rank's from there. The first is collective. */
+Status trainer_gather_router_bias(Trainer *trainer, const float **whole, int64_t *n_whole, Error *error);
+Status trainer_take_router_bias(Trainer *trainer, const float *whole, Error *error);
 
 /* Begin with the weights of another model, which must have this one's parameters. */
 Status trainer_take_weights(Trainer *trainer, const ModelSource *source, Error *error);

@@ -45,7 +45,9 @@ static Status collect_weights(Trainer *trainer, float *values, int unit_index, E
     int64_t n = partition_slice_count(&sync->partition, unit_index);
     TRY(executor_download_f32(&trainer->step.executor, sync->held, unit->local_first, n, values + first,
                               error));
-    TRY(comm_all_gather(mesh_host_sums(sync->options->mesh), values, unit->border, COMM_F32, error));
+    const Mesh *mesh = sync->options->mesh;
+    Comm *sharing = unit->group == FLAT_EXPERTS ? mesh_host_expert_sums(mesh) : mesh_host_sums(mesh);
+    TRY(comm_all_gather(sharing, values, unit->border, COMM_F32, error));
     for (int i = unit->first_piece; i < unit->first_piece + unit->n_pieces && trainer->has_generator; i++) {
         const Parameter *parameter = &trainer->table.parameter[i];
         TRY(generator_upload(&trainer->generator, parameter, values + parameter->flat_offset - unit->first,
@@ -62,11 +64,18 @@ static Status collect_all_weights(Trainer *trainer, Error *error) {
     for (int i = 0; i < partition->n_units; i++) {
         if (largest < partition->unit[i].n) largest = partition->unit[i].n;
     }
+    if (largest < parameters_n_router_biases(&trainer->table))
+        largest = parameters_n_router_biases(&trainer->table);
     void *values;
     size_t n_bytes = (size_t)largest * sizeof(float);
     TRY(memory_alloc(&values, n_bytes, "the weights of a sample", error));
     for (int i = 0; i < partition->n_units && error->status == STATUS_OK; i++)
         collect_weights(trainer, values, i, error);
+    if (trainer->has_generator && parameters_n_router_biases(&trainer->table) && error->status == STATUS_OK) {
+        executor_download(&trainer->step.executor, trainer->step.loss.parameters.router_bias, values, error);
+        if (error->status == STATUS_OK)
+            generator_upload(&trainer->generator, &trainer->table.router_bias, values, error);
+    }
     memory_free(values, n_bytes);
     return error->status;
 }

@@ -8,6 +8,7 @@
 #include "backend/cpu/cpu.h"
 #include "op_cases.h"
 #include "ops/experts/experts.h"
+#include "ops/sparse_attention.h"
 #include "residual_parts.h"
 
 #include <setjmp.h>
@@ -133,7 +134,8 @@ static Outputs run_node(const OpCase *test, const TestMemory *memory, const Node
 static bool is_steep(const OpCase *test, const Node *node) {
     return (test->spec->flags & CASE_LARGE) &&
            (node->op == &OP_ATTENTION || node->op == &OP_ATTENTION_BACKWARD ||
-            node->op == &OP_ATTENTION_PART || node->op == &OP_ATTENTION_PART_BACKWARD);
+            node->op == &OP_ATTENTION_PART || node->op == &OP_ATTENTION_PART_BACKWARD ||
+            node->op == &OP_SPARSE_ATTENTION || node->op == &OP_SPARSE_ATTENTION_BACKWARD);
 }
 
 static void compare(const OpCase *test, const Node *node, const Mode *mode, const Backend *backend,

@@ -41,12 +41,13 @@ static void make_maps(Rank *rank, const Layout *layout, int dp) {
     Arena *arena = &rank->arena;
     const FlatPiece *pieces = parameters_pieces(&rank->table, arena);
     int n_pieces = rank->table.n_parameters;
-    Partition partition = partition_build(arena, pieces, n_pieces, dp, layout->dp, 4096, layout->zero == 3);
+    const PartitionPlace places[N_FLAT_GROUPS] = {{dp, layout->dp}, {dp, layout->dp}};
+    Partition partition = partition_build(arena, pieces, n_pieces, places, 4096, layout->zero == 3);
     for (int i = 0; i < 2; i++) {
         bool is_sliced = layout->zero == 3 || (layout->zero > 0 && i == 1);
         rank->map[i] = is_sliced ? partition_map(&partition, arena)
                                  : shard_map_whole(rank->table.n_flat_elements, arena);
-        rank->saved[i] = is_sliced ? rank->map[i] : shard_map_share(pieces, n_pieces, dp, layout->dp, arena);
+        rank->saved[i] = is_sliced ? rank->map[i] : shard_map_share(pieces, n_pieces, places, arena);
     }
 }
 

@@ -34,7 +34,19 @@ has command rows times
 [[ $(grep -c 'half at one .* ms ' out) == 3 ]] || fail "bench experts: $(cat out)"
 [[ $(echo *) == "err out" ]] || fail "left behind: $(ls)"
 
-refused '/step, ops, generate or experts/' bench nothing
+pgpt bench attention "${model[@]}" --sequence 200 --batch 2 --pattern window:20,fixed:16:2 --json
+has command times
+for name in attention dense window:20 fixed:16:2; do
+    grep -q "^$name  .* ms " out || fail "bench attention leaves out $name"
+done
+pgpt bench attention "${model[@]}" --sequence 200 --batch 2 --document-length 30
+# documents of 30 of 200 tokens: of 4 blocks on the diagonal and 6 under it, those that share a document are left
+grep -q "^dense  *[0-9.]* %" out || fail "no share of tiles: $(cat out)"
+[[ $(awk '$1 == "dense" { print ($2 < 80) }' out) == 1 ]] || fail "documents leave all tiles: $(cat out)"
+
+refused '/no-such/' bench attention --pattern no-such
+refused '/--pattern/' bench step --pattern window:3
+refused '/step, ops, generate, experts or attention/' bench nothing
 refused '/--experts/' bench experts --model nano
 refused '/--clip/' bench experts --experts 4 --clip 1
 refused "/did you mean 'step'/" bench stp

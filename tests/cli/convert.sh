@@ -88,8 +88,8 @@ refused '/broken\/model.safetensors/' convert broken new/below
 refused '/broken\/model.safetensors/' generate broken
 refused '/broken\/model.safetensors/' train --init broken "${few[@]}" --out new
 cp theirs/model.safetensors broken/
-sed -i 's/"gpt2"/"llama"/' broken/config.json
-refused '/broken\/config.json.*llama is not supported yet; supported: gpt2/' convert broken new
+sed -i 's/"gpt2"/"bloom"/' broken/config.json
+refused '/broken\/config.json.*bloom is not supported yet; supported: gpt2, llama/' convert broken new
 sed 's/"n_layer": 1/"n_layer": 2/' theirs/config.json >broken/config.json
 refused "/h\\.1\\.ln_1\\.weight/" convert broken new
 rm broken/config.json
@@ -105,3 +105,31 @@ if ((EUID != 0)); then
     mkdir locked && chmod 500 locked
     refused '/locked.*permission/' convert run locked/new
 fi
+
+# Llama's layout: queries, keys and values apart, SwiGLU's matrices apart.
+pgpt train "${TINY[@]}" --out rotating --steps 3 --heads 4 --kv-heads 2 --channels 24 --norm rmsnorm --position rotary --mlp swiglu --no-bias --no-tied
+pgpt convert rotating rotating-hf
+grep -q '"LlamaForCausalLM"' rotating-hf/config.json || fail 'config.json of a Llama'
+grep -aq '"model.layers.0.self_attn.k_proj.weight"' rotating-hf/model.safetensors || fail 'names of a Llama'
+pgpt convert rotating-hf rotating-again
+pgpt convert rotating-again rotating-hf2
+cmp rotating-hf/model.safetensors rotating-hf2/model.safetensors || fail 'a Llama changed on its way'
+pgpt generate rotating --temperature 0 --tokens 20 --prompt a
+cp out text
+pgpt generate rotating-hf --temperature 0 --tokens 20 --prompt a
+cmp -s out text || fail "a Llama says something else: $(diff out text)"
+
+# Mixtral's: the same with experts, each of which has three matrices.
+pgpt train "${TINY[@]}" --out mixed --steps 3 --heads 4 --kv-heads 2 --channels 24 --norm rmsnorm --position rotary --mlp swiglu --no-bias --no-tied --experts 5 --expert-hidden 20
+pgpt convert mixed mixed-hf
+grep -q '"MixtralForCausalLM"' mixed-hf/config.json || fail 'config.json of a Mixtral'
+grep -aq '"model.layers.0.block_sparse_moe.experts.4.w3.weight"' mixed-hf/model.safetensors || fail 'names of a Mixtral'
+pgpt convert mixed-hf mixed-again
+pgpt convert mixed-again mixed-hf2
+cmp mixed-hf/model.safetensors mixed-hf2/model.safetensors || fail 'a Mixtral changed on its way'
+pgpt generate mixed --temperature 0 --tokens 20 --prompt a
+cp out text
+pgpt generate mixed-hf --temperature 0 --tokens 20 --prompt a
+cmp -s out text || fail "a Mixtral says something else: $(diff out text)"
+pgpt train "${TINY[@]}" --out switched --steps 1 --norm rmsnorm --position rotary --mlp swiglu --no-bias --experts 4 --router switch
+refused '/--router/' convert switched new

@@ -80,10 +80,11 @@ ranks 4 "${small[@]}" --sync groups --print-program
 grep -q 'after each step (--sync groups)' out || fail "what follows a step is not said: $(tail -n 20 out)"
 
 # What cannot be.
-ranks_refused '/--zero 1 .*--sync push/' 2 "${small[@]}" --sync push --zero 1
-ranks_refused '/--group-size 3 is more than the 2 ranks/' 2 "${small[@]}" --sync groups --group-size 3
-ranks_refused '/--staleness means something only with --sync server or push/' 2 "${small[@]}" --sync local --staleness 2
-ranks_refused '/--sync server averages f32|--sync server .*--dtype/' 2 "${small[@]}" --sync server --dtype f16
+at_once ranks_refused '/--zero 1 .*--sync push/' 2 "${small[@]}" --sync push --zero 1
+at_once ranks_refused '/--group-size 3 is more than the 2 ranks/' 2 "${small[@]}" --sync groups --group-size 3
+at_once ranks_refused '/--staleness means something only with --sync server or push/' 2 "${small[@]}" --sync local --staleness 2
+at_once ranks_refused '/--sync server averages f32|--sync server .*--dtype/' 2 "${small[@]}" --sync server --dtype f16
+all_done
 refused '/--sync local is for several ranks/' "${small[@]}" --sync local
 
 # The study.
@@ -98,4 +99,5 @@ ranks 3 lab staleness --parts schemes,overlap --overlap-steps 40 --draws 1 --sch
     --batch 6 --threads 1 --tokenizer char
 (($(grep -cE '^(exact|server) ' out) == 2)) || fail "the table: $(cat out)"
 [[ $(tail -n 1 out) == *'"sync":"server"'*'"max_staleness":'[01]* ]] || fail "the bound: $(tail -n 1 out)"
-ranks_refused "/--delay-rank 0 is the server/" 3 lab staleness --schemes exact,server --delay-rank 0
+at_once ranks_refused "/--delay-rank 0 is the server/" 3 lab staleness --schemes exact,server --delay-rank 0
+all_done

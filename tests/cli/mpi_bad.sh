@@ -14,7 +14,7 @@ small=(train "${TINY[@]}" --data book.txt --out run)
 no() {
     local pattern=$1 n=$2
     shift 2
-    depth=2 ranks_refused "$pattern" "$n" "${small[@]}" "$@"
+    depth=2 at_once ranks_refused "$pattern" "$n" "${small[@]}" "$@"
 }
 
 # Said of everybody: no rank is named.
@@ -42,13 +42,14 @@ no "/--pp 2 makes more stages than the model's 1 blocks; choose --pp 1, or --lay
 no "/--allreduce .*'star'/" 2 --allreduce star
 no '/--eager-update is for one process; leave it out/' 2 --eager-update --clip 0
 no "/cannot find 'none.txt': No such file/" 3 --data none.txt
-depth=1 ranks_refused "/--batch 1 has fewer sequences than there are ranks \(2\); raise it/" 2 verify --batch 1
-depth=1 ranks_refused "/pgpt convert runs in one process; start it without mpirun/" 2 convert run other
+at_once ranks_refused "/--batch 1 has fewer sequences than there are ranks \(2\); raise it/" 2 verify --batch 1
+at_once ranks_refused "/pgpt convert runs in one process; start it without mpirun/" 2 convert run other
+all_done
 
 # A folder that holds a run already stays as it is.
 pgpt "${small[@]}" --out taken
 no '/.*taken already holds a run; choose another --out/' 2 --out taken
-depth=1 ranks_refused '/.*none/' 2 train --resume none
+at_once ranks_refused '/.*none/' 2 train --resume none
 
 # One rank sees something else than the others: it is named.
 export VIEW
@@ -64,3 +65,4 @@ VIEW='if ((rank == 0)); then set -- "$@" --zero 9; fi'
 no "/rank 0 on [^ ]+: --zero wants a whole number/" 2
 VIEW='if ((rank == 1)); then set -- "$@" --out other; fi'
 no '/rank 1 on [^ ]+ has --out = other where rank 0 has --out = run/' 2
+all_done

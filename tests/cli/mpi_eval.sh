@@ -1,5 +1,6 @@
 #!/bin/bash
-# Evaluation on several ranks: the figures of one process in every layout and for every task.
+# Evaluation on several ranks: the figures of one process in every layout and for every task. Each task takes three layouts in turn;
+# LONG=1 takes all of them for each.
 # shellcheck source=/dev/null
 . "$SOURCE_ROOT/tests/cli/lib"
 # shellcheck source=/dev/null
@@ -22,12 +23,15 @@ numbers() {
 }
 
 layouts=('2 --tp 2' '2 --pp 2' '2 --dp 2' '4 --tp 2 --pp 2' '4 --dp 2 --pp 2' '3 --dp 3' '5 --pp 5')
+at=0 n=3
+! is_long || n=${#layouts[@]}
 while read -r model words; do
     # shellcheck disable=SC2086 # several words
     pgpt eval $model $words --json --threads 1
     cp out one
     (($(numbers one | wc -l) == 11)) || fail "eval $words: $(cat one)"
-    for layout in "${layouts[@]}"; do
+    for ((i = 0; i < n; i++)); do
+        layout=${layouts[at++ % ${#layouts[@]}]}
         # shellcheck disable=SC2086
         ranks ${layout%% *} eval $model $words --json --threads 1 ${layout#* }
         close_numbers 1e-6 "$(numbers one)" "$(numbers out)"
@@ -39,6 +43,8 @@ run --data book.txt --tokens-limit 900 --window 20 --stride 7
 run --task choice --data questions.jsonl
 run --task last-word --data words.txt
 END
+
+((at >= 15)) || fail "only $at evaluations"
 
 # Token by token; more groups than windows; the text on standard input, which the first rank reads.
 pgpt eval run --data book.txt --tokens-limit 60 --per-token one.jsonl --threads 1
@@ -54,8 +60,9 @@ timeout 60 "$MPIEXEC" "$MPIEXEC_N" 2 "$PGPT" eval run --data - --json --threads 
 close_numbers 1e-6 "$(numbers one)" "$(numbers out)"
 
 # Mistakes: said once, by one rank.
-ranks_refused '/--tp 2 --pp 3 does not divide the 4 ranks of this run|--pp 3 --tp 2 does not divide the 4 ranks/' 4 eval run --data book.txt --tp 2 --pp 3
-ranks_refused "/--pp 6 makes more stages than the model's 5 blocks/" 6 eval run --data book.txt --pp 6
-ranks_refused "/cannot find 'none.txt'/" 2 eval run --data none.txt --pp 2
-ranks_refused '/--window 99 wants a number from 1 to/' 2 eval run --data book.txt --window 99
-ranks_refused '/--data is missing/' 2 eval run
+at_once ranks_refused '/--tp 2 --pp 3 does not divide the 4 ranks of this run|--pp 3 --tp 2 does not divide the 4 ranks/' 4 eval run --data book.txt --tp 2 --pp 3
+at_once ranks_refused "/--pp 6 makes more stages than the model's 5 blocks/" 6 eval run --data book.txt --pp 6
+at_once ranks_refused "/cannot find 'none.txt'/" 2 eval run --data none.txt --pp 2
+at_once ranks_refused '/--window 99 wants a number from 1 to/' 2 eval run --data book.txt --window 99
+at_once ranks_refused '/--data is missing/' 2 eval run
+all_done

@@ -29,10 +29,11 @@ grep -Eq '^ +bruck +2 = log2 N +16.0 KiB ~ n log2 N +24.0 KiB ~ N n/2 log2 N' ou
 for name in send-receive broadcast reduce scatter gather all-gather reduce-scatter all-to-all; do
     [[ -s every/collectives-3-$name.dat ]] || fail "no data of $name: $(ls every)"
 done
-ranks_refused "/--only 'ring': there is no collective 'ring'; there are send.receive/" 2 lab collectives --only ring
-ranks_refused "/--ranks starts ranks/" 2 lab collectives --ranks 2
-ranks_refused "/'lab scaling' starts its own ranks/" 2 lab scaling --ranks 1
-ranks_refused "/there is no study/" 2 lab nonsense
+at_once ranks_refused "/--only 'ring': there is no collective 'ring'; there are send.receive/" 2 lab collectives --only ring
+at_once ranks_refused "/--ranks starts ranks/" 2 lab collectives --ranks 2
+at_once ranks_refused "/'lab scaling' starts its own ranks/" 2 lab scaling --ranks 1
+at_once ranks_refused "/there is no study/" 2 lab nonsense
+all_done
 ranks 2 lab collectives --help
 grep -q 'usage: pgpt lab collectives' out || fail "help under mpirun: $(head -n 2 out)"
 [[ $(grep -c 'usage:' out) == 1 ]] || fail "help more than once"

@@ -71,10 +71,12 @@ grep -q '^# series: scalar, weak: model' scaling/linear-ranks-efficiency.dat || 
 pgpt lab linear --sweep 3,300 --weights 3 --points 300 --rounds 1 --epochs 10 --json --out sweep
 [[ $(tail -n 1 out | grep -o '"weights":300,"points":3' | wc -l) == 2 && -s sweep/linear-sweep.dat ]] || fail "$(tail -n 1 out)"
 refused '/pgpt lab linear .*the loss grew from/' lab linear --quiet --ranks 2 --points 100 --lr 30 --out none
-ranks_refused '/--ranks is run by one process/' 2 lab linear --ranks 1,2
+at_once ranks_refused '/--ranks is run by one process/' 2 lab linear --ranks 1,2
+all_done
 
 # Mistakes of all ranks are said by one of them, and nobody waits.
 rm -rf runs
-ranks_refused '/--points 2 cannot be divided among 3 ranks/' 3 lab linear --strong --points 2
-ranks_refused '/.*the loss grew from .* lower --lr/' 2 lab linear --lr 30 --points 100
-ranks_refused "/--weights: 'x' is not a number/" 2 lab linear --weights 1,x
+at_once ranks_refused '/--points 2 cannot be divided among 3 ranks/' 3 lab linear --strong --points 2
+at_once ranks_refused '/.*the loss grew from .* lower --lr/' 2 lab linear --lr 30 --points 100
+at_once ranks_refused "/--weights: 'x' is not a number/" 2 lab linear --weights 1,x
+all_done

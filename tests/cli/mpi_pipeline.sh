@@ -1,6 +1,6 @@
 #!/bin/bash
 # Pipeline parallelism: blocks divided among stages give the losses, norms, evaluations, texts and checkpoints of one process, in
-# every schedule and together with the other axes; what cannot be is said with what can.
+# every schedule and together with the other axes; what cannot be is said with what can. LONG=1 tries clipping in every layout.
 # shellcheck source=/dev/null
 . "$SOURCE_ROOT/tests/cli/lib"
 # shellcheck source=/dev/null
@@ -26,7 +26,7 @@ same_numbers() {
 }
 
 # Every synchronous schedule follows one process; 16 blocks do not divide by 3, nor 8 sequences into micro-batches of 3.
-pgpt "${small[@]}" --steps 20 --out whole
+pgpt "${small[@]}" --steps 24 --save-every 4 --keep 10 --out whole
 while read -r n words; do
     rm -rf run
     # shellcheck disable=SC2086 # several words
@@ -57,7 +57,10 @@ for schedule in pipedream pipedream-2bw; do
 done
 
 # Clipping that does not wait has the bits of clipping that does: half of the steps are clipped, some after several that are not.
-while read -r n words; do
+clipped=('4 --pp 2 --zero 1' '2 --pp 2 --dtype f16')
+! is_long || clipped+=('2 --pp 2 --schedule zb-h2' '2 --zero 2')
+for layout in "${clipped[@]}"; do
+    n=${layout%% *} words=${layout#* }
     for style in wait check; do
         rm -rf "clip-$style"
         # shellcheck disable=SC2086 # several words
@@ -66,36 +69,39 @@ while read -r n words; do
     for key in loss grad_norm val_loss; do
         [[ $(column clip-wait $key) == "$(column clip-check $key)" ]] || fail "$words: another $key with --clip-style check"
     done
-    clipped=$(column clip-wait grad_norm | awk '$1 > 1.0' | wc -l)
-    ((clipped > 5 && clipped < 55)) || fail "$clipped of 60 steps were clipped"
+    n=$(column clip-wait grad_norm | awk '$1 > 1.0' | wc -l)
+    ((n > 5 && n < 55)) || fail "$n of 60 steps were clipped"
     for file in clip-wait/checkpoints/step-00000060/*.safetensors; do
         cmp "$file" "clip-check/checkpoints/step-00000060/$(basename "$file")" || fail "$words: other weights with --clip-style check"
     done
-done <<END
-2 --pp 2 --schedule zb-h2
-4 --pp 2 --zero 1
-2 --pp 2 --dtype f16
-2 --zero 2
-END
+done
 
-# A curve of many layouts, and back to the first. A folder for Hugging Face comes of any of them.
-ranks 8 "${small[@]}" --steps 4 --dp 2 --tp 2 --pp 2 --zero 1 --out chain
-pgpt convert chain from-eight
+# A curve of many layouts, and back to the first.
+ranks 8 "${small[@]}" --steps 4 --dp 2 --tp 2 --pp 2 --zero 1 --keep 10 --out chain
 while read -r n steps words; do
     # shellcheck disable=SC2086 # several words
     ranks "$n" train --resume chain --steps "$steps" $words
 done <<END
 8 8 --tp 4 --dp 2 --pp 1 --zero 3
 8 12 --tp 1 --dp 1 --pp 8 --schedule interleaved --zero 0
-1 16 --tp 1 --dp 1 --pp 1
-8 20 --tp 2 --dp 2 --pp 2 --zero 1
+4 16 --tp 1 --dp 2 --cp 2 --pp 1 --zero 2
+1 20 --tp 1 --dp 1 --cp 1 --pp 1 --zero 0
+8 24 --tp 2 --dp 2 --pp 2 --zero 1
 END
-(($(column chain loss | wc -w) == 20)) || fail "not 20 steps: $(cat chain/metrics.jsonl)"
+(($(column chain loss | wc -w) == 24)) || fail "not 24 steps: $(cat chain/metrics.jsonl)"
 same_numbers whole chain
-pgpt "${small[@]}" --steps 4 --out four
-pgpt convert four from-one
-cmp -s from-one/config.json from-eight/config.json || fail "another model: $(diff from-one/config.json from-eight/config.json)"
-[[ $(wc -c <from-one/model.safetensors) == "$(wc -c <from-eight/model.safetensors)" ]] || fail "another size of weights"
+
+# A folder for Hugging Face comes of any of them: it says of a text what the folder of one process does.
+for step in 04 08 12 16 20 24; do
+    for run in whole chain; do
+        pgpt convert "$run/checkpoints/step-000000$step" "$run-$step"
+        pgpt eval "$run-$step" --data book.txt --tokens-limit 400 --threads 1 --json
+        tail -n 1 out | field loss >"$run-$step.loss"
+    done
+    cmp -s {whole,chain}-$step/config.json || fail "another model: $(diff {whole,chain}-$step/config.json)"
+    close_numbers 1e-4 "$(cat whole-$step.loss)" "$(cat chain-$step.loss)"
+done
+(($(sort -u chain-*.loss | wc -l) == 6)) || fail "folders of different steps say the same: $(cat chain-*.loss)"
 
 # What is in the program: messages at the ends of the parts, and the part that waits.
 ranks 2 "${small[@]}" --pp 2 --schedule zb-h1 --print-program
@@ -131,7 +137,7 @@ same_numbers whole delayed
 unset OMPI_MCA_odls_base_sigkill_timeout # as users have it: those that are left have a second to say what they see
 for kind in kill stop; do
     rank=$((RANDOM % 3)) code=0
-    timeout -k 5 60 "$MPIEXEC" "$MPIEXEC_N" 3 "$PGPT" "${small[@]}" --steps 1000 --eval-every 0 --pp 3 --micro-batch 1 --hang-timeout 4 \
+    timeout -k 5 60 "$MPIEXEC" "$MPIEXEC_N" 3 "$PGPT" "${small[@]}" --steps 1000 --eval-every 0 --pp 3 --micro-batch 1 --hang-timeout 2 \
         --no-save --fault $kind:$rank:3 --out "struck-$kind" >out 2>err </dev/null || code=$?
     ((code != 0 && code != 124)) || fail "$kind of rank $rank: exit $code: $(cat err)"
     # MPICH's launcher kills those that are left at once.
@@ -143,7 +149,7 @@ done
 
 # What cannot be, with the nearest that can.
 no() {
-    depth=2 ranks_refused "$1" "$2" "${small[@]}" --out bad "${@:3}"
+    depth=2 at_once ranks_refused "$1" "$2" "${small[@]}" --out bad "${@:3}"
 }
 no '/--pp 2 makes more stages than the model.s 1 blocks; choose --pp 1, or --layers 2/' 2 --pp 2 --layers 1
 no '/--pp 2 with 2 chunks a stage makes 4 parts of a model of 3 blocks, and each needs one; choose .*--layers 4/' 2 --pp 2 --layers 3 \
@@ -162,3 +168,4 @@ no '/--chunks means something only with --pp 2 or more/' 2 --chunks 2
 no '/--schedule pipedream lets every stage clip by a norm of its own, .*leave it out/' 2 --pp 2 --schedule pipedream --clip-style check
 no '/--clip-style check has nothing to check with --clip 0/' 2 --pp 2 --clip 0 --clip-style check
 no '/--schedule pipedream is not flushed between steps, and the loss scale of f16/' 2 --pp 2 --schedule pipedream --dtype f16
+all_done

@@ -256,6 +256,8 @@ static void test_same_bits(void **state) {
         {"layernorm", build_layernorm, {5000, 384}, CASE_BIAS, 0},
         {"linear", build_linear, {700, 256, 300}, CASE_BIAS | CASE_TANH | CASE_RESIDUAL, 0},
         {"attention", build_attention, {2, 150, 4, 2, 64}, 0, 0.1f},
+        {"sparse attention", build_sparse_attention, {2, 300, 4, 2, 64, 4}, CASE_DOCUMENTS, 0.1f},
+        {"embedding documents", build_embedding, {4, 300, 96, 65, 300}, CASE_POSITIONS | CASE_DOCUMENTS, 0},
         {"cross_entropy", build_cross_entropy, {300, 16403}, CASE_IGNORE, 0},
         {"squared_norm", build_squared_norm, {3000001}, 0, 0},
     };

@@ -11,6 +11,7 @@
 #include "base/half.h"
 #include "large_specs.h"
 #include "ops/experts/experts.h"
+#include "ops/sparse_attention.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -37,6 +38,7 @@ static const Variant VARIANTS[] = {
 };
 
 static Backend gpu;
+static const char *only_cases; /* with this in their label; NULL: all */
 static int n_failures, n_outputs_compared, n_runs_of[N_KERNEL_OPS];
 static double farthest, farthest_steep; /* of what is allowed, the largest part that was needed */
 
@@ -94,6 +96,18 @@ static bool is_always_f32(const Graph *graph, const Tensor *tensor) {
         {&OP_ATTENTION_PART, false, 1},
         {&OP_ATTENTION_PART_BACKWARD, false, 0},
         {&OP_ATTENTION_PART_BACKWARD, false, 1},
+        {&OP_DEPTH_SCORE, false, 0},
+        {&OP_DEPTH_SCORE, false, 1},
+        {&OP_DEPTH_SELECT, true, 0},
+        {&OP_DEPTH_ADMIT, true, 0},
+        {&OP_DEPTH_GATHER, true, 1},
+        {&OP_DEPTH_GATHER, false, 1},
+        {&OP_DEPTH_SCATTER_BACKWARD, false, 1},
+        {&OP_DEPTH_PREDICT, true, 4},
+        {&OP_DEPTH_PREDICT, false, 0},
+        {&OP_DEPTH_PREDICT, false, 1},
+        {&OP_DEPTH_PREDICT, false, 2},
+        {&OP_DEPTH_PREDICT, false, 3},
         {&OP_ROUTER_LOGITS, false, 0},
         {&OP_ROUTE, true, 0},
         {&OP_ROUTE, true, 1},
@@ -112,6 +126,11 @@ static bool is_always_f32(const Graph *graph, const Tensor *tensor) {
         {&OP_EXPERT_SCATTER_BACKWARD, false, 1},
         {&OP_SEQUENCE_ROWS, true, 0},
         {&OP_SEQUENCE_ROWS, false, 0},
+        {&OP_SPARSE_ATTENTION, false, 1},
+        {&OP_SPARSE_ATTENTION_PART, false, 0},
+        {&OP_SPARSE_ATTENTION_PART, false, 1},
+        {&OP_SPARSE_ATTENTION_PART_BACKWARD, false, 0},
+        {&OP_SPARSE_ATTENTION_PART_BACKWARD, false, 1},
     };
     for (int n = 0; n < graph->n_nodes; n++) {
         const Node *node = graph->node[n];
@@ -296,7 +315,8 @@ static const double steep_times = 3.0;
 static bool is_steep(const Run *run) {
     return (run->test->spec->flags & CASE_LARGE) &&
            (run->plain->op == &OP_ATTENTION || run->plain->op == &OP_ATTENTION_BACKWARD ||
-            run->plain->op == &OP_ATTENTION_PART || run->plain->op == &OP_ATTENTION_PART_BACKWARD);
+            run->plain->op == &OP_ATTENTION_PART || run->plain->op == &OP_ATTENTION_PART_BACKWARD ||
+            run->plain->op == &OP_SPARSE_ATTENTION || run->plain->op == &OP_SPARSE_ATTENTION_BACKWARD);
 }
 
 /* Experts' rows: how many elements of output k are there. Nobody knows what is in the rows behind them. */
@@ -539,10 +559,13 @@ static void check_specs(const OpSpec *specs, int n_specs, const Variant *variant
     n_failures = n_outputs_compared = 0;
     farthest = farthest_steep = 0.0;
     memset(n_runs_of, 0, sizeof n_runs_of);
-    for (int i = 0; i < n_specs; i++) check_spec(&specs[i], variant);
+    for (int i = 0; i < n_specs; i++) {
+        if (!only_cases || strstr(specs[i].label, only_cases)) check_spec(&specs[i], variant);
+    }
     for (int i = 0; i < N_KERNEL_OPS; i++) {
         n_operations += n_runs_of[i] > 0;
-        if (!n_runs_of[i] && specs == kernel_specs) failed("no case has run %s", kernel_ops[i]->name);
+        if (!n_runs_of[i] && specs == kernel_specs && !only_cases)
+            failed("no case has run %s", kernel_ops[i]->name);
     }
     printf(
         "compared: %d outputs of %d operations in %s: norms within %g, elements within %g, %.2f of that needed",
@@ -624,7 +647,8 @@ static void test_any_order(void **state) {
     if (n_failures) fail_msg("%d differences in any order", n_failures);
 }
 
-/* An argument names the only variant to test: "bf16", "bf16 large". */
+/* An argument names the only variant to test: "bf16", "bf16 large"; a second one is a part of the labels of the
+ * only cases. */
 int main(int argc, char **argv) {
     char words[256];
     Error error = {0};
@@ -649,6 +673,7 @@ int main(int argc, char **argv) {
     tests[2 * N_VARIANTS] = (struct CMUnitTest)cmocka_unit_test(test_any_order);
     tests[2 * N_VARIANTS + 1] = (struct CMUnitTest)cmocka_unit_test(test_who_sums);
     if (argc > 1) cmocka_set_test_filter(argv[1]);
+    if (argc > 2) only_cases = argv[2];
     int result = cmocka_run_group_tests(tests, NULL, NULL);
     gpu.close(gpu.context);
     return result;

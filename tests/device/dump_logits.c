@@ -30,6 +30,7 @@ typedef struct {
     Graph *graph;
     GptDecode decode;        /* one way */
     Tensor *tokens, *logits; /* (B,T) and, of the other, (B·T,V or more) */
+    Tensor *random;          /* of the other, where the model asks how many sequences there are; or NULL */
     ParameterTensors parameters;
     Program program;
     DeviceMemory memory;
@@ -53,6 +54,7 @@ static void record_whole(Model *model, const Request *request, DType dtype) {
                               .dtype = dtype};
     GptLoss loss = gpt_record_loss(&model->source.config, &model->table, model->graph, &options);
     model->tokens = loss.tokens;
+    model->random = loss.random;
     model->parameters = loss.parameters;
     for (int i = 0; i < model->graph->n_nodes; i++) {
         const Node *node = model->graph->node[i];
@@ -106,6 +108,8 @@ static Status read_rows(Model *model, int64_t n, float *rows /* (n,V) */, Error 
 }
 
 static Status dump_whole(Model *model, const Request *request, float *logits /* (B,T,V) */, Error *error) {
+    int32_t words[N_RANDOM_WORDS] = {[RANDOM_N_SEQUENCES] = (int32_t)request->B};
+    if (model->random) TRY(executor_upload(&model->executor, model->random, words, error));
     TRY(executor_run(&model->executor, SECTION_FORWARD, MICRO_BATCH_ONLY, error));
     return read_rows(model, request->B * request->T, logits, error);
 }

@@ -81,7 +81,8 @@ static void refuse_config(const char *change, const char *words) {
 
 static void configs_that_are_not_ours_are_refused(void **state) {
     (void)state;
-    refuse_config("\"model_type\": \"llama\"", "config.json|llama is not supported yet; supported: gpt2");
+    refuse_config("\"model_type\": \"bloom\"",
+                  "config.json|bloom is not supported yet; supported: gpt2, llama");
     refuse_config("\"model_type\": null", "config.json|model_type");
     refuse_config("\"model_type\": 5", "config.json|model_type");
     refuse_config("\"activation_function\": \"relu\"", "config.json|activation_function|relu|gelu_new");
@@ -93,6 +94,46 @@ static void configs_that_are_not_ours_are_refused(void **state) {
     refuse_config("\"add_cross_attention\": true", "config.json|add_cross_attention");
     refuse_config("\"resid_pdrop\": 1.0", "config.json|resid_pdrop");
     refuse_config("\"embd_pdrop\": -0.5", "config.json|embd_pdrop");
+}
+
+/* A whole config.json of Mixtral with one field more, which says otherwise. */
+static void refuse_mixtral(const char *change, const char *words) {
+    static const char fields[] =
+        "\"model_type\": \"mixtral\", \"num_hidden_layers\": 2, \"num_attention_heads\": 4, "
+        "\"num_key_value_heads\": 2, \"hidden_size\": 24, \"intermediate_size\": 40, "
+        "\"max_position_embeddings\": 16, \"vocab_size\": 61, \"rms_norm_eps\": 1e-5, "
+        "\"num_local_experts\": 4, \"num_experts_per_tok\": 2";
+    char whole[640], other[128];
+    snprintf(whole, sizeof whole, "{%s}", fields);
+    snprintf(other, sizeof other, "{%s}", change);
+    json_t *object = json_loads(whole, 0, NULL), *changed = json_loads(other, 0, NULL);
+    assert_true(object && changed);
+    json_object_update(object, changed);
+    char *text = json_dumps(object, 0);
+    HfFolder options = {.config = text};
+    refuse_folder(&options, words);
+    free(text);
+    json_decref(object);
+    json_decref(changed);
+}
+
+static void mixtrals_that_are_not_ours_are_refused(void **state) {
+    (void)state;
+    refuse_mixtral("\"use_cache\": true", "from|model.embed_tokens.weight"); /* the tensors are GPT-2's */
+    refuse_mixtral("\"rms_norm_eps\": 1e-6", "config.json|rms_norm_eps|1e-06");
+    refuse_mixtral("\"hidden_act\": \"gelu\"", "config.json|hidden_act|silu");
+    refuse_mixtral("\"attention_bias\": true", "config.json|attention_bias");
+    refuse_mixtral("\"rope_scaling\": {\"rope_type\": \"yarn\"}", "config.json|rope_scaling");
+    refuse_mixtral("\"rope_parameters\": {\"rope_type\": \"llama3\"}", "config.json|rope_parameters|llama3");
+    refuse_mixtral("\"head_dim\": 8", "config.json|head_dim|8|6");
+    refuse_mixtral("\"sliding_window\": 8", "config.json|sliding_window|8 of 16");
+    refuse_mixtral("\"num_experts_per_tok\": 5", "config.json|num_experts_per_tok");
+    refuse_mixtral("\"num_experts_per_tok\": 0", "config.json|num_experts_per_tok");
+    refuse_mixtral("\"num_local_experts\": 2000000", "config.json|experts");
+    refuse_mixtral("\"num_local_experts\": null", "config.json|num_local_experts");
+    refuse_mixtral("\"router_jitter_noise\": 0.1", "config.json|router_jitter_noise");
+    refuse_mixtral("\"num_attention_heads\": 5", "config.json|num_attention_heads|5|24");
+    refuse_mixtral("\"num_key_value_heads\": 5", "config.json|num_key_value_heads");
 }
 
 static void sizes_that_cannot_be_are_refused(void **state) {
@@ -284,6 +325,7 @@ static void a_folder_that_is_not_empty_stays(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(configs_that_are_not_ours_are_refused, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(mixtrals_that_are_not_ours_are_refused, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(sizes_that_cannot_be_are_refused, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(nested_json_is_refused, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(tensors_that_do_not_fit_are_refused, make_folder, remove_folder),

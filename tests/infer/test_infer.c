@@ -9,6 +9,7 @@
 #include "backend/cpu/cpu.h"
 #include "harness.h"
 #include "infer/generator.h"
+#include "ops/depth/depth.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -45,6 +46,14 @@ static const ModelConfig llama_config = {.preset = "",
                                          .position = POSITION_ROTARY,
                                          .rotary_theta = 100.0};
 
+/* What a fresh predictor says of nobody: that some pass, and others do not. */
+static void set_predictor(const Parameter *parameter, float *values) {
+    bool is_bias = parameter->role == ROLE_DEPTH_PREDICTOR_BIAS;
+    if (parameter->role != ROLE_DEPTH_PREDICTOR && !is_bias) return;
+    for (int64_t k = 0; k < shape_count(parameter->shape); k++)
+        values[k] = is_bias ? 0.05f : test_value(parameter->name, (uint64_t)k);
+}
+
 static TestModel open_model(const ModelConfig *config) {
     TestModel model = {.config = *config};
     Error error = {0};
@@ -57,6 +66,7 @@ static TestModel open_model(const ModelConfig *config) {
         const Parameter *parameter = &model.table.parameter[i];
         int64_t count = parameter->init == INIT_NORMAL ? shape_count(parameter->shape) : 0;
         for (int64_t k = 0; k < count; k++) model.flat[parameter->flat_offset + k] *= 8.0f;
+        set_predictor(parameter, model.flat + parameter->flat_offset);
     }
     assert_int_equal(backend_cpu_open(&model.backend, 2, &error), STATUS_OK);
     return model;
@@ -81,12 +91,26 @@ static void open_generator(Generator *generator, const TestModel *model, int64_t
     if (status != STATUS_OK) fail_msg("%s", error.text);
 }
 
-/* Logits after n tokens, by one pass of the plain reference kernels from position 0. */
+/* Of nodes that let tokens pass a block: how many passed, and how many went by. */
+static int64_t n_passed, n_gone_by;
+
+static void count_passed(const Graph *graph, const TestMemory *memory) {
+    for (int i = 0; i < graph->n_nodes; i++) {
+        const Node *node = graph->node[i];
+        if (node->op != &OP_DEPTH_ADMIT) continue;
+        const int32_t *slot = test_memory_at(memory, node->output[1]);
+        for (int64_t k = 0; k < tensor_count(node->output[1]); k++)
+            *(slot[k] >= 0 ? &n_passed : &n_gone_by) += 1;
+    }
+}
+
+/* Logits after n tokens, by one pass of the plain reference kernels from position 0; with depths, without caches. */
 static void reference_logits(const TestModel *model, const int32_t *tokens, int64_t n, float *logits) {
     Graph *graph = graph_new();
     Error error = {0};
+    int64_t capacity = model->config.depth_capacity > 0.0 ? 0 : n;
     GptDecode decode = gpt_record_decode(&model->config, &model->table, graph,
-                                         &(GptDecodeOptions){.B = 1, .T = n, .capacity = n});
+                                         &(GptDecodeOptions){.B = 1, .T = n, .capacity = capacity});
     assert_int_equal(graph_status(graph, &error), STATUS_OK);
     TestMemory memory = test_memory_open(graph);
     memcpy(test_memory_at(&memory, decode.parameters.flat), model->flat,
@@ -96,6 +120,7 @@ static void reference_logits(const TestModel *model, const int32_t *tokens, int6
     *(int32_t *)test_memory_at(&memory, decode.rows) = (int32_t)(n - 1);
     test_memory_run(&memory, SECTION_FORWARD);
     memcpy(logits, test_memory_at(&memory, decode.logits), sizeof(float) * (size_t)model->config.vocabulary);
+    count_passed(graph, &memory);
     test_memory_close(&memory);
     graph_free(graph);
 }
@@ -185,9 +210,8 @@ static void test_short_contexts(void **state) {
 }
 
 /* Rows that start, grow, slide, rest and are replaced at different times do not see each other. */
-static void test_rows_are_independent(void **state) {
-    (void)state;
-    TestModel model = open_model(&gpt_config);
+static void check_rows(const ModelConfig *config) {
+    TestModel model = open_model(config);
     enum { B = 3 };
     Generator generator;
     open_generator(&generator, &model, B, 8);
@@ -216,6 +240,29 @@ static void test_rows_are_independent(void **state) {
     }
     generator_close(&generator);
     close_model(&model);
+}
+
+static void test_rows_are_independent(void **state) {
+    (void)state;
+    check_rows(&gpt_config);
+}
+
+/* Blocks that some tokens go by: each has a cache of those that passed, and a count of its own. */
+static void test_decode_depths(void **state) {
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        ModelConfig config = i == 1 ? llama_config : gpt_config;
+        config.n_layers = 3;
+        config.depth_capacity = 0.5;
+        config.depth_every = i == 1 ? 1 : 2;
+        config.n_experts = i == 2 ? 3 : 0; /* inside such a block, too */
+        config.n_chosen = 2;
+        config.expert_every = 1;
+        n_passed = n_gone_by = 0;
+        check_decode(&config);
+        check_rows(&config);
+        assert_true(n_passed > (n_passed + n_gone_by) / 8 && n_gone_by > (n_passed + n_gone_by) / 8);
+    }
 }
 
 /* ---- runs */
@@ -433,11 +480,11 @@ static void test_bad_calls(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_decode_gpt),     cmocka_unit_test(test_decode_llama),
-        cmocka_unit_test(test_short_contexts), cmocka_unit_test(test_rows_are_independent),
-        cmocka_unit_test(test_batches),        cmocka_unit_test(test_repetition),
-        cmocka_unit_test(test_ends),           cmocka_unit_test(test_borrowed_parameters),
-        cmocka_unit_test(test_bad_calls),
+        cmocka_unit_test(test_decode_gpt),          cmocka_unit_test(test_decode_llama),
+        cmocka_unit_test(test_short_contexts),      cmocka_unit_test(test_rows_are_independent),
+        cmocka_unit_test(test_decode_depths),       cmocka_unit_test(test_batches),
+        cmocka_unit_test(test_repetition),          cmocka_unit_test(test_ends),
+        cmocka_unit_test(test_borrowed_parameters), cmocka_unit_test(test_bad_calls),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

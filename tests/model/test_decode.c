@@ -187,6 +187,18 @@ static void test_not_fused(void **state) {
         graph_free(graph);
     }
     close_model(&model);
+    ModelConfig depths = gpt_config; /* a block that tokens may go by is no part of such a step */
+    depths.depth_capacity = 0.5;
+    depths.depth_every = 2;
+    model = open_model(&depths);
+    Graph *graph = graph_new();
+    gpt_record_decode(&model.config, &model.table, graph,
+                      &(GptDecodeOptions){.B = 1, .T = 1, .capacity = CONTEXT});
+    int n_before = graph->n_nodes;
+    assert_false(gpt_fuse_decode(graph, &device));
+    assert_int_equal(graph->n_nodes, n_before);
+    graph_free(graph);
+    close_model(&model);
 }
 
 /* ---- drawing */

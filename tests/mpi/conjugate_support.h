@@ -18,8 +18,6 @@
 
 enum { MAX_RANKS = 8, MAX_PARTS = 32 };
 
-static Comm messages; /* the same ranks, for what is not a collective */
-
 static char doing[80]; /* for the message of a check that fails */
 
 /* ---- a model that runs */

@@ -1,7 +1,7 @@
 /* Every way to all-reduce: the right result, and the same bits on every rank. Sums of floating-point numbers are made of
  * terms for which the order matters, so that equal bits are no accident.
  *
- * Ranks: 1 2 3 4 5 6 7 8 9 */
+ * Ranks: 1 2 3 4 5 8, long: 6 7 9 */
 #include "comm_support.h"
 
 #include "comm/algo/algo.h"

@@ -62,7 +62,7 @@ static bool open_gpu(Device *d) {
     DeviceOptions options = {.kind = DEVICE_CUDA, .index = world.rank};
     OK(device_backend_open(&d->backend, &options, &error));
     OK(device_meet(&d->backend, &world, world.size, &error));
-    OK(device_comm_open(&d->comm, &world, &d->backend, &error));
+    OK(device_comm_open(&d->comm, &world, COMM_FOR_SUMS, &d->backend, &error));
     if (d->comm.table && d->backend.n_sharing > 1 && !getenv("NCCL_HOSTID"))
         assert_string_equal(d->comm.table->name, "staged");
     d->memory = (CommStaging){

@@ -5,6 +5,8 @@
  * Ranks: 1 2 3 4 */
 #include "conjugate_support.h"
 
+static Comm messages; /* the same ranks, for what is not a collective */
+
 /* ---- two layers, split by columns and by rows */
 
 enum { N = 13, C = 10, F = 17, N_BLOCKS = 3 };

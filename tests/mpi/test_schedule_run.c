@@ -11,6 +11,7 @@
 #include "random_lists.h"
 
 #include <mpi.h>
+#include <sched.h>
 
 enum { N_LISTS = 120, MOST_CHANNELS = 2 * RANDOM_STAGES * RANDOM_CHUNKS, ROUNDS = 40 };
 
@@ -110,6 +111,7 @@ static bool carry_out(Run *run) {
         do {
             while (move(run)) run->n_moves++;
             MPI_Test(&round, &is_over, MPI_STATUS_IGNORE);
+            if (!is_over) sched_yield(); /* to ranks that have no core */
         } while (!is_over);
         n_same = all[0] == before ? n_same + 1 : 0;
         before = all[0];

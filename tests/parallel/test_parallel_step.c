@@ -327,7 +327,8 @@ static void check_memory(const Ranks *ranks) {
         assert_int_equal(bytes[PLACE_GRADIENT],
                          aligned(setup->zero >= 2 ? n_local : n_flat, precision.gradient));
         assert_int_equal(bytes[PLACE_OPTIMIZER], optimizer_bytes);
-        double formula = sync_state_bytes(&step->options.sync, precision, ranks->table.n_elements, n_moments);
+        double formula = sync_state_bytes(&step->options.sync, precision,
+                                          parameters_count_groups(&ranks->table), n_moments);
         double padding = (double)(n_flat - ranks->table.n_elements);
         double grains = (double)step->sync.partition.n_units * 2.0 * PARTITION_GRAIN;
         double allowed = 4.0 * (3 + n_moments) * (padding + grains) + 5.0 * PLAN_ALIGNMENT;
@@ -489,8 +490,8 @@ static void test_mini(void **state) {
         check_memory(ranks);
         for (int rank = 0; rank < 4; rank++) {
             const TrainStep *step = &ranks->step[rank];
-            double formula =
-                sync_state_bytes(&step->options.sync, (Precision){0}, ranks->table.n_elements, 2);
+            double formula = sync_state_bytes(&step->options.sync, (Precision){0},
+                                              parameters_count_groups(&ranks->table), 2);
             assert_true(fabs((double)state_bytes(step) - formula) <= 0.01 * formula);
             check_program(step);
         }
@@ -502,11 +503,48 @@ static void test_mini(void **state) {
     }
 }
 
+/* ---- times ---- */
+
+static Status start_nothing(void *context, const CommOperation *operation, CommTicket *ticket, Error *error) {
+    (void)context, (void)operation, (void)ticket, (void)error;
+    return STATUS_OK;
+}
+
+/* Of communication on a device the host knows nothing, along whichever axis it is. */
+static void test_times(void **state) {
+    (void)state;
+    static const CommTable of_device = {.name = "device", .only_enqueues = true, .start = start_nothing};
+    const Comm device = {.table = &of_device, .size = 2};
+    StepClock before = {0}, after = {.busy_ns = 5000000, .stage_ns = 2000000};
+    Comm data = {.size = 1}, world = {.size = 2};
+    for (int axis = -1; axis < N_AXES; axis++) { /* -1: none */
+        Mesh mesh = mesh_of(&data, &world);
+        TrainStep step = {.options.sync.mesh = &mesh};
+        StepResult result;
+        if (axis >= 0) mesh.device[axis] = device;
+        train_step_times(&step, &before, &after, 1, &result);
+        assert_int_equal(isnan(result.comm_ms), axis >= 0);
+        assert_int_equal(isnan(result.stage_wait_ms), axis >= 0);
+        assert_int_equal(isnan(result.comm_wait_ms), axis >= 0);
+        if (axis < 0) assert_float_equal(result.comm_ms, 5.0, 1e-9);
+    }
+    PipelineBorder border[1][N_BORDERS] = {{{.exists = true, .other = 1}}};
+    Pipeline pipeline = {.layout = {SCHEDULE_1F1B, 2, 1}, .border = border};
+    Mesh mesh = mesh_of(&data, &world);
+    TrainStep step = {.options = {.sync.mesh = &mesh, .pipeline = &pipeline}};
+    StepResult result;
+    for (int is_device = 0; is_device < 2; is_device++) {
+        if (is_device) border[0][BORDER_BELOW].device[PIPELINE_FORWARD] = device;
+        train_step_times(&step, &before, &after, 1, &result);
+        assert_int_equal(isnan(result.stage_wait_ms), is_device);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_layouts),    cmocka_unit_test(test_models),   cmocka_unit_test(test_precisions),
-        cmocka_unit_test(test_many_ranks), cmocka_unit_test(test_left_out), cmocka_unit_test(test_evaluation),
-        cmocka_unit_test(test_alone),      cmocka_unit_test(test_mini),
+        cmocka_unit_test(test_times),      cmocka_unit_test(test_layouts),    cmocka_unit_test(test_models),
+        cmocka_unit_test(test_precisions), cmocka_unit_test(test_many_ranks), cmocka_unit_test(test_left_out),
+        cmocka_unit_test(test_evaluation), cmocka_unit_test(test_alone),      cmocka_unit_test(test_mini),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

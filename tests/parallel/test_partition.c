@@ -54,6 +54,7 @@ static void check_units(const Pieces *pieces, const Partition *partition, int64_
             n += pieces->piece[piece].n;
             if (by_block) assert_int_equal(pieces->piece[piece].block, block);
             assert_int_equal(pieces->piece[piece].chunk, pieces->piece[unit->first_piece].chunk);
+            assert_int_equal(pieces->piece[piece].group, unit->group);
             if (pieces->piece[piece].is_alone) assert_int_equal(unit->n_pieces, 1);
         }
         assert_true(unit->n == n);
@@ -64,6 +65,7 @@ static void check_units(const Pieces *pieces, const Partition *partition, int64_
         if (piece == pieces->n_pieces) continue;
         const FlatPiece *next = &pieces->piece[piece];
         if (next->chunk != next[-1].chunk || next->is_alone || next[-1].is_alone) continue;
+        if (next->group != next[-1].group) continue;
         bool is_other = by_block && next->block != block;
         if (!is_other) assert_true(is_by_size && n + next->n > most);
     }
@@ -75,7 +77,7 @@ static void check_slices(const Partition *partition) {
     int64_t n_local = 0;
     for (int u = 0; u < partition->n_units; u++) {
         const PartitionUnit *unit = &partition->unit[u];
-        int n_ranks = partition->n_ranks;
+        int n_ranks = partition_place(partition, u).n_ranks;
         int64_t longest = 0, shortest = unit->n;
         assert_true(unit->border[0] == 0 && unit->border[n_ranks] == unit->n);
         for (int r = 0; r < n_ranks; r++) {
@@ -87,7 +89,7 @@ static void check_slices(const Partition *partition) {
         }
         assert_true(longest - shortest < 2 * PARTITION_GRAIN);
         assert_true(unit->local_first == n_local);
-        assert_true(partition_slice_first(partition, u) == unit->border[partition->rank]);
+        assert_true(partition_slice_first(partition, u) == unit->border[partition_place(partition, u).rank]);
         n_local += partition_slice_count(partition, u);
     }
     assert_true(n_local == partition->n_local);
@@ -158,6 +160,13 @@ static void check_visits(const ShardMap *map, int64_t n_flat, uint64_t seed) {
 
 /* ---- all together ---- */
 
+/* Where all parameters are held by the same ranks. */
+static Partition build(Arena *arena, const FlatPiece *pieces, int n_pieces, int rank, int n_ranks,
+                       int64_t unit_bytes, bool by_block) {
+    const PartitionPlace places[N_FLAT_GROUPS] = {{rank, n_ranks}, {rank, n_ranks}};
+    return partition_build(arena, pieces, n_pieces, places, unit_bytes, by_block);
+}
+
 static void check_partition(const Pieces *pieces, uint64_t seed, int n_ranks, int64_t unit_bytes,
                             bool by_block) {
     Arena arena = {0};
@@ -166,8 +175,8 @@ static void check_partition(const Pieces *pieces, uint64_t seed, int n_ranks, in
     int64_t n_local = 0;
     for (int rank = 0; rank < n_ranks; rank++) {
         Partition partition =
-            partition_build(&arena, pieces->piece, pieces->n_pieces, rank, n_ranks, unit_bytes, by_block);
-        assert_int_equal(partition.rank, rank);
+            build(&arena, pieces->piece, pieces->n_pieces, rank, n_ranks, unit_bytes, by_block);
+        assert_int_equal(partition.place[FLAT_SHARED].rank, rank);
         check_units(pieces, &partition, unit_bytes / 4, by_block);
         check_slices(&partition);
         ShardMap map = partition_map(&partition, &arena);
@@ -204,7 +213,7 @@ static void test_more_ranks_than_elements(void **state) {
     check_partition(&pieces, 2, 300, 0, true);
     check_partition(&pieces, 3, 7, 1 << 20, false);
     Arena arena = {0};
-    Partition last = partition_build(&arena, pieces.piece, 3, 299, 300, 0, false);
+    Partition last = build(&arena, pieces.piece, 3, 299, 300, 0, false);
     assert_true(last.n_local == 0);
     assert_int_equal(partition_map(&last, &arena).n_runs, 0);
     arena_free(&arena);
@@ -218,14 +227,14 @@ static void test_by_block(void **state) {
                           {13632, 64, .block = -1}};
     static const int64_t want[] = {704, 6464, 6464, 64};
     Arena arena = {0};
-    Partition partition = partition_build(&arena, pieces, 7, 1, 4, 4096, true);
+    Partition partition = build(&arena, pieces, 7, 1, 4, 4096, true);
     assert_int_equal(partition.n_units, 4);
     for (int u = 0; u < 4; u++) assert_true(partition.unit[u].n == want[u]);
-    partition = partition_build(&arena, pieces, 7, 1, 4, 256, true);
+    partition = build(&arena, pieces, 7, 1, 4, 256, true);
     assert_int_equal(partition.n_units, 5);
-    partition = partition_build(&arena, pieces, 7, 1, 4, 0, false);
+    partition = build(&arena, pieces, 7, 1, 4, 0, false);
     assert_int_equal(partition.n_units, 7);
-    partition = partition_build(&arena, pieces, 0, 0, 4, 4096, true);
+    partition = build(&arena, pieces, 0, 0, 4, 4096, true);
     assert_int_equal(partition.n_units, 0);
     assert_true(partition.n_local == 0 && partition.n_flat == 0);
     arena_free(&arena);
@@ -241,8 +250,8 @@ static void test_alone(void **state) {
     Arena arena = {0};
     for (int n_ranks = 1; n_ranks <= MOST_RANKS; n_ranks++) {
         for (int by_block = 0; by_block < 2; by_block++) {
-            Partition a = partition_build(&arena, first, 3, 0, n_ranks, 1 << 20, by_block);
-            Partition b = partition_build(&arena, last, 3, 0, n_ranks, 1 << 20, by_block);
+            Partition a = build(&arena, first, 3, 0, n_ranks, 1 << 20, by_block);
+            Partition b = build(&arena, last, 3, 0, n_ranks, 1 << 20, by_block);
             const PartitionUnit *x = &a.unit[0], *y = &b.unit[b.n_units - 1];
             assert_true(x->n_pieces == 1 && y->n_pieces == 1 && x->n == 8192 && y->n == 8192);
             assert_memory_equal(x->border, y->border, sizeof(int64_t) * (size_t)(n_ranks + 1));
@@ -267,7 +276,8 @@ static void test_shares(void **state) {
         }
         int n_ranks = 1 + (int)(seed % MOST_RANKS);
         for (int rank = 0; rank < n_ranks; rank++) {
-            ShardMap share = shard_map_share(pieces.piece, pieces.n_pieces, rank, n_ranks, &arena);
+            PartitionPlace places[N_FLAT_GROUPS] = {{rank, n_ranks}, {rank, n_ranks}};
+            ShardMap share = shard_map_share(pieces.piece, pieces.n_pieces, places, &arena);
             paint(&share, n_holders, pieces.n_flat);
             assert_true(share.n_local == pieces.n_flat); /* the arrays are whole: places are the same */
             if (!share.n_runs) continue;
@@ -282,10 +292,102 @@ static void test_shares(void **state) {
     }
 }
 
+/* ---- two groups ---- */
+
+/* The pieces as rank `expert` of ep has them: every third one is of experts, and as long as its share. */
+static Pieces pieces_of(uint64_t seed, int expert) {
+    Pieces pieces = make_pieces(seed, true);
+    pieces.n_flat = 0;
+    for (int i = 0; i < pieces.n_pieces; i++) {
+        FlatPiece *piece = &pieces.piece[i];
+        piece->first = pieces.n_flat;
+        if (i % 3 == 1 && !piece->is_alone) {
+            piece->group = FLAT_EXPERTS;
+            piece->n += expert * PARTITION_GRAIN;
+        }
+        pieces.n_flat += piece->n;
+    }
+    return pieces;
+}
+
+/* How many ranks hold, or save, each element of each piece: the piece's own place on a rank of ep. */
+typedef struct {
+    unsigned char *held[MOST_RANKS], *saved[MOST_RANKS];
+} Holders;
+
+static void count_holders(Holders *holders, const Pieces *pieces, const PartitionPlace *places, int expert,
+                          int64_t unit_bytes, bool by_block) {
+    Arena arena = {0};
+    Partition partition =
+        partition_build(&arena, pieces->piece, pieces->n_pieces, places, unit_bytes, by_block);
+    check_units(pieces, &partition, unit_bytes / 4, by_block);
+    check_slices(&partition);
+    ShardMap map = partition_map(&partition, &arena);
+    ShardMap share = shard_map_share(pieces->piece, pieces->n_pieces, places, &arena);
+    paint(&map, holders->held[expert], pieces->n_flat);
+    paint(&share, holders->saved[expert], pieces->n_flat);
+    arena_free(&arena);
+}
+
+/* Of a shared piece over all ranks of ep, of experts on each: everything once. */
+static void check_holders(const Holders *holders, const Pieces *pieces, int n_expert_ranks) {
+    for (int i = 0; i < pieces[0].n_pieces; i++) {
+        bool is_shared = pieces[0].piece[i].group == FLAT_SHARED;
+        for (int expert = 0; expert < (is_shared ? 1 : n_expert_ranks); expert++) {
+            for (int64_t k = 0; k < pieces[expert].piece[i].n; k++) {
+                int held = 0, saved = 0;
+                for (int e = expert; e < (is_shared ? n_expert_ranks : expert + 1); e++) {
+                    held += holders->held[e][pieces[e].piece[i].first + k];
+                    saved += holders->saved[e][pieces[e].piece[i].first + k];
+                }
+                assert_int_equal(held, 1);
+                assert_int_equal(saved, 1);
+            }
+        }
+    }
+}
+
+/* Ranks of ep have experts of their own and share the rest: units of shared pieces are the same on all. */
+static void check_groups(uint64_t seed, int n_data, int n_expert_ranks, int64_t unit_bytes) {
+    Pieces pieces[MOST_RANKS];
+    Holders holders;
+    for (int e = 0; e < n_expert_ranks; e++) {
+        pieces[e] = pieces_of(seed, e);
+        holders.held[e] = calloc((size_t)pieces[e].n_flat + 1, 1);
+        holders.saved[e] = calloc((size_t)pieces[e].n_flat + 1, 1);
+        assert_true(holders.held[e] && holders.saved[e]);
+    }
+    for (int data = 0; data < n_data; data++) {
+        for (int e = 0; e < n_expert_ranks; e++) {
+            const PartitionPlace places[N_FLAT_GROUPS] = {
+                [FLAT_SHARED] = {data * n_expert_ranks + e, n_data * n_expert_ranks},
+                [FLAT_EXPERTS] = {data, n_data}};
+            count_holders(&holders, &pieces[e], places, e, unit_bytes, seed % 2);
+        }
+    }
+    check_holders(&holders, pieces, n_expert_ranks);
+    for (int e = 0; e < n_expert_ranks; e++) {
+        free(holders.held[e]);
+        free(holders.saved[e]);
+    }
+}
+
+static void test_groups(void **state) {
+    (void)state;
+    static const int64_t unit_bytes[] = {0, 1000, 16384, 1 << 30};
+    for (uint64_t seed = 0; seed < 40; seed++)
+        for (int n_data = 1; n_data <= 3; n_data++)
+            for (int n_expert_ranks = 1; n_expert_ranks <= 4; n_expert_ranks++)
+                check_groups(seed, n_data, n_expert_ranks, unit_bytes[seed % 4]);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_partitions), cmocka_unit_test(test_more_ranks_than_elements),
-        cmocka_unit_test(test_by_block),   cmocka_unit_test(test_alone),
+        cmocka_unit_test(test_groups),
+        cmocka_unit_test(test_partitions),
+        cmocka_unit_test(test_more_ranks_than_elements),
+        cmocka_unit_test(test_by_block),
+        cmocka_unit_test(test_alone),
         cmocka_unit_test(test_shares),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -211,7 +211,9 @@ static void check_groups(const MeshShape *shape) {
         assert_int_equal(mesh_open(&mesh, shape, &world, &error), STATUS_OK);
         mesh_coordinates(shape, rank, at[rank]);
         assert_memory_equal(mesh.coordinate, at[rank], sizeof at[rank]);
-        assert_int_equal(splits[rank].n_splits, n_long + (shape->size[AXIS_CP] > 1));
+        bool has_contexts = shape->size[AXIS_CP] > 1, has_experts = shape->size[AXIS_EP] > 1;
+        int n_sums = (has_contexts || has_experts) + (has_contexts && has_experts);
+        assert_int_equal(splits[rank].n_splits, n_long + n_sums);
         mesh_close(&mesh);
         mesh_close(&mesh);
     }
@@ -229,29 +231,49 @@ static void check_groups(const MeshShape *shape) {
     }
 }
 
-/* Those of dp and cp together come behind the axes: ranks that differ in no other coordinate, dp by dp. */
-static void check_sums(const MeshShape *shape) {
+/* Group number `split` is of ranks that differ along these axes alone, in the order of the mesh. */
+static void check_group_along(const MeshShape *shape, const Splits *splits, int split, const Axis *along,
+                              int n_axes) {
     int n_ranks = mesh_n_ranks(shape), at[MOST_RANKS][N_AXES];
+    for (int a = 0; a < n_ranks; a++) mesh_coordinates(shape, a, at[a]);
+    for (int a = 0; a < n_ranks; a++) {
+        int key = 0;
+        for (int i = 0; i < n_axes; i++) key = key * shape->size[along[i]] + at[a][along[i]];
+        assert_int_equal(splits[a].key[split], key);
+        for (int b = 0; b < n_ranks; b++) {
+            bool is_same = true;
+            for (int k = 0; k < N_AXES; k++) {
+                bool may_differ = false;
+                for (int i = 0; i < n_axes; i++) may_differ |= k == (int)along[i];
+                is_same &= may_differ || at[a][k] == at[b][k];
+            }
+            assert_int_equal(splits[a].color[split] == splits[b].color[split], is_same);
+        }
+    }
+}
+
+/* Those of dp, cp and ep together come behind the axes, and then those that hold the same experts. */
+static void check_sums(const MeshShape *shape) {
+    static const Axis along[] = {AXIS_DP, AXIS_CP, AXIS_EP};
+    int n_ranks = mesh_n_ranks(shape);
+    bool has_contexts = shape->size[AXIS_CP] > 1, has_experts = shape->size[AXIS_EP] > 1;
     Splits splits[MOST_RANKS] = {{0}};
-    if (shape->size[AXIS_CP] == 1) return;
+    if (!has_contexts && !has_experts) return;
     for (int rank = 0; rank < n_ranks; rank++) {
         Comm world = {.table = &splitting, .context = &splits[rank], .rank = rank, .size = n_ranks};
         Mesh mesh;
         Error error = {0};
         assert_int_equal(mesh_open(&mesh, shape, &world, &error), STATUS_OK);
         assert_true(mesh_sums(&mesh) == &mesh.sums && mesh_host_sums(&mesh) == &mesh.sums);
-        mesh_coordinates(shape, rank, at[rank]);
+        const Comm *experts = !has_experts    ? &mesh.sums
+                              : !has_contexts ? &mesh.axis[AXIS_DP]
+                                              : &mesh.expert_sums;
+        assert_true(mesh_expert_sums(&mesh) == experts && mesh_host_expert_sums(&mesh) == experts);
         mesh_close(&mesh);
     }
-    for (int a = 0; a < n_ranks; a++) {
-        int last = splits[a].n_splits - 1;
-        assert_int_equal(splits[a].key[last], at[a][AXIS_DP] * shape->size[AXIS_CP] + at[a][AXIS_CP]);
-        for (int b = 0; b < n_ranks; b++) {
-            bool is_same = true;
-            for (int k = 0; k < N_AXES; k++) is_same &= k == AXIS_DP || k == AXIS_CP || at[a][k] == at[b][k];
-            assert_int_equal(splits[a].color[last] == splits[b].color[last], is_same);
-        }
-    }
+    bool has_both = has_contexts && has_experts;
+    check_group_along(shape, splits, splits[0].n_splits - 1 - has_both, along, 3);
+    if (has_both) check_group_along(shape, splits, splits[0].n_splits - 1, along, 2);
 }
 
 static void test_groups(void **state) {
@@ -428,7 +450,7 @@ static void assert_formula(int zero, int n_moments, const char *words, double by
     GradientSyncOptions options = {.mesh = &mesh, .zero = zero};
     char text[64];
     assert_string_equal(sync_state_formula(&options, (Precision){0}, n_moments, text, sizeof text), words);
-    assert_true(sync_state_bytes(&options, (Precision){0}, 1000, n_moments) == bytes);
+    assert_true(sync_state_bytes(&options, (Precision){0}, (GroupCounts){{1000}}, n_moments) == bytes);
 }
 
 static void test_formulas(void **state) {

@@ -7,6 +7,7 @@
 #include <cmocka.h>
 
 #include "base/half.h"
+#include "checkpoint/checkpoint.h"
 #include "harness.h"
 #include "hf_folder.h"
 
@@ -26,19 +27,17 @@ float hf_weight(const Parameter *parameter, int64_t k) {
 }
 
 ModelConfig hf_model_config(const HfFolder *options) {
-    ModelConfig config = {.preset = "gpt2",
-                          .n_layers = HF_L,
-                          .n_heads = HF_NH,
-                          .n_channels = HF_C,
-                          .n_hidden = options->n_hidden,
-                          .context = HF_T,
-                          .vocabulary = HF_V,
-                          .tied = !options->is_untied,
-                          .bias = true,
-                          .dropout = 0.1,
-                          .rotary_theta = 10000.0};
+    Arena arena = {0};
     Error error = {0};
-    assert_ok(config_complete(&config, HF_V, &error), error);
+    ModelConfig config;
+    json_t *object = json_pack("{s:i, s:i, s:i, s:i, s:i, s:i, s:b, s:f}", "layers", HF_L, "heads", HF_NH,
+                               "channels", HF_C, "hidden", (int)options->n_hidden, "context", HF_T, "vocab",
+                               HF_V, "tied", !options->is_untied, "dropout", 0.1);
+    assert_non_null(object);
+    assert_ok(checkpoint_config_read(object, "a test", &config, &arena, &error), error);
+    config.preset = "gpt2";
+    json_decref(object);
+    arena_free(&arena);
     return config;
 }
 

@@ -3,6 +3,7 @@
 #include "op_case_inputs.h"
 
 #include "graph/passes/sums.h"
+#include "ops/sparse_attention.h"
 #include "ops/update/adamw.h"
 #include "ops/update/sgd.h"
 #include "optim/optimizer.h"
@@ -189,6 +190,7 @@ void build_embedding(OpCase *test) {
     if (flags & CASE_START)
         start =
             case_integers(test, SHAPE(size[0]), "start", size[4] - row_place(&part.positions, size[1] - 1));
+    if (flags & CASE_DOCUMENTS) start = case_integers(test, SHAPE(size[0], size[1]), "start", size[4]);
     case_finish(test, op_embedding_part(test->graph, tokens, table, positions, start, &part));
 }
 
@@ -346,6 +348,94 @@ void build_attention_cached(OpCase *test) {
     case_finish(test, op_attention_cached(test->graph, qkv, start, keys, values, &attributes));
 }
 
+const char *const case_patterns[N_CASE_PATTERNS] = {
+    "dense",      "window:5",    "window:70",        "strided:9",        "strided:64",
+    "fixed:16:3", "fixed:100:7", "bigbird:16:2:1:1", "bigbird:64:1:1:2",
+};
+
+static AttentionPattern case_pattern(int64_t number) {
+    AttentionPattern pattern;
+    Error error = {0};
+    const char *text = case_patterns[number];
+    if (pattern_parse(text, strlen(text), &pattern, &error) != STATUS_OK) fail_msg("%s", error.text);
+    return pattern;
+}
+
+enum { CASE_END_TOKEN = 3, CASE_TOKENS = 23 };
+
+/* Documents of about CASE_TOKENS tokens in sequences of `length`, as the rows see them. */
+static Documents documents_of(OpCase *test, int64_t length, int64_t n_rows, const RowPositions *rows) {
+    Tensor *tokens = case_integers(test, SHAPE(test->spec->size[0], length), "tokens", CASE_TOKENS);
+    DocumentAttributes attributes = {CASE_END_TOKEN, *rows};
+    return op_document_starts(test->graph, tokens, n_rows, &attributes);
+}
+
+void build_sparse_attention(OpCase *test) {
+    const int64_t *size = test->spec->size;
+    AttentionAttributes attributes = heads_of(test);
+    AttentionMask mask = {.pattern = case_pattern(size[5])};
+    Tensor *qkv = qkv_of(test), *random = attributes.dropout > 0.0f ? random_words(test) : NULL;
+    if (test->spec->flags & CASE_DOCUMENTS)
+        mask.starts = documents_of(test, size[1], size[1], &(RowPositions){0}).starts;
+    mask.blocks = op_attention_blocks(test->graph, mask.starts, &mask.pattern, size[1]);
+    Tensor *y = op_sparse_attention(test->graph, qkv, random, &mask, &attributes);
+    case_result(test, "lse", last_node(test)->output[1]);
+    case_finish(test, y);
+}
+
+void build_document_starts_cached(OpCase *test) {
+    const int64_t *size = test->spec->size;
+    Tensor *tokens = case_integers(test, SHAPE(size[0], size[1]), "tokens", 5);
+    Tensor *start = case_integers(test, SHAPE(size[0]), "start", size[2] - size[1] + 1);
+    CaseFill *next = add_fill(test, PLACE_STATE, DTYPE_I32, SHAPE(size[0], size[2]), "next");
+    next->below = 1;
+    case_finish(test,
+                op_document_starts_cached(test->graph, tokens, start, next->tensor, CASE_END_TOKEN).starts);
+    case_result(test, "positions", last_node(test)->output[1]);
+}
+
+/* As build_attention_part. */
+void build_sparse_attention_part(OpCase *test) {
+    const int64_t *size = test->spec->size;
+    int n_ranks = (int)size[5] % 10, rank = n_ranks / 2;
+    SparsePartAttributes attributes = {.part = {.heads = heads_of(test), .n_positions = size[1]},
+                                       .pattern = case_pattern(size[5] / 10)};
+    Tensor *random = attributes.part.heads.dropout > 0.0f ? random_words(test) : NULL, *starts = NULL;
+    ContextRows rows = context_rows(CONTEXT_RING, size[1], n_ranks, rank);
+    Tensor *q = case_activation(test, SHAPE(size[0], rows.n, size[2] * size[4]), "q");
+    attributes.part.queries = rows.positions;
+    if (test->spec->flags & CASE_DOCUMENTS)
+        starts = documents_of(test, size[1], rows.n, &rows.positions).starts;
+    AttentionPart part = {0};
+    for (int i = 0; i < n_ranks; i++) {
+        static const char *const names[] = {"kv0", "kv1", "kv2"};
+        ContextRows keys = context_rows(CONTEXT_RING, size[1], n_ranks, (rank + i) % n_ranks);
+        Tensor *kv = case_activation(test, SHAPE(size[0], keys.n, 2 * size[3] * size[4]), names[i]);
+        attributes.part.keys = keys.positions;
+        part = op_sparse_attention_part(test->graph, q, kv, random, starts, i ? &part : NULL, &attributes);
+    }
+    case_result(test, "lse", part.lse);
+    case_finish(test, part.y);
+}
+
+void build_sparse_attention_cached(OpCase *test) {
+    const int64_t *size = test->spec->size;
+    SparseCachedAttributes attributes = {.heads = heads_of(test),
+                                         .pattern = case_pattern((int64_t)test->spec->number),
+                                         .n_positions = size[5]};
+    attributes.heads.dropout = 0.0f;
+    Tensor *qkv = qkv_of(test), *starts = NULL;
+    qkv->needs_gradient = false;
+    Tensor *start = case_integers(test, SHAPE(size[0]), "start", size[5] - size[1] + 1);
+    if (test->spec->flags & CASE_DOCUMENTS)
+        starts = documents_of(test, size[1], size[1], &(RowPositions){0}).starts;
+    int64_t capacity = sparse_cache_capacity(&attributes.pattern, size[5], size[1]);
+    Shape shape = SHAPE(size[0], size[3], capacity, size[4]);
+    Tensor *keys = case_floats(test, PLACE_STATE, shape, "keys", 1.0f, 0.0f);
+    Tensor *values = case_floats(test, PLACE_STATE, shape, "values", 1.0f, 0.0f);
+    case_finish(test, op_sparse_attention_cached(test->graph, qkv, start, starts, keys, values, &attributes));
+}
+
 void build_rotary(OpCase *test) {
     const int64_t *size = test->spec->size;
     RotaryAttributes attributes = {
@@ -357,6 +447,8 @@ void build_rotary(OpCase *test) {
     };
     Tensor *qkv = qkv_of(test), *start = NULL;
     if (test->spec->flags & CASE_START) start = case_integers(test, SHAPE(size[0]), "start", 50);
+    if (test->spec->flags & CASE_DOCUMENTS)
+        start = documents_of(test, size[1], size[1], &(RowPositions){0}).positions;
     case_finish(test, op_rotary(test->graph, qkv, start, &attributes));
 }
 
@@ -564,4 +656,80 @@ void build_block(OpCase *test) {
     Tensor *hidden = op_linear(test->graph, normal, weight, bias, x, ACTIVATION_GELU_TANH);
     Tensor *sum = op_add(test->graph, hidden, x);
     case_finish(test, op_linear(test->graph, sum, weight, NULL, hidden, ACTIVATION_NONE));
+}
+
+/* ---- depths: rows are chosen, something is made of them, and it is added ---- */
+
+/* Of rows that are split among ranks, those of a rank in the middle. */
+static int64_t depth_first_row(const OpCase *test) {
+    return test->spec->flags & CASE_SPLIT ? test->spec->size[0] * test->spec->size[1] / 3 : 0;
+}
+
+static Tensor *depth_stream(OpCase *test) {
+    const int64_t *size = test->spec->size;
+    int64_t n_rows = size[0] * size[1], first = depth_first_row(test);
+    if (!(test->spec->flags & CASE_SPLIT)) return activation(test, SHAPE(size[0], size[1], size[2]), "x");
+    return activation(test, SHAPE(2 * n_rows / 3 - first, size[2]), "x");
+}
+
+void build_depth(OpCase *test) {
+    const int64_t *size = test->spec->size;
+    Graph *graph = test->graph;
+    Tensor *x = depth_stream(test), *router = parameter(test, SHAPE(size[2]), "router", 0.0f);
+    Tensor *predictor = floats(test, PLACE_INPUT, SHAPE(size[2]), "predictor", 1.0f, 0.0f);
+    Tensor *bias = floats(test, PLACE_INPUT, SHAPE(1), "bias", 1.0f, 0.0f);
+    DepthScores scores = op_depth_score(graph, x, router, predictor, bias);
+    Tensor *score = scores.score;
+    float scale = test->spec->flags & CASE_SAME ? 0.0f : 1.0f;
+    if (test->spec->flags & (CASE_SPLIT | CASE_SAME)) /* that of all rows; or of none better than another */
+        score = floats(test, PLACE_INPUT, SHAPE(size[0], size[1]), "score", scale, 0.25f);
+    DepthRows rows = op_depth_select(graph, score, size[3]);
+    DepthChosen chosen = op_depth_gather(graph, x, score, &rows, router, depth_first_row(test));
+    Tensor *made = op_gelu(graph, chosen.chosen, ACTIVATION_GELU_TANH);
+    add_result(test, "gate", chosen.gate);
+    add_result(test, "guess", scores.guess);
+    finish(test, op_depth_scatter(graph, x, made, chosen.gate, &rows, depth_first_row(test)));
+}
+
+void build_depth_admit(OpCase *test) {
+    const int64_t *size = test->spec->size;
+    Tensor *guess = floats(test, PLACE_INPUT, SHAPE(size[0], size[1]), "guess", 1.0f, 0.2f);
+    Tensor *start = NULL, *counts = NULL;
+    if (test->spec->flags & CASE_START) {
+        start = integers(test, SHAPE(size[0]), "start", size[2] - size[1] + 1);
+        CaseFill *fill = add_fill(test, PLACE_STATE, DTYPE_I32, SHAPE(size[0], size[2] + 1), "counts");
+        fill->below = 5;
+        counts = fill->tensor;
+    }
+    op_depth_admit(test->graph, guess, start, counts);
+}
+
+void build_depth_predict(OpCase *test) {
+    const int64_t *size = test->spec->size;
+    Graph *graph = test->graph;
+    const float factor = 0.375f;
+    int32_t words[N_RANDOM_WORDS] = {0};
+    words[RANDOM_N_SEQUENCES] = (int32_t)(size[0] > 1 ? size[0] - 1 : 1);
+    bool is_scaled = test->spec->flags & CASE_FACTOR;
+    Tensor *x = depth_stream(test), *router = floats(test, PLACE_INPUT, SHAPE(size[2]), "router", 1.0f, 0.0f);
+    Tensor *score = floats(test, PLACE_INPUT, SHAPE(size[0], size[1]), "score", 1.0f, 0.0f);
+    Tensor *predictor = parameter(test, SHAPE(size[2]), "predictor", 0.0f),
+           *bias = parameter(test, SHAPE(1), "bias", 0.0f);
+    DepthRows rows = op_depth_select(graph, score, size[3]);
+    DepthPredictAttributes attributes = {
+        .first_row = depth_first_row(test), .gradient_scale = 0.25f, .report_scale = 0.25f};
+    DepthPredictTensors tensors = {.guess = op_depth_score(graph, x, router, predictor, bias).guess,
+                                   .x = x,
+                                   .slot = rows.slot,
+                                   .random = literal(test, DTYPE_I32, N_RANDOM_WORDS, "random", words),
+                                   .scale =
+                                       is_scaled ? literal(test, DTYPE_F32, 1, "loss scale", &factor) : NULL,
+                                   .predictor = predictor,
+                                   .bias = bias,
+                                   .loss = state(test, SHAPE(1), "loss"),
+                                   .hits = state(test, SHAPE(1), "hits")};
+    op_depth_predict(graph, &tensors, WRITE_FRESH, &attributes);
+    add_result(test, "hits", tensors.hits);
+    test->y = tensors.loss;
+    test->loss_scale = is_scaled ? 0.375 : 1.0;
 }

@@ -7,6 +7,7 @@
 
 #include "backend/cpu/kernel_list.h"
 #include "harness.h"
+#include "ops/depth/depth.h"
 #include "ops/ops.h"
 
 enum {
@@ -22,15 +23,16 @@ enum {
     CASE_FACTOR = 1 << 9,    /* the gradient is scaled by a factor */
     CASE_MOMENTUM = 1 << 10,
     CASE_NESTEROV = 1 << 11,
-    CASE_ADD = 1 << 12,      /* squared_norm adds */
-    CASE_SAME = 1 << 13,     /* both inputs are the same tensor */
-    CASE_SHIFT = 1 << 14,    /* positions are shifted by CASE_FIRST_POSITION */
-    CASE_LARGE = 1 << 15,    /* inputs 30 times as large: softmax saturates */
-    CASE_RMS = 1 << 16,      /* rmsnorm, not layernorm */
-    CASE_SUM_ONLY = 1 << 17, /* residual_norm: nobody reads what it has normed */
-    CASE_SPLIT = 1 << 19,    /* this rank has a part of the vocabulary, or of the rows */
-    CASE_ZIGZAG = 1 << 20,   /* rows are the two runs of positions that a rank of a ring has */
-    CASE_LAYER = 1 << 18,    /* residual_norm's branch, attention's qkv: made by a layer that has a bias */
+    CASE_ADD = 1 << 12,       /* squared_norm adds */
+    CASE_SAME = 1 << 13,      /* both inputs are the same tensor */
+    CASE_SHIFT = 1 << 14,     /* positions are shifted by CASE_FIRST_POSITION */
+    CASE_LARGE = 1 << 15,     /* inputs 30 times as large: softmax saturates */
+    CASE_RMS = 1 << 16,       /* rmsnorm, not layernorm */
+    CASE_SUM_ONLY = 1 << 17,  /* residual_norm: nobody reads what it has normed */
+    CASE_SPLIT = 1 << 19,     /* this rank has a part of the vocabulary, or of the rows */
+    CASE_DOCUMENTS = 1 << 21, /* tokens end documents; positions are given row by row */
+    CASE_ZIGZAG = 1 << 20,    /* rows are the two runs of positions that a rank of a ring has */
+    CASE_LAYER = 1 << 18,     /* residual_norm's branch, attention's qkv: made by a layer that has a bias */
 };
 enum { CASE_FIRST_POSITION = 3, CASE_MAX_FILLS = 9, CASE_MAX_RESULTS = 4 };
 
@@ -88,25 +90,34 @@ void build_mlp(OpCase *test);            /* N C F; CASE_RESIDUAL: what is hidden
 void build_gelu(OpCase *test);           /* N C */
 void build_swiglu(OpCase *test);         /* N F */
 void build_attention(OpCase *test);      /* B T NH NKV HS, dropout */
+void build_depth(OpCase *test);          /* B T C K; CASE_SAME: all scores are alike */
+void build_depth_admit(OpCase *test);    /* B T P; CASE_START: with counts of P positions */
+void build_depth_predict(OpCase *test);  /* B T C K; CASE_FACTOR: the gradient is scaled */
 void build_attention_part(OpCase *test); /* B T NH NKV HS parts, dropout: one rank's queries over all keys */
 void build_attention_cached(OpCase *test); /* B T NH NKV HS capacity */
-void build_rotary(OpCase *test);           /* B T NH NKV HS */
-void build_add(OpCase *test);              /* N C */
-void build_copy(OpCase *test);             /* N C */
-void build_zero(OpCase *test);             /* N C */
-void build_dropout(OpCase *test);          /* B T C, dropout */
-void build_gather(OpCase *test);           /* N C M */
-void build_pack(OpCase *test);             /* outer size inner parts; there and back, by other parts */
-void build_pack_pieces(OpCase *test);      /* outer size inner parts, of three pieces each; there alone */
-void build_sum(OpCase *test);              /* N C */
-void build_cross_entropy(OpCase *test);    /* N V */
-void build_split_entropy(OpCase *test);    /* N V classes */
-void build_squared_error(OpCase *test);    /* N C */
-void build_squared_norm(OpCase *test);     /* N */
-void build_clip(OpCase *test);             /* -, greatest norm */
-void build_adamw(OpCase *test);            /* N, of which the first third and the last element decay */
-void build_sgd(OpCase *test);              /* N likewise */
-void build_optimizer(OpCase *test);        /* N likewise, OptimizerKind: as it is by default */
+/* Of case_patterns: the last size is its number; of parts 10 times that is added to them, of a cache it is the
+ * spec's number, and the last size is how many positions there are. */
+void build_sparse_attention(OpCase *test);
+void build_document_starts_cached(OpCase *test); /* B T capacity */
+void build_sparse_attention_part(OpCase *test);
+void build_sparse_attention_cached(OpCase *test);
+void build_rotary(OpCase *test);        /* B T NH NKV HS */
+void build_add(OpCase *test);           /* N C */
+void build_copy(OpCase *test);          /* N C */
+void build_zero(OpCase *test);          /* N C */
+void build_dropout(OpCase *test);       /* B T C, dropout */
+void build_gather(OpCase *test);        /* N C M */
+void build_pack(OpCase *test);          /* outer size inner parts; there and back, by other parts */
+void build_pack_pieces(OpCase *test);   /* outer size inner parts, of three pieces each; there alone */
+void build_sum(OpCase *test);           /* N C */
+void build_cross_entropy(OpCase *test); /* N V */
+void build_split_entropy(OpCase *test); /* N V classes */
+void build_squared_error(OpCase *test); /* N C */
+void build_squared_norm(OpCase *test);  /* N */
+void build_clip(OpCase *test);          /* -, greatest norm */
+void build_adamw(OpCase *test);         /* N, of which the first third and the last element decay */
+void build_sgd(OpCase *test);           /* N likewise */
+void build_optimizer(OpCase *test);     /* N likewise, OptimizerKind: as it is by default */
 void build_route(
     OpCase *test); /* groups T E K capacity RouterKind, scale of its losses (op_cases_experts.c) */
 void build_route_update(OpCase *test);  /* R E, factor */
@@ -114,6 +125,10 @@ void build_grouped(OpCase *test);       /* N C F E S: experts of given choices *
 void build_experts(OpCase *test);       /* N C F E K: from the router to what its experts made */
 void build_sequence_rows(OpCase *test); /* B n T S */
 void build_block(OpCase *test); /* N C: layernorm, linear with gelu and residual, add: shared gradients */
+
+/* Patterns of sparse attention, by number. */
+enum { N_CASE_PATTERNS = 9 };
+extern const char *const case_patterns[N_CASE_PATTERNS];
 
 /* Every operation in the shapes that kernels tend to get wrong (op_specs.c). */
 extern const OpSpec kernel_specs[];

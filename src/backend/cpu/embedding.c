@@ -4,7 +4,8 @@
  * stay deterministic without locks, the tokens' places are sorted by token (a stable radix sort, whose cost
  * does not depend on the size of the vocabulary); every distinct token is then summed by one thread, in the
  * order of the places. When one token dominates, columns still share the work. The position gradient asks for
- * every row of its table which sequence has a token there. Long sums are taken in blocks, which keeps their
+ * every row of its table which sequence has a token there; where positions are given one by one, it is the
+ * token gradient. Long sums are taken in blocks, which keeps their
  * error near rounding. */
 #include "backend/cpu/kernels.h"
 #include "ops/ops.h"
@@ -12,15 +13,16 @@
 static Status check_rows(const int32_t *row, int64_t count, int64_t n_rows, Error *error) {
     for (int64_t n = 0; n < count; n++) {
         if (row[n] >= 0 && row[n] < n_rows) continue;
-        return error_failed(error, "embedding: token %lld is not one of the table's %lld rows",
+        return error_failed(error, "embedding: token or position %lld is not one of the table's %lld rows",
                             (long long)row[n], (long long)n_rows);
     }
     return STATUS_OK;
 }
 
-/* The first and the last position of every sequence lie in the table. */
-static Status check_positions(const int32_t *start /* (B) or NULL */, int64_t B, int64_t T,
-                              const RowPositions *positions, int64_t n_rows, Error *error) {
+/* The first and the last position of every sequence lie in the table; or all that are given. */
+static Status check_positions(const Tensor *tensor, const int32_t *start /* (B), (B,T) or NULL */, int64_t B,
+                              int64_t T, const RowPositions *positions, int64_t n_rows, Error *error) {
+    if (start_is_by_row(tensor)) return check_rows(start, B * T, n_rows, error);
     for (int64_t b = 0; b < (start ? B : 1) && T > 0; b++) {
         int64_t skip = start ? start[b] : 0, first = row_place(positions, 0) + skip,
                 last = row_place(positions, T - 1) + skip;
@@ -48,11 +50,11 @@ Status cpu_embedding(const KernelCall *call, Error *error) {
             C = node->input[1]->shape.dim[1];
     TRY(check_rows(tokens, B * T, a->n_all, error));
     if (position_table) {
-        TRY(check_positions(start, B, T, &a->positions, node->input[2]->shape.dim[0], error));
+        TRY(check_positions(node->input[3], start, B, T, &a->positions, node->input[2]->shape.dim[0], error));
     }
 #pragma omp parallel for schedule(static) num_threads(cpu_threads(call, B *T *C))
     for (int64_t n = 0; n < B * T; n++) {
-        int64_t place = row_place(&a->positions, n % T) + (start ? start[n / T] : 0);
+        int64_t place = start_place(&a->positions, node->input[3], start, n / T, n % T);
         int64_t row = tokens[n] - a->first_token;
         const float *token = row >= 0 && row < a->n_tokens ? token_table + row * C : NULL,
                     *position = position_table ? position_table + place * C : NULL;
@@ -139,16 +141,14 @@ static void clear(float *memory, int64_t count, int n_threads) {
     }
 }
 
-Status cpu_embedding_token_gradient(const KernelCall *call, Error *error) {
-    const EmbeddingAttributes *a = call->node->attributes;
-    const float *dy = call->in[0];       /* (B,T,C) */
-    const int32_t *tokens = call->in[1]; /* (B,T) */
-    float *table = call->out[0];         /* (V,C) */
+/* table (V,C) = or += the rows of dy (N,C), each in the row that `rows` (N) names. */
+static void sum_by_row(const KernelCall *call, const int32_t *rows, int64_t N, const EmbeddingAttributes *a) {
+    const float *dy = call->in[0];
+    float *table = call->out[0];
     const Tensor *output = call->node->output[0];
-    int64_t V = output->shape.dim[0], C = output->shape.dim[1], N = tensor_count(call->node->input[1]);
-    TRY(check_rows(tokens, N, a->n_all, error));
+    int64_t V = output->shape.dim[0], C = output->shape.dim[1];
     int32_t *order = call->scratch;
-    order = sort_places(tokens, N, a->n_all, order, order + N);
+    order = sort_places(rows, N, a->n_all, order, order + N);
     if (!call->add[0]) clear(table, V * C, call->n_threads);
 
     enum { STRIP = 256 }; /* columns of a task */
@@ -159,8 +159,16 @@ Status cpu_embedding_token_gradient(const KernelCall *call, Error *error) {
         int64_t part = task / n_strips, strip = task % n_strips;
         int64_t end = (strip + 1) * STRIP;
         CpuRange columns = {strip * STRIP, end < C ? end : C};
-        sum_tokens(dy, tokens, order, N, part * N / n_parts, (part + 1) * N / n_parts, C, columns, a, table);
+        sum_tokens(dy, rows, order, N, part * N / n_parts, (part + 1) * N / n_parts, C, columns, a, table);
     }
+}
+
+Status cpu_embedding_token_gradient(const KernelCall *call, Error *error) {
+    const EmbeddingAttributes *a = call->node->attributes;
+    const int32_t *tokens = call->in[1]; /* (B,T) */
+    int64_t N = tensor_count(call->node->input[1]);
+    TRY(check_rows(tokens, N, a->n_all, error));
+    sum_by_row(call, tokens, N, a);
     return STATUS_OK;
 }
 
@@ -171,14 +179,22 @@ size_t cpu_embedding_token_gradient_scratch(const Node *node, int n_threads) {
 
 /* ---- position gradient ---- */
 
+size_t cpu_embedding_position_gradient_scratch(const Node *node, int n_threads) {
+    return start_is_by_row(node->input[1]) ? cpu_embedding_token_gradient_scratch(node, n_threads) : 0;
+}
+
 Status cpu_embedding_position_gradient(const KernelCall *call, Error *error) {
     const EmbeddingAttributes *a = call->node->attributes;
     const float *dy = call->in[0];      /* (B,T,C) */
-    const int32_t *start = call->in[1]; /* [(B)] */
+    const int32_t *start = call->in[1]; /* [(B) or (B,T)] */
     float *table = call->out[0];        /* (P,C) */
     int64_t B = call->node->input[0]->shape.dim[0], T = call->node->input[0]->shape.dim[1];
     int64_t P = call->node->output[0]->shape.dim[0], C = call->node->output[0]->shape.dim[1];
-    TRY(check_positions(start, B, T, &a->positions, P, error));
+    TRY(check_positions(call->node->input[1], start, B, T, &a->positions, P, error));
+    if (start_is_by_row(call->node->input[1])) {
+        sum_by_row(call, start, B * T, &(EmbeddingAttributes){.n_tokens = P, .n_all = P});
+        return STATUS_OK;
+    }
 #pragma omp parallel for schedule(static, 1) num_threads(cpu_threads(call, B *T *C))
     for (int64_t p = 0; p < P; p++) {
         int32_t row[ROWS_AT_ONCE];

@@ -10,7 +10,7 @@
 #define CPU_KERNELS(PLAIN, WITH_SCRATCH)                                                                     \
     PLAIN(OP_EMBEDDING, cpu_embedding)                                                                       \
     WITH_SCRATCH(OP_EMBEDDING_TOKEN_GRADIENT, cpu_embedding_token_gradient)                                  \
-    PLAIN(OP_EMBEDDING_POSITION_GRADIENT, cpu_embedding_position_gradient)                                   \
+    WITH_SCRATCH(OP_EMBEDDING_POSITION_GRADIENT, cpu_embedding_position_gradient)                            \
     PLAIN(OP_LAYERNORM, cpu_layernorm)                                                                       \
     WITH_SCRATCH(OP_LAYERNORM_BACKWARD, cpu_layernorm_backward)                                              \
     PLAIN(OP_RMSNORM, cpu_rmsnorm)                                                                           \
@@ -29,6 +29,14 @@
     WITH_SCRATCH(OP_ATTENTION_PART, cpu_attention_part)                                                      \
     WITH_SCRATCH(OP_ATTENTION_PART_BACKWARD, cpu_attention_part_backward)                                    \
     WITH_SCRATCH(OP_ATTENTION_CACHED, cpu_attention_cached)                                                  \
+    PLAIN(OP_DOCUMENT_STARTS, cpu_document_starts)                                                           \
+    PLAIN(OP_DOCUMENT_STARTS_CACHED, cpu_document_starts_cached)                                             \
+    PLAIN(OP_ATTENTION_BLOCKS, cpu_attention_blocks)                                                         \
+    WITH_SCRATCH(OP_SPARSE_ATTENTION, cpu_sparse_attention)                                                  \
+    WITH_SCRATCH(OP_SPARSE_ATTENTION_BACKWARD, cpu_sparse_attention_backward)                                \
+    WITH_SCRATCH(OP_SPARSE_ATTENTION_PART, cpu_sparse_attention_part)                                        \
+    WITH_SCRATCH(OP_SPARSE_ATTENTION_PART_BACKWARD, cpu_sparse_attention_part_backward)                      \
+    WITH_SCRATCH(OP_SPARSE_ATTENTION_CACHED, cpu_sparse_attention_cached)                                    \
     WITH_SCRATCH(OP_ROTARY, cpu_rotary)                                                                      \
     WITH_SCRATCH(OP_ROUTER_LOGITS, cpu_router_logits)                                                        \
     WITH_SCRATCH(OP_ROUTER_INPUT_GRADIENT, cpu_router_input_gradient)                                        \
@@ -60,6 +68,15 @@
     PLAIN(OP_SQUARED_ERROR, cpu_squared_error)                                                               \
     WITH_SCRATCH(OP_SQUARED_NORM, cpu_squared_norm)                                                          \
     PLAIN(OP_CLIP, cpu_clip)                                                                                 \
+    PLAIN(OP_DEPTH_SCORE, cpu_depth_score)                                                                   \
+    PLAIN(OP_DEPTH_SELECT, cpu_depth_select)                                                                 \
+    PLAIN(OP_DEPTH_ADMIT, cpu_depth_admit)                                                                   \
+    PLAIN(OP_DEPTH_GATHER, cpu_depth_gather)                                                                 \
+    PLAIN(OP_DEPTH_GATHER_BACKWARD, cpu_depth_gather_backward)                                               \
+    WITH_SCRATCH(OP_DEPTH_ROUTER_GRADIENT, cpu_depth_router_gradient)                                        \
+    PLAIN(OP_DEPTH_SCATTER, cpu_depth_scatter)                                                               \
+    PLAIN(OP_DEPTH_SCATTER_BACKWARD, cpu_depth_scatter_backward)                                             \
+    WITH_SCRATCH(OP_DEPTH_PREDICT, cpu_depth_predict)                                                        \
     PLAIN(OP_ADAMW, cpu_adamw)                                                                               \
     PLAIN(OP_SGD, cpu_sgd)
 

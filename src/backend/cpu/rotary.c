@@ -55,9 +55,20 @@ static void fill_block(const RotaryTable *table, int64_t first_position, int64_t
     }
 }
 
+/* n rows from row t of sequence b on, in runs of consecutive positions. */
+static void fill_runs(const RotaryTable *table, const RotaryAttributes *a, const Tensor *tensor,
+                      const int32_t *start, int64_t b, int64_t t, int64_t n) {
+    for (int64_t end = t + n, next; t < end; t = next) {
+        int64_t first = start_place(&a->positions, tensor, start, b, t);
+        for (next = t + 1; next < end; next++)
+            if (start_place(&a->positions, tensor, start, b, next) != first + next - t) break;
+        fill_block(table, first, next - t, table->rows + (b * table->n_positions + t) * 2 * table->half);
+    }
+}
+
 /* The rotation back is the rotation forth with the other sign of the angle. */
-static void table_fill(const RotaryTable *table, const RotaryAttributes *a, const int32_t *start,
-                       int n_threads) {
+static void table_fill(const RotaryTable *table, const RotaryAttributes *a, const Tensor *tensor,
+                       const int32_t *start, int n_threads) {
     for (int64_t i = 0; i < table->half; i++) {
         table->frequency[i] =
             pow((double)a->theta, -2.0 * (double)i / a->head_size) * (a->inverse ? -1.0 : 1.0);
@@ -69,13 +80,7 @@ static void table_fill(const RotaryTable *table, const RotaryAttributes *a, cons
 #pragma omp parallel for schedule(static) num_threads(n_threads)
     for (int64_t task = 0; task < table->n_sequences * n_blocks; task++) {
         int64_t b = task / n_blocks, first = task % n_blocks * BLOCK, left = table->n_positions - first;
-        int64_t n = left < BLOCK ? left : BLOCK, skip = start ? start[b] : 0, head = a->positions.head;
-        float *rows = table->rows + (b * table->n_positions + first) * 2 * table->half;
-        int64_t n_before = head > first && head < first + n ? head - first : n; /* a run of positions ends */
-        fill_block(table, row_place(&a->positions, first) + skip, n_before, rows);
-        if (n_before < n)
-            fill_block(table, row_place(&a->positions, head) + skip, n - n_before,
-                       rows + n_before * 2 * table->half);
+        fill_runs(table, a, tensor, start, b, first, left < BLOCK ? left : BLOCK);
     }
 }
 
@@ -109,7 +114,7 @@ Status cpu_rotary(const KernelCall *call, Error *error) {
     int64_t rotated = (int64_t)(a->n_heads + a->n_kv_heads) * a->head_size;
     int n_threads = cpu_threads(call, N * W);
     RotaryTable table = table_open(call->node, call->scratch);
-    table_fill(&table, a, call->in[1], n_threads);
+    table_fill(&table, a, call->node->input[1], call->in[1], n_threads);
 #pragma omp parallel for schedule(static) num_threads(n_threads)
     for (int64_t n = 0; n < N; n++) {
         const float *x = qkv + n * W;

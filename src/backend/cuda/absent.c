@@ -49,8 +49,13 @@ void backend_cuda_give_pinned_back(void *context, void *memory) {
     (void)context, (void)memory;
 }
 
-void backend_cuda_watch(const Backend *backend, Status (*check)(void *context, Error *error), void *context) {
+Status backend_cuda_watch(const Backend *backend, WatcherCheck check, void *context, Error *error) {
     (void)backend, (void)check, (void)context;
+    return error_failed(error, "%s", REASON);
+}
+
+void backend_cuda_unwatch(const Backend *backend, const void *context) {
+    (void)backend, (void)context;
 }
 
 const char *backend_cuda_note(const Backend *backend) {

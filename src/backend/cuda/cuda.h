@@ -11,6 +11,7 @@
 extern "C" {
 #endif
 
+#include "base/system/watchers.h"
 #include "graph/backend.h"
 
 /* Takes GPU number `device` of those that are visible. Fails with a user's error that says why when there is
@@ -47,8 +48,10 @@ const char *backend_cuda_note(const Backend *backend);
  * one. */
 const char *backend_cuda_decode_way(const Backend *backend);
 
-/* Whom to ask while the host waits for the device: an error of his ends the wait. NULL: nobody. */
-void backend_cuda_watch(const Backend *backend, Status (*check)(void *context, Error *error), void *context);
+/* Whom to ask, one more, while the host waits for the device: an error of his ends the wait. And whom no
+ * longer. */
+Status backend_cuda_watch(const Backend *backend, WatcherCheck check, void *context, Error *error);
+void backend_cuda_unwatch(const Backend *backend, const void *context);
 
 /* The GPU in words, of a backend that only plans for one too: "NVIDIA H200, 132 multiprocessors, compute
  * capability 9.0, 139.7 GiB". */

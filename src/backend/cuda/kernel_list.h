@@ -29,6 +29,14 @@
     PLAIN(OP_ATTENTION_PART, cuda_attention_part)                                                            \
     WITH_SCRATCH(OP_ATTENTION_PART_BACKWARD, cuda_attention_part_backward)                                   \
     WITH_SCRATCH(OP_ATTENTION_CACHED, cuda_attention_cached)                                                 \
+    PLAIN(OP_DOCUMENT_STARTS, cuda_document_starts)                                                          \
+    PLAIN(OP_DOCUMENT_STARTS_CACHED, cuda_document_starts_cached)                                            \
+    PLAIN(OP_ATTENTION_BLOCKS, cuda_attention_blocks)                                                        \
+    PLAIN(OP_SPARSE_ATTENTION, cuda_sparse_attention)                                                        \
+    WITH_SCRATCH(OP_SPARSE_ATTENTION_BACKWARD, cuda_sparse_attention_backward)                               \
+    PLAIN(OP_SPARSE_ATTENTION_PART, cuda_sparse_attention_part)                                              \
+    WITH_SCRATCH(OP_SPARSE_ATTENTION_PART_BACKWARD, cuda_sparse_attention_part_backward)                     \
+    WITH_SCRATCH(OP_SPARSE_ATTENTION_CACHED, cuda_sparse_attention_cached)                                   \
     PLAIN(OP_DECODE_STEP, cuda_decode_step)                                                                  \
     PLAIN(OP_SAMPLE, cuda_sample)                                                                            \
     PLAIN(OP_ROTARY, cuda_rotary)                                                                            \
@@ -37,6 +45,8 @@
     PLAIN(OP_ZERO, cuda_zero)                                                                                \
     PLAIN(OP_DROPOUT, cuda_dropout)                                                                          \
     PLAIN(OP_GATHER, cuda_gather)                                                                            \
+    PLAIN(OP_EXPERT_ARRIVALS, cuda_expert_arrivals)                                                          \
+    PLAIN(OP_EXPERTS_HERE, cuda_experts_here)                                                                \
     PLAIN(OP_PACK, cuda_pack)                                                                                \
     WITH_SCRATCH(OP_SUM, cuda_sum)                                                                           \
     PLAIN(OP_CROSS_ENTROPY, cuda_cross_entropy)                                                              \
@@ -45,6 +55,15 @@
     PLAIN(OP_SQUARED_ERROR, cuda_squared_error)                                                              \
     WITH_SCRATCH(OP_SQUARED_NORM, cuda_squared_norm)                                                         \
     PLAIN(OP_CLIP, cuda_clip)                                                                                \
+    PLAIN(OP_DEPTH_SCORE, cuda_depth_score)                                                                  \
+    PLAIN(OP_DEPTH_SELECT, cuda_depth_select)                                                                \
+    PLAIN(OP_DEPTH_ADMIT, cuda_depth_admit)                                                                  \
+    PLAIN(OP_DEPTH_GATHER, cuda_depth_gather)                                                                \
+    PLAIN(OP_DEPTH_GATHER_BACKWARD, cuda_depth_gather_backward)                                              \
+    WITH_SCRATCH(OP_DEPTH_ROUTER_GRADIENT, cuda_depth_router_gradient)                                       \
+    PLAIN(OP_DEPTH_SCATTER, cuda_depth_scatter)                                                              \
+    PLAIN(OP_DEPTH_SCATTER_BACKWARD, cuda_depth_scatter_backward)                                            \
+    WITH_SCRATCH(OP_DEPTH_PREDICT, cuda_depth_predict)                                                       \
     PLAIN(OP_ADAMW, cuda_adamw)                                                                              \
     PLAIN(OP_SGD, cuda_sgd)                                                                                  \
     PLAIN(OP_ROUTER_LOGITS, cuda_router_logits)                                                              \

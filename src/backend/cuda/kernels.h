@@ -27,6 +27,7 @@ extern "C" {
 #include "backend/cuda/kernel_list.h"
 #include "backend/cuda/plan/plan.h"
 #include "graph/lanes.h"
+#include "ops/experts/expert_ranks.h"
 #include "ops/experts/experts.h"
 #include "ops/ops.h"
 
@@ -65,8 +66,7 @@ typedef struct CudaContext {
     char note[640];          /* for backend_cuda_note */
     const char *decode_way;  /* for backend_cuda_decode_way */
     void *attention;         /* a library's attention: what it remembers; NULL until it is used */
-    Status (*check)(void *context, Error *error); /* asked while the host waits; NULL: nobody */
-    void *check_context;
+    Watchers watchers;       /* asked while the host waits */
     void (*close_gemms)(struct CudaContext *context);
     void (*close_attention)(struct CudaContext *context);
 

@@ -8,6 +8,8 @@
 
 typedef struct {
     BenchSetup setup;
+    const char *patterns; /* of attention */
+    int64_t document_length;
     bool json;
 } BenchCall;
 
@@ -16,6 +18,7 @@ Status bench_step(BenchCall *call, Error *error);
 Status bench_ops(BenchCall *call, Error *error);
 Status bench_generate(BenchCall *call, Error *error);
 Status bench_experts(BenchCall *call, Error *error);
+Status bench_attention(BenchCall *call, Error *error);
 
 /* One line about the model; the fields that every benchmark's object begins with (a new reference). */
 void bench_print_model(const BenchSetup *setup, const ParameterTable *table, const Backend *backend);

@@ -47,6 +47,11 @@ static const OptionSpec bench_option_specs[] = {
                "length of a text of 'generate'"),
     OPTION_INT("samples", BenchCall, setup.bench.n_samples, 1, 1, MANY_RUNS,
                "texts that 'generate' makes at once"),
+    OPTION_STRING("pattern", BenchCall, patterns, "window:256", "LIST",
+                  "patterns of 'attention', with commas between them: window:W, strided:L, fixed:L:C, "
+                  "bigbird:S:W:G:R"),
+    OPTION_INT("document-length", BenchCall, document_length, 0, 0, MANY,
+               "'attention' in documents of so many tokens; 0: there are none"),
     OPTION_INT("runs", BenchCall, setup.bench.n_runs, 3, 1, MANY_RUNS, "timed runs of 'generate'"),
     OPTION_CHOICE("device", BenchCall, setup.bench.device, DEVICE_AUTO, device_names,
                   "where to compute; auto: on a GPU if there is one"),
@@ -71,7 +76,7 @@ static const OptionPositional positionals[] = {
      .help =
          "step: whole training steps. ops: every kernel of a step against its floor. generate: decoding with the "
          "KV cache. experts: the GEMMs of a mixture of experts against the dense one, with rows shared out evenly and "
-         "with half of them at one expert"},
+         "with half of them at one expert. attention: patterns of sparse attention beside dense attention"},
     {.name = NULL},
 };
 
@@ -88,12 +93,14 @@ static const char *const examples[] = {
     "pgpt bench generate --model mini --tokens 256",
     "experts against the dense GEMM of as many rows",
     "pgpt bench experts --model gpt2-medium --experts 8 --experts-per-token 2 --batch 32 --dtype bf16 --device cuda",
+    "sparse attention against dense attention, at a length of one's own",
+    "pgpt bench attention --model mini --sequence 4096 --batch 1 --pattern window:256,strided:64",
     NULL,
 };
 
 const OptionCommand bench_command = {
     .name = "bench",
-    .summary = "measure training steps, kernels, generation and experts",
+    .summary = "measure training steps, kernels, generation, experts and sparse attention",
     .description =
         "Measures this program on this machine, with random weights and tokens, against limits that are "
         "measured in the same run: multiply-adds between registers (on a GPU: a large GEMM), copies, reads. Nothing is "
@@ -104,7 +111,7 @@ const OptionCommand bench_command = {
     .examples = examples,
 };
 
-enum { FOR_STEP = 1, FOR_OPS = 2, FOR_GENERATE = 4, FOR_EXPERTS = 8 };
+enum { FOR_STEP = 1, FOR_OPS = 2, FOR_GENERATE = 4, FOR_EXPERTS = 8, FOR_ATTENTION = 16 };
 
 typedef struct {
     const char *name;
@@ -117,6 +124,7 @@ static const Benchmark benchmarks[] = {
     {"ops", FOR_OPS, bench_ops},
     {"generate", FOR_GENERATE, bench_generate},
     {"experts", FOR_EXPERTS, bench_experts},
+    {"attention", FOR_ATTENTION, bench_attention},
 };
 enum { N_BENCHMARKS = sizeof benchmarks / sizeof benchmarks[0] };
 
@@ -125,13 +133,15 @@ static const OptionUse limited_options[] = {
     {"optimizer", FOR_STEP | FOR_OPS},
     {"clip", FOR_STEP | FOR_OPS},
     {"eager-update", FOR_STEP | FOR_OPS},
-    {"batch", FOR_STEP | FOR_OPS | FOR_EXPERTS},
+    {"batch", FOR_STEP | FOR_OPS | FOR_EXPERTS | FOR_ATTENTION},
     {"micro-batch", FOR_STEP | FOR_OPS},
-    {"sequence", FOR_STEP | FOR_OPS | FOR_EXPERTS},
+    {"sequence", FOR_STEP | FOR_OPS | FOR_EXPERTS | FOR_ATTENTION},
     {"recompute", FOR_STEP | FOR_OPS},
     {"loss-chunk", FOR_STEP | FOR_OPS},
     {"dropout", FOR_STEP | FOR_OPS},
-    {"any-order", FOR_STEP | FOR_OPS},
+    {"any-order", FOR_STEP | FOR_OPS | FOR_ATTENTION},
+    {"pattern", FOR_ATTENTION},
+    {"document-length", FOR_ATTENTION},
     {"streams", FOR_STEP},
     {"steps", FOR_STEP},
     {"warmup-steps", FOR_STEP},
@@ -147,8 +157,8 @@ static Status find_benchmark(const char *word, const Benchmark **found, Error *e
         *found = &benchmarks[i];
         if (strcmp(word, names[i]) == 0) return STATUS_OK;
     }
-    return error_user(error, "there is no benchmark '%s'; %schoose step, ops, generate or experts", word,
-                      format_did_you_mean(word, names).text);
+    return error_user(error, "there is no benchmark '%s'; %schoose step, ops, generate, experts or attention",
+                      word, format_did_you_mean(word, names).text);
 }
 
 /* On the command line only: a config file may have been written for something else. */

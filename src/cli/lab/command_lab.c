@@ -25,6 +25,7 @@ static const Study studies[] = {
     {"table", &lab_table_command, lab_table},
     {"staleness", &lab_staleness_command, lab_staleness},
     {"flops", &lab_flops_command, lab_flops},
+    {"attention", &lab_attention_command, lab_attention},
     {NULL, NULL, NULL},
 };
 enum { N_STUDIES = sizeof studies / sizeof studies[0] - 1 };

@@ -58,8 +58,9 @@ static const OptionGroup groups[] = {
 
 static const OptionPositional positionals[] = {
     {.name = "SOURCE",
-     .help = "a folder with a GPT-2 of Hugging Face (config.json, model.safetensors), a run's folder, or one "
-             "checkpoint's"},
+     .help =
+         "a folder of Hugging Face (GPT-2, Llama, Mistral or Mixtral: config.json, model.safetensors), a run's folder, or one "
+         "checkpoint's"},
     {.name = "DEST", .help = "the folder to make; it must not be there yet, or be empty"},
     {.name = NULL},
 };
@@ -78,7 +79,7 @@ const OptionCommand convert_command = {
     .name = "convert",
     .summary = "exchange models with Hugging Face",
     .description =
-        "Turns a GPT-2 of Hugging Face into a folder that pgpt generates from and trains further, or a model of pgpt "
+        "Turns a model of Hugging Face (GPT-2, Llama, Mistral, Mixtral) into a folder that pgpt generates from and trains further, or a model of pgpt "
         "into a folder that transformers loads. Nothing is lost on the way: a model that goes there and back has the "
         "same bytes. The tokenizer's files go along.",
     .groups = groups,

@@ -50,7 +50,7 @@ const OptionCommand generate_command = {
     .name = "generate",
     .summary = "make text with a trained model",
     .description =
-        "Loads the newest checkpoint of a run, or a GPT-2 of Hugging Face, and lets the model continue a prompt: the "
+        "Loads the newest checkpoint of a run, or a model of Hugging Face, and lets the model continue a prompt: the "
         "prompt is read at once (prefill), then token after token is decoded over a KV cache. A text may grow beyond "
         "the model's context: whenever that is full, the model goes on from the last half of it.\n\n"
         "Under mpirun, ranks divide the model (--tp, --pp) and share out the samples (--dp), and the first one writes "

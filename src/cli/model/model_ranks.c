@@ -18,6 +18,7 @@ Status model_ranks_begin(ModelRanks *ranks, Launch *launch, const Options *optio
 /* What cannot be divided so. */
 static Status check_model(const ModelRanks *ranks, const ModelConfig *config, Error *error) {
     int n_stages = ranks->shape.size[AXIS_PP], n_tensor = ranks->shape.size[AXIS_TP];
+    TRY(model_mesh_check_experts(&ranks->shape, config, error));
     if (n_stages > config->n_layers) {
         return error_user(
             error,
@@ -51,6 +52,7 @@ static Status open_mesh(ModelRanks *ranks, const ModelConfig *config, Error *err
     TRY(model_mesh_open(mesh, &ranks->shape, config, &launch->world, error));
     ranks->chunks = stages_part(&ranks->stages, mesh->coordinate[AXIS_PP], mesh->shape.size[AXIS_TP],
                                 mesh->coordinate[AXIS_TP]);
+    parameter_part_set_rank(&ranks->chunks, mesh);
     TRY(comm_split(&launch->world, mesh->coordinate[AXIS_DP], launch->world.rank, &ranks->group, error));
     if (mesh->shape.size[AXIS_PP] == 1) return STATUS_OK;
     PipelineLayout layout = {SCHEDULE_1F1B, mesh->shape.size[AXIS_PP], 1};

@@ -12,8 +12,9 @@
 static void add_ranks(json_t *object, const TrainRun *run) {
     const Trainer *trainer = &run->trainer;
     const GradientSyncOptions *sync = &trainer->step.options.sync;
-    double wanted = sync_state_bytes(sync, trainer->step.options.precision, trainer->table.n_elements,
-                                     trainer->step.optimizer.n_moments);
+    double wanted =
+        sync_state_bytes(sync, trainer->step.options.precision, parameters_count_groups(&trainer->table),
+                         trainer->step.optimizer.n_moments);
     json_object_set_new(object, "ranks", json_integer(trainer_n_ranks(trainer)));
     json_object_set_new(object, "zero", json_integer(trainer->step.sync.zero));
     json_object_set_new(object, "state_bytes", json_integer((json_int_t)trainer_state_bytes(trainer)));
@@ -66,6 +67,10 @@ static json_t *summary(const TrainRun *run) {
     json_object_set_new(object, "val_loss", json_make_number(trainer->validation_loss));
     json_object_set_new(object, "lr", json_make_number(trainer->last.rate));
     json_object_set_new(object, "grad_norm", json_make_number(trainer->last.gradient_norm));
+    if (!isnan(trainer->last.depth_loss)) {
+        json_object_set_new(object, "depth_loss", json_make_number(trainer->last.depth_loss));
+        json_object_set_new(object, "depth_accuracy", json_make_number(trainer->last.depth_accuracy));
+    }
     if (trainer->step.loss.scale) {
         json_object_set_new(object, "loss_scale", json_make_number(trainer->step.scale.value));
         json_object_set_new(object, "skipped", json_integer(trainer->step.scale.n_skipped));
@@ -178,6 +183,8 @@ static void print_traffic(TrafficReport *report) {
            "of busiest rank", "between hosts");
     visit_lines(report->most, print_line, report);
     print_count("all", "", &report->sum->count[0][0], &report->most->count[0][0], report->has_hosts);
+    if (report->most->count[1 << AXIS_EP][COMM_ALL_TO_ALL].n_operations)
+        printf("rows of tokens to experts and back: as many as where all experts are wanted alike\n");
 }
 
 static json_t *count_json(const TrafficCount *sum, const TrafficCount *most, bool has_hosts) {

@@ -106,6 +106,8 @@ static void copy_slots(const Bruck *bruck, bool is_begin) {
 }
 
 static Status check_regular(const Comm *comm, const CommOperation *operation, Error *error) {
+    if (operation->out_places)
+        return error_user(error, "all-to-all by bruck is for slices that lie side by side; use pairwise");
     int64_t own = operation->border[comm->rank + 1] - operation->border[comm->rank];
     for (int r = 0; r < comm->size; r++)
         if (operation->other_border[r + 1] - operation->other_border[r] != own)

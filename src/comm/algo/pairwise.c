@@ -5,7 +5,11 @@
  *     steps N-1    peak: at the rank with most to send and receive    total: all slices but those that stay
  *
  * An empty slice is no message: both sides know its length. So where each rank has something for one other
- * only, it takes one step, as in a ring. */
+ * only, it takes one step, as in a ring.
+ *
+ * Slices that lie anywhere are messages of their own. What two ranks have for each other in a step is posted
+ * some at a time; both sides count alike, so that the k-th such batch of a step waits for nothing but the
+ * k-th of the two others. */
 #include "comm/algo/algo.h"
 
 #include <string.h>
@@ -21,8 +25,69 @@ static Slice slice_of(void *data, const int64_t *border, int rank, CommType type
                    .n_bytes = (size_t)(border[rank + 1] - border[rank]) * element_bytes};
 }
 
+/* The slices of one rank that are not empty, one by one. */
+typedef struct {
+    const CommPlaces *places;
+    char *data;
+    size_t element_bytes;
+    int at, end;
+} PlaceWalk;
+
+static PlaceWalk walk_of(const CommPlaces *places, void *data, int rank, CommType type) {
+    return (PlaceWalk){.places = places,
+                       .data = data,
+                       .element_bytes = comm_type_bytes(type),
+                       .at = places->begin[rank],
+                       .end = places->begin[rank + 1]};
+}
+
+static bool next_place(PlaceWalk *walk, Slice *slice) {
+    while (walk->at < walk->end && !walk->places->slice[walk->at].n) walk->at++;
+    if (walk->at == walk->end) return false;
+    const CommSlice *place = &walk->places->slice[walk->at++];
+    *slice = (Slice){.data = walk->data ? walk->data + (size_t)place->first * walk->element_bytes : NULL,
+                     .n_bytes = (size_t)place->n * walk->element_bytes};
+    return true;
+}
+
+static Status exchange_places(Comm *comm, PlaceWalk *out, int to, PlaceWalk *in, int from, int tag,
+                              Error *error) {
+    enum { BATCH = 32 };
+    const CommTable *table = comm->table;
+    CommRequest request[2 * BATCH];
+    for (int n = 1; n;) {
+        Slice slice;
+        n = 0;
+        for (int i = 0; i < BATCH && next_place(in, &slice); i++)
+            TRY(table->start_receive(comm->context, slice.data, slice.n_bytes, from, tag, &request[n++],
+                                     error));
+        for (int i = 0; i < BATCH && next_place(out, &slice); i++)
+            TRY(table->start_send(comm->context, slice.data, slice.n_bytes, to, tag, &request[n++], error));
+        if (n) TRY(table->wait(comm->context, request, n, error));
+    }
+    return STATUS_OK;
+}
+
+static Status pairwise_places(Comm *comm, const CommOperation *operation, int tag, Error *error) {
+    for (int step = 0; step < comm->size; step++) {
+        int to = (comm->rank + step) % comm->size, from = (comm->rank + comm->size - step) % comm->size;
+        PlaceWalk out = walk_of(operation->out_places, operation->data, to, operation->type);
+        PlaceWalk in = walk_of(operation->in_places, operation->other, from, operation->type);
+        if (step > 0) {
+            TRY(exchange_places(comm, &out, to, &in, from, tag, error));
+            continue;
+        }
+        Slice mine, there;
+        while (next_place(&out, &mine) && next_place(&in, &there))
+            if (mine.data && there.data && !comm->table->counts_only)
+                memcpy(there.data, mine.data, mine.n_bytes);
+    }
+    return STATUS_OK;
+}
+
 Status pairwise_all_to_all(Comm *comm, const CommOperation *operation, int tag, Error *error) {
     const CommTable *table = comm->table;
+    if (operation->out_places) return pairwise_places(comm, operation, tag, error);
     for (int step = 0; step < comm->size; step++) {
         int to = (comm->rank + step) % comm->size, from = (comm->rank + comm->size - step) % comm->size;
         Slice out = slice_of(operation->data, operation->border, to, operation->type);

@@ -3,6 +3,7 @@
  * the activation is a part of the operation, and its slope one of the gradient of the layer behind it. */
 #include "ops/experts/experts.h"
 
+#include "ops/experts/expert_ranks.h"
 #include "ops/reference.h"
 
 #include <stdio.h>
@@ -61,13 +62,13 @@ static void grouped_gradient(Autograd *autograd, const Node *node) {
                     TENSORS(dy, weight, offsets, x_before), 1, TENSORS(x_before ? x_before : x));
 }
 
-/* Of all rows that there is room for. */
+/* Of all rows that are expected: without ranks that divide the experts, those that there is room for. */
 static double grouped_flops(const Node *node) {
     static const double activation[] = {0.0, 8.0, 5.0};
     const LinearAttributes *a = node->attributes;
     double rest = (node->input[2] != NULL) + activation[a->activation];
     return (2.0 * (double)shape_columns(node->input[0]->shape) + rest) *
-           (double)tensor_count(node->output[0]);
+           (double)tensor_count(node->output[0]) * expert_rows_filled(node->input[3]);
 }
 
 static void grouped_describe(const Node *node, char *text, size_t n_bytes) {
@@ -109,8 +110,10 @@ const Op OP_GROUPED_LINEAR = {
 
 static double input_gradient_flops(const Node *node) {
     const LinearAttributes *a = node->attributes;
-    return 2.0 * (double)tensor_count(node->input[0]) * (double)shape_columns(node->input[1]->shape) +
-           gelu_slope_flops(a->activation) * (double)tensor_count(node->output[0]);
+    double product =
+        2.0 * (double)tensor_count(node->input[0]) * (double)shape_columns(node->input[1]->shape);
+    double slope = gelu_slope_flops(a->activation) * (double)tensor_count(node->output[0]);
+    return (product + slope) * expert_rows_filled(node->input[2]);
 }
 
 static Status input_gradient_reference(const KernelCall *call, Error *error) {
@@ -145,7 +148,9 @@ const Op OP_GROUPED_INPUT_GRADIENT = {
 static double weight_gradient_flops(const Node *node) {
     double product =
         2.0 * (double)tensor_count(node->input[0]) * (double)shape_columns(node->input[1]->shape);
-    return (node->output[0] ? product : 0.0) + (node->output[1] ? (double)tensor_count(node->input[0]) : 0.0);
+    double sums = (double)tensor_count(node->input[0]);
+    return ((node->output[0] ? product : 0.0) + (node->output[1] ? sums : 0.0)) *
+           expert_rows_filled(node->input[2]);
 }
 
 static Status weight_gradient_reference(const KernelCall *call, Error *error) {

@@ -69,6 +69,15 @@ void pipeline_watch(Pipeline *pipeline, Activity *activity) {
     }
 }
 
+bool pipeline_only_enqueues(const Pipeline *pipeline) {
+    for (int i = 0; i < pipeline->layout.n_chunks * N_BORDERS; i++) {
+        const PipelineBorder *border = &pipeline->border[i / N_BORDERS][i % N_BORDERS];
+        for (int way = 0; way < N_PIPELINE_WAYS; way++)
+            if (border->device[way].table && border->device[way].table->only_enqueues) return true;
+    }
+    return false;
+}
+
 ScheduleShape pipeline_shape(const Pipeline *pipeline, int n_micro_batches) {
     return (ScheduleShape){.n_micro_batches = n_micro_batches,
                            .n_stages = pipeline->layout.n_stages,

@@ -59,6 +59,9 @@ typedef struct {
 Status pipeline_open(Pipeline *pipeline, const PipelineLayout *layout, Comm *pp, Error *error);
 void pipeline_close(Pipeline *pipeline); /* safe on {0}; devices' communicators are closed before */
 
+/* Do messages over its borders leave everything to a device's queues (CommTable.only_enqueues)? */
+bool pipeline_only_enqueues(const Pipeline *pipeline);
+
 /* Tell an activity of every wait for a message: "stage 0 to 1". */
 void pipeline_watch(Pipeline *pipeline, Activity *activity);
 

@@ -55,6 +55,14 @@ void rendezvous_prepare(Rendezvous *rendezvous, const ScheduleLists *lists, Aren
     }
 }
 
+void rendezvous_set_rules(Rendezvous *rendezvous, RendezvousRules rules) {
+    int n_channels = 2 * rendezvous->lists->shape.n_stages * rendezvous->lists->shape.n_chunks;
+    rendezvous->rules = rules;
+    for (int channel = 0; channel < n_channels; channel++)
+        rendezvous_message(rendezvous, channel, 0)->receive_posted =
+            rules.first_in_time || rules.all_in_time ? NAN : 0.0;
+}
+
 static void complete(MessageTimes *message, double message_time) {
     if (isnan(message->send_posted) || isnan(message->receive_posted)) return;
     message->done = fmax(message->send_posted, message->receive_posted) + message_time;
@@ -66,10 +74,14 @@ static bool begin(Rendezvous *rendezvous, RendezvousStage *stage, double duratio
     MessageEnd in = action->in;
     action->begin = stage->free_from;
     if (in.channel >= 0) {
-        double done = rendezvous_message(rendezvous, in.channel, in.number)->done;
-        if (isnan(done)) return false;
-        action->begin = fmax(action->begin, done);
-        if (in.number + 1 < rendezvous->n_messages) {
+        MessageTimes *message = rendezvous_message(rendezvous, in.channel, in.number);
+        if (isnan(message->receive_posted)) {
+            message->receive_posted = action->begin;
+            complete(message, message_time);
+        }
+        if (isnan(message->done)) return false;
+        action->begin = fmax(action->begin, message->done);
+        if (in.number + 1 < rendezvous->n_messages && !rendezvous->rules.all_in_time) {
             MessageTimes *next = rendezvous_message(rendezvous, in.channel, in.number + 1);
             next->receive_posted = action->begin;
             complete(next, message_time);
@@ -80,11 +92,22 @@ static bool begin(Rendezvous *rendezvous, RendezvousStage *stage, double duratio
     return true;
 }
 
+/* Has all that the stage has sent arrived? */
+static bool has_sent(const Rendezvous *rendezvous, const RendezvousStage *stage) {
+    for (int i = 0; i < stage->next; i++) {
+        MessageEnd out = stage->action[i].out;
+        if (out.channel >= 0 && isnan(rendezvous_message(rendezvous, out.channel, out.number)->done))
+            return false;
+    }
+    return true;
+}
+
 /* Posts its send, if the one before is complete. */
 static bool end(Rendezvous *rendezvous, RendezvousStage *stage, double message_time) {
     RendezvousAction *action = &stage->action[stage->next];
     MessageEnd out = action->out;
     stage->free_from = action->end;
+    if (rendezvous->rules.waits_for_sends && !has_sent(rendezvous, stage)) return false;
     if (out.channel >= 0) {
         if (out.number > 0) {
             double done = rendezvous_message(rendezvous, out.channel, out.number - 1)->done;

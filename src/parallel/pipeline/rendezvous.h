@@ -31,8 +31,17 @@ typedef struct {
     double free_from; /* when it can go on with the next */
 } RendezvousStage;
 
+/* How a run may differ from the rules of schedule.h, for the worse; {0}: not at all. */
+typedef struct {
+    /* The first receive of a channel, or every one, is posted when its own action begins. The executor does
+     * the first; the second is a device that is not asked ahead (comm_allow_ahead). */
+    bool first_in_time, all_in_time;
+    bool waits_for_sends; /* an action ends when all that its stage has sent has arrived */
+} RendezvousRules;
+
 typedef struct {
     const ScheduleLists *lists;
+    RendezvousRules rules;
     RendezvousStage *stage; /* (n_stages) */
     MessageTimes *message;  /* (channels, micro-batches) */
     int n_messages;         /* of each channel */
@@ -42,6 +51,9 @@ typedef struct {
 typedef double (*ActionTime)(const void *context, int stage, const StepAction *action);
 
 void rendezvous_prepare(Rendezvous *rendezvous, const ScheduleLists *lists, Arena *arena);
+
+/* In between: by other rules. */
+void rendezvous_set_rules(Rendezvous *rendezvous, RendezvousRules rules);
 
 /* Until nothing moves; true: all have come to their end and every message has arrived. time NULL: no action
  * takes any. */

@@ -17,7 +17,8 @@
  * downwards. Each border and direction is a channel with one buffer at either end, on which micro-batches
  * travel in order:
  *   - a receive is posted when the action that consumes the message before has begun (which takes it into its
- *     frame); the first one when the step begins;
+ *     frame); the first one when the step begins (the executor posts it with its own action: no schedule here
+ *     hangs by that, tests/parallel/test_schedules.c);
  *   - a send is posted when its action ends, and waits there until the channel's send before is complete;
  *   - sends are unbuffered (rendezvous): complete only once the receive is posted.
  * Virtual stages that meet on one rank (at the tip of a V, or in a pipeline of one stage) send no message:

@@ -7,12 +7,30 @@
 #include "parallel/sync/strategy.h"
 
 #include <stdio.h>
+#include <string.h>
 
 void sync_share(const GradientSyncOptions *options, int64_t n, int64_t *first, int64_t *end) {
-    int size = sync_n_shares(options), share = options->mesh ? options->mesh->coordinate[AXIS_DP] : 0;
+    const Mesh *mesh = options->mesh;
+    int size = sync_n_shares(options), share = 0;
+    if (mesh) share = mesh->coordinate[AXIS_DP] * mesh->shape.size[AXIS_EP] + mesh->coordinate[AXIS_EP];
     if (options->is_async) share = options->share;
     *first = n / size * share + n % size * share / size;
     *end = n / size * (share + 1) + n % size * (share + 1) / size;
+}
+
+/* As the communicators of the mesh count them. */
+PartitionPlace sync_place(const GradientSyncOptions *options, FlatGroup group) {
+    static const Axis axes[] = {AXIS_DP, AXIS_CP, AXIS_EP};
+    PartitionPlace place = {.n_ranks = 1};
+    for (int i = 0; i < (group == FLAT_EXPERTS ? 2 : 3) && options->mesh; i++) {
+        place.n_ranks *= options->mesh->shape.size[axes[i]];
+        place.rank = place.rank * options->mesh->shape.size[axes[i]] + options->mesh->coordinate[axes[i]];
+    }
+    return place;
+}
+
+static void find_places(const GradientSyncOptions *options, PartitionPlace *places) {
+    for (int group = 0; group < N_FLAT_GROUPS; group++) places[group] = sync_place(options, (FlatGroup)group);
 }
 
 const GradientStrategy *gradient_strategy(int zero) {
@@ -36,11 +54,16 @@ static void split_bytes(const GradientSyncOptions *options, Precision precision,
     *whole = weight + gradient + optimizer - *sharded;
 }
 
-double sync_state_bytes(const GradientSyncOptions *options, Precision precision, int64_t n_parameters,
+double sync_state_bytes(const GradientSyncOptions *options, Precision precision, GroupCounts counts,
                         int n_moments) {
     int whole, sharded;
+    double n_bytes = 0.0;
     split_bytes(options, precision, n_moments, &whole, &sharded);
-    return ((double)whole + (double)sharded / sync_n_ranks(options)) * (double)n_parameters;
+    for (int group = 0; group < N_FLAT_GROUPS; group++) {
+        int n_ranks = sync_place(options, (FlatGroup)group).n_ranks;
+        n_bytes += ((double)whole + (double)sharded / n_ranks) * (double)counts.n[group];
+    }
+    return n_bytes;
 }
 
 const char *sync_state_formula(const GradientSyncOptions *options, Precision precision, int n_moments,
@@ -50,17 +73,21 @@ const char *sync_state_formula(const GradientSyncOptions *options, Precision pre
     if (!sharded) snprintf(text, n_bytes, "%dΨ", whole);
     else if (!whole) snprintf(text, n_bytes, "%dΨ/%d", sharded, sync_n_ranks(options));
     else snprintf(text, n_bytes, "%dΨ + %dΨ/%d", whole, sharded, sync_n_ranks(options));
+    size_t n = strlen(text);
+    int n_experts = sync_place(options, FLAT_EXPERTS).n_ranks;
+    if (sharded && n_experts < sync_n_ranks(options))
+        snprintf(text + n, n_bytes - n, " (experts: %dΨ/%d)", sharded, n_experts);
     return text;
 }
 
 /* ---- the plan */
 
 /* What this rank holds of the flat arrays, and what it saves of them. */
-static void plan_maps(GradientSync *sync, int rank, int n_ranks, Arena *arena) {
+static void plan_maps(GradientSync *sync, const PartitionPlace *places, Arena *arena) {
     const FlatArray *array = &sync->array;
     const GradientStrategy *strategy = sync->strategy;
     ShardMap whole = shard_map_whole(array->n_elements, arena);
-    ShardMap share = shard_map_share(array->piece, array->n_pieces, rank, n_ranks, arena);
+    ShardMap share = shard_map_share(array->piece, array->n_pieces, places, arena);
     ShardMap slices = partition_map(&sync->partition, arena);
     bool saves_slices =
         strategy->shards_weights || (strategy->shards_optimizer && sync->precision.has_master);
@@ -70,21 +97,23 @@ static void plan_maps(GradientSync *sync, int rank, int n_ranks, Arena *arena) {
     sync->moments_saved = strategy->shards_optimizer ? slices : share;
     if (!sync->options->root_saves) return;
     ShardMap nothing = {.run = share.run, .n_local = array->n_elements};
-    sync->parameters_saved = sync->moments_saved = rank == 0 ? whole : nothing;
+    sync->parameters_saved = sync->moments_saved = places[FLAT_SHARED].rank == 0 ? whole : nothing;
 }
 
 GradientSync gradient_sync_plan(const GradientSyncOptions *options, Precision precision,
                                 const FlatArray *array, Arena *arena) {
-    int n_ranks = sync_n_ranks(options), rank = sync_rank(options);
+    PartitionPlace places[N_FLAT_GROUPS];
+    find_places(options, places);
     GradientSync sync = {.options = options,
-                         .zero = n_ranks > 1 ? options->zero : 0,
-                         .comm = n_ranks > 1 ? sync_comm(options) : NULL,
+                         .zero = places[FLAT_SHARED].n_ranks > 1 ? options->zero : 0,
                          .precision = precision,
                          .array = *array};
+    if (places[FLAT_SHARED].n_ranks > 1) sync.comm[FLAT_SHARED] = mesh_sums(options->mesh);
+    if (places[FLAT_EXPERTS].n_ranks > 1) sync.comm[FLAT_EXPERTS] = mesh_expert_sums(options->mesh);
     sync.strategy = gradient_strategy(sync.zero);
-    sync.partition = partition_build(arena, array->piece, array->n_pieces, rank, n_ranks,
-                                     options->bucket_bytes, sync.strategy->shards_weights);
-    plan_maps(&sync, rank, n_ranks, arena);
+    sync.partition = partition_build(arena, array->piece, array->n_pieces, places, options->bucket_bytes,
+                                     sync.strategy->shards_weights);
+    plan_maps(&sync, places, arena);
     sync.slices = ARENA_ARRAY(arena, UpdateSlice, sync.partition.n_units + 1);
     sync.slice_unit = ARENA_ARRAY(arena, int, sync.partition.n_units + 1);
     sync.gathers = ARENA_ARRAY(arena, const Node *, sync.partition.n_units + 1);
@@ -112,17 +141,19 @@ static void hold_weights(GradientSync *sync, Graph *graph, const FlatTensors *te
 }
 
 void gradient_sync_sum(GradientSync *sync, Graph *graph, const FlatTensors *tensors) {
-    if (!sync->comm || sync->options->is_async || !sync->strategy->sum) return;
+    if (!sync->comm[FLAT_SHARED] || sync->options->is_async || !sync->strategy->sum) return;
     sync->strategy->sum(sync, graph, tensors);
 }
 
-/* The norm is of all elements of the model: of other slices, layers' parts and stages. Stages that update on
+/* The norm is of all elements of the model: of other slices, experts, layers' parts and stages. Where nothing
+ * is sliced, the first rank of ep counts what all of them have (only_experts_count). Stages that update on
  * their own have a norm each; but those that hold a tied table make the same update of it, and so have one
  * together. */
 static void sum_near(void *context, Graph *graph, Tensor *scalar) {
     const GradientSync *sync = context;
     const Mesh *mesh = sync->options->mesh;
-    if (sync->strategy->begin_update) op_scalar_sum(graph, sync->comm, scalar);
+    if (sync->strategy->begin_update) op_scalar_sum(graph, sync->comm[FLAT_SHARED], scalar);
+    else if (mesh->shape.size[AXIS_EP] > 1) op_scalar_sum(graph, mesh_comm(mesh, AXIS_EP), scalar);
     if (mesh->shape.size[AXIS_TP] > 1) op_scalar_sum(graph, mesh_comm(mesh, AXIS_TP), scalar);
     if (sync->options->stages_apart && mesh_ends(mesh)) op_scalar_sum(graph, mesh_ends(mesh), scalar);
 }
@@ -172,6 +203,8 @@ UpdateSlices gradient_sync_begin_update(GradientSync *sync, Graph *graph, const 
         slices.record_near_sum = sum_near;
         slices.record_far_sum = begin_far;
         slices.record_far_wait = end_far;
+        slices.only_experts_count =
+            !sync->strategy->begin_update && sync->options->mesh->coordinate[AXIS_EP] > 0;
     }
     slices.record_end = end_first;
     slices.context = sync;

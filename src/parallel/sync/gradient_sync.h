@@ -1,4 +1,4 @@
-/* How the ranks along dp (and cp) keep the same weights: how gradients are summed, where the update stands
+/* How the ranks along dp, cp and ep keep the same weights: how gradients are summed, where the update stands
  * and how weights are gathered again. One table of functions a strategy, one file each: plain data
  * parallelism and ZeRO 1, 2, 3.
  *
@@ -10,7 +10,11 @@
  *     gradient_sync_end_update(&sync, graph);
  *     gradient_sync_gather(&sync, graph, &tensors);
  *
- * On one rank all of it does nothing, and the step is the serial one. */
+ * On one rank all of it does nothing, and the step is the serial one.
+ *
+ * Ranks of dp share the batch, ranks of cp each of its sequences; ranks of ep share the batch as those of dp
+ * do, but each has some of the experts only. So there are two groups (FlatGroup): most parameters are held by
+ * all ranks of dp, cp and ep, and experts by those of dp and cp. */
 #ifndef PGPT_PARALLEL_SYNC_GRADIENT_SYNC_H
 #define PGPT_PARALLEL_SYNC_GRADIENT_SYNC_H
 
@@ -48,37 +52,39 @@ typedef struct {
 } GradientSyncOptions;
 
 /* The ranks that hold the same parameters and sum their gradients, with what reaches their memory: those of
- * dp, which share the batch, and of cp, which share each of its sequences. NULL: alone. */
+ * FLAT_SHARED, or of a group. NULL: alone. */
 static inline Comm *sync_comm(const GradientSyncOptions *options) {
     return options->mesh ? mesh_sums(options->mesh) : NULL;
 }
 
-static inline int sync_n_ranks(const GradientSyncOptions *options) {
-    const Mesh *mesh = options->mesh;
-    return mesh ? mesh->shape.size[AXIS_DP] * mesh->shape.size[AXIS_CP] : 1;
-}
-
 /* This rank's place among them. */
-static inline int sync_rank(const GradientSyncOptions *options) {
-    const Mesh *mesh = options->mesh;
-    return mesh ? mesh->coordinate[AXIS_DP] * mesh->shape.size[AXIS_CP] + mesh->coordinate[AXIS_CP] : 0;
+PartitionPlace sync_place(const GradientSyncOptions *options, FlatGroup group);
+
+static inline int sync_n_ranks(const GradientSyncOptions *options) {
+    return sync_place(options, FLAT_SHARED).n_ranks;
 }
 
 /* Of a batch: ranks of cp have the same one. */
 static inline int sync_n_shares(const GradientSyncOptions *options) {
     if (options->is_async) return options->n_shares;
-    return options->mesh ? options->mesh->shape.size[AXIS_DP] : 1;
+    return options->mesh ? options->mesh->shape.size[AXIS_DP] * options->mesh->shape.size[AXIS_EP] : 1;
 }
 
 /* Which of n sequences (of a batch, of an evaluation) are this rank's: first .. end - 1. */
 void sync_share(const GradientSyncOptions *options, int64_t n, int64_t *first, int64_t *end);
 
+/* Parameters of each group that a rank has. */
+typedef struct {
+    int64_t n[N_FLAT_GROUPS];
+} GroupCounts;
+
 /* Bytes of weights, gradients and optimizer state (with master weights, where there are) that a rank holds by
- * the formula of its strategy: those of each kind, divided by the ranks where it shards them. */
-double sync_state_bytes(const GradientSyncOptions *options, Precision precision, int64_t n_parameters,
+ * the formula of its strategy: those of each kind, divided by the ranks of their group where it shards
+ * them. */
+double sync_state_bytes(const GradientSyncOptions *options, Precision precision, GroupCounts counts,
                         int n_moments);
 
-/* The formula in words: "4Ψ + 12Ψ/N". */
+/* The formula in words: "4Ψ + 12Ψ/N"; with experts that are divided, "4Ψ + 12Ψ/N (experts: 12Ψ/n)". */
 const char *sync_state_formula(const GradientSyncOptions *options, Precision precision, int n_moments,
                                char *text, size_t n_bytes);
 
@@ -99,7 +105,7 @@ typedef struct GradientSync GradientSync;
 /* A strategy. Functions may be NULL where there is nothing to do. */
 typedef struct {
     const char *name;
-    bool shards_optimizer, shards_gradients, shards_weights; /* over the ranks of dp and cp */
+    bool shards_optimizer, shards_gradients, shards_weights; /* over the ranks of a group */
     /* Behind the backward: sum the gradients over the ranks. */
     void (*sum)(GradientSync *sync, Graph *graph, const FlatTensors *tensors);
     /* Around the update: what this rank updates (NULL: everything), and what follows it. */
@@ -121,7 +127,7 @@ struct GradientSync {
     const GradientSyncOptions *options;
     const GradientStrategy *strategy; /* STRATEGY_PLAIN where there is nobody to share with */
     int zero;                         /* its stage */
-    Comm *comm;                       /* of dp and cp; NULL: alone */
+    Comm *comm[N_FLAT_GROUPS];        /* that hold the same; NULL: alone */
     Precision precision;
     FlatArray array;
     Partition partition; /* units of one slice where the rank is alone */

@@ -10,6 +10,7 @@ enum { OUTSIDE = -1 }; /* of all blocks */
 static bool joins(const FlatPiece *pieces, int start, int piece, int64_t n, int64_t most, bool by_block) {
     if (pieces[piece].chunk != pieces[start].chunk || pieces[piece].is_alone || pieces[start].is_alone)
         return false;
+    if (pieces[piece].group != pieces[start].group) return false;
     if (by_block && pieces[piece].block != pieces[start].block) return false;
     if (by_block && pieces[start].block != OUTSIDE) return true;
     return n + pieces[piece].n <= most;
@@ -21,9 +22,10 @@ static const int64_t *slice_borders(Arena *arena, int64_t n, int n_ranks) {
     return border;
 }
 
-Partition partition_build(Arena *arena, const FlatPiece *pieces, int n_pieces, int rank, int n_ranks,
+Partition partition_build(Arena *arena, const FlatPiece *pieces, int n_pieces, const PartitionPlace *places,
                           int64_t unit_bytes, bool by_block) {
-    Partition partition = {.rank = rank, .n_ranks = n_ranks};
+    Partition partition = {0};
+    for (int i = 0; i < N_FLAT_GROUPS; i++) partition.place[i] = places[i];
     PartitionUnit *units = ARENA_ARRAY(arena, PartitionUnit, n_pieces + 1);
     int64_t most = unit_bytes / (int64_t)sizeof(float);
     for (int start = 0, end; start < n_pieces; start = end) {
@@ -31,13 +33,15 @@ Partition partition_build(Arena *arena, const FlatPiece *pieces, int n_pieces, i
         *unit = (PartitionUnit){.first = pieces[start].first,
                                 .n = pieces[start].n,
                                 .first_piece = start,
+                                .group = pieces[start].group,
                                 .local_first = partition.n_local};
         for (end = start + 1; end < n_pieces && joins(pieces, start, end, unit->n, most, by_block); end++)
             unit->n += pieces[end].n;
         unit->n_pieces = end - start;
-        unit->border = slice_borders(arena, unit->n, n_ranks);
+        PartitionPlace place = places[unit->group];
+        unit->border = slice_borders(arena, unit->n, place.n_ranks);
         partition.n_flat += unit->n;
-        partition.n_local += unit->border[rank + 1] - unit->border[rank];
+        partition.n_local += unit->border[place.rank + 1] - unit->border[place.rank];
     }
     partition.unit = units;
     return partition;
@@ -61,18 +65,25 @@ ShardMap shard_map_whole(int64_t n_flat, Arena *arena) {
     return (ShardMap){.n_runs = 1, .run = arena_copy(arena, &run, sizeof run), .n_local = n_flat};
 }
 
-/* Rank r has the pieces whose middle lies in the r-th part of the array. */
-ShardMap shard_map_share(const FlatPiece *pieces, int n_pieces, int rank, int n_ranks, Arena *arena) {
+/* Rank r has the pieces whose middle lies in the r-th part of its group's. Pieces that touch are one run. */
+ShardMap shard_map_share(const FlatPiece *pieces, int n_pieces, const PartitionPlace *places, Arena *arena) {
     int64_t n_flat = n_pieces ? pieces[n_pieces - 1].first + pieces[n_pieces - 1].n : 0;
-    ShardRun run = {0};
+    int64_t n_of_group[N_FLAT_GROUPS] = {0}, before[N_FLAT_GROUPS] = {0};
+    ShardRun *runs = ARENA_ARRAY(arena, ShardRun, n_pieces + 1);
+    ShardMap map = {.run = runs, .n_local = n_flat};
+    for (int i = 0; i < n_pieces; i++) n_of_group[pieces[i].group] += pieces[i].n;
     for (int i = 0; i < n_pieces; i++) {
-        double middle = (double)pieces[i].first + 0.5 * (double)pieces[i].n;
-        int owner = (int)(middle / (double)n_flat * n_ranks);
-        if (owner != rank) continue;
-        if (!run.n) run.flat_first = run.local_first = pieces[i].first;
-        run.n += pieces[i].n;
+        const FlatPiece *piece = &pieces[i];
+        double middle = (double)before[piece->group] + 0.5 * (double)piece->n;
+        PartitionPlace place = places[piece->group];
+        before[piece->group] += piece->n;
+        if (!piece->n || (int)(middle / (double)n_of_group[piece->group] * place.n_ranks) != place.rank)
+            continue;
+        ShardRun *last = map.n_runs ? &runs[map.n_runs - 1] : NULL;
+        if (last && last->flat_first + last->n == piece->first) last->n += piece->n;
+        else runs[map.n_runs++] = (ShardRun){piece->first, piece->n, piece->first};
     }
-    return (ShardMap){.n_runs = run.n > 0, .run = arena_copy(arena, &run, sizeof run), .n_local = n_flat};
+    return map;
 }
 
 Status shard_map_visit(const ShardMap *map, int64_t first, int64_t n, ShardVisit visit, void *context,

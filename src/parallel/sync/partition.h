@@ -9,7 +9,11 @@
  *     rank 1   | u0 r1 | u1 r1 | u2 r1 |
  *
  * Cutting every unit, rather than the array as a whole, lets each unit be summed or collected by all ranks at
- * once as soon as it is complete. */
+ * once as soon as it is complete.
+ *
+ * Who shares a parameter depends on what it is. With expert parallelism (ep), experts are held by fewer ranks
+ * than the rest: a group of their own. All pieces of a unit are of one group, whose ranks the unit is cut
+ * over. */
 #ifndef PGPT_PARALLEL_SYNC_PARTITION_H
 #define PGPT_PARALLEL_SYNC_PARTITION_H
 
@@ -20,11 +24,15 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+/* The ranks that hold the same: of most parameters, and of experts, where ep divides them. */
+typedef enum { FLAT_SHARED, FLAT_EXPERTS, N_FLAT_GROUPS } FlatGroup;
+
 /* A parameter with the padding behind it; `block` and `chunk` as in Node. */
 typedef struct {
     int64_t first, n;
     int block;
     int chunk;
+    FlatGroup group;
     bool is_alone; /* a unit of its own, so that its slices are the same whatever else a rank has */
     bool is_pair;  /* the other end of a pipeline holds it too (and it is alone) */
 } FlatPiece;
@@ -32,12 +40,18 @@ typedef struct {
 typedef struct {
     int64_t first, n;          /* of the flat array */
     int first_piece, n_pieces; /* the parameters in it */
+    FlatGroup group;           /* of them */
     const int64_t *border;     /* (n_ranks+1) within the unit: rank r has border[r] .. border[r+1]-1 */
     int64_t local_first;       /* where this rank's slice lies in its own array */
 } PartitionUnit;
 
+/* This rank's place among those that hold the same. */
 typedef struct {
     int rank, n_ranks;
+} PartitionPlace;
+
+typedef struct {
+    PartitionPlace place[N_FLAT_GROUPS];
     int n_units;
     const PartitionUnit *unit; /* in the order of the array */
     int64_t n_flat;            /* elements of the whole, */
@@ -50,25 +64,30 @@ enum { PARTITION_GRAIN = 64 }; /* slices begin at multiples of this: 256 bytes o
  * outside of the blocks in units of about unit_bytes. A piece is never cut between units, so one may be
  * larger. Nor does a unit reach over the border of two chunks of a pipeline stage: they are complete at
  * different times. */
-Partition partition_build(Arena *arena, const FlatPiece *pieces, int n_pieces, int rank, int n_ranks,
+Partition partition_build(Arena *arena, const FlatPiece *pieces, int n_pieces, const PartitionPlace *places,
                           int64_t unit_bytes, bool by_block);
 
+static inline PartitionPlace partition_place(const Partition *partition, int unit) {
+    return partition->place[partition->unit[unit].group];
+}
+
 static inline int64_t partition_slice_first(const Partition *partition, int unit) {
-    return partition->unit[unit].border[partition->rank];
+    return partition->unit[unit].border[partition_place(partition, unit).rank];
 }
 
 static inline int64_t partition_slice_count(const Partition *partition, int unit) {
     const int64_t *border = partition->unit[unit].border;
-    return border[partition->rank + 1] - border[partition->rank];
+    int rank = partition_place(partition, unit).rank;
+    return border[rank + 1] - border[rank];
 }
 
 /* The rank's slices. */
 ShardMap partition_map(const Partition *partition, Arena *arena);
 
 /* Everything, held by every rank; and the share of it that this rank writes to a checkpoint: whole pieces,
- * about as many bytes on every rank. */
+ * about as many bytes on every rank of a group (`places`: one a group). */
 ShardMap shard_map_whole(int64_t n_flat, Arena *arena);
-ShardMap shard_map_share(const FlatPiece *pieces, int n_pieces, int rank, int n_ranks, Arena *arena);
+ShardMap shard_map_share(const FlatPiece *pieces, int n_pieces, const PartitionPlace *places, Arena *arena);
 
 /* Calls `visit` for every part of elements first .. first + n - 1 of the whole that the map has: `skip`
  * elements into the range, `count` of them, at local_first of the rank's array. Stops at the first that

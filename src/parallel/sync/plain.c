@@ -34,12 +34,14 @@ static int last_writer(const Graph *graph, const Tensor *root, int64_t first, in
     return last;
 }
 
+/* NULL: there is nobody else who has this unit. */
 static Node *start_sum(GradientSync *sync, Graph *graph, Tensor *gradient, int index, bool scatter) {
     const PartitionUnit *unit = &sync->partition.unit[index];
+    Comm *comm = sync->comm[unit->group];
+    if (!comm) return NULL;
     Tensor *part = graph_view(graph, gradient, SHAPE(unit->n), unit->first,
                               arena_printf(&graph->arena, "gradients %d", index));
-    return scatter ? op_reduce_scatter(graph, sync->comm, part, unit->border)
-                   : op_all_reduce(graph, sync->comm, part);
+    return scatter ? op_reduce_scatter(graph, comm, part, unit->border) : op_all_reduce(graph, comm, part);
 }
 
 typedef struct {
@@ -53,7 +55,7 @@ static void wait_for_sums(GradientSync *sync, Graph *graph, const UnitSum *sums,
                           Insertion *insertion) {
     for (int i = sync->partition.n_units - 1; i >= 0; i--) {
         if (!sums[i].start) continue;
-        if (has_parts && !sync->comm->table->only_enqueues) continue;
+        if (has_parts && !sync->comm[FLAT_SHARED]->table->only_enqueues) continue;
         op_comm_wait(graph, sums[i].start);
         if (has_parts) insertion_behind(insertion, order_part_end(graph, insertion->n_old, sums[i].behind));
     }
@@ -62,7 +64,7 @@ static void wait_for_sums(GradientSync *sync, Graph *graph, const UnitSum *sums,
 
 /* What is summed, or waited for, where the update begins. */
 static void end_sums(GradientSync *sync, Graph *graph, Tensor *gradient, bool scatter, UnitSum *sums) {
-    bool waits = sync->options->overlaps && !sync->comm->table->only_enqueues;
+    bool waits = sync->options->overlaps && !sync->comm[FLAT_SHARED]->table->only_enqueues;
     graph->section = SECTION_UPDATE;
     graph->chunk = 0;
     for (int i = sync->partition.n_units - 1; i >= 0; i--) {
@@ -88,6 +90,7 @@ void sync_sum_units(GradientSync *sync, Graph *graph, Tensor *gradient, bool sca
         sums[i].behind = last_writer(graph, gradient, unit->first, unit->n);
         if (sums[i].behind < 0 || sums[i].behind >= n_backward) continue;
         Node *node = start_sum(sync, graph, gradient, i, scatter);
+        if (!node) continue;
         node->is_last_only = true;
         sums[i].start = node;
         if (!overlaps) op_comm_wait(graph, node);

@@ -16,6 +16,8 @@ typedef struct {
     int n_slices;
     const UpdateSlice *slice; /* NULL: everything, n_slices and n_local say nothing */
     int64_t n_local;          /* elements of a moment here */
+    /* For the norm: what is no expert is counted by another process, which has the same of it. */
+    bool only_experts_count;
     /* Record the sum of a scalar over all processes that have other elements, for the norm. NULL: none. */
     void (*record_sum)(void *context, Graph *graph, Tensor *scalar);
     /* The same in three: over those that are in step with this one anyway; over the others, begun; and waited

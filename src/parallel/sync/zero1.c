@@ -35,18 +35,20 @@ static int make_slices(GradientSync *sync, Graph *graph, Tensor *gradient) {
 
 /* ---- gathering what was updated */
 
+/* NULL: there is nobody else who has this unit. */
 static Node *gather_unit(GradientSync *sync, Graph *graph, int unit) {
     const PartitionUnit *facts = &sync->partition.unit[unit];
+    if (!sync->comm[facts->group]) return NULL;
     Tensor *part = graph_view(graph, sync->held, SHAPE(facts->n), facts->first,
                               arena_printf(&graph->arena, "parameters %d", unit));
-    return op_all_gather(graph, sync->comm, part, facts->border);
+    return op_all_gather(graph, sync->comm[facts->group], part, facts->border);
 }
 
 /* Every unit up to `end` that has not been yet: the rank may have no slice of some, but takes part. */
 static void gather_up_to(GradientSync *sync, Graph *graph, int end) {
     while (sync->n_gathers < end) {
         Node *start = gather_unit(sync, graph, sync->n_gathers);
-        if (!sync->options->overlaps) op_comm_wait(graph, start);
+        if (start && !sync->options->overlaps) op_comm_wait(graph, start);
         sync->gathers[sync->n_gathers++] = start;
     }
 }
@@ -69,7 +71,7 @@ void sync_begin_slices(GradientSync *sync, Graph *graph, const FlatTensors *tens
 void sync_end_slices(GradientSync *sync, Graph *graph) {
     gather_up_to(sync, graph, sync->partition.n_units);
     for (int i = 0; i < sync->n_gathers && sync->options->overlaps; i++)
-        op_comm_wait(graph, sync->gathers[i]);
+        if (sync->gathers[i]) op_comm_wait(graph, sync->gathers[i]);
 }
 
 const GradientStrategy STRATEGY_ZERO1 = {.name = "ZeRO-1",

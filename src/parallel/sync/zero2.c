@@ -18,7 +18,7 @@ typedef struct {
     bool *is_apart;     /* has memory of its own, of an earlier part */
     bool is_first;      /* of those that add to the unit: it overwrites in the first micro-batch */
     Tensor *joined;
-    const Node *start; /* of the sum, NULL where it is left out */
+    const Node *start; /* of the sum, NULL where it is left out, or there is nobody else */
 } UnitTime;
 
 static bool writes(const Node *node, const Tensor *gradient) {
@@ -207,9 +207,9 @@ static void shard_gradients(GradientSync *sync, Graph *graph, Tensor *const *gra
         join_gradients(sync, graph, time, shard->dtype);
         insertion_before(&insertion, time->first);
         bring_apart(sync, graph, time);
-        if (time->unit != sync->options->left_out - 1)
-            time->start =
-                op_reduce_scatter(graph, sync->comm, time->joined, partition->unit[time->unit].border);
+        Comm *comm = sync->comm[partition->unit[time->unit].group];
+        if (comm && time->unit != sync->options->left_out - 1)
+            time->start = op_reduce_scatter(graph, comm, time->joined, partition->unit[time->unit].border);
         bool is_begun = i > 0 && !ends_part(graph, has_parts, &times[i - 1], time);
         if (!overlaps) take_slice(graph, partition, time, shard);
         else if (is_begun) take_slice(graph, partition, &times[i - 1], shard);

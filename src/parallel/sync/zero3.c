@@ -59,13 +59,25 @@ static void let_go(Stretches *stretches, const Partition *partition) {
     for (int u = 0; u < partition->n_units; u++) stretches->current[u] = -1;
 }
 
+/* What nobody else has is read where it lies. */
+static Tensor *own_part(const GradientSync *sync, Graph *graph, int unit, const Tensor *tensor) {
+    const PartitionUnit *facts = &sync->partition.unit[unit];
+    return graph_view(graph, sync->held, tensor->shape,
+                      facts->local_first + tensor_root_element(tensor) - facts->first, tensor->name);
+}
+
 /* The node, which stands at `place` of the order, reads the collected weights of its stretches. */
-static void take_node(Stretches *stretches, Graph *graph, const Partition *partition, Tensor *flat, int index,
+static void take_node(Stretches *stretches, const GradientSync *sync, Graph *graph, Tensor *flat, int index,
                       int place) {
+    const Partition *partition = &sync->partition;
     Node *node = graph->node[index];
     for (int k = 0; k < node->n_inputs; k++) {
         int unit = unit_of(partition, flat, node->input[k]);
         if (unit == NO_UNIT) continue;
+        if (!sync->comm[partition->unit[unit].group]) {
+            node->input[k] = own_part(sync, graph, unit, node->input[k]);
+            continue;
+        }
         int *current = &stretches->current[unit];
         if (*current < 0 || !continues(stretches->stretch, stretches->n_stretches, *current)) {
             *current = stretches->n_stretches++;
@@ -92,7 +104,7 @@ static void find_stretches(Stretches *stretches, const GradientSync *sync, Graph
     for (int i = 0; i < n; i++) {
         if (has_parts && i > 0 && !order_same_part(graph->node[order[i - 1]], graph->node[order[i]]))
             let_go(stretches, partition);
-        take_node(stretches, graph, partition, flat, order[i], i);
+        take_node(stretches, sync, graph, flat, order[i], i);
     }
 }
 
@@ -117,14 +129,14 @@ static Node *start_collecting(const GradientSync *sync, Graph *graph, const Stre
                                    partition_slice_first(partition, stretch->unit), "slice");
         op_copy_into(graph, mine, slice, WRITE_FRESH);
     }
-    return op_all_gather(graph, sync->comm, stretch->collected, unit->border);
+    return op_all_gather(graph, sync->comm[unit->group], stretch->collected, unit->border);
 }
 
 /* One that a device records with its section cannot begin in another, nor can one of another part. */
 static bool may_start_ahead(const GradientSync *sync, const Graph *graph, const Stretch *now,
                             const Stretch *next, bool has_parts) {
     if (!sync->options->overlaps) return false;
-    return (!has_parts && !sync->comm->table->only_enqueues) ||
+    return (!has_parts && !sync->comm[FLAT_SHARED]->table->only_enqueues) ||
            order_same_part(graph->node[now->first], graph->node[next->first]);
 }
 

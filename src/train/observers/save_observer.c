@@ -100,6 +100,8 @@ static Status save(SaveObserver *saves, bool is_last, Error *error) {
     saves->saved_at = timer_now_ns();
     if (!options->saves) return STATUS_OK;
     SaveRequest request = save_request(trainer, saves->run);
+    TRY(trainer_gather_router_bias(trainer, &request.state.router_bias, &request.state.n_router_biases,
+                                   error));
     trainer_begin(trainer, ACTIVITY_FILE, "checkpoint", trainer->n_done);
     if (is_last) saver_save_now(&trainer->saver, &request, error);
     else saver_save(&trainer->saver, &request, error);

@@ -1,6 +1,7 @@
 #include "train/verify/cases.h"
 
 #include "comm/algo/algo.h"
+#include "ops/experts/experts.h"
 #include "parallel/sync/gradient_sync.h"
 
 #include <stdio.h>
@@ -85,9 +86,13 @@ static bool set_chunks(const VerifyChoice *choice, VerifyCase *layout, int i) {
     return i < (has_choice ? 2 : 1);
 }
 
+int verify_n_shares(const VerifyCase *layout) {
+    return layout->shape.size[AXIS_DP] * layout->shape.size[AXIS_EP];
+}
+
 /* Ranks that sum their gradients. */
 static int n_sums(const VerifyCase *layout) {
-    return layout->shape.size[AXIS_DP] * layout->shape.size[AXIS_CP];
+    return verify_n_shares(layout) * layout->shape.size[AXIS_CP];
 }
 
 static bool set_context(const VerifyChoice *choice, VerifyCase *layout, int i) {
@@ -105,7 +110,7 @@ static bool set_zero(const VerifyChoice *choice, VerifyCase *layout, int i) {
 /* The fewest micro-batches that a rank's share can be cut into, of `least` or more; as many as it has
  * sequences where those are fewer. */
 static int64_t cut_share(const VerifyChoice *choice, const VerifyCase *layout, int64_t least) {
-    int64_t n_shares = layout->shape.size[AXIS_DP], share = (choice->batch + n_shares - 1) / n_shares;
+    int64_t n_shares = verify_n_shares(layout), share = (choice->batch + n_shares - 1) / n_shares;
     for (int64_t size = share; size > 1; size--) {
         if ((share + size - 1) / size >= least) return (share + size - 1) / size;
     }
@@ -143,8 +148,8 @@ static bool set_sequence(const VerifyChoice *choice, VerifyCase *layout, int i) 
 /* Parts of a micro-batch that take turns; or the naive style. */
 static bool set_tensor(const VerifyChoice *choice, VerifyCase *layout, int i) {
     (void)choice;
-    bool is_split = layout->shape.size[AXIS_TP] > 1,
-         takes_turns = is_split && layout->shape.size[AXIS_PP] == 1;
+    bool is_split = layout->shape.size[AXIS_TP] > 1, exchanges = layout->shape.size[AXIS_EP] > 1;
+    bool takes_turns = (is_split || exchanges) && layout->shape.size[AXIS_PP] == 1;
     layout->tensor_chunks = takes_turns && i == 1 ? 2 : 1;
     layout->style = i == 1 + takes_turns ? TENSOR_ROW : TENSOR_COLUMN;
     return i == 0 || (takes_turns && i == 1) || (i == 1 + takes_turns && is_split && !layout->by_sequence);
@@ -205,6 +210,7 @@ static bool can_share(const VerifyChoice *choice, const VerifyCase *layout) {
     const ModelConfig *config = &choice->model[layout->model].config;
     int n_ranks = layout->shape.size[AXIS_CP];
     int64_t n_heads = config->n_kv_heads / layout->shape.size[AXIS_TP];
+    if (n_ranks > 1 && config->depth_capacity > 0.0) return false; /* a router sees whole sequences */
     return n_ranks == 1 || (n_ranks <= context_most_ranks(layout->context, config->context) &&
                             (layout->context == CONTEXT_RING || n_ranks <= n_heads));
 }
@@ -215,15 +221,54 @@ static bool is_far_fetched(const VerifyCase *layout) {
            (!is_plain(layout) || layout->schedule != SCHEDULE_1F1B);
 }
 
+/* Something beside axes, ZeRO, schedule, chunks, accumulation and recomputation. */
+static bool has_extra(const VerifyChoice *choice, const VerifyCase *layout) {
+    const int *size = layout->shape.size;
+    int64_t n_positions = choice->model[layout->model].config.context;
+    bool can_ring = size[AXIS_CP] <= context_most_ranks(CONTEXT_RING, n_positions);
+    return (layout->context != CONTEXT_RING && can_ring) || (size[AXIS_TP] > 1 && !layout->by_sequence) ||
+           layout->tensor_chunks > 1 || !layout->overlaps || layout->checks_later ||
+           (layout->all_reduce >= 0 && layout->all_reduce != default_algorithm()) ||
+           (size[AXIS_PP] > 1 && layout->n_micro_batches == 1);
+}
+
+/* They come first. */
+static int count_without_experts(const VerifyChoice *choice) {
+    int n = 0;
+    while (n < choice->n_models && !choice->model[n].config.n_experts) n++;
+    return n ? n : 1;
+}
+
+/* Each combination of those is tried with models without experts, tied and untied. What comes on top meets
+ * every model too, but not all at once: where there are several models they take turns, with the head that
+ * they have. Experts are on top themselves: in every combination where nothing is on top of them, in half of
+ * the others where ranks share them; now with one head and now with the other. */
+static bool is_passed_over(const VerifyChoice *choice, const VerifyCase *layout) {
+    const ModelConfig *config = &choice->model[layout->model].config;
+    bool has_experts = config->n_experts > 0, is_more = has_extra(choice, layout);
+    int turn = layout->zero + (int)layout->schedule;
+    for (int axis = 0; axis < N_AXES; axis++) turn += layout->shape.size[axis];
+    if (choice->n_models == 1 || mesh_n_ranks(&layout->shape) == 1 || (!is_more && !has_experts))
+        return false;
+    if (layout->tied != (has_experts ? turn / 2 % 2 : config->tied)) return true;
+    if (has_experts && is_plain(layout) && !is_more) return false;
+    if (layout->shape.size[AXIS_EP] > 1) return turn % 2;
+    return has_experts || turn % count_without_experts(choice) != layout->model;
+}
+
 static bool is_legal(const VerifyChoice *choice, const VerifyCase *layout) {
     const int *size = layout->shape.size;
     ScheduleShape shape = {(int)layout->n_micro_batches, size[AXIS_PP], layout->n_chunks};
     Error none = {0};
-    if (!can_share(choice, layout) || is_far_fetched(layout)) return false;
+    if (!can_share(choice, layout) || is_far_fetched(layout) || is_passed_over(choice, layout)) return false;
+    if (size[AXIS_EP] > 1 && size[AXIS_EP] > choice->model[layout->model].config.n_experts) return false;
     if (!layout->n_micro_batches || size[AXIS_PP] * layout->n_chunks > layout->n_layers) return false;
     if (size[AXIS_PP] > 1 && schedule_check_shape(layout->schedule, &shape, &none) != STATUS_OK) return false;
-    if (size[AXIS_PP] > 1 && schedule_info(layout->schedule)->is_asynchronous && choice->scales_loss)
-        return false;
+    bool is_unflushed = size[AXIS_PP] > 1 && schedule_info(layout->schedule)->is_asynchronous;
+    if (is_unflushed && choice->scales_loss) return false;
+    const ModelConfig *config = &choice->model[layout->model].config;
+    if (is_unflushed && config->n_experts && config->router == ROUTER_BALANCE_FREE) return false;
+    if (size[AXIS_EP] > 1 && size[AXIS_EP] > config->n_experts) return false;
     /* Where no sum can be left out, or it would not show. */
     bool sums_layers = size[AXIS_TP] > 1 && (choice->is_f32 || !layout->by_sequence);
     return !choice->breaks || n_sums(layout) > 1 || size[AXIS_PP] > 1 || sums_layers;

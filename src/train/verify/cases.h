@@ -65,6 +65,9 @@ VerifyCase *verify_cases(const VerifyChoice *choice, Arena *arena, int *n_cases)
  * occur together somewhere do so here, as far as the number allows. The same for the same arguments. */
 int verify_sample(VerifyCase *cases, int n_cases, int n_wanted);
 
+/* The ranks that share the batch. */
+int verify_n_shares(const VerifyCase *layout);
+
 /* The model that a case trains. */
 ModelConfig verify_case_config(const VerifyChoice *choice, const VerifyCase *layout);
 

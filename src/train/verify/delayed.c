@@ -71,7 +71,7 @@ static Status mix_weights(Delayed *delayed, int g, Error *error) {
 
 /* Its gradient, of all shares of the batch one after the other; adds to what was there, or begins. */
 static Status add_gradient(Delayed *delayed, int64_t step, int micro, bool begins, Error *error) {
-    int64_t n_shares = delayed->layout->shape.size[AXIS_DP], batch = delayed->options->setting.batch;
+    int64_t n_shares = verify_n_shares(delayed->layout), batch = delayed->options->setting.batch;
     int64_t share = (batch + n_shares - 1) / n_shares, m = delayed->layout->n_micro_batches;
     int64_t B = (share + m - 1) / m;
     BatchSource source = verify_batches(&delayed->training.config);
@@ -184,7 +184,7 @@ static void keep_weights(const Delayed *delayed, VerifyReference *reference, int
 static Status open_delayed(Delayed *delayed, const VerifyReference *reference, Error *error) {
     const VerifyCase *layout = delayed->layout;
     const VerifySetting *setting = &delayed->options->setting;
-    int64_t n_shares = layout->shape.size[AXIS_DP], share = (setting->batch + n_shares - 1) / n_shares;
+    int64_t n_shares = verify_n_shares(layout), share = (setting->batch + n_shares - 1) / n_shares;
     int64_t B = (share + layout->n_micro_batches - 1) / layout->n_micro_batches;
     VerifyCase alone = {.n_micro_batches = setting->batch / B, .n_chunks = 1}; /* of B rows or more */
     ModelConfig untied = reference->config;

@@ -17,7 +17,8 @@ static bool is_same(const VerifyCase *a, const VerifyCase *b) {
     if (!is_delayed(a) && !is_delayed(b)) return true;
     const int *x = a->shape.size, *y = b->shape.size;
     return is_delayed(a) && is_delayed(b) && a->schedule == b->schedule && x[AXIS_PP] == y[AXIS_PP] &&
-           x[AXIS_DP] == y[AXIS_DP] && x[AXIS_TP] == y[AXIS_TP] && a->n_micro_batches == b->n_micro_batches;
+           verify_n_shares(a) == verify_n_shares(b) && x[AXIS_TP] == y[AXIS_TP] &&
+           a->n_micro_batches == b->n_micro_batches;
 }
 
 static Status train_serially(VerifyReference *reference, const VerifyOptions *options, Error *error) {

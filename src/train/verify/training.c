@@ -61,8 +61,7 @@ static Status build_part(VerifyTraining *training, const VerifyCase *layout, con
     const ModelConfig *config = &training->config;
     ParameterPart *part = &training->part;
     *part = parameter_part_whole(config);
-    if (mesh) part->n_ranks = mesh->shape.size[AXIS_TP];
-    if (mesh) part->rank = mesh->coordinate[AXIS_TP];
+    if (mesh) parameter_part_set_rank(part, mesh);
     if (mesh && mesh->shape.size[AXIS_PP] > 1) {
         Arena arena = {0};
         Stages stages;
@@ -70,6 +69,7 @@ static Status build_part(VerifyTraining *training, const VerifyCase *layout, con
             *part = stages_part(&stages, mesh->coordinate[AXIS_PP], part->n_ranks, part->rank);
         arena_free(&arena);
         TRY(error->status);
+        parameter_part_set_rank(part, mesh);
     }
     part->style = layout->style;
     return parameters_build_part(&training->table, config, part, error);

@@ -11,28 +11,9 @@
  *
  * A work item is a key/value head of a sequence with all its query heads, so that dK and dV have one writer,
  * which adds in a fixed order: keys tile by tile, for each the queries from there on. */
-#include "backend/cpu/attention/attention_tile.h"
+#include "backend/cpu/attention/attention_backward.h"
+#include "backend/cpu/attention/sparse_tile.h"
 #include "backend/cpu/dropout_mask.h"
-
-#define QUERY_TILE                                                                                           \
-    TILE_KEYS /* equal and aligned: in a run of its own, only the same number is on the diagonal */
-
-/* What a thread works in; HS* is HS rounded up to whole vectors, Tk rows of keys. */
-typedef struct {
-    float *keys_by_column[ATTENTION_MAX_RUNS];   /* [tile][HS][TILE_KEYS] of each run */
-    float *values_by_column[ATTENTION_MAX_RUNS]; /* likewise */
-    float *keys;                                 /* [Tk][HS*] */
-    float *dkeys;                                /* [Tk][HS*] */
-    float *dvalues;                              /* [Tk][HS*] */
-    float *q;                                    /* [T][HS*], scaled by scale·log2(e) */
-    float *dq;                                   /* [T][HS*] */
-    float *dy;                                   /* [T][HS*] */
-    float *lse;                                  /* (T), as an exponent of 2 */
-    float *dot;                                  /* (T): D */
-    float *weights;                              /* [QUERY_TILE][TILE_KEYS]: P, then P∘M */
-    float *dscores;                              /* [QUERY_TILE][TILE_KEYS] */
-    float *mask;                                 /* [TILE_KEYS] */
-} Backward;
 
 static Backward backward_arrays(const AttentionShape *shape, TileMemory *memory) {
     const int64_t padded = tile_round_up(shape->head_size, VEC_LANES), rows = shape->T * padded,
@@ -87,24 +68,6 @@ static inline int64_t tile_visible(const ScoreTile *tile, int64_t r) {
 static inline int64_t strip_width(const ScoreTile *tile, int64_t row, int rows) {
     int64_t n = tile->offset + row + rows;
     return n <= 0 ? 0 : tile_min(tile_round_up(n, TILE_ROWS), tile->n_keys);
-}
-
-/* One row of scores and of dP = dY·Vᵀ to one of weights and dS, in place. The row sees `visible` keys. */
-static inline void row_gradients(float *weights, float *dscores, const float *mask, int n_vecs,
-                                 int64_t visible, float lse, float dot) {
-    for (int v = 0; v < n_vecs; v++) {
-        vec score = vec_load(weights + v * VEC_LANES), dweight = vec_load(dscores + v * VEC_LANES);
-        int64_t left = visible - v * VEC_LANES;
-        if (left < VEC_LANES) score = tile_mask(score, left);
-        vec weight = tile_exp2(score - vec_set(lse)), used = weight;
-        if (mask) {
-            vec factor = vec_load(mask + v * VEC_LANES);
-            used *= factor;
-            dweight *= factor;
-        }
-        vec_store(weights + v * VEC_LANES, used);
-        vec_store(dscores + v * VEC_LANES, weight * (dweight - vec_set(dot)));
-    }
 }
 
 /* P∘M and dS of a tile. */
@@ -216,9 +179,8 @@ static void backward_head(const AttentionShape *shape, const Backward *work, int
                     backward_tile(shape, work, b, h, q, query, k, key, ahead);
 }
 
-/* T rows of HS, from padded rows, times a factor; written or added. */
-static void unpack_rows(const float *from, int64_t T, int size, float factor, float *to, int64_t to_step,
-                        bool adds) {
+void backward_unpack_rows(const float *from, int64_t T, int size, float factor, float *to, int64_t to_step,
+                          bool adds) {
     const int64_t padded = tile_round_up(size, VEC_LANES);
     for (int64_t t = 0; t < T; t++, from += padded, to += to_step) {
         int d = 0;
@@ -230,19 +192,19 @@ static void unpack_rows(const float *from, int64_t T, int size, float factor, fl
     }
 }
 
-/* lse as an exponent of 2, and D. A row without weights (lse = -inf) gets none again: 2^(-inf - 0) = 0. */
-static void row_numbers(const Backward *work, int64_t T, int size, const float *lse, const float *y,
-                        int64_t y_row) {
+/* A row without weights (lse = -inf) gets none again: 2^(-inf - 0) = 0. */
+void backward_row_numbers(const Backward *work, int64_t first, int64_t n, int size, const float *lse,
+                          const float *y, int64_t y_row) {
     const int64_t padded = tile_round_up(size, VEC_LANES);
-    for (int64_t t = 0; t < T; t++, y += y_row) {
-        const float *dy = work->dy + t * padded;
+    for (int64_t t = 0; t < n; t++, y += y_row) {
+        const float *dy = work->dy + (first + t) * padded;
         vec sum = vec_set(0.0f);
         float rest = 0.0f;
         int d = 0;
         for (; d + VEC_LANES <= size; d += VEC_LANES) sum = vec_fma(vec_load(dy + d), vec_load(y + d), sum);
         for (; d < size; d++) rest += dy[d] * y[d];
-        work->dot[t] = vec_sum(sum) + rest;
-        work->lse[t] = lse[t] == -INFINITY ? 0.0f : (float)(lse[t] * TILE_LOG2_E);
+        work->dot[first + t] = vec_sum(sum) + rest;
+        work->lse[first + t] = lse[t] == -INFINITY ? 0.0f : (float)(lse[t] * TILE_LOG2_E);
     }
 }
 
@@ -255,6 +217,10 @@ static void backward_item(const AttentionShape *shape, const AttentionInputs *in
     const int64_t y_row = (int64_t)shape->n_heads * size, padded = tile_round_up(size, VEC_LANES);
     const int64_t key_place = b * n_keys * in->kv_step + (int64_t)kv * size;
     Backward work = backward_arrays(shape, &memory);
+    if (shape->visible && shape->visible->blocks) {
+        sparse_backward_item(shape, in, g, item, &work);
+        return;
+    }
     for (int k = 0; k < shape->n_key_runs; k++) {
         const AttentionRun *run = &shape->keys[k];
         const int64_t place = key_place + run->first * in->kv_step;
@@ -276,14 +242,15 @@ static void backward_item(const AttentionShape *shape, const AttentionInputs *in
                       y_place = b * T * y_row + (int64_t)h * size;
         tile_pack_rows(in->q + q_place, in->q_step, T, size, (float)(shape->scale * TILE_LOG2_E), work.q);
         tile_pack_rows(g->dy + y_place, y_row, T, size, 1.0f, work.dy);
-        row_numbers(&work, T, size, g->lse + (b * shape->n_heads + h) * T, g->y + y_place, y_row);
+        backward_row_numbers(&work, 0, T, size, g->lse + (b * shape->n_heads + h) * T, g->y + y_place, y_row);
         memset(work.dq, 0, (size_t)(T * padded) * sizeof(float));
-        backward_head(shape, &work, b, h, &ahead);
-        unpack_rows(work.dq, T, size, shape->scale, g->dq + q_place, in->q_step, g->adds_dq);
+        if (shape->visible) sparse_backward_head(shape, &work, b, h, &ahead);
+        else backward_head(shape, &work, b, h, &ahead);
+        backward_unpack_rows(work.dq, T, size, shape->scale, g->dq + q_place, in->q_step, g->adds_dq);
     }
-    unpack_rows(work.dkeys, n_keys, size, TILE_LN_2, g->dkeys + key_place, in->kv_step,
-                g->adds_dkv); /* Q carries scale·log2(e) */
-    unpack_rows(work.dvalues, n_keys, size, 1.0f, g->dvalues + key_place, in->kv_step, g->adds_dkv);
+    backward_unpack_rows(work.dkeys, n_keys, size, TILE_LN_2, g->dkeys + key_place, in->kv_step,
+                         g->adds_dkv); /* Q carries scale·log2(e) */
+    backward_unpack_rows(work.dvalues, n_keys, size, 1.0f, g->dvalues + key_place, in->kv_step, g->adds_dkv);
 }
 
 void attention_backward(const AttentionShape *shape, const AttentionInputs *in,

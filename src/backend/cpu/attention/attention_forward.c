@@ -14,6 +14,7 @@
  * follows the number of threads, but rows do not touch each other and strips begin at the same rows in every
  * split, so the result does not. */
 #include "backend/cpu/attention/attention_tile.h"
+#include "backend/cpu/attention/sparse_tile.h"
 #include "backend/cpu/dropout_mask.h"
 
 #include <float.h>
@@ -49,8 +50,8 @@ static inline float largest(vec v) {
 
 /* Scores of one strip to weights: 2^(score - maximum), and the bookkeeping that goes with a new maximum. Row
  * r sees the first `visible + r` of the tile's n_keys keys. */
-static void strip_weights(const TileState *tile, int64_t first_row, int rows, int n_vecs, int64_t visible,
-                          int64_t n_keys) {
+void tile_weights(const TileState *tile, int64_t first_row, int rows, int n_vecs, int64_t visible,
+                  int64_t n_keys) {
     float *scores = tile->weights + first_row * TILE_KEYS;
     float *maximum = tile->maximum + first_row, *keep = tile->keep + first_row;
     float old[TILE_ROWS + VEC_LANES];
@@ -83,8 +84,8 @@ static void strip_weights(const TileState *tile, int64_t first_row, int rows, in
 }
 
 /* The denominator counts all weights, so dropping comes after it. */
-static void strip_dropout(const TileQueries *queries, const TileState *tile, int64_t first_query,
-                          int64_t first_row, int rows, int n_vecs, int64_t first_key) {
+void tile_drop(const TileQueries *queries, const TileState *tile, int64_t first_query, int64_t first_row,
+               int rows, int n_vecs, int64_t first_key) {
     uint32_t threshold = random_dropout_threshold(queries->dropout);
     float scale = random_dropout_scale(threshold);
     for (int r = 0; r < rows; r++) {
@@ -123,8 +124,8 @@ static void attend_key_tile(const TileQueries *queries, const TileState *tile, i
                                  .c = tile->weights + row * TILE_KEYS,
                                  .c_step = TILE_KEYS});
         if (queries->ahead) tile_prefetch(queries->ahead);
-        strip_weights(tile, row, rows, n_vecs, position + row + 1, n_keys);
-        if (queries->dropout > 0) strip_dropout(queries, tile, first_query, row, rows, n_vecs, first_key);
+        tile_weights(tile, row, rows, n_vecs, position + row + 1, n_keys);
+        if (queries->dropout > 0) tile_drop(queries, tile, first_query, row, rows, n_vecs, first_key);
     }
     for (int64_t row = first_row; row < n_rows; row += TILE_ROWS) {
         int rows = (int)tile_min(TILE_ROWS, n_rows - row);
@@ -158,8 +159,7 @@ static void finish_row(float *y, const float *output, float factor, const float 
 }
 
 /* Parts of a row's keys: with w = e^(lse - the larger lse) each counts w / Σw. */
-static void finish_rows(const TileQueries *queries, const TileState *tile, int64_t first_query,
-                        int64_t n_rows) {
+void tile_finish(const TileQueries *queries, const TileState *tile, int64_t first_query, int64_t n_rows) {
     const int size = queries->head_size, padded = tile_vecs(size) * VEC_LANES;
     for (int64_t row = 0; row < n_rows; row++) {
         float sum = vec_sum(vec_load(tile->sum + row * VEC_LANES)), keep = 0.0f;
@@ -179,24 +179,28 @@ static void finish_rows(const TileQueries *queries, const TileState *tile, int64
     }
 }
 
-void tile_attend(const TileQueries *queries, const TileState *tile) {
+void tile_begin(const TileQueries *queries, const TileState *tile, int64_t first_query, int64_t n_rows) {
     const int size = queries->head_size;
     const float factor = (float)(queries->scale * TILE_LOG2_E);
+    for (int64_t row = 0; row < n_rows; row++) {
+        const float *q = queries->q + (first_query + row) * queries->q_step;
+        for (int d = 0; d < size; d++) tile->q[row * size + d] = q[d] * factor;
+        vec_store(tile->sum + row * VEC_LANES, vec_set(0.0f));
+        tile->maximum[row] = -FLT_MAX; /* not -inf: then a score of -inf is still below it, and not a NaN */
+    }
+}
+
+void tile_attend(const TileQueries *queries, const TileState *tile) {
+    const int size = queries->head_size;
     for (int64_t first = 0; first < queries->n; first += TILE_QUERIES) {
         int64_t n_rows = tile_min(TILE_QUERIES, queries->n - first);
-        for (int64_t row = 0; row < n_rows; row++) {
-            const float *q = queries->q + (first + row) * queries->q_step;
-            for (int d = 0; d < size; d++) tile->q[row * size + d] = q[d] * factor;
-            vec_store(tile->sum + row * VEC_LANES, vec_set(0.0f));
-            tile->maximum[row] =
-                -FLT_MAX; /* not -inf: then a score of -inf is still below it, and not a NaN */
-        }
+        tile_begin(queries, tile, first, n_rows);
         if (queries->first_position < 0) /* not every row begins with the first tile */
             memset(tile->output, 0, (size_t)(n_rows * tile_vecs(size) * VEC_LANES) * sizeof(float));
         int64_t n_keys = tile_min(queries->n_keys, queries->first_position + first + n_rows);
         for (int64_t key = 0; key < n_keys; key += TILE_KEYS)
             attend_key_tile(queries, tile, first, n_rows, key);
-        finish_rows(queries, tile, first, n_rows);
+        tile_finish(queries, tile, first, n_rows);
     }
 }
 
@@ -276,12 +280,24 @@ static void forward_item(const AttentionShape *shape, const AttentionInputs *in,
     const uint64_t stride = (uint64_t)tile_round_up(shape->n_positions, 8);
     Forward work = forward_arrays(shape, &memory);
     int64_t n_packed[ATTENTION_MAX_RUNS] = {0}, last_position = query_position(shape, last - 1);
+    bool has_lists = shape->visible && shape->visible->blocks;
+    SparseKeys sparse = {0};
     for (int k = 0; k < shape->n_key_runs; k++) {
         const AttentionRun *run = &shape->keys[k];
         const int64_t place = key_place + run->first * in->kv_step;
         n_packed[k] = tile_min(run->n, last_position - run->position + 1); /* what is seen */
+        sparse.keys[k] = work.keys[k];
+        sparse.values[k] = work.values[k];
+        sparse.n[k] = n_packed[k];
+        if (has_lists) break; /* the one run there is, on the way */
         tile_pack_columns(in->keys + place, in->kv_step, n_packed[k], size, work.keys[k]);
         tile_pack_rows(in->values + place, in->kv_step, n_packed[k], size, 1.0f, work.values[k]);
+    }
+    if (has_lists) {
+        sparse.source_keys = in->keys + key_place;
+        sparse.source_values = in->values + key_place;
+        sparse.source_step = in->kv_step;
+        sparse.next = sparse_first_block(shape, b, first / TILE_KEYS, (last + TILE_KEYS - 1) / TILE_KEYS);
     }
     TileAhead ahead = {0};
     tile_ahead_y(&ahead, shape, out->y, item);
@@ -315,7 +331,11 @@ static void forward_item(const AttentionShape *shape, const AttentionInputs *in,
             .dropout_stride = stride,
             .ahead = &ahead,
         };
-        attend_runs(shape, &work, n_packed, queries, position);
+        if (shape->visible) {
+            sparse_attend(shape, &sparse, &work.state, queries, b, from, (int32_t)position);
+        } else {
+            attend_runs(shape, &work, n_packed, queries, position);
+        }
     }
 }
 
@@ -323,7 +343,9 @@ void attention_forward(const AttentionShape *shape, const AttentionInputs *in, c
                        void *scratch, int n_threads) {
     const int64_t T = shape->T, n_heads = shape->B * shape->n_kv_heads;
     if (T <= 0 || n_heads <= 0) return;
-    const int64_t run = tile_run(T, n_heads, n_threads), n_runs = (T + run - 1) / run;
+    const int64_t wanted = tile_run(T, n_heads, n_threads);
+    const int64_t run = shape->visible ? tile_round_up(wanted, TILE_KEYS) : wanted,
+                  n_runs = (T + run - 1) / run;
     const size_t thread_bytes = forward_thread_bytes(shape);
 #pragma omp parallel for schedule(dynamic) num_threads(n_threads) if (n_threads > 1)
     for (int64_t i = 0; i < n_heads * n_runs; i++) {

@@ -16,6 +16,7 @@
 #define PGPT_BACKEND_CPU_ATTENTION_ATTENTION_KERNEL_H
 
 #include "base/random.h"
+#include "ops/attention_pattern.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -27,6 +28,15 @@ typedef struct {
 } AttentionRun;
 
 enum { ATTENTION_MAX_RUNS = 2 };
+
+/* What is visible, where that is not simply all keys up to the query (ops/sparse_attention.h). Either `blocks`,
+ * lists of tiles, is there: then queries and keys are whole sequences; or tiles are asked for by position. */
+typedef struct {
+    AttentionPattern pattern;
+    const int32_t *starts; /* (B,T), of the rows of queries; NULL: there are no documents */
+    const int32_t *blocks; /* n_lists of them: one for all sequences, or one each */
+    int64_t n_lists, most;
+} AttentionVisible;
 
 typedef struct {
     int64_t B, T;        /* sequences, rows of queries in each */
@@ -42,6 +52,7 @@ typedef struct {
     RandomKey dropout_key;   /* the stream of the masks; the backward pass needs that of the forward pass */
     uint64_t first_sequence; /* global index of sequence 0: a mask depends on the place in the whole batch */
     uint64_t first_head;     /* global index of query head 0 */
+    const AttentionVisible *visible; /* NULL: keys up to the query */
 } AttentionShape;
 
 /* Weight (b, h, q, k), q and k positions, is kept when random_keep(dropout_key, first_sequence + b, index,
@@ -86,5 +97,12 @@ size_t attention_cached_scratch_bytes(const AttentionShape *shape, int64_t capac
 void attention_cached(const AttentionShape *shape, const float *qkv /* (B,T,(NH+2·NKV)·HS) */,
                       const int32_t *position /* (B) */, float *key_cache, float *value_cache,
                       int64_t capacity, float *y /* (B,T,NH·HS) */, void *scratch, int n_threads);
+
+/* The same of what shape->visible says (its `starts` are those of the new rows), in caches that are rings:
+ * position p is in row p % capacity, and no new row may take the place of one that is seen. */
+size_t attention_cached_sparse_scratch_bytes(const AttentionShape *shape, int64_t capacity, int n_threads);
+void attention_cached_sparse(const AttentionShape *shape, const float *qkv, const int32_t *position,
+                             float *key_cache, float *value_cache, int64_t capacity, float *y, void *scratch,
+                             int n_threads);
 
 #endif

@@ -2,8 +2,8 @@
 #include "backend/cpu/attention/attention_kernel.h"
 #include "backend/cpu/kernels.h"
 #include "backend/cpu/reduce.h"
-#include "ops/ops.h"
 #include "ops/reference.h"
+#include "ops/sparse_attention.h"
 
 static AttentionShape heads_shape(const AttentionAttributes *a, const int32_t *random) {
     AttentionShape shape = {
@@ -43,12 +43,16 @@ size_t cpu_attention_scratch(const Node *node, int n_threads) {
     return attention_forward_scratch_bytes(&shape, n_threads);
 }
 
+static void run_forward(const KernelCall *call, const AttentionShape *shape) {
+    AttentionInputs in = fused_inputs(shape, call->in[0]);
+    AttentionOutputs out = {.y = call->out[0], .lse = call->out[1]};
+    attention_forward(shape, &in, &out, call->scratch, call->n_threads);
+}
+
 Status cpu_attention(const KernelCall *call, Error *error) {
     (void)error;
     AttentionShape shape = attention_shape(call->node, call->node->input[0], call->in[1]);
-    AttentionInputs in = fused_inputs(&shape, call->in[0]);
-    AttentionOutputs out = {.y = call->out[0], .lse = call->out[1]};
-    attention_forward(&shape, &in, &out, call->scratch, call->n_threads);
+    run_forward(call, &shape);
     return STATUS_OK;
 }
 
@@ -59,10 +63,8 @@ size_t cpu_attention_backward_scratch(const Node *node, int n_threads) {
     return heads > sums ? heads : sums; /* one after the other */
 }
 
-Status cpu_attention_backward(const KernelCall *call, Error *error) {
-    (void)error;
-    AttentionShape shape = attention_shape(call->node, call->node->input[1], call->in[4]);
-    AttentionInputs in = fused_inputs(&shape, call->in[1]);
+static void run_backward(const KernelCall *call, const AttentionShape *shape) {
+    AttentionInputs in = fused_inputs(shape, call->in[1]);
     float *dqkv = call->out[0]; /* (B,T,(NH+2·NKV)·HS) */
     AttentionGradients gradients = {.dy = call->in[0],
                                     .y = call->in[2],
@@ -72,8 +74,51 @@ Status cpu_attention_backward(const KernelCall *call, Error *error) {
                                     .dvalues = dqkv + (in.values - in.q),
                                     .adds_dq = call->add[0],
                                     .adds_dkv = call->add[0]};
-    attention_backward(&shape, &in, &gradients, call->scratch, call->n_threads);
+    attention_backward(shape, &in, &gradients, call->scratch, call->n_threads);
     if (call->out[1]) reduce_output(call, 0, 1, call->scratch);
+}
+
+Status cpu_attention_backward(const KernelCall *call, Error *error) {
+    (void)error;
+    AttentionShape shape = attention_shape(call->node, call->node->input[1], call->in[4]);
+    run_backward(call, &shape);
+    return STATUS_OK;
+}
+
+/* ---- the same of what is visible. The attributes begin with those of the dense operation, and so do the
+ * inputs of the backward. */
+
+static AttentionVisible visible_of(const Node *node, const Tensor *blocks, const int32_t *lists,
+                                   const int32_t *starts) {
+    const SparseAttentionAttributes *a = node->attributes;
+    return (AttentionVisible){a->pattern, starts, lists, blocks->shape.dim[0], a->most};
+}
+
+size_t cpu_sparse_attention_scratch(const Node *node, int n_threads) {
+    return cpu_attention_scratch(node, n_threads);
+}
+
+Status cpu_sparse_attention(const KernelCall *call, Error *error) {
+    (void)error;
+    AttentionShape shape = attention_shape(call->node, call->node->input[0], call->in[SPARSE_IN_RANDOM]);
+    AttentionVisible visible = visible_of(call->node, call->node->input[SPARSE_IN_BLOCKS],
+                                          call->in[SPARSE_IN_BLOCKS], call->in[SPARSE_IN_STARTS]);
+    shape.visible = &visible;
+    run_forward(call, &shape);
+    return STATUS_OK;
+}
+
+size_t cpu_sparse_attention_backward_scratch(const Node *node, int n_threads) {
+    return cpu_attention_backward_scratch(node, n_threads);
+}
+
+Status cpu_sparse_attention_backward(const KernelCall *call, Error *error) {
+    (void)error;
+    AttentionShape shape = attention_shape(call->node, call->node->input[1], call->in[SPARSE_BACK_RANDOM]);
+    AttentionVisible visible = visible_of(call->node, call->node->input[SPARSE_BACK_BLOCKS],
+                                          call->in[SPARSE_BACK_BLOCKS], call->in[SPARSE_BACK_STARTS]);
+    shape.visible = &visible;
+    run_backward(call, &shape);
     return STATUS_OK;
 }
 
@@ -113,12 +158,17 @@ size_t cpu_attention_part_scratch(const Node *node, int n_threads) {
     return attention_forward_scratch_bytes(&shape, n_threads);
 }
 
-Status cpu_attention_part(const KernelCall *call, Error *error) {
-    (void)error;
+static void run_part(const KernelCall *call, const AttentionVisible *visible) {
     AttentionShape shape = part_shape(call->node, call->node->input[0], call->node->input[1], call->in[2]);
     AttentionInputs in = part_inputs(&shape, call->in[0], call->in[1]);
     AttentionOutputs out = {call->out[0], call->out[1], call->in[3], call->in[4]};
+    shape.visible = visible;
     attention_forward(&shape, &in, &out, call->scratch, call->n_threads);
+}
+
+Status cpu_attention_part(const KernelCall *call, Error *error) {
+    (void)error;
+    run_part(call, NULL);
     return STATUS_OK;
 }
 
@@ -133,10 +183,10 @@ size_t cpu_attention_part_backward_scratch(const Node *node, int n_threads) {
     return heads + unwanted_bytes(node, 0) + unwanted_bytes(node, 1);
 }
 
-Status cpu_attention_part_backward(const KernelCall *call, Error *error) {
-    (void)error;
+static void run_part_backward(const KernelCall *call, const AttentionVisible *visible) {
     const Node *node = call->node;
     AttentionShape shape = part_shape(node, node->input[1], node->input[2], call->in[5]);
+    shape.visible = visible;
     AttentionInputs in = part_inputs(&shape, call->in[1], call->in[2]);
     size_t heads = (attention_backward_scratch_bytes(&shape, call->n_threads) + 63) / 64 * 64;
     char *unwanted = (char *)call->scratch + heads;
@@ -151,6 +201,35 @@ Status cpu_attention_part_backward(const KernelCall *call, Error *error) {
                                     .adds_dq = call->out[0] && call->add[0],
                                     .adds_dkv = call->out[1] && call->add[1]};
     attention_backward(&shape, &in, &gradients, call->scratch, call->n_threads);
+}
+
+Status cpu_attention_part_backward(const KernelCall *call, Error *error) {
+    (void)error;
+    run_part_backward(call, NULL);
+    return STATUS_OK;
+}
+
+size_t cpu_sparse_attention_part_scratch(const Node *node, int n_threads) {
+    return cpu_attention_part_scratch(node, n_threads);
+}
+
+Status cpu_sparse_attention_part(const KernelCall *call, Error *error) {
+    (void)error;
+    const SparsePartAttributes *a = call->node->attributes;
+    AttentionVisible visible = {.pattern = a->pattern, .starts = call->in[5]};
+    run_part(call, &visible);
+    return STATUS_OK;
+}
+
+size_t cpu_sparse_attention_part_backward_scratch(const Node *node, int n_threads) {
+    return cpu_attention_part_backward_scratch(node, n_threads);
+}
+
+Status cpu_sparse_attention_part_backward(const KernelCall *call, Error *error) {
+    (void)error;
+    const SparsePartAttributes *a = call->node->attributes;
+    AttentionVisible visible = {.pattern = a->pattern, .starts = call->in[6]};
+    run_part_backward(call, &visible);
     return STATUS_OK;
 }
 
@@ -173,5 +252,28 @@ Status cpu_attention_cached(const KernelCall *call, Error *error) {
     }
     attention_cached(&shape, call->in[0], start, call->out[1], call->out[2], capacity, call->out[0],
                      call->scratch, call->n_threads);
+    return STATUS_OK;
+}
+
+size_t cpu_sparse_attention_cached_scratch(const Node *node, int n_threads) {
+    AttentionShape shape = attention_shape(node, node->input[0], NULL);
+    return attention_cached_sparse_scratch_bytes(&shape, node->output[1]->shape.dim[2], n_threads);
+}
+
+Status cpu_sparse_attention_cached(const KernelCall *call, Error *error) {
+    const Node *node = call->node;
+    const SparseCachedAttributes *a = node->attributes;
+    const int32_t *start = call->in[SPARSE_CACHED_START]; /* (B) */
+    AttentionShape shape = attention_shape(node, node->input[0], NULL);
+    AttentionVisible visible = {.pattern = a->pattern, .starts = call->in[SPARSE_CACHED_STARTS]};
+    shape.visible = &visible;
+    shape.n_positions = a->n_positions;
+    for (int64_t b = 0; b < shape.B; b++) {
+        if (start[b] >= 0 && start[b] + shape.T <= a->n_positions) continue;
+        return error_failed(error, "sparse_attention_cached: %lld rows at position %d of %lld",
+                            (long long)shape.T, start[b], (long long)a->n_positions);
+    }
+    attention_cached_sparse(&shape, call->in[0], start, call->out[1], call->out[2],
+                            node->output[1]->shape.dim[2], call->out[0], call->scratch, call->n_threads);
     return STATUS_OK;
 }

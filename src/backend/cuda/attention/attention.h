@@ -20,6 +20,8 @@
 extern "C" {
 #endif
 
+#include "ops/sparse_attention.h"
+
 /* Where everything lies. The backward reads qkv, y, lse and dy and writes dqkv, and sums. */
 typedef struct {
     const void *qkv; /* (B,T,(NH+2·NKV)·HS) */
@@ -31,6 +33,10 @@ typedef struct {
     const int32_t *random;
     void *scratch;
     float *sums; /* (B, elements of a row): of each sequence's rows of dqkv, as stored; NULL: not wanted */
+    /* What is seen: {0} and NULL is everything up to a query. Plain kernels ask for it, and those of sparse
+     * attention. */
+    AttentionPattern pattern;
+    const int32_t *starts; /* (B,T): where the queries' documents begin */
 } AttentionMemory;
 
 /* Does every row of a head begin at a 16-byte boundary? */

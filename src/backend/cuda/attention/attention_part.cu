@@ -1,10 +1,9 @@
-/* attention_part and its backward: rows are cut into rectangles of one run of positions each, and each goes
- * the way that takes it (attention_part.h). What a query has from the rectangles before is merged with what
- * the next one gives; gradients are added up, from zero on. */
+/* attention_part, sparse_attention_part and their backwards: rows are cut into rectangles of one run of
+ * positions each, and each goes the way that takes it (attention_part.h). What a query has from the
+ * rectangles before is merged with what the next one gives; gradients are added up, from zero on. */
+#include "backend/cuda/attention/attention_facts.h"
 #include "backend/cuda/attention/attention_part.h"
 #include "backend/cuda/runtime/device.cuh"
-
-#define LOG2_E 1.4426950408889634f
 
 typedef struct {
     int64_t first, n, position;
@@ -22,8 +21,11 @@ static int runs_of(const RowPositions *rows, int64_t n, Run *runs) {
     return 2;
 }
 
-static PartShape part_shape(const AttentionPartAttributes *a, const Tensor *q, const Tensor *kv) {
+/* pattern NULL: dense. */
+static PartShape part_shape(const AttentionPartAttributes *a, const AttentionPattern *pattern,
+                            const Tensor *q, const Tensor *kv) {
     PartShape s = {};
+    if (pattern) s.pattern = *pattern;
     s.dtype = q->dtype;
     s.n_sequences = q->shape.dim[0];
     s.n_heads = a->heads.n_heads;
@@ -51,7 +53,9 @@ static bool set_rectangle(PartShape *s, const Run *queries, const Run *keys) {
     s->key_position = keys->position;
     s->offset = queries->position - keys->position;
     if (s->offset > keys->n) s->offset = keys->n; /* it sees them all */
-    return s->offset + queries->n > 0;
+    int64_t reach = pattern_reach(&s->pattern);   /* of the first query, from which keys are the nearest */
+    bool is_far = reach && queries->position - (keys->position + keys->n - 1) >= reach;
+    return s->offset + queries->n > 0 && !is_far;
 }
 
 static bool is_tiled(const CudaContext *context, const PartShape *s, const PartMemory *m) {
@@ -82,7 +86,8 @@ static Status keep_before(const KernelCall *call, cudaStream_t stream, Error *er
     return STATUS_OK;
 }
 
-extern "C" Status cuda_attention_part(const KernelCall *call, Error *error) {
+static Status run_forward(const KernelCall *call, const AttentionPattern *pattern, const int32_t *starts,
+                          Error *error) {
     enum { BLANK_THREADS = 256 };
     const Node *node = call->node;
     const AttentionPartAttributes *a = (const AttentionPartAttributes *)node->attributes;
@@ -90,8 +95,9 @@ extern "C" Status cuda_attention_part(const KernelCall *call, Error *error) {
     CudaContext *context = cuda_context(call);
     if (!same_types(q, kv) || node->output[0]->dtype != DTYPE_F32)
         return cuda_unsupported(call, node->output[0], error);
-    PartShape s = part_shape(a, q, kv);
+    PartShape s = part_shape(a, pattern, q, kv);
     PartMemory m = {};
+    m.starts = starts;
     m.q = call->in[0], m.kv = call->in[1], m.random = (const int32_t *)call->in[2];
     m.y = (float *)call->out[0], m.lse = (float *)call->out[1];
     Run queries[2], keys[2];
@@ -115,43 +121,32 @@ extern "C" Status cuda_attention_part(const KernelCall *call, Error *error) {
     return cuda_launched("attention_part", error);
 }
 
-/* ---- backward */
-
-/* A warp a row and head: what scores are made relative to, and Σ dy·y. */
-template <typename T, typename Y>
-static __global__ void facts_kernel(const T *dy, const Y *y, const float *lse, float2 *facts, PartShape s) {
-    int64_t row = (int64_t)blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
-    if (row >= s.n_sequences * s.n_heads * s.query_rows) return;
-    int64_t t = row % s.query_rows, head = row / s.query_rows, b = head / s.n_heads, h = head % s.n_heads;
-    int64_t at = (b * s.query_rows + t) * s.q_width + h * s.head_size;
-    float sum = 0.0f;
-    for (int i = (int)threadIdx.x % WARP; i < s.head_size; i += WARP)
-        sum = fmaf(as_float(dy[at + i]), as_float(y[at + i]), sum);
-#pragma unroll
-    for (int step = WARP / 2; step; step /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, step);
-    if (threadIdx.x % WARP == 0)
-        facts[row] = make_float2(lse[row] == -INFINITY ? INFINITY : lse[row] * LOG2_E, sum);
+/* Attributes of the sparse kind begin with those of the other. */
+static const AttentionPattern *pattern_of(const KernelCall *call) {
+    return &((const SparsePartAttributes *)call->node->attributes)->pattern;
 }
+
+extern "C" Status cuda_attention_part(const KernelCall *call, Error *error) {
+    return run_forward(call, NULL, NULL, error);
+}
+
+extern "C" Status cuda_sparse_attention_part(const KernelCall *call, Error *error) {
+    return run_forward(call, pattern_of(call), (const int32_t *)call->in[5], error);
+}
+
+/* ---- backward */
 
 /* dy is of the queries' type; y too, or f32. */
 static Status find_facts(const KernelCall *call, const PartShape *s, cudaStream_t stream, Error *error) {
-    enum { THREADS = 256 };
-    const Tensor *q = call->node->input[1], *y = call->node->input[3];
-    int64_t rows = s->n_sequences * s->n_heads * s->query_rows;
-    FOR_TYPE(q, T, {
-        const T *dy = (const T *)call->in[0];
-        unsigned blocks = blocks_for(rows, THREADS / WARP);
-        if (y->dtype == DTYPE_F32)
-            facts_kernel<T, float><<<blocks, THREADS, 0, stream>>>(
-                dy, (const float *)call->in[3], (const float *)call->in[4], (float2 *)call->scratch, *s);
-        else
-            facts_kernel<T, T><<<blocks, THREADS, 0, stream>>>(
-                dy, (const T *)call->in[3], (const float *)call->in[4], (float2 *)call->scratch, *s);
-    });
-    return cuda_launched("attention_part_backward", error);
+    const FactRows rows = {
+        s->dtype,    call->node->input[3]->dtype, s->n_sequences, s->n_heads, s->query_rows, s->q_width,
+        s->head_size};
+    return attention_row_facts(&rows, call->in[0], call->in[3], (const float *)call->in[4],
+                               (float *)call->scratch, stream, error);
 }
 
-extern "C" Status cuda_attention_part_backward(const KernelCall *call, Error *error) {
+static Status run_backward(const KernelCall *call, const AttentionPattern *pattern, const int32_t *starts,
+                           Error *error) {
     const Node *node = call->node;
     const AttentionPartAttributes *a = (const AttentionPartAttributes *)node->attributes;
     const Tensor *q = node->input[1], *kv = node->input[2], *y = node->input[3];
@@ -162,8 +157,9 @@ extern "C" Status cuda_attention_part_backward(const KernelCall *call, Error *er
     }
     if (!same_types(q, node->input[0]) || !same_types(q, kv) || (y->dtype != DTYPE_F32 && !same_types(q, y)))
         return cuda_unsupported(call, node->input[0], error);
-    PartShape s = part_shape(a, q, kv);
+    PartShape s = part_shape(a, pattern, q, kv);
     PartMemory m = {};
+    m.starts = starts;
     m.dy = call->in[0], m.q = call->in[1], m.kv = call->in[2], m.random = (const int32_t *)call->in[5];
     m.facts = (const float *)call->scratch;
     m.dq = (float *)call->out[0], m.dkv = (float *)call->out[1];
@@ -183,4 +179,12 @@ extern "C" Status cuda_attention_part_backward(const KernelCall *call, Error *er
                                       : attention_part_plain_backward(&s, &m, context->stream, error));
     }
     return STATUS_OK;
+}
+
+extern "C" Status cuda_attention_part_backward(const KernelCall *call, Error *error) {
+    return run_backward(call, NULL, NULL, error);
+}
+
+extern "C" Status cuda_sparse_attention_part_backward(const KernelCall *call, Error *error) {
+    return run_backward(call, pattern_of(call), (const int32_t *)call->in[6], error);
 }

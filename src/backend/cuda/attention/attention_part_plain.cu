@@ -9,6 +9,7 @@
 typedef struct {
     PartShape s;
     const int32_t *random; /* NULL: none */
+    const int32_t *starts; /* of the queries' documents; NULL: none */
     bool aligned;
     int share;
 } PlainPart;
@@ -16,7 +17,7 @@ typedef struct {
 static PlainPart plain_part(const PartShape *s, const PartMemory *m) {
     uintptr_t all = (uintptr_t)m->q | (uintptr_t)m->kv | (uintptr_t)m->y | (uintptr_t)m->dy |
                     (uintptr_t)m->dq | (uintptr_t)m->dkv;
-    PlainPart p = {*s, s->threshold ? m->random : NULL, s->head_size % 8 == 0 && all % 16 == 0,
+    PlainPart p = {*s, s->threshold ? m->random : NULL, m->starts, s->head_size % 8 == 0 && all % 16 == 0,
                    s->n_heads / s->n_kv_heads};
     return p;
 }
@@ -42,6 +43,15 @@ DEVICE int64_t visible_to(const PartShape &s, int64_t i) {
     return n < 0 ? 0 : n < s.n_keys ? n : s.n_keys;
 }
 
+/* Of the keys up to its own, does query i see key k? */
+DEVICE bool is_seen(const PlainPart &p, int64_t b, int64_t i, int64_t k) {
+    const PartShape &s = p.s;
+    int64_t position = s.key_position + k;
+    if (p.starts && position < p.starts[b * s.query_rows + s.first_query + i]) return false;
+    return s.pattern.kind == PATTERN_DENSE ||
+           pattern_sees(&s.pattern, (int32_t)(s.query_position + i), (int32_t)position);
+}
+
 template <typename T, int LANES>
 static __global__ void __launch_bounds__(ATTEND_THREADS)
     part_forward_kernel(const T *q_rows, const T *kv_rows, float *y, float *lse, PlainPart p) {
@@ -61,12 +71,12 @@ static __global__ void __launch_bounds__(ATTEND_THREADS)
     Attention mine = attention_none();
     for (int64_t base = 0; base < visible; base += GROUPS) {
         int64_t k = base + threadIdx.x / LANES;
-        bool is_there = k < visible;
+        bool is_there = k < visible && is_seen(p, b, i, k);
         float key[VECTOR], value[VECTOR];
         load8(keys + k * s.kv_width + c, is_there ? left : 0, p.aligned, key);
         load8(values + k * s.kv_width + c, is_there ? left : 0, p.aligned, value);
         float score = group_sum<LANES>(dot8(q, key)) * s.scale;
-        if (!is_there) continue; /* in the last turn only */
+        if (!is_there) continue;
         float max = fmaxf(mine.max, score), keep = __expf(mine.max - max), weight = __expf(score - max);
         float used = weight * keep_factor(p, random, b, h, i, k);
         mine.max = max;
@@ -76,16 +86,16 @@ static __global__ void __launch_bounds__(ATTEND_THREADS)
     }
     __syncwarp();
     mine = block_join<LANES>(mine, shared);
-    if ((int)threadIdx.x >= LANES || (s.merges && !visible)) return;
-    float my_lse = visible ? mine.max + logf(mine.sum) : -INFINITY,
-          other = s.merges ? lse[at_lse] : -INFINITY;
-    float most = fmaxf(my_lse, other), of_mine = visible ? __expf(my_lse - most) : 0.0f,
+    bool sees = mine.sum > 0.0f;
+    if ((int)threadIdx.x >= LANES || (s.merges && !sees)) return;
+    float my_lse = sees ? mine.max + logf(mine.sum) : -INFINITY, other = s.merges ? lse[at_lse] : -INFINITY;
+    float most = fmaxf(my_lse, other), of_mine = sees ? __expf(my_lse - most) : 0.0f,
           of_other = other == -INFINITY ? 0.0f : __expf(other - most), both = of_mine + of_other;
     float before[VECTOR] = {0};
     if (s.merges) load8(y + at + c, left, p.aligned, before);
 #pragma unroll
     for (int j = 0; j < VECTOR; j++) {
-        float own = visible ? mine.value[j] / mine.sum * of_mine : 0.0f;
+        float own = sees ? mine.value[j] / mine.sum * of_mine : 0.0f;
         mine.value[j] = both > 0.0f ? (own + (of_other > 0.0f ? before[j] * of_other : 0.0f)) / both : 0.0f;
     }
     store8(y + at + c, left, p.aligned, mine.value);
@@ -127,7 +137,7 @@ static __global__ void __launch_bounds__(ATTEND_THREADS)
     float2 row_facts = facts[(b * s.n_heads + h) * s.query_rows + s.first_query + i];
     for (int64_t base = 0; base < visible; base += GROUPS) {
         int64_t k = base + threadIdx.x / LANES;
-        bool is_there = k < visible;
+        bool is_there = k < visible && is_seen(p, b, i, k);
         float key[VECTOR], value[VECTOR];
         load8(keys + k * s.kv_width + c, is_there ? left : 0, p.aligned, key);
         load8(values + k * s.kv_width + c, is_there ? left : 0, p.aligned, value);
@@ -165,6 +175,7 @@ static __global__ void __launch_bounds__(ATTEND_THREADS)
         bool is_there = j < queries;
         int64_t h = (int64_t)kv * p.share + (is_there ? j % p.share : 0),
                 i = first + (is_there ? j / p.share : 0);
+        is_there = is_there && is_seen(p, b, i, k);
         int64_t at = (b * s.query_rows + s.first_query + i) * s.q_width + h * s.head_size + c;
         float q[VECTOR], g[VECTOR];
         load8(q_rows + at, is_there ? left : 0, p.aligned, q);

@@ -22,6 +22,9 @@ typedef struct {
     const int32_t *random; /* NULL: none */
     uint32_t threshold;
     int site, first_head;
+    /* what is seen: see AttentionMemory */
+    AttentionPattern pattern;
+    const int32_t *starts;
 } PlainShape;
 
 static PlainShape plain_shape(const AttentionShape *a, const AttentionMemory *m) {
@@ -40,6 +43,8 @@ static PlainShape plain_shape(const AttentionShape *a, const AttentionMemory *m)
     s.threshold = a->threshold;
     s.site = a->site;
     s.first_head = a->first_head;
+    s.pattern = m->pattern;
+    s.starts = m->starts;
     return s;
 }
 
@@ -50,6 +55,18 @@ DEVICE float keep_factor(const PlainShape &s, RandomKey key, int64_t b, int64_t 
         ((uint64_t)(s.first_head + h) * (uint64_t)s.n_positions + (uint64_t)q) * length + (uint64_t)k;
     bool keep = random_keep(key, first_sequence(s.random) + (uint64_t)b, index, s.threshold);
     return keep ? random_dropout_scale(s.threshold) : 0.0f;
+}
+
+/* Of the keys up to its own, does query t see key k? */
+DEVICE bool is_seen(const PlainShape &s, int64_t b, int64_t t, int64_t k) {
+    if (s.starts && k < s.starts[b * s.n_positions + t]) return false;
+    return s.pattern.kind == PATTERN_DENSE || pattern_sees(&s.pattern, (int32_t)t, (int32_t)k);
+}
+
+/* The first key that it could see. */
+DEVICE int64_t first_key_of(const PlainShape &s, int64_t b, int64_t t) {
+    int64_t start = s.starts ? s.starts[b * s.n_positions + t] : 0, reach = pattern_reach(&s.pattern);
+    return reach && t - reach + 1 > start ? t - reach + 1 : start;
 }
 
 DEVICE RandomKey key_of(const PlainShape &s) {
@@ -71,14 +88,14 @@ static __global__ void __launch_bounds__(ATTEND_THREADS)
     float q[VECTOR];
     load8(qkv + n * s.width + (int64_t)h * s.head_size + c, left, s.aligned, q);
     Attention mine = attention_none();
-    for (int64_t base = 0; base <= t; base += GROUPS) {
+    for (int64_t base = first_key_of(s, b, t); base <= t; base += GROUPS) {
         int64_t k = base + threadIdx.x / LANES;
-        bool is_there = k <= t;
+        bool is_there = k <= t && is_seen(s, b, t, k);
         float key[VECTOR], value[VECTOR];
         load8(keys + k * s.width + c, is_there ? left : 0, s.aligned, key);
         load8(values + k * s.width + c, is_there ? left : 0, s.aligned, value);
         float score = group_sum<LANES>(dot8(q, key)) * s.scale;
-        if (!is_there) continue; /* in the last turn only */
+        if (!is_there) continue;
         float max = fmaxf(mine.max, score), keep = __expf(mine.max - max), p = __expf(score - max);
         float weight = p * keep_factor(s, random, b, h, t, k);
         mine.max = max;
@@ -126,9 +143,9 @@ static __global__ void __launch_bounds__(ATTEND_THREADS)
     load8(dy + at_y, left, s.aligned, g);
     load8(y + at_y, left, s.aligned, out);
     float row_sum = group_sum<LANES>(dot8(g, out)), row_lse = lse[(b * s.n_heads + h) * s.n_positions + t];
-    for (int64_t base = 0; base <= t; base += GROUPS) {
+    for (int64_t base = first_key_of(s, b, t); base <= t; base += GROUPS) {
         int64_t k = base + threadIdx.x / LANES;
-        bool is_there = k <= t;
+        bool is_there = k <= t && is_seen(s, b, t, k);
         float key[VECTOR], value[VECTOR];
         load8(keys + k * s.width + c, is_there ? left : 0, s.aligned, key);
         load8(values + k * s.width + c, is_there ? left : 0, s.aligned, value);
@@ -157,13 +174,16 @@ static __global__ void __launch_bounds__(ATTEND_THREADS)
     float key[VECTOR], value[VECTOR], dkey[VECTOR] = {0}, dvalue[VECTOR] = {0};
     load8(qkv + at_key, left, s.aligned, key);
     load8(qkv + at_value, left, s.aligned, value);
-    int64_t queries = (s.n_positions - k) * s.share; /* that see the key, over all heads that share it */
+    int64_t reach = pattern_reach(&s.pattern), left_over = s.n_positions - k;
+    /* that may see the key, over all heads that share it */
+    int64_t queries = (reach && reach < left_over ? reach : left_over) * s.share;
     for (int64_t base = 0; base < queries; base += GROUPS) {
         int64_t i = base + threadIdx.x / LANES;
         bool is_there = i < queries;
         int64_t h = (int64_t)kv * s.share + (is_there ? i % s.share : 0),
                 t = k + (is_there ? i / s.share : 0);
         int64_t at = b * s.n_positions + t;
+        is_there = is_there && is_seen(s, b, t, k);
         float q[VECTOR], g[VECTOR], out[VECTOR];
         load8(qkv + at * s.width + h * s.head_size + c, is_there ? left : 0, s.aligned, q);
         load8(dy + at * s.y_width + h * s.head_size + c, is_there ? left : 0, s.aligned, g);

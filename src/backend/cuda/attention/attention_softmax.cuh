@@ -20,14 +20,15 @@ template <int HS, int M> DEVICE void start_rows(ForwardRows<HS, M> &rows) {
     }
 }
 
-/* Everything relative to a new maximum. */
-template <int HS, int M>
+/* Everything relative to a new maximum. MAY_BE_BLIND: there may be rows that have not seen a key yet. */
+template <int HS, int M, bool MAY_BE_BLIND = false>
 DEVICE void shrink_rows(ForwardRows<HS, M> &rows, const float max[M][2], float scale_log2) {
 #pragma unroll
     for (int m = 0; m < M; m++) {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             float shrink = exp2_fast((rows.max[m][i] - max[m][i]) * scale_log2);
+            if (MAY_BE_BLIND && max[m][i] == -INFINITY) shrink = 0.0f;
             rows.max[m][i] = max[m][i];
             rows.sum[m][i] *= shrink;
 #pragma unroll
@@ -41,7 +42,7 @@ DEVICE void shrink_rows(ForwardRows<HS, M> &rows, const float max[M][2], float s
 
 /* Scores become weights relative to each row's maximum. Mostly no score is much larger than that, which every
  * lane sees for itself: only else have the lanes of a row to agree on a new one. */
-template <int HS, int M, int N>
+template <int HS, int M, int N, bool MAY_BE_BLIND = false>
 DEVICE void soften(ForwardRows<HS, M> &rows, float s[M][N][4], float scale_log2) {
     float max[M][2];
     bool grows = false;
@@ -63,13 +64,14 @@ DEVICE void soften(ForwardRows<HS, M> &rows, float s[M][N][4], float scale_log2)
 #pragma unroll
             for (int i = 0; i < 2; i++) max[m][i] = row_max(max[m][i]);
         }
-        shrink_rows<HS, M>(rows, max, scale_log2);
+        shrink_rows<HS, M, MAY_BE_BLIND>(rows, max, scale_log2);
     }
 #pragma unroll
     for (int m = 0; m < M; m++) {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             float shift = -rows.max[m][i] * scale_log2;
+            if (MAY_BE_BLIND && rows.max[m][i] == -INFINITY) shift = 0.0f;
 #pragma unroll
             for (int n = 0; n < N; n++) {
 #pragma unroll

@@ -263,9 +263,13 @@ extern "C" Status cuda_gemm(CudaContext *context, const Gemm *p, Error *error) {
         return error_failed(error, "there is no GEMM of %lldx%lld and %lldx%lld", (long long)p->rows,
                             (long long)p->inner, (long long)p->inner, (long long)p->columns);
     }
-    if (!entry->is_chosen && !context->traits.settings.default_gemm && !is_capturing(context)) {
-        TRY(gemm_choose(context, p, &entry->description, &entry->choice, error));
+    if (!entry->is_chosen && !is_capturing(context)) {
+        Error refused = {}; /* the library may refuse to launch what it has proposed: then it is not taken */
         entry->is_chosen = true;
+        if (context->traits.settings.default_gemm &&
+            gemm_launch(context, p, &entry->description, &entry->choice.algorithm, &refused) == STATUS_OK)
+            return STATUS_OK;
+        TRY(gemm_choose(context, p, &entry->description, &entry->choice, error));
     }
     return gemm_launch(context, p, &entry->description, &entry->choice.algorithm, error);
 }

@@ -276,16 +276,21 @@ extern "C" Status gemm_survey(CudaContext *context, const Gemm *gemm, const Gemm
 
 /* ---- the choice ---- */
 
-/* Memory to try a GEMM on that adds to its own result. False without memory: then nothing is timed. */
+/* Memory to try a GEMM on that adds to its own result. False without memory: then nothing is timed. It is
+ * taken and given back in the order of the stream: cudaMalloc and cudaFree wait for the whole device, and so
+ * for messages that wait for what is behind this GEMM. */
 static bool trial_memory(const CudaContext *context, Gemm *trial, void **memory) {
     *memory = NULL;
     if (!trial->addend || trial->addend != trial->c) return true;
     int64_t stride = trial->c_stride ? trial->c_stride : trial->columns;
     size_t n_bytes = (size_t)(trial->rows * stride) * dtype_info(trial->c_type)->n_bytes;
-    if (cudaMalloc(memory, n_bytes) != cudaSuccess ||
-        cudaMemsetAsync(*memory, 0, n_bytes, context->stream) != cudaSuccess) {
+    if (cudaMallocAsync(memory, n_bytes, context->stream) != cudaSuccess) {
         cudaGetLastError(); /* it is not sticky */
-        cudaFree(*memory);
+        return false;
+    }
+    if (cudaMemsetAsync(*memory, 0, n_bytes, context->stream) != cudaSuccess) {
+        cudaGetLastError();
+        cudaFreeAsync(*memory, context->stream);
         return false;
     }
     trial->c = *memory;
@@ -301,8 +306,9 @@ extern "C" Status gemm_choose(CudaContext *context, const Gemm *gemm, const Gemm
     int n = gemm_candidates(context, gemm, description, candidate, GEMM_CANDIDATES);
     if (n < 2 || !trial_memory(context, &trial, &memory)) return STATUS_OK;
     Status status = gemm_survey(context, &trial, description, candidate, n, error);
-    cudaFree(memory);
+    cudaError_t given_back = memory ? cudaFreeAsync(memory, context->stream) : cudaSuccess;
     TRY(status);
+    TRY(cuda_check(given_back, "giving memory back", error));
     int first = 0;
     while (first < n && candidate[first].rank != 0) first++;
     if (first == n || !(candidate[first].microseconds < INFINITY)) {

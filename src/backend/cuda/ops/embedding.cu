@@ -14,6 +14,7 @@ typedef struct {
     int64_t first_token, n_tokens, n_all;  /* of the token table, and of the whole vocabulary */
     int64_t n_places;                      /* rows of the position table */
     RowPositions positions;
+    bool has_places; /* `start` has the position of each row */
     bool aligned;
 } EmbeddingShape;
 
@@ -22,8 +23,9 @@ static __global__ void embedding_kernel(const int32_t *tokens, const T *token_ta
                                         const int32_t *start, T *y, EmbeddingShape s, CudaFault *fault) {
     int64_t n = (int64_t)blockIdx.x * ROWS + threadIdx.x / WARP, lane = threadIdx.x % WARP;
     if (n >= s.n_rows) return;
-    int64_t token = tokens[n],
-            place = place_of(s.positions, n % s.n_positions) + (start ? start[n / s.n_positions] : 0);
+    int64_t token = tokens[n], place = 0;
+    if (s.has_places) place = start[n];
+    else place = place_of(s.positions, n % s.n_positions) + (start ? start[n / s.n_positions] : 0);
     bool is_token = token >= 0 && token < s.n_all;
     int64_t row = token - s.first_token;
     bool has_token = is_token && row >= 0 && row < s.n_tokens;
@@ -54,6 +56,7 @@ extern "C" Status cuda_embedding(const KernelCall *call, Error *error) {
                         a->n_all,
                         positions ? positions->shape.dim[0] : 0,
                         a->positions,
+                        node->input[3] && node->input[3]->shape.n_dims == 2,
                         rows_aligned(call->in[1], table->shape.dim[1]) && is_aligned(call->in[2]) &&
                             is_aligned(call->out[0])};
     if (!s.n_rows) return STATUS_OK;
@@ -129,11 +132,70 @@ static __global__ void __launch_bounds__(PLACE_THREADS *PLACE_PARTS)
     write8(table, place * channels + c, n, sum, add);
 }
 
+/* Where rows have positions of their own (documents), those at a block's place are looked for among all, so
+ * many a thread at a time, and summed in their order. */
+enum { SEARCHED = 8 };
+
+template <typename T, bool ALIGNED>
+static __global__ void __launch_bounds__(PLACE_THREADS)
+    found_gradient_kernel(const T *dy, const int32_t *places, Memory table, int64_t n_rows, int64_t n_places,
+                          int64_t channels, bool add, CudaFault *fault) {
+    __shared__ unsigned char found[PLACE_THREADS];
+    int64_t place = blockIdx.x, c = ((int64_t)blockIdx.y * blockDim.x + threadIdx.x) * VECTOR,
+            n = channels - c;
+    bool reports = place == 0 && blockIdx.y == 0, is_named = false;
+    float sum[VECTOR] = {0};
+    for (int64_t base = 0; base < n_rows; base += (int64_t)blockDim.x * SEARCHED) {
+        unsigned mine = 0;
+        int64_t first = base + (int64_t)threadIdx.x * SEARCHED;
+#pragma unroll
+        for (int i = 0; i < SEARCHED; i++) {
+            if (first + i >= n_rows) continue;
+            int64_t at = places[first + i];
+            mine |= (unsigned)(at == place) << i;
+            if (reports && (at < 0 || at >= n_places)) report(fault, FAULT_POSITION, at, n_places);
+        }
+        __syncthreads(); /* all have read what was found before */
+        found[threadIdx.x] = (unsigned char)mine;
+        if (!__syncthreads_or((int)mine)) continue;
+        is_named = true;
+        for (int thread = 0; thread < (int)blockDim.x; thread++) {
+            for (unsigned left = found[thread]; left; left &= left - 1) {
+                int64_t row = base + thread * SEARCHED + __ffs((int)left) - 1;
+                float v[VECTOR];
+                unpack(load_raw<T, ALIGNED>(dy + row * channels + c, n), v);
+#pragma unroll
+                for (int k = 0; k < VECTOR; k++) sum[k] += v[k];
+            }
+        }
+    }
+    if (n > 0 && (!add || is_named)) write8(table, place * channels + c, n, sum, add);
+}
+
+static Status find_gradient(const KernelCall *call, const Tensor *dy, const Tensor *output, Error *error) {
+    const CudaContext *context = cuda_context(call);
+    int64_t n_places = output->shape.dim[0], channels = output->shape.dim[1];
+    unsigned threads = blocks_for(channels, WARP * VECTOR) * WARP;
+    threads = threads < PLACE_THREADS ? threads : (unsigned)PLACE_THREADS;
+    dim3 grid((unsigned)n_places, blocks_for(channels, threads * VECTOR));
+#define FOUND(ALIGNED)                                                                                       \
+    found_gradient_kernel<T, ALIGNED><<<grid, threads, 0, context->stream>>>(                                \
+        (const T *)call->in[0], (const int32_t *)call->in[1], memory_of(call->out[0], output, channels),     \
+        dy->shape.dim[0] * dy->shape.dim[1], n_places, channels, call->add[0], context->device_fault)
+    FOR_TYPE(dy, T, {
+        if (rows_aligned(call->in[0], channels)) FOUND(true);
+        else FOUND(false);
+    });
+    return cuda_launched("embedding_position_gradient", error);
+}
+
 extern "C" Status cuda_embedding_position_gradient(const KernelCall *call, Error *error) {
     const EmbeddingAttributes *a = (const EmbeddingAttributes *)call->node->attributes;
     const Tensor *dy = call->node->input[0], *output = call->node->output[0];
     int64_t n_places = output->shape.dim[0], channels = output->shape.dim[1];
     if (!n_places || !channels) return STATUS_OK;
+    if (call->node->input[1] && call->node->input[1]->shape.n_dims == 2)
+        return find_gradient(call, dy, output, error);
     const CudaContext *context = cuda_context(call);
     int64_t last = dy->shape.dim[1] ? row_place(&a->positions, dy->shape.dim[1] - 1) : 0;
     if (!call->in[1] && last >= n_places)

@@ -12,6 +12,7 @@ typedef struct {
     int64_t n_positions, width; /* T, elements of a row */
     int n_turned, head_size;    /* heads that are turned */
     RowPositions positions;
+    bool has_places;       /* `start` has the position of each row */
     double frequency_step; /* frequency i is 2^(step·i) */
     float direction;       /* -1 turns back */
     bool aligned, add, in_place;
@@ -35,7 +36,9 @@ static __global__ void __launch_bounds__(THREADS)
     int64_t n = blockIdx.x;
     int pairs = s.head_size / 2, vectors = (pairs + VECTOR - 1) / VECTOR;
     float *cosine = table, *sine = table + pairs;
-    int64_t position = place_of(s.positions, n % s.n_positions) + (start ? start[n / s.n_positions] : 0);
+    int64_t position = 0;
+    if (s.has_places) position = start[n];
+    else position = place_of(s.positions, n % s.n_positions) + (start ? start[n / s.n_positions] : 0);
     fill_table(cosine, sine, pairs, (double)position, s);
     const T *row = x + n * s.width;
     T *out = y + n * s.width;
@@ -74,6 +77,7 @@ extern "C" Status cuda_rotary(const KernelCall *call, Error *error) {
                      a->n_heads + a->n_kv_heads,
                      a->head_size,
                      a->positions,
+                     call->node->input[1] && call->node->input[1]->shape.n_dims == 2,
                      -2.0 * log2((double)a->theta) / a->head_size,
                      a->inverse ? -1.0f : 1.0f,
                      a->head_size % (2 * VECTOR) == 0 && is_aligned(call->in[0]) && is_aligned(call->out[0]),

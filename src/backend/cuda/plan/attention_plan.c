@@ -8,6 +8,7 @@
 
 #include "base/random.h"
 #include "base/system/library.h"
+#include "ops/sparse_attention.h"
 
 #include <string.h>
 
@@ -138,12 +139,23 @@ bool cuda_attention_sums(const CudaTraits *gpu, const Node *node) {
     return gpu->attention_way == ATTENTION_AUTO && attention_short_takes(&shape, true, gpu->max_shared_bytes);
 }
 
+/* Two numbers a row of weights; the sums come behind. */
+size_t cuda_sparse_attention_backward_scratch(const CudaTraits *gpu, const Node *node) {
+    AttentionShape shape = cuda_attention_shape(node, node->input[SPARSE_BACK_QKV]);
+    size_t gradient = attention_tiled_backward_scratch(&shape), sums = sums_scratch(gpu, node);
+    return gradient > sums ? gradient : sums;
+}
+
 /* ---- of some of the keys ---- */
 
 /* Two numbers a row of weights. */
 size_t cuda_attention_part_backward_scratch(const CudaTraits *gpu, const Node *node) {
     (void)gpu;
     return 2 * (size_t)tensor_count(node->input[4]) * sizeof(float);
+}
+
+size_t cuda_sparse_attention_part_backward_scratch(const CudaTraits *gpu, const Node *node) {
+    return cuda_attention_part_backward_scratch(gpu, node);
 }
 
 /* ---- with a cache ---- */
@@ -170,4 +182,9 @@ size_t cuda_attention_cached_scratch(const CudaTraits *gpu, const Node *node) {
     int n_parts = cuda_attention_cached_parts(gpu, node);
     int64_t queries = cuda_attention_cached_queries(node);
     return n_parts > 1 ? (size_t)(queries * n_parts * (a->head_size + 2)) * sizeof(float) : 0;
+}
+
+/* Attributes begin with those of the other kind. */
+size_t cuda_sparse_attention_cached_scratch(const CudaTraits *gpu, const Node *node) {
+    return cuda_attention_cached_scratch(gpu, node);
 }

@@ -39,6 +39,19 @@ size_t cuda_squared_norm_scratch(const CudaTraits *gpu, const Node *node) {
     return cuda_reduce_all_scratch(gpu, tensor_count(node->input[0]));
 }
 
+/* ---- depths: sums of columns, and three numbers beside them ---- */
+
+size_t cuda_depth_router_gradient_scratch(const CudaTraits *gpu, const Node *node) {
+    Shape shape = node->input[1]->shape;
+    return cuda_reduce_columns_scratch(gpu, shape_rows(shape), shape_columns(shape));
+}
+
+size_t cuda_depth_predict_scratch(const CudaTraits *gpu, const Node *node) {
+    Shape shape = node->input[1]->shape;
+    int64_t n_parts = cuda_reduce_columns_parts(gpu, shape_rows(shape), shape_columns(shape));
+    return (size_t)(n_parts * (shape_columns(shape) + 3)) * sizeof(float);
+}
+
 /* ---- the gradient of the token table ---- */
 
 bool cuda_has_few_tokens(const Node *node) {

@@ -3,7 +3,9 @@
 #include "backend/cuda/plan/plan.h"
 
 #include "ops/decode_step.h"
+#include "ops/experts/expert_ranks.h"
 #include "ops/sample.h"
+#include "ops/sparse_attention.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -72,9 +74,24 @@ static int find_kernel(const Op *op) {
     return -1;
 }
 
+/* Whose attributes begin with those of heads. */
 static bool is_attention(const Op *op) {
-    return op == &OP_ATTENTION || op == &OP_ATTENTION_BACKWARD || op == &OP_ATTENTION_CACHED ||
-           op == &OP_ATTENTION_PART || op == &OP_ATTENTION_PART_BACKWARD;
+    static const Op *const KINDS_OF_IT[] = {
+        &OP_ATTENTION,
+        &OP_ATTENTION_BACKWARD,
+        &OP_ATTENTION_CACHED,
+        &OP_ATTENTION_PART,
+        &OP_ATTENTION_PART_BACKWARD,
+        &OP_SPARSE_ATTENTION,
+        &OP_SPARSE_ATTENTION_BACKWARD,
+        &OP_SPARSE_ATTENTION_CACHED,
+        &OP_SPARSE_ATTENTION_PART,
+        &OP_SPARSE_ATTENTION_PART_BACKWARD,
+    };
+    for (size_t i = 0; i < sizeof KINDS_OF_IT / sizeof KINDS_OF_IT[0]; i++) {
+        if (op == KINDS_OF_IT[i]) return true;
+    }
+    return false;
 }
 
 static bool has_kernel(const BackendTraits *traits, const Node *node) {

@@ -127,7 +127,7 @@ static void release(void *context, void *memory, size_t n_bytes) {
 static Status wait_watchfully(CudaContext *cuda, cudaEvent_t event, Error *error) {
     enum { LOOKS = 1000 }; /* between two questions, about a millisecond */
     for (;;) {
-        TRY(cuda->check(cuda->check_context, error));
+        TRY(watchers_ask(&cuda->watchers, error));
         for (int look = 0; look < LOOKS; look++) {
             cudaError_t code = event ? cudaEventQuery(event) : cudaStreamQuery(cuda->stream);
             if (code == cudaErrorNotReady) continue;
@@ -137,7 +137,7 @@ static Status wait_watchfully(CudaContext *cuda, cudaEvent_t event, Error *error
 }
 
 Status cuda_wait_until(CudaContext *cuda, cudaEvent_t event, Error *error) {
-    if (cuda->check) TRY(wait_watchfully(cuda, event, error));
+    if (cuda->watchers.first) TRY(wait_watchfully(cuda, event, error));
     else
         TRY(cuda_check(event ? cudaEventSynchronize(event) : cudaStreamSynchronize(cuda->stream),
                        "waiting for the GPU", error));
@@ -267,6 +267,7 @@ static void close(void *context) {
     cudaFreeHost(cuda->upload);
     cudaFreeHost(cuda->download);
     cudaFreeHost(cuda->result);
+    watchers_close(&cuda->watchers);
     free(cuda);
 }
 
@@ -414,7 +415,7 @@ Status backend_cuda_open(Backend *backend, int device, Error *error) {
     memcpy(backend->device_id, cuda->id, sizeof backend->device_id);
     const char *wish = getenv("CUDA_LAUNCH_BLOCKING"); /* the driver obeys it too */
     backend->is_blocking = wish && atoi(wish) != 0;
-    backend->blocking_wish = "set CUDA_LAUNCH_BLOCKING=1";
+    backend->blocking_wish = "set CUDA_LAUNCH_BLOCKING=1, and for a pipeline PGPT_WITHOUT=nccl,";
     return STATUS_OK;
 }
 
@@ -467,10 +468,12 @@ void backend_cuda_give_pinned_back(void *context, void *memory) {
     cudaFreeHost(memory);
 }
 
-void backend_cuda_watch(const Backend *backend, Status (*check)(void *context, Error *error), void *context) {
-    CudaContext *cuda = (CudaContext *)backend->context;
-    cuda->check = check;
-    cuda->check_context = context;
+Status backend_cuda_watch(const Backend *backend, WatcherCheck check, void *context, Error *error) {
+    return watchers_add(&((CudaContext *)backend->context)->watchers, check, context, error);
+}
+
+void backend_cuda_unwatch(const Backend *backend, const void *context) {
+    watchers_remove(&((CudaContext *)backend->context)->watchers, context);
 }
 
 const char *backend_cuda_note(const Backend *backend) {

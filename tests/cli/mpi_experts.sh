@@ -1,0 +1,77 @@
+#!/bin/bash
+# Expert parallelism: experts divided among ranks give the losses, the reports, the texts and the checkpoints of one
+# process, alone and with the other ways to divide a model; and what cannot be is refused with what can.
+# shellcheck source=/dev/null
+. "$SOURCE_ROOT/tests/cli/lib"
+# shellcheck source=/dev/null
+. "$SOURCE_ROOT/tests/cli/lib_mpi"
+
+for i in {1..500}; do
+    echo "the $((i * i % 13)) of $((i % 7)) and $((i * 3 % 5)) is not the $((i % 11)) of $((i * 7 % 17))"
+done >book.txt
+small=(train "${TINY[@]}" --layers 2 --heads 4 --channels 32 --batch 7 --context 16 --tokenizer word --data book.txt
+    --lr 0.003 --lr-schedule constant --beta2 0.95 --epsilon 1e-3 --dropout 0.1 --eval-every 10 --eval-batches 2
+    --experts 5 --shared-experts 1 --sample-tokens 12)
+
+# Five experts divide by nothing here, nor do seven sequences.
+pgpt "${small[@]}" --steps 20 --out one
+cp out text
+while read -r name n words; do
+    # shellcheck disable=SC2086 # several words
+    ranks "$n" "${small[@]}" --steps 20 --out "$name" $words
+    for key in loss val_loss grad_norm balance_loss router_entropy expert_load; do
+        close_numbers 1e-4 "$(column one $key)" "$(column "$name" $key)"
+    done
+    [[ $name == stages4 ]] || cmp -s out text || fail "$name: another text: $(diff out text)"
+done <<END
+two2 2 --ep 2
+three3 3 --ep 3 --recompute 1 --zero 1
+four4 4 --ep 4 --zero 2 --micro-batch 1
+mixed4 4 --ep 2 --tp 2
+context4 4 --ep 2 --cp 2 --zero 1
+stages4 4 --ep 2 --pp 2 --micro-batch 1 --schedule zb-h1
+shards4 4 --ep 2 --dp 2 --zero 3
+END
+
+# A checkpoint goes on in any layout, and its curve is one.
+pgpt "${small[@]}" --steps 30 --out whole
+while read -r from name n words; do
+    cp -r "$from" "$name"
+    # shellcheck disable=SC2086
+    ranks "$n" train --resume "$name" --steps 30 $words
+    close_numbers 1e-4 "$(column whole loss)" "$(column "$name" loss)"
+done <<END
+two2 two2-on-1 1 --ep 1
+one one-on-4 4 --ep 4 --zero 3
+shards4 shards4-on-3 3 --ep 3 --dp 1 --zero 0
+four4 four4-on-2 2 --ep 1 --tp 2 --zero 0
+END
+
+# A model in use: the ranks have the same rows, and each makes its experts' part.
+pgpt generate two2 --prompt "the 3" --tokens 12 --temperature 0
+cp out text
+ranks 2 generate two2 --ep 2 --prompt "the 3" --tokens 12 --temperature 0
+cmp -s out text || fail "generate --ep 2: another text: $(diff out text)"
+ranks 4 generate two2 --ep 2 --tp 2 --prompt "the 3" --tokens 12 --temperature 0
+cmp -s out text || fail "generate --ep 2 --tp 2: another text: $(diff out text)"
+pgpt eval two2 --data book.txt --json
+loss=$(sed -n 's/.*"loss": *\([0-9.]*\).*/\1/p' out)
+ranks 3 eval two2 --data book.txt --ep 3 --json
+close_numbers 1e-5 "$loss" "$(sed -n 's/.*"loss": *\([0-9.]*\).*/\1/p' out)"
+
+# The program shows it: rows set out before the experts that all tokens pass are computed, and are waited for behind.
+ranks 2 "${small[@]}" --ep 2 --print-program
+[[ $(grep -c ' expert_exchange_start ' out) == 8 ]] || fail "two blocks exchange four times: $(grep exchange out)"
+order=$(awk '$2 == "forward" && $3 ~ /^(expert_exchange_start|linear|grouped_linear|wait)$/ { print $3 }' out |
+    grep -m1 -A8 expert_exchange_start | tr '\n' ' ')
+[[ $order == "expert_exchange_start linear wait grouped_linear grouped_linear expert_exchange_start linear wait "* ]] ||
+    fail "the exchange is not overlapped: $order"
+
+# What cannot be.
+ranks_refused "/--ep 2 divides the experts of a model among ranks, and this one has none/" 2 \
+    "${small[@]}" --experts 0 --shared-experts 0 --ep 2
+ranks_refused "/--ep 4 is more ranks than the model has experts \(3\); lower it to 2, and let --dp take the other/" 4 \
+    "${small[@]}" --experts 3 --ep 4
+ranks_refused "/--sync push is of whole models, and --ep 2 divides the experts among ranks/" 4 \
+    "${small[@]}" --ep 2 --sync push
+ranks_refused "/--ep 6 is more ranks than the model has experts \(5\); lower it to 3/" 6 generate two2 --ep 6
