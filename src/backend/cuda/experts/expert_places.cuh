@@ -2,8 +2,8 @@
  * filling up to a capacity need.
  *
  * A warp has a run of neighbours and takes 32 at a time. Lanes that have the same expert find each other
- * (match), and are ordered by lane; `next` (n_experts), in shared memory, is the warp's own, and says what the
- * next one of each expert gets. All of it is integers: the result is the same whoever comes first. */
+ * (match), and are ordered by lane; `next` (n_experts), in shared memory, is the warp's own, and says what
+ * the next one of each expert gets. All of it is integers: the result is the same whoever comes first. */
 #ifndef PGPT_BACKEND_CUDA_EXPERTS_EXPERT_PLACES_CUH
 #define PGPT_BACKEND_CUDA_EXPERTS_EXPERT_PLACES_CUH
 

@@ -52,8 +52,8 @@ static __global__ void __launch_bounds__(MOVE_THREADS)
 
 /* ---- y[n] = Σ over s of gates[n,s] · rows[slot[n,s]] ---- */
 
-/* The row and the gate of the choices that there are, 32 of them at a time: a lane has one, and all go through
- * those that have a row. */
+/* The row and the gate of the choices that there are, 32 of them at a time: a lane has one, and all go
+ * through those that have a row. */
 template <typename T, bool ALIGNED>
 static __global__ void __launch_bounds__(MOVE_THREADS)
     sum_kernel(const T *rows, T *y, const MoveShape s, bool add) {

@@ -1,9 +1,9 @@
 /* The epilogue of a tile of grouped_sm90.cu.
  *
  * The tensor cores give a thread two columns of every 8, for two rows. Four lanes with the same rows exchange
- * pairs so that each has 8 neighbours of every 32 columns (turn_quad, which is its own inverse): what is read or
- * written beside the sums is whole vectors. Nothing goes through shared memory, which the other group's GEMMs
- * need. */
+ * pairs so that each has 8 neighbours of every 32 columns (turn_quad, which is its own inverse): what is read
+ * or written beside the sums is whole vectors. Nothing goes through shared memory, which the other group's
+ * GEMMs need. */
 #ifndef PGPT_BACKEND_CUDA_EXPERTS_GROUPED_EPILOGUE_CUH
 #define PGPT_BACKEND_CUDA_EXPERTS_GROUPED_EPILOGUE_CUH
 

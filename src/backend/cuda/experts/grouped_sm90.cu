@@ -1,21 +1,21 @@
 /* Grouped GEMMs by warpgroups (grouped.h): wgmma and TMA, compute capability 9.0, 16-bit factors.
  *
- * Floor: 2·rows·inputs·outputs FLOPs over the matrix rate; for 65,536 rows, 1024 inputs and 4096 outputs on an
- * H200 0.74 ms at the 742 TFLOP/s that the library's dense GEMM reaches. Of that, storing c takes 0.13 ms, and
- * an epilogue with gelu as many cycles as a quarter of the multiplications: so it must go on beside them.
+ * Floor: 2·rows·inputs·outputs FLOPs over the matrix rate; for 65,536 rows, 1024 inputs and 4096 outputs on
+ * an H200 0.74 ms at the 742 TFLOP/s that the library's dense GEMM reaches. Of that, storing c takes 0.13 ms,
+ * and an epilogue with gelu as many cycles as a quarter of the multiplications: so it must go on beside them.
  *
  * The kernel is persistent and warp-specialized. Blocks take tiles of 128 by 256 (grouped_warpgroup.cuh) in
  * turns; which expert a tile belongs to each finds in a table of where experts begin, made from `offsets` in
- * shared memory. One warpgroup loads, by TMA, up to four steps ahead, and over the border of tiles. Two multiply,
- * 64 rows each, of the same boxes. The first begins three steps before the second and stays ahead, since both
- * have as much to do: while it runs its epilogue the second has the tensor cores to itself, and the other way
- * round. That is all that is needed to hide the epilogue; the sums take half of a thread's registers, so there
- * is no room for a second tile.
+ * shared memory. One warpgroup loads, by TMA, up to four steps ahead, and over the border of tiles. Two
+ * multiply, 64 rows each, of the same boxes. The first begins three steps before the second and stays ahead,
+ * since both have as much to do: while it runs its epilogue the second has the tensor cores to itself, and
+ * the other way round. That is all that is needed to hide the epilogue; the sums take half of a thread's
+ * registers, so there is no room for a second tile.
  *
- * Rows of c that belong to the next expert are multiplied with the wrong weight, and not stored. For the gradient
- * of weights, rows are the terms: there a box must end with the expert. All of an expert's steps but the last are
- * whole boxes; the last one is copied by the loading group's threads, with zeros behind the end. So nothing of a
- * neighbour, or of rows that are not there, is ever added. */
+ * Rows of c that belong to the next expert are multiplied with the wrong weight, and not stored. For the
+ * gradient of weights, rows are the terms: there a box must end with the expert. All of an expert's steps but
+ * the last are whole boxes; the last one is copied by the loading group's threads, with zeros behind the end.
+ * So nothing of a neighbour, or of rows that are not there, is ever added. */
 #include "backend/cuda/experts/grouped_epilogue.cuh"
 
 #include "backend/cuda/runtime/pdl.cuh"
@@ -63,8 +63,8 @@ DEVICE void load_step(const WarpgroupCall &c, GroupedShared &shared, const Self 
     load_second<KIND, CLUSTER>(c, shared, me, w, stage, term);
 }
 
-/* Rows `term` .. end-1 of some boxes of 64 columns each, as TMA would bring them, and zeros behind the end. By
- * the group: a thread has vector thread%8 of every 16th row. */
+/* Rows `term` .. end-1 of some boxes of 64 columns each, as TMA would bring them, and zeros behind the end.
+ * By the group: a thread has vector thread%8 of every 16th row. */
 DEVICE void copy_rows(char *to, int n_boxes, const void *from, int64_t columns, int column, int term,
                       int end) {
     enum { ROW_STEP = GROUP_THREADS / 8 };

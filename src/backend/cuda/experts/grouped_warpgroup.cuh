@@ -2,9 +2,9 @@
  * instructions that bring them and multiply them. wgmma.cuh says how boxes lie in shared memory.
  *
  * A tile has 128 rows and 256 columns of c, and takes 64 terms at a time: 16 kB of the first factor, 32 kB of
- * the second. With clusters two neighbouring blocks have tiles one below the other, a unit: the second factor is
- * the same for both, each loads one half of it for both (multicast), and what the L2 cache has to deliver is a
- * third less. */
+ * the second. With clusters two neighbouring blocks have tiles one below the other, a unit: the second factor
+ * is the same for both, each loads one half of it for both (multicast), and what the L2 cache has to deliver
+ * is a third less. */
 #ifndef PGPT_BACKEND_CUDA_EXPERTS_GROUPED_WARPGROUP_CUH
 #define PGPT_BACKEND_CUDA_EXPERTS_GROUPED_WARPGROUP_CUH
 

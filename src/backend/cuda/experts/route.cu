@@ -1,13 +1,13 @@
 /* route: which experts a token goes to, and how much of each.
  *
- * Floor: the logits read once and what is chosen written once over the copy bandwidth: 4·E + 8·S bytes a token,
- * which for 8 experts is less than a launch. A warp has a token (route_token.cuh).
+ * Floor: the logits read once and what is chosen written once over the copy bandwidth: 4·E + 8·S bytes a
+ * token, which for 8 experts is less than a launch. A warp has a token (route_token.cuh).
  *
- * Two things are not a token's own. With a capacity, a block has a group: its warps have runs of the wishes in
- * the order in which these are granted, first wishes before second ones, and each learns from the counts of the
- * others how many of an expert come before its own (expert_places.cuh). With expert-choice, a block has an
- * expert and a group: it finds the least probability that it takes, digit by digit, and gives what is left to
- * the first tokens that have just that. */
+ * Two things are not a token's own. With a capacity, a block has a group: its warps have runs of the wishes
+ * in the order in which these are granted, first wishes before second ones, and each learns from the counts
+ * of the others how many of an expert come before its own (expert_places.cuh). With expert-choice, a block
+ * has an expert and a group: it finds the least probability that it takes, digit by digit, and gives what is
+ * left to the first tokens that have just that. */
 #include "backend/cuda/experts/expert_places.cuh"
 #include "backend/cuda/experts/route_token.cuh"
 
@@ -95,8 +95,8 @@ typedef struct {
     int n_equal[TAKE_THREADS / WARP];
 } TakeShared;
 
-/* The digit of the least one that is taken, of those whose digits before it are known. By one warp: lane L has
- * 8 of the counts, the greatest digits first. */
+/* The digit of the least one that is taken, of those whose digits before it are known. By one warp: lane L
+ * has 8 of the counts, the greatest digits first. */
 DEVICE void find_digit(TakeShared &shared, int room, int shift) {
     int lane = lane_of_warp(), own = 0, before = shared.n_more;
     for (int k = 0; k < DIGIT / WARP; k++) own += shared.counts[DIGIT - 1 - lane * (DIGIT / WARP) - k];

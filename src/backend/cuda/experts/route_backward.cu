@@ -1,7 +1,8 @@
 /* The backward of route: dlogits and dnoise of a token, of its gates, and of the balance and the z loss.
  *
- * Floor: the logits read and their gradient written over the copy bandwidth. A warp has a token, and works out
- * its wishes again. The balance loss wants the shares of the token's group, which a kernel before it counts. */
+ * Floor: the logits read and their gradient written over the copy bandwidth. A warp has a token, and works
+ * out its wishes again. The balance loss wants the shares of the token's group, which a kernel before it
+ * counts. */
 #include "backend/cuda/experts/route_token.cuh"
 
 typedef struct {

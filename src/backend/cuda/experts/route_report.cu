@@ -1,8 +1,8 @@
 /* route_report: what a step says of a router.
  *
- * Floor: logits and choices read once over the copy bandwidth. A warp has a token at a time; what it counts is
- * whole numbers, added up by atomics, and what it sums are doubles, which leave each block as one partial sum.
- * A last kernel adds those up in order. */
+ * Floor: logits and choices read once over the copy bandwidth. A warp has a token at a time; what it counts
+ * is whole numbers, added up by atomics, and what it sums are doubles, which leave each block as one partial
+ * sum. A last kernel adds those up in order. */
 #include "backend/cuda/experts/route_token.cuh"
 
 enum { REPORT_SUMS = 3 }; /* entropy, balance, z */

@@ -1,7 +1,8 @@
-/* What a router does with one token, by a warp: its wishes, and the gate of each. The formulas are experts.h's.
+/* What a router does with one token, by a warp: its wishes, and the gate of each. The formulas are
+ * experts.h's.
  *
- * Lane L has experts L, L + 32, ...: EACH of them at most, all in registers. Of a token's wishes it has number L
- * and number L + 32. */
+ * Lane L has experts L, L + 32, ...: EACH of them at most, all in registers. Of a token's wishes it has
+ * number L and number L + 32. */
 #ifndef PGPT_BACKEND_CUDA_EXPERTS_ROUTE_TOKEN_CUH
 #define PGPT_BACKEND_CUDA_EXPERTS_ROUTE_TOKEN_CUH
 
