@@ -480,7 +480,7 @@ static void check_node(const Run *run) {
     for (int i = 0; i < n_modes; i++) check_mode(run, &modes[i]);
     if (!is_attention(node)) check_mode(run, &shifted);
     for (int k = 0; k < node->n_outputs && node->op->in_place && !test_is_brief(); k++) {
-        int input = node->op->in_place(node, k);
+        int input = node->op->in_place(run->typed, k); /* which depends on types */
         if (input < 0 || !node->output[k]) continue;
         Mode mode = {" in place", 0, WRITE_FRESH, k, 0};
         check_mode(run, &mode);
