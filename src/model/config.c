@@ -246,7 +246,6 @@ double config_active_hidden(const ModelConfig *config, double expert_hidden) {
 
 /* What each router brings with it. */
 static Status complete_experts(ModelConfig *config, Error *error) {
-    if (!config->expert_every) config->expert_every = 1;
     bool by_bias = config->router == ROUTER_BALANCE_FREE, by_expert = config->router == ROUTER_EXPERT_CHOICE;
     int64_t n_chosen = config->router == ROUTER_SWITCH ? 1 : 2;
     bool is_fixed = config->router == ROUTER_SWITCH || config->router == ROUTER_GSHARD;
@@ -335,6 +334,8 @@ Status config_set_document_end(ModelConfig *config, int32_t end_of_text, Error *
 }
 
 Status config_complete(ModelConfig *config, int64_t tokenizer_vocabulary, Error *error) {
+    if (!config->expert_every) config->expert_every = 1; /* as the options say, where nobody has said it */
+    if (!config->depth_every) config->depth_every = 2;
     if (config->n_channels % config->n_heads != 0) {
         return error_user(
             error,

@@ -308,6 +308,7 @@ static void test_config_json(void **state) {
                           .rotary_theta = 12345.678};
     Arena arena = {0};
     Error error = {0};
+    assert_ok(config_complete(&config, config.vocabulary, &error), error); /* as it is when it is saved */
     json_t *object = checkpoint_config_json(&config);
     ModelConfig got;
     assert_ok(checkpoint_config_read(object, "m.json", &got, &arena, &error), error);

@@ -92,7 +92,7 @@ static const char *const examples[] = {
     "generation",
     "pgpt bench generate --model mini --tokens 256",
     "experts against the dense GEMM of as many rows",
-    "pgpt bench experts --model gpt2-medium --experts 8 --experts-per-token 2 --batch 32 --dtype bf16 --device cuda",
+    "pgpt bench experts --model gpt2-medium --experts 8 --batch 32 --dtype bf16 --device cuda",
     "sparse attention against dense attention, at a length of one's own",
     "pgpt bench attention --model mini --sequence 4096 --batch 1 --pattern window:256,strided:64",
     NULL,
