@@ -32,7 +32,7 @@ no '/--tp 3 does not divide the 4 ranks of this run; start 3 or 6 ranks \(mpirun
 no '/--sequence-parallel means something only with --tp 2 or more; leave it out/' 2 --no-sequence-parallel
 no '/--tp-style means something only with --tp 2 or more; leave it out/' 2 --tp-style row
 no '/--tp-style row has all rows on every rank, and --sequence-parallel divides them; leave one out/' 2 --tp 2 --tp-style row --sequence-parallel
-no '/--tp-chunks means something only with --tp 2 or more; leave it out/' 2 --tp-chunks 2
+no '/--tp-chunks means something only with --tp or --ep 2 or more; leave it out/' 2 --tp-chunks 2
 no '/--tp-chunks 2 overlaps the messages of --tp-style column; leave one out/' 2 --tp 2 --tp-chunks 2 --tp-style row
 no '/--tp-chunks 2 is of layers that one stage has all of, and in a pipeline micro-batches are in flight already/' 4 --tp 2 --pp 2 --layers 2 --tp-chunks 2
 no '/--ranks-per-host means something only with --print-mesh; leave it out/' 2 --ranks-per-host 2
