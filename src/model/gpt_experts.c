@@ -2,22 +2,24 @@
  *
  *     logits = W_router · h                                                (B·T,E), f32
  *     gates, choice = route(logits)                                        K experts of each token
- *     y = Σ over a token's experts of gate · W_proj[e] · gelu(W_fc[e] · h)  + the experts that all tokens pass
+ *     y = Σ over a token's experts of gate · W_proj[e] · gelu(W_fc[e] · h)  + the experts that all tokens
+ *                                                                           pass
  *
  * Rows are sorted by expert, so that each expert's are one GEMM (ops/experts/experts.h).
  *
- * Tensor parallelism: every rank has all rows, chooses alike, and has some hidden channels of every expert. What
- * its experts make is a part of a sum, and so is all that flows back: of the gates and so of the router's
- * logits, of its weights (SHARD_ALIKE), of h. What is to be counted once, the router's own losses, is the first
- * rank's.
+ * Tensor parallelism: every rank has all rows, chooses alike, and has some hidden channels of every expert.
+ * What its experts make is a part of a sum, and so is all that flows back: of the gates and so of the
+ * router's logits, of its weights (SHARD_ALIKE), of h. What is to be counted once, the router's own losses,
+ * is the first rank's.
  *
- * Context parallelism: what a token gets depends on its whole sequence, for room in an expert and for the balance
- * loss. So the logits of all positions are put together on every rank, which routes whole sequences and takes
- * its own rows of it. They are E numbers a token, where the token itself is C.
+ * Context parallelism: what a token gets depends on its whole sequence, for room in an expert and for the
+ * balance loss. So the logits of all positions are put together on every rank, which routes whole sequences
+ * and takes its own rows of it. They are E numbers a token, where the token itself is C.
  *
- * Expert parallelism: a rank has some of the experts. Its tokens' rows go to the ranks that have theirs, and come
- * back to be weighed (parallel/expert_exchange.h); the experts that all tokens pass are computed meanwhile.
- * Where all ranks have the same rows (generation), nothing travels but the sum of what their experts make. */
+ * Expert parallelism: a rank has some of the experts. Its tokens' rows go to the ranks that have theirs, and
+ * come back to be weighed (parallel/expert_exchange.h); the experts that all tokens pass are computed
+ * meanwhile. Where all ranks have the same rows (generation), nothing travels but the sum of what their
+ * experts make. */
 #include "model/gpt_writer.h"
 #include "ops/experts/expert_ranks.h"
 
@@ -102,8 +104,8 @@ static bool exchanges_rows(const GptWriter *r) {
     return r->split.ep && r->split.ep->size > 1 && !r->split.has_same_rows;
 }
 
-/* What this rank's channels of the experts make of h (B,T,C): (B·T,C). Of experts that are divided among ranks
- * with the same rows, each makes those that it has. */
+/* What this rank's channels of the experts make of h (B,T,C): (B·T,C). Of experts that are divided among
+ * ranks with the same rows, each makes those that it has. */
 static Tensor *record_experts(GptWriter *r, Tensor *h, const Routes *routes, int block,
                               const RouteAttributes *attributes) {
     Graph *graph = r->graph;

@@ -92,9 +92,9 @@ typedef struct {
     int n_whole_parameters;  /* of the whole model, where this is a part of it */
     int64_t n_whole_elements;
     int64_t n_experts;
-    /* What routers without a balance loss choose by beside their gates, (blocks with experts here, E): of the model
-     * as its parameters are, and given to whoever takes these, but moved by load and not by a gradient, and f32
-     * whatever the weights are. Without elements: there is none. */
+    /* What routers without a balance loss choose by beside their gates, (blocks with experts here, E): of the
+     * model as its parameters are, and given to whoever takes these, but moved by load and not by a gradient,
+     * and f32 whatever the weights are. Without elements: there is none. */
     Parameter router_bias;
 } ParameterTable;
 
@@ -176,8 +176,8 @@ Tensor *parameter_router_bias(const ParameterTensors *tensors, Graph *graph, int
 int64_t parameter_router_row(const ParameterTable *table, int block);
 int64_t parameters_n_router_biases(const ParameterTable *table);
 
-/* Of the biases of the whole model, (all blocks with experts, E), those that are here; and the other way round,
- * leaving the others as they are. */
+/* Of the biases of the whole model, (all blocks with experts, E), those that are here; and the other way
+ * round, leaving the others as they are. */
 void parameters_take_router_bias(const ParameterTable *table, const ModelConfig *config, const float *whole,
                                  float *here);
 void parameters_give_router_bias(const ParameterTable *table, const ModelConfig *config, const float *here,

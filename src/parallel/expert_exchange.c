@@ -1,7 +1,7 @@
-/* Rows lie sorted by expert at home, so those for a rank lie together, expert by expert. Where they go they lie
- * by expert, then by rank. Both are found from two small tables of numbers, the offsets at home and what the
- * other ranks' offsets are of the experts here; a run of a start node reads them, writes down where each run
- * of rows lies on either side (CommPlaces), and hands that to the communicator as one all-to-all. The way
+/* Rows lie sorted by expert at home, so those for a rank lie together, expert by expert. Where they go they
+ * lie by expert, then by rank. Both are found from two small tables of numbers, the offsets at home and what
+ * the other ranks' offsets are of the experts here; a run of a start node reads them, writes down where each
+ * run of rows lies on either side (CommPlaces), and hands that to the communicator as one all-to-all. The way
  * back, and the gradients of both, are the same with the two sides swapped. */
 #include "parallel/expert_exchange.h"
 

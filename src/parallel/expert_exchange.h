@@ -3,7 +3,8 @@
  *     ExpertExchange exchange = op_expert_start_meeting(graph, ep, order.offsets, n_experts, &sizes);
  *     ... record what makes the rows ...
  *     op_expert_finish_meeting(graph, &exchange);
- *     ParallelFlight going = op_expert_start_dispatch(graph, &exchange, rows);      // (M,C), sorted by expert
+ *     // (M,C), sorted by expert
+ *     ParallelFlight going = op_expert_start_dispatch(graph, &exchange, rows);
  *     ... record what does not need them ...
  *     Tensor *here = op_parallel_finish(graph, &going);                             // (exchange.n_here,C)
  *     ... grouped_linear by exchange.here: the experts of this rank, the rows of all ranks ...
@@ -12,8 +13,8 @@
  *
  * First every rank learns how many rows of each of its experts each other rank has (E numbers a pair, always
  * as many); then the rows travel, only those that there are, and each run of rows of an expert goes at once
- * to where the expert wants it: by expert, then by rank, then as sorted there. So nothing is sorted again, and
- * what comes back lies as it lay.
+ * to where the expert wants it: by expert, then by rank, then as sorted there. So nothing is sorted again,
+ * and what comes back lies as it lay.
  *
  * The exchange with the two ways swapped is its backward. Buffers are planned for the worst case, in which
  * all tokens of all ranks want the experts of this one. How many rows there are is known on the device: the

@@ -22,7 +22,7 @@ no '/--batch 3 has fewer sequences than the 4 ranks that share it; raise --batch
 no '/--dp 3 does not multiply to the 4 ranks of this run; leave out --dp/' 4 --dp 3
 no '/--dp 1 does not multiply to the 2 ranks of this run/' 2 --dp 1
 no "/--zero wants a whole number between 0 and 3, got '4'/" 2 --zero 4
-no '/--ep 2: this version has no expert parallelism, which divides experts among ranks; leave it out, and ranks divide the batch/' 2 --ep 2
+no '/--ep 2 divides the experts of a model among ranks, and this one has none \(--experts 0\); leave it out, and --dp takes these ranks/' 2 --ep 2
 no '/--cp 4 is more than sequences of 5 tokens can be divided into \(ring: at least two a rank\); lower it to 2, or raise --sequence/' 4 --cp 4 --sequence 5
 no '/--cp-style all-to-all gives each of the 3 ranks of --cp some of the 2 key\/value heads, which are too few; choose --cp-style ring, or lower --cp to 1/' 3 --cp 3 --cp-style all-to-all --heads 2
 no '/--cp-style means something only with --cp 2 or more; leave it out/' 2 --cp-style all-to-all
@@ -32,7 +32,7 @@ no '/--tp 3 does not divide the 4 ranks of this run; start 3 or 6 ranks \(mpirun
 no '/--sequence-parallel means something only with --tp 2 or more; leave it out/' 2 --no-sequence-parallel
 no '/--tp-style means something only with --tp 2 or more; leave it out/' 2 --tp-style row
 no '/--tp-style row has all rows on every rank, and --sequence-parallel divides them; leave one out/' 2 --tp 2 --tp-style row --sequence-parallel
-no '/--tp-chunks means something only with --tp 2 or more; leave it out/' 2 --tp-chunks 2
+no '/--tp-chunks means something only with --tp or --ep 2 or more; leave it out/' 2 --tp-chunks 2
 no '/--tp-chunks 2 overlaps the messages of --tp-style column; leave one out/' 2 --tp 2 --tp-chunks 2 --tp-style row
 no '/--tp-chunks 2 is of layers that one stage has all of, and in a pipeline micro-batches are in flight already/' 4 --tp 2 --pp 2 --layers 2 --tp-chunks 2
 no '/--ranks-per-host means something only with --print-mesh; leave it out/' 2 --ranks-per-host 2

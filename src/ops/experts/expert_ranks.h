@@ -6,10 +6,10 @@
 #include "ops/ops.h"
 
 /* ---- expert_ranks.c ---------------------------------------------------------------------------------------
- * arrivals (R,E+1) i32: of each of R ranks where its rows of the E experts here begin, and where the last end;
- * the first need not be 0. -> offsets (E+1) i32 of the rows of all ranks together, as expert_sort makes them:
- * offsets[e] = Σ over r of arrivals[r,e] - arrivals[r,0]. n_rows is the room for them, n_expected how many come
- * where all experts are wanted alike: what operations on these rows are counted by. */
+ * arrivals (R,E+1) i32: of each of R ranks where its rows of the E experts here begin, and where the last
+ * end; the first need not be 0. -> offsets (E+1) i32 of the rows of all ranks together, as expert_sort makes
+ * them: offsets[e] = Σ over r of arrivals[r,e] - arrivals[r,0]. n_rows is the room for them, n_expected how
+ * many come where all experts are wanted alike: what operations on these rows are counted by. */
 typedef struct {
     int64_t n_rows, n_expected;
 } ExpertArrivalsAttributes;

@@ -1,7 +1,7 @@
 /* expert_arrivals: offsets (E+1) from those of R ranks (R,E+1). experts_here: choice (N,S) of some experts.
  *
- * Floor: a launch each; the numbers are a few thousand. One block makes all offsets, so that sums of ranks are
- * made in their order. */
+ * Floor: a launch each; the numbers are a few thousand. One block makes all offsets, so that sums of ranks
+ * are made in their order. */
 #include "backend/cuda/runtime/device.cuh"
 #include "ops/experts/expert_ranks.h"
 
