@@ -6,15 +6,17 @@
  *     x[rows] = x[rows] + score[rows] · f
  *
  * In training the rows are the K best of the sequence, which nobody knows who makes one token after another.
- * So where nothing is learned (evaluation, generation) the predictor decides, token by token, and K is T: those
- * that pass come first, and what the others compute behind them, seen by nobody, is not added. A block's cache
- * then holds the tokens that passed, and how many of them there are before each position is counted.
+ * So where nothing is learned (evaluation, generation) the predictor decides, token by token, and K is T:
+ * those that pass come first, and what the others compute behind them, seen by nobody, is not added. A
+ * block's cache then holds the tokens that passed, and how many of them there are before each position is
+ * counted.
  *
- * **Ranks that share layers** have all of h between them. Where they share out the rows of the stream (sequence
- * parallelism), each has the scores of its rows, and they gather these, B·T numbers. Each puts its rows among
- * the chosen ones, zeros elsewhere; a reduce-scatter makes of it this rank's rows of h, on which the block is
- * the same as elsewhere; f is gathered, and each rank adds what belongs to its rows of x. So nothing larger
- * than K of T rows travels, and the gradient of a score is known to the rank that has its row. */
+ * **Ranks that share layers** have all of h between them. Where they share out the rows of the stream
+ * (sequence parallelism), each has the scores of its rows, and they gather these, B·T numbers. Each puts its
+ * rows among the chosen ones, zeros elsewhere; a reduce-scatter makes of it this rank's rows of h, on which
+ * the block is the same as elsewhere; f is gathered, and each rank adds what belongs to its rows of x. So
+ * nothing larger than K of T rows travels, and the gradient of a score is known to the rank that has its
+ * row. */
 #include "model/gpt_writer.h"
 #include "ops/depth/depth.h"
 
@@ -75,8 +77,8 @@ static GptWriter passing_writer(const GptWriter *r, const DepthRows *rows) {
     return inner;
 }
 
-/* What the block adds to the chosen rows (B,K,C). Where ranks share out rows, the way in and out is no part of
- * the block: what these messages bring is kept, and the pass that gathers a block's rows a second time
+/* What the block adds to the chosen rows (B,K,C). Where ranks share out rows, the way in and out is no part
+ * of the block: what these messages bring is kept, and the pass that gathers a block's rows a second time
  * (parallel/gather_again.h) has nothing to do with them. */
 static Tensor *record_passing(GptWriter *r, Tensor *chosen, const DepthRows *rows, int block) {
     GptPart part = {.r = passing_writer(r, rows), .x = {.sum = chosen}};

@@ -35,16 +35,12 @@ flops() {
 ratio=$(echo "$(flops f1 --depth-capacity 0.125) $(flops f0)" | awk '{ print $1 / $2 }')
 awk "BEGIN { exit !($ratio > 0.5 && $ratio < 0.68) }" || fail "FLOPs are $ratio of the dense model's"
 
-# Text: the cache of each block holds what passed it. Longer than the context, one by one and several at a time.
+# Text: the cache of each block holds what passed it. Longer than the context.
 words=(generate whole --temperature 0 --tokens 90 --threads 1)
 pgpt "${words[@]}" --prompt 'the 3 of'
 cp out cached
 pgpt "${words[@]}" --prompt 'the 3 of' --no-cache
 cmp -s out cached || fail "without a cache: $(diff out cached)"
-for prompt in 'the 3 of' 'the 12 of 4 and 3' 'is'; do pgpt "${words[@]}" --prompt "$prompt" && cat out; done >alone
-printf '%s\n' 'the 3 of' 'the 12 of 4 and 3' 'is' >prompts.txt
-pgpt "${words[@]}" --prompts prompts.txt --rows 3 --json
-for prompt in 'the 3 of' 'is'; do pgpt "${words[@]}" --prompt "$prompt" --rows 1; done
 
 # Evaluation decides token by token, so what else is in a batch does not show.
 pgpt eval whole --data book.txt --batch 1 --json

@@ -5,7 +5,7 @@
  *     rows (B,K), slot (B,T)     depth_select(score)                  the K best of each sequence, ascending
  *     chosen (B,K,C), gate (B,K) depth_gather(x)                      their rows, and their scores
  *     made (B,K,C)               what the block adds to them
- *     y (B,T,C)                  depth_scatter(x, made, gate)         y[t] = x[t] + gate[j]·made[j], t = rows[j]
+ *     y (B,T,C)                  depth_scatter(x, made, gate) y[t] = x[t] + gate[j]·made[j], t = rows[j]
  *     depth_predict(guess, slot)                                      trains the predictor
  *
  * The K best of a sequence are known when all of it is, so sampling cannot use them. A predictor says of each
@@ -85,11 +85,11 @@ static inline int64_t depth_row_here(int64_t first_row, int64_t n_rows, int64_t 
 }
 
 /* ---- depth_predict.c --------------------------------------------------------------------------------------
- * The predictor's binary cross-entropy, on whether a row was chosen: (guess (N), x (N,C), slot (B,T),
- * random, [scale (1)], predictor (C), bias (1)) -> dpredictor (C), dbias (1), loss (1), hits (1), all f32. Of
- * the random words only RANDOM_N_SEQUENCES is read: so many sequences count, the rest are empty rows. The gradient rule hands dpredictor and
- * dbias on; none reaches x. `loss` and `hits` (right guesses) are summed with report_scale, into what is
- * there. */
+ * The predictor's binary cross-entropy, on whether a row was chosen: (guess (N), x (N,C), slot (B,T), random,
+ * [scale (1)], predictor (C), bias (1)) -> dpredictor (C), dbias (1), loss (1), hits (1), all f32. Of the
+ * random words only RANDOM_N_SEQUENCES is read: so many sequences count, the rest are empty rows. The
+ * gradient rule hands dpredictor and dbias on; none reaches x. `loss` and `hits` (right guesses) are summed
+ * with report_scale, into what is there. */
 typedef struct {
     int64_t first_row; /* of x */
     float gradient_scale, report_scale;

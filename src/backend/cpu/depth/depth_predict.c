@@ -1,5 +1,6 @@
 /* depth_predict: what the predictor had wrong of each row, times the row, summed by blocks of rows as the
- * router's gradient is (depth_rows.c); beside it three numbers a block: what was wrong, loss, right guesses. */
+ * router's gradient is (depth_rows.c); beside it three numbers a block: what was wrong, loss, right
+ * guesses. */
 #include "backend/cpu/reduce.h"
 #include "ops/depth/depth.h"
 

@@ -1,7 +1,8 @@
 /* depth_gather, depth_scatter and their backward: rows out of the stream, and back into it.
  *
- * Floor: the chosen rows, read and written, over the copy bandwidth; where the stream stays in its place, rows
- * that go by are not touched. A warp takes a row, chosen ones in their order: 8 elements a lane at a time. */
+ * Floor: the chosen rows, read and written, over the copy bandwidth; where the stream stays in its place,
+ * rows that go by are not touched. A warp takes a row, chosen ones in their order: 8 elements a lane at a
+ * time. */
 #include "backend/cuda/runtime/device.cuh"
 
 extern "C" {

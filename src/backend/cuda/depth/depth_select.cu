@@ -1,10 +1,11 @@
 /* depth_select: the K best of T scores, sequence by sequence; depth_admit: those above 0.
  *
  * A block has a sequence. The K-th best score is found digit by digit (radix selection): scores become whole
- * numbers in their order, a histogram of the highest byte says which byte the K-th has, and so on, four passes
- * over scores that stay in the L1 or L2 cache. Lanes of a warp with the same digit count as one, since most
- * scores begin with the same byte. Then tiles of positions are walked in their order, and prefix sums over the
- * block say which place each chosen one gets. All of it are whole numbers, so no order of threads shows.
+ * numbers in their order, a histogram of the highest byte says which byte the K-th has, and so on, four
+ * passes over scores that stay in the L1 or L2 cache. Lanes of a warp with the same digit count as one, since
+ * most scores begin with the same byte. Then tiles of positions are walked in their order, and prefix sums
+ * over the block say which place each chosen one gets. All of it are whole numbers, so no order of threads
+ * shows.
  *
  * It is a few microseconds for up to some thousand positions; nothing of it grows faster than T. */
 #include "backend/cuda/runtime/device.cuh"
