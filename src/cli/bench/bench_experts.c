@@ -27,7 +27,7 @@ static json_t *times_json(const BenchExperts *e) {
         double seconds = e->seconds[gemm][load];
         json_t *object = json_object();
         json_object_set_new(object, "gemm", json_string(bench_gemm_names[gemm]));
-        json_object_set_new(object, "rows", json_string(bench_load_names[load]));
+        json_object_set_new(object, "load", json_string(bench_load_names[load]));
         json_object_set_new(object, "ms", json_make_number(seconds * 1e3));
         json_object_set_new(object, "flops_per_s", json_make_number(e->flops / seconds));
         json_array_append_new(array, object);
