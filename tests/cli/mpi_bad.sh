@@ -22,7 +22,7 @@ no '/--batch 3 has fewer sequences than the 4 ranks that share it; raise --batch
 no '/--dp 3 does not multiply to the 4 ranks of this run; leave out --dp/' 4 --dp 3
 no '/--dp 1 does not multiply to the 2 ranks of this run/' 2 --dp 1
 no "/--zero wants a whole number between 0 and 3, got '4'/" 2 --zero 4
-no '/--ep 2: this version has no expert parallelism, which divides experts among ranks; leave it out, and ranks divide the batch/' 2 --ep 2
+no '/--ep 2 divides the experts of a model among ranks, and this one has none \(--experts 0\); leave it out, and --dp takes these ranks/' 2 --ep 2
 no '/--cp 4 is more than sequences of 5 tokens can be divided into \(ring: at least two a rank\); lower it to 2, or raise --sequence/' 4 --cp 4 --sequence 5
 no '/--cp-style all-to-all gives each of the 3 ranks of --cp some of the 2 key\/value heads, which are too few; choose --cp-style ring, or lower --cp to 1/' 3 --cp 3 --cp-style all-to-all --heads 2
 no '/--cp-style means something only with --cp 2 or more; leave it out/' 2 --cp-style all-to-all
