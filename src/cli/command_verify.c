@@ -179,6 +179,7 @@ static Status make_llama(VerifyModel *model, Error *error) {
 /* In every other block, so many that no number of ranks divides them; one that all tokens pass. */
 static Status make_experts(VerifyModel *model, Error *error) {
     model->name = "experts";
+    model->is_special = true;
     model->config.n_experts = 5;
     model->config.n_chosen = 2;
     model->config.expert_every = model->config.n_layers > 1 ? 2 : 1;
@@ -190,7 +191,9 @@ static Status make_experts(VerifyModel *model, Error *error) {
 /* In every other block two of five positions pass. */
 static Status make_depths(VerifyModel *model, Error *error) {
     model->name = "depths";
+    model->is_special = true;
     model->config.depth_capacity = 0.4;
+    if (model->config.n_layers == 1) model->config.depth_every = 1;
     return config_complete(&model->config, model->config.vocabulary, error);
 }
 

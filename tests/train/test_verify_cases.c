@@ -14,7 +14,7 @@
 #include "parallel/sync/gradient_sync.h"
 #include "train/verify/cases.h"
 
-enum { N_MODELS = 3, BATCH = 17, N_TRAITS = 18, N_VALUES = 16, MOST_OF_A_MESH = 2000 };
+enum { N_MODELS = 4, BATCH = 17, N_TRAITS = 18, N_VALUES = 16, MOST_OF_A_MESH = 2000 };
 
 static const int rank_counts[] = {1, 2, 3, 4, 6, 8};
 enum { N_COUNTS = sizeof rank_counts / sizeof rank_counts[0] };
@@ -31,6 +31,10 @@ static void make_models(VerifyModel *models) {
     models[2] = models[0];
     models[2].name = "experts";
     models[2].config.n_experts = 5;
+    models[2].is_special = true;
+    models[3] = models[0];
+    models[3].name = "depths";
+    models[3].is_special = true;
 }
 
 static VerifyChoice choose(const VerifyModel *models, int n_models, int n_ranks) {

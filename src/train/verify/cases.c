@@ -233,27 +233,27 @@ static bool has_extra(const VerifyChoice *choice, const VerifyCase *layout) {
 }
 
 /* They come first. */
-static int count_without_experts(const VerifyChoice *choice) {
+static int count_usual(const VerifyChoice *choice) {
     int n = 0;
-    while (n < choice->n_models && !choice->model[n].config.n_experts) n++;
+    while (n < choice->n_models && !choice->model[n].is_special) n++;
     return n ? n : 1;
 }
 
-/* Each combination of those is tried with models without experts, tied and untied. What comes on top meets
- * every model too, but not all at once: where there are several models they take turns, with the head that
- * they have. Experts are on top themselves: in every combination where nothing is on top of them, in half of
- * the others where ranks share them; now with one head and now with the other. */
+/* Each combination of those is tried with every usual model, tied and untied. What comes on top meets every
+ * model too, but not all at once: where there are several models they take turns, with the head that they
+ * have. Special models are on top themselves: in every combination that is plain, and in some of the others,
+ * now with one head and now with the other. */
 static bool is_passed_over(const VerifyChoice *choice, const VerifyCase *layout) {
-    const ModelConfig *config = &choice->model[layout->model].config;
-    bool has_experts = config->n_experts > 0, is_more = has_extra(choice, layout);
+    const VerifyModel *model = &choice->model[layout->model];
+    bool is_more = has_extra(choice, layout);
     int turn = layout->zero + (int)layout->schedule;
     for (int axis = 0; axis < N_AXES; axis++) turn += layout->shape.size[axis];
-    if (choice->n_models == 1 || mesh_n_ranks(&layout->shape) == 1 || (!is_more && !has_experts))
+    if (choice->n_models == 1 || mesh_n_ranks(&layout->shape) == 1 || (!is_more && !model->is_special))
         return false;
-    if (layout->tied != (has_experts ? turn / 2 % 2 : config->tied)) return true;
-    if (has_experts && is_plain(layout) && !is_more) return false;
-    if (layout->shape.size[AXIS_EP] > 1) return turn % 2;
-    return has_experts || turn % count_without_experts(choice) != layout->model;
+    if (layout->tied != (model->is_special ? turn / 2 % 2 : model->config.tied)) return true;
+    if (!model->is_special) return turn % count_usual(choice) != layout->model;
+    if (is_plain(layout) && !is_more) return false;
+    return turn % (layout->shape.size[AXIS_EP] > 1 ? 2 : 4);
 }
 
 static bool is_legal(const VerifyChoice *choice, const VerifyCase *layout) {
