@@ -59,8 +59,8 @@ typedef struct {
     /* (B,T) and (B·T) i32 in PLACE_INPUT, of this rank's positions; a negative target is left out of the
      * loss */
     Tensor *tokens, *targets;
-    /* (B,T) i32 in PLACE_INPUT: the tokens of all positions of the sequences, where a document mask needs them
-     * and `tokens` is not that: without an embedding, or with context parallelism; else NULL */
+    /* (B,T) i32 in PLACE_INPUT: the tokens of all positions of the sequences, where a document mask needs
+     * them and `tokens` is not that: without an embedding, or with context parallelism; else NULL */
     Tensor *sequences;
     Tensor *random; /* see ops.h, one behind the other for each part; NULL where nobody reads it, and where it
                      * is no training */

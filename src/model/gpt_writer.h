@@ -144,8 +144,8 @@ void depth_residual(GptPart *part, Tensor *y, int block, int site);
 
 /* ---- gpt_experts.c */
 
-/* What the experts of this block make of h (B,T,C), or this rank's channels of them; NULL: it is under way, and
- * comes with layer_experts_end. */
+/* What the experts of this block make of h (B,T,C), or this rank's channels of them; NULL: it is under way,
+ * and comes with layer_experts_end. */
 Tensor *layer_experts(GptWriter *r, GptExperts *experts, Tensor *h, int block);
 Tensor *layer_experts_end(GptWriter *r, GptExperts *experts, int block);
 /* Do rows of this block go to other ranks? Then they may set out early, before layer_experts. */

@@ -42,6 +42,7 @@ typedef struct {
 typedef struct {
     const char *name; /* "" where there is one */
     ModelConfig config;
+    bool keeps_tied; /* as its configuration says, though others are tried both ways */
 } VerifyModel;
 
 /* Which layouts: of n_ranks ranks. `breaks`: only those in which a sum of gradients can be left out and would
