@@ -12,7 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { SAMPLE = 100, FEW_STEPS = 4, MANY_STEPS = 20, N_MODELS = 4 };
+enum { SAMPLE = 100, FEW_STEPS = 4, MANY_STEPS = 20, N_MODELS = 5 };
 
 typedef struct {
     bool all;
@@ -197,10 +197,23 @@ static Status make_depths(VerifyModel *model, Error *error) {
     return config_complete(&model->config, model->config.vocabulary, error);
 }
 
+/* Blocks that see a few tokens, or all, of their own document. */
+static Status make_sparse(VerifyModel *model, Error *error) {
+    ModelConfig *sparse = &model->config;
+    model->name = "sparse";
+    model->keeps_tied = true; /* which attention knows nothing of */
+    sparse->attention = "dense";
+    sparse->attention_pattern = "window:5,dense";
+    sparse->document_mask = true;
+    sparse->document_end = 3 % sparse->vocabulary;
+    return config_complete(sparse, sparse->vocabulary, error);
+}
+
 /* The kinds of --all, and what a user may not say then. */
 static Status choose_models(Verify *run, Error *error) {
-    static const char *const kinds[] = {"norm", "mlp",      "position", "tied",
-                                        "bias", "kv-heads", "experts",  "depth-capacity"};
+    static const char *const kinds[] = {
+        "norm",           "mlp",       "position",          "tied",         "bias", "kv-heads", "experts",
+        "depth-capacity", "attention", "attention-pattern", "document-mask"};
     for (int i = 0; i < N_MODELS; i++)
         run->models[i] = (VerifyModel){.name = "", .config = run->values.model};
     run->choice.model = run->models;
@@ -211,7 +224,7 @@ static Status choose_models(Verify *run, Error *error) {
             return error_user(
                 error,
                 "--%s says what kind of model it is, and --all tries a model like GPT-2, one like Llama, one "
-                "with experts and one of several depths; leave one of them out",
+                "with experts, one of several depths and one with sparse attention; leave one of them out",
                 kinds[i]);
     }
     run->models[0].name = "gpt-2";
@@ -219,7 +232,8 @@ static Status choose_models(Verify *run, Error *error) {
     run->choice.varies_tied = true;
     TRY(make_llama(&run->models[1], error));
     TRY(make_experts(&run->models[2], error));
-    return make_depths(&run->models[3], error);
+    TRY(make_depths(&run->models[3], error));
+    return make_sparse(&run->models[4], error);
 }
 
 static Status read_call(Verify *run, Error *error) {

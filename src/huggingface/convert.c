@@ -138,7 +138,7 @@ static Status write_config(const ModelConfig *config, const char *path, Arena *a
     for (const OptionSpec *spec = model_option_specs; spec->name && error->status == STATUS_OK; spec++) {
         const void *field = (const char *)&asked + spec->offset;
         const char *text = option_value_text(spec, field, arena);
-        bool is_plain = *text && strspn(text, "abcdefghijklmnopqrstuvwxyz0123456789+-.") == strlen(text);
+        bool is_plain = *text && strspn(text, "abcdefghijklmnopqrstuvwxyz0123456789+-.:,") == strlen(text);
         if (is_plain) file_writer_printf(&writer, error, "%s = %s\n", spec->name, text);
     }
     if (error->status == STATUS_OK) file_writer_commit(&writer, error);

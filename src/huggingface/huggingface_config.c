@@ -184,12 +184,20 @@ static const char *gpt2_obstacle(const ModelConfig *config, char *text, size_t n
                                                    : NULL;
 }
 
+/* A document mask is no obstacle: one document by itself is what Hugging Face computes. */
+static bool has_pattern(const ModelConfig *config) {
+    for (int i = 0; i < config->n_patterns; i++)
+        if (config->pattern[i].kind != PATTERN_DENSE) return true;
+    return false;
+}
+
 Status huggingface_can_express(const ModelConfig *config, Error *error) {
     char text[64];
     HuggingFaceLayout layout = huggingface_layout(config);
     const char *obstacle = layout == HUGGINGFACE_GPT2 ? gpt2_obstacle(config, text, sizeof text)
                                                       : config_llama_obstacle(config, text, sizeof text);
     if (config->depth_capacity > 0.0) obstacle = "--depth-capacity";
+    if (!obstacle && has_pattern(config)) obstacle = "an --attention that is not dense";
     if (!obstacle) return STATUS_OK;
     return error_user(
         error,

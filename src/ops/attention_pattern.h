@@ -10,7 +10,8 @@
  *     dense            everything up to the query
  *     window:W         the last W positions, the query's own included (Beltagy et al. 2020; GPT-3's bands)
  *     strided:L        the last L positions, and every L-th one before (Child et al. 2019)
- *     fixed:L:C        the query's own block of L, and the last C positions of every block (Child et al. 2019)
+ *     fixed:L:C        the query's own block of L, and the last C positions of every block (Child et al.
+ *                      2019)
  *     bigbird:S:W:G:R  in blocks of S positions: the last W blocks, the first G, and R others (Zaheer et al.
  *                      2020). Those are drawn by a hash of the query's block, one from each R-th of what is
  *                      left: a pure function of the pattern, in every layer, layout and generation alike. */

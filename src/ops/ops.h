@@ -50,8 +50,8 @@ static inline int64_t row_at_place(const RowPositions *positions, int64_t n_rows
     return is_here ? t : -1;
 }
 
-/* The input `start` of the operations that know positions: (B), the position of each sequence's first row, which
- * is added to row_place; or (B,T), those of all rows, whatever row_place says; or none. */
+/* The input `start` of the operations that know positions: (B), the position of each sequence's first row,
+ * which is added to row_place; or (B,T), those of all rows, whatever row_place says; or none. */
 static inline bool start_is_right(const Tensor *start, int64_t B, int64_t T) {
     return start->dtype == DTYPE_I32 &&
            (start->shape.n_dims == 2 ? start->shape.dim[0] == B && start->shape.dim[1] == T
@@ -70,9 +70,9 @@ static inline int64_t start_place(const RowPositions *positions, const Tensor *t
 }
 
 /* ---- embedding.c ------------------------------------------------------------------------------------------
- * y (B,T,C) = token[tokens] + [position[start_place(b,t)]]. tokens (B,T) i32, token table (V,C),
- * [position table (P,C)], [start (B) or (B,T) i32]. Gradients: (dy, tokens) -> dtoken table; (dy, [start]) -> dposition table; rows
- * that nobody read become 0. */
+ * y (B,T,C) = token[tokens] + [position[start_place(b,t)]]. tokens (B,T) i32, token table (V,C), [position
+ * table (P,C)], [start (B) or (B,T) i32]. Gradients: (dy, tokens) -> dtoken table; (dy, [start]) -> dposition
+ * table; rows that nobody read become 0. */
 typedef struct {
     RowPositions positions;
     /* The table has rows of tokens first_token .. first_token + n_tokens - 1, of n_all that there are; rows

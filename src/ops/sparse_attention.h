@@ -51,8 +51,9 @@ Documents op_document_starts_cached(Graph *graph, Tensor *tokens, Tensor *start,
  *
  * An entry is 2·block + 1 if the tile is partial: elements have to be masked; 2·block if all of it is seen
  * (as far as there are rows: the last block of a sequence may be short). A block that is partial may turn out
- * to have no visible element where documents begin within it. Row and column entries behind the last are 0. Every query block has its own key block, always, as the last entry of its row and the first of its
- * column, and as a partial one: so a full tile never has keys behind the end of the sequence. */
+ * to have no visible element where documents begin within it. Row and column entries behind the last are 0.
+ * Every query block has its own key block, always, as the last entry of its row and the first of its column,
+ * and as a partial one: so a full tile never has keys behind the end of the sequence. */
 enum { ATTENTION_BLOCK = 64 };
 
 typedef struct {

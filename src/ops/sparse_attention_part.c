@@ -90,13 +90,32 @@ bool sparse_part_sees(const SparsePartAttributes *attributes, int64_t n_queries,
     return false;
 }
 
+/* Of queries and keys at consecutive positions: tile by tile, since most tiles are seen whole or not at all. */
+static double pairs_between(const AttentionPattern *pattern, int32_t q_first, int32_t q_last, int32_t k_first,
+                            int32_t k_last) {
+    enum { TILE = ATTENTION_BLOCK };
+    double pairs = 0.0;
+    for (int32_t q = q_first; q <= q_last; q += TILE) {
+        int32_t q_end = q + TILE - 1 < q_last ? q + TILE - 1 : q_last;
+        for (int32_t k = k_first; k <= k_last; k += TILE) {
+            int32_t k_end = k + TILE - 1 < k_last ? k + TILE - 1 : k_last;
+            BlockState state = pattern_state(pattern, q, q_end, k, k_end);
+            if (state == BLOCK_FULL) pairs += (double)(q_end - q + 1) * (double)(k_end - k + 1);
+            for (int32_t i = q; state == BLOCK_PARTIAL && i <= q_end; i++)
+                for (int32_t n = k; n <= k_end; n++) pairs += pattern_sees(pattern, i, n);
+        }
+    }
+    return pairs;
+}
+
 /* Pairs of a query and a key that it may see, documents aside. */
 static double visible_pairs(const SparsePartAttributes *a, const Tensor *q, const Tensor *kv) {
     double pairs = 0.0;
-    for (int64_t t = 0; t < q->shape.dim[1]; t++) {
-        int32_t position = (int32_t)row_place(&a->part.queries, t);
-        for (int64_t k = 0; k < kv->shape.dim[1]; k++)
-            pairs += pattern_sees(&a->pattern, position, (int32_t)row_place(&a->part.keys, k));
+    for (int i = 0; i < 4; i++) {
+        int32_t q_first, q_last, k_first, k_last;
+        if (run_of(&a->part.queries, q->shape.dim[1], i / 2, &q_first, &q_last) &&
+            run_of(&a->part.keys, kv->shape.dim[1], i % 2, &k_first, &k_last))
+            pairs += pairs_between(&a->pattern, q_first, q_last, k_first, k_last);
     }
     return pairs * (double)q->shape.dim[0] * a->part.heads.n_heads;
 }

@@ -5,7 +5,7 @@
 
 pgpt lab
 cp out list
-for study in linear collectives scaling table flops; do
+for study in linear collectives scaling table flops attention; do
     grep -q "pgpt lab $study " list || fail "$study is not listed"
     pgpt lab $study --help
     grep -q "usage: pgpt lab $study" out || fail "lab $study --help: $(head -n 3 out)"

@@ -10,10 +10,10 @@
 #include "backend/cpu/kernels.h"
 #include "ops/ops.h"
 
-static Status check_rows(const int32_t *row, int64_t count, int64_t n_rows, Error *error) {
+static Status check_rows(const char *what, const int32_t *row, int64_t count, int64_t n_rows, Error *error) {
     for (int64_t n = 0; n < count; n++) {
         if (row[n] >= 0 && row[n] < n_rows) continue;
-        return error_failed(error, "embedding: token or position %lld is not one of the table's %lld rows",
+        return error_failed(error, "embedding: %s %lld is not one of the table's %lld rows", what,
                             (long long)row[n], (long long)n_rows);
     }
     return STATUS_OK;
@@ -22,7 +22,7 @@ static Status check_rows(const int32_t *row, int64_t count, int64_t n_rows, Erro
 /* The first and the last position of every sequence lie in the table; or all that are given. */
 static Status check_positions(const Tensor *tensor, const int32_t *start /* (B), (B,T) or NULL */, int64_t B,
                               int64_t T, const RowPositions *positions, int64_t n_rows, Error *error) {
-    if (start_is_by_row(tensor)) return check_rows(start, B * T, n_rows, error);
+    if (start_is_by_row(tensor)) return check_rows("position", start, B * T, n_rows, error);
     for (int64_t b = 0; b < (start ? B : 1) && T > 0; b++) {
         int64_t skip = start ? start[b] : 0, first = row_place(positions, 0) + skip,
                 last = row_place(positions, T - 1) + skip;
@@ -48,7 +48,7 @@ Status cpu_embedding(const KernelCall *call, Error *error) {
     float *y = call->out[0];                                               /* (B,T,C) */
     int64_t B = node->input[0]->shape.dim[0], T = node->input[0]->shape.dim[1],
             C = node->input[1]->shape.dim[1];
-    TRY(check_rows(tokens, B * T, a->n_all, error));
+    TRY(check_rows("token", tokens, B * T, a->n_all, error));
     if (position_table) {
         TRY(check_positions(node->input[3], start, B, T, &a->positions, node->input[2]->shape.dim[0], error));
     }
@@ -167,7 +167,7 @@ Status cpu_embedding_token_gradient(const KernelCall *call, Error *error) {
     const EmbeddingAttributes *a = call->node->attributes;
     const int32_t *tokens = call->in[1]; /* (B,T) */
     int64_t N = tensor_count(call->node->input[1]);
-    TRY(check_rows(tokens, N, a->n_all, error));
+    TRY(check_rows("token", tokens, N, a->n_all, error));
     sum_by_row(call, tokens, N, a);
     return STATUS_OK;
 }

@@ -359,8 +359,8 @@ static Status run_study(Study *study, Error *error) {
     TRY(train_all(study, error));
     print_losses(study);
     fflush(stdout);
+    TRY(draw_times(study, error)); /* which makes the folder */
     TRY(draw_patterns(study, error));
-    TRY(draw_times(study, error));
     TRY(draw_losses(study, error));
     return study->values->lab.json ? print_json(study, error) : STATUS_OK;
 }

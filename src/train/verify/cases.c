@@ -64,7 +64,7 @@ static bool set_model(const VerifyChoice *choice, VerifyCase *layout, int i) {
 static bool set_tied(const VerifyChoice *choice, VerifyCase *layout, int i) {
     bool given = choice->model[layout->model].config.tied;
     layout->tied = i ? !given : given;
-    return i < (choice->varies_tied ? 2 : 1);
+    return i < (choice->varies_tied && !choice->model[layout->model].keeps_tied ? 2 : 1);
 }
 
 static bool set_schedule(const VerifyChoice *choice, VerifyCase *layout, int i) {

@@ -29,8 +29,9 @@ typedef struct {
 
 enum { ATTENTION_MAX_RUNS = 2 };
 
-/* What is visible, where that is not simply all keys up to the query (ops/sparse_attention.h). Either `blocks`,
- * lists of tiles, is there: then queries and keys are whole sequences; or tiles are asked for by position. */
+/* What is visible, where that is not simply all keys up to the query (ops/sparse_attention.h). Either
+ * `blocks`, lists of tiles, is there: then queries and keys are whole sequences; or tiles are asked for by
+ * position. */
 typedef struct {
     AttentionPattern pattern;
     const int32_t *starts; /* (B,T), of the rows of queries; NULL: there are no documents */

@@ -193,8 +193,8 @@ void tile_attend(const TileQueries *queries, const TileState *tile);
 
 /* What tile_attend is made of; sparse_forward.c goes through the keys in its own way.
  *
- * tile_begin: n rows from first_query on are scaled and have seen nothing yet. tile_weights: scores of a strip
- * to weights, of which row r sees the first `visible + r`, at most n_keys. tile_drop: dropout on them.
+ * tile_begin: n rows from first_query on are scaled and have seen nothing yet. tile_weights: scores of a
+ * strip to weights, of which row r sees the first `visible + r`, at most n_keys. tile_drop: dropout on them.
  * tile_finish: outputs and lse, merged with what was there before. */
 void tile_begin(const TileQueries *queries, const TileState *tile, int64_t first_query, int64_t n_rows);
 void tile_weights(const TileState *tile, int64_t first_row, int rows, int n_vecs, int64_t visible,

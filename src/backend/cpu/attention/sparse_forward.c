@@ -1,9 +1,9 @@
 /* Sparse attention forward: the sweep of attention_forward.c over the tiles that a list names.
  *
  * A tile that is seen whole is computed as there. In one that is seen in part, a strip of six rows multiplies
- * with the columns from the first that one of them sees to the last, and scores that a row does not see become
- * minus infinity, whose weight is 0. A row that sees nothing in a tile keeps what it has, bit for bit, so the
- * result does not depend on which tiles are found to be absent. */
+ * with the columns from the first that one of them sees to the last, and scores that a row does not see
+ * become minus infinity, whose weight is 0. A row that sees nothing in a tile keeps what it has, bit for bit,
+ * so the result does not depend on which tiles are found to be absent. */
 #include "backend/cpu/attention/sparse_tile.h"
 
 /* Scores to weights of a strip, columns from `first` on. */
