@@ -42,8 +42,7 @@ typedef struct {
 typedef struct {
     const char *name; /* "" where there is one */
     ModelConfig config;
-    bool
-        is_special; /* of several: tried in each combination, but not in all of everything; behind the others */
+    bool is_special; /* of several: not in all of everything; behind those that are */
 } VerifyModel;
 
 /* Which layouts: of n_ranks ranks. `breaks`: only those in which a sum of gradients can be left out and would
