@@ -1,6 +1,7 @@
-/* Each kind of attention is a program by itself: the lists, if there are any, the forward and the backward, on
- * random numbers. Kernels are timed one by one (kernels.c) in the order of the program, so that each finds what
- * the one before left. How many tiles there are is read from the lists: documents are known on the device. */
+/* Each kind of attention is a program by itself: the lists, if there are any, the forward and the backward,
+ * on random numbers. Kernels are timed one by one (kernels.c) in the order of the program, so that each finds
+ * what the one before left. How many tiles there are is read from the lists: documents are known on the
+ * device. */
 #include "bench/attention.h"
 
 #include "base/system/memory.h"

@@ -28,8 +28,8 @@ typedef struct {
     int n_times;
 } BenchAttention;
 
-/* Patterns with commas between them. Documents are of `document_length` tokens; 0: there are none, else all but
- * `attention` see their own only. Heads are the model's; sequences may be longer than its context. */
+/* Patterns with commas between them. Documents are of `document_length` tokens; 0: there are none, else all
+ * but `attention` see their own only. Heads are the model's; sequences may be longer than its context. */
 Status bench_attention_measure(BenchAttention *bench, const BenchSetup *setup, const char *patterns,
                                int64_t document_length, Error *error);
 void bench_attention_close(BenchAttention *bench);

@@ -39,8 +39,8 @@ typedef struct {
      * they are not. */
     double loss_scale;
     int64_t n_good_steps, n_skipped_steps;
-    /* What routers without a balance loss choose by, of the whole model: (blocks with experts, E). NULL: it has
-     * none, or all are 0. Where several ranks save, the first has it. */
+    /* What routers without a balance loss choose by, of the whole model: (blocks with experts, E). NULL: it
+     * has none, or all are 0. Where several ranks save, the first has it. */
     const float *router_bias;
     int64_t n_router_biases;
     const char *optimizer; /* "adamw"; a loaded one belongs to the Checkpoint */

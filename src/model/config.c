@@ -198,7 +198,8 @@ int config_n_depth_blocks(const ModelConfig *config, int first_block, int end_bl
     return n;
 }
 
-/* Positions that pass a block are its sequence: what patterns and documents say of others, nobody knows there. */
+/* Positions that pass a block are its sequence: what patterns and documents say of others, nobody knows
+ * there. */
 static Status check_depths(const ModelConfig *config, Error *error) {
     if (config->depth_capacity <= 0.0) return STATUS_OK;
     if (config->depth_every > config->n_layers)

@@ -38,8 +38,8 @@ typedef struct {
     /* What config_complete made of the words; none: all blocks are dense. */
     AttentionPattern pattern[CONFIG_MAX_PATTERNS];
     int n_patterns;
-    /* Mixture of depths: in every depth_every-th block, depth_capacity of the positions of a sequence pass; 0:
-     * there are no such blocks. */
+    /* Mixture of depths: in every depth_every-th block, depth_capacity of the positions of a sequence pass;
+     * 0: there are no such blocks. */
     double depth_capacity;
     int64_t depth_every;
 } ModelConfig;

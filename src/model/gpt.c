@@ -13,8 +13,8 @@
  * addition wait for the norm that follows, and the three are one operation.
  *
  * What a branch is made of is in gpt_layers.c, which also knows how layers are split among ranks; attention
- * is in gpt_attention.c, experts in the place of the MLP in gpt_experts.c, blocks that some positions go by in
- * gpt_depth.c, the head in gpt_head.c, generation in gpt_decode.c. */
+ * is in gpt_attention.c, experts in the place of the MLP in gpt_experts.c, blocks that some positions go by
+ * in gpt_depth.c, the head in gpt_head.c, generation in gpt_decode.c. */
 #include "model/gpt_writer.h"
 
 Tensor *layer_mlp(GptWriter *r, Tensor *h, int block) {

@@ -22,7 +22,8 @@ double model_flops_standard(const ModelConfig *config, int64_t n_sequences, int6
     double passes = recomputes ? 4.0 : 3.0;                      /* forward, backward twice, and once more */
     double seen = mean_pairs(config, T) / (s * (s + 1.0) / 2.0); /* of what dense attention computes */
     if (config->n_experts) {
-        /* Those that a token passes, in the place of an MLP 4h wide, and the router; a block is the mean of all. */
+        /* Those that a token passes, in the place of an MLP 4h wide, and the router; a block is the mean of
+         * all. */
         double hidden = config_active_hidden(config, (double)config->expert_hidden);
         double router = 2.0 * (double)config->n_experts * (double)config_n_expert_blocks(config) / l;
         double token = h * (8.0 * h + 4.0 * hidden + router), pairs = 4.0 * h * seen * s;

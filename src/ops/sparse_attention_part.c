@@ -90,7 +90,8 @@ bool sparse_part_sees(const SparsePartAttributes *attributes, int64_t n_queries,
     return false;
 }
 
-/* Of queries and keys at consecutive positions: tile by tile, since most tiles are seen whole or not at all. */
+/* Of queries and keys at consecutive positions: tile by tile, since most tiles are seen whole or not at
+ * all. */
 static double pairs_between(const AttentionPattern *pattern, int32_t q_first, int32_t q_last, int32_t k_first,
                             int32_t k_last) {
     enum { TILE = ATTENTION_BLOCK };

@@ -35,8 +35,8 @@ int64_t context_most_ranks(ContextStyle style, int64_t n_positions);
 /* qkv (B,T,(NH+2·NKV)·HS): this rank's positions of n_positions, by context_rows. y (B,T,NH·HS) as
  * `attention` gives it. On a communicator of one rank it is that.
  *
- * With a mask it is sparse. The ring wants no lists, and starts of this rank's rows: a round whose keys no row
- * sees computes nothing. All-to-all wants lists and starts of whole sequences. */
+ * With a mask it is sparse. The ring wants no lists, and starts of this rank's rows: a round whose keys no
+ * row sees computes nothing. All-to-all wants lists and starts of whole sequences. */
 Tensor *op_ring_attention(Graph *graph, Comm *comm, Tensor *qkv, Tensor *random, int64_t n_positions,
                           const AttentionMask *mask /* or NULL */, const AttentionAttributes *attributes);
 Tensor *op_exchanged_attention(Graph *graph, Comm *comm, Tensor *qkv, Tensor *random, int64_t n_positions,

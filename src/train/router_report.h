@@ -1,5 +1,5 @@
-/* What a step's routers did, of all blocks with experts and all ranks: the numbers that tell whether a mixture of
- * experts is one. They are never off. */
+/* What a step's routers did, of all blocks with experts and all ranks: the numbers that tell whether a
+ * mixture of experts is one. They are never off. */
 #ifndef PGPT_TRAIN_ROUTER_REPORT_H
 #define PGPT_TRAIN_ROUTER_REPORT_H
 
@@ -18,13 +18,14 @@ typedef struct {
     int64_t n_tokens; /* routed: of all blocks */
 } RouterReport;
 
-/* At the end of a step's program: sums over the ranks that have other tokens (`sums`, NULL: none), biases moved
- * by load, and the summary, which the host reads. NULL: there are no experts. `factor`: see op_route_bias. */
+/* At the end of a step's program: sums over the ranks that have other tokens (`sums`, NULL: none), biases
+ * moved by load, and the summary, which the host reads. NULL: there are no experts. `factor`: see
+ * op_route_bias. */
 Tensor *router_report_record(const ModelConfig *config, const GptLoss *loss, Comm *sums, Tensor *factor,
                              Graph *graph);
 
-/* From the summaries of all stages along pp, of a step of `batch` sequences; `summary` (N_ROUTE_SUMMARY) is 0 where a stage has no experts.
- * Collective along pp where there are several. */
+/* From the summaries of all stages along pp, of a step of `batch` sequences; `summary` (N_ROUTE_SUMMARY) is 0
+ * where a stage has no experts. Collective along pp where there are several. */
 Status router_report_read(const ModelConfig *config, const Mesh *mesh, int64_t batch, const float *summary,
                           RouterReport *report, Error *error);
 

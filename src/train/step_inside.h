@@ -43,8 +43,8 @@ Status step_end_rehearsal(TrainStep *step, Error *error);
  * another stage's. */
 Status step_receive(TrainStep *step, const Tensor *tensor, int place, double *number, Error *error);
 
-/* What this rank's chunks say of the predictors of blocks that some positions go by (step_depth.c): on its way
- * to a place, where results are sent, and from there, summed over all ranks. */
+/* What this rank's chunks say of the predictors of blocks that some positions go by (step_depth.c): on its
+ * way to a place, where results are sent, and from there, summed over all ranks. */
 Status step_send_depth(TrainStep *step, int place, Error *error);
 Status step_receive_depth(TrainStep *step, int place, StepResult *result, Error *error);
 

@@ -127,8 +127,8 @@ Status trainer_resume(Trainer *trainer, const char *folder, Error *error); /* n_
 int64_t trainer_n_sequences(const Trainer *trainer, int64_t step);
 int64_t trainer_n_tokens(const Trainer *trainer, int64_t step);
 
-/* The biases of all routers that have some, as a checkpoint holds them (NULL: there are none), good until the next
- * but one is asked for; and this rank's from there. The first is collective. */
+/* The biases of all routers that have some, as a checkpoint holds them (NULL: there are none), good until the
+ * next but one is asked for; and this rank's from there. The first is collective. */
 Status trainer_gather_router_bias(Trainer *trainer, const float **whole, int64_t *n_whole, Error *error);
 Status trainer_take_router_bias(Trainer *trainer, const float *whole, Error *error);
 

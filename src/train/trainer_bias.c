@@ -1,4 +1,5 @@
-/* The biases of routers without a balance loss: whole to a checkpoint, and back to the ranks that have the blocks. */
+/* The biases of routers without a balance loss: whole to a checkpoint, and back to the ranks that have the
+ * blocks. */
 #include "train/trainer.h"
 
 #include "ops/experts/experts.h"

@@ -130,8 +130,8 @@ void op_route_report(Graph *graph, Tensor *logits, Tensor *noise, Tensor *bias, 
                      const Routes *routes, Tensor *report, bool is_first, const RouteAttributes *attributes);
 
 /* ---- route_update.c ---------------------------------------------------------------------------------------
- * Once a step, of the reports (R,E + N_ROUTE_COUNTS) of R blocks, summed over all ranks. route_bias: bias (R,E)
- * += rate · sign(mean - choices) of each expert of a block, unless [factor (1)], which the gradient is
+ * Once a step, of the reports (R,E + N_ROUTE_COUNTS) of R blocks, summed over all ranks. route_bias: bias
+ * (R,E) += rate · sign(mean - choices) of each expert of a block, unless [factor (1)], which the gradient is
  * multiplied by, is no finite number: then the step changes nothing. (reports, [factor]) -> bias.
  * route_summary: (reports) -> summary (N_ROUTE_SUMMARY) f32: the counts, summed over blocks, and these. */
 enum {

@@ -1,6 +1,6 @@
-/* What a step makes of its routers' reports: biases that even out the load without a loss (Wang et al., DeepSeek-V3),
- * and a few numbers for the host. Choices are whole numbers, so their sums over ranks are exact in any order, and
- * so are the biases. */
+/* What a step makes of its routers' reports: biases that even out the load without a loss (Wang et al.,
+ * DeepSeek-V3), and a few numbers for the host. Choices are whole numbers, so their sums over ranks are exact
+ * in any order, and so are the biases. */
 #include "ops/experts/experts.h"
 
 #include "ops/reference.h"

@@ -98,7 +98,8 @@ DEVICE Dropout walk_dropout(const WalkRows &r, int b, int h, int *block) {
 
 /* ---- scores ---- */
 
-/* What rows g and g+8 of each block of 16 see of the keys from first_key on, this thread's first one being bit
+/* What rows g and g+8 of each block of 16 see of the keys from first_key on, this thread's first one being
+ * bit
  * 0. first_row is the thread's own. The four lanes that share rows make a word each; whole warps call it. */
 template <int M>
 DEVICE void find_seen(uint64_t seen[M][2], const WalkRows &r, int b, int first_row, int first_key) {
