@@ -108,7 +108,7 @@ limit=200 ranks_apart 8 verify --all --sample 40 --steps 2 --threads 1 --break 1
 ((code == 1)) || fail "exit $code with a sum left out of a sample: $(cat "$SCRATCH/launcher")"
 (($(grep -c ' DIFFERS$' "$SCRATCH/out.0") == 40)) || fail "not noticed everywhere: $(cat "$SCRATCH/out.0")"
 
-ranks_refused '/--norm says what kind of model it is, and --all tries a model like GPT-2, one like Llama, one with experts and one of several depths; leave one of them out/' \
+ranks_refused '/--norm says what kind of model it is, and --all tries a model like GPT-2, one like Llama, one with experts, one of several depths and one with sparse attention; leave one of them out/' \
     2 verify --all --norm rmsnorm
 
 # In 16 bits, where layouts differ by roundings, and by more with a sum left out.
