@@ -272,8 +272,6 @@ static Status check_context(const TrainRun *run, Error *error) {
 static Status check_experts(TrainRun *run, Error *error) {
     TrainCommand *values = &run->values;
     if (!values->model.n_experts) return STATUS_OK;
-    if (values->parallel.tensor_style == TENSOR_ROW && run->shape.size[AXIS_TP] > 1)
-        return error_user(error, "--tp-style row is for models without --experts; leave it out");
     if (values->async.sync != SYNC_EXACT)
         return error_user(
             error, "--sync %s lets ranks differ, and --experts are balanced over all of them; leave one out",
