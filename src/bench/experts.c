@@ -97,7 +97,8 @@ Status bench_experts_measure(BenchExperts *experts, const Backend *backend, cons
                           (long long)experts->rows);
     experts->flops = 2.0 * (double)experts->rows * (double)experts->inputs * (double)experts->outputs;
     Wiring program = {.graph = graph_new()};
-    BenchTensors tensors = record_inputs(program.graph, experts, precision_of(setup->bench.precision));
+    BenchTensors tensors =
+        record_inputs(program.graph, experts, precision_of((PrecisionKind)setup->bench.precision));
     record_gemms(program.graph, &tensors);
     TRY_GOTO(bench_program_open(&program, backend, error), done);
     time_all(experts, &program, backend, tensors.offsets, error);

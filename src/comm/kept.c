@@ -39,7 +39,8 @@ Status kept_comms_find(KeptComms *kept, Comm *host, int use, Comm *comm, Error *
     if (gather_ranks(kept, host, ranks, error) == STATUS_OK) {
         KeptComm *found = find_free(kept, ranks, host->size, use);
         int32_t everywhere = found != NULL;
-        if (comm_all_reduce(host, &everywhere, 1, COMM_I32, COMM_MIN, error) == STATUS_OK && everywhere) {
+        if (comm_all_reduce(host, &everywhere, 1, COMM_I32, COMM_MIN, error) == STATUS_OK && everywhere &&
+            found) {
             found->is_taken = true;
             *comm = found->comm;
         }

@@ -120,9 +120,10 @@ Status attention_patterns_draw(const AttentionPattern *patterns, int n_patterns,
     snprintf(title, sizeof title, "What %lld queries (down) see of the keys (across), in tiles of 64 x 64",
              (long long)T);
     canvas_text(&canvas, CANVAS_TITLE, width / 2, 24, NULL, title);
-    for (int i = 0; i < n_patterns; i++)
-        draw_pattern(&canvas, &patterns[i], T, GAP + i % COLUMNS * (side + GAP),
-                     TOP + i / COLUMNS * (side + GAP));
+    for (int i = 0; i < n_patterns; i++) {
+        int row = i / COLUMNS, column = i % COLUMNS;
+        draw_pattern(&canvas, &patterns[i], T, GAP + column * (side + GAP), TOP + row * (side + GAP));
+    }
     canvas_text(&canvas, CANVAS_CAPTION, width / 2, height - GAP, NULL,
                 "dark: seen whole; light: in part, masked element by element; grey: absent, not computed");
     canvas_text(&canvas, CANVAS_CAPTION, width / 2, height - GAP / 2.0, NULL, caption);

@@ -78,7 +78,6 @@ void comm_describe(const Node *node, char *text, size_t n_bytes);
  * way, and what they share. */
 Status comm_start_flight(const CommAttributes *attributes, CommFlight **flight, Error *error);
 const void *comm_flight_of(const Node *node);
-void comm_describe(const Node *node, char *text, size_t n_bytes);
 
 /* What the conjugate of an exchange of experts' rows begins with dy; as conjugate->brought says. */
 void expert_exchange_back(Autograd *autograd, const CommAttributes *attributes, Tensor *dy);

@@ -31,8 +31,8 @@ typedef struct {
 Status metrics_open(LineWriter *writer, const char *run, json_t *header, int64_t n_done, Error *error);
 Status metrics_write(LineWriter *writer, const StepMetrics *metrics, Error *error);
 
-/* What the routers of a step did, to an object; nothing where there are none. */
-void metrics_add_routes(json_t *object, const RouterReport *routes);
+/* What the routers of a step did, to a line; nothing where there are none. */
+void metrics_add_routes(json_t *line, const RouterReport *routes);
 
 /* "step 40/600  loss 2.3411  val 2.1012  1.40 ktokens/s  183 GFLOP/s" */
 void metrics_status(const StepMetrics *metrics, int64_t n_steps, char *text, size_t n_bytes);

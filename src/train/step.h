@@ -133,10 +133,11 @@ typedef struct {
      * NAN where it is not timed. */
     double comm_ms, comm_wait_ms, stage_wait_ms;
     RouterReport routes; /* of a model with experts */
-    bool has_depth;      /* the next two are known: of the predictors of blocks that some positions go by, */
-    double depth_loss, depth_accuracy; /* mean cross-entropy, and share of right guesses */
-    bool was_abandoned;                /* stopped before the update: the weights are as they were */
-    bool was_skipped; /* the gradient was not finite, and a smaller scale of the loss may help: likewise */
+    /* Of the predictors of blocks that some positions go by: mean cross-entropy, and share of right guesses. */
+    double depth_loss, depth_accuracy;
+    bool has_depth;     /* they are known */
+    bool was_abandoned; /* stopped before the update: the weights are as they were */
+    bool was_skipped;   /* the gradient was not finite, and a smaller scale of the loss may help: likewise */
 } StepResult;
 
 /* Record and plan. `optimizer` NULL makes an evaluation pass: forward only. */
@@ -215,7 +216,7 @@ Status evaluate_step_run(TrainStep *step, const BatchSource *source, uint64_t fi
 Status train_step_upload(TrainStep *step, int64_t flat_first, int64_t n, const float *values, Error *error);
 
 /* The same of a whole parameter, as a ParameterTaker of the step; and the initial values of all. */
-Status train_step_take(void *step, const Parameter *parameter, const float *values, Error *error);
+Status train_step_take(void *context, const Parameter *parameter, const float *values, Error *error);
 Status train_step_initialise(TrainStep *step, const ParameterTable *table, uint64_t seed, int n_threads,
                              Error *error);
 

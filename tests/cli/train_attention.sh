@@ -15,7 +15,7 @@ printf 'a text of letters, none of which ends it. %.0s' {1..80} >letters.txt
 refused "/the tokenizer has none.*--document-end/" train --data letters.txt --tokenizer char --document-mask
 
 options=(--model nano --layers 3 --heads 2 --channels 16 --context 32 --batch 4 --eval-every 0 --eval-batches 2
-    --sample-tokens 0 --seed 3 --attention-pattern window:5,dense --document-mask)
+    --sample-tokens 0 --seed 3 --attention-pattern 'window:5,dense' --document-mask)
 pgpt train "${options[@]}" --steps 12 --out whole
 grep -q '"attention-pattern": *"window:5,dense"' whole/checkpoints/*/manifest.json || fail "the checkpoint does not have the pattern"
 pgpt train "${options[@]}" --steps 12 --save-every 6 --keep 9 --out parts

@@ -79,7 +79,8 @@ static bool is_plain(const VerifyCase *layout) {
 static int list_plain(const VerifyCase *cases, int n_cases, const int *size, Combination *made) {
     int n = 0;
     for (int i = 0; i < n_cases; i++) {
-        if (memcmp(cases[i].shape.size, size, sizeof cases[i].shape.size) || !is_plain(&cases[i])) continue;
+        if (memcmp(cases[i].shape.size, size, sizeof cases[i].shape.size) != 0 || !is_plain(&cases[i]))
+            continue;
         assert_true(n < MOST_OF_A_MESH);
         made[n++] = combination_of(&cases[i]);
     }

@@ -261,7 +261,7 @@ static Status draw_patterns(const Study *study, Error *error) {
 static Status draw_times(const Study *study, Error *error) {
     int k = study->sequences.n - 1;
     const AttentionTime *times = study->time[k];
-    double x[MOST_PATTERNS], y[2][MOST_PATTERNS], line_x[2] = {0}, line_y[2][2] = {{0}};
+    double x[MOST_PATTERNS] = {0}, y[2][MOST_PATTERNS] = {{0}}, line_x[2] = {0}, line_y[2][2] = {{0}};
     char title[160];
     Arena arena = {0};
     for (int i = 0; i < study->timed.n; i++) {

@@ -71,7 +71,7 @@ static void largest(const float *score, int n_experts, int n_wishes, int *wish) 
         for (int e = 0; e < n_experts; e++)
             if (!is_taken[e] && (best < 0 || score[e] > score[best])) best = e;
         wish[s] = best;
-        is_taken[best] = true;
+        if (best >= 0) is_taken[best] = true;
     }
 }
 
@@ -243,9 +243,9 @@ void route_token_backward(const RouteInputs *in, int64_t n, const float *dgates,
     if (balance == 0.0f && z == 0.0f) return;
     float p[ROUTE_MAX_EXPERTS], mean = 0.0f;
     float log_sum = softmax(in, n, p);
-    for (int e = 0; e < E && balance != 0.0f; e++) mean += shares[e] * p[e];
+    for (int e = 0; shares && e < E; e++) mean += shares[e] * p[e];
     for (int e = 0; e < E; e++) {
-        float share = balance != 0.0f ? shares[e] : 0.0f;
+        float share = shares ? shares[e] : 0.0f;
         dlogits[e] += p[e] * (balance * (share - mean) + 2.0f * z * log_sum);
     }
 }

@@ -86,6 +86,23 @@ static int threads_for(const KernelCall *call, const RouteInputs *in) {
     return cpu_threads(call, 10 * in->n_tokens * in->a->n_experts);
 }
 
+/* Experts choose; or each group is cut to the experts' capacity. */
+static void take_all(const RouteInputs *in, int n_threads, float *gates, int32_t *choice) {
+    int64_t E = in->a->n_experts;
+    (void)n_threads;
+#pragma omp parallel for schedule(static) num_threads(n_threads)
+    for (int64_t i = 0; i < in->a->n_groups * E; i++) route_take(in, i / E, (int)(i % E), gates, choice);
+}
+
+static void fill_all(const RouteInputs *in, int n_threads, float *gates, int32_t *choice) {
+    (void)n_threads;
+#pragma omp parallel for schedule(static) num_threads(n_threads)
+    for (int64_t group = 0; group < in->a->n_groups; group++) {
+        int32_t counts[ROUTE_MAX_EXPERTS];
+        route_fill(in, group, gates, choice, counts);
+    }
+}
+
 Status cpu_route(const KernelCall *call, Error *error) {
     (void)error;
     const RouteInputs in = inputs_of(call, 0, 3);
@@ -96,17 +113,8 @@ Status cpu_route(const KernelCall *call, Error *error) {
     (void)n_threads; /* nobody reads it in a build without OpenMP */
 #pragma omp parallel for schedule(static) num_threads(n_threads)
     for (int64_t n = 0; n < in.n_tokens; n++) route_token(&in, n, gates + n * S, choice + n * S);
-    if (a->kind == ROUTER_EXPERT_CHOICE) {
-#pragma omp parallel for schedule(static) num_threads(n_threads)
-        for (int64_t i = 0; i < a->n_groups * a->n_experts; i++)
-            route_take(&in, i / a->n_experts, (int)(i % a->n_experts), gates, choice);
-    } else if (a->capacity) {
-#pragma omp parallel for schedule(static) num_threads(n_threads)
-        for (int64_t group = 0; group < a->n_groups; group++) {
-            int32_t counts[ROUTE_MAX_EXPERTS];
-            route_fill(&in, group, gates, choice, counts);
-        }
-    }
+    if (a->kind == ROUTER_EXPERT_CHOICE) take_all(&in, n_threads, gates, choice);
+    else if (a->capacity) fill_all(&in, n_threads, gates, choice);
     return STATUS_OK;
 }
 
