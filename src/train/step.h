@@ -133,7 +133,8 @@ typedef struct {
      * NAN where it is not timed. */
     double comm_ms, comm_wait_ms, stage_wait_ms;
     RouterReport routes; /* of a model with experts */
-    /* Of the predictors of blocks that some positions go by: mean cross-entropy, and share of right guesses. */
+    /* Of the predictors of blocks that some positions go by: mean cross-entropy, and share of right
+     * guesses. */
     double depth_loss, depth_accuracy;
     bool has_depth;     /* they are known */
     bool was_abandoned; /* stopped before the update: the weights are as they were */
