@@ -126,13 +126,15 @@ static Status read_measured(Study *study, Error *error) {
             "--measure '%s' is no preset; choose nano, mini, gpt2 or another of pgpt train's --model, or none",
             plain_value(study->call.measure).text);
     }
-    study->measured_model = train.model;
-    options_free(&options);
-    if (error->status != STATUS_OK) return error->status;
-    study->measured_model.preset = study->call.measure;
-    if (!study->measured_model.vocabulary) study->measured_model.vocabulary = USUAL_VOCABULARY;
-    study->is_measured = true;
-    return config_complete(&study->measured_model, study->measured_model.vocabulary, error);
+    ModelConfig *model = &study->measured_model;
+    *model = train.model;
+    if (!model->vocabulary) model->vocabulary = USUAL_VOCABULARY;
+    if (error->status == STATUS_OK) config_complete(model, model->vocabulary, error);
+    options_free(&options); /* and with them the words that the configuration came from */
+    model->preset = study->call.measure;
+    model->attention = model->attention_pattern = NULL;
+    study->is_measured = error->status == STATUS_OK;
+    return error->status;
 }
 
 static Status read_call(Study *study, const Options *options, Error *error) {
