@@ -190,6 +190,7 @@ static Status refuse_ignored(const TrainRun *run, Error *error) {
         {"z-loss", "--experts", run->values.model.n_experts > 0},
         {"bias-rate", "--experts with --router balance-free",
          run->values.model.n_experts > 0 && run->values.model.router == ROUTER_BALANCE_FREE},
+        {"depth-every", "--depth-capacity", run->values.model.depth_capacity > 0.0},
         {"any-order", "--device cuda", device_takes_gpu(run->values.train.device)},
         {"streams", "--device cuda", device_takes_gpu(run->values.train.device)},
         {"ranks-per-host", "--print-mesh", run->values.call.print_mesh},

@@ -304,6 +304,152 @@ def attention_cases():
     record_with_gradients("rotary_start", inputs(), lambda qkv: rotary(qkv, start, 2, 1, 6, 3))
 
 
+# ---- sparse attention: which keys a query sees, by the definitions of the papers ----
+
+
+def mix64(x):
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK64
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK64
+    return x ^ (x >> 31)
+
+
+def bigbird_block(q, k, window, first, drawn):
+    """Blocks: the last `window`, the `first` ones, and one of each `drawn`-th of those between."""
+    if q - k < window or k < first:
+        return True
+    n, i = q - window + 1 - first, k - first
+    if drawn == 0 or n <= drawn:
+        return drawn > 0
+    parts = [(r * n // drawn, (r + 1) * n // drawn) for r in range(drawn)]
+    r = next(r for r, (begin, end) in enumerate(parts) if begin <= i < end)
+    begin, end = parts[r]
+    return i == begin + mix64((((q << 32) | r) + 0x9E3779B97F4A7C15) & MASK64) % (end - begin)
+
+
+PATTERNS = {
+    "window:5": lambda q, k: q - k < 5,
+    "strided:9": lambda q, k: q - k < 9 or (q - k) % 9 == 0,
+    "fixed:16:3": lambda q, k: q // 16 == k // 16 or k % 16 >= 13,
+    "bigbird:16:2:1:1": lambda q, k: bigbird_block(q // 16, k // 16, 2, 1, 1),
+}
+
+
+def sparse_attention_cases():
+    def case(name, pattern, B, T, NH, NKV, HS, documents=False):
+        sees = torch.tensor([[k <= q and PATTERNS[pattern](q, k) for k in range(T)] for q in range(T)]).expand(B, 1, T, T)
+        if documents:  # token 3 ends one; a token sees its own
+            ends = (integers("tokens", B, T, below=23) == 3).long()
+            number = torch.cumsum(ends, 1) - ends
+            sees = sees & (number[:, None, :, None] == number[:, None, None, :])
+
+        def compute(qkv):
+            q, k, v = split_heads(qkv, NH, NKV, HS)
+            scores = (q @ k.transpose(2, 3) * as_float32(1 / math.sqrt(HS))).masked_fill(~sees, -math.inf)
+            y = (scores.softmax(3) @ v).transpose(1, 2).reshape(B, T, NH * HS)
+            return y, {"lse": scores.logsumexp(3)}
+
+        record_with_gradients(name, {"qkv": floats("qkv", B, T, (NH + 2 * NKV) * HS)}, compute)
+
+    case("sparse_window", "window:5", 2, 13, 2, 1, 2)
+    case("sparse_strided", "strided:9", 1, 31, 2, 2, 2)
+    case("sparse_fixed", "fixed:16:3", 1, 41, 2, 1, 2)
+    case("sparse_bigbird", "bigbird:16:2:1:1", 1, 100, 1, 1, 2)
+    case("sparse_documents", "window:5", 2, 40, 2, 1, 2, documents=True)
+
+
+# ---- experts: routers by the formulas of their papers, and a whole mixture ----
+
+
+def router_draws(groups, T, E):
+    """Two uniform numbers for every token and expert, as words(...) in tests/support/op_cases_experts.c draws."""
+    seed = ((-0x6543210 & MASK32) << 32) | 0x12345678
+    key = mix64((seed + 0x9E3779B97F4A7C15) & MASK64)
+    key = mix64(key ^ (((7 << 32) + 3 + 0xD1B54A32D192ED03) & MASK64))
+    key = mix64(key ^ ((7 + 0x8CB92BA72F3D8DD7) & MASK64))
+    words = [philox(key, 11 + g, t * E + e)[:2] for g in range(groups) for t in range(T) for e in range(E)]
+    return torch.tensor([[(word >> 8) / 16777216 for word in pair] for pair in words], dtype=torch.float64)
+
+
+def with_capacity(wishes, groups, T, capacity):
+    """Which wishes are granted: first ones of all tokens of a group in order, then second ones."""
+    granted = torch.ones_like(wishes, dtype=torch.bool)
+    for g in range(groups if capacity else 0):
+        taken = {}
+        for s in range(wishes.shape[1]):
+            for n in range(g * T, (g + 1) * T):
+                expert = wishes[n, s].item()
+                taken[expert] = taken.get(expert, 0) + 1
+                granted[n, s] = taken[expert] <= capacity
+    return granted
+
+
+def router_case(name, kind, groups, T, E, K, capacity=0, sigmoid=False, training=False, weight=0.0, report=False):
+    logits = floats("logits", groups * T, E).requires_grad_()
+    noise = floats("noise", groups * T, E).requires_grad_() if kind == "noisy" else None
+    draws = router_draws(groups, T, E)
+    p, scores, kept = logits.softmax(1), logits, None
+    if kind == "noisy":
+        normal = (-2 * (1 - draws[:, 0]).log()).sqrt() * (2 * math.pi * draws[:, 1]).cos()
+        scores = logits + (normal.reshape(-1, E) if training else 0) * F.softplus(noise)
+    if kind == "bias":
+        scores = (logits.sigmoid() if sigmoid else p) + floats("bias", E, scale=0.3)
+    if kind == "choice":  # experts choose
+        gates = torch.zeros_like(p)
+        for g in range(groups):
+            rows = slice(g * T, (g + 1) * T)
+            best = p[rows].topk(capacity, dim=0).indices
+            gates = gates + F.pad(torch.zeros(T, E).double().scatter(0, best, 1.0), (0, 0, g * T, (groups - 1 - g) * T)) * p
+        shares = torch.full((groups, E), 1 / E, dtype=torch.float64)
+    else:
+        wishes = scores.topk(K, dim=1).indices
+        if kind == "noisy":
+            gates = scores.gather(1, wishes).softmax(1)
+        else:
+            gates = (logits.sigmoid() if sigmoid else p).gather(1, wishes)
+            gates = gates / gates.sum(1, keepdim=True) if K > 1 else gates
+        granted = with_capacity(wishes, groups, T, capacity)
+        if kind == "gshard" and training:
+            kept = draws[:, 0].reshape(-1, E)[:, 0] < 2 * gates[:, 1]
+            granted[:, 1] &= kept
+        gates = gates * granted
+        shares = F.one_hot(wishes, E).sum(1).reshape(groups, T, E).sum(1) / (T * K)
+    balance = E * (shares * p.reshape(groups, T, E).mean(1)).sum()
+    z = logits.logsumexp(1).square().sum()
+    loss = (gates * floats("dy", *gates.shape)).sum() + as_float32(weight) * balance + as_float32(weight) / 8 * z
+    loss.backward()
+    further = {"dnoise": noise.grad} if kind == "noisy" else {}
+    if report:
+        got = torch.stack([((wishes == e) & granted).sum() for e in range(E)]).double()
+        counts = [groups * T, (~granted).sum().item(), -(p * p.log()).sum().item(), balance.item(), z.item()]
+        further["report"] = torch.cat([got, torch.tensor(counts, dtype=torch.float64)])
+    record(name, y=gates, dlogits=logits.grad, **further)
+
+
+def expert_cases():
+    router_case("route_topk", "topk", 2, 5, 6, 2, weight=0.5, report=True)
+    router_case("route_topk_one", "topk", 2, 5, 6, 1, weight=0.5)
+    router_case("route_sigmoid", "topk", 2, 5, 6, 3, sigmoid=True, weight=0.5)
+    router_case("route_capacity", "topk", 2, 7, 4, 2, capacity=2, weight=0.5, report=True)
+    router_case("route_switch", "switch", 2, 5, 6, 1, weight=0.5)
+    router_case("route_gshard", "gshard", 2, 5, 6, 2, weight=0.5)
+    router_case("route_gshard_chance", "gshard", 2, 9, 6, 2, training=True, weight=0.5)
+    router_case("route_noisy", "noisy", 2, 5, 6, 2, training=True, weight=0.5)
+    router_case("route_bias", "bias", 2, 5, 6, 2, sigmoid=True, weight=0.5)
+    router_case("route_expert_choice", "choice", 2, 5, 6, 2, capacity=2, weight=0.5)
+
+    def mixture(x, router, fc, proj, **bias):
+        p = F.linear(x, router).softmax(1)
+        gates, experts = p.topk(2, dim=1)
+        gates = gates / gates.sum(1, keepdim=True)
+        hidden = gelu(torch.einsum("nc,efc->nef", x, fc) + bias["fc.bias"], "tanh")
+        made = torch.einsum("nef,ecf->nec", hidden, proj)
+        return (gates[:, :, None] * made.gather(1, experts[:, :, None].expand(-1, -1, x.shape[1]))).sum(1)
+
+    inputs = {"x": floats("x", 7, 5), "router": floats("router", 4, 5, scale=0.5), "fc": floats("fc", 4, 6, 5, scale=0.5)}
+    inputs.update({"fc.bias": floats("fc.bias", 4, 6, scale=0.5), "proj": floats("proj", 4, 5, 6, scale=0.5)})
+    record_with_gradients("experts", inputs, mixture)
+
+
 def elementwise_cases():
     record_with_gradients("add", {"x": floats("x", 3, 5), "other": floats("other", 3, 5)}, lambda x, other: x + other)
     record_with_gradients("add_same", {"x": floats("x", 3, 5)}, lambda x: x + x)
@@ -364,7 +510,7 @@ def composed_cases():
 def main():
     print(f"# Made by tests/golden/ops.py with PyTorch {torch.__version__}, in double.")
     for cases in (embedding_cases, norm_cases, residual_norm_cases, linear_cases, activation_cases, attention_cases,
-                  elementwise_cases, loss_cases, update_cases, composed_cases):  # fmt: skip
+                  sparse_attention_cases, expert_cases, elementwise_cases, loss_cases, update_cases, composed_cases):  # fmt: skip
         cases()
 
 
