@@ -100,8 +100,8 @@ static inline vec vec_sqrt(vec a) {
 #endif
 }
 
-/* Sums pair lanes as a tree: the order is fixed, so results repeat bit by bit. */
-/* AddressSanitizer's stack for use after return is not aligned as vectors are: not where it looks. */
+/* Sums pair lanes as a tree: the order is fixed, so results repeat bit by bit. AddressSanitizer does not look
+ * at the lanes: its stack for use after return is not aligned as vectors are. */
 __attribute__((no_sanitize_address)) static inline float vec_sum(vec v) {
     float lane[VEC_LANES];
     vec_store(lane, v);
@@ -110,7 +110,7 @@ __attribute__((no_sanitize_address)) static inline float vec_sum(vec v) {
     return lane[0];
 }
 
-static inline float vec_max_lane(vec v) {
+__attribute__((no_sanitize_address)) static inline float vec_max_lane(vec v) {
     float lane[VEC_LANES];
     vec_store(lane, v);
     for (int width = VEC_LANES / 2; width; width /= 2)
