@@ -68,8 +68,8 @@ static Tensor *through_experts(OpCase *test, Tensor *x, const ExpertOrder *order
     return op_grouped_linear(test->graph, hidden, proj, NULL, order->offsets, ACTIVATION_NONE);
 }
 
-/* size: N C F E S. Every third choice is none, and one expert has no rows. CASE_SHIFT: there is room for more rows
- * than there are, and what those hold is anything. */
+/* size: N C F E S. Every third choice is none, and one expert has no rows; with CASE_SAME, all are of the last expert.
+ * CASE_SHIFT: there is room for more rows than there are, and what those hold is anything. */
 void build_grouped(OpCase *test) {
     const int64_t *size = test->spec->size;
     int64_t N = size[0], E = size[3], S = size[4], n_rows = 0;
@@ -77,6 +77,7 @@ void build_grouped(OpCase *test) {
     for (int64_t i = 0; i < N * S; i++) {
         int32_t expert = (int32_t)(test_hash("choice", (uint64_t)(i / S)) % (uint32_t)E + i % S) % (int32_t)E;
         bool is_none = i % 3 == 1 || (E > 2 && expert == 1);
+        if (test->spec->flags & CASE_SAME) expert = (int32_t)E - 1;
         choice[i] = is_none ? -1 : expert;
         n_rows += !is_none;
     }

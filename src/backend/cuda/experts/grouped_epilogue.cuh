@@ -165,7 +165,7 @@ DEVICE void end_gradient(const WarpgroupCall &c, const Work &w, const Self &me, 
 
 /* ---- gradients of weights in f32: pairs, of which four lanes have 32 bytes ---- */
 
-DEVICE void end_floats(const WarpgroupCall &c, const Work &w, const Self &me, const float sum[SUMS]) {
+DEVICE void add_floats(const WarpgroupCall &c, const Work &w, const Self &me, const float sum[SUMS]) {
     enum { AT_ONCE = 8 }; /* 8s of columns */
     Part part = part_of(c, w, me);
     int column = w.column + me.lane % 4 * 2;
@@ -176,9 +176,9 @@ DEVICE void end_floats(const WarpgroupCall &c, const Work &w, const Self &me, co
 #    pragma unroll
         for (int i = 0; i < AT_ONCE * 2; i++) {
             int at = (first + i / 2) * 8;
-            bool there = c.g.add && i % 2 < part.rows8 && column + at < c.columns;
+            bool there = (c.g.add || w.piece) && i % 2 < part.rows8 && column + at < c.columns;
             old[i / 2][i % 2] = make_float2(0.0f, 0.0f);
-            if (there) old[i / 2][i % 2] = *(const float2 *)(to + i % 2 * part.next_row + at);
+            if (there) old[i / 2][i % 2] = __ldcg((const float2 *)(to + i % 2 * part.next_row + at));
         }
 #    pragma unroll
         for (int i = 0; i < AT_ONCE * 2; i++) {
@@ -188,6 +188,32 @@ DEVICE void end_floats(const WarpgroupCall &c, const Work &w, const Self &me, co
                 *(float2 *)(to + i % 2 * part.next_row + j * 8) = all;
         }
     }
+}
+
+/* Other blocks have the other pieces of the tile: they are added in order, so that the bits do not depend on
+ * who is first. A piece waits for one that was taken before it, so somebody always goes on. */
+DEVICE unsigned *ticket_of(const WarpgroupCall &c, const Work &w, const Self &me) {
+    int row_tiles = c.n_rows * c.unit_tiles;
+    return c.tickets +
+           ((w.expert * row_tiles + w.row / TILE_ROWS) * c.n_columns + w.column / PANEL) * GROUPS + me.group;
+}
+
+DEVICE void end_floats(const WarpgroupCall &c, const Work &w, const Self &me, const float sum[SUMS]) {
+    if (w.n_pieces == 1) {
+        add_floats(c, w, me, sum);
+        return;
+    }
+    unsigned *ticket = ticket_of(c, w, me), done = 0;
+    bool is_first_thread = me.warp == 0 && me.lane == 0;
+    while (is_first_thread && w.piece && done != (unsigned)w.piece)
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(done) : "l"(ticket) : "memory");
+    group_meets(me.group);
+    add_floats(c, w, me, sum);
+    __threadfence();
+    group_meets(me.group);
+    if (!is_first_thread) return;
+    unsigned next = w.piece + 1 == w.n_pieces ? 0u : (unsigned)w.piece + 1u;
+    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(ticket), "r"(next) : "memory");
 }
 
 /* ---- all of them ---- */

@@ -7,7 +7,7 @@
  * The kernel is persistent and warp-specialized. Blocks take tiles of 128 by 256 (grouped_warpgroup.cuh) in
  * turns; which expert a tile belongs to each finds in a table of where experts begin, made from `offsets` in
  * shared memory. One warpgroup loads, by TMA, up to four steps ahead, and over the border of tiles. Two
- * multiply, 64 rows each, of the same boxes. The first begins three steps before the second and stays ahead,
+ * multiply, 64 rows each, of the same boxes. The first begins a step before the second and stays ahead,
  * since both have as much to do: while it runs its epilogue the second has the tensor cores to itself, and
  * the other way round. That is all that is needed to hide the epilogue; the sums take half of a thread's
  * registers, so there is no room for a second tile.
@@ -15,7 +15,8 @@
  * Rows of c that belong to the next expert are multiplied with the wrong weight, and not stored. For the
  * gradient of weights, rows are the terms: there a box must end with the expert. All of an expert's steps but
  * the last are whole boxes; the last one is copied by the loading group's threads, with zeros behind the end.
- * So nothing of a neighbour, or of rows that are not there, is ever added. */
+ * So nothing of a neighbour, or of rows that are not there, is ever added. Where an expert has far more rows
+ * than the others its terms are cut into pieces, which are added to c in order. */
 #include "backend/cuda/experts/grouped_epilogue.cuh"
 
 #include "backend/cuda/runtime/pdl.cuh"
@@ -249,6 +250,17 @@ static int64_t divide_up(int64_t n, int64_t each) {
     return (n + each - 1) / each;
 }
 
+/* Rows of an expert that are one piece of the gradient of its weight: where an expert has many times the
+ * mean, few blocks would go on for long while the others have nothing to do. 16-bit sums would be rounded
+ * piece by piece. */
+static int64_t piece_rows(const GroupedGemm *g, const WarpgroupCall *c) {
+    enum { FEWEST = 2048 };
+    int64_t n_tickets = (int64_t)g->n_experts * c->n_rows * c->unit_tiles * c->n_columns * GROUPS;
+    if (g->c_type != DTYPE_F32 || n_tickets > N_TICKETS) return g->rows;
+    int64_t rows = g->rows / g->n_experts * 3 / 2;
+    return rows < FEWEST ? FEWEST : rows;
+}
+
 /* How c is cut; returns how many units there could be. */
 static int64_t cut(const GroupedGemm *g, int cluster, WarpgroupCall *c) {
     int64_t unit = (int64_t)TILE_ROWS * cluster;
@@ -256,10 +268,12 @@ static int64_t cut(const GroupedGemm *g, int cluster, WarpgroupCall *c) {
     c->columns = (int)(g->kind == GROUPED_FORWARD ? g->outputs : g->inputs);
     c->n_columns = (int)divide_up(c->columns, PANEL);
     c->n_rows = (int)divide_up(g->outputs, unit);
+    c->unit_tiles = cluster;
+    c->piece_rows = (int)piece_rows(g, c);
     c->n_steps = (int)divide_up(g->kind == GROUPED_FORWARD ? g->inputs : g->outputs, TERMS);
     c->bias = {(void *)g->bias, g->bias_type, true};
-    int64_t n_rows =
-        g->kind == GROUPED_WEIGHT ? (int64_t)g->n_experts * c->n_rows : g->rows / unit + g->n_experts;
+    int64_t n_rows = g->kind == GROUPED_WEIGHT ? (g->n_experts + g->rows / c->piece_rows) * c->n_rows
+                                               : g->rows / unit + g->n_experts;
     return n_rows * c->n_columns;
 }
 
@@ -307,6 +321,7 @@ extern "C" Status cuda_grouped_warpgroup(CudaContext *context, const GroupedGemm
     WarpgroupCall c = {};
     int cluster = cluster_of(g);
     int64_t units = cut(g, cluster, &c), room = context->traits.n_processors / cluster;
+    c.tickets = context->tickets;
     if (!map_all(g, cluster, &c)) return cuda_check(cudaErrorNotSupported, "grouped GEMM", error);
     GroupedKernel *kernel = choose(g, cluster);
     cudaError_t code =

@@ -27,16 +27,19 @@ enum {
     BOX_BYTES = 64 * TERMS * 2,                     /* 64 lines of 128 bytes */
     FIRST_BYTES = TILE_ROWS * TERMS * 2,
     SECOND_BYTES = PANEL * TERMS * 2,
-    AHEAD = 3, /* steps that the first group is ahead of the second */
+    AHEAD = 1, /* steps that the first group is ahead of the second */
 };
 
 typedef struct {
     CUtensorMap a, b;
     GroupedGemm g;
-    int columns;   /* of c */
-    int n_columns; /* panels of them */
-    int n_rows;    /* units of rows of an expert's c, for the gradient of weights */
-    int n_steps;   /* of a tile, but for that */
+    int columns;       /* of c */
+    int n_columns;     /* panels of them */
+    int n_rows;        /* units of rows of an expert's c, for the gradient of weights */
+    int unit_tiles;    /* tiles of a unit: blocks of a cluster */
+    int n_steps;       /* of a tile, but for that */
+    int piece_rows;    /* more of an expert's rows than so many are several pieces, for that */
+    unsigned *tickets; /* one a tile and group: how many pieces of it are in c; 0 before and after */
     Memory bias;
 } WarpgroupCall;
 
@@ -46,7 +49,7 @@ typedef struct {
     uint64_t full[STAGES], empty[STAGES];
     uint64_t ahead;
     int32_t offsets[ROUTE_MAX_EXPERTS + 1];
-    int32_t units[ROUTE_MAX_EXPERTS + 1]; /* of rows, before each expert's */
+    int32_t units[ROUTE_MAX_EXPERTS + 1]; /* of rows, or pieces, before each expert's */
 } GroupedShared;
 static_assert(sizeof(GroupedShared) <= 227 * 1024, "what a block may have");
 
@@ -64,6 +67,7 @@ typedef struct {
 typedef struct {
     int expert, row, row_end, column;
     int first_term, end_term, n_steps;
+    int piece, n_pieces; /* of the terms, for the gradient of weights: this one's, and the tile's */
 } Work;
 
 /* Places in shared memory, which boxes take in turn. */
@@ -77,17 +81,22 @@ DEVICE void advance(Stage &at) {
 
 /* ---- which tiles ---- */
 
+/* Of an expert with so many rows: units of them, or pieces, one at least: c has to be written. */
+template <GroupedKind KIND, int CLUSTER> DEVICE int n_units(const WarpgroupCall &c, int rows) {
+    int each = KIND == GROUPED_WEIGHT ? c.piece_rows : TILE_ROWS * CLUSTER, n = (rows + each - 1) / each;
+    return KIND == GROUPED_WEIGHT ? max(n, 1) : n;
+}
+
 /* By all threads of the block. A warp's lane sums up some neighbouring experts. */
 template <GroupedKind KIND, int CLUSTER>
 DEVICE void make_tables(const WarpgroupCall &c, GroupedShared &shared) {
-    enum { UNIT_ROWS = TILE_ROWS * CLUSTER };
     int E = c.g.n_experts, lane = (int)threadIdx.x % WARP, each = (E + WARP - 1) / WARP;
     for (int e = (int)threadIdx.x; e <= E; e += GROUPED_THREADS) shared.offsets[e] = c.g.offsets[e];
     __syncthreads();
-    if (KIND == GROUPED_WEIGHT || threadIdx.x >= WARP) return;
+    if (threadIdx.x >= WARP) return;
     int first = min(lane * each, E), end = min(first + each, E), own = 0;
     for (int e = first; e < end; e++)
-        own += (shared.offsets[e + 1] - shared.offsets[e] + UNIT_ROWS - 1) / UNIT_ROWS;
+        own += n_units<KIND, CLUSTER>(c, shared.offsets[e + 1] - shared.offsets[e]);
     int sum = own;
 #    pragma unroll
     for (int step = 1; step < WARP; step *= 2) {
@@ -98,7 +107,7 @@ DEVICE void make_tables(const WarpgroupCall &c, GroupedShared &shared) {
     int before = sum - own;
     for (int e = first; e < end; e++) {
         shared.units[e] = before;
-        before += (shared.offsets[e + 1] - shared.offsets[e] + UNIT_ROWS - 1) / UNIT_ROWS;
+        before += n_units<KIND, CLUSTER>(c, shared.offsets[e + 1] - shared.offsets[e]);
     }
 }
 
@@ -113,28 +122,35 @@ DEVICE int find_expert(const int32_t *units, int n_experts, int at) {
     return low;
 }
 
-/* This block's tile of unit `unit`; false: there are no more. */
+/* The terms of a piece: as many in each of an expert, in whole steps. */
+DEVICE void take_piece(const GroupedShared &shared, int piece, Work &w) {
+    int first = shared.offsets[w.expert], end = shared.offsets[w.expert + 1];
+    w.n_pieces = shared.units[w.expert + 1] - shared.units[w.expert], w.piece = piece;
+    int n_steps = (end - first + TERMS - 1) / TERMS, each = (n_steps + w.n_pieces - 1) / w.n_pieces * TERMS;
+    w.first_term = min(first + piece * each, end), w.end_term = min(w.first_term + each, end);
+    w.n_steps = (w.end_term - w.first_term + TERMS - 1) / TERMS;
+}
+
+/* This block's tile of unit `unit`; false: there are no more. Pieces of a tile are in order. */
 template <GroupedKind KIND, int CLUSTER>
 DEVICE bool find_work(const WarpgroupCall &c, const GroupedShared &shared, const Self &me, int unit,
                       Work &w) {
     enum { UNIT_ROWS = TILE_ROWS * CLUSTER };
-    int n_rows, first, local;
+    int E = c.g.n_experts, n_rows, first, local;
+    int each = KIND == GROUPED_WEIGHT ? c.n_rows * c.n_columns : c.n_columns, index = unit / each;
+    if (index >= shared.units[E]) return false;
+    w.expert = find_expert(shared.units, E, index);
     if (KIND == GROUPED_WEIGHT) {
-        int each = c.n_rows * c.n_columns;
-        w.expert = unit / each, local = unit % each;
-        if (w.expert >= c.g.n_experts) return false;
+        local = unit - index * each;
         n_rows = c.n_rows, first = 0;
         w.row_end = (int)c.g.outputs;
-        w.first_term = shared.offsets[w.expert], w.end_term = shared.offsets[w.expert + 1];
-        w.n_steps = (w.end_term - w.first_term + TERMS - 1) / TERMS;
+        take_piece(shared, index - shared.units[w.expert], w);
     } else {
-        int E = c.g.n_experts;
-        if (unit >= shared.units[E] * c.n_columns) return false;
-        w.expert = find_expert(shared.units, E, unit / c.n_columns);
         local = unit - shared.units[w.expert] * c.n_columns;
         n_rows = shared.units[w.expert + 1] - shared.units[w.expert];
         first = shared.offsets[w.expert], w.row_end = shared.offsets[w.expert + 1];
         w.first_term = 0, w.end_term = c.n_steps * TERMS, w.n_steps = c.n_steps;
+        w.piece = 0, w.n_pieces = 1;
     }
     TilePlace place = tile_place(local, n_rows, c.n_columns);
     w.row = first + place.row * UNIT_ROWS + me.rank * TILE_ROWS;
@@ -173,16 +189,21 @@ DEVICE void load_box_for_both(void *to, const CUtensorMap *map, int column, int 
 
 /* ---- the cluster ---- */
 
+/* This block has read what the barrier guards: nothing that it has written need be seen there. (A release to
+ * the cluster would wait for all stores of the epilogue before.) */
 DEVICE void arrive_at_rank(uint64_t *barrier, int rank) {
     unsigned there;
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
                  : "=r"(there)
                  : "r"(shared_address(barrier)), "r"(rank));
-    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(there) : "memory");
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(there) : "memory");
 }
 /* All threads of both blocks, wherever each comes from. */
 DEVICE void cluster_meets(void) {
     asm volatile("barrier.cluster.arrive.release;\n\tbarrier.cluster.wait.acquire;" ::: "memory");
+}
+DEVICE void group_meets(int group) { /* one that multiplies */
+    asm volatile("barrier.sync %0, %1;" ::"r"(2 + group), "n"((int)GROUP_THREADS) : "memory");
 }
 DEVICE void loading_group_meets(void) {
     asm volatile("barrier.sync 1, %0;" ::"n"((int)GROUP_THREADS) : "memory");
