@@ -76,8 +76,9 @@ Status attention_whole_forward(const KernelCall *call, const AttentionPattern *p
     const Tensor *qkv = call->node->input[0];
     float *y = call->out[0] /* (B,T,NH·HS) */, *lse = call->out[1] /* (B,NH,T) */;
     int64_t T = qkv->shape.dim[1];
-    double *weight = reference_sums(T + a->head_size, error), *row = weight + T;
+    double *weight = reference_sums(T + a->head_size, error);
     if (!weight) return error->status;
+    double *row = weight + T;
     for (int64_t b = 0; b < qkv->shape.dim[0]; b++) {
         AttentionRows rows = fused_rows(a, pattern, qkv, call->in[0], starts, b);
         attention_rows_draw(&rows, random, b);
@@ -127,8 +128,9 @@ Status attention_whole_backward(const KernelCall *call, const AttentionPattern *
     for (int64_t b = 0; b < B; b++) {
         const float *dy = (const float *)call->in[0] + b * T * y_width; /* (T,NH·HS) */
         float *dqkv = (float *)call->out[0] + b * T * width;            /* (T,W) */
-        double *sums = reference_sums(T * width + T, error), *weight = sums + T * width;
+        double *sums = reference_sums(T * width + T, error);
         if (!sums) return error->status;
+        double *weight = sums + T * width;
         AttentionRows rows = fused_rows(a, pattern, qkv, call->in[1], starts, b);
         attention_rows_draw(&rows, random, b);
         AttentionRowSums into = {sums, sums + (rows.keys_from - rows.q), sums + (rows.values_from - rows.q)};
