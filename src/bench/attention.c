@@ -6,7 +6,7 @@
 
 #include "base/system/memory.h"
 #include "bench/kernels.h"
-#include "ops/sparse_attention.h"
+#include "ops/attention/sparse_attention.h"
 
 #include <math.h>
 #include <stdio.h>

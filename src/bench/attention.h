@@ -8,7 +8,7 @@
 #define PGPT_BENCH_ATTENTION_H
 
 #include "bench/training.h"
-#include "ops/attention_pattern.h"
+#include "ops/attention/attention_pattern.h"
 
 enum { BENCH_MOST_PATTERNS = 16 };
 

@@ -15,8 +15,8 @@
 
 #include "base/system/memory.h"
 #include "bench/limits.h"
+#include "ops/attention/sparse_attention.h"
 #include "ops/ops.h"
-#include "ops/sparse_attention.h"
 
 #include <math.h>
 #include <stdlib.h>

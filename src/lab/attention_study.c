@@ -6,7 +6,7 @@
 #include "device/device.h"
 #include "graph/wiring.h"
 #include "lab/picture/canvas.h"
-#include "ops/sparse_attention.h"
+#include "ops/attention/sparse_attention.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -8,7 +8,7 @@
 #define PGPT_LAB_ATTENTION_STUDY_H
 
 #include "graph/backend.h"
-#include "ops/attention_pattern.h"
+#include "ops/attention/attention_pattern.h"
 
 typedef struct {
     int64_t n_sequences, T;

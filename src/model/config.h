@@ -3,7 +3,7 @@
 #define PGPT_MODEL_CONFIG_H
 
 #include "base/options/options.h"
-#include "ops/attention_pattern.h"
+#include "ops/attention/attention_pattern.h"
 
 typedef enum { NORM_LAYERNORM, NORM_RMSNORM } NormKind;
 typedef enum { MLP_GELU_TANH, MLP_GELU_ERF, MLP_SWIGLU } MlpKind;

@@ -5,7 +5,7 @@
 #include "comm/comm.h"
 #include "graph/traits.h"
 #include "model/parameters.h"
-#include "ops/sparse_attention.h"
+#include "ops/attention/sparse_attention.h"
 #include "parallel/ring_attention.h"
 
 /* How the layers are split among ranks; {0}: they are not. The parameter table is then this rank's part

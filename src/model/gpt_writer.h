@@ -4,8 +4,8 @@
 #define PGPT_MODEL_GPT_WRITER_H
 
 #include "model/gpt.h"
+#include "ops/attention/sparse_attention.h"
 #include "ops/experts/experts.h"
-#include "ops/sparse_attention.h"
 #include "parallel/conjugate.h"
 #include "parallel/expert_exchange.h"
 

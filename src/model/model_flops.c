@@ -47,8 +47,8 @@ static double norm_flops(const ModelConfig *config) {
 }
 
 /* GEMMs take 2 a weight and token forward and twice that backward; a visible pair of a head 4 a channel and 5
- * forward, 10 and 6 backward (ops/attention.c). Norms and activation functions are counted as the operations
- * count them, or nearly: they are a per cent of a large model and a tenth of a tiny one. */
+ * forward, 10 and 6 backward (ops/attention/attention.c). Norms and activation functions are counted as the
+ * operations count them, or nearly: they are a per cent of a large model and a tenth of a tiny one. */
 static double block_flops(const ModelConfig *config, int64_t T, int n_ranks) {
     ShardHeads heads = shard_heads(config, n_ranks, 0); /* the first rank has most of everything */
     double size = (double)config_head_size(config), h = (double)config->n_channels;

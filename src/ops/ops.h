@@ -142,7 +142,7 @@ float gelu_value(float x, Activation activation);
 float gelu_slope(float x, Activation activation);
 double gelu_slope_flops(Activation activation); /* of the slope, times dy */
 
-/* ---- attention.c, attention_cached.c, rotary.c ------------------------------------------------------------
+/* ---- attention/attention.c, attention/attention_cached.c, rotary.c -----------------------------------------
  * qkv (B,T,(NH+2·NKV)·HS): a row holds all query heads, all key heads, all value heads; query head h reads
  * key/value head h / (NH/NKV). attention: y (B,T,NH·HS) and lse (B,NH,T), causal. Backward (dy, qkv, y, lse,
  * [random]) -> dqkv, [Σdqkv]. Dropout on the weights draws element ((first_head+h)·T + q)·T8 + k, T8 = T
@@ -162,7 +162,7 @@ Tensor *op_attention(Graph *graph, Tensor *qkv, Tensor *random, const AttentionA
 Tensor *op_attention_cached(Graph *graph, Tensor *qkv, Tensor *start, Tensor *key_cache, Tensor *value_cache,
                             const AttentionAttributes *attributes);
 
-/* ---- attention_part.c -------------------------------------------------------------------------------------
+/* ---- attention/attention_part.c ----------------------------------------------------------------------------
  * attention_part: attention of queries q (B,Tq,NH·HS) over some of the keys and values that they may see, kv
  * (B,Tk,2·NKV·HS): a row holds all key heads, then all value heads. Either has its positions, and a query
  * sees the keys up to its own. What earlier parts have made of other keys, [y and lse], is merged with it by
@@ -182,8 +182,6 @@ extern const Op OP_ATTENTION_PART, OP_ATTENTION_PART_BACKWARD;
 /* `before`: what this part goes on from; NULL: it is the first. */
 AttentionPart op_attention_part(Graph *graph, Tensor *q, Tensor *kv, Tensor *random,
                                 const AttentionPart *before, const AttentionPartAttributes *attributes);
-/* How many of the n_keys rows of keys the query at this position sees: those that come first. */
-int64_t attention_part_visible(const RowPositions *keys, int64_t n_keys, int64_t position);
 
 typedef struct {
     int n_heads, n_kv_heads, head_size;

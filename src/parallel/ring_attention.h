@@ -15,7 +15,7 @@
 #define PGPT_PARALLEL_RING_ATTENTION_H
 
 #include "comm/comm.h"
-#include "ops/sparse_attention.h"
+#include "ops/attention/sparse_attention.h"
 
 typedef enum { CONTEXT_RING, CONTEXT_ALL_TO_ALL, N_CONTEXT_STYLES } ContextStyle;
 

@@ -7,8 +7,8 @@
  * backend joins by an entry in BACKENDS. */
 #include "backend/cpu/cpu.h"
 #include "op_cases.h"
+#include "ops/attention/sparse_attention.h"
 #include "ops/experts/experts.h"
-#include "ops/sparse_attention.h"
 #include "residual_parts.h"
 
 #include <setjmp.h>

@@ -10,8 +10,8 @@
 #include "backend/cuda/cuda.h"
 #include "base/half.h"
 #include "large_specs.h"
+#include "ops/attention/sparse_attention.h"
 #include "ops/experts/experts.h"
-#include "ops/sparse_attention.h"
 
 #include <math.h>
 #include <setjmp.h>

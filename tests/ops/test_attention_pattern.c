@@ -8,7 +8,7 @@
 
 #include "backend/cpu/cpu.h"
 #include "harness.h"
-#include "ops/sparse_attention.h"
+#include "ops/attention/sparse_attention.h"
 
 #include <stdlib.h>
 #include <string.h>

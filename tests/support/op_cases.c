@@ -3,7 +3,7 @@
 #include "op_case_inputs.h"
 
 #include "graph/passes/sums.h"
-#include "ops/sparse_attention.h"
+#include "ops/attention/sparse_attention.h"
 #include "ops/update/adamw.h"
 #include "ops/update/sgd.h"
 #include "optim/optimizer.h"

@@ -9,14 +9,12 @@
  *
  * Many new tokens (a prompt) are worth packing the cache for: they go through the tiles of the forward
  * pass. */
-#include "backend/cpu/attention/attention_tile.h"
+#include "backend/cpu/attention/cached_call.h"
 
 #include <float.h>
 
-#define CHUNK            256    /* positions */
-#define KEYS_AHEAD_BYTES 8192   /* how far ahead of their use keys are prefetched */
-#define STREAM_QUERIES   8      /* fewer new positions than this are streamed, not tiled */
-#define THREAD_MIN_BYTES 128000 /* of cache to read before a second thread is worth waking */
+#define CHUNK            256  /* positions */
+#define KEYS_AHEAD_BYTES 8192 /* how far ahead of their use keys are prefetched */
 
 /* What a thread works in. */
 typedef struct {
@@ -66,40 +64,10 @@ size_t attention_cached_scratch_bytes(const AttentionShape *shape, int64_t capac
 
 /* All that the steps below share. */
 typedef struct {
-    const AttentionShape *shape;
-    const float *qkv;
-    const int32_t *position;
-    float *key_cache, *value_cache;
-    int64_t capacity;
-    float *y;
+    CachedCall call;
     float *partial;
     int64_t max_chunks; /* of the longest sequence; the stride of `partial` */
-    void *scratch;
-    size_t thread_bytes;
-} CachedCall;
-
-static float *cache_head(const CachedCall *call, float *cache, int64_t b, int kv) {
-    return cache + (b * call->shape->n_kv_heads + kv) * call->capacity * call->shape->head_size;
-}
-
-/* Row 0 of what head `head` of the (NH+2·NKV) in a row of qkv has for sequence b. */
-static const float *qkv_head(const CachedCall *call, int64_t b, int head) {
-    const AttentionShape *shape = call->shape;
-    const int64_t row = (int64_t)(shape->n_heads + 2 * shape->n_kv_heads) * shape->head_size;
-    return call->qkv + b * shape->T * row + (int64_t)head * shape->head_size;
-}
-
-static void store_new_rows(const CachedCall *call, int64_t b, int kv) {
-    const AttentionShape *shape = call->shape;
-    const int64_t size = shape->head_size, row = (shape->n_heads + 2 * shape->n_kv_heads) * size;
-    const float *keys = qkv_head(call, b, shape->n_heads + kv), *values = keys + shape->n_kv_heads * size;
-    float *key_to = cache_head(call, call->key_cache, b, kv) + call->position[b] * size;
-    float *value_to = cache_head(call, call->value_cache, b, kv) + call->position[b] * size;
-    for (int64_t t = 0; t < shape->T; t++) {
-        memcpy(key_to + t * size, keys + t * row, (size_t)size * sizeof(float));
-        memcpy(value_to + t * size, values + t * row, (size_t)size * sizeof(float));
-    }
-}
+} Stream;
 
 typedef float Quad __attribute__((vector_size(16)));
 
@@ -222,16 +190,17 @@ static void chunk_query(const Cached *work, const float *keys, const float *valu
     chunk_output(weights, values, n, size, partial + 2);
 }
 
-static float *partial_of(const CachedCall *call, int64_t b, int h, int64_t t, int64_t chunk) {
-    const AttentionShape *shape = call->shape;
-    return call->partial +
-           (((b * shape->n_heads + h) * shape->T + t) * call->max_chunks + chunk) * partial_floats(shape);
+static float *partial_of(const Stream *stream, int64_t b, int h, int64_t t, int64_t chunk) {
+    const AttentionShape *shape = stream->call.shape;
+    return stream->partial +
+           (((b * shape->n_heads + h) * shape->T + t) * stream->max_chunks + chunk) * partial_floats(shape);
 }
 
-static void stream_chunk(const CachedCall *call, int64_t b, int kv, int64_t chunk) {
+static void stream_chunk(const Stream *stream, int64_t b, int kv, int64_t chunk) {
+    const CachedCall *call = &stream->call;
     const AttentionShape *shape = call->shape;
     const int size = shape->head_size, group = shape->n_heads / shape->n_kv_heads;
-    const int64_t row = (int64_t)(shape->n_heads + 2 * shape->n_kv_heads) * size, first = chunk * CHUNK;
+    const int64_t row = qkv_row(shape), first = chunk * CHUNK;
     TileMemory memory = tile_memory(call->scratch, tile_thread(), call->thread_bytes);
     Cached work = cached_arrays(shape, call->capacity, &memory);
     const float *keys = cache_head(call, call->key_cache, b, kv) + first * size;
@@ -243,23 +212,23 @@ static void stream_chunk(const CachedCall *call, int64_t b, int kv, int64_t chun
         for (int h = kv * group; h < (kv + 1) * group; h++) {
             const float *q = qkv_head(call, b, h) + t * row;
             for (int d = 0; d < size; d++) work.q[d] = q[d] * factor;
-            chunk_query(&work, keys, values, n, size, partial_of(call, b, h, t, chunk));
+            chunk_query(&work, keys, values, n, size, partial_of(stream, b, h, t, chunk));
         }
     }
 }
 
 /* The partial results of one query to its output. */
-static void combine_chunks(const CachedCall *call, int64_t b, int h, int64_t t) {
-    const AttentionShape *shape = call->shape;
+static void combine_chunks(const Stream *stream, int64_t b, int h, int64_t t) {
+    const AttentionShape *shape = stream->call.shape;
     const int size = shape->head_size;
-    const int64_t count = n_chunks(call->position[b] + t + 1);
-    float *y = call->y + ((b * shape->T + t) * shape->n_heads + h) * size;
+    const int64_t count = n_chunks(stream->call.position[b] + t + 1);
+    float *y = stream->call.y + ((b * shape->T + t) * shape->n_heads + h) * size;
     float maximum = -FLT_MAX, sum = 0.0f;
     for (int64_t chunk = 0; chunk < count; chunk++)
-        maximum = fmaxf(maximum, partial_of(call, b, h, t, chunk)[0]);
+        maximum = fmaxf(maximum, partial_of(stream, b, h, t, chunk)[0]);
     memset(y, 0, (size_t)size * sizeof(float));
     for (int64_t chunk = 0; chunk < count; chunk++) {
-        const float *partial = partial_of(call, b, h, t, chunk);
+        const float *partial = partial_of(stream, b, h, t, chunk);
         float factor = tile_exp2(vec_set(partial[0] - maximum))[0];
         sum += partial[1] * factor;
         for (int d = 0; d < size; d++) y[d] += partial[2 + d] * factor;
@@ -272,32 +241,26 @@ static void combine_chunks(const CachedCall *call, int64_t b, int h, int64_t t) 
 static void tile_run_item(const CachedCall *call, int64_t b, int kv, int64_t first, int64_t last) {
     const AttentionShape *shape = call->shape;
     const int size = shape->head_size, group = shape->n_heads / shape->n_kv_heads;
-    const int64_t row = (int64_t)(shape->n_heads + 2 * shape->n_kv_heads) * size;
-    const int64_t y_row = (int64_t)shape->n_heads * size, n_keys = call->position[b] + last;
+    const int64_t n_keys = call->position[b] + last;
     TileMemory memory = tile_memory(call->scratch, tile_thread(), call->thread_bytes);
     Cached work = cached_arrays(shape, call->capacity, &memory);
     tile_pack_columns(cache_head(call, call->key_cache, b, kv), size, n_keys, size, work.keys);
     tile_pack_rows(cache_head(call, call->value_cache, b, kv), size, n_keys, size, 1.0f, work.values);
-    for (int h = kv * group; h < (kv + 1) * group; h++)
-        tile_attend(&(TileQueries){.keys = work.keys,
-                                   .values = work.values,
-                                   .n_keys = n_keys,
-                                   .q = qkv_head(call, b, h) + first * row,
-                                   .q_step = row,
-                                   .y = call->y + (b * shape->T + first) * y_row + (int64_t)h * size,
-                                   .y_step = y_row,
-                                   .n = last - first,
-                                   .first_position = call->position[b] + first,
-                                   .head_size = size,
-                                   .scale = shape->scale},
-                    &work.state);
+    for (int h = kv * group; h < (kv + 1) * group; h++) {
+        TileQueries queries = cached_queries(call, b, h, first, last);
+        queries.keys = work.keys;
+        queries.values = work.values;
+        queries.n_keys = n_keys;
+        queries.first_position = call->position[b] + first;
+        tile_attend(&queries, &work.state);
+    }
 }
 
 void attention_cached(const AttentionShape *shape, const float *qkv, const int32_t *position,
                       float *key_cache, float *value_cache, int64_t capacity, float *y, void *scratch,
                       int n_threads) {
     const int64_t T = shape->T, n_heads = shape->B * shape->n_kv_heads;
-    const int stream = T < STREAM_QUERIES;
+    const bool is_stream = T < STREAM_QUERIES;
     if (T <= 0 || n_heads <= 0) return;
     int64_t longest = 0, total = 0; /* positions */
     for (int64_t b = 0; b < shape->B; b++) {
@@ -306,26 +269,27 @@ void attention_cached(const AttentionShape *shape, const float *qkv, const int32
     }
     const int64_t cache_bytes = total * shape->n_kv_heads * shape->head_size * 2 * (int64_t)sizeof(float);
     const size_t thread_bytes = cached_thread_bytes(shape, capacity);
-    CachedCall call = {shape, qkv,  position,          key_cache, value_cache, capacity,
-                       y,     NULL, n_chunks(longest), scratch,   thread_bytes};
-    call.partial = (float *)(void *)tile_memory(scratch, n_threads, thread_bytes).base;
+    const Stream stream = {{shape, qkv, position, key_cache, value_cache, capacity, y, scratch, thread_bytes},
+                           (float *)(void *)tile_memory(scratch, n_threads, thread_bytes).base,
+                           n_chunks(longest)};
+    const CachedCall *call = &stream.call;
     const int64_t run = tile_run(T, n_heads, n_threads),
-                  n_parts = stream ? call.max_chunks : (T + run - 1) / run;
+                  n_parts = is_stream ? stream.max_chunks : (T + run - 1) / run;
     if (cache_bytes * T < THREAD_MIN_BYTES) n_threads = 1;
 #pragma omp parallel num_threads(n_threads) if (n_threads > 1)
     {
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < n_heads; i++)
-            store_new_rows(&call, i / shape->n_kv_heads, (int)(i % shape->n_kv_heads));
+            cached_store(call, i / shape->n_kv_heads, (int)(i % shape->n_kv_heads));
 #pragma omp for schedule(dynamic)
         for (int64_t item = 0; item < n_heads * n_parts; item++) {
             int64_t part = item % n_parts, b = item / n_parts / shape->n_kv_heads;
             int kv = (int)(item / n_parts % shape->n_kv_heads);
-            if (!stream) tile_run_item(&call, b, kv, part * run, tile_min((part + 1) * run, T));
-            else if (part * CHUNK < position[b] + T) stream_chunk(&call, b, kv, part);
+            if (!is_stream) tile_run_item(call, b, kv, part * run, tile_min((part + 1) * run, T));
+            else if (part * CHUNK < position[b] + T) stream_chunk(&stream, b, kv, part);
         }
 #pragma omp for schedule(static)
-        for (int64_t i = 0; i < (stream ? shape->B * shape->n_heads * T : 0); i++)
-            combine_chunks(&call, i / T / shape->n_heads, (int)(i / T % shape->n_heads), i % T);
+        for (int64_t i = 0; i < (is_stream ? shape->B * shape->n_heads * T : 0); i++)
+            combine_chunks(&stream, i / T / shape->n_heads, (int)(i / T % shape->n_heads), i % T);
     }
 }

@@ -16,7 +16,7 @@
 #define PGPT_BACKEND_CPU_ATTENTION_ATTENTION_KERNEL_H
 
 #include "base/random.h"
-#include "ops/attention_pattern.h"
+#include "ops/attention/attention_pattern.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -29,9 +29,9 @@ typedef struct {
 
 enum { ATTENTION_MAX_RUNS = 2 };
 
-/* What is visible, where that is not simply all keys up to the query (ops/sparse_attention.h). Either
- * `blocks`, lists of tiles, is there: then queries and keys are whole sequences; or tiles are asked for by
- * position. */
+/* What is visible, where that is not simply all keys up to the query (ops/attention/sparse_attention.h).
+ * Either `blocks`, lists of tiles, is there: then queries and keys are whole sequences; or tiles are asked
+ * for by position. */
 typedef struct {
     AttentionPattern pattern;
     const int32_t *starts; /* (B,T), of the rows of queries; NULL: there are no documents */

@@ -2,8 +2,8 @@
 #include "backend/cpu/attention/attention_kernel.h"
 #include "backend/cpu/kernels.h"
 #include "backend/cpu/reduce.h"
+#include "ops/attention/sparse_attention.h"
 #include "ops/reference.h"
-#include "ops/sparse_attention.h"
 
 static AttentionShape heads_shape(const AttentionAttributes *a, const int32_t *random) {
     AttentionShape shape = {

@@ -3,12 +3,10 @@
  * A few new rows go through the keys that they see one by one, found by the words of sparse_mask.c: what is
  * masked is neither read nor multiplied. Many new rows (a prompt) are worth packing the cache for: it is laid
  * out by position again, and they go through the tiles of the forward pass. */
+#include "backend/cpu/attention/cached_call.h"
 #include "backend/cpu/attention/sparse_tile.h"
 
 #include <float.h>
-
-#define STREAM_ROWS      8      /* fewer new rows than this are not worth packing the cache for */
-#define THREAD_MIN_BYTES 128000 /* of cache to read before a second thread is worth waking */
 
 /* What a thread works in. */
 typedef struct {
@@ -22,7 +20,7 @@ typedef struct {
 static Cached cached_arrays(const AttentionShape *shape, int64_t capacity, TileMemory *memory) {
     const int64_t size = shape->head_size, padded = tile_round_up(size, VEC_LANES);
     Cached work = {0};
-    if (shape->T < STREAM_ROWS) {
+    if (shape->T < STREAM_QUERIES) {
         work.q = tile_take(memory, padded);
         work.output = tile_take(memory, padded);
         work.scores = tile_take(memory, tile_round_up(capacity, VEC_LANES));
@@ -45,40 +43,6 @@ static size_t thread_bytes_of(const AttentionShape *shape, int64_t capacity) {
 
 size_t attention_cached_sparse_scratch_bytes(const AttentionShape *shape, int64_t capacity, int n_threads) {
     return tile_scratch_bytes(n_threads, thread_bytes_of(shape, capacity));
-}
-
-typedef struct {
-    const AttentionShape *shape;
-    const float *qkv;
-    const int32_t *position;
-    float *key_cache, *value_cache;
-    int64_t capacity;
-    float *y;
-    void *scratch;
-    size_t thread_bytes;
-} CachedCall;
-
-static float *cache_head(const CachedCall *call, float *cache, int64_t b, int kv) {
-    return cache + (b * call->shape->n_kv_heads + kv) * call->capacity * call->shape->head_size;
-}
-
-static const float *qkv_head(const CachedCall *call, int64_t b, int head) {
-    const AttentionShape *shape = call->shape;
-    const int64_t row = (int64_t)(shape->n_heads + 2 * shape->n_kv_heads) * shape->head_size;
-    return call->qkv + b * shape->T * row + (int64_t)head * shape->head_size;
-}
-
-static void store_new_rows(const CachedCall *call, int64_t b, int kv) {
-    const AttentionShape *shape = call->shape;
-    const int64_t size = shape->head_size, row = (shape->n_heads + 2 * shape->n_kv_heads) * size;
-    const float *keys = qkv_head(call, b, shape->n_heads + kv), *values = keys + shape->n_kv_heads * size;
-    float *key_to = cache_head(call, call->key_cache, b, kv),
-          *value_to = cache_head(call, call->value_cache, b, kv);
-    for (int64_t t = 0; t < shape->T; t++) {
-        int64_t slot = (call->position[b] + t) % call->capacity;
-        memcpy(key_to + slot * size, keys + t * row, (size_t)size * sizeof(float));
-        memcpy(value_to + slot * size, values + t * row, (size_t)size * sizeof(float));
-    }
 }
 
 static int32_t start_of(const CachedCall *call, int64_t b, int64_t t) {
@@ -132,8 +96,8 @@ static void stream_row(const CachedCall *call, const Cached *work, int64_t b, in
                        const int32_t *slots, int64_t n) {
     const AttentionShape *shape = call->shape;
     const int size = shape->head_size, kv = h / (shape->n_heads / shape->n_kv_heads);
-    const int64_t row = (int64_t)(shape->n_heads + 2 * shape->n_kv_heads) * size;
-    const float *q = qkv_head(call, b, h) + t * row, *keys = cache_head(call, call->key_cache, b, kv),
+    const float *q = qkv_head(call, b, h) + t * qkv_row(shape),
+                *keys = cache_head(call, call->key_cache, b, kv),
                 *values = cache_head(call, call->value_cache, b, kv);
     float *y = call->y + ((b * shape->T + t) * shape->n_heads + h) * size;
     const float factor = (float)(shape->scale * TILE_LOG2_E);
@@ -187,9 +151,7 @@ static const float *unroll(const CachedCall *call, const float *ring, int64_t fi
 static void tile_run_item(const CachedCall *call, int64_t b, int kv, int64_t first, int64_t last) {
     AttentionShape shape = *call->shape;
     const int size = shape.head_size, group = shape.n_heads / shape.n_kv_heads;
-    const int64_t row = (int64_t)(shape.n_heads + 2 * shape.n_kv_heads) * size,
-                  y_row = (int64_t)shape.n_heads * size, from = first_seen(call, b, first),
-                  n_keys = call->position[b] + last - from;
+    const int64_t from = first_seen(call, b, first), n_keys = call->position[b] + last - from;
     TileMemory memory = tile_memory(call->scratch, tile_thread(), call->thread_bytes);
     Cached work = cached_arrays(&shape, call->capacity, &memory);
     const float *ring_keys = cache_head(call, call->key_cache, b, kv),
@@ -201,15 +163,8 @@ static void tile_run_item(const CachedCall *call, int64_t b, int kv, int64_t fir
     shape.n_key_runs = 1;
     SparseKeys keys = {.keys = {work.keys}, .values = {work.values}, .n = {n_keys}};
     for (int h = kv * group; h < (kv + 1) * group; h++)
-        sparse_attend(&shape, &keys, &work.state,
-                      (TileQueries){.q = qkv_head(call, b, h) + first * row,
-                                    .q_step = row,
-                                    .y = call->y + (b * shape.T + first) * y_row + (int64_t)h * size,
-                                    .y_step = y_row,
-                                    .n = last - first,
-                                    .head_size = size,
-                                    .scale = shape.scale},
-                      b, first, call->position[b] + (int32_t)first);
+        sparse_attend(&shape, &keys, &work.state, cached_queries(call, b, h, first, last), b, first,
+                      call->position[b] + (int32_t)first);
 }
 
 void attention_cached_sparse(const AttentionShape *shape, const float *qkv, const int32_t *position,
@@ -217,7 +172,7 @@ void attention_cached_sparse(const AttentionShape *shape, const float *qkv, cons
                              int n_threads) {
     const int64_t T = shape->T, n_heads = shape->B * shape->n_kv_heads;
     if (T <= 0 || n_heads <= 0) return;
-    const bool is_stream = T < STREAM_ROWS;
+    const bool is_stream = T < STREAM_QUERIES;
     const int64_t cache_bytes = shape->B * capacity * shape->n_kv_heads * shape->head_size * 8;
     const CachedCall call = {
         shape, qkv, position, key_cache, value_cache, capacity, y, scratch, thread_bytes_of(shape, capacity)};
@@ -228,7 +183,7 @@ void attention_cached_sparse(const AttentionShape *shape, const float *qkv, cons
     {
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < n_heads; i++)
-            store_new_rows(&call, i / shape->n_kv_heads, (int)(i % shape->n_kv_heads));
+            cached_store(&call, i / shape->n_kv_heads, (int)(i % shape->n_kv_heads));
 #pragma omp for schedule(dynamic)
         for (int64_t item = 0; item < n_heads * n_parts; item++) {
             int64_t part = item % n_parts, b = item / n_parts / shape->n_kv_heads;

@@ -3,7 +3,7 @@
  * A list's rows are found tile by tile; its columns are the rows turned round by counting. Sequences share
  * nothing, so threads take one each. */
 #include "backend/cpu/kernels.h"
-#include "ops/sparse_attention.h"
+#include "ops/attention/sparse_attention.h"
 
 /* Rows of a list; n_in_column (Q) counts what each column will have. */
 static void make_rows(const AttentionBlocksAttributes *a, const int32_t *starts, int32_t *row_begin,

@@ -5,7 +5,7 @@
 
 #include "backend/cpu/attention/attention_backward.h"
 #include "backend/cpu/attention/attention_tile.h"
-#include "ops/sparse_attention.h"
+#include "ops/attention/sparse_attention.h"
 
 _Static_assert(ATTENTION_BLOCK == TILE_KEYS, "a list's blocks are the kernels' tiles");
 

@@ -10,7 +10,7 @@
  *            for the shape.
  *
  * All read queries, keys and values where they lie in the rows of qkv and write y, lse and dqkv in place; see
- * ops/attention.c for what they mean. */
+ * ops/attention/attention.c for what they mean. */
 #ifndef PGPT_BACKEND_CUDA_ATTENTION_ATTENTION_H
 #define PGPT_BACKEND_CUDA_ATTENTION_ATTENTION_H
 
@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-#include "ops/sparse_attention.h"
+#include "ops/attention/sparse_attention.h"
 
 /* Where everything lies. The backward reads qkv, y, lse and dy and writes dqkv, and sums. */
 typedef struct {

@@ -14,7 +14,7 @@
 #include "backend/cuda/attention/attend.cuh"
 
 extern "C" {
-#include "ops/sparse_attention.h"
+#include "ops/attention/sparse_attention.h"
 }
 
 typedef struct {

@@ -17,7 +17,7 @@
 extern "C" {
 #endif
 
-#include "ops/sparse_attention.h"
+#include "ops/attention/sparse_attention.h"
 
 typedef struct {
     DType dtype; /* of q, kv and dy */

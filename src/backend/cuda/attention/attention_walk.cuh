@@ -4,8 +4,8 @@
  *
  *   RectangleWalk   rows of one run of positions each, queries and keys: every tile is asked for its state.
  *                   Results are merged with, or added to, what is there in f32.
- *   ListWalk        a whole sequence, by lists of blocks of 64 (ops/sparse_attention.h). Results are written
- *                   in the type of qkv.
+ *   ListWalk        a whole sequence, by lists of blocks of 64 (ops/attention/sparse_attention.h). Results
+ *                   are written in the type of qkv.
  *
  * What a walk has:
  *
@@ -22,7 +22,7 @@
 
 extern "C" {
 #include "backend/cuda/sparse/pattern_bits.h"
-#include "ops/sparse_attention.h"
+#include "ops/attention/sparse_attention.h"
 }
 
 /* Where queries and keys lie, and what a query sees. */

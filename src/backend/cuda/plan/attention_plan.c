@@ -8,7 +8,7 @@
 
 #include "base/random.h"
 #include "base/system/library.h"
-#include "ops/sparse_attention.h"
+#include "ops/attention/sparse_attention.h"
 
 #include <string.h>
 

@@ -2,10 +2,10 @@
  * is here. */
 #include "backend/cuda/plan/plan.h"
 
+#include "ops/attention/sparse_attention.h"
 #include "ops/decode_step.h"
 #include "ops/experts/expert_ranks.h"
 #include "ops/sample.h"
-#include "ops/sparse_attention.h"
 
 #include <stdio.h>
 #include <string.h>

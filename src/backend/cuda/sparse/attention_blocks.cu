@@ -8,7 +8,7 @@
 #include "backend/cuda/runtime/device.cuh"
 
 extern "C" {
-#include "ops/sparse_attention.h"
+#include "ops/attention/sparse_attention.h"
 }
 
 enum { THREADS = 256, WARPS = THREADS / WARP, SCAN_THREADS = 512, SCAN_WARPS = SCAN_THREADS / WARP };

@@ -4,7 +4,7 @@
 #include "backend/cuda/runtime/device.cuh"
 
 extern "C" {
-#include "ops/sparse_attention.h"
+#include "ops/attention/sparse_attention.h"
 }
 
 enum { THREADS = 1024, WARPS = THREADS / WARP };

@@ -8,7 +8,7 @@
 #ifndef PGPT_BACKEND_CUDA_SPARSE_PATTERN_BITS_H
 #define PGPT_BACKEND_CUDA_SPARSE_PATTERN_BITS_H
 
-#include "ops/attention_pattern.h"
+#include "ops/attention/attention_pattern.h"
 
 enum { PATTERN_BITS = 64 };
 

@@ -1,4 +1,4 @@
-/* The ways to compute sparse attention (ops/sparse_attention.h) on a GPU, and what they share.
+/* The ways to compute sparse attention (ops/attention/sparse_attention.h) on a GPU, and what they share.
  * sparse_attention.cu chooses.
  *
  *   tiled       sparse_forward.cu, sparse_backward.cu: FlashAttention on the tensor cores over lists of

@@ -11,10 +11,10 @@
  * The lists are made once for all layers with the same pattern. Without documents there is one for all
  * sequences. They are made by a node of the program, since documents are known on the device alone; their
  * size is known when the program is planned: documents only take tiles away. */
-#ifndef PGPT_OPS_SPARSE_ATTENTION_H
-#define PGPT_OPS_SPARSE_ATTENTION_H
+#ifndef PGPT_OPS_ATTENTION_SPARSE_ATTENTION_H
+#define PGPT_OPS_ATTENTION_SPARSE_ATTENTION_H
 
-#include "ops/attention_pattern.h"
+#include "ops/attention/attention_pattern.h"
 #include "ops/ops.h"
 
 /* ---- document_starts.c ------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ typedef struct {
 Tensor *op_sparse_attention(Graph *graph, Tensor *qkv, Tensor *random, const AttentionMask *mask,
                             const AttentionAttributes *attributes);
 
-/* ---- sparse_attention_cached.c ----------------------------------------------------------------------------
+/* ---- attention_cached.c -----------------------------------------------------------------------------------
  * As attention_cached, with a pattern and [starts (B,T): where the documents of the new rows begin]. The
  * cache is a ring: position p is in row p % capacity of (B,NKV,capacity,HS), so that a window needs no room
  * for more than it sees. New rows are stored first, at start[b] .., then attend to what they see up to
@@ -157,7 +157,7 @@ Tensor *op_sparse_attention_cached(Graph *graph, Tensor *qkv, Tensor *start, Ten
 /* Rows that the cache of a pattern needs, where n_new are stored at a time. */
 int64_t sparse_cache_capacity(const AttentionPattern *pattern, int64_t n_positions, int64_t n_new);
 
-/* ---- sparse_attention_part.c ------------------------------------------------------------------------------
+/* ---- attention_part.c -------------------------------------------------------------------------------------
  * As attention_part, over those of the keys that are seen: (q, kv, [random], [y], [lse], [starts (B,Tq)]) ->
  * y, lse; backward (dy, q, kv, y, lse, [random], [starts]) -> dq, dkv. Pattern and starts are by positions of
  * the whole sequence. There are no lists: a kernel asks pattern_state for the positions of a tile's rows. */

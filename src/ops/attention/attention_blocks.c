@@ -2,7 +2,7 @@
  *
  * A list is made by asking every tile for its state, which is a few comparisons; of T positions there are
  * (T/64)²/2 tiles, so that a list is made in a time that attention takes for a few of its tiles. */
-#include "ops/sparse_attention.h"
+#include "ops/attention/sparse_attention.h"
 
 #include <stdio.h>
 

@@ -1,5 +1,5 @@
 /* Patterns in words, and how many pairs they leave: for the count of FLOPs. */
-#include "ops/attention_pattern.h"
+#include "ops/attention/attention_pattern.h"
 
 #include <stdio.h>
 #include <string.h>

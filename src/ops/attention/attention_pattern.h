@@ -15,8 +15,8 @@
  *     bigbird:S:W:G:R  in blocks of S positions: the last W blocks, the first G, and R others (Zaheer et al.
  *                      2020). Those are drawn by a hash of the query's block, one from each R-th of what is
  *                      left: a pure function of the pattern, in every layer, layout and generation alike. */
-#ifndef PGPT_OPS_ATTENTION_PATTERN_H
-#define PGPT_OPS_ATTENTION_PATTERN_H
+#ifndef PGPT_OPS_ATTENTION_ATTENTION_PATTERN_H
+#define PGPT_OPS_ATTENTION_ATTENTION_PATTERN_H
 
 #include "base/error.h"
 #include "base/random.h"

@@ -7,7 +7,7 @@
  * In generation a token is read without those before it. What has to be known of them is one number a
  * position: where the document of the position behind it begins. Entries are written anew with their tokens,
  * so padding does no harm. */
-#include "ops/sparse_attention.h"
+#include "ops/attention/sparse_attention.h"
 
 #include <stdio.h>
 
