@@ -1,7 +1,7 @@
 /* LAMB: AdamW's step, scaled for every matrix to a part of the matrix's own length (ops/update/lamb.c has the
  * arithmetic). */
-#include "ops/ops.h"
 #include "ops/update/lamb.h"
+#include "ops/ops.h"
 #include "optim/optimizer.h"
 
 #include <math.h>

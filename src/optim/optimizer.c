@@ -332,13 +332,15 @@ void optimizer_record_alone(const Optimizer *optimizer, const OptimizerOptions *
     if (optimizer->measure) {
         TensorSpan *spans = ARENA_ARRAY(&graph->arena, TensorSpan, elements->n_runs + 1);
         int64_t at = elements->first_element;
-        for (int i = 0; i < elements->n_runs && !tensors->spans.n_spans; i++) {
+        for (int i = 0; i < elements->n_runs && !tensors->spans.span; i++) {
             int64_t n = elements->runs[i].n_elements;
-            if (elements->runs[i].decays && n)
-                spans[update.spans.n_spans++] = (TensorSpan){at, at + n, update.spans.n_spans, true};
+            if (elements->runs[i].decays && n) {
+                spans[update.spans.n_spans] = (TensorSpan){at, at + n, update.spans.n_spans, true};
+                update.spans.n_spans++;
+            }
             at += n;
         }
-        if (!tensors->spans.n_spans) update.spans.span = spans;
+        if (!tensors->spans.span) update.spans.span = spans;
         int n_tensors = 1;
         for (int i = 0; i < update.spans.n_spans; i++)
             if (update.spans.span[i].tensor >= n_tensors) n_tensors = update.spans.span[i].tensor + 1;

@@ -145,8 +145,8 @@ void op_ordered_sum(Graph *graph, Comm *comm, Tensor *numbers) {
         op_comm_wait(graph, op_all_reduce(graph, comm, numbers));
         return;
     }
-    Tensor *all = graph_tensor(graph, PLACE_STATE, DTYPE_F32, SHAPE(comm->size, n), "%s of all ranks",
-                               numbers->name);
+    Tensor *all =
+        graph_tensor(graph, PLACE_STATE, DTYPE_F32, SHAPE(comm->size, n), "%s of all ranks", numbers->name);
     int64_t *border = ARENA_ARRAY(&graph->arena, int64_t, comm->size + 1);
     for (int r = 0; r <= comm->size; r++) border[r] = r * n;
     op_copy_into(graph, numbers, graph_view(graph, all, numbers->shape, comm->rank * n, numbers->name),

@@ -202,10 +202,9 @@ static void cut(const KernelCall *call, int64_t first, int64_t n, DecayRun *runs
         cut_tensor(&node->input[k], &data, &piece->input[k], count, first, n);
         piece->call.in[k] = data;
     }
-    if (node->op == &OP_SQUARED_NORM) {
-        piece->call.add[0] = call->add[0] || first > 0;
-        return;
-    }
+    for (int k = 0; k < node->n_outputs; k++) /* what all pieces add to */
+        piece->call.add[k] = call->add[k] || first > 0;
+    if (node->op == &OP_SQUARED_NORM) return;
     for (int k = 0; k < node->n_outputs; k++)
         cut_tensor(&node->output[k], &piece->call.out[k], &piece->output[k], count, first, n);
     UpdateElements whole = elements_of(call->node);

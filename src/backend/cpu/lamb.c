@@ -123,6 +123,7 @@ Status cpu_lamb_measure(const KernelCall *call, Error *error) {
     if (!isfinite(c.scale)) return STATUS_OK;
     int64_t count = tensor_count(call->node->input[0]);
     int span = 0;
+    if (!call->add[0]) memset(call->out[0], 0, tensor_bytes(call->node->output[0]));
     for (int64_t first = 0; first < count;) {
         Segment segment = next_segment(a, first, count, &span);
         c.decay = segment.span ? a->weight_decay : 0.0f;

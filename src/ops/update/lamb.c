@@ -18,9 +18,13 @@
 static bool fits(Graph *graph, const UpdateTensors *tensors, const char *name) {
     int64_t count = tensor_count(tensors->parameter);
     bool fits = tensor_count(tensors->gradient) == count;
-    for (int i = 0; i < 2; i++) fits = fits && tensors->moment[i] && update_moment_fits(tensors->moment[i], count);
-    return graph_check(graph, fits, "%s: gradient and two moments of %s must have as many elements as it", name,
-                       tensors->parameter->name) &&
+    for (int i = 0; i < 2; i++)
+        fits = fits && tensors->moment[i] && update_moment_fits(tensors->moment[i], count);
+    const Tensor *hyper = tensors->hyper;
+    return graph_check(graph, fits, "%s: gradient and two moments of %s must have as many elements as it",
+                       name, tensors->parameter->name) &&
+           graph_check(graph, tensor_count(hyper) == N_HYPER && hyper->dtype == DTYPE_F32,
+                       "%s: hyper input %s must be %d f32 numbers", name, hyper->name, N_HYPER) &&
            graph_check(graph, tensors->sums && tensors->sums->dtype == DTYPE_F32,
                        "%s: there are no sums for %s", name, tensors->parameter->name);
 }
@@ -68,7 +72,7 @@ static double measure_bytes(const Node *node) {
 
 static void lamb_describe(const Node *node, char *text, size_t n_bytes) {
     const LambAttributes *a = node->attributes;
-    snprintf(text, n_bytes, "betas %g %g, epsilon %g, decay %g, ratio up to %g, %d tensors", (double)a->beta1,
+    snprintf(text, n_bytes, "betas %g %g, epsilon %g, decay %g, ratio up to %g, %d spans", (double)a->beta1,
              (double)a->beta2, (double)a->epsilon, (double)a->weight_decay, (double)a->max_ratio,
              a->spans.n_spans);
 }

@@ -32,8 +32,8 @@ enum { HYPER_RATE, HYPER_OWN1, HYPER_OWN2, HYPER_DRAW, N_HYPER };
 
 enum { UPDATE_MAX_MOMENTS = 2, UPDATE_MAX_ATTRIBUTES = 128 /* bytes */ };
 
-/* Elements first .. end - 1 that are of one tensor, for optimizers that go by tensors. Elements are counted as
- * UpdateElements.first_element counts them, so that an update which is cut keeps its spans. */
+/* Elements first .. end - 1 that are of one tensor, for optimizers that go by tensors. Elements are counted
+ * as UpdateElements.first_element counts them, so that an update which is cut keeps its spans. */
 typedef struct {
     int64_t first, end;
     int tensor;      /* its number among those with sums */

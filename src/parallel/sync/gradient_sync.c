@@ -193,9 +193,9 @@ static void sum_tensors(void *context, Graph *graph, Tensor *sums, int64_t n_sha
     const int64_t first[N_FLAT_GROUPS] = {0, n_shared}, n[N_FLAT_GROUPS] = {n_shared, n_all - n_shared};
     for (int group = 0; group < N_FLAT_GROUPS && sync->strategy->begin_update; group++) {
         if (sync->comm[group] && n[group])
-            op_ordered_sum(graph, sync->comm[group],
-                           graph_view(graph, sums, SHAPE(n[group] * n_columns), first[group] * n_columns,
-                                      sums->name));
+            op_ordered_sum(
+                graph, sync->comm[group],
+                graph_view(graph, sums, SHAPE(n[group] * n_columns), first[group] * n_columns, sums->name));
     }
     if (mesh->shape.size[AXIS_TP] > 1) op_ordered_sum(graph, mesh_comm(mesh, AXIS_TP), sums);
 }

@@ -80,11 +80,11 @@ static void compare_box(const Comparer *comparer, const Parameter *parameter, co
     VerifyResult *result = comparer->result;
     int64_t n = shape_count(box->shape);
     for (int64_t i = 0; i < n; i++) comparer->wanted[i] = values[box_element(box, &all, i)];
-    Comparison comparison = {.held = comparer->held,
-                             .wanted = comparer->wanted,
-                             .scale = largest_value(values, shape_count(whole->shape),
-                                                    verify_rate(&comparer->options->setting) *
-                                                        (double)(index + 1))};
+    Comparison comparison = {
+        .held = comparer->held,
+        .wanted = comparer->wanted,
+        .scale = largest_value(values, shape_count(whole->shape),
+                               verify_rate(&comparer->options->setting) * (double)(index + 1))};
     Error ignored = {0};
     shard_map_visit(&comparer->training->step.sync.parameters, parameter->flat_offset + first, n,
                     compare_part, &comparison, &ignored);
@@ -171,7 +171,8 @@ typedef struct {
 static Status run_flushed(const Comparer *comparer, const BatchSource *source, Error *error) {
     for (int64_t i = 0; i < comparer->options->n_steps; i++) {
         StepResult step;
-        TRY(train_step_run(&comparer->training->step, source, i, verify_rate(&comparer->options->setting), &step, error));
+        TRY(train_step_run(&comparer->training->step, source, i, verify_rate(&comparer->options->setting),
+                           &step, error));
         TRY(compare_step(comparer, i, &step, true, error));
     }
     return STATUS_OK;
