@@ -7,13 +7,14 @@
 . "$SOURCE_ROOT/tests/cli/lib_mpi"
 
 small=(train "${TINY[@]}" --layers 2 --channels 24 --batch 8 --eval-every 0)
+optimizers=(lamb)
 rate() {
     [[ $1 == lamb ]] && echo 0.03 || echo 0.003
 }
 
 sample=16
 ! is_long || sample=0
-for optimizer in lamb; do
+for optimizer in "${optimizers[@]}"; do
     ranks 4 verify --optimizer "$optimizer" --threads 1 --steps 4 --sample $sample
     grep -q ' 0 differ' out || fail "$optimizer: $(cat out)"
     ranks 4 verify --all --optimizer "$optimizer" --threads 1 --steps 3 --sample $((3 * sample))
@@ -39,7 +40,7 @@ for optimizer in lamb; do
 done
 
 # One process: an update behind every gradient has the bits of one behind them all, and accumulation its sum.
-for optimizer in lamb; do
+for optimizer in "${optimizers[@]}"; do
     one=("${small[@]}" --optimizer "$optimizer" --lr "$(rate "$optimizer")" --steps 4 --clip 0)
     rm -rf late eager parts
     pgpt "${one[@]}" --out late
