@@ -240,7 +240,7 @@ static void record_update(const Rest *rest, OptimizerKind kind) {
     if (precision->has_master) tensors.copy = flat(rest, PLACE_PARAMETER, precision->weight, "copy");
     DecayRun run = {rest->n_parameters, true};
     UpdateElements all = {.n_runs = 1, .runs = arena_copy(&rest->graph->arena, &run, sizeof run)};
-    optimizer->record(&options, &tensors, &all, rest->graph);
+    optimizer_record_alone(optimizer, &options, &tensors, &all, rest->graph);
 }
 
 /* Those that are in every step (embedding, linear, attention, cross_entropy, sum) need no line here. */

@@ -17,7 +17,7 @@ enum { SAMPLE = 100, FEW_STEPS = 4, MANY_STEPS = 20, N_MODELS = 5 };
 typedef struct {
     bool all;
     int64_t n_sample, n_steps, batch, left_out;
-    int precision, device;
+    int precision, device, optimizer;
     const char *only;
     double tolerance;
     int64_t n_threads;
@@ -48,6 +48,7 @@ static const OptionSpec call_specs[] = {
                   "where to compute; auto: on a GPU if there is one"),
     OPTION_CHOICE("dtype", VerifyCallOptions, precision, PRECISION_F32, precision_names,
                   "numbers to train in"),
+    OPTION_CHOICE("optimizer", VerifyCallOptions, optimizer, OPTIMIZER_ADAMW, optimizer_names, "update rule"),
     OPTION_FLOAT(
         "tolerance", VerifyCallOptions, tolerance, 0.0, 0.0, 1.0,
         "largest deviation: relative for losses, of a tensor's largest value for weights; 0: 1e-5 and 1e-4 "
@@ -277,7 +278,10 @@ static Status read_options(Verify *run, int n_words, char *const *words, Error *
     run->choice.breaks = call->left_out > 0;
     run->choice.is_f32 = precision.weight == DTYPE_F32;
     run->choice.scales_loss = precision.scales_loss;
-    run->verifier.options = (VerifyOptions){.setting = {&run->backend, precision, call->batch},
+    run->verifier.options = (VerifyOptions){.setting = {.backend = &run->backend,
+                                                        .precision = precision,
+                                                        .batch = call->batch,
+                                                        .optimizer = (OptimizerKind)call->optimizer},
                                             .choice = &run->choice,
                                             .launch = run->launch,
                                             .n_steps = call->n_steps,

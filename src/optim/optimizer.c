@@ -6,6 +6,7 @@
 #include "base/random.h"
 #include "graph/passes/insert.h"
 #include "ops/ops.h"
+#include "optim/tensor_spans.h"
 
 #include <string.h>
 
@@ -165,33 +166,55 @@ static UpdateElements elements_of(const ParameterTable *table, int64_t first, in
     return (UpdateElements){.n_runs = n_runs, .runs = runs, .first_element = first};
 }
 
-static void record_slice(const Optimizer *optimizer, const OptimizerOptions *options,
-                         const OptimizerTensors *tensors, Tensor *factor, const UpdateSlice *slice,
-                         const ParameterTable *table, int64_t first_draw, Graph *graph) {
+/* What the update of this process goes over. */
+typedef struct {
+    const Optimizer *optimizer;
+    const OptimizerOptions *options;
+    OptimizerTensors *tensors;
+    const ParameterTable *table;
+    const UpdateSlices *slices;
+    Tensor *loss_scale; /* or NULL */
+    Graph *graph;
+    TensorNumbers numbers; /* of an update in two passes, */
+    Tensor *sums;          /* and the sums between them; NULL: there is one */
+} Updates;
+
+/* The passes of an update: the first is of Optimizer.measure. */
+typedef enum { PASS_MEASURE, PASS_UPDATE } UpdatePass;
+
+static void record_slice(const Updates *updates, UpdatePass pass, Tensor *factor, const UpdateSlice *slice,
+                         int64_t first_draw) {
+    const OptimizerTensors *tensors = updates->tensors;
+    Graph *graph = updates->graph;
     UpdateTensors update = {.gradient = slice->gradient,
                             .hyper = tensors->hyper,
                             .factor = factor,
-                            .parameter = slice->parameter};
+                            .parameter = slice->parameter,
+                            .sums = updates->sums};
     if (tensors->master) {
         update.copy = slice->parameter;
         update.parameter =
             graph_view(graph, tensors->master, SHAPE(slice->n), slice->local_first, tensors->master->name);
     }
-    UpdateElements elements = elements_of(table, slice->flat_first, slice->n, graph);
+    UpdateElements elements = elements_of(updates->table, slice->flat_first, slice->n, graph);
     elements.first_element = first_draw;
     for (int i = 0; i < tensors->n_moments; i++) {
         update.moment[i] = graph_view(graph, tensors->moment[i], SHAPE(slice->n), slice->local_first,
                                       tensors->moment[i]->name);
     }
-    optimizer->record(options, &update, &elements, graph);
+    if (updates->sums)
+        update.spans = tensor_spans(updates->table, &updates->numbers, slice->flat_first, slice->n,
+                                    first_draw, &graph->arena);
+    if (pass == PASS_MEASURE) updates->optimizer->measure(updates->options, &update, &elements, graph);
+    else updates->optimizer->record(updates->options, &update, &elements, graph);
 }
 
 /* Numbers that are rounded stochastically are drawn for by their place in the whole model, so that ranks
  * which hold the same weights keep them the same. Where the array here is laid out otherwise, that is a node
  * a parameter. */
-static void record_parts(const Optimizer *optimizer, const OptimizerOptions *options,
-                         const OptimizerTensors *tensors, Tensor *factor, const UpdateSlice *slice,
-                         const ParameterTable *table, Graph *graph) {
+static void record_parts(const Updates *updates, UpdatePass pass, Tensor *factor, const UpdateSlice *slice) {
+    const ParameterTable *table = updates->table;
+    Graph *graph = updates->graph;
     for (int i = 0; i < table->n_parameters; i++) {
         const Parameter *parameter = &table->parameter[i];
         int64_t first = parameter->flat_offset, end = slice->flat_first + slice->n;
@@ -206,8 +229,7 @@ static void record_parts(const Optimizer *optimizer, const OptimizerOptions *opt
             .flat_first = first,
             .n = n,
             .local_first = slice->local_first + skip};
-        record_slice(optimizer, options, tensors, factor, &part, table,
-                     parameter->whole_offset + first - parameter->flat_offset, graph);
+        record_slice(updates, pass, factor, &part, parameter->whole_offset + first - parameter->flat_offset);
     }
 }
 
@@ -276,30 +298,57 @@ static bool rounds_stochastically(const UpdateSlices *slices, const OptimizerTen
     return draws;
 }
 
-/* What the update of this process goes over. */
-typedef struct {
-    const Optimizer *optimizer;
-    const OptimizerOptions *options;
-    OptimizerTensors *tensors;
-    const ParameterTable *table;
-    const UpdateSlices *slices;
-    Tensor *loss_scale; /* or NULL */
-    Graph *graph;
-} Updates;
-
-static void record_updates(const Updates *updates, Tensor *factor) {
+static void record_pass(const Updates *updates, UpdatePass pass, Tensor *factor) {
     const UpdateSlices *slices = updates->slices;
     bool draws = rounds_stochastically(slices, updates->tensors);
     for (int i = 0; i < slices->n_slices; i++) {
         const UpdateSlice *slice = &slices->slice[i];
-        if (draws && !is_laid_out_whole(updates->table))
-            record_parts(updates->optimizer, updates->options, updates->tensors, factor, slice,
-                         updates->table, updates->graph);
-        else
-            record_slice(updates->optimizer, updates->options, updates->tensors, factor, slice,
-                         updates->table, slice->flat_first, updates->graph);
-        if (slices->record_updated) slices->record_updated(slices->context, updates->graph, i);
+        if (draws && !is_laid_out_whole(updates->table)) record_parts(updates, pass, factor, slice);
+        else record_slice(updates, pass, factor, slice, slice->flat_first);
+        if (slices->record_updated && pass == PASS_UPDATE)
+            slices->record_updated(slices->context, updates->graph, i);
     }
+}
+
+static void record_updates(const Updates *updates, Tensor *factor) {
+    const UpdateSlices *slices = updates->slices;
+    if (updates->sums) {
+        op_zero(updates->graph, updates->sums);
+        record_pass(updates, PASS_MEASURE, factor);
+        if (slices->record_tensor_sums)
+            slices->record_tensor_sums(slices->context, updates->graph, updates->sums,
+                                       updates->numbers.n_shared);
+    }
+    record_pass(updates, PASS_UPDATE, factor);
+}
+
+static Tensor *sums_of(int n_tensors, Graph *graph) {
+    return graph_tensor(graph, PLACE_STATE, DTYPE_F32, SHAPE(n_tensors, UPDATE_SUMS), "sums of tensors");
+}
+
+void optimizer_record_alone(const Optimizer *optimizer, const OptimizerOptions *options,
+                            const UpdateTensors *tensors, const UpdateElements *elements, Graph *graph) {
+    UpdateTensors update = *tensors;
+    if (optimizer->measure) {
+        TensorSpan *spans = ARENA_ARRAY(&graph->arena, TensorSpan, elements->n_runs + 1);
+        int64_t at = elements->first_element;
+        for (int i = 0; i < elements->n_runs && !tensors->spans.span; i++) {
+            int64_t n = elements->runs[i].n_elements;
+            if (elements->runs[i].decays && n) {
+                spans[update.spans.n_spans] = (TensorSpan){at, at + n, update.spans.n_spans, true};
+                update.spans.n_spans++;
+            }
+            at += n;
+        }
+        if (!tensors->spans.span) update.spans.span = spans;
+        int n_tensors = 1;
+        for (int i = 0; i < update.spans.n_spans; i++)
+            if (update.spans.span[i].tensor >= n_tensors) n_tensors = update.spans.span[i].tensor + 1;
+        update.sums = sums_of(n_tensors, graph);
+        op_zero(graph, update.sums);
+        optimizer->measure(options, &update, elements, graph);
+    }
+    optimizer->record(options, &update, elements, graph);
 }
 
 static Tensor *scalar(Graph *graph, const char *name) {
@@ -384,6 +433,7 @@ static void record_slices(const Updates *updates) {
 static void record_eager(const Optimizer *optimizer, const OptimizerOptions *options,
                          const OptimizerTensors *tensors, const ParameterTensors *parameters, Graph *graph) {
     Insertion insertion = insertion_begin(graph);
+    TensorNumbers numbers = tensor_numbers(parameters->table, &graph->arena);
     int n_before = graph->n_nodes;
     for (int i = 0; i < parameters->table->n_parameters; i++) {
         const Parameter *parameter = &parameters->table->parameter[i];
@@ -403,12 +453,15 @@ static void record_eager(const Optimizer *optimizer, const OptimizerOptions *opt
             update.parameter = graph_view(graph, tensors->master, tensor->shape, parameter->flat_offset,
                                           arena_printf(&graph->arena, "%s.master", parameter->name));
         }
+        if (optimizer->measure)
+            update.spans = tensor_spans(parameters->table, &numbers, parameter->flat_offset,
+                                        tensor_count(tensor), parameter->flat_offset, &graph->arena);
         int last = 0;
         for (int k = 0; k < n_before; k++) {
             if (node_touches(graph->node[k], tensor) || node_touches(graph->node[k], tensor->gradient))
                 last = k;
         }
-        optimizer->record(options, &update, &elements, graph);
+        optimizer_record_alone(optimizer, options, &update, &elements, graph);
         insertion_behind(&insertion, last);
     }
     insertion_end(&insertion);
@@ -459,7 +512,14 @@ OptimizerTensors optimizer_record_by(const Optimizer *optimizer, const Optimizer
     if (precision.has_master)
         tensors.master = graph_tensor(graph, PLACE_OPTIMIZER, DTYPE_F32, SHAPE(slices->n_local), "master");
     if (options->eager) record_eager(optimizer, options, &tensors, parameters, graph);
-    else record_slices(&(Updates){optimizer, options, &tensors, table, slices, loss_scale, graph});
+    else {
+        Updates updates = {optimizer, options, &tensors, table, slices, loss_scale, graph, {0}, NULL};
+        if (optimizer->measure) {
+            updates.numbers = tensor_numbers(table, &graph->arena);
+            updates.sums = sums_of(updates.numbers.n_tensors, graph);
+        }
+        record_slices(&updates);
+    }
     return tensors;
 }
 

@@ -55,7 +55,11 @@ typedef struct {
     Status (*check)(const OptimizerOptions *options, Error *error);
     /* HYPER_OWN1 and HYPER_OWN2 of step 0, 1, ... */
     void (*hyper)(const OptimizerOptions *options, int64_t step, float *hyper);
-    /* Record the update of these elements as one node. */
+    /* Of an update in two passes: record the first, which changes moments and adds to the sums over tensors;
+     * it comes before anything else changes. NULL: there is one pass. */
+    void (*measure)(const OptimizerOptions *options, const UpdateTensors *tensors,
+                    const UpdateElements *elements, Graph *graph);
+    /* Record the update of these elements, or the second pass of it, as one node. */
     void (*record)(const OptimizerOptions *options, const UpdateTensors *tensors,
                    const UpdateElements *elements, Graph *graph);
     /* optim/ahead.h: out = weights after going on for `distance`, a sum of learning rates, in the direction
@@ -121,6 +125,11 @@ OptimizerTensors optimizer_record(const OptimizerOptions *options, Precision pre
 OptimizerTensors optimizer_record_by(const Optimizer *optimizer, const OptimizerOptions *options,
                                      Precision precision, const ParameterTensors *parameters,
                                      const UpdateSlices *slices, Tensor *loss_scale, Graph *graph);
+
+/* The update of one array by itself, all passes of it; its runs that decay are its tensors unless it has
+ * spans. */
+void optimizer_record_alone(const Optimizer *optimizer, const OptimizerOptions *options,
+                            const UpdateTensors *tensors, const UpdateElements *elements, Graph *graph);
 
 /* The moments that the optimizer keeps of every parameter. */
 int optimizer_n_moments(const OptimizerOptions *options);

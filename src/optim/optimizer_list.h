@@ -11,10 +11,12 @@
 #define PGPT_OPTIM_OPTIMIZER_LIST_H
 
 #include "optim/adamw.h"
+#include "optim/lamb.h"
 #include "optim/sgd.h"
 
 #define OPTIMIZERS(OPTIMIZER)                                                                                \
     OPTIMIZER(ADAMW, adamw, AdamwOptions)                                                                    \
-    OPTIMIZER(SGD, sgd, SgdOptions)
+    OPTIMIZER(SGD, sgd, SgdOptions)                                                                          \
+    OPTIMIZER(LAMB, lamb, LambOptions)
 
 #endif

@@ -139,6 +139,24 @@ void op_scalar_sum(Graph *graph, Comm *comm, Tensor *scalar) {
     else record(graph, &OP_SCALAR_SUM, comm, scalar, (CommOperation){.kind = COMM_ALL_REDUCE});
 }
 
+void op_ordered_sum(Graph *graph, Comm *comm, Tensor *numbers) {
+    int64_t n = tensor_count(numbers);
+    if (comm->size <= 2) {
+        op_comm_wait(graph, op_all_reduce(graph, comm, numbers));
+        return;
+    }
+    Tensor *all =
+        graph_tensor(graph, PLACE_STATE, DTYPE_F32, SHAPE(comm->size, n), "%s of all ranks", numbers->name);
+    int64_t *border = ARENA_ARRAY(&graph->arena, int64_t, comm->size + 1);
+    for (int r = 0; r <= comm->size; r++) border[r] = r * n;
+    op_copy_into(graph, numbers, graph_view(graph, all, numbers->shape, comm->rank * n, numbers->name),
+                 WRITE_FRESH);
+    op_comm_wait(graph, op_all_gather(graph, comm, all, border));
+    for (int r = 0; r < comm->size; r++)
+        op_copy_into(graph, graph_view(graph, all, numbers->shape, r * n, numbers->name), numbers,
+                     r ? WRITE_ADD : WRITE_FRESH);
+}
+
 /* The root reads it, the others are written to. */
 Node *op_broadcast(Graph *graph, Comm *comm, Tensor *data, int root) {
     CommOperation operation = {

@@ -59,6 +59,9 @@ Node *op_channel_send_end(Graph *graph, const Node *send); /* waits for the last
  * get the same bits. */
 void op_scalar_sum(Graph *graph, Comm *comm, Tensor *scalar);
 
+/* The same of an array of numbers, a small one: of more than two ranks every one collects them all. */
+void op_ordered_sum(Graph *graph, Comm *comm, Tensor *numbers);
+
 /* Take all-reduce `number` (from 0, counted around) of the backward on this communicator out of the graph, to
  * show that it would be noticed. */
 void comm_leave_out(Graph *graph, const Comm *comm, int number);

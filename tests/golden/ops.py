@@ -173,6 +173,24 @@ def record_optimizer(case, make, state_names, N, factor=1.0):
     record(case, parameter=torch.cat([leaf.detach() for leaf in leaves]), **after)
 
 
+def record_lamb(case, N, factor=1.0, max_ratio=None):
+    """One step of You et al.'s LAMB, the third. The matrices are those of build_lamb; of the second a part is not counted in
+    the norms. What is in none neither decays nor has a ratio."""
+    g, p = floats("gradient", N) * factor, floats("parameter", N)
+    m, v = floats("moment1", N), floats("moment2", N, offset=1.5)
+    beta1, beta2, third = as_float32(0.9), as_float32(0.95), N // 3
+    m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g * g
+    u = (m / (1 - beta1**3)) / ((v / (1 - beta2**3)).sqrt() + as_float32(1e-6))
+    ratio = torch.ones(N, dtype=torch.float64)
+    counted, matrix = third // 2 + third // 8, slice(third // 2, third)
+    for whole, part in ((slice(0, third // 2),) * 2, (matrix, slice(third // 2, counted)), (slice(N - 1, N),) * 2):
+        u[whole] += 0.25 * p[whole]
+        ratio[whole] = p[part].norm() / u[part].norm()
+    if max_ratio:
+        ratio[:third], ratio[N - 1 :] = ratio[:third].clamp(max=max_ratio), ratio[N - 1 :].clamp(max=max_ratio)
+    record(case, parameter=p - as_float32(0.02) * ratio * u, moment1=m, moment2=v)
+
+
 # ---- the cases ----
 
 
@@ -492,6 +510,8 @@ def update_cases():
     sgd = lambda **options: lambda groups: torch.optim.SGD(groups, lr=rate, **options)
     record_optimizer("adamw", adamw, ["moment1", "moment2"], 37)
     record_optimizer("adamw_factor", adamw, ["moment1", "moment2"], 37, factor=0.375)
+    record_lamb("lamb", 37)
+    record_lamb("lamb_factor", 37, factor=0.375, max_ratio=0.5)
     record_optimizer("sgd_plain", sgd(), [], 37)
     record_optimizer("sgd_momentum", sgd(momentum=0.75), ["momentum"], 37, factor=0.375)
     record_optimizer("sgd_nesterov", sgd(momentum=0.75, nesterov=True), ["momentum"], 37)

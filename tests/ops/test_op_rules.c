@@ -3,6 +3,7 @@
 #include "op_cases.h"
 #include "ops/experts/experts.h"
 #include "ops/update/adamw.h"
+#include "ops/update/lamb.h"
 #include "ops/update/sgd.h"
 
 #include <setjmp.h>
@@ -110,6 +111,8 @@ static const CostCase COSTS[] = {
     {{"clip", build_clip, {0}, 0, 1.0f}, &OP_CLIP, 0, 12},
     {{"adamw", build_adamw, {37}, 0, 0}, &OP_ADAMW, 15 * 37, 7 * 148 + 16},
     {{"adamw", build_adamw, {37}, CASE_FACTOR, 0}, &OP_ADAMW, 16 * 37, 7 * 148 + 20},
+    {{"lamb", build_lamb, {37}, CASE_FACTOR, 0}, &OP_LAMB_MEASURE, 20 * 37, 6 * 148 + 20},
+    {{"lamb", build_lamb, {37}, 0, 0}, &OP_LAMB, 10 * 37, 4 * 148 + 40},
     {{"sgd", build_sgd, {37}, 0, 0}, &OP_SGD, 4 * 37, 3 * 148 + 16},
     {{"sgd", build_sgd, {37}, CASE_MOMENTUM, 0}, &OP_SGD, 6 * 37, 5 * 148 + 16},
     {{"sgd", build_sgd, {37}, CASE_MOMENTUM | CASE_NESTEROV, 0}, &OP_SGD, 8 * 37, 5 * 148 + 16},
@@ -278,6 +281,8 @@ static void test_descriptions(void **unused) {
     assert_described(&(OpSpec){"", build_clip, {0}, 0, 1.0f}, &OP_CLIP, "to 1");
     assert_described(&(OpSpec){"", build_adamw, {9}, 0, 0}, &OP_ADAMW,
                      "betas 0.9 0.95, epsilon 1e-08, decay 0.25");
+    assert_described(&(OpSpec){"", build_lamb, {9}, 0, 0.5f}, &OP_LAMB,
+                     "betas 0.9 0.95, epsilon 1e-06, decay 0.25, ratio up to 0.5, 4 spans");
     assert_described(&(OpSpec){"", build_sgd, {9}, CASE_MOMENTUM | CASE_NESTEROV, 0}, &OP_SGD,
                      "momentum 0.75 (nesterov), decay 0.25");
     assert_described(&(OpSpec){"", build_embedding, {1, 2, 3, 4, 9}, CASE_POSITIONS | CASE_SHIFT, 0},
@@ -426,6 +431,7 @@ static void test_refused_updates(void **unused) {
     static const DecayRun runs[] = {{4, true}, {6, false}}, negative[] = {{-1, true}, {11, false}};
     const AdamwAttributes adamw = {.elements = {.n_runs = 2, .runs = runs}},
                           adamw_short = {.elements = {.n_runs = 1, .runs = runs}};
+    const LambAttributes lamb = {.elements = {.n_runs = 2, .runs = runs}};
     const AdamwAttributes adamw_negative = {.elements = {.n_runs = 2, .runs = negative}};
     const SgdAttributes sgd = {.elements = {.n_runs = 2, .runs = runs}},
                         sgd_short = {.elements = {.n_runs = 1, .runs = runs}};
@@ -436,10 +442,13 @@ static void test_refused_updates(void **unused) {
     REFUSED_UPDATE("clip: t, f and n", op_clip(g, F("t", 1), F("f", 2), F("n", 1), 1.0f));
     REFUSED_UPDATE("clip: the greatest norm of t", op_clip(g, F("t", 1), F("f", 1), F("n", 1), -1.0f));
 
-#define ADAMW(gradient, hyper, factor, attributes)                                                           \
+#define ADAMW(n, n_hyper, scale, attributes)                                                                 \
     op_adamw(g,                                                                                              \
-             &(UpdateTensors){                                                                               \
-                 F("g", gradient), F("h", hyper), factor, F("p", 10), {F("m", 10), F("v", 10)}, NULL},       \
+             &(UpdateTensors){.gradient = F("g", n),                                                         \
+                              .hyper = F("h", n_hyper),                                                      \
+                              .factor = scale,                                                               \
+                              .parameter = F("p", 10),                                                       \
+                              .moment = {F("m", 10), F("v", 10)}},                                           \
              attributes)
     REFUSED_UPDATE("adamw: gradient and moments of p", ADAMW(9, N_HYPER, NULL, &adamw));
     REFUSED_UPDATE("adamw: hyper input h", ADAMW(10, N_HYPER + 1, NULL, &adamw));
@@ -447,8 +456,13 @@ static void test_refused_updates(void **unused) {
     REFUSED_UPDATE("adamw: decay runs of p", ADAMW(10, N_HYPER, NULL, &adamw_short));
     REFUSED_UPDATE("adamw: decay runs of p", ADAMW(10, N_HYPER, NULL, &adamw_negative));
 
-#define SGD(gradient, hyper, factor, momentum, attributes)                                                   \
-    op_sgd(g, &(UpdateTensors){F("g", gradient), F("h", hyper), factor, F("p", 10), {momentum}, NULL},       \
+#define SGD(n, n_hyper, scale, velocity, attributes)                                                         \
+    op_sgd(g,                                                                                                \
+           &(UpdateTensors){.gradient = F("g", n),                                                           \
+                            .hyper = F("h", n_hyper),                                                        \
+                            .factor = scale,                                                                 \
+                            .parameter = F("p", 10),                                                         \
+                            .moment = {velocity}},                                                           \
            attributes)
     REFUSED_UPDATE("sgd: gradient and moments of p", SGD(9, N_HYPER, NULL, NULL, &sgd));
     REFUSED_UPDATE("sgd: gradient and moments of p", SGD(10, N_HYPER, NULL, F("u", 9), &heavy));
@@ -458,6 +472,19 @@ static void test_refused_updates(void **unused) {
     REFUSED_UPDATE("sgd: hyper input h", SGD(10, 2, NULL, NULL, &sgd));
     REFUSED_UPDATE("sgd: factor for p", SGD(10, N_HYPER, F("f", 2), NULL, &sgd));
     REFUSED_UPDATE("sgd: decay runs of p", SGD(10, N_HYPER, NULL, NULL, &sgd_short));
+
+#define LAMB(op, n_hyper, second, given)                                                                     \
+    op(g,                                                                                                    \
+       &(UpdateTensors){.gradient = F("g", 10),                                                              \
+                        .hyper = F("h", n_hyper),                                                            \
+                        .parameter = F("p", 10),                                                             \
+                        .moment = {F("m", 10), F("v", second)},                                              \
+                        .sums = given},                                                                      \
+       &lamb)
+    REFUSED_UPDATE("lamb_measure: gradient and two moments of p",
+                   LAMB(op_lamb_measure, N_HYPER, 9, F("s", 2)));
+    REFUSED_UPDATE("lamb: hyper input h", LAMB(op_lamb, 2, 10, F("s", 2)));
+    REFUSED_UPDATE("lamb: there are no sums for p", LAMB(op_lamb, N_HYPER, 10, NULL));
 }
 
 int main(void) {

@@ -79,6 +79,8 @@ static const OpSpec SPECS[] = {
     {"clip_off", build_clip, {0}, 0, 0.0f},
     {"adamw", build_adamw, {37}, 0, 0},
     {"adamw_factor", build_adamw, {37}, CASE_FACTOR, 0},
+    {"lamb", build_lamb, {37}, 0, 0},
+    {"lamb_factor", build_lamb, {37}, CASE_FACTOR, 0.5f},
     {"sgd_plain", build_sgd, {37}, 0, 0},
     {"sgd_momentum", build_sgd, {37}, CASE_FACTOR | CASE_MOMENTUM, 0},
     {"sgd_nesterov", build_sgd, {37}, CASE_MOMENTUM | CASE_NESTEROV, 0},

@@ -117,6 +117,7 @@ void build_squared_norm(OpCase *test);  /* N */
 void build_clip(OpCase *test);          /* -, greatest norm */
 void build_adamw(OpCase *test);         /* N, of which the first third and the last element decay */
 void build_sgd(OpCase *test);           /* N likewise */
+void build_lamb(OpCase *test);          /* N likewise; number: the highest ratio */
 void build_optimizer(OpCase *test);     /* N likewise, OptimizerKind: as it is by default */
 void build_route(
     OpCase *test); /* groups T E K capacity RouterKind, scale of its losses (op_cases_experts.c) */

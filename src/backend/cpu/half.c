@@ -159,7 +159,7 @@ static Status run_widened(const KernelCall *call, Error *error) {
 typedef struct {
     KernelCall call;
     Node node;
-    Tensor tensor[1 + NODE_MAX_OUTPUTS];
+    Tensor input[NODE_MAX_INPUTS], output[NODE_MAX_OUTPUTS];
     _Alignas(max_align_t) char attributes[UPDATE_MAX_ATTRIBUTES];
 } Piece;
 
@@ -182,8 +182,9 @@ static void set_elements(Piece *piece, UpdateElements elements) {
     piece->node.attributes = piece->attributes;
 }
 
-static void cut_tensor(Tensor **tensor, void **data, Tensor *cut, int64_t first, int64_t n) {
-    if (!*tensor) return;
+/* Of an array of all elements; a scalar, or the sums of tensors, stay whole. */
+static void cut_tensor(Tensor **tensor, void **data, Tensor *cut, int64_t count, int64_t first, int64_t n) {
+    if (!*tensor || tensor_count(*tensor) != count) return;
     *cut = **tensor;
     cut->shape = SHAPE(n);
     *data = (char *)*data + (size_t)first * dtype_info(cut->dtype)->n_bytes;
@@ -192,18 +193,20 @@ static void cut_tensor(Tensor **tensor, void **data, Tensor *cut, int64_t first,
 
 static void cut(const KernelCall *call, int64_t first, int64_t n, DecayRun *runs, Piece *piece) {
     Node *node = &piece->node;
+    int64_t count = tensor_count(call->node->input[0]);
     piece->call = *call;
     *node = *call->node;
     piece->call.node = node;
-    void *gradient = (void *)call->in[0];
-    cut_tensor(&node->input[0], &gradient, &piece->tensor[0], first, n);
-    piece->call.in[0] = gradient;
-    if (node->op == &OP_SQUARED_NORM) {
-        piece->call.add[0] = call->add[0] || first > 0;
-        return;
+    for (int k = 0; k < node->n_inputs; k++) {
+        void *data = call->in[k];
+        cut_tensor(&node->input[k], &data, &piece->input[k], count, first, n);
+        piece->call.in[k] = data;
     }
+    for (int k = 0; k < node->n_outputs; k++) /* what all pieces add to */
+        piece->call.add[k] = call->add[k] || first > 0;
+    if (node->op == &OP_SQUARED_NORM) return;
     for (int k = 0; k < node->n_outputs; k++)
-        cut_tensor(&node->output[k], &piece->call.out[k], &piece->tensor[1 + k], first, n);
+        cut_tensor(&node->output[k], &piece->call.out[k], &piece->output[k], count, first, n);
     UpdateElements whole = elements_of(call->node);
     set_elements(piece,
                  (UpdateElements){cut_runs(&whole, first, n, runs), runs, whole.first_element + first});

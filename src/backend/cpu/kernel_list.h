@@ -80,6 +80,8 @@
     PLAIN(OP_DEPTH_SCATTER_BACKWARD, cpu_depth_scatter_backward)                                             \
     WITH_SCRATCH(OP_DEPTH_PREDICT, cpu_depth_predict)                                                        \
     PLAIN(OP_ADAMW, cpu_adamw)                                                                               \
-    PLAIN(OP_SGD, cpu_sgd)
+    PLAIN(OP_SGD, cpu_sgd)                                                                                   \
+    WITH_SCRATCH(OP_LAMB_MEASURE, cpu_lamb_measure)                                                          \
+    PLAIN(OP_LAMB, cpu_lamb)
 
 #endif

@@ -66,6 +66,8 @@
     WITH_SCRATCH(OP_DEPTH_PREDICT, cuda_depth_predict)                                                       \
     PLAIN(OP_ADAMW, cuda_adamw)                                                                              \
     PLAIN(OP_SGD, cuda_sgd)                                                                                  \
+    WITH_SCRATCH(OP_LAMB_MEASURE, cuda_lamb_measure)                                                         \
+    PLAIN(OP_LAMB, cuda_lamb)                                                                                \
     PLAIN(OP_ROUTER_LOGITS, cuda_router_logits)                                                              \
     PLAIN(OP_ROUTER_INPUT_GRADIENT, cuda_router_input_gradient)                                              \
     WITH_SCRATCH(OP_ROUTER_WEIGHT_GRADIENT, cuda_router_weight_gradient)                                     \

@@ -10,11 +10,15 @@ static bool runs_cover(const UpdateElements *elements, int64_t count) {
     return count == 0;
 }
 
+bool update_moment_fits(const Tensor *moment, int64_t count) {
+    return tensor_count(moment) == count;
+}
+
 static bool fit(const UpdateTensors *tensors, int n_moments) {
     int64_t count = tensor_count(tensors->parameter);
     bool fits = tensor_count(tensors->gradient) == count;
     for (int i = 0; i < n_moments; i++)
-        fits = fits && (!tensors->moment[i] || tensor_count(tensors->moment[i]) == count);
+        fits = fits && (!tensors->moment[i] || update_moment_fits(tensors->moment[i], count));
     return fits;
 }
 

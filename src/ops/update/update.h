@@ -32,9 +32,30 @@ enum { HYPER_RATE, HYPER_OWN1, HYPER_OWN2, HYPER_DRAW, N_HYPER };
 
 enum { UPDATE_MAX_MOMENTS = 2, UPDATE_MAX_ATTRIBUTES = 128 /* bytes */ };
 
+/* Elements first .. end - 1 that are of one tensor, for optimizers that go by tensors. Elements are counted
+ * as UpdateElements.first_element counts them, so that an update which is cut keeps its spans. */
+typedef struct {
+    int64_t first, end;
+    int tensor;      /* its number among those with sums */
+    bool is_counted; /* in the sums: another process counts what it holds too */
+} TensorSpan;
+
+/* In order; what lies in none is of no tensor that counts. They live as long as the graph. */
+typedef struct {
+    int n_spans;
+    const TensorSpan *span;
+} TensorSpans;
+
+/* Of every tensor: two sums, the optimizer's own business which. */
+enum { UPDATE_SUMS = 2 };
+
 typedef struct {
     Tensor *gradient, *hyper, *factor /* or NULL */;
     Tensor *parameter, *moment[UPDATE_MAX_MOMENTS], *copy /* or NULL */;
+    /* For an update in two passes (Optimizer.measure): the tensors of the elements, and the sums over them,
+     * (n_tensors, UPDATE_SUMS), which the first pass adds to. NULL: the update is all of what has sums. */
+    TensorSpans spans;
+    Tensor *sums;
 } UpdateTensors;
 
 /* For builders: check the tensors and record one node. An update has n_moments places for moments in every
@@ -42,6 +63,9 @@ typedef struct {
  * fit. */
 bool update_record(Graph *graph, const Op *op, const UpdateTensors *tensors, int n_moments,
                    const void *attributes, size_t n_bytes);
+
+/* Has the moment room for `count` elements? */
+bool update_moment_fits(const Tensor *moment, int64_t count);
 
 /* Op.bytes of an update: parameter and moments are read as well as written. */
 double update_bytes(const Node *node);

@@ -183,6 +183,23 @@ static void end_far(void *context, Graph *graph, const Node *sum, Tensor *scalar
     else if (far) op_scalar_sum(graph, far, scalar);
 }
 
+/* Ranks that hold slices of the same tensors, then those of tp that hold other parts of them; a part that
+ * several of those hold is counted by one. Stages have tensors of their own, and both ends of a pipeline sum
+ * up a tied table for themselves. */
+static void sum_tensors(void *context, Graph *graph, Tensor *sums, int64_t n_shared) {
+    const GradientSync *sync = context;
+    const Mesh *mesh = sync->options->mesh;
+    int64_t n_columns = shape_columns(sums->shape), n_all = sums->shape.dim[0];
+    const int64_t first[N_FLAT_GROUPS] = {0, n_shared}, n[N_FLAT_GROUPS] = {n_shared, n_all - n_shared};
+    for (int group = 0; group < N_FLAT_GROUPS && sync->strategy->begin_update; group++) {
+        if (sync->comm[group] && n[group])
+            op_ordered_sum(
+                graph, sync->comm[group],
+                graph_view(graph, sums, SHAPE(n[group] * n_columns), first[group] * n_columns, sums->name));
+    }
+    if (mesh->shape.size[AXIS_TP] > 1) op_ordered_sum(graph, mesh_comm(mesh, AXIS_TP), sums);
+}
+
 /* There will be another update. */
 static void end_first(void *context, Graph *graph) {
     GradientSync *sync = context;
@@ -203,6 +220,7 @@ UpdateSlices gradient_sync_begin_update(GradientSync *sync, Graph *graph, const 
         slices.record_near_sum = sum_near;
         slices.record_far_sum = begin_far;
         slices.record_far_wait = end_far;
+        slices.record_tensor_sums = sum_tensors;
         slices.only_experts_count =
             !sync->strategy->begin_update && sync->options->mesh->coordinate[AXIS_EP] > 0;
     }

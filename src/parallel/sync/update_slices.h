@@ -25,6 +25,9 @@ typedef struct {
     void (*record_near_sum)(void *context, Graph *graph, Tensor *scalar);
     const Node *(*record_far_sum)(void *context, Graph *graph, Tensor *scalar);
     void (*record_far_wait)(void *context, Graph *graph, const Node *sum, Tensor *scalar);
+    /* Record the sum of numbers (n_tensors, any) over all processes that have other elements of the same
+     * tensors: of the first n_shared, and of experts that ep divides. NULL: none. */
+    void (*record_tensor_sums)(void *context, Graph *graph, Tensor *sums, int64_t n_shared);
     /* The update of slice `index` has been recorded, or of all of them, of which there is another one to
      * come. Optional. */
     void (*record_updated)(void *context, Graph *graph, int index);

@@ -141,7 +141,7 @@ static Status update(Delayed *delayed, int version, int64_t n_done, double *norm
     TRY(executor_upload_f32(&step->executor, train_step_gradients(step), 0, delayed->n_elements,
                             delayed->gradient, error));
     TRY(train_step_upload(step, 0, delayed->n_elements, slot(delayed, version), error));
-    TRY(train_step_update(step, n_done, VERIFY_RATE, &ignored, error));
+    TRY(train_step_update(step, n_done, verify_rate(&delayed->options->setting), &ignored, error));
     return executor_download_f32(&step->executor, train_step_weights(step), 0, delayed->n_elements,
                                  slot(delayed, version + 1), error);
 }

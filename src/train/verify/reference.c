@@ -30,7 +30,9 @@ static Status train_serially(VerifyReference *reference, const VerifyOptions *op
                          NULL, VERIFY_CLIP, error);
     for (int64_t i = 0; i < options->n_steps && error->status == STATUS_OK; i++) {
         StepResult result;
-        if (train_step_run(&training.step, &source, i, VERIFY_RATE, &result, error) != STATUS_OK) break;
+        if (train_step_run(&training.step, &source, i, verify_rate(&options->setting), &result, error) !=
+            STATUS_OK)
+            break;
         reference->losses[i] = result.loss;
         reference->norms[i] = result.gradient_norm;
         executor_download_f32(&training.step.executor, training.step.sync.held, 0, n_elements,

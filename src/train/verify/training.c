@@ -35,14 +35,20 @@ BatchSource verify_batches(const ModelConfig *config) {
 /* AdamW divides by the size of a gradient: where that is nothing but rounding, as for the biases of keys,
  * which change no attention weight, so would the update be. Its epsilon is therefore well above rounding
  * here, which is coarser in 16 bits: there layers that are split round each rank's part of a sum. */
-static OptimizerOptions optimizer_options(Precision precision, double clip) {
-    double epsilon = precision.weight == DTYPE_F32 ? 1e-3 : 1e-2;
-    return (OptimizerOptions){.kind = OPTIMIZER_ADAMW,
-                              .schedule = LEARNING_RATE_CONSTANT,
-                              .rate = VERIFY_RATE,
-                              .weight_decay = 0.1,
-                              .adamw = {.beta1 = 0.9, .beta2 = 0.99, .epsilon = epsilon},
-                              .clip = clip};
+static OptimizerOptions optimizer_options(const VerifySetting *setting, double clip) {
+    double epsilon = setting->precision.weight == DTYPE_F32 ? 1e-3 : 1e-2;
+    OptimizerOptions options = optimizer_defaults(setting->optimizer);
+    options.schedule = LEARNING_RATE_CONSTANT;
+    options.rate = verify_rate(setting);
+    options.weight_decay = 0.1;
+    options.adamw.epsilon = options.lamb.epsilon = epsilon;
+    options.clip = clip;
+    return options;
+}
+
+/* A step of LAMB is a part of the weights' length, and these are short at first. */
+double verify_rate(const VerifySetting *setting) {
+    return setting->optimizer == OPTIMIZER_LAMB ? 2e-2 : 3e-3;
 }
 
 Status verify_stages(Stages *stages, const ModelConfig *config, const VerifyCase *layout, Arena *arena,
@@ -80,7 +86,7 @@ Status verify_training_open(VerifyTraining *training, const VerifySetting *setti
                             const Pipeline *pipeline, double clip, Error *error) {
     training->config = *config;
     TRY(build_part(training, layout, sync->mesh, error));
-    OptimizerOptions optimizer = optimizer_options(setting->precision, clip);
+    OptimizerOptions optimizer = optimizer_options(setting, clip);
     optimizer.clip_style = layout->checks_later ? CLIP_CHECK : CLIP_WAIT;
     int64_t n_shares = sync_n_shares(sync), share = (setting->batch + n_shares - 1) / n_shares;
     StepOptions step = {.batch = setting->batch,

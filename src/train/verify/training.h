@@ -7,7 +7,6 @@
 #include "train/verify/cases.h"
 
 enum { VERIFY_SEED = 7 };
-#define VERIFY_RATE 3e-3 /* of learning, in every step */
 #define VERIFY_CLIP 1.0
 
 /* What all trainings have in common. */
@@ -15,7 +14,11 @@ typedef struct {
     const Backend *backend;
     Precision precision;
     int64_t batch;
+    OptimizerKind optimizer;
 } VerifySetting;
+
+/* Of learning, in every step. */
+double verify_rate(const VerifySetting *setting);
 
 typedef struct {
     ModelConfig config;

@@ -42,8 +42,8 @@ static Status compare_part(void *context, int64_t skip, int64_t count, int64_t l
 }
 
 /* The largest value of a tensor; of one that is still near 0, how far it may have come. */
-static double largest_value(const float *values, int64_t n, int64_t n_steps) {
-    double largest = VERIFY_RATE * (double)n_steps;
+static double largest_value(const float *values, int64_t n, double distance) {
+    double largest = distance;
     for (int64_t i = 0; i < n; i++) {
         if (fabs((double)values[i]) > largest) largest = fabs((double)values[i]);
     }
@@ -80,9 +80,11 @@ static void compare_box(const Comparer *comparer, const Parameter *parameter, co
     VerifyResult *result = comparer->result;
     int64_t n = shape_count(box->shape);
     for (int64_t i = 0; i < n; i++) comparer->wanted[i] = values[box_element(box, &all, i)];
-    Comparison comparison = {.held = comparer->held,
-                             .wanted = comparer->wanted,
-                             .scale = largest_value(values, shape_count(whole->shape), index + 1)};
+    Comparison comparison = {
+        .held = comparer->held,
+        .wanted = comparer->wanted,
+        .scale = largest_value(values, shape_count(whole->shape),
+                               verify_rate(&comparer->options->setting) * (double)(index + 1))};
     Error ignored = {0};
     shard_map_visit(&comparer->training->step.sync.parameters, parameter->flat_offset + first, n,
                     compare_part, &comparison, &ignored);
@@ -169,7 +171,8 @@ typedef struct {
 static Status run_flushed(const Comparer *comparer, const BatchSource *source, Error *error) {
     for (int64_t i = 0; i < comparer->options->n_steps; i++) {
         StepResult step;
-        TRY(train_step_run(&comparer->training->step, source, i, VERIFY_RATE, &step, error));
+        TRY(train_step_run(&comparer->training->step, source, i, verify_rate(&comparer->options->setting),
+                           &step, error));
         TRY(compare_step(comparer, i, &step, true, error));
     }
     return STATUS_OK;
@@ -182,7 +185,7 @@ static Status run_stretches(const Comparer *comparer, const BatchSource *source,
     int64_t n_steps = comparer->options->n_steps;
     double rates[UNFLUSHED_MOST_STEPS];
     StepResult steps[UNFLUSHED_MOST_STEPS];
-    for (int i = 0; i < UNFLUSHED_MOST_STEPS; i++) rates[i] = VERIFY_RATE;
+    for (int i = 0; i < UNFLUSHED_MOST_STEPS; i++) rates[i] = verify_rate(&comparer->options->setting);
     for (int64_t first = 0, n; first < n_steps; first += n) {
         n = verify_stretch(n_steps, first);
         if (n > most) n = most;

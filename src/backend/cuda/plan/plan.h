@@ -90,6 +90,7 @@ enum { COLUMNS = WARP * VECTOR }; /* of a block */
 int64_t cuda_reduce_columns_parts(const CudaTraits *gpu, int64_t rows, int64_t columns);
 size_t cuda_reduce_columns_scratch(const CudaTraits *gpu, int64_t rows, int64_t columns);
 enum { REDUCE_THREADS = 512, REDUCE_AT_ONCE = REDUCE_THREADS * VECTOR };
+enum { LAMB_TILE = 256 * VECTOR }; /* elements that a block has of one tensor (lamb.cu) */
 int64_t cuda_reduce_all_parts(const CudaTraits *gpu, int64_t count); /* 1: without a second step */
 size_t cuda_reduce_all_scratch(const CudaTraits *gpu, int64_t count);
 enum { MOST_SUMS = 3 }; /* outputs of the last step of such sums */

@@ -1,6 +1,8 @@
 /* Working memory of everything but attention and decoding, and how work is cut up, which it depends on. */
 #include "backend/cuda/plan/plan.h"
 
+#include "ops/update/lamb.h"
+
 static int64_t divide_up(int64_t n, int64_t each) {
     return (n + each - 1) / each;
 }
@@ -37,6 +39,14 @@ size_t cuda_sum_scratch(const CudaTraits *gpu, const Node *node) {
 
 size_t cuda_squared_norm_scratch(const CudaTraits *gpu, const Node *node) {
     return cuda_reduce_all_scratch(gpu, tensor_count(node->input[0]));
+}
+
+/* Two sums of every tile, each of which lies within a tensor or between two. */
+size_t cuda_lamb_measure_scratch(const CudaTraits *gpu, const Node *node) {
+    (void)gpu;
+    const LambAttributes *a = node->attributes;
+    int64_t n_tiles = tensor_count(node->input[0]) / LAMB_TILE + 2 * a->spans.n_spans + 1;
+    return (size_t)n_tiles * UPDATE_SUMS * sizeof(float);
 }
 
 /* ---- depths: sums of columns, and three numbers beside them ---- */

@@ -1,0 +1,273 @@
+/* lamb: two passes over a flat array, tile by tile.
+ *
+ * Floor over the copy bandwidth: with everything in f32 24 bytes an element in the first pass (gradient,
+ * weight and moments read, moments written) and 16 in the second. A tile is 8 elements a thread of one block
+ * and lies within one tensor, so that a block has one sum to make; sums of tiles are added up by a second
+ * kernel in a fixed order. The tensors travel as an argument of the kernels, as runs do (decay_runs.cuh);
+ * more than fit are several launches. */
+#include "backend/cuda/ops/decay_runs.cuh"
+#include "backend/cuda/ops/stochastic_rounding.cuh"
+
+extern "C" {
+#include "ops/update/lamb.h"
+}
+
+enum { THREADS = 256, MAX_SEGMENTS = 100 };
+static_assert((int)THREADS * VECTOR == (int)LAMB_TILE, "a tile is a block's work");
+
+/* Elements first .. end - 1 of the call, which are of one tensor or of none. */
+typedef struct {
+    int64_t first, end;
+    int end_tile; /* of the launch */
+    int tensor;   /* -1: none */
+    bool is_counted;
+} LambSegment;
+
+typedef struct {
+    int n_segments, n_tiles;
+    LambSegment segment[MAX_SEGMENTS];
+} LambTable;
+
+typedef struct {
+    Memory gradient, parameter, moment1, moment2, copy;
+    const float *hyper, *factor;
+    float *sums, *partial;
+    float beta1, beta2, new1, new2, epsilon, weight_decay, max_ratio;
+    uint64_t first_element; /* of all parameters, for the draws */
+} LambCall;
+
+/* ---- the tables, on the host ---- */
+
+/* How far the launches got. */
+typedef struct {
+    int64_t element;
+    int span;
+} LambWalk;
+
+static LambSegment segment_at(const LambAttributes *a, int64_t count, LambWalk *walk) {
+    const TensorSpans *spans = &a->spans;
+    int64_t shift = a->elements.first_element, first = walk->element;
+    while (walk->span < spans->n_spans && spans->span[walk->span].end - shift <= first) walk->span++;
+    const TensorSpan *span = walk->span < spans->n_spans ? &spans->span[walk->span] : NULL;
+    LambSegment segment = {first, count, 0, -1, false};
+    if (span && span->first - shift > first) {
+        segment.end = span->first - shift;
+    } else if (span) {
+        segment.end = span->end - shift;
+        segment.tensor = span->tensor;
+        segment.is_counted = span->is_counted;
+    }
+    if (segment.end > count) segment.end = count;
+    return segment;
+}
+
+/* The next launch: false when there is none. */
+static bool next_table(const LambAttributes *a, int64_t count, LambWalk *walk, LambTable *table) {
+    table->n_segments = table->n_tiles = 0;
+    while (walk->element < count && table->n_segments < MAX_SEGMENTS) {
+        LambSegment segment = segment_at(a, count, walk);
+        table->n_tiles += (int)((segment.end - segment.first + LAMB_TILE - 1) / LAMB_TILE);
+        segment.end_tile = table->n_tiles;
+        table->segment[table->n_segments++] = segment;
+        walk->element = segment.end;
+    }
+    return table->n_segments > 0;
+}
+
+static Memory whole(void *data, const Tensor *tensor) {
+    return part_of(data, tensor, 0);
+}
+
+static LambCall call_of(const KernelCall *call) {
+    const LambAttributes *a = (const LambAttributes *)call->node->attributes;
+    LambCall arguments = {};
+    arguments.hyper = (const float *)call->in[1];
+    arguments.factor = (const float *)call->in[2];
+    arguments.beta1 = a->beta1;
+    arguments.beta2 = a->beta2;
+    arguments.new1 = (float)(1.0 - (double)a->beta1);
+    arguments.new2 = (float)(1.0 - (double)a->beta2);
+    arguments.epsilon = a->epsilon;
+    arguments.weight_decay = a->weight_decay;
+    arguments.max_ratio = a->max_ratio;
+    arguments.first_element = (uint64_t)a->elements.first_element;
+    return arguments;
+}
+
+/* ---- on the device ---- */
+
+/* The segment that a tile is in. */
+DEVICE int segment_of(const LambTable &table, int tile) {
+    int low = 0, high = table.n_segments - 1;
+    while (low < high) {
+        int middle = (low + high) / 2;
+        if (tile < table.segment[middle].end_tile) high = middle;
+        else low = middle + 1;
+    }
+    return low;
+}
+
+/* This thread's first element. */
+DEVICE int64_t element_of(const LambTable &table, int segment) {
+    int first_tile = segment ? table.segment[segment - 1].end_tile : 0;
+    return table.segment[segment].first +
+           ((int64_t)((int)blockIdx.x - first_tile) * THREADS + threadIdx.x) * VECTOR;
+}
+
+/* Where vectors may be taken: the arrays begin at a boundary, and so does this thread's part. */
+DEVICE Memory placed(Memory memory, int64_t i) {
+    memory.aligned = memory.aligned && i % VECTOR == 0;
+    return memory;
+}
+
+DEVICE float flush(float moment) {
+    return fabsf(moment) <= 1e-37f ? 0.0f : moment;
+}
+
+DEVICE float direction(const LambCall &a, float m, float v, float w, float root, float decay) {
+    float deviation = fmaf(sqrtf(v), root, a.epsilon);
+    return fmaf(decay, w, a.hyper[HYPER_CORRECTION1] * m / deviation);
+}
+
+static __global__ void __launch_bounds__(THREADS)
+    measure_kernel(LambCall a, const __grid_constant__ LambTable table) {
+    __shared__ float shared[2][THREADS / WARP];
+    int index = segment_of(table, (int)blockIdx.x);
+    int64_t i = element_of(table, index), n = table.segment[index].end - i;
+    float scale = a.factor ? *a.factor : 1.0f, root = sqrtf(a.hyper[HYPER_CORRECTION2]);
+    float decay = table.segment[index].tensor < 0 ? 0.0f : a.weight_decay;
+    if (!isfinite(scale)) return; /* the step is skipped */
+    float squares = 0.0f, lengths = 0.0f;
+    if (n > 0) {
+        float g[VECTOR], p[VECTOR], m[VECTOR], v[VECTOR];
+        load8(placed(a.gradient, i), i, n, g);
+        load8(placed(a.parameter, i), i, n, p);
+        load8(placed(a.moment1, i), i, n, m);
+        load8(placed(a.moment2, i), i, n, v);
+#pragma unroll
+        for (int k = 0; k < VECTOR; k++) {
+            float gradient = g[k] * scale;
+            m[k] = flush(fmaf(a.beta1, m[k], a.new1 * gradient));
+            v[k] = flush(fmaf(a.beta2, v[k], a.new2 * gradient * gradient));
+            float u = direction(a, m[k], v[k], p[k], root, decay);
+            if (k < n) { /* what is not there was read as 0 */
+                squares = fmaf(p[k], p[k], squares);
+                lengths = fmaf(u, u, lengths);
+            }
+        }
+        uint32_t draw = __float_as_uint(a.hyper[HYPER_DRAW]);
+        uint64_t element = a.first_element + (uint64_t)i;
+        stochastic_round(m, a.moment1.dtype, draw, 1, element);
+        stochastic_round(v, a.moment2.dtype, draw, 2, element);
+        store8(placed(a.moment1, i), i, n, m);
+        store8(placed(a.moment2, i), i, n, v);
+    }
+    squares = block_sum(squares, shared[0]);
+    lengths = block_sum(lengths, shared[1]);
+    if (threadIdx.x) return;
+    a.partial[(int64_t)blockIdx.x * UPDATE_SUMS + LAMB_WEIGHT] = squares;
+    a.partial[(int64_t)blockIdx.x * UPDATE_SUMS + LAMB_STEP] = lengths;
+}
+
+/* A block a tensor of the launch: adds up the tiles of its segments, which lie one behind the other, in an
+ * order that is always the same. */
+static __global__ void __launch_bounds__(THREADS)
+    join_kernel(LambCall a, const __grid_constant__ LambTable table) {
+    __shared__ double shared[UPDATE_SUMS][THREADS];
+    int index = (int)blockIdx.x, tensor = table.segment[index].tensor;
+    float scale = a.factor ? *a.factor : 1.0f;
+    if (!isfinite(scale) || tensor < 0) return;
+    if (index && table.segment[index - 1].tensor == tensor) return; /* another block's */
+    double sum[UPDATE_SUMS] = {0.0, 0.0};
+    for (; index < table.n_segments && table.segment[index].tensor == tensor; index++) {
+        if (!table.segment[index].is_counted) continue;
+        int first = index ? table.segment[index - 1].end_tile : 0;
+        for (int tile = first + (int)threadIdx.x; tile < table.segment[index].end_tile; tile += THREADS)
+#pragma unroll
+            for (int k = 0; k < UPDATE_SUMS; k++)
+                sum[k] += (double)a.partial[(int64_t)tile * UPDATE_SUMS + k];
+    }
+    for (int k = 0; k < UPDATE_SUMS; k++) shared[k][threadIdx.x] = sum[k];
+    __syncthreads();
+    for (int half = THREADS / 2; half; half /= 2) {
+        if ((int)threadIdx.x < half)
+            for (int k = 0; k < UPDATE_SUMS; k++) shared[k][threadIdx.x] += shared[k][threadIdx.x + half];
+        __syncthreads();
+    }
+    if (threadIdx.x < UPDATE_SUMS)
+        a.sums[(int64_t)tensor * UPDATE_SUMS + threadIdx.x] += (float)shared[threadIdx.x][0];
+}
+
+/* lamb_ratio, on the device. */
+DEVICE float ratio_of(const LambCall &a, int tensor) {
+    const float *sums = a.sums + (int64_t)tensor * UPDATE_SUMS;
+    double weight = sqrt((double)sums[LAMB_WEIGHT]), step = sqrt((double)sums[LAMB_STEP]);
+    if (!(weight > 0.0) || !(step > 0.0)) return 1.0f;
+    double ratio = weight / step, most = (double)a.max_ratio;
+    return (float)(most > 0.0 && ratio > most ? most : ratio);
+}
+
+static __global__ void __launch_bounds__(THREADS)
+    update_kernel(LambCall a, const __grid_constant__ LambTable table) {
+    __shared__ float shared_ratio;
+    int index = segment_of(table, (int)blockIdx.x), tensor = table.segment[index].tensor;
+    int64_t i = element_of(table, index), n = table.segment[index].end - i;
+    float scale = a.factor ? *a.factor : 1.0f, root = sqrtf(a.hyper[HYPER_CORRECTION2]);
+    if (threadIdx.x == 0) shared_ratio = tensor < 0 ? 1.0f : ratio_of(a, tensor);
+    __syncthreads();
+    if (!isfinite(scale) || n <= 0) return;
+    float step = a.hyper[HYPER_RATE] * shared_ratio, decay = tensor < 0 ? 0.0f : a.weight_decay;
+    float p[VECTOR], m[VECTOR], v[VECTOR];
+    load8(placed(a.parameter, i), i, n, p);
+    load8(placed(a.moment1, i), i, n, m);
+    load8(placed(a.moment2, i), i, n, v);
+#pragma unroll
+    for (int k = 0; k < VECTOR; k++) p[k] = fmaf(-step, direction(a, m[k], v[k], p[k], root, decay), p[k]);
+    stochastic_round(p, a.parameter.dtype, __float_as_uint(a.hyper[HYPER_DRAW]), 0,
+                     a.first_element + (uint64_t)i);
+    store8(placed(a.parameter, i), i, n, p);
+    if (a.copy.data) store8(placed(a.copy, i), i, n, p);
+}
+
+extern "C" Status cuda_lamb_measure(const KernelCall *call, Error *error) {
+    const Node *node = call->node;
+    const LambAttributes *a = (const LambAttributes *)node->attributes;
+    LambCall arguments = call_of(call);
+    arguments.gradient = whole(call->in[0], node->input[0]);
+    arguments.parameter = whole(call->in[3], node->input[3]);
+    arguments.moment1 = whole(call->out[1], node->output[1]);
+    arguments.moment2 = whole(call->out[2], node->output[2]);
+    arguments.sums = (float *)call->out[0];
+    arguments.partial = (float *)call->scratch;
+    if (!call->add[0])
+        TRY(cuda_check(
+            cudaMemsetAsync(call->out[0], 0, tensor_bytes(node->output[0]), cuda_context(call)->stream),
+            "lamb_measure", error));
+    LambTable table;
+    LambWalk walk = {};
+    while (next_table(a, tensor_count(node->input[0]), &walk, &table)) {
+        measure_kernel<<<(unsigned)table.n_tiles, THREADS, 0, cuda_context(call)->stream>>>(arguments, table);
+        TRY(cuda_launched("lamb_measure", error));
+        join_kernel<<<(unsigned)table.n_segments, THREADS, 0, cuda_context(call)->stream>>>(arguments, table);
+        TRY(cuda_launched("lamb_measure (second step)", error));
+    }
+    return STATUS_OK;
+}
+
+extern "C" Status cuda_lamb(const KernelCall *call, Error *error) {
+    const Node *node = call->node;
+    const LambAttributes *a = (const LambAttributes *)node->attributes;
+    LambCall arguments = call_of(call);
+    arguments.moment1 = whole(call->in[0], node->input[0]);
+    arguments.moment2 = whole(call->in[3], node->input[3]);
+    arguments.sums = (float *)call->in[4];
+    arguments.parameter = whole(call->out[0], node->output[0]);
+    arguments.copy = whole(node->output[1] ? call->out[1] : NULL, node->output[1]);
+    LambTable table;
+    LambWalk walk = {};
+    while (next_table(a, tensor_count(node->output[0]), &walk, &table)) {
+        update_kernel<<<(unsigned)table.n_tiles, THREADS, 0, cuda_context(call)->stream>>>(arguments, table);
+        TRY(cuda_launched("lamb", error));
+    }
+    return STATUS_OK;
+}
