@@ -103,7 +103,7 @@ Status train_pipeline_complete(TrainRun *run, Error *error) {
                  : stages_balance(&run->stages, &run->values.model, &options, &run->options.arena, error);
 }
 
-Status train_pipeline_open(TrainRun *run, Error *error) {
+void train_part_choose(TrainRun *run) {
     const Mesh *mesh = &run->mesh;
     run->part = parameter_part_whole(&run->values.model);
     if (train_has_pipeline(run))
@@ -111,6 +111,10 @@ Status train_pipeline_open(TrainRun *run, Error *error) {
                                 mesh->coordinate[AXIS_TP]);
     parameter_part_set_rank(&run->part, mesh);
     run->part.style = (TensorStyle)run->values.parallel.tensor_style;
+}
+
+Status train_pipeline_open(TrainRun *run, Error *error) {
+    train_part_choose(run);
     if (!train_has_pipeline(run)) return STATUS_OK;
     return model_pipeline_open(&run->pipeline, &run->mesh, &run->layout, error);
 }
