@@ -246,9 +246,18 @@ static json_t *traffic_json(const PlanFigures *figures) {
 static void add_times(json_t *object, const StepTimes *times) {
     static const char *const names[] = {"forward_ms", "backward_ms", "update_ms"};
     double waited = 0.0, sent = 0.0;
+    json_t *bounds = json_object();
     for (int i = PHASE_FORWARD; i <= PHASE_UPDATE; i++)
         json_object_set_new(object, names[i], json_make_number(times->phase[i].seconds * 1e3));
     for (int i = 0; i < N_PHASES; i++) waited += times->phase[i].waited, sent += times->phase[i].sent;
+    for (int bound = 0; bound < N_BOUNDS; bound++) {
+        double seconds = 0.0;
+        for (int i = 0; i < N_PHASES; i++) seconds += times->phase[i].bound[bound];
+        char name[40];
+        snprintf(name, sizeof name, "%s_ms", bound_name((NodeBound)bound));
+        json_object_set_new(bounds, name, json_make_number(seconds * 1e3));
+    }
+    json_object_set_new(object, "bounds", bounds);
     json_object_set_new(object, "comm_ms", json_make_number(sent * 1e3));
     json_object_set_new(object, "comm_wait_ms", json_make_number(waited * 1e3));
     json_object_set_new(object, "bubble_ms", json_make_number(times->bubble * 1e3));
