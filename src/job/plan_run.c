@@ -1,8 +1,8 @@
 /* The options of a planned run go the way of a run's, up to its mesh. From there on ranks are planned one
  * after the other, each on communicators that are only named (plan/planned_mesh.h).
  *
- * A job of few ranks is planned rank by rank. In a larger one ranks of a stage are alike but for what does not
- * divide, of which the first along an axis has most and the last least: both are planned. */
+ * A job of few ranks is planned rank by rank. In a larger one ranks of a stage are alike but for what does
+ * not divide, of which the first along an axis has most and the last least: both are planned. */
 #include "job/plan_run.h"
 
 #include "comm/algo/algo.h"

@@ -79,17 +79,18 @@ static bool is_backward(const Node *node) {
 bool node_gemm(const Node *node, double *M, double *N, double *K) {
     bool is_grouped = begins(node, "grouped_");
     if (!is_grouped && !begins(node, "linear")) return false;
-    const Tensor *x = node->input[0];
+    const Tensor *x = node->input[0], *other = node->input[1];
+    if (!x || !other) return false;
     *M = rows(x);
     *K = columns(x);
     *N = node->output[0] ? columns(node->output[0]) : *K;
     if (strstr(node->op->name, "weight_gradient")) { /* dy, x: rows are the terms */
         *K = *M;
         *M = columns(x);
-        *N = columns(node->input[1]);
+        *N = columns(other);
     }
     if (is_grouped) {
-        const Tensor *weight = strstr(node->op->name, "weight_gradient") ? node->output[0] : node->input[1];
+        const Tensor *weight = strstr(node->op->name, "weight_gradient") ? node->output[0] : other;
         double n = weight && weight->shape.n_dims == 3 ? (double)weight->shape.dim[0] : 1.0;
         *(strstr(node->op->name, "weight_gradient") ? K : M) /= n;
     }

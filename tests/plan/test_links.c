@@ -1,5 +1,5 @@
-/* What collectives cost by formula: what a lecture says of a ring, that more of a link never costs time, and that what
- * is counted is what the algorithms send. */
+/* What collectives cost by formula: what a lecture says of a ring, that more of a link never costs time, and
+ * that what is counted is what the algorithms send. */
 #include "plan/links.h"
 
 #include "comm/comm_null.h"

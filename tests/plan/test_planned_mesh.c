@@ -1,5 +1,5 @@
-/* The groups of a planned rank are those that a job's ranks would split off: compared with communicators that learn
- * them from every rank, over meshes of all axes. */
+/* The groups of a planned rank are those that a job's ranks would split off: compared with communicators that
+ * learn them from every rank, over meshes of all axes. */
 #include "plan/planned_mesh.h"
 
 #include "comm/comm_null.h"

@@ -1,5 +1,5 @@
-/* Of a pipeline, the actions of every stage; of a run without one, every instruction of a rank on its lanes and
- * those of its communicators. Both become a Timeline, which is drawn as any trace is. */
+/* Of a pipeline, the actions of every stage; of a run without one, every instruction of a rank on its lanes
+ * and those of its communicators. Both become a Timeline, which is drawn as any trace is. */
 #include "cli/plan/plan_draw.h"
 
 #include "base/file/file.h"
@@ -49,62 +49,66 @@ static TimelineKind kind_of(const SimulatedNode *simulated) {
 
 /* One run of a part, from `begin` on. */
 static Status add_part(const Instructions *all, const Program *program, Section section, bool is_last,
-                       int64_t micro, double *begin, EventList *lists, Error *error) {
-    SimulatedNode *nodes;
+                       int64_t micro, double *begin, EventList *list, Error *error) {
+    SimulatedNode *nodes = NULL;
     int n = 0;
     StepSimulator simulator = {&all->figures->speed, &all->figures->links};
     PartTime time = part_time(&simulator, program, section, 0, is_last, &nodes, &n, &all->timeline->arena);
     for (int i = 0; i < n; i++) {
-        int lane = nodes[i].lane < MOST_LANES ? nodes[i].lane : MOST_LANES - 1;
         TimelineEvent event = {.begin_us = (*begin + nodes[i].begin) * 1e6,
                                .end_us = (*begin + nodes[i].end) * 1e6,
                                .name = nodes[i].node->op->name,
                                .number = micro,
+                               .track = nodes[i].lane < MOST_LANES ? nodes[i].lane : MOST_LANES - 1,
                                .stage = -1,
                                .kind = kind_of(&nodes[i])};
-        TRY(add_event(&lists[lane], &event, error));
+        TRY(add_event(list, &event, error));
     }
     *begin += time.seconds;
     return STATUS_OK;
 }
 
-static Status add_step(const Instructions *all, const Program *program, EventList *lists, double *length,
+static Status add_step(const Instructions *all, const Program *program, EventList *list, double *length,
                        Error *error) {
     enum { MOST_SHOWN = 8 };
     int m = all->figures->schedule.shape.n_micro_batches, shown = m < MOST_SHOWN ? m : MOST_SHOWN;
     for (int i = 0; i < shown; i++) {
-        TRY(add_part(all, program, SECTION_FORWARD, i == shown - 1, i, length, lists, error));
-        TRY(add_part(all, program, SECTION_BACKWARD, i == shown - 1, i, length, lists, error));
+        TRY(add_part(all, program, SECTION_FORWARD, i == shown - 1, i, length, list, error));
+        TRY(add_part(all, program, SECTION_BACKWARD, i == shown - 1, i, length, list, error));
     }
-    return add_part(all, program, SECTION_UPDATE, true, 0, length, lists, error);
+    return add_part(all, program, SECTION_UPDATE, true, 0, length, list, error);
+}
+
+/* A track for every lane that has anything. */
+static void sort_lanes(const EventList *list, Timeline *timeline) {
+    for (int lane = 0; lane < MOST_LANES; lane++) {
+        size_t first = timeline->n_events;
+        for (size_t i = 0; i < list->n; i++) {
+            if (list->event[i].track != lane) continue;
+            timeline->event[timeline->n_events] = list->event[i];
+            timeline->event[timeline->n_events++].track = timeline->n_tracks;
+        }
+        if (timeline->n_events == first) continue;
+        const char *name = lane == 0 ? "rank 0" : lane < LANES_MOST ? "beside" : "messages";
+        timeline->track[timeline->n_tracks++] =
+            (TimelineTrack){.thread = lane, .name = name, .first = first, .n = timeline->n_events - first};
+    }
 }
 
 static Status take_instructions(void *context, const Trainer *trainer, Error *error) {
     const Instructions *all = context;
     Timeline *timeline = all->timeline;
-    EventList lists[MOST_LANES] = {{0}};
+    EventList list = {0};
     double length = 0.0;
-    size_t n = 0;
-    add_step(all, &trainer->step.program, lists, &length, error);
+    add_step(all, &trainer->step.program, &list, &length, error);
+    timeline->event = malloc((list.n + 1) * sizeof *timeline->event);
+    if (!timeline->event) error_failed(error, "no memory for the picture of a step");
     timeline->track = ARENA_ARRAY(&timeline->arena, TimelineTrack, MOST_LANES);
     timeline->rank = ARENA_ARRAY(&timeline->arena, TimelineRank, 1);
     timeline->rank[0] = (TimelineRank){.name = "rank 0"};
     timeline->n_ranks = 1;
-    for (int lane = 0; lane < MOST_LANES; lane++) n += lists[lane].n;
-    timeline->event = malloc((n + 1) * sizeof *timeline->event);
-    if (!timeline->event) error_failed(error, "no memory for the picture of a step");
-    for (int lane = 0; lane < MOST_LANES && error->status == STATUS_OK; lane++) {
-        if (!lists[lane].n) continue;
-        const char *name = lane == 0 ? "rank 0" : lane < LANES_MOST ? "beside" : "messages";
-        timeline->track[timeline->n_tracks] =
-            (TimelineTrack){.thread = lane, .name = name, .first = timeline->n_events, .n = lists[lane].n};
-        for (size_t i = 0; i < lists[lane].n; i++) {
-            lists[lane].event[i].track = timeline->n_tracks;
-            timeline->event[timeline->n_events++] = lists[lane].event[i];
-        }
-        timeline->n_tracks++;
-    }
-    for (int lane = 0; lane < MOST_LANES; lane++) free(lists[lane].event);
+    if (error->status == STATUS_OK) sort_lanes(&list, timeline);
+    free(list.event);
     timeline->length_us = timeline->to_us = length * 1e6;
     return error->status;
 }
