@@ -1,6 +1,6 @@
-/* Memory that is not enough: what is advised fits, by the plan it names; what is milder would not have
- * fitted; and the search stays small. Plans are real ones, of a small model on a device that computes
- * nothing; how much memory there is is the test's choice. */
+/* Memory that is not enough: what is advised fits, by the plan it names; what is milder would not have fitted; and the
+ * search stays small. Plans are real ones, of a small model on a device that computes nothing; how much memory there is
+ * is the test's choice. */
 #include "backend/null/null.h"
 #include "comm/comm_null.h"
 #include "device/device.h"
@@ -207,8 +207,8 @@ static void test_zero(void **unused) {
     close_step(&step);
 }
 
-/* Where nothing helps it says so, and how much there would have to be; parameters that do not fit are not
- * even planned. */
+/* Where nothing helps it says so, and how much there would have to be; parameters that do not fit are not even
+ * planned. */
 static void test_nothing_fits(void **unused) {
     (void)unused;
     char text[512];
@@ -361,8 +361,7 @@ static void test_extras(void **unused) {
     close_run(&run);
 }
 
-/* The copies that checkpoints are written from are in the run's own types, and there are none where nothing
- * is saved. */
+/* The copies that checkpoints are written from are in the run's own types, and there are none where nothing is saved. */
 static void test_copies(void **unused) {
     (void)unused;
     static const struct {

@@ -1,5 +1,5 @@
-/* What parallel training is made of, in one process: nodes put between others, the mesh, the cutting of flat
- * arrays, the shares of a batch. What the passes make of a recorded step is in test_parallel_step.c. */
+/* What parallel training is made of, in one process: nodes put between others, the mesh, the cutting of flat arrays, the
+ * shares of a batch. What the passes make of a recorded step is in test_parallel_step.c. */
 #include "comm/comm_self.h"
 #include "device/device.h"
 #include "graph/passes/insert.h"
@@ -41,8 +41,7 @@ typedef struct {
     int number, place;
 } Placed;
 
-/* What the list must be: by place, and within a place as recorded. Old node i stands between places 2i and
- * 2i+1. */
+/* What the list must be: by place, and within a place as recorded. Old node i stands between places 2i and 2i+1. */
 static void assert_merged(const Graph *graph, int n_old, const Placed *placed, int n_placed) {
     int at = 0;
     for (int place = 0; place < 2 * n_old; place++) {
@@ -339,8 +338,7 @@ static void test_printed(void **state) {
     free(text);
 }
 
-/* What is asked for, and whether it can be: every axis on its own is available, and the sizes multiply to the
- * ranks. */
+/* What is asked for, and whether it can be: every axis on its own is available, and the sizes multiply to the ranks. */
 static void check_asked(const int64_t *sizes, int n_ranks) {
     MeshShape shape;
     Error error = {0};
@@ -362,8 +360,7 @@ static void check_asked(const int64_t *sizes, int n_ranks) {
     }
     assert_int_equal(status, STATUS_USER);
     assert_int_equal(error.text[0], '-'); /* begins with the option */
-    /* How many ranks would do; --dp is named only where it was given, and to leave it out only where that
-     * would do. */
+    /* How many ranks would do; --dp is named only where it was given, and to leave it out only where that would do. */
     bool is_alone = strstr(error.text, "leave it out") != NULL;
     assert_true(is_alone || strstr(error.text, "; start ") || strstr(error.text, ", or start "));
     bool would_do = sizes[AXIS_DP] && n_ranks % others == 0;

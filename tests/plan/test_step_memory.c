@@ -1,5 +1,4 @@
-/* A training step that does not fit: the message has what it needs, what there is, and a choice that would
- * fit. */
+/* A training step that does not fit: the message has what it needs, what there is, and a choice that would fit. */
 #include "plan/step_memory.h"
 
 #include "backend/null/null.h"
