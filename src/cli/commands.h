@@ -16,6 +16,7 @@ extern const OptionCommand verify_command, generate_command, eval_command, conve
     data_command, lab_command, plot_command, supervise_command;
 
 Status command_train(Launch *launch, int n_words, char *const *words, Error *error);
+Status command_plan(Launch *launch, int n_words, char *const *words, Error *error);
 Status command_verify(Launch *launch, int n_words, char *const *words, Error *error);
 Status command_generate(Launch *launch, int n_words, char *const *words, Error *error);
 Status command_eval(Launch *launch, int n_words, char *const *words, Error *error);

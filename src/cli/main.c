@@ -14,7 +14,7 @@
 #include "base/text/terminal.h"
 #include "base/version.h"
 #include "cli/lab/lab.h"
-#include "job/train_run.h"
+#include "job/plan_run.h"
 #include "train/options.h"
 
 #include <errno.h>
@@ -38,6 +38,7 @@ typedef struct {
 
 static const Command commands[] = {
     {&train_command, .run_parallel = command_train},
+    {&plan_command, .run_parallel = command_plan},
     {&verify_command, .run_parallel = command_verify},
     {&generate_command, .run_parallel = command_generate},
     {&eval_command, .run_parallel = command_eval},
@@ -50,17 +51,9 @@ static const Command commands[] = {
 };
 enum { N_COMMANDS = sizeof commands / sizeof commands[0] };
 
-static const OptionCommand *const descriptions[] = {&train_command,
-                                                    &generate_command,
-                                                    &eval_command,
-                                                    &plot_command,
-                                                    &convert_command,
-                                                    &data_command,
-                                                    &bench_command,
-                                                    &verify_command,
-                                                    &lab_command,
-                                                    &supervise_command,
-                                                    NULL};
+static const OptionCommand *const descriptions[] = {
+    &train_command, &plan_command,  &generate_command, &eval_command, &plot_command,      &convert_command,
+    &data_command,  &bench_command, &verify_command,   &lab_command,  &supervise_command, NULL};
 
 static const ManSection sections[] = {
     {"CONFIGURATION FILES",

@@ -14,7 +14,7 @@
 
 #include <string.h>
 
-static const OptionSpec call_option_specs[] = {
+const OptionSpec call_option_specs[] = {
     OPTION_BOOL("print-program", CallOptions, print_program, false,
                 "print every instruction of a training step and the memory plan, then leave",
                 .flags = OPTION_TRANSIENT),
@@ -36,15 +36,7 @@ static const OptionSpec call_option_specs[] = {
 };
 
 static const OptionGroup groups[] = {
-    OPTION_GROUP("Model", TrainCommand, model, model_option_specs),
-    OPTION_GROUP("Data", TrainCommand, data, data_option_specs),
-    OPTION_GROUP("Optimizer", TrainCommand, optimizer, optimizer_option_specs),
-    OPTION_GROUP("Training", TrainCommand, train, train_option_specs),
-    OPTION_GROUP("Parallel", TrainCommand, parallel, parallel_option_specs),
-    OPTION_GROUP("Asynchronous and local SGD", TrainCommand, async, async_option_specs,
-                 .former_title = "Loose synchrony"),
-    OPTION_GROUP("Timeline", TrainCommand, trace, trace_option_specs),
-    OPTION_GROUP("This call", TrainCommand, call, call_option_specs),
+    TRAIN_OPTION_GROUPS,
     OPTION_GROUP_END,
 };
 
@@ -127,7 +119,8 @@ static Status open_init(TrainRun *run, Error *error) {
 }
 
 Status train_options_read(TrainRun *run, int n_words, char *const *words, Error *error) {
-    TRY(options_init(&run->options, &train_command, &run->values, error));
+    const OptionCommand *command = run->command ? run->command : &train_command;
+    TRY(options_init(&run->options, command, &run->values, error));
     TRY(options_parse(&run->options, n_words, words, error));
     if (run->options.help_wanted) return STATUS_OK;
     run->log = launch_log(run->launch, run->values.call.quiet);

@@ -39,13 +39,23 @@ static int64_t chosen_micro_batch(const TrainRun *run) {
     return 1;
 }
 
+/* Where nobody says: as many chunks as the schedule is made for. An interleaved one takes any number, and
+ * stages wait for each other where chunks differ: one more or two, if the blocks then divide evenly. */
+static int chosen_chunks(const TrainRun *run, ScheduleKind kind) {
+    int64_t n_blocks = run->values.model.n_layers, n_stages = run->shape.size[AXIS_PP];
+    int n_usual = schedule_info(kind)->default_chunks;
+    for (int n = n_usual; kind == SCHEDULE_INTERLEAVED && n <= n_usual + 2; n++)
+        if (n_blocks % (n_stages * n) == 0) return n;
+    return n_usual;
+}
+
 void train_pipeline_choose(TrainRun *run) {
     const ParallelOptions *parallel = &run->values.parallel;
     ScheduleKind kind = (ScheduleKind)parallel->schedule;
     int n_chunks = (int)parallel->n_chunks;
     run->layout = (PipelineLayout){.kind = kind,
                                    .n_stages = run->shape.size[AXIS_PP],
-                                   .n_chunks = n_chunks ? n_chunks : schedule_info(kind)->default_chunks};
+                                   .n_chunks = n_chunks ? n_chunks : chosen_chunks(run, kind)};
     if (train_has_pipeline(run) && !run->values.train.micro_batch)
         run->values.train.micro_batch = chosen_micro_batch(run);
 }
@@ -103,7 +113,7 @@ Status train_pipeline_complete(TrainRun *run, Error *error) {
                  : stages_balance(&run->stages, &run->values.model, &options, &run->options.arena, error);
 }
 
-Status train_pipeline_open(TrainRun *run, Error *error) {
+void train_part_choose(TrainRun *run) {
     const Mesh *mesh = &run->mesh;
     run->part = parameter_part_whole(&run->values.model);
     if (train_has_pipeline(run))
@@ -111,6 +121,10 @@ Status train_pipeline_open(TrainRun *run, Error *error) {
                                 mesh->coordinate[AXIS_TP]);
     parameter_part_set_rank(&run->part, mesh);
     run->part.style = (TensorStyle)run->values.parallel.tensor_style;
+}
+
+Status train_pipeline_open(TrainRun *run, Error *error) {
+    train_part_choose(run);
     if (!train_has_pipeline(run)) return STATUS_OK;
     return model_pipeline_open(&run->pipeline, &run->mesh, &run->layout, error);
 }

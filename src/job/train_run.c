@@ -356,6 +356,7 @@ static Status train(TrainRun *run, Error *error) {
 static int n_ranks_of(const TrainRun *run) {
     int64_t n_ranks = 1;
     const int64_t *size = run->values.parallel.size;
+    if (run->n_planned) return run->n_planned;
     if (!run->values.call.print_mesh || run->launch->world.size > 1) return run->launch->world.size;
     for (int axis = 0; axis < N_AXES; axis++) n_ranks *= size[axis] ? size[axis] : 1;
     return n_ranks < MOST_PLANNED_RANKS ? (int)n_ranks : MOST_PLANNED_RANKS;
@@ -377,6 +378,7 @@ static Status run_phases(TrainRun *run, int n_words, char *const *words, Error *
     TRY(check_same_call(run, error));
     run->outcome = TRAIN_RUN_HELP;
     if (run->options.help_wanted) return STATUS_OK;
+    if (run->prepare) TRY(run->prepare(run, error));
     TRY(check_same_options(run, error));
     if (run->values.train.hang_timeout <= 0.0) launch_end_guard(launch); /* a file may have said so */
     TRY(train_trace_check(run, error));

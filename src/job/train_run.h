@@ -35,6 +35,20 @@ typedef struct {
     CallOptions call;
 } TrainCommand;
 
+extern const OptionSpec call_option_specs[];
+
+/* The tables of TrainCommand, for commands that take all of them. */
+#define TRAIN_OPTION_GROUPS                                                                                  \
+    OPTION_GROUP("Model", TrainCommand, model, model_option_specs),                                          \
+        OPTION_GROUP("Data", TrainCommand, data, data_option_specs),                                         \
+        OPTION_GROUP("Optimizer", TrainCommand, optimizer, optimizer_option_specs),                          \
+        OPTION_GROUP("Training", TrainCommand, train, train_option_specs),                                   \
+        OPTION_GROUP("Parallel", TrainCommand, parallel, parallel_option_specs),                             \
+        OPTION_GROUP("Asynchronous and local SGD", TrainCommand, async, async_option_specs,                  \
+                     .former_title = "Loose synchrony"),                                                     \
+        OPTION_GROUP("Timeline", TrainCommand, trace, trace_option_specs),                                   \
+        OPTION_GROUP("This call", TrainCommand, call, call_option_specs)
+
 extern const OptionCommand train_command;
 
 /* How far a run has come when all went well, and what is left to do for the caller. */
@@ -48,7 +62,8 @@ typedef enum {
 } TrainOutcome;
 
 /* What a run needs, opened one after the other and closed together. */
-typedef struct {
+typedef struct TrainRun TrainRun;
+struct TrainRun {
     Launch *launch;
     LogSink sink; /* takes what is said; {0}: it goes to stderr */
     const TrainObserver *observers;
@@ -88,7 +103,12 @@ typedef struct {
     Watchdog *watchdog;
     Trace trace;
     const char *trace_path; /* where it is written; NULL: there is none */
-} TrainRun;
+    /* Of a run that is only planned (job/plan_run.h): a command with further options, what is done when they
+     * are read, and ranks that are not there. NULL and 0 otherwise. */
+    const OptionCommand *command;
+    Status (*prepare)(TrainRun *run, Error *error);
+    int n_planned;
+};
 
 /* ---- The whole of it (train_run.c) */
 
@@ -150,6 +170,9 @@ bool train_has_pipeline(const TrainRun *run);
  * it be, and which blocks are whose? */
 void train_pipeline_choose(TrainRun *run);
 Status train_pipeline_complete(TrainRun *run, Error *error);
+
+/* What of the model this rank has, by its place in the mesh. */
+void train_part_choose(TrainRun *run);
 
 /* Behind the mesh. Collective. */
 Status train_pipeline_open(TrainRun *run, Error *error);

@@ -33,6 +33,7 @@ static const Preset presets[] = {
     {"gpt3-xl", 24, 16, 2048, 2048, GPT2_VOCABULARY, "2e-4", 0, 0, 0},
     {"gpt3-13b", 40, 40, 5120, 2048, GPT2_VOCABULARY, "1e-4", 0, 0, 0},
     {"gpt3-175b", 96, 96, 12288, 2048, GPT2_VOCABULARY, "6e-5", 0, 0, 0},
+    {"1t", 128, 160, 25600, 2048, 51200, "3e-5", 0, 0, 0}, /* the largest of Narayanan et al. 2021 */
 };
 enum { N_PRESETS = sizeof presets / sizeof presets[0] };
 

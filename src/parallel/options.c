@@ -31,8 +31,10 @@ const OptionSpec parallel_option_specs[] = {
     OPTION_CHOICE(
         "schedule", ParallelOptions, schedule, SCHEDULE_1F1B, schedule_names,
         "pipeline schedule: in which order stages work on their micro-batches (see pgpt lab pipeline)"),
-    OPTION_INT("chunks", ParallelOptions, n_chunks, 0, 0, SCHEDULE_MAX_CHUNKS,
-               "parts of the model on each stage of the pipeline; 0: as many as the schedule is made for"),
+    OPTION_INT(
+        "chunks", ParallelOptions, n_chunks, 0, 0, SCHEDULE_MAX_CHUNKS,
+        "parts of the model on each stage of the pipeline; 0: as many as the schedule is made for, or, "
+        "interleaved, up to two more if they then have the same number of blocks"),
     OPTION_STRING(
         "stages", ParallelOptions, stages, "", "N,N,...",
         "blocks of each part of the pipeline, in the order of the model, as 3,3,4,2; default: balanced by "

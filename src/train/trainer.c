@@ -93,7 +93,9 @@ static StepOptions step_options(const TrainerSetup *setup) {
 
 static Status plan_evaluation(Trainer *trainer, Error *error) {
     const TrainerSetup *setup = &trainer->setup;
-    uint64_t n_windows = dataset_n_windows(setup->dataset, DATASET_VALIDATION, (int)setup->options->sequence);
+    uint64_t n_windows = INT64_MAX; /* enough, where a run is planned without its text */
+    if (setup->dataset)
+        n_windows = dataset_n_windows(setup->dataset, DATASET_VALIDATION, (int)setup->options->sequence);
     if (!n_windows) return STATUS_OK;
     StepOptions options = step_options(setup);
     int64_t n_shares = sync_n_shares(&options.sync);

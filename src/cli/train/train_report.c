@@ -94,9 +94,30 @@ static json_t *summary(const TrainRun *run) {
     return object;
 }
 
+/* What every rank has allocated. Collective. */
+static Status gather_peaks(const TrainRun *run, json_t *peaks, Error *error) {
+    Comm *world = &run->launch->world;
+    Arena arena = {0};
+    int64_t *border = ARENA_ARRAY(&arena, int64_t, world->size + 1),
+            *bytes = ARENA_ARRAY(&arena, int64_t, world->size);
+    for (int i = 0; i <= world->size; i++) border[i] = i;
+    bytes[world->rank] = (int64_t)trainer_allocated_bytes(&run->trainer);
+    if (world->size > 1) comm_all_gather(world, bytes, border, COMM_I64, error);
+    for (int i = 0; i < world->size; i++) json_array_append_new(peaks, json_integer(bytes[i]));
+    arena_free(&arena);
+    return error->status;
+}
+
 Status train_report_json(const TrainRun *run, Error *error) {
-    if (!run->values.call.json || !run->launch->is_root) return STATUS_OK;
-    return json_print(stdout, summary(run), error);
+    json_t *peaks = json_array();
+    gather_peaks(run, peaks, error);
+    if (error->status != STATUS_OK || !run->values.call.json || !run->launch->is_root) {
+        json_decref(peaks);
+        return error->status;
+    }
+    json_t *object = summary(run);
+    json_object_set_new(object, "rank_peak_bytes", peaks);
+    return json_print(stdout, object, error);
 }
 
 Status train_report_program(const TrainRun *run, Error *error) {

@@ -103,19 +103,21 @@ static bool has_sent(const Rendezvous *rendezvous, const RendezvousStage *stage)
 }
 
 /* Posts its send, if the one before is complete. */
-static bool end(Rendezvous *rendezvous, RendezvousStage *stage, double message_time) {
+static bool end(Rendezvous *rendezvous, RendezvousStage *stage, double tail, double message_time) {
     RendezvousAction *action = &stage->action[stage->next];
     MessageEnd out = action->out;
+    double posted = action->end - tail;
     stage->free_from = action->end;
     if (rendezvous->rules.waits_for_sends && !has_sent(rendezvous, stage)) return false;
     if (out.channel >= 0) {
         if (out.number > 0) {
             double done = rendezvous_message(rendezvous, out.channel, out.number - 1)->done;
             if (isnan(done)) return false;
-            stage->free_from = fmax(stage->free_from, done);
+            posted = fmax(posted, done);
+            stage->free_from = fmax(stage->free_from, posted + tail);
         }
         MessageTimes *message = rendezvous_message(rendezvous, out.channel, out.number);
-        message->send_posted = stage->free_from;
+        message->send_posted = posted;
         complete(message, message_time);
     }
     stage->has_begun = false;
@@ -137,7 +139,9 @@ bool rendezvous_run(Rendezvous *rendezvous, ActionTime time, const void *context
                     if (!begin(rendezvous, stage, duration, message_time)) break;
                     moves = true;
                 }
-                if (!end(rendezvous, stage, message_time)) break;
+                const StepAction *action = &lists->actions[i][stage->next];
+                double tail = rendezvous->tail ? rendezvous->tail(context, i, action) : 0.0;
+                if (!end(rendezvous, stage, tail, message_time)) break;
                 moves = true;
             }
             is_over = is_over && stage->next == lists->n_actions[i];

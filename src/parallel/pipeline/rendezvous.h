@@ -39,16 +39,18 @@ typedef struct {
     bool waits_for_sends; /* an action ends when all that its stage has sent has arrived */
 } RendezvousRules;
 
+/* How long an action takes. */
+typedef double (*ActionTime)(const void *context, int stage, const StepAction *action);
+
 typedef struct {
     const ScheduleLists *lists;
     RendezvousRules rules;
+    ActionTime
+        tail; /* how long it goes on behind its send; NULL, as rendezvous_prepare leaves it: it does not */
     RendezvousStage *stage; /* (n_stages) */
     MessageTimes *message;  /* (channels, micro-batches) */
     int n_messages;         /* of each channel */
 } Rendezvous;
-
-/* How long an action takes. */
-typedef double (*ActionTime)(const void *context, int stage, const StepAction *action);
 
 void rendezvous_prepare(Rendezvous *rendezvous, const ScheduleLists *lists, Arena *arena);
 

@@ -1,0 +1,49 @@
+/* pgpt plan: a run in advance (job/plan_run.h), printed, drawn and written as a trace. */
+#include "cli/commands.h"
+#include "cli/plan/plan_draw.h"
+#include "cli/plan/plan_print.h"
+
+#include <stdio.h>
+
+static Status show(PlanRun *plan, Error *error) {
+    PlanFigures figures;
+    TRY(plan_figures(plan, &figures, error));
+    plan_print(plan, &figures);
+    plan_draw(plan, &figures, error);
+    if (error->status == STATUS_OK && plan->train.values.call.json)
+        json_print(stdout, plan_json(plan, &figures), error);
+    plan_figures_free(&figures);
+    return error->status;
+}
+
+static Status tell(PlanRun *plan, Error *error) {
+    const PlanOptions *options = &plan->options;
+    if (plan->train.outcome == TRAIN_RUN_HELP) {
+        command_show_help(&plan_command);
+        return STATUS_OK;
+    }
+    if (options->print_machine) {
+        const char *text = machine_text(options->machine);
+        if (!text)
+            return error_user(error,
+                              "--print-machine shows a machine that pgpt knows; name one by --machine");
+        fputs(text, stdout);
+        return STATUS_OK;
+    }
+    return show(plan, error);
+}
+
+Status command_plan(Launch *launch, int n_words, char *const *words, Error *error) {
+    PlanRun plan = {.train = {.launch = launch}};
+    if (launch->world.size > 1) {
+        error_user(
+            error,
+            "pgpt plan runs in one process and plans for any number; start it without mpirun, and give "
+            "--gpus %d",
+            launch->world.size);
+        return launch_agree(launch, error);
+    }
+    if (plan_run_open(&plan, n_words, words, error) == STATUS_OK) tell(&plan, error);
+    plan_run_close(&plan, error);
+    return error->status;
+}

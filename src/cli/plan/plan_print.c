@@ -1,0 +1,301 @@
+/* Four tables: what ranks hold, what is computed, what is sent, where the time goes; then the sum of it. */
+#include "cli/plan/plan_print.h"
+
+#include "base/text/format.h"
+#include "base/text/plain.h"
+#include "device/device.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+/* ---- Words */
+
+static FormatText days(double seconds) {
+    FormatText text;
+    if (seconds < 86400.0) return format_duration(seconds);
+    snprintf(text.text, sizeof text.text, "%.*f days", seconds < 864e4 ? 1 : 0, seconds / 86400.0);
+    return text;
+}
+
+static FormatText milliseconds(double seconds) {
+    FormatText text;
+    double ms = seconds * 1e3;
+    snprintf(text.text, sizeof text.text, "%.*f ms", ms >= 100.0 ? 0 : ms >= 1.0 ? 1 : 3, ms);
+    return text;
+}
+
+static double sent_by_all(const PlanFigures *figures, int axes, int kind) {
+    double sum = 0.0;
+    for (int i = 0; i < figures->n_ranks_built; i++)
+        sum += figures->rank[i].n_alike * figures->rank[i].sent.axis[axes][kind].n_bytes;
+    return sum;
+}
+
+/* ---- What it is */
+
+static void print_run(const PlanRun *plan, const PlanFigures *figures) {
+    const TrainCommand *values = &plan->train.values;
+    const Machine *machine = &plan->machine.machine;
+    const MeshShape *shape = &plan->train.shape;
+    int n_ranks = mesh_n_ranks(shape), a_host = figures->links.ranks_a_host;
+    printf("model %s: %s parameters, %lld layers, %lld heads, %lld channels, %lld tokens of vocabulary\n",
+           values->model.preset, format_count((double)figures->n_parameters).text,
+           (long long)values->model.n_layers, (long long)values->model.n_heads,
+           (long long)values->model.n_channels, (long long)values->model.vocabulary);
+    printf("machine %s (%s): %s, %s of %d", plain(machine->device.name).text,
+           plain(machine->device.source).text, format_things(n_ranks, "rank").text,
+           format_things((n_ranks + a_host - 1) / a_host, "host").text, a_host);
+    for (int axis = 0; axis < N_AXES; axis++)
+        if (shape->size[axis] > 1) printf(", %s %d", axis_name((Axis)axis), shape->size[axis]);
+    printf("\nstep: %lld sequences of %lld tokens in %s", (long long)values->train.batch,
+           (long long)values->train.sequence, precision_names[values->train.precision]);
+    int m = figures->schedule.shape.n_micro_batches;
+    printf(", %s of up to %lld a rank", format_things(m, "micro-batch").text,
+           (long long)values->train.micro_batch);
+    if (shape->size[AXIS_PP] > 1)
+        printf(", schedule %s in %s a stage", schedule_info(figures->schedule.kind)->name,
+               format_things(figures->schedule.shape.n_chunks, "chunk").text);
+    if (values->parallel.zero) printf(", ZeRO %lld", (long long)values->parallel.zero);
+    if (values->train.recompute)
+        printf(", every %lld. block's input kept", (long long)values->train.recompute);
+    printf("\n");
+}
+
+/* ---- Memory */
+
+static void print_memory_line(const RankFigures *rank) {
+    size_t state = rank->place[PLACE_STATE] + rank->place[PLACE_INPUT];
+    size_t beside = rank->evaluation + rank->samples + rank->checkpoint;
+    char ranks[32];
+    snprintf(ranks, sizeof ranks, "%d x%d", rank->rank, rank->n_alike);
+    printf("%-12s %4d %10s %10s %10s %10s %10s %10s %10s %10s %12s\n", ranks, rank->coordinate[AXIS_PP],
+           format_bytes(rank->place[PLACE_PARAMETER]).text, format_bytes(rank->place[PLACE_GRADIENT]).text,
+           format_bytes(rank->place[PLACE_OPTIMIZER]).text, format_bytes(rank->place[PLACE_ACTIVATION]).text,
+           format_bytes(rank->place[PLACE_FRAME]).text, format_bytes(rank->workspace).text,
+           format_bytes(state).text, format_bytes(beside).text, format_bytes(rank->total).text);
+}
+
+static void print_memory(const PlanFigures *figures) {
+    enum { MOST_LINES = 12 };
+    double sum = 0.0;
+    printf("\nmemory %-5s %4s %10s %10s %10s %10s %10s %10s %10s %10s %12s\n", "rank", "pp", "weights",
+           "gradients", "optimizer", "activation", "frames", "(scratch)", "messages", "beside", "all");
+    for (int i = 0; i < figures->n_ranks_built; i++) {
+        const RankFigures *rank = &figures->rank[i];
+        sum += (double)rank->total * rank->n_alike;
+        bool is_shown = i < MOST_LINES - 2 || i == figures->most || i == figures->n_ranks_built - 1;
+        if (rank->n_alike > 0 && is_shown) print_memory_line(rank);
+        else if (i == MOST_LINES - 2) printf("...\n");
+    }
+    const RankFigures *most = &figures->rank[figures->most];
+    printf("most: rank %d, %s of %s (%.0f %%); all ranks together %s\n", most->rank,
+           format_bytes(most->total).text, format_bytes(figures->usable).text,
+           100.0 * (double)most->total / (double)figures->usable, format_bytes((uint64_t)sum).text);
+    if (!figures->fits)
+        printf("IT DOES NOT FIT: %s are missing on rank %d\n",
+               format_bytes(most->total - figures->usable).text, most->rank);
+}
+
+/* ---- Work and traffic */
+
+static void print_work(const PlanRun *plan, const PlanFigures *figures) {
+    double n_ranks = mesh_n_ranks(&plan->train.shape), moved = 0.0;
+    for (int i = 0; i < figures->n_ranks_built; i++)
+        moved += figures->rank[i].moved * figures->rank[i].n_alike;
+    printf(
+        "\nwork of a step: %s by the standard formula (%s with what is computed twice); counted %s, of it %s "
+        "computed again\n",
+        format_rate(figures->model_flops, "FLOP").text, format_rate(figures->standard_flops, "FLOP").text,
+        format_rate(figures->counted_flops, "FLOP").text,
+        format_rate(figures->counted_flops - figures->useful_flops, "FLOP").text);
+    printf("a rank computes %s on %s moved, in %d instructions a micro-batch and update\n",
+           format_rate(figures->counted_flops / n_ranks, "FLOP").text,
+           format_bytes((uint64_t)(moved / n_ranks)).text, figures->rank[0].n_instructions);
+}
+
+static void print_traffic(const PlanRun *plan, const PlanFigures *figures) {
+    char text[TRAFFIC_TEXT];
+    const RankFigures *rank = &figures->rank[figures->times.busiest];
+    if (mesh_n_ranks(&plan->train.shape) == 1) return;
+    printf("\n%-8s %-14s %10s %12s %12s %14s\n", "sent", "operation", "times", "messages", "of a rank",
+           "of all");
+    for (int axes = 1; axes < N_TRAFFIC_AXES; axes++) {
+        for (int kind = 0; kind < N_TRAFFIC_KINDS; kind++) {
+            const SentCount *sent = &rank->sent.axis[axes][kind];
+            if (rank->sent.n_operations[axes][kind] <= 0.0) continue;
+            printf("%-8s %-14s %10.0f %12.0f %12s %14s\n", traffic_axes_name(axes, text),
+                   traffic_kind_name(kind), rank->sent.n_operations[axes][kind], sent->n_messages,
+                   format_bytes((uint64_t)sent->n_bytes).text,
+                   format_bytes((uint64_t)sent_by_all(figures, axes, kind)).text);
+        }
+    }
+    for (int link = 0; link < N_LINKS; link++) {
+        const SentCount *sent = &rank->sent.link[link];
+        if (sent->n_messages > 0.0)
+            printf("%s: %.0f messages and %s of a rank\n", link_name((LinkKind)link), sent->n_messages,
+                   format_bytes((uint64_t)sent->n_bytes).text);
+    }
+}
+
+/* ---- Time */
+
+/* "GEMMs 61 %, memory 20 %": what takes at least a twentieth. */
+static void print_bounds(const PartTime *phase) {
+    bool is_first = true;
+    for (int round = 0; round < N_BOUNDS + 1; round++) {
+        double part = round < N_BOUNDS ? phase->bound[round] : phase->waited;
+        if (phase->seconds <= 0.0 || part < 0.05 * phase->seconds) continue;
+        printf("%s%s %.0f %%", is_first ? "" : ", ",
+               round < N_BOUNDS ? bound_name((NodeBound)round) : "waits for messages",
+               100.0 * part / phase->seconds);
+        is_first = false;
+    }
+    printf("\n");
+}
+
+static void print_time(const PlanRun *plan, const PlanFigures *figures) {
+    static const char *const names[] = {"forward", "backward", "update"};
+    const StepTimes *times = &figures->times;
+    bool has_stages = plan->train.shape.size[AXIS_PP] > 1;
+    printf("\ntime of a step: %s\n", milliseconds(times->seconds).text);
+    for (int i = PHASE_FORWARD; i <= PHASE_UPDATE; i++) {
+        printf("  %-9s %10s  %3.0f %%  ", names[i], milliseconds(times->phase[i].seconds).text,
+               100.0 * times->phase[i].seconds / times->seconds);
+        print_bounds(&times->phase[i]);
+    }
+    if (has_stages)
+        printf(
+            "  %-9s %10s  %3.0f %%  of stage %d, the mean of all; the critical path goes through stage %d\n",
+            "bubble", milliseconds(times->bubble).text, 100.0 * times->bubble / times->seconds,
+            times->busiest, times->busiest);
+    double waited = 0.0, sent = 0.0;
+    for (int i = 0; i < N_PHASES; i++) waited += times->phase[i].waited, sent += times->phase[i].sent;
+    if (sent > 0.0)
+        printf("  messages are under way for %s, %s of it waited for (%.0f %% hidden)\n",
+               milliseconds(sent).text, milliseconds(waited).text, 100.0 * fmax(0.0, 1.0 - waited / sent));
+}
+
+static void print_end(const PlanRun *plan, const PlanFigures *figures) {
+    double n_ranks = mesh_n_ranks(&plan->train.shape);
+    printf("\n%s tokens/s; %s a device by the standard formula; MFU %.1f %%, HFU %.1f %% (counted)\n",
+           format_count(figures->tokens_per_s).text,
+           format_rate(figures->standard_flops / figures->times.seconds / n_ranks, "FLOP/s").text,
+           100.0 * figures->mfu, 100.0 * figures->hfu);
+    printf("%s tokens take %s", format_count(figures->n_run_tokens).text, days(figures->run_seconds).text);
+    if (figures->joules > 0.0)
+        printf(" and %.3g MWh (%.0f W a device)", figures->joules / 3.6e9,
+               plan->machine.machine.device.watts);
+    printf("\n");
+}
+
+void plan_print(const PlanRun *plan, const PlanFigures *figures) {
+    print_run(plan, figures);
+    print_memory(figures);
+    print_work(plan, figures);
+    print_traffic(plan, figures);
+    print_time(plan, figures);
+    print_end(plan, figures);
+}
+
+/* ---- JSON */
+
+static void set_bytes(json_t *object, const char *name, size_t n_bytes) {
+    json_object_set_new(object, name, json_integer((json_int_t)n_bytes));
+}
+
+static json_t *rank_json(const RankFigures *rank) {
+    json_t *object = json_object();
+    json_object_set_new(object, "rank", json_integer(rank->rank));
+    json_object_set_new(object, "alike", json_integer(rank->n_alike));
+    for (int axis = 0; axis < N_AXES; axis++)
+        json_object_set_new(object, axis_name((Axis)axis), json_integer(rank->coordinate[axis]));
+    for (int place = 0; place < N_PLACES; place++)
+        set_bytes(object, place_name((Place)place), rank->place[place]);
+    set_bytes(object, "workspace", rank->workspace);
+    set_bytes(object, "messages", rank->messages);
+    set_bytes(object, "evaluation", rank->evaluation);
+    set_bytes(object, "samples", rank->samples);
+    set_bytes(object, "checkpoint", rank->checkpoint);
+    set_bytes(object, "peak_bytes", rank->total);
+    json_object_set_new(object, "flops", json_make_number(rank->flops));
+    json_object_set_new(object, "moved_bytes", json_make_number(rank->moved));
+    return object;
+}
+
+static json_t *traffic_json(const PlanFigures *figures) {
+    json_t *lines = json_array();
+    const RankFigures *rank = &figures->rank[figures->times.busiest];
+    char text[TRAFFIC_TEXT];
+    for (int axes = 1; axes < N_TRAFFIC_AXES; axes++) {
+        for (int kind = 0; kind < N_TRAFFIC_KINDS; kind++) {
+            if (rank->sent.n_operations[axes][kind] <= 0.0) continue;
+            json_t *line = json_object();
+            json_object_set_new(line, "axis", json_string(traffic_axes_name(axes, text)));
+            json_object_set_new(line, "operation", json_string(traffic_kind_name(kind)));
+            json_object_set_new(line, "times", json_make_number(rank->sent.n_operations[axes][kind]));
+            json_object_set_new(line, "messages", json_make_number(rank->sent.axis[axes][kind].n_messages));
+            json_object_set_new(line, "rank_bytes", json_make_number(rank->sent.axis[axes][kind].n_bytes));
+            json_object_set_new(line, "bytes", json_make_number(sent_by_all(figures, axes, kind)));
+            json_array_append_new(lines, line);
+        }
+    }
+    return lines;
+}
+
+static void add_times(json_t *object, const StepTimes *times) {
+    static const char *const names[] = {"forward_ms", "backward_ms", "update_ms"};
+    double waited = 0.0, sent = 0.0;
+    json_t *bounds = json_object();
+    for (int i = PHASE_FORWARD; i <= PHASE_UPDATE; i++)
+        json_object_set_new(object, names[i], json_make_number(times->phase[i].seconds * 1e3));
+    for (int i = 0; i < N_PHASES; i++) waited += times->phase[i].waited, sent += times->phase[i].sent;
+    for (int bound = 0; bound < N_BOUNDS; bound++) {
+        double seconds = 0.0;
+        for (int i = 0; i < N_PHASES; i++) seconds += times->phase[i].bound[bound];
+        char name[40];
+        snprintf(name, sizeof name, "%s_ms", bound_name((NodeBound)bound));
+        json_object_set_new(bounds, name, json_make_number(seconds * 1e3));
+    }
+    json_object_set_new(object, "bounds", bounds);
+    json_object_set_new(object, "comm_ms", json_make_number(sent * 1e3));
+    json_object_set_new(object, "comm_wait_ms", json_make_number(waited * 1e3));
+    json_object_set_new(object, "bubble_ms", json_make_number(times->bubble * 1e3));
+}
+
+json_t *plan_json(const PlanRun *plan, const PlanFigures *figures) {
+    const TrainCommand *values = &plan->train.values;
+    double n_ranks = mesh_n_ranks(&plan->train.shape);
+    json_t *object = json_object(), *ranks = json_array();
+    json_object_set_new(object, "command", json_string("plan"));
+    json_object_set_new(object, "model", json_make_text(values->model.preset));
+    json_object_set_new(object, "machine", json_make_text(plan->machine.machine.device.name));
+    json_object_set_new(object, "parameters", json_integer(figures->n_parameters));
+    json_object_set_new(object, "ranks", json_integer((json_int_t)n_ranks));
+    for (int axis = 0; axis < N_AXES; axis++)
+        json_object_set_new(object, axis_name((Axis)axis), json_integer(plan->train.shape.size[axis]));
+    json_object_set_new(object, "batch", json_integer(values->train.batch));
+    json_object_set_new(object, "micro_batch", json_integer(values->train.micro_batch));
+    json_object_set_new(object, "micro_batches", json_integer(figures->schedule.shape.n_micro_batches));
+    json_object_set_new(object, "fits", json_boolean(figures->fits));
+    set_bytes(object, "peak_bytes", figures->rank[figures->most].total);
+    set_bytes(object, "usable_bytes", figures->usable);
+    json_object_set_new(object, "step_ms", json_make_number(figures->times.seconds * 1e3));
+    add_times(object, &figures->times);
+    json_object_set_new(object, "tokens_per_s", json_make_number(figures->tokens_per_s));
+    json_object_set_new(object, "standard_flops", json_make_number(figures->standard_flops));
+    json_object_set_new(object, "model_flops", json_make_number(figures->model_flops));
+    json_object_set_new(object, "counted_flops", json_make_number(figures->counted_flops));
+    json_object_set_new(object, "device_flops_per_s",
+                        json_make_number(figures->standard_flops / figures->times.seconds / n_ranks));
+    json_object_set_new(object, "mfu", json_make_number(figures->mfu));
+    json_object_set_new(object, "hfu", json_make_number(figures->hfu));
+    json_object_set_new(object, "run_tokens", json_make_number(figures->n_run_tokens));
+    json_object_set_new(object, "run_seconds", json_make_number(figures->run_seconds));
+    json_object_set_new(object, "joules", json_make_number(figures->joules));
+    for (int i = 0; i < figures->n_ranks_built; i++)
+        json_array_append_new(ranks, rank_json(&figures->rank[i]));
+    json_object_set_new(object, "rank", ranks);
+    json_object_set_new(object, "traffic", traffic_json(figures));
+    return object;
+}

@@ -1,0 +1,361 @@
+/* The options of a planned run go the way of a run's, up to its mesh. From there on ranks are planned one
+ * after the other, each on communicators that are only named (plan/planned_mesh.h).
+ *
+ * A job of few ranks is planned rank by rank. In a larger one ranks of a stage are alike but for what does
+ * not divide, of which the first along an axis has most and the last least: both are planned. */
+#include "job/plan_run.h"
+
+#include "comm/algo/algo.h"
+#include "device/device.h"
+#include "model/model_flops.h"
+#include "train/model_mesh.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MANY = 1 << 30, MOST_RANKS = 1 << 20, FEW_RANKS = 16 };
+
+const OptionSpec plan_option_specs[] = {
+    OPTION_STRING("machine", PlanOptions, machine, "", "NAME|FILE",
+                  "what it would run on: a100, cpu, ethernet, h100, h200, v100, or a file that ends in .ini; "
+                  "default: by --device, else cpu",
+                  .flags = OPTION_TRANSIENT),
+    OPTION_INT("gpus", PlanOptions, n_gpus, 0, 0, MOST_RANKS,
+               "devices, a rank each; 0: as many as the sizes of the axes multiply to",
+               .flags = OPTION_TRANSIENT),
+    OPTION_FLOAT("tokens", PlanOptions, n_tokens, 0.0, 0.0, 1e18,
+                 "tokens of the whole run, as 300e9; 0: what --steps come to", .flags = OPTION_TRANSIENT),
+    OPTION_STRING("draw", PlanOptions, draw, "", "FILE",
+                  "draw the step, rank by rank, as 'pgpt lab timeline' does: FILE.svg",
+                  .flags = OPTION_TRANSIENT),
+    OPTION_BOOL("print-machine", PlanOptions, print_machine, false,
+                "print the machine's file, to begin one of your own with, and leave",
+                .flags = OPTION_TRANSIENT),
+    OPTION_END,
+};
+
+static const OptionGroup groups[] = {
+    {.title = "Plan",
+     .offset = offsetof(PlanRun, options) - offsetof(TrainRun, values),
+     .specs = plan_option_specs},
+    TRAIN_OPTION_GROUPS,
+    OPTION_GROUP_END,
+};
+
+static const char *const examples[] = {
+    "does it fit, and how long does it take?",
+    "pgpt plan --model gpt2-xl --machine h200 --batch 64 --tokens 10e9",
+    "a large model on 3,072 GPUs, with a picture of the step",
+    "pgpt plan --model 1t --machine a100 --gpus 3072 --tp 8 --pp 64 --recompute 1 --draw step.svg",
+    "a machine file of your own",
+    "pgpt plan --machine h100 --print-machine > mine.ini",
+    NULL,
+};
+
+const OptionCommand plan_command = {
+    .name = "plan",
+    .summary = "what a run needs and how long it takes, on any machine, before anything is launched",
+    .description =
+        "Takes every option of 'pgpt train' and a machine, builds the program of one rank of each kind, and says "
+        "how many bytes each needs (as many as a run allocates), what is computed, moved and sent, how long a step "
+        "takes and what holds it up. Nothing is launched or allocated. docs/PLAN.md says how times are found.\n\n"
+        "Where nobody says, a machine's file chooses --dtype, and --batch is what GPT-3's paper has for the "
+        "model's size.",
+    .groups = groups,
+    .examples = examples,
+};
+
+/* ---- Options */
+
+static PlanRun *plan_of(TrainRun *run) {
+    return (PlanRun *)(void *)run; /* its first member */
+}
+
+static Status refuse_others(const TrainRun *run, Error *error) {
+    static const char *const names[] = {"print-program", "ranks-per-host", "fault"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        if (options_source(&run->options, names[i]) == OPTION_FROM_COMMAND)
+            return error_user(error, "--%s is of 'pgpt train'; leave it out of a plan", names[i]);
+    }
+    if (!run->values.call.print_mesh)
+        return error_user(error, "--print-mesh is of 'pgpt train'; leave it out of a plan");
+    return STATUS_OK;
+}
+
+static const char *machine_name(const PlanRun *plan) {
+    int device = plan->train.values.train.device;
+    if (*plan->options.machine) return plan->options.machine;
+    if (device > DEVICE_CUDA) return strchr(device_plan_names[device], ':') + 1;
+    return device == DEVICE_CUDA ? "h200" : "cpu";
+}
+
+/* Kernels of the machine's device, whatever "cuda" means here. */
+static Status choose_device(PlanRun *plan, Error *error) {
+    TrainOptions *train = &plan->train.values.train;
+    const MachineDevice *device = &plan->machine.machine.device;
+    int kind = 0;
+    while (device_plan_names[kind] && strcmp(device_plan_names[kind], device->device) != 0) kind++;
+    if (!device_plan_names[kind] || kind == DEVICE_AUTO || kind == DEVICE_CUDA)
+        return error_user(error,
+                          "machine %s: device = %s is none that programs can be planned for; choose cpu, "
+                          "cuda:h200, cuda:h100 or cuda:a100",
+                          machine_name(plan), device->device);
+    bool is_gpu = kind != DEVICE_CPU;
+    if (train->device != DEVICE_AUTO && (train->device != DEVICE_CPU) != is_gpu)
+        return error_user(error, "--device %s and machine %s, which has %s; leave --device out",
+                          device_plan_names[train->device], machine_name(plan), is_gpu ? "GPUs" : "none");
+    if (train->device <= DEVICE_CUDA) train->device = kind;
+    return options_set(&plan->train.options, "dtype", device->dtype, OPTION_FROM_PRESET, error);
+}
+
+/* Parameters by the usual formula, before there is a table. */
+static double about_parameters(const ModelConfig *model) {
+    double C = (double)model->n_channels;
+    return 12.0 * (double)model->n_layers * C * C + (double)model->vocabulary * C;
+}
+
+/* GPT-3's batches (Brown et al. 2020, table 2.1), in tokens, by size of the model. */
+static double usual_batch_tokens(double n_parameters) {
+    static const double sizes[][2] = {{1e9, 0.5e6}, {2e9, 1e6}, {12e9, 2e6}, {1e18, 3.2e6}};
+    int i = 0;
+    while (n_parameters > sizes[i][0]) i++;
+    return sizes[i][1];
+}
+
+static Status choose_batch(PlanRun *plan, Error *error) {
+    TrainRun *run = &plan->train;
+    const ModelConfig *model = &run->values.model;
+    double T = (double)(run->values.train.sequence ? run->values.train.sequence : model->context);
+    double n = usual_batch_tokens(about_parameters(model));
+    bool is_small = model->n_channels < 768; /* made for one computer */
+    if (is_small || options_source(&run->options, "batch") >= OPTION_FROM_RUN) return STATUS_OK;
+    double ranks = run->n_planned > 1 ? run->n_planned : 1.0;
+    double sequences = fmax(1.0, round(n / T / ranks)) * ranks; /* the ranks share it evenly */
+    return options_set_int(&run->options, "batch", (int64_t)sequences, OPTION_FROM_PRESET, error);
+}
+
+static Status prepare(TrainRun *run, Error *error) {
+    PlanRun *plan = plan_of(run);
+    const Machine *machine = &plan->machine.machine;
+    const int64_t *size = run->values.parallel.size;
+    TRY(refuse_others(run, error));
+    TRY(machine_open(&plan->machine, machine_name(plan), error));
+    TRY(choose_device(plan, error));
+    int64_t n_ranks = 1;
+    for (int axis = 0; axis < N_AXES; axis++)
+        if (__builtin_mul_overflow(n_ranks, size[axis] ? size[axis] : 1, &n_ranks)) n_ranks = INT64_MAX / 2;
+    if (n_ranks > MOST_RANKS && !plan->options.n_gpus)
+        return error_user(error, "the axes multiply to more than the %d ranks that can be planned",
+                          MOST_RANKS);
+    run->n_planned = (int)(plan->options.n_gpus ? plan->options.n_gpus : n_ranks);
+    TRY(choose_batch(plan, error));
+    if (machine->host.n_cores && !run->values.train.n_threads) {
+        int64_t threads = machine->host.n_cores / machine_ranks_a_host(machine, run->n_planned);
+        run->values.train.n_threads = threads > 1 ? threads : 1;
+    }
+    return machine_check_ranks(machine, run->n_planned, error);
+}
+
+/* A text that the user names is read, so that what a run would find wrong is found; the built-in one is too
+ * short for large models, and then there is none. */
+static Status read_data(TrainRun *run, Error *error) {
+    TrainCommand *values = &run->values;
+    Error unheard = {0};
+    bool is_given = options_source(&run->options, "data") >= OPTION_FROM_RUN;
+    data_source_encode(&run->source, &values->data, (uint64_t)values->train.seed, values->train.sequence,
+                       is_given ? error : &unheard);
+    if (!is_given && unheard.status != STATUS_OK) run->source.dataset = NULL;
+    return error->status;
+}
+
+Status plan_run_open(PlanRun *plan, int n_words, char *const *words, Error *error) {
+    TrainRun *run = &plan->train;
+    Arena arena = {0};
+    char **all = ARENA_ARRAY(&arena, char *, n_words + 1);
+    all[0] = arena_strdup(&arena, "--print-mesh");
+    memcpy(all + 1, words, (size_t)n_words * sizeof *words);
+    run->command = &plan_command;
+    run->prepare = prepare;
+    train_run(run, n_words + 1, all, error);
+    if (error->status == STATUS_OK && run->outcome == TRAIN_RUN_MESH) read_data(run, error);
+    if (error->status == STATUS_OK && run->outcome == TRAIN_RUN_MESH) train_async_check(run, error);
+    arena_free(&arena);
+    return error->status;
+}
+
+void plan_run_close(PlanRun *plan, Error *error) {
+    train_run_close(&plan->train, error);
+    machine_close(&plan->machine);
+}
+
+/* ---- One rank */
+
+Status plan_visit_rank(PlanRun *plan, int rank, bool step_only, PlanVisit visit, void *context,
+                       Error *error) {
+    TrainRun one = plan->train;
+    const ModelConfig *config = &one.values.model;
+    PlannedRank planned;
+    PlannedSetup how = {.shape = &one.shape,
+                        .config = config,
+                        .layout = train_has_pipeline(&one) ? &one.layout : NULL,
+                        .all_reduce = comm_algorithm(one.values.parallel.all_reduce),
+                        .only_enqueues = machine_is_gpu(&plan->machine.machine)};
+    TRY(planned_rank_open(&planned, &how, rank, error));
+    one.launch = &planned.launch;
+    one.mesh = planned.mesh;
+    one.pipeline = planned.pipeline;
+    one.saving = planned.saving;
+    train_part_choose(&one);
+    TrainerSetup setup = train_setup(&one);
+    if (step_only) trainer_plan_step(&one.trainer, &setup, error);
+    else trainer_plan(&one.trainer, &setup, error);
+    if (error->status == STATUS_OK) visit(context, &one.trainer, error);
+    trainer_close(&one.trainer);
+    planned_rank_close(&planned);
+    return error->status;
+}
+
+/* ---- Figures */
+
+typedef struct {
+    PlanRun *plan;
+    PlanFigures *figures;
+    RankFigures *rank;
+    RankTimes *times; /* of its stage; NULL: not wanted */
+} Taking;
+
+static void take_workspace(const Program *program, RankFigures *rank) {
+    for (int i = 0; i < program->graph->n_nodes; i++) {
+        const Node *node = program->graph->node[i];
+        size_t n_bytes = node->scratch ? tensor_bytes(node->scratch) : 0;
+        if (rank->workspace < n_bytes) rank->workspace = n_bytes;
+        bool is_message = strncmp(node->op->name, "channel", 7) == 0 && !strstr(node->op->name, "wait") &&
+                          !strstr(node->op->name, "ahead");
+        if (is_message) rank->messages += tensor_bytes(node->n_inputs ? node->input[0] : node->output[0]);
+    }
+}
+
+static Status take_rank(void *context, const Trainer *trainer, Error *error) {
+    (void)error;
+    Taking *taking = context;
+    RankFigures *rank = taking->rank;
+    const Program *program = &trainer->step.program;
+    const MemoryPlan *plan = &program->plan;
+    Cost cost = program_cost(program);
+    for (int place = 0; place < N_PLACES; place++) rank->place[place] = plan_place_bytes(plan, (Place)place);
+    take_workspace(program, rank);
+    rank->evaluation = device_required_bytes(&trainer->memory) - plan_total_bytes(plan);
+    rank->samples = trainer_sampling_bytes(trainer);
+    rank->checkpoint = saver_planned_bytes(&trainer->saver);
+    rank->total = trainer_planned_bytes(trainer);
+    rank->flops = cost.flops;
+    rank->moved = cost.bytes;
+    rank->useful_flops = program_useful_flops(program);
+    rank->n_instructions = program->graph->n_nodes;
+    rank->sent = rank_sent(&taking->figures->links, program, &taking->plan->train.shape);
+    taking->figures->n_parameters = trainer->table.n_whole_elements;
+    StepSimulator simulator = {&taking->figures->speed, &taking->figures->links};
+    if (taking->times) rank_times(&simulator, program, &taking->figures->arena, taking->times);
+    taking->figures->schedule.shape.n_micro_batches = (int)trainer->step.n_micro_batches;
+    return STATUS_OK;
+}
+
+/* Which ranks are planned: the first of each stage first, then those that may differ from it. */
+static int choose_ranks(const MeshShape *shape, int *ranks) {
+    int n_all = mesh_n_ranks(shape), n_stages = shape->size[AXIS_PP], a_stage = n_all / n_stages, n = 0;
+    for (int stage = 0; stage < n_stages; stage++) ranks[n++] = stage * a_stage;
+    if (n_all <= FEW_RANKS) {
+        for (int rank = 0; rank < n_all; rank++)
+            if (rank % a_stage) ranks[n++] = rank;
+        return n;
+    }
+    for (int end = 0; end < (n_stages > 1 ? 2 : 1); end++) {
+        for (int axis = AXIS_DP; axis < N_AXES; axis++) {
+            int coordinate[N_AXES] = {[AXIS_PP] = end ? n_stages - 1 : 0};
+            if (shape->size[axis] == 1) continue;
+            coordinate[axis] = shape->size[axis] - 1;
+            ranks[n++] = mesh_rank(shape, coordinate);
+        }
+    }
+    return n;
+}
+
+static Status plan_ranks(PlanRun *plan, PlanFigures *figures, RankTimes *times, Error *error) {
+    const MeshShape *shape = &plan->train.shape;
+    int n_stages = shape->size[AXIS_PP], a_stage = mesh_n_ranks(shape) / n_stages;
+    int *ranks = ARENA_ARRAY(&figures->arena, int, n_stages + FEW_RANKS + 2 * N_AXES);
+    figures->n_ranks_built = choose_ranks(shape, ranks);
+    figures->rank = ARENA_ARRAY(&figures->arena, RankFigures, figures->n_ranks_built);
+    for (int i = 0; i < figures->n_ranks_built; i++) {
+        RankFigures *rank = &figures->rank[i];
+        *rank = (RankFigures){.rank = ranks[i], .n_alike = 1};
+        mesh_coordinates(shape, ranks[i], rank->coordinate);
+        Taking taking = {plan, figures, rank, i < n_stages ? &times[i] : NULL};
+        TRY(plan_visit_rank(plan, ranks[i], false, take_rank, &taking, error));
+        if (figures->rank[figures->most].total < rank->total) figures->most = i;
+    }
+    for (int i = 0; i < n_stages; i++) { /* the first stands for those that were not planned */
+        int n_others = 0;
+        for (int k = n_stages; k < figures->n_ranks_built; k++)
+            n_others += figures->rank[k].coordinate[AXIS_PP] == i;
+        figures->rank[i].n_alike = a_stage - n_others;
+    }
+    return STATUS_OK;
+}
+
+static void derive(PlanRun *plan, PlanFigures *figures) {
+    const TrainOptions *train = &plan->train.values.train;
+    const Machine *machine = &plan->machine.machine;
+    const ModelConfig *model = &plan->train.values.model;
+    double n_ranks = mesh_n_ranks(&plan->train.shape), seconds = figures->times.seconds;
+    double batch_tokens = (double)train->batch * (double)train->sequence;
+    figures->model_flops = model_flops_standard(model, train->batch, train->sequence, false);
+    figures->standard_flops =
+        model_flops_standard(model, train->batch, train->sequence, train->recompute > 0);
+    for (int i = 0; i < figures->n_ranks_built; i++) {
+        figures->counted_flops += figures->rank[i].n_alike * figures->rank[i].flops;
+        figures->useful_flops += figures->rank[i].n_alike * figures->rank[i].useful_flops;
+    }
+    double peak = machine_peak_flops(machine, (PrecisionKind)train->precision);
+    figures->mfu = figures->model_flops / seconds / n_ranks / peak;
+    figures->hfu = figures->counted_flops / seconds / n_ranks / peak;
+    figures->tokens_per_s = batch_tokens / seconds;
+    figures->n_run_tokens =
+        plan->options.n_tokens > 0.0 ? plan->options.n_tokens : batch_tokens * (double)train->n_steps;
+    figures->run_seconds = figures->n_run_tokens / figures->tokens_per_s;
+    figures->joules = machine->device.watts * n_ranks * figures->run_seconds;
+    figures->usable = (uint64_t)(machine->device.memory_gib * 1073741824.0);
+    figures->fits = figures->rank[figures->most].total <= figures->usable;
+}
+
+static StepSchedule schedule_of(const TrainRun *run) {
+    const OptimizerOptions *optimizer = &run->values.optimizer;
+    return (StepSchedule){.kind = run->layout.kind,
+                          .shape = {.n_stages = run->shape.size[AXIS_PP], .n_chunks = run->layout.n_chunks},
+                          .stages_meet = optimizer->clip > 0.0 && optimizer->clip_style != CLIP_CHECK};
+}
+
+Status plan_figures(PlanRun *plan, PlanFigures *figures, Error *error) {
+    TrainRun *run = &plan->train;
+    const Machine *machine = &plan->machine.machine;
+    int n_ranks = mesh_n_ranks(&run->shape);
+    *figures = (PlanFigures){.schedule = schedule_of(run), .links = links_of(machine, n_ranks)};
+    SpeedUse use = {n_ranks, (int)run->values.train.n_threads, (PrecisionKind)run->values.train.precision};
+    figures->speed = rank_speed(machine, &use);
+    RankTimes *times = ARENA_ARRAY(&figures->arena, RankTimes, run->shape.size[AXIS_PP]);
+    TRY_GOTO(plan_ranks(plan, figures, times, error), failed);
+    TRY_GOTO(step_times(&figures->schedule, times, machine->network.step_us * 1e-6, &figures->arena,
+                        &figures->times, error),
+             failed);
+    derive(plan, figures);
+    return STATUS_OK;
+failed:
+    plan_figures_free(figures);
+    return error->status;
+}
+
+void plan_figures_free(PlanFigures *figures) {
+    arena_free(&figures->arena);
+    *figures = (PlanFigures){0};
+}

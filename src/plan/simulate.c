@@ -1,0 +1,394 @@
+/* One walk over the nodes of a part with a clock a lane; then one over the actions of a schedule. */
+#include "plan/simulate.h"
+
+#include "parallel/comm_attributes.h"
+#include "parallel/comm_ops.h"
+#include "parallel/pipeline/rendezvous.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- Communication nodes */
+
+typedef struct {
+    int kind; /* as traffic.h counts: a CommKind, TRAFFIC_SCALARS or TRAFFIC_MESSAGES; -1: it sends nothing */
+    bool is_between_stages; /* a pipeline's: what it takes is the schedule's business */
+    bool is_blocking;
+    const PlannedGroup *group;
+    double n_bytes; /* of the vector, or of what is sent */
+} CommWork;
+
+static bool is_channel(const Node *node) {
+    return node->op == &OP_CHANNEL_RECEIVE || node->op == &OP_CHANNEL_RECEIVE_AHEAD ||
+           node->op == &OP_CHANNEL_SEND || node->op == &OP_CHANNEL_SEND_WAIT;
+}
+
+static CommWork work_of(const Node *node) {
+    CommWork work = {.kind = -1};
+    const CommAttributes *attributes = node->attributes;
+    if (!node->op->is_portable || node->op == &OP_COMM_WAIT) return work;
+    if (is_channel(node)) {
+        work.is_between_stages = true;
+        if (node->op != &OP_CHANNEL_SEND) return work;
+    } else if (op_cost(node).bytes <= 0.0) return work;
+    work.group = planned_group(attributes->comm);
+    work.is_blocking = node->op == &OP_SCALAR_SUM || node->op == &OP_BROADCAST;
+    if (node->op == &OP_SCALAR_SUM) work.kind = TRAFFIC_SCALARS;
+    else if (attributes->operation.kind == COMM_BARRIER) work.kind = TRAFFIC_MESSAGES;
+    else work.kind = (int)attributes->operation.kind;
+    if (work.kind == TRAFFIC_MESSAGES)
+        work.n_bytes = node->n_inputs ? (double)tensor_bytes(node->input[0]) : 0.0;
+    else if (work.kind == COMM_ALL_TO_ALL) work.n_bytes = op_cost(node).bytes / 2.0;
+    else if (node->n_outputs) work.n_bytes = (double)tensor_bytes(node->output[0]);
+    else work.n_bytes = (double)tensor_bytes(node->input[0]);
+    return work;
+}
+
+static double work_seconds(const Links *links, const Node *node, const CommWork *work) {
+    GroupPlace place = links_place(links, work->group);
+    if (work->kind < 0 || work->is_between_stages) return 0.0;
+    if (work->kind == TRAFFIC_MESSAGES || node->op == &OP_SHIFT)
+        return links_message_seconds(links, work->n_bytes, &place);
+    CommKind kind = work->kind == TRAFFIC_SCALARS ? COMM_ALL_REDUCE : (CommKind)work->kind;
+    return links_seconds(links, kind, work->n_bytes, &place);
+}
+
+/* ---- A part */
+
+enum { MOST_COMMS = 16 };
+
+typedef struct {
+    const StepSimulator *simulator;
+    double lane[LANES_MOST];
+    double link[N_LINKS]; /* when the link is free */
+    const Comm *comm[MOST_COMMS];
+    double comm_free[MOST_COMMS];
+    int n_comms;
+    const CommFlights **flight; /* under way in this part, and until when */
+    double *flight_end;
+    int n_flights;
+    double *node_end; /* of nodes on other lanes */
+    double sent_at;   /* the last message to another stage; below 0: there is none */
+    PartTime time;
+    SimulatedNode *events;
+    int n_events;
+} PartClock;
+
+static void note(PartClock *clock, const Node *node, double begin, double end, int lane) {
+    if (clock->events && end > begin)
+        clock->events[clock->n_events++] = (SimulatedNode){begin, end, node, lane};
+}
+
+/* The lane of a communicator; those beyond the last share it. */
+static int comm_lane(PartClock *clock, const Comm *comm) {
+    for (int i = 0; i < clock->n_comms; i++)
+        if (clock->comm[i] == comm) return i;
+    if (clock->n_comms == MOST_COMMS) return MOST_COMMS - 1;
+    clock->comm[clock->n_comms] = comm;
+    return clock->n_comms++;
+}
+
+static void communicate(PartClock *clock, const Node *node, const CommWork *work) {
+    const StepSimulator *simulator = clock->simulator;
+    const CommAttributes *attributes = node->attributes;
+    double seconds = work_seconds(simulator->links, node, work), now = clock->lane[0];
+    if (seconds <= 0.0) return;
+    GroupPlace place = links_place(simulator->links, work->group);
+    int lane = comm_lane(clock, attributes->comm);
+    LinkKind link = place_link(&place);
+    double begin = fmax(now, fmax(clock->comm_free[lane], clock->link[link])), end = begin + seconds;
+    clock->comm_free[lane] = clock->link[link] = end;
+    clock->time.sent += seconds;
+    note(clock, node, begin, end, LANES_MOST + lane);
+    if (work->is_blocking || !simulator->speed->overlaps) {
+        clock->time.waited += end - now;
+        clock->lane[0] = end;
+        return;
+    }
+    clock->flight[clock->n_flights] = attributes->flights;
+    clock->flight_end[clock->n_flights++] = end;
+}
+
+static void wait_for(PartClock *clock, const Node *node) {
+    const CommFlights *flights = ((const CommAttributes *)node->attributes)->flights;
+    for (int i = clock->n_flights - 1; i >= 0; i--) {
+        if (clock->flight[i] != flights) continue;
+        if (clock->flight_end[i] > clock->lane[0]) {
+            clock->time.waited += clock->flight_end[i] - clock->lane[0];
+            clock->lane[0] = clock->flight_end[i];
+        }
+        return;
+    }
+}
+
+static void compute(PartClock *clock, const Program *program, int index) {
+    const Node *node = program->graph->node[index];
+    const LaneStep *step = program->lane ? &program->lane[index] : NULL;
+    int lane = step ? step->lane : 0;
+    NodeTime time = rank_node_time(clock->simulator->speed, node);
+    double begin = lane ? fmax(clock->lane[0], clock->lane[lane]) : clock->lane[0];
+    for (int l = 1; step && l < LANES_MOST; l++)
+        if (step->joins[l] >= 0) begin = fmax(begin, clock->node_end[step->joins[l]]);
+    /* Lanes share one device: what the other has under way is in the way. */
+    for (int l = 0; step && l < LANES_MOST; l++)
+        if (l != lane && time.bound != BOUND_LAUNCH) begin = fmax(begin, clock->lane[l]);
+    double end = begin + time.seconds;
+    clock->lane[lane] = end;
+    clock->node_end[index] = end;
+    clock->time.bound[time.bound] += time.seconds;
+    note(clock, node, begin, end, lane);
+}
+
+static void run_part(PartClock *clock, const Program *program, ProgramPart part, bool is_last) {
+    for (int i = part.first; i < part.first + part.count; i++) {
+        const Node *node = program->graph->node[i];
+        if (!node_runs_in(node, is_last)) continue;
+        if (node->op == &OP_COMM_WAIT) {
+            wait_for(clock, node);
+            continue;
+        }
+        CommWork work = work_of(node);
+        if (node->op == &OP_CHANNEL_SEND) clock->sent_at = clock->lane[0];
+        if (work.kind >= 0) communicate(clock, node, &work);
+        else if (!node->op->is_portable) compute(clock, program, i);
+    }
+    for (int lane = 0; lane < LANES_MOST; lane++)
+        clock->time.seconds = fmax(clock->time.seconds, clock->lane[lane]);
+    if (clock->sent_at >= 0.0) clock->time.tail = clock->time.seconds - clock->sent_at;
+    for (int link = 0; link < N_LINKS; link++)
+        clock->time.left = fmax(clock->time.left, clock->link[link] - clock->time.seconds);
+}
+
+PartTime part_time(const StepSimulator *simulator, const Program *program, Section section, int chunk,
+                   bool is_last, SimulatedNode **events, int *n_events, Arena *arena) {
+    ProgramPart part = program_part(program, section, chunk);
+    Arena own = {0};
+    PartClock clock = {.simulator = simulator, .sent_at = -1.0};
+    if (!part.count) {
+        if (events) *n_events = 0;
+        return clock.time;
+    }
+    clock.flight = ARENA_ARRAY(&own, const CommFlights *, part.count);
+    clock.flight_end = ARENA_ARRAY(&own, double, part.count);
+    clock.node_end = ARENA_ARRAY(&own, double, part.first + part.count);
+    if (events) clock.events = ARENA_ARRAY(arena, SimulatedNode, part.count);
+    run_part(&clock, program, part, is_last);
+    if (events) {
+        *events = clock.events;
+        *n_events = clock.n_events;
+    }
+    arena_free(&own);
+    return clock.time;
+}
+
+/* ---- A rank */
+
+static double longest_message(const StepSimulator *simulator, const Program *program) {
+    double longest = 0.0;
+    for (int i = 0; i < program->graph->n_nodes; i++) {
+        const Node *node = program->graph->node[i];
+        if (node->op != &OP_CHANNEL_SEND) continue;
+        CommWork work = work_of(node);
+        GroupPlace place = links_place(simulator->links, work.group);
+        longest = fmax(longest, links_message_seconds(simulator->links, work.n_bytes, &place));
+    }
+    return longest;
+}
+
+void rank_times(const StepSimulator *simulator, const Program *program, Arena *arena, RankTimes *times) {
+    int n_chunks = program->plan.n_chunks;
+    *times = (RankTimes){.n_chunks = n_chunks, .message = longest_message(simulator, program)};
+    times->part = arena_alloc(arena, (size_t)n_chunks * sizeof *times->part);
+    for (int chunk = 0; chunk < n_chunks; chunk++) {
+        for (int section = 0; section < N_SECTIONS; section++) {
+            if (section == SECTION_REDO || (section_is_of_step((Section)section) && chunk)) continue;
+            for (int is_last = 0; is_last < 2; is_last++)
+                times->part[chunk][section][is_last] =
+                    part_time(simulator, program, (Section)section, chunk, is_last, NULL, NULL, arena);
+        }
+    }
+}
+
+/* ---- A step */
+
+static const PartTime *part_of(const RankTimes *times, Section section, int chunk, bool is_last) {
+    return &times->part[chunk][section][is_last];
+}
+
+static const PartTime *action_part(const RankTimes *times, const StepAction *action) {
+    static const Section sections[N_ACTION_KINDS] = {[ACTION_FORWARD] = SECTION_FORWARD,
+                                                     [ACTION_BACKWARD] = SECTION_BACKWARD,
+                                                     [ACTION_UPDATE] = SECTION_UPDATE,
+                                                     [ACTION_WEIGHT_GRADIENT] = SECTION_WEIGHT};
+    bool is_once = action->kind == ACTION_UPDATE;
+    return part_of(times, sections[action->kind], is_once ? 0 : action->chunk, is_once || action->is_last);
+}
+
+/* What the last backwards have left under way. */
+static double left_of(const RankTimes *times) {
+    double left = 0.0;
+    for (int chunk = 0; chunk < times->n_chunks; chunk++)
+        left = fmax(left, fmax(part_of(times, SECTION_BACKWARD, chunk, true)->left,
+                               part_of(times, SECTION_WEIGHT, chunk, true)->left));
+    return left;
+}
+
+static double action_time(const void *context, int stage, const StepAction *action) {
+    const RankTimes *times = &((const RankTimes *)context)[stage];
+    double seconds = action_part(times, action)->seconds;
+    if (action->kind != ACTION_UPDATE) return seconds;
+    return seconds + part_of(times, SECTION_CHECK, 0, true)->seconds + left_of(times);
+}
+
+static double action_tail(const void *context, int stage, const StepAction *action) {
+    return action_part(&((const RankTimes *)context)[stage], action)->tail;
+}
+
+static void add_part(PartTime *sum, const PartTime *part, double n_times) {
+    sum->seconds += n_times * part->seconds;
+    sum->waited += n_times * part->waited;
+    sum->sent += n_times * part->sent;
+    for (int i = 0; i < N_BOUNDS; i++) sum->bound[i] += n_times * part->bound[i];
+}
+
+/* All that a stage does in a step, by phase. */
+static void sum_phases(const RankTimes *times, int n_micro_batches, PartTime *phase) {
+    memset(phase, 0, N_PHASES * sizeof *phase);
+    for (int chunk = 0; chunk < times->n_chunks; chunk++) {
+        for (int section = 0; section < N_SECTIONS; section++) {
+            PartTime *sum = &phase[section_phase((Section)section)];
+            bool is_once = section_is_of_step((Section)section);
+            if (is_once && chunk) continue;
+            if (!is_once) add_part(sum, part_of(times, (Section)section, chunk, false), n_micro_batches - 1);
+            add_part(sum, part_of(times, (Section)section, chunk, true), 1.0);
+        }
+    }
+}
+
+static double busy_of(const RankTimes *times, int n_micro_batches) {
+    PartTime phase[N_PHASES];
+    double busy = 0.0;
+    sum_phases(times, n_micro_batches, phase);
+    for (int i = 0; i < N_PHASES; i++) busy += phase[i].seconds;
+    return busy;
+}
+
+/* Milliseconds, as pictures have them. */
+static void fill_simulation(const Rendezvous *rendezvous, const ScheduleLists *lists, Arena *arena,
+                            Simulation *simulation) {
+    int p = lists->shape.n_stages;
+    *simulation = (Simulation){.stage = ARENA_ARRAY(arena, SimulatedStage, p)};
+    for (int i = 0; i < p; i++) {
+        SimulatedStage *stage = &simulation->stage[i];
+        int n = lists->n_actions[i];
+        SimulatedAction *actions = ARENA_ARRAY(arena, SimulatedAction, n + 1);
+        for (int k = 0; k < n; k++) {
+            const RendezvousAction *from = &rendezvous->stage[i].action[k];
+            actions[k] = (SimulatedAction){from->begin * 1e3, from->end * 1e3};
+            stage->busy += actions[k].end - actions[k].begin;
+        }
+        stage->action = actions;
+        if (n) stage->begin = actions[0].begin, stage->end = actions[n - 1].end;
+        simulation->makespan = fmax(simulation->makespan, stage->end);
+        simulation->span = fmax(simulation->span, stage->end - stage->begin);
+    }
+}
+
+static Status simulate_lists(const StepSchedule *schedule, const RankTimes *stages, int n_steps, Arena *arena,
+                             ScheduleLists *lists, Simulation *simulation, Error *error) {
+    Rendezvous rendezvous;
+    double message = 0.0;
+    *lists = schedule_lists(schedule->kind, &schedule->shape, n_steps, arena);
+    for (int i = 0; i < schedule->shape.n_stages; i++) message = fmax(message, stages[i].message);
+    rendezvous_prepare(&rendezvous, lists, arena);
+    rendezvous.tail = action_tail;
+    if (!rendezvous_run(&rendezvous, action_time, stages, message))
+        return error_failed(error, "the simulated pipeline does not come to an end");
+    fill_simulation(&rendezvous, lists, arena, simulation);
+    return STATUS_OK;
+}
+
+/* A pipeline that is not flushed costs what one more step makes the whole longer. */
+static Status simulate_pipeline(const StepSchedule *schedule, const RankTimes *stages, Arena *arena,
+                                StepTimes *times, Error *error) {
+    const ScheduleInfo *info = schedule_info(schedule->kind);
+    int p = schedule->shape.n_stages,
+        n_steps = info->is_asynchronous ? 2 + p / schedule->shape.n_micro_batches : 1;
+    SchedulePrediction *prediction = &times->prediction;
+    Simulation *simulation = &prediction->simulation, longer;
+    TRY(simulate_lists(schedule, stages, n_steps, arena, &prediction->lists, simulation, error));
+    prediction->period = schedule->stages_meet ? simulation->makespan : simulation->span;
+    if (info->is_asynchronous) {
+        ScheduleLists lists;
+        TRY(simulate_lists(schedule, stages, n_steps + 1, arena, &lists, &longer, error));
+        prediction->period = longer.makespan - simulation->makespan;
+    }
+    double busy = 0.0;
+    for (int i = 0; i < p; i++) busy += simulation->stage[i].busy / n_steps / p;
+    prediction->bubble = fmax(prediction->period - busy, 0.0);
+    prediction->bubble_share = prediction->period > 0.0 ? prediction->bubble / prediction->period : 0.0;
+    times->seconds = prediction->period * 1e-3;
+    times->bubble = prediction->bubble * 1e-3;
+    return STATUS_OK;
+}
+
+Status step_times(const StepSchedule *schedule, const RankTimes *stages, double host_seconds, Arena *arena,
+                  StepTimes *times, Error *error) {
+    int m = schedule->shape.n_micro_batches;
+    double most = -1.0;
+    *times = (StepTimes){0};
+    for (int i = 0; i < schedule->shape.n_stages; i++) {
+        double busy = busy_of(&stages[i], m);
+        if (busy <= most) continue;
+        most = busy;
+        times->busiest = i;
+    }
+    sum_phases(&stages[times->busiest], m, times->phase);
+    times->seconds = most;
+    if (schedule->shape.n_stages > 1) TRY(simulate_pipeline(schedule, stages, arena, times, error));
+    times->seconds += host_seconds;
+    return STATUS_OK;
+}
+
+/* ---- What is sent */
+
+static int axes_of(const PlannedGroup *group, const MeshShape *shape) {
+    int first[N_AXES], other[N_AXES], axes = 0;
+    mesh_coordinates(shape, group->member[0], first);
+    for (int i = 1; i < group->size; i++) {
+        mesh_coordinates(shape, group->member[i], other);
+        for (int axis = 0; axis < N_AXES; axis++) axes |= (first[axis] != other[axis]) << axis;
+    }
+    return axes;
+}
+
+static SentCount sent_by(const Node *node, const CommWork *work) {
+    if (work->kind == TRAFFIC_MESSAGES || node->op == &OP_SHIFT)
+        return (SentCount){work->n_bytes > 0.0 ? 1.0 : 0.0, work->n_bytes};
+    const Comm *comm = ((const CommAttributes *)node->attributes)->comm;
+    CommKind kind = work->kind == TRAFFIC_SCALARS ? COMM_ALL_REDUCE : (CommKind)work->kind;
+    return links_sent(kind, work->n_bytes, work->group->size, comm->all_reduce);
+}
+
+static void add_sent(SentCount *sum, SentCount sent, double n_times) {
+    sum->n_messages += n_times * sent.n_messages;
+    sum->n_bytes += n_times * sent.n_bytes;
+}
+
+SentTraffic rank_sent(const Links *links, const Program *program, const MeshShape *shape) {
+    SentTraffic traffic = {0};
+    for (int i = 0; i < program->graph->n_nodes; i++) {
+        const Node *node = program->graph->node[i];
+        CommWork work = work_of(node);
+        if (work.kind < 0 || !work.group || work.group->size < 2) continue;
+        GroupPlace place = links_place(links, work.group);
+        double n_times = program_node_runs(program, node);
+        SentCount sent = sent_by(node, &work);
+        int axes = axes_of(work.group, shape);
+        traffic.n_operations[axes][work.kind] += n_times;
+        add_sent(&traffic.axis[axes][work.kind], sent, n_times);
+        add_sent(&traffic.link[place_link(&place)], sent, n_times);
+    }
+    return traffic;
+}

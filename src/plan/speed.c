@@ -1,0 +1,127 @@
+/* Kinds of instructions are told by their operations: GEMMs have dimensions, attention has rates of its own,
+ * all else reads and writes. */
+#include "plan/speed.h"
+
+#include "ops/ops.h"
+
+#include <math.h>
+#include <string.h>
+
+const char *bound_name(NodeBound bound) {
+    static const char *const names[N_BOUNDS] = {"GEMMs", "attention", "arithmetic", "memory", "launches"};
+    return names[bound];
+}
+
+static double peak_of(const Machine *machine, bool is_16, bool is_tf32) {
+    const MachineDevice *device = &machine->device;
+    double flops = device->tflops_32;
+    if (is_tf32 && device->tflops_tf32 > 0.0) flops = device->tflops_tf32;
+    if (is_16 && device->tflops_16 > 0.0) flops = device->tflops_16;
+    return (flops > 0.0 ? flops : device->tflops_16) * 1e12;
+}
+
+double machine_peak_flops(const Machine *machine, PrecisionKind precision) {
+    bool is_16 = precision_of(precision).weight != DTYPE_F32;
+    double cores =
+        machine->host.n_cores ? (double)machine->host.n_cores / (double)machine->host.n_devices : 1.0;
+    return cores * peak_of(machine, is_16, precision == PRECISION_TF32);
+}
+
+/* Cores that a rank has to itself, on average. */
+static double cores_of(const Machine *machine, const SpeedUse *use) {
+    double n_cores = (double)machine->host.n_cores, ranks = machine_ranks_a_host(machine, use->n_ranks);
+    if (n_cores <= 0.0) return 1.0;
+    double threads = use->n_threads ? use->n_threads : fmax(1.0, floor(n_cores / ranks));
+    return fmin(threads, n_cores / ranks);
+}
+
+RankSpeed rank_speed(const Machine *machine, const SpeedUse *use) {
+    const MachineDevice *device = &machine->device;
+    double cores = cores_of(machine, use), n_cores = (double)machine->host.n_cores;
+    double ranks = machine_ranks_a_host(machine, use->n_ranks);
+    double memory = device->memory_gbs * device->memory_efficiency * 1e9 * cores;
+    if (machine->host.host_memory_gbs > 0.0)
+        memory = fmin(memory, machine->host.host_memory_gbs * 1e9 / ranks);
+    double gemm = device->gemm_efficiency * cores;
+    double vector =
+        device->vector_tflops > 0.0 ? device->vector_tflops * 1e12 : peak_of(machine, false, false);
+    bool is_tf32 = use->precision == PRECISION_TF32;
+    return (RankSpeed){.machine = machine,
+                       .classes = machine_gemm_classes(machine),
+                       .gemm_16 = gemm * peak_of(machine, true, false),
+                       .gemm_32 = gemm * peak_of(machine, false, is_tf32),
+                       .vector = vector * cores,
+                       .memory = memory,
+                       .cache = device->cache_gbs > 0.0 ? device->cache_gbs * 1e9 * cores : memory,
+                       .cache_bytes = device->cache_mib * 1048576.0,
+                       .launch = device->launch_us * 1e-6,
+                       .overlaps = n_cores <= 0.0 || ranks * fmax(1.0, cores) < n_cores};
+}
+
+/* ---- Instructions */
+
+static bool begins(const Node *node, const char *words) {
+    return strncmp(node->op->name, words, strlen(words)) == 0;
+}
+
+static double rows(const Tensor *tensor) {
+    return (double)shape_rows(tensor->shape);
+}
+
+static double columns(const Tensor *tensor) {
+    return (double)shape_columns(tensor->shape);
+}
+
+static bool is_backward(const Node *node) {
+    return strstr(node->op->name, "_backward") != NULL;
+}
+
+bool node_gemm(const Node *node, double *M, double *N, double *K) {
+    bool is_grouped = begins(node, "grouped_");
+    if (!is_grouped && !begins(node, "linear")) return false;
+    const Tensor *x = node->input[0], *other = node->input[1];
+    if (!x || !other) return false;
+    *M = rows(x);
+    *K = columns(x);
+    *N = node->output[0] ? columns(node->output[0]) : *K;
+    if (strstr(node->op->name, "weight_gradient")) { /* dy, x: rows are the terms */
+        *K = *M;
+        *M = columns(x);
+        *N = columns(other);
+    }
+    if (is_grouped) {
+        const Tensor *weight = strstr(node->op->name, "weight_gradient") ? node->output[0] : other;
+        double n = weight && weight->shape.n_dims == 3 ? (double)weight->shape.dim[0] : 1.0;
+        *(strstr(node->op->name, "weight_gradient") ? K : M) /= n;
+    }
+    return true;
+}
+
+static double arithmetic_rate(const RankSpeed *speed, const Node *node, NodeBound *bound) {
+    const MachineDevice *device = &speed->machine->device;
+    bool is_16 = node->input[0] && node->input[0]->dtype != DTYPE_F32 && node->input[0]->dtype != DTYPE_I32;
+    double gemm = is_16 ? speed->gemm_16 : speed->gemm_32, M, N, K;
+    if (node_gemm(node, &M, &N, &K)) {
+        *bound = BOUND_GEMM;
+        return gemm * gemm_class_share(&speed->classes, fmin(M, fmin(N, K)));
+    }
+    if (begins(node, "attention") || begins(node, "sparse_attention")) {
+        *bound = BOUND_ATTENTION;
+        return gemm * (is_backward(node) ? device->attention_backward : device->attention_forward);
+    }
+    *bound = BOUND_VECTOR;
+    return speed->vector;
+}
+
+NodeTime rank_node_time(const RankSpeed *speed, const Node *node) {
+    Cost cost = op_cost(node);
+    NodeTime time = {0};
+    double arithmetic = cost.flops > 0.0 ? cost.flops / arithmetic_rate(speed, node, &time.bound) : 0.0;
+    bool is_cached = cost.bytes <= speed->cache_bytes;
+    double traffic = cost.bytes / (is_cached ? fmax(speed->cache, speed->memory) : speed->memory);
+    if (traffic >= arithmetic) time.bound = BOUND_MEMORY;
+    time.seconds = fmax(arithmetic, traffic);
+    if (speed->launch > time.seconds) time.bound = BOUND_LAUNCH;
+    time.seconds += speed->launch;
+    return time;
+}

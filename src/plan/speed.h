@@ -1,0 +1,51 @@
+/* How long an instruction takes on a machine: the larger of its arithmetic at the rate of its kind and its
+ * bytes at the rate of memory, and what it costs to begin.
+ *
+ *     RankSpeed speed = rank_speed(&machine, &(SpeedUse){.n_ranks = 4, .n_threads = 1, .precision = kind});
+ *     NodeTime time = rank_node_time(&speed, node);        // time.seconds, time.bound
+ *
+ * On a CPU a rank has its threads' share of the cores: where ranks have more threads than there are cores,
+ * all of them wait for each other, and nothing that a thread of its own would do is beside the rest. */
+#ifndef PGPT_PLAN_SPEED_H
+#define PGPT_PLAN_SPEED_H
+
+#include "graph/op.h"
+#include "graph/precision.h"
+#include "plan/machine.h"
+
+typedef struct {
+    int64_t n_ranks;
+    int n_threads; /* of a rank, on a CPU; 0: its share of the cores */
+    PrecisionKind precision;
+} SpeedUse;
+
+typedef struct {
+    const Machine *machine;
+    GemmClasses classes;
+    double gemm_16, gemm_32, vector; /* FLOP/s */
+    double memory, cache;            /* bytes a second */
+    double cache_bytes, launch;
+    bool overlaps; /* communication goes on beside computation */
+} RankSpeed;
+
+RankSpeed rank_speed(const Machine *machine, const SpeedUse *use);
+
+/* What holds an instruction up. */
+typedef enum { BOUND_GEMM, BOUND_ATTENTION, BOUND_VECTOR, BOUND_MEMORY, BOUND_LAUNCH, N_BOUNDS } NodeBound;
+
+const char *bound_name(NodeBound bound); /* "GEMMs" */
+
+typedef struct {
+    double seconds;
+    NodeBound bound;
+} NodeTime;
+
+NodeTime rank_node_time(const RankSpeed *speed, const Node *node);
+
+/* The dimensions of a GEMM: rows, columns and terms of its result. False: the node is none. */
+bool node_gemm(const Node *node, double *M, double *N, double *K);
+
+/* FLOP/s that a device of this machine has at best in this precision: what utilisation is of. */
+double machine_peak_flops(const Machine *machine, PrecisionKind precision);
+
+#endif

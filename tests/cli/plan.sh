@@ -1,0 +1,86 @@
+#!/bin/bash
+# pgpt plan: what it prints, that it is quick, that it makes the mistakes of pgpt train in the same words, and that published runs
+# come out near what was published.
+# shellcheck source=/dev/null
+. "$SOURCE_ROOT/tests/cli/lib"
+
+# near SHARE A B
+near() {
+    awk "BEGIN { a = $2; b = $3; exit !(a > b * (1 - $1) && a < b * (1 + $1)) }" || depth=1 fail "$2 is not near $3"
+}
+
+# What there is to say.
+pgpt plan --model mini --machine cpu --gpus 2 --tokens 1e6 --json
+for words in 'model mini: ' 'machine Zen 3 core' 'dp +all-reduce' 'time of a step: ' 'MFU ' '1.00 M tokens take '; do
+    grep -Eq "$words" out || fail "no '$words' in $(cat out)"
+done
+[[ $(tail -n 1 out | field fits) == true && $(tail -n 1 out | field ranks) == 2 ]] || fail "$(tail -n 1 out)"
+cp out first
+pgpt plan --model mini --machine cpu --gpus 2 --tokens 1e6 --json
+cmp -s out first || fail "two plans of the same differ"
+
+# A ring's bytes: 2 (N-1)/N of the gradients, on each rank.
+pgpt plan --model mini --machine cpu --gpus 4 --bucket-mb 1000 --json
+sent=$(tail -n 1 out | grep -o '"axis":"dp","operation":"all-reduce"[^}]*' | field rank_bytes) 
+near 1e-6 "$sent" "1.5 * $(tail -n 1 out | sed 's/.*"rank":\[//' | field gradients)"
+
+# Published runs, each within 12 %: 7.5B, 145.6B and 529.6B of Narayanan et al.; bench/plan has all ten.
+published() {
+    local wanted=$1
+    shift
+    pgpt plan --context 2048 --vocab 51200 --recompute 1 --machine a100 "$@" --json
+    near 0.12 "$(tail -n 1 out | field device_flops_per_s)" "${wanted}e12"
+}
+published 142 --layers 36 --heads 32 --channels 4096 --tp 4 --gpus 128 --batch 512 --micro-batch 16
+published 148 --layers 80 --heads 96 --channels 12288 --tp 8 --pp 8 --schedule interleaved --gpus 1536 --batch 2304 --micro-batch 2
+published 163 --layers 105 --heads 128 --channels 20480 --tp 8 --pp 35 --schedule interleaved --gpus 2520 --batch 2520 --micro-batch 1
+
+# 4,096 GPUs in seconds, with a picture and a trace.
+limit=20 timeout 20 "$PGPT" plan --model 1t --machine a100 --gpus 4096 --tp 8 --pp 64 --recompute 1 --draw step.svg --trace step.json \
+    >out 2>err || fail "$(cat err)"
+grep -q '<svg' step.svg || fail "no picture"
+grep -q '"ph":"X"' step.json || fail "no trace"
+pgpt plan --model mini --draw alone.svg
+grep -q '<svg' alone.svg || fail "no picture of one rank"
+
+# Machines.
+for machine in a100 cpu ethernet h100 h200 v100; do pgpt plan --model gpt2 --machine $machine --batch 16 --micro-batch 1; done
+pgpt plan --machine a100 --print-machine
+cp out mine.ini
+sed -i 's/^devices = .*/devices = 4/; s/^links = .*/links = 2/' mine.ini
+pgpt plan --model gpt2 --machine mine.ini --gpus 8 --batch 16
+grep -q '2 hosts of 4' out || fail "$(head -n 3 out)"
+refused '/no machine .a10.; did you mean .a100/' plan --machine a10
+echo 'memory-gbs = 10' >poor.ini
+refused '/poor.ini: a device that computes nothing/' plan --machine poor.ini
+printf 'tflops-32 = 1\nmemory-gbs = 10\nmemory-gib = 1\ndevices = 4\n' >poor.ini
+refused '/nothing between them: give inside-gbs/' plan --machine poor.ini
+printf 'tflops-32 = 1\nmemory-gbs = 10\nmemory-gib = 1\ngemm-classes = 64:2\n' >poor.ini
+refused '/gemm-classes = 64:2/' plan --machine poor.ini
+printf 'speed = 1\n' >poor.ini
+refused '/poor.ini/' plan --machine poor.ini
+printf 'tflops-32 = 1\nmemory-gbs = 10\nmemory-gib = 1\ndevices = 4\ninside-gbs = 1\nhosts = 2\nbetween-gbs = 1\ndevice = cuda:a100\n' >small.ini
+refused '/12 ranks are 4 more than the 8 devices/' plan --machine small.ini --gpus 12
+refused '/--device cpu and machine a100, which has GPUs/' plan --machine a100 --device cpu
+refused "/--print-program is of 'pgpt train'/" plan --print-program
+
+# The same mistakes, the same words.
+while read -r words; do
+    # shellcheck disable=SC2086 # several words
+    refused train --print-mesh $words
+    said=$(cat "$SCRATCH/err")
+    # shellcheck disable=SC2086
+    refused plan $words
+    [[ $(cat "$SCRATCH/err") == "$said" ]] || fail "$words: '$(cat "$SCRATCH/err")', and train: '$said'"
+done <<END
+--model mini --heads 5
+--model mini --pp 9
+--model mini --tp 2 --tp-style row --sequence-parallel
+--model mini --pp 2 --schedule interleaved --chunks 4
+--model mini --dp 32 --batch 16
+--model mini --ep 2
+--btach 3
+--model minni
+--model mini --cp 200
+--model mini --data nowhere.txt
+END
