@@ -135,7 +135,8 @@ static void check_model(const char *name, ModelConfig config) {
     int32_t tokens[ROWS][N];
     Error error = {0};
     for (int b = 0; b < ROWS; b++) {
-        for (int i = 0; i < N; i++) tokens[b][i] = (int32_t)(test_hash("text", (uint64_t)(b * N + i)) % V);
+        for (int i = 0; i < N; i++)
+            tokens[b][i] = (int32_t)(test_hash("text", (uint64_t)b * N + (uint64_t)i) % V);
         whole_losses(&model, tokens[b], want[b]);
     }
     for (int k = 0; k < 2; k++) {

@@ -18,10 +18,10 @@
 enum { MOST_WORDS = 96 };
 
 static const OptionSpec specs[] = {
-    OPTION_STRING("ways", ExpertsCall, ways, "dense,switch,topk,balance-free,gshard,noisy-topk,expert-choice",
-                  "LIST",
-                  "what is trained: dense, or a router (of pgpt train's --router); the first is what others "
-                  "are compared with"),
+    OPTION_STRING(
+        "ways", ExpertsCall, ways, "all", "LIST",
+        "what is trained: dense, or a router (of pgpt train's --router), with commas between; the first is "
+        "what others are compared with; all: dense, then every router"),
     OPTION_INT("experts", ExpertsCall, n_experts, 8, 1, 1024, "experts of a block"),
     OPTION_INT("experts-per-token", ExpertsCall, n_chosen, 2, 1, 64,
                "experts of a token; switch has 1 and gshard 2 in any case"),
@@ -71,6 +71,7 @@ static const ExpertWay ways[] = {{"dense", 0},         {"switch", 1},      {"top
                                  {"gshard", 2},        {"noisy-topk", -1}, {"balance-free", -1},
                                  {"expert-choice", -1}};
 enum { N_WAYS = sizeof ways / sizeof ways[0] };
+static const char all_ways[] = "dense,switch,topk,balance-free,gshard,noisy-topk,expert-choice";
 
 static Status read_ways(ExpertsStudy *study, const char *text, Error *error) {
     for (const char *at = text;; at++) {
@@ -121,7 +122,8 @@ static const char *const ours[] = {"out",
 static Status read_call(ExpertsStudy *study, Error *error) {
     TrainCommand values;
     Options train;
-    TRY(read_ways(study, study->call->ways, error));
+    const char *text = study->call->ways;
+    TRY(read_ways(study, strcmp(text, "all") == 0 ? all_ways : text, error));
     TRY(options_init(&train, &train_command, &values, error));
     lab_read_train_words(&lab_experts_command, study->options->arguments, study->options->n_arguments, ours,
                          &train, error);

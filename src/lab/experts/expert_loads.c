@@ -96,8 +96,8 @@ Status expert_loads_draw(const ExpertRun *runs, int n_runs, const char *note, co
     draw_key(&canvas, width / 2, 38);
     for (int i = 0, map = 0; i < n_runs; i++) {
         if (!runs[i].n_times) continue;
-        draw_map(&canvas, &runs[i], left + LEFT / 2.0 + map % COLUMNS * (MAP_WIDTH + LEFT),
-                 TOP + map / COLUMNS * step + 10);
+        int column = map % COLUMNS, row = map / COLUMNS;
+        draw_map(&canvas, &runs[i], left + LEFT / 2.0 + column * (MAP_WIDTH + LEFT), TOP + row * step + 10);
         map++;
     }
     if (note) canvas_text(&canvas, CANVAS_CAPTION, width / 2, height - GAP, NULL, note);

@@ -63,21 +63,21 @@ void op_route_summary(Graph *graph, Tensor *reports, Tensor *summary, int n_expe
                  TENSORS(summary));
 }
 
-void route_summarise(const float *reports, int64_t n_blocks, int n_experts, double *sums) {
+void route_summarise(const float *reports, int64_t n_blocks, int n_experts, double *summary) {
     int E = n_experts;
-    memset(sums, 0, N_ROUTE_SUMMARY * sizeof *sums);
-    sums[SUMMARY_BLOCKS] = (double)n_blocks;
+    memset(summary, 0, N_ROUTE_SUMMARY * sizeof *summary);
+    summary[SUMMARY_BLOCKS] = (double)n_blocks;
     for (int64_t r = 0; r < n_blocks; r++) {
         const float *report = reports + r * (E + N_ROUTE_COUNTS);
         double sum = 0.0, most = 0.0;
         for (int e = 0; e < E; e++) {
             sum += (double)report[e];
             most = fmax(most, (double)report[e]);
-            sums[SUMMARY_EMPTY] += report[e] == 0.0f;
+            summary[SUMMARY_EMPTY] += report[e] == 0.0f;
         }
         double load = sum > 0.0 ? most * (double)E / sum : 0.0;
-        sums[SUMMARY_BUSIEST] = fmax(sums[SUMMARY_BUSIEST], load);
-        for (int i = 0; i < N_ROUTE_COUNTS; i++) sums[i] += (double)report[E + i];
+        summary[SUMMARY_BUSIEST] = fmax(summary[SUMMARY_BUSIEST], load);
+        for (int i = 0; i < N_ROUTE_COUNTS; i++) summary[i] += (double)report[E + i];
     }
 }
 
