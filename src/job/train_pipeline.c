@@ -76,11 +76,11 @@ static Status check_others(const TrainRun *run, Error *error) {
                           "--clip-style check means nothing there; leave it out",
                           info->name);
     }
-    if (info->is_asynchronous && values->model.n_experts) {
+    if (info->is_asynchronous && values->model.n_experts && values->model.router == ROUTER_BALANCE_FREE) {
         return error_user(
             error,
-            "--schedule %s is not flushed between steps, and routers report and are balanced by whole "
-            "ones; choose a synchronous schedule (1f1b), or leave out --experts",
+            "--schedule %s is not flushed between steps, and --router balance-free moves its biases by the "
+            "load of whole ones; choose a synchronous schedule (1f1b), or another router (topk)",
             info->name);
     }
     if (values->async.sync != SYNC_EXACT) {

@@ -14,13 +14,20 @@ typedef struct {
     int64_t index; /* of the first step */
     const double *rates;
     double losses[CHECKED_MOST_STEPS], norms[CHECKED_MOST_STEPS];
-    float summary[CHECKED_MOST_STEPS][N_ROUTE_SUMMARY];
+    double summary[CHECKED_MOST_STEPS][N_ROUTE_SUMMARY];
 } Stretch;
 
 static Status download(TrainStep *step, const Tensor *tensor, double *number, Error *error) {
     float value = 0.0F;
     if (tensor) TRY(executor_download(&step->executor, tensor, &value, error));
     *number = (double)value;
+    return STATUS_OK;
+}
+
+static Status download_summary(TrainStep *step, double *numbers, Error *error) {
+    float summary[N_ROUTE_SUMMARY];
+    TRY(executor_download(&step->executor, step->routes.summary, summary, error));
+    for (int i = 0; i < N_ROUTE_SUMMARY; i++) numbers[i] = (double)summary[i];
     return STATUS_OK;
 }
 
@@ -43,7 +50,7 @@ static Status run_update(Stretch *stretch, int at, bool checks_later, Error *err
                     step->options.seed, hyper);
     TRY(executor_upload(&step->executor, step->optimizer.hyper, hyper, error));
     TRY(train_step_run_action(step, stretch->source, &run, &step->actions[step->n_actions - 1], error));
-    if (step->summary) TRY(executor_download(&step->executor, step->summary, stretch->summary[at], error));
+    if (step->routes.summary) TRY(download_summary(step, stretch->summary[at], error));
     return checks_later ? STATUS_OK : download(step, step->optimizer.norm, &stretch->norms[at], error);
 }
 

@@ -223,7 +223,9 @@ static Status meet(Loop *loop, bool is_last, Error *error) {
 static Status after_step(Loop *loop, bool is_last, Error *error) {
     Trainer *trainer = loop->trainer;
     const TrainOptions *options = trainer->setup.options;
-    bool evaluates = trainer->has_evaluation && (is_last || is_due(options->eval_every, trainer->n_done));
+    bool is_evaluation = is_last || is_due(options->eval_every, trainer->n_done);
+    bool evaluates = trainer->has_evaluation && is_evaluation;
+    if (is_evaluation) TRY(trainer_gather_loads(trainer, error));
     if (evaluates) {
         trainer_begin(trainer, ACTIVITY_WORK, "evaluation", trainer->n_done);
         double loss;

@@ -101,6 +101,17 @@ void metrics_add_routes(json_t *line, const RouterReport *routes) {
     json_object_set_new(line, "empty_experts", json_integer(routes->n_empty));
 }
 
+/* Three digits are more than a batch tells. */
+static void add_loads(json_t *line, const StepMetrics *metrics) {
+    json_t *blocks = metrics->loads ? json_array() : NULL, *block = NULL;
+    if (!blocks) return;
+    for (int64_t i = 0; i < metrics->n_loads; i++) {
+        if (i % metrics->n_experts == 0) json_array_append_new(blocks, block = json_array());
+        json_array_append_new(block, json_make_number(round(metrics->loads[i] * 1e3) * 1e-3));
+    }
+    json_object_set_new(line, "expert_loads", blocks);
+}
+
 Status metrics_write(LineWriter *writer, const StepMetrics *metrics, Error *error) {
     json_t *line = json_object();
     json_object_set_new(line, "step", json_integer(metrics->step));
@@ -116,6 +127,7 @@ Status metrics_write(LineWriter *writer, const StepMetrics *metrics, Error *erro
         json_object_set_new(line, "skipped", json_integer(metrics->n_skipped));
     }
     metrics_add_routes(line, &metrics->routes);
+    add_loads(line, metrics);
     set_measured(line, "tokens_per_s", metrics->tokens_per_s);
     set_measured(line, "flops_per_s", metrics->flops_per_s);
     set_measured(line, "step_ms", metrics->step_ms);

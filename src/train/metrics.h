@@ -22,7 +22,11 @@ typedef struct {
         slowest_ms;
     int slowest_rank;
     RouterReport routes;
-    double staleness; /* the largest of this step's gradients; NAN where none can be late */
+    /* Where they were asked for: tokens of each expert, block by block, in units of the mean of its block;
+     * NULL: not. */
+    const double *loads;
+    int64_t n_loads, n_experts; /* of all blocks; of one */
+    double staleness;           /* the largest of this step's gradients; NAN where none can be late */
 } StepMetrics;
 
 /* Opens RUN/metrics.jsonl; a new file gets a header line (version, machine, start, and `header`, which is

@@ -1,6 +1,5 @@
 #include "train/router_report.h"
 
-#include "ops/experts/experts.h"
 #include "parallel/comm_ops.h"
 
 #include <math.h>
@@ -8,14 +7,14 @@
 
 /* The reports are summed in a copy: on a rank whose tokens another one reports for they are never written,
  * and have to stay 0. */
-Tensor *router_report_record(const ModelConfig *config, const GptLoss *loss, Comm *sums, Tensor *factor,
-                             Graph *graph) {
-    if (!loss->reports) return NULL;
+RouterTensors router_report_record(const ModelConfig *config, const GptLoss *loss, Comm *sums, Tensor *factor,
+                                   Graph *graph) {
+    if (!loss->reports) return (RouterTensors){0};
     Section section = graph->section; /* an update that is checked later ends in another one */
     graph->section = SECTION_UPDATE;
     Tensor *total = loss->reports;
     if (sums && sums->size > 1) {
-        total = graph_tensor(graph, PLACE_ACTIVATION, DTYPE_F32, total->shape, "router reports, all ranks'");
+        total = graph_tensor(graph, PLACE_STATE, DTYPE_F32, total->shape, "router reports, all ranks'");
         op_copy_into(graph, loss->reports, total, WRITE_FRESH);
         op_comm_wait(graph, op_all_reduce(graph, sums, total));
     }
@@ -24,7 +23,7 @@ Tensor *router_report_record(const ModelConfig *config, const GptLoss *loss, Com
     Tensor *summary = graph_tensor(graph, PLACE_STATE, DTYPE_F32, SHAPE(N_ROUTE_SUMMARY), "router summary");
     op_route_summary(graph, total, summary, (int)config->n_experts);
     graph->section = section;
-    return summary;
+    return (RouterTensors){total, summary};
 }
 
 /* All ranks of a stage have the same; the busiest is of one stage. */
@@ -38,10 +37,10 @@ static Status over_stages(const Mesh *mesh, double *numbers, Error *error) {
     return STATUS_OK;
 }
 
-Status router_report_read(const ModelConfig *config, const Mesh *mesh, int64_t batch, const float *summary,
+Status router_report_read(const ModelConfig *config, const Mesh *mesh, int64_t batch, const double *summary,
                           RouterReport *report, Error *error) {
     double numbers[N_ROUTE_SUMMARY];
-    for (int i = 0; i < N_ROUTE_SUMMARY; i++) numbers[i] = (double)summary[i];
+    for (int i = 0; i < N_ROUTE_SUMMARY; i++) numbers[i] = summary[i];
     TRY(over_stages(mesh, numbers, error));
     double n_tokens = fmax(numbers[ROUTE_TOKENS], 1.0), n_blocks = fmax(numbers[SUMMARY_BLOCKS], 1.0);
     double n_wishes = config->router == ROUTER_EXPERT_CHOICE ? n_tokens : n_tokens * (double)config->n_chosen;

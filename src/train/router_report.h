@@ -4,6 +4,7 @@
 #define PGPT_TRAIN_ROUTER_REPORT_H
 
 #include "model/gpt.h"
+#include "ops/experts/experts.h"
 #include "parallel/mesh.h"
 
 typedef struct {
@@ -18,15 +19,19 @@ typedef struct {
     int64_t n_tokens; /* routed: of all blocks */
 } RouterReport;
 
+typedef struct {
+    Tensor *totals;  /* (blocks with experts here, E + N_ROUTE_COUNTS): reports, summed over all ranks */
+    Tensor *summary; /* (N_ROUTE_SUMMARY) of them: what the host reads after every step */
+} RouterTensors;
+
 /* At the end of a step's program: sums over the ranks that have other tokens (`sums`, NULL: none), biases
- * moved by load, and the summary, which the host reads. NULL: there are no experts. `factor`: see
- * op_route_bias. */
-Tensor *router_report_record(const ModelConfig *config, const GptLoss *loss, Comm *sums, Tensor *factor,
-                             Graph *graph);
+ * moved by load, and the summary. {0}: there are no experts. `factor`: see op_route_bias. */
+RouterTensors router_report_record(const ModelConfig *config, const GptLoss *loss, Comm *sums, Tensor *factor,
+                                   Graph *graph);
 
 /* From the summaries of all stages along pp, of a step of `batch` sequences; `summary` (N_ROUTE_SUMMARY) is 0
  * where a stage has no experts. Collective along pp where there are several. */
-Status router_report_read(const ModelConfig *config, const Mesh *mesh, int64_t batch, const float *summary,
+Status router_report_read(const ModelConfig *config, const Mesh *mesh, int64_t batch, const double *summary,
                           RouterReport *report, Error *error);
 
 /* Has the router collapsed: do a few experts do all the work? Says in `text` what is the matter and what may

@@ -87,7 +87,10 @@ typedef struct {
     const Node *version_copy;   /* from the last version of the weights to the next; NULL: there is one */
     OptimizerTensors optimizer; /* none in an evaluation pass */
     ModelConfig config;
-    Tensor *summary; /* of the routers; NULL: the model, or this stage, has no experts */
+    RouterTensors routes; /* none: the model, or this stage, has no experts */
+    /* Of a pipeline that is not flushed, where the host adds up reports: those of the last step, as
+     * routes.totals. */
+    float *route_counts;
     Program program;
     Executor executor;
     StepOptions options;
@@ -178,8 +181,12 @@ Status train_step_check(TrainStep *step, bool *was_right, Error *error);
 Status train_step_redo(TrainStep *step, Error *error);
 Status train_step_undo(TrainStep *step, Error *error);
 
-/* What the routers of the last step did, on a device that runs with the host. Collective. */
-Status train_step_routes(TrainStep *step, const float *summary, RouterReport *report, Error *error);
+/* What the routers of a step did, from this rank's summary of it. Collective. */
+Status train_step_routes(TrainStep *step, const double *summary, RouterReport *report, Error *error);
+
+/* What each router and expert counted in the last step, of all ranks (see RouterTensors.totals), while no
+ * other has begun; NULL where there is none here. Good until the next call or step. */
+Status train_step_route_counts(TrainStep *step, const float **counts, Error *error);
 
 /* What was counted up to now; and the times of n_steps steps from one to the other, each the mean. */
 Status train_step_clock(TrainStep *step, StepClock *clock, Error *error);

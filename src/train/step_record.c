@@ -207,9 +207,10 @@ Status step_record(TrainStep *step, const ModelConfig *config, const ParameterTa
                                        &slices, step->loss.scale, graph);
     gradient_sync_end_update(&step->sync, graph);
     /* Behind all that the ranks do together for their slices: one without a slice does it at the end. */
-    step->summary =
-        router_report_record(config, &step->loss, options->sync.is_async ? NULL : sync_comm(&options->sync),
-                             step->optimizer.assumed ? NULL : step->optimizer.factor, graph);
+    if (!step_options_unflushed(options)) /* else they are of no whole step here, and the host's business */
+        step->routes = router_report_record(config, &step->loss,
+                                            options->sync.is_async ? NULL : sync_comm(&options->sync),
+                                            step->optimizer.assumed ? NULL : step->optimizer.factor, graph);
     gradient_sync_gather(&step->sync, graph, &tensors);
     return graph_status(graph, error);
 }

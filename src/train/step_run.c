@@ -264,7 +264,7 @@ static Status send_results(TrainStep *step, Error *error) {
     int place = first_place(step->n_begun);
     if (!executor_sends(executor)) return STATUS_OK;
     if (step->loss.loss) TRY(executor_send(executor, step->loss.loss, place, error));
-    if (step->summary) TRY(executor_send(executor, step->summary, place + 2, error));
+    if (step->routes.summary) TRY(executor_send(executor, step->routes.summary, place + 2, error));
     TRY(step_send_depth(step, place + 3, error));
     return step->optimizer.norm ? executor_send(executor, step->optimizer.norm, place + 1, error) : STATUS_OK;
 }
@@ -281,7 +281,7 @@ Status step_receive(TrainStep *step, const Tensor *tensor, int place, double *nu
     return STATUS_OK;
 }
 
-Status train_step_routes(TrainStep *step, const float *summary, RouterReport *report, Error *error) {
+Status train_step_routes(TrainStep *step, const double *summary, RouterReport *report, Error *error) {
     if (!step->config.n_experts || step->options.sync.is_async) return STATUS_OK;
     return router_report_read(&step->config, step->options.sync.mesh, step->options.batch, summary, report,
                               error);
@@ -290,10 +290,22 @@ Status train_step_routes(TrainStep *step, const float *summary, RouterReport *re
 static Status receive_routes(TrainStep *step, int place, RouterReport *report, Error *error) {
     Executor *executor = &step->executor;
     float summary[N_ROUTE_SUMMARY] = {0};
-    if (step->summary)
-        TRY(executor_sends(executor) ? executor_receive(executor, step->summary, place, summary, error)
-                                     : executor_download(executor, step->summary, summary, error));
-    return train_step_routes(step, summary, report, error);
+    double numbers[N_ROUTE_SUMMARY];
+    if (step->routes.summary)
+        TRY(executor_sends(executor) ? executor_receive(executor, step->routes.summary, place, summary, error)
+                                     : executor_download(executor, step->routes.summary, summary, error));
+    for (int i = 0; i < N_ROUTE_SUMMARY; i++) numbers[i] = (double)summary[i];
+    return train_step_routes(step, numbers, report, error);
+}
+
+Status train_step_route_counts(TrainStep *step, const float **counts, Error *error) {
+    const Tensor *totals = step->routes.totals;
+    *counts = step->route_counts;
+    if (!totals) return STATUS_OK;
+    if (!step->route_counts)
+        step->route_counts = ARENA_ARRAY(&step->graph->arena, float, tensor_count(totals));
+    *counts = step->route_counts;
+    return executor_download(&step->executor, totals, step->route_counts, error);
 }
 
 static Status upload_scale(TrainStep *step, Error *error) {

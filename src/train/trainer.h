@@ -72,6 +72,7 @@ typedef struct {
     int64_t n_steps_timed;
     float *router_bias[2]; /* what checkpoints hold of them: of the last one, and of the one before */
     int64_t n_router_bias_saves;
+    double *loads;        /* of all experts, when they were last asked for */
     int64_t n_bad_routes; /* steps in a row whose router had collapsed */
     bool was_interrupted;
     int64_t bad_step;     /* whose loss or gradient was not a finite number; 0: none */
@@ -131,6 +132,9 @@ int64_t trainer_n_tokens(const Trainer *trainer, int64_t step);
  * next but one is asked for; and this rank's from there. The first is collective. */
 Status trainer_gather_router_bias(Trainer *trainer, const float **whole, int64_t *n_whole, Error *error);
 Status trainer_take_router_bias(Trainer *trainer, const float *whole, Error *error);
+
+/* The load of every expert in the last step, to trainer->last, while no other has begun. Collective. */
+Status trainer_gather_loads(Trainer *trainer, Error *error);
 
 /* Begin with the weights of another model, which must have this one's parameters. */
 Status trainer_take_weights(Trainer *trainer, const ModelSource *source, Error *error);

@@ -1,6 +1,7 @@
 #include "train/unflushed.h"
 
 #include <math.h>
+#include <string.h>
 
 bool step_is_unflushed(const TrainStep *step) {
     const Pipeline *pipeline = step->options.pipeline;
@@ -17,6 +18,9 @@ typedef struct {
     ScheduleShape shape;
     int n_updates; /* of a step */
     int n_versions;
+    double *counts; /* (n_steps, n_counts) what this rank's routers counted in each step; of the arena */
+    int64_t n_counts;
+    Arena arena;
 } Stretch;
 
 static Status upload_hyper(const Stretch *stretch, const StepAction *action, Error *error) {
@@ -50,6 +54,19 @@ static Status collect_loss(const Stretch *stretch, const StepAction *action, dou
     return STATUS_OK;
 }
 
+/* Routers' reports add up likewise, while other updates are under way: so the host takes them where they are
+ * complete. */
+static Status collect_counts(const Stretch *stretch, const StepAction *action, int at, Error *error) {
+    TrainStep *step = stretch->step;
+    double *counts = stretch->counts + at * stretch->n_counts;
+    bool is_complete =
+        action->kind == ACTION_FORWARD && action->is_last && action->chunk == step->n_chunks - 1;
+    if (!is_complete || !stretch->n_counts) return STATUS_OK;
+    TRY(executor_download(&step->executor, step->loss.reports, step->route_counts, error));
+    for (int64_t i = 0; i < stretch->n_counts; i++) counts[i] += (double)step->route_counts[i];
+    return STATUS_OK;
+}
+
 static Status collect_norm(TrainStep *step, double *norm, Error *error) {
     float value;
     *norm = 0.0;
@@ -71,22 +88,61 @@ static Status exchange(const TrainStep *step, double *losses, double *norms, int
     return STATUS_OK;
 }
 
-static Status run_stretch(const Stretch *stretch, double *losses, double *norms, Error *error) {
+/* What the routers of step `at` did, by all ranks' counts. */
+static Status exchange_counts(const Stretch *stretch, int at, RouterReport *report, Error *error) {
+    TrainStep *step = stretch->step;
+    double *counts = stretch->counts + at * stretch->n_counts, summary[N_ROUTE_SUMMARY] = {0};
+    int E = (int)step->config.n_experts;
+    if (stretch->n_counts) {
+        Comm *sums = mesh_host_sums(step->options.sync.mesh);
+        if (sums->size > 1) TRY(comm_all_reduce(sums, counts, stretch->n_counts, COMM_F64, COMM_SUM, error));
+        for (int64_t i = 0; i < stretch->n_counts; i++) step->route_counts[i] = (float)counts[i];
+        route_summarise(step->route_counts, stretch->n_counts / (E + N_ROUTE_COUNTS), E, summary);
+    }
+    return train_step_routes(step, summary, report, error);
+}
+
+static Status run_stretch(Stretch *stretch, double *losses, double *norms, Error *error) {
     TrainStep *step = stretch->step;
     const Pipeline *pipeline = step->options.pipeline;
-    Arena arena = {0};
-    StepAction *actions = ARENA_ARRAY(&arena, StepAction, stretch->n_steps * schedule_bound(&stretch->shape));
+    StepAction *actions =
+        ARENA_ARRAY(&stretch->arena, StepAction, stretch->n_steps * schedule_bound(&stretch->shape));
     for (int at = 0; at < stretch->n_steps && error->status == STATUS_OK; at++) {
         int n = schedule_step_actions(pipeline->layout.kind, &stretch->shape, pipeline->stage, at,
                                       stretch->n_steps, actions);
         for (int i = 0; i < n && error->status == STATUS_OK; i++) {
-            if (run_action(stretch, at, &actions[i], error) == STATUS_OK)
+            if (run_action(stretch, at, &actions[i], error) == STATUS_OK &&
+                collect_counts(stretch, &actions[i], at + actions[i].step, error) == STATUS_OK)
                 collect_loss(stretch, &actions[i], &losses[at + actions[i].step], error);
         }
         if (error->status == STATUS_OK) collect_norm(step, &norms[at], error);
     }
-    arena_free(&arena);
     return error->status;
+}
+
+/* Room for the counts of every step, and of the last one in the step itself. */
+static void make_room(Stretch *stretch) {
+    TrainStep *step = stretch->step;
+    if (!step->loss.reports) return;
+    stretch->n_counts = tensor_count(step->loss.reports);
+    stretch->counts = ARENA_ARRAY(&stretch->arena, double, stretch->n_counts * stretch->n_steps);
+    memset(stretch->counts, 0, (size_t)(stretch->n_counts * stretch->n_steps) * sizeof *stretch->counts);
+    if (!step->route_counts) step->route_counts = ARENA_ARRAY(&step->graph->arena, float, stretch->n_counts);
+}
+
+/* The stretch, and what each of its steps has come to but for times. */
+static Status run_and_exchange(Stretch *stretch, StepResult *results, Error *error) {
+    TrainStep *step = stretch->step;
+    double losses[UNFLUSHED_MOST_STEPS] = {0}, norms[UNFLUSHED_MOST_STEPS];
+    TRY(run_stretch(stretch, losses, norms, error));
+    int last = stretch->n_steps * stretch->n_updates % stretch->n_versions;
+    if (last) TRY(executor_move_version(&step->executor, step->version_copy, last, 0, error));
+    TRY(exchange(step, losses, norms, stretch->n_steps, error));
+    for (int i = 0; i < stretch->n_steps; i++) {
+        results[i] = (StepResult){.loss = losses[i], .gradient_norm = norms[i]};
+        TRY(exchange_counts(stretch, i, &results[i].routes, error));
+    }
+    return STATUS_OK;
 }
 
 Status unflushed_run(TrainStep *step, const BatchSource *source, int64_t index, int n_steps,
@@ -101,17 +157,14 @@ Status unflushed_run(TrainStep *step, const BatchSource *source, int64_t index, 
                        .shape = pipeline_shape(pipeline, (int)step->n_micro_batches),
                        .n_updates = updates_each ? (int)step->n_micro_batches : 1,
                        .n_versions = step->program.plan.n_versions};
-    double losses[UNFLUSHED_MOST_STEPS] = {0}, norms[UNFLUSHED_MOST_STEPS];
     StepClock before, after;
     TRY(train_step_clock(step, &before, error));
-    TRY(run_stretch(&stretch, losses, norms, error));
-    int last = n_steps * stretch.n_updates % stretch.n_versions;
-    if (last) TRY(executor_move_version(&step->executor, step->version_copy, last, 0, error));
-    TRY(exchange(step, losses, norms, n_steps, error));
+    make_room(&stretch);
+    run_and_exchange(&stretch, results, error);
+    arena_free(&stretch.arena);
+    TRY(error->status);
     TRY(train_step_clock(step, &after, error));
-    for (int i = 0; i < n_steps; i++) {
-        results[i] = (StepResult){.loss = losses[i], .gradient_norm = norms[i]};
-        train_step_times(step, &before, &after, n_steps, &results[i]); /* steps overlap: each has the mean */
-    }
+    for (int i = 0; i < n_steps; i++) /* steps overlap: each has the mean */
+        train_step_times(step, &before, &after, n_steps, &results[i]);
     return STATUS_OK;
 }

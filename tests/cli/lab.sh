@@ -5,7 +5,7 @@
 
 pgpt lab
 cp out list
-for study in linear collectives scaling table flops attention; do
+for study in linear collectives scaling table flops attention experts; do
     grep -q "pgpt lab $study " list || fail "$study is not listed"
     pgpt lab $study --help
     grep -q "usage: pgpt lab $study" out || fail "lab $study --help: $(head -n 3 out)"
@@ -120,3 +120,24 @@ tail -n 1 out >line
 grep -q '"threads":2,"batch":4' line || fail "the batch does not grow with the threads: $(cat line)"
 grep -q '"efficiency":1' line || fail "no efficiency: $(cat line)"
 [[ -z $(find one -name '.runs*') ]] || fail "runs were left behind"
+
+# Experts: every way has the FLOPs of the first, to a step of its own; loads are as often there as losses.
+refused "/'tpok' is neither dense nor a router/" lab experts --ways dense,tpok
+refused '/--ways has topk twice/' lab experts --ways topk,dense,topk
+refused '/topk sends a token to 5 of --experts 4/' lab experts --ways dense,topk --experts 4 --experts-per-token 5
+refused '/--model moe-mini has experts already/' lab experts -- --model moe-mini
+refused '/--router cannot be given/' lab experts -- --router switch
+pgpt lab experts --ways dense,switch,expert-choice --experts 4 --steps 12 --points 3 --threads 1 --json --out mixed -- \
+    --layers 2 --heads 2 --channels 16 --context 16 --batch 2
+tail -n 1 out >line
+read -r -a flops < <(grep -o '"flops_per_step":[0-9.e]*,"flops":[0-9.e]*' line | tr -c '0-9.e\n' ' ' | awk '{ printf "%s %s ", $(NF - 1), $NF } END { print "" }')
+((${#flops[@]} == 6)) || fail "not three ways: $(cat line)"
+for i in 2 4; do
+    awk "BEGIN { d = ${flops[i + 1]} - ${flops[1]}; exit !(d < 0.51 * ${flops[i]} && -d < 0.51 * ${flops[i]}) }" ||
+        fail "other FLOPs than the first: ${flops[*]}"
+done
+[[ $(grep -o '"val_loss":[0-9]' line | wc -l) == 12 ]] || fail "not three points a curve, and the last: $(cat line)"
+grep -Eq 'At .* FLOPs (none|switch|expert-choice) has learned m' out || fail "no words: $(cat out)"
+(($(grep -c '<rect' mixed/experts-load.svg) > 20)) || fail "no picture of loads"
+[[ $(grep -c '^# series' mixed/experts-loss.dat) == 3 && -s mixed/experts-time.dat ]] || fail "$(head mixed/experts-loss.dat)"
+[[ -z $(find mixed -mindepth 1 -type d) ]] || fail "runs are left behind: $(ls mixed)"

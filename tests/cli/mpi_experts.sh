@@ -33,6 +33,21 @@ stages4 4 --ep 2 --pp 2 --micro-batch 1 --schedule zb-h1
 shards4 4 --ep 2 --dp 2 --zero 3
 END
 
+# A pipeline that is not flushed reports of its steps what one process does, where weights stand still; and moves no biases.
+still=("${small[@]}" --steps 4 --lr 0 --weight-decay 0 --batch 6 --no-save --eval-every 2 --sample-tokens 0)
+pgpt "${still[@]}" --out still
+for schedule in pipedream pipedream-2bw; do
+    ranks 4 "${still[@]}" --pp 2 --dp 2 --micro-batch 1 --schedule "$schedule" --out "$schedule"
+    for key in loss balance_loss z_loss router_entropy expert_load empty_experts; do
+        close_numbers 1e-4 "$(column still $key)" "$(column "$schedule" $key)"
+    done
+    diff <(grep -o '"expert_loads":[^"]*' still/metrics.jsonl) <(grep -o '"expert_loads":[^"]*' "$schedule/metrics.jsonl") ||
+        fail "$schedule: other loads"
+done
+[[ $(grep -c expert_loads still/metrics.jsonl) == 2 ]] || fail "loads are not in every evaluation: $(cat still/metrics.jsonl)"
+ranks_refused "/--schedule pipedream is not flushed between steps, and --router balance-free/" 2 \
+    "${still[@]}" --pp 2 --micro-batch 1 --schedule pipedream --router balance-free
+
 # A checkpoint goes on in any layout, and its curve is one.
 pgpt "${small[@]}" --steps 30 --out whole
 while read -r from name n words; do

@@ -43,17 +43,20 @@ static void one_expert_is_the_mlp(void **state) {
                                              {ROLE_FC_BIAS, ROLE_EXPERT_FC_BIAS},
                                              {ROLE_PROJ_WEIGHT, ROLE_EXPERT_PROJ_WEIGHT},
                                              {ROLE_PROJ_BIAS, ROLE_EXPERT_PROJ_BIAS}};
-    for (int mlp = MLP_GELU_TANH; mlp <= MLP_SWIGLU; mlp++) {
+    static const int routers[] = {ROUTER_TOPK, ROUTER_SWITCH, ROUTER_NOISY_TOPK, ROUTER_BALANCE_FREE,
+                                  ROUTER_EXPERT_CHOICE}; /* gshard has two */
+    for (int i = 0; i < 3 + 4; i++) { /* each of three kinds of MLP, then the other routers */
         ModelConfig dense = small_config(), mixed = small_config();
-        dense.mlp = mixed.mlp = mlp;
+        dense.mlp = mixed.mlp = i < 3 ? MLP_GELU_TANH + i : MLP_GELU_TANH;
         mixed.n_experts = 1;
+        mixed.router = routers[i < 3 ? 0 : i - 2];
         Fixture *a = open_fixture(dense, small_step(), small_optimizer(), 2);
         Fixture *b = open_fixture(mixed, small_step(), small_optimizer(), 2);
         for (int block = 0; block < L; block++)
-            for (int i = 0; i < 4; i++) {
-                assert_int_equal(count_of(a, roles[i][0], block), count_of(b, roles[i][1], block));
-                memcpy(values_of(b, roles[i][1], block), values_of(a, roles[i][0], block),
-                       sizeof(float) * (size_t)count_of(a, roles[i][0], block));
+            for (int k = 0; k < 4; k++) {
+                assert_int_equal(count_of(a, roles[k][0], block), count_of(b, roles[k][1], block));
+                memcpy(values_of(b, roles[k][1], block), values_of(a, roles[k][0], block),
+                       sizeof(float) * (size_t)count_of(a, roles[k][0], block));
             }
         for (int step = 0; step < 4; step++) {
             StepResult dense_result = run_step(a, step), mixed_result = run_step(b, step);
@@ -63,9 +66,9 @@ static void one_expert_is_the_mlp(void **state) {
             assert_true(mixed_result.routes.busiest == 1.0 && mixed_result.routes.n_empty == 0);
         }
         for (int block = 0; block < L; block++)
-            for (int i = 0; i < 4; i++)
-                test_assert_close(values_of(b, roles[i][1], block), values_of(a, roles[i][0], block),
-                                  count_of(a, roles[i][0], block), 1e-4, 0.0, "weights of block %d", block);
+            for (int k = 0; k < 4; k++)
+                test_assert_close(values_of(b, roles[k][1], block), values_of(a, roles[k][0], block),
+                                  count_of(a, roles[k][0], block), 1e-4, 0.0, "weights of block %d", block);
         close_fixture(a);
         close_fixture(b);
     }

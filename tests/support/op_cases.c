@@ -3,12 +3,10 @@
 #include "op_case_inputs.h"
 
 #include "graph/passes/sums.h"
-#include "ops/attention/sparse_attention.h"
 #include "ops/update/adamw.h"
 #include "ops/update/lamb.h"
 #include "ops/update/sgd.h"
 #include "optim/optimizer.h"
-#include "parallel/ring_attention.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -40,7 +38,7 @@ double case_loss(const OpCase *test, const TestMemory *memory) {
 
 /* ---- inputs ---- */
 
-static CaseFill *add_fill(OpCase *test, Place place, DType dtype, Shape shape, const char *name) {
+CaseFill *case_add_fill(OpCase *test, Place place, DType dtype, Shape shape, const char *name) {
     assert_true(test->n_fills < CASE_MAX_FILLS);
     CaseFill *fill = &test->fill[test->n_fills++];
     *fill = (CaseFill){.tensor = graph_tensor(test->graph, place, dtype, shape, "%s", name)};
@@ -48,7 +46,7 @@ static CaseFill *add_fill(OpCase *test, Place place, DType dtype, Shape shape, c
 }
 
 Tensor *case_floats(OpCase *test, Place place, Shape shape, const char *name, float scale, float offset) {
-    CaseFill *fill = add_fill(test, place, DTYPE_F32, shape, name);
+    CaseFill *fill = case_add_fill(test, place, DTYPE_F32, shape, name);
     fill->scale = scale;
     fill->offset = offset;
     return fill->tensor;
@@ -69,18 +67,18 @@ Tensor *case_parameter(OpCase *test, Shape shape, const char *name, float offset
 }
 
 Tensor *case_integers(OpCase *test, Shape shape, const char *name, int64_t below) {
-    CaseFill *fill = add_fill(test, PLACE_INPUT, DTYPE_I32, shape, name);
+    CaseFill *fill = case_add_fill(test, PLACE_INPUT, DTYPE_I32, shape, name);
     fill->below = (int32_t)below;
     return fill->tensor;
 }
 
 Tensor *case_literal(OpCase *test, DType dtype, int64_t count, const char *name, const void *values) {
-    CaseFill *fill = add_fill(test, PLACE_INPUT, dtype, SHAPE(count), name);
+    CaseFill *fill = case_add_fill(test, PLACE_INPUT, dtype, SHAPE(count), name);
     fill->literal = arena_copy(&test->graph->arena, values, (size_t)count * 4);
     return fill->tensor;
 }
 
-static Tensor *random_words(OpCase *test) {
+Tensor *case_random(OpCase *test) {
     static const int32_t words[N_RANDOM_WORDS] = {0x12345678, -0x6543210, 7, 11, 1};
     return case_literal(test, DTYPE_I32, N_RANDOM_WORDS, "random", words);
 }
@@ -105,7 +103,7 @@ void case_finish(OpCase *test, Tensor *y) {
     graph_record(test->graph, &OP_TEST_LOSS, NULL, 0, 2, TENSORS(test->y, test->dy), 0, NULL);
 }
 
-static const Node *last_node(const OpCase *test) {
+const Node *case_last_node(const OpCase *test) {
     return test->graph->node[test->graph->n_nodes - 1];
 }
 
@@ -164,7 +162,7 @@ Tensor *case_find(const OpCase *test, const char *name) {
 /* ---- the operations ---- */
 
 /* From 0 or CASE_FIRST_POSITION on, or two runs. */
-static RowPositions positions_of(const OpCase *test, int64_t n_rows) {
+RowPositions case_positions(const OpCase *test, int64_t n_rows) {
     RowPositions positions = {.start = test->spec->flags & CASE_SHIFT ? CASE_FIRST_POSITION : 0};
     if (test->spec->flags & CASE_ZIGZAG) {
         positions.head = n_rows / 2;
@@ -178,7 +176,7 @@ void build_embedding(OpCase *test) {
     unsigned flags = test->spec->flags;
     bool is_split = flags & CASE_SPLIT;
     EmbeddingAttributes part = {
-        .positions = positions_of(test, size[1]), .n_tokens = size[3], .n_all = size[3]};
+        .positions = case_positions(test, size[1]), .n_tokens = size[3], .n_all = size[3]};
     if (is_split) { /* the last row is padding, though there is a token of that number */
         part.n_tokens -= size[3] > 1;
         part.n_all = part.n_tokens + 5;
@@ -201,8 +199,8 @@ void build_layernorm(OpCase *test) {
     Tensor *weight = case_parameter(test, SHAPE(size[1]), "weight", 1.0f), *bias = NULL;
     if (test->spec->flags & CASE_BIAS) bias = case_parameter(test, SHAPE(size[1]), "bias", 0.0f);
     Tensor *y = op_layernorm(test->graph, x, weight, bias, 1e-5f);
-    case_result(test, "mean", last_node(test)->output[1]);
-    case_result(test, "rstd", last_node(test)->output[2]);
+    case_result(test, "mean", case_last_node(test)->output[1]);
+    case_result(test, "rstd", case_last_node(test)->output[2]);
     case_finish(test, y);
 }
 
@@ -210,12 +208,12 @@ void build_rmsnorm(OpCase *test) {
     const int64_t *size = test->spec->size;
     Tensor *x = case_activation(test, SHAPE(size[0], size[1]), "x");
     Tensor *y = op_rmsnorm(test->graph, x, case_parameter(test, SHAPE(size[1]), "weight", 1.0f), 1e-5f);
-    case_result(test, "rstd", last_node(test)->output[1]);
+    case_result(test, "rstd", case_last_node(test)->output[1]);
     case_finish(test, y);
 }
 
 /* What comes into an operation: given, or made of something given by a layer whose bias needs a gradient. */
-static Tensor *incoming(OpCase *test, Shape shape, const char *name) {
+Tensor *case_incoming(OpCase *test, Shape shape, const char *name) {
     enum { N_INPUTS = 3 };
     if (!(test->spec->flags & CASE_LAYER)) return case_activation(test, shape, name);
     Tensor *x = case_activation(test, shape_with_columns(shape, N_INPUTS), "layer.x");
@@ -235,13 +233,13 @@ void build_residual_norm(OpCase *test) {
     unsigned flags = test->spec->flags;
     Shape shape = SHAPE(size[0], size[1], size[2]);
     Tensor *x = case_activation(test, shape, "x");
-    Tensor *branch = flags & CASE_SAME ? x : incoming(test, shape, "branch"), *bias = NULL;
+    Tensor *branch = flags & CASE_SAME ? x : case_incoming(test, shape, "branch"), *bias = NULL;
     Tensor *weight = case_parameter(test, SHAPE(size[2]), "weight", 1.0f);
     if (flags & CASE_BIAS) bias = case_parameter(test, SHAPE(size[2]), "bias", 0.0f);
     ResidualNormAttributes attributes = {1e-5f, !(flags & CASE_RMS), test->spec->number, 5, split_rows(test)};
-    Tensor *random = attributes.probability > 0.0f ? random_words(test) : NULL;
+    Tensor *random = attributes.probability > 0.0f ? case_random(test) : NULL;
     ResidualNorm both = op_residual_norm(test->graph, x, branch, weight, bias, random, &attributes);
-    const Node *node = last_node(test);
+    const Node *node = case_last_node(test);
     case_result(test, "sum", both.sum);
     if (node->output[2]) case_result(test, "mean", node->output[2]);
     case_result(test, "rstd", node->output[3]);
@@ -290,169 +288,6 @@ void build_swiglu(OpCase *test) {
     case_finish(test, op_swiglu(test->graph, x));
 }
 
-static AttentionAttributes heads_of(const OpCase *test) {
-    const int64_t *size = test->spec->size;
-    return (AttentionAttributes){
-        .n_heads = (int)size[2],
-        .n_kv_heads = (int)size[3],
-        .head_size = (int)size[4],
-        .scale = (float)(1.0 / sqrt((double)size[4])),
-        .dropout = test->spec->number,
-        .site = 5,
-        .first_head = 2,
-    };
-}
-
-static Tensor *qkv_of(OpCase *test) {
-    const int64_t *size = test->spec->size;
-    return incoming(test, SHAPE(size[0], size[1], (size[2] + 2 * size[3]) * size[4]), "qkv");
-}
-
-void build_attention(OpCase *test) {
-    AttentionAttributes attributes = heads_of(test);
-    Tensor *qkv = qkv_of(test), *random = attributes.dropout > 0.0f ? random_words(test) : NULL;
-    Tensor *y = op_attention(test->graph, qkv, random, &attributes);
-    case_result(test, "lse", last_node(test)->output[1]);
-    case_finish(test, y);
-}
-
-/* The queries of one of the ranks of a ring, over the keys of all of them, its own first. */
-void build_attention_part(OpCase *test) {
-    const int64_t *size = test->spec->size;
-    int n_ranks = (int)size[5], rank = n_ranks / 2;
-    AttentionPartAttributes attributes = {.heads = heads_of(test), .n_positions = size[1]};
-    Tensor *random = attributes.heads.dropout > 0.0f ? random_words(test) : NULL;
-    ContextRows rows = context_rows(CONTEXT_RING, size[1], n_ranks, rank);
-    Tensor *q = case_activation(test, SHAPE(size[0], rows.n, size[2] * size[4]), "q");
-    attributes.queries = rows.positions;
-    AttentionPart part = {0};
-    for (int i = 0; i < n_ranks; i++) {
-        static const char *const names[] = {"kv0", "kv1", "kv2"};
-        ContextRows keys = context_rows(CONTEXT_RING, size[1], n_ranks, (rank + i) % n_ranks);
-        Tensor *kv = case_activation(test, SHAPE(size[0], keys.n, 2 * size[3] * size[4]), names[i]);
-        attributes.keys = keys.positions;
-        part = op_attention_part(test->graph, q, kv, random, i ? &part : NULL, &attributes);
-    }
-    case_result(test, "lse", part.lse);
-    case_finish(test, part.y);
-}
-
-void build_attention_cached(OpCase *test) {
-    const int64_t *size = test->spec->size;
-    AttentionAttributes attributes = heads_of(test);
-    Tensor *qkv = qkv_of(test);
-    qkv->needs_gradient = false;
-    Tensor *start = case_integers(test, SHAPE(size[0]), "start", size[5] - size[1] + 1);
-    Shape shape = SHAPE(size[0], size[3], size[5], size[4]);
-    Tensor *keys = case_floats(test, PLACE_STATE, shape, "keys", 1.0f, 0.0f);
-    Tensor *values = case_floats(test, PLACE_STATE, shape, "values", 1.0f, 0.0f);
-    case_finish(test, op_attention_cached(test->graph, qkv, start, keys, values, &attributes));
-}
-
-const char *const case_patterns[N_CASE_PATTERNS] = {
-    "dense",      "window:5",    "window:70",        "strided:9",        "strided:64",
-    "fixed:16:3", "fixed:100:7", "bigbird:16:2:1:1", "bigbird:64:1:1:2",
-};
-
-static AttentionPattern case_pattern(int64_t number) {
-    AttentionPattern pattern;
-    Error error = {0};
-    const char *text = case_patterns[number];
-    if (pattern_parse(text, strlen(text), &pattern, &error) != STATUS_OK) fail_msg("%s", error.text);
-    return pattern;
-}
-
-enum { CASE_END_TOKEN = 3, CASE_TOKENS = 23 };
-
-/* Documents of about CASE_TOKENS tokens in sequences of `length`, as the rows see them. */
-static Documents documents_of(OpCase *test, int64_t length, int64_t n_rows, const RowPositions *rows) {
-    Tensor *tokens = case_integers(test, SHAPE(test->spec->size[0], length), "tokens", CASE_TOKENS);
-    DocumentAttributes attributes = {CASE_END_TOKEN, *rows};
-    return op_document_starts(test->graph, tokens, n_rows, &attributes);
-}
-
-void build_sparse_attention(OpCase *test) {
-    const int64_t *size = test->spec->size;
-    AttentionAttributes attributes = heads_of(test);
-    AttentionMask mask = {.pattern = case_pattern(size[5])};
-    Tensor *qkv = qkv_of(test), *random = attributes.dropout > 0.0f ? random_words(test) : NULL;
-    if (test->spec->flags & CASE_DOCUMENTS)
-        mask.starts = documents_of(test, size[1], size[1], &(RowPositions){0}).starts;
-    mask.blocks = op_attention_blocks(test->graph, mask.starts, &mask.pattern, size[1]);
-    Tensor *y = op_sparse_attention(test->graph, qkv, random, &mask, &attributes);
-    case_result(test, "lse", last_node(test)->output[1]);
-    case_finish(test, y);
-}
-
-void build_document_starts_cached(OpCase *test) {
-    const int64_t *size = test->spec->size;
-    Tensor *tokens = case_integers(test, SHAPE(size[0], size[1]), "tokens", 5);
-    Tensor *start = case_integers(test, SHAPE(size[0]), "start", size[2] - size[1] + 1);
-    CaseFill *next = add_fill(test, PLACE_STATE, DTYPE_I32, SHAPE(size[0], size[2]), "next");
-    next->below = 1;
-    case_finish(test,
-                op_document_starts_cached(test->graph, tokens, start, next->tensor, CASE_END_TOKEN).starts);
-    case_result(test, "positions", last_node(test)->output[1]);
-}
-
-/* As build_attention_part. */
-void build_sparse_attention_part(OpCase *test) {
-    const int64_t *size = test->spec->size;
-    int n_ranks = (int)size[5] % 10, rank = n_ranks / 2;
-    SparsePartAttributes attributes = {.part = {.heads = heads_of(test), .n_positions = size[1]},
-                                       .pattern = case_pattern(size[5] / 10)};
-    Tensor *random = attributes.part.heads.dropout > 0.0f ? random_words(test) : NULL, *starts = NULL;
-    ContextRows rows = context_rows(CONTEXT_RING, size[1], n_ranks, rank);
-    Tensor *q = case_activation(test, SHAPE(size[0], rows.n, size[2] * size[4]), "q");
-    attributes.part.queries = rows.positions;
-    if (test->spec->flags & CASE_DOCUMENTS)
-        starts = documents_of(test, size[1], rows.n, &rows.positions).starts;
-    AttentionPart part = {0};
-    for (int i = 0; i < n_ranks; i++) {
-        static const char *const names[] = {"kv0", "kv1", "kv2"};
-        ContextRows keys = context_rows(CONTEXT_RING, size[1], n_ranks, (rank + i) % n_ranks);
-        Tensor *kv = case_activation(test, SHAPE(size[0], keys.n, 2 * size[3] * size[4]), names[i]);
-        attributes.part.keys = keys.positions;
-        part = op_sparse_attention_part(test->graph, q, kv, random, starts, i ? &part : NULL, &attributes);
-    }
-    case_result(test, "lse", part.lse);
-    case_finish(test, part.y);
-}
-
-void build_sparse_attention_cached(OpCase *test) {
-    const int64_t *size = test->spec->size;
-    SparseCachedAttributes attributes = {.heads = heads_of(test),
-                                         .pattern = case_pattern((int64_t)test->spec->number),
-                                         .n_positions = size[5]};
-    attributes.heads.dropout = 0.0f;
-    Tensor *qkv = qkv_of(test), *starts = NULL;
-    qkv->needs_gradient = false;
-    Tensor *start = case_integers(test, SHAPE(size[0]), "start", size[5] - size[1] + 1);
-    if (test->spec->flags & CASE_DOCUMENTS)
-        starts = documents_of(test, size[1], size[1], &(RowPositions){0}).starts;
-    int64_t capacity = sparse_cache_capacity(&attributes.pattern, size[5], size[1]);
-    Shape shape = SHAPE(size[0], size[3], capacity, size[4]);
-    Tensor *keys = case_floats(test, PLACE_STATE, shape, "keys", 1.0f, 0.0f);
-    Tensor *values = case_floats(test, PLACE_STATE, shape, "values", 1.0f, 0.0f);
-    case_finish(test, op_sparse_attention_cached(test->graph, qkv, start, starts, keys, values, &attributes));
-}
-
-void build_rotary(OpCase *test) {
-    const int64_t *size = test->spec->size;
-    RotaryAttributes attributes = {
-        .n_heads = (int)size[2],
-        .n_kv_heads = (int)size[3],
-        .head_size = (int)size[4],
-        .theta = 100.0f,
-        .positions = positions_of(test, size[1]),
-    };
-    Tensor *qkv = qkv_of(test), *start = NULL;
-    if (test->spec->flags & CASE_START) start = case_integers(test, SHAPE(size[0]), "start", 50);
-    if (test->spec->flags & CASE_DOCUMENTS)
-        start = documents_of(test, size[1], size[1], &(RowPositions){0}).positions;
-    case_finish(test, op_rotary(test->graph, qkv, start, &attributes));
-}
-
 void build_add(OpCase *test) {
     Shape shape = SHAPE(test->spec->size[0], test->spec->size[1]);
     Tensor *x = case_activation(test, shape, "x");
@@ -481,7 +316,7 @@ void build_dropout(OpCase *test) {
     const int64_t *size = test->spec->size;
     Tensor *x = case_activation(test, SHAPE(size[0], size[1], size[2]), "x");
     DropoutAttributes attributes = {test->spec->number, 5, split_rows(test)};
-    case_finish(test, op_dropout_split(test->graph, x, random_words(test), &attributes));
+    case_finish(test, op_dropout_split(test->graph, x, case_random(test), &attributes));
 }
 
 void build_gather(OpCase *test) {
@@ -681,82 +516,4 @@ void build_block(OpCase *test) {
     Tensor *hidden = op_linear(test->graph, normal, weight, bias, x, ACTIVATION_GELU_TANH);
     Tensor *sum = op_add(test->graph, hidden, x);
     case_finish(test, op_linear(test->graph, sum, weight, NULL, hidden, ACTIVATION_NONE));
-}
-
-/* ---- depths: rows are chosen, something is made of them, and it is added ---- */
-
-/* Of rows that are split among ranks, those of a rank in the middle. */
-static int64_t depth_first_row(const OpCase *test) {
-    return test->spec->flags & CASE_SPLIT ? test->spec->size[0] * test->spec->size[1] / 3 : 0;
-}
-
-static Tensor *depth_stream(OpCase *test) {
-    const int64_t *size = test->spec->size;
-    int64_t n_rows = size[0] * size[1], first = depth_first_row(test);
-    if (!(test->spec->flags & CASE_SPLIT))
-        return case_activation(test, SHAPE(size[0], size[1], size[2]), "x");
-    return case_activation(test, SHAPE(2 * n_rows / 3 - first, size[2]), "x");
-}
-
-void build_depth(OpCase *test) {
-    const int64_t *size = test->spec->size;
-    Graph *graph = test->graph;
-    Tensor *x = depth_stream(test), *router = case_parameter(test, SHAPE(size[2]), "router", 0.0f);
-    Tensor *predictor = case_floats(test, PLACE_INPUT, SHAPE(size[2]), "predictor", 1.0f, 0.0f);
-    Tensor *bias = case_floats(test, PLACE_INPUT, SHAPE(1), "bias", 1.0f, 0.0f);
-    DepthScores scores = op_depth_score(graph, x, router, predictor, bias);
-    Tensor *score = scores.score;
-    float scale = test->spec->flags & CASE_SAME ? 0.0f : 1.0f;
-    if (test->spec->flags & (CASE_SPLIT | CASE_SAME)) /* that of all rows; or of none better than another */
-        score = case_floats(test, PLACE_INPUT, SHAPE(size[0], size[1]), "score", scale, 0.25f);
-    DepthRows rows = op_depth_select(graph, score, size[3]);
-    DepthChosen chosen = op_depth_gather(graph, x, score, &rows, router, depth_first_row(test));
-    Tensor *made = op_gelu(graph, chosen.chosen, ACTIVATION_GELU_TANH);
-    case_result(test, "gate", chosen.gate);
-    case_result(test, "guess", scores.guess);
-    case_finish(test, op_depth_scatter(graph, x, made, chosen.gate, &rows, depth_first_row(test)));
-}
-
-void build_depth_admit(OpCase *test) {
-    const int64_t *size = test->spec->size;
-    Tensor *guess = case_floats(test, PLACE_INPUT, SHAPE(size[0], size[1]), "guess", 1.0f, 0.2f);
-    Tensor *start = NULL, *counts = NULL;
-    if (test->spec->flags & CASE_START) {
-        start = case_integers(test, SHAPE(size[0]), "start", size[2] - size[1] + 1);
-        CaseFill *fill = add_fill(test, PLACE_STATE, DTYPE_I32, SHAPE(size[0], size[2] + 1), "counts");
-        fill->below = 5;
-        counts = fill->tensor;
-    }
-    op_depth_admit(test->graph, guess, start, counts);
-}
-
-void build_depth_predict(OpCase *test) {
-    const int64_t *size = test->spec->size;
-    Graph *graph = test->graph;
-    const float factor = 0.375f;
-    int32_t words[N_RANDOM_WORDS] = {0};
-    words[RANDOM_N_SEQUENCES] = (int32_t)(size[0] > 1 ? size[0] - 1 : 1);
-    bool is_scaled = test->spec->flags & CASE_FACTOR;
-    Tensor *x = depth_stream(test),
-           *router = case_floats(test, PLACE_INPUT, SHAPE(size[2]), "router", 1.0f, 0.0f);
-    Tensor *score = case_floats(test, PLACE_INPUT, SHAPE(size[0], size[1]), "score", 1.0f, 0.0f);
-    Tensor *predictor = case_parameter(test, SHAPE(size[2]), "predictor", 0.0f),
-           *bias = case_parameter(test, SHAPE(1), "bias", 0.0f);
-    DepthRows rows = op_depth_select(graph, score, size[3]);
-    DepthPredictAttributes attributes = {
-        .first_row = depth_first_row(test), .gradient_scale = 0.25f, .report_scale = 0.25f};
-    DepthPredictTensors tensors = {
-        .guess = op_depth_score(graph, x, router, predictor, bias).guess,
-        .x = x,
-        .slot = rows.slot,
-        .random = case_literal(test, DTYPE_I32, N_RANDOM_WORDS, "random", words),
-        .scale = is_scaled ? case_literal(test, DTYPE_F32, 1, "loss scale", &factor) : NULL,
-        .predictor = predictor,
-        .bias = bias,
-        .loss = case_state(test, SHAPE(1), "loss"),
-        .hits = case_state(test, SHAPE(1), "hits")};
-    op_depth_predict(graph, &tensors, WRITE_FRESH, &attributes);
-    case_result(test, "hits", tensors.hits);
-    test->y = tensors.loss;
-    test->loss_scale = is_scaled ? 0.375 : 1.0;
 }

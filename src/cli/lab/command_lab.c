@@ -26,6 +26,7 @@ static const Study studies[] = {
     {"staleness", &lab_staleness_command, lab_staleness},
     {"flops", &lab_flops_command, lab_flops},
     {"attention", &lab_attention_command, lab_attention},
+    {"experts", &lab_experts_command, lab_experts},
     {NULL, NULL, NULL},
 };
 enum { N_STUDIES = sizeof studies / sizeof studies[0] - 1 };

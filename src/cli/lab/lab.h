@@ -38,12 +38,13 @@
 #include "lab/launch/launcher.h"
 #include "lab/picture/plot.h"
 
-extern const OptionCommand lab_attention_command, lab_collectives_command, lab_flops_command,
-    lab_linear_command, lab_network_command, lab_pipeline_command, lab_scaling_command, lab_staleness_command,
-    lab_table_command, lab_timeline_command;
+extern const OptionCommand lab_attention_command, lab_collectives_command, lab_experts_command,
+    lab_flops_command, lab_linear_command, lab_network_command, lab_pipeline_command, lab_scaling_command,
+    lab_staleness_command, lab_table_command, lab_timeline_command;
 
 Status lab_attention(Launch *launch, int n_words, char *const *words, Error *error);
 Status lab_collectives(Launch *launch, int n_words, char *const *words, Error *error);
+Status lab_experts(Launch *launch, int n_words, char *const *words, Error *error);
 Status lab_flops(Launch *launch, int n_words, char *const *words, Error *error);
 Status lab_linear(Launch *launch, int n_words, char *const *words, Error *error);
 Status lab_network(Launch *launch, int n_words, char *const *words, Error *error);

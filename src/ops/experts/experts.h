@@ -145,6 +145,9 @@ typedef struct {
     float rate;
 } RouteUpdateAttributes;
 extern const Op OP_ROUTE_BIAS, OP_ROUTE_SUMMARY;
+
+/* The same on the host. */
+void route_summarise(const float *reports, int64_t n_blocks, int n_experts, double *summary);
 void op_route_bias(Graph *graph, Tensor *reports, Tensor *factor, Tensor *bias, float rate);
 void op_route_summary(Graph *graph, Tensor *reports, Tensor *summary, int n_experts);
 

@@ -6,6 +6,7 @@
 #include "ops/reference.h"
 
 #include <stdio.h>
+#include <string.h>
 
 void op_route_bias(Graph *graph, Tensor *reports, Tensor *factor, Tensor *bias, float rate) {
     int64_t E = shape_columns(bias->shape);
@@ -62,26 +63,30 @@ void op_route_summary(Graph *graph, Tensor *reports, Tensor *summary, int n_expe
                  TENSORS(summary));
 }
 
-static Status summary_reference(const KernelCall *call, Error *error) {
-    (void)error;
-    const RouteUpdateAttributes *a = call->node->attributes;
-    const float *reports = call->in[0];
-    float *summary = call->out[0]; /* (N_ROUTE_SUMMARY) */
-    int64_t n_blocks = shape_rows(call->node->input[0]->shape);
-    double sums[N_ROUTE_SUMMARY] = {[SUMMARY_BLOCKS] = (double)n_blocks};
-    int E = a->n_experts;
+void route_summarise(const float *reports, int64_t n_blocks, int n_experts, double *summary) {
+    int E = n_experts;
+    memset(summary, 0, N_ROUTE_SUMMARY * sizeof *summary);
+    summary[SUMMARY_BLOCKS] = (double)n_blocks;
     for (int64_t r = 0; r < n_blocks; r++) {
         const float *report = reports + r * (E + N_ROUTE_COUNTS);
         double sum = 0.0, most = 0.0;
         for (int e = 0; e < E; e++) {
             sum += (double)report[e];
             most = fmax(most, (double)report[e]);
-            sums[SUMMARY_EMPTY] += report[e] == 0.0f;
+            summary[SUMMARY_EMPTY] += report[e] == 0.0f;
         }
         double load = sum > 0.0 ? most * (double)E / sum : 0.0;
-        sums[SUMMARY_BUSIEST] = fmax(sums[SUMMARY_BUSIEST], load);
-        for (int i = 0; i < N_ROUTE_COUNTS; i++) sums[i] += (double)report[E + i];
+        summary[SUMMARY_BUSIEST] = fmax(summary[SUMMARY_BUSIEST], load);
+        for (int i = 0; i < N_ROUTE_COUNTS; i++) summary[i] += (double)report[E + i];
     }
+}
+
+static Status summary_reference(const KernelCall *call, Error *error) {
+    (void)error;
+    const RouteUpdateAttributes *a = call->node->attributes;
+    float *summary = call->out[0]; /* (N_ROUTE_SUMMARY) */
+    double sums[N_ROUTE_SUMMARY];
+    route_summarise(call->in[0], shape_rows(call->node->input[0]->shape), a->n_experts, sums);
     for (int i = 0; i < N_ROUTE_SUMMARY; i++) reference_write(&summary[i], (float)sums[i], call->add[0]);
     return STATUS_OK;
 }

@@ -1,0 +1,253 @@
+/* pgpt lab experts: what a mixture of experts learns for the same arithmetic, router by router.
+ *
+ * Each way is a run of pgpt train. A token computes as much in all of them: K experts have a K-th of the
+ * MLP's hidden channels each. What the router adds is counted too: a run has as many steps as make it the
+ * FLOPs of the first. */
+#include "cli/lab/lab_experts.h"
+
+#include "base/text/plain.h"
+#include "device/device.h"
+#include "job/train_run.h"
+#include "lab/launch/launch_child.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { MOST_WORDS = 96 };
+
+static const OptionSpec specs[] = {
+    OPTION_STRING(
+        "ways", ExpertsCall, ways, "all", "LIST",
+        "what is trained: dense, or a router (of pgpt train's --router), with commas between; the first is "
+        "what others are compared with; all: dense, then every router"),
+    OPTION_INT("experts", ExpertsCall, n_experts, 8, 1, 1024, "experts of a block"),
+    OPTION_INT("experts-per-token", ExpertsCall, n_chosen, 2, 1, 64,
+               "experts of a token; switch has 1 and gshard 2 in any case"),
+    OPTION_INT("steps", ExpertsCall, n_steps, 600, 1, 1 << 30,
+               "steps of the first way; others have as many as make the same FLOPs"),
+    OPTION_INT("points", ExpertsCall, n_points, 24, 1, 10000,
+               "evaluations of each run: points of the curves"),
+    OPTION_CHOICE("device", ExpertsCall, device, DEVICE_AUTO, device_names,
+                  "where to train; auto: on a GPU if there is one"),
+    OPTION_INT("threads", ExpertsCall, n_threads, 0, 0, 4096, "CPU threads; 0: all cores"),
+    OPTION_END,
+};
+
+static const OptionGroup groups[] = {
+    OPTION_GROUP("Study", ExpertsCommand, call, specs),
+    OPTION_GROUP("Runs", ExpertsCommand, runs, lab_run_specs),
+    OPTION_GROUP("Output", ExpertsCommand, lab, lab_option_specs),
+    OPTION_GROUP_END,
+};
+
+static const OptionPositional positionals[] = {LAB_TRAIN_WORDS(", as --data book.txt"), {.name = NULL}};
+
+static const char *const examples[] = {
+    "a dense model and every router, at the same FLOPs",
+    "pgpt lab experts",
+    "two routers on a text of one's own",
+    "pgpt lab experts --ways dense,topk,balance-free --steps 2000 -- --data book.txt",
+    NULL,
+};
+
+const OptionCommand lab_experts_command = {
+    .name = "lab experts",
+    .summary = "mixtures of experts: loss by FLOPs and by time, router by router, and the experts' load",
+    .description =
+        "Trains a model with an MLP, and the same with experts in its place, of each router. K experts of a token have a K-th of "
+        "the MLP's hidden channels each, and all runs have the same FLOPs, so what differs is how much the model holds. Draws "
+        "validation loss against FLOPs and against time, and the load of every expert over time.",
+    .positionals = positionals,
+    .groups = groups,
+    .examples = examples,
+    .no_config = true,
+};
+
+/* ---- What is asked for */
+
+static const ExpertWay ways[] = {{"dense", 0},         {"switch", 1},      {"topk", -1},
+                                 {"gshard", 2},        {"noisy-topk", -1}, {"balance-free", -1},
+                                 {"expert-choice", -1}};
+enum { N_WAYS = sizeof ways / sizeof ways[0] };
+static const char all_ways[] = "dense,switch,topk,balance-free,gshard,noisy-topk,expert-choice";
+
+static Status read_ways(ExpertsStudy *study, const char *text, Error *error) {
+    for (const char *at = text;; at++) {
+        size_t n = strcspn(at, ",");
+        const ExpertWay *found = NULL;
+        for (int i = 0; i < N_WAYS; i++)
+            if (strlen(ways[i].name) == n && strncmp(at, ways[i].name, n) == 0) found = &ways[i];
+        if (!found)
+            return error_user(error,
+                              "--ways '%s': '%s' is neither dense nor a router; choose among dense, switch, "
+                              "topk, gshard, noisy-topk, balance-free, expert-choice",
+                              plain_value(text).text, plain_value_of(at, n).text);
+        for (int i = 0; i < study->n_ways; i++)
+            if (study->way[i].name == found->name)
+                return error_user(error, "--ways has %s twice; leave one out", found->name);
+        ExpertWay *way = &study->way[study->n_ways++];
+        *way = *found;
+        if (way->n_chosen < 0) way->n_chosen = study->call->n_chosen;
+        if (way->n_chosen > study->call->n_experts)
+            return error_user(error,
+                              "%s sends a token to %" PRId64 " of --experts %" PRId64
+                              "; raise --experts or lower --experts-per-token",
+                              way->name, way->n_chosen, study->call->n_experts);
+        at += n;
+        if (!*at) return STATUS_OK;
+    }
+}
+
+/* What the study sets itself. */
+static const char *const ours[] = {"out",
+                                   "steps",
+                                   "seed",
+                                   "threads",
+                                   "log-every",
+                                   "device",
+                                   "resume",
+                                   "experts",
+                                   "expert-hidden",
+                                   "expert-every",
+                                   "experts-per-token",
+                                   "router",
+                                   "eval-every",
+                                   "no-save",
+                                   "sample-tokens",
+                                   "shared-experts",
+                                   NULL};
+
+static Status read_call(ExpertsStudy *study, Error *error) {
+    TrainCommand values;
+    Options train;
+    const char *text = study->call->ways;
+    TRY(read_ways(study, strcmp(text, "all") == 0 ? all_ways : text, error));
+    TRY(options_init(&train, &train_command, &values, error));
+    lab_read_train_words(&lab_experts_command, study->options->arguments, study->options->n_arguments, ours,
+                         &train, error);
+    if (error->status == STATUS_OK) config_apply_preset(&train, values.model.preset, error);
+    if (error->status == STATUS_OK && values.model.n_experts)
+        error_user(error, "--model %s has experts already; name one without, as nano or mini",
+                   plain(values.model.preset).text);
+    if (error->status == STATUS_OK) config_complete(&values.model, 1, error);
+    study->n_hidden = values.model.n_hidden;
+    study->preset =
+        arena_strdup((Arena *)&study->options->arena, values.model.preset ? values.model.preset : "");
+    options_free(&train);
+    return error->status;
+}
+
+/* ---- Runs */
+
+typedef struct {
+    Launcher launcher;
+    RunFolder folder;
+} Runs;
+
+/* A run of way i, with its folder's metrics left behind. */
+static Status train(ExpertsStudy *study, Runs *runs, int i, int64_t n_steps, bool is_probe, Error *error) {
+    const ExpertWay *way = &study->way[i];
+    char number[6][24], out[4200];
+    const char *words[MOST_WORDS] = {"train",
+                                     "--quiet",
+                                     "--no-save",
+                                     "--sample-tokens",
+                                     "0",
+                                     "--seed",
+                                     "1",
+                                     "--device",
+                                     device_names[study->call->device],
+                                     "--out",
+                                     out,
+                                     "--steps",
+                                     number[0],
+                                     "--threads",
+                                     number[1],
+                                     "--eval-every",
+                                     number[2]};
+    int n = 17;
+    const int64_t numbers[] = {n_steps,
+                               study->call->n_threads,
+                               is_probe ? 0 : (n_steps + study->call->n_points - 1) / study->call->n_points,
+                               study->call->n_experts,
+                               way->n_chosen,
+                               way->n_chosen ? study->n_hidden / way->n_chosen : 0};
+    for (int k = 0; k < 6; k++) snprintf(number[k], sizeof number[k], "%" PRId64, numbers[k]);
+    snprintf(out, sizeof out, "%.4000s/%s%s", runs->folder.path, way->name, is_probe ? "-probe" : "");
+    if (way->n_chosen) {
+        const char *const more[] = {
+            "--router", way->name,         "--experts", number[3], "--experts-per-token",
+            number[4],  "--expert-hidden", number[5]};
+        for (int k = 0; k < 8; k++) words[n++] = more[k];
+    }
+    for (int k = 0; k < study->options->n_arguments && n + 1 < MOST_WORDS; k++)
+        words[n++] = study->options->arguments[k];
+    const char *const *command = launcher_words(&runs->launcher, 1, words);
+    ChildResult result = {0};
+    TRY(child_run(&(ChildSetup){.words = command, .timeout_s = study->values->runs.timeout}, &result, error));
+    if (child_check(&result, command, error) == STATUS_OK) expert_run_read(&study->run[i], out, error);
+    child_free(&result);
+    study->run[i].name = way->name;
+    return error->status;
+}
+
+/* The steps of each way that make the FLOPs of the first one's; what a step computes is learned from a run of
+ * one. */
+static Status train_way(ExpertsStudy *study, Runs *runs, int i, double *flops, Error *error) {
+    int64_t n_steps = study->call->n_steps;
+    TRY(train(study, runs, i, 1, true, error));
+    double a_step = study->run[i].flops_per_step;
+    expert_run_free(&study->run[i]);
+    if (i) n_steps = (int64_t)fmax(1.0, round(*flops / a_step));
+    else *flops = (double)n_steps * a_step;
+    log_note(&study->output.log, "training %s: %" PRId64 " steps", study->way[i].name, n_steps);
+    return train(study, runs, i, n_steps, false, error);
+}
+
+static Status train_all(ExpertsStudy *study, Error *error) {
+    Runs runs = {0};
+    double flops = 0.0;
+    TRY(launcher_open_alone(&runs.launcher, error));
+    run_folder_make(&runs.folder, study->output.folder, error);
+    for (int i = 0; i < study->n_ways && error->status == STATUS_OK; i++)
+        train_way(study, &runs, i, &flops, error);
+    run_folder_remove(&runs.folder);
+    launcher_close(&runs.launcher);
+    return error->status;
+}
+
+/* ---- All of it */
+
+static Status run_study(ExpertsStudy *study, Error *error) {
+    TRY(read_call(study, error));
+    TRY(train_all(study, error));
+    experts_print(study);
+    fflush(stdout);
+    TRY(experts_draw(study, error));
+    return study->values->lab.json ? experts_print_json(study, error) : STATUS_OK;
+}
+
+Status lab_experts(Launch *launch, int n_words, char *const *words, Error *error) {
+    static const LabDefault quick[] = {
+        {"ways", "dense,switch,topk,balance-free"}, {"steps", "40"}, {"points", "8"}, {NULL, NULL}};
+    ExpertsCommand values;
+    Options options;
+    bool goes_on;
+    TRY(lab_read_options(launch, &options, &lab_experts_command, &values, n_words, words, &goes_on, error));
+    if (goes_on && launch->world.size > 1)
+        error_user(error, "'lab experts' starts its runs one by one; run it without mpirun");
+    if (goes_on && error->status == STATUS_OK &&
+        lab_apply_quick(&options, &values.runs, quick, error) == STATUS_OK) {
+        ExpertsStudy study = {.call = &values.call,
+                              .values = &values,
+                              .options = &options,
+                              .output = lab_output(launch, &options, &values.lab, n_words, words)};
+        if (lab_check_folder(launch, &study.output, error) == STATUS_OK) run_study(&study, error);
+        for (int i = 0; i < EXPERTS_MOST_WAYS; i++) expert_run_free(&study.run[i]);
+    }
+    launch_agree(launch, error);
+    options_free(&options);
+    return error->status;
+}
