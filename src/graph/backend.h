@@ -60,6 +60,16 @@ typedef struct Backend {
     void (*set_lane)(void *context, int lane);
     Status (*event_wait)(void *context, void *event, Error *error);
 
+    /* Copies to and from memory that the device reaches by itself, beside what it computes. Pinned memory is
+     * taken and given back; a copy (is_out: to the host) begins behind everything that lane 0 was given so
+     * far, and behind copy `after`, unless that is 0; then the host waits for it, or lane 0 of the device
+     * does. Tickets are never 0. Optional, all or none. */
+    Status (*allocate_pinned)(void *context, size_t n_bytes, const char *what, void **memory, Error *error);
+    void (*release_pinned)(void *context, void *memory);
+    Status (*copy_start)(void *context, void *to, const void *from, size_t n_bytes, bool is_out,
+                         uint64_t after, uint64_t *ticket, Error *error);
+    Status (*copy_wait)(void *context, uint64_t ticket, bool by_host, Error *error);
+
     void (*close)(void *context);
 
     void *context;
@@ -68,6 +78,9 @@ typedef struct Backend {
     int n_sharing;    /* ranks with memory from the same place, this one among them; 0: nobody has counted */
     bool only_plans;  /* it computes nothing: there is no device behind it */
     bool is_blocking; /* wait for every instruction, so that one that fails is known by name */
+    /* The kernels of the host beside a device with memory of its own, for nodes that are left to it; NULL: the
+     * device is the host, or nobody has opened them. Not owned. */
+    struct Backend *host;
     struct DeviceComms *kept;  /* the device room's: communicators that stay open; NULL: none do */
     const char *blocking_wish; /* how the user asks for that; NULL where kernels return when they are done */
 } Backend;

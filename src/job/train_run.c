@@ -165,7 +165,7 @@ static Status open_device(TrainRun *run, Error *error) {
         TRY(device_plan_open(&run->backend, &device, error));
     else TRY(device_backend_open(&run->backend, &device, error));
     run->has_backend = true;
-    return STATUS_OK;
+    return offload_check(&run->offload, &run->backend.traits, false, error);
 }
 
 TrainerSetup train_setup(TrainRun *run) {
@@ -184,6 +184,7 @@ TrainerSetup train_setup(TrainRun *run) {
                           .saving = run->saving.size > 1 ? &run->saving : NULL,
                           .parallel = &values->parallel,
                           .async = &run->async,
+                          .offload = &run->offload,
                           .fault = &run->fault,
                           .activity = &run->activity,
                           .trace = &run->trace,

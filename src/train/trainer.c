@@ -75,7 +75,7 @@ static int tensor_chunks(const TrainerSetup *setup) {
 
 static StepOptions step_options(const TrainerSetup *setup) {
     const TrainOptions *options = setup->options;
-    return (StepOptions){.batch = options->batch,
+    StepOptions step = {.batch = options->batch,
                          .micro_batch = options->micro_batch,
                          .T = options->sequence,
                          .recompute = options->recompute,
@@ -89,6 +89,8 @@ static StepOptions step_options(const TrainerSetup *setup) {
                          .part = setup->part,
                          .precision = precision_of((PrecisionKind)options->precision),
                          .should_stop = interrupt_was_signalled};
+    if (setup->offload) step.offload = *setup->offload;
+    return step;
 }
 
 static Status plan_evaluation(Trainer *trainer, Error *error) {
