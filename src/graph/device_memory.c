@@ -91,7 +91,7 @@ static void give_back(DeviceMemory *memory, int place) {
     if (memory->kind[place] == backend->traits.memory)
         backend->release(backend->context, base, asked_bytes(memory, place));
     else if (memory->kind[place] == MEMORY_FILE) munmap(base, memory->bytes[place]);
-    else backend->release_pinned(backend->context, base);
+    else backend->release_pinned(backend->context, base, memory->bytes[place]);
 }
 
 void device_close(DeviceMemory *memory) {

@@ -38,10 +38,10 @@ static void *address_for(const Executor *executor, const Tensor *tensor, int chu
 
 static KernelCall make_call(const Executor *executor, const Node *node, MicroBatch micro) {
     const Backend *backend = executor->memory->backend;
-    const Backend *runner = node->is_on_host && backend->host ? backend->host : backend;
+    bool is_left = backend_leaves_to_host(backend, node) && !backend->only_plans;
     KernelCall call = {.node = node,
-                       .n_threads = runner->n_threads,
-                       .context = runner->context,
+                       .n_threads = is_left ? backend->host.n_threads : backend->n_threads,
+                       .context = is_left ? backend->host.context : backend->context,
                        .mover = executor->memory->mover};
     int chunk = node->chunk, n_versions = executor->program->plan.n_versions;
     MicroBatch read = micro;

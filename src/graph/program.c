@@ -8,7 +8,8 @@
 #include <string.h>
 
 Kernel backend_kernel(const Backend *backend, const Node *node) {
-    if (node->is_on_host && backend->host) backend = backend->host;
+    if (backend_leaves_to_host(backend, node) && !backend->only_plans)
+        return backend->host.kernel(backend->host.context, node);
     return node->op->is_portable ? node->op->reference : backend->kernel(backend->context, node);
 }
 
@@ -18,7 +19,7 @@ bool backend_has_own_memory(const Backend *backend) {
 
 /* The traits of whoever runs the node. */
 static const BackendTraits *traits_of(const Backend *backend, const Node *node) {
-    return node->is_on_host && backend->host ? &backend->host->traits : &backend->traits;
+    return backend_leaves_to_host(backend, node) ? &backend->host.traits : &backend->traits;
 }
 
 /* The host runs its own one after the other: one for all of them. */
