@@ -360,8 +360,9 @@ static Status list_cases(Verify *run, Error *error) {
 
 static void say_difference(const VerifyResult *result) {
     if (result->parameter == VERIFY_BITS) {
-        printf("    first difference in step %lld: not the bits of the same layout without offload (rank %d)\n",
-               (long long)result->step, result->rank);
+        printf(
+            "    first difference in step %lld: not the bits of the same layout without offload (rank %d)\n",
+            (long long)result->step, result->rank);
         return;
     }
     if (result->parameter < 0) {

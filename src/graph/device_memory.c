@@ -47,7 +47,8 @@ static Status take_place(DeviceMemory *memory, int place, Error *error) {
     const char *name = place_name((Place)place);
     size_t n_bytes = memory->bytes[place];
     if (memory->kind[place] == backend->traits.memory) {
-        TRY(backend->allocate(backend->context, asked_bytes(memory, place), name, &memory->base[place], error));
+        TRY(backend->allocate(backend->context, asked_bytes(memory, place), name, &memory->base[place],
+                              error));
         memory->allocated_bytes += n_bytes;
         return STATUS_OK;
     }

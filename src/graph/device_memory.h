@@ -33,8 +33,8 @@ typedef struct {
 } DeviceMemory;
 
 void device_require(DeviceMemory *memory, const MemoryPlan *plan);
-size_t device_required_bytes(const DeviceMemory *memory);                  /* of what kernels work on */
-size_t device_bytes_of(const DeviceMemory *memory, MemoryKind kind);       /* and of another kind */
+size_t device_required_bytes(const DeviceMemory *memory);            /* of what kernels work on */
+size_t device_bytes_of(const DeviceMemory *memory, MemoryKind kind); /* and of another kind */
 Status device_open(DeviceMemory *memory, const Backend *backend, Error *error);
 void device_close(DeviceMemory *memory);
 

@@ -9,8 +9,8 @@
 #include <string.h>
 
 const char *place_name(Place place) {
-    static const char *const names[N_PLACES] = {"parameters", "gradients",   "optimizer", "state",
-                                                "inputs",     "activations", "frames",    "host",
+    static const char *const names[N_PLACES] = {"parameters", "gradients",   "optimizer",  "state",
+                                                "inputs",     "activations", "frames",     "host",
                                                 "file",       "host frames", "file frames"};
     return names[place];
 }

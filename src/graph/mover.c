@@ -118,7 +118,8 @@ Status mover_open(Mover **out, const MoverOptions *options, Error *error) {
     pthread_cond_init(&mover->changed, NULL);
     uint64_t n_bytes = 0;
     for (int i = 0; i < options->n_files; i++) n_bytes += options->file[i].n_bytes;
-    if (options->n_files && !options->folder) error_failed(error, "no folder was named for what is kept in a file");
+    if (options->n_files && !options->folder)
+        error_failed(error, "no folder was named for what is kept in a file");
     else if (options->n_files && scratch_open(&mover->file, options->folder, n_bytes, error) != STATUS_OK)
         error_prefix(error, "--offload: ");
     for (int i = 0; i < N_MOVE_LANES && error->status == STATUS_OK; i++) {
@@ -200,7 +201,8 @@ static Status find_earlier(Mover *mover, Move *move, uint64_t number, uint64_t *
         const Move *earlier = &mover->ring[n % RING];
         if (is_done(mover, n) || !collide(move, earlier)) continue;
         if (earlier->is_device != move->is_device) TRY(finish(mover, n, true, error));
-        else if (move->is_device) *after = earlier->copy; /* the last one: those before it on the same bytes are over */
+        else if (move->is_device)
+            *after = earlier->copy; /* the last one: those before it on the same bytes are over */
         else move->after[earlier->lane] = n;
     }
     return STATUS_OK;
@@ -288,7 +290,8 @@ Status mover_copy(Mover *mover, MoveEnd from, MoveEnd to, size_t n_bytes, Error 
         return STATUS_OK;
     }
     void *page = NULL;
-    if (posix_memalign(&page, SCRATCH_PAGE, BOUNCE_BYTES)) return error_failed(error, "no memory for a page of a file");
+    if (posix_memalign(&page, SCRATCH_PAGE, BOUNCE_BYTES))
+        return error_failed(error, "no memory for a page of a file");
     copy_pages(mover, from, to, n_bytes, page, error);
     free(page);
     return error->status;

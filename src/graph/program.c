@@ -137,7 +137,8 @@ Status program_build_chunks(Program *program, const char *name, Graph *graph, co
     sort_parts(program);
     for (int i = 0; i < graph->n_nodes; i++) program->n_recomputed += graph->node[i]->is_recomputed;
     TRY(plan_memory(graph, n_lanes > 1, n_chunks, chunk_frames, &program->plan, error));
-    for (int place = 0; place < N_PLACES; place++) program->plan.kind[place] = plan_memory_kind(traits, (Place)place);
+    for (int place = 0; place < N_PLACES; place++)
+        program->plan.kind[place] = plan_memory_kind(traits, (Place)place);
     if (n_lanes > 1) assign_lanes(program, n_lanes);
     return graph_status(graph, error);
 }

@@ -8,6 +8,7 @@
  * nobody waits. */
 #include "job/train_run.h"
 
+#include "base/file/scratch_file.h"
 #include "base/system/timer.h"
 #include "base/text/format.h"
 #include "base/text/plain.h"
@@ -213,6 +214,15 @@ static Status open_mesh(TrainRun *run, Error *error) {
     return train_mesh_open(run, error);
 }
 
+/* Is there room for what is kept in a file? Ranks of a host share the disk. */
+static Status check_offload_folder(const TrainRun *run, Error *error) {
+    uint64_t n_bytes = plan_bytes_of(&run->trainer.step.program.plan, MEMORY_FILE);
+    if (!n_bytes || run->backend.only_plans) return STATUS_OK;
+    if (scratch_check(run->offload.folder, n_bytes * (uint64_t)run->launch->host_size, error) == STATUS_OK)
+        return STATUS_OK;
+    return error_prefix(error, "--offload: ");
+}
+
 /* A run whose first checkpoint cannot be written is of no use. */
 static Status check_disk(const TrainRun *run, Error *error) {
     uint64_t needed = trainer_checkpoint_bytes(&run->trainer), room = file_free_bytes(run->run);
@@ -315,6 +325,7 @@ static Status train(TrainRun *run, Error *error) {
     TRY(launch_agree(launch, error));
     train_enter(run, "making the weights");
     run_memory_check(&run->trainer, error);
+    if (error->status == STATUS_OK) check_offload_folder(run, error);
     TRY(launch_agree(launch, error));
     if (launch->world.rank == 0) check_disk(run, error);
     TRY(launch_agree(launch, error));

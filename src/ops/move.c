@@ -24,8 +24,7 @@ static Node *record_start(Graph *graph, const Op *op, Tensor *from, Tensor *to) 
     MoveAttributes attributes = {.flights = ARENA_NEW(&graph->arena, MoveFlights)};
     graph_check(graph, tensor_bytes(from) == tensor_bytes(to), "%s: %s and %s differ in size", op->name,
                 from->name, to->name);
-    Node *node =
-        graph_record(graph, op, &attributes, sizeof attributes, 1, TENSORS(from), 1, TENSORS(to));
+    Node *node = graph_record(graph, op, &attributes, sizeof attributes, 1, TENSORS(from), 1, TENSORS(to));
     node->is_passed_by = true;
     return node;
 }
@@ -42,8 +41,8 @@ Node *op_move_wait(Graph *graph, const Node *start, bool by_host) {
     MoveAttributes attributes = *(const MoveAttributes *)start->attributes;
     attributes.by_host = by_host;
     attributes.n_waited = ARENA_NEW(&graph->arena, uint64_t);
-    Node *node = graph_record(graph, &OP_MOVE_WAIT, &attributes, sizeof attributes, 1, start->input, 1,
-                              start->output);
+    Node *node =
+        graph_record(graph, &OP_MOVE_WAIT, &attributes, sizeof attributes, 1, start->input, 1, start->output);
     node->is_passed_by = true;
     return node;
 }

@@ -39,18 +39,20 @@ static void carry_out(FarDevice *device, uint64_t number) {
     if (!number || copy->is_done) return;
     carry_out(device, copy->after);
     for (uint64_t n = 1; n < number; n++) /* a lane keeps its order */
-        if (device->copy[n % MANY].is_out == copy->is_out && !device->copy[n % MANY].is_done) carry_out(device, n);
+        if (device->copy[n % MANY].is_out == copy->is_out && !device->copy[n % MANY].is_done)
+            carry_out(device, n);
     memcpy(copy->to, copy->from, copy->n_bytes);
     copy->is_done = true;
 }
 
-static Status far_copy_start(void *context, void *to, const void *from, size_t n_bytes, bool is_out, uint64_t after,
-                             uint64_t *ticket, Error *error) {
+static Status far_copy_start(void *context, void *to, const void *from, size_t n_bytes, bool is_out,
+                             uint64_t after, uint64_t *ticket, Error *error) {
     FarDevice *device = context;
     (void)error;
     *ticket = ++device->n_copies;
     assert_true(device->n_copies < MANY);
-    device->copy[*ticket] = (Copy){.to = to, .from = from, .n_bytes = n_bytes, .is_out = is_out, .after = after};
+    device->copy[*ticket] =
+        (Copy){.to = to, .from = from, .n_bytes = n_bytes, .is_out = is_out, .after = after};
     if (!device->is_late) carry_out(device, *ticket);
     return STATUS_OK;
 }
@@ -66,7 +68,8 @@ static Status far_allocate(void *context, size_t n_bytes, const char *what, void
     return device->cpu.allocate(device->cpu.context, n_bytes, what, memory, error);
 }
 
-static Status far_allocate_pinned(void *context, size_t n_bytes, const char *what, void **memory, Error *error) {
+static Status far_allocate_pinned(void *context, size_t n_bytes, const char *what, void **memory,
+                                  Error *error) {
     FarDevice *device = context;
     (void)what, (void)error;
     device->n_pinned++;
@@ -124,10 +127,11 @@ static Backend far_backend(FarDevice *device) {
 
 /* ---- training */
 
-static Offload offload_of(OffloadTo optimizer, double share) {
+static Offload offload_of(OffloadTo optimizer, OffloadTo activations, double share) {
     Offload offload = {.share = share, .bucket_bytes = 4096};
     offload.to[OFFLOAD_OPTIMIZER] = optimizer;
-    if (optimizer == OFFLOAD_FILE) strcpy(offload.folder, "/tmp");
+    offload.to[OFFLOAD_ACTIVATIONS] = activations;
+    if (optimizer == OFFLOAD_FILE || activations == OFFLOAD_FILE) strcpy(offload.folder, "/tmp");
     return offload;
 }
 
@@ -151,8 +155,11 @@ static void a_cpu_has_the_same_bits(void **state) {
     Backend cpu;
     assert_int_equal(backend_cpu_open(&cpu, 1, &error), STATUS_OK);
     for (int i = 0; i < N_PRECISIONS_HERE * 4; i++) {
-        Offload offload = offload_of(i & 1 ? OFFLOAD_FILE : OFFLOAD_HOST, i & 2 ? 0.37 : 0.0);
-        compare(&cpu, &cpu, i % N_SMALL_TRAININGS, precisions[i / 4], &offload, i & 2 ? CLIP_CHECK : CLIP_WAIT);
+        static const OffloadTo activations[] = {OFFLOAD_NOWHERE, OFFLOAD_HOST, OFFLOAD_FILE};
+        Offload offload =
+            offload_of(i & 1 ? OFFLOAD_FILE : OFFLOAD_HOST, activations[i % 3], i & 2 ? 0.37 : 0.0);
+        compare(&cpu, &cpu, i % N_SMALL_TRAININGS, precisions[i / 4], &offload,
+                i & 2 ? CLIP_CHECK : CLIP_WAIT);
     }
 }
 
@@ -165,7 +172,9 @@ static void a_far_device_has_the_same_bits(void **state) {
         *device = (FarDevice){.is_late = i & 1};
         assert_int_equal(backend_cpu_open(&device->cpu, 1, &error), STATUS_OK);
         Backend far = far_backend(device);
-        Offload offload = offload_of(i & 2 ? OFFLOAD_FILE : OFFLOAD_HOST, i & 2 ? 0.2 : 0.0);
+        static const OffloadTo activations[] = {OFFLOAD_HOST, OFFLOAD_NOWHERE, OFFLOAD_FILE};
+        Offload offload =
+            offload_of(i & 2 ? OFFLOAD_FILE : OFFLOAD_HOST, activations[i % 3], i & 2 ? 0.2 : 0.0);
         compare(&device->cpu, &far, i % N_SMALL_TRAININGS, precisions[i / 4], &offload,
                 i & 4 ? CLIP_CHECK : CLIP_WAIT);
         assert_true(device->n_copies > 10 * SMALL_STEPS); /* it was used */
@@ -255,6 +264,36 @@ static void words_are_read(void **state) {
     check_words("optimizer,", STATUS_USER, "comma");
 }
 
+/* Half of the memory and more: what is away is not there. */
+static void activations_take_less_memory(void **state) {
+    (void)state;
+    Error error = {0};
+    Backend cpu;
+    ModelConfig config = {
+        .n_layers = 8, .n_heads = 4, .n_channels = 64, .context = 64, .vocabulary = 50, .tied = true};
+    OptimizerOptions optimizer = {.rate = 1e-2, .adamw = {0.9, 0.99, 1e-8}, .clip = 1.0};
+    assert_int_equal(backend_cpu_open(&cpu, 1, &error), STATUS_OK);
+    assert_int_equal(config_complete(&config, 50, &error), STATUS_OK);
+    ParameterTable table;
+    assert_int_equal(parameters_build(&table, &config, &error), STATUS_OK);
+    size_t n_bytes[3], n_host[3];
+    for (int i = 0; i < 3; i++) {
+        StepOptions options = {.batch = 8, .micro_batch = 8, .T = 64};
+        if (i) options.offload = offload_of(OFFLOAD_NOWHERE, OFFLOAD_HOST, i == 2 ? 0.5 : 0.0);
+        TrainStep step;
+        assert_int_equal(train_step_plan(&step, &config, &table, &options, &optimizer, &cpu, &error),
+                         STATUS_OK);
+        n_bytes[i] = step.program.plan.bytes[PLACE_ACTIVATION];
+        n_host[i] = step.program.plan.bytes[PLACE_HOST_FRAME];
+        train_step_close(&step);
+    }
+    parameters_free(&table);
+    assert_int_equal(n_host[0], 0);
+    assert_true(n_bytes[1] < n_bytes[0] / 2);
+    assert_true(n_bytes[2] > n_bytes[1] && n_bytes[2] < n_bytes[0]);
+    assert_true(n_host[2] > n_host[1] / 3 && n_host[2] < 2 * n_host[1] / 3);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(words_are_read),
@@ -262,6 +301,7 @@ int main(void) {
         cmocka_unit_test(a_folder_that_is_not_there_is_refused),
         cmocka_unit_test(a_cpu_has_the_same_bits),
         cmocka_unit_test(a_far_device_has_the_same_bits),
+        cmocka_unit_test(activations_take_less_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -57,8 +57,8 @@ void *train_small_by(const Backend *backend, int number, PrecisionKind precision
     return train(backend, number, precision, actions, NULL, CLIP_WAIT, n_bytes);
 }
 
-void *train_small_offloaded(const Backend *backend, int number, PrecisionKind precision, const Offload *offload,
-                            ClipStyle clip, size_t *n_bytes) {
+void *train_small_offloaded(const Backend *backend, int number, PrecisionKind precision,
+                            const Offload *offload, ClipStyle clip, size_t *n_bytes) {
     return train(backend, number, precision, NULL, offload, clip, n_bytes);
 }
 

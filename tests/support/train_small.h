@@ -19,7 +19,7 @@ void *train_small_by(const Backend *backend, int number, PrecisionKind precision
                      size_t *n_bytes);
 
 /* The same with offload (NULL: none), and a way to clip. */
-void *train_small_offloaded(const Backend *backend, int number, PrecisionKind precision, const Offload *offload,
-                            ClipStyle clip, size_t *n_bytes);
+void *train_small_offloaded(const Backend *backend, int number, PrecisionKind precision,
+                            const Offload *offload, ClipStyle clip, size_t *n_bytes);
 
 #endif

@@ -43,7 +43,7 @@ typedef struct CudaFault {
 
 enum { CUDA_MOST_LANES = LANES_MOST };
 enum { UPLOAD_SEGMENTS = 16, UPLOAD_SEGMENT_BYTES = 512 * 1024, DOWNLOAD_BYTES = 1024 * 1024 };
-enum { CUDA_COPIES = 512 }; /* beside what is computed, that may be under way */
+enum { CUDA_COPIES = 512 };              /* beside what is computed, that may be under way */
 enum { UPLOAD_EARLY_BYTES = 32 * 1024 }; /* an upload of so many crosses the bus before its turn */
 
 typedef struct CudaContext {

@@ -36,16 +36,29 @@ static int open_nameless(const char *folder, int flags) {
     return descriptor;
 }
 
+static Status check_room(const char *folder, uint64_t n_bytes, int code, Error *error) {
+    uint64_t available = file_free_bytes(folder);
+    if (!code && n_bytes <= available) return STATUS_OK;
+    if (code && code != ENOSPC && code != EFBIG && code != EDQUOT)
+        return file_problem(error, "take room in", folder, code);
+    return error_user(
+        error,
+        "%s has %s free, and what is to be kept there takes %s; name another folder, offload less, "
+        "or make room",
+        folder, format_bytes(available).text, format_bytes(n_bytes).text);
+}
+
 static Status take_room(const ScratchFile *file, uint64_t n_bytes, Error *error) {
-    uint64_t available = file_free_bytes(file->folder);
-    int code = n_bytes > available ? ENOSPC : posix_fallocate(file->descriptor, 0, (off_t)n_bytes);
-    if (!code) return STATUS_OK;
-    if (code != ENOSPC && code != EFBIG && code != EDQUOT)
-        return file_problem(error, "take room in", file->folder, code);
-    return error_user(error,
-                      "%s has %s free, and what is to be kept there takes %s; name another folder, offload less, "
-                      "or make room",
-                      file->folder, format_bytes(available).text, format_bytes(n_bytes).text);
+    TRY(check_room(file->folder, n_bytes, 0, error));
+    int code = posix_fallocate(file->descriptor, 0, (off_t)n_bytes);
+    return code ? check_room(file->folder, n_bytes, code, error) : STATUS_OK;
+}
+
+Status scratch_check(const char *folder, uint64_t n_bytes, Error *error) {
+    int descriptor = open_nameless(folder, 0);
+    if (descriptor < 0) return file_problem(error, "make a file in", folder, errno);
+    close(descriptor);
+    return check_room(folder, n_bytes, 0, error);
 }
 
 Status scratch_open(ScratchFile **out, const char *folder, uint64_t n_bytes, Error *error) {
@@ -80,7 +93,8 @@ const char *scratch_way(const ScratchFile *file) {
 static Status check(const ScratchFile *file, ssize_t done, bool is_written, Error *error) {
     if (done > 0 || (done < 0 && errno == EINTR)) return STATUS_OK;
     if (!done) return error_failed(error, "the file in %s ends too early", file->folder);
-    return file_problem(error, is_written ? "write to a file in" : "read from a file in", file->folder, errno);
+    return file_problem(error, is_written ? "write to a file in" : "read from a file in", file->folder,
+                        errno);
 }
 
 Status scratch_read(ScratchFile *file, uint64_t offset, void *memory, size_t n_bytes, Error *error) {

@@ -25,6 +25,9 @@ typedef struct ScratchFile ScratchFile;
 Status scratch_open(ScratchFile **file, const char *folder, uint64_t n_bytes, Error *error);
 void scratch_close(ScratchFile **file);
 
+/* Would it be opened now? Takes no room. */
+Status scratch_check(const char *folder, uint64_t n_bytes, Error *error);
+
 /* How it is read and written: "direct", "through the system's cache". */
 const char *scratch_way(const ScratchFile *file);
 

@@ -27,7 +27,8 @@ static Status parse_one(const char *text, size_t length, Offload *offload, Error
     if (n > length) n = length;
     while (kind < N_OFFLOADED && (strlen(names[kind]) != n || strncmp(text, names[kind], n) != 0)) kind++;
     if (kind == N_OFFLOADED)
-        return error_user(error, "--offload: '%.*s' is nothing that can be offloaded; give optimizer or activations",
+        return error_user(error,
+                          "--offload: '%.*s' is nothing that can be offloaded; give optimizer or activations",
                           (int)n, text);
     if (offload->to[kind]) return error_user(error, "--offload names %s twice; leave one out", names[kind]);
     const char *to = text + n;
@@ -39,13 +40,14 @@ static Status parse_one(const char *text, size_t length, Offload *offload, Error
     static const char file[] = ":file=";
     const size_t n_file = sizeof file - 1;
     if (left <= n_file || strncmp(to, file, n_file) != 0)
-        return error_user(error, "--offload: '%.*s' does not say where to; give %s:host or %s:file=DIR", (int)length,
-                          text, names[kind], names[kind]);
+        return error_user(error, "--offload: '%.*s' does not say where to; give %s:host or %s:file=DIR",
+                          (int)length, text, names[kind], names[kind]);
     char folder[OFFLOAD_FOLDER_BYTES];
     snprintf(folder, sizeof folder, "%.*s", (int)(left - n_file), to + n_file);
     if (left - n_file >= sizeof folder) return error_user(error, "--offload: the folder's name is too long");
     if (*offload->folder && strcmp(folder, offload->folder) != 0)
-        return error_user(error, "--offload names two folders, %s and %s; a run has one", offload->folder, folder);
+        return error_user(error, "--offload names two folders, %s and %s; a run has one", offload->folder,
+                          folder);
     memcpy(offload->folder, folder, sizeof folder);
     offload->to[kind] = OFFLOAD_FILE;
     return STATUS_OK;
@@ -68,7 +70,8 @@ bool offload_is_on(const Offload *offload) {
     return false;
 }
 
-Status offload_check(const Offload *offload, const BackendTraits *traits, bool copies_are_fine, Error *error) {
+Status offload_check(const Offload *offload, const BackendTraits *traits, bool copies_are_fine,
+                     Error *error) {
     for (int i = 0; i < N_OFFLOADED; i++) {
         if (offload->to[i] != OFFLOAD_HOST || traits_has_own_memory(traits) || copies_are_fine) continue;
         return error_user(error,

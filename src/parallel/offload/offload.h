@@ -55,4 +55,8 @@ const char *offload_text(const Offload *offload, char *text, size_t n_bytes);
  * of pieces of it, by the host's kernels. Pieces are brought two ahead and taken back behind. */
 void offload_update(Graph *graph, const Offload *offload, const BackendTraits *traits);
 
+/* Of a graph with its backward: activations of blocks, but for the last, are taken out behind their last use in
+ * the forward and brought again ahead of the backward. */
+void offload_activations(Graph *graph, const Offload *offload);
+
 #endif

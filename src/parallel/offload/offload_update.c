@@ -43,8 +43,8 @@ typedef struct {
 typedef struct {
     const Node *node;
     int64_t first, n;
-    bool stays;   /* with its state on the device */
-    bool is_last; /* of its node */
+    bool stays;                                                /* with its state on the device */
+    bool is_last;                                              /* of its node */
     Tensor *input[NODE_MAX_INPUTS], *output[NODE_MAX_OUTPUTS]; /* where the kernel finds them */
     const Node *came[NODE_MAX_INPUTS + NODE_MAX_OUTPUTS];      /* moves to be waited for */
     int n_came;
@@ -65,7 +65,8 @@ typedef struct {
     Array array[MOST_ARRAYS];
     int n_arrays;
     Turns turns[N_SECTIONS];
-    Tensor *slot[SLOTS][COPY_SLOTS + MOST_ARRAYS]; /* by the tensor's place in the node; of copies, the array */
+    Tensor
+        *slot[SLOTS][COPY_SLOTS + MOST_ARRAYS]; /* by the tensor's place in the node; of copies, the array */
     int64_t slot_elements;
     Tensor *small[NODE_MAX_INPUTS]; /* copies on the host of inputs that are the same for all turns */
 } Pass;
@@ -186,13 +187,14 @@ static int64_t piece_elements(const Pass *pass, const Node *node) {
 }
 
 static void add_turn(Pass *pass, Turns *turns, const Node *node, int64_t first, int64_t n, bool stays) {
-    turns->turn[turns->n++] =
-        (Turn){.node = node, .first = first, .n = n, .stays = stays, .is_last = first + n == update_count(node)};
+    turns->turn[turns->n++] = (Turn){
+        .node = node, .first = first, .n = n, .stays = stays, .is_last = first + n == update_count(node)};
     if (!stays && n > pass->slot_elements) pass->slot_elements = n;
     for (int k = 0; k < node->n_outputs; k++) {
         Tensor *output = node->output[k];
         if (is_state(output))
-            make_home(pass, array_of(pass, tensor_root(output)), tensor_root_element(output) + first, n, stays);
+            make_home(pass, array_of(pass, tensor_root(output)), tensor_root_element(output) + first, n,
+                      stays);
     }
 }
 
@@ -231,8 +233,8 @@ static void find_turns(Pass *pass, Section section) {
 static Tensor *slot_for(Pass *pass, int turn, int at, const Tensor *tensor, int64_t n) {
     Tensor **slot = &pass->slot[turn % SLOTS][at];
     if (!*slot)
-        *slot = graph_tensor(pass->graph, PLACE_HOST, tensor->dtype, SHAPE(pass->slot_elements), "%s (slot %d)",
-                             tensor->name, turn % SLOTS);
+        *slot = graph_tensor(pass->graph, PLACE_HOST, tensor->dtype, SHAPE(pass->slot_elements),
+                             "%s (slot %d)", tensor->name, turn % SLOTS);
     return graph_view(pass->graph, *slot, SHAPE(n), 0, (*slot)->name);
 }
 
@@ -254,7 +256,8 @@ static bool is_in_reach(const Pass *pass, const Tensor *home) {
 
 static Tensor *bring(Pass *pass, int number, Turn *turn, int at, Tensor *from, bool is_out) {
     Tensor *slot = slot_for(pass, number, at, from, turn->n);
-    turn->came[turn->n_came++] = is_out ? op_offload(pass->graph, from, slot) : op_fetch(pass->graph, from, slot);
+    turn->came[turn->n_came++] =
+        is_out ? op_offload(pass->graph, from, slot) : op_fetch(pass->graph, from, slot);
     return slot;
 }
 
@@ -288,7 +291,7 @@ static void begin_turn(Pass *pass, const Turns *turns, int number) {
         if (!is_away) turn->output[k] = part;
         else
             turn->output[k] = is_written ? slot_for(pass, number, at, part, turn->n)
-                                      : bring(pass, number, turn, at, part, true);
+                                         : bring(pass, number, turn, at, part, true);
     }
 }
 
@@ -404,7 +407,8 @@ static void copy_pieces(Pass *pass, const Node *node) {
 }
 
 static bool is_copy_of_array(const Pass *pass, const Node *node) {
-    return node->op == &OP_COPY && array_of(pass, node->input[0]) >= 0 && array_of(pass, node->output[0]) >= 0;
+    return node->op == &OP_COPY && array_of(pass, node->input[0]) >= 0 &&
+           array_of(pass, node->output[0]) >= 0;
 }
 
 /* ---- the pass */
@@ -449,7 +453,8 @@ void offload_update(Graph *graph, const Offload *offload, const BackendTraits *t
     Section section_before = graph->section;
     int chunk_before = graph->chunk, block_before = graph->block;
     find_arrays(&pass);
-    if (!graph_check(graph, pass.n_arrays > 0, "--offload optimizer: this optimizer keeps nothing; leave it out"))
+    if (!graph_check(graph, pass.n_arrays > 0,
+                     "--offload optimizer: this optimizer keeps nothing; leave it out"))
         return;
     for (int section = 0; section < N_SECTIONS; section++) find_turns(&pass, (Section)section);
     for (int i = 0; i < pass.n_arrays; i++) fill_gaps(&pass, i);

@@ -155,8 +155,8 @@ static Status take_bits(const Comparer *comparer, const StepResult *result, bool
     return STATUS_OK;
 }
 
-static Status compare_bits(const Comparer *comparer, int64_t index, const StepResult *result, bool has_weights,
-                           Error *error) {
+static Status compare_bits(const Comparer *comparer, int64_t index, const StepResult *result,
+                           bool has_weights, Error *error) {
     uint64_t bits = 0;
     if (!comparer->bits) return STATUS_OK;
     TRY(take_bits(comparer, result, has_weights, &bits, error));
@@ -320,7 +320,8 @@ static Status run_layout(const VerifyOptions *options, const VerifyReference *re
     if (group) open_layout(&run, options, reference, layout, offloads, group, error);
     TRY_GOTO(launch_agree(options->launch, error), done);
     if (group) {
-        Comparer comparer = {options, reference, &run.training, run.held, run.wanted, result, bits, !offloads};
+        Comparer comparer = {options,    reference, &run.training, run.held,
+                             run.wanted, result,    bits,          !offloads};
         result->transport = transport_of(&run.mesh);
         TRY_GOTO(train_and_compare(&comparer, error), done);
     }
@@ -339,8 +340,7 @@ Status verify_run(Verifier *verifier, const VerifyCase *layout, VerifyResult *re
     TRY_GOTO(verify_reference_find(&verifier->references, options, layout, &reference, error), done);
     uint64_t start = timer_now_ns();
     TRY_GOTO(find_group(verifier, mesh_n_ranks(&layout->shape), &group, error), done);
-    if (offloads)
-        TRY_GOTO(run_layout(options, reference, layout, group, bits, false, result, error), done);
+    if (offloads) TRY_GOTO(run_layout(options, reference, layout, group, bits, false, result, error), done);
     TRY_GOTO(run_layout(options, reference, layout, group, bits, offloads, result, error), done);
     TRY_GOTO(combine(world, result, error), done);
     result->seconds = timer_seconds_since(start);

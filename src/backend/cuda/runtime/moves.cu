@@ -13,12 +13,13 @@ extern "C" {
 static Status open_copies(CudaContext *cuda, Error *error) {
     if (cuda->copy_stream[0]) return STATUS_OK;
     for (int i = 0; i < CUDA_COPIES; i++)
-        TRY(cuda_check(cudaEventCreateWithFlags(&cuda->copy_done[i], cudaEventDisableTiming), "making an event",
-                       error));
-    TRY(cuda_check(cudaEventCreateWithFlags(&cuda->copy_begin, cudaEventDisableTiming), "making an event", error));
+        TRY(cuda_check(cudaEventCreateWithFlags(&cuda->copy_done[i], cudaEventDisableTiming),
+                       "making an event", error));
+    TRY(cuda_check(cudaEventCreateWithFlags(&cuda->copy_begin, cudaEventDisableTiming), "making an event",
+                   error));
     for (int i = 0; i < 2; i++)
-        TRY(cuda_check(cudaStreamCreateWithFlags(&cuda->copy_stream[i], cudaStreamNonBlocking), "making a stream",
-                       error));
+        TRY(cuda_check(cudaStreamCreateWithFlags(&cuda->copy_stream[i], cudaStreamNonBlocking),
+                       "making a stream", error));
     return STATUS_OK;
 }
 
@@ -66,10 +67,11 @@ Status cuda_copy_start(void *context, void *to, const void *from, size_t n_bytes
     TRY(cuda_check(cudaEventRecord(cuda->copy_begin, cuda->lane_stream[0]), "a copy", error));
     TRY(cuda_check(cudaStreamWaitEvent(stream, cuda->copy_begin, 0), "a copy", error));
     if (after && after + CUDA_COPIES > number)
-        TRY(cuda_check(cudaStreamWaitEvent(stream, cuda->copy_done[after % CUDA_COPIES], 0), "a copy", error));
-    TRY(cuda_check(cudaMemcpyAsync(to, from, n_bytes, is_out ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice,
-                                   stream),
-                   "a copy", error));
+        TRY(cuda_check(cudaStreamWaitEvent(stream, cuda->copy_done[after % CUDA_COPIES], 0), "a copy",
+                       error));
+    TRY(cuda_check(
+        cudaMemcpyAsync(to, from, n_bytes, is_out ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice, stream),
+        "a copy", error));
     TRY(cuda_check(cudaEventRecord(cuda->copy_done[number % CUDA_COPIES], stream), "a copy", error));
     *ticket = cuda->n_copies = number;
     return STATUS_OK;
