@@ -45,8 +45,8 @@ static CudaSettings settings_of(const DeviceOptions *options) {
                           .two_streams = options->n_streams > 1};
 }
 
-/* What a GPU leaves to the host is done by the CPU's kernels, on as many threads as a run on the CPU has. They
- * need nothing that would have to be closed. */
+/* What a GPU leaves to the host is done by the CPU's kernels, on as many threads as a run on the CPU has.
+ * They need nothing that would have to be closed. */
 static Status host_kernels(const DeviceOptions *options, HostKernels *host, Error *error) {
     Backend cpu;
     TRY(backend_cpu_open(&cpu, options->n_threads, error));

@@ -19,7 +19,8 @@ typedef struct Op Op;
 typedef struct Node Node;
 typedef struct Tensor Tensor;
 
-/* A part of a tensor that has its memory elsewhere: all of `home`, from byte `first_byte` of the tensor on. */
+/* A part of a tensor that has its memory elsewhere: all of `home`, from byte `first_byte` of the tensor
+ * on. */
 typedef struct {
     size_t first_byte, n_bytes;
     Tensor *home;
@@ -91,8 +92,8 @@ struct Tensor {
     bool needs_gradient;
     Tensor *gradient; /* dL/dtensor once autograd has run, NULL if none reaches it */
     size_t offset;    /* bytes into its place, given by the memory plan */
-    /* Of a tensor that no node touches: where its parts are, in order, all of it. The host reads and writes it
-     * as any other (executor.h). NULL: in one piece, where its place and offset say. */
+    /* Of a tensor that no node touches: where its parts are, in order, all of it. The host reads and writes
+     * it as any other (executor.h). NULL: in one piece, where its place and offset say. */
     const TensorHome *homes;
     int n_homes;
 };

@@ -1,4 +1,5 @@
-/* What moves data between the kinds of memory that a program has: what kernels work on, the host's and a file.
+/* What moves data between the kinds of memory that a program has: what kernels work on, the host's and a
+ * file.
  *
  *     uint64_t ticket;
  *     MoveEnd from = {weights, MEMORY_HOST}, to = {place, MEMORY_FILE};
@@ -6,10 +7,10 @@
  *     ... anything that leaves both alone ...
  *     TRY(mover_wait(mover, ticket, true, error));
  *
- * Moves run beside the program on lanes of their own, one out and one in, each in the order in which they were
- * started; files are read and written by a thread a lane, copies to and from a device are the device's own. A
- * move waits by itself for earlier ones that touch the same bytes. What a node touches is the program's
- * business: it waits before it reads what a move brings, or writes what one takes away. */
+ * Moves run beside the program on lanes of their own, one out and one in, each in the order in which they
+ * were started; files are read and written by a thread a lane, copies to and from a device are the device's
+ * own. A move waits by itself for earlier ones that touch the same bytes. What a node touches is the
+ * program's business: it waits before it reads what a move brings, or writes what one takes away. */
 #ifndef PGPT_GRAPH_MOVER_H
 #define PGPT_GRAPH_MOVER_H
 

@@ -1,6 +1,6 @@
-/* offload, fetch, move_wait: what runs is the memory's mover, on any device. A start node may run several times
- * before the first of its runs is waited for (micro-batches in flight), so tickets are kept in order, and a
- * wait node counts how many it has waited for. */
+/* offload, fetch, move_wait: what runs is the memory's mover, on any device. A start node may run several
+ * times before the first of its runs is waited for (micro-batches in flight), so tickets are kept in order,
+ * and a wait node counts how many it has waited for. */
 #include "ops/move.h"
 
 #include "graph/mover.h"

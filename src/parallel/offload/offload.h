@@ -1,5 +1,5 @@
-/* Offload: what of a training step is kept beside the memory that kernels work on, in the host's memory or in a
- * file, and brought when it is needed. No bit of the result changes.
+/* Offload: what of a training step is kept beside the memory that kernels work on, in the host's memory or in
+ * a file, and brought when it is needed. No bit of the result changes.
  *
  *     Offload offload;
  *     TRY(offload_parse(&options, &offload, error));        // --offload optimizer:file=/fast/disk
@@ -51,12 +51,12 @@ bool offload_is_on(const Offload *offload);
 /* In words: "optimizer to the host", "optimizer to files in /fast/disk, activations to the host". */
 const char *offload_text(const Offload *offload, char *text, size_t n_bytes);
 
-/* Of a graph with its update: optimizer state (PLACE_OPTIMIZER) gets homes elsewhere, and every update is made
- * of pieces of it, by the host's kernels. Pieces are brought two ahead and taken back behind. */
+/* Of a graph with its update: optimizer state (PLACE_OPTIMIZER) gets homes elsewhere, and every update is
+ * made of pieces of it, by the host's kernels. Pieces are brought two ahead and taken back behind. */
 void offload_update(Graph *graph, const Offload *offload, const BackendTraits *traits);
 
-/* Of a graph with its backward: activations of blocks, but for the last, are taken out behind their last use in
- * the forward and brought again ahead of the backward. */
+/* Of a graph with its backward: activations of blocks, but for the last, are taken out behind their last use
+ * in the forward and brought again ahead of the backward. */
 void offload_activations(Graph *graph, const Offload *offload);
 
 #endif

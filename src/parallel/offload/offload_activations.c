@@ -1,14 +1,14 @@
-/* Activations elsewhere. What a block leaves for its backward is taken out behind its last use in the forward,
- * and brought again, into other memory, ahead of its first use in the backward:
+/* Activations elsewhere. What a block leaves for its backward is taken out behind its last use in the
+ * forward, and brought again, into other memory, ahead of its first use in the backward:
  *
  *     forward     block b | block b + 1            |
  *                         offload x      its memory is free
  *     backward            | block b + 1            | block b
  *                         fetch x'                 wait
  *
- * So those of two blocks are under way, and the memory plan gives the rest to others. The last block of a chunk
- * keeps its own: they are needed at once. A schedule that splits the backward fetches what the gradients of
- * weights need a second time. With activation checkpointing it is what that keeps.
+ * So those of two blocks are under way, and the memory plan gives the rest to others. The last block of a
+ * chunk keeps its own: they are needed at once. A schedule that splits the backward fetches what the
+ * gradients of weights need a second time. With activation checkpointing it is what that keeps.
  *
  * To a file it goes by slots, which begin at pages. */
 #include "parallel/offload/offload.h"
@@ -116,8 +116,8 @@ static int choose(Pass *pass, Candidate **chosen) {
 
 /* ---- moving them */
 
-/* The first node of a block in this section, at or behind none of those that are `end`; `otherwise` where there
- * is none. */
+/* The first node of a block in this section, at or behind none of those that are `end`; `otherwise` where
+ * there is none. */
 static int first_of_block(const Pass *pass, const Candidate *candidate, Section section, int otherwise) {
     for (int i = 0; i < otherwise; i++) {
         const Node *node = pass->graph->node[i];

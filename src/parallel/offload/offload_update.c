@@ -1,6 +1,6 @@
-/* Optimizer state elsewhere. An update is a node over flat arrays (ops/update/update.h): it is cut into pieces,
- * whatever optimizer it is of, and the moments and master weights of each piece get a home of their own. A
- * piece takes a turn:
+/* Optimizer state elsewhere. An update is a node over flat arrays (ops/update/update.h): it is cut into
+ * pieces, whatever optimizer it is of, and the moments and master weights of each piece get a home of their
+ * own. A piece takes a turn:
  *
  *     wait for its state in slot s      it was asked for two turns ago
  *     update                            on the slot, by the host's kernel

@@ -138,7 +138,8 @@ static Status add_array(const Comparer *comparer, const Tensor *array, Checksum 
     return STATUS_OK;
 }
 
-/* A number for everything that a step has left here; has_weights: they, and what the optimizer keeps, count. */
+/* A number for everything that a step has left here; has_weights: they, and what the optimizer keeps,
+ * count. */
 static Status take_bits(const Comparer *comparer, const StepResult *result, bool has_weights, uint64_t *bits,
                         Error *error) {
     const TrainStep *step = &comparer->training->step;

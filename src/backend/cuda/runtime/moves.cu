@@ -1,8 +1,9 @@
-/* Copies between the GPU's memory and pinned memory of the host, beside what is computed: a stream each way, for
- * the bus carries both at once. An event marks the end of each; there are more of them than the mover has moves
- * under way (graph/mover.c), so that none is recorded again before it has done its service.
+/* Copies between the GPU's memory and pinned memory of the host, beside what is computed: a stream each way,
+ * for the bus carries both at once. An event marks the end of each; there are more of them than the mover has
+ * moves under way (graph/mover.c), so that none is recorded again before it has done its service.
  *
- * Pinned memory is taken as any large memory of the host and then registered: it is zero, and in huge pages. */
+ * Pinned memory is taken as any large memory of the host and then registered: it is zero, and in huge
+ * pages. */
 #include "backend/cuda/kernels.h"
 
 extern "C" {
