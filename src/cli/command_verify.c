@@ -27,6 +27,7 @@ typedef struct {
 typedef struct {
     ModelConfig model;
     VerifyCallOptions call;
+    OffloadOptions offload;
 } VerifyCommand;
 
 static const OptionSpec call_specs[] = {
@@ -83,6 +84,7 @@ static Tolerance default_tolerance(PrecisionKind kind) {
 static const OptionGroup groups[] = {
     OPTION_GROUP("Verification", VerifyCommand, call, call_specs),
     OPTION_GROUP("Model", VerifyCommand, model, model_option_specs),
+    OPTION_GROUP("Offload", VerifyCommand, offload, offload_option_specs),
     OPTION_GROUP_END,
 };
 
@@ -97,6 +99,8 @@ static const char *const examples[] = {
     "mpirun -n 4 pgpt verify --break 1",
     "check another kind of model",
     "mpirun -n 4 pgpt verify --norm rmsnorm --mlp swiglu --position rotary --kv-heads 2",
+    "check that offload changes no bit of any layout",
+    "mpirun -n 4 pgpt verify --offload optimizer:file=/tmp --offload-bucket-mb 0.01",
     NULL,
 };
 
@@ -108,7 +112,8 @@ const OptionCommand verify_command = {
         "the gradient and weights after each step. One line a layout; where one differs, the first step and tensor in "
         "which it does. Exits 1 if any differs. The model is small unless its options are given, and as deep as the "
         "layout needs unless --layers is. --all has models of its own, of the sizes that are given, and one line for all "
-        "layouts of a mesh.",
+        "layouts of a mesh. With --offload each layout is trained without it, too, and has to have the same bits."
+        " (On a CPU, :host is a copy in the same memory here: so it can be checked without another.)",
     .groups = groups,
     .examples = examples,
 };
@@ -273,6 +278,9 @@ static Status read_options(Verify *run, int n_words, char *const *words, Error *
     Tolerance tolerance = default_tolerance((PrecisionKind)call->precision);
     if (call->tolerance > 0.0) tolerance = (Tolerance){call->tolerance, call->tolerance};
     Precision precision = precision_of((PrecisionKind)call->precision);
+    Offload offload;
+    TRY(offload_parse(&run->values.offload, &offload, error));
+    TRY(offload_check(&offload, &run->backend.traits, true, error));
     run->choice.batch = call->batch;
     run->choice.has_algorithms = !backend_has_own_memory(&run->backend);
     run->choice.breaks = call->left_out > 0;
@@ -287,7 +295,8 @@ static Status read_options(Verify *run, int n_words, char *const *words, Error *
                                             .n_steps = call->n_steps,
                                             .tolerance = tolerance.loss,
                                             .weight_tolerance = tolerance.weight,
-                                            .left_out = (int)call->left_out};
+                                            .left_out = (int)call->left_out,
+                                            .offload = offload};
     return STATUS_OK;
 }
 
@@ -350,6 +359,12 @@ static Status list_cases(Verify *run, Error *error) {
 /* ---- what is said */
 
 static void say_difference(const VerifyResult *result) {
+    if (result->parameter == VERIFY_BITS) {
+        printf(
+            "    first difference in step %lld: not the bits of the same layout without offload (rank %d)\n",
+            (long long)result->step, result->rank);
+        return;
+    }
     if (result->parameter < 0) {
         printf("    first difference in step %lld: the %s is %.9g instead of %.9g\n", (long long)result->step,
                result->parameter == VERIFY_LOSS ? "loss" : "gradient norm", result->value, result->wanted);

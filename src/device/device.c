@@ -45,6 +45,15 @@ static CudaSettings settings_of(const DeviceOptions *options) {
                           .two_streams = options->n_streams > 1};
 }
 
+/* What a GPU leaves to the host is done by the CPU's kernels, on as many threads as a run on the CPU has.
+ * They need nothing that would have to be closed. */
+static Status host_kernels(const DeviceOptions *options, HostKernels *host, Error *error) {
+    Backend cpu;
+    TRY(backend_cpu_open(&cpu, options->n_threads, error));
+    *host = (HostKernels){cpu.traits, cpu.kernel, cpu.context, cpu.n_threads};
+    return STATUS_OK;
+}
+
 Status device_backend_open(Backend *backend, const DeviceOptions *options, Error *error) {
     int n_gpus = count_gpus(options->kind);
     TRY(check_precision(options, error));
@@ -56,7 +65,10 @@ Status device_backend_open(Backend *backend, const DeviceOptions *options, Error
             device_plan_names[options->kind]);
     }
     if (!device_takes_gpu(options->kind)) return backend_cpu_open(backend, options->n_threads, error);
+    HostKernels host;
+    TRY(host_kernels(options, &host, error));
     TRY(backend_cuda_open(backend, n_gpus ? options->index % n_gpus : 0, error));
+    backend->host = host;
     if (backend_cuda_configure(backend, settings_of(options), error) != STATUS_OK)
         backend->close(backend->context);
     return error->status;
@@ -85,8 +97,12 @@ Status device_plan_open(Backend *backend, const DeviceOptions *options, Error *e
         return backend_null_open_as(backend, &traits, error);
     }
     CudaTraits gpu = planned_gpu(options);
+    HostKernels host;
     traits = cuda_traits(&gpu);
-    return backend_null_open_as(backend, &traits, error);
+    TRY(host_kernels(options, &host, error));
+    TRY(backend_null_open_as(backend, &traits, error));
+    backend->host = host;
+    return STATUS_OK;
 }
 
 /* ---- ranks that share a device */

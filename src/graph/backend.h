@@ -10,6 +10,14 @@
 
 enum { BACKEND_RESULTS = 8, BACKEND_RESULT_BYTES = 64, BACKEND_ID_BYTES = 16 };
 
+/* What the host brings beside a device with memory of its own. */
+typedef struct {
+    BackendTraits traits;
+    Kernel (*kernel)(void *context, const Node *node);
+    void *context;
+    int n_threads;
+} HostKernels;
+
 typedef struct Backend {
     const char *name;
     BackendTraits traits;
@@ -60,6 +68,16 @@ typedef struct Backend {
     void (*set_lane)(void *context, int lane);
     Status (*event_wait)(void *context, void *event, Error *error);
 
+    /* Copies to and from memory that the device reaches by itself, beside what it computes. Pinned memory is
+     * taken and given back; a copy (is_out: to the host) begins behind everything that lane 0 was given so
+     * far, and behind copy `after`, unless that is 0; then the host waits for it, or lane 0 of the device
+     * does. Tickets are never 0. Optional, all or none. */
+    Status (*allocate_pinned)(void *context, size_t n_bytes, const char *what, void **memory, Error *error);
+    void (*release_pinned)(void *context, void *memory, size_t n_bytes);
+    Status (*copy_start)(void *context, void *to, const void *from, size_t n_bytes, bool is_out,
+                         uint64_t after, uint64_t *ticket, Error *error);
+    Status (*copy_wait)(void *context, uint64_t ticket, bool by_host, Error *error);
+
     void (*close)(void *context);
 
     void *context;
@@ -68,9 +86,15 @@ typedef struct Backend {
     int n_sharing;    /* ranks with memory from the same place, this one among them; 0: nobody has counted */
     bool only_plans;  /* it computes nothing: there is no device behind it */
     bool is_blocking; /* wait for every instruction, so that one that fails is known by name */
+    HostKernels host; /* for nodes that are left to the host; {0}: the device is the host */
     struct DeviceComms *kept;  /* the device room's: communicators that stay open; NULL: none do */
     const char *blocking_wish; /* how the user asks for that; NULL where kernels return when they are done */
 } Backend;
+
+/* Does the host run the node beside this device? */
+static inline bool backend_leaves_to_host(const Backend *backend, const Node *node) {
+    return node->is_on_host && backend->host.kernel;
+}
 
 /* The kernel that runs `node`: the backend's, or the op's own where that is portable. NULL if there is
  * none. */

@@ -6,11 +6,15 @@
  *     TRY(device_open(&memory, backend, error));
  *     device_close(&memory);                              // also after a failure, and twice
  *
- * wiring.h does it together with the program. */
+ * wiring.h does it together with the program.
+ *
+ * What a plan keeps beside it (PLACE_HOST, PLACE_FILE) is taken with the rest: memory of the host, pinned
+ * where the device has its own, and a file without a name in `folder`, which is gone with the process. */
 #ifndef PGPT_GRAPH_DEVICE_MEMORY_H
 #define PGPT_GRAPH_DEVICE_MEMORY_H
 
 #include "graph/backend.h"
+#include "graph/mover.h"
 #include "graph/plan.h"
 
 /* One block per place, large enough for every program that was announced. Parameters of programs recorded
@@ -19,15 +23,18 @@
 typedef struct {
     const Backend *backend;
     size_t bytes[N_PLACES];
-    MemoryKind kind[N_PLACES]; /* where each is; all of one memory have the same */
-    void *base[N_PLACES];
+    MemoryKind kind[N_PLACES]; /* where each is */
+    void *base[N_PLACES];      /* of a file: an address that stands for its bytes, and cannot be read */
     bool is_borrowed[N_PLACES];
     size_t allocated_bytes;  /* what the backend was really asked for */
     uint64_t n_input_writes; /* by the host: inputs written ahead are still there if nothing came since */
+    const char *folder;      /* of what is kept in a file; NULL: nothing is */
+    Mover *mover;            /* between the kinds of memory; NULL: there is one */
 } DeviceMemory;
 
 void device_require(DeviceMemory *memory, const MemoryPlan *plan);
-size_t device_required_bytes(const DeviceMemory *memory);
+size_t device_required_bytes(const DeviceMemory *memory);            /* of what kernels work on */
+size_t device_bytes_of(const DeviceMemory *memory, MemoryKind kind); /* and of another kind */
 Status device_open(DeviceMemory *memory, const Backend *backend, Error *error);
 void device_close(DeviceMemory *memory);
 

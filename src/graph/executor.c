@@ -38,7 +38,11 @@ static void *address_for(const Executor *executor, const Tensor *tensor, int chu
 
 static KernelCall make_call(const Executor *executor, const Node *node, MicroBatch micro) {
     const Backend *backend = executor->memory->backend;
-    KernelCall call = {.node = node, .n_threads = backend->n_threads, .context = backend->context};
+    bool is_left = backend_leaves_to_host(backend, node) && !backend->only_plans;
+    KernelCall call = {.node = node,
+                       .n_threads = is_left ? backend->host.n_threads : backend->n_threads,
+                       .context = is_left ? backend->host.context : backend->context,
+                       .mover = executor->memory->mover};
     int chunk = node->chunk, n_versions = executor->program->plan.n_versions;
     MicroBatch read = micro;
     if (node->is_of_last_version) read.version = (micro.version + n_versions - 1) % n_versions;

@@ -10,7 +10,7 @@
 static bool is_capturable(const Executor *executor, int number) {
     const Node *node = executor->program->graph->node[number];
     if (executor->is_across && executor->is_across[number]) return false;
-    if (node->is_not_last) return false;
+    if (node->is_not_last || node->is_on_host) return false;
     return !node->op->is_portable || (node->op->is_capturable && node->op->is_capturable(node));
 }
 

@@ -47,8 +47,51 @@ Status executor_receive(Executor *executor, const Tensor *tensor, int place, voi
     return executor_found_late(executor, status, error);
 }
 
+/* ---- parts that lie elsewhere */
+
+typedef Status (*CopyPart)(Executor *executor, const Tensor *tensor, size_t first_byte, size_t n_bytes,
+                           void *host, Error *error);
+
+/* Each home's share of bytes first_byte .. of the tensor. */
+static Status copy_homes(Executor *executor, const Tensor *tensor, size_t first_byte, size_t n_bytes,
+                         char *host, CopyPart copy, Error *error) {
+    for (int i = 0; i < tensor->n_homes; i++) {
+        const TensorHome *home = &tensor->homes[i];
+        size_t first = first_byte > home->first_byte ? first_byte : home->first_byte;
+        size_t end = first_byte + n_bytes, home_end = home->first_byte + home->n_bytes;
+        if (end > home_end) end = home_end;
+        if (first >= end) continue;
+        TRY(copy(executor, home->home, first - home->first_byte, end - first, host + (first - first_byte),
+                 error));
+    }
+    return STATUS_OK;
+}
+
+static Status upload_home(Executor *executor, const Tensor *tensor, size_t first_byte, size_t n_bytes,
+                          void *host, Error *error) {
+    return executor_upload_part(executor, tensor, first_byte, n_bytes, host, error);
+}
+
+/* The tensor lies beside what kernels work on: the mover brings it. */
+static bool is_moved(const Executor *executor, const Tensor *tensor) {
+    return place_is_beside(tensor_root((Tensor *)tensor)->place) && executor->memory->mover;
+}
+
+static Status move_part(Executor *executor, const Tensor *tensor, size_t first_byte, size_t n_bytes,
+                        void *host, bool is_out, Error *error) {
+    Mover *mover = executor->memory->mover;
+    char *address = executor_address(executor, tensor);
+    MoveEnd there = mover_end(mover, tensor, address + first_byte), here = {host, MEMORY_HOST};
+    return is_out ? mover_copy(mover, here, there, n_bytes, error)
+                  : mover_copy(mover, there, here, n_bytes, error);
+}
+
 Status executor_upload_part(Executor *executor, const Tensor *tensor, size_t first_byte, size_t n_bytes,
                             const void *host, Error *error) {
+    if (tensor->homes)
+        return copy_homes(executor, tensor, first_byte, n_bytes, (char *)host, upload_home, error);
+    if (is_moved(executor, tensor))
+        return move_part(executor, tensor, first_byte, n_bytes, (void *)host, true, error);
     const Backend *backend = executor->memory->backend;
     char *to = executor_address(executor, tensor);
     if (to) to += first_byte; /* there is none where nothing is computed */
@@ -58,6 +101,10 @@ Status executor_upload_part(Executor *executor, const Tensor *tensor, size_t fir
 
 Status executor_download_part(Executor *executor, const Tensor *tensor, size_t first_byte, size_t n_bytes,
                               void *host, Error *error) {
+    if (tensor->homes)
+        return copy_homes(executor, tensor, first_byte, n_bytes, host, executor_download_part, error);
+    if (is_moved(executor, tensor))
+        return move_part(executor, tensor, first_byte, n_bytes, host, false, error);
     const Backend *backend = executor->memory->backend;
     const char *from = executor_address(executor, tensor);
     if (from) from += first_byte; /* there is none where nothing is computed */

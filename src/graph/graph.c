@@ -9,8 +9,9 @@
 #include <string.h>
 
 const char *place_name(Place place) {
-    static const char *const names[N_PLACES] = {"parameters", "gradients",   "optimizer", "state",
-                                                "inputs",     "activations", "frames"};
+    static const char *const names[N_PLACES] = {"parameters", "gradients",   "optimizer",  "state",
+                                                "inputs",     "activations", "frames",     "host",
+                                                "file",       "host frames", "file frames"};
     return names[place];
 }
 
@@ -173,6 +174,13 @@ bool node_writes_root(const Node *node, const Tensor *root) {
         if (node->output[i] && tensor_root(node->output[i]) == root) return true;
     }
     return false;
+}
+
+bool node_touches_root(const Node *node, const Tensor *root) {
+    for (int i = 0; i < node->n_inputs; i++) {
+        if (node->input[i] && tensor_root(node->input[i]) == root) return true;
+    }
+    return node_writes_root(node, root);
 }
 
 const char *tensor_layer_name(Graph *graph, const Tensor *weight) {

@@ -19,6 +19,13 @@ typedef struct Op Op;
 typedef struct Node Node;
 typedef struct Tensor Tensor;
 
+/* A part of a tensor that has its memory elsewhere: all of `home`, from byte `first_byte` of the tensor
+ * on. */
+typedef struct {
+    size_t first_byte, n_bytes;
+    Tensor *home;
+} TensorHome;
+
 /* Where a tensor's memory comes from. Every place but the last is laid out in recording order and persists;
  * activations share one arena by lifetimes. */
 typedef enum {
@@ -29,6 +36,12 @@ typedef enum {
     PLACE_INPUT,      /* written by the host before a section runs */
     PLACE_ACTIVATION, /* everything between */
     PLACE_FRAME,      /* activations that a backward waits for, where several micro-batches are in flight */
+    /* Beside what kernels work on (mover.h), laid out in pages: the host's memory and a file; persistent, and
+     * once a micro-batch in flight. */
+    PLACE_HOST,
+    PLACE_FILE,
+    PLACE_HOST_FRAME,
+    PLACE_FILE_FRAME,
     N_PLACES,
 } Place;
 
@@ -79,6 +92,10 @@ struct Tensor {
     bool needs_gradient;
     Tensor *gradient; /* dL/dtensor once autograd has run, NULL if none reaches it */
     size_t offset;    /* bytes into its place, given by the memory plan */
+    /* Of a tensor that no node touches: where its parts are, in order, all of it. The host reads and writes
+     * it as any other (executor.h). NULL: in one piece, where its place and offset say. */
+    const TensorHome *homes;
+    int n_homes;
 };
 
 enum { NODE_MAX_INPUTS = 8, NODE_MAX_OUTPUTS = 5, NO_BLOCK = -1 };
@@ -102,6 +119,7 @@ struct Node {
     bool
         /* its inputs are parameters as they were before this update (MicroBatch.version) */
         is_of_last_version;
+    bool is_on_host;   /* a device with memory of its own leaves it to the host's kernels, in PLACE_HOST */
     bool is_passed_by; /* autograd records nothing for it: another node's rule stands for it */
 };
 
@@ -153,6 +171,9 @@ static inline bool node_is_left_out(const Node *node) {
 /* Does the node read or write this very tensor? And does it write any part of the memory of `root`? */
 bool node_touches(const Node *node, const Tensor *tensor);
 bool node_writes_root(const Node *node, const Tensor *root);
+
+/* Does it read or write any part of the memory of `root`? */
+bool node_touches_root(const Node *node, const Tensor *root);
 
 /* The tensor that owns the memory: `tensor` itself or the end of its chain of bases. */
 Tensor *tensor_root(Tensor *tensor);

@@ -18,7 +18,8 @@ typedef struct {
     bool add[NODE_MAX_OUTPUTS];  /* add to the output instead of overwriting it */
     void *scratch;               /* the bytes that the backend asked for, 64-byte aligned */
     int n_threads;
-    void *context; /* the backend's or communicator's own */
+    void *context;       /* the backend's or communicator's own */
+    struct Mover *mover; /* of the memory (mover.h); NULL: nothing is kept elsewhere */
 } KernelCall;
 
 typedef Status (*Kernel)(const KernelCall *call, Error *error);

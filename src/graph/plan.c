@@ -43,6 +43,12 @@ static size_t aligned(size_t n_bytes) {
     return (n_bytes + PLAN_ALIGNMENT - 1) / PLAN_ALIGNMENT * PLAN_ALIGNMENT;
 }
 
+/* Of a tensor in its place. */
+static size_t laid_out(const Tensor *tensor) {
+    size_t n_bytes = aligned(tensor_bytes(tensor));
+    return place_is_beside(tensor->place) ? (n_bytes + PLAN_PAGE - 1) / PLAN_PAGE * PLAN_PAGE : n_bytes;
+}
+
 static Storage *find(Storage *storage) {
     while (storage->taken_over_by) storage = storage->taken_over_by;
     return storage;
@@ -211,8 +217,8 @@ static Status lay_out_persistent(Graph *graph, MemoryPlan *plan, Error *error) {
     size_t total = 0;
     for (int i = 0; i < graph->n_tensors; i++) {
         Tensor *tensor = graph->tensor[i];
-        size_t n_bytes = aligned(tensor_bytes(tensor));
-        if (tensor->base) continue;
+        size_t n_bytes = laid_out(tensor);
+        if (tensor->base || tensor->homes) continue;
         if (__builtin_add_overflow(total, n_bytes, &total) || total > (size_t)1 << 60) {
             return error_user(
                 error, "the tensors of this model together are too large to address; choose smaller sizes");
@@ -380,8 +386,17 @@ size_t plan_place_bytes(const MemoryPlan *plan, Place place) {
     return total;
 }
 
-size_t plan_total_bytes(const MemoryPlan *plan) {
+MemoryKind plan_memory_kind(const BackendTraits *traits, Place place) {
+    if (place_is_file(place)) return MEMORY_FILE;
+    return place_is_beside(place) && traits_has_own_memory(traits) ? MEMORY_PINNED : traits->memory;
+}
+
+size_t plan_bytes_of(const MemoryPlan *plan, MemoryKind kind) {
     size_t total = 0;
-    for (int i = 0; i < N_PLACES; i++) total += plan_place_bytes(plan, (Place)i);
+    for (int i = 0; i < N_PLACES; i++) total += plan->kind[i] == kind ? plan_place_bytes(plan, (Place)i) : 0;
     return total;
+}
+
+size_t plan_total_bytes(const MemoryPlan *plan) {
+    return plan_bytes_of(plan, plan->kind[PLACE_PARAMETER]);
 }

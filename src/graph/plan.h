@@ -27,6 +27,7 @@
 #include "graph/traits.h"
 
 enum { PLAN_ALIGNMENT = 256 }; /* of every tensor, in bytes: whole cache lines, and what GPU libraries like */
+enum { PLAN_PAGE = 4096 };     /* of those beside (PLACE_HOST and so on): what disks read and write */
 
 typedef struct {
     int n_frames;           /* micro-batches of this chunk that may be in flight */
@@ -39,6 +40,7 @@ typedef struct {
 typedef struct {
     size_t bytes[N_PLACES];    /* the size of each place, with one frame of every chunk */
     MemoryKind kind[N_PLACES]; /* and where it is; program_build sets it: all where kernels work */
+    const char *folder;        /* of what is in a file; NULL: nothing is */
     int n_versions;            /* of the parameters, one behind the other (MicroBatch.version); 0 is 1 */
     int n_chunks;
     ChunkPlan *chunk;      /* (n_chunks), in the graph's arena */
@@ -57,12 +59,27 @@ Status plan_memory(Graph *graph, bool with_lanes, int n_chunks, const int *chunk
 
 /* Is there one of this place for each micro-batch in flight? */
 static inline bool place_is_framed(Place place) {
-    return place == PLACE_FRAME || place == PLACE_INPUT;
+    return place == PLACE_FRAME || place == PLACE_INPUT || place == PLACE_HOST_FRAME ||
+           place == PLACE_FILE_FRAME;
 }
+
+/* Is it beside what kernels work on: in the host's memory, or in a file? */
+static inline bool place_is_beside(Place place) {
+    return place >= PLACE_HOST && place <= PLACE_FILE_FRAME;
+}
+
+static inline bool place_is_file(Place place) {
+    return place == PLACE_FILE || place == PLACE_FILE_FRAME;
+}
+
+/* Where memory of this place is, on a device with these traits. */
+MemoryKind plan_memory_kind(const BackendTraits *traits, Place place);
 
 /* Of all frames, and of all versions. */
 size_t plan_place_bytes(const MemoryPlan *plan, Place place);
 
+/* Of what kernels work on; and of all places of another kind of memory. */
 size_t plan_total_bytes(const MemoryPlan *plan);
+size_t plan_bytes_of(const MemoryPlan *plan, MemoryKind kind);
 
 #endif

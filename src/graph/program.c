@@ -8,6 +8,8 @@
 #include <string.h>
 
 Kernel backend_kernel(const Backend *backend, const Node *node) {
+    if (backend_leaves_to_host(backend, node) && !backend->only_plans)
+        return backend->host.kernel(backend->host.context, node);
     return node->op->is_portable ? node->op->reference : backend->kernel(backend->context, node);
 }
 
@@ -15,10 +17,31 @@ bool backend_has_own_memory(const Backend *backend) {
     return traits_has_own_memory(&backend->traits);
 }
 
-static void add_scratch(Graph *graph, const BackendTraits *traits) {
+/* The traits of whoever runs the node. */
+static const BackendTraits *traits_of(const Backend *backend, const Node *node) {
+    return backend_leaves_to_host(backend, node) ? &backend->host.traits : &backend->traits;
+}
+
+/* The host runs its own one after the other: one for all of them. */
+static void add_host_scratch(Graph *graph, const Backend *backend) {
+    size_t most = 0;
+    for (int i = 0; i < graph->n_nodes; i++) {
+        const Node *node = graph->node[i];
+        size_t n_bytes = node->is_on_host ? traits_scratch_bytes(traits_of(backend, node), node) : 0;
+        if (n_bytes > most) most = n_bytes;
+    }
+    if (!most) return;
+    Tensor *scratch = graph_tensor(graph, PLACE_HOST, DTYPE_I32, SHAPE((int64_t)((most + 3) / 4)), "scratch");
+    for (int i = 0; i < graph->n_nodes; i++) {
+        if (graph->node[i]->is_on_host) graph->node[i]->scratch = scratch;
+    }
+}
+
+static void add_scratch(Graph *graph, const Backend *backend) {
+    add_host_scratch(graph, backend);
     for (int i = 0; i < graph->n_nodes; i++) {
         Node *node = graph->node[i];
-        size_t n_bytes = traits_scratch_bytes(traits, node);
+        size_t n_bytes = node->is_on_host ? 0 : traits_scratch_bytes(&backend->traits, node);
         if (!n_bytes) continue;
         int64_t words = (int64_t)((n_bytes + 3) / 4);
         node->scratch = graph_tensor(graph, PLACE_ACTIVATION, DTYPE_I32, SHAPE(words), "scratch");
@@ -110,11 +133,12 @@ Status program_build_chunks(Program *program, const char *name, Graph *graph, co
     TRY(graph_status(graph, error));
     TRY(check_kernels(graph, backend, error));
     TRY(check_chunks(graph, n_chunks, error));
-    add_scratch(graph, traits);
+    add_scratch(graph, backend);
     sort_parts(program);
     for (int i = 0; i < graph->n_nodes; i++) program->n_recomputed += graph->node[i]->is_recomputed;
     TRY(plan_memory(graph, n_lanes > 1, n_chunks, chunk_frames, &program->plan, error));
-    for (int place = 0; place < N_PLACES; place++) program->plan.kind[place] = traits->memory;
+    for (int place = 0; place < N_PLACES; place++)
+        program->plan.kind[place] = plan_memory_kind(traits, (Place)place);
     if (n_lanes > 1) assign_lanes(program, n_lanes);
     return graph_status(graph, error);
 }
@@ -157,7 +181,8 @@ double program_useful_flops(const Program *program) {
 
 static void print_tensor(const Tensor *tensor, WriteMode mode, FILE *stream) {
     static const char *const marks[] = {"", "+=", "+=*"};
-    static const char *const places[N_PLACES] = {"par", "grad", "opt", "state", "in", "act", "frame"};
+    static const char *const places[N_PLACES] = {"par",   "grad", "opt",  "state",  "in",    "act",
+                                                 "frame", "host", "file", "hostfr", "filefr"};
     char shape[80];
     fprintf(stream, " %s%s%s%s@%s+%zu", tensor->name, shape_format(tensor->shape, shape, sizeof shape),
             tensor->dtype == DTYPE_F32 ? "" : dtype_info(tensor->dtype)->name, marks[mode],
@@ -205,6 +230,12 @@ static int runs_of(const Program *program, Section section) {
     return section_is_of_step(section) ? 1 : program->n_forward_runs;
 }
 
+/* Of what is not part of the total. */
+static const char *place_note(const MemoryPlan *plan, Place place) {
+    if (plan->kind[place] == plan->kind[PLACE_PARAMETER]) return "";
+    return plan->kind[place] == MEMORY_FILE ? ", on disk" : ", in the host's pinned memory";
+}
+
 static void print_totals(const Program *program, FILE *stream) {
     const MemoryPlan *plan = &program->plan;
     fprintf(stream, "\nsection   instructions   runs/step        bytes         FLOPs\n");
@@ -222,8 +253,8 @@ static void print_totals(const Program *program, FILE *stream) {
     for (int place = 0; place < N_PLACES; place++) {
         if (!plan->bytes[place]) continue;
         size_t n_bytes = plan_place_bytes(plan, (Place)place);
-        fprintf(stream, "  %-12s %16zu bytes  (%s)\n", place_name((Place)place), n_bytes,
-                format_bytes(n_bytes).text);
+        fprintf(stream, "  %-12s %16zu bytes  (%s)%s\n", place_name((Place)place), n_bytes,
+                format_bytes(n_bytes).text, place_note(plan, (Place)place));
         if (place_is_framed((Place)place)) print_frames(plan, (Place)place, stream);
     }
     fprintf(stream, "  %-12s %16zu bytes  (%s)\n", "total", plan_total_bytes(plan),

@@ -41,7 +41,7 @@ bool traits_has_kernel(const BackendTraits *traits, const Node *node) {
 int traits_missing_kernels(const BackendTraits *traits, const Graph *graph, const Node **missing) {
     int n_missing = 0;
     for (int i = 0; i < graph->n_nodes; i++) {
-        if (traits_has_kernel(traits, graph->node[i])) continue;
+        if (graph->node[i]->is_on_host || traits_has_kernel(traits, graph->node[i])) continue;
         if (!n_missing++) *missing = graph->node[i];
     }
     return n_missing;

@@ -32,6 +32,7 @@ typedef struct {
     int n_frames;            /* micro-batches in flight (actions.h); 0 is 1 */
     int n_chunks;            /* parts of the model that take turns; 0 is 1 */
     int n_versions;          /* of the parameters that are in use at once; 0 is 1 */
+    const char *folder;      /* of what is kept in a file; NULL or "": nothing is */
     const int *chunk_frames; /* (n_chunks) micro-batches of each in flight; NULL: n_frames of each */
 } WiringOptions;
 

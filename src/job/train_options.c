@@ -186,6 +186,8 @@ static Status refuse_ignored(const TrainRun *run, Error *error) {
         {"depth-every", "--depth-capacity", run->values.model.depth_capacity > 0.0},
         {"any-order", "--device cuda", device_takes_gpu(run->values.train.device)},
         {"streams", "--device cuda", device_takes_gpu(run->values.train.device)},
+        {"offload-share", "--offload", *run->values.offload.what != 0},
+        {"offload-bucket-mb", "--offload optimizer", offload_has(&run->offload, OFFLOAD_OPTIMIZER)},
         {"ranks-per-host", "--print-mesh", run->values.call.print_mesh},
         {"tp-style", "--tp 2 or more", run->values.parallel.size[AXIS_TP] > 1},
         {"tp-chunks", "--tp or --ep 2 or more",
@@ -279,6 +281,19 @@ static Status check_experts(TrainRun *run, Error *error) {
     return STATUS_OK;
 }
 
+/* What offload cannot be had with. */
+static Status check_offload(TrainRun *run, Error *error) {
+    const TrainCommand *values = &run->values;
+    TRY(offload_parse(&values->offload, &run->offload, error));
+    if (!offload_is_on(&run->offload)) return STATUS_OK;
+    if (values->async.sync != SYNC_EXACT)
+        return error_user(error,
+                          "--sync %s exchanges weights and moments between steps, and --offload keeps them "
+                          "elsewhere; leave one out",
+                          sync_names[values->async.sync]);
+    return STATUS_OK;
+}
+
 /* What several ranks cannot do. */
 static Status check_ranks(TrainRun *run, Error *error) {
     const TrainCommand *values = &run->values;
@@ -359,6 +374,7 @@ Status train_options_complete(TrainRun *run, Error *error) {
     choose_clock(run);
     TRY(check_ranks(run, error));
     TRY(check_experts(run, error));
+    TRY(check_offload(run, error));
     TRY(train_pipeline_complete(run, error));
     TRY(check_prompt(run, error));
     TRY(refuse_ignored(run, error));

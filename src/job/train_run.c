@@ -8,6 +8,7 @@
  * nobody waits. */
 #include "job/train_run.h"
 
+#include "base/file/scratch_file.h"
 #include "base/system/timer.h"
 #include "base/text/format.h"
 #include "base/text/plain.h"
@@ -165,7 +166,7 @@ static Status open_device(TrainRun *run, Error *error) {
         TRY(device_plan_open(&run->backend, &device, error));
     else TRY(device_backend_open(&run->backend, &device, error));
     run->has_backend = true;
-    return STATUS_OK;
+    return offload_check(&run->offload, &run->backend.traits, false, error);
 }
 
 TrainerSetup train_setup(TrainRun *run) {
@@ -184,6 +185,7 @@ TrainerSetup train_setup(TrainRun *run) {
                           .saving = run->saving.size > 1 ? &run->saving : NULL,
                           .parallel = &values->parallel,
                           .async = &run->async,
+                          .offload = &run->offload,
                           .fault = &run->fault,
                           .activity = &run->activity,
                           .trace = &run->trace,
@@ -210,6 +212,15 @@ Status train_mesh_open(TrainRun *run, Error *error) {
 static Status open_mesh(TrainRun *run, Error *error) {
     if (run->values.parallel.pin) TRY(launch_pin(run->launch, error));
     return train_mesh_open(run, error);
+}
+
+/* Is there room for what is kept in a file? Ranks of a host share the disk. */
+static Status check_offload_folder(const TrainRun *run, Error *error) {
+    uint64_t n_bytes = plan_bytes_of(&run->trainer.step.program.plan, MEMORY_FILE);
+    if (!n_bytes || run->backend.only_plans) return STATUS_OK;
+    if (scratch_check(run->offload.folder, n_bytes * (uint64_t)run->launch->host_size, error) == STATUS_OK)
+        return STATUS_OK;
+    return error_prefix(error, "--offload: ");
 }
 
 /* A run whose first checkpoint cannot be written is of no use. */
@@ -314,6 +325,7 @@ static Status train(TrainRun *run, Error *error) {
     TRY(launch_agree(launch, error));
     train_enter(run, "making the weights");
     run_memory_check(&run->trainer, error);
+    if (error->status == STATUS_OK) check_offload_folder(run, error);
     TRY(launch_agree(launch, error));
     if (launch->world.rank == 0) check_disk(run, error);
     TRY(launch_agree(launch, error));

@@ -31,6 +31,7 @@ typedef struct {
     TrainOptions train;
     ParallelOptions parallel;
     AsyncOptions async;
+    OffloadOptions offload;
     TraceOptions trace;
     CallOptions call;
 } TrainCommand;
@@ -82,6 +83,7 @@ struct TrainRun {
     Pipeline pipeline;
     ParameterPart part; /* what of the model this rank has */
     Comm saving;        /* of all ranks, for checkpoints */
+    Offload offload;    /* what values.offload comes to */
     AsyncOptions async; /* complete: what values.async comes to on these ranks */
     Trainer trainer;
     Log log;

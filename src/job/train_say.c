@@ -76,6 +76,23 @@ static void say_pipeline(const TrainRun *run) {
     arena_free(&arena);
 }
 
+/* What is kept elsewhere, and how much of it. */
+static void say_offload(const TrainRun *run) {
+    const MemoryPlan *plan = &run->trainer.step.program.plan;
+    const DeviceMemory *memory = &run->trainer.memory;
+    char text[640], file[160] = "", host[96] = "";
+    size_t n_file = plan_bytes_of(plan, MEMORY_FILE), n_host = 0;
+    if (!offload_is_on(&run->offload)) return;
+    for (int place = 0; place < N_PLACES; place++)
+        if (place_is_beside((Place)place) && !place_is_file((Place)place))
+            n_host += plan_place_bytes(plan, (Place)place);
+    if (n_file)
+        snprintf(file, sizeof file, ", %s on disk (%s)", format_bytes(n_file).text,
+                 memory->mover ? mover_way(memory->mover) : "not opened");
+    if (n_host) snprintf(host, sizeof host, ", %s of the host's memory", format_bytes(n_host).text);
+    log_note(&run->log, "offload: %s%s%s", offload_text(&run->offload, text, sizeof text), file, host);
+}
+
 void train_say_plan(const TrainRun *run) {
     const ModelConfig *model = &run->values.model;
     const TrainOptions *train = &run->values.train;
@@ -99,6 +116,7 @@ void train_say_plan(const TrainRun *run) {
                mesh->device_sums.table ? &mesh->device_sums : &mesh->device[AXIS_DP]);
     say_ranks(run);
     say_pipeline(run);
+    say_offload(run);
     log_note(&run->log, "%lld steps of %lld x %lld tokens into %s", (long long)train->n_steps,
              (long long)train->batch, (long long)train->sequence, run->run);
     if (!train->saves && *train->resume)

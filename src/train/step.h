@@ -3,7 +3,8 @@
  * This is the whole chain of the design in one place:
  *
  *     gpt_record_loss -> autograd_run -> eager_gradients -> lazy_gradients -> move_column_sums
- *         -> recompute_run -> gradient_sync_sum -> optimizer_record -> gradient_sync_gather -> wiring_plan
+ *         -> recompute_run -> gradient_sync_sum -> optimizer_record -> gradient_sync_gather -> offload_update
+ *         -> wiring_plan
  *
  * Planning and opening are apart, so that several programs can share one DeviceMemory and so that a plan can
  * be printed without allocating anything. */
@@ -14,6 +15,7 @@
 #include "graph/wiring.h"
 #include "model/gpt.h"
 #include "optim/optimizer.h"
+#include "parallel/offload/offload.h"
 #include "parallel/pipeline/pipeline.h"
 #include "parallel/sync/gradient_sync.h"
 #include "train/router_report.h"
@@ -49,6 +51,7 @@ typedef struct {
     uint64_t seed;
     GradientSyncOptions sync;   /* {0}: one process */
     Precision precision;        /* {0}: f32 */
+    Offload offload;            /* {0}: everything is in the memory that kernels work on */
     bool (*should_stop)(void);  /* asked between micro-batches where there is one process; NULL: never */
     StageRecorder record_stage; /* NULL: gpt_record_stage */
     const void *stage_context;  /* of that */

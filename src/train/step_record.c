@@ -212,5 +212,7 @@ Status step_record(TrainStep *step, const ModelConfig *config, const ParameterTa
                                             options->sync.is_async ? NULL : sync_comm(&options->sync),
                                             step->optimizer.assumed ? NULL : step->optimizer.factor, graph);
     gradient_sync_gather(&step->sync, graph, &tensors);
+    offload_activations(graph, &options->offload);
+    offload_update(graph, &options->offload, &backend->traits);
     return graph_status(graph, error);
 }

@@ -75,20 +75,22 @@ static int tensor_chunks(const TrainerSetup *setup) {
 
 static StepOptions step_options(const TrainerSetup *setup) {
     const TrainOptions *options = setup->options;
-    return (StepOptions){.batch = options->batch,
-                         .micro_batch = options->micro_batch,
-                         .T = options->sequence,
-                         .recompute = options->recompute,
-                         .loss_chunk = options->loss_chunk,
-                         .by_sequence = setup->parallel && setup->parallel->by_sequence,
-                         .tensor_chunks = tensor_chunks(setup),
-                         .context = setup->parallel ? (ContextStyle)setup->parallel->context : CONTEXT_RING,
-                         .seed = (uint64_t)options->seed,
-                         .sync = sync_of(setup),
-                         .pipeline = setup->pipeline,
-                         .part = setup->part,
-                         .precision = precision_of((PrecisionKind)options->precision),
-                         .should_stop = interrupt_was_signalled};
+    StepOptions step = {.batch = options->batch,
+                        .micro_batch = options->micro_batch,
+                        .T = options->sequence,
+                        .recompute = options->recompute,
+                        .loss_chunk = options->loss_chunk,
+                        .by_sequence = setup->parallel && setup->parallel->by_sequence,
+                        .tensor_chunks = tensor_chunks(setup),
+                        .context = setup->parallel ? (ContextStyle)setup->parallel->context : CONTEXT_RING,
+                        .seed = (uint64_t)options->seed,
+                        .sync = sync_of(setup),
+                        .pipeline = setup->pipeline,
+                        .part = setup->part,
+                        .precision = precision_of((PrecisionKind)options->precision),
+                        .should_stop = interrupt_was_signalled};
+    if (setup->offload) step.offload = *setup->offload;
+    return step;
 }
 
 static Status plan_evaluation(Trainer *trainer, Error *error) {

@@ -40,6 +40,7 @@ typedef struct {
     Comm *saving; /* of all ranks, used by nobody else: checkpoints are written beside the training */
     const ParallelOptions *parallel;
     const AsyncOptions *async;      /* complete; NULL: exact */
+    const Offload *offload;         /* NULL: nothing is offloaded */
     Activity *activity;             /* that is told what the trainer does; NULL: nobody */
     const Fault *fault;             /* on purpose; NULL: none */
     Trace *trace;                   /* that records it; NULL: nobody */

@@ -45,12 +45,25 @@ static void draw_weights(TrainStep *step, const ParameterTable *table) {
     }
 }
 
+static void *train(const Backend *backend, int number, PrecisionKind precision, ActionList actions,
+                   const Offload *offload, ClipStyle clip, size_t *n_bytes);
+
 void *train_small(const Backend *backend, int number, PrecisionKind precision, size_t *n_bytes) {
     return train_small_by(backend, number, precision, NULL, n_bytes);
 }
 
 void *train_small_by(const Backend *backend, int number, PrecisionKind precision, ActionList actions,
                      size_t *n_bytes) {
+    return train(backend, number, precision, actions, NULL, CLIP_WAIT, n_bytes);
+}
+
+void *train_small_offloaded(const Backend *backend, int number, PrecisionKind precision,
+                            const Offload *offload, ClipStyle clip, size_t *n_bytes) {
+    return train(backend, number, precision, NULL, offload, clip, n_bytes);
+}
+
+static void *train(const Backend *backend, int number, PrecisionKind precision, ActionList actions,
+                   const Offload *offload, ClipStyle clip, size_t *n_bytes) {
     const Training *training = &trainings[number];
     Error error = {0};
     bool is_llama_like = training->is_llama_like;
@@ -66,7 +79,8 @@ void *train_small_by(const Backend *backend, int number, PrecisionKind precision
                           .position = is_llama_like ? POSITION_ROTARY : POSITION_LEARNED,
                           .rotary_theta = 1e4,
                           .dropout = training->dropout};
-    OptimizerOptions optimizer = {.rate = 1e-2, .adamw = {0.9, 0.99, 1e-8}, .clip = 1.0};
+    OptimizerOptions optimizer = {
+        .rate = 1e-2, .adamw = {0.9, 0.99, 1e-8}, .clip = 1.0, .clip_style = (int)clip};
     StepOptions options = {.batch = B,
                            .micro_batch = training->micro_batch,
                            .T = T,
@@ -75,6 +89,7 @@ void *train_small_by(const Backend *backend, int number, PrecisionKind precision
                            .precision = precision_of(precision),
                            .actions = actions,
                            .seed = 1};
+    if (offload) options.offload = *offload;
     ParameterTable table;
     TrainStep step;
     DeviceMemory memory = {0};

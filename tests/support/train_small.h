@@ -18,4 +18,8 @@ void *train_small(const Backend *backend, int number, PrecisionKind precision, s
 void *train_small_by(const Backend *backend, int number, PrecisionKind precision, ActionList actions,
                      size_t *n_bytes);
 
+/* The same with offload (NULL: none), and a way to clip. */
+void *train_small_offloaded(const Backend *backend, int number, PrecisionKind precision,
+                            const Offload *offload, ClipStyle clip, size_t *n_bytes);
+
 #endif

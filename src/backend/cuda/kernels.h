@@ -43,6 +43,7 @@ typedef struct CudaFault {
 
 enum { CUDA_MOST_LANES = LANES_MOST };
 enum { UPLOAD_SEGMENTS = 16, UPLOAD_SEGMENT_BYTES = 512 * 1024, DOWNLOAD_BYTES = 1024 * 1024 };
+enum { CUDA_COPIES = 512 };              /* beside what is computed, that may be under way */
 enum { UPLOAD_EARLY_BYTES = 32 * 1024 }; /* an upload of so many crosses the bus before its turn */
 
 typedef struct CudaContext {
@@ -80,6 +81,11 @@ typedef struct CudaContext {
     char *download;
     char (*result)[BACKEND_RESULT_BYTES]; /* (BACKEND_RESULTS), pinned */
     cudaEvent_t result_sent[BACKEND_RESULTS];
+
+    /* Copies beside what is computed (moves.cu): to the GPU, and from it; NULL before they are needed. */
+    cudaStream_t copy_stream[2];
+    cudaEvent_t copy_begin, copy_done[CUDA_COPIES];
+    uint64_t n_copies;
 } CudaContext;
 
 static inline CudaContext *cuda_context(const KernelCall *call) {
@@ -119,6 +125,14 @@ void cuda_capture_free(void *context, void *capture);
 
 /* ---- times on the device ----
  * Events in the stream; the milliseconds between two of them, once both have passed (this waits). */
+/* Copies beside what is computed: see graph/backend.h. */
+Status cuda_allocate_pinned(void *context, size_t n_bytes, const char *what, void **memory, Error *error);
+void cuda_release_pinned(void *context, void *memory, size_t n_bytes);
+Status cuda_copy_start(void *context, void *to, const void *from, size_t n_bytes, bool is_out, uint64_t after,
+                       uint64_t *ticket, Error *error);
+Status cuda_copy_wait(void *context, uint64_t ticket, bool by_host, Error *error);
+void cuda_close_copies(CudaContext *context);
+
 Status cuda_event_new(void *context, void **event, Error *error);
 Status cuda_event_record(void *context, void *event, Error *error);
 Status cuda_elapsed_ms(void *context, void *first, void *second, float *milliseconds, Error *error);

@@ -18,6 +18,7 @@ typedef struct {
     double tolerance;        /* of losses and norms, relative */
     double weight_tolerance; /* of weights, of the largest of each tensor */
     int left_out;            /* see GradientSyncOptions */
+    Offload offload;         /* of layouts: bit by bit what the same layout makes without it; {0}: of none */
 } VerifyOptions;
 
 typedef struct VerifyReference VerifyReference;

@@ -100,7 +100,8 @@ Status verify_training_open(VerifyTraining *training, const VerifySetting *setti
                         .sync = *sync,
                         .pipeline = pipeline,
                         .part = &training->part,
-                        .precision = setting->precision};
+                        .precision = setting->precision,
+                        .offload = setting->offload};
     TRY(train_step_plan(&training->step, &training->config, &training->table, &step, &optimizer,
                         setting->backend, error));
     device_require(&training->memory, &training->step.program.plan);

@@ -15,6 +15,7 @@ typedef struct {
     Precision precision;
     int64_t batch;
     OptimizerKind optimizer;
+    Offload offload;
 } VerifySetting;
 
 /* Of learning, in every step. */

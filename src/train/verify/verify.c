@@ -4,6 +4,7 @@
 
 #include "base/system/memory.h"
 #include "base/system/timer.h"
+#include "checkpoint/checksum.h"
 #include "comm/algo/algo.h"
 #include "train/checked.h"
 #include "train/model_mesh.h"
@@ -12,6 +13,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* ---- comparing */
@@ -68,6 +70,8 @@ typedef struct {
     VerifyTraining *training;
     float *held, *wanted; /* this rank's weights; a box of the reference's */
     VerifyResult *result;
+    uint64_t *bits;  /* (n_steps) of what a step left without offload; NULL: nobody asks */
+    bool keeps_bits; /* this is that training */
 } Comparer;
 
 /* A box of a parameter: elements first .. of this rank's own tensor. */
@@ -121,11 +125,54 @@ static void compare_number(const Comparer *comparer, VerifyNumber which, double 
     if (deviation > most) note_difference(comparer->result, index, (int)which, 0, value, wanted);
 }
 
+/* ---- bit by bit */
+
+static Status add_array(const Comparer *comparer, const Tensor *array, Checksum *checksum, Error *error) {
+    int64_t n = tensor_count(array), piece = comparer->reference->table.n_flat_elements;
+    for (int64_t first = 0; first < n; first += piece) {
+        int64_t count = n - first < piece ? n - first : piece;
+        TRY(executor_download_f32(&comparer->training->step.executor, array, first, count, comparer->held,
+                                  error));
+        checksum_add(checksum, comparer->held, (size_t)count * sizeof(float));
+    }
+    return STATUS_OK;
+}
+
+/* A number for everything that a step has left here; has_weights: they, and what the optimizer keeps,
+ * count. */
+static Status take_bits(const Comparer *comparer, const StepResult *result, bool has_weights, uint64_t *bits,
+                        Error *error) {
+    const TrainStep *step = &comparer->training->step;
+    Checksum checksum = checksum_start();
+    checksum_add(&checksum, &result->loss, sizeof result->loss);
+    checksum_add(&checksum, &result->gradient_norm, sizeof result->gradient_norm);
+    if (has_weights) {
+        TRY(add_array(comparer, step->sync.held, &checksum, error));
+        if (step->optimizer.master) TRY(add_array(comparer, step->optimizer.master, &checksum, error));
+        for (int i = 0; i < step->optimizer.n_moments; i++)
+            TRY(add_array(comparer, step->optimizer.moment[i], &checksum, error));
+    }
+    *bits = checksum_value(&checksum);
+    return STATUS_OK;
+}
+
+static Status compare_bits(const Comparer *comparer, int64_t index, const StepResult *result,
+                           bool has_weights, Error *error) {
+    uint64_t bits = 0;
+    if (!comparer->bits) return STATUS_OK;
+    TRY(take_bits(comparer, result, has_weights, &bits, error));
+    if (comparer->keeps_bits) comparer->bits[index] = bits;
+    else if (bits != comparer->bits[index])
+        note_difference(comparer->result, index, VERIFY_BITS, 0, 0.0, 0.0);
+    return STATUS_OK;
+}
+
 /* has_weights: as they are now. */
 static Status compare_step(const Comparer *comparer, int64_t index, const StepResult *step, bool has_weights,
                            Error *error) {
     const VerifyReference *reference = comparer->reference;
     TrainStep *training = &comparer->training->step;
+    TRY(compare_bits(comparer, index, step, has_weights, error));
     if (has_weights)
         TRY(executor_download_f32(&training->executor, training->sync.held, 0,
                                   training->sync.parameters.n_local, comparer->held, error));
@@ -138,11 +185,12 @@ static Status compare_step(const Comparer *comparer, int64_t index, const StepRe
 /* Every rank has compared its part: the earliest difference of all counts, there the loss, the first tensor
  * and last the norm, which tells least. */
 static Status combine(Comm *world, VerifyResult *result, Error *error) {
-    enum { RANK_BITS = 20, PARAMETER_BITS = 20, LAST = (1 << PARAMETER_BITS) - 1 };
+    enum { RANK_BITS = 20, PARAMETER_BITS = 20, LAST = (1 << PARAMETER_BITS) - 1, FIRST_OF_ALL = 0 };
     double worst[3] = {result->loss_deviation, result->weight_deviation, result->norm_deviation};
     const char *transport = result->transport; /* of this process */
     TRY(comm_all_reduce(world, worst, 3, COMM_F64, COMM_MAX, error));
     int64_t place = INT64_MAX, what = result->parameter == VERIFY_NORM ? LAST : result->parameter + 1;
+    if (result->parameter == VERIFY_BITS) what = FIRST_OF_ALL;
     if (result->differs) place = (((result->step << PARAMETER_BITS) + what) << RANK_BITS) + world->rank;
     TRY(comm_all_reduce(world, &place, 1, COMM_I64, COMM_MIN, error));
     if (place != INT64_MAX) {
@@ -214,7 +262,7 @@ static const char *transport_of(const Mesh *mesh) {
 }
 
 static Status open_layout(LayoutRun *run, const VerifyOptions *options, const VerifyReference *reference,
-                          const VerifyCase *layout, Comm *group, Error *error) {
+                          const VerifyCase *layout, bool offloads, Comm *group, Error *error) {
     const Backend *backend = options->setting.backend;
     const ModelConfig *config = &reference->config;
     PipelineLayout stages = {layout->schedule, layout->shape.size[AXIS_PP], layout->n_chunks};
@@ -233,7 +281,9 @@ static Status open_layout(LayoutRun *run, const VerifyOptions *options, const Ve
                                 .bucket_bytes = 16384, /* several even of a small model */
                                 .overlaps = layout->overlaps,
                                 .left_out = options->left_out};
-    TRY(verify_training_open(&run->training, &options->setting, config, layout, &sync,
+    VerifySetting setting = options->setting;
+    if (offloads) setting.offload = options->offload;
+    TRY(verify_training_open(&run->training, &setting, config, layout, &sync,
                              stages.n_stages > 1 ? &run->pipeline : NULL, VERIFY_CLIP, error));
     int n_units = run->training.step.sync.partition.n_units;
     if (options->left_out <= n_units) return STATUS_OK;
@@ -263,26 +313,40 @@ static Status find_group(Verifier *verifier, int n_ranks, Comm **group, Error *e
     return STATUS_OK;
 }
 
-Status verify_run(Verifier *verifier, const VerifyCase *layout, VerifyResult *result, Error *error) {
-    const VerifyOptions *options = &verifier->options;
-    const VerifyReference *reference;
+/* One training; bits: see Comparer. */
+static Status run_layout(const VerifyOptions *options, const VerifyReference *reference,
+                         const VerifyCase *layout, Comm *group, uint64_t *bits, bool offloads,
+                         VerifyResult *result, Error *error) {
     LayoutRun run = {0};
-    Comm *group, *world = &options->launch->world;
-    *result = (VerifyResult){0};
-    TRY(verify_reference_find(&verifier->references, options, layout, &reference, error));
-    uint64_t start = timer_now_ns();
-    TRY(find_group(verifier, mesh_n_ranks(&layout->shape), &group, error));
-    if (group) open_layout(&run, options, reference, layout, group, error);
+    if (group) open_layout(&run, options, reference, layout, offloads, group, error);
     TRY_GOTO(launch_agree(options->launch, error), done);
     if (group) {
-        Comparer comparer = {options, reference, &run.training, run.held, run.wanted, result};
+        Comparer comparer = {options,    reference, &run.training, run.held,
+                             run.wanted, result,    bits,          !offloads};
         result->transport = transport_of(&run.mesh);
         TRY_GOTO(train_and_compare(&comparer, error), done);
     }
+done:
+    close_layout(&run, options->setting.backend);
+    return error->status;
+}
+
+Status verify_run(Verifier *verifier, const VerifyCase *layout, VerifyResult *result, Error *error) {
+    const VerifyOptions *options = &verifier->options;
+    const VerifyReference *reference;
+    Comm *group, *world = &options->launch->world;
+    bool offloads = offload_is_on(&options->offload);
+    uint64_t *bits = offloads ? calloc((size_t)options->n_steps, sizeof *bits) : NULL;
+    *result = (VerifyResult){0};
+    TRY_GOTO(verify_reference_find(&verifier->references, options, layout, &reference, error), done);
+    uint64_t start = timer_now_ns();
+    TRY_GOTO(find_group(verifier, mesh_n_ranks(&layout->shape), &group, error), done);
+    if (offloads) TRY_GOTO(run_layout(options, reference, layout, group, bits, false, result, error), done);
+    TRY_GOTO(run_layout(options, reference, layout, group, bits, offloads, result, error), done);
     TRY_GOTO(combine(world, result, error), done);
     result->seconds = timer_seconds_since(start);
 done:
-    close_layout(&run, options->setting.backend);
+    free(bits);
     return error->status;
 }
 

@@ -9,7 +9,8 @@
 
 #include "train/verify/reference.h"
 
-typedef enum { VERIFY_LOSS = -1, VERIFY_NORM = -2 } VerifyNumber;
+/* VERIFY_BITS: with offload, something differs from the same layout without it. */
+typedef enum { VERIFY_LOSS = -1, VERIFY_NORM = -2, VERIFY_BITS = -3 } VerifyNumber;
 
 typedef struct {
     double loss_deviation;   /* the largest over all steps and ranks, relative */

@@ -245,6 +245,7 @@ int backend_cuda_devices(char *reason, size_t n_bytes) {
 static void close(void *context) {
     CudaContext *cuda = cuda_enter(context);
     if (cuda->stream) cudaStreamSynchronize(cuda->stream);
+    cuda_close_copies(cuda);
     if (cuda->close_attention) cuda->close_attention(cuda);
     if (cuda->close_gemms) cuda->close_gemms(cuda);
     if (cuda->cublas) cuda->lt.Destroy(cuda->cublas);
@@ -409,6 +410,10 @@ Status backend_cuda_open(Backend *backend, int device, Error *error) {
     backend->event_free = cuda_event_free;
     backend->send_result = send_result;
     backend->receive_result = receive_result;
+    backend->allocate_pinned = cuda_allocate_pinned;
+    backend->release_pinned = cuda_release_pinned;
+    backend->copy_start = cuda_copy_start;
+    backend->copy_wait = cuda_copy_wait;
     backend->close = close;
     backend->context = cuda;
     backend->n_threads = 1;

@@ -1,0 +1,118 @@
+/* O_TMPFILE makes a file without a name; where a file system has none of these, a name is made and taken away
+ * at once. Room is asked for before anything is written: a disk that is too full is found at the start. Large
+ * transfers are cut into pieces, so that a signal or a slow disk is never far from the next one. */
+#define _GNU_SOURCE /* O_DIRECT, O_TMPFILE */
+#include "base/file/scratch_file.h"
+
+#include "base/file/file.h"
+#include "base/text/format.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+struct ScratchFile {
+    int descriptor;
+    bool is_direct;
+    char folder[512]; /* for messages */
+};
+
+enum { PIECE = 8 << 20 };
+
+/* A file without a name; -1 and errno where there is none. */
+static int open_nameless(const char *folder, int flags) {
+    int descriptor = open(folder, O_TMPFILE | O_RDWR | O_CLOEXEC | flags, 0600);
+    if (descriptor >= 0 || (errno != EOPNOTSUPP && errno != EISDIR && errno != EINVAL)) return descriptor;
+    char path[600];
+    snprintf(path, sizeof path, "%s/pgpt-offload-XXXXXX", folder);
+    descriptor = mkostemp(path, O_CLOEXEC | flags);
+    int code = errno;
+    if (descriptor >= 0) unlink(path);
+    errno = code;
+    return descriptor;
+}
+
+static Status check_room(const char *folder, uint64_t n_bytes, int code, Error *error) {
+    uint64_t available = file_free_bytes(folder);
+    if (!code && n_bytes <= available) return STATUS_OK;
+    if (code && code != ENOSPC && code != EFBIG && code != EDQUOT)
+        return file_problem(error, "take room in", folder, code);
+    return error_user(
+        error,
+        "%s has %s free, and what is to be kept there takes %s; name another folder, offload less, "
+        "or make room",
+        folder, format_bytes(available).text, format_bytes(n_bytes).text);
+}
+
+static Status take_room(const ScratchFile *file, uint64_t n_bytes, Error *error) {
+    TRY(check_room(file->folder, n_bytes, 0, error));
+    int code = posix_fallocate(file->descriptor, 0, (off_t)n_bytes);
+    return code ? check_room(file->folder, n_bytes, code, error) : STATUS_OK;
+}
+
+Status scratch_check(const char *folder, uint64_t n_bytes, Error *error) {
+    int descriptor = open_nameless(folder, 0);
+    if (descriptor < 0) return file_problem(error, "make a file in", folder, errno);
+    close(descriptor);
+    return check_room(folder, n_bytes, 0, error);
+}
+
+Status scratch_open(ScratchFile **out, const char *folder, uint64_t n_bytes, Error *error) {
+    ScratchFile *file = calloc(1, sizeof *file);
+    *out = NULL;
+    if (!file) return error_failed(error, "no memory for a file");
+    snprintf(file->folder, sizeof file->folder, "%s", folder);
+    file->descriptor = open_nameless(folder, O_DIRECT);
+    file->is_direct = file->descriptor >= 0;
+    if (file->descriptor < 0) file->descriptor = open_nameless(folder, 0);
+    if (file->descriptor < 0) {
+        int code = errno;
+        free(file);
+        return file_problem(error, "make a file in", folder, code);
+    }
+    *out = file;
+    if (take_room(file, n_bytes, error) != STATUS_OK) scratch_close(out);
+    return error->status;
+}
+
+void scratch_close(ScratchFile **file) {
+    if (!*file) return;
+    close((*file)->descriptor);
+    free(*file);
+    *file = NULL;
+}
+
+const char *scratch_way(const ScratchFile *file) {
+    return file->is_direct ? "direct" : "through the system's cache";
+}
+
+static Status check(const ScratchFile *file, ssize_t done, bool is_written, Error *error) {
+    if (done > 0 || (done < 0 && errno == EINTR)) return STATUS_OK;
+    if (!done) return error_failed(error, "the file in %s ends too early", file->folder);
+    return file_problem(error, is_written ? "write to a file in" : "read from a file in", file->folder,
+                        errno);
+}
+
+Status scratch_read(ScratchFile *file, uint64_t offset, void *memory, size_t n_bytes, Error *error) {
+    for (size_t at = 0; at < n_bytes;) {
+        size_t n = n_bytes - at < PIECE ? n_bytes - at : PIECE;
+        ssize_t done = pread(file->descriptor, (char *)memory + at, n, (off_t)(offset + at));
+        TRY(check(file, done, false, error));
+        at += done > 0 ? (size_t)done : 0;
+    }
+    return STATUS_OK;
+}
+
+Status scratch_write(ScratchFile *file, uint64_t offset, const void *memory, size_t n_bytes, Error *error) {
+    for (size_t at = 0; at < n_bytes;) {
+        size_t n = n_bytes - at < PIECE ? n_bytes - at : PIECE;
+        ssize_t done = pwrite(file->descriptor, (const char *)memory + at, n, (off_t)(offset + at));
+        TRY(check(file, done, true, error));
+        at += done > 0 ? (size_t)done : 0;
+    }
+    return STATUS_OK;
+}

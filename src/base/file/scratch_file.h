@@ -1,0 +1,38 @@
+/* A file for what does not fit into memory: without a name, so that nothing is left of it however the process
+ * ends, with room for all of it from the beginning, and read and written past the system's cache where the
+ * file system allows (direct I/O).
+ *
+ *     ScratchFile *file;
+ *     TRY(scratch_open(&file, "/fast/disk", n_bytes, error));
+ *     TRY(scratch_write(file, offset, page, n, error));       // all three multiples of SCRATCH_PAGE
+ *     TRY(scratch_read(file, offset, page, n, error));
+ *     scratch_close(&file);                                   // also NULL
+ *
+ * Bytes that were never written are 0. Several threads may read and write different parts. */
+#ifndef PGPT_BASE_FILE_SCRATCH_FILE_H
+#define PGPT_BASE_FILE_SCRATCH_FILE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/error.h"
+
+enum { SCRATCH_PAGE = 4096 };
+
+typedef struct ScratchFile ScratchFile;
+
+/* A folder that is not there, cannot be written to or has no room is a user error. */
+Status scratch_open(ScratchFile **file, const char *folder, uint64_t n_bytes, Error *error);
+void scratch_close(ScratchFile **file);
+
+/* Would it be opened now? Takes no room. */
+Status scratch_check(const char *folder, uint64_t n_bytes, Error *error);
+
+/* How it is read and written: "direct", "through the system's cache". */
+const char *scratch_way(const ScratchFile *file);
+
+/* `memory` too begins at a multiple of SCRATCH_PAGE. */
+Status scratch_read(ScratchFile *file, uint64_t offset, void *memory, size_t n_bytes, Error *error);
+Status scratch_write(ScratchFile *file, uint64_t offset, const void *memory, size_t n_bytes, Error *error);
+
+#endif

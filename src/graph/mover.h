@@ -1,0 +1,70 @@
+/* What moves data between the kinds of memory that a program has: what kernels work on, the host's and a
+ * file.
+ *
+ *     uint64_t ticket;
+ *     MoveEnd from = {weights, MEMORY_HOST}, to = {place, MEMORY_FILE};
+ *     TRY(mover_start(mover, MOVE_OUT, from, to, n_bytes, &ticket, error));
+ *     ... anything that leaves both alone ...
+ *     TRY(mover_wait(mover, ticket, true, error));
+ *
+ * Moves run beside the program on lanes of their own, one out and one in, each in the order in which they
+ * were started; files are read and written by a thread a lane, copies to and from a device are the device's
+ * own. A move waits by itself for earlier ones that touch the same bytes. What a node touches is the
+ * program's business: it waits before it reads what a move brings, or writes what one takes away. */
+#ifndef PGPT_GRAPH_MOVER_H
+#define PGPT_GRAPH_MOVER_H
+
+#include "graph/backend.h"
+
+typedef struct Mover Mover;
+
+typedef enum { MOVE_OUT, MOVE_IN, N_MOVE_LANES } MoveLane;
+
+typedef struct {
+    void *address; /* in a file: one of those that stand for its bytes */
+    MemoryKind kind;
+} MoveEnd;
+
+/* Addresses base .. base + n_bytes - 1 are the bytes of a file. */
+typedef struct {
+    const void *base;
+    size_t n_bytes;
+} MoverFile;
+
+enum { MOVER_MOST_FILES = 2 };
+
+typedef struct {
+    const Backend *backend;
+    const char *folder; /* where files are; NULL: there are none */
+    MoverFile file[MOVER_MOST_FILES];
+    int n_files;
+} MoverOptions;
+
+Status mover_open(Mover **mover, const MoverOptions *options, Error *error);
+void mover_close(Mover **mover); /* what is under way is waited for; also NULL */
+
+/* Of a tensor that lies at this address. */
+MoveEnd mover_end(const Mover *mover, const Tensor *tensor, void *address);
+
+/* To and from a file, both ends at multiples of a page, with room for whole pages. */
+Status mover_start(Mover *mover, MoveLane lane, MoveEnd from, MoveEnd to, size_t n_bytes, uint64_t *ticket,
+                   Error *error);
+
+/* By the host; or, of a copy to or from a device, by the device: the host goes on. */
+Status mover_wait(Mover *mover, uint64_t ticket, bool by_host, Error *error);
+
+/* Bytes from here to there, anywhere, behind everything that was started: for the host, between programs. */
+Status mover_copy(Mover *mover, MoveEnd from, MoveEnd to, size_t n_bytes, Error *error);
+
+/* Seconds that the host has waited in mover_wait since it was opened, and bytes that were moved. */
+typedef struct {
+    double wait_seconds;
+    uint64_t bytes[N_MOVE_LANES];
+} MoverCounts;
+
+MoverCounts mover_counts(const Mover *mover);
+
+/* How files are read and written, in words; "" where there are none. */
+const char *mover_way(const Mover *mover);
+
+#endif

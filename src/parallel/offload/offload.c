@@ -1,0 +1,95 @@
+/* What the user may say, and what it comes to. */
+#include "parallel/offload/offload.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static const char *const names[N_OFFLOADED] = {"optimizer", "activations"};
+
+const OptionSpec offload_option_specs[] = {
+    OPTION_STRING(
+        "offload", OffloadOptions, what, "", "WHAT[:host|:file=DIR],...",
+        "keep part of the training state out of the device's memory: optimizer (moments and master weights; the "
+        "host updates them), activations (of blocks, between forward and backward); in the host's memory or in "
+        "a file in a folder (default: host). The same bits, at the speed of the bus or the disk",
+        .flags = OPTION_MAY_BE_EMPTY),
+    OPTION_FLOAT("offload-share", OffloadOptions, share, 0.0, 0.0, 1.0,
+                 "part of what is offloaded that stays on the device all the same"),
+    OPTION_FLOAT("offload-bucket-mb", OffloadOptions, bucket_mb, 16.0, 0.0001, 4096.0,
+                 "size of the pieces that optimizer state is moved and updated in, in MiB of f32"),
+    OPTION_END,
+};
+
+/* One of the list: "optimizer:file=DIR". */
+static Status parse_one(const char *text, size_t length, Offload *offload, Error *error) {
+    size_t n = strcspn(text, ":,");
+    int kind = 0;
+    if (n > length) n = length;
+    while (kind < N_OFFLOADED && (strlen(names[kind]) != n || strncmp(text, names[kind], n) != 0)) kind++;
+    if (kind == N_OFFLOADED)
+        return error_user(error,
+                          "--offload: '%.*s' is nothing that can be offloaded; give optimizer or activations",
+                          (int)n, text);
+    if (offload->to[kind]) return error_user(error, "--offload names %s twice; leave one out", names[kind]);
+    const char *to = text + n;
+    size_t left = length - n;
+    if (!left || (left == 5 && strncmp(to, ":host", left) == 0)) {
+        offload->to[kind] = OFFLOAD_HOST;
+        return STATUS_OK;
+    }
+    static const char file[] = ":file=";
+    const size_t n_file = sizeof file - 1;
+    if (left <= n_file || strncmp(to, file, n_file) != 0)
+        return error_user(error, "--offload: '%.*s' does not say where to; give %s:host or %s:file=DIR",
+                          (int)length, text, names[kind], names[kind]);
+    char folder[OFFLOAD_FOLDER_BYTES];
+    snprintf(folder, sizeof folder, "%.*s", (int)(left - n_file), to + n_file);
+    if (left - n_file >= sizeof folder) return error_user(error, "--offload: the folder's name is too long");
+    if (*offload->folder && strcmp(folder, offload->folder) != 0)
+        return error_user(error, "--offload names two folders, %s and %s; a run has one", offload->folder,
+                          folder);
+    memcpy(offload->folder, folder, sizeof folder);
+    offload->to[kind] = OFFLOAD_FILE;
+    return STATUS_OK;
+}
+
+Status offload_parse(const OffloadOptions *options, Offload *offload, Error *error) {
+    *offload = (Offload){.share = options->share, .bucket_bytes = (int64_t)(options->bucket_mb * 1048576.0)};
+    for (const char *at = options->what ? options->what : ""; *at;) {
+        size_t n = strcspn(at, ",");
+        TRY(parse_one(at, n, offload, error));
+        at += n;
+        if (*at && !*++at) return error_user(error, "--offload ends with a comma; leave it out");
+    }
+    return STATUS_OK;
+}
+
+bool offload_is_on(const Offload *offload) {
+    for (int i = 0; i < N_OFFLOADED; i++)
+        if (offload->to[i]) return true;
+    return false;
+}
+
+Status offload_check(const Offload *offload, const BackendTraits *traits, bool copies_are_fine,
+                     Error *error) {
+    for (int i = 0; i < N_OFFLOADED; i++) {
+        if (offload->to[i] != OFFLOAD_HOST || traits_has_own_memory(traits) || copies_are_fine) continue;
+        return error_user(error,
+                          "--offload %s:host: on a CPU everything is in the host's memory already; give "
+                          "%s:file=DIR, or leave it out",
+                          names[i], names[i]);
+    }
+    return STATUS_OK;
+}
+
+const char *offload_text(const Offload *offload, char *text, size_t n_bytes) {
+    size_t n = 0;
+    *text = 0;
+    for (int i = 0; i < N_OFFLOADED && n < n_bytes; i++) {
+        if (!offload->to[i]) continue;
+        n += (size_t)snprintf(text + n, n_bytes - n, "%s%s to %s%s", n ? ", " : "", names[i],
+                              offload->to[i] == OFFLOAD_FILE ? "a file in " : "the host's memory",
+                              offload->to[i] == OFFLOAD_FILE ? offload->folder : "");
+    }
+    return text;
+}

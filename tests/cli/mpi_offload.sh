@@ -1,0 +1,14 @@
+#!/bin/bash
+# verify --offload: no bit of any layout changes. Some layouts, in which every choice meets; LONG=1 takes more.
+# shellcheck source=/dev/null
+. "$SOURCE_ROOT/tests/cli/lib"
+# shellcheck source=/dev/null
+. "$SOURCE_ROOT/tests/cli/lib_mpi"
+
+n=10
+! is_long || n=200
+for words in optimizer:file=.,activations:host optimizer:host,activations:file=.; do
+    limit=300 ranks 4 verify --layers 5 --channels 20 --heads 5 --context 9 --vocab 37 --threads 1 --steps 3 --sample $n \
+        --offload "$words" --offload-bucket-mb 0.005
+    grep -q "$n layouts in .*, 0 differ" out || fail "verify --offload $words says: $(cat out)"
+done

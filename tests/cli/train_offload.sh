@@ -1,0 +1,78 @@
+#!/bin/bash
+# --offload: state in a file leaves the files of a run as they are, byte for byte, over a resume and over SIGKILL at any
+# moment; nothing is left in the folder; what cannot be is refused before anything is made.
+#
+#   KILL_RUNS=20 ctest --preset release -R cli_train_offload -V      as many kills as you like; 3 where nothing is said
+# shellcheck source=/dev/null
+. "$SOURCE_ROOT/tests/cli/lib"
+
+options=("${TINY[@]}" --layers 2 --steps 24 --batch 4 --lr 0.01 --save-every 6 --keep 9 --eval-every 12 --eval-batches 1)
+mkdir disk
+away=(--offload optimizer:file=disk --offload-bucket-mb 0.002)
+
+same_files() { # RUN RUN STEP
+    local file
+    for file in model.safetensors optimizer.safetensors; do
+        cmp "$1/checkpoints/step-$3/$file" "$2/checkpoints/step-$3/$file" || fail "$file of $1 and $2 differs at $3"
+    done
+}
+
+pgpt train "${options[@]}" --out plain
+pgpt train "${options[@]}" --out away "${away[@]}"
+grep -q 'offload: optimizer to a file in disk' err || fail "not said: $(cat err)"
+for step in 00000006 00000012 00000018 00000024; do same_files plain away "$step"; done
+same_losses plain away
+[[ -z $(find disk -type f) ]] || fail "left behind: $(find disk -type f)"
+
+# In 16 bits with master weights, with micro-batches, another clipping and a part that stays.
+for words in "--dtype bf16" "--micro-batch 2 --offload-share 0.3" "--clip 0.5 --clip-style check" "--optimizer sgd --momentum 0.9"; do
+    rm -rf one two
+    plain=()
+    for word in $words; do [[ $word == --offload-share || $word == 0.3 ]] || plain+=("$word"); done
+    pgpt train "${options[@]}" --steps 6 --out one "${plain[@]}"
+    # shellcheck disable=SC2086
+    pgpt train "${options[@]}" --steps 6 --out two $words "${away[@]}"
+    same_files one two 00000006
+done
+
+# On from a run without, and back.
+cp -r plain on
+rm -r on/checkpoints/step-00000018 on/checkpoints/step-00000024
+pgpt train --resume on "${away[@]}"
+same_files plain on 00000024
+rm -r on/checkpoints/step-00000024
+pgpt train --resume on --offload ""
+same_files plain on 00000024
+
+# SIGKILL at random moments; the same words go on.
+for ((i = 0; i < ${KILL_RUNS:-3}; i++)); do
+    rm -rf killed
+    for ((k = 0; k < 3; k++)); do
+        "$PGPT" train "${options[@]}" --out killed --resume auto "${away[@]}" >out 2>err </dev/null &
+        process=$!
+        sleep "0.$((RANDOM % 4))$((RANDOM % 10))"
+        kill -KILL $process 2>/dev/null || true
+        wait $process 2>/dev/null || true
+        [[ -z $(find disk -type f) ]] || fail "left behind after a kill: $(find disk -type f)"
+    done
+    pgpt train "${options[@]}" --out killed --resume auto "${away[@]}"
+    same_files plain killed 00000024
+done
+rm -r killed
+
+# The program shows the moves, planned for a GPU that is not here, too.
+pgpt train "${options[@]}" --print-program "${away[@]}"
+grep -q ' update    fetch ' out || fail "no fetch in the program"
+grep -q ' update    offload ' out || fail "no offload in the program"
+grep -Eq '^  file .* bytes .*on disk' out || fail "no file in the memory plan: $(tail -n 20 out)"
+pgpt train "${options[@]}" --print-program --device cuda:h200 --offload optimizer
+grep -Eq '^  host .*pinned' out || fail "no pinned memory in the plan: $(tail -n 20 out)"
+grep -q 'the host waits' out || fail "the host does not wait"
+
+# What cannot be.
+refused "/optimizer:file=DIR/" train "${options[@]}" --out x --offload optimizer
+refused "/disk2/" train "${options[@]}" --out x --offload optimizer:file=disk2
+refused "/optimizer or activations/" train "${options[@]}" --out x --offload moments
+refused "/twice/" train "${options[@]}" --out x --offload optimizer:file=disk,optimizer:file=disk
+refused "/keeps nothing/" train "${options[@]}" --out x --offload optimizer:file=disk --optimizer sgd --momentum 0
+refused "/--offload/" train "${options[@]}" --out x --offload-share 0.5
