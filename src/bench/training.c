@@ -72,17 +72,31 @@ static Status plan(BenchTraining *training, BenchSetup *setup, Error *error) {
 }
 
 Status bench_training_plan(BenchTraining *training, BenchSetup *setup, Error *error) {
-    *training = (BenchTraining){.vocabulary = setup->model.vocabulary};
+    *training = (BenchTraining){.vocabulary = setup->model.vocabulary,
+                                .one_expert = setup->bench.one_expert ? setup->model.n_experts : 0};
     training->source = (BatchSource){fill_random, &training->vocabulary};
     TRY(complete_sizes(setup, error));
     return plan(training, setup, error);
 }
 
+/* Of routers whose choices go by a bias, too: one that nothing else outweighs. */
+static Status prefer_one_expert(BenchTraining *training, Error *error) {
+    const ParameterTable *table = &training->table;
+    int64_t n = parameters_n_router_biases(table), n_experts = training->one_expert;
+    Arena arena = {0};
+    float *bias = ARENA_ARRAY(&arena, float, n);
+    for (int64_t i = 0; i < n; i++) bias[i] = i % n_experts ? 0.0f : 1e3f;
+    train_step_take(&training->step, &table->router_bias, bias, error);
+    arena_free(&arena);
+    return error->status;
+}
+
 Status bench_training_open(BenchTraining *training, Error *error) {
     TRY(device_open(&training->memory, &training->backend, error));
     TRY(train_step_open(&training->step, &training->memory, error));
-    return train_step_initialise(&training->step, &training->table, BENCH_SEED, training->backend.n_threads,
-                                 error);
+    TRY(train_step_initialise(&training->step, &training->table, BENCH_SEED, training->backend.n_threads,
+                              error));
+    return training->one_expert ? prefer_one_expert(training, error) : STATUS_OK;
 }
 
 void bench_training_close(BenchTraining *training) {

@@ -14,6 +14,7 @@ typedef struct {
     int64_t n_threads;
     int device, precision; /* DeviceKind, PrecisionKind */
     bool any_order;
+    bool one_expert; /* every token chooses the first expert of a block, whatever the router says */
     int64_t n_streams;
 } BenchOptions;
 
@@ -31,6 +32,7 @@ typedef struct {
     BatchSource source;
     int64_t vocabulary;
     bool has_backend, has_step;
+    int64_t one_expert; /* of how many every token chooses the first (BenchOptions); 0: as routed */
 } BenchTraining;
 
 /* Opens the backend and plans the step; checks sizes and memory. */

@@ -18,6 +18,8 @@ bench_peak=$(tail -n 1 out | field peak_bytes)
 ((bench_peak > 0)) || fail "peak_bytes $bench_peak"
 pgpt bench step "${model[@]}" --batch 4 --micro-batch 2 --steps 1 --recompute 1 --dropout 0.1 --clip 1 --json
 pgpt bench step "${model[@]}" --batch 2 --steps 1 --eager-update --optimizer sgd --no-tied
+pgpt bench step "${model[@]}" --batch 2 --steps 1 --experts 4 --router balance-free --one-expert
+refused "/--one-expert/" bench step --one-expert
 pgpt bench ops "${model[@]}" --batch 2 --json
 has command
 for name in attention attention_backward linear_weight_gradient cross_entropy adamw; do

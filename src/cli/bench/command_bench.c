@@ -57,6 +57,10 @@ static const OptionSpec bench_option_specs[] = {
                   "where to compute; auto: on a GPU if there is one"),
     OPTION_CHOICE("dtype", BenchCall, setup.bench.precision, PRECISION_F32, precision_names,
                   "precision to compute in"),
+    OPTION_BOOL(
+        "one-expert", BenchCall, setup.bench.one_expert, false,
+        "every token of 'step' chooses the first expert of a block, which has half of the rows where a "
+        "token chooses two; needs --router balance-free"),
     OPTION_BOOL("any-order", BenchCall, setup.bench.any_order, false, DEVICE_ANY_ORDER_HELP),
     OPTION_INT("streams", BenchCall, setup.bench.n_streams, DEVICE_STREAMS, 1, 2, DEVICE_STREAMS_HELP),
     OPTION_INT("threads", BenchCall, setup.bench.n_threads, 0, 0, 4096, "CPU threads; 0: all cores"),
@@ -143,6 +147,7 @@ static const OptionUse limited_options[] = {
     {"pattern", FOR_ATTENTION},
     {"document-length", FOR_ATTENTION},
     {"streams", FOR_STEP},
+    {"one-expert", FOR_STEP},
     {"steps", FOR_STEP},
     {"warmup-steps", FOR_STEP},
     {"tokens", FOR_GENERATE},
@@ -187,6 +192,10 @@ static Status run_bench(Options *options, BenchCall *call, Error *error) {
     TRY(config_apply_preset(options, call->setup.model.preset, error));
     if (!call->setup.model.vocabulary) call->setup.model.vocabulary = USUAL_VOCABULARY;
     TRY(config_complete(&call->setup.model, call->setup.model.vocabulary, error));
+    const ModelConfig *model = &call->setup.model;
+    const OptionCondition of_experts[] = {{"one-expert", "--experts with --router balance-free",
+                                           model->n_experts > 0 && model->router == ROUTER_BALANCE_FREE}};
+    TRY(options_refuse_idle(options, of_experts, 1, OPTION_FROM_COMMAND, error));
     return benchmark->run(call, error);
 }
 
