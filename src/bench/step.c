@@ -87,6 +87,37 @@ static BenchStepReport make_report(const BenchTraining *training, const ModelCon
     };
 }
 
+static bool has_tensor(Tensor *const *tensors, int n, const Tensor *wanted) {
+    for (int i = 0; i < n; i++)
+        if (wanted && tensors[i] == wanted) return true;
+    return false;
+}
+
+/* Not: what reads or learns a parameter that no block has (embedding, final norm, head), the loss, the
+ * update. */
+static bool is_of_blocks(const BenchTraining *training, const Node *node) {
+    const ParameterTensors *parameters = &training->step.loss.parameters;
+    if (node->section != SECTION_FORWARD && node->section != SECTION_BACKWARD) return false;
+    if (node->op == &OP_CROSS_ENTROPY || node->op == &OP_SUM) return false;
+    for (int i = 0; i < training->table.n_parameters; i++) {
+        const Tensor *tensor = parameters->tensor[i];
+        if (training->table.parameter[i].block != NO_BLOCK) continue;
+        if (has_tensor(node->input, node->n_inputs, tensor)) return false;
+        if (has_tensor(node->output, node->n_outputs, tensor->gradient)) return false;
+    }
+    return true;
+}
+
+/* A step's mean: of those since the times were reset. */
+static double blocks_ms(const BenchTraining *training, int64_t n_steps) {
+    const Executor *executor = &training->step.executor;
+    double sum = 0.0;
+    for (int i = 0; i < executor->program->graph->n_nodes; i++)
+        if (is_of_blocks(training, executor->program->graph->node[i]))
+            sum += 1e-6 * (double)executor->instruction[i].elapsed_ns;
+    return sum / (double)n_steps;
+}
+
 /* A device that runs behind the host tells the time of an instruction only if it is waited for: in one
  * further step. */
 static Status time_instructions(BenchTraining *training, const BenchOptions *bench, Error *error) {
@@ -131,7 +162,10 @@ static Status measure(BenchTraining *training, const BenchSetup *setup, Arena *a
     if (!isfinite(times.loss))
         return error_failed(error, "the loss is not a number after %lld steps", (long long)n_steps);
     *report = make_report(training, &setup->model, bench, &times, peak, beside);
-    return backend->traits.is_asynchronous ? time_instructions(training, bench, error) : STATUS_OK;
+    bool is_timed_apart = backend->traits.is_asynchronous;
+    if (is_timed_apart) TRY(time_instructions(training, bench, error));
+    report->blocks_ms = blocks_ms(training, is_timed_apart ? 1 : bench->n_steps);
+    return STATUS_OK;
 }
 
 Status bench_step_measure(BenchTraining *training, const BenchSetup *setup, BenchStepReport *report,

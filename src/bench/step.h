@@ -16,6 +16,7 @@ typedef struct {
     double total_seconds; /* of all timed ones */
     double step_ms, best_ms, forward_ms, backward_ms, update_ms;
     double tokens_per_s, best_tokens_per_s, flops, flops_per_s, peak_flops;
+    double blocks_ms;      /* forward and backward of the blocks, without embedding and head; a step's mean */
     double standard_flops; /* of a step, by the formula of papers */
     double utilisation;    /* of the peak, by arithmetic that is not done twice */
     uint64_t resident_bytes;

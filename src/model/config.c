@@ -247,6 +247,21 @@ double config_active_hidden(const ModelConfig *config, double expert_hidden) {
 }
 
 /* What each router brings with it. */
+/* Where the predictor says who passes, how many do is not known before: nobody can choose a number of
+ * them. */
+static Status check_choosing_experts(const ModelConfig *config, Error *error) {
+    for (int block = 0; block < config->n_layers; block++) {
+        if (config->depth_capacity <= 0.0 || !config_is_depth_block(config, block)) continue;
+        if (config_has_experts(config, block))
+            return error_user(
+                error,
+                "--router expert-choice and --depth-capacity do not go together in one block: where a "
+                "predictor says who passes, experts have no number of tokens to choose from; take another "
+                "--router (topk), or leave one out");
+    }
+    return STATUS_OK;
+}
+
 static Status complete_experts(ModelConfig *config, Error *error) {
     bool by_bias = config->router == ROUTER_BALANCE_FREE, by_expert = config->router == ROUTER_EXPERT_CHOICE;
     int64_t n_chosen = config->router == ROUTER_SWITCH ? 1 : 2;
@@ -271,6 +286,7 @@ static Status complete_experts(ModelConfig *config, Error *error) {
         return error_user(error,
                           "--router-gate sigmoid is for --router topk and balance-free; %s weighs by softmax",
                           router_names[config->router]);
+    if (by_expert) TRY(check_choosing_experts(config, error));
     if (!config->expert_hidden) config->expert_hidden = config->n_hidden;
     if (config->balance_loss < 0.0) config->balance_loss = by_bias || by_expert ? 0.0 : 0.01;
     if (config->z_loss < 0.0) config->z_loss = by_bias ? 0.0 : 1e-3;

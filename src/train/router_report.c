@@ -57,19 +57,36 @@ Status router_report_read(const ModelConfig *config, const Mesh *mesh, int64_t b
     return STATUS_OK;
 }
 
-bool router_report_is_bad(const ModelConfig *config, const RouterReport *report, char *text, size_t n_bytes) {
+/* Does one expert get nearly everything? Where a token has several of few experts, one that all of them have
+ * is no trouble. */
+static bool is_one(const ModelConfig *config, const RouterReport *report) {
     double most = (double)config->n_experts / (double)config->n_chosen; /* where every token wants the same */
-    bool is_one = most > 2.0 && report->busiest > 0.8 * most;
+    if (most > 2.0) return report->busiest > 0.8 * most;
+    return config->n_chosen == 1 && config->n_experts > 1 && report->busiest > 0.95 * most;
+}
+
+static const char *advice_for(const ModelConfig *config) {
+    switch (config->router) {
+    case ROUTER_BALANCE_FREE: return "raise --bias-rate, lower --lr, or take --router expert-choice";
+    case ROUTER_EXPERT_CHOICE: return "raise --expert-capacity, lower --lr, or take --router balance-free";
+    default: break;
+    }
+    return config->balance_loss > 0.0 ? "raise --balance-loss or --z-loss, lower --lr, or take --router "
+                                        "balance-free or expert-choice"
+                                      : "give --balance-loss 0.01, lower --lr, or take --router balance-free "
+                                        "or expert-choice";
+}
+
+bool router_report_is_bad(const ModelConfig *config, const RouterReport *report, char *text, size_t n_bytes) {
     bool is_few = config->n_experts > 2 && 2 * report->n_empty >= report->n_all;
-    if (!report->is_there || !(is_one || is_few || report->dropped > 0.5)) return false;
-    const char *advice = config->router == ROUTER_BALANCE_FREE ? "raise --bias-rate, lower --lr"
-                         : config->balance_loss > 0.0 ? "raise --balance-loss or --z-loss, lower --lr"
-                                                      : "give --balance-loss 0.01, lower --lr";
+    if (!report->is_there || !(is_one(config, report) || is_few || report->dropped > 0.5)) return false;
     snprintf(
         text, n_bytes,
         "the router has collapsed: the busiest expert has %.1f times its share, %lld of %lld experts got "
-        "nothing, %.0f %% of the choices were dropped; %s, or take --router balance-free or expert-choice",
+        "nothing, %.0f %% of the choices were dropped; %s%s",
         report->busiest, (long long)report->n_empty, (long long)report->n_all, 100.0 * report->dropped,
-        advice);
+        config->expert_capacity > 0.0 && config->router != ROUTER_EXPERT_CHOICE ? "raise --expert-capacity, "
+                                                                                : "",
+        advice_for(config));
     return true;
 }

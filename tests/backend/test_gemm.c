@@ -210,11 +210,37 @@ static void sums_of_middle_length(void **state) {
     }
 }
 
+/* A bound for sizes up to given ones is one for each of them, on any number of threads. */
+static void scratch_is_bounded(void **state) {
+    (void)state;
+    static const int64_t sizes[] = {1, 13, 64, 127, 384, 769, 1025, 3000, 9001};
+    enum { N_SIZES = sizeof sizes / sizeof sizes[0] };
+    for (int i = 0; i < N_SIZES * N_SIZES * N_SIZES * 4; i++) {
+        Gemm most = {.m = sizes[i % N_SIZES],
+                     .n = sizes[i / N_SIZES % N_SIZES],
+                     .k = sizes[i / N_SIZES / N_SIZES % N_SIZES],
+                     .transpose_a = i & 1,
+                     .transpose_b = i & 2};
+        int n_threads = 1 + (int)(test_hash("threads", (uint64_t)i) % 7);
+        size_t bound = gemm_scratch_bytes_up_to(&most, n_threads);
+        assert_int_equal(bound % 64, 0);
+        for (uint64_t j = 0; j < 12; j++) {
+            Gemm gemm = most;
+            if (j) gemm.m = 1 + (int64_t)(test_hash("m", 12 * (uint64_t)i + j) % (uint64_t)most.m);
+            if (j) gemm.k = 1 + (int64_t)(test_hash("k", 12 * (uint64_t)i + j) % (uint64_t)most.k);
+            if (gemm_scratch_bytes(&gemm, n_threads) > bound)
+                fail_msg("(%lld,%lld,%lld) needs more than those up to (%lld,%lld,%lld)", (long long)gemm.m,
+                         (long long)gemm.n, (long long)gemm.k, (long long)most.m, (long long)most.n,
+                         (long long)most.k);
+        }
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(several_blocks_of_k),   cmocka_unit_test(many_blocks_of_k),
         cmocka_unit_test(several_passes_over_k), cmocka_unit_test(several_passes_over_columns),
-        cmocka_unit_test(sums_of_middle_length),
+        cmocka_unit_test(sums_of_middle_length), cmocka_unit_test(scratch_is_bounded),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -13,7 +13,12 @@ has() {
 }
 
 pgpt bench step "${model[@]}" --batch 4 --steps 2 --json
-has command tokens_per_s step_ms flops_per_s standard_flops_per_step standard_flops_per_s peak_bytes
+has command tokens_per_s step_ms blocks_ms flops_per_s standard_flops_per_step standard_flops_per_s peak_bytes
+# Blocks are a part of it: with a vocabulary of thousands and one block, a small one.
+pgpt bench step "${model[@]}" --batch 4 --steps 2 --vocab 20000 --json
+awk "BEGIN { b = $(tail -n 1 out | field blocks_ms); exit !(b > 0 && b < 0.5 * $(tail -n 1 out | field step_ms)) }" ||
+    fail "the head is counted among the blocks: $(tail -n 1 out)"
+pgpt bench step "${model[@]}" --batch 4 --steps 2 --json
 bench_peak=$(tail -n 1 out | field peak_bytes)
 ((bench_peak > 0)) || fail "peak_bytes $bench_peak"
 pgpt bench step "${model[@]}" --batch 4 --micro-batch 2 --steps 1 --recompute 1 --dropout 0.1 --clip 1 --json

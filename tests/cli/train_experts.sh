@@ -37,5 +37,7 @@ cmp out cached || fail "the cache changes what the model says"
 # Who chooses from whole sequences cannot write.
 refused /expert-choice/ generate expert-choice --tokens 5
 refused /sample-tokens/ train "${small[@]}" --router expert-choice --sample-tokens 5 --steps 1
+refused '/--router expert-choice and --depth-capacity do not go together/' train "${small[@]}" --router expert-choice \
+    --depth-capacity 0.5 --steps 1
 refused '/only with --experts/' train --router switch --steps 1
 refused /experts-per-token/ train "${small[@]}" --experts-per-token 5 --steps 1

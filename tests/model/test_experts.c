@@ -164,6 +164,31 @@ static void all_want_the_same(void **state) {
     }
 }
 
+/* Of few experts, one that all tokens have is trouble where they have no other. */
+static void few_experts_collapse(void **state) {
+    (void)state;
+    static const struct {
+        int64_t n_experts, n_chosen;
+        int router;
+        double busiest;
+        bool is_bad;
+    } cases[] = {{2, 1, ROUTER_SWITCH, 2.0, true},    {2, 1, ROUTER_SWITCH, 1.5, false},
+                 {3, 2, ROUTER_TOPK, 1.5, false},     {8, 2, ROUTER_TOPK, 3.9, true},
+                 {1, 1, ROUTER_SWITCH, 1.0, false},   {8, 1, ROUTER_EXPERT_CHOICE, 7.9, true},
+                 {8, 2, ROUTER_BALANCE_FREE, 4, true}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        ModelConfig config = {
+            .n_experts = cases[i].n_experts, .n_chosen = cases[i].n_chosen, .router = cases[i].router};
+        RouterReport report = {.is_there = true, .busiest = cases[i].busiest, .n_all = cases[i].n_experts};
+        char text[512] = "";
+        assert_int_equal(router_report_is_bad(&config, &report, text, sizeof text), cases[i].is_bad);
+        const char *own = cases[i].router == ROUTER_BALANCE_FREE    ? "--router balance-free"
+                          : cases[i].router == ROUTER_EXPERT_CHOICE ? "--router expert-choice"
+                                                                    : "--router switch";
+        assert_null(strstr(text, own)); /* it is taken already */
+    }
+}
+
 static void more_experts_than_tokens(void **state) {
     (void)state;
     ModelConfig config = expert_config(ROUTER_TOPK);
@@ -279,7 +304,8 @@ int main(void) {
         cmocka_unit_test(one_expert_is_the_mlp),         cmocka_unit_test(endless_room_drops_nothing),
         cmocka_unit_test(reports_count_each_token_once), cmocka_unit_test(all_want_the_same),
         cmocka_unit_test(more_experts_than_tokens),      cmocka_unit_test(losses_have_their_gradients),
-        cmocka_unit_test(biases_even_out_the_load),      cmocka_unit_test(wrong_sizes_are_refused),
+        cmocka_unit_test(few_experts_collapse),          cmocka_unit_test(biases_even_out_the_load),
+        cmocka_unit_test(wrong_sizes_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -267,6 +267,7 @@ const OpSpec kernel_specs[] = {
     {"grouped erf", build_grouped, {130, 33, 65, 5, 2}, CASE_BIAS | CASE_ERF, 0},
     {"grouped large", build_grouped, {700, 130, 200, 3, 2}, CASE_BIAS | CASE_TANH, 0},
     {"grouped many experts", build_grouped, {60, 17, 24, 50, 1}, CASE_BIAS | CASE_TANH, 0},
+    {"grouped small experts", build_grouped, {900, 40, 48, 40, 2}, CASE_BIAS | CASE_TANH, 0},
     {"grouped one expert", build_grouped, {6200, 16, 24, 4, 1}, CASE_BIAS | CASE_TANH | CASE_SAME, 0},
     {"grouped only x", build_grouped, {31, 8, 12, 4, 2}, CASE_TANH | CASE_FIXED_W, 0},
     {"grouped only weights", build_grouped, {31, 8, 12, 4, 2}, CASE_BIAS | CASE_TANH | CASE_FIXED_X, 0},

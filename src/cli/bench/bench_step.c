@@ -34,6 +34,9 @@ static void print_report(const BenchTraining *training, const BenchSetup *setup,
            report->best_tokens_per_s, (long long)bench->n_steps);
     printf("step        %.2f ms: forward %.2f, backward %.2f, update %.2f\n", report->step_ms,
            report->forward_ms, report->backward_ms, report->update_ms);
+    printf("blocks      %.2f ms of it: forward and backward without embedding and head%s\n",
+           report->blocks_ms,
+           training->backend.traits.is_asynchronous ? " (instruction by instruction)" : "");
     print_arithmetic(report, backend_has_own_memory(&training->backend)
                                  ? "a large product in the same numbers"
                                  : "a loop of multiply-adds between registers on the same threads");
@@ -68,6 +71,7 @@ static json_t *report_json(const BenchTraining *training, const BenchSetup *setu
     json_object_set_new(object, "forward_ms", json_make_number(report->forward_ms));
     json_object_set_new(object, "backward_ms", json_make_number(report->backward_ms));
     json_object_set_new(object, "update_ms", json_make_number(report->update_ms));
+    json_object_set_new(object, "blocks_ms", json_make_number(report->blocks_ms));
     json_object_set_new(object, "flops_per_step", json_make_number(report->flops));
     json_object_set_new(object, "flops_per_s", json_make_number(report->flops_per_s));
     json_object_set_new(object, "standard_flops_per_step", json_make_number(report->standard_flops));

@@ -25,7 +25,7 @@ static const OptionSpec specs[] = {
     OPTION_INT("experts", ExpertsCall, n_experts, 8, 1, 1024, "experts of a block"),
     OPTION_INT("experts-per-token", ExpertsCall, n_chosen, 2, 1, 64,
                "experts of a token; switch has 1 and gshard 2 in any case"),
-    OPTION_INT("steps", ExpertsCall, n_steps, 600, 1, 1 << 30,
+    OPTION_INT("steps", ExpertsCall, n_steps, 400, 1, 1 << 30,
                "steps of the first way; others have as many as make the same FLOPs"),
     OPTION_INT("points", ExpertsCall, n_points, 24, 1, 10000,
                "evaluations of each run: points of the curves"),

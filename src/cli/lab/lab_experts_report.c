@@ -8,6 +8,7 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 /* ---- The table */
 
@@ -69,6 +70,14 @@ static void say_losses(const ExpertsStudy *study) {
            expert_run_seconds(best));
 }
 
+/* A loss that is not that of a model that writes. */
+static void say_peeking(const ExpertsStudy *study) {
+    for (int i = 0; i < study->n_ways; i++)
+        if (strcmp(study->run[i].name, "expert-choice") == 0)
+            printf(
+                "The loss of expert-choice is not one of writing: experts choose from later tokens too.\n");
+}
+
 static void say_loads(const ExpertsStudy *study) {
     int even = -1, uneven = -1;
     for (int i = 0; i < study->n_ways; i++) {
@@ -87,6 +96,7 @@ void experts_print(const ExpertsStudy *study) {
     print_table(study);
     printf("\n");
     if (study->n_ways > 1) say_losses(study);
+    say_peeking(study);
     say_loads(study);
 }
 

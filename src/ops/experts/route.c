@@ -142,7 +142,7 @@ static Status backward_reference(const KernelCall *call, Error *error) {
     int S = route_n_slots(in.a), E = in.a->n_experts;
     for (int64_t n = 0; n < in.n_tokens; n++) {
         bool is_balanced = in.a->balance_scale != 0.0f;
-        if (is_balanced && n % in.T == 0 && n < in.n_there) route_shares(&in, n / in.T, shares);
+        if (is_balanced && n % in.T == 0 && n < in.n_there) route_shares(&in, n / in.T, choice, shares);
         route_token_backward(&in, n, dgates ? dgates + n * S : NULL, choice + n * S,
                              is_balanced ? shares : NULL, scale ? *scale : 1.0f, row,
                              dnoise ? noise_row : NULL);

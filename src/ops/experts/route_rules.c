@@ -62,14 +62,19 @@ static void token_scores(const RouteInputs *in, int64_t n, float *score) {
     }
 }
 
-/* The n_wishes largest scores, of equal ones the first; a score that is no number counts as the least. */
+/* One that is no number is below all others. */
+static bool is_above(float score, float other) {
+    return score > other || (isnan(other) && !isnan(score));
+}
+
+/* The n_wishes largest scores, of equal ones the first. */
 static void largest(const float *score, int n_experts, int n_wishes, int *wish) {
     bool is_taken[ROUTE_MAX_EXPERTS];
     memset(is_taken, 0, (size_t)n_experts * sizeof *is_taken);
     for (int s = 0; s < n_wishes; s++) {
         int best = -1;
         for (int e = 0; e < n_experts; e++)
-            if (!is_taken[e] && (best < 0 || score[e] > score[best])) best = e;
+            if (!is_taken[e] && (best < 0 || is_above(score[e], score[best]))) best = e;
         wish[s] = best;
         if (best >= 0) is_taken[best] = true;
     }
@@ -177,13 +182,16 @@ void route_take(const RouteInputs *in, int64_t group, int expert, float *gates, 
     }
 }
 
-void route_shares(const RouteInputs *in, int64_t group, float *shares) {
+void route_shares(const RouteInputs *in, int64_t group, const int32_t *choice, float *shares) {
     const RouteAttributes *a = in->a;
     float score[ROUTE_MAX_EXPERTS];
     int wish[ROUTE_MAX_CHOSEN], E = a->n_experts, K = a->n_chosen;
+    bool is_known = !a->capacity && a->kind != ROUTER_GSHARD; /* every wish came true */
     for (int e = 0; e < E; e++) shares[e] = a->kind == ROUTER_EXPERT_CHOICE ? 1.0f / (float)E : 0.0f;
     if (a->kind == ROUTER_EXPERT_CHOICE) return;
     for (int64_t n = group * in->T; n < (group + 1) * in->T; n++) {
+        for (int s = 0; s < K && is_known; s++) shares[choice[n * K + s]] += 1.0f;
+        if (is_known) continue;
         token_scores(in, n, score);
         largest(score, E, K, wish);
         for (int s = 0; s < K; s++) shares[wish[s]] += 1.0f;
@@ -216,13 +224,13 @@ static void gates_backward(const RouteInputs *in, int64_t n, const float *dgates
     wishes_of(in, n, score, wish, gate);
     for (int s = 0; s < K; s++) {
         dot += choice[s] < 0 ? 0.0f : gate[s] * dgates[s];
-        sum += sigmoid(in->logits[n * E + wish[s]]);
+        if (rule == BY_SIGMOID) sum += sigmoid(in->logits[n * E + wish[s]]);
     }
     if (sum < 1e-20f) sum = 1e-20f;
     for (int s = 0; s < K; s++) {
         float dgate = choice[s] < 0 ? 0.0f : dgates[s], x = in->logits[n * E + wish[s]];
-        float slope = sigmoid(x) * sigmoid(-x);
-        if (rule == BY_SIGMOID) dlogits[wish[s]] = (K == 1 ? dgate : (dgate - dot) / sum) * slope;
+        if (rule == BY_SIGMOID)
+            dlogits[wish[s]] = (K == 1 ? dgate : (dgate - dot) / sum) * (sigmoid(x) * sigmoid(-x));
         else dlogits[wish[s]] = gate[s] * (dgate - dot);
         if (dnoise && draws(in))
             dnoise[wish[s]] = dlogits[wish[s]] * route_normal(block_of(in, n, wish[s])) *
@@ -274,7 +282,7 @@ void route_count_group(const RouteInputs *in, int64_t group, const int32_t *choi
     double *counts = sums + E, balance = 0.0;
     for (int i = 0; i < E + N_ROUTE_COUNTS; i++) sums[i] = 0.0;
     if (group * in->T >= in->n_there) return;
-    route_shares(in, group, shares);
+    route_shares(in, group, choice, shares);
     for (int64_t n = group * in->T; n < (group + 1) * in->T; n++) {
         double log_sum = (double)softmax(in, n, p);
         for (int s = 0; s < S; s++)

@@ -26,8 +26,8 @@ void route_fill(const RouteInputs *in, int64_t group, float *gates, int32_t *cho
 /* Expert-choice: the tokens of a group that this expert takes, by p of all, which are in `gates`. */
 void route_take(const RouteInputs *in, int64_t group, int expert, float *gates, int32_t *choice);
 
-/* Shares of the wishes of a group's tokens that go to each expert. */
-void route_shares(const RouteInputs *in, int64_t group, float *shares /* (E) */);
+/* Shares of the wishes of a group's tokens that go to each expert. choice (N,S): what came of them. */
+void route_shares(const RouteInputs *in, int64_t group, const int32_t *choice, float *shares /* (E) */);
 
 /* The gradient of a token's logits, and of its noise. shares: of its group, NULL without a balance loss. */
 void route_token_backward(const RouteInputs *in, int64_t n, const float *dgates /* (S) or NULL */,

@@ -49,6 +49,29 @@ static float dot(const float *a, const float *b, int64_t C) {
     return sum;
 }
 
+/* A token's choices that are there: their rows and factors. */
+typedef struct {
+    const float *row[ROUTE_MAX_EXPERTS];
+    float factor[ROUTE_MAX_EXPERTS];
+    int n;
+} Addends;
+
+CPU_INLINE void sum_step(const Addends *of, int64_t c, float *y, bool add, int lanes) {
+    vec sum = vec_set(of->factor[0]) * lanes_load(of->row[0] + c, lanes);
+    if (add)
+        sum = vec_fma(vec_set(of->factor[0]), lanes_load(of->row[0] + c, lanes), lanes_load(y + c, lanes));
+    for (int i = 1; i < of->n; i++)
+        sum = vec_fma(vec_set(of->factor[i]), lanes_load(of->row[i] + c, lanes), sum);
+    lanes_store(y + c, sum, lanes);
+}
+
+/* y (C) = or += Σ factor · row, in the order of the choices; y is written once. */
+static void sum_addends(const Addends *of, float *y, bool add, int64_t C) {
+    int64_t c = 0;
+    for (; c + VEC_LANES <= C; c += VEC_LANES) sum_step(of, c, y, add, VEC_LANES);
+    if (c < C) sum_step(of, c, y, add, (int)(C - c));
+}
+
 /* y[n] = Σ_s factor · rows[slot[n,s]], 0 where there is none. gates NULL: factors of 1. */
 static void sum_choices(const KernelCall *call, const float *rows, const float *gates, const int32_t *slot,
                         int64_t N, int64_t S, int64_t C, float *y) {
@@ -56,14 +79,16 @@ static void sum_choices(const KernelCall *call, const float *rows, const float *
     (void)n_threads; /* nobody reads it in a build without OpenMP */
 #pragma omp parallel for schedule(static) num_threads(n_threads)
     for (int64_t n = 0; n < N; n++) {
-        bool is_first = !call->add[0];
+        Addends of;
+        of.n = 0;
         for (int64_t s = 0; s < S; s++) {
             int64_t m = slot[n * S + s];
             if (m < 0) continue;
-            add_scaled(y + n * C, rows + m * C, gates ? gates[n * S + s] : 1.0f, is_first, C);
-            is_first = false;
+            of.row[of.n] = rows + m * C;
+            of.factor[of.n++] = gates ? gates[n * S + s] : 1.0f;
         }
-        if (is_first) memset(y + n * C, 0, (size_t)C * sizeof *y);
+        if (of.n) sum_addends(&of, y + n * C, call->add[0], C);
+        else if (!call->add[0]) memset(y + n * C, 0, (size_t)C * sizeof *y);
     }
 }
 
@@ -75,8 +100,11 @@ Status cpu_expert_gather(const KernelCall *call, Error *error) {
     int64_t C = shape_columns(call->node->input[0]->shape), S = shape_columns(call->node->input[1]->shape);
     int64_t n_there = offsets[tensor_count(call->node->input[3]) - 1];
 #pragma omp parallel for schedule(static) num_threads(cpu_threads(call, n_there *C))
-    for (int64_t m = 0; m < n_there; m++)
-        add_scaled(rows + m * C, x + source[m] / S * C, 1.0f, !call->add[0], C);
+    for (int64_t m = 0; m < n_there; m++) {
+        const float *from = x + source[m] / S * C;
+        if (call->add[0]) add_scaled(rows + m * C, from, 1.0f, false, C);
+        else memcpy(rows + m * C, from, (size_t)C * sizeof *rows);
+    }
     return STATUS_OK;
 }
 

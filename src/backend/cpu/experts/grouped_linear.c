@@ -1,9 +1,21 @@
-/* grouped_linear: the GEMMs of the experts one after the other, each by gemm.h with all threads. What one
- * expert has for itself is a dense layer of fewer rows, so it runs at that speed, and a single expert gives
- * its bits. How many rows each has is known when it runs; the scratch is for as many as there may be. */
+/* grouped_linear: the GEMMs of the experts by gemm.h. What one expert has for itself is a dense layer of
+ * fewer rows, so it runs at that speed, and a single expert gives its bits. How many rows each has is known
+ * when it runs; the scratch is for as many as there may be.
+ *
+ * An expert with many rows is computed by all threads together. Where experts are many, each is little work,
+ * and threads would wait for each other more often than they compute: those are a single thread's each, all
+ * in one go. The bits are the same either way. */
 #include "backend/cpu/gemm/gemm.h"
 #include "backend/cpu/reduce.h"
 #include "ops/experts/experts.h"
+
+#ifdef _OPENMP
+#    include <omp.h>
+#else
+static int omp_get_thread_num(void) {
+    return 0;
+}
+#endif
 
 static GemmActivation activation_of(Activation activation) {
     switch (activation) {
@@ -14,123 +26,194 @@ static GemmActivation activation_of(Activation activation) {
     return GEMM_IDENTITY;
 }
 
-/* Of all rows. */
-static Gemm forward_shape(const Node *node) {
+/* ---- who computes which expert ---- */
+
+/* An expert with less than this part of a thread's share of all rows is one thread's. */
+enum { SMALL_PART = 8 };
+
+/* The most rows that such an expert has. */
+static int64_t small_rows(int64_t n_rows, int n_threads) {
+    return n_threads > 1 ? n_rows / ((int64_t)SMALL_PART * n_threads) : 0;
+}
+
+/* Offsets (E+1), and what each thread needs for an expert of its own. */
+typedef struct {
+    const int32_t *offsets;
+    int64_t n_experts;
+    size_t small_bytes;
+} ExpertWork;
+
+static int64_t rows_of(const ExpertWork *work, int64_t expert) {
+    return work->offsets[expert + 1] - work->offsets[expert];
+}
+
+/* The kernel of one expert, by so many threads, in scratch of theirs. */
+typedef void (*ExpertKernel)(const KernelCall *call, int64_t expert, void *scratch, int n_threads);
+
+static void for_experts(const KernelCall *call, const ExpertWork *work, ExpertKernel kernel) {
+    int64_t most = small_rows(work->offsets[work->n_experts], call->n_threads), n_small = 0;
+    for (int64_t e = 0; e < work->n_experts; e++) {
+        if (rows_of(work, e) <= most) n_small++;
+        else kernel(call, e, call->scratch, call->n_threads);
+    }
+    if (!n_small) return;
+#pragma omp parallel for schedule(dynamic) num_threads(call->n_threads)
+    for (int64_t e = 0; e < work->n_experts; e++) {
+        char *scratch = (char *)call->scratch + work->small_bytes * (size_t)omp_get_thread_num();
+        if (rows_of(work, e) <= most) kernel(call, e, scratch, 1);
+    }
+}
+
+/* Scratch of a GEMM whose rows are divided among experts: `whole` is for all of them at one, `small` for an
+ * expert that is one thread's. */
+static size_t scratch_for(size_t whole, size_t small, int n_threads) {
+    size_t all = n_threads > 1 ? small * (size_t)n_threads : 0;
+    return whole > all ? whole : all;
+}
+
+/* ---- y (M,Co) = x (M,Ci) · W[e]ᵀ (Ci,Co), and what follows a layer ---- */
+
+/* Of so many rows. */
+static Gemm forward_shape(const Node *node, int64_t n_rows) {
     int64_t Co = node->input[1]->shape.dim[1], Ci = node->input[1]->shape.dim[2];
-    return (Gemm){.transpose_b = true,
-                  .m = shape_rows(node->input[0]->shape),
-                  .n = Co,
-                  .k = Ci,
-                  .lda = Ci,
-                  .ldb = Ci,
-                  .ldc = Co};
+    return (Gemm){.transpose_b = true, .m = n_rows, .n = Co, .k = Ci, .lda = Ci, .ldb = Ci, .ldc = Co};
+}
+
+static size_t forward_small(const Node *node, int n_threads) {
+    Gemm shape = forward_shape(node, small_rows(shape_rows(node->input[0]->shape), n_threads));
+    return gemm_scratch_bytes_up_to(&shape, 1);
 }
 
 size_t cpu_grouped_linear_scratch(const Node *node, int n_threads) {
-    Gemm shape = forward_shape(node);
-    return gemm_scratch_bytes_up_to(&shape, n_threads);
+    Gemm shape = forward_shape(node, shape_rows(node->input[0]->shape));
+    return scratch_for(gemm_scratch_bytes_up_to(&shape, n_threads), forward_small(node, n_threads),
+                       n_threads);
 }
 
-Status cpu_grouped_linear(const KernelCall *call, Error *error) {
-    (void)error;
+static void forward_expert(const KernelCall *call, int64_t e, void *scratch, int n_threads) {
     const LinearAttributes *a = call->node->attributes;
     const float *x = call->in[0], *weight = call->in[1], *bias = call->in[2];
     const int32_t *offsets = call->in[3];
     float *y = call->out[0], *before = call->out[1];
-    Gemm gemm = forward_shape(call->node);
-    for (int64_t e = 0; e < call->node->input[1]->shape.dim[0]; e++) {
-        int64_t first = offsets[e];
-        GemmEpilogue epilogue = {.bias = bias ? bias + e * gemm.n : NULL,
-                                 .preactivation = before ? before + first * gemm.n : NULL,
-                                 .activation = activation_of(a->activation)};
-        gemm.m = offsets[e + 1] - first;
-        gemm.a = x + first * gemm.k;
-        gemm.b = weight + e * gemm.n * gemm.k;
-        gemm.c = y + first * gemm.n;
-        gemm.epilogue = &epilogue;
-        gemm_run(&gemm, call->scratch, call->n_threads);
-    }
+    int64_t first = offsets[e];
+    Gemm gemm = forward_shape(call->node, offsets[e + 1] - first);
+    GemmEpilogue epilogue = {.bias = bias ? bias + e * gemm.n : NULL,
+                             .preactivation = before ? before + first * gemm.n : NULL,
+                             .activation = activation_of(a->activation)};
+    gemm.a = x + first * gemm.k;
+    gemm.b = weight + e * gemm.n * gemm.k;
+    gemm.c = y + first * gemm.n;
+    gemm.epilogue = &epilogue;
+    gemm_run(&gemm, scratch, n_threads);
+}
+
+Status cpu_grouped_linear(const KernelCall *call, Error *error) {
+    (void)error;
+    ExpertWork work = {call->in[3], call->node->input[1]->shape.dim[0],
+                       forward_small(call->node, call->n_threads)};
+    for_experts(call, &work, forward_expert);
     return STATUS_OK;
 }
 
 /* ---- dx (M,Ci) = dy (M,Co) · W[e] (Co,Ci), times the slope of an activation ---- */
 
-static Gemm input_shape(const Node *node) {
+static Gemm input_shape(const Node *node, int64_t n_rows) {
     int64_t Co = node->input[1]->shape.dim[1], Ci = node->input[1]->shape.dim[2];
-    return (Gemm){.m = shape_rows(node->input[0]->shape), .n = Ci, .k = Co, .lda = Co, .ldb = Ci, .ldc = Ci};
+    return (Gemm){.m = n_rows, .n = Ci, .k = Co, .lda = Co, .ldb = Ci, .ldc = Ci};
 }
 
-/* What is multiplied by a slope and then added to something is made apart, behind the GEMM's own scratch. */
+static size_t input_small(const Node *node, int n_threads) {
+    Gemm shape = input_shape(node, small_rows(shape_rows(node->input[0]->shape), n_threads));
+    return gemm_scratch_bytes_up_to(&shape, 1);
+}
+
+static size_t input_gemm_scratch(const Node *node, int n_threads) {
+    Gemm shape = input_shape(node, shape_rows(node->input[0]->shape));
+    return scratch_for(gemm_scratch_bytes_up_to(&shape, n_threads), input_small(node, n_threads), n_threads);
+}
+
+/* What is multiplied by a slope and then added to something is made apart, behind the GEMMs' own scratch. */
 static bool is_made_apart(const Node *node) {
     return node->input[3] && node->write[0] != WRITE_FRESH;
 }
 
 size_t cpu_grouped_input_gradient_scratch(const Node *node, int n_threads) {
-    Gemm shape = input_shape(node);
     size_t apart = is_made_apart(node) ? (size_t)tensor_count(node->output[0]) * sizeof(float) : 0;
-    return gemm_scratch_bytes_up_to(&shape, n_threads) + apart;
+    return input_gemm_scratch(node, n_threads) + apart;
+}
+
+/* Where the GEMMs write. */
+static float *input_made(const KernelCall *call) {
+    if (!call->in[3] || !call->add[0]) return call->out[0];
+    return (float *)(void *)((char *)call->scratch + input_gemm_scratch(call->node, call->n_threads));
+}
+
+static void input_expert(const KernelCall *call, int64_t e, void *scratch, int n_threads) {
+    const float *dy = call->in[0], *weight = call->in[1];
+    const int32_t *offsets = call->in[2];
+    int64_t first = offsets[e];
+    Gemm gemm = input_shape(call->node, offsets[e + 1] - first);
+    gemm.accumulate = call->add[0] && !call->in[3];
+    gemm.a = dy + first * gemm.k;
+    gemm.b = weight + e * gemm.k * gemm.n;
+    gemm.c = input_made(call) + first * gemm.n;
+    gemm_run(&gemm, scratch, n_threads);
 }
 
 Status cpu_grouped_input_gradient(const KernelCall *call, Error *error) {
     (void)error;
-    const float *dy = call->in[0], *weight = call->in[1], *before = call->in[3];
-    const int32_t *offsets = call->in[2];
-    int64_t E = call->node->input[1]->shape.dim[0];
-    Gemm gemm = input_shape(call->node);
-    float *dx = call->out[0], *made = dx;
-    if (before && call->add[0])
-        made = (float *)(void *)((char *)call->scratch + gemm_scratch_bytes_up_to(&gemm, call->n_threads));
-    gemm.accumulate = call->add[0] && !before;
-    for (int64_t e = 0; e < E; e++) {
-        int64_t first = offsets[e];
-        gemm.m = offsets[e + 1] - first;
-        gemm.a = dy + first * gemm.k;
-        gemm.b = weight + e * gemm.k * gemm.n;
-        gemm.c = made + first * gemm.n;
-        gemm_run(&gemm, call->scratch, call->n_threads);
-    }
-    if (before) cpu_gelu_slope(call, offsets[E] * gemm.n, made, before, dx, call->add[0]);
+    Shape weight = call->node->input[1]->shape; /* (E,Co,Ci) */
+    ExpertWork work = {call->in[2], weight.dim[0], input_small(call->node, call->n_threads)};
+    for_experts(call, &work, input_expert);
+    if (call->in[3])
+        cpu_gelu_slope(call, work.offsets[weight.dim[0]] * weight.dim[2], input_made(call), call->in[3],
+                       call->out[0], call->add[0]);
     return STATUS_OK;
 }
 
 /* ---- dW[e] (Co,Ci) = dyᵀ (Co,·) · x (·,Ci), db[e] (Co) = Σ dy, over the expert's rows ---- */
 
-static Gemm weight_shape(const Node *node) {
+static Gemm weight_shape(const Node *node, int64_t n_rows) {
     int64_t Co = shape_columns(node->input[0]->shape), Ci = shape_columns(node->input[1]->shape);
-    return (Gemm){.transpose_a = true,
-                  .m = Co,
-                  .n = Ci,
-                  .k = shape_rows(node->input[0]->shape),
-                  .lda = Co,
-                  .ldb = Ci,
-                  .ldc = Ci};
+    return (Gemm){.transpose_a = true, .m = Co, .n = Ci, .k = n_rows, .lda = Co, .ldb = Ci, .ldc = Ci};
+}
+
+/* The sums of the bias come first, in the same memory. */
+static size_t weight_scratch(const Node *node, int64_t n_rows, int n_threads) {
+    Gemm shape = weight_shape(node, n_rows);
+    size_t gemm = gemm_scratch_bytes_up_to(&shape, n_threads);
+    size_t sums = (size_t)(REDUCE_MAX_BLOCKS * shape.m) * sizeof(float);
+    return ((gemm > sums ? gemm : sums) + 63) / 64 * 64;
+}
+
+static size_t weight_small(const Node *node, int n_threads) {
+    return weight_scratch(node, small_rows(shape_rows(node->input[0]->shape), n_threads), 1);
 }
 
 size_t cpu_grouped_weight_gradient_scratch(const Node *node, int n_threads) {
-    Gemm shape = weight_shape(node);
-    size_t gemm = gemm_scratch_bytes_up_to(&shape, n_threads);
-    size_t sums = (size_t)(REDUCE_MAX_BLOCKS * shape.m) * sizeof(float);
-    return gemm > sums ? gemm : sums; /* one after the other, in the same memory */
+    return scratch_for(weight_scratch(node, shape_rows(node->input[0]->shape), n_threads),
+                       weight_small(node, n_threads), n_threads);
+}
+
+static void weight_expert(const KernelCall *call, int64_t e, void *scratch, int n_threads) {
+    const float *dy = call->in[0], *x = call->in[1];
+    const int32_t *offsets = call->in[2];
+    float *dweight = call->out[0], *dbias = call->out[1];
+    int64_t first = offsets[e];
+    Gemm gemm = weight_shape(call->node, offsets[e + 1] - first);
+    gemm.accumulate = call->add[0];
+    gemm.a = dy + first * gemm.m;
+    gemm.b = x + first * gemm.n;
+    if (dbias) reduce_columns(gemm.a, gemm.k, gemm.m, dbias + e * gemm.m, call->add[1], scratch, n_threads);
+    if (!dweight) return;
+    gemm.c = dweight + e * gemm.m * gemm.n;
+    gemm_run(&gemm, scratch, n_threads);
 }
 
 Status cpu_grouped_weight_gradient(const KernelCall *call, Error *error) {
     (void)error;
-    const float *dy = call->in[0], *x = call->in[1];
-    const int32_t *offsets = call->in[2];
-    float *dweight = call->out[0], *dbias = call->out[1];
-    Gemm gemm = weight_shape(call->node);
-    gemm.accumulate = call->add[0];
-    for (int64_t e = 0; e < tensor_count(call->node->input[2]) - 1; e++) {
-        int64_t first = offsets[e];
-        gemm.k = offsets[e + 1] - first;
-        gemm.a = dy + first * gemm.m;
-        gemm.b = x + first * gemm.n;
-        if (dbias)
-            reduce_columns(gemm.a, gemm.k, gemm.m, dbias + e * gemm.m, call->add[1], call->scratch,
-                           call->n_threads);
-        if (!dweight) continue;
-        gemm.c = dweight + e * gemm.m * gemm.n;
-        gemm_run(&gemm, call->scratch, call->n_threads);
-    }
+    ExpertWork work = {call->in[2], tensor_count(call->node->input[2]) - 1,
+                       weight_small(call->node, call->n_threads)};
+    for_experts(call, &work, weight_expert);
     return STATUS_OK;
 }

@@ -139,7 +139,7 @@ Status cpu_route_backward(const KernelCall *call, Error *error) {
     (void)n_threads; /* nobody reads it in a build without OpenMP */
 #pragma omp parallel for schedule(static) num_threads(n_threads)
     for (int64_t group = 0; group < (shares ? in.a->n_groups : 0); group++)
-        if (group * in.T < in.n_there) route_shares(&in, group, shares + group * E);
+        if (group * in.T < in.n_there) route_shares(&in, group, choice, shares + group * E);
 #pragma omp parallel for schedule(static) num_threads(n_threads)
     for (int64_t n = 0; n < in.n_tokens; n++) {
         float row[ROUTE_MAX_EXPERTS], noise_row[ROUTE_MAX_EXPERTS];

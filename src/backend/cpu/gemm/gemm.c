@@ -117,11 +117,13 @@ size_t gemm_scratch_bytes(const Gemm *shape, int n_threads) {
  * STATIONARY_BYTES or one block of k, and a task is a few strips. */
 size_t gemm_scratch_bytes_up_to(const Gemm *shape, int n_threads) {
     const int64_t widest_strip = max_int64(GEMM_ROWS, GEMM_COLUMNS), n_workers = max_int64(n_threads, 1);
-    const int64_t depth = gemm_pad_k(gemm_min(max_int64(shape->k, 1), K_WHOLE));
+    const int64_t k = max_int64(shape->k, 1), n_blocks = gemm_ceil_div(k, K_BLOCK);
+    const int64_t depth = gemm_pad_k(gemm_min(k, K_WHOLE));
     const int64_t smaller = gemm_min(max_int64(shape->m, 1), max_int64(shape->n, 1));
     const int64_t width = gemm_min(smaller, STATIONARY_MAX) + 2 * widest_strip;
     size_t stationary = packed_bytes(width, depth);
-    if (stationary < STATIONARY_BYTES) stationary = STATIONARY_BYTES;
+    size_t whole = packed_bytes(width, k + (n_blocks + 1) * VEC_LANES) + (size_t)n_blocks * ALIGNMENT;
+    if (stationary < STATIONARY_BYTES) stationary = whole < STATIONARY_BYTES ? whole : STATIONARY_BYTES;
     size_t moving = packed_bytes(max_int64(TASK_ROWS, TASK_COLUMNS) + widest_strip, depth);
     return stationary + (moving + sizeof(Turns)) * (size_t)n_workers;
 }
