@@ -1,7 +1,8 @@
-/* Each kind of attention is a program by itself: the lists, if there are any, the forward and the backward,
- * on random numbers. Kernels are timed one by one (kernels.c) in the order of the program, so that each finds
- * what the one before left. How many tiles there are is read from the lists: documents are known on the
- * device. */
+/* All kinds of attention are one program over the same random rows: for each the lists, if there are any, the
+ * forward and the backward. A round runs the program's kernels in its order, timed one by one (kernels.c), so
+ * that each finds what the one before left, and what disturbs the machine for a while disturbs all kinds
+ * alike. The best of the rounds counts. How many tiles there are is read from the lists that the kernels walk
+ * through: documents are known on the device. */
 #include "bench/attention.h"
 
 #include "base/system/memory.h"
@@ -42,48 +43,55 @@ static Tensor *input(Graph *graph, DType dtype, Shape shape, const char *name) {
     return graph_tensor(graph, PLACE_INPUT, dtype, shape, "%s", name);
 }
 
-/* Without a pattern: `attention`. */
-static void record(Graph *graph, const Sizes *sizes, const AttentionPattern *pattern) {
+/* What the kinds share. */
+typedef struct {
+    Tensor *qkv, *dy, *dqkv, *tokens;
+} Rows;
+
+static Rows record_rows(Graph *graph, const Sizes *sizes) {
     const AttentionAttributes *heads = &sizes->heads;
-    int64_t width = (int64_t)(heads->n_heads + 2 * heads->n_kv_heads) * heads->head_size;
-    Tensor *qkv = input(graph, sizes->dtype, SHAPE(sizes->B, sizes->T, width), "qkv"), *y;
-    Tensor *dy = input(graph, sizes->dtype,
-                       SHAPE(sizes->B, sizes->T, (int64_t)heads->n_heads * heads->head_size), "dy");
-    Tensor *dqkv = graph_tensor(graph, PLACE_ACTIVATION, sizes->dtype, qkv->shape, "dqkv");
+    int64_t size = heads->head_size, width = (heads->n_heads + 2 * heads->n_kv_heads) * size;
+    Rows rows = {
+        .qkv = input(graph, sizes->dtype, SHAPE(sizes->B, sizes->T, width), "qkv"),
+        .dy = input(graph, sizes->dtype, SHAPE(sizes->B, sizes->T, heads->n_heads * size), "dy"),
+    };
+    rows.dqkv = graph_tensor(graph, PLACE_STATE, sizes->dtype, rows.qkv->shape, "dqkv");
+    if (sizes->document_length) rows.tokens = input(graph, DTYPE_I32, SHAPE(sizes->B, sizes->T), "tokens");
+    return rows;
+}
+
+/* Without a pattern: `attention`. */
+static void record(Graph *graph, const Sizes *sizes, const Rows *rows, const AttentionPattern *pattern) {
+    const AttentionAttributes *heads = &sizes->heads;
     if (!pattern) {
-        y = op_attention(graph, qkv, NULL, heads);
+        Tensor *y = op_attention(graph, rows->qkv, NULL, heads);
         graph_record(graph, &OP_ATTENTION_BACKWARD, heads, sizeof *heads, 5,
-                     TENSORS(dy, qkv, y, y->producer->output[1], NULL), 2, TENSORS(dqkv, NULL));
+                     TENSORS(rows->dy, rows->qkv, y, y->producer->output[1], NULL), 2,
+                     TENSORS(rows->dqkv, NULL));
         return;
     }
     AttentionMask mask = {.pattern = *pattern};
-    if (sizes->document_length) {
+    if (rows->tokens) {
         DocumentAttributes documents = {.end_token = END_TOKEN};
-        Tensor *tokens = input(graph, DTYPE_I32, SHAPE(sizes->B, sizes->T), "tokens");
-        mask.starts = op_document_starts(graph, tokens, sizes->T, &documents).starts;
+        mask.starts = op_document_starts(graph, rows->tokens, sizes->T, &documents).starts;
     }
     mask.blocks = op_attention_blocks(graph, mask.starts, pattern, sizes->T);
-    y = op_sparse_attention(graph, qkv, NULL, &mask, heads);
+    Tensor *y = op_sparse_attention(graph, rows->qkv, NULL, &mask, heads);
     const Node *forward = y->producer;
     graph_record(graph, &OP_SPARSE_ATTENTION_BACKWARD, forward->attributes, sizeof(SparseAttentionAttributes),
                  N_SPARSE_BACK_INPUTS,
-                 TENSORS(dy, qkv, y, forward->output[1], mask.blocks, mask.starts, NULL), 2,
-                 TENSORS(dqkv, NULL));
+                 TENSORS(rows->dy, rows->qkv, y, forward->output[1], mask.blocks, mask.starts, NULL), 2,
+                 TENSORS(rows->dqkv, NULL));
 }
 
 /* ---- measuring */
 
 /* Documents that all begin at the same places. */
-static Status upload_tokens(Wiring *program, const Sizes *sizes, Error *error) {
-    for (int i = 0; i < program->graph->n_nodes; i++) {
-        const Node *node = program->graph->node[i];
-        if (node->op != &OP_DOCUMENT_STARTS) continue;
-        int32_t *tokens = ARENA_ARRAY(&program->graph->arena, int32_t, sizes->B * sizes->T);
-        for (int64_t t = 0; t < sizes->B * sizes->T; t++)
-            tokens[t] = (t % sizes->T + 1) % sizes->document_length ? 0 : END_TOKEN;
-        return executor_upload(&program->executor, node->input[0], tokens, error);
-    }
-    return STATUS_OK;
+static Status upload_tokens(Wiring *program, const Sizes *sizes, const Tensor *tensor, Error *error) {
+    int32_t *tokens = ARENA_ARRAY(&program->graph->arena, int32_t, sizes->B * sizes->T);
+    for (int64_t t = 0; t < sizes->B * sizes->T; t++)
+        tokens[t] = (t % sizes->T + 1) % sizes->document_length ? 0 : END_TOKEN;
+    return executor_upload(&program->executor, tensor, tokens, error);
 }
 
 /* Entries of all lists; one that is everybody's counts for each sequence. */
@@ -107,32 +115,49 @@ static Status count_tiles(const Sizes *sizes, const KernelCall *call, double *n_
     return error->status;
 }
 
+/* One more time of a node. */
 static Status time_node(const Sizes *sizes, const Executor *executor, int number, BenchAttentionTime *time,
                         Error *error) {
     const KernelCall *call = executor_call(executor, number);
     const Op *op = call->node->op;
+    double *best = op == &OP_ATTENTION || op == &OP_SPARSE_ATTENTION ? &time->forward_seconds
+                   : op == &OP_DOCUMENT_STARTS                       ? &time->documents_seconds
+                   : op == &OP_ATTENTION_BLOCKS                      ? &time->lists_seconds
+                                                                     : &time->backward_seconds;
     BenchTime measured;
-    TRY(bench_time_kernel(sizes->backend, executor->instruction[number].kernel, call, &measured, error));
-    if (op == &OP_ATTENTION || op == &OP_SPARSE_ATTENTION) time->forward_seconds = measured.seconds;
-    else if (op == &OP_ATTENTION_BACKWARD || op == &OP_SPARSE_ATTENTION_BACKWARD)
-        time->backward_seconds = measured.seconds;
-    else time->lists_seconds += measured.seconds;
+    TRY(bench_time_round(sizes->backend, executor->instruction[number].kernel, call, &measured, error));
+    *best = fmin(*best, measured.seconds);
     return op == &OP_ATTENTION_BLOCKS ? count_tiles(sizes, call, &time->n_tiles, error) : STATUS_OK;
 }
 
-static Status measure(const Sizes *sizes, const AttentionPattern *pattern, BenchAttentionTime *time,
-                      Error *error) {
-    Wiring program = {.graph = graph_new()};
-    double Q = (double)attention_n_blocks(sizes->T);
-    time->n_tiles = (double)sizes->B * Q * (Q + 1.0) / 2.0;
-    record(program.graph, sizes, pattern);
-    TRY_GOTO(bench_program_open(&program, sizes->backend, error), done);
-    TRY_GOTO(upload_tokens(&program, sizes, error), done);
-    for (int i = 0; i < program.graph->n_nodes; i++)
-        TRY_GOTO(time_node(sizes, &program.executor, i, time, error), done);
+static void finish_time(const Sizes *sizes, BenchAttentionTime *time) {
     double pairs = time->n_tiles * sizes->heads.n_heads * ATTENTION_BLOCK * ATTENTION_BLOCK;
     time->forward_flops = pairs * 4.0 * sizes->heads.head_size;
     time->backward_flops = pairs * 10.0 * sizes->heads.head_size;
+    if (isinf(time->lists_seconds)) time->lists_seconds = 0.0;
+    if (!isinf(time->documents_seconds)) time->lists_seconds += time->documents_seconds;
+}
+
+static Status measure(BenchAttention *bench, const Sizes *sizes, const AttentionPattern *patterns,
+                      int64_t n_rounds, Error *error) {
+    Wiring program = {.graph = graph_new()};
+    int kind_of[4 * (BENCH_MOST_PATTERNS + 2)], n_nodes = 0; /* of a node */
+    double Q = (double)attention_n_blocks(sizes->T);
+    Rows rows = record_rows(program.graph, sizes);
+    for (int i = 0; i < bench->n_times; i++) {
+        BenchAttentionTime *time = &bench->time[i];
+        time->n_tiles = (double)sizes->B * Q * (Q + 1.0) / 2.0;
+        time->lists_seconds = time->documents_seconds = time->forward_seconds = time->backward_seconds =
+            INFINITY;
+        record(program.graph, sizes, &rows, i ? &patterns[i] : NULL);
+        for (; n_nodes < program.graph->n_nodes; n_nodes++) kind_of[n_nodes] = i;
+    }
+    TRY_GOTO(bench_program_open(&program, sizes->backend, error), done);
+    if (rows.tokens) TRY_GOTO(upload_tokens(&program, sizes, rows.tokens, error), done);
+    for (int64_t round = 0; round < n_rounds; round++)
+        for (int i = 0; i < n_nodes; i++)
+            TRY_GOTO(time_node(sizes, &program.executor, i, &bench->time[kind_of[i]], error), done);
+    for (int i = 0; i < bench->n_times; i++) finish_time(sizes, &bench->time[i]);
 done:
     wiring_close_alone(&program);
     return error->status;
@@ -140,19 +165,20 @@ done:
 
 /* ---- the whole */
 
-static Status measure_pattern(BenchAttention *bench, const Sizes *sizes, const char *text, size_t n,
-                              Error *error) {
-    AttentionPattern pattern;
+static Status add_pattern(BenchAttention *bench, const char *text, size_t n, AttentionPattern *patterns,
+                          Error *error) {
     if (bench->n_times == (int)(sizeof bench->time / sizeof bench->time[0]))
         return error_user(error, "--pattern has more than %d patterns", (int)BENCH_MOST_PATTERNS);
-    TRY(pattern_parse(text, n, &pattern, error));
-    BenchAttentionTime *time = &bench->time[bench->n_times++];
-    pattern_print(&pattern, time->name, sizeof time->name);
-    return measure(sizes, &pattern, time, error);
+    AttentionPattern *pattern = &patterns[bench->n_times];
+    TRY(pattern_parse(text, n, pattern, error));
+    pattern_print(pattern, bench->time[bench->n_times].name, PATTERN_TEXT_BYTES);
+    bench->n_times++;
+    return STATUS_OK;
 }
 
 Status bench_attention_measure(BenchAttention *bench, const BenchSetup *setup, const char *patterns,
                                int64_t document_length, Error *error) {
+    AttentionPattern pattern[BENCH_MOST_PATTERNS + 2] = {0};
     *bench =
         (BenchAttention){.batch = setup->bench.batch,
                          .sequence = setup->bench.sequence ? setup->bench.sequence : setup->model.context,
@@ -162,14 +188,20 @@ Status bench_attention_measure(BenchAttention *bench, const BenchSetup *setup, c
     Sizes sizes = sizes_of(bench, setup, document_length);
     snprintf(bench->time[0].name, sizeof bench->time[0].name, "attention");
     bench->n_times = 1;
-    TRY(measure(&sizes, NULL, &bench->time[0], error));
-    TRY(measure_pattern(bench, &sizes, "dense", strlen("dense"), error));
+    TRY(add_pattern(bench, "dense", strlen("dense"), pattern, error));
     for (const char *at = patterns; *at;) {
         size_t n = strcspn(at, ",");
-        TRY(measure_pattern(bench, &sizes, at, n, error));
+        TRY(add_pattern(bench, at, n, pattern, error));
         at += n + (at[n] == ',');
     }
-    return STATUS_OK;
+    return measure(bench, &sizes, pattern, setup->bench.n_runs, error);
+}
+
+double bench_attention_tile(const BenchAttention *bench, int number, bool is_backward) {
+    const BenchAttentionTime *time = &bench->time[number], *dense = &bench->time[0];
+    double own = is_backward ? time->backward_seconds : time->forward_seconds,
+           all = is_backward ? dense->backward_seconds : dense->forward_seconds;
+    return own / time->n_tiles / (all / dense->n_tiles);
 }
 
 void bench_attention_close(BenchAttention *bench) {

@@ -109,6 +109,15 @@ Status bench_time_kernel(const Backend *backend, Kernel kernel, const KernelCall
     return error->status;
 }
 
+Status bench_time_round(const Backend *backend, Kernel kernel, const KernelCall *call, BenchTime *time,
+                        Error *error) {
+    if (backend->event_new) return bench_time_kernel(backend, kernel, call, time, error);
+    uint64_t start = timer_now_ns();
+    TRY(kernel(call, error));
+    *time = (BenchTime){timer_seconds_since(start), 1};
+    return STATUS_OK;
+}
+
 /* ---- programs */
 
 /* Numbers between -1 and 1 in the tensor's type, the same again and again: what matters is that neighbours

@@ -23,6 +23,10 @@ typedef struct {
 Status bench_time_kernel(const Backend *backend, Kernel kernel, const KernelCall *call, BenchTime *time,
                          Error *error);
 
+/* The same once where the host's clock tells the time, for those who come back: a round of many kernels. */
+Status bench_time_round(const Backend *backend, Kernel kernel, const KernelCall *call, BenchTime *time,
+                        Error *error);
+
 /* Plans and opens what was recorded, if there is memory for it, and fills it. */
 Status bench_program_open(Wiring *program, const Backend *backend, Error *error);
 

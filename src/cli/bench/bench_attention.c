@@ -6,15 +6,7 @@
 
 #include <stdio.h>
 
-/* Of a tile, by that of the dense pattern. */
-static double of_dense_tile(const BenchAttention *bench, const BenchAttentionTime *time, bool is_backward) {
-    const BenchAttentionTime *dense = &bench->time[1];
-    double own = is_backward ? time->backward_seconds : time->forward_seconds,
-           all = is_backward ? dense->backward_seconds : dense->forward_seconds;
-    return own / time->n_tiles / (all / dense->n_tiles);
-}
-
-static void print_times(const BenchAttention *bench) {
+static void print_times(const BenchAttention *bench, int64_t n_rounds) {
     const BenchAttentionTime *dense = &bench->time[0];
     printf("%-20s %8s %10s %12s %14s %7s %6s %12s %14s %7s %6s\n", "pattern", "tiles", "lists", "forward",
            "arithmetic", "faster", "a tile", "backward", "arithmetic", "faster", "a tile");
@@ -23,14 +15,17 @@ static void print_times(const BenchAttention *bench) {
         printf("%-20s %6.1f %% %7.4f ms %9.4f ms %14s %6.2fx %6.2f %9.4f ms %14s %6.2fx %6.2f\n", time->name,
                100.0 * time->n_tiles / dense->n_tiles, time->lists_seconds * 1e3, time->forward_seconds * 1e3,
                format_rate(time->forward_flops / time->forward_seconds, "FLOP/s").text,
-               dense->forward_seconds / time->forward_seconds, of_dense_tile(bench, time, false),
+               dense->forward_seconds / time->forward_seconds, bench_attention_tile(bench, i, false),
                time->backward_seconds * 1e3,
                format_rate(time->backward_flops / time->backward_seconds, "FLOP/s").text,
-               dense->backward_seconds / time->backward_seconds, of_dense_tile(bench, time, true));
+               dense->backward_seconds / time->backward_seconds, bench_attention_tile(bench, i, true));
     }
     printf(
-        "\nfaster: than attention, which the first line is. a tile: its time by that of the dense pattern. "
-        "arithmetic: of\nwhole tiles, 4 and 10 FLOPs a channel and pair\n");
+        "\ntiles: of 64 x 64, those that kernels have to visit, seen whole or in part. faster: than "
+        "attention, which the\nfirst line is. a tile: its time by that of a tile there: 1.00 is in proportion. "
+        "arithmetic: of whole tiles, 4 and\n10 FLOPs a channel and pair. The best of %lld rounds in which "
+        "all take turns (--runs)\n",
+        (long long)n_rounds);
 }
 
 static json_t *report_json(const BenchCall *call, const BenchAttention *bench) {
@@ -44,12 +39,12 @@ static json_t *report_json(const BenchCall *call, const BenchAttention *bench) {
     json_object_set_new(object, "sequence", json_integer(bench->sequence));
     for (int i = 0; i < bench->n_times; i++) {
         const BenchAttentionTime *time = &bench->time[i];
-        json_array_append_new(array, json_pack("{s:s, s:f, s:f, s:f, s:f, s:f, s:f}", "pattern", time->name,
-                                               "tiles", time->n_tiles, "lists_ms", time->lists_seconds * 1e3,
-                                               "forward_ms", time->forward_seconds * 1e3, "backward_ms",
-                                               time->backward_seconds * 1e3, "forward_of_dense_tile",
-                                               of_dense_tile(bench, time, false), "backward_of_dense_tile",
-                                               of_dense_tile(bench, time, true)));
+        json_array_append_new(
+            array, json_pack("{s:s, s:f, s:f, s:f, s:f, s:f, s:f}", "pattern", time->name, "tiles",
+                             time->n_tiles, "lists_ms", time->lists_seconds * 1e3, "forward_ms",
+                             time->forward_seconds * 1e3, "backward_ms", time->backward_seconds * 1e3,
+                             "forward_of_dense_tile", bench_attention_tile(bench, i, false),
+                             "backward_of_dense_tile", bench_attention_tile(bench, i, true)));
     }
     json_object_set_new(object, "times", array);
     return object;
@@ -67,7 +62,7 @@ Status bench_attention(BenchCall *call, Error *error) {
     if (call->document_length)
         printf("documents of %lld tokens, but for the first line\n", (long long)call->document_length);
     printf("\n");
-    print_times(&bench);
+    print_times(&bench, setup->bench.n_runs);
     if (call->json) json_print(stdout, report_json(call, &bench), error);
 done:
     bench_attention_close(&bench);

@@ -52,7 +52,8 @@ static const OptionSpec bench_option_specs[] = {
                   "bigbird:S:W:G:R"),
     OPTION_INT("document-length", BenchCall, document_length, 0, 0, MANY,
                "'attention' in documents of so many tokens; 0: there are none"),
-    OPTION_INT("runs", BenchCall, setup.bench.n_runs, 3, 1, MANY_RUNS, "timed runs of 'generate'"),
+    OPTION_INT("runs", BenchCall, setup.bench.n_runs, 3, 1, MANY_RUNS,
+               "timed runs of 'generate', rounds of 'attention' (the best counts)"),
     OPTION_CHOICE("device", BenchCall, setup.bench.device, DEVICE_AUTO, device_names,
                   "where to compute; auto: on a GPU if there is one"),
     OPTION_CHOICE("dtype", BenchCall, setup.bench.precision, PRECISION_F32, precision_names,
@@ -152,7 +153,7 @@ static const OptionUse limited_options[] = {
     {"warmup-steps", FOR_STEP},
     {"tokens", FOR_GENERATE},
     {"samples", FOR_GENERATE},
-    {"runs", FOR_GENERATE},
+    {"runs", FOR_GENERATE | FOR_ATTENTION},
 };
 
 static Status find_benchmark(const char *word, const Benchmark **found, Error *error) {

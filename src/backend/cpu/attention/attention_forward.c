@@ -268,19 +268,43 @@ static void attend_runs(const AttentionShape *shape, const Forward *work, const 
     if (!has_written) keep_rows(&queries);
 }
 
+TileQueries forward_queries(const AttentionShape *shape, const AttentionInputs *in,
+                            const AttentionOutputs *out, int64_t b, int h, int64_t from, int64_t end) {
+    const int64_t size = shape->head_size, y_row = shape->n_heads * size,
+                  y_place = (b * shape->T + from) * y_row + h * size,
+                  lse_place = (b * shape->n_heads + h) * shape->T + from,
+                  position = query_position(shape, from);
+    const uint64_t stride = (uint64_t)tile_round_up(shape->n_positions, 8),
+                   row = (shape->first_head + (uint64_t)h) * (uint64_t)shape->n_positions;
+    return (TileQueries){
+        .q = in->q + (b * shape->T + from) * in->q_step + h * size,
+        .q_step = in->q_step,
+        .y = out->y + y_place,
+        .y_step = y_row,
+        .lse = out->lse + lse_place,
+        .y_before = out->y_before ? out->y_before + y_place : NULL,
+        .lse_before = out->lse_before ? out->lse_before + lse_place : NULL,
+        .n = end - from,
+        .head_size = shape->head_size,
+        .scale = shape->scale,
+        .dropout = shape->dropout,
+        .dropout_key = shape->dropout_key,
+        .dropout_row = shape->first_sequence + (uint64_t)b,
+        .dropout_first = (row + (uint64_t)position) * stride,
+        .dropout_stride = stride,
+    };
+}
+
 /* Queries first .. last-1 of every head that uses one key/value head, `item` = b·NKV + kv. Its output's
  * memory and what next_item reads are prefetched on the way. */
 static void forward_item(const AttentionShape *shape, const AttentionInputs *in, const AttentionOutputs *out,
                          int64_t item, int64_t next_item, int64_t first, int64_t last, TileMemory memory) {
-    const int64_t b = item / shape->n_kv_heads, T = shape->T;
+    const int64_t b = item / shape->n_kv_heads;
     const int kv = (int)(item % shape->n_kv_heads);
     const int size = shape->head_size, group = shape->n_heads / shape->n_kv_heads;
-    const int64_t y_row = (int64_t)shape->n_heads * size;
     const int64_t key_place = b * shape->n_keys * in->kv_step + (int64_t)kv * size;
-    const uint64_t stride = (uint64_t)tile_round_up(shape->n_positions, 8);
     Forward work = forward_arrays(shape, &memory);
     int64_t n_packed[ATTENTION_MAX_RUNS] = {0}, last_position = query_position(shape, last - 1);
-    bool has_lists = shape->visible && shape->visible->blocks;
     SparseKeys sparse = {0};
     for (int k = 0; k < shape->n_key_runs; k++) {
         const AttentionRun *run = &shape->keys[k];
@@ -289,15 +313,12 @@ static void forward_item(const AttentionShape *shape, const AttentionInputs *in,
         sparse.keys[k] = work.keys[k];
         sparse.values[k] = work.values[k];
         sparse.n[k] = n_packed[k];
-        if (has_lists) break; /* the one run there is, on the way */
+        if (shape->visible && shape->visible->blocks) {
+            sparse_forward_item(shape, in, out, item, next_item, first, last, &sparse, &work.state);
+            return;
+        }
         tile_pack_columns(in->keys + place, in->kv_step, n_packed[k], size, work.keys[k]);
         tile_pack_rows(in->values + place, in->kv_step, n_packed[k], size, 1.0f, work.values[k]);
-    }
-    if (has_lists) {
-        sparse.source_keys = in->keys + key_place;
-        sparse.source_values = in->values + key_place;
-        sparse.source_step = in->kv_step;
-        sparse.next = sparse_first_block(shape, b, first / TILE_KEYS, (last + TILE_KEYS - 1) / TILE_KEYS);
     }
     TileAhead ahead = {0};
     tile_ahead_y(&ahead, shape, out->y, item);
@@ -307,35 +328,12 @@ static void forward_item(const AttentionShape *shape, const AttentionInputs *in,
         const AttentionRun *run = &shape->queries[i % shape->n_query_runs];
         const int64_t from = first > run->first ? first : run->first,
                       end = tile_min(last, run->first + run->n), position = run->position + from - run->first;
-        const int h = kv * group + i / shape->n_query_runs;
-        const int64_t y_place = (b * T + from) * y_row + (int64_t)h * size,
-                      lse_place = (b * shape->n_heads + h) * T + from;
         if (from >= end) continue;
-        TileQueries queries = {
-            .q = in->q + (b * T + from) * in->q_step + (int64_t)h * size,
-            .q_step = in->q_step,
-            .y = out->y + y_place,
-            .y_step = y_row,
-            .lse = out->lse + lse_place,
-            .y_before = out->y_before ? out->y_before + y_place : NULL,
-            .lse_before = out->lse_before ? out->lse_before + lse_place : NULL,
-            .n = end - from,
-            .head_size = size,
-            .scale = shape->scale,
-            .dropout = shape->dropout,
-            .dropout_key = shape->dropout_key,
-            .dropout_row = shape->first_sequence + (uint64_t)b,
-            .dropout_first =
-                ((shape->first_head + (uint64_t)h) * (uint64_t)shape->n_positions + (uint64_t)position) *
-                stride,
-            .dropout_stride = stride,
-            .ahead = &ahead,
-        };
-        if (shape->visible) {
-            sparse_attend(shape, &sparse, &work.state, queries, b, from, (int32_t)position);
-        } else {
-            attend_runs(shape, &work, n_packed, queries, position);
-        }
+        TileQueries queries =
+            forward_queries(shape, in, out, b, kv * group + i / shape->n_query_runs, from, end);
+        queries.ahead = &ahead;
+        if (shape->visible) sparse_attend(shape, &sparse, &work.state, queries, b, from, (int32_t)position);
+        else attend_runs(shape, &work, n_packed, queries, position);
     }
 }
 

@@ -166,14 +166,20 @@ void tile_ahead_y(TileAhead *ahead, const AttentionShape *shape, const float *y,
 void tile_ahead_pace(TileAhead *ahead, int64_t n_rows, int64_t group, int64_t first, int64_t last) {
     int64_t n_strips = (last - first) / TILE_ROWS + 1, n_tiles = (first + last) / 2 / TILE_KEYS + 1;
     ahead->n_rows = n_rows;
-    ahead->rows_per_call = n_rows / (group * n_strips * n_tiles) + 1;
+    ahead->n_per_call = (n_rows / (group * n_strips * n_tiles) + 1) * ahead->n_streams;
+}
+
+void tile_ahead_spread(TileAhead *ahead, int64_t n_rows, int64_t n_calls) {
+    ahead->n_rows = n_rows;
+    ahead->n_per_call = n_rows * ahead->n_streams / (n_calls > 0 ? n_calls : 1) + 1;
 }
 
 void tile_prefetch(TileAhead *ahead) {
-    int64_t end = tile_min(ahead->row + ahead->rows_per_call, ahead->n_rows);
-    for (; ahead->row < end; ahead->row++)
-        for (int i = 0; i < ahead->n_streams; i++) {
-            const float *row = ahead->stream[i].row + ahead->row * ahead->stream[i].step;
-            for (int64_t d = 0; d < ahead->stream[i].size; d += 16) __builtin_prefetch(row + d, 0, 2);
-        }
+    for (int64_t i = 0; i < ahead->n_per_call && ahead->row < ahead->n_rows && ahead->n_streams; i++) {
+        const float *row = ahead->stream[ahead->at].row + ahead->row * ahead->stream[ahead->at].step;
+        for (int64_t d = 0; d < ahead->stream[ahead->at].size; d += 16) __builtin_prefetch(row + d, 0, 2);
+        if (++ahead->at < ahead->n_streams) continue;
+        ahead->at = 0;
+        ahead->row++;
+    }
 }

@@ -107,17 +107,17 @@ extern const float tile_keep_all[TILE_ROWS];
 
 /* Memory to ask for while something else is computed. The rows of a head lie a page or so apart, where the
  * machine's own prefetching does not follow, and would be waited for one by one. A call of tile_prefetch
- * takes a few rows of all streams. It changes the time, never the result, so what comes next may be
- * guessed. */
+ * takes a few rows, of the streams in turn. It changes the time, never the result, so what comes next may be
+ * guessed. Many rows at once would wait for each other: a core keeps about 16 lines under way. */
 typedef struct {
     struct {
         const float *row; /* row 0 */
         int64_t step;     /* from one row to the next */
         int64_t size;     /* floats */
     } stream[8];
-    int n_streams;
+    int n_streams, at; /* the stream whose turn it is */
     int64_t row, n_rows;
-    int64_t rows_per_call;
+    int64_t n_per_call; /* rows, each of one stream */
 } TileAhead;
 
 /* Adds the rows of work item `item`, a key/value head of a sequence counted as b·NKV + kv: of queries, keys
@@ -132,6 +132,9 @@ void tile_ahead_rows(TileAhead *ahead, const float *row, int64_t step, int64_t s
 /* Plans for n_rows rows in the time in which `group` heads with queries first .. last-1 go through their
  * keys. A call is due for every strip and key tile. */
 void tile_ahead_pace(TileAhead *ahead, int64_t n_rows, int64_t group, int64_t first, int64_t last);
+
+/* Plans for n_rows rows in n_calls calls. */
+void tile_ahead_spread(TileAhead *ahead, int64_t n_rows, int64_t n_calls);
 
 void tile_prefetch(TileAhead *ahead);
 
@@ -190,6 +193,10 @@ typedef struct {
 
 TileState tile_state(TileMemory *memory, int head_size);
 void tile_attend(const TileQueries *queries, const TileState *tile);
+
+/* Rows from .. end-1, all of one run, of head h in sequence b: all but keys, values and `ahead`. */
+TileQueries forward_queries(const AttentionShape *shape, const AttentionInputs *in,
+                            const AttentionOutputs *out, int64_t b, int h, int64_t from, int64_t end);
 
 /* What tile_attend is made of; sparse_forward.c goes through the keys in its own way.
  *

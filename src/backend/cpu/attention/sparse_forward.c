@@ -35,6 +35,7 @@ static void attend_tile(const TileQueries *queries, const TileState *tile, int64
         int rows = (int)tile_min(TILE_ROWS, n_rows - row);
         SparseColumns columns = mask ? sparse_columns(mask, row, rows) : (SparseColumns){0, n_keys};
         if (columns.first >= columns.end) continue;
+        if (queries->ahead) tile_prefetch(queries->ahead);
         tile_multiply(rows, tile_vecs(columns.end - columns.first), size,
                       (TileGemm){.a = tile->q + row * size,
                                  .a_row = size,
@@ -50,6 +51,7 @@ static void attend_tile(const TileQueries *queries, const TileState *tile, int64
         int rows = (int)tile_min(TILE_ROWS, n_rows - row);
         SparseColumns columns = mask ? sparse_columns(mask, row, rows) : (SparseColumns){0, n_keys};
         if (columns.first >= columns.end) continue;
+        if (queries->ahead) tile_prefetch(queries->ahead);
         tile_multiply(rows, padded / VEC_LANES, columns.end - columns.first,
                       (TileGemm){.a = tile->weights + row * TILE_KEYS + columns.first,
                                  .a_row = TILE_KEYS,
@@ -73,8 +75,9 @@ typedef struct {
     SparseSpan span; /* of the queries; keys are filled in */
 } Sweep;
 
-/* Keys first_key .. of a run. The state is known from a list, or asked for. */
-static void sweep_tile(Sweep *sweep, int run, int64_t first_key, const BlockState *known) {
+/* Keys first_key .. of a run, which are rows key_row .. of what is packed. The state is known from a list, or
+ * asked for. */
+static void sweep_tile(Sweep *sweep, int run, int64_t first_key, int64_t key_row, const BlockState *known) {
     const AttentionShape *shape = sweep->shape;
     SparseSpan *span = &sweep->span;
     SparseMask mask;
@@ -86,53 +89,26 @@ static void sweep_tile(Sweep *sweep, int run, int64_t first_key, const BlockStat
     if (state == BLOCK_PARTIAL) sparse_mask(&shape->visible->pattern, span, &mask);
     sweep->queries.keys = sweep->keys->keys[run];
     sweep->queries.values = sweep->keys->values[run];
-    sweep->queries.dropout_first = sweep->dropout_first + (uint64_t)shape->keys[run].position;
-    attend_tile(&sweep->queries, sweep->tile, sweep->first_query, span->n_queries, first_key, span->n_keys,
+    sweep->queries.dropout_first = sweep->dropout_first + (uint64_t)span->k_position - (uint64_t)key_row;
+    attend_tile(&sweep->queries, sweep->tile, sweep->first_query, span->n_queries, key_row, span->n_keys,
                 state == BLOCK_PARTIAL ? &mask : NULL);
 }
 
-/* The tiles that the list of sequence b has for query block `block`; or all that there might be. */
-static void sweep_tiles(Sweep *sweep, int64_t b, int64_t block) {
-    const AttentionShape *shape = sweep->shape;
-    const AttentionVisible *visible = shape->visible;
-    if (visible->blocks) {
-        AttentionBlockList list = attention_block_list(visible->blocks, visible->n_lists > 1 ? b : 0,
-                                                       shape->n_positions, visible->most);
-        for (int32_t i = list.row_begin[block]; i < list.row_begin[block + 1]; i++) {
-            BlockState state = list.row[i] & 1 ? BLOCK_PARTIAL : BLOCK_FULL;
-            sweep_tile(sweep, 0, (int64_t)(list.row[i] >> 1) * TILE_KEYS, &state);
-        }
-        return;
-    }
-    for (int run = 0; run < shape->n_key_runs; run++)
-        for (int64_t key = 0; key < sweep->keys->n[run]; key += TILE_KEYS) sweep_tile(sweep, run, key, NULL);
+/* Queries from `first` on: nothing is seen yet. starts: of the rows of `queries`, or NULL. */
+static void begin_tile(Sweep *sweep, int64_t first, int32_t position, const int32_t *starts) {
+    const TileQueries *queries = &sweep->queries;
+    const int64_t n_rows = tile_min(TILE_KEYS, queries->n - first),
+                  padded = tile_vecs(queries->head_size) * VEC_LANES;
+    tile_begin(queries, sweep->tile, first, n_rows);
+    memset(sweep->tile->output, 0, (size_t)(n_rows * padded) * sizeof(float));
+    sweep->first_query = first;
+    sweep->span = (SparseSpan){.n_queries = n_rows,
+                               .q_position = position + (int32_t)first,
+                               .starts = starts ? starts + first : NULL};
 }
 
-int64_t sparse_first_block(const AttentionShape *shape, int64_t b, int64_t first, int64_t end) {
-    const AttentionVisible *visible = shape->visible;
-    AttentionBlockList list = attention_block_list(visible->blocks, visible->n_lists > 1 ? b : 0,
-                                                   shape->n_positions, visible->most);
-    int64_t least = end;
-    for (int64_t block = first; block < end; block++)
-        least = tile_min(least, list.row[list.row_begin[block]] >> 1);
-    return least;
-}
-
-/* Everything up to key block `block` is packed. */
-static void pack_until(SparseKeys *keys, int64_t block, int size) {
-    const int64_t padded = tile_round_up(size, VEC_LANES);
-    for (; keys->source_keys && keys->next <= block; keys->next++) {
-        int64_t first = keys->next * TILE_KEYS, n = tile_min(TILE_KEYS, keys->n[0] - first);
-        tile_pack_columns(keys->source_keys + first * keys->source_step, keys->source_step, n, size,
-                          keys->keys[0] + first * size);
-        tile_pack_rows(keys->source_values + first * keys->source_step, keys->source_step, n, size, 1.0f,
-                       keys->values[0] + first * padded);
-    }
-}
-
-void sparse_attend(const AttentionShape *shape, SparseKeys *keys, const TileState *tile, TileQueries queries,
-                   int64_t b, int64_t first_row, int32_t position) {
-    const int64_t padded = tile_vecs(queries.head_size) * VEC_LANES;
+void sparse_attend(const AttentionShape *shape, const SparseKeys *keys, const TileState *tile,
+                   TileQueries queries, int64_t b, int64_t first_row, int32_t position) {
     Sweep sweep = {.shape = shape,
                    .keys = keys,
                    .tile = tile,
@@ -140,15 +116,113 @@ void sparse_attend(const AttentionShape *shape, SparseKeys *keys, const TileStat
                    .dropout_first = queries.dropout_first};
     const int32_t *starts = shape->visible->starts;
     for (int64_t first = 0; first < queries.n; first += TILE_KEYS) {
-        int64_t n_rows = tile_min(TILE_KEYS, queries.n - first);
-        tile_begin(&queries, tile, first, n_rows);
-        memset(tile->output, 0, (size_t)(n_rows * padded) * sizeof(float));
-        sweep.first_query = first;
-        sweep.span = (SparseSpan){.n_queries = n_rows,
-                                  .q_position = position + (int32_t)first,
-                                  .starts = starts ? starts + b * shape->T + first_row + first : NULL};
-        pack_until(keys, (first_row + first) / TILE_KEYS, queries.head_size);
-        sweep_tiles(&sweep, b, (first_row + first) / TILE_KEYS);
-        tile_finish(&queries, tile, first, n_rows);
+        begin_tile(&sweep, first, position, starts ? starts + b * shape->T + first_row : NULL);
+        for (int run = 0; run < shape->n_key_runs; run++)
+            for (int64_t key = 0; key < keys->n[run]; key += TILE_KEYS)
+                sweep_tile(&sweep, run, key, key, NULL);
+        tile_finish(&queries, tile, first, sweep.span.n_queries);
+    }
+}
+
+/* ---- by lists: keys are packed as the queries get to them, while they are in the inner caches, and take the
+ * places of those that no later query sees. */
+
+typedef struct {
+    const AttentionShape *shape;
+    const AttentionInputs *in;
+    const AttentionOutputs *out;
+    const SparseKeys *keys;
+    AttentionBlockList list;
+    int64_t b, span, next; /* what is packed ends before block `next` */
+    int kv;
+} Item;
+
+static int64_t key_row(const Item *item, int64_t block) {
+    return block % item->span * TILE_KEYS;
+}
+
+/* Everything up to key block `block` is packed. */
+static void pack_until(Item *item, int64_t block) {
+    const int size = item->shape->head_size;
+    const int64_t padded = tile_round_up(size, VEC_LANES), step = item->in->kv_step;
+    for (; item->next <= block; item->next++) {
+        int64_t first = item->next * TILE_KEYS, n = tile_min(TILE_KEYS, item->keys->n[0] - first),
+                place = (item->b * item->shape->n_keys + first) * step + (int64_t)item->kv * size,
+                row = key_row(item, item->next);
+        tile_pack_columns(item->in->keys + place, step, n, size, item->keys->keys[0] + row * size);
+        tile_pack_rows(item->in->values + place, step, n, size, 1.0f, item->keys->values[0] + row * padded);
+    }
+}
+
+/* The rows of the output of this block, and what block `next` of item next_item reads. */
+static TileAhead block_ahead(const Item *item, int64_t block, int64_t next_item, int64_t next) {
+    const AttentionShape *shape = item->shape;
+    const AttentionInputs *in = item->in;
+    const int64_t T = shape->T, size = shape->head_size, group = shape->n_heads / shape->n_kv_heads,
+                  y_row = shape->n_heads * size, b = next_item / shape->n_kv_heads,
+                  kv = next_item % shape->n_kv_heads, first = block * TILE_KEYS, row = next * TILE_KEYS;
+    const int64_t n_entries = item->list.row_begin[block + 1] - item->list.row_begin[block];
+    int64_t n_rows = tile_min(TILE_KEYS, T - first);
+    TileAhead ahead = {0};
+    tile_ahead_rows(&ahead, item->out->y + (item->b * T + first) * y_row + item->kv * group * size, y_row,
+                    group * size);
+    if (b < shape->B && row < T) {
+        n_rows = tile_min(n_rows, T - row);
+        tile_ahead_rows(&ahead, in->q + (b * T + row) * in->q_step + kv * group * size, in->q_step,
+                        group * size);
+        tile_ahead_rows(&ahead, in->keys + (b * T + row) * in->kv_step + kv * size, in->kv_step, size);
+        tile_ahead_rows(&ahead, in->values + (b * T + row) * in->kv_step + kv * size, in->kv_step, size);
+    }
+    /* Three calls a strip, and some tiles have fewer strips. */
+    tile_ahead_spread(&ahead, n_rows, n_entries * group * 3 * (TILE_KEYS / TILE_ROWS) * 3 / 4);
+    return ahead;
+}
+
+static void attend_block(const Item *item, const TileState *tile, int64_t block, int h, TileAhead *ahead) {
+    const AttentionShape *shape = item->shape;
+    const int32_t *starts = shape->visible->starts;
+    const int64_t first = block * TILE_KEYS, end = tile_min(first + TILE_KEYS, shape->T);
+    Sweep sweep = {.shape = shape,
+                   .keys = item->keys,
+                   .tile = tile,
+                   .queries = forward_queries(shape, item->in, item->out, item->b, h, first, end)};
+    sweep.queries.ahead = ahead;
+    sweep.dropout_first = sweep.queries.dropout_first;
+    begin_tile(&sweep, 0, (int32_t)first, starts ? starts + item->b * shape->T + first : NULL);
+    for (int32_t i = item->list.row_begin[block]; i < item->list.row_begin[block + 1]; i++) {
+        int64_t key_block = item->list.row[i] >> 1;
+        BlockState state = item->list.row[i] & 1 ? BLOCK_PARTIAL : BLOCK_FULL;
+        sweep_tile(&sweep, 0, key_block * TILE_KEYS, key_row(item, key_block), &state);
+    }
+    tile_finish(&sweep.queries, tile, 0, sweep.span.n_queries);
+}
+
+void sparse_forward_item(const AttentionShape *shape, const AttentionInputs *in, const AttentionOutputs *out,
+                         int64_t number, int64_t next_item, int64_t first, int64_t last,
+                         const SparseKeys *keys, const TileState *tile) {
+    const AttentionVisible *visible = shape->visible;
+    const int64_t first_block = first / TILE_KEYS, end = (last + TILE_KEYS - 1) / TILE_KEYS;
+    const int group = shape->n_heads / shape->n_kv_heads;
+    Item item = {.shape = shape,
+                 .in = in,
+                 .out = out,
+                 .keys = keys,
+                 .b = number / shape->n_kv_heads,
+                 .kv = (int)(number % shape->n_kv_heads),
+                 .span = 1,
+                 .next = end};
+    item.list = attention_block_list(visible->blocks, visible->n_lists > 1 ? item.b : 0, shape->n_positions,
+                                     visible->most);
+    for (int64_t block = first_block; block < end; block++) {
+        int64_t span = sparse_row_span(&item.list, block);
+        if (span > item.span) item.span = span;
+        item.next = tile_min(item.next, block - span + 1);
+    }
+    for (int64_t block = first_block; block < end; block++) {
+        bool is_last = block + 1 == end;
+        TileAhead ahead =
+            block_ahead(&item, block, is_last ? next_item : number, is_last ? first_block : block + 1);
+        pack_until(&item, block);
+        for (int h = 0; h < group; h++) attend_block(&item, tile, block, item.kv * group + h, &ahead);
     }
 }

@@ -48,21 +48,25 @@ static inline SparseColumns sparse_columns(const SparseMask *mask, int64_t row, 
     return (SparseColumns){__builtin_ctzll(bits) / VEC_LANES * VEC_LANES, 64 - __builtin_clzll(bits)};
 }
 
-/* One head's packed keys and values, run by run. Those that lists name are packed as the queries get to them,
- * while they are in the inner caches: `source` is where from, and all blocks before `next` are there. */
+/* One head's packed keys and values, run by run. */
 typedef struct {
     float *keys[ATTENTION_MAX_RUNS], *values[ATTENTION_MAX_RUNS];
     int64_t n[ATTENTION_MAX_RUNS]; /* that there are: what lies behind is seen by nobody here */
-    const float *source_keys, *source_values;
-    int64_t source_step, next;
 } SparseKeys;
 
-/* The first key block that query blocks first .. end - 1 of sequence b see. */
-int64_t sparse_first_block(const AttentionShape *shape, int64_t b, int64_t first, int64_t end);
+/* The queries of one head: rows first_row .. of sequence b, at consecutive positions; tiles are asked for. */
+void sparse_attend(const AttentionShape *shape, const SparseKeys *keys, const TileState *tile,
+                   TileQueries queries, int64_t b, int64_t first_row, int32_t position);
+/* Rows first .. last-1 of all query heads of a key/value head, by lists; `item` = b·NKV + kv, and next_item
+ * is what will be asked for next. `keys` is the room for what is packed. */
+void sparse_forward_item(const AttentionShape *shape, const AttentionInputs *in, const AttentionOutputs *out,
+                         int64_t item, int64_t next_item, int64_t first, int64_t last, const SparseKeys *keys,
+                         const TileState *tile);
 
-/* The queries of one head: rows first_row .. of sequence b, at consecutive positions. */
-void sparse_attend(const AttentionShape *shape, SparseKeys *keys, const TileState *tile, TileQueries queries,
-                   int64_t b, int64_t first_row, int32_t position);
+/* Key blocks from the first that query block `block` sees to its own. */
+static inline int64_t sparse_row_span(const AttentionBlockList *list, int64_t block) {
+    return block - (list->row[list->row_begin[block]] >> 1) + 1;
+}
 
 /* dq of one query head, and its part of dk and dv, added; tiles are asked for. */
 void sparse_backward_head(const AttentionShape *shape, const Backward *work, int64_t b, int h,
