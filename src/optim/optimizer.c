@@ -18,6 +18,8 @@ const char *const optimizer_names[] = {OPTIMIZERS(OPTIMIZER) NULL};
 static const Optimizer *const optimizers[] = {OPTIMIZERS(OPTIMIZER)};
 #undef OPTIMIZER
 
+const char *const moments_names[] = {"auto", "f32", "bf16", "8bit", NULL};
+
 static const char *const clip_styles[] = {"wait", "check", NULL};
 
 const OptionSpec optimizer_option_specs[] = {
@@ -48,6 +50,10 @@ const OptionSpec optimizer_option_specs[] = {
         "when to clip: wait for the norm over all ranks, or update first, check the norm later and restore "
         "the old state where it was too large: the same bits; check keeps a second copy of weights and "
         "optimizer state, and pays in a pipeline whose steps are rarely clipped"),
+    OPTION_CHOICE(
+        "moments", OptimizerOptions, moments, MOMENTS_AUTO, moments_names,
+        "what the optimizer's moments are stored in; auto: f32, in pure 16 bits bf16; 8bit: with a scale for "
+        "every 16, about 1.06 bytes each; bf16 and 8bit are rounded stochastically"),
     OPTION_BOOL(
         "eager-update", OptimizerOptions, eager, false,
         "update each parameter as soon as its gradient is known and reuse the gradient's memory; needs --clip 0, one micro-batch a step and no f16"),
@@ -121,6 +127,13 @@ Status optimizer_check(const OptimizerOptions *options, Precision precision, int
     return STATUS_OK;
 }
 
+Precision optimizer_precision(const OptimizerOptions *options, Precision precision) {
+    if (options->moments == MOMENTS_F32 || options->moments == MOMENTS_8BIT) precision.moment = DTYPE_F32;
+    if (options->moments == MOMENTS_BF16) precision.moment = DTYPE_BF16;
+    precision.has_packed_moments = options->moments == MOMENTS_8BIT;
+    return precision;
+}
+
 LearningRateSchedule optimizer_learning_rate(const OptimizerOptions *options, int64_t n_steps) {
     int64_t n_warmup_steps = options->n_warmup_steps;
     if (n_warmup_steps < 0) n_warmup_steps = n_steps / 20 < 2000 ? n_steps / 20 : 2000;
@@ -182,6 +195,19 @@ typedef struct {
 /* The passes of an update: the first is of Optimizer.measure. */
 typedef enum { PASS_MEASURE, PASS_UPDATE } UpdatePass;
 
+/* Elements first .. first + n - 1 of a moment; in 8 bits, `first` is where a record begins. */
+static Tensor *moment_view(Graph *graph, Tensor *moment, int64_t first, int64_t n, const char *name) {
+    if (update_is_packed(moment))
+        return graph_view(graph, moment, SHAPE(block8_words(n)), block8_words(first), name);
+    return graph_view(graph, moment, SHAPE(n), first, name);
+}
+
+static Tensor *new_moment(Graph *graph, Precision precision, int64_t n, int number) {
+    bool packed = precision.has_packed_moments;
+    return graph_tensor(graph, PLACE_OPTIMIZER, packed ? DTYPE_I32 : precision.moment,
+                        SHAPE(packed ? block8_words(n) : n), "moment%d", number);
+}
+
 static void record_slice(const Updates *updates, UpdatePass pass, Tensor *factor, const UpdateSlice *slice,
                          int64_t first_draw) {
     const OptimizerTensors *tensors = updates->tensors;
@@ -199,8 +225,8 @@ static void record_slice(const Updates *updates, UpdatePass pass, Tensor *factor
     UpdateElements elements = elements_of(updates->table, slice->flat_first, slice->n, graph);
     elements.first_element = first_draw;
     for (int i = 0; i < tensors->n_moments; i++) {
-        update.moment[i] = graph_view(graph, tensors->moment[i], SHAPE(slice->n), slice->local_first,
-                                      tensors->moment[i]->name);
+        update.moment[i] =
+            moment_view(graph, tensors->moment[i], slice->local_first, slice->n, tensors->moment[i]->name);
     }
     if (updates->sums)
         update.spans = tensor_spans(updates->table, &updates->numbers, slice->flat_first, slice->n,
@@ -294,7 +320,8 @@ static void record_squares(const ParameterTable *table, const UpdateSlices *slic
 /* A 16-bit parameter or moment is. */
 static bool rounds_stochastically(const UpdateSlices *slices, const OptimizerTensors *tensors) {
     bool draws = !tensors->master && slices->n_slices && slices->slice[0].parameter->dtype != DTYPE_F32;
-    for (int i = 0; i < tensors->n_moments; i++) draws |= tensors->moment[i]->dtype != DTYPE_F32;
+    for (int i = 0; i < tensors->n_moments; i++)
+        draws |= tensors->moment[i]->dtype != DTYPE_F32; /* packed too */
     return draws;
 }
 
@@ -445,8 +472,9 @@ static void record_eager(const Optimizer *optimizer, const OptimizerOptions *opt
                                    .runs = arena_copy(&graph->arena, &run, sizeof run),
                                    .first_element = parameter->flat_offset};
         for (int k = 0; k < tensors->n_moments; k++) {
-            update.moment[k] = graph_view(graph, tensors->moment[k], tensor->shape, parameter->flat_offset,
-                                          arena_printf(&graph->arena, "%s.moment%d", parameter->name, k + 1));
+            const char *name = arena_printf(&graph->arena, "%s.moment%d", parameter->name, k + 1);
+            update.moment[k] =
+                moment_view(graph, tensors->moment[k], parameter->flat_offset, tensor_count(tensor), name);
         }
         if (tensors->master) {
             update.copy = tensor;
@@ -505,10 +533,8 @@ OptimizerTensors optimizer_record_by(const Optimizer *optimizer, const Optimizer
     graph->section = SECTION_UPDATE;
     graph->block = NO_BLOCK;
     tensors.hyper = graph_tensor(graph, PLACE_INPUT, DTYPE_F32, SHAPE(N_HYPER), "hyper");
-    for (int i = 0; i < tensors.n_moments; i++) {
-        tensors.moment[i] =
-            graph_tensor(graph, PLACE_OPTIMIZER, precision.moment, SHAPE(slices->n_local), "moment%d", i + 1);
-    }
+    for (int i = 0; i < tensors.n_moments; i++)
+        tensors.moment[i] = new_moment(graph, precision, slices->n_local, i + 1);
     if (precision.has_master)
         tensors.master = graph_tensor(graph, PLACE_OPTIMIZER, DTYPE_F32, SHAPE(slices->n_local), "master");
     if (options->eager) record_eager(optimizer, options, &tensors, parameters, graph);

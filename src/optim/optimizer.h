@@ -20,6 +20,10 @@ typedef enum { OPTIMIZERS(OPTIMIZER) N_OPTIMIZERS } OptimizerKind;
  * again from what was there before where the norm turns out too large. Both give the same bits. */
 typedef enum { CLIP_WAIT, CLIP_CHECK } ClipStyle;
 
+/* What moments are stored in. */
+typedef enum { MOMENTS_AUTO, MOMENTS_F32, MOMENTS_BF16, MOMENTS_8BIT } MomentsKind;
+extern const char *const moments_names[]; /* by MomentsKind, then NULL: choices of an option */
+
 typedef struct {
     int kind;     /* OptimizerKind */
     int schedule; /* LearningRateKind */
@@ -29,6 +33,7 @@ typedef struct {
     double weight_decay;
     double clip;
     int clip_style; /* ClipStyle */
+    int moments;    /* MomentsKind */
     bool eager;
     /* One member an optimizer: its hyperparameters. */
 #define OPTIMIZER(NAME, name, Options) Options name;
@@ -85,6 +90,9 @@ OptimizerOptions optimizer_defaults(OptimizerKind kind);
 
 Status optimizer_check(const OptimizerOptions *options, Precision precision, int64_t n_micro_batches,
                        Error *error);
+
+/* The precision of a run with these options: its moments may be stored otherwise than --dtype has it. */
+Precision optimizer_precision(const OptimizerOptions *options, Precision precision);
 LearningRateSchedule optimizer_learning_rate(const OptimizerOptions *options, int64_t n_steps);
 
 enum { OPTIMIZER_MAX_MOMENTS = UPDATE_MAX_MOMENTS };
@@ -92,7 +100,8 @@ enum { OPTIMIZER_MAX_MOMENTS = UPDATE_MAX_MOMENTS };
 typedef struct {
     Tensor *hyper; /* see update.h; the host writes it before each update */
     Tensor *norm;  /* of the whole gradient, before clipping; NULL when clipping is off */
-    Tensor *moment[OPTIMIZER_MAX_MOMENTS]; /* flat, as the parameters; or of the slices only */
+    /* Flat, as the parameters; or of the slices only. In 8 bits: words (update_is_packed). */
+    Tensor *moment[OPTIMIZER_MAX_MOMENTS];
     Tensor
         *master; /* likewise: the weights in f32 where those that are computed with have 16 bits; or NULL */
     int n_moments;

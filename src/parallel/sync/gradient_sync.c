@@ -2,6 +2,7 @@
  * functions are called while the step is recorded. */
 #include "parallel/sync/gradient_sync.h"
 
+#include "base/block8.h"
 #include "parallel/comm_ops.h"
 #include "parallel/sync/order.h"
 #include "parallel/sync/strategy.h"
@@ -43,40 +44,41 @@ const GradientStrategy *gradient_strategy(int zero) {
 /* ---- bytes of state */
 
 /* Bytes a parameter that are whole on every rank, and those that are sharded. */
-static void split_bytes(const GradientSyncOptions *options, Precision precision, int n_moments, int *whole,
-                        int *sharded) {
+static void split_bytes(const GradientSyncOptions *options, Precision precision, int n_moments, double *whole,
+                        double *sharded) {
     const GradientStrategy *strategy = gradient_strategy(options->zero);
-    int weight = (int)dtype_info(precision.weight)->n_bytes;
-    int gradient = (int)dtype_info(precision.gradient)->n_bytes;
-    int optimizer = n_moments * (int)dtype_info(precision.moment)->n_bytes + (precision.has_master ? 4 : 0);
-    *sharded = (strategy->shards_optimizer ? optimizer : 0) + (strategy->shards_gradients ? gradient : 0) +
-               (strategy->shards_weights ? weight : 0);
+    double weight = (double)dtype_info(precision.weight)->n_bytes;
+    double gradient = (double)dtype_info(precision.gradient)->n_bytes;
+    double moment = (double)dtype_info(precision.moment)->n_bytes;
+    if (precision.has_packed_moments) moment = 4.0 * BLOCK8_WORDS / BLOCK8_RECORD;
+    double optimizer = n_moments * moment + (precision.has_master ? 4.0 : 0.0);
+    *sharded = (strategy->shards_optimizer ? optimizer : 0.0) +
+               (strategy->shards_gradients ? gradient : 0.0) + (strategy->shards_weights ? weight : 0.0);
     *whole = weight + gradient + optimizer - *sharded;
 }
 
 double sync_state_bytes(const GradientSyncOptions *options, Precision precision, GroupCounts counts,
                         int n_moments) {
-    int whole, sharded;
-    double n_bytes = 0.0;
+    double n_bytes = 0.0, whole, sharded;
     split_bytes(options, precision, n_moments, &whole, &sharded);
     for (int group = 0; group < N_FLAT_GROUPS; group++) {
         int n_ranks = sync_place(options, (FlatGroup)group).n_ranks;
-        n_bytes += ((double)whole + (double)sharded / n_ranks) * (double)counts.n[group];
+        n_bytes += (whole + sharded / n_ranks) * (double)counts.n[group];
     }
     return n_bytes;
 }
 
 const char *sync_state_formula(const GradientSyncOptions *options, Precision precision, int n_moments,
                                char *text, size_t n_bytes) {
-    int whole, sharded;
+    double whole, sharded;
     split_bytes(options, precision, n_moments, &whole, &sharded);
-    if (!sharded) snprintf(text, n_bytes, "%dΨ", whole);
-    else if (!whole) snprintf(text, n_bytes, "%dΨ/%d", sharded, sync_n_ranks(options));
-    else snprintf(text, n_bytes, "%dΨ + %dΨ/%d", whole, sharded, sync_n_ranks(options));
+    if (sharded == 0.0) snprintf(text, n_bytes, "%gΨ", whole);
+    else if (whole == 0.0) snprintf(text, n_bytes, "%gΨ/%d", sharded, sync_n_ranks(options));
+    else snprintf(text, n_bytes, "%gΨ + %gΨ/%d", whole, sharded, sync_n_ranks(options));
     size_t n = strlen(text);
     int n_experts = sync_place(options, FLAT_EXPERTS).n_ranks;
-    if (sharded && n_experts < sync_n_ranks(options))
-        snprintf(text + n, n_bytes - n, " (experts: %dΨ/%d)", sharded, n_experts);
+    if (sharded > 0.0 && n_experts < sync_n_ranks(options))
+        snprintf(text + n, n_bytes - n, " (experts: %gΨ/%d)", sharded, n_experts);
     return text;
 }
 

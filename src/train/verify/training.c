@@ -43,6 +43,7 @@ static OptimizerOptions optimizer_options(const VerifySetting *setting, double c
     options.weight_decay = 0.1;
     options.adamw.epsilon = options.lamb.epsilon = epsilon;
     options.clip = clip;
+    options.moments = (int)setting->moments;
     return options;
 }
 
