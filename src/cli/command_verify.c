@@ -84,8 +84,8 @@ static Tolerance default_tolerance(PrecisionKind kind) {
     }
 }
 
-/* A sum that is rounded otherwise now and then rounds a moment the other way, which moves a weight by a part of a
- * step. */
+/* A sum that is rounded otherwise now and then rounds a moment the other way, which moves a weight by a part
+ * of a step. */
 static Tolerance tolerance_of(PrecisionKind kind, MomentsKind moments) {
     Tolerance tolerance = default_tolerance(kind);
     if (moments == MOMENTS_BF16 || moments == MOMENTS_8BIT) {

@@ -84,6 +84,6 @@ for moments in bf16 8bit; do
         "$(column $moments loss | tail -n 20 | awk '{ s += $1 } END { print s / NR }')"
 done
 
-at_once ranks_refused '/--moments f32/' 2 "${small[@]}" --sync server --moments 8bit
+ranks_refused '/--sync server averages f32 weights and moments.*--moments f32/' 2 "${small[@]}" --sync server --moments 8bit
 
 refused '/lamb-max-ratio/' train "${TINY[@]}" --lamb-max-ratio 3

@@ -2,7 +2,8 @@
  *
  * Inputs: gradient, hyper, [factor]. Outputs: parameter and moments, which change in place, and [copy], the
  * new parameter rounded to the copy's type, always the last. A 16-bit parameter or moment is rounded
- * stochastically (half.h), and so is one in 8 bits. A factor that is no finite number means that the step is skipped: nothing changes.
+ * stochastically (half.h), and so is a moment in 8 bits. A factor that is no finite number means that the
+ * step is skipped: nothing changes.
  *
  * The attributes of an update begin with its UpdateElements, so that whoever cuts an update needs not know
  * whose it is:
