@@ -6,7 +6,7 @@
 #include "base/random.h"
 #include "graph/passes/insert.h"
 #include "ops/ops.h"
-#include "optim/tensor_spans.h"
+#include "optim/updates.h"
 
 #include <string.h>
 
@@ -149,6 +149,11 @@ int optimizer_n_moments(const OptimizerOptions *options) {
     return optimizer_of(options)->n_moments(options);
 }
 
+bool optimizer_is_by_elements(const OptimizerOptions *options) {
+    const Optimizer *optimizer = optimizer_of(options);
+    return optimizer->op->update == UPDATE_OF_ELEMENTS && !optimizer->measure && !optimizer->matrices;
+}
+
 Place optimizer_gradient_place(const OptimizerOptions *options) {
     return options->eager ? PLACE_ACTIVATION : PLACE_GRADIENT;
 }
@@ -179,22 +184,6 @@ static UpdateElements elements_of(const ParameterTable *table, int64_t first, in
     return (UpdateElements){.n_runs = n_runs, .runs = runs, .first_element = first};
 }
 
-/* What the update of this process goes over. */
-typedef struct {
-    const Optimizer *optimizer;
-    const OptimizerOptions *options;
-    OptimizerTensors *tensors;
-    const ParameterTable *table;
-    const UpdateSlices *slices;
-    Tensor *loss_scale; /* or NULL */
-    Graph *graph;
-    TensorNumbers numbers; /* of an update in two passes, */
-    Tensor *sums;          /* and the sums between them; NULL: there is one */
-} Updates;
-
-/* The passes of an update: the first is of Optimizer.measure. */
-typedef enum { PASS_MEASURE, PASS_UPDATE } UpdatePass;
-
 /* Elements first .. first + n - 1 of a moment; in 8 bits, `first` is where a record begins. */
 static Tensor *moment_view(Graph *graph, Tensor *moment, int64_t first, int64_t n, const char *name) {
     if (update_is_packed(moment))
@@ -208,8 +197,8 @@ static Tensor *new_moment(Graph *graph, Precision precision, int64_t n, int numb
                         SHAPE(packed ? block8_words(n) : n), "moment%d", number);
 }
 
-static void record_slice(const Updates *updates, UpdatePass pass, Tensor *factor, const UpdateSlice *slice,
-                         int64_t first_draw) {
+void updates_record_slice(const Updates *updates, UpdatePass pass, Tensor *factor, const UpdateSlice *slice,
+                          int64_t first_draw, Tensor *array) {
     const OptimizerTensors *tensors = updates->tensors;
     Graph *graph = updates->graph;
     UpdateTensors update = {.gradient = slice->gradient,
@@ -231,13 +220,18 @@ static void record_slice(const Updates *updates, UpdatePass pass, Tensor *factor
     if (updates->sums)
         update.spans = tensor_spans(updates->table, &updates->numbers, slice->flat_first, slice->n,
                                     first_draw, &graph->arena);
-    if (pass == PASS_MEASURE) updates->optimizer->measure(updates->options, &update, &elements, graph);
-    else updates->optimizer->record(updates->options, &update, &elements, graph);
+    const Optimizer *optimizer = updates->optimizer;
+    switch (pass) {
+    case PASS_MEASURE: optimizer->measure(updates->options, &update, &elements, graph); break;
+    case PASS_UPDATE: optimizer->record(updates->options, &update, &elements, graph); break;
+    case PASS_DIRECT: optimizer->matrices->direct(updates->options, &update, &elements, array, graph); break;
+    case PASS_MOVE: optimizer->matrices->move(updates->options, &update, &elements, array, graph); break;
+    }
 }
 
 /* Numbers that are rounded stochastically are drawn for by their place in the whole model, so that ranks
  * which hold the same weights keep them the same. Where the array here is laid out otherwise, that is a node
- * a parameter. */
+ * a parameter; so it is where some are updated as matrices, which are left out. */
 static void record_parts(const Updates *updates, UpdatePass pass, Tensor *factor, const UpdateSlice *slice) {
     const ParameterTable *table = updates->table;
     Graph *graph = updates->graph;
@@ -247,7 +241,7 @@ static void record_parts(const Updates *updates, UpdatePass pass, Tensor *factor
         int64_t next = i + 1 < table->n_parameters ? parameter[1].flat_offset : table->n_flat_elements;
         if (first < slice->flat_first) first = slice->flat_first;
         if (next < end) end = next;
-        if (first >= end) continue;
+        if (first >= end || matrices_include(updates->optimizer, parameter)) continue;
         int64_t skip = first - slice->flat_first, n = end - first;
         UpdateSlice part = {
             .gradient = graph_view(graph, slice->gradient, SHAPE(n), skip, slice->gradient->name),
@@ -255,7 +249,8 @@ static void record_parts(const Updates *updates, UpdatePass pass, Tensor *factor
             .flat_first = first,
             .n = n,
             .local_first = slice->local_first + skip};
-        record_slice(updates, pass, factor, &part, parameter->whole_offset + first - parameter->flat_offset);
+        updates_record_slice(updates, pass, factor, &part,
+                             parameter->whole_offset + first - parameter->flat_offset, NULL);
     }
 }
 
@@ -330,8 +325,9 @@ static void record_pass(const Updates *updates, UpdatePass pass, Tensor *factor)
     bool draws = rounds_stochastically(slices, updates->tensors);
     for (int i = 0; i < slices->n_slices; i++) {
         const UpdateSlice *slice = &slices->slice[i];
-        if (draws && !is_laid_out_whole(updates->table)) record_parts(updates, pass, factor, slice);
-        else record_slice(updates, pass, factor, slice, slice->flat_first);
+        if (updates->optimizer->matrices || (draws && !is_laid_out_whole(updates->table)))
+            record_parts(updates, pass, factor, slice);
+        else updates_record_slice(updates, pass, factor, slice, slice->flat_first, NULL);
         if (slices->record_updated && pass == PASS_UPDATE)
             slices->record_updated(slices->context, updates->graph, i);
     }
@@ -346,6 +342,7 @@ static void record_updates(const Updates *updates, Tensor *factor) {
             slices->record_tensor_sums(slices->context, updates->graph, updates->sums,
                                        updates->numbers.n_shared);
     }
+    if (updates->optimizer->matrices) matrices_record(updates, factor);
     record_pass(updates, PASS_UPDATE, factor);
 }
 
@@ -539,7 +536,15 @@ OptimizerTensors optimizer_record_by(const Optimizer *optimizer, const Optimizer
         tensors.master = graph_tensor(graph, PLACE_OPTIMIZER, DTYPE_F32, SHAPE(slices->n_local), "master");
     if (options->eager) record_eager(optimizer, options, &tensors, parameters, graph);
     else {
-        Updates updates = {optimizer, options, &tensors, table, slices, loss_scale, graph, {0}, NULL};
+        Updates updates = {.optimizer = optimizer,
+                           .options = options,
+                           .tensors = &tensors,
+                           .table = table,
+                           .slices = slices,
+                           .loss_scale = loss_scale,
+                           .graph = graph};
+        if (optimizer->matrices)
+            updates.room = matrices_room(table, optimizer, precision, slices->record_join != NULL, graph);
         if (optimizer->measure) {
             updates.numbers = tensor_numbers(table, &graph->arena);
             updates.sums = sums_of(updates.numbers.n_tensors, graph);

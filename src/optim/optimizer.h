@@ -7,7 +7,7 @@
 #include "base/options/options.h"
 #include "graph/precision.h"
 #include "model/parameters.h"
-#include "ops/update/update.h"
+#include "ops/update/muon.h"
 #include "optim/learning_rate.h"
 #include "optim/optimizer_list.h"
 #include "parallel/sync/update_slices.h"
@@ -50,6 +50,16 @@ typedef struct {
     double value;
 } OptimizerSuspect;
 
+/* The update of a matrix: its direction, element by element; what becomes of that as a whole; the step. */
+typedef struct {
+    void (*direct)(const OptimizerOptions *options, const UpdateTensors *tensors,
+                   const UpdateElements *elements, Tensor *direction, Graph *graph);
+    void (*transform)(const OptimizerOptions *options, Tensor *from, Tensor *to, int64_t rows,
+                      int64_t columns, const MuonRoom *room, Graph *graph);
+    void (*move)(const OptimizerOptions *options, const UpdateTensors *tensors,
+                 const UpdateElements *elements, Tensor *step, Graph *graph);
+} MatrixUpdate;
+
 /* What an optimizer is beside its options: one file an optimizer, listed in optimizer_list.h. Functions may
  * be NULL where there is nothing to do, but for n_moments and record. */
 typedef struct {
@@ -67,6 +77,9 @@ typedef struct {
     /* Record the update of these elements, or the second pass of it, as one node. */
     void (*record)(const OptimizerOptions *options, const UpdateTensors *tensors,
                    const UpdateElements *elements, Graph *graph);
+    /* Of an update that takes matrices of blocks as a whole: theirs; `record` is of everything else. NULL:
+     * there is none. */
+    const MatrixUpdate *matrices;
     /* optim/ahead.h: out = weights after going on for `distance`, a sum of learning rates, in the direction
      * of the moments after n_updates >= 1. NULL: there is nothing to go by. */
     void (*ahead)(const OptimizerOptions *options, int64_t n_updates, double distance, const float *weights,
@@ -108,6 +121,9 @@ typedef struct {
     Tensor *factor;  /* that the gradient is multiplied with; NULL: none is */
     Tensor *assumed; /* and the one that goes first (CLIP_CHECK); NULL: none does */
 } OptimizerTensors;
+
+/* Is every element updated by itself, in one pass? */
+bool optimizer_is_by_elements(const OptimizerOptions *options);
 
 /* Where the gradients shall live for these options (see AutogradOptions). */
 Place optimizer_gradient_place(const OptimizerOptions *options);

@@ -195,7 +195,7 @@ static void cut_tensor(Tensor **tensor, void **data, Tensor *cut, int64_t count,
 
 static void cut(const KernelCall *call, int64_t first, int64_t n, DecayRun *runs, Piece *piece) {
     Node *node = &piece->node;
-    int64_t count = update_count(call->node);
+    int64_t count = update_n_elements(call->node);
     piece->call = *call;
     *node = *call->node;
     piece->call.node = node;
@@ -216,7 +216,7 @@ static void cut(const KernelCall *call, int64_t first, int64_t n, DecayRun *runs
 
 Status cpu_widened(const KernelCall *call, Error *error) {
     if (!goes_in_pieces(call->node->op)) return run_widened(call, error);
-    int64_t count = update_count(call->node);
+    int64_t count = update_n_elements(call->node);
     DecayRun *runs = call->scratch;
     for (int64_t first = 0; first < count; first += PIECE_ELEMENTS) {
         Piece piece;

@@ -14,7 +14,7 @@ bool update_moment_fits(const Tensor *moment, int64_t count) {
     return tensor_count(moment) == (update_is_packed(moment) ? block8_words(count) : count);
 }
 
-int64_t update_count(const Node *node) {
+int64_t update_n_elements(const Node *node) {
     return tensor_count(update_is_packed(node->input[0]) ? node->output[0] : node->input[0]);
 }
 

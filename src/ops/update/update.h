@@ -81,7 +81,7 @@ static inline Block8Kind update_moment_kind(int moment) {
 bool update_moment_fits(const Tensor *moment, int64_t count);
 
 /* Elements of an update: its parameters', whatever its other arrays are. */
-int64_t update_count(const Node *node);
+int64_t update_n_elements(const Node *node);
 
 /* Op.bytes of an update: parameter and moments are read as well as written. */
 double update_bytes(const Node *node);

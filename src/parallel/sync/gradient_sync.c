@@ -202,6 +202,29 @@ static void sum_tensors(void *context, Graph *graph, Tensor *sums, int64_t n_sha
     if (mesh->shape.size[AXIS_TP] > 1) op_ordered_sum(graph, mesh_comm(mesh, AXIS_TP), sums);
 }
 
+/* A parameter lies in one unit. */
+static void gather_array(void *context, Graph *graph, Tensor *array, int64_t flat_first) {
+    const GradientSync *sync = context;
+    int64_t n = tensor_count(array);
+    int index = 0;
+    while (index + 1 < sync->partition.n_units && sync->partition.unit[index + 1].first <= flat_first)
+        index++;
+    const PartitionUnit *unit = &sync->partition.unit[index];
+    Comm *comm = sync->comm[unit->group];
+    if (!comm) return;
+    int64_t *border = ARENA_ARRAY(&graph->arena, int64_t, comm->size + 1);
+    for (int r = 0; r <= comm->size; r++) {
+        int64_t at = unit->first + unit->border[r] - flat_first;
+        border[r] = at < 0 ? 0 : at > n ? n : at;
+    }
+    op_comm_wait(graph, op_all_gather(graph, comm, array, border));
+}
+
+static void join_parts(void *context, Graph *graph, Tensor *whole) {
+    const GradientSync *sync = context;
+    op_comm_wait(graph, op_all_reduce(graph, mesh_comm(sync->options->mesh, AXIS_TP), whole));
+}
+
 /* There will be another update. */
 static void end_first(void *context, Graph *graph) {
     GradientSync *sync = context;
@@ -223,6 +246,8 @@ UpdateSlices gradient_sync_begin_update(GradientSync *sync, Graph *graph, const 
         slices.record_far_sum = begin_far;
         slices.record_far_wait = end_far;
         slices.record_tensor_sums = sum_tensors;
+        if (sync->strategy->begin_update) slices.record_gather = gather_array;
+        if (sync->options->mesh->shape.size[AXIS_TP] > 1) slices.record_join = join_parts;
         slices.only_experts_count =
             !sync->strategy->begin_update && sync->options->mesh->coordinate[AXIS_EP] > 0;
     }
