@@ -16,6 +16,7 @@
  * not stay away, since the others' threads would wait for it for ever: it comes, and says so. */
 #include "checkpoint/saver.h"
 
+#include "base/block8.h"
 #include "base/system/memory.h"
 #include "checkpoint/checkpoint_together.h"
 
@@ -122,12 +123,34 @@ static void write_checkpoint(Saver *saver, const CheckpointSource *source) {
     activity_end(request->activity, request->track);
 }
 
+/* Moments in 8 bits are saved as what they stand for, in f32: any run can go on from that, and one in 8 bits
+ * stores the same again. */
+static Status read_packed(const Saver *saver, int array, int64_t first, int64_t n, float *values,
+                          Error *error) {
+    enum { RECORDS = 256 };
+    uint32_t words[RECORDS * BLOCK8_WORDS];
+    const SaveRequest *request = &saver->request;
+    Block8Kind kind = array == 1 ? BLOCK8_SIGNED : BLOCK8_POSITIVE;
+    while (n > 0) {
+        int64_t begin = first / BLOCK8_RECORD * BLOCK8_RECORD, end = begin + RECORDS * BLOCK8_RECORD;
+        if (end > first + n) end = first + n;
+        TRY(executor_download_part(request->executor, request->array[array],
+                                   (size_t)block8_words(begin) * sizeof *words,
+                                   (size_t)block8_words(end - begin) * sizeof *words, words, error));
+        block8_read(words, kind, first - begin, end - first, values);
+        values += end - first, n -= end - first, first = end;
+    }
+    return STATUS_OK;
+}
+
 /* Elements of an array of this rank, straight from the device, as they are there. */
 static Status read_device(void *context, int array, int64_t first, int64_t n, void *values, Error *error) {
     const Saver *saver = context;
     const SaveRequest *request = &saver->request;
     const Tensor *tensor = request->array[array];
     size_t size = element_bytes(saver, array);
+    if (array > 0 && tensor->dtype == DTYPE_I32 && saver->type[array] == DTYPE_F32)
+        return read_packed(saver, array, first, n, values, error);
     if (tensor->dtype != saver->type[array])
         return error_failed(error, "the save was planned for numbers of another type");
     return executor_download_part(request->executor, tensor, (size_t)first * size, (size_t)n * size, values,

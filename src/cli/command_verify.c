@@ -17,7 +17,7 @@ enum { SAMPLE = 100, FEW_STEPS = 4, MANY_STEPS = 20, N_MODELS = 5 };
 typedef struct {
     bool all;
     int64_t n_sample, n_steps, batch, left_out;
-    int precision, device, optimizer;
+    int precision, device, optimizer, moments;
     const char *only;
     double tolerance;
     int64_t n_threads;
@@ -50,10 +50,13 @@ static const OptionSpec call_specs[] = {
     OPTION_CHOICE("dtype", VerifyCallOptions, precision, PRECISION_F32, precision_names,
                   "numbers to train in"),
     OPTION_CHOICE("optimizer", VerifyCallOptions, optimizer, OPTIMIZER_ADAMW, optimizer_names, "update rule"),
+    OPTION_CHOICE("moments", VerifyCallOptions, moments, MOMENTS_AUTO, moments_names,
+                  "what moments are stored in; auto: as --dtype has it"),
     OPTION_FLOAT(
         "tolerance", VerifyCallOptions, tolerance, 0.0, 0.0, 1.0,
         "largest deviation: relative for losses, of a tensor's largest value for weights; 0: 1e-5 and 1e-4 "
-        "in f32, and what rounding makes of it in other numbers (0.02 and 0.1 in bf16)"),
+        "in f32, and what rounding makes of it in other numbers (0.02 and 0.1 in bf16) and moments (0.002 and "
+        "0.12 in 8 bits)"),
     OPTION_INT(
         "break", VerifyCallOptions, left_out, 0, 0, 1 << 20,
         "leave out the sum of this bucket of gradients, counted from 1, to see that it is noticed; 0: none"),
@@ -79,6 +82,17 @@ static Tolerance default_tolerance(PrecisionKind kind) {
     case PRECISION_PURE_BF16: return (Tolerance){0.1, 0.1};
     default: return (Tolerance){1e-5, 1e-4};
     }
+}
+
+/* A sum that is rounded otherwise now and then rounds a moment the other way, which moves a weight by a part
+ * of a step. */
+static Tolerance tolerance_of(PrecisionKind kind, MomentsKind moments) {
+    Tolerance tolerance = default_tolerance(kind);
+    if (moments == MOMENTS_BF16 || moments == MOMENTS_8BIT) {
+        tolerance.loss = fmax(tolerance.loss, moments == MOMENTS_BF16 ? 1e-3 : 2e-3);
+        tolerance.weight = fmax(tolerance.weight, moments == MOMENTS_BF16 ? 2e-2 : 0.12);
+    }
+    return tolerance;
 }
 
 static const OptionGroup groups[] = {
@@ -275,7 +289,7 @@ static Status read_options(Verify *run, int n_words, char *const *words, Error *
                             .n_streams = DEVICE_STREAMS};
     TRY(device_backend_open(&run->backend, &device, error));
     run->has_backend = true;
-    Tolerance tolerance = default_tolerance((PrecisionKind)call->precision);
+    Tolerance tolerance = tolerance_of((PrecisionKind)call->precision, (MomentsKind)call->moments);
     if (call->tolerance > 0.0) tolerance = (Tolerance){call->tolerance, call->tolerance};
     Precision precision = precision_of((PrecisionKind)call->precision);
     Offload offload;
@@ -289,7 +303,8 @@ static Status read_options(Verify *run, int n_words, char *const *words, Error *
     run->verifier.options = (VerifyOptions){.setting = {.backend = &run->backend,
                                                         .precision = precision,
                                                         .batch = call->batch,
-                                                        .optimizer = (OptimizerKind)call->optimizer},
+                                                        .optimizer = (OptimizerKind)call->optimizer,
+                                                        .moments = (MomentsKind)call->moments},
                                             .choice = &run->choice,
                                             .launch = run->launch,
                                             .n_steps = call->n_steps,

@@ -27,11 +27,12 @@ typedef enum {
 extern const char *const precision_names[]; /* NULL-terminated, as --dtype takes them */
 
 typedef struct {
-    DType weight;     /* of weights and activations */
-    DType gradient;   /* of weights */
-    DType moment;     /* of the optimizer */
-    bool has_master;  /* f32 weights beside the 16-bit ones */
-    bool scales_loss; /* gradients of activations would vanish in f16 */
+    DType weight;            /* of weights and activations */
+    DType gradient;          /* of weights */
+    DType moment;            /* of the optimizer, */
+    bool has_packed_moments; /* but for these: in 8 bits (base/block8.h) */
+    bool has_master;         /* f32 weights beside the 16-bit ones */
+    bool scales_loss;        /* gradients of activations would vanish in f16 */
 } Precision;
 
 /* {0} is f32. */

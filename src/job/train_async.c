@@ -41,8 +41,10 @@ Status train_async_complete(TrainRun *run, Error *error) {
 }
 
 Status train_async_check(const TrainRun *run, Error *error) {
-    return async_run_check(&run->async, (int)run->values.parallel.zero,
-                           precision_of((PrecisionKind)run->values.train.precision), &run->backend, error);
+    return async_run_check(
+        &run->async, (int)run->values.parallel.zero,
+        optimizer_precision(&run->values.optimizer, precision_of((PrecisionKind)run->values.train.precision)),
+        &run->backend, error);
 }
 
 void train_async_say(const TrainRun *run) {

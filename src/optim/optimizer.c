@@ -6,7 +6,7 @@
 #include "base/random.h"
 #include "graph/passes/insert.h"
 #include "ops/ops.h"
-#include "optim/tensor_spans.h"
+#include "optim/updates.h"
 
 #include <string.h>
 
@@ -17,6 +17,8 @@ const char *const optimizer_names[] = {OPTIMIZERS(OPTIMIZER) NULL};
 #define OPTIMIZER(NAME, name, Options) &optimizer_##name,
 static const Optimizer *const optimizers[] = {OPTIMIZERS(OPTIMIZER)};
 #undef OPTIMIZER
+
+const char *const moments_names[] = {"auto", "f32", "bf16", "8bit", NULL};
 
 static const char *const clip_styles[] = {"wait", "check", NULL};
 
@@ -48,6 +50,10 @@ const OptionSpec optimizer_option_specs[] = {
         "when to clip: wait for the norm over all ranks, or update first, check the norm later and restore "
         "the old state where it was too large: the same bits; check keeps a second copy of weights and "
         "optimizer state, and pays in a pipeline whose steps are rarely clipped"),
+    OPTION_CHOICE(
+        "moments", OptimizerOptions, moments, MOMENTS_AUTO, moments_names,
+        "what the optimizer's moments are stored in; auto: f32, in pure 16 bits bf16; 8bit: with a scale for "
+        "every 16, about 1.06 bytes each; bf16 and 8bit are rounded stochastically"),
     OPTION_BOOL(
         "eager-update", OptimizerOptions, eager, false,
         "update each parameter as soon as its gradient is known and reuse the gradient's memory; needs --clip 0, one micro-batch a step and no f16"),
@@ -121,6 +127,13 @@ Status optimizer_check(const OptimizerOptions *options, Precision precision, int
     return STATUS_OK;
 }
 
+Precision optimizer_precision(const OptimizerOptions *options, Precision precision) {
+    if (options->moments == MOMENTS_F32 || options->moments == MOMENTS_8BIT) precision.moment = DTYPE_F32;
+    if (options->moments == MOMENTS_BF16) precision.moment = DTYPE_BF16;
+    precision.has_packed_moments = options->moments == MOMENTS_8BIT;
+    return precision;
+}
+
 LearningRateSchedule optimizer_learning_rate(const OptimizerOptions *options, int64_t n_steps) {
     int64_t n_warmup_steps = options->n_warmup_steps;
     if (n_warmup_steps < 0) n_warmup_steps = n_steps / 20 < 2000 ? n_steps / 20 : 2000;
@@ -134,6 +147,11 @@ LearningRateSchedule optimizer_learning_rate(const OptimizerOptions *options, in
 
 int optimizer_n_moments(const OptimizerOptions *options) {
     return optimizer_of(options)->n_moments(options);
+}
+
+bool optimizer_is_by_elements(const OptimizerOptions *options) {
+    const Optimizer *optimizer = optimizer_of(options);
+    return optimizer->op->update == UPDATE_OF_ELEMENTS && !optimizer->measure && !optimizer->matrices;
 }
 
 Place optimizer_gradient_place(const OptimizerOptions *options) {
@@ -166,24 +184,21 @@ static UpdateElements elements_of(const ParameterTable *table, int64_t first, in
     return (UpdateElements){.n_runs = n_runs, .runs = runs, .first_element = first};
 }
 
-/* What the update of this process goes over. */
-typedef struct {
-    const Optimizer *optimizer;
-    const OptimizerOptions *options;
-    OptimizerTensors *tensors;
-    const ParameterTable *table;
-    const UpdateSlices *slices;
-    Tensor *loss_scale; /* or NULL */
-    Graph *graph;
-    TensorNumbers numbers; /* of an update in two passes, */
-    Tensor *sums;          /* and the sums between them; NULL: there is one */
-} Updates;
+/* Elements first .. first + n - 1 of a moment; in 8 bits, `first` is where a record begins. */
+static Tensor *moment_view(Graph *graph, Tensor *moment, int64_t first, int64_t n, const char *name) {
+    if (update_is_packed(moment))
+        return graph_view(graph, moment, SHAPE(block8_words(n)), block8_words(first), name);
+    return graph_view(graph, moment, SHAPE(n), first, name);
+}
 
-/* The passes of an update: the first is of Optimizer.measure. */
-typedef enum { PASS_MEASURE, PASS_UPDATE } UpdatePass;
+static Tensor *new_moment(Graph *graph, Precision precision, int64_t n, int number) {
+    bool packed = precision.has_packed_moments;
+    return graph_tensor(graph, PLACE_OPTIMIZER, packed ? DTYPE_I32 : precision.moment,
+                        SHAPE(packed ? block8_words(n) : n), "moment%d", number);
+}
 
-static void record_slice(const Updates *updates, UpdatePass pass, Tensor *factor, const UpdateSlice *slice,
-                         int64_t first_draw) {
+void updates_record_slice(const Updates *updates, UpdatePass pass, Tensor *factor, const UpdateSlice *slice,
+                          int64_t first_draw, Tensor *array) {
     const OptimizerTensors *tensors = updates->tensors;
     Graph *graph = updates->graph;
     UpdateTensors update = {.gradient = slice->gradient,
@@ -199,19 +214,24 @@ static void record_slice(const Updates *updates, UpdatePass pass, Tensor *factor
     UpdateElements elements = elements_of(updates->table, slice->flat_first, slice->n, graph);
     elements.first_element = first_draw;
     for (int i = 0; i < tensors->n_moments; i++) {
-        update.moment[i] = graph_view(graph, tensors->moment[i], SHAPE(slice->n), slice->local_first,
-                                      tensors->moment[i]->name);
+        update.moment[i] =
+            moment_view(graph, tensors->moment[i], slice->local_first, slice->n, tensors->moment[i]->name);
     }
     if (updates->sums)
         update.spans = tensor_spans(updates->table, &updates->numbers, slice->flat_first, slice->n,
                                     first_draw, &graph->arena);
-    if (pass == PASS_MEASURE) updates->optimizer->measure(updates->options, &update, &elements, graph);
-    else updates->optimizer->record(updates->options, &update, &elements, graph);
+    const Optimizer *optimizer = updates->optimizer;
+    switch (pass) {
+    case PASS_MEASURE: optimizer->measure(updates->options, &update, &elements, graph); break;
+    case PASS_UPDATE: optimizer->record(updates->options, &update, &elements, graph); break;
+    case PASS_DIRECT: optimizer->matrices->direct(updates->options, &update, &elements, array, graph); break;
+    case PASS_MOVE: optimizer->matrices->move(updates->options, &update, &elements, array, graph); break;
+    }
 }
 
 /* Numbers that are rounded stochastically are drawn for by their place in the whole model, so that ranks
  * which hold the same weights keep them the same. Where the array here is laid out otherwise, that is a node
- * a parameter. */
+ * a parameter; so it is where some are updated as matrices, which are left out. */
 static void record_parts(const Updates *updates, UpdatePass pass, Tensor *factor, const UpdateSlice *slice) {
     const ParameterTable *table = updates->table;
     Graph *graph = updates->graph;
@@ -221,7 +241,7 @@ static void record_parts(const Updates *updates, UpdatePass pass, Tensor *factor
         int64_t next = i + 1 < table->n_parameters ? parameter[1].flat_offset : table->n_flat_elements;
         if (first < slice->flat_first) first = slice->flat_first;
         if (next < end) end = next;
-        if (first >= end) continue;
+        if (first >= end || matrices_include(updates->optimizer, parameter)) continue;
         int64_t skip = first - slice->flat_first, n = end - first;
         UpdateSlice part = {
             .gradient = graph_view(graph, slice->gradient, SHAPE(n), skip, slice->gradient->name),
@@ -229,7 +249,8 @@ static void record_parts(const Updates *updates, UpdatePass pass, Tensor *factor
             .flat_first = first,
             .n = n,
             .local_first = slice->local_first + skip};
-        record_slice(updates, pass, factor, &part, parameter->whole_offset + first - parameter->flat_offset);
+        updates_record_slice(updates, pass, factor, &part,
+                             parameter->whole_offset + first - parameter->flat_offset, NULL);
     }
 }
 
@@ -294,7 +315,8 @@ static void record_squares(const ParameterTable *table, const UpdateSlices *slic
 /* A 16-bit parameter or moment is. */
 static bool rounds_stochastically(const UpdateSlices *slices, const OptimizerTensors *tensors) {
     bool draws = !tensors->master && slices->n_slices && slices->slice[0].parameter->dtype != DTYPE_F32;
-    for (int i = 0; i < tensors->n_moments; i++) draws |= tensors->moment[i]->dtype != DTYPE_F32;
+    for (int i = 0; i < tensors->n_moments; i++)
+        draws |= tensors->moment[i]->dtype != DTYPE_F32; /* packed too */
     return draws;
 }
 
@@ -303,8 +325,9 @@ static void record_pass(const Updates *updates, UpdatePass pass, Tensor *factor)
     bool draws = rounds_stochastically(slices, updates->tensors);
     for (int i = 0; i < slices->n_slices; i++) {
         const UpdateSlice *slice = &slices->slice[i];
-        if (draws && !is_laid_out_whole(updates->table)) record_parts(updates, pass, factor, slice);
-        else record_slice(updates, pass, factor, slice, slice->flat_first);
+        if (updates->optimizer->matrices || (draws && !is_laid_out_whole(updates->table)))
+            record_parts(updates, pass, factor, slice);
+        else updates_record_slice(updates, pass, factor, slice, slice->flat_first, NULL);
         if (slices->record_updated && pass == PASS_UPDATE)
             slices->record_updated(slices->context, updates->graph, i);
     }
@@ -319,6 +342,7 @@ static void record_updates(const Updates *updates, Tensor *factor) {
             slices->record_tensor_sums(slices->context, updates->graph, updates->sums,
                                        updates->numbers.n_shared);
     }
+    if (updates->optimizer->matrices) matrices_record(updates, factor);
     record_pass(updates, PASS_UPDATE, factor);
 }
 
@@ -445,8 +469,9 @@ static void record_eager(const Optimizer *optimizer, const OptimizerOptions *opt
                                    .runs = arena_copy(&graph->arena, &run, sizeof run),
                                    .first_element = parameter->flat_offset};
         for (int k = 0; k < tensors->n_moments; k++) {
-            update.moment[k] = graph_view(graph, tensors->moment[k], tensor->shape, parameter->flat_offset,
-                                          arena_printf(&graph->arena, "%s.moment%d", parameter->name, k + 1));
+            const char *name = arena_printf(&graph->arena, "%s.moment%d", parameter->name, k + 1);
+            update.moment[k] =
+                moment_view(graph, tensors->moment[k], parameter->flat_offset, tensor_count(tensor), name);
         }
         if (tensors->master) {
             update.copy = tensor;
@@ -505,15 +530,21 @@ OptimizerTensors optimizer_record_by(const Optimizer *optimizer, const Optimizer
     graph->section = SECTION_UPDATE;
     graph->block = NO_BLOCK;
     tensors.hyper = graph_tensor(graph, PLACE_INPUT, DTYPE_F32, SHAPE(N_HYPER), "hyper");
-    for (int i = 0; i < tensors.n_moments; i++) {
-        tensors.moment[i] =
-            graph_tensor(graph, PLACE_OPTIMIZER, precision.moment, SHAPE(slices->n_local), "moment%d", i + 1);
-    }
+    for (int i = 0; i < tensors.n_moments; i++)
+        tensors.moment[i] = new_moment(graph, precision, slices->n_local, i + 1);
     if (precision.has_master)
         tensors.master = graph_tensor(graph, PLACE_OPTIMIZER, DTYPE_F32, SHAPE(slices->n_local), "master");
     if (options->eager) record_eager(optimizer, options, &tensors, parameters, graph);
     else {
-        Updates updates = {optimizer, options, &tensors, table, slices, loss_scale, graph, {0}, NULL};
+        Updates updates = {.optimizer = optimizer,
+                           .options = options,
+                           .tensors = &tensors,
+                           .table = table,
+                           .slices = slices,
+                           .loss_scale = loss_scale,
+                           .graph = graph};
+        if (optimizer->matrices)
+            updates.room = matrices_room(table, optimizer, precision, slices->record_join != NULL, graph);
         if (optimizer->measure) {
             updates.numbers = tensor_numbers(table, &graph->arena);
             updates.sums = sums_of(updates.numbers.n_tensors, graph);

@@ -7,7 +7,7 @@
 #include "base/options/options.h"
 #include "graph/precision.h"
 #include "model/parameters.h"
-#include "ops/update/update.h"
+#include "ops/update/muon.h"
 #include "optim/learning_rate.h"
 #include "optim/optimizer_list.h"
 #include "parallel/sync/update_slices.h"
@@ -20,6 +20,10 @@ typedef enum { OPTIMIZERS(OPTIMIZER) N_OPTIMIZERS } OptimizerKind;
  * again from what was there before where the norm turns out too large. Both give the same bits. */
 typedef enum { CLIP_WAIT, CLIP_CHECK } ClipStyle;
 
+/* What moments are stored in. */
+typedef enum { MOMENTS_AUTO, MOMENTS_F32, MOMENTS_BF16, MOMENTS_8BIT } MomentsKind;
+extern const char *const moments_names[]; /* by MomentsKind, then NULL: choices of an option */
+
 typedef struct {
     int kind;     /* OptimizerKind */
     int schedule; /* LearningRateKind */
@@ -29,6 +33,7 @@ typedef struct {
     double weight_decay;
     double clip;
     int clip_style; /* ClipStyle */
+    int moments;    /* MomentsKind */
     bool eager;
     /* One member an optimizer: its hyperparameters. */
 #define OPTIMIZER(NAME, name, Options) Options name;
@@ -44,6 +49,16 @@ typedef struct {
     const char *option, *usual;
     double value;
 } OptimizerSuspect;
+
+/* The update of a matrix: its direction, element by element; what becomes of that as a whole; the step. */
+typedef struct {
+    void (*direct)(const OptimizerOptions *options, const UpdateTensors *tensors,
+                   const UpdateElements *elements, Tensor *direction, Graph *graph);
+    void (*transform)(const OptimizerOptions *options, Tensor *from, Tensor *to, int64_t rows,
+                      int64_t columns, const MuonRoom *room, Graph *graph);
+    void (*move)(const OptimizerOptions *options, const UpdateTensors *tensors,
+                 const UpdateElements *elements, Tensor *step, Graph *graph);
+} MatrixUpdate;
 
 /* What an optimizer is beside its options: one file an optimizer, listed in optimizer_list.h. Functions may
  * be NULL where there is nothing to do, but for n_moments and record. */
@@ -62,6 +77,9 @@ typedef struct {
     /* Record the update of these elements, or the second pass of it, as one node. */
     void (*record)(const OptimizerOptions *options, const UpdateTensors *tensors,
                    const UpdateElements *elements, Graph *graph);
+    /* Of an update that takes matrices of blocks as a whole: theirs; `record` is of everything else. NULL:
+     * there is none. */
+    const MatrixUpdate *matrices;
     /* optim/ahead.h: out = weights after going on for `distance`, a sum of learning rates, in the direction
      * of the moments after n_updates >= 1. NULL: there is nothing to go by. */
     void (*ahead)(const OptimizerOptions *options, int64_t n_updates, double distance, const float *weights,
@@ -85,6 +103,9 @@ OptimizerOptions optimizer_defaults(OptimizerKind kind);
 
 Status optimizer_check(const OptimizerOptions *options, Precision precision, int64_t n_micro_batches,
                        Error *error);
+
+/* The precision of a run with these options: its moments may be stored otherwise than --dtype has it. */
+Precision optimizer_precision(const OptimizerOptions *options, Precision precision);
 LearningRateSchedule optimizer_learning_rate(const OptimizerOptions *options, int64_t n_steps);
 
 enum { OPTIMIZER_MAX_MOMENTS = UPDATE_MAX_MOMENTS };
@@ -92,13 +113,17 @@ enum { OPTIMIZER_MAX_MOMENTS = UPDATE_MAX_MOMENTS };
 typedef struct {
     Tensor *hyper; /* see update.h; the host writes it before each update */
     Tensor *norm;  /* of the whole gradient, before clipping; NULL when clipping is off */
-    Tensor *moment[OPTIMIZER_MAX_MOMENTS]; /* flat, as the parameters; or of the slices only */
+    /* Flat, as the parameters; or of the slices only. In 8 bits: words (update_is_packed). */
+    Tensor *moment[OPTIMIZER_MAX_MOMENTS];
     Tensor
         *master; /* likewise: the weights in f32 where those that are computed with have 16 bits; or NULL */
     int n_moments;
     Tensor *factor;  /* that the gradient is multiplied with; NULL: none is */
     Tensor *assumed; /* and the one that goes first (CLIP_CHECK); NULL: none does */
 } OptimizerTensors;
+
+/* Is every element updated by itself, in one pass? */
+bool optimizer_is_by_elements(const OptimizerOptions *options);
 
 /* Where the gradients shall live for these options (see AutogradOptions). */
 Place optimizer_gradient_place(const OptimizerOptions *options);

@@ -12,11 +12,13 @@
 
 #include "optim/adamw.h"
 #include "optim/lamb.h"
+#include "optim/muon.h"
 #include "optim/sgd.h"
 
 #define OPTIMIZERS(OPTIMIZER)                                                                                \
     OPTIMIZER(ADAMW, adamw, AdamwOptions)                                                                    \
     OPTIMIZER(SGD, sgd, SgdOptions)                                                                          \
-    OPTIMIZER(LAMB, lamb, LambOptions)
+    OPTIMIZER(LAMB, lamb, LambOptions)                                                                       \
+    OPTIMIZER(MUON, muon, MuonOptions)
 
 #endif

@@ -184,7 +184,7 @@ uint64_t memory_state_bytes(const GradientSyncOptions *sync, const MemoryChoice 
                             const OptimizerOptions *optimizer, const ParameterTable *table) {
     GradientSyncOptions chosen = *sync;
     chosen.zero = choice->zero;
-    Precision precision = precision_of((PrecisionKind)choice->precision);
+    Precision precision = optimizer_precision(optimizer, precision_of((PrecisionKind)choice->precision));
     double n_bytes =
         sync_state_bytes(&chosen, precision, parameters_count_groups(table), optimizer_n_moments(optimizer));
     if (optimizer->eager) /* gradients have no memory of their own */

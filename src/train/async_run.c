@@ -27,8 +27,11 @@ Status async_run_check(const AsyncOptions *options, int zero, Precision precisio
             error, "--zero %d shares what every rank of --sync %s has to have whole; leave one of them out",
             zero, name);
     }
-    if (precision.scales_loss || precision.moment != DTYPE_F32) {
-        return error_user(error, "--sync %s averages f32 weights; use --dtype f32, tf32 or bf16", name);
+    if (precision.scales_loss || precision.moment != DTYPE_F32 || precision.has_packed_moments) {
+        return error_user(
+            error,
+            "--sync %s averages f32 weights and moments; use --dtype f32, tf32 or bf16, and --moments f32",
+            name);
     }
     if (backend_has_own_memory(backend)) {
         return error_user(error, "--sync %s works on weights in the host's memory; add --device cpu", name);

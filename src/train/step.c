@@ -99,7 +99,10 @@ Status train_step_plan(TrainStep *step, const ModelConfig *config, const Paramet
     *step = (TrainStep){.options = *options,
                         .config = *config,
                         .scale = {.value = options->precision.scales_loss ? FIRST_SCALE : 1.0}};
-    if (optimizer) step->optimizer_options = *optimizer;
+    if (optimizer) {
+        step->optimizer_options = *optimizer;
+        step->options.precision = optimizer_precision(optimizer, options->precision);
+    }
     step->has_depth = optimizer && config->depth_capacity > 0.0;
     step->options.sync.stages_apart = step_options_unflushed(options);
     step->graph = graph_new();

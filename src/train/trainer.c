@@ -111,12 +111,15 @@ static Status plan_evaluation(Trainer *trainer, Error *error) {
     return STATUS_OK;
 }
 
-/* Everything is saved in the type that the step has it in. */
+/* Everything is saved in the type that the step has it in; of moments in 8 bits, what they stand for. */
 static void plan_saver(Trainer *trainer) {
     const TrainOptions *options = trainer->setup.options;
     const TrainStep *step = &trainer->step;
     DType types[SAVER_MAX_ARRAYS] = {train_step_weights(step)->dtype};
-    for (int i = 0; i < step->optimizer.n_moments; i++) types[1 + i] = step->optimizer.moment[i]->dtype;
+    for (int i = 0; i < step->optimizer.n_moments; i++) {
+        const Tensor *moment = step->optimizer.moment[i];
+        types[1 + i] = update_is_packed(moment) ? DTYPE_F32 : moment->dtype;
+    }
     /* A run that saves only when it ends has nothing to do meanwhile; one that saves now and then because
      * nobody has said otherwise does not take the memory for it. */
     bool saves_on_the_way = options->saves && (options->save_every > 0 || options->clock_is_asked);
@@ -347,6 +350,26 @@ static Status check_same_run(const Trainer *trainer, const Checkpoint *checkpoin
     return STATUS_OK;
 }
 
+/* What was in 8 bits is so again; anything else is rounded to the nearest. */
+static Status upload_packed(Executor *executor, const Tensor *moment, int number, int64_t n,
+                            const float *values, Error *error) {
+    enum { RECORDS = 256, STEP = RECORDS * BLOCK8_RECORD };
+    uint32_t words[RECORDS * BLOCK8_WORDS];
+    for (int64_t first = 0; first < n; first += STEP) {
+        int64_t here = n - first < STEP ? n - first : STEP;
+        block8_write(words, update_moment_kind(number), 0, here, values + first, NULL);
+        TRY(executor_upload_part(executor, moment, (size_t)block8_words(first) * sizeof *words,
+                                 (size_t)block8_words(here) * sizeof *words, words, error));
+    }
+    return STATUS_OK;
+}
+
+static Status upload_moment(Executor *executor, const Tensor *moment, int number, int64_t n,
+                            const float *values, Error *error) {
+    if (update_is_packed(moment)) return upload_packed(executor, moment, number, n, values, error);
+    return executor_upload_f32(executor, moment, 0, n, values, error);
+}
+
 /* Weights travel through a host copy, one array at a time, so that a device may be anything. */
 static Status read_tensors(Trainer *trainer, const Checkpoint *checkpoint, float *host, Error *error) {
     Executor *executor = &trainer->step.executor;
@@ -360,7 +383,7 @@ static Status read_tensors(Trainer *trainer, const Checkpoint *checkpoint, float
     }
     for (int i = 0; i < optimizer->n_moments; i++) {
         TRY(checkpoint_read_map(checkpoint, &trainer->table, i, &sync->moments, host, error));
-        TRY(executor_upload_f32(executor, optimizer->moment[i], 0, sync->moments.n_local, host, error));
+        TRY(upload_moment(executor, optimizer->moment[i], i, sync->moments.n_local, host, error));
     }
     return trainer_take_router_bias(trainer, checkpoint->state.router_bias, error);
 }

@@ -51,4 +51,39 @@ for optimizer in "${optimizers[@]}"; do
     close_numbers 1e-5 "$(column late loss)" "$(column parts loss)"
 done
 
+# ---- moments in fewer bits ----
+
+ranks 4 verify --moments 8bit --threads 1 --steps 4 --sample 8
+grep -q ' 0 differ' out || fail "8 bits: $(cat out)"
+ranks 2 verify --moments bf16 --threads 1 --steps 4 --sample 6 --optimizer sgd
+grep -q ' 0 differ' out || fail "bf16: $(cat out)"
+
+# The formula says what they take; a run that goes on has the bits of one that was never stopped; f32 and other layouts go on
+# from it.
+for way in '--zero 2' '--tp 2' '--zero 3 --dtype pure-bf16'; do
+    rm -rf whole same other
+    # shellcheck disable=SC2086 # words
+    ranks 2 "${small[@]}" --lr 0.003 --moments 8bit --steps 6 --save-every 3 --keep 3 $way --out whole
+    [[ $way != '--zero 2' ]] || grep -q '4Ψ + 6.125Ψ/2' err || fail "no formula: $(cat err)"
+    cp -r whole same
+    rm -r same/checkpoints/step-00000006
+    cp -r same other
+    ranks 2 train --resume same
+    same_losses whole same
+    diff -r whole/checkpoints same/checkpoints || fail "8 bits, $way: other bits after going on"
+    pgpt train --resume other --tp 1 --zero 0 --moments f32 --dtype f32
+    close_numbers 1e-2 "$(column whole loss)" "$(column other loss)"
+done
+
+# The same learning.
+learn=("${small[@]}" --steps 200 --lr 0.003 --threads 2 --clip 1)
+pgpt "${learn[@]}" --out full
+for moments in bf16 8bit; do
+    pgpt "${learn[@]}" --moments $moments --out "$moments"
+    close_numbers 0.05 "$(column full loss | tail -n 20 | awk '{ s += $1 } END { print s / NR }')" \
+        "$(column $moments loss | tail -n 20 | awk '{ s += $1 } END { print s / NR }')"
+done
+
+ranks_refused '/--sync server averages f32 weights and moments.*--moments f32/' 2 "${small[@]}" --sync server --moments 8bit
+
 refused '/lamb-max-ratio/' train "${TINY[@]}" --lamb-max-ratio 3

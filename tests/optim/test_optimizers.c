@@ -38,6 +38,19 @@ static void arrays_free(Arrays *arrays) {
     for (int a = 0; a < MOST_ARRAYS; a++) free(arrays->array[a]);
 }
 
+static void run_nodes(const Backend *cpu, const Graph *graph, const TestMemory *memory) {
+    Error error = {0};
+    for (int i = 0; i < graph->n_nodes; i++) {
+        KernelCall call = test_memory_call(memory, graph->node[i]);
+        call.scratch = malloc(traits_scratch_bytes(&cpu->traits, graph->node[i]) + 1);
+        call.n_threads = 2;
+        call.context = cpu->context;
+        assert_non_null(call.scratch);
+        assert_int_equal(backend_kernel(cpu, graph->node[i])(&call, &error), STATUS_OK);
+        free(call.scratch);
+    }
+}
+
 /* Elements first .. first + n - 1 by nodes of their own; all of them decay. */
 static void update(const Backend *cpu, const OptimizerOptions *options, const Arrays *arrays, float factor,
                    int64_t first, int64_t n) {
@@ -61,15 +74,7 @@ static void update(const Backend *cpu, const OptimizerOptions *options, const Ar
         memcpy(test_memory_at(&memory, tensor[a]), arrays->array[a] + first, (size_t)n * sizeof(float));
     optimizer_hyper(options, 0.01, 10, 1, test_memory_at(&memory, tensors.hyper));
     *(float *)test_memory_at(&memory, tensors.factor) = factor;
-    for (int i = 0; i < graph->n_nodes; i++) {
-        KernelCall call = test_memory_call(&memory, graph->node[i]);
-        call.scratch = malloc(traits_scratch_bytes(&cpu->traits, graph->node[i]) + 1);
-        call.n_threads = 2;
-        call.context = cpu->context;
-        assert_non_null(call.scratch);
-        assert_int_equal(backend_kernel(cpu, graph->node[i])(&call, &error), STATUS_OK);
-        free(call.scratch);
-    }
+    run_nodes(cpu, graph, &memory);
     for (int a = 0; a < MOST_ARRAYS; a++)
         memcpy(arrays->array[a] + first, test_memory_at(&memory, tensor[a]), (size_t)n * sizeof(float));
     test_memory_close(&memory);
@@ -120,6 +125,88 @@ static void test_updates(void **state) {
         arrays_free(&whole);
         arrays_free(&parts);
         arrays_free(&before);
+    }
+    cpu.close(cpu.context);
+}
+
+/* ---- moments in 8 bits ---- */
+
+/* One update from records: of them all, or in parts that begin at a record. */
+static void update_packed(const Backend *cpu, const OptimizerOptions *options, float *parameter,
+                          const float *gradient, uint32_t *const *words, int64_t first, int64_t n) {
+    Graph *graph = graph_new();
+    Error error = {0};
+    DecayRun run = {n, true};
+    UpdateElements elements = {1, &run, first};
+    UpdateTensors tensors = {.gradient = graph_tensor(graph, PLACE_STATE, DTYPE_F32, SHAPE(n), "gradient"),
+                             .hyper = graph_tensor(graph, PLACE_INPUT, DTYPE_F32, SHAPE(N_HYPER), "hyper"),
+                             .parameter = graph_tensor(graph, PLACE_STATE, DTYPE_F32, SHAPE(n), "parameter")};
+    for (int i = 0; i < optimizer_n_moments(options); i++)
+        tensors.moment[i] = graph_tensor(graph, PLACE_STATE, DTYPE_I32, SHAPE(block8_words(n)), "moment");
+    optimizer_record_alone(optimizer_of(options), options, &tensors, &elements, graph);
+    assert_int_equal(graph_status(graph, &error), STATUS_OK);
+    TestMemory memory = test_memory_open(graph);
+    memcpy(test_memory_at(&memory, tensors.gradient), gradient + first, (size_t)n * sizeof(float));
+    memcpy(test_memory_at(&memory, tensors.parameter), parameter + first, (size_t)n * sizeof(float));
+    for (int i = 0; i < optimizer_n_moments(options); i++)
+        memcpy(test_memory_at(&memory, tensors.moment[i]), words[i] + block8_words(first),
+               (size_t)block8_words(n) * sizeof(uint32_t));
+    optimizer_hyper(options, 0.01, 10, 1, test_memory_at(&memory, tensors.hyper));
+    run_nodes(cpu, graph, &memory);
+    memcpy(parameter + first, test_memory_at(&memory, tensors.parameter), (size_t)n * sizeof(float));
+    for (int i = 0; i < optimizer_n_moments(options); i++)
+        memcpy(words[i] + block8_words(first), test_memory_at(&memory, tensors.moment[i]),
+               (size_t)block8_words(n) * sizeof(uint32_t));
+    test_memory_close(&memory);
+    graph_free(graph);
+}
+
+/* An update in 8 bits is that of f32 on what is stored, stored again; and may be cut at records. */
+static void check_packed(const Backend *cpu, const OptimizerOptions *options) {
+    int n_moments = optimizer_n_moments(options);
+    bool by_tensors = optimizer_of(options)->measure != NULL;
+    Arrays wide = arrays_new();
+    uint32_t *words[UPDATE_MAX_MOMENTS], *parts[UPDATE_MAX_MOMENTS], *wanted[UPDATE_MAX_MOMENTS];
+    float *parameter = malloc(N * sizeof(float)), *cut = malloc(N * sizeof(float)), numbers[N_HYPER];
+    size_t n_bytes = (size_t)block8_words(N) * sizeof(uint32_t);
+    optimizer_hyper(options, 0.01, 10, 1, numbers);
+    for (int i = 0; i < n_moments; i++) {
+        words[i] = calloc(1, n_bytes), parts[i] = calloc(1, n_bytes), wanted[i] = calloc(1, n_bytes);
+        assert_true(words[i] && parts[i] && wanted[i]);
+        block8_write(words[i], update_moment_kind(i), 0, N, wide.array[2 + i], NULL);
+        block8_read(words[i], update_moment_kind(i), 0, N, wide.array[2 + i]);
+        memcpy(parts[i], words[i], n_bytes);
+    }
+    memcpy(parameter, wide.array[1], N * sizeof(float));
+    memcpy(cut, wide.array[1], N * sizeof(float));
+    update_packed(cpu, options, parameter, wide.array[0], words, 0, N);
+    update_packed(cpu, options, cut, wide.array[0], parts, 0, 640);
+    update_packed(cpu, options, cut, wide.array[0], parts, 640, N - 640);
+    update(cpu, options, &wide, 1.0f, 0, N);
+    for (int i = 0; i < n_moments; i++) {
+        Block8Draws draws = {.array = 1U + (unsigned)i};
+        memcpy(&draws.draw, &numbers[HYPER_DRAW], sizeof draws.draw);
+        block8_write(wanted[i], update_moment_kind(i), 0, N, wide.array[2 + i], &draws);
+        assert_memory_equal(words[i], wanted[i], n_bytes);
+        assert_memory_equal(parts[i], wanted[i], n_bytes);
+        free(words[i]), free(parts[i]), free(wanted[i]);
+    }
+    if (!by_tensors) {
+        assert_true(has_same_bits(parameter, wide.array[1]));
+        assert_true(has_same_bits(parameter, cut));
+    }
+    free(parameter), free(cut);
+    arrays_free(&wide);
+}
+
+static void test_packed(void **state) {
+    (void)state;
+    Backend cpu;
+    Error error = {0};
+    assert_int_equal(backend_cpu_open(&cpu, 2, &error), STATUS_OK);
+    for (int kind = 0; kind < N_OPTIMIZERS; kind++) {
+        OptimizerOptions options = optimizer_defaults((OptimizerKind)kind);
+        if (optimizer_of(&options)->op->update == UPDATE_OF_ELEMENTS) check_packed(&cpu, &options);
     }
     cpu.close(cpu.context);
 }
@@ -217,9 +304,8 @@ static void test_learning_rates(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_updates),
-        cmocka_unit_test(test_training),
-        cmocka_unit_test(test_whole_tensors),
+        cmocka_unit_test(test_updates),        cmocka_unit_test(test_packed),
+        cmocka_unit_test(test_training),       cmocka_unit_test(test_whole_tensors),
         cmocka_unit_test(test_learning_rates),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -6,7 +6,7 @@
  * Moments of parameters that get no gradient shrink for ever; below 1e-37 they become 0, because arithmetic
  * on the denormal numbers they would end in is a hundred times slower on some machines. */
 #include "ops/update/adamw.h"
-#include "backend/cpu/kernels.h"
+#include "backend/cpu/moments.h"
 
 typedef struct {
     float beta1, beta2, new1, new2; /* m = beta1·m + new1·g, v = beta2·v + new2·g² */
@@ -32,16 +32,17 @@ CPU_INLINE void adamw_step(const AdamwConstants *c, const float *gradient, float
     lanes_store(moment2, v, lanes);
 }
 
-static void update(const KernelCall *call, const AdamwConstants *constants, int64_t first, int64_t end) {
-    int64_t i = first;
-    const AdamwConstants c = *constants;
-    const float *gradient = call->in[0];                                               /* (N) */
-    float *parameter = call->out[0], *moment1 = call->out[1], *moment2 = call->out[2]; /* (N) each */
-    for (; i + VEC_LANES <= end; i += VEC_LANES) {
+static void update(const KernelCall *call, const void *constants, int64_t first, int64_t end, float *moment1,
+                   float *moment2) {
+    int64_t i = 0, n = end - first;
+    const AdamwConstants c = *(const AdamwConstants *)constants;
+    const float *gradient = (const float *)call->in[0] + first; /* (N) */
+    float *parameter = (float *)call->out[0] + first;           /* (N) */
+    for (; i + VEC_LANES <= n; i += VEC_LANES) {
         adamw_step(&c, gradient + i, parameter + i, moment1 + i, moment2 + i, VEC_LANES);
     }
-    if (i < end) adamw_step(&c, gradient + i, parameter + i, moment1 + i, moment2 + i, (int)(end - i));
-    if (call->out[3]) cpu_narrow(call->node->output[3]->dtype, parameter, call->out[3], first, end);
+    if (i < n) adamw_step(&c, gradient + i, parameter + i, moment1 + i, moment2 + i, (int)(n - i));
+    if (call->out[3]) cpu_narrow(call->node->output[3]->dtype, call->out[0], call->out[3], first, end);
 }
 
 Status cpu_adamw(const KernelCall *call, Error *error) {
@@ -61,6 +62,10 @@ Status cpu_adamw(const KernelCall *call, Error *error) {
         .step = (float)(rate * (double)hyper[HYPER_CORRECTION1]),
     };
     int64_t count = tensor_count(call->node->output[0]);
+    const CpuMoments moments = {.data = {call->out[1], call->out[2]},
+                                .is_packed = update_is_packed(call->node->output[1]),
+                                .is_written = true,
+                                .count = count};
     int n_parts = cpu_threads(call, count);
 #pragma omp parallel for schedule(static) num_threads(n_parts)
     for (int part = 0; part < n_parts; part++) {
@@ -70,7 +75,8 @@ Status cpu_adamw(const KernelCall *call, Error *error) {
         for (int run = 0; run < a->elements.n_runs && first < range.end; run++) {
             int64_t end = first + a->elements.runs[run].n_elements;
             c.keep = (float)(1.0 - (a->elements.runs[run].decays ? rate * (double)a->weight_decay : 0.0));
-            update(call, &c, first > range.first ? first : range.first, end < range.end ? end : range.end);
+            cpu_with_moments(call, &moments, first > range.first ? first : range.first,
+                             end < range.end ? end : range.end, update, &c);
             first = end;
         }
     }

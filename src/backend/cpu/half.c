@@ -184,16 +184,18 @@ static void set_elements(Piece *piece, UpdateElements elements) {
 
 /* Of an array of all elements; a scalar, or the sums of tensors, stay whole. */
 static void cut_tensor(Tensor **tensor, void **data, Tensor *cut, int64_t count, int64_t first, int64_t n) {
-    if (!*tensor || tensor_count(*tensor) != count) return;
+    if (!*tensor || !update_moment_fits(*tensor, count)) return;
+    bool is_packed = update_is_packed(*tensor);
     *cut = **tensor;
-    cut->shape = SHAPE(n);
-    *data = (char *)*data + (size_t)first * dtype_info(cut->dtype)->n_bytes;
+    cut->shape = SHAPE(is_packed ? block8_words(n) : n);
+    *data =
+        (char *)*data + (size_t)(is_packed ? block8_words(first) : first) * dtype_info(cut->dtype)->n_bytes;
     *tensor = cut;
 }
 
 static void cut(const KernelCall *call, int64_t first, int64_t n, DecayRun *runs, Piece *piece) {
     Node *node = &piece->node;
-    int64_t count = tensor_count(call->node->input[0]);
+    int64_t count = update_n_elements(call->node);
     piece->call = *call;
     *node = *call->node;
     piece->call.node = node;
@@ -214,7 +216,7 @@ static void cut(const KernelCall *call, int64_t first, int64_t n, DecayRun *runs
 
 Status cpu_widened(const KernelCall *call, Error *error) {
     if (!goes_in_pieces(call->node->op)) return run_widened(call, error);
-    int64_t count = tensor_count(call->node->input[0]);
+    int64_t count = update_n_elements(call->node);
     DecayRun *runs = call->scratch;
     for (int64_t first = 0; first < count; first += PIECE_ELEMENTS) {
         Piece piece;

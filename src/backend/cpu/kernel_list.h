@@ -82,6 +82,11 @@
     PLAIN(OP_ADAMW, cpu_adamw)                                                                               \
     PLAIN(OP_SGD, cpu_sgd)                                                                                   \
     WITH_SCRATCH(OP_LAMB_MEASURE, cpu_lamb_measure)                                                          \
-    PLAIN(OP_LAMB, cpu_lamb)
+    PLAIN(OP_LAMB, cpu_lamb)                                                                                 \
+    PLAIN(OP_MUON_MOMENTUM, cpu_muon_momentum)                                                               \
+    PLAIN(OP_MUON_NORMALISE, cpu_muon_normalise)                                                             \
+    PLAIN(OP_MUON_POLYNOMIAL, cpu_muon_polynomial)                                                           \
+    PLAIN(OP_MUON, cpu_muon)                                                                                 \
+    PLAIN(OP_BOX, cpu_box)
 
 #endif

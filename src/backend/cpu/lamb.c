@@ -5,7 +5,7 @@
  * A matrix is cut into blocks by its elements alone, each block is one thread's, and sums are added up in the
  * order of the blocks: they do not depend on the number of threads. */
 #include "ops/update/lamb.h"
-#include "backend/cpu/kernels.h"
+#include "backend/cpu/moments.h"
 
 enum { BLOCK = 8192 };
 
@@ -58,37 +58,50 @@ CPU_INLINE vec direction(const LambConstants *c, vec m, vec v, vec w) {
     return vec_fma(vec_set(c->decay), w, vec_set(c->correction) * m / deviation);
 }
 
+/* What a pass is made of, and the sums that it makes. */
+typedef struct {
+    LambConstants c;
+    bool moves_moments; /* or takes them as they are */
+    double *sums;       /* (UPDATE_SUMS), or NULL */
+} LambPass;
+
 typedef struct {
     vec weight, step;
 } LambSums;
 
-CPU_INLINE void measure_step(const LambConstants *c, const float *gradient, const float *parameter,
+CPU_INLINE void measure_step(const LambPass *pass, const float *gradient, const float *parameter,
                              float *moment1, float *moment2, LambSums *sums, int lanes) {
-    vec g = lanes_load(gradient, lanes) * vec_set(c->scale), w = lanes_load(parameter, lanes);
-    vec m = vec_fma(vec_set(c->beta1), lanes_load(moment1, lanes), vec_set(c->new1) * g);
-    vec v = vec_fma(vec_set(c->beta2), lanes_load(moment2, lanes), vec_set(c->new2) * g * g);
-    m = flush(m, vec_max(m, -m));
-    v = flush(v, v);
-    lanes_store(moment1, m, lanes);
-    lanes_store(moment2, v, lanes);
+    const LambConstants *c = &pass->c;
+    vec m = lanes_load(moment1, lanes), v = lanes_load(moment2, lanes);
+    if (pass->moves_moments) {
+        vec g = lanes_load(gradient, lanes) * vec_set(c->scale);
+        m = vec_fma(vec_set(c->beta1), m, vec_set(c->new1) * g);
+        v = vec_fma(vec_set(c->beta2), v, vec_set(c->new2) * g * g);
+        m = flush(m, vec_max(m, -m));
+        v = flush(v, v);
+        lanes_store(moment1, m, lanes);
+        lanes_store(moment2, v, lanes);
+    }
+    vec w = lanes_load(parameter, lanes);
     vec u = direction(c, m, v, w); /* 0 in lanes that are not there: so are m and w */
     sums->weight = vec_fma(w, w, sums->weight);
     sums->step = vec_fma(u, u, sums->step);
 }
 
-static void measure_block(const KernelCall *call, const LambConstants *constants, int64_t first, int64_t end,
-                          double *sums) {
-    const LambConstants c = *constants;
-    const float *gradient = call->in[0], *parameter = call->in[3];
-    float *moment1 = call->out[1], *moment2 = call->out[2];
+static void measure(const KernelCall *call, const void *constants, int64_t first, int64_t end, float *moment1,
+                    float *moment2) {
+    const LambPass pass = *(const LambPass *)constants;
+    const float *gradient = (const float *)call->in[0] + first,
+                *parameter = (const float *)call->in[3] + first;
     LambSums both = {0};
-    int64_t i = first;
-    for (; i + VEC_LANES <= end; i += VEC_LANES)
-        measure_step(&c, gradient + i, parameter + i, moment1 + i, moment2 + i, &both, VEC_LANES);
-    if (i < end)
-        measure_step(&c, gradient + i, parameter + i, moment1 + i, moment2 + i, &both, (int)(end - i));
-    sums[LAMB_WEIGHT] = (double)vec_sum(both.weight);
-    sums[LAMB_STEP] = (double)vec_sum(both.step);
+    int64_t i = 0, n = end - first;
+    for (; i + VEC_LANES <= n; i += VEC_LANES)
+        measure_step(&pass, gradient + i, parameter + i, moment1 + i, moment2 + i, &both, VEC_LANES);
+    if (i < n)
+        measure_step(&pass, gradient + i, parameter + i, moment1 + i, moment2 + i, &both, (int)(n - i));
+    if (!pass.sums) return;
+    pass.sums[LAMB_WEIGHT] += (double)vec_sum(both.weight);
+    pass.sums[LAMB_STEP] += (double)vec_sum(both.step);
 }
 
 static int64_t n_blocks_of(int64_t n) {
@@ -100,13 +113,17 @@ size_t cpu_lamb_measure_scratch(const Node *node, int n_threads) {
     return (size_t)n_blocks_of(tensor_count(node->input[0])) * UPDATE_SUMS * sizeof(double);
 }
 
-static void measure_segment(const KernelCall *call, const LambConstants *c, const Segment *segment) {
+static void measure_segment(const KernelCall *call, const LambPass *pass, const CpuMoments *moments,
+                            const Segment *segment) {
     double *partial = call->scratch; /* (blocks, UPDATE_SUMS) */
     int64_t n_blocks = n_blocks_of(segment->end - segment->first);
 #pragma omp parallel for schedule(static) num_threads(cpu_threads(call, segment->end - segment->first))
     for (int64_t block = 0; block < n_blocks; block++) {
         int64_t first = segment->first + block * BLOCK, end = first + BLOCK;
-        measure_block(call, c, first, end < segment->end ? end : segment->end, partial + block * UPDATE_SUMS);
+        LambPass mine = *pass;
+        mine.sums = partial + block * UPDATE_SUMS;
+        mine.sums[LAMB_WEIGHT] = mine.sums[LAMB_STEP] = 0.0;
+        cpu_with_moments(call, moments, first, end < segment->end ? end : segment->end, measure, &mine);
     }
     if (!segment->span || !segment->span->is_counted) return;
     double total[UPDATE_SUMS] = {0};
@@ -116,18 +133,36 @@ static void measure_segment(const KernelCall *call, const LambConstants *c, cons
     for (int k = 0; k < UPDATE_SUMS; k++) sums[k] += (float)total[k];
 }
 
+/* Moments in 8 bits move first, all of them: a record of theirs may lie in two tensors. */
+static void move_moments(const KernelCall *call, const LambPass *pass, const CpuMoments *moments) {
+    int n_parts = cpu_threads(call, moments->count);
+#pragma omp parallel for schedule(static) num_threads(n_parts)
+    for (int part = 0; part < n_parts; part++) {
+        CpuRange range = cpu_part(moments->count, part, n_parts);
+        cpu_with_moments(call, moments, range.first, range.end, measure, pass);
+    }
+}
+
 Status cpu_lamb_measure(const KernelCall *call, Error *error) {
     (void)error;
     const LambAttributes *a = call->node->attributes;
-    LambConstants c = constants_of(call);
-    if (!isfinite(c.scale)) return STATUS_OK;
+    LambPass pass = {.c = constants_of(call), .moves_moments = true};
+    if (!isfinite(pass.c.scale)) return STATUS_OK;
     int64_t count = tensor_count(call->node->input[0]);
+    CpuMoments moments = {.data = {call->out[1], call->out[2]},
+                          .is_packed = update_is_packed(call->node->output[1]),
+                          .is_written = true,
+                          .count = count};
     int span = 0;
     if (!call->add[0]) memset(call->out[0], 0, tensor_bytes(call->node->output[0]));
+    if (moments.is_packed) {
+        move_moments(call, &pass, &moments);
+        pass.moves_moments = moments.is_written = false;
+    }
     for (int64_t first = 0; first < count;) {
         Segment segment = next_segment(a, first, count, &span);
-        c.decay = segment.span ? a->weight_decay : 0.0f;
-        measure_segment(call, &c, &segment);
+        pass.c.decay = segment.span ? a->weight_decay : 0.0f;
+        measure_segment(call, &pass, &moments, &segment);
         first = segment.end;
     }
     return STATUS_OK;
@@ -142,15 +177,15 @@ CPU_INLINE void update_step(const LambConstants *c, const float *moment1, const 
     lanes_store(parameter, vec_fma(vec_set(-c->step), u, w), lanes);
 }
 
-static void update_part(const KernelCall *call, const LambConstants *constants, int64_t first, int64_t end) {
-    const LambConstants c = *constants;
-    const float *moment1 = call->in[0], *moment2 = call->in[3];
-    float *parameter = call->out[0];
-    int64_t i = first;
-    for (; i + VEC_LANES <= end; i += VEC_LANES)
+static void update(const KernelCall *call, const void *constants, int64_t first, int64_t end, float *moment1,
+                   float *moment2) {
+    const LambConstants c = *(const LambConstants *)constants;
+    float *parameter = (float *)call->out[0] + first;
+    int64_t i = 0, n = end - first;
+    for (; i + VEC_LANES <= n; i += VEC_LANES)
         update_step(&c, moment1 + i, moment2 + i, parameter + i, VEC_LANES);
-    if (i < end) update_step(&c, moment1 + i, moment2 + i, parameter + i, (int)(end - i));
-    if (call->out[1]) cpu_narrow(call->node->output[1]->dtype, parameter, call->out[1], first, end);
+    if (i < n) update_step(&c, moment1 + i, moment2 + i, parameter + i, (int)(n - i));
+    if (call->out[1]) cpu_narrow(call->node->output[1]->dtype, call->out[0], call->out[1], first, end);
 }
 
 Status cpu_lamb(const KernelCall *call, Error *error) {
@@ -160,6 +195,9 @@ Status cpu_lamb(const KernelCall *call, Error *error) {
     LambConstants c = constants_of(call);
     if (!isfinite(c.scale)) return STATUS_OK;
     int64_t count = tensor_count(call->node->output[0]);
+    const CpuMoments moments = {.data = {call->in[0], call->in[3]},
+                                .is_packed = update_is_packed(call->node->input[0]),
+                                .count = count};
     int span = 0;
     for (int64_t first = 0; first < count;) {
         Segment segment = next_segment(a, first, count, &span);
@@ -171,7 +209,8 @@ Status cpu_lamb(const KernelCall *call, Error *error) {
 #pragma omp parallel for schedule(static) num_threads(n_parts)
         for (int part = 0; part < n_parts; part++) {
             CpuRange range = cpu_part(n, part, n_parts);
-            update_part(call, &c, segment.first + range.first, segment.first + range.end);
+            cpu_with_moments(call, &moments, segment.first + range.first, segment.first + range.end, update,
+                             &c);
         }
         first = segment.end;
     }

@@ -1,6 +1,6 @@
 /* sgd: gradient descent with momentum, one pass over gradient, parameter and momentum. */
 #include "ops/update/sgd.h"
-#include "backend/cpu/kernels.h"
+#include "backend/cpu/moments.h"
 
 typedef struct {
     float scale, decay, momentum, rate;
@@ -19,16 +19,18 @@ CPU_INLINE void sgd_step(const SgdConstants *c, const float *gradient, float *pa
     lanes_store(parameter, vec_fma(vec_set(-c->rate), step, p), lanes);
 }
 
-static void update(const KernelCall *call, const SgdConstants *constants, int64_t first, int64_t end) {
-    int64_t i = first;
-    const SgdConstants c = *constants;
-    const float *gradient = call->in[0];                       /* (N) */
-    float *parameter = call->out[0], *momentum = call->out[1]; /* (N), [(N)] */
-    for (; i + VEC_LANES <= end; i += VEC_LANES) {
+static void update(const KernelCall *call, const void *constants, int64_t first, int64_t end, float *momentum,
+                   float *unused) {
+    int64_t i = 0, n = end - first;
+    const SgdConstants c = *(const SgdConstants *)constants;
+    const float *gradient = (const float *)call->in[0] + first; /* (N) */
+    float *parameter = (float *)call->out[0] + first;           /* (N) */
+    (void)unused;
+    for (; i + VEC_LANES <= n; i += VEC_LANES) {
         sgd_step(&c, gradient + i, parameter + i, momentum ? momentum + i : NULL, VEC_LANES);
     }
-    if (i < end) sgd_step(&c, gradient + i, parameter + i, momentum ? momentum + i : NULL, (int)(end - i));
-    if (call->out[2]) cpu_narrow(call->node->output[2]->dtype, parameter, call->out[2], first, end);
+    if (i < n) sgd_step(&c, gradient + i, parameter + i, momentum ? momentum + i : NULL, (int)(n - i));
+    if (call->out[2]) cpu_narrow(call->node->output[2]->dtype, call->out[0], call->out[2], first, end);
 }
 
 Status cpu_sgd(const KernelCall *call, Error *error) {
@@ -43,6 +45,10 @@ Status cpu_sgd(const KernelCall *call, Error *error) {
         .nesterov = a->nesterov,
     };
     int64_t count = tensor_count(call->node->output[0]);
+    const CpuMoments moments = {.data = {call->out[1]},
+                                .is_packed = update_is_packed(call->node->output[1]),
+                                .is_written = true,
+                                .count = count};
     int n_parts = cpu_threads(call, count);
 #pragma omp parallel for schedule(static) num_threads(n_parts)
     for (int part = 0; part < n_parts; part++) {
@@ -52,7 +58,8 @@ Status cpu_sgd(const KernelCall *call, Error *error) {
         for (int run = 0; run < a->elements.n_runs && first < range.end; run++) {
             int64_t end = first + a->elements.runs[run].n_elements;
             c.decay = a->elements.runs[run].decays ? a->weight_decay : 0.0f;
-            update(call, &c, first > range.first ? first : range.first, end < range.end ? end : range.end);
+            cpu_with_moments(call, &moments, first > range.first ? first : range.first,
+                             end < range.end ? end : range.end, update, &c);
             first = end;
         }
     }

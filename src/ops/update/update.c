@@ -11,7 +11,11 @@ static bool runs_cover(const UpdateElements *elements, int64_t count) {
 }
 
 bool update_moment_fits(const Tensor *moment, int64_t count) {
-    return tensor_count(moment) == count;
+    return tensor_count(moment) == (update_is_packed(moment) ? block8_words(count) : count);
+}
+
+int64_t update_n_elements(const Node *node) {
+    return tensor_count(update_is_packed(node->input[0]) ? node->output[0] : node->input[0]);
 }
 
 static bool fit(const UpdateTensors *tensors, int n_moments) {

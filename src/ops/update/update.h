@@ -2,7 +2,8 @@
  *
  * Inputs: gradient, hyper, [factor]. Outputs: parameter and moments, which change in place, and [copy], the
  * new parameter rounded to the copy's type, always the last. A 16-bit parameter or moment is rounded
- * stochastically (half.h). A factor that is no finite number means that the step is skipped: nothing changes.
+ * stochastically (half.h), and so is a moment in 8 bits. A factor that is no finite number means that the
+ * step is skipped: nothing changes.
  *
  * The attributes of an update begin with its UpdateElements, so that whoever cuts an update needs not know
  * whose it is:
@@ -12,6 +13,7 @@
 #ifndef PGPT_OPS_UPDATE_UPDATE_H
 #define PGPT_OPS_UPDATE_UPDATE_H
 
+#include "base/block8.h"
 #include "graph/op.h"
 
 /* Elements in order, and whether they decay. */
@@ -64,8 +66,22 @@ typedef struct {
 bool update_record(Graph *graph, const Op *op, const UpdateTensors *tensors, int n_moments,
                    const void *attributes, size_t n_bytes);
 
+/* ---- moments in 8 bits (base/block8.h) ----
+ * Such a moment is a tensor of words, DTYPE_I32. The first moment of every optimizer has a sign, the second,
+ * a mean of squares, has none. */
+static inline bool update_is_packed(const Tensor *moment) {
+    return moment && moment->dtype == DTYPE_I32;
+}
+
+static inline Block8Kind update_moment_kind(int moment) {
+    return moment == 0 ? BLOCK8_SIGNED : BLOCK8_POSITIVE;
+}
+
 /* Has the moment room for `count` elements? */
 bool update_moment_fits(const Tensor *moment, int64_t count);
+
+/* Elements of an update: its parameters', whatever its other arrays are. */
+int64_t update_n_elements(const Node *node);
 
 /* Op.bytes of an update: parameter and moments are read as well as written. */
 double update_bytes(const Node *node);

@@ -2,6 +2,7 @@
  * functions are called while the step is recorded. */
 #include "parallel/sync/gradient_sync.h"
 
+#include "base/block8.h"
 #include "parallel/comm_ops.h"
 #include "parallel/sync/order.h"
 #include "parallel/sync/strategy.h"
@@ -43,40 +44,41 @@ const GradientStrategy *gradient_strategy(int zero) {
 /* ---- bytes of state */
 
 /* Bytes a parameter that are whole on every rank, and those that are sharded. */
-static void split_bytes(const GradientSyncOptions *options, Precision precision, int n_moments, int *whole,
-                        int *sharded) {
+static void split_bytes(const GradientSyncOptions *options, Precision precision, int n_moments, double *whole,
+                        double *sharded) {
     const GradientStrategy *strategy = gradient_strategy(options->zero);
-    int weight = (int)dtype_info(precision.weight)->n_bytes;
-    int gradient = (int)dtype_info(precision.gradient)->n_bytes;
-    int optimizer = n_moments * (int)dtype_info(precision.moment)->n_bytes + (precision.has_master ? 4 : 0);
-    *sharded = (strategy->shards_optimizer ? optimizer : 0) + (strategy->shards_gradients ? gradient : 0) +
-               (strategy->shards_weights ? weight : 0);
+    double weight = (double)dtype_info(precision.weight)->n_bytes;
+    double gradient = (double)dtype_info(precision.gradient)->n_bytes;
+    double moment = (double)dtype_info(precision.moment)->n_bytes;
+    if (precision.has_packed_moments) moment = 4.0 * BLOCK8_WORDS / BLOCK8_RECORD;
+    double optimizer = n_moments * moment + (precision.has_master ? 4.0 : 0.0);
+    *sharded = (strategy->shards_optimizer ? optimizer : 0.0) +
+               (strategy->shards_gradients ? gradient : 0.0) + (strategy->shards_weights ? weight : 0.0);
     *whole = weight + gradient + optimizer - *sharded;
 }
 
 double sync_state_bytes(const GradientSyncOptions *options, Precision precision, GroupCounts counts,
                         int n_moments) {
-    int whole, sharded;
-    double n_bytes = 0.0;
+    double n_bytes = 0.0, whole, sharded;
     split_bytes(options, precision, n_moments, &whole, &sharded);
     for (int group = 0; group < N_FLAT_GROUPS; group++) {
         int n_ranks = sync_place(options, (FlatGroup)group).n_ranks;
-        n_bytes += ((double)whole + (double)sharded / n_ranks) * (double)counts.n[group];
+        n_bytes += (whole + sharded / n_ranks) * (double)counts.n[group];
     }
     return n_bytes;
 }
 
 const char *sync_state_formula(const GradientSyncOptions *options, Precision precision, int n_moments,
                                char *text, size_t n_bytes) {
-    int whole, sharded;
+    double whole, sharded;
     split_bytes(options, precision, n_moments, &whole, &sharded);
-    if (!sharded) snprintf(text, n_bytes, "%dΨ", whole);
-    else if (!whole) snprintf(text, n_bytes, "%dΨ/%d", sharded, sync_n_ranks(options));
-    else snprintf(text, n_bytes, "%dΨ + %dΨ/%d", whole, sharded, sync_n_ranks(options));
+    if (sharded == 0.0) snprintf(text, n_bytes, "%gΨ", whole);
+    else if (whole == 0.0) snprintf(text, n_bytes, "%gΨ/%d", sharded, sync_n_ranks(options));
+    else snprintf(text, n_bytes, "%gΨ + %gΨ/%d", whole, sharded, sync_n_ranks(options));
     size_t n = strlen(text);
     int n_experts = sync_place(options, FLAT_EXPERTS).n_ranks;
-    if (sharded && n_experts < sync_n_ranks(options))
-        snprintf(text + n, n_bytes - n, " (experts: %dΨ/%d)", sharded, n_experts);
+    if (sharded > 0.0 && n_experts < sync_n_ranks(options))
+        snprintf(text + n, n_bytes - n, " (experts: %gΨ/%d)", sharded, n_experts);
     return text;
 }
 
@@ -200,6 +202,29 @@ static void sum_tensors(void *context, Graph *graph, Tensor *sums, int64_t n_sha
     if (mesh->shape.size[AXIS_TP] > 1) op_ordered_sum(graph, mesh_comm(mesh, AXIS_TP), sums);
 }
 
+/* A parameter lies in one unit. */
+static void gather_array(void *context, Graph *graph, Tensor *array, int64_t flat_first) {
+    const GradientSync *sync = context;
+    int64_t n = tensor_count(array);
+    int index = 0;
+    while (index + 1 < sync->partition.n_units && sync->partition.unit[index + 1].first <= flat_first)
+        index++;
+    const PartitionUnit *unit = &sync->partition.unit[index];
+    Comm *comm = sync->comm[unit->group];
+    if (!comm) return;
+    int64_t *border = ARENA_ARRAY(&graph->arena, int64_t, comm->size + 1);
+    for (int r = 0; r <= comm->size; r++) {
+        int64_t at = unit->first + unit->border[r] - flat_first;
+        border[r] = at < 0 ? 0 : at > n ? n : at;
+    }
+    op_comm_wait(graph, op_all_gather(graph, comm, array, border));
+}
+
+static void join_parts(void *context, Graph *graph, Tensor *whole) {
+    const GradientSync *sync = context;
+    op_comm_wait(graph, op_all_reduce(graph, mesh_comm(sync->options->mesh, AXIS_TP), whole));
+}
+
 /* There will be another update. */
 static void end_first(void *context, Graph *graph) {
     GradientSync *sync = context;
@@ -221,6 +246,8 @@ UpdateSlices gradient_sync_begin_update(GradientSync *sync, Graph *graph, const 
         slices.record_far_sum = begin_far;
         slices.record_far_wait = end_far;
         slices.record_tensor_sums = sum_tensors;
+        if (sync->strategy->begin_update) slices.record_gather = gather_array;
+        if (sync->options->mesh->shape.size[AXIS_TP] > 1) slices.record_join = join_parts;
         slices.only_experts_count =
             !sync->strategy->begin_update && sync->options->mesh->coordinate[AXIS_EP] > 0;
     }

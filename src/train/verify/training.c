@@ -41,8 +41,9 @@ static OptimizerOptions optimizer_options(const VerifySetting *setting, double c
     options.schedule = LEARNING_RATE_CONSTANT;
     options.rate = verify_rate(setting);
     options.weight_decay = 0.1;
-    options.adamw.epsilon = options.lamb.epsilon = epsilon;
+    options.adamw.epsilon = options.lamb.epsilon = options.muon.epsilon = epsilon;
     options.clip = clip;
+    options.moments = (int)setting->moments;
     return options;
 }
 

@@ -16,6 +16,7 @@ typedef struct {
     int64_t batch;
     OptimizerKind optimizer;
     Offload offload;
+    MomentsKind moments;
 } VerifySetting;
 
 /* Of learning, in every step. */

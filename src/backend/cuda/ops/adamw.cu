@@ -1,12 +1,13 @@
 /* adamw: one pass over gradient, parameter and both moments of a flat array.
  *
  * Floor over the copy bandwidth: with everything in f32 28 bytes an element (16 read, 12 written); with a
- * 16-bit copy of the weights for the next step 30; with everything in 16 bits 14. A thread takes 8 elements;
+ * 16-bit copy of the weights for the next step 30; with everything in 16 bits 14; with f32
+ * weights and moments in 8 bits 16.3. A thread takes 8 elements;
  * the types are looked up, not compiled in, since the arithmetic has nothing to do but wait for memory.
  *
  * Moments below 1e-37 become 0, as on the CPU. */
 #include "backend/cuda/ops/decay_runs.cuh"
-#include "backend/cuda/ops/stochastic_rounding.cuh"
+#include "backend/cuda/ops/moments.cuh"
 
 extern "C" {
 #include "ops/update/adamw.h"
@@ -28,18 +29,18 @@ DEVICE float flush(float moment) {
 static __global__ void __launch_bounds__(THREADS)
     adamw_kernel(AdamwCall a, const __grid_constant__ DecayTable table) {
     int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * VECTOR, n = table.count - i;
-    if (n <= 0) return;
+    if (n <= 0 && !is_packed(a.moment1)) return; /* of a packed group both threads come to the end */
     i += table.first;
     float g[VECTOR], p[VECTOR], m[VECTOR], v[VECTOR];
     load8(a.gradient, i, n, g);
     load8(a.parameter, i, n, p);
-    load8(a.moment1, i, n, m);
-    load8(a.moment2, i, n, v);
+    load_moment(a.moment1, 0, i, n, m);
+    load_moment(a.moment2, 1, i, n, v);
     float scale = a.factor ? *a.factor : 1.0f, rate = a.hyper[HYPER_RATE];
     float step = rate * a.hyper[HYPER_CORRECTION1], root = sqrtf(a.hyper[HYPER_CORRECTION2]);
     float keep = (float)(1.0 - (double)rate * (double)a.weight_decay);
     if (!isfinite(scale)) return; /* the step is skipped */
-    unsigned decays = decay_bits(table, i);
+    unsigned decays = n > 0 ? decay_bits(table, i) : 0u;
 #pragma unroll
     for (int k = 0; k < VECTOR; k++) {
         float gradient = g[k] * scale;
@@ -50,12 +51,11 @@ static __global__ void __launch_bounds__(THREADS)
     }
     uint32_t draw = __float_as_uint(a.hyper[HYPER_DRAW]);
     uint64_t element = a.first_element + (uint64_t)i;
+    store_moment(a.moment1, 0, i, n, m, draw, element);
+    store_moment(a.moment2, 1, i, n, v, draw, element);
+    if (n <= 0) return;
     stochastic_round(p, a.parameter.dtype, draw, 0, element);
-    stochastic_round(m, a.moment1.dtype, draw, 1, element);
-    stochastic_round(v, a.moment2.dtype, draw, 2, element);
     store8(a.parameter, i, n, p);
-    store8(a.moment1, i, n, m);
-    store8(a.moment2, i, n, v);
     if (a.copy.data) store8(a.copy, i, n, p);
 }
 

@@ -6,7 +6,7 @@
  * kernel in a fixed order. The tensors travel as an argument of the kernels, as runs do (decay_runs.cuh);
  * more than fit are several launches. */
 #include "backend/cuda/ops/decay_runs.cuh"
-#include "backend/cuda/ops/stochastic_rounding.cuh"
+#include "backend/cuda/ops/moments.cuh"
 
 extern "C" {
 #include "ops/update/lamb.h"
@@ -114,6 +114,22 @@ DEVICE int64_t element_of(const LambTable &table, int segment) {
            ((int64_t)((int)blockIdx.x - first_tile) * THREADS + threadIdx.x) * VECTOR;
 }
 
+/* Of moments in 8 bits records may lie in two tensors: read element by element where a part does not begin
+ * at a multiple of 8. */
+DEVICE void load_part(const Memory &moment, int number, int64_t i, int64_t n, float v[VECTOR]) {
+    if (i % VECTOR == 0 || !is_packed(moment)) {
+        Memory memory = moment;
+        memory.aligned = memory.aligned && i % VECTOR == 0;
+        load_moment(memory, number, i, n, v);
+        return;
+    }
+    for (int k = 0; k < VECTOR; k++) {
+        float up = k < n ? block8_up(*exponent_at(moment, i + k)) : 0.0f;
+        v[k] = k < n ? block8_decode(*codes_at(moment, i + k), number ? BLOCK8_POSITIVE : BLOCK8_SIGNED) * up
+                     : 0.0f;
+    }
+}
+
 /* Where vectors may be taken: the arrays begin at a boundary, and so does this thread's part. */
 DEVICE Memory placed(Memory memory, int64_t i) {
     memory.aligned = memory.aligned && i % VECTOR == 0;
@@ -129,6 +145,30 @@ DEVICE float direction(const LambCall &a, float m, float v, float w, float root,
     return fmaf(decay, w, a.hyper[HYPER_CORRECTION1] * m / deviation);
 }
 
+DEVICE void move(const LambCall &a, float scale, const float g[VECTOR], float m[VECTOR], float v[VECTOR]) {
+#pragma unroll
+    for (int k = 0; k < VECTOR; k++) {
+        float gradient = g[k] * scale;
+        m[k] = flush(fmaf(a.beta1, m[k], a.new1 * gradient));
+        v[k] = flush(fmaf(a.beta2, v[k], a.new2 * gradient * gradient));
+    }
+}
+
+/* Moments in 8 bits move first, all of them, whatever tensors they are of. */
+static __global__ void __launch_bounds__(THREADS) packed_kernel(LambCall a, int64_t count) {
+    int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * VECTOR, n = count - i;
+    float scale = a.factor ? *a.factor : 1.0f;
+    if (!isfinite(scale)) return; /* the step is skipped */
+    float g[VECTOR], m[VECTOR], v[VECTOR];
+    load8(a.gradient, i, n, g);
+    load_moment(a.moment1, 0, i, n, m);
+    load_moment(a.moment2, 1, i, n, v);
+    move(a, scale, g, m, v);
+    uint32_t draw = __float_as_uint(a.hyper[HYPER_DRAW]);
+    store_moment(a.moment1, 0, i, n, m, draw, a.first_element + (uint64_t)i);
+    store_moment(a.moment2, 1, i, n, v, draw, a.first_element + (uint64_t)i);
+}
+
 static __global__ void __launch_bounds__(THREADS)
     measure_kernel(LambCall a, const __grid_constant__ LambTable table) {
     __shared__ float shared[2][THREADS / WARP];
@@ -140,15 +180,15 @@ static __global__ void __launch_bounds__(THREADS)
     float squares = 0.0f, lengths = 0.0f;
     if (n > 0) {
         float g[VECTOR], p[VECTOR], m[VECTOR], v[VECTOR];
-        load8(placed(a.gradient, i), i, n, g);
         load8(placed(a.parameter, i), i, n, p);
-        load8(placed(a.moment1, i), i, n, m);
-        load8(placed(a.moment2, i), i, n, v);
+        load_part(a.moment1, 0, i, n, m);
+        load_part(a.moment2, 1, i, n, v);
+        if (!is_packed(a.moment1)) {
+            load8(placed(a.gradient, i), i, n, g);
+            move(a, scale, g, m, v);
+        }
 #pragma unroll
         for (int k = 0; k < VECTOR; k++) {
-            float gradient = g[k] * scale;
-            m[k] = flush(fmaf(a.beta1, m[k], a.new1 * gradient));
-            v[k] = flush(fmaf(a.beta2, v[k], a.new2 * gradient * gradient));
             float u = direction(a, m[k], v[k], p[k], root, decay);
             if (k < n) { /* what is not there was read as 0 */
                 squares = fmaf(p[k], p[k], squares);
@@ -157,10 +197,10 @@ static __global__ void __launch_bounds__(THREADS)
         }
         uint32_t draw = __float_as_uint(a.hyper[HYPER_DRAW]);
         uint64_t element = a.first_element + (uint64_t)i;
-        stochastic_round(m, a.moment1.dtype, draw, 1, element);
-        stochastic_round(v, a.moment2.dtype, draw, 2, element);
-        store8(placed(a.moment1, i), i, n, m);
-        store8(placed(a.moment2, i), i, n, v);
+        if (!is_packed(a.moment1)) {
+            store_moment(placed(a.moment1, i), 0, i, n, m, draw, element);
+            store_moment(placed(a.moment2, i), 1, i, n, v, draw, element);
+        }
     }
     squares = block_sum(squares, shared[0]);
     lengths = block_sum(lengths, shared[1]);
@@ -219,8 +259,8 @@ static __global__ void __launch_bounds__(THREADS)
     float step = a.hyper[HYPER_RATE] * shared_ratio, decay = tensor < 0 ? 0.0f : a.weight_decay;
     float p[VECTOR], m[VECTOR], v[VECTOR];
     load8(placed(a.parameter, i), i, n, p);
-    load8(placed(a.moment1, i), i, n, m);
-    load8(placed(a.moment2, i), i, n, v);
+    load_part(a.moment1, 0, i, n, m);
+    load_part(a.moment2, 1, i, n, v);
 #pragma unroll
     for (int k = 0; k < VECTOR; k++) p[k] = fmaf(-step, direction(a, m[k], v[k], p[k], root, decay), p[k]);
     stochastic_round(p, a.parameter.dtype, __float_as_uint(a.hyper[HYPER_DRAW]), 0,
@@ -243,9 +283,15 @@ extern "C" Status cuda_lamb_measure(const KernelCall *call, Error *error) {
         TRY(cuda_check(
             cudaMemsetAsync(call->out[0], 0, tensor_bytes(node->output[0]), cuda_context(call)->stream),
             "lamb_measure", error));
+    int64_t count = tensor_count(node->input[0]);
+    if (update_is_packed(node->output[1]) && count) {
+        packed_kernel<<<blocks_for(count, LAMB_TILE), THREADS, 0, cuda_context(call)->stream>>>(arguments,
+                                                                                                count);
+        TRY(cuda_launched("lamb_measure (moments)", error));
+    }
     LambTable table;
     LambWalk walk = {};
-    while (next_table(a, tensor_count(node->input[0]), &walk, &table)) {
+    while (next_table(a, count, &walk, &table)) {
         measure_kernel<<<(unsigned)table.n_tiles, THREADS, 0, cuda_context(call)->stream>>>(arguments, table);
         TRY(cuda_launched("lamb_measure", error));
         join_kernel<<<(unsigned)table.n_segments, THREADS, 0, cuda_context(call)->stream>>>(arguments, table);

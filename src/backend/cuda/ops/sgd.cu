@@ -3,7 +3,7 @@
  * Floor over the copy bandwidth: in f32 20 bytes an element with momentum, 12 without. A thread takes 8
  * elements, of whatever types. */
 #include "backend/cuda/ops/decay_runs.cuh"
-#include "backend/cuda/ops/stochastic_rounding.cuh"
+#include "backend/cuda/ops/moments.cuh"
 
 extern "C" {
 #include "ops/update/sgd.h"
@@ -22,15 +22,16 @@ typedef struct {
 static __global__ void __launch_bounds__(THREADS)
     sgd_kernel(SgdCall a, const __grid_constant__ DecayTable table) {
     int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * VECTOR, n = table.count - i;
-    if (n <= 0) return;
+    bool packed = a.momentum.data && is_packed(a.momentum);
+    if (n <= 0 && !packed) return; /* of a packed group both threads come to the end */
     i += table.first;
     float g[VECTOR], p[VECTOR], u[VECTOR] = {0};
     load8(a.gradient, i, n, g);
     load8(a.parameter, i, n, p);
-    if (a.momentum.data) load8(a.momentum, i, n, u);
+    if (a.momentum.data) load_moment(a.momentum, 0, i, n, u);
     float scale = a.factor ? *a.factor : 1.0f, rate = a.hyper[HYPER_RATE];
     if (!isfinite(scale)) return; /* the step is skipped */
-    unsigned decays = decay_bits(table, i);
+    unsigned decays = n > 0 ? decay_bits(table, i) : 0u;
 #pragma unroll
     for (int k = 0; k < VECTOR; k++) {
         float gradient = fmaf(decays >> k & 1 ? a.weight_decay : 0.0f, p[k], scale * g[k]);
@@ -39,10 +40,10 @@ static __global__ void __launch_bounds__(THREADS)
     }
     uint32_t draw = __float_as_uint(a.hyper[HYPER_DRAW]);
     uint64_t element = a.first_element + (uint64_t)i;
+    if (a.momentum.data) store_moment(a.momentum, 0, i, n, u, draw, element);
+    if (n <= 0) return;
     stochastic_round(p, a.parameter.dtype, draw, 0, element);
-    if (a.momentum.data) stochastic_round(u, a.momentum.dtype, draw, 1, element);
     store8(a.parameter, i, n, p);
-    if (a.momentum.data) store8(a.momentum, i, n, u);
     if (a.copy.data) store8(a.copy, i, n, p);
 }
 
