@@ -47,6 +47,7 @@ extern const OptionSpec call_option_specs[];
         OPTION_GROUP("Parallel", TrainCommand, parallel, parallel_option_specs),                             \
         OPTION_GROUP("Asynchronous and local SGD", TrainCommand, async, async_option_specs,                  \
                      .former_title = "Loose synchrony"),                                                     \
+        OPTION_GROUP("Offload", TrainCommand, offload, offload_option_specs),                                \
         OPTION_GROUP("Timeline", TrainCommand, trace, trace_option_specs),                                   \
         OPTION_GROUP("This call", TrainCommand, call, call_option_specs)
 
