@@ -59,6 +59,11 @@ static Status plan(BenchTraining *training, BenchSetup *setup, Error *error) {
     training->has_backend = true;
     TRY(parameters_build(&training->table, &setup->model, error));
     StepOptions options = step_options(&setup->bench);
+    TRY(offload_parse(&setup->offload, &options.offload, error));
+    if (options.offload.automatic)
+        return error_user(error,
+                          "--offload auto is of pgpt train; say what to offload, and how much of it stays");
+    TRY(offload_check(&options.offload, &training->backend.traits, false, error));
     TRY(train_step_plan(&training->step, &setup->model, &training->table, &options, optimizer,
                         &training->backend, error));
     training->has_step = true;

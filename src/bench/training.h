@@ -21,6 +21,7 @@ typedef struct {
 typedef struct {
     ModelConfig model; /* complete */
     OptimizerOptions optimizer;
+    OffloadOptions offload; /* of steps */
     BenchOptions bench;
 } BenchSetup;
 

@@ -294,6 +294,7 @@ static Status read_options(Verify *run, int n_words, char *const *words, Error *
     Precision precision = precision_of((PrecisionKind)call->precision);
     Offload offload;
     TRY(offload_parse(&run->values.offload, &offload, error));
+    if (offload.automatic) return error_user(error, "--offload auto is of pgpt train; say what to offload");
     TRY(offload_check(&offload, &run->backend.traits, true, error));
     run->choice.batch = call->batch;
     run->choice.has_algorithms = !backend_has_own_memory(&run->backend);

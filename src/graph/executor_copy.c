@@ -137,7 +137,7 @@ Status executor_download_f32(Executor *executor, const Tensor *tensor, int64_t f
     if (tensor->dtype == DTYPE_F32)
         return executor_download_part(executor, tensor, (size_t)first * size, (size_t)n * size, values,
                                       error);
-    uint16_t piece[PIECE];
+    uint16_t piece[PIECE] = {0}; /* what lies in no home of the tensor is 0 */
     for (int64_t done = 0; done < n; done += PIECE) {
         int64_t count = n - done < PIECE ? n - done : PIECE;
         TRY(executor_download_part(executor, tensor, (size_t)(first + done) * size, (size_t)count * size,

@@ -109,9 +109,9 @@ static void *work(void *context) {
     return NULL;
 }
 
-Status mover_open(Mover **out, const MoverOptions *options, Error *error) {
+Status mover_open(Mover **opened, const MoverOptions *options, Error *error) {
     Mover *mover = calloc(1, sizeof *mover);
-    *out = mover;
+    *opened = mover;
     if (!mover) return error_failed(error, "no memory for what moves data between memories");
     mover->options = *options;
     pthread_mutex_init(&mover->mutex, NULL);
@@ -128,12 +128,12 @@ Status mover_open(Mover **out, const MoverOptions *options, Error *error) {
             error_failed(error, "no thread for what moves data between memories");
         else mover->lane[i].is_open = true;
     }
-    if (error->status != STATUS_OK) mover_close(out);
+    if (error->status != STATUS_OK) mover_close(opened);
     return error->status;
 }
 
-void mover_close(Mover **out) {
-    Mover *mover = *out;
+void mover_close(Mover **opened) {
+    Mover *mover = *opened;
     if (!mover) return;
     pthread_mutex_lock(&mover->mutex);
     mover->is_closing = true;
@@ -146,7 +146,7 @@ void mover_close(Mover **out) {
     pthread_cond_destroy(&mover->changed);
     pthread_mutex_destroy(&mover->mutex);
     free(mover);
-    *out = NULL;
+    *opened = NULL;
 }
 
 /* ---- moves */

@@ -40,8 +40,8 @@ typedef struct {
     int n_files;
 } MoverOptions;
 
-Status mover_open(Mover **mover, const MoverOptions *options, Error *error);
-void mover_close(Mover **mover); /* what is under way is waited for; also NULL */
+Status mover_open(Mover **opened, const MoverOptions *options, Error *error);
+void mover_close(Mover **opened); /* what is under way is waited for; also NULL */
 
 /* Of a tensor that lies at this address. */
 MoveEnd mover_end(const Mover *mover, const Tensor *tensor, void *address);

@@ -195,6 +195,7 @@ TrainerSetup train_setup(TrainRun *run) {
 
 static Status plan_trainer(TrainRun *run, Error *error) {
     TrainerSetup setup = train_setup(run);
+    TRY(run_memory_choose_offload(&setup, &run->offload, error));
     run->has_trainer = true;
     return trainer_plan(&run->trainer, &setup, error);
 }

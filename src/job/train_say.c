@@ -80,9 +80,13 @@ static void say_pipeline(const TrainRun *run) {
 static void say_offload(const TrainRun *run) {
     const MemoryPlan *plan = &run->trainer.step.program.plan;
     const DeviceMemory *memory = &run->trainer.memory;
-    char text[640], file[160] = "", host[96] = "";
+    char text[640], file[160] = "", host[96] = "", share[48] = "";
     size_t n_file = plan_bytes_of(plan, MEMORY_FILE), n_host = 0;
-    if (!offload_is_on(&run->offload)) return;
+    if (!*run->values.offload.what) return;
+    if (!offload_is_on(&run->offload)) {
+        log_note(&run->log, "offload: nothing, for everything fits");
+        return;
+    }
     for (int place = 0; place < N_PLACES; place++)
         if (place_is_beside((Place)place) && !place_is_file((Place)place))
             n_host += plan_place_bytes(plan, (Place)place);
@@ -90,7 +94,10 @@ static void say_offload(const TrainRun *run) {
         snprintf(file, sizeof file, ", %s on disk (%s)", format_bytes(n_file).text,
                  memory->mover ? mover_way(memory->mover) : "not opened");
     if (n_host) snprintf(host, sizeof host, ", %s of the host's memory", format_bytes(n_host).text);
-    log_note(&run->log, "offload: %s%s%s", offload_text(&run->offload, text, sizeof text), file, host);
+    if (run->offload.share > 0.0)
+        snprintf(share, sizeof share, ", %.0f %% of it stays", 100.0 * run->offload.share);
+    log_note(&run->log, "offload: %s%s%s%s", offload_text(&run->offload, text, sizeof text), share, file,
+             host);
 }
 
 void train_say_plan(const TrainRun *run) {

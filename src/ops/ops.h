@@ -142,14 +142,14 @@ float gelu_value(float x, Activation activation);
 float gelu_slope(float x, Activation activation);
 double gelu_slope_flops(Activation activation); /* of the slope, times dy */
 
-/* ---- attention/attention.c, attention/attention_cached.c, rotary.c -----------------------------------------
- * qkv (B,T,(NH+2·NKV)·HS): a row holds all query heads, all key heads, all value heads; query head h reads
- * key/value head h / (NH/NKV). attention: y (B,T,NH·HS) and lse (B,NH,T), causal. Backward (dy, qkv, y, lse,
- * [random]) -> dqkv, [Σdqkv]. Dropout on the weights draws element ((first_head+h)·T + q)·T8 + k, T8 = T
- * rounded up to 8. attention_cached: new rows are stored in the caches (B,NKV,capacity,HS) at start[b]..,
- * then attend to all up to themselves; outputs y and the two caches, which change in place. rotary: rotates
- * pairs (i, i+HS/2) of queries and keys by position·theta^(-2i/HS); backward rotates back; [start] is as that
- * of the embedding. */
+/* ---- attention/attention.c, attention/attention_cached.c, rotary.c
+ * ----------------------------------------- qkv (B,T,(NH+2·NKV)·HS): a row holds all query heads, all key
+ * heads, all value heads; query head h reads key/value head h / (NH/NKV). attention: y (B,T,NH·HS) and lse
+ * (B,NH,T), causal. Backward (dy, qkv, y, lse, [random]) -> dqkv, [Σdqkv]. Dropout on the weights draws
+ * element ((first_head+h)·T + q)·T8 + k, T8 = T rounded up to 8. attention_cached: new rows are stored in the
+ * caches (B,NKV,capacity,HS) at start[b].., then attend to all up to themselves; outputs y and the two
+ * caches, which change in place. rotary: rotates pairs (i, i+HS/2) of queries and keys by
+ * position·theta^(-2i/HS); backward rotates back; [start] is as that of the embedding. */
 typedef struct {
     int n_heads, n_kv_heads, head_size;
     float scale;
@@ -162,14 +162,15 @@ Tensor *op_attention(Graph *graph, Tensor *qkv, Tensor *random, const AttentionA
 Tensor *op_attention_cached(Graph *graph, Tensor *qkv, Tensor *start, Tensor *key_cache, Tensor *value_cache,
                             const AttentionAttributes *attributes);
 
-/* ---- attention/attention_part.c ----------------------------------------------------------------------------
- * attention_part: attention of queries q (B,Tq,NH·HS) over some of the keys and values that they may see, kv
- * (B,Tk,2·NKV·HS): a row holds all key heads, then all value heads. Either has its positions, and a query
- * sees the keys up to its own. What earlier parts have made of other keys, [y and lse], is merged with it by
- * log-sum-exp: with all parts of a sequence y (B,Tq,NH·HS) f32 and lse (B,NH,Tq) are those of `attention`. A
- * query that has seen no key yet has y = 0 and lse = -inf. (q, kv, [random], [y], [lse]) -> y, lse. Dropout
- * draws as that of a sequence of n_positions does. Backward of one part: (dy, q, kv, y, lse, [random]) -> dq,
- * dkv, with y and lse of all parts. */
+/* ---- attention/attention_part.c
+ * ---------------------------------------------------------------------------- attention_part: attention of
+ * queries q (B,Tq,NH·HS) over some of the keys and values that they may see, kv (B,Tk,2·NKV·HS): a row holds
+ * all key heads, then all value heads. Either has its positions, and a query sees the keys up to its own.
+ * What earlier parts have made of other keys, [y and lse], is merged with it by log-sum-exp: with all parts
+ * of a sequence y (B,Tq,NH·HS) f32 and lse (B,NH,Tq) are those of `attention`. A query that has seen no key
+ * yet has y = 0 and lse = -inf. (q, kv, [random], [y], [lse]) -> y, lse. Dropout draws as that of a sequence
+ * of n_positions does. Backward of one part: (dy, q, kv, y, lse, [random]) -> dq, dkv, with y and lse of all
+ * parts. */
 typedef struct {
     AttentionAttributes heads;
     RowPositions queries, keys;

@@ -25,7 +25,7 @@ typedef struct {
 
 static bool same_choice(const MemoryChoice *a, const MemoryChoice *b) {
     return a->batch == b->batch && a->micro_batch == b->micro_batch && a->recompute == b->recompute &&
-           a->precision == b->precision && a->zero == b->zero;
+           a->precision == b->precision && a->zero == b->zero && a->offloads == b->offloads;
 }
 
 /* ---- the micro-batches */
@@ -144,10 +144,26 @@ static void try_zero(Search *search) {
     }
 }
 
+/* Optimizer state elsewhere, and everything else as it is. */
+static void try_offload(Search *search) {
+    const MemoryQuestion *question = search->question;
+    if (!question->may_offload || question->present.offloads) return;
+    MemoryAnswer answer = {question->present, 0};
+    answer.choice.offloads = true;
+    if (state_of(search, &answer.choice) > question->usable) return;
+    if (fits(search, &answer.choice, &answer.n_bytes)) offer(search, &answer);
+}
+
 /* Several things together, where none alone is enough. */
 static void try_together(Search *search) {
     MemoryChoice choice = search->question->present;
     if (!choice.recompute) choice.recompute = 1;
+    if (search->question->may_offload) {
+        choice.offloads = true;
+        try_choice(search, choice);
+        if (search->advice->n_answers) return;
+        choice.offloads = search->question->present.offloads;
+    }
     if (search->question->n_ranks > 1 && choice.zero < 3) {
         choice.zero = 3;
         try_choice(search, choice);
@@ -176,6 +192,7 @@ MemoryAdvice memory_advise(const MemoryQuestion *question) {
         try_choice(&search, choice);
     }
     try_zero(&search);
+    try_offload(&search);
     if (!advice.n_answers) try_together(&search);
     return advice;
 }
@@ -187,12 +204,24 @@ uint64_t memory_state_bytes(const GradientSyncOptions *sync, const MemoryChoice 
     Precision precision = optimizer_precision(optimizer, precision_of((PrecisionKind)choice->precision));
     double n_bytes =
         sync_state_bytes(&chosen, precision, parameters_count_groups(table), optimizer_n_moments(optimizer));
+    if (choice->offloads) {
+        int per_parameter = optimizer_n_moments(optimizer) * (int)dtype_info(precision.moment)->n_bytes +
+                            (precision.has_master ? 4 : 0);
+        int n_ranks = gradient_strategy(chosen.zero)->shards_optimizer ? sync_n_ranks(&chosen) : 1;
+        n_bytes -= (double)table->n_elements * (double)per_parameter / (double)n_ranks;
+        if (n_bytes < 0.0) n_bytes = 0.0;
+    }
     if (optimizer->eager) /* gradients have no memory of their own */
         n_bytes -= (double)table->n_elements * (double)dtype_info(precision.gradient)->n_bytes;
     return (uint64_t)n_bytes;
 }
 
 /* ---- in words */
+
+/* What the host's memory and a disk are good for, as a rule: the advice is a figure to expect, not a
+ * promise. */
+#define HOST_BYTES_A_SECOND 5e10
+#define DISK_BYTES_A_SECOND 1.5e9
 
 /* As options, those that are as they were left out. */
 static void append_choice(const MemoryQuestion *question, const MemoryChoice *choice, char *text,
@@ -207,7 +236,15 @@ static void append_choice(const MemoryQuestion *question, const MemoryChoice *ch
         n += (size_t)snprintf(text + n, n_bytes - n, "--recompute %lld ", (long long)choice->recompute);
     if (choice->precision != present->precision)
         n += (size_t)snprintf(text + n, n_bytes - n, "--dtype %s ", precision_names[choice->precision]);
-    if (choice->zero != present->zero) snprintf(text + n, n_bytes - n, "--zero %d ", choice->zero);
+    if (choice->zero != present->zero)
+        n += (size_t)snprintf(text + n, n_bytes - n, "--zero %d ", choice->zero);
+    if (choice->offloads == present->offloads) return;
+    if (question->is_gpu)
+        snprintf(text + n, n_bytes - n, "--offload optimizer, some %.2g s more a step ",
+                 question->offload_bytes / HOST_BYTES_A_SECOND);
+    else
+        snprintf(text + n, n_bytes - n, "--offload optimizer:file=DIR, some %.2g s more a step ",
+                 question->offload_bytes / DISK_BYTES_A_SECOND);
 }
 
 const char *memory_advice_text(const MemoryQuestion *question, const MemoryAdvice *advice, char *text,
@@ -215,7 +252,7 @@ const char *memory_advice_text(const MemoryQuestion *question, const MemoryAdvic
     const char *ranks = question->n_ranks == 0 ? ""
                         : question->is_gpu     ? ", or more GPUs with --zero 3"
                                                : ", or more hosts with --zero 3";
-    char choice[128] = "";
+    char choice[192] = "";
     if (!advice->n_plans && advice->least_state > question->usable && advice->least_state < UINT64_MAX) {
         snprintf(text, n_bytes,
                  "weights, gradients and moments alone take %s at the least: use a smaller --model%s",

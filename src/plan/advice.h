@@ -21,6 +21,7 @@ typedef struct {
     int64_t recompute;
     int precision; /* PrecisionKind */
     int zero;
+    bool offloads; /* the optimizer, to the host's memory, or on a CPU to a file */
 } MemoryChoice;
 
 typedef struct {
@@ -30,6 +31,8 @@ typedef struct {
     int n_ranks;              /* 0: alone, and it cannot be otherwise */
     bool is_gpu;              /* 16-bit numbers are worth it there */
     bool has_one_micro_batch; /* the batch is what has to become smaller */
+    bool may_offload;         /* optimizer state could be kept elsewhere, and is not */
+    double offload_bytes;     /* that the host then reads and writes a step */
     /* Bytes that a choice needs, by planning it. */
     Status (*plan)(void *context, const MemoryChoice *choice, uint64_t *n_bytes, Error *error);
     /* Bytes that it needs at the very least, without planning: what a rank holds of weights, gradients and

@@ -26,6 +26,11 @@ static Status plan_choice(void *context, const MemoryChoice *choice, uint64_t *n
     options.recompute = choice->recompute;
     options.precision = choice->precision;
     setup.options = &options;
+    Offload offload = present->step.options.offload;
+    if (choice->offloads && !offload_has(&offload, OFFLOAD_OPTIMIZER))
+        offload.to[OFFLOAD_OPTIMIZER] =
+            backend_has_own_memory(present->setup.backend) ? OFFLOAD_HOST : OFFLOAD_FILE;
+    setup.offload = &offload;
     if (setup.parallel) {
         parallel = *setup.parallel;
         parallel.zero = choice->zero;
@@ -54,6 +59,24 @@ static ShareText share_text(int n_sharing, bool is_gpu) {
     return share;
 }
 
+/* An optimizer that keeps something, and is made element by element. */
+static bool may_offload(const Trainer *trainer) {
+    const OptimizerTensors *optimizer = &trainer->step.optimizer;
+    bool keeps = optimizer->n_moments > 0 || optimizer->master;
+    bool is_exact = !trainer->step.options.sync.is_async;
+    return keeps && is_exact && trainer->setup.optimizer->kind != OPTIMIZER_LAMB;
+}
+
+/* Of a step: gradient and state are read, state and weights written; of a file, the state alone. */
+static double offload_bytes(const Trainer *trainer) {
+    const OptimizerTensors *optimizer = &trainer->step.optimizer;
+    double state = 0.0;
+    for (int i = 0; i < optimizer->n_moments; i++) state += (double)tensor_bytes(optimizer->moment[i]);
+    if (optimizer->master) state += (double)tensor_bytes(optimizer->master);
+    double n = optimizer->n_moments ? (double)tensor_count(optimizer->moment[0]) : 0.0;
+    return backend_has_own_memory(trainer->setup.backend) ? 2.0 * state + 6.0 * n : 2.0 * state;
+}
+
 static Status refuse(const Trainer *trainer, uint64_t needed, uint64_t usable, int n_sharing, Error *error) {
     const TrainerSetup *setup = &trainer->setup;
     bool is_gpu = backend_has_own_memory(setup->backend);
@@ -63,12 +86,15 @@ static Status refuse(const Trainer *trainer, uint64_t needed, uint64_t usable, i
                     .micro_batch = trainer->step.B,
                     .recompute = trainer->step.options.recompute,
                     .precision = setup->options->precision,
-                    .zero = trainer->step.options.sync.zero},
+                    .zero = trainer->step.options.sync.zero,
+                    .offloads = offload_has(&trainer->step.options.offload, OFFLOAD_OPTIMIZER)},
         .needed = needed,
         .usable = usable,
         .n_ranks = n_ranks,
         .is_gpu = is_gpu,
         .has_one_micro_batch = trainer->step.optimizer_options.eager,
+        .may_offload = may_offload(trainer),
+        .offload_bytes = offload_bytes(trainer),
         .plan = plan_choice,
         .state = state_of_choice,
         .context = (void *)trainer,
@@ -128,6 +154,61 @@ static Status check_memory(const Trainer *trainer, int n_sharing, Error *error) 
 
 Status run_memory_check(const Trainer *trainer, Error *error) {
     return check_memory(trainer, trainer->setup.backend->n_sharing, error);
+}
+
+/* ---- --offload auto */
+
+/* Does it fit, with this offload? */
+static Status try_offload(const TrainerSetup *setup, const Offload *offload, bool *fits, Error *error) {
+    TrainerSetup other = *setup;
+    Trainer trainer;
+    other.offload = offload;
+    if (trainer_plan(&trainer, &other, error) == STATUS_OK) {
+        size_t n_host = device_bytes_of(&trainer.memory, MEMORY_PINNED);
+        *fits = needed_bytes(&trainer) <= device_usable_bytes(setup->backend) &&
+                n_host <= memory_available_bytes();
+    }
+    trainer_close(&trainer);
+    return error->status;
+}
+
+/* The largest share that may stay, in SHARES-ths, of those from which on it fits. */
+static Status find_share(const TrainerSetup *setup, Offload *offload, bool *fits, Error *error) {
+    enum { SHARES = 32 };
+    int low = 0, high = SHARES; /* fits with low, if with any */
+    offload->share = 0.0;
+    TRY(try_offload(setup, offload, fits, error));
+    while (*fits && high - low > 1) {
+        int middle = (low + high) / 2;
+        bool is_enough = false;
+        offload->share = (double)middle / SHARES;
+        TRY(try_offload(setup, offload, &is_enough, error));
+        if (is_enough) low = middle;
+        else high = middle;
+    }
+    offload->share = (double)low / SHARES;
+    return STATUS_OK;
+}
+
+/* Optimizer state first: it crosses the bus once a step, activations once a micro-batch. Where the host has
+ * no room for all of what the device has none for, a share in between may have. */
+Status run_memory_choose_offload(const TrainerSetup *setup, Offload *offload, Error *error) {
+    OffloadTo to = offload->automatic;
+    bool fits = false;
+    if (to == OFFLOAD_NOWHERE || setup->backend->only_plans) return STATUS_OK;
+    offload->automatic = OFFLOAD_NOWHERE;
+    TRY(try_offload(setup, offload, &fits, error));
+    if (fits) return STATUS_OK;
+    offload->to[OFFLOAD_OPTIMIZER] = to;
+    TRY(find_share(setup, offload, &fits, error));
+    for (int i = 3; i > 0 && !fits && to == OFFLOAD_HOST; i--) { /* too much for the host */
+        offload->share = i / 4.0;
+        TRY(try_offload(setup, offload, &fits, error));
+    }
+    if (fits) return STATUS_OK;
+    offload->share = 0.0;
+    offload->to[OFFLOAD_ACTIVATIONS] = to;
+    return find_share(setup, offload, &fits, error);
 }
 
 /* Where somebody else has taken memory since it was checked, what was said then is said now. Those who share

@@ -7,6 +7,10 @@
 /* For a run that is planned. The error says what it needs, what there is, and what to change. */
 Status run_memory_check(const Trainer *trainer, Error *error);
 
+/* --offload auto: how little has to be kept elsewhere for this run to fit; where nothing is enough, all that
+ * can be. Plans it several times. */
+Status run_memory_choose_offload(const TrainerSetup *setup, Offload *offload, Error *error);
+
 /* trainer_open, which says the same where memory is gone by now that was there when it was checked. */
 Status run_memory_open(Trainer *trainer, Error *error);
 

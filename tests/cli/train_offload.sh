@@ -69,9 +69,21 @@ pgpt train "${options[@]}" --print-program --device cuda:h200 --offload optimize
 grep -Eq '^  host .*pinned' out || fail "no pinned memory in the plan: $(tail -n 20 out)"
 grep -q 'the host waits' out || fail "the host does not wait"
 
+# As little as fits is nothing here.
+pgpt train "${options[@]}" --steps 6 --out auto --offload auto:file=disk
+grep -q 'offload: nothing, for everything fits' err || fail "auto: $(cat err)"
+
+# Measured.
+pgpt bench step "${TINY[@]:0:8}" --steps 2 --batch 2 --threads 1 --offload optimizer:file=disk,activations:file=disk --json
+(($(tail -n 1 out | field moved_in_bytes) > 0)) || fail "bench step has moved nothing: $(cat out)"
+
 # What cannot be.
 refused "/optimizer:file=DIR/" train "${options[@]}" --out x --offload optimizer
 refused "/disk2/" train "${options[@]}" --out x --offload optimizer:file=disk2
+refused "/auto:file=DIR/" train "${options[@]}" --out x --offload auto
+refused "/leave out the rest/" train "${options[@]}" --out x --offload auto:file=disk,optimizer:file=disk
+refused "/adamw or sgd/" train "${options[@]}" --out x --offload optimizer:file=disk --optimizer lamb
+refused "/pgpt train/" verify --offload auto
 refused "/optimizer or activations/" train "${options[@]}" --out x --offload moments
 refused "/twice/" train "${options[@]}" --out x --offload optimizer:file=disk,optimizer:file=disk
 refused "/keeps nothing/" train "${options[@]}" --out x --offload optimizer:file=disk --optimizer sgd --momentum 0

@@ -424,17 +424,62 @@ static void test_run(void **unused) {
     close_run(&run);
 }
 
+/* Optimizer state elsewhere is named with what it costs; --offload auto takes as little as fits. */
+static void test_offload(void **unused) {
+    (void)unused;
+    enum { SHARES = 32 };
+    Run run;
+    Trainer trainer;
+    Error error = {0};
+    open_run(&run, 4);
+    run.step.backend.only_plans = false;
+    Offload none = {.bucket_bytes = 4096}, all = none;
+    all.to[OFFLOAD_OPTIMIZER] = OFFLOAD_HOST;
+    size_t needed[2];
+    for (int i = 0; i < 2; i++) {
+        run.setup.offload = i ? &all : &none;
+        assert_int_equal(trainer_plan(&trainer, &run.setup, &error), STATUS_OK);
+        needed[i] = trainer_planned_bytes(&trainer);
+        trainer_close(&trainer);
+    }
+    assert_true(needed[1] < needed[0]);
+    run.setup.offload = &none;
+    assert_int_equal(trainer_plan(&trainer, &run.setup, &error), STATUS_OK);
+    n_free = needed[1] + DEVICE_RESERVE_BYTES;
+    assert_int_equal(run_memory_check(&trainer, &error), STATUS_USER);
+    assert_non_null(strstr(error.text, "--offload optimizer, some "));
+    assert_non_null(strstr(error.text, " s more a step ("));
+    trainer_close(&trainer);
+    for (int i = 0; i < 3; i++) {
+        Offload chosen = none;
+        error = (Error){0};
+        chosen.automatic = OFFLOAD_HOST;
+        n_free = DEVICE_RESERVE_BYTES + (i == 0   ? needed[0]
+                                         : i == 1 ? (needed[0] + needed[1]) / 2
+                                                  : needed[1]);
+        assert_int_equal(run_memory_choose_offload(&run.setup, &chosen, &error), STATUS_OK);
+        assert_int_equal(chosen.to[OFFLOAD_OPTIMIZER], i ? OFFLOAD_HOST : OFFLOAD_NOWHERE);
+        assert_int_equal(chosen.to[OFFLOAD_ACTIVATIONS], OFFLOAD_NOWHERE);
+        if (i == 1) assert_true(chosen.share > 0.3 && chosen.share < 0.7);
+        for (int more = 0; i == 1 && more < 2; more++) { /* it fits, and with the next share it does not */
+            Offload tried = chosen;
+            tried.share += (double)more / SHARES;
+            run.setup.offload = &tried;
+            assert_int_equal(trainer_plan(&trainer, &run.setup, &error), STATUS_OK);
+            assert_int_equal(trainer_planned_bytes(&trainer) + DEVICE_RESERVE_BYTES <= n_free, !more);
+            trainer_close(&trainer);
+        }
+    }
+    close_run(&run);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_largest_micro_batch),
-        cmocka_unit_test(test_recompute),
-        cmocka_unit_test(test_dtype),
-        cmocka_unit_test(test_zero),
-        cmocka_unit_test(test_nothing_fits),
-        cmocka_unit_test(test_eager),
-        cmocka_unit_test(test_extras),
-        cmocka_unit_test(test_copies),
-        cmocka_unit_test(test_run),
+        cmocka_unit_test(test_offload),   cmocka_unit_test(test_largest_micro_batch),
+        cmocka_unit_test(test_recompute), cmocka_unit_test(test_dtype),
+        cmocka_unit_test(test_zero),      cmocka_unit_test(test_nothing_fits),
+        cmocka_unit_test(test_eager),     cmocka_unit_test(test_extras),
+        cmocka_unit_test(test_copies),    cmocka_unit_test(test_run),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

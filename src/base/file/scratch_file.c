@@ -61,9 +61,9 @@ Status scratch_check(const char *folder, uint64_t n_bytes, Error *error) {
     return check_room(folder, n_bytes, 0, error);
 }
 
-Status scratch_open(ScratchFile **out, const char *folder, uint64_t n_bytes, Error *error) {
+Status scratch_open(ScratchFile **opened, const char *folder, uint64_t n_bytes, Error *error) {
     ScratchFile *file = calloc(1, sizeof *file);
-    *out = NULL;
+    *opened = NULL;
     if (!file) return error_failed(error, "no memory for a file");
     snprintf(file->folder, sizeof file->folder, "%s", folder);
     file->descriptor = open_nameless(folder, O_DIRECT);
@@ -74,16 +74,16 @@ Status scratch_open(ScratchFile **out, const char *folder, uint64_t n_bytes, Err
         free(file);
         return file_problem(error, "make a file in", folder, code);
     }
-    *out = file;
-    if (take_room(file, n_bytes, error) != STATUS_OK) scratch_close(out);
+    *opened = file;
+    if (take_room(file, n_bytes, error) != STATUS_OK) scratch_close(opened);
     return error->status;
 }
 
-void scratch_close(ScratchFile **file) {
-    if (!*file) return;
-    close((*file)->descriptor);
-    free(*file);
-    *file = NULL;
+void scratch_close(ScratchFile **opened) {
+    if (!*opened) return;
+    close((*opened)->descriptor);
+    free(*opened);
+    *opened = NULL;
 }
 
 const char *scratch_way(const ScratchFile *file) {

@@ -22,8 +22,8 @@ enum { SCRATCH_PAGE = 4096 };
 typedef struct ScratchFile ScratchFile;
 
 /* A folder that is not there, cannot be written to or has no room is a user error. */
-Status scratch_open(ScratchFile **file, const char *folder, uint64_t n_bytes, Error *error);
-void scratch_close(ScratchFile **file);
+Status scratch_open(ScratchFile **opened, const char *folder, uint64_t n_bytes, Error *error);
+void scratch_close(ScratchFile **opened);
 
 /* Would it be opened now? Takes no room. */
 Status scratch_check(const char *folder, uint64_t n_bytes, Error *error);

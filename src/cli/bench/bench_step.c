@@ -19,6 +19,19 @@ static void print_arithmetic(const BenchStepReport *report, const char *limit) {
            format_rate(report->standard_flops, "FLOP").text);
 }
 
+/* What lies elsewhere, and how long the host has waited for moves, of all steps together. */
+static void print_offload(const BenchTraining *training) {
+    const MemoryPlan *plan = &training->step.program.plan;
+    const Mover *mover = training->memory.mover;
+    MoverCounts counts = mover_counts(mover);
+    if (!mover) return;
+    printf("            %s pinned, %s on disk; %s out and %s in, the host waited %.3f s (%s)\n",
+           format_bytes(plan_bytes_of(plan, MEMORY_PINNED)).text,
+           format_bytes(plan_bytes_of(plan, MEMORY_FILE)).text, format_bytes(counts.bytes[MOVE_OUT]).text,
+           format_bytes(counts.bytes[MOVE_IN]).text, counts.wait_seconds,
+           *mover_way(mover) ? mover_way(mover) : "bus");
+}
+
 static void print_report(const BenchTraining *training, const BenchSetup *setup,
                          const BenchStepReport *report) {
     const BenchOptions *bench = &setup->bench;
@@ -43,6 +56,7 @@ static void print_report(const BenchTraining *training, const BenchSetup *setup,
     printf("memory      %s planned and allocated, of which activations %s; resident peak of the process %s\n",
            format_bytes(plan_total_bytes(plan)).text, format_bytes(plan->bytes[PLACE_ACTIVATION]).text,
            format_bytes(report->resident_bytes).text);
+    print_offload(training);
     if (backend_has_own_memory(&training->backend))
         printf("            the GPU's libraries and recordings took %s beside it\n",
                format_bytes(report->beside_bytes).text);
@@ -79,7 +93,19 @@ static json_t *report_json(const BenchTraining *training, const BenchSetup *setu
                         json_make_number(report->standard_flops / report->step_ms * 1e3));
     json_object_set_new(object, "limit_flops_per_s", json_make_number(report->peak_flops));
     json_object_set_new(object, "mfu", json_make_number(report->utilisation));
+    json_object_set_new(object, "activation_bytes",
+                        json_integer((json_int_t)training->step.program.plan.bytes[PLACE_ACTIVATION]));
     json_object_set_new(object, "peak_bytes", json_integer((json_int_t)training->memory.allocated_bytes));
+    if (training->memory.mover) {
+        MoverCounts counts = mover_counts(training->memory.mover);
+        const MemoryPlan *plan = &training->step.program.plan;
+        json_object_set_new(object, "pinned_bytes",
+                            json_integer((json_int_t)plan_bytes_of(plan, MEMORY_PINNED)));
+        json_object_set_new(object, "file_bytes", json_integer((json_int_t)plan_bytes_of(plan, MEMORY_FILE)));
+        json_object_set_new(object, "moved_out_bytes", json_integer((json_int_t)counts.bytes[MOVE_OUT]));
+        json_object_set_new(object, "moved_in_bytes", json_integer((json_int_t)counts.bytes[MOVE_IN]));
+        json_object_set_new(object, "move_wait_seconds", json_make_number(counts.wait_seconds));
+    }
     json_object_set_new(object, "resident_bytes", json_integer((json_int_t)report->resident_bytes));
     if (backend_has_own_memory(&training->backend))
         json_object_set_new(object, "beside_bytes", json_integer((json_int_t)report->beside_bytes));

@@ -72,6 +72,7 @@ static const OptionSpec bench_option_specs[] = {
 static const OptionGroup groups[] = {
     OPTION_GROUP("Model", BenchCall, setup.model, model_option_specs),
     OPTION_GROUP("Update", BenchCall, setup.optimizer, update_option_specs),
+    OPTION_GROUP("Offload", BenchCall, setup.offload, offload_option_specs),
     {.title = "Benchmark", .offset = 0, .specs = bench_option_specs}, /* of the whole call */
     OPTION_GROUP_END,
 };
@@ -90,6 +91,8 @@ static const char *const examples[] = {
     "pgpt bench step --model mini --batch 16",
     "the same with one thread, for a script",
     "pgpt bench step --model mini --batch 16 --threads 1 --json",
+    "with optimizer state in a file",
+    "pgpt bench step --model mini --batch 16 --offload optimizer:file=/tmp",
     "each kernel against what the machine can do",
     "pgpt bench ops --model mini",
     "the same on a GPU: GPT-2 with 64 sequences, unless --model and --batch say otherwise",
@@ -138,6 +141,9 @@ static const OptionUse limited_options[] = {
     {"optimizer", FOR_STEP | FOR_OPS},
     {"clip", FOR_STEP | FOR_OPS},
     {"eager-update", FOR_STEP | FOR_OPS},
+    {"offload", FOR_STEP},
+    {"offload-share", FOR_STEP},
+    {"offload-bucket-mb", FOR_STEP},
     {"batch", FOR_STEP | FOR_OPS | FOR_EXPERTS | FOR_ATTENTION},
     {"micro-batch", FOR_STEP | FOR_OPS},
     {"sequence", FOR_STEP | FOR_OPS | FOR_EXPERTS | FOR_ATTENTION},

@@ -11,7 +11,8 @@ const OptionSpec offload_option_specs[] = {
         "offload", OffloadOptions, what, "", "WHAT[:host|:file=DIR],...",
         "keep part of the training state out of the device's memory: optimizer (moments and master weights; the "
         "host updates them), activations (of blocks, between forward and backward); in the host's memory or in "
-        "a file in a folder (default: host). The same bits, at the speed of the bus or the disk",
+        "a file in a folder (default: host). The same bits, at the speed of the bus or the disk. auto (or "
+        "auto:file=DIR): as little as fits",
         .flags = OPTION_MAY_BE_EMPTY),
     OPTION_FLOAT("offload-share", OffloadOptions, share, 0.0, 0.0, 1.0,
                  "part of what is offloaded that stays on the device all the same"),
@@ -20,37 +21,45 @@ const OptionSpec offload_option_specs[] = {
     OPTION_END,
 };
 
-/* One of the list: "optimizer:file=DIR". */
-static Status parse_one(const char *text, size_t length, Offload *offload, Error *error) {
-    size_t n = strcspn(text, ":,");
-    int kind = 0;
-    if (n > length) n = length;
-    while (kind < N_OFFLOADED && (strlen(names[kind]) != n || strncmp(text, names[kind], n) != 0)) kind++;
-    if (kind == N_OFFLOADED)
-        return error_user(error,
-                          "--offload: '%.*s' is nothing that can be offloaded; give optimizer or activations",
-                          (int)n, text);
-    if (offload->to[kind]) return error_user(error, "--offload names %s twice; leave one out", names[kind]);
-    const char *to = text + n;
-    size_t left = length - n;
-    if (!left || (left == 5 && strncmp(to, ":host", left) == 0)) {
-        offload->to[kind] = OFFLOAD_HOST;
+/* Where to: what stands behind the n letters of the word. */
+static Status parse_place(const char *text, size_t n, size_t length, Offload *offload, OffloadTo *to,
+                          Error *error) {
+    static const char file[] = ":file=";
+    const size_t n_file = sizeof file - 1, left = length - n;
+    const char *where = text + n;
+    if (*to) return error_user(error, "--offload names %.*s twice; leave one out", (int)n, text);
+    if (!left || (left == 5 && strncmp(where, ":host", left) == 0)) {
+        *to = OFFLOAD_HOST;
         return STATUS_OK;
     }
-    static const char file[] = ":file=";
-    const size_t n_file = sizeof file - 1;
-    if (left <= n_file || strncmp(to, file, n_file) != 0)
-        return error_user(error, "--offload: '%.*s' does not say where to; give %s:host or %s:file=DIR",
-                          (int)length, text, names[kind], names[kind]);
+    if (left <= n_file || strncmp(where, file, n_file) != 0)
+        return error_user(error, "--offload: '%.*s' does not say where to; give %.*s:host or %.*s:file=DIR",
+                          (int)length, text, (int)n, text, (int)n, text);
     char folder[OFFLOAD_FOLDER_BYTES];
-    snprintf(folder, sizeof folder, "%.*s", (int)(left - n_file), to + n_file);
+    snprintf(folder, sizeof folder, "%.*s", (int)(left - n_file), where + n_file);
     if (left - n_file >= sizeof folder) return error_user(error, "--offload: the folder's name is too long");
     if (*offload->folder && strcmp(folder, offload->folder) != 0)
         return error_user(error, "--offload names two folders, %s and %s; a run has one", offload->folder,
                           folder);
     memcpy(offload->folder, folder, sizeof folder);
-    offload->to[kind] = OFFLOAD_FILE;
+    *to = OFFLOAD_FILE;
     return STATUS_OK;
+}
+
+/* One of the list: "optimizer:file=DIR". */
+static Status parse_one(const char *text, size_t length, Offload *offload, Error *error) {
+    size_t n = strcspn(text, ":,");
+    int kind = 0;
+    if (n > length) n = length;
+    if (n == 4 && strncmp(text, "auto", n) == 0)
+        return parse_place(text, n, length, offload, &offload->automatic, error);
+    while (kind < N_OFFLOADED && (strlen(names[kind]) != n || strncmp(text, names[kind], n) != 0)) kind++;
+    if (kind == N_OFFLOADED)
+        return error_user(
+            error,
+            "--offload: '%.*s' is nothing that can be offloaded; give optimizer or activations, or auto",
+            (int)n, text);
+    return parse_place(text, n, length, offload, &offload->to[kind], error);
 }
 
 Status offload_parse(const OffloadOptions *options, Offload *offload, Error *error) {
@@ -61,17 +70,23 @@ Status offload_parse(const OffloadOptions *options, Offload *offload, Error *err
         at += n;
         if (*at && !*++at) return error_user(error, "--offload ends with a comma; leave it out");
     }
+    bool names_some = offload->to[OFFLOAD_OPTIMIZER] || offload->to[OFFLOAD_ACTIVATIONS];
+    if (offload->automatic && (names_some || options->share > 0.0))
+        return error_user(error, "--offload auto chooses what and how much; leave out the rest");
     return STATUS_OK;
 }
 
 bool offload_is_on(const Offload *offload) {
     for (int i = 0; i < N_OFFLOADED; i++)
         if (offload->to[i]) return true;
-    return false;
+    return offload->automatic != OFFLOAD_NOWHERE;
 }
 
 Status offload_check(const Offload *offload, const BackendTraits *traits, bool copies_are_fine,
                      Error *error) {
+    if (offload->automatic == OFFLOAD_HOST && !traits_has_own_memory(traits))
+        return error_user(error, "--offload auto: on a CPU everything is in the host's memory already; give "
+                                 "auto:file=DIR");
     for (int i = 0; i < N_OFFLOADED; i++) {
         if (offload->to[i] != OFFLOAD_HOST || traits_has_own_memory(traits) || copies_are_fine) continue;
         return error_user(error,

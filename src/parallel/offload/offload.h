@@ -25,6 +25,7 @@ typedef struct {
     char folder[OFFLOAD_FOLDER_BYTES]; /* of files; "": there are none */
     double share;                      /* of what is offloaded that stays, 0 .. 1 */
     int64_t bucket_bytes;              /* of f32, that are moved and updated at a time; 0: a default */
+    OffloadTo automatic;               /* --offload auto: as little as fits, to there; NOWHERE: as it says */
 } Offload;
 
 /* As the user says it. */

@@ -141,6 +141,7 @@ static Tensor *find_home(const Array *array, size_t first_byte) {
 /* Of elements first .. first + n - 1 of the array; one that is there already stays. */
 static Tensor *make_home(Pass *pass, int number, int64_t first, int64_t n, bool stays) {
     Array *array = &pass->array[number];
+    if (!array->root) return pass->graph->nothing;
     size_t size = dtype_info(array->root->dtype)->n_bytes;
     Tensor *home = find_home(array, (size_t)first * size);
     if (home) return home;
@@ -430,6 +431,23 @@ static void make_nodes(Pass *pass) {
     }
 }
 
+/* An update that is made element by element has nothing but numbers beside its arrays, and no other node
+ * reads the state. */
+static bool check_updates(const Pass *pass) {
+    bool is_fine = true;
+    for (int i = 0; i < pass->graph->n_nodes; i++) {
+        const Node *node = pass->graph->node[i];
+        for (int k = 0; k < node->n_inputs; k++)
+            is_fine = is_fine && (!is_state(node->input[k]) || node->op == &OP_COPY);
+        for (int k = 0; k < node->n_outputs && is_offloaded(node); k++)
+            is_fine = is_fine && (!node->output[k] || tensor_count(node->output[k]) == update_count(node));
+    }
+    return graph_check(
+        pass->graph, is_fine,
+        "--offload optimizer has a piece of the state at a time, and this optimizer needs more at "
+        "once; take --optimizer adamw or sgd");
+}
+
 static void check_rest(const Pass *pass) {
     for (int i = 0; i < pass->graph->n_nodes; i++) {
         for (int k = 0; k < pass->n_arrays; k++)
@@ -456,6 +474,7 @@ void offload_update(Graph *graph, const Offload *offload, const BackendTraits *t
     if (!graph_check(graph, pass.n_arrays > 0,
                      "--offload optimizer: this optimizer keeps nothing; leave it out"))
         return;
+    if (!check_updates(&pass)) return;
     for (int section = 0; section < N_SECTIONS; section++) find_turns(&pass, (Section)section);
     for (int i = 0; i < pass.n_arrays; i++) fill_gaps(&pass, i);
     make_nodes(&pass);

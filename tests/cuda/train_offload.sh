@@ -1,0 +1,31 @@
+#!/bin/bash
+# On a GPU, --offload leaves the files of a run as they are, byte for byte: optimizer state in pinned memory and in a file,
+# updated by the CPU's kernels; activations; in f32, mixed and pure 16 bits; clipping that waits, and that does not.
+#
+#   PGPT=... SOURCE_ROOT=$PWD tests/support/in-fresh-folder bash "$PWD/tests/cuda/train_offload.sh"
+# shellcheck source=/dev/null
+. "$SOURCE_ROOT/tests/cli/lib"
+
+options=(--layers 4 --heads 2 --channels 64 --context 64 --batch 8 --steps 12 --sample-tokens 0 --tokenizer char --device cuda
+    --lr 0.01 --eval-every 6 --eval-batches 1 --dropout 0.1)
+if ! "$PGPT" train "${TINY[@]}" --device cuda --steps 1 --out first >out 2>err </dev/null; then
+    grep -q -- '--device cuda: ' err || fail "$(cat err)"
+    skip "$(head -n 1 err)"
+fi
+
+for words in "--dtype f32" "--dtype bf16" "--dtype f16" "--dtype pure-bf16" "--dtype bf16 --micro-batch 2 --clip-style check --clip 0.3" \
+    "--dtype bf16 --recompute 1" "--dtype bf16 --streams 1"; do
+    rm -rf plain
+    # shellcheck disable=SC2086
+    pgpt train "${options[@]}" --out plain $words
+    for offload in optimizer optimizer:file=. activations optimizer,activations "optimizer --offload-share 0.4"; do
+        rm -rf away
+        # shellcheck disable=SC2086
+        pgpt train "${options[@]}" --out away $words --offload $offload --offload-bucket-mb 0.05
+        for file in model.safetensors optimizer.safetensors; do
+            cmp "plain/checkpoints/step-00000012/$file" "away/checkpoints/step-00000012/$file" ||
+                fail "$words --offload $offload: $file differs"
+        done
+        same_losses plain away
+    done
+done
