@@ -42,7 +42,8 @@ static GradientSyncOptions sync_of(const TrainerSetup *setup) {
     return (GradientSyncOptions){.mesh = setup->mesh,
                                  .zero = (int)parallel->zero,
                                  .bucket_bytes = (int64_t)(parallel->bucket_mb * 1048576.0),
-                                 .overlaps = parallel->overlap};
+                                 .overlaps = parallel->overlap,
+                                 .compression = setup->compression ? *setup->compression : (Compression){0}};
 }
 
 static AsyncOptions async_of(const TrainerSetup *setup) {

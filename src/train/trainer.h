@@ -41,6 +41,7 @@ typedef struct {
     const ParallelOptions *parallel;
     const AsyncOptions *async;      /* complete; NULL: exact */
     const Offload *offload;         /* NULL: nothing is offloaded */
+    const Compression *compression; /* complete; NULL: none */
     Activity *activity;             /* that is told what the trainer does; NULL: nobody */
     const Fault *fault;             /* on purpose; NULL: none */
     Trace *trace;                   /* that records it; NULL: nobody */
