@@ -210,6 +210,7 @@ static void record_update(TrainStep *step, const FlatTensors *tensors) {
         graph->section = SECTION_UPDATE;
         graph->block = NO_BLOCK;
         graph->chunk = 0;
+        gradient_sync_pair(&step->sync, graph, tensors);
         compressed_sync_gradients(&step->compressed, graph, tensors->flat->gradient);
         graph->regimes = 0;
         record_exact(step, tensors);

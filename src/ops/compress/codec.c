@@ -4,23 +4,14 @@
 #include "base/half.h"
 
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 int64_t codec_words(const Codec *codec, int64_t n) {
-    int64_t blocks = codec_blocks(codec, n);
-    switch (codec->kind) {
-    case CODEC_SIGN: return (CODEC_SIGN_WORDS + 1) * blocks;
-    case CODEC_INT8: return (CODEC_INT8_WORDS + 1) * blocks;
-    case CODEC_F16: return (CODEC_F16_WORDS + 1) * blocks;
-    default: break;
-    }
-    int64_t whole = codec_n_kept(codec, CODEC_GROUP), rest = codec_n_kept(codec, n % CODEC_GROUP);
-    return n / CODEC_GROUP * (whole + (whole + 1) / 2) + rest + (rest + 1) / 2;
+    return (codec_code_words(codec) + (codec->kind != CODEC_TOP)) * codec_blocks(n);
 }
 
 double codec_bits(const Codec *codec) {
-    return 32.0 * (double)codec_words(codec, CODEC_GROUP) / (double)CODEC_GROUP;
+    return 32.0 * (double)codec_words(codec, CODEC_BLOCK) / CODEC_BLOCK;
 }
 
 /* One block of a slice. */
@@ -31,12 +22,12 @@ typedef struct {
     int n;
 } Block;
 
-static Block block_of(const Codec *codec, const CodecSlice *slice, int64_t index) {
-    int64_t first = index * codec_block(codec), left = slice->n - first;
+static Block block_of(const CodecSlice *slice, int64_t index) {
+    int64_t first = index * CODEC_BLOCK, left = slice->n - first;
     return (Block){.values = slice->values + first,
                    .variance = slice->variance ? slice->variance + first : NULL,
                    .bound = slice->bound,
-                   .n = (int)(left < codec_block(codec) ? left : codec_block(codec))};
+                   .n = (int)(left < CODEC_BLOCK ? left : CODEC_BLOCK)};
 }
 
 static float limit_of(const Block *block, int i) {
@@ -124,78 +115,47 @@ static void decode_codes(const Codec *codec, const Block *block, const void *cod
 
 /* ---- the largest */
 
-static void swap(float *a, float *b) {
-    float kept = *a;
-    *a = *b;
-    *b = kept;
+/* What is not a number counts as the largest, to be seen. Of equal ones the first are taken. */
+static bool is_larger(float a, float b) {
+    return isnan(a) ? !isnan(b) : fabsf(a) > fabsf(b);
 }
 
-/* The k-th largest of n magnitudes, k from 1; they change places. */
-static float kth_largest(float *values, int n, int k) {
-    int low = 0, high = n - 1;
-    while (low < high) {
-        float pivot = values[low + (high - low) / 2];
-        int i = low, j = high;
-        while (i <= j) {
-            while (values[i] > pivot) i++;
-            while (values[j] < pivot) j--;
-            if (i <= j) swap(&values[i++], &values[j--]);
-        }
-        if (k - 1 <= j) high = j;
-        else if (k - 1 >= i) low = i;
-        else break;
-    }
-    return values[k - 1];
-}
-
-/* Places, two a word, then values. Of equal ones the first are taken. What is not a number counts as the
- * largest. */
+/* Values, then places, four a word. */
 static void encode_top(const Codec *codec, const Block *block, uint32_t *words) {
-    float magnitude[CODEC_GROUP];
-    int n_kept = (int)codec_n_kept(codec, block->n), n_larger = 0, at = 0;
-    uint16_t *places = (uint16_t *)words;
-    float *values = (float *)(words + (n_kept + 1) / 2);
-    for (int i = 0; i < block->n; i++)
-        magnitude[i] = isnan(block->values[i]) ? INFINITY : fabsf(block->values[i]);
-    float least = kth_largest(magnitude, block->n, n_kept);
-    for (int i = 0; i < n_kept; i++) n_larger += magnitude[i] > least;
-    if (n_kept % 2) places[n_kept] = 0;
-    for (int i = 0, n_equal = n_kept - n_larger; i < block->n && at < n_kept; i++) {
-        float size = isnan(block->values[i]) ? INFINITY : fabsf(block->values[i]);
-        if (size < least || (size == least && n_equal-- <= 0)) continue;
-        places[at] = (uint16_t)i;
-        values[at++] = block->values[i];
-        block->values[i] = 0.0f;
+    float *values = (float *)words;
+    uint8_t *places = (uint8_t *)(words + codec->n_kept);
+    memset(words, 0, (size_t)codec_code_words(codec) * sizeof *words);
+    for (int k = 0; k < codec->n_kept && k < block->n; k++) {
+        int at = 0;
+        for (int i = 1; i < block->n; i++)
+            if (is_larger(block->values[i], block->values[at])) at = i;
+        values[k] = block->values[at];
+        places[k] = (uint8_t)at;
+        block->values[at] = 0.0f;
     }
 }
 
 static void decode_top(const Codec *codec, const Block *block, const uint32_t *words, float weight,
                        bool adds) {
-    int n_kept = (int)codec_n_kept(codec, block->n);
-    const uint16_t *places = (const uint16_t *)words;
-    const float *values = (const float *)(words + (n_kept + 1) / 2);
+    const float *values = (const float *)words;
+    const uint8_t *places = (const uint8_t *)(words + codec->n_kept);
     if (!adds) memset(block->values, 0, (size_t)block->n * sizeof *block->values);
-    for (int i = 0; i < n_kept; i++)
-        if (places[i] < block->n) block->values[places[i]] += weight * values[i];
+    for (int k = 0; k < codec->n_kept; k++)
+        if (places[k] < block->n) block->values[places[k]] += weight * values[k];
 }
 
 /* ---- all of them */
 
-static int64_t top_words(const Codec *codec) {
-    int64_t n_kept = codec_n_kept(codec, CODEC_GROUP);
-    return n_kept + (n_kept + 1) / 2;
-}
-
 void codec_encode(const Codec *codec, const CodecSlice *slice, int64_t first, int64_t end) {
     float *scales = codec_scales(codec, slice->words, slice->n);
     for (int64_t i = first; i < end; i++) {
-        Block block = block_of(codec, slice, i);
+        Block block = block_of(slice, i);
         uint32_t *words = slice->words;
         switch (codec->kind) {
         case CODEC_SIGN: encode_signs(&block, words + CODEC_SIGN_WORDS * i, &scales[i]); break;
         case CODEC_INT8: encode_int8(&block, (int8_t *)(words + CODEC_INT8_WORDS * i), &scales[i]); break;
         case CODEC_F16: encode_f16(&block, (uint16_t *)(words + CODEC_F16_WORDS * i), &scales[i]); break;
-        default: encode_top(codec, &block, words + top_words(codec) * i);
+        default: encode_top(codec, &block, words + codec_code_words(codec) * i);
         }
     }
 }
@@ -204,7 +164,7 @@ void codec_decode(const Codec *codec, const CodecSlice *slice, int64_t first, in
                   bool adds) {
     const float *scales = codec_scales(codec, slice->words, slice->n);
     for (int64_t i = first; i < end; i++) {
-        Block block = block_of(codec, slice, i);
+        Block block = block_of(slice, i);
         const uint32_t *words = slice->words;
         switch (codec->kind) {
         case CODEC_SIGN: decode_signs(&block, words + CODEC_SIGN_WORDS * i, scales[i], weight, adds); break;
@@ -214,7 +174,7 @@ void codec_decode(const Codec *codec, const CodecSlice *slice, int64_t first, in
         case CODEC_F16:
             decode_codes(codec, &block, words + CODEC_F16_WORDS * i, scales[i], weight, adds);
             break;
-        default: decode_top(codec, &block, words + top_words(codec) * i, weight, adds);
+        default: decode_top(codec, &block, words + codec_code_words(codec) * i, weight, adds);
         }
     }
 }

@@ -95,7 +95,7 @@ static Status compress_reference(const KernelCall *call, Error *error) {
     }
     for (int i = 0; i < a->n_slices; i++) {
         CodecSlice slice = slice_at(a, i, words, errors, variance);
-        codec_encode(&a->codec, &slice, 0, codec_blocks(&a->codec, slice.n));
+        codec_encode(&a->codec, &slice, 0, codec_blocks(slice.n));
         words += codec_words(&a->codec, slice.n);
     }
     return STATUS_OK;
@@ -111,7 +111,7 @@ static Status combine_reference(const KernelCall *call, Error *error) {
                         .variance = call->in[1],
                         .bound = a->bound,
                         .n = tensor_count(call->node->output[1])};
-    int64_t n_blocks = codec_blocks(&a->codec, slice.n);
+    int64_t n_blocks = codec_blocks(slice.n);
     for (int i = 0; i < a->n_slices; i++) {
         slice.words = words + i * codec_words(&a->codec, slice.n);
         codec_decode(&a->codec, &slice, 0, n_blocks, a->gain, true);
@@ -133,7 +133,7 @@ static Status expand_reference(const KernelCall *call, Error *error) {
     for (int i = 0; i < a->n_slices; i++) {
         CodecSlice slice = slice_at(&whole, a->border ? i : 0, words, call->out[0], variance);
         bool adds = !a->border && i > 0;
-        codec_decode(&a->codec, &slice, 0, codec_blocks(&a->codec, slice.n), a->gain, adds);
+        codec_decode(&a->codec, &slice, 0, codec_blocks(slice.n), a->gain, adds);
         words += codec_words(&a->codec, slice.n);
     }
     return STATUS_OK;

@@ -2,6 +2,7 @@
 #include "parallel/compress/compression.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -56,8 +57,7 @@ Codec compression_codec(const Compression *compression) {
     case COMPRESS_F16: codec.kind = CODEC_F16; break;
     case COMPRESS_TOPK:
         codec.kind = CODEC_TOP;
-        codec.n_kept = (int)(compression->share * CODEC_GROUP + 0.5);
-        if (codec.n_kept < 1) codec.n_kept = 1;
+        codec.n_kept = (int)ceil(compression->share * CODEC_BLOCK - 1e-9);
         break;
     default: break;
     }

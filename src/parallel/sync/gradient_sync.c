@@ -218,7 +218,11 @@ UpdateSlices gradient_sync_begin_update(GradientSync *sync, Graph *graph, const 
     graph->block = NO_BLOCK;
     graph->chunk = 0;
     hold_weights(sync, graph, tensors);
+    int regimes = graph->regimes;
+    bool compresses = sync->options->compression.kind != COMPRESS_NONE && sync->comm[FLAT_SHARED];
+    if (compresses) graph->regimes = REGIME_EXACT; /* else it is summed before (gradient_sync_pair) */
     sync_sum_pair(sync, graph, tensors, false);
+    graph->regimes = regimes;
     if (sync->strategy->begin_update) sync->strategy->begin_update(sync, graph, tensors, &slices);
     if (sync->options->mesh) {
         slices.record_sum = sum_norm;
