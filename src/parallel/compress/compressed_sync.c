@@ -38,6 +38,8 @@ CompressedSync compressed_sync_plan(GradientSync *sync, Graph *graph) {
     const Partition *partition = &sync->partition;
     bool is_adam = compression_is_adam(compression);
     compressed.comm = sync->comm[FLAT_SHARED];
+    compressed.error_map = shard_map_whole(partition->n_flat, &graph->arena);
+    compressed.owner_map = partition_map(partition, &graph->arena);
     compressed.error = state_tensor(graph, partition->n_flat, "error");
     if (is_adam || !is_sliced(&compressed))
         compressed.owner_error = state_tensor(graph, partition->n_local, "owner error");

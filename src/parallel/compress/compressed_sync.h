@@ -20,6 +20,7 @@ typedef struct {
     GradientSync *sync;
     Codec codec;
     Comm *comm;            /* of those that share a sum; NULL: there is nothing to compress */
+    ShardMap error_map, owner_map; /* of the flat arrays, in the next two */
     Tensor *error;         /* (n_flat) this rank's */
     Tensor *owner_error;   /* (n_local) of its slices; NULL: sums stay with their owners */
     Tensor *kept;          /* (words) what the momentum was last, where nobody has it in f32 */
