@@ -41,9 +41,10 @@ static const OptionSpec call_specs[] = {
     OPTION_STRING("only", VerifyCallOptions, only, "", "NAME",
                   "layouts in whose name this stands, as \"tp 2\" or \"pp 2, dp 2, zero 3\"; several with "
                   "| between them"),
-    OPTION_STRING("compress", VerifyCallOptions, compress, "none", "WAY",
-                  "layouts that send less than gradients, as pgpt train --compress; compared with what n ranks do, "
-                  "simulated in one process"),
+    OPTION_STRING(
+        "compress", VerifyCallOptions, compress, "none", "WAY",
+        "layouts that send less than gradients, as pgpt train --compress; compared with what n ranks do, "
+        "simulated in one process"),
     OPTION_INT("steps", VerifyCallOptions, n_steps, 0, 0, 10000,
                "optimizer steps in every layout; 0: 20, with --all 4"),
     OPTION_INT("batch", VerifyCallOptions, batch, 0, 0, 1 << 20,

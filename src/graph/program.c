@@ -126,7 +126,10 @@ static Status check_kernels(const Graph *graph, const Backend *backend, Error *e
 
 Status program_build_chunks(Program *program, const char *name, Graph *graph, const Backend *backend,
                             int n_micro_batches, int n_chunks, const int *chunk_frames, Error *error) {
-    *program = (Program){.name = name, .graph = graph, .n_forward_runs = n_micro_batches, .regimes = REGIME_COMPRESSED | REGIME_LATER};
+    *program = (Program){.name = name,
+                         .graph = graph,
+                         .n_forward_runs = n_micro_batches,
+                         .regimes = REGIME_COMPRESSED | REGIME_LATER};
     program->plan.n_chunks = n_chunks;
     const BackendTraits *traits = &backend->traits;
     int n_lanes = traits_n_lanes(traits) < LANES_MOST ? traits_n_lanes(traits) : LANES_MOST;

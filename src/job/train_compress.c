@@ -39,7 +39,8 @@ static Status check_others(const TrainRun *run, Error *error) {
                           "--zero 1 or 2, or leave one out",
                           text);
     if (values->async.sync != SYNC_EXACT)
-        return error_user(error, "--compress %s is of sums in every step, and --sync %s makes none; leave one out",
+        return error_user(error,
+                          "--compress %s is of sums in every step, and --sync %s makes none; leave one out",
                           text, sync_names[values->async.sync]);
     if (run->shape.size[AXIS_EP] > 1)
         return error_user(error,
@@ -47,25 +48,29 @@ static Status check_others(const TrainRun *run, Error *error) {
                           "them; leave one out",
                           text, run->shape.size[AXIS_EP]);
     if (train_has_pipeline(run) && schedule_info(run->layout.kind)->is_asynchronous)
-        return error_user(error,
-                          "--compress %s needs the whole gradient of a step, and --schedule %s is not flushed "
-                          "between them; choose a synchronous schedule (1f1b)",
-                          text, schedule_info(run->layout.kind)->name);
+        return error_user(
+            error,
+            "--compress %s needs the whole gradient of a step, and --schedule %s is not flushed "
+            "between them; choose a synchronous schedule (1f1b)",
+            text, schedule_info(run->layout.kind)->name);
     if (values->optimizer.clip_style == CLIP_CHECK)
-        return error_user(error,
-                          "--compress %s cannot take an update back, as --clip-style check may have to: errors "
-                          "are spent by then; leave out --clip-style",
-                          text);
+        return error_user(
+            error,
+            "--compress %s cannot take an update back, as --clip-style check may have to: errors "
+            "are spent by then; leave out --clip-style",
+            text);
     if (precision.gradient != DTYPE_F32)
-        return error_user(error,
-                          "--compress %s keeps its errors in f32 beside f32 gradients; choose --dtype bf16 or "
-                          "f16 in the place of %s",
-                          text, precision_names[values->train.precision]);
+        return error_user(
+            error,
+            "--compress %s keeps its errors in f32 beside f32 gradients; choose --dtype bf16 or "
+            "f16 in the place of %s",
+            text, precision_names[values->train.precision]);
     if (compression_is_adam(&run->compression) && values->optimizer.kind != OPTIMIZER_ADAMW)
-        return error_user(error,
-                          "--compress %s is a form of Adam and needs --optimizer adamw; for %s choose int8, f16 "
-                          "or topk:X",
-                          text, optimizer_name((OptimizerKind)values->optimizer.kind));
+        return error_user(
+            error,
+            "--compress %s is a form of Adam and needs --optimizer adamw; for %s choose int8, f16 "
+            "or topk:X",
+            text, optimizer_name((OptimizerKind)values->optimizer.kind));
     return STATUS_OK;
 }
 
@@ -77,11 +82,11 @@ Status train_compress_complete(TrainRun *run, Error *error) {
     if (run->compression.kind == COMPRESS_NONE) return STATUS_OK;
     TRY(check_others(run, error));
     if (parallel->compress_warmup < 0)
-        parallel->compress_warmup =
-            compression_default_warmup(&run->compression, run->values.train.n_steps);
+        parallel->compress_warmup = compression_default_warmup(&run->compression, run->values.train.n_steps);
     if (compression_is_adam(&run->compression) && parallel->compress_warmup == 0)
-        return error_user(error, "--compress-warmup 0: %s freezes a variance that it has to learn first; give it "
-                                 "some steps, a fifth of them say",
+        return error_user(error,
+                          "--compress-warmup 0: %s freezes a variance that it has to learn first; give it "
+                          "some steps, a fifth of them say",
                           parallel->compress);
     run->compression.n_warmup = parallel->compress_warmup;
     return STATUS_OK;

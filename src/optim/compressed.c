@@ -21,12 +21,11 @@ static void record_update(void *context, Graph *graph, int64_t first, int64_t n,
                              .parameter = state->master ? state->master : weights,
                              .moment = {state->momentum, state->variance},
                              .copy = state->master ? weights : NULL};
-    AdamwAttributes attributes = {
-        .elements = optimizer_elements(update->parameters->table, first, n, graph),
-        .beta1 = 1.0f,
-        .beta2 = 1.0f,
-        .epsilon = (float)options->adamw.epsilon,
-        .weight_decay = (float)options->weight_decay};
+    AdamwAttributes attributes = {.elements = optimizer_elements(update->parameters->table, first, n, graph),
+                                  .beta1 = 1.0f,
+                                  .beta2 = 1.0f,
+                                  .epsilon = (float)options->adamw.epsilon,
+                                  .weight_decay = (float)options->weight_decay};
     op_adamw(graph, &tensors, &attributes);
 }
 

@@ -273,8 +273,7 @@ static void record_square(const UpdateSlice *slice, FlatRun run, Tensor *total, 
 }
 
 /* Add up the squares of the gradients. Of what several ranks hold its owner counts it. */
-void optimizer_squares(const ParameterTable *table, const UpdateSlices *slices, Tensor *total,
-                       Graph *graph) {
+void optimizer_squares(const ParameterTable *table, const UpdateSlices *slices, Tensor *total, Graph *graph) {
     int n_foreign;
     const FlatRun *foreign = foreign_runs(table, slices->only_experts_count, graph, &n_foreign);
     bool adds = false;

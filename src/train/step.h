@@ -110,7 +110,7 @@ typedef struct {
     CompressedSync compressed; /* of a run whose ranks compress; {0}: they do not */
     CompressedPhase phase;     /* likewise: where it stands, */
     int regimes;               /* and which nodes the step that has begun runs */
-    LossScale scale;     /* of value 1 where it is not needed */
+    LossScale scale;           /* of value 1 where it is not needed */
     int64_t n_unclipped; /* steps in a row whose gradient was short enough, and updates that were undone: */
     int64_t n_undone;    /* where they are checked later (checked.h) */
     int64_t B;           /* sequences of a micro-batch on this rank: at most micro_batch */

@@ -389,7 +389,9 @@ Status trainer_resume(Trainer *trainer, const char *folder, Error *error) {
     if (checkpoint.warning[0]) log_warning(trainer->setup.log, "%s", checkpoint.warning);
     void *host = NULL;
     TRY_GOTO(check_same_run(trainer, &checkpoint, error), done);
-    TRY_GOTO(memory_alloc(&host, host_bytes(trainer, checkpoint.state.n_errors), "the checkpoint's weights", error), done);
+    TRY_GOTO(memory_alloc(&host, host_bytes(trainer, checkpoint.state.n_errors), "the checkpoint's weights",
+                          error),
+             done);
     TRY_GOTO(read_tensors(trainer, &checkpoint, host, error), done);
     go_on_from(trainer, &checkpoint.state);
     if (trainer->step.loss.scale && checkpoint.state.loss_scale > 0.0)

@@ -35,10 +35,10 @@ static Status share_out(Trainer *trainer, const Checkpoint *checkpoint, float *r
         TRY(add_error(trainer, checkpoint, from, map, scale, room, room + map->n_local, error));
     TRY(executor_upload_f32(&step->executor, compressed->error, 0, map->n_local, room, error));
     if (!compressed->owner_error || !checkpoint->state.has_owner_error) return STATUS_OK;
-    TRY(checkpoint_read_error(checkpoint, &trainer->table, CHECKPOINT_OWNER_ERROR, &compressed->owner_map, room,
-                              error));
-    return executor_upload_f32(&step->executor, compressed->owner_error, 0, compressed->owner_map.n_local, room,
-                               error);
+    TRY(checkpoint_read_error(checkpoint, &trainer->table, CHECKPOINT_OWNER_ERROR, &compressed->owner_map,
+                              room, error));
+    return executor_upload_f32(&step->executor, compressed->owner_error, 0, compressed->owner_map.n_local,
+                               room, error);
 }
 
 /* Errors are of momenta: all of them into this process's. */
@@ -59,9 +59,9 @@ static Status add_to_momentum(Trainer *trainer, const Checkpoint *checkpoint, fl
 Status trainer_take_errors(Trainer *trainer, const Checkpoint *checkpoint, float *room, Error *error) {
     TrainStep *step = &trainer->step;
     const CheckpointState *state = &checkpoint->state;
-    step->phase = (CompressedPhase){.n_variance_updates = state->n_errors
-                                                              ? state->n_variance_updates
-                                                              : state->step - state->n_skipped_steps};
+    step->phase =
+        (CompressedPhase){.n_variance_updates = state->n_errors ? state->n_variance_updates
+                                                                : state->step - state->n_skipped_steps};
     if (!state->n_errors) return STATUS_OK;
     Compression begun = {0};
     if (trainer->setup.parallel) TRY(compression_parse(trainer->setup.parallel->compress, &begun, error));

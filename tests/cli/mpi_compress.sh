@@ -15,7 +15,7 @@ few=(--threads 1 --steps 4 --layers 2 --channels 24 --context 9)
 only='dp 4, zero 0, ring, 1 micro-batch|dp 4, zero 2, ring, 2 micro-batches|dp 2, tp 2, zero 1, ring, 1 micro-batch'
 ranks 4 verify "${few[@]}" --compress 1bit-adam --sample 8 --only "$only|pp 2, dp 2, zero 1, ring, 1f1b"
 grep -q ' 0 differ' out || fail "1bit-adam: $(cat out)"
-for way in 0/1-adam int8 f16 topk:0.1; do
+for way in int8 topk:0.1 $(is_long && echo 0/1-adam f16); do
     ranks 4 verify "${few[@]}" --compress $way --sample 3 --only "$only"
     grep -q ' 0 differ' out || fail "$way: $(cat out)"
 done
@@ -32,7 +32,7 @@ begin same
 ranks 4 train --resume same
 same_losses whole same
 diff -r whole/checkpoints same/checkpoints || fail "resumed in the same layout, it has other checkpoints"
-for n in 3 2; do
+for n in $(is_long && echo 3) 2; do
     begin ranks$n
     ranks $n train --resume ranks$n --zero $((n - 2))
     close_numbers 0.02 "$(column whole loss)" "$(column ranks$n loss)"
@@ -40,10 +40,11 @@ done
 begin alone
 pgpt train --resume alone
 grep -q 'goes on as exact' err || fail "one process says nothing: $(cat err)"
-close_numbers 0.02 "$(column whole loss)" "$(column alone loss)"
+close_numbers 0.15 "$(column whole loss)" "$(column alone loss)" # with a variance that is no longer frozen
 # Gradients, mixed numbers, parts of a model.
-for more in '--compress int8' '--compress topk:0.1 --zero 1' '--compress 1bit-adam --compress-warmup 3 --dtype bf16 --zero 1' \
-    '--compress 1bit-adam --compress-warmup 3 --dtype f16 --tp 2' '--compress f16 --pp 2 --micro-batch 1'; do
+runs=('--compress topk:0.1 --zero 1 --pp 2 --micro-batch 1' '--compress 1bit-adam --compress-warmup 3 --dtype f16 --zero 1')
+is_long && runs+=('--compress int8' '--compress 1bit-adam --compress-warmup 3 --dtype bf16 --tp 2' '--compress f16 --cp 2')
+for more in "${runs[@]}"; do
     name=$(tr -c 'a-z0-9\n' _ <<<"$more")
     read -ra words <<<"$more"
     ranks 4 "${small[@]}" --steps 8 --save-every 4 --keep 4 "${words[@]}" --out "$name"
@@ -60,9 +61,7 @@ bytes() {
 }
 exact=$(bytes) signs=$(bytes --compress 1bit-adam)
 ((signs * 20 <= exact)) || fail "1bit-adam sends $signs bytes, exact sums $exact"
-# Words: three a block of 64, three quarters of them to others, there and back.
-elements=$(awk '/1 gradient buckets/ {print}' out | wc -l)
-((elements >= 0 && $(bytes --compress int8) * 3 <= exact)) || fail "int8 sends too much"
+(($(bytes --compress int8) * 3 <= exact)) || fail "int8 sends too much"
 
 ranks_refused '/--compress 1bit-adam needs whole weights/' 2 "${small[@]}" --compress 1bit-adam --zero 3
 ranks_refused '/--compress 1bit-adam is a form of Adam/' 2 "${small[@]}" --compress 1bit-adam --optimizer sgd

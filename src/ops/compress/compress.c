@@ -7,8 +7,7 @@
 
 int64_t compress_words(const CompressAttributes *a) {
     int64_t n_words = 0;
-    for (int i = 0; i < a->n_slices; i++)
-        n_words += codec_words(&a->codec, a->border[i + 1] - a->border[i]);
+    for (int i = 0; i < a->n_slices; i++) n_words += codec_words(&a->codec, a->border[i + 1] - a->border[i]);
     return n_words;
 }
 
@@ -84,7 +83,7 @@ static Status compress_reference(const KernelCall *call, Error *error) {
     (void)error;
     const CompressAttributes *a = call->node->attributes;
     const float *gradient = call->in[0], *momentum = call->in[1], *variance = call->in[2], /* (N) each */
-        *factor = call->in[3];
+                                                                      *factor = call->in[3];
     uint32_t *words = call->out[0];
     float *errors = call->out[1]; /* (N) */
     float gain = a->gain * (factor ? *factor : 1.0f);

@@ -92,7 +92,8 @@ static Tensor *local_slice(const CompressedSync *compressed, Graph *graph, Tenso
 static void set_borders(const CompressedSync *compressed, Graph *graph, int index, UnitTravel *travel) {
     int n_ranks = compressed->comm->size;
     const int64_t *border = travel->attributes.border;
-    int64_t mine = codec_words(&compressed->codec, partition_slice_count(&compressed->sync->partition, index));
+    int64_t mine =
+        codec_words(&compressed->codec, partition_slice_count(&compressed->sync->partition, index));
     travel->words_border = ARENA_ARRAY(&graph->arena, int64_t, n_ranks + 1);
     travel->arrived_border = ARENA_ARRAY(&graph->arena, int64_t, n_ranks + 1);
     for (int r = 0; r < n_ranks; r++) {
@@ -108,8 +109,8 @@ static void set_out(const CompressedSync *compressed, Graph *graph, int index, c
     set_borders(compressed, graph, index, travel);
     Tensor *words = op_compress(graph, tensors, &travel->attributes);
     travel->arrived =
-        graph_tensor(graph, PLACE_ACTIVATION, DTYPE_I32, SHAPE(travel->arrived_border[compressed->comm->size]),
-                     "words %d for this rank", index);
+        graph_tensor(graph, PLACE_ACTIVATION, DTYPE_I32,
+                     SHAPE(travel->arrived_border[compressed->comm->size]), "words %d for this rank", index);
     travel->start = op_all_to_all(graph, compressed->comm, words, travel->words_border, travel->arrived,
                                   travel->arrived_border);
     if (!compressed->sync->options->overlaps) op_comm_wait(graph, travel->start);
@@ -121,8 +122,8 @@ static void arrive(const CompressedSync *compressed, Graph *graph, const UnitTra
 
 /* The owner's part: what the ranks say of its slice, packed again, to everybody. `words` of the unit: where
  * they go; NULL: anywhere. */
-static void send_back(const CompressedSync *compressed, Graph *graph, int index, Tensor *factor, Tensor *words,
-                      float weight, UnitTravel *travel) {
+static void send_back(const CompressedSync *compressed, Graph *graph, int index, Tensor *factor,
+                      Tensor *words, float weight, UnitTravel *travel) {
     Comm *comm = compressed->comm;
     CompressAttributes attributes = travel->attributes;
     CompressTensors tensors = {

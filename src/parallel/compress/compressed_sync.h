@@ -19,14 +19,14 @@
 typedef struct {
     GradientSync *sync;
     Codec codec;
-    Comm *comm;            /* of those that share a sum; NULL: there is nothing to compress */
+    Comm *comm;                    /* of those that share a sum; NULL: there is nothing to compress */
     ShardMap error_map, owner_map; /* of the flat arrays, in the next two */
-    Tensor *error;         /* (n_flat) this rank's */
-    Tensor *owner_error;   /* (n_local) of its slices; NULL: sums stay with their owners */
-    Tensor *kept;          /* (words) what the momentum was last, where nobody has it in f32 */
-    int64_t *kept_first;   /* (n_units+1) where those of each unit begin */
-    Tensor *variance;      /* (n_flat) of all slices, likewise */
-    Tensor *master;        /* (n_flat) master weights, likewise; NULL: there are none */
+    Tensor *error;                 /* (n_flat) this rank's */
+    Tensor *owner_error;           /* (n_local) of its slices; NULL: sums stay with their owners */
+    Tensor *kept;                  /* (words) what the momentum was last, where nobody has it in f32 */
+    int64_t *kept_first;           /* (n_units+1) where those of each unit begin */
+    Tensor *variance;              /* (n_flat) of all slices, likewise */
+    Tensor *master;                /* (n_flat) master weights, likewise; NULL: there are none */
 } CompressedSync;
 
 /* The errors of a run that compresses; {0} for one that does not. */
@@ -41,9 +41,9 @@ typedef struct {
 } AdamState;
 
 typedef struct {
-    Tensor *gradient;        /* (n_flat) this rank's; sums of all ranks' are what is wanted */
-    Tensor *factor;          /* by which it is multiplied; or NULL */
-    AdamState state;         /* by sync->moments */
+    Tensor *gradient; /* (n_flat) this rank's; sums of all ranks' are what is wanted */
+    Tensor *factor;   /* by which it is multiplied; or NULL */
+    AdamState state;  /* by sync->moments */
     float beta1, beta2;
     /* Record the update of elements first .. first + n - 1 by these (n) tensors. */
     void (*record_update)(void *context, Graph *graph, int64_t first, int64_t n, const AdamState *state);

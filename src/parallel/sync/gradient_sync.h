@@ -48,9 +48,9 @@ typedef struct {
      * the shares is the batch's. */
     bool is_async;
     int share, n_shares;
-    bool stages_apart; /* the stages of a pipeline update on their own: each has a norm of its own */
+    bool stages_apart;       /* the stages of a pipeline update on their own: each has a norm of its own */
     Compression compression; /* of sums over ranks; {0}: they are exact */
-    bool root_saves;   /* rank 0 writes checkpoints alone: the others do not have what is in them */
+    bool root_saves;         /* rank 0 writes checkpoints alone: the others do not have what is in them */
 } GradientSyncOptions;
 
 /* The ranks that hold the same parameters and sum their gradients, with what reaches their memory: those of

@@ -44,8 +44,8 @@ static Status take_held(TrainStep *step, float *held, Arena *arena, Error *error
     int64_t n = step->sync.partition.n_flat;
     ShardMap whole = shard_map_whole(n, arena), slices = partition_map(&step->sync.partition, arena);
     const OptimizerTensors *optimizer = &step->optimizer;
-    const Tensor *weights = optimizer->master && step->compressed.master ? step->compressed.master
-                                                                         : train_step_weights(step);
+    const Tensor *weights =
+        optimizer->master && step->compressed.master ? step->compressed.master : train_step_weights(step);
     const Tensor *const tensors[N_HELD] = {weights, optimizer->moment[0], optimizer->moment[1],
                                            step->compressed.error, step->compressed.owner_error};
     const ShardMap *const maps[N_HELD] = {&whole, &step->sync.moments, &step->sync.moments, &whole, &slices};
@@ -69,7 +69,8 @@ static Simulated simulated(CompressedModel *model, int rank, int what) {
     Simulated array = {.part = part};
     if (what == ERRORS) array.own = part->error + at[AXIS_DP] * part->n;
     else if (what == OWNER_ERRORS) array.own = part->owner;
-    else array.whole = what == WEIGHTS ? model->weights : what == MOMENTUM ? model->momentum : model->variance;
+    else
+        array.whole = what == WEIGHTS ? model->weights : what == MOMENTUM ? model->momentum : model->variance;
     return array;
 }
 
@@ -129,7 +130,8 @@ static void compare_number(const CompressedRun *run, int64_t step, VerifyNumber 
 }
 
 /* All ranks' arrays, one rank behind the other, as long as their parts are. */
-static Status gather(const CompressedRun *run, CompressedModel *model, float *held, float **all, Error *error) {
+static Status gather(const CompressedRun *run, CompressedModel *model, float *held, float **all,
+                     Error *error) {
     TrainStep *step = &run->training->step;
     size_t n_bytes = (size_t)(N_HELD * step->sync.partition.n_flat) * sizeof(float);
     if (run->group->rank) return comm_send(run->group, held, n_bytes, 0, TAG, error);
@@ -166,9 +168,10 @@ Status verify_run_compressed(const CompressedRun *run, Error *error) {
     bool is_first = run->group->rank == 0;
     float **all = ARENA_ARRAY(&arena, float *, run->group->size);
     float *held = ARENA_ARRAY(&arena, float, (N_HELD + 1) * step->sync.partition.n_flat);
-    if (is_first) TRY_GOTO(compressed_model_open(&model, run->options, run->config, run->layout, error), done);
+    if (is_first)
+        TRY_GOTO(compressed_model_open(&model, run->options, run->config, run->layout, error), done);
     for (int rank = 0; rank < run->group->size && is_first; rank++)
-        all[rank] = ARENA_ARRAY(&arena, float, N_HELD * simulated(&model, rank, 0).part->n);
+        all[rank] = ARENA_ARRAY(&arena, float, N_HELD *simulated(&model, rank, 0).part->n);
     for (int64_t i = 0; i < run->options->n_steps; i++) {
         StepResult made;
         TRY_GOTO(train_step_run(step, &source, i, VERIFY_RATE, &made, error), done);

@@ -96,7 +96,8 @@ static double bound_of(const CompressedModel *model) {
 }
 
 /* What ranks and owner make of one slice: elements first .. first + n - 1 of the part. */
-static void simulate_slice(CompressedModel *model, CompressedPart *part, int64_t first, int64_t n, double factor) {
+static void simulate_slice(CompressedModel *model, CompressedPart *part, int64_t first, int64_t n,
+                           double factor) {
     const Compression *compression = model->compression;
     bool is_adam = compression_is_adam(compression);
     double beta1 = model->training.step.optimizer_options.adamw.beta1;
@@ -111,8 +112,8 @@ static void simulate_slice(CompressedModel *model, CompressedPart *part, int64_t
         for (int64_t i = 0; i < n; i++) {
             double g = whole(part, gradient, first + i) * factor;
             if (is_adam)
-                error[i] += beta1 * whole(part, model->momentum, first + i) +
-                            (1.0 - beta1) * model->n_ranks * g;
+                error[i] +=
+                    beta1 * whole(part, model->momentum, first + i) + (1.0 - beta1) * model->n_ranks * g;
             else error[i] += g;
         }
         say(compression, error, limit, n, said, is_near);
@@ -158,8 +159,7 @@ static Status take_gradients(CompressedModel *model, int64_t step, double *loss,
         *loss += (double)number;
         TRY(executor_download_f32(&training->executor, train_step_gradients(training), 0, model->n,
                                   model->room, error));
-        for (int64_t i = 0; i < model->n; i++)
-            model->gradient[r * model->n + i] = (double)model->room[i];
+        for (int64_t i = 0; i < model->n; i++) model->gradient[r * model->n + i] = (double)model->room[i];
     }
     return STATUS_OK;
 }
@@ -183,11 +183,11 @@ static void step_weights(CompressedModel *model, int64_t n_updates, int64_t n_va
     for (int p = 0; p < table->n_parameters; p++) {
         const Parameter *parameter = &table->parameter[p];
         double keep = 1.0 - (parameter->decays ? VERIFY_RATE * options->weight_decay : 0.0);
-        for (int64_t i = parameter->flat_offset;
-             i < parameter->flat_offset + shape_count(parameter->shape); i++)
-            model->weights[i] = model->weights[i] * keep - VERIFY_RATE * model->momentum[i] * c1 /
-                                                               (sqrt(model->variance[i] * c2) +
-                                                                options->adamw.epsilon);
+        for (int64_t i = parameter->flat_offset; i < parameter->flat_offset + shape_count(parameter->shape);
+             i++)
+            model->weights[i] =
+                model->weights[i] * keep - VERIFY_RATE * model->momentum[i] * c1 /
+                                               (sqrt(model->variance[i] * c2) + options->adamw.epsilon);
     }
 }
 
@@ -210,8 +210,7 @@ static void simulate_step(CompressedModel *model, int64_t index, double *norm) {
     bool is_adam = compression_is_adam(model->compression);
     memset(model->sum, 0, (size_t)n * sizeof *model->sum);
     if (compression_is_exact(model->compression, index)) {
-        for (int64_t i = 0; i < n * model->n_ranks; i++)
-            model->sum[i % n] += model->gradient[i];
+        for (int64_t i = 0; i < n * model->n_ranks; i++) model->sum[i % n] += model->gradient[i];
         step_exactly(model, index, norm);
         return;
     }
@@ -248,15 +247,15 @@ static void place_part(CompressedModel *model, const ParameterTable *table, Comp
     }
 }
 
-static Status build_part(CompressedModel *model, const ParameterPart *described, CompressedPart *part, Error *error) {
+static Status build_part(CompressedModel *model, const ParameterPart *described, CompressedPart *part,
+                         Error *error) {
     ParameterTable table;
     TRY(parameters_build_part(&table, &model->training.config, described, error));
     place_part(model, &table, part);
     PartitionPlace places[N_FLAT_GROUPS];
     for (int i = 0; i < N_FLAT_GROUPS; i++) places[i] = (PartitionPlace){0, model->n_ranks};
-    part->partition =
-        partition_build(&model->arena, parameters_pieces(&table, &model->arena), table.n_parameters,
-                        places, BUCKET_BYTES, false);
+    part->partition = partition_build(&model->arena, parameters_pieces(&table, &model->arena),
+                                      table.n_parameters, places, BUCKET_BYTES, false);
     parameters_free(&table);
     return STATUS_OK;
 }
@@ -267,8 +266,7 @@ static Status build_parts(CompressedModel *model, Error *error) {
     Stages stages;
     model->n_parts = size[AXIS_TP] * size[AXIS_PP];
     model->part = ARENA_ARRAY(&model->arena, CompressedPart, model->n_parts);
-    if (size[AXIS_PP] > 1)
-        TRY(verify_stages(&stages, &model->training.config, layout, &model->arena, error));
+    if (size[AXIS_PP] > 1) TRY(verify_stages(&stages, &model->training.config, layout, &model->arena, error));
     for (int i = 0; i < model->n_parts; i++) {
         int tp = i % size[AXIS_TP];
         ParameterPart part = parameter_part_whole(&model->training.config);
@@ -309,7 +307,8 @@ void compressed_model_close(CompressedModel *model) {
     arena_free(&model->arena);
 }
 
-Status compressed_model_step(CompressedModel *model, int64_t index, double *loss, double *norm, Error *error) {
+Status compressed_model_step(CompressedModel *model, int64_t index, double *loss, double *norm,
+                             Error *error) {
     for (int64_t i = 0; i < model->n; i++) model->room[i] = (float)model->weights[i];
     TRY(train_step_upload(&model->training.step, 0, model->n, model->room, error));
     for (int p = 0; p < model->n_parts; p++)
