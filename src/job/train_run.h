@@ -82,10 +82,10 @@ struct TrainRun {
     PipelineLayout layout; /* of pp */
     Stages stages;         /* which blocks each has, where there are several */
     Pipeline pipeline;
-    ParameterPart part; /* what of the model this rank has */
-    Comm saving;        /* of all ranks, for checkpoints */
-    Offload offload;    /* what values.offload comes to */
-    AsyncOptions async; /* complete: what values.async comes to on these ranks */
+    ParameterPart part;      /* what of the model this rank has */
+    Comm saving;             /* of all ranks, for checkpoints */
+    Offload offload;         /* what values.offload comes to */
+    AsyncOptions async;      /* complete: what values.async comes to on these ranks */
     Compression compression; /* likewise, of --compress */
     Trainer trainer;
     Log log;

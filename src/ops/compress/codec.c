@@ -1,4 +1,6 @@
-/* The plain meaning of every format, a block at a time. */
+/* The plain meaning of every format, a block at a time. All arithmetic is written so that it can be rounded
+ * in one way only, so that every backend gives the same words: products that are added to something are
+ * fused, and squares are summed by 16 columns first. */
 #include "ops/compress/codec.h"
 
 #include "base/half.h"
@@ -42,16 +44,19 @@ static float cut(float value, float limit) {
 /* ---- signs */
 
 static void encode_signs(const Block *block, uint32_t *words, float *scale) {
+    enum { COLUMNS = 16 };
     uint32_t bits[CODEC_SIGN_WORDS] = {0};
-    float sum = 0.0f;
+    float sum[COLUMNS] = {0};
     int n_free = 0;
     for (int i = 0; i < block->n; i++) {
         float limit = limit_of(block, i);
         block->values[i] = cut(block->values[i], limit);
-        sum += block->values[i] * block->values[i];
+        sum[i % COLUMNS] = fmaf(block->values[i], block->values[i], sum[i % COLUMNS]);
         n_free += limit > 0.0f;
     }
-    *scale = n_free ? sqrtf(sum / (float)n_free) : 0.0f;
+    for (int width = COLUMNS / 2; width; width /= 2)
+        for (int i = 0; i < width; i++) sum[i] += sum[i + width];
+    *scale = n_free ? sqrtf(sum[0] / (float)n_free) : 0.0f;
     for (int i = 0; i < block->n; i++) {
         bool is_positive = !(block->values[i] < 0.0f);
         float magnitude = cut(*scale, limit_of(block, i));
@@ -63,9 +68,9 @@ static void encode_signs(const Block *block, uint32_t *words, float *scale) {
 
 static void decode_signs(const Block *block, const uint32_t *words, float scale, float weight, bool adds) {
     for (int i = 0; i < block->n; i++) {
-        float magnitude = weight * cut(scale, limit_of(block, i));
+        float magnitude = cut(scale, limit_of(block, i));
         float value = words[i / 32] >> i % 32 & 1 ? magnitude : -magnitude;
-        block->values[i] = adds ? block->values[i] + value : value;
+        block->values[i] = adds ? fmaf(weight, value, block->values[i]) : weight * value;
     }
 }
 
@@ -89,7 +94,7 @@ static void encode_int8(const Block *block, int8_t *codes, float *scale) {
     for (int i = 0; i < block->n; i++) {
         float code = isfinite(most) ? rintf(block->values[i] * step) : 0.0f;
         codes[i] = (int8_t)code;
-        block->values[i] -= code * *scale;
+        block->values[i] = fmaf(-code, *scale, block->values[i]);
     }
 }
 
@@ -99,7 +104,7 @@ static void encode_f16(const Block *block, uint16_t *codes, float *scale) {
     memset(codes, 0, CODEC_BLOCK * sizeof *codes);
     for (int i = 0; i < block->n; i++) {
         codes[i] = most > 0.0f ? half_f16_from_f32(block->values[i] / most) : 0;
-        block->values[i] -= half_f16_to_f32(codes[i]) * *scale;
+        block->values[i] = fmaf(-half_f16_to_f32(codes[i]), *scale, block->values[i]);
     }
 }
 
@@ -108,8 +113,8 @@ static void decode_codes(const Codec *codec, const Block *block, const void *cod
     for (int i = 0; i < block->n; i++) {
         float code = codec->kind == CODEC_INT8 ? (float)((const int8_t *)codes)[i]
                                                : half_f16_to_f32(((const uint16_t *)codes)[i]);
-        float value = weight * (code * scale);
-        block->values[i] = adds ? block->values[i] + value : value;
+        float value = code * scale;
+        block->values[i] = adds ? fmaf(weight, value, block->values[i]) : weight * value;
     }
 }
 
@@ -141,7 +146,8 @@ static void decode_top(const Codec *codec, const Block *block, const uint32_t *w
     const uint8_t *places = (const uint8_t *)(words + codec->n_kept);
     if (!adds) memset(block->values, 0, (size_t)block->n * sizeof *block->values);
     for (int k = 0; k < codec->n_kept; k++)
-        if (places[k] < block->n) block->values[places[k]] += weight * values[k];
+        if (places[k] < block->n)
+            block->values[places[k]] = fmaf(weight, values[k], block->values[places[k]]);
 }
 
 /* ---- all of them */

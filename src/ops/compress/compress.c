@@ -89,8 +89,8 @@ static Status compress_reference(const KernelCall *call, Error *error) {
     float gain = a->gain * (factor ? *factor : 1.0f);
     if (!isfinite(gain)) return STATUS_OK;
     for (int64_t i = 0; i < a->border[a->n_slices]; i++) {
-        errors[i] += gain * gradient[i];
-        if (momentum) errors[i] += a->keep * momentum[i];
+        errors[i] = fmaf(gain, gradient[i], errors[i]);
+        if (momentum) errors[i] = fmaf(a->keep, momentum[i], errors[i]);
     }
     for (int i = 0; i < a->n_slices; i++) {
         CodecSlice slice = slice_at(a, i, words, errors, variance);
