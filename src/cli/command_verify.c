@@ -288,6 +288,9 @@ static Status read_options(Verify *run, int n_words, char *const *words, Error *
     Compression compression;
     TRY(compression_parse(call->compress, &compression, error));
     compression.n_warmup = call->n_steps / 4;
+    if (compression.kind != COMPRESS_NONE && call->optimizer != OPTIMIZER_ADAMW)
+        return error_user(error, "--compress %s is simulated with --optimizer adamw; leave out the other one",
+                          call->compress);
     run->choice.batch = call->batch;
     run->choice.has_algorithms = !backend_has_own_memory(&run->backend);
     run->choice.breaks = call->left_out > 0;

@@ -42,6 +42,11 @@ static Status check_others(const TrainRun *run, Error *error) {
         return error_user(error,
                           "--compress %s is of sums in every step, and --sync %s makes none; leave one out",
                           text, sync_names[values->async.sync]);
+    if (offload_has(&run->offload, OFFLOAD_OPTIMIZER))
+        return error_user(error,
+                          "--compress %s works on the optimizer's state where gradients are, and --offload "
+                          "optimizer keeps it elsewhere; leave one out",
+                          text);
     if (run->shape.size[AXIS_EP] > 1)
         return error_user(error,
                           "--compress %s is for what all ranks hold, and --ep %d divides the experts among "

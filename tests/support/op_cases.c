@@ -16,10 +16,9 @@
 
 #include <cmocka.h>
 
-    /* ---- the loss ---- */
+/* ---- the loss ---- */
 
-    static void
-    loss_gradient(Autograd *autograd, const Node *node) {
+static void loss_gradient(Autograd *autograd, const Node *node) {
     autograd_record(autograd, &OP_COPY, NULL, 0, 1, TENSORS(node->input[1]), 1, TENSORS(node->input[0]));
 }
 

@@ -174,7 +174,7 @@ Status verify_run_compressed(const CompressedRun *run, Error *error) {
         all[rank] = ARENA_ARRAY(&arena, float, N_HELD *simulated(&model, rank, 0).part->n);
     for (int64_t i = 0; i < run->options->n_steps; i++) {
         StepResult made;
-        TRY_GOTO(train_step_run(step, &source, i, VERIFY_RATE, &made, error), done);
+        TRY_GOTO(train_step_run(step, &source, i, verify_rate(&run->options->setting), &made, error), done);
         TRY_GOTO(take_held(step, held, &arena, error), done);
         TRY_GOTO(gather(run, &model, held, all, error), done);
         if (is_first) TRY_GOTO(compare_step(run, &model, i, &made, all, error), done);

@@ -178,16 +178,17 @@ static void step_weights(CompressedModel *model, int64_t n_updates, int64_t n_va
     const TrainStep *training = &model->training.step;
     const OptimizerOptions *options = &training->optimizer_options;
     const ParameterTable *table = &model->training.table;
+    double rate = verify_rate(&model->options->setting);
     double c1 = 1.0 / (1.0 - pow(options->adamw.beta1, (double)n_updates)),
            c2 = 1.0 / (1.0 - pow(options->adamw.beta2, (double)n_variance_updates));
     for (int p = 0; p < table->n_parameters; p++) {
         const Parameter *parameter = &table->parameter[p];
-        double keep = 1.0 - (parameter->decays ? VERIFY_RATE * options->weight_decay : 0.0);
+        double keep = 1.0 - (parameter->decays ? rate * options->weight_decay : 0.0);
         for (int64_t i = parameter->flat_offset; i < parameter->flat_offset + shape_count(parameter->shape);
              i++)
             model->weights[i] =
-                model->weights[i] * keep - VERIFY_RATE * model->momentum[i] * c1 /
-                                               (sqrt(model->variance[i] * c2) + options->adamw.epsilon);
+                model->weights[i] * keep -
+                rate * model->momentum[i] * c1 / (sqrt(model->variance[i] * c2) + options->adamw.epsilon);
     }
 }
 
