@@ -2,6 +2,7 @@
  *
  *     RUN/checkpoints/step-00000120/model.safetensors       parameters by name, as in the parameter table
  *                                   optimizer.safetensors   the same names behind "moment1.", "moment2."
+ *                                   owner_errors..., errors...   where ranks compress (CheckpointErrors)
  *                                   manifest.json           what it is, and size and checksum of both
  *
  * Each array is stored in the type that the run keeps it in: F32, or BF16 or F16 in pure 16-bit training.
@@ -43,11 +44,22 @@ typedef struct {
      * has none, or all are 0. Where several ranks save, the first has it. */
     const float *router_bias;
     int64_t n_router_biases;
+    /* What ranks that compress have left over (parallel/compress): arrays of errors, one a rank, and whether
+     * owners have errors too; how many updates a variance that is frozen has had. */
+    int n_errors;
+    bool has_owner_error;
+    int64_t n_variance_updates;
     const char *optimizer; /* "adamw"; a loaded one belongs to the Checkpoint */
     int n_moments;         /* flat arrays beside the parameters */
 } CheckpointState;
 
-enum { CHECKPOINT_MAX_MOMENTS = 4, CHECKPOINT_MAX_ARRAYS = 1 + CHECKPOINT_MAX_MOMENTS };
+/* A rank has two more arrays where it compresses: behind the moments, the errors of what it owns and its
+ * own. */
+enum {
+    CHECKPOINT_MAX_MOMENTS = 4,
+    CHECKPOINT_MAX_ERRORS = 1 << 20,
+    CHECKPOINT_MAX_ARRAYS = 1 + CHECKPOINT_MAX_MOMENTS + 2
+};
 
 /* ---- Saving */
 
@@ -59,6 +71,8 @@ typedef struct {
     const ParameterTable *table;
     const void *parameters;
     const void *moment[CHECKPOINT_MAX_MOMENTS]; /* state->n_moments of them */
+    const void *owner_error, *error;            /* where state->n_errors: in f32 */
+    int error_rank;                             /* which of the state->n_errors arrays `error` is */
     DType type[CHECKPOINT_MAX_ARRAYS]; /* of array 0, the parameters, and 1 + i, moment i; {0}: f32 */
     const CheckpointState *state;
     /* If set, instead of the arrays: elements first .. first + n - 1 of one of them, in its type. */
@@ -71,6 +85,7 @@ typedef struct {
      * else may use the communicator meanwhile. */
     Comm *comm;
     const ShardMap *parameters_saved, *moments_saved;
+    const ShardMap *owner_error_saved, *error_saved; /* of errors: together n_errors times everything */
     FolderIdentity folder; /* of the run, which must still have its name; {0}: any will do */
 } CheckpointSource;
 
@@ -90,6 +105,7 @@ Status checkpoint_prune(const char *run, int64_t written, int64_t keep_last, boo
 /* The disk space that one save takes: of the arrays exactly, by their 1 + n_moments types, and of the
  * headers nearly. */
 uint64_t checkpoint_bytes(const ParameterTable *table, const DType *types, int n_moments);
+uint64_t checkpoint_error_bytes(const ParameterTable *table, const CheckpointState *state); /* and these */
 
 /* ---- Loading
  *
@@ -149,6 +165,11 @@ Status checkpoint_read_moment(const Checkpoint *checkpoint, const ParameterTable
  * elements that it describes: a rank's share, in whatever layout. What belongs to no parameter becomes 0. */
 Status checkpoint_read_map(const Checkpoint *checkpoint, const ParameterTable *table, int moment,
                            const ShardMap *map, float *local, Error *error);
+
+/* The same of errors: those of owners, or of rank `rank` of those that saved them. */
+enum { CHECKPOINT_OWNER_ERROR = -1 };
+Status checkpoint_read_error(const Checkpoint *checkpoint, const ParameterTable *table, int rank,
+                             const ShardMap *map, float *local, Error *error);
 
 /* Elements first .. first + n - 1 of what the table holds of one parameter (moment -1) or of one of its
  * moments. */

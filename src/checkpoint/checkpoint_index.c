@@ -62,6 +62,27 @@ static int take_moment(const char **name, int n_moments) {
     return text[6] - '0';
 }
 
+/* Of errors, behind the moments: those of owners, then of each rank. */
+static int take_error(const char **name, const CheckpointState *state) {
+    const char *owner = "owner_error.";
+    int first = 1 + state->n_moments, number = 0, n_read = 0;
+    if (state->has_owner_error && strncmp(*name, owner, strlen(owner)) == 0) {
+        *name += strlen(owner);
+        return first;
+    }
+    if (sscanf(*name, "error%6d.%n", &number, &n_read) != 1 || !n_read || number < 1 ||
+        number > state->n_errors)
+        return -1;
+    *name += n_read;
+    return first + state->has_owner_error + number - 1;
+}
+
+/* What is before the name of a parameter says of which array it is; -1: of none. */
+static int take_array(const char **name, const CheckpointState *state) {
+    int moment = take_moment(name, state->n_moments);
+    return moment < 0 ? take_error(name, state) : moment;
+}
+
 /* ---- one tensor of a file */
 
 static Status wrong(const SafetensorsFile *file, const SafetensorsTensor *tensor, const char *what,
@@ -86,7 +107,7 @@ static Status add_tensor(const Checkpoint *checkpoint, Index *index, const Safet
                          const SafetensorsTensor *tensor, bool is_optimizer, Error *error) {
     const ParameterTable *table = &checkpoint->table;
     const char *name = tensor->name;
-    int array = is_optimizer ? take_moment(&name, checkpoint->state.n_moments) : 0;
+    int array = is_optimizer ? take_array(&name, &checkpoint->state) : 0;
     size_t n_name = strcspn(name, "[");
     const Parameter *parameter = array < 0 ? NULL : find_parameter(index, table->n_parameters, name, n_name);
     if (!parameter) return wrong(file, tensor, "is not part of the model that the manifest describes", error);
@@ -134,7 +155,9 @@ static Joint joint_of(const Checkpoint *checkpoint, const Index *index, int tens
                    .found = index->found + at,
                    .parameter = &checkpoint->table.parameter[tensor % n_parameters]};
     while (at < index->n_found && index->found[at].tensor == tensor) at++, joint.n_found++;
-    if (moment > 0) snprintf(joint.name, NAME_BYTES, "moment%d.%s", moment, joint.parameter->name);
+    if (moment > checkpoint->state.n_moments)
+        snprintf(joint.name, NAME_BYTES, "error of %s", joint.parameter->name);
+    else if (moment > 0) snprintf(joint.name, NAME_BYTES, "moment%d.%s", moment, joint.parameter->name);
     else snprintf(joint.name, NAME_BYTES, "%s", joint.parameter->name);
     return joint;
 }
@@ -229,7 +252,9 @@ Status checkpoint_index_open(Checkpoint *checkpoint, const Manifest *manifest, b
     Arena arena = {0};
     bool *is_optimizer = ARENA_ARRAY(&arena, bool, manifest->n_files + 1);
     checkpoint->file = ARENA_ARRAY(&checkpoint->arena, SafetensorsFile, manifest->n_files + 1);
-    checkpoint->n_arrays = with_optimizer ? 1 + manifest->state.n_moments : 1;
+    const CheckpointState *state = &manifest->state;
+    checkpoint->n_arrays =
+        with_optimizer ? 1 + state->n_moments + state->has_owner_error + state->n_errors : 1;
     for (int i = 0; i < manifest->n_files; i++) {
         const ManifestFile *named = &manifest->file[i];
         if (named->is_optimizer && !with_optimizer) continue;

@@ -141,9 +141,8 @@ static Status check_moment(const Checkpoint *checkpoint, int moment, int lowest,
                       checkpoint->state.n_moments, checkpoint->state.optimizer, moment + 1);
 }
 
-Status checkpoint_read_map(const Checkpoint *checkpoint, const ParameterTable *table, int moment,
-                           const ShardMap *map, float *local, Error *error) {
-    TRY(check_moment(checkpoint, moment, -1, error));
+static Status read_map(const Checkpoint *checkpoint, const ParameterTable *table, int moment,
+                       const ShardMap *map, float *local, Error *error) {
     TRY(checkpoint_check(checkpoint, table, error));
     TRY(check_map(table, map, error));
     if (map->n_local) memset(local, 0, sizeof(float) * (size_t)map->n_local);
@@ -154,6 +153,21 @@ Status checkpoint_read_map(const Checkpoint *checkpoint, const ParameterTable *t
                             error));
     }
     return STATUS_OK;
+}
+
+Status checkpoint_read_map(const Checkpoint *checkpoint, const ParameterTable *table, int moment,
+                           const ShardMap *map, float *local, Error *error) {
+    TRY(check_moment(checkpoint, moment, -1, error));
+    return read_map(checkpoint, table, moment, map, local, error);
+}
+
+Status checkpoint_read_error(const Checkpoint *checkpoint, const ParameterTable *table, int rank,
+                             const ShardMap *map, float *local, Error *error) {
+    const CheckpointState *state = &checkpoint->state;
+    bool is_there = rank == CHECKPOINT_OWNER_ERROR ? state->has_owner_error : rank < state->n_errors;
+    if (!is_there) return error_failed(error, "%s has no errors of rank %d", checkpoint->path, rank);
+    int behind = rank == CHECKPOINT_OWNER_ERROR ? 0 : state->has_owner_error + rank;
+    return read_map(checkpoint, table, state->n_moments + behind, map, local, error);
 }
 
 static Status read_flat(const Checkpoint *checkpoint, const ParameterTable *table, int moment, float *flat,

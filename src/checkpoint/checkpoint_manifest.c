@@ -69,6 +69,11 @@ static json_t *manifest_json(const Manifest *manifest) {
         json_object_set_new(object, "good_steps", json_integer(state->n_good_steps));
         json_object_set_new(object, "skipped_steps", json_integer(state->n_skipped_steps));
     }
+    if (object && state->n_errors)
+        json_object_set_new(object, "errors",
+                            json_pack("{s:i, s:b, s:I}", "ranks", state->n_errors, "owners",
+                                      state->has_owner_error, "variance_updates",
+                                      (json_int_t)state->n_variance_updates));
     if (object && state->router_bias) {
         json_t *biases = json_array();
         for (int64_t i = 0; i < state->n_router_biases; i++)
@@ -143,6 +148,18 @@ static Status read_file_entry(const json_t *entry, const char *path, ManifestFil
     return read_hash(entry, path, "checksum", &file->checksum, error);
 }
 
+static Status read_errors(const json_t *object, const char *path, CheckpointState *state, Error *error) {
+    if (!json_object_get(object, "errors")) return STATUS_OK;
+    json_t *errors;
+    int64_t n_errors;
+    TRY(json_field_object(object, path, "errors", &errors, error));
+    TRY(json_field_int(errors, path, "ranks", 1, CHECKPOINT_MAX_ERRORS, &n_errors, error));
+    TRY(json_field_int(errors, path, "variance_updates", 0, INT64_MAX, &state->n_variance_updates, error));
+    state->n_errors = (int)n_errors;
+    state->has_owner_error = json_is_true(json_object_get(errors, "owners"));
+    return STATUS_OK;
+}
+
 static Status read_state(const json_t *object, const char *path, CheckpointState *state, Arena *arena,
                          Error *error) {
     TRY(json_field_int(object, path, "step", 0, INT64_MAX, &state->step, error));
@@ -168,7 +185,7 @@ static Status read_state(const json_t *object, const char *path, CheckpointState
     TRY(json_field_int(optimizer, path, "moments", 0, CHECKPOINT_MAX_MOMENTS, &n_moments, error));
     state->optimizer = arena_strdup(arena, name);
     state->n_moments = (int)n_moments;
-    return STATUS_OK;
+    return read_errors(object, path, state, error);
 }
 
 /* One an expert of every block that has them. */

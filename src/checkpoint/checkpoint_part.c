@@ -110,13 +110,28 @@ static SafetensorsTensor describe_piece(const Piece *piece, DType type, const ch
 
 /* ---- writing */
 
-/* Elements of array 0, the parameters, or 1 + i, moment i. */
+/* Array 0 is the parameters, 1 + i moment i; then come the errors of what is owned here, and this rank's. */
+static const char *array_of(const CheckpointSource *source, int array) {
+    int n_moments = source->state->n_moments;
+    if (array == 0) return source->parameters;
+    if (array <= n_moments) return source->moment[array - 1];
+    return array == n_moments + 1 ? source->owner_error : source->error;
+}
+
+static const char *prefix_of(const CheckpointSource *source, int array, Arena *arena) {
+    int n_moments = source->state->n_moments;
+    if (array == 0) return "";
+    if (array <= n_moments) return arena_printf(arena, "moment%d.", array);
+    if (array == n_moments + 1) return "owner_error.";
+    return arena_printf(arena, "error%d.", source->error_rank + 1);
+}
+
 static Status write_elements(SafetensorsWriter *writer, const CheckpointSource *source, int array,
                              int64_t first, int64_t n, Error *error) {
     enum { PIECE_BYTES = 65536 };
     size_t size = dtype_info(source->type[array])->n_bytes;
     if (!source->read) {
-        const char *flat = array == 0 ? source->parameters : source->moment[array - 1];
+        const char *flat = array_of(source, array);
         return safetensors_writer_write(writer, flat + size * (size_t)first, size * (size_t)n, error);
     }
     _Alignas(float) char piece[PIECE_BYTES];
@@ -141,15 +156,13 @@ static Status write_array(SafetensorsWriter *writer, const CheckpointSource *sou
  * names. */
 static Status write_arrays(const char *path, const CheckpointSource *source, const Pieces *pieces, int first,
                            int n_arrays, Arena *arena, CheckpointPartFile *file, Error *error) {
-    static const char *const prefixes[CHECKPOINT_MAX_ARRAYS] = {"", "moment1.", "moment2.", "moment3.",
-                                                                "moment4."};
     static const char *const metadata[] = {"format", "pgpt", "layout", "matrices are (out,in)", NULL};
     int n_tensors = n_arrays * pieces->n_pieces;
     SafetensorsTensor *tensors = ARENA_ARRAY(arena, SafetensorsTensor, n_tensors + 1);
     for (int i = 0; i < n_tensors; i++) {
         int array = first + i / pieces->n_pieces;
-        tensors[i] =
-            describe_piece(&pieces->piece[i % pieces->n_pieces], source->type[array], prefixes[array], arena);
+        tensors[i] = describe_piece(&pieces->piece[i % pieces->n_pieces], source->type[array],
+                                    prefix_of(source, array, arena), arena);
     }
     SafetensorsWriter writer;
     TRY(safetensors_writer_open(&writer, path, tensors, n_tensors, metadata, error));
@@ -164,7 +177,8 @@ done:
 }
 
 static const char *file_name(int file, int rank, int n_ranks, Arena *arena) {
-    const char *holds = file == CHECKPOINT_MODEL_FILE ? "model" : "optimizer";
+    static const char *const names[] = {"model", "optimizer", "owner_errors", "errors"};
+    const char *holds = names[file];
     if (n_ranks == 1) return arena_printf(arena, "%s.safetensors", holds);
     return arena_printf(arena, "%s-%05d-of-%05d.safetensors", holds, rank + 1, n_ranks);
 }
@@ -172,8 +186,11 @@ static const char *file_name(int file, int rank, int n_ranks, Arena *arena) {
 Status checkpoint_part_write(const char *folder, const CheckpointSource *source, int rank, int n_ranks,
                              CheckpointPart *part, Error *error) {
     *part = (CheckpointPart){0};
-    const ShardMap *const maps[] = {source->parameters_saved, source->moments_saved};
-    const int first[] = {0, 1}, n_arrays[] = {1, source->state->n_moments};
+    const CheckpointState *state = source->state;
+    const ShardMap *const maps[] = {source->parameters_saved, source->moments_saved,
+                                    source->owner_error_saved, source->error_saved};
+    const int first[] = {0, 1, 1 + state->n_moments, 2 + state->n_moments},
+              n_arrays[] = {1, state->n_moments, state->has_owner_error, state->n_errors > 0};
     Arena arena = {0};
     for (int i = 0; i < CHECKPOINT_PART_FILES && error->status == STATUS_OK; i++) {
         Pieces pieces;
@@ -195,14 +212,18 @@ done:
  * both. */
 static Status check_sum(const CheckpointSource *source, const CheckpointPart *parts, int n_ranks,
                         Error *error) {
-    const int64_t n_arrays[] = {1, source->state->n_moments};
+    const CheckpointState *state = source->state;
+    const int64_t n_arrays[] = {1, state->n_moments, state->has_owner_error, state->n_errors};
     for (int i = 0; i < CHECKPOINT_PART_FILES; i++) {
         int64_t n_written = 0, n_wanted = n_arrays[i] * source->table->n_whole_elements;
         for (int rank = 0; rank < n_ranks; rank++) n_written += parts[rank].file[i].n_elements;
         if (n_written == n_wanted) continue;
         return error_failed(
             error, "the parts that %d ranks saved of the %s have %lld elements where there are %lld", n_ranks,
-            i == CHECKPOINT_MODEL_FILE ? "model" : "optimizer", (long long)n_written, (long long)n_wanted);
+            i == CHECKPOINT_MODEL_FILE       ? "model"
+            : i == CHECKPOINT_OPTIMIZER_FILE ? "optimizer"
+                                             : "errors",
+            (long long)n_written, (long long)n_wanted);
     }
     return STATUS_OK;
 }
@@ -219,7 +240,7 @@ Status checkpoint_parts_seal(const char *folder, const CheckpointSource *source,
             const CheckpointPartFile *file = &parts[rank].file[i];
             if (file->n_elements == 0) continue;
             manifest.file[manifest.n_files++] = (ManifestFile){.name = file_name(i, rank, n_ranks, &arena),
-                                                               .is_optimizer = i == CHECKPOINT_OPTIMIZER_FILE,
+                                                               .is_optimizer = i != CHECKPOINT_MODEL_FILE,
                                                                .n_bytes = file->n_bytes,
                                                                .checksum = file->checksum};
         }

@@ -4,7 +4,13 @@
 
 #include "checkpoint/checkpoint.h"
 
-enum { CHECKPOINT_MODEL_FILE, CHECKPOINT_OPTIMIZER_FILE, CHECKPOINT_PART_FILES };
+enum {
+    CHECKPOINT_MODEL_FILE,
+    CHECKPOINT_OPTIMIZER_FILE,
+    CHECKPOINT_OWNER_FILE, /* errors of owners */
+    CHECKPOINT_ERROR_FILE, /* and of ranks */
+    CHECKPOINT_PART_FILES
+};
 
 /* What was written of each file, in whole words, so that ranks of one machine type can exchange it as it
  * is. */

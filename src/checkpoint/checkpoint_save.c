@@ -32,6 +32,11 @@ uint64_t checkpoint_bytes(const ParameterTable *table, const DType *types, int n
     return n_bytes;
 }
 
+uint64_t checkpoint_error_bytes(const ParameterTable *table, const CheckpointState *state) {
+    DType f32[1] = {DTYPE_F32};
+    return ((uint64_t)state->n_errors + state->has_owner_error) * checkpoint_bytes(table, f32, 0);
+}
+
 static Status check_source(const char *run, const CheckpointSource *source, Error *error) {
     enum { BYTES_A_RANK = 16384 }; /* of headers and names of pieces */
     const CheckpointState *state = source->state;
@@ -50,7 +55,8 @@ static Status check_source(const char *run, const CheckpointSource *source, Erro
             "the folder %s is not the one that the run began in: it was moved, removed or replaced "
             "meanwhile; move it back, and what is saved goes there again",
             run);
-    uint64_t needed = checkpoint_bytes(source->table, source->type, state->n_moments);
+    uint64_t needed = checkpoint_bytes(source->table, source->type, state->n_moments) +
+                      checkpoint_error_bytes(source->table, state);
     uint64_t room = file_free_bytes(run);
     needed += (uint64_t)BYTES_A_RANK * (uint64_t)(checkpoint_n_ranks(source->comm) - 1);
     if (needed <= room) return STATUS_OK;

@@ -59,6 +59,18 @@ void saver_plan_parts(Saver *saver, const ShardMap *parameters, const ShardMap *
     }
 }
 
+void saver_plan_errors(Saver *saver, const ShardMap *owner_error, const ShardMap *error) {
+    const ShardMap nothing = {0};
+    for (int i = 0; i < 2; i++) {
+        const ShardMap *map = i ? error : owner_error ? owner_error : &nothing;
+        int array = saver->n_arrays++;
+        saver->type[array] = DTYPE_F32;
+        saver->copy_bytes[array] = map_bytes(saver, array, map);
+        saver->most_runs[array] = map->n_runs;
+    }
+    saver->has_errors = true;
+}
+
 size_t saver_planned_bytes(const Saver *saver) {
     size_t n_bytes = 0;
     for (int i = 0; saver->in_background && i < saver->n_arrays; i++) n_bytes += saver->copy_bytes[i];
@@ -100,7 +112,10 @@ static CheckpointSource source_of(const Saver *saver) {
                                .comm = request->comm,
                                .folder = request->folder,
                                .parameters_saved = request->parameters_saved,
-                               .moments_saved = request->moments_saved};
+                               .moments_saved = request->moments_saved,
+                               .owner_error_saved = request->owner_error_saved,
+                               .error_saved = request->error_saved,
+                               .error_rank = request->error_rank};
     memcpy(source.type, saver->type, sizeof source.type);
     return source;
 }
@@ -168,10 +183,15 @@ static void *write_copies(void *context) {
     Saver *saver = context;
     CheckpointSource source = source_of(saver);
     source.parameters = saver->copy[0];
-    for (int i = 1; i < saver->n_arrays; i++) source.moment[i - 1] = saver->copy[i];
+    int n_errors = saver->has_errors ? 2 : 0, n_others = saver->n_arrays - n_errors;
+    for (int i = 1; i < n_others; i++) source.moment[i - 1] = saver->copy[i];
+    if (n_errors) source.owner_error = saver->copy[n_others];
+    if (n_errors) source.error = saver->copy[n_others + 1];
     if (saver->packs) {
         source.parameters_saved = &saver->packed[0];
-        source.moments_saved = &saver->packed[saver->n_arrays > 1];
+        source.moments_saved = &saver->packed[n_others > 1];
+        if (n_errors) source.owner_error_saved = &saver->packed[n_others];
+        if (n_errors) source.error_saved = &saver->packed[n_others + 1];
     }
     write_checkpoint(saver, &source);
     atomic_store(&saver->is_done, true);
@@ -263,11 +283,21 @@ static Status take_packed(Saver *saver, int array, const ShardMap *map, Error *e
     return STATUS_OK;
 }
 
+/* What is saved of an array. */
+static const ShardMap *map_of(const Saver *saver, int array) {
+    const SaveRequest *request = &saver->request;
+    static const ShardMap nothing = {0};
+    if (array == 0) return request->parameters_saved;
+    if (!saver->has_errors || array < saver->n_arrays - 2) return request->moments_saved;
+    if (array == saver->n_arrays - 1) return request->error_saved;
+    return request->owner_error_saved ? request->owner_error_saved : &nothing;
+}
+
 static Status take_copy(Saver *saver, int array, Error *error) {
     const SaveRequest *request = &saver->request;
     if (!saver->packs)
         return read_device(saver, array, 0, tensor_count(request->array[array]), saver->copy[array], error);
-    return take_packed(saver, array, array == 0 ? request->parameters_saved : request->moments_saved, error);
+    return take_packed(saver, array, map_of(saver, array), error);
 }
 
 Status saver_save(Saver *saver, const SaveRequest *request, Error *error) {

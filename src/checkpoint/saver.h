@@ -39,6 +39,8 @@ typedef struct {
     Executor *executor;
     const Tensor *array[SAVER_MAX_ARRAYS]; /* this rank's: the parameters, then state.n_moments moments */
     const ShardMap *parameters_saved, *moments_saved; /* as in CheckpointSource */
+    const ShardMap *owner_error_saved, *error_saved;  /* likewise, of the arrays behind the moments */
+    int error_rank;
     CheckpointState state;
     int64_t keep_last; /* see checkpoint_prune */
     bool keep_best;
@@ -54,6 +56,7 @@ typedef struct {
     bool in_background;
     int n_arrays;
     DType type[SAVER_MAX_ARRAYS];      /* of each, here, in the copies and in the file */
+    bool has_errors;                   /* the last two arrays are errors */
     bool packs;                        /* the copies hold what is saved, and nothing else */
     int most_runs[SAVER_MAX_ARRAYS];   /* of the maps of what is packed */
     ShardRun *runs[SAVER_MAX_ARRAYS];  /* room for them, as they lie in the copy, */
@@ -80,6 +83,9 @@ void saver_plan(Saver *saver, const ParameterTable *table, const DType *types, i
  * taken of that only. The maps need not stay. */
 void saver_plan_parts(Saver *saver, const ShardMap *parameters, const ShardMap *moments, const DType *types,
                       int n_moments, bool in_background);
+
+/* Two more arrays, of errors in f32, by these maps (the first may be NULL); behind saver_plan_parts. */
+void saver_plan_errors(Saver *saver, const ShardMap *owner_error, const ShardMap *error);
 
 /* What saver_open allocates, and what it has allocated: the copies. */
 size_t saver_planned_bytes(const Saver *saver);

@@ -18,7 +18,7 @@ typedef struct {
     bool all;
     int64_t n_sample, n_steps, batch, left_out;
     int precision, device, optimizer, moments;
-    const char *only;
+    const char *only, *compress;
     double tolerance;
     int64_t n_threads;
     bool json;
@@ -41,6 +41,10 @@ static const OptionSpec call_specs[] = {
     OPTION_STRING("only", VerifyCallOptions, only, "", "NAME",
                   "layouts in whose name this stands, as \"tp 2\" or \"pp 2, dp 2, zero 3\"; several with "
                   "| between them"),
+    OPTION_STRING(
+        "compress", VerifyCallOptions, compress, "none", "WAY",
+        "layouts that send less than gradients, as pgpt train --compress; compared with what n ranks do, "
+        "simulated in one process"),
     OPTION_INT("steps", VerifyCallOptions, n_steps, 0, 0, 10000,
                "optimizer steps in every layout; 0: 20, with --all 4"),
     OPTION_INT("batch", VerifyCallOptions, batch, 0, 0, 1 << 20,
@@ -296,11 +300,18 @@ static Status read_options(Verify *run, int n_words, char *const *words, Error *
     TRY(offload_parse(&run->values.offload, &offload, error));
     if (offload.automatic) return error_user(error, "--offload auto is of pgpt train; say what to offload");
     TRY(offload_check(&offload, &run->backend.traits, true, error));
+    Compression compression;
+    TRY(compression_parse(call->compress, &compression, error));
+    compression.n_warmup = call->n_steps / 4;
+    if (compression.kind != COMPRESS_NONE && call->optimizer != OPTIMIZER_ADAMW)
+        return error_user(error, "--compress %s is simulated with --optimizer adamw; leave out the other one",
+                          call->compress);
     run->choice.batch = call->batch;
     run->choice.has_algorithms = !backend_has_own_memory(&run->backend);
     run->choice.breaks = call->left_out > 0;
     run->choice.is_f32 = precision.weight == DTYPE_F32;
     run->choice.scales_loss = precision.scales_loss;
+    run->choice.compresses = compression.kind != COMPRESS_NONE;
     run->verifier.options = (VerifyOptions){.setting = {.backend = &run->backend,
                                                         .precision = precision,
                                                         .batch = call->batch,
@@ -312,7 +323,8 @@ static Status read_options(Verify *run, int n_words, char *const *words, Error *
                                             .tolerance = tolerance.loss,
                                             .weight_tolerance = tolerance.weight,
                                             .left_out = (int)call->left_out,
-                                            .offload = offload};
+                                            .offload = offload,
+                                            .compression = compression};
     return STATUS_OK;
 }
 

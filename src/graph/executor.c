@@ -67,6 +67,7 @@ static KernelCall *prepared_call(const ExecutorPart *part, int number, MicroBatc
 }
 
 static bool runs_in(const Node *node, MicroBatch micro) {
+    if (!node_is_of(node, micro.regimes)) return false;
     return node_runs_in(node, micro.is_last) || (node->is_not_last && micro.goes_on);
 }
 

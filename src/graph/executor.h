@@ -105,6 +105,7 @@ typedef struct {
      * the one that it makes; and whether more micro-batches follow the last of the step. */
     int version;
     bool goes_on;
+    int regimes; /* of the step, bits REGIME_...; 0 where all steps are alike */
 } MicroBatch;
 
 #define MICRO_BATCH_ONLY ((MicroBatch){.is_first = true, .is_last = true})

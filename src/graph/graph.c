@@ -15,6 +15,11 @@ const char *place_name(Place place) {
     return names[place];
 }
 
+const char *regime_name(int regime) {
+    if (regime == REGIME_EXACT) return "exact";
+    return regime == REGIME_COMPRESSED ? "compressed" : regime == REGIME_ENTRY ? "entry" : "later";
+}
+
 const char *section_name(Section section) {
     static const char *const names[N_SECTIONS] = {"forward", "backward", "weight", "update", "check", "redo"};
     return names[section];
@@ -126,6 +131,7 @@ Node *graph_record(Graph *graph, const Op *op, const void *attributes, size_t at
     node->phase = section_phase(graph->section);
     node->chunk = graph->chunk;
     node->block = graph->block;
+    node->regimes = graph->regimes;
     bool needs_gradient = false;
     for (int i = 0; i < n_inputs; i++) {
         node->input[i] = inputs[i];

@@ -79,6 +79,17 @@ Phase section_phase(Section section);
  * in the first micro-batch of a step, so that nobody has to clear them. */
 typedef enum { WRITE_FRESH, WRITE_ADD, WRITE_ADD_AFTER_FIRST } WriteMode;
 
+/* Where a run's steps are not all alike (parallel/compress): of which steps a node is part. 0: of all. */
+enum {
+    REGIME_EXACT = 1,      /* those that sum exactly */
+    REGIME_COMPRESSED = 2, /* those that send in fewer bits */
+    REGIME_ENTRY = 4,      /* of these the first behind others, or behind a resume */
+    REGIME_LATER = 8,      /* and the rest of them */
+    N_REGIMES = 4
+};
+
+const char *regime_name(int regime); /* of one of them: "exact" */
+
 struct Tensor {
     const char *name;
     int id; /* index in graph->tensor */
@@ -120,6 +131,7 @@ struct Node {
         /* its inputs are parameters as they were before this update (MicroBatch.version) */
         is_of_last_version;
     bool is_on_host;   /* a device with memory of its own leaves it to the host's kernels, in PLACE_HOST */
+    int regimes;       /* in which steps it runs, bits REGIME_...; 0: in all */
     bool is_passed_by; /* autograd records nothing for it: another node's rule stands for it */
 };
 
@@ -133,6 +145,7 @@ typedef struct {
     Section section; /* given to nodes recorded now */
     int block;
     int chunk;       /* to nodes, and to tensors that are no view */
+    int regimes;     /* to nodes */
     Tensor *nothing; /* what a failed builder returns */
 } Graph;
 
@@ -165,7 +178,12 @@ static inline bool node_runs_in(const Node *node, bool is_last) {
 }
 
 static inline bool node_is_left_out(const Node *node) {
-    return node->is_last_only || node->is_not_last;
+    return node->is_last_only || node->is_not_last || node->regimes;
+}
+
+/* Is it part of a step of these regimes? */
+static inline bool node_is_of(const Node *node, int regimes) {
+    return !node->regimes || (node->regimes & regimes);
 }
 
 /* Does the node read or write this very tensor? And does it write any part of the memory of `root`? */

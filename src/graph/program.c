@@ -126,7 +126,10 @@ static Status check_kernels(const Graph *graph, const Backend *backend, Error *e
 
 Status program_build_chunks(Program *program, const char *name, Graph *graph, const Backend *backend,
                             int n_micro_batches, int n_chunks, const int *chunk_frames, Error *error) {
-    *program = (Program){.name = name, .graph = graph, .n_forward_runs = n_micro_batches};
+    *program = (Program){.name = name,
+                         .graph = graph,
+                         .n_forward_runs = n_micro_batches,
+                         .regimes = REGIME_COMPRESSED | REGIME_LATER};
     program->plan.n_chunks = n_chunks;
     const BackendTraits *traits = &backend->traits;
     int n_lanes = traits_n_lanes(traits) < LANES_MOST ? traits_n_lanes(traits) : LANES_MOST;
@@ -154,7 +157,7 @@ Cost program_section_cost(const Program *program, Section section) {
 }
 
 int program_node_runs(const Program *program, const Node *node) {
-    if (node->section == SECTION_REDO) return 0; /* hardly ever */
+    if (node->section == SECTION_REDO || !node_is_of(node, program->regimes)) return 0; /* hardly ever */
     if (section_is_of_step(node->section) || node->is_last_only) return 1;
     return program->n_forward_runs - node->is_not_last;
 }
@@ -209,6 +212,8 @@ static void print_node(const Program *program, int index, FILE *stream) {
     if (node->is_recomputed) fprintf(stream, "  [recomputed]");
     if (node->is_last_only) fprintf(stream, "  [last micro-batch]");
     if (node->is_not_last) fprintf(stream, "  [not last micro-batch]");
+    for (int bit = 0; bit < N_REGIMES; bit++)
+        if (node->regimes & 1 << bit) fprintf(stream, "  [%s]", regime_name(1 << bit));
     fprintf(stream, "%s%s\n", *description ? "  " : "", description);
 }
 

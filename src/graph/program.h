@@ -22,6 +22,7 @@ typedef struct {
     ProgramPart *part;                        /* (N_SECTIONS, n_chunks): ask program_part */
     int n_forward_runs;                       /* micro-batches a step */
     int n_recomputed;
+    int regimes;    /* of the step that is counted; program_build: the compressed one, where there is one */
     LaneStep *lane; /* (n_nodes): what runs beside what; NULL where the backend has one lane */
 } Program;
 

@@ -186,6 +186,7 @@ TrainerSetup train_setup(TrainRun *run) {
                           .parallel = &values->parallel,
                           .async = &run->async,
                           .offload = &run->offload,
+                          .compression = &run->compression,
                           .fault = &run->fault,
                           .activity = &run->activity,
                           .trace = &run->trace,

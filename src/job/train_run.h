@@ -82,10 +82,11 @@ struct TrainRun {
     PipelineLayout layout; /* of pp */
     Stages stages;         /* which blocks each has, where there are several */
     Pipeline pipeline;
-    ParameterPart part; /* what of the model this rank has */
-    Comm saving;        /* of all ranks, for checkpoints */
-    Offload offload;    /* what values.offload comes to */
-    AsyncOptions async; /* complete: what values.async comes to on these ranks */
+    ParameterPart part;      /* what of the model this rank has */
+    Comm saving;             /* of all ranks, for checkpoints */
+    Offload offload;         /* what values.offload comes to */
+    AsyncOptions async;      /* complete: what values.async comes to on these ranks */
+    Compression compression; /* likewise, of --compress */
     Trainer trainer;
     Log log;
     bool has_backend, has_trainer, has_init;
@@ -194,6 +195,11 @@ Status train_async_complete(TrainRun *run, Error *error);
 Status train_async_check(const TrainRun *run, Error *error);
 
 void train_async_say(const TrainRun *run);
+
+/* ---- Compressed sums (train_compress.c) */
+
+/* Fills in run->compression when mesh and steps are known, and checks it against the rest. */
+Status train_compress_complete(TrainRun *run, Error *error);
 
 /* ---- What the log says of it (train_say.c). Collective where there are several ranks; the root speaks. */
 

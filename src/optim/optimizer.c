@@ -1,7 +1,7 @@
 /* Parameters, gradients and moments are flat arrays with the same offsets, so one node updates everything;
  * which runs of elements decay comes from the parameter table (matrices do, vectors do not). What differs
  * from optimizer to optimizer is its table's business. */
-#include "optim/optimizer.h"
+#include "optim/optimizer_inside.h"
 
 #include "base/random.h"
 #include "graph/passes/insert.h"
@@ -170,7 +170,7 @@ void optimizer_hyper(const OptimizerOptions *options, double rate, int64_t step,
 
 /* Which of elements first .. first + n - 1 decay. A parameter's padding goes with it: it is 0 everywhere and
  * stays so. */
-static UpdateElements elements_of(const ParameterTable *table, int64_t first, int64_t n, Graph *graph) {
+UpdateElements optimizer_elements(const ParameterTable *table, int64_t first, int64_t n, Graph *graph) {
     DecayRun *runs = ARENA_ARRAY(&graph->arena, DecayRun, table->n_parameters);
     int n_runs = 0;
     for (int i = 0; i < table->n_parameters; i++) {
@@ -211,7 +211,7 @@ void updates_record_slice(const Updates *updates, UpdatePass pass, Tensor *facto
         update.parameter =
             graph_view(graph, tensors->master, SHAPE(slice->n), slice->local_first, tensors->master->name);
     }
-    UpdateElements elements = elements_of(updates->table, slice->flat_first, slice->n, graph);
+    UpdateElements elements = optimizer_elements(updates->table, slice->flat_first, slice->n, graph);
     elements.first_element = first_draw;
     for (int i = 0; i < tensors->n_moments; i++) {
         update.moment[i] =
@@ -294,8 +294,7 @@ static void record_square(const UpdateSlice *slice, FlatRun run, Tensor *total, 
 }
 
 /* Add up the squares of the gradients. Of what several ranks hold its owner counts it. */
-static void record_squares(const ParameterTable *table, const UpdateSlices *slices, Tensor *total,
-                           Graph *graph) {
+void optimizer_squares(const ParameterTable *table, const UpdateSlices *slices, Tensor *total, Graph *graph) {
     int n_foreign;
     const FlatRun *foreign = foreign_runs(table, slices->only_experts_count, graph, &n_foreign);
     bool adds = false;
@@ -441,7 +440,7 @@ static void record_slices(const Updates *updates) {
         Tensor *total = scalar(graph, "squared norm");
         tensors->factor = scalar(graph, "clip factor");
         tensors->norm = scalar(graph, "gradient norm");
-        record_squares(updates->table, slices, total, graph);
+        optimizer_squares(updates->table, slices, total, graph);
         if (options->clip_style == CLIP_CHECK) {
             record_checked(updates, total);
             return;

@@ -51,6 +51,14 @@ const OptionSpec parallel_option_specs[] = {
         "zero", ParallelOptions, zero, 0, 0, ZERO_STAGES,
         "ZeRO stage: 1 shards the optimizer state over the ranks of dp, cp and ep (of experts: dp and cp), 2 also the gradients, 3 also the weights "
         "(as FSDP)"),
+    OPTION_STRING(
+        "compress", ParallelOptions, compress, "none", "WAY",
+        "send less than the gradients: 1bit-adam or 0/1-adam (signs of the momentum), topk:X (the "
+        "largest share X), int8, f16; what is left out is kept and sent later (docs/COMPRESSION.md)",
+        .flags = OPTION_FIXED),
+    OPTION_INT("compress-warmup", ParallelOptions, compress_warmup, -1, -1, INT64_MAX / 2,
+               "exact steps before the first compressed one; -1: a fifth of the steps for 1bit-adam and "
+               "0/1-adam, none for the others"),
     OPTION_CHOICE("allreduce", ParallelOptions, all_reduce, DEFAULT_ALGORITHM, comm_algorithm_names,
                   "all-reduce algorithm that sums gradients: one of pgpt's, or the MPI library's own"),
     OPTION_FLOAT(

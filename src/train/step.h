@@ -14,6 +14,7 @@
 #include "graph/actions.h"
 #include "graph/wiring.h"
 #include "model/gpt.h"
+#include "optim/compressed.h"
 #include "optim/optimizer.h"
 #include "parallel/offload/offload.h"
 #include "parallel/pipeline/pipeline.h"
@@ -70,6 +71,13 @@ typedef struct {
     int64_t n_skipped; /* steps, since the run began */
 } LossScale;
 
+/* Of Adam with a frozen variance: how many updates the variance has had, which is what its bias is corrected
+ * by; and whether every rank has what it needs of the others' slices. */
+typedef struct {
+    int64_t n_variance_updates;
+    bool has_entered;
+} CompressedPhase;
+
 enum { STEP_MOST_BEGUN = 2 };
 
 /* What the executor and the communicator have counted so far. */
@@ -99,7 +107,10 @@ typedef struct {
     StepOptions options;
     OptimizerOptions optimizer_options;
     GradientSync sync;
-    LossScale scale;     /* of value 1 where it is not needed */
+    CompressedSync compressed; /* of a run whose ranks compress; {0}: they do not */
+    CompressedPhase phase;     /* likewise: where it stands, */
+    int regimes;               /* and which nodes the step that has begun runs */
+    LossScale scale;           /* of value 1 where it is not needed */
     int64_t n_unclipped; /* steps in a row whose gradient was short enough, and updates that were undone: */
     int64_t n_undone;    /* where they are checked later (checked.h) */
     int64_t B;           /* sequences of a micro-batch on this rank: at most micro_batch */

@@ -180,6 +180,44 @@ static Status record_backward(TrainStep *step, const Backend *backend, PipelineR
     return STATUS_OK;
 }
 
+static void record_exact(TrainStep *step, const FlatTensors *tensors) {
+    UpdateSlices slices = gradient_sync_begin_update(&step->sync, step->graph, tensors);
+    record_version(step);
+    step->optimizer = optimizer_record(&step->optimizer_options, step->options.precision,
+                                       &step->loss.parameters, &slices, step->loss.scale, step->graph);
+    gradient_sync_end_update(&step->sync, step->graph);
+}
+
+/* Sums over ranks and the update. Where ranks compress, exact steps leave out some nodes and the others some
+ * more. */
+static void record_update(TrainStep *step, const FlatTensors *tensors) {
+    Graph *graph = step->graph;
+    step->compressed = compressed_sync_plan(&step->sync, graph);
+    const CompressedSync *compressed = &step->compressed;
+    bool is_adam = compressed->comm && compression_is_adam(&step->options.sync.compression);
+    graph->regimes = compressed->comm ? REGIME_EXACT : 0;
+    gradient_sync_sum(&step->sync, graph, tensors);
+    if (!compressed->comm || is_adam) {
+        record_exact(step, tensors);
+        graph->regimes = REGIME_COMPRESSED;
+        if (is_adam) {
+            gradient_sync_pair(&step->sync, graph, tensors);
+            optimizer_record_compressed(&step->optimizer_options, &step->optimizer, &step->loss.parameters,
+                                        &step->compressed, step->loss.scale, graph);
+        }
+    } else {
+        graph->regimes = REGIME_COMPRESSED;
+        graph->section = SECTION_UPDATE;
+        graph->block = NO_BLOCK;
+        graph->chunk = 0;
+        gradient_sync_pair(&step->sync, graph, tensors);
+        compressed_sync_gradients(&step->compressed, graph, tensors->flat->gradient);
+        graph->regimes = 0;
+        record_exact(step, tensors);
+    }
+    graph->regimes = 0;
+}
+
 Status step_record(TrainStep *step, const ModelConfig *config, const ParameterTable *table,
                    const Backend *backend, bool is_training, Error *error) {
     const StepOptions *options = &step->options;
@@ -200,12 +238,7 @@ Status step_record(TrainStep *step, const ModelConfig *config, const ParameterTa
     }
     TRY(record_backward(step, backend, pipeline, error));
     sum_replicas(step, table);
-    gradient_sync_sum(&step->sync, graph, &tensors);
-    UpdateSlices slices = gradient_sync_begin_update(&step->sync, graph, &tensors);
-    record_version(step);
-    step->optimizer = optimizer_record(&step->optimizer_options, options->precision, &step->loss.parameters,
-                                       &slices, step->loss.scale, graph);
-    gradient_sync_end_update(&step->sync, graph);
+    record_update(step, &tensors);
     /* Behind all that the ranks do together for their slices: one without a slice does it at the end. */
     if (!step_options_unflushed(options)) /* else they are of no whole step here, and the host's business */
         step->routes = router_report_record(config, &step->loss,

@@ -4,6 +4,7 @@
 #include "train/step_inside.h"
 
 #include "ops/experts/experts.h"
+#include "ops/update/adamw.h"
 #include "parallel/comm_ops.h"
 
 #include <math.h>
@@ -171,7 +172,8 @@ static MicroBatch position_of(TrainStep *step, const StepAction *action) {
                         .is_last = action->is_last,
                         .chunk = action->chunk,
                         .frame = action->frame,
-                        .frames = frames_of(step, action)};
+                        .frames = frames_of(step, action),
+                        .regimes = step->regimes};
 }
 
 static const Section action_sections[N_ACTION_KINDS] = {SECTION_FORWARD, SECTION_BACKWARD, SECTION_UPDATE,
@@ -316,6 +318,31 @@ static Status upload_scale(TrainStep *step, Error *error) {
     return STATUS_OK;
 }
 
+/* Which nodes step `index` runs. */
+static void begin_regime(TrainStep *step, int64_t index) {
+    if (!step->compressed.comm) return;
+    bool is_exact = compression_is_exact(&step->options.sync.compression, index);
+    if (is_exact) step->phase.has_entered = false;
+    step->regimes = is_exact                  ? REGIME_EXACT
+                    : step->phase.has_entered ? REGIME_COMPRESSED | REGIME_LATER
+                                              : REGIME_COMPRESSED | REGIME_ENTRY;
+}
+
+/* A variance that is frozen keeps the bias that it had then. */
+static void freeze_correction(TrainStep *step, double rate, float *hyper) {
+    if (!(step->regimes & REGIME_COMPRESSED) || !compression_is_adam(&step->options.sync.compression)) return;
+    float then[N_HYPER];
+    int64_t n = step->phase.n_variance_updates;
+    optimizer_hyper(&step->optimizer_options, rate, n > 0 ? n - 1 : 0, step->options.seed, then);
+    hyper[HYPER_CORRECTION2] = then[HYPER_CORRECTION2];
+}
+
+/* After a step that changed something, or one that was skipped: then what was gathered need not be good. */
+static void end_regime(TrainStep *step, bool was_skipped) {
+    step->phase.n_variance_updates += step->regimes == REGIME_EXACT && !was_skipped;
+    step->phase.has_entered = (step->regimes & REGIME_COMPRESSED) && !was_skipped;
+}
+
 Status train_step_begin(TrainStep *step, const BatchSource *source, int64_t index, double rate,
                         Error *error) {
     Executor *executor = &step->executor;
@@ -324,7 +351,9 @@ Status train_step_begin(TrainStep *step, const BatchSource *source, int64_t inde
     bool has_first = was_uploaded_ahead(step, source, index);
     /* Before the backward: an eager update reads it there. */
     float hyper[N_HYPER];
+    begin_regime(step, index);
     optimizer_hyper(&step->optimizer_options, rate, index - step->scale.n_skipped, step->options.seed, hyper);
+    freeze_correction(step, rate, hyper);
     TRY(executor_upload(executor, step->optimizer.hyper, hyper, error));
     TRY(upload_scale(step, error));
     TRY(run_actions(step, source, index, has_first, true, &was_abandoned, error));
@@ -353,6 +382,7 @@ Status train_step_end(TrainStep *step, StepResult *result, Error *error) {
         result->was_skipped = step->loss.scale && !is_finite && step->scale.value > SMALLEST_SCALE;
         if (step->loss.scale) adapt_scale(&step->scale, is_finite);
     }
+    end_regime(step, result->was_skipped);
     StepClock before = step->clock;
     TRY(step_times_at(step, step->begun[number].n_started, &step->clock, error));
     train_step_times(step, &before, &step->clock, 1, result);

@@ -42,7 +42,8 @@ static GradientSyncOptions sync_of(const TrainerSetup *setup) {
     return (GradientSyncOptions){.mesh = setup->mesh,
                                  .zero = (int)parallel->zero,
                                  .bucket_bytes = (int64_t)(parallel->bucket_mb * 1048576.0),
-                                 .overlaps = parallel->overlap};
+                                 .overlaps = parallel->overlap,
+                                 .compression = setup->compression ? *setup->compression : (Compression){0}};
 }
 
 static AsyncOptions async_of(const TrainerSetup *setup) {
@@ -125,6 +126,9 @@ static void plan_saver(Trainer *trainer) {
     bool saves_on_the_way = options->saves && (options->save_every > 0 || options->clock_is_asked);
     saver_plan_parts(&trainer->saver, &step->sync.parameters_saved, &step->sync.moments_saved, types,
                      step->optimizer.n_moments, options->background_save && saves_on_the_way);
+    if (step->compressed.comm)
+        saver_plan_errors(&trainer->saver, step->compressed.owner_error ? &step->compressed.owner_map : NULL,
+                          &step->compressed.error_map);
 }
 
 /* What this rank holds of the model. */
@@ -220,7 +224,10 @@ double trainer_flops(const Trainer *trainer) {
 }
 
 uint64_t trainer_checkpoint_bytes(const Trainer *trainer) {
-    return checkpoint_bytes(&trainer->table, trainer->saver.type, trainer->step.optimizer.n_moments);
+    CheckpointState state = {0};
+    trainer_say_errors(trainer, &state);
+    return checkpoint_bytes(&trainer->table, trainer->saver.type, trainer->step.optimizer.n_moments) +
+           checkpoint_error_bytes(&trainer->table, &state);
 }
 
 bool trainer_is_saved(const Trainer *trainer) {
@@ -385,14 +392,16 @@ static Status read_tensors(Trainer *trainer, const Checkpoint *checkpoint, float
         TRY(checkpoint_read_map(checkpoint, &trainer->table, i, &sync->moments, host, error));
         TRY(upload_moment(executor, optimizer->moment[i], i, sync->moments.n_local, host, error));
     }
+    TRY(trainer_take_errors(trainer, checkpoint, host, error));
     return trainer_take_router_bias(trainer, checkpoint->state.router_bias, error);
 }
 
 /* Of the longest array that this process holds. */
-static size_t host_bytes(const Trainer *trainer) {
+static size_t host_bytes(const Trainer *trainer, int n_errors) {
     const GradientSync *sync = &trainer->step.sync;
     int64_t n =
         sync->parameters.n_local > sync->moments.n_local ? sync->parameters.n_local : sync->moments.n_local;
+    if (n_errors) n = 2 * sync->partition.n_flat; /* a sum, and what is added */
     return (size_t)n * sizeof(float);
 }
 
@@ -403,7 +412,9 @@ Status trainer_resume(Trainer *trainer, const char *folder, Error *error) {
     if (checkpoint.warning[0]) log_warning(trainer->setup.log, "%s", checkpoint.warning);
     void *host = NULL;
     TRY_GOTO(check_same_run(trainer, &checkpoint, error), done);
-    TRY_GOTO(memory_alloc(&host, host_bytes(trainer), "the checkpoint's weights", error), done);
+    TRY_GOTO(memory_alloc(&host, host_bytes(trainer, checkpoint.state.n_errors), "the checkpoint's weights",
+                          error),
+             done);
     TRY_GOTO(read_tensors(trainer, &checkpoint, host, error), done);
     go_on_from(trainer, &checkpoint.state);
     if (trainer->step.loss.scale && checkpoint.state.loss_scale > 0.0)
@@ -414,7 +425,7 @@ Status trainer_resume(Trainer *trainer, const char *folder, Error *error) {
                  checkpoint.path);
     }
 done:
-    memory_free(host, host_bytes(trainer));
+    memory_free(host, host_bytes(trainer, checkpoint.state.n_errors));
     checkpoint_close(&checkpoint);
     return error->status;
 }

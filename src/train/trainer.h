@@ -41,6 +41,7 @@ typedef struct {
     const ParallelOptions *parallel;
     const AsyncOptions *async;      /* complete; NULL: exact */
     const Offload *offload;         /* NULL: nothing is offloaded */
+    const Compression *compression; /* complete; NULL: none */
     Activity *activity;             /* that is told what the trainer does; NULL: nobody */
     const Fault *fault;             /* on purpose; NULL: none */
     Trace *trace;                   /* that records it; NULL: nobody */
@@ -136,6 +137,11 @@ Status trainer_take_router_bias(Trainer *trainer, const float *whole, Error *err
 
 /* The load of every expert in the last step, to trainer->last, while no other has begun. Collective. */
 Status trainer_gather_loads(Trainer *trainer, Error *error);
+
+/* What ranks that compress have left over (trainer_errors.c): what a checkpoint says of it, and this rank's
+ * from there, whatever the number of ranks that saved it. `room` has 2 · n_flat elements. */
+void trainer_say_errors(const Trainer *trainer, CheckpointState *state);
+Status trainer_take_errors(Trainer *trainer, const Checkpoint *checkpoint, float *room, Error *error);
 
 /* Begin with the weights of another model, which must have this one's parameters. */
 Status trainer_take_weights(Trainer *trainer, const ModelSource *source, Error *error);

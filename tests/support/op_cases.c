@@ -3,6 +3,7 @@
 #include "op_case_inputs.h"
 
 #include "graph/passes/sums.h"
+#include "ops/compress/compress.h"
 #include "ops/update/adamw.h"
 #include "ops/update/lamb.h"
 #include "ops/update/sgd.h"
@@ -447,6 +448,48 @@ static UpdateTensors update_of(OpCase *test, Tensor *hyper, int n_moments, const
 }
 
 static const char *const moment_names[UPDATE_MAX_MOMENTS] = {"moment1", "moment2"};
+
+/* From a gradient through all three operations, for as many ranks as there are slices, all of which send the
+ * same of their first slice. */
+void build_compress(OpCase *test) {
+    Graph *graph = test->graph;
+    const int64_t *size = test->spec->size, n = size[0];
+    int n_slices = (int)size[2];
+    bool is_momentum = size[3];
+    int64_t *border = ARENA_ARRAY(&graph->arena, int64_t, n_slices + 1);
+    for (int i = 0; i < n_slices; i++)
+        border[i + 1] = i + 1 == n_slices ? n : n / n_slices * (i + 1) / 64 * 64;
+    CompressAttributes a = {.codec = {(CodecKind)size[1], 3},
+                            .n_slices = n_slices,
+                            .border = border,
+                            .gain = 0.4f,
+                            .keep = is_momentum ? 0.9f : 0.0f,
+                            .bound = is_momentum ? 0.7f : 0.0f};
+    Tensor *factor = test->spec->flags & CASE_FACTOR
+                         ? case_literal(test, DTYPE_F32, 1, "factor", (const float[]){0.5f})
+                         : NULL;
+    CompressTensors tensors = {.gradient = case_activation(test, SHAPE(n), "gradient"),
+                               .momentum = is_momentum ? case_activation(test, SHAPE(n), "momentum") : NULL,
+                               .variance =
+                                   is_momentum ? case_parameter(test, SHAPE(n), "variance", 4.0f) : NULL,
+                               .factor = factor,
+                               .error = case_activation(test, SHAPE(n), "error")};
+    graph->section = SECTION_UPDATE;
+    Tensor *words = op_compress(graph, &tensors, &a);
+    CompressAttributes one = a;
+    int64_t first = border[1], n_words = codec_words(&a.codec, first);
+    one.n_slices = 1;
+    one.gain = 0.25f;
+    CompressTensors owner = {
+        .variance = is_momentum ? graph_view(graph, tensors.variance, SHAPE(first), 0, "variance") : NULL,
+        .factor = factor,
+        .error = case_activation(test, SHAPE(first), "owner error")};
+    Tensor *mine = graph_view(graph, words, SHAPE(n_words), 0, "words");
+    Tensor *combined = graph_tensor(graph, PLACE_ACTIVATION, DTYPE_I32, SHAPE(n_words), "combined");
+    op_combine(graph, mine, &owner, combined, &one);
+    Tensor *numbers = graph_tensor(graph, PLACE_ACTIVATION, DTYPE_F32, SHAPE(n), "numbers");
+    op_expand(graph, words, &(CompressTensors){.variance = tensors.variance}, numbers, &a);
+}
 
 void build_adamw(OpCase *test) {
     AdamwAttributes attributes = {.elements = elements_of(test),

@@ -62,6 +62,9 @@
     PLAIN(OP_ZERO, cpu_zero)                                                                                 \
     PLAIN(OP_DROPOUT, cpu_dropout)                                                                           \
     PLAIN(OP_GATHER, cpu_gather)                                                                             \
+    PLAIN(OP_COMPRESS, cpu_compress)                                                                         \
+    PLAIN(OP_COMBINE, cpu_combine)                                                                           \
+    PLAIN(OP_EXPAND, cpu_expand)                                                                             \
     PLAIN(OP_PACK, cpu_pack)                                                                                 \
     WITH_SCRATCH(OP_SUM, cpu_sum)                                                                            \
     PLAIN(OP_CROSS_ENTROPY, cpu_cross_entropy)                                                               \

@@ -102,12 +102,17 @@ static void plan_maps(GradientSync *sync, const PartitionPlace *places, Arena *a
     sync->parameters_saved = sync->moments_saved = places[FLAT_SHARED].rank == 0 ? whole : nothing;
 }
 
+/* A rank that compresses needs all of its own gradient in one place: it is not sharded. */
+static int zero_of(const GradientSyncOptions *options) {
+    return options->compression.kind != COMPRESS_NONE && options->zero == 2 ? 1 : options->zero;
+}
+
 GradientSync gradient_sync_plan(const GradientSyncOptions *options, Precision precision,
                                 const FlatArray *array, Arena *arena) {
     PartitionPlace places[N_FLAT_GROUPS];
     find_places(options, places);
     GradientSync sync = {.options = options,
-                         .zero = places[FLAT_SHARED].n_ranks > 1 ? options->zero : 0,
+                         .zero = places[FLAT_SHARED].n_ranks > 1 ? zero_of(options) : 0,
                          .precision = precision,
                          .array = *array};
     if (places[FLAT_SHARED].n_ranks > 1) sync.comm[FLAT_SHARED] = mesh_sums(options->mesh);
@@ -238,7 +243,11 @@ UpdateSlices gradient_sync_begin_update(GradientSync *sync, Graph *graph, const 
     graph->block = NO_BLOCK;
     graph->chunk = 0;
     hold_weights(sync, graph, tensors);
-    sync_sum_pair(sync, graph, tensors);
+    int regimes = graph->regimes;
+    bool compresses = sync->options->compression.kind != COMPRESS_NONE && sync->comm[FLAT_SHARED];
+    if (compresses) graph->regimes = REGIME_EXACT; /* else it is summed before (gradient_sync_pair) */
+    sync_sum_pair(sync, graph, tensors, false);
+    graph->regimes = regimes;
     if (sync->strategy->begin_update) sync->strategy->begin_update(sync, graph, tensors, &slices);
     if (sync->options->mesh) {
         slices.record_sum = sum_norm;
@@ -254,6 +263,17 @@ UpdateSlices gradient_sync_begin_update(GradientSync *sync, Graph *graph, const 
     slices.record_end = end_first;
     slices.context = sync;
     return slices;
+}
+
+void gradient_sync_pair(GradientSync *sync, Graph *graph, const FlatTensors *tensors) {
+    sync_sum_pair(sync, graph, tensors, true);
+}
+
+void gradient_sync_scalar(GradientSync *sync, Graph *graph, Tensor *scalar) {
+    const Mesh *mesh = sync->options->mesh;
+    if (sync->comm[FLAT_SHARED]) op_scalar_sum(graph, sync->comm[FLAT_SHARED], scalar);
+    if (mesh->shape.size[AXIS_TP] > 1) op_scalar_sum(graph, mesh_comm(mesh, AXIS_TP), scalar);
+    if (mesh->shape.size[AXIS_PP] > 1) op_scalar_sum(graph, mesh_comm(mesh, AXIS_PP), scalar);
 }
 
 void gradient_sync_end_update(GradientSync *sync, Graph *graph) {

@@ -19,6 +19,7 @@
 #define PGPT_PARALLEL_SYNC_GRADIENT_SYNC_H
 
 #include "graph/precision.h"
+#include "parallel/compress/compression.h"
 #include "parallel/mesh.h"
 #include "parallel/sync/partition.h"
 #include "parallel/sync/update_slices.h"
@@ -47,8 +48,9 @@ typedef struct {
      * the shares is the batch's. */
     bool is_async;
     int share, n_shares;
-    bool stages_apart; /* the stages of a pipeline update on their own: each has a norm of its own */
-    bool root_saves;   /* rank 0 writes checkpoints alone: the others do not have what is in them */
+    bool stages_apart;       /* the stages of a pipeline update on their own: each has a norm of its own */
+    Compression compression; /* of sums over ranks; {0}: they are exact */
+    bool root_saves;         /* rank 0 writes checkpoints alone: the others do not have what is in them */
 } GradientSyncOptions;
 
 /* The ranks that hold the same parameters and sum their gradients, with what reaches their memory: those of
@@ -154,6 +156,12 @@ void gradient_sync_sum(GradientSync *sync, Graph *graph, const FlatTensors *tens
  * their gradients first (mesh_open_ends), before anybody takes a norm. */
 UpdateSlices gradient_sync_begin_update(GradientSync *sync, Graph *graph, const FlatTensors *tensors);
 void gradient_sync_end_update(GradientSync *sync, Graph *graph);
+
+/* Of gradients that were not summed (parallel/compress): a table at both ends of a pipeline gets the sum of
+ * theirs; and a scalar that of all ranks. */
+void gradient_sync_pair(GradientSync *sync, Graph *graph, const FlatTensors *tensors);
+void gradient_sync_scalar(GradientSync *sync, Graph *graph, Tensor *scalar);
+
 void gradient_sync_gather(GradientSync *sync, Graph *graph, const FlatTensors *tensors);
 
 #endif

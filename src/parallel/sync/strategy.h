@@ -23,8 +23,8 @@ void sync_end_slices(GradientSync *sync, Graph *graph);
  * (zero2.c) */
 void sync_shard_gradients(GradientSync *sync, Graph *graph, const FlatTensors *tensors);
 
-/* At the beginning of the update: adds the two gradients of a table that both ends of a pipeline hold.
- * (tie.c) */
-void sync_sum_pair(GradientSync *sync, Graph *graph, const FlatTensors *tensors);
+/* At the beginning of the update: adds the two gradients of a table that both ends of a pipeline hold, of
+ * what this rank updates or of all. (tie.c) */
+void sync_sum_pair(GradientSync *sync, Graph *graph, const FlatTensors *tensors, bool is_whole);
 
 #endif

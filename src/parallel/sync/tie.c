@@ -8,7 +8,8 @@
 #include "parallel/comm_ops.h"
 
 /* The rank's own part of a unit's gradient: all of it, or its slice. */
-static Tensor *own_part(const GradientSync *sync, Graph *graph, const FlatTensors *tensors, int index) {
+static Tensor *own_part(const GradientSync *sync, Graph *graph, const FlatTensors *tensors, int index,
+                        bool is_whole) {
     const GradientStrategy *strategy = sync->strategy;
     const PartitionUnit *unit = &sync->partition.unit[index];
     Tensor *gradient = strategy->shards_gradients ? sync->gradient_shard : tensors->flat->gradient;
@@ -16,7 +17,7 @@ static Tensor *own_part(const GradientSync *sync, Graph *graph, const FlatTensor
     if (!graph_check(graph, gradient && gradient->place == PLACE_GRADIENT,
                      "a tied table of a pipeline needs its whole gradient; leave out --eager-update"))
         return NULL;
-    if (strategy->shards_optimizer) {
+    if (strategy->shards_optimizer && !is_whole) {
         n = partition_slice_count(&sync->partition, index);
         first = strategy->shards_gradients ? unit->local_first
                                            : unit->first + partition_slice_first(&sync->partition, index);
@@ -24,14 +25,14 @@ static Tensor *own_part(const GradientSync *sync, Graph *graph, const FlatTensor
     return n ? graph_view(graph, gradient, SHAPE(n), first, "gradients (tied)") : NULL;
 }
 
-void sync_sum_pair(GradientSync *sync, Graph *graph, const FlatTensors *tensors) {
+void sync_sum_pair(GradientSync *sync, Graph *graph, const FlatTensors *tensors, bool is_whole) {
     const Mesh *mesh = sync->options->mesh;
     if (!mesh || mesh->shape.size[AXIS_PP] == 1 || sync->options->is_async) return;
     for (int i = 0; i < sync->partition.n_units && graph->error.status == STATUS_OK; i++) {
         if (!sync->array.piece[sync->partition.unit[i].first_piece].is_pair) continue;
         Comm *ends = mesh_ends(mesh);
         if (!graph_check(graph, ends != NULL, "the ends of the pipeline have no communicator")) return;
-        Tensor *part = own_part(sync, graph, tensors, i);
+        Tensor *part = own_part(sync, graph, tensors, i, is_whole);
         if (part) op_comm_wait(graph, op_all_reduce(graph, ends, part));
     }
 }

@@ -41,6 +41,14 @@ static SaveRequest save_request(Trainer *trainer, const char *run) {
                            .keep_last = setup->options->keep,
                            .keep_best = trainer->has_evaluation};
     for (int i = 0; i < optimizer->n_moments; i++) request.array[1 + i] = optimizer->moment[i];
+    const CompressedSync *compressed = &trainer->step.compressed;
+    if (!compressed->comm) return request;
+    trainer_say_errors(trainer, &request.state);
+    request.array[1 + optimizer->n_moments] = compressed->owner_error;
+    request.array[2 + optimizer->n_moments] = compressed->error;
+    request.owner_error_saved = compressed->owner_error ? &compressed->owner_map : NULL;
+    request.error_saved = &compressed->error_map;
+    request.error_rank = compressed->comm->rank;
     return request;
 }
 

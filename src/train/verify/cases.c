@@ -256,8 +256,17 @@ static bool is_passed_over(const VerifyChoice *choice, const VerifyCase *layout)
     return turn % (layout->shape.size[AXIS_EP] > 1 ? 2 : 4);
 }
 
+/* What --compress cannot go with; along cp one process has not the parts of a gradient that ranks have. */
+static bool can_compress(const VerifyCase *layout) {
+    const int *size = layout->shape.size;
+    bool is_unflushed = size[AXIS_PP] > 1 && schedule_info(layout->schedule)->is_asynchronous;
+    return size[AXIS_CP] == 1 && size[AXIS_EP] == 1 && layout->zero < 3 && !is_unflushed &&
+           !layout->checks_later;
+}
+
 static bool is_legal(const VerifyChoice *choice, const VerifyCase *layout) {
     const int *size = layout->shape.size;
+    if (choice->compresses && !can_compress(layout)) return false;
     ScheduleShape shape = {(int)layout->n_micro_batches, size[AXIS_PP], layout->n_chunks};
     Error none = {0};
     if (!can_share(choice, layout) || is_far_fetched(layout) || is_passed_over(choice, layout)) return false;

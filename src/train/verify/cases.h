@@ -58,6 +58,7 @@ typedef struct {
     int64_t batch;
     bool has_algorithms, breaks, is_f32;
     bool scales_loss; /* f16: not without a flush */
+    bool compresses;  /* only layouts that can */
 } VerifyChoice;
 
 /* All of them, from the arena. */

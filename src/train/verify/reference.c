@@ -6,14 +6,22 @@
 
 #include <stdlib.h>
 
+bool verify_is_compressed(const VerifyOptions *options, const VerifyCase *layout) {
+    return options->compression.kind != COMPRESS_NONE && layout->shape.size[AXIS_DP] > 1;
+}
+
 static bool is_delayed(const VerifyCase *layout) {
     return layout->shape.size[AXIS_PP] > 1 && schedule_info(layout->schedule)->is_asynchronous;
 }
 
-/* Would both layouts have the same reference? Where weights are late it depends on what is late, and on how
+/* Would both layouts have the same reference? Where ranks compress it says
+ * nothing but what the model is. Where weights are late it depends on what is late, and on how
  * the blocks are cut, which may depend on tp. */
-static bool is_same(const VerifyCase *a, const VerifyCase *b) {
+static bool is_same(const VerifyOptions *options, const VerifyCase *a, const VerifyCase *b) {
     if (a->model != b->model || a->tied != b->tied || a->n_layers != b->n_layers) return false;
+    bool is_simulated = verify_is_compressed(options, a);
+    if (is_simulated != verify_is_compressed(options, b)) return false;
+    if (is_simulated) return true;
     if (!is_delayed(a) && !is_delayed(b)) return true;
     const int *x = a->shape.size, *y = b->shape.size;
     return is_delayed(a) && is_delayed(b) && a->schedule == b->schedule && x[AXIS_PP] == y[AXIS_PP] &&
@@ -43,6 +51,7 @@ static Status train_serially(VerifyReference *reference, const VerifyOptions *op
 }
 
 static Status train(VerifyReference *reference, const VerifyOptions *options, Error *error) {
+    if (verify_is_compressed(options, &reference->layout)) return STATUS_OK; /* simulated beside it */
     return is_delayed(&reference->layout)
                ? verify_train_delayed(reference, options, &reference->layout, error)
                : train_serially(reference, options, error);
@@ -94,7 +103,7 @@ static void forget_delayed(VerifyReferences *references) {
 Status verify_reference_find(VerifyReferences *references, const VerifyOptions *options,
                              const VerifyCase *layout, const VerifyReference **found, Error *error) {
     for (VerifyReference *at = references->first; at; at = at->next) {
-        if (!is_same(&at->layout, layout)) continue;
+        if (!is_same(options, &at->layout, layout)) continue;
         *found = at;
         return STATUS_OK;
     }

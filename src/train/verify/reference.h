@@ -19,7 +19,11 @@ typedef struct {
     double weight_tolerance; /* of weights, of the largest of each tensor */
     int left_out;            /* see GradientSyncOptions */
     Offload offload;         /* of layouts: bit by bit what the same layout makes without it; {0}: of none */
+    Compression compression; /* likewise */
 } VerifyOptions;
+
+/* Does a layout compress anything? It is then compared step by step (compressed.h). */
+bool verify_is_compressed(const VerifyOptions *options, const VerifyCase *layout);
 
 typedef struct VerifyReference VerifyReference;
 struct VerifyReference {

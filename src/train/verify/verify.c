@@ -9,6 +9,7 @@
 #include "train/checked.h"
 #include "train/model_mesh.h"
 #include "train/unflushed.h"
+#include "train/verify/compressed.h"
 #include "train/verify/delayed.h"
 
 #include <math.h>
@@ -280,7 +281,8 @@ static Status open_layout(LayoutRun *run, const VerifyOptions *options, const Ve
                                 .zero = layout->zero,
                                 .bucket_bytes = 16384, /* several even of a small model */
                                 .overlaps = layout->overlaps,
-                                .left_out = options->left_out};
+                                .left_out = options->left_out,
+                                .compression = options->compression};
     VerifySetting setting = options->setting;
     if (offloads) setting.offload = options->offload;
     TRY(verify_training_open(&run->training, &setting, config, layout, &sync,
@@ -324,7 +326,10 @@ static Status run_layout(const VerifyOptions *options, const VerifyReference *re
         Comparer comparer = {options,    reference, &run.training, run.held,
                              run.wanted, result,    bits,          !offloads};
         result->transport = transport_of(&run.mesh);
-        TRY_GOTO(train_and_compare(&comparer, error), done);
+        CompressedRun compressed = {options, layout, &reference->config, group, &run.training, result};
+        TRY_GOTO(verify_is_compressed(options, layout) ? verify_run_compressed(&compressed, error)
+                                                       : train_and_compare(&comparer, error),
+                 done);
     }
 done:
     close_layout(&run, options->setting.backend);

@@ -1,0 +1,98 @@
+/* pgpt train --compress: what it comes to in this run, and with what it cannot go. */
+#include "job/train_run.h"
+
+#include "base/options/options_refuse.h"
+
+static Status refuse_ignored(const TrainRun *run, Error *error) {
+    bool compresses = run->compression.kind != COMPRESS_NONE;
+    const OptionCondition rules[] = {
+        {"compress-warmup", "--compress", compresses},
+    };
+    return options_refuse_idle(&run->options, rules, sizeof rules / sizeof rules[0], OPTION_FROM_COMMAND,
+                               error);
+}
+
+/* A run that was begun on several ranks may be ended by one, which sends nothing. */
+static Status check_alone(TrainRun *run, Error *error) {
+    const int *size = run->shape.size;
+    if (run->compression.kind == COMPRESS_NONE || size[AXIS_DP] * size[AXIS_CP] > 1) return STATUS_OK;
+    const char *text = run->values.parallel.compress;
+    if (options_source(&run->options, "compress") == OPTION_FROM_COMMAND)
+        return error_user(error,
+                          "--compress %s is for ranks that share a batch, along dp or cp, and here is one of "
+                          "them; start several with mpirun -n 4, or leave it out",
+                          text);
+    log_warning(&run->log, "the run was begun with --compress %s; with nobody to send to it goes on as exact",
+                text);
+    run->compression = (Compression){0};
+    return STATUS_OK;
+}
+
+/* What else of the run it cannot go with. */
+static Status check_others(const TrainRun *run, Error *error) {
+    const TrainCommand *values = &run->values;
+    const char *text = values->parallel.compress;
+    Precision precision = precision_of((PrecisionKind)values->train.precision);
+    if (values->parallel.zero > 2)
+        return error_user(error,
+                          "--compress %s needs whole weights on every rank, and --zero 3 shards them; choose "
+                          "--zero 1 or 2, or leave one out",
+                          text);
+    if (values->async.sync != SYNC_EXACT)
+        return error_user(error,
+                          "--compress %s is of sums in every step, and --sync %s makes none; leave one out",
+                          text, sync_names[values->async.sync]);
+    if (offload_has(&run->offload, OFFLOAD_OPTIMIZER))
+        return error_user(error,
+                          "--compress %s works on the optimizer's state where gradients are, and --offload "
+                          "optimizer keeps it elsewhere; leave one out",
+                          text);
+    if (run->shape.size[AXIS_EP] > 1)
+        return error_user(error,
+                          "--compress %s is for what all ranks hold, and --ep %d divides the experts among "
+                          "them; leave one out",
+                          text, run->shape.size[AXIS_EP]);
+    if (train_has_pipeline(run) && schedule_info(run->layout.kind)->is_asynchronous)
+        return error_user(
+            error,
+            "--compress %s needs the whole gradient of a step, and --schedule %s is not flushed "
+            "between them; choose a synchronous schedule (1f1b)",
+            text, schedule_info(run->layout.kind)->name);
+    if (values->optimizer.clip_style == CLIP_CHECK)
+        return error_user(
+            error,
+            "--compress %s cannot take an update back, as --clip-style check may have to: errors "
+            "are spent by then; leave out --clip-style",
+            text);
+    if (precision.gradient != DTYPE_F32)
+        return error_user(
+            error,
+            "--compress %s keeps its errors in f32 beside f32 gradients; choose --dtype bf16 or "
+            "f16 in the place of %s",
+            text, precision_names[values->train.precision]);
+    if (compression_is_adam(&run->compression) && values->optimizer.kind != OPTIMIZER_ADAMW)
+        return error_user(
+            error,
+            "--compress %s is a form of Adam and needs --optimizer adamw; for %s choose int8, f16 "
+            "or topk:X",
+            text, optimizer_name((OptimizerKind)values->optimizer.kind));
+    return STATUS_OK;
+}
+
+Status train_compress_complete(TrainRun *run, Error *error) {
+    ParallelOptions *parallel = &run->values.parallel;
+    TRY(compression_parse(parallel->compress, &run->compression, error));
+    TRY(refuse_ignored(run, error));
+    TRY(check_alone(run, error));
+    if (run->compression.kind == COMPRESS_NONE) return STATUS_OK;
+    TRY(check_others(run, error));
+    if (parallel->compress_warmup < 0)
+        parallel->compress_warmup = compression_default_warmup(&run->compression, run->values.train.n_steps);
+    if (compression_is_adam(&run->compression) && parallel->compress_warmup == 0)
+        return error_user(error,
+                          "--compress-warmup 0: %s freezes a variance that it has to learn first; give it "
+                          "some steps, a fifth of them say",
+                          parallel->compress);
+    run->compression.n_warmup = parallel->compress_warmup;
+    return STATUS_OK;
+}

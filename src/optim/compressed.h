@@ -1,0 +1,17 @@
+/* Adam's update where ranks agree on a compressed momentum (parallel/compress): 1-bit Adam, 0/1 Adam.
+ *
+ * Recorded behind the exact update, whose state it works on, for steps of REGIME_COMPRESSED. The variance is
+ * that of the last exact step. The gradient was not summed, so its norm is not known; what is clipped is the
+ * gradient of every rank, all by the same factor, by the norm that their sum would have if they were at right
+ * angles to each other: √Σ|g_i|². The reported norm is this one. */
+#ifndef PGPT_OPTIM_COMPRESSED_H
+#define PGPT_OPTIM_COMPRESSED_H
+
+#include "optim/optimizer.h"
+#include "parallel/compress/compressed_sync.h"
+
+void optimizer_record_compressed(const OptimizerOptions *options, const OptimizerTensors *tensors,
+                                 const ParameterTensors *parameters, CompressedSync *compressed,
+                                 Tensor *loss_scale, Graph *graph);
+
+#endif

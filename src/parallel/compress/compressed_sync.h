@@ -1,0 +1,58 @@
+/* The compressed sum over the ranks of dp and cp, as nodes of the update (ops/compress/compress.h has the
+ * operations between its messages):
+ *
+ *     CompressedSync compressed = compressed_sync_plan(&sync, graph);
+ *     compressed_sync_gradients(&compressed, graph, tensors);         // every gradient is the sum, or
+ *     compressed_sync_momentum(&compressed, graph, &moments);         // the momentum is that of all ranks
+ *
+ * A unit of the flat arrays (parallel/sync/partition.h) travels by itself: its words go to the owners of its
+ * slices, come back from them, and are expanded while the next unit travels. Nodes get the regime that the
+ * graph has.
+ *
+ * A rank's errors are as long as the flat arrays, an owner's are of its slices. */
+#ifndef PGPT_PARALLEL_COMPRESS_COMPRESSED_SYNC_H
+#define PGPT_PARALLEL_COMPRESS_COMPRESSED_SYNC_H
+
+#include "ops/compress/compress.h"
+#include "parallel/sync/gradient_sync.h"
+
+typedef struct {
+    GradientSync *sync;
+    Codec codec;
+    Comm *comm;                    /* of those that share a sum; NULL: there is nothing to compress */
+    ShardMap error_map, owner_map; /* of the flat arrays, in the next two */
+    Tensor *error;                 /* (n_flat) this rank's */
+    Tensor *owner_error;           /* (n_local) of its slices; NULL: sums stay with their owners */
+    Tensor *kept;                  /* (words) what the momentum was last, where nobody has it in f32 */
+    int64_t *kept_first;           /* (n_units+1) where those of each unit begin */
+    Tensor *variance;              /* (n_flat) of all slices, likewise */
+    Tensor *master;                /* (n_flat) master weights, likewise; NULL: there are none */
+} CompressedSync;
+
+/* The errors of a run that compresses; {0} for one that does not. */
+CompressedSync compressed_sync_plan(GradientSync *sync, Graph *graph);
+
+/* Gradients of this rank become sums over all ranks: whole ones, or with ZeRO in this rank's slices. */
+void compressed_sync_gradients(CompressedSync *compressed, Graph *graph, Tensor *gradient);
+
+/* What Adam has, whole or of this rank's slices. */
+typedef struct {
+    Tensor *momentum, *variance, *master /* or NULL */;
+} AdamState;
+
+typedef struct {
+    Tensor *gradient; /* (n_flat) this rank's; sums of all ranks' are what is wanted */
+    Tensor *factor;   /* by which it is multiplied; or NULL */
+    AdamState state;  /* by sync->moments */
+    float beta1, beta2;
+    /* Record the update of elements first .. first + n - 1 by these (n) tensors. */
+    void (*record_update)(void *context, Graph *graph, int64_t first, int64_t n, const AdamState *state);
+    void *context;
+} CompressedMomentum;
+
+/* momentum = the mean over ranks of beta1·momentum + (1 - beta1)·gradient·n_ranks, as words say it; then the
+ * update, unit by unit. Where the optimizer's state is in slices, every rank has the momentum as words, and
+ * variance and master weights whole. */
+void compressed_sync_momentum(CompressedSync *compressed, Graph *graph, const CompressedMomentum *momentum);
+
+#endif

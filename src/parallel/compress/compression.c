@@ -1,0 +1,79 @@
+/* 0/1 Adam looks at the variance again at intervals that double: in an exact step. */
+#include "parallel/compress/compression.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char *const names[N_COMPRESS_KINDS] = {"none", "1bit-adam", "0/1-adam", "topk", "int8", "f16"};
+
+/* "NAME:number". */
+static bool take_number(const char *text, const char *name, double *number) {
+    size_t n = strlen(name);
+    if (strncmp(text, name, n) != 0 || text[n] != ':') return false;
+    char *end;
+    errno = 0;
+    *number = strtod(text + n + 1, &end);
+    return !errno && end != text + n + 1 && !*end;
+}
+
+Status compression_parse(const char *text, Compression *compression, Error *error) {
+    *compression = (Compression){0};
+    double number;
+    for (int kind = 0; kind < N_COMPRESS_KINDS; kind++) {
+        if (strcmp(text, names[kind]) != 0 || kind == COMPRESS_TOPK) continue;
+        compression->kind = kind;
+        return STATUS_OK;
+    }
+    if (take_number(text, names[COMPRESS_TOPK], &number)) {
+        if (!(number > 0.0 && number <= 0.5))
+            return error_user(error,
+                              "--compress %s: the share of the gradient that is sent lies above 0 and is at "
+                              "most 0.5; topk:0.01 is usual",
+                              text);
+        compression->kind = COMPRESS_TOPK;
+        compression->share = number;
+        return STATUS_OK;
+    }
+    return error_user(error,
+                      "--compress %s is none of the ways there are: none, 1bit-adam, 0/1-adam, topk:X (the "
+                      "largest share X, as topk:0.01), int8, f16",
+                      text);
+}
+
+const char *compression_name(const Compression *compression, char *text, size_t n_bytes) {
+    const char *name = names[compression->kind];
+    if (compression->kind == COMPRESS_TOPK) snprintf(text, n_bytes, "%s:%g", name, compression->share);
+    else snprintf(text, n_bytes, "%s", name);
+    return text;
+}
+
+Codec compression_codec(const Compression *compression) {
+    Codec codec = {.kind = CODEC_SIGN};
+    switch (compression->kind) {
+    case COMPRESS_INT8: codec.kind = CODEC_INT8; break;
+    case COMPRESS_F16: codec.kind = CODEC_F16; break;
+    case COMPRESS_TOPK:
+        codec.kind = CODEC_TOP;
+        codec.n_kept = (int)ceil(compression->share * CODEC_BLOCK - 1e-9);
+        break;
+    default: break;
+    }
+    return codec;
+}
+
+int64_t compression_default_warmup(const Compression *compression, int64_t n_steps) {
+    enum { ADAM_SHARE = 5 };
+    return compression_is_adam(compression) ? (n_steps + ADAM_SHARE - 1) / ADAM_SHARE : 0;
+}
+
+bool compression_is_exact(const Compression *compression, int64_t index) {
+    enum { FIRST_INTERVAL = 8 };
+    if (compression->kind == COMPRESS_NONE || index < compression->n_warmup) return true;
+    if (compression->kind != COMPRESS_ZEROONE_ADAM) return false;
+    int64_t at = compression->n_warmup - 1;
+    for (int64_t interval = FIRST_INTERVAL; at < index; interval *= 2) at += interval;
+    return at == index;
+}

@@ -1,0 +1,52 @@
+/* How ranks send less than their gradients (--compress): which way, and when.
+ *
+ *     Compression compression;
+ *     TRY(compression_parse("topk:0.01", &compression, error));
+ *
+ * Some ways compress the gradient, and any optimizer follows. The others are Adam's own: what ranks agree on
+ * is the momentum, while the variance is frozen. */
+#ifndef PGPT_PARALLEL_COMPRESS_COMPRESSION_H
+#define PGPT_PARALLEL_COMPRESS_COMPRESSION_H
+
+#include "base/error.h"
+#include "ops/compress/codec.h"
+
+#include <stddef.h>
+
+typedef enum {
+    COMPRESS_NONE,
+    COMPRESS_ONEBIT_ADAM,
+    COMPRESS_ZEROONE_ADAM,
+    COMPRESS_TOPK,
+    COMPRESS_INT8,
+    COMPRESS_F16,
+    N_COMPRESS_KINDS
+} CompressKind;
+
+typedef struct {
+    int kind;             /* CompressKind */
+    double share;         /* of COMPRESS_TOPK */
+    int64_t n_warmup;     /* exact steps before the first compressed one */
+    bool is_across_hosts; /* exact within a host */
+} Compression;
+
+/* What --compress says; {0} for "none". The warm-up is left to the caller. */
+Status compression_parse(const char *text, Compression *compression, Error *error);
+
+const char *compression_name(const Compression *compression, char *text, size_t n_bytes); /* "topk:0.01" */
+
+/* Is it the momentum that is compressed, with a frozen variance? */
+static inline bool compression_is_adam(const Compression *compression) {
+    return compression->kind == COMPRESS_ONEBIT_ADAM || compression->kind == COMPRESS_ZEROONE_ADAM;
+}
+
+/* How numbers are packed. */
+Codec compression_codec(const Compression *compression);
+
+/* The steps that are exact where nobody says: Adam's variance needs some, gradients none. */
+int64_t compression_default_warmup(const Compression *compression, int64_t n_steps);
+
+/* Is step `index` (from 0) exact? */
+bool compression_is_exact(const Compression *compression, int64_t index);
+
+#endif

@@ -1,0 +1,320 @@
+/* Blocks are of a rank's own flat array: with tp and pp, of the part of the model that it has. So every part
+ * is simulated by itself, over a list of where its elements lie in the whole model. What several parts have
+ * comes out alike in all of them. */
+#include "train/verify/compressed_model.h"
+
+#include "base/half.h"
+#include "base/system/memory.h"
+#include "model/parameters.h"
+#include "parallel/sync/partition.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { BLOCK = 64, BUCKET_BYTES = 16384 /* as verify.c has them */ };
+
+/* ---- what words can say */
+
+/* As far from a border as this, of the block's scale, a number is beyond all rounding. */
+#define NEAR 1e-4
+
+/* Cuts x (n numbers) to what one block can say: values come back in `said`, the rest stays in x. True: one of
+ * them was near a border. */
+static bool say_signs(double *x, const double *limit, int n, double *said) {
+    bool is_near = false;
+    double squares = 0.0, n_free = 0.0;
+    for (int i = 0; i < n; i++) {
+        x[i] = fmax(-limit[i], fmin(limit[i], x[i]));
+        squares += x[i] * x[i];
+        n_free += limit[i] > 0.0;
+    }
+    double scale = n_free > 0.0 ? sqrt(squares / n_free) : 0.0;
+    for (int i = 0; i < n; i++) {
+        said[i] = x[i] < 0.0 ? -fmin(scale, limit[i]) : fmin(scale, limit[i]);
+        is_near |= limit[i] > 0.0 && fabs(x[i]) < NEAR * scale;
+    }
+    return is_near;
+}
+
+static bool say_steps(const double *x, int n, bool in_half, double *said) {
+    bool is_near = false;
+    double most = 0.0;
+    for (int i = 0; i < n; i++) most = fmax(most, fabs(x[i]));
+    for (int i = 0; i < n; i++) {
+        if (most <= 0.0) said[i] = 0.0;
+        else if (in_half) said[i] = most * (double)half_f16_to_f32(half_f16_from_f32((float)(x[i] / most)));
+        else said[i] = most / 127.0 * rint(x[i] / most * 127.0);
+        double place = most > 0.0 ? x[i] / most * 127.0 : 0.0;
+        is_near |= !in_half && fabs(fabs(place - floor(place)) - 0.5) < 127.0 * NEAR;
+    }
+    return is_near || in_half; /* which have too many borders */
+}
+
+static bool say_largest(const double *x, int n, int n_kept, double *said) {
+    double most = 0.0, least = INFINITY; /* that is not sent, and that is */
+    for (int i = 0; i < n; i++) {
+        int n_before = 0; /* numbers that are larger, or as large and earlier */
+        for (int k = 0; k < n; k++)
+            n_before += fabs(x[k]) > fabs(x[i]) || (fabs(x[k]) >= fabs(x[i]) && k < i);
+        said[i] = n_before < n_kept ? x[i] : 0.0;
+        if (n_before < n_kept) least = fmin(least, fabs(x[i]));
+        else most = fmax(most, fabs(x[i]));
+    }
+    return least - most < NEAR * least;
+}
+
+/* A slice, block by block. */
+static void say(const Compression *compression, double *x, const double *limit, int64_t n, double *said,
+                bool *is_near) {
+    bool is_top = compression->kind == COMPRESS_TOPK;
+    int n_kept = (int)ceil(compression->share * BLOCK - 1e-9);
+    for (int64_t first = 0; first < n; first += BLOCK) {
+        int count = (int)(n - first < BLOCK ? n - first : BLOCK);
+        bool nears = compression_is_adam(compression)
+                         ? say_signs(x + first, limit + first, count, said + first)
+                     : is_top ? say_largest(x + first, count, n_kept, said + first)
+                              : say_steps(x + first, count, compression->kind == COMPRESS_F16, said + first);
+        for (int i = 0; i < count; i++) {
+            x[first + i] -= said[first + i];
+            is_near[first + i] |= nears;
+        }
+    }
+}
+
+/* ---- one step of a part */
+
+static double whole(const CompressedPart *part, const double *values, int64_t i) {
+    return part->place[i] == COMPRESSED_PADDING ? 0.0 : values[part->place[i]];
+}
+
+/* The bound of |m| over √v in Adam. */
+static double bound_of(const CompressedModel *model) {
+    const AdamwOptions *adamw = &model->training.step.optimizer_options.adamw;
+    double ratio = adamw->beta1 * adamw->beta1 / adamw->beta2;
+    return (1.0 - adamw->beta1) / sqrt((1.0 - adamw->beta2) * (1.0 - ratio));
+}
+
+/* What ranks and owner make of one slice: elements first .. first + n - 1 of the part. */
+static void simulate_slice(CompressedModel *model, CompressedPart *part, int64_t first, int64_t n,
+                           double factor) {
+    const Compression *compression = model->compression;
+    bool is_adam = compression_is_adam(compression);
+    double beta1 = model->training.step.optimizer_options.adamw.beta1;
+    double *limit = calloc((size_t)n * 3 + 1, sizeof *limit), *said = limit + n, *mean = said + n;
+    bool *is_near = part->is_near + first;
+    if (!limit) abort();
+    for (int64_t i = 0; i < n; i++)
+        limit[i] = bound_of(model) * sqrt(whole(part, model->variance, first + i));
+    for (int r = 0; r < model->n_ranks; r++) {
+        double *error = part->error + r * part->n + first;
+        const double *gradient = model->gradient + r * model->n;
+        for (int64_t i = 0; i < n; i++) {
+            double g = whole(part, gradient, first + i) * factor;
+            if (is_adam)
+                error[i] +=
+                    beta1 * whole(part, model->momentum, first + i) + (1.0 - beta1) * model->n_ranks * g;
+            else error[i] += g;
+        }
+        say(compression, error, limit, n, said, is_near);
+        for (int64_t i = 0; i < n; i++) mean[i] += is_adam ? said[i] / model->n_ranks : said[i];
+    }
+    /* With ZeRO the owner of a gradient's slice needs no words. */
+    if (is_adam || model->layout->zero == 0) {
+        for (int64_t i = 0; i < n; i++) part->owner[first + i] += mean[i];
+        say(compression, part->owner + first, limit, n, mean, is_near);
+    }
+    for (int64_t i = 0; i < n; i++)
+        if (part->place[first + i] != COMPRESSED_PADDING) model->sum[part->place[first + i]] = mean[i];
+    free(limit);
+}
+
+static void simulate_part(CompressedModel *model, CompressedPart *part, double factor) {
+    for (int i = 0; i < part->partition.n_units; i++) {
+        const PartitionUnit *unit = &part->partition.unit[i];
+        for (int r = 0; r < model->n_ranks; r++)
+            simulate_slice(model, part, unit->first + unit->border[r], unit->border[r + 1] - unit->border[r],
+                           factor);
+    }
+}
+
+/* ---- one step */
+
+static Status take_gradients(CompressedModel *model, int64_t step, double *loss, Error *error) {
+    TrainStep *training = &model->training.step;
+    int64_t batch = model->options->setting.batch, n_ranks = model->n_ranks;
+    BatchSource source = verify_batches(&model->training.config);
+    *loss = 0.0;
+    for (int64_t r = 0; r < n_ranks; r++) {
+        int64_t first = batch / n_ranks * r + batch % n_ranks * r / n_ranks; /* as sync_share has it */
+        int64_t end = batch / n_ranks * (r + 1) + batch % n_ranks * (r + 1) / n_ranks;
+        StepRows rows = {first, end - first};
+        StepRun run = {.index = step, .rows = &rows};
+        for (int kind = ACTION_FORWARD; kind <= ACTION_BACKWARD; kind++) {
+            StepAction action = {.kind = (ActionKind)kind, .is_first = true, .is_last = true};
+            TRY(train_step_run_action(training, &source, &run, &action, error));
+        }
+        float number;
+        TRY(executor_download(&training->executor, training->loss.loss, &number, error));
+        *loss += (double)number;
+        TRY(executor_download_f32(&training->executor, train_step_gradients(training), 0, model->n,
+                                  model->room, error));
+        for (int64_t i = 0; i < model->n; i++) model->gradient[r * model->n + i] = (double)model->room[i];
+    }
+    return STATUS_OK;
+}
+
+static double norm_of(const double *values, int64_t n) {
+    double squares = 0.0;
+    for (int64_t i = 0; i < n; i++) squares += values[i] * values[i];
+    return sqrt(squares);
+}
+
+static double factor_of(double norm) {
+    return norm > VERIFY_CLIP ? VERIFY_CLIP / norm : 1.0;
+}
+
+static void step_weights(CompressedModel *model, int64_t n_updates, int64_t n_variance_updates) {
+    const TrainStep *training = &model->training.step;
+    const OptimizerOptions *options = &training->optimizer_options;
+    const ParameterTable *table = &model->training.table;
+    double rate = verify_rate(&model->options->setting);
+    double c1 = 1.0 / (1.0 - pow(options->adamw.beta1, (double)n_updates)),
+           c2 = 1.0 / (1.0 - pow(options->adamw.beta2, (double)n_variance_updates));
+    for (int p = 0; p < table->n_parameters; p++) {
+        const Parameter *parameter = &table->parameter[p];
+        double keep = 1.0 - (parameter->decays ? rate * options->weight_decay : 0.0);
+        for (int64_t i = parameter->flat_offset; i < parameter->flat_offset + shape_count(parameter->shape);
+             i++)
+            model->weights[i] =
+                model->weights[i] * keep -
+                rate * model->momentum[i] * c1 / (sqrt(model->variance[i] * c2) + options->adamw.epsilon);
+    }
+}
+
+/* Adam by the summed gradient. */
+static void step_exactly(CompressedModel *model, int64_t index, double *norm) {
+    const AdamwOptions *adamw = &model->training.step.optimizer_options.adamw;
+    *norm = norm_of(model->sum, model->n);
+    double factor = factor_of(*norm);
+    for (int64_t i = 0; i < model->n; i++) {
+        double g = model->sum[i] * factor;
+        model->momentum[i] = adamw->beta1 * model->momentum[i] + (1.0 - adamw->beta1) * g;
+        model->variance[i] = adamw->beta2 * model->variance[i] + (1.0 - adamw->beta2) * g * g;
+    }
+    model->n_variance_updates++;
+    step_weights(model, index + 1, model->n_variance_updates);
+}
+
+static void simulate_step(CompressedModel *model, int64_t index, double *norm) {
+    int64_t n = model->n;
+    bool is_adam = compression_is_adam(model->compression);
+    memset(model->sum, 0, (size_t)n * sizeof *model->sum);
+    if (compression_is_exact(model->compression, index)) {
+        for (int64_t i = 0; i < n * model->n_ranks; i++) model->sum[i % n] += model->gradient[i];
+        step_exactly(model, index, norm);
+        return;
+    }
+    *norm = norm_of(model->gradient, n * model->n_ranks);
+    double factor = is_adam ? factor_of(*norm) : 1.0;
+    for (int p = 0; p < model->n_parts; p++) simulate_part(model, &model->part[p], factor);
+    if (!is_adam) {
+        step_exactly(model, index, norm);
+        return;
+    }
+    memcpy(model->momentum, model->sum, (size_t)n * sizeof *model->sum);
+    step_weights(model, index + 1, model->n_variance_updates);
+}
+
+/* ---- the parts */
+
+static void place_part(CompressedModel *model, const ParameterTable *table, CompressedPart *part) {
+    const ParameterTable *all = &model->training.table;
+    part->n = table->n_flat_elements;
+    part->place = ARENA_ARRAY(&model->arena, int64_t, part->n);
+    part->error = ARENA_ARRAY(&model->arena, double, part->n * model->n_ranks);
+    part->owner = ARENA_ARRAY(&model->arena, double, part->n);
+    part->is_near = ARENA_ARRAY(&model->arena, bool, part->n);
+    for (int64_t i = 0; i < part->n; i++) part->place[i] = COMPRESSED_PADDING;
+    for (int i = 0; i < table->n_parameters; i++) {
+        const Parameter *parameter = &table->parameter[i], *entire = &all->parameter[parameter->number];
+        const Box shape = box_whole(entire->shape);
+        int64_t at = parameter->flat_offset;
+        for (int k = 0; k < parameter->shard.n_boxes; k++) {
+            const Box *box = &parameter->shard.box[k].box;
+            for (int64_t e = 0; e < shape_count(box->shape); e++)
+                part->place[at++] = entire->flat_offset + box_element(box, &shape, e);
+        }
+    }
+}
+
+static Status build_part(CompressedModel *model, const ParameterPart *described, CompressedPart *part,
+                         Error *error) {
+    ParameterTable table;
+    TRY(parameters_build_part(&table, &model->training.config, described, error));
+    place_part(model, &table, part);
+    PartitionPlace places[N_FLAT_GROUPS];
+    for (int i = 0; i < N_FLAT_GROUPS; i++) places[i] = (PartitionPlace){0, model->n_ranks};
+    part->partition = partition_build(&model->arena, parameters_pieces(&table, &model->arena),
+                                      table.n_parameters, places, BUCKET_BYTES, false);
+    parameters_free(&table);
+    return STATUS_OK;
+}
+
+static Status build_parts(CompressedModel *model, Error *error) {
+    const VerifyCase *layout = model->layout;
+    const int *size = layout->shape.size;
+    Stages stages;
+    model->n_parts = size[AXIS_TP] * size[AXIS_PP];
+    model->part = ARENA_ARRAY(&model->arena, CompressedPart, model->n_parts);
+    if (size[AXIS_PP] > 1) TRY(verify_stages(&stages, &model->training.config, layout, &model->arena, error));
+    for (int i = 0; i < model->n_parts; i++) {
+        int tp = i % size[AXIS_TP];
+        ParameterPart part = parameter_part_whole(&model->training.config);
+        if (size[AXIS_PP] > 1) part = stages_part(&stages, i / size[AXIS_TP], size[AXIS_TP], tp);
+        part.n_ranks = size[AXIS_TP];
+        part.rank = tp;
+        part.style = layout->style;
+        TRY(build_part(model, &part, &model->part[i], error));
+    }
+    return STATUS_OK;
+}
+
+Status compressed_model_open(CompressedModel *model, const VerifyOptions *options, const ModelConfig *config,
+                             const VerifyCase *layout, Error *error) {
+    *model = (CompressedModel){.options = options,
+                               .layout = layout,
+                               .compression = &options->compression,
+                               .n_ranks = layout->shape.size[AXIS_DP]};
+    Arena *arena = &model->arena;
+    VerifyCase alone = {.n_micro_batches = 1, .n_chunks = 1};
+    TRY(verify_training_open(&model->training, &options->setting, config, &alone, &(GradientSyncOptions){0},
+                             NULL, 0.0, error));
+    int64_t n = model->n = model->training.table.n_flat_elements;
+    model->gradient = ARENA_ARRAY(arena, double, n * model->n_ranks);
+    model->momentum = ARENA_ARRAY(arena, double, n);
+    model->variance = ARENA_ARRAY(arena, double, n);
+    model->sum = ARENA_ARRAY(arena, double, n);
+    model->weights = ARENA_ARRAY(arena, double, n);
+    model->room = ARENA_ARRAY(arena, float, n);
+    TrainStep *step = &model->training.step;
+    TRY(executor_download_f32(&step->executor, train_step_weights(step), 0, n, model->room, error));
+    for (int64_t i = 0; i < n; i++) model->weights[i] = (double)model->room[i];
+    return build_parts(model, error);
+}
+
+void compressed_model_close(CompressedModel *model) {
+    verify_training_close(&model->training);
+    arena_free(&model->arena);
+}
+
+Status compressed_model_step(CompressedModel *model, int64_t index, double *loss, double *norm,
+                             Error *error) {
+    for (int64_t i = 0; i < model->n; i++) model->room[i] = (float)model->weights[i];
+    TRY(train_step_upload(&model->training.step, 0, model->n, model->room, error));
+    for (int p = 0; p < model->n_parts; p++)
+        memset(model->part[p].is_near, 0, (size_t)model->part[p].n * sizeof(bool));
+    TRY(take_gradients(model, index, loss, error));
+    simulate_step(model, index, norm);
+    return STATUS_OK;
+}

@@ -1,0 +1,48 @@
+/* What ranks that compress make of a model, simulated in one process.
+ *
+ *     CompressedModel model;
+ *     TRY(compressed_model_open(&model, options, config, layout, error));
+ *     TRY(compressed_model_step(&model, i, &loss, &norm, error));       // weights, moments, errors move on
+ *     compressed_model_close(&model);
+ *
+ * It is the algorithm of docs/COMPRESSION.md written down plainly, without the operations, the kernels and
+ * the messages of a run: the gradient of every share of the batch one after the other, arrays for what every
+ * rank and every owner has left over, and loops over them. */
+#ifndef PGPT_TRAIN_VERIFY_COMPRESSED_MODEL_H
+#define PGPT_TRAIN_VERIFY_COMPRESSED_MODEL_H
+
+#include "train/verify/reference.h"
+
+enum { COMPRESSED_PADDING = -1 };
+
+/* A rank's part of the model, as it is on all n_ranks ranks along dp. */
+typedef struct {
+    int64_t n;      /* of the flat array */
+    int64_t *place; /* (n) in the whole model's, or COMPRESSED_PADDING */
+    Partition partition;
+    double *error; /* (n_ranks, n) */
+    double *owner; /* (n) that of each slice's owner */
+    bool *is_near; /* (n) in the last step rounding may have decided what was sent of its block */
+} CompressedPart;
+
+typedef struct {
+    const VerifyOptions *options;
+    const VerifyCase *layout;
+    const Compression *compression;
+    VerifyTraining training; /* of the whole model, without clipping */
+    int n_ranks, n_parts;
+    CompressedPart *part; /* (n_parts): those of tp of the first stage, then those of the next */
+    int64_t n;            /* of the whole model's flat array */
+    double *gradient;     /* (n_ranks, n): n_ranks of them make the batch's */
+    double *weights, *momentum, *variance, *sum; /* (n) */
+    float *room;                                 /* (n) */
+    int64_t n_variance_updates;
+    Arena arena;
+} CompressedModel;
+
+Status compressed_model_open(CompressedModel *model, const VerifyOptions *options, const ModelConfig *config,
+                             const VerifyCase *layout, Error *error);
+void compressed_model_close(CompressedModel *model); /* after a failed open, too */
+Status compressed_model_step(CompressedModel *model, int64_t index, double *loss, double *norm, Error *error);
+
+#endif

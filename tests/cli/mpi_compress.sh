@@ -1,0 +1,74 @@
+#!/bin/bash
+# Compressed sums: layouts train as a simulation of all ranks does, checkpoints bring back every bit and go on with other
+# numbers of ranks, what is sent is what was counted, and what cannot be is refused.
+# shellcheck source=/dev/null
+. "$SOURCE_ROOT/tests/cli/lib"
+# shellcheck source=/dev/null
+. "$SOURCE_ROOT/tests/cli/lib_mpi"
+
+for i in {1..500}; do echo "the $((i * i % 13)) of $((i % 7)) and $((i * 3 % 5)) is not the $((i % 11))"; done >book.txt
+small=(train "${TINY[@]}" --layers 2 --channels 24 --batch 8 --data book.txt --lr 0.003 --dropout 0.1 --eval-every 0
+    --threads 1)
+
+# Against the simulation.
+few=(--threads 1 --steps 4 --layers 2 --channels 24 --context 9)
+only='dp 4, zero 0, ring, 1 micro-batch|dp 4, zero 2, ring, 2 micro-batches|dp 2, tp 2, zero 1, ring, 1 micro-batch'
+ranks 4 verify "${few[@]}" --compress 1bit-adam --sample 8 --only "$only|pp 2, dp 2, zero 1, ring, 1f1b"
+grep -q ' 0 differ' out || fail "1bit-adam: $(cat out)"
+for way in int8 topk:0.1 $(is_long && echo 0/1-adam f16); do
+    ranks 4 verify "${few[@]}" --compress $way --sample 3 --only "$only"
+    grep -q ' 0 differ' out || fail "$way: $(cat out)"
+done
+is_long && for way in 1bit-adam int8 topk:0.1; do ranks 4 verify --threads 1 --compress $way --steps 8; done
+
+# A run that is resumed on as many ranks has the bits of one that was not interrupted; on others it goes on.
+whole=("${small[@]}" --steps 24 --save-every 8 --keep 10 --compress 1bit-adam --compress-warmup 6 --zero 2)
+ranks 4 "${whole[@]}" --out whole
+begin() {
+    cp -r whole "$1"
+    rm -r "$1"/checkpoints/step-00000016 "$1"/checkpoints/step-00000024
+}
+begin same
+ranks 4 train --resume same
+same_losses whole same
+diff -r whole/checkpoints same/checkpoints || fail "resumed in the same layout, it has other checkpoints"
+for n in $(is_long && echo 3) 2; do
+    begin ranks$n
+    ranks $n train --resume ranks$n --zero $((n - 2))
+    close_numbers 0.02 "$(column whole loss)" "$(column ranks$n loss)"
+done
+begin alone
+pgpt train --resume alone
+grep -q 'goes on as exact' err || fail "one process says nothing: $(cat err)"
+close_numbers 0.15 "$(column whole loss)" "$(column alone loss)" # with a variance that is no longer frozen
+# Gradients, mixed numbers, parts of a model.
+runs=('--compress topk:0.1 --zero 1 --pp 2 --micro-batch 1' '--compress 1bit-adam --compress-warmup 3 --dtype f16 --zero 1')
+is_long && runs+=('--compress int8' '--compress 1bit-adam --compress-warmup 3 --dtype bf16 --tp 2' '--compress f16 --cp 2')
+for more in "${runs[@]}"; do
+    name=$(tr -c 'a-z0-9\n' _ <<<"$more")
+    read -ra words <<<"$more"
+    ranks 4 "${small[@]}" --steps 8 --save-every 4 --keep 4 "${words[@]}" --out "$name"
+    cp -r "$name" "$name-same"
+    rm -r "$name-same"/checkpoints/step-00000008
+    ranks 4 train --resume "$name-same"
+    diff -r "$name"/checkpoints "$name-same"/checkpoints || fail "$more: resumed, it has other checkpoints"
+done
+
+# bytes WORDS...: what a step sends along dp, of all ranks, as it is counted.
+bytes() {
+    pgpt train --model nano --dp 4 --print-mesh "$@"
+    awk '$1 == "dp" && !/scalar/ {n += $(NF - 2)} END {print n}' out
+}
+exact=$(bytes) signs=$(bytes --compress 1bit-adam)
+((signs * 20 <= exact)) || fail "1bit-adam sends $signs bytes, exact sums $exact"
+(($(bytes --compress int8) * 3 <= exact)) || fail "int8 sends too much"
+
+ranks_refused '/--compress 1bit-adam needs whole weights/' 2 "${small[@]}" --compress 1bit-adam --zero 3
+ranks_refused '/--compress 1bit-adam is a form of Adam/' 2 "${small[@]}" --compress 1bit-adam --optimizer sgd
+ranks_refused '/--compress int8 is of sums in every step/' 2 "${small[@]}" --compress int8 --sync local
+ranks_refused '/--compress int8 cannot take an update back/' 2 "${small[@]}" --compress int8 --clip-style check
+ranks_refused '/--compress int8 keeps its errors in f32/' 2 "${small[@]}" --compress int8 --dtype pure-bf16
+ranks_refused '/--compress-warmup 0: 1bit-adam freezes/' 2 "${small[@]}" --compress 1bit-adam --compress-warmup 0
+ranks_refused '/--compress topk:2: the share/' 2 "${small[@]}" --compress topk:2
+ranks_refused '/--compress zip is none of the ways/' 2 "${small[@]}" --compress zip
+refused '/--compress int8 is for ranks that share a batch/' "${small[@]}" --compress int8
