@@ -401,7 +401,16 @@ static void test_refusals(void **state) {
     assert_refused((int64_t[N_AXES]){1, 8, 1, 1, 1}, 1,
                    "--dp 8 does not multiply to the 1 rank of this run; ");
     assert_refused((int64_t[N_AXES]){3, 2, 1, 1, 1}, 6 + 1,
-                   "--pp 3 --dp 2 does not multiply to the 7 ranks of this run; start 6 ranks (mpirun -n)");
+                   "--pp 3 --dp 2 does not multiply to the 7 ranks of this run; start 6 ranks (mpirun -n), "
+                   "or choose --pp 7 --dp 1");
+    assert_refused(
+        (int64_t[N_AXES]){3, 2, 1, 1, 2}, 4,
+        "--pp 3 --dp 2 --tp 2 does not multiply to the 4 ranks of this run; start 12 ranks (mpirun -n), "
+        "or choose --pp 1 --dp 2 --tp 2");
+    assert_refused(
+        (int64_t[N_AXES]){3, 0, 1, 1, 4}, 6,
+        "--pp 3 --tp 4 does not divide the 6 ranks of this run; start 12 ranks (mpirun -n), or choose "
+        "--pp 3 --tp 2");
     assert_refused(
         (int64_t[N_AXES]){3, 0, 1, 1, 1}, 8,
         "--pp 3 does not divide the 8 ranks of this run; start 6 or 9 ranks (mpirun -n), or choose --pp 2 or --pp 4");
