@@ -174,6 +174,18 @@ Status mesh_shape(const int64_t *sizes, int n_ranks, MeshShape *shape, Error *er
     return STATUS_OK;
 }
 
+Status mesh_shape_planned(const int64_t *sizes, int most, MeshShape *shape, Error *error) {
+    int64_t n_ranks = 1;
+    char given[160];
+    for (int axis = 0; axis < N_AXES; axis++)
+        if (sizes[axis] && __builtin_mul_overflow(n_ranks, sizes[axis], &n_ranks)) n_ranks = INT64_MAX / 2;
+    if (n_ranks <= most) return mesh_shape(sizes, (int)n_ranks, shape, error);
+    return error_user(
+        error, "%s makes a mesh of %s%lld ranks, and one of up to %d can be planned; choose smaller sizes",
+        given_sizes(sizes, given, sizeof given), n_ranks == INT64_MAX / 2 ? "more than " : "",
+        (long long)n_ranks, most);
+}
+
 /* Ranks that differ along these axes alone, in the order of the mesh. The group is named by its first
  * rank. */
 static Status open_group(Mesh *mesh, const Axis *along, int n_axes, Comm *comm, Error *error) {

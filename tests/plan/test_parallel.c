@@ -392,6 +392,24 @@ static void assert_refused(const int64_t *sizes, int n_ranks, const char *words)
     if (strncmp(error.text, words, strlen(words)) != 0) fail_msg("'%s' is not '%s'", error.text, words);
 }
 
+/* Meshes of jobs that are only planned: the message says what was given. */
+static void test_planned(void **state) {
+    (void)state;
+    MeshShape shape;
+    Error error = {0};
+    assert_int_equal(mesh_shape_planned((int64_t[N_AXES]){3, 0, 1, 1, 5}, 15, &shape, &error), STATUS_OK);
+    assert_true(shape.size[AXIS_PP] == 3 && shape.size[AXIS_DP] == 1 && shape.size[AXIS_TP] == 5);
+    assert_int_equal(mesh_shape_planned((int64_t[N_AXES]){4, 0, 1, 1, 4}, 15, &shape, &error), STATUS_USER);
+    assert_string_equal(error.text,
+                        "--pp 4 --tp 4 makes a mesh of 16 ranks, and one of up to 15 can be planned; "
+                        "choose smaller sizes");
+    enum { LARGEST = 1 << 20 };
+    error = (Error){0};
+    int64_t largest[N_AXES] = {LARGEST, LARGEST, LARGEST, LARGEST, LARGEST};
+    assert_int_equal(mesh_shape_planned(largest, 1 << 16, &shape, &error), STATUS_USER);
+    assert_non_null(strstr(error.text, "more than"));
+}
+
 static void test_refusals(void **state) {
     (void)state;
     assert_refused((int64_t[N_AXES]){1, 3, 1, 1, 1}, 4,
@@ -513,12 +531,13 @@ static void test_memory_is_shared(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_insertion),       cmocka_unit_test(test_insertion_between_two),
-        cmocka_unit_test(test_many_insertions), cmocka_unit_test(test_zero),
-        cmocka_unit_test(test_coordinates),     cmocka_unit_test(test_groups),
-        cmocka_unit_test(test_printed),         cmocka_unit_test(test_asked),
-        cmocka_unit_test(test_refusals),        cmocka_unit_test(test_shares),
-        cmocka_unit_test(test_formulas),        cmocka_unit_test(test_memory_is_shared),
+        cmocka_unit_test(test_insertion),        cmocka_unit_test(test_insertion_between_two),
+        cmocka_unit_test(test_many_insertions),  cmocka_unit_test(test_zero),
+        cmocka_unit_test(test_coordinates),      cmocka_unit_test(test_groups),
+        cmocka_unit_test(test_printed),          cmocka_unit_test(test_asked),
+        cmocka_unit_test(test_planned),          cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_shares),           cmocka_unit_test(test_formulas),
+        cmocka_unit_test(test_memory_is_shared),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
