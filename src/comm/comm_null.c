@@ -21,6 +21,7 @@ struct Event {
     enum { SEND, RECEIVE, WAIT } kind;
     int rank, peer, tag;
     size_t n_bytes;
+    int64_t n_times;  /* of a group that only tallies: so many like it, one after the other */
     int64_t number;   /* among the group's events: later ones have higher numbers */
     Event *next;      /* the rank's next one */
     Event *other;     /* of a message: its other side; of a wait: the message */
@@ -28,18 +29,20 @@ struct Event {
     bool is_posted, is_done;
 };
 
-typedef struct {
+typedef struct Rank Rank;
+struct Rank {
     NullGroup *group;
     int number;
     Event *first, *last;
-    Event *visited; /* the last one that comm_null_visit_sent has seen; NULL: none */
-    int n_splits;   /* so far */
+    Rank *next_speaking; /* of the group's ranks that have events */
+    Event *visited;      /* the last one that comm_null_visit_sent has seen; NULL: none */
+    int n_splits;        /* so far */
     /* While the game is played: */
     Event *now;              /* what the rank has not got past */
     Event *open, **open_end; /* sends under way */
     int64_t received_at;     /* the last tick in which it did; -1: never */
     int64_t tick_bytes;      /* sent and received in this tick */
-} Rank;
+};
 
 /* What the ranks of a group pass to their n-th call of comm_split. */
 typedef struct Split Split;
@@ -57,7 +60,13 @@ struct NullGroup {
     int n_ranks;
     NullGroup *origin; /* that all were split off from; itself */
     bool has_learned;  /* of the origin: since it was last asked */
-    int *first_rank;   /* (n_ranks) in the origin; NULL: this is it */
+    Rank *speaking;    /* the ranks that have events, one leads to the next */
+    NullGroup *heard;  /* of the origin: the groups that had some since all were forgotten, likewise */
+    NullGroup *next_heard;
+    bool is_heard;   /* is it one of these? */
+    int *first_rank; /* (n_ranks) in the origin; NULL: this is it */
+    int note;        /* of whoever counts */
+    bool only_tallies;
     Split *splits;
     Arena split_arena;
     int64_t n_events;
@@ -68,14 +77,29 @@ struct NullGroup {
 
 /* ---- Writing down */
 
+/* Forgetting goes by these lists: it is done for every rank, of which only a few have anything to forget. */
+static void hear(NullGroup *group) {
+    NullGroup *origin = group->origin;
+    if (group->is_heard) return;
+    group->is_heard = true;
+    group->next_heard = origin->heard;
+    origin->heard = group;
+}
+
 static Event *add_event(Rank *rank, Event event) {
     NullGroup *group = rank->group;
     Event *added = ARENA_NEW(&group->arena, Event);
     *added = event;
     added->rank = rank->number;
     added->number = group->n_events++;
-    if (rank->last) rank->last->next = added;
-    else rank->first = added;
+    if (rank->last) {
+        rank->last->next = added;
+    } else {
+        rank->first = added;
+        rank->next_speaking = group->speaking;
+        group->speaking = rank;
+        hear(group);
+    }
     rank->last = added;
     return added;
 }
@@ -90,9 +114,22 @@ static Status add_message(Rank *rank, Event message, CommRequest *request, Error
     return STATUS_OK;
 }
 
+/* A send of a group that only tallies: one more of what was sent last, or something else. */
+static Status tally(Rank *rank, int to, size_t n_bytes, Error *error) {
+    Event *last = rank->last;
+    if (last && last != rank->visited && last->peer == to && last->n_bytes == n_bytes) {
+        last->n_times++;
+        return STATUS_OK;
+    }
+    CommRequest none;
+    return add_message(rank, (Event){.kind = SEND, .peer = to, .n_bytes = n_bytes, .n_times = 1}, &none,
+                       error);
+}
+
 static Status null_start_send(void *context, const void *data, size_t n_bytes, int to, int tag,
                               CommRequest *request, Error *error) {
     (void)data;
+    if (((Rank *)context)->group->only_tallies) return tally(context, to, n_bytes, error);
     return add_message(context, (Event){.kind = SEND, .peer = to, .tag = tag, .n_bytes = n_bytes}, request,
                        error);
 }
@@ -100,13 +137,14 @@ static Status null_start_send(void *context, const void *data, size_t n_bytes, i
 static Status null_start_receive(void *context, void *data, size_t n_bytes, int from, int tag,
                                  CommRequest *request, Error *error) {
     (void)data;
+    if (((Rank *)context)->group->only_tallies) return STATUS_OK;
     return add_message(context, (Event){.kind = RECEIVE, .peer = from, .tag = tag, .n_bytes = n_bytes},
                        request, error);
 }
 
 static Status null_wait(void *context, CommRequest *requests, int n_requests, Error *error) {
     (void)error;
-    for (int i = 0; i < n_requests; i++)
+    for (int i = 0; i < n_requests && !((Rank *)context)->group->only_tallies; i++)
         add_event(context, (Event){.kind = WAIT, .other = requests[i].handle[0]});
     return STATUS_OK;
 }
@@ -128,27 +166,42 @@ static Split *find_split(NullGroup *group, int number) {
     return *link = split;
 }
 
+void comm_null_tally(NullGroup *group) {
+    group->only_tallies = true;
+}
+
+int *comm_null_note(const Comm *comm) {
+    return &((const Rank *)comm->context)->group->note;
+}
+
 int comm_null_first_rank(const Comm *comm, int rank) {
     const NullGroup *group = ((const Rank *)comm->context)->group;
     return group->first_rank ? group->first_rank[rank] : rank;
 }
 
-/* The group of all ranks with the color of this one, which is the first of them. */
-static Status resolve_color(NullGroup *group, Split *split, int first, Error *error) {
-    int n_members = 0;
-    for (int r = first; r < group->n_ranks; r++) n_members += split->color[r] == split->color[first];
+/* A rank of a group that is being split. */
+typedef struct {
+    int color, key, rank;
+} Member;
+
+/* By color, within it by key, then as they were. */
+static int compare_members(const void *a, const void *b) {
+    const Member *x = a, *y = b;
+    if (x->color != y->color) return x->color < y->color ? -1 : 1;
+    if (x->key != y->key) return x->key < y->key ? -1 : 1;
+    return x->rank < y->rank ? -1 : 1;
+}
+
+/* The group of these ranks, which have one color, in this order. */
+static Status resolve_color(NullGroup *group, Split *split, const Member *members, int n_members,
+                            Error *error) {
     NullGroup *child;
     TRY(comm_null_open(&child, n_members, error));
     child->origin = group->origin;
+    child->only_tallies = group->only_tallies;
     child->first_rank = ARENA_ARRAY(&child->split_arena, int, n_members);
-    for (int r = first; r < group->n_ranks; r++) {
-        if (split->color[r] != split->color[first]) continue;
-        int place = 0;
-        for (int other = first; other < group->n_ranks; other++) {
-            if (split->color[other] != split->color[first]) continue;
-            int by_key = split->key[other] - split->key[r];
-            place += by_key < 0 || (by_key == 0 && other < r);
-        }
+    for (int place = 0; place < n_members; place++) {
+        int r = members[place].rank;
         split->group[r] = child;
         split->place[r] = place;
         child->first_rank[place] = group->first_rank ? group->first_rank[r] : r;
@@ -157,8 +210,18 @@ static Status resolve_color(NullGroup *group, Split *split, int first, Error *er
 }
 
 static Status resolve(NullGroup *group, Split *split, Error *error) {
+    size_t n_members = 0, n_ranks = (size_t)group->n_ranks;
+    Member *members = malloc(n_ranks * sizeof *members);
+    if (!members) return error_failed(error, "no memory to split %zu ranks", n_ranks);
     for (int r = 0; r < group->n_ranks; r++)
-        if (split->color[r] >= 0 && !split->group[r]) TRY(resolve_color(group, split, r, error));
+        if (split->color[r] >= 0) members[n_members++] = (Member){split->color[r], split->key[r], r};
+    qsort(members, n_members, sizeof *members, compare_members);
+    for (size_t first = 0, end; first < n_members && error->status == STATUS_OK; first = end) {
+        for (end = first; end < n_members && members[end].color == members[first].color;) end++;
+        resolve_color(group, split, members + first, (int)(end - first), error);
+    }
+    free(members);
+    TRY(error->status);
     split->is_resolved = group->origin->has_learned = true;
     return STATUS_OK;
 }
@@ -358,40 +421,43 @@ Status comm_null_open(NullGroup **group, int n_ranks, Error *error) {
 static void forget(NullGroup *group) {
     arena_free(&group->arena);
     group->n_events = group->n_messages = 0;
-    for (int r = 0; r < group->n_ranks; r++) {
-        Rank *rank = &group->rank[r];
+    for (Rank *rank = group->speaking, *next; rank; rank = next) {
+        next = rank->next_speaking;
         rank->first = rank->last = rank->visited = NULL;
+        rank->next_speaking = NULL;
     }
+    group->speaking = NULL;
 }
 
 /* With the groups within: each is met where its first rank comes by. */
-static void visit_groups(NullGroup *group, void (*visit)(NullGroup *)) {
+void comm_null_close(NullGroup *group) {
+    if (!group) return;
     for (const Split *split = group->splits; split; split = split->next) {
         for (int r = 0; r < group->n_ranks; r++)
-            if (split->group[r] && split->place[r] == 0) visit_groups(split->group[r], visit);
+            if (split->group[r] && split->place[r] == 0) comm_null_close(split->group[r]);
     }
-    visit(group);
-}
-
-static void close_one(NullGroup *group) {
     forget(group);
     arena_free(&group->split_arena);
     free(group);
 }
 
-void comm_null_close(NullGroup *group) {
-    if (group) visit_groups(group, close_one);
-}
-
 void comm_null_forget(NullGroup *group) {
-    visit_groups(group, forget);
+    for (NullGroup *heard = group->heard, *next; heard; heard = next) {
+        next = heard->next_heard;
+        forget(heard);
+        heard->is_heard = false;
+        heard->next_heard = NULL;
+    }
+    group->heard = NULL;
 }
 
 void comm_null_visit_sent(const Comm *comm, NullVisit visit, void *context) {
     Rank *rank = comm->context;
     for (Event *event = rank->visited ? rank->visited->next : rank->first; event; event = event->next) {
         rank->visited = event;
-        if (event->kind == SEND) visit(context, comm_null_first_rank(comm, event->peer), event->n_bytes);
+        if (event->kind != SEND) continue;
+        int64_t n_times = event->n_times ? event->n_times : 1;
+        visit(context, comm_null_first_rank(comm, event->peer), event->n_bytes, n_times);
     }
 }
 

@@ -52,12 +52,20 @@ bool comm_null_learn(NullGroup *group);
 /* What a rank of a communicator is in the group that all others were split off from. */
 int comm_null_first_rank(const Comm *comm, int rank);
 
+/* A number that whoever counts may keep with the group of a communicator; 0 at first. */
+int *comm_null_note(const Comm *comm);
+
+/* From now on only what is sent is kept, for comm_null_visit_sent, in much less time and memory: a ring of
+ * many ranks has many messages. Before anything is split off; comm_null_count then has nothing to say. */
+void comm_null_tally(NullGroup *group);
+
 /* Calls `visit` with every message that the rank of this communicator has sent and that was not visited yet;
- * `to` is the receiver as comm_null_first_rank counts. */
-typedef void (*NullVisit)(void *context, int to, size_t n_bytes);
+ * `to` is the receiver as comm_null_first_rank counts, and there may be several alike. */
+typedef void (*NullVisit)(void *context, int to, size_t n_bytes, int64_t n_times);
 void comm_null_visit_sent(const Comm *comm, NullVisit visit, void *context);
 
-/* Forgets all messages of the group and of those within it. What was learned stays. */
+/* Forgets all messages of the group that all others were split off from, and of these. What was learned
+ * stays. */
 void comm_null_forget(NullGroup *group);
 
 #endif

@@ -216,10 +216,10 @@ static Status refuse_unsaved(const TrainRun *run, Error *error) {
     return STATUS_OK;
 }
 
-/* The largest number of ranks up to `most` that --cp could be without another number of ranks in all. */
-static int nearest_context(const TrainRun *run, int64_t most) {
-    int n_ranks = run->shape.size[AXIS_CP] * run->shape.size[AXIS_DP],
-        n = n_ranks < most ? n_ranks : (int)most;
+/* The largest number of ranks up to `most` that an axis could be of without another number of ranks in
+ * all. */
+static int nearest_size(const TrainRun *run, Axis axis, int64_t most) {
+    int n_ranks = run->shape.size[axis] * run->shape.size[AXIS_DP], n = n_ranks < most ? n_ranks : (int)most;
     while (n > 1 && n_ranks % n) n--;
     return n > 1 ? n : 1;
 }
@@ -245,7 +245,7 @@ static Status check_context(const TrainRun *run, Error *error) {
             "--cp %d is more than sequences of %lld tokens can be divided into (%s: at least %s a "
             "rank); lower it to %d, or raise --sequence",
             n_ranks, (long long)values->train.sequence, context_style_names[style],
-            style == CONTEXT_RING ? "two" : "one", nearest_context(run, most));
+            style == CONTEXT_RING ? "two" : "one", nearest_size(run, AXIS_CP, most));
     }
     if (style == CONTEXT_ALL_TO_ALL && (n_ranks > n_heads || n_ranks > PACK_MAX_PARTS)) {
         int64_t fits = n_heads < PACK_MAX_PARTS ? n_heads : PACK_MAX_PARTS;
@@ -254,7 +254,7 @@ static Status check_context(const TrainRun *run, Error *error) {
             "--cp-style all-to-all gives each of the %d ranks of --cp some of the %lld key/value "
             "heads%s, which are too few; choose --cp-style ring, or lower --cp to %d",
             n_ranks, (long long)values->model.n_kv_heads, n_tensor > 1 ? " that --tp divides already" : "",
-            nearest_context(run, fits));
+            nearest_size(run, AXIS_CP, fits));
     }
     if (values->async.sync != SYNC_EXACT) {
         return error_user(
@@ -306,6 +306,14 @@ static Status check_offload(TrainRun *run, Error *error) {
 }
 
 /* What several ranks cannot do. */
+/* Of a micro-batch, as many as a rank computes at once at most. */
+static int64_t micro_batch_sequences(const TrainRun *run, int n_shares) {
+    const TrainOptions *train = &run->values.train;
+    int64_t share = (train->batch + n_shares - 1) / n_shares;
+    int64_t n_micro_batches = (share + train->micro_batch - 1) / train->micro_batch;
+    return (share + n_micro_batches - 1) / n_micro_batches;
+}
+
 static Status check_ranks(TrainRun *run, Error *error) {
     const TrainCommand *values = &run->values;
     int n_shares = run->shape.size[AXIS_DP] * run->shape.size[AXIS_EP];
@@ -335,12 +343,20 @@ static Status check_ranks(TrainRun *run, Error *error) {
     if (values->parallel.tensor_chunks > 1 && n_tensor > 1 && values->parallel.tensor_style == TENSOR_ROW)
         return error_user(error, "--tp-chunks %lld overlaps the messages of --tp-style column; leave one out",
                           (long long)values->parallel.tensor_chunks);
+    int64_t n_sequences = micro_batch_sequences(run, n_shares);
+    if (values->parallel.tensor_chunks > n_sequences)
+        return error_user(
+            error,
+            "--tp-chunks %lld makes more parts of a micro-batch than the %lld sequence%s that it has on a "
+            "rank; lower it to that, or make micro-batches larger",
+            (long long)values->parallel.tensor_chunks, (long long)n_sequences, n_sequences == 1 ? "" : "s");
     if (n_tensor > values->model.vocabulary || n_tensor > PACK_MAX_PARTS) {
         int64_t most = values->model.vocabulary < PACK_MAX_PARTS ? values->model.vocabulary : PACK_MAX_PARTS;
         return error_user(error,
                           "--tp %d divides the vocabulary of %lld tokens into more parts than the %lld that "
-                          "can be; lower it to that, and let --dp take the other ranks",
-                          n_tensor, (long long)values->model.vocabulary, (long long)most);
+                          "can be; lower it to %d, and let --dp take the other ranks",
+                          n_tensor, (long long)values->model.vocabulary, (long long)most,
+                          nearest_size(run, AXIS_TP, most));
     }
     TRY(check_context(run, error));
     TRY(model_mesh_check_experts(&run->shape, &values->model, error));

@@ -107,6 +107,7 @@ Status train_pipeline_complete(TrainRun *run, Error *error) {
     StagesOptions options = {.schedule = run->layout.kind,
                              .shape = shape,
                              .n_tp = run->shape.size[AXIS_TP],
+                             .n_ranks = run->shape.size[AXIS_PP] * run->shape.size[AXIS_DP],
                              .B = train->micro_batch,
                              .T = train->sequence};
     return *text ? stages_parse(&run->stages, text, &run->values.model, &options, &run->options.arena, error)

@@ -30,8 +30,6 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { MOST_PLANNED_RANKS = 1 << 16 };
-
 static void give_back(TrainRun *run) {
     if (run->has_trainer) trainer_close(&run->trainer);
     comm_close(&run->saving);
@@ -367,13 +365,12 @@ static Status train(TrainRun *run, Error *error) {
 }
 
 /* One process may look at the mesh of a larger job: that of the sizes which are given. */
-static int n_ranks_of(const TrainRun *run) {
-    int64_t n_ranks = 1;
-    const int64_t *size = run->values.parallel.size;
-    if (run->n_planned) return run->n_planned;
-    if (!run->values.call.print_mesh || run->launch->world.size > 1) return run->launch->world.size;
-    for (int axis = 0; axis < N_AXES; axis++) n_ranks *= size[axis] ? size[axis] : 1;
-    return n_ranks < MOST_PLANNED_RANKS ? (int)n_ranks : MOST_PLANNED_RANKS;
+static Status know_shape(TrainRun *run, Error *error) {
+    const int64_t *sizes = run->values.parallel.size;
+    int n_ranks = run->n_planned ? run->n_planned : run->launch->world.size;
+    return run->values.call.print_mesh && n_ranks == 1 && !run->n_planned
+               ? mesh_shape_planned(sizes, MOST_PLANNED_RANKS, &run->shape, error)
+               : mesh_shape(sizes, n_ranks, &run->shape, error);
 }
 
 /* The model and the device, as far as programs are planned for them. */
@@ -396,7 +393,7 @@ static Status run_phases(TrainRun *run, int n_words, char *const *words, Error *
     TRY(check_same_options(run, error));
     if (run->values.train.hang_timeout <= 0.0) launch_end_guard(launch); /* a file may have said so */
     TRY(train_trace_check(run, error));
-    mesh_shape(run->values.parallel.size, n_ranks_of(run), &run->shape, error);
+    know_shape(run, error);
     TRY(launch_agree(launch, error));
     fault_parse(run->values.call.fault, launch->world.size, &run->fault, error);
     TRY(launch_agree(launch, error));

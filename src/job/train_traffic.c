@@ -3,13 +3,14 @@
  * run on these ranks would open; so whatever opens a group is counted. */
 #include "job/train_run.h"
 
+#include "base/system/timer.h"
+#include "base/text/format.h"
 #include "comm/comm_null.h"
 #include "train/model_mesh.h"
 
 /* One rank of the mesh, as the run that it would be. */
 static TrainRun run_of(const TrainRun *run, Launch *launch, NullGroup *world, int rank) {
     TrainRun one = *run;
-    *launch = launch_alone();
     launch->world = comm_null_rank(world, rank);
     one.launch = launch;
     one.has_trainer = false;
@@ -28,10 +29,10 @@ static void close_one(TrainRun *one) {
 
 /* Until all groups of all ranks are known. */
 static Status learn_groups(const TrainRun *run, NullGroup *world, int n_ranks, Error *error) {
+    Launch launch = launch_alone();
     do {
         *error = (Error){0};
         for (int rank = 0; rank < n_ranks; rank++) {
-            Launch launch;
             Error own = {0};
             TrainRun one = run_of(run, &launch, world, rank);
             if (train_mesh_open(&one, &own) != STATUS_OK) *error = own;
@@ -43,7 +44,7 @@ static Status learn_groups(const TrainRun *run, NullGroup *world, int n_ranks, E
 
 static Status count_rank(const TrainRun *run, NullGroup *world, int rank, const char *const *hosts,
                          Traffic *traffic, Error *error) {
-    Launch launch;
+    Launch launch = launch_alone();
     double loss = 0.0;
     *traffic = (Traffic){0};
     TrainRun one = run_of(run, &launch, world, rank);
@@ -62,6 +63,38 @@ done:
     return error->status;
 }
 
+/* Messages along an axis grow with the square of its ranks, and with many of these counting takes minutes: a
+ * bar on a terminal, elsewhere a line now and then. */
+typedef struct {
+    const Log *log;
+    Progress progress;
+    uint64_t said_ns; /* the last line, or the beginning */
+    bool has_said;
+} Counting;
+
+static void begin_counting(Counting *counting, const Log *log) {
+    *counting = (Counting){.log = log, .said_ns = timer_now_ns()};
+    bool speaks = log->stream && !log->quiet;
+    if (speaks) progress_begin(&counting->progress, log->stream, 0.0);
+    else counting->log = NULL;
+}
+
+static void say_counted(Counting *counting, int n_counted, int n_ranks) {
+    const double first_seconds = 2.0, then_seconds = 20.0;
+    if (!counting->log) return;
+    char status[PROGRESS_STATUS_BYTES];
+    snprintf(status, sizeof status, "counting what %d ranks send", n_ranks);
+    progress_update(&counting->progress, (double)n_counted / n_ranks, status);
+    double left = progress_seconds_left(&counting->progress);
+    bool is_due =
+        timer_seconds_since(counting->said_ns) >= (counting->has_said ? then_seconds : first_seconds);
+    if (counting->progress.terminal.interactive || !is_due || !(left >= 1.0)) return;
+    counting->said_ns = timer_now_ns();
+    counting->has_said = true;
+    log_note(counting->log, "counted what %d of %d ranks send; %s left", n_counted, n_ranks,
+             format_duration(left).text);
+}
+
 /* Of the ranks that are this process's to count. */
 static Status count_share(const TrainRun *run, const char *const *hosts, Traffic *sum, Traffic *most,
                           Error *error) {
@@ -69,13 +102,18 @@ static Status count_share(const TrainRun *run, const char *const *hosts, Traffic
     int n_ranks = mesh_n_ranks(&run->shape);
     NullGroup *world;
     TRY(comm_null_open(&world, n_ranks, error));
+    comm_null_tally(world);
+    Counting counting;
     learn_groups(run, world, n_ranks, error);
+    begin_counting(&counting, &run->log);
     for (int rank = job->rank; rank < n_ranks && error->status == STATUS_OK; rank += job->size) {
         Traffic traffic;
         count_rank(run, world, rank, hosts, &traffic, error);
         traffic_add(sum, &traffic);
         traffic_raise(most, &traffic);
+        say_counted(&counting, rank + 1, n_ranks);
     }
+    if (counting.log) progress_end(&counting.progress);
     comm_null_close(world);
     return error->status;
 }

@@ -144,21 +144,33 @@ static Load chunk_load(const ModelConfig *config, const StagesOptions *options, 
 
 /* ---- cutting */
 
-/* "--pp 3 --chunks 2, --schedule 1f1b --pp 7": the nearest shapes that have a block for every chunk. */
+/* The most stages up to `most` that the ranks can be divided into; below 1: none. */
+static int fewer_stages(const StagesOptions *options, int most) {
+    while (most > 1 && options->n_ranks && options->n_ranks % most) most--;
+    return most;
+}
+
+/* "--pp 3 --chunks 2 or --pp 7 --schedule 1f1b": the nearest shapes that have a block for every chunk. */
 static const char *nearest_shapes(const StagesOptions *options, int n_blocks, Arena *arena) {
     const ScheduleShape *shape = &options->shape;
     const char *text = "";
-    ScheduleShape fewer_stages = *shape, fewer_chunks = *shape;
-    fewer_stages.n_stages = n_blocks / shape->n_chunks;
+    ScheduleShape fewer_chunks = *shape;
+    int n_stages = fewer_stages(options, n_blocks / shape->n_chunks);
     fewer_chunks.n_chunks = n_blocks / shape->n_stages;
     Error ignored = {0};
-    if (fewer_stages.n_stages >= 1) {
-        text = shape->n_chunks > 1
-                   ? arena_printf(arena, "--pp %d --chunks %d", fewer_stages.n_stages, shape->n_chunks)
-                   : arena_printf(arena, "--pp %d", fewer_stages.n_stages);
+    if (n_stages > 1) {
+        text = shape->n_chunks > 1 ? arena_printf(arena, "--pp %d --chunks %d", n_stages, shape->n_chunks)
+                                   : arena_printf(arena, "--pp %d", n_stages);
+    } else if (shape->n_chunks == 1) { /* one stage has no schedule */
+        text = options->schedule == SCHEDULE_1F1B ? "--pp 1" : "--pp 1 without --schedule";
     }
-    if (shape->n_chunks == 1 || fewer_chunks.n_chunks < 1) return text;
+    if (shape->n_chunks == 1) return text;
     const char * or = *text ? " or " : "";
+    if (fewer_chunks.n_chunks < 1) { /* nor are there blocks for as many stages of one chunk */
+        n_stages = fewer_stages(options, n_blocks);
+        return n_stages > 1 ? arena_printf(arena, "%s%s--pp %d --schedule 1f1b", text, or, n_stages)
+                            : arena_printf(arena, "%s%s--pp 1 without --schedule and --chunks", text, or);
+    }
     if (schedule_check_shape(options->schedule, &fewer_chunks, &ignored) == STATUS_OK)
         return arena_printf(arena, "%s%s--pp %d --chunks %d", text, or, shape->n_stages,
                             fewer_chunks.n_chunks);

@@ -19,6 +19,7 @@ typedef struct {
     ScheduleKind schedule; /* says how chunks are placed, and how many micro-batches a stage holds */
     ScheduleShape shape;
     int n_tp;           /* ranks of tensor parallelism */
+    int n_ranks;        /* that stages may be of, so that a number which divides it is named; 0: any number */
     int64_t B, T;       /* of a micro-batch */
     double state_bytes; /* of a parameter on a rank: weight, gradient, optimizer; 0: 16 */
 } StagesOptions;

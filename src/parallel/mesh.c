@@ -5,6 +5,7 @@
 #include "base/text/plain.h"
 #include "comm/comm_self.h"
 
+#include <math.h>
 #include <string.h>
 
 static const struct {
@@ -86,9 +87,53 @@ static const char *nearest_sizes(const char *name, int64_t size, int n_ranks, ch
     return text;
 }
 
+/* Of several axes that were given sizes: those nearest to them, by ratio, that go into the ranks. */
+typedef struct {
+    const int64_t *wanted;
+    int64_t size[N_AXES], best[N_AXES];
+    double distance; /* of the best; below 0: there is none yet */
+} Nearest;
+
+static void search_sizes(Nearest *nearest, int axis, int n_ranks, double distance) {
+    if (nearest->distance >= 0.0 && distance >= nearest->distance) return;
+    if (axis == N_AXES) {
+        if (nearest->wanted[AXIS_DP] && n_ranks > 1) return; /* dp does not take what is left */
+        nearest->distance = distance;
+        memcpy(nearest->best, nearest->size, sizeof nearest->best);
+        return;
+    }
+    int64_t wanted = nearest->wanted[axis];
+    nearest->size[axis] = wanted;
+    if (wanted == (axis == AXIS_DP ? 0 : 1)) {
+        search_sizes(nearest, axis + 1, n_ranks, distance);
+        return;
+    }
+    for (int size = 1; size <= n_ranks; size++) {
+        if (n_ranks % size) continue;
+        nearest->size[axis] = size;
+        search_sizes(nearest, axis + 1, n_ranks / size, distance + fabs(log((double)size / (double)wanted)));
+    }
+}
+
+/* ", or choose --pp 2 --tp 2"; "" where not even 1 along each of them goes. */
+static const char *nearest_meshes(const int64_t *sizes, int n_ranks, char *text, size_t n_bytes) {
+    char given[160] = "";
+    Nearest nearest = {.wanted = sizes, .distance = -1.0};
+    search_sizes(&nearest, 0, n_ranks, 0.0);
+    if (nearest.distance >= 0.0)
+        for (int axis = 0; axis < N_AXES; axis++) {
+            size_t n = strlen(given);
+            if (sizes[axis] != (axis == AXIS_DP ? 0 : 1))
+                snprintf(given + n, sizeof given - n, " --%s %lld", axes[axis].name,
+                         (long long)nearest.best[axis]);
+        }
+    snprintf(text, n_bytes, "%s%s", *given ? ", or choose" : "", given);
+    return text;
+}
+
 /* Sizes do not go into the ranks: what does. */
 static Status refuse_sizes(const int64_t *sizes, int64_t product, int n_ranks, Error *error) {
-    char given[160], start[64], nearest[64] = "";
+    char given[160], start[64], nearest[200] = "";
     int axis = only_axis(sizes);
     bool has_data = sizes[AXIS_DP] > 0;
     int64_t others = has_data ? product / sizes[AXIS_DP] : product, below = n_ranks / product * product;
@@ -99,13 +144,15 @@ static Status refuse_sizes(const int64_t *sizes, int64_t product, int n_ranks, E
         snprintf(start, sizeof start, "start %lld or %lld ranks", (long long)below,
                  (long long)below + (long long)product);
     const char *plural = n_ranks == 1 ? "" : "s";
+    if (axis < 0) nearest_meshes(sizes, n_ranks, nearest, sizeof nearest);
+    else if (!has_data) nearest_sizes(axes[axis].name, sizes[axis], n_ranks, nearest, sizeof nearest);
     if (has_data)
-        return error_user(
-            error, "%s does not multiply to the %d rank%s of this run; %s%s (mpirun -n)", given, n_ranks,
-            plural, n_ranks % others == 0 ? "leave out --dp, which then takes what is left, or " : "", start);
-    if (axis >= 0) nearest_sizes(axes[axis].name, sizes[axis], n_ranks, nearest, sizeof nearest);
+        return error_user(error, "%s does not multiply to the %d rank%s of this run; %s%s (mpirun -n)%s",
+                          given, n_ranks, plural,
+                          n_ranks % others == 0 ? "leave out --dp, which then takes what is left, or " : "",
+                          start, nearest);
     return error_user(error, "%s does not divide the %d rank%s of this run; %s (mpirun -n)%s", given, n_ranks,
-                      plural, start, axis >= 0 ? nearest : ", or make it smaller");
+                      plural, start, nearest);
 }
 
 Status mesh_shape(const int64_t *sizes, int n_ranks, MeshShape *shape, Error *error) {
@@ -125,6 +172,18 @@ Status mesh_shape(const int64_t *sizes, int n_ranks, MeshShape *shape, Error *er
     for (int axis = 0; axis < N_AXES; axis++) shape->size[axis] = (int)sizes[axis];
     if (!sizes[AXIS_DP]) shape->size[AXIS_DP] = n_ranks / (int)product;
     return STATUS_OK;
+}
+
+Status mesh_shape_planned(const int64_t *sizes, int most, MeshShape *shape, Error *error) {
+    int64_t n_ranks = 1;
+    char given[160];
+    for (int axis = 0; axis < N_AXES; axis++)
+        if (sizes[axis] && __builtin_mul_overflow(n_ranks, sizes[axis], &n_ranks)) n_ranks = INT64_MAX / 2;
+    if (n_ranks <= most) return mesh_shape(sizes, (int)n_ranks, shape, error);
+    return error_user(
+        error, "%s makes a mesh of %s%lld ranks, and one of up to %d can be planned; choose smaller sizes",
+        given_sizes(sizes, given, sizeof given), n_ranks == INT64_MAX / 2 ? "more than " : "",
+        (long long)n_ranks, most);
 }
 
 /* Ranks that differ along these axes alone, in the order of the mesh. The group is named by its first

@@ -25,15 +25,18 @@ const char *traffic_axes_name(int axes, char text[TRAFFIC_TEXT]) {
     return text;
 }
 
-/* The axes along which the ranks of a communicator lie. */
+/* The axes along which the ranks of a communicator lie; found once for its group. */
 static int axes_of(const Comm *comm, const MeshShape *shape) {
-    int first[N_AXES], other[N_AXES], axes = 0;
+    enum { IS_KNOWN = 1 << N_AXES };
+    int first[N_AXES], other[N_AXES], *note = comm_null_note(comm);
+    if (*note) return *note & ~IS_KNOWN;
     mesh_coordinates(shape, comm_null_first_rank(comm, 0), first);
     for (int rank = 1; rank < comm->size; rank++) {
         mesh_coordinates(shape, comm_null_first_rank(comm, rank), other);
-        for (int axis = 0; axis < N_AXES; axis++) axes |= (first[axis] != other[axis]) << axis;
+        for (int axis = 0; axis < N_AXES; axis++) *note |= (first[axis] != other[axis]) << axis;
     }
-    return axes;
+    *note |= IS_KNOWN;
+    return *note & ~IS_KNOWN;
 }
 
 typedef struct {
@@ -42,13 +45,13 @@ typedef struct {
     int rank; /* that sends */
 } Sent;
 
-static void take_message(void *context, int to, size_t n_bytes) {
+static void take_message(void *context, int to, size_t n_bytes, int64_t n_times) {
     Sent *sent = context;
     bool is_far = sent->hosts && strcmp(sent->hosts[sent->rank], sent->hosts[to]) != 0;
-    sent->count.n_messages++;
-    sent->count.n_bytes += (int64_t)n_bytes;
-    sent->count.n_far_messages += is_far;
-    sent->count.n_far_bytes += is_far ? (int64_t)n_bytes : 0;
+    sent->count.n_messages += n_times;
+    sent->count.n_bytes += n_times * (int64_t)n_bytes;
+    sent->count.n_far_messages += is_far ? n_times : 0;
+    sent->count.n_far_bytes += is_far ? n_times * (int64_t)n_bytes : 0;
 }
 
 static void add_count(TrafficCount *sum, const TrafficCount *count, int64_t n_times) {

@@ -72,9 +72,7 @@ static Status look_into(const char *path, FolderContent *content, Error *error) 
 }
 
 /* May a new run begin there? */
-static Status check_content(const char *path, bool may_restart, Error *error) {
-    FolderContent content = FOLDER_OTHER;
-    TRY(look_into(path, &content, error));
+static Status check_content(const char *path, FolderContent content, bool may_restart, Error *error) {
     if (content == FOLDER_EMPTY || (content == FOLDER_RUN && may_restart)) return STATUS_OK;
     if (content == FOLDER_RUN)
         return error_user(error, "%s already holds a run; choose another --out, or go on with --resume %s",
@@ -160,12 +158,39 @@ static Status check_nothing_saved(RunClaim *claim, Error *error) {
                         saved[0].path);
 }
 
-static Status claim_wanted(RunClaim *claim, const char *wanted, bool may_restart, Error *error) {
+/* The folder, with its lock. `is_final`: what there is in it, or who has it, speaks against it. */
+static Status enter_folder(RunClaim *claim, const char *wanted, bool may_restart, bool *is_final,
+                           Error *error) {
     bool was_there;
+    FolderContent content;
     TRY(make_folder(claim, wanted, &was_there, error));
-    if (was_there) TRY(check_content(wanted, may_restart, error)); /* before anything is put there */
-    TRY(take_lock(claim, LOCK, patience_seconds, error));
-    TRY(check_content(wanted, may_restart, error));
+    if (was_there) { /* before anything is put there */
+        TRY(look_into(wanted, &content, error));
+        *is_final = true;
+        TRY(check_content(wanted, content, may_restart, error));
+        *is_final = false;
+    }
+    take_lock(claim, LOCK, patience_seconds, error);
+    *is_final = claim->lock.state == FILE_LOCK_HELD;
+    return error->status;
+}
+
+/* A folder that another process has made, for a run that came to nothing, may go while it is entered. So what
+ * seems not to work is tried again, and if it still does not, it is not that. */
+static Status claim_wanted(RunClaim *claim, const char *wanted, bool may_restart, Error *error) {
+    enum { MOST_TRIES = 100 };
+    bool is_final = false;
+    FolderContent content;
+    enter_folder(claim, wanted, may_restart, &is_final, error);
+    for (int i = 1; error->status != STATUS_OK && !is_final && i < MOST_TRIES; i++) {
+        file_lock_release(&claim->lock);
+        nanosleep(&(struct timespec){0, 1000 * 1000}, NULL);
+        *error = (Error){0};
+        enter_folder(claim, wanted, may_restart, &is_final, error);
+    }
+    TRY(error->status);
+    TRY(look_into(wanted, &content, error));
+    TRY(check_content(wanted, content, may_restart, error));
     if (may_restart) TRY(check_nothing_saved(claim, error));
     remove_left_over(wanted);
     return STATUS_OK;
@@ -200,7 +225,11 @@ Status run_claim_supervise(RunClaim *claim, const char *folder, Error *error) {
     bool was_there = false;
     RunClaim job = {0};
     TRY_GOTO(make_folder(claim, folder, &was_there, error), done);
-    if (was_there) TRY_GOTO(check_content(folder, true, error), done);
+    if (was_there) {
+        FolderContent content;
+        TRY_GOTO(look_into(folder, &content, error), done);
+        TRY_GOTO(check_content(folder, content, true, error), done);
+    }
     TRY_GOTO(take_lock(claim, SUPERVISE_LOCK, 0.0, error), done);
     /* Nor may there be a job that was started without us, or that a dead supervisor has left behind. */
     job.path = arena_strdup(&job.arena, folder);

@@ -273,6 +273,34 @@ static void test_restart(void **state) {
     assert_true(is_there("empty"));
 }
 
+/* Many that claim the same new folder at once, for runs that come to nothing: whoever does not get it is told that
+ * another has it, not that it is gone. */
+static void test_claim_race(void **state) {
+    (void)state;
+    enum { N_PROCESSES = 3, N_TURNS = 150 };
+    pid_t processes[N_PROCESSES];
+    for (int i = 0; i < N_PROCESSES; i++) {
+        processes[i] = fork();
+        if (processes[i] != 0) continue;
+        for (int turn = 0; turn < N_TURNS; turn++) {
+            RunClaim claim;
+            Error error = {0};
+            if (run_claim_new(&claim, "wanted/by/many", "nano", false, &error) == STATUS_OK)
+                run_claim_release(&claim);
+            else if (!strstr(error.text, "wanted/by/many is being written by ")) {
+                fprintf(stderr, "%s\n", error.text);
+                _exit(1);
+            }
+        }
+        _exit(0);
+    }
+    for (int i = 0; i < N_PROCESSES; i++) {
+        int status;
+        assert_int_equal(waitpid(processes[i], &status, 0), processes[i]);
+        assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    }
+}
+
 /* Many that make the same folder at once: none takes another's for abandoned, before it is locked or after. */
 static void test_staged_race(void **state) {
     (void)state;
@@ -377,6 +405,7 @@ int main(void) {
         cmocka_unit_test(test_lock_in_the_way),
         cmocka_unit_test(test_lock_race),
         cmocka_unit_test(test_staged),
+        cmocka_unit_test(test_claim_race),
         cmocka_unit_test(test_staged_race),
         cmocka_unit_test(test_restart),
         cmocka_unit_test(test_segments),

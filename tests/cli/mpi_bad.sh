@@ -38,6 +38,8 @@ no '/--tp-chunks 2 is of layers that one stage has all of, and in a pipeline mic
 no '/--ranks-per-host means something only with --print-mesh; leave it out/' 2 --ranks-per-host 2
 no '/--sync local is of whole models, and --tp 2 divides each among ranks; leave one out/' 4 --tp 2 --sync local
 no '/--eager-update is for one process/' 2 --tp 2 --eager-update --clip 0
+no '/--tp-chunks 5 makes more parts of a micro-batch than the 4 sequences that it has on a rank; lower it/' 2 --tp 2 --batch 8 --micro-batch 4 --tp-chunks 5
+no "/--pp 4 makes more stages than the model's 3 blocks; choose --pp 2, or --layers 4/" 4 --pp 4 --layers 3
 no "/--pp 2 makes more stages than the model's 1 blocks; choose --pp 1, or --layers 2/" 2 --pp 2
 no "/--allreduce .*'star'/" 2 --allreduce star
 no '/--eager-update is for one process; leave it out/' 2 --eager-update --clip 0

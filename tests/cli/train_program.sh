@@ -85,3 +85,16 @@ pgpt train "${TINY[@]}" --vocab 100 --print-program --json
 [[ $(tail -n 1 out | field standard_flops_per_step) == 1990656* ]] || fail "72 ...: $(tail -n 1 out)"
 pgpt train "${TINY[@]}" --vocab 100 --recompute 1 --print-program --json
 [[ $(tail -n 1 out | field standard_flops_per_step) == 2449408* ]] || fail "96 ...: $(tail -n 1 out)"
+
+# A mesh of many ranks takes its time to count: it says how far it is, and is refused where it is too many.
+"$PGPT" train "${TINY[@]}" --dp 65536 --batch 65536 --print-mesh >out 2>err </dev/null &
+process=$!
+for ((i = 0; i < 1200; i++)); do
+    if grep -q 'counted what [0-9]* of 65536 ranks send; .* left' err; then break; fi
+    sleep 0.05
+done
+kill $process
+wait $process 2>/dev/null
+grep -q 'counted what [0-9]* of 65536 ranks send; .* left' err || fail "nothing is said for a minute: $(cat err)"
+refused '/--pp 1000000 makes a mesh of 1000000 ranks, and one of up to 65536 can be planned; choose smaller/' \
+    train "${TINY[@]}" --pp 1000000 --print-mesh

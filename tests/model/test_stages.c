@@ -266,11 +266,23 @@ static void test_mistakes(void **state) {
     REFUSED(stages_balance(&stages, &config, &options, &arena, error), "--pp 8", "6 blocks", "--pp 6",
             "--layers 8");
     options = options_of(SCHEDULE_INTERLEAVED, 2, 4);
-    REFUSED(stages_balance(&stages, &config, &options, &arena, error), "8 parts", "--pp 1 --chunks 4",
-            "--pp 2 --chunks 3", "--layers 8");
+    REFUSED(stages_balance(&stages, &config, &options, &arena, error), "8 parts",
+            "choose --pp 2 --chunks 3, or --layers 8"); /* one stage has no chunks */
     options = options_of(SCHEDULE_ZB_V, 4, 2);
     REFUSED(stages_balance(&stages, &config, &options, &arena, error), "--pp 3 --chunks 2",
             "--pp 4 --schedule 1f1b");
+    /* What the ranks can be divided into. */
+    options = options_of(SCHEDULE_1F1B, 8, 1);
+    options.n_ranks = 8;
+    REFUSED(stages_balance(&stages, &config, &options, &arena, error), "choose --pp 4, or --layers 8");
+    options = options_of(SCHEDULE_INTERLEAVED, 8, 2);
+    options.n_ranks = 8;
+    REFUSED(stages_balance(&stages, &config, &options, &arena, error),
+            "choose --pp 2 --chunks 2 or --pp 4 --schedule 1f1b, or --layers 16");
+    options = options_of(SCHEDULE_GPIPE, 7, 1);
+    options.n_ranks = 7;
+    REFUSED(stages_balance(&stages, &config, &options, &arena, error),
+            "choose --pp 1 without --schedule, or");
     options = options_of(SCHEDULE_ZB_V, 2, 3); /* what the schedule has to say comes first */
     REFUSED(stages_balance(&stages, &config, &options, &arena, error), "--schedule zb-v");
     options = options_of(SCHEDULE_INTERLEAVED, 2, 2);

@@ -392,6 +392,24 @@ static void assert_refused(const int64_t *sizes, int n_ranks, const char *words)
     if (strncmp(error.text, words, strlen(words)) != 0) fail_msg("'%s' is not '%s'", error.text, words);
 }
 
+/* Meshes of jobs that are only planned: the message says what was given. */
+static void test_planned(void **state) {
+    (void)state;
+    MeshShape shape;
+    Error error = {0};
+    assert_int_equal(mesh_shape_planned((int64_t[N_AXES]){3, 0, 1, 1, 5}, 15, &shape, &error), STATUS_OK);
+    assert_true(shape.size[AXIS_PP] == 3 && shape.size[AXIS_DP] == 1 && shape.size[AXIS_TP] == 5);
+    assert_int_equal(mesh_shape_planned((int64_t[N_AXES]){4, 0, 1, 1, 4}, 15, &shape, &error), STATUS_USER);
+    assert_string_equal(error.text,
+                        "--pp 4 --tp 4 makes a mesh of 16 ranks, and one of up to 15 can be planned; "
+                        "choose smaller sizes");
+    enum { LARGEST = 1 << 20 };
+    error = (Error){0};
+    int64_t largest[N_AXES] = {LARGEST, LARGEST, LARGEST, LARGEST, LARGEST};
+    assert_int_equal(mesh_shape_planned(largest, 1 << 16, &shape, &error), STATUS_USER);
+    assert_non_null(strstr(error.text, "more than"));
+}
+
 static void test_refusals(void **state) {
     (void)state;
     assert_refused((int64_t[N_AXES]){1, 3, 1, 1, 1}, 4,
@@ -401,7 +419,16 @@ static void test_refusals(void **state) {
     assert_refused((int64_t[N_AXES]){1, 8, 1, 1, 1}, 1,
                    "--dp 8 does not multiply to the 1 rank of this run; ");
     assert_refused((int64_t[N_AXES]){3, 2, 1, 1, 1}, 6 + 1,
-                   "--pp 3 --dp 2 does not multiply to the 7 ranks of this run; start 6 ranks (mpirun -n)");
+                   "--pp 3 --dp 2 does not multiply to the 7 ranks of this run; start 6 ranks (mpirun -n), "
+                   "or choose --pp 7 --dp 1");
+    assert_refused(
+        (int64_t[N_AXES]){3, 2, 1, 1, 2}, 4,
+        "--pp 3 --dp 2 --tp 2 does not multiply to the 4 ranks of this run; start 12 ranks (mpirun -n), "
+        "or choose --pp 1 --dp 2 --tp 2");
+    assert_refused(
+        (int64_t[N_AXES]){3, 0, 1, 1, 4}, 6,
+        "--pp 3 --tp 4 does not divide the 6 ranks of this run; start 12 ranks (mpirun -n), or choose "
+        "--pp 3 --tp 2");
     assert_refused(
         (int64_t[N_AXES]){3, 0, 1, 1, 1}, 8,
         "--pp 3 does not divide the 8 ranks of this run; start 6 or 9 ranks (mpirun -n), or choose --pp 2 or --pp 4");
@@ -504,12 +531,13 @@ static void test_memory_is_shared(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_insertion),       cmocka_unit_test(test_insertion_between_two),
-        cmocka_unit_test(test_many_insertions), cmocka_unit_test(test_zero),
-        cmocka_unit_test(test_coordinates),     cmocka_unit_test(test_groups),
-        cmocka_unit_test(test_printed),         cmocka_unit_test(test_asked),
-        cmocka_unit_test(test_refusals),        cmocka_unit_test(test_shares),
-        cmocka_unit_test(test_formulas),        cmocka_unit_test(test_memory_is_shared),
+        cmocka_unit_test(test_insertion),        cmocka_unit_test(test_insertion_between_two),
+        cmocka_unit_test(test_many_insertions),  cmocka_unit_test(test_zero),
+        cmocka_unit_test(test_coordinates),      cmocka_unit_test(test_groups),
+        cmocka_unit_test(test_printed),          cmocka_unit_test(test_asked),
+        cmocka_unit_test(test_planned),          cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_shares),           cmocka_unit_test(test_formulas),
+        cmocka_unit_test(test_memory_is_shared),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -113,6 +113,7 @@ Status file_lock_take(FileLock *lock, const char *path, double patience, Error *
     for (uint64_t start_ns = timer_now_ns();;) {
         if (open_file(lock, error) != STATUS_OK) {
             close_file(lock);
+            lock->state = FILE_LOCK_FREE; /* whoever held it is gone, and the folder with them */
             return error->status;
         }
         lock->state = n_lost < MOST_LOST ? try_lock(lock) : FILE_LOCK_UNKNOWN;
