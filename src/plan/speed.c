@@ -20,10 +20,10 @@ static double peak_of(const Machine *machine, bool is_16, bool is_tf32) {
     return (flops > 0.0 ? flops : device->tflops_16) * 1e12;
 }
 
-double machine_peak_flops(const Machine *machine, PrecisionKind precision) {
+double machine_peak_flops(const Machine *machine, PrecisionKind precision, int64_t n_ranks) {
     bool is_16 = precision_of(precision).weight != DTYPE_F32;
-    double cores =
-        machine->host.n_cores ? (double)machine->host.n_cores / (double)machine->host.n_devices : 1.0;
+    double ranks = machine_ranks_a_host(machine, n_ranks);
+    double cores = machine->host.n_cores ? (double)machine->host.n_cores / ranks : 1.0;
     return cores * peak_of(machine, is_16, precision == PRECISION_TF32);
 }
 

@@ -84,3 +84,26 @@ done <<END
 --model mini --cp 200
 --model mini --data nowhere.txt
 END
+
+# The tuner: its best is what a plan of its line says, and fits; more of anything never makes it slower.
+printf 'device = cuda:a100\ntflops-16 = 100\ntflops-32 = 20\nmemory-gbs = 500\nmemory-gib = 1\ndevices = 2\ninside-gbs = 10
+links = 1\nbetween-gbs = 1\nbetween-us = 5\ndtype = bf16\nlaunch-us = 2\n' >box.ini
+tuned() {
+    pgpt plan --model mini --batch 16 --gpus 4 --tune "$@" --json
+    tail -n 1 out | grep -o '"best":\[{[^}]*}' | field step_ms
+}
+best=$(tuned --machine box.ini)
+words=$(tail -n 1 out | grep -o '"best":\[{[^}]*}' | field train | sed 's/.*pgpt train//; s/--device cuda//')
+grep -Eq '^[0-9]+ layouts in' out && (($(grep -c 'pgpt train --model mini' out) >= 10)) || fail "$(cat out)"
+# shellcheck disable=SC2086 # several words
+pgpt plan --machine box.ini --gpus 4 $words --json
+near 1e-9 "$(tail -n 1 out | field step_ms)" "$best"
+for more in tflops-16=200 memory-gbs=1000 memory-gib=4 inside-gbs=20 links=2 between-gbs=2 launch-us=1; do
+    sed "s/^${more%=*} = .*/${more%=*} = ${more#*=}/" box.ini >more.ini
+    awk "BEGIN { exit !($(tuned --machine more.ini) <= $best) }" || fail "$more makes it slower than $best"
+done
+pgpt plan --model mini --batch 16 --gpus 4 --tune --machine box.ini --tp 2 --zero 1 --json
+[[ $(tail -n 1 out | grep -o '"best":.*' | grep -o '"tp":[0-9]*' | sort -u) == '"tp":2' ]] || fail "not the --tp that was given"
+sed -i 's/^memory-gib = .*/memory-gib = 0.01/' more.ini
+refused '/does not fit on 4 devices .* the least needs .* too much; take about/' plan --model mini --batch 16 --gpus 4 --tune --machine more.ini
+refused '/no layout of mini on 4 devices can be/' plan --model mini --batch 16 --gpus 4 --tune --machine box.ini --tp 3
