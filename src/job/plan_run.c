@@ -106,6 +106,7 @@ static Status refuse_others(const TrainRun *run, Error *error) {
 
 static const char *machine_name(const PlanRun *plan) {
     int device = plan->train.values.train.device;
+    if (*plan->options.budget) return plan->budget.machine;
     if (*plan->options.machine) return plan->options.machine;
     if (device > DEVICE_CUDA) return strchr(device_plan_names[device], ':') + 1;
     return device == DEVICE_CUDA ? "h200" : "cpu";
@@ -161,6 +162,7 @@ static Status prepare(TrainRun *run, Error *error) {
     const Machine *machine = &plan->machine.machine;
     const int64_t *size = run->values.parallel.size;
     TRY(refuse_others(run, error));
+    if (*plan->options.budget) TRY(plan_budget_parse(plan->options.budget, &plan->budget, error));
     TRY(machine_open(&plan->machine, machine_name(plan), error));
     TRY(choose_device(plan, error));
     int64_t n_ranks = 1;
@@ -170,7 +172,9 @@ static Status prepare(TrainRun *run, Error *error) {
         return error_user(error, "the axes multiply to more than the %d ranks that can be planned",
                           MOST_RANKS);
     plan->n_ranks = (int)(plan->options.n_gpus ? plan->options.n_gpus : n_ranks);
-    run->n_planned = plan->options.tune ? (int)n_ranks : plan->n_ranks; /* the tuner gives out the rest */
+    if (*plan->options.budget) plan->n_ranks = (int)plan->budget.n_devices;
+    bool gives_out = plan->options.tune || *plan->options.budget; /* the tuner does */
+    run->n_planned = gives_out ? (int)n_ranks : plan->n_ranks;
     TRY(choose_batch(plan, error));
     if (machine->host.n_cores && !run->values.train.n_threads) {
         int64_t threads = machine->host.n_cores / machine_ranks_a_host(machine, plan->n_ranks);
@@ -191,15 +195,27 @@ static Status read_data(TrainRun *run, Error *error) {
     return error->status;
 }
 
+/* Tables and budgets are of models of any size, with GPT-2's vocabulary and GPT-3's context. */
+static bool asks_in_general(int n_words, char *const *words) {
+    for (int i = 0; i < n_words; i++)
+        if (strncmp(words[i], "--table", 7) == 0 || strncmp(words[i], "--budget", 8) == 0) return true;
+    return false;
+}
+
 Status plan_run_open(PlanRun *plan, int n_words, char *const *words, Error *error) {
     TrainRun *run = &plan->train;
     Arena arena = {0};
-    char **all = ARENA_ARRAY(&arena, char *, n_words + 1);
-    all[0] = arena_strdup(&arena, "--print-mesh");
-    memcpy(all + 1, words, (size_t)n_words * sizeof *words);
+    char **all = ARENA_ARRAY(&arena, char *, n_words + 3);
+    int n = 0;
+    all[n++] = arena_strdup(&arena, "--print-mesh");
+    if (asks_in_general(n_words, words)) { /* the user's --model comes later, and wins */
+        all[n++] = arena_strdup(&arena, "--model");
+        all[n++] = arena_strdup(&arena, "gpt3-xl");
+    }
+    memcpy(all + n, words, (size_t)n_words * sizeof *words);
     run->command = &plan_command;
     run->prepare = prepare;
-    train_run(run, n_words + 1, all, error);
+    train_run(run, n_words + n, all, error);
     if (error->status == STATUS_OK && run->outcome == TRAIN_RUN_MESH) read_data(run, error);
     if (error->status == STATUS_OK && run->outcome == TRAIN_RUN_MESH) train_async_check(run, error);
     arena_free(&arena);

@@ -12,6 +12,7 @@
 #ifndef PGPT_JOB_PLAN_RUN_H
 #define PGPT_JOB_PLAN_RUN_H
 
+#include "job/plan_budget.h"
 #include "job/train_run.h"
 #include "plan/simulate.h"
 
@@ -37,7 +38,8 @@ typedef struct {
     TrainRun train; /* first: its options and PlanOptions are read by one table */
     PlanOptions options;
     MachineFile machine;
-    int n_ranks; /* that there are to be, whatever the mesh at hand */
+    PlanBudget budget; /* of --budget */
+    int n_ranks;       /* that there are to be, whatever the mesh at hand */
 } PlanRun;
 
 Status plan_run_open(PlanRun *plan, int n_words, char *const *words, Error *error);

@@ -224,6 +224,7 @@ static void loop_zero(Search *search, PlanLayout layout) {
     bool has_sums = sums_place(search, &layout).size > 1;
     for (int zero = 0; zero <= (has_sums ? ZERO_STAGES : 0); zero++) {
         layout.zero = zero;
+        if (search->options->is_quick && has_sums && zero != 1 && zero != ZERO_STAGES) continue;
         if (!is_given(search, "zero") || given == zero) keep(search, &layout);
     }
 }
@@ -240,6 +241,7 @@ static void loop_schedules(Search *search, PlanLayout layout, bool splits) {
     for (int kind = 0; kind < N_SCHEDULES; kind++) {
         const ScheduleInfo *info = schedule_info((ScheduleKind)kind);
         bool is_wanted = is_given(search, "schedule") ? given->schedule == kind : kind != SCHEDULE_NAIVE;
+        if (search->options->is_quick && kind != SCHEDULE_1F1B && kind != SCHEDULE_INTERLEAVED) continue;
         if (!is_wanted || info->is_asynchronous || info->splits_backward != splits) continue;
         int most =
             info->default_chunks > 1 && kind == SCHEDULE_INTERLEAVED ? MOST_CHUNKS : info->default_chunks;
@@ -299,13 +301,16 @@ static Status loop_work(Search *search, PlanLayout layout, Error *error) {
     const TrainOptions *train = &search->plan->train.values.train;
     for (int i = 0; i < 4; i++) {
         layout.recompute = is_given(search, "recompute") ? train->recompute : recomputes[i];
-        if (is_given(search, "recompute") && i) break;
+        if ((is_given(search, "recompute") && i) || (search->options->is_quick && i > 1)) break;
         for (int64_t micro = 1; micro <= MOST_MICRO_BATCH && micro <= train->batch; micro *= 2) {
             layout.micro_batch = is_given(search, "micro-batch") ? train->micro_batch : micro;
             if (is_given(search, "micro-batch") && micro > 1) break;
+            if (search->options->is_quick && micro > 8) break;
             if (train->batch % layout.micro_batch) continue;
             int64_t n_before = search->n, n_fit = search->n_fit;
-            for (int kind = 0; kind < 3; kind++) TRY(loop_stages(search, layout, kind > 0, kind > 1, error));
+            int n_kinds = search->options->is_quick ? 2 : 3;
+            for (int kind = 0; kind < n_kinds; kind++)
+                TRY(loop_stages(search, layout, kind > 0, kind > 1, error));
             if (search->n > n_before && search->n_fit == n_fit) break; /* larger ones need more memory */
         }
     }
@@ -322,6 +327,7 @@ static Status loop_meshes(Search *search, PlanLayout layout, Error *error) {
         if (n % tp || (given_tp && given_tp != tp)) continue;
         for (int cp = 1; cp <= n / tp && (cp == 1 || values->train.sequence / cp >= 512 || given_cp); cp++) {
             if (n / tp % cp || (given_cp && given_cp != cp)) continue;
+            if (search->options->is_quick && cp > 1 && !given_cp) break;
             int64_t most_ep = values->model.n_experts ? values->model.n_experts : 1;
             for (int ep = 1; ep <= most_ep && ep <= n / tp / cp; ep++) {
                 if (n / tp / cp % ep || (given_ep && given_ep != ep)) continue;

@@ -41,6 +41,8 @@ typedef struct {
 typedef struct {
     int n_best;  /* that are wanted */
     int n_plans; /* at most; 0: as many as it takes, up to 60 */
+    bool
+        is_quick; /* the usual choices only: no cp, ZeRO 1 and 3, recompute all or nothing, 1f1b and interleaved */
 } TuneOptions;
 
 typedef struct {

@@ -107,3 +107,24 @@ pgpt plan --model mini --batch 16 --gpus 4 --tune --machine box.ini --tp 2 --zer
 sed -i 's/^memory-gib = .*/memory-gib = 0.01/' more.ini
 refused '/does not fit on 4 devices .* the least needs .* too much; take about/' plan --model mini --batch 16 --gpus 4 --tune --machine more.ini
 refused '/no layout of mini on 4 devices can be/' plan --model mini --batch 16 --gpus 4 --tune --machine box.ini --tp 3
+
+# Tables and budgets.
+pgpt plan --table links --model nano --machine ethernet --gpus 4 --batch 8
+(($(grep -Ec '^ +[1248] ' out) == 4)) || fail "not a line for 1, 2, 4 and 8 links: $(cat out)"
+pgpt plan --budget '2 H200, 5 hours' --sequence 512
+grep -Eq '^2 x H200-SXM-141GB for 5h00m: .* parameters on .* tokens' out || fail "$(cat out)"
+grep -Eq '^mpirun -n 2 pgpt train --layers [0-9]+ .*--steps [0-9]+$' out || fail "$(cat out)"
+refused "/--budget 'much': write devices/" plan --budget much
+refused "/--budget '8 H200, 3 moons': write devices/" plan --budget '8 H200, 3 moons'
+refused "/no machine 'h900'/" plan --budget '8 H900, 3 days'
+if is_long; then
+    pgpt plan --table memory --machine h200
+    grep -Eq '^bf16, mixed +18.00 +7.50 +4.00 +2.25$' out || fail "$(cat out)"
+    pgpt plan --table ladder --machine h100
+    grep -Eq '^175B +1024 ' out || fail "$(cat out)"
+fi
+
+# What the machine here can do.
+pgpt bench machine --out here.ini --json
+grep -q '^source = measured' here.ini || fail "$(cat here.ini)"
+pgpt plan --model nano --machine here.ini

@@ -2,6 +2,7 @@
 #include "cli/commands.h"
 #include "cli/plan/plan_draw.h"
 #include "cli/plan/plan_print.h"
+#include "cli/plan/plan_table.h"
 #include "cli/plan/plan_tune_print.h"
 
 #include <stdio.h>
@@ -42,6 +43,8 @@ static Status tell(PlanRun *plan, Error *error) {
         fputs(text, stdout);
         return STATUS_OK;
     }
+    if (options->table != TABLE_NONE) return plan_table(plan, error);
+    if (*options->budget) return plan_budget(plan, error);
     return options->tune ? tune(plan, error) : show(plan, error);
 }
 
