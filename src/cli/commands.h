@@ -25,7 +25,7 @@ Status command_convert(int n_words, char *const *words, Error *error);
 Status command_data(int n_words, char *const *words, Error *error);
 Status command_lab(Launch *launch, int n_words, char *const *words, Error *error);
 Status command_supervise(int n_words, char *const *words, Error *error);
-Status command_bench(int n_words, char *const *words, Error *error);
+Status command_bench(Launch *launch, int n_words, char *const *words, Error *error);
 
 /* The page that --help and the manual are made from. */
 extern const ManPage manual_page;

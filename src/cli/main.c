@@ -45,7 +45,7 @@ static const Command commands[] = {
     {&plot_command, .run = command_plot},
     {&convert_command, .run = command_convert},
     {&data_command, .run = command_data},
-    {&bench_command, .run = command_bench},
+    {&bench_command, .run_parallel = command_bench},
     {&supervise_command, .run = command_supervise},
     {&lab_command, .run_parallel = command_lab, .describe = lab_description},
 };

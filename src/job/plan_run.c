@@ -16,6 +16,8 @@
 
 enum { MANY = 1 << 30, MOST_RANKS = 1 << 20, FEW_RANKS = 16 };
 
+static const char *const table_names[] = {"none", "memory", "ladder", "links", NULL};
+
 const OptionSpec plan_option_specs[] = {
     OPTION_STRING("machine", PlanOptions, machine, "", "NAME|FILE",
                   "what it would run on: a100, cpu, ethernet, h100, h200, v100, or a file that ends in .ini; "
@@ -28,6 +30,25 @@ const OptionSpec plan_option_specs[] = {
                  "tokens of the whole run, as 300e9; 0: what --steps come to", .flags = OPTION_TRANSIENT),
     OPTION_STRING("draw", PlanOptions, draw, "", "FILE",
                   "draw the step, rank by rank, as 'pgpt lab timeline' does: FILE.svg",
+                  .flags = OPTION_TRANSIENT),
+    OPTION_BOOL(
+        "tune", PlanOptions, tune, false,
+        "search dp, tp, cp, ep, pp, chunks, schedule, ZeRO, micro-batch and recompute for the fastest "
+        "layouts that fit; what is given is kept",
+        .flags = OPTION_TRANSIENT),
+    OPTION_INT("measure", PlanOptions, n_measured, 0, 0, 10,
+               "of --tune: run so many of the best for a few steps, here, and compare",
+               .flags = OPTION_TRANSIENT),
+    OPTION_STRING("plan-out", PlanOptions, out, "", "DIR",
+                  "of --tune and --table: folder for pictures; default: none are drawn",
+                  .flags = OPTION_TRANSIENT),
+    OPTION_CHOICE(
+        "table", PlanOptions, table, TABLE_NONE, table_names,
+        "print a table instead: memory (bytes a weight, and the largest model that fits), ladder (117M "
+        "to 1T on 64 to 4,096 GPUs), links (1, 2 and 4 links a host)",
+        .flags = OPTION_TRANSIENT),
+    OPTION_STRING("budget", PlanOptions, budget, "", "TEXT",
+                  "the best model and number of tokens for devices and days, as '8 H200, 3 days'",
                   .flags = OPTION_TRANSIENT),
     OPTION_BOOL("print-machine", PlanOptions, print_machine, false,
                 "print the machine's file, to begin one of your own with, and leave",
@@ -85,6 +106,7 @@ static Status refuse_others(const TrainRun *run, Error *error) {
 
 static const char *machine_name(const PlanRun *plan) {
     int device = plan->train.values.train.device;
+    if (*plan->options.budget) return plan->budget.machine;
     if (*plan->options.machine) return plan->options.machine;
     if (device > DEVICE_CUDA) return strchr(device_plan_names[device], ':') + 1;
     return device == DEVICE_CUDA ? "h200" : "cpu";
@@ -130,7 +152,7 @@ static Status choose_batch(PlanRun *plan, Error *error) {
     double n = usual_batch_tokens(about_parameters(model));
     bool is_small = model->n_channels < 768; /* made for one computer */
     if (is_small || options_source(&run->options, "batch") >= OPTION_FROM_RUN) return STATUS_OK;
-    double ranks = run->n_planned > 1 ? run->n_planned : 1.0;
+    double ranks = plan->n_ranks > 1 ? plan->n_ranks : 1.0;
     double sequences = fmax(1.0, round(n / T / ranks)) * ranks; /* the ranks share it evenly */
     return options_set_int(&run->options, "batch", (int64_t)sequences, OPTION_FROM_PRESET, error);
 }
@@ -140,6 +162,7 @@ static Status prepare(TrainRun *run, Error *error) {
     const Machine *machine = &plan->machine.machine;
     const int64_t *size = run->values.parallel.size;
     TRY(refuse_others(run, error));
+    if (*plan->options.budget) TRY(plan_budget_parse(plan->options.budget, &plan->budget, error));
     TRY(machine_open(&plan->machine, machine_name(plan), error));
     TRY(choose_device(plan, error));
     int64_t n_ranks = 1;
@@ -148,13 +171,16 @@ static Status prepare(TrainRun *run, Error *error) {
     if (n_ranks > MOST_RANKS && !plan->options.n_gpus)
         return error_user(error, "the axes multiply to more than the %d ranks that can be planned",
                           MOST_RANKS);
-    run->n_planned = (int)(plan->options.n_gpus ? plan->options.n_gpus : n_ranks);
+    plan->n_ranks = (int)(plan->options.n_gpus ? plan->options.n_gpus : n_ranks);
+    if (*plan->options.budget) plan->n_ranks = (int)plan->budget.n_devices;
+    bool gives_out = plan->options.tune || *plan->options.budget; /* the tuner does */
+    run->n_planned = gives_out ? (int)n_ranks : plan->n_ranks;
     TRY(choose_batch(plan, error));
     if (machine->host.n_cores && !run->values.train.n_threads) {
-        int64_t threads = machine->host.n_cores / machine_ranks_a_host(machine, run->n_planned);
+        int64_t threads = machine->host.n_cores / machine_ranks_a_host(machine, plan->n_ranks);
         run->values.train.n_threads = threads > 1 ? threads : 1;
     }
-    return machine_check_ranks(machine, run->n_planned, error);
+    return machine_check_ranks(machine, plan->n_ranks, error);
 }
 
 /* A text that the user names is read, so that what a run would find wrong is found; the built-in one is too
@@ -169,15 +195,27 @@ static Status read_data(TrainRun *run, Error *error) {
     return error->status;
 }
 
+/* Tables and budgets are of models of any size, with GPT-2's vocabulary and GPT-3's context. */
+static bool asks_in_general(int n_words, char *const *words) {
+    for (int i = 0; i < n_words; i++)
+        if (strncmp(words[i], "--table", 7) == 0 || strncmp(words[i], "--budget", 8) == 0) return true;
+    return false;
+}
+
 Status plan_run_open(PlanRun *plan, int n_words, char *const *words, Error *error) {
     TrainRun *run = &plan->train;
     Arena arena = {0};
-    char **all = ARENA_ARRAY(&arena, char *, n_words + 1);
-    all[0] = arena_strdup(&arena, "--print-mesh");
-    memcpy(all + 1, words, (size_t)n_words * sizeof *words);
+    char **all = ARENA_ARRAY(&arena, char *, n_words + 3);
+    int n = 0;
+    all[n++] = arena_strdup(&arena, "--print-mesh");
+    if (asks_in_general(n_words, words)) { /* the user's --model comes later, and wins */
+        all[n++] = arena_strdup(&arena, "--model");
+        all[n++] = arena_strdup(&arena, "gpt3-xl");
+    }
+    memcpy(all + n, words, (size_t)n_words * sizeof *words);
     run->command = &plan_command;
     run->prepare = prepare;
-    train_run(run, n_words + 1, all, error);
+    train_run(run, n_words + n, all, error);
     if (error->status == STATUS_OK && run->outcome == TRAIN_RUN_MESH) read_data(run, error);
     if (error->status == STATUS_OK && run->outcome == TRAIN_RUN_MESH) train_async_check(run, error);
     arena_free(&arena);
@@ -317,7 +355,7 @@ static void derive(PlanRun *plan, PlanFigures *figures) {
         figures->counted_flops += figures->rank[i].n_alike * figures->rank[i].flops;
         figures->useful_flops += figures->rank[i].n_alike * figures->rank[i].useful_flops;
     }
-    double peak = machine_peak_flops(machine, (PrecisionKind)train->precision);
+    double peak = machine_peak_flops(machine, (PrecisionKind)train->precision, (int64_t)n_ranks);
     figures->mfu = figures->model_flops / seconds / n_ranks / peak;
     figures->hfu = figures->counted_flops / seconds / n_ranks / peak;
     figures->tokens_per_s = batch_tokens / seconds;

@@ -12,6 +12,7 @@
 #ifndef PGPT_JOB_PLAN_RUN_H
 #define PGPT_JOB_PLAN_RUN_H
 
+#include "job/plan_budget.h"
 #include "job/train_run.h"
 #include "plan/simulate.h"
 
@@ -20,8 +21,15 @@ typedef struct {
     int64_t n_gpus;      /* ranks; 0: as the axes multiply */
     double n_tokens;     /* of the whole run; 0: what --steps come to */
     const char *draw;    /* a picture of the step, FILE.svg; "": none */
+    bool tune;
+    int64_t n_measured; /* of the tuner's best, that are run here */
+    const char *out;    /* folder of the tuner's picture */
+    int table;          /* PlanTable */
+    const char *budget; /* "8 H200, 3 days"; "": none */
     bool print_machine;
 } PlanOptions;
+
+typedef enum { TABLE_NONE, TABLE_MEMORY, TABLE_LADDER, TABLE_LINKS } PlanTable;
 
 extern const OptionSpec plan_option_specs[];
 extern const OptionCommand plan_command;
@@ -30,6 +38,8 @@ typedef struct {
     TrainRun train; /* first: its options and PlanOptions are read by one table */
     PlanOptions options;
     MachineFile machine;
+    PlanBudget budget; /* of --budget */
+    int n_ranks;       /* that there are to be, whatever the mesh at hand */
 } PlanRun;
 
 Status plan_run_open(PlanRun *plan, int n_words, char *const *words, Error *error);
@@ -78,9 +88,5 @@ void plan_figures_free(PlanFigures *figures); /* safe on {0} */
 /* The trainer of one rank of the mesh, planned: visited while its programs are there. */
 typedef Status (*PlanVisit)(void *context, const Trainer *trainer, Error *error);
 Status plan_visit_rank(PlanRun *plan, int rank, bool step_only, PlanVisit visit, void *context, Error *error);
-
-/* The options as they would be given to `pgpt train`, from the arena: those that somebody gave and that are
- * not of this call, and the layout's. */
-const char *plan_train_line(const PlanRun *plan, Arena *arena);
 
 #endif

@@ -366,6 +366,7 @@ static Status train(TrainRun *run, Error *error) {
 
 /* One process may look at the mesh of a larger job: that of the sizes which are given. */
 static Status know_shape(TrainRun *run, Error *error) {
+    enum { MOST_PLANNED_RANKS = 1 << 16 };
     const int64_t *sizes = run->values.parallel.size;
     int n_ranks = run->n_planned ? run->n_planned : run->launch->world.size;
     return run->values.call.print_mesh && n_ranks == 1 && !run->n_planned

@@ -41,8 +41,10 @@ typedef struct {
     double attention_forward, attention_backward; /* of the rate of GEMMs */
     double memory_gbs, memory_efficiency;
     double cache_mib, cache_gbs; /* what fits there is read and written at this rate; 0: as memory */
-    double launch_us;            /* before an instruction begins to work */
-    double watts;                /* of a device with its share of the host; 0: not known */
+    double
+        thread_efficiency; /* of a CPU: of its cores' rates together, the part that all threads of one rank reach */
+    double launch_us; /* before an instruction begins to work */
+    double watts;     /* of a device with its share of the host; 0: not known */
 } MachineDevice;
 
 /* A host: so many devices, and what connects them. */

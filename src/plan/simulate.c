@@ -114,10 +114,10 @@ static void wait_for(PartClock *clock, const Node *node) {
     const CommFlights *flights = ((const CommAttributes *)node->attributes)->flights;
     for (int i = clock->n_flights - 1; i >= 0; i--) {
         if (clock->flight[i] != flights) continue;
-        if (clock->flight_end[i] > clock->lane[0]) {
-            clock->time.waited += clock->flight_end[i] - clock->lane[0];
-            clock->lane[0] = clock->flight_end[i];
-        }
+        double busy = clock->lane[0]; /* or another lane is */
+        for (int lane = 1; lane < LANES_MOST; lane++) busy = fmax(busy, clock->lane[lane]);
+        clock->time.waited += fmax(clock->flight_end[i] - busy, 0.0);
+        clock->lane[0] = fmax(clock->lane[0], clock->flight_end[i]);
         return;
     }
 }
@@ -132,7 +132,7 @@ static void compute(PartClock *clock, const Program *program, int index) {
         if (step->joins[l] >= 0) begin = fmax(begin, clock->node_end[step->joins[l]]);
     /* Lanes share one device: what the other has under way is in the way. */
     for (int l = 0; step && l < LANES_MOST; l++)
-        if (l != lane && time.bound != BOUND_LAUNCH) begin = fmax(begin, clock->lane[l]);
+        if (l != lane) begin = fmax(begin, clock->lane[l]);
     double end = begin + time.seconds;
     clock->lane[lane] = end;
     clock->node_end[index] = end;

@@ -20,19 +20,25 @@ static double peak_of(const Machine *machine, bool is_16, bool is_tf32) {
     return (flops > 0.0 ? flops : device->tflops_16) * 1e12;
 }
 
-double machine_peak_flops(const Machine *machine, PrecisionKind precision) {
+double machine_peak_flops(const Machine *machine, PrecisionKind precision, int64_t n_ranks) {
     bool is_16 = precision_of(precision).weight != DTYPE_F32;
-    double cores =
-        machine->host.n_cores ? (double)machine->host.n_cores / (double)machine->host.n_devices : 1.0;
+    double ranks = machine_ranks_a_host(machine, n_ranks);
+    double cores = machine->host.n_cores ? (double)machine->host.n_cores / ranks : 1.0;
     return cores * peak_of(machine, is_16, precision == PRECISION_TF32);
 }
 
-/* Cores that a rank has to itself, on average. */
+static double threads_of(const Machine *machine, const SpeedUse *use) {
+    double n_cores = (double)machine->host.n_cores, ranks = machine_ranks_a_host(machine, use->n_ranks);
+    return use->n_threads ? use->n_threads : fmax(1.0, floor(n_cores / ranks));
+}
+
+/* Cores that a rank has to itself, on average, less what its threads lose to each other. */
 static double cores_of(const Machine *machine, const SpeedUse *use) {
     double n_cores = (double)machine->host.n_cores, ranks = machine_ranks_a_host(machine, use->n_ranks);
     if (n_cores <= 0.0) return 1.0;
-    double threads = use->n_threads ? use->n_threads : fmax(1.0, floor(n_cores / ranks));
-    return fmin(threads, n_cores / ranks);
+    double threads = threads_of(machine, use), loss = 0.0;
+    if (n_cores > 1.0) loss = (1.0 - machine->device.thread_efficiency) * (threads - 1.0) / (n_cores - 1.0);
+    return fmin(threads * (1.0 - fmin(fmax(loss, 0.0), 0.9)), n_cores / ranks);
 }
 
 RankSpeed rank_speed(const Machine *machine, const SpeedUse *use) {
@@ -55,7 +61,7 @@ RankSpeed rank_speed(const Machine *machine, const SpeedUse *use) {
                        .cache = device->cache_gbs > 0.0 ? device->cache_gbs * 1e9 * cores : memory,
                        .cache_bytes = device->cache_mib * 1048576.0,
                        .launch = device->launch_us * 1e-6,
-                       .overlaps = n_cores <= 0.0 || ranks * fmax(1.0, cores) < n_cores};
+                       .overlaps = n_cores <= 0.0 || ranks * threads_of(machine, use) < n_cores};
 }
 
 /* ---- Instructions */

@@ -45,7 +45,7 @@ NodeTime rank_node_time(const RankSpeed *speed, const Node *node);
 /* The dimensions of a GEMM: rows, columns and terms of its result. False: the node is none. */
 bool node_gemm(const Node *node, double *M, double *N, double *K);
 
-/* FLOP/s that a device of this machine has at best in this precision: what utilisation is of. */
-double machine_peak_flops(const Machine *machine, PrecisionKind precision);
+/* FLOP/s that a rank of so many has at best in this precision: what utilisation is of. */
+double machine_peak_flops(const Machine *machine, PrecisionKind precision, int64_t n_ranks);
 
 #endif

@@ -84,3 +84,47 @@ done <<END
 --model mini --cp 200
 --model mini --data nowhere.txt
 END
+
+# The tuner: its best is what a plan of its line says, and fits; more of anything never makes it slower.
+printf 'device = cuda:a100\ntflops-16 = 100\ntflops-32 = 20\nmemory-gbs = 500\nmemory-gib = 1\ndevices = 2\ninside-gbs = 10
+links = 1\nbetween-gbs = 1\nbetween-us = 5\ndtype = bf16\nlaunch-us = 2\n' >box.ini
+tuned() {
+    pgpt plan --model mini --batch 16 --gpus 4 --tune "$@" --json
+    tail -n 1 out | grep -o '"best":\[{[^}]*}' | field step_ms
+}
+best=$(tuned --machine box.ini)
+words=$(tail -n 1 out | grep -o '"best":\[{[^}]*}' | field train | sed 's/.*pgpt train//; s/--device cuda//')
+grep -Eq '^[0-9]+ layouts in' out && (($(grep -c 'pgpt train --model mini' out) >= 10)) || fail "$(cat out)"
+# shellcheck disable=SC2086 # several words
+pgpt plan --machine box.ini --gpus 4 $words --json
+near 1e-9 "$(tail -n 1 out | field step_ms)" "$best"
+for more in tflops-16=200 memory-gbs=1000 memory-gib=4 inside-gbs=20 links=2 between-gbs=2 launch-us=1; do
+    sed "s/^${more%=*} = .*/${more%=*} = ${more#*=}/" box.ini >more.ini
+    awk "BEGIN { exit !($(tuned --machine more.ini) <= $best) }" || fail "$more makes it slower than $best"
+done
+pgpt plan --model mini --batch 16 --gpus 4 --tune --machine box.ini --tp 2 --zero 1 --json
+[[ $(tail -n 1 out | grep -o '"best":.*' | grep -o '"tp":[0-9]*' | sort -u) == '"tp":2' ]] || fail "not the --tp that was given"
+sed -i 's/^memory-gib = .*/memory-gib = 0.01/' more.ini
+refused '/does not fit on 4 devices .* the least needs .* too much; take about/' plan --model mini --batch 16 --gpus 4 --tune --machine more.ini
+refused '/no layout of mini on 4 devices can be/' plan --model mini --batch 16 --gpus 4 --tune --machine box.ini --tp 3
+
+# Tables and budgets.
+pgpt plan --table links --model nano --machine ethernet --gpus 4 --batch 8
+(($(grep -Ec '^ +[1248] ' out) == 4)) || fail "not a line for 1, 2, 4 and 8 links: $(cat out)"
+pgpt plan --budget '2 H200, 5 hours' --sequence 512
+grep -Eq '^2 x H200-SXM-141GB for 5h00m: .* parameters on .* tokens' out || fail "$(cat out)"
+grep -Eq '^mpirun -n 2 pgpt train --layers [0-9]+ .*--steps [0-9]+$' out || fail "$(cat out)"
+refused "/--budget 'much': write devices/" plan --budget much
+refused "/--budget '8 H200, 3 moons': write devices/" plan --budget '8 H200, 3 moons'
+refused "/no machine 'h900'/" plan --budget '8 H900, 3 days'
+if is_long; then
+    pgpt plan --table memory --machine h200
+    grep -Eq '^bf16, mixed +18.00 +7.50 +4.00 +2.25$' out || fail "$(cat out)"
+    pgpt plan --table ladder --machine h100
+    grep -Eq '^175B +1024 ' out || fail "$(cat out)"
+fi
+
+# What the machine here can do.
+pgpt bench machine --out here.ini --json
+grep -q '^source = measured' here.ini || fail "$(cat here.ini)"
+pgpt plan --model nano --machine here.ini

@@ -5,12 +5,15 @@
 
 #include "base/text/json.h"
 #include "bench/training.h"
+#include "parallel/launch/launch.h"
 
 typedef struct {
     BenchSetup setup;
     const char *patterns; /* of attention */
     int64_t document_length;
+    const char *out; /* of machine: the file */
     bool json;
+    Launch *launch;
 } BenchCall;
 
 /* The benchmarks. With --json the last line of stdout is an object. */
@@ -19,6 +22,7 @@ Status bench_ops(BenchCall *call, Error *error);
 Status bench_generate(BenchCall *call, Error *error);
 Status bench_experts(BenchCall *call, Error *error);
 Status bench_attention(BenchCall *call, Error *error);
+Status bench_machine(BenchCall *call, Error *error);
 
 /* One line about the model; the fields that every benchmark's object begins with (a new reference). */
 void bench_print_model(const BenchSetup *setup, const ParameterTable *table, const Backend *backend);

@@ -65,6 +65,8 @@ static const OptionSpec bench_option_specs[] = {
     OPTION_BOOL("any-order", BenchCall, setup.bench.any_order, false, DEVICE_ANY_ORDER_HELP),
     OPTION_INT("streams", BenchCall, setup.bench.n_streams, DEVICE_STREAMS, 1, 2, DEVICE_STREAMS_HELP),
     OPTION_INT("threads", BenchCall, setup.bench.n_threads, 0, 0, 4096, "CPU threads; 0: all cores"),
+    OPTION_STRING("out", BenchCall, out, "", "FILE",
+                  "of 'machine': write a machine file for 'pgpt plan' there", .flags = OPTION_TRANSIENT),
     OPTION_JSON(BenchCall, json, .flags = OPTION_TRANSIENT),
     OPTION_END,
 };
@@ -82,7 +84,8 @@ static const OptionPositional positionals[] = {
      .help =
          "step: whole training steps. ops: every kernel of a step against its floor. generate: decoding with the "
          "KV cache. experts: the GEMMs of a mixture of experts against the dense one, with rows shared out evenly and "
-         "with half of them at one expert. attention: patterns of sparse attention beside dense attention"},
+         "with half of them at one expert. attention: patterns of sparse attention beside dense attention. machine: what "
+         "'pgpt plan' wants to know of this machine; under mpirun with what its ranks send each other"},
     {.name = NULL},
 };
 
@@ -103,6 +106,8 @@ static const char *const examples[] = {
     "pgpt bench experts --model gpt2-medium --experts 8 --batch 32 --dtype bf16 --device cuda",
     "sparse attention against dense attention, at a length of one's own",
     "pgpt bench attention --model mini --sequence 4096 --batch 1 --pattern window:256,strided:64",
+    "a machine file of this computer, for pgpt plan",
+    "mpirun -n 2 pgpt bench machine --out mine.ini",
     NULL,
 };
 
@@ -119,7 +124,7 @@ const OptionCommand bench_command = {
     .examples = examples,
 };
 
-enum { FOR_STEP = 1, FOR_OPS = 2, FOR_GENERATE = 4, FOR_EXPERTS = 8, FOR_ATTENTION = 16 };
+enum { FOR_STEP = 1, FOR_OPS = 2, FOR_GENERATE = 4, FOR_EXPERTS = 8, FOR_ATTENTION = 16, FOR_MACHINE = 32 };
 
 typedef struct {
     const char *name;
@@ -133,6 +138,7 @@ static const Benchmark benchmarks[] = {
     {"generate", FOR_GENERATE, bench_generate},
     {"experts", FOR_EXPERTS, bench_experts},
     {"attention", FOR_ATTENTION, bench_attention},
+    {"machine", FOR_MACHINE, bench_machine},
 };
 enum { N_BENCHMARKS = sizeof benchmarks / sizeof benchmarks[0] };
 
@@ -160,6 +166,8 @@ static const OptionUse limited_options[] = {
     {"tokens", FOR_GENERATE},
     {"samples", FOR_GENERATE},
     {"runs", FOR_GENERATE | FOR_ATTENTION},
+    {"out", FOR_MACHINE},
+    {"threads", FOR_STEP | FOR_OPS | FOR_GENERATE | FOR_EXPERTS | FOR_ATTENTION},
 };
 
 static Status find_benchmark(const char *word, const Benchmark **found, Error *error) {
@@ -169,7 +177,9 @@ static Status find_benchmark(const char *word, const Benchmark **found, Error *e
         *found = &benchmarks[i];
         if (strcmp(word, names[i]) == 0) return STATUS_OK;
     }
-    return error_user(error, "there is no benchmark '%s'; %schoose step, ops, generate, experts or attention",
+    return error_user(error,
+                      "there is no benchmark '%s'; %schoose step, ops, generate, experts, attention or "
+                      "machine",
                       word, format_did_you_mean(word, names).text);
 }
 
@@ -206,9 +216,14 @@ static Status run_bench(Options *options, BenchCall *call, Error *error) {
     return benchmark->run(call, error);
 }
 
-Status command_bench(int n_words, char *const *words, Error *error) {
+Status command_bench(Launch *launch, int n_words, char *const *words, Error *error) {
     BenchCall call;
     Options options;
+    if (launch->world.size > 1 && (n_words < 1 || strcmp(words[0], "machine") != 0)) {
+        error_user(error,
+                   "pgpt bench runs in one process; start it without mpirun, but for 'pgpt bench machine'");
+        return launch_agree(launch, error);
+    }
     TRY(options_init(&options, &bench_command, &call, error));
     /* What the tables leave out is as usual: its numbers do not change the work. */
     OptimizerOptions usual = optimizer_defaults((OptimizerKind)call.setup.optimizer.kind);
@@ -216,6 +231,7 @@ Status command_bench(int n_words, char *const *words, Error *error) {
     usual.clip = call.setup.optimizer.clip;
     usual.eager = call.setup.optimizer.eager;
     call.setup.optimizer = usual;
+    call.launch = launch;
     TRY_GOTO(options_parse(&options, n_words, words, error), done);
     if (options.help_wanted) {
         command_show_help(&bench_command);

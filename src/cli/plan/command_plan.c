@@ -2,6 +2,8 @@
 #include "cli/commands.h"
 #include "cli/plan/plan_draw.h"
 #include "cli/plan/plan_print.h"
+#include "cli/plan/plan_table.h"
+#include "cli/plan/plan_tune_print.h"
 
 #include <stdio.h>
 
@@ -13,6 +15,17 @@ static Status show(PlanRun *plan, Error *error) {
     if (error->status == STATUS_OK && plan->train.values.call.json)
         json_print(stdout, plan_json(plan, &figures), error);
     plan_figures_free(&figures);
+    return error->status;
+}
+
+static Status tune(PlanRun *plan, Error *error) {
+    PlanTuning tuning;
+    TRY(plan_tune(plan, &(TuneOptions){.n_best = 10}, &tuning, error));
+    plan_tune_print(plan, &tuning);
+    if (*plan->options.out) plan_tune_draw(plan, &tuning, plan->options.out, error);
+    if (error->status == STATUS_OK && plan->train.values.call.json)
+        json_print(stdout, plan_tune_json(plan, &tuning), error);
+    plan_tuning_free(&tuning);
     return error->status;
 }
 
@@ -30,7 +43,9 @@ static Status tell(PlanRun *plan, Error *error) {
         fputs(text, stdout);
         return STATUS_OK;
     }
-    return show(plan, error);
+    if (options->table != TABLE_NONE) return plan_table(plan, error);
+    if (*options->budget) return plan_budget(plan, error);
+    return options->tune ? tune(plan, error) : show(plan, error);
 }
 
 Status command_plan(Launch *launch, int n_words, char *const *words, Error *error) {

@@ -1,0 +1,282 @@
+/* Questions that people ask, each answered by plans: what a weight costs and what fits, how long models of all sizes
+ * take on how many devices, what another link to the host is worth, and the best model for a budget. */
+#include "cli/plan/plan_table.h"
+
+#include "base/text/format.h"
+#include "base/text/plain.h"
+#include "model/model_flops.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- Models */
+
+typedef struct {
+    const char *name;
+    int64_t layers, heads, channels;
+    double batch_tokens; /* as GPT-3's paper has them */
+} Rung;
+
+static const Rung rungs[] = {
+    {"117M", 12, 12, 768, 0.5e6},   {"345M", 24, 16, 1024, 0.5e6},    {"750M", 36, 20, 1280, 0.5e6},
+    {"1.3B", 24, 16, 2048, 1e6},    {"2.7B", 32, 32, 2560, 1e6},      {"6.7B", 32, 32, 4096, 2e6},
+    {"13B", 40, 40, 5120, 2e6},     {"30B", 48, 56, 7168, 2e6},       {"66B", 64, 72, 9216, 3.2e6},
+    {"175B", 96, 96, 12288, 3.2e6}, {"530B", 105, 128, 20480, 3.2e6}, {"1T", 128, 160, 25600, 6.4e6}};
+enum { N_RUNGS = sizeof rungs / sizeof rungs[0], TOKENS_A_PARAMETER = 20 };
+
+static double parameters_of(double layers, double channels, double vocabulary) {
+    return 12.0 * layers * channels * channels + vocabulary * channels;
+}
+
+/* The plan of another model, on so many devices. */
+static PlanRun with_model(const PlanRun *plan, const Rung *rung, int n_ranks, int64_t batch) {
+    PlanRun other = *plan;
+    ModelConfig *model = &other.train.values.model;
+    model->preset = rung->name;
+    model->n_layers = rung->layers;
+    model->n_heads = model->n_kv_heads = rung->heads;
+    model->n_channels = rung->channels;
+    model->n_hidden = 4 * rung->channels;
+    model->n_patterns = 0;
+    other.train.values.train.batch = batch;
+    other.train.values.train.sample_tokens = 0;
+    other.n_ranks = n_ranks;
+    return other;
+}
+
+static int64_t batch_for(const PlanRun *plan, double batch_tokens, int n_ranks) {
+    double T = (double)plan->train.values.train.sequence, n = round(batch_tokens / T);
+    double power = exp2(round(log2(fmax(n, 1.0)))); /* which divides by any usual number of ranks */
+    return (int64_t)fmax(power, n_ranks > (int)power ? exp2(ceil(log2((double)n_ranks))) : 1.0);
+}
+
+static bool tune_quickly(PlanRun *plan, TunedLayout *best) {
+    PlanTuning tuning;
+    Error unheard = {0};
+    if (plan_tune(plan, &(TuneOptions){.n_best = 1, .n_plans = 4, .is_quick = true}, &tuning, &unheard) !=
+        STATUS_OK)
+        return false;
+    *best = tuning.best[0];
+    plan_tuning_free(&tuning);
+    return true;
+}
+
+/* ---- Memory */
+
+static void print_weight_bytes(int n_ranks) {
+    static const PrecisionKind kinds[] = {PRECISION_F32, PRECISION_BF16, PRECISION_PURE_BF16};
+    printf("bytes a weight with AdamW, weights + gradients + optimizer state, on each of N = %d ranks:\n",
+           n_ranks);
+    printf("%-30s %8s %8s %8s %8s\n", "", "ZeRO 0", "ZeRO 1", "ZeRO 2", "ZeRO 3");
+    for (int i = 0; i < 4; i++) {
+        bool is_8 = i == 3;
+        Precision precision = precision_of(is_8 ? PRECISION_BF16 : kinds[i]);
+        double weight = (double)dtype_info(precision.weight)->n_bytes,
+               gradient = (double)dtype_info(precision.gradient)->n_bytes,
+               moments = is_8 ? 2.0 : 2.0 * (double)dtype_info(precision.moment)->n_bytes,
+               state = moments + (precision.has_master ? 4.0 : 0.0), N = n_ranks;
+        static const char *const words[] = {"f32", "bf16, mixed", "pure-bf16",
+                                            "mixed, 8-bit moments (formula)"};
+        printf("%-30s %8.2f %8.2f %8.2f %8.2f\n", words[i], weight + gradient + state,
+               weight + gradient + state / N, weight + (gradient + state) / N,
+               (weight + gradient + state) / N);
+    }
+}
+
+static void largest_that_fits(const PlanRun *plan, double gigabytes, int n_ranks, int zero, bool recomputes,
+                              PrecisionKind precision, char *text, size_t n_bytes) {
+    snprintf(text, n_bytes, "-");
+    for (int i = 0; i < N_RUNGS; i++) {
+        PlanRun one = with_model(plan, &rungs[i], n_ranks, n_ranks);
+        PlanFigures figures;
+        Error unheard = {0};
+        PlanLayout layout = {.size = {1, n_ranks, 1, 1, 1},
+                             .schedule = SCHEDULE_1F1B,
+                             .n_chunks = 1,
+                             .zero = zero,
+                             .micro_batch = 1,
+                             .recompute = recomputes,
+                             .precision = precision};
+        if (plan_layout_apply(&one, &layout, &unheard) != STATUS_OK) continue;
+        if (plan_figures(&one, &figures, &unheard) != STATUS_OK) continue;
+        bool fits = (double)figures.rank[figures.most].total <= gigabytes * 1e9 - 0.5e9;
+        plan_figures_free(&figures);
+        if (!fits) return;
+        snprintf(text, n_bytes, "%s", rungs[i].name);
+    }
+}
+
+/* Data parallelism alone, of one sequence a rank, every block recomputed: planned. */
+static void print_largest(const PlanRun *plan) {
+    static const double devices[] = {16, 32, 80, 141};
+    static const struct {
+        const char *words;
+        PrecisionKind precision;
+        int n_ranks, zero;
+    } rows[] = {{"f32, alone", PRECISION_F32, 1, 0},
+                {"mixed, alone", PRECISION_BF16, 1, 0},
+                {"pure-bf16, alone", PRECISION_PURE_BF16, 1, 0},
+                {"mixed, ZeRO 1 over 8", PRECISION_BF16, 8, 1},
+                {"mixed, ZeRO 3 over 8", PRECISION_BF16, 8, 3},
+                {"mixed, ZeRO 3 over 64", PRECISION_BF16, 64, 3}};
+    printf(
+        "\nthe largest model of the ladder that fits, one sequence of %lld tokens a rank, every block computed "
+        "again; planned:\n%-30s",
+        (long long)plan->train.values.train.sequence, "");
+    for (int i = 0; i < 4; i++) printf(" %5.0f GB", devices[i]);
+    printf("\n");
+    for (size_t r = 0; r < sizeof rows / sizeof rows[0]; r++) {
+        printf("%-30s", rows[r].words);
+        for (int i = 0; i < 4; i++) {
+            char text[16];
+            largest_that_fits(plan, devices[i], rows[r].n_ranks, rows[r].zero, true, rows[r].precision, text,
+                              sizeof text);
+            printf(" %8s", text);
+        }
+        printf("\n");
+    }
+}
+
+/* ---- Ladder */
+
+static void print_ladder(PlanRun *plan) {
+    static const char *const shown[] = {"117M", "345M", "750M", "1.3B", "13B", "175B", "1T"};
+    printf("on %s, %d tokens a parameter (Hoffmann et al. 2022), sequences of %lld:\n",
+           plain(plan->machine.machine.device.name).text, TOKENS_A_PARAMETER,
+           (long long)plan->train.values.train.sequence);
+    printf("%-6s %6s %4s %4s %4s %5s %6s %5s %10s %9s %8s %9s\n", "model", "GPUs", "dp", "tp", "pp", "ZeRO",
+           "micro", "rec.", "memory", "PFLOP/s", "MFU", "days");
+    for (int i = 0; i < N_RUNGS; i++) {
+        bool is_shown = false;
+        for (size_t k = 0; k < sizeof shown / sizeof shown[0]; k++)
+            is_shown = is_shown || strcmp(shown[k], rungs[i].name) == 0;
+        for (int n = 64; is_shown && n <= 4096; n *= 4) {
+            PlanRun one = with_model(plan, &rungs[i], n, batch_for(plan, rungs[i].batch_tokens, 1));
+            const ModelConfig *model = &one.train.values.model;
+            TunedLayout best;
+            if (one.train.values.train.batch < n / 64) continue;
+            if (!tune_quickly(&one, &best)) {
+                printf("%-6s %6d   does not fit, or the batch of %lld is too small\n", rungs[i].name, n,
+                       (long long)one.train.values.train.batch);
+                continue;
+            }
+            double tokens =
+                TOKENS_A_PARAMETER *
+                parameters_of((double)model->n_layers, (double)model->n_channels, (double)model->vocabulary);
+            double flops = model_flops_standard(model, one.train.values.train.batch,
+                                                one.train.values.train.sequence, false);
+            printf("%-6s %6d %4d %4d %4d %5d %6lld %5lld %10s %9.2f %7.1f%% %9.3g\n", rungs[i].name, n,
+                   best.layout.size[AXIS_DP], best.layout.size[AXIS_TP], best.layout.size[AXIS_PP],
+                   best.layout.zero, (long long)best.layout.micro_batch, (long long)best.layout.recompute,
+                   format_bytes((uint64_t)best.bytes).text, flops / best.seconds * 1e-15, 100.0 * best.mfu,
+                   tokens / best.tokens_per_s / 86400.0);
+        }
+    }
+}
+
+/* ---- Links */
+
+static Status print_links(PlanRun *plan, Error *error) {
+    printf("%s on %s, %s: a step as it is given, and the best layout, by links a host\n",
+           plan->train.values.model.preset, format_things(plan->n_ranks, "device").text,
+           plain(plan->machine.machine.device.name).text);
+    printf("%6s %12s %10s %12s  %s\n", "links", "step", "waits", "best step", "its layout");
+    for (int links = 1; links <= 8; links *= 2) {
+        PlanRun one = *plan;
+        PlanFigures figures;
+        TunedLayout best;
+        Arena arena = {0};
+        double waited = 0.0;
+        one.machine.machine.network.n_links = links;
+        TRY(plan_figures(&one, &figures, error));
+        for (int i = 0; i < N_PHASES; i++) waited += figures.times.phase[i].waited;
+        printf("%6d %12s %8.1f %%", links, format_duration(figures.times.seconds).text,
+               100.0 * waited / figures.times.seconds);
+        if (tune_quickly(&one, &best))
+            printf(" %12s  %s\n", format_duration(best.seconds).text,
+                   plan_layout_words(&one, &best.layout, &arena));
+        else printf(" %12s\n", "-");
+        plan_figures_free(&figures);
+        arena_free(&arena);
+    }
+    return STATUS_OK;
+}
+
+Status plan_table(PlanRun *plan, Error *error) {
+    switch ((PlanTable)plan->options.table) {
+    case TABLE_MEMORY:
+        print_weight_bytes(plan->n_ranks > 1 ? plan->n_ranks : 8);
+        print_largest(plan);
+        return STATUS_OK;
+    case TABLE_LADDER: print_ladder(plan); return STATUS_OK;
+    case TABLE_LINKS: return print_links(plan, error);
+    case TABLE_NONE: break;
+    }
+    return STATUS_OK;
+}
+
+/* ---- A budget */
+
+/* A model of about so many parameters, as wide and deep as is usual: 64 channels a layer at 1B, more above. */
+static Rung shape_for(double n_parameters, double vocabulary) {
+    double ratio = fmin(fmax(64.0 * pow(n_parameters / 1e9, 0.12), 48.0), 200.0), channels = 128.0,
+           layers = 1.0;
+    for (double C = 128.0; C <= 65536.0; C += 128.0) {
+        double L = fmax(1.0, round(C / ratio));
+        if (parameters_of(L, C, vocabulary) > n_parameters * 1.02) break;
+        channels = C;
+        layers = L;
+    }
+    int64_t head = channels < 2048.0 ? 64 : 128;
+    return (Rung){"model", (int64_t)layers, (int64_t)channels / head, (int64_t)channels, 0.0};
+}
+
+Status plan_budget(PlanRun *plan, Error *error) {
+    const PlanBudget budget = plan->budget;
+    TunedLayout best = {0};
+    Rung rung = {0};
+    double vocabulary = (double)plan->train.values.model.vocabulary, n_parameters = 0.0, tokens = 0.0,
+           mfu = 0.4;
+    double peak = machine_peak_flops(&plan->machine.machine,
+                                     (PrecisionKind)plan->train.values.train.precision, budget.n_devices);
+    for (int round = 0; round < 4; round++) { /* until the layout's own rate is what was counted on */
+        double flops = (double)budget.n_devices * peak * mfu * budget.seconds;
+        n_parameters = sqrt(flops / 6.0 / TOKENS_A_PARAMETER);
+        rung = shape_for(n_parameters, vocabulary);
+        n_parameters = parameters_of((double)rung.layers, (double)rung.channels, vocabulary);
+        double batch_tokens = fmin(fmax(0.5e6 * pow(n_parameters / 1e9, 0.33), 0.1e6), 4e6);
+        PlanRun one = with_model(plan, &rung, (int)budget.n_devices,
+                                 batch_for(plan, batch_tokens, (int)budget.n_devices));
+        if (!tune_quickly(&one, &best))
+            return error_user(
+                error,
+                "a model of %s parameters, which %s could train, does not fit there; give fewer "
+                "days or more devices",
+                format_count(n_parameters).text, plain_value(plan->options.budget).text);
+        tokens = best.tokens_per_s * budget.seconds;
+        mfu = best.mfu;
+        plan->train.values.train.batch = one.train.values.train.batch;
+    }
+    Arena arena = {0};
+    printf("%lld x %s for %s: %s parameters on %s tokens\n", (long long)budget.n_devices,
+           plain(plan->machine.machine.device.name).text, format_duration(budget.seconds).text,
+           format_count(n_parameters).text, format_count(tokens).text);
+    printf(
+        "by C = 6 N D and D = %d N (Hoffmann et al. 2022), at the MFU of %.0f %% that its best layout reaches; %.3g "
+        "FLOP, %.1f tokens a parameter\n",
+        TOKENS_A_PARAMETER, 100.0 * mfu, 6.0 * n_parameters * tokens, tokens / n_parameters);
+    printf("%s tokens/s, %s of memory\n\n", format_count(best.tokens_per_s).text,
+           format_bytes((uint64_t)best.bytes).text);
+    printf(
+        "mpirun -n %lld pgpt train --layers %lld --heads %lld --channels %lld --context %lld --vocab %lld --batch "
+        "%lld %s --steps %lld\n",
+        (long long)budget.n_devices, (long long)rung.layers, (long long)rung.heads, (long long)rung.channels,
+        (long long)plan->train.values.train.sequence, (long long)vocabulary,
+        (long long)plan->train.values.train.batch, plan_layout_words(plan, &best.layout, &arena),
+        (long long)(tokens / (double)plan->train.values.train.batch /
+                    (double)plan->train.values.train.sequence));
+    arena_free(&arena);
+    return STATUS_OK;
+}
