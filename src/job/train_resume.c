@@ -141,11 +141,36 @@ static bool is_instead_of_epochs(const Options *options, const OptionSpec *spec,
            options_source(options, "steps") > options_source(options, "epochs");
 }
 
+static int64_t n_virtual_stages(const ParallelOptions *parallel) {
+    int64_t n_chunks = parallel->n_chunks;
+    return parallel->size[AXIS_PP] *
+           (n_chunks ? n_chunks : schedule_info((ScheduleKind)parallel->schedule)->default_chunks);
+}
+
+/* Was it said of a pipeline that this call makes another? Chunks go with their schedule, and the blocks of
+ * each stage with the number of stages. --pp, --schedule and --chunks are settled before --stages. */
+static bool is_of_other_pipeline(const TrainRun *run, const char *name, const Options *record) {
+    const ParallelOptions *was = &((const TrainCommand *)record->values)->parallel,
+                          *now = &run->values.parallel;
+    if (now->size[AXIS_PP] == 1) return false; /* there is none, and it waits for the next */
+    if (strcmp(name, "chunks") == 0) {
+        int n_chunks = schedule_info((ScheduleKind)now->schedule)->default_chunks;
+        return was->n_chunks > 0 && now->schedule != was->schedule && was->n_chunks != n_chunks;
+    }
+    return strcmp(name, "stages") == 0 && *was->stages && n_virtual_stages(now) != n_virtual_stages(was);
+}
+
 /* One option that is not transient: taken from the record, or compared with it. */
 static Status settle_option(TrainRun *run, int index, const Options *record, Error *error) {
     Options *options = &run->options;
     const OptionSpec *spec = options_spec(options->command, index, NULL);
     const char *was = record->asked[index];
+    if (options->sources[index] < OPTION_FROM_FILE && is_of_other_pipeline(run, spec->name, record)) {
+        run->resumed.is_changed = true;
+        add_change(
+            run, arena_printf(&options->arena, "--%s as is the default instead of %.200s", spec->name, was));
+        return STATUS_OK;
+    }
     if (options->sources[index] < OPTION_FROM_FILE)
         return options_set(options, spec->name, was, record->sources[index], error);
     if (strcmp(options->asked[index], was) == 0 && !is_instead_of_epochs(options, spec, record))

@@ -147,6 +147,16 @@ for kind in kill stop; do
         fail "not which action of which stage: $(cat err)"
 done
 
+# What was said of a pipeline goes with it: chunks with the schedule, the blocks of stages with their number. It is said.
+ranks 2 "${small[@]}" --steps 1 --pp 2 --schedule interleaved --chunks 2 --stages 3,5,5,3 --out other
+ranks 2 train --resume other --steps 2 --schedule zb-v
+! grep -Eq -- '--(chunks|stages) as is the default' err || fail "as many stages, and not the blocks that were named: $(cat err)"
+ranks 2 train --resume other --steps 3 --schedule gpipe
+grep -q -- '--chunks as is the default instead of 2, --stages as is the default instead of 3,5,5,3 from step 2 on' err ||
+    fail "nothing of what goes with the schedule: $(cat err)"
+ranks 4 train --resume other --steps 4 --pp 4
+close_numbers 1e-4 "$(column whole loss | head -n 4)" "$(column other loss)"
+
 # What cannot be, with the nearest that can.
 no() {
     depth=2 at_once ranks_refused "$1" "$2" "${small[@]}" --out bad "${@:3}"
