@@ -95,11 +95,11 @@ typedef struct {
     double n_messages, n_bytes;
 } Counted;
 
-static void take(void *context, int to, size_t n_bytes) {
+static void take(void *context, int to, size_t n_bytes, int64_t n_times) {
     (void)to;
     Counted *counted = context;
-    counted->n_messages++;
-    counted->n_bytes += (double)n_bytes;
+    counted->n_messages += (double)n_times;
+    counted->n_bytes += (double)n_bytes * (double)n_times;
 }
 
 /* On ranks that only count. */
