@@ -279,8 +279,8 @@ static int next_count(const char **text) {
     if (**text < '0' || **text > '9') return -1;
     errno = 0;
     long value = strtol(*text, &end, 10);
-    if (errno || value > INT32_MAX / 2 || (*end && *end != ',') || (*end == ',' && !end[1])) return -1;
-    *text = *end ? end + 1 : end;
+    if (errno || value > INT32_MAX / 2 || (*end && *end != ',')) return -1;
+    *text = *end && end[1] ? end + 1 : end; /* behind a last comma there is no number, which is said of it */
     return (int)value;
 }
 

@@ -292,6 +292,8 @@ static void test_mistakes(void **state) {
     for (size_t i = 0; i < sizeof no_numbers / sizeof no_numbers[0]; i++)
         REFUSED(stages_parse(&stages, no_numbers[i], &config, &options, &arena, error),
                 "not a number of blocks", "4 stages");
+    REFUSED(stages_parse(&stages, "1,2,3,", &config, &options, &arena, error),
+            "number 4 is not a number of blocks");
     REFUSED(stages_parse(&stages, "2,2,2", &config, &options, &arena, error), "names 3 stages",
             "--pp 2 with 2 chunks each has 4");
     REFUSED(stages_parse(&stages, "1,1,1,1,2", &config, &options, &arena, error), "names 5 stages");
