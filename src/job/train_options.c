@@ -302,6 +302,8 @@ static Status check_offload(TrainRun *run, Error *error) {
                           "--sync %s exchanges weights and moments between steps, and --offload keeps them "
                           "elsewhere; leave one out",
                           sync_names[values->async.sync]);
+    if (offload_has(&run->offload, OFFLOAD_GRADIENTS) && values->optimizer.eager)
+        return error_user(error, "--eager-update leaves no gradients that could be offloaded; leave one out");
     return STATUS_OK;
 }
 

@@ -245,6 +245,13 @@ Status step_record(TrainStep *step, const ModelConfig *config, const ParameterTa
                                             options->sync.is_async ? NULL : sync_comm(&options->sync),
                                             step->optimizer.assumed ? NULL : step->optimizer.factor, graph);
     gradient_sync_gather(&step->sync, graph, &tensors);
+    graph_check(
+        graph,
+        !offload_has(&options->offload, OFFLOAD_GRADIENTS) || sync_n_ranks(&options->sync) == 1 ||
+            step->sync.strategy->shards_gradients,
+        "--offload gradients: ranks that share a batch sum their gradients in the device's memory; give "
+        "--zero 2 or 3");
+    offload_gradients(graph, &options->offload, &backend->traits, step->n_micro_batches > 1);
     offload_activations(graph, &options->offload);
     offload_update(graph, &options->offload, &backend->traits);
     return graph_status(graph, error);

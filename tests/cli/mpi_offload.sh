@@ -7,6 +7,10 @@
 
 n=10
 ! is_long || n=200
+# Sums of gradients where a rank holds what it sums.
+limit=300 ranks 4 verify --layers 5 --channels 20 --heads 5 --context 9 --vocab 37 --threads 1 --steps 3 --sample $((n / 2)) \
+    --offload gradients,optimizer:file=. --offload-bucket-mb 0.005 --only 'zero 2|zero 3|pp 2, tp 2'
+grep -q "$((n / 2)) layouts in .*, 0 differ" out || fail "verify --offload gradients says: $(cat out)"
 for words in optimizer:file=.,activations:host optimizer:host,activations:file=.; do
     limit=300 ranks 4 verify --layers 5 --channels 20 --heads 5 --context 9 --vocab 37 --threads 1 --steps 3 --sample $n \
         --offload "$words" --offload-bucket-mb 0.005

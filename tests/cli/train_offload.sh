@@ -82,9 +82,10 @@ refused "/optimizer:file=DIR/" train "${options[@]}" --out x --offload optimizer
 refused "/disk2/" train "${options[@]}" --out x --offload optimizer:file=disk2
 refused "/auto:file=DIR/" train "${options[@]}" --out x --offload auto
 refused "/leave out the rest/" train "${options[@]}" --out x --offload auto:file=disk,optimizer:file=disk
+refused "/gradients:host/" train "${options[@]}" --out x --offload gradients:file=disk
 refused "/adamw or sgd/" train "${options[@]}" --out x --offload optimizer:file=disk --optimizer lamb
 refused "/pgpt train/" verify --offload auto
-refused "/optimizer or activations/" train "${options[@]}" --out x --offload moments
+refused "/gradients or activations/" train "${options[@]}" --out x --offload moments
 refused "/twice/" train "${options[@]}" --out x --offload optimizer:file=disk,optimizer:file=disk
 refused "/keeps nothing/" train "${options[@]}" --out x --offload optimizer:file=disk --optimizer sgd --momentum 0
 refused "/--offload/" train "${options[@]}" --out x --offload-share 0.5

@@ -18,7 +18,8 @@ for words in "--dtype f32" "--dtype bf16" "--dtype f16" "--dtype pure-bf16" "--d
     rm -rf plain
     # shellcheck disable=SC2086
     pgpt train "${options[@]}" --out plain $words
-    for offload in optimizer optimizer:file=. activations optimizer,activations "optimizer --offload-share 0.4"; do
+    for offload in optimizer optimizer:file=. activations optimizer,activations gradients gradients,optimizer \
+        "optimizer --offload-share 0.4"; do
         rm -rf away
         # shellcheck disable=SC2086
         pgpt train "${options[@]}" --out away $words --offload $offload --offload-bucket-mb 0.05

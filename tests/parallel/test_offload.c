@@ -129,6 +129,7 @@ static Backend far_backend(FarDevice *device) {
 
 static Offload offload_of(OffloadTo optimizer, OffloadTo activations, double share) {
     Offload offload = {.share = share, .bucket_bytes = 4096};
+    offload.to[OFFLOAD_GRADIENTS] = activations == OFFLOAD_HOST ? OFFLOAD_HOST : OFFLOAD_NOWHERE;
     offload.to[OFFLOAD_OPTIMIZER] = optimizer;
     offload.to[OFFLOAD_ACTIVATIONS] = activations;
     if (optimizer == OFFLOAD_FILE || activations == OFFLOAD_FILE) strcpy(offload.folder, "/tmp");
@@ -262,6 +263,10 @@ static void words_are_read(void **state) {
     check_words("optimiser", STATUS_USER, "optimiser");
     check_words("optimizer,optimizer", STATUS_USER, "twice");
     check_words("optimizer,", STATUS_USER, "comma");
+    check_words("gradients,optimizer:file=/tmp", STATUS_OK, NULL);
+    check_words("gradients:file=/tmp", STATUS_USER, "gradients:host");
+    check_words("auto", STATUS_OK, NULL);
+    check_words("auto,optimizer", STATUS_USER, "leave out the rest");
 }
 
 /* Half of the memory and more: what is away is not there. */

@@ -14,7 +14,7 @@
 #include "base/options/options.h"
 #include "graph/backend.h"
 
-typedef enum { OFFLOAD_OPTIMIZER, OFFLOAD_ACTIVATIONS, N_OFFLOADED } Offloaded;
+typedef enum { OFFLOAD_OPTIMIZER, OFFLOAD_GRADIENTS, OFFLOAD_ACTIVATIONS, N_OFFLOADED } Offloaded;
 typedef enum { OFFLOAD_NOWHERE, OFFLOAD_HOST, OFFLOAD_FILE } OffloadTo;
 
 enum { OFFLOAD_FOLDER_BYTES = 512 };
@@ -46,6 +46,12 @@ static inline bool offload_has(const Offload *offload, Offloaded what) {
     return offload->to[what] != OFFLOAD_NOWHERE;
 }
 
+/* Bytes of f32 in a piece. */
+static inline int64_t offload_bucket_bytes(const Offload *offload) {
+    enum { DEFAULT_BUCKET_BYTES = 16 << 20 };
+    return offload->bucket_bytes ? offload->bucket_bytes : DEFAULT_BUCKET_BYTES;
+}
+
 /* Is anything? */
 bool offload_is_on(const Offload *offload);
 
@@ -59,5 +65,9 @@ void offload_update(Graph *graph, const Offload *offload, const BackendTraits *t
 /* Of a graph with its backward: activations of blocks, but for the last, are taken out behind their last use
  * in the forward and brought again ahead of the backward. */
 void offload_activations(Graph *graph, const Offload *offload);
+
+/* Likewise: the sums of gradients (PLACE_GRADIENT) go to PLACE_HOST, and each is fetched where a part of the
+ * program adds to it. accumulates: a step has several micro-batches. Before offload_update. */
+void offload_gradients(Graph *graph, const Offload *offload, const BackendTraits *traits, bool accumulates);
 
 #endif

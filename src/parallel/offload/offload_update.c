@@ -27,8 +27,7 @@ enum {
     AHEAD = SLOTS - 1, /* turns that a piece is asked for ahead */
     MOST_ARRAYS = 8,
     COPY_SLOTS = NODE_MAX_INPUTS + NODE_MAX_OUTPUTS, /* behind the slots of an update's tensors */
-    DEFAULT_BUCKET_BYTES = 16 << 20,
-    GRAIN = 64, /* elements: pieces begin at multiples of this */
+    GRAIN = 64,                                      /* elements: pieces begin at multiples of this */
 };
 
 /* A flat array that is kept elsewhere, and its pieces. */
@@ -182,8 +181,7 @@ static int64_t update_count(const Node *node) {
 /* Elements at a time; all, where the update needs whole tensors. */
 static int64_t piece_elements(const Pass *pass, const Node *node) {
     if (node->op->update != UPDATE_OF_ELEMENTS) return update_count(node);
-    int64_t bytes = pass->offload->bucket_bytes ? pass->offload->bucket_bytes : DEFAULT_BUCKET_BYTES;
-    int64_t n = bytes / (int64_t)sizeof(float) / GRAIN * GRAIN;
+    int64_t n = offload_bucket_bytes(pass->offload) / (int64_t)sizeof(float) / GRAIN * GRAIN;
     return n > GRAIN ? n : GRAIN;
 }
 
