@@ -9,6 +9,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,7 +18,7 @@
 
 struct ScratchFile {
     int descriptor;
-    bool is_direct;
+    atomic_bool is_direct;
     char folder[512]; /* for messages */
 };
 
@@ -90,8 +91,19 @@ const char *scratch_way(const ScratchFile *file) {
     return file->is_direct ? "direct" : "through the system's cache";
 }
 
-static Status check(const ScratchFile *file, ssize_t done, bool is_written, Error *error) {
+/* Some file systems take O_DIRECT for a file and refuse its transfers: then they go through the cache. */
+static bool leave_direct(ScratchFile *file) {
+    int flags = fcntl(file->descriptor, F_GETFL);
+    bool is_left = flags >= 0 && fcntl(file->descriptor, F_SETFL, flags & ~O_DIRECT) == 0;
+    if (is_left) file->is_direct = false;
+    return is_left;
+}
+
+static Status check(ScratchFile *file, ssize_t done, bool was_direct, bool is_written, Error *error) {
     if (done > 0 || (done < 0 && errno == EINTR)) return STATUS_OK;
+    int code = errno;
+    if (done < 0 && code == EINVAL && was_direct && leave_direct(file)) return STATUS_OK;
+    errno = code;
     if (!done) return error_failed(error, "the file in %s ends too early", file->folder);
     return file_problem(error, is_written ? "write to a file in" : "read from a file in", file->folder,
                         errno);
@@ -100,8 +112,9 @@ static Status check(const ScratchFile *file, ssize_t done, bool is_written, Erro
 Status scratch_read(ScratchFile *file, uint64_t offset, void *memory, size_t n_bytes, Error *error) {
     for (size_t at = 0; at < n_bytes;) {
         size_t n = n_bytes - at < PIECE ? n_bytes - at : PIECE;
+        bool was_direct = file->is_direct;
         ssize_t done = pread(file->descriptor, (char *)memory + at, n, (off_t)(offset + at));
-        TRY(check(file, done, false, error));
+        TRY(check(file, done, was_direct, false, error));
         at += done > 0 ? (size_t)done : 0;
     }
     return STATUS_OK;
@@ -110,8 +123,9 @@ Status scratch_read(ScratchFile *file, uint64_t offset, void *memory, size_t n_b
 Status scratch_write(ScratchFile *file, uint64_t offset, const void *memory, size_t n_bytes, Error *error) {
     for (size_t at = 0; at < n_bytes;) {
         size_t n = n_bytes - at < PIECE ? n_bytes - at : PIECE;
+        bool was_direct = file->is_direct;
         ssize_t done = pwrite(file->descriptor, (const char *)memory + at, n, (off_t)(offset + at));
-        TRY(check(file, done, true, error));
+        TRY(check(file, done, was_direct, true, error));
         at += done > 0 ? (size_t)done : 0;
     }
     return STATUS_OK;
