@@ -4,10 +4,11 @@
  * Floor: a tile of 64 queries and 64 keys of heads of 64 takes a multiprocessor 256 cycles to multiply, and
  * as many for its exponentials; both at once would be the peak of the tensor cores.
  *
- * A block has two blocks of queries of one head, neighbours or such that see the same, a warpgroup each, and a thread of a third one
- * is the producer. That one walks over both rows of the list at once, from the last key block on, and loads
- * by TMA each block of keys and values that either has: mostly both have the same, so they are read
- * once for 128 queries. What a step is to each group it leaves beside the keys: nothing, all of it, or some.
+ * A block has two blocks of queries of one head, neighbours or such that see the same, a warpgroup each, and
+ * a thread of a third one is the producer. That one walks over both rows of the list at once, from the last
+ * key block on, and loads by TMA each block of keys and values that either has: mostly both have the same, so
+ * they are read once for 128 queries. What a step is to each group it leaves beside the keys: nothing, all of
+ * it, or some.
  *
  * A group waits for each of its GEMMs; meanwhile others compute. Scores and weights are not there at once, so
  * that registers suffice for four groups on a multiprocessor: two blocks. With heads of 128 the GEMMs take
@@ -56,8 +57,8 @@ template <int HS> struct SparseShared {
 static_assert(sizeof(SparseShared<128>) <= 227 * 1024, "what a block may have");
 static_assert(2 * (sizeof(SparseShared<64>) + 1024) <= 228 * 1024, "two blocks on a multiprocessor");
 
-/* Of blocks that are `apart`: within each 2·apart, the first half with the second. What is left at the end has
- * no partner, or one that is not there. */
+/* Of blocks that are `apart`: within each 2·apart, the first half with the second. What is left at the end
+ * has no partner, or one that is not there. */
 static inline __host__ __device__ int pairs_of(int n_blocks, int apart) {
     int rest = n_blocks % (GROUPS * apart);
     return n_blocks / (GROUPS * apart) * apart + (rest < apart ? rest : apart);

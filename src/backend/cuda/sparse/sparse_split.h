@@ -1,5 +1,5 @@
-/* How the work of sparse attention is shared out to blocks of threads: which blocks of a list go together, and
- * which are cut into pieces. Plain C, since planning asks how much memory the pieces take. */
+/* How the work of sparse attention is shared out to blocks of threads: which blocks of a list go together,
+ * and which are cut into pieces. Plain C, since planning asks how much memory the pieces take. */
 #ifndef PGPT_BACKEND_CUDA_SPARSE_SPARSE_SPLIT_H
 #define PGPT_BACKEND_CUDA_SPARSE_SPARSE_SPLIT_H
 
@@ -46,8 +46,8 @@ static inline size_t sparse_split_begin(const AttentionShape *shape) {
     return (attention_tiled_backward_scratch(shape) + 255) / 256 * 256;
 }
 
-/* Floats of the pieces: keys' and values' gradients (B,NKV,columns,pieces,2,64,HS). They lie in scratch behind
- * the facts of rows. */
+/* Floats of the pieces: keys' and values' gradients (B,NKV,columns,pieces,2,64,HS). They lie in scratch
+ * behind the facts of rows. */
 static inline int64_t sparse_split_floats(const SparseSplit *split, const AttentionShape *shape) {
     return shape->n_sequences * shape->n_kv_heads * split->n_columns * split->n_pieces * 2 * ATTENTION_BLOCK *
            shape->head_size;
