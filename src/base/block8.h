@@ -12,8 +12,8 @@
  * greatest.
  *
  * Rounding is stochastic (as half.h's): a mean that moves by a hundredth of itself a step would not move at
- * all where neighbours are a sixteenth apart. Whatever has been stored once is stored again as it is, whatever
- * else is in its group, as long as nothing larger is: files may hold the numbers as f32.
+ * all where neighbours are a sixteenth apart. Whatever has been stored once is stored again as it is,
+ * whatever else is in its group, as long as nothing larger is: files may hold the numbers as f32.
  *
  * Not a number, an infinity, and what is beyond 1.6e38 make the whole group not a number. */
 #ifndef PGPT_BASE_BLOCK8_H

@@ -76,6 +76,12 @@ static Status check_others(const TrainRun *run, Error *error) {
             "--compress %s is a form of Adam and needs --optimizer adamw; for %s choose int8, f16 "
             "or topk:X",
             text, optimizer_name((OptimizerKind)values->optimizer.kind));
+    Precision stored = optimizer_precision(&values->optimizer, precision);
+    if (compression_is_adam(&run->compression) && (stored.moment != DTYPE_F32 || stored.has_packed_moments))
+        return error_user(error,
+                          "--compress %s sends moments in the place of gradients, and they have to be f32; "
+                          "leave out --moments %s",
+                          text, moments_names[values->optimizer.moments]);
     return STATUS_OK;
 }
 

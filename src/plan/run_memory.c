@@ -64,7 +64,8 @@ static bool may_offload(const Trainer *trainer) {
     const OptimizerTensors *optimizer = &trainer->step.optimizer;
     bool keeps = optimizer->n_moments > 0 || optimizer->master;
     bool is_exact = !trainer->step.options.sync.is_async;
-    return keeps && is_exact && trainer->setup.optimizer->kind != OPTIMIZER_LAMB;
+    const OptimizerOptions *options = trainer->setup.optimizer;
+    return keeps && is_exact && optimizer_is_by_elements(options) && options->moments != MOMENTS_8BIT;
 }
 
 /* Of a step: gradient and state are read, state and weights written; of a file, the state alone. */

@@ -191,6 +191,22 @@ def record_lamb(case, N, factor=1.0, max_ratio=None):
     record(case, parameter=p - as_float32(0.02) * ratio * u, moment1=m, moment2=v)
 
 
+def record_muon(case, rows, columns, scale, nesterov=False, factor=1.0):
+    """One step of Jordan et al.'s Muon, by their own five steps of Newton and Schulz; the rate is half of --lr's."""
+    N, mu, rate = rows * columns, 0.75, 0.5 * as_float32(0.02)
+    g, p = floats("gradient", N) * factor, floats("parameter", N)
+    u = mu * floats("momentum", N) + g
+    X = (g + mu * u if nesterov else u).reshape(rows, columns)
+    X = X / (X.norm() + 1e-7)
+    X = X.T if rows > columns else X
+    a, b, c = (as_float32(x) for x in (3.4445, -4.7750, 2.0315))
+    for _ in range(5):
+        A = X @ X.T
+        X = a * X + (b * A + c * A @ A) @ X
+    X = scale * (X.T if rows > columns else X).reshape(-1)
+    record(case, parameter=p * (1 - rate * 0.25) - rate * X, momentum=u, step=X)
+
+
 # ---- the cases ----
 
 
@@ -512,6 +528,8 @@ def update_cases():
     record_optimizer("adamw_factor", adamw, ["moment1", "moment2"], 37, factor=0.375)
     record_lamb("lamb", 37)
     record_lamb("lamb_factor", 37, factor=0.375, max_ratio=0.5)
+    record_muon("muon_wide", 4, 6, scale=0.5, nesterov=True)
+    record_muon("muon_tall", 7, 5, scale=1.5, factor=0.375)
     record_optimizer("sgd_plain", sgd(), [], 37)
     record_optimizer("sgd_momentum", sgd(momentum=0.75), ["momentum"], 37, factor=0.375)
     record_optimizer("sgd_nesterov", sgd(momentum=0.75, nesterov=True), ["momentum"], 37)

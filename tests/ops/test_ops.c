@@ -80,6 +80,8 @@ static const OpSpec SPECS[] = {
     {"adamw", build_adamw, {37}, 0, 0},
     {"adamw_factor", build_adamw, {37}, CASE_FACTOR, 0},
     {"lamb", build_lamb, {37}, 0, 0},
+    {"muon_wide", build_muon, {24, 4, 6}, CASE_NESTEROV, 0.5f},
+    {"muon_tall", build_muon, {35, 7, 5}, CASE_FACTOR, 1.5f},
     {"lamb_factor", build_lamb, {37}, CASE_FACTOR, 0.5f},
     {"sgd_plain", build_sgd, {37}, 0, 0},
     {"sgd_momentum", build_sgd, {37}, CASE_FACTOR | CASE_MOMENTUM, 0},

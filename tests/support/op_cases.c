@@ -6,6 +6,7 @@
 #include "ops/compress/compress.h"
 #include "ops/update/adamw.h"
 #include "ops/update/lamb.h"
+#include "ops/update/muon.h"
 #include "ops/update/sgd.h"
 #include "optim/optimizer.h"
 
@@ -534,6 +535,77 @@ void build_lamb(OpCase *test) {
     tensors.sums = case_floats(test, PLACE_STATE, SHAPE(3, UPDATE_SUMS), "sums", 0.0f, 0.0f);
     op_lamb_measure(test->graph, &tensors, &attributes);
     op_lamb(test->graph, &tensors, &attributes);
+}
+
+static MuonAttributes muon_of(OpCase *test) {
+    return (MuonAttributes){.elements = elements_of(test),
+                            .momentum = 0.75f,
+                            .weight_decay = 0.25f,
+                            .rate_factor = 0.5f,
+                            .nesterov = test->spec->flags & CASE_NESTEROV};
+}
+
+void build_muon_elements(OpCase *test) {
+    MuonAttributes attributes = muon_of(test);
+    Shape shape = SHAPE(test->spec->size[0]);
+    UpdateTensors tensors = update_of(test, hyper_of(test), 1, (const char *const[]){"momentum"});
+    Tensor *direction = case_state(test, shape, "direction"),
+           *step = case_floats(test, PLACE_STATE, shape, "step", 1.0f, 0.0f);
+    op_muon_momentum(test->graph, &tensors, direction, &attributes);
+    op_muon(test->graph, &tensors, step, &attributes);
+    case_result(test, "direction", direction);
+}
+
+/* All of it: momentum, five steps of Newton and Schulz, the step. */
+void build_muon(OpCase *test) {
+    MuonAttributes attributes = muon_of(test);
+    int64_t rows = test->spec->size[1], columns = test->spec->size[2], side = rows < columns ? rows : columns;
+    UpdateTensors tensors = update_of(test, hyper_of(test), 1, (const char *const[]){"momentum"});
+    Tensor *direction = case_state(test, SHAPE(rows * columns), "direction"),
+           *step = case_state(test, SHAPE(rows * columns), "step");
+    MuonRoom room = {.x = case_state(test, SHAPE(rows * columns), "x"),
+                     .y = case_state(test, SHAPE(rows * columns), "y"),
+                     .square1 = case_state(test, SHAPE(side * side), "square1"),
+                     .square2 = case_state(test, SHAPE(side * side), "square2"),
+                     .total = case_state(test, SHAPE_SCALAR, "total")};
+    op_muon_momentum(test->graph, &tensors, direction, &attributes);
+    muon_orthogonalise(test->graph, direction, step, rows, columns, test->spec->number, &room);
+    op_muon(test->graph, &tensors, step, &attributes);
+    case_result(test, "step", step);
+}
+
+void build_muon_polynomial(OpCase *test) {
+    Shape shape = SHAPE(test->spec->size[0], test->spec->size[0]);
+    test->graph->section = SECTION_UPDATE;
+    Tensor *y = case_state(test, shape, "y");
+    op_muon_polynomial(test->graph, case_floats(test, PLACE_STATE, shape, "matrix", 1.0f, 0.0f),
+                       case_floats(test, PLACE_STATE, shape, "square", 1.0f, 0.0f), y,
+                       (MuonPolynomial){3.0f, -4.0f, 2.0f});
+    case_result(test, "y", y);
+}
+
+void build_muon_normalise(OpCase *test) {
+    Shape shape = SHAPE(test->spec->size[0]);
+    test->graph->section = SECTION_UPDATE;
+    Tensor *y = case_state(test, shape, "y");
+    op_muon_normalise(test->graph, case_floats(test, PLACE_STATE, shape, "x", 1.0f, 0.0f),
+                      case_floats(test, PLACE_STATE, SHAPE_SCALAR, "squares", 1.0f, 3.0f), y);
+    case_result(test, "y", y);
+}
+
+/* The middle of every dim but the first, whose end is left out. */
+void build_box(OpCase *test) {
+    const int64_t *size = test->spec->size;
+    BoxAttributes attributes = {
+        .whole = SHAPE(size[0], size[1], size[2]),
+        .box = {SHAPE(size[0] - 1, (size[1] + 1) / 2, (size[2] + 1) / 2), {0, size[1] / 4, size[2] / 4}},
+        .takes = test->spec->flags & CASE_TAKES};
+    test->graph->section = SECTION_UPDATE;
+    Shape part = attributes.box.shape;
+    Tensor *x = case_floats(test, PLACE_STATE, attributes.takes ? attributes.whole : part, "x", 1.0f, 0.0f);
+    Tensor *y = case_floats(test, PLACE_STATE, attributes.takes ? part : attributes.whole, "y", 1.0f, 0.0f);
+    op_box(test->graph, x, y, &attributes);
+    case_result(test, "y", y);
 }
 
 void build_optimizer(OpCase *test) {

@@ -32,6 +32,7 @@ enum {
     CASE_SPLIT = 1 << 19,     /* this rank has a part of the vocabulary, or of the rows */
     CASE_DOCUMENTS = 1 << 21, /* tokens end documents; positions are given row by row */
     CASE_ZIGZAG = 1 << 20,    /* rows are the two runs of positions that a rank of a ring has */
+    CASE_TAKES = 1 << 28,     /* a box out of a whole */
     CASE_LAYER = 1 << 18,     /* residual_norm's branch, attention's qkv: made by a layer that has a bias */
 };
 enum { CASE_FIRST_POSITION = 3, CASE_MAX_FILLS = 9, CASE_MAX_RESULTS = 4 };
@@ -119,7 +120,12 @@ void build_compress(OpCase *test);      /* N, CodecKind, slices, with variance a
 void build_adamw(OpCase *test);         /* N, of which the first third and the last element decay */
 void build_sgd(OpCase *test);           /* N likewise */
 void build_lamb(OpCase *test);          /* N likewise; number: the highest ratio */
-void build_optimizer(OpCase *test);     /* N likewise, OptimizerKind: as it is by default */
+void build_muon_elements(OpCase *test); /* N */
+void build_muon(OpCase *test);          /* N = rows · columns, rows, columns; number: scale */
+void build_muon_polynomial(OpCase *test);
+void build_muon_normalise(OpCase *test);
+void build_box(OpCase *test);       /* three dims */
+void build_optimizer(OpCase *test); /* N likewise, OptimizerKind: as it is by default */
 void build_route(
     OpCase *test); /* groups T E K capacity RouterKind, scale of its losses (op_cases_experts.c) */
 void build_route_update(OpCase *test);  /* R E, factor */

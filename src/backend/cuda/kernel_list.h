@@ -68,6 +68,11 @@
     PLAIN(OP_SGD, cuda_sgd)                                                                                  \
     WITH_SCRATCH(OP_LAMB_MEASURE, cuda_lamb_measure)                                                         \
     PLAIN(OP_LAMB, cuda_lamb)                                                                                \
+    PLAIN(OP_MUON_MOMENTUM, cuda_muon_momentum)                                                              \
+    PLAIN(OP_MUON_NORMALISE, cuda_muon_normalise)                                                            \
+    PLAIN(OP_MUON_POLYNOMIAL, cuda_muon_polynomial)                                                          \
+    PLAIN(OP_MUON, cuda_muon)                                                                                \
+    PLAIN(OP_BOX, cuda_box)                                                                                  \
     PLAIN(OP_ROUTER_LOGITS, cuda_router_logits)                                                              \
     PLAIN(OP_ROUTER_INPUT_GRADIENT, cuda_router_input_gradient)                                              \
     WITH_SCRATCH(OP_ROUTER_WEIGHT_GRADIENT, cuda_router_weight_gradient)                                     \

@@ -2,6 +2,7 @@
  * take on how many devices, what another link to the host is worth, and the best model for a budget. */
 #include "cli/plan/plan_table.h"
 
+#include "base/block8.h"
 #include "base/text/format.h"
 #include "base/text/plain.h"
 #include "model/model_flops.h"
@@ -75,10 +76,10 @@ static void print_weight_bytes(int n_ranks) {
         Precision precision = precision_of(is_8 ? PRECISION_BF16 : kinds[i]);
         double weight = (double)dtype_info(precision.weight)->n_bytes,
                gradient = (double)dtype_info(precision.gradient)->n_bytes,
-               moments = is_8 ? 2.0 : 2.0 * (double)dtype_info(precision.moment)->n_bytes,
+               moments = is_8 ? 8.0 * BLOCK8_WORDS / BLOCK8_RECORD
+                              : 2.0 * (double)dtype_info(precision.moment)->n_bytes,
                state = moments + (precision.has_master ? 4.0 : 0.0), N = n_ranks;
-        static const char *const words[] = {"f32", "bf16, mixed", "pure-bf16",
-                                            "mixed, 8-bit moments (formula)"};
+        static const char *const words[] = {"f32", "bf16, mixed", "pure-bf16", "bf16, mixed, --moments 8bit"};
         printf("%-30s %8.2f %8.2f %8.2f %8.2f\n", words[i], weight + gradient + state,
                weight + gradient + state / N, weight + (gradient + state) / N,
                (weight + gradient + state) / N);

@@ -28,9 +28,10 @@ typedef struct {
     /* Record the sum of numbers (n_tensors, any) over all processes that have other elements of the same
      * tensors: of the first n_shared, and of experts that ep divides. NULL: none. */
     void (*record_tensor_sums)(void *context, Graph *graph, Tensor *sums, int64_t n_shared);
-    /* For whole matrices. Record the gathering of an array of the n elements of the flat array from flat_first
-     * on, all of one parameter, of which this process has its slice; and the sum over tp of a whole tensor, of
-     * which each has the parts that it holds, and 0 elsewhere. NULL: there is nobody else. */
+    /* For whole matrices. Record the gathering of an array of the n elements of the flat array from
+     * flat_first on, all of one parameter, of which this process has its slice; and the sum over tp of a
+     * whole tensor, of which each has the parts that it holds, and 0 elsewhere. NULL: there is nobody
+     * else. */
     void (*record_gather)(void *context, Graph *graph, Tensor *array, int64_t flat_first);
     void (*record_join)(void *context, Graph *graph, Tensor *whole);
     /* The update of slice `index` has been recorded, or of all of them, of which there is another one to
