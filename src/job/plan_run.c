@@ -283,6 +283,10 @@ static Status take_rank(void *context, const Trainer *trainer, Error *error) {
     Cost cost = program_cost(program);
     for (int place = 0; place < N_PLACES; place++) rank->place[place] = plan_place_bytes(plan, (Place)place);
     take_workspace(program, rank);
+    for (int place = 0; place < N_PLACES; place++) {
+        if (!place_is_beside((Place)place)) continue;
+        *(place_is_file((Place)place) ? &rank->file : &rank->host) += rank->place[place];
+    }
     rank->evaluation = device_required_bytes(&trainer->memory) - plan_total_bytes(plan);
     rank->samples = trainer_sampling_bytes(trainer);
     rank->checkpoint = saver_planned_bytes(&trainer->saver);
