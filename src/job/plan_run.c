@@ -99,6 +99,12 @@ static Status refuse_others(const TrainRun *run, Error *error) {
         if (options_source(&run->options, names[i]) == OPTION_FROM_COMMAND)
             return error_user(error, "--%s is of 'pgpt train'; leave it out of a plan", names[i]);
     }
+    const PlanOptions *options = &((const PlanRun *)(const void *)run)->options;
+    if (options->n_measured && !options->tune)
+        return error_user(error, "--measure runs the best that --tune finds; give that too");
+    if (*options->out && !options->tune)
+        return error_user(
+            error, "--plan-out is for what --tune draws and writes; give that too, or --draw for a step");
     if (!run->values.call.print_mesh)
         return error_user(error, "--print-mesh is of 'pgpt train'; leave it out of a plan");
     return STATUS_OK;
