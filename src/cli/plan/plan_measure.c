@@ -1,5 +1,6 @@
-/* Each line is started as a user would start it. Where runs take longer than was said by a factor that they have in
- * common, the machine is slower by that factor: its rates are divided by it, and its latencies multiplied. */
+/* Each line is started as a user would start it. Where runs take longer than was said by a factor that they
+ * have in common, the machine is slower by that factor: its rates are divided by it, and its latencies
+ * multiplied. */
 #include "cli/plan/plan_measure.h"
 
 #include "base/options/options_text.h"

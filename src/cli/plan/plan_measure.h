@@ -1,5 +1,5 @@
-/* The tuner's best, run here for a few steps: what was predicted beside what it took, and the machine file corrected by
- * it. */
+/* The tuner's best, run here for a few steps: what was predicted beside what it took, and the machine file
+ * corrected by it. */
 #ifndef PGPT_CLI_PLAN_PLAN_MEASURE_H
 #define PGPT_CLI_PLAN_PLAN_MEASURE_H
 
