@@ -332,7 +332,7 @@ static Status simulate_pipeline(const StepSchedule *schedule, const RankTimes *s
     int p = schedule->shape.n_stages,
         n_steps = info->is_asynchronous ? 2 + p / schedule->shape.n_micro_batches : 1;
     SchedulePrediction *prediction = &times->prediction;
-    Simulation *simulation = &prediction->simulation, longer;
+    Simulation *simulation = &prediction->simulation, longer = {0};
     TRY(simulate_lists(schedule, stages, n_steps, arena, &prediction->lists, simulation, error));
     prediction->period = schedule->stages_meet ? simulation->makespan : simulation->span;
     if (info->is_asynchronous) {
