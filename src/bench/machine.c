@@ -1,6 +1,7 @@
-/* Training steps of a few shapes are run, and every instruction's time is a sample: of GEMMs by their smallest
- * dimension, of attention, of all else by arithmetic or by bytes. On a CPU by one thread, since rates in a machine
- * file are those of one core, and once more by all, to see what threads lose to each other. */
+/* Training steps of a few shapes are run, and every instruction's time is a sample: of GEMMs by their
+ * smallest dimension, of attention, of all else by arithmetic or by bytes. On a CPU by one thread, since
+ * rates in a machine file are those of one core, and once more by all, to see what threads lose to each
+ * other. */
 #include "bench/machine.h"
 
 #include "base/options/options_text.h"

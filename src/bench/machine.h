@@ -4,8 +4,8 @@
  *     TRY(bench_machine_measure(&measure, &setup, &world, folder, error));      // collective
  *     TRY(bench_machine_write(&measure, "mine.ini", error));
  *
- * Rates of instructions are those that training steps of a few shapes run at, so they are what kernels reach and not
- * what a datasheet says. With several ranks, links are measured by collectives between them. */
+ * Rates of instructions are those that training steps of a few shapes run at, so they are what kernels reach
+ * and not what a datasheet says. With several ranks, links are measured by collectives between them. */
 #ifndef PGPT_BENCH_MACHINE_H
 #define PGPT_BENCH_MACHINE_H
 

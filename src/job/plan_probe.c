@@ -1,6 +1,7 @@
-/* A pipeline of four stages with one block each, and one with two: the difference of their second stages is a block,
- * and what the first and the last have more than a middle one are the model's ends. Without a pipeline it is models
- * of two and of four blocks: kept in frames or not, and cut into parts that overlap or not, programs differ. */
+/* A pipeline of four stages with one block each, and one with two: the difference of their second stages is a
+ * block, and what the first and the last have more than a middle one are the model's ends. Without a pipeline
+ * it is models of two and of four blocks: kept in frames or not, and cut into parts that overlap or not,
+ * programs differ. */
 #include "job/plan_probe.h"
 
 #include <math.h>
@@ -88,8 +89,8 @@ static Status probe_pipeline(PlanRun *plan, const PlanLayout *layout, Probe *pro
     return STATUS_OK;
 }
 
-/* All of the model is on a rank: its ends are in the rest. Activations that wait for their backward are not in
- * frames, and what a block adds to them is as if it were. */
+/* All of the model is on a rank: its ends are in the rest. Activations that wait for their backward are not
+ * in frames, and what a block adds to them is as if it were. */
 static Status probe_whole(PlanRun *plan, const PlanLayout *layout, Probe *probe, ProbeCost *cost,
                           Error *error) {
     int step = layout->recompute > 1 ? (int)layout->recompute : 1;

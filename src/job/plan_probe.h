@@ -1,4 +1,5 @@
-/* What a block of a model and its ends cost on a machine, by programs of a few blocks: what the tuner adds up. */
+/* What a block of a model and its ends cost on a machine, by programs of a few blocks: what the tuner adds
+ * up. */
 #ifndef PGPT_JOB_PLAN_PROBE_H
 #define PGPT_JOB_PLAN_PROBE_H
 

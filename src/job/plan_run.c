@@ -99,6 +99,12 @@ static Status refuse_others(const TrainRun *run, Error *error) {
         if (options_source(&run->options, names[i]) == OPTION_FROM_COMMAND)
             return error_user(error, "--%s is of 'pgpt train'; leave it out of a plan", names[i]);
     }
+    const PlanOptions *options = &((const PlanRun *)(const void *)run)->options;
+    if (options->n_measured && !options->tune)
+        return error_user(error, "--measure runs the best that --tune finds; give that too");
+    if (*options->out && !options->tune)
+        return error_user(
+            error, "--plan-out is for what --tune draws and writes; give that too, or --draw for a step");
     if (!run->values.call.print_mesh)
         return error_user(error, "--print-mesh is of 'pgpt train'; leave it out of a plan");
     return STATUS_OK;
@@ -283,6 +289,10 @@ static Status take_rank(void *context, const Trainer *trainer, Error *error) {
     Cost cost = program_cost(program);
     for (int place = 0; place < N_PLACES; place++) rank->place[place] = plan_place_bytes(plan, (Place)place);
     take_workspace(program, rank);
+    for (int place = 0; place < N_PLACES; place++) {
+        if (!place_is_beside((Place)place)) continue;
+        *(place_is_file((Place)place) ? &rank->file : &rank->host) += rank->place[place];
+    }
     rank->evaluation = device_required_bytes(&trainer->memory) - plan_total_bytes(plan);
     rank->samples = trainer_sampling_bytes(trainer);
     rank->checkpoint = saver_planned_bytes(&trainer->saver);

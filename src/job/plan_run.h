@@ -52,6 +52,7 @@ typedef struct {
     size_t place[N_PLACES];                 /* bytes of the training step, all frames */
     size_t workspace;                       /* of its activations: the largest scratch of an instruction */
     size_t messages;                        /* of its state: buffers of messages between stages */
+    size_t host, file;                      /* beside the device's: what --offload keeps there */
     size_t evaluation, samples, checkpoint; /* beyond that */
     size_t total;                           /* what `pgpt train` allocates: its peak_bytes */
     double flops, useful_flops, moved;      /* counted, of a step */

@@ -1,5 +1,5 @@
-/* Layouts are written down one after the other by nested loops; what all of a mesh and a micro-batch have in common is
- * probed once (plan_probe.h), so an estimate is some arithmetic. */
+/* Layouts are written down one after the other by nested loops; what all of a mesh and a micro-batch have in
+ * common is probed once (plan_probe.h), so an estimate is some arithmetic. */
 #include "job/plan_tune.h"
 
 #include "base/system/timer.h"
@@ -53,6 +53,13 @@ const char *plan_layout_words(const PlanRun *plan, const PlanLayout *layout, Are
                         is_gpu ? " --device cuda" : "");
 }
 
+const char *plan_quoted(const char *word, Arena *arena) {
+    size_t n = shell_quote(NULL, 0, word);
+    char *text = arena_alloc(arena, n + 1);
+    shell_quote(text, n + 1, word);
+    return text;
+}
+
 /* What the layout says itself is left out, and so is what is only of this call. */
 const char *plan_other_words(const PlanRun *plan, Arena *arena) {
     static const char *const own[] = {"dp",     "tp",    "cp",          "ep",        "pp",    "schedule",
@@ -60,7 +67,7 @@ const char *plan_other_words(const PlanRun *plan, Arena *arena) {
                                       "stages", "batch", "model",       NULL};
     const Options *options = &plan->train.options;
     const char *words =
-        arena_printf(arena, "--model %s --batch %lld", shell_path(plan->train.values.model.preset).text,
+        arena_printf(arena, "--model %s --batch %lld", plan_quoted(plan->train.values.model.preset, arena),
                      (long long)plan->train.values.train.batch);
     for (int i = 0; i < options_count(options->command); i++) {
         const OptionSpec *spec = options_spec(options->command, i, NULL);
@@ -71,7 +78,7 @@ const char *plan_other_words(const PlanRun *plan, Arena *arena) {
         if (spec->type == OPTION_TYPE_BOOL)
             words =
                 arena_printf(arena, "%s --%s%s", words, strcmp(value, "true") == 0 ? "" : "no-", spec->name);
-        else words = arena_printf(arena, "%s --%s %s", words, spec->name, shell_path(value).text);
+        else words = arena_printf(arena, "%s --%s %s", words, spec->name, plan_quoted(value, arena));
     }
     return words;
 }

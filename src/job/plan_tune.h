@@ -6,14 +6,15 @@
  *     plan_layout_apply(&plan, &tuning.best[0].layout, error);
  *     plan_tuning_free(&tuning);
  *
- * What is searched: dp, tp, cp, ep, pp, chunks, schedule, ZeRO, micro-batch, recompute, and dtype where nobody has
- * said it. What the call gives is kept as it is. Batch, sequence and model stay: no layout changes what is learned.
+ * What is searched: dp, tp, cp, ep, pp, chunks, schedule, ZeRO, micro-batch, recompute, and dtype where
+ * nobody has said it. What the call gives is kept as it is. Batch, sequence and model stay: no layout changes
+ * what is learned.
  *
- * **Estimates** are made of programs of a few blocks, one for every tp, cp, ep, micro-batch and recompute: what a
- * block adds to the time and the bytes of a stage, and what the ends of the model do. A layout is then a sum, with
- * the bubble by the schedule's formula and collectives by theirs. Its bytes are a little less than the plan's, so a
- * layout that is refused by them does not fit. **Plans** are made of the best by estimate, in order, and those that
- * fit are compared by simulation. */
+ * **Estimates** are made of programs of a few blocks, one for every tp, cp, ep, micro-batch and recompute:
+ * what a block adds to the time and the bytes of a stage, and what the ends of the model do. A layout is then
+ * a sum, with the bubble by the schedule's formula and collectives by theirs. Its bytes are a little less
+ * than the plan's, so a layout that is refused by them does not fit. **Plans** are made of the best by
+ * estimate, in order, and those that fit are compared by simulation. */
 #ifndef PGPT_JOB_PLAN_TUNE_H
 #define PGPT_JOB_PLAN_TUNE_H
 
@@ -42,7 +43,8 @@ typedef struct {
     int n_best;  /* that are wanted */
     int n_plans; /* at most; 0: as many as it takes, up to 60 */
     bool
-        is_quick; /* the usual choices only: no cp, ZeRO 1 and 3, recompute all or nothing, 1f1b and interleaved */
+        /* the usual choices only: no cp, ZeRO 1 and 3, recompute all or nothing, 1f1b and interleaved */
+        is_quick;
 } TuneOptions;
 
 typedef struct {
@@ -67,6 +69,9 @@ Status plan_layout_apply(PlanRun *plan, const PlanLayout *layout, Error *error);
 
 /* The options of the layout as words of `pgpt train`, from the arena: "--tp 8 --pp 4 ...". */
 const char *plan_layout_words(const PlanRun *plan, const PlanLayout *layout, Arena *arena);
+
+/* A word as a shell wants it, from the arena. */
+const char *plan_quoted(const char *word, Arena *arena);
 
 /* Beside these, what else the call has given. */
 const char *plan_other_words(const PlanRun *plan, Arena *arena);

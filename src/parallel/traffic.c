@@ -80,7 +80,8 @@ void traffic_count_sent(const Comm *comm, int kind, const MeshShape *shape, cons
 /* -1: a wait, or whatever else sends nothing. */
 static int kind_of(const Node *node) {
     const CommAttributes *attributes = node->attributes;
-    if (!node->op->is_portable || op_cost(node).bytes <= 0.0) return -1;
+    if (node->phase != PHASE_COMMUNICATION || op_cost(node).bytes <= 0.0)
+        return -1; /* or it moves to a host */
     if (node->op == &OP_SCALAR_SUM) return TRAFFIC_SCALARS;
     return attributes->operation.kind == COMM_BARRIER ? TRAFFIC_MESSAGES : (int)attributes->operation.kind;
 }

@@ -42,7 +42,8 @@ typedef struct {
     double memory_gbs, memory_efficiency;
     double cache_mib, cache_gbs; /* what fits there is read and written at this rate; 0: as memory */
     double
-        thread_efficiency; /* of a CPU: of its cores' rates together, the part that all threads of one rank reach */
+        /* of a CPU: of its cores' rates together, the part that all threads of one rank reach */
+        thread_efficiency;
     double launch_us; /* before an instruction begins to work */
     double watts;     /* of a device with its share of the host; 0: not known */
 } MachineDevice;

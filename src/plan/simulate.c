@@ -1,6 +1,8 @@
 /* One walk over the nodes of a part with a clock a lane; then one over the actions of a schedule. */
 #include "plan/simulate.h"
 
+#include "graph/plan.h"
+#include "ops/move.h"
 #include "parallel/comm_attributes.h"
 #include "parallel/comm_ops.h"
 #include "parallel/pipeline/rendezvous.h"
@@ -27,7 +29,7 @@ static bool is_channel(const Node *node) {
 static CommWork work_of(const Node *node) {
     CommWork work = {.kind = -1};
     const CommAttributes *attributes = node->attributes;
-    if (!node->op->is_portable || node->op == &OP_COMM_WAIT) return work;
+    if (node->phase != PHASE_COMMUNICATION || node->op == &OP_COMM_WAIT) return work;
     if (is_channel(node)) {
         work.is_between_stages = true;
         if (node->op != &OP_CHANNEL_SEND) return work;
@@ -56,16 +58,17 @@ static double work_seconds(const Links *links, const Node *node, const CommWork 
 
 /* ---- A part */
 
-enum { MOST_COMMS = 16 };
+/* Moves out and in have links of their own. */
+enum { MOST_COMMS = 16, LINK_OUT = N_LINKS, LINK_IN, N_ALL_LINKS };
 
 typedef struct {
     const StepSimulator *simulator;
     double lane[LANES_MOST];
-    double link[N_LINKS]; /* when the link is free */
+    double link[N_ALL_LINKS]; /* when the link is free */
     const Comm *comm[MOST_COMMS];
     double comm_free[MOST_COMMS];
     int n_comms;
-    const CommFlights **flight; /* under way in this part, and until when */
+    const void **flight; /* under way in this part, by what start and wait share, and until when */
     double *flight_end;
     int n_flights;
     double *node_end; /* of nodes on other lanes */
@@ -110,8 +113,21 @@ static void communicate(PartClock *clock, const Node *node, const CommWork *work
     clock->flight_end[clock->n_flights++] = end;
 }
 
-static void wait_for(PartClock *clock, const Node *node) {
-    const CommFlights *flights = ((const CommAttributes *)node->attributes)->flights;
+/* To the host's memory or its disk, or back. */
+static void move(PartClock *clock, const Node *node) {
+    const RankSpeed *speed = clock->simulator->speed;
+    bool is_file = place_is_file(node->input[0]->place) || place_is_file(node->output[0]->place);
+    int link = node->op == &OP_FETCH ? LINK_IN : LINK_OUT;
+    double begin = fmax(clock->lane[0], clock->link[link]);
+    double end = begin + op_cost(node).bytes / (is_file ? speed->disk : speed->bus);
+    clock->link[link] = end;
+    clock->time.sent += end - begin;
+    note(clock, node, begin, end, LANES_MOST + MOST_COMMS - 1);
+    clock->flight[clock->n_flights] = node->output[0];
+    clock->flight_end[clock->n_flights++] = end;
+}
+
+static void wait_for(PartClock *clock, const void *flights) {
     for (int i = clock->n_flights - 1; i >= 0; i--) {
         if (clock->flight[i] != flights) continue;
         double busy = clock->lane[0]; /* or another lane is */
@@ -144,10 +160,10 @@ static void run_part(PartClock *clock, const Program *program, ProgramPart part,
     for (int i = part.first; i < part.first + part.count; i++) {
         const Node *node = program->graph->node[i];
         if (!node_runs_in(node, is_last)) continue;
-        if (node->op == &OP_COMM_WAIT) {
-            wait_for(clock, node);
-            continue;
-        }
+        if (node->op == &OP_COMM_WAIT) wait_for(clock, ((const CommAttributes *)node->attributes)->flights);
+        if (node->op == &OP_MOVE_WAIT) wait_for(clock, node->output[0]);
+        if (node->op == &OP_OFFLOAD || node->op == &OP_FETCH) move(clock, node);
+        if (node->op == &OP_COMM_WAIT || node->op == &OP_MOVE_WAIT) continue;
         CommWork work = work_of(node);
         if (node->op == &OP_CHANNEL_SEND) clock->sent_at = clock->lane[0];
         if (work.kind >= 0) communicate(clock, node, &work);
@@ -169,7 +185,7 @@ PartTime part_time(const StepSimulator *simulator, const Program *program, Secti
         if (events) *n_events = 0;
         return clock.time;
     }
-    clock.flight = ARENA_ARRAY(&own, const CommFlights *, part.count);
+    clock.flight = ARENA_ARRAY(&own, const void *, part.count);
     clock.flight_end = ARENA_ARRAY(&own, double, part.count);
     clock.node_end = ARENA_ARRAY(&own, double, part.first + part.count);
     if (events) clock.events = ARENA_ARRAY(arena, SimulatedNode, part.count);
@@ -316,7 +332,7 @@ static Status simulate_pipeline(const StepSchedule *schedule, const RankTimes *s
     int p = schedule->shape.n_stages,
         n_steps = info->is_asynchronous ? 2 + p / schedule->shape.n_micro_batches : 1;
     SchedulePrediction *prediction = &times->prediction;
-    Simulation *simulation = &prediction->simulation, longer;
+    Simulation *simulation = &prediction->simulation, longer = {0};
     TRY(simulate_lists(schedule, stages, n_steps, arena, &prediction->lists, simulation, error));
     prediction->period = schedule->stages_meet ? simulation->makespan : simulation->span;
     if (info->is_asynchronous) {

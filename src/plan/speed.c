@@ -7,6 +7,11 @@
 #include <math.h>
 #include <string.h>
 
+/* Bytes a second where a machine's file does not say. */
+#define USUAL_HOST 20e9
+#define USUAL_BUS  12e9
+#define USUAL_DISK 1e9
+
 const char *bound_name(NodeBound bound) {
     static const char *const names[N_BOUNDS] = {"GEMMs", "attention", "arithmetic", "memory", "launches"};
     return names[bound];
@@ -46,8 +51,8 @@ RankSpeed rank_speed(const Machine *machine, const SpeedUse *use) {
     double cores = cores_of(machine, use), n_cores = (double)machine->host.n_cores;
     double ranks = machine_ranks_a_host(machine, use->n_ranks);
     double memory = device->memory_gbs * device->memory_efficiency * 1e9 * cores;
-    if (machine->host.host_memory_gbs > 0.0)
-        memory = fmin(memory, machine->host.host_memory_gbs * 1e9 / ranks);
+    double host = machine->host.host_memory_gbs > 0.0 ? machine->host.host_memory_gbs * 1e9 / ranks : 0.0;
+    if (host > 0.0 && n_cores > 0.0) memory = fmin(memory, host);
     double gemm = device->gemm_efficiency * cores;
     double vector =
         device->vector_tflops > 0.0 ? device->vector_tflops * 1e12 : peak_of(machine, false, false);
@@ -61,6 +66,10 @@ RankSpeed rank_speed(const Machine *machine, const SpeedUse *use) {
                        .cache = device->cache_gbs > 0.0 ? device->cache_gbs * 1e9 * cores : memory,
                        .cache_bytes = device->cache_mib * 1048576.0,
                        .launch = device->launch_us * 1e-6,
+                       .host = host > 0.0 ? host : USUAL_HOST,
+                       .bus = machine->host.bus_gbs > 0.0 ? machine->host.bus_gbs * 1e9 : USUAL_BUS,
+                       .disk =
+                           (machine->host.disk_gbs > 0.0 ? machine->host.disk_gbs * 1e9 : USUAL_DISK) / ranks,
                        .overlaps = n_cores <= 0.0 || ranks * threads_of(machine, use) < n_cores};
 }
 
@@ -123,6 +132,8 @@ NodeTime rank_node_time(const RankSpeed *speed, const Node *node) {
     Cost cost = op_cost(node);
     NodeTime time = {0};
     double arithmetic = cost.flops > 0.0 ? cost.flops / arithmetic_rate(speed, node, &time.bound) : 0.0;
+    if (node->is_on_host) /* which reads and writes, and has no launches */
+        return (NodeTime){.seconds = cost.bytes / speed->host, .bound = BOUND_MEMORY};
     bool is_cached = cost.bytes <= speed->cache_bytes;
     double traffic = cost.bytes / (is_cached ? fmax(speed->cache, speed->memory) : speed->memory);
     if (traffic >= arithmetic) time.bound = BOUND_MEMORY;

@@ -25,7 +25,8 @@ typedef struct {
     double gemm_16, gemm_32, vector; /* FLOP/s */
     double memory, cache;            /* bytes a second */
     double cache_bytes, launch;
-    bool overlaps; /* communication goes on beside computation */
+    double host, bus, disk; /* bytes a second of a rank: of the host's kernels, to the host, to its disk */
+    bool overlaps;          /* communication goes on beside computation */
 } RankSpeed;
 
 RankSpeed rank_speed(const Machine *machine, const SpeedUse *use);

@@ -36,6 +36,7 @@ $(! is_long || cat <<LONGER
 4 --cp 2 --batch 6 --zero 2
 4 --ep 2 --experts 3 --batch 8
 6 --pp 3 --batch 12 --micro-batch 1 --schedule zb-h1 --clip 0
+2 --batch 4 --offload optimizer:file=.
 LONGER
 )
 END

@@ -94,7 +94,7 @@ tuned() {
 }
 best=$(tuned --machine box.ini)
 words=$(tail -n 1 out | grep -o '"best":\[{[^}]*}' | field train | sed 's/.*pgpt train//; s/--device cuda//')
-grep -Eq '^[0-9]+ layouts in' out && (($(grep -c 'pgpt train --model mini' out) >= 10)) || fail "$(cat out)"
+(($(grep -Ec '^[0-9]+ layouts in|pgpt train --model mini' out) >= 11)) || fail "$(cat out)"
 # shellcheck disable=SC2086 # several words
 pgpt plan --machine box.ini --gpus 4 $words --json
 near 1e-9 "$(tail -n 1 out | field step_ms)" "$best"
@@ -124,7 +124,14 @@ if is_long; then
     grep -Eq '^175B +1024 ' out || fail "$(cat out)"
 fi
 
-# What the machine here can do.
-pgpt bench machine --out here.ini --json
-grep -q '^source = measured' here.ini || fail "$(cat here.ini)"
-pgpt plan --model nano --machine here.ini
+refused '/--measure runs the best that --tune finds/' plan --measure 2
+
+# What the machine here can do, and what the best layout takes.
+pgpt plan --model nano --machine cpu --batch 2 --sequence 32 --tune --measure 1
+grep -Eq '^  1 +[0-9.]+ ms +[0-9.]+ ms +[-+]' out || fail "$(cat out)"
+pgpt plan --model nano --machine machine.ini
+if is_long; then
+    pgpt bench machine --out here.ini --json
+    grep -q '^source = measured' here.ini || fail "$(cat here.ini)"
+    pgpt plan --model nano --machine here.ini
+fi

@@ -1,6 +1,7 @@
 /* pgpt plan: a run in advance (job/plan_run.h), printed, drawn and written as a trace. */
 #include "cli/commands.h"
 #include "cli/plan/plan_draw.h"
+#include "cli/plan/plan_measure.h"
 #include "cli/plan/plan_print.h"
 #include "cli/plan/plan_table.h"
 #include "cli/plan/plan_tune_print.h"
@@ -23,6 +24,9 @@ static Status tune(PlanRun *plan, Error *error) {
     TRY(plan_tune(plan, &(TuneOptions){.n_best = 10}, &tuning, error));
     plan_tune_print(plan, &tuning);
     if (*plan->options.out) plan_tune_draw(plan, &tuning, plan->options.out, error);
+    int n_measured = (int)plan->options.n_measured;
+    if (error->status == STATUS_OK && n_measured)
+        plan_measure(plan, &tuning, n_measured, plan->options.out, error);
     if (error->status == STATUS_OK && plan->train.values.call.json)
         json_print(stdout, plan_tune_json(plan, &tuning), error);
     plan_tuning_free(&tuning);

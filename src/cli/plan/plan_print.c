@@ -92,6 +92,9 @@ static void print_memory(const PlanFigures *figures) {
     printf("most: rank %d, %s of %s (%.0f %%); all ranks together %s\n", most->rank,
            format_bytes(most->total).text, format_bytes(figures->usable).text,
            100.0 * (double)most->total / (double)figures->usable, format_bytes((uint64_t)sum).text);
+    if (most->host || most->file)
+        printf("beside the device, of a rank: %s in the host's memory, %s in files\n",
+               format_bytes(most->host).text, format_bytes(most->file).text);
     if (!figures->fits)
         printf("IT DOES NOT FIT: %s are missing on rank %d\n",
                format_bytes(most->total - figures->usable).text, most->rank);
@@ -214,6 +217,8 @@ static json_t *rank_json(const RankFigures *rank) {
         set_bytes(object, place_name((Place)place), rank->place[place]);
     set_bytes(object, "workspace", rank->workspace);
     set_bytes(object, "messages", rank->messages);
+    set_bytes(object, "host_bytes", rank->host);
+    set_bytes(object, "file_bytes", rank->file);
     set_bytes(object, "evaluation", rank->evaluation);
     set_bytes(object, "samples", rank->samples);
     set_bytes(object, "checkpoint", rank->checkpoint);

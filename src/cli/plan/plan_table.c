@@ -1,5 +1,6 @@
-/* Questions that people ask, each answered by plans: what a weight costs and what fits, how long models of all sizes
- * take on how many devices, what another link to the host is worth, and the best model for a budget. */
+/* Questions that people ask, each answered by plans: what a weight costs and what fits, how long models of
+ * all sizes take on how many devices, what another link to the host is worth, and the best model for a
+ * budget. */
 #include "cli/plan/plan_table.h"
 
 #include "base/block8.h"
@@ -220,12 +221,13 @@ Status plan_table(PlanRun *plan, Error *error) {
 
 /* ---- A budget */
 
-/* A model of about so many parameters, as wide and deep as is usual: 64 channels a layer at 1B, more above. */
+/* A model of about so many parameters, as wide and deep as is usual: 64 channels a layer at 1B, more
+ * above. */
 static Rung shape_for(double n_parameters, double vocabulary) {
     double ratio = fmin(fmax(64.0 * pow(n_parameters / 1e9, 0.12), 48.0), 200.0), channels = 128.0,
            layers = 1.0;
-    for (double C = 128.0; C <= 65536.0; C += 128.0) {
-        double L = fmax(1.0, round(C / ratio));
+    for (int i = 1; i <= 512; i++) {
+        double C = 128.0 * i, L = fmax(1.0, round(C / ratio));
         if (parameters_of(L, C, vocabulary) > n_parameters * 1.02) break;
         channels = C;
         layers = L;
