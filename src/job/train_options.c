@@ -304,6 +304,8 @@ static Status check_offload(TrainRun *run, Error *error) {
                           sync_names[values->async.sync]);
     if (offload_has(&run->offload, OFFLOAD_GRADIENTS) && values->optimizer.eager)
         return error_user(error, "--eager-update leaves no gradients that could be offloaded; leave one out");
+    if (offload_has(&run->offload, OFFLOAD_WEIGHTS) && values->train.sample_tokens > 0)
+        return error_user(error, "--offload weights leaves the sampler without them; give --sample-tokens 0");
     return STATUS_OK;
 }
 

@@ -218,6 +218,27 @@ static void record_update(TrainStep *step, const FlatTensors *tensors) {
     graph->regimes = 0;
 }
 
+/* What is kept elsewhere. Last of all: it has to see who touches what. */
+static void offload_step(const TrainStep *step, const BackendTraits *traits) {
+    const StepOptions *options = &step->options;
+    const Offload *offload = &options->offload;
+    Graph *graph = step->graph;
+    graph_check(graph,
+                !offload_has(offload, OFFLOAD_GRADIENTS) || sync_n_ranks(&options->sync) == 1 ||
+                    step->sync.strategy->shards_gradients,
+                "--offload gradients: ranks that share a batch sum their gradients in the device's memory; "
+                "give --zero 2 or 3");
+    graph_check(graph, !offload_has(offload, OFFLOAD_WEIGHTS) || !step->sync.strategy->shards_weights,
+                "--offload weights and --zero 3 both leave a rank without whole weights; leave one out");
+    graph_check(graph, !offload_has(offload, OFFLOAD_WEIGHTS) || !step_options_unflushed(options),
+                "--offload weights: a pipeline that is not flushed has several versions of them; choose "
+                "another --schedule");
+    offload_weights(graph, offload, traits);
+    offload_gradients(graph, offload, traits, step->n_micro_batches > 1);
+    offload_activations(graph, offload);
+    offload_update(graph, offload, traits);
+}
+
 Status step_record(TrainStep *step, const ModelConfig *config, const ParameterTable *table,
                    const Backend *backend, bool is_training, Error *error) {
     const StepOptions *options = &step->options;
@@ -232,6 +253,7 @@ Status step_record(TrainStep *step, const ModelConfig *config, const ParameterTa
     step->sync = gradient_sync_plan(&options->sync, options->precision, &array, &graph->arena);
     if (!is_training) {
         gradient_sync_gather(&step->sync, graph, &tensors);
+        offload_weights(graph, &options->offload, &backend->traits);
         graph->section = SECTION_UPDATE;
         if (pipeline) pipeline_record_end(pipeline);
         return graph_status(graph, error);
@@ -245,14 +267,6 @@ Status step_record(TrainStep *step, const ModelConfig *config, const ParameterTa
                                             options->sync.is_async ? NULL : sync_comm(&options->sync),
                                             step->optimizer.assumed ? NULL : step->optimizer.factor, graph);
     gradient_sync_gather(&step->sync, graph, &tensors);
-    graph_check(
-        graph,
-        !offload_has(&options->offload, OFFLOAD_GRADIENTS) || sync_n_ranks(&options->sync) == 1 ||
-            step->sync.strategy->shards_gradients,
-        "--offload gradients: ranks that share a batch sum their gradients in the device's memory; give "
-        "--zero 2 or 3");
-    offload_gradients(graph, &options->offload, &backend->traits, step->n_micro_batches > 1);
-    offload_activations(graph, &options->offload);
-    offload_update(graph, &options->offload, &backend->traits);
+    offload_step(step, &backend->traits);
     return graph_status(graph, error);
 }

@@ -69,6 +69,10 @@ pgpt train "${options[@]}" --print-program --device cuda:h200 --offload optimize
 grep -Eq '^  host .*pinned' out || fail "no pinned memory in the plan: $(tail -n 20 out)"
 grep -q 'the host waits' out || fail "the host does not wait"
 
+# Weights, in an evaluation too: a copy here, which only verify allows.
+pgpt verify --threads 1 --steps 3 --offload weights,gradients,optimizer:file=disk,activations:host --offload-bucket-mb 0.01
+grep -q ', 0 differ' out || fail "verify: $(cat out)"
+
 # As little as fits is nothing here.
 pgpt train "${options[@]}" --steps 6 --out auto --offload auto:file=disk
 grep -q 'offload: nothing, for everything fits' err || fail "auto: $(cat err)"
@@ -85,7 +89,7 @@ refused "/leave out the rest/" train "${options[@]}" --out x --offload auto:file
 refused "/gradients:host/" train "${options[@]}" --out x --offload gradients:file=disk
 refused "/adamw or sgd/" train "${options[@]}" --out x --offload optimizer:file=disk --optimizer lamb
 refused "/pgpt train/" verify --offload auto
-refused "/gradients or activations/" train "${options[@]}" --out x --offload moments
+refused "/weights or activations/" train "${options[@]}" --out x --offload moments
 refused "/twice/" train "${options[@]}" --out x --offload optimizer:file=disk,optimizer:file=disk
 refused "/keeps nothing/" train "${options[@]}" --out x --offload optimizer:file=disk --optimizer sgd --momentum 0
 refused "/--offload/" train "${options[@]}" --out x --offload-share 0.5

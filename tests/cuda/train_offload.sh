@@ -18,7 +18,7 @@ for words in "--dtype f32" "--dtype bf16" "--dtype f16" "--dtype pure-bf16" "--d
     rm -rf plain
     # shellcheck disable=SC2086
     pgpt train "${options[@]}" --out plain $words
-    for offload in optimizer optimizer:file=. activations optimizer,activations gradients gradients,optimizer \
+    for offload in optimizer optimizer:file=. activations optimizer,activations gradients gradients,optimizer weights weights,gradients,optimizer,activations \
         "optimizer --offload-share 0.4"; do
         rm -rf away
         # shellcheck disable=SC2086

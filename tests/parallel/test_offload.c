@@ -130,6 +130,7 @@ static Backend far_backend(FarDevice *device) {
 static Offload offload_of(OffloadTo optimizer, OffloadTo activations, double share) {
     Offload offload = {.share = share, .bucket_bytes = 4096};
     offload.to[OFFLOAD_GRADIENTS] = activations == OFFLOAD_HOST ? OFFLOAD_HOST : OFFLOAD_NOWHERE;
+    offload.to[OFFLOAD_WEIGHTS] = activations == OFFLOAD_FILE ? OFFLOAD_HOST : OFFLOAD_NOWHERE;
     offload.to[OFFLOAD_OPTIMIZER] = optimizer;
     offload.to[OFFLOAD_ACTIVATIONS] = activations;
     if (optimizer == OFFLOAD_FILE || activations == OFFLOAD_FILE) strcpy(offload.folder, "/tmp");

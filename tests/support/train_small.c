@@ -110,12 +110,10 @@ static void *train(const Backend *backend, int number, PrecisionKind precision, 
             assert_int_equal(train_step_begin(&step, &source, n_begun, 1e-2, &error), STATUS_OK);
         assert_int_equal(train_step_end(&step, &result, &error), STATUS_OK);
     }
-    *n_bytes = memory.bytes[PLACE_PARAMETER];
+    *n_bytes = tensor_bytes(step.sync.held);
     void *weights = malloc(*n_bytes);
     assert_non_null(weights);
-    assert_int_equal(
-        backend->download(backend->context, weights, memory.base[PLACE_PARAMETER], *n_bytes, &error),
-        STATUS_OK);
+    assert_int_equal(executor_download(&step.executor, step.sync.held, weights, &error), STATUS_OK);
     train_step_close(&step);
     device_close(&memory);
     parameters_free(&table);

@@ -4,13 +4,13 @@
 #include <stdio.h>
 #include <string.h>
 
-static const char *const names[N_OFFLOADED] = {"optimizer", "gradients", "activations"};
+static const char *const names[N_OFFLOADED] = {"optimizer", "gradients", "weights", "activations"};
 
 const OptionSpec offload_option_specs[] = {
     OPTION_STRING(
         "offload", OffloadOptions, what, "", "WHAT[:host|:file=DIR],...",
         "keep part of the training state out of the device's memory: optimizer (moments and master weights; the "
-        "host updates them), gradients (of weights: sums over micro-batches, host only), activations (of blocks, between forward and backward); in the host's memory or in "
+        "host updates them), gradients and weights (host only), activations (of blocks, between forward and backward); in the host's memory or in "
         "a file in a folder (default: host). The same bits, at the speed of the bus or the disk. auto (or "
         "auto:file=DIR): as little as fits",
         .flags = OPTION_MAY_BE_EMPTY),
@@ -57,7 +57,7 @@ static Status parse_one(const char *text, size_t length, Offload *offload, Error
     if (kind == N_OFFLOADED)
         return error_user(
             error,
-            "--offload: '%.*s' is nothing that can be offloaded; give optimizer, gradients or activations, or auto",
+            "--offload: '%.*s' is nothing that can be offloaded; give optimizer, gradients, weights or activations, or auto",
             (int)n, text);
     return parse_place(text, n, length, offload, &offload->to[kind], error);
 }
@@ -72,10 +72,13 @@ Status offload_parse(const OffloadOptions *options, Offload *offload, Error *err
     }
     bool names_some = false;
     for (int i = 0; i < N_OFFLOADED; i++) names_some |= offload->to[i] != OFFLOAD_NOWHERE;
-    if (offload->to[OFFLOAD_GRADIENTS] == OFFLOAD_FILE)
-        return error_user(error,
-                          "--offload gradients:file is not there: they are added to in every micro-batch; "
-                          "give gradients:host");
+    for (int i = OFFLOAD_GRADIENTS; i <= OFFLOAD_WEIGHTS; i++) {
+        if (offload->to[i] == OFFLOAD_FILE)
+            return error_user(error,
+                              "--offload %s:file is not there: they are needed in every micro-batch; give "
+                              "%s:host",
+                              names[i], names[i]);
+    }
     if (offload->automatic && (names_some || options->share > 0.0))
         return error_user(error, "--offload auto chooses what and how much; leave out the rest");
     return STATUS_OK;

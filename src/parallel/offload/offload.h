@@ -14,7 +14,13 @@
 #include "base/options/options.h"
 #include "graph/backend.h"
 
-typedef enum { OFFLOAD_OPTIMIZER, OFFLOAD_GRADIENTS, OFFLOAD_ACTIVATIONS, N_OFFLOADED } Offloaded;
+typedef enum {
+    OFFLOAD_OPTIMIZER,
+    OFFLOAD_GRADIENTS,
+    OFFLOAD_WEIGHTS,
+    OFFLOAD_ACTIVATIONS,
+    N_OFFLOADED
+} Offloaded;
 typedef enum { OFFLOAD_NOWHERE, OFFLOAD_HOST, OFFLOAD_FILE } OffloadTo;
 
 enum { OFFLOAD_FOLDER_BYTES = 512 };
@@ -69,5 +75,9 @@ void offload_activations(Graph *graph, const Offload *offload);
 /* Likewise: the sums of gradients (PLACE_GRADIENT) go to PLACE_HOST, and each is fetched where a part of the
  * program adds to it. accumulates: a step has several micro-batches. Before offload_update. */
 void offload_gradients(Graph *graph, const Offload *offload, const BackendTraits *traits, bool accumulates);
+
+/* The same of the weights (PLACE_PARAMETER), also of an evaluation: programs that share them have them at the
+ * same place, since they are recorded first. */
+void offload_weights(Graph *graph, const Offload *offload, const BackendTraits *traits);
 
 #endif

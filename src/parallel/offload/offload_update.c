@@ -287,7 +287,8 @@ static void begin_turn(Pass *pass, const Turns *turns, int number) {
         /* The copy is written and not read; but where a factor says that nothing changes, it goes back as it
          * came. */
         bool is_written = k == node->n_outputs - 1 && !(node->n_inputs > 2 && node->input[2]);
-        if (!is_away) turn->output[k] = part;
+        /* Weights that are offloaded too are written where they lie. */
+        if (!is_away || part->place == PLACE_HOST) turn->output[k] = part;
         else
             turn->output[k] = is_written ? slot_for(pass, number, at, part, turn->n)
                                          : bring(pass, number, turn, at, part, true);
@@ -331,7 +332,7 @@ static void take_back(Pass *pass, Turn *turn) {
         if (is_state(output)) {
             Tensor *home = home_of(pass, turn, output);
             if (home != turn->output[k]) op_offload(pass->graph, turn->output[k], home);
-        } else if (pass->has_own_memory && !turn->stays) {
+        } else if (pass->has_own_memory && !turn->stays && output->place != PLACE_HOST) {
             turn->up[turn->n_up++] = op_fetch(pass->graph, turn->output[k], part_of(pass, turn, output));
         }
     }

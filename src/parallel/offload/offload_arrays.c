@@ -1,14 +1,14 @@
-/* Gradients of weights elsewhere. They are sums over micro-batches: before the first node of a part of the
- * program that adds to one, what there is of it is fetched, and behind the last it is taken back. Nodes work on
- * it in the same order and with the same additions as they would in its place.
+/* Flat arrays elsewhere: the sums of gradients, and the weights. Where a part of the program touches a range
+ * of one, it is fetched ahead of the first node, nodes work on what was fetched, and behind the last it is
+ * taken back, if any has written to it: with the same additions, in the same order, as in its own place.
  *
- *     fetch the sum so far      a few nodes ahead; not where it is about to be overwritten
- *     ... nodes that add to it ...
- *     offload                   its memory is free a few nodes later
+ *     fetch            a few nodes ahead; not where it is about to be overwritten
+ *     ... nodes that read it, or add to it ...
+ *     offload          its memory is free a few nodes later
  *
- * A part is run as a whole (graph/program.h), so that between parts the sums are complete, whatever runs then.
- * What is moved together are ranges that some node touches together: a parameter, or a bucket that ranks sum.
- * The norm and the update read the sums where they lie. */
+ * A part is run as a whole (graph/program.h), so that between parts the arrays are complete, whatever runs
+ * then. What is moved together are ranges that some node touches together: a parameter, or a bucket that
+ * ranks sum. The norm and the update read and write the arrays where they lie. */
 #include "parallel/offload/offload.h"
 
 #include "graph/passes/insert.h"
@@ -25,7 +25,7 @@ typedef struct {
 typedef struct {
     Graph *graph;
     Tensor *root;
-    bool accumulates;
+    bool is_kept; /* what was there before counts: of weights, and of sums over several micro-batches */
     Range *range; /* that are touched together, in order */
     int n_ranges;
     int n_nodes;
@@ -118,17 +118,22 @@ static void move_range(Pass *pass, const Range *range, int first, int last, Inse
     Tensor *here =
         graph_tensor(graph, PLACE_ACTIVATION, pass->root->dtype, SHAPE(n), "%s (here)", pass->root->name);
     Tensor *there = graph_view(graph, pass->root, SHAPE(n), range->first, pass->root->name);
-    if (pass->accumulates || !overwrites(beginning, pass, range)) {
+    if (pass->is_kept || !overwrites(beginning, pass, range)) {
         const Node *fetch = op_fetch(graph, there, here);
         insertion_before(insertion, pass->part[first > NODES_AHEAD ? first - NODES_AHEAD : 0]);
         op_move_wait(graph, fetch, false);
         insertion_before(insertion, pass->part[first]);
     }
+    bool is_written = false;
     for (int i = first; i <= last; i++) {
         Node *node = graph->node[pass->part[i]];
         for (int k = 0; k < node->n_inputs; k++) node->input[k] = moved(pass, range, node->input[k], here);
-        for (int k = 0; k < node->n_outputs; k++) node->output[k] = moved(pass, range, node->output[k], here);
+        for (int k = 0; k < node->n_outputs; k++) {
+            is_written |= touches(node->output[k], pass, range);
+            node->output[k] = moved(pass, range, node->output[k], here);
+        }
     }
+    if (!is_written) return;
     const Node *offload = op_offload(graph, here, there);
     insertion_behind(insertion, pass->part[last]);
     op_move_wait(graph, offload, false);
@@ -153,8 +158,8 @@ static void move_part(Pass *pass, Section section, int chunk, Insertion *inserti
     }
 }
 
-static void move_root(Graph *graph, Tensor *root, bool accumulates) {
-    Pass pass = {.graph = graph, .root = root, .accumulates = accumulates, .n_nodes = graph->n_nodes};
+static void move_root(Graph *graph, Tensor *root, bool is_kept) {
+    Pass pass = {.graph = graph, .root = root, .is_kept = is_kept, .n_nodes = graph->n_nodes};
     int n_chunks = 1;
     pass.part = ARENA_ARRAY(&graph->arena, int, graph->n_nodes + 1);
     for (int i = 0; i < graph->n_nodes; i++)
@@ -172,26 +177,40 @@ static void move_root(Graph *graph, Tensor *root, bool accumulates) {
 }
 
 /* Between ranks goes what is in the device's memory. */
-static void check_messages(Graph *graph, const Tensor *root) {
+static void check_messages(Graph *graph, const Tensor *root, const char *message) {
     for (int i = 0; i < graph->n_nodes; i++) {
         const Node *node = graph->node[i];
         bool is_move = node->op == &OP_FETCH || node->op == &OP_OFFLOAD || node->op == &OP_MOVE_WAIT;
-        graph_check(
-            graph, !node->op->is_portable || is_move || !node_touches_root(node, root),
-            "--offload gradients: the stages of a pipeline that share a tied table sum its gradient in the "
-            "device's memory; leave out gradients, or give --no-tied");
+        graph_check(graph, !node->op->is_portable || is_move || !node_touches_root(node, root), "%s",
+                    message);
     }
+}
+
+/* Every array of a place. */
+static void move_place(Graph *graph, Place place, const BackendTraits *traits, bool is_kept,
+                       const char *message) {
+    int chunk_before = graph->chunk, block_before = graph->block, n_tensors = graph->n_tensors;
+    for (int i = 0; i < n_tensors; i++) {
+        Tensor *tensor = graph->tensor[i];
+        if (tensor->base || tensor->place != place) continue;
+        move_root(graph, tensor, is_kept);
+        if (traits_has_own_memory(traits)) check_messages(graph, tensor, message);
+    }
+    graph->chunk = chunk_before;
+    graph->block = block_before;
 }
 
 void offload_gradients(Graph *graph, const Offload *offload, const BackendTraits *traits, bool accumulates) {
     if (!offload_has(offload, OFFLOAD_GRADIENTS) || graph->error.status != STATUS_OK) return;
-    int chunk_before = graph->chunk, block_before = graph->block, n_tensors = graph->n_tensors;
-    for (int i = 0; i < n_tensors; i++) {
-        Tensor *tensor = graph->tensor[i];
-        if (tensor->base || tensor->place != PLACE_GRADIENT) continue;
-        move_root(graph, tensor, accumulates);
-        if (traits_has_own_memory(traits)) check_messages(graph, tensor);
-    }
-    graph->chunk = chunk_before;
-    graph->block = block_before;
+    move_place(
+        graph, PLACE_GRADIENT, traits, accumulates,
+        "--offload gradients: the stages of a pipeline that share a tied table sum its gradient in the "
+        "device's memory; leave out gradients, or give --no-tied");
+}
+
+void offload_weights(Graph *graph, const Offload *offload, const BackendTraits *traits) {
+    if (!offload_has(offload, OFFLOAD_WEIGHTS) || graph->error.status != STATUS_OK) return;
+    move_place(graph, PLACE_PARAMETER, traits, true,
+               "--offload weights: ranks that share optimizer state gather the weights in the device's "
+               "memory; give --zero 0, or leave out weights");
 }
