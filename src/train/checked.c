@@ -1,5 +1,7 @@
 #include "train/checked.h"
 
+#include "train/step_inside.h"
+
 #include "ops/experts/experts.h"
 
 bool step_is_checked_later(const TrainStep *step) {
@@ -15,6 +17,7 @@ typedef struct {
     const double *rates;
     double losses[CHECKED_MOST_STEPS], norms[CHECKED_MOST_STEPS];
     double summary[CHECKED_MOST_STEPS][N_ROUTE_SUMMARY];
+    double depth[CHECKED_MOST_STEPS][N_DEPTH_NUMBERS];
 } Stretch;
 
 static Status download(TrainStep *step, const Tensor *tensor, double *number, Error *error) {
@@ -39,6 +42,9 @@ static Status run_gradient(Stretch *stretch, int at, Error *error) {
         if (step->actions[i].kind == ACTION_UPDATE) continue;
         TRY(train_step_run_action(step, stretch->source, &run, &step->actions[i], error));
     }
+    for (int i = 0; i < N_DEPTH_NUMBERS; i++) stretch->depth[at][i] = 0.0;
+    for (int chunk = 0; chunk < step->n_chunks; chunk++)
+        TRY(step_add_depth(step, chunk, stretch->depth[at], error));
     return download(step, step->loss.loss, &stretch->losses[at], error);
 }
 
@@ -100,6 +106,7 @@ Status checked_run(TrainStep *step, const BatchSource *source, int64_t index, in
     for (int i = 0; i < n_steps; i++) {
         results[i] = (StepResult){.loss = stretch.losses[i], .gradient_norm = stretch.norms[i]};
         TRY(train_step_routes(step, stretch.summary[i], &results[i].routes, error));
+        TRY(step_exchange_depth(step, stretch.depth[i], &results[i], error));
         train_step_times(step, &before, &after, n_steps, &results[i]); /* steps overlap: each has the mean */
     }
     return STATUS_OK;

@@ -21,13 +21,22 @@ static Status add_numbers(TrainStep *step, const Tensor *tensor, int place, doub
     return STATUS_OK;
 }
 
-/* Ranks along tp count their own rows where these are shared out, else all count the same. */
+Status step_add_depth(TrainStep *step, int chunk, double *numbers, Error *error) {
+    return step->has_depth ? add_numbers(step, step->chunk[chunk].loss.depth, 0, numbers, error) : STATUS_OK;
+}
+
 Status step_receive_depth(TrainStep *step, int place, StepResult *result, Error *error) {
-    const GradientSyncOptions *sync = &step->options.sync;
     double numbers[N_DEPTH_NUMBERS] = {0};
     if (!step->has_depth) return STATUS_OK;
     for (int i = 0; i < step->n_chunks; i++)
         TRY(add_numbers(step, step->chunk[i].loss.depth, place, numbers, error));
+    return step_exchange_depth(step, numbers, result, error);
+}
+
+/* Ranks along tp count their own rows where these are shared out, else all count the same. */
+Status step_exchange_depth(TrainStep *step, double *numbers, StepResult *result, Error *error) {
+    const GradientSyncOptions *sync = &step->options.sync;
+    if (!step->has_depth) return STATUS_OK;
     bool is_counted =
         step_is_alone(sync) || !sync->mesh->coordinate[AXIS_TP] || step_split(&step->options).by_sequence;
     for (int i = 0; i < N_DEPTH_NUMBERS && !is_counted; i++) numbers[i] = 0.0;

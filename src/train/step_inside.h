@@ -48,6 +48,11 @@ Status step_receive(TrainStep *step, const Tensor *tensor, int place, double *nu
 Status step_send_depth(TrainStep *step, int place, Error *error);
 Status step_receive_depth(TrainStep *step, int place, StepResult *result, Error *error);
 
+/* The same in a pipeline, for those who go through lists themselves: what chunk `chunk` says now, added to
+ * numbers (N_DEPTH_NUMBERS); and from all ranks' numbers to the result, which is collective. */
+Status step_add_depth(TrainStep *step, int chunk, double *numbers, Error *error);
+Status step_exchange_depth(TrainStep *step, double *numbers, StepResult *result, Error *error);
+
 /* ---- What it measures */
 
 /* When the executor has done n_started sections. */

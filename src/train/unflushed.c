@@ -1,5 +1,7 @@
 #include "train/unflushed.h"
 
+#include "train/step_inside.h"
+
 #include <math.h>
 #include <string.h>
 
@@ -18,6 +20,7 @@ typedef struct {
     ScheduleShape shape;
     int n_updates; /* of a step */
     int n_versions;
+    double depth[UNFLUSHED_MOST_STEPS][N_DEPTH_NUMBERS]; /* what this rank's predictors had to say */
     double *counts; /* (n_steps, n_counts) what this rank's routers counted in each step; of the arena */
     int64_t n_counts;
     Arena arena;
@@ -52,6 +55,11 @@ static Status collect_loss(const Stretch *stretch, const StepAction *action, dou
     TRY(executor_download(&step->executor, tensor, &value, error));
     *loss += (double)value;
     return STATUS_OK;
+}
+
+static Status collect_depth(Stretch *stretch, const StepAction *action, int at, Error *error) {
+    if (action->kind != ACTION_FORWARD || !action->is_last) return STATUS_OK;
+    return step_add_depth(stretch->step, action->chunk, stretch->depth[at], error);
 }
 
 /* Routers' reports add up likewise, while other updates are under way: so the host takes them where they are
@@ -111,9 +119,11 @@ static Status run_stretch(Stretch *stretch, double *losses, double *norms, Error
         int n = schedule_step_actions(pipeline->layout.kind, &stretch->shape, pipeline->stage, at,
                                       stretch->n_steps, actions);
         for (int i = 0; i < n && error->status == STATUS_OK; i++) {
+            int of = at + actions[i].step;
             if (run_action(stretch, at, &actions[i], error) == STATUS_OK &&
-                collect_counts(stretch, &actions[i], at + actions[i].step, error) == STATUS_OK)
-                collect_loss(stretch, &actions[i], &losses[at + actions[i].step], error);
+                collect_counts(stretch, &actions[i], of, error) == STATUS_OK &&
+                collect_depth(stretch, &actions[i], of, error) == STATUS_OK)
+                collect_loss(stretch, &actions[i], &losses[of], error);
         }
         if (error->status == STATUS_OK) collect_norm(step, &norms[at], error);
     }
@@ -141,6 +151,7 @@ static Status run_and_exchange(Stretch *stretch, StepResult *results, Error *err
     for (int i = 0; i < stretch->n_steps; i++) {
         results[i] = (StepResult){.loss = losses[i], .gradient_norm = norms[i]};
         TRY(exchange_counts(stretch, i, &results[i].routes, error));
+        TRY(step_exchange_depth(step, stretch->depth[i], &results[i], error));
     }
     return STATUS_OK;
 }

@@ -35,7 +35,16 @@ same_reports 2 --dp 2
 same_reports 2 --tp 2
 same_reports 2 --tp 2 --no-sequence-parallel
 same_reports 2 --pp 2
+same_reports 2 --pp 2 --clip-style check
 same_reports 4 --dp 2 --zero 3 --tp 2
+
+# Of a pipeline that is not flushed, where weights stand still.
+still=(train --init one --data book.txt --batch 6 --steps 3 --lr 0 --weight-decay 0 --no-save --sample-tokens 0 --threads 1)
+pgpt "${still[@]}" --out still
+for schedule in pipedream pipedream-2bw; do
+    ranks 4 "${still[@]}" --pp 2 --dp 2 --micro-batch 1 --schedule "$schedule" --out "$schedule"
+    for key in loss depth_loss depth_accuracy; do close_numbers 1e-4 "$(column still $key)" "$(column $schedule $key)"; done
+done
 
 pgpt generate one --prompt 'the 3 of' --tokens 60 --temperature 0 --threads 1
 cp out text

@@ -140,6 +140,7 @@ static Status draw_losses(const ExpertsStudy *study, const char *note, Arena *ar
     Plot plot = {.title = title,
                  .x_label = unit,
                  .y_label = "validation loss",
+                 .y_log = true, /* what differs at the end is small beside the way there */
                  .series = by_flops,
                  .n_series = study->n_ways,
                  .note = note};
