@@ -16,10 +16,10 @@ only='dp 4, zero 0, ring, 1 micro-batch|dp 4, zero 2, ring, 2 micro-batches|dp 2
 ranks 4 verify "${few[@]}" --compress 1bit-adam --sample 8 --only "$only|pp 2, dp 2, zero 1, ring, 1f1b"
 grep -q ' 0 differ' out || fail "1bit-adam: $(cat out)"
 for way in int8 topk:0.1 $(is_long && echo 0/1-adam f16); do
-    ranks 4 verify "${few[@]}" --compress $way --sample 3 --only "$only"
+    ranks 4 verify "${few[@]}" --compress "$way" --sample 3 --only "$only"
     grep -q ' 0 differ' out || fail "$way: $(cat out)"
 done
-is_long && for way in 1bit-adam int8 topk:0.1; do ranks 4 verify --threads 1 --compress $way --steps 8; done
+is_long && for way in 1bit-adam int8 topk:0.1; do ranks 4 verify --threads 1 --compress "$way" --steps 8; done
 
 # A run that is resumed on as many ranks has the bits of one that was not interrupted; on others it goes on.
 whole=("${small[@]}" --steps 24 --save-every 8 --keep 10 --compress 1bit-adam --compress-warmup 6 --zero 2)
@@ -33,9 +33,9 @@ ranks 4 train --resume same
 same_losses whole same
 diff -r whole/checkpoints same/checkpoints || fail "resumed in the same layout, it has other checkpoints"
 for n in $(is_long && echo 3) 2; do
-    begin ranks$n
-    ranks $n train --resume ranks$n --zero $((n - 2))
-    close_numbers 0.02 "$(column whole loss)" "$(column ranks$n loss)"
+    begin "ranks$n"
+    ranks "$n" train --resume "ranks$n" --zero $((n - 2))
+    close_numbers 0.02 "$(column whole loss)" "$(column "ranks$n" loss)"
 done
 begin alone
 pgpt train --resume alone

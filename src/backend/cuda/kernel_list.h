@@ -47,6 +47,9 @@
     PLAIN(OP_GATHER, cuda_gather)                                                                            \
     PLAIN(OP_EXPERT_ARRIVALS, cuda_expert_arrivals)                                                          \
     PLAIN(OP_EXPERTS_HERE, cuda_experts_here)                                                                \
+    PLAIN(OP_COMPRESS, cuda_compress)                                                                        \
+    PLAIN(OP_COMBINE, cuda_combine)                                                                          \
+    PLAIN(OP_EXPAND, cuda_expand)                                                                            \
     PLAIN(OP_PACK, cuda_pack)                                                                                \
     WITH_SCRATCH(OP_SUM, cuda_sum)                                                                           \
     PLAIN(OP_CROSS_ENTROPY, cuda_cross_entropy)                                                              \

@@ -163,7 +163,7 @@ static Status compare_step(const CompressedRun *run, CompressedModel *model, int
 Status verify_run_compressed(const CompressedRun *run, Error *error) {
     TrainStep *step = &run->training->step;
     BatchSource source = verify_batches(&run->training->config);
-    CompressedModel model = {0};
+    CompressedModel model = {.layout = run->layout};
     Arena arena = {0};
     bool is_first = run->group->rank == 0;
     float **all = ARENA_ARRAY(&arena, float *, run->group->size);

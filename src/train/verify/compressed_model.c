@@ -9,7 +9,6 @@
 #include "parallel/sync/partition.h"
 
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum { BLOCK = 64, BUCKET_BYTES = 16384 /* as verify.c has them */ };
@@ -101,9 +100,9 @@ static void simulate_slice(CompressedModel *model, CompressedPart *part, int64_t
     const Compression *compression = model->compression;
     bool is_adam = compression_is_adam(compression);
     double beta1 = model->training.step.optimizer_options.adamw.beta1;
-    double *limit = calloc((size_t)n * 3 + 1, sizeof *limit), *said = limit + n, *mean = said + n;
+    double *limit = model->slice_room, *said = limit + n, *mean = said + n;
     bool *is_near = part->is_near + first;
-    if (!limit) abort();
+    memset(mean, 0, (size_t)n * sizeof *mean);
     for (int64_t i = 0; i < n; i++)
         limit[i] = bound_of(model) * sqrt(whole(part, model->variance, first + i));
     for (int r = 0; r < model->n_ranks; r++) {
@@ -126,7 +125,6 @@ static void simulate_slice(CompressedModel *model, CompressedPart *part, int64_t
     }
     for (int64_t i = 0; i < n; i++)
         if (part->place[first + i] != COMPRESSED_PADDING) model->sum[part->place[first + i]] = mean[i];
-    free(limit);
 }
 
 static void simulate_part(CompressedModel *model, CompressedPart *part, double factor) {
@@ -297,6 +295,7 @@ Status compressed_model_open(CompressedModel *model, const VerifyOptions *option
     model->sum = ARENA_ARRAY(arena, double, n);
     model->weights = ARENA_ARRAY(arena, double, n);
     model->room = ARENA_ARRAY(arena, float, n);
+    model->slice_room = ARENA_ARRAY(arena, double, 3 * n); /* no part has more than all */
     TrainStep *step = &model->training.step;
     TRY(executor_download_f32(&step->executor, train_step_weights(step), 0, n, model->room, error));
     for (int64_t i = 0; i < n; i++) model->weights[i] = (double)model->room[i];

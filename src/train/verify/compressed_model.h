@@ -36,6 +36,7 @@ typedef struct {
     double *gradient;     /* (n_ranks, n): n_ranks of them make the batch's */
     double *weights, *momentum, *variance, *sum; /* (n) */
     float *room;                                 /* (n) */
+    double *slice_room;                          /* (3, n) */
     int64_t n_variance_updates;
     Arena arena;
 } CompressedModel;
