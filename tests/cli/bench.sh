@@ -53,7 +53,7 @@ grep -q "^dense  *[0-9.]* %" out || fail "no share of tiles: $(cat out)"
 
 refused '/no-such/' bench attention --pattern no-such
 refused '/--pattern/' bench step --pattern window:3
-refused '/step, ops, generate, experts or attention/' bench nothing
+refused '/step, ops, generate, experts, attention or machine/' bench nothing
 refused '/--experts/' bench experts --model nano
 refused '/--clip/' bench experts --experts 4 --clip 1
 refused "/did you mean 'step'/" bench stp
