@@ -55,7 +55,8 @@ static Status take_place(DeviceMemory *memory, int place, Error *error) {
     if (backend->only_plans) return STATUS_OK;
     if (memory->kind[place] == MEMORY_FILE) return reserve_addresses(n_bytes, &memory->base[place], error);
     if (memory->kind[place] == MEMORY_PINNED && backend->allocate_pinned)
-        return backend->allocate_pinned(backend->context, n_bytes, name, &memory->base[place], error);
+        return backend->allocate_pinned(backend->context, asked_bytes(memory, place), name,
+                                        &memory->base[place], error);
     return error_failed(error, "%s was planned in %s memory, and the %s backend takes %s memory only", name,
                         memory_kind_name(memory->kind[place]), backend->name,
                         memory_kind_name(backend->traits.memory));
@@ -92,7 +93,7 @@ static void give_back(DeviceMemory *memory, int place) {
     if (memory->kind[place] == backend->traits.memory)
         backend->release(backend->context, base, asked_bytes(memory, place));
     else if (memory->kind[place] == MEMORY_FILE) munmap(base, memory->bytes[place]);
-    else backend->release_pinned(backend->context, base, memory->bytes[place]);
+    else backend->release_pinned(backend->context, base, asked_bytes(memory, place));
 }
 
 void device_close(DeviceMemory *memory) {

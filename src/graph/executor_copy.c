@@ -80,6 +80,9 @@ static bool is_moved(const Executor *executor, const Tensor *tensor) {
 static Status move_part(Executor *executor, const Tensor *tensor, size_t first_byte, size_t n_bytes,
                         void *host, bool is_out, Error *error) {
     Mover *mover = executor->memory->mover;
+    const Backend *backend = executor->memory->backend;
+    if (backend->synchronize) /* kernels reach this memory, too */
+        TRY(executor_found_late(executor, backend->synchronize(backend->context, error), error));
     char *address = executor_address(executor, tensor);
     MoveEnd there = mover_end(mover, tensor, address + first_byte), here = {host, MEMORY_HOST};
     return is_out ? mover_copy(mover, here, there, n_bytes, error)

@@ -40,7 +40,7 @@ Status cuda_allocate_pinned(void *context, size_t n_bytes, const char *what, voi
     CudaContext *cuda = cuda_enter(context);
     TRY(open_copies(cuda, error));
     TRY(memory_alloc(memory, n_bytes, what, error));
-    cudaError_t code = cudaHostRegister(*memory, n_bytes, cudaHostRegisterDefault);
+    cudaError_t code = cudaHostRegister(*memory, n_bytes, cudaHostRegisterMapped);
     if (code == cudaSuccess) return STATUS_OK;
     cudaGetLastError(); /* it is not sticky */
     memory_free(*memory, n_bytes);
