@@ -70,6 +70,13 @@ static Status check_others(const TrainRun *run, Error *error) {
             "--compress %s keeps its errors in f32 beside f32 gradients; choose --dtype bf16 or "
             "f16 in the place of %s",
             text, precision_names[values->train.precision]);
+    if (compression_is_adam(&run->compression) && values->optimizer.moments != MOMENTS_AUTO &&
+        values->optimizer.moments != MOMENTS_F32)
+        return error_user(
+            error,
+            "--compress %s needs its moments in f32; leave out --moments, or choose int8, f16 or "
+            "topk:X",
+            text);
     if (compression_is_adam(&run->compression) && values->optimizer.kind != OPTIMIZER_ADAMW)
         return error_user(
             error,

@@ -57,8 +57,8 @@ const OptionSpec parallel_option_specs[] = {
         "largest share X), int8, f16; what is left out is kept and sent later (docs/COMPRESSION.md)",
         .flags = OPTION_FIXED),
     OPTION_INT("compress-warmup", ParallelOptions, compress_warmup, -1, -1, INT64_MAX / 2,
-               "exact steps before the first compressed one; -1: a fifth of the steps for 1bit-adam and "
-               "0/1-adam, none for the others"),
+               "exact steps before the first compressed one; -1: a fifth of the steps, and none for int8 "
+               "and f16"),
     OPTION_CHOICE("allreduce", ParallelOptions, all_reduce, DEFAULT_ALGORITHM, comm_algorithm_names,
                   "all-reduce algorithm that sums gradients: one of pgpt's, or the MPI library's own"),
     OPTION_FLOAT(

@@ -65,8 +65,9 @@ Codec compression_codec(const Compression *compression) {
 }
 
 int64_t compression_default_warmup(const Compression *compression, int64_t n_steps) {
-    enum { ADAM_SHARE = 5 };
-    return compression_is_adam(compression) ? (n_steps + ADAM_SHARE - 1) / ADAM_SHARE : 0;
+    enum { SHARE = 5 };
+    bool needs_some = compression_is_adam(compression) || compression->kind == COMPRESS_TOPK;
+    return needs_some ? (n_steps + SHARE - 1) / SHARE : 0;
 }
 
 bool compression_is_exact(const Compression *compression, int64_t index) {

@@ -43,7 +43,7 @@ static inline bool compression_is_adam(const Compression *compression) {
 /* How numbers are packed. */
 Codec compression_codec(const Compression *compression);
 
-/* The steps that are exact where nobody says: Adam's variance needs some, gradients none. */
+/* The steps that are exact where nobody says: Adam's variance needs some; int8 and f16 need none. */
 int64_t compression_default_warmup(const Compression *compression, int64_t n_steps);
 
 /* Is step `index` (from 0) exact? */

@@ -43,6 +43,24 @@ const GradientStrategy *gradient_strategy(int zero) {
 
 /* ---- bytes of state */
 
+/* A rank that compresses needs all of its own gradient in one place: it is not sharded. */
+static int zero_of(const GradientSyncOptions *options) {
+    return options->compression.kind != COMPRESS_NONE && options->zero == 2 ? 1 : options->zero;
+}
+
+/* Beside the rest: this rank's error, and that of its slices; what Adam's update needs of others' slices. The
+ * words of the momentum, a sixth of a byte, are left out. */
+static void add_compression(const GradientSyncOptions *options, Precision precision, double *whole,
+                            double *sharded) {
+    enum { F32_BYTES = 4 };
+    bool is_adam = compression_is_adam(&options->compression);
+    bool is_sliced = gradient_strategy(zero_of(options))->shards_optimizer;
+    if (options->compression.kind == COMPRESS_NONE || sync_n_ranks(options) == 1) return;
+    *whole += F32_BYTES;
+    if (is_adam || !is_sliced) *sharded += F32_BYTES;
+    if (is_adam && is_sliced) *whole += precision.has_master ? 2 * F32_BYTES : F32_BYTES;
+}
+
 /* Bytes a parameter that are whole on every rank, and those that are sharded. */
 static void split_bytes(const GradientSyncOptions *options, Precision precision, int n_moments, double *whole,
                         double *sharded) {
@@ -55,6 +73,7 @@ static void split_bytes(const GradientSyncOptions *options, Precision precision,
     *sharded = (strategy->shards_optimizer ? optimizer : 0.0) +
                (strategy->shards_gradients ? gradient : 0.0) + (strategy->shards_weights ? weight : 0.0);
     *whole = weight + gradient + optimizer - *sharded;
+    add_compression(options, precision, whole, sharded);
 }
 
 double sync_state_bytes(const GradientSyncOptions *options, Precision precision, GroupCounts counts,
@@ -100,11 +119,6 @@ static void plan_maps(GradientSync *sync, const PartitionPlace *places, Arena *a
     if (!sync->options->root_saves) return;
     ShardMap nothing = {.run = share.run, .n_local = array->n_elements};
     sync->parameters_saved = sync->moments_saved = places[FLAT_SHARED].rank == 0 ? whole : nothing;
-}
-
-/* A rank that compresses needs all of its own gradient in one place: it is not sharded. */
-static int zero_of(const GradientSyncOptions *options) {
-    return options->compression.kind != COMPRESS_NONE && options->zero == 2 ? 1 : options->zero;
 }
 
 GradientSync gradient_sync_plan(const GradientSyncOptions *options, Precision precision,
