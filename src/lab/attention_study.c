@@ -86,22 +86,29 @@ done:
 
 /* ---- The picture */
 
-enum { TILE = 5, GAP = 40, TOP = 60, COLUMNS = 3 };
+enum { LEAST_TILE = 5, LEAST_SIDE = 250, GAP = 40, TOP = 60, COLUMNS = 3 };
+
+/* The side of a tile: names of patterns have room above, however few there are. */
+static double tile_side(int64_t T) {
+    double side = (double)LEAST_SIDE / (double)attention_n_blocks(T);
+    return side > LEAST_TILE ? side : LEAST_TILE;
+}
 
 static void draw_pattern(Canvas *canvas, const AttentionPattern *pattern, int64_t T, double x, double y) {
     static const char *const colours[] = {
         [BLOCK_ABSENT] = "#e8e8e8", [BLOCK_PARTIAL] = "#56b4e9", [BLOCK_FULL] = "#0072b2"};
     int32_t n = (int32_t)attention_n_blocks(T);
     int64_t n_seen = attention_blocks_of(pattern, T);
+    double tile = tile_side(T);
     char words[PATTERN_TEXT_BYTES], text[2 * PATTERN_TEXT_BYTES];
     pattern_print(pattern, words, sizeof words);
     snprintf(text, sizeof text, "%s: %.0f %% of %lld tiles", words,
              200.0 * (double)n_seen / ((double)n * (n + 1.0)), (long long)n * (n + 1) / 2);
-    canvas_text(canvas, CANVAS_TICK, x + n * TILE / 2.0, y - 8, NULL, text);
+    canvas_text(canvas, CANVAS_TICK, x + n * tile / 2.0, y - 8, NULL, text);
     for (int32_t q = 0; q < n; q++) {
         for (int32_t k = 0; k <= q; k++) {
             BlockState state = attention_block_state(pattern, T, q, k, NULL);
-            canvas_rectangle(canvas, x + k * TILE, y + q * TILE, TILE - 0.5, TILE - 0.5, colours[state]);
+            canvas_rectangle(canvas, x + k * tile, y + q * tile, tile - 0.5, tile - 0.5, colours[state]);
         }
     }
 }
@@ -109,7 +116,7 @@ static void draw_pattern(Canvas *canvas, const AttentionPattern *pattern, int64_
 Status attention_patterns_draw(const AttentionPattern *patterns, int n_patterns, int64_t T,
                                const char *caption, const char *folder, const char *name, bool *has_png,
                                Error *error) {
-    double side = (double)attention_n_blocks(T) * TILE;
+    double side = (double)attention_n_blocks(T) * tile_side(T);
     int n_columns = n_patterns < COLUMNS ? n_patterns : COLUMNS,
         n_rows = (n_patterns + COLUMNS - 1) / COLUMNS;
     double width = n_columns * (side + GAP) + GAP, height = TOP + n_rows * (side + GAP) + 2 * GAP;

@@ -198,31 +198,31 @@ static void attend_block(const Item *item, const TileState *tile, int64_t block,
 }
 
 void sparse_forward_item(const AttentionShape *shape, const AttentionInputs *in, const AttentionOutputs *out,
-                         int64_t number, int64_t next_item, int64_t first, int64_t last,
-                         const SparseKeys *keys, const TileState *tile) {
+                         int64_t item, int64_t next_item, int64_t first, int64_t last, const SparseKeys *keys,
+                         const TileState *tile) {
     const AttentionVisible *visible = shape->visible;
     const int64_t first_block = first / TILE_KEYS, end = (last + TILE_KEYS - 1) / TILE_KEYS;
     const int group = shape->n_heads / shape->n_kv_heads;
-    Item item = {.shape = shape,
-                 .in = in,
-                 .out = out,
-                 .keys = keys,
-                 .b = number / shape->n_kv_heads,
-                 .kv = (int)(number % shape->n_kv_heads),
-                 .span = 1,
-                 .next = end};
-    item.list = attention_block_list(visible->blocks, visible->n_lists > 1 ? item.b : 0, shape->n_positions,
-                                     visible->most);
+    Item one = {.shape = shape,
+                .in = in,
+                .out = out,
+                .keys = keys,
+                .b = item / shape->n_kv_heads,
+                .kv = (int)(item % shape->n_kv_heads),
+                .span = 1,
+                .next = end};
+    one.list = attention_block_list(visible->blocks, visible->n_lists > 1 ? one.b : 0, shape->n_positions,
+                                    visible->most);
     for (int64_t block = first_block; block < end; block++) {
-        int64_t span = sparse_row_span(&item.list, block);
-        if (span > item.span) item.span = span;
-        item.next = tile_min(item.next, block - span + 1);
+        int64_t span = sparse_row_span(&one.list, block);
+        if (span > one.span) one.span = span;
+        one.next = tile_min(one.next, block - span + 1);
     }
     for (int64_t block = first_block; block < end; block++) {
         bool is_last = block + 1 == end;
         TileAhead ahead =
-            block_ahead(&item, block, is_last ? next_item : number, is_last ? first_block : block + 1);
-        pack_until(&item, block);
-        for (int h = 0; h < group; h++) attend_block(&item, tile, block, item.kv * group + h, &ahead);
+            block_ahead(&one, block, is_last ? next_item : item, is_last ? first_block : block + 1);
+        pack_until(&one, block);
+        for (int h = 0; h < group; h++) attend_block(&one, tile, block, one.kv * group + h, &ahead);
     }
 }
