@@ -164,7 +164,7 @@ static Status read_device(void *context, int array, int64_t first, int64_t n, vo
     const SaveRequest *request = &saver->request;
     const Tensor *tensor = request->array[array];
     size_t size = element_bytes(saver, array);
-    if (array > 0 && tensor->dtype == DTYPE_I32 && saver->type[array] == DTYPE_F32)
+    if (tensor->dtype == DTYPE_I32 && saver->type[array] == DTYPE_F32)
         return read_packed(saver, array, first, n, values, error);
     if (tensor->dtype != saver->type[array])
         return error_failed(error, "the save was planned for numbers of another type");
