@@ -33,7 +33,7 @@ done:
 
 Status train_layout_choose(TrainRun *run, Error *error) {
     TrainCommand *values = &run->values;
-    TunedLayout best;
+    TunedLayout best = {0};
     Arena arena = {0};
     if (values->parallel.layout != LAYOUT_AUTO || run->launch->world.size == 1) return STATUS_OK;
     bool is_gpu = device_takes_gpu(values->train.device);
