@@ -100,6 +100,8 @@ static Status refuse_others(const TrainRun *run, Error *error) {
             return error_user(error, "--%s is of 'pgpt train'; leave it out of a plan", names[i]);
     }
     const PlanOptions *options = &((const PlanRun *)(const void *)run)->options;
+    if (run->values.parallel.layout == LAYOUT_AUTO)
+        return error_user(error, "--layout auto is of 'pgpt train'; --tune is what shows its choice");
     if (options->n_measured && !options->tune)
         return error_user(error, "--measure runs the best that --tune finds; give that too");
     if (*options->out && !options->tune)

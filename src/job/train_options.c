@@ -194,6 +194,7 @@ static Status refuse_ignored(const TrainRun *run, Error *error) {
          run->values.parallel.size[AXIS_TP] > 1 || run->values.parallel.size[AXIS_EP] > 1},
         {"sequence-parallel", "--tp 2 or more", run->values.parallel.size[AXIS_TP] > 1},
         {"cp-style", "--cp 2 or more", run->values.parallel.size[AXIS_CP] > 1},
+        {"layout", "several ranks", run->launch->world.size > 1 || !run->values.parallel.layout},
         {"schedule", "--pp 2 or more", train_has_pipeline(run)},
         {"chunks", "--pp 2 or more", train_has_pipeline(run)},
         {"stages", "--pp 2 or more", train_has_pipeline(run)},

@@ -394,7 +394,8 @@ static Status run_phases(TrainRun *run, int n_words, char *const *words, Error *
     TRY(check_same_options(run, error));
     if (run->values.train.hang_timeout <= 0.0) launch_end_guard(launch); /* a file may have said so */
     TRY(train_trace_check(run, error));
-    know_shape(run, error);
+    if (!run->prepare) train_layout_choose(run, error);
+    if (error->status == STATUS_OK) know_shape(run, error);
     TRY(launch_agree(launch, error));
     fault_parse(run->values.call.fault, launch->world.size, &run->fault, error);
     TRY(launch_agree(launch, error));

@@ -166,6 +166,11 @@ Status train_trace_write(TrainRun *run, Error *error);
 /* When nothing is left that could be doing anything. */
 void train_unwatch(TrainRun *run);
 
+/* ---- The layout (train_layout.c) */
+
+/* --layout auto: sets sizes of axes and what goes with them, before the mesh is known. */
+Status train_layout_choose(TrainRun *run, Error *error);
+
 /* ---- Pipelines (train_pipeline.c) */
 
 bool train_has_pipeline(const TrainRun *run);

@@ -11,7 +11,13 @@ enum { MANY = 1 << 20, DEFAULT_ALGORITHM = 3 };
 const char *const tensor_style_names[] = {"column", "row", NULL};
 #define PIN_HELP "give every rank of a host cores of its own, unless the launcher has or there are too few"
 
+static const char *const layout_names[] = {"given", "auto", NULL};
+
 const OptionSpec parallel_option_specs[] = {
+    OPTION_CHOICE(
+        "layout", ParallelOptions, layout, LAYOUT_GIVEN, layout_names,
+        "of the axes, the schedule, ZeRO, micro-batch and recompute: as they are given, or auto: what is "
+        "not given is chosen by 'pgpt plan --tune' for these ranks"),
     OPTION_INT("dp", ParallelOptions, size[AXIS_DP], 0, 0, MANY,
                "data parallelism: ranks that divide the batch; 0: all that the other axes leave"),
     OPTION_INT("tp", ParallelOptions, size[AXIS_TP], 1, 1, MANY,

@@ -6,8 +6,11 @@
 #include "parallel/mesh.h"
 #include "parallel/tensor_style.h"
 
+typedef enum { LAYOUT_GIVEN, LAYOUT_AUTO } LayoutChoice;
+
 typedef struct {
     int64_t size[N_AXES];  /* of the mesh; 0 for dp: what is left */
+    int layout;            /* LayoutChoice */
     bool by_sequence;      /* sequence parallelism, along tp; not with TENSOR_ROW */
     int tensor_style;      /* TensorStyle, of tp */
     int64_t tensor_chunks; /* of a micro-batch; 0: chosen */

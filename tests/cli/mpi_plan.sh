@@ -41,3 +41,8 @@ LONGER
 )
 END
 all_done
+
+# train takes the tuner's layout, and keeps what is given.
+ranks 2 train "${model[@]}" --batch 4 --steps 1 --no-save --layout auto --tp 2 --out auto
+grep -Eq -e '--layout auto: --tp 2 .*--micro-batch [0-9]+' err || fail "no layout was chosen: $(cat err)"
+refused '/--layout means something only with several ranks/' train "${model[@]}" --layout auto

@@ -169,9 +169,9 @@ static void print_time(const PlanRun *plan, const PlanFigures *figures) {
     }
     if (has_stages)
         printf(
-            "  %-9s %10s  %3.0f %%  of stage %d, the mean of all; the critical path goes through stage %d\n",
+            "  %-9s %10s  %3.0f %%  the mean of all stages; stage %d has most to do, and is on the critical path\n",
             "bubble", milliseconds(times->bubble).text, 100.0 * times->bubble / times->seconds,
-            times->busiest, times->busiest);
+            times->busiest);
     double waited = 0.0, sent = 0.0;
     for (int i = 0; i < N_PHASES; i++) waited += times->phase[i].waited, sent += times->phase[i].sent;
     if (sent > 0.0)
