@@ -135,6 +135,7 @@ static Status gather(const CompressedRun *run, CompressedModel *model, float *he
     TrainStep *step = &run->training->step;
     size_t n_bytes = (size_t)(N_HELD * step->sync.partition.n_flat) * sizeof(float);
     if (run->group->rank) return comm_send(run->group, held, n_bytes, 0, TAG, error);
+    if (!model->part) return error_failed(error, "the simulation is not open");
     memcpy(all[0], held, n_bytes);
     for (int rank = 1; rank < run->group->size; rank++) {
         size_t size = (size_t)(N_HELD * simulated(model, rank, 0).part->n) * sizeof(float);
