@@ -34,8 +34,9 @@ typedef struct {
  * that are partly seen count as whole ones. */
 double bench_attention_tile(const BenchAttention *bench, int number, bool is_backward);
 
-/* Patterns with commas between them, all timed in each of setup->bench.n_runs rounds. Documents are of `document_length` tokens; 0: there are none, else all
- * but `attention` see their own only. Heads are the model's; sequences may be longer than its context. */
+/* Patterns with commas between them, all timed in each of setup->bench.n_runs rounds. Documents are of
+ * `document_length` tokens; 0: there are none, else all but `attention` see their own only. Heads are the
+ * model's; sequences may be longer than its context. */
 Status bench_attention_measure(BenchAttention *bench, const BenchSetup *setup, const char *patterns,
                                int64_t document_length, Error *error);
 void bench_attention_close(BenchAttention *bench);

@@ -51,6 +51,7 @@ static void test_format_things(void **state) {
     assert_string_equal(format_things(1, "step").text, "1 step");
     assert_string_equal(format_things(0, "rank").text, "0 ranks");
     assert_string_equal(format_things(-1, "step").text, "-1 steps");
+    assert_string_equal(format_things(8, "micro-batch").text, "8 micro-batches");
     assert_string_equal(format_things(INT64_MAX, "parameter").text, "9223372036854775807 parameters");
 }
 

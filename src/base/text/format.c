@@ -97,7 +97,9 @@ FormatText format_duration(double seconds) {
 
 FormatText format_things(int64_t n, const char *thing) {
     FormatText result;
-    snprintf(result.text, sizeof result.text, "%" PRId64 " %.16s%s", n, thing, n == 1 ? "" : "s");
+    size_t length = strlen(thing);
+    const char *ending = length > 1 && strcmp(thing + length - 2, "ch") == 0 ? "es" : "s";
+    snprintf(result.text, sizeof result.text, "%" PRId64 " %.16s%s", n, thing, n == 1 ? "" : ending);
     return result;
 }
 
