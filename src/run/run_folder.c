@@ -182,11 +182,14 @@ static Status claim_wanted(RunClaim *claim, const char *wanted, bool may_restart
     bool is_final = false;
     FolderContent content;
     enter_folder(claim, wanted, may_restart, &is_final, error);
+    size_t n_existing = claim->n_existing; /* what is above it may have been made by the first try */
     for (int i = 1; error->status != STATUS_OK && !is_final && i < MOST_TRIES; i++) {
         file_lock_release(&claim->lock);
         nanosleep(&(struct timespec){0, 1000 * 1000}, NULL);
         *error = (Error){0};
         enter_folder(claim, wanted, may_restart, &is_final, error);
+        bool was_there = claim->n_existing == strlen(wanted);
+        if (!was_there && n_existing < claim->n_existing) claim->n_existing = n_existing;
     }
     TRY(error->status);
     TRY(look_into(wanted, &content, error));
