@@ -162,7 +162,7 @@ static Status check_nothing_saved(RunClaim *claim, Error *error) {
 static Status enter_folder(RunClaim *claim, const char *wanted, bool may_restart, bool *is_final,
                            Error *error) {
     bool was_there;
-    FolderContent content;
+    FolderContent content = FOLDER_OTHER;
     TRY(make_folder(claim, wanted, &was_there, error));
     if (was_there) { /* before anything is put there */
         TRY(look_into(wanted, &content, error));
@@ -180,7 +180,7 @@ static Status enter_folder(RunClaim *claim, const char *wanted, bool may_restart
 static Status claim_wanted(RunClaim *claim, const char *wanted, bool may_restart, Error *error) {
     enum { MOST_TRIES = 100 };
     bool is_final = false;
-    FolderContent content;
+    FolderContent content = FOLDER_OTHER;
     enter_folder(claim, wanted, may_restart, &is_final, error);
     size_t n_existing = claim->n_existing; /* what is above it may have been made by the first try */
     for (int i = 1; error->status != STATUS_OK && !is_final && i < MOST_TRIES; i++) {
@@ -229,7 +229,7 @@ Status run_claim_supervise(RunClaim *claim, const char *folder, Error *error) {
     RunClaim job = {0};
     TRY_GOTO(make_folder(claim, folder, &was_there, error), done);
     if (was_there) {
-        FolderContent content;
+        FolderContent content = FOLDER_OTHER;
         TRY_GOTO(look_into(folder, &content, error), done);
         TRY_GOTO(check_content(folder, content, true, error), done);
     }
