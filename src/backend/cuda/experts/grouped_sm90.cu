@@ -254,11 +254,11 @@ static int64_t divide_up(int64_t n, int64_t each) {
  * mean, few blocks would go on for long while the others have nothing to do. 16-bit sums would be rounded
  * piece by piece. */
 static int64_t piece_rows(const GroupedGemm *g, const WarpgroupCall *c) {
-    enum { FEWEST = 2048 };
+    const int64_t fewest = 2048;
     int64_t n_tickets = (int64_t)g->n_experts * c->n_rows * c->unit_tiles * c->n_columns * GROUPS;
     if (g->c_type != DTYPE_F32 || n_tickets > N_TICKETS) return g->rows;
     int64_t rows = g->rows / g->n_experts * 3 / 2;
-    return rows < FEWEST ? FEWEST : rows;
+    return rows < fewest ? fewest : rows;
 }
 
 /* How c is cut; returns how many units there could be. */
