@@ -65,9 +65,13 @@ static Status probe_stage(PlanRun *plan, const PlanLayout *layout, int n_blocks,
     small.train.values.model.n_layers = n_blocks;
     small.train.values.model.n_patterns = plan->train.values.model.n_patterns;
     small.train.values.train.batch = layout->micro_batch * PROBE_MICRO_BATCHES * layout->size[AXIS_EP];
-    TRY(plan_layout_apply(&small, &of, error));
-    int a_stage = mesh_n_ranks(&small.train.shape) / of.size[AXIS_PP];
-    return plan_visit_rank(&small, stage * a_stage, true, take, probe, error);
+    small.train.options.arena = (Arena){0}; /* what is made of these options goes with them */
+    if (plan_layout_apply(&small, &of, error) == STATUS_OK) {
+        int a_stage = mesh_n_ranks(&small.train.shape) / of.size[AXIS_PP];
+        plan_visit_rank(&small, stage * a_stage, true, take, probe, error);
+    }
+    arena_free(&small.train.options.arena);
+    return error->status;
 }
 
 static Status probe_pipeline(PlanRun *plan, const PlanLayout *layout, Probe *probe, ProbeCost *cost,
