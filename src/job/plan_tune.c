@@ -369,11 +369,10 @@ static void take_front(Search *search) {
     }
 }
 
-static Status plan_layout(Search *search, TunedLayout *found, Error *error) {
-    PlanRun one = *search->plan;
+static Status plan_one(PlanRun *one, TunedLayout *found, Error *error) {
     PlanFigures figures;
-    TRY(plan_layout_apply(&one, &found->layout, error));
-    TRY(plan_figures(&one, &figures, error));
+    TRY(plan_layout_apply(one, &found->layout, error));
+    TRY(plan_figures(one, &figures, error));
     double waited = 0.0;
     for (int i = 0; i < N_PHASES; i++) waited += figures.times.phase[i].waited;
     found->seconds = figures.times.seconds;
@@ -385,6 +384,14 @@ static Status plan_layout(Search *search, TunedLayout *found, Error *error) {
     found->is_planned = true;
     plan_figures_free(&figures);
     return STATUS_OK;
+}
+
+static Status plan_layout(Search *search, TunedLayout *found, Error *error) {
+    PlanRun one = *search->plan;
+    one.train.options.arena = (Arena){0}; /* what is made of these options goes with them */
+    plan_one(&one, found, error);
+    arena_free(&one.train.options.arena);
+    return error->status;
 }
 
 /* Estimates are near, not right: so as many again are planned as are wanted. */
