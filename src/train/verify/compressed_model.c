@@ -54,8 +54,7 @@ static bool say_largest(const double *x, int n, int n_kept, double *said) {
     double most = 0.0, least = INFINITY; /* that is not sent, and that is */
     for (int i = 0; i < n; i++) {
         int n_before = 0; /* numbers that are larger, or as large and earlier */
-        for (int k = 0; k < n; k++)
-            n_before += k < i ? fabs(x[k]) >= fabs(x[i]) : fabs(x[k]) > fabs(x[i]);
+        for (int k = 0; k < n; k++) n_before += k < i ? fabs(x[k]) >= fabs(x[i]) : fabs(x[k]) > fabs(x[i]);
         said[i] = n_before < n_kept ? x[i] : 0.0;
         if (n_before < n_kept) least = fmin(least, fabs(x[i]));
         else most = fmax(most, fabs(x[i]));
