@@ -296,19 +296,11 @@ Status bench_machine_measure(MachineMeasure *measure, const BenchSetup *setup, C
 }
 
 Status bench_machine_write(const MachineMeasure *measure, const char *path, Error *error) {
-    Options options;
-    Machine values;
-    FILE *file = fopen(path, "w");
-    if (!file) return error_user(error, "cannot write %s; choose another place for --out", path);
-    TRY_GOTO(options_init(&options, &machine_file_command, &values, error), done);
-    values = measure->machine;
-    fprintf(file, "# Measured by 'pgpt bench machine': %d instructions%s.\n", measure->n_samples,
-            measure->has_links
-                ? " and messages between ranks"
-                : "; what ranks of a host send each other is guessed, start it by mpirun to measure it");
-    options_write_values(file, &options);
-    options_free(&options);
-done:
-    if (fclose(file) != 0) error_failed(error, "cannot write %s", path);
-    return error->status;
+    char comment[200];
+    snprintf(comment, sizeof comment, "Measured by 'pgpt bench machine': %d instructions%s.",
+             measure->n_samples,
+             measure->has_links
+                 ? " and messages between ranks"
+                 : "; what ranks of a host send each other is guessed, start it by mpirun to measure it");
+    return machine_write(&measure->machine, comment, path, error);
 }

@@ -302,7 +302,7 @@ static Status read_options(Verify *run, int n_words, char *const *words, Error *
     TRY(offload_check(&offload, &run->backend.traits, true, error));
     Compression compression;
     TRY(compression_parse(call->compress, &compression, error));
-    compression.n_warmup = call->n_steps / 4;
+    compression.n_warmup = call->n_steps < 8 ? 1 : call->n_steps / 4; /* a variance to go by */
     if (compression.kind != COMPRESS_NONE && call->optimizer != OPTIMIZER_ADAMW)
         return error_user(error, "--compress %s is simulated with --optimizer adamw; leave out the other one",
                           call->compress);

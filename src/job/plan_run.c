@@ -40,7 +40,8 @@ const OptionSpec plan_option_specs[] = {
                "of --tune: run so many of the best for a few steps, here, and compare",
                .flags = OPTION_TRANSIENT),
     OPTION_STRING("plan-out", PlanOptions, out, "", "DIR",
-                  "of --tune and --table: folder for pictures; default: none are drawn",
+                  "of --tune: folder for its picture, and for the machine as --measure corrects it; default: "
+                  "neither is written",
                   .flags = OPTION_TRANSIENT),
     OPTION_CHOICE(
         "table", PlanOptions, table, TABLE_NONE, table_names,
@@ -93,6 +94,29 @@ static PlanRun *plan_of(TrainRun *run) {
     return (PlanRun *)(void *)run; /* its first member */
 }
 
+/* A call has one answer. */
+static Status refuse_two_questions(const PlanOptions *options, bool has_trace, Error *error) {
+    const struct {
+        const char *name;
+        bool is_given;
+    } questions[] = {{"--table", options->table != TABLE_NONE},
+                     {"--budget", *options->budget},
+                     {"--tune", options->tune},
+                     {"--print-machine", options->print_machine},
+                     {"--draw", *options->draw},
+                     {"--trace", has_trace}};
+    const char *first = NULL;
+    for (size_t i = 0; i < sizeof questions / sizeof questions[0]; i++) {
+        if (!questions[i].is_given) continue;
+        bool are_both_of_a_step = first && strcmp(first, "--draw") == 0;
+        if (first && !are_both_of_a_step)
+            return error_user(error, "%s and %s ask for different things; give one of them", first,
+                              questions[i].name);
+        first = questions[i].name;
+    }
+    return STATUS_OK;
+}
+
 static Status refuse_others(const TrainRun *run, Error *error) {
     static const char *const names[] = {"print-program", "ranks-per-host", "fault"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
@@ -102,6 +126,7 @@ static Status refuse_others(const TrainRun *run, Error *error) {
     const PlanOptions *options = &((const PlanRun *)(const void *)run)->options;
     if (run->values.parallel.layout == LAYOUT_AUTO)
         return error_user(error, "--layout auto is of 'pgpt train'; --tune is what shows its choice");
+    TRY(refuse_two_questions(options, *run->values.trace.file, error));
     if (options->n_measured && !options->tune)
         return error_user(error, "--measure runs the best that --tune finds; give that too");
     if (*options->out && !options->tune)

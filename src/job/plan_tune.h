@@ -67,13 +67,14 @@ void plan_tuning_free(PlanTuning *tuning); /* safe on {0} */
 /* Makes it the plan's: what plan_figures then plans. */
 Status plan_layout_apply(PlanRun *plan, const PlanLayout *layout, Error *error);
 
-/* The options of the layout as words of `pgpt train`, from the arena: "--tp 8 --pp 4 ...". */
-const char *plan_layout_words(const PlanRun *plan, const PlanLayout *layout, Arena *arena);
+/* The words of `pgpt train` for a layout: what else the call has given, then the layout's options. From the
+ * arena, NULL at the end; room for `n_more` at the end, NULL so far. */
+const char **plan_train_words(const PlanRun *plan, const PlanLayout *layout, int n_more, Arena *arena);
 
-/* A word as a shell wants it, from the arena. */
-const char *plan_quoted(const char *word, Arena *arena);
+/* The layout's options alone, as one writes them: "--tp 8 --pp 4 ...". */
+const char *plan_layout_text(const PlanRun *plan, const PlanLayout *layout, Arena *arena);
 
-/* Beside these, what else the call has given. */
-const char *plan_other_words(const PlanRun *plan, Arena *arena);
+/* Words as one writes them in a shell: quoted where they must be. */
+const char *plan_words_text(const char *const *words, Arena *arena);
 
 #endif

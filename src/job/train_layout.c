@@ -45,7 +45,7 @@ Status train_layout_choose(TrainRun *run, Error *error) {
     values->train.micro_batch = best.layout.micro_batch;
     values->train.recompute = best.layout.recompute;
     PlanRun words = {.machine = {.machine = {.host = {.n_cores = !is_gpu}}}};
-    log_note(&run->log, "--layout auto: %s", plan_layout_words(&words, &best.layout, &arena));
+    log_note(&run->log, "--layout auto: %s", plan_layout_text(&words, &best.layout, &arena));
     arena_free(&arena);
     return STATUS_OK;
 }

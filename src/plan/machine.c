@@ -4,6 +4,7 @@
 #include "plan/machine.h"
 
 #include "base/file/file.h"
+#include "base/options/options_text.h"
 #include "base/text/format.h"
 #include "base/text/plain.h"
 #include "plan/machines_generated.h"
@@ -253,4 +254,34 @@ int machine_ranks_a_host(const Machine *machine, int64_t n_ranks) {
     int64_t a_host = machine->host.n_devices;
     if (machine->network.n_hosts == 1 || n_ranks < a_host) return (int)n_ranks;
     return (int)a_host;
+}
+
+static Status write_values(const Machine *machine, const char *comment, FILE *stream, Error *error) {
+    Options options;
+    Machine values;
+    TRY(options_init(&options, &machine_file_command, &values, error));
+    values = *machine;
+    fprintf(stream, "# %s\n", comment);
+    options_write_values(stream, &options);
+    options_free(&options);
+    return STATUS_OK;
+}
+
+Status machine_write(const Machine *machine, const char *comment, const char *path, Error *error) {
+    char *text = NULL;
+    size_t n_bytes = 0;
+    FileWriter writer = {0};
+    FILE *stream = open_memstream(&text, &n_bytes);
+    if (!stream) return error_failed(error, "no memory for a machine's file");
+    write_values(machine, comment, stream, error);
+    if (fclose(stream) != 0 && error->status == STATUS_OK) error_failed(error, "no memory for %s", path);
+    TRY_GOTO(error->status, done);
+    TRY_GOTO(file_writer_open(&writer, path, error), done);
+    TRY_GOTO(file_writer_write(&writer, text, n_bytes, error), written);
+    TRY_GOTO(file_writer_commit(&writer, error), written);
+written:
+    file_writer_abort(&writer);
+done:
+    free(text);
+    return error->status;
 }

@@ -109,4 +109,8 @@ bool machine_is_gpu(const Machine *machine);
 /* Ranks of a host where there are n_ranks: as many as it has devices, and all where there is one host. */
 int machine_ranks_a_host(const Machine *machine, int64_t n_ranks);
 
+/* A machine as a file that machine_read takes, with a comment above it; a file that is there is replaced when
+ * all of the new one is written. */
+Status machine_write(const Machine *machine, const char *comment, const char *path, Error *error);
+
 #endif

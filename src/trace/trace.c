@@ -121,10 +121,7 @@ void trace_before_step(Trace *trace, int64_t step) {
 }
 
 Status trace_check_path(const char *path, Error *error) {
-    FileWriter writer;
-    file_writer_open(&writer, path, error);
-    file_writer_abort(&writer);
-    return error->status == STATUS_OK ? STATUS_OK : error_prefix(error, "--trace: ");
+    return file_check_place(path, error) == STATUS_OK ? STATUS_OK : error_prefix(error, "--trace: ");
 }
 
 static Status merge_and_write(Trace *trace, TracePart *parts, const char *path, TraceSummary *summary,

@@ -127,9 +127,18 @@ fi
 refused '/--measure runs the best that --tune finds/' plan --measure 2
 
 # What the machine here can do, and what the best layout takes.
-pgpt plan --model nano --machine cpu --batch 2 --sequence 32 --tune --measure 1
+pgpt plan --model nano --machine cpu --batch 2 --sequence 32 --tune --measure 1 --plan-out "tuned here"
 grep -Eq '^  1 +[0-9.]+ ms +[0-9.]+ ms +[-+]' out || fail "$(cat out)"
-pgpt plan --model nano --machine machine.ini
+pgpt plan --model nano --machine "tuned here/machine.ini"
+# A text with words of a shell in its name is a name.
+cp "$SOURCE_ROOT/README.md" 'a; touch struck'
+pgpt plan --model nano --machine cpu --batch 2 --sequence 32 --tokenizer char --data 'a; touch struck' --tune --measure 1
+[[ ! -e struck && ! -e machine.ini ]] || fail "written: $(ls)"
+grep -q -- "--data 'a; touch struck'" out || fail "$(cat out)"
+# One question a call.
+refused '/--table and --tune ask for different things/' plan --table memory --tune
+refused '/--budget and --draw ask/' plan --budget '8 H200, 3 days' --draw x
+refused '/folder .* does not exist/' bench machine --out nowhere/m.ini
 if is_long; then
     pgpt bench machine --out here.ini --json
     grep -q '^source = measured' here.ini || fail "$(cat here.ini)"

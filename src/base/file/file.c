@@ -218,6 +218,13 @@ Status file_writer_open(FileWriter *writer, const char *path, Error *error) {
     return error->status;
 }
 
+Status file_check_place(const char *path, Error *error) {
+    FileWriter writer;
+    file_writer_open(&writer, path, error);
+    file_writer_abort(&writer);
+    return error->status;
+}
+
 static Status write_all(FileWriter *writer, const unsigned char *bytes, size_t n_bytes, Error *error) {
     while (n_bytes > 0) {
         ssize_t written = write(writer->descriptor, bytes, n_bytes);

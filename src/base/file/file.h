@@ -56,6 +56,10 @@ typedef struct {
 } FileWriter;
 
 Status file_writer_open(FileWriter *writer, const char *path, Error *error);
+
+/* Can a file be written there? Asked before there is anything to write; nothing stays behind. */
+Status file_check_place(const char *path, Error *error);
+
 Status file_writer_write(FileWriter *writer, const void *bytes, size_t n_bytes, Error *error);
 Status file_writer_printf(FileWriter *writer, Error *error, const char *format, ...)
     __attribute__((format(printf, 3, 4)));

@@ -1,6 +1,7 @@
 /* pgpt bench machine: measures the machine that is here, for pgpt plan. */
 #include "cli/bench/bench.h"
 
+#include "base/file/file.h"
 #include "base/text/format.h"
 #include "bench/machine.h"
 
@@ -24,6 +25,8 @@ Status bench_machine(BenchCall *call, Error *error) {
     MachineMeasure measure;
     char folder[4096];
     snprintf(folder, sizeof folder, "%s", call->out);
+    if (*call->out && call->launch->is_root) file_check_place(call->out, error); /* before a minute of work */
+    TRY(launch_agree(call->launch, error));
     TRY(bench_machine_measure(&measure, &call->setup, &call->launch->world,
                               *call->out ? dirname(folder) : ".", error));
     if (!call->launch->is_root) return STATUS_OK;

@@ -3,39 +3,48 @@
  * multiplied. */
 #include "cli/plan/plan_measure.h"
 
-#include "base/options/options_text.h"
 #include "lab/launch/launch_child.h"
 #include "lab/launch/launcher.h"
 
 #include <math.h>
 #include <stdio.h>
-#include <string.h>
+#include <stdlib.h>
 
 enum { N_STEPS = 6, MOST_SECONDS = 600 };
 
-static const char *line_of(const PlanRun *plan, const TunedLayout *found, Launcher *launcher, Arena *arena) {
-    int n_ranks = 1;
+static const char *const *words_of(const PlanRun *plan, const TunedLayout *found, Launcher *launcher,
+                                   const char *folder, Arena *arena) {
+    const char *const own[] = {"--no-save",
+                               "--json",
+                               "--quiet",
+                               "--sample-tokens",
+                               "0",
+                               "--eval-every",
+                               "0",
+                               "--steps",
+                               arena_printf(arena, "%d", N_STEPS),
+                               "--out",
+                               arena_printf(arena, "%s/run", folder),
+                               "--threads",
+                               arena_printf(arena, "%lld", (long long)plan->train.values.train.n_threads)};
+    int n_ranks = 1, n_own = sizeof own / sizeof own[0] - (machine_is_gpu(&plan->machine.machine) ? 2 : 0);
     for (int axis = 0; axis < N_AXES; axis++) n_ranks *= found->layout.size[axis];
-    const char *const arguments[] = {"train", NULL};
-    const char *const *words = launcher_words(launcher, n_ranks, arguments);
-    const char *line = "folder=$(mktemp -d) &&";
-    for (int i = 0; words[i]; i++) line = arena_printf(arena, "%s %s", line, plan_quoted(words[i], arena));
-    bool is_gpu = machine_is_gpu(&plan->machine.machine);
-    const char *threads =
-        is_gpu ? "" : arena_printf(arena, "--threads %lld", (long long)plan->train.values.train.n_threads);
-    const char *words_of_layout = plan_layout_words(plan, &found->layout, arena);
-    return arena_printf(arena,
-                        "%s %s %s %s --steps %d --no-save --json --quiet --sample-tokens 0 --eval-every 0 "
-                        "--out \"$folder/run\"; code=$?; rm -rf \"$folder\"; exit $code",
-                        line, plan_other_words(plan, arena), words_of_layout, threads, N_STEPS);
+    const char **words = plan_train_words(plan, &found->layout, n_own, arena);
+    int n = 0;
+    while (words[n]) n++;
+    for (int i = 0; i < n_own; i++) words[n + i] = own[i];
+    return launcher_words(launcher, n_ranks, words);
 }
 
 static Status measure_one(const PlanRun *plan, const TunedLayout *found, Launcher *launcher, double *seconds,
                           Error *error) {
     Arena arena = {0};
-    const char *const words[] = {"sh", "-c", line_of(plan, found, launcher, &arena), NULL};
+    RunFolder folder = {0};
     ChildResult result = {0};
     json_t *object = NULL;
+    const char *parent = getenv("TMPDIR");
+    TRY_GOTO(run_folder_make(&folder, parent && *parent ? parent : "/tmp", error), done);
+    const char *const *words = words_of(plan, found, launcher, folder.path, &arena);
     TRY_GOTO(child_run(&(ChildSetup){.words = words, .timeout_s = MOST_SECONDS}, &result, error), done);
     TRY_GOTO(child_check(&result, words, error), done);
     TRY_GOTO(child_json(&result, words, &object, error), done);
@@ -43,15 +52,13 @@ static Status measure_one(const PlanRun *plan, const TunedLayout *found, Launche
 done:
     json_decref(object);
     child_free(&result);
+    run_folder_remove(&folder);
     arena_free(&arena);
     return error->status;
 }
 
 static Status write_corrected(const PlanRun *plan, double factor, const char *path, Error *error) {
-    Options options;
-    Machine values;
-    TRY(options_init(&options, &machine_file_command, &values, error));
-    values = plan->machine.machine;
+    Machine values = plan->machine.machine;
     MachineDevice *device = &values.device;
     double *rates[] = {&device->tflops_16,      &device->tflops_tf32,        &device->tflops_32,
                        &device->vector_tflops,  &device->memory_gbs,         &device->cache_gbs,
@@ -59,19 +66,12 @@ static Status write_corrected(const PlanRun *plan, double factor, const char *pa
                        &values.host.bus_gbs};
     double *times[] = {&device->launch_us, &values.host.inside_us, &values.network.between_us,
                        &values.network.step_us};
+    char comment[120];
     for (size_t i = 0; i < sizeof rates / sizeof rates[0]; i++) *rates[i] /= factor;
     for (size_t i = 0; i < sizeof times / sizeof times[0]; i++) *times[i] *= factor;
-    FILE *file = fopen(path, "w");
-    if (file) {
-        fprintf(file,
-                "# Corrected by 'pgpt plan --tune --measure': runs took %.3f times what was predicted.\n",
-                factor);
-        options_write_values(file, &options);
-    }
-    options_free(&options);
-    if (!file || fclose(file) != 0)
-        return error_user(error, "cannot write %s; choose another place by --plan-out", path);
-    return STATUS_OK;
+    snprintf(comment, sizeof comment,
+             "Corrected by 'pgpt plan --tune --measure': runs took %.3f times what was predicted.", factor);
+    return machine_write(&values, comment, path, error);
 }
 
 Status plan_measure(const PlanRun *plan, const PlanTuning *tuning, int n, const char *folder, Error *error) {
@@ -91,8 +91,14 @@ Status plan_measure(const PlanRun *plan, const PlanTuning *tuning, int n, const 
     }
     launcher_close(&launcher);
     if (error->status != STATUS_OK || !n_done) return error->status;
+    if (!*folder) {
+        printf(
+            "runs took %.3f times what was predicted; --plan-out DIR writes the machine, corrected by it\n",
+            exp(sum / n_done));
+        return STATUS_OK;
+    }
     Arena arena = {0};
-    const char *path = arena_printf(&arena, "%s%smachine.ini", folder, *folder ? "/" : "");
+    const char *path = arena_printf(&arena, "%s/machine.ini", folder);
     if (write_corrected(plan, exp(sum / n_done), path, error) == STATUS_OK)
         printf("the machine, corrected: pgpt plan --machine %s\n", path);
     arena_free(&arena);

@@ -5,7 +5,7 @@
 
 #include "job/plan_tune.h"
 
-/* The first n of the best; writes FOLDER/machine.ini, or machine.ini here where the folder is "". */
+/* The first n of the best; writes FOLDER/machine.ini, corrected, unless the folder is "". */
 Status plan_measure(const PlanRun *plan, const PlanTuning *tuning, int n, const char *folder, Error *error);
 
 #endif

@@ -96,8 +96,10 @@ static void print_memory(const PlanFigures *figures) {
         printf("beside the device, of a rank: %s in the host's memory, %s in files\n",
                format_bytes(most->host).text, format_bytes(most->file).text);
     if (!figures->fits)
-        printf("IT DOES NOT FIT: %s are missing on rank %d\n",
-               format_bytes(most->total - figures->usable).text, most->rank);
+        printf(
+            "IT DOES NOT FIT: %s are missing on rank %d; --tune looks for layouts that fit, or says about how "
+            "many devices would do\n",
+            format_bytes(most->total - figures->usable).text, most->rank);
 }
 
 /* ---- Work and traffic */

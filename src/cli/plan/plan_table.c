@@ -198,7 +198,7 @@ static Status print_links(PlanRun *plan, Error *error) {
                100.0 * waited / figures.times.seconds);
         if (tune_quickly(&one, &best))
             printf(" %12s  %s\n", format_duration(best.seconds).text,
-                   plan_layout_words(&one, &best.layout, &arena));
+                   plan_layout_text(&one, &best.layout, &arena));
         else printf(" %12s\n", "-");
         plan_figures_free(&figures);
         arena_free(&arena);
@@ -277,7 +277,7 @@ Status plan_budget(PlanRun *plan, Error *error) {
         "%lld %s --steps %lld\n",
         (long long)budget.n_devices, (long long)rung.layers, (long long)rung.heads, (long long)rung.channels,
         (long long)plan->train.values.train.sequence, (long long)vocabulary,
-        (long long)plan->train.values.train.batch, plan_layout_words(plan, &best.layout, &arena),
+        (long long)plan->train.values.train.batch, plan_layout_text(plan, &best.layout, &arena),
         (long long)(tokens / (double)plan->train.values.train.batch /
                     (double)plan->train.values.train.sequence));
     arena_free(&arena);

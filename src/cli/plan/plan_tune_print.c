@@ -16,8 +16,8 @@ static const char *train_words(const PlanRun *plan, const TunedLayout *found, Ar
     const char *threads = "";
     if (!machine_is_gpu(&plan->machine.machine) && n_ranks > 1 && !is_said)
         threads = arena_printf(arena, " --threads %lld", (long long)plan->train.values.train.n_threads);
-    return arena_printf(arena, "%spgpt train %s %s%s", start, plan_other_words(plan, arena),
-                        plan_layout_words(plan, &found->layout, arena), threads);
+    const char **words = plan_train_words(plan, &found->layout, 0, arena);
+    return arena_printf(arena, "%spgpt %s%s", start, plan_words_text(words, arena), threads);
 }
 
 /* Why it is where it is: what it loses and what it does about memory. */
