@@ -66,7 +66,19 @@ static bool is_update(const Node *node) {
     return node->op->update != UPDATE_NONE;
 }
 
-/* Statistics, scalars and hyperparameters are f32 whatever the rest is. */
+static bool is_compression(const Node *node) {
+    return node->op == &OP_COMPRESS || node->op == &OP_COMBINE || node->op == &OP_EXPAND;
+}
+
+static bool touches(const Node *node, const Tensor *tensor) {
+    for (int i = 0; i < node->n_inputs; i++)
+        if (node->input[i] == tensor) return true;
+    for (int i = 0; i < node->n_outputs; i++)
+        if (node->output[i] == tensor) return true;
+    return false;
+}
+
+/* Statistics, scalars, hyperparameters and what is compressed are f32 whatever the rest is. */
 static bool is_always_f32(const Graph *graph, const Tensor *tensor) {
     static const struct {
         const Op *op;
@@ -135,6 +147,7 @@ static bool is_always_f32(const Graph *graph, const Tensor *tensor) {
     for (int n = 0; n < graph->n_nodes; n++) {
         const Node *node = graph->node[n];
         if (is_update(node) && (node->input[1] == tensor || node->input[2] == tensor)) return true;
+        if (is_compression(node) && touches(node, tensor)) return true;
         for (size_t i = 0; i < sizeof SLOTS / sizeof SLOTS[0]; i++) {
             if (node->op != SLOTS[i].op) continue;
             if ((SLOTS[i].is_input ? node->input : node->output)[SLOTS[i].slot] == tensor) return true;
@@ -256,7 +269,9 @@ static void call_kernel(const Run *run, const Node *node, KernelCall *call) {
     if (kernel(call, &error) != STATUS_OK || gpu.synchronize(gpu.context, &error) != STATUS_OK) {
         failed("%s, '%s', %s: %s", run->variant->name, run->test->spec->label, node->op->name, error.text);
     }
-    free(test_buffer_read(&scratch, "scratch"));
+    char what[200];
+    snprintf(what, sizeof what, "scratch of '%s', %s", run->test->spec->label, node->op->name);
+    free(test_buffer_read(&scratch, what));
     test_buffer_close(&scratch);
 }
 
