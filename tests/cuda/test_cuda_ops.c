@@ -96,6 +96,7 @@ static bool is_always_f32(const Graph *graph, const Tensor *tensor) {
         {&OP_SQUARED_ERROR, false, 0},
         {&OP_SUM, false, 0},
         {&OP_SQUARED_NORM, false, 0},
+        {&OP_MUON_NORMALISE, true, 1},
         {&OP_CLIP, true, 0},
         {&OP_CLIP, true, 1},
         {&OP_CLIP, false, 0},
@@ -167,9 +168,10 @@ static void retype(Graph *graph, const Variant *variant) {
     for (int n = 0; n < graph->n_nodes; n++) {
         Node *node = graph->node[n];
         if (!is_update(node) || variant->is_pure) continue;
-        for (int k = 0; k < node->n_outputs - 1; k++) {
+        for (int k = 0; k < node->n_outputs; k++) {
             if (node->output[k]) node->output[k]->dtype = DTYPE_F32;
         }
+        if (node->op == &OP_MUON_MOMENTUM) continue; /* it writes no weights */
         node->output[node->n_outputs - 1] =
             graph_tensor(graph, PLACE_PARAMETER, variant->activation, node->output[0]->shape, "copy");
     }
